@@ -22,7 +22,7 @@ PREFIX ?= /usr/local
 #: FUZZ_SECONDS=N  length of each fuzz run (3)
 FUZZ_SECONDS ?= 3
 
-VERSION := $(shell sed -n 's/^.define MM_VERSION "\(.*\)"/\1/p' formats/base.h)
+VERSION := $(shell sed -n 's/^.define MM_VERSION "\(.*\)"/\1/p' formats/system/base.h)
 export COMMIT ?= $(shell git describe --always --dirty --exclude '*' 2>/dev/null)
 
 ifeq ($(MAKELEVEL),0)
@@ -64,7 +64,7 @@ else
 CPPFLAGS += -D_FORTIFY_SOURCE=3
 endif
 
-CUDA_SRC = $(wildcard runtime/cuda/*.cu)
+CUDA_SRC = $(wildcard runtime/cuda/*.cu runtime/cuda/*/*.cu)
 ifeq ($(CUDA),1)
 CUDA_HOME := $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
 NVCCFLAGS = -std=c++17 -O3 -lineinfo -I. -DMM_CUDA -MMD -MP -cudart static -Xcompiler -fPIE,-fstack-protector-strong,-Wall \
@@ -80,7 +80,7 @@ endif
 # ---- floors, lowest first; a program or test links the floors it may include, highest first
 
 FLOORS = formats quant loader convert runtime
-src_of = $(filter-out $(1)/minimax_%,$(wildcard $(1)/*.c $(1)/*/*.c))
+src_of = $(filter-out $(1)/minimax_%,$(wildcard $(1)/*.c $(1)/*/*.c $(1)/*/*/*.c))
 obj_of = $(patsubst %,$(BUILD)/%.o,$(basename $(call src_of,$(1))) $(if $(filter runtime1,$(1)$(CUDA)),$(CUDA_SRC)))
 lib = $(BUILD)/lib$(1).a
 LIBS_formats = $(call lib,formats)
@@ -127,10 +127,10 @@ $(BUILD)/%.cu.o: %.cu $(BUILD)/flags
 # --version has the commit and the GPU architectures: this file is compiled again when they change.
 $(BUILD)/commit: FORCE
 	@mkdir -p $(@D) && echo '$(COMMIT)' | cmp -s - $@ || echo '$(COMMIT)' > $@
-$(BUILD)/formats/version.o $(BUILD)/pic/formats/version.o: private CPPFLAGS += $(if $(COMMIT),-DMM_COMMIT='"$(COMMIT)"')
-$(BUILD)/formats/version.o: private CPPFLAGS += -DMM_CUDA_ARCH='"$(CUDA_ARCH)"'
-$(BUILD)/pic/formats/version.o: private CPPFLAGS += -UMM_CUDA # the library has no GPU code
-$(BUILD)/formats/version.o $(BUILD)/pic/formats/version.o: $(BUILD)/commit
+$(BUILD)/formats/system/version.o $(BUILD)/pic/formats/system/version.o: private CPPFLAGS += $(if $(COMMIT),-DMM_COMMIT='"$(COMMIT)"')
+$(BUILD)/formats/system/version.o: private CPPFLAGS += -DMM_CUDA_ARCH='"$(CUDA_ARCH)"'
+$(BUILD)/pic/formats/system/version.o: private CPPFLAGS += -UMM_CUDA # the library has no GPU code
+$(BUILD)/formats/system/version.o $(BUILD)/pic/formats/system/version.o: $(BUILD)/commit
 $(BUILD)/runtime/serve/page.o: runtime/serve/page.html
 
 define floor_rule

@@ -7,7 +7,7 @@
 #include "convert/report/report.h"
 #include "convert/write/mpi.h"
 #include "formats/option.h"
-#include "formats/pool.h"
+#include "formats/system/pool.h"
 #include "runtime/text/tokenizer.h"
 
 /* Memory: the plan and the program, per thread a strip in four forms and one block, and the blocks being assembled. */

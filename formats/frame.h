@@ -4,7 +4,7 @@
 #ifndef MM_FORMATS_FRAME_H
 #define MM_FORMATS_FRAME_H
 
-#include "formats/base.h"
+#include "formats/system/base.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -3,7 +3,7 @@
 #ifndef MM_FORMATS_HASH_H
 #define MM_FORMATS_HASH_H
 
-#include "formats/base.h"
+#include "formats/system/base.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/file.h"
 #include "formats/scan.h"
+#include "formats/system/file.h"
 
 #define MAX_VALUES   (UINT32_C(4) << 20) /* some 100 bytes each */
 #define FEW_KEYS     16                  /* are compared in pairs */

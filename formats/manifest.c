@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/file.h"
 #include "formats/pack.h"
-#include "formats/pool.h"
+#include "formats/system/file.h"
+#include "formats/system/pool.h"
 
 typedef struct reader {
   mm_pack *p;

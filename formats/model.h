@@ -3,8 +3,8 @@
 #ifndef MM_FORMATS_MODEL_H
 #define MM_FORMATS_MODEL_H
 
-#include "formats/base.h"
 #include "formats/json.h"
+#include "formats/system/base.h"
 
 #ifdef __cplusplus
 extern "C" {

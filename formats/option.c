@@ -10,8 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "formats/file.h"
-#include "formats/staging.h"
+#include "formats/system/file.h"
+#include "formats/system/staging.h"
 
 #define WIDTH     96 /* of the help text */
 #define HELP_FROM 30 /* column of the explanations */

@@ -18,8 +18,8 @@ extern "C" {
 #define MM_DIGESTS_WORD  "minimax-digests"
 #define MM_MANIFEST_MAX  (UINT64_C(256) << 20)
 #define MM_MANIFEST_SEAL "\"sha256\":\"%s\"\n}\n" /* its last bytes: the digest of all before them */
-#define MM_SIGNATURE     "model.sig"              /* may stand beside it (loader/signature.h) */
-#define MM_ARCHIVE       "archive.json"           /* makes a directory an archive (loader/archive.h) */
+#define MM_SIGNATURE     "model.sig"              /* may stand beside it (loader/archive/signature.h) */
+#define MM_ARCHIVE       "archive.json"           /* makes a directory an archive (loader/archive/archive.h) */
 #define MM_PACK_PLANES   4
 #define MM_PACK_PIECES   3
 #define MM_MAX_TP        1024

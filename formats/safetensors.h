@@ -4,8 +4,8 @@
 #ifndef MM_FORMATS_SAFETENSORS_H
 #define MM_FORMATS_SAFETENSORS_H
 
-#include "formats/file.h"
 #include "formats/hash.h"
+#include "formats/system/file.h"
 #include "formats/tensor.h"
 
 #ifdef __cplusplus

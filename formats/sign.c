@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/file.h"
+#include "formats/system/file.h"
 
 enum { KEY_FILE_MAX = 1 << 16 };
 

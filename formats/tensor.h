@@ -2,7 +2,7 @@
 #ifndef MM_FORMATS_TENSOR_H
 #define MM_FORMATS_TENSOR_H
 
-#include "formats/base.h"
+#include "formats/system/base.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -9,8 +9,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "formats/file.h"
-#include "formats/hub.h"
+#include "formats/system/file.h"
+#include "formats/system/hub.h"
 
 bool mm_nothing_else(const char *dir, bool (*listed)(const void *ctx, const char *name), const void *ctx, mm_err *err) {
   DIR *d = opendir(dir);

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/pool.h"
+#include "formats/system/pool.h"
 #include "loader/bind.h"
 #include "loader/companions.h"
 #include "loader/unshard.h"

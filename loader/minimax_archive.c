@@ -6,9 +6,9 @@
 
 #include "formats/frame.h"
 #include "formats/option.h"
-#include "formats/pool.h"
-#include "loader/archive.h"
-#include "loader/signature.h"
+#include "formats/system/pool.h"
+#include "loader/archive/archive.h"
+#include "loader/archive/signature.h"
 
 typedef struct mm_archive_args {
   const char *operand[2]; /* verb, directory */

@@ -7,9 +7,9 @@
 #include <unistd.h>
 
 #include "convert/source/hf.h"
-#include "formats/file.h"
 #include "formats/option.h"
 #include "formats/safetensors.h"
+#include "formats/system/file.h"
 #include "loader/shards.h"
 
 typedef struct mm_inspect_args {

@@ -7,12 +7,12 @@
 
 #include "convert/plan/packed_agrees.h"
 #include "convert/report/report_error.h"
-#include "formats/file.h"
 #include "formats/option.h"
-#include "formats/pool.h"
+#include "formats/system/file.h"
+#include "formats/system/pool.h"
+#include "loader/archive/signature.h"
 #include "loader/bind.h"
 #include "loader/companions.h"
-#include "loader/signature.h"
 #include "loader/verify.h"
 #include "loader/verify_unsharded.h"
 

@@ -3,8 +3,8 @@
 #ifndef MM_LOADER_SHARDS_H
 #define MM_LOADER_SHARDS_H
 
-#include "formats/file.h"
 #include "formats/pack.h"
+#include "formats/system/file.h"
 #include "quant/quant.h"
 
 #ifdef __cplusplus

@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/file.h"
-#include "formats/pool.h"
+#include "formats/system/file.h"
+#include "formats/system/pool.h"
 
 /* --- digests --- */
 

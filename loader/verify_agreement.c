@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/pool.h"
+#include "formats/system/pool.h"
 #include "loader/verify.h"
 
 #define CHUNK (UINT64_C(1) << 20) /* weights unpacked at a time */

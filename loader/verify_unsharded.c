@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/file.h"
-#include "formats/pool.h"
 #include "formats/safetensors.h"
+#include "formats/system/file.h"
+#include "formats/system/pool.h"
 #include "loader/companions.h"
 
 static bool is_listed(const void *ctx, const char *name) {

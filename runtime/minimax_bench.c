@@ -7,11 +7,11 @@
 #include <time.h>
 
 #include "formats/option.h"
-#include "runtime/bench_cases.h"
-#include "runtime/bench_choices.h"
-#include "runtime/bench_result.h"
-#include "runtime/bench_shapes.h"
-#include "runtime/engine.h"
+#include "runtime/bench/bench_cases.h"
+#include "runtime/bench/bench_choices.h"
+#include "runtime/bench/bench_result.h"
+#include "runtime/bench/bench_shapes.h"
+#include "runtime/engine/engine.h"
 
 #define CHUNK   1024 /* tokens of a context per step */
 #define WARMUP  0.25 /* seconds of steps before those that count: clocks rise from idle meanwhile */

@@ -6,12 +6,12 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "formats/output.h"
-#include "formats/pool.h"
 #include "formats/safetensors.h"
-#include "runtime/calibration.h"
-#include "runtime/engine.h"
-#include "runtime/engine_options.h"
+#include "formats/system/output.h"
+#include "formats/system/pool.h"
+#include "runtime/engine/calibration.h"
+#include "runtime/engine/engine.h"
+#include "runtime/engine/engine_options.h"
 #include "runtime/text/tokenizer.h"
 
 #define IDS_MAX (UINT64_C(1) << 30) /* bytes of --ids, --text and of one ids tensor */

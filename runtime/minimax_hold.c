@@ -7,8 +7,8 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
-#include "runtime/engine_options.h"
-#include "runtime/hold.h"
+#include "runtime/engine/engine_options.h"
+#include "runtime/engine/hold.h"
 
 typedef struct hold_args {
   const char *operand[2]; /* DIR, SOCKET */

@@ -4,10 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/engine.h"
-#include "runtime/engine_options.h"
-#include "runtime/load_bar.h"
-#include "runtime/talk.h"
+#include "runtime/chat/talk.h"
+#include "runtime/engine/engine.h"
+#include "runtime/engine/engine_options.h"
+#include "runtime/engine/load_bar.h"
 #include "runtime/text/ends.h"
 #include "runtime/text/stops.h"
 #include "runtime/text/utf8.h"

@@ -7,8 +7,8 @@
 #include <time.h>
 
 #include "loader/companions.h"
-#include "runtime/engine_options.h"
-#include "runtime/load_bar.h"
+#include "runtime/engine/engine_options.h"
+#include "runtime/engine/load_bar.h"
 #include "runtime/serve/config_file.h"
 #include "runtime/serve/loading.h"
 #include "runtime/serve/routes.h"

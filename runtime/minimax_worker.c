@@ -2,8 +2,8 @@
 #include <stdlib.h>
 
 #include "formats/option.h"
-#include "runtime/engine.h"
-#include "runtime/engine_options.h"
+#include "runtime/engine/engine.h"
+#include "runtime/engine/engine_options.h"
 
 typedef struct worker_args {
   const char *dir, *devices;

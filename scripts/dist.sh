@@ -4,7 +4,7 @@ set -eu
 version=$1 out=$2
 cd "$(dirname "$0")/.."
 for tag in $(git tag --points-at HEAD 'v*'); do
-  [ "$tag" = "v$version" ] || { echo "dist: found the tag $tag, expected v$version (MM_VERSION in formats/base.h)" >&2; exit 1; }
+  [ "$tag" = "v$version" ] || { echo "dist: found the tag $tag, expected v$version (MM_VERSION in formats/system/base.h)" >&2; exit 1; }
 done
 [ -z "$(git status --porcelain --untracked-files=no)" ] || echo "dist: what is not committed is left out" >&2
 mkdir -p "$(dirname "$out")"

@@ -28,7 +28,7 @@ BEGIN {
   home["event2"] = "^runtime/serve/http\\.c$"
   home["pcre2"] = "^runtime/text/tokenizer\\.c$"
   home["cuda|cub|nccl"] = "^runtime/cuda/"
-  home["mpi"] = "^(convert/write/mpi|runtime/processes)\\.c$"
+  home["mpi"] = "^(convert/write/mpi|runtime/engine/processes)\\.c$"
 }
 FNR == 1 && room_of(FILENAME) != "" && !(room_of(FILENAME) in room) { complain("is in no room of convert") }
 FNR == 1 && !floor(FILENAME) { complain("is on no floor (formats, quant, loader, convert, runtime)") }

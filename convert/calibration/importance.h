@@ -10,8 +10,8 @@
 #define MM_CONVERT_IMPORTANCE_H
 
 #include "convert/model/rule.h"
-#include "formats/file.h"
 #include "formats/hash.h"
+#include "formats/system/file.h"
 #include "formats/tensor.h"
 
 /* Sums or means of fewer tokens than this say too little: such a matrix is searched unweighted, and counted. */

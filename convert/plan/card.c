@@ -5,8 +5,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "formats/file.h"
 #include "formats/hash.h"
+#include "formats/system/file.h"
 
 #define TRANSFORMERS "transformers 5.24"
 #define SGLANG       "SGLang 0.5.23"

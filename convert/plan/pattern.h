@@ -7,7 +7,7 @@
 #ifndef MM_CONVERT_PATTERN_H
 #define MM_CONVERT_PATTERN_H
 
-#include "formats/base.h"
+#include "formats/system/base.h"
 
 #define MM_PATTERN_BYTES  512  /* of its text */
 #define MM_PATTERN_NEST   32   /* groups inside each other */

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "convert/source/decode.h"
-#include "formats/pool.h"
+#include "formats/system/pool.h"
 
 double mm_sqnr_db(const mm_tensor_error *e) { return e->noise == 0 ? (double)INFINITY : 10 * log10(e->signal / e->noise); }
 double mm_rmse(const mm_tensor_error *e) { return e->count == 0 ? 0 : sqrt(e->noise / (double)e->count); }

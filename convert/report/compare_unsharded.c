@@ -4,7 +4,7 @@
 
 #include "convert/report/compare.h"
 #include "convert/source/decode.h"
-#include "formats/pool.h"
+#include "formats/system/pool.h"
 
 /* A matrix in both checkpoints, and what it counts for. */
 typedef struct pair {

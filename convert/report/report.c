@@ -3,7 +3,7 @@
 
 #include "convert/plan/card.h"
 #include "convert/plan/dialect.h"
-#include "formats/pool.h"
+#include "formats/system/pool.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -6,7 +6,7 @@
 
 #include "convert/report/compare.h"
 #include "formats/json.h"
-#include "formats/output.h"
+#include "formats/system/output.h"
 
 typedef struct mm_error_report {
   const char *dir, *source, *quant;
@@ -34,7 +34,7 @@ void mm_report_csv(FILE *f, const mm_error_report *r);
  * memory. */
 bool mm_report_html(FILE *f, const mm_error_report *r);
 
-/* Writes a file (formats/output.h) in the format that its name ends in, .json, .csv or .html; other endings are MM_USAGE E_USAGE. */
+/* Writes a file (formats/system/output.h) in the format that its name ends in, .json, .csv or .html; other endings are MM_USAGE E_USAGE. */
 MM_MUST_USE bool mm_report_write(const mm_output_place *place, const mm_error_report *r, mm_err *err);
 MM_MUST_USE bool mm_report_place_ok(const mm_output_place *place, mm_err *err); /* the same refusal, before there is anything to write */
 

@@ -15,7 +15,7 @@
 #include "convert/source/index.h"
 #include "convert/source/kv_scales.h"
 #include "convert/source/locate.h"
-#include "formats/pool.h"
+#include "formats/system/pool.h"
 
 #define SINGLE_FILE    "model.safetensors"
 #define HEADER_THREADS 2 /* few: each may hold a header of 100 MB */

@@ -7,8 +7,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "formats/file.h"
-#include "formats/hub.h"
+#include "formats/system/file.h"
+#include "formats/system/hub.h"
 
 #define REVISION_MAX 256
 

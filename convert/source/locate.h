@@ -3,7 +3,7 @@
 #ifndef MM_CONVERT_LOCATE_H
 #define MM_CONVERT_LOCATE_H
 
-#include "formats/base.h"
+#include "formats/system/base.h"
 
 /* The checkpoint's directory (in *a) for the word that was given: itself, or the snapshot of a "models--ORG--NAME" folder: that of
  * refs/main, or the only one. MM_BAD_INPUT: E_FS_MISSING when there is no such directory or no single snapshot. NULL on

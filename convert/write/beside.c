@@ -11,7 +11,7 @@
 #include "convert/plan/dialect.h"
 #include "convert/plan/layout_hf.h"
 #include "convert/write/writer.h"
-#include "formats/file.h"
+#include "formats/system/file.h"
 
 /* Copied byte for byte when the source has them. */
 static const char *const companion[] = {

@@ -10,8 +10,8 @@
 #include <unistd.h>
 
 #include "convert/plan/fill.h"
-#include "formats/file.h"
-#include "formats/pool.h"
+#include "formats/system/file.h"
+#include "formats/system/pool.h"
 
 static mm_part *part_of(const mm_blocks *b, uint32_t rank) { return mm_plan_entry(b->plan, b->part, rank); }
 static const mm_plan_file *layout_of(const mm_blocks *b, uint32_t rank) { return &b->plan->part[b->part].file[rank]; }

@@ -7,8 +7,8 @@
 
 #include "convert/plan/card.h"
 #include "convert/plan/layout_hf.h"
-#include "formats/file.h"
-#include "loader/archive.h"
+#include "formats/system/file.h"
+#include "loader/archive/archive.h"
 #include "loader/verify.h"
 #include "loader/verify_unsharded.h"
 

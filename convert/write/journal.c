@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "convert/plan/dialect.h"
-#include "formats/file.h"
+#include "formats/system/file.h"
 
 static const char magic[8] = "MMJRNL5\n";
 

@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "convert/write/writer.h"
-#include "formats/file.h"
+#include "formats/system/file.h"
 
 static bool stopped(const void *ctx) { return atomic_load((const _Atomic bool *)ctx); }
 

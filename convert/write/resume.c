@@ -6,8 +6,8 @@
 
 #include "convert/plan/fill.h"
 #include "convert/write/writer.h"
-#include "formats/file.h"
-#include "formats/pool.h"
+#include "formats/system/file.h"
+#include "formats/system/pool.h"
 
 typedef struct mm_trust {
   mm_writer *w;

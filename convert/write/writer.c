@@ -13,7 +13,7 @@
 
 #include "convert/plan/layout_hf.h"
 #include "convert/write/finished.h"
-#include "formats/file.h"
+#include "formats/system/file.h"
 #include "loader/verify.h"
 
 #define SHARE_WAITS 500 /* of about ten milliseconds */

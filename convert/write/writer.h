@@ -11,8 +11,8 @@
 
 #include "convert/write/blocks.h"
 #include "convert/write/journal.h"
-#include "formats/staging.h"
-#include "loader/archive.h"
+#include "formats/system/staging.h"
+#include "loader/archive/archive.h"
 
 typedef enum mm_leftover { MM_LEFTOVER_REFUSE, MM_LEFTOVER_RESUME, MM_LEFTOVER_RESTART } mm_leftover;
 

@@ -2,9 +2,9 @@
 #ifndef MM_RUNTIME_ARGUMENTS_H
 #define MM_RUNTIME_ARGUMENTS_H
 
+#include "formats/body.h"
+#include "formats/text.h"
 #include "runtime/chat/conversation.h"
-#include "runtime/serve/body.h"
-#include "runtime/serve/text.h"
 
 /* Types that a JSON schema allows, or-ed; 0: not known. */
 enum {

@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/file.h"
 #include "formats/hash.h"
 #include "formats/json.h"
+#include "formats/system/file.h"
 
 #define TEMPLATE_MAX (UINT64_C(16) << 20)
 

@@ -5,7 +5,7 @@
 #ifndef MM_RUNTIME_CONVERSATION_H
 #define MM_RUNTIME_CONVERSATION_H
 
-#include "formats/base.h"
+#include "formats/system/base.h"
 
 typedef struct mm_str {
   const char *p; /* n bytes, not terminated; NULL: absent */

@@ -2,8 +2,8 @@
 #ifndef MM_RUNTIME_PROMPT_H
 #define MM_RUNTIME_PROMPT_H
 
+#include "formats/text.h"
 #include "runtime/chat/conversation.h"
-#include "runtime/serve/text.h"
 #include "runtime/text/tokenizer.h"
 
 typedef struct mm_prompt_piece {

@@ -2,8 +2,8 @@
 #ifndef MM_RUNTIME_RENDER_H
 #define MM_RUNTIME_RENDER_H
 
+#include "formats/body.h"
 #include "runtime/chat/chat_format.h"
-#include "runtime/serve/body.h"
 
 typedef struct mm_renderer {
   const mm_chat_format *format;

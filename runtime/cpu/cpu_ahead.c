@@ -5,7 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "formats/memory.h"
+#include "formats/system/memory.h"
 #include "runtime/cpu/cpu_backend.h"
 
 /* A call reads no more than the device's readahead window, 128 KiB unless an administrator made it larger. */

@@ -6,7 +6,7 @@
 
 #include "runtime/cpu/cpu_backend.h"
 #include "runtime/cpu/cpu_codes.h"
-#include "runtime/position.h"
+#include "runtime/engine/position.h"
 
 enum { LINE = 64 }; /* bytes of the cache's lines: a vector that lies across two is read at half the rate */
 

@@ -5,10 +5,10 @@
 
 #include <stdatomic.h>
 
-#include "formats/pool.h"
+#include "formats/system/pool.h"
 #include "runtime/cpu/cpu_vectors.h"
-#include "runtime/engine.h"
-#include "runtime/ops.h"
+#include "runtime/engine/engine.h"
+#include "runtime/engine/ops.h"
 
 /* Rows of a weight that one thread takes: while one token passes, a few, and many. Those of a grid that the loops do not know are
  * unpacked the few at a time. */

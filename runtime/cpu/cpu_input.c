@@ -3,9 +3,9 @@
  * depend on tp. */
 #include <string.h>
 
-#include "runtime/calibration.h"
 #include "runtime/cpu/cpu_backend.h"
 #include "runtime/cpu/cpu_codes.h"
+#include "runtime/engine/calibration.h"
 
 void mm_cpu_observe(mm_backend *b, const mm_packed *w, uint32_t lead, const float *x, const uint32_t *pick, uint32_t rows) {
   if (b->c.calibration) mm_calibration_add(b->c.calibration, b->c.weights->rank, w, lead, x, pick, rows);

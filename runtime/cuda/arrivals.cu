@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "runtime/cuda/backend.h"
-#include "runtime/cuda/peers.h"
+#include "runtime/cuda/comm/peers.h"
 
 bool mm_cu_look_at_load(mm_backend *b, const mm_batch *batch, mm_err *err) {
   bool ready = false, padding = batch;

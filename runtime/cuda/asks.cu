@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "runtime/cuda/backend.h"
-#include "runtime/cuda/launch.h"
-#include "runtime/draw.h"
+#include "runtime/cuda/core/launch.h"
+#include "runtime/engine/draw.h"
 
 bool grown::grow(size_t wanted, bool zero, mm_err *err) {
   if (wanted <= bytes) return true;

@@ -17,9 +17,9 @@
 #include <algorithm>
 
 #include "runtime/cuda/backend.h"
-#include "runtime/cuda/launch.h"
-#include "runtime/cuda/peers.h"
-#include "runtime/draw.h"
+#include "runtime/cuda/comm/peers.h"
+#include "runtime/cuda/core/launch.h"
+#include "runtime/engine/draw.h"
 
 namespace {
 

@@ -9,14 +9,14 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/cuda/choose.h"
-#include "runtime/cuda/collect.h"
-#include "runtime/cuda/device.cuh"
-#include "runtime/cuda/inputs.h"
-#include "runtime/cuda/load.h"
-#include "runtime/cuda/peers.h"
-#include "runtime/cuda/upload.h"
-#include "runtime/ops.h"
+#include "runtime/cuda/comm/peers.h"
+#include "runtime/cuda/core/collect.h"
+#include "runtime/cuda/core/device.cuh"
+#include "runtime/cuda/core/load.h"
+#include "runtime/cuda/core/upload.h"
+#include "runtime/cuda/gemm/inputs.h"
+#include "runtime/cuda/sampling/choose.h"
+#include "runtime/engine/ops.h"
 
 /* One step's batch, as the kernels read it; the same layout in pinned host memory and on the device. */
 struct batch_arrays {

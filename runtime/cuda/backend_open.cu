@@ -8,11 +8,11 @@
 #include <mutex>
 
 #include "runtime/cuda/backend.h"
-#include "runtime/cuda/launch.h"
-#include "runtime/cuda/load.h"
-#include "runtime/cuda/peers.h"
-#include "runtime/draw.h"
-#include "runtime/position.h"
+#include "runtime/cuda/comm/peers.h"
+#include "runtime/cuda/core/launch.h"
+#include "runtime/cuda/core/load.h"
+#include "runtime/engine/draw.h"
+#include "runtime/engine/position.h"
 
 namespace {
 

@@ -1,9 +1,9 @@
-/* The inputs of a step's products, for a calibration (runtime/calibration.h): added up on the device at each product, read when the engine
- * asks. Without one nothing is launched. */
+/* The inputs of a step's products, for a calibration (runtime/engine/calibration.h): added up on the device at each product, read when the
+ * engine asks. Without one nothing is launched. */
 #include <vector>
 
-#include "runtime/calibration.h"
 #include "runtime/cuda/backend.h"
+#include "runtime/engine/calibration.h"
 
 namespace {
 

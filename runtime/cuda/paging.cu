@@ -6,8 +6,8 @@
 #include <algorithm>
 
 #include "runtime/cuda/backend.h"
-#include "runtime/cuda/device.cuh"
-#include "runtime/cuda/launch.h"
+#include "runtime/cuda/core/device.cuh"
+#include "runtime/cuda/core/launch.h"
 
 static_assert(MM_CU_PAGE == MM_PAGE, "a page holds as many tokens on the host as in the kernels");
 

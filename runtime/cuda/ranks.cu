@@ -7,9 +7,9 @@
 
 #include <algorithm>
 
-#include "runtime/cuda/launch.h"
-#include "runtime/cuda/peers.cuh"
-#include "runtime/cuda/row.cuh"
+#include "runtime/cuda/comm/peers.cuh"
+#include "runtime/cuda/core/launch.h"
+#include "runtime/cuda/core/row.cuh"
 
 namespace {
 

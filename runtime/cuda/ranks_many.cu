@@ -8,9 +8,9 @@
  * combines them on all multiprocessors and waits for nobody. It reads what came in the epoch that has just been counted: the other rank
  * writes there again two epochs later, when it has had this rank's word of the one between, which follows this kernel. */
 #include "runtime/cuda/backend.h"
-#include "runtime/cuda/launch.h"
-#include "runtime/cuda/peers.cuh"
-#include "runtime/cuda/row.cuh"
+#include "runtime/cuda/comm/peers.cuh"
+#include "runtime/cuda/core/launch.h"
+#include "runtime/cuda/core/row.cuh"
 
 namespace {
 

@@ -1,6 +1,6 @@
 /* One pipeline stage of several (backend.h): between stages rows go through pinned memory of the host, two bf16 in the place of a float. */
 #include "runtime/cuda/backend.h"
-#include "runtime/cuda/device.cuh"
+#include "runtime/cuda/core/device.cuh"
 
 bool mm_cu_open_stage(mm_backend *b, mm_err *err) {
   const mm_rank_weights *w = b->c.weights;

@@ -2,7 +2,7 @@
 #ifndef MM_RUNTIME_SERVE_CALL_H
 #define MM_RUNTIME_SERVE_CALL_H
 
-#include "runtime/serve/body.h"
+#include "formats/body.h"
 #include "runtime/serve/params.h"
 #include "runtime/serve/server.h"
 #include "runtime/text/utf8.h"

@@ -2,9 +2,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/constrain/schema.h"
 #include "runtime/serve/apis.h"
 #include "runtime/serve/fields.h"
-#include "runtime/serve/schema.h"
 #include "runtime/serve/turn.h"
 
 /* ---- The stream ---- */

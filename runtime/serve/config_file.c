@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/file.h"
+#include "formats/system/file.h"
 
 #define CONFIG_MAX (UINT64_C(1) << 20)
 #define LINES_MAX  4096

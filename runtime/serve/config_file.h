@@ -2,7 +2,7 @@
 #ifndef MM_RUNTIME_SERVE_CONFIG_FILE_H
 #define MM_RUNTIME_SERVE_CONFIG_FILE_H
 
-#include "formats/base.h"
+#include "formats/system/base.h"
 
 /* Where argv has --config FILE, its options are put before the others, but for those that argv has too. *out[*count] lies in the arena as
  * far as it is new; without --config it is argv. MM_USAGE E_USAGE for a line that is no option, and what reading the file gives. */

@@ -3,8 +3,8 @@
 #ifndef MM_RUNTIME_SERVE_GENERATION_H
 #define MM_RUNTIME_SERVE_GENERATION_H
 
+#include "runtime/schedule/scheduler.h"
 #include "runtime/serve/http.h"
-#include "runtime/serve/scheduler.h"
 #include "runtime/text/tokenizer.h"
 
 #define MM_STOPS    16  /* stop strings of one request */

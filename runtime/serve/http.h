@@ -3,7 +3,7 @@
 #ifndef MM_RUNTIME_SERVE_HTTP_H
 #define MM_RUNTIME_SERVE_HTTP_H
 
-#include "formats/base.h"
+#include "formats/system/base.h"
 
 typedef struct mm_http mm_http;
 typedef struct mm_exchange mm_exchange; /* one request and its reply */

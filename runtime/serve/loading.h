@@ -3,7 +3,7 @@
 #define MM_RUNTIME_SERVE_LOADING_H
 
 #include "runtime/chat/chat_format.h"
-#include "runtime/serve/scheduler.h"
+#include "runtime/schedule/scheduler.h"
 #include "runtime/text/tokenizer.h"
 
 typedef struct mm_loading_config {

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "runtime/serve/text.h"
+#include "formats/text.h"
 
 static double now(void) {
   struct timespec t;

@@ -2,7 +2,7 @@
 #ifndef MM_RUNTIME_SERVE_LOG_H
 #define MM_RUNTIME_SERVE_LOG_H
 
-#include "formats/base.h"
+#include "formats/system/base.h"
 
 typedef struct mm_log {
   bool json, quiet; /* quiet: errors alone */

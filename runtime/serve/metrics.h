@@ -2,7 +2,7 @@
 #ifndef MM_RUNTIME_SERVE_METRICS_H
 #define MM_RUNTIME_SERVE_METRICS_H
 
-#include "runtime/serve/text.h"
+#include "formats/text.h"
 
 #define MM_BUCKETS 14
 typedef struct mm_histogram {

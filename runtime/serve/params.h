@@ -2,7 +2,7 @@
 #ifndef MM_RUNTIME_SERVE_PARAMS_H
 #define MM_RUNTIME_SERVE_PARAMS_H
 
-#include "runtime/serve/body.h"
+#include "formats/body.h"
 #include "runtime/serve/generation.h"
 
 #define MM_CHOICES  128

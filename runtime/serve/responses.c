@@ -2,10 +2,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/constrain/schema.h"
 #include "runtime/serve/apis.h"
 #include "runtime/serve/fields.h"
 #include "runtime/serve/responses_input.h"
-#include "runtime/serve/schema.h"
 #include "runtime/serve/turn.h"
 
 /* ---- Items and the response ---- */

@@ -4,10 +4,10 @@
 
 #include <pthread.h>
 
-#include "loader/read_log.h"
+#include "loader/stream/read_log.h"
 #include "runtime/chat/chat_format.h"
 #include "runtime/chat/replay.h"
-#include "runtime/serve/constraint.h"
+#include "runtime/constrain/constraint.h"
 #include "runtime/serve/generation.h"
 #include "runtime/serve/log.h"
 #include "runtime/serve/metrics.h"

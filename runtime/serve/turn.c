@@ -7,8 +7,8 @@
 #include <sys/random.h>
 
 #include "runtime/chat/arguments.h"
+#include "runtime/constrain/schema.h"
 #include "runtime/serve/history.h"
-#include "runtime/serve/schema.h"
 
 /* What all turns of a call share: mm_call.state. */
 typedef struct turns {

@@ -3,7 +3,7 @@
 #define MM_RUNTIME_SERVE_TURN_H
 
 #include "runtime/chat/reply.h"
-#include "runtime/serve/constraint.h"
+#include "runtime/constrain/constraint.h"
 #include "runtime/serve/openai_messages.h"
 
 typedef struct mm_turn_call {

@@ -4,7 +4,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#include "formats/pool.h"
+#include "formats/system/pool.h"
 
 #define THREADS_MAX 16
 

@@ -2,7 +2,7 @@
 #ifndef MM_RUNTIME_BPE_H
 #define MM_RUNTIME_BPE_H
 
-#include "formats/base.h"
+#include "formats/system/base.h"
 
 typedef struct mm_bpe_token {
   const char *text; /* n bytes, owned by the arena; NULL: no token has this id */

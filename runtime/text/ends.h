@@ -2,7 +2,7 @@
 #ifndef MM_RUNTIME_ENDS_H
 #define MM_RUNTIME_ENDS_H
 
-#include "runtime/sample.h"
+#include "runtime/engine/sample.h"
 #include "runtime/text/tokenizer.h"
 
 /* Sets is_end[vocab] for eos_token_id of generation_config.json, else of config.json, else for the known end tokens. MM_BAD_INPUT

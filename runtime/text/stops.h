@@ -2,7 +2,7 @@
 #ifndef MM_RUNTIME_STOPS_H
 #define MM_RUNTIME_STOPS_H
 
-#include "formats/base.h"
+#include "formats/system/base.h"
 
 /* Zero-initialise but for `stop`; mm_stops_close. */
 typedef struct mm_stops {

@@ -2,7 +2,7 @@
 #ifndef MM_RUNTIME_TOKENIZER_TABLES_H
 #define MM_RUNTIME_TOKENIZER_TABLES_H
 
-#include "formats/file.h"
+#include "formats/system/file.h"
 #include "runtime/text/bpe.h"
 
 typedef struct mm_tokenizer mm_tokenizer;

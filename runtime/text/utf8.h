@@ -2,7 +2,7 @@
 #ifndef MM_RUNTIME_UTF8_H
 #define MM_RUNTIME_UTF8_H
 
-#include "formats/base.h"
+#include "formats/system/base.h"
 
 typedef enum mm_utf8 { MM_UTF8_WHOLE, MM_UTF8_CUT, MM_UTF8_BAD } mm_utf8;
 

@@ -11,8 +11,8 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 
-#include "formats/pool.h"
-#include "runtime/engine.h"
+#include "formats/system/pool.h"
+#include "runtime/engine/engine.h"
 #include "tests/bench/read_probe.h"
 
 enum { VOCAB = 512, PROMPT = 512, MOST = 2048, REPEATS = 7, CONTEXT = 64, LAYERS = 8, STEPS = 8 };

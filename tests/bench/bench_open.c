@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/pool.h"
+#include "formats/system/pool.h"
 #include "loader/shards.h"
 
 #define TURNS 21

@@ -13,7 +13,7 @@
 #include <time.h>
 
 #include "formats/option.h"
-#include "formats/pool.h"
+#include "formats/system/pool.h"
 #include "quant/cpu.h"
 #include "quant/numbers.h"
 #include "quant/quant.h"

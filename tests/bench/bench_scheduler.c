@@ -8,8 +8,8 @@
 #include <time.h>
 
 #include "formats/option.h"
-#include "formats/pool.h"
-#include "runtime/serve/scheduler.h"
+#include "formats/system/pool.h"
+#include "runtime/schedule/scheduler.h"
 #include "tests/unit/runtime/reference.h"
 
 typedef struct bench {

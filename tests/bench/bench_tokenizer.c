@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "formats/file.h"
+#include "formats/system/file.h"
 #include "runtime/text/tokenizer.h"
 
 enum { VOCAB = 200064, WORDS = VOCAB - 256, REPEATS = 9 };

@@ -31,8 +31,8 @@ $cc -I"$usr/include" tests/library/abi_layout.c -o "$TMPDIR/layout-now"
 diff "$TMPDIR/first.txt" "$TMPDIR/now.txt" || fail "a struct of minimax.h changed under the same soname"
 
 # One version: the programs', the header's, the man page's.
-version=$(sed -n 's/^#define MM_VERSION "\(.*\)"/\1/p' formats/base.h)
-[ -n "$version" ] || fail "no MM_VERSION in formats/base.h"
+version=$(sed -n 's/^#define MM_VERSION "\(.*\)"/\1/p' formats/system/base.h)
+[ -n "$version" ] || fail "no MM_VERSION in formats/system/base.h"
 grep -qx "#define MINIMAX_HEADER_VERSION \"$version\"" loader/minimax.h || fail "loader/minimax.h: another version than $version"
 head -n 1 docs/libminimax.3 | grep -qF "\"minimax $version\"" || fail "docs/libminimax.3: another version than $version"
 

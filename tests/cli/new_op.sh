@@ -1,5 +1,5 @@
 #!/bin/sh
-# A new op touches two files and the backends: in a copy of the sources, `scale` is declared in runtime/ops.h, called once in runtime/forward.c
+# A new op touches two files and the backends: in a copy of the sources, `scale` is declared in runtime/engine/ops.h, called once in runtime/engine/forward.c
 # and done in runtime/cpu/cpu_backend.c. It doubles what the head is given, so every logit is exactly twice what it was, at every cut.
 set -eu
 . tests/cli/copied_tree.sh
@@ -9,8 +9,8 @@ put() {
   awk -v before="$2" -v line="$3" '{ t = $0; sub(/^ */, "", t) } index(t, before) == 1 { print line } 1' "$1" >"$new/$1.new"
   mv "$new/$1.new" "$new/$1"
 }
-put runtime/ops.h 'bool act_quant; /' '  void (*scale)(mm_backend *b, mm_act x, float by); /* x *= by */'
-put runtime/forward.c 'last ? ops->logits' '  if (last) ops->scale(b, s.n, 2);'
+put runtime/engine/ops.h 'bool act_quant; /' '  void (*scale)(mm_backend *b, mm_act x, float by); /* x *= by */'
+put runtime/engine/forward.c 'last ? ops->logits' '  if (last) ops->scale(b, s.n, 2);'
 put runtime/cpu/cpu_backend.c '.act_quant = true' '    .scale = cpu_scale,'
 cp "$new/runtime/cpu/cpu_backend.c" "$TMPDIR/table.c"
 awk '/^const mm_ops mm_ops_cpu/ { print "static void cpu_scale(mm_backend *b, mm_act x, float by) {\n" \
@@ -21,7 +21,7 @@ for floor in formats quant loader convert runtime; do diff -rq "$floor" "$new/$f
 
 rm -r "$new"/runtime/serve/*.c "$new/runtime/minimax_serve.c" "$built/runtime/serve" "$built/libruntime.a" # minimax-eval does without
 eval=$built/bin/minimax-eval
-remake 'runtime/\(ops.h\|forward.c\)' "$eval"
+remake 'runtime/engine/\(ops.h\|forward.c\)' "$eval"
 
 python3 - "$TMPDIR/ids.safetensors" <<'END'
 import json, struct, sys

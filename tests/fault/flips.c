@@ -15,8 +15,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "formats/pool.h"
 #include "formats/safetensors.h"
+#include "formats/system/pool.h"
 #include "loader/companions.h"
 #include "loader/verify.h"
 

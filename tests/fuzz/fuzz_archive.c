@@ -7,8 +7,8 @@
 #include <unistd.h>
 
 #include "formats/frame.h"
-#include "loader/archive.h"
-#include "loader/signature.h"
+#include "loader/archive/archive.h"
+#include "loader/archive/signature.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 

@@ -2,8 +2,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/serve/schema.h"
-#include "runtime/serve/text.h"
+#include "formats/text.h"
+#include "runtime/constrain/schema.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -14,8 +14,8 @@
 #include "loader/bind.h"
 #include "loader/unshard.h"
 #include "loader/verify.h"
-#include "runtime/calibration.h"
-#include "runtime/engine.h"
+#include "runtime/engine/calibration.h"
+#include "runtime/engine/engine.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "formats/body.h"
 #include "runtime/chat/reply.h"
-#include "runtime/serve/body.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "formats/body.h"
 #include "runtime/chat/reply.h"
-#include "runtime/serve/body.h"
 
 typedef struct lines {
   mm_arena arena;

@@ -8,7 +8,7 @@
 
 #include "formats/json.h"
 #include "formats/option.h"
-#include "runtime/serve/scheduler.h"
+#include "runtime/schedule/scheduler.h"
 
 enum { REQUESTS = 12, REPLY = 36, POSITIONS = 300, SLOTS = 5, PAGES = 7 };
 

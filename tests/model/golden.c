@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/pool.h"
 #include "formats/safetensors.h"
-#include "runtime/engine.h"
+#include "formats/system/pool.h"
+#include "runtime/engine/engine.h"
 
 #define LOGIT_LIMIT 2e-4 /* against the reference */
 #define SELF_LIMIT  0    /* against ourselves, the same tokens fed differently */

@@ -9,7 +9,7 @@
 #include <chrono>
 #include <thread>
 
-#include "runtime/cuda/upload.h"
+#include "runtime/cuda/core/upload.h"
 
 rng g_rng;
 int g_failures;

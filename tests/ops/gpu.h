@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "runtime/cuda/fp8.h"
-#include "runtime/cuda/kernels.h"
+#include "runtime/cuda/core/fp8.h"
+#include "runtime/cuda/core/kernels.h"
 
 #define CUDA_OK(call)                                                                        \
   do {                                                                                       \

@@ -11,8 +11,8 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
-#include "runtime/calibration.h"
-#include "runtime/engine.h"
+#include "runtime/engine/calibration.h"
+#include "runtime/engine/engine.h"
 
 enum { SLOTS = 4, ROWS = 96, POSITIONS = 300 };
 

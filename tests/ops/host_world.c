@@ -9,7 +9,7 @@
 #include <stdatomic.h>
 #include <unistd.h>
 
-#include "runtime/engine.h"
+#include "runtime/engine/engine.h"
 #include "tests/unit/runtime/threads_world.h"
 
 enum { SLOTS = 4, ROWS = 96, POSITIONS = 300 };

@@ -4,7 +4,7 @@
 
 #include <unistd.h>
 
-#include "runtime/cuda/load.h"
+#include "runtime/cuda/core/load.h"
 #include "tests/ops/gpu.h"
 #include "tests/ops/whole.h"
 

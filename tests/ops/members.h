@@ -5,7 +5,7 @@
 #include <chrono>
 
 #include "runtime/cuda/backend.h"
-#include "runtime/cuda/peers.h"
+#include "runtime/cuda/comm/peers.h"
 #include "tests/ops/gpu.h"
 
 using clock_type = std::chrono::steady_clock;

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/ops.h"
+#include "runtime/engine/ops.h"
 
 /* The CPU backend with every op's result rounded to bf16, which CUDA keeps, up or down by chance: how far such rounding alone moves a row,
  * another time each time. */

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "runtime/engine.h"
+#include "runtime/engine/engine.h"
 #include "tests/ops/gpu.h"
 #include "tests/ops/whole.h"
 

@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <numeric>
 
-#include "runtime/cuda/choose.h"
-#include "runtime/draw.h"
-#include "runtime/sample.h"
+#include "runtime/cuda/sampling/choose.h"
+#include "runtime/engine/draw.h"
+#include "runtime/engine/sample.h"
 #include "tests/ops/gpu.h"
 #include "tests/ops/routing.h"
 

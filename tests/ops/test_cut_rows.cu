@@ -1,8 +1,8 @@
 /* Inputs that are rounded under scales of whole rows, of which each rank has some columns: the numbers that one device makes of whole rows,
  * to the bit. In place, picked, by the slots of a step of few tokens, and laid out for a product; and as codes. Rows of a route are also
  * divided among groups of ranks with other experts, which have them in other places. */
-#include "runtime/cuda/fp8.h"
-#include "runtime/cuda/lay_places.h"
+#include "runtime/cuda/core/fp8.h"
+#include "runtime/cuda/moe/lay_places.h"
 #include "tests/ops/members.h"
 #include "tests/ops/whole.h"
 

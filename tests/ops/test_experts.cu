@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <atomic>
 
-#include "runtime/cuda/upload.h"
+#include "runtime/cuda/core/upload.h"
 #include "tests/ops/gpu.h"
 #include "tests/ops/routing.h"
 

@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "runtime/cuda/backend.h"
-#include "runtime/engine.h"
+#include "runtime/engine/engine.h"
 #include "tests/ops/gpu.h"
 #include "tests/ops/whole.h"
 

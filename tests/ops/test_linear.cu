@@ -1,6 +1,6 @@
 /* Dense products against a double product of the same numbers, every scheme, odd shapes among them. */
-#include "runtime/cuda/launch.h"
-#include "runtime/cuda/weight.cuh"
+#include "runtime/cuda/core/launch.h"
+#include "runtime/cuda/core/weight.cuh"
 #include "tests/ops/gpu.h"
 
 struct scheme_case {

@@ -11,7 +11,7 @@
 #include <filesystem>
 #include <memory>
 
-#include "runtime/bench_shapes.h"
+#include "runtime/bench/bench_shapes.h"
 #include "tests/ops/load_files.h"
 
 /* ---- the same bytes ---- */

@@ -6,8 +6,8 @@
 #include <atomic>
 #include <mutex>
 
-#include "runtime/cuda/fp8.h"
-#include "runtime/cuda/launch.h"
+#include "runtime/cuda/core/fp8.h"
+#include "runtime/cuda/core/launch.h"
 #include "tests/ops/members.h"
 #include "tests/ops/whole.h"
 

@@ -14,8 +14,8 @@
 #include <tuple>
 
 #include "runtime/cuda/backend.h"
-#include "runtime/cuda/nccl.h"
-#include "runtime/cuda/peers.h"
+#include "runtime/cuda/comm/nccl.h"
+#include "runtime/cuda/comm/peers.h"
 #include "tests/ops/gpu.h"
 #include "tests/ops/members.h"
 #include "tests/ops/whole.h"

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "runtime/cuda/collect.h"
+#include "runtime/cuda/core/collect.h"
 #include "tests/ops/gpu.h"
 
 /* Whether codes are what mm_cu_encode makes of y. */

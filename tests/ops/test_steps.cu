@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "runtime/cuda/launch.h"
-#include "runtime/draw.h"
-#include "runtime/engine.h"
+#include "runtime/cuda/core/launch.h"
+#include "runtime/engine/draw.h"
+#include "runtime/engine/engine.h"
 #include "tests/ops/gpu.h"
 
 /* ---- graphs ---- */

@@ -1,8 +1,8 @@
 /* Experts of many tokens whose weights are codes (experts_many.cu), of chosen counts of rows, against doubles. */
 #include <string.h>
 
-#include "runtime/cuda/fp8.h"
-#include "runtime/cuda/lay_places.h"
+#include "runtime/cuda/core/fp8.h"
+#include "runtime/cuda/moe/lay_places.h"
 #include "tests/ops/gpu.h"
 #include "tests/ops/routing.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/engine.h"
+#include "runtime/engine/engine.h"
 #include "tests/ops/drift.h"
 
 void must(bool ok, const mm_err &err);

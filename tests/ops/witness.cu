@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "runtime/sample.h"
+#include "runtime/engine/sample.h"
 
 namespace {
 

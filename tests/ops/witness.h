@@ -4,7 +4,7 @@
 #define MM_TESTS_OPS_WITNESS_H
 
 #include "runtime/cuda/backend.h"
-#include "runtime/ops.h"
+#include "runtime/engine/ops.h"
 #include "tests/ops/gpu.h"
 
 /* Errors planted in what is compared; each must be found. */

@@ -9,7 +9,7 @@
 
 #include "convert/model/rule.h"
 #include "convert/plan/plan.h"
-#include "formats/file.h"
+#include "formats/system/file.h"
 #include "tests/unit/unit.h"
 
 /* All values differ, so that a swapped key shows. */

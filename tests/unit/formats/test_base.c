@@ -1,5 +1,5 @@
 /* formats/base: the error line, escaping, UTF-8, checked arithmetic, allocation, arenas. */
-#include "formats/base.h"
+#include "formats/system/base.h"
 
 #include <malloc.h>
 #include <stdio.h>

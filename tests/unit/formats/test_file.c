@@ -1,7 +1,7 @@
 /* formats/file: what is opened and what is refused, exact transfers under short and interrupted calls, faults reported.
  * The system calls below stand before the C library's, so that a test can make them fail, stop short or be interrupted. */
 #undef _FORTIFY_SOURCE /* its inline versions would hide ours */
-#include "formats/file.h"
+#include "formats/system/file.h"
 
 #include <errno.h>
 #include <fcntl.h>

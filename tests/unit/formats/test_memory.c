@@ -4,7 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "formats/memory.h"
+#include "formats/system/memory.h"
 #include "tests/unit/unit.h"
 
 #define GIB (UINT64_C(1) << 30)

@@ -4,8 +4,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "formats/file.h"
 #include "formats/pack.h"
+#include "formats/system/file.h"
 #include "tests/unit/changed_text.h"
 #include "tests/unit/odd_model.h"
 #include "tests/unit/unit.h"

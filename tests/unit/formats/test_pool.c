@@ -1,5 +1,5 @@
 /* formats/pool: every item once, in order of number, the lowest failing item's error, and fewer threads than asked. */
-#include "formats/pool.h"
+#include "formats/system/pool.h"
 
 #include <dlfcn.h>
 #include <errno.h>

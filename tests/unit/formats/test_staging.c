@@ -1,7 +1,7 @@
 /* formats/staging and formats/replaced: names, what is refused, who may remove what, publishing with and without flags of rename, and what
  * the next run finds after a crash. The renames below stand before the C library's, so that a test can take their flags away or make them
  * fail. */
-#include "formats/staging.h"
+#include "formats/system/staging.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -13,7 +13,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "formats/file.h"
+#include "formats/system/file.h"
 #include "tests/unit/unit.h"
 
 static bool no_flags;     /* of renameat2 */

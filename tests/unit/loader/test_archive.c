@@ -4,8 +4,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "formats/file.h"
-#include "loader/archive.h"
+#include "formats/system/file.h"
+#include "loader/archive/archive.h"
 #include "tests/unit/loader/checkpoint.h"
 #include "tests/unit/unit.h"
 

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "loader/landing.h"
+#include "loader/stream/landing.h"
 #include "tests/unit/unit.h"
 
 #define WEIGHTS 30

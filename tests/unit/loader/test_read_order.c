@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "loader/read_order.h"
+#include "loader/stream/read_order.h"
 #include "tests/unit/unit.h"
 
 enum { FILES = 4, WANTS = 60, UNITS = 4000 };

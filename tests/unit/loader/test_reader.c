@@ -11,7 +11,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "loader/reader.h"
+#include "loader/stream/reader.h"
 #include "tests/unit/unit.h"
 
 #define FILES 3

@@ -1,7 +1,7 @@
 /* Verifying: what a sample sees, and that no change of the manifest goes unseen. Every bit of a whole checkpoint is tests/fault/flips. */
 #include <unistd.h>
 
-#include "formats/file.h"
+#include "formats/system/file.h"
 #include "loader/companions.h"
 #include "loader/verify.h"
 #include "tests/unit/loader/checkpoint.h"

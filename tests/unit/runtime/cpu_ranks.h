@@ -4,8 +4,8 @@
 
 #include <pthread.h>
 
-#include "runtime/calibration.h"
-#include "runtime/engine.h"
+#include "runtime/engine/calibration.h"
+#include "runtime/engine/engine.h"
 #include "tests/unit/runtime/reference.h"
 #include "tests/unit/unit.h"
 

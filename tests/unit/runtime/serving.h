@@ -11,8 +11,8 @@
 #include <time.h>
 
 #include "runtime/cpu/cpu_backend.h"
-#include "runtime/engine.h"
-#include "runtime/serve/scheduler.h"
+#include "runtime/engine/engine.h"
+#include "runtime/schedule/scheduler.h"
 #include "tests/unit/runtime/reference.h"
 #include "tests/unit/unit.h"
 

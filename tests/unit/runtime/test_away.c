@@ -6,8 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "runtime/comm.h"
-#include "runtime/engine.h"
+#include "runtime/engine/comm.h"
+#include "runtime/engine/engine.h"
 #include "tests/unit/runtime/reference.h"
 #include "tests/unit/unit.h"
 

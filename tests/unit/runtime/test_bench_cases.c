@@ -1,5 +1,5 @@
 /* minimax-bench's cases: what options change of them. */
-#include "runtime/bench_cases.h"
+#include "runtime/bench/bench_cases.h"
 #include "tests/unit/unit.h"
 
 static mm_bench_case first(const mm_bench_args *a) {

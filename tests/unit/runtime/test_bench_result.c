@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "formats/json.h"
-#include "runtime/bench_result.h"
+#include "runtime/bench/bench_result.h"
 #include "tests/unit/unit.h"
 
 static const mm_bench_case c = {"layers", "m2", 8, 2048, "block_fp8", "w4a16", "nvfp4", {4, 16}, 1024, 8192};

@@ -3,9 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "formats/body.h"
 #include "formats/scan.h"
-#include "runtime/serve/body.h"
-#include "runtime/serve/text.h"
+#include "formats/text.h"
 #include "tests/unit/unit.h"
 
 static const mm_value *parse(mm_arena *a, const char *text, mm_err *err) { return mm_body_parse(a, text, strlen(text), err); }

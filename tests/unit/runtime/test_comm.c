@@ -2,7 +2,7 @@
 #include <pthread.h>
 #include <string.h>
 
-#include "runtime/comm.h"
+#include "runtime/engine/comm.h"
 #include "tests/unit/unit.h"
 
 typedef struct member {

@@ -2,8 +2,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/serve/constraint.h"
-#include "runtime/serve/schema.h"
+#include "runtime/constrain/constraint.h"
+#include "runtime/constrain/schema.h"
 #include "tests/unit/changed_text.h"
 #include "tests/unit/put_file.h"
 

@@ -9,7 +9,7 @@
 #include "quant/cpu.h"
 #include "quant/numbers.h"
 #include "runtime/cpu/cpu_backend.h"
-#include "runtime/engine.h"
+#include "runtime/engine/engine.h"
 #include "tests/unit/runtime/reference.h"
 #include "tests/unit/unit.h"
 

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/serve/scheduler_inside.h"
+#include "runtime/schedule/scheduler_inside.h"
 #include "tests/unit/unit.h"
 
 enum { SLOTS = 4, STEPS = 1000 };

@@ -3,8 +3,8 @@
 #include <math.h>
 #include <stdatomic.h>
 
-#include "formats/pool.h"
-#include "runtime/engine.h"
+#include "formats/system/pool.h"
+#include "runtime/engine/engine.h"
 #include "tests/unit/runtime/reference.h"
 #include "tests/unit/unit.h"
 

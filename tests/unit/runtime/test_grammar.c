@@ -4,9 +4,9 @@
 #include <sys/resource.h>
 
 #include "formats/json.h"
-#include "runtime/serve/constraint.h"
-#include "runtime/serve/schema.h"
-#include "runtime/serve/text.h"
+#include "formats/text.h"
+#include "runtime/constrain/constraint.h"
+#include "runtime/constrain/schema.h"
 #include "tests/unit/unit.h"
 
 static const mm_form *compile(mm_arena *a, const char *schema, mm_err *err) {

@@ -1,5 +1,5 @@
-/* Weights held for other processes (runtime/hold.h): who is answered, what with, who is not, and when the holder ends. The memory is bytes
- * that nobody looks into. */
+/* Weights held for other processes (runtime/engine/hold.h): who is answered, what with, who is not, and when the holder ends. The memory is
+ * bytes that nobody looks into. */
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
@@ -13,7 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "runtime/hold.h"
+#include "runtime/engine/hold.h"
 #include "tests/unit/unit.h"
 
 static char dir[] = "/tmp/mm-hold-XXXXXX", path[64];

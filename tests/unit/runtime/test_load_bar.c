@@ -2,7 +2,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "runtime/load_bar.h"
+#include "runtime/engine/load_bar.h"
 #include "tests/unit/unit.h"
 
 TEST(texts) {

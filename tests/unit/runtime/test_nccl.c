@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "runtime/cuda/nccl.h"
+#include "runtime/cuda/comm/nccl.h"
 #include "tests/unit/unit.h"
 
 /* tests/ops/preload/fake_nccl.so of this build, and what it says of itself. */

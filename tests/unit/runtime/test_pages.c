@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/pages.h"
+#include "runtime/engine/pages.h"
 #include "tests/unit/unit.h"
 
 #define PAGES      40

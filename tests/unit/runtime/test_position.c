@@ -1,7 +1,7 @@
 /* Slopes, layer factors and RoPE frequencies against the published figures. */
 #include <math.h>
 
-#include "runtime/position.h"
+#include "runtime/engine/position.h"
 #include "tests/unit/unit.h"
 
 static void close_to(double found, double expected, double relative) {

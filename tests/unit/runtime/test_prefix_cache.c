@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/serve/prefix_cache.h"
+#include "runtime/schedule/prefix_cache.h"
 #include "tests/unit/unit.h"
 
 enum { PAGES = 400, LENGTH = 5 * MM_PAGE, PUTS = 300, PER_SLOT = LENGTH / MM_PAGE };

@@ -3,7 +3,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "runtime/engine.h"
+#include "runtime/engine/engine.h"
 #include "tests/unit/runtime/reference.h"
 #include "tests/unit/runtime/threads_world.h"
 #include "tests/unit/unit.h"

@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/bench_shapes.h"
-#include "runtime/cuda/product_choice.h"
+#include "runtime/bench/bench_shapes.h"
+#include "runtime/cuda/dispatch/product_choice.h"
 #include "tests/unit/unit.h"
 
 static const mm_cu_device devices[] = {{true, 8}, {true, 4}, {true, 2}, {true, 0}, {false, 0}};

@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "formats/body.h"
 #include "runtime/chat/reply.h"
-#include "runtime/serve/body.h"
 #include "tests/unit/unit.h"
 
 #define TOKENIZER "tests/data/tiny-m2/tokenizer.json"

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/draw.h"
-#include "runtime/sample.h"
+#include "runtime/engine/draw.h"
+#include "runtime/engine/sample.h"
 #include "tests/unit/unit.h"
 
 /* One sequence of draws. */

@@ -1,6 +1,6 @@
 /* The scheduler: whatever else runs, each request gets the tokens that it gets alone. Ends of every kind, a full queue, priorities, want of
  * pages and of slots; random requests, cancelled and late ones among them, on few pages; and nothing is left behind. */
-#include "runtime/serve/scheduler_inside.h"
+#include "runtime/schedule/scheduler_inside.h"
 #include "tests/unit/runtime/random_requests.h"
 
 static const mm_limits limits = {.max_tokens = 64, .slots = 4};

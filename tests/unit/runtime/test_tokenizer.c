@@ -5,8 +5,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "formats/file.h"
 #include "formats/json.h"
+#include "formats/system/file.h"
 #include "runtime/text/tokenizer.h"
 #include "tests/unit/put_file.h"
 #include "tests/unit/unit.h"

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "runtime/processes.h"
+#include "runtime/engine/processes.h"
 
 enum { WAIT_S = 60 }; /* nobody waits so long */
 

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "runtime/cpu/cpu_backend.h"
-#include "runtime/engine.h"
+#include "runtime/engine/engine.h"
 #include "tests/unit/runtime/reference.h"
 #include "tests/unit/unit.h"
 

@@ -1,0 +1,45 @@
+/* One file that an option names: written beside its name, synced, then renamed over it. What has the final name is complete, and what had
+ * it before stays until then. FIFOs, terminals and the program's own stdout are written to directly, where the writer needs no seeking. */
+#ifndef MM_FORMATS_OUTPUT_H
+#define MM_FORMATS_OUTPUT_H
+
+#include "formats/system/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct mm_output_place {
+  const char *path;         /* as given */
+  const char *const *apart; /* directories that the file must not lie in; NULL at the end. NULL: none */
+  bool stream;              /* written from start to end, so that a FIFO will do */
+} mm_output_place;
+
+typedef struct mm_output {
+  int fd, parent, into; /* -1 when closed; into: where the final name is, if not in parent */
+  const char *path;     /* where the bytes go, for messages */
+  char *name, *staged;
+  bool direct;      /* no rename */
+  const char *mark; /* what has the name is replaced only where its first 4 KiB hold this; NULL: any file is */
+  mm_arena arena;
+} mm_output;
+#define MM_OUTPUT_NONE \
+  { .fd = -1, .parent = -1, .into = -1 }
+
+/* What mm_output_open would refuse, found before the work: MM_USAGE E_OUTPUT for a directory, a device or, without stream, a FIFO or
+ * terminal; for a path in one of the directories `apart`, by whatever link or mount. MM_IO where there is no such directory. */
+MM_MUST_USE bool mm_output_check(const mm_output_place *p, mm_err *err);
+/* Opens `.NAME.partial-PROGRAM` beside the path (a killed run's is replaced; MM_LOCKED while another run writes it), or what takes the
+ * bytes directly. */
+MM_MUST_USE bool mm_output_open(mm_output *o, const mm_output_place *p, mm_err *err);
+/* The same with the two directories open (taken over, also on failure): `staged` in `parent` becomes `name` in `into`. `path` is for
+ * messages. */
+MM_MUST_USE bool mm_output_open_at(mm_output *o, const char *path, int parent, const char *staged, int into, const char *name, mm_err *err);
+/* Syncs, closes and renames. After a failure nothing is left of it. */
+MM_MUST_USE bool mm_output_publish(mm_output *o, mm_err *err);
+void mm_output_discard(mm_output *o); /* accepts a published or half-opened one */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

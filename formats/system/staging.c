@@ -1,0 +1,293 @@
+/* Directories that appear at once. */
+#include "formats/system/staging.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "formats/system/file.h"
+
+static void (*listener)(const char *line);
+
+void mm_staging_notes(void (*told)(const char *line)) { listener = told; }
+
+void mm_staging_note(const char *path, const char *text) {
+  char shown[PATH_MAX], line[2 * PATH_MAX];
+  if (!listener) return;
+  snprintf(line, sizeof line, "%s: %s", mm_escape(shown, sizeof shown, path, strlen(path)), text);
+  listener(line);
+}
+
+static bool refuse(const mm_staging *s, mm_err *err, const char *what) {
+  return mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(s->target, NULL), "%s", what);
+}
+
+bool mm_staging_name(mm_staging *s, const char *target, const char *word, mm_err *err) {
+  char name[PATH_MAX], parent[PATH_MAX];
+  s->target = target;
+  if (!mm_path_split(target, parent, name, err)) return false;
+  if (!mm_base_name_ok(name, strlen(name))) return refuse(s, err, "found no usable directory name");
+  s->new_name = mm_arena_strndup(&s->arena, name, strlen(name), err);
+  s->path = mm_arena_printf(&s->arena, err, "%s/.%s.partial%s%s", parent, name, word ? "-" : "", word ? word : "");
+  if (!s->new_name || !s->path) return false;
+  s->name = strrchr(s->path, '/') + 1;
+  s->list = mm_arena_printf(&s->arena, err, "%s.replaced", s->name);
+  s->aside = mm_arena_printf(&s->arena, err, "%s.old", s->name);
+  s->mark = mm_arena_printf(&s->arena, err, "%s.mark", s->name);
+  if (!s->list || !s->aside || !s->mark) return false;
+  s->parent = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  return s->parent >= 0 || mm_fail_errno(err, mm_at(parent, NULL), "open", errno);
+}
+
+/* ---- apart from the source ---- */
+
+/* Whether `what` is the open directory or one that holds it. Takes over fd. -1: cannot tell. */
+static int holds(const struct stat *what, int fd) {
+  for (;;) {
+    struct stat at, up;
+    int next = openat(fd, "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int found = fstat(fd, &at) != 0                 ? -1
+                : mm_same_file(&at, what)           ? 1
+                : next < 0 || fstat(next, &up) != 0 ? -1
+                : mm_same_file(&at, &up)            ? 0
+                                                    : 2;
+    close(fd);
+    if (found != 2) {
+      if (next >= 0) close(next);
+      return found;
+    }
+    fd = next;
+  }
+}
+
+#define SOURCE_DEPTH 16
+
+/* Whether the open directory `parent` is, or lies in, the source or a directory of it: one of these may be mounted elsewhere. Takes over
+ * fd, the source's. */
+static int lies_in(int parent, int fd, int depth) {
+  struct stat at, sub;
+  int self = fstat(fd, &at) == 0 ? openat(parent, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+  int found = self < 0 ? -1 : holds(&at, self);
+  DIR *d = found == 0 && depth < SOURCE_DEPTH ? fdopendir(fd) : NULL;
+  if (!d) {
+    close(fd);
+    return found;
+  }
+  const char *name;
+  while (found == 0) {
+    if (!mm_dir_next(d, "", &name, MM_IGNORED)) found = -1;
+    if (found || !name) break;
+    if (fstatat(fd, name, &sub, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISDIR(sub.st_mode)) continue;
+    int next = openat(fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (next >= 0) found = lies_in(parent, next, depth + 1);
+  }
+  const int why = errno;
+  closedir(d);
+  errno = why;
+  return found;
+}
+
+int mm_lies_in(int parent, const char *dir) {
+  int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  return fd < 0 ? -1 : lies_in(parent, fd, 0);
+}
+
+bool mm_staging_apart(const mm_staging *s, const char *source, mm_err *err) {
+  struct stat target;
+  int found = 0;
+  if (fstatat(s->parent, s->new_name, &target, AT_SYMLINK_NOFOLLOW) == 0) { /* what exists may hold the source */
+    int fd = open(source, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    found = fd < 0 ? -1 : holds(&target, fd);
+  }
+  if (found == 0) found = mm_lies_in(s->parent, source);
+  if (found == 1) return refuse(s, err, "found an output that is, holds or lies in the source");
+  return found == 0 || mm_fail_errno(err, mm_at(source, NULL), "look at the directories above", errno);
+}
+
+/* ---- the target ---- */
+
+/* A directory of another file system, or one that is mounted, cannot be renamed. */
+static bool is_mount(const mm_staging *s, const struct stat *st) {
+  struct stat up;
+  struct statx x;
+  if (fstat(s->parent, &up) == 0 && up.st_dev != st->st_dev) return true;
+  return statx(s->parent, s->new_name, AT_SYMLINK_NOFOLLOW, 0, &x) == 0 && (x.stx_attributes & STATX_ATTR_MOUNT_ROOT);
+}
+
+static bool list_old(mm_staging *s, DIR *d, mm_err *err) {
+  size_t cap = 0;
+  for (const char *found;;) {
+    struct stat st;
+    if (!mm_dir_next(d, s->target, &found, err)) return false;
+    if (!found) return true;
+    s->found = MM_TARGET_FULL;
+    if (fstatat(dirfd(d), found, &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(st.st_mode)) continue;
+    if (!MM_GROW(s->old, &cap, s->old_count + 1, err)) return false;
+    mm_file_id id = mm_file_id_of(&st);
+    const char *name = mm_arena_strndup(&s->arena, found, strlen(found), err);
+    if (!name) return false;
+    s->old[s->old_count++] = (mm_staged_file){name, id.ino, id.size, id.mtime_ns, id.ctime_ns};
+  }
+}
+
+bool mm_staging_look(mm_staging *s, mm_err *err) {
+  struct stat st;
+  s->found = MM_TARGET_ABSENT;
+  s->old_count = 0;
+  if (fstatat(s->parent, s->new_name, &st, AT_SYMLINK_NOFOLLOW) != 0)
+    return errno == ENOENT || mm_fail_errno(err, mm_at(s->target, NULL), "look at", errno);
+  if (!S_ISDIR(st.st_mode)) return refuse(s, err, "found something that is not a directory, expected a new name");
+  if (is_mount(s, &st))
+    return refuse(s, err, "found a mount point, which cannot be given to another directory; name a directory inside it");
+  int fd = openat(s->parent, s->new_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  DIR *d = fd < 0 ? NULL : fdopendir(fd);
+  if (!d) {
+    mm_fail_errno(err, mm_at(s->target, NULL), "list", errno);
+    if (fd >= 0) close(fd);
+    return false;
+  }
+  s->found = MM_TARGET_EMPTY;
+  s->old_ino = st.st_ino;
+  free(s->old);
+  s->old = NULL;
+  bool ok = list_old(s, d, err);
+  closedir(d);
+  return ok;
+}
+
+/* ---- taking and clearing ---- */
+
+bool mm_staging_take(mm_staging *s, bool shared, mm_err *err) {
+  s->made = mkdirat(s->parent, s->name, 0700) == 0;
+  if (!s->made && errno != EEXIST) return mm_fail_errno(err, mm_at(s->path, NULL), "create", errno);
+  int fd = openat(s->parent, s->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  if (fd < 0) return mm_fail_errno(err, mm_at(s->path, NULL), "open", errno);
+  struct stat held, named;
+  int why = flock(fd, (shared ? LOCK_SH : LOCK_EX) | LOCK_NB) == 0 ? 0 : errno;
+  if (mm_no_locks(why)) {
+    mm_staging_note(s->path, "this file system has no locks: nothing keeps a second run away from this output");
+    why = 0;
+  } /* of a run that has just published, the directory has another name now */
+  if (why == 0 && (fstat(fd, &held) != 0 || fstatat(s->parent, s->name, &named, AT_SYMLINK_NOFOLLOW) != 0 || !mm_same_file(&held, &named)))
+    why = EWOULDBLOCK;
+  if (why == 0) {
+    s->dir = fd;
+    return true;
+  }
+  close(fd);
+  if (why != EWOULDBLOCK) return mm_fail_errno(err, mm_at(s->path, NULL), "lock", why);
+  return mm_fail(err, MM_LOCKED, "E_LOCKED", mm_at(s->path, NULL), "found another run writing this output");
+}
+
+static bool remove_ours(const mm_staging *s, const char *name, bool ours, mm_err *err) {
+  struct stat st;
+  if (fstatat(s->dir, name, &st, AT_SYMLINK_NOFOLLOW) != 0)
+    return errno == ENOENT || mm_fail_errno(err, mm_at(s->path, NULL), "look in", errno);
+  const mm_path path = mm_path_of(s->path, name);
+  if (!ours || !S_ISREG(st.st_mode))
+    return mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(path.text, NULL), "found what no run of this program wrote there; move it away");
+  return unlinkat(s->dir, name, 0) == 0 || errno == ENOENT || mm_fail_errno(err, mm_at(s->path, NULL), "empty", errno);
+}
+
+bool mm_staging_clear(const mm_staging *s, bool (*ours)(const void *ctx, const char *name), const void *ctx, mm_err *err) {
+  int fd = openat(s->dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  DIR *d = fd < 0 ? NULL : fdopendir(fd);
+  if (!d) {
+    mm_fail_errno(err, mm_at(s->path, NULL), "list", errno);
+    if (fd >= 0) close(fd);
+    return false;
+  }
+  bool ok = true, listed;
+  const char *name;
+  while ((listed = mm_dir_next(d, s->path, &name, err)) && name) ok = remove_ours(s, name, ours(ctx, name), err) && ok;
+  ok = ok && listed;
+  closedir(d);
+  return ok;
+}
+
+bool mm_staging_room(const mm_staging *s, uint64_t bytes, mm_err *err) {
+  struct statvfs v;
+  if (fstatvfs(s->dir, &v) != 0) return mm_fail_errno(err, mm_at(s->path, NULL), "ask for free space of", errno);
+  uint64_t room = (uint64_t)v.f_bavail * v.f_frsize;
+  if (room >= bytes) return true;
+  return mm_fail(err, MM_IO, "E_SPACE", mm_at(s->target, NULL), "found %llu bytes free, expected %llu", (unsigned long long)room,
+                 (unsigned long long)bytes);
+}
+
+/* ---- publishing ---- */
+
+/* Onto an absent name or an empty directory: rename refuses everything else. */
+static bool appear(mm_staging *s, mm_err *err) {
+  int why = EINVAL;
+  if (s->found == MM_TARGET_ABSENT) why = renameat2(s->parent, s->name, s->parent, s->new_name, RENAME_NOREPLACE) == 0 ? 0 : errno;
+  if (why == EINVAL || why == ENOSYS || why == EOPNOTSUPP) why = renameat(s->parent, s->name, s->parent, s->new_name) == 0 ? 0 : errno;
+  if (why == EEXIST || why == ENOTEMPTY || why == ENOTDIR)
+    return mm_fail(err, MM_IO, "E_OUTPUT", mm_at(s->target, NULL), "found what was not there when this run began; move it away");
+  return why == 0 || mm_fail_errno(err, mm_at(s->target, NULL), "publish", why);
+}
+
+bool mm_staging_publish(mm_staging *s, mm_err *err) {
+  mode_t mask = umask(0);
+  umask(mask);
+  if (fchmod(s->dir, 0777 & ~mask) != 0) return mm_fail_errno(err, mm_at(s->path, NULL), "set the mode of", errno);
+  if (!mm_fsync(s->dir, s->path, true, err)) return false;
+  if (s->found == MM_TARGET_FULL) return mm_staging_exchange(s, err);
+  return appear(s, err) && mm_fsync(s->parent, s->target, true, err);
+}
+
+void mm_staging_close(mm_staging *s) {
+  if (s->dir >= 0) close(s->dir);
+  if (s->parent >= 0) close(s->parent);
+  free(s->old);
+  mm_arena_close(&s->arena);
+  *s = (mm_staging)MM_STAGING_NONE;
+}
+
+/* ---- programs that begin anew each time ---- */
+
+/* What a killed run left is cleared; what is not empty and has no mark is not ours. */
+static bool begin_anew(mm_staging *s, bool (*ours)(const void *ctx, const char *name), const void *ctx, mm_err *err) {
+  static const char text[] = "The directory of this name without .mark holds what a run of minimax-archive has not finished.\n";
+  if (faccessat(s->parent, s->mark, F_OK, AT_SYMLINK_NOFOLLOW) == 0) return mm_staging_clear(s, ours, ctx, err);
+  DIR *d = opendir(s->path);
+  if (!d) return mm_fail_errno(err, mm_at(s->path, NULL), "list", errno);
+  const char *name;
+  const bool listed = mm_dir_next(d, s->path, &name, err);
+  const bool empty = !name;
+  closedir(d);
+  if (!listed) return false;
+  if (!empty) return mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(s->path, NULL), "found files in it that no interrupted run left");
+  return mm_write_file_at(s->parent, s->path, s->mark, text, sizeof text - 1, err);
+}
+
+bool mm_staging_open(mm_staging *s, const char *target, const char *word, const char *source, uint64_t bytes,
+                     bool (*ours)(const void *ctx, const char *name), const void *ctx, mm_err *err) {
+  if (!mm_staging_name(s, target, word, err) || !mm_staging_apart(s, source, err) || !mm_staging_look(s, err)) return false;
+  if (s->found == MM_TARGET_FULL) return refuse(s, err, "found something of that name, expected a new one");
+  if (!mm_staging_take(s, false, err)) return false;
+  if (begin_anew(s, ours, ctx, err) && mm_staging_look(s, err) && /* another run may have published since */
+      (s->found != MM_TARGET_FULL || refuse(s, err, "found something of that name, expected a new one")) && mm_staging_room(s, bytes, err))
+    return true;
+  mm_staging_discard(s, ours, ctx);
+  return false;
+}
+
+void mm_staging_discard(mm_staging *s, bool (*ours)(const void *ctx, const char *name), const void *ctx) {
+  struct stat held, named;
+  if (s->dir < 0) return;
+  bool staged = fstat(s->dir, &held) == 0 && fstatat(s->parent, s->name, &named, AT_SYMLINK_NOFOLLOW) == 0 && mm_same_file(&held, &named);
+  bool marked = faccessat(s->parent, s->mark, F_OK, AT_SYMLINK_NOFOLLOW) == 0;
+  bool empty = !staged || (marked ? mm_staging_clear(s, ours, ctx, MM_IGNORED) : s->made);
+  if (empty && marked) unlinkat(s->parent, s->mark, 0);
+  if (empty && staged) unlinkat(s->parent, s->name, AT_REMOVEDIR);
+  close(s->dir);
+  s->dir = -1;
+}

@@ -1,0 +1,90 @@
+/* A new directory that appears at once: filled under another name beside its own, synced, then renamed. What has the final name is
+ * complete. Nothing is removed but what the caller's program wrote: files that a user puts into the target or beside the staged ones
+ * while a run works are never deleted.
+ *
+ * Replacing a directory needs RENAME_EXCHANGE. Where the file system has none (NFS, CephFS, some FUSE), the old one steps aside to
+ * `.NAME.partial.old` and the new one takes its name. `.NAME.partial.replaced` lists what the old one held when the run began; it is
+ * written before the first of these renames, so that the next run finishes or takes back what a crash left between them. */
+#ifndef MM_FORMATS_STAGING_H
+#define MM_FORMATS_STAGING_H
+
+#include "formats/system/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A file of the directory to be replaced, as it was when the run began. */
+typedef struct mm_staged_file {
+  const char *name;
+  uint64_t ino, size;
+  int64_t mtime_ns, ctime_ns;
+} mm_staged_file;
+
+/* What has the target's name. */
+typedef enum mm_target { MM_TARGET_ABSENT, MM_TARGET_EMPTY, MM_TARGET_FULL } mm_target;
+
+typedef struct mm_staging {
+  char *path;         /* ".NAME.partial", or ".NAME.partial-WORD", beside the target; absolute */
+  const char *name;   /* its last component */
+  const char *target; /* borrowed */
+  char *new_name;     /* the target's last component */
+  char *list, *aside; /* ".replaced" and ".old" behind the name */
+  char *mark;         /* ".mark" behind the name */
+  int parent, dir;    /* descriptors; -1 when closed. dir holds the lock */
+  bool made;          /* this run created the directory */
+  mm_target found;
+  uint64_t old_ino; /* of the directory that is replaced, and its files */
+  mm_staged_file *old;
+  size_t old_count;
+  mm_arena arena;
+} mm_staging;
+
+/* Receives notes for the user that are no failures: one line each, escaped. None until it is set; mm_program_start sets it. */
+void mm_staging_notes(void (*told)(const char *line));
+
+#define MM_STAGING_NONE \
+  { .parent = -1, .dir = -1 }
+
+/* Names what belongs to `target` and opens its parent. `word` is of the program, so that only runs of one kind meet; NULL for the
+ * converter. MM_USAGE E_OUTPUT when it cannot be a directory's name. */
+MM_MUST_USE bool mm_staging_name(mm_staging *s, const char *target, const char *word, mm_err *err);
+/* MM_USAGE E_OUTPUT when the target is, holds or lies in the directory `source`, by whatever path or mount. */
+MM_MUST_USE bool mm_staging_apart(const mm_staging *s, const char *source, mm_err *err);
+/* Whether the open directory `parent` is, or lies in, the directory `dir` or one of its directories, by whatever path or mount: 0 no, 1
+ * yes, -1 cannot tell (errno). */
+int mm_lies_in(int parent, const char *dir);
+/* Finishes or takes back a replacement that a run died in. MM_LOCKED while it is at work. */
+MM_MUST_USE bool mm_staging_recover(mm_staging *s, mm_err *err);
+/* Looks at the target: s->found, and what it holds. MM_USAGE E_OUTPUT for what is no directory, and for a mount point. */
+MM_MUST_USE bool mm_staging_look(mm_staging *s, mm_err *err);
+/* Makes and locks the staging directory; `shared` runs meet in it. MM_LOCKED when another run holds it. Where the file system has no
+ * locks, a note says that nothing keeps a second run away. */
+MM_MUST_USE bool mm_staging_take(mm_staging *s, bool shared, mm_err *err);
+/* Removes the files in the staging directory whose names are ours(ctx, name). Anything else is MM_USAGE E_OUTPUT, and stays. */
+MM_MUST_USE bool mm_staging_clear(const mm_staging *s, bool (*ours)(const void *ctx, const char *name), const void *ctx, mm_err *err);
+/* MM_IO E_SPACE when the staging directory's file system has not `bytes` to spare. */
+MM_MUST_USE bool mm_staging_room(const mm_staging *s, uint64_t bytes, mm_err *err);
+/* Syncs the directory, gives it its name and syncs the parent. The files in it were synced by who wrote them. Where s->found is
+ * MM_TARGET_FULL, removes what mm_staging_look saw in the old directory; if that holds anything else by now, it stays as `NAME.kept`,
+ * and a note says so. MM_IO E_OUTPUT when the target is not what was found at the start: the staging directory stays. */
+MM_MUST_USE bool mm_staging_publish(mm_staging *s, mm_err *err);
+void mm_staging_close(mm_staging *s); /* keeps what is staged; accepts a half-opened one */
+
+/* --- for programs that begin anew each time: a mark beside the staging directory says that they made it --- */
+
+/* name, apart from `source`, look, take, clear of what a killed run left, room. MM_USAGE E_OUTPUT when the target exists (an empty
+ * directory may), or the staging directory was not made by a run of this kind. */
+MM_MUST_USE bool mm_staging_open(mm_staging *s, const char *target, const char *word, const char *source, uint64_t bytes,
+                                 bool (*ours)(const void *ctx, const char *name), const void *ctx, mm_err *err);
+/* After mm_staging_open: removes the mark, and what was not published. */
+void mm_staging_discard(mm_staging *s, bool (*ours)(const void *ctx, const char *name), const void *ctx);
+
+/* --- between staging.c and replaced.c --- */
+void mm_staging_note(const char *path, const char *text);
+MM_MUST_USE bool mm_staging_exchange(mm_staging *s, mm_err *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

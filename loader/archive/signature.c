@@ -1,0 +1,403 @@
+/* OMS bundles: building the statement, wrapping it, and checking one against a checkpoint. */
+#include "loader/archive/signature.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <libgen.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "formats/system/file.h"
+#include "formats/system/output.h"
+#include "formats/system/pool.h"
+#include "loader/companions.h"
+#include "loader/verify.h"
+
+#define BUNDLE_TYPE    "application/vnd.dev.sigstore.bundle.v0.3+json"
+#define BUNDLE_MARK    "application/vnd.dev.sigstore.bundle"
+#define PAYLOAD_TYPE   "application/vnd.in-toto+json"
+#define STATEMENT_TYPE "https://in-toto.io/Statement/v1"
+#define PREDICATE_TYPE "https://model_signing/signature/v1.0"
+
+/* ---- what is signed ---- */
+
+/* A file of the directory. */
+typedef struct resource {
+  const char *name;
+  mm_digest digest;
+  bool part; /* its digest is known to the signer only: the manifest has those of its blocks */
+} resource;
+
+typedef struct resources {
+  resource *item;
+  size_t count;
+} resources;
+
+static int by_name(const void *a, const void *b) { return strcmp(((const resource *)a)->name, ((const resource *)b)->name); }
+
+/* Everything in the directory but the signature; the parts come last, without their digests. Free r->item. */
+static bool list_resources(resources *r, const mm_pack *p, mm_err *err) {
+  size_t most = 1 + p->file_count;
+  for (uint32_t k = 0; k < mm_pack_ranks(p); k++) most += p->rank[k].part_count;
+  if (!(r->item = mm_calloc(most, sizeof *r->item, err))) return false;
+  r->item[0].name = MM_MANIFEST;
+  size_t n;
+  char *text = mm_manifest_again(p, &n, err);
+  if (!text) return false;
+  r->item[0].digest = mm_sha256(text, n);
+  free(text);
+  r->count = 1;
+  for (size_t i = 0; i < p->file_count; i++) r->item[r->count++] = (resource){p->file[i].name, p->file[i].sha256, false};
+  for (uint32_t k = 0; k < mm_pack_ranks(p); k++)
+    for (size_t i = 0; i < p->rank[k].part_count; i++) r->item[r->count++] = (resource){.name = p->rank[k].part[i].file, .part = true};
+  return true;
+}
+
+/* The subject: the digest of the resources' digests in the order in which they are listed. */
+static mm_digest root_of(const resources *r) {
+  mm_sha256_state s;
+  mm_sha256_begin(&s);
+  for (size_t i = 0; i < r->count; i++) mm_sha256_add(&s, r->item[i].digest.byte, sizeof r->item[i].digest.byte);
+  return mm_sha256_end(&s);
+}
+
+/* DSSE's pre-authentication encoding of a statement: what the signature is over. free() it. */
+static char *encoding_of(const char *statement, size_t n, size_t *length, mm_err *err) {
+  char head[96];
+  size_t k = (size_t)snprintf(head, sizeof head, "DSSEv1 %zu %s %zu ", strlen(PAYLOAD_TYPE), PAYLOAD_TYPE, n);
+  char *out = mm_calloc(k + n, 1, err);
+  if (!out) return NULL;
+  memcpy(out, head, k);
+  memcpy(out + k, statement, n);
+  *length = k + n;
+  return out;
+}
+
+/* ---- making ---- */
+
+static mm_json *hex_json(const mm_digest *d) {
+  char hex[MM_HEX_LEN + 1];
+  mm_digest_hex(d, hex);
+  return mm_json_new_str(hex);
+}
+
+/* `value`, now owned by `o` as its member `key`; NULL for want of memory. */
+static mm_json *member(mm_json *o, const char *key, mm_json *value) { return mm_json_set(o, key, value) ? value : NULL; }
+
+static bool put_resources(mm_json *list, const resources *r) {
+  bool ok = list;
+  for (size_t i = 0; ok && i < r->count; i++) {
+    mm_json *o = mm_json_new_obj();
+    ok = mm_json_append(list, o) && mm_json_set(o, "name", mm_json_new_str(r->item[i].name)) &&
+         mm_json_set(o, "algorithm", mm_json_new_str("sha256")) && mm_json_set(o, "digest", hex_json(&r->item[i].digest));
+  }
+  return ok;
+}
+
+static bool put_statement(mm_json *o, const char *model, const resources *r, const mm_digest *root) {
+  bool ok = mm_json_set(o, "_type", mm_json_new_str(STATEMENT_TYPE));
+  mm_json *subject = mm_json_new_obj();
+  ok = mm_json_append(member(o, "subject", mm_json_new_arr()), subject) && ok && mm_json_set(subject, "name", mm_json_new_str(model)) &&
+       mm_json_set(member(subject, "digest", mm_json_new_obj()), "sha256", hex_json(root)) &&
+       mm_json_set(o, "predicateType", mm_json_new_str(PREDICATE_TYPE));
+  if (!ok) return false;
+  mm_json *predicate = member(o, "predicate", mm_json_new_obj()), *s = member(predicate, "serialization", mm_json_new_obj());
+  return mm_json_set(s, "method", mm_json_new_str("files")) && mm_json_set(s, "hash_type", mm_json_new_str("sha256")) &&
+         mm_json_set(s, "allow_symlinks", mm_json_new_bool(false)) &&
+         mm_json_append(member(s, "ignore_paths", mm_json_new_arr()), mm_json_new_str(MM_SIGNATURE)) &&
+         put_resources(member(predicate, "resources", mm_json_new_arr()), r);
+}
+
+static char *statement_text(const char *model, const resources *r, mm_err *err) {
+  const mm_digest root = root_of(r);
+  mm_json *o = mm_json_new_obj();
+  char *text = put_statement(o, model, r, &root) ? mm_json_dump(o, false) : NULL;
+  mm_json_free(o);
+  if (!text) mm_fail_memory(err, r->count);
+  return text;
+}
+
+static bool put_bundle(mm_json *o, const char *payload, const char *signature, const mm_digest *fingerprint) {
+  bool ok = mm_json_set(o, "mediaType", mm_json_new_str(BUNDLE_TYPE));
+  mm_json *material = member(o, "verificationMaterial", mm_json_new_obj()), *envelope = member(o, "dsseEnvelope", mm_json_new_obj());
+  mm_json *entry = mm_json_new_obj();
+  return mm_json_append(member(envelope, "signatures", mm_json_new_arr()), entry) && ok &&
+         mm_json_set(entry, "sig", mm_json_new_str(signature)) && mm_json_set(envelope, "payloadType", mm_json_new_str(PAYLOAD_TYPE)) &&
+         mm_json_set(envelope, "payload", mm_json_new_str(payload)) &&
+         mm_json_set(member(material, "publicKey", mm_json_new_obj()), "hint", hex_json(fingerprint));
+}
+
+static char *bundle_text(const char *statement, const mm_key *key, mm_err *err) {
+  size_t n, length;
+  uint8_t raw[MM_SIGNATURE_BYTES];
+  mm_digest fingerprint;
+  char *signed_text = encoding_of(statement, strlen(statement), &n, err), *signature = NULL, *payload = NULL, *text = NULL;
+  if (signed_text && mm_key_sign(key, signed_text, n, raw, &length, err) && mm_key_fingerprint(key, &fingerprint, err) &&
+      (signature = mm_base64(raw, length, err)) && (payload = mm_base64(statement, strlen(statement), err))) {
+    mm_json *o = mm_json_new_obj();
+    text = put_bundle(o, payload, signature, &fingerprint) ? mm_json_dump(o, false) : NULL;
+    mm_json_free(o);
+    if (!text) mm_fail_memory(err, n);
+  }
+  MM_FREE(payload, signature, signed_text);
+  return text;
+}
+
+/* Written beside the checkpoint, then renamed into it: the directory never holds half a signature. `in` (taken over) was opened before
+ * what is signed was read: a checkpoint that has the name since does not get it. */
+static bool put_signature(const char *dir, int in, const char *text, mm_err *err) {
+  char real[PATH_MAX], parent[PATH_MAX], staged[NAME_MAX + 32];
+  struct stat now, then;
+  mm_output out = MM_OUTPUT_NONE;
+  const mm_path to = mm_path_of(dir, MM_SIGNATURE);
+  bool ok = realpath(dir, real) || mm_fail_errno(err, mm_at(dir, NULL), "resolve", errno);
+  ok = ok && ((stat(real, &now) == 0 && fstat(in, &then) == 0 && now.st_dev == then.st_dev && now.st_ino == then.st_ino) ||
+              mm_fail(err, MM_IO, "E_CHANGED", mm_at(dir, NULL), "changed while it was signed: it is another directory now"));
+  if (!ok) {
+    close(in);
+    return false;
+  }
+  snprintf(parent, sizeof parent, "%s", real);
+  snprintf(staged, sizeof staged, ".%.*s.partial-sign", NAME_MAX, basename(real));
+  int at = open(dirname(parent), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (at < 0) {
+    close(in);
+    return mm_fail_errno(err, mm_at(dir, NULL), "open the directory of", errno);
+  }
+  ok = mm_output_open_at(&out, to.text, at, staged, in, MM_SIGNATURE, err) && mm_pwrite(out.fd, to.text, text, strlen(text), 0, err);
+  out.mark = BUNDLE_MARK; /* an earlier signature is replaced, and nothing else */
+  ok = ok && mm_output_publish(&out, err);
+  mm_output_discard(&out);
+  return ok;
+}
+
+/* The parts in the order of list_resources. */
+typedef struct part_hashing {
+  const mm_map **map;
+  resource *item;
+} part_hashing;
+
+static bool hash_part(void *ctx, size_t i, unsigned worker, mm_err *err) {
+  (void)worker;
+  (void)err;
+  const part_hashing *h = ctx;
+  h->item[i].digest = mm_sha256(h->map[i]->data, h->map[i]->size);
+  return true;
+}
+
+static bool hash_parts(resources *r, const mm_shards *s, unsigned threads, mm_err *err) {
+  part_hashing h = {.map = mm_calloc(r->count, sizeof *h.map, err), .item = r->item};
+  size_t n = 0;
+  if (!h.map) return false;
+  while (n < r->count && !h.item->part) h.item++, n++;
+  n = 0;
+  for (uint32_t k = 0; k < mm_pack_ranks(&s->pack); k++)
+    for (size_t i = 0; i < s->pack.rank[k].part_count; i++) h.map[n++] = &s->rank[k].map[i];
+  bool ok = mm_pool_run(threads, n, hash_part, &h, err);
+  free(h.map);
+  return ok;
+}
+
+bool mm_signature_make(const char *dir, const mm_key *key, unsigned threads, mm_err *err) {
+  mm_shards s = {0};
+  resources r = {0};
+  char real[PATH_MAX], *statement = NULL, *bundle = NULL;
+  int in = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  bool ok = in >= 0 || mm_fail_errno(err, mm_at(dir, NULL), "open", errno);
+  ok = ok && mm_shards_open(&s, dir, err) && mm_verify_files(&s.pack, err) && mm_verify_blocks(&s, threads, err) &&
+       list_resources(&r, &s.pack, err) && hash_parts(&r, &s, threads, err) && mm_shards_unchanged(&s, err) &&
+       (realpath(dir, real) || mm_fail_errno(err, mm_at(dir, NULL), "resolve", errno));
+  if (ok) qsort(r.item, r.count, sizeof *r.item, by_name);
+  ok = ok && (statement = statement_text(basename(real), &r, err)) && (bundle = bundle_text(statement, key, err));
+  if (ok)
+    ok = put_signature(dir, in, bundle, err);
+  else if (in >= 0)
+    close(in);
+  MM_FREE(bundle, statement, r.item);
+  mm_shards_close(&s);
+  return ok;
+}
+
+/* ---- checking ---- */
+
+/* A string member that has one value only. */
+static bool is(const mm_json *o, const char *key, const char *expected, const mm_json_ctx *c, mm_err *err) {
+  const char *found;
+  char shown[128];
+  if (!mm_json_need_str(o, key, &found, c, err)) return false;
+  return strcmp(found, expected) == 0 || MM_REFUSE(c, err, "key \"%s\": found \"%s\", expected \"%s\"", key,
+                                                   mm_escape(shown, sizeof shown, found, strlen(found)), expected);
+}
+
+static bool hex_member(const mm_json *o, const char *key, mm_digest *out, const mm_json_ctx *c, mm_err *err) {
+  const char *hex;
+  if (!mm_json_need_str(o, key, &hex, c, err)) return false;
+  return mm_digest_parse(hex, strlen(hex), out) ||
+         MM_REFUSE(c, err, "key \"%s\": expected %d lower-case hexadecimal digits", key, MM_HEX_LEN);
+}
+
+/* Nothing may be left out of what is signed but the signature, and what is no part of a model in a git checkout (OMS 6.2). */
+static bool check_ignored(const mm_json *list, const mm_json_ctx *c, mm_err *err) {
+  static const char *const may[] = {MM_SIGNATURE, ".git", ".gitignore", ".gitattributes", ".github"};
+  for (size_t i = 0; i < mm_json_size(list); i++) {
+    const mm_json *j = mm_json_at(list, i);
+    bool known = false;
+    for (size_t k = 0; mm_json_type_of(j) == MM_JSON_STR && k < sizeof may / sizeof *may; k++) known |= strcmp(mm_json_str(j), may[k]) == 0;
+    if (!known) return MM_REFUSE(c, err, "key \"ignore_paths\": entry %zu: expected none but %s and git's", i, MM_SIGNATURE);
+  }
+  return true;
+}
+
+static bool check_serialization(const mm_json *predicate, const mm_json_ctx *c, mm_err *err) {
+  const mm_json *s = mm_json_need(predicate, "serialization", MM_JSON_OBJ, c, err);
+  return s && is(s, "method", "files", c, err) && is(s, "hash_type", "sha256", c, err) &&
+         check_ignored(mm_json_get(s, "ignore_paths"), c, err);
+}
+
+/* The signed list, with names borrowed from the JSON. */
+static bool read_resources(resources *r, const mm_json *list, const mm_json_ctx *c, mm_err *err) {
+  if (!(r->item = mm_calloc(mm_json_size(list), sizeof *r->item, err))) return false;
+  for (; r->count < mm_json_size(list); r->count++) {
+    const mm_json *j = mm_json_at(list, r->count);
+    if (mm_json_type_of(j) != MM_JSON_OBJ) return MM_REFUSE(c, err, "key \"resources\": expected objects");
+    if (!is(j, "algorithm", "sha256", c, err) || !mm_json_need_str(j, "name", &r->item[r->count].name, c, err) ||
+        !hex_member(j, "digest", &r->item[r->count].digest, c, err))
+      return false;
+  }
+  return true;
+}
+
+static bool check_subject(const mm_json *statement, const resources *r, const mm_json_ctx *c, mm_err *err) {
+  const mm_json *list = mm_json_need(statement, "subject", MM_JSON_ARR, c, err), *digest;
+  const mm_digest root = root_of(r);
+  mm_digest claimed;
+  if (!list) return false;
+  if (mm_json_size(list) != 1) return MM_REFUSE(c, err, "found %zu subjects, expected 1", mm_json_size(list));
+  if (!(digest = mm_json_need(mm_json_at(list, 0), "digest", MM_JSON_OBJ, c, err)) || !hex_member(digest, "sha256", &claimed, c, err))
+    return false;
+  return mm_digest_equal(&root, &claimed) || MM_REFUSE(c, err, "the subject's digest is not that of the resources");
+}
+
+static bool not_same(const char *name, bool signed_one, const mm_json_ctx *c, mm_err *err) {
+  char shown[512];
+  mm_escape(shown, sizeof shown, name, strlen(name));
+  return signed_one ? MM_REFUSE(c, err, "signed, but not in the checkpoint: \"%s\"", shown)
+                    : MM_REFUSE(c, err, "in the checkpoint, but not signed: \"%s\"", shown);
+}
+
+/* Both sorted: the first difference is named. */
+static bool same_resources(const resources *found, const resources *expected, const mm_json_ctx *c, mm_err *err) {
+  size_t n = mm_min(found->count, expected->count);
+  for (size_t i = 0; i < n; i++) {
+    const resource *x = &found->item[i], *y = &expected->item[i];
+    int order = strcmp(x->name, y->name);
+    if (order != 0) return not_same(order < 0 ? x->name : y->name, order < 0, c, err);
+    if (!y->part && !mm_digest_equal(&x->digest, &y->digest)) return MM_REFUSE(c, err, "other contents were signed: \"%s\"", y->name);
+  }
+  if (found->count > n) return not_same(found->item[n].name, true, c, err);
+  return expected->count == n || not_same(expected->item[n].name, false, c, err);
+}
+
+static bool check_statement(const mm_pack *p, const mm_json *s, const mm_json_ctx *c, mm_err *err) {
+  resources found = {0}, expected = {0};
+  const mm_json *predicate, *list;
+  bool ok = is(s, "_type", STATEMENT_TYPE, c, err) && is(s, "predicateType", PREDICATE_TYPE, c, err) &&
+            (predicate = mm_json_need(s, "predicate", MM_JSON_OBJ, c, err)) && check_serialization(predicate, c, err) &&
+            (list = mm_json_need(predicate, "resources", MM_JSON_ARR, c, err)) && read_resources(&found, list, c, err) &&
+            check_subject(s, &found, c, err) && list_resources(&expected, p, err);
+  if (ok) {
+    qsort(found.item, found.count, sizeof *found.item, by_name);
+    qsort(expected.item, expected.count, sizeof *expected.item, by_name);
+  }
+  ok = ok && same_resources(&found, &expected, c, err);
+  free(found.item);
+  free(expected.item);
+  return ok;
+}
+
+/* The envelope's payload once its one signature is proven. free() it. */
+static char *open_envelope(const mm_json *bundle, const mm_key *key, const mm_json_ctx *c, size_t *n, mm_err *err) {
+  const mm_json *envelope = mm_json_need(bundle, "dsseEnvelope", MM_JSON_OBJ, c, err), *list;
+  const char *payload, *signature;
+  if (!envelope || !is(envelope, "payloadType", PAYLOAD_TYPE, c, err) || !mm_json_need_str(envelope, "payload", &payload, c, err) ||
+      !(list = mm_json_need(envelope, "signatures", MM_JSON_ARR, c, err)))
+    return NULL;
+  if (mm_json_size(list) != 1) return MM_REFUSE(c, err, "found %zu signatures, expected 1", mm_json_size(list)), NULL;
+  if (!mm_json_need_str(mm_json_at(list, 0), "sig", &signature, c, err)) return NULL;
+  mm_where where = mm_at(c->file, NULL);
+  size_t length, k;
+  char *encoding = NULL;
+  uint8_t *raw = mm_base64_parse(signature, &length, where, err), *statement = raw ? mm_base64_parse(payload, n, where, err) : NULL;
+  bool ok = statement && (encoding = encoding_of((const char *)statement, *n, &k, err)) &&
+            mm_key_verify(key, encoding, k, raw, length, where, err);
+  free(encoding);
+  free(raw);
+  if (ok) return (char *)statement;
+  free(statement);
+  return NULL;
+}
+
+/* A signature by another key is refused as that, before it is checked. */
+static bool check_key(const mm_json *bundle, const mm_key *key, const mm_json_ctx *c, mm_err *err) {
+  const mm_json *material = mm_json_need(bundle, "verificationMaterial", MM_JSON_OBJ, c, err), *named;
+  mm_digest hint, ours;
+  if (!material || !(named = mm_json_need(material, "publicKey", MM_JSON_OBJ, c, err)) || !hex_member(named, "hint", &hint, c, err) ||
+      !mm_key_fingerprint(key, &ours, err))
+    return false;
+  return mm_digest_equal(&hint, &ours) || MM_REFUSE(c, err, "signed with another key");
+}
+
+static bool check_bundle(const mm_pack *p, const mm_key *key, const mm_json *bundle, const mm_json_ctx *c, mm_err *err) {
+  if (mm_json_type_of(bundle) != MM_JSON_OBJ) return MM_REFUSE(c, err, "expected an object");
+  if (!is(bundle, "mediaType", BUNDLE_TYPE, c, err) || !check_key(bundle, key, c, err)) return false;
+  size_t n;
+  char *statement = open_envelope(bundle, key, c, &n, err);
+  mm_json *s = statement ? mm_json_parse(statement, n, c->file, err) : NULL;
+  bool ok = s && check_statement(p, s, c, err);
+  mm_json_free(s);
+  free(statement);
+  return ok;
+}
+
+bool mm_signature_parse(const mm_pack *p, const mm_key *key, const char *text, size_t n, mm_err *err) {
+  const mm_path path = mm_path_of(p->dir, MM_SIGNATURE);
+  mm_json_ctx c = {path.text, MM_INTEGRITY, "E_SIGNATURE"};
+  mm_err e = {0};
+  mm_json *bundle = mm_json_parse(text, n, path.text, &e);
+  bool ok = bundle && check_bundle(p, key, bundle, &c, &e);
+  mm_json_free(bundle);
+  return ok || mm_fail_damaged(err, &e);
+}
+
+char *mm_signature_text(const char *dir, size_t *n, mm_err *err) {
+  const mm_path path = mm_path_of(dir, MM_SIGNATURE);
+  mm_err why = {0};
+  char *text = mm_file_slurp(path.text, MM_MANIFEST_MAX, n, &why);
+  if (!text) return mm_fail_damaged(err, &why), NULL;
+  mm_json *bundle = mm_json_parse(text, *n, path.text, &why);
+  const mm_json *type = mm_json_type_of(bundle) == MM_JSON_OBJ ? mm_json_get(bundle, "mediaType") : NULL;
+  const bool ok = mm_json_type_of(type) == MM_JSON_STR && strcmp(mm_json_str(type), BUNDLE_TYPE) == 0;
+  mm_json_free(bundle);
+  if (ok) return text;
+  free(text);
+  if (why.status == MM_LIMIT)
+    mm_fail_as(err, &why);
+  else
+    mm_fail(err, MM_INTEGRITY, "E_SIGNATURE", mm_at(path.text, NULL),
+            "found a file that is no signature, expected a JSON object of mediaType %s", BUNDLE_TYPE);
+  return NULL;
+}
+
+bool mm_signature_check(const mm_pack *p, const mm_key *key, mm_err *err) {
+  size_t n;
+  mm_err e = {0};
+  const mm_path path = mm_path_of(p->dir, MM_SIGNATURE);
+  char *text = mm_file_slurp(path.text, MM_MANIFEST_MAX, &n, &e);
+  bool ok = text && mm_signature_parse(p, key, text, n, &e);
+  free(text);
+  return ok || mm_fail_damaged(err, &e);
+}

@@ -1,0 +1,21 @@
+/* What minimax-bench is asked for, and the cases of each subject. */
+#ifndef MM_RUNTIME_BENCH_CASES_H
+#define MM_RUNTIME_BENCH_CASES_H
+
+#include <stddef.h>
+
+#include "runtime/bench/bench_result.h"
+
+typedef struct mm_bench_args {
+  const char *subject, *model, *quant, *experts, *head, *vocab, *kv, *act_quant;
+  uint64_t layers, batch, context, tokens, steps; /* 0: the subject's own */
+  uint64_t tp, ep;                                /* ranks, and among how many groups of them experts are divided */
+  bool json, quiet;
+} mm_bench_args;
+
+/* The subject's case number i of the model asked for, or of all, under the options given; false where it has no more. */
+bool mm_bench_case_at(const mm_bench_args *a, size_t i, mm_bench_case *c);
+/* Some case is of it. */
+bool mm_bench_is_subject(const char *word);
+
+#endif

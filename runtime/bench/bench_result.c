@@ -1,0 +1,82 @@
+/* Printing what minimax-bench measured. */
+#include "runtime/bench/bench_result.h"
+
+#include <stdio.h>
+
+void mm_bench_print_copy(double bytes_per_s, bool json) {
+  if (json)
+    printf("{\"copy_bytes_per_s\":%.6g}\n", bytes_per_s);
+  else
+    printf("device copy %.0f GB/s, read + write\n", bytes_per_s * 1e-9);
+}
+
+/* What every object begins with. */
+static void open_object(const mm_bench_result *r) {
+  printf("{\"subject\":\"%s\",\"model\":\"%s\",\"tp\":%u,\"ep\":%u,\"layers\":%u,\"quant\":\"%s\",\"expert_quant\":\"%s\",\"head\":\"%s\"",
+         r->c->subject, r->c->model, r->ranks, r->ep, r->layers, r->c->quant, r->c->experts, r->c->head);
+}
+
+/* What every line begins with. */
+static void open_line(const mm_bench_result *r) {
+  printf("%s", r->c->model);
+  if (r->ranks > 1) printf(", tp %u,", r->ranks);
+  if (r->ep > 1) printf(" ep %u,", r->ep);
+}
+
+void mm_bench_print_op(const mm_bench_result *r, const char *op, bool json) {
+  if (json) {
+    open_object(r);
+    printf(",\"op\":\"%s\",\"batch\":%u,\"seconds\":%.9g", op, r->batch, r->seconds);
+    if (r->bytes > 0) printf(",\"bytes\":%.0f,\"of_copy\":%.4f", r->bytes, r->bytes / r->seconds / r->copy_rate);
+    puts("}");
+    return;
+  }
+  open_line(r);
+  printf(" %s/%s/%s B=%u %s: %.2f us", r->c->quant, r->c->experts, r->c->head, r->batch, op, r->seconds * 1e6);
+  if (r->bytes > 0) printf(", %.1f MB, %.2f of copy", r->bytes * 1e-6, r->bytes / r->seconds / r->copy_rate);
+  printf("\n");
+}
+
+void mm_bench_print_decode(const mm_bench_result *r, bool json) {
+  const double rate = r->batch / r->seconds;
+  if (json) {
+    open_object(r);
+    printf(",\"batch\":%u,\"context\":%u,\"kv_fp8\":%s,\"seconds\":%.9g,\"tokens_per_s\":%.6g", r->batch, r->c->context,
+           r->kv_fp8 ? "true" : "false", r->seconds, rate);
+    printf(",\"experts_a_layer\":%.3f,\"bytes\":%.0f,\"floor_s\":%.9g}\n", r->reached, r->bytes, r->floor_s);
+    return;
+  }
+  open_line(r);
+  printf(" x %u %s/%s/%s, decode B=%u context %u%s: %.1f us, %.1f tokens/s, %.1f experts a layer, %.3f GB, floor %.1f us, %.2f x floor\n",
+         r->layers, r->c->quant, r->c->experts, r->c->head, r->batch, r->c->context, r->kv_fp8 ? " fp8" : "", r->seconds * 1e6, rate,
+         r->reached, r->bytes * 1e-9, r->floor_s * 1e6, r->seconds / r->floor_s);
+}
+
+void mm_bench_print_prefill(const mm_bench_result *r, bool json) {
+  const double rate = r->c->tokens / r->seconds;
+  if (json) {
+    open_object(r);
+    printf(",\"tokens\":%u,\"seconds\":%.9g,\"tokens_per_s\":%.6g,\"floor_s\":%.9g", r->c->tokens, r->seconds, rate, r->floor_s);
+    printf(",\"floor_fp8_ops_per_s\":%.6g,\"floor_bf16_ops_per_s\":%.6g,\"floor_attention_ops_per_s\":%.6g}\n", r->rate[0], r->rate[1],
+           r->rate[2]);
+    return;
+  }
+  open_line(r);
+  printf(" x %u %s/%s/%s, prefill T=%u: %.2f ms, %.2f ms a layer, %.0f tokens/s, floor %.2f ms, %.2f of it", r->layers, r->c->quant,
+         r->c->experts, r->c->head, r->c->tokens, r->seconds * 1e3, r->seconds * 1e3 / r->layers, rate, r->floor_s * 1e3,
+         r->floor_s / r->seconds);
+  printf("; assumed: FP8 %.2f, BF16 %.2f, attention %.2f PFLOP/s\n", r->rate[0] * 1e-15, r->rate[1] * 1e-15, r->rate[2] * 1e-15);
+}
+
+void mm_bench_print_mixed(const mm_bench_result *r, const double seconds[3], bool json) {
+  if (json) {
+    open_object(r);
+    printf(",\"batch\":%u,\"context\":%u,\"tokens\":%u,\"seconds\":%.9g", r->batch, r->c->context, r->c->tokens, seconds[2]);
+    printf(",\"decode_alone_s\":%.9g,\"stretch_alone_s\":%.9g}\n", seconds[0], seconds[1]);
+    return;
+  }
+  open_line(r);
+  printf(" x %u %s/%s/%s, %u tokens of context %u beside a stretch of %u: %.1f us; apart %.1f and %.1f us, ratio %.3f\n", r->layers,
+         r->c->quant, r->c->experts, r->c->head, r->batch, r->c->context, r->c->tokens, seconds[2] * 1e6, seconds[0] * 1e6,
+         seconds[1] * 1e6, seconds[2] / (seconds[0] + seconds[1]));
+}

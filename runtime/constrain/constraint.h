@@ -1,0 +1,41 @@
+/* What a reply may say next, as masks of tokens: a sequence of sections, each free text, a token, or JSON of a form. */
+#ifndef MM_RUNTIME_SERVE_CONSTRAINT_H
+#define MM_RUNTIME_SERVE_CONSTRAINT_H
+
+#include "runtime/constrain/grammar.h"
+#include "runtime/text/tokenizer.h"
+
+/* All ordinary tokens by their bytes; of one tokenizer, for all constraints. Read only. The tags that mark the parts of a reply are not
+ * among them: text that spells a tag is made of other tokens. */
+typedef struct mm_lexicon mm_lexicon;
+/* end[end_count]: ids that end a reply. The tokenizer and `end` stay. */
+mm_lexicon *mm_lexicon_open(const mm_tokenizer *t, uint32_t vocab, const int32_t *end, uint32_t end_count, mm_err *err);
+void mm_lexicon_close(mm_lexicon *l); /* accepts NULL */
+
+typedef enum mm_section_kind {
+  MM_SECTION_UNTIL, /* ordinary tokens, up to the token `id`, which belongs to it; with `instead` the token `call` may end it too: the
+                       next section is the one after MM_SECTION_TOKEN of `call`, and without such a section anything may follow */
+  MM_SECTION_TOKEN, /* the token `id` */
+  MM_SECTION_FORM,  /* text of `form`; with `instead` the token `id` may stand in its place, and anything after it */
+  MM_SECTION_REST   /* anything, up to the end */
+} mm_section_kind;
+
+typedef struct mm_section {
+  mm_section_kind kind;
+  int32_t id, call;
+  const mm_form *form;
+  bool instead;
+} mm_section;
+
+#define MM_SECTIONS 8
+typedef struct mm_constraint mm_constraint;
+/* After the last section nothing but the end may come. Forms stay until close. */
+mm_constraint *mm_constraint_open(const mm_lexicon *l, const mm_section *section, uint32_t sections, mm_err *err);
+void mm_constraint_close(mm_constraint *c); /* accepts NULL */
+/* The ids allowed next, as mm_sampling.allowed; NULL: all. Valid until the next call. In one thread at a time, as is chosen. */
+const uint32_t *mm_constraint_allowed(mm_constraint *c);
+void mm_constraint_chosen(mm_constraint *c, int32_t id);
+/* Whether nothing could follow where a form had to go on, as within values that never end: the end alone is allowed from then on. */
+bool mm_constraint_stuck(const mm_constraint *c);
+
+#endif

@@ -1,0 +1,367 @@
+/* The automaton: a stack of values that are not complete, and one function for each kind of value. */
+#include "runtime/constrain/grammar.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* What a byte did to the value on top. */
+typedef enum outcome { BAD, TAKEN, AGAIN } outcome; /* AGAIN: the stack changed, and the byte is still to be taken */
+
+static bool push(mm_grammar *g, const mm_form *s) {
+  if (g->depth == MM_GRAMMAR_DEPTH) return false;
+  g->frame[g->depth++] = (mm_grammar_frame){.form = s};
+  return true;
+}
+
+void mm_grammar_start(mm_grammar *g, const mm_form *form) {
+  g->depth = 0;
+  push(g, form);
+}
+
+void mm_grammar_copy(mm_grammar *to, const mm_grammar *from) {
+  memcpy(to->frame, from->frame, from->depth * sizeof *from->frame);
+  to->depth = from->depth;
+}
+
+/* Whether a frame of this form lets the same words of at most `longest` bytes follow with both counts. A byte adds at most one to a count,
+ * after it was compared: before the last byte of a word the count has grown by longest - 1 at most. So as long as count + longest <= least,
+ * every comparison with `least` fails and every one with `most` passes; with least <= count and count + longest <= most all pass. */
+static bool counts_alike(const mm_form *s, uint32_t x, uint32_t y, uint32_t longest) {
+  const uint64_t lo = mm_min(x, y);
+  const uint64_t hi = (uint64_t)mm_max(x, y) + longest;
+  if (x == y) return true;
+  if (s->kind == MM_FORM_OBJECT) return false; /* it counts properties, whose keys differ */
+  return hi <= s->least || (lo >= s->least && hi <= s->most);
+}
+
+bool mm_grammar_same(const mm_grammar *a, const mm_grammar *b, uint32_t longest) {
+  if (a->depth != b->depth) return false;
+  for (uint32_t i = 0; i < a->depth; i++) {
+    const mm_grammar_frame *x = &a->frame[i], *y = &b->frame[i];
+    if (x->form != y->form || x->from != y->from || x->to != y->to || x->bytes != y->bytes || x->phase != y->phase ||
+        x->space != y->space || x->digits != y->digits || x->tail != y->tail || x->lo != y->lo || x->hi != y->hi)
+      return false;
+    if (!counts_alike(x->form, x->count, y->count, longest)) return false;
+  }
+  return true;
+}
+
+/* ---- Literals ---- */
+
+int mm_literal_compare(const mm_literal *a, const mm_literal *b) {
+  const int order = memcmp(a->p, b->p, mm_min(a->n, b->n));
+  return order ? order : (a->n > b->n) - (a->n < b->n);
+}
+
+static int compare(const void *a, const void *b) { return mm_literal_compare(a, b); }
+
+void mm_literals_sort(mm_form *literals) { qsort(literals->literal, literals->count, sizeof *literals->literal, compare); }
+
+/* The place among the form's literals of the one that is i-th by its bytes. */
+static uint32_t place_of(const mm_form *s, uint32_t i) { return s->order ? s->order[i] : i; }
+
+/* Of the i-th literal by bytes: its byte after the first n, -1 where it has no more. */
+static int byte_after(const mm_form *s, uint32_t i, uint32_t n) {
+  const mm_literal *l = &s->literal[place_of(s, i)];
+  return l->n > n ? (uint8_t)l->p[n] : -1;
+}
+
+/* The first of [lo, hi), whose first n bytes are equal, whose next byte is `byte` or more. */
+static uint32_t first_from(const mm_form *s, uint32_t lo, uint32_t hi, uint32_t n, int byte) {
+  while (lo < hi) {
+    const uint32_t middle = lo + (hi - lo) / 2;
+    if (byte_after(s, middle, n) < byte)
+      lo = middle + 1;
+    else
+      hi = middle;
+  }
+  return lo;
+}
+
+/* One of the literals at places [first, end) goes on with this byte after the bytes of f. */
+static bool literal_step(mm_grammar_frame *f, uint32_t first, uint32_t end, uint8_t byte) {
+  const mm_form *s = f->form;
+  const uint32_t lo = f->bytes ? f->from : 0, hi = f->bytes ? f->to : s->count;
+  const uint32_t from = first_from(s, lo, hi, f->bytes, byte), to = first_from(s, from, hi, f->bytes, byte + 1);
+  uint32_t i = from;
+  while (i < to && (place_of(s, i) < first || place_of(s, i) >= end)) i++;
+  if (i == to) return false;
+  f->from = (uint16_t)from;
+  f->to = (uint16_t)to;
+  f->bytes++;
+  return true;
+}
+
+/* One of the literals at places [first, end) is there whole; *which by bytes. Those are the shortest with the bytes of f. */
+static bool literal_whole(const mm_grammar_frame *f, uint32_t first, uint32_t end, uint16_t *which) {
+  const mm_form *s = f->form;
+  for (uint32_t i = f->from; f->bytes && i < f->to && byte_after(s, i, f->bytes) < 0; i++)
+    if (place_of(s, i) >= first && place_of(s, i) < end) return *which = (uint16_t)i, true;
+  return false;
+}
+
+static outcome step_literals(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
+  uint16_t which;
+  if (literal_step(f, 0, f->form->count, byte)) return TAKEN;
+  if (!literal_whole(f, 0, f->form->count, &which)) return BAD;
+  g->depth--;
+  return AGAIN;
+}
+
+/* ---- Numbers ---- */
+
+enum { NUMBER_START, NUMBER_MINUS, NUMBER_ZERO, NUMBER_WHOLE, NUMBER_POINT, NUMBER_FRACTION, NUMBER_E, NUMBER_SIGN, NUMBER_EXPONENT };
+
+static bool number_whole(const mm_grammar_frame *f) {
+  return f->phase == NUMBER_ZERO || f->phase == NUMBER_WHOLE || f->phase == NUMBER_FRACTION || f->phase == NUMBER_EXPONENT;
+}
+
+static outcome step_number(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
+  const bool digit = byte >= '0' && byte <= '9', real = f->form->kind == MM_FORM_NUMBER;
+  uint8_t next = UINT8_MAX;
+  switch (f->phase) {
+    case NUMBER_START:
+      if (byte == '-') next = NUMBER_MINUS; /* fall through */
+    case NUMBER_MINUS:
+      if (digit) next = byte == '0' ? NUMBER_ZERO : NUMBER_WHOLE;
+      break;
+    case NUMBER_POINT:
+    case NUMBER_FRACTION:
+      if (digit) next = NUMBER_FRACTION;
+      break;
+    case NUMBER_E:
+      if (byte == '+' || byte == '-') next = NUMBER_SIGN; /* fall through */
+    case NUMBER_SIGN:
+    case NUMBER_EXPONENT:
+      if (digit) next = NUMBER_EXPONENT;
+      break;
+    case NUMBER_WHOLE:
+      if (digit) next = NUMBER_WHOLE;
+      break;
+    default: break;
+  }
+  const bool room = f->digits + 4 <= MM_GRAMMAR_DIGITS; /* for what must follow */
+  if (real && room && byte == '.' && (f->phase == NUMBER_ZERO || f->phase == NUMBER_WHOLE)) next = NUMBER_POINT;
+  if (real && room && (byte == 'e' || byte == 'E') && number_whole(f) && f->phase != NUMBER_EXPONENT) next = NUMBER_E;
+  if (next != UINT8_MAX) {
+    f->phase = next;
+    return ++f->digits <= MM_GRAMMAR_DIGITS ? TAKEN : BAD;
+  }
+  if (!number_whole(f)) return BAD;
+  g->depth--;
+  return AGAIN;
+}
+
+/* ---- Strings ---- */
+
+enum { STRING_START, STRING_TEXT, STRING_ESCAPE, STRING_HEX, STRING_TAIL };
+
+/* The first byte of a character; what its next ones may be (Unicode, table 3-7). */
+static bool character(mm_grammar_frame *f, uint8_t byte) {
+  f->lo = 0x80;
+  f->hi = 0xbf;
+  f->tail = 0;
+  if (byte >= 0x80) {
+    if (byte < 0xc2 || byte > 0xf4) return false;
+    f->tail = byte < 0xe0 ? 1 : byte < 0xf0 ? 2 : 3;
+    if (byte == 0xe0) f->lo = 0xa0;
+    if (byte == 0xed) f->hi = 0x9f;
+    if (byte == 0xf0) f->lo = 0x90;
+    if (byte == 0xf4) f->hi = 0x8f;
+    f->phase = STRING_TAIL;
+  }
+  return byte >= 0x20;
+}
+
+static bool string_text(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
+  if (byte == '"') {
+    g->depth--;
+    return f->count >= f->form->least;
+  }
+  if (f->count >= f->form->most) return false;
+  f->count++;
+  if (byte != '\\') return character(f, byte);
+  f->phase = STRING_ESCAPE;
+  return true;
+}
+
+/* \uXXXX without surrogates: what needs two can be written as itself. */
+static bool string_hex(mm_grammar_frame *f, uint8_t byte) {
+  const bool digit = byte >= '0' && byte <= '9', letter = (byte | 0x20) >= 'a' && (byte | 0x20) <= 'f';
+  if (!digit && !letter) return false;
+  if (f->tail == 4) f->hi = (byte | 0x20) == 'd';
+  if (f->tail == 3 && f->hi && !(byte >= '0' && byte <= '7')) return false;
+  if (--f->tail == 0) f->phase = STRING_TEXT;
+  return true;
+}
+
+static outcome step_string(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
+  bool ok = false;
+  switch (f->phase) {
+    case STRING_START:
+      ok = byte == '"';
+      f->phase = STRING_TEXT;
+      break;
+    case STRING_TEXT: ok = string_text(g, f, byte); break;
+    case STRING_ESCAPE:
+      ok = byte && strchr("\"\\/bfnrtu", byte);
+      f->phase = byte == 'u' ? STRING_HEX : STRING_TEXT;
+      f->tail = 4;
+      break;
+    case STRING_HEX: ok = string_hex(f, byte); break;
+    case STRING_TAIL:
+      ok = byte >= f->lo && byte <= f->hi;
+      f->lo = 0x80;
+      f->hi = 0xbf;
+      if (--f->tail == 0) f->phase = STRING_TEXT;
+      break;
+    default: break;
+  }
+  return ok ? TAKEN : BAD;
+}
+
+/* ---- Objects and arrays ---- */
+
+enum { OPENING, FIRST, NEXT, AFTER_COMMA, KEY, COLON };
+
+/* One past the last property whose key may come now: the next that is required, it included. */
+static uint32_t properties_end(const mm_grammar_frame *f) { return f->count < f->form->count ? f->form->literal[f->count].end : f->count; }
+
+static bool may_close(const mm_grammar_frame *f) {
+  if (f->form->kind != MM_FORM_OBJECT) return f->count >= f->form->least;
+  const uint32_t end = properties_end(f);
+  return end == f->count || !f->form->literal[end - 1].required;
+}
+
+static bool may_go_on(const mm_grammar *g, const mm_grammar_frame *f) {
+  return g->depth < MM_GRAMMAR_DEPTH && f->count < (f->form->kind == MM_FORM_OBJECT ? f->form->count : f->form->most);
+}
+
+static outcome begin_member(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
+  static const mm_form any_string = {.kind = MM_FORM_STRING, .most = UINT32_MAX};
+  if (!may_go_on(g, f)) return BAD;
+  if (f->form->kind == MM_FORM_OBJECT) {
+    f->phase = KEY;
+    f->bytes = 0;
+    return literal_step(f, f->count, properties_end(f), byte) ? TAKEN : BAD;
+  }
+  f->count++;
+  f->phase = f->form->kind == MM_FORM_MAP ? COLON : NEXT;
+  return push(g, f->form->kind == MM_FORM_MAP ? &any_string : f->form->item) ? AGAIN : BAD;
+}
+
+static outcome step_key(mm_grammar_frame *f, uint8_t byte) {
+  uint16_t which;
+  if (literal_step(f, f->count, properties_end(f), byte)) return TAKEN;
+  if (!literal_whole(f, f->count, properties_end(f), &which)) return BAD;
+  f->from = which;
+  f->phase = COLON;
+  return AGAIN;
+}
+
+static outcome step_colon(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
+  if (byte != ':') return BAD;
+  const bool object = f->form->kind == MM_FORM_OBJECT;
+  const uint32_t place = object ? place_of(f->form, f->from) : 0;
+  const mm_form *value = object ? f->form->literal[place].value : f->form->item;
+  if (object) f->count = place + 1;
+  f->phase = NEXT;
+  f->bytes = f->from = f->to = 0;
+  return push(g, value) ? TAKEN : BAD;
+}
+
+static outcome step_container(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
+  const bool array = f->form->kind == MM_FORM_ARRAY;
+  switch (f->phase) {
+    case OPENING: f->phase = FIRST; return byte == (array ? '[' : '{') && (may_close(f) || may_go_on(g, f)) ? TAKEN : BAD;
+    case FIRST:
+    case NEXT:
+      if (byte == (array ? ']' : '}')) {
+        g->depth--;
+        return may_close(f) ? TAKEN : BAD;
+      }
+      if (f->phase == FIRST) return begin_member(g, f, byte);
+      if (byte != ',' || f->space || !may_go_on(g, f)) return BAD;
+      f->phase = AFTER_COMMA;
+      return TAKEN;
+    case AFTER_COMMA: return begin_member(g, f, byte);
+    case KEY: return step_key(f, byte);
+    default: return step_colon(g, f, byte);
+  }
+}
+
+/* ---- All of them ---- */
+
+static int first_of(uint8_t byte) {
+  switch (byte) {
+    case '{': return MM_FIRST_OBJECT;
+    case '[': return MM_FIRST_ARRAY;
+    case '"': return MM_FIRST_STRING;
+    case 't': return MM_FIRST_TRUE;
+    case 'f': return MM_FIRST_FALSE;
+    case 'n': return MM_FIRST_NULL;
+    default: return byte == '-' || (byte >= '0' && byte <= '9') ? MM_FIRST_NUMBER : -1;
+  }
+}
+
+/* Blanks may stand here. */
+static bool between(const mm_grammar_frame *f) {
+  switch (f->form->kind) {
+    case MM_FORM_OBJECT:
+    case MM_FORM_MAP:
+    case MM_FORM_ARRAY: return f->phase == NEXT ? may_close(f) : f->phase != KEY && f->phase != COLON;
+    case MM_FORM_LITERALS: return !f->form->exact && f->bytes == 0;
+    default: return f->phase == 0;
+  }
+}
+
+static outcome blank(mm_grammar_frame *f, bool start, uint8_t byte) {
+  if (byte != ' ' && byte != '\t' && f->space >= (start ? 2 : 1)) return BAD;
+  return ++f->space <= MM_GRAMMAR_SPACE ? TAKEN : BAD;
+}
+
+static outcome step_top(mm_grammar *g, uint8_t byte) {
+  mm_grammar_frame *f = &g->frame[g->depth - 1];
+  if (between(f) && (byte == ' ' || byte == '\n' || byte == '\t' || byte == '\r')) return blank(f, g->depth == 1 && f->phase == 0, byte);
+  switch (f->form->kind) {
+    case MM_FORM_CHOICE: {
+      const int first = first_of(byte);
+      const mm_form *s = first < 0 ? NULL : f->form->by_first[first];
+      if (!s) return BAD;
+      *f = (mm_grammar_frame){.form = s};
+      return AGAIN;
+    }
+    case MM_FORM_LITERALS: return step_literals(g, f, byte);
+    case MM_FORM_NUMBER:
+    case MM_FORM_INTEGER: return step_number(g, f, byte);
+    case MM_FORM_STRING: return step_string(g, f, byte);
+    default: return step_container(g, f, byte);
+  }
+}
+
+bool mm_grammar_step(mm_grammar *g, uint8_t byte) {
+  outcome o = AGAIN;
+  while (o == AGAIN && g->depth) {
+    mm_grammar_frame *f = &g->frame[g->depth - 1];
+    const uint8_t space = f->space;
+    o = step_top(g, byte);
+    if (f->space == space) f->space = 0;
+  }
+  return o == TAKEN;
+}
+
+bool mm_grammar_accepts(const mm_grammar *g) {
+  const mm_grammar_frame *f = &g->frame[0];
+  uint16_t which;
+  if (g->depth != 1) return g->depth == 0;
+  if (f->form->kind == MM_FORM_LITERALS) return literal_whole(f, 0, f->form->count, &which);
+  return (f->form->kind == MM_FORM_NUMBER || f->form->kind == MM_FORM_INTEGER) && number_whole(f);
+}
+
+bool mm_grammar_done(const mm_grammar *g) {
+  const mm_grammar_frame *f = &g->frame[0];
+  uint16_t which;
+  if (g->depth != 1 || f->form->kind != MM_FORM_LITERALS) return g->depth == 0;
+  /* The longest of those with these bytes comes last. */
+  return literal_whole(f, 0, f->form->count, &which) && byte_after(f->form, f->to - 1u, f->bytes) < 0;
+}

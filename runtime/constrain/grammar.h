@@ -1,0 +1,87 @@
+/* JSON texts of a form, byte by byte: a state says which bytes may follow. The forms are made by schema.h. */
+#ifndef MM_RUNTIME_SERVE_GRAMMAR_H
+#define MM_RUNTIME_SERVE_GRAMMAR_H
+
+#include "formats/system/base.h"
+
+#define MM_GRAMMAR_DEPTH 32 /* values within values */
+#define MM_GRAMMAR_SPACE                                                                                  \
+  24                         /* blanks between two tokens of JSON at most, newlines first and one of them \
+                              * (two at the start): models that may write more do not stop */
+#define MM_GRAMMAR_DIGITS 32 /* of a number */
+#define MM_LITERALS       UINT16_MAX
+
+typedef enum mm_form_kind {
+  MM_FORM_CHOICE, /* one of several, told apart by the first byte */
+  MM_FORM_OBJECT, /* with the properties of a list, in its order */
+  MM_FORM_MAP,    /* an object with any keys */
+  MM_FORM_ARRAY,
+  MM_FORM_STRING,
+  MM_FORM_NUMBER,
+  MM_FORM_INTEGER,
+  MM_FORM_LITERALS /* one of some texts */
+} mm_form_kind;
+
+/* By what a value begins with. */
+typedef enum mm_first {
+  MM_FIRST_OBJECT,
+  MM_FIRST_ARRAY,
+  MM_FIRST_STRING,
+  MM_FIRST_NUMBER,
+  MM_FIRST_TRUE,
+  MM_FIRST_FALSE,
+  MM_FIRST_NULL
+} mm_first;
+#define MM_FIRSTS 7
+
+typedef struct mm_form mm_form;
+typedef struct mm_literal {
+  const char *p; /* n bytes */
+  size_t n;
+  bool required;        /* of a property's key */
+  uint16_t end;         /* of a property's key: one past the next property that is required, itself included; else one past the last */
+  const mm_form *value; /* of a property */
+} mm_literal;
+
+struct mm_form {
+  mm_form_kind kind;
+  const mm_form *by_first[MM_FIRSTS]; /* of a choice; NULL: no value begins so */
+  bool exact;                         /* of literals: no blanks before */
+  mm_literal *literal;   /* [count] the texts in the order of their bytes (mm_literals_sort), or the keys of an object with their quotes */
+  uint32_t count;        /* MM_LITERALS at most */
+  const uint16_t *order; /* [count] of an object: its keys in the order of their bytes */
+  const mm_form *item;   /* of an array or map */
+  uint32_t least, most;  /* items, or characters; most UINT32_MAX: any */
+};
+
+typedef struct mm_grammar_frame {
+  const mm_form *form;
+  uint32_t count;    /* items or characters so far; the next property */
+  uint16_t bytes;    /* of a literal that are there; if any, */
+  uint16_t from, to; /* literals [from, to), in the order of their bytes, have them; of a whole key: from is the key */
+  uint8_t phase, space, digits, tail;
+  uint8_t lo, hi; /* of the next byte of a character */
+} mm_grammar_frame;
+
+typedef struct mm_grammar {
+  mm_grammar_frame frame[MM_GRAMMAR_DEPTH];
+  uint32_t depth;
+} mm_grammar;
+
+/* Order of literals by their bytes, the shorter first. */
+int mm_literal_compare(const mm_literal *a, const mm_literal *b);
+/* What a form of literals needs before it is used. */
+void mm_literals_sort(mm_form *literals);
+void mm_grammar_start(mm_grammar *g, const mm_form *form);
+/* False: this byte may not follow; the state is undefined then. */
+bool mm_grammar_step(mm_grammar *g, uint8_t byte);
+/* The text may end here. */
+bool mm_grammar_accepts(const mm_grammar *g);
+/* Nothing may follow. */
+bool mm_grammar_done(const mm_grammar *g);
+/* States that the same words of at most `longest` bytes may follow; what is above depth does not count. False does not say that they
+ * differ. */
+bool mm_grammar_same(const mm_grammar *a, const mm_grammar *b, uint32_t longest);
+void mm_grammar_copy(mm_grammar *to, const mm_grammar *from);
+
+#endif

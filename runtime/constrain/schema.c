@@ -1,0 +1,501 @@
+/* The compiler of schemas: every subschema is compiled once, so that a $ref may lead back to what holds it. */
+#include "runtime/constrain/schema.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "formats/text.h"
+
+#define SCHEMAS_MAX 4096
+#define COPIES_MAX  ((size_t)4 * MM_LITERALS) /* values of enum that alternatives copy from each other */
+
+typedef struct compiled {
+  const mm_value *schema;
+  mm_form *form;
+  bool open; /* what it holds is being compiled */
+} compiled;
+
+typedef struct compiler {
+  mm_arena *arena;
+  const mm_value *root;
+  compiled *done; /* [count] */
+  size_t count, cap;
+  size_t values; /* of enum and const */
+  size_t copied; /* of them, to unite alternatives */
+  unsigned depth;
+  bool exclusive; /* of alternatives no more than one may hold */
+  mm_err *err;
+} compiler;
+
+static const mm_form any_value; /* below */
+static const mm_form any_string = {.kind = MM_FORM_STRING, .most = UINT32_MAX}, any_number = {.kind = MM_FORM_NUMBER},
+                     any_integer = {.kind = MM_FORM_INTEGER}, any_array = {.kind = MM_FORM_ARRAY, .item = &any_value, .most = UINT32_MAX},
+                     any_object = {.kind = MM_FORM_MAP, .item = &any_value, .most = UINT32_MAX};
+static mm_literal true_text = {.p = "true", .n = 4}, false_text = {.p = "false", .n = 5}, null_text = {.p = "null", .n = 4};
+static const mm_form just_true = {.kind = MM_FORM_LITERALS, .literal = &true_text, .count = 1},
+                     just_false = {.kind = MM_FORM_LITERALS, .literal = &false_text, .count = 1},
+                     just_null = {.kind = MM_FORM_LITERALS, .literal = &null_text, .count = 1};
+static const mm_form any_value = {.kind = MM_FORM_CHOICE,
+                                  .by_first = {&any_object, &any_array, &any_string, &any_number, &just_true, &just_false, &just_null}};
+
+const mm_form *mm_schema_any_object(void) { return &any_object; }
+
+static bool wrong(compiler *p, const char *what) {
+  return mm_fail(p->err, MM_BAD_INPUT, "E_SCHEMA", mm_at("json_schema", NULL), "%s", what);
+}
+
+static bool unserved(compiler *p, const char *keyword, const char *why) {
+  return mm_fail(p->err, MM_UNSUPPORTED, "E_SCHEMA", mm_at("json_schema", NULL), "\"%.80s\" is not served%s", keyword, why);
+}
+
+/* ---- Choices ---- */
+
+static int first_of(char c) {
+  static const char first[] = "{[\"-tfn";
+  const char *p = c >= '0' && c <= '9' ? first + MM_FIRST_NUMBER : strchr(first, c);
+  return (int)(p - first);
+}
+
+/* A choice while alternatives are added to it. */
+typedef struct builder {
+  mm_form *choice;
+  mm_form *own[MM_FIRSTS]; /* literals that are this choice's alone, or NULL */
+  uint32_t room[MM_FIRSTS];
+} builder;
+
+static bool too_many(compiler *p, const char *what, size_t found, size_t most) {
+  return mm_fail(p->err, MM_UNSUPPORTED, "E_SCHEMA", mm_at("json_schema", NULL), "found %zu %s, expected at most %zu", found, what, most);
+}
+
+/* Literals of this choice alone that begin so, with room for `more`. Room grows twofold, so that all literals are copied once or twice. */
+static mm_form *own_literals(compiler *p, builder *b, int first, uint32_t more) {
+  const mm_form *now = b->choice->by_first[first];
+  const uint32_t count = now ? now->count : 0;
+  mm_form *s = b->own[first];
+  if (count + more > MM_LITERALS) return too_many(p, "values in one choice", count + more, MM_LITERALS), NULL;
+  if (!s) p->copied += count;
+  if (now && (p->copied += more) > COPIES_MAX)
+    return too_many(p, "values of enum in alternatives of alternatives", p->copied, COPIES_MAX), NULL;
+  if (s && b->room[first] - count >= more) return s;
+  const uint32_t room = now ? 2 * (count + more) : more;
+  mm_literal *l = mm_arena_alloc(p->arena, room * sizeof *l, p->err);
+  if (!s) s = mm_arena_alloc(p->arena, sizeof *s, p->err);
+  if (!s || !l) return NULL;
+  if (now) memcpy(l, now->literal, count * sizeof *l);
+  *s = (mm_form){.kind = MM_FORM_LITERALS, .literal = l, .count = count};
+  b->room[first] = room;
+  b->choice->by_first[first] = s;
+  return b->own[first] = s;
+}
+
+/* Two forms that begin alike as one. */
+static bool unite(compiler *p, builder *b, int first, const mm_form *more) {
+  const mm_form *now = b->choice->by_first[first];
+  if (now == more) return true;
+  const bool whole = now->kind == MM_FORM_INTEGER || more->kind == MM_FORM_INTEGER;
+  if (whole && !p->exclusive && (now->kind == MM_FORM_NUMBER || more->kind == MM_FORM_NUMBER))
+    return b->choice->by_first[first] = &any_number, true;
+  if (now->kind != MM_FORM_LITERALS || more->kind != MM_FORM_LITERALS) return unserved(p, "anyOf", ": two alternatives begin alike");
+  mm_form *s = own_literals(p, b, first, more->count);
+  if (!s) return false;
+  memcpy(s->literal + s->count, more->literal, more->count * sizeof *s->literal);
+  s->count += more->count;
+  return true;
+}
+
+static bool add_first(compiler *p, builder *b, int first, const mm_form *s) {
+  if (b->choice->by_first[first]) return unite(p, b, first, s);
+  b->choice->by_first[first] = s;
+  return true;
+}
+
+static bool add_to_choice(compiler *p, builder *b, const mm_form *s) {
+  bool ok = true;
+  switch (s->kind) {
+    case MM_FORM_CHOICE:
+      for (int i = 0; i < MM_FIRSTS; i++) ok = ok && (!s->by_first[i] || add_first(p, b, i, s->by_first[i]));
+      return ok;
+    case MM_FORM_OBJECT:
+    case MM_FORM_MAP: return add_first(p, b, MM_FIRST_OBJECT, s);
+    case MM_FORM_ARRAY: return add_first(p, b, MM_FIRST_ARRAY, s);
+    case MM_FORM_STRING: return add_first(p, b, MM_FIRST_STRING, s);
+    case MM_FORM_NUMBER:
+    case MM_FORM_INTEGER: return add_first(p, b, MM_FIRST_NUMBER, s);
+    case MM_FORM_LITERALS: return add_first(p, b, first_of(s->literal[0].p[0]), s);
+  }
+  return false;
+}
+
+/* The choice is complete. */
+static void end_choice(builder *b) {
+  for (int i = 0; i < MM_FIRSTS; i++)
+    if (b->own[i]) mm_literals_sort(b->own[i]);
+}
+
+/* ---- Keywords ---- */
+
+static bool compile(compiler *p, const mm_value *schema, const mm_form **out);
+
+/* A literal for the value, where own_literals has made room. */
+static bool add_literal(compiler *p, builder *b, const mm_value *v) {
+  if (v->raw_n > UINT16_MAX)
+    return mm_fail(p->err, MM_UNSUPPORTED, "E_SCHEMA", mm_at("json_schema", NULL),
+                   "found a value of enum with %zu bytes, expected at most %d", v->raw_n, UINT16_MAX);
+  mm_form *s = b->own[first_of(v->raw[0])];
+  s->literal[s->count++] = (mm_literal){.p = v->raw, .n = v->raw_n};
+  return true;
+}
+
+static bool is_open(const compiler *p, const mm_form *s) {
+  for (size_t i = 0; i < p->count; i++)
+    if (p->done[i].form == s) return p->done[i].open;
+  return false;
+}
+
+static bool compile_any(compiler *p, const mm_value *list, bool exclusive, mm_form *out) {
+  if (list->type != MM_VALUE_ARRAY || !list->count) return wrong(p, "anyOf: expected a list of schemas");
+  builder b = {.choice = out};
+  out->kind = MM_FORM_CHOICE;
+  for (const mm_value *v = list->first; v; v = v->next) {
+    const mm_form *s;
+    if (!compile(p, v, &s)) return false;
+    if (s->kind == MM_FORM_CHOICE && is_open(p, s)) return unserved(p, "$ref", " from an alternative to what holds it");
+    p->exclusive = exclusive;
+    const bool told_apart = add_to_choice(p, &b, s);
+    p->exclusive = false;
+    if (!told_apart) return false;
+  }
+  end_choice(&b);
+  return true;
+}
+
+/* ---- Types beside values and alternatives ---- */
+
+#define ANY_NUMBER (1u << MM_FIRSTS) /* and not integers alone */
+
+/* How values of the types may begin, a bit for each; 0 after an error. No types: all. */
+static unsigned firsts_of(compiler *p, const mm_value *types) {
+  static const struct {
+    const char *word;
+    unsigned firsts;
+  } known[] = {{"object", 1u << MM_FIRST_OBJECT},
+               {"array", 1u << MM_FIRST_ARRAY},
+               {"string", 1u << MM_FIRST_STRING},
+               {"integer", 1u << MM_FIRST_NUMBER},
+               {"number", 1u << MM_FIRST_NUMBER | ANY_NUMBER},
+               {"boolean", 1u << MM_FIRST_TRUE | 1u << MM_FIRST_FALSE},
+               {"null", 1u << MM_FIRST_NULL}};
+  if (!types) return ~0u;
+  unsigned all = 0;
+  for (const mm_value *v = types->type == MM_VALUE_ARRAY ? types->first : types; v; v = types->type == MM_VALUE_ARRAY ? v->next : NULL) {
+    unsigned firsts = 0;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+      if (mm_value_is(v, known[i].word)) firsts = known[i].firsts;
+    if (!firsts) wrong(p, "type: found one that JSON does not have");
+    if (!firsts) return 0;
+    all |= firsts;
+  }
+  if (!all) wrong(p, "type: found an empty list");
+  return all;
+}
+
+/* The reader of bodies takes NaN and Infinity, which an answer may not hold. */
+static bool is_json(compiler *p, const mm_value *v) {
+  const char last = v->raw[v->raw_n - 1];
+  return v->type != MM_VALUE_NUMBER || (last >= '0' && last <= '9') || wrong(p, "enum or const: NaN and Infinity are not values of JSON");
+}
+
+/* The value, one of JSON, is of one of these types. */
+static bool is_of(const mm_value *v, unsigned firsts) {
+  const int first = first_of(v->raw[0]);
+  if (!(firsts & 1u << first)) return false;
+  return first != MM_FIRST_NUMBER || firsts & ANY_NUMBER || floor(mm_value_real(v)) == mm_value_real(v);
+}
+
+/* Every alternative is of one of the types. */
+static bool choice_is_of(const mm_form *choice, unsigned firsts) {
+  for (int i = 0; i < MM_FIRSTS; i++) {
+    const mm_form *s = choice->by_first[i];
+    if (s && (!(firsts & 1u << i) || (i == MM_FIRST_NUMBER && !(firsts & ANY_NUMBER) && s->kind != MM_FORM_INTEGER))) return false;
+  }
+  return true;
+}
+
+static bool count_of(compiler *p, const mm_value *schema, const char *key, uint32_t *out) {
+  int64_t n;
+  const mm_value *v = mm_value_get(schema, key);
+  if (!v) return true;
+  if (!mm_value_int(v, &n) || n < 0 || n >= UINT32_MAX) return wrong(p, "a count is no whole number");
+  *out = (uint32_t)n;
+  return true;
+}
+
+static bool is_required(const mm_value *required, const mm_value *property) {
+  for (const mm_value *v = required && required->type == MM_VALUE_ARRAY ? required->first : NULL; v; v = v->next)
+    if (v->type == MM_VALUE_STRING && v->n == property->key_n && memcmp(v->text, property->key, v->n) == 0) return true;
+  return false;
+}
+
+/* The key with its quotes, in JSON. */
+static bool quote_key(compiler *p, const mm_value *property, mm_literal *out) {
+  mm_text t = {0};
+  mm_text_quote(&t, property->key, property->key_n);
+  if (!t.failed && t.n <= UINT16_MAX) {
+    out->p = mm_arena_strndup(p->arena, t.p, t.n, p->err);
+    out->n = t.n;
+  }
+  free(t.p);
+  return out->p || unserved(p, "properties", " with keys so long");
+}
+
+static int by_key(const void *a, const void *b) { return mm_literal_compare(*(const mm_literal *const *)a, *(const mm_literal *const *)b); }
+
+/* What a form of an object says of its keys beside their texts. */
+static bool order_keys(compiler *p, mm_form *s) {
+  uint16_t *order = mm_arena_alloc(p->arena, s->count * sizeof *order, p->err);
+  const mm_literal **key = mm_arena_alloc(p->arena, s->count * sizeof *key, p->err);
+  if (!order || !key) return false;
+  for (uint32_t i = s->count, end = s->count; i-- > 0;) {
+    if (s->literal[i].required) end = i + 1;
+    s->literal[i].end = (uint16_t)end;
+    key[i] = &s->literal[i];
+  }
+  qsort(key, s->count, sizeof *key, by_key);
+  for (uint32_t i = 0; i < s->count; i++) order[i] = (uint16_t)(key[i] - s->literal);
+  s->order = order;
+  return true;
+}
+
+static bool compile_object(compiler *p, const mm_value *schema, mm_form *out) {
+  const mm_value *properties = mm_value_get(schema, "properties"), *more = mm_value_get(schema, "additionalProperties"),
+                 *required = mm_value_get(schema, "required");
+  const size_t count = properties ? properties->count : 0;
+  if (properties && properties->type != MM_VALUE_OBJECT) return wrong(p, "properties: expected an object");
+  *out = (mm_form){.kind = count ? MM_FORM_OBJECT : MM_FORM_MAP, .item = &any_value, .most = UINT32_MAX};
+  if (!count && more && more->type == MM_VALUE_BOOL && !more->truth) out->most = 0;
+  if (!count && more && more->type == MM_VALUE_OBJECT && !compile(p, more, &out->item)) return false;
+  if (!count) return !required || !required->count || unserved(p, "required", " without properties");
+  if (more && more->type == MM_VALUE_OBJECT) return unserved(p, "additionalProperties", " with a schema beside properties");
+  if (count > SCHEMAS_MAX) return unserved(p, "properties", ", so many of them");
+  if (!(out->literal = mm_arena_alloc(p->arena, count * sizeof *out->literal, p->err))) return false;
+  for (const mm_value *v = properties->first; v; v = v->next) {
+    mm_literal *l = &out->literal[out->count++];
+    if (!quote_key(p, v, l) || !compile(p, v, &l->value)) return false;
+    l->required = is_required(required, v);
+  }
+  if (!order_keys(p, out)) return false;
+  for (const mm_value *v = required && required->type == MM_VALUE_ARRAY ? required->first : NULL; v; v = v->next)
+    if (v->type == MM_VALUE_STRING && !mm_value_get(properties, v->text)) return unserved(p, "required", " of a key that properties lacks");
+  return true;
+}
+
+static bool compile_array(compiler *p, const mm_value *schema, mm_form *out) {
+  const mm_value *items = mm_value_get(schema, "items");
+  *out = (mm_form){.kind = MM_FORM_ARRAY, .item = &any_value, .most = UINT32_MAX};
+  if (items && !compile(p, items, &out->item)) return false;
+  return count_of(p, schema, "minItems", &out->least) && count_of(p, schema, "maxItems", &out->most) &&
+         (out->least <= out->most || wrong(p, "minItems: more than maxItems"));
+}
+
+static bool compile_type(compiler *p, const mm_value *schema, const mm_value *type, mm_form *out) {
+  if (mm_value_is(type, "object")) return compile_object(p, schema, out);
+  if (mm_value_is(type, "array")) return compile_array(p, schema, out);
+  if (mm_value_is(type, "string")) {
+    *out = any_string;
+    return count_of(p, schema, "minLength", &out->least) && count_of(p, schema, "maxLength", &out->most) &&
+           (out->least <= out->most || wrong(p, "minLength: more than maxLength"));
+  }
+  if (mm_value_is(type, "number")) return *out = any_number, true;
+  if (mm_value_is(type, "integer")) return *out = any_integer, true;
+  if (mm_value_is(type, "null")) return *out = just_null, true;
+  if (!mm_value_is(type, "boolean")) return wrong(p, "type: found one that JSON does not have");
+  *out = (mm_form){.kind = MM_FORM_CHOICE, .by_first = {[MM_FIRST_TRUE] = &just_true, [MM_FIRST_FALSE] = &just_false}};
+  return true;
+}
+
+static bool compile_types(compiler *p, const mm_value *schema, const mm_value *types, mm_form *out) {
+  if (types->type != MM_VALUE_ARRAY) return compile_type(p, schema, types, out);
+  builder b = {.choice = out};
+  *out = (mm_form){.kind = MM_FORM_CHOICE};
+  for (const mm_value *v = types->first; v; v = v->next) {
+    mm_form *s = mm_arena_alloc(p->arena, sizeof *s, p->err);
+    if (!s || !compile_type(p, schema, v, s) || !add_to_choice(p, &b, s)) return false;
+  }
+  end_choice(&b);
+  return types->count || wrong(p, "type: found an empty list");
+}
+
+/* Those of the `most` values from `first` on that are of the types; counted, then stored. */
+static bool compile_values(compiler *p, const mm_value *first, size_t most, unsigned firsts, mm_form *out) {
+  builder b = {.choice = out};
+  uint32_t count[MM_FIRSTS] = {0};
+  size_t i = 0;
+  if ((p->values += most) > MM_LITERALS) return too_many(p, "values of enum and const in the schema", p->values, MM_LITERALS);
+  out->kind = MM_FORM_CHOICE;
+  for (const mm_value *v = first; i < most; v = v->next, i++) {
+    if (!is_json(p, v)) return false;
+    if (!is_of(v, firsts)) continue;
+    if (v->type == MM_VALUE_OBJECT || v->type == MM_VALUE_ARRAY) return unserved(p, "enum", " with objects or lists");
+    count[first_of(v->raw[0])]++;
+  }
+  for (int k = 0; k < MM_FIRSTS; k++)
+    if (count[k] && !own_literals(p, &b, k, count[k])) return false;
+  i = 0;
+  for (const mm_value *v = first; i < most; v = v->next, i++)
+    if (is_of(v, firsts) && !add_literal(p, &b, v)) return false;
+  end_choice(&b);
+  return true;
+}
+
+static bool compile_enum(compiler *p, const mm_value *list, const mm_value *types, mm_form *out) {
+  const unsigned firsts = firsts_of(p, types);
+  if (!firsts) return false;
+  if (list->type != MM_VALUE_ARRAY || !list->count) return wrong(p, "enum: expected a list of values");
+  if (list->count > SCHEMAS_MAX) return too_many(p, "values in an enum", list->count, SCHEMAS_MAX);
+  if (!compile_values(p, list->first, list->count, firsts, out)) return false;
+  for (int i = 0; i < MM_FIRSTS; i++)
+    if (out->by_first[i]) return true;
+  return wrong(p, "enum: found no value of the type");
+}
+
+/* ---- Keywords beside each other ---- */
+
+static bool listed(const char *const *list, const char *key) {
+  while (*list && strcmp(*list, key) != 0) list++;
+  return *list;
+}
+
+/* What says nothing of the values. */
+static bool is_annotation(const char *key) {
+  static const char *const list[] = {"$defs",       "definitions", "$schema", "$id",      "$comment", "title",
+                                     "description", "default",     "example", "examples", "format",   "deprecated",
+                                     "readOnly",    "writeOnly",   "strict",  "nullable", NULL};
+  return listed(list, key);
+}
+
+/* Beside the keyword that decides there are only annotations and those of `with`: nothing is left unheeded. */
+static bool alone(compiler *p, const mm_value *schema, const char *keyword, const char *with) {
+  char why[64];
+  for (const mm_value *v = schema->first; v; v = v->next) {
+    if (is_annotation(v->key) || strcmp(v->key, keyword) == 0 || (with && strcmp(v->key, with) == 0)) continue;
+    snprintf(why, sizeof why, " beside %s", keyword);
+    return unserved(p, v->key, why);
+  }
+  return true;
+}
+
+/* ---- References ---- */
+
+/* One step of a JSON pointer, ~0 and ~1 taken back. */
+static const mm_value *step_into(const mm_value *v, const char *step, size_t n) {
+  for (const mm_value *m = v->type == MM_VALUE_OBJECT ? v->first : NULL; m; m = m->next) {
+    size_t i = 0, k = 0;
+    for (; i < n && k < m->key_n; i++, k++) {
+      char c = step[i];
+      if (c == '~' && i + 1 < n) c = step[++i] == '1' ? '/' : '~';
+      if (c != m->key[k]) break;
+    }
+    if (i == n && k == m->key_n) return m;
+  }
+  return NULL;
+}
+
+static const mm_value *find_reference(compiler *p, const mm_value *reference) {
+  if (reference->type != MM_VALUE_STRING || !reference->n || reference->text[0] != '#') return NULL;
+  const mm_value *v = p->root;
+  const char *at = reference->text + 1;
+  while (v && *at == '/') {
+    const size_t n = strcspn(++at, "/");
+    v = step_into(v, at, n);
+    at += n;
+  }
+  return *at ? NULL : v;
+}
+
+/* A schema is what a $ref leads to, as long as it is nothing but that. */
+static const mm_value *follow(compiler *p, const mm_value *schema) {
+  for (int i = 0; i < 32 && schema; i++) {
+    const mm_value *reference = mm_value_get(schema, "$ref"), *all = mm_value_get(schema, "allOf");
+    const bool one = all && all->type == MM_VALUE_ARRAY && all->count == 1;
+    if (!reference && !one) return schema;
+    if (!alone(p, schema, reference ? "$ref" : "allOf", NULL)) return NULL;
+    schema = reference ? find_reference(p, reference) : all->first;
+  }
+  return NULL;
+}
+
+/* ---- A schema ---- */
+
+static bool known_keywords(compiler *p, const mm_value *schema) {
+  static const char *const known[] = {
+      "type",  "properties", "required", "additionalProperties", "items", "minItems", "maxItems", "minLength", "maxLength", "enum", "const",
+      "anyOf", "oneOf",      NULL};
+  for (const mm_value *v = schema->first; v; v = v->next)
+    if (!is_annotation(v->key) && !listed(known, v->key)) return unserved(p, v->key, "");
+  const mm_value *required = mm_value_get(schema, "required");
+  return !required || required->type == MM_VALUE_ARRAY || wrong(p, "required: expected a list of keys");
+}
+
+/* One of these decides what a value may be. What then stands beside it holds for values of other types alone, or is refused. */
+static bool compile_keywords(compiler *p, const mm_value *schema, mm_form *out) {
+  const mm_value *any = mm_value_get(schema, "anyOf"), *type = mm_value_get(schema, "type"), *list = mm_value_get(schema, "enum"),
+                 *one = NULL;
+  const char *which = any ? "anyOf" : "oneOf";
+  for (const mm_value *v = schema->first; v; v = v->next)
+    if (strcmp(v->key, "const") == 0) one = v;
+  if (!any) any = mm_value_get(schema, "oneOf");
+  if (one) {
+    const unsigned firsts = firsts_of(p, type);
+    return firsts && alone(p, schema, "const", "type") && is_json(p, one) && (is_of(one, firsts) || wrong(p, "const: not of the type")) &&
+           compile_values(p, one, 1, firsts, out);
+  }
+  if (list) return alone(p, schema, "enum", "type") && compile_enum(p, list, type, out);
+  if (any) {
+    const unsigned firsts = firsts_of(p, type);
+    return firsts && alone(p, schema, which, "type") && compile_any(p, any, which[0] == 'o', out) &&
+           (choice_is_of(out, firsts) || unserved(p, which, " with alternatives that are not of the type"));
+  }
+  if (type) return compile_types(p, schema, type, out);
+  if (mm_value_get(schema, "properties")) return compile_object(p, schema, out);
+  if (mm_value_get(schema, "items")) return compile_array(p, schema, out);
+  *out = any_value;
+  for (const mm_value *v = schema->first; v; v = v->next)
+    if (!is_annotation(v->key)) return unserved(p, v->key, " without a type");
+  return true;
+}
+
+static bool compile_new(compiler *p, const mm_value *schema, const mm_form **out) {
+  mm_form *s = mm_arena_alloc(p->arena, sizeof *s, p->err);
+  if (!s || !MM_GROW(p->done, &p->cap, p->count + 1, p->err)) return false;
+  p->done[p->count++] = (compiled){schema, s, true};
+  const size_t place = p->count - 1;
+  *out = s;
+  if (p->count > SCHEMAS_MAX) return unserved(p, "json_schema", ", so many schemas in one");
+  if (p->depth == 24) return unserved(p, "json_schema", " so deep");
+  p->depth++;
+  const bool ok = known_keywords(p, schema) && compile_keywords(p, schema, s);
+  p->depth--;
+  p->done[place].open = false;
+  return ok;
+}
+
+static bool compile(compiler *p, const mm_value *schema, const mm_form **out) {
+  if (schema->type == MM_VALUE_BOOL && schema->truth) return *out = &any_value, true;
+  if (schema->type != MM_VALUE_OBJECT) return wrong(p, "found something else than an object as a schema");
+  schema = follow(p, schema);
+  if (!schema && p->err->status != MM_OK) return false;
+  if (!schema || schema->type != MM_VALUE_OBJECT) return wrong(p, "$ref: leads to no schema of this document");
+  for (size_t i = 0; i < p->count; i++)
+    if (p->done[i].schema == schema) return *out = p->done[i].form, true;
+  return compile_new(p, schema, out);
+}
+
+const mm_form *mm_schema_compile(mm_arena *a, const mm_value *schema, mm_err *err) {
+  compiler p = {.arena = a, .root = schema, .err = err};
+  const mm_form *s = NULL;
+  const bool ok = compile(&p, schema, &s);
+  free(p.done);
+  return ok ? s : NULL;
+}

@@ -1,0 +1,252 @@
+/* What kernels that exchange numbers with other ranks share: words and flags in the memory of other devices, where they lie, and how long
+ * one waits for them (peers.cu says why that is safe). */
+#ifndef MM_CUDA_PEERS_CUH
+#define MM_CUDA_PEERS_CUH
+
+#include <stddef.h>
+
+#include "runtime/cuda/comm/peers.h"
+#include "runtime/cuda/comm/totals.cuh"
+#include "runtime/cuda/core/device.cuh"
+#include "runtime/cuda/core/kernels.h"
+
+/* Sixteen bytes go and come as two halves of eight at least: a flag in each half tells that its data is there. */
+__device__ __forceinline__ void put_word(uint4 *to, uint4 v) {
+  asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+/* Past the L1 cache, which other devices' writes do not reach. */
+__device__ __forceinline__ uint4 get_word(const uint4 *from) {
+  uint4 v;
+  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from) : "memory");
+  return v;
+}
+/* Whatever this thread wrote before, and saw of others' writes at a barrier, is seen by whoever sees the flag. */
+__device__ __forceinline__ void put_flag(uint32_t *to, uint32_t v) {
+  __threadfence_system();
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(v) : "memory");
+}
+__device__ __forceinline__ uint32_t get_flag(const uint32_t *from) {
+  uint32_t v;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
+  return v;
+}
+__device__ __forceinline__ uint64_t now_ns() {
+  uint64_t t;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+  return t;
+}
+/* ---- what all ranks share ---- */
+
+constexpr uint32_t kPeerBlocks = 64;                                 /* that tell each other by flags */
+constexpr uint64_t kPeerWords = 131072;                              /* of a sum of few numbers: 1 MiB of them */
+constexpr uint32_t kPeerRows = 16;                                   /* of a branch at most, with devices of their own */
+constexpr uint32_t kPeerBranch = kPeerRows * (MM_CU_MAX_HIDDEN / 8); /* its words */
+constexpr uint32_t kPeerTurns = 3;
+constexpr uint64_t kPeerSlab = (uint64_t)64 << 20;  /* bytes of a sum of many; of every rank's memory four, or two and twice sum_bytes */
+constexpr uint64_t kPeerMost = (uint64_t)256 << 20; /* of two ranks whose rows are sent as they are made */
+constexpr uint32_t kPeerLook = 256;                 /* tries between looks at the clock */
+
+/* In host memory, seen by all. */
+struct peer_control {
+  uint32_t state; /* MM_COMM_GOES_ON … (comm.h) */
+  uint32_t limit_ms;
+};
+
+/* In a rank's own memory. `turn` and `filled`: which place a branch takes next, and how many words the one before filled. */
+struct alignas(16) peer_counters {
+  uint32_t epoch, ticket, turn, filled;
+};
+
+/* Of every rank's memory, as this rank's device sees it. */
+struct peer_view {
+  char *at[MM_CU_PEERS];
+  peer_counters *counters; /* this rank's */
+  peer_control *shared;
+  uint32_t rank, ranks;
+  bool apart;         /* no two ranks share a device */
+  uint64_t sum_bytes; /* kPeerSlab, or more */
+
+  /* Offsets: words [2][ranks][kPeerWords]; branches [kPeerTurns][ranks][kPeerBranch]; parts [2][ranks][kPeerSlab / ranks]; sums
+   * [2][sum_bytes]; flags [2 rounds][2][ranks][kPeerBlocks]. */
+  __host__ __device__ uint64_t part_bytes() const { return (kPeerSlab / ranks + 15) / 16 * 16 + 16; }
+  __host__ __device__ uint64_t branches_at() const { return 2 * ranks * kPeerWords * 16; }
+  __host__ __device__ uint64_t branches_bytes() const { return (uint64_t)kPeerTurns * ranks * kPeerBranch * 16; }
+  __host__ __device__ uint64_t parts_at() const { return branches_at() + branches_bytes(); }
+  __host__ __device__ uint64_t sums_at() const { return parts_at() + 2 * ranks * part_bytes(); }
+  __host__ __device__ uint64_t flags_at() const { return sums_at() + 2 * sum_bytes; }
+  __host__ __device__ uint64_t counters_at() const { return flags_at() + 4 * ranks * kPeerBlocks * sizeof(uint32_t); }
+  __host__ __device__ uint64_t bytes() const { return counters_at() + 256; }
+
+  __device__ uint4 *word(uint32_t of, uint32_t parity, uint32_t from) const {
+    return reinterpret_cast<uint4 *>(at[of]) + (parity * ranks + from) * kPeerWords;
+  }
+  __device__ uint4 *branch(uint32_t of, uint32_t turn, uint32_t from) const {
+    return reinterpret_cast<uint4 *>(at[of] + branches_at()) + (turn * ranks + from) * kPeerBranch;
+  }
+  __device__ uint4 *part(uint32_t of, uint32_t parity, uint32_t from) const {
+    return reinterpret_cast<uint4 *>(at[of] + parts_at() + (parity * ranks + from) * part_bytes());
+  }
+  __host__ __device__ uint4 *sum(uint32_t of, uint32_t parity) const {
+    return reinterpret_cast<uint4 *>(at[of] + sums_at() + parity * sum_bytes);
+  }
+  __device__ uint32_t *flag(uint32_t of, uint32_t round, uint32_t parity, uint32_t from, uint32_t block) const {
+    return reinterpret_cast<uint32_t *>(at[of] + flags_at()) + ((round * 2 + parity) * ranks + from) * kPeerBlocks + block;
+  }
+};
+
+static_assert(offsetof(peer_view, shared) == 72, "tests/ops/fake_device.h finds it there");
+
+/* ---- waiting ---- */
+
+/* One thread's patience. */
+struct peer_patience {
+  const peer_view &c;
+  uint64_t from = 0;
+  uint32_t tries = 0;
+
+  __device__ explicit peer_patience(const peer_view &v) : c(v) {}
+  /* Whether to try no more, for want of rank r. */
+  __device__ bool over(uint32_t r) {
+    if (++tries % kPeerLook) return false;
+    if (get_shared(&c.shared->state) != MM_COMM_GOES_ON) return true;
+    if (!from) from = now_ns();
+    if (now_ns() - from < (uint64_t)get_shared(&c.shared->limit_ms) * 1000000) return false;
+    put_shared(&c.shared->state, MM_COMM_WAITED | c.rank << 8 | r << 16);
+    return true;
+  }
+  /* The data of a word once both its flags are there. */
+  __device__ uint2 word(const uint4 *w, uint32_t flag, uint32_t r) {
+    for (;;) {
+      const uint4 v = get_word(w);
+      if ((v.y == flag && v.w == flag) || over(r)) return make_uint2(v.x, v.z);
+    }
+  }
+  __device__ bool flag(const uint32_t *f, uint32_t value, uint32_t r) {
+    while (get_flag(f) != value) {
+      if (over(r)) return false;
+    }
+    return true;
+  }
+};
+
+/* Tells all others that this block's data of the round is there, and waits for theirs. False for all threads when somebody did not come. */
+__device__ __forceinline__ bool meet(const peer_view &c, peer_patience *p, uint32_t round, uint32_t parity, uint32_t flag) {
+  __threadfence_system();
+  __syncthreads();
+  const uint32_t r = threadIdx.x;
+  bool here = true;
+  if (r < c.ranks && r != c.rank) {
+    put_flag(c.flag(r, round, parity, c.rank, blockIdx.x), flag);
+    here = p->flag(c.flag(c.rank, round, parity, r, blockIdx.x), flag, r);
+  }
+  return __syncthreads_and(here);
+}
+
+/* f(i, g(i)) of every i from `first` on below n: four values are asked for before the first is used. */
+template <class T, class G, class F>
+__device__ __forceinline__ void each_of(uint32_t first, uint32_t n, uint32_t step, const G &g, const F &f) {
+  constexpr uint32_t kAtOnce = 4;
+  for (; first < n; first += kAtOnce * step) {
+    T v[kAtOnce];
+#pragma unroll
+    for (uint32_t k = 0; k < kAtOnce; k++) {
+      if (first + k * step < n) v[k] = g(first + k * step);
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < kAtOnce; k++) {
+      if (first + k * step < n) f(first + k * step, v[k]);
+    }
+  }
+}
+
+/* ---- branches ---- */
+
+/* Branches of few rows go without flags, sixteen bytes of numbers a word, since a place that nobody has written yet holds what nobody
+ * sends: four times kPeerNothing, a NaN, for which the sender has another. Each kernel that exchanges one has a turn, whose place is the
+ * next of three, and makes that of the turn before empty again. The others write there two turns later at the earliest, with this rank's
+ * words of the turn between in their hands: that one began when this one had ended. */
+constexpr uint32_t kPeerNothing = 0xffffffffu;
+
+struct peer_turn {
+  uint32_t turn, filled; /* by the turn before */
+};
+__device__ __forceinline__ peer_turn turn_of(const peer_view &c) {
+  const uint2 v = *reinterpret_cast<const uint2 *>(&c.counters->turn);
+  return {v.x, v.y};
+}
+
+__device__ __forceinline__ uint32_t some_number(uint32_t v) { return v - (v == kPeerNothing); }
+__device__ __forceinline__ bool has_come(uint4 v) {
+  return v.x != kPeerNothing && v.y != kPeerNothing && v.z != kPeerNothing && v.w != kPeerNothing;
+}
+
+/* Eight columns of this rank's, to all others, as word `word`. */
+__device__ __forceinline__ void send_branch(const peer_view &c, peer_turn t, uint4 own, uint32_t word) {
+  const uint4 v = make_uint4(some_number(own.x), some_number(own.y), some_number(own.z), some_number(own.w));
+  for (uint32_t k = 1; k < c.ranks; k++) put_word(c.branch((c.rank + k) % c.ranks, t.turn, c.rank) + word, v);
+}
+
+/* By all threads of the kernel: what came in the turn before is gone. */
+__device__ __forceinline__ void empty_branches(const peer_view &c, peer_turn t) {
+  const uint32_t before = t.turn ? t.turn - 1 : kPeerTurns - 1;
+  for (uint32_t k = 1; k < c.ranks; k++) {
+    uint4 *const at = c.branch(c.rank, before, (c.rank + k) % c.ranks);
+    for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < t.filled; i += gridDim.x * blockDim.x)
+      at[i] = make_uint4(kPeerNothing, kPeerNothing, kPeerNothing, kPeerNothing);
+  }
+}
+
+/* Their sum over all ranks, in rank order in f32 and rounded once. The next rank's word is on its way while one's is looked at. */
+__device__ __forceinline__ uint4 sum_branches(const peer_view &c, peer_turn t, uint4 own, uint32_t word) {
+  const auto place = [&](uint32_t r) { return c.branch(c.rank, t.turn, r) + word; };
+  float sum[8];
+  peer_patience p(c);
+  uint4 next = get_word(place(0));
+  for (uint32_t r = 0; r < c.ranks; r++) {
+    uint4 now = next;
+    if (r + 1 < c.ranks) next = get_word(place(r + 1));
+    while (r != c.rank && !has_come(now) && !p.over(r)) now = get_word(place(r));
+    float x[8];
+    widen8(x, r == c.rank ? own : now);
+#pragma unroll
+    for (int i = 0; i < 8; i++) sum[i] = r == 0 ? x[i] : sum[i] + x[i];
+  }
+  return narrow8(sum);
+}
+
+/* ---- epochs ---- */
+
+/* Where ranks share a device, the next kernel's blocks must not wait in the room that another rank's kernels need to get here. */
+__device__ __forceinline__ void peer_begin(const peer_view &c) {
+  if (c.apart)
+    grid_wait_and_launch_next();
+  else
+    grid_wait();
+}
+
+/* Whether this is a thread of the last block to come here, which alone may count: all have read the counters by then. What the blocks wrote
+ * is seen by the next kernel, and by nobody in this one. All threads come here. */
+__device__ __forceinline__ bool last_to_come(const peer_view &c) {
+  __syncthreads();
+  if (threadIdx.x > 0) return false;
+  uint32_t before = 0;
+  if (gridDim.x > 1) asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(&c.counters->ticket) : "memory");
+  if (before != gridDim.x - 1) return false;
+  c.counters->ticket = 0;
+  return true;
+}
+__device__ __forceinline__ void peer_end(const peer_view &c, uint32_t epoch) {
+  if (last_to_come(c)) c.counters->epoch = epoch + 1;
+}
+/* words: of a rank's branch. */
+__device__ __forceinline__ void branch_end(const peer_view &c, peer_turn t, uint32_t words) {
+  if (last_to_come(c)) c.counters->turn = t.turn + 1 < kPeerTurns ? t.turn + 1 : 0, c.counters->filled = words;
+}
+
+/* The kernels of ranks_many.cu that wait, to be loaded with those of peers.cu. */
+const void *mm_cu_many_kernel(int i);
+
+/* This rank's, for kernels of other files. */
+const peer_view &mm_cu_peers_view(const mm_cu_peers *p);
+
+#endif

@@ -1,0 +1,62 @@
+/* Sums over the ranks of one process, each on a device of its own (or several on one, in tests), by kernels that write into each other's
+ * memory. Every rank calls the same functions in the same order. */
+#ifndef MM_CUDA_PEERS_H
+#define MM_CUDA_PEERS_H
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include "runtime/engine/comm.h"
+
+#define MM_CU_PEERS 8 /* ranks at most */
+
+struct mm_cu_peers;
+/* On the current device; collective. rows_bytes: of the rows of a step, bf16, at most. MM_UNSUPPORTED E_PEER, naming both devices, where
+ * one cannot write to the other's memory, and for more than MM_CU_PEERS ranks. limit_s: seconds that a kernel waits for another rank. NULL
+ * without an error of its own when another rank failed (mm_comm_break), which is never waited for: that one reports the error. So it is
+ * wherever this says that a rank does not come. */
+mm_cu_peers *mm_cu_peers_open(mm_comm *comm, uint32_t rank, uint32_t ranks, uint64_t rows_bytes, double limit_s, mm_err *err);
+/* What this rank has queued is done. Accepts NULL. */
+void mm_cu_peers_close(mm_cu_peers *p);
+
+/* x[n] becomes the sum over all ranks, added in rank order in f32 and rounded once: the same bits on all ranks, whatever n is. x is aligned
+ * to 16 bytes; n % 8 == 0. Queued kernels hold nothing of the call but pointers: they may be recorded and replayed. */
+cudaError_t mm_cu_peers_sum(mm_cu_peers *p, __nv_bfloat16 *x, uint64_t n, cudaStream_t s);
+/* The same of f32; n % 4 == 0. The largest: of a number and NaN the later one. */
+cudaError_t mm_cu_peers_sum_f32(mm_cu_peers *p, float *x, uint64_t n, cudaStream_t s);
+cudaError_t mm_cu_peers_max_f32(mm_cu_peers *p, float *x, uint64_t n, cudaStream_t s);
+
+/* own[rows, n] of rank r becomes columns [r·n, (r + 1)·n) of all[k][rows, ranks·n] on every rank k. all[ranks]: each rank's, as
+ * mm_cu_peers_tell brought them; what the others' streams did to theirs before is done when they are written. */
+cudaError_t mm_cu_peers_share(mm_cu_peers *p, float *const *all, const float *own, uint32_t rows, uint32_t n, cudaStream_t s);
+/* Collective: all[ranks] becomes what each rank passes, memory of its device, which every other one can write to. */
+MM_MUST_USE bool mm_cu_peers_tell(mm_cu_peers *p, void *mine, void **all, mm_err *err);
+
+/* Whether a kernel with a block for each of so many rows may exchange so many words of eight bytes in all: one that all ranks launch in
+ * place of a sum (peers.cuh). */
+bool mm_cu_peers_small(const mm_cu_peers *p, uint32_t rows, uint64_t words);
+/* Whether there are two ranks and a sum of so many words is no sum of few numbers: one kernel sums and combines them (ranks_many.cu). */
+bool mm_cu_peers_many(const mm_cu_peers *p, uint64_t words);
+bool mm_cu_peers_apart(const mm_cu_peers *p); /* no two ranks share a device */
+
+/* Once the stream is done: MM_IO E_RANK, naming the rank, when this one waited for it in vain. True when another rank failed: that one
+ * reports the error. Sums since then are unspecified. */
+MM_MUST_USE bool mm_cu_peers_check(const mm_cu_peers *p, mm_err *err);
+/* Collective, with no kernel of any rank under way, where sums were broken off (mm_comm_hurt): all go on from here. False when a rank does
+ * not come. */
+MM_MUST_USE bool mm_cu_peers_mend(mm_cu_peers *p, mm_err *err);
+/* Returns once all ranks are here: around what a device does only when it is idle, or keeps others from doing. *all: whether every rank
+ * said `mine`. False when one does not come: with E_RANK, as above, where this rank waited for it, else that of another tells. */
+MM_MUST_USE bool mm_cu_peers_meet(mm_cu_peers *p, bool mine, bool *all, mm_err *err);
+/* Where ranks share a device: returns once the stream is done and all ranks are here. Ranks with devices of their own do not wait. Copies
+ * of one rank may be queued behind another's, which waits for kernels that wait for the first rank: so all copies to the device are done
+ * before any rank's kernels are launched, and all kernels before any copy back. */
+MM_MUST_USE bool mm_cu_peers_settle(mm_cu_peers *p, cudaStream_t s, mm_err *err);
+/* Between the kernels of a step and what follows them: returns once all ranks have launched theirs, so that a device that waits to be idle
+ * becomes idle; settled as above where ranks share one. */
+MM_MUST_USE bool mm_cu_peers_pause(mm_cu_peers *p, cudaStream_t s, mm_err *err);
+/* While some rank has said true and not false again, kernels and meetings wait for ten minutes: its weights are on their way. Meetings
+ * before the first call wait without end. */
+void mm_cu_peers_load(mm_cu_peers *p, bool loading);
+
+#endif

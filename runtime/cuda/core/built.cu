@@ -1,0 +1,87 @@
+/* Asking the built code (built.h). */
+#include "runtime/cuda/core/built.h"
+
+#include <stdio.h>
+
+#include <atomic>
+#include <string>
+
+namespace {
+
+/* A kernel's attributes are those of the code that the device loads: of this one, the most threads of a block say which code that is. */
+enum { kPlain = 32, kDependent = 64, kHopper = 96 };
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define BUILT_THREADS kHopper
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define BUILT_THREADS kDependent
+#else
+#define BUILT_THREADS kPlain
+#endif
+__global__ void __launch_bounds__(BUILT_THREADS) built_for(int *threads) { *threads = BUILT_THREADS; }
+
+constexpr int kDevices = 16; /* that are remembered */
+
+mm_cu_built ask() {
+  cudaFuncAttributes a = {};
+  if (cudaFuncGetAttributes(&a, built_for) != cudaSuccess) {
+    cudaGetLastError(); /* there is no such code */
+    return MM_CU_BUILT_NONE;
+  }
+  return a.maxThreadsPerBlock == kHopper      ? MM_CU_BUILT_HOPPER
+         : a.maxThreadsPerBlock == kDependent ? MM_CU_BUILT_DEPENDENT
+                                              : MM_CU_BUILT_PLAIN;
+}
+
+thread_local char lack[160];
+
+cudaError_t refuse(const char *what, unsigned long long needs, unsigned long long has) {
+  snprintf(lack, sizeof lack, "needs %llu %s, found %llu", needs, what, has);
+  return cudaErrorInvalidConfiguration;
+}
+
+}  // namespace
+
+thread_local bool mm_cu_rehearsing = false;
+
+mm_cu_built mm_cu_built_here() {
+  static std::atomic<int> known[kDevices]; /* + 1 */
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return MM_CU_BUILT_NONE;
+  if (device < kDevices && known[device] > 0) return (mm_cu_built)(known[device] - 1);
+  const mm_cu_built built = ask();
+  if (device < kDevices) known[device] = built + 1;
+  return built;
+}
+
+bool mm_cu_check_device(mm_err *err) {
+  if (mm_cu_built_here() != MM_CU_BUILT_NONE) return true;
+  int device = 0;
+  cudaDeviceProp p = {};
+  cudaGetDevice(&device);
+  cudaGetDeviceProperties(&p, device);
+  const int built[] = {__CUDA_ARCH_LIST__};
+  std::string archs;
+  for (int a : built) archs += (archs.empty() ? "sm_" : ", sm_") + std::to_string(a / 10);
+  return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
+                 "found device %d, %s, sm_%d%d, and code for %s; build with CUDA_ARCH=%d%d to have code for it", device, p.name, p.major,
+                 p.minor, archs.c_str(), p.major, p.minor);
+}
+
+cudaError_t mm_cu_judge(const void *kernel, const cudaLaunchConfig_t &c) {
+  cudaFuncAttributes a = {};
+  const cudaError_t e = cudaFuncGetAttributes(&a, kernel);
+  if (e != cudaSuccess) return e;
+  int device = 0, shared = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  const size_t bytes = a.sharedSizeBytes + c.dynamicSmemBytes;
+  if (bytes > (size_t)shared) return refuse("bytes of shared memory for a block", bytes, (unsigned)shared);
+  const unsigned threads = c.blockDim.x * c.blockDim.y * c.blockDim.z;
+  if (threads > (unsigned)a.maxThreadsPerBlock) return refuse("threads in a block", threads, (unsigned)a.maxThreadsPerBlock);
+  if (c.gridDim.y > 65535 || c.gridDim.z > 65535)
+    return refuse("blocks side by side", c.gridDim.y > c.gridDim.z ? c.gridDim.y : c.gridDim.z, 65535);
+  return cudaSuccess;
+}
+
+const char *mm_cu_lack() { return lack; }
+void mm_cu_forget_lack() { lack[0] = 0; }

@@ -1,0 +1,48 @@
+/* Rounding of inputs on the device, as quant/activation.c does it. */
+#ifndef MM_CUDA_FP8_CUH
+#define MM_CUDA_FP8_CUH
+
+#include "runtime/cuda/core/device.cuh"
+#include "runtime/cuda/core/fp8.h"
+
+/* a / b to nearest, given b's inverse to nearest: two steps of Newton leave the remainder that decides. b normal, the quotient too. */
+__device__ __forceinline__ float divided(float a, float b, float inverse) {
+  float q = a * inverse;
+  q = fmaf(fmaf(-b, q, a), inverse, q);
+  return fmaf(fmaf(-b, q, a), inverse, q);
+}
+
+/* The same for a that is a bf16, in one step: of all 2^7 · 2^23 pairs of significands none differs. What is too large for a number is
+ * infinite. */
+__device__ __forceinline__ float divided_bf16(float a, float b, float inverse) {
+  const float q = a * inverse, near = fmaf(fmaf(-b, q, a), inverse, q);
+  return isinf(q) ? q : near;
+}
+
+/* The scale of E4M3 numbers of this magnitude. */
+struct act_scale {
+  float value, inverse;
+  __device__ __forceinline__ explicit act_scale(float amax) { value = __fdiv_rn(fmaxf(amax, 1e-10f), 448.0f), inverse = __frcp_rn(value); }
+  /* The codes of two numbers, the first in the low byte. */
+  __device__ __forceinline__ uint16_t codes(float a, float b) const {
+    return __nv_cvt_float2_to_fp8x2(make_float2(divided(a, value, inverse), divided(b, value, inverse)), __NV_SATFINITE, __NV_E4M3);
+  }
+};
+
+/* Codes and scale of a group of 128 columns from 16 lanes side by side, eight columns each: q, from `column` on. Those lanes call it
+ * together; with `keep` they write. */
+__device__ __forceinline__ void encode8(const mm_cu_codes &to, uint32_t row, uint32_t column, uint4 q, bool keep = true) {
+  const uint32_t lanes = 0xffffu << (threadIdx.x & 16);
+  uint32_t most = max2(max2(q.x & 0x7fff7fffu, q.y & 0x7fff7fffu), max2(q.z & 0x7fff7fffu, q.w & 0x7fff7fffu));
+#pragma unroll
+  for (int m = 1; m < 16; m *= 2) most = max2(most, __shfl_xor_sync(lanes, most, m));
+  const act_scale scale(fmaxf(low(most), high(most)));
+  float v[8];
+  widen8(v, q);
+  if (!keep) return;
+  *reinterpret_cast<uint2 *>(to.code + (size_t)row * to.pitch + column) = make_uint2(
+      scale.codes(v[0], v[1]) | (uint32_t)scale.codes(v[2], v[3]) << 16, scale.codes(v[4], v[5]) | (uint32_t)scale.codes(v[6], v[7]) << 16);
+  if (threadIdx.x % 16 == 0) to.scale[(size_t)(column / MM_CU_GROUP) * to.scale_pitch + row] = scale.value;
+}
+
+#endif

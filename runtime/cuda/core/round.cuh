@@ -1,0 +1,70 @@
+/* Inputs as the numbers that codes of any kind stand for. */
+#ifndef MM_CUDA_ROUND_CUH
+#define MM_CUDA_ROUND_CUH
+
+#include "runtime/cuda/core/fp8.cuh"
+
+/* What numbers become under the codes of a format, as quant/activation.c rounds them. fixed: the row's scale where the format has one that
+ * is given, and it is above 0. */
+struct rounder {
+  mm_act_format format;
+  float fixed;
+
+  __device__ float largest_code() const { return format.code == MM_CODE_E4M3 ? 448.0f : format.code == MM_CODE_INT8 ? 127.0f : 6.0f; }
+  __device__ static float e4m3(float x) {
+    const __half_raw h = __nv_cvt_fp8_to_halfraw(__nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3), __NV_E4M3);
+    return __half2float(*reinterpret_cast<const __half *>(&h));
+  }
+  /* The number of x's code, x being divided by its scale already. */
+  __device__ float code(float x) const {
+    if (format.code == MM_CODE_E4M3) return e4m3(x);
+    if (format.code == MM_CODE_INT8) return fminf(127.0f, fmaxf(-127.0f, rintf(x)));
+    /* E2M1: steps of 1/2 below 2, of 1 below 4, of 2 below 8, as those of 1.5 · 2^22 times the power of two at or below x are */
+    const float a = fabsf(x), whole = __uint_as_float(max(__float_as_uint(a) & 0x7f800000u, 0x3f800000u) + (22 << 23) + 0x400000u);
+    return copysignf(fminf(__fsub_rn(__fadd_rn(a, whole), whole), 6.0f), x);
+  }
+  __device__ float row_scale(float amax) const {
+    if (format.fixed && fixed > 0) return fixed;
+    return __fdiv_rn(fmaxf(amax, 1e-10f), format.scale == MM_F8_E4M3 ? 448.0f * largest_code() : largest_code());
+  }
+  __device__ float group_scale(float amax, float row) const {
+    if (format.scale == MM_F8_E4M3) return e4m3(__fdiv_rn(__fdiv_rn(amax, largest_code()), row)) * row;
+    if (format.scale != MM_F8_E8M0) return __fdiv_rn(fmaxf(amax, 1e-10f), largest_code());
+    /* the largest codes are 1.75 · 2^8 and 1.5 · 2^2 */
+    const bool wide = format.code == MM_CODE_E4M3;
+    const uint32_t u = __float_as_uint(fmaxf(amax, 1e-10f));
+    const int e = (int)(u >> 23) - (wide ? 8 : 2) + ((u & 0x7fffff) > (wide ? 0x600000u : 0x400000u));
+    return __uint_as_float((uint32_t)max(e, 1) << 23); /* e ≥ 85: amax is at least 1e-10 */
+  }
+  /* A scale of the whole row takes part; it depends on the row's numbers. */
+  __host__ __device__ bool whole_row() const { return format.group == 0 || format.scale == MM_F8_E4M3; }
+  __device__ bool asks_row() const { return whole_row() && !(format.fixed && fixed > 0); }
+  /* v, each a bf16, of one scale = the numbers that its codes stand for. */
+  template <int N>
+  __device__ void to_numbers(float (&v)[N], float scale) const {
+    if (format.scale == MM_F8_E8M0 || scale > 0x1p-80f) { /* divided_bf16 holds for it */
+      const float inverse = __frcp_rn(scale);
+#pragma unroll
+      for (float &x : v) {
+        const float q = divided_bf16(x, scale, inverse), n = code(q) * scale;
+        x = isnan(q) ? q : n;
+      }
+    } else {
+#pragma unroll
+      for (float &x : v) {
+        const float q = scale == 0 && !isnan(x) ? 0.0f : __fdiv_rn(x, scale), n = code(q) * scale;
+        x = isnan(q) ? q : n;
+      }
+    }
+  }
+};
+
+/* The largest magnitude of eight columns. */
+__device__ __forceinline__ float largest8(uint4 q) {
+  const uint32_t most = max2(max2(q.x & 0x7fff7fffu, q.y & 0x7fff7fffu), max2(q.z & 0x7fff7fffu, q.w & 0x7fff7fffu));
+  return fmaxf(low(most), high(most));
+}
+
+inline rounder rounder_of(const mm_cu_rounding &how) { return {mm_act_formats[how.kind], how.fixed}; }
+
+#endif

@@ -1,0 +1,269 @@
+/* Packed weights in device memory: codes stay as small as they are stored, rows padded to 16 bytes, nibbles reordered; scales keep
+ * their grid, as f32 unless they are one byte per 16 or 32 columns. Here is what that layout is, the plain way to it, tensor by tensor
+ * and with the host's help, which load.cu is tested against, and random weights. */
+#include "runtime/cuda/core/upload.h"
+
+#include <math.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <atomic>
+
+#include "runtime/cuda/core/launch.h"
+#include "runtime/cuda/core/weight.cuh"
+
+namespace {
+
+/* Nibbles of each word to pair order (weight.cuh); int4 codes become value + 8 by `flip`. */
+__global__ void reorder_nibbles(uint32_t *words, size_t n, bool e2m1, uint32_t flip) {
+  for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
+    const uint32_t w = words[i] ^ flip;
+    uint32_t out = 0;
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+      const int pair = k / 2, half = k % 2 * 16, magnitude[4] = {9, 1, 12, 4}, sign[4] = {15, 7, 8, 0};
+      const uint32_t code = w >> (4 * k) & 15;
+      out |= e2m1 ? ((code & 7) << magnitude[pair] | code >> 3 << sign[pair]) << half : code << (4 * pair + half);
+    }
+    words[i] = out;
+  }
+}
+
+/* ---- random weights ---- */
+
+/* [lead, n, k] places that numbers are made for, each the first of `cell` rows and columns, or of the whole extent (0), and where those lie
+ * in the uncut weight: places of the same stored cell there get the same number. */
+struct random_grid {
+  mm_random random;
+  uint32_t n, k, first_k;
+  mm_cell cell, stored;
+};
+
+__device__ uint32_t random_bits(const random_grid &g, size_t i) {
+  const size_t each = (size_t)g.n * g.k;
+  const uint32_t matrix = g.random.first + (uint32_t)(i / each), at = (uint32_t)(i / g.k % g.n) * g.cell.n;
+  const uint32_t s = g.random.at[2] && at >= g.random.at[2] ? 2 : g.random.at[1] && at >= g.random.at[1] ? 1 : 0;
+  const uint32_t row = g.random.from[s] + at - g.random.at[s], column = g.first_k + (uint32_t)(i % g.k) * g.cell.k;
+  uint64_t x = ((uint64_t)matrix << 48) + ((uint64_t)(g.stored.n ? row / g.stored.n : 0) << 24) + (g.stored.k ? column / g.stored.k : 0);
+  x += g.random.seed * 0x9e3779b97f4a7c15u; /* splitmix64 (Steele, Lea, Flood 2014) */
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+  return (uint32_t)(x >> 32);
+}
+
+__global__ void random_floats(float *p, size_t n, float low, float high, const __grid_constant__ random_grid g) {
+  for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
+    p[i] = low + (high - low) * (float)(random_bits(g, i) >> 8) * 0x1p-24f;
+}
+
+/* Words of random codes of 4 bits (int4: no -8, so that their mean is zero as that of weights is, and rows do not come to choose the same
+ * experts), 8 (no NaN of e4m3) or 16 (bf16 of magnitude below `most`); zero from column `end` of a row on. */
+__global__ void random_codes(uint32_t *p, size_t words, uint32_t bits, bool int4, float most, uint32_t end,
+                             const __grid_constant__ random_grid g) {
+  for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < words; i += (size_t)gridDim.x * blockDim.x) {
+    const uint32_t v = random_bits(g, i), nan = ((v & 0x7f7f7f7fu) + 0x01010101u & 0x80808080u) >> 7;
+    if (i % g.k >= end) {
+      p[i] = int4 ? 0x88888888u : 0;
+    } else if (bits == 16) {
+      const bf162 pair = __floats2bfloat162_rn(most * (float)(short)v * 0x1p-15f, most * (float)(short)(v >> 16) * 0x1p-15f);
+      p[i] = *reinterpret_cast<const uint32_t *>(&pair);
+    } else {
+      const uint32_t least = ~(v | v >> 1 | v >> 2 | v >> 3) & 0x11111111u; /* nibbles of value + 8 = 0 */
+      p[i] = bits == 8 ? v & ~nan : int4 ? v | least << 3 : v;
+    }
+  }
+}
+
+/* Of byte scales: 2^-7 as e8m0; 2^8 as e4m3, under a global scale of 2^-15. */
+constexpr int kRandomByteScale = 120;
+constexpr float kRandomGlobal = 0x1p-15f;
+
+/* Of a weight, or of none, and of what is filled: other numbers each time without a seed. */
+random_grid grid_of(const mm_packed *w, uint32_t place, uint32_t n, uint32_t k, mm_cell cell, mm_cell stored, uint32_t first_k) {
+  static std::atomic<uint32_t> others;
+  random_grid g = {w ? w->random : mm_random{}, n, k, first_k, cell, stored};
+  g.random.seed = g.random.seed ? g.random.seed << 2 | place : ++others << 2 | 3;
+  return g;
+}
+
+bool fill_floats(float *p, size_t n, float low, float high, const random_grid &g, mm_err *err) {
+  random_floats<<<1024, 256>>>(p, n, low, high, g);
+  return mm_cu_check(cudaGetLastError(), "random_floats", err);
+}
+
+uint32_t columns_of(const mm_packed *w) { return w->whole_k ? w->whole_k : w->k; }
+
+/* Scales under which uniformly random codes have variance 1/k, within a few per cent. */
+bool fill_scales(const mm_packed *w, const mm_cu_weight *d, float *to, mm_err *err) {
+  const float rms = w->scheme->code == MM_CODE_E4M3 ? 108.0f : 4.2f, scale = 1.0f / (rms * sqrtf((float)columns_of(w)));
+  const random_grid g = grid_of(w, 1, d->scale_rows, d->scale_pitch, w->cell[1], w->scheme->plane[1].cell, w->first_k);
+  return fill_floats(to, mm_cu_scales(d), 0.9f * scale, 1.1f * scale, g, err);
+}
+
+/* ---- packed weights, the plain way ---- */
+
+/* Codes copied as they are stored, then put in pair order. */
+bool copy_codes(const mm_packed *w, const mm_cu_weight *d, uint8_t *to, mm_err *err) {
+  const uint32_t bits = mm_cu_bits(d->code);
+  const size_t row = (size_t)w->k * bits / 8, rows = (size_t)w->lead * w->n;
+  if (!mm_cu_check(cudaMemcpy2D(to, d->pitch, w->plane[0], row, row, rows, cudaMemcpyHostToDevice), "copy weights", err)) return false;
+  return bits != 4 || mm_cu_check(mm_cu_reorder(to, rows * d->pitch / 4, w, 0), "reorder_nibbles", err);
+}
+
+float scale_value(const mm_packed *w, size_t i) {
+  switch (w->scheme->plane[1].dtype) {
+    case MM_F32: return static_cast<const float *>(w->plane[1])[i];
+    case MM_BF16: {
+      const uint32_t bits = (uint32_t) static_cast<const uint16_t *>(w->plane[1])[i] << 16;
+      float f;
+      memcpy(&f, &bits, sizeof f);
+      return f;
+    }
+    default: { /* e8m0 */
+      const uint8_t e = static_cast<const uint8_t *>(w->plane[1])[i];
+      const uint32_t bits = e == 0 ? 0x00400000u : (uint32_t)e << 23;
+      float f;
+      memcpy(&f, &bits, sizeof f);
+      return f;
+    }
+  }
+}
+
+bool copy_float_scales(const mm_packed *w, const mm_cu_weight *d, float *to, mm_err *err) {
+  std::vector<float> scale(mm_cu_scales(d));
+  for (size_t i = 0; i < scale.size(); i++) scale[i] = scale_value(w, i);
+  return mm_cu_check(cudaMemcpy(to, scale.data(), scale.size() * sizeof(float), cudaMemcpyHostToDevice), "copy scales", err);
+}
+
+bool copy_byte_scales(const mm_packed *w, const mm_cu_weight *d, uint8_t *to, mm_err *err) {
+  const size_t row = mm_cells(w->k, w->cell[1].k), rows = (size_t)w->lead * w->n;
+  return mm_cu_check(cudaMemcpy2D(to, d->scale_pitch, w->plane[1], row, row, rows, cudaMemcpyHostToDevice), "copy scales", err);
+}
+
+/* The last f32 plane of NVFP4, one per matrix, with the 2^8 that the kernels leave to it. */
+bool copy_globals(const mm_packed *w, float *to, mm_err *err) {
+  std::vector<float> global(w->lead);
+  for (uint32_t i = 0; i < w->lead; i++) global[i] = static_cast<const float *>(w->plane[2])[i] * 256.0f;
+  return mm_cu_check(cudaMemcpy(to, global.data(), global.size() * sizeof(float), cudaMemcpyHostToDevice), "copy scales", err);
+}
+
+bool copy_planes(const mm_packed *w, const mm_cu_weight *d, const mm_cu_places &to, mm_err *err) {
+  const bool floats = d->scale_kind == MM_CU_COARSE || d->scale_kind == MM_CU_FINE;
+  if (to.scale && !(floats ? copy_float_scales(w, d, static_cast<float *>(to.scale), err)
+                           : copy_byte_scales(w, d, static_cast<uint8_t *>(to.scale), err)))
+    return false;
+  return (!to.global || copy_globals(w, to.global, err)) && copy_codes(w, d, to.data, err);
+}
+
+}  // namespace
+
+bool mm_cu_random_bits(void *p, size_t bytes, mm_err *err) {
+  const random_grid g = grid_of(nullptr, 0, 1, UINT32_MAX, {1, 1}, {1, 1}, 0);
+  random_codes<<<1024, 256>>>(static_cast<uint32_t *>(p), bytes / 4, 4, false, 0, UINT32_MAX, g);
+  return mm_cu_check(cudaGetLastError(), "random_codes", err);
+}
+
+mm_cu_memory::~mm_cu_memory() {
+  for (void *p : block) cudaFree(p);
+  if (borrowed) cudaIpcCloseMemHandle(borrowed);
+  if (connection >= 0) close(connection);
+}
+
+void *mm_cu_memory::borrow(const char *socket, mm_held *held, mm_err *err) {
+  cudaIpcMemHandle_t handle;
+  static_assert(sizeof handle == MM_HOLD_HANDLE, "a holder's word for device memory");
+  if (!mm_hold_find(socket, held, &connection, err)) return nullptr;
+  memcpy(&handle, held->handle, sizeof handle);
+  const cudaError_t e = cudaIpcOpenMemHandle(&borrowed, handle, cudaIpcMemLazyEnablePeerAccess);
+  if (!mm_cu_check(e, "cudaIpcOpenMemHandle", err)) borrowed = nullptr;
+  return borrowed;
+}
+
+void *mm_cu_memory::reserve(uint64_t size, mm_err *err) {
+  void *p = nullptr;
+  if (!mm_cu_check(cudaMalloc(&p, size + 256), "cudaMalloc", err)) return nullptr;
+  block.push_back(p), bytes.push_back(size);
+  return p;
+}
+
+void *mm_cu_memory::alloc(uint64_t size, mm_err *err) {
+  void *p = reserve(size, err);
+  if (!p) return nullptr;
+  /* Neither the host nor the steps' stream waits for a memset: its zeros could come after what the first step wrote. */
+  const bool zero =
+      mm_cu_check(cudaMemset(p, 0, size + 256), "cudaMemset", err) && mm_cu_check(cudaStreamSynchronize(0), "cudaMemset", err);
+  return zero ? p : nullptr;
+}
+
+bool mm_cu_check(cudaError_t e, const char *what, mm_err *err) {
+  if (e == cudaSuccess) return true;
+  cudaGetLastError(); /* reported here, and not again by the next launch */
+  const bool memory = e == cudaErrorMemoryAllocation;
+  return mm_fail(err, memory ? MM_LIMIT : MM_IO, memory ? "E_MEMORY" : "E_CUDA", mm_at(NULL, NULL), "%s: %s", what, cudaGetErrorString(e));
+}
+
+cudaError_t mm_cu_reorder(uint8_t *codes, size_t words, const mm_packed *w, cudaStream_t s) {
+  const uint32_t flip = w->scheme->code == MM_CODE_INT4 ? 0x88888888u : 0;
+  reorder_nibbles<<<1024, 256, 0, s>>>(reinterpret_cast<uint32_t *>(codes), words, w->scheme->code == MM_CODE_E2M1, flip);
+  return cudaGetLastError();
+}
+
+bool mm_cu_randomise(const mm_packed *w, const mm_cu_weight *d, const mm_cu_places &to, mm_err *err) {
+  const uint32_t bits = mm_cu_bits(d->code);
+  if (d->scale_kind == MM_CU_NV || d->scale_kind == MM_CU_MX) {
+    if (!mm_cu_check(cudaMemset(to.scale, kRandomByteScale, mm_cu_scales(d)), "cudaMemset", err)) return false;
+  } else if (to.scale && !fill_scales(w, d, static_cast<float *>(to.scale), err)) {
+    return false;
+  }
+  const float global = kRandomGlobal * 256.0f;
+  if (to.global && !fill_floats(to.global, w->lead, global, global, grid_of(w, 2, 1, 1, {}, {}, 0), err)) return false;
+  const uint32_t each = 32 / bits, words = (uint32_t)(d->pitch / 4);
+  random_codes<<<1024, 256>>>(reinterpret_cast<uint32_t *>(to.data), (size_t)w->lead * w->n * words, bits, d->code == MM_CU_INT4,
+                              sqrtf(3.0f / (float)columns_of(w)), w->k / each,
+                              grid_of(w, 0, w->n, words, {1, 1}, {1, 1}, w->first_k / each));
+  return mm_cu_check(cudaGetLastError(), "random_codes", err);
+}
+
+bool mm_cu_randomise_f32(const mm_packed *w, float *to, mm_err *err) {
+  const size_t n = (size_t)w->lead * w->n * w->k;
+  const float most = sqrtf(3.0f / (float)columns_of(w));
+  const random_grid g = grid_of(w, 0, w->n, w->k, {1, 1}, {1, 1}, w->first_k);
+  return w->k == 1 ? fill_floats(to, n, 0.99f, 1.01f, g, err) : fill_floats(to, n, -most, most, g, err);
+}
+
+bool mm_cu_upload(mm_cu_memory *memory, const mm_packed *w, const char *name, mm_cu_weight *out, mm_err *err) {
+  if (!mm_cu_describe(w, name, out, err)) return false;
+  mm_cu_places to = {};
+  const bool floats = out->scale_kind == MM_CU_COARSE || out->scale_kind == MM_CU_FINE;
+  if (!(to.data = memory->array<uint8_t>((size_t)w->lead * w->n * out->pitch, err))) return false;
+  if (out->scale_kind != MM_CU_PLAIN && !(to.scale = memory->alloc(mm_cu_scales(out) * (floats ? sizeof(float) : 1), err))) return false;
+  if (out->scale_kind == MM_CU_NV && !(to.global = memory->array<float>(w->lead, err))) return false;
+  out->data = to.data, out->scale = to.scale, out->global = to.global;
+  return copy_planes(w, out, to, err);
+}
+
+bool mm_cu_upload_f32(mm_cu_memory *memory, const mm_packed *w, float **out, mm_err *err) {
+  const size_t n = (size_t)w->lead * w->n * w->k;
+  return (*out = memory->array<float>(n, err)) && mm_cu_unpack(w, *out, err);
+}
+
+bool mm_cu_unpack(const mm_packed *w, float *to, mm_err *err) {
+  std::vector<float> v((size_t)w->lead * w->n * w->k);
+  for (uint32_t i = 0; i < w->lead; i++) mm_unpack(w, i, 0, w->n, v.data() + (size_t)i * w->n * w->k);
+  return mm_cu_check(cudaMemcpy(to, v.data(), v.size() * sizeof(float), cudaMemcpyHostToDevice), "copy weights", err);
+}
+
+bool mm_cu_download(void *out, const void *from, size_t bytes, cudaStream_t s, mm_err *err) {
+  return mm_cu_check(cudaStreamSynchronize(s), "step", err) &&
+         mm_cu_check(cudaMemcpy(out, from, bytes, cudaMemcpyDeviceToHost), "copy to host", err);
+}
+
+bool mm_cu_download_rows(float *out, const __nv_bfloat16 *from, size_t n, cudaStream_t s, mm_err *err) {
+  std::vector<uint16_t> bits(n);
+  if (!mm_cu_download(bits.data(), from, n * sizeof bits[0], s, err)) return false;
+  for (size_t i = 0; i < n; i++) {
+    const uint32_t wide = (uint32_t)bits[i] << 16;
+    memcpy(&out[i], &wide, sizeof wide);
+  }
+  return true;
+}

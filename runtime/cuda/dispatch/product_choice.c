@@ -1,0 +1,206 @@
+/* The table of kernels (product_choice.h). */
+#include "runtime/cuda/dispatch/product_choice.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* The most activations of a single token that fit beside gemv.cuh's rings and the sums of a few rows, in whole items. */
+#define ONE_COLUMNS 37000
+/* Fewer pairs of token and expert are too few units for the blocks of mm_cu_experts_few. */
+#define LEAST_PAIRS 8
+
+typedef bool (*answer)(const mm_cu_device *d, const mm_cu_task *q);
+
+/* Inputs have scales of 128 columns each, of this rank's alone. */
+static bool groups(const mm_cu_weight *w) { return w->rounding.kind == MM_ACT_FP8_GROUP; }
+
+bool mm_cu_multiplies_codes(const mm_cu_device *d, const mm_cu_weight *w) {
+  const mm_act_format *f = &mm_act_formats[mm_cu_rounding_of(w)->kind];
+  const bool rounds = f->code == MM_CODE_E4M3 && f->scale == MM_F32 && (f->group == 0 || groups(w)); /* groups that no cut divides */
+  return d->hopper && rounds && w->code == MM_CU_E4M3 && w->scale_kind == MM_CU_COARSE && w->cell_k_log2 >= 7 &&
+         (w->cell_n_log2 >= 7 || w->scale_pitch == 1);
+}
+
+bool mm_cu_multiplies_blocks(const mm_cu_device *d, const mm_cu_weight *w) {
+  return mm_cu_multiplies_codes(d, w) && groups(w) && w->cell_n_log2 >= 7;
+}
+
+/* A single token's kernels of these weights hold the code that rounds inputs so, as the schemes have it. */
+static bool one_rounds(const mm_cu_weight *w) {
+  const mm_act_quant kind = w->rounding.kind;
+  switch (w->code) {
+    case MM_CU_BF16: return false;
+    case MM_CU_E4M3: return mm_act_formats[kind].code == MM_CODE_E4M3;
+    case MM_CU_INT4: return mm_act_formats[kind].code == MM_CODE_E4M3 || mm_act_formats[kind].code == MM_CODE_INT8;
+    case MM_CU_E2M1: return kind == (w->scale_kind == MM_CU_NV ? MM_ACT_NVFP4 : MM_ACT_MXFP4) || kind == MM_ACT_FP8_GROUP;
+  }
+  return false;
+}
+
+bool mm_cu_rounds_inside(mm_cu_kernel kernel, const mm_cu_weight *w) {
+  if (w->rounding.kind == MM_ACT_KEPT) return false;
+  if (kernel == MM_CU_EXPERTS_FEW) return w->rounding.kind == MM_ACT_FP8_GROUP;
+  return (kernel == MM_CU_ONE || kernel == MM_CU_EXPERTS_ONE) && one_rounds(w);
+}
+
+/* ---- y = x·Wᵀ ---- */
+
+static bool always(const mm_cu_device *d, const mm_cu_task *q) { return (void)d, (void)q, true; }
+
+/* Some cluster's blocks hold the rows in shared memory. */
+static bool clusters_fit(const mm_cu_device *d, const mm_cu_task *q, bool codes) {
+  const uint32_t rows = q->tokens <= 8 ? 8 : q->tokens <= 16 ? 16 : q->tokens <= 32 ? 32 : 64;
+  const uint32_t lines = (uint32_t)mm_ceil_div(q->w->pitch, MM_CU_LINE);
+  return q->tokens <= MM_CU_FEW && d->cluster > 0 &&
+         mm_cu_cluster_fits(mm_cu_cluster_kind_of(q->w->code, q->w->scale_kind, codes, rows), (uint32_t)mm_ceil_div(lines, d->cluster));
+}
+static bool takes_codes(const mm_cu_device *d, const mm_cu_task *q) { return mm_cu_multiplies_codes(d, q->w); }
+static bool takes_skinny_fp8(const mm_cu_device *d, const mm_cu_task *q) {
+  return mm_cu_multiplies_blocks(d, q->w) && clusters_fit(d, q, true);
+}
+static bool takes_skinny_few(const mm_cu_device *d, const mm_cu_task *q) {
+  return d->hopper && q->w->scale_kind != MM_CU_FINE && clusters_fit(d, q, false);
+}
+static bool takes_one(const mm_cu_device *d, const mm_cu_task *q) { return d->hopper && q->tokens == 1 && q->w->k <= ONE_COLUMNS; }
+static bool takes_skinny(const mm_cu_device *d, const mm_cu_task *q) { return (void)d, q->tokens <= MM_CU_SKINNY; }
+static bool takes_widened(const mm_cu_device *d, const mm_cu_task *q) { return d->hopper && q->w->code != MM_CU_BF16; }
+static bool takes_gemm(const mm_cu_device *d, const mm_cu_task *q) { return !takes_widened(d, q); }
+
+static bool few_rows(const mm_cu_device *d, const mm_cu_task *q) {
+  return (void)d, q->tokens > 1 && q->tokens <= (q->decode ? MM_CU_FEW : MM_CU_SKINNY);
+}
+
+/* Few rows of codes in blocks that no cluster holds come by the kernel of many; others come faster as numbers. */
+static bool many_codes(const mm_cu_device *d, const mm_cu_task *q) {
+  return q->tokens > 1 && (mm_cu_multiplies_blocks(d, q->w) || !few_rows(d, q));
+}
+
+/* ---- experts ---- */
+
+static bool several(const mm_cu_device *d, const mm_cu_task *q) { return (void)d, q->tokens > 1; }
+
+/* Codes of what stands between the products, under scales of rows, lie beside bf16 of the results (inputs.cu). */
+static bool experts_multiply_codes(const mm_cu_device *d, const mm_cu_task *q) {
+  const bool room = groups(q->w2) || q->w2->k + q->w2->k / 32 <= 2 * q->w2->n;
+  return mm_cu_multiplies_codes(d, q->w) && mm_cu_multiplies_codes(d, q->w2) && q->w->n % (2 * MM_CU_GROUP) == 0 &&
+         q->w->k >= MM_CU_GROUP && q->w2->n % 8 == 0 && room;
+}
+static bool few_takes(const mm_cu_weight *w) {
+  return w->code != MM_CU_BF16 && w->scale_kind != MM_CU_FINE && w->k % 32 == 0 && w->n % 2 == 0;
+}
+static bool takes_experts_few(const mm_cu_device *d, const mm_cu_task *q) {
+  return d->hopper && q->tokens > 1 && few_takes(q->w) && few_takes(q->w2);
+}
+static bool takes_experts_fp8(const mm_cu_device *d, const mm_cu_task *q) { return q->tokens > 1 && experts_multiply_codes(d, q); }
+/* Columns of a single token's activations at most, whole items of each slot counted. */
+static uint32_t mixture_columns(const mm_cu_task *q) {
+  const uint32_t longest = 1024; /* columns of an item, of 4-bit codes */
+  return (uint32_t)mm_max(q->w->k, q->top_k * mm_round_up(q->w2->k, longest));
+}
+static bool takes_experts_one(const mm_cu_device *d, const mm_cu_task *q) {
+  return d->hopper && q->tokens == 1 && mixture_columns(q) <= ONE_COLUMNS;
+}
+static bool many_takes(const mm_cu_weight *w) {
+  const bool coarse = w->scale_kind == MM_CU_COARSE || (w->scale_kind == MM_CU_FINE && w->cell_k_log2 >= 6);
+  return w->code != MM_CU_BF16 && (coarse || w->scale_kind == MM_CU_NV || w->scale_kind == MM_CU_MX) && w->k % 32 == 0 && w->n % 8 == 0;
+}
+static bool takes_experts_many(const mm_cu_device *d, const mm_cu_task *q) {
+  return d->hopper && q->tokens > 1 && many_takes(q->w) && many_takes(q->w2) && q->w->k == q->w2->n;
+}
+
+static bool few_each(const mm_cu_device *d, const mm_cu_task *q) {
+  const uint32_t most = !q->decode ? MM_CU_SKINNY : experts_multiply_codes(d, q) ? MM_CU_FEW : MM_CU_FEW_EACH;
+  return !q->middle && q->tokens <= most && q->tokens * q->top_k >= LEAST_PAIRS;
+}
+static bool many_rows(const mm_cu_device *d, const mm_cu_task *q) { return (void)d, !q->middle && q->tokens > MM_CU_SKINNY; }
+/* Long rows of E4M3 with inputs as they are come faster by stages (M1: 94 us, by fours 104; M2: 42, 41). */
+static bool not_by_stages(const mm_cu_device *d, const mm_cu_task *q) {
+  return (void)d, q->w->code != MM_CU_E4M3 || q->w->rounding.kind != MM_ACT_KEPT || q->w->pitch <= 4096;
+}
+static bool not_middle(const mm_cu_device *d, const mm_cu_task *q) { return (void)d, !q->middle; }
+
+/* ---- the table ---- */
+
+/* From the best to the one that takes all: the first that can do it and is worth it is chosen. Launches: of the product, or of experts'
+ * up, down and what ends them; `rounds`, before down where a launch rounds its inputs. */
+static const struct kernel_row {
+  mm_cu_kernel kernel;
+  answer takes, worth;
+  const char *up, *down, *end, *rounds;
+} table[] = {
+    {MM_CU_SKINNY_FP8, takes_skinny_fp8, few_rows, "skinny_clusters", NULL, NULL, NULL},
+    {MM_CU_GEMM_FP8, takes_codes, many_codes, "product", NULL, NULL, NULL},
+    {MM_CU_ONE, takes_one, always, "one", NULL, NULL, NULL},
+    {MM_CU_SKINNY_FEW, takes_skinny_few, few_rows, "skinny_clusters", NULL, NULL, NULL},
+    {MM_CU_SKINNY_ROWS, takes_skinny, always, "skinny", NULL, NULL, NULL},
+    {MM_CU_GEMM_WIDENED, takes_widened, always, "gemm_widened", NULL, NULL, NULL},
+    {MM_CU_GEMM, takes_gemm, always, "gemm", NULL, NULL, NULL},
+    {MM_CU_EXPERTS_FEW, takes_experts_few, few_each, "lay_rows, experts_few", "lay_rows, experts_few", "sum_pairs", "round_rows"},
+    {MM_CU_EXPERTS_FP8, takes_experts_fp8, many_rows, "spread, product", "product", "sum_choices", NULL},
+    {MM_CU_EXPERTS_ONE, takes_experts_one, not_by_stages, "one_experts_up", "one_experts_down", NULL, "round_slots"},
+    {MM_CU_EXPERTS_SKINNY, takes_skinny, not_middle, "experts_up", "experts_down", NULL, "round_slots"},
+    {MM_CU_EXPERTS_MANY, takes_experts_many, always, "find_places, lay_tokens, experts_many", "experts_many", "sum_choices", "lay_rounded"},
+    {MM_CU_EXPERTS_GEMM, several, always, "grouped_up", "grouped_down", "sum_pairs", "round_rows"},
+};
+
+static const struct kernel_row *row_of(mm_cu_kernel kernel) {
+  for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+    if (table[i].kernel == kernel) return &table[i];
+  return NULL;
+}
+
+/* Kernels are compiled for these pairs. */
+static bool has_kernels(const mm_cu_weight *w) {
+  switch (w->code) {
+    case MM_CU_BF16: return w->scale_kind == MM_CU_PLAIN;
+    case MM_CU_E4M3:
+    case MM_CU_INT4: return w->scale_kind == MM_CU_COARSE || w->scale_kind == MM_CU_FINE;
+    case MM_CU_E2M1: return w->scale_kind == MM_CU_NV || w->scale_kind == MM_CU_MX;
+  }
+  return false;
+}
+
+bool mm_cu_takes(const mm_cu_device *d, mm_cu_kernel kernel, const mm_cu_task *q) {
+  const struct kernel_row *r = row_of(kernel);
+  if (!r || (r->down != NULL) != (q->w2 != NULL) || !has_kernels(q->w) || (q->w2 && !has_kernels(q->w2))) return false;
+  return r->takes(d, q);
+}
+
+const mm_cu_rounding *mm_cu_rounds_before(mm_cu_kernel kernel, const mm_cu_weight *w) {
+  if (w->whole.kind != MM_ACT_KEPT) return &w->whole;
+  return w->rounding.kind == MM_ACT_KEPT || mm_cu_rounds_inside(kernel, w) ? NULL : &w->rounding;
+}
+
+static mm_cu_inputs_are inputs_of(mm_cu_kernel kernel, const mm_cu_weight *w) {
+  if (mm_cu_rounding_of(w)->kind == MM_ACT_KEPT) return MM_CU_KEPT;
+  if (kernel == MM_CU_SKINNY_FP8 || kernel == MM_CU_GEMM_FP8 || kernel == MM_CU_EXPERTS_FP8)
+    return groups(w) ? MM_CU_AS_CODES : MM_CU_AS_ROW_CODES;
+  return mm_cu_rounds_inside(kernel, w) ? MM_CU_ROUNDED_INSIDE : MM_CU_ROUNDED_BEFORE;
+}
+
+mm_cu_choice mm_cu_choose_product(const mm_cu_device *d, const mm_cu_task *q) {
+  for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+    const mm_cu_kernel kernel = table[i].kernel;
+    if (!mm_cu_takes(d, kernel, q) || !table[i].worth(d, q)) continue;
+    return (mm_cu_choice){kernel, inputs_of(kernel, q->w), q->w2 ? inputs_of(kernel, q->w2) : MM_CU_KEPT};
+  }
+  return (mm_cu_choice){MM_CU_NO_KERNEL, MM_CU_KEPT, MM_CU_KEPT};
+}
+
+void mm_cu_say_choice(const mm_cu_choice *c, char *to, size_t size) {
+  const struct kernel_row *r = row_of(c->kernel);
+  static const char *const made[] = {
+      [MM_CU_ROUNDED_BEFORE] = "round_rows", [MM_CU_AS_CODES] = "encode", [MM_CU_AS_ROW_CODES] = "encode_rows"};
+  const char *part[5] = {made[c->x]};
+  to[0] = 0;
+  if (!r) return;
+  part[1] = r->up,
+  part[2] = c->middle == MM_CU_ROUNDED_BEFORE ? r->rounds
+            : c->middle == MM_CU_AS_ROW_CODES ? made[c->middle]
+                                              : NULL,
+  part[3] = r->down, part[4] = r->end;
+  for (size_t i = 0, at = 0; i < 5; i++) {
+    if (!part[i] || at >= size) continue;
+    at += (size_t)snprintf(to + at, size - at, "%s%s", at ? ", " : "", part[i]);
+  }
+}

@@ -1,0 +1,107 @@
+/* y = x·Wᵀ for any number of rows (gemm.cuh). */
+#include "runtime/cuda/gemm/gemm.cuh"
+
+#include "runtime/cuda/core/launch.h"
+
+namespace {
+
+struct dense_job {
+  const mm_cu_weight &w;
+  const mm_cu_linear &a;
+  uint32_t first, column;
+
+  __device__ uint32_t rows() const { return min(a.tokens - first, (uint32_t)kGemmRows); }
+  __device__ const bf16 *x(uint32_t r) const { return a.x + (size_t)(a.rows ? a.rows[first + r] : first + r) * w.k; }
+  __device__ weight_row weight(uint32_t r) const { return {0, min(column + r, w.n - 1)}; }
+  __device__ void emit(uint32_t r, uint32_t c, const float (&v)[8][2]) const {
+    const float f = w.global ? w.global[0] : 1.0f;
+    const size_t to = (size_t)(first + r) * w.n + column + c; /* column + c is even */
+    const uint32_t left = w.n > column + c ? w.n - column - c : 0;
+    if (a.y32 || w.n % 2 != 0) {
+#pragma unroll
+      for (uint32_t i = 0; i < 16; i++) {
+        const uint32_t at = i / 2 * 8 + i % 2;
+        if (at >= left) continue;
+        if (a.y32) {
+          a.y32[to + at] = v[i / 2][i % 2] * f;
+        } else {
+          a.y[to + at] = __float2bfloat16_rn(v[i / 2][i % 2] * f);
+        }
+      }
+    } else {
+#pragma unroll
+      for (uint32_t n = 0; n < 8; n++) {
+        if (n * 8 < left) *reinterpret_cast<uint32_t *>(a.y + to + n * 8) = pack2(v[n][0] * f, v[n][1] * f);
+      }
+    }
+  }
+};
+
+template <mm_cu_code C, mm_cu_scale S>
+__global__ void __launch_bounds__(kGemmThreads, 1) gemm(const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_linear a) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  constexpr bool kTakes = C == MM_CU_BF16; /* gemm_widened takes the others */
+#else
+  constexpr bool kTakes = true;
+#endif
+  if constexpr (kTakes) {
+    grid_wait_and_launch_next();
+    gemm_tile<C, S>(w, dense_job{w, a, blockIdx.x * kGemmRows, blockIdx.y * kGemmColumns});
+  } else {
+    no_such_code();
+  }
+}
+
+/* Sixteen tiles of rows meet all weights before the next sixteen: what runs at a time shares both. */
+template <mm_cu_code C, mm_cu_scale S>
+__global__ void __launch_bounds__(widened_gemm::kThreads, 1)
+    gemm_widened(const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_linear a) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  const uint32_t high = (a.tokens + kGemmRows - 1) / kGemmRows, wide = (w.n + kGemmColumns - 1) / kGemmColumns;
+  grid_wait_and_launch_next();
+  widened_gemm::tiles<C, S>(w, high * wide, [&](uint32_t index) {
+    const uint32_t strip = index / (16 * wide), in = index % (16 * wide), tall = min(16u, high - strip * 16);
+    return dense_job{w, a, (strip * 16 + in % tall) * kGemmRows, in / tall * kGemmColumns};
+  });
+#else
+  no_such_code();
+#endif
+}
+
+struct gemm_launch {
+  const mm_cu_weight &w;
+  const mm_cu_linear &a;
+  cudaStream_t s;
+  template <mm_cu_code C, mm_cu_scale S>
+  cudaError_t run() const {
+    const gemm_block b = gemm_block_here();
+    return launch(gemm<C, S>, dim3(ceil_div(a.tokens, kGemmRows), ceil_div(w.n, b.columns)), b.threads, b.shared, s, w, a);
+  }
+};
+
+struct widened_launch {
+  const mm_cu_weight &w;
+  const mm_cu_linear &a;
+  cudaStream_t s;
+  template <mm_cu_code C, mm_cu_scale S>
+  cudaError_t run() const {
+    if constexpr (C == MM_CU_BF16) {
+      return cudaErrorNotSupported;
+    } else {
+      return launch(gemm_widened<C, S>, min(ceil_div(a.tokens, kGemmRows) * ceil_div(w.n, widened_gemm::kColumns), multiprocessors()),
+                    widened_gemm::kThreads, sizeof(widened_gemm::shared<C>), s, w, a);
+    }
+  }
+};
+
+}  // namespace
+
+cudaError_t mm_cu_gemm(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s) {
+  const cudaError_t e = mm_cu_refuse(MM_CU_GEMM, {&w, nullptr, a.tokens});
+  return e != cudaSuccess ? e : for_scheme(w, gemm_launch{w, a, s});
+}
+
+cudaError_t mm_cu_gemm_widened(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s) {
+  const cudaError_t e = mm_cu_refuse(MM_CU_GEMM_WIDENED, {&w, nullptr, a.tokens});
+  return e != cudaSuccess ? e : for_scheme(w, widened_launch{w, a, s});
+}

@@ -1,0 +1,476 @@
+/* The core of a single token's decode products: weight rows, each read once from memory, times one row of activations.
+ *
+ * Rows go in fours, every gridDim.x-th of which is a block's: so all blocks read near each other, which the memory rewards. An item is 512
+ * bytes of each row of a four, 16 a lane and row; a block's items, four by four, are shared out evenly among its warps, each of which has a
+ * ring of them on their way to shared memory. No barrier of the block comes between the first item and the last.
+ *
+ * The product is mma.m16n8k16 turned on its side: a lane's quad, lanes 4g … 4g+3, holds a stretch g of the chunk, of one row as row g of
+ * the M side and of another as row g+8, and the activations of the same stretch as column g of the N side. So each lane needs just the
+ * activations of its own columns, no weight is moved between lanes, and of the 16 x 8 sums those count that belong to row g or g+8 and
+ * column g: lane 4g + g/2 holds both. Codes become f16 in registers, exactly (int4: value + 8); activations are f16 times a power of two of
+ * the stretch, or codes under its scale. BF16 weights, and FINE ones once scaled, are multiplied as bf16 with activations as they are.
+ * What lanes and warps sum of a row meets in shared memory in an order that the shape alone decides.
+ *
+ * A job says what the rows are:
+ *   fours(), segments()         a row's k axis is so many stretches of w.k
+ *   at(four, segment)           where the rows lie for that stretch
+ *   apart(), behind()           rows from a four's first to its second; from these two to the others
+ *   x(segment), times(segment)  the activations, and what their products are multiplied by
+ *   rounds()                    activations are rounded to E4M3 in groups of 128
+ *   factor(segment)             what activations are multiplied by that are rounded in another way
+ *   emit(four, sum[4])          the sums of the rows */
+#ifndef MM_CUDA_GEMV_CUH
+#define MM_CUDA_GEMV_CUH
+
+#include "runtime/cuda/core/fp8.cuh"
+#include "runtime/cuda/core/hopper.cuh"
+#include "runtime/cuda/core/launch.h"
+#include "runtime/cuda/core/round.cuh"
+#include "runtime/cuda/core/weight.cuh"
+
+constexpr uint32_t kGemvWarps = 16, kFour = 4;
+constexpr int kGemvRegisters = 80; /* of a thread: what is left is room for the small kernels before and after */
+
+struct four_place {
+  uint32_t matrix, first, rows; /* how many of the four there are */
+};
+
+template <mm_cu_code C, mm_cu_scale S>
+struct gemv_kind {
+  static constexpr uint32_t kLane = codec<C>::kPiece; /* columns of 16 bytes */
+  static constexpr uint32_t kChunk = 32 * kLane;      /* columns of an item */
+  static constexpr uint32_t kX = kLane / 8;           /* 16-byte pieces of a lane's activations */
+  static constexpr bool kHalf = C != MM_CU_BF16 && S != MM_CU_FINE;
+  /* INT4 is multiplied as value + 8, which masks alone bring to f16 (codec::offset_halves); 8 times the sum of a stretch's activations is
+   * taken from its products. Beside a stretch's inverse scale lies that number then. Activations of 2^118 and more overflow. */
+  static constexpr bool kOffset = C == MM_CU_INT4 && kHalf;
+  static constexpr uint32_t kBack = kOffset ? 2 : 1; /* floats of a stretch */
+  /* Bytes of a row's scales in an item: f32 of its eight stretches, or those of its codes. */
+  static constexpr uint32_t kScales = S == MM_CU_COARSE ? 32 : S == MM_CU_NV ? 64 : S == MM_CU_MX ? 32 : 0;
+  static constexpr uint32_t kCodes = kFour * 512, kItem = kCodes + kFour * kScales;
+  static constexpr uint32_t kDepth = C == MM_CU_E4M3 ? 4 : 3; /* items of a warp's ring; more make 4-bit codes slower */
+  /* What the f16 of the codes lack (codec::halves); the factor of an NV weight holds 2^8 of it already. */
+  static constexpr float kFactor = kOffset ? 0x1p24f : C != MM_CU_E2M1 || S == MM_CU_MX ? 1.0f : 0x1p6f;
+};
+
+/* Places in shared memory, and how many fours a warp touches at most. */
+struct gemv_plan {
+  uint32_t blocks, chunks; /* of a launch; of a row's segment */
+  uint32_t touched;
+  uint32_t x, back, sums, shared;
+  rounder how; /* gemv_round */
+};
+
+/* For so many fours: a block a multiprocessor, more where those are few (a slice of a device) or the rows so many that their sums would not
+ * fit. Where smaller kernels still end, two blocks of the launch might come to one multiprocessor and none to another, for up to half as
+ * much again of the time: so a block takes more than half of the shared memory. */
+template <mm_cu_code C, mm_cu_scale S>
+gemv_plan plan_gemv(const mm_cu_weight &w, uint32_t fours, uint32_t segments) {
+  constexpr uint32_t kMoreThanHalf = 113 * 1024 + 128, kAll = 224 * 1024, kSums = kGemvWarps * kFour * 32;
+  gemv_plan p;
+  p.chunks = (uint32_t)((w.pitch + 511) / 512);
+  const uint32_t items = segments * p.chunks;
+  p.x = kGemvWarps * gemv_kind<C, S>::kDepth * gemv_kind<C, S>::kItem;
+  p.back = p.x + items * codec<C>::kPiece * 64, p.sums = p.back + items * 32 * gemv_kind<C, S>::kBack;
+  p.blocks = min(fours, max(multiprocessors(), ceil_div(fours, ((kAll - p.sums) / kSums - 3) * kGemvWarps)));
+  p.touched = (ceil_div(fours, p.blocks) * items + kGemvWarps - 1) / kGemvWarps / items + 2;
+  p.shared = max(p.sums + p.touched * kSums, kMoreThanHalf);
+  p.how = rounder_of(w.rounding);
+  return p;
+}
+
+/* A kernel that rounds these inputs itself does so before it converts them. */
+template <mm_cu_code C, mm_cu_scale S>
+bool gemv_rounds(const mm_cu_weight &w, mm_cu_kernel kernel) {
+  const bool converts = gemv_kind<C, S>::kHalf && w.rounding.kind == MM_ACT_FP8_GROUP;
+  return mm_cu_rounds_inside(kernel, &w) && !converts;
+}
+
+/* As copy16_to, and the rest of the 128 bytes to the L2 cache; where !valid nothing is read. */
+__device__ __forceinline__ void copy16_line(uint32_t shared, const void *global, bool valid) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(shared), "l"(global), "r"(valid ? 16 : 0),
+               "l"(kReadOnce)
+               : "memory");
+}
+
+/* What a warp fetches next, of `left` items. */
+template <mm_cu_code C, mm_cu_scale S, class Job>
+struct gemv_fetch {
+  using kind = gemv_kind<C, S>;
+  /* Of a row's scales in an item: f32 of its stretches one by one, or 16 bytes each. The first lanes bring the first row's. */
+  static constexpr uint32_t kPieces = S == MM_CU_COARSE ? 8 : kind::kScales / 16;
+  const mm_cu_weight &w;
+  const Job &job;
+  const uint32_t chunks, mine;  /* of a row's segment; of the chunks, those that the lane has a part in */
+  const uint32_t apart, behind; /* bytes */
+  uint32_t left, four, segment, chunk, rows;
+  const uint8_t *from = nullptr, *scale; /* the lane's part of the first row, or not found yet; of the scales */
+
+  __device__ __forceinline__ gemv_fetch(const mm_cu_weight &weight, const Job &j, uint32_t count, uint32_t first, uint32_t in,
+                                        uint32_t chunk_count)
+      : w(weight),
+        job(j),
+        chunks(chunk_count),
+        mine(((uint32_t)weight.pitch + 511 - threadIdx.x % 32 * 16) / 512),
+        apart(j.apart() * (uint32_t)weight.pitch),
+        behind(j.behind() * (uint32_t)weight.pitch),
+        left(count),
+        four(first),
+        segment(in / chunk_count),
+        chunk(in % chunk_count) {}
+  __device__ __forceinline__ void find() {
+    const uint32_t lane = threadIdx.x % 32;
+    const four_place p = job.at(four, segment);
+    rows = p.rows;
+    from = w.data + ((size_t)p.matrix * w.n + p.first) * w.pitch + chunk * 512 + lane * 16;
+    if constexpr (kind::kScales > 0) {
+      const uint32_t r = min(lane / kPieces, rows - 1), n = p.first + r % 2 * job.apart() + r / 2 * job.behind();
+      const uint8_t *base = static_cast<const uint8_t *>(w.scale);
+      if (S == MM_CU_COARSE) {
+        scale = base + ((size_t)p.matrix * w.scale_rows + (n >> w.cell_n_log2)) * w.scale_pitch * 4;
+      } else {
+        scale = base + ((size_t)p.matrix * w.n + n) * w.scale_pitch + lane % kPieces * 16;
+      }
+    }
+  }
+  /* The lane's part to `to` of an item's place. */
+  __device__ __forceinline__ void operator()(uint32_t to, uint32_t lane) {
+    if (left) {
+      if (!from) find();
+      const bool some = chunk < mine;
+      const uint8_t *second = from + behind;
+      copy16_line(to + lane * 16, from, some);
+      copy16_line(to + lane * 16 + 512, from + apart, some && rows > 1);
+      copy16_line(to + lane * 16 + 1024, second, some && rows > 2);
+      copy16_line(to + lane * 16 + 1536, second + apart, some && rows > 3);
+      if constexpr (S == MM_CU_COARSE) {                       /* every lane one */
+        constexpr uint32_t kStretch = C == MM_CU_INT4 ? 7 : 6; /* log2 of its columns, which a cell is a multiple of */
+        const uint32_t cell = (chunk * 8 + lane % 8) >> (w.cell_k_log2 - kStretch);
+        copy4_to(to + kind::kCodes + lane * 4, scale + min(cell, w.scale_pitch - 1) * 4);
+      } else if constexpr (kind::kScales > 0) {
+        const uint32_t at = chunk * kind::kScales;
+        if (lane < kFour * kPieces) copy16_to(to + kind::kCodes + lane * 16, scale + at, at + lane % kPieces * 16 < w.scale_pitch);
+      }
+      left--, from += 512;
+      if (++chunk == chunks) {
+        chunk = 0, from = nullptr;
+        if (++segment == job.segments()) segment = 0, four += gridDim.x;
+      }
+    }
+    copy_commit();
+  }
+};
+
+/* ---- activations ---- */
+
+extern __shared__ __align__(16) uint8_t gemv_shared[];
+
+/* Activations come as pieces of eight columns, are stored to shared memory as they are and converted there, so that little code, which each
+ * layer fetches again, does it. Piece q of a lane of chunk c lies at x[(c · kX + q) · 32 + lane]. */
+template <mm_cu_code C, mm_cu_scale S>
+__device__ __forceinline__ uint4 *gemv_piece(const gemv_plan &p, uint32_t i) {
+  using kind = gemv_kind<C, S>;
+  const uint32_t in = i % (kind::kChunk / 8);
+  return reinterpret_cast<uint4 *>(gemv_shared + p.x) + (i - in) + in % kind::kX * 32 + in / kind::kX;
+}
+
+/* What the calling threads, from `first` on, have stored becomes the numbers that its codes stand for, times job.factor(segment), in bf16:
+ * those that launches before the product write (encode.cu). */
+template <mm_cu_code C, mm_cu_scale S, class Job>
+__device__ __forceinline__ void gemv_round(const gemv_plan &p, const Job &job, uint32_t first) {
+  rounder how = p.how;
+  if (S == MM_CU_NV) how.format = {MM_CODE_E2M1, 16, MM_F8_E4M3, true};
+  if (S == MM_CU_MX) how.format = {MM_CODE_E2M1, 32, MM_F8_E8M0, false};
+  const uint32_t each = p.chunks * (gemv_kind<C, S>::kChunk / 8), total = job.segments() * each, step = blockDim.x - first;
+  uint32_t *const most = reinterpret_cast<uint32_t *>(gemv_shared + p.sums); /* of 32 pieces each, before there are sums */
+  if (how.asks_row()) {
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x - first; i < total; i += step) { /* total and the step are multiples of 32, as are segments */
+      const float own = fmaxf(0.0f, largest8(*gemv_piece<C, S>(p, i)));
+      const uint32_t all = __reduce_max_sync(0xffffffffu, __float_as_uint(own));
+      if (i % 32 == 0) most[i / 32] = all;
+    }
+    asm volatile("bar.sync 2, %0;" ::"r"(step) : "memory");
+  }
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x - first; i < total; i += step) {
+    uint4 &q = *gemv_piece<C, S>(p, i);
+    const uint32_t segment = i / each, lane = i % 32;
+    float scale = 1, v[8];
+    if (how.whole_row()) {
+      uint32_t row = 0;
+      if (how.asks_row()) {
+#pragma unroll 1
+        for (uint32_t j = lane; j < each / 32; j += 32) row = max(row, most[segment * (each / 32) + j]);
+        row = __reduce_max_sync(0xffffffffu, row);
+      }
+      scale = how.row_scale(__uint_as_float(row));
+    }
+    if (how.format.group) {
+      float own = largest8(q);
+#pragma unroll 1
+      for (uint32_t m = 1; m < how.format.group / 8; m <<= 1) own = fmaxf(own, __shfl_xor_sync(0xffffffffu, own, m));
+      if (own == 0) continue; /* zeros stay so */
+      scale = how.group_scale(own, scale);
+    }
+    widen8(v, q);
+    const auto to_numbers = [&](mm_code code) {
+      how.format.code = code;
+      how.to_numbers(v, scale);
+    };
+    if (C == MM_CU_E2M1) {
+      to_numbers(MM_CODE_E2M1);
+    } else if (C == MM_CU_INT4 && how.format.code == MM_CODE_INT8) {
+      to_numbers(MM_CODE_INT8);
+    } else {
+      to_numbers(MM_CODE_E4M3);
+    }
+    const float factor = job.factor(segment);
+#pragma unroll
+    for (float &x : v) x *= factor;
+    q = narrow8(v);
+  }
+}
+
+/* What the calling thread has stored: pieces threadIdx.x - first + j · step. back: the inverse scales of each chunk's eight stretches,
+ * times job.times(segment), each with its offset if there is one. Warps call it whole. */
+template <mm_cu_code C, mm_cu_scale S, bool kRound, class Job>
+__device__ __forceinline__ void gemv_convert(const gemv_plan &p, const Job &job, uint32_t first) {
+  using kind = gemv_kind<C, S>;
+  if (!kind::kHalf) return;
+  constexpr uint32_t kStretch = kind::kLane / 2; /* pieces of a stretch */
+  float *const back = reinterpret_cast<float *>(gemv_shared + p.back);
+  const uint32_t each = p.chunks * (kind::kChunk / 8), total = job.segments() * each;
+#pragma unroll 2
+  for (uint32_t i = threadIdx.x - first; i < total; i += blockDim.x - first) { /* total and the step are multiples of 32 */
+    uint4 &v = *gemv_piece<C, S>(p, i);
+    uint32_t q[4] = {v.x, v.y, v.z, v.w};
+    const uint32_t all = max2(max2(q[0] & 0x7fff7fffu, q[1] & 0x7fff7fffu), max2(q[2] & 0x7fff7fffu, q[3] & 0x7fff7fffu));
+    uint32_t largest = max(all & 0xffffu, all >> 16);
+    float inverse;
+    if (!kRound && job.rounds()) { /* to codes of 128 columns, which are f16 as they are */
+#pragma unroll
+      for (uint32_t m = 1; m < 16; m <<= 1) largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, m));
+      const act_scale scale(low(largest));
+#pragma unroll
+      for (int c = 0; c < 4; c++) q[c] = widen2_half(scale.codes(low(q[c]), high(q[c])));
+      inverse = scale.value;
+    } else {
+#pragma unroll
+      for (uint32_t m = 1; m < kStretch; m <<= 1) largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, m));
+      const half_scale scale(largest);
+#pragma unroll
+      for (int c = 0; c < 4; c++) q[c] = scale.convert(q[c]);
+      inverse = scale.inverse;
+    }
+    if constexpr (kind::kOffset) {
+      q[1] = mul_half2(q[1], 0x2c002c00u), q[3] = mul_half2(q[3], 0x2c002c00u); /* 2^-4: those codes are 2^4 times as large */
+      float sum = 0;
+#pragma unroll
+      for (int c = 0; c < 4; c++) {
+        const float2 f = __half22float2(*reinterpret_cast<const __half2 *>(&q[c]));
+        sum += (c % 2 ? 16.0f : 1.0f) * (f.x + f.y);
+      }
+#pragma unroll
+      for (uint32_t m = 1; m < kStretch; m <<= 1) sum += __shfl_xor_sync(0xffffffffu, sum, m);
+      if (i % kStretch == 0) back[i / kStretch * 2 + 1] = sum * 0x1p-21f; /* 8 · 2^-24 */
+    }
+    if (i % kStretch == 0) back[i / kStretch * kind::kBack] = inverse * (kind::kFactor * job.times(i / each));
+    v = make_uint4(q[0], q[1], q[2], q[3]);
+  }
+}
+
+/* All activations, by threads from `first` on, a warp's first. */
+template <mm_cu_code C, mm_cu_scale S, bool kRound, class Job>
+__device__ __forceinline__ void gemv_fill(const mm_cu_weight &w, const gemv_plan &p, const Job &job, uint32_t first) {
+  constexpr uint32_t kAtOnce = 4; /* a thread's loads on their way */
+  const uint32_t each = p.chunks * (gemv_kind<C, S>::kChunk / 8), total = job.segments() * each, step = blockDim.x - first;
+#pragma unroll 1
+  for (uint32_t from = threadIdx.x - first; from < total; from += kAtOnce * step) {
+    uint4 v[kAtOnce];
+#pragma unroll
+    for (uint32_t j = 0; j < kAtOnce; j++) {
+      const uint32_t i = from + j * step, segment = i / each, k = (i - segment * each) * 8;
+      v[j] = i < total && k < w.k ? __ldcg(reinterpret_cast<const uint4 *>(job.x(segment) + k)) : make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (uint32_t j = 0; j < kAtOnce; j++) {
+      if (from + j * step < total) *gemv_piece<C, S>(p, from + j * step) = v[j];
+    }
+  }
+  if constexpr (kRound) gemv_round<C, S>(p, job, first);
+  gemv_convert<C, S, kRound>(p, job, first);
+}
+
+/* ---- products ---- */
+
+/* MX: what brings the codes' f16 of a lane to the largest scale of its quad, twice in f16, and that scale. */
+struct quad_power {
+  uint32_t half;
+  float most;
+  __device__ __forceinline__ explicit quad_power(uint32_t e) {
+    uint32_t top = max(e, __shfl_xor_sync(0xffffffffu, e, 1));
+    top = max(top, __shfl_xor_sync(0xffffffffu, top, 2));
+    const int field = 29 + (int)e - (int)top; /* of 2^14 and less */
+    const uint32_t h = field > 0 ? (uint32_t)field << 10 : field > -10 ? 0x200u >> -field : 0;
+    half = h << 16 | h;
+    most = __uint_as_float(top == 0 ? 0x00400000u : top << 23);
+  }
+};
+
+/* acc += the products of the item at `item`, with the activations at x and back; lanes 4g + g/2 alone have sums. FINE: `place` says whose
+ * scales, `k` is the lane's first column. */
+template <mm_cu_code C, mm_cu_scale S, class Job>
+__device__ __forceinline__ void gemv_add(float (&acc)[kFour], const uint8_t *item, const uint4 *x, const float *back, const mm_cu_weight &w,
+                                         const Job &job, const four_place &place, uint32_t k) {
+  using kind = gemv_kind<C, S>;
+  constexpr int kWord = kind::kLane / 8; /* registers of a word of codes */
+  const uint32_t lane = threadIdx.x % 32;
+  const uint8_t *const scale = item + kind::kCodes;
+  const float inverse = kind::kHalf ? back[0] : 1.0f, offset = kind::kOffset ? back[kind::kBack - 1] : 0.0f;
+  uint32_t b[kind::kX * 4];
+#pragma unroll
+  for (uint32_t q = 0; q < kind::kX; q++) {
+    const uint4 v = x[q * 32];
+    b[4 * q] = v.x, b[4 * q + 1] = v.y, b[4 * q + 2] = v.z, b[4 * q + 3] = v.w;
+  }
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    const uint4 code[2] = {reinterpret_cast<const uint4 *>(item)[h * 64 + lane], reinterpret_cast<const uint4 *>(item)[h * 64 + 32 + lane]};
+    const uint32_t word[2][4] = {{code[0].x, code[0].y, code[0].z, code[0].w}, {code[1].x, code[1].y, code[1].z, code[1].w}};
+    float d[2][4] = {}, f[2] = {inverse, inverse};
+    uint32_t times[2][2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const uint32_t row = h * 2 + r;
+      if constexpr (S == MM_CU_NV)
+        codec<MM_CU_E4M3>::halves(times[r], __byte_perm(reinterpret_cast<const uint16_t *>(scale)[row * 32 + lane], 0, 0x1100));
+      if constexpr (S == MM_CU_MX) {
+        const quad_power e(scale[row * 32 + lane]);
+        times[r][0] = times[r][1] = e.half, f[r] *= e.most;
+      }
+      if constexpr (S == MM_CU_COARSE) f[r] *= reinterpret_cast<const float *>(scale)[row * 8 + lane / 4];
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      if constexpr (C == MM_CU_BF16) {
+        if (i % 2) continue;
+        const uint32_t a[4] = {word[0][i], word[1][i], word[0][i + 1], word[1][i + 1]};
+        mma(d[i / 2], a, b[i], b[i + 1]);
+      } else {
+        uint32_t v[2][kWord];
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+          if constexpr (kind::kOffset) {
+            codec<C>::offset_halves(v[r], word[r][i]);
+          } else {
+            codec<C>::halves(v[r], word[r][i]);
+          }
+          if constexpr (S == MM_CU_NV || S == MM_CU_MX) {
+#pragma unroll
+            for (int j = 0; j < kWord; j++) v[r][j] = mul_half2(v[r][j], times[r][i / 2]);
+          } else if constexpr (S == MM_CU_FINE) {
+            const uint32_t n = min(place.first + r * job.apart() + h * job.behind(), w.n - 1);
+            const float s =
+                __ldg(static_cast<const float *>(w.scale) + ((size_t)place.matrix * w.scale_rows + (n >> w.cell_n_log2)) * w.scale_pitch +
+                      (min(k + i * (kind::kLane / 4), w.k - 1) >> w.cell_k_log2));
+#pragma unroll
+            for (int j = 0; j < kWord; j++) {
+              const float2 wide = __half22float2(*reinterpret_cast<const __half2 *>(&v[r][j]));
+              v[r][j] = pack2(wide.x * s, wide.y * s);
+            }
+          }
+        }
+#pragma unroll
+        for (int j = 0; j < kWord; j += 2) {
+          const uint32_t a[4] = {v[0][j], v[1][j], v[0][j + 1], v[1][j + 1]};
+          if constexpr (kind::kHalf) {
+            mma_half(d[i % 2], a, b[i * kWord + j], b[i * kWord + j + 1]);
+          } else {
+            mma(d[i % 2], a, b[i * kWord + j], b[i * kWord + j + 1]);
+          }
+        }
+      }
+    }
+    const bool odd = threadIdx.x & 4; /* g % 2: the column within the lane's two */
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const float sum = odd ? d[0][2 * r + 1] + d[1][2 * r + 1] : d[0][2 * r] + d[1][2 * r];
+      acc[h * 2 + r] += (kind::kOffset ? sum - offset : sum) * (kind::kHalf ? f[r] : 1.0f);
+    }
+  }
+}
+
+/* ---- a block ---- */
+
+/* ready(): called once the first weights are on their way; returns when the activations lie in shared memory. */
+template <mm_cu_code C, mm_cu_scale S, class Job, class Ready>
+__device__ __forceinline__ void gemv_rows(const mm_cu_weight &w, const gemv_plan &p, const Job &job, const Ready &ready) {
+  using kind = gemv_kind<C, S>;
+  const uint4 *const x = reinterpret_cast<const uint4 *>(gemv_shared + p.x);
+  const float *const back = reinterpret_cast<const float *>(gemv_shared + p.back);
+  float *const sums = reinterpret_cast<float *>(gemv_shared + p.sums);
+  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4;
+  const uint32_t fours = job.fours(), mine = fours > blockIdx.x ? (fours - blockIdx.x - 1) / gridDim.x + 1 : 0;
+  const uint32_t each = job.segments() * p.chunks, items = mine * each;
+  const uint32_t first = items * warp / kGemvWarps, end = items * (warp + 1) / kGemvWarps;
+  const uint32_t before = first / max(each, 1); /* fours of the block */
+  __shared__ uint2 span[kGemvWarps];            /* of each warp, the first and the last of the block's fours that it has a part in */
+  if (lane == 0) span[warp] = first < end ? make_uint2(before, (end - 1) / each) : make_uint2(1, 0);
+  uint32_t four = before * gridDim.x + blockIdx.x, in = first - before * each, left = end - first;
+  gemv_fetch<C, S, Job> fetch(w, job, left, four, in, p.chunks);
+  const uint8_t *const ring = gemv_shared + warp * (kind::kDepth * kind::kItem), *item = ring;
+  uint32_t free = shared_address(ring);
+  float *sum = sums + (warp * p.touched * 8 + g) * kFour; /* of this stretch, of the warp's fours one after another */
+  float acc[kFour] = {};
+  const uint4 *at = x + in * (kind::kX * 32) + lane;
+  const float *inverse = back + (in * 8 + g) * kind::kBack;
+  uint32_t ahead = kind::kDepth - 1; /* items to fetch before the first is multiplied; here, so that the code is there once */
+#pragma unroll 1
+  while (true) {
+    if (ahead == 0) {
+      if (!left) break;
+      copy_wait<kind::kDepth - 2>();
+      __syncwarp(); /* the scales have come, and the item before is read */
+    }
+    fetch(free, lane);
+    if (ahead > 0) {
+      free += kind::kItem;
+      if (--ahead == 0) ready();
+      continue;
+    }
+    free = shared_address(item);
+    four_place place = {};
+    uint32_t k = 0;
+    if (S == MM_CU_FINE) place = job.at(four, in / p.chunks), k = in % p.chunks * kind::kChunk + lane * kind::kLane;
+    gemv_add<C, S>(acc, item, at, inverse, w, job, place, k);
+    item += kind::kItem, at += kind::kX * 32, inverse += 8 * kind::kBack;
+    if (item == ring + kind::kDepth * kind::kItem) item = ring;
+    if (++in == each) in = 0, four += gridDim.x, at = x + lane, inverse = back + g * kind::kBack;
+    if (--left && in) continue;
+    if (lane % 4 == g / 2) *reinterpret_cast<float4 *>(sum) = make_float4(acc[0], acc[1], acc[2], acc[3]);
+    sum += 8 * kFour;
+#pragma unroll
+    for (float &a : acc) a = 0;
+  }
+  __syncthreads();
+  for (uint32_t i = threadIdx.x / 8; i < (mine + 3) / 4 * 4; i += 4 * kGemvWarps) { /* eight threads a four, one a stretch */
+    float total[kFour] = {};
+#pragma unroll 1
+    for (uint32_t from = i * each * kGemvWarps / max(items, 1); from < kGemvWarps; from++) { /* begins at or before the four */
+      const uint2 s = span[from];
+      if (i < s.x && s.x <= s.y) break;
+      if (i < s.x || i > s.y) continue; /* has none, or ends before it */
+      const float4 v = reinterpret_cast<const float4 *>(sums)[(from * p.touched + i - s.x) * 8 + threadIdx.x % 8];
+      total[0] += v.x, total[1] += v.y, total[2] += v.z, total[3] += v.w;
+    }
+#pragma unroll
+    for (uint32_t j = 0; j < kFour; j++) {
+#pragma unroll
+      for (uint32_t m = 1; m < 8; m <<= 1) total[j] += __shfl_xor_sync(0xffffffffu, total[j], m);
+    }
+    if (i < mine && threadIdx.x % 8 == 0) job.emit(i * gridDim.x + blockIdx.x, total);
+  }
+}
+
+#endif

@@ -1,0 +1,154 @@
+/* The experts of a prefill step: two grouped products over the sorted pairs (token, choice) and a sum per token.
+ *
+ * Up: half of a block's weight rows are of w1 and half the matching ones of w3, in alternate groups of eight, so that a thread holds gate
+ * and up of the same column; middle[place in the sorted order, I]. Down: pair_out[pair, H] = weight · w2·middle, f32. The sum over a
+ * token's choices, which other kernels end with too, is taken in their order: the same bits every time. Tiles of 128 pairs never mix
+ * experts; a block finds its expert by counting. */
+#include "runtime/cuda/core/fp8.h"
+#include "runtime/cuda/core/launch.h"
+#include "runtime/cuda/gemm/gemm.cuh"
+
+namespace {
+
+struct expert_tile {
+  uint32_t expert, first, rows; /* sorted places [first, first + rows); rows 0: nothing to do */
+};
+
+/* Tile `index` of the list "ceil(count / 128) tiles of each expert, in order"; every thread gets the answer. */
+__device__ expert_tile find_tile(const mm_cu_route &r, uint32_t index) {
+  __shared__ expert_tile found;
+  if (threadIdx.x < 32) {
+    if (threadIdx.x == 0) found.rows = 0;
+    __syncwarp();
+    uint32_t before = 0;
+    for (uint32_t e0 = 0; e0 < r.experts; e0 += 32) {
+      const uint32_t e = e0 + threadIdx.x, from = e < r.experts ? r.offset[e] : 0, to = e < r.experts ? r.offset[e + 1] : 0;
+      const uint32_t tiles = (to - from + kGemmRows - 1) / kGemmRows;
+      const uint32_t end = warp_sum_through(tiles);
+      const uint32_t start = before + end - tiles;
+      if (index >= start && index < start + tiles) {
+        const uint32_t first = from + (index - start) * kGemmRows;
+        found = {e, first, min(to - first, (uint32_t)kGemmRows)};
+      }
+      before += __shfl_sync(0xffffffffu, end, 31);
+    }
+  }
+  __syncthreads();
+  return found;
+}
+
+struct up_job {
+  const mm_cu_weight &w;
+  const mm_cu_route &r;
+  const mm_cu_experts &a;
+  expert_tile tile;
+  uint32_t column, inter;
+
+  __device__ uint32_t rows() const { return tile.rows; }
+  __device__ const bf16 *x(uint32_t i) const { return a.x + (size_t)(r.pair[tile.first + i] / r.top_k) * w.k; }
+  __device__ weight_row weight(uint32_t i) const {
+    const uint32_t c = min(column + i / 16 * 8 + i % 8, inter - 1);
+    return {tile.expert, i / 8 % 2 == 0 ? c : inter + c};
+  }
+  __device__ void emit(uint32_t i, uint32_t c, const float (&v)[8][2]) const {
+    const float f = w.global ? w.global[tile.expert] : 1.0f;
+#pragma unroll
+    for (int n = 0; n < 8; n += 2) {
+      const uint32_t at = column + (c + n * 8) / 16 * 8 + c % 8; /* even, and so is inter */
+      if (at >= inter) continue;
+      *reinterpret_cast<uint32_t *>(a.middle + (size_t)(tile.first + i) * inter + at) =
+          pack2(silu(v[n][0] * f) * (v[n + 1][0] * f), silu(v[n][1] * f) * (v[n + 1][1] * f));
+    }
+  }
+};
+
+struct down_job {
+  const mm_cu_weight &w;
+  const mm_cu_route &r;
+  const mm_cu_experts &a;
+  expert_tile tile;
+  uint32_t column;
+
+  __device__ uint32_t rows() const { return tile.rows; }
+  __device__ const bf16 *x(uint32_t i) const { return a.middle + (size_t)(tile.first + i) * w.k; }
+  __device__ weight_row weight(uint32_t i) const { return {tile.expert, min(column + i, w.n - 1)}; }
+  __device__ void emit(uint32_t i, uint32_t c, const float (&v)[8][2]) const {
+    const uint32_t pair = r.pair[tile.first + i];
+    const float f = r.weight[pair] * (w.global ? w.global[tile.expert] : 1.0f);
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+      const uint32_t at = column + c + n * 8; /* even, and so is w.n */
+      if (at < w.n) *reinterpret_cast<float2 *>(a.pair_out + (size_t)pair * w.n + at) = make_float2(v[n][0] * f, v[n][1] * f);
+    }
+  }
+};
+
+template <mm_cu_code C, mm_cu_scale S>
+__global__ void __launch_bounds__(kGemmThreads, 1)
+    grouped_up(const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_route r, const __grid_constant__ mm_cu_experts a) {
+  grid_wait_and_launch_next();
+  const expert_tile tile = find_tile(r, blockIdx.y);
+  if (tile.rows > 0) gemm_tile<C, S>(w, up_job{w, r, a, tile, blockIdx.x * (kGemmColumns / 2), w.n / 2});
+}
+
+template <mm_cu_code C, mm_cu_scale S>
+__global__ void __launch_bounds__(kGemmThreads, 1)
+    grouped_down(const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_route r, const __grid_constant__ mm_cu_experts a) {
+  grid_wait_and_launch_next();
+  const expert_tile tile = find_tile(r, blockIdx.y);
+  if (tile.rows > 0) gemm_tile<C, S>(w, down_job{w, r, a, tile, blockIdx.x * kGemmColumns});
+}
+
+__global__ void sum_pairs(bf16 *y, const float *pair_out, const __grid_constant__ mm_cu_route r, uint32_t width) {
+  grid_wait_and_launch_next();
+  for (uint32_t c = threadIdx.x * 4; c < width; c += blockDim.x * 4) {
+    float4 sum = make_float4(0, 0, 0, 0);
+    for (uint32_t j = 0; j < r.top_k; j++) {
+      const size_t pair = (size_t)blockIdx.x * r.top_k + j;
+      if (r.id[pair] >= r.experts) continue;
+      const float4 v = *reinterpret_cast<const float4 *>(pair_out + pair * width + c);
+      sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+    }
+    *reinterpret_cast<uint2 *>(y + (size_t)blockIdx.x * width + c) = make_uint2(pack2(sum.x, sum.y), pack2(sum.z, sum.w));
+  }
+}
+
+/* Tiles there can be at most: one partly filled per expert in use beyond the full ones. */
+unsigned most_tiles(const mm_cu_route &r, uint32_t tokens) {
+  const unsigned pairs = tokens * r.top_k;
+  return min(pairs, pairs / kGemmRows + r.experts);
+}
+
+struct grouped_launch {
+  const mm_cu_weight &w;
+  const mm_cu_route &r;
+  const mm_cu_experts &a;
+  cudaStream_t s;
+  bool up;
+  template <mm_cu_code C, mm_cu_scale S>
+  cudaError_t run() const {
+    const unsigned tiles = most_tiles(r, a.tokens);
+    const gemm_block b = gemm_block_here();
+    return launch(up ? grouped_up<C, S> : grouped_down<C, S>, dim3(ceil_div(w.n, b.columns), tiles), b.threads, b.shared, s, w, r, a);
+  }
+};
+
+}  // namespace
+
+cudaError_t mm_cu_sum_pairs(const mm_cu_route &r, const mm_cu_experts &a, uint32_t width, cudaStream_t s) {
+  return launch(sum_pairs, a.tokens, 256, 0, s, a.y, a.pair_out, r, width);
+}
+
+cudaError_t mm_cu_experts_gemm(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
+                               cudaStream_t s) {
+  cudaError_t e = mm_cu_refuse(MM_CU_EXPERTS_GEMM, {&w13, &w2, a.tokens, r.top_k});
+  if (e == cudaSuccess) e = for_scheme(w13, grouped_launch{w13, r, a, s, true});
+  const mm_cu_rounding *const before = mm_cu_rounds_before(MM_CU_EXPERTS_GEMM, &w2);
+  if (e == cudaSuccess && before) e = mm_cu_round(a.middle, a.tokens * r.top_k, {a.middle, w2.k, nullptr, mm_cu_placed_of(r)}, *before, s);
+  if (e == cudaSuccess) e = for_scheme(w2, grouped_launch{w2, r, a, s, false});
+  return e != cudaSuccess ? e : mm_cu_sum_pairs(r, a, w2.n, s);
+}
+
+cudaError_t mm_cu_experts_middle(const mm_cu_weight &w13, const mm_cu_route &r, const mm_cu_experts &a, cudaStream_t s) {
+  return for_scheme(w13, grouped_launch{w13, r, a, s, true});
+}

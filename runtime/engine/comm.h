@@ -1,0 +1,82 @@
+/* Ranks meeting: those of one process in shared memory, those of several by way of a world. */
+#ifndef MM_RUNTIME_COMM_H
+#define MM_RUNTIME_COMM_H
+
+#include "formats/system/base.h"
+#include "runtime/engine/processes.h"
+
+/* Seconds after one rank waited for another in vain: in which ranks of its process have to be back, and for which other processes are
+ * waited for then, which may have such a rank too. With the 4 s that a rank on a GPU waits, all is told within five. */
+#define MM_RETURN_S 0.5
+#define MM_LATE_S   0.7
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A rank that fails breaks the meeting for all: none waits for ever. */
+typedef struct mm_comm mm_comm;
+mm_comm *mm_comm_open(uint32_t ranks, mm_err *err);
+/* Of a stage whose ranks may be of several processes: rank r is of process (stage · ranks + r) / per. What follows is for those of this
+ * one; gatherings are of them alone. w NULL: all are of this one. */
+mm_comm *mm_comm_open_across(uint32_t ranks, mm_world *w, uint32_t stage, uint32_t per, mm_err *err);
+/* By each rank at the end of its opening and of each step, after its break if it failed: no other process waits for this one's ranks then,
+ * nor with rows for them. Waits for earlier stages alone. borders: the step's rows went from stage to stage. late: this rank has waited in
+ * vain for one of another process, so that none has long to come. MM_LIMIT where memory was short. */
+MM_MUST_USE bool mm_comm_leave(mm_comm *c, bool borders, bool late, mm_err *err);
+void mm_comm_close(mm_comm *c); /* accepts NULL */
+/* By a rank that cannot go on: whoever waits or comes later returns at once, its sums unspecified, until mm_comm_mend. */
+void mm_comm_break(mm_comm *c);
+bool mm_comm_broken(mm_comm *c);
+/* The same by one that is no rank, and may come at any time: nobody who is at work need have an error of its own then, nor know what is
+ * worth nothing, so it leaves why, for good. */
+void mm_comm_fail(mm_comm *c, const mm_err *why);
+/* The first such reason; false: none. */
+bool mm_comm_why(mm_comm *c, mm_err *why);
+/* Only while no rank is at work. */
+void mm_comm_mend(mm_comm *c);
+/* Every rank passes its x[n]; afterwards each holds the sum taken in rank order, bit-identical on all ranks. */
+void mm_comm_sum(mm_comm *c, uint32_t rank, float *x, size_t n);
+/* The same with the largest of each. */
+void mm_comm_max(mm_comm *c, uint32_t rank, float *x, size_t n);
+
+/* all[ranks]: what each rank passes, a pointer that must hold until all have used it. False when the meeting is broken. */
+bool mm_comm_gather(mm_comm *c, uint32_t rank, const void *mine, const void **all);
+/* Whether some ranks are of other processes. */
+bool mm_comm_is_across(const mm_comm *c);
+/* all[ranks][n]: the n bytes that each rank passes, whatever its process. False when the meeting is broken. */
+bool mm_comm_tell(mm_comm *c, uint32_t rank, const void *mine, void *all, size_t n);
+/* Whether, since the last mm_comm_heal and before the task under way (mm_comm_mend), ranks failed whose kernels or processes others wait
+ * for: the same for all of them, whatever happens meanwhile. Ranks of one process: those that share a word (mm_comm_watch). */
+bool mm_comm_hurt(mm_comm *c);
+/* Whether the word says so now, or that did. */
+bool mm_comm_hurt_now(mm_comm *c);
+/* False, with MM_IO E_RANK: what the word says, or what it said last: which rank waited for which, if one did. */
+bool mm_comm_blame(mm_comm *c, mm_err *err);
+void mm_comm_heal(mm_comm *c);
+/* From now on a gathering is broken by who has waited so long for another rank; 0, as at first: never. A process that waits half a second
+ * longer for another one ends all of them (processes.h). */
+void mm_comm_patience(mm_comm *c, double seconds);
+/* How long that is; 0: without end. */
+double mm_comm_limit(mm_comm *c);
+/* Whether this rank broke the last gathering so, and for whom it waited. */
+bool mm_comm_waited(mm_comm *c, uint32_t rank, uint32_t *whom);
+/* From now on a break of this meeting also sets *word to MM_COMM_BROKEN where it is MM_COMM_GOES_ON, for those who wait where it does not
+ * reach them; who waits there in vain sets it to MM_COMM_WAITED | who << 8 | for whom << 16. NULL: none. Only while no rank is at work, or
+ * by one before all have gathered. */
+#define MM_COMM_GOES_ON 0u
+#define MM_COMM_BROKEN  1u
+#define MM_COMM_WAITED  2u
+void mm_comm_watch(mm_comm *c, volatile uint32_t *word);
+
+/* The ranks of pipeline stages: what a rank of `from` sends, the same rank of `to` receives. Breaking one breaks all that are linked. */
+void mm_comm_link(mm_comm *from, mm_comm *to);
+/* x[n] to the next stage; returns when it was taken. */
+void mm_comm_send(mm_comm *c, uint32_t rank, float *x, size_t n);
+/* x[n] from the stage before; false where it does not come, since some rank failed. */
+bool mm_comm_receive(mm_comm *c, uint32_t rank, float *x, size_t n);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,54 @@
+/* The backends of this build by name, the numbers of devices, and what limits come to. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/engine/ops.h"
+
+static const mm_ops *const devices[] = {
+    &mm_ops_cpu,
+#ifdef MM_CUDA
+    &mm_ops_cuda,
+#endif
+};
+
+const mm_ops *mm_ops_find(const char *name, mm_err *err) {
+  for (size_t i = 0; i < sizeof devices / sizeof *devices; i++)
+    if (strcmp(devices[i]->name, name) == 0) return devices[i];
+  if (strcmp(name, "cuda") == 0)
+    mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
+            "found device \"cuda\", but this build has no CUDA backend; expected cpu, or a build with nvcc (make CUDA=1)");
+  mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found device \"%s\", expected one of %s", name, MM_DEVICES);
+  return NULL;
+}
+
+bool mm_devices_read(const char *list, uint32_t ranks, uint32_t **device, mm_err *err) {
+  const char *at = list;
+  *device = NULL;
+  if (!at) return true;
+  if (!(*device = mm_calloc(ranks, sizeof **device, err))) return false;
+  uint32_t n = 0;
+  for (bool more = true; more; n++) {
+    char *end;
+    errno = 0;
+    const unsigned long v = strtoul(at, &end, 10);
+    if (n == ranks || end == at || *at < '0' || *at > '9' || errno || v > 1023 || (*end && *end != ',')) break;
+    (*device)[n] = (uint32_t)v;
+    more = *end == ',';
+    at = end + more;
+    if (!more && n + 1 == ranks) return true;
+  }
+  free(*device);
+  *device = NULL;
+  return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
+                 "--devices: found \"%s\", expected %u numbers with commas between them, one for each rank", list, ranks);
+}
+
+bool mm_limits_pages(const mm_limits *l, uint32_t *pages, mm_err *err) {
+  const uint64_t all = l->slots * mm_ceil_div(l->max_positions, MM_PAGE);
+  const uint64_t n = l->pages ? l->pages : all;
+  if (n > INT32_MAX)
+    return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL), "found %llu pages, expected fewer than 2^31", (unsigned long long)n);
+  *pages = (uint32_t)n;
+  return true;
+}

@@ -1,0 +1,123 @@
+/* The engine: ranks as threads over one backend each, stepping together, in one process or several. */
+#ifndef MM_RUNTIME_ENGINE_H
+#define MM_RUNTIME_ENGINE_H
+
+#include "loader/shards.h"
+#include "runtime/engine/ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct mm_engine mm_engine;
+typedef struct mm_engine_config {
+  const mm_ops *ops;
+  mm_limits limits;
+  unsigned threads; /* CPU threads per rank, ≥ 1 */
+  bool act_quant;   /* as in mm_backend_config; the ops must be able to */
+  struct mm_calibration *calibration;
+  const bool *never;                       /* [vocab]: ids that no step chooses, or NULL; ids whose head row is zero are never chosen */
+  bool eager, kv_fp8, kv_bf16, input_bf16; /* ops.h */
+  bool pin;                                /* ops.h; MM_USAGE E_LIMITS where this process may run on fewer CPUs than it has threads */
+  bool apart;                              /* mm_engine_rows_apart is to hold: MM_UNSUPPORTED E_DEVICE where it cannot */
+  const uint32_t *tap;                     /* [taps] layers whose output mm_engine_hidden gives; need not outlive open */
+  uint32_t taps;                           /* ≤ MM_TAPS */
+  const char *attach;                      /* socket of the weights' holder (minimax-hold), or NULL; not with verify: the holder's to do */
+  bool verify;            /* digests of all files are checked while they are loaded: MM_INTEGRITY E_DIGEST, at open or by a step */
+  mm_read_log *log;       /* what devices read to load goes there, or NULL; until close */
+  const uint32_t *device; /* [ranks of this process] numbers of their accelerators, or NULL: 0, 1, …; need not outlive open */
+  mm_world *world; /* NULL, or until close: each process has as many ranks, in their order. The first opens the engine and is asked; the
+                    * others follow (mm_engine_follow). Tokens are chosen by the host then, and all ranks of a stage are of one process on
+                    * devices that cannot do otherwise (mm_ops.across): MM_UNSUPPORTED E_PARALLEL */
+} mm_engine_config;
+
+/* Borrows the shards until close. All calls on one engine come from one thread at a time. */
+mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm_err *err);
+/* Of a config: what --threads says, or where that is 0 the CPUs of this process divided by its ranks, at least 1. */
+unsigned mm_engine_threads(uint64_t given, uint32_t ranks);
+/* A process of c->world that is not the first: its ranks do what the first one's engine is asked to, until that is closed. Of c ops, world,
+ * threads and device count, the rest is the first one's. What failed there failed for it: true when it was closed. */
+MM_MUST_USE bool mm_engine_follow(const mm_shards *shards, const mm_engine_config *c, mm_err *err);
+/* Accepts NULL. What a rank that has not come back still uses (E_RANK, below) stays. */
+void mm_engine_close(mm_engine *e);
+const mm_model *mm_engine_model(const mm_engine *e);
+/* Waits until all weights are there and found good, where they go on arriving after open; between steps. False with the load's error. */
+MM_MUST_USE bool mm_engine_finish_load(mm_engine *e, mm_err *err);
+
+/* Runs one batch on all ranks; logits[out_count, vocab], ids whose head row is zero are -INFINITY.
+ * Refuses (MM_USAGE E_BATCH) ids ≥ vocab, positions past the limit, unknown slots, rows not covered by spans, one slot in two
+ * spans, and a pos that the slot does not hold: lightning state cannot go back, so there pos is 0 or exactly where the slot
+ * stands. MM_LIMIT E_PAGES when the batch needs more pages than are free. After any of these the slots hold what they held; after any
+ * other failure those of the batch hold nothing. Nor does any slot then, where ranks meet in kernels and earlier batches were queued, or
+ * passed without a choice, of which nobody has seen the end: they may have been let down too. Until all that is queued is collected,
+ * whatever builds on them or reads what they made fails as they do, and so does every other batch.
+ * MM_IO E_RANK: a rank of a device was waited for in vain. If it does not come back within a second, the call returns all the same; as long
+ * as it stays away every call fails with E_RANK, and what the batch points to is still in its use. */
+MM_MUST_USE bool mm_engine_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err);
+
+const mm_limits *mm_engine_limits(const mm_engine *e);
+/* MM_SAMPLES_…: what choices may ask for. */
+uint32_t mm_engine_samples(const mm_engine *e);
+/* Whether a row's bits depend on the tokens before it alone: not on cuts, other rows or slots. */
+bool mm_engine_rows_apart(const mm_engine *e);
+
+/* Whether mm_engine_queue returns before the step is done, so that it pays to queue the next batch before collecting this one. */
+bool mm_engine_queues(const mm_engine *e);
+/* Queues one batch with sampling; what it chooses comes back by mm_engine_collect, in order. A device backend goes on by itself: the
+ * next batch may name MM_ID_CHOSEN before this one's choices were collected. Refuses what mm_engine_step refuses, MM_ID_CHOSEN in a
+ * slot that nothing was chosen for, and more than MM_QUEUE batches outstanding; MM_USAGE E_SAMPLING for settings out of range,
+ * MM_UNSUPPORTED E_SAMPLING for one that the device lacks, by name. */
+MM_MUST_USE bool mm_engine_queue(mm_engine *e, const mm_batch *batch, mm_err *err);
+/* mm_engine_queue in two: the pass, whose logits stay inside, and the choice of a token after each of its output rows, sampling[out_count].
+ * Between them the caller may do what it likes but step: a mask of allowed tokens may hang on the choice before. The next step without a
+ * choice drops the logits. E_SAMPLING as above; MM_UNSUPPORTED E_DEVICE for devices that choose within the step. */
+MM_MUST_USE bool mm_engine_forward(mm_engine *e, const mm_batch *batch, mm_err *err);
+MM_MUST_USE bool mm_engine_choose(mm_engine *e, const mm_sampling *sampling, mm_err *err);
+/* The pass, and of each of its output rows -ln of the probability of id target[out_count]: score[out_count], in f64. Ids that no step
+ * chooses have no share; one of them scores infinity. A device that can reduces the logits there. MM_USAGE E_BATCH for targets of vocab and
+ * above. */
+MM_MUST_USE bool mm_engine_score(mm_engine *e, const mm_batch *batch, const int32_t *target, double *score, mm_err *err);
+/* Runs steps of padding of rows[n] single tokens each, ended in every way that steps end, so that a device that records its steps has
+ * recorded these before the first request; nothing where none does. Slots stay as they are. MM_USAGE E_BATCH for more rows than a step may
+ * have, and while batches are left to collect. */
+MM_MUST_USE bool mm_engine_warm(mm_engine *e, const uint32_t *rows, uint32_t n, mm_err *err);
+/* Waits for the oldest queued batch: id[out_count] of it, -1 where no logit was a number. After a failure nothing is queued any more
+ * and no slot holds anything. */
+MM_MUST_USE bool mm_engine_collect(mm_engine *e, int32_t *id, mm_err *err);
+
+/* ---- slots and their pages. Where the backend gives slots pages of their own (mm_ops.pages), mm_engine_pages is NULL, and fork and resume
+ * are MM_UNSUPPORTED E_DEVICE. All of these take their place in the order of steps, queued ones included. ---- */
+
+/* Tokens that the slot holds. */
+uint32_t mm_engine_held(const mm_engine *e, uint32_t slot);
+/* The slot holds nothing any more, and its pages are free. */
+void mm_engine_drop(mm_engine *e, uint32_t slot);
+/* The allocator, so that a prefix cache can hold pages beyond their slot. Pages held elsewhere are never written: their
+ * slot goes on in a copy. */
+mm_pages *mm_engine_pages(mm_engine *e);
+/* Each of slots to[n] holds what `from` holds, in the same pages, and what was chosen after it. MM_USAGE E_BATCH for a slot of which rows
+ * wait for mm_engine_choose, here and in mm_engine_resume. */
+MM_MUST_USE bool mm_engine_fork(mm_engine *e, uint32_t from, const uint32_t *to, uint32_t n, mm_err *err);
+/* Bytes of the lightning states of one slot, all layers and ranks; 0 for a model without such layers. */
+uint64_t mm_engine_state_bytes(const mm_engine *e);
+/* The states after the slot's last token, state[state_bytes]. MM_USAGE E_BATCH where the slot holds nothing. */
+MM_MUST_USE bool mm_engine_save(mm_engine *e, uint32_t slot, void *state, mm_err *err);
+/* The slot holds `tokens` tokens: those of page[ceil(tokens / MM_PAGE)], which somebody refers to, and the states saved after the last of
+ * them (NULL without lightning layers). id[tokens]: which they are, for penalties; NULL: those count what follows alone. MM_USAGE E_BATCH
+ * for a page that nobody refers to, too many tokens, or states missing. */
+MM_MUST_USE bool mm_engine_resume(mm_engine *e, uint32_t slot, const uint32_t *page, const int32_t *id, uint32_t tokens, const void *state,
+                                  mm_err *err);
+
+/* Hidden states, for heads that draft tokens: out[T, H], of all rows of the last step, what layer config.tap[i] gives the next one, before
+ * that one's norm. Hugging Face's hidden_states[layer + 1], but for the last layer, whose entry there comes after the final norm. Refuses
+ * (MM_USAGE E_BATCH) an i that is not tapped, a last step that failed or is not collected, and where there was none. */
+MM_MUST_USE bool mm_engine_hidden(mm_engine *e, uint32_t i, float *out, mm_err *err);
+/* load[layers, experts]: how many rows each expert was chosen for since open; of queued steps that were collected at least. */
+MM_MUST_USE bool mm_engine_expert_load(mm_engine *e, uint64_t *load, mm_err *err);
+/* config.calibration has the inputs of every step so far. Before it is written. */
+MM_MUST_USE bool mm_engine_calibrate(mm_engine *e, mm_err *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,179 @@
+/* The engine's inside: engine_ranks.c (ranks and steps), engine_slots.c (what slots hold) and engine_choices.c (tokens chosen from logits).
+ */
+#ifndef MM_RUNTIME_ENGINE_INSIDE_H
+#define MM_RUNTIME_ENGINE_INSIDE_H
+
+#include <pthread.h>
+
+#include "runtime/engine/engine.h"
+
+typedef enum work {
+  OPEN,
+  STEP,
+  COLLECT,
+  HIDDEN,
+  LOAD,
+  STATE_COPY,
+  STATE_SAVE,
+  STATE_LOAD,
+  IDS_LOAD,
+  CHOOSE,
+  SCORE,
+  CALIBRATE,
+  FINISH_LOAD,
+  CLOSE
+} work;
+
+/* What all processes know of a rank, whoever has it. */
+typedef struct rank_facts {
+  uint32_t layer_first, layer_end, vocab_first, vocab_rows;
+  uint64_t state_bytes;
+} rank_facts;
+
+typedef struct slot_state {
+  uint32_t held;       /* tokens that its caches hold */
+  uint64_t last_batch; /* number of the last batch that named it */
+  bool chose;          /* some step chose a token after its last row */
+  int32_t chosen;      /* that token, where the engine chooses */
+} slot_state;
+
+/* The choices of a step that the engine itself made, until they are collected. */
+typedef struct choices {
+  int32_t *id;
+  size_t cap;
+} choices;
+
+/* A row whose logits wait for mm_engine_choose. */
+typedef struct choice_row {
+  int32_t slot;
+  uint32_t pos;
+} choice_row;
+
+typedef struct rank {
+  mm_engine *engine;
+  uint32_t index; /* of all ranks */
+  pthread_t thread;
+  mm_rank_weights weights;
+  mm_forward forward;
+  float *logits; /* [out_count, vocab_rows] of the current step */
+  size_t logits_cap;
+  uint64_t state_at; /* where its part of a slot's lightning states is */
+  bool back, done;   /* has finished the task, and well; under the engine's lock. Then err is read by others */
+  mm_err err;
+} rank;
+
+struct mm_engine {
+  const mm_shards *shards;
+  const mm_model *model;
+  mm_engine_config config;
+  mm_comm **comm;   /* [pp]: the ranks of each stage */
+  bool lightning;   /* some layer keeps a state that cannot go back */
+  bool *never;      /* [vocab] ids that are not to be chosen */
+  slot_state *slot; /* [slots] */
+  uint64_t batches;
+  mm_pages *pages; /* NULL where the backend gives each slot its own */
+  mm_paging paging;
+  mm_page_want *want; /* [slots] of a step */
+  mm_page_copy *copy; /* the same */
+
+  bool device_chooses;
+  uint64_t queued, collected;     /* batches with sampling, ever */
+  uint32_t outstanding[MM_QUEUE]; /* out_count of queued batch i at i % MM_QUEUE, */
+  uint64_t pass_of[MM_QUEUE];     /* and `passes` when it was queued */
+  uint64_t lost;                  /* `queued` when slots lost what they held; batches are refused until those are collected, */
+  mm_err loss;                    /* with why */
+  uint64_t passes, proven;        /* ever; those after `proven` met other ranks in kernels that may have been let down (mm_comm_hurt_now) */
+  choices choices[MM_QUEUE];      /* the same; unused where the device chooses, like the rest: */
+  mm_sampler *sampler;
+  int32_t *history; /* [slots, max_positions] ids that the slots hold, -1 where that is not known */
+  choice_row *row;  /* [row_count] of logits that wait for their choice */
+  uint32_t row_count;
+  size_t row_cap;
+  float *choice_logits; /* [out_count, vocab] */
+  int32_t *choice_id;   /* [T] of the step, none MM_ID_CHOSEN */
+  size_t choice_logits_cap, choice_id_cap;
+
+  pthread_mutex_t lock;
+  pthread_cond_t changed;
+  uint64_t task;       /* counts what was handed to the ranks */
+  work work;           /* what it was */
+  uint32_t busy;       /* ranks that have not finished it */
+  bool stop, returned; /* returned: the call has, or is about to; a rank that is still away writes nothing to its caller's memory */
+  uint32_t copying;    /* ranks that do */
+  const mm_batch *batch;
+  mm_batch
+      held; /* the batch of the step, in memory of the engine's: a rank that comes back late may read it after the caller has gone on */
+  char *holds;
+  size_t holds_cap;
+  float *logits;
+  int32_t *id;   /* where choices are collected */
+  bool stepped;  /* the last step was done, */
+  uint32_t rows; /* of so many rows */
+  uint32_t tap;  /* whose rows are wanted */
+  float *hidden; /* where they go */
+  uint64_t *load;
+  uint32_t state_to, state_from; /* slots */
+  void *state;                   /* saved to */
+  const void *saved;             /* loaded from */
+  const int32_t *ids;            /* [id_count], or NULL: what state_to holds from now on */
+  uint32_t id_count;
+  bool apart;            /* the step under way ends before the device chooses: mm_engine_choose follows */
+  const int32_t *target; /* [row_count] ids whose scores are wanted, */
+  double *score;         /* and room for these */
+  size_t score_cap;
+  const mm_sampling *sampling; /* [row_count] of the choice under way */
+
+  /* Several processes (engine_processes.c); NULL where there is one. The first one's engine is asked, those of the others follow. */
+  mm_world *world;
+  bool met;             /* all have opened theirs */
+  bool unheard;         /* a rank stayed away from the last task, whose reports wait until it is back */
+  rank_facts *facts;    /* [pp·tp] */
+  uint64_t state_bytes; /* of a slot, all ranks' */
+  char *order;          /* what the first process sent or this one was sent */
+  size_t order_cap;
+  uint32_t *table;      /* of those that follow: [slots, per_slot] */
+  uint32_t first, here; /* ranks of this process */
+  uint32_t started;     /* threads */
+  rank rank[];          /* [here] */
+};
+
+/* Hands the next task to every rank and waits for all; the lowest failing rank's error is the task's. Where that is E_RANK, a rank that
+ * stays away is waited for no longer; until it is back there is no task. Fails where it would build on passes that were let down, or read
+ * what they made; and then, as after any failure with passes that are not proven, no slot holds anything. */
+MM_MUST_USE bool mm_engine_run_task(mm_engine *e, work w, mm_err *err);
+/* The same for the ranks of this process alone. */
+MM_MUST_USE bool mm_engine_run_here(mm_engine *e, work w, mm_err *err);
+
+/* ---- several processes (engine_processes.c); all of these do nothing, or what one does, without a world ---- */
+
+/* By the first process, before anything in which processes may differ. */
+void mm_engine_share_config(const mm_engine_config *c);
+/* By every process, whether its ranks opened or not: all learn of all ranks, or fail alike. */
+MM_MUST_USE bool mm_engine_meet(mm_engine *e, bool ok, mm_err *err);
+/* The first process tells the others what is to be done, before its own ranks do it. */
+MM_MUST_USE bool mm_engine_tell(mm_engine *e, work w, mm_err *err);
+/* Afterwards: whether all did it; of the failures that of the lowest process. What the others' ranks gave is where this one's goes. */
+MM_MUST_USE bool mm_engine_hear(mm_engine *e, work w, bool ok, mm_err *err);
+
+/* MM_IO E_RANK while a rank has not come back: it still uses what a call would change. */
+MM_MUST_USE bool mm_engine_all_back(mm_engine *e, mm_err *err);
+/* No slot holds anything any more; what is queued stays to be collected, and until then batches are refused with *why. */
+void mm_engine_lose(mm_engine *e, const mm_err *why);
+/* Runs a batch that is ready; logits of ids whose head row is zero become -INFINITY. */
+MM_MUST_USE bool mm_engine_run_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err);
+/* MM_USAGE E_BATCH: "WHAT INDEX: found FOUND, expected EXPECTED LIMIT". */
+bool mm_engine_refuse(mm_err *err, const char *what, uint64_t index, int64_t found, const char *expected, uint64_t limit);
+
+/* Whether the batch may run; then its pages are the slots' own. */
+MM_MUST_USE bool mm_engine_prepare(mm_engine *e, mm_batch *batch, mm_err *err);
+/* What the slots hold after a batch: all of it, or nothing where it failed. */
+void mm_engine_keep(mm_engine *e, const mm_batch *batch, bool done);
+/* Gives the batch its ids with every MM_ID_CHOSEN replaced, where the engine chooses. */
+MM_MUST_USE bool mm_engine_resolve(mm_engine *e, mm_batch *batch, mm_err *err);
+/* The ids of a batch that was done, none MM_ID_CHOSEN, are what its slots hold. */
+void mm_engine_remember(mm_engine *e, const mm_batch *batch);
+static inline int32_t *mm_engine_history(const mm_engine *e, uint32_t slot) {
+  return e->history + (size_t)slot * e->config.limits.max_positions;
+}
+
+#endif

@@ -1,0 +1,401 @@
+/* The engine of several processes. The first one's is asked; before each task it sends the others what their ranks need to know of it
+ * (mm_engine_tell), all do it, and they report and give what theirs made (mm_engine_hear). Slots, pages and choices are the first one's
+ * alone: a backend knows pages by the table that comes with a step. */
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/engine/engine_inside.h"
+
+enum { TAG = 0, BUILD_TEXT = 80 };
+
+/* What goes before the arrays of a task. */
+typedef struct order {
+  uint32_t work, tokens, spans, outs, copies, tap, rows, to, from;
+  uint64_t bytes; /* of those */
+} order;
+
+typedef struct shared_config {
+  char device[16];
+  mm_limits limits;
+  bool act_quant, eager, kv_fp8, kv_bf16, input_bf16, pin, apart, verify;
+  uint32_t taps, tap[MM_TAPS];
+} shared_config;
+
+typedef struct meeting {
+  mm_digest checkpoint;
+  char machine[40]; /* of this boot */
+  cpu_set_t cpus;   /* that threads are pinned to; none where they are not */
+  mm_err err;
+} meeting;
+
+static void send_to(mm_world *w, uint32_t process, const void *data, size_t n) {
+  if (n) w->exchange(w, TAG, &(mm_parcel){process, (void *)(uintptr_t)data, n}, 1, NULL, 0, 0);
+}
+static void receive_within(mm_world *w, uint32_t process, void *data, size_t n, double limit_s) {
+  if (n) w->exchange(w, TAG, NULL, 0, &(mm_parcel){process, data, n}, 1, limit_s);
+}
+static void receive_from(mm_world *w, uint32_t process, void *data, size_t n) { receive_within(w, process, data, n, 0); }
+static void send_to_all(mm_world *w, const void *data, size_t n) {
+  for (uint32_t p = 1; p < w->processes; p++) send_to(w, p, data, n);
+}
+
+/* ---- opening ---- */
+
+/* Checkpoints of other weights may have the same plan. */
+static mm_digest digest_of(const mm_pack *p) {
+  mm_sha256_state s;
+  mm_sha256_begin(&s);
+  mm_sha256_add(&s, &p->plan, sizeof p->plan);
+  for (uint32_t r = 0; r < mm_pack_ranks(p); r++)
+    for (size_t i = 0; i < p->rank[r].part_count; i++) mm_sha256_add(&s, &p->rank[r].part[i].root, sizeof p->rank[r].part[i].root);
+  return mm_sha256_end(&s);
+}
+
+/* Where a process pins its threads. A machine that has no name takes part as one that all such processes share. */
+static void say_cpus(meeting *m) {
+  CPU_ZERO(&m->cpus);
+  if (sched_getaffinity(0, sizeof m->cpus, &m->cpus) != 0) CPU_ZERO(&m->cpus); /* opening the ranks says why */
+  FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
+  if (f) mm_either_way(fgets(m->machine, sizeof m->machine, f) != NULL), fclose(f);
+}
+
+/* Processes of one machine that may run on the same CPUs would pin threads to the same ones. */
+static void check_cpus(meeting *all, uint32_t n) {
+  for (uint32_t p = 1; p < n; p++)
+    for (uint32_t q = 0; q < p; q++) {
+      cpu_set_t both;
+      CPU_AND(&both, &all[p].cpus, &all[q].cpus);
+      if (CPU_COUNT(&both) == 0 || memcmp(all[p].machine, all[q].machine, sizeof all[p].machine) != 0) continue;
+      mm_fail(&all[p].err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL),
+              "processes %u and %u: found %d CPUs that both may run on; to pin threads each needs its own (mpirun --bind-to, --map-by)", q,
+              p, CPU_COUNT(&both));
+    }
+}
+
+/* The lowest process that failed says why; who has another checkpoint than the first has failed. Here all say the same of all. */
+bool mm_engine_meet(mm_engine *e, bool ok, mm_err *err) {
+  mm_world *const w = e->world;
+  if (!w) return ok;
+  const uint32_t n = w->processes, each = e->here;
+  meeting *all = calloc(n, sizeof *all);
+  mm_parcel *out = calloc(4 * (size_t)n, sizeof *out), *in = out + 2 * (size_t)n;
+  uint32_t parcels = 0;
+  if (!all || !out || !e->facts) { /* a process that ends takes the others, which wait for it, along */
+    free(all);
+    free(out);
+    return mm_fail(err, MM_LIMIT, "E_MEMORY", mm_at(NULL, NULL), "no memory for what %u processes say", n);
+  }
+  meeting *const mine = &all[w->process];
+  mine->checkpoint = digest_of(&e->shards->pack);
+  if (e->config.pin) say_cpus(mine);
+  if (!ok) mine->err = *err;
+  for (uint32_t p = 0; p < n; p++) {
+    if (p == w->process) continue;
+    out[parcels] = (mm_parcel){p, mine, sizeof *mine};
+    in[parcels++] = (mm_parcel){p, &all[p], sizeof *all};
+    out[parcels] = (mm_parcel){p, e->facts + e->first, each * sizeof *e->facts};
+    in[parcels++] = (mm_parcel){p, e->facts + (size_t)p * each, each * sizeof *e->facts};
+  }
+  w->exchange(w, TAG, out, parcels, in, parcels, 0);
+  check_cpus(all, n);
+  for (uint32_t p = 0; p < n; p++) {
+    if (!mm_digest_equal(&all[p].checkpoint, &all[0].checkpoint))
+      mm_fail(&all[p].err, MM_INTEGRITY, "E_MPI", mm_at(e->shards->pack.dir, NULL),
+              "process %u: found another checkpoint than process 0 has, by plan or by weights; expected the same", p);
+    if (all[p].err.status == MM_OK) continue;
+    if (ok && (p == w->process || w->process == 0)) mm_fail_as(err, &all[p].err);
+    ok = false;
+  }
+  free(all);
+  free(out);
+  return e->met = ok;
+}
+
+/* What is sent first, by which processes of other builds are told before they misread each other. */
+static void put_build(char to[BUILD_TEXT]) {
+  memset(to, 0, BUILD_TEXT);
+  strncpy(to, mm_version(), BUILD_TEXT - 1);
+}
+
+void mm_engine_share_config(const mm_engine_config *c) {
+  if (!c->world || c->world->process > 0) return;
+  char build[BUILD_TEXT];
+  put_build(build);
+  send_to_all(c->world, build, sizeof build);
+  shared_config s = {.limits = c->limits,
+                     .act_quant = c->act_quant,
+                     .eager = c->eager,
+                     .kv_fp8 = c->kv_fp8,
+                     .kv_bf16 = c->kv_bf16,
+                     .input_bf16 = c->input_bf16,
+                     .pin = c->pin,
+                     .apart = c->apart,
+                     .verify = c->verify,
+                     .taps = c->taps};
+  strncpy(s.device, c->ops->name, sizeof s.device - 1);
+  for (uint32_t i = 0; i < c->taps; i++) s.tap[i] = c->tap[i];
+  send_to_all(c->world, &s, sizeof s);
+}
+
+/* ---- what is to be done ---- */
+
+/* Entries of the tables that a span reads. */
+static size_t pages_of(const mm_span *s) { return s->slot < 0 ? 0 : mm_ceil_div((uint64_t)s->pos + s->count, MM_PAGE); }
+
+static char *put(char *to, const void *from, size_t n) {
+  if (n) memcpy(to, from, n);
+  return to + n;
+}
+
+/* Of a step: ids, spans, rows whose logits are wanted, copies of pages, and each span's pages. */
+static char *put_step(const mm_engine *e, char *at) {
+  const mm_batch *b = e->batch;
+  at = put(at, b->span, b->span_count * sizeof *b->span);
+  at = put(at, b->id, b->tokens * sizeof *b->id);
+  at = put(at, b->out, b->out_count * sizeof *b->out);
+  if (!b->paging) return at;
+  at = put(at, b->paging->copy, b->paging->copies * sizeof *b->paging->copy);
+  for (uint32_t i = 0; i < b->span_count; i++) {
+    const mm_span *s = &b->span[i];
+    at = put(at, s->slot < 0 ? NULL : b->paging->table + (size_t)s->slot * b->paging->per_slot, pages_of(s) * sizeof *b->paging->table);
+  }
+  return at;
+}
+
+static size_t step_bytes(const mm_batch *b) {
+  size_t n = b->span_count * sizeof *b->span + b->tokens * sizeof *b->id + b->out_count * sizeof *b->out;
+  if (!b->paging) return n;
+  n += b->paging->copies * sizeof *b->paging->copy;
+  for (uint32_t i = 0; i < b->span_count; i++) n += pages_of(&b->span[i]) * sizeof *b->paging->table;
+  return n;
+}
+
+bool mm_engine_tell(mm_engine *e, work w, mm_err *err) {
+  if (!e->world || e->world->process > 0) return true;
+  if (e->unheard && mm_engine_hear(e, w, false, MM_IGNORED)) abort(); /* of a task that failed: it does not become well */
+  order o = {.work = w, .tap = e->tap, .rows = e->rows, .to = e->state_to, .from = e->state_from};
+  if (w == STEP) {
+    const mm_batch *b = e->batch;
+    o.tokens = b->tokens, o.spans = b->span_count, o.outs = b->out_count, o.copies = b->paging ? b->paging->copies : 0;
+    o.bytes = step_bytes(b);
+  } else if (w == STATE_LOAD) {
+    o.bytes = e->state_bytes;
+  }
+  if (!MM_GROW(e->order, &e->order_cap, o.bytes, err)) return false;
+  if (o.bytes) w == STEP ? put_step(e, e->order) : put(e->order, e->saved, e->state_bytes);
+  send_to_all(e->world, &o, sizeof o);
+  send_to_all(e->world, e->order, o.bytes);
+  if (w == CLOSE) mm_world_part(e->world);
+  return true;
+}
+
+/* ---- what came of it ---- */
+
+/* How long processes wait for each other at the end of a task; 0: without end. Ranks of one stage end a step together. */
+static double limit_of(const mm_engine *e, work w) { return w == STEP && e->shards->pack.pp == 1 ? mm_comm_limit(e->comm[0]) : 0; }
+
+/* Bytes that a rank has for the first process. */
+static size_t result_bytes(const mm_engine *e, work w, uint32_t r) {
+  const rank_facts *f = &e->facts[r];
+  const mm_model *m = e->model;
+  const bool first = r % e->shards->pack.tp == 0;
+  switch (w) {
+    case STEP:
+      if (f->layer_end < m->layers || !e->logits || f->vocab_first >= m->vocab) return 0;
+      return e->batch->out_count * sizeof *e->logits * mm_min(f->vocab_rows, m->vocab - f->vocab_first);
+    case HIDDEN: {
+      const uint32_t l = e->rank[0].forward.tap_layer[e->tap];
+      return first && l >= f->layer_first && l < f->layer_end ? e->rows * sizeof *e->hidden * m->hidden : 0;
+    }
+    case LOAD: return first ? (f->layer_end - f->layer_first) * sizeof *e->load * m->experts : 0;
+    case STATE_SAVE: return f->state_bytes;
+    default: return 0;
+  }
+}
+
+/* Where it is among all of that, and from column to column of logits. */
+typedef struct stretch {
+  char *at;
+  size_t bytes, rows, pitch;
+} stretch;
+
+static stretch place_of(const mm_engine *e, work w, uint32_t r) {
+  const rank_facts *f = &e->facts[r];
+  const size_t bytes = result_bytes(e, w, r);
+  if (w == STEP) {
+    const size_t rows = e->batch->out_count;
+    return (stretch){(char *)(e->logits + f->vocab_first), bytes / mm_max(rows, 1), rows, e->model->vocab * sizeof *e->logits};
+  }
+  if (w == HIDDEN) return (stretch){(char *)e->hidden, bytes, 1, 0};
+  if (w == LOAD) return (stretch){(char *)(e->load + (size_t)f->layer_first * e->model->experts), bytes, 1, 0};
+  size_t at = 0;
+  for (uint32_t i = 0; i < r; i++) at += e->facts[i].state_bytes;
+  return (stretch){(char *)e->state + at, bytes, 1, 0};
+}
+
+static size_t results_bytes(const mm_engine *e, work w, uint32_t process) {
+  size_t n = 0;
+  for (uint32_t r = process * e->here; r < (process + 1) * e->here; r++) n += result_bytes(e, w, r);
+  return n;
+}
+
+/* All that a process's ranks made, side by side in e->order; taken from there, or put there. */
+static void move_results(mm_engine *e, work w, uint32_t process, bool take) {
+  char *at = e->order;
+  for (uint32_t r = process * e->here; r < (process + 1) * e->here; r++) {
+    if (!result_bytes(e, w, r)) continue;
+    const stretch s = place_of(e, w, r);
+    for (size_t i = 0; i < s.rows; i++, at += s.bytes)
+      take ? memcpy(s.at + i * s.pitch, at, s.bytes) : memcpy(at, s.at + i * s.pitch, s.bytes);
+  }
+}
+
+/* In place of whether all did it: the first process has a rank that is away, and says that when it is back and there is a next task. */
+#define LATER 2u
+
+bool mm_engine_hear(mm_engine *e, work w, bool ok, mm_err *err) {
+  mm_world *const world = e->world;
+  if (!world) return ok;
+  e->unheard = !mm_engine_all_back(e, MM_IGNORED); /* others may wait for who is away */
+  if (e->unheard) {
+    const uint32_t later = LATER;
+    send_to_all(world, &later, sizeof later);
+    return ok;
+  }
+  bool waited = !ok && strcmp(err->code, "E_RANK") == 0; /* for a rank that failed, or hangs with all of its process */
+  size_t most = 0;
+  for (uint32_t p = 1; ok && p < world->processes; p++) most = mm_max(most, results_bytes(e, w, p));
+  ok = ok && MM_GROW(e->order, &e->order_cap, most, err);
+  for (uint32_t p = 1; p < world->processes; p++) {
+    mm_err theirs;
+    receive_within(world, p, &theirs.status, sizeof theirs.status, waited ? MM_LATE_S : limit_of(e, w));
+    if (theirs.status == MM_OK) continue;
+    receive_from(world, p, &theirs, sizeof theirs);
+    if (ok || (waited && strcmp(theirs.code, "E_RANK") != 0)) *err = (mm_err){0}, mm_fail_as(err, &theirs); /* why it did not come */
+    ok = false, waited = strcmp(err->code, "E_RANK") == 0;
+  }
+  const uint32_t all = ok;
+  send_to_all(world, &all, sizeof all);
+  for (uint32_t p = 1; ok && p < world->processes; p++) {
+    receive_from(world, p, e->order, results_bytes(e, w, p));
+    move_results(e, w, p, true);
+  }
+  return ok;
+}
+
+/* ---- those that follow ---- */
+
+/* What an order's ranks read and write; NULL where memory is short. Arrays of a step lie in e->order. */
+typedef struct following {
+  mm_batch batch;
+  mm_paging paging;
+  char *out; /* logits, hidden states, load or states */
+  size_t out_cap;
+} following;
+
+static bool take_step(mm_engine *e, following *f, const order *o, mm_err *err) {
+  const char *at = e->order;
+  f->batch = (mm_batch){.tokens = o->tokens, .span_count = o->spans, .out_count = o->outs};
+  f->batch.span = (const mm_span *)(const void *)at, at += o->spans * sizeof *f->batch.span;
+  f->batch.id = (const int32_t *)(const void *)at, at += o->tokens * sizeof *f->batch.id;
+  f->batch.out = (const uint32_t *)(const void *)at, at += o->outs * sizeof *f->batch.out;
+  if (e->pages) {
+    const uint32_t per_slot = e->paging.per_slot;
+    if (!e->table && !(e->table = mm_calloc((size_t)e->config.limits.slots * per_slot, sizeof *e->table, err))) return false;
+    f->paging = (mm_paging){e->table, per_slot, o->copies, (const mm_page_copy *)(const void *)at};
+    at += o->copies * sizeof *f->paging.copy;
+    for (uint32_t i = 0; i < o->spans; i++) {
+      const size_t n = pages_of(&f->batch.span[i]) * sizeof *e->table;
+      if (n) memcpy(e->table + (size_t)f->batch.span[i].slot * per_slot, at, n);
+      at += n;
+    }
+    f->batch.paging = &f->paging;
+  }
+  e->batch = &f->batch;
+  return true;
+}
+
+static bool take(mm_engine *e, following *f, const order *o, mm_err *err) {
+  const mm_model *m = e->model;
+  e->tap = o->tap, e->rows = o->rows, e->state_to = o->to, e->state_from = o->from;
+  size_t out = 0;
+  switch (o->work) {
+    case STEP:
+      if (!take_step(e, f, o, err)) return false;
+      out = o->outs * sizeof *e->logits * m->vocab;
+      break;
+    case HIDDEN: out = o->rows * sizeof *e->hidden * m->hidden; break;
+    case LOAD: out = m->layers * sizeof *e->load * m->experts; break;
+    case STATE_SAVE: out = e->state_bytes; break;
+    default: break;
+  }
+  if (!MM_GROW(f->out, &f->out_cap, mm_max(out, 1), err)) return false;
+  e->logits = (float *)(void *)f->out, e->hidden = e->logits, e->load = (uint64_t *)(void *)f->out, e->state = f->out;
+  e->saved = e->order;
+  return true;
+}
+
+static bool follow_one(mm_engine *e, following *f, const order *o, mm_err *err) {
+  mm_world *const w = e->world;
+  const uint32_t me = w->process;
+  if (!MM_GROW(e->order, &e->order_cap, mm_max(o->bytes, 1), err)) return false;
+  receive_from(w, 0, e->order, o->bytes);
+  if (!take(e, f, o, err)) return false;
+  mm_err report = {0};
+  bool ok = mm_engine_run_here(e, (work)o->work, &report);
+  if (!mm_engine_all_back(e, MM_IGNORED)) return mm_fail_as(err, &report);
+  const size_t n = results_bytes(e, (work)o->work, me);
+  ok = ok && MM_GROW(e->order, &e->order_cap, n, &report);
+  send_to(w, 0, &report.status, sizeof report.status);
+  if (!ok) send_to(w, 0, &report, sizeof report);
+  uint32_t all = 0;
+  receive_within(w, 0, &all, sizeof all, limit_of(e, (work)o->work));
+  while (all == LATER) receive_from(w, 0, &all, sizeof all);
+  if (!all || n == 0) return true;
+  move_results(e, (work)o->work, me, false);
+  send_to(w, 0, e->order, n);
+  return true;
+}
+
+bool mm_engine_follow(const mm_shards *shards, const mm_engine_config *c, mm_err *err) {
+  mm_world *const w = c->world;
+  char build[BUILD_TEXT], first[BUILD_TEXT] = "";
+  put_build(build);
+  receive_from(w, 0, first, sizeof first);
+  if (memcmp(build, first, sizeof build) != 0)
+    return mm_fail(err, MM_USAGE, "E_MPI", mm_at(NULL, NULL), "process %u: found a build of %s, process 0 is of %.*s; expected the same",
+                   w->process, build, BUILD_TEXT - 1, first);
+  shared_config s;
+  receive_from(w, 0, &s, sizeof s);
+  const mm_engine_config own = {.ops = c->ops ? c->ops : mm_ops_find(s.device, err),
+                                .limits = s.limits,
+                                .threads = c->threads,
+                                .act_quant = s.act_quant,
+                                .eager = s.eager,
+                                .kv_fp8 = s.kv_fp8,
+                                .kv_bf16 = s.kv_bf16,
+                                .input_bf16 = s.input_bf16,
+                                .pin = s.pin,
+                                .apart = s.apart,
+                                .tap = s.tap,
+                                .taps = s.taps,
+                                .verify = s.verify,
+                                .device = c->device,
+                                .world = w};
+  if (!own.ops) return false;
+  mm_engine *e = mm_engine_open(shards, &own, err);
+  if (!e) return err->status == MM_OK; /* it is another process that failed, and the first one says so */
+  following f = {0};
+  bool ok = true;
+  for (order o = {0}; ok;) {
+    receive_from(w, 0, &o, sizeof o);
+    if (o.work == CLOSE) break;
+    ok = follow_one(e, &f, &o, err);
+  }
+  if (ok) mm_world_part(w);
+  if (mm_engine_all_back(e, MM_IGNORED)) free(f.out); /* a rank that is away may write to it still */
+  mm_engine_close(e);
+  return ok;
+}

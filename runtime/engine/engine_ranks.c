@@ -1,0 +1,473 @@
+/* The engine: one thread per tensor-parallel rank, each with its own weights view and backend; every step is handed to all of
+ * them and ends when all have finished. */
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "formats/system/pool.h"
+#include "loader/verify.h"
+#include "runtime/engine/engine_inside.h"
+
+static bool open_rank(rank *r, mm_err *err) {
+  mm_engine *const e = r->engine;
+  if (!mm_bind(&r->weights, e->shards, r->index, err)) return false;
+  mm_backend_config c = {
+      .model = e->model,
+      .weights = &r->weights,
+      .limits = e->config.limits,
+      .comm = e->comm[r->index / e->shards->pack.tp],
+      .place = {r->index, r->index - e->first, e->here, e->config.device ? e->config.device[r->index - e->first] : r->index - e->first},
+      .threads = e->config.threads,
+      .act_quant = e->config.act_quant,
+      .calibration = e->config.calibration,
+      .never = e->never,
+      .eager = e->config.eager,
+      .kv_fp8 = e->config.kv_fp8,
+      .kv_bf16 = e->config.kv_bf16,
+      .input_bf16 = e->config.input_bf16,
+      .pin = e->config.pin,
+      .apart = e->config.apart,
+      .tap = e->config.tap,
+      .taps = e->config.taps,
+      .verify = e->config.verify && e->config.ops->loads ? e->shards : NULL,
+      .log = e->config.log,
+      .checkpoint = e->shards->pack.seal,
+      .attach = e->config.attach};
+  if (!mm_forward_open(&r->forward, e->config.ops, &c, err)) return false;
+  const mm_rank_weights *w = &r->weights;
+  e->facts[r->index] = (rank_facts){w->layer_first, w->layer_end, w->vocab_first, w->vocab_rows,
+                                    e->config.ops->state_bytes ? e->config.ops->state_bytes(r->forward.backend) : 0};
+  return true;
+}
+
+/* A rank that comes back after the call has returned may not write to what it was given. */
+static bool begin_copy(mm_engine *e) {
+  pthread_mutex_lock(&e->lock);
+  const bool wanted = !e->returned;
+  e->copying += wanted;
+  pthread_mutex_unlock(&e->lock);
+  return wanted;
+}
+static void end_copy(mm_engine *e) {
+  pthread_mutex_lock(&e->lock);
+  if (--e->copying == 0) pthread_cond_broadcast(&e->changed);
+  pthread_mutex_unlock(&e->lock);
+}
+
+/* One batch on one rank; its columns of the logits go to their place in the caller's matrix. */
+static bool step_rank(rank *r, mm_err *err) {
+  mm_engine *const e = r->engine;
+  const mm_rank_weights *w = &r->weights;
+  if (w->layer_end < e->model->layers) return mm_forward_step(&r->forward, e->batch, NULL, err);
+  r->forward.apart = e->apart;
+  if (e->batch->sampling || e->apart) return mm_forward_step(&r->forward, e->batch, NULL, err);
+  size_t rows = e->batch->out_count, vocab = e->model->vocab;
+  if (!MM_GROW(r->logits, &r->logits_cap, rows * w->vocab_rows, err)) return false;
+  if (!mm_forward_step(&r->forward, e->batch, r->logits, err)) return false;
+  if (w->vocab_first >= vocab) return true;
+  size_t columns = mm_min(w->vocab_rows, vocab - w->vocab_first);
+  if (!begin_copy(e)) return true;
+  for (size_t i = 0; i < rows; i++)
+    memcpy(e->logits + i * vocab + w->vocab_first, r->logits + i * w->vocab_rows, columns * sizeof *r->logits);
+  end_copy(e);
+  return true;
+}
+
+/* All ranks of a stage have the same hidden states and choices: the first one reports them. */
+static bool reports(const rank *r, uint32_t layer) {
+  return r->weights.rank == 0 && layer >= r->weights.layer_first && layer < r->weights.layer_end;
+}
+
+/* The load of a stage's layers. */
+static bool load_of(rank *r, mm_err *err) {
+  const mm_forward *f = &r->forward;
+  const size_t experts = r->engine->model->experts, first = r->weights.layer_first, count = r->weights.layer_end - first;
+  uint64_t *load = mm_calloc(r->engine->model->layers * experts, sizeof *load, err);
+  const bool ok = load && f->ops->expert_load(f->backend, load, err);
+  if (ok) memcpy(r->engine->load + first * experts, load + first * experts, count * experts * sizeof *load);
+  free(load);
+  return ok;
+}
+
+static bool do_work(rank *r, work w, mm_err *err) {
+  const mm_forward *f = &r->forward;
+  const mm_engine *e = r->engine;
+  switch (w) {
+    case OPEN: return open_rank(r, err);
+    case STEP: return step_rank(r, err);
+    case COLLECT: return f->ops->collect(f->backend, r->weights.rank == 0 ? e->id : NULL, err);
+    case HIDDEN: return !reports(r, f->tap_layer[e->tap]) || f->ops->read(f->backend, f->tap[e->tap], e->rows, e->hidden, err);
+    case LOAD: return r->weights.rank > 0 || load_of(r, err);
+    case STATE_COPY: return f->ops->state_copy(f->backend, e->state_to, e->state_from, err);
+    case STATE_SAVE: return f->ops->state_save(f->backend, e->state_from, (char *)e->state + r->state_at, err);
+    case STATE_LOAD: return f->ops->state_load(f->backend, e->state_to, (const char *)e->saved + r->state_at, err);
+    case IDS_LOAD: return f->ops->ids_load(f->backend, e->state_to, e->ids, e->id_count, err);
+    case SCORE: return f->ops->score(f->backend, e->target, r->weights.rank == 0 ? e->score : NULL, err);
+    case CALIBRATE: return f->ops->calibrate(f->backend, err);
+    case FINISH_LOAD: return f->ops->finish_load(f->backend, err);
+    case CHOOSE: return f->ops->choose_kept(f->backend, e->sampling, e->row_count, err);
+    case CLOSE: break;
+  }
+  return false;
+}
+
+static void *rank_main(void *arg) {
+  rank *r = arg;
+  mm_engine *e = r->engine;
+  uint64_t task = 0;
+  pthread_mutex_lock(&e->lock);
+  while (!e->stop) {
+    if (e->task == task) {
+      pthread_cond_wait(&e->changed, &e->lock);
+      continue;
+    }
+    task = e->task;
+    const work w = e->work;
+    const bool borders = w == STEP && e->batch->tokens > 0; /* who comes back late may not look at the batch any more */
+    pthread_mutex_unlock(&e->lock);
+    bool done = do_work(r, w, &r->err);
+    if (!done) mm_comm_break(e->comm[0]);
+    const bool late = !done && strcmp(r->err.code, "E_RANK") == 0, leaves = w == STEP || w == OPEN;
+    if (leaves && !mm_comm_leave(e->comm[r->index / e->shards->pack.tp], borders, late, done ? &r->err : MM_IGNORED)) done = false;
+    pthread_mutex_lock(&e->lock);
+    r->back = true, r->done = done;
+    if (--e->busy == 0 || !done) pthread_cond_broadcast(&e->changed);
+  }
+  pthread_mutex_unlock(&e->lock);
+  mm_forward_close(&r->forward);
+  return NULL;
+}
+
+/* Under the lock: whether a rank that is back waited for another one in vain. */
+static bool misses_one(const mm_engine *e) {
+  bool any = false;
+  for (uint32_t r = 0; r < e->started; r++) any = any || (e->rank[r].back && strcmp(e->rank[r].err.code, "E_RANK") == 0);
+  return any;
+}
+
+/* Under the lock: until all ranks are back, or one that is missed is not back in time. */
+static void wait_for_ranks(mm_engine *e) {
+  while (e->busy && !misses_one(e)) pthread_cond_wait(&e->changed, &e->lock);
+  struct timespec until;
+  clock_gettime(CLOCK_MONOTONIC, &until);
+  until.tv_nsec += (long)(MM_RETURN_S * 1e9);
+  if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
+  int no = 0;
+  while (e->busy && no != ETIMEDOUT) no = pthread_cond_clockwait(&e->changed, &e->lock, CLOCK_MONOTONIC, &until);
+  e->returned = true;
+  while (e->copying) pthread_cond_wait(&e->changed, &e->lock);
+}
+
+bool mm_engine_all_back(mm_engine *e, mm_err *err) {
+  pthread_mutex_lock(&e->lock);
+  const bool all = e->busy == 0;
+  pthread_mutex_unlock(&e->lock);
+  return all || mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "a rank has not come back from a step that failed");
+}
+
+/* Whether the task builds on passes that are not proven; collecting looks itself, at each batch. */
+static bool doubts(const mm_engine *e, work w) { return e->proven < e->passes && w != COLLECT && w != CLOSE; }
+
+/* By what stood before the task, or stands now. */
+static bool sound(const mm_engine *e, bool (*hurt)(mm_comm *), mm_err *err) {
+  for (uint32_t s = 0; s < e->shards->pack.pp; s++)
+    if (hurt(e->comm[s])) return mm_comm_blame(e->comm[s], err);
+  return true;
+}
+
+bool mm_engine_run_task(mm_engine *e, work w, mm_err *err) {
+  if (!mm_engine_all_back(e, err)) return false;
+  const bool doubted = doubts(e, w), reads = w == HIDDEN || w == STATE_SAVE || w == LOAD; /* and has waited for all that was queued */
+  const bool done = mm_engine_tell(e, w, err) && mm_engine_hear(e, w, mm_engine_run_here(e, w, err), err) &&
+                    (!doubted || !reads || sound(e, mm_comm_hurt_now, err));
+  if (!done && doubted) mm_engine_lose(e, err);
+  return done;
+}
+
+/* Under the lock: whether all ranks have finished the task well; else why. A rank that another one has let down says nothing. Where one
+ * that is no rank broke the meeting (mm_comm_fail) nobody need have an error, and who is done may be so with what others did not bring. */
+static bool all_done(mm_engine *e, mm_err *err) {
+  const mm_err *why = NULL;
+  mm_err broken = {0};
+  bool ok = true;
+  for (uint32_t i = 0; i < e->started; i++) {
+    const rank *r = &e->rank[i];
+    ok = ok && r->done;
+    if (!why && r->back && r->err.status != MM_OK) why = &r->err;
+  }
+  if ((!why || strcmp(why->code, "E_RANK") == 0) && mm_comm_why(e->comm[0], &broken)) why = &broken, ok = false;
+  if (ok) return true;
+  if (why) return mm_fail_as(err, why);
+  return e->world || /* another process says it */
+         mm_fail(err, MM_BUG, "E_BUG", mm_at(NULL, NULL), "a rank has failed, and none says why");
+}
+
+bool mm_engine_run_here(mm_engine *e, work w, mm_err *err) {
+  pthread_mutex_lock(&e->lock);
+  for (uint32_t r = 0; r < e->started; r++) e->rank[r].err = (mm_err){0}, e->rank[r].back = e->rank[r].done = false;
+  for (uint32_t s = 0; s < e->shards->pack.pp; s++) mm_comm_mend(e->comm[s]);
+  if (doubts(e, w) && !sound(e, mm_comm_hurt, err)) {
+    pthread_mutex_unlock(&e->lock);
+    return false;
+  }
+  e->task++;
+  e->returned = false;
+  e->work = w;
+  e->busy = e->started;
+  pthread_cond_broadcast(&e->changed);
+  wait_for_ranks(e);
+  const bool ok = all_done(e, err);
+  pthread_mutex_unlock(&e->lock);
+  return ok;
+}
+
+static bool check_config(const mm_model *m, const mm_engine_config *c, mm_err *err) {
+  const mm_limits *l = &c->limits;
+  if (c->act_quant && !c->ops->act_quant)
+    return mm_fail(err, MM_UNSUPPORTED, "E_ACT_QUANT", mm_at(NULL, NULL),
+                   "found activation quantisation on for %s, which computes with activations as they are; expected off", c->ops->name);
+  if (c->calibration && !c->ops->calibration)
+    return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found device %s, which does not collect inputs of linears",
+                   c->ops->name);
+  if (c->apart && !c->ops->rows_apart && !c->ops->apart_asked)
+    return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
+                   "found device %s, where the bits of a row hang on what else is in its step; expected one that can keep rows apart",
+                   c->ops->name);
+  if (c->pin && !c->ops->pins)
+    return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found threads to pin; device %s does not compute with any",
+                   c->ops->name);
+  if (c->taps > MM_TAPS)
+    return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL), "found %u layers to tap, expected at most %u", c->taps, MM_TAPS);
+  for (uint32_t i = 0; i < c->taps; i++)
+    if (c->tap[i] >= m->layers)
+      return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL), "found layer %u to tap, expected less than %u", c->tap[i], m->layers);
+  if (c->attach && (!c->ops->hold || c->verify))
+    return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
+                   c->verify
+                       ? "found weights to attach to and digests to check; whoever holds them does that (minimax-hold --verify-on-load)"
+                       : "found device %s, which holds no weights to attach to",
+                   c->ops->name);
+  if (l->max_tokens && l->slots && l->max_positions && c->threads && l->max_positions <= m->max_positions) return true;
+  return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL),
+                 "found %u tokens a step, %u slots, %u positions, %u threads; expected at least 1 of each and at most %llu positions",
+                 l->max_tokens, l->slots, l->max_positions, c->threads, (unsigned long long)m->max_positions);
+}
+
+unsigned mm_engine_threads(uint64_t given, uint32_t ranks) {
+  return (unsigned)(given ? given : mm_max(1, mm_pool_cpus() / mm_max(1, ranks)));
+}
+
+/* What a backend does not run, and what cannot be collected from it. */
+static bool check_parallel(const mm_pack *p, const mm_engine_config *c, mm_err *err) {
+  const uint32_t processes = c->world ? c->world->processes : 1, ranks = mm_pack_ranks(p), each = ranks / processes;
+  if (ranks % processes || (each % p->tp && !c->ops->across))
+    return mm_fail(err, MM_UNSUPPORTED, "E_PARALLEL", mm_at(p->dir, NULL),
+                   "found %u processes for %u ranks, %u of each stage; expected a number of processes that divides them%s", processes,
+                   ranks, p->tp, c->ops->across ? "" : ", and stages that are whole in a process");
+  if (c->world && (c->calibration || c->attach))
+    return mm_fail(err, MM_UNSUPPORTED, "E_PARALLEL", mm_at(p->dir, NULL), "found %u processes; %s needs 1", processes,
+                   c->calibration ? "collecting inputs" : "attaching to held weights");
+  const bool runs = (p->ep == 1 || (c->ops->experts_cut && !c->calibration)) && (p->pp == 1 || (c->ops->send && !c->calibration));
+  return runs || mm_fail(err, MM_UNSUPPORTED, "E_PARALLEL", mm_at(p->dir, NULL), "found --ep %u --pp %u; %s on device %s needs 1 of each",
+                         p->ep, p->pp, c->calibration ? "collecting inputs" : "a run", c->ops->name);
+}
+
+/* Where weights stay in their mappings, the digests of all files are checked before the first step. */
+static bool verify_files(const mm_engine *e, mm_err *err) {
+  return !e->config.verify || e->config.ops->loads || mm_verify_blocks(e->shards, mm_pool_cpus(), err);
+}
+
+static bool open_comms(mm_engine *e, mm_err *err) {
+  const uint32_t pp = e->shards->pack.pp;
+  if (!(e->comm = mm_calloc(pp, sizeof *e->comm, err))) return false;
+  for (uint32_t s = 0; s < pp; s++) {
+    if (!(e->comm[s] = mm_comm_open_across(e->shards->pack.tp, e->world, s, e->here, err))) return false;
+    if (s) mm_comm_link(e->comm[s - 1], e->comm[s]);
+  }
+  return true;
+}
+
+static bool start_ranks(mm_engine *e, mm_err *err) {
+  for (; e->started < e->here; e->started++) {
+    rank *r = &e->rank[e->started];
+    *r = (rank){.engine = e, .index = e->first + e->started};
+    int failed = pthread_create(&r->thread, NULL, rank_main, r);
+    if (!failed) continue;
+    mm_comm_break(e->comm[0]);
+    for (uint32_t i = 0; i < e->here; i++)
+      if (!mm_comm_leave(e->comm[(e->first + i) / e->shards->pack.tp], false, false, MM_IGNORED)) break;
+    return mm_fail(err, MM_LIMIT, "E_THREADS", mm_at(NULL, NULL), "started %u of %u rank threads: %s", e->started, e->here,
+                   strerror(failed));
+  }
+  return mm_engine_run_here(e, OPEN, err);
+}
+
+/* A backend that does not read tables has all pages that its slots can fill: fewer would be a promise that it cannot keep. */
+static bool open_pages(mm_engine *e, mm_err *err) {
+  const mm_limits *l = &e->config.limits;
+  uint32_t pages;
+  if (!mm_limits_pages(l, &pages, err)) return false;
+  if (!e->config.ops->pages && l->pages)
+    return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found a limit of %u pages; device %s gives each slot its own",
+                   l->pages, e->config.ops->name);
+  if (!e->config.ops->pages) return true;
+  if (!(e->pages = mm_pages_open(pages, l->slots, l->max_positions, err))) return false;
+  e->paging = (mm_paging){.table = mm_pages_table(e->pages), .per_slot = mm_pages_per_slot(e->pages)};
+  e->want = mm_calloc(l->slots, sizeof *e->want, err);
+  e->paging.copy = e->copy = mm_calloc(l->slots, sizeof *e->copy, err);
+  return e->want && e->copy;
+}
+
+static void place_states(mm_engine *e) {
+  for (uint32_t r = 0; r < mm_pack_ranks(&e->shards->pack); e->state_bytes += e->facts[r++].state_bytes)
+    if (r - e->first < e->here) e->rank[r - e->first].state_at = e->state_bytes;
+}
+
+static bool open_choices(mm_engine *e, mm_err *err) {
+  uint32_t vocab = e->model->vocab;
+  const mm_pack *pack = &e->shards->pack;
+  e->device_chooses = e->config.ops->choose && pack->pp == 1 && !e->world;
+  if (!(e->never = mm_calloc(vocab, sizeof *e->never, err))) return false;
+  if (e->config.never) memcpy(e->never, e->config.never, vocab * sizeof *e->never);
+  for (size_t i = 0; i < pack->dead_rows; i++) e->never[pack->dead_row[i]] = true;
+  if (e->device_chooses) return true;
+  const mm_limits *l = &e->config.limits;
+  return (e->sampler = mm_sampler_open(vocab, err)) && (e->history = mm_calloc(l->slots, l->max_positions * sizeof *e->history, err));
+}
+
+mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm_err *err) {
+  const mm_model *m = &shards->pack.model;
+  if (!check_config(m, c, err) || !check_parallel(&shards->pack, c, err)) return NULL;
+  mm_engine_share_config(c);
+  const uint32_t ranks = mm_pack_ranks(&shards->pack), here = ranks / (c->world ? c->world->processes : 1);
+  mm_engine *e = mm_calloc(1, sizeof *e + here * sizeof e->rank[0], err);
+  if (!e) return NULL;
+  e->world = c->world;
+  e->here = here, e->first = c->world ? c->world->process * here : 0;
+  e->shards = shards;
+  e->model = m;
+  e->config = *c;
+  for (uint32_t l = 0; l < m->layers; l++) e->lightning |= m->attn[l] == MM_ATTN_LIGHTNING;
+  pthread_mutex_init(&e->lock, NULL);
+  pthread_cond_init(&e->changed, NULL);
+  e->slot = mm_calloc(c->limits.slots, sizeof *e->slot, err);
+  e->facts = mm_calloc(ranks, sizeof *e->facts, err);
+  const bool ready = e->facts && e->slot && verify_files(e, err) && open_comms(e, err) && open_pages(e, err) && open_choices(e, err);
+  /* Ranks that open may wait for those of other processes, so none does before all processes are here. */
+  if (mm_engine_meet(e, ready, err) && mm_engine_meet(e, start_ranks(e, err), err)) {
+    place_states(e);
+    return e;
+  }
+  mm_engine_close(e);
+  return NULL;
+}
+
+void mm_engine_close(mm_engine *e) {
+  if (!e) return;
+  if (!mm_engine_all_back(e, MM_IGNORED)) return;               /* a rank that is away uses all this still */
+  if (e->met && !mm_engine_tell(e, CLOSE, MM_IGNORED)) abort(); /* it needs no memory */
+  pthread_mutex_lock(&e->lock);
+  e->stop = true;
+  pthread_cond_broadcast(&e->changed);
+  pthread_mutex_unlock(&e->lock);
+  for (uint32_t r = 0; r < e->started; r++) pthread_join(e->rank[r].thread, NULL);
+  for (uint32_t r = 0; r < e->started; r++) {
+    mm_bind_close(&e->rank[r].weights);
+    free(e->rank[r].logits);
+  }
+  pthread_cond_destroy(&e->changed);
+  pthread_mutex_destroy(&e->lock);
+  for (uint32_t s = 0; e->comm && s < e->shards->pack.pp; s++) mm_comm_close(e->comm[s]);
+  free(e->comm);
+  for (uint32_t i = 0; i < MM_QUEUE; i++) free(e->choices[i].id);
+  mm_sampler_close(e->sampler);
+  MM_FREE(e->history, e->row, e->choice_logits, e->choice_id, e->never, e->slot, e->score);
+  mm_pages_close(e->pages);
+  MM_FREE(e->want, e->copy, e->facts, e->order, e->table, e->holds, e);
+}
+
+const mm_model *mm_engine_model(const mm_engine *e) { return e->model; }
+const mm_limits *mm_engine_limits(const mm_engine *e) { return &e->config.limits; }
+bool mm_engine_rows_apart(const mm_engine *e) { return e->config.ops->rows_apart || (e->config.ops->apart_asked && e->config.apart); }
+
+bool mm_engine_refuse(mm_err *err, const char *what, uint64_t index, int64_t found, const char *expected, uint64_t limit) {
+  return mm_fail(err, MM_USAGE, "E_BATCH", mm_at(NULL, NULL), "%s %llu: found %lld, expected %s %llu", what, (unsigned long long)index,
+                 (long long)found, expected, (unsigned long long)limit);
+}
+
+static void *hold(char **at, const void *from, size_t n) {
+  char *const to = *at;
+  if (n) memcpy(to, from, n);
+  *at += n;
+  return to;
+}
+
+/* With no rank away. */
+static bool hold_batch(mm_engine *e, const mm_batch *b, mm_err *err) {
+  const size_t draws = b->sampling ? b->out_count * sizeof *b->sampling : 0, spans = b->span_count * sizeof *b->span;
+  const size_t ids = b->tokens * sizeof *b->id, outs = b->out_count * sizeof *b->out;
+  if (!MM_GROW(e->holds, &e->holds_cap, draws + spans + ids + outs + 1, err)) return false;
+  char *at = e->holds;
+  e->held = *b;
+  if (b->sampling) e->held.sampling = (const mm_sampling *)hold(&at, b->sampling, draws);
+  e->held.span = (const mm_span *)hold(&at, b->span, spans);
+  e->held.id = (const int32_t *)hold(&at, b->id, ids);
+  e->held.out = (const uint32_t *)hold(&at, b->out, outs);
+  e->batch = &e->held;
+  return true;
+}
+
+/* A pass whose end nobody waits for, of ranks whose kernels wait for each other, is not proven before something behind it is. */
+static void count_pass(mm_engine *e, const mm_batch *batch) {
+  bool holds = false;
+  for (uint32_t i = 0; i < batch->span_count; i++) holds = holds || batch->span[i].slot >= 0;
+  e->passes += holds;
+  if (!e->device_chooses || e->shards->pack.tp == 1 || !(e->apart || batch->sampling)) e->proven = e->passes;
+}
+
+bool mm_engine_run_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err) {
+  const mm_pack *pack = &e->shards->pack;
+  e->logits = logits;
+  e->stepped = mm_engine_all_back(e, err) && hold_batch(e, batch, err) && mm_engine_run_task(e, STEP, err);
+  e->rows = batch->tokens;
+  if (!e->stepped) return false;
+  count_pass(e, batch);
+  mm_engine_remember(e, batch);
+  for (size_t i = 0; logits && i < batch->out_count; i++)
+    for (size_t j = 0; j < pack->dead_rows; j++) logits[i * e->model->vocab + pack->dead_row[j]] = -INFINITY;
+  return true;
+}
+
+bool mm_engine_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err) {
+  mm_batch plain = *batch;
+  plain.sampling = NULL;
+  if (!mm_engine_prepare(e, &plain, err)) return false;
+  e->row_count = 0;
+  bool done = (e->device_chooses || mm_engine_resolve(e, &plain, err)) && mm_engine_run_step(e, &plain, logits, err);
+  mm_engine_keep(e, &plain, done);
+  return done;
+}
+
+bool mm_engine_hidden(mm_engine *e, uint32_t i, float *out, mm_err *err) {
+  if (i >= e->config.taps) return mm_engine_refuse(err, "hidden states after batch", e->batches, i, "a tap less than", e->config.taps);
+  if (!e->stepped) return mm_engine_refuse(err, "hidden states after batch", e->batches, 0, "steps done, at least", 1);
+  if (e->queued > e->collected)
+    return mm_engine_refuse(err, "hidden states after batch", e->batches, (int64_t)(e->queued - e->collected),
+                            "batches left to collect, at most", 0);
+  e->tap = i;
+  e->hidden = out;
+  return mm_engine_run_task(e, HIDDEN, err);
+}
+
+bool mm_engine_expert_load(mm_engine *e, uint64_t *load, mm_err *err) {
+  e->load = load;
+  return mm_engine_run_task(e, LOAD, err);
+}
+
+bool mm_engine_finish_load(mm_engine *e, mm_err *err) { return !e->config.ops->finish_load || mm_engine_run_task(e, FINISH_LOAD, err); }
+
+bool mm_engine_calibrate(mm_engine *e, mm_err *err) {
+  return !e->config.calibration || !e->config.ops->calibrate || mm_engine_run_task(e, CALIBRATE, err);
+}

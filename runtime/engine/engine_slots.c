@@ -1,0 +1,182 @@
+/* What the slots of an engine hold: batches are held against it, pages reserved, states moved. */
+#include <string.h>
+
+#include "runtime/engine/engine_inside.h"
+
+static bool check_ids(const mm_engine *e, const mm_batch *b, const mm_span *s, mm_err *err) {
+  for (uint32_t i = s->first; i < s->first + s->count; i++) {
+    bool known = b->id[i] == MM_ID_CHOSEN ? s->slot >= 0 && e->slot[s->slot].chose : b->id[i] >= 0 && (uint32_t)b->id[i] < e->model->vocab;
+    if (!known) return mm_engine_refuse(err, "id of row", i, b->id[i], "one that was chosen, or less than", e->model->vocab);
+  }
+  return true;
+}
+
+static bool check_slot(mm_engine *e, const mm_span *s, uint32_t i, mm_err *err) {
+  const mm_limits *limits = &e->config.limits;
+  if (s->slot == -1) return true;
+  if (s->slot < 0 || (uint32_t)s->slot >= limits->slots)
+    return mm_engine_refuse(err, "slot of span", i, s->slot, "less than", limits->slots);
+  if ((uint64_t)s->pos + s->count > limits->max_positions)
+    return mm_engine_refuse(err, "last position of span", i, (int64_t)s->pos + s->count, "at most", limits->max_positions);
+  slot_state *slot = &e->slot[s->slot];
+  if (e->lightning ? s->pos != 0 && s->pos != slot->held : s->pos > slot->held)
+    return mm_engine_refuse(err, "position of span", i, s->pos, e->lightning ? "0 or" : "at most", slot->held);
+  if (slot->last_batch == e->batches) return mm_engine_refuse(err, "slot of span", i, s->slot, "one span for each slot, of", limits->slots);
+  slot->last_batch = e->batches;
+  return true;
+}
+
+static bool check_batch(mm_engine *e, const mm_batch *b, mm_err *err) {
+  e->batches++;
+  if (b->tokens > e->config.limits.max_tokens)
+    return mm_engine_refuse(err, "rows of batch", e->batches, b->tokens, "at most", e->config.limits.max_tokens);
+  uint32_t first = 0;
+  for (uint32_t i = 0; i < b->span_count; i++) {
+    const mm_span *s = &b->span[i];
+    if (s->first != first) return mm_engine_refuse(err, "first row of span", i, s->first, "row", first);
+    if (s->count == 0 || s->count > b->tokens - first) return mm_engine_refuse(err, "rows of span", i, s->count, "1 …", b->tokens - first);
+    if (!check_slot(e, s, i, err) || !check_ids(e, b, s, err)) return false;
+    first += s->count;
+  }
+  if (first != b->tokens) return mm_engine_refuse(err, "rows in spans of batch", e->batches, first, "all", b->tokens);
+  for (uint32_t i = 0; i < b->out_count; i++)
+    if (b->out[i] >= b->tokens || (i && b->out[i] <= b->out[i - 1]))
+      return mm_engine_refuse(err, "output row", i, b->out[i], "ascending and less than", b->tokens);
+  return true;
+}
+
+void mm_engine_keep(mm_engine *e, const mm_batch *batch, bool done) {
+  for (uint32_t i = 0, out = 0; i < batch->span_count; i++) {
+    const mm_span *s = &batch->span[i];
+    if (s->slot < 0) continue;
+    slot_state *slot = &e->slot[s->slot];
+    slot->held = done ? s->pos + s->count : 0;
+    if (!done && e->pages) mm_pages_cut(e->pages, (uint32_t)s->slot, 0);
+    while (out < batch->out_count && batch->out[out] + 1 < s->first + s->count) out++;
+    slot->chose = done && batch->sampling && out < batch->out_count && batch->out[out] + 1 == s->first + s->count;
+  }
+}
+
+/* What the batch writes is the slots' own from here on; all of it, or nothing where pages are short. */
+static bool reserve_pages(mm_engine *e, mm_batch *batch, mm_err *err) {
+  uint32_t wants = 0;
+  for (uint32_t i = 0; i < batch->span_count; i++) {
+    const mm_span *s = &batch->span[i];
+    if (s->slot >= 0) e->want[wants++] = (mm_page_want){(uint32_t)s->slot, s->pos, s->count};
+  }
+  batch->paging = &e->paging;
+  return mm_pages_reserve(e->pages, e->want, wants, e->copy, &e->paging.copies, err);
+}
+
+bool mm_engine_prepare(mm_engine *e, mm_batch *batch, mm_err *err) {
+  batch->paging = NULL;
+  if (e->collected < e->lost) return mm_fail_as(err, &e->loss);
+  return mm_engine_all_back(e, err) && check_batch(e, batch, err) && (!e->pages || reserve_pages(e, batch, err));
+}
+
+/* ---- slots ---- */
+
+void mm_engine_remember(mm_engine *e, const mm_batch *batch) {
+  for (uint32_t i = 0; e->history && i < batch->span_count; i++) {
+    const mm_span *s = &batch->span[i];
+    if (s->slot >= 0) memcpy(mm_engine_history(e, (uint32_t)s->slot) + s->pos, batch->id + s->first, s->count * sizeof *batch->id);
+  }
+}
+
+uint32_t mm_engine_held(const mm_engine *e, uint32_t slot) { return e->slot[slot].held; }
+
+void mm_engine_drop(mm_engine *e, uint32_t slot) {
+  e->slot[slot] = (slot_state){.last_batch = e->slot[slot].last_batch};
+  if (e->pages) mm_pages_cut(e->pages, slot, 0);
+}
+
+void mm_engine_lose(mm_engine *e, const mm_err *why) {
+  for (uint32_t i = 0; i < e->config.limits.slots; i++) mm_engine_drop(e, i);
+  e->stepped = false;
+  e->row_count = 0;
+  e->proven = e->passes;
+  e->loss = *why;
+  e->lost = e->queued;
+}
+
+mm_pages *mm_engine_pages(mm_engine *e) { return e->pages; }
+
+uint64_t mm_engine_state_bytes(const mm_engine *e) { return e->state_bytes; }
+
+/* Whether the backend keeps more of a slot than its pages. */
+static bool has_states(const mm_engine *e) { return e->lightning || e->device_chooses; }
+
+/* Slots below the limit, and a backend that can share what they hold. */
+static bool check_slots(mm_engine *e, const uint32_t *slot, uint32_t n, mm_err *err) {
+  if (!mm_engine_all_back(e, err)) return false;
+  for (uint32_t i = 0; i < n; i++)
+    if (slot[i] >= e->config.limits.slots) return mm_engine_refuse(err, "slot", i, slot[i], "less than", e->config.limits.slots);
+  if (e->pages && (!has_states(e) || e->config.ops->state_copy)) return true;
+  return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found slots that share pages; device %s gives each slot its own",
+                 e->config.ops->name);
+}
+
+/* What a slot is given may not stand where the choice after its row is still to be made. */
+static bool check_unchosen(const mm_engine *e, uint32_t slot, mm_err *err) {
+  for (uint32_t i = 0; i < e->row_count; i++)
+    if (e->row[i].slot == (int32_t)slot)
+      return mm_engine_refuse(err, "slot to be given what another holds", slot, i, "none of the rows that wait for their choice, of",
+                              e->row_count);
+  return true;
+}
+
+bool mm_engine_fork(mm_engine *e, uint32_t from, const uint32_t *to, uint32_t n, mm_err *err) {
+  if (!check_slots(e, &from, 1, err) || !check_slots(e, to, n, err)) return false;
+  for (uint32_t i = 0; i < n; i++)
+    if (to[i] != from && !check_unchosen(e, to[i], err)) return false;
+  const slot_state *source = &e->slot[from];
+  for (uint32_t i = 0; i < n; i++) {
+    if (to[i] == from) continue;
+    e->state_to = to[i];
+    e->state_from = from;
+    if (has_states(e) && !mm_engine_run_task(e, STATE_COPY, err)) {
+      mm_engine_drop(e, to[i]);
+      return false;
+    }
+    if (e->history) memcpy(mm_engine_history(e, to[i]), mm_engine_history(e, from), source->held * sizeof *e->history);
+    mm_pages_map(e->pages, to[i], mm_pages_table(e->pages) + (size_t)from * e->paging.per_slot, mm_pages_held(e->pages, from));
+    e->slot[to[i]] =
+        (slot_state){.held = source->held, .last_batch = e->slot[to[i]].last_batch, .chose = source->chose, .chosen = source->chosen};
+  }
+  return true;
+}
+
+bool mm_engine_save(mm_engine *e, uint32_t slot, void *state, mm_err *err) {
+  if (!check_slots(e, &slot, 1, err)) return false;
+  if (!e->slot[slot].held) return mm_engine_refuse(err, "tokens in slot", slot, 0, "at least", 1);
+  e->state_from = slot;
+  e->state = state;
+  return !e->lightning || mm_engine_run_task(e, STATE_SAVE, err);
+}
+
+bool mm_engine_resume(mm_engine *e, uint32_t slot, const uint32_t *page, const int32_t *id, uint32_t tokens, const void *state,
+                      mm_err *err) {
+  if (!check_slots(e, &slot, 1, err) || !check_unchosen(e, slot, err)) return false;
+  const uint32_t count = (uint32_t)mm_ceil_div(tokens, MM_PAGE);
+  if (tokens > e->config.limits.max_positions)
+    return mm_engine_refuse(err, "tokens for slot", slot, tokens, "at most", e->config.limits.max_positions);
+  if (e->lightning && tokens && !state) return mm_engine_refuse(err, "states for slot", slot, 0, "those after token", tokens);
+  for (uint32_t i = 0; i < count; i++)
+    if (!mm_pages_references(e->pages, page[i]))
+      return mm_engine_refuse(err, "page", i, page[i], "one in use, below", mm_pages_count(e->pages));
+  for (uint32_t i = 0; id && i < tokens; i++)
+    if (id[i] < 0 || (uint32_t)id[i] >= e->model->vocab)
+      return mm_engine_refuse(err, "id of token", i, id[i], "less than", e->model->vocab);
+  mm_pages_map(e->pages, slot, page, count);
+  for (uint32_t i = 0; e->history && i < tokens; i++) mm_engine_history(e, slot)[i] = id ? id[i] : -1;
+  e->slot[slot] = (slot_state){.held = tokens, .last_batch = e->slot[slot].last_batch};
+  e->state_to = slot;
+  e->saved = state;
+  if (!tokens) return true;
+  e->ids = id;
+  e->id_count = tokens;
+  const bool loaded =
+      (!e->lightning || mm_engine_run_task(e, STATE_LOAD, err)) && (!e->device_chooses || mm_engine_run_task(e, IDS_LOAD, err));
+  if (!loaded) mm_engine_drop(e, slot);
+  return loaded;
+}

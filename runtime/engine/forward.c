@@ -1,0 +1,106 @@
+/* The model, written once for both families, over the ops of a backend. One call runs one step of one rank. */
+#include "runtime/engine/ops.h"
+
+static bool open_acts(mm_forward *f, mm_err *err) {
+  const mm_model *m = f->model;
+  uint32_t qkv = 0, heads = 0;
+  bool lightning = false;
+  for (uint32_t l = f->weights->layer_first; l < f->weights->layer_end; l++) {
+    qkv = f->weights->layer[l].qkv.n > qkv ? f->weights->layer[l].qkv.n : qkv;
+    heads = f->weights->layer[l].out.k;
+    lightning |= m->attn[l] == MM_ATTN_LIGHTNING;
+  }
+  const mm_ops *ops = f->ops;
+  mm_backend *b = f->backend;
+  return ops->act(b, m->hidden, &f->h, err) && ops->act(b, m->hidden, &f->n, err) && ops->act(b, m->hidden, &f->spare, err) &&
+         ops->act(b, m->hidden, &f->branch, err) && ops->act(b, qkv, &f->qkv, err) && ops->act(b, heads, &f->o, err) &&
+         (!lightning || ops->act(b, heads, &f->gate, err));
+}
+
+static bool open_taps(mm_forward *f, const mm_backend_config *c, mm_err *err) {
+  for (uint32_t i = 0; i < c->taps; i++) {
+    f->tap_layer[i] = c->tap[i];
+    if (!f->ops->act(f->backend, f->model->hidden, &f->tap[i], err)) return false;
+  }
+  f->taps = c->taps;
+  return true;
+}
+
+bool mm_forward_open(mm_forward *f, const mm_ops *ops, const mm_backend_config *c, mm_err *err) {
+  *f = (mm_forward){.ops = ops, .model = c->model, .weights = c->weights};
+  f->backend = ops->open(c, err);
+  if (f->backend && open_acts(f, err) && open_taps(f, c, err)) return true;
+  mm_forward_close(f);
+  return false;
+}
+
+void mm_forward_close(mm_forward *f) {
+  if (f->ops) f->ops->close(f->backend);
+  *f = (mm_forward){0};
+}
+
+/* n[T, H] -> branch[T, H]: this rank's partial sum of the attention of layer l. */
+static void attention(const mm_forward *f, mm_act n, uint32_t l) {
+  const mm_ops *ops = f->ops;
+  mm_backend *b = f->backend;
+  const mm_layer_weights *w = &f->weights->layer[l];
+  mm_act qkv = {f->qkv.data, w->qkv.n}; /* the two kinds of layer differ in width */
+  ops->linear(b, qkv, n, &w->qkv);
+  if (f->model->attn[l] == MM_ATTN_LIGHTNING) {
+    ops->lightning(b, l, f->o, qkv);
+    ops->linear(b, f->gate, n, &w->output_gate);
+    ops->gated_norm(b, f->o, f->o, f->gate, &w->attn_norm, f->model->lightning_norm_eps);
+  } else {
+    bool norms = f->model->qk_norm;
+    ops->gqa(b, l, f->o, qkv, norms ? &w->q_norm : NULL, norms ? &w->k_norm : NULL);
+  }
+  ops->linear(b, f->branch, f->o, &w->out);
+}
+
+/* The rows between two layers: h before the norm, n after it. */
+typedef struct stream {
+  mm_act h, n, spare;
+} stream;
+
+/* Adds the branch to the residual. Under postnorm that is the normalised tensor itself: what was before the norm is never added again. */
+static void combine(const mm_forward *f, stream *s, mm_deepnorm scale, const mm_packed *w) {
+  mm_act *residual = f->model->postnorm ? &s->n : &s->h;
+  const mm_act before = *residual;
+  *residual = s->spare, s->spare = before;
+  f->ops->combine(f->backend, s->h, s->n, before, f->branch, scale, w, f->model->norm_eps);
+}
+
+/* What layer l's output is normalised with: nothing where the next stage does it. */
+static const mm_packed *norm_after(const mm_forward *f, uint32_t l) {
+  const mm_rank_weights *w = f->weights;
+  if (l + 1 < w->layer_end) return &w->layer[l + 1].input_norm;
+  return w->layer_end == f->model->layers ? &w->final_norm : NULL;
+}
+
+bool mm_forward_step(mm_forward *f, const mm_batch *given, float *logits, mm_err *err) {
+  const mm_ops *ops = f->ops;
+  mm_backend *b = f->backend;
+  const mm_model *m = f->model;
+  const mm_rank_weights *w = f->weights;
+  const bool last = w->layer_end == m->layers;
+  mm_batch batch = *given;
+  if (!last) batch.out_count = 0, batch.out = NULL, batch.sampling = NULL;
+  if (!ops->begin(b, &batch, err)) return false;
+  stream s = {f->h, f->n, f->spare};
+  w->layer_first == 0 ? ops->embed(b, s.h, &w->embed) : ops->receive(b, s.h);
+  ops->norm(b, s.n, s.h, &w->layer[w->layer_first].input_norm, m->norm_eps);
+  for (uint32_t l = w->layer_first; l < w->layer_end; l++) {
+    const mm_layer_weights *layer = &w->layer[l];
+    if (ops->layer) ops->layer(b, l);
+    attention(f, s.n, l);
+    combine(f, &s, m->attn[l] == MM_ATTN_LIGHTNING ? m->deepnorm_lightning : m->deepnorm_full, &layer->post_norm);
+    ops->route(b, l, s.n, &layer->router, layer->router_bias.scheme ? &layer->router_bias : NULL);
+    ops->experts(b, f->branch, s.n, &layer->w13, &layer->w2);
+    combine(f, &s, m->deepnorm_mlp, norm_after(f, l));
+    for (uint32_t i = 0; i < f->taps; i++)
+      if (f->tap_layer[i] == l) ops->copy(b, f->tap[i], s.h);
+  }
+  last ? ops->logits(b, s.n, &w->head) : ops->send(b, s.h);
+  if (batch.sampling) return ops->choose(b, err);
+  return f->apart ? ops->keep(b, err) : ops->end(b, last ? logits : NULL, err);
+}

@@ -1,0 +1,232 @@
+/* The socket between a holder of weights and its users (hold.h). */
+#include "runtime/engine/hold.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define ANSWER_MS 5000 /* in which a whole question or answer must be there */
+
+static const char asks[8] = "mmhold1", answers[8] = "mmheld1";
+
+typedef struct mm_hold_ask {
+  char magic[8];
+  mm_digest key;
+} mm_hold_ask;
+
+typedef struct mm_hold_answer {
+  char magic[8];
+  uint64_t found; /* 0: no such key */
+  mm_held held;
+} mm_hold_answer;
+
+typedef struct user {
+  int fd;
+  pid_t pid;
+  bool attached; /* has its answer */
+  double until;  /* when its question must be there */
+  size_t got;
+  mm_hold_ask ask;
+} user;
+
+struct mm_hold {
+  int fd;
+  char path[sizeof((struct sockaddr_un *)NULL)->sun_path];
+  const mm_held *held;
+  uint32_t count, users;
+  user user[MM_HOLD_USERS];
+};
+
+static bool place(const char *path, struct sockaddr_un *at, mm_err *err) {
+  *at = (struct sockaddr_un){.sun_family = AF_UNIX};
+  const size_t n = strlen(path);
+  if (n && n < sizeof at->sun_path) return memcpy(at->sun_path, path, n + 1), true;
+  return mm_fail(err, MM_USAGE, "E_HELD", mm_at(path, NULL), "found a path of %zu bytes, a socket's has 1 to %zu", n,
+                 sizeof at->sun_path - 1);
+}
+
+static int open_socket(const char *path, int flags, mm_err *err) {
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | flags, 0);
+  if (fd < 0) mm_fail_errno(err, mm_at(path, NULL), "socket", errno);
+  return fd;
+}
+
+/* Of this user, or of root. */
+static bool is_trusted(int fd, pid_t *pid) {
+  struct ucred peer;
+  socklen_t n = sizeof peer;
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &n) != 0) return false;
+  *pid = peer.pid;
+  return peer.uid == geteuid() || peer.uid == 0;
+}
+
+/* ---- the holder ---- */
+
+/* What a holder left that is no more. */
+static bool remove_stale(const struct sockaddr_un *at, mm_err *err) {
+  struct stat s;
+  if (lstat(at->sun_path, &s) != 0) return errno == ENOENT || mm_fail_errno(err, mm_at(at->sun_path, NULL), "stat", errno);
+  if (!S_ISSOCK(s.st_mode)) return mm_fail(err, MM_USAGE, "E_HELD", mm_at(at->sun_path, NULL), "is no socket; expected a path for one");
+  const int fd = open_socket(at->sun_path, SOCK_NONBLOCK, err);
+  if (fd < 0) return false;
+  const bool dead = connect(fd, (const struct sockaddr *)at, sizeof *at) != 0 && errno == ECONNREFUSED;
+  close(fd);
+  if (!dead) return mm_fail(err, MM_USAGE, "E_HELD", mm_at(at->sun_path, NULL), "somebody listens there already");
+  return unlink(at->sun_path) == 0 || mm_fail_errno(err, mm_at(at->sun_path, NULL), "remove", errno);
+}
+
+mm_hold *mm_hold_open(const char *path, const mm_held *held, uint32_t count, mm_err *err) {
+  struct sockaddr_un at;
+  if (!place(path, &at, err) || !remove_stale(&at, err)) return NULL;
+  mm_hold *h = mm_calloc(1, sizeof *h, err);
+  if (!h) return NULL;
+  h->held = held;
+  h->count = count;
+  if ((h->fd = open_socket(path, SOCK_NONBLOCK, err)) < 0) return free(h), NULL;
+  const mode_t before = umask(0177);
+  const bool bound = bind(h->fd, (const struct sockaddr *)&at, sizeof at) == 0;
+  umask(before);
+  if (bound) memcpy(h->path, at.sun_path, sizeof h->path);
+  if (bound && listen(h->fd, MM_HOLD_USERS) == 0) return h;
+  mm_fail_errno(err, mm_at(path, NULL), bound ? "listen" : "bind", errno);
+  mm_hold_close(h);
+  return NULL;
+}
+
+void mm_hold_close(mm_hold *h) {
+  if (!h) return;
+  for (uint32_t i = 0; i < h->users; i++) close(h->user[i].fd);
+  if (*h->path) unlink(h->path);
+  if (h->fd >= 0) close(h->fd);
+  free(h);
+}
+
+static void come(mm_hold *h, double now) {
+  const int fd = accept4(h->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+  if (fd < 0) return;
+  user u = {.fd = fd, .until = now + ANSWER_MS * 1e-3};
+  if (h->users == MM_HOLD_USERS || !is_trusted(fd, &u.pid))
+    close(fd);
+  else
+    h->user[h->users++] = u;
+}
+
+static void leave(mm_hold *h, uint32_t i, void (*tell)(const char *line)) {
+  char line[80];
+  snprintf(line, sizeof line, "process %ld left", (long)h->user[i].pid);
+  if (h->user[i].attached) tell(line);
+  close(h->user[i].fd);
+  h->user[i] = h->user[--h->users];
+}
+
+/* Reads what came; false when the user is to go. */
+static bool listen_to(mm_hold *h, user *u, void (*tell)(const char *line)) {
+  char *const to = (char *)&u->ask;
+  const size_t left = sizeof u->ask - u->got;
+  const ssize_t n = left ? recv(u->fd, to + u->got, left, 0) : 0; /* nobody says more than a question */
+  if (n < 0) return errno == EAGAIN || errno == EINTR;
+  if (n == 0) return false;
+  if ((u->got += (size_t)n) < sizeof u->ask) return true;
+  if (memcmp(u->ask.magic, asks, sizeof asks) != 0) return false;
+  mm_hold_answer a = {.found = 0};
+  memcpy(a.magic, answers, sizeof answers);
+  for (uint32_t i = 0; i < h->count && !a.found; i++)
+    if (mm_digest_equal(&h->held[i].key, &u->ask.key)) a.held = h->held[i], a.found = 1;
+  if (send(u->fd, &a, sizeof a, MSG_NOSIGNAL) != (ssize_t)sizeof a) return false;
+  char line[120];
+  snprintf(line, sizeof line, a.found ? "process %ld attached" : "process %ld asked for weights that are not held", (long)u->pid);
+  tell(line);
+  return u->attached = a.found;
+}
+
+/* Milliseconds until the first question is late; -1: none is open. */
+static int patience(const mm_hold *h, double now) {
+  double left = -1;
+  for (uint32_t i = 0; i < h->users; i++) {
+    const double t = h->user[i].until > now ? h->user[i].until - now : 0;
+    if (!h->user[i].attached && (left < 0 || t < left)) left = t;
+  }
+  return left < 0 ? -1 : (int)(left * 1e3) + 1;
+}
+
+/* A signal came; true when it is the last. */
+static bool stop_listening(mm_hold *h, int stop, unsigned *signals, void (*tell)(const char *line)) {
+  struct signalfd_siginfo s;
+  if (read(stop, &s, sizeof s) != (ssize_t)sizeof s) return false;
+  if (++*signals > 1) return true;
+  unlink(h->path);
+  *h->path = 0;
+  for (uint32_t i = h->users; i-- > 0;)
+    if (!h->user[i].attached) leave(h, i, tell);
+  char line[120];
+  snprintf(line, sizeof line, "ending when %u attached process(es) have left; a second signal ends at once", h->users);
+  if (h->users) tell(line);
+  return false;
+}
+
+bool mm_hold_serve(mm_hold *h, int stop, void (*tell)(const char *line), mm_err *err) {
+  unsigned signals = 0;
+  while (!signals || h->users) {
+    struct pollfd p[2 + MM_HOLD_USERS] = {{.fd = stop, .events = POLLIN}, {.fd = signals ? -1 : h->fd, .events = POLLIN}};
+    for (uint32_t i = 0; i < h->users; i++) p[2 + i] = (struct pollfd){.fd = h->user[i].fd, .events = POLLIN};
+    if (poll(p, 2 + h->users, patience(h, mm_now())) < 0 && errno != EINTR) return mm_fail_errno(err, mm_at(h->path, NULL), "poll", errno);
+    const double now = mm_now();
+    for (uint32_t i = h->users; i-- > 0;) { /* the last first: leave fills gaps from behind */
+      user *u = &h->user[i];
+      const bool late = !u->attached && now >= u->until;
+      if (late || (p[2 + i].revents && !listen_to(h, u, tell))) leave(h, i, tell);
+    }
+    if (p[0].revents && stop_listening(h, stop, &signals, tell)) return true;
+    if (p[1].revents && !signals) come(h, now);
+  }
+  return true;
+}
+
+/* ---- the reader ---- */
+
+static bool exchange(int fd, const char *path, const mm_hold_ask *ask, mm_hold_answer *answer, mm_err *err) {
+  if (send(fd, ask, sizeof *ask, MSG_NOSIGNAL) != (ssize_t)sizeof *ask) return mm_fail_errno(err, mm_at(path, NULL), "send", errno);
+  const ssize_t n = recv(fd, answer, sizeof *answer, MSG_WAITALL);
+  if (n == (ssize_t)sizeof *answer && memcmp(answer->magic, answers, sizeof answers) == 0) return true;
+  if (n < 0) return mm_fail_errno(err, mm_at(path, NULL), "wait for an answer", errno == EAGAIN ? ETIMEDOUT : errno);
+  return mm_fail(err, MM_IO, "E_HELD", mm_at(path, NULL), "found %zd bytes of no answer; expected minimax-hold of this version", n);
+}
+
+bool mm_hold_find(const char *path, mm_held *held, int *connection, mm_err *err) {
+  struct sockaddr_un at;
+  pid_t pid;
+  *connection = -1;
+  if (!place(path, &at, err)) return false;
+  const int fd = open_socket(path, 0, err);
+  if (fd < 0) return false;
+  mm_hold_ask ask = {.key = held->key};
+  memcpy(ask.magic, asks, sizeof asks);
+  mm_hold_answer answer = {.found = 0};
+  const struct timeval patient = {ANSWER_MS / 1000, 0};
+  bool ok = (setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patient, sizeof patient) == 0 &&
+             setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patient, sizeof patient) == 0) ||
+            mm_fail_errno(err, mm_at(path, NULL), "setsockopt", errno);
+  ok = ok && (connect(fd, (const struct sockaddr *)&at, sizeof at) == 0 ||
+              mm_fail_errno(err, mm_at(path, NULL), "connect", errno == EAGAIN ? ETIMEDOUT : errno));
+  ok = ok && (is_trusted(fd, &pid) || mm_fail(err, MM_IO, "E_HELD", mm_at(path, NULL), "the holder is another user's"));
+  ok = ok && exchange(fd, path, &ask, &answer, err);
+  if (ok && !answer.found)
+    ok = mm_fail(err, MM_UNSUPPORTED, "E_HELD", mm_at(path, NULL),
+                 "holds other weights: of another checkpoint, rank, device or build; expected those of this one (minimax-hold)");
+  if (ok) *held = answer.held, *connection = fd;
+  if (!ok) close(fd);
+  return ok;
+}
+
+/* A holder says nothing more: what can be read is its end. */
+bool mm_hold_stands(const char *path, int connection, mm_err *err) {
+  struct pollfd p = {.fd = connection, .events = POLLIN};
+  return poll(&p, 1, 0) <= 0 || mm_fail(err, MM_IO, "E_HELD", mm_at(path, NULL), "the process that held the weights has ended");
+}

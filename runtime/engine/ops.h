@@ -1,0 +1,239 @@
+/* The backend seam: what the forward pass (forward.c, written once) asks of a device. Ops are cut at the fusion points, take no
+ * decision on computed values, and neither wait nor allocate, so that the same calls can be captured as a CUDA graph. A backend
+ * instance belongs to one tensor-parallel rank; ops that sum over ranks are collective: every rank makes the same calls.
+ *
+ * Notation: T = rows (tokens) of the step, H = hidden, hpr = heads/tp, kpr = max(1, kv_heads/tp), d = head_dim. */
+#ifndef MM_RUNTIME_OPS_H
+#define MM_RUNTIME_OPS_H
+
+#include "formats/model.h"
+#include "loader/bind.h"
+#include "loader/stream/read_log.h"
+#include "runtime/engine/comm.h"
+#include "runtime/engine/hold.h"
+#include "runtime/engine/pages.h"
+#include "runtime/engine/sample.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Consecutive rows [first, first + count) of a step belong to one sequence, whose caches in `slot` hold `pos` tokens already.
+ * pos 0 starts from empty caches whatever the slot held. slot -1: a padding row; nothing is read or written for it. */
+typedef struct mm_span {
+  int32_t slot;
+  uint32_t first, count;
+  uint32_t pos;
+} mm_span;
+
+/* Where the KV caches of the slots lie. begin alone reads it, and does the copies before the step's first op, in every layer. */
+typedef struct mm_paging {
+  const uint32_t *table; /* [slots, per_slot]: the page of tokens [i·MM_PAGE, (i + 1)·MM_PAGE) of a slot */
+  uint32_t per_slot;
+  uint32_t copies;
+  const mm_page_copy *copy; /* [copies] */
+} mm_paging;
+
+#define MM_ID_CHOSEN (-1) /* as an id: the token chosen after the last row that its slot was given */
+
+typedef struct mm_batch {
+  uint32_t tokens;   /* T ≤ limits.max_tokens */
+  const int32_t *id; /* [T], each in [0, vocab) or MM_ID_CHOSEN */
+  uint32_t span_count;
+  const mm_span *span; /* cover the rows 0 … T-1 in order */
+  uint32_t out_count;  /* rows whose logits are wanted */
+  const uint32_t *out; /* [out_count], ascending */
+  /* [out_count]: how to choose the token after each output row (the draw is the one of that token's position), or NULL: no choice */
+  const mm_sampling *sampling;
+  /* Set by the engine for backends that read it (mm_ops.pages). NULL: page i of slot s is number s·ceil(max_positions/MM_PAGE) + i. */
+  const mm_paging *paging;
+} mm_batch;
+
+/* Steps whose choices may be outstanding at a time. */
+#define MM_QUEUE 4
+
+typedef struct mm_limits {
+  uint32_t max_tokens;    /* rows of one step */
+  uint32_t slots;         /* sequences with caches */
+  uint32_t max_positions; /* tokens of one sequence */
+  uint32_t pages;         /* of the KV caches, for all slots together; 0: as many as all slots can fill */
+} mm_limits;
+
+/* Pages that the limits allow: limits.pages, or enough for every slot at its longest; MM_USAGE E_LIMITS when those are 2^31 or more. */
+MM_MUST_USE bool mm_limits_pages(const mm_limits *l, uint32_t *pages, mm_err *err);
+
+typedef struct mm_backend mm_backend;
+
+/* An activation matrix [max_tokens, width], rows 0 … T-1 in use; storage and number type are the backend's. */
+typedef struct mm_act {
+  void *data;
+  uint32_t width;
+} mm_act;
+
+struct mm_calibration;
+
+/* Where a rank runs. */
+typedef struct mm_place {
+  uint32_t rank;         /* global: stage · tp + tensor-parallel rank (weights->rank) */
+  uint32_t local, ranks; /* its number among the ranks of this process, and how many those are */
+  uint32_t device;       /* number of its accelerator on this machine */
+} mm_place;
+
+typedef struct mm_backend_config {
+  const mm_model *model;
+  const mm_rank_weights *weights;
+  mm_limits limits;
+  mm_comm *comm;
+  mm_place place;
+  unsigned threads; /* a hint for CPU backends */
+  bool act_quant;   /* the inputs of linears are rounded as their schemes say (mm_scheme.act); else weights alone are quantised */
+  struct mm_calibration *calibration; /* NULL, or what the inputs of linears are added to (calibration.h) */
+  const bool *never;                  /* [vocab]: ids that are not to be chosen */
+  bool eager;                         /* never replay a recorded step: for debuggers, and to look between ops */
+  bool kv_fp8;             /* caches of full attention in e4m3, a scale for each token and head; MM_UNSUPPORTED where there are none */
+  const uint32_t *tap;     /* [taps] layers whose output the forward pass keeps (mm_forward); need not outlive open */
+  uint32_t taps;           /* ≤ MM_TAPS */
+  bool kv_bf16;            /* caches of full attention in bf16, where f32 is the backend's own type; MM_UNSUPPORTED where there are none */
+  bool input_bf16;         /* inputs of linears but the router and the head are rounded to bf16, where f32 is the backend's own type and the
+                            * scheme does not round them otherwise */
+  bool pin;                /* each thread stays on a CPU of its own: those of this process in the order of ranks (mm_ops.pins) */
+  bool apart;              /* rows are to be apart, in a backend where they are if asked (apart_asked) */
+  const mm_shards *verify; /* digests to check the weights' files against as they are read (mm_ops.loads), or NULL */
+  mm_read_log *log;        /* what is read to load them goes there, or NULL */
+  mm_digest checkpoint;    /* mm_pack.seal, where weights are held or attached to */
+  const char *attach;      /* the socket of who holds the weights (mm_ops.hold), so that none are read; or NULL */
+} mm_backend_config;
+
+#define MM_TAPS 8
+
+typedef struct mm_ops {
+  const char *name; /* the --device word */
+  mm_backend *(*open)(const mm_backend_config *c, mm_err *err);
+  void (*close)(mm_backend *b);                                         /* accepts NULL */
+  bool (*act)(mm_backend *b, uint32_t width, mm_act *out, mm_err *err); /* freed by close */
+
+  /* Starts a step: the batch stays valid until end. */
+  bool (*begin)(mm_backend *b, const mm_batch *batch, mm_err *err);
+  /* Embedding rows of the batch's ids, summed over ranks: x[T, H]. */
+  void (*embed)(mm_backend *b, mm_act x, const mm_packed *table);
+  /* y = RMS(x; w, eps): x·rsqrt(mean(x²) + eps)·w. */
+  void (*norm)(mm_backend *b, mm_act y, mm_act x, const mm_packed *w, double eps);
+  /* y[T, n] = x[T, k]·Wᵀ, x rounded first under act_quant: as a whole row, whatever rank holds which part of it. So do experts (x by
+   * w13, the products by w2) and logits. */
+  void (*linear)(mm_backend *b, mm_act y, mm_act x, const mm_packed *w);
+  /* Full attention of layer `layer`: optional QK norm (mean square over all ranks' heads), partial RoPE, KV write, causal softmax.
+   * qkv[T, (hpr + 2·kpr)·d] is clobbered; o[T, hpr·d]. q_norm and k_norm are NULL without QK norm. */
+  void (*gqa)(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm);
+  /* Lightning attention: SiLU on qkv[T, hpr·3·d] (per head q, k, v), state update, o[T, hpr·d]. qkv is clobbered. */
+  void (*lightning)(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv);
+  /* y = sigmoid(gate) · RMS(o; w, eps), the mean square over all ranks' heads: y, o, gate [T, hpr·d]. y may be o. */
+  void (*gated_norm)(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_packed *w, double eps);
+  /* Chooses top_k experts and weights for each row of x[T, H]; kept inside the backend until the next route. bias may be NULL. What is
+   * chosen for rows that are not padding counts as load of the layer's experts. */
+  void (*route)(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router, const mm_packed *bias);
+  /* y = Σ weight · w2(SiLU(w1 x) ⊙ (w3 x)) over the routed experts: this rank's partial sum. */
+  void (*experts)(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2);
+  /* h = alpha·residual + beta·Σ_ranks branch (in rank order, identical on all ranks), then n = RMS(h; w, eps). All four are distinct
+   * buffers; branch is clobbered. w NULL: n is not wanted. A backend may put it off until the next op, unless `eager`. */
+  void (*combine)(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps);
+  /* to = from, rows 0 … T-1. */
+  void (*copy)(mm_backend *b, mm_act to, mm_act from);
+  /* This rank's logits of the batch's `out` rows, fp32: x·headᵀ, x as it is under act_quant too. */
+  void (*logits)(mm_backend *b, mm_act x, const mm_packed *head);
+  /* Ends the step; any failure since begin is reported here. Copies this rank's logits to out[out_count, vocab_rows] (host);
+   * out may be NULL when out_count is 0. */
+  bool (*end)(mm_backend *b, float *out, mm_err *err);
+
+  /* Both NULL in a backend that leaves choices to the engine, which then gives no sampling and no MM_ID_CHOSEN.
+   * In place of end: chooses a token for each output row from the logits of all ranks, the same one on each, keeps it for its slot, and
+   * returns without waiting. */
+  bool (*choose)(mm_backend *b, mm_err *err);
+  /* choose in two, or both NULL: keep ends the step with its logits where they are, until the next begin; choose_kept chooses from them,
+   * sampling[count], of all rows or, whatever was kept, of none. Where that fails, nothing is queued. */
+  bool (*keep)(mm_backend *b, mm_err *err);
+  bool (*choose_kept)(mm_backend *b, const mm_sampling *sampling, uint32_t count, mm_err *err);
+  /* Waits for the oldest step so ended; id[out_count] of it, -1 where no logit was a number; NULL: the ids are not wanted
+   * here, but by another rank. Any failure since its begin. */
+  bool (*collect)(mm_backend *b, int32_t *id, mm_err *err);
+
+  /* Rows [0, rows) of an act as f32, out[rows, width] (host): what the last step left there, which is waited for. */
+  bool (*read)(mm_backend *b, mm_act a, uint32_t rows, float *out, mm_err *err);
+  /* load[layers, experts] (host): how many rows each expert was chosen for since open, by the steps so far, which are waited for. */
+  bool (*expert_load)(mm_backend *b, uint64_t *load, mm_err *err);
+
+  /* Bytes read plus written a second by a copy within the device's memory, measured now; NULL where steps do not live there. */
+  bool (*copy_rate)(double *rate, mm_err *err);
+
+  bool act_quant; /* can round inputs */
+
+  /* The rest may be NULL, 0 or false. */
+  /* Called before the ops of layer l: a backend whose weights are still arriving waits here, in its own order, for that layer's, and in
+   * experts for those of the experts that were chosen. The calls may wait too, until they know what to wait for. A load that fails ends the
+   * step with its error, and every later one; a step that was done before needed nothing of what failed. */
+  void (*layer)(mm_backend *b, uint32_t l);
+  /* Weights that stay on the device for other processes: loads a rank's as open would, of which it reads model, weights, place, verify, log
+   * and checkpoint, and waits until all are there and found good. *held says where an open with `attach` finds them until release. */
+  bool (*hold)(const mm_backend_config *c, mm_held *held, void **memory, mm_err *err);
+  void (*release)(void *memory);
+  /* Waits until all weights are there and found good, as a load that goes on after open. */
+  bool (*finish_load)(mm_backend *b, mm_err *err);
+  bool loads;       /* reads the weights' files itself, past their mappings: checks mm_backend_config.verify, fills its log */
+  uint32_t samples; /* MM_SAMPLES_…: what choose has beside temperature, top_p, top_k and seed */
+  bool pins;        /* as mm_backend_config.pin asks */
+  bool calibration; /* adds to mm_backend_config.calibration: at each product, or, where calibrate is not NULL, when that is called */
+  bool (*calibrate)(mm_backend *b, mm_err *err); /* adds what came together since the last call; between steps. NULL: at each product */
+  /* The rows of x to the next pipeline stage, and from the one before; both NULL in a backend without stages. */
+  void (*send)(mm_backend *b, mm_act x);
+  void (*receive)(mm_backend *b, mm_act x);
+  bool experts_cut; /* runs shards that hold some of the experts (--ep) */
+  bool across;      /* ranks of a stage may be of several processes */
+  bool rows_apart;  /* a row's bits depend on the tokens before it alone: not on cuts, other rows or slots */
+  bool apart_asked; /* the same where mm_backend_config.apart asks for it; steps take longer then */
+  bool pages;       /* reads mm_batch.paging. Otherwise every slot has pages of its own, and nothing is shared */
+  /* Lightning states of one slot, all layers of this rank together: state_bytes of them, the same for every slot, 0 without such layers.
+   * They are those after the last step; copies, saves and loads take their place in the order of steps. Host memory; save waits. */
+  uint64_t (*state_bytes)(mm_backend *b);
+  /* A backend that chooses also has there the ids that the slot holds, and the one chosen last. */
+  bool (*state_copy)(mm_backend *b, uint32_t to, uint32_t from, mm_err *err);
+  bool (*state_save)(mm_backend *b, uint32_t slot, void *state, mm_err *err);
+  bool (*state_load)(mm_backend *b, uint32_t slot, const void *state, mm_err *err);
+  /* Of a backend that chooses: the slot holds id[count], for penalties; NULL: ids that are not known. */
+  bool (*ids_load)(mm_backend *b, uint32_t slot, const int32_t *id, uint32_t count, mm_err *err);
+  /* Of the rows of keep, in place of their choice: score[out_count] = -ln of the probability of id target[out_count], in f64; ids that are
+   * not to be chosen have none. Waits. */
+  bool (*score)(mm_backend *b, const int32_t *target, double *score, mm_err *err);
+} mm_ops;
+
+extern const mm_ops mm_ops_cpu;
+#ifdef MM_CUDA
+extern const mm_ops mm_ops_cuda;
+#endif
+/* The backends that there are, as an option's choices; the first is the default. A build without CUDA says so when it is asked. */
+#define MM_DEVICES "cpu|cuda"
+/* The backend of this name; MM_UNSUPPORTED E_DEVICE naming those that were built. */
+const mm_ops *mm_ops_find(const char *name, mm_err *err);
+
+/* LIST of --devices, one number below 1024 for each rank: free(*device), NULL where list is. MM_USAGE E_USAGE. */
+MM_MUST_USE bool mm_devices_read(const char *list, uint32_t ranks, uint32_t **device, mm_err *err);
+
+/* One step of one rank (forward.c). The acts are opened once per rank. After a step tap[i][T, H] is what layer tap_layer[i] gave the next:
+ * the residual stream before the next norm. A head that drafts tokens reads it there, and embeds and ends with the same ops and weights. */
+typedef struct mm_forward {
+  const mm_ops *ops;
+  mm_backend *backend;
+  const mm_model *model;
+  const mm_rank_weights *weights;
+  mm_act h, n, spare, qkv, o, gate, branch;
+  mm_act tap[MM_TAPS];
+  uint32_t tap_layer[MM_TAPS], taps;
+  bool apart; /* steps without sampling end by keep; choose_kept comes later */
+} mm_forward;
+MM_MUST_USE bool mm_forward_open(mm_forward *f, const mm_ops *ops, const mm_backend_config *c, mm_err *err);
+void mm_forward_close(mm_forward *f);
+/* With batch->sampling the step ends by choose, and logits is not used. A stage that is not the last has no outputs. */
+MM_MUST_USE bool mm_forward_step(mm_forward *f, const mm_batch *batch, float *logits, mm_err *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

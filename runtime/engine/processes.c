@@ -1,0 +1,141 @@
+/* The processes of mpirun (processes.h). Weights and steps know nothing of MPI. */
+#include "runtime/engine/processes.h"
+
+#include <stdlib.h>
+
+/* As Open MPI, and others by PMI, tell a process before it asks. */
+static bool has_others(void) {
+  static const char *const names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE"};
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+    const char *n = getenv(names[i]);
+    if (n && atoi(n) > 1) return true;
+  }
+  return false;
+}
+
+#ifdef MM_MPI
+#include <errno.h>
+#include <mpi.h>
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PIECE ((size_t)1 << 30) /* of a parcel: MPI counts in int */
+#define SPINS 20000             /* of looking whether a parcel has come, before the processor is given to others meanwhile */
+
+static mm_world world;
+static bool met; /* others may wait for this one */
+
+static void post(MPI_Request **r, const mm_parcel *p, uint32_t n, uint32_t tag, bool out) {
+  for (uint32_t i = 0; i < n; i++)
+    for (size_t at = 0; at < p[i].n; at += PIECE) {
+      const int bytes = (int)mm_min(PIECE, p[i].n - at);
+      char *data = (char *)p[i].data + at;
+      if (out)
+        MPI_Isend(data, bytes, MPI_BYTE, (int)p[i].process, (int)tag, MPI_COMM_WORLD, (*r)++);
+      else
+        MPI_Irecv(data, bytes, MPI_BYTE, (int)p[i].process, (int)tag, MPI_COMM_WORLD, (*r)++);
+    }
+}
+
+static size_t pieces(const mm_parcel *p, uint32_t n) {
+  size_t all = 0;
+  for (uint32_t i = 0; i < n; i++) all += mm_ceil_div(p[i].n, PIECE);
+  return all;
+}
+
+/* The process whose parcel has not gone or come, of those whose requests begin at *r; UINT32_MAX where all have. */
+static uint32_t find_late(MPI_Request **r, const mm_parcel *p, uint32_t n) {
+  for (uint32_t i = 0; i < n; i++)
+    for (size_t at = 0; at < p[i].n; at += PIECE) {
+      int done = 0;
+      MPI_Request_get_status(*(*r)++, &done, MPI_STATUS_IGNORE);
+      if (!done) return p[i].process;
+    }
+  return UINT32_MAX;
+}
+
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* Whoever does not come when others wait for it no longer has left what all agree on: there is no going on. */
+static void end_all(const mm_world *w, uint32_t late, double waited_s) {
+  fprintf(stderr, "%s: error: E_RANK: process %u waited %.1f s for process %u in vain\n", program_invocation_short_name, w->process,
+          waited_s, late);
+  MPI_Abort(MPI_COMM_WORLD, MM_IO);
+}
+
+/* Any failure of MPI's ends all processes: its own way with errors. */
+static void exchange(mm_world *w, uint32_t tag, const mm_parcel *out, uint32_t outs, const mm_parcel *in, uint32_t ins, double limit_s) {
+  const size_t n = pieces(out, outs) + pieces(in, ins);
+  MPI_Request some[64], *all = n <= 64 ? some : malloc(n * sizeof *all), *next = all;
+  if (!all) MPI_Abort(MPI_COMM_WORLD, MM_LIMIT);
+  post(&next, in, ins, tag, false);
+  post(&next, out, outs, tag, true);
+  int done = 0;
+  double from = 0;
+  for (uint32_t i = 0; MPI_Testall((int)n, all, &done, MPI_STATUSES_IGNORE), !done; i++) {
+    if (i <= SPINS) continue;
+    nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+    if (from == 0) from = now();
+    if (limit_s == 0 || now() - from < limit_s) continue;
+    next = all;
+    const uint32_t late = find_late(&next, in, ins), other = late == UINT32_MAX ? find_late(&next, out, outs) : late;
+    if (other != UINT32_MAX) end_all(w, other, limit_s);
+  }
+  if (all != some) free(all);
+}
+
+static void leave(int status, void *unused) {
+  (void)unused;
+  if (met && (status != 0 || world.process == 0)) MPI_Abort(MPI_COMM_WORLD, status ? status : MM_IO);
+  MPI_Finalize();
+}
+
+bool mm_world_find(bool leads, mm_world **w, mm_err *err) {
+  *w = NULL;
+  if (!has_others()) return true;
+  int provided = 0, process = 0, processes = 1;
+  if (MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &provided) != MPI_SUCCESS || provided < MPI_THREAD_MULTIPLE)
+    return mm_fail(err, MM_IO, "E_MPI", mm_at(NULL, NULL), "found an MPI without MPI_THREAD_MULTIPLE");
+  on_exit(leave, NULL);
+  MPI_Comm_rank(MPI_COMM_WORLD, &process);
+  MPI_Comm_size(MPI_COMM_WORLD, &processes);
+  world = (mm_world){(uint32_t)process, (uint32_t)processes, exchange};
+  met = processes > 1;
+  if (!met) return true;
+  *w = &world;
+  return leads == (process == 0) || mm_fail(err, MM_USAGE, "E_MPI", mm_at(NULL, NULL),
+                                            "found %s as process %d of %d; expected minimax-worker in all but the first (mpirun -n 1 "
+                                            "minimax-run ... : -n %d minimax-worker DIR)",
+                                            leads ? "another program" : "minimax-worker", process, processes, processes - 1);
+}
+
+bool mm_world_none(mm_err *err) {
+  return !has_others() || mm_fail(err, MM_USAGE, "E_MPI", mm_at(NULL, NULL),
+                                  "found other processes of mpirun, which wait for what this one does; expected none beside --help, "
+                                  "--version and their like");
+}
+
+void mm_world_part(mm_world *w) {
+  if (w == &world) met = false;
+}
+
+#else
+
+bool mm_world_find(bool leads, mm_world **w, mm_err *err) {
+  (void)leads;
+  *w = NULL;
+  return !has_others() ||
+         mm_fail(err, MM_UNSUPPORTED, "E_MPI", mm_at(NULL, NULL),
+                 "found other processes of mpirun, which this build cannot speak to; expected none, or a build with MPI=1");
+}
+
+bool mm_world_none(mm_err *err) { return (void)err, true; } /* such a build has no others that could wait */
+
+void mm_world_part(mm_world *w) { (void)w; }
+
+#endif

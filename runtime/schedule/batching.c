@@ -1,0 +1,302 @@
+/* What the slots are given in one step, [decode rows | chunks of prompts] within a budget of tokens, and what comes back. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/schedule/scheduler_inside.h"
+
+bool mm_step_open(mm_scheduler *s, mm_err *err) {
+  const size_t rows = s->c.step_tokens;
+  for (uint32_t i = 0; i < MM_QUEUE; i++)
+    if (!(s->step[i].choice = mm_calloc(s->slots, sizeof(choice), err))) return false;
+  return (s->id = mm_calloc(rows, sizeof *s->id, err)) && (s->span = mm_calloc(s->slots, sizeof *s->span, err)) &&
+         (s->out = mm_calloc(rows, sizeof *s->out, err)) && (s->sampling = mm_calloc(rows, sizeof *s->sampling, err)) &&
+         (s->chosen = mm_calloc(rows, sizeof *s->chosen, err)) && (s->order = mm_calloc(s->slots, sizeof(job *), err));
+}
+
+void mm_step_close(mm_scheduler *s) {
+  for (uint32_t i = 0; i < MM_QUEUE; i++) {
+    free(s->step[i].choice);
+    free(s->step[i].logprob);
+  }
+  MM_FREE(s->id, s->span, s->out, s->sampling, s->chosen, s->order);
+}
+
+/* ---- how many rows each gets ---- */
+
+/* Tokens of the job that its slot was not given; one that is being chosen counts where steps go ahead. */
+static uint32_t left_of(const mm_scheduler *s, const job *j) {
+  const uint32_t reply = j->count - j->r.prompt_count + j->choosing;
+  if (reply >= j->r.max_tokens || (j->choosing && !s->ahead)) return 0;
+  return j->count + j->choosing - j->fed;
+}
+
+/* Pages that `rows` more tokens in the job's slot take, as mm_pages_reserve counts them. */
+static uint64_t pages_for(const mm_scheduler *s, const job *j, uint32_t rows) {
+  const uint32_t slot = (uint32_t)j->slot, held = mm_pages_held(s->pages, slot), first = j->fed / MM_PAGE;
+  const uint32_t *table = mm_pages_table(s->pages) + (size_t)slot * mm_pages_per_slot(s->pages);
+  const uint64_t end = mm_ceil_div((uint64_t)j->fed + rows, MM_PAGE);
+  uint64_t n = end > held ? end - held : 0;
+  for (uint32_t i = first; i < mm_min(held, end); i++) n += mm_pages_references(s->pages, table[i]) > 1;
+  return n;
+}
+
+/* As many of `rows` as there are pages for, when the cache has made room; *room is what is left of the free ones. */
+static uint32_t within_pages(mm_scheduler *s, const job *j, uint32_t rows, uint64_t *room) {
+  if (!s->pages) return rows;
+  for (uint32_t over; rows && pages_for(s, j, rows) > *room;) {
+    if (mm_reuse_evict(s)) {
+      (*room)++;
+      continue;
+    }
+    over = (j->fed + rows) % MM_PAGE; /* back to the border before */
+    rows -= (uint32_t)mm_min(rows, over ? over : MM_PAGE);
+  }
+  if (rows) *room -= pages_for(s, j, rows);
+  return rows;
+}
+
+/* Larger priorities first, then what is soonest done, then who came first. */
+static int by_need(const void *a, const void *b) {
+  const job *x = *(job *const *)a, *y = *(job *const *)b;
+  if (x->r.priority != y->r.priority) return x->r.priority > y->r.priority ? -1 : 1;
+  const uint32_t m = x->count - x->fed, n = y->count - y->fed;
+  if (m != n) return m < n ? -1 : 1;
+  return x->ticket < y->ticket ? -1 : 1;
+}
+
+/* The prompts share what rows the step has left: the one that came first gets a quarter at least, so that short ones do not hold it up for
+ * ever, and the rest goes to what is soonest done. */
+static uint32_t plan_prompts(mm_scheduler *s, uint32_t count, uint32_t budget, uint64_t room) {
+  if (!count || !budget) return 0;
+  job *oldest = s->order[0];
+  for (uint32_t i = 1; i < count; i++)
+    if (s->order[i]->r.priority == oldest->r.priority ? s->order[i]->ticket < oldest->ticket : s->order[i]->r.priority > oldest->r.priority)
+      oldest = s->order[i];
+  qsort(s->order, count, sizeof(job *), by_need);
+  const uint32_t kept = (uint32_t)mm_min(left_of(s, oldest), mm_max(1, budget / 4));
+  uint32_t left = budget - kept, rows = 0;
+  for (uint32_t i = 0; i < count; i++) {
+    job *j = s->order[i];
+    const uint32_t own = j == oldest ? kept : 0, more = (uint32_t)mm_min(left_of(s, j) - own, left);
+    const uint32_t cut = mm_reuse_cut(s, j, own + more);
+    left = left + own - cut;
+    rows += j->take = within_pages(s, j, cut, &room);
+  }
+  return rows;
+}
+
+/* Rows of the step: one for each that decodes, then chunks of prompts. *shorted: one that decodes lacks a page. */
+static uint32_t plan(mm_scheduler *s, bool *shorted) {
+  uint32_t rows = 0, prompts = 0;
+  uint64_t room = s->pages ? mm_pages_free(s->pages) : 0;
+  *shorted = false;
+  for (uint32_t i = 0; i < s->slots; i++) {
+    job *j = s->slot[(s->first + i) % s->slots];
+    if (!j) continue;
+    const uint32_t left = left_of(s, j);
+    j->take = j->drafts = 0;
+    if (left > 1) s->order[prompts++] = j;
+    if (left != 1 || rows == s->c.step_tokens) continue;
+    const uint32_t drafts = mm_drafts_find(s, j, s->c.step_tokens - rows - 1);
+    rows += j->take = within_pages(s, j, 1 + drafts, &room);
+    if (j->take) j->drafts = j->take - 1;
+    *shorted |= !j->take;
+  }
+  return rows + plan_prompts(s, prompts, s->c.step_tokens - rows, room);
+}
+
+/* Those that come last give way until those that decode have their pages, or somebody can do something. */
+static uint32_t plan_all(mm_scheduler *s) {
+  for (;;) {
+    bool shorted;
+    const uint32_t rows = plan(s, &shorted);
+    if (!shorted && (rows || s->queued > s->collected || !s->running)) return rows;
+    if (s->running == 1 && s->cache && mm_prefix_cache_pages(s->cache)) {
+      mm_reuse_clear(s); /* it had pages in common with the cache, and may have all for itself */
+      continue;
+    }
+    mm_schedule_preempt(s, mm_schedule_victim(s));
+  }
+}
+
+/* ---- the batch ---- */
+
+static mm_logprob *logprobs_of(const mm_scheduler *s, step *t, uint32_t out, mm_err *err) {
+  if (!t->logprob) t->logprob = mm_calloc(s->c.step_tokens, (1 + MM_LOGPROBS) * sizeof *t->logprob, err);
+  return t->logprob ? t->logprob + (size_t)out * (1 + MM_LOGPROBS) : NULL;
+}
+
+/* How the token after the step's next output is chosen. */
+static bool add_output(mm_scheduler *s, step *t, const job *j, uint32_t row, mm_err *err) {
+  mm_sampling *set = &s->sampling[t->outs];
+  *set = j->r.sampling;
+  if (j->r.allow) set->allowed = j->r.allow(j->r.user);
+  if ((set->logprobs || set->top_logprobs) && !(set->logprobs = logprobs_of(s, t, t->outs, err))) return false;
+  s->out[t->outs++] = row;
+  return true;
+}
+
+/* The job's i-th token of this step. */
+static int32_t id_of(const job *j, uint32_t i) {
+  const uint32_t at = j->fed + i;
+  if (at < j->count) return j->token[at];
+  return j->drafts ? j->draft[at - j->count] : MM_ID_CHOSEN;
+}
+
+static bool add_job(mm_scheduler *s, step *t, mm_batch *b, job *j, mm_err *err) {
+  s->span[b->span_count++] = (mm_span){j->slot, b->tokens, j->take, j->fed};
+  for (uint32_t i = 0; i < j->take; i++) s->id[b->tokens + i] = id_of(j, i);
+  b->tokens += j->take;
+  if (j->fed + j->take < j->count) return true;
+  t->choice[t->choices++] = (choice){j, j->turn, t->outs, 1 + j->drafts, j->fed};
+  for (uint32_t row = b->tokens - 1 - j->drafts; row < b->tokens; row++)
+    if (!add_output(s, t, j, row, err)) return false;
+  return true;
+}
+
+static bool build(mm_scheduler *s, step *t, mm_batch *b, mm_err *err) {
+  bool prompts = false;
+  *t = (step){.choice = t->choice, .logprob = t->logprob, .began = mm_now()};
+  *b = (mm_batch){.id = s->id, .span = s->span, .out = s->out, .sampling = s->sampling};
+  for (uint32_t i = 0; i < s->slots; i++) {
+    job *j = s->slot[i];
+    if (!j || !j->take) continue;
+    prompts |= j->take > 1 + j->drafts;
+    t->drafted |= j->drafts > 0;
+    if (!add_job(s, t, b, j, err)) return false;
+  }
+  b->out_count = t->outs;
+  t->decoders = prompts ? 0 : t->choices;
+  return true;
+}
+
+/* The slots of a step that failed hold nothing. */
+static void fail_step(mm_scheduler *s, const mm_err *err) {
+  mm_reuse_clear(s);
+  for (uint32_t i = 0; i < s->slots; i++)
+    if (s->slot[i] && s->slot[i]->take) mm_scheduler_end(s, s->slot[i], MM_FINISH_ERROR, err);
+}
+
+static void count_step(mm_scheduler *s, step *t) {
+  for (uint32_t i = 0; i < s->slots; i++)
+    if (s->slot[i]) s->slot[i]->fed += s->slot[i]->take;
+  for (uint32_t i = 0; i < t->choices; i++) {
+    t->choice[i].job->choosing += t->choice[i].count;
+    t->choice[i].job->rows_out++;
+  }
+  s->queued++;
+  s->own.steps++;
+}
+
+/* Whether no running job has to see a choice before it can ask for the next one, or propose what follows it. */
+static bool can_go_ahead(const mm_scheduler *s) {
+  if (s->drafting) return false;
+  for (uint32_t i = 0; i < s->slots; i++)
+    if (s->slot[i] && s->slot[i]->r.allow) return false;
+  return mm_engine_queues(s->engine);
+}
+
+/* Time spent in the engine, by the clock and of this thread. */
+typedef struct spell {
+  double wall, cpu;
+} spell;
+static spell enter_engine(void) { return (spell){mm_now(), mm_scheduler_cpu()}; }
+static void leave_engine(mm_scheduler *s, spell began) {
+  s->own.step_seconds += mm_now() - began.wall;
+  s->inside += mm_scheduler_cpu() - began.cpu;
+}
+
+bool mm_step_queue(mm_scheduler *s) {
+  s->drafting = mm_drafts_wanted(s);
+  s->ahead = can_go_ahead(s);
+  if (!plan_all(s)) return false;
+  step *t = &s->step[s->queued % MM_QUEUE];
+  mm_batch batch;
+  mm_err err = {0};
+  bool done = build(s, t, &batch, &err);
+  if (done) {
+    const spell began = enter_engine();
+    done = mm_engine_queue(s->engine, &batch, &err);
+    leave_engine(s, began);
+  }
+  if (done) {
+    count_step(s, t);
+    mm_reuse_boundaries(s);
+    s->first = (s->first + 1) % s->slots;
+  } else
+    fail_step(s, &err);
+  return done;
+}
+
+/* ---- what comes back ---- */
+
+/* One token of the reply; false when the job has ended. */
+static bool deliver(mm_scheduler *s, job *j, int32_t id, const mm_logprob *logprob) {
+  mm_err err = {0};
+  j->choosing--;
+  if (id < 0)
+    mm_fail(&err, MM_INTEGRITY, "E_LOGITS", mm_at(NULL, NULL), "no logit after %u tokens is a number", j->count);
+  else
+    mm_either_way(MM_GROW(j->token, &j->token_cap, j->count + (size_t)1, &err));
+  if (err.status != MM_OK) {
+    mm_scheduler_end(s, j, MM_FINISH_ERROR, &err);
+    return false;
+  }
+  j->token[j->count++] = id;
+  s->own.reply_tokens++;
+  const mm_progress progress = mm_scheduler_progress(j);
+  bool stops = !j->r.token(j->r.user, id, logprob, &progress);
+  for (uint32_t i = 0; i < j->r.stop_count; i++) stops |= j->r.stop[i] == id;
+  if (!stops && progress.reply_tokens < j->r.max_tokens) return true;
+  mm_scheduler_end(s, j, stops ? MM_FINISH_STOP : MM_FINISH_LENGTH, NULL);
+  return false;
+}
+
+/* What a step chose for the job, up to the first proposal that was wrong; how many tokens. */
+static uint32_t deliver_all(mm_scheduler *s, const step *t, const choice *c) {
+  job *j = c->job;
+  if (j->ended || j->turn != c->turn) return 0;
+  const bool wanted = j->r.sampling.logprobs || j->r.sampling.top_logprobs;
+  const uint32_t drafts = c->count - 1;
+  uint32_t right = 0;
+  while (right < drafts && s->chosen[c->first + right] == j->draft[right]) right++;
+  if (drafts) {
+    mm_drafts_judge(s, j, drafts, right);
+    j->choosing = right + 1;
+  }
+  for (uint32_t i = 0; i <= right; i++) {
+    if (drafts) j->fed = c->pos + i + 1; /* what comes after in the slot is given anew */
+    if (!deliver(s, j, s->chosen[c->first + i], wanted ? t->logprob + (size_t)(c->first + i) * (1 + MM_LOGPROBS) : NULL)) return i + 1;
+  }
+  return right + 1;
+}
+
+/* After a failure nothing is queued any more and no slot holds anything. */
+static void fail_all(mm_scheduler *s, const mm_err *err) {
+  mm_reuse_clear(s);
+  for (uint32_t i = 0; i < s->slots; i++)
+    if (s->slot[i]) mm_scheduler_end(s, s->slot[i], MM_FINISH_ERROR, err);
+  for (; s->collected < s->queued; s->collected++) {
+    const step *t = &s->step[s->collected % MM_QUEUE];
+    for (uint32_t i = 0; i < t->choices; i++) mm_scheduler_forget(t->choice[i].job);
+  }
+}
+
+void mm_step_collect(mm_scheduler *s) {
+  const step *t = &s->step[s->collected % MM_QUEUE];
+  mm_err err = {0};
+  const spell began = enter_engine();
+  const bool done = mm_engine_collect(s->engine, s->chosen, &err);
+  leave_engine(s, began);
+  if (!done) {
+    fail_all(s, &err);
+    return;
+  }
+  s->collected++;
+  uint32_t tokens = 0;
+  for (uint32_t i = 0; i < t->choices; i++) {
+    tokens += deliver_all(s, t, &t->choice[i]);
+    mm_scheduler_forget(t->choice[i].job);
+  }
+  mm_drafts_measure(s, t, tokens, mm_now());
+}

@@ -1,0 +1,271 @@
+/* Requests in and out: submit and cancel from any thread, the scheduler's own thread and its loop. */
+#include "runtime/schedule/scheduler.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "runtime/schedule/scheduler_inside.h"
+
+double mm_scheduler_cpu(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* ---- a request comes ---- */
+
+static void free_job(job *j) { MM_FREE(j->token, (void *)j->r.stop, (void *)j->r.boundary, (void *)j->r.sampling.bias, j); }
+
+/* *array = a copy of array[count]. */
+static bool copy_array(const void **array, size_t count, size_t size, mm_err *err) {
+  void *own = count ? mm_calloc(count, size, err) : NULL;
+  if (own) memcpy(own, *array, count * size);
+  *array = own;
+  return own || !count;
+}
+
+static job *copy_request(const mm_request *r, mm_err *err) {
+  job *j = mm_calloc(1, sizeof *j, err);
+  if (!j) return NULL;
+  j->r = *r;
+  j->slot = -1;
+  j->luck = 1;
+  j->count = r->prompt_count;
+  j->r.sampling.prompt = r->prompt_count;
+  const bool stop = copy_array((const void **)&j->r.stop, r->stop_count, sizeof *r->stop, err),
+             boundary = copy_array((const void **)&j->r.boundary, r->boundary_count, sizeof *r->boundary, err),
+             bias = copy_array((const void **)&j->r.sampling.bias, r->sampling.bias_count, sizeof *r->sampling.bias, err);
+  if (stop && boundary && bias && MM_GROW(j->token, &j->token_cap, r->prompt_count + (size_t)1, err)) {
+    memcpy(j->token, r->prompt, r->prompt_count * sizeof *j->token);
+    j->r.prompt = NULL;
+    return j;
+  }
+  free_job(j);
+  return NULL;
+}
+
+static bool refuse(mm_err *err, const char *what, int64_t found, const char *expected, uint64_t limit) {
+  return mm_fail(err, MM_USAGE, "E_BATCH", mm_at(NULL, NULL), "%s: found %lld, expected %s %llu", what, (long long)found, expected,
+                 (unsigned long long)limit);
+}
+
+/* Whether the request could run if it were alone. */
+static bool check_request(const mm_scheduler *s, const mm_request *r, mm_err *err) {
+  uint64_t most = mm_engine_limits(s->engine)->max_positions;
+  if (s->pages) most = mm_min(most, (uint64_t)mm_pages_count(s->pages) * MM_PAGE);
+  if (r->prompt_count == 0) return refuse(err, "tokens of the prompt", 0, "at least", 1);
+  const uint64_t total = (uint64_t)r->prompt_count + r->max_tokens;
+  if (total > most) return refuse(err, "tokens of prompt and reply", (int64_t)total, "at most", most);
+  for (uint32_t i = 0; i < r->prompt_count; i++)
+    if (r->prompt[i] < 0 || (uint32_t)r->prompt[i] >= s->vocab) return refuse(err, "id of the prompt", r->prompt[i], "less than", s->vocab);
+  for (uint32_t i = 0; i < r->boundary_count; i++)
+    if (r->boundary[i] > r->prompt_count || (i && r->boundary[i] <= r->boundary[i - 1]))
+      return refuse(err, "boundary of the prompt", r->boundary[i], "rising ones, at most", r->prompt_count);
+  mm_logprob logprob;
+  mm_sampling set = r->sampling;
+  const uint32_t all = 0;
+  if (r->allow) set.allowed = &all;
+  set.logprobs = set.top_logprobs || set.logprobs ? &logprob : NULL;
+  if (!mm_sampling_check(&set, s->vocab, err)) return false;
+  const uint32_t lacks = mm_sampling_asks(&set) & ~mm_engine_samples(s->engine);
+  return !lacks ||
+         mm_fail(err, MM_UNSUPPORTED, "E_SAMPLING", mm_at(NULL, NULL), "found %s; the device's choice has none", mm_sampling_word(lacks));
+}
+
+bool mm_scheduler_submit(mm_scheduler *s, const mm_request *r, uint64_t *ticket, mm_err *err) {
+  job *j = check_request(s, r, err) ? copy_request(r, err) : NULL;
+  if (!j) return false;
+  pthread_mutex_lock(&s->lock);
+  const bool closing = s->closing, full = s->live >= (uint64_t)s->slots + s->c.queue_max;
+  if (!closing && !full) {
+    *ticket = j->ticket = ++s->tickets;
+    j->next = s->living;
+    if (j->next) j->next->previous = j;
+    s->living = j;
+    j->next_in = s->incoming;
+    s->incoming = j;
+    s->live++;
+    s->stats.requests++;
+    pthread_cond_signal(&s->changed);
+  }
+  s->stats.refused += full && !closing;
+  pthread_mutex_unlock(&s->lock);
+  if (!closing && !full) return true;
+  free_job(j);
+  if (closing) return mm_fail(err, MM_LIMIT, "E_DRAINING", mm_at(NULL, NULL), "no more requests are taken: the server is about to end");
+  return mm_fail(err, MM_LIMIT, "E_QUEUE", mm_at(NULL, NULL), "%u requests run or wait, and the queue has room for no more", s->live);
+}
+
+void mm_scheduler_cancel(mm_scheduler *s, uint64_t ticket) {
+  pthread_mutex_lock(&s->lock);
+  for (job *j = s->living; j; j = j->next)
+    if (j->ticket == ticket) atomic_store(&j->cancelled, true);
+  pthread_mutex_unlock(&s->lock);
+}
+
+/* ---- a request goes ---- */
+
+void mm_scheduler_forget(job *j) {
+  j->rows_out--;
+  if (j->ended && !j->rows_out) free_job(j);
+}
+
+mm_progress mm_scheduler_progress(const job *j) { return (mm_progress){j->r.prompt_count, j->cached, j->count - j->r.prompt_count}; }
+
+void mm_scheduler_end(mm_scheduler *s, job *j, mm_finish why, const mm_err *err) {
+  mm_schedule_leave(s, j, why != MM_FINISH_ERROR);
+  const mm_progress progress = mm_scheduler_progress(j);
+  j->r.done(j->r.user, why, &progress, why == MM_FINISH_ERROR ? err : NULL);
+  pthread_mutex_lock(&s->lock);
+  *(j->previous ? &j->previous->next : &s->living) = j->next;
+  if (j->next) j->next->previous = j->previous;
+  s->live--;
+  pthread_mutex_unlock(&s->lock);
+  j->ended = true;
+  if (!j->rows_out) free_job(j);
+}
+
+/* ---- the thread ---- */
+
+/* Those that came, oldest first, join those that wait. */
+static void take(mm_scheduler *s, job *incoming) {
+  job *oldest = NULL;
+  for (job *j = incoming, *next; j; j = next) {
+    next = j->next_in;
+    j->next_in = oldest;
+    oldest = j;
+  }
+  for (job *j = oldest, *next; j; j = next) {
+    next = j->next_in;
+    mm_schedule_join(s, j);
+  }
+}
+
+/* Waits until there is something to do; false when it is over. */
+static bool wait_for_work(mm_scheduler *s) {
+  pthread_mutex_lock(&s->lock);
+  while (!s->live && s->queued == s->collected && !s->closing) pthread_cond_wait(&s->changed, &s->lock);
+  const bool over = !s->live && s->queued == s->collected;
+  job *incoming = s->incoming;
+  s->incoming = NULL;
+  pthread_mutex_unlock(&s->lock);
+  take(s, incoming);
+  return !over;
+}
+
+/* What the thread counted becomes what others read. */
+static void publish(mm_scheduler *s) {
+  mm_scheduler_stats *own = &s->own;
+  own->running = s->running;
+  own->pages_free = s->pages ? mm_pages_free(s->pages) : 0;
+  own->pages_cached = s->cache ? mm_prefix_cache_pages(s->cache) : 0;
+  own->cache_bytes = s->cache ? mm_prefix_cache_state_bytes(s->cache) : 0;
+  pthread_mutex_lock(&s->lock);
+  own->requests = s->stats.requests;
+  own->refused = s->stats.refused;
+  s->stats = *own;
+  pthread_mutex_unlock(&s->lock);
+}
+
+/* Once a second at most while requests run, since the device's steps are waited for. */
+static void read_load(mm_scheduler *s) {
+  const double now = mm_now();
+  mm_err err = {0};
+  if (s->running && now - s->load_read < 1) return;
+  s->load_read = now;
+  if (!mm_engine_expert_load(s->engine, s->load, &err)) return; /* the next step fails too, and says so */
+  pthread_mutex_lock(&s->lock);
+  memcpy(s->load_shown, s->load, s->load_count * sizeof *s->load);
+  pthread_mutex_unlock(&s->lock);
+}
+
+static void *work(void *arg) {
+  mm_scheduler *s = arg;
+  while (wait_for_work(s)) {
+    mm_schedule(s);
+    const bool queued = mm_step_queue(s);
+    const uint64_t keep = queued && s->ahead;
+    if (!queued && s->queued > s->collected) mm_step_collect(s);
+    while (queued && s->queued - s->collected > keep) mm_step_collect(s);
+    s->own.own_seconds = mm_scheduler_cpu() - s->inside;
+    read_load(s); /* who sees that nothing runs sees what ran */
+    publish(s);
+  }
+  return NULL;
+}
+
+/* ---- open and close ---- */
+
+static bool check_config(const mm_engine *e, const mm_scheduler_config *c, mm_err *err) {
+  const uint32_t most = mm_engine_limits(e)->max_tokens;
+  if (!c->step_tokens || c->step_tokens > most)
+    return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL), "found steps of %u tokens, expected 1 to %u", c->step_tokens, most);
+  if (c->drafts > MM_DRAFTS)
+    return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL), "found %u tokens to draft, expected at most %u", c->drafts, MM_DRAFTS);
+  return !c->batch_invariant || mm_engine_rows_apart(e) ||
+         mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
+                 "found the batch-invariant mode; on this device the bits of a row hang on what else is in its step");
+}
+
+static void free_scheduler(mm_scheduler *s) {
+  mm_reuse_close(s);
+  mm_drafts_close(s);
+  mm_step_close(s);
+  MM_FREE(s->waiting, s->slot, s->load, s->load_shown, s->mark);
+  pthread_mutex_destroy(&s->lock);
+  pthread_cond_destroy(&s->changed);
+  free(s);
+}
+
+mm_scheduler *mm_scheduler_open(mm_engine *engine, const mm_scheduler_config *c, mm_err *err) {
+  if (!check_config(engine, c, err)) return NULL;
+  mm_scheduler *s = mm_calloc(1, sizeof *s, err);
+  if (!s) return NULL;
+  const mm_model *m = mm_engine_model(engine);
+  s->engine = engine;
+  s->c = *c;
+  s->slots = mm_engine_limits(engine)->slots;
+  s->vocab = m->vocab;
+  s->pages = mm_engine_pages(engine);
+  s->lightning = mm_engine_state_bytes(engine) > 0;
+  s->own.slots = s->slots;
+  s->own.pages = s->pages ? mm_pages_count(s->pages) : 0;
+  pthread_mutex_init(&s->lock, NULL);
+  pthread_cond_init(&s->changed, NULL);
+  publish(s);
+  s->load_count = (size_t)m->layers * m->experts;
+  if ((s->slot = mm_calloc(s->slots, sizeof *s->slot, err)) && (s->load = mm_calloc(s->load_count, sizeof *s->load, err)) &&
+      (s->load_shown = mm_calloc(s->load_count, sizeof *s->load_shown, err)) && (s->mark = mm_calloc(s->own.pages / 8 + 1, 1, err)) &&
+      mm_step_open(s, err) && mm_reuse_open(s, err) && mm_drafts_open(s, err)) {
+    const int failed = pthread_create(&s->thread, NULL, work, s);
+    if (!failed) return s;
+    mm_fail(err, MM_LIMIT, "E_THREADS", mm_at(NULL, NULL), "start the scheduler's thread: %s", strerror(failed));
+  }
+  free_scheduler(s);
+  return NULL;
+}
+
+void mm_scheduler_close(mm_scheduler *s, bool drain) {
+  if (!s) return;
+  pthread_mutex_lock(&s->lock);
+  s->closing = true;
+  for (job *j = s->living; j && !drain; j = j->next) atomic_store(&j->cancelled, true);
+  pthread_cond_signal(&s->changed);
+  pthread_mutex_unlock(&s->lock);
+  pthread_join(s->thread, NULL);
+  free_scheduler(s);
+}
+
+void mm_scheduler_stats_read(mm_scheduler *s, mm_scheduler_stats *out) {
+  pthread_mutex_lock(&s->lock);
+  *out = s->stats;
+  out->waiting = s->live > out->running ? s->live - out->running : 0;
+  pthread_mutex_unlock(&s->lock);
+}
+
+void mm_scheduler_expert_load(mm_scheduler *s, uint64_t *load) {
+  pthread_mutex_lock(&s->lock);
+  memcpy(load, s->load_shown, s->load_count * sizeof *load);
+  pthread_mutex_unlock(&s->lock);
+}

@@ -1,0 +1,129 @@
+/* What the prefix cache keeps of requests, and gives them: pages of prompts and replies, and for models with lightning layers the states at
+ * the boundaries of a prompt and at the end of its reply. */
+#include <stdlib.h>
+
+#include "runtime/schedule/scheduler_inside.h"
+
+bool mm_reuse_open(mm_scheduler *s, mm_err *err) {
+  const uint64_t state_bytes = mm_engine_state_bytes(s->engine);
+  if (!s->c.prefix_cache || !s->pages) return true;
+  if (state_bytes > s->c.cache_bytes)
+    return mm_fail(
+        err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL),
+        "found %llu bytes for the prefix cache's lightning states, expected at least %llu, those of one request; or no such cache",
+        (unsigned long long)s->c.cache_bytes, (unsigned long long)state_bytes);
+  s->cache = mm_prefix_cache_open(s->pages, state_bytes, s->c.cache_bytes, err);
+  s->page = s->cache ? mm_calloc(mm_pages_per_slot(s->pages), sizeof *s->page, err) : NULL;
+  return s->page;
+}
+
+void mm_reuse_close(mm_scheduler *s) {
+  mm_prefix_cache_close(s->cache);
+  free(s->page);
+}
+
+reuse mm_reuse_find(mm_scheduler *s, const job *j) {
+  reuse hit = {0};
+  if (!s->cache) return hit;
+  /* The last token is always computed: what follows it is chosen from its logits. */
+  hit.tokens = mm_prefix_cache_find(s->cache, j->r.salt, j->token, j->count - 1, s->page, &hit.state);
+  for (uint32_t i = 0; i < hit.tokens; i += MM_PAGE) mm_pages_hold(s->pages, s->page[i / MM_PAGE]);
+  return hit;
+}
+
+void mm_reuse_release(mm_scheduler *s, const reuse *hit) {
+  for (uint32_t i = 0; i < hit->tokens; i += MM_PAGE) mm_pages_release(s->pages, s->page[i / MM_PAGE]);
+}
+
+bool mm_reuse_take(mm_scheduler *s, job *j, const reuse *hit, mm_err *err) {
+  j->fed = hit->tokens;
+  return !j->fed || mm_engine_resume(s->engine, (uint32_t)j->slot, s->page, j->token, j->fed, hit->state, err);
+}
+
+/* The states after the slot's last token, which is the job's token[fed - 1]. */
+static void keep_state(mm_scheduler *s, const job *j, const uint32_t *page) {
+  mm_err err = {0};
+  void *state = mm_prefix_cache_put_state(s->cache, j->r.salt, j->token, j->fed, page);
+  if (state && !mm_engine_save(s->engine, (uint32_t)j->slot, state, &err)) mm_reuse_clear(s);
+}
+
+void mm_reuse_keep(mm_scheduler *s, const job *j) {
+  if (!s->cache || !j->fed || mm_engine_held(s->engine, (uint32_t)j->slot) < j->fed) return; /* less: the engine has lost what slots held */
+  const uint32_t *page = mm_pages_table(s->pages) + (size_t)j->slot * mm_pages_per_slot(s->pages);
+  if (!s->lightning)
+    mm_prefix_cache_put(s->cache, j->r.salt, j->token, (uint32_t)mm_min(j->fed, j->count), page);
+  else if (j->fed <= j->count)
+    keep_state(s, j, page);
+}
+
+/* ---- boundaries ---- */
+
+/* The first place after `pos` whose states are to be kept; 0: none. Without boundaries of its own a prompt is kept for another one like it.
+ */
+static uint32_t next_boundary(const job *j, uint32_t pos) {
+  for (uint32_t i = 0; i < j->r.boundary_count; i++)
+    if (j->r.boundary[i] > pos) return j->r.boundary[i];
+  return !j->r.boundary_count && j->r.prompt_count > pos + 1 ? j->r.prompt_count - 1 : 0;
+}
+
+uint32_t mm_reuse_cut(const mm_scheduler *s, const job *j, uint32_t rows) {
+  const uint32_t at = s->cache && s->lightning ? next_boundary(j, j->fed) : 0;
+  return at ? (uint32_t)mm_min(rows, at - j->fed) : rows;
+}
+
+void mm_reuse_boundaries(mm_scheduler *s) {
+  for (uint32_t i = 0; s->cache && i < s->slots; i++) {
+    const job *j = s->slot[i];
+    if (!j || !j->take || j->fed > j->r.prompt_count) continue;
+    const bool whole = !s->lightning && j->fed == j->r.prompt_count;
+    if (whole || (s->lightning && next_boundary(j, j->fed - 1) == j->fed)) mm_reuse_keep(s, j);
+  }
+}
+
+/* How far the other's prompt is this one's too, at a place that the cache will have when the other has come to *until; 0 for nowhere. */
+static uint32_t shared_with(const mm_scheduler *s, const job *j, const job *other, uint32_t *until) {
+  const uint32_t most = (uint32_t)mm_min(j->count - 1, other->r.prompt_count);
+  uint32_t alike = 0;
+  while (alike < most && j->token[alike] == other->token[alike]) alike++;
+  *until = other->r.prompt_count;
+  if (!s->lightning) return alike;
+  *until = 0;
+  for (uint32_t at = next_boundary(other, other->fed); at && at <= alike; at = next_boundary(other, at)) *until = at;
+  return *until;
+}
+
+static bool reads_on(const mm_scheduler *s, const job *j) {
+  for (uint32_t i = 0; i < s->slots; i++)
+    if (s->slot[i] && s->slot[i]->ticket == j->twin_ticket) return s->slot[i]->fed < j->twin_until;
+  return false;
+}
+
+bool mm_reuse_twin(mm_scheduler *s, job *j) {
+  if (!s->cache) return false;
+  if (reads_on(s, j)) return true;
+  uint32_t had = 0;
+  bool asked = false;
+  for (uint32_t i = 0; i < s->slots; i++) {
+    const job *other = s->slot[i];
+    if (!other || other->r.salt != j->r.salt || other->fed >= other->r.prompt_count) continue;
+    uint32_t until;
+    const uint32_t shared = shared_with(s, j, other, &until);
+    if (shared < MM_PAGE) continue;
+    const void *state;
+    if (!asked) had = mm_prefix_cache_find(s->cache, j->r.salt, j->token, j->count - 1, s->page, &state);
+    asked = true;
+    if (shared < had + MM_PAGE) continue;
+    j->twin_ticket = other->ticket;
+    j->twin_until = until;
+    return true;
+  }
+  return false;
+}
+
+/* ---- leaving ---- */
+
+bool mm_reuse_evict(mm_scheduler *s) { return s->cache && mm_prefix_cache_evict(s->cache); }
+
+void mm_reuse_clear(mm_scheduler *s) {
+  if (s->cache) mm_prefix_cache_clear(s->cache);
+}

@@ -1,0 +1,207 @@
+/* Who has a slot: requests wait in order of priority, then of how many of their tenant run, then of when they came. Out of slots or pages,
+ * those of lower priority and those that came last give way and wait again. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/schedule/scheduler_inside.h"
+
+void mm_schedule_join(mm_scheduler *s, job *j) {
+  mm_err err = {0};
+  if (MM_GROW(s->waiting, &s->waiting_cap, s->waiting_count + 1, &err))
+    s->waiting[s->waiting_count++] = j;
+  else
+    mm_scheduler_end(s, j, MM_FINISH_ERROR, &err);
+}
+
+/* Ends those that are not to go on; true if the job was one. */
+static bool end_if_over(mm_scheduler *s, job *j, double now) {
+  const bool late = j->r.deadline > 0 && now >= j->r.deadline;
+  if (atomic_load(&j->cancelled))
+    mm_scheduler_end(s, j, MM_FINISH_CANCELLED, NULL);
+  else if (late)
+    mm_scheduler_end(s, j, MM_FINISH_DEADLINE, NULL);
+  else if (!j->r.max_tokens)
+    mm_scheduler_end(s, j, MM_FINISH_LENGTH, NULL);
+  else
+    return false;
+  return true;
+}
+
+/* From the back: an end takes the job out, and the last one takes its place. */
+static void end_those_over(mm_scheduler *s) {
+  const double now = mm_now();
+  for (size_t i = s->waiting_count; i-- > 0;) end_if_over(s, s->waiting[i], now);
+  for (uint32_t i = 0; i < s->slots; i++)
+    if (s->slot[i]) end_if_over(s, s->slot[i], now);
+}
+
+void mm_schedule_leave(mm_scheduler *s, job *j, bool keep) {
+  if (j->slot >= 0) {
+    if (keep) mm_reuse_keep(s, j);
+    s->left++;
+    mm_engine_drop(s->engine, (uint32_t)j->slot);
+    s->slot[j->slot] = NULL;
+    s->running--;
+    j->slot = -1;
+    return;
+  }
+  for (size_t i = 0; i < s->waiting_count; i++)
+    if (s->waiting[i] == j) s->waiting[i] = s->waiting[--s->waiting_count];
+}
+
+void mm_schedule_preempt(mm_scheduler *s, job *j) {
+  mm_schedule_leave(s, j, true);
+  j->turn++;
+  j->fed = j->choosing = 0;
+  s->own.preempted++;
+  mm_schedule_join(s, j);
+}
+
+job *mm_schedule_victim(const mm_scheduler *s) {
+  job *victim = NULL;
+  for (uint32_t i = 0; i < s->slots; i++) {
+    job *j = s->slot[i];
+    if (!j) continue;
+    if (!victim || j->r.priority < victim->r.priority || (j->r.priority == victim->r.priority && j->ticket > victim->ticket)) victim = j;
+  }
+  return victim;
+}
+
+static uint32_t running_of(const mm_scheduler *s, uint64_t salt) {
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < s->slots; i++) n += s->slot[i] && s->slot[i]->r.salt == salt;
+  return n;
+}
+
+/* Whose turn it is of those that wait; where no slot is free, of those that may push out `victim`. */
+static job *next_of(const mm_scheduler *s, const job *victim) {
+  job *best = NULL;
+  uint32_t best_runs = 0;
+  for (size_t i = 0; i < s->waiting_count; i++) {
+    job *j = s->waiting[i];
+    if (j->twin || (victim && j->r.priority <= victim->r.priority)) continue;
+    if (best && j->r.priority < best->r.priority) continue;
+    const uint32_t runs = running_of(s, j->r.salt);
+    const bool equal = best && j->r.priority == best->r.priority;
+    if (equal && (runs > best_runs || (runs == best_runs && j->ticket > best->ticket))) continue;
+    best = j;
+    best_runs = runs;
+  }
+  return best;
+}
+
+/* Pages for all tokens of the job and the next one. */
+static uint64_t pages_of(const job *j) { return mm_ceil_div((uint64_t)j->count + 1, MM_PAGE); }
+
+/* Pages that are marked once `page` is too. */
+static uint32_t mark(mm_scheduler *s, uint32_t marked, uint32_t page) {
+  uint8_t *byte = &s->mark[page / 8];
+  const uint8_t bit = (uint8_t)(1u << page % 8);
+  marked += !(*byte & bit);
+  *byte |= bit;
+  return marked;
+}
+
+/* Pages that the job, with what the cache has of it, and those that run with a priority of `least` or more want beside what these hold: a
+ * job all of its pages and one to grow, a running one what it was let in with and one to grow. */
+static uint64_t wanted(const mm_scheduler *s, const job *j, const reuse *hit, int64_t least) {
+  uint64_t pages = 1 + pages_of(j) - hit->tokens / MM_PAGE;
+  for (uint32_t i = 0; i < s->slots; i++) {
+    if (!s->slot[i] || s->slot[i]->r.priority < least) continue;
+    const uint64_t all = pages_of(s->slot[i]), held = mm_pages_held(s->pages, i);
+    pages += 1 + (all > held ? all - held : 0);
+  }
+  return pages;
+}
+
+/* Whether the job fits beside those that run with a priority of `least` or more, if the others leave and the cache gives up all that these
+ * and the job do not share with it. Alone it is let in: what it lacks it finds out. */
+static bool enough(mm_scheduler *s, const job *j, const reuse *hit, int64_t least) {
+  const uint32_t pages = s->pages ? mm_pages_count(s->pages) : 0;
+  uint32_t kept = 0, running = 0;
+  if (!pages) return true;
+  memset(s->mark, 0, mm_ceil_div(pages, 8));
+  for (uint32_t i = 0; i < s->slots; i++) {
+    if (!s->slot[i] || s->slot[i]->r.priority < least) continue;
+    const uint32_t *page = mm_pages_table(s->pages) + (size_t)i * mm_pages_per_slot(s->pages);
+    for (uint32_t k = 0; k < mm_pages_held(s->pages, i); k++) kept = mark(s, kept, page[k]);
+    running++;
+  }
+  for (uint32_t i = 0; i < hit->tokens; i += MM_PAGE) kept = mark(s, kept, s->page[i / MM_PAGE]);
+  return !running || wanted(s, j, hit, least) <= pages - kept;
+}
+
+/* Whether the job fits beside all that run. The cache makes room, if that helps. */
+static bool fits(mm_scheduler *s, const job *j, const reuse *hit) {
+  if (!s->pages || !s->running) return true;
+  if (!enough(s, j, hit, INT64_MIN)) return false;
+  while (wanted(s, j, hit, INT64_MIN) > mm_pages_free(s->pages))
+    if (!mm_reuse_evict(s)) return false;
+  return true;
+}
+
+static uint32_t free_slot(const mm_scheduler *s) {
+  uint32_t i = 0;
+  while (i < s->slots && s->slot[i]) i++;
+  return i;
+}
+
+/* Makes a place of one that a job of lower priority has. */
+static bool push_out(mm_scheduler *s, const job *j) {
+  job *victim = mm_schedule_victim(s);
+  if (!victim || victim->r.priority >= j->r.priority) return false;
+  mm_schedule_preempt(s, victim);
+  return true;
+}
+
+/* The job has a slot, and in it what the cache has of its tokens. */
+static void enter(mm_scheduler *s, job *j, const reuse *hit) {
+  mm_err err = {0};
+  const uint32_t slot = free_slot(s);
+  mm_schedule_leave(s, j, false);
+  j->slot = (int32_t)slot;
+  s->slot[slot] = j;
+  s->running++;
+  if (!mm_reuse_take(s, j, hit, &err)) {
+    mm_scheduler_end(s, j, MM_FINISH_ERROR, &err);
+    return;
+  }
+  if (j->turn) return;
+  j->cached = j->fed;
+  s->own.prompt_tokens += j->r.prompt_count;
+  s->own.cached_tokens += j->cached;
+}
+
+/* Whether the job would fit if all of lower priority gave way. */
+static bool could_fit(mm_scheduler *s, const job *j) {
+  const reuse hit = mm_reuse_find(s, j);
+  const bool could = enough(s, j, &hit, j->r.priority);
+  mm_reuse_release(s, &hit);
+  return could;
+}
+
+/* Lets the job in, if it fits when those of lower priority give way; otherwise nobody does, and the cache keeps what it has. */
+static bool let_in(mm_scheduler *s, job *j) {
+  if (s->refused == j->ticket && s->at_left == s->left) return false;
+  bool room = could_fit(s, j) && (s->running < s->slots || push_out(s, j));
+  while (room) {
+    reuse hit = mm_reuse_find(s, j);
+    const bool in = fits(s, j, &hit);
+    if (in) enter(s, j, &hit);
+    mm_reuse_release(s, &hit);
+    if (in) return true;
+    room = push_out(s, j);
+  }
+  s->refused = j->ticket;
+  s->at_left = s->left;
+  return false;
+}
+
+void mm_schedule(mm_scheduler *s) {
+  end_those_over(s);
+  for (job *j; (j = next_of(s, s->running == s->slots ? mm_schedule_victim(s) : NULL));) {
+    j->twin = mm_reuse_twin(s, j);
+    if (!j->twin && !let_in(s, j)) break;
+  }
+  for (size_t i = 0; i < s->waiting_count; i++) s->waiting[i]->twin = false;
+}

@@ -1,0 +1,80 @@
+/* The scheduler: one thread owns an engine, and many requests share its steps (continuous batching). A step is the decode rows of all
+ * running requests and chunks of prompts within a budget of tokens. */
+#ifndef MM_RUNTIME_SERVE_SCHEDULER_H
+#define MM_RUNTIME_SERVE_SCHEDULER_H
+
+#include "runtime/engine/engine.h"
+#include "runtime/engine/sample.h"
+
+#define MM_DRAFTS 7
+
+typedef struct mm_scheduler mm_scheduler;
+typedef struct mm_scheduler_config {
+  uint32_t step_tokens; /* rows of one step, decode and prompt together; ≤ the engine's max_tokens */
+  uint32_t queue_max;   /* requests that may wait beside those that have slots; the next is refused */
+  uint64_t cache_bytes; /* host memory for lightning states of the prefix cache */
+  bool prefix_cache;    /* keep pages and states of prompts for requests that begin alike; nothing where the device does not share pages */
+  bool batch_invariant; /* the tokens of a request do not depend on what else runs; refused where the device cannot say so */
+  uint32_t drafts;      /* tokens that prompt lookup may propose for one step of a request, ≤ MM_DRAFTS; 0: none */
+} mm_scheduler_config;
+
+typedef enum mm_finish { MM_FINISH_STOP, MM_FINISH_LENGTH, MM_FINISH_CANCELLED, MM_FINISH_DEADLINE, MM_FINISH_ERROR } mm_finish;
+
+/* What a request was given so far; valid during the call. */
+typedef struct mm_progress {
+  uint32_t prompt_tokens, cached_tokens; /* cached: of the prompt, taken from the prefix cache */
+  uint32_t reply_tokens;
+} mm_progress;
+
+/* One request. Arrays are copied by submit. Callbacks come from the scheduler's thread, never from within submit; they do not wait and
+ * call nothing of the scheduler but mm_scheduler_cancel. */
+typedef struct mm_request {
+  const int32_t *prompt;
+  uint32_t prompt_count; /* 1 ≤ n, n + max_tokens ≤ the engine's max_positions and what all its pages hold */
+  uint32_t max_tokens;   /* of the reply, ≥ 0; 0 ends at once */
+  /* bias is copied. `prompt` is the scheduler's, and so is what logprobs points to: not NULL, or top_logprobs ≥ 1, asks for them. */
+  mm_sampling sampling;
+  const int32_t *stop; /* [stop_count] ids that end the reply; they are handed to `token` too */
+  uint32_t stop_count;
+  const uint32_t *boundary; /* [boundary_count] rising lengths of the prompt at which a later request is likely to part (turn ends) */
+  uint32_t boundary_count;
+  uint64_t salt;   /* requests share cached prefixes only under equal salts */
+  int priority;    /* larger first */
+  double deadline; /* CLOCK_MONOTONIC seconds; 0: none */
+  void *user;
+  /* Before each choice where it is not NULL, after `token` had all choices before: the ids allowed next, [ceil(vocab/32)] as
+   * mm_sampling.allowed, valid until the next call; NULL: all. It may come twice for one choice. */
+  const uint32_t *(*allow)(void *user);
+  /* One token of the reply; logprobs[1 + top_logprobs] or NULL. false ends the reply with MM_FINISH_STOP (a stop string). */
+  bool (*token)(void *user, int32_t id, const mm_logprob *logprobs, const mm_progress *progress);
+  /* The last call for this request, always and once. err for MM_FINISH_ERROR alone. */
+  void (*done)(void *user, mm_finish why, const mm_progress *progress, const mm_err *err);
+} mm_request;
+
+/* Takes the engine: no other thread calls it until close. Its slots are to hold nothing. MM_USAGE E_LIMITS for no or too many tokens a
+ * step or drafts, and for a prefix cache without room for the lightning states of one request; MM_UNSUPPORTED E_DEVICE for batch_invariant
+ * on a device whose rows are not apart. */
+mm_scheduler *mm_scheduler_open(mm_engine *engine, const mm_scheduler_config *c, mm_err *err);
+/* drain: running and waiting requests end as they would, new ones are refused (E_DRAINING); else they are cancelled. Joins the thread;
+ * the engine is the caller's again. Accepts NULL. */
+void mm_scheduler_close(mm_scheduler *s, bool drain);
+/* Any thread. *ticket, set before any callback, names the request for cancel. MM_USAGE for a request that can never run (E_BATCH,
+ * E_SAMPLING), MM_UNSUPPORTED E_SAMPLING for one that the device lacks, MM_LIMIT E_QUEUE when the queue is full, MM_LIMIT E_DRAINING when
+ * closing. */
+MM_MUST_USE bool mm_scheduler_submit(mm_scheduler *s, const mm_request *r, uint64_t *ticket, mm_err *err);
+/* Any thread; its `done` follows within one step (MM_FINISH_CANCELLED), unless it has ended already. */
+void mm_scheduler_cancel(mm_scheduler *s, uint64_t ticket);
+
+typedef struct mm_scheduler_stats {
+  uint64_t requests, refused; /* refused: for a full queue */
+  uint64_t prompt_tokens, cached_tokens, reply_tokens, steps, preempted;
+  uint64_t drafted, accepted; /* tokens proposed by prompt lookup, and those that were right */
+  uint32_t waiting, running, slots, pages, pages_free, pages_cached;
+  uint64_t cache_bytes; /* of states in use */
+  double step_seconds;  /* spent in the engine, added up */
+  double own_seconds;   /* CPU time of the scheduler's thread outside the engine, callbacks included */
+} mm_scheduler_stats;
+void mm_scheduler_stats_read(mm_scheduler *s, mm_scheduler_stats *out); /* any thread */
+/* load[layers, experts] of mm_engine_expert_load, as it was a second ago or since nothing runs. Any thread. */
+void mm_scheduler_expert_load(mm_scheduler *s, uint64_t *load);
+#endif

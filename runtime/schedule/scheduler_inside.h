@@ -1,0 +1,178 @@
+/* The scheduler's inside: requests.c (they come and go), schedule.c (who has a slot), reuse.c (what
+ * the prefix cache keeps of them and gives them), drafts.c (prompt lookup), batching.c (what the slots are given and what
+ * comes back). Everything but what `lock` guards belongs to the scheduler's thread. */
+#ifndef MM_RUNTIME_SERVE_SCHEDULER_INSIDE_H
+#define MM_RUNTIME_SERVE_SCHEDULER_INSIDE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "runtime/schedule/prefix_cache.h"
+#include "runtime/schedule/scheduler.h"
+
+/* A request while it lives. Its slot is given token[fed …]; what is chosen after token[count - 1] becomes token[count]. */
+typedef struct job {
+  struct job *next, *previous; /* among the living; under the lock */
+  struct job *next_in;         /* the same, until the thread has seen it */
+  mm_request r;                /* its arrays are the job's */
+  uint64_t ticket;
+  atomic_bool cancelled;
+
+  int32_t *token; /* [count]: the prompt, then the reply */
+  size_t token_cap;
+  uint32_t count;
+  uint32_t fed;      /* tokens that its slot was given, steps under way included */
+  uint32_t choosing; /* choices under way */
+  int32_t slot;      /* -1: none, it waits */
+  uint32_t turn;     /* how often it had a slot: choices of steps of an earlier turn are not its any more */
+  uint32_t rows_out; /* entries of steps under way that name it */
+  bool twin;         /* it waits for what another is reading just now: */
+  uint64_t twin_ticket;
+  uint32_t twin_until; /* until that one was given so many tokens */
+  uint32_t cached;     /* tokens of the prompt that the prefix cache had, at its first turn */
+  uint32_t drafts;     /* of them, proposed ones behind the last */
+  int32_t draft[MM_DRAFTS];
+  double luck;   /* share of its proposals that were right of late */
+  uint32_t take; /* tokens that the step being built gives it */
+  bool ended;    /* freed when no step names it */
+} job;
+
+/* What one step chose for one job: outputs [first, first + count) of it, after the tokens from `pos` on. */
+typedef struct choice {
+  job *job;
+  uint32_t turn, first, count, pos;
+} choice;
+
+/* A step that was queued and not collected. */
+typedef struct step {
+  choice *choice;      /* [choices], room for every slot */
+  mm_logprob *logprob; /* [step_tokens, 1 + MM_LOGPROBS], allocated when first asked for */
+  uint32_t choices, outs;
+  double began;      /* when it was queued */
+  uint32_t decoders; /* requests that it decodes for; 0 where it reads prompts too */
+  bool drafted;      /* with proposals among its rows */
+} step;
+
+#define MM_DRAFTS_TIMES 8
+
+/* Of steps that do nothing but decode: seconds of the last ones, tokens of one of late. */
+typedef struct rate {
+  uint64_t steps;
+  double seconds[MM_DRAFTS_TIMES], tokens;
+} rate;
+
+struct mm_scheduler {
+  mm_engine *engine;
+  mm_scheduler_config c;
+  uint32_t slots, vocab;
+  bool lightning;
+  mm_pages *pages;        /* NULL: slots have pages of their own */
+  mm_prefix_cache *cache; /* or NULL */
+  uint32_t *page;         /* [pages of a slot] receives those of the cache */
+  uint8_t *mark;          /* [pages] bits, for schedule.c */
+
+  pthread_t thread;
+  pthread_mutex_t lock;
+  pthread_cond_t changed;
+  job *living;   /* under the lock, like all up to stats */
+  job *incoming; /* newest first, by next_in: those that the thread has not seen */
+  uint64_t tickets;
+  uint32_t live;
+  bool closing;
+  mm_scheduler_stats stats;
+  uint64_t *load_shown; /* [load_count] */
+
+  uint64_t *load; /* [load_count] of each expert of each layer */
+  size_t load_count;
+  double load_read;       /* when */
+  mm_scheduler_stats own; /* the thread's, published once a step */
+  double inside;          /* CPU time of the thread in the engine */
+  job **waiting;          /* [waiting_count] */
+  size_t waiting_count, waiting_cap;
+  job **slot; /* [slots] who has it */
+  uint32_t running;
+  uint32_t first;            /* slot whose turn it is, should a step have too few rows for all */
+  uint64_t left;             /* how often a slot became free */
+  uint64_t refused, at_left; /* the ticket that found no pages last, and when: nothing is to be had before the next slot is free */
+
+  step step[MM_QUEUE]; /* step i at i % MM_QUEUE */
+  uint64_t queued, collected;
+
+  /* The batch being built. */
+  int32_t *id;
+  mm_span *span;
+  uint32_t *out;
+  mm_sampling *sampling;
+  int32_t *chosen; /* [step_tokens] of the step being collected */
+  job **order;     /* [slots] the prompts that are being read */
+  rate *rate;      /* [slots + 1, 2] by how many decode: without proposals and with; NULL: none are made */
+  double over;     /* when the last step was collected */
+  bool drafting;   /* the next step may have proposals */
+  bool ahead;      /* the next step is queued before this one's choices are read */
+};
+
+/* ---- requests.c ---- */
+double mm_scheduler_cpu(void); /* seconds that the calling thread ran */
+/* The job has ended: its slot is free, `done` is called, and it is gone once no step names it. */
+void mm_scheduler_end(mm_scheduler *s, job *j, mm_finish why, const mm_err *err);
+mm_progress mm_scheduler_progress(const job *j);
+/* A step that named the job was collected. */
+void mm_scheduler_forget(job *j);
+
+/* ---- schedule.c ---- */
+/* Ends what was cancelled or is late, and gives slots to those that wait. */
+void mm_schedule(mm_scheduler *s);
+/* The job waits for a slot. */
+void mm_schedule_join(mm_scheduler *s, job *j);
+/* The job waits again, and is not lost: its tokens are given anew. */
+void mm_schedule_preempt(mm_scheduler *s, job *j);
+/* Who gives way first: of the running, the last come of the lowest priority; NULL when none runs. */
+job *mm_schedule_victim(const mm_scheduler *s);
+/* The job has no slot and waits for none. keep: what its slot held is good. */
+void mm_schedule_leave(mm_scheduler *s, job *j, bool keep);
+
+/* ---- reuse.c: nothing of it does anything without a cache ---- */
+MM_MUST_USE bool mm_reuse_open(mm_scheduler *s, mm_err *err);
+void mm_reuse_close(mm_scheduler *s);
+/* What the cache has of a job's tokens: in s->page, held until it is released. */
+typedef struct reuse {
+  uint32_t tokens;
+  const void *state;
+} reuse;
+reuse mm_reuse_find(mm_scheduler *s, const job *j);
+void mm_reuse_release(mm_scheduler *s, const reuse *hit);
+/* The job's slot, which holds nothing, holds that. */
+MM_MUST_USE bool mm_reuse_take(mm_scheduler *s, job *j, const reuse *hit, mm_err *err);
+/* What the slot holds of the job's tokens is kept. */
+void mm_reuse_keep(mm_scheduler *s, const job *j);
+/* After a step was queued: the states of those whose chunk ends at a boundary are kept. */
+void mm_reuse_boundaries(mm_scheduler *s);
+/* At most `rows`, so that the chunk ends at the next boundary whose states are to be kept. */
+uint32_t mm_reuse_cut(const mm_scheduler *s, const job *j, uint32_t rows);
+/* Whether a running job is about to compute more of this one's prompt than the cache has. */
+bool mm_reuse_twin(mm_scheduler *s, job *j);
+/* A page more is free, if the cache has one that it alone refers to. */
+bool mm_reuse_evict(mm_scheduler *s);
+/* Nothing is kept: of what slots held, after a failure nobody knows what is good. */
+void mm_reuse_clear(mm_scheduler *s);
+
+/* ---- drafts.c ---- */
+MM_MUST_USE bool mm_drafts_open(mm_scheduler *s, mm_err *err);
+void mm_drafts_close(mm_scheduler *s);
+/* Whether proposals pay for as many requests as decode now, as far as was measured; now and then the other way, to measure it. */
+bool mm_drafts_wanted(mm_scheduler *s);
+/* Proposes at most `most` tokens after the job's last one; how many. */
+uint32_t mm_drafts_find(const mm_scheduler *s, job *j, uint32_t most);
+void mm_drafts_judge(mm_scheduler *s, job *j, uint32_t drafted, uint32_t right);
+/* A step was collected now and gave so many tokens. */
+void mm_drafts_measure(mm_scheduler *s, const step *t, uint32_t tokens, double now);
+
+/* ---- batching.c ---- */
+MM_MUST_USE bool mm_step_open(mm_scheduler *s, mm_err *err);
+void mm_step_close(mm_scheduler *s);
+/* Queues the next step, if there is anything to do; true if it was. */
+bool mm_step_queue(mm_scheduler *s);
+/* Waits for the oldest step and hands out what it chose. */
+void mm_step_collect(mm_scheduler *s);
+
+#endif
