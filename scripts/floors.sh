@@ -1,8 +1,8 @@
 #!/bin/sh
-# The floors: who may include whom, read off the #include lines. One line per violation; exit status 1 if there is any.
+# The layers: who may include whom, read off the #include lines. One line per violation; exit status 1 if there is any.
 # formats < quant < loader < {convert, runtime} < programs (minimax_*.c); tests may include anything. Outside libraries have one home each.
-# In convert the rooms stand above each other: model < source < calibration < plan < write < report; none has more than 2,800 lines. No module
-# (a .c, .cu or .h of one name) includes one that includes it, by whatever way.
+# Folders of one layer have a rank each (the table below): a file includes only its own folder and folders of a lower rank. No folder of convert
+# has more than 2,800 lines. No module (a .c, .cu or .h of one name) includes one that includes it, directly or through others.
 set -u
 cd "$(dirname "$0")/.."
 find . \( -path ./.git -o -path ./build -o -path ./tests \) -prune -o \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' \) -print |
@@ -12,9 +12,18 @@ function floor(path) {
   sub(/\/.*/, "", path)
   return path in rank ? rank[path] : 0
 }
-# The room of a file in convert, or "".
-function room_of(path, part) {
-  return split(path, part, "/") == 3 && part[1] == "convert" ? part[2] : ""
+# The folder of a file; programs stand above all folders.
+function folder_of(path) {
+  sub(/\/[^\/]*$/, "", path)
+  return path
+}
+# Ranks of folders, lowest first. Folders of one rank never include each other.
+function order(folders, part, i, n) {
+  n = split(folders, part, " ")
+  for (i = 1; i <= n; i++) {
+    if (part[i] == "<") level++
+    else room[part[i]] = level
+  }
 }
 function complain(why) {
   printf "%s:%d: %s\n", FILENAME, FNR, why
@@ -22,7 +31,13 @@ function complain(why) {
 }
 BEGIN {
   rank["formats"] = 1; rank["quant"] = 2; rank["loader"] = 3; rank["convert"] = 4; rank["runtime"] = 4
-  room["model"] = 1; room["source"] = 2; room["calibration"] = 3; room["plan"] = 4; room["write"] = 5; room["report"] = 6
+  order("formats/system < formats")
+  order("quant")
+  order("loader < loader/stream loader/archive")
+  order("convert/model < convert/source < convert/calibration < convert/plan < convert/write < convert/report")
+  order("runtime/engine runtime/bench < runtime/text runtime/schedule runtime/cpu runtime/cuda/dispatch < runtime/chat runtime/cuda/core \
+         < runtime/constrain runtime/cuda/comm < runtime/serve runtime/cuda/gemm runtime/cuda/attention runtime/cuda/lightning \
+         runtime/cuda/sampling < runtime/cuda < runtime/cuda/moe")
   home["openssl"] = "^formats/(hash|sign)\\.c$"
   home["zstd"] = "^formats/frame\\.c$"
   home["event2"] = "^runtime/serve/http\\.c$"
@@ -30,9 +45,9 @@ BEGIN {
   home["cuda|cub|nccl"] = "^runtime/cuda/"
   home["mpi"] = "^(convert/write/mpi|runtime/engine/processes)\\.c$"
 }
-FNR == 1 && room_of(FILENAME) != "" && !(room_of(FILENAME) in room) { complain("is in no room of convert") }
-FNR == 1 && !floor(FILENAME) { complain("is on no floor (formats, quant, loader, convert, runtime)") }
-room_of(FILENAME) != "" { lines[room_of(FILENAME)]++ }
+FNR == 1 && !floor(FILENAME) { complain("is in no layer (formats, quant, loader, convert, runtime)") }
+FNR == 1 && floor(FILENAME) && floor(FILENAME) < 5 && !(folder_of(FILENAME) in room) { complain("is in no folder of the table in scripts/floors.sh") }
+{ lines[folder_of(FILENAME)]++ }
 /^[ \t]*#[ \t]*include[ \t]*</ {
   match($0, /<[^>]*>/)
   header = tolower(substr($0, RSTART + 1, RLENGTH - 2))
@@ -44,17 +59,16 @@ room_of(FILENAME) != "" { lines[room_of(FILENAME)]++ }
 /^[ \t]*#[ \t]*include[ \t]*"/ {
   match($0, /"[^"]*"/)
   header = substr($0, RSTART + 1, RLENGTH - 2)
-  mine = floor(FILENAME)
+  mine = floor(FILENAME); own = folder_of(FILENAME); other = folder_of(header)
   theirs = floor(header)
-  if (!theirs) complain("\"" header "\": include paths start at the root: \"formats/base.h\"")
-  else if (theirs > mine) complain("\"" header "\" is on a higher floor")
+  if (!theirs) complain("\"" header "\": include paths start at the root: \"formats/system/base.h\"")
+  else if (theirs > mine) complain("\"" header "\" is in a higher layer")
   else if (theirs == mine && mine == 4 && substr(header, 1, 4) != substr(FILENAME, 1, 4)) complain("\"" header "\": convert and runtime never include each other")
-  own = room_of(FILENAME); other = room_of(header)
-  if (own != "" && other != "" && room[other] > room[own]) complain("\"" header "\" is in a higher room")
-  if (header ~ /^runtime\/cuda\// && FILENAME !~ /^runtime\/cuda\//) complain("\"" header "\" is only for runtime/cuda")
+  else if (header ~ /^runtime\/cuda\// && FILENAME !~ /^runtime\/cuda\//) complain("\"" header "\" is only for runtime/cuda")
+  else if (mine < 5 && theirs == mine && own != other && room[other] >= room[own]) complain("\"" header "\" is in a folder of no lower rank")
 }
 END {
-  for (name in lines) if (lines[name] > 2800) { printf "convert/%s: has %d lines, more than 2800\n", name, lines[name]; bad = 1 }
+  for (name in lines) if (name ~ /^convert\// && lines[name] > 2800) { printf "%s: has %d lines, more than 2800\n", name, lines[name]; bad = 1 }
   exit bad
 }
 '
