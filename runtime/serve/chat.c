@@ -97,13 +97,10 @@ static void add_logprobs(mm_choice *ch, const mm_token *t) {
 static bool read_fields(mm_call *c, mm_turn_settings *set) {
   mm_params *p = &c->params;
   int64_t top = 0, max = 0;
-  const mm_value *modalities = mm_value_get(c->body, "modalities");
   bool split = true;
   if (!mm_field_bool(c, c->body, "logprobs", &p->logprobs) || !mm_field_int(c, c->body, "top_logprobs", 0, MM_LOGPROBS, &top) ||
       !mm_field_int(c, c->body, "max_completion_tokens", 1, INT32_MAX, &max) || !mm_field_bool(c, c->body, "reasoning_split", &split))
     return false;
-  for (const mm_value *v = modalities && modalities->type == MM_VALUE_ARRAY ? modalities->first : NULL; v; v = v->next)
-    if (!mm_value_is(v, "text")) return mm_refuse(c, 400, "modalities", "modalities: text alone is served");
   if (top && !p->logprobs) return mm_refuse(c, 400, "top_logprobs", "top_logprobs: logprobs is not true");
   p->top_logprobs = (uint32_t)top;
   if (max) p->max_tokens = (uint32_t)max;
@@ -127,19 +124,22 @@ static bool read_choices(mm_call *c, mm_turn_settings *set, mm_err *err) {
   return set->choices <= UINT16_MAX || mm_refuse(c, 400, "guided_choice", "guided_choice: so many texts");
 }
 
+/* The schema of a format: of json_schema within its object, as OpenAI has it, or beside the type, as llama.cpp has it. */
 static bool read_format(mm_call *c, mm_turn_settings *set, mm_err *err) {
-  const mm_value *format, *type, *schema;
+  const mm_value *format, *nested;
   if (!mm_field(c, c->body, "response_format", MM_VALUE_OBJECT, &format)) return false;
-  type = mm_value_get(format, "type");
+  const mm_value *type = mm_value_get(format, "type"), *schema = mm_value_get(format, "schema");
+  const bool object = mm_value_is(type, "json_object");
+  if (!mm_field(c, format, "json_schema", MM_VALUE_OBJECT, &nested)) return false;
   if (!format || mm_value_is(type, "text")) return true;
-  if (mm_value_is(type, "json_object")) {
-    set->form = mm_schema_any_object();
-    return true;
-  }
-  schema = mm_value_get(mm_value_get(format, "json_schema"), "schema");
-  if (!mm_value_is(type, "json_schema") || !schema)
-    return mm_refuse(c, 400, "response_format", "response_format: expected text, json_object, or json_schema with a schema");
-  set->form = mm_schema_compile(&c->arena, schema, err);
+  if (!object && !mm_value_is(type, "json_schema"))
+    return mm_refuse(c, 400, "response_format", "response_format: found the type %.60s, expected text, json_object or json_schema",
+                     mm_value_shown(type));
+  if (nested && (schema || object))
+    return mm_refuse(c, 400, "response_format", "response_format: json_schema is beside %s", schema ? "schema" : "the type json_object");
+  if (nested) schema = mm_value_get(nested, "schema");
+  if (!object && !schema) return mm_refuse(c, 400, "response_format", "response_format: json_schema without a schema");
+  set->form = schema ? mm_schema_compile(&c->arena, schema, err) : mm_schema_any_object();
   return set->form;
 }
 

@@ -8,6 +8,7 @@
 
 #include "formats/hash.h"
 #include "runtime/serve/apis.h"
+#include "runtime/serve/field_table.h"
 
 bool mm_field(mm_call *c, const mm_value *object, const char *key, mm_value_type type, const mm_value **v) {
   static const char *const expected[] = {"null", "a boolean", "a number", "a string", "an array", "an object"};
@@ -154,46 +155,14 @@ static bool read_streaming(mm_call *c) {
   return mm_field_bool(c, options, "include_usage", &p->include_usage);
 }
 
-/* What asks for nothing, beside null. */
-typedef enum nothing { NOTHING_ELSE, NOTHING_ZERO, NOTHING_EMPTY, NOTHING_TEXT } nothing;
-
-static bool asks_nothing(const mm_value *v, nothing kind) {
-  int64_t n;
-  switch (kind) {
-    case NOTHING_ZERO: return mm_value_int(v, &n) && n == 0;
-    case NOTHING_EMPTY: return v->type == MM_VALUE_ARRAY && !v->count;
-    case NOTHING_TEXT: return mm_value_is(mm_value_get(v, "type"), "text");
-    default: return false;
-  }
-}
-
-/* Fields of other servers that say what a reply or its prompt must be: nobody would see that they were ignored. */
-static bool refuse_others(mm_call *c) {
-  static const struct {
-    const char *field, *instead;
-    nothing kind;
-    bool chat; /* which serves it */
-  } others[] = {
-      {"functions", "give them as tools", NOTHING_EMPTY, false},
-      {"chat_template", "the format is the checkpoint's", NOTHING_ELSE, false},
-      {"response_format", "not served here; chat completions serve it, responses have text.format, messages have output_config.format",
-       NOTHING_TEXT, true},
-      {"guided_choice", "not served here; chat completions serve it", NOTHING_EMPTY, true},
-      {"guided_json", "not served; response_format of chat completions is", NOTHING_ELSE, false},
-      {"guided_regex", "not served; response_format and guided_choice of chat completions are", NOTHING_ELSE, false},
-      {"guided_grammar", "not served; response_format and guided_choice of chat completions are", NOTHING_ELSE, false},
-      {"structured_outputs", "not served; response_format of chat completions is", NOTHING_ELSE, false},
-      {"min_tokens", "not served, expected 0", NOTHING_ZERO, false},
-      {"bad_words", "not served; logit_bias is", NOTHING_EMPTY, false},
-      {"allowed_token_ids", "not served; logit_bias is", NOTHING_ELSE, false},
-      {"prompt_logprobs", "logprobs of a prompt are not served", NOTHING_ELSE, false},
-      {"truncate_prompt_tokens", "prompts are not truncated", NOTHING_ELSE, false}};
-  for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
-    const mm_value *v = mm_value_get(c->body, others[i].field);
-    if (!v || (others[i].chat && c->api == &mm_api_chat) || asks_nothing(v, others[i].kind)) continue;
-    return mm_refuse(c, 400, others[i].field, "%s: %s", others[i].field, others[i].instead);
-  }
-  return true;
+bool mm_fields_check(mm_call *c) {
+  const mm_field_api api = c->api == &mm_api_chat          ? MM_FIELDS_CHAT
+                           : c->api == &mm_api_completions ? MM_FIELDS_COMPLETIONS
+                           : c->api == &mm_api_responses   ? MM_FIELDS_RESPONSES
+                                                           : MM_FIELDS_MESSAGES;
+  const char *instead;
+  const mm_value *v = mm_field_refused(c->body, api, &instead);
+  return !v || mm_refuse(c, 400, v->key, "%s: %s", v->key, instead);
 }
 
 bool mm_params_read(mm_call *c, mm_err *err) {
@@ -201,7 +170,7 @@ bool mm_params_read(mm_call *c, mm_err *err) {
   bool skip_special = true;
   int64_t n = 1, max = 0, priority = 0;
   double time = c->server->request_time;
-  if (!refuse_others(c) || !read_sampling(c) || !read_bias(c, err) || !read_ends(c, err) || !read_streaming(c) || !read_salt(c))
+  if (!mm_fields_check(c) || !read_sampling(c) || !read_bias(c, err) || !read_ends(c, err) || !read_streaming(c) || !read_salt(c))
     return false;
   if (!mm_params_stop(c, "stop") || !mm_field_bool(c, c->body, "skip_special_tokens", &skip_special) ||
       !mm_field_bool(c, c->body, "include_stop_str_in_output", &p->include_stop) || !mm_field_int(c, c->body, "n", 1, MM_CHOICES, &n) ||
