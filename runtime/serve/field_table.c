@@ -135,7 +135,7 @@ static const field fields[] = {
     KNOWN("max_tool_calls", "NNNN"),
     REFUSED("mcp_servers", "RRRR", EMPTY, "tools are the client's to call"),
     KNOWN("media_io_kwargs", "NNNN"),
-    REFUSED("messages", "SRRR", NULL, "chat completions and messages take them"),
+    REFUSED("messages", "SRRS", NULL, "chat completions and messages take them"),
     KNOWN("metadata", "NNNN"),
     KNOWN("min_dynamic_patch", "NNNN"),
     REFUSED("min_keep", "RRRR", ZERO, "not served, expected 0"),

@@ -72,7 +72,8 @@ static bool read_bias(mm_call *c, mm_err *err) {
   const mm_value *bias;
   if (!mm_field(c, c->body, "logit_bias", MM_VALUE_OBJECT, &bias)) return false;
   if (!bias || !bias->count) return true;
-  if (bias->count > MM_BIAS_MAX) return mm_refuse(c, 400, "logit_bias", "found %zu ids, at most %d may be given", bias->count, MM_BIAS_MAX);
+  if (bias->count > MM_BIAS_MAX)
+    return mm_refuse(c, 400, "logit_bias", "logit_bias: found %zu ids, at most %d may be given", bias->count, MM_BIAS_MAX);
   mm_bias *out = mm_arena_alloc(&c->arena, bias->count * sizeof *out, err);
   if (!out) return false;
   uint32_t n = 0;
@@ -80,11 +81,11 @@ static bool read_bias(mm_call *c, mm_err *err) {
     char *end;
     const unsigned long long id = strtoull(v->key, &end, 10);
     if (v->key[0] < '0' || v->key[0] > '9' || *end || id >= c->server->vocab)
-      return mm_refuse(c, 400, "logit_bias", "found the key \"%.40s\", expected ids below %u", v->key, c->server->vocab);
+      return mm_refuse(c, 400, "logit_bias", "logit_bias: found the key \"%.40s\", expected ids below %u", v->key, c->server->vocab);
     const double add = v->type == MM_VALUE_NUMBER ? mm_value_real(v) : NAN;
-    if (!(fabs(add) <= 100)) return mm_refuse(c, 400, "logit_bias", "expected numbers from -100 to 100");
+    if (!(fabs(add) <= 100)) return mm_refuse(c, 400, "logit_bias", "logit_bias: expected numbers from -100 to 100");
     for (uint32_t i = 0; i < n; i++)
-      if (out[i].id == (int32_t)id) return mm_refuse(c, 400, "logit_bias", "id %llu is given twice", id);
+      if (out[i].id == (int32_t)id) return mm_refuse(c, 400, "logit_bias", "logit_bias: id %llu is given twice", id);
     out[n++] = (mm_bias){(int32_t)id, add == -100 ? -INFINITY : (float)add};
   }
   c->params.sampling.bias = out;
@@ -96,10 +97,10 @@ static bool read_bias(mm_call *c, mm_err *err) {
 
 static bool add_stop(mm_call *c, const char *key, const mm_value *v) {
   mm_params *p = &c->params;
-  if (v->type != MM_VALUE_STRING) return mm_refuse(c, 400, key, "found %s, expected a string", mm_value_word(v));
-  if (!v->n) return mm_refuse(c, 400, key, "a stop string is empty");
-  if (v->n > MM_STOP_MAX) return mm_refuse(c, 400, key, "a stop string has %zu bytes, at most %d may be", v->n, MM_STOP_MAX);
-  if (p->stop_count == MM_STOPS) return mm_refuse(c, 400, key, "more than %d stop strings", MM_STOPS);
+  if (v->type != MM_VALUE_STRING) return mm_refuse(c, 400, key, "%s: found %s, expected a string", key, mm_value_word(v));
+  if (!v->n) return mm_refuse(c, 400, key, "%s: a stop string is empty", key);
+  if (v->n > MM_STOP_MAX) return mm_refuse(c, 400, key, "%s: a stop string has %zu bytes, at most %d may be", key, v->n, MM_STOP_MAX);
+  if (p->stop_count == MM_STOPS) return mm_refuse(c, 400, key, "%s: more than %d stop strings", key, MM_STOPS);
   p->stop[p->stop_count++] = (mm_stop){v->text, v->n};
   return true;
 }
@@ -120,14 +121,15 @@ static bool read_ends(mm_call *c, mm_err *err) {
   bool ignore = false;
   if (!mm_field(c, c->body, "stop_token_ids", MM_VALUE_ARRAY, &ids) || !mm_field_bool(c, c->body, "ignore_eos", &ignore)) return false;
   const size_t own = ignore ? 0 : s->end_count, more = ids ? ids->count : 0;
-  if (more > MM_BIAS_MAX) return mm_refuse(c, 400, "stop_token_ids", "more than %d ids", MM_BIAS_MAX);
+  if (more > MM_BIAS_MAX) return mm_refuse(c, 400, "stop_token_ids", "stop_token_ids: more than %d ids", MM_BIAS_MAX);
   int32_t *end = mm_arena_alloc(&c->arena, (own + more + 1) * sizeof *end, err);
   if (!end) return false;
   for (size_t i = 0; i < own; i++) end[i] = s->end[i];
   size_t n = own;
   for (const mm_value *v = ids ? ids->first : NULL; v; v = v->next) {
     int64_t id;
-    if (!mm_value_int(v, &id) || id < 0 || id >= s->vocab) return mm_refuse(c, 400, "stop_token_ids", "expected ids below %u", s->vocab);
+    if (!mm_value_int(v, &id) || id < 0 || id >= s->vocab)
+      return mm_refuse(c, 400, "stop_token_ids", "stop_token_ids: expected ids below %u", s->vocab);
     end[n++] = (int32_t)id;
   }
   p->end = end;
@@ -151,7 +153,7 @@ static bool read_streaming(mm_call *c) {
   const mm_value *options;
   mm_params *p = &c->params;
   if (!mm_field_bool(c, c->body, "stream", &p->stream) || !mm_field(c, c->body, "stream_options", MM_VALUE_OBJECT, &options)) return false;
-  if (options && !p->stream) return mm_refuse(c, 400, "stream_options", "is for streams alone");
+  if (options && !p->stream) return mm_refuse(c, 400, "stream_options", "stream_options: for streams alone");
   return mm_field_bool(c, options, "include_usage", &p->include_usage);
 }
 
