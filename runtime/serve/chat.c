@@ -2,7 +2,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/constrain/schema.h"
 #include "runtime/serve/apis.h"
 #include "runtime/serve/fields.h"
 #include "runtime/serve/turn.h"
@@ -124,23 +123,9 @@ static bool read_choices(mm_call *c, mm_turn_settings *set, mm_err *err) {
   return set->choices <= UINT16_MAX || mm_refuse(c, 400, "guided_choice", "guided_choice: so many texts");
 }
 
-/* The schema of a format: of json_schema within its object, as OpenAI has it, or beside the type, as llama.cpp has it. */
 static bool read_format(mm_call *c, mm_turn_settings *set, mm_err *err) {
-  const mm_value *format, *nested;
-  if (!mm_field(c, c->body, "response_format", MM_VALUE_OBJECT, &format)) return false;
-  const mm_value *type = mm_value_get(format, "type"), *schema = mm_value_get(format, "schema");
-  const bool object = mm_value_is(type, "json_object");
-  if (!mm_field(c, format, "json_schema", MM_VALUE_OBJECT, &nested)) return false;
-  if (!format || mm_value_is(type, "text")) return true;
-  if (!object && !mm_value_is(type, "json_schema"))
-    return mm_refuse(c, 400, "response_format", "response_format: found the type %.60s, expected text, json_object or json_schema",
-                     mm_value_shown(type));
-  if (nested && (schema || object))
-    return mm_refuse(c, 400, "response_format", "response_format: json_schema is beside %s", schema ? "schema" : "the type json_object");
-  if (nested) schema = mm_value_get(nested, "schema");
-  if (!object && !schema) return mm_refuse(c, 400, "response_format", "response_format: json_schema without a schema");
-  set->form = schema ? mm_schema_compile(&c->arena, schema, err) : mm_schema_any_object();
-  return set->form;
+  const mm_value *format;
+  return mm_field(c, c->body, "response_format", MM_VALUE_OBJECT, &format) && mm_turn_format(c, "response_format", format, set, err);
 }
 
 static bool begin(mm_call *c, mm_err *err) {

@@ -214,12 +214,22 @@ static bool read_choice(mm_call *c, mm_conversation *v, mm_tool_rules *r) {
 
 /* ---- What templates take ---- */
 
+/* Variables of the templates that are fields of the request here. */
+static bool refuse_variables(mm_call *c, const mm_value *kwargs) {
+  static const char *const variables[] = {
+      "messages", "tools", "custom_tools", "documents", "add_generation_prompt", "continue_final_message"};
+  for (size_t i = 0; i < sizeof variables / sizeof *variables; i++)
+    if (mm_value_get(kwargs, variables[i]))
+      return mm_refuse(c, 400, "chat_template_kwargs", "chat_template_kwargs.%s: give it as a field of the request", variables[i]);
+  return true;
+}
+
 bool mm_template_kwargs(mm_call *c, mm_conversation *out) {
   const mm_value *kwargs, *identity, *date, *location;
   bool thinking = true;
-  if (!mm_field(c, c->body, "chat_template_kwargs", MM_VALUE_OBJECT, &kwargs) || !mm_field_bool(c, kwargs, "enable_thinking", &thinking) ||
-      !mm_field(c, kwargs, "model_identity", MM_VALUE_STRING, &identity) || !mm_field(c, kwargs, "current_date", MM_VALUE_STRING, &date) ||
-      !mm_field(c, kwargs, "current_location", MM_VALUE_STRING, &location))
+  if (!mm_field(c, c->body, "chat_template_kwargs", MM_VALUE_OBJECT, &kwargs) || !refuse_variables(c, kwargs) ||
+      !mm_field_bool(c, kwargs, "enable_thinking", &thinking) || !mm_field(c, kwargs, "model_identity", MM_VALUE_STRING, &identity) ||
+      !mm_field(c, kwargs, "current_date", MM_VALUE_STRING, &date) || !mm_field(c, kwargs, "current_location", MM_VALUE_STRING, &location))
     return false;
   out->no_thinking |= !thinking;
   out->identity = mm_str_of(identity);

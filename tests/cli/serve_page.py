@@ -135,7 +135,8 @@ def failing(b):
     kept = said(b)
     # The box has something else by then: it stays, and Retry sends the turn nevertheless.
     b.run("window.plain = fetch; $('max').value = 5; 0")
-    b.run("window.fetch = (url, o) => o && o.body ? new Promise((_, no) => o.signal.addEventListener('abort', () => no(o.signal.reason))) : plain(url, o); 0")
+    b.run("window.fetch = (url, o) => !o || !o.body ? plain(url, o) : "
+          "new Promise((_, no) => o.signal.addEventListener('abort', () => no(o.signal.reason))); 0")
     submit(b, "stopped")
     b.run("$('text').value = 'typed'; $('stop').click(); 0")
     failure("typed", "stopped", kept)
@@ -143,9 +144,11 @@ def failing(b):
     b.wait("!running")
     assert said(b) == kept + ["user:stopped", "assistant:"] and b.run("$('text').value") == "typed"
     kept = said(b)
-    for reply, words in (("new Response('data: {\"choices\":[{\"delta\":{\"content\":\"half\"}}]}\\n\\n')", "broken off"), ("new Response('<html>', {status: 502, statusText: 'Bad'})", "502 Bad"),
-                         ("new Response('{}', {status: 500})", "500"), ("Promise.reject(new TypeError('no network'))", "no network"),
-                         ("new Response('data: {\"error\":{\"message\":\"the time is over\"}}\\n\\ndata: [DONE]\\n\\n')", "the time is over")):
+    half, late = "{choices: [{delta: {content: 'half'}}]}", "{error: {message: 'the time is over'}}"
+    for reply, words in (("new Response('data: ' + JSON.stringify(%s) + '\\n\\n')" % half, "broken off"),
+                         ("new Response('<html>', {status: 502, statusText: 'Bad'})", "502 Bad"), ("new Response('{}', {status: 500})", "500"),
+                         ("Promise.reject(new TypeError('no network'))", "no network"),
+                         ("new Response('data: ' + JSON.stringify(%s) + '\\n\\ndata: [DONE]\\n\\n')" % late, "the time is over")):
         b.run("window.fetch = (url, o) => o && o.body ? Promise.resolve(%s) : plain(url, o); 0" % reply)
         submit(b, "lost")
         failure("lost", words, kept)
