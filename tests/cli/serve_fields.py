@@ -13,10 +13,10 @@ from serve_client import Server, convert  # noqa: E402
 
 USER = [{"role": "user", "content": "In the beginning"}]
 APIS = {
-    "chat": ("/v1/chat/completions", {"messages": USER, "max_tokens": 8, "temperature": 0}),
-    "completions": ("/v1/completions", {"prompt": "In the beginning", "max_tokens": 8, "temperature": 0}),
-    "responses": ("/v1/responses", {"input": "In the beginning", "max_output_tokens": 8, "temperature": 0}),
-    "messages": ("/v1/messages", {"messages": USER, "max_tokens": 8, "temperature": 0}),
+    "chat": ("/v1/chat/completions", {"messages": USER, "max_tokens": 4, "temperature": 0}),
+    "completions": ("/v1/completions", {"prompt": "In the beginning", "max_tokens": 4, "temperature": 0}),
+    "responses": ("/v1/responses", {"input": "In the beginning", "max_output_tokens": 4, "temperature": 0}),
+    "messages": ("/v1/messages", {"messages": USER, "max_tokens": 4, "temperature": 0}),
 }
 NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
 # Values of the right type show no difference in a reply of few tokens: other tests have them.
