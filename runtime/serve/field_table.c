@@ -93,7 +93,7 @@ static const field fields[] = {
     KNOWN("fallback_credit_token", "NNNN"),
     KNOWN("fallbacks", "NNNN"),
     KNOWN("frequency_penalty", "SSSS"),
-    {"function_call", "RRRR", NOTHING_WORDS, "it is tool_choice", "auto none"},
+    {"function_call", "RRRR", NOTHING_WORDS, "give it as tool_choice", "auto none"},
     REFUSED("functions", "RRRR", EMPTY, "give them as tools"),
     REFUSED("generation_prompt", "RRRR", EMPTY, "the format is the checkpoint's"),
     REFUSED("grammar", "RRRR", EMPTY, "not served; response_format of chat completions is"),
