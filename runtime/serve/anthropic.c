@@ -102,7 +102,6 @@ static bool begin(mm_call *c, mm_err *err) {
   const mm_value *config, *format;
   if (!mm_params_read(c, err) || !mm_params_stop(c, "stop_sequences")) return false;
   if (!c->params.max_tokens) return mm_refuse(c, 400, "max_tokens", "max_tokens: Field required");
-  if (c->params.n != 1) return mm_refuse(c, 400, "n", "n: one reply alone is served");
   if (!mm_field(c, c->body, "output_config", MM_VALUE_OBJECT, &config) || !mm_field(c, config, "format", MM_VALUE_OBJECT, &format))
     return false;
   return mm_turn_format(c, "output_config", format, &set, err) && mm_anthropic_conversation(c, &v, &rules, err) &&
@@ -187,7 +186,7 @@ static bool count(mm_call *c, mm_err *err) {
   mm_tool_rules rules;
   mm_prompt_tokens p = {0};
   bool in_reasoning;
-  if (!mm_anthropic_conversation(c, &v, &rules, err) || !mm_turn_encode(c, &v, &p, &in_reasoning, err)) return false;
+  if (!mm_fields_check(c) || !mm_anthropic_conversation(c, &v, &rules, err) || !mm_turn_encode(c, &v, &p, &in_reasoning, err)) return false;
   mm_text_printf(&c->out, "{\"input_tokens\":%zu}", p.count);
   free(p.id);
   return true;

@@ -188,11 +188,12 @@ static bool read_choice(mm_call *c, mm_conversation *v, mm_tool_rules *r) {
 static bool read_thinking(mm_call *c, mm_conversation *v) {
   const mm_value *thinking;
   if (!mm_field(c, c->body, "thinking", MM_VALUE_OBJECT, &thinking)) return false;
-  v->no_thinking = mm_value_is(mm_value_get(thinking, "type"), "disabled") && c->server->format && c->server->format->family == MM_CHAT_M2;
+  v->no_thinking |= mm_value_is(mm_value_get(thinking, "type"), "disabled") && c->server->format && c->server->format->family == MM_CHAT_M2;
   return true;
 }
 
 bool mm_anthropic_conversation(mm_call *c, mm_conversation *out, mm_tool_rules *rules, mm_err *err) {
   *out = (mm_conversation){0};
-  return read_messages(c, out, err) && mm_flat_tools(c, out, "input_schema", err) && read_choice(c, out, rules) && read_thinking(c, out);
+  return read_messages(c, out, err) && mm_flat_tools(c, out, "input_schema", err) && read_choice(c, out, rules) &&
+         mm_template_kwargs(c, out) && read_thinking(c, out);
 }

@@ -2,7 +2,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/constrain/schema.h"
 #include "runtime/serve/apis.h"
 #include "runtime/serve/fields.h"
 #include "runtime/serve/turn.h"
@@ -97,13 +96,10 @@ static void add_logprobs(mm_choice *ch, const mm_token *t) {
 static bool read_fields(mm_call *c, mm_turn_settings *set) {
   mm_params *p = &c->params;
   int64_t top = 0, max = 0;
-  const mm_value *modalities = mm_value_get(c->body, "modalities");
   bool split = true;
   if (!mm_field_bool(c, c->body, "logprobs", &p->logprobs) || !mm_field_int(c, c->body, "top_logprobs", 0, MM_LOGPROBS, &top) ||
       !mm_field_int(c, c->body, "max_completion_tokens", 1, INT32_MAX, &max) || !mm_field_bool(c, c->body, "reasoning_split", &split))
     return false;
-  for (const mm_value *v = modalities && modalities->type == MM_VALUE_ARRAY ? modalities->first : NULL; v; v = v->next)
-    if (!mm_value_is(v, "text")) return mm_refuse(c, 400, "modalities", "modalities: text alone is served");
   if (top && !p->logprobs) return mm_refuse(c, 400, "top_logprobs", "top_logprobs: logprobs is not true");
   p->top_logprobs = (uint32_t)top;
   if (max) p->max_tokens = (uint32_t)max;
@@ -128,19 +124,8 @@ static bool read_choices(mm_call *c, mm_turn_settings *set, mm_err *err) {
 }
 
 static bool read_format(mm_call *c, mm_turn_settings *set, mm_err *err) {
-  const mm_value *format, *type, *schema;
-  if (!mm_field(c, c->body, "response_format", MM_VALUE_OBJECT, &format)) return false;
-  type = mm_value_get(format, "type");
-  if (!format || mm_value_is(type, "text")) return true;
-  if (mm_value_is(type, "json_object")) {
-    set->form = mm_schema_any_object();
-    return true;
-  }
-  schema = mm_value_get(mm_value_get(format, "json_schema"), "schema");
-  if (!mm_value_is(type, "json_schema") || !schema)
-    return mm_refuse(c, 400, "response_format", "response_format: expected text, json_object, or json_schema with a schema");
-  set->form = mm_schema_compile(&c->arena, schema, err);
-  return set->form;
+  const mm_value *format;
+  return mm_field(c, c->body, "response_format", MM_VALUE_OBJECT, &format) && mm_turn_format(c, "response_format", format, set, err);
 }
 
 static bool begin(mm_call *c, mm_err *err) {

@@ -143,14 +143,10 @@ static bool echo_prompts(mm_call *c, completions *s, mm_err *err) {
 
 static bool read_fields(mm_call *c, completions *s) {
   mm_params *p = &c->params;
-  int64_t logprobs = -1, best = p->n;
-  const mm_value *suffix;
+  int64_t logprobs = -1;
   if (!mm_field_int(c, c->body, "logprobs", 0, MM_LOGPROBS, &logprobs) || !mm_field_bool(c, c->body, "echo", &s->echo) ||
-      !mm_field_bool(c, c->body, "parse_special", &s->special) || !mm_field_int(c, c->body, "best_of", 1, MM_CHOICES, &best) ||
-      !mm_field(c, c->body, "suffix", MM_VALUE_STRING, &suffix))
+      !mm_field_bool(c, c->body, "parse_special", &s->special))
     return false;
-  if (suffix && suffix->n) return mm_refuse(c, 400, "suffix", "suffix: these models do not fill in");
-  if (best != p->n) return mm_refuse(c, 400, "best_of", "best_of: found %lld, only n itself is served", (long long)best);
   if (s->echo && logprobs >= 0) return mm_refuse(c, 400, "echo", "echo: logprobs of a prompt are not served");
   p->logprobs = logprobs >= 0;
   p->top_logprobs = p->logprobs ? (uint32_t)logprobs : 0;

@@ -8,6 +8,7 @@
 
 #include "formats/hash.h"
 #include "runtime/serve/apis.h"
+#include "runtime/serve/field_table.h"
 
 bool mm_field(mm_call *c, const mm_value *object, const char *key, mm_value_type type, const mm_value **v) {
   static const char *const expected[] = {"null", "a boolean", "a number", "a string", "an array", "an object"};
@@ -71,7 +72,8 @@ static bool read_bias(mm_call *c, mm_err *err) {
   const mm_value *bias;
   if (!mm_field(c, c->body, "logit_bias", MM_VALUE_OBJECT, &bias)) return false;
   if (!bias || !bias->count) return true;
-  if (bias->count > MM_BIAS_MAX) return mm_refuse(c, 400, "logit_bias", "found %zu ids, at most %d may be given", bias->count, MM_BIAS_MAX);
+  if (bias->count > MM_BIAS_MAX)
+    return mm_refuse(c, 400, "logit_bias", "logit_bias: found %zu ids, at most %d may be given", bias->count, MM_BIAS_MAX);
   mm_bias *out = mm_arena_alloc(&c->arena, bias->count * sizeof *out, err);
   if (!out) return false;
   uint32_t n = 0;
@@ -79,11 +81,11 @@ static bool read_bias(mm_call *c, mm_err *err) {
     char *end;
     const unsigned long long id = strtoull(v->key, &end, 10);
     if (v->key[0] < '0' || v->key[0] > '9' || *end || id >= c->server->vocab)
-      return mm_refuse(c, 400, "logit_bias", "found the key \"%.40s\", expected ids below %u", v->key, c->server->vocab);
+      return mm_refuse(c, 400, "logit_bias", "logit_bias: found the key \"%.40s\", expected ids below %u", v->key, c->server->vocab);
     const double add = v->type == MM_VALUE_NUMBER ? mm_value_real(v) : NAN;
-    if (!(fabs(add) <= 100)) return mm_refuse(c, 400, "logit_bias", "expected numbers from -100 to 100");
+    if (!(fabs(add) <= 100)) return mm_refuse(c, 400, "logit_bias", "logit_bias: expected numbers from -100 to 100");
     for (uint32_t i = 0; i < n; i++)
-      if (out[i].id == (int32_t)id) return mm_refuse(c, 400, "logit_bias", "id %llu is given twice", id);
+      if (out[i].id == (int32_t)id) return mm_refuse(c, 400, "logit_bias", "logit_bias: id %llu is given twice", id);
     out[n++] = (mm_bias){(int32_t)id, add == -100 ? -INFINITY : (float)add};
   }
   c->params.sampling.bias = out;
@@ -95,10 +97,10 @@ static bool read_bias(mm_call *c, mm_err *err) {
 
 static bool add_stop(mm_call *c, const char *key, const mm_value *v) {
   mm_params *p = &c->params;
-  if (v->type != MM_VALUE_STRING) return mm_refuse(c, 400, key, "found %s, expected a string", mm_value_word(v));
-  if (!v->n) return mm_refuse(c, 400, key, "a stop string is empty");
-  if (v->n > MM_STOP_MAX) return mm_refuse(c, 400, key, "a stop string has %zu bytes, at most %d may be", v->n, MM_STOP_MAX);
-  if (p->stop_count == MM_STOPS) return mm_refuse(c, 400, key, "more than %d stop strings", MM_STOPS);
+  if (v->type != MM_VALUE_STRING) return mm_refuse(c, 400, key, "%s: found %s, expected a string", key, mm_value_word(v));
+  if (!v->n) return mm_refuse(c, 400, key, "%s: a stop string is empty", key);
+  if (v->n > MM_STOP_MAX) return mm_refuse(c, 400, key, "%s: a stop string has %zu bytes, at most %d may be", key, v->n, MM_STOP_MAX);
+  if (p->stop_count == MM_STOPS) return mm_refuse(c, 400, key, "%s: more than %d stop strings", key, MM_STOPS);
   p->stop[p->stop_count++] = (mm_stop){v->text, v->n};
   return true;
 }
@@ -119,14 +121,15 @@ static bool read_ends(mm_call *c, mm_err *err) {
   bool ignore = false;
   if (!mm_field(c, c->body, "stop_token_ids", MM_VALUE_ARRAY, &ids) || !mm_field_bool(c, c->body, "ignore_eos", &ignore)) return false;
   const size_t own = ignore ? 0 : s->end_count, more = ids ? ids->count : 0;
-  if (more > MM_BIAS_MAX) return mm_refuse(c, 400, "stop_token_ids", "more than %d ids", MM_BIAS_MAX);
+  if (more > MM_BIAS_MAX) return mm_refuse(c, 400, "stop_token_ids", "stop_token_ids: more than %d ids", MM_BIAS_MAX);
   int32_t *end = mm_arena_alloc(&c->arena, (own + more + 1) * sizeof *end, err);
   if (!end) return false;
   for (size_t i = 0; i < own; i++) end[i] = s->end[i];
   size_t n = own;
   for (const mm_value *v = ids ? ids->first : NULL; v; v = v->next) {
     int64_t id;
-    if (!mm_value_int(v, &id) || id < 0 || id >= s->vocab) return mm_refuse(c, 400, "stop_token_ids", "expected ids below %u", s->vocab);
+    if (!mm_value_int(v, &id) || id < 0 || id >= s->vocab)
+      return mm_refuse(c, 400, "stop_token_ids", "stop_token_ids: expected ids below %u", s->vocab);
     end[n++] = (int32_t)id;
   }
   p->end = end;
@@ -150,50 +153,18 @@ static bool read_streaming(mm_call *c) {
   const mm_value *options;
   mm_params *p = &c->params;
   if (!mm_field_bool(c, c->body, "stream", &p->stream) || !mm_field(c, c->body, "stream_options", MM_VALUE_OBJECT, &options)) return false;
-  if (options && !p->stream) return mm_refuse(c, 400, "stream_options", "is for streams alone");
+  if (options && !p->stream) return mm_refuse(c, 400, "stream_options", "stream_options: for streams alone");
   return mm_field_bool(c, options, "include_usage", &p->include_usage);
 }
 
-/* What asks for nothing, beside null. */
-typedef enum nothing { NOTHING_ELSE, NOTHING_ZERO, NOTHING_EMPTY, NOTHING_TEXT } nothing;
-
-static bool asks_nothing(const mm_value *v, nothing kind) {
-  int64_t n;
-  switch (kind) {
-    case NOTHING_ZERO: return mm_value_int(v, &n) && n == 0;
-    case NOTHING_EMPTY: return v->type == MM_VALUE_ARRAY && !v->count;
-    case NOTHING_TEXT: return mm_value_is(mm_value_get(v, "type"), "text");
-    default: return false;
-  }
-}
-
-/* Fields of other servers that say what a reply or its prompt must be: nobody would see that they were ignored. */
-static bool refuse_others(mm_call *c) {
-  static const struct {
-    const char *field, *instead;
-    nothing kind;
-    bool chat; /* which serves it */
-  } others[] = {
-      {"functions", "give them as tools", NOTHING_EMPTY, false},
-      {"chat_template", "the format is the checkpoint's", NOTHING_ELSE, false},
-      {"response_format", "not served here; chat completions serve it, responses have text.format, messages have output_config.format",
-       NOTHING_TEXT, true},
-      {"guided_choice", "not served here; chat completions serve it", NOTHING_EMPTY, true},
-      {"guided_json", "not served; response_format of chat completions is", NOTHING_ELSE, false},
-      {"guided_regex", "not served; response_format and guided_choice of chat completions are", NOTHING_ELSE, false},
-      {"guided_grammar", "not served; response_format and guided_choice of chat completions are", NOTHING_ELSE, false},
-      {"structured_outputs", "not served; response_format of chat completions is", NOTHING_ELSE, false},
-      {"min_tokens", "not served, expected 0", NOTHING_ZERO, false},
-      {"bad_words", "not served; logit_bias is", NOTHING_EMPTY, false},
-      {"allowed_token_ids", "not served; logit_bias is", NOTHING_ELSE, false},
-      {"prompt_logprobs", "logprobs of a prompt are not served", NOTHING_ELSE, false},
-      {"truncate_prompt_tokens", "prompts are not truncated", NOTHING_ELSE, false}};
-  for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
-    const mm_value *v = mm_value_get(c->body, others[i].field);
-    if (!v || (others[i].chat && c->api == &mm_api_chat) || asks_nothing(v, others[i].kind)) continue;
-    return mm_refuse(c, 400, others[i].field, "%s: %s", others[i].field, others[i].instead);
-  }
-  return true;
+bool mm_fields_check(mm_call *c) {
+  const mm_field_api api = c->api == &mm_api_chat          ? MM_FIELDS_CHAT
+                           : c->api == &mm_api_completions ? MM_FIELDS_COMPLETIONS
+                           : c->api == &mm_api_responses   ? MM_FIELDS_RESPONSES
+                                                           : MM_FIELDS_MESSAGES;
+  const char *instead;
+  const mm_value *v = mm_field_refused(c->body, api, &instead);
+  return !v || mm_refuse(c, 400, v->key, "%s: %s", v->key, instead);
 }
 
 bool mm_params_read(mm_call *c, mm_err *err) {
@@ -201,7 +172,7 @@ bool mm_params_read(mm_call *c, mm_err *err) {
   bool skip_special = true;
   int64_t n = 1, max = 0, priority = 0;
   double time = c->server->request_time;
-  if (!refuse_others(c) || !read_sampling(c) || !read_bias(c, err) || !read_ends(c, err) || !read_streaming(c) || !read_salt(c))
+  if (!mm_fields_check(c) || !read_sampling(c) || !read_bias(c, err) || !read_ends(c, err) || !read_streaming(c) || !read_salt(c))
     return false;
   if (!mm_params_stop(c, "stop") || !mm_field_bool(c, c->body, "skip_special_tokens", &skip_special) ||
       !mm_field_bool(c, c->body, "include_stop_str_in_output", &p->include_stop) || !mm_field_int(c, c->body, "n", 1, MM_CHOICES, &n) ||

@@ -214,22 +214,52 @@ static bool read_choice(mm_call *c, mm_conversation *v, mm_tool_rules *r) {
 
 /* ---- What templates take ---- */
 
-static bool read_template(mm_call *c, mm_conversation *out) {
-  const mm_value *kwargs, *effort;
-  bool thinking = true, generation = true;
-  if (!mm_field(c, c->body, "chat_template_kwargs", MM_VALUE_OBJECT, &kwargs) || !mm_field_bool(c, kwargs, "enable_thinking", &thinking) ||
-      !mm_field_bool(c, c->body, "add_generation_prompt", &generation) ||
-      !mm_field_bool(c, c->body, "continue_final_message", &out->continue_final) ||
+/* Variables of the templates that are fields of the request here. */
+static bool refuse_variables(mm_call *c, const mm_value *kwargs) {
+  static const char *const variables[] = {
+      "messages", "tools", "custom_tools", "documents", "add_generation_prompt", "continue_final_message"};
+  for (size_t i = 0; i < sizeof variables / sizeof *variables; i++)
+    if (mm_value_get(kwargs, variables[i]))
+      return mm_refuse(c, 400, "chat_template_kwargs", "chat_template_kwargs.%s: give it as a field of the request", variables[i]);
+  return true;
+}
+
+bool mm_template_kwargs(mm_call *c, mm_conversation *out) {
+  const mm_value *kwargs, *identity, *date, *location;
+  bool thinking = true;
+  if (!mm_field(c, c->body, "chat_template_kwargs", MM_VALUE_OBJECT, &kwargs) || !refuse_variables(c, kwargs) ||
+      !mm_field_bool(c, kwargs, "enable_thinking", &thinking) || !mm_field(c, kwargs, "model_identity", MM_VALUE_STRING, &identity) ||
+      !mm_field(c, kwargs, "current_date", MM_VALUE_STRING, &date) || !mm_field(c, kwargs, "current_location", MM_VALUE_STRING, &location))
+    return false;
+  out->no_thinking |= !thinking;
+  out->identity = mm_str_of(identity);
+  out->current_date = mm_str_of(date);
+  out->current_location = mm_str_of(location);
+  return true;
+}
+
+/* Fields of other servers for the same: thinking as Anthropic has it, reasoning as responses do. */
+static bool read_effort(mm_call *c, mm_conversation *out) {
+  const mm_value *thinking, *reasoning, *nested, *effort;
+  bool enabled = true;
+  if (!mm_field(c, c->body, "thinking", MM_VALUE_OBJECT, &thinking) || !mm_field(c, c->body, "reasoning", MM_VALUE_OBJECT, &reasoning) ||
+      !mm_field(c, reasoning, "effort", MM_VALUE_STRING, &nested) || !mm_field_bool(c, reasoning, "enabled", &enabled) ||
       !mm_field(c, c->body, "reasoning_effort", MM_VALUE_STRING, &effort))
+    return false;
+  out->no_thinking |=
+      mm_value_is(mm_value_get(thinking, "type"), "disabled") || mm_value_is(nested, "none") || !enabled || mm_value_is(effort, "none");
+  return true;
+}
+
+static bool read_template(mm_call *c, mm_conversation *out) {
+  bool generation = true;
+  if (!mm_template_kwargs(c, out) || !read_effort(c, out) || !mm_field_bool(c, c->body, "add_generation_prompt", &generation) ||
+      !mm_field_bool(c, c->body, "continue_final_message", &out->continue_final))
     return false;
   if (out->continue_final && generation && mm_value_get(c->body, "add_generation_prompt"))
     return mm_refuse(c, 400, "continue_final_message", "continue_final_message and add_generation_prompt exclude each other");
   out->add_generation_prompt = !out->continue_final;
   if (!generation && !out->continue_final) out->add_generation_prompt = false;
-  out->no_thinking = !thinking || mm_value_is(effort, "none");
-  out->identity = mm_str_of(mm_value_get(kwargs, "model_identity"));
-  out->current_date = mm_str_of(mm_value_get(kwargs, "current_date"));
-  out->current_location = mm_str_of(mm_value_get(kwargs, "current_location"));
   return true;
 }
 

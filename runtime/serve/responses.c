@@ -10,13 +10,16 @@
 
 /* ---- Items and the response ---- */
 
+/* The last item of a reply that a limit or a failure has ended is not complete. An item with another behind it is. */
+static bool is_cut(const mm_turn *t, size_t i) { return i + 1 == t->items && t->choice->ending.why != MM_FINISH_STOP; }
+
 /* An item of the output, whole or as it begins. */
 static void put_item(const mm_turn *t, size_t i, bool whole, mm_text *out) {
   const mm_turn_item *item = &t->item[i];
-  const char *id = t->choice->call->id, *status = whole ? "completed" : "in_progress";
+  const char *id = t->choice->call->id, *status = !whole ? "in_progress" : is_cut(t, i) ? "incomplete" : "completed";
   if (item->kind == MM_REPLY_CALL) {
     const mm_turn_call *call = &t->call[item->call];
-    if (whole && !call->ended) status = "incomplete";
+    if (whole) status = call->ended ? "completed" : "incomplete";
     mm_text_printf(out, "{\"type\":\"function_call\",\"id\":\"fc_%s_%zu\",\"call_id\":\"%s\",\"status\":\"%s\",\"name\":", id, i, call->id,
                    status);
     mm_text_quote(out, call->name.p, call->name.n);
@@ -27,7 +30,7 @@ static void put_item(const mm_turn *t, size_t i, bool whole, mm_text *out) {
   }
   const bool thinking = item->kind == MM_REPLY_REASONING;
   if (thinking)
-    mm_text_printf(out, "{\"type\":\"reasoning\",\"id\":\"rs_%s_%zu\",\"summary\":[],\"content\":[", id, i);
+    mm_text_printf(out, "{\"type\":\"reasoning\",\"id\":\"rs_%s_%zu\",\"status\":\"%s\",\"summary\":[],\"content\":[", id, i, status);
   else
     mm_text_printf(out, "{\"type\":\"message\",\"id\":\"msg_%s_%zu\",\"status\":\"%s\",\"role\":\"assistant\",\"content\":[", id, i,
                    status);
@@ -206,18 +209,11 @@ static bool read_format(mm_call *c, mm_turn_settings *set, mm_err *err) {
 }
 
 static bool begin(mm_call *c, mm_err *err) {
-  static const char *const stored[] = {"previous_response_id", "conversation", "prompt", "background"};
   mm_conversation v;
   mm_tool_rules rules;
   mm_turn_settings set = {.call_prefix = "call_", .event = send_event};
   int64_t max = 0;
-  for (size_t i = 0; i < sizeof stored / sizeof *stored; i++) {
-    const mm_value *field = mm_value_get(c->body, stored[i]);
-    if (field && !(field->type == MM_VALUE_BOOL && !field->truth))
-      return mm_refuse(c, 400, stored[i], "%s: nothing is stored here; send the whole input", stored[i]);
-  }
   if (!mm_params_read(c, err) || !mm_field_int(c, c->body, "max_output_tokens", 1, INT32_MAX, &max)) return false;
-  if (c->params.n != 1) return mm_refuse(c, 400, "n", "n: one reply alone is served");
   if (max) c->params.max_tokens = (uint32_t)max;
   return read_format(c, &set, err) && mm_responses_conversation(c, &v, &rules, err) && mm_turn_prepare(c, &v, &rules, &set, err);
 }

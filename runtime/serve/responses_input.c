@@ -139,8 +139,9 @@ bool mm_responses_conversation(mm_call *c, mm_conversation *out, mm_tool_rules *
   const mm_value *reasoning;
   *out = (mm_conversation){0};
   if (!mm_field(c, c->body, "reasoning", MM_VALUE_OBJECT, &reasoning) || !read_input(c, out, err) ||
-      !mm_flat_tools(c, out, "parameters", err))
+      !mm_flat_tools(c, out, "parameters", err) || !mm_template_kwargs(c, out))
     return false;
-  out->no_thinking = mm_value_is(mm_value_get(reasoning, "effort"), "none") && c->server->format && c->server->format->family == MM_CHAT_M2;
+  out->no_thinking |=
+      mm_value_is(mm_value_get(reasoning, "effort"), "none") && c->server->format && c->server->format->family == MM_CHAT_M2;
   return read_choice(c, out, rules);
 }

@@ -363,14 +363,18 @@ bool mm_turn_prepare(mm_call *c, mm_conversation *v, const mm_tool_rules *r, con
 }
 
 bool mm_turn_format(mm_call *c, const char *param, const mm_value *format, mm_turn_settings *set, mm_err *err) {
-  const mm_value *type = mm_value_get(format, "type"), *schema = mm_value_get(format, "schema");
+  const mm_value *type = mm_value_get(format, "type"), *schema = mm_value_get(format, "schema"),
+                 *nested = mm_value_get(format, "json_schema");
+  const bool object = mm_value_is(type, "json_object");
   if (!format || mm_value_is(type, "text")) return true;
-  if (mm_value_is(type, "json_object"))
-    set->form = mm_schema_any_object();
-  else if (mm_value_is(type, "json_schema") && schema)
-    set->form = mm_schema_compile(&c->arena, schema, err);
-  else
-    return mm_refuse(c, 400, param, "%s: expected a format of text, json_object, or json_schema with a schema", param);
+  if (!object && !mm_value_is(type, "json_schema"))
+    return mm_refuse(c, 400, param, "%s: found the type %.60s, expected text, json_object or json_schema", param,
+                     type ? mm_value_shown(type) : "nothing");
+  if (nested && (schema || object))
+    return mm_refuse(c, 400, param, "%s: found json_schema next to %s", param, schema ? "schema" : "the type json_object");
+  if (nested) schema = mm_value_get(nested, "schema");
+  if (!object && !schema) return mm_refuse(c, 400, param, "%s: json_schema has no schema", param);
+  set->form = schema ? mm_schema_compile(&c->arena, schema, err) : mm_schema_any_object();
   return set->form;
 }
 

@@ -57,7 +57,8 @@ typedef struct mm_turn_settings {
   size_t choices;
 } mm_turn_settings;
 
-/* set->form from `{"type": …, "schema": …}`, which may be NULL. */
+/* set->form from `{"type": …}`, which may be NULL. A schema stands as `"schema": …` or, as in OpenAI's chat, as
+ * `"json_schema": {"schema": …}`. */
 MM_MUST_USE bool mm_turn_format(mm_call *c, const char *param, const mm_value *format, mm_turn_settings *set, mm_err *err);
 /* The tokens of a conversation's prompt. */
 MM_MUST_USE bool mm_turn_encode(mm_call *c, mm_conversation *v, mm_prompt_tokens *out, bool *in_reasoning, mm_err *err);

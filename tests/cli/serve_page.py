@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The page of minimax-serve in headless Chromium: it asks nobody but the server, a conversation streams, an error is shown, the status lives,
-nothing overflows, light and dark, narrow and wide. Screenshots go to PAGE_SHOTS, if that is set."""
+a reply of a conversation that was left goes nowhere, a turn that failed is taken out and offered again, nothing overflows, light and dark,
+narrow and wide. Screenshots go to PAGE_SHOTS, if that is set."""
 import base64
 import json
 import os
@@ -63,21 +64,129 @@ class Browser:
         return value
 
 
-with Server(convert("tests/data/tiny-m2"), "--chat-format", "minimax-m2") as server:
+def open_page(b, server):
+    origin = f"http://127.0.0.1:{server.port}/"
+    b.call("Page.navigate", url=origin)
+    b.wait("typeof $ == 'function' && document.getElementById('status').innerText.startsWith('ready')")
+    return origin
+
+
+def submit(b, text, most=6):
+    b.run("$('max').value = %d; $('temperature').value = 0; $('text').value = %s; $('form').requestSubmit(); 0" % (most, json.dumps(text)))
+
+
+def idle(b):
+    """Nothing runs, and the page says so."""
+    return b.run("!running && !$('send').hidden && $('stop').hidden")
+
+
+def said(b):
+    return b.run("messages.map(m => m.role + ':' + (m.role == 'user' ? m.content : ''))")
+
+
+def left(b):
+    """New while a reply streams: neither the reply nor its end reaches the next conversation."""
+    for at_once in (False, True):
+        submit(b, "first", 4000)
+        b.wait("document.querySelector('details div') && document.querySelector('details div').textContent.length > 5")
+        b.run("$('clear').click(); 0")
+        assert idle(b) and said(b) == [] and b.run("$('talk').textContent") == "", b.run("document.body.innerText")
+        if at_once:
+            submit(b, "second", 30)
+            assert b.run("!!running && $('send').hidden")
+            b.wait("!running")
+        else:
+            time.sleep(0.5)
+        assert idle(b) and said(b) == ["user:second", "assistant:"] * at_once, said(b)
+        assert "first" not in b.run("$('talk').textContent")
+    submit(b, "third")
+    b.wait("!running")
+    assert said(b) == ["user:second", "assistant:", "user:third", "assistant:"], said(b)
+    submit(b, "fourth", 4000)  # Stop keeps what has come, in its conversation
+    b.wait("(document.querySelectorAll('details div')[2] || {textContent: ''}).textContent.length > 5")
+    b.run("$('stop').click(); 0")
+    b.wait("!running")
+    assert said(b)[4:] == ["user:fourth", "assistant:"] and idle(b), said(b)
+    b.run("$('clear').click(); 0")
+
+
+def failing(b):
+    """A turn that fails is no part of the conversation: its text is in the box again, Retry sends it, and what follows is served."""
+    def failure(text, words, kept):
+        error = b.wait("!running && (document.querySelector('article.failed .error') || {}).textContent")
+        assert words in error and said(b) == kept and idle(b), (error, said(b))
+        assert b.run("$('text').value") == text and b.run("document.querySelectorAll('article.failed').length") == 2
+
+    long = "In the beginning " * 3000
+    submit(b, long)
+    failure(long, "too long", [])
+    submit(b, "short")
+    b.wait("!running")
+    assert said(b) == ["user:short", "assistant:"] and b.run("!document.querySelector('.failed') && $('text').value == ''")
+    kept = said(b)
+    submit(b, "again", -1)
+    failure("again", "max_tokens", kept)
+    b.run("document.querySelector('article.failed button').click(); 0")  # the same once more
+    failure("again", "max_tokens", kept)
+    b.run("$('max').value = 5; document.querySelector('article.failed button').click(); 0")
+    b.wait("!running")
+    assert said(b) == kept + ["user:again", "assistant:"] and b.run("!document.querySelector('.failed') && $('text').value == ''"), said(b)
+    assert b.run("document.querySelectorAll('article').length") == 4
+    kept = said(b)
+    # The box has something else by then: it stays, and Retry sends the turn nevertheless.
+    b.run("window.plain = fetch; $('max').value = 5; 0")
+    b.run("window.fetch = (url, o) => !o || !o.body ? plain(url, o) : "
+          "new Promise((_, no) => o.signal.addEventListener('abort', () => no(o.signal.reason))); 0")
+    submit(b, "stopped")
+    b.run("$('text').value = 'typed'; $('stop').click(); 0")
+    failure("typed", "stopped", kept)
+    b.run("window.fetch = plain; document.querySelector('article.failed button').click(); 0")
+    b.wait("!running")
+    assert said(b) == kept + ["user:stopped", "assistant:"] and b.run("$('text').value") == "typed"
+    kept = said(b)
+    half, late = "{choices: [{delta: {content: 'half'}}]}", "{error: {message: 'the time is over'}}"
+    for reply, words in (("new Response('data: ' + JSON.stringify(%s) + '\\n\\n')" % half, "broken off"),
+                         ("new Response('<html>', {status: 502, statusText: 'Bad'})", "502 Bad"), ("new Response('{}', {status: 500})", "500"),
+                         ("Promise.reject(new TypeError('no network'))", "no network"),
+                         ("new Response('data: ' + JSON.stringify(%s) + '\\n\\ndata: [DONE]\\n\\n')" % late, "the time is over")):
+        b.run("window.fetch = (url, o) => o && o.body ? Promise.resolve(%s) : plain(url, o); 0" % reply)
+        submit(b, "lost")
+        failure("lost", words, kept)
+    b.run("window.fetch = plain; $('clear').click(); $('text').value = ''; 0")
+    assert b.run("$('talk').textContent") == "" and idle(b)
+
+
+def mistyped(b, packed):
+    """A key that is wrong at first."""
+    with Server(packed, "--chat-format", "minimax-m2", "--max-model-len", "256", "--api-key", "right") as server:
+        open_page(b, server)
+        b.run("$('key').value = 'wrong'; 0")
+        submit(b, "hello")
+        assert "key" in b.wait("!running && (document.querySelector('article.failed .error') || {}).textContent") and said(b) == []
+        b.run("$('key').value = 'right'; document.querySelector('article.failed button').click(); 0")
+        b.wait("!running")
+        assert said(b) == ["user:hello", "assistant:"] and b.run("sessionStorage.getItem('key')") == "right"
+        b.run("$('key').value = ''; sessionStorage.clear(); 0")
+
+
+PACKED = convert("tests/data/tiny-m2")
+with Server(PACKED, "--chat-format", "minimax-m2") as server:
     b = Browser()
     target = b.call("Target.createTarget", url="about:blank")["targetId"]
     b.session = b.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
     b.call("Network.enable")
     b.call("Page.enable")
-    origin = f"http://127.0.0.1:{server.port}/"
-    b.call("Page.navigate", url=origin)
-    b.wait("typeof $ == 'function' && document.getElementById('status').innerText.startsWith('ready') && $('model').textContent == 'tiny-m2'")
+    origin = open_page(b, server)
+    b.wait("$('model').textContent == 'tiny-m2'")
     b.run("$('max').value = 40; $('temperature').value = 0; $('text').value = 'In the <b>beginning</b>'; $('form').requestSubmit(); 0")
     b.wait("messages.length == 2 && !running")
     assert b.run("document.querySelector('article.user').textContent") == "In the <b>beginning</b>"
     assert len(b.run("document.querySelector('details div').textContent")) > 10 and b.run("document.querySelector('details').open") is False
     b.run("$('temperature').value = 0; $('max').value = -1; $('text').value = 'again'; $('form').noValidate = true; $('form').requestSubmit(); 0")
     assert "max_tokens" in b.wait("(document.querySelector('.error') || {}).textContent")
+    b.run("$('clear').click(); 0")
+    left(b)
+    failing(b)
     # A reply that is held to a call of a tool that the page has.
     think = server.post("/tokenize", {"prompt": "</think>", "parse_special": True})["tokens"][0]
     held = {"guided_choice": ["\n\nLook.\n<minimax:tool_call>\n<invoke name=\"find\">\n<parameter name=\"what\">Ur &lt;é</parameter>\n</invoke>\n</minimax:tool_call>"],
@@ -110,6 +219,9 @@ with Server(convert("tests/data/tiny-m2"), "--chat-format", "minimax-m2") as ser
                 with open(f"{os.environ['PAGE_SHOTS']}/{scheme}-{width}.png", "wb") as f:
                     f.write(base64.b64decode(b.call("Page.captureScreenshot")["data"]))
     b.run("$('details'), document.querySelector('details').open = true; 0")
+    b.asked, asked = set(), b.asked
+    mistyped(b, PACKED)
+    b.asked = asked
     others = {u for u in b.asked if not u.startswith(origin)}
     assert b.asked and not others, others
     b.process.terminate()

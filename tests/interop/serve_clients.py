@@ -294,6 +294,24 @@ def responses(c, thinks):
         assert e.param == "previous_response_id"
 
 
+def listed():
+    """tests/data/request_fields.tsv has every field that the packages' methods take."""
+    with open("tests/data/request_fields.tsv", encoding="utf-8") as f:
+        rows = [line.split("\t") for line in f]
+    column = {name: i for i, name in enumerate(rows[0])}
+    for api, of, types in [
+        ("chat", "openai", [openai.types.chat.completion_create_params.CompletionCreateParamsStreaming]),
+        ("completions", "openai", [openai.types.completion_create_params.CompletionCreateParamsStreaming]),
+        ("responses", "openai", [openai.types.responses.response_create_params.ResponseCreateParamsStreaming]),
+        ("messages", "anthropic", [anthropic.types.message_create_params.MessageCreateParamsStreaming, anthropic.types.beta.message_create_params.MessageCreateParamsStreaming,
+                                   anthropic.types.message_count_tokens_params.MessageCountTokensParams]),
+    ]:
+        fields = {name for t in types for name in t.__annotations__}
+        known = {r[0] for r in rows if r[column[api]] != "." and of in r[column["of"]].split()}
+        assert len(fields) > 10 and fields <= known, (api, fields - known)
+
+
+listed()
 for model, chat_format, thinks in (("tests/data/tiny-m2", "minimax-m2", True), ("tests/data/tiny-m1", "minimax-m1", False)):
     extra = NO_THINKING if thinks else {}
     with Server(convert(model), "--chat-format", chat_format, "--served-model-name", "m", "--api-key", "k") as server:

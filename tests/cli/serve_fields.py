@@ -1,0 +1,282 @@
+#!/usr/bin/env python3
+"""Every field of requests that tests/data/request_fields.tsv lists, sent to every API of minimax-serve: a served one changes the reply and is
+refused by its name where its type is wrong; a refused one is refused by its name, unless it asks for nothing; what has no effect and what
+nobody knows leaves the reply as it is. Schemas beside json_object, template arguments in all chat APIs, and the status of cut replies."""
+import copy
+import json
+import os
+import re
+import sys
+
+sys.path.insert(0, os.path.dirname(__file__))
+from serve_client import Server, convert  # noqa: E402
+
+USER = [{"role": "user", "content": "In the beginning"}]
+APIS = {
+    "chat": ("/v1/chat/completions", {"messages": USER, "max_tokens": 4, "temperature": 0}),
+    "completions": ("/v1/completions", {"prompt": "In the beginning", "max_tokens": 4, "temperature": 0}),
+    "responses": ("/v1/responses", {"input": "In the beginning", "max_output_tokens": 4, "temperature": 0}),
+    "messages": ("/v1/messages", {"messages": USER, "max_tokens": 4, "temperature": 0}),
+}
+NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
+# Values of the right type show no difference in a reply of few tokens: other tests have them.
+QUIET = {"cache_salt", "priority", "timeout", "parallel_tool_calls", "tool_choice.disable_parallel_tool_use", "tools.strict", "tools.function.strict"}
+
+SAID = {}
+
+
+def rows():
+    with open("tests/data/request_fields.tsv", encoding="utf-8") as f:
+        names = f.readline().rstrip("\n").split("\t")
+        for line in f:
+            row = dict(zip(names, line.rstrip("\n").split("\t"), strict=True))
+            yield {**row, **{k: json.loads(row[k]) if row[k] else None for k in ("value", "nothing", "with")}}
+
+
+def with_field(body, name, value):
+    """The body with a field set, of which a dotted one lies within objects."""
+    body = copy.deepcopy(body)
+    *outer, last = name.split(".")
+    place = body
+    for key in outer:
+        place = place.setdefault(key, {})
+    place[last] = value
+    return body
+
+
+def essence(value):
+    """A reply without what differs from one request to the next."""
+    if isinstance(value, list):
+        return [essence(v) for v in value]
+    if isinstance(value, dict):
+        names = ("id", "item_id", "created", "created_at", "request_id", "signature", "metadata", "instructions", "tools", "tool_choice",
+                 "prompt_tokens_details", "input_tokens_details", "cache_read_input_tokens", "cache_creation_input_tokens")
+        whole = {"input_tokens": value["input_tokens"] + value["cache_read_input_tokens"]} if "cache_read_input_tokens" in value else {}
+        return {**{k: essence(v) for k, v in value.items() if k not in names}, **whole}
+    return value
+
+
+def ask(s, path, body):
+    """(status, what the reply says), of a stream its events. All requests are sent over one connection, and none is sent again."""
+    text = json.dumps(body)
+    if (path, text) not in SAID:
+        SAID[path, text] = said(s, path, text)
+    return SAID[path, text]
+
+
+def said(s, path, text):
+    s.one = getattr(s, "one", None) or s.connect()
+    s.one.request("POST", path, text)
+    response = s.one.getresponse()
+    status, headers, data = response.status, response.headers, response.read()
+    if not headers["content-type"].startswith("text/event-stream"):
+        return status, essence(json.loads(data))
+    lines = [x[6:] for x in data.decode().splitlines() if x.startswith("data: ")]
+    return status, [essence(json.loads(x)) for x in lines if x != "[DONE]"]
+
+
+def refusal(s, path, body, name, where):
+    status, reply = ask(s, path, body)
+    error = reply.get("error", {}) if isinstance(reply, dict) else {}
+    said = error.get("message", "")
+    assert status == (404 if name == "model" and "model" in said and isinstance(body["model"], str) else 400), (where, status, reply)
+    assert name in said or error.get("param") == name or (name == "prompt" and "the prompt is empty" in said) or name == "system", (where, error)
+    if "param" in error and name not in ("system",):
+        assert error["param"] == name.split(".")[0], (where, error)
+
+
+def served(s, row, path, body):
+    name, where = row["field"], (row["field"], path)
+    if row["value"] is not None:
+        assert ask(s, path, with_field(body, name, row["value"])) != ask(s, path, body), where
+    else:
+        assert name in QUIET, where
+    if "." not in name:
+        refusal(s, path, {**body, name: [[]]}, name, where)
+
+
+def refused(s, row, path, body):
+    name, where = row["field"], (row["field"], path)
+    assert row["value"] is not None, where
+    refusal(s, path, with_field(body, name, row["value"]), name, where)
+    if path == APIS["messages"][0]:
+        counted = {k: v for k, v in body.items() if k not in ("max_tokens", "temperature")}
+        refusal(s, path + "/count_tokens", with_field(counted, name, row["value"]), name, where)
+
+
+def unchanged(s, path, base, fields):
+    """Fields that have no effect have none together. If they do, one of them does alone."""
+    want = ask(s, path, base)
+    assert want[0] == 200, want
+    if ask(s, path, {**base, **fields}) != want:
+        for name, value in fields.items():
+            assert ask(s, path, {**base, name: value}) == want, (path, name, value)
+        raise AssertionError((path, "fields that have no effect alone"))
+
+
+def all_fields(s):
+    table = list(rows())
+    for api, (path, base) in APIS.items():
+        nothing, null, idle = {}, {}, {"no_such_field": [{"a": 1}]}
+        for row in table:
+            fate, body = row[api], {**base, **(row["with"] or {})}
+            if fate == "served":
+                served(s, row, path, body)
+            elif fate == "refused":
+                refused(s, row, path, body)
+                null[row["field"]] = None
+                if row["nothing"] is not None:
+                    nothing[row["field"]] = row["nothing"]
+            elif fate == "none":
+                assert row["why"], row
+                if "." not in row["field"] and not row["with"]:
+                    idle[row["field"]] = row["value"]
+                elif row["value"] is not None:
+                    assert ask(s, path, with_field(body, row["field"], row["value"])) == ask(s, path, body), (row["field"], path)
+            else:
+                assert fate == ".", row
+        for fields in (nothing, null, idle):
+            unchanged(s, path, base, fields)
+
+
+def every_field_in_every_api():
+    """A field has one fate in each API, on one of its rows."""
+    fates = {}
+    for row in rows():
+        for api in APIS:
+            if row[api] != ".":
+                assert (row["field"], api) not in fates, row
+                fates[row["field"], api] = row[api]
+    for name in {n for n, _ in fates if "." not in n}:
+        assert all((name, api) in fates for api in APIS), name
+
+
+def documented():
+    """docs/serving.md says of each field that it names what the table says."""
+    with open("docs/serving.md", encoding="utf-8") as f:
+        section = re.search(r"\n## Fields\n(.*?)\n## ", f.read(), re.S).group(1)
+    fates = {}
+    for row in rows():
+        fates.setdefault(row["field"], set()).update(row[api] for api in APIS)
+    lists = {"served": "".join(re.findall(r"^\| (`.*?) \|", section, re.M)),
+             "refused": re.search(r"^- Refused.*?(?=^- )", section, re.S | re.M).group(0),
+             "none": re.search(r"^- Without effect.*?\n\n", section, re.S | re.M).group(0)}
+    for fate, text in lists.items():
+        names = re.findall(r"`(\w+)`", text)
+        assert len(names) > 10, fate
+        for name in names:
+            assert fate in fates[name] or (fate == "refused" and name == "n"), (name, fate, fates[name])
+
+
+def nothings(s):
+    """The edges of values that ask for nothing."""
+    path, base = APIS["completions"]
+    for name, taken, not_taken in [
+        ("min_tokens", [0, 0.0, None], [1, False, "", [], "0"]), ("n_predict", [-1], [0, True, "-1"]), ("t_max_predict_ms", [0, -1], [1, False]),
+        ("typical_p", [1, 1.0], [0.99, True, "1"]), ("bad_words", [[], "", {}], [[""], 0, False]), ("use_beam_search", [False], [0, True, "false"]),
+        ("parse_tool_calls", [True], [1, False]), ("best_of", [1], [2, 0, "1"]),
+        ("tool_choice", ["auto", "none"], ["", "auto none", "aut", "no", {}]),
+        ("response_format", [{"type": "text"}],
+         [{}, "text", {"type": "json_object"}, {"type": "structural_tag", "format": {}}, {"type": "grammar", "grammar": "x"}]),
+        ("modalities", [["text"], []], ["text", ["text", "audio"], [1]]),
+        ("include", [[], ["a"]], ["message.output_text.logprobs", ["a", "message.output_text.logprobs"]]),
+        ("thinking", [True, {"type": "enabled"}, {"type": "adaptive"}], [False, {}, {"type": "disabled"}, {"type": 1}]), ("suffix", [""], ["a", 1]),
+        ("reasoning_format", ["auto", "deepseek"], ["none", "deepseek-legacy"]),
+    ]:
+        for value in taken:
+            assert ask(s, path, {**base, name: value})[0] == 200, (name, value)
+        for value in not_taken:
+            refusal(s, path, {**base, name: value}, name, (name, value))
+    assert ask(s, path, {**base, "n": 2, "best_of": 2})[0] == 200
+    refusal(s, path, {**base, "n": 2, "best_of": 1}, "best_of", "best_of")
+    # Of equal keys the last value counts.
+    for last, status in (("1", 400), ("0", 200)):
+        body = '{"prompt": "a", "max_tokens": 1, "min_tokens": %d, "min_tokens": %s}' % (1 - int(last), last)
+        assert s.request("POST", path, body)[0] == status, last
+
+
+def formats(s):
+    """A schema beside the type json_object, or beside json_schema without an object of its own, is kept to as the one of OpenAI's form is."""
+    path, base = APIS["chat"]
+    schema = {"type": "object", "properties": {"Ur": {"enum": [17, 31]}}, "required": ["Ur"], "additionalProperties": False}
+    forms = [{"type": "json_object", "schema": schema}, {"type": "json_schema", "schema": schema},
+             {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}]
+    for form in forms:
+        body = {**base, **NO_THINKING, "max_tokens": 100, "temperature": 2, "seed": 1, "response_format": form}
+        text = s.post(path, body)["choices"][0]["message"]["content"]
+        assert re.match(r'\s*\{\s*"Ur"\s*:\s*(17|31)', text), (form, text)
+    for form in ({"type": "json_object", "json_schema": {"schema": schema}}, {**forms[1], "json_schema": {"schema": schema}},
+                 {"type": "json_schema"}, {"type": "json_schema", "json_schema": {"name": "x"}}, {"schema": schema}, {"type": 1}, {},
+                 {"type": "json_object", "schema": {"type": "strange"}},
+                 {"type": "structural_tag", "structures": [], "triggers": []}, {"type": "json_schema", "json_schema": [schema]}):
+        assert s.request("POST", path, {**base, "response_format": form})[0] == 400, form
+
+
+def templates(s):
+    """Template arguments are the same in all APIs: each changes the prompt as it does in chat."""
+    system = {"chat": {"messages": [{"role": "system", "content": "Alpha."}, *USER]}, "responses": {"instructions": "Alpha."},
+              "messages": {"system": "Alpha."}}
+
+    def tokens(api, kwargs):
+        path, base = APIS[api]
+        more = {} if "model_identity" in kwargs else system[api]  # a system message stands for the identity, and has the date
+        usage = s.post(path, {**base, **more, "chat_template_kwargs": kwargs})["usage"]
+        return usage.get("prompt_tokens") or usage["input_tokens"] + usage.get("cache_read_input_tokens", 0)
+
+    for kwargs in ({"enable_thinking": False}, {"model_identity": "You are the king of Ur."}, {"current_date": "2026-01-02"},
+                   {"current_location": "Ur of the Chaldees"}, {"nobody": "knows"}):
+        want = tokens("chat", kwargs)
+        assert (want == tokens("chat", {k: None for k in kwargs})) == ("nobody" in kwargs), kwargs
+        assert tokens("responses", kwargs) == tokens("messages", kwargs) == want, kwargs
+        counted = {"messages": USER, **({} if "model_identity" in kwargs else system["messages"]), "chat_template_kwargs": kwargs}
+        assert s.post("/v1/messages/count_tokens", counted)["input_tokens"] == want, kwargs
+    for api in ("chat", "responses", "messages"):
+        path, base = APIS[api]
+        for kwargs in ([], "x", {"enable_thinking": "no"}, {"current_date": 7}):
+            assert s.request("POST", path, {**base, "chat_template_kwargs": kwargs})[0] == 400, (api, kwargs)
+
+
+def streamed(s, path, body):
+    _, _, data = s.request("POST", path, {**body, "stream": True})
+    return [json.loads(x[6:]) for x in data.decode().splitlines() if x.startswith("data: ")]
+
+
+def cut(s):
+    """The last item of a reply that a limit or a failure ends is incomplete, whole and streamed; those before it are complete."""
+    path, base = APIS["responses"]
+    think = s.post("/tokenize", {"prompt": "</think>", "parse_special": True})["tokens"][0]
+    for seed in range(60):  # the reasoning ends, and not at once
+        both = {"logit_bias": {str(think): 14}, "temperature": 2, "seed": seed, "max_output_tokens": 16}
+        if [x["type"] for x in s.post(path, {**base, **both})["output"]] == ["reasoning", "message"]:
+            break
+    seven = {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"const": 7}}}}
+    for more, kinds, status, last in [
+        ({}, ["reasoning"], "incomplete", "incomplete"), (NO_THINKING, ["message"], "incomplete", "incomplete"),
+        (both, ["reasoning", "message"], "incomplete", "incomplete"),
+        ({**NO_THINKING, **seven, "max_output_tokens": 300, "temperature": 2, "seed": 1}, ["message"], "completed", "completed"),
+        ({**NO_THINKING, "stop": ["e"]}, ["message"], "completed", "completed"),
+    ]:
+        body = {**base, **more}
+        whole = s.post(path, body)
+        statuses = ["completed"] * (len(kinds) - 1) + [last]
+        assert (whole["status"], [x["type"] for x in whole["output"]]) == (status, kinds), (more, whole)
+        assert [x["status"] for x in whole["output"]] == statuses, (more, whole)
+        events = streamed(s, path, body)
+        final = events[-1]
+        assert final["type"] == "response." + status and final["response"]["status"] == status, final
+        assert [x["status"] for x in final["response"]["output"]] == statuses, final
+        assert [x["item"]["status"] for x in events if x["type"] == "response.output_item.done"] == statuses, (more, events)
+        assert {x["item"]["status"] for x in events if x["type"] == "response.output_item.added"} == {"in_progress"}
+    for time in (0.05, 0.1, 0.2, 0.5, 1, 2, 5):  # some of the reply comes in it, not all
+        final = streamed(s, path, {**base, **NO_THINKING, "timeout": time, "max_output_tokens": 4000, "ignore_eos": True})[-1]
+        if final["type"] == "response.failed" and final["response"]["output"]:
+            break
+    assert final["type"] == "response.failed" and [x["status"] for x in final["response"]["output"]] == ["incomplete"], final
+
+
+every_field_in_every_api()
+documented()
+with Server(convert("tests/data/tiny-m2"), "--chat-format", "minimax-m2", "--max-model-len", "512") as server:
+    for test in (all_fields, nothings, formats, templates, cut):
+        test(server)
+print("every field of every API is served, refused by name, or has no effect")

@@ -1,0 +1,54 @@
+/* The table of request fields against tests/data/request_fields.tsv: each has what the other has, and says the same of every API. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "formats/system/file.h"
+#include "runtime/serve/field_table.h"
+#include "tests/unit/unit.h"
+
+#define NAMES 1024
+
+static const char *file_name[NAMES]; /* of the file, as it comes */
+static size_t file_names;
+
+static mm_field_fate fate_of_word(const char *word) {
+  if (strcmp(word, "served") == 0) return MM_FIELD_SERVED;
+  if (strcmp(word, "refused") == 0) return MM_FIELD_REFUSED;
+  assert_string_equal(word, "none");
+  return MM_FIELD_NO_EFFECT;
+}
+
+TEST(same_as_the_file) {
+  mm_err err = {0};
+  size_t n, rows = 0;
+  char *text = mm_file_slurp("tests/data/request_fields.tsv", 1 << 20, &n, &err), *at = text;
+  assert_non_null(text);
+  for (char *line = strsep(&at, "\n"); line && *line; line = strsep(&at, "\n")) {
+    const char *name = strsep(&line, "\t");
+    if (strcmp(name, "field") == 0 || strchr(name, '.')) continue; /* the head; fields within objects are read where those are */
+    for (mm_field_api api = 0; api < MM_FIELDS_APIS; api++) {
+      const char *word = strsep(&line, "\t");
+      assert_non_null(word);
+      if (strcmp(word, ".") == 0) continue; /* another row has it */
+      if (mm_field_fate_of(name, api) != fate_of_word(word)) fail_msg("%s of API %d: the file says %s", name, api, word);
+      rows++;
+    }
+    assert_true(file_names < NAMES);
+    file_name[file_names++] = name;
+  }
+  size_t count = 0;
+  for (; mm_field_name(count); count++) {
+    const char *name = mm_field_name(count);
+    bool found = false;
+    for (size_t i = 0; i < file_names; i++) found |= strcmp(file_name[i], name) == 0;
+    if (!found) fail_msg("the file has no %s", name);
+    if (count && strcmp(mm_field_name(count - 1), name) >= 0) fail_msg("%s is not in its place", name);
+    assert_int_not_equal(mm_field_fate_of(name, MM_FIELDS_CHAT), MM_FIELD_UNKNOWN);
+  }
+  assert_int_equal(rows, count * MM_FIELDS_APIS);
+  assert_int_equal(mm_field_fate_of("no_such_field", MM_FIELDS_CHAT), MM_FIELD_UNKNOWN);
+  assert_int_equal(mm_field_fate_of("", MM_FIELDS_CHAT), MM_FIELD_UNKNOWN);
+  free(text);
+}
+
+int main(void) { return run_unit_tests(NULL, NULL); }
