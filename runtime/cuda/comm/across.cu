@@ -116,7 +116,7 @@ bool nccl_ok(const mm_cu_across *a, int e, const char *what, mm_err *err) {
 
 /* ---- watching ---- */
 
-/* The first thing that breaks is what is told. Under the lock. */
+/* Only the first failure is recorded. Under the lock. */
 void set_broken(mm_cu_across *a, broken how, int failure) {
   if (a->broken != WELL) return;
   a->failure = failure;
@@ -130,7 +130,7 @@ void end_process(const mm_cu_across *a) {
   exit(MM_IO);
 }
 
-/* Whether NCCL says by itself that something failed. */
+/* True if NCCL reports a failure by itself. */
 bool has_failed(mm_cu_across *a) {
   std::unique_lock<std::timed_mutex> l(a->lock, std::try_to_lock);
   int error = MM_NCCL_OK;
@@ -164,7 +164,7 @@ void watch(mm_cu_across *a) {
 
 /* ---- joining ---- */
 
-/* What a thread has come to that NCCL may keep for ever. */
+/* State of a thread that may never return from NCCL. */
 struct starting {
   std::mutex lock;
   std::condition_variable changed;
@@ -207,7 +207,7 @@ bool start_in_time(mm_cu_across *a, const mm_nccl_id &id, mm_err *err) {
   return nccl_ok(a, s->failed, "joining ranks", err) && check(s->cuda, "NCCL's first exchange", err);
 }
 
-/* Another one for each host, as NCCL tells them apart. */
+/* A different number for each host, as NCCL distinguishes them. */
 uint64_t number_of_host() {
   char name[320] = {};
   gethostname(name, 255);
@@ -376,7 +376,7 @@ bool mm_cu_across_check(const mm_cu_across *a, mm_err *err) {
 }
 
 bool mm_cu_across_mend(mm_cu_across *a, mm_err *err) {
-  if (!meet(a)) return false; /* all have seen that they are hurt */
+  if (!meet(a)) return false; /* all ranks have seen the failure */
   mm_comm_heal(a->comm);
   part_ways(a);
   return zero_count(a, err) && join(a, err);

@@ -1,4 +1,4 @@
-/* NCCL's library, found when it is needed: no build needs it. What is used of it is declared here. */
+/* NCCL's library, found when it is needed: no build needs it. The functions used are declared here. */
 #ifndef MM_CUDA_NCCL_H
 #define MM_CUDA_NCCL_H
 

@@ -11,8 +11,8 @@
  * Kernels of small steps that do more than a sum send words likewise, and have an epoch each as sums have (ranks.cu); those that sum a
  * branch have turns of their own (peers.cuh).
  *
- * Whoever waits looks now and then at a word in host memory, and at the clock: a rank that fails sets the word, one that waits too long
- * does and says for whom. Kernels then end, with their epoch counted. */
+ * A waiting thread polls a word in host memory and the clock: a rank that fails sets the word, a rank that times out sets it and names the
+ * rank it waited for. Kernels then end, with their epoch counted. */
 #include "runtime/cuda/comm/peers.h"
 
 #include <atomic>
@@ -30,7 +30,7 @@ constexpr uint32_t kThreads = 256;
 /* Where ranks share a device: blocks that wait take multiprocessors from kernels that need whole ones, and those of another rank may be
  * what they wait for. */
 constexpr uint32_t kSharedBlocks = 2, kSharedRows = 16; /* of a sum; of all ranks' kernels whose blocks have a row each */
-constexpr uint32_t kFewBlocks = 128;                    /* of a sum of few numbers, whose words tell themselves that they are there */
+constexpr uint32_t kFewBlocks = 128;                    /* of a sum of few numbers, whose words carry their own flags */
 constexpr uint32_t kLoading_ms = 600000;
 
 /* ---- kernels ---- */
@@ -60,8 +60,8 @@ __global__ void __launch_bounds__(kThreads) reduce_few(const __grid_constant__ p
   peer_end(c, epoch);
 }
 
-/* n units of sixteen bytes, of which rank r owns [r · share, (r + 1) · share). One stretch: each meeting costs what all of a block's writes
- * take to arrive, which in pieces that overlap came to twice the time. */
+/* n units of sixteen bytes, of which rank r owns [r · share, (r + 1) · share). One pass: each barrier costs the time in which all
+ * writes of a block arrive; in overlapping pieces that took twice as long. */
 template <class T, reduction R>
 __global__ void __launch_bounds__(kThreads) reduce_many(const __grid_constant__ peer_view c, uint4 *x, uint32_t n) {
   peer_begin(c);
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kThreads) share_rows(const __grid_constant__ p
 
 /* ---- the host's side ---- */
 
-/* What all ranks share; the last to close frees it. */
+/* State shared by all ranks; the last to close frees it. */
 struct mm_cu_peers_group {
   std::atomic<uint32_t> open, loading{0};
   uint32_t limit_ms = 0;
@@ -138,7 +138,7 @@ struct mm_cu_peers {
   mm_comm *comm = nullptr;
   mm_cu_peers_group *group = nullptr; /* NULL where `across` is not */
   peer_view c = {};
-  mm_cu_across *across = nullptr; /* where some ranks are of other processes; of c then rank, ranks and apart are used */
+  mm_cu_across *across = nullptr; /* where some ranks are of other processes; of c only rank, ranks and apart are used then */
   double limit_s = 0;
 };
 
@@ -151,7 +151,7 @@ bool waited_in_vain(const mm_cu_peers *p, uint32_t whom, mm_err *err) {
   return mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "rank %u waited %.1f s for rank %u in vain", p->c.rank, limit_s, whom);
 }
 
-/* What all bring, once all are here. */
+/* The values of all ranks, once all have arrived. */
 template <class T>
 bool tell(const mm_cu_peers *p, const T &mine, T *all, mm_err *err) {
   uint32_t whom;

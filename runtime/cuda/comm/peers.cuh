@@ -1,5 +1,5 @@
-/* What kernels that exchange numbers with other ranks share: words and flags in the memory of other devices, where they lie, and how long
- * one waits for them (peers.cu says why that is safe). */
+/* Device code shared by kernels that exchange numbers with other ranks: words and flags in the memory of other devices, their addresses,
+ * and timeouts (peers.cu says why it is safe). */
 #ifndef MM_CUDA_PEERS_CUH
 #define MM_CUDA_PEERS_CUH
 
@@ -10,7 +10,7 @@
 #include "runtime/cuda/core/device.cuh"
 #include "runtime/cuda/core/kernels.h"
 
-/* Sixteen bytes go and come as two halves of eight at least: a flag in each half tells that its data is there. */
+/* Sixteen bytes go and come as two halves of eight at least: a flag in each half publishes its data. */
 __device__ __forceinline__ void put_word(uint4 *to, uint4 v) {
   asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
@@ -37,7 +37,7 @@ __device__ __forceinline__ uint64_t now_ns() {
 }
 /* ---- what all ranks share ---- */
 
-constexpr uint32_t kPeerBlocks = 64;                                 /* that tell each other by flags */
+constexpr uint32_t kPeerBlocks = 64;                                 /* that synchronise by flags */
 constexpr uint64_t kPeerWords = 131072;                              /* of a sum of few numbers: 1 MiB of them */
 constexpr uint32_t kPeerRows = 16;                                   /* of a branch at most, with devices of their own */
 constexpr uint32_t kPeerBranch = kPeerRows * (MM_CU_MAX_HIDDEN / 8); /* its words */
@@ -57,7 +57,7 @@ struct alignas(16) peer_counters {
   uint32_t epoch, ticket, turn, filled;
 };
 
-/* Of every rank's memory, as this rank's device sees it. */
+/* The memory of every rank as mapped on this rank's device. */
 struct peer_view {
   char *at[MM_CU_PEERS];
   peer_counters *counters; /* this rank's */
@@ -98,14 +98,14 @@ static_assert(offsetof(peer_view, shared) == 72, "tests/ops/fake_device.h finds 
 
 /* ---- waiting ---- */
 
-/* One thread's patience. */
+/* The timeout of one thread. */
 struct peer_patience {
   const peer_view &c;
   uint64_t from = 0;
   uint32_t tries = 0;
 
   __device__ explicit peer_patience(const peer_view &v) : c(v) {}
-  /* Whether to try no more, for want of rank r. */
+  /* True when the wait for rank r has timed out or another rank has failed. */
   __device__ bool over(uint32_t r) {
     if (++tries % kPeerLook) return false;
     if (get_shared(&c.shared->state) != MM_COMM_GOES_ON) return true;
@@ -129,7 +129,7 @@ struct peer_patience {
   }
 };
 
-/* Tells all others that this block's data of the round is there, and waits for theirs. False for all threads when somebody did not come. */
+/* Publishes this block's data of the round to all ranks and waits for theirs. False for all threads when a rank timed out. */
 __device__ __forceinline__ bool meet(const peer_view &c, peer_patience *p, uint32_t round, uint32_t parity, uint32_t flag) {
   __threadfence_system();
   __syncthreads();
@@ -224,8 +224,8 @@ __device__ __forceinline__ void peer_begin(const peer_view &c) {
     grid_wait();
 }
 
-/* Whether this is a thread of the last block to come here, which alone may count: all have read the counters by then. What the blocks wrote
- * is seen by the next kernel, and by nobody in this one. All threads come here. */
+/* True in the threads of the last block to arrive, which alone may count: all have read the counters by then. Writes of the blocks are
+ * visible to the next kernel, not within this one. Called by all threads. */
 __device__ __forceinline__ bool last_to_come(const peer_view &c) {
   __syncthreads();
   if (threadIdx.x > 0) return false;

@@ -12,11 +12,10 @@
 
 struct mm_cu_peers;
 /* On the current device; collective. rows_bytes: of the rows of a step, bf16, at most. MM_UNSUPPORTED E_PEER, naming both devices, where
- * one cannot write to the other's memory, and for more than MM_CU_PEERS ranks. limit_s: seconds that a kernel waits for another rank. NULL
- * without an error of its own when another rank failed (mm_comm_break), which is never waited for: that one reports the error. So it is
- * wherever this says that a rank does not come. */
+ * one cannot write to the other's memory, and for more than MM_CU_PEERS ranks. limit_s: seconds that a kernel waits for another rank.
+ * Returns NULL with `err` unset if another rank failed (mm_comm_break); that rank reports the error. This holds for all functions below. */
 mm_cu_peers *mm_cu_peers_open(mm_comm *comm, uint32_t rank, uint32_t ranks, uint64_t rows_bytes, double limit_s, mm_err *err);
-/* What this rank has queued is done. Accepts NULL. */
+/* Only after the rank's queued work is done. Accepts NULL. */
 void mm_cu_peers_close(mm_cu_peers *p);
 
 /* x[n] becomes the sum over all ranks, added in rank order in f32 and rounded once: the same bits on all ranks, whatever n is. x is aligned
@@ -32,21 +31,21 @@ cudaError_t mm_cu_peers_share(mm_cu_peers *p, float *const *all, const float *ow
 /* Collective: all[ranks] becomes what each rank passes, memory of its device, which every other one can write to. */
 MM_MUST_USE bool mm_cu_peers_tell(mm_cu_peers *p, void *mine, void **all, mm_err *err);
 
-/* Whether a kernel with a block for each of so many rows may exchange so many words of eight bytes in all: one that all ranks launch in
- * place of a sum (peers.cuh). */
+/* True if a kernel with one block a row may exchange so many words of eight bytes in all; all ranks launch it in place of a sum
+ * (peers.cuh). */
 bool mm_cu_peers_small(const mm_cu_peers *p, uint32_t rows, uint64_t words);
-/* Whether there are two ranks and a sum of so many words is no sum of few numbers: one kernel sums and combines them (ranks_many.cu). */
+/* True for two ranks and more words than a sum of few numbers has: one kernel sums and combines them (ranks_many.cu). */
 bool mm_cu_peers_many(const mm_cu_peers *p, uint64_t words);
 bool mm_cu_peers_apart(const mm_cu_peers *p); /* no two ranks share a device */
 
-/* Once the stream is done: MM_IO E_RANK, naming the rank, when this one waited for it in vain. True when another rank failed: that one
+/* Once the stream is done: MM_IO E_RANK, naming the rank, when this one timed out waiting for it. True when another rank failed: that rank
  * reports the error. Sums since then are unspecified. */
 MM_MUST_USE bool mm_cu_peers_check(const mm_cu_peers *p, mm_err *err);
 /* Collective, with no kernel of any rank under way, where sums were broken off (mm_comm_hurt): all go on from here. False when a rank does
  * not come. */
 MM_MUST_USE bool mm_cu_peers_mend(mm_cu_peers *p, mm_err *err);
-/* Returns once all ranks are here: around what a device does only when it is idle, or keeps others from doing. *all: whether every rank
- * said `mine`. False when one does not come: with E_RANK, as above, where this rank waited for it, else that of another tells. */
+/* Barrier of all ranks, around work that needs an idle device or blocks others. *all: whether every rank passed `mine` true. False when a
+ * rank does not arrive: with E_RANK, as above, where this rank timed out waiting for it, else the timed-out rank reports it. */
 MM_MUST_USE bool mm_cu_peers_meet(mm_cu_peers *p, bool mine, bool *all, mm_err *err);
 /* Where ranks share a device: returns once the stream is done and all ranks are here. Ranks with devices of their own do not wait. Copies
  * of one rank may be queued behind another's, which waits for kernels that wait for the first rank: so all copies to the device are done

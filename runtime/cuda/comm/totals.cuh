@@ -1,5 +1,5 @@
-/* What numbers of all ranks come to, and words in host memory: of kernels that get them by other devices' memory (peers.cu) and by NCCL
- * (across.cu). */
+/* Sums and maxima over the numbers of all ranks, and words in host memory: for kernels that receive them through peer memory (peers.cu)
+ * and by NCCL (across.cu). */
 #ifndef MM_CUDA_TOTALS_CUH
 #define MM_CUDA_TOTALS_CUH
 
@@ -36,7 +36,7 @@ struct numbers<float> {
   static __device__ uint32_t close(const float *v) { return __float_as_uint(v[0]); }
 };
 
-/* What W words of four bytes come to over all ranks, first to last. */
+/* The reduction of W words of four bytes over all ranks, first to last. */
 template <class T, reduction R, int W>
 struct total {
   float v[W * numbers<T>::n];

@@ -1,4 +1,4 @@
-/* What was compiled for the current device, asked of the code itself: a device may run code that was built for less than it is. */
+/* The code that was compiled for the current device, by the attributes of a kernel: a device may run code built for an older one. */
 #ifndef MM_CUDA_BUILT_H
 #define MM_CUDA_BUILT_H
 
@@ -10,7 +10,7 @@ enum mm_cu_built {
   MM_CU_BUILT_NONE,      /* nothing runs here */
   MM_CU_BUILT_PLAIN,     /* code for sm_80 and above; no programmatic dependent launch */
   MM_CU_BUILT_DEPENDENT, /* the same kernels, for sm_90 and above: with it */
-  MM_CU_BUILT_HOPPER     /* sm_90a: the kernels of its tensor cores and copy engine too */
+  MM_CU_BUILT_HOPPER     /* sm_90a: the kernels of its tensor cores and TMA too */
 };
 mm_cu_built mm_cu_built_here();
 
@@ -19,9 +19,9 @@ MM_MUST_USE bool mm_cu_check_device(mm_err *err);
 
 /* While set, launches of this thread (launch.h) are judged and not done. */
 extern thread_local bool mm_cu_rehearsing;
-/* Whether the current device would take the launch: cudaSuccess, or an error and what is lacking in mm_cu_lack(). */
+/* Checks a launch against the current device: cudaSuccess, or an error, with the missing resource in mm_cu_lack(). */
 cudaError_t mm_cu_judge(const void *kernel, const cudaLaunchConfig_t &c);
-/* Of the last launch of this thread that was refused while rehearsing; "" where that was for another cause. */
+/* The resource that the last refused launch of this thread lacked in a dry run; "" after another error. */
 const char *mm_cu_lack();
 void mm_cu_forget_lack();
 

@@ -6,7 +6,7 @@
 #include <cuda_runtime.h>
 #include <stdint.h>
 
-/* Of one weight, in device memory. */
+/* Sums of one weight's inputs, in device memory. */
 struct mm_cu_sums {
   double *square;           /* [lead, k] sums of squares, in the order of rows */
   float *amax;              /* [lead, k] largest magnitudes */

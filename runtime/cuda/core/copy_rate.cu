@@ -1,4 +1,4 @@
-/* The device's own copy rate: the ceiling beside which kernels and layers are timed. */
+/* The device's own copy rate: the ceiling printed with the times of kernels and layers. */
 #include <algorithm>
 
 #include "runtime/cuda/core/upload.h"

@@ -1,4 +1,4 @@
-/* What every kernel here shares: bf16 fragments and mma.sync, asynchronous copies, reductions, programmatic dependent launch. */
+/* Device code shared by all kernels: bf16 fragments and mma.sync, asynchronous copies, reductions, programmatic dependent launch. */
 #ifndef MM_CUDA_DEVICE_CUH
 #define MM_CUDA_DEVICE_CUH
 
@@ -48,8 +48,8 @@ __device__ __forceinline__ void ask_ahead(const uint8_t *at, uint32_t bytes, uin
 /* The body of a kernel in code for which it does not exist: hopper() keeps hosts from it, and one that is launched all the same fails. */
 __device__ __forceinline__ void no_such_code() { __trap(); }
 
-/* Whether this block is the last of `blocks` to come here; then it sees what the others wrote before, through the L2 cache. The counter
- * is zero before and after. */
+/* True in the last of `blocks` blocks to arrive, which then sees the earlier writes of the others through the L2 cache. The counter is
+ * zero before and after. */
 __device__ __forceinline__ bool last_of(uint32_t *counter, uint32_t blocks) {
   __shared__ bool last;
   __syncthreads();

@@ -12,8 +12,7 @@ __device__ __forceinline__ float divided(float a, float b, float inverse) {
   return fmaf(fmaf(-b, q, a), inverse, q);
 }
 
-/* The same for a that is a bf16, in one step: of all 2^7 · 2^23 pairs of significands none differs. What is too large for a number is
- * infinite. */
+/* The same for a that is a bf16, in one step: of all 2^7 · 2^23 pairs of significands none differs. Overflow gives infinity. */
 __device__ __forceinline__ float divided_bf16(float a, float b, float inverse) {
   const float q = a * inverse, near = fmaf(fmaf(-b, q, a), inverse, q);
   return isinf(q) ? q : near;
@@ -29,7 +28,7 @@ struct act_scale {
   }
 };
 
-/* Codes and scale of a group of 128 columns from 16 lanes side by side, eight columns each: q, from `column` on. Those lanes call it
+/* Codes and scale of a group of 128 columns from 16 lanes side by side, eight columns each: q, from `column` on. All 16 lanes call it
  * together; with `keep` they write. */
 __device__ __forceinline__ void encode8(const mm_cu_codes &to, uint32_t row, uint32_t column, uint4 q, bool keep = true) {
   const uint32_t lanes = 0xffffu << (threadIdx.x & 16);

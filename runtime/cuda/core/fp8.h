@@ -5,7 +5,7 @@
 
 #include "runtime/cuda/core/kernels.h"
 
-/* What rows of a route are (mm_cu_route): row i < *places is that of pair[i]; pairs of experts that other ranks hold have an id of ~0. */
+/* Rows in the order of a route (mm_cu_route): row i < *places belongs to pair[i]; pairs of other ranks' experts have an id of ~0. */
 struct mm_cu_placed {
   const uint32_t *pair, *places, *id;
 };
@@ -21,8 +21,8 @@ struct mm_cu_inputs {
 /* A scale of the whole row stands at each of its groups; where it is of other ranks' columns too, all of them call this, of the same rows
  * or of as many pairs. */
 cudaError_t mm_cu_encode(const mm_cu_codes &to, const mm_cu_inputs &in, const mm_cu_rounding &how, cudaStream_t s);
-/* What ranks tell each other of rows that they have columns of: largest[room] magnitudes. Rows of a route are told by pair, since ranks
- * with other experts have other places; 0 of those that a rank does not hold. */
+/* Largest magnitudes that ranks exchange for rows whose columns are split over them: largest[room]. Rows of a route are indexed by pair,
+ * since ranks with different experts have different row orders; rows that a rank does not hold have 0. */
 struct mm_cu_whole_rows {
   struct mm_cu_peers *peers;
   float *largest;

@@ -1,4 +1,4 @@
-/* What sm_90a adds: mbarriers, pairs of blocks that share memory, and warpgroup products (wgmma) whose operands lie in shared memory.
+/* Instructions of sm_90a: mbarriers, TMA (cp.async.bulk), 2-CTA clusters, and warpgroup products (wgmma) on operands in shared memory.
  *
  * Operands are stacks of blocks of 64 bf16 (128 bytes) by any number of rows, 1024-byte aligned; the 16-byte piece c of row r lies at
  * piece c ^ (r % 8) of its row (the 128-byte swizzle). A block serves as [row][k] or, turned, as [k][row]. */
@@ -33,7 +33,7 @@ __device__ __forceinline__ void barrier_open(uint32_t barrier, uint32_t arrivals
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-/* Arrives, and lets the phase wait for so many bytes that the copy engine brings. */
+/* Arrives, and makes the phase wait for so many bytes of TMA copies as well. */
 __device__ __forceinline__ void barrier_arrive_expecting(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -55,9 +55,9 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
       : "memory");
 }
 
-/* ---- the copy engine ---- */
+/* ---- TMA ---- */
 
-/* True in one lane of a warp whose lanes are all here: what that one asks of the copy engine needs no loop over lanes. */
+/* True in one lane of a warp whose lanes are all here: a TMA instruction issued by it needs no loop over lanes. */
 __device__ __forceinline__ bool one_lane() {
   uint32_t one;
   asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(one));
@@ -95,7 +95,7 @@ __device__ __forceinline__ uint32_t block_address(uint32_t address, uint32_t ran
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(address), "r"(rank));
   return r;
 }
-/* Shared memory of this block, as the copy engine sees it, to the other (to and barrier from block_address); counted at its barrier. */
+/* TMA copy of this CTA's shared memory to the other CTA of the cluster (to and barrier from block_address), counted at its barrier. */
 __device__ __forceinline__ void copy_pair(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "r"(from),
                "r"(bytes), "r"(barrier)
@@ -112,7 +112,7 @@ __device__ __forceinline__ void pair_sync() {
 
 /* ---- warpgroup products ---- */
 
-/* Between ordinary stores to shared memory and wgmma or the copy engine that reads them: by the storing thread before its barrier. */
+/* Fence between ordinary stores to shared memory and the wgmma or TMA that reads them: by the storing thread before its barrier. */
 __device__ __forceinline__ void stores_before_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }

@@ -92,9 +92,9 @@ struct mm_cu_router {
 cudaError_t mm_cu_split(__nv_bfloat16 *to, const float *w, size_t n, cudaStream_t s);
 /* r.logits of x[T, k], T > MM_CU_SKINNY: the first part of mm_cu_route_tokens, unless m.few takes the other kernel. */
 cudaError_t mm_cu_route_logits(const mm_cu_router &m, const mm_cu_route &r, const __nv_bfloat16 *x, uint32_t tokens, cudaStream_t s);
-/* Fills r for x[T, k]: the slot lists for T ≤ MM_CU_SKINNY, the sorted pairs for T > 1. Of a single token the logits alone, which
- * mm_cu_experts_one and mm_cu_experts_skinny choose from and then fill in the rest; and clears r.told, so that it must come before those
- * experts. */
+/* Fills r for x[T, k]: the slot lists for T ≤ MM_CU_SKINNY, the sorted pairs for T > 1. For a single token it writes the
+ * logits alone; mm_cu_experts_one and mm_cu_experts_skinny select experts from them and fill in the rest. It clears r.told, so it must run
+ * before those kernels. */
 cudaError_t mm_cu_route_tokens(const mm_cu_router &m, const mm_cu_route &r, const __nv_bfloat16 *x, uint32_t tokens, cudaStream_t s);
 
 /* Where rows go besides, as they are written: into the memory of the other rank of two, which adds its own to them (backend.h). epoch NULL:
@@ -187,8 +187,8 @@ struct mm_cu_qkv {
 };
 cudaError_t mm_cu_rope(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_qkv &a, cudaStream_t s);
 
-/* Contexts are read in chunks of a fixed size at most, so that one long row among short ones does not leave most of the device idle. What a
- * row has beyond the blocks that every row has is dealt out by the host, which knows all positions: blocks do it after their own. */
+/* Contexts are read in chunks of a fixed size at most, so that one long row among short ones does not leave most of the device idle. The
+ * host, which knows all positions, assigns the surplus of a long row to blocks that do it after their own. */
 #define MM_CU_GQA_KEYS  16 /* of a tile */
 #define MM_CU_GQA_WARPS 8  /* of a block; splits are so many tiles, or a multiple */
 struct mm_cu_far_plan {
@@ -203,9 +203,9 @@ struct mm_cu_far {
   const uint32_t *first = nullptr; /* [rows] where the row's partial results lie, in items */
   const uint2 *item = nullptr;     /* of each block (row + rows · split): where its items begin, and how many; then items: row and split */
 };
-/* How a step's rows are cut: a row into as many parts as every row has blocks or, where those would be larger, into chunks. Of chunks there
- * are as many as blocks, or a multiple, where all blocks run at once (unit) and the row is long enough: a part costs as much as
- * MM_CU_GQA_COST tiles, and those that are added may cost a sixteenth of the row. It depends on the number of rows and on the row alone. */
+/* How a step's rows are cut: a row into as many parts as every row has blocks or, where those would be larger, into chunks. Where all
+ * blocks run at once (unit) and the row is long enough, the number of chunks is a multiple of the number of blocks: a part costs as much as
+ * MM_CU_GQA_COST tiles, and the added parts may cost a sixteenth of the row. The cut depends on the number of rows and on the row alone. */
 #define MM_CU_GQA_COST 25
 struct mm_cu_gqa_cut {
   uint32_t splits, chunk, unit;
@@ -224,7 +224,7 @@ mm_cu_gqa_cut mm_cu_cut_rows(const mm_cu_heads &h, uint32_t rows, const mm_cu_fa
 
 /* mm_cu_rope, and o[T, heads·d], for rows that are one token each, of a slot one. work: mm_cu_gqa_work(max_tokens) bytes, zero at first;
  * one for steps of any T ≤ max_tokens, in any order.
- * What the cache holds before each row's position is read at once (grid_wait): no kernel may still be writing it. */
+ * The cache before each row's position is read at once (grid_wait): no kernel may still be writing it. */
 struct mm_cu_gqa {
   const __nv_bfloat16 *qkv;
   __nv_bfloat16 *o;
@@ -245,7 +245,7 @@ size_t mm_cu_gqa_shared(uint32_t head_dim, bool fp8);
 cudaError_t mm_cu_gqa_decode(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_qkv &p, const mm_cu_gqa &a,
                              cudaStream_t s);
 
-/* A stretch of rows [first, first + count) of one sequence whose cache holds pos tokens before it. */
+/* A prefill chunk: rows [first, first + count) of one sequence whose cache holds pos tokens before it. */
 struct mm_cu_span {
   int32_t slot;
   uint32_t first, count, pos;
@@ -274,7 +274,7 @@ struct mm_cu_lightning {
 /* States are read at once: no kernel may still be writing them. A slot has one row at most. */
 cudaError_t mm_cu_lightning_decode(const mm_cu_lightning &a, const mm_cu_rows &r, uint32_t tokens, cudaStream_t s);
 cudaError_t mm_cu_lightning_prefill(const mm_cu_lightning &a, const mm_cu_span *span, uint32_t spans, cudaStream_t s);
-/* The same token by token: a row's bits do not depend on where its stretch begins. */
+/* The same token by token: a row's bits do not depend on where its chunk begins. */
 cudaError_t mm_cu_lightning_rows(const mm_cu_lightning &a, const mm_cu_span *span, uint32_t spans, cudaStream_t s);
 
 /* ---- rows ---- */
@@ -319,8 +319,8 @@ struct mm_cu_combine {
   mm_cu_codes codes;
 };
 cudaError_t mm_cu_combine_rows(const mm_cu_combine &a, uint32_t tokens, uint32_t width, cudaStream_t s);
-/* That, and the routing of a.n: for a single token one kernel, whose blocks all read the residual and the branch. Neither h nor n may be
- * one of them. */
+/* mm_cu_combine and the routing of a.n: for a single token one kernel, whose blocks all read the residual and the branch. h and n must
+ * be different buffers from those. */
 cudaError_t mm_cu_combine_route(const mm_cu_combine &a, const mm_cu_router &m, const mm_cu_route &r, uint32_t tokens, cudaStream_t s);
 
 #endif

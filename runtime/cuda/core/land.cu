@@ -1,4 +1,4 @@
-/* What the device does with bytes that came from a file as they are stored (load.h). */
+/* Loaded bytes in the form of their file, brought into the kernels' form on the device (load.h). */
 #include "runtime/cuda/core/load.h"
 
 namespace {

@@ -1,9 +1,9 @@
-/* Loading (load.h). Three streams of work run beside each other: threads of the reader fill the ring; the copy engine empties it, in order,
- * on one stream; kernels that change what landed follow on another. A buffer is filled again when both are done with what was in it.
+/* Loading (load.h). Three streams of work run beside each other: threads of the reader fill the ring; a DMA stream empties it in order;
+ * kernels that convert the copied bytes follow on another stream. A buffer is filled again when both are done with its last content.
  *
- * Who waits for a group waits on the host until what brings it is queued, and then lets its own stream wait for the event behind the last
- * chunk of it. A flag in memory that a stream polls would spare the first wait; but a step is longer than a device's queue, and whoever
- * fills that queue behind a flag keeps out the copies that would set it. */
+ * A step that needs a group waits on the host until the group's copies are queued, and then lets its own stream wait for the event behind
+ * the last of them. A flag in memory that the stream polls would spare the first wait; but a step is longer than a device's queue, and a
+ * queue that is full behind a flag keeps out the copies that would set it. */
 #include "runtime/cuda/core/load.h"
 
 #include <string.h>
@@ -222,7 +222,7 @@ bool mm_cu_load::await_oldest(uint64_t number, mm_err *err) {
   return true;
 }
 
-/* Whether there is an arena, which is waited for, and nobody ends the load. */
+/* Waits for the arena. False when the load is being ended. */
 bool mm_cu_load::go_on() {
   pthread_mutex_lock(&lock);
   while (!stop && !opened) pthread_cond_wait(&changed, &lock);
@@ -286,7 +286,7 @@ void mm_cu_load::run() {
 
 /* ---- opening ---- */
 
-/* What is made by the host is there before anything else; weights may be random as far as their padding, so holes are zeros by then. */
+/* Bytes made by the host are written before anything else; random weights fill their padding too, so holes are zeros by then. */
 bool mm_cu_load::fill_by_host(mm_err *err) {
   if (by_host.empty()) return true;
   if (!check(cudaStreamSynchronize(p->kernels), "zero", err)) return false;

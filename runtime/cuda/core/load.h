@@ -1,8 +1,8 @@
 /* The weights of a rank from their files to one arena of the device. Every address follows from the weights' shapes; no weight byte passes
- * the host's processor but on its way into a ring of pinned buffers, from where the copy engine takes it to its place, or to a landing
- * place if kernels are to change it (land.cu). Steps may begin before all is there: each waits for a group of weights where it first needs
- * one. What all rows need comes first, then the experts' codes, each expert's a group of its own: those that a step waits for come before
- * the others. */
+ * the host's processor but on its way into a ring of pinned buffers, from where DMA copies take it to its place, or to a landing
+ * place if kernels are to convert it (land.cu). Steps may begin before all is loaded: each waits for a group of weights where it first
+ * needs one. Weights that all rows need come first, then the experts' codes, a group for each expert: experts that a step waits for come
+ * before the others. */
 #ifndef MM_CUDA_LOAD_H
 #define MM_CUDA_LOAD_H
 
@@ -32,8 +32,7 @@ struct mm_cu_load_config {
   bool keep_ring = false;
 };
 
-/* What lies at `from` (device memory), bytes [first, first + n) of the plane, as it came from its file, to base + at. A landing that is
- * SPREAD or WIDEN. */
+/* Converts bytes [first, first + n) of a plane, at `from` (device memory) as in its file, to base + at. The landing is SPREAD or WIDEN. */
 cudaError_t mm_cu_land(char *base, const mm_landing &l, const void *from, uint64_t first, uint64_t n, cudaStream_t s);
 /* Zeros where the holes are; hole[holes] in device memory. */
 cudaError_t mm_cu_zero_holes(char *base, const mm_hole *hole, uint64_t holes, cudaStream_t s);
@@ -64,17 +63,17 @@ struct mm_cu_load {
   /* A digest of what lies where, and of how the files' bytes became it. */
   MM_MUST_USE mm_digest layout() const;
   char *base() const; /* of the arena, after open */
-  /* What is queued on the stream from here on finds the group there. The calling thread waits until the copies and kernels that bring it
-   * are queued, never the other way round: no stream waits for work that is not yet its device's. False with the load's error when it
-   * failed; without any where another rank has broken the meeting (mm_cu_load_config.comm), here and in finish. */
+  /* Work queued on the stream from here on finds the group loaded. The calling thread waits until the group's copies and kernels are
+   * queued: no stream waits for work that is not yet queued on its device. False with the load's error when it failed; without an error
+   * where another rank has aborted (mm_cu_load_config.comm), here and in finish. */
   bool wait(uint32_t group, cudaStream_t s, mm_err *err);
   /* The same of the groups first + i, i < n, with bit i of wanted[ceil(n / 32)]: those that are on their way still come before others. */
   bool wait_for(uint32_t first, uint32_t n, const uint32_t *wanted, cudaStream_t s, mm_err *err);
-  /* Whether waiting for all of the groups [first, first + n) would be short: what brings them is queued. */
+  /* True if a wait for the groups [first, first + n) would be short: their copies are queued. */
   bool is_near(uint32_t first, uint32_t n);
   /* Waits until the ring is pinned. False after a failure, with its error. */
   bool pinned(mm_err *err);
-  /* Whether all is there. False after a failure, with its error. *ready is set where it returns true. */
+  /* Sets *ready to whether all is loaded. False after a failure, with its error. */
   bool poll(bool *ready, mm_err *err);
   /* Waits until all is there, and all digests and files were found good. */
   bool finish(mm_err *err);

@@ -20,7 +20,7 @@ __device__ __forceinline__ float square8(const float v[8], float sum = 0) {
   for (int i = 0; i < 8; i++) sum = __fmaf_rn(v[i], v[i], sum);
   return sum;
 }
-/* What a row is multiplied by, from the sums of squares of each 256 columns (warp_sum of square8), 64 at most, once all are written. */
+/* The factor of a row, from the sums of squares of each 256 columns (warp_sum of square8), 64 at most, once all are written. */
 __device__ __forceinline__ float norm_scale(const float *part, uint32_t warps, uint32_t width, float eps) {
   const uint32_t lane = threadIdx.x % 32;
   const float sum = (lane < warps ? part[lane] : 0.0f) + (lane + 32 < warps ? part[lane + 32] : 0.0f);

@@ -4,8 +4,8 @@
 
 #include "runtime/cuda/core/fp8.cuh"
 
-/* What numbers become under the codes of a format, as quant/activation.c rounds them. fixed: the row's scale where the format has one that
- * is given, and it is above 0. */
+/* Numbers rounded to the codes of a format, as quant/activation.c does it. fixed: the row's scale where the format has a given one, above
+ * 0. */
 struct rounder {
   mm_act_format format;
   float fixed;

@@ -1,4 +1,4 @@
-/* Where the copy engine finds a matrix (hopper.cuh, tensor_copy): made on the host for each launch. */
+/* Tensor maps of TMA for matrices (hopper.cuh, tensor_copy), made on the host for each launch. */
 #ifndef MM_CUDA_TENSOR_MAP_H
 #define MM_CUDA_TENSOR_MAP_H
 
@@ -6,7 +6,7 @@
 #include <cuda_runtime.h>
 #include <stdint.h>
 
-/* Boxes of `box_rows` rows of `width` bytes of a byte matrix; pitch a multiple of 16. What lies outside the matrix comes as zeros.
+/* Boxes of `box_rows` rows of `width` bytes of a byte matrix; pitch a multiple of 16. Elements outside the matrix are read as zeros.
  * cudaErrorNotSupported where the driver makes no such maps. */
 cudaError_t mm_cu_map_boxes(CUtensorMap *to, const void *data, uint64_t pitch, uint64_t rows, uint32_t width, uint32_t box_rows,
                             CUtensorMapSwizzle swizzle);

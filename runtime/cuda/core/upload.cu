@@ -74,11 +74,11 @@ __global__ void random_codes(uint32_t *p, size_t words, uint32_t bits, bool int4
   }
 }
 
-/* Of byte scales: 2^-7 as e8m0; 2^8 as e4m3, under a global scale of 2^-15. */
+/* Random byte scales: 2^-7 as e8m0; 2^8 as e4m3, under a global scale of 2^-15. */
 constexpr int kRandomByteScale = 120;
 constexpr float kRandomGlobal = 0x1p-15f;
 
-/* Of a weight, or of none, and of what is filled: other numbers each time without a seed. */
+/* The generator for a weight (or none) and a filled range. Without a seed the numbers differ each time. */
 random_grid grid_of(const mm_packed *w, uint32_t place, uint32_t n, uint32_t k, mm_cell cell, mm_cell stored, uint32_t first_k) {
   static std::atomic<uint32_t> others;
   random_grid g = {w ? w->random : mm_random{}, n, k, first_k, cell, stored};

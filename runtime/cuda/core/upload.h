@@ -12,13 +12,13 @@
 struct mm_cu_memory {
   std::vector<void *> block;
   std::vector<uint64_t> bytes; /* of each, without the spare ones */
-  void *borrowed = nullptr;    /* another process's, mapped here, as long as it is told so on `connection` */
+  void *borrowed = nullptr;    /* another process's, mapped here, for as long as `connection` is open */
   int connection = -1;
   ~mm_cu_memory();
   /* Zeroed, 256-byte aligned, with 256 bytes to spare behind; NULL and E_MEMORY when the device has no more. */
   void *alloc(uint64_t size, mm_err *err);
   void *reserve(uint64_t size, mm_err *err); /* the same as it comes, not zeroed */
-  /* What a holder says of the key; at most once. Errors of mm_hold_find, MM_IO E_CUDA. */
+  /* Maps the weights that a holder has under the key; at most once. Errors of mm_hold_find, MM_IO E_CUDA. */
   void *borrow(const char *socket, mm_held *held, mm_err *err);
   template <class T>
   T *array(uint64_t count, mm_err *err) {

@@ -3,8 +3,8 @@
  *
  * Pair order of 4-bit codes: the low half of a 32-bit word holds weights 0, 2, 4 and 6 of its eight, the high half 1, 3, 5 and 7 in the
  * same bits, so that shifts and masks give both halves of a register. Pair j of INT4 lies in bits 4j … 4j+3. The pairs of E2M1 have their
- * magnitudes from bits 9, 1, 12 and 4 up and their signs in bits 15, 7, 8 and 0: the first two lie eight bits apart as in an f16, and so do
- * the others after one shift of magnitudes and one of signs. */
+ * magnitudes from bits 9, 1, 12 and 4 up and their signs in bits 15, 7, 8 and 0: the first two lie at a distance of eight bits as in an
+ * f16, and so do the others after one shift of magnitudes and one of signs. */
 #ifndef MM_CUDA_WEIGHT_CUH
 #define MM_CUDA_WEIGHT_CUH
 

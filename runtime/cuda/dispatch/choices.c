@@ -21,7 +21,7 @@ typedef struct range {
   mm_cu_choice decode, stretch;
 } range;
 
-/* What products take in some schemes; names of all that take the same. */
+/* The kernels of products in some schemes, and the names of all schemes that take the same ones. */
 typedef struct row {
   char products[96], schemes[240];
   range range[MOST_RANGES];

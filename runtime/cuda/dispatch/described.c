@@ -1,4 +1,4 @@
-/* What a packed matrix is to the kernels (described.h). */
+/* Packed matrices as kernel arguments (described.h). */
 #include "runtime/cuda/dispatch/described.h"
 
 #include "formats/system/base.h"
@@ -58,7 +58,7 @@ uint32_t mm_cu_told_largest(const mm_cu_rounding *how) {
   return scales_rows(f) ? 1 : mm_cells(how->whole_k, f->group);
 }
 
-/* Whether scales of w's inputs are of several ranks' columns: the same on all, since all tell each other. */
+/* True if scales of w's inputs span columns of several ranks: equal on all, since they exchange their largest magnitudes. */
 static bool shares_scales(const mm_packed *w) {
   const mm_act_format *f = &mm_act_formats[w->scheme->act];
   if (w->cut_k == 0 || f->code == MM_CODE_PLAIN) return false;

@@ -1,4 +1,4 @@
-/* Stored weights as kernels are told of them. No device code: C and C++, in every build. */
+/* Stored weights as kernel arguments. No device code: C and C++, in every build. */
 #ifndef MM_CUDA_DESCRIBED_H
 #define MM_CUDA_DESCRIBED_H
 
@@ -27,7 +27,7 @@ typedef enum mm_cu_scale {
 typedef struct mm_cu_rounding {
   mm_act_quant kind;
   float fixed; /* the static scale; 0: none */
-  /* Of columns [first_k, first_k + k) of rows of whole_k, under scales that other ranks' columns have a part in; 0, 0: of none. */
+  /* Columns [first_k, first_k + k) of rows of whole_k, where scales span columns of other ranks; 0, 0: they do not. */
   uint32_t first_k, whole_k;
   struct mm_cu_whole_rows *ranks; /* fp8.h; where whole_k is not 0 */
 } mm_cu_rounding;
@@ -51,11 +51,11 @@ typedef struct mm_cu_weight {
  * it. */
 MM_MUST_USE bool mm_cu_describe(const mm_packed *w, const char *name, mm_cu_weight *out, mm_err *err);
 uint32_t mm_cu_bits(mm_cu_code code);
-/* Whether its inputs can be rounded. MM_UNSUPPORTED E_ACT_QUANT, naming tensor and scheme, where other ranks' columns forbid it. */
+/* True if its inputs can be rounded. MM_UNSUPPORTED E_ACT_QUANT, naming tensor and scheme, where other ranks' columns forbid it. */
 MM_MUST_USE bool mm_cu_rounds(const mm_packed *w, const char *name, mm_err *err);
 /* How its inputs are rounded, whether other ranks' columns have a part in it or not. */
 const mm_cu_rounding *mm_cu_rounding_of(const mm_cu_weight *w);
-/* Of each row, how many largest magnitudes the ranks of such a rounding tell each other: its own, or that of each group of columns. */
+/* Largest magnitudes that ranks exchange for each row under such a rounding: one for the row, or one for each group of columns. */
 uint32_t mm_cu_told_largest(const mm_cu_rounding *how);
 /* Elements of its scales, f32 (COARSE, FINE) or bytes (NV, MX). */
 size_t mm_cu_scales(const mm_cu_weight *d);

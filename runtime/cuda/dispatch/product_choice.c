@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The most activations of a single token that fit beside gemv.cuh's rings and the sums of a few rows, in whole items. */
+/* The most activations of a single token that fit in shared memory with gemv.cuh's rings and the sums of a few rows, in whole items. */
 #define ONE_COLUMNS 37000
 /* Fewer pairs of token and expert are too few units for the blocks of mm_cu_experts_few. */
 #define LEAST_PAIRS 8
@@ -79,7 +79,7 @@ static bool many_codes(const mm_cu_device *d, const mm_cu_task *q) {
 
 static bool several(const mm_cu_device *d, const mm_cu_task *q) { return (void)d, q->tokens > 1; }
 
-/* Codes of what stands between the products, under scales of rows, lie beside bf16 of the results (inputs.cu). */
+/* Codes of the rows between the two products, with row scales, share a buffer with the bf16 results (inputs.cu). */
 static bool experts_multiply_codes(const mm_cu_device *d, const mm_cu_task *q) {
   const bool room = groups(q->w2) || q->w2->k + q->w2->k / 32 <= 2 * q->w2->n;
   return mm_cu_multiplies_codes(d, q->w) && mm_cu_multiplies_codes(d, q->w2) && q->w->n % (2 * MM_CU_GROUP) == 0 &&

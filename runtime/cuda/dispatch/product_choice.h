@@ -1,5 +1,5 @@
-/* Which kernel multiplies: the one table that says it, by what is known of the weights, of the rows and of the device. No device code. What
- * attention and the router take stands in their own files. */
+/* Dispatch of products: the one table that names the kernel for given weights, rows and device. No device code. Attention and the router
+ * dispatch in their own files. */
 #ifndef MM_CUDA_PRODUCT_CHOICE_H
 #define MM_CUDA_PRODUCT_CHOICE_H
 
@@ -44,7 +44,7 @@ typedef enum mm_cu_inputs_are {
   MM_CU_AS_ROW_CODES    /* the same under scales of whole rows */
 } mm_cu_inputs_are;
 
-/* What a choice asks of the code that runs and of the device. */
+/* Properties of the built code and of the device that dispatch depends on. */
 typedef struct mm_cu_device {
   bool hopper;      /* sm_90a */
   uint32_t cluster; /* blocks of the largest cluster of whole multiprocessors, of 2, 4 and 8; 0: none */
@@ -54,8 +54,8 @@ typedef struct mm_cu_device {
 typedef struct mm_cu_task {
   const mm_cu_weight *w, *w2; /* of experts: w13 and w2; else w2 is NULL */
   uint32_t tokens, top_k;
-  bool decode; /* all rows are single tokens; a stretch's rows keep their bits in chunks of more than 16 */
-  bool middle; /* what stands between w13 and w2 is asked for, in the order of sorted pairs; T > 1 */
+  bool decode; /* all rows are single tokens; rows of a prefill keep their bits in chunks of more than 16 */
+  bool middle; /* the rows between w13 and w2 are an output too, in the order of sorted pairs; T > 1 */
 } mm_cu_task;
 
 typedef struct mm_cu_choice {
@@ -89,8 +89,8 @@ void mm_cu_say_choice(const mm_cu_choice *c, char *to, size_t size);
 
 enum { MM_CU_BOX = 64, MM_CU_LINE = 128, MM_CU_CLUSTER_ROOM = 226 * 1024, MM_CU_CLUSTER_BARRIERS = 392 };
 
-/* Of a kernel for `rows` rows: groups that multiply; bytes of the rows for a line of 128 bytes of weights, and of their factors; bytes of
- * scales of a stage. */
+/* Shared memory of a kernel for `rows` rows: groups that multiply; bytes of the rows for 128 bytes of weights, and of their factors; bytes
+ * of scales of a stage. */
 typedef struct mm_cu_cluster_kind {
   uint32_t rows, turns, x, back, scales;
 } mm_cu_cluster_kind;
