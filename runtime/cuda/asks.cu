@@ -1,5 +1,5 @@
-/* Choices that ask for more than a draw: the host's side. What the rows ask for is packed into one block, uploaded, and the kernels of
- * adjust.cu, choose.cu and draws.cu launched after the pass. Steps that ask for nothing more do not come here. */
+/* Sampling with options (biases, masks, penalties, logprobs): the host's side. The options of all rows are packed into one block and
+ * uploaded; the kernels of adjust.cu, choose.cu and draws.cu are launched after the pass. Steps without options do not come here. */
 #include <string.h>
 
 #include <algorithm>
@@ -40,7 +40,7 @@ ask_layout lay_asks(uint32_t rows, uint32_t biases, uint32_t masks, uint32_t voc
   return at;
 }
 
-/* What the rows ask for, counted. */
+/* Counts of the rows' options. */
 struct ask_counts {
   uint32_t biases = 0, most_bias = 0, masks = 0, raws = 0, penalised = 0, longest = 0, told = 0;
   mm_cu_draws draws = MM_CU_GREEDY;

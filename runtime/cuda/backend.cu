@@ -1,14 +1,14 @@
 /* The CUDA backend of ops.h for one rank on one device: weights uploaded at open, caches and buffers allocated there, kernels launched
  * on one stream.
  *
- * A step whose spans are single tokens takes the decode kernels. So does attention for the single tokens that come before the first stretch
- * of a step that has both; products go by the number of rows. Where every row's output is wanted it is padded with rows of slot -1
- * to one of a few sizes, up to 256; its calls then depend on that size alone, and all else is read from device memory. Of the second such
- * step the ops are kept until all are known, then captured as a graph; from then on begin uploads the batch, the ops between do nothing,
- * and end or choose replays. Any other step is launched kernel by kernel, and every one once a capture has failed, which is reported.
+ * A step whose spans are single tokens takes the decode kernels. In a step that has both, the single tokens come first and
+ * their attention takes the decode kernel too; products go by the number of rows. Where every row's output is wanted it is padded with rows
+ * of slot -1 to one of a few sizes, up to 256; its calls then depend on that size alone, and all else is read from device memory. At the
+ * second such step the ops are collected and captured as a graph; from then on begin uploads the batch, the ops between do nothing, and end
+ * or choose replays. Any other step is launched kernel by kernel, and every one once a capture has failed, which is reported.
  *
- * Where rows are to be apart (mm_backend_config.apart) every step takes the kernels of stretches, single tokens too, padded with rows of
- * slot -1 to so many that products take the kernels of many rows; lightning attention goes token by token. Nothing is recorded then.
+ * Batch-invariant steps (mm_backend_config.apart) take the prefill kernels for single tokens too, padded with rows of slot -1 to so many
+ * that products take the prefill kernels; lightning attention goes token by token. No graph is captured then.
  *
  * Nothing waits but end and collect: a step ended by choose leaves its choices on the device, where the next one finds them. */
 #include <stdio.h>
@@ -50,7 +50,7 @@ bool grow_logits(mm_backend *b, size_t rows, mm_err *err) {
   return rows <= b->logits_rows || b->rehearses || mm_cu_make_logits(b, rows, err);
 }
 
-/* What kind of step this is, and its sizes. */
+/* Sets the kind of the step and its sizes. */
 void plan_step(mm_backend *b, const mm_batch *batch) {
   b->decode = !b->c.apart && batch->tokens > 0 && batch->span_count == batch->tokens;
   b->ending = batch->sampling ? GREEDY : LOGITS, b->asked = nullptr, b->keeps = false;
@@ -70,7 +70,7 @@ void plan_step(mm_backend *b, const mm_batch *batch) {
   b->mode = EAGER, b->graph = nullptr;
 }
 
-/* Whether it is recorded, or to be: once its sizes have their place, since making one drops what was recorded. */
+/* Decides between launching, capturing and replaying: after its buffers have their sizes, since growing one drops captured graphs. */
 void plan_mode(mm_backend *b) {
   if (!b->decode || b->outs != b->rows || b->rows > kBuckets[sizeof kBuckets / sizeof *kBuckets - 1]) return;
   if (b->c.eager || b->unrecorded || b->rehearses) return;
@@ -82,7 +82,7 @@ void plan_mode(mm_backend *b) {
   }
 }
 
-/* Rows [0, singles) are one token each of a sequence, the rest stretches of more. */
+/* Rows [0, singles) are one token each of a sequence, the rest are prefill chunks. */
 uint32_t singles_of(const mm_backend *b) { return b->decode ? b->rows : b->singles; }
 
 /* Bytes of it behind the arrays. */
@@ -147,17 +147,17 @@ bool cuda_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
   return false;
 }
 
-/* Whether an op launches anything now; after a failure, nothing more. */
+/* True if ops launch kernels now. After a failure nothing is launched. */
 bool running(const mm_backend *b) { return b->mode == EAGER && b->err.status == MM_OK && !b->lost; }
 
-/* Whether the op is not to be done now: it is kept, or recorded long since. */
+/* True if the op is not launched now: it is collected for a capture, or part of a captured graph. */
 template <class... Args>
 bool later(mm_backend *b, void (*op)(mm_backend *, Args...), std::common_type_t<Args>... args) {
   if (b->mode == CAPTURE) b->kept.push_back([=] { op(b, args...); });
   return b->mode != EAGER;
 }
 
-/* What was put off is launched now. */
+/* Launches the deferred ops. */
 void catch_up(mm_backend *b) {
   if (!running(b) || !b->put_off.n) return;
   const cudaError_t e = b->put_off_sums ? mm_cu_combine_ranks(b->peers, b->put_off, b->rows, b->put_off_width, b->put_off_sent, b->stream)
@@ -341,7 +341,7 @@ bool begin_op(mm_backend *b) {
   return running(b);
 }
 
-/* What a product of this rank's columns makes goes to the other rank of two at once, if its kernel can send it: a combine follows. */
+/* Lets the kernel of a product of this rank's columns send its rows to the other rank of two, if it can: a combine follows. */
 void send_rows(mm_backend *b, bool partial, mm_act y) {
   b->inputs.push = partial && b->peers ? mm_cu_push_rows(b->peers, b->rows, y.width) : mm_cu_push{};
 }
@@ -436,8 +436,8 @@ void cuda_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_pa
         "gated norm");
 }
 
-/* While a token's experts are chosen, nothing else can be read: the next layer's first weights are. Of 4 and 8 MB
- * a step gains the same; 16 come between the experts' own. */
+/* While a token's experts are chosen, nothing else can be read: the next layer's first weights are. 4 and 8 MB
+ * save the same time; 16 MB compete with the experts' own reads. */
 mm_cu_ahead ahead_of(mm_backend *b, uint32_t layer) {
   constexpr uint64_t kMost = 6 << 20;
   if (b->rows > 1 || layer + 1 >= b->c.weights->layer_end) return {};

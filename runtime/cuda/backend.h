@@ -36,7 +36,7 @@ struct mm_cu_tells {
   mm_logprob *to;
 };
 
-/* Device memory that grows with what is asked of it. What it held is lost. */
+/* Device memory that grows on demand. Growing loses its content. */
 struct grown {
   void *p = nullptr;
   size_t bytes = 0;
@@ -54,7 +54,7 @@ struct step_memory {
   mm_page_copy *copy = nullptr; /* [slots] likewise */
   char *asks = nullptr;         /* pinned: what its rows ask for, as uploaded */
   size_t asks_cap = 0;
-  mm_logprob *told = nullptr; /* pinned: [outs, MM_CU_TOLD] of rows whose logprobs are told */
+  mm_logprob *told = nullptr; /* pinned: [outs, MM_CU_TOLD], rows with logprobs */
   size_t told_cap = 0;
   std::vector<mm_cu_tells> tells; /* whose those are */
   bool broken = false;            /* it was under way when some rank failed: its choices are none */
@@ -66,10 +66,10 @@ constexpr uint32_t kSteps = MM_QUEUE + 1; /* a step may begin while as many as m
  * launch there, and graphs for every number of rows would be without end. */
 constexpr uint32_t kBuckets[] = {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256};
 
-/* Rows that a step has at least where rows are apart. */
+/* Least number of rows of a batch-invariant step. */
 constexpr uint32_t kLeastApart = MM_CU_SKINNY + 1;
 
-/* What follows the forward pass in a step. */
+/* The end of a step after the forward pass. */
 /* Logits, or choices: of which draws at most (mm_cu_draws). */
 enum step_end { LOGITS, GREEDY, FEW_DRAWS, DRAWS };
 static_assert(FEW_DRAWS == GREEDY + MM_CU_FEW_DRAWS && DRAWS == GREEDY + MM_CU_DRAWS);
@@ -176,7 +176,7 @@ cudaError_t mm_cu_list_used(const mm_cu_route &r, uint32_t *used, uint32_t token
  * rows were others. A span has at least one row, a tile at most 64 of one span. */
 size_t mm_cu_place_batch(uint32_t rows, bool decode, char *base, batch_arrays *a); /* but for `item`, behind them */
 
-/* Pinned memory of a step for n elements, which the steps before have read. Of one rank alone: it may wait for every device. */
+/* Pinned memory of a step for n elements, which the steps before have read. Only with a single rank: it may wait for every device. */
 template <class T>
 bool mm_cu_grow_pinned(T **p, size_t *cap, size_t n, mm_err *err) {
   if (n <= *cap) return true;
@@ -194,8 +194,8 @@ cudaError_t mm_cu_share_logits(mm_backend *b, uint32_t rows);
 /* Room for logits of so many rows, in place of what there is; collective. False, and no room on any rank, when some rank finds none. */
 MM_MUST_USE bool mm_cu_make_logits(mm_backend *b, size_t rows, mm_err *err);
 
-/* Between a step's kernels and what follows them: makes memory by grow(), which says whether it did. Of several ranks all have launched
- * before, and all have made theirs after: what makes memory may wait for every device. */
+/* Grows buffers by grow() between a step's kernels and the work that follows them. With several ranks it is a barrier: all have launched
+ * before and all have grown theirs after, since an allocation may wait for every device. */
 template <class F>
 bool mm_cu_make_room(mm_backend *b, mm_err *err, const F &grow) {
   if (!b->peers) return grow();
@@ -205,8 +205,8 @@ bool mm_cu_make_room(mm_backend *b, mm_err *err, const F &grow) {
   return mm_cu_peers_meet(b->peers, made, &all, err) && all;
 }
 
-/* Chooses a token for each wanted row of the step whose logits are there, whatever its row asks for: launched, not recorded. What is told
- * goes to the step's memory (asks.cu). */
+/* Chooses a token for each wanted row of the step whose logits are there, whatever its row asks for: launched, not recorded. Logprobs
+ * go to the step's memory (asks.cu). */
 MM_MUST_USE bool mm_cu_choose_asked(mm_backend *b, const mm_sampling *set, mm_err *err);
 
 /* Before the batch's upload: the device's table says for the batch's slots what the batch does, and its copies are made (paging.cu). */
@@ -224,8 +224,8 @@ void mm_cu_release(void *memory);
 MM_MUST_USE bool mm_cu_open_sums(mm_backend *b, mm_err *err);
 /* Adds what linear w is given: rows x[0 … rows), those of slot -1 left out; or x[pick[0 … rows)]. */
 cudaError_t mm_cu_collect_linear(mm_backend *b, const mm_packed *w, const __nv_bfloat16 *x, const uint32_t *pick, uint32_t rows);
-/* Adds what experts are given, a.x by w13 and what becomes of it by w2. That is computed here once more, as wide as it is before w2 rounds
- * it; a.y, a.middle and a.pair_out are written. T > 1. */
+/* Adds the inputs of experts to the sums: a.x of w13, and the rows between w13 and w2, which are computed here once more, unrounded;
+ * a.y, a.middle and a.pair_out are written. T > 1. */
 cudaError_t mm_cu_collect_experts(mm_backend *b, const mm_packed *w13, const mm_packed *w2, const mm_cu_experts &a);
 /* mm_ops.calibrate. */
 bool mm_cu_calibrate(mm_backend *b, mm_err *err);
@@ -241,17 +241,17 @@ MM_MUST_USE bool mm_cu_begin_ranks(mm_backend *b, mm_err *err);
 
 /* x[rows, width] becomes its sum over ranks. */
 cudaError_t mm_cu_sum_ranks(mm_backend *b, __nv_bfloat16 *x, uint32_t width);
-/* mm_cu_combine_rows of a branch that is to be summed over ranks, in one kernel and with the bits of two. Of few rows,
- * and over two ranks of many; of others, of ranks in several processes and without ranks the first says no. */
+/* mm_cu_combine_rows of a branch that is summed over ranks, in one kernel and with the bits of two. For few rows, and
+ * for many rows over two ranks; for others, for ranks in several processes and without ranks the first returns false. */
 bool mm_cu_combines_ranks(const mm_cu_peers *p, uint32_t rows, uint32_t width);
 /* sent: the launch before has sent all of a.branch where mm_cu_push_rows said. */
 cudaError_t mm_cu_combine_ranks(const mm_cu_peers *p, const mm_cu_combine &a, uint32_t rows, uint32_t width, bool sent, cudaStream_t s);
-/* That of many rows over two ranks, or of any number (ranks_many.cu). */
+/* mm_cu_combine_ranks for many rows over two ranks (ranks_many.cu). */
 cudaError_t mm_cu_combine_many(const mm_cu_peers *p, const mm_cu_combine &a, uint32_t rows, uint32_t width, bool sent, cudaStream_t s);
 /* Where a branch of many rows may go as it is made, with nothing exchanged before its combine; nowhere for others. */
 mm_cu_push mm_cu_push_rows(const mm_cu_peers *p, uint32_t rows, uint32_t width);
-/* That of a single token, and the routing of a.n, as mm_cu_combine_route gives them, in one kernel (router.cu); of ranks that each have a
- * device. */
+/* The combine of a single token and the routing of a.n, as mm_cu_combine_route gives them, in one kernel (router.cu), for ranks on
+ * distinct devices. */
 cudaError_t mm_cu_combine_route_ranks(const mm_cu_peers *p, const mm_cu_combine &a, const mm_cu_router &m, const mm_cu_route &r,
                                       cudaStream_t s);
 /* q and k of each row of qkv become their RMS norms over all ranks' heads, rounded to bf16; only with b->peers. */
@@ -271,13 +271,13 @@ cudaError_t mm_cu_gated_norm_ranks(mm_backend *b, const mm_cu_gated &a);
 /* Steps before all weights are there wait for them on the way, and are not recorded: on every rank, as long as one has to. A step of
  * padding alone is one that is to be recorded, and waits for all. batch NULL: one that is not. */
 MM_MUST_USE bool mm_cu_look_at_load(mm_backend *b, const mm_batch *batch, mm_err *err);
-/* What the stream is given from here on finds the group there; else b->err, or b->lost where another rank has failed. */
+/* Work queued on the stream from here on finds the group loaded; else b->err, or b->lost where another rank has failed. */
 void mm_cu_wait_for_weights(mm_backend *b, uint32_t group);
-/* What the step's rows have chosen of the layer's experts is there too. The host has to know what that is, so it waits for the router. */
+/* The same for the experts selected by the step's rows. The host waits for the router to know them. */
 void mm_cu_wait_for_experts(mm_backend *b);
 /* mm_ops.finish_load. */
 bool mm_cu_finish_load(mm_backend *b, mm_err *err);
-/* At the end of a step, before anything is waited for: whether all ranks are there. Where this one has failed it tells the others so. */
+/* At the end of a step, before any wait: false unless all ranks are there. A rank that has failed reports it to the others. */
 MM_MUST_USE bool mm_cu_come_to_end(mm_backend *b, mm_err *err);
 /* A step that ran while weights arrived gives no result before those that it waited for have been found good. */
 inline bool mm_cu_loaded(mm_backend *b, mm_err *err) { return !b->loading || b->rehearses || b->loading->is_sound(err); }

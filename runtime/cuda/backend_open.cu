@@ -30,7 +30,7 @@ struct weights_plan {
     mm_cu_weight *to = &b->weight[w];
     return load->matrix(w, name, {group, false, 0}, to, err) && settle(w, name, to, err);
   }
-  /* Of a layer: each expert's codes come by themselves. */
+  /* The experts of a layer: each expert's codes are a group of their own. */
   bool experts(const mm_packed *w, const char *name, uint32_t l, mm_err *err) const {
     mm_cu_weight *to = &b->weight[w];
     return load->matrix(w, name, {group, true, mm_cu_group_of_experts(b->c.model, l)}, to, err) && settle(w, name, to, err);
@@ -92,7 +92,7 @@ bool plan_weights(mm_backend *b, mm_cu_load *load, mm_err *err) {
   return p.matrix(&w->head, "lm_head.weight", err);
 }
 
-/* What choices ask of this device, and whether all products take codes in blocks there. */
+/* Sets the device properties for dispatch, and whether all products take codes in blocks. */
 bool settle_inputs(mm_backend *b, mm_err *err) {
   if (!mm_cu_check(mm_cu_device_here(&b->inputs.device), "ask for clusters of blocks", err)) return false;
   b->inputs.all_codes = b->c.act_quant;
@@ -117,7 +117,7 @@ bool open_table(mm_backend *b, mm_err *err) {
   return b->page_table && mm_cu_check(cudaMemcpy(b->page_table, b->table.data(), entries * 4, cudaMemcpyHostToDevice), "copy pages", err);
 }
 
-/* What copies of pages walk over. */
+/* Opens the table of arrays that page copies cover. */
 bool open_page_work(mm_backend *b, mm_err *err) {
   std::vector<mm_cu_kv> kv;
   for (const layer_cache &c : b->cache) {
@@ -301,9 +301,9 @@ bool check_shared(const mm_backend_config *c, mm_err *err) {
                  device, p.name, p.major, p.minor, most, needs);
 }
 
-/* ---- rehearsal ---- */
+/* ---- dry run ---- */
 
-/* One step without a device: every launch of it is judged (mm_cu_judge), none is done. rows: single tokens, or stretches of `each`. */
+/* A dry run of one step: every launch is checked (mm_cu_judge), none is done. rows: single tokens, or chunks of `each`. */
 bool rehearse_step(mm_forward *f, uint32_t rows, uint32_t each, mm_err *err) {
   std::vector<int32_t> id(rows, 0);
   std::vector<uint32_t> out(rows);
@@ -321,7 +321,7 @@ bool rehearse_step(mm_forward *f, uint32_t rows, uint32_t each, mm_err *err) {
                  *lack ? lack : first.text);
 }
 
-/* What comes before a step that goes on in other pages. */
+/* The same for the page copies before a step that continues in other pages. */
 bool rehearse_pages(mm_backend *b, mm_err *err) {
   mm_cu_page_work w = b->page_work;
   w.edits = kEdits, w.copies = (uint32_t)mm_min(b->c.limits.slots, b->c.limits.max_tokens);

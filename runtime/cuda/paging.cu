@@ -87,7 +87,7 @@ bool mm_cu_upload_pages(mm_backend *b, const mm_batch *batch, mm_err *err) {
                                                            cudaMemcpyHostToDevice, b->stream),
                                            "copy pages", err)) &&
                     mm_cu_check(mm_cu_prepare_pages(w, b->stream), "pages", err);
-  /* What the device's table says is not known then: each slot's next step sends its own again. */
+  /* The device's table is unknown then: each slot's next step uploads its own again. */
   if (!done) std::fill(b->table.begin(), b->table.end(), UINT32_MAX), b->own_pages = false;
   return done;
 }

@@ -1,6 +1,6 @@
 /* One rank of several (backend.h). Mean squares over all ranks' heads: each rank's sums of squares, f32, are added over ranks (peers.h),
- * then the rows are multiplied. Of steps of few rows one kernel does it all, and so it is with the residual that a sum is added to: a block
- * for each row sends what it has to all ranks, waits for theirs and goes on, with the bits that kernels apart would give. */
+ * then the rows are multiplied. For few rows one kernel does all of it, and likewise the residual to which a sum is added: a block
+ * for each row sends its part to all ranks, waits for theirs and continues, with the bits of separate kernels. */
 #include "runtime/cuda/backend.h"
 
 #include <stdio.h>
@@ -16,7 +16,7 @@ namespace {
 constexpr uint32_t kThreads = 256;
 constexpr double kLimit_s = 4; /* for which kernels wait for another rank */
 
-/* Two stretches of a row, side by side: [0, n[0]) and [n[0], n[0] + n[1]). */
+/* Two ranges of a row, side by side: [0, n[0]) and [n[0], n[0] + n[1]). */
 struct stretches {
   uint32_t n[2];
 };
@@ -32,7 +32,7 @@ __device__ float block_sum(float v, float *part) {
   return sum;
 }
 
-/* The sum of squares of each stretch, in all threads; part as above. */
+/* The sum of squares of each range, in all threads; part as above. */
 __device__ void square_row(float sum[2], const bf16 *row, stretches s, float *part) {
   for (int i = 0; i < 2; i++) {
     sum[i] = 0;
@@ -70,7 +70,7 @@ __device__ void add_ranks(float sum[2], const peer_view &c, uint32_t epoch) {
   sum[0] = total[0], sum[1] = total[1];
 }
 
-/* sums[row, 2]: of the squares of each stretch. */
+/* sums[row, 2]: sums of squares of each range. */
 __global__ void __launch_bounds__(kThreads) square_rows(float *sums, const bf16 *x, uint32_t pitch, stretches s) {
   __shared__ float part[kThreads / 32];
   grid_wait_and_launch_next();
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kThreads) square_rows(float *sums, const bf16 
   if (threadIdx.x < 2) sums[2 * blockIdx.x + threadIdx.x] = threadIdx.x ? sum[1] : sum[0];
 }
 
-/* q and k by their norms. The stretches are this rank's columns of each, `ranks` times as many are normalised together. */
+/* q and k by their norms. The ranges are this rank's columns of each, `ranks` times as many are normalised together. */
 struct qk_norms {
   bf16 *x;
   const float *q_norm, *k_norm;
@@ -157,8 +157,8 @@ cudaError_t sum_squares(mm_backend *b, const bf16 *x, uint32_t pitch, stretches 
   return e != cudaSuccess ? e : mm_cu_peers_sum_f32(b->peers, b->squares, mm_round_up(2 * (uint64_t)b->rows, 4), b->stream);
 }
 
-/* So many blocks for each row, a thread for eight columns, as combine_rows has for few rows. A block sends and writes its share of the
- * warps' columns, since what a multiprocessor sends is slow to leave, and sums all of them, since that is sooner done than told. */
+/* Several blocks for each row, a thread for eight columns, as combine_rows has for few rows. A block sends and writes its share of the
+ * columns, since a multiprocessor sends slowly, and sums all of them, since summing is faster than exchanging sums. */
 __global__ void __launch_bounds__(MM_CU_MAX_HIDDEN / 8)
     reduce_combine(const __grid_constant__ peer_view c, const __grid_constant__ mm_cu_combine a, uint32_t width, uint32_t blocks) {
   __shared__ float part[MM_CU_MAX_HIDDEN / 256];
@@ -213,7 +213,7 @@ bool mm_cu_begin_ranks(mm_backend *b, mm_err *err) {
   for (step_memory *m : b->queued) m->broken = true;
   if (!mm_cu_check(cudaStreamSynchronize(b->stream), "step", err)) return false;
   void *queued[MM_CU_PEERS]; /* how many steps each rank has queued, + 1: the one that failed there is not among them */
-  b->drop_graphs();          /* which hold what mending takes down */
+  b->drop_graphs();          /* which hold pointers that the reset frees */
   if (!mm_cu_peers_mend(b->peers, err) || !mm_cu_peers_tell(b->peers, reinterpret_cast<void *>(b->queued.size() + 1), queued, err))
     return false;
   const uintptr_t least = reinterpret_cast<uintptr_t>(*std::min_element(queued, queued + b->c.weights->tp));
@@ -265,7 +265,7 @@ bool mm_cu_combines_ranks(const mm_cu_peers *p, uint32_t rows, uint32_t width) {
 cudaError_t mm_cu_combine_ranks(const mm_cu_peers *p, const mm_cu_combine &a, uint32_t rows, uint32_t width, bool sent, cudaStream_t s) {
   if (!mm_cu_combines_ranks(p, rows, width) || width % 8 != 0 || !codes_fit(a.codes, rows, width)) return cudaErrorInvalidValue;
   if (!mm_cu_peers_small(p, rows, (uint64_t)rows * width / 4)) return mm_cu_combine_many(p, a, rows, width, sent, s);
-  /* Where no block writes what another of its row reads, and all find room beside those of other ranks. */
+  /* Only where no block writes data that another block of its row reads, and where all fit on the device at once. */
   const bool several = mm_cu_peers_apart(p) && rows <= 8 && a.h != a.residual && a.h != a.branch && a.n != a.residual && a.n != a.branch;
   const unsigned blocks = !several ? 1 : width > 4096 ? 6 : rows > 1 ? 3 : 1;
   return launch(reduce_combine, rows * blocks, ceil_div(width, 256) * 32, 0, s, mm_cu_peers_view(p), a, width, blocks);

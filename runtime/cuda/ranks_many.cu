@@ -22,8 +22,8 @@ struct many_rows {
   uint32_t rows, width, each, threads; /* rows of a block, threads of a row */
 };
 
-/* The ranks tell each other that their rows are sent. What comes next takes whole multiprocessors, which the other rank's product may need
- * to get here: it does not start before the end. */
+/* Barrier of the ranks after their rows are sent. The next kernel takes whole multiprocessors, which the other rank's product may need to
+ * get here, so it does not start before the end. */
 __global__ void __launch_bounds__(32) meet_ranks(const __grid_constant__ peer_view c) {
   grid_wait();
   const uint32_t epoch = c.counters->epoch;

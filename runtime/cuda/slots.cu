@@ -1,5 +1,5 @@
-/* What slots hold beside pages (ops.h): lightning states, the ids they were given, the one chosen last. The stream keeps all of it in the
- * order of steps, and no kernel of a step overtakes its batch's upload. */
+/* State of slots other than pages (ops.h): lightning states, the ids they were given, the one chosen last. The stream keeps all of it in
+ * the order of steps, and no kernel of a step overtakes its batch's upload. */
 #include "runtime/cuda/backend.h"
 
 /* Slot `to` of p[slots, n] becomes what `from` is. */

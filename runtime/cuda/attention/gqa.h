@@ -1,4 +1,4 @@
-/* The sm_90a kernel of causal attention over stretches, a bf16 cache (gqa_hopper.cu); mm_cu_gqa_prefill chooses it. */
+/* The sm_90a kernel of causal attention over prefill chunks, a bf16 cache (gqa_hopper.cu); mm_cu_gqa_prefill dispatches to it. */
 #ifndef MM_CUDA_GQA_H
 #define MM_CUDA_GQA_H
 

@@ -29,7 +29,7 @@ struct work_space {
   uint32_t *counter; /* [rows, kv_heads], zero between launches */
   float *part;       /* [rows, kv_heads, splits] of partial<D> */
   mm_cu_gqa_cut cut;
-  /* Of rows that are cut into more chunks than that: */
+  /* Rows that are cut into more chunks than that: */
   float *far;            /* [items of all of them, kv_heads] of partial<D>; a row's are [kv_heads, its splits] from first[row] items on */
   const uint32_t *first; /* [rows] */
   const uint2 *item;     /* splits that no block of the grid has (mm_cu_far), or NULL */
@@ -104,8 +104,8 @@ __device__ __forceinline__ uint4 narrow8_half(const float v[8]) {
   return make_uint4(pack2_half(v[0], v[1]), pack2_half(v[2], v[3]), pack2_half(v[4], v[5]), pack2_half(v[6], v[7]));
 }
 
-/* The token's own key and value as the cache holds them, and the queries of the group; rows of queries apart by eight numbers, so that
- * fragments meet no bank twice. */
+/* The token's own key and value as the cache holds them, and the queries of the group; eight numbers of padding between rows of
+ * queries, so that fragments have no bank conflict. */
 template <int D>
 struct own_token {
   uint16_t q[kGroup][D + 8];
@@ -126,7 +126,7 @@ __device__ __forceinline__ void lay_own(narrow_half<D> &to, const uint16_t (&own
   if (lane == 16) to.scale[row] = scale;
 }
 
-/* What is multiplied: what was fetched, or that widened. For whole warps. */
+/* The operand: fetched keys or values, widened where they are e4m3. For whole warps. */
 template <int D>
 __device__ __forceinline__ wide_half<D> &ready_half(warp_room<D, false> &, wide_half<D> &from) {
   return from;
@@ -155,7 +155,7 @@ __device__ __forceinline__ float scale_of(const narrow_half<D> &from, uint32_t k
   return from.scale[key];
 }
 
-/* What a warp has summed: lane (g, t) holds heads 2t and 2t+1, columns 16j + g and + 8. l is this lane's share. */
+/* Partial sums of a warp: lane (g, t) holds heads 2t and 2t+1, columns 16j + g and + 8. l is this lane's share. */
 template <int D>
 struct running {
   float o[D / 16][4] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0};
@@ -182,7 +182,7 @@ __device__ __forceinline__ void score(float (&e)[4], warp_room<D, kFp8> &room, u
   }
 }
 
-/* Scores to what they are beside the largest so far; what is summed already shrinks. */
+/* Scores relative to the largest so far (online softmax); earlier sums are scaled down. */
 template <int D>
 __device__ __forceinline__ void soften(float (&e)[4], running<D> &r) {
 #pragma unroll
@@ -514,8 +514,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-/* The work space: counters of max_tokens rows, then partial results. What a step of fewer rows leaves there lies where no other step's
- * counters do: their place depends on max_tokens, never on the step. */
+/* The work space: counters of max_tokens rows, then partial results. The counters lie at a place that depends on max_tokens, never
+ * on the step, so partial results of other steps do not overlap them. */
 size_t counter_bytes(const mm_cu_heads &h, uint32_t max_tokens) {
   return ((size_t)max_tokens * h.kv_heads * sizeof(uint32_t) + 255) / 256 * 256;
 }

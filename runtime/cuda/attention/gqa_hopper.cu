@@ -1,7 +1,7 @@
 /* gqa_prefill.cu's attention on sm_90a, a bf16 cache.
  *
  * A block takes a tile's rows of two heads that share keys, a group of 128 threads each, and goes on with further tiles while there are
- * any. A warp asks the copy engine for queries, keys and values, each two deep, blocks of 128 keys. A group multiplies q·kᵀ of one block
+ * any. One warp issues TMA loads of queries, keys and values in two stages each, blocks of 128 keys. A group multiplies q·kᵀ of one block
  * and p·v of the block before in one go (wgmma) while the other group exponentiates: scores and probabilities stay in registers. Blocks of
  * keys start at multiples of 128, so a row's bits do not depend on its tile. */
 #include "runtime/cuda/attention/gqa.h"
@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint32_t kThreads = 384, kGroups = 2, kKeys = 128, kStages = 2, kStrip = 128; /* bytes of a row */
 
-/* What the groups do next; blocks 0: no more. */
+/* The next tile of the groups; blocks 0: none. */
 struct job {
   uint32_t first, rows, pos, blocks; /* rows of the step; pos: of the first */
   uint32_t head, heads;              /* the first of the heads, and how many */
@@ -309,7 +309,7 @@ cudaError_t run(const mm_cu_heads &h, const mm_cu_tiles &t, const mm_cu_kv &kv, 
   const uint64_t row = D * sizeof(bf16);
   cudaError_t e =
       mm_cu_map_boxes(&maps.q, a.qkv, (h.heads + 2 * h.kv_heads) * row, a.tokens, kStrip, MM_CU_TILE, CU_TENSOR_MAP_SWIZZLE_128B);
-  /* What a row's number can be: the table bounds it. */
+  /* The largest row number, which the page table bounds. */
   if (e == cudaSuccess) e = mm_cu_map_boxes(&maps.k, kv.k, row, INT32_MAX, kStrip, MM_CU_PAGE, CU_TENSOR_MAP_SWIZZLE_128B);
   if (e == cudaSuccess) e = mm_cu_map_boxes(&maps.v, kv.v, row, INT32_MAX, kStrip, MM_CU_PAGE, CU_TENSOR_MAP_SWIZZLE_128B);
   if (e != cudaSuccess) return e;

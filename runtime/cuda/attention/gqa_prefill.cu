@@ -1,4 +1,4 @@
-/* Causal attention of stretches of tokens over the paged cache, which holds their own keys already: on sm_80, and over e4m3 caches
+/* Causal attention of prefill chunks over the paged cache, which holds their own keys already: on sm_80, and over e4m3 caches
  * everywhere; sm_90a has gqa_hopper.cu.
  *
  * A block is 64 query rows of one head, a warp 16 of them; it walks the pages of 64 keys, two of them in shared memory at a time. The

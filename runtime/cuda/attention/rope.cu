@@ -9,8 +9,9 @@ namespace {
 
 constexpr uint32_t kMaxThreads = 1024, kMaxHalf = 64;
 
-/* A block for kRows rows, a thread per pair of 16-byte pieces of a head: in the rotary part those that turn into each other, else two as
- * far apart as there are pairs. So each load and store of a warp covers whole sectors of 32 bytes: half ones cost the L2 cache as much. */
+/* A block for kRows rows, a thread per pair of 16-byte pieces of a head: in the rotary part those that turn into each other, else two at
+ * a distance of the number of pairs. Each load and store of a warp covers whole sectors of 32 bytes: half ones cost the L2 cache as much.
+ */
 template <int D, bool kNorm, bool kFp8, int kRows>
 __global__ void __launch_bounds__(kMaxThreads) rope(const __grid_constant__ mm_cu_heads h, const __grid_constant__ mm_cu_rows r,
                                                     const __grid_constant__ mm_cu_kv kv, const __grid_constant__ mm_cu_qkv a) {
@@ -19,7 +20,7 @@ __global__ void __launch_bounds__(kMaxThreads) rope(const __grid_constant__ mm_c
   const uint32_t first = blockIdx.x * kRows, heads = h.heads + 2 * h.kv_heads, half = h.rotary_dim / 2, warp = threadIdx.x / 32;
   const uint32_t head = threadIdx.x / kPieces, p = threadIdx.x % kPieces; /* heads of q, k, v in turn */
   const bool turns = p < half / 8, is_q = head < h.heads, is_k = !is_q && head < h.heads + h.kv_heads, active = head < heads;
-  const uint32_t still = kPieces - half / 8; /* those of a head beside the rotary part */
+  const uint32_t still = kPieces - half / 8; /* pieces of a head outside the rotary part */
   const uint32_t c0 = turns ? p * 8 : half * 2 + (p - half / 8) * 8, c1 = c0 + (turns ? half : still * 8); /* columns of the two pieces */
   const float freq = threadIdx.x < kRows * half ? a.inv_freq[threadIdx.x % half] : 0.0f;
   grid_wait_and_launch_next();

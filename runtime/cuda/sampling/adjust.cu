@@ -1,4 +1,4 @@
-/* What is done to logits before a choice, by the rule of sample.h: ids that are not allowed, biases, penalties. Launched only where some
+/* Changes of logits before sampling, by the rule of sample.h: ids that are not allowed, biases, penalties. Launched only where some
  * row asks for it; a row that does not ask is left alone.
  *
  * Penalties: how often a slot holds each id is counted over the ids themselves, so that a row counts what comes before it and no more,

@@ -1,4 +1,4 @@
-/* What choose.cu and draws.cu share: logits as keys, draws from a sorted few, and where a choice goes. */
+/* Device code shared by choose.cu and draws.cu: logits as sortable keys, sampling from a sorted few, and the output of a sample. */
 #ifndef MM_CUDA_CHOOSE_CUH
 #define MM_CUDA_CHOOSE_CUH
 
@@ -31,13 +31,13 @@ struct logits_row {
     const float x = logits[id];
     return x > -INFINITY ? ordered(x) : 0;
   }
-  /* Those of ids first … first + 3, first a multiple of 4. */
+  /* Keys of ids first … first + 3, first a multiple of 4. */
   __device__ uint4 keys(uint32_t first) const {
     if (!in_fours || first + 4 > vocab) return make_uint4(key(first), key(first + 1), key(first + 2), key(first + 3));
     const float4 x = *reinterpret_cast<const float4 *>(logits + first);
     return keys_of(x, never[first / 32] >> first % 32);
   }
-  /* Those of several such, all asked for before the first is used; 0 beyond the row. */
+  /* Keys of several such quads, all loaded before the first is used; 0 beyond the row. */
   template <uint32_t N>
   __device__ void keys_ahead(const uint32_t (&first)[N], uint4 (&keys)[N]) const {
     float4 x[N];
@@ -126,14 +126,15 @@ constexpr uint32_t kChoiceThreads = 512, kChoiceWarps = kChoiceThreads / 32;
 constexpr uint32_t kFew = kChoiceThreads; /* ids that are sorted */
 constexpr uint32_t kMostListed = MM_CU_FEW_DRAWN;
 
-/* What all threads of a block share meanwhile. */
+/* Shared memory of a block. */
 struct few_room {
   u64 list[kFew]; /* standings */
   u64 part[kChoiceWarps];
   bool enough[kChoiceWarps];
 };
 
-/* A key, as large as 16 bits tell, that `count` of keys[n] are not below; 1 where there are not so many. n: a multiple of 128. */
+/* The largest key, to a precision of 16 bits, that `count` of keys[n] are not below; 1 where there are not so many. n: a multiple of 128.
+ */
 __device__ __forceinline__ uint32_t bound_of(const uint32_t *keys, uint32_t n, uint32_t count, few_room *m) {
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   static_assert(kChoiceWarps == 16, "each warp tries a digit of four bits");
@@ -220,7 +221,7 @@ struct row_masses {
   __device__ uint32_t depth(uint32_t key) const { return mm_draw_depth(from_ordered(key), top, scale); }
 };
 
-/* Of the ids that top-k left, in falling order one a thread: the one that top-p keeps and that wins the race. */
+/* The sampled id among those that top-k left (in falling order, one a thread) and top-p keeps: the one that wins the race. */
 __device__ __forceinline__ int32_t draw_of_few(const row_masses &of, u64 mine, const mm_cu_draw &set, few_room *m) {
   const u64 own = mine ? mm_draw_mass(of.depth(key_of(mine))) : 0, mass = own >= set.least ? own : 0;
   bool kept = mass > 0;

@@ -35,7 +35,7 @@ struct mm_cu_choose {
 };
 #define MM_CU_CHOICE_GROUP         256 /* ids */
 #define MM_CU_CHOICE_GROUPS(vocab) (((vocab) + MM_CU_CHOICE_GROUP - 1) / MM_CU_CHOICE_GROUP)
-/* What the rows of a step are at most, which says what is launched: greedy; draws under a top-k of few; any draws. */
+/* The most general sampling among the rows of a step, which decides the launches: greedy; sampling under a small top-k; any sampling. */
 enum mm_cu_draws { MM_CU_GREEDY, MM_CU_FEW_DRAWS, MM_CU_DRAWS };
 #define MM_CU_FEW_DRAWN 256       /* a top-k of few, at most, */
 #define MM_CU_FEW_VOCAB (1 << 19) /* of so many ids at most */
@@ -47,7 +47,7 @@ __host__ __device__ inline bool mm_cu_draws_few(uint32_t top_k, uint32_t vocab) 
 mm_cu_draws mm_cu_draws_of(const mm_sampling *set, uint32_t vocab);
 cudaError_t mm_cu_choose_tokens(const mm_cu_choose &a, uint32_t rows, mm_cu_draws draws, cudaStream_t s);
 
-/* What one output row asks for beside its draw. */
+/* Options of one output row other than sampling itself. */
 struct mm_cu_ask {
   uint32_t mask = 0; /* 1 + its row of mm_cu_asks.mask; 0: all ids are allowed */
   uint32_t bias_first = 0, bias_count = 0;
@@ -55,14 +55,14 @@ struct mm_cu_ask {
   uint32_t prompt = 0;
   uint32_t seen = 0; /* 1 + its number among the rows with penalties; 0: it has none */
   uint32_t raw = 0;  /* 1 + its row of mm_cu_asks.raw, where its logits stay as the model gave them; 0: they are not copied */
-  uint32_t told = 0; /* 1 + how many likeliest ids are told; 0: no logprobs */
+  uint32_t told = 0; /* 1 + number of likeliest ids with logprobs; 0: no logprobs */
 };
 
 #define MM_CU_SEEN         32 /* rows with penalties that are counted at a time */
 #define MM_CU_TOLD         (1 + MM_LOGPROBS)
 #define MM_CU_WORDS(vocab) (((vocab) + 31) / 32)
 
-/* What the rows of a step ask for; all in device memory. */
+/* Options of the rows of a step; all in device memory. */
 struct mm_cu_asks {
   const mm_cu_ask *row; /* [rows] */
   const mm_bias *bias;  /* each row's ids once */
@@ -78,9 +78,9 @@ struct mm_cu_asks {
   uint32_t penalised; /* rows */
   uint32_t longest;   /* tokens that a penalised row holds, at most */
 };
-/* What the rows ask for before the choice, in place: logits are those of `a`. */
+/* Applies the rows' options to the logits before sampling, in place: logits are those of `a`. */
 cudaError_t mm_cu_adjust(const mm_cu_choose &a, float *logits, const mm_cu_asks &q, uint32_t rows, cudaStream_t s);
-/* q.told, once the tokens are chosen. */
+/* Writes logprobs (q.told) of the sampled tokens. */
 cudaError_t mm_cu_tell(const mm_cu_choose &a, const mm_cu_asks &q, uint32_t rows, cudaStream_t s);
 
 /* score[rows] = -ln of what the softmax of each row gives id target[row], in f64; ids that are not to be chosen have no share. Infinite for

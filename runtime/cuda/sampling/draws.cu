@@ -80,7 +80,7 @@ __device__ __forceinline__ T *in_block(T *mine, uint32_t rank) {
 #endif
 }
 
-/* What is kept of a row: ids that stand at least at `cut`, 0 for all; `mass` of them. */
+/* The part of a row that is sampled from: ids with a key of at least `cut` (0: all), and their `mass`. */
 struct row_cut {
   u64 cut, mass;
 };
@@ -419,7 +419,7 @@ cudaError_t launch_rows(Kernel *kernel, Kernel *held, const mm_cu_choose &a, uin
   const cudaError_t e = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   if (e != cudaSuccess) return e;
   const size_t room = sizeof(row_room), all = room + slots * sizeof(uint32_t);
-  const bool holds = all + 1024 <= (size_t)most; /* beside what join_block has */
+  const bool holds = all + 1024 <= (size_t)most; /* in addition to the shared memory of join_block */
   return launch_clusters(holds ? held : kernel, rows * blocks, blocks > 1 ? blocks : 0, kThreads, holds ? all : room, s, args..., slots);
 }
 
