@@ -131,6 +131,9 @@ static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_calibration_files 
   if (a->gpu_memory && !mm_verdict_make(verdict, plan, hf, &po, a->gpu_memory, err)) return false;
   size_t past = a->quiet || a->process > 0 ? 0 : mm_hf_past_last(hf, &plan->pack.model);
   if (past) fprintf(stderr, "note: layers past the last, for multi-token prediction, are left out (tensors: %zu)\n", past);
+  for (size_t i = 0; i < plan->pack.left_out_count && !a->quiet && a->process == 0; i++)
+    fprintf(stderr, "note: %s* is left out: text only (tensors: %llu, bytes: %llu)\n", plan->pack.left_out[i].prefix,
+            (unsigned long long)plan->pack.left_out[i].tensors, (unsigned long long)plan->pack.left_out[i].bytes);
   if (!a->names_only || !mm_hf_total_known(hf) || hf->total_size == plan->source_bytes) return true;
   return mm_fail(err, MM_BAD_INPUT, "E_IDX", mm_at(hf->dir, NULL), "found total_size %llu in the index, expected %llu from the names",
                  (unsigned long long)hf->total_size, (unsigned long long)plan->source_bytes);

@@ -14,8 +14,6 @@ static const mm_arch *const all[] = {MM_ARCH_ROWS};
 static const struct {
   const char *name, *model_type, *why;
 } refused[] = {
-    {"MiniMaxM3SparseForConditionalGeneration", "minimaxm3vl", "MiniMax-M3 (block-sparse attention, offset norms, clamped SwiGLU)"},
-    {"MiniMaxM3SparseForCausalLM", "minimaxm3", "MiniMax-M3 (block-sparse attention, offset norms, clamped SwiGLU)"},
     {"MiniMaxVL01ForConditionalGeneration", "minimaxvl01", "MiniMax-VL-01 (vision tower)"},
 };
 
@@ -58,7 +56,7 @@ static const mm_arch *find(const char *name, const char *type, const char *file,
     }
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
     if (name ? listed(all[i]->names, name) : listed(all[i]->model_types, folded)) return all[i];
-  char shown[128], known[256] = "";
+  char shown[128], known[512] = "";
   mm_escape(shown, sizeof shown, name ? name : type, strlen(name ? name : type));
   put_names(known, sizeof known);
   mm_fail(err, MM_UNSUPPORTED, "E_ARCH", mm_at(file, NULL), "found %s \"%s\", expected %s", name ? "architecture" : "model_type", shown,
@@ -152,6 +150,12 @@ bool mm_config_bool_or(mm_config c, const char *key, bool *out, mm_err *err) {
   return true;
 }
 
+bool mm_config_must_be(mm_config c, const char *key, bool only, mm_err *err) {
+  bool v = only;
+  if (!mm_config_bool_or(c, key, &v, err)) return false;
+  return v == only || FEATURE("key \"%s\": only %s is supported", key, only ? "true" : "false");
+}
+
 bool mm_config_only(mm_config c, const char *key, const char *only, mm_err *err) {
   const mm_json *v = mm_json_get(c.obj, key);
   if (mm_json_type_of(v) == MM_JSON_NULL) return true;
@@ -216,9 +220,7 @@ static bool no_shared_expert(mm_config c, mm_err *err) {
 }
 
 bool mm_config_common(mm_config c, mm_model *m, mm_err *err) {
-#define KEYS(...) \
-  (const char *const[]) { __VA_ARGS__, NULL }
-  bool tied = false;
+#define KEYS(...) (const char *const[]){__VA_ARGS__, NULL}
   uint32_t positions = (uint32_t)m->max_positions;
   m->layers = 0;
   if (!mm_config_u32(c, KEYS("hidden_size"), &m->hidden, err) || !mm_config_u32(c, KEYS("num_hidden_layers"), &m->layers, err) ||
@@ -231,34 +233,39 @@ bool mm_config_common(mm_config c, mm_model *m, mm_err *err) {
   if (m->layers > MM_MAX_LAYERS) return RANGE("key \"num_hidden_layers\": found %u, expected at most %d", m->layers, MM_MAX_LAYERS);
   if (m->head_dim == 0) m->head_dim = m->hidden / m->heads;
   if (!mm_config_u32_or(c, KEYS("head_dim"), &m->head_dim, err)) return false;
-  if (m->rotary_dim == 0) m->rotary_dim = m->family == MM_FAMILY_M2 ? m->head_dim / 2 : m->head_dim;
+  if (m->rotary_dim == 0) m->rotary_dim = m->family == MM_FAMILY_M1 ? m->head_dim : m->head_dim / 2;
   if (!rotary(c, m, err) || !mm_config_number_or(c, KEYS("rms_norm_eps"), &m->norm_eps, err)) return false;
-  if (!no_shared_expert(c, err) || !mm_config_only(c, "hidden_act", "silu", err) || !mm_config_only(c, "sliding_window", NULL, err) ||
-      !mm_config_bool_or(c, "tie_word_embeddings", &tied, err))
-    return false;
-  if (tied) return FEATURE("key \"tie_word_embeddings\": only false is supported");
+  if (!mm_config_only(c, "sliding_window", NULL, err) || !mm_config_must_be(c, "tie_word_embeddings", false, err)) return false;
 #undef KEYS
+  return true;
+}
+
+bool mm_config_plain_mlp(mm_config c, mm_err *err) { return no_shared_expert(c, err) && mm_config_only(c, "hidden_act", "silu", err); }
+
+bool mm_config_layers(mm_config c, const mm_config_list *x, uint32_t layers, uint8_t *out, bool *found, mm_err *err) {
+  const mm_json *v = mm_json_get(c.obj, x->key);
+  *found = mm_json_type_of(v) != MM_JSON_NULL;
+  if (!*found) return true;
+  if (mm_json_type_of(v) != MM_JSON_ARR) return type_error(c, x->key, v, "a list", err);
+  if (mm_json_size(v) != layers)
+    return RANGE("key \"%s\": found %zu entries, expected %u (num_hidden_layers)", x->key, mm_json_size(v), layers);
+  for (uint32_t l = 0; l < layers; l++) {
+    const mm_json *e = mm_json_at(v, l);
+    const char *word = text_of(e) ? text_of(e) : "";
+    int k = 0;
+    while (k < 2 && strcmp(word, x->word[k]) != 0 && !(mm_json_type_of(e) == MM_JSON_INT && mm_json_int(e) == k)) k++;
+    if (k == 2) return RANGE("key \"%s\": entry %u is neither 0/\"%s\" nor 1/\"%s\"", x->key, l, x->word[0], x->word[1]);
+    out[l] = x->value[k];
+  }
   return true;
 }
 
 bool mm_config_attn_types(mm_config c, mm_model *m, mm_err *err) {
   const char *key = NULL;
-  const mm_json *v = present(c, (const char *const[]){"attn_type_list", "decoder_attention_types", "layer_types", NULL}, &key);
-  if (!v) return true;
-  if (mm_json_type_of(v) != MM_JSON_ARR) return type_error(c, key, v, "a list", err);
-  if (mm_json_size(v) != m->layers)
-    return RANGE("key \"%s\": found %zu entries, expected %u (num_hidden_layers)", key, mm_json_size(v), m->layers);
-  for (uint32_t l = 0; l < m->layers; l++) {
-    const mm_json *x = mm_json_at(v, l);
-    const char *word = text_of(x) ? text_of(x) : "";
-    if ((mm_json_type_of(x) == MM_JSON_INT && mm_json_int(x) == 0) || strcmp(word, "linear_attention") == 0)
-      m->attn[l] = MM_ATTN_LIGHTNING;
-    else if ((mm_json_type_of(x) == MM_JSON_INT && mm_json_int(x) == 1) || strcmp(word, "full_attention") == 0)
-      m->attn[l] = MM_ATTN_FULL;
-    else
-      return RANGE("key \"%s\": entry %u is neither 0/\"linear_attention\" nor 1/\"full_attention\"", key, l);
-  }
-  return true;
+  if (!present(c, (const char *const[]){"attn_type_list", "decoder_attention_types", "layer_types", NULL}, &key)) return true;
+  const mm_config_list list = {key, {"linear_attention", "full_attention"}, {MM_ATTN_LIGHTNING, MM_ATTN_FULL}};
+  bool found;
+  return mm_config_layers(c, &list, m->layers, m->attn, &found, err);
 }
 
 uint32_t mm_dim_extent(mm_dim d, const mm_model *m) {
@@ -272,6 +279,11 @@ uint32_t mm_dim_extent(mm_dim d, const mm_model *m) {
     case MM_DIM_KV_HEADS: return m->kv_heads;
     case MM_DIM_INTER: return m->intermediate;
     case MM_DIM_EXPERTS: return m->experts;
+    case MM_DIM_HEAD: return m->head_dim;
+    case MM_DIM_INDEX_Q: return m->index_heads * m->index_dim;
+    case MM_DIM_INDEX: return m->index_dim;
+    case MM_DIM_DENSE: return m->dense_intermediate;
+    case MM_DIM_SHARED: return m->shared_intermediate;
   }
   return 0;
 }
@@ -295,5 +307,15 @@ char *mm_rule_name(char *out, size_t cap, const char *pattern, uint32_t layer, u
 bool mm_rule_stacks(const mm_rule *r) { return strstr(r->theirs, "{e}") && !strstr(r->ours, "{e}"); }
 
 bool mm_rule_applies(const mm_rule *r, const mm_model *m, uint32_t layer) {
-  return r->layers == MM_ANY_LAYER || (r->layers == MM_FULL_LAYER) == (m->attn[layer] == MM_ATTN_FULL);
+  const bool dense = m->ffn[layer] == MM_FFN_DENSE, keys = mm_attn_has_cache(m->attn[layer]);
+  switch (r->layers) {
+    case MM_ANY_LAYER: return true;
+    case MM_LIGHTNING_LAYER: return !keys;
+    case MM_FULL_LAYER: return keys;
+    case MM_SPARSE_LAYER: return m->attn[layer] == MM_ATTN_SPARSE;
+    case MM_EXPERTS_LAYER: return !dense;
+    case MM_SHARED_LAYER: return !dense && m->shared_intermediate > 0;
+    case MM_DENSE_LAYER: return dense;
+  }
+  return false;
 }
