@@ -1,5 +1,5 @@
 #!/bin/sh
-# Both tiny checkpoints at tp 1, 2, 4 and 8, kept as stored, against their reference results: logits, greedy text, every way of
+# The tiny checkpoints at tp 1, 2, 4 and 8, kept as stored, against their reference results: logits, greedy text, every way of
 # feeding; and the likelihood of the held-out text through minimax-eval.
 cd "$(dirname "$0")/../.."
 . tests/model/scratch.sh
@@ -16,7 +16,7 @@ likelihood() {
     END { exit !ok }' "$work/nll"
 }
 
-for name in tiny-m1 tiny-m2; do
+for name in tiny-m1 tiny-m2 tiny-m3-random; do
   for tp in 1 2 4 8; do
     minimax-convert tests/data/$name -o "$work/$name-$tp" --tp $tp --quant none -q
     "$BUILD"/tests/model/golden "$work/$name-$tp" tests/data/$name/golden.safetensors
