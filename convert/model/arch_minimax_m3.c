@@ -57,13 +57,16 @@ static bool must_be_zero(mm_config c, const char *key, mm_err *err) {
 static bool activation(mm_config c, mm_model *m, mm_err *err) {
   const mm_json *act = mm_json_get(c.obj, "hidden_act"), *type = mm_json_get(c.obj, "model_type");
   const bool own_form = mm_json_type_of(type) == MM_JSON_STR && strcmp(mm_json_str(type), "minimax_m3_vl_text") == 0;
-  const bool silu = own_form && mm_json_type_of(act) == MM_JSON_STR && strcmp(mm_json_str(act), "silu") == 0;
+  const char *word = mm_json_type_of(act) == MM_JSON_STR ? mm_json_str(act) : "";
   if (mm_json_type_of(act) == MM_JSON_NULL)
     return mm_fail(err, MM_BAD_INPUT, "E_CFG_MISSING", mm_at(c.file, NULL), "key \"hidden_act\": found nothing, expected \"swigluoai\"");
+  if (strcmp(word, "swigluoai") != 0 && !(own_form && strcmp(word, "silu") == 0)) {
+    char found[MM_JSON_SHOWN];
+    return FEATURE("key \"hidden_act\": found %s, only \"swigluoai\" is supported", mm_json_shown(act, found));
+  }
   m->activation = MM_ACTIVATION_SWIGLUOAI;
   m->act_alpha = 1.702, m->act_limit = 7, m->act_beta = 1;
-  return mm_config_only(c, "hidden_act", silu ? "silu" : "swigluoai", err) &&
-         mm_config_number_or(c, KEYS("swiglu_alpha"), &m->act_alpha, err) &&
+  return mm_config_number_or(c, KEYS("swiglu_alpha"), &m->act_alpha, err) &&
          mm_config_number_or(c, KEYS("swiglu_limit"), &m->act_limit, err) && mm_config_number_or(c, KEYS("swiglu_beta"), &m->act_beta, err);
 }
 
