@@ -1,6 +1,7 @@
 /* The model object of the manifest: one table of fields gives writing, reading and the list of known keys. */
 #include "formats/model.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -263,18 +264,20 @@ static bool check_more(const mm_model *m, const mm_json_ctx *c, mm_err *err) {
   const bool clamps = m->activation == MM_ACTIVATION_SWIGLUOAI;
   const struct {
     const char *key;
-    double value;
-    bool fits;
+    double value, lo, hi;
   } real[] = {
-      {"routed_scale", m->routed_scale, m->routed_scale >= 0},
-      {"act_alpha", m->act_alpha, clamps ? m->act_alpha > 0 : m->act_alpha == 0},
-      {"act_limit", m->act_limit, clamps ? m->act_limit > 0 : m->act_limit == 0},
-      {"act_beta", m->act_beta, clamps || m->act_beta == 0},
+      {"routed_scale", m->routed_scale, 0, DBL_MAX},
+      {"act_alpha", m->act_alpha, clamps ? DBL_MIN : 0, clamps ? DBL_MAX : 0},
+      {"act_limit", m->act_limit, clamps ? DBL_MIN : 0, clamps ? DBL_MAX : 0},
+      {"act_beta", m->act_beta, clamps ? -DBL_MAX : 0, clamps ? DBL_MAX : 0},
   };
   for (size_t i = 0; i < sizeof real / sizeof *real; i++)
-    if (!isfinite(real[i].value) || !real[i].fits)
-      return MM_REFUSE(c, err, "%s: found %g, which the activation \"%s\" does not have", real[i].key, real[i].value,
-                       activation_words[m->activation]);
+    if (!(real[i].value >= real[i].lo && real[i].value <= real[i].hi))
+      return MM_REFUSE(c, err, "%s: found %g, expected %s", real[i].key, real[i].value,
+                       real[i].hi == 0    ? "0 with this activation"
+                       : real[i].lo < 0   ? "a finite number"
+                       : real[i].lo == 0. ? "a finite number from 0 on"
+                                          : "a positive number");
   return !m->qk_norm_per_head || m->qk_norm || MM_REFUSE(c, err, "qk_norm_per_head: found true without qk_norm");
 }
 

@@ -175,7 +175,7 @@ TEST(models) {
   static const struct {
     mm_family family;
     bool postnorm;
-  } kind[] = {{MM_FAMILY_M1, true}, {MM_FAMILY_M1, false}, {MM_FAMILY_M2, false}};
+  } kind[] = {{MM_FAMILY_M1, true}, {MM_FAMILY_M1, false}, {MM_FAMILY_M2, false}, {MM_FAMILY_M3, false}};
   for (size_t i = 0; i < sizeof kind / sizeof *kind; i++)
     for (uint32_t tp = 1; tp <= 8; tp *= 2) {
       running r;
