@@ -103,6 +103,16 @@ static char *open_calibration(const mm_convert_args *a, mm_calibration_files *c,
   return line;
 }
 
+/* What the packed checkpoint has no place for. */
+static void note_left_out(const mm_pack *p) {
+  uint64_t tensors = 0, bytes = 0;
+  for (size_t i = 0; i < p->left_out_count; i++) tensors += p->left_out[i].tensors, bytes += p->left_out[i].bytes;
+  if (!tensors) return;
+  fprintf(stderr, "note: %llu tensors (%llu bytes) are left out, text only:", (unsigned long long)tensors, (unsigned long long)bytes);
+  for (size_t i = 0; i < p->left_out_count; i++) fprintf(stderr, "%s %s*", i ? "," : "", p->left_out[i].prefix);
+  fputc('\n', stderr);
+}
+
 static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_calibration_files *c, mm_plan *plan, mm_verdict *verdict, mm_err *err) {
   mm_hf_options ho = {.allow_outside_links = a->outside,
                       .names_only = a->names_only,
@@ -131,9 +141,7 @@ static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_calibration_files 
   if (a->gpu_memory && !mm_verdict_make(verdict, plan, hf, &po, a->gpu_memory, err)) return false;
   size_t past = a->quiet || a->process > 0 ? 0 : mm_hf_past_last(hf, &plan->pack.model);
   if (past) fprintf(stderr, "note: layers past the last, for multi-token prediction, are left out (tensors: %zu)\n", past);
-  for (size_t i = 0; i < plan->pack.left_out_count && !a->quiet && a->process == 0; i++)
-    fprintf(stderr, "note: %s* is left out: text only (tensors: %llu, bytes: %llu)\n", plan->pack.left_out[i].prefix,
-            (unsigned long long)plan->pack.left_out[i].tensors, (unsigned long long)plan->pack.left_out[i].bytes);
+  if (!a->quiet && a->process == 0) note_left_out(&plan->pack);
   if (!a->names_only || !mm_hf_total_known(hf) || hf->total_size == plan->source_bytes) return true;
   return mm_fail(err, MM_BAD_INPUT, "E_IDX", mm_at(hf->dir, NULL), "found total_size %llu in the index, expected %llu from the names",
                  (unsigned long long)hf->total_size, (unsigned long long)plan->source_bytes);
