@@ -195,6 +195,25 @@ TEST(test_extended) {
   }
   char *again = text_of(&b);
   assert_string_equal(again, text);
+  const struct {
+    const char *prefix[2];
+    uint64_t tensors;
+    const char *says;
+  } bad[] = {{{"second.", "first."}, 1, "found prefixes that are not in ascending order"},
+             {{"first.", "first."}, 1, "found prefixes that are not in ascending order"},
+             {{"", "first."}, 1, "key \"prefix\": found an empty string"},
+             {{"first.", "second."}, 0, "key \"tensors\": found 0"}};
+  for (size_t i = 0; i < COUNT(bad); i++) {
+    mm_pack c;
+    for (size_t k = 0; k < 2; k++) a.left_out[k] = (mm_left_out){bad[i].prefix[k], bad[i].tensors, 5};
+    char *wrong = text_of(&a);
+    assert_false(mm_pack_parse(&c, "d", wrong, strlen(wrong), &err));
+    if (!strstr(err.text, bad[i].says)) fail_msg("\"%s\" does not say \"%s\"", err.text, bad[i].says);
+    assert_string_equal(err.code, "E_MANIFEST");
+    err = (mm_err){0};
+    free(wrong);
+    mm_pack_close(&c);
+  }
   free(again), free(text);
   a.model = before, a.left_out_count = 0;
   mm_pack_close(&b);

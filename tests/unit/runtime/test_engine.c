@@ -19,13 +19,17 @@ typedef struct running {
 
 static const mm_limits limits = {.max_tokens = LENGTH, .slots = 3, .max_positions = LENGTH};
 
-static void start(running *r, mm_model m, uint32_t tp, const mm_ops *ops) {
+static void start_built(running *r, uint32_t tp, const mm_ops *ops) {
   mm_err err = {0};
-  r->ref = ref_build(m);
   r->shards = ref_cut(&r->ref, tp);
   r->engine = mm_engine_open(&r->shards->s, &(mm_engine_config){.ops = ops, .limits = limits, .threads = 1}, &err);
   if (!r->engine) fail_msg("%s", err.text);
-  r->logits = malloc(LENGTH * m.vocab * sizeof(float));
+  r->logits = malloc(LENGTH * r->ref.m.vocab * sizeof(float));
+}
+
+static void start(running *r, mm_model m, uint32_t tp, const mm_ops *ops) {
+  r->ref = ref_build(m);
+  start_built(r, tp, ops);
 }
 
 static void stop(running *r) {
@@ -582,6 +586,46 @@ TEST(failing_opens) {
   assert_non_null(strstr(err.text, shards->s.pack.tensor[5].name));
   ref_uncut(shards);
   ref_free(&ref);
+}
+
+static mm_backend *never_opened(const mm_backend_config *c, mm_err *err) {
+  (void)c, (void)err;
+  fail_msg("the backend was opened");
+  return NULL;
+}
+
+/* A backend without the ops of extended models, as the CUDA one is, refuses them before it sees a weight; others it is asked to run. */
+TEST(unsupported_models) {
+  for (int missing = 0; missing < 2; missing++) {
+    mm_ops ops = mm_ops_cpu;
+    ops.open = never_opened;
+    *(missing ? (void **)&ops.mlp : (void **)&ops.select) = NULL;
+    const mm_model m2 = ref_dims(MM_FAMILY_M2, false);
+    mm_err err = {0};
+    assert_true(mm_ops_run(&ops, &m2, &err));
+    ref_model ref = ref_build(ref_dims(MM_FAMILY_M3, false));
+    ref_shards *shards = ref_cut(&ref, 1);
+    const mm_engine_config c = {.ops = &ops, .limits = limits, .threads = 1};
+    assert_null(mm_engine_open(&shards->s, &c, &err));
+    assert_int_equal(err.status, MM_UNSUPPORTED);
+    assert_string_equal(err.code, "E_DEVICE");
+    assert_non_null(strstr(err.text, "found device cpu and a model Test, whose sparse attention"));
+    ref_uncut(shards);
+    ref_free(&ref);
+  }
+}
+
+/* Where all blocks have one score, the lower ones are read. */
+TEST(equal_blocks) {
+  const mm_model m = ref_dims(MM_FAMILY_M3, false);
+  for (uint32_t tp = 1; tp <= 4; tp *= 4) {
+    running r = {.ref = ref_build(m)};
+    for (uint32_t l = 0; l < m.layers; l++)
+      for (size_t i = 0; r.ref.layer[l].index_k && i < (size_t)m.index_dim * m.hidden; i++) r.ref.layer[l].index_k[i] = 0;
+    start_built(&r, tp, &mm_ops_cpu);
+    feed_every_way(&r);
+    stop(&r);
+  }
 }
 
 int main(void) { return run_unit_tests(NULL, NULL); }
