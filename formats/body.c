@@ -171,6 +171,70 @@ bool mm_value_int(const mm_value *v, int64_t *out) {
   return true;
 }
 
+/* ---- References ---- */
+
+static int hex_digit(char c) {
+  if (c >= '0' && c <= '9') return c - '0';
+  c |= 0x20;
+  return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+/* The next byte of a step of a JSON pointer; *at moves behind it. -1: what stands there is no byte. */
+static int pointer_byte(const char **at, const char *end) {
+  if (**at != '%') return (uint8_t) * (*at)++;
+  if (end - *at < 3 || hex_digit((*at)[1]) < 0 || hex_digit((*at)[2]) < 0) return -1;
+  const int byte = 16 * hex_digit((*at)[1]) + hex_digit((*at)[2]);
+  *at += 3;
+  return byte;
+}
+
+/* One step without its escapes; the escapes of a URI stand around those of the pointer. */
+static bool unescape_step(const char *at, const char *end, char *out, size_t *n) {
+  for (*n = 0; at < end;) {
+    int byte = pointer_byte(&at, end);
+    if (byte < 0) return false;
+    if (byte == '~') {
+      byte = at < end ? pointer_byte(&at, end) : -1;
+      if (byte != '0' && byte != '1') return false;
+      byte = byte == '0' ? '~' : '/';
+    }
+    out[(*n)++] = (char)byte;
+  }
+  return true;
+}
+
+static const mm_value *step_into(const mm_value *v, const char *step, size_t n) {
+  size_t place = 0;
+  if (v->type == MM_VALUE_OBJECT) {
+    for (const mm_value *m = v->first; m; m = m->next)
+      if (m->key_n == n && memcmp(m->key, step, n) == 0) return m;
+    return NULL;
+  }
+  if (v->type != MM_VALUE_ARRAY || !n || n > 9 || (n > 1 && *step == '0')) return NULL;
+  for (size_t i = 0; i < n; i++) {
+    if (step[i] < '0' || step[i] > '9') return NULL;
+    place = 10 * place + (size_t)(step[i] - '0');
+  }
+  const mm_value *m = v->first;
+  while (m && place--) m = m->next;
+  return m;
+}
+
+const mm_value *mm_value_follow(const mm_value *root, const mm_value *reference) {
+  char step[1024];
+  if (!reference || reference->type != MM_VALUE_STRING || !reference->n || *reference->text != '#') return NULL;
+  const char *at = reference->text + 1, *end = reference->text + reference->n;
+  for (const char *next; root && at < end; at = next) {
+    size_t n;
+    if (*at++ != '/') return NULL;
+    next = memchr(at, '/', (size_t)(end - at));
+    if (!next) next = end;
+    if ((size_t)(next - at) > sizeof step || !unescape_step(at, next, step, &n)) return NULL;
+    root = step_into(root, step, n);
+  }
+  return root;
+}
+
 const char *mm_value_word(const mm_value *v) {
   static const char *const word[] = {"null", "a boolean", "a number", "a string", "an array", "an object"};
   return v ? word[v->type] : "nothing";

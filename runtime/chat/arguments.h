@@ -31,8 +31,13 @@ void mm_tools_close(mm_tools *t);
  * schema; of a parameter without one, additionalProperties. */
 unsigned mm_tools_types(const mm_tools *t, mm_str tool, mm_str parameter);
 
+/* Whether the tool's schema has this parameter; true where it lists none. */
+bool mm_tools_may_have(const mm_tools *t, mm_str tool, mm_str parameter);
+
 /* Adds the JSON value that a parameter's text is to `out` (the rules stand in reply.h). */
 void mm_arguments_put(mm_text *out, unsigned types, mm_str text);
+/* Arguments that give a key twice keep its last value, at the place of the first. */
+void mm_arguments_unite(mm_text *object);
 /* JSON that any reader takes: no NaN, no infinity, no byte order mark. The value lives in the arena; NULL: it is none. */
 const mm_value *mm_json_strict(mm_arena *a, mm_str text);
 

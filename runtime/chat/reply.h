@@ -62,7 +62,7 @@ uint32_t mm_reply_reasoning_tokens(const mm_reply *r); /* tokens pushed inside t
  * are text. Where the schema allows a string alone it is the text as it is, streamed as it comes; where it may be null too, once it is not.
  * Others are trimmed and are the first of these that they can be: null (where the schema allows null or no string), a number as written, a
  * boolean (true, false, yes, no, on, off, 1, 0 in any case), an object or array as written; then any JSON where the schema has no string;
- * else a string as it is. Where no type is known: JSON if it is any, else a string. M1's arguments are JSON as written, passed on one by
+ * else a string as it is. Where no type is known: a string. M1's arguments are JSON as written, passed on one by
  * one; where the line goes wrong after the first, the rest is content and no end comes. */
 
 #endif

@@ -37,7 +37,7 @@ mm_reply *mm_reply_open(const mm_reply_settings *s, mm_err *err) {
 }
 
 #define TEXTS \
-  { &r->bytes, &r->text, &r->held, &r->shown, &r->in, &r->name, &r->key, &r->value, &r->stray, &r->fragment }
+  { &r->bytes, &r->text, &r->held, &r->shown, &r->in, &r->name, &r->key, &r->value, &r->given, &r->fragment }
 
 void mm_reply_close(mm_reply *r) {
   if (!r) return;

@@ -388,32 +388,6 @@ static bool alone(compiler *p, const mm_value *schema, const char *keyword, cons
 
 /* ---- References ---- */
 
-/* One step of a JSON pointer, ~0 and ~1 taken back. */
-static const mm_value *step_into(const mm_value *v, const char *step, size_t n) {
-  for (const mm_value *m = v->type == MM_VALUE_OBJECT ? v->first : NULL; m; m = m->next) {
-    size_t i = 0, k = 0;
-    for (; i < n && k < m->key_n; i++, k++) {
-      char c = step[i];
-      if (c == '~' && i + 1 < n) c = step[++i] == '1' ? '/' : '~';
-      if (c != m->key[k]) break;
-    }
-    if (i == n && k == m->key_n) return m;
-  }
-  return NULL;
-}
-
-static const mm_value *find_reference(compiler *p, const mm_value *reference) {
-  if (reference->type != MM_VALUE_STRING || !reference->n || reference->text[0] != '#') return NULL;
-  const mm_value *v = p->root;
-  const char *at = reference->text + 1;
-  while (v && *at == '/') {
-    const size_t n = strcspn(++at, "/");
-    v = step_into(v, at, n);
-    at += n;
-  }
-  return *at ? NULL : v;
-}
-
 /* A schema is what a $ref leads to, as long as it is nothing but that. */
 static const mm_value *follow(compiler *p, const mm_value *schema) {
   for (int i = 0; i < 32 && schema; i++) {
@@ -421,7 +395,7 @@ static const mm_value *follow(compiler *p, const mm_value *schema) {
     const bool one = all && all->type == MM_VALUE_ARRAY && all->count == 1;
     if (!reference && !one) return schema;
     if (!alone(p, schema, reference ? "$ref" : "allOf", NULL)) return NULL;
-    schema = reference ? find_reference(p, reference) : all->first;
+    schema = reference ? mm_value_follow(p->root, reference) : all->first;
   }
   return NULL;
 }
