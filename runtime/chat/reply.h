@@ -55,6 +55,13 @@ MM_MUST_USE bool mm_reply_push(mm_reply *r, int32_t id, const char *bytes, size_
 /* The end. `whole`: the model ended its message, so that a call without its closing tags is closed; otherwise it was cut off (length,
  * cancelled), and an open call stays unfinished. */
 MM_MUST_USE bool mm_reply_end(mm_reply *r, bool whole, mm_err *err);
+typedef enum mm_reply_place {
+  MM_REPLY_OUTSIDE,      /* in content or calls */
+  MM_REPLY_IN_REASONING, /* or in the tag that may end it */
+  MM_REPLY_UNDECIDED     /* nothing but white space and what may become a tag has come: a reasoning may still begin before it */
+} mm_reply_place;
+/* Where the reply stands after what was pushed. */
+mm_reply_place mm_reply_where(const mm_reply *r);
 uint32_t mm_reply_calls(const mm_reply *r);            /* calls begun so far */
 uint32_t mm_reply_reasoning_tokens(const mm_reply *r); /* tokens pushed inside the reasoning, its closing marker included */
 

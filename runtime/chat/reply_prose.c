@@ -47,6 +47,12 @@ void mm_reply_close(mm_reply *r) {
   free(r);
 }
 
+mm_reply_place mm_reply_where(const mm_reply *r) {
+  if (r->block) return MM_REPLY_OUTSIDE;
+  if (r->reasoning) return MM_REPLY_IN_REASONING;
+  return r->fresh && r->silent ? MM_REPLY_UNDECIDED : MM_REPLY_OUTSIDE;
+}
+
 uint32_t mm_reply_calls(const mm_reply *r) { return r->calls; }
 uint32_t mm_reply_reasoning_tokens(const mm_reply *r) { return r->reasoning_tokens; }
 

@@ -24,6 +24,7 @@ static void close_turns(void *state) {
     mm_turn *t = &s->turn[i];
     mm_reply_close(t->reply);
     mm_constraint_close(t->constraint);
+    mm_reply_watch_close(t->watch);
     for (size_t k = 0; k < t->calls; k++) {
       free(t->call[k].name.p);
       free(t->call[k].arguments.p);
@@ -64,7 +65,7 @@ static void on_event(void *user, const mm_reply_event *e) {
   mm_turn *t = user;
   const turns *s = t->choice->call->state;
   const bool enough = t->one_call && t->calls && t->call[t->calls - 1].ended; /* a call that went wrong is not the one */
-  if (t->failed || (enough && e->call >= t->calls)) return;
+  if (t->failed || enough) return;
   if (e->kind <= MM_REPLY_CALL && !add_item(t, e)) t->failed = true;
   switch (e->kind) {
     case MM_REPLY_REASONING: mm_text_add(&t->reasoning, e->text, e->n); break;
@@ -78,7 +79,7 @@ static void on_event(void *user, const mm_reply_event *e) {
     case MM_REPLY_ARGUMENTS: mm_text_add(&t->call[e->call].arguments, e->text, e->n); break;
     case MM_REPLY_CALL_END:
       t->call[e->call].ended = true;
-      if (t->one_call) mm_choice_enough(t->choice);
+      mm_arguments_unite(&t->call[e->call].arguments);
       break;
   }
   t->failed |= t->reasoning.failed || t->content.failed ||
@@ -158,7 +159,7 @@ void mm_turn_ended(mm_choice *ch) {
     t->failed = true;
   }
   if (t->failed) ch->ending.why = MM_FINISH_ERROR;
-  const bool whole = !t->failed && !t->cut && !ch->enough && t->samples == ch->tokens - (ch->ending.end_id >= 0);
+  const bool whole = !t->failed && !t->cut && !ch->ending.enough && t->samples == ch->tokens - (ch->ending.end_id >= 0);
   if (whole && t->calls && t->in_reasoning) keep(t);
 }
 
@@ -328,6 +329,8 @@ static bool open_turns(mm_call *c, const start *a, mm_err *err) {
     t->one_call = a->rules->one_call;
     t->in_reasoning = a->in_reasoning;
     if (!(t->reply = mm_reply_open(&own, err))) return false;
+    if (c->params.stop_count || t->one_call) t->watch = mm_reply_watch_open(&set, c->params.special, t->one_call, err);
+    if ((c->params.stop_count || t->one_call) && !t->watch) return false;
     if (a->sections && !(t->constraint = mm_constraint_open(c->server->lexicon, a->section, a->sections, err))) return false;
   }
   return true;
@@ -345,6 +348,7 @@ static void shape(mm_choice *ch, mm_generation_settings *set) {
   set->constraint = s->turn[ch->index].constraint;
   set->allow = allow;
   set->chosen = chosen;
+  set->watch = s->turn[ch->index].watch;
   set->request.boundary = &c->boundary;
   set->request.boundary_count = c->boundary > 0;
 }

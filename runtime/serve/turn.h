@@ -28,6 +28,7 @@ struct mm_turn {
   mm_choice *choice;
   mm_reply *reply;
   mm_constraint *constraint; /* or NULL */
+  mm_reply_watch *watch;     /* or NULL */
   mm_turn_event *event;
   mm_text reasoning, content;
   mm_turn_call *call; /* [calls] */
