@@ -179,28 +179,31 @@ static int hex_digit(char c) {
   return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* The next byte of a step of a JSON pointer; *at moves behind it. -1: what stands there is no byte. */
-static int pointer_byte(const char **at, const char *end) {
-  if (**at != '%') return (uint8_t) * (*at)++;
-  if (end - *at < 3 || hex_digit((*at)[1]) < 0 || hex_digit((*at)[2]) < 0) return -1;
-  const int byte = 16 * hex_digit((*at)[1]) + hex_digit((*at)[2]);
-  *at += 3;
-  return byte;
+/* Text without the percent escapes of a URI; its length, SIZE_MAX: a "%" begins none. */
+static size_t unescape_uri(const char *at, size_t n, char *out) {
+  size_t len = 0;
+  for (size_t i = 0; i < n; i++) {
+    out[len++] = at[i];
+    if (at[i] != '%') continue;
+    if (n - i < 3 || hex_digit(at[i + 1]) < 0 || hex_digit(at[i + 2]) < 0) return SIZE_MAX;
+    out[len - 1] = (char)(16 * hex_digit(at[i + 1]) + hex_digit(at[i + 2]));
+    i += 2;
+  }
+  return len;
 }
 
-/* One step without its escapes; the escapes of a URI stand around those of the pointer. */
-static bool unescape_step(const char *at, const char *end, char *out, size_t *n) {
-  for (*n = 0; at < end;) {
-    int byte = pointer_byte(&at, end);
-    if (byte < 0) return false;
-    if (byte == '~') {
-      byte = at < end ? pointer_byte(&at, end) : -1;
-      if (byte != '0' && byte != '1') return false;
-      byte = byte == '0' ? '~' : '/';
+/* One step of a JSON pointer without its own escapes, in place; its length, SIZE_MAX: a "~" begins none. */
+static size_t unescape_step(char *step, size_t n) {
+  size_t len = 0;
+  for (size_t i = 0; i < n; i++) {
+    char c = step[i];
+    if (c == '~') {
+      if (++i == n || (step[i] != '0' && step[i] != '1')) return SIZE_MAX;
+      c = step[i] == '0' ? '~' : '/';
     }
-    out[(*n)++] = (char)byte;
+    step[len++] = c;
   }
-  return true;
+  return len;
 }
 
 static const mm_value *step_into(const mm_value *v, const char *step, size_t n) {
@@ -221,16 +224,18 @@ static const mm_value *step_into(const mm_value *v, const char *step, size_t n) 
 }
 
 const mm_value *mm_value_follow(const mm_value *root, const mm_value *reference) {
-  char step[1024];
-  if (!reference || reference->type != MM_VALUE_STRING || !reference->n || *reference->text != '#') return NULL;
-  const char *at = reference->text + 1, *end = reference->text + reference->n;
-  for (const char *next; root && at < end; at = next) {
-    size_t n;
+  char pointer[2048] = {0};
+  if (!reference || reference->type != MM_VALUE_STRING || !reference->n || *reference->text != '#' || reference->n > sizeof pointer)
+    return NULL;
+  const size_t n = unescape_uri(reference->text + 1, reference->n - 1, pointer);
+  if (n == SIZE_MAX) return NULL;
+  char *at = pointer, *end = pointer + n;
+  for (char *next; root && at < end; at = next) {
     if (*at++ != '/') return NULL;
     next = memchr(at, '/', (size_t)(end - at));
     if (!next) next = end;
-    if ((size_t)(next - at) > sizeof step || !unescape_step(at, next, step, &n)) return NULL;
-    root = step_into(root, step, n);
+    const size_t step = unescape_step(at, (size_t)(next - at));
+    root = step == SIZE_MAX ? NULL : step_into(root, at, step);
   }
   return root;
 }

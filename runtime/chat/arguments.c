@@ -90,8 +90,9 @@ static unsigned types_of(const mm_value *root, const mm_value *schema, unsigned 
   return types;
 }
 
-/* The schema that describes the parameters of a tool, past references; *root: the document of these. */
-static const mm_value *parameters_of(const mm_tools *t, mm_str tool, const mm_value **root) {
+mm_str mm_tools_name(const mm_tools *t, size_t i) { return t->tool[i].name; }
+
+const mm_value *mm_tools_parameters(const mm_tools *t, mm_str tool, const mm_value **root) {
   *root = NULL;
   for (size_t i = 0; i < t->count && !*root; i++)
     if (same(tool, t->tool[i].name.p, t->tool[i].name.n)) *root = t->tool[i].parameters;
@@ -106,14 +107,14 @@ static const mm_value *parameters_of(const mm_tools *t, mm_str tool, const mm_va
 }
 
 unsigned mm_tools_types(const mm_tools *t, mm_str tool, mm_str parameter) {
-  const mm_value *root, *parameters = parameters_of(t, tool, &root);
+  const mm_value *root, *parameters = mm_tools_parameters(t, tool, &root);
   unsigned left = SCHEMA_PARTS;
   const mm_value *schema = member(mm_value_get(parameters, "properties"), parameter.p, parameter.n);
   return types_of(root, schema ? schema : mm_value_get(parameters, "additionalProperties"), 0, &left);
 }
 
 bool mm_tools_may_have(const mm_tools *t, mm_str tool, mm_str parameter) {
-  const mm_value *root, *properties = mm_value_get(parameters_of(t, tool, &root), "properties");
+  const mm_value *root, *properties = mm_value_get(mm_tools_parameters(t, tool, &root), "properties");
   return !properties || !properties->count || member(properties, parameter.p, parameter.n);
 }
 

@@ -302,6 +302,10 @@ bool mm_reply_push(mm_reply *r, int32_t id, const char *bytes, size_t n, mm_err 
 }
 
 bool mm_reply_end(mm_reply *r, bool whole, mm_err *err) {
+  bool partial = false;
+  /* Behind a call the beginning of the tag that ends them is no text. */
+  if (!whole && r->block == MM_BLOCK_NEXT && !r->in.n && r->text.n && marker_at(r, r->text.p, r->text.n, &partial) == MM_MARKERS && partial)
+    mm_text_clear(&r->text);
   push_bytes(r, "", 0, err);
   if (!all_well(r, err)) return false;
   if (!r->block) {

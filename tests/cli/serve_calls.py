@@ -166,6 +166,24 @@ def biased(s):
             assert got["message"]["content"] in list(said), (never, got)
 
 
+def unserved(s):
+    """A call that must be made, or of a strict tool, is held to the whole schema, or the request is refused by the tool and the keyword."""
+    odd = {"type": "object", "properties": {"city": {"type": "string", "pattern": "a+"}}}
+
+    def ask(strict, **how):
+        tools = [*TOOLS, {"type": "function", "function": {"name": "odd one", "parameters": odd, "strict": strict}}]
+        status, _, data = s.request("POST", CHAT, {"messages": ASK, "tools": tools, "max_tokens": 1, **how})
+        return status, data.decode()
+
+    for strict, how in ((True, {}), (False, {"tool_choice": "required"}), (None, {"tool_choice": {"type": "function", "function": {"name": "odd one"}}})):
+        status, text = ask(strict, **how)
+        assert status == 400 and "odd one" in text and "pattern" in text, (status, text)
+    assert ask(False)[0] == 200 and ask(True, tool_choice="none")[0] == 200
+    assert ask(False, tool_choice={"type": "function", "function": {"name": "get_weather"}})[0] == 200
+    status, text = ask("yes")
+    assert status == 400 and "strict" in text, text
+
+
 def endless(s):
     """A schema of values that never end is the client's fault, whole and within a stream."""
     schema = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
@@ -232,8 +250,10 @@ with Server(changed("tests/data/tiny-m2"), "--chat-format", "minimax-m2", "--max
     one_call(server)
     stops_behind_reasoning(server)
     biased(server)
+    unserved(server)
     endless(server)
     refused_among_others(server)
 with Server(changed("tests/data/tiny-m1", WRONG), "--chat-format", "minimax-m1", "--max-model-len", "1024") as server:
     gone_wrong(server)
+    unserved(server)
 print("calls begun in the reasoning, cut off, gone wrong; biases, schemas without an end")

@@ -73,7 +73,7 @@ static size_t piece_at(const feeding *f, size_t at, size_t *next_cut, int32_t *i
 static char *told(const feeding *f) {
   transcript t = {0};
   mm_err err = {0};
-  const mm_chat_tool tool = {{weather, sizeof weather - 1}};
+  const mm_chat_tool tool = {.json = {weather, sizeof weather - 1}};
   const mm_reply_settings s = {.format = mm_chat_format_find(f->format),
                                .tokenizer = f->tokenizer,
                                .tool = &tool,
@@ -540,7 +540,7 @@ TEST(test_tools) {
   static const char *const wrong[] = {
       "", "[]", "{}", "{\"function\": {\"name\": 1}}", "{\"function\": {\"name\": \"\"}}", "{\"name\": \"f\""};
   for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-    const mm_chat_tool tool = {{wrong[i], strlen(wrong[i])}};
+    const mm_chat_tool tool = {.json = {wrong[i], strlen(wrong[i])}};
     const mm_reply_settings s = {.format = mm_chat_format_find("minimax-m2"), .tool = &tool, .tool_count = 1, .sink = note};
     mm_err err = {0};
     assert_null(mm_reply_open(&s, &err));
