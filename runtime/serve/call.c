@@ -236,7 +236,6 @@ static void on_done(void *user, const mm_ending *end) {
   mm_call *c = ch->call;
   ch->ending = *end;
   ch->generation = NULL;
-  if (ch->enough && end->why == MM_FINISH_CANCELLED) ch->ending.why = MM_FINISH_STOP;
   c->server->metrics.finished[ch->ending.why]++;
   if (end->err) mm_log_error(&c->server->log, c->id, end->err);
   ch->ending.err = NULL;
@@ -246,11 +245,6 @@ static void on_done(void *user, const mm_ending *end) {
     if (c->refused) cancel_all(c); /* nobody reads the other choices */
   }
   if (--c->open == 0) finish(c);
-}
-
-void mm_choice_enough(mm_choice *ch) {
-  ch->enough = true;
-  cancel(ch);
 }
 
 bool mm_call_add_prompt(mm_call *c, int32_t *ids, size_t count, mm_err *err) {

@@ -36,7 +36,6 @@ struct mm_choice {
   mm_text text, logprobs;
   double last; /* when its last token came, 0: none did */
   uint32_t tokens;
-  bool enough; /* the API wants no more of it */
   void *state; /* the API's */
 };
 
@@ -85,8 +84,6 @@ bool mm_call_answer(mm_call *c, mm_err *err);
 void mm_call_stream(mm_call *c);
 /* Sends c->out as the data of an event, which has a name where `event` is not NULL; empties c->out. */
 void mm_call_event(mm_call *c, const char *event);
-/* The choice ends here, as if the model had ended it. */
-void mm_choice_enough(mm_choice *ch);
 /* The reply's whole usage. */
 mm_progress mm_call_usage(const mm_call *c);
 /* The first choice that failed; NULL: none did. */
