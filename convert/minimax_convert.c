@@ -23,6 +23,8 @@ static void on_signal(int n) {
   signal(n, SIG_DFL);
 }
 
+static bool is_stopped(void) { return atomic_load(&progress.stop); }
+
 typedef struct mm_convert_args {
   const char *source, *output, *layout, *dialect, *quant, *align, *recipe, *search, *part, *ranks, *compress, *importance, *act_scales,
       *kv_scales, *events, *head;
@@ -251,7 +253,12 @@ static bool convert(const mm_convert_args *a, mm_plan *plan, const mm_verdict *v
 /* With events of it where they are asked for, by the first of several processes. */
 static bool convert_watched(const mm_convert_args *a, mm_plan *plan, const mm_verdict *verdict, mm_err *err) {
   bool watched = a->events && a->process == 0 && !a->dry_run;
-  mm_events *events = watched ? mm_events_open(a->events, err) : NULL;
+  const char *const input[] = {a->output, a->source, plan->hf->dir, a->recipe, a->importance, a->act_scales};
+  const size_t inputs = sizeof input / sizeof *input;
+  const mm_output_place place = {
+      .path = a->events, .input = input, .inputs = inputs, .mark = MM_EVENTS_MARK, .stream = true, .stopped = is_stopped};
+  if (!a->dry_run && !mm_output_dir_check(a->output, input + 1, inputs - 1, err)) return false;
+  mm_events *events = watched ? mm_events_open(&place, err) : NULL;
   if (watched && !events) return false;
   mm_err late = {0};
   bool ok = convert(a, plan, verdict, events, err);
@@ -379,9 +386,11 @@ int main(int argc, char **argv) {
                 "source bytes between journal records, about what a crash costs (default 64M)", .lo = 1),
       MM_OPTION(U64, "jobs", &a.threads, "N", "threads (default: CPUs and four, which wait for the disk in turn)", .letter = 'j', .lo = 1,
                 .hi = 1024),
-      MM_OPTION(SIZE, "mem-limit", &a.mem_limit, "BYTES",
-                "never use more memory (default 256M + 64M a thread, with --compress 78M a thread, from zstd:2 on 142M); too little exits 8 "
-                "with the figure needed", .lo = 1),
+      MM_OPTION(
+          SIZE, "mem-limit", &a.mem_limit, "BYTES",
+          "never use more memory (default 256M + 64M a thread, with --compress 78M a thread, from zstd:2 on 142M); too little exits 8 "
+          "with the figure needed",
+          .lo = 1),
       MM_FLAG("allow-outside-links", &a.outside, "follow links that leave the checkpoint and its Hub cache"),
       {.help = "messages"},
       MM_FLAG("json", &a.json, "plan, summary or what --quant help prints, as JSON on stdout; errors as JSON"),

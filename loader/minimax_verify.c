@@ -7,6 +7,7 @@
 
 #include "convert/plan/packed_agrees.h"
 #include "convert/report/report_error.h"
+#include "convert/source/locate.h"
 #include "formats/option.h"
 #include "formats/system/file.h"
 #include "formats/system/pool.h"
@@ -26,7 +27,7 @@ typedef struct mm_verify_args {
   mm_verify_level level;
   double min_sqnr;
   uint64_t threads, samples, seed;
-  bool json, list, quiet;
+  bool json, list, quiet, force;
 } mm_verify_args;
 
 static bool print_errors(const mm_verify_args *a, const mm_error_report *r, mm_err *err) {
@@ -55,11 +56,14 @@ static bool good_enough(const mm_verify_args *a, const mm_error_report *r, mm_er
                  "found SQNR %.2f dB against the source, expected at least %.2f", mm_sqnr_db(&r->row[0].e), a->min_sqnr);
 }
 
-/* Refuses a report inside one of the checkpoints. NULL: only checks whether it can be written. */
+/* NULL: only checks whether it can be written. */
 static bool write_report(const mm_verify_args *a, const mm_error_report *r, mm_err *err) {
-  const char *const apart[] = {a->dir, a->source, NULL};
-  mm_output_place place = {.path = a->report, .apart = apart, .stream = true};
-  return r ? mm_report_write(&place, r, err) : mm_report_place_ok(&place, err);
+  mm_arena arena = {0};
+  const char *found = mm_source_locate(a->source, &arena, MM_IGNORED); /* of a source that is not there the comparison tells */
+  const mm_output_place place = {.path = a->report, MM_OUTPUT_INPUTS(a->dir, a->source, found, a->key), .force = a->force, .stream = true};
+  const bool ok = r ? mm_report_write(place, r, err) : mm_report_place_ok(place, err);
+  mm_arena_close(&arena);
+  return ok;
 }
 
 /* SHA-256 of the whole manifest, or of an unsharded checkpoint's digests: what a conversion's last words give. */
@@ -260,6 +264,7 @@ static bool choose_level(mm_verify_args *a, mm_err *err) {
     if (strcmp(a->level_word, words[i]) == 0) a->level = (mm_verify_level)i;
   const bool sampled = a->samples > 0 || a->seed != NO_SEED;
   const char *wrong = !a->source && (a->report || isfinite(a->min_sqnr) || a->list) ? "--report, --min-sqnr and --list go with --source SRC"
+                      : a->force && !a->report                                      ? "--force goes with --report FILE"
                       : sampled && a->level != MM_LEVEL_SAMPLE                      ? "--samples and --seed go with --level sample"
                                                                                     : NULL;
   if (wrong) return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "%s", wrong);
@@ -306,6 +311,7 @@ int main(int argc, char **argv) {
       MM_OPTION(STR, "key", &a.key, "PUBLIC.pem", "the checkpoint must be signed with this EC key (minimax-archive sign)"),
       MM_OPTION(STR, "source", &a.source, "SRC", "also compare every weight with the checkpoint it was made from"),
       MM_OPTION(STR, "report", &a.report, "FILE", "with --source: errors of every tensor as .json, .csv or .html (a page of figures)"),
+      MM_FLAG("force", &a.force, "with --report: replace a file of that name that is no report"),
       MM_OPTION(REAL, "min-sqnr", &a.min_sqnr, "DB", "with --source: exit 6 if a tensor's SQNR is below this"),
       MM_FLAG("list", &a.list, "with --source: every tensor, worst SQNR first"),
       MM_FLAG("json", &a.json, "what was proven, with --source the error of every tensor, as JSON on stdout; errors as JSON"),

@@ -208,8 +208,7 @@ static bool read_one(mm_decoder *d, const mm_source *p, bool reciprocal, float t
 bool mm_decode_global(mm_decoder *d, const mm_matrix *x, float *out, mm_err *err) {
   const bool global = x->part[MM_GLOBAL].tensor;
   float stored = 0;
-  return read_one(d, &x->part[global ? MM_GLOBAL : MM_SCALE], x->encoding->reciprocal,
-                  scale_top(x->encoding, global), &stored, out, err);
+  return read_one(d, &x->part[global ? MM_GLOBAL : MM_SCALE], x->encoding->reciprocal, scale_top(x->encoding, global), &stored, out, err);
 }
 
 bool mm_decode_input(mm_decoder *d, const mm_matrix *x, float *out, mm_err *err) {
@@ -232,7 +231,8 @@ static bool decode_scales(mm_decoder *d, const mm_matrix *x, uint32_t row, uint3
                      .top = scale_top(e, false)};
   size_t n = g.rows * g.cols;
   float stored = 1, global = 1;
-  if (x->part[MM_GLOBAL].tensor && !read_one(d, &x->part[MM_GLOBAL], e->reciprocal, scale_top(e, true), &stored, &global, err)) return false;
+  if (x->part[MM_GLOBAL].tensor && !read_one(d, &x->part[MM_GLOBAL], e->reciprocal, scale_top(e, true), &stored, &global, err))
+    return false;
   if (!MM_GROW(d->scale, &d->scale_cap, n, err) || !read_scales(d, &x->part[MM_SCALE], &g, e->signed_scale, d->scale, err)) return false;
   for (size_t i = 0; x->part[MM_GLOBAL].tensor && i < n; i++) d->scale[i] = e->reciprocal ? d->scale[i] / stored : d->scale[i] * global;
   return true;
