@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "convert/plan/packed_agrees.h"
+#include "convert/report/exact.h"
 #include "convert/report/report_error.h"
 #include "convert/source/locate.h"
 #include "formats/option.h"
@@ -16,6 +17,7 @@
 #include "loader/companions.h"
 #include "loader/verify.h"
 #include "loader/verify_unsharded.h"
+#include "runtime/text/tokenizer.h"
 
 #define NO_SEED UINT64_MAX
 
@@ -77,6 +79,15 @@ static bool manifest_hex(const mm_pack *p, char hex[MM_HEX_LEN + 1], mm_err *err
   return true;
 }
 
+/* As a conversion does; a tokenizer that gives no image gives none here. */
+static bool bake_tokenizer(const char *path, uint32_t vocab, const mm_digest *source, uint8_t **image, size_t *n, mm_err *err) {
+  mm_err why = {0};
+  if (mm_tokenizer_bake(path, vocab, source, image, n, &why)) return true;
+  *image = NULL;
+  *n = 0;
+  return why.status == MM_BAD_INPUT || why.status == MM_UNSUPPORTED || mm_fail_as(err, &why);
+}
+
 static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *err) {
   mm_hf hf = {0};
   mm_plan plan = {0};
@@ -100,7 +111,10 @@ static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *
                        .plan = planned};
   mm_digest_hex(&s->pack.plan, planned);
   bool ok = e && r.row && manifest_hex(&s->pack, manifest, err) && mm_hf_open(&hf, a->source, &ho, err) &&
-            mm_plan_build(&plan, &hf, &po, err) && mm_compare(&plan, s, (unsigned)a->threads, e, err);
+            mm_plan_build(&plan, &hf, &po, err) && mm_compare_plan(&plan, s, err) && mm_exact_words(&plan, &s->pack, err) &&
+            mm_beside_same(&plan, &s->pack, bake_tokenizer, MM_TOKENIZER_IMAGE, err) &&
+            mm_exact_weights(&plan, s, (unsigned)a->threads, err) && mm_compare(&plan, s, (unsigned)a->threads, e, err) &&
+            mm_exact_bounds(&plan, s, e, err);
   if (!ok && err->status == MM_USAGE) err->status = MM_UNSUPPORTED; /* the manifest's words, not the user's */
   for (size_t i = 0; ok && i < n; i++)
     if (e[i].count > 0) r.row[r.count++] = (mm_error_row){s->pack.tensor[i].name, s->pack.tensor[i].scheme, e[i], i};
@@ -220,7 +234,8 @@ static bool unsharded_against_source(const mm_verify_args *a, const mm_pack *p, 
       .dir = a->dir, .source = a->source, .quant = p->quant, .tool = p->tool, .manifest = digests, .plan = planned, .unscaled = true};
   mm_digest_hex(&p->plan, planned);
   bool ok = manifest_hex(p, digests, err) && mm_hf_open(&hf, a->source, &ho, err) && mm_hf_open(&made, a->dir, &mo, err) &&
-            mm_plan_build(&plan, &hf, &po, err) && mm_compare_unsharded(&plan, &made, (unsigned)a->threads, &r.row, &r.count, err);
+            mm_plan_build(&plan, &hf, &po, err) && mm_exact_words(&plan, p, err) &&
+            mm_beside_same(&plan, p, NULL, MM_TOKENIZER_IMAGE, err) && mm_compare_unsharded(&plan, &made, (unsigned)a->threads, &r.row, &r.count, err);
   if (!ok && err->status == MM_USAGE) err->status = MM_UNSUPPORTED; /* the digests' words, not the user's */
   if (ok) mm_report_rank(&r);
   ok = ok && print_errors(a, &r, err) && (!a->report || write_report(a, &r, err)) && good_enough(a, &r, err);
