@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <unistd.h>
 
 #include "convert/report/report.h"
 #include "convert/write/mpi.h"
@@ -105,6 +106,21 @@ static char *open_calibration(const mm_convert_args *a, mm_calibration_files *c,
   return line;
 }
 
+static bool lies_there(const mm_hf *hf, const char *name) { return access(mm_path_of(hf->dir, name).text, F_OK) == 0; }
+
+/* What the output will lack at run, since the source does. */
+static void note_absent(const mm_hf *hf) {
+  mm_json *config = mm_json_load(mm_path_of(hf->dir, "tokenizer_config.json").text, MM_CONFIG_MAX, MM_IGNORED);
+  const bool template = lies_there(hf, "chat_template.jinja") || lies_there(hf, "chat_template.json") ||
+                        mm_json_type_of(mm_json_get(config, "chat_template")) != MM_JSON_NULL;
+  if (!lies_there(hf, "tokenizer.json"))
+    fputs("note: the source has no tokenizer.json: the output will take no text, only ids; put one into the source first\n", stderr);
+  if (!template)
+    fputs("note: the source has no chat template (chat_template.jinja, or in tokenizer_config.json): chats will need --chat-format\n",
+          stderr);
+  mm_json_free(config);
+}
+
 static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_calibration_files *c, mm_plan *plan, mm_verdict *verdict, mm_err *err) {
   mm_hf_options ho = {.allow_outside_links = a->outside,
                       .names_only = a->names_only,
@@ -133,6 +149,7 @@ static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_calibration_files 
   if (a->gpu_memory && !mm_verdict_make(verdict, plan, hf, &po, a->gpu_memory, err)) return false;
   size_t past = a->quiet || a->process > 0 ? 0 : mm_hf_past_last(hf, &plan->pack.model);
   if (past) fprintf(stderr, "note: layers past the last, for multi-token prediction, are left out (tensors: %zu)\n", past);
+  if (!a->quiet && a->process == 0 && !a->names_only) note_absent(hf);
   if (!a->names_only || !mm_hf_total_known(hf) || hf->total_size == plan->source_bytes) return true;
   return mm_fail(err, MM_BAD_INPUT, "E_IDX", mm_at(hf->dir, NULL), "found total_size %llu in the index, expected %llu from the names",
                  (unsigned long long)hf->total_size, (unsigned long long)plan->source_bytes);

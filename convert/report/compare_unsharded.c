@@ -38,7 +38,8 @@ static bool compare_pair(void *ctx, size_t item, unsigned worker, mm_err *err) {
     mm_err why = {0};
     if (!mm_decode_f32(a, x->source, row, rows, err)) return false;
     if (!mm_decode_f32(b, &x->made, row, rows, &why)) return mm_fail_damaged(err, &why);
-    for (uint32_t i = 0; i < rows; i++) mm_error_add(&x->e, a->wide + (size_t)i * cols, b->wide + (size_t)i * cols, NULL, cols, (mm_code_steps){0, 0});
+    for (uint32_t i = 0; i < rows; i++)
+      mm_error_add(&x->e, a->wide + (size_t)i * cols, b->wide + (size_t)i * cols, NULL, cols, (mm_code_steps){0, 0});
     x->e.nonfinite += a->zeroed;
   }
   return true;

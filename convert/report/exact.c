@@ -13,8 +13,8 @@
 static bool check_sources(const mm_pack *want, const mm_pack *p, mm_err *err) {
   char found[MM_HEX_LEN + 1], expected[MM_HEX_LEN + 1];
   if (p->source_count != want->source_count)
-    return mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at(p->dir, NULL), "found fingerprints of %zu source files, expected %zu from this source",
-                   p->source_count, want->source_count);
+    return mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at(p->dir, NULL),
+                   "found fingerprints of %zu source files, expected %zu from this source", p->source_count, want->source_count);
   for (size_t i = 0; i < p->source_count; i++) {
     const mm_pack_file *a = &p->source[i], *b = &want->source[i];
     if (strcmp(a->name, b->name) == 0 && a->size == b->size && mm_digest_equal(&a->sha256, &b->sha256)) continue;
@@ -34,8 +34,9 @@ bool mm_exact_words(const mm_plan *plan, const mm_pack *p, mm_err *err) {
     return mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at(p->dir, NULL), "found another model than that of this source: key \"%s\"", key);
   for (size_t i = 0; !plan->recipe.act_scales && i < p->tensor_count; i++)
     if (p->tensor[i].input_scale != want->tensor[i].input_scale)
-      return mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at(p->dir, p->tensor[i].name), "found input_scale %.9g, expected %.9g from this source",
-                     (double)p->tensor[i].input_scale, (double)want->tensor[i].input_scale);
+      return mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at(p->dir, p->tensor[i].name),
+                     "found input_scale %.9g, expected %.9g from this source", (double)p->tensor[i].input_scale,
+                     (double)want->tensor[i].input_scale);
   return check_sources(want, p, err);
 }
 
@@ -93,9 +94,10 @@ bool mm_exact_bounds(const mm_plan *plan, const mm_shards *s, const mm_tensor_er
     if (scheme->code == MM_CODE_PLAIN || e[i].count == 0 || e[i].noise == 0 || mm_exact_again(plan, &s->pack, i)) continue;
     const double least = (double)scheme->sqnr / 3, db = fmin(mm_sqnr_db(&e[i]), e[i].leads ? e[i].worst_db : (double)INFINITY);
     if (e[i].beyond == 0 && db >= least) continue;
-    return mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at(s->pack.dir, s->pack.tensor[i].name),
-                   "found %llu weights further from the source than half a step of %s, and an SQNR of %.2f dB, expected 0 and at least %.2f",
-                   (unsigned long long)e[i].beyond, scheme->name, db, least);
+    return mm_fail(
+        err, MM_INTEGRITY, "E_SOURCE", mm_at(s->pack.dir, s->pack.tensor[i].name),
+        "found %llu weights further from the source than half a step of %s, and an SQNR of %.2f dB, expected 0 and at least %.2f",
+        (unsigned long long)e[i].beyond, scheme->name, db, least);
   }
   return true;
 }

@@ -104,11 +104,8 @@ static bool put_beside(const mm_strip *s, const mm_taker *to, mm_err *err) {
   if (!mm_share_beside(s, &x)) return true;
   int64_t shape[2] = {s->x->rows, s->x->cols};
   float input = spelt->reciprocal ? 1 / s->t->input_scale : s->t->input_scale;
-  const mm_given g = {.strip = s,
-                      .plane = s->pt->scheme->plane_count,
-                      .offset = x.at,
-                      .bytes = spelt->shape ? (const void *)shape : &input,
-                      .n = x.bytes};
+  const mm_given g = {
+      .strip = s, .plane = s->pt->scheme->plane_count, .offset = x.at, .bytes = spelt->shape ? (const void *)shape : &input, .n = x.bytes};
   return to->take(to->ctx, &g, err);
 }
 
@@ -152,7 +149,8 @@ static bool strip_amax(mm_worker *w, mm_strip *s, const mm_taker *to, mm_err *er
 }
 
 /* Does one thing to every strip of the stack entry, from its first. */
-static bool for_entry(mm_worker *w, mm_strip *s, bool (*run)(mm_worker *, mm_strip *, const mm_taker *, mm_err *), const mm_taker *to, mm_err *err) {
+static bool for_entry(mm_worker *w, mm_strip *s, bool (*run)(mm_worker *, mm_strip *, const mm_taker *, mm_err *), const mm_taker *to,
+                      mm_err *err) {
   do
     if (!run(w, s, to, err)) return false;
   while (mm_strip_next(s));
