@@ -235,7 +235,8 @@ static bool unsharded_against_source(const mm_verify_args *a, const mm_pack *p, 
   mm_digest_hex(&p->plan, planned);
   bool ok = manifest_hex(p, digests, err) && mm_hf_open(&hf, a->source, &ho, err) && mm_hf_open(&made, a->dir, &mo, err) &&
             mm_plan_build(&plan, &hf, &po, err) && mm_exact_words(&plan, p, err) &&
-            mm_beside_same(&plan, p, NULL, MM_TOKENIZER_IMAGE, err) && mm_compare_unsharded(&plan, &made, (unsigned)a->threads, &r.row, &r.count, err);
+            mm_beside_same(&plan, p, NULL, MM_TOKENIZER_IMAGE, err) &&
+            mm_compare_unsharded(&plan, &made, (unsigned)a->threads, &r.row, &r.count, err);
   if (!ok && err->status == MM_USAGE) err->status = MM_UNSUPPORTED; /* the digests' words, not the user's */
   if (ok) mm_report_rank(&r);
   ok = ok && print_errors(a, &r, err) && (!a->report || write_report(a, &r, err)) && good_enough(a, &r, err);

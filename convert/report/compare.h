@@ -27,7 +27,8 @@ double mm_rmse(const mm_tensor_error *e);
 /* Cosine of the angle between source and packed tensor; 1 if both are zero. */
 double mm_cosine(const mm_tensor_error *e);
 
-/* Whether the source and its options give the tensors, cuts and grids of the checkpoint: MM_INTEGRITY E_SOURCE names the first difference. */
+/* Whether the source and its options give the tensors, cuts and grids of the checkpoint: MM_INTEGRITY E_SOURCE names the first difference.
+ */
 MM_MUST_USE bool mm_compare_plan(const mm_plan *plan, const mm_shards *s, mm_err *err);
 /* Compares every tensor with the source, decoded. Of what several ranks hold the first rank's is taken: mm_verify_agreement proves that
  * they are equal. `plan` must come from the source with the options of the manifest; a packed checkpoint that it does not describe is

@@ -23,8 +23,9 @@ typedef struct mm_worker {
 void mm_worker_open(mm_worker *w, const mm_hf *hf);
 void mm_worker_close(mm_worker *w);
 
-/* Stored bytes of a strip on one rank: [at, at + n) of plane `plane` of its tensor, or of the entry of a stack that the rank has. The number
- * behind the planes stands for what a dialect stores beside them. `offset` counts from the data start of the part that the plan lays out. */
+/* Stored bytes of a strip on one rank: [at, at + n) of plane `plane` of its tensor, or of the entry of a stack that the rank has. The
+ * number behind the planes stands for what a dialect stores beside them. `offset` counts from the data start of the part that the plan lays
+ * out. */
 typedef struct mm_given {
   const mm_strip *strip;
   unsigned plane;
