@@ -359,6 +359,7 @@ install: all ## programs, library, man pages and shell completions below PREFIX
 	$(Q)scripts/install.sh "$(DESTDIR)$(PREFIX)" $(PROGRAMS)
 	$(Q)scripts/install_library.sh "$(DESTDIR)$(PREFIX)" "$(PREFIX)" $(LIB_SO)
 uninstall: ## what install put below PREFIX
+	$(Q)scripts/install_library.sh --remove "$(DESTDIR)$(PREFIX)" "$(PREFIX)" $(LIB_SO)
 	$(Q)scripts/install.sh --remove "$(DESTDIR)$(PREFIX)" $(PROGRAMS)
 dist: ## the committed tree as build/minimax-VERSION.tar.gz
 	$(Q)scripts/dist.sh $(VERSION) $(abspath $(BUILD))/minimax-$(VERSION).tar.gz

@@ -27,7 +27,7 @@ static uint8_t best_scale(const float w[BLOCK], uint32_t n, int guess, float glo
   for (int c = guess > BELOW ? guess - BELOW : 1; c <= guess + ABOVE && c <= 0x7e; c++) {
     uint8_t code[BLOCK];
     double e = error_of(w, n, mm_e4m3_value[c] * global, code);
-    if (e >= least) continue;
+    if (!(e < least)) continue; /* nor where a product is not finite */
     least = e;
     found = c;
     memcpy(best, code, n);

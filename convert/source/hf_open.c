@@ -1,6 +1,7 @@
 /* Opening a Hugging Face checkpoint: config, index, headers of every shard, one spelling for every name. */
 #include "convert/source/hf.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -52,10 +53,37 @@ static bool missing_shard(const mm_hf *hf, const mm_hf_file *f, mm_err *err) {
       return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(f->path, NULL),
                      "found only %s%s, expected the file: its download seems unfinished", f->name, partial[i]);
   }
-  if (hf->dry_run && hf->index_text)
-    return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(f->path, NULL),
-                   "no such file; --names-only does with config.json and the index alone");
-  return true;
+  size_t missing = 0;
+  for (size_t i = 0; i < hf->file_count; i++) missing += !exists(hf->file[i].path);
+  return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(f->path, NULL),
+                 "no such file; of %zu files that the index names, %zu are missing%s", hf->file_count, missing,
+                 hf->dry_run ? "; --names-only does with config.json and the index alone" : "");
+}
+
+/* Neither an index nor the one file that needs none: says what weights lie there. */
+static bool no_weights(const mm_hf *hf, const char *index, mm_err *err) {
+  char first[NAME_MAX + 1] = "", shown[4 * NAME_MAX];
+  size_t count = 0;
+  bool shards = false, ok;
+  DIR *d = opendir(hf->dir);
+  if (!d) return mm_fail_errno(err, mm_at(hf->dir, NULL), "list", errno);
+  const char *name;
+  while ((ok = mm_dir_next(d, hf->dir, &name, err)) && name) {
+    const char *dot = strrchr(name, '.');
+    const bool shard = strstr(name, "-of-") != NULL;
+    if (!dot || strcmp(dot, ".safetensors") != 0 || (shards && !shard)) continue;
+    if (shard && !shards) count = 0; /* others beside shards do not count */
+    shards = shards || shard;
+    if (count++ == 0 || strcmp(name, first) < 0) snprintf(first, sizeof first, "%s", name);
+  }
+  closedir(d);
+  if (!ok) return false;
+  if (count == 0)
+    return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(index, NULL),
+                   "found neither this index nor " SINGLE_FILE " nor another weight file");
+  return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(index, NULL),
+                 "found no index and no " SINGLE_FILE ", but %zu weight file%s, first %s: fetch the index, too", count,
+                 count == 1 ? "" : "s", mm_escape(shown, sizeof shown, first, strlen(first)));
 }
 
 static int by_original(const void *key, const void *t) { return strcmp(key, ((const mm_hf_tensor *)t)->original); }
@@ -263,6 +291,7 @@ bool mm_hf_open(mm_hf *hf, const char *dir, const mm_hf_options *o, mm_err *err)
   if (!read_config(hf, err)) return false;
   if (mm_packed_is(hf->dir)) return (!o->for_plan || check_model(hf, err)) && open_packed(hf, o, err);
   bool indexed = exists(index);
+  if (!indexed && !o->names_only && !exists(single)) return no_weights(hf, index, err);
   if (indexed) {
     if (!read_index(hf, index, err)) return false;
   } else {

@@ -86,8 +86,39 @@ def sources():
     os.remove(f"{cache}/snapshots/0123abcd/config.json")
     assert convert(cache, "--dry-run", "--json").stdout == plan
     shutil.rmtree(f"{cache}/snapshots/0123abcd")
+    for named in ("0123abcd", "0123abcd\n", "", "../../elsewhere", "4567e", "4567eF"):  # nor is the one snapshot taken for another
+        open(f"{cache}/refs/main", "w").write(named)
+        refused(3, ["E_FS_MISSING", "refs/main", "of which there is no snapshot"], "minimax-convert", cache, "--dry-run")
+    open(f"{cache}/refs/main", "w").write("4567ef\n")
+    assert convert(cache, "--dry-run", "--json").stdout == plan
     os.remove(f"{cache}/refs/main")
     assert convert(cache, "--dry-run", "--json").stdout == plan  # the only one
+
+    # Shards or the index are missing: how many, and what lies there.
+    part = f"{TMP}/part"
+    shutil.copytree(source, part)
+    shards = sorted(n for n in os.listdir(part) if "-of-" in n)
+    os.remove(f"{part}/model.safetensors.index.json")
+    refused(3, ["E_FS_MISSING", f"{len(shards)} weight files, first {shards[0]}", "fetch the index"], "minimax-convert", part, "--dry-run")
+    for name in [*shards, "golden.safetensors"]:
+        os.remove(f"{part}/{name}")
+    refused(3, ["E_FS_MISSING", "neither"], "minimax-convert", part, "-o", f"{TMP}/never")
+    shutil.copy(f"{source}/model.safetensors.index.json", part)
+    refused(3, ["E_FS_MISSING", shards[0], f"of {len(shards)} files that the index names, {len(shards)} are missing"], "minimax-convert", part, "-o", f"{TMP}/never")
+    shutil.copy(f"{source}/{shards[0]}", part)
+    refused(3, ["E_FS_MISSING", shards[1], f"of {len(shards)} files that the index names, 1 are missing", "--names-only"], "minimax-convert", part, "--dry-run")
+    # A source without tokenizer or template converts, and a note says what the output lacks.
+    shutil.copy(f"{source}/{shards[1]}", part)
+    os.remove(f"{part}/tokenizer.json")
+    for name in ("chat_template.jinja", "chat_template.json", "tokenizer_config.json"):
+        if os.path.exists(f"{part}/{name}"):
+            os.remove(f"{part}/{name}")
+    for more in (["--dry-run"], ["-o", f"{TMP}/bare"]):
+        said = convert(part, *more).stderr
+        assert "note: the source has no tokenizer.json" in said and "note: the source has no chat template" in said, said
+    open(f"{part}/tokenizer_config.json", "w").write('{"chat_template": "x"}')
+    assert "chat template" not in convert(part, "--dry-run").stderr
+    assert "note:" not in convert(part, "--dry-run", "-q").stderr
 
     fetch = "hf download MiniMaxAI/MiniMax-M2 --local-dir MiniMax-M2"
     for word in ("MiniMaxAI/MiniMax-M2", "https://huggingface.co/MiniMaxAI/MiniMax-M2", "https://huggingface.co/MiniMaxAI/MiniMax-M2/tree/main"):
