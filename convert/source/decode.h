@@ -27,6 +27,7 @@ typedef struct mm_decoder {
   const mm_hf_tensor *whole_of;
   uint64_t whole_at;
   float global;
+  bool regraded;   /* the planes decoded last stand for other numbers than the source's, under another global scale */
   uint64_t zeroed; /* values of the rows decoded last that were not finite and are 0 now, where hf allows it */
 } mm_decoder;
 
@@ -46,6 +47,10 @@ MM_MUST_USE bool mm_decode_finite(const mm_decoder *d, const mm_matrix *x, uint3
                                   mm_err *err);
 /* The one scale of a whole matrix: NVFP4's global one as a multiplier, or the only one. */
 MM_MUST_USE bool mm_decode_global(mm_decoder *d, const mm_matrix *x, float *out, mm_err *err);
+/* The global scale under which all `pieces` matrices of NVFP4 from x on keep their numbers, all of them read for it where their own
+ * scales differ; MM_UNSUPPORTED E_Q_KEEP where there is none. */
+MM_MUST_USE bool mm_decode_common(mm_decoder *d, const mm_matrix *x, unsigned pieces, const mm_scheme *s, mm_cell grid, float *out,
+                                  mm_err *err);
 /* The static scale of x's activations as a multiplier; 0: the source has none, or one that calibration never reached. */
 MM_MUST_USE bool mm_decode_input(mm_decoder *d, const mm_matrix *x, float *out, mm_err *err);
 /* The planes of a scheme that keeps x on this grid (mm_encoding_keeps), for these rows. `global` is the scale that the

@@ -214,6 +214,8 @@ static bool read_quantization(mm_hf *hf, mm_err *err) {
     const mm_json *q = mm_json_get(from[i / 2], key[i % 2]);
     if (mm_json_type_of(q) != MM_JSON_NULL) return mm_quantization_parse(hf, q, hf->config_path, NULL, err);
   }
+  if (mm_quantization_mlx(mm_json_get(hf->config, "quantization")))
+    return mm_quantization_parse(hf, mm_json_get(hf->config, "quantization"), hf->config_path, NULL, err);
   for (size_t i = 0; i < sizeof beside / sizeof *beside; i++) {
     const char *path = join(hf, beside[i].file, err);
     if (!path) return false;
@@ -283,5 +285,7 @@ bool mm_hf_open(mm_hf *hf, const char *dir, const mm_hf_options *o, mm_err *err)
   if (o->names_only && !indexed)
     return mm_fail(err, MM_BAD_INPUT, "E_IDX", mm_at(index, NULL), "found no index, expected one for --names-only");
   if (o->for_plan && !check_model(hf, err)) return false;
-  return (o->names_only || read_headers(hf, o->one_thread, err)) && canonical_names(hf, err);
+  if (!(o->names_only || read_headers(hf, o->one_thread, err)) || !canonical_names(hf, err)) return false;
+  mm_quantization_block(hf);
+  return true;
 }
