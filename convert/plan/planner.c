@@ -292,26 +292,38 @@ static bool add_kv_scales(mm_planner *b, uint32_t layer) {
   return true;
 }
 
+/* More than half of the names have this prefix. */
+static bool most_begin(const mm_hf *hf, const char *prefix, size_t n) {
+  size_t count = 0;
+  for (size_t i = 0; i < hf->tensor_count; i++) count += strncmp(hf->tensor[i].name, prefix, n) == 0;
+  return 2 * count > hf->tensor_count;
+}
+
 /* What the names of the source have that hides the missing one: a prefix that a tool left, or another tool's own naming. */
 static void name_hint(const mm_planner *b, char *out, size_t cap) {
   const size_t n = strlen(b->first_missing);
-  char shown[300];
-  *out = 0;
-  for (size_t i = 0; i < b->hf->tensor_count && !*out; i++) {
-    const char *name = b->hf->tensor[i].name, *original = b->hf->tensor[i].original;
-    const size_t length = strlen(name), before = length > n ? length - n : 0;
-    const char *mark = strstr(original, "_orig_mod.");
-    mm_escape(shown, sizeof shown, original, strlen(original));
-    if (before > 0 && mm_ends_with(name, b->first_missing) && name[before - 1] == '.') {
-      char prefix[300];
-      snprintf(out, cap, "; it is there as \"%s\": take the prefix \"%s\" off all names", shown,
-               mm_escape(prefix, sizeof prefix, name, before));
-    } else if (mark) {
-      snprintf(out, cap, "; names such as \"%s\" have torch.compile's \"_orig_mod.\": take it off all names", shown);
-    } else if (strstr(original, ".switch_mlp.")) {
-      snprintf(out, cap, "; names such as \"%s\" are MLX's, whose checkpoints are not read: convert the original", shown);
-    }
+  const mm_hf_tensor *prefixed = NULL, *compiled = NULL, *mlx = NULL;
+  for (size_t i = 0; i < b->hf->tensor_count && !prefixed; i++) {
+    const mm_hf_tensor *t = &b->hf->tensor[i];
+    const size_t length = strlen(t->name);
+    if (length > n + 1 && mm_ends_with(t->name, b->first_missing) && t->name[length - n - 1] == '.' &&
+        most_begin(b->hf, t->name, length - n))
+      prefixed = t;
+    if (strstr(t->original, "_orig_mod.")) compiled = t;
+    if (strstr(t->original, ".switch_mlp.")) mlx = t;
   }
+  const mm_hf_tensor *t = prefixed ? prefixed : compiled ? compiled : mlx;
+  char name[300], prefix[300];
+  *out = 0;
+  if (!t) return;
+  mm_escape(name, sizeof name, t->original, strlen(t->original));
+  if (prefixed)
+    snprintf(out, cap, "; it is there as \"%s\": take the prefix \"%s\" off all names", name,
+             mm_escape(prefix, sizeof prefix, t->name, strlen(t->name) - n));
+  else if (compiled)
+    snprintf(out, cap, "; names such as \"%s\" have torch.compile's \"_orig_mod.\": take it off all names", name);
+  else
+    snprintf(out, cap, "; names such as \"%s\" are MLX's, whose checkpoints are not read: convert the original", name);
 }
 
 static bool fail_missing(const mm_planner *b) {
