@@ -51,7 +51,8 @@ TEST(test_scale_orphan) {
     src_shape(t, "BF16", 2, t->dim[0], t->dim[1], 0);
     src_write(s);
     REFUSED(SRC_PLAN, "D02", "E_Q_ORPHAN", "o_proj.weight_scale_inv");
-    REFUSED(SRC_PLAN, "D02", "E_Q_ORPHAN", "found a tensor of a quantised weight, but \"" SRC_ATTN "o_proj.weight\" is BF16 and is read without it");
+    REFUSED(SRC_PLAN, "D02", "E_Q_ORPHAN",
+            "found a tensor of a quantised weight, but \"" SRC_ATTN "o_proj.weight\" is BF16 and is read without it");
   }
   static const char *const orphan[] = {"lm_head.weight_scale_inv", "model.layers.0.self_attn.q_proj.input_scale",
                                        SRC_MOE "gate.weight_scale_inv", "model.x.weight_scale_inv",
