@@ -242,16 +242,14 @@ static bool rope_object(mm_config c, const char *name, const mm_json *v, bool ne
   const char *key;
   const mm_json *x;
   void *iter = NULL;
-  while (!nested && mm_json_next(v, &iter, &key, &x)) {
-    char path[96];
-    bool full = strcmp(key, "full_attention") == 0;
+  while (mm_json_next(v, &iter, &key, &x)) {
+    char path[96], shown[64];
+    const bool full = !nested && strcmp(key, "full_attention") == 0;
     snprintf(path, sizeof path, "%s.full_attention", name);
     if (full && !rope_object(c, path, x, true, r, err)) return false;
-    if (!full && strcmp(key, "linear_attention") != 0 && mm_json_type_of(x) == MM_JSON_OBJ) {
-      char shown[64];
+    if (mm_json_type_of(x) == MM_JSON_OBJ && !full && (nested || strcmp(key, "linear_attention") != 0))
       return FEATURE("key \"%s\": found parameters of \"%s\", only full_attention and linear_attention are supported", name,
                      mm_escape(shown, sizeof shown, key, strlen(key)));
-    }
   }
   return true;
 }

@@ -111,10 +111,21 @@ static bool no_transform(const mm_declared *d, mm_err *err) {
 
 /* ---- one reader per family ---- */
 
+/* Two names of one integer: both may stand where they agree. */
+static bool agree(const mm_declared *d, const char *key, const char *other, mm_err *err) {
+  const mm_json *a = mm_json_get(d->obj, key), *b = mm_json_get(d->obj, other);
+  char found[MM_JSON_SHOWN], expected[MM_JSON_SHOWN];
+  if (mm_json_type_of(a) != MM_JSON_INT || mm_json_type_of(b) != MM_JSON_INT || mm_json_int(a) == mm_json_int(b)) return true;
+  return mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_at(d->path, NULL),
+                 "key \"%s\": found %s, expected %s as in key \"%s\", which means the same", key, mm_json_shown(a, found),
+                 mm_json_shown(b, expected), other);
+}
+
 static bool read_awq(mm_declared *d, mm_err *err) {
   const char *version = word(d->obj, "version"), *key = mm_json_get(d->obj, "q_group_size") ? "q_group_size" : "group_size";
   if (version && !listed("gemm GEMM", version)) return refuse(d->path, "E_Q_METHOD", "AWQ version", version, err);
   if (!read_bits(d, d->obj, "bits", false, err) || !read_bits(d, d->obj, "w_bit", false, err)) return false;
+  if (!agree(d, "w_bit", "bits", err) || !agree(d, "q_group_size", "group_size", err)) return false;
   return read_group(d, mm_json_get(d->obj, key), key, err);
 }
 
@@ -123,6 +134,8 @@ static bool read_gptq(mm_declared *d, mm_err *err) {
   bool sym = false, desc = false;
   mm_config c = {d->obj, d->path};
   if (!format) format = strcmp(d->q->method, "gptq_v2") == 0 ? "gptq_v2" : "gptq";
+  if (strcmp(d->q->method, "gptq_v2") == 0 && strcmp(format, "gptq") == 0)
+    return bad(d, "checkpoint_format", mm_json_get(d->obj, "checkpoint_format"), "\"gptq_v2\" as in key \"quant_method\"", err);
   if (!listed("gptq gptq_v2", format)) return refuse(d->path, "E_Q_METHOD", "GPTQ checkpoint_format", format, err);
   if (!read_bits(d, d->obj, "bits", false, err) || !read_module_bits(d, "dynamic", err)) return false;
   if (!mm_config_bool_or(c, "sym", &sym, err) || !mm_config_bool_or(c, "desc_act", &desc, err)) return false;

@@ -142,6 +142,14 @@ def widths():
     refused(copy(c, {"quantization_config": {"quant_method": "gptq", "bits": "4"}}), 3, "E_Q_CONFIG", "bits")
     for config in (ct(4), ct(8), modules, modules | {"extra_config": {"lm_head": {"bits": 16}}}):  # nothing is quantised, and so nothing is wrong
         assert notes(copy(c, {"quantization_config": config})) == []
+    for config, *says in (({"quant_method": "awq", "w_bit": 4, "bits": 8}, "w_bit", "found 4", "expected 8"),
+                          ({"quant_method": "awq", "group_size": 64, "q_group_size": 128}, "q_group_size", "found 128", "expected 64"),
+                          ({"quant_method": "gptq_v2", "checkpoint_format": "gptq", "group_size": 64}, "checkpoint_format", "gptq_v2")):
+        refused(copy(c, {"quantization_config": config}), 3, "E_Q_CONFIG", *says)
+    first = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    for other in ({"compression_config": first | {"weight_block_size": [64, 128]}}, {"text_config": {"quantization_config": {"quant_method": "awq"}}}):
+        refused(copy(c, {"quantization_config": first} | other), 3, "E_Q_CONFIG", "differs")
+    assert notes(copy(c, {"quantization_config": first, "compression_config": dict(first)})) == []
     quark = dict(c.tensors)
     quark[ATTN + "q_proj.weight"] = ("I32", [8, 2], bytes(64))
     refused(copy(c, {"quantization_config": {"quant_method": "quark"}}, quark), 4, "E_Q_METHOD", "Quark's packed words of I32", "q_proj.weight")

@@ -174,6 +174,8 @@ def check_common_scale():
         if status:
             assert "E_Q_KEEP" in said and name in said, said
             return
+        verify = subprocess.run([CONVERT.replace("-convert", "-verify"), source + "-none", "--source", source], capture_output=True, text=True, check=True)
+        assert "28 of 28 tensors exact" in verify.stdout, verify.stdout
         for stored, scheme, p in planes(Packed(source + "-none")):
             if stored in (name + "w1.weight", name + "w3.weight"):
                 stem = stored[:-len("weight")]

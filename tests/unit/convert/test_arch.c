@@ -331,6 +331,8 @@ TEST(test_rope_places) {
           "key \"rope_parameters\": found parameters of \"sliding_attention\"");
   refused(m1, "\"rotary_dim\":10", "\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"yarn\"}}", MM_UNSUPPORTED, "E_CFG_FEATURE",
           "key \"rope_type\"");
+  refused(m1, "\"rotary_dim\":10", "\"rope_parameters\":{\"full_attention\":{\"full_attention\":{}}}", MM_UNSUPPORTED, "E_CFG_FEATURE",
+          "key \"rope_parameters.full_attention\": found parameters");
   refused(m1, "\"rotary_dim\":10", "\"rope_parameters\":{\"full_attention\":[1]}", MM_BAD_INPUT, "E_CFG_TYPE",
           "key \"rope_parameters.full_attention\": found [1], expected an object");
 }
