@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "convert/decode/decode.h"
 #include "convert/plan/dialect.h"
 #include "convert/plan/packed_agrees.h"
-#include "convert/source/decode.h"
 #include "convert/source/kv_rules.h"
 
 #define MISSING_MOST 10000 /* tensors counted as missing */
@@ -292,44 +292,10 @@ static bool add_kv_scales(mm_planner *b, uint32_t layer) {
   return true;
 }
 
-/* More than half of the names have this prefix. */
-static bool most_begin(const mm_hf *hf, const char *prefix, size_t n) {
-  size_t count = 0;
-  for (size_t i = 0; i < hf->tensor_count; i++) count += strncmp(hf->tensor[i].name, prefix, n) == 0;
-  return 2 * count > hf->tensor_count;
-}
-
-/* What the names of the source have that hides the missing one: a prefix that a tool left, or another tool's own naming. */
-static void name_hint(const mm_planner *b, char *out, size_t cap) {
-  const size_t n = strlen(b->first_missing);
-  const mm_hf_tensor *prefixed = NULL, *compiled = NULL, *mlx = NULL;
-  for (size_t i = 0; i < b->hf->tensor_count && !prefixed; i++) {
-    const mm_hf_tensor *t = &b->hf->tensor[i];
-    const size_t length = strlen(t->name);
-    if (length > n + 1 && mm_ends_with(t->name, b->first_missing) && t->name[length - n - 1] == '.' &&
-        most_begin(b->hf, t->name, length - n))
-      prefixed = t;
-    if (strstr(t->original, "_orig_mod.")) compiled = t;
-    if (strstr(t->original, ".switch_mlp.")) mlx = t;
-  }
-  const mm_hf_tensor *t = prefixed ? prefixed : compiled ? compiled : mlx;
-  char name[300], prefix[300];
-  *out = 0;
-  if (!t) return;
-  mm_escape(name, sizeof name, t->original, strlen(t->original));
-  if (prefixed)
-    snprintf(out, cap, "; it is there as \"%s\": take the prefix \"%s\" off all names", name,
-             mm_escape(prefix, sizeof prefix, t->name, strlen(t->name) - n));
-  else if (compiled)
-    snprintf(out, cap, "; names such as \"%s\" have torch.compile's \"_orig_mod.\": take it off all names", name);
-  else
-    snprintf(out, cap, "; names such as \"%s\" are MLX's, whose checkpoints are not read: convert the original", name);
-}
-
 static bool fail_missing(const mm_planner *b) {
   char hint[1024], others[64] = "";
   const size_t more = b->missing - 1;
-  name_hint(b, hint, sizeof hint);
+  mm_hf_name_hint(b->hf, b->first_missing, hint, sizeof hint);
   if (more)
     snprintf(others, sizeof others, " (and %s%zu more %s missing)", b->missing < MISSING_MOST ? "" : "at least ", more,
              more == 1 ? "is" : "are");

@@ -140,6 +140,9 @@ mm_found mm_packed_matrix(mm_hf *hf, const mm_model *m, const mm_rule *r, uint32
 /* Fails on tensors nobody used, but for those known to be redundant (rotary and decay buffers, layers past the last). */
 MM_MUST_USE bool mm_hf_all_used(const mm_hf *hf, const mm_model *m, mm_err *err);
 
+/* What hides a missing name: a prefix that a tool left on most names, or another tool's own naming; in words behind "; ", or nothing. */
+void mm_hf_name_hint(const mm_hf *hf, const char *missing, char *out, size_t cap);
+
 /* Of tensors that nobody used, how many are of layers past the last. */
 size_t mm_hf_past_last(const mm_hf *hf, const mm_model *m);
 /* Whether the bytes of all tensors of the index are known, so that its total_size can be compared with them. */

@@ -96,3 +96,35 @@ bool mm_hf_all_used(const mm_hf *hf, const mm_model *m, mm_err *err) {
   if (more) snprintf(others, sizeof others, " (and %zu more tensors that are not read)", more);
   return mm_fail(err, status, code, mm_hf_at(hf, first), "found %s%s", what, others);
 }
+
+/* More than half of the names have this prefix. */
+static bool most_begin(const mm_hf *hf, const char *prefix, size_t n) {
+  size_t count = 0;
+  for (size_t i = 0; i < hf->tensor_count; i++) count += strncmp(hf->tensor[i].name, prefix, n) == 0;
+  return 2 * count > hf->tensor_count;
+}
+
+void mm_hf_name_hint(const mm_hf *hf, const char *missing, char *out, size_t cap) {
+  const size_t n = strlen(missing);
+  const mm_hf_tensor *prefixed = NULL, *compiled = NULL, *mlx = NULL;
+  for (size_t i = 0; i < hf->tensor_count && !prefixed; i++) {
+    const mm_hf_tensor *t = &hf->tensor[i];
+    const size_t length = strlen(t->name);
+    if (length > n + 1 && mm_ends_with(t->name, missing) && t->name[length - n - 1] == '.' && most_begin(hf, t->name, length - n))
+      prefixed = t;
+    if (strstr(t->original, "_orig_mod.")) compiled = t;
+    if (strstr(t->original, ".switch_mlp.")) mlx = t;
+  }
+  const mm_hf_tensor *t = prefixed ? prefixed : compiled ? compiled : mlx;
+  char name[300], prefix[300];
+  *out = 0;
+  if (!t) return;
+  mm_escape(name, sizeof name, t->original, strlen(t->original));
+  if (prefixed)
+    snprintf(out, cap, "; it is there as \"%s\": take the prefix \"%s\" off all names", name,
+             mm_escape(prefix, sizeof prefix, t->name, strlen(t->name) - n));
+  else if (compiled)
+    snprintf(out, cap, "; names such as \"%s\" have torch.compile's \"_orig_mod.\": take it off all names", name);
+  else
+    snprintf(out, cap, "; names such as \"%s\" are MLX's, whose checkpoints are not read: convert the original", name);
+}

@@ -3,7 +3,7 @@
 #define MM_CONVERT_STEP_H
 
 #include "convert/plan/plan.h"
-#include "convert/source/decode.h"
+#include "convert/decode/decode.h"
 #include "convert/write/blocks.h"
 
 /* What one thread needs; bounded by a few times MM_STRIP_BYTES whatever the model. */

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "convert/source/encoding.h"
+#include "convert/decode/decode.h"
 #include "quant/numbers.h"
 
 enum { BLOCK = 16, BELOW = 4, ABOVE = 8 };

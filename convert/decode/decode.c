@@ -1,5 +1,5 @@
 /* Reading strips of source matrices. */
-#include "convert/source/decode.h"
+#include "convert/decode/decode.h"
 
 #include <float.h>
 #include <math.h>

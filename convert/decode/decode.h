@@ -58,4 +58,22 @@ MM_MUST_USE bool mm_decode_input(mm_decoder *d, const mm_matrix *x, float *out, 
 MM_MUST_USE bool mm_decode_planes(mm_decoder *d, const mm_matrix *x, const mm_scheme *s, mm_cell grid, uint32_t row, uint32_t rows,
                                   float global, const void *plane[MM_MAX_PLANES], mm_err *err);
 
+/* --- between the files of this folder --- */
+/* Rows [row, row + rows) and columns [0, cols) of a matrix of unsigned `bits`-bit numbers that lie several to a little-endian word, one
+ * byte each into out (words.c). Row 0 begins a word. */
+typedef struct mm_words {
+  const void *data;
+  unsigned bits;
+  size_t size;   /* bytes of a word */
+  uint64_t line; /* words from one line to the next */
+  bool turned;   /* lines run along rows */
+  mm_cell cell;  /* numbers in a word; one side is 1 */
+  const uint8_t *order;
+} mm_words;
+void mm_words_spread(const mm_words *w, uint32_t row, uint32_t rows, uint32_t cols, uint8_t *out);
+
+/* Puts NVFP4 rows [rows, k] under another global scale (regrade.c): the block scales that stand for the same numbers where such
+ * E4M3 codes exist, else the best block scale with codes of its own. True when every number is the same afterwards. */
+bool mm_nvfp4_regrade(uint8_t *codes, uint8_t *scales, uint32_t rows, uint32_t k, float from, float to);
+
 #endif
