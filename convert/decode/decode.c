@@ -416,13 +416,16 @@ bool mm_decode_common(mm_decoder *d, const mm_matrix *x, unsigned pieces, const 
     least = fminf(least, own[i]);
     most = fmaxf(most, own[i]);
   }
-  for (unsigned p = 0; p < pieces && p < MOST; p++)
-    for (*out = own[p]; *out > 0 && *out >= least / BELOW; *out /= 2) {
+  for (unsigned p = 0; p < pieces && p < MOST; p++) {
+    *out = own[p];
+    while (*out > 0 && *out >= least / BELOW) {
       bool keeps = true;
       for (unsigned i = 0; keeps && i < pieces; i++)
         if (!keeps_under(d, &x[i], s, grid, *out, &keeps, err)) return false;
       if (keeps) return true;
+      *out /= 2;
     }
+  }
   return mm_fail(
       err, MM_UNSUPPORTED, "E_Q_KEEP", mm_hf_at(d->reader.hf, x[0].part[MM_GLOBAL].tensor),
       "found global scales of NVFP4 from %g to %g among %u matrices that share one, and no common scale keeps their numbers; "

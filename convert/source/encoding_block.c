@@ -28,7 +28,7 @@ void mm_quantization_block(mm_hf *hf) {
   mm_quantization *q = &hf->quantization;
   uint32_t rows = UINT32_MAX, cols = UINT32_MAX;
   size_t count = 0;
-  if (hf->names_only || !q->method || q->whole || q->block.n != 0) return;
+  if (hf->names_only || !q->method || strcmp(q->method, "fp8") != 0 || q->whole || q->block.n != 0) return;
   for (size_t i = 0; i < hf->tensor_count; i++) {
     const mm_hf_tensor *s = &hf->tensor[i], *w = scaled(hf, s);
     if (!w || (s->dtype != MM_F32 && s->dtype != MM_BF16)) continue;

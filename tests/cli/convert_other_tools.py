@@ -120,7 +120,8 @@ def blocks():
     one[name] = ("F32", [5, 5], cf.values(name, "F32", 25))
     refused(copy(c, bare, one), 3, "E_Q_CONFIG", "weight_block_size")
     refused(copy(c, {"quantization_config": {"quant_method": "fp8", "weight_block_size": None}}), 3, "E_Q_SHAPE", "[1, 1]")
-    refused(copy(c, {"quantization_config": None}), 3, "E_Q_CONFIG", "quantization_config")
+    for other in (None, {"quant_method": "awq", "version": "gemm"}):
+        refused(copy(c, {"quantization_config": other}), 3, "E_Q_CONFIG")
 
 
 def widths():

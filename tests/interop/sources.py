@@ -218,7 +218,7 @@ def check_choices():
             assert word in text, text
 
 
-HEADS = ("awq", "gptq_v1", "gptq_v2", "auto_round", "block_fp8", "nvfp4_modelopt", "tensor_fp8", "channel_fp8", "ct_int4_g128", "mxfp4_ct", "int8")
+HEADS = ("awq", "gptq_v1", "block_fp8", "nvfp4_modelopt", "tensor_fp8", "ct_int4_g128", "int8")
 
 
 def check_heads():
