@@ -45,8 +45,8 @@ def totals():
     def index(value):
         c.index = '{"metadata": %s, "weight_map": %s}' % (value, json.dumps({k: c.file[k] for k in c.tensors}))
         return c
-    for right in (f'{{"total_size": {total}}}', f'{{"total_size": {total}.0}}', f'{{"total_size": {total / 1e3}e3}}', f'{{"total_size": {total}.00e+0}}',
-                  '{"total_size": null}', "{}", "null"):
+    for right in (f'{{"total_size": {total}}}', f'{{"total_size": {total}.0}}', f'{{"total_size": {total / 1e3}e3}}',
+                  f'{{"total_size": {total}.00e+0}}', '{"total_size": null}', "{}", "null"):
         assert notes(index(right)) == [], right
     for wrong in (2 * total, total - 1, total + 1, 0, 10**17):
         for text in (f"{wrong}", f"{wrong}.0"):
@@ -131,7 +131,8 @@ def widths():
         return {"quant_method": "compressed-tensors", "format": "pack-quantized",
                 "config_groups": {"group_0": {"weights": {"type": kind, "num_bits": bits, "group_size": 64, "symmetric": True}}}}
     for bits in (1, 2, 3, 5, 6, 16):
-        for key, config in (("num_bits", ct(bits)), ("num_bits", ct(bits, "float")), ("bits", {"quant_method": "gptq", "bits": bits, "group_size": 64}),
+        for key, config in (("num_bits", ct(bits)), ("num_bits", ct(bits, "float")),
+                            ("bits", {"quant_method": "gptq", "bits": bits, "group_size": 64}),
                             ("bits", {"quant_method": "awq", "bits": bits, "group_size": 64}), ("w_bit", {"quant_method": "awq", "w_bit": bits}),
                             ("bits", {"quant_method": "auto-round", "bits": bits, "packing_format": "auto_round:auto_gptq"}),
                             ("bits", {"quant_method": "auto-round", "bits": bits, "packing_format": "auto_round"})):
@@ -148,7 +149,8 @@ def widths():
                           ({"quant_method": "gptq_v2", "checkpoint_format": "gptq", "group_size": 64}, "checkpoint_format", "gptq_v2")):
         refused(copy(c, {"quantization_config": config}), 3, "E_Q_CONFIG", *says)
     first = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    for other in ({"compression_config": first | {"weight_block_size": [64, 128]}}, {"text_config": {"quantization_config": {"quant_method": "awq"}}}):
+    for other in ({"compression_config": first | {"weight_block_size": [64, 128]}},
+                  {"text_config": {"quantization_config": {"quant_method": "awq"}}}):
         refused(copy(c, {"quantization_config": first} | other), 3, "E_Q_CONFIG", "differs")
     assert notes(copy(c, {"quantization_config": first, "compression_config": dict(first)})) == []
     quark = dict(c.tensors)
@@ -169,7 +171,8 @@ def static_scales():
             else:
                 t[k] = v
         return copy(c, {"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}}, t)
-    one, other, ones = "0000803f", "0100803f", "note: all static scales of activations are 1 (matrices: 4), as without calibration; --act-scales gives others"
+    one, other = "0000803f", "0100803f"
+    ones = "note: all static scales of activations are 1 (matrices: 4), as without calibration; --act-scales gives others"
     assert notes(source([one])) == [ones]
     assert notes(source([one, other])) == [] and notes(source([other])) == []
     assert notes(source([one]), "--quant", "bf16") == []
@@ -180,7 +183,8 @@ def orphans():
     scale = ("F32", [1, 1], cf.values("x", "F32", 1))
     there = f'found a tensor of a quantised weight, but "{ATTN}q_norm.weight" is BF16 and is read without it'
     refused(copy(c, None, c.tensors | {ATTN + "q_norm.weight_scale": scale}), 3, "E_Q_ORPHAN", there)
-    refused(copy(c, None, c.tensors | {MOE + "experts.3.w1.weight_scale_inv": scale}), 3, "E_Q_ORPHAN", "found a tensor of a quantised weight that is not there\n")
+    refused(copy(c, None, c.tensors | {MOE + "experts.3.w1.weight_scale_inv": scale}), 3, "E_Q_ORPHAN",
+            "found a tensor of a quantised weight that is not there\n")
     both = {MOE + "experts.3.w1.weight_scale_inv": scale, MOE + "experts.3.w1.weight": ("F8_E4M3", [1, 1], b"\x40")}
     line = refused(copy(c, None, c.tensors | both), 3, "E_UNKNOWN", "that this architecture does not have (and 1 more tensors that are not read)")
     assert "quantised weight" not in line, line

@@ -174,7 +174,8 @@ def check_common_scale():
         if status:
             assert "E_Q_KEEP" in said and name in said, said
             return
-        verify = subprocess.run([CONVERT.replace("-convert", "-verify"), source + "-none", "--source", source], capture_output=True, text=True, check=True)
+        verify = subprocess.run([CONVERT.replace("-convert", "-verify"), source + "-none", "--source", source],
+                                capture_output=True, text=True, check=True)
         assert "28 of 28 tensors exact" in verify.stdout, verify.stdout
         for stored, scheme, p in planes(Packed(source + "-none")):
             if stored in (name + "w1.weight", name + "w3.weight"):
@@ -214,7 +215,8 @@ def check_choices():
             db = decibels(found)
             assert (48 < db < 50) if (quant, name) == ("w4a16", "gptq_v1") else least < db < most, (name, quant, db)
         text = convert(source, source + "-none", "none", 4)
-        for word in ("f32 (exact)", "bf16 (56 dB of SQNR against the source)", "int8 (44)", "block_fp8 (32)", "nvfp4a16 (22)", "w4a16 (21, but 49 for"):
+        for word in ("f32 (exact)", "bf16 (56 dB of SQNR against the source)", "int8 (44)", "block_fp8 (32)", "nvfp4a16 (22)",
+                     "w4a16 (21, but 49 for"):
             assert word in text, text
 
 
