@@ -5,6 +5,7 @@
 #include <strings.h>
 #include <unistd.h>
 
+#include "convert/report/notes.h"
 #include "convert/report/report.h"
 #include "convert/write/mpi.h"
 #include "formats/option.h"
@@ -147,8 +148,7 @@ static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_calibration_files 
                         .align = align};
   if (!mm_plan_build(plan, hf, &po, err)) return false;
   if (a->gpu_memory && !mm_verdict_make(verdict, plan, hf, &po, a->gpu_memory, err)) return false;
-  size_t past = a->quiet || a->process > 0 ? 0 : mm_hf_past_last(hf, &plan->pack.model);
-  if (past) fprintf(stderr, "note: layers past the last, for multi-token prediction, are left out (tensors: %zu)\n", past);
+  if (!a->quiet && a->process == 0) mm_report_notes(stderr, hf, plan);
   if (!a->quiet && a->process == 0 && !a->names_only) note_absent(hf);
   if (!a->names_only || !mm_hf_total_known(hf) || hf->total_size == plan->source_bytes) return true;
   return mm_fail(err, MM_BAD_INPUT, "E_IDX", mm_at(hf->dir, NULL), "found total_size %llu in the index, expected %llu from the names",

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "convert/report/compare.h"
-#include "convert/source/decode.h"
+#include "convert/decode/decode.h"
 #include "formats/system/pool.h"
 
 /* A matrix in both checkpoints, and what it counts for. */

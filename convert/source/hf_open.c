@@ -228,6 +228,14 @@ static mm_json *read_json(mm_hf *hf, const char *path, mm_err *err) {
   return j;
 }
 
+static bool same_text(const mm_json *a, const mm_json *b) {
+  char *x = mm_json_dump(a, false), *y = mm_json_dump(b, false);
+  const bool same = x && y && strcmp(x, y) == 0;
+  free(x);
+  free(y);
+  return same;
+}
+
 /* The quantization: in config.json (or its text model's part), or in a file of its own. */
 static bool read_quantization(mm_hf *hf, mm_err *err) {
   static const char *const key[] = {"quantization_config", "compression_config"};
@@ -237,11 +245,19 @@ static bool read_quantization(mm_hf *hf, mm_err *err) {
                 {"quantize_config.json", "gptq"},
                 {"quant_config.json", "awq"},
                 {"quant_model_description.json", "ModelSlim"}};
-  const mm_json *from[] = {hf->config, mm_json_get(hf->config, "text_config")};
+  const mm_json *from[] = {hf->config, mm_json_get(hf->config, "text_config")}, *first = NULL;
   for (size_t i = 0; i < 4; i++) {
     const mm_json *q = mm_json_get(from[i / 2], key[i % 2]);
-    if (mm_json_type_of(q) != MM_JSON_NULL) return mm_quantization_parse(hf, q, hf->config_path, NULL, err);
+    if (mm_json_type_of(q) == MM_JSON_NULL) continue;
+    if (first && !same_text(first, q))
+      return mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_at(hf->config_path, NULL),
+                     "found \"%s\"%s, which differs from what stands before it, expected one description of the quantization", key[i % 2],
+                     i / 2 ? " in \"text_config\"" : "");
+    if (!first) first = q;
   }
+  if (first) return mm_quantization_parse(hf, first, hf->config_path, NULL, err);
+  if (mm_quantization_mlx(mm_json_get(hf->config, "quantization")))
+    return mm_quantization_parse(hf, mm_json_get(hf->config, "quantization"), hf->config_path, NULL, err);
   for (size_t i = 0; i < sizeof beside / sizeof *beside; i++) {
     const char *path = join(hf, beside[i].file, err);
     if (!path) return false;
@@ -312,5 +328,7 @@ bool mm_hf_open(mm_hf *hf, const char *dir, const mm_hf_options *o, mm_err *err)
   if (o->names_only && !indexed)
     return mm_fail(err, MM_BAD_INPUT, "E_IDX", mm_at(index, NULL), "found no index, expected one for --names-only");
   if (o->for_plan && !check_model(hf, err)) return false;
-  return (o->names_only || read_headers(hf, o->one_thread, err)) && canonical_names(hf, err);
+  if (!(o->names_only || read_headers(hf, o->one_thread, err)) || !canonical_names(hf, err)) return false;
+  mm_quantization_block(hf);
+  return true;
 }

@@ -171,6 +171,8 @@ static bool find_group(mm_worker *w, mm_strip *s, mm_err *err) {
     most = fmaxf(most, global);
   }
   if (sc->needs_amax && sc->plane_count == 2 && least != most) s->keep = false;
+  if (s->keep && s->pt->as_stored && least != most && sc->needs_amax)
+    return mm_decode_common(&w->source, x, s->t->piece_count, sc, s->pt->grid, &s->group, err);
   s->group = s->keep ? most : 0;
   if (s->keep || !sc->needs_amax) return true;
   mm_strip all = *s;

@@ -2,8 +2,8 @@
 #ifndef MM_CONVERT_STEP_H
 #define MM_CONVERT_STEP_H
 
+#include "convert/decode/decode.h"
 #include "convert/plan/fill.h"
-#include "convert/source/decode.h"
 #include "convert/write/blocks.h"
 
 /* What one thread needs; bounded by a few times MM_STRIP_BYTES whatever the model. */

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "convert/plan/plan.h"
-#include "convert/source/decode.h"
+#include "convert/decode/decode.h"
 #include "tests/unit/put_file.h"
 #include "tests/unit/unit.h"
 

@@ -1,5 +1,5 @@
 /* Reading strips of source matrices. */
-#include "convert/source/decode.h"
+#include "convert/decode/decode.h"
 
 #include <float.h>
 #include <math.h>
@@ -418,7 +418,8 @@ bool mm_decode_planes(mm_decoder *d, const mm_matrix *x, const mm_scheme *s, mm_
   if (x->part[MM_GLOBAL].tensor && !mm_decode_global(d, x, &d->global, err)) return false;
   if (!decode_scales(d, x, row, rows, err)) return false;
   const void *scales = p->dtype == MM_F32 ? d->scale : d->stored.data;
-  if (x->part[MM_GLOBAL].tensor && d->global != global) mm_nvfp4_regrade(d->raw, d->stored.data, rows, x->cols, d->global, global);
+  d->regraded =
+      x->part[MM_GLOBAL].tensor && d->global != global && !mm_nvfp4_regrade(d->raw, d->stored.data, rows, x->cols, d->global, global);
   d->global = global;
   plane[2] = &d->global;
   mm_scale_grid g = {.row = x->cell.n ? row / x->cell.n : 0, .cols = mm_cells(x->cols, x->cell.k), .top = scale_top(x->encoding, false)};
@@ -430,4 +431,43 @@ bool mm_decode_planes(mm_decoder *d, const mm_matrix *x, const mm_scheme *s, mm_
   if (!repeat(d, x, grid, scales, mm_dtype_size(p->dtype), rows, err)) return false;
   plane[1] = d->grid.data;
   return true;
+}
+
+/* Whether x keeps its numbers under this global scale. */
+static bool keeps_under(mm_decoder *d, const mm_matrix *x, const mm_scheme *s, mm_cell grid, float global, bool *keeps, mm_err *err) {
+  enum { ROWS = 256 };
+  const void *plane[MM_MAX_PLANES];
+  float own = 0;
+  if (!mm_decode_global(d, x, &own, err)) return false;
+  *keeps = true;
+  for (uint32_t row = 0; *keeps && own != global && row < x->rows; row += ROWS) {
+    if (!mm_decode_planes(d, x, s, grid, row, (uint32_t)mm_min(ROWS, x->rows - row), global, plane, err)) return false;
+    *keeps = !d->regraded;
+  }
+  return true;
+}
+
+bool mm_decode_common(mm_decoder *d, const mm_matrix *x, unsigned pieces, const mm_scheme *s, mm_cell grid, float *out, mm_err *err) {
+  enum { MOST = 8, BELOW = 512 /* E4M3 of the largest numbers would have to lie 512 times higher */ };
+  float own[MOST] = {0}, least = INFINITY, most = 0;
+  for (unsigned i = 0; i < pieces && i < MOST; i++) {
+    if (!mm_decode_global(d, &x[i], &own[i], err)) return false;
+    least = fminf(least, own[i]);
+    most = fmaxf(most, own[i]);
+  }
+  for (unsigned p = 0; p < pieces && p < MOST; p++) {
+    *out = own[p];
+    while (*out > 0 && *out >= least / BELOW) {
+      bool keeps = true;
+      for (unsigned i = 0; keeps && i < pieces; i++)
+        if (!keeps_under(d, &x[i], s, grid, *out, &keeps, err)) return false;
+      if (keeps) return true;
+      *out /= 2;
+    }
+  }
+  return mm_fail(
+      err, MM_UNSUPPORTED, "E_Q_KEEP", mm_hf_at(d->reader.hf, x[0].part[MM_GLOBAL].tensor),
+      "found global scales of NVFP4 from %g to %g among %u matrices that share one, and no common scale keeps their numbers; "
+      "expected another --quant (nvfp4a16 or nvfp4 rounds those under smaller scales again: 31 to 35 dB of SQNR against the source)",
+      (double)least, (double)most, pieces);
 }
