@@ -81,7 +81,7 @@ static bool refuse_sequence(const mm_engine *e, uint32_t r, uint64_t pages, cons
 static bool check_given(const mm_engine *e, uint32_t r, const mm_device_memory *on, mm_err *err) {
   const mm_demand d = demand_of(e);
   const mm_rank_memory *need = &e->facts[r].need;
-  const uint64_t pages = e->config.limits.pages, free = on->free / on->ranks + (d.attached ? need->weights : 0);
+  const uint64_t pages = e->config.limits.pages, free = on->free / mm_max(1, on->ranks) + (d.attached ? need->weights : 0);
   uint64_t cache, all;
   const bool counted = mm_mul(pages, need->page, &cache) && mm_add(cache, need->weights, &all) && mm_add(all, need->buffers, &all) &&
                        mm_add(all, need->states, &all);
