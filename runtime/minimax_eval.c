@@ -20,6 +20,7 @@ typedef struct eval_args {
   const char *dir, *ids, *text, *logits, *ids_from, *against, *act_quant, *collect, *device,
       *input_dtype;                       /* act_quant: NULL where not given */
   uint64_t window, limit, chunk, threads; /* 0 where not given */
+  double share;                           /* NAN where not given */
   bool json, quiet, pin, force;
 } eval_args;
 
@@ -79,6 +80,7 @@ static bool open_engine(eval *e, uint64_t longest, mm_err *err) {
                         .limits = {.max_tokens = e->chunk, .slots = 1, .max_positions = (uint32_t)longest},
                         .calibration = e->calibration,
                         .pin = e->a->pin,
+                        .memory = {.fits = true, .share = e->a->share, .length = "sequences (--window)"},
                         .input_bf16 = strcmp(e->a->input_dtype, "bf16") == 0};
   if (!c.ops) return false;
   c.act_quant = e->a->act_quant ? strcmp(e->a->act_quant, "on") == 0 : c.ops->act_quant;
@@ -475,7 +477,8 @@ static bool settle(eval_args *a, mm_err *err) {
 static bool run(void *args, mm_err *err) {
   eval_args *a = args;
   eval e = {.a = a};
-  bool ok = settle(a, err) && open_place(a, NULL, err) /* refused before the work */ && mm_shards_open(&e.shards, a->dir, err) &&
+  bool ok = settle(a, err) && mm_utilization_check(a->share, err) && open_place(a, NULL, err) /* refused before the work */ &&
+            mm_shards_open(&e.shards, a->dir, err) &&
             (a->logits    ? run_logits(&e, err)
              : a->against ? run_divergence(&e, err)
                           : run_likelihood(&e, err));
@@ -485,7 +488,7 @@ static bool run(void *args, mm_err *err) {
 
 /* NOLINTNEXTLINE(readability-function-size): most of it is the option table */
 int main(int argc, char **argv) {
-  eval_args a = {.chunk = 512, .device = "cpu", .input_dtype = "auto"};
+  eval_args a = {.chunk = 512, .device = "cpu", .input_dtype = "auto", .share = NAN};
   const mm_option options[] = {
       {.help = "likelihood of a text"},
       MM_OPTION(STR, "ids", &a.ids, "FILE.json", "print the mean negative log-likelihood of these ids (a flat array)"),
@@ -510,6 +513,7 @@ int main(int argc, char **argv) {
           .choices = "on|off"),
       MM_OPTION_INPUT_DTYPE(&a.input_dtype),
       MM_OPTION_DEVICE(&a.device),
+      MM_OPTION_UTILIZATION(&a.share),
       MM_OPTION_THREADS(&a.threads),
       MM_OPTION_PIN(&a.pin),
       MM_FLAG("json", &a.json, "print the result as JSON; errors as JSON"),

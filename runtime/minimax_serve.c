@@ -50,6 +50,14 @@ static void *load(void *user) {
   return NULL;
 }
 
+static void say_cache(const mm_server *v) {
+  const mm_engine_cache c = mm_engine_cache_of(v->engine);
+  const uint32_t longest = mm_engine_limits(v->engine)->max_positions;
+  if (!c.tokens) return;
+  mm_log_say(&v->log, "KV cache: %llu tokens (%.2f GiB on each rank), a full sequence of %u fits %llu times", (unsigned long long)c.tokens,
+             (double)c.bytes / (1 << 30), longest, (unsigned long long)c.sequences);
+}
+
 static void on_loaded(void *user) {
   serve *s = user;
   mm_server *v = &s->server;
@@ -75,6 +83,7 @@ static void on_loaded(void *user) {
   v->trust_user = s->a->trust_user;
   v->state = MM_SERVER_READY;
   if (!v->format) mm_log_say(&v->log, "no chat: %s", v->no_format);
+  say_cache(v);
   mm_log_say(&v->log, "ready after %.2f s: %s, %u positions, temperature %g, top_p %g, top_k %u", mm_now() - v->started, v->name[0],
              v->positions, v->defaults.temperature, v->defaults.top_p, v->defaults.top_k);
 }
@@ -210,8 +219,11 @@ static bool serve_all(const serve_args *a, mm_err *err) {
 
 static bool print_check(const serve_args *a, const mm_loaded *l, mm_err *err) {
   mm_json *o = mm_json_new_obj();
+  const mm_engine_cache cache = mm_engine_cache_of(l->engine);
   const bool ok = mm_json_set(o, "checkpoint", mm_json_new_str(a->dir)) && mm_json_set(o, "positions", mm_json_new_int(l->positions)) &&
-                  mm_json_set(o, "chat", mm_json_new_bool(l->format != NULL));
+                  mm_json_set(o, "chat", mm_json_new_bool(l->format != NULL)) &&
+                  mm_json_set(o, "kv_cache_tokens", mm_json_new_int((int64_t)cache.tokens)) &&
+                  mm_json_set(o, "kv_cache_bytes", mm_json_new_int((int64_t)cache.bytes));
   return mm_program_json(o, ok, err);
 }
 
@@ -247,7 +259,7 @@ static bool settle(serve_args *a, mm_err *err) {
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
                    "--read-timeout and --write-timeout: found %g and %g, expected more than 0 seconds", a->http.read_time,
                    a->http.write_time);
-  return true;
+  return mm_utilization_check(a->load.memory_share, err);
 }
 
 static bool run_all(void *args, mm_err *err) {
@@ -257,7 +269,7 @@ static bool run_all(void *args, mm_err *err) {
 
 /* What is not given. */
 static const serve_args usual = {
-    .load = {.device = "cpu", .slots = 16},
+    .load = {.device = "cpu", .slots = MM_DEFAULT_SLOTS, .memory_share = NAN},
     .http = {.host = "127.0.0.1", .header_max = 64 << 10, .body_max = 32 << 20, .read_time = 60, .write_time = 60, .pending_max = 8 << 20},
     .kv = "auto",
     .input_dtype = "auto",
@@ -265,7 +277,7 @@ static const serve_args usual = {
     .log_format = "text",
     .port = 8000,
     .queue = 256,
-    .step_tokens = 512,
+    .step_tokens = MM_DEFAULT_STEP_TOKENS,
     .cache_memory = UINT64_C(1) << 30,
     .connections = 4096};
 
@@ -284,8 +296,9 @@ int main(int argc, char **argv) {
       MM_OPTION(U64, "max-num-seqs", &a.load.slots, "N", "requests that run at a time (16)", .lo = 1, .hi = 4096),
       MM_OPTION(U64, "max-num-batched-tokens", &a.step_tokens, "N", "tokens of one step, prompts and replies together (512)", .lo = 1,
                 .hi = 1 << 20),
-      MM_OPTION(U64, "kv-cache-tokens", &a.load.kv_tokens, "N", "tokens of all KV caches together (as many as all requests can fill)",
+      MM_OPTION(U64, "kv-cache-tokens", &a.load.kv_tokens, "N", "tokens of all KV caches together (as many as fit in memory)",
                 .hi = INT32_MAX),
+      MM_OPTION_UTILIZATION(&a.load.memory_share),
       MM_OPTION(U64, "max-queue", &a.queue, "N", "requests that wait at most, more are refused with status 429 (256)", .lo = 1,
                 .hi = 1 << 20),
       MM_OPTION(STR, "prefix-cache", &a.prefix_cache, "WORD", "keep prompts for requests that begin alike (on)", .choices = "on|off"),

@@ -177,9 +177,20 @@ def plan():
         assert sum(f["state_bytes_per_sequence"] for f in p["rank_footprint"][::tp]) == 4 * (len(config["attn_type_list"]) - full) * heads // tp * dim * dim
 
     def needs(tp):
+        """The smallest memory that fits: more than what must be there, the gigabyte that is set aside included, and not much more."""
         p = json.loads(convert(source, "--dry-run", "--tp", tp, "--json").stdout)
-        return max(b + f["state_bytes_per_sequence"] + f["kv_bytes_per_token"] * config["max_position_embeddings"]
-                   for b, f in zip(p["rank_bytes"], p["rank_footprint"])) / 0.9
+        least = (1 << 30) + max(b + 16 * f["state_bytes_per_sequence"] + f["kv_bytes_per_token"] * config["max_position_embeddings"]
+                                for b, f in zip(p["rank_bytes"], p["rank_footprint"]))
+        low, high = int(least / 0.9), 2 * int(least / 0.9) + (1 << 30)
+        assert not fits(tp, low) and fits(tp, high), (tp, low, high)
+        while high - low > 64:
+            low, high = (low, (low + high) // 2) if fits(tp, (low + high) // 2) else ((low + high) // 2, high)
+        return high
+
+    def fits(tp, memory):
+        return json.loads(convert(source, "--dry-run", "--tp", tp, "--json", "--gpu-memory", memory).stdout)["verdict"]["fits"]
+    need = {tp: needs(tp) for tp in (1, 2, 4, 8)}
+    needs = need.get
     for memory in (needs(1) + 64, needs(1) - 64, needs(2) + 64, needs(2) - 64, needs(4) - 64, 1 << 20):
         smallest = next((tp for tp in (1, 2, 4, 8) if needs(tp) <= int(memory)), None)
         for tp in (1, 4):
