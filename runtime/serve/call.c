@@ -126,10 +126,12 @@ static void reply_refusal(mm_call *c, int status, const char *param, const char 
 }
 
 void mm_call_reply(mm_call *c) {
-  if (c->out.failed)
+  if (c->out.failed) {
     reply_refusal(c, 503, NULL, "out of memory");
-  else
-    send_whole(c, 200, c->out.p, c->out.n);
+    return;
+  }
+  c->status = 200;
+  mm_exchange_reply_text(c->x, 200, "application/json", &c->out); /* it may have 100 MB: ids of a long text */
 }
 
 bool mm_call_answer(mm_call *c, mm_err *err) {

@@ -212,6 +212,7 @@ static void on_event(struct bufferevent *b, short what, void *user) {
 /* Whether the client of a request that is being answered has left, which nobody reads or writes to see. */
 static void look(mm_exchange *x) {
   struct pollfd p = {.fd = bufferevent_getfd(x->b), .events = POLLRDHUP};
+  if (evbuffer_get_length(bufferevent_get_input(x->b)) >= READ_MAX) probe(x); /* an end behind these bytes would not be seen */
   if (poll(&p, 1, 0) <= 0) return;
   if (p.revents & (POLLERR | POLLHUP | POLLNVAL))
     leave(x);
@@ -385,6 +386,23 @@ void mm_exchange_reply(mm_exchange *x, int status, const char *type, const char 
     const bool bodiless = status == 204 || strcmp(mm_exchange_method(x), "HEAD") == 0;
     send_head(x, status, type, n);
     if (!bodiless && n && bufferevent_write(x->b, body, n) != 0) drop(x);
+  }
+  end(x);
+}
+
+static void free_text(const void *bytes, size_t n, void *p) {
+  (void)bytes;
+  (void)n;
+  free(p);
+}
+
+void mm_exchange_reply_text(mm_exchange *x, int status, const char *type, mm_text *body) {
+  if (x->b) {
+    send_head(x, status, type, body->n);
+    if (evbuffer_add_reference(output(x), body->p, body->n, free_text, body->p) == 0)
+      *body = (mm_text){0};
+    else
+      drop(x);
   }
   end(x);
 }

@@ -3,7 +3,7 @@
 #ifndef MM_RUNTIME_SERVE_HTTP_H
 #define MM_RUNTIME_SERVE_HTTP_H
 
-#include "formats/system/base.h"
+#include "formats/text.h"
 
 typedef struct mm_http mm_http;
 typedef struct mm_exchange mm_exchange; /* one request and its reply */
@@ -71,6 +71,8 @@ bool mm_exchange_gone(const mm_exchange *x);
 void mm_exchange_set(mm_exchange *x, const char *name, const char *value);
 /* The whole reply (to HEAD: its headers); ends the exchange. */
 void mm_exchange_reply(mm_exchange *x, int status, const char *type, const char *body, size_t n);
+/* The same for POST, without a copy: body, which is not empty, is emptied and its memory freed when it is sent. */
+void mm_exchange_reply_text(mm_exchange *x, int status, const char *type, mm_text *body);
 /* A reply in pieces. piece returns false when the client has left or takes too little; then nothing more need be sent. */
 void mm_exchange_start(mm_exchange *x, int status, const char *type);
 bool mm_exchange_piece(mm_exchange *x, const char *bytes, size_t n);
