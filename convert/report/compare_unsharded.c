@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "convert/report/compare.h"
 #include "convert/decode/decode.h"
+#include "convert/report/compare.h"
 #include "formats/system/pool.h"
 
 /* A matrix in both checkpoints, and what it counts for. */
