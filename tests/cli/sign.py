@@ -91,8 +91,8 @@ for verb, there in (("pack", model), ("unpack", work + "/packed")):
 shutil.rmtree(work + "/packed")
 os.unlink(work + "/secret")
 
-# An earlier signature is replaced; what is none stays.
-for there in (b"", b"a note", b"{\"mediaType\": \"text/plain\"}"):
+# An earlier signature is replaced, and an empty file; any other file stays.
+for there in (b"a note", b"{\"mediaType\": \"text/plain\"}"):
     with open(work + "/another/model.sig", "wb") as f:
         f.write(there)
     assert "model.sig: found a file that holds no" in run("minimax-archive", "sign", work + "/another", "--key", key, expect=5)
