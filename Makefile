@@ -290,7 +290,7 @@ soak-fuzz-build:
 	$(Q)$(MAKE) --no-print-directory CC=clang SAN=1 FUZZ=fast CUDA=0 BUILD=$(BUILD)/soak-fuzz fuzzers >/dev/null
 
 $(VENV)/ready:
-	$(Q)scripts/venv.sh $(VENV) safetensors==0.8.0 numpy==2.4.6 ml_dtypes==0.6.0 pytest==9.2.0 Jinja2==3.1.6 openai==3.54.0 anthropic==2.12.0
+	$(Q)scripts/venv.sh $(VENV) safetensors==0.8.0 numpy==2.4.6 ml_dtypes==0.6.0 pytest==9.2.0 Jinja2==3.1.6 jsonschema==4.26.0 openai==3.54.0 anthropic==2.12.0 h11==0.16.0
 # LangChain's client wants an older openai.
 check/interop/serve_langchain.py: $(VENV)-langchain/ready
 $(VENV)-langchain/ready:
@@ -359,6 +359,7 @@ install: all ## programs, library, man pages and shell completions below PREFIX
 	$(Q)scripts/install.sh "$(DESTDIR)$(PREFIX)" $(PROGRAMS)
 	$(Q)scripts/install_library.sh "$(DESTDIR)$(PREFIX)" "$(PREFIX)" $(LIB_SO)
 uninstall: ## what install put below PREFIX
+	$(Q)scripts/install_library.sh --remove "$(DESTDIR)$(PREFIX)" "$(PREFIX)" $(LIB_SO)
 	$(Q)scripts/install.sh --remove "$(DESTDIR)$(PREFIX)" $(PROGRAMS)
 dist: ## the committed tree as build/minimax-VERSION.tar.gz
 	$(Q)scripts/dist.sh $(VERSION) $(abspath $(BUILD))/minimax-$(VERSION).tar.gz

@@ -3,7 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <unistd.h>
 
+#include "convert/report/notes.h"
 #include "convert/report/report.h"
 #include "convert/write/mpi.h"
 #include "formats/option.h"
@@ -22,6 +24,8 @@ static void on_signal(int n) {
   atomic_store(&progress.stop, true);
   signal(n, SIG_DFL);
 }
+
+static bool is_stopped(void) { return atomic_load(&progress.stop); }
 
 typedef struct mm_convert_args {
   const char *source, *output, *layout, *dialect, *quant, *align, *recipe, *search, *part, *ranks, *compress, *importance, *act_scales,
@@ -103,14 +107,19 @@ static char *open_calibration(const mm_convert_args *a, mm_calibration_files *c,
   return line;
 }
 
-/* What the packed checkpoint has no place for. */
-static void note_left_out(const mm_pack *p) {
-  uint64_t tensors = 0, bytes = 0;
-  for (size_t i = 0; i < p->left_out_count; i++) tensors += p->left_out[i].tensors, bytes += p->left_out[i].bytes;
-  if (!tensors) return;
-  fprintf(stderr, "note: %llu tensors (%llu bytes) are left out, text only:", (unsigned long long)tensors, (unsigned long long)bytes);
-  for (size_t i = 0; i < p->left_out_count; i++) fprintf(stderr, "%s %s*", i ? "," : "", p->left_out[i].prefix);
-  fputc('\n', stderr);
+static bool lies_there(const mm_hf *hf, const char *name) { return access(mm_path_of(hf->dir, name).text, F_OK) == 0; }
+
+/* What the output will lack at run, since the source does. */
+static void note_absent(const mm_hf *hf) {
+  mm_json *config = mm_json_load(mm_path_of(hf->dir, "tokenizer_config.json").text, MM_CONFIG_MAX, MM_IGNORED);
+  const bool template = lies_there(hf, "chat_template.jinja") || lies_there(hf, "chat_template.json") ||
+                        mm_json_type_of(mm_json_get(config, "chat_template")) != MM_JSON_NULL;
+  if (!lies_there(hf, "tokenizer.json"))
+    fputs("note: the source has no tokenizer.json: the output will take no text, only ids; put one into the source first\n", stderr);
+  if (!template)
+    fputs("note: the source has no chat template (chat_template.jinja, or in tokenizer_config.json): chats will need --chat-format\n",
+          stderr);
+  mm_json_free(config);
 }
 
 static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_calibration_files *c, mm_plan *plan, mm_verdict *verdict, mm_err *err) {
@@ -139,9 +148,8 @@ static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_calibration_files 
                         .align = align};
   if (!mm_plan_build(plan, hf, &po, err)) return false;
   if (a->gpu_memory && !mm_verdict_make(verdict, plan, hf, &po, a->gpu_memory, err)) return false;
-  size_t past = a->quiet || a->process > 0 ? 0 : mm_hf_past_last(hf, &plan->pack.model);
-  if (past) fprintf(stderr, "note: layers past the last, for multi-token prediction, are left out (tensors: %zu)\n", past);
-  if (!a->quiet && a->process == 0) note_left_out(&plan->pack);
+  if (!a->quiet && a->process == 0) mm_report_notes(stderr, hf, plan);
+  if (!a->quiet && a->process == 0 && !a->names_only) note_absent(hf);
   if (!a->names_only || !mm_hf_total_known(hf) || hf->total_size == plan->source_bytes) return true;
   return mm_fail(err, MM_BAD_INPUT, "E_IDX", mm_at(hf->dir, NULL), "found total_size %llu in the index, expected %llu from the names",
                  (unsigned long long)hf->total_size, (unsigned long long)plan->source_bytes);
@@ -158,13 +166,14 @@ static bool parse_compress(const char *text, int *level, mm_err *err) {
 }
 
 /* Threads, and how many output blocks may be assembled at once, within the limit. Without --jobs the threads are as many as the CPUs and
- * WAITING more, since each waits for the disk in its turn, but no more than the limit has room for. */
+ * WAITING more, since each waits for the disk in its turn, but no more than the limit has room for. The default limit grows with what
+ * compression needs at its level. */
 static bool share_memory(const mm_convert_args *a, uint64_t output_bytes, int level, unsigned *threads, size_t *buffers, mm_err *err) {
   uint64_t fixed = MEM_FIXED * (strcmp(a->layout, "hf") == 0 ? 2 : 1); /* a tensor for each expert */
-  uint64_t each = MEM_THREAD + (level > 0 ? mm_archive_lane_bytes(level) : 0), limit, need;
+  uint64_t lane = level > 0 ? mm_archive_lane_bytes(level) : 0, each = MEM_THREAD + lane, limit, need;
   uint64_t n = a->threads ? a->threads : mm_pool_cpus() + WAITING;
   for (;; n--) {
-    limit = a->mem_limit ? a->mem_limit : (UINT64_C(256) << 20) + n * (UINT64_C(64) << 20);
+    limit = a->mem_limit ? a->mem_limit : (UINT64_C(256) << 20) + n * ((UINT64_C(64) << 20) + lane);
     need = fixed + n * each;
     if (need <= limit || a->threads || n == 1) break;
   }
@@ -261,7 +270,12 @@ static bool convert(const mm_convert_args *a, mm_plan *plan, const mm_verdict *v
 /* With events of it where they are asked for, by the first of several processes. */
 static bool convert_watched(const mm_convert_args *a, mm_plan *plan, const mm_verdict *verdict, mm_err *err) {
   bool watched = a->events && a->process == 0 && !a->dry_run;
-  mm_events *events = watched ? mm_events_open(a->events, err) : NULL;
+  const char *const input[] = {a->output, a->source, plan->hf->dir, a->recipe, a->importance, a->act_scales};
+  const size_t inputs = sizeof input / sizeof *input;
+  const mm_output_place place = {
+      .path = a->events, .input = input, .inputs = inputs, .mark = MM_EVENTS_MARK, .stream = true, .stopped = is_stopped};
+  if (!a->dry_run && !mm_output_dir_check(a->output, input + 1, inputs - 1, err)) return false;
+  mm_events *events = watched ? mm_events_open(&place, err) : NULL;
   if (watched && !events) return false;
   mm_err late = {0};
   bool ok = convert(a, plan, verdict, events, err);
@@ -389,8 +403,11 @@ int main(int argc, char **argv) {
                 "source bytes between journal records, about what a crash costs (default 64M)", .lo = 1),
       MM_OPTION(U64, "jobs", &a.threads, "N", "threads (default: CPUs and four, which wait for the disk in turn)", .letter = 'j', .lo = 1,
                 .hi = 1024),
-      MM_OPTION(SIZE, "mem-limit", &a.mem_limit, "BYTES",
-                "never use more memory (default 256M + 64M a thread); too little exits 8 with the figure needed", .lo = 1),
+      MM_OPTION(
+          SIZE, "mem-limit", &a.mem_limit, "BYTES",
+          "never use more memory (default 256M + 64M a thread, with --compress 78M a thread, from zstd:2 on 142M); too little exits 8 "
+          "with the figure needed",
+          .lo = 1),
       MM_FLAG("allow-outside-links", &a.outside, "follow links that leave the checkpoint and its Hub cache"),
       {.help = "messages"},
       MM_FLAG("json", &a.json, "plan, summary or what --quant help prints, as JSON on stdout; errors as JSON"),

@@ -171,6 +171,75 @@ bool mm_value_int(const mm_value *v, int64_t *out) {
   return true;
 }
 
+/* ---- References ---- */
+
+static int hex_digit(char c) {
+  if (c >= '0' && c <= '9') return c - '0';
+  c |= 0x20;
+  return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+/* Text without the percent escapes of a URI; its length, SIZE_MAX: a "%" begins none. */
+static size_t unescape_uri(const char *at, size_t n, char *out) {
+  size_t len = 0;
+  for (size_t i = 0; i < n; i++) {
+    out[len++] = at[i];
+    if (at[i] != '%') continue;
+    if (n - i < 3 || hex_digit(at[i + 1]) < 0 || hex_digit(at[i + 2]) < 0) return SIZE_MAX;
+    out[len - 1] = (char)(16 * hex_digit(at[i + 1]) + hex_digit(at[i + 2]));
+    i += 2;
+  }
+  return len;
+}
+
+/* One step of a JSON pointer without its own escapes, in place; its length, SIZE_MAX: a "~" begins none. */
+static size_t unescape_step(char *step, size_t n) {
+  size_t len = 0;
+  for (size_t i = 0; i < n; i++) {
+    char c = step[i];
+    if (c == '~') {
+      if (++i == n || (step[i] != '0' && step[i] != '1')) return SIZE_MAX;
+      c = step[i] == '0' ? '~' : '/';
+    }
+    step[len++] = c;
+  }
+  return len;
+}
+
+static const mm_value *step_into(const mm_value *v, const char *step, size_t n) {
+  size_t place = 0;
+  if (v->type == MM_VALUE_OBJECT) {
+    for (const mm_value *m = v->first; m; m = m->next)
+      if (m->key_n == n && memcmp(m->key, step, n) == 0) return m;
+    return NULL;
+  }
+  if (v->type != MM_VALUE_ARRAY || !n || n > 9 || (n > 1 && *step == '0')) return NULL;
+  for (size_t i = 0; i < n; i++) {
+    if (step[i] < '0' || step[i] > '9') return NULL;
+    place = 10 * place + (size_t)(step[i] - '0');
+  }
+  const mm_value *m = v->first;
+  while (m && place--) m = m->next;
+  return m;
+}
+
+const mm_value *mm_value_follow(const mm_value *root, const mm_value *reference) {
+  char pointer[2048] = {0};
+  if (!reference || reference->type != MM_VALUE_STRING || !reference->n || *reference->text != '#' || reference->n > sizeof pointer)
+    return NULL;
+  const size_t n = unescape_uri(reference->text + 1, reference->n - 1, pointer);
+  if (n == SIZE_MAX) return NULL;
+  char *at = pointer, *end = pointer + n;
+  for (char *next; root && at < end; at = next) {
+    if (*at++ != '/') return NULL;
+    next = memchr(at, '/', (size_t)(end - at));
+    if (!next) next = end;
+    const size_t step = unescape_step(at, (size_t)(next - at));
+    root = step == SIZE_MAX ? NULL : step_into(root, at, step);
+  }
+  return root;
+}
+
 const char *mm_value_word(const mm_value *v) {
   static const char *const word[] = {"null", "a boolean", "a number", "a string", "an array", "an object"};
   return v ? word[v->type] : "nothing";

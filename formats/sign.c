@@ -20,13 +20,27 @@ static bool failed(mm_err *err, const char *what) {
 /* An mm_key is OpenSSL's key under our name; it is never looked into here. */
 static EVP_PKEY *pkey(const mm_key *k) { return (EVP_PKEY *)(uintptr_t)k; }
 
-static bool right_kind(const EVP_PKEY *k, const char *path, mm_err *err) {
+static bool right_kind(const EVP_PKEY *k, bool private_key, const char *path, mm_err *err) {
   char group[64] = "";
   size_t n;
   if (EVP_PKEY_is_a(k, "EC") && EVP_PKEY_get_group_name(k, group, sizeof group, &n) == 1 && strcmp(group, SN_X9_62_prime256v1) == 0)
     return true;
-  return mm_fail(err, MM_INTEGRITY, "E_KEY", mm_at(path, NULL), "found a key of type %s %s, expected EC " SN_X9_62_prime256v1,
-                 EVP_PKEY_get0_type_name(k), group);
+  return mm_fail(err, private_key ? MM_BAD_INPUT : MM_INTEGRITY, "E_KEY", mm_at(path, NULL),
+                 "found a key of type %s%s%s, expected EC " SN_X9_62_prime256v1, EVP_PKEY_get0_type_name(k), *group ? " " : "", group);
+}
+
+/* A file that is no key of the wanted kind: where it is the other half of a pair, the line says how to get this one. */
+static bool other_half(const char *text, bool private_key, const char *path, mm_err *err) {
+  char shown[512];
+  const bool holds_private = strstr(text, "PRIVATE KEY-----") != NULL, holds_public = strstr(text, "BEGIN PUBLIC KEY-----") != NULL;
+  mm_escape(shown, sizeof shown, path, strlen(path));
+  if (!private_key && holds_private)
+    return mm_fail(err, MM_BAD_INPUT, "E_KEY", mm_at(path, NULL),
+                   "found a private key, expected its public key, which this writes: openssl pkey -in %s -pubout -out public.pem", shown);
+  if (private_key && holds_public && !holds_private)
+    return mm_fail(err, MM_BAD_INPUT, "E_KEY", mm_at(path, NULL), "found a public key, expected the private key of the pair in PEM");
+  return mm_fail(err, MM_BAD_INPUT, "E_KEY", mm_at(path, NULL), "expected a %s key in PEM",
+                 private_key ? "private (and not encrypted)" : "public");
 }
 
 mm_key *mm_key_open(const char *path, bool private_key, mm_err *err) {
@@ -36,10 +50,8 @@ mm_key *mm_key_open(const char *path, bool private_key, mm_err *err) {
   BIO *b = BIO_new_mem_buf(text, (int)n);
   char empty[] = ""; /* the password: without one OpenSSL would ask at the terminal */
   EVP_PKEY *k = !b ? NULL : private_key ? PEM_read_bio_PrivateKey(b, NULL, NULL, empty) : PEM_read_bio_PUBKEY(b, NULL, NULL, empty);
-  if (!k)
-    mm_fail(err, MM_BAD_INPUT, "E_KEY", mm_at(path, NULL), "expected a %s key in PEM",
-            private_key ? "private (and not encrypted)" : "public");
-  if (k && !right_kind(k, path, err)) {
+  if (!k) other_half(text, private_key, path, err);
+  if (k && !right_kind(k, private_key, path, err)) {
     EVP_PKEY_free(k);
     k = NULL;
   }

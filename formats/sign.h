@@ -11,8 +11,8 @@ extern "C" {
 
 typedef struct mm_key mm_key;
 
-/* Reads a PEM file: a private key (not encrypted), or a public one. MM_BAD_INPUT E_KEY when it is none; a key of another kind or curve is
- * MM_INTEGRITY E_KEY, since nothing made with it can count here. */
+/* Reads a PEM file: a private key (not encrypted), or a public one. MM_BAD_INPUT E_KEY when it is none, or a private one of another type or
+ * curve. A public one of another type is MM_INTEGRITY E_KEY: no signature made with it can count here. */
 mm_key *mm_key_open(const char *path, bool private_key, mm_err *err);
 void mm_key_close(mm_key *k); /* accepts NULL */
 /* SHA-256 of the PEM text of the public key: names the key in a signature. */

@@ -308,6 +308,16 @@ bool mm_bind(mm_rank_weights *w, const mm_shards *s, uint32_t rank, mm_err *err)
   return ok;
 }
 
+bool mm_bind_planned(mm_rank_weights *w, const mm_pack *pack, uint32_t rank, mm_err *err) {
+  mm_shards s = {.pack = *pack, .rank = mm_calloc(mm_pack_ranks(pack), sizeof *s.rank, err)};
+  mm_shard_plane *none = s.rank ? mm_calloc(pack->tensor_count * MM_PACK_PLANES, sizeof *none, err) : NULL;
+  if (none) s.rank[rank].plane = none;
+  *w = (mm_rank_weights){0};
+  const bool ok = none && mm_bind(w, &s, rank, err);
+  MM_FREE(none, s.rank);
+  return ok;
+}
+
 bool mm_bind_check(const mm_shards *s, mm_err *err) {
   binding b;
   mm_rank_weights unused;

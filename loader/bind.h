@@ -40,6 +40,8 @@ typedef struct mm_rank_weights {
  * imply: extents, experts, vector or matrix, and which rows and columns of the uncut matrix it holds. E_PARALLEL for a layer on two stages
  * or on a stage before the last layer's. */
 MM_MUST_USE bool mm_bind(mm_rank_weights *w, const mm_shards *s, uint32_t rank, mm_err *err);
+/* The same by a plan whose files are not there yet: all of *w but the planes, which are NULL. */
+MM_MUST_USE bool mm_bind_planned(mm_rank_weights *w, const mm_pack *pack, uint32_t rank, mm_err *err);
 /* The same of every rank of a stage by the manifest alone, whatever ep and pp and whichever ranks' files are there: what passes binds. */
 MM_MUST_USE bool mm_bind_check(const mm_shards *s, mm_err *err);
 void mm_bind_close(mm_rank_weights *w);

@@ -6,7 +6,9 @@
 #include <unistd.h>
 
 #include "convert/plan/packed_agrees.h"
+#include "convert/report/exact.h"
 #include "convert/report/report_error.h"
+#include "convert/source/locate.h"
 #include "formats/option.h"
 #include "formats/system/file.h"
 #include "formats/system/pool.h"
@@ -15,6 +17,7 @@
 #include "loader/companions.h"
 #include "loader/verify.h"
 #include "loader/verify_unsharded.h"
+#include "runtime/text/tokenizer.h"
 
 #define NO_SEED UINT64_MAX
 
@@ -26,7 +29,7 @@ typedef struct mm_verify_args {
   mm_verify_level level;
   double min_sqnr;
   uint64_t threads, samples, seed;
-  bool json, list, quiet;
+  bool json, list, quiet, force;
 } mm_verify_args;
 
 static bool print_errors(const mm_verify_args *a, const mm_error_report *r, mm_err *err) {
@@ -55,11 +58,14 @@ static bool good_enough(const mm_verify_args *a, const mm_error_report *r, mm_er
                  "found SQNR %.2f dB against the source, expected at least %.2f", mm_sqnr_db(&r->row[0].e), a->min_sqnr);
 }
 
-/* Refuses a report inside one of the checkpoints. NULL: only checks whether it can be written. */
+/* NULL: only checks whether it can be written. */
 static bool write_report(const mm_verify_args *a, const mm_error_report *r, mm_err *err) {
-  const char *const apart[] = {a->dir, a->source, NULL};
-  mm_output_place place = {.path = a->report, .apart = apart, .stream = true};
-  return r ? mm_report_write(&place, r, err) : mm_report_place_ok(&place, err);
+  mm_arena arena = {0};
+  const char *found = mm_source_locate(a->source, &arena, MM_IGNORED); /* of a source that is not there the comparison tells */
+  const mm_output_place place = {.path = a->report, MM_OUTPUT_INPUTS(a->dir, a->source, found, a->key), .force = a->force, .stream = true};
+  const bool ok = r ? mm_report_write(place, r, err) : mm_report_place_ok(place, err);
+  mm_arena_close(&arena);
+  return ok;
 }
 
 /* SHA-256 of the whole manifest, or of an unsharded checkpoint's digests: what a conversion's last words give. */
@@ -71,6 +77,15 @@ static bool manifest_hex(const mm_pack *p, char hex[MM_HEX_LEN + 1], mm_err *err
   mm_digest_hex(&d, hex);
   free(text);
   return true;
+}
+
+/* As a conversion does; a tokenizer that gives no image gives none here. */
+static bool bake_tokenizer(const char *path, uint32_t vocab, const mm_digest *source, uint8_t **image, size_t *n, mm_err *err) {
+  mm_err why = {0};
+  if (mm_tokenizer_bake(path, vocab, source, image, n, &why)) return true;
+  *image = NULL;
+  *n = 0;
+  return why.status == MM_BAD_INPUT || why.status == MM_UNSUPPORTED || mm_fail_as(err, &why);
 }
 
 static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *err) {
@@ -96,7 +111,10 @@ static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *
                        .plan = planned};
   mm_digest_hex(&s->pack.plan, planned);
   bool ok = e && r.row && manifest_hex(&s->pack, manifest, err) && mm_hf_open(&hf, a->source, &ho, err) &&
-            mm_plan_build(&plan, &hf, &po, err) && mm_compare(&plan, s, (unsigned)a->threads, e, err);
+            mm_plan_build(&plan, &hf, &po, err) && mm_compare_plan(&plan, s, err) && mm_exact_words(&plan, &s->pack, err) &&
+            mm_beside_same(&plan, &s->pack, bake_tokenizer, MM_TOKENIZER_IMAGE, err) &&
+            mm_exact_weights(&plan, s, (unsigned)a->threads, err) && mm_compare(&plan, s, (unsigned)a->threads, e, err) &&
+            mm_exact_bounds(&plan, s, e, err);
   if (!ok && err->status == MM_USAGE) err->status = MM_UNSUPPORTED; /* the manifest's words, not the user's */
   for (size_t i = 0; ok && i < n; i++)
     if (e[i].count > 0) r.row[r.count++] = (mm_error_row){s->pack.tensor[i].name, s->pack.tensor[i].scheme, e[i], i};
@@ -216,7 +234,9 @@ static bool unsharded_against_source(const mm_verify_args *a, const mm_pack *p, 
       .dir = a->dir, .source = a->source, .quant = p->quant, .tool = p->tool, .manifest = digests, .plan = planned, .unscaled = true};
   mm_digest_hex(&p->plan, planned);
   bool ok = manifest_hex(p, digests, err) && mm_hf_open(&hf, a->source, &ho, err) && mm_hf_open(&made, a->dir, &mo, err) &&
-            mm_plan_build(&plan, &hf, &po, err) && mm_compare_unsharded(&plan, &made, (unsigned)a->threads, &r.row, &r.count, err);
+            mm_plan_build(&plan, &hf, &po, err) && mm_exact_words(&plan, p, err) &&
+            mm_beside_same(&plan, p, NULL, MM_TOKENIZER_IMAGE, err) &&
+            mm_compare_unsharded(&plan, &made, (unsigned)a->threads, &r.row, &r.count, err);
   if (!ok && err->status == MM_USAGE) err->status = MM_UNSUPPORTED; /* the digests' words, not the user's */
   if (ok) mm_report_rank(&r);
   ok = ok && print_errors(a, &r, err) && (!a->report || write_report(a, &r, err)) && good_enough(a, &r, err);
@@ -260,6 +280,7 @@ static bool choose_level(mm_verify_args *a, mm_err *err) {
     if (strcmp(a->level_word, words[i]) == 0) a->level = (mm_verify_level)i;
   const bool sampled = a->samples > 0 || a->seed != NO_SEED;
   const char *wrong = !a->source && (a->report || isfinite(a->min_sqnr) || a->list) ? "--report, --min-sqnr and --list go with --source SRC"
+                      : a->force && !a->report                                      ? "--force goes with --report FILE"
                       : sampled && a->level != MM_LEVEL_SAMPLE                      ? "--samples and --seed go with --level sample"
                                                                                     : NULL;
   if (wrong) return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "%s", wrong);
@@ -306,6 +327,7 @@ int main(int argc, char **argv) {
       MM_OPTION(STR, "key", &a.key, "PUBLIC.pem", "the checkpoint must be signed with this EC key (minimax-archive sign)"),
       MM_OPTION(STR, "source", &a.source, "SRC", "also compare every weight with the checkpoint it was made from"),
       MM_OPTION(STR, "report", &a.report, "FILE", "with --source: errors of every tensor as .json, .csv or .html (a page of figures)"),
+      MM_FLAG("force", &a.force, "with --report: replace a file of that name that is no report"),
       MM_OPTION(REAL, "min-sqnr", &a.min_sqnr, "DB", "with --source: exit 6 if a tensor's SQNR is below this"),
       MM_FLAG("list", &a.list, "with --source: every tensor, worst SQNR first"),
       MM_FLAG("json", &a.json, "what was proven, with --source the error of every tensor, as JSON on stdout; errors as JSON"),

@@ -252,7 +252,7 @@ mm_packed mm_shards_tensor(const mm_shards *s, uint32_t rank, size_t i) {
   }
   for (unsigned p = 0; p < t->plane_count; p++) {
     const mm_shard_plane *at = &r->plane[i * MM_PACK_PLANES + p];
-    out.plane[p] = r->map[at->part].data + at->offset;
+    if (r->map) out.plane[p] = r->map[at->part].data + at->offset;
     out.cell[p] = (mm_cell){t->plane[p].cell_n, t->plane[p].cell_k};
   }
   return out;

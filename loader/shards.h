@@ -39,7 +39,8 @@ MM_MUST_USE bool mm_shards_open_ranks(mm_shards *s, const char *dir, const uint3
 MM_MUST_USE bool mm_shards_unchanged(const mm_shards *s, mm_err *err);
 void mm_shards_close(mm_shards *s);
 
-/* Tensor i of the manifest on one rank of its stage (mm_pack_holds), ready for unpack. Vectors come as n rows of k = 1. */
+/* Tensor i of the manifest on one rank of its stage (mm_pack_holds), ready for unpack. Vectors come as n rows of k = 1.
+ * Of a rank that has no map (mm_bind_planned) the planes are NULL. */
 mm_packed mm_shards_tensor(const mm_shards *s, uint32_t rank, size_t i);
 
 #ifdef __cplusplus

@@ -52,9 +52,10 @@ MM_INLINE void best_codes(int code[BLOCKS], const float t[MM_TILE], const float 
 }
 
 MM_INLINE void pack_body(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]) {
-  float s2 = a->amax / (a->search == MM_SEARCH_FOUR_SIX ? 1536.0f : 2688.0f);
+  const float top = a->search == MM_SEARCH_FOUR_SIX ? 1536.0f : 2688.0f;
+  float s2 = a->amax / top;
   if (s2 < 0x1p-117f) s2 = 0x1p-117f; /* keeps scale · scale_2 a normal number; such a matrix is zero for all purposes */
-  if (a->search != MM_SEARCH_FOUR_SIX) s2 = mm_scale_below(s2, 2688);
+  s2 = mm_scale_below(s2, top);
   *(float *)plane[2] = s2;
   for (uint32_t row = 0; row < a->n; row++)
     for (uint32_t k = 0; k < a->k; k += MM_TILE) {

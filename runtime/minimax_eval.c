@@ -20,7 +20,8 @@ typedef struct eval_args {
   const char *dir, *ids, *text, *logits, *ids_from, *against, *act_quant, *collect, *device,
       *input_dtype;                       /* act_quant: NULL where not given */
   uint64_t window, limit, chunk, threads; /* 0 where not given */
-  bool json, quiet, pin;
+  double share;                           /* NAN where not given */
+  bool json, quiet, pin, force;
 } eval_args;
 
 /* What is said on stderr while it takes long: a line that is written over on a terminal, a line every five seconds otherwise. */
@@ -79,6 +80,7 @@ static bool open_engine(eval *e, uint64_t longest, mm_err *err) {
                         .limits = {.max_tokens = e->chunk, .slots = 1, .max_positions = (uint32_t)longest},
                         .calibration = e->calibration,
                         .pin = e->a->pin,
+                        .memory = {.fits = true, .share = e->a->share, .length = "sequences (--window)"},
                         .input_bf16 = strcmp(e->a->input_dtype, "bf16") == 0};
   if (!c.ops) return false;
   c.act_quant = e->a->act_quant ? strcmp(e->a->act_quant, "on") == 0 : c.ops->act_quant;
@@ -108,8 +110,18 @@ static bool feed(eval *e, const int32_t *id, uint32_t count, take_fn *take, void
 
 /* ---- output files ---- */
 
-/* Not into the checkpoint that is evaluated. */
-static mm_output_place place_of(const char *path, const char *const *apart) { return (mm_output_place){.path = path, .apart = apart}; }
+static const struct mm_st_meta logits_meta = {"format", "minimax-logits"};
+
+/* Of --logits or --collect. Neither replaces what is read, nor a file of anybody else. */
+static bool open_place(const eval_args *a, mm_output *out, mm_err *err) {
+  const char *path = a->logits ? a->logits : a->collect;
+  const mm_output_place place = {.path = path,
+                                 MM_OUTPUT_INPUTS(a->dir, a->ids, a->text, a->ids_from, a->against),
+                                 .mark = a->logits ? "\"format\":\"minimax-logits\"" : "\"format\":\"minimax-calibration\"",
+                                 .force = a->force};
+  if (out) return mm_output_open(out, &place, err);
+  return !path || mm_output_check(&place, err);
+}
 
 /* ---- likelihood ---- */
 
@@ -199,10 +211,8 @@ static bool print_likelihood(const eval_args *a, const double *sum, uint64_t win
 
 static bool write_calibration(const eval *e, mm_err *err) {
   mm_output f = MM_OUTPUT_NONE;
-  const char *const apart[] = {e->a->dir, NULL};
-  mm_output_place place = place_of(e->a->collect, apart);
-  bool ok = mm_engine_calibrate(e->engine, err) && mm_output_open(&f, &place, err) &&
-            mm_calibration_write(e->calibration, f.fd, f.path, err) && mm_output_publish(&f, err);
+  bool ok = mm_engine_calibrate(e->engine, err) && open_place(e->a, &f, err) && mm_calibration_write(e->calibration, f.fd, f.path, err) &&
+            mm_output_publish(&f, err);
   mm_output_discard(&f);
   return ok;
 }
@@ -322,7 +332,7 @@ static bool feed_prompt(eval *e, prompts *p, size_t i, take_fn *take, void *ctx,
 
 static bool write_all(eval *e, prompts *p, logits_file *f, mm_err *err) {
   size_t header_bytes;
-  void *header = mm_st_header(p->out, p->count, NULL, 0, 8, &header_bytes, err);
+  void *header = mm_st_header(p->out, p->count, &logits_meta, 1, 8, &header_bytes, err);
   bool ok = header && mm_pwrite(f->file->fd, f->file->path, header, header_bytes, 0, err);
   uint64_t tokens = 0;
   progress said = begin_progress(e->a->quiet);
@@ -338,13 +348,12 @@ static bool write_all(eval *e, prompts *p, logits_file *f, mm_err *err) {
 }
 
 static bool run_logits(eval *e, mm_err *err) {
-  const char *path = e->a->logits, *const apart[] = {e->a->dir, NULL};
-  mm_output_place place = place_of(path, apart);
+  const char *path = e->a->logits;
   prompts p;
   mm_output out = MM_OUTPUT_NONE;
   logits_file f = {.file = &out};
   bool ok = open_prompts(&p, e->a->ids_from, e->shards.pack.model.vocab, err) && open_engine(e, p.longest, err) &&
-            mm_output_open(&out, &place, err) && write_all(e, &p, &f, err) && mm_output_publish(&out, err);
+            open_place(e->a, &out, err) && write_all(e, &p, &f, err) && mm_output_publish(&out, err);
   mm_output_discard(&out);
   size_t count = p.count;
   close_prompts(&p);
@@ -454,6 +463,8 @@ static bool settle(eval_args *a, mm_err *err) {
   bool scored = a->ids || a->text, prompted = a->logits || a->against;
   if (!(a->ids && a->text) && !(a->logits && a->against) && scored != prompted && prompted == (a->ids_from != NULL) &&
       (!a->collect || scored)) {
+    if (a->force && !a->collect && !a->logits)
+      return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--force goes with --collect or --logits");
     if (prompted && (a->window || a->limit))
       return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--window and --limit: only with --ids or --text");
     if (!a->window) a->window = 512;
@@ -466,9 +477,8 @@ static bool settle(eval_args *a, mm_err *err) {
 static bool run(void *args, mm_err *err) {
   eval_args *a = args;
   eval e = {.a = a};
-  const char *const apart[] = {a->dir, NULL};
-  mm_output_place place = place_of(a->logits ? a->logits : a->collect, apart); /* refused before the work */
-  bool ok = settle(a, err) && (!place.path || mm_output_check(&place, err)) && mm_shards_open(&e.shards, a->dir, err) &&
+  bool ok = settle(a, err) && mm_utilization_check(a->share, err) && open_place(a, NULL, err) /* refused before the work */ &&
+            mm_shards_open(&e.shards, a->dir, err) &&
             (a->logits    ? run_logits(&e, err)
              : a->against ? run_divergence(&e, err)
                           : run_likelihood(&e, err));
@@ -478,7 +488,7 @@ static bool run(void *args, mm_err *err) {
 
 /* NOLINTNEXTLINE(readability-function-size): most of it is the option table */
 int main(int argc, char **argv) {
-  eval_args a = {.chunk = 512, .device = "cpu", .input_dtype = "auto"};
+  eval_args a = {.chunk = 512, .device = "cpu", .input_dtype = "auto", .share = NAN};
   const mm_option options[] = {
       {.help = "likelihood of a text"},
       MM_OPTION(STR, "ids", &a.ids, "FILE.json", "print the mean negative log-likelihood of these ids (a flat array)"),
@@ -495,6 +505,7 @@ int main(int argc, char **argv) {
                 "print how far the logits of --ids-from are from these, which --logits of another checkpoint wrote: KL divergence"),
       MM_OPTION(STR, "ids-from", &a.ids_from, "IN.safetensors", "prompts: every tensor ids.NAME, I32 [tokens]"),
       {.help = "run"},
+      MM_FLAG("force", &a.force, "with --collect or --logits: replace a file of that name that minimax-eval did not make"),
       MM_OPTION(U64, "chunk", &a.chunk, "N", "tokens fed at once (default 512)", .lo = 1, .hi = UINT32_MAX),
       MM_OPTION(
           STR, "act-quant", &a.act_quant, "WORD",
@@ -502,6 +513,7 @@ int main(int argc, char **argv) {
           .choices = "on|off"),
       MM_OPTION_INPUT_DTYPE(&a.input_dtype),
       MM_OPTION_DEVICE(&a.device),
+      MM_OPTION_UTILIZATION(&a.share),
       MM_OPTION_THREADS(&a.threads),
       MM_OPTION_PIN(&a.pin),
       MM_FLAG("json", &a.json, "print the result as JSON; errors as JSON"),

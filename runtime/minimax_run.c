@@ -23,6 +23,7 @@ typedef struct run_args {
   mm_sampling given;                                        /* its real numbers: NAN where not given */
   uint64_t top_k, seed, max_tokens, max_model_len, threads; /* top_k: UINT64_MAX where not given, the others 0 */
   mm_option_list stop;
+  double share; /* NAN where not given */
   bool added_tokens, ignore_eos, json, quiet, verbose, verify, chat, pin;
 } run_args;
 
@@ -149,6 +150,10 @@ static bool open_engine(run *r, mm_err *err) {
                         .kv_fp8 = strcmp(r->a->kv, "fp8") == 0,
                         .kv_bf16 = strcmp(r->a->kv, "bf16") == 0,
                         .pin = r->a->pin,
+                        .memory = {.fits = true,
+                                   .share = r->a->share,
+                                   .outs = 1,
+                                   .length = r->a->chat ? "--max-model-len" : "a shorter prompt or --max-tokens, together"},
                         .input_bf16 = strcmp(r->a->input_dtype, "bf16") == 0};
   if (!c.ops) return false;
   c.act_quant = r->act_quant = r->a->act_quant ? strcmp(r->a->act_quant, "on") == 0 : c.ops->act_quant;
@@ -209,6 +214,7 @@ static bool run_open(run *r, mm_err *err) {
     mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--stop: found an empty text");
     return false;
   }
+  if (!mm_utilization_check(r->a->share, err)) return false;
   if (!(r->log = mm_read_log_open(err)) || !mm_shards_open(&r->shards, r->a->dir, err) || !set_sampling(r, err)) return false;
   if (!(r->is_end = mm_calloc(r->shards.pack.model.vocab, sizeof *r->is_end, err))) return false;
   if (!open_tokenizer(r, err) || !open_talk(r, err) || !read_prompt(r, err) || !set_limit(r, err)) return false;
@@ -442,6 +448,7 @@ int main(int argc, char **argv) {
                 .kv = "auto",
                 .input_dtype = "auto",
                 .given = {.temperature = NAN, .top_p = NAN, .min_p = NAN, .repetition = NAN, .presence = NAN, .frequency = NAN},
+                .share = NAN,
                 .top_k = UINT64_MAX};
   const mm_option options[] = {
       MM_OPTION(STR, "prompt", &a.prompt, "TEXT", "text to continue, - for that of standard input", .letter = 'p'),
@@ -479,6 +486,7 @@ int main(int argc, char **argv) {
                 .choices = "on|off"),
       MM_OPTION_INPUT_DTYPE(&a.input_dtype),
       MM_OPTION_KV_CACHE(&a.kv),
+      MM_OPTION_UTILIZATION(&a.share),
       MM_OPTION_THREADS(&a.threads),
       MM_OPTION_PIN(&a.pin),
       MM_OPTION_VERIFY(&a.verify),

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "loader/companions.h"
 #include "runtime/engine/engine_options.h"
@@ -15,12 +16,14 @@
 
 #define WORKERS       2                 /* threads that read long requests */
 #define TELL_SECONDS  5                 /* between lines of a load that goes on */
+#define END_SECONDS   2                 /* from the second signal to the end, whatever still runs */
+#define DESCRIPTORS   512               /* that are not for connections, where the limit allows it */
 #define REPLAY_TOKENS ((size_t)4 << 20) /* of replies with calls that may come back */
 
 typedef struct serve_args {
   mm_loading_config load;
   mm_http_config http;
-  mm_option_list keys, names, hosts;
+  mm_option_list keys, names, hosts, origins;
   const char *dir, *kv, *input_dtype, *prefix_cache, *log_format, *config;
   uint64_t port, queue, step_tokens, cache_memory, connections, drafts;
   double request_time;
@@ -50,6 +53,14 @@ static void *load(void *user) {
   return NULL;
 }
 
+static void say_cache(const mm_server *v) {
+  const mm_engine_cache c = mm_engine_cache_of(v->engine);
+  const uint32_t longest = mm_engine_limits(v->engine)->max_positions;
+  if (!c.tokens) return;
+  mm_log_say(&v->log, "KV cache: %llu tokens (%.2f GiB on each rank), a full sequence of %u fits %llu times", (unsigned long long)c.tokens,
+             (double)c.bytes / (1 << 30), longest, (unsigned long long)c.sequences);
+}
+
 static void on_loaded(void *user) {
   serve *s = user;
   mm_server *v = &s->server;
@@ -75,11 +86,38 @@ static void on_loaded(void *user) {
   v->trust_user = s->a->trust_user;
   v->state = MM_SERVER_READY;
   if (!v->format) mm_log_say(&v->log, "no chat: %s", v->no_format);
+  say_cache(v);
   mm_log_say(&v->log, "ready after %.2f s: %s, %u positions, temperature %g, top_p %g, top_k %u", mm_now() - v->started, v->name[0],
              v->positions, v->defaults.temperature, v->defaults.top_p, v->defaults.top_k);
 }
 
 /* ---- Ending ---- */
+
+/* The second signal: what has not ended some seconds later, as a worker that hangs in a step or a load that goes on, is not waited for. */
+static volatile sig_atomic_t last_signal, hurried;
+static char hurried_line[160];
+
+static void end_process(int number) {
+  (void)number;
+  if (write(STDERR_FILENO, hurried_line, strlen(hurried_line)) < 0) _exit(128 + last_signal);
+  _exit(128 + last_signal);
+}
+
+static void hurry(int number) {
+  last_signal = number;
+  if (!hurried) alarm(END_SECONDS);
+  hurried = 1;
+}
+
+/* Signals that come while no loop runs: the server is ending already. */
+static void catch_late_signals(bool json) {
+  static const char text[] = "a second signal: ended without waiting for what still ran";
+  const struct sigaction late = {.sa_handler = hurry}, end = {.sa_handler = end_process};
+  snprintf(hurried_line, sizeof hurried_line, json ? "{\"error\":\"%s\"}\n" : "minimax-serve: %s\n", text);
+  sigaction(SIGTERM, &late, NULL);
+  sigaction(SIGINT, &late, NULL);
+  sigaction(SIGALRM, &end, NULL);
+}
 
 static void tick(void *user) {
   serve *s = user;
@@ -95,30 +133,46 @@ static void tick(void *user) {
     s->told = mm_now();
     mm_log_say(&s->server.log, "loading %s", mm_load_bar_text(text, sizeof text, &read));
   }
-  if (s->server.state == MM_SERVER_DRAINING && s->server.calls == 0 && !mm_http_busy(s->server.http)) mm_http_stop(s->server.http);
+  if (s->server.state == MM_SERVER_DRAINING && !s->loading && s->server.calls == 0 && !mm_http_busy(s->server.http))
+    mm_http_stop(s->server.http);
 }
 
-static void on_signal(void *user) {
-  serve *s = user;
+static void on_signal(serve *s, int number) {
   if (++s->signals > 1) {
+    hurry(number);
     mm_http_stop(s->server.http);
     return;
   }
   mm_log_say(&s->server.log, "draining: %u requests; a second signal ends at once", s->server.calls);
-  mm_http_deafen(s->server.http);
-  if (!s->loading) s->server.state = MM_SERVER_DRAINING;
+  mm_http_drain(s->server.http);
+  s->server.state = MM_SERVER_DRAINING;
   tick(s);
 }
 
+static void on_terminate(void *user) { on_signal(user, SIGTERM); }
+static void on_interrupt(void *user) { on_signal(user, SIGINT); }
+
 /* ---- Opening ---- */
 
-/* Descriptors for every connection. */
-static void raise_descriptors(uint64_t connections) {
+/* Raises the limit of descriptors as far as these connections want it and the system allows it. Returns for how many it has room. */
+static uint32_t raise_descriptors(const mm_log *log, uint64_t connections) {
   struct rlimit l;
-  const rlim_t want = connections + 512;
-  if (getrlimit(RLIMIT_NOFILE, &l) != 0 || l.rlim_cur >= want) return;
-  l.rlim_cur = l.rlim_max < want ? l.rlim_max : want;
-  setrlimit(RLIMIT_NOFILE, &l);
+  const rlim_t want = connections + DESCRIPTORS;
+  if (getrlimit(RLIMIT_NOFILE, &l) != 0) return (uint32_t)connections;
+  if (l.rlim_cur < want) {
+    const struct rlimit more = {.rlim_cur = mm_min(l.rlim_max, want), .rlim_max = l.rlim_max};
+    if (setrlimit(RLIMIT_NOFILE, &more) == 0) l = more;
+  }
+  const uint64_t room = l.rlim_cur - mm_min((rlim_t)DESCRIPTORS, l.rlim_cur / 2);
+  if (room >= connections) return (uint32_t)connections;
+  mm_log_say(log, "--max-connections: %llu, and the limit of %llu descriptors has room for %llu", (unsigned long long)connections,
+             (unsigned long long)l.rlim_cur, (unsigned long long)room);
+  return (uint32_t)mm_max(room, 1);
+}
+
+static void accept_failed(void *user, const mm_err *err) {
+  const mm_server *v = user;
+  mm_log_error(&v->log, NULL, err);
 }
 
 static bool is_loopback(const char *host) {
@@ -137,20 +191,17 @@ static char *name_of(const char *dir) {
 static bool open_http(serve *s, mm_err *err) {
   mm_server *v = &s->server;
   mm_http_config c = s->a->http;
-  raise_descriptors(s->a->connections);
-  v->body_max = c.body_max;
-  c.body_max *= 2;
   c.port = (uint16_t)s->a->port;
-  c.connections = (uint32_t)s->a->connections;
+  c.connections = raise_descriptors(&v->log, s->a->connections);
   c.handle = mm_routes_handle;
+  c.failed = accept_failed;
   c.user = v;
   if (!(v->http = mm_http_open(&c, err)) || !(v->outbox = mm_outbox_open(v->http, err)) ||
       !(v->workers = mm_workers_open(v->http, WORKERS, err)))
     return false;
   if (!mm_http_every(v->http, 0.05, tick, s, err)) return false;
-  const int signals[] = {SIGTERM, SIGINT};
-  for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
-    if (!mm_http_on_signal(v->http, signals[i], on_signal, s, err)) return false;
+  catch_late_signals(v->log.json);
+  if (!mm_http_on_signal(v->http, SIGTERM, on_terminate, s, err) || !mm_http_on_signal(v->http, SIGINT, on_interrupt, s, err)) return false;
   const bool colon = strchr(c.host, ':');
   mm_log_say(&v->log, "listening on http://%s%s%s:%u", colon ? "[" : "", c.host, colon ? "]" : "", mm_http_port(v->http));
   if (!is_loopback(c.host) && !v->keys)
@@ -174,8 +225,7 @@ static bool serve_all(const serve_args *a, mm_err *err) {
                         .key = a->keys.item,
                         .keys = a->keys.count,
                         .local = is_loopback(a->http.host) && !a->keys.count,
-                        .host = a->hosts.item,
-                        .hosts = a->hosts.count,
+                        .origins = {a->hosts.item, a->hosts.count, a->origins.item, a->origins.count},
                         .any_name = a->any_name,
                         .request_time = a->request_time,
                         .log = {.json = a->json || strcmp(a->log_format, "json") == 0, .quiet = a->quiet},
@@ -187,6 +237,7 @@ static bool serve_all(const serve_args *a, mm_err *err) {
   ok = ok && mm_unpacked_refuse(a->dir, err) && (s.server.replay = mm_replay_open(REPLAY_TOKENS, err)) &&
        (s.server.reads = mm_read_log_open(err));
   ok = ok && open_http(&s, err) && start_loading(&s, err) && mm_http_run(s.server.http, err);
+  catch_late_signals(s.server.log.json);
   if (s.loading) pthread_join(s.loader, NULL);
   s.loading = false;
   if (s.failed) {
@@ -203,6 +254,8 @@ static bool serve_all(const serve_args *a, mm_err *err) {
   mm_replay_close(s.server.replay);
   mm_loading_close(&s.loaded, false);
   mm_read_log_close(s.server.reads);
+  hurried = 1;
+  alarm(0);
   if (ok) mm_log_say(&s.server.log, "ended");
   free(name);
   return ok;
@@ -210,8 +263,11 @@ static bool serve_all(const serve_args *a, mm_err *err) {
 
 static bool print_check(const serve_args *a, const mm_loaded *l, mm_err *err) {
   mm_json *o = mm_json_new_obj();
+  const mm_engine_cache cache = mm_engine_cache_of(l->engine);
   const bool ok = mm_json_set(o, "checkpoint", mm_json_new_str(a->dir)) && mm_json_set(o, "positions", mm_json_new_int(l->positions)) &&
-                  mm_json_set(o, "chat", mm_json_new_bool(l->format != NULL));
+                  mm_json_set(o, "chat", mm_json_new_bool(l->format != NULL)) &&
+                  mm_json_set(o, "kv_cache_tokens", mm_json_new_int((int64_t)cache.tokens)) &&
+                  mm_json_set(o, "kv_cache_bytes", mm_json_new_int((int64_t)cache.bytes));
   return mm_program_json(o, ok, err);
 }
 
@@ -247,7 +303,8 @@ static bool settle(serve_args *a, mm_err *err) {
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
                    "--read-timeout and --write-timeout: found %g and %g, expected more than 0 seconds", a->http.read_time,
                    a->http.write_time);
-  return true;
+  const mm_origins origins = {a->hosts.item, a->hosts.count, a->origins.item, a->origins.count};
+  return mm_utilization_check(a->load.memory_share, err) && mm_origin_check(&origins, err);
 }
 
 static bool run_all(void *args, mm_err *err) {
@@ -257,7 +314,7 @@ static bool run_all(void *args, mm_err *err) {
 
 /* What is not given. */
 static const serve_args usual = {
-    .load = {.device = "cpu", .slots = 16},
+    .load = {.device = "cpu", .slots = MM_DEFAULT_SLOTS, .memory_share = NAN},
     .http = {.host = "127.0.0.1", .header_max = 64 << 10, .body_max = 32 << 20, .read_time = 60, .write_time = 60, .pending_max = 8 << 20},
     .kv = "auto",
     .input_dtype = "auto",
@@ -265,7 +322,7 @@ static const serve_args usual = {
     .log_format = "text",
     .port = 8000,
     .queue = 256,
-    .step_tokens = 512,
+    .step_tokens = MM_DEFAULT_STEP_TOKENS,
     .cache_memory = UINT64_C(1) << 30,
     .connections = 4096};
 
@@ -277,6 +334,8 @@ int main(int argc, char **argv) {
       MM_OPTION(LIST, "api-key", &a.keys, "KEY", "requests must carry this key or another one given so"),
       MM_OPTION(LIST, "allow-host", &a.hosts, "NAME",
                 "without a key, also requests whose Host or Origin is this name, as a proxy may pass it on; * for any"),
+      MM_OPTION(LIST, "allow-origin", &a.origins, "ORIGIN",
+                "pages from there may read replies in a browser (CORS): https://NAME, https://NAME:PORT or null; * for any (none)"),
       MM_OPTION(LIST, "served-model-name", &a.names, "NAME", "name of the model in requests and replies (the directory's)"),
       MM_FLAG("any-model", &a.any_name, "answer requests for any model's name"),
       MM_OPTION(U64, "max-model-len", &a.load.positions, "N", "tokens of prompt and reply at most (as many as the model has positions)",
@@ -284,8 +343,9 @@ int main(int argc, char **argv) {
       MM_OPTION(U64, "max-num-seqs", &a.load.slots, "N", "requests that run at a time (16)", .lo = 1, .hi = 4096),
       MM_OPTION(U64, "max-num-batched-tokens", &a.step_tokens, "N", "tokens of one step, prompts and replies together (512)", .lo = 1,
                 .hi = 1 << 20),
-      MM_OPTION(U64, "kv-cache-tokens", &a.load.kv_tokens, "N", "tokens of all KV caches together (as many as all requests can fill)",
+      MM_OPTION(U64, "kv-cache-tokens", &a.load.kv_tokens, "N", "tokens of all KV caches together (as many as fit in memory)",
                 .hi = INT32_MAX),
+      MM_OPTION_UTILIZATION(&a.load.memory_share),
       MM_OPTION(U64, "max-queue", &a.queue, "N", "requests that wait at most, more are refused with status 429 (256)", .lo = 1,
                 .hi = 1 << 20),
       MM_OPTION(STR, "prefix-cache", &a.prefix_cache, "WORD", "keep prompts for requests that begin alike (on)", .choices = "on|off"),
@@ -328,7 +388,7 @@ int main(int argc, char **argv) {
       .epilog =
           "/v1/chat/completions, /v1/responses, /v1/completions and /v1/models as OpenAI has them, /v1/messages as Anthropic has it;\n"
           "/health, /ready, /metrics, /tokenize, /detokenize; / is a page to chat with the model.\n"
-          "SIGTERM and SIGINT let running requests end; a second one does not.\n" MM_ENGINE_STATUSES,
+          "SIGTERM and SIGINT let running requests end; a second one ends the server within two seconds.\n" MM_ENGINE_STATUSES,
   };
   mm_err err = {0};
   mm_arena arena = {0};
@@ -337,6 +397,6 @@ int main(int argc, char **argv) {
   const int status = mm_config_file(&arena, argc, argv, &count, &args, &err) ? mm_program_main(&program, count, args, &a.dir, run_all, &a)
                                                                              : mm_program_fail(&program, &err);
   mm_arena_close(&arena);
-  MM_FREE(a.keys.item, a.names.item, a.hosts.item);
+  MM_FREE(a.keys.item, a.names.item, a.hosts.item, a.origins.item);
   return status;
 }

@@ -16,6 +16,8 @@
 #   lost       such a process that is killed, stopped or finds no NCCL; tokens/s of two beside one
 #   load       what is loaded, bit for bit; short and changed files, digests; a damaged checkpoint that is checked, and served
 #   hold       minimax-hold: the same text from held weights, after users that were killed, of two ranks; others' weights are refused
+#   capacity   minimax-serve with its defaults: memory in use is at most 90 % of each GPU's, two starts have the same KV cache, and that is what
+#              minimax-convert --gpu-memory says; a sequence, or --kv-cache-tokens, that does not fit is refused in time
 #   eval       minimax-eval: the likelihood of held-out text on the GPU within 2e-3 of the CPU's, every scheme, both models; with inputs
 #              rounded, which a last bit may turn, the mean over windows within 2e-3 and three of its standard errors
 #   collect    minimax-eval --collect: sums over inputs on the GPU beside the CPU's, in chunks of 33 tokens and 1; rounded inputs are seen as
@@ -35,7 +37,7 @@ cd "$(dirname "$0")/.." || exit 2
 [ $# -gt 0 ] || { echo "usage: scripts/gpu.sh BUILD [PART ...]" >&2; exit 2; }
 build=$1 work=$1/gpu
 shift
-parts=${*:-prepare peers forks apart steps ranks processes lost load hold eval collect kernels sequences models text speed}
+parts=${*:-prepare peers forks apart steps ranks processes lost load hold capacity eval collect kernels sequences models text speed}
 schemes='none bf16 block_fp8 channel_fp8 tensor_wise_fp8 w4a16 w4afp8 w4a8 nvfp4 mxfp4 mxfp8'
 prompt='And it came to pass, that the king said unto his servant, What'
 gpu=$build/tests/ops/gpu
@@ -125,6 +127,50 @@ hold_part() {
   hold_row "$work/models/3/tiny-m2-nvfp4" "$work/models/0/tiny-m1-nvfp4" 0
   if [ "$devices" -gt 1 ]; then pair=0,1; else pair=0,0; fi
   hold_row "$work/ranks/tiny-m2-w4a16-2" "$work/ranks/tiny-m2-bf16-2" $pair
+}
+
+# started CHECKPOINT RANKS: a server with its defaults; what it logs of its cache in $work/capacity.txt, of its GPUs' memory the largest share
+started() {
+  "$gpu" memory >"$work/memory-before.txt"
+  "$build"/bin/minimax-serve "$1" --device cuda --port 0 2>"$work/capacity.log" &
+  server=$!
+  i=0
+  while ! grep -q 'ready after' "$work/capacity.log" && [ $i -lt 600 ] && kill -0 $server 2>"$work/kill.err"; do
+    sleep 0.1
+    i=$((i + 1))
+  done
+  "$gpu" memory >"$work/memory.txt"
+  kill $server
+  wait $server
+  sed -n 's/.*KV cache: \([0-9]*\) tokens.*/\1/p' "$work/capacity.log" >"$work/capacity.txt"
+  paste "$work/memory-before.txt" "$work/memory.txt" | awk -v ranks="$2" '$2 < ranks { s = ($3 - $7) / $4; if (s > most) most = s } END { printf "%.4f", most }'
+}
+
+# capacity_row SOURCE RANKS: more cache is wanted than there is memory for.
+capacity_row() {
+  checkpoint=$work/capacity-$2
+  [ -e "$checkpoint" ] || "$build"/bin/minimax-convert "$1" -o "$checkpoint" --tp "$2" --quant bf16 -q || row FAIL "capacity: $checkpoint"
+  share=$(started "$checkpoint" "$2")
+  first=$(cat "$work/capacity.txt")
+  again=$(started "$checkpoint" "$2")
+  total=$(awk 'NR == 1 || $4 < least { least = $4 } END { printf "%.0f", least }' "$work/memory.txt")
+  planned=$("$build"/bin/minimax-convert "$1" --tp "$2" --quant bf16 --dry-run --json --gpu-memory "$total" | sed -n 's/.*"kv_tokens": *\([0-9]*\).*/\1/p')
+  awk -v a="$share" -v b="$again" 'BEGIN { exit !(a > 0.8 && a <= 0.9 && b > 0.8 && b <= 0.9) }' && status=ok || status=FAIL
+  row $status "capacity of $2 GPU(s): $share and $again of the memory in use (limit 0.9): $(tail -n 1 "$work/capacity.log")"
+  [ -n "$first" ] && [ "$first" = "$(cat "$work/capacity.txt")" ] && [ "$first" = "$planned" ] && status=ok || status=FAIL
+  row $status "capacity of $2 GPU(s): $first and $(cat "$work/capacity.txt") tokens of KV cache, minimax-convert says $planned"
+}
+
+capacity_part() {
+  deep=$work/tiny-m2-deep
+  [ -e "$deep" ] || python3 scripts/bench_checkpoint.py "$deep" --layers 8 --experts 16 --hidden 1024 --inter 1536 --heads 16 --vocab 2112 >"$work/deep.log" ||
+    row FAIL "capacity: $deep"
+  capacity_row "$deep" 1
+  [ "$devices" -lt 2 ] || capacity_row "$deep" 2
+  served 8 'a sequence that does not fit' "$work/capacity-1" --gpu-memory-utilization 0.05 --check
+  grep -q 'E_MEMORY.*bytes of KV cache.*bytes free of.*--max-model-len' "$work/served.txt" && status=ok || status=FAIL
+  row $status "capacity: the refusal says bytes wanted, bytes free and the option"
+  served 8 'more tokens than there is memory for' "$work/capacity-1" --kv-cache-tokens 2000000000 --check
 }
 
 # served STATUS WHAT OPTION…: a server that ends by itself, with this exit status
@@ -401,6 +447,7 @@ run_part() {
       MM_GPU_MODELS=$work/models/0 "$gpu" test load && damaged_rows
       ;;
     hold) hold_part ;;
+    capacity) capacity_part ;;
     eval) eval_part ;;
     collect) collect_part ;;
     kernels) "$gpu" test linear experts widened attention lightning rows choice edges ;;
@@ -414,7 +461,7 @@ run_part() {
 # Seconds that a part may take: on an H100 with 16 cores, twice what it is expected to, or more.
 budget_of() {
   case $1 in
-    prepare) echo 120 ;; peers) echo 200 ;; forks) echo 240 ;; apart) echo 240 ;; steps) echo 60 ;; ranks) echo 150 ;; processes) echo 200 ;; lost) echo 90 ;; load) echo 60 ;; hold) echo 120 ;; eval) echo 240 ;; collect) echo 90 ;;
+    prepare) echo 120 ;; peers) echo 200 ;; forks) echo 240 ;; apart) echo 240 ;; steps) echo 60 ;; ranks) echo 150 ;; processes) echo 200 ;; lost) echo 90 ;; load) echo 60 ;; hold) echo 120 ;; capacity) echo 120 ;; eval) echo 240 ;; collect) echo 90 ;;
     kernels) echo 180 ;; sequences) echo 90 ;; models) echo 180 ;; text) echo 120 ;; speed) echo 120 ;;
     *) echo 0 ;;
   esac

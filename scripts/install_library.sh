@@ -1,10 +1,19 @@
 #!/bin/sh
-# scripts/install_library.sh ROOT PREFIX LIBRARY.so.VERSION: libminimax below ROOT (DESTDIR and PREFIX), with header, pkg-config file, man
-# page and example. PREFIX is where it will be found when it is used.
+# scripts/install_library.sh [--remove] ROOT PREFIX LIBRARY.so.VERSION: libminimax below ROOT (DESTDIR and PREFIX), with header, pkg-config
+# file, man page and example. PREFIX is where it will be found when it is used.
+# --remove: removes those files, and the folders that were made for them and are empty.
 set -eu
+[ "$1" = --remove ] && remove=1 && shift || remove=
 root=$1 prefix=$2 so=$3
-from=${so%/*} version=${so##*.so.}
-install -d "$root/lib/pkgconfig" "$root/include" "$root/share/man/man3" "$root/share/doc/minimax/examples"
+from=${so%/*} version=${so##*.so.} folders=share/doc/minimax/folders-of-library
+if [ "$remove" ]; then
+  (cd "$root" 2>/dev/null && rm -f "lib/${so##*/}" lib/libminimax.so.0 lib/libminimax.so lib/libminimax.a lib/pkgconfig/libminimax.pc \
+    include/minimax.h share/man/man3/libminimax.3 share/doc/minimax/examples/list_tensors.c) || :
+  exec scripts/install_folders.sh --remove "$root" $folders
+fi
+scripts/install_folders.sh "$root" $folders lib/pkgconfig include share/man/man3 share/doc/minimax/examples
+old=$(readlink "$root/lib/libminimax.so.0" || :)
+case $old in libminimax.so.*) rm -f "$root/lib/$old" ;; esac # of the release that this one replaces
 install -m 755 "$so" "$root/lib/"
 ln -sf "${so##*/}" "$root/lib/libminimax.so.0"
 ln -sf "${so##*/}" "$root/lib/libminimax.so"

@@ -46,6 +46,18 @@ static void put_names(char *out, size_t cap) {
     }
 }
 
+/* A model_type of another family contradicts the name. Early copies of M2 say "minimax", and M3's text config says "minimax_m2": these
+ * decide nothing. */
+static bool same_family(const mm_arch *a, const char *name, const char *type, const char *folded, const char *file, mm_err *err) {
+  const bool vague = strcmp(folded, "minimax") == 0 || (a == &mm_arch_minimax_m3 && strcmp(folded, "minimaxm2") == 0);
+  if (vague || listed(a->model_types, folded)) return true;
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+    if (listed(all[i]->model_types, folded))
+      return mm_fail(err, MM_BAD_INPUT, "E_CFG_RANGE", mm_at(file, NULL),
+                     "key \"model_type\": found \"%s\", which is another family than \"%s\" in key \"architectures\"", type, name);
+  return true;
+}
+
 static const mm_arch *find(const char *name, const char *type, const char *file, mm_err *err) {
   char folded[64] = "";
   if (type) fold(folded, sizeof folded, type);
@@ -55,7 +67,8 @@ static const mm_arch *find(const char *name, const char *type, const char *file,
       return NULL;
     }
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-    if (name ? listed(all[i]->names, name) : listed(all[i]->model_types, folded)) return all[i];
+    if (name ? listed(all[i]->names, name) : listed(all[i]->model_types, folded))
+      return name && type && !same_family(all[i], name, type, folded, file, err) ? NULL : all[i];
   char shown[128], known[512] = "";
   mm_escape(shown, sizeof shown, name ? name : type, strlen(name ? name : type));
   put_names(known, sizeof known);
@@ -92,17 +105,19 @@ const char *mm_arch_name(const mm_arch *a, const mm_json *config) {
 #define RANGE(...)   mm_fail(err, MM_BAD_INPUT, "E_CFG_RANGE", mm_at(c.file, NULL), __VA_ARGS__)
 #define FEATURE(...) mm_fail(err, MM_UNSUPPORTED, "E_CFG_FEATURE", mm_at(c.file, NULL), __VA_ARGS__)
 
-/* First key of the list that is present and not null. */
-static const mm_json *present(mm_config c, const char *const *keys, const char **key) {
-  for (; *keys; keys++) {
-    const mm_json *v = mm_json_get(c.obj, *keys);
-    if (mm_json_type_of(v) != MM_JSON_NULL) {
-      *key = *keys;
-      return v;
-    }
+/* The next key of the list from *at on that is present and not null, or NULL. */
+static const mm_json *next_present(mm_config c, const char *const *keys, size_t *at, const char **key) {
+  while (keys[*at]) {
+    *key = keys[(*at)++];
+    const mm_json *v = mm_json_get(c.obj, *key);
+    if (mm_json_type_of(v) != MM_JSON_NULL) return v;
   }
   return NULL;
 }
+
+/* Two keys that mean the same have different values. */
+#define CONTRADICT(spec, key, found, expected, other) \
+  RANGE("key \"%s\": found " spec ", expected " spec " as in key \"%s\", which means the same", key, found, expected, other)
 
 static bool type_error(mm_config c, const char *key, const mm_json *v, const char *expected, mm_err *err) {
   char found[MM_JSON_SHOWN];
@@ -120,26 +135,52 @@ static bool u32_value(mm_config c, const char *key, const mm_json *v, uint32_t *
 
 bool mm_config_u32(mm_config c, const char *const *keys, uint32_t *out, mm_err *err) {
   const char *key = NULL;
-  const mm_json *v = present(c, keys, &key);
-  if (!v)
+  size_t at = 0;
+  if (!next_present(c, keys, &at, &key))
     return mm_fail(err, MM_BAD_INPUT, "E_CFG_MISSING", mm_at(c.file, NULL), "key \"%s\": found nothing, expected an integer", keys[0]);
-  return u32_value(c, key, v, out, err);
+  return mm_config_u32_or(c, keys, out, err);
 }
 
 bool mm_config_u32_or(mm_config c, const char *const *keys, uint32_t *out, mm_err *err) {
-  const char *key = NULL;
-  const mm_json *v = present(c, keys, &key);
-  return !v || u32_value(c, key, v, out, err);
+  const char *key = NULL, *first = NULL;
+  const mm_json *v;
+  for (size_t at = 0; (v = next_present(c, keys, &at, &key)); first = first ? first : key) {
+    uint32_t n = 0;
+    if (!u32_value(c, key, v, &n, err)) return false;
+    if (first && n != *out) return CONTRADICT("%u", key, n, *out, first);
+    *out = n;
+  }
+  return true;
+}
+
+/* The first place that has a number, and the number. */
+typedef struct mm_first {
+  char key[96];
+  double value;
+} mm_first;
+
+/* Takes the number under a key (of the object `in`, where that is not empty), which must be that of earlier places. */
+static bool number_again(mm_config c, const char *in, const char *key, mm_first *first, mm_err *err) {
+  const mm_json *v = mm_json_get(c.obj, key);
+  char place[sizeof first->key];
+  snprintf(place, sizeof place, "%s%s%s", in, *in ? "." : "", key);
+  mm_json_type t = mm_json_type_of(v);
+  if (t == MM_JSON_NULL) return true;
+  if (t != MM_JSON_INT && t != MM_JSON_REAL) return type_error(c, place, v, "a number", err);
+  double x = mm_json_number(v);
+  if (!isfinite(x)) return RANGE("key \"%s\": found a number that is not finite", place);
+  if (first->key[0] && x != first->value) return CONTRADICT("%.17g", place, x, first->value, first->key);
+  if (!first->key[0]) memcpy(first->key, place, sizeof place);
+  first->value = x;
+  return true;
 }
 
 bool mm_config_number_or(mm_config c, const char *const *keys, double *out, mm_err *err) {
-  const char *key = NULL;
-  const mm_json *v = present(c, keys, &key);
-  if (!v) return true;
-  mm_json_type t = mm_json_type_of(v);
-  if (t != MM_JSON_INT && t != MM_JSON_REAL) return type_error(c, key, v, "a number", err);
-  *out = mm_json_number(v);
-  return isfinite(*out) || RANGE("key \"%s\": found a number that is not finite", key);
+  mm_first first = {.key = ""};
+  for (; *keys; keys++)
+    if (!number_again(c, "", *keys, &first, err)) return false;
+  if (first.key[0]) *out = first.value;
+  return true;
 }
 
 bool mm_config_bool_or(mm_config c, const char *key, bool *out, mm_err *err) {
@@ -164,44 +205,81 @@ bool mm_config_only(mm_config c, const char *key, const char *only, mm_err *err)
   return FEATURE("key \"%s\": only %s%s is supported", key, only ? only : "null", only ? " (or its absence)" : "");
 }
 
-/* num_local_experts: an int, or one int per layer that all agree. */
-static bool experts(mm_config c, mm_model *m, mm_err *err) {
-  const char *const keys[] = {"num_local_experts", "num_experts", NULL};
-  const char *key = NULL;
-  const mm_json *v = present(c, keys, &key);
-  if (mm_json_type_of(v) != MM_JSON_ARR) return mm_config_u32(c, keys, &m->experts, err);
+/* One int per layer, all of which agree. */
+static bool expert_list(mm_config c, const char *key, const mm_json *v, const mm_model *m, uint32_t *out, mm_err *err) {
   for (size_t i = 0; i < mm_json_size(v); i++) {
     uint32_t n = 0;
     if (!u32_value(c, key, mm_json_at(v, i), &n, err)) return false;
-    if (i > 0 && n != m->experts) return FEATURE("key \"%s\": layers differ (%u and %u)", key, m->experts, n);
-    m->experts = n;
+    if (i > 0 && n != *out) return FEATURE("key \"%s\": layers differ (%u and %u)", key, *out, n);
+    *out = n;
   }
   if (mm_json_size(v) != m->layers) return RANGE("key \"%s\": found %zu entries, expected %u (layers)", key, mm_json_size(v), m->layers);
   return true;
 }
 
-/* rotary_dim, or partial_rotary_factor at top level or inside rope_parameters / rope_scaling. */
+/* num_local_experts: an int or such a list. */
+static bool experts(mm_config c, mm_model *m, mm_err *err) {
+  const char *const keys[] = {"num_local_experts", "num_experts", NULL};
+  const char *key = NULL, *first = NULL;
+  const mm_json *v;
+  for (size_t at = 0; (v = next_present(c, keys, &at, &key)); first = first ? first : key) {
+    uint32_t n = 0;
+    if (!(mm_json_type_of(v) == MM_JSON_ARR ? expert_list(c, key, v, m, &n, err) : u32_value(c, key, v, &n, err))) return false;
+    if (first && n != m->experts) return CONTRADICT("%u", key, n, m->experts, first);
+    m->experts = n;
+  }
+  return first || mm_config_u32(c, keys, &m->experts, err);
+}
+
+/* What a config says of RoPE, in all its places. */
+typedef struct mm_rope {
+  mm_first factor, theta;
+} mm_rope;
+
+/* An object of parameters: {"rope_theta": …}, or {"full_attention": {"rope_theta": …}, …} with one for each type of layer. Lightning
+ * attention has no RoPE, so those of "linear_attention" have no effect. */
+static bool rope_object(mm_config c, const char *name, const mm_json *v, bool nested, mm_rope *r, mm_err *err) {
+  if (mm_json_type_of(v) == MM_JSON_NULL) return true;
+  if (mm_json_type_of(v) != MM_JSON_OBJ) return type_error(c, name, v, "an object", err);
+  mm_config in = {v, c.file};
+  if (!mm_config_only(in, "rope_type", "default", err) || !mm_config_only(in, "type", "default", err) ||
+      !number_again(in, name, "partial_rotary_factor", &r->factor, err) || !number_again(in, name, "rope_theta", &r->theta, err))
+    return false;
+  const char *key;
+  const mm_json *x;
+  void *iter = NULL;
+  while (mm_json_next(v, &iter, &key, &x)) {
+    char path[96], shown[64];
+    const bool full = !nested && strcmp(key, "full_attention") == 0;
+    snprintf(path, sizeof path, "%s.full_attention", name);
+    if (full && !rope_object(c, path, x, true, r, err)) return false;
+    if (mm_json_type_of(x) == MM_JSON_OBJ && !full && (nested || strcmp(key, "linear_attention") != 0))
+      return FEATURE("key \"%s\": found parameters of \"%s\", only full_attention and linear_attention are supported", name,
+                     mm_escape(shown, sizeof shown, key, strlen(key)));
+  }
+  return true;
+}
+
+/* rotary_dim and rope_theta, or partial_rotary_factor and rope_theta at top level or inside rope_parameters / rope_scaling. */
 static bool rotary(mm_config c, mm_model *m, mm_err *err) {
-  static const char *const nested[] = {"rope_parameters", "rope_scaling"};
-  static const char *const factor_key[] = {"partial_rotary_factor", NULL}, *const theta_key[] = {"rope_theta", NULL};
-  double factor = 0;
-  if (!mm_config_number_or(c, factor_key, &factor, err)) return false;
-  for (size_t i = 0; i < 2; i++) {
-    const mm_json *v = mm_json_get(c.obj, nested[i]);
-    if (mm_json_type_of(v) == MM_JSON_NULL) continue;
-    if (mm_json_type_of(v) != MM_JSON_OBJ) return type_error(c, nested[i], v, "an object", err);
-    mm_config in = {v, c.file};
-    if (!mm_config_only(in, "rope_type", "default", err) || !mm_config_only(in, "type", "default", err)) return false;
-    if (!mm_config_number_or(in, factor_key, &factor, err) || !mm_config_number_or(in, theta_key, &m->rope_theta, err)) return false;
-  }
-  if (factor != 0) {
-    double dims = factor * m->head_dim;
-    if (!(dims >= 2 && dims <= m->head_dim) || dims != floor(dims))
-      return RANGE("partial_rotary_factor %g of head_dim %u is no whole number of dimensions", factor, m->head_dim);
-    m->rotary_dim = (uint32_t)dims;
-  }
-  return mm_config_number_or(c, theta_key, &m->rope_theta, err) &&
-         mm_config_u32_or(c, (const char *const[]){"rotary_dim", NULL}, &m->rotary_dim, err);
+  mm_rope r = {.factor = {.key = ""}, .theta = {.key = ""}};
+  uint32_t own = 0;
+  if (!number_again(c, "", "rope_theta", &r.theta, err) || !number_again(c, "", "partial_rotary_factor", &r.factor, err) ||
+      !rope_object(c, "rope_parameters", mm_json_get(c.obj, "rope_parameters"), false, &r, err) ||
+      !rope_object(c, "rope_scaling", mm_json_get(c.obj, "rope_scaling"), false, &r, err) ||
+      !mm_config_u32_or(c, (const char *const[]){"rotary_dim", NULL}, &own, err))
+    return false;
+  if (r.theta.key[0]) m->rope_theta = r.theta.value;
+  if (own) m->rotary_dim = own;
+  if (!r.factor.key[0]) return true;
+  double exact = r.factor.value * m->head_dim, dims = round(exact); /* 32 / 96 · 96 is not 32 */
+  if (!(dims >= 2 && dims <= m->head_dim) || fabs(exact - dims) > 1e-9 * dims)
+    return RANGE("partial_rotary_factor %g of head_dim %u is no whole number of dimensions", r.factor.value, m->head_dim);
+  if (own && own != dims)
+    return RANGE("key \"rotary_dim\": found %u, expected %g: key \"%s\" is %.17g of head_dim %u", own, dims, r.factor.key, r.factor.value,
+                 m->head_dim);
+  m->rotary_dim = (uint32_t)dims;
+  return true;
 }
 
 /* shared_intermediate_size: an int, a list or absent; only 0 is supported. */
@@ -261,11 +339,22 @@ bool mm_config_layers(mm_config c, const mm_config_list *x, uint32_t layers, uin
 }
 
 bool mm_config_attn_types(mm_config c, mm_model *m, mm_err *err) {
-  const char *key = NULL;
-  if (!present(c, (const char *const[]){"attn_type_list", "decoder_attention_types", "layer_types", NULL}, &key)) return true;
-  const mm_config_list list = {key, {"linear_attention", "full_attention"}, {MM_ATTN_LIGHTNING, MM_ATTN_FULL}};
-  bool found;
-  return mm_config_layers(c, &list, m->layers, m->attn, &found, err);
+  static const char *const keys[] = {"attn_type_list", "decoder_attention_types", "layer_types", NULL};
+  static const char *const word[] = {[MM_ATTN_LIGHTNING] = "0/\"linear_attention\"", [MM_ATTN_FULL] = "1/\"full_attention\""};
+  const char *key = NULL, *first = NULL;
+  for (size_t at = 0; next_present(c, keys, &at, &key); first = first ? first : key) {
+    const mm_config_list list = {key, {"linear_attention", "full_attention"}, {MM_ATTN_LIGHTNING, MM_ATTN_FULL}};
+    uint8_t type[MM_MAX_LAYERS];
+    bool found;
+    if (!mm_config_layers(c, &list, m->layers, type, &found, err)) return false;
+    for (uint32_t l = 0; l < m->layers; l++) {
+      if (first && type[l] != m->attn[l])
+        return RANGE("key \"%s\": found %s in entry %u, expected %s as in key \"%s\", which means the same", key, word[type[l]], l,
+                     word[m->attn[l]], first);
+      m->attn[l] = type[l];
+    }
+  }
+  return true;
 }
 
 uint32_t mm_dim_extent(mm_dim d, const mm_model *m) {

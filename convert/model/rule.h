@@ -104,7 +104,8 @@ char *mm_rule_name(char *out, size_t cap, const char *pattern, uint32_t layer, u
 bool mm_rule_stacks(const mm_rule *r);
 bool mm_rule_applies(const mm_rule *r, const mm_model *m, uint32_t layer);
 
-/* Config readers shared by the families. Each accepts the first key of a NULL-terminated list that is present. */
+/* Config readers shared by the families. Each takes a NULL-terminated list of keys that mean the same; those that are present must have
+ * the same value (E_CFG_RANGE names both). */
 typedef struct mm_config {
   const mm_json *obj;
   const char *file;
@@ -130,7 +131,7 @@ MM_MUST_USE bool mm_config_common(mm_config c, mm_model *m, mm_err *err);
 MM_MUST_USE bool mm_config_plain_mlp(mm_config c, mm_err *err);
 /* Fails (MM_UNSUPPORTED E_CFG_FEATURE) unless key is absent, null or the string `only`. */
 MM_MUST_USE bool mm_config_only(mm_config c, const char *key, const char *only, mm_err *err);
-/* attn_type_list or layer_types into m->attn; leaves m->attn when both are absent. */
+/* attn_type_list, decoder_attention_types, layer_types into m->attn; leaves m->attn when all are absent. */
 MM_MUST_USE bool mm_config_attn_types(mm_config c, mm_model *m, mm_err *err);
 
 #endif

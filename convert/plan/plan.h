@@ -37,6 +37,7 @@ typedef struct mm_plan_tensor {
   mm_search search;                   /* how the scheme chooses its scales */
   mm_cell grid;                       /* of the scales (plane 1) before cuts: the scheme's, or that of a source kept as it is */
   const struct mm_spelling *spelling; /* unsharded and quantised: dialect.h; else NULL */
+  bool as_stored;                     /* the recipe names no scheme for it */
   uint32_t layer;
   uint32_t part;                                  /* index into plan.part */
   mm_place place[MM_PACK_PIECES][MM_PACK_PLANES]; /* packed: all pieces in the first */
@@ -86,6 +87,7 @@ typedef struct mm_plan {
   const mm_importance *importance;  /* of the options */
   struct mm_calibrated {
     uint64_t weighed, too_few, no_entry; /* matrices that are searched under --importance, and why others are searched without */
+    uint64_t given, ones;                /* matrices whose source has a static scale that is taken, and those where it is exactly 1 */
     uint64_t scaled, unreached;          /* tensors with a static scale; experts of theirs that calibration had none for */
   } calibrated;
   size_t step_count;

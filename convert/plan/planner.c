@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "convert/decode/decode.h"
 #include "convert/plan/dialect.h"
 #include "convert/plan/packed_agrees.h"
-#include "convert/source/decode.h"
 #include "convert/source/kv_rules.h"
 
 #define MISSING_MOST 10000 /* tensors counted as missing */
@@ -33,9 +33,9 @@ static const mm_scheme *as_stored(mm_planner *b, mm_plan_tensor *pt, const mm_pa
     const mm_matrix *x = &pt->matrix[i];
     mm_where at = mm_hf_at(b->hf, x->weight);
     if (s && mm_encoding_keeps(x, s, pt->grid)) continue;
+    char why[640];
     if (i == 0)
-      mm_fail(b->err, MM_UNSUPPORTED, "E_Q_KEEP", at,
-              "found %s in a form that no packed scheme holds bit for bit; expected another --quant", x->encoding->name);
+      mm_fail(b->err, MM_UNSUPPORTED, "E_Q_KEEP", at, "found %s", mm_encoding_unkept(x, why));
     else
       mm_fail(b->err, MM_UNSUPPORTED, "E_MIXED", at,
               "found %s, which cannot be kept beside %s in \"%s\"; expected one encoding per packed tensor (or another --quant)",
@@ -45,13 +45,43 @@ static const mm_scheme *as_stored(mm_planner *b, mm_plan_tensor *pt, const mm_pa
   return s;
 }
 
+/* NVFP4 matrices that share a packed tensor share a global scale. Where theirs differ by powers of two one almost always keeps them (the
+ * writer proves it); where they differ otherwise all numbers are tried now. */
+static bool share_global(mm_planner *b, const mm_plan_tensor *pt, const mm_pack_tensor *t, size_t matrices) {
+  if (!pt->scheme->needs_amax || pt->scheme->plane_count != 3 || b->hf->names_only || b->hf->packed) return true;
+  for (size_t i = 0; i < matrices; i += t->piece_count) {
+    bool alike = true;
+    double first = 0;
+    for (unsigned j = 0; j < t->piece_count; j++) {
+      float own = 0;
+      int power;
+      if (!mm_decode_global(&b->source, &pt->matrix[i + j], &own, b->err)) return false;
+      const double fraction = frexp((double)own, &power);
+      if (j == 0) first = fraction;
+      alike = alike && fraction == first;
+    }
+    float common = 0;
+    if (!alike && !mm_decode_common(&b->source, &pt->matrix[i], t->piece_count, pt->scheme, pt->grid, &common, b->err)) return false;
+  }
+  return true;
+}
+
+/* A quantised head or embedding that no rule names becomes BF16, a router F32: engines compute with them so. */
+static const mm_scheme *unquantised(const mm_planner *b, const mm_plan_tensor *pt) {
+  const mm_kind kind = pt->rule[0]->kind;
+  if (b->hf->packed || mm_is_plain(&pt->matrix[0]) || (kind != MM_KIND_EMBED && kind != MM_KIND_KEEP)) return NULL;
+  return mm_scheme_plain(kind == MM_KIND_EMBED ? MM_BF16 : MM_F32);
+}
+
 static bool choose(mm_planner *b, mm_plan_tensor *pt, const mm_pack_tensor *t, size_t matrices) {
   const char *names[MM_PACK_PIECES + 2] = {t->name};
   for (unsigned i = 0; i < t->piece_count; i++) names[1 + i] = t->piece[i].source;
   if (!mm_recipe_choose(&b->p->recipe, pt->rule[0]->kind, names, &pt->scheme, b->err)) return false;
+  pt->as_stored = !pt->scheme;
+  if (!pt->scheme) pt->scheme = unquantised(b, pt);
   if (pt->scheme)
     pt->grid = pt->scheme->plane[1].cell;
-  else if (!(pt->scheme = as_stored(b, pt, t, matrices)))
+  else if (!(pt->scheme = as_stored(b, pt, t, matrices)) || !share_global(b, pt, t, matrices))
     return false;
   pt->search = mm_recipe_search(&b->p->recipe, pt->scheme);
   return true;
@@ -87,6 +117,8 @@ static bool own_input_scale(mm_planner *b, const mm_plan_tensor *pt, mm_pack_ten
       float v = 0;
       if (own && own->act == pt->scheme->act && !mm_decode_input(&b->source, x, &v, b->err)) return false;
       most = fmaxf(most, v);
+      b->p->calibrated.given += v > 0;
+      b->p->calibrated.ones += v == 1;
     }
     without += most == 0;
     t->input_scale = fmaxf(t->input_scale, most);
@@ -260,6 +292,16 @@ static bool add_kv_scales(mm_planner *b, uint32_t layer) {
   return true;
 }
 
+static bool fail_missing(const mm_planner *b) {
+  char hint[1024], others[64] = "";
+  const size_t more = b->missing - 1;
+  mm_hf_name_hint(b->hf, b->first_missing, hint, sizeof hint);
+  if (more)
+    snprintf(others, sizeof others, " (and %s%zu more %s missing)", b->missing < MISSING_MOST ? "" : "at least ", more,
+             more == 1 ? "is" : "are");
+  return mm_fail(b->err, MM_BAD_INPUT, "E_MISSING", mm_at(b->hf->dir, b->first_missing), "found no such tensor%s%s", others, hint);
+}
+
 static bool add_tensors(mm_planner *b) {
   const mm_arch *a = b->arch;
   size_t first = 0, last = a->rule_count;
@@ -274,8 +316,7 @@ static bool add_tensors(mm_planner *b) {
     share_input_scales(b->p);
     return (b->o->made || b->o->allow_unmatched || mm_recipe_all_hit(&b->p->recipe, b->err)) && calibration_used(b);
   }
-  return mm_fail(b->err, MM_BAD_INPUT, "E_MISSING", mm_at(b->hf->dir, b->first_missing),
-                 "found no such tensor (and %s%zu more are missing)", b->missing < MISSING_MOST ? "" : "at least ", b->missing - 1);
+  return fail_missing(b);
 }
 
 uint32_t mm_strip_rows(const mm_hf *hf, const mm_scheme *s, uint32_t cols) {

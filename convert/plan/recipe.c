@@ -18,6 +18,8 @@ static const mm_preset preset[] = {
     {"experts_fp8", "none; *.experts.*=block_fp8", "block_fp8 for experts, all else as stored"},
     {"fp8_attention_nvfp4_experts", "block_fp8; *.experts.*=nvfp4a16", "block_fp8 for attention, nvfp4a16 for experts"},
     {"fp8_attention_int4_experts", "block_fp8; *.experts.*=w4afp8", "block_fp8 for attention, w4afp8 for experts"},
+    {"mxfp8_attention_nvfp4_experts", "mxfp8; *.experts.*=nvfp4a16", "mxfp8 for attention, nvfp4a16 for experts"},
+    {"mxfp8_attention_int4_experts", "mxfp8; *.experts.*=w4a16", "mxfp8 for attention, w4a16 for experts"},
 };
 
 const mm_preset *mm_preset_at(size_t i) { return i < sizeof preset / sizeof *preset ? &preset[i] : NULL; }

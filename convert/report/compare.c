@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "convert/source/decode.h"
+#include "convert/decode/decode.h"
 #include "formats/system/pool.h"
 
 double mm_sqnr_db(const mm_tensor_error *e) { return e->noise == 0 ? (double)INFINITY : 10 * log10(e->signal / e->noise); }
@@ -40,7 +40,7 @@ static bool same_tensor(const mm_pack *p, const mm_pack_tensor *a, const mm_pack
   return same;
 }
 
-static bool same_plan(const mm_plan *plan, const mm_shards *s, mm_err *err) {
+bool mm_compare_plan(const mm_plan *plan, const mm_shards *s, mm_err *err) {
   const mm_pack *a = &plan->pack, *b = &s->pack;
   if (a->tensor_count != b->tensor_count)
     return mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at(b->dir, NULL), "found %zu tensors, expected %zu from this source", b->tensor_count,
@@ -52,17 +52,17 @@ static bool same_plan(const mm_plan *plan, const mm_shards *s, mm_err *err) {
   return true;
 }
 
-/* The distance between the two largest codes, over the scale; 0 where codes are the numbers themselves. */
-static double largest_step(mm_code code) {
+/* The distance between the two largest codes, over the scale, and the last code; 0 where codes are the numbers themselves. */
+static mm_code_steps steps_of(mm_code code) {
   switch (code) {
-    case MM_CODE_E4M3: return 32;
-    case MM_CODE_E2M1: return 2;
-    case MM_CODE_INT8:
+    case MM_CODE_E4M3: return (mm_code_steps){32, 448};
+    case MM_CODE_E2M1: return (mm_code_steps){2, 6};
+    case MM_CODE_INT8: return (mm_code_steps){1, 127};
     case MM_CODE_INT4:
-    case MM_CODE_INT4_OFFSET: return 1;
+    case MM_CODE_INT4_OFFSET: return (mm_code_steps){1, 7};
     case MM_CODE_PLAIN: break;
   }
-  return 0;
+  return (mm_code_steps){0, 0};
 }
 
 void mm_error_merge(mm_tensor_error *to, const mm_tensor_error *e) {
@@ -74,6 +74,7 @@ void mm_error_merge(mm_tensor_error *to, const mm_tensor_error *e) {
   to->max_abs = fmax(to->max_abs, e->max_abs);
   to->count += e->count;
   to->clipped += e->clipped;
+  to->beyond += e->beyond;
   to->flushed += e->flushed;
   to->nonfinite += e->nonfinite;
   if (e->most_scale == 0) return;
@@ -89,7 +90,8 @@ void mm_error_rank(mm_tensor_error *stack, const mm_tensor_error *lead, uint32_t
 }
 
 /* One row: source w, packed v, and the scales v was multiplied with (step is 0 where there are none). */
-void mm_error_add(mm_tensor_error *sum, const float *w, const float *v, const float *scale, uint32_t n, double step) {
+void mm_error_add(mm_tensor_error *sum, const float *w, const float *v, const float *scale, uint32_t n, mm_code_steps c) {
+  const double step = c.step;
   mm_tensor_error row = {.count = n, .least_scale = step > 0 ? fabs((double)scale[0]) : 0};
   for (uint32_t j = 0; j < n; j++) {
     double a = (double)w[j], b = (double)v[j], e = b - a, s = step > 0 ? fabs((double)scale[j]) : 0;
@@ -106,7 +108,9 @@ void mm_error_add(mm_tensor_error *sum, const float *w, const float *v, const fl
     row.packed += b * b;
     row.product += a * b;
     row.max_abs = fmax(row.max_abs, fabs(e));
-    row.clipped += step > 0 && fabs(e) > step / 2 * s * (1 + 1e-4); /* ties: v and the quotient were rounded to f32 */
+    const bool clipped = step > 0 && fabs(e) > step / 2 * s * (1 + 1e-4); /* ties: v and the quotient were rounded to f32 */
+    row.clipped += clipped;
+    row.beyond += clipped && !(fabs(b) >= c.top * s * (1 - 1e-6) && fabs(a) > fabs(b) && signbit(a) == signbit(b));
     row.flushed += a != 0 && b == 0;
   }
   mm_error_merge(sum, &row);
@@ -120,13 +124,13 @@ typedef struct mm_shared_rows {
 } mm_shared_rows;
 
 static bool add_rank(mm_compare_worker *w, const mm_packed *m, const mm_shared_rows *x, mm_tensor_error *sum, mm_err *err) {
-  double step = largest_step(m->scheme->code);
+  const mm_code_steps c = steps_of(m->scheme->code);
   if (!MM_GROW(w->row, &w->row_cap, m->k, err) || !MM_GROW(w->scale, &w->scale_cap, m->k, err)) return false;
   for (uint32_t i = 0; i < x->rows; i++) {
     mm_unpack(m, x->lead, x->local + i, 1, w->row);
-    if (step > 0) mm_row_scales(m, x->lead, x->local + i, w->scale);
+    if (c.step > 0) mm_row_scales(m, x->lead, x->local + i, w->scale);
     const float *from = x->wide + (size_t)i * x->whole_cols + x->cols.from;
-    mm_error_add(sum, from, w->row + x->cols.at, w->scale + x->cols.at, x->cols.count, step);
+    mm_error_add(sum, from, w->row + x->cols.at, w->scale + x->cols.at, x->cols.count, c);
   }
   return true;
 }
@@ -191,7 +195,7 @@ static void add_steps(const mm_plan *plan, const mm_tensor_error *sum, mm_tensor
 }
 
 bool mm_compare(const mm_plan *plan, const mm_shards *s, unsigned threads, mm_tensor_error *out, mm_err *err) {
-  if (!same_plan(plan, s, err)) return false;
+  if (!mm_compare_plan(plan, s, err)) return false;
   mm_compare_job job = {.plan = plan, .s = s};
   job.worker = mm_calloc(threads, sizeof *job.worker, err);
   job.sum = mm_calloc(plan->step_count, sizeof *job.sum, err);

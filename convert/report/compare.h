@@ -13,6 +13,7 @@ typedef struct mm_tensor_error {
   double max_abs;                        /* max |v - w| */
   uint64_t count;                        /* elements compared */
   uint64_t clipped;                      /* further from w than half the format's largest step: w lay beyond the last code */
+  uint64_t beyond;                       /* of those clipped: not the last code, or one on the other side of w: no packer gives them */
   uint64_t flushed;                      /* w is not 0, v is */
   uint64_t nonfinite;                    /* NaN or infinite in the source (read as 0 if that allows them), or as packed (in no sum) */
   double least_scale, most_scale;        /* magnitudes of the scales met; 0 and 0 where there are none */
@@ -26,6 +27,9 @@ double mm_rmse(const mm_tensor_error *e);
 /* Cosine of the angle between source and packed tensor; 1 if both are zero. */
 double mm_cosine(const mm_tensor_error *e);
 
+/* Whether the source and its options give the tensors, cuts and grids of the checkpoint: MM_INTEGRITY E_SOURCE names the first difference.
+ */
+MM_MUST_USE bool mm_compare_plan(const mm_plan *plan, const mm_shards *s, mm_err *err);
 /* Compares every tensor with the source, decoded. Of what several ranks hold the first rank's is taken: mm_verify_agreement proves that
  * they are equal. `plan` must come from the source with the options of the manifest; a packed checkpoint that it does not describe is
  * MM_INTEGRITY E_SOURCE, naming the first difference. Fills out[tensor_count]; count is 0 where no rank in the directory holds the tensor.
@@ -48,7 +52,11 @@ MM_MUST_USE bool mm_compare_unsharded(const mm_plan *plan, mm_hf *made, unsigned
 void mm_error_merge(mm_tensor_error *to, const mm_tensor_error *e);
 /* Counts one entry of a stack, whose own sums are `lead`'s. */
 void mm_error_rank(mm_tensor_error *stack, const mm_tensor_error *lead, uint32_t number);
-/* n weights: w of the source, v packed, and what v was multiplied with; step is 0 and scale not read where there is none. */
-void mm_error_add(mm_tensor_error *sum, const float *w, const float *v, const float *scale, uint32_t n, double step);
+/* n weights: w of the source, v packed, and what v was multiplied with; step is 0 and scale not read where there is none. `top` is the
+ * least magnitude of a last code. */
+typedef struct mm_code_steps {
+  double step, top;
+} mm_code_steps;
+void mm_error_add(mm_tensor_error *sum, const float *w, const float *v, const float *scale, uint32_t n, mm_code_steps c);
 
 #endif

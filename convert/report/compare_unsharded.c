@@ -1,9 +1,10 @@
 /* The error of an unsharded checkpoint: both it and its source are decoded, matrix by matrix. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "convert/decode/decode.h"
 #include "convert/report/compare.h"
-#include "convert/source/decode.h"
 #include "formats/system/pool.h"
 
 /* A matrix in both checkpoints, and what it counts for. */
@@ -12,6 +13,8 @@ typedef struct pair {
   mm_matrix made;
   size_t row; /* of the report */
   uint32_t expert;
+  const mm_scheme *scheme;
+  bool keep; /* stored as it is in the source */
   mm_tensor_error e;
 } pair;
 
@@ -27,6 +30,16 @@ static uint32_t expert_of(const char *name) {
   return at ? (uint32_t)strtoul(at + strlen(".experts."), NULL, 10) : 0;
 }
 
+/* Kept weights are equal, but for a global scale, which dialects may store as its reciprocal; of others no more than two thirds of the
+ * decibels that the scheme keeps of a Gaussian matrix are lost. */
+static bool near_enough(const mm_hf *made, const pair *x, mm_err *err) {
+  const double db = mm_sqnr_db(&x->e), least = !x->keep ? (double)x->scheme->sqnr / 3 : x->scheme->plane_count > 2 ? 130 : (double)INFINITY;
+  return db >= least || x->e.signal == 0 ||
+         mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_hf_at(made, x->made.weight),
+                 "found an SQNR of %.2f dB against this source, expected %s %g", db,
+                 x->keep ? "weights that are kept as stored, at least" : "at least", least);
+}
+
 static bool compare_pair(void *ctx, size_t item, unsigned worker, mm_err *err) {
   const job *j = ctx;
   pair *x = &j->pair[item];
@@ -38,10 +51,11 @@ static bool compare_pair(void *ctx, size_t item, unsigned worker, mm_err *err) {
     mm_err why = {0};
     if (!mm_decode_f32(a, x->source, row, rows, err)) return false;
     if (!mm_decode_f32(b, &x->made, row, rows, &why)) return mm_fail_damaged(err, &why);
-    for (uint32_t i = 0; i < rows; i++) mm_error_add(&x->e, a->wide + (size_t)i * cols, b->wide + (size_t)i * cols, NULL, cols, 0);
+    for (uint32_t i = 0; i < rows; i++)
+      mm_error_add(&x->e, a->wide + (size_t)i * cols, b->wide + (size_t)i * cols, NULL, cols, (mm_code_steps){0, 0});
     x->e.nonfinite += a->zeroed;
   }
-  return true;
+  return near_enough(b->reader.hf, x, err);
 }
 
 /* Finds every matrix in `made`; rows get their names. */
@@ -55,7 +69,11 @@ static bool find_pairs(const mm_plan *plan, mm_hf *made, pair *out, mm_error_row
       ++*count;
     }
     for (unsigned j = 0; j < t->piece_count; j++, n++) {
-      out[n] = (pair){.source = &pt->matrix[j], .row = *count - 1, .expert = expert_of(t->piece[j].source)};
+      out[n] = (pair){.source = &pt->matrix[j],
+                      .row = *count - 1,
+                      .expert = expert_of(t->piece[j].source),
+                      .scheme = pt->scheme,
+                      .keep = mm_encoding_keeps(&pt->matrix[j], pt->scheme, pt->grid)};
       mm_found f = mm_hf_matrix(made, &plan->pack.model, pt->rule, t->piece_count, j, pt->layer, out[n].expert, &out[n].made, err);
       if (f == MM_FAILED) return false;
       if (f == MM_ABSENT)

@@ -2,7 +2,6 @@
 #include "convert/report/events.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -14,13 +13,11 @@ struct mm_events {
   mm_err failed;
 };
 
-mm_events *mm_events_open(const char *path, mm_err *err) {
+mm_events *mm_events_open(const mm_output_place *place, mm_err *err) {
   mm_events *e = mm_calloc(1, sizeof *e, err);
   if (!e) return NULL;
-  e->path = path;
-  e->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-  if (e->fd >= 0) return e;
-  mm_fail_errno(err, mm_at(path, NULL), "open", errno);
+  e->path = place->path;
+  if (mm_output_append(&e->fd, place, err)) return e;
   free(e);
   return NULL;
 }

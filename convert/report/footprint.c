@@ -35,30 +35,39 @@ mm_footprint mm_footprint_of(const mm_plan *p, uint32_t rank) {
   return f;
 }
 
-uint64_t mm_footprint_with(const mm_footprint *f, uint64_t tokens) {
-  uint64_t cache, sum;
-  return mm_mul(f->kv_token, tokens, &cache) && mm_add(f->bytes + f->state, cache, &sum) ? sum : UINT64_MAX;
+mm_demand mm_verdict_demand(const mm_model *m) {
+  return (mm_demand){.gpu = true,
+                     .step_tokens = MM_DEFAULT_STEP_TOKENS,
+                     .outs = MM_DEFAULT_SLOTS,
+                     .slots = MM_DEFAULT_SLOTS,
+                     .positions = (uint32_t)m->max_positions,
+                     .cache = MM_CACHE_BF16,
+                     .act_quant = true};
 }
 
-/* Whether every rank fits, and what the fullest has left for the cache, in tokens. */
-static bool fits(const mm_plan *p, uint64_t memory, uint64_t *tokens) {
-  uint64_t usable = (uint64_t)((double)memory * MM_MEMORY_SHARE);
-  bool ok = true;
-  *tokens = UINT64_MAX;
+/* Whether a sequence of the model's full length fits every rank, and how many tokens of cache all have room for. */
+static bool fits(const mm_plan *p, uint64_t memory, bool *fit, uint64_t *tokens, mm_err *err) {
+  const mm_demand d = mm_verdict_demand(&p->pack.model);
+  const mm_device_memory on = {.total = memory, .free = memory, .ranks = 1, .share = MM_GPU_SHARE};
+  uint64_t pages = mm_most_pages(&d);
   for (uint32_t r = 0; r < mm_pack_ranks(&p->pack); r++) {
-    mm_footprint f = mm_footprint_of(p, r);
-    uint64_t taken = mm_footprint_with(&f, 0), left = usable > taken ? usable - taken : 0;
-    ok = ok && mm_footprint_with(&f, p->pack.model.max_positions) <= usable;
-    if (f.kv_token > 0) *tokens = mm_min(*tokens, left / f.kv_token);
+    mm_rank_weights w;
+    mm_rank_memory need;
+    if (!mm_bind_planned(&w, &p->pack, r, err)) return false;
+    const bool ok = mm_rank_memory_of(&need, &p->pack.model, &w, &d, err);
+    mm_bind_close(&w);
+    if (!ok) return false;
+    pages = mm_fewer_pages(pages, &need, &d, &on);
   }
-  if (*tokens == UINT64_MAX) *tokens = 0; /* no layer keeps any */
-  return ok;
+  *fit = pages >= mm_sequence_pages(&d);
+  *tokens = pages * MM_PAGE;
+  return true;
 }
 
 bool mm_verdict_make(mm_verdict *v, const mm_plan *p, mm_hf *hf, const mm_plan_options *o, uint64_t memory, mm_err *err) {
-  const uint64_t usable = (uint64_t)((double)memory * MM_MEMORY_SHARE);
+  const uint64_t usable = (uint64_t)((double)memory * MM_GPU_SHARE);
   *v = (mm_verdict){.memory = memory};
-  v->fits = fits(p, memory, &v->tokens);
+  if (!fits(p, memory, &v->fits, &v->tokens, err)) return false;
   for (uint32_t tp = 1; v->tp == 0 && tp <= p->pack.model.heads && tp <= MM_MAX_TP; tp++) {
     mm_plan_options with = *o;
     mm_plan other = {0};
@@ -70,10 +79,11 @@ bool mm_verdict_make(mm_verdict *v, const mm_plan *p, mm_hf *hf, const mm_plan_o
     /* No rank is smaller than its share of all, where that has no padding: the plan need not be built to refuse it. */
     const uint64_t share = o->align == MM_ALIGN_PAD ? 0 : p->output_bytes / p->pack.pp / mm_max(p->pack.tp, tp);
     if (v->tp || tp == p->pack.tp || share > usable || !mm_cut_feasible(&p->pack.model, &with, hf->config_path, &no)) continue;
-    bool built = mm_plan_build(&other, hf, &with, &no);
-    if (built && fits(&other, memory, &tokens)) v->tp = tp;
+    bool fit = false;
+    const bool built = mm_plan_build(&other, hf, &with, &no), judged = built && fits(&other, memory, &fit, &tokens, &no);
+    if (fit) v->tp = tp;
     mm_plan_close(&other);
-    if (!built && no.status != MM_UNSUPPORTED) { /* a cut that --tp-align refuses is only not a candidate */
+    if (!judged && no.status != MM_UNSUPPORTED) { /* a cut that --tp-align refuses is only not a candidate */
       *err = no;
       return false;
     }

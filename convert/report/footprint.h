@@ -4,10 +4,7 @@
 #define MM_CONVERT_FOOTPRINT_H
 
 #include "convert/plan/plan.h"
-
-/* The share of a device's memory that weights and cache may take; the rest is for activations and the engine itself (vLLM's
- * gpu_memory_utilization has the same default). */
-#define MM_MEMORY_SHARE 0.9
+#include "loader/stream/capacity.h"
 
 /* Of one rank, in bytes. */
 typedef struct mm_footprint {
@@ -17,13 +14,14 @@ typedef struct mm_footprint {
   uint64_t state;                    /* of a sequence in the layers with lightning attention, F32 */
 } mm_footprint;
 mm_footprint mm_footprint_of(const mm_plan *p, uint32_t rank);
-/* Of weights, state and `tokens` of cache. */
-uint64_t mm_footprint_with(const mm_footprint *f, uint64_t tokens);
+
+/* What minimax-serve --device cuda needs memory for with its default options, one rank a GPU. */
+mm_demand mm_verdict_demand(const mm_model *m);
 
 typedef struct mm_verdict {
   uint64_t memory; /* of a device, as asked; 0: nothing was asked */
-  bool fits;       /* every rank, with a sequence of the model's full length, into MM_MEMORY_SHARE of it */
-  uint64_t tokens; /* of cache that the fullest rank has room for beside its weights */
+  bool fits;       /* every rank, with a sequence of the model's full length, into MM_GPU_SHARE of it */
+  uint64_t tokens; /* of KV cache that minimax-serve makes on such devices, at most as many as its requests can fill */
   uint32_t tp;     /* the smallest that fits, ep and pp as asked; 0: none does */
 } mm_verdict;
 /* Judges a plan, and others of its source with another tp, which are built from the same options. */

@@ -166,12 +166,12 @@ static void print_ranks(FILE *f, const mm_plan *p) {
 static void print_verdict(FILE *f, const mm_plan *p, const mm_verdict *v) {
   char memory[32];
   const unsigned long long most = p->pack.model.max_positions, tokens = v->tokens;
-  fprintf(f, "GPUs of %s: --tp %u --ep %u --pp %u %s (%.0f %% of the memory for weights and cache; ", sized(memory, v->memory), p->pack.tp,
-          p->pack.ep, p->pack.pp, v->fits ? "fits" : "does not fit", 100 * MM_MEMORY_SHARE);
+  fprintf(f, "GPUs of %s: --tp %u --ep %u --pp %u %s (%.0f %% of the memory for weights, buffers and cache; ", sized(memory, v->memory),
+          p->pack.tp, p->pack.ep, p->pack.pp, v->fits ? "fits" : "does not fit", 100 * MM_GPU_SHARE);
   if (tokens)
     fprintf(f, "room for %llu tokens of BF16 KV cache, a sequence has up to %llu)", tokens, most);
   else
-    fputs("the weights alone take more, or leave no room)", f);
+    fputs("weights and buffers alone take more, or leave no room)", f);
   if (v->tp)
     fprintf(f, "; the smallest that fits is --tp %u\n", v->tp);
   else

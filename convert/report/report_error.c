@@ -8,6 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#define CSV_HEAD "name,scheme,count,nonfinite,sqnr_db"
+
 static int worst_first(const void *a, const void *b) {
   const mm_error_row *p = a, *q = b;
   double x = mm_sqnr_db(&p->e), y = mm_sqnr_db(&q->e);
@@ -99,7 +101,7 @@ static void put_quoted(FILE *f, const char *text) {
 void mm_report_csv(FILE *f, const mm_error_report *r) {
   figure x[FIGURES];
   figures_of(&(mm_tensor_error){0}, false, x);
-  fputs("name,scheme,count,nonfinite,sqnr_db", f);
+  fputs(CSV_HEAD, f);
   for (int i = 0; i < FIGURES; i++) fprintf(f, ",%s", x[i].name);
   fputs(",worst_expert,worst_expert_sqnr_db\n", f);
   for (size_t i = 0; i < r->count; i++) {
@@ -131,12 +133,20 @@ static const char *ending(const char *path) {
   return dot ? dot : "";
 }
 
-bool mm_report_place_ok(const mm_output_place *place, mm_err *err) {
-  const char *e = ending(place->path);
-  if (strcmp(e, ".json") == 0 || strcmp(e, ".csv") == 0 || strcmp(e, ".html") == 0) return mm_output_check(place, err);
+/* False for an ending that no format has. */
+static bool mark_of(mm_output_place *place, mm_err *err) {
+  static const char *const format[][2] = {
+      {".json", "\"compared_by\": \"minimax-verify "}, {".csv", CSV_HEAD}, {".html", "<title>" MM_REPORT_TITLE "</title>"}};
+  for (size_t i = 0; i < sizeof format / sizeof *format; i++) {
+    if (strcmp(ending(place->path), format[i][0]) != 0) continue;
+    place->mark = format[i][1];
+    return true;
+  }
   return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(place->path, NULL),
                  "found a report of this name, expected one that ends in .json, .csv or .html");
 }
+
+bool mm_report_place_ok(mm_output_place place, mm_err *err) { return mark_of(&place, err) && mm_output_check(&place, err); }
 
 /* Closes f, whose descriptor it is not. */
 static bool write_format(FILE *f, const char *path, const mm_error_report *r, mm_err *err) {
@@ -151,14 +161,14 @@ static bool write_format(FILE *f, const char *path, const mm_error_report *r, mm
   return mm_fail_errno(err, mm_at(path, NULL), "write", errno);
 }
 
-bool mm_report_write(const mm_output_place *place, const mm_error_report *r, mm_err *err) {
+bool mm_report_write(mm_output_place place, const mm_error_report *r, mm_err *err) {
   mm_output out = MM_OUTPUT_NONE;
-  bool ok = mm_report_place_ok(place, err) && mm_output_open(&out, place, err);
+  bool ok = mark_of(&place, err) && mm_output_open(&out, &place, err);
   int fd = ok ? fcntl(out.fd, F_DUPFD_CLOEXEC, 3) : -1;
   FILE *f = fd >= 0 ? fdopen(fd, "w") : NULL;
-  if (ok && !f) ok = mm_fail_errno(err, mm_at(place->path, NULL), "open", errno);
+  if (ok && !f) ok = mm_fail_errno(err, mm_at(place.path, NULL), "open", errno);
   if (fd >= 0 && !f) close(fd);
-  ok = ok && write_format(f, place->path, r, err) && mm_output_publish(&out, err);
+  ok = ok && write_format(f, place.path, r, err) && mm_output_publish(&out, err);
   mm_output_discard(&out);
   return ok;
 }

@@ -33,9 +33,11 @@ void mm_report_csv(FILE *f, const mm_error_report *r);
  * figures mean, a table in three orders. No scripts, nothing fetched. False without
  * memory. */
 bool mm_report_html(FILE *f, const mm_error_report *r);
+#define MM_REPORT_TITLE "Error of a packed checkpoint"
 
-/* Writes a file (formats/system/output.h) in the format that its name ends in, .json, .csv or .html; other endings are MM_USAGE E_USAGE. */
-MM_MUST_USE bool mm_report_write(const mm_output_place *place, const mm_error_report *r, mm_err *err);
-MM_MUST_USE bool mm_report_place_ok(const mm_output_place *place, mm_err *err); /* the same refusal, before there is anything to write */
+/* Writes a file (formats/system/output.h) in the format that its name ends in, .json, .csv or .html; other endings are MM_USAGE E_USAGE.
+ * place->mark is set here: a report of the same format is replaced. */
+MM_MUST_USE bool mm_report_write(mm_output_place place, const mm_error_report *r, mm_err *err);
+MM_MUST_USE bool mm_report_place_ok(mm_output_place place, mm_err *err); /* the same refusal, before there is anything to write */
 
 #endif

@@ -283,7 +283,8 @@ static bool put_tables(FILE *f, const mm_error_report *r) {
 static void put_head(FILE *f) {
   fputs(
       "<!DOCTYPE html>\n<html lang=en><meta charset=utf-8><meta name=viewport content=\"width=device-width, initial-scale=1\">"
-      "<title>Error of a packed checkpoint</title>\n<style>\n"
+      "<title>" MM_REPORT_TITLE
+      "</title>\n<style>\n"
       ":root{color-scheme:light dark;--fg:#1a1a1a;--bg:#fff;--line:#d8d8d8;--soft:#f3f5f7;--bar:#2166ac}\n"
       "@media (prefers-color-scheme:dark){:root{--fg:#e6e6e6;--bg:#15181c;--line:#3a3f45;--soft:#20252b;--bar:#67a9cf}}\n"
       "body{font:15px/1.5 system-ui,sans-serif;margin:0 auto;padding:1em;max-width:80em;color:var(--fg);background:var(--bg)}\n"

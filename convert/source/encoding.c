@@ -207,7 +207,11 @@ static bool refuse(const mm_hf *hf, const mm_site *p, const mm_encoding *const *
   mm_where at = mm_hf_at(hf, t), at_scale = s ? mm_hf_at(hf, s) : at;
   const char *dtype = mm_dtype_name(t->dtype);
   switch (best) {
-    case FIT_DTYPE: return mm_fail(err, MM_BAD_INPUT, "E_DTYPE", at, "found %s, expected %s", dtype, list);
+    case FIT_DTYPE:
+      if (t->dtype == MM_I32 && hf->quantization.method && strcmp(hf->quantization.method, "quark") == 0)
+        return mm_fail(err, MM_UNSUPPORTED, "E_Q_METHOD", at,
+                       "found Quark's packed words of I32, expected a weight in a type of its own: %s", list);
+      return mm_fail(err, MM_BAD_INPUT, "E_DTYPE", at, "found %s, expected %s", dtype, list);
     case FIT_SHAPE:
       return mm_fail(err, MM_BAD_INPUT, "E_SHAPE", at, "found shape %s, expected %s", mm_shape_text(&t->shape, shape, sizeof shape), list);
     case FIT_NO_SCALE: return mm_fail(err, MM_BAD_INPUT, "E_Q_MISSING", at, "found %s without a scale, expected %s", dtype, list);
@@ -349,19 +353,41 @@ mm_found mm_encoding_find(mm_hf *hf, const mm_site *p, bool plain_only, mm_matri
   return e && take(hf, p, e, out, err) ? MM_FOUND : MM_FAILED;
 }
 
-const char *mm_encoding_leftover(const char *name, const char **what) {
+/* A weight beside which t could stand, n bytes into its name, in any encoding; NULL: there is none. */
+static const mm_hf_tensor *weight_of(const mm_hf *hf, const mm_hf_tensor *t, size_t n) {
+  char name[NAME_MAX_LEN];
+  for (const mm_encoding *e = mm_encodings; e->name; e++) {
+    int length = snprintf(name, sizeof name, "%.*s%s", (int)n, t->name, e->codes.suffix);
+    const mm_hf_tensor *w = length > 0 && (size_t)length < sizeof name ? mm_hf_find(hf, name) : NULL;
+    if (w && w != t) return w;
+  }
+  return NULL;
+}
+
+const char *mm_encoding_leftover(const mm_hf *hf, const mm_hf_tensor *t, char what[512]) {
+  const size_t cap = 512, length = strlen(t->name);
+  char shown[400];
   for (const mm_refused_suffix *r = mm_refused_suffixes; r->suffix; r++)
-    if (mm_ends_with(name, r->suffix)) {
-      *what = r->what;
+    if (mm_ends_with(t->name, r->suffix)) {
+      snprintf(what, cap, "%s, which is not read", r->what);
       return r->code;
     }
   for (const mm_encoding *e = mm_encodings; e->name; e++)
-    for (unsigned i = 0; i < MM_COMPANIONS; i++)
-      if (e->part[i].suffix && mm_ends_with(name, e->part[i].suffix)) {
-        *what = "a tensor of a quantised weight that is not there, or a tensor";
-        return "E_Q_ORPHAN";
-      }
-  *what = "a tensor";
+    for (unsigned i = 0; i < MM_COMPANIONS; i++) {
+      const char *suffix = e->part[i].suffix;
+      if (!suffix || !mm_ends_with(t->name, suffix)) continue;
+      const mm_hf_tensor *w = weight_of(hf, t, length - strlen(suffix));
+      if (w && w->used)
+        snprintf(what, cap, "a tensor of a quantised weight, but \"%s\" is %s and is read without it",
+                 mm_escape(shown, sizeof shown, w->original, strlen(w->original)), mm_dtype_name(w->dtype));
+      else if (w)
+        snprintf(what, cap, "a tensor of \"%s\", a weight that this architecture does not have",
+                 mm_escape(shown, sizeof shown, w->original, strlen(w->original)));
+      else
+        snprintf(what, cap, "a tensor of a quantised weight that is not there");
+      return "E_Q_ORPHAN";
+    }
+  snprintf(what, cap, "a tensor that this architecture does not have");
   return "E_UNKNOWN";
 }
 
@@ -392,6 +418,35 @@ bool mm_encoding_keeps(const mm_matrix *x, const mm_scheme *s, mm_cell grid) {
   mm_dtype t = x->part[MM_SCALE].tensor->dtype;
   bool typed_alike = p->dtype == t || p->dtype == MM_F32 || (p->dtype == MM_U8 && t == MM_F8_E8M0);
   return typed_alike && covers(x->cell.n, grid.n, x->rows) && covers(x->cell.k, grid.k, x->cols);
+}
+
+/* The choices, with SQNR as tests/interop/sources.py measures it; it is about the same for every encoding. */
+#define CHOICES                                                                                                       \
+  "which no packed scheme holds bit for bit; expected another --quant: f32 (exact), bf16 (56 dB of SQNR against the " \
+  "source), int8 (44), block_fp8 (32), nvfp4a16 (22) or w4a16 (21, but 49 for symmetric groups of 128)"
+
+const char *mm_encoding_unkept(const mm_matrix *x, char out[640]) {
+  const mm_encoding *e = x->encoding;
+  const mm_hf_tensor *s = x->part[MM_SCALE].tensor;
+  const bool words = e->codes.span == MM_SPAN_TURNED, int4 = e->code == MM_CODE_INT4 || e->code == MM_CODE_INT4_OFFSET;
+  const struct {
+    bool holds;
+    const char *what;
+  } why[] = {{words, "words along columns"},
+             {!words && e->codes.cell.n > 1, "bytes of two rows"},
+             {x->part[MM_ZERO].tensor != NULL, "zero points"},
+             {x->part[MM_ORDER].tensor != NULL, "a group for each column"},
+             {x->part[MM_SMOOTH].tensor != NULL, "a factor for each column"},
+             {int4 && s && s->dtype != MM_BF16, s ? mm_dtype_name(s->dtype) : ""}};
+  size_t n = (size_t)snprintf(out, 640, "%s", e->name), count = 0;
+  for (size_t i = 0; i < sizeof why / sizeof *why; i++)
+    if (why[i].holds)
+      n += (size_t)snprintf(out + n, 640 - n, "%s%s%s", count++ ? ", " : " with ", why[i].what,
+                            i + 1 == sizeof why / sizeof *why ? " scales (w4a16 has BF16)" : "");
+  if (count == 0 && s)
+    n += (size_t)snprintf(out + n, 640 - n, " with scales of %s for %u x %u", mm_dtype_name(s->dtype), x->cell.n, x->cell.k);
+  snprintf(out + n, 640 - n, ", %s", CHOICES);
+  return out;
 }
 
 static uint32_t finer(uint32_t grid, uint32_t cell, uint32_t extent) {

@@ -70,8 +70,8 @@ const mm_hf_tensor *mm_encoding_codes(const mm_hf *hf, const mm_site *p, bool pl
 /* Finds the matrix in whatever encoding its tensors have (with plain_only: unquantised) and marks them as used. Absent: none of the
  * tensors that could hold its codes exists. */
 mm_found mm_encoding_find(mm_hf *hf, const mm_site *p, bool plain_only, mm_matrix *out, mm_err *err);
-/* What a tensor that nobody used is: the code of the refusal, and *what in words. */
-const char *mm_encoding_leftover(const char *name, const char **what);
+/* What a tensor that nobody used is: the code of the refusal, and in words. */
+const char *mm_encoding_leftover(const mm_hf *hf, const mm_hf_tensor *t, char what[512]);
 
 /* Bits of one weight's code. */
 static inline unsigned mm_code_bits(const mm_matrix *x) {
@@ -86,6 +86,8 @@ bool mm_encoding_is_grid(const mm_matrix *x);
 bool mm_encoding_keeps(const mm_matrix *x, const mm_scheme *s, mm_cell grid);
 /* The scheme's own grid of scales, or a finer one that divides it where the matrices of a packed tensor come on that. */
 mm_cell mm_encoding_grid(const mm_matrix *x, size_t matrices, const mm_scheme *s);
+/* Why no packed scheme holds x bit for bit, and what else there is to choose, in words. */
+const char *mm_encoding_unkept(const mm_matrix *x, char out[640]);
 /* Whether one of the matrices has zero points that are read in GPTQ's second format. */
 bool mm_encoding_second_gptq(const mm_hf *hf, const mm_matrix *x, size_t matrices);
 /* The scheme that `--quant none` means for the matrices of a packed tensor, `pieces` to each of its entries; NULL: none would do. */
@@ -95,21 +97,10 @@ const mm_scheme *mm_encoding_scheme(const mm_matrix *x, size_t matrices, unsigne
  * what is not read; `fallback` is the method of a file that does not say. */
 MM_MUST_USE bool mm_quantization_parse(mm_hf *hf, const mm_json *j, const char *path, const char *fallback, mm_err *err);
 
-/* Rows [row, row + rows) and columns [0, cols) of a matrix of unsigned `bits`-bit numbers that lie several to a little-endian word, one
- * byte each into out (encoding_words.c). Row 0 begins a word. */
-typedef struct mm_words {
-  const void *data;
-  unsigned bits;
-  size_t size;   /* bytes of a word */
-  uint64_t line; /* words from one line to the next */
-  bool turned;   /* lines run along rows */
-  mm_cell cell;  /* numbers in a word; one side is 1 */
-  const uint8_t *order;
-} mm_words;
-void mm_words_spread(const mm_words *w, uint32_t row, uint32_t rows, uint32_t cols, uint8_t *out);
-
-/* Puts NVFP4 rows [rows, k] under another global scale (encoding_nvfp4.c): the block scales that stand for the same numbers where such
- * E4M3 codes exist, else the best block scale with codes of its own. */
-void mm_nvfp4_regrade(uint8_t *codes, uint8_t *scales, uint32_t rows, uint32_t k, float from, float to);
+/* Whether a quantization is described in MLX's way: a group size and bits, without a method. */
+bool mm_quantization_mlx(const mm_json *j);
+/* Takes blocks of 128 x 128 where the checkpoint declares FP8 and no size, its headers are known and no other power of two explains all
+ * block scales, on either side (encoding_block.c). */
+void mm_quantization_block(mm_hf *hf);
 
 #endif

@@ -70,6 +70,26 @@ static bool read_group(mm_declared *d, const mm_json *v, const char *key, mm_err
   return true;
 }
 
+/* A width in bits that some encoding has. `plain`: 16 and 32, which stand for modules that are not quantised, will do too. */
+static bool read_bits(const mm_declared *d, const mm_json *obj, const char *key, bool plain, mm_err *err) {
+  const mm_json *v = mm_json_get(obj, key);
+  if (mm_json_type_of(v) == MM_JSON_NULL) return true;
+  if (mm_json_type_of(v) != MM_JSON_INT) return bad(d, key, v, "an integer", err);
+  const int64_t n = mm_json_int(v);
+  return n == 4 || n == 8 || (plain && (n == 16 || n == 32)) ||
+         mm_fail(err, MM_UNSUPPORTED, "E_Q_METHOD", mm_at(d->path, NULL), "key \"%s\": found %lld, expected 4 or 8", key, (long long)n);
+}
+
+/* The same in rules for single modules: {"NAME": {"bits": 3}, …}. */
+static bool read_module_bits(const mm_declared *d, const char *key, mm_err *err) {
+  const mm_json *rules = mm_json_get(d->obj, key), *rule;
+  const char *name;
+  void *iter = NULL;
+  while (mm_json_type_of(rules) == MM_JSON_OBJ && mm_json_next(rules, &iter, &name, &rule))
+    if (mm_json_type_of(rule) == MM_JSON_OBJ && !read_bits(d, rule, "bits", true, err)) return false;
+  return true;
+}
+
 /* Keys under which tools note that weights were rotated; a value that says something is a refusal. */
 static bool no_transform(const mm_declared *d, mm_err *err) {
   static const char *const key[] = {"transform_config", "hadamard_config", "rotation_config", "quarot", "rotation"};
@@ -91,9 +111,21 @@ static bool no_transform(const mm_declared *d, mm_err *err) {
 
 /* ---- one reader per family ---- */
 
+/* Two names of one integer: both may stand where they agree. */
+static bool agree(const mm_declared *d, const char *key, const char *other, mm_err *err) {
+  const mm_json *a = mm_json_get(d->obj, key), *b = mm_json_get(d->obj, other);
+  char found[MM_JSON_SHOWN], expected[MM_JSON_SHOWN];
+  if (mm_json_type_of(a) != MM_JSON_INT || mm_json_type_of(b) != MM_JSON_INT || mm_json_int(a) == mm_json_int(b)) return true;
+  return mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_at(d->path, NULL),
+                 "key \"%s\": found %s, expected %s as in key \"%s\", which means the same", key, mm_json_shown(a, found),
+                 mm_json_shown(b, expected), other);
+}
+
 static bool read_awq(mm_declared *d, mm_err *err) {
   const char *version = word(d->obj, "version"), *key = mm_json_get(d->obj, "q_group_size") ? "q_group_size" : "group_size";
   if (version && !listed("gemm GEMM", version)) return refuse(d->path, "E_Q_METHOD", "AWQ version", version, err);
+  if (!read_bits(d, d->obj, "bits", false, err) || !read_bits(d, d->obj, "w_bit", false, err)) return false;
+  if (!agree(d, "w_bit", "bits", err) || !agree(d, "q_group_size", "group_size", err)) return false;
   return read_group(d, mm_json_get(d->obj, key), key, err);
 }
 
@@ -102,7 +134,10 @@ static bool read_gptq(mm_declared *d, mm_err *err) {
   bool sym = false, desc = false;
   mm_config c = {d->obj, d->path};
   if (!format) format = strcmp(d->q->method, "gptq_v2") == 0 ? "gptq_v2" : "gptq";
+  if (strcmp(d->q->method, "gptq_v2") == 0 && strcmp(format, "gptq") == 0)
+    return bad(d, "checkpoint_format", mm_json_get(d->obj, "checkpoint_format"), "\"gptq_v2\" as in key \"quant_method\"", err);
   if (!listed("gptq gptq_v2", format)) return refuse(d->path, "E_Q_METHOD", "GPTQ checkpoint_format", format, err);
+  if (!read_bits(d, d->obj, "bits", false, err) || !read_module_bits(d, "dynamic", err)) return false;
   if (!mm_config_bool_or(c, "sym", &sym, err) || !mm_config_bool_or(c, "desc_act", &desc, err)) return false;
   const mm_json *dynamic = mm_json_get(d->obj, "dynamic");
   d->several_groups = mm_json_type_of(dynamic) == MM_JSON_OBJ && mm_json_size(dynamic) > 0;
@@ -115,6 +150,7 @@ static bool read_gptq(mm_declared *d, mm_err *err) {
 
 static bool read_auto_round(mm_declared *d, mm_err *err) {
   const char *packing = word(d->obj, "packing_format");
+  if (!read_bits(d, d->obj, "bits", false, err) || !read_module_bits(d, "extra_config", err)) return false;
   if (packing && listed("auto_round:auto_gptq auto_round:gptq", packing)) return read_gptq(d, err);
   if (packing && strcmp(packing, "auto_round:auto_awq") == 0) return read_awq(d, err);
   return refuse(d->path, "E_Q_METHOD", "auto-round packing_format", packing ? packing : "", err);
@@ -142,6 +178,7 @@ static bool read_ct_weights(mm_declared *d, const mm_json *w, mm_err *err) {
   if (mm_json_type_of(w) == MM_JSON_NULL) return true;
   if (!type) return bad(d, "config_groups", w, "weights with a type", err);
   if (strategy && strcmp(strategy, "block") == 0 && !read_block(d, mm_json_get(w, "block_structure"), "block_structure", err)) return false;
+  if (!read_bits(d, w, "num_bits", false, err)) return false;
   if (strcmp(type, "int") != 0) return true;
   d->zeros[mm_json_type_of(symmetric) == MM_JSON_BOOL && !mm_json_bool(symmetric)]++;
   d->order[order && strcmp(order, "group") == 0]++;
@@ -180,11 +217,17 @@ static const struct {
                {"auto-round", read_auto_round},
                {"compressed-tensors", read_compressed_tensors}};
 
+bool mm_quantization_mlx(const mm_json *j) {
+  return mm_json_type_of(j) == MM_JSON_OBJ && !mm_json_get(j, "quant_method") && !mm_json_get(j, "quant_algo") &&
+         mm_json_type_of(mm_json_get(j, "group_size")) == MM_JSON_INT && mm_json_type_of(mm_json_get(j, "bits")) == MM_JSON_INT;
+}
+
 bool mm_quantization_parse(mm_hf *hf, const mm_json *j, const char *path, const char *fallback, mm_err *err) {
   mm_declared d = {.q = &hf->quantization, .obj = j, .path = path};
   mm_json_ctx ctx = {path, MM_BAD_INPUT, "E_Q_CONFIG"};
   const char *method = fallback;
   if (mm_json_type_of(j) != MM_JSON_OBJ) return bad(&d, "quantization_config", j, "an object", err);
+  if (!fallback && mm_quantization_mlx(j)) return refuse(path, "E_Q_METHOD", "the quantization of", "MLX", err);
   if (word(j, "quantization")) return refuse(path, "E_Q_METHOD", "FastDeploy's quantization", word(j, "quantization"), err);
   if ((!fallback || mm_json_get(j, "quant_method")) && !mm_json_need_str(j, "quant_method", &method, &ctx, err)) return false;
   d.q->method = mm_arena_strndup(&hf->arena, method, strlen(method), err);

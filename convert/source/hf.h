@@ -37,6 +37,7 @@ typedef struct mm_quantization {
   const char *path;   /* of the file that declares it */
   mm_cell block;      /* of block FP8; {0, 0}: none is declared */
   bool whole;         /* the block is declared to be null: a matrix has one scale */
+  bool block_assumed; /* the block is not declared: it is the only one that fits */
   uint32_t group[4];  /* columns per scale; UINT32_MAX: all of them */
   unsigned groups;    /* 0: nothing is said, or different things for different modules */
   bool zeros, order;  /* every integer matrix has zero points, a g_idx */
@@ -63,7 +64,8 @@ typedef struct mm_hf {
     mm_file_id id;
   } text[3];           /* config, quantization and index as they were read */
   char *index_text;    /* names stand in it; NULL: there is no index */
-  uint64_t total_size; /* the index's metadata.total_size; 0 when absent */
+  bool total_given;    /* the index has a metadata.total_size */
+  uint64_t total_size; /* that, or 0 */
   mm_arena arena;
 } mm_hf;
 
@@ -141,10 +143,15 @@ MM_MUST_USE bool mm_hf_all_used(const mm_hf *hf, const mm_model *m, mm_err *err)
 
 /* Into p what a's left_out says of the source: prefixes that some tensor has. Of a packed source what its manifest says. */
 void mm_hf_left_out(const mm_hf *hf, const mm_arch *a, mm_pack *p);
+/* What hides a missing name: a prefix that a tool left on most names, or another tool's own naming; in words behind "; ", or nothing. */
+void mm_hf_name_hint(const mm_hf *hf, const char *missing, char *out, size_t cap);
+
 /* Of tensors that nobody used, how many are of layers past the last. */
 size_t mm_hf_past_last(const mm_hf *hf, const mm_model *m);
 /* Whether the bytes of all tensors of the index are known, so that its total_size can be compared with them. */
 bool mm_hf_total_known(const mm_hf *hf);
+/* Whether the index states another total than that of all its tensors, whose headers were read; *bytes is theirs. */
+bool mm_hf_total_wrong(const mm_hf *hf, uint64_t *bytes);
 
 /* Reads weights for one thread; keeps at most two files open. */
 typedef struct mm_hf_reader {

@@ -1,6 +1,7 @@
 /* Opening a Hugging Face checkpoint: config, index, headers of every shard, one spelling for every name. */
 #include "convert/source/hf.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -52,10 +53,37 @@ static bool missing_shard(const mm_hf *hf, const mm_hf_file *f, mm_err *err) {
       return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(f->path, NULL),
                      "found only %s%s, expected the file: its download seems unfinished", f->name, partial[i]);
   }
-  if (hf->dry_run && hf->index_text)
-    return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(f->path, NULL),
-                   "no such file; --names-only does with config.json and the index alone");
-  return true;
+  size_t missing = 0;
+  for (size_t i = 0; i < hf->file_count; i++) missing += !exists(hf->file[i].path);
+  return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(f->path, NULL),
+                 "no such file; of %zu files that the index names, %zu are missing%s", hf->file_count, missing,
+                 hf->dry_run ? "; --names-only does with config.json and the index alone" : "");
+}
+
+/* Neither an index nor the one file that needs none: says what weights lie there. */
+static bool no_weights(const mm_hf *hf, const char *index, mm_err *err) {
+  char first[NAME_MAX + 1] = "", shown[4 * NAME_MAX];
+  size_t count = 0;
+  bool shards = false, ok;
+  DIR *d = opendir(hf->dir);
+  if (!d) return mm_fail_errno(err, mm_at(hf->dir, NULL), "list", errno);
+  const char *name;
+  while ((ok = mm_dir_next(d, hf->dir, &name, err)) && name) {
+    const char *dot = strrchr(name, '.');
+    const bool shard = strstr(name, "-of-") != NULL;
+    if (!dot || strcmp(dot, ".safetensors") != 0 || (shards && !shard)) continue;
+    if (shard && !shards) count = 0; /* others beside shards do not count */
+    shards = shards || shard;
+    if (count++ == 0 || strcmp(name, first) < 0) snprintf(first, sizeof first, "%s", name);
+  }
+  closedir(d);
+  if (!ok) return false;
+  if (count == 0)
+    return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(index, NULL),
+                   "found neither this index nor " SINGLE_FILE " nor another weight file");
+  return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(index, NULL),
+                 "found no index and no " SINGLE_FILE ", but %zu weight file%s, first %s: fetch the index, too", count,
+                 count == 1 ? "" : "s", mm_escape(shown, sizeof shown, first, strlen(first)));
 }
 
 static int by_original(const void *key, const void *t) { return strcmp(key, ((const mm_hf_tensor *)t)->original); }
@@ -220,6 +248,14 @@ static mm_json *read_json(mm_hf *hf, const char *path, mm_err *err) {
   return j;
 }
 
+static bool same_text(const mm_json *a, const mm_json *b) {
+  char *x = mm_json_dump(a, false), *y = mm_json_dump(b, false);
+  const bool same = x && y && strcmp(x, y) == 0;
+  free(x);
+  free(y);
+  return same;
+}
+
 /* The quantization: in config.json (or its text model's part), or in a file of its own. */
 static bool read_quantization(mm_hf *hf, mm_err *err) {
   static const char *const key[] = {"quantization_config", "compression_config"};
@@ -229,11 +265,19 @@ static bool read_quantization(mm_hf *hf, mm_err *err) {
                 {"quantize_config.json", "gptq"},
                 {"quant_config.json", "awq"},
                 {"quant_model_description.json", "ModelSlim"}};
-  const mm_json *from[] = {hf->config, mm_json_get(hf->config, "text_config")};
+  const mm_json *from[] = {hf->config, mm_json_get(hf->config, "text_config")}, *first = NULL;
   for (size_t i = 0; i < 4; i++) {
     const mm_json *q = mm_json_get(from[i / 2], key[i % 2]);
-    if (mm_json_type_of(q) != MM_JSON_NULL) return mm_quantization_parse(hf, q, hf->config_path, NULL, err);
+    if (mm_json_type_of(q) == MM_JSON_NULL) continue;
+    if (first && !same_text(first, q))
+      return mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_at(hf->config_path, NULL),
+                     "found \"%s\"%s, which differs from what stands before it, expected one description of the quantization", key[i % 2],
+                     i / 2 ? " in \"text_config\"" : "");
+    if (!first) first = q;
   }
+  if (first) return mm_quantization_parse(hf, first, hf->config_path, NULL, err);
+  if (mm_quantization_mlx(mm_json_get(hf->config, "quantization")))
+    return mm_quantization_parse(hf, mm_json_get(hf->config, "quantization"), hf->config_path, NULL, err);
   for (size_t i = 0; i < sizeof beside / sizeof *beside; i++) {
     const char *path = join(hf, beside[i].file, err);
     if (!path) return false;
@@ -283,6 +327,7 @@ bool mm_hf_open(mm_hf *hf, const char *dir, const mm_hf_options *o, mm_err *err)
   if (!read_config(hf, err)) return false;
   if (mm_packed_is(hf->dir)) return (!o->for_plan || check_model(hf, err)) && open_packed(hf, o, err);
   bool indexed = exists(index);
+  if (!indexed && !o->names_only && !exists(single)) return no_weights(hf, index, err);
   if (indexed) {
     if (!read_index(hf, index, err)) return false;
   } else {
@@ -303,5 +348,7 @@ bool mm_hf_open(mm_hf *hf, const char *dir, const mm_hf_options *o, mm_err *err)
   if (o->names_only && !indexed)
     return mm_fail(err, MM_BAD_INPUT, "E_IDX", mm_at(index, NULL), "found no index, expected one for --names-only");
   if (o->for_plan && !check_model(hf, err)) return false;
-  return (o->names_only || read_headers(hf, o->one_thread, err)) && canonical_names(hf, err);
+  if (!(o->names_only || read_headers(hf, o->one_thread, err)) || !canonical_names(hf, err)) return false;
+  mm_quantization_block(hf);
+  return true;
 }

@@ -1,6 +1,8 @@
 /* The weight map: tensor name -> file name, from an index that may be hostile and has about 100,000 entries. */
 #include "convert/source/index.h"
 
+#include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -76,9 +78,33 @@ static bool weight_map(mm_index_reader *r) {
   return hf->tensor_count > 0 || bad(r, "E_IDX", NULL, "found an empty weight_map");
 }
 
+/* An integer, a float that is whole (pandas and some exporters write 8170944.0), or null, which is no total. */
+static bool total_size(mm_index_reader *r) {
+  mm_scan_str text;
+  bool real = false;
+  char copy[64];
+  if (mm_scan_peek(&r->scan) == 'n') return mm_scan_skip(&r->scan, r->err);
+  const mm_scan start = r->scan;
+  if (mm_scan_peek(&r->scan) != '"' && !mm_scan_number(&r->scan, &text, &real, r->err)) return false;
+  if (!real) {
+    r->scan = start;
+    r->hf->total_given = true;
+    return mm_scan_u64(&r->scan, &r->hf->total_size, r->err);
+  }
+  snprintf(copy, sizeof copy, "%.*s", (int)mm_min(text.n, sizeof copy - 1), text.p);
+  double v = strtod(copy, NULL);
+  if (text.n >= sizeof copy || !(v >= 0 && v < 0x1p63) || v != floor(v))
+    return mm_fail(r->err, MM_BAD_INPUT, "E_NUMBER", mm_at_offset(r->path, NULL, start.pos), "found %s, expected a whole number of bytes",
+                   copy);
+  r->hf->total_given = true;
+  r->hf->total_size = (uint64_t)v;
+  return true;
+}
+
 static bool metadata(mm_index_reader *r) {
   if (r->seen_metadata) return bad(r, "E_IDX", NULL, "found \"metadata\" twice");
   r->seen_metadata = true;
+  if (mm_scan_peek(&r->scan) == 'n') return mm_scan_skip(&r->scan, r->err);
   if (mm_scan_peek(&r->scan) != '{') return bad(r, "E_IDX", NULL, "found metadata that is not an object");
   if (!mm_scan_open(&r->scan, '{', r->err)) return false;
   for (bool first = true, more = false;; first = false) {
@@ -87,7 +113,7 @@ static bool metadata(mm_index_reader *r) {
     if (!more) return true;
     if (!mm_scan_key(&r->scan, &key, r->err)) return false;
     bool total = key.n == 10 && memcmp(key.p, "total_size", 10) == 0;
-    if (!(total ? mm_scan_u64(&r->scan, &r->hf->total_size, r->err) : mm_scan_skip(&r->scan, r->err))) return false;
+    if (!(total ? total_size(r) : mm_scan_skip(&r->scan, r->err))) return false;
   }
 }
 

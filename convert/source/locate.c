@@ -23,14 +23,23 @@ static bool holds(const char *dir, const char *name) {
   return lstat(mm_path_of(dir, name).text, &st) == 0;
 }
 
-/* The revision that refs/main names; "" where the file is absent or names nothing that is here. */
-static void main_revision(const char *dir, char out[REVISION_MAX]) {
+/* The revision that refs/main names; "" where the file is absent. One that is not here is no reason to take another. */
+static bool main_revision(const char *dir, char out[REVISION_MAX], mm_err *err) {
+  const mm_path path = mm_path_of(dir, "refs/main");
   size_t n = 0;
-  char *text = mm_file_slurp(mm_path_of(dir, "refs/main").text, REVISION_MAX - 1, &n, MM_IGNORED);
-  n = text ? strspn(text, "0123456789abcdef") : 0;
-  snprintf(out, REVISION_MAX, "%.*s", (int)n, text ? text : "");
+  out[0] = 0;
+  if (!holds(dir, "refs/main")) return true;
+  char *text = mm_file_slurp(path.text, REVISION_MAX - 1, &n, err);
+  if (!text) return false;
+  n = strcspn(text, "\r\n");
+  const bool named = n > 0 && strspn(text, "0123456789abcdef") == n;
+  if (named) snprintf(out, REVISION_MAX, "%.*s", (int)n, text);
+  char shown[4 * REVISION_MAX];
+  mm_escape(shown, sizeof shown, text, n);
   free(text);
-  if (n == 0 || !is_dir(mm_path_of(mm_path_of(dir, "snapshots").text, out).text)) out[0] = 0;
+  if (named && is_dir(mm_path_of(mm_path_of(dir, "snapshots").text, out).text)) return true;
+  return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(path.text, NULL),
+                 "found revision \"%s\", of which there is no snapshot: fetch it again, or give one of snapshots/ by its name", shown);
 }
 
 /* The number of snapshots; the last one's name goes to out. */
@@ -62,7 +71,7 @@ char *mm_source_locate(const char *given, mm_arena *a, mm_err *err) {
     return NULL;
   }
   if (holds(given, "config.json") || !holds(given, "snapshots")) return mm_arena_strndup(a, given, strlen(given), err);
-  main_revision(given, revision);
+  if (!main_revision(given, revision, err)) return NULL;
   if (!revision[0]) {
     size_t count;
     if (!snapshots(given, &count, revision, err)) return NULL;

@@ -1,4 +1,5 @@
 /* Finding each matrix of the model inside the source, and refusing what does not fit. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -29,7 +30,7 @@ mm_found mm_hf_matrix(mm_hf *hf, const mm_model *m, const mm_rule *const *piece,
                       uint32_t expert, mm_matrix *out, mm_err *err) {
   const mm_rule *r = piece[i];
   if (hf->packed) return mm_packed_matrix(hf, m, r, layer, expert, out, err);
-  bool plain_only = r->kind != MM_KIND_LINEAR && r->kind != MM_KIND_EXPERT && r->kind != MM_KIND_INDEX;
+  bool plain_only = r->cols == MM_DIM_NONE; /* any matrix may be quantised, head and router too */
   char name[NAME_MAX_LEN], fused_name[NAME_MAX_LEN];
   mm_site alone = place_of(m, piece, pieces, i, expert, false, mm_rule_name(name, sizeof name, r->theirs, layer, expert));
   mm_site fused = place_of(m, piece, pieces, i, expert, true, mm_rule_name(fused_name, sizeof fused_name, r->ours, layer, 0));
@@ -43,9 +44,10 @@ mm_found mm_hf_matrix(mm_hf *hf, const mm_model *m, const mm_rule *const *piece,
   return mm_encoding_find(hf, whole ? &fused : &alone, plain_only, out, err);
 }
 
-/* Of a layer past the last (multi-token prediction). */
+/* Of a layer past the last (multi-token prediction), or of such layers under a name of their own. */
 static bool past_last(const char *name, const mm_model *m) {
   static const char before[] = "model.layers.";
+  if (strncmp(name, "mtp.", 4) == 0 || strncmp(name, "model.mtp.", 10) == 0) return true;
   if (strncmp(name, before, sizeof before - 1) != 0) return false;
   const char *number = name + sizeof before - 1;
   size_t n = strspn(number, "0123456789");
@@ -84,7 +86,13 @@ void mm_hf_left_out(const mm_hf *hf, const mm_arch *a, mm_pack *p) {
 bool mm_hf_total_known(const mm_hf *hf) {
   size_t i = 0;
   while (i < hf->tensor_count && (hf->tensor[i].used || hf->tensor[i].left_out) && hf->tensor[i].bytes > 0) i++;
-  return i == hf->tensor_count && hf->total_size > 0;
+  return i == hf->tensor_count && hf->total_given;
+}
+
+bool mm_hf_total_wrong(const mm_hf *hf, uint64_t *bytes) {
+  *bytes = 0;
+  for (size_t i = 0; i < hf->tensor_count; i++) *bytes += hf->tensor[i].bytes;
+  return hf->total_given && !hf->names_only && hf->total_size != *bytes;
 }
 
 bool mm_hf_all_used(const mm_hf *hf, const mm_model *m, mm_err *err) {
@@ -97,7 +105,41 @@ bool mm_hf_all_used(const mm_hf *hf, const mm_model *m, mm_err *err) {
     if (!first) first = t;
   }
   if (!first) return true;
-  const char *what, *code = mm_encoding_leftover(first->name, &what);
+  char what[512], others[64] = "";
+  const char *code = mm_encoding_leftover(hf, first, what);
   mm_status status = strcmp(code, "E_Q_METHOD") == 0 || strcmp(code, "E_Q_TRANSFORM") == 0 ? MM_UNSUPPORTED : MM_BAD_INPUT;
-  return mm_fail(err, status, code, mm_hf_at(hf, first), "found %s that this architecture does not have (and %zu more)", what, more);
+  if (more) snprintf(others, sizeof others, " (and %zu more tensors that are not read)", more);
+  return mm_fail(err, status, code, mm_hf_at(hf, first), "found %s%s", what, others);
+}
+
+/* More than half of the names have this prefix. */
+static bool most_begin(const mm_hf *hf, const char *prefix, size_t n) {
+  size_t count = 0;
+  for (size_t i = 0; i < hf->tensor_count; i++) count += strncmp(hf->tensor[i].name, prefix, n) == 0;
+  return 2 * count > hf->tensor_count;
+}
+
+void mm_hf_name_hint(const mm_hf *hf, const char *missing, char *out, size_t cap) {
+  const size_t n = strlen(missing);
+  const mm_hf_tensor *prefixed = NULL, *compiled = NULL, *mlx = NULL;
+  for (size_t i = 0; i < hf->tensor_count && !prefixed; i++) {
+    const mm_hf_tensor *t = &hf->tensor[i];
+    const size_t length = strlen(t->name);
+    if (length > n + 1 && mm_ends_with(t->name, missing) && t->name[length - n - 1] == '.' && most_begin(hf, t->name, length - n))
+      prefixed = t;
+    if (strstr(t->original, "_orig_mod.")) compiled = t;
+    if (strstr(t->original, ".switch_mlp.")) mlx = t;
+  }
+  const mm_hf_tensor *t = prefixed ? prefixed : compiled ? compiled : mlx;
+  char name[300], prefix[300];
+  *out = 0;
+  if (!t) return;
+  mm_escape(name, sizeof name, t->original, strlen(t->original));
+  if (prefixed)
+    snprintf(out, cap, "; it is there as \"%s\": take the prefix \"%s\" off all names", name,
+             mm_escape(prefix, sizeof prefix, t->name, strlen(t->name) - n));
+  else if (compiled)
+    snprintf(out, cap, "; names such as \"%s\" have torch.compile's \"_orig_mod.\": take it off all names", name);
+  else
+    snprintf(out, cap, "; names such as \"%s\" are MLX's, whose checkpoints are not read: convert the original", name);
 }

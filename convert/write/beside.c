@@ -115,7 +115,7 @@ static bool write_texts(mm_writer *w, mm_err *err) {
 }
 
 /* What is made from the tokenizer.json that was just copied. */
-static bool bake(mm_writer *w, mm_err *err) {
+static bool bake_image(mm_writer *w, mm_err *err) {
   const mm_pack *pack = &w->plan->pack;
   const mm_pack_file *source = &pack->file[pack->file_count - 1];
   char *path = NULL;
@@ -167,7 +167,7 @@ static bool copy_companions(mm_writer *w, mm_err *err) {
     const mm_path path = mm_path_of(w->plan->hf->dir, companion[i]);
     if (faccessat(AT_FDCWD, path.text, F_OK, AT_SYMLINK_NOFOLLOW) != 0 || is_written(w->plan, companion[i])) continue;
     if (!copy_companion(w, companion[i], err)) return false;
-    if (w->o.bake && !w->plan->layout->apart && strcmp(companion[i], "tokenizer.json") == 0 && !bake(w, err)) return false;
+    if (w->o.bake && !w->plan->layout->apart && strcmp(companion[i], "tokenizer.json") == 0 && !bake_image(w, err)) return false;
   }
   return true;
 }
@@ -189,4 +189,76 @@ static bool write_digests(mm_writer *w, mm_err *err) {
 
 bool mm_beside_write(mm_writer *w, mm_err *err) {
   return copy_companions(w, err) && copy_code(w, err) && write_texts(w, err) && write_digests(w, err);
+}
+
+/* ---- a checkpoint that is there, and its source ---- */
+
+static const mm_pack_file *find_file(const mm_pack *p, const char *name) {
+  for (size_t i = 0; i < p->file_count; i++)
+    if (strcmp(p->file[i].name, name) == 0) return &p->file[i];
+  return NULL;
+}
+
+static bool another(const mm_pack *p, const char *name, const char *what, mm_err *err) {
+  return mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at(mm_path_of(p->dir, name).text, NULL), "%s", what);
+}
+
+static bool same_copy(const mm_hf *hf, const mm_pack *p, const mm_pack_file *f, mm_err *err) {
+  mm_err why = {0};
+  size_t n = 0;
+  const mm_path path = mm_path_of(hf->dir, f->name);
+  char *text = mm_file_slurp(path.text, COMPANION_MAX, &n, &why);
+  if (!text) {
+    if (why.status != MM_BAD_INPUT) return mm_fail_as(err, &why);
+    return another(p, f->name, "found a companion that this source does not have", err);
+  }
+  const mm_digest d = mm_sha256(text, n);
+  free(text);
+  return mm_digest_equal(&d, &f->sha256) || another(p, f->name, "found another file than this source has of that name", err);
+}
+
+static bool same_bake(const mm_pack *p, const mm_pack_file *f, mm_bake_fn *bake, mm_err *err) {
+  const mm_pack_file *from = find_file(p, "tokenizer.json");
+  uint8_t *image = NULL;
+  size_t n = 0;
+  if (!from) return another(p, f->name, "found it without the tokenizer.json that it is made of", err);
+  const mm_path path = mm_path_of(p->dir, from->name);
+  bool ok = bake(path.text, p->model.vocab, &from->sha256, &image, &n, err);
+  const mm_digest d = mm_sha256(image ? (const void *)image : "", n);
+  if (ok && (n != f->size || !mm_digest_equal(&d, &f->sha256)))
+    ok = another(p, f->name, "found other tables than those of the tokenizer.json beside it", err);
+  free(image);
+  return ok;
+}
+
+/* What the unsharded layout makes itself. */
+static bool is_made(const mm_plan *plan, const char *name) {
+  static const char *const made[] = {"config.json", "hf_quant_config.json", MM_INDEX_NAME};
+  for (size_t i = 0; plan->layout->apart && i < sizeof made / sizeof *made; i++)
+    if (strcmp(name, made[i]) == 0) return true;
+  return is_written(plan, name);
+}
+
+static bool is_there(const mm_plan *plan, const mm_pack *p, const char *name, mm_err *err) {
+  return is_made(plan, name) || faccessat(AT_FDCWD, mm_path_of(plan->hf->dir, name).text, F_OK, AT_SYMLINK_NOFOLLOW) != 0 ||
+         find_file(p, name) || another(p, name, "found no such companion, expected that of this source", err);
+}
+
+bool mm_beside_same(const mm_plan *plan, const mm_pack *p, mm_bake_fn *bake, const char *baked, mm_err *err) {
+  const char *code[CODE_FILES];
+  size_t count = 0;
+  mm_arena names = {0};
+  bool ok = list_code(plan->hf, &names, code, &count, err);
+  for (size_t i = 0; ok && i < p->file_count; i++) {
+    const mm_pack_file *f = &p->file[i];
+    if (!plan->layout->apart && strcmp(f->name, baked) == 0)
+      ok = same_bake(p, f, bake, err);
+    else if (!is_made(plan, f->name))
+      ok = (mm_beside_has(f->name) || mm_code_file(f->name) || another(p, f->name, "found a file that no conversion writes", err)) &&
+           same_copy(plan->hf, p, f, err);
+  }
+  for (size_t i = 0; ok && i < sizeof companion / sizeof *companion; i++) ok = is_there(plan, p, companion[i], err);
+  for (size_t i = 0; ok && i < count; i++) ok = is_there(plan, p, code[i], err);
+  mm_arena_close(&names);
+  return ok;
 }

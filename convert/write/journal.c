@@ -12,14 +12,15 @@
 #include "convert/plan/dialect.h"
 #include "formats/system/file.h"
 
-static const char magic[8] = "MMJRNL5\n";
+static const char magic[8] = "MMJRNL6\n";
 
 /* Behind it: uint64_t[files], a check of each source file. */
 typedef struct mm_journal_header {
   char magic[8];
   uint8_t plan[32];
-  uint64_t ranks, source, quant, cut; /* checks: the last three say in what another plan differs */
-  uint64_t decoding;                  /* of what says how the source's words are read, and of the importance file's identity */
+  uint64_t ranks, source; /* checks */
+  uint64_t quant, cut;    /* quant_words, cut_words: what another plan differs in */
+  uint64_t decoding;      /* of what says how the source's words are read, and of the importance file's identity */
   uint8_t layout[32];
   uint64_t level, files;
 } mm_journal_header;
@@ -50,25 +51,55 @@ static uint64_t source_check(const mm_hf_file *f) {
   return check_of(&s);
 }
 
+#define NO_SCHEME 255
+
+/* From the top: 8 bits of the scheme of all matrices, by its number in the registry; 8 of a check of the dialect; 48 of one of the recipe.
+ */
+static uint64_t quant_words(const mm_plan *p) {
+  const char *dialect = mm_dialect_name(p->dialect), *all = p->recipe.scheme ? p->recipe.scheme->name : "";
+  const mm_digest d = mm_sha256(dialect, strlen(dialect)), q = mm_sha256(p->pack.quant, strlen(p->pack.quant));
+  uint64_t scheme = NO_SCHEME;
+  const mm_scheme *s;
+  for (size_t i = 0; (s = mm_scheme_at(i)); i++)
+    if (strcmp(s->name, all) == 0) scheme = i;
+  return scheme << 56 | (mm_digest_check(&d) & 0xff) << 48 | (mm_digest_check(&q) & 0xffffffffffff);
+}
+
+static const char *scheme_word(uint64_t quant) {
+  const uint64_t i = quant >> 56;
+  return i == NO_SCHEME || !mm_scheme_at((size_t)i) ? "none" : mm_scheme_at((size_t)i)->name;
+}
+
+enum { CUT_BITS = 12 }; /* of each of tp, ep and pp */
+_Static_assert(MM_MAX_TP < 1 << CUT_BITS && MM_MAX_LAYERS < 1 << CUT_BITS, "a cut fits its bits");
+
+/* tp, ep, pp, the alignment and the layout, from the lowest bits. */
+static uint64_t cut_words(const mm_plan *p) {
+  const mm_pack *k = &p->pack;
+  return (uint64_t)k->tp | (uint64_t)k->ep << CUT_BITS | (uint64_t)k->pp << 2 * CUT_BITS | (uint64_t)k->tp_align << 3 * CUT_BITS |
+         (uint64_t)p->layout->apart << (3 * CUT_BITS + 2);
+}
+
+/* As options; the journal's words may be anything. */
+static const char *cut_text(uint64_t cut, char out[160]) {
+  const unsigned most = (1u << CUT_BITS) - 1;
+  const char *align = mm_align_word((mm_align)mm_min(cut >> 3 * CUT_BITS & 3, MM_ALIGN_ERROR));
+  snprintf(out, 160, "--tp %u --ep %u --pp %u --tp-align %s --layout %s", (unsigned)cut & most, (unsigned)(cut >> CUT_BITS) & most,
+           (unsigned)(cut >> 2 * CUT_BITS) & most, align, cut >> (3 * CUT_BITS + 2) & 1 ? "hf" : "packed");
+  return out;
+}
+
 /* What a plan is made of. */
 static void plan_checks(const mm_plan *p, mm_journal_header *h) {
-  const mm_pack *k = &p->pack;
-  const uint32_t cut[] = {k->tp, k->ep, k->pp, (uint32_t)k->tp_align, p->layout->apart};
-  const char *dialect = mm_dialect_name(p->dialect);
   mm_sha256_state s;
   mm_sha256_begin(&s);
-  for (size_t i = 0; i < k->source_count; i++) {
-    mm_sha256_add(&s, k->source[i].name, strlen(k->source[i].name) + 1);
-    mm_sha256_add(&s, k->source[i].sha256.byte, sizeof k->source[i].sha256.byte);
+  for (size_t i = 0; i < p->pack.source_count; i++) {
+    mm_sha256_add(&s, p->pack.source[i].name, strlen(p->pack.source[i].name) + 1);
+    mm_sha256_add(&s, p->pack.source[i].sha256.byte, sizeof p->pack.source[i].sha256.byte);
   }
   h->source = check_of(&s);
-  mm_sha256_begin(&s);
-  mm_sha256_add(&s, k->quant, strlen(k->quant) + 1);
-  mm_sha256_add(&s, dialect, strlen(dialect));
-  h->quant = check_of(&s);
-  mm_sha256_begin(&s);
-  mm_sha256_add(&s, cut, sizeof cut);
-  h->cut = check_of(&s);
+  h->quant = quant_words(p);
+  h->cut = cut_words(p);
 }
 
 /* What the source declares of its quantization: the same words may mean other numbers. Whether zero points are all the same is only
@@ -118,26 +149,46 @@ static mm_journal_header *make_header(const mm_plan *p, int level, mm_err *err) 
   return h;
 }
 
+static const char *level_text(uint64_t level, char out[32]) {
+  snprintf(out, 32, level ? "with --compress zstd:%llu" : "without --compress", (unsigned long long)level);
+  return out;
+}
+
+static const char discards[] = "--restart discards it";
+
+/* Says in what the plan of the journal differs. */
+static bool other_plan(const mm_journal_header *found, const mm_journal_header *h, mm_where at, mm_err *err) {
+  char a[160], b[160];
+  if (found->source != h->source || found->files != h->files)
+    return mm_fail(err, MM_USAGE, "E_RESUME", at, "found a run of another source, expected the same to continue; %s", discards);
+  if (found->cut != h->cut)
+    return mm_fail(err, MM_USAGE, "E_RESUME", at, "found a run with %s, expected %s to continue; %s", cut_text(found->cut, a),
+                   cut_text(h->cut, b), discards);
+  if (found->quant >> 56 != h->quant >> 56)
+    return mm_fail(err, MM_USAGE, "E_RESUME", at, "found a run with --quant %s, expected --quant %s to continue; %s",
+                   scheme_word(found->quant), scheme_word(h->quant), discards);
+  const char *what = (found->quant ^ h->quant) << 16
+                         ? "of this --quant with other options beside it (rules, search, head, calibration, --allow-nonfinite)"
+                     : found->quant != h->quant ? "with another --dialect"
+                                                : "of another config.json, or of another version of this program";
+  return mm_fail(err, MM_USAGE, "E_RESUME", at, "found a run %s, expected the same to continue; %s", what, discards);
+}
+
 /* Refuses a journal that was made for something else, and says for what. */
 static bool same_header(const mm_journal_header *found, const mm_journal_header *h, const mm_plan *p, const char *name, mm_err *err) {
-  static const char discards[] = "--restart discards it";
   const uint64_t *a = (const uint64_t *)(found + 1), *b = (const uint64_t *)(h + 1);
   mm_where at = mm_at(name, NULL);
   if (memcmp(found->magic, h->magic, sizeof h->magic) != 0)
     return mm_fail(err, MM_USAGE, "E_RESUME", at, "found something that is not a journal of this version; %s", discards);
-  if (memcmp(found->plan, h->plan, sizeof h->plan) != 0 || found->files != h->files) {
-    const char *what = found->source != h->source || found->files != h->files ? "of another source"
-                       : found->quant != h->quant ? "with another --quant or option beside it (rules, calibration, dialect)"
-                       : found->cut != h->cut     ? "with another --tp, --ep, --pp, --tp-align or --layout"
-                                                  : "of another config.json, or of another version of this program";
-    return mm_fail(err, MM_USAGE, "E_RESUME", at, "found a run %s, expected the same to continue; %s", what, discards);
+  if (memcmp(found->plan, h->plan, sizeof h->plan) != 0 || found->files != h->files) return other_plan(found, h, at, err);
+  if (found->ranks != h->ranks || memcmp(found->layout, h->layout, sizeof h->layout) != 0)
+    return mm_fail(err, MM_USAGE, "E_RESUME", at, "found a run with another %s, expected the same to continue; %s",
+                   found->ranks != h->ranks ? "--ranks" : "--part-size", discards);
+  if (found->level != h->level) {
+    char a_level[32], b_level[32];
+    return mm_fail(err, MM_USAGE, "E_RESUME", at, "found a run %s, expected one %s to continue; %s", level_text(found->level, a_level),
+                   level_text(h->level, b_level), discards);
   }
-  const char *other = found->ranks != h->ranks                                  ? "--ranks"
-                      : memcmp(found->layout, h->layout, sizeof h->layout) != 0 ? "--part-size"
-                      : found->level != h->level                                ? "--compress"
-                                                                                : NULL;
-  if (other)
-    return mm_fail(err, MM_USAGE, "E_RESUME", at, "found a run with another %s, expected the same to continue; %s", other, discards);
   if (found->decoding != h->decoding && p->importance)
     return mm_fail(
         err, MM_USAGE, "E_RESUME", mm_at(p->importance->path, NULL),

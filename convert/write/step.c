@@ -74,7 +74,7 @@ static bool is_stretch(const mm_run *rows, const mm_run *cols, uint32_t plane_co
 }
 
 /* Gives every rank its share of every plane of the packed strip. */
-static bool scatter(mm_worker *w, const mm_strip *s, const void *const plane[MM_MAX_PLANES], mm_blocks *out, mm_err *err) {
+static bool scatter(mm_worker *w, const mm_strip *s, const void *const plane[MM_MAX_PLANES], const mm_taker *to, mm_err *err) {
   const mm_scheme *sc = s->pt->scheme;
   for (unsigned i = 0; i < sc->plane_count; i++) {
     size_t size = mm_dtype_size(sc->plane[i].dtype);
@@ -89,20 +89,24 @@ static bool scatter(mm_worker *w, const mm_strip *s, const void *const plane[MM_
         if (s->pt->spelling) mm_dialect_scale(s->pt->spelling, sc, i, w->slice, x.bytes);
         bytes = w->slice;
       }
-      if (!mm_blocks_put(out, &w->log, r, x.at, bytes, x.bytes, err)) return false;
+      const uint64_t base = s->pt->place[s->plan->layout->apart ? s->piece : 0][i].offset;
+      const mm_given g = {.strip = s, .plane = i, .rank = r, .at = x.at - base, .offset = x.at, .bytes = bytes, .n = x.bytes};
+      if (!to->take(to->ctx, &g, err)) return false;
     }
   }
   return true;
 }
 
 /* What a dialect stores beside the planes: the shape of a matrix whose words do not tell it, or the static scale of its inputs. */
-static bool put_beside(mm_worker *w, const mm_strip *s, mm_blocks *out, mm_err *err) {
+static bool put_beside(const mm_strip *s, const mm_taker *to, mm_err *err) {
   const mm_spelling *spelt = s->pt->spelling;
   mm_share x;
   if (!mm_share_beside(s, &x)) return true;
   int64_t shape[2] = {s->x->rows, s->x->cols};
   float input = spelt->reciprocal ? 1 / s->t->input_scale : s->t->input_scale;
-  return mm_blocks_put(out, &w->log, 0, x.at, spelt->shape ? (const void *)shape : &input, x.bytes, err);
+  const mm_given g = {
+      .strip = s, .plane = s->pt->scheme->plane_count, .offset = x.at, .bytes = spelt->shape ? (const void *)shape : &input, .n = x.bytes};
+  return to->take(to->ctx, &g, err);
 }
 
 static bool is_head(const mm_pack_tensor *t) { return strcmp(t->name, "lm_head.weight") == 0; }
@@ -127,16 +131,16 @@ static bool note_dead_rows(mm_worker *w, const mm_strip *s, const void *const pl
   return true;
 }
 
-static bool run_strip(mm_worker *w, mm_strip *s, mm_blocks *out, mm_err *err) {
+static bool run_strip(mm_worker *w, mm_strip *s, const mm_taker *to, mm_err *err) {
   const void *plane[MM_MAX_PLANES] = {0};
   if (!pack_strip(w, s, plane, err)) return false;
   w->zeroed += w->source.zeroed;
   if (is_head(s->t) && !note_dead_rows(w, s, plane, err)) return false;
-  return !out || (scatter(w, s, plane, out, err) && put_beside(w, s, out, err));
+  return !to || (scatter(w, s, plane, to, err) && put_beside(s, to, err));
 }
 
-static bool strip_amax(mm_worker *w, mm_strip *s, mm_blocks *out, mm_err *err) {
-  (void)out;
+static bool strip_amax(mm_worker *w, mm_strip *s, const mm_taker *to, mm_err *err) {
+  (void)to;
   if (!mm_decode_f32(&w->source, s->x, s->row, s->rows, err)) return false;
   float m = s->group;
   for (size_t i = 0, n = (size_t)s->rows * s->x->cols; i < n; i++) m = fmaxf(m, fabsf(w->source.wide[i]));
@@ -145,9 +149,10 @@ static bool strip_amax(mm_worker *w, mm_strip *s, mm_blocks *out, mm_err *err) {
 }
 
 /* Does one thing to every strip of the stack entry, from its first. */
-static bool for_entry(mm_worker *w, mm_strip *s, bool (*run)(mm_worker *, mm_strip *, mm_blocks *, mm_err *), mm_blocks *out, mm_err *err) {
+static bool for_entry(mm_worker *w, mm_strip *s, bool (*run)(mm_worker *, mm_strip *, const mm_taker *, mm_err *), const mm_taker *to,
+                      mm_err *err) {
   do
-    if (!run(w, s, out, err)) return false;
+    if (!run(w, s, to, err)) return false;
   while (mm_strip_next(s));
   return true;
 }
@@ -166,6 +171,8 @@ static bool find_group(mm_worker *w, mm_strip *s, mm_err *err) {
     most = fmaxf(most, global);
   }
   if (sc->needs_amax && sc->plane_count == 2 && least != most) s->keep = false;
+  if (s->keep && s->pt->as_stored && least != most && sc->needs_amax)
+    return mm_decode_common(&w->source, x, s->t->piece_count, sc, s->pt->grid, &s->group, err);
   s->group = s->keep ? most : 0;
   if (s->keep || !sc->needs_amax) return true;
   mm_strip all = *s;
@@ -174,10 +181,26 @@ static bool find_group(mm_worker *w, mm_strip *s, mm_err *err) {
   return true;
 }
 
-bool mm_step_run(mm_worker *w, const mm_plan *p, const mm_step *step, mm_blocks *out, mm_err *err) {
+bool mm_step_give(mm_worker *w, const mm_plan *p, const mm_step *step, const mm_taker *to, mm_err *err) {
   mm_strip s = mm_strip_first(p, step);
   w->log.count = w->dead_count = w->zeroed = 0;
-  if (step->piece == MM_ALL_PIECES) return find_group(w, &s, err) && for_entry(w, &s, run_strip, out, err);
+  if (step->piece == MM_ALL_PIECES) return find_group(w, &s, err) && for_entry(w, &s, run_strip, to, err);
   s.keep = mm_encoding_keeps(s.x, s.pt->scheme, s.pt->grid);
-  return run_strip(w, &s, out, err);
+  return run_strip(w, &s, to, err);
+}
+
+typedef struct block_taker {
+  mm_blocks *blocks;
+  mm_put_log *log;
+} block_taker;
+
+static bool put_in_blocks(void *ctx, const mm_given *g, mm_err *err) {
+  const block_taker *b = ctx;
+  return mm_blocks_put(b->blocks, b->log, g->rank, g->offset, g->bytes, g->n, err);
+}
+
+bool mm_step_run(mm_worker *w, const mm_plan *p, const mm_step *step, mm_blocks *out, mm_err *err) {
+  block_taker b = {out, &w->log};
+  const mm_taker to = {put_in_blocks, &b};
+  return mm_step_give(w, p, step, out ? &to : NULL, err);
 }

@@ -2,8 +2,8 @@
 #ifndef MM_CONVERT_STEP_H
 #define MM_CONVERT_STEP_H
 
-#include "convert/plan/plan.h"
-#include "convert/source/decode.h"
+#include "convert/decode/decode.h"
+#include "convert/plan/fill.h"
 #include "convert/write/blocks.h"
 
 /* What one thread needs; bounded by a few times MM_STRIP_BYTES whatever the model. */
@@ -23,6 +23,26 @@ typedef struct mm_worker {
 void mm_worker_open(mm_worker *w, const mm_hf *hf);
 void mm_worker_close(mm_worker *w);
 
+/* Stored bytes of a strip on one rank: [at, at + n) of plane `plane` of its tensor, or of the entry of a stack that the rank has. The
+ * number behind the planes stands for what a dialect stores beside them. `offset` counts from the data start of the part that the plan lays
+ * out. */
+typedef struct mm_given {
+  const mm_strip *strip;
+  unsigned plane;
+  uint32_t rank; /* within the stage */
+  uint64_t at, offset;
+  const void *bytes;
+  size_t n;
+} mm_given;
+
+/* Takes what a step gives, in the order of its strips, planes and ranks; false fails the step. */
+typedef struct mm_taker {
+  bool (*take)(void *ctx, const mm_given *g, mm_err *err);
+  void *ctx;
+} mm_taker;
+
+/* Runs step s of the plan into `to`, as mm_step_run does into files. */
+MM_MUST_USE bool mm_step_give(mm_worker *w, const mm_plan *p, const mm_step *s, const mm_taker *to, mm_err *err);
 /* Runs step s of the plan; out NULL: nothing is put, what is told of the step is the same. Values that are not finite, and scales that are
  * not positive, are MM_BAD_INPUT with the tensor and the element's offset. */
 MM_MUST_USE bool mm_step_run(mm_worker *w, const mm_plan *p, const mm_step *s, mm_blocks *out, mm_err *err);

@@ -83,6 +83,9 @@ MM_MUST_USE bool mm_writer_publish(mm_writer *w, mm_digest *manifest, mm_err *er
 /* --- what lies beside the weights (beside.c) --- */
 /* Whether a file of that name is copied from a source that has it, in every layout. */
 bool mm_beside_has(const char *name);
+/* Whether the files of a checkpoint are byte copies of those of its source, none of which is missing, and `baked` is what `bake` makes of
+ * its tokenizer.json; the files that the plan writes itself are left out. MM_INTEGRITY E_SOURCE names the first that is not. */
+MM_MUST_USE bool mm_beside_same(const mm_plan *plan, const mm_pack *p, mm_bake_fn *bake, const char *baked, mm_err *err);
 /* Refuses at the start what could not be copied at the end. */
 MM_MUST_USE bool mm_beside_check(mm_writer *w, mm_err *err);
 /* Copies and writes them, and lists them in w->plan->pack.file; the unsharded layout's digests come last. */

@@ -1,6 +1,7 @@
 /* Single output files. */
 #include "formats/system/output.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -24,18 +25,88 @@ static bool is_own_stream(const struct stat *st) {
   return (fstat(STDOUT_FILENO, &own) == 0 && mm_same_file(&own, st)) || (fstat(STDERR_FILENO, &own) == 0 && mm_same_file(&own, st));
 }
 
-/* *direct: what has the name takes the bytes itself. */
-static bool look(const mm_output_place *p, bool *direct, mm_err *err) {
-  struct stat st;
-  *direct = false;
-  if (stat(p->path, &st) != 0) {
-    if (errno != ENOENT) return mm_fail_errno(err, mm_at(p->path, NULL), "look at", errno);
-    return lstat(p->path, &st) != 0 || refuse(p->path, "found a symbolic link to nothing, expected a file's name", err);
+#define MARK_WINDOW 65536
+
+/* Whether the file, of `size` bytes, is empty or has the mark. */
+static bool holds_mark(int fd, uint64_t size, const char *mark) {
+  char text[MARK_WINDOW];
+  const uint64_t at[] = {0, size > MARK_WINDOW ? size - MARK_WINDOW : 0};
+  for (size_t i = 0; size > 0 && i < 2; i++) {
+    const ssize_t n = pread(fd, text, sizeof text, (off_t)at[i]);
+    if (n > 0 && memmem(text, (size_t)n, mark, strlen(mark))) return true;
   }
-  if (S_ISDIR(st.st_mode)) return refuse(p->path, "found a directory, expected a file's name", err);
-  if (S_ISBLK(st.st_mode) || S_ISSOCK(st.st_mode)) return refuse(p->path, "found a device or socket, expected a file's name", err);
-  *direct = !S_ISREG(st.st_mode) || is_own_stream(&st);
-  return !*direct || p->stream || refuse(p->path, "found a FIFO, a device or the program's own output, expected a file's name", err);
+  return size == 0;
+}
+
+/* ---- the inputs ---- */
+
+/* The name of an entry of the directory `dir` that is, or leads to, the file `st`; "" where none does. */
+static bool find_entry(const char *dir, const struct stat *st, char name[NAME_MAX + 1], mm_err *err) {
+  DIR *d = opendir(dir);
+  if (!d) return errno == ENOENT || mm_fail_errno(err, mm_at(dir, NULL), "list", errno);
+  bool ok;
+  const char *found;
+  *name = 0;
+  while ((ok = mm_dir_next(d, dir, &found, err)) && found) {
+    struct stat x;
+    if (fstatat(dirfd(d), found, &x, 0) != 0 || !mm_same_file(&x, st)) continue;
+    snprintf(name, NAME_MAX + 1, "%s", found);
+    break;
+  }
+  closedir(d);
+  return ok;
+}
+
+/* Refuses a file that is there and is one of the inputs. */
+static bool no_input(const mm_output_place *p, const struct stat *st, mm_err *err) {
+  for (size_t i = 0; i < p->inputs; i++) {
+    struct stat in;
+    char name[NAME_MAX + 1] = "", shown[PATH_MAX];
+    const char *input = p->input[i];
+    if (!input || stat(input, &in) != 0) continue;
+    if (S_ISDIR(in.st_mode) && !find_entry(input, st, name, err)) return false;
+    if (!*name && !mm_same_file(&in, st)) continue;
+    const mm_path path = mm_path_of(input, name);
+    const char *text = *name ? path.text : input;
+    return mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(p->path, NULL), "found the file that is read as %s, expected another one to write",
+                   mm_escape(shown, sizeof shown, text, strlen(text)));
+  }
+  return true;
+}
+
+/* Refuses a regular file that this program did not make. */
+static bool may_replace(const mm_output_place *p, const struct stat *st, mm_err *err) {
+  if (p->force || !p->mark || st->st_size == 0) return true;
+  const int fd = open(p->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  if (fd < 0) return mm_fail_errno(err, mm_at(p->path, NULL), "look at", errno);
+  const bool ours = holds_mark(fd, (uint64_t)st->st_size, p->mark);
+  close(fd);
+  return ours || refuse(p->path, "found a file that this program did not make, expected none, an empty one or one of its own", err);
+}
+
+/* What has the name, if anything. */
+typedef struct target {
+  bool there, direct; /* direct: it takes the bytes itself */
+  struct stat st;
+} target;
+
+static bool look(const mm_output_place *p, target *t, mm_err *err) {
+  *t = (target){0};
+  if (stat(p->path, &t->st) != 0) {
+    if (errno != ENOENT) return mm_fail_errno(err, mm_at(p->path, NULL), "look at", errno);
+    return lstat(p->path, &t->st) != 0 || refuse(p->path, "found a symbolic link to nothing, expected a file's name", err);
+  }
+  const mode_t mode = t->st.st_mode;
+  if (S_ISDIR(mode)) return refuse(p->path, "found a directory, expected a file's name", err);
+  if (S_ISBLK(mode) || S_ISSOCK(mode)) return refuse(p->path, "found a device or socket, expected a file's name", err);
+  t->there = true;
+  t->direct = !S_ISREG(mode) || is_own_stream(&t->st);
+  return !t->direct || p->stream || refuse(p->path, "found a FIFO, a device or the program's own output, expected a file's name", err);
+}
+
+/* After open_parent, so that a file in an input directory is told by its place. */
+static bool may_take(const mm_output_place *p, const target *t, mm_err *err) {
+  return !t->there || (no_input(p, &t->st, err) && (t->direct || may_replace(p, &t->st, err)));
 }
 
 /* The file's directory, resolved, and its name there: of what a link leads to, if it is one. */
@@ -58,8 +129,10 @@ static bool open_parent(const mm_output_place *p, int *parent, char *real, const
   if (!place(p, real, name, err)) return false;
   *parent = open(*real ? real : "/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (*parent < 0) return mm_fail_errno(err, mm_at(p->path, NULL), "open the directory of", errno);
-  for (const char *const *d = p->apart; d && *d; d++) {
-    int inside = mm_lies_in(*parent, *d);
+  for (size_t i = 0; i < p->inputs; i++) {
+    struct stat st;
+    if (!p->input[i] || stat(p->input[i], &st) != 0 || !S_ISDIR(st.st_mode)) continue;
+    int inside = mm_lies_in(*parent, p->input[i]);
     if (inside == 1) return refuse(p->path, "found an output inside the checkpoint, expected one elsewhere", err);
     if (inside < 0) return mm_fail_errno(err, mm_at(p->path, NULL), "look at the directories above", errno);
   }
@@ -69,12 +142,44 @@ static bool open_parent(const mm_output_place *p, int *parent, char *real, const
 bool mm_output_check(const mm_output_place *p, mm_err *err) {
   char real[PATH_MAX];
   const char *name;
-  bool direct;
+  target t;
   int parent = -1;
-  if (!look(p, &direct, err)) return false;
-  bool ok = direct || open_parent(p, &parent, real, &name, err);
+  if (!look(p, &t, err)) return false;
+  bool ok = (t.direct || open_parent(p, &parent, real, &name, err)) && may_take(p, &t, err);
   if (parent >= 0) close(parent);
   return ok;
+}
+
+/* Refuses a file whose place, behind all links, is in the directory. */
+static bool not_in(const char *dir, const char *file, mm_err *err) {
+  char real[PATH_MAX], shown[PATH_MAX];
+  if (!realpath(file, real)) return true; /* whoever reads it says so */
+  char *slash = strrchr(real, '/');
+  *slash = 0;
+  const int parent = open(*real ? real : "/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const int inside = parent < 0 ? 0 : mm_lies_in(parent, dir);
+  if (parent >= 0) close(parent);
+  if (inside < 0) return mm_fail_errno(err, mm_at(file, NULL), "look at the directories above", errno);
+  return inside == 0 || mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(dir, NULL), "found %s in it, which is read, expected an output elsewhere",
+                                mm_escape(shown, sizeof shown, file, strlen(file)));
+}
+
+bool mm_output_dir_check(const char *dir, const char *const *input, size_t inputs, mm_err *err) {
+  struct stat st;
+  for (size_t i = 0; stat(dir, &st) == 0 && S_ISDIR(st.st_mode) && i < inputs; i++) {
+    struct stat in;
+    if (!input[i] || stat(input[i], &in) != 0) continue;
+    if (S_ISREG(in.st_mode) && !not_in(dir, input[i], err)) return false;
+    DIR *d = S_ISDIR(in.st_mode) ? opendir(input[i]) : NULL;
+    const char *name = NULL;
+    bool ok = true;
+    while (d && ok && (ok = mm_dir_next(d, input[i], &name, err)) && name)
+      if (fstatat(dirfd(d), name, &in, AT_SYMLINK_NOFOLLOW) == 0 && S_ISLNK(in.st_mode))
+        ok = not_in(dir, mm_path_of(input[i], name).text, err);
+    if (d) closedir(d);
+    if (!ok) return false;
+  }
+  return true;
 }
 
 /* Locked, and still what has the name: a run beside this one may have taken it for a killed run's. */
@@ -107,17 +212,50 @@ static bool open_staged(mm_output *o, mm_err *err) {
   return hold(o, err);
 }
 
+/* For writing as it is. A FIFO is opened once somebody reads it. */
+static int open_direct(const mm_output_place *p, int flags, mm_err *err) {
+  enum { POLL_US = 50000 };
+  struct stat st;
+  const int more = O_WRONLY | O_CLOEXEC | O_NOCTTY | O_APPEND | O_NONBLOCK | flags;
+  bool said = false;
+  int fd;
+  while ((fd = open(p->path, more, 0666)) < 0 && errno == ENXIO && stat(p->path, &st) == 0 && S_ISFIFO(st.st_mode)) {
+    if (!said) mm_staging_note(p->path, "waiting for a reader of this FIFO");
+    said = true;
+    if (p->stopped && p->stopped()) {
+      mm_fail(err, MM_INTERRUPTED, "E_INTERRUPTED", mm_at(p->path, NULL), "stopped by a signal before anybody read this FIFO");
+      return -1;
+    }
+    usleep(POLL_US);
+  }
+  if (fd < 0)
+    mm_fail_errno(err, mm_at(p->path, NULL), "open", errno);
+  else
+    fcntl(fd, F_SETFL, O_APPEND); /* writing blocks */
+  return fd;
+}
+
+bool mm_output_append(int *fd, const mm_output_place *p, mm_err *err) {
+  *fd = mm_output_check(p, err) ? open_direct(p, O_CREAT, err) : -1;
+  return *fd >= 0;
+}
+
 bool mm_output_open(mm_output *o, const mm_output_place *p, mm_err *err) {
   char real[PATH_MAX];
   const char *name = "";
   *o = (mm_output)MM_OUTPUT_NONE;
   o->path = p->path;
-  if (!look(p, &o->direct, err)) return false;
+  o->mark = p->force ? NULL : p->mark;
+  target t;
+  if (!look(p, &t, err)) return false;
+  o->direct = t.direct;
   if (o->direct) {
-    o->fd = open(p->path, O_WRONLY | O_CLOEXEC | O_NOCTTY | O_APPEND);
-    return o->fd >= 0 || mm_fail_errno(err, mm_at(p->path, NULL), "open", errno);
+    if (!may_take(p, &t, err)) return false;
+    o->fd = open_direct(p, 0, err);
+    return o->fd >= 0;
   }
-  bool ok = open_parent(p, &o->parent, real, &name, err) && (o->name = mm_arena_strndup(&o->arena, name, strlen(name), err)) &&
+  bool ok = open_parent(p, &o->parent, real, &name, err) && may_take(p, &t, err) &&
+            (o->name = mm_arena_strndup(&o->arena, name, strlen(name), err)) &&
             (o->staged = mm_arena_printf(&o->arena, err, ".%s.partial-%s", name, program_invocation_short_name)) && open_staged(o, err);
   if (ok) return true;
   if (o->fd >= 0) close(o->fd); /* another run's, maybe: it stays */
@@ -139,12 +277,12 @@ bool mm_output_open_at(mm_output *o, const char *path, int parent, const char *s
 
 /* Whether nothing has the name, or a file with the mark. */
 static bool marked(const mm_output *o, int into) {
-  char text[4096];
+  struct stat st;
   const int fd = openat(into, o->name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   if (fd < 0) return errno == ENOENT;
-  const ssize_t n = read(fd, text, sizeof text);
+  const bool ours = fstat(fd, &st) == 0 && holds_mark(fd, (uint64_t)st.st_size, o->mark);
   close(fd);
-  return n > 0 && memmem(text, (size_t)n, o->mark, strlen(o->mark)) != NULL;
+  return ours;
 }
 
 static bool take_name(const mm_output *o, mm_err *err) {

@@ -1,5 +1,9 @@
 /* One file that an option names: written beside its name, synced, then renamed over it. What has the final name is complete, and what had
- * it before stays until then. FIFOs, terminals and the program's own stdout are written to directly, where the writer needs no seeking. */
+ * it before stays until then. FIFOs, terminals and the program's own stdout are written to directly, where the writer needs no seeking.
+ *
+ * One rule holds for every such file: it is none of the program's inputs and lies in none of its input directories, by whatever path, link
+ * or mount; and it replaces (or extends) only an empty file or one that this program made, which a mark in its text tells, unless force
+ * allows any file. */
 #ifndef MM_FORMATS_OUTPUT_H
 #define MM_FORMATS_OUTPUT_H
 
@@ -11,24 +15,35 @@ extern "C" {
 
 typedef struct mm_output_place {
   const char *path;         /* as given */
-  const char *const *apart; /* directories that the file must not lie in; NULL at the end. NULL: none */
-  bool stream;              /* written from start to end, so that a FIFO will do */
+  const char *const *input; /* [inputs] files and directories that are read; NULL entries do not count */
+  size_t inputs;
+  const char *mark;      /* what a file of this program holds in its first or last 64 KiB */
+  bool force;            /* replaces any regular file that is no input */
+  bool stream;           /* written from start to end, so that a FIFO will do */
+  bool (*stopped)(void); /* whether to wait no longer for a FIFO's reader; NULL: a signal ends the program */
 } mm_output_place;
+#define MM_OUTPUT_INPUTS(...) \
+  .input = (const char *const[]){__VA_ARGS__}, .inputs = sizeof((const char *const[]){__VA_ARGS__}) / sizeof(char *)
 
 typedef struct mm_output {
   int fd, parent, into; /* -1 when closed; into: where the final name is, if not in parent */
   const char *path;     /* where the bytes go, for messages */
   char *name, *staged;
   bool direct;      /* no rename */
-  const char *mark; /* what has the name is replaced only where its first 4 KiB hold this; NULL: any file is */
+  const char *mark; /* what has the name is replaced only where it holds this, or nothing; NULL: any file is */
   mm_arena arena;
 } mm_output;
 #define MM_OUTPUT_NONE \
   { .fd = -1, .parent = -1, .into = -1 }
 
 /* What mm_output_open would refuse, found before the work: MM_USAGE E_OUTPUT for a directory, a device or, without stream, a FIFO or
- * terminal; for a path in one of the directories `apart`, by whatever link or mount. MM_IO where there is no such directory. */
+ * terminal; for an input, a path in an input directory, or a file that the rule above keeps. MM_IO where there is no such directory. */
 MM_MUST_USE bool mm_output_check(const mm_output_place *p, mm_err *err);
+/* The same rule for a directory that may be replaced: no input is a file in it, or a link to one. MM_USAGE E_OUTPUT names it. */
+MM_MUST_USE bool mm_output_dir_check(const char *dir, const char *const *input, size_t inputs, mm_err *err);
+/* Opens the file itself, for lines that are appended; a new one is made. A FIFO that nobody reads is waited for, and a note says so;
+ * MM_INTERRUPTED when `stopped` ends that. */
+MM_MUST_USE bool mm_output_append(int *fd, const mm_output_place *p, mm_err *err);
 /* Opens `.NAME.partial-PROGRAM` beside the path (a killed run's is replaced; MM_LOCKED while another run writes it), or what takes the
  * bytes directly. */
 MM_MUST_USE bool mm_output_open(mm_output *o, const mm_output_place *p, mm_err *err);

@@ -64,6 +64,28 @@ static bool add(mm_landing_plan *p, const mm_packed *w, unsigned plane, const ch
 
 /* ---- weights ---- */
 
+bool mm_landing_layout_of(const mm_packed *w, mm_landing_layout *y) {
+  *y = (mm_landing_layout){0};
+  switch (w->scheme->code) {
+    case MM_CODE_PLAIN: y->bits = 16; break;
+    case MM_CODE_E4M3: y->bits = 8; break;
+    case MM_CODE_INT8: return false;
+    case MM_CODE_INT4:
+    case MM_CODE_INT4_OFFSET:
+    case MM_CODE_E2M1: y->bits = 4; break;
+  }
+  if (w->scheme->code == MM_CODE_PLAIN && w->scheme->plane[0].dtype != MM_BF16) return false;
+  y->pitch = mm_round_up((uint64_t)w->k * y->bits / 8, 16);
+  if (w->scheme->plane_count == 1) return true;
+  const uint32_t columns = mm_cells(w->k, w->cell[1].k);
+  y->byte_scales = w->scheme->code == MM_CODE_E2M1;
+  y->scale_pitch = y->byte_scales ? mm_round_up(columns, 16) : columns;
+  y->scales = (uint64_t)w->lead * (y->byte_scales ? w->n : mm_cells(w->n, w->cell[1].n)) * y->scale_pitch;
+  y->global = y->byte_scales && w->scheme->plane_count == 3;
+  y->global_factor = 256; /* the 2^8 that the kernels leave to it */
+  return true;
+}
+
 static uint64_t stored_bytes(const mm_packed *w, unsigned plane) {
   return w->lead * mm_plane_elements(w->n, w->k, w->cell[plane]) * mm_dtype_size(w->scheme->plane[plane].dtype);
 }

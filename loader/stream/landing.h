@@ -63,6 +63,10 @@ typedef struct mm_landing_layout {
   float global_factor;
 } mm_landing_layout;
 
+/* How devices store w: codes as they are stored, in rows padded to 16 bytes, and scales on their grid, as f32 unless there is one byte for
+ * each 16 or 32 columns. False for codes that no device reads. */
+MM_MUST_USE bool mm_landing_layout_of(const mm_packed *w, mm_landing_layout *y);
+
 /* Places in the arena; unspecified where there is no such plane. */
 typedef struct mm_landing_places {
   uint64_t data, scale, global;

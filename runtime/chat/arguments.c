@@ -68,18 +68,6 @@ static const mm_value *member(const mm_value *object, const char *key, size_t n)
   return NULL;
 }
 
-/* What "#/a/b" points to. */
-static const mm_value *resolve(const mm_value *root, const mm_value *ref) {
-  if (ref->type != MM_VALUE_STRING || ref->n < 2 || memcmp(ref->text, "#/", 2) != 0) return NULL;
-  const char *at = ref->text + 2, *end = ref->text + ref->n;
-  for (const char *next; root && at <= end; at = next + 1) {
-    next = memchr(at, '/', (size_t)(end - at));
-    if (!next) next = end;
-    root = member(root, at, (size_t)(next - at));
-  }
-  return root;
-}
-
 /* `left`: schemas that may still be looked at; those past it have no type. */
 static unsigned types_of(const mm_value *root, const mm_value *schema, unsigned depth, unsigned *left) {
   static const char *const combined[] = {"anyOf", "oneOf", "allOf"};
@@ -93,7 +81,7 @@ static unsigned types_of(const mm_value *root, const mm_value *schema, unsigned 
   if (!types && values && values->type == MM_VALUE_ARRAY)
     for (const mm_value *v = values->first; v; v = v->next) types |= type_of(v);
   if (!types && one) types |= type_of(one);
-  if (ref) types |= types_of(root, resolve(root, ref), depth + 1, left);
+  if (ref) types |= types_of(root, mm_value_follow(root, ref), depth + 1, left);
   for (size_t i = 0; i < 3; i++) {
     const mm_value *list = mm_value_get(schema, combined[i]);
     if (list && list->type == MM_VALUE_ARRAY)
@@ -102,15 +90,32 @@ static unsigned types_of(const mm_value *root, const mm_value *schema, unsigned 
   return types;
 }
 
-unsigned mm_tools_types(const mm_tools *t, mm_str tool, mm_str parameter) {
-  for (size_t i = 0; i < t->count; i++) {
-    if (!same(tool, t->tool[i].name.p, t->tool[i].name.n)) continue;
-    const mm_value *root = t->tool[i].parameters;
-    unsigned left = SCHEMA_PARTS;
-    const mm_value *schema = member(mm_value_get(root, "properties"), parameter.p, parameter.n);
-    return types_of(root, schema ? schema : mm_value_get(root, "additionalProperties"), 0, &left);
+mm_str mm_tools_name(const mm_tools *t, size_t i) { return t->tool[i].name; }
+
+const mm_value *mm_tools_parameters(const mm_tools *t, mm_str tool, const mm_value **root) {
+  *root = NULL;
+  for (size_t i = 0; i < t->count && !*root; i++)
+    if (same(tool, t->tool[i].name.p, t->tool[i].name.n)) *root = t->tool[i].parameters;
+  const mm_value *schema = *root;
+  for (int i = 0; i < SCHEMA_DEPTH && schema; i++) {
+    const mm_value *ref = mm_value_get(schema, "$ref"), *all = mm_value_get(schema, "allOf");
+    const bool one = all && all->type == MM_VALUE_ARRAY && all->count == 1 && !mm_value_get(schema, "properties");
+    if (!ref && !one) return schema;
+    schema = ref ? mm_value_follow(*root, ref) : all->first;
   }
-  return 0;
+  return NULL;
+}
+
+unsigned mm_tools_types(const mm_tools *t, mm_str tool, mm_str parameter) {
+  const mm_value *root, *parameters = mm_tools_parameters(t, tool, &root);
+  unsigned left = SCHEMA_PARTS;
+  const mm_value *schema = member(mm_value_get(parameters, "properties"), parameter.p, parameter.n);
+  return types_of(root, schema ? schema : mm_value_get(parameters, "additionalProperties"), 0, &left);
+}
+
+bool mm_tools_may_have(const mm_tools *t, mm_str tool, mm_str parameter) {
+  const mm_value *root, *properties = mm_value_get(mm_tools_parameters(t, tool, &root), "properties");
+  return !properties || !properties->count || member(properties, parameter.p, parameter.n);
 }
 
 /* ---- Values ---- */
@@ -168,4 +173,40 @@ void mm_arguments_put(mm_text *out, unsigned types, mm_str text) {
     mm_text_add(out, s.p, s.n);
   else
     mm_text_quote(out, text.p, text.n);
+}
+
+/* How many members the object that `text` is has, equal keys included. */
+static size_t members_written(const mm_text *text) {
+  size_t depth = 0, count = 0;
+  bool quoted = false;
+  for (size_t i = 0; i < text->n; i++) {
+    const char c = text->p[i];
+    if (quoted && c == '\\') i++;
+    if (c == '"') quoted = !quoted;
+    if (quoted) continue;
+    depth += c == '{' || c == '[';
+    depth -= c == '}' || c == ']';
+    count += c == ':' && depth == 1;
+  }
+  return count;
+}
+
+void mm_arguments_unite(mm_text *object) {
+  mm_arena a = {0};
+  mm_err wrong = {0};
+  const mm_value *v = object->failed ? NULL : mm_body_parse(&a, object->p, object->n, &wrong);
+  if (v && v->type == MM_VALUE_OBJECT && members_written(object) != v->count) {
+    mm_text once = {0};
+    for (const mm_value *m = v->first; m; m = m->next) {
+      mm_text_put(&once, m == v->first ? "{" : ", ");
+      mm_text_quote(&once, m->key, m->key_n);
+      mm_text_put(&once, ": ");
+      mm_text_add(&once, m->raw, m->raw_n);
+    }
+    mm_text_put(&once, "}");
+    once.failed |= object->failed;
+    free(object->p);
+    *object = once;
+  }
+  mm_arena_close(&a);
 }

@@ -27,12 +27,20 @@ typedef struct mm_tools {
 /* Copies what it needs. MM_BAD_INPUT E_CHAT for a tool that is no JSON object with a name. mm_tools_close accepts a half-opened one. */
 MM_MUST_USE bool mm_tools_open(mm_tools *t, const mm_chat_tool *tool, size_t count, mm_err *err);
 void mm_tools_close(mm_tools *t);
+mm_str mm_tools_name(const mm_tools *t, size_t i);
+/* The schema that describes the parameters of a tool, past references; *root: the document of these. NULL: there is none. */
+const mm_value *mm_tools_parameters(const mm_tools *t, mm_str tool, const mm_value **root);
 /* What the schema of a parameter allows: `type`, a list of types, the values of enum and const, anyOf, oneOf, allOf, $ref inside the
  * schema; of a parameter without one, additionalProperties. */
 unsigned mm_tools_types(const mm_tools *t, mm_str tool, mm_str parameter);
 
+/* Whether the tool's schema has this parameter; true where it lists none. */
+bool mm_tools_may_have(const mm_tools *t, mm_str tool, mm_str parameter);
+
 /* Adds the JSON value that a parameter's text is to `out` (the rules stand in reply.h). */
 void mm_arguments_put(mm_text *out, unsigned types, mm_str text);
+/* Arguments that give a key twice keep its last value, at the place of the first. */
+void mm_arguments_unite(mm_text *object);
 /* JSON that any reader takes: no NaN, no infinity, no byte order mark. The value lives in the arena; NULL: it is none. */
 const mm_value *mm_json_strict(mm_arena *a, mm_str text);
 

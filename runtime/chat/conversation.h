@@ -54,6 +54,7 @@ typedef struct mm_message {
  * M1 renders it as it is wrapped, M2 the function's object. */
 typedef struct mm_chat_tool {
   mm_str json;
+  bool strict; /* its calls are held to its schema */
 } mm_chat_tool;
 
 typedef struct mm_conversation {

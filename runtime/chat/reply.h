@@ -55,6 +55,14 @@ MM_MUST_USE bool mm_reply_push(mm_reply *r, int32_t id, const char *bytes, size_
 /* The end. `whole`: the model ended its message, so that a call without its closing tags is closed; otherwise it was cut off (length,
  * cancelled), and an open call stays unfinished. */
 MM_MUST_USE bool mm_reply_end(mm_reply *r, bool whole, mm_err *err);
+
+typedef enum mm_reply_place {
+  MM_REPLY_OUTSIDE,      /* in content or calls */
+  MM_REPLY_IN_REASONING, /* or in the tag that may end it */
+  MM_REPLY_UNDECIDED     /* nothing but white space and what may become a tag has come: a reasoning may still begin before it */
+} mm_reply_place;
+/* Where the reply stands after what was pushed. */
+mm_reply_place mm_reply_where(const mm_reply *r);
 uint32_t mm_reply_calls(const mm_reply *r);            /* calls begun so far */
 uint32_t mm_reply_reasoning_tokens(const mm_reply *r); /* tokens pushed inside the reasoning, its closing marker included */
 
@@ -62,7 +70,7 @@ uint32_t mm_reply_reasoning_tokens(const mm_reply *r); /* tokens pushed inside t
  * are text. Where the schema allows a string alone it is the text as it is, streamed as it comes; where it may be null too, once it is not.
  * Others are trimmed and are the first of these that they can be: null (where the schema allows null or no string), a number as written, a
  * boolean (true, false, yes, no, on, off, 1, 0 in any case), an object or array as written; then any JSON where the schema has no string;
- * else a string as it is. Where no type is known: JSON if it is any, else a string. M1's arguments are JSON as written, passed on one by
- * one; where the line goes wrong after the first, the rest is content and no end comes. */
+ * else a string as it is. Where no type is known: a string. M1's arguments are JSON as written, passed on one by one; where the line goes
+ * wrong after the first, the rest is content and no end comes. */
 
 #endif

@@ -18,11 +18,10 @@ typedef enum mm_block {
   MM_BLOCK_STRAY, /* in text that belongs to no call */
   MM_BLOCK_NAME,  /* M2: in the name of a call */
   MM_BLOCK_PARAMETERS,
-  MM_BLOCK_PARAMETERS_STRAY, /* M2: in text between parameters */
-  MM_BLOCK_KEY,              /* M2: in the name of a parameter */
-  MM_BLOCK_VALUE,            /* M2: in a parameter */
-  MM_BLOCK_STRAY_LINE,       /* M1: the same, at the start of a line */
-  MM_BLOCK_LINE              /* M1: in a JSON object */
+  MM_BLOCK_KEY,        /* M2: in the name of a parameter */
+  MM_BLOCK_VALUE,      /* M2: in a parameter */
+  MM_BLOCK_STRAY_LINE, /* M1: in text that belongs to no call, at the start of a line */
+  MM_BLOCK_LINE        /* M1: in a JSON object */
 } mm_block;
 
 struct mm_reply {
@@ -50,7 +49,9 @@ struct mm_reply {
   mm_text in;           /* not yet parsed */
   mm_text name, key;    /* of the call and parameter at hand */
   mm_text value;        /* M2: of a parameter whose type is not known before its end; M1: the object */
-  mm_text stray;        /* text in a call that is content after it */
+  mm_text given;        /* M2: names of the parameters of the call so far, with a ">" before, between and after them */
+  size_t scan;          /* M2: bytes of `in` that were looked at for the end of the value */
+  size_t maybe;         /* M2: where the next parameter may begin in `in` without an end of this one; SIZE_MAX: nowhere */
   mm_text fragment;     /* scratch */
   unsigned types;       /* of the parameter */
   bool begun;           /* the call at hand has a parameter */

@@ -8,7 +8,9 @@
 #define PARAMETER     "<parameter name="
 #define PARAMETER_END "</parameter>"
 #define NAME_BYTES    4096 /* bytes of a name; what is longer is none */
-#define GAP_MAX       64   /* bytes of white space after </invoke> where </parameter> is missing */
+#define GAP_MAX       1024 /* bytes of white space behind a closing tag */
+#define WHOLE_MAX     4096 /* bytes of a value that is looked at in whole before its end */
+#define NOWHERE       SIZE_MAX
 
 typedef enum tag_match { TAG_NO, TAG_PARTIAL, TAG_YES } tag_match;
 
@@ -30,20 +32,16 @@ static void begin_call(mm_reply *r) {
   r->literal = false;
   r->open = true;
   r->begun = false;
+  mm_text_clear(&r->given);
+  mm_text_put(&r->given, ">");
   mm_reply_emit(r, MM_REPLY_CALL, r->name.p, r->name.n);
   r->block = MM_BLOCK_PARAMETERS;
-}
-
-static void put_stray(mm_reply *r) {
-  mm_reply_emit(r, MM_REPLY_CONTENT, r->stray.p, r->stray.n);
-  mm_text_clear(&r->stray);
 }
 
 static void end_call(mm_reply *r) {
   mm_reply_emit(r, MM_REPLY_ARGUMENTS, r->begun ? "}" : "{}", r->begun ? 1 : 2);
   mm_reply_emit(r, MM_REPLY_CALL_END, NULL, 0);
   r->open = false;
-  put_stray(r);
   r->block = MM_BLOCK_NEXT;
 }
 
@@ -71,8 +69,14 @@ static void put_key(mm_reply *r) {
   r->begun = true;
 }
 
+/* A parameter whose schema names no type is a string, as in the vendor's parser. */
 static void begin_value(mm_reply *r) {
   r->types = mm_tools_types(r->tools, in_str(&r->name), in_str(&r->key));
+  if (!r->types) r->types = MM_TYPE_STRING;
+  r->scan = 0;
+  r->maybe = NOWHERE;
+  mm_text_add(&r->given, r->key.p, r->key.n);
+  mm_text_put(&r->given, ">");
   r->streaming = r->types == MM_TYPE_STRING;
   r->block = MM_BLOCK_VALUE;
   if (!r->streaming) return;
@@ -127,11 +131,25 @@ static void cut_value(mm_reply *r) {
 
 /* ---- The text of a block; each takes what it can of r->in, false: it waits for more ---- */
 
+/* A closing tag that closes nothing, between calls. */
+static tag_match idle_tag(const mm_reply *r, size_t *n) {
+  static const char *const tags[] = {INVOKE_END, PARAMETER_END};
+  tag_match best = TAG_NO;
+  for (size_t i = 0; i < 2 && r->block == MM_BLOCK_NEXT; i++) {
+    const tag_match m = tag_at(r, 0, tags[i]);
+    if (m == TAG_YES) *n = strlen(tags[i]);
+    if (m > best) best = m;
+  }
+  return best;
+}
+
 static bool at_start(mm_reply *r) {
-  const size_t space = mm_block_space(r);
+  size_t space = mm_block_space(r), idle = 0;
   if (r->block == MM_BLOCK_START) mm_text_add(&r->shown, r->in.p, space);
   mm_block_drop(r, space);
-  if (!r->in.n || tag_at(r, 0, INVOKE) == TAG_PARTIAL) return false;
+  if (!r->in.n || tag_at(r, 0, INVOKE) == TAG_PARTIAL || idle_tag(r, &idle) == TAG_PARTIAL) return false;
+  mm_block_drop(r, idle);
+  if (idle) return true;
   r->block = tag_at(r, 0, INVOKE) == TAG_YES ? MM_BLOCK_NAME : MM_BLOCK_STRAY;
   if (r->block == MM_BLOCK_NAME) mm_block_drop(r, strlen(INVOKE));
   return true;
@@ -148,29 +166,39 @@ static bool in_stray(mm_reply *r) {
   return true;
 }
 
-/* What stands up to ">" at the start of r->in, without white space around it and one pair of quotes. *used: bytes up to there. */
-static tag_match take_name(mm_reply *r, mm_text *out, size_t *used) {
-  const size_t most = r->in.n < NAME_BYTES ? r->in.n : NAME_BYTES;
-  const char *s = r->in.p, *end = memchr(s, '>', most);
+/* The rest of a header, up to ">". */
+typedef struct header {
+  mm_str name; /* without white space around it and one pair of quotes */
+  size_t used; /* bytes of r->in from the name on, ">" included */
+  bool empty;  /* it ends with "/>": nothing stands in the element */
+} header;
+
+static tag_match take_header(const mm_reply *r, size_t at, header *out) {
+  const size_t left = r->in.n - at, most = left < NAME_BYTES ? left : NAME_BYTES;
+  const char *s = r->in.p + at, *end = memchr(s, '>', most);
   if (!end) return most == NAME_BYTES ? TAG_NO : TAG_PARTIAL;
   size_t from = 0, to = (size_t)(end - s);
-  *used = to + 1;
+  out->used = to + 1;
+  out->empty = to && s[to - 1] == '/';
+  to -= out->empty;
   while (from < to && is_space(s[from])) from++;
   while (from < to && is_space(s[to - 1])) to--;
   if (to - from >= 2 && (s[from] == '"' || s[from] == '\'') && s[to - 1] == s[from]) from++, to--;
-  mm_text_clear(out);
-  mm_text_add(out, s + from, to - from);
+  out->name = (mm_str){s + from, to - from};
   return TAG_YES;
 }
 
 /* A header that names nothing is text. */
 static bool in_name(mm_reply *r) {
-  size_t used = 0;
-  const tag_match found = take_name(r, &r->name, &used);
+  header h;
+  const tag_match found = take_header(r, 0, &h);
   if (found == TAG_PARTIAL) return false;
-  if (found == TAG_YES && r->name.n) {
-    mm_block_drop(r, used);
+  if (found == TAG_YES && h.name.n) {
+    mm_text_clear(&r->name);
+    mm_text_add(&r->name, h.name.p, h.name.n);
+    mm_block_drop(r, h.used);
     begin_call(r);
+    if (h.empty) end_call(r);
     return true;
   }
   mm_block_show(r);
@@ -179,8 +207,8 @@ static bool in_name(mm_reply *r) {
   return true;
 }
 
-/* A tag that may stand between parameters begins at `at`. */
-static tag_match between_at(mm_reply *r, size_t at, const char **tag) {
+/* One of the tags that stand between parameters begins at `at`. */
+static tag_match between_at(const mm_reply *r, size_t at, const char **tag) {
   static const char *const tags[] = {PARAMETER, INVOKE_END, INVOKE};
   tag_match best = TAG_NO;
   for (size_t i = 0; i < 3; i++) {
@@ -191,17 +219,13 @@ static tag_match between_at(mm_reply *r, size_t at, const char **tag) {
   return best;
 }
 
+/* Text between parameters belongs to nothing and is dropped. */
 static bool in_parameters(mm_reply *r) {
-  if (r->block == MM_BLOCK_PARAMETERS) mm_block_drop(r, mm_block_space(r));
   size_t at = 0;
   tag_match found = TAG_NO;
   const char *tag = NULL;
   while (at < r->in.n && (found = between_at(r, at, &tag)) == TAG_NO) at++;
-  if (at) {
-    r->block = MM_BLOCK_PARAMETERS_STRAY;
-    mm_text_add(&r->stray, r->in.p, at);
-    mm_block_drop(r, at);
-  }
+  mm_block_drop(r, at);
   if (found != TAG_YES) return false;
   mm_block_drop(r, strlen(tag));
   r->block = MM_BLOCK_KEY;
@@ -212,48 +236,131 @@ static bool in_parameters(mm_reply *r) {
 }
 
 static bool in_key(mm_reply *r) {
-  size_t used = 0;
-  const tag_match found = take_name(r, &r->key, &used);
+  header h;
+  const tag_match found = take_header(r, 0, &h);
   if (found == TAG_PARTIAL) return false;
-  if (found == TAG_YES) {
-    mm_block_drop(r, used);
-    begin_value(r);
-    return true;
-  }
-  mm_text_put(&r->stray, PARAMETER);
-  r->block = MM_BLOCK_PARAMETERS_STRAY;
+  r->block = MM_BLOCK_PARAMETERS;
+  if (found != TAG_YES) return true;
+  mm_text_clear(&r->key);
+  mm_text_add(&r->key, h.name.p, h.name.n);
+  mm_block_drop(r, h.used);
+  begin_value(r);
+  if (h.empty) end_value(r);
   return true;
 }
 
-/* Whether </invoke> at `at` ends a value that has no </parameter>: another call follows. */
-static tag_match ends_call(mm_reply *r, size_t at) {
-  tag_match m = tag_at(r, at, INVOKE_END);
-  if (m != TAG_YES) return m;
-  const size_t from = at + strlen(INVOKE_END);
+/* ---- Where a value ends ---- */
+
+/* Whether behind a closing tag that ends at `from` there is one of `count` tags, white space before it. */
+static tag_match followed_by(const mm_reply *r, size_t from, const char *const *tags, size_t count) {
   size_t next = from;
+  tag_match best = TAG_NO;
   while (next < r->in.n && next - from < GAP_MAX && is_space(r->in.p[next])) next++;
   if (next - from == GAP_MAX) return TAG_NO;
-  return next == r->in.n ? TAG_PARTIAL : tag_at(r, next, INVOKE);
+  if (next == r->in.n) return TAG_PARTIAL;
+  for (size_t i = 0; i < count; i++) {
+    const tag_match m = tag_at(r, next, tags[i]);
+    if (m > best) best = m;
+  }
+  return best;
 }
 
+static bool was_given(const mm_reply *r, mm_str name) {
+  for (const char *at = r->given.p, *end = at + r->given.n; (at = memmem(at, (size_t)(end - at), name.p, name.n)); at++)
+    if (at[-1] == '>' && at[name.n] == '>') return true;
+  return false;
+}
+
+/* Whether the value up to `at` is whole JSON of a type that is no string: nothing that follows could belong to it. */
+static bool is_whole(mm_reply *r, size_t at) {
+  if (r->types & MM_TYPE_STRING || r->value.n + at > WHOLE_MAX) return false;
+  mm_arena a = {0};
+  mm_text_clear(&r->fragment);
+  mm_text_add(&r->fragment, r->value.p, r->value.n);
+  mm_text_add(&r->fragment, r->in.p, at);
+  const bool whole = !r->fragment.failed && mm_json_strict(&a, in_str(&r->fragment));
+  if (!r->fragment.failed) mm_text_clear(&r->fragment);
+  mm_arena_close(&a);
+  return whole;
+}
+
+typedef enum value_end {
+  VALUE_GOES_ON,
+  VALUE_UNDECIDED, /* more text is needed */
+  VALUE_CLOSED,    /* by </parameter> */
+  VALUE_UNCLOSED,  /* </invoke> ends the call: </parameter> is missing */
+  VALUE_QUOTES,    /* a </parameter> that is text */
+  VALUE_MAYBE      /* a parameter begins that may be the next: then </parameter> is missing */
+} value_end;
+
+/* What the "<" at `at` says. */
+static value_end ends_at(mm_reply *r, size_t at) {
+  static const char *const after[] = {PARAMETER, INVOKE_END, INVOKE};
+  tag_match m = tag_at(r, at, PARAMETER_END);
+  if (m == TAG_YES) {
+    m = followed_by(r, at + strlen(PARAMETER_END), after, 3);
+    if (m == TAG_NO) return r->maybe == NOWHERE && is_whole(r, at) ? VALUE_CLOSED : VALUE_QUOTES;
+    return m == TAG_YES ? VALUE_CLOSED : VALUE_UNDECIDED;
+  }
+  bool undecided = m == TAG_PARTIAL;
+  m = tag_at(r, at, INVOKE_END);
+  if (m == TAG_YES) m = followed_by(r, at + strlen(INVOKE_END), &after[2], 1);
+  if (m == TAG_YES) return VALUE_UNCLOSED;
+  undecided |= m == TAG_PARTIAL;
+  m = tag_at(r, at, PARAMETER);
+  header h;
+  if (m == TAG_YES) m = take_header(r, at + strlen(PARAMETER), &h);
+  if (m == TAG_YES && h.name.n && mm_tools_may_have(r->tools, in_str(&r->name), h.name) && !was_given(r, h.name)) return VALUE_MAYBE;
+  return undecided || m == TAG_PARTIAL ? VALUE_UNDECIDED : VALUE_GOES_ON;
+}
+
+/* r->in[0 … n) without the newline at its end, which the template puts before a tag. */
+static size_t without_newline(const mm_reply *r, size_t n) { return n && r->in.p[n - 1] == '\n' ? n - 1 : n; }
+
+/* The first n bytes of r->in are the value's. */
+static void take_value(mm_reply *r, size_t n) {
+  if (n) put_value(r, r->in.p, n);
+  mm_block_drop(r, n);
+  r->scan -= mm_min(n, r->scan);
+  if (r->maybe != NOWHERE) r->maybe -= n;
+}
+
+/* The value ends before the tag at `at`. */
+static void end_unclosed(mm_reply *r, size_t at) {
+  take_value(r, without_newline(r, at));
+  mm_block_drop(r, r->in.n && *r->in.p == '\n');
+  end_value(r);
+}
+
+/* r->in[0 … r->scan) has been looked at. From r->maybe on it waits for the next </parameter>: where that is text, the parameter that seemed
+ * to begin was text too. */
 static bool in_value(mm_reply *r) {
-  size_t at = 0;
-  tag_match end = TAG_NO, call = TAG_NO;
-  for (const char *s; at < r->in.n; at++) {
-    if (!(s = memchr(r->in.p + at, '<', r->in.n - at))) {
-      at = r->in.n;
+  value_end end = VALUE_GOES_ON;
+  for (const char *s; r->scan < r->in.n; r->scan += end == VALUE_QUOTES ? strlen(PARAMETER_END) : 1) {
+    if (!(s = memchr(r->in.p + r->scan, '<', r->in.n - r->scan))) {
+      r->scan = r->in.n;
       break;
     }
-    at = (size_t)(s - r->in.p);
-    end = tag_at(r, at, PARAMETER_END);
-    call = ends_call(r, at);
-    if (end != TAG_NO || call != TAG_NO) break;
+    r->scan = (size_t)(s - r->in.p);
+    end = ends_at(r, r->scan);
+    if (end == VALUE_MAYBE && r->maybe == NOWHERE) r->maybe = r->scan;
+    if (end == VALUE_QUOTES) r->maybe = NOWHERE;
+    if (end == VALUE_UNDECIDED || end == VALUE_CLOSED || end == VALUE_UNCLOSED) break;
   }
-  if (at) put_value(r, r->in.p, at);
-  mm_block_drop(r, at);
-  if (!r->in.n || (end != TAG_YES && call != TAG_YES)) return false;
-  end_value(r);
-  if (end == TAG_YES) mm_block_drop(r, strlen(PARAMETER_END));
+  const bool ends = r->scan < r->in.n && (end == VALUE_CLOSED || end == VALUE_UNCLOSED);
+  if (!ends) {
+    take_value(r, without_newline(r, r->maybe != NOWHERE ? r->maybe : r->scan));
+    return false;
+  }
+  if (r->maybe != NOWHERE) {
+    end_unclosed(r, r->maybe);
+  } else if (end == VALUE_UNCLOSED) {
+    end_unclosed(r, r->scan);
+  } else {
+    take_value(r, r->scan);
+    end_value(r);
+    mm_block_drop(r, strlen(PARAMETER_END));
+  }
   return true;
 }
 
@@ -264,8 +371,7 @@ void mm_block_m2_text(mm_reply *r) {
       case MM_BLOCK_NEXT: more = at_start(r); break;
       case MM_BLOCK_STRAY: more = in_stray(r); break;
       case MM_BLOCK_NAME: more = in_name(r); break;
-      case MM_BLOCK_PARAMETERS:
-      case MM_BLOCK_PARAMETERS_STRAY: more = in_parameters(r); break;
+      case MM_BLOCK_PARAMETERS: more = in_parameters(r); break;
       case MM_BLOCK_KEY: more = in_key(r); break;
       case MM_BLOCK_VALUE: more = in_value(r); break;
       default: more = false; break;
@@ -274,32 +380,33 @@ void mm_block_m2_text(mm_reply *r) {
 
 /* ---- Ends ---- */
 
+/* The end is what </parameter> and </invoke> waited for. */
+static void end_in_value(mm_reply *r, bool whole) {
+  while (r->block == MM_BLOCK_VALUE && r->maybe != NOWHERE) {
+    end_unclosed(r, r->maybe);
+    mm_block_m2_text(r);
+  }
+  if (r->block != MM_BLOCK_VALUE) return;
+  const bool waits = r->scan < r->in.n, closed = waits && tag_at(r, r->scan, PARAMETER_END) == TAG_YES;
+  if (closed) {
+    take_value(r, r->scan);
+    end_value(r);
+  } else if (whole) {
+    end_unclosed(r, waits && tag_at(r, r->scan, INVOKE_END) == TAG_YES ? r->scan : r->in.n);
+  } else {
+    take_value(r, r->in.n);
+    cut_value(r);
+  }
+}
+
 /* What waits is what it is so far. */
 void mm_block_m2_end(mm_reply *r, bool whole) {
-  const mm_block where = r->block;
-  if (where == MM_BLOCK_VALUE) {
-    const bool closed = whole && r->in.n && tag_at(r, 0, INVOKE_END) == TAG_YES;
-    if (!closed) put_value(r, r->in.p, r->in.n);
-    if (whole)
-      end_value(r);
-    else
-      cut_value(r);
-    if (closed) {
-      mm_block_drop(r, strlen(INVOKE_END));
-      mm_block_drop(r, mm_block_space(r));
-      mm_text_add(&r->stray, r->in.p, r->in.n);
-    }
-  } else if (where == MM_BLOCK_NAME || where == MM_BLOCK_NEXT || where == MM_BLOCK_STRAY || where == MM_BLOCK_START) {
-    if (where == MM_BLOCK_NAME) mm_block_show(r);
-    if (where == MM_BLOCK_NAME) mm_reply_emit(r, MM_REPLY_CONTENT, INVOKE, strlen(INVOKE));
-    if (r->in.n) mm_block_stray(r, r->in.n);
-  } else {
-    if (where == MM_BLOCK_KEY) mm_text_put(&r->stray, PARAMETER);
-    mm_text_add(&r->stray, r->in.p, r->in.n);
-  }
+  if (r->block == MM_BLOCK_VALUE) end_in_value(r, whole);
+  if (r->block == MM_BLOCK_NAME) mm_block_show(r);
+  if (r->block == MM_BLOCK_NAME) mm_reply_emit(r, MM_REPLY_CONTENT, INVOKE, strlen(INVOKE));
+  if (!r->open && r->in.n) mm_block_stray(r, r->in.n);
   mm_text_clear(&r->in);
   if (r->open && whole) end_call(r);
-  put_stray(r);
 }
 
 bool mm_block_m2_marker(const mm_reply *r, mm_marker m) {

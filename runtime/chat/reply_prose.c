@@ -37,7 +37,7 @@ mm_reply *mm_reply_open(const mm_reply_settings *s, mm_err *err) {
 }
 
 #define TEXTS \
-  { &r->bytes, &r->text, &r->held, &r->shown, &r->in, &r->name, &r->key, &r->value, &r->stray, &r->fragment }
+  { &r->bytes, &r->text, &r->held, &r->shown, &r->in, &r->name, &r->key, &r->value, &r->given, &r->fragment }
 
 void mm_reply_close(mm_reply *r) {
   if (!r) return;
@@ -45,6 +45,12 @@ void mm_reply_close(mm_reply *r) {
   for (size_t i = 0; i < sizeof text / sizeof *text; i++) free(text[i]->p);
   mm_tools_close(&r->own);
   free(r);
+}
+
+mm_reply_place mm_reply_where(const mm_reply *r) {
+  if (r->block) return MM_REPLY_OUTSIDE;
+  if (r->reasoning) return MM_REPLY_IN_REASONING;
+  return r->fresh && r->silent ? MM_REPLY_UNDECIDED : MM_REPLY_OUTSIDE;
 }
 
 uint32_t mm_reply_calls(const mm_reply *r) { return r->calls; }
@@ -296,6 +302,10 @@ bool mm_reply_push(mm_reply *r, int32_t id, const char *bytes, size_t n, mm_err 
 }
 
 bool mm_reply_end(mm_reply *r, bool whole, mm_err *err) {
+  bool partial = false;
+  /* Behind a call the beginning of the tag that ends them is no text. */
+  if (!whole && r->block == MM_BLOCK_NEXT && !r->in.n && r->text.n && marker_at(r, r->text.p, r->text.n, &partial) == MM_MARKERS && partial)
+    mm_text_clear(&r->text);
   push_bytes(r, "", 0, err);
   if (!all_well(r, err)) return false;
   if (!r->block) {

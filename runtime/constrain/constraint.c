@@ -148,7 +148,7 @@ static const uint32_t *form_mask(mm_constraint *c) {
 static void join(mm_constraint *c, const uint32_t *mask, bool accepts) {
   const mm_lexicon *l = c->lexicon;
   if (mask != c->mask) memcpy(c->mask, mask, l->words_of_mask * sizeof *mask);
-  const bool last = c->now + 1 >= c->sections;
+  const bool last = c->now + 1 >= c->sections || c->section[c->now + 1].kind == MM_SECTION_END;
   if (accepts && last)
     for (uint32_t i = 0; i < l->end_count; i++) set_bit(c->mask, l->end[i]);
   const mm_section *next = &c->section[c->now + 1], *now = &c->section[c->now];
@@ -176,7 +176,8 @@ const uint32_t *mm_constraint_allowed(mm_constraint *c) {
   if (c->lost) return NULL;
   if (c->now == c->sections) return end_alone(c);
   switch (s->kind) {
-    case MM_SECTION_REST: return NULL;
+    case MM_SECTION_FREE: return NULL;
+    case MM_SECTION_END: return end_alone(c);
     case MM_SECTION_UNTIL:
       memcpy(c->mask, l->ordinary, l->words_of_mask * sizeof *c->mask);
       set_bit(c->mask, s->id);
@@ -204,13 +205,20 @@ static void next_section(mm_constraint *c) {
   if (c->now < c->sections && c->section[c->now].kind == MM_SECTION_FORM) mm_grammar_start(&c->state, c->section[c->now].form);
 }
 
+/* A call begins before its place: what stands between is passed over. */
+static void begin_call(mm_constraint *c, int32_t id) {
+  while (c->now < c->sections && (c->section[c->now].kind != MM_SECTION_TOKEN || c->section[c->now].id != id)) c->now++;
+  c->lost = c->now == c->sections;
+  if (!c->lost) next_section(c);
+}
+
 static void step_form(mm_constraint *c, int32_t id) {
   size_t n;
   const char *bytes = mm_tokenizer_bytes(c->lexicon->tokenizer, id, &n);
   const bool text = is_text(c->lexicon, id);
   const mm_section *s = &c->section[c->now];
   if (s->instead && !c->begun && id == s->id) {
-    c->lost = true;
+    begin_call(c, id);
     return;
   }
   if (!text && mm_grammar_accepts(&c->state)) {
@@ -227,18 +235,14 @@ static void step_form(mm_constraint *c, int32_t id) {
   if (!c->lost && mm_grammar_done(&c->state)) next_section(c);
 }
 
-/* A call begins before its place: what stands between is passed over. */
-static void begin_call(mm_constraint *c, int32_t id) {
-  while (c->now < c->sections && (c->section[c->now].kind != MM_SECTION_TOKEN || c->section[c->now].id != id)) c->now++;
-  c->lost = c->now == c->sections;
-  if (!c->lost) next_section(c);
-}
-
 void mm_constraint_chosen(mm_constraint *c, int32_t id) {
   if (c->lost || c->now == c->sections) return;
   const mm_section *s = &c->section[c->now];
   switch (s->kind) {
-    case MM_SECTION_REST: return;
+    case MM_SECTION_END: return;
+    case MM_SECTION_FREE:
+      if (id == s->id) next_section(c);
+      return;
     case MM_SECTION_UNTIL:
       if (s->instead && id == s->call) {
         begin_call(c, id);
@@ -247,7 +251,9 @@ void mm_constraint_chosen(mm_constraint *c, int32_t id) {
       if (id == s->id) next_section(c);
       return;
     case MM_SECTION_TOKEN:
-      if (id == s->id) next_section(c);
+      if (id != s->id) return;
+      if (s->again) c->now = UINT32_MAX;
+      next_section(c);
       return;
     case MM_SECTION_FORM: step_form(c, id);
   }

@@ -15,16 +15,17 @@ void mm_lexicon_close(mm_lexicon *l); /* accepts NULL */
 typedef enum mm_section_kind {
   MM_SECTION_UNTIL, /* ordinary tokens, up to the token `id`, which belongs to it; with `instead` the token `call` may end it too: the
                        next section is the one after MM_SECTION_TOKEN of `call`, and without such a section anything may follow */
-  MM_SECTION_TOKEN, /* the token `id` */
-  MM_SECTION_FORM,  /* text of `form`; with `instead` the token `id` may stand in its place, and anything after it */
-  MM_SECTION_REST   /* anything, up to the end */
+  MM_SECTION_FREE,  /* anything, up to the end or to the token `id`, which belongs to it */
+  MM_SECTION_TOKEN, /* the token `id`; with `again` the first section follows it */
+  MM_SECTION_FORM,  /* text of `form`; with `instead` the token `id` may stand in its place: what follows is as after `call` above */
+  MM_SECTION_END    /* nothing: the sections behind it are reached by a call alone */
 } mm_section_kind;
 
 typedef struct mm_section {
   mm_section_kind kind;
   int32_t id, call;
   const mm_form *form;
-  bool instead;
+  bool instead, again;
 } mm_section;
 
 #define MM_SECTIONS 8

@@ -1,15 +1,17 @@
-/* JSON texts of a form, byte by byte: a state says which bytes may follow. The forms are made by schema.h. */
+/* Texts of a form, byte by byte: a state says which bytes may follow. JSON of a schema (schema.h), and tool calls (call_form.h). */
 #ifndef MM_RUNTIME_SERVE_GRAMMAR_H
 #define MM_RUNTIME_SERVE_GRAMMAR_H
 
 #include "formats/system/base.h"
 
 #define MM_GRAMMAR_DEPTH 32 /* values within values */
-#define MM_GRAMMAR_SPACE                                                                                  \
-  24                         /* blanks between two tokens of JSON at most, newlines first and one of them \
-                              * (two at the start): models that may write more do not stop */
-#define MM_GRAMMAR_DIGITS 32 /* of a number */
-#define MM_LITERALS       UINT16_MAX
+#define MM_GRAMMAR_SPACE                                                                                       \
+  24                              /* blanks between two tokens of JSON at most, newlines first and one of them \
+                                   * (two at the start): models that may write more do not stop */
+#define MM_GRAMMAR_DIGITS      32 /* characters of a number */
+#define MM_GRAMMAR_SIGNIFICANT 17 /* digits of one that need not be whole; whole ones have 64 bits */
+#define MM_GRAMMAR_EXPONENT    2  /* digits */
+#define MM_LITERALS            UINT16_MAX
 
 typedef enum mm_form_kind {
   MM_FORM_CHOICE, /* one of several, told apart by the first byte */
@@ -19,7 +21,11 @@ typedef enum mm_form_kind {
   MM_FORM_STRING,
   MM_FORM_NUMBER,
   MM_FORM_INTEGER,
-  MM_FORM_LITERALS /* one of some texts */
+  MM_FORM_LITERALS, /* one of some texts */
+  MM_FORM_CALLS,    /* tool calls: `before`, then calls of `literal`, behind each `after` */
+  MM_FORM_ELEMENTS, /* M2: the parameters of a call, and the tag that ends it */
+  MM_FORM_VALUE,    /* M2: the text of a parameter, and the tag that ends it */
+  MM_FORM_PROSE     /* M1: any text, and calls of `item` behind each tag that begins them */
 } mm_form_kind;
 
 /* By what a value begins with. */
@@ -45,13 +51,20 @@ typedef struct mm_literal {
 
 struct mm_form {
   mm_form_kind kind;
-  const mm_form *by_first[MM_FIRSTS]; /* of a choice; NULL: no value begins so */
-  bool exact;                         /* of literals: no blanks before */
+  /* Of a choice: NULL where no value begins so. Of an M2 value: what JSON it may be, and as _STRING whether it may be any text. Any text of
+   * which the reader would make another value must be allowed as that value. */
+  const mm_form *by_first[MM_FIRSTS];
+  bool exact;            /* of literals: no blanks before */
   mm_literal *literal;   /* [count] the texts in the order of their bytes (mm_literals_sort), or the keys of an object with their quotes */
   uint32_t count;        /* MM_LITERALS at most */
-  const uint16_t *order; /* [count] of an object: its keys in the order of their bytes */
+  const uint16_t *order; /* [count] of an object, elements or calls: the literals in the order of their bytes */
   const mm_form *item;   /* of an array or map */
-  uint32_t least, most;  /* items, or characters; most UINT32_MAX: any */
+  uint32_t least, most;  /* items, calls or characters; most UINT32_MAX: any */
+  const char *before, *after; /* of calls */
+  bool ends;                  /* of calls: the last literal is no call but their end, and comes after at least one */
+  bool one_line;              /* of calls: no line ends within their JSON */
+  bool any_names;             /* of elements: the first literal is the beginning of a tag, up to the name, which may be any */
+  unsigned types;             /* of an M2 value: what its reader may make of its text (arguments.h) */
 };
 
 typedef struct mm_grammar_frame {
@@ -60,18 +73,26 @@ typedef struct mm_grammar_frame {
   uint16_t bytes;    /* of a literal that are there; if any, */
   uint16_t from, to; /* literals [from, to), in the order of their bytes, have them; of a whole key: from is the key */
   uint8_t phase, space, digits, tail;
-  uint8_t lo, hi; /* of the next byte of a character */
+  uint8_t lo, hi; /* of the next byte of a character; of a number: how its digits compare with the largest, and its sign or exponent */
+  uint8_t tag;    /* of an M2 value: so much of a tag stands at its end */
+  uint8_t number; /* of an M2 value: the phase of the number that it is so far */
 } mm_grammar_frame;
 
 typedef struct mm_grammar {
   mm_grammar_frame frame[MM_GRAMMAR_DEPTH];
   uint32_t depth;
+  uint32_t value; /* depth of the M2 value whose JSON is open, 0: none */
+  bool one_line;
 } mm_grammar;
 
 /* Order of literals by their bytes, the shorter first. */
 int mm_literal_compare(const mm_literal *a, const mm_literal *b);
 /* What a form of literals needs before it is used. */
 void mm_literals_sort(mm_form *literals);
+/* What one of keys or tags needs, which keep their places: `end` of each and order[count], the form's. */
+void mm_literals_order(mm_form *keys, uint16_t *order);
+/* Whether the text spells a tag that the text of an M2 value may not: one that would end it. */
+bool mm_spells_tag(const char *text, size_t n);
 void mm_grammar_start(mm_grammar *g, const mm_form *form);
 /* False: this byte may not follow; the state is undefined then. */
 bool mm_grammar_step(mm_grammar *g, uint8_t byte);

@@ -9,6 +9,7 @@
 #include "formats/text.h"
 
 #define SCHEMAS_MAX 4096
+#define DEPTH_MAX   24
 #define COPIES_MAX  ((size_t)4 * MM_LITERALS) /* values of enum that alternatives copy from each other */
 
 typedef struct compiled {
@@ -25,7 +26,7 @@ typedef struct compiler {
   size_t values; /* of enum and const */
   size_t copied; /* of them, to unite alternatives */
   unsigned depth;
-  bool exclusive; /* of alternatives no more than one may hold */
+  const char *where, *keyword; /* of the schema, for messages; the one whose values or alternatives are compiled */
   mm_err *err;
 } compiler;
 
@@ -42,17 +43,15 @@ static const mm_form any_value = {.kind = MM_FORM_CHOICE,
 
 const mm_form *mm_schema_any_object(void) { return &any_object; }
 
-static bool wrong(compiler *p, const char *what) {
-  return mm_fail(p->err, MM_BAD_INPUT, "E_SCHEMA", mm_at("json_schema", NULL), "%s", what);
-}
+static bool wrong(compiler *p, const char *what) { return mm_fail(p->err, MM_BAD_INPUT, "E_SCHEMA", mm_at(p->where, NULL), "%s", what); }
 
 static bool unserved(compiler *p, const char *keyword, const char *why) {
-  return mm_fail(p->err, MM_UNSUPPORTED, "E_SCHEMA", mm_at("json_schema", NULL), "\"%.80s\" is not served%s", keyword, why);
+  return mm_fail(p->err, MM_UNSUPPORTED, "E_SCHEMA", mm_at(p->where, NULL), "\"%.80s\" is not served%s", keyword, why);
 }
 
 /* ---- Choices ---- */
 
-static int first_of(char c) {
+int mm_schema_first(char c) {
   static const char first[] = "{[\"-tfn";
   const char *p = c >= '0' && c <= '9' ? first + MM_FIRST_NUMBER : strchr(first, c);
   return (int)(p - first);
@@ -66,7 +65,7 @@ typedef struct builder {
 } builder;
 
 static bool too_many(compiler *p, const char *what, size_t found, size_t most) {
-  return mm_fail(p->err, MM_UNSUPPORTED, "E_SCHEMA", mm_at("json_schema", NULL), "found %zu %s, expected at most %zu", found, what, most);
+  return mm_fail(p->err, MM_UNSUPPORTED, "E_SCHEMA", mm_at(p->where, NULL), "found %zu %s, expected at most %zu", found, what, most);
 }
 
 /* Literals of this choice alone that begin so, with room for `more`. Room grows twofold, so that all literals are copied once or twice. */
@@ -95,9 +94,8 @@ static bool unite(compiler *p, builder *b, int first, const mm_form *more) {
   const mm_form *now = b->choice->by_first[first];
   if (now == more) return true;
   const bool whole = now->kind == MM_FORM_INTEGER || more->kind == MM_FORM_INTEGER;
-  if (whole && !p->exclusive && (now->kind == MM_FORM_NUMBER || more->kind == MM_FORM_NUMBER))
-    return b->choice->by_first[first] = &any_number, true;
-  if (now->kind != MM_FORM_LITERALS || more->kind != MM_FORM_LITERALS) return unserved(p, "anyOf", ": two alternatives begin alike");
+  if (whole && (now->kind == MM_FORM_NUMBER || more->kind == MM_FORM_NUMBER)) return b->choice->by_first[first] = &any_number, true;
+  if (now->kind != MM_FORM_LITERALS || more->kind != MM_FORM_LITERALS) return unserved(p, p->keyword, ": two alternatives begin alike");
   mm_form *s = own_literals(p, b, first, more->count);
   if (!s) return false;
   memcpy(s->literal + s->count, more->literal, more->count * sizeof *s->literal);
@@ -123,7 +121,8 @@ static bool add_to_choice(compiler *p, builder *b, const mm_form *s) {
     case MM_FORM_STRING: return add_first(p, b, MM_FIRST_STRING, s);
     case MM_FORM_NUMBER:
     case MM_FORM_INTEGER: return add_first(p, b, MM_FIRST_NUMBER, s);
-    case MM_FORM_LITERALS: return add_first(p, b, first_of(s->literal[0].p[0]), s);
+    case MM_FORM_LITERALS: return add_first(p, b, mm_schema_first(s->literal[0].p[0]), s);
+    default: return false;
   }
   return false;
 }
@@ -137,15 +136,27 @@ static void end_choice(builder *b) {
 /* ---- Keywords ---- */
 
 static bool compile(compiler *p, const mm_value *schema, const mm_form **out);
+static const mm_value *follow(compiler *p, const mm_value *schema);
+
+/* A string of JSON that spells a tag of M2's calls, which a parameter of these could not hold: with each "<" as an escape. */
+static bool escape_tags(compiler *p, mm_literal *l) {
+  if (!mm_spells_tag(l->p, l->n)) return true;
+  mm_text t = {0};
+  for (size_t i = 0; i < l->n; i++) mm_text_add(&t, l->p[i] == '<' ? "\\u003c" : &l->p[i], l->p[i] == '<' ? 6 : 1);
+  l->p = t.failed ? NULL : mm_arena_strndup(p->arena, t.p, t.n, p->err);
+  l->n = t.n;
+  free(t.p);
+  return l->p && (l->n <= UINT16_MAX || too_many(p, "bytes of a value or key", l->n, UINT16_MAX));
+}
 
 /* A literal for the value, where own_literals has made room. */
 static bool add_literal(compiler *p, builder *b, const mm_value *v) {
   if (v->raw_n > UINT16_MAX)
-    return mm_fail(p->err, MM_UNSUPPORTED, "E_SCHEMA", mm_at("json_schema", NULL),
-                   "found a value of enum with %zu bytes, expected at most %d", v->raw_n, UINT16_MAX);
-  mm_form *s = b->own[first_of(v->raw[0])];
-  s->literal[s->count++] = (mm_literal){.p = v->raw, .n = v->raw_n};
-  return true;
+    return mm_fail(p->err, MM_UNSUPPORTED, "E_SCHEMA", mm_at(p->where, NULL), "found a value of enum with %zu bytes, expected at most %d",
+                   v->raw_n, UINT16_MAX);
+  mm_form *s = b->own[mm_schema_first(v->raw[0])];
+  s->literal[s->count] = (mm_literal){.p = v->raw, .n = v->raw_n};
+  return escape_tags(p, &s->literal[s->count++]);
 }
 
 static bool is_open(const compiler *p, const mm_form *s) {
@@ -154,18 +165,121 @@ static bool is_open(const compiler *p, const mm_form *s) {
   return false;
 }
 
-static bool compile_any(compiler *p, const mm_value *list, bool exclusive, mm_form *out) {
-  if (list->type != MM_VALUE_ARRAY || !list->count) return wrong(p, "anyOf: expected a list of schemas");
+/* ---- Alternatives of which one alone may hold ---- */
+
+/* How values of a form begin, a bit for each. */
+static unsigned beginnings(const mm_form *s) {
+  unsigned all = 0;
+  switch (s->kind) {
+    case MM_FORM_CHOICE:
+      for (int i = 0; i < MM_FIRSTS; i++) all |= s->by_first[i] ? 1u << i : 0;
+      return all;
+    case MM_FORM_OBJECT:
+    case MM_FORM_MAP: return 1u << MM_FIRST_OBJECT;
+    case MM_FORM_ARRAY: return 1u << MM_FIRST_ARRAY;
+    case MM_FORM_STRING: return 1u << MM_FIRST_STRING;
+    case MM_FORM_LITERALS: return 1u << mm_schema_first(s->literal[0].p[0]);
+    default: return 1u << MM_FIRST_NUMBER;
+  }
+}
+
+/* Whether the schema says of what types its values are: values of others may fit one that does not, though none is generated. */
+static bool names_types(compiler *p, const mm_value *schema, unsigned depth) {
+  const mm_value *v = follow(p, schema);
+  if (!v || v->type != MM_VALUE_OBJECT || depth == DEPTH_MAX) return false;
+  for (const mm_value *m = v->first; m; m = m->next)
+    if (strcmp(m->key, "type") == 0 || strcmp(m->key, "enum") == 0 || strcmp(m->key, "const") == 0) return true;
+  const mm_value *list = mm_value_get(v, "anyOf");
+  if (!list) list = mm_value_get(v, "oneOf");
+  if (!list) return false;
+  for (const mm_value *m = list->first; m; m = m->next)
+    if (!names_types(p, m, depth + 1)) return false;
+  return true;
+}
+
+/* A value of enum or const, of one of the alternatives. */
+typedef struct owned {
+  const mm_value *value;
+  double number;
+  size_t owner;
+} owned;
+
+static int compare_owned(const void *a, const void *b) {
+  const owned *x = a, *y = b;
+  if (x->value->type == MM_VALUE_NUMBER) return (x->number > y->number) - (x->number < y->number);
+  const int order = memcmp(x->value->text, y->value->text, mm_min(x->value->n, y->value->n));
+  return order ? order : (x->value->n > y->value->n) - (x->value->n < y->value->n);
+}
+
+/* The literals of a form that begin so; NULL: it has others. */
+static const mm_form *literals_of(const mm_form *s, int first) {
+  if (s->kind == MM_FORM_CHOICE) s = s->by_first[first];
+  return s && s->kind == MM_FORM_LITERALS ? s : NULL;
+}
+
+/* No value is in the literals of two alternatives. Numbers are compared as doubles: some that differ count as equal. */
+static bool values_differ(compiler *p, const mm_form *const *all, size_t count, int first) {
+  size_t n = 0, most = 0;
+  for (size_t i = 0; i < count; i++)
+    if (beginnings(all[i]) & 1u << first) most += literals_of(all[i], first)->count;
+  owned *v = mm_arena_alloc(p->arena, most * sizeof *v, p->err);
+  if (!v) return false;
+  for (size_t i = 0; i < count; i++) {
+    const mm_form *s = beginnings(all[i]) & 1u << first ? literals_of(all[i], first) : NULL;
+    for (uint32_t k = 0; s && k < s->count; k++) {
+      const mm_value *value = mm_body_parse(p->arena, s->literal[k].p, s->literal[k].n, p->err);
+      if (!value) return false;
+      v[n++] = (owned){value, value->type == MM_VALUE_NUMBER ? mm_value_real(value) : 0, i};
+    }
+  }
+  qsort(v, n, sizeof *v, compare_owned);
+  for (size_t i = 1; i < n; i++)
+    if (v[i - 1].owner != v[i].owner && compare_owned(&v[i - 1], &v[i]) == 0)
+      return unserved(p, "oneOf", ": two alternatives have a value in common");
+  return true;
+}
+
+/* No value fits two of the alternatives, all[i] of list[i]. */
+static bool told_apart(compiler *p, const mm_value *list, const mm_form *const *all) {
+  unsigned seen = 0, twice = 0;
+  size_t i = 0;
+  if (list->count == 1) return true;
+  for (const mm_value *v = list->first; v; v = v->next, i++) {
+    if (!names_types(p, v, 0)) return p->err->status == MM_OK && unserved(p, "oneOf", " with an alternative that names no type");
+    const unsigned now = beginnings(all[i]);
+    twice |= seen & now;
+    seen |= now;
+  }
+  for (int first = 0; first < MM_FIRSTS; first++) {
+    if (!(twice & 1u << first)) continue;
+    const bool values = first == MM_FIRST_STRING || first == MM_FIRST_NUMBER;
+    for (i = 0; i < list->count; i++)
+      if (beginnings(all[i]) & 1u << first && (!values || !literals_of(all[i], first)))
+        return unserved(p, "oneOf", ": two alternatives begin alike");
+    if (!values_differ(p, all, list->count, first)) return false;
+  }
+  return true;
+}
+
+static bool compile_any(compiler *p, const mm_value *list, const char *keyword, mm_form *out) {
+  const bool one = keyword[0] == 'o';
+  if (list->type != MM_VALUE_ARRAY || !list->count)
+    return wrong(p, one ? "oneOf: expected a list of schemas" : "anyOf: expected a list of schemas");
+  const mm_form **all = mm_arena_alloc(p->arena, list->count * sizeof *all, p->err);
   builder b = {.choice = out};
+  size_t count = 0;
+  if (!all) return false;
   out->kind = MM_FORM_CHOICE;
   for (const mm_value *v = list->first; v; v = v->next) {
     const mm_form *s;
     if (!compile(p, v, &s)) return false;
     if (s->kind == MM_FORM_CHOICE && is_open(p, s)) return unserved(p, "$ref", " from an alternative to what holds it");
-    p->exclusive = exclusive;
-    const bool told_apart = add_to_choice(p, &b, s);
-    p->exclusive = false;
-    if (!told_apart) return false;
+    all[count++] = s;
+  }
+  if (one && !told_apart(p, list, all)) return false;
+  for (size_t i = 0; i < count; i++) {
+    p->keyword = keyword;
+    if (!add_to_choice(p, &b, all[i])) return false;
   }
   end_choice(&b);
   return true;
@@ -204,12 +318,14 @@ static unsigned firsts_of(compiler *p, const mm_value *types) {
 /* The reader of bodies takes NaN and Infinity, which an answer may not hold. */
 static bool is_json(compiler *p, const mm_value *v) {
   const char last = v->raw[v->raw_n - 1];
-  return v->type != MM_VALUE_NUMBER || (last >= '0' && last <= '9') || wrong(p, "enum or const: NaN and Infinity are not values of JSON");
+  return v->type != MM_VALUE_NUMBER || (last >= '0' && last <= '9') ||
+         wrong(p,
+               p->keyword[0] == 'e' ? "enum: NaN and Infinity are not values of JSON" : "const: NaN and Infinity are not values of JSON");
 }
 
 /* The value, one of JSON, is of one of these types. */
 static bool is_of(const mm_value *v, unsigned firsts) {
-  const int first = first_of(v->raw[0]);
+  const int first = mm_schema_first(v->raw[0]);
   if (!(firsts & 1u << first)) return false;
   return first != MM_FIRST_NUMBER || firsts & ANY_NUMBER || floor(mm_value_real(v)) == mm_value_real(v);
 }
@@ -227,7 +343,8 @@ static bool count_of(compiler *p, const mm_value *schema, const char *key, uint3
   int64_t n;
   const mm_value *v = mm_value_get(schema, key);
   if (!v) return true;
-  if (!mm_value_int(v, &n) || n < 0 || n >= UINT32_MAX) return wrong(p, "a count is no whole number");
+  if (!mm_value_int(v, &n) || n < 0 || n >= UINT32_MAX)
+    return mm_fail(p->err, MM_BAD_INPUT, "E_SCHEMA", mm_at(p->where, NULL), "%s: expected a whole number below %u", key, UINT32_MAX);
   *out = (uint32_t)n;
   return true;
 }
@@ -247,25 +364,7 @@ static bool quote_key(compiler *p, const mm_value *property, mm_literal *out) {
     out->n = t.n;
   }
   free(t.p);
-  return out->p || unserved(p, "properties", " with keys so long");
-}
-
-static int by_key(const void *a, const void *b) { return mm_literal_compare(*(const mm_literal *const *)a, *(const mm_literal *const *)b); }
-
-/* What a form of an object says of its keys beside their texts. */
-static bool order_keys(compiler *p, mm_form *s) {
-  uint16_t *order = mm_arena_alloc(p->arena, s->count * sizeof *order, p->err);
-  const mm_literal **key = mm_arena_alloc(p->arena, s->count * sizeof *key, p->err);
-  if (!order || !key) return false;
-  for (uint32_t i = s->count, end = s->count; i-- > 0;) {
-    if (s->literal[i].required) end = i + 1;
-    s->literal[i].end = (uint16_t)end;
-    key[i] = &s->literal[i];
-  }
-  qsort(key, s->count, sizeof *key, by_key);
-  for (uint32_t i = 0; i < s->count; i++) order[i] = (uint16_t)(key[i] - s->literal);
-  s->order = order;
-  return true;
+  return out->p ? escape_tags(p, out) : unserved(p, "properties", " with keys so long");
 }
 
 static bool compile_object(compiler *p, const mm_value *schema, mm_form *out) {
@@ -285,7 +384,9 @@ static bool compile_object(compiler *p, const mm_value *schema, mm_form *out) {
     if (!quote_key(p, v, l) || !compile(p, v, &l->value)) return false;
     l->required = is_required(required, v);
   }
-  if (!order_keys(p, out)) return false;
+  uint16_t *order = mm_arena_alloc(p->arena, count * sizeof *order, p->err);
+  if (!order) return false;
+  mm_literals_order(out, order);
   for (const mm_value *v = required && required->type == MM_VALUE_ARRAY ? required->first : NULL; v; v = v->next)
     if (v->type == MM_VALUE_STRING && !mm_value_get(properties, v->text)) return unserved(p, "required", " of a key that properties lacks");
   return true;
@@ -294,6 +395,7 @@ static bool compile_object(compiler *p, const mm_value *schema, mm_form *out) {
 static bool compile_array(compiler *p, const mm_value *schema, mm_form *out) {
   const mm_value *items = mm_value_get(schema, "items");
   *out = (mm_form){.kind = MM_FORM_ARRAY, .item = &any_value, .most = UINT32_MAX};
+  if (items && items->type == MM_VALUE_ARRAY) return unserved(p, "items", " as a list");
   if (items && !compile(p, items, &out->item)) return false;
   return count_of(p, schema, "minItems", &out->least) && count_of(p, schema, "maxItems", &out->most) &&
          (out->least <= out->most || wrong(p, "minItems: more than maxItems"));
@@ -319,9 +421,12 @@ static bool compile_types(compiler *p, const mm_value *schema, const mm_value *t
   if (types->type != MM_VALUE_ARRAY) return compile_type(p, schema, types, out);
   builder b = {.choice = out};
   *out = (mm_form){.kind = MM_FORM_CHOICE};
+  p->keyword = "type";
   for (const mm_value *v = types->first; v; v = v->next) {
     mm_form *s = mm_arena_alloc(p->arena, sizeof *s, p->err);
-    if (!s || !compile_type(p, schema, v, s) || !add_to_choice(p, &b, s)) return false;
+    if (!s || !compile_type(p, schema, v, s)) return false;
+    p->keyword = "type";
+    if (!add_to_choice(p, &b, s)) return false;
   }
   end_choice(&b);
   return types->count || wrong(p, "type: found an empty list");
@@ -337,8 +442,8 @@ static bool compile_values(compiler *p, const mm_value *first, size_t most, unsi
   for (const mm_value *v = first; i < most; v = v->next, i++) {
     if (!is_json(p, v)) return false;
     if (!is_of(v, firsts)) continue;
-    if (v->type == MM_VALUE_OBJECT || v->type == MM_VALUE_ARRAY) return unserved(p, "enum", " with objects or lists");
-    count[first_of(v->raw[0])]++;
+    if (v->type == MM_VALUE_OBJECT || v->type == MM_VALUE_ARRAY) return unserved(p, p->keyword, " with objects or lists");
+    count[mm_schema_first(v->raw[0])]++;
   }
   for (int k = 0; k < MM_FIRSTS; k++)
     if (count[k] && !own_literals(p, &b, k, count[k])) return false;
@@ -351,6 +456,7 @@ static bool compile_values(compiler *p, const mm_value *first, size_t most, unsi
 
 static bool compile_enum(compiler *p, const mm_value *list, const mm_value *types, mm_form *out) {
   const unsigned firsts = firsts_of(p, types);
+  p->keyword = "enum";
   if (!firsts) return false;
   if (list->type != MM_VALUE_ARRAY || !list->count) return wrong(p, "enum: expected a list of values");
   if (list->count > SCHEMAS_MAX) return too_many(p, "values in an enum", list->count, SCHEMAS_MAX);
@@ -388,32 +494,6 @@ static bool alone(compiler *p, const mm_value *schema, const char *keyword, cons
 
 /* ---- References ---- */
 
-/* One step of a JSON pointer, ~0 and ~1 taken back. */
-static const mm_value *step_into(const mm_value *v, const char *step, size_t n) {
-  for (const mm_value *m = v->type == MM_VALUE_OBJECT ? v->first : NULL; m; m = m->next) {
-    size_t i = 0, k = 0;
-    for (; i < n && k < m->key_n; i++, k++) {
-      char c = step[i];
-      if (c == '~' && i + 1 < n) c = step[++i] == '1' ? '/' : '~';
-      if (c != m->key[k]) break;
-    }
-    if (i == n && k == m->key_n) return m;
-  }
-  return NULL;
-}
-
-static const mm_value *find_reference(compiler *p, const mm_value *reference) {
-  if (reference->type != MM_VALUE_STRING || !reference->n || reference->text[0] != '#') return NULL;
-  const mm_value *v = p->root;
-  const char *at = reference->text + 1;
-  while (v && *at == '/') {
-    const size_t n = strcspn(++at, "/");
-    v = step_into(v, at, n);
-    at += n;
-  }
-  return *at ? NULL : v;
-}
-
 /* A schema is what a $ref leads to, as long as it is nothing but that. */
 static const mm_value *follow(compiler *p, const mm_value *schema) {
   for (int i = 0; i < 32 && schema; i++) {
@@ -421,7 +501,7 @@ static const mm_value *follow(compiler *p, const mm_value *schema) {
     const bool one = all && all->type == MM_VALUE_ARRAY && all->count == 1;
     if (!reference && !one) return schema;
     if (!alone(p, schema, reference ? "$ref" : "allOf", NULL)) return NULL;
-    schema = reference ? find_reference(p, reference) : all->first;
+    schema = reference ? mm_value_follow(p->root, reference) : all->first;
   }
   return NULL;
 }
@@ -448,13 +528,14 @@ static bool compile_keywords(compiler *p, const mm_value *schema, mm_form *out) 
   if (!any) any = mm_value_get(schema, "oneOf");
   if (one) {
     const unsigned firsts = firsts_of(p, type);
+    p->keyword = "const";
     return firsts && alone(p, schema, "const", "type") && is_json(p, one) && (is_of(one, firsts) || wrong(p, "const: not of the type")) &&
            compile_values(p, one, 1, firsts, out);
   }
   if (list) return alone(p, schema, "enum", "type") && compile_enum(p, list, type, out);
   if (any) {
     const unsigned firsts = firsts_of(p, type);
-    return firsts && alone(p, schema, which, "type") && compile_any(p, any, which[0] == 'o', out) &&
+    return firsts && alone(p, schema, which, "type") && compile_any(p, any, which, out) &&
            (choice_is_of(out, firsts) || unserved(p, which, " with alternatives that are not of the type"));
   }
   if (type) return compile_types(p, schema, type, out);
@@ -472,8 +553,8 @@ static bool compile_new(compiler *p, const mm_value *schema, const mm_form **out
   p->done[p->count++] = (compiled){schema, s, true};
   const size_t place = p->count - 1;
   *out = s;
-  if (p->count > SCHEMAS_MAX) return unserved(p, "json_schema", ", so many schemas in one");
-  if (p->depth == 24) return unserved(p, "json_schema", " so deep");
+  if (p->count > SCHEMAS_MAX) return too_many(p, "schemas in one", p->count, SCHEMAS_MAX);
+  if (p->depth == DEPTH_MAX) return too_many(p, "schemas within each other", DEPTH_MAX + 1, DEPTH_MAX);
   p->depth++;
   const bool ok = known_keywords(p, schema) && compile_keywords(p, schema, s);
   p->depth--;
@@ -482,18 +563,18 @@ static bool compile_new(compiler *p, const mm_value *schema, const mm_form **out
 }
 
 static bool compile(compiler *p, const mm_value *schema, const mm_form **out) {
+  if (schema->type == MM_VALUE_OBJECT) schema = follow(p, schema);
+  if (!schema) return p->err->status == MM_OK && wrong(p, "$ref: leads to no schema of this document");
   if (schema->type == MM_VALUE_BOOL && schema->truth) return *out = &any_value, true;
+  if (schema->type == MM_VALUE_BOOL) return wrong(p, "found the schema false, which no value fits");
   if (schema->type != MM_VALUE_OBJECT) return wrong(p, "found something else than an object as a schema");
-  schema = follow(p, schema);
-  if (!schema && p->err->status != MM_OK) return false;
-  if (!schema || schema->type != MM_VALUE_OBJECT) return wrong(p, "$ref: leads to no schema of this document");
   for (size_t i = 0; i < p->count; i++)
     if (p->done[i].schema == schema) return *out = p->done[i].form, true;
   return compile_new(p, schema, out);
 }
 
-const mm_form *mm_schema_compile(mm_arena *a, const mm_value *schema, mm_err *err) {
-  compiler p = {.arena = a, .root = schema, .err = err};
+const mm_form *mm_schema_compile(mm_arena *a, const mm_value *schema, const char *where, mm_err *err) {
+  compiler p = {.arena = a, .root = schema, .where = where, .keyword = "anyOf", .err = err};
   const mm_form *s = NULL;
   const bool ok = compile(&p, schema, &s);
   free(p.done);

@@ -1,9 +1,12 @@
 /* The CPU backend's life: its buffers, and the start and end of a step. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
+#include "formats/hash.h"
+#include "formats/system/memory.h"
 #include "runtime/cpu/cpu_backend.h"
 #include "runtime/cpu/cpu_codes.h"
 #include "runtime/engine/position.h"
@@ -276,6 +279,17 @@ static bool cpu_state_load(mm_backend *b, uint32_t slot, const void *state, mm_e
   return true;
 }
 
+/* All ranks of a machine share its memory, or what its control group may have; boots have names of their own. */
+static bool cpu_memory(const mm_backend_config *c, mm_memory_facts *out, mm_err *err) {
+  (void)c, (void)err;
+  char boot[40] = "";
+  FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
+  if (f) mm_either_way(fgets(boot, sizeof boot, f) != NULL), fclose(f);
+  out->total = out->free = mm_memory_limit();
+  out->device = mm_sha256(boot, sizeof boot);
+  return true;
+}
+
 const mm_ops mm_ops_cpu = {
     .name = "cpu",
     .open = cpu_open,
@@ -308,6 +322,7 @@ const mm_ops mm_ops_cpu = {
     .across = true,
     .rows_apart = true,
     .pages = true,
+    .memory = cpu_memory,
     .state_bytes = cpu_state_bytes,
     .state_copy = cpu_state_copy,
     .state_save = cpu_state_save,

@@ -11,7 +11,7 @@
 bool grown::grow(size_t wanted, bool zero, mm_err *err) {
   if (wanted <= bytes) return true;
   close();
-  if (!mm_cu_check(cudaMalloc(&p, wanted), "cudaMalloc", err)) return false;
+  if (!mm_cu_malloc(&p, wanted, "what is asked of logits", err)) return false;
   bytes = wanted;
   return !zero || (mm_cu_check(cudaMemset(p, 0, wanted), "cudaMemset", err) && mm_cu_check(cudaStreamSynchronize(0), "cudaMemset", err));
 }

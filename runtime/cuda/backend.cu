@@ -29,6 +29,7 @@ void check(mm_backend *b, cudaError_t e, const char *what) {
 bf16 *rows_of(mm_act a) { return static_cast<bf16 *>(a.data); }
 
 bool cuda_act(mm_backend *b, uint32_t width, mm_act *out, mm_err *err) {
+  b->memory.what = "activations";
   *out = {b->memory.array<bf16>((uint64_t)b->c.limits.max_tokens * width, err), width};
   return out->data != nullptr;
 }
@@ -561,4 +562,6 @@ const mm_ops mm_ops_cuda = {
     .state_load = mm_cu_state_load,
     .ids_load = mm_cu_ids_load,
     .score = cuda_score,
+    .memory = mm_cu_memory_facts,
+    .own_memory = true,
 };

@@ -214,6 +214,8 @@ MM_MUST_USE bool mm_cu_upload_pages(mm_backend *b, const mm_batch *batch, mm_err
 
 mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err);
 void mm_cu_backend_close(mm_backend *b); /* accepts NULL */
+/* mm_ops.memory. */
+MM_MUST_USE bool mm_cu_memory_facts(const mm_backend_config *c, mm_memory_facts *out, mm_err *err);
 /* mm_ops.hold and release. */
 MM_MUST_USE bool mm_cu_hold(const mm_backend_config *c, mm_held *held, void **memory, mm_err *err);
 void mm_cu_release(void *memory);

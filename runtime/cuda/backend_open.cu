@@ -104,8 +104,14 @@ bool settle_inputs(mm_backend *b, mm_err *err) {
   return true;
 }
 
+/* What the size of the cache follows from (loader/stream/capacity.h) is what is allocated here. */
+static_assert(MM_DEVICE_SKINNY == MM_CU_SKINNY && MM_DEVICE_FEW_EACH == MM_CU_FEW_EACH && MM_DEVICE_LEAST_APART == kLeastApart &&
+              MM_DEVICE_SEEN == MM_CU_SEEN && MM_DEVICE_TOLD == MM_CU_TOLD && MM_DEVICE_TILE == MM_CU_GQA_KEYS);
+static_assert(MM_DEVICE_LARGEST_BUCKET == kBuckets[sizeof kBuckets / sizeof *kBuckets - 1]);
+
 /* Tables under which every slot has pages of its own, until a batch brings others. */
 bool open_table(mm_backend *b, mm_err *err) {
+  b->memory.what = "tables of pages";
   b->pages_per_slot = (uint32_t)mm_ceil_div(b->c.limits.max_positions, MM_CU_PAGE);
   const uint64_t entries = (uint64_t)b->c.limits.slots * b->pages_per_slot;
   if (entries > UINT32_MAX)
@@ -135,12 +141,19 @@ bool open_caches(mm_backend *b, mm_err *err) {
   uint32_t pages;
   if (!mm_limits_pages(limits, &pages, err) || !open_table(b, err)) return false;
   const uint64_t cells = (uint64_t)pages * b->heads.kv_heads * MM_CU_PAGE;
-  const uint64_t cell_bytes = b->c.kv_fp8 ? d : 2 * d;
+  const uint64_t cell_bytes = b->c.kv_fp8 ? d : 2 * d, plane = mm_round_up(cells * cell_bytes, 256);
+  const uint64_t scales = b->c.kv_fp8 ? mm_round_up(cells * sizeof(float), 256) : 0;
   const size_t state = (size_t)b->heads.heads * d * d;
   const mm_rank_weights *w = b->c.weights;
   b->state_floats = (size_t)std::count(m->attn + w->layer_first, m->attn + w->layer_end, MM_ATTN_LIGHTNING) * state;
+  b->memory.what = "lightning states";
   if (b->state_floats && !(b->states = b->memory.array<float>(limits->slots * b->state_floats, err))) return false;
   b->cache.resize(m->layers);
+  b->memory.what = "the KV cache";
+  const uint64_t caches = 2 * (uint64_t)std::count(m->attn + w->layer_first, m->attn + w->layer_end, MM_ATTN_FULL);
+  char *at = caches ? static_cast<char *>(b->memory.alloc(caches * (plane + scales), err)) : nullptr; /* all at once: nothing is rounded */
+  if (caches && !at) return false;
+  const auto take = [&](uint64_t bytes) { return static_cast<void *>((at += bytes) - bytes); };
   for (uint32_t l = w->layer_first, lightning = 0; l < w->layer_end; l++) {
     layer_cache &c = b->cache[l];
     if (m->attn[l] == MM_ATTN_LIGHTNING) {
@@ -151,11 +164,8 @@ bool open_caches(mm_backend *b, mm_err *err) {
       if (!c.slope) return false;
       if (!mm_cu_check(cudaMemcpy(c.slope, slope.data(), slope.size() * 4, cudaMemcpyHostToDevice), "copy slopes", err)) return false;
     } else {
-      c.kv = {b->memory.alloc(cells * cell_bytes, err), b->memory.alloc(cells * cell_bytes, err), b->page_table, b->pages_per_slot};
-      if (!c.kv.k || !c.kv.v) return false;
-      if (!b->c.kv_fp8) continue;
-      c.kv.k_scale = b->memory.array<float>(cells, err), c.kv.v_scale = b->memory.array<float>(cells, err);
-      if (!c.kv.k_scale || !c.kv.v_scale) return false;
+      c.kv = {take(plane), take(plane), b->page_table, b->pages_per_slot};
+      if (b->c.kv_fp8) c.kv.k_scale = static_cast<float *>(take(scales)), c.kv.v_scale = static_cast<float *>(take(scales));
     }
   }
   if (!open_page_work(b, err)) return false;
@@ -172,6 +182,7 @@ bool open_experts(mm_backend *b, mm_err *err) {
   for (uint32_t l = 0; l < m->layers; l++) inter = mm_max(inter, b->c.weights->layer[l].w2.k);
   const uint64_t slots = mm_min(m->experts, MM_CU_SKINNY * m->top_k);
   mm_cu_memory *y = &b->memory;
+  y->what = "buffers of experts";
   b->route = {m->experts,
               m->top_k,
               m->router == MM_ROUTER_SIGMOID_BIAS,
@@ -205,6 +216,7 @@ bool open_experts(mm_backend *b, mm_err *err) {
 
 bool open_batch(mm_backend *b, mm_err *err) {
   const uint32_t rows = b->c.limits.max_tokens;
+  b->memory.what = "buffers of attention";
   batch_arrays none;
   b->far = mm_cu_plan_far(b->heads, b->c.limits.slots, b->c.limits.max_positions);
   const size_t bytes = mm_cu_place_batch(rows, false, nullptr, &none) + mm_cu_gqa_items(b->heads, rows, b->far) * sizeof(uint2);
@@ -234,6 +246,7 @@ bool open_logits(mm_backend *b, mm_err *err) {
 bool open_choice(mm_backend *b, mm_err *err) {
   const uint32_t rows = b->c.limits.max_tokens, vocab = b->c.model->vocab;
   mm_cu_memory *y = &b->memory;
+  y->what = "buffers of sampling";
   std::vector<uint32_t> never(MM_CU_WORDS(vocab));
   for (uint32_t i = 0; b->c.never && i < vocab; i++) never[i / 32] |= (uint32_t)(b->c.never[i] != 0) << i % 32;
   uint32_t *mask = y->array<uint32_t>(never.size(), err);
@@ -442,6 +455,16 @@ static bool key_of(const mm_backend_config *c, const mm_cu_load *load, mm_digest
   return true;
 }
 
+/* Before weights are read that nothing else is counted for. */
+static bool check_room(const mm_cu_load *load, uint32_t rank, mm_err *err) {
+  size_t free = 0, total = 0;
+  if (!mm_cu_check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo", err)) return false;
+  return load->plan.bytes <= free ||
+         mm_fail(err, MM_LIMIT, "E_MEMORY", mm_at(NULL, NULL),
+                 "rank %u: found %llu bytes free of %llu, expected %llu for weights: more ranks (--tp, --pp)", rank,
+                 (unsigned long long)free, (unsigned long long)total, (unsigned long long)load->plan.bytes);
+}
+
 /* From files, or from who holds them. */
 static bool find_weights(mm_backend *b, mm_err *err) {
   if (!b->c.attach) return b->loading->open(&b->memory, err);
@@ -459,8 +482,9 @@ bool mm_cu_hold(const mm_backend_config *c, mm_held *held, void **memory, mm_err
   how.verify = c->verify, how.rank = c->place.rank, how.log = c->log, how.comm = c->comm;
   cudaIpcMemHandle_t handle;
   const bool ok = plan_weights(b, b->loading.get(), err) && set_device(&c->place, err) && mm_cu_check_device(err) &&
-                  key_of(c, b->loading.get(), &held->key, err) && b->loading->start(how, err) && b->loading->open(&b->memory, err) &&
-                  b->loading->finish(err) && mm_cu_check(cudaIpcGetMemHandle(&handle, b->loading->base()), "cudaIpcGetMemHandle", err);
+                  key_of(c, b->loading.get(), &held->key, err) && check_room(b->loading.get(), c->place.rank, err) &&
+                  b->loading->start(how, err) && b->loading->open(&b->memory, err) && b->loading->finish(err) &&
+                  mm_cu_check(cudaIpcGetMemHandle(&handle, b->loading->base()), "cudaIpcGetMemHandle", err);
   if (!ok) return mm_cu_backend_close(b), false;
   memcpy(held->handle, &handle, sizeof handle);
   held->bytes = b->loading->plan.bytes;
@@ -475,6 +499,20 @@ void mm_cu_release(void *memory) { mm_cu_backend_close(static_cast<mm_backend *>
 static void load_kernels_early() {
   static std::once_flag once;
   std::call_once(once, [] { setenv("CUDA_MODULE_LOADING", "EAGER", 0); });
+}
+
+bool mm_cu_memory_facts(const mm_backend_config *c, mm_memory_facts *out, mm_err *err) {
+  if (!check_model(c, err)) return false;
+  if (c->weights->tp > 1) load_kernels_early();
+  int device = 0;
+  cudaDeviceProp p = {};
+  size_t free = 0, total = 0;
+  if (!set_device(&c->place, err) || !mm_cu_check_device(err) || !mm_cu_check(cudaGetDevice(&device), "cudaGetDevice", err) ||
+      !mm_cu_check(cudaGetDeviceProperties(&p, device), "cudaGetDeviceProperties", err) ||
+      !mm_cu_check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo", err))
+    return false;
+  *out = {total, free, mm_sha256(&p.uuid, sizeof p.uuid)};
+  return true;
 }
 
 /* Weights are on their way from their files before the device is asked for anything: its own start takes longer than the first of them.

@@ -40,6 +40,7 @@ bool open_sums_of(mm_backend *b, const mm_packed *w, mm_err *err) {
 
 bool mm_cu_open_sums(mm_backend *b, mm_err *err) {
   if (!b->c.calibration) return true;
+  b->memory.what = "sums of collected inputs";
   for (uint32_t l = 0; l < b->c.model->layers; l++) {
     const mm_layer_weights *y = &b->c.weights->layer[l];
     for (const mm_packed *w : {&y->qkv, &y->out, &y->output_gate, &y->w13, &y->w2}) {

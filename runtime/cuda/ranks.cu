@@ -197,6 +197,7 @@ bool mm_cu_open_ranks(mm_backend *b, mm_err *err) {
   const uint32_t ranks = b->c.weights->tp;
   if (ranks == 1) return true;
   if (!b->loading->pinned(err)) return false;
+  b->memory.what = "sums over ranks";
   if (!(b->squares = b->memory.array<float>(2 * (uint64_t)b->c.limits.max_tokens + 4, err))) return false;
   const uint64_t rows_bytes = (uint64_t)b->c.limits.max_tokens * b->c.model->hidden * sizeof(bf16);
   if (!(b->peers = mm_cu_peers_open(b->c.comm, b->c.weights->rank, ranks, rows_bytes, kLimit_s, err))) return false;
@@ -234,9 +235,9 @@ bool mm_cu_make_logits(mm_backend *b, size_t rows, mm_err *err) {
   const size_t bytes = rows * b->c.weights->vocab_rows * sizeof(float), all_bytes = bytes * b->c.weights->tp;
   const size_t groups = rows * MM_CU_CHOICE_GROUPS(b->c.model->vocab) * sizeof(uint32_t); /* what draws need lies behind the logits */
   b->drop_logits();
-  bool made = mm_cu_check(cudaMalloc(&b->logits, b->peers ? bytes : bytes + groups), "cudaMalloc", err);
+  bool made = mm_cu_malloc(reinterpret_cast<void **>(&b->logits), b->peers ? bytes : bytes + groups, "logits", err);
   if (b->peers) {
-    made = made && mm_cu_check(cudaMalloc(&b->whole_logits, all_bytes + groups), "cudaMalloc", err);
+    made = made && mm_cu_malloc(reinterpret_cast<void **>(&b->whole_logits), all_bytes + groups, "logits of all ranks", err);
     void *all[MM_CU_PEERS];
     if (!mm_cu_peers_tell(b->peers, made ? b->whole_logits : nullptr, all, err)) made = false;
     for (uint32_t r = 0; made && r < b->c.weights->tp; r++) made = (b->logits_of_rank[r] = static_cast<float *>(all[r])) != nullptr;

@@ -10,6 +10,16 @@ extern "C" {
 #endif
 
 typedef struct mm_engine mm_engine;
+
+/* How the KV cache is sized from the device's memory (loader/capacity.h), before a weight is read. */
+typedef struct mm_engine_memory {
+  bool fits;          /* it is: with limits.pages 0 as many pages as there is room for, with others as many as they say. MM_LIMIT E_MEMORY
+                       * where that is less than one sequence, or more than is free. Nothing where the ops do not know their memory */
+  double share;       /* of the device's memory that may be used, in (0, 1]; 0 or NAN: MM_GPU_SHARE or MM_CPU_SHARE */
+  uint32_t outs;      /* rows of a step whose logits are wanted at most; 0: all */
+  const char *length; /* the option that says max_positions, for errors; need not outlive open */
+} mm_engine_memory;
+
 typedef struct mm_engine_config {
   const mm_ops *ops;
   mm_limits limits;
@@ -26,6 +36,7 @@ typedef struct mm_engine_config {
   bool verify;            /* digests of all files are checked while they are loaded: MM_INTEGRITY E_DIGEST, at open or by a step */
   mm_read_log *log;       /* what devices read to load goes there, or NULL; until close */
   const uint32_t *device; /* [ranks of this process] numbers of their accelerators, or NULL: 0, 1, …; need not outlive open */
+  mm_engine_memory memory;
   mm_world *world; /* NULL, or until close: each process has as many ranks, in their order. The first opens the engine and is asked; the
                     * others follow (mm_engine_follow). Tokens are chosen by the host then, and all ranks of a stage are of one process on
                     * devices that cannot do otherwise (mm_ops.across): MM_UNSUPPORTED E_PARALLEL */
@@ -56,6 +67,13 @@ MM_MUST_USE bool mm_engine_finish_load(mm_engine *e, mm_err *err);
 MM_MUST_USE bool mm_engine_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err);
 
 const mm_limits *mm_engine_limits(const mm_engine *e);
+/* The KV cache of an engine whose memory.fits was set; all 0 where its device gives each slot its own. */
+typedef struct mm_engine_cache {
+  uint64_t tokens;    /* of all sequences together */
+  uint64_t bytes;     /* of the rank that keeps the most */
+  uint64_t sequences; /* of max_positions tokens that fit */
+} mm_engine_cache;
+mm_engine_cache mm_engine_cache_of(const mm_engine *e);
 /* MM_SAMPLES_…: what choices may ask for. */
 uint32_t mm_engine_samples(const mm_engine *e);
 /* Whether a row's bits depend on the tokens before it alone: not on cuts, other rows or slots. */

@@ -1,5 +1,5 @@
-/* The engine's inside: engine_ranks.c (ranks and steps), engine_slots.c (what slots hold) and engine_choices.c (tokens chosen from logits).
- */
+/* The engine's inside: engine_ranks.c (ranks and steps), engine_slots.c (what slots hold), engine_memory.c (the
+ * size of the KV cache) and engine_choices.c (tokens chosen from logits). */
 #ifndef MM_RUNTIME_ENGINE_INSIDE_H
 #define MM_RUNTIME_ENGINE_INSIDE_H
 
@@ -8,6 +8,7 @@
 #include "runtime/engine/engine.h"
 
 typedef enum work {
+  MEASURE,
   OPEN,
   STEP,
   COLLECT,
@@ -28,6 +29,8 @@ typedef enum work {
 typedef struct rank_facts {
   uint32_t layer_first, layer_end, vocab_first, vocab_rows;
   uint64_t state_bytes;
+  mm_rank_memory need; /* of MEASURE, as is: */
+  mm_memory_facts memory;
 } rank_facts;
 
 typedef struct slot_state {
@@ -163,6 +166,13 @@ void mm_engine_lose(mm_engine *e, const mm_err *why);
 MM_MUST_USE bool mm_engine_run_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err);
 /* MM_USAGE E_BATCH: "WHAT INDEX: found FOUND, expected EXPECTED LIMIT". */
 bool mm_engine_refuse(mm_err *err, const char *what, uint64_t index, int64_t found, const char *expected, uint64_t limit);
+
+/* ---- the size of the KV cache (engine_memory.c) ---- */
+
+/* Of a rank whose weights are bound: what it needs, and the memory it will use. */
+MM_MUST_USE bool mm_engine_measure(rank *r, const mm_backend_config *c, mm_err *err);
+/* When all processes know all ranks' facts: sets limits.pages, to the same in each. */
+MM_MUST_USE bool mm_engine_fit(mm_engine *e, mm_err *err);
 
 /* Whether the batch may run; then its pages are the slots' own. */
 MM_MUST_USE bool mm_engine_prepare(mm_engine *e, mm_batch *batch, mm_err *err);

@@ -2,6 +2,8 @@
 #ifndef MM_RUNTIME_ENGINE_OPTIONS_H
 #define MM_RUNTIME_ENGINE_OPTIONS_H
 
+#include <math.h>
+
 #include "formats/option.h"
 #include "runtime/engine/ops.h"
 
@@ -9,6 +11,10 @@
 #define MM_OPTION_DEVICES(at) MM_OPTION(STR, "devices", at, "LIST", "numbers of the GPUs, one for each rank of this process (0,1,2,...)")
 #define MM_OPTION_ATTACH(at)  MM_OPTION(STR, "attach", at, "SOCKET", "use the weights that minimax-hold keeps on the GPUs")
 #define MM_OPTION_VERIFY(at)  MM_FLAG("verify-on-load", at, "check the digests of all weights while they are loaded")
+#define MM_OPTION_UTILIZATION(at)                  \
+  MM_OPTION(                                       \
+      REAL, "gpu-memory-utilization", at, "SHARE", \
+      "share of a GPU's memory for weights, buffers and KV cache (0.9); on cpu, share of RAM for KV cache and lightning states (0.5)")
 #define MM_OPTION_THREADS(at) \
   MM_OPTION(U64, "threads", at, "N", "CPU threads per rank (CPUs / ranks, both of this process)", .letter = 't', .lo = 1, .hi = 1024)
 #define MM_OPTION_PIN(at) MM_FLAG("pin", at, "keep each of them on a CPU of its own")
@@ -20,6 +26,13 @@
   MM_OPTION(STR, "kv-cache-dtype", at, "TYPE",                                                                    \
             "of cached keys and values, fp8 on cuda: e4m3 (auto: the device's own, f32 on cpu and bf16 on cuda)", \
             .choices = "auto|bf16|fp8")
+
+/* What MM_OPTION_UTILIZATION gave, NAN: nothing. MM_USAGE E_USAGE where that is no share. */
+static inline bool mm_utilization_check(double share, mm_err *err) {
+  return isnan(share) || (share > 0 && share <= 1) ||
+         mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--gpu-memory-utilization: found %g, expected more than 0 and at most 1",
+                 share);
+}
 
 /* The last line of their help. */
 #define MM_ENGINE_STATUSES \

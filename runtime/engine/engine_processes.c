@@ -21,6 +21,9 @@ typedef struct shared_config {
   mm_limits limits;
   bool act_quant, eager, kv_fp8, kv_bf16, input_bf16, pin, apart, verify;
   uint32_t taps, tap[MM_TAPS];
+  bool fits; /* of mm_engine_memory */
+  double share;
+  uint32_t outs;
 } shared_config;
 
 typedef struct meeting {
@@ -133,7 +136,10 @@ void mm_engine_share_config(const mm_engine_config *c) {
                      .pin = c->pin,
                      .apart = c->apart,
                      .verify = c->verify,
-                     .taps = c->taps};
+                     .taps = c->taps,
+                     .fits = c->memory.fits,
+                     .share = c->memory.share,
+                     .outs = c->memory.outs};
   strncpy(s.device, c->ops->name, sizeof s.device - 1);
   for (uint32_t i = 0; i < c->taps; i++) s.tap[i] = c->tap[i];
   send_to_all(c->world, &s, sizeof s);
@@ -383,6 +389,7 @@ bool mm_engine_follow(const mm_shards *shards, const mm_engine_config *c, mm_err
                                 .taps = s.taps,
                                 .verify = s.verify,
                                 .device = c->device,
+                                .memory = {.fits = s.fits, .share = s.share, .outs = s.outs},
                                 .world = w};
   if (!own.ops) return false;
   mm_engine *e = mm_engine_open(shards, &own, err);

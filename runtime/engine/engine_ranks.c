@@ -10,10 +10,9 @@
 #include "loader/verify.h"
 #include "runtime/engine/engine_inside.h"
 
-static bool open_rank(rank *r, mm_err *err) {
-  mm_engine *const e = r->engine;
-  if (!mm_bind(&r->weights, e->shards, r->index, err)) return false;
-  mm_backend_config c = {
+static mm_backend_config config_of(const rank *r) {
+  const mm_engine *const e = r->engine;
+  return (mm_backend_config){
       .model = e->model,
       .weights = &r->weights,
       .limits = e->config.limits,
@@ -35,10 +34,26 @@ static bool open_rank(rank *r, mm_err *err) {
       .log = e->config.log,
       .checkpoint = e->shards->pack.seal,
       .attach = e->config.attach};
+}
+
+/* Once, whichever task comes first. */
+static bool bind_rank(rank *r, mm_err *err) { return r->weights.layer || mm_bind(&r->weights, r->engine->shards, r->index, err); }
+
+static bool measure_rank(rank *r, mm_err *err) {
+  if (!bind_rank(r, err)) return false;
+  const mm_backend_config c = config_of(r);
+  return mm_engine_measure(r, &c, err);
+}
+
+static bool open_rank(rank *r, mm_err *err) {
+  mm_engine *const e = r->engine;
+  if (!bind_rank(r, err)) return false;
+  const mm_backend_config c = config_of(r);
   if (!mm_forward_open(&r->forward, e->config.ops, &c, err)) return false;
   const mm_rank_weights *w = &r->weights;
-  e->facts[r->index] = (rank_facts){w->layer_first, w->layer_end, w->vocab_first, w->vocab_rows,
-                                    e->config.ops->state_bytes ? e->config.ops->state_bytes(r->forward.backend) : 0};
+  rank_facts *f = &e->facts[r->index];
+  f->layer_first = w->layer_first, f->layer_end = w->layer_end, f->vocab_first = w->vocab_first, f->vocab_rows = w->vocab_rows;
+  f->state_bytes = e->config.ops->state_bytes ? e->config.ops->state_bytes(r->forward.backend) : 0;
   return true;
 }
 
@@ -95,6 +110,7 @@ static bool do_work(rank *r, work w, mm_err *err) {
   const mm_forward *f = &r->forward;
   const mm_engine *e = r->engine;
   switch (w) {
+    case MEASURE: return measure_rank(r, err);
     case OPEN: return open_rank(r, err);
     case STEP: return step_rank(r, err);
     case COLLECT: return f->ops->collect(f->backend, r->weights.rank == 0 ? e->id : NULL, err);
@@ -302,8 +318,11 @@ static bool start_ranks(mm_engine *e, mm_err *err) {
     return mm_fail(err, MM_LIMIT, "E_THREADS", mm_at(NULL, NULL), "started %u of %u rank threads: %s", e->started, e->here,
                    strerror(failed));
   }
-  return mm_engine_run_here(e, OPEN, err);
+  return true;
 }
+
+/* Whether the cache is sized by what memory there is. */
+static bool measures(const mm_engine *e) { return e->config.memory.fits && e->config.ops->memory && e->config.ops->pages; }
 
 /* A backend that does not read tables has all pages that its slots can fill: fewer would be a promise that it cannot keep. */
 static bool open_pages(mm_engine *e, mm_err *err) {
@@ -355,11 +374,14 @@ mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm
   pthread_cond_init(&e->changed, NULL);
   e->slot = mm_calloc(c->limits.slots, sizeof *e->slot, err);
   e->facts = mm_calloc(ranks, sizeof *e->facts, err);
-  const bool ready = e->facts && e->slot && verify_files(e, err) && open_comms(e, err) && open_pages(e, err) && open_choices(e, err);
-  /* Ranks that open may wait for those of other processes, so none does before all processes are here. */
-  if (mm_engine_meet(e, ready, err) && mm_engine_meet(e, start_ranks(e, err), err)) {
-    place_states(e);
-    return e;
+  const bool ready = e->facts && e->slot && open_comms(e, err) && start_ranks(e, err) && open_choices(e, err);
+  if (mm_engine_meet(e, ready && (!measures(e) || mm_engine_run_here(e, MEASURE, err)), err)) {
+    const bool sized = (!measures(e) || mm_engine_fit(e, err)) && open_pages(e, err) && verify_files(e, err);
+    /* Ranks that open may wait for those of other processes, so none does before all processes are here. */
+    if (mm_engine_meet(e, sized, err) && mm_engine_meet(e, mm_engine_run_here(e, OPEN, err), err)) {
+      place_states(e);
+      return e;
+    }
   }
   mm_engine_close(e);
   return NULL;

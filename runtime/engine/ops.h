@@ -106,6 +106,12 @@ typedef struct mm_backend_config {
 
 #define MM_TAPS 8
 
+/* The memory that a rank will use. */
+typedef struct mm_memory_facts {
+  uint64_t total, free; /* bytes */
+  mm_digest device;     /* the same for ranks that share it, in whichever process */
+} mm_memory_facts;
+
 typedef struct mm_ops {
   const char *name; /* the --device word */
   mm_backend *(*open)(const mm_backend_config *c, mm_err *err);
@@ -211,6 +217,10 @@ typedef struct mm_ops {
   /* Of the rows of keep, in place of their choice: score[out_count] = -ln of the probability of id target[out_count], in f64; ids that are
    * not to be chosen have none. Waits. */
   bool (*score)(mm_backend *b, const int32_t *target, double *score, mm_err *err);
+  /* The memory of the device that an open with this config uses, before that takes any or reads a weight. Of the config it reads model,
+   * weights and place. NULL: caches are as large as the limits say. */
+  bool (*memory)(const mm_backend_config *c, mm_memory_facts *out, mm_err *err);
+  bool own_memory; /* weights and buffers lie in that memory too; else the page cache has the weights */
 } mm_ops;
 
 extern const mm_ops mm_ops_cpu;

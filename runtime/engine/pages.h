@@ -3,13 +3,11 @@
 #ifndef MM_RUNTIME_PAGES_H
 #define MM_RUNTIME_PAGES_H
 
-#include "formats/system/base.h"
+#include "loader/stream/capacity.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-#define MM_PAGE 64 /* tokens of a page, in every backend */
 
 typedef struct mm_pages mm_pages;
 

@@ -57,6 +57,12 @@ static void put_scheduler(mm_text *t, mm_scheduler *scheduler) {
   mm_metrics_value(t, "cache_state_bytes", "gauge", "Bytes of lightning states in the prefix cache.", (double)s.cache_bytes);
 }
 
+static void put_cache(mm_text *t, const mm_server *s) {
+  const mm_engine_cache c = mm_engine_cache_of(s->engine);
+  mm_metrics_value(t, "kv_cache_tokens", "gauge", "Tokens that the KV cache holds.", (double)c.tokens);
+  mm_metrics_value(t, "kv_cache_bytes", "gauge", "Bytes of the KV cache on the rank that keeps the most.", (double)c.bytes);
+}
+
 static void put_experts(mm_text *t, const mm_server *s) {
   const mm_model *m = mm_engine_model(s->engine);
   uint64_t *load = calloc((size_t)m->layers * m->experts, sizeof *load), all = 0;
@@ -98,7 +104,7 @@ static void metrics(mm_server *s, mm_exchange *x) {
   mm_metrics_value(&t, "calls", "gauge", "API requests being answered.", s->calls);
   mm_metrics_value(&t, "resident_bytes", "gauge", "Memory of the process.", resident());
   mm_metrics_write(&s->metrics, &t);
-  if (s->scheduler) put_scheduler(&t, s->scheduler);
+  if (s->scheduler) put_scheduler(&t, s->scheduler), put_cache(&t, s);
   if (s->scheduler) put_experts(&t, s);
   mm_exchange_reply(x, t.failed ? 503 : 200, "text/plain; version=0.0.4; charset=utf-8", t.p ? t.p : "", t.failed ? 0 : t.n);
   free(t.p);

@@ -97,7 +97,9 @@ static void close_call(mm_call *c) {
   if (c->choices) mm_histogram_add(&m->whole, mm_now() - c->begun);
   const mm_progress p = mm_call_usage(c);
   const mm_log_call line = {.id = c->id,
-                            .path = c->api->path,
+                            .peer = c->peer,
+                            .method = c->method,
+                            .path = c->path,
                             .why = c->refused ? c->why : NULL,
                             .status = c->status,
                             .seconds = mm_now() - c->begun,
@@ -124,10 +126,12 @@ static void reply_refusal(mm_call *c, int status, const char *param, const char 
 }
 
 void mm_call_reply(mm_call *c) {
-  if (c->out.failed)
+  if (c->out.failed) {
     reply_refusal(c, 503, NULL, "out of memory");
-  else
-    send_whole(c, 200, c->out.p, c->out.n);
+    return;
+  }
+  c->status = 200;
+  mm_exchange_reply_text(c->x, 200, "application/json", &c->out); /* it may have 100 MB: ids of a long text */
 }
 
 bool mm_call_answer(mm_call *c, mm_err *err) {
@@ -236,7 +240,6 @@ static void on_done(void *user, const mm_ending *end) {
   mm_call *c = ch->call;
   ch->ending = *end;
   ch->generation = NULL;
-  if (ch->enough && end->why == MM_FINISH_CANCELLED) ch->ending.why = MM_FINISH_STOP;
   c->server->metrics.finished[ch->ending.why]++;
   if (end->err) mm_log_error(&c->server->log, c->id, end->err);
   ch->ending.err = NULL;
@@ -246,11 +249,6 @@ static void on_done(void *user, const mm_ending *end) {
     if (c->refused) cancel_all(c); /* nobody reads the other choices */
   }
   if (--c->open == 0) finish(c);
-}
-
-void mm_choice_enough(mm_choice *ch) {
-  ch->enough = true;
-  cancel(ch);
 }
 
 bool mm_call_add_prompt(mm_call *c, int32_t *ids, size_t count, mm_err *err) {
@@ -331,9 +329,6 @@ static bool name_known(mm_call *c) {
 static bool parse_body(mm_call *c, mm_err *err) {
   size_t n;
   const char *text = mm_exchange_body(c->x, &n);
-  if (!text) return mm_fail_memory(err, n);
-  if (n > c->server->body_max)
-    return mm_refuse(c, 413, NULL, "the body has %zu bytes, %llu may be", n, (unsigned long long)c->server->body_max);
   if (!n) return mm_refuse(c, 400, NULL, "the body is empty, expected a JSON object");
   if (!(c->body = mm_body_parse(&c->arena, text, n, err))) return false;
   if (c->body->type != MM_VALUE_OBJECT) return mm_refuse(c, 400, NULL, "the body is %s, expected an object", mm_value_word(c->body));
@@ -365,7 +360,7 @@ static void conclude(void *user) {
 
 static bool admitted(mm_call *c) {
   const mm_server *s = c->server;
-  if (!mm_keys_admit(s->key, s->keys, c->x)) return mm_refuse(c, 401, NULL, "a valid API key is needed");
+  if (!c->api->keyless && !mm_keys_admit(s->key, s->keys, c->x)) return mm_refuse(c, 401, NULL, "a valid API key is needed");
   if (c->api->bodiless) return true;
   if (s->state == MM_SERVER_LOADING) return mm_refuse(c, 503, NULL, "the model is being loaded");
   if (s->state == MM_SERVER_DRAINING) return mm_refuse(c, 503, NULL, "the server is about to end");
@@ -381,6 +376,9 @@ void mm_call_begin(mm_server *s, mm_exchange *x, const mm_api *api) {
     return;
   }
   *c = (mm_call){.server = s, .x = x, .api = api, .begun = mm_now(), .created = (int64_t)time(NULL)};
+  snprintf(c->method, sizeof c->method, "%s", mm_exchange_method(x));
+  snprintf(c->path, sizeof c->path, "%s", mm_exchange_path(x));
+  snprintf(c->peer, sizeof c->peer, "%s", mm_exchange_peer(x));
   s->calls++;
   if (getrandom(random, sizeof random, 0) != sizeof random) mm_refuse(c, 500, NULL, "no random numbers");
   for (size_t i = 0; i < sizeof random; i++) snprintf(c->id + 2 * i, 3, "%02x", random[i]);

@@ -20,9 +20,10 @@ typedef struct mm_api {
   void (*finish)(mm_call *c);                   /* every choice has ended: the reply, or the end of the stream */
   void (*failed)(mm_call *c, const char *text); /* sends the event of a stream that a choice's failure ends; NULL: an error's own */
   bool bodiless;                                /* begin comes whatever the body is */
+  bool keyless;                                 /* and without an API key */
   bool anthropic;                               /* whose errors these are; otherwise OpenAI's */
-  const char *path;                             /* for the log */
-  const char *prompt;                           /* the field that its prompts are of */
+  const char *path;
+  const char *prompt; /* the field that its prompts are of */
 } mm_api;
 /* What an API whose replies are generated does, by the names that its file gives it. */
 #define MM_API_REPLIES .begin = begin, .start = start, .token = token, .ended = ended, .finish = finish
@@ -36,7 +37,6 @@ struct mm_choice {
   mm_text text, logprobs;
   double last; /* when its last token came, 0: none did */
   uint32_t tokens;
-  bool enough; /* the API wants no more of it */
   void *state; /* the API's */
 };
 
@@ -46,7 +46,8 @@ struct mm_call {
   const mm_api *api;
   mm_arena arena; /* lives as long as the call */
   const mm_value *body;
-  char id[25]; /* random, hexadecimal */
+  char id[25];                          /* random, hexadecimal */
+  char method[24], path[200], peer[64]; /* for the log, cut where they are longer */
   double begun;
   int64_t created; /* Unix seconds */
   mm_params params;
@@ -85,8 +86,6 @@ bool mm_call_answer(mm_call *c, mm_err *err);
 void mm_call_stream(mm_call *c);
 /* Sends c->out as the data of an event, which has a name where `event` is not NULL; empties c->out. */
 void mm_call_event(mm_call *c, const char *event);
-/* The choice ends here, as if the model had ended it. */
-void mm_choice_enough(mm_choice *ch);
 /* The reply's whole usage. */
 mm_progress mm_call_usage(const mm_call *c);
 /* The first choice that failed; NULL: none did. */

@@ -140,6 +140,21 @@ static bool is_end(const mm_generation *g, int32_t id) {
   return false;
 }
 
+/* The token's letter is the last that is held. True: the reply ends with it. */
+static bool look(mm_generation *g, const letter *l) {
+  const mm_token *t = &l->token;
+  mm_reply_seen seen = {.text = t->bytes, .n = t->n};
+  if (g->set.watch && !mm_reply_watch_token(g->set.watch, t->id, t->bytes, t->n, t->special, &seen)) {
+    g->starved = true;
+    return true;
+  }
+  if (seen.waits) return false;
+  if (seen.again) g->tail_n = 0;
+  if (g->set.stop_count && match(g, seen.text, seen.n)) return true;
+  if (!g->set.stop_count) release_all(g);
+  return g->ending.enough = seen.enough;
+}
+
 static bool on_token(void *user, int32_t id, const mm_logprob *logprobs, const mm_progress *progress) {
   (void)progress;
   mm_generation *g = user;
@@ -165,7 +180,7 @@ static bool on_token(void *user, int32_t id, const mm_logprob *logprobs, const m
     l->token.bytes = mm_tokenizer_bytes(g->tokenizer, id, &l->token.n);
   *g->held_last = l;
   g->held_last = &l->next;
-  if (!end && g->set.stop_count) return !match(g, l->token.bytes, l->token.n);
+  if (!end && (g->set.stop_count || g->set.watch)) return !look(g, l);
   release_all(g);
   return true;
 }

@@ -5,6 +5,7 @@
 
 #include "runtime/schedule/scheduler.h"
 #include "runtime/serve/http.h"
+#include "runtime/serve/reply_watch.h"
 #include "runtime/text/tokenizer.h"
 
 #define MM_STOPS    16  /* stop strings of one request */
@@ -31,6 +32,7 @@ typedef struct mm_ending {
   mm_finish why;
   int stop;       /* number of the stop string that ended it, -1: none did */
   int32_t end_id; /* the token that ended it, -1: none did */
+  bool enough;    /* its one call ended it */
   mm_progress progress;
   const mm_err *err; /* of MM_FINISH_ERROR */
 } mm_ending;
@@ -49,6 +51,7 @@ typedef struct mm_generation_settings {
   void *constraint;                             /* or NULL; the next two are in the scheduler's thread */
   const uint32_t *(*allow)(void *constraint);   /* mm_request.allow */
   void (*chosen)(void *constraint, int32_t id); /* after each choice */
+  mm_reply_watch *watch; /* or NULL: stop strings count everywhere. In the scheduler's thread too, stays until done */
   void *user;
   void (*token)(void *user, const mm_token *t);   /* in the loop */
   void (*done)(void *user, const mm_ending *end); /* in the loop; the last, the generation is freed after it */

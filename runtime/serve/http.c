@@ -1,19 +1,19 @@
-/* HTTP over evhttp, and what evhttp leaves open: deadlines of requests that trickle in, a bound on connections, clients that leave while
- * their reply is being made. */
+/* Connections over libevent: each reads a request (framing.h), has it answered, writes the reply, and reads the next one. Deadlines of
+ * requests that trickle in, a bound on connections, clients that leave while their reply is being made. */
 #include "runtime/serve/http.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <event2/buffer.h>
 #include <event2/bufferevent.h>
 #include <event2/event.h>
-#include <event2/http.h>
-#include <event2/http_struct.h>
-#include <event2/keyvalq_struct.h>
 #include <event2/listener.h>
 #include <math.h>
+#include <netdb.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -21,19 +21,21 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SWEEP_SECONDS 0.25
-#define PIPELINED_MAX ((size_t)64 << 10) /* bytes of a next request that may wait behind one that is being answered */
-#define READ_ROOM     ((size_t)64 << 10) /* bytes that may be read beyond what a request may have, before its end is seen */
-#define TIMERS        8
+#include "runtime/serve/framing.h"
 
-/* What is known of a descriptor's connection. evhttp tells nobody when it accepts one or closes it; a socket's cookie tells it from a
- * later one of the same number. */
-typedef struct connection {
-  uint64_t cookie;
-  double since; /* when the next request's first byte came; before it, when the connection was first seen or its last reply was done */
-  bool begun;   /* that byte came */
-  bool busy;    /* a reply is being made */
-} connection;
+#define SWEEP_SECONDS  0.1
+#define REPORT_SECONDS 10                 /* between reports that no connection can be accepted */
+#define READ_MAX       ((size_t)64 << 10) /* bytes read at a time, and bytes of next requests that wait behind one that is being answered */
+#define WRITE_MAX      ((size_t)256 << 10) /* bytes written at a time */
+#define BACKLOG        1024                /* connections that wait in the kernel */
+#define TIMERS         8
+
+typedef enum phase {
+  READING,   /* a request, or waiting for one */
+  ANSWERING, /* it is in the hands of handle, until mm_exchange_reply or mm_exchange_end */
+  WRITING,   /* the rest of its reply */
+  DRAINING   /* the last reply is written: what still comes is dropped until the client closes, or it would lose the reply */
+} phase;
 
 typedef struct timer {
   struct event *event;
@@ -44,13 +46,11 @@ typedef struct timer {
 struct mm_http {
   mm_http_config c;
   struct event_base *base;
-  struct evhttp *server;
-  struct evconnlistener *listener; /* the server's; NULL once deaf */
-  struct evhttp_bound_socket *bound;
+  struct evconnlistener *listener;
   uint16_t port;
-  uint32_t open, accepted; /* connections at the last sweep, and since */
-  connection *connection;  /* [descriptors], by number */
-  size_t descriptors;
+  uint32_t open;       /* connections */
+  double reported;     /* when it was last reported that no connection can be accepted */
+  bool full, draining; /* full: the listener is disabled */
   timer timer[TIMERS];
   unsigned timers;
   int wake; /* eventfd */
@@ -60,15 +60,25 @@ struct mm_http {
   mm_exchange *exchanges;
 };
 
+/* A connection, and the request on it. It lives until both have ended. */
 struct mm_exchange {
   mm_http *http;
-  struct evhttp_request *request;
-  struct evhttp_connection *peer; /* NULL once it left */
   mm_exchange *before, *after;
+  struct bufferevent *b; /* NULL: the connection is closed */
+  mm_framing in;
+  mm_text head; /* headers of the reply, so far */
+  char peer[INET6_ADDRSTRLEN + 10];
+  phase phase;
+  double since; /* READING: when the first byte of the request came, or the connection began to wait for it; DRAINING: when it began to */
+  uint64_t dropped; /* bytes, DRAINING */
+  bool begun;       /* READING: the first byte of the request has come */
+  bool eof;         /* the client sends no more; it may still read */
+  bool probed;      /* the first byte of the reply is sent already */
+  bool started;     /* the head of the reply is */
+  bool keep, chunked, slow;
+  bool owed; /* the request came before mm_http_drain */
   void (*gone)(void *user);
   void *user;
-  const char *wrong; /* what is against HTTP in it, NULL: nothing */
-  bool slow;
 };
 
 static struct timeval interval(double seconds) {
@@ -77,183 +87,229 @@ static struct timeval interval(double seconds) {
 
 /* ---- Connections ---- */
 
-/* The record of a connection on this descriptor, NULL where there is none. */
-static connection *connection_of(mm_http *h, int fd) {
-  struct sockaddr_storage peer;
-  socklen_t n = sizeof peer;
-  uint64_t cookie;
-  if (fd < 0 || (size_t)fd >= h->descriptors || getpeername(fd, (struct sockaddr *)&peer, &n) != 0) return NULL;
-  n = sizeof cookie;
-  if (getsockopt(fd, SOL_SOCKET, SO_COOKIE, &cookie, &n) != 0) return NULL;
-  connection *c = &h->connection[fd];
-  if (c->cookie != cookie) *c = (connection){.cookie = cookie, .since = mm_now()};
-  return c;
-}
+static struct evbuffer *output(const mm_exchange *x) { return bufferevent_get_output(x->b); }
 
-static void sweep(void *user) {
-  mm_http *h = user;
-  const double late = mm_now() - h->c.read_time;
-  uint32_t open = 0;
-  for (size_t fd = 0; fd < h->descriptors; fd++) {
-    const connection *c = connection_of(h, (int)fd);
-    if (!c) continue;
-    open++;
-    if (!c->busy && c->since < late) shutdown((int)fd, SHUT_RDWR); /* evhttp sees the end and closes it */
-  }
-  h->open = open;
-  h->accepted = 0;
-  if (h->listener && open < h->c.connections) evconnlistener_enable(h->listener);
-}
-
-/* Whose loop this thread runs: a buffer's callback knows its bufferevent alone. */
-static _Thread_local mm_http *looping;
-
-/* Bytes came. The first one of a request has all of the read time before it, however long the connection was idle. */
-static void note_bytes(int fd) {
-  connection *c = looping ? connection_of(looping, fd) : NULL;
-  if (!c || c->busy || c->begun) return;
-  c->begun = true;
-  c->since = mm_now();
-}
-
-/* Bytes that no request can have: evhttp keeps a line between chunks, or behind the last one, however long it grows. */
-static void grown(struct evbuffer *in, const struct evbuffer_cb_info *info, void *user) {
-  struct bufferevent *b = user;
-  bufferevent_data_cb read;
-  size_t most;
-  if (info->n_added && !info->orig_size) note_bytes(bufferevent_getfd(b));
-  bufferevent_getcb(b, &read, NULL, NULL, NULL);
-  bufferevent_getwatermark(b, EV_READ, NULL, &most);
-  if (!read || evbuffer_get_length(in) <= most - READ_ROOM) return; /* without read, a request is being answered: watch */
-  shutdown(bufferevent_getfd(b), SHUT_RDWR);
-  evbuffer_drain(in, evbuffer_get_length(in)); /* what the kernel has still comes, and then the end */
-}
-
-static void read_requests(mm_http *h, struct bufferevent *b) {
-  bufferevent_setwatermark(b, EV_READ, 0, (size_t)(h->c.header_max + h->c.body_max) + 2 * READ_ROOM);
-}
-
-/* Called by evhttp for each connection that it accepts. */
-static struct bufferevent *accepted(struct event_base *base, void *user) {
-  mm_http *h = user;
-  if (h->open + ++h->accepted >= h->c.connections) evconnlistener_disable(h->listener);
-  struct bufferevent *b = bufferevent_socket_new(base, -1, 0);
-  struct timeval write = interval(h->c.write_time);
-  if (!b) return NULL;
-  bufferevent_set_timeouts(b, NULL, &write);
-  read_requests(h, b);
-  evbuffer_add_cb(bufferevent_get_input(b), grown, b);
-  return b;
-}
-
-static void replied(struct evhttp_request *r, void *user) {
-  mm_http *h = user;
-  struct bufferevent *b = evhttp_connection_get_bufferevent(evhttp_request_get_connection(r));
-  connection *c = connection_of(h, bufferevent_getfd(b));
-  if (c) *c = (connection){.cookie = c->cookie, .since = mm_now()};
-  read_requests(h, b);
-}
-
-/* ---- Exchanges ---- */
-
-static void forget(mm_exchange *x) {
+static void exchange_free(mm_exchange *x) {
   if (x->before)
     x->before->after = x->after;
   else
     x->http->exchanges = x->after;
   if (x->after) x->after->before = x->before;
-  if (x->peer) evhttp_connection_set_closecb(x->peer, NULL, NULL);
+  if (x->b) bufferevent_free(x->b);
+  mm_framing_close(&x->in);
+  free(x->head.p);
   free(x);
 }
 
-static void left(struct evhttp_connection *peer, void *user) {
+static void resume_accepting(mm_http *h) {
+  if (!h->full || h->open >= h->c.connections) return;
+  h->full = false;
+  evconnlistener_enable(h->listener);
+}
+
+/* Closes the connection. A request that is being answered is still to be ended. */
+static void leave(mm_exchange *x) {
+  mm_http *h = x->http;
+  bufferevent_free(x->b);
+  x->b = NULL;
+  h->open--;
+  resume_accepting(h);
+  if (x->phase != ANSWERING)
+    exchange_free(x);
+  else if (x->gone)
+    x->gone(x->user);
+}
+
+/* A client that sends no more has left, or waits for its reply: TCP says which when something is sent, and every reply begins with this
+ * byte. */
+static void probe(mm_exchange *x) {
+  if (x->phase != ANSWERING || x->probed || x->started) return;
+  x->probed = true;
+  bufferevent_write(x->b, "H", 1);
+}
+
+static void begin_answer(mm_exchange *x) {
+  x->phase = ANSWERING;
+  x->owed = !x->http->draining;
+  x->keep = x->in.keep && x->in.state == MM_FRAMING_DONE;
+  x->http->c.handle(x->http->c.user, x);
+  if (x->eof) probe(x);
+}
+
+/* Reads what has come of the next request, and has it answered when it is whole. May end the exchange. */
+static void advance(mm_exchange *x) {
+  struct evbuffer *in = bufferevent_get_input(x->b);
+  size_t n;
+  while (x->phase == READING && (n = evbuffer_get_contiguous_space(in)) > 0) {
+    if (!x->begun) x->since = mm_now();
+    x->begun = true;
+    evbuffer_drain(in, mm_framing_read(&x->in, (const char *)evbuffer_pullup(in, (ev_ssize_t)n), n));
+    if (x->in.state == MM_FRAMING_BODY && x->in.expects && evbuffer_get_length(in) == 0)
+      bufferevent_write(x->b, "HTTP/1.1 100 Continue\r\n\r\n", 25);
+    if (x->in.state != MM_FRAMING_HEAD) x->in.expects = false;
+    if (x->in.state == MM_FRAMING_DONE || x->in.state == MM_FRAMING_REFUSED) begin_answer(x);
+  }
+  if (x->phase == READING && x->eof) leave(x);
+}
+
+/* Drops what has come behind the last reply. */
+static void drop_input(mm_exchange *x) {
+  struct evbuffer *in = bufferevent_get_input(x->b);
+  x->dropped += evbuffer_get_length(in);
+  evbuffer_drain(in, evbuffer_get_length(in));
+  if (x->eof || x->dropped > x->http->c.header_max + 2 * x->http->c.body_max) leave(x);
+}
+
+/* The reply is written. */
+static void finish(mm_exchange *x) {
+  const bool more = x->in.state == MM_FRAMING_REFUSED || evbuffer_get_length(bufferevent_get_input(x->b)) > 0;
+  const bool keep = x->keep;
+  mm_framing_next(&x->in);
+  mm_text_clear(&x->head);
+  x->begun = x->probed = x->started = x->chunked = x->owed = false;
+  x->gone = NULL;
+  x->since = mm_now();
+  x->phase = keep ? READING : DRAINING;
+  if (keep) {
+    advance(x);
+  } else if (!more) {
+    leave(x);
+  } else {
+    shutdown(bufferevent_getfd(x->b), SHUT_WR);
+    drop_input(x);
+  }
+}
+
+static void on_read(struct bufferevent *b, void *user) {
   mm_exchange *x = user;
-  (void)peer;
-  x->peer = NULL;
-  if (x->gone) x->gone(x->user);
+  (void)b;
+  if (x->phase == READING)
+    advance(x);
+  else if (x->phase == DRAINING)
+    drop_input(x);
 }
 
-/* evhttp stops reading while a request is answered, so it would not see that the client has left; and it ends the process when bytes come
- * then. So bytes are read into a bounded buffer and looked at by nobody until the reply is done. */
-static void watch(mm_exchange *x) {
-  struct bufferevent *b = evhttp_connection_get_bufferevent(x->peer);
-  bufferevent_data_cb write;
-  bufferevent_event_cb event;
-  void *arg;
-  bufferevent_getcb(b, NULL, &write, &event, &arg);
-  bufferevent_setcb(b, NULL, write, event, arg);
-  bufferevent_setwatermark(b, EV_READ, 0, PIPELINED_MAX);
-  bufferevent_enable(b, EV_READ);
-  connection *c = connection_of(x->http, bufferevent_getfd(b));
-  if (c) c->busy = true;
-  evhttp_connection_set_closecb(x->peer, left, x);
+static void on_written(struct bufferevent *b, void *user) {
+  mm_exchange *x = user;
+  (void)b;
+  if (x->phase == WRITING) finish(x);
 }
 
-/* What evhttp lets through although RFC 9112 refuses it, since somebody between might read another message in the same bytes. */
-static const char *wrong_with(struct evhttp_request *r) {
-  const char *length = NULL;
-  if (r->major != 1 || r->minor < 0) {
-    r->major = r->minor = 1; /* the reply's */
-    return "the version is not one of HTTP/1";
+static void note_eof(mm_exchange *x) {
+  x->eof = true;
+  probe(x);
+}
+
+static void on_event(struct bufferevent *b, short what, void *user) {
+  mm_exchange *x = user;
+  const bool waits = x->phase == ANSWERING || (x->phase == WRITING && evbuffer_get_length(bufferevent_get_output(b)) > 0);
+  if (!(what & BEV_EVENT_EOF) || !waits)
+    leave(x); /* it was reset, takes nothing in the write time, or ended between requests */
+  else
+    note_eof(x);
+}
+
+/* Whether the client of a request that is being answered has left, which nobody reads or writes to see. */
+static void look(mm_exchange *x) {
+  struct pollfd p = {.fd = bufferevent_getfd(x->b), .events = POLLRDHUP};
+  if (evbuffer_get_length(bufferevent_get_input(x->b)) >= READ_MAX) probe(x); /* an end behind these bytes would not be seen */
+  if (poll(&p, 1, 0) <= 0) return;
+  if (p.revents & (POLLERR | POLLHUP | POLLNVAL))
+    leave(x);
+  else
+    note_eof(x);
+}
+
+static void sweep(void *user) {
+  mm_http *h = user;
+  const double late = mm_now() - h->c.read_time;
+  for (mm_exchange *x = h->exchanges, *next; x; x = next) {
+    next = x->after;
+    if (!x->b) continue;
+    if (x->phase == ANSWERING)
+      look(x);
+    else if (x->phase != WRITING && x->since < late)
+      leave(x);
   }
-  for (const struct evkeyval *h = evhttp_request_get_input_headers(r)->tqh_first; h; h = h->next.tqe_next) {
-    const size_t n = strcspn(h->key, " \t\"(),/:;<=>?@[\\]{}");
-    if (n == 0 || h->key[n]) return "the name of a header is not a token";
-    if (strcasecmp(h->key, "transfer-encoding") == 0 && strcasecmp(h->value, "chunked") != 0)
-      return "Transfer-Encoding: only chunked is served";
-    if (strcasecmp(h->key, "content-length") != 0) continue;
-    if (!*h->value || h->value[strspn(h->value, "0123456789")] || (length && strcmp(length, h->value) != 0))
-      return "Content-Length: expected one number";
-    length = h->value;
-  }
-  return NULL;
+  resume_accepting(h); /* also where descriptors were wanting */
 }
 
-static void arrived(struct evhttp_request *r, void *user) {
+/* ---- Accepting ---- */
+
+static void name_peer(mm_exchange *x, const struct sockaddr *a) {
+  char address[INET6_ADDRSTRLEN] = "?";
+  if (a->sa_family == AF_INET6) {
+    const struct sockaddr_in6 *in6 = (const void *)a;
+    inet_ntop(AF_INET6, &in6->sin6_addr, address, sizeof address);
+    snprintf(x->peer, sizeof x->peer, "[%s]:%u", address, ntohs(in6->sin6_port));
+  } else {
+    const struct sockaddr_in *in = (const void *)a;
+    inet_ntop(AF_INET, &in->sin_addr, address, sizeof address);
+    snprintf(x->peer, sizeof x->peer, "%s:%u", address, ntohs(in->sin_port));
+  }
+}
+
+static void stop_accepting(mm_http *h) {
+  h->full = true;
+  evconnlistener_disable(h->listener);
+}
+
+static void accepted(struct evconnlistener *l, evutil_socket_t fd, struct sockaddr *address, int n, void *user) {
   mm_http *h = user;
   mm_exchange *x = calloc(1, sizeof *x);
-  evhttp_request_set_on_complete_cb(r, replied, h);
-  if (!x) {
-    evhttp_send_error(r, 503, NULL);
+  struct bufferevent *b = x ? bufferevent_socket_new(h->base, fd, BEV_OPT_CLOSE_ON_FREE) : NULL;
+  const struct timeval write = interval(h->c.write_time);
+  const int on = 1;
+  (void)l;
+  (void)n;
+  if (!b) {
+    free(x);
+    close((int)fd);
     return;
   }
-  *x = (mm_exchange){.http = h, .request = r, .peer = evhttp_request_get_connection(r), .wrong = wrong_with(r), .after = h->exchanges};
-  if (x->wrong) mm_exchange_set(x, "Connection", "close"); /* nobody knows where the next request begins */
+  *x = (mm_exchange){
+      .http = h, .b = b, .after = h->exchanges, .since = mm_now(), .in = {.head_max = (size_t)h->c.header_max, .body_max = h->c.body_max}};
   if (x->after) x->after->before = x;
   h->exchanges = x;
-  watch(x);
-  h->c.handle(h->c.user, x);
+  name_peer(x, address);
+  setsockopt((int)fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* a token is not to wait for the one before it to arrive */
+  bufferevent_set_timeouts(b, NULL, &write);
+  bufferevent_setwatermark(b, EV_READ, 0, READ_MAX);
+  bufferevent_set_max_single_read(b, READ_MAX);
+  bufferevent_set_max_single_write(b, WRITE_MAX);
+  bufferevent_setcb(b, on_read, on_written, on_event, x);
+  if (++h->open >= h->c.connections) stop_accepting(h);
+  if (bufferevent_enable(b, EV_READ | EV_WRITE) != 0) leave(x);
 }
 
-const char *mm_exchange_method(const mm_exchange *x) {
-  switch (evhttp_request_get_command(x->request)) {
-    case EVHTTP_REQ_GET: return "GET";
-    case EVHTTP_REQ_POST: return "POST";
-    case EVHTTP_REQ_HEAD: return "HEAD";
-    case EVHTTP_REQ_PUT: return "PUT";
-    case EVHTTP_REQ_DELETE: return "DELETE";
-    case EVHTTP_REQ_OPTIONS: return "OPTIONS";
-    case EVHTTP_REQ_PATCH: return "PATCH";
-    default: return "?";
-  }
+/* Descriptors or memory are wanting: the next sweep tries again. */
+static void accept_failed(struct evconnlistener *l, void *user) {
+  mm_http *h = user;
+  mm_err err = {0};
+  (void)l;
+  mm_fail_errno(&err, mm_at(NULL, NULL), "accept", errno);
+  stop_accepting(h);
+  if (h->reported && mm_now() - h->reported < REPORT_SECONDS) return;
+  h->reported = mm_now();
+  h->c.failed(h->c.user, &err);
 }
 
-const char *mm_exchange_path(const mm_exchange *x) {
-  const struct evhttp_uri *uri = evhttp_request_get_evhttp_uri(x->request);
-  const char *path = uri ? evhttp_uri_get_path(uri) : NULL;
-  return path && *path ? path : "/";
+/* ---- Requests and replies ---- */
+
+const char *mm_exchange_method(const mm_exchange *x) { return x->in.method ? x->in.method : "-"; }
+const char *mm_exchange_path(const mm_exchange *x) { return x->in.path ? x->in.path : "-"; }
+const char *mm_exchange_peer(const mm_exchange *x) { return x->peer; }
+
+int mm_exchange_refused(const mm_exchange *x, const char **why) {
+  *why = x->in.why;
+  return x->in.status;
 }
 
-const char *mm_exchange_wrong(const mm_exchange *x) { return x->wrong; }
+const char *mm_exchange_header(const mm_exchange *x, const char *name) { return mm_framing_find(&x->in, name); }
 
-const char *mm_exchange_header(const mm_exchange *x, const char *name) {
-  return evhttp_find_header(evhttp_request_get_input_headers(x->request), name);
-}
-
-const char *mm_exchange_body(mm_exchange *x, size_t *n) {
-  struct evbuffer *b = evhttp_request_get_input_buffer(x->request);
-  *n = evbuffer_get_length(b);
-  return *n ? (const char *)evbuffer_pullup(b, -1) : "";
+const char *mm_exchange_body(const mm_exchange *x, size_t *n) {
+  *n = x->in.body.n;
+  return *n ? x->in.body.p : "";
 }
 
 void mm_exchange_on_gone(mm_exchange *x, void (*fn)(void *user), void *user) {
@@ -261,53 +317,117 @@ void mm_exchange_on_gone(mm_exchange *x, void (*fn)(void *user), void *user) {
   x->user = user;
 }
 
-bool mm_exchange_gone(const mm_exchange *x) { return !x->peer || x->slow; }
+bool mm_exchange_gone(const mm_exchange *x) { return !x->b || x->slow; }
 
-void mm_exchange_set(mm_exchange *x, const char *name, const char *value) {
-  evhttp_add_header(evhttp_request_get_output_headers(x->request), name, value);
+void mm_exchange_set(mm_exchange *x, const char *name, const char *value) { mm_text_printf(&x->head, "%s: %s\r\n", name, value); }
+
+static const char *reason(int status) {
+  static const struct {
+    int status;
+    const char *reason;
+  } known[] = {{200, "OK"},
+               {204, "No Content"},
+               {400, "Bad Request"},
+               {401, "Unauthorized"},
+               {403, "Forbidden"},
+               {404, "Not Found"},
+               {405, "Method Not Allowed"},
+               {413, "Content Too Large"},
+               {429, "Too Many Requests"},
+               {431, "Request Header Fields Too Large"},
+               {500, "Internal Server Error"},
+               {503, "Service Unavailable"},
+               {504, "Gateway Timeout"},
+               {505, "HTTP Version Not Supported"}};
+  for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+    if (known[i].status == status) return known[i].reason;
+  return "";
+}
+
+/* For want of memory, or of a client that takes what is sent: what is sent no longer is a reply. */
+static void drop(mm_exchange *x) {
+  x->slow = true;
+  shutdown(bufferevent_getfd(x->b), SHUT_RDWR);
+}
+
+/* Sends the head of the reply. length: of its body; SIZE_MAX: not known before its end. */
+static void send_head(mm_exchange *x, int status, const char *type, size_t length) {
+  const bool bare = status == 204;
+  const time_t now = time(NULL);
+  struct tm tm;
+  char date[40];
+  mm_text t = {0};
+  x->chunked = length == SIZE_MAX && x->in.minor > 0;
+  x->keep &= !x->http->draining && (length != SIZE_MAX || x->chunked);
+  strftime(date, sizeof date, "%a, %d %b %Y %H:%M:%S GMT", gmtime_r(&now, &tm));
+  mm_text_printf(&t, "HTTP/1.1 %d %s\r\nDate: %s\r\n", status, reason(status), date);
+  if (x->head.n) mm_text_add(&t, x->head.p, x->head.n);
+  if (!bare) mm_text_printf(&t, "Content-Type: %s\r\n", type);
+  if (x->chunked)
+    mm_text_put(&t, "Transfer-Encoding: chunked\r\n");
+  else if (length != SIZE_MAX && !bare)
+    mm_text_printf(&t, "Content-Length: %zu\r\n", length);
+  if (!x->keep || !x->in.minor) mm_text_put(&t, x->keep ? "Connection: keep-alive\r\n" : "Connection: close\r\n");
+  mm_text_put(&t, "\r\n");
+  x->started = true;
+  if (t.failed || x->head.failed || bufferevent_write(x->b, t.p + x->probed, t.n - x->probed) != 0) drop(x);
+  free(t.p);
+}
+
+/* The reply is whole. */
+static void end(mm_exchange *x) {
+  x->phase = WRITING;
+  x->gone = NULL;
+  if (!x->b) exchange_free(x);
 }
 
 void mm_exchange_reply(mm_exchange *x, int status, const char *type, const char *body, size_t n) {
-  struct evhttp_request *r = x->request;
-  const bool here = x->peer;
-  mm_exchange_set(x, "Content-Type", type);
-  if (evhttp_request_get_command(r) == EVHTTP_REQ_HEAD) { /* the headers of the reply, no more */
-    char length[24];
-    snprintf(length, sizeof length, "%zu", n);
-    mm_exchange_set(x, "Content-Length", length);
-  } else {
-    evbuffer_add(evhttp_request_get_output_buffer(r), body, n);
+  if (x->b) {
+    const bool bodiless = status == 204 || strcmp(mm_exchange_method(x), "HEAD") == 0;
+    send_head(x, status, type, n);
+    if (!bodiless && n && bufferevent_write(x->b, body, n) != 0) drop(x);
   }
-  forget(x);
-  if (here)
-    evhttp_send_reply(r, status, NULL, NULL);
-  else
-    evhttp_request_free(r);
+  end(x);
+}
+
+static void free_text(const void *bytes, size_t n, void *p) {
+  (void)bytes;
+  (void)n;
+  free(p);
+}
+
+void mm_exchange_reply_text(mm_exchange *x, int status, const char *type, mm_text *body) {
+  if (x->b) {
+    send_head(x, status, type, body->n);
+    if (evbuffer_add_reference(output(x), body->p, body->n, free_text, body->p) == 0)
+      *body = (mm_text){0};
+    else
+      drop(x);
+  }
+  end(x);
 }
 
 void mm_exchange_start(mm_exchange *x, int status, const char *type) {
-  mm_exchange_set(x, "Content-Type", type);
-  if (x->peer) evhttp_send_reply_start(x->request, status, NULL);
+  if (x->b) send_head(x, status, type, SIZE_MAX);
 }
 
 bool mm_exchange_piece(mm_exchange *x, const char *bytes, size_t n) {
   if (mm_exchange_gone(x)) return false;
-  struct evbuffer *b = evbuffer_new();
-  if (!b || evbuffer_add(b, bytes, n) != 0)
-    x->slow = true;
-  else
-    evhttp_send_reply_chunk(x->request, b);
-  if (b) evbuffer_free(b);
-  struct bufferevent *out = evhttp_connection_get_bufferevent(x->peer);
-  if (evbuffer_get_length(bufferevent_get_output(out)) > x->http->c.pending_max) x->slow = true;
-  if (x->slow) shutdown(bufferevent_getfd(out), SHUT_RDWR);
+  if (!n) return true; /* as a chunk it would be the end */
+  struct evbuffer *out = output(x);
+  bool ok = !x->chunked || evbuffer_add_printf(out, "%zx\r\n", n) > 0;
+  ok = ok && evbuffer_add(out, bytes, n) == 0 && (!x->chunked || evbuffer_add(out, "\r\n", 2) == 0);
+  if (!ok || evbuffer_get_length(out) > x->http->c.pending_max) drop(x);
   return !x->slow;
 }
 
 void mm_exchange_end(mm_exchange *x) {
-  struct evhttp_request *r = x->request;
-  forget(x);
-  evhttp_send_reply_end(r);
+  if (x->b && !x->slow && x->chunked && bufferevent_write(x->b, "0\r\n\r\n", 5) != 0) drop(x);
+  if (x->b && evbuffer_get_length(output(x)) == 0 && !x->slow) {
+    /* All is written: finish comes from the loop, as it does where something is left to write. */
+    bufferevent_trigger(x->b, EV_WRITE, BEV_TRIG_DEFER_CALLBACKS | BEV_TRIG_IGNORE_WATERMARKS);
+  }
+  end(x);
 }
 
 /* ---- The loop ---- */
@@ -365,7 +485,6 @@ static bool add_timer(mm_http *h, int signal, double seconds, void (*fn)(void *)
 }
 
 bool mm_http_on_signal(mm_http *h, int number, void (*fn)(void *user), void *user, mm_err *err) {
-  signal(number, SIG_IGN); /* what libevent restores when h closes: one that comes later does not kill what is ending */
   return add_timer(h, number, 0, fn, user, err);
 }
 
@@ -375,23 +494,44 @@ bool mm_http_every(mm_http *h, double seconds, void (*fn)(void *user), void *use
 
 /* ---- Opening ---- */
 
-static bool bind_address(mm_http *h, mm_err *err) {
-  errno = 0;
-  h->bound = evhttp_bind_socket_with_handle(h->server, h->c.host, h->c.port);
-  if (!h->bound) {
-    char what[300];
-    snprintf(what, sizeof what, "listen on port %u", h->c.port);
-    return mm_fail_errno(err, mm_at(h->c.host, NULL), what, errno ? errno : EADDRNOTAVAIL);
+/* A socket that listens; -1: none of the addresses can be had, and errno says why the last one cannot. */
+static int listen_at(const struct addrinfo *list) {
+  int fd = -1;
+  const int on = 1;
+  for (const struct addrinfo *a = list; a && fd < 0; a = a->ai_next) {
+    fd = socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0) continue;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (bind(fd, a->ai_addr, a->ai_addrlen) == 0 && listen(fd, BACKLOG) == 0) return fd;
+    const int why = errno;
+    close(fd);
+    errno = why;
+    fd = -1;
   }
-  h->listener = evhttp_bound_socket_get_listener(h->bound);
+  return fd;
+}
+
+static bool bind_address(mm_http *h, mm_err *err) {
+  const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
+  struct addrinfo *list = NULL;
   struct sockaddr_storage a = {0};
   socklen_t n = sizeof a;
-  if (getsockname(evhttp_bound_socket_get_fd(h->bound), (struct sockaddr *)&a, &n) != 0)
-    return mm_fail_errno(err, mm_at(h->c.host, NULL), "getsockname", errno);
-  in_port_t port = 0;
-  if (a.ss_family == AF_INET6) port = ((struct sockaddr_in6 *)&a)->sin6_port;
-  if (a.ss_family == AF_INET) port = ((struct sockaddr_in *)&a)->sin_port;
-  h->port = ntohs(port);
+  char port[8], what[40];
+  snprintf(port, sizeof port, "%u", h->c.port);
+  snprintf(what, sizeof what, "listen on port %u", h->c.port);
+  errno = 0;
+  const int fd = getaddrinfo(h->c.host, port, &hints, &list) == 0 ? listen_at(list) : -1;
+  const int why = errno ? errno : EADDRNOTAVAIL;
+  if (list) freeaddrinfo(list);
+  if (fd < 0) return mm_fail_errno(err, mm_at(h->c.host, NULL), what, why);
+  h->listener = evconnlistener_new(h->base, accepted, h, LEV_OPT_CLOSE_ON_FREE | LEV_OPT_CLOSE_ON_EXEC, 0, fd);
+  if (!h->listener) {
+    close(fd);
+    return mm_fail_memory(err, sizeof *h);
+  }
+  evconnlistener_set_error_cb(h->listener, accept_failed);
+  if (getsockname(fd, (struct sockaddr *)&a, &n) != 0) return mm_fail_errno(err, mm_at(h->c.host, NULL), "getsockname", errno);
+  h->port = ntohs(a.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&a)->sin6_port : ((struct sockaddr_in *)&a)->sin_port);
   return true;
 }
 
@@ -402,8 +542,7 @@ static bool open_loop(mm_http *h, mm_err *err) {
     h->base = event_base_new_with_config(c);
     event_config_free(c);
   }
-  h->server = h->base ? evhttp_new(h->base) : NULL;
-  if (!h->server) return mm_fail_memory(err, sizeof *h);
+  if (!h->base) return mm_fail_memory(err, sizeof *h);
   if ((h->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) < 0) return mm_fail_errno(err, mm_at(NULL, NULL), "eventfd", errno);
   h->wake_event = event_new(h->base, h->wake, EV_READ | EV_PERSIST, woken, h);
   if (!h->wake_event || event_add(h->wake_event, NULL) != 0) return mm_fail_memory(err, sizeof *h);
@@ -417,17 +556,7 @@ mm_http *mm_http_open(const mm_http_config *c, mm_err *err) {
   h->wake = -1;
   h->last = &h->first;
   pthread_mutex_init(&h->lock, NULL);
-  h->descriptors = (size_t)c->connections + 1024;
-  h->connection = mm_calloc(h->descriptors, sizeof *h->connection, err);
-  if (h->connection && open_loop(h, err)) {
-    evhttp_set_max_headers_size(h->server, (ev_ssize_t)c->header_max);
-    evhttp_set_max_body_size(h->server, (ev_ssize_t)c->body_max);
-    evhttp_set_flags(h->server, EVHTTP_SERVER_LINGERING_CLOSE);
-    evhttp_set_allowed_methods(h->server, 0xffff);
-    evhttp_set_bevcb(h->server, accepted, h);
-    evhttp_set_gencb(h->server, arrived, h);
-    if (bind_address(h, err) && mm_http_every(h, SWEEP_SECONDS, sweep, h, err)) return h;
-  }
+  if (open_loop(h, err) && bind_address(h, err) && mm_http_every(h, SWEEP_SECONDS, sweep, h, err)) return h;
   mm_http_close(h);
   return NULL;
 }
@@ -436,43 +565,32 @@ uint16_t mm_http_port(const mm_http *h) { return h->port; }
 uint32_t mm_http_connections(const mm_http *h) { return h->open; }
 
 bool mm_http_run(mm_http *h, mm_err *err) {
-  looping = h;
-  const int status = event_base_dispatch(h->base);
-  looping = NULL;
-  if (status >= 0) return true;
+  if (event_base_dispatch(h->base) >= 0) return true;
   return mm_fail(err, MM_IO, "E_IO", mm_at(NULL, NULL), "the event loop failed");
 }
 
 void mm_http_stop(mm_http *h) { event_base_loopbreak(h->base); }
 
-bool mm_http_busy(mm_http *h) {
-  for (size_t fd = 0; fd < h->descriptors; fd++) {
-    const connection *c = connection_of(h, (int)fd);
-    if (c && c->busy) return true;
-  }
-  return false;
-}
+void mm_http_drain(mm_http *h) { h->draining = true; }
 
-void mm_http_deafen(mm_http *h) {
-  if (h->bound) evhttp_del_accept_socket(h->server, h->bound);
-  h->bound = NULL;
-  h->listener = NULL;
+bool mm_http_busy(const mm_http *h) {
+  for (const mm_exchange *x = h->exchanges; x; x = x->after)
+    if (x->owed && x->b) return true;
+  return false;
 }
 
 void mm_http_close(mm_http *h) {
   if (!h) return;
   for (mm_exchange *x = h->exchanges, *next; x; x = next) {
     next = x->after;
-    struct evhttp_request *orphan = x->peer ? NULL : x->request; /* the others are the server's */
-    forget(x);
-    if (orphan) evhttp_request_free(orphan);
+    if (x->b && x->phase == WRITING) evbuffer_write(output(x), bufferevent_getfd(x->b)); /* a short reply that has just been made */
+    exchange_free(x);
   }
-  if (h->server) evhttp_free(h->server);
+  if (h->listener) evconnlistener_free(h->listener);
   for (unsigned i = 0; i < h->timers; i++) event_free(h->timer[i].event);
   if (h->wake_event) event_free(h->wake_event);
   if (h->base) event_base_free(h->base);
   if (h->wake >= 0) close(h->wake);
   pthread_mutex_destroy(&h->lock);
-  free(h->connection);
   free(h);
 }

@@ -1,9 +1,9 @@
-/* HTTP/1.1 over libevent's evhttp (no other file includes it): one thread runs the loop, and everything here but mm_http_post belongs to
- * it. Clients that are slow to send or to take, or that leave, cost their own connection alone. */
+/* HTTP/1.1 over libevent's loop (no other file includes it): one thread runs the loop, and everything here but mm_http_post belongs to it.
+ * Clients that are slow to send or to take, or that leave, cost their own connection alone. */
 #ifndef MM_RUNTIME_SERVE_HTTP_H
 #define MM_RUNTIME_SERVE_HTTP_H
 
-#include "formats/system/base.h"
+#include "formats/text.h"
 
 typedef struct mm_http mm_http;
 typedef struct mm_exchange mm_exchange; /* one request and its reply */
@@ -16,8 +16,9 @@ typedef struct mm_http_config {
   double read_time;     /* seconds in which a request must arrive whole, and a kept connection must send its next */
   double write_time;    /* seconds in which a client must take something of what is ready for it */
   uint64_t pending_max; /* bytes of a stream that may wait for its client; beyond, the client is dropped */
-  /* A whole request. It is ended by mm_exchange_reply or mm_exchange_end, now or later. */
+  /* A whole request, or one that is refused (mm_exchange_refused). It is ended by mm_exchange_reply or mm_exchange_end, now or later. */
   void (*handle)(void *user, mm_exchange *x);
+  void (*failed)(void *user, const mm_err *err); /* connections cannot be accepted; called every ten seconds at most */
   void *user;
 } mm_http_config;
 
@@ -27,11 +28,11 @@ uint16_t mm_http_port(const mm_http *h); /* the one bound */
 /* Runs the loop until mm_http_stop. MM_IO when the loop fails. */
 MM_MUST_USE bool mm_http_run(mm_http *h, mm_err *err);
 void mm_http_stop(mm_http *h);
+/* From here on replies end their connections, and mm_http_busy looks at earlier requests alone. New connections are still accepted. */
+void mm_http_drain(mm_http *h);
 /* A reply is being made, or some of it is not written to its connection yet. */
-bool mm_http_busy(mm_http *h);
-/* No new connections. */
-void mm_http_deafen(mm_http *h);
-uint32_t mm_http_connections(const mm_http *h); /* open ones, as of the last quarter of a second */
+bool mm_http_busy(const mm_http *h);
+uint32_t mm_http_connections(const mm_http *h); /* open ones */
 /* After run. Exchanges that have not ended are freed, without a call. Accepts NULL. */
 void mm_http_close(mm_http *h);
 
@@ -46,21 +47,22 @@ typedef struct mm_task {
 void mm_http_post(mm_http *h, mm_task *t);
 /* Does what was posted. The loop does it by itself; for the time after it. */
 void mm_http_flush(mm_http *h);
-/* Calls fn at each of these signals. */
+/* Calls fn at each of these signals while the loop runs. The handler that a signal had before comes back when h closes. */
 MM_MUST_USE bool mm_http_on_signal(mm_http *h, int signal, void (*fn)(void *user), void *user, mm_err *err);
 /* Calls fn every so many seconds. */
 MM_MUST_USE bool mm_http_every(mm_http *h, double seconds, void (*fn)(void *user), void *user, mm_err *err);
 
 /* ---- one request ---- */
 
-const char *mm_exchange_method(const mm_exchange *x); /* "GET"; "?" for one that HTTP does not have */
-const char *mm_exchange_path(const mm_exchange *x);   /* without the query, as it was sent */
-/* What is against HTTP in the request, for status 400; NULL: nothing. The connection ends with the reply. */
-const char *mm_exchange_wrong(const mm_exchange *x);
+const char *mm_exchange_method(const mm_exchange *x); /* as it was sent; "-" in a refused request that has none */
+const char *mm_exchange_path(const mm_exchange *x);   /* without the query, as it was sent; "-" in a refused request that has none */
+const char *mm_exchange_peer(const mm_exchange *x);   /* the client's "ADDRESS:PORT" */
+/* The status with which the request is to be refused, and why in words; 0: it is in order. The connection ends with the reply. */
+int mm_exchange_refused(const mm_exchange *x, const char **why);
 /* NULL where it was not sent. Borrowed. */
 const char *mm_exchange_header(const mm_exchange *x, const char *name);
-/* The body, *n bytes, borrowed until the exchange ends. NULL for want of memory. */
-const char *mm_exchange_body(mm_exchange *x, size_t *n);
+/* The body, *n bytes, borrowed until the exchange ends; any thread. */
+const char *mm_exchange_body(const mm_exchange *x, size_t *n);
 /* fn is called when the client leaves before the end, from the loop and never from within a call of this header. What is sent after goes
  * nowhere, but the exchange is still to be ended. */
 void mm_exchange_on_gone(mm_exchange *x, void (*fn)(void *user), void *user);
@@ -69,6 +71,8 @@ bool mm_exchange_gone(const mm_exchange *x);
 void mm_exchange_set(mm_exchange *x, const char *name, const char *value);
 /* The whole reply (to HEAD: its headers); ends the exchange. */
 void mm_exchange_reply(mm_exchange *x, int status, const char *type, const char *body, size_t n);
+/* The same for POST, without a copy: body, which is not empty, is emptied and its memory freed when it is sent. */
+void mm_exchange_reply_text(mm_exchange *x, int status, const char *type, mm_text *body);
 /* A reply in pieces. piece returns false when the client has left or takes too little; then nothing more need be sent. */
 void mm_exchange_start(mm_exchange *x, int status, const char *type);
 bool mm_exchange_piece(mm_exchange *x, const char *bytes, size_t n);

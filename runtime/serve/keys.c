@@ -12,7 +12,7 @@ static bool same(const char *key, const char *given) {
 
 bool mm_keys_admit(const char *const *key, size_t keys, const mm_exchange *x) {
   const char *bearer = mm_exchange_header(x, "Authorization"), *own = mm_exchange_header(x, "x-api-key");
-  if (bearer && strncasecmp(bearer, "Bearer ", 7) == 0) bearer += 7;
+  bearer = bearer && strncasecmp(bearer, "Bearer ", 7) == 0 ? bearer + 7 : NULL;
   int known = !keys; /* every key is compared, whatever was found */
   for (size_t i = 0; i < keys; i++) known |= (int)same(key[i], bearer) | (int)same(key[i], own);
   return known != 0;

@@ -26,6 +26,10 @@ bool mm_loading_check(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--max-model-len: found %llu, the model has %u positions",
                    (unsigned long long)c->positions, most);
   l->positions = c->positions ? (uint32_t)c->positions : most;
+  if (c->positions && c->kv_tokens && mm_round_up(c->kv_tokens, MM_PAGE) < c->positions)
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
+                   "--kv-cache-tokens: found %llu, fewer than one sequence of --max-model-len %llu", (unsigned long long)c->kv_tokens,
+                   (unsigned long long)c->positions);
   l->stage = "tokenizer";
   if (!(l->tokenizer = mm_tokenizer_of(&l->shards.pack, err)) || !find_ends(l, err)) return false;
   l->format = mm_chat_format_of(&l->shards.pack, c->chat_format, &l->no_format);
@@ -50,6 +54,10 @@ bool mm_loading_finish(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
       .input_bf16 = c->input_bf16,
       .pin = c->pin,
       .apart = c->scheduler.batch_invariant,
+      .memory = {.fits = true,
+                 .share = c->memory_share,
+                 .outs = (uint32_t)(c->slots * (1 + c->scheduler.drafts)),
+                 .length = "--max-model-len"},
   };
   if (!e.ops) return false;
   mm_engine_config with = e;

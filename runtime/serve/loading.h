@@ -12,7 +12,8 @@ typedef struct mm_loading_config {
   bool kv_fp8, kv_bf16, input_bf16, pin; /* as in mm_engine_config */
   uint64_t positions;                    /* of prompt and reply together; 0: as many as the model has */
   uint64_t slots, threads;               /* threads 0: CPUs / ranks */
-  uint64_t kv_tokens;                    /* of all KV caches together; 0: as many as all slots can fill */
+  uint64_t kv_tokens;                    /* of all KV caches together; 0: as many as the device's memory holds */
+  double memory_share;                   /* of the device's memory, as in mm_engine_memory */
   const char *attach;                    /* socket of minimax-hold, or NULL */
   const char *devices;                   /* numbers of the GPUs, or NULL: as in mm_devices_read */
   bool verify;                           /* digests are checked */

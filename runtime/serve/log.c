@@ -35,14 +35,18 @@ void mm_log_request(const mm_log *l, const mm_log_call *c) {
   mm_text t = {0};
   begin_line(l, &t);
   if (l->json) {
+    mm_text_printf(&t, ",\"request\":\"%s\",\"peer\":\"%s\",\"method\":", c->id, c->peer);
+    mm_text_quote_string(&t, c->method);
+    mm_text_put(&t, ",\"path\":");
+    mm_text_quote_string(&t, c->path);
     mm_text_printf(&t,
-                   ",\"request\":\"%s\",\"path\":\"%s\",\"status\":%d,\"seconds\":%.6f,\"prompt_tokens\":%u,\"cached_tokens\":%u,"
-                   "\"reply_tokens\":%u,\"choices\":%u",
-                   c->id, c->path, c->status, c->seconds, c->prompt_tokens, c->cached_tokens, c->reply_tokens, c->choices);
+                   ",\"status\":%d,\"seconds\":%.6f,\"prompt_tokens\":%u,\"cached_tokens\":%u,\"reply_tokens\":%u,"
+                   "\"choices\":%u",
+                   c->status, c->seconds, c->prompt_tokens, c->cached_tokens, c->reply_tokens, c->choices);
     if (c->why) mm_text_put(&t, ",\"error\":");
     if (c->why) mm_text_quote_string(&t, c->why);
   } else {
-    mm_text_printf(&t, " %s %s %d %.3fs", c->id, c->path, c->status, c->seconds);
+    mm_text_printf(&t, " %s %s %s %s %d %.3fs", c->id, c->peer, c->method, c->path, c->status, c->seconds);
     if (c->choices) mm_text_printf(&t, " prompt %u (%u cached), reply %u", c->prompt_tokens, c->cached_tokens, c->reply_tokens);
     if (c->why) mm_text_printf(&t, ": %s", c->why);
   }

@@ -10,7 +10,8 @@ typedef struct mm_log {
 
 /* A request that has ended. */
 typedef struct mm_log_call {
-  const char *id, *path, *why; /* why it was refused, or NULL */
+  const char *id, *peer, *method, *path; /* printable; path: without the query */
+  const char *why;                       /* why it was refused, or NULL */
   int status;
   double seconds;
   uint32_t choices, prompt_tokens, cached_tokens, reply_tokens;

@@ -152,7 +152,8 @@ static bool read_tools(mm_call *c, mm_conversation *out, mm_err *err) {
     if (!name || name->type != MM_VALUE_STRING || !name->n) return mm_refuse(c, 400, "tools", "tools: a function has no name");
     if (parameters && parameters->type != MM_VALUE_OBJECT)
       return mm_refuse(c, 400, "tools", "tools: the parameters of a function are %s, expected an object", mm_value_word(parameters));
-    *t++ = (mm_chat_tool){{v->raw, v->raw_n}};
+    *t = (mm_chat_tool){.json = {v->raw, v->raw_n}};
+    if (!mm_field_bool(c, function, "strict", &t++->strict)) return false;
   }
   return true;
 }
@@ -162,6 +163,7 @@ bool mm_flat_tools(mm_call *c, mm_conversation *out, const char *schema, mm_err 
   const bool anthropic = c->api->anthropic;
   if (!mm_field(c, c->body, "tools", MM_VALUE_ARRAY, &list)) return false;
   if (!list || !list->count) return true;
+  if (list->count > TOOLS_MAX) return mm_refuse(c, 400, "tools", "tools: more than %d", TOOLS_MAX);
   mm_chat_tool *t = mm_arena_alloc(&c->arena, list->count * sizeof *t, err);
   if (!t) return false;
   for (const mm_value *v = list->first; v; v = v->next) {
@@ -178,7 +180,8 @@ bool mm_flat_tools(mm_call *c, mm_conversation *out, const char *schema, mm_err 
                         about ? ", \"description\": " : "", about ? (int)about->raw_n : 0, about ? about->raw : "",
                         parameters ? ", \"parameters\": " : "", parameters ? (int)parameters->raw_n : 0, parameters ? parameters->raw : "");
     if (!json) return false;
-    t[out->tool_count++] = (mm_chat_tool){{json, strlen(json)}};
+    t[out->tool_count] = (mm_chat_tool){.json = {json, strlen(json)}};
+    if (!mm_field_bool(c, v, "strict", &t[out->tool_count++].strict)) return false;
   }
   out->tool = t;
   return true;

@@ -28,10 +28,47 @@ static bool admitted(const char *const *name, size_t names, const char *authorit
   return is_local(authority, n);
 }
 
-bool mm_origin_admit(const char *const *name, size_t names, const mm_exchange *x) {
+/* The one of o->origin that the request comes from, or "*"; NULL: none. */
+static const char *shared_with(const mm_origins *o, const mm_exchange *x) {
+  const char *origin = mm_exchange_header(x, "Origin");
+  for (size_t i = 0; origin && i < o->origins; i++)
+    if (strcmp(o->origin[i], "*") == 0 || strcasecmp(o->origin[i], origin) == 0) return o->origin[i];
+  return NULL;
+}
+
+bool mm_origin_check(const mm_origins *o, mm_err *err) {
+  for (size_t i = 0; i < o->origins; i++) {
+    const char *p = o->origin[i], *authority = strstr(p, "://");
+    if (strcmp(p, "*") == 0 || strcmp(p, "null") == 0) continue;
+    if (!authority || authority == p || !authority[3] || authority[3 + strcspn(authority + 3, "/?#@ \t")])
+      return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
+                     "--allow-origin: found %s, expected https://NAME, https://NAME:PORT, null or *", p);
+  }
+  return true;
+}
+
+bool mm_origin_admit(const mm_origins *o, const mm_exchange *x) {
   const char *host = mm_exchange_header(x, "Host"), *origin = mm_exchange_header(x, "Origin");
-  if (host && !admitted(name, names, host)) return false;
-  if (!origin) return true;
+  if (host && !admitted(o->host, o->hosts, host)) return false;
+  if (!origin || shared_with(o, x)) return true;
   const char *authority = strstr(origin, "://");
-  return admitted(name, names, authority ? authority + 3 : origin); /* "null": a page of no origin */
+  return admitted(o->host, o->hosts, authority ? authority + 3 : origin); /* "null": a page of no origin */
+}
+
+void mm_origin_share(const mm_origins *o, mm_exchange *x) {
+  const char *with = shared_with(o, x);
+  if (!o->origins) return;
+  mm_exchange_set(x, "Vary", "Origin"); /* for caches */
+  if (!with) return;
+  mm_exchange_set(x, "Access-Control-Allow-Origin", with);
+  mm_exchange_set(x, "Access-Control-Expose-Headers", "X-Request-Id, request-id, Retry-After");
+}
+
+void mm_origin_share_methods(const mm_origins *o, mm_exchange *x) {
+  const char *headers = mm_exchange_header(x, "Access-Control-Request-Headers");
+  if (!shared_with(o, x) || !mm_exchange_header(x, "Access-Control-Request-Method")) return;
+  mm_exchange_set(x, "Access-Control-Allow-Methods", "GET, HEAD, POST, OPTIONS");
+  mm_exchange_set(x, "Access-Control-Max-Age", "600");
+  if (headers) mm_exchange_set(x, "Access-Control-Allow-Headers", headers);
+  if (mm_exchange_header(x, "Access-Control-Request-Private-Network")) mm_exchange_set(x, "Access-Control-Allow-Private-Network", "true");
 }

@@ -11,6 +11,7 @@
 #include "runtime/serve/generation.h"
 #include "runtime/serve/log.h"
 #include "runtime/serve/metrics.h"
+#include "runtime/serve/origin.h"
 #include "runtime/serve/workers.h"
 
 typedef enum mm_server_state { MM_SERVER_LOADING, MM_SERVER_READY, MM_SERVER_DRAINING } mm_server_state;
@@ -25,10 +26,8 @@ struct mm_server {
   size_t names;
   const char *const *key; /* [keys] of which a request must carry one; none: all may */
   size_t keys;
-  bool local;              /* it listens for its own machine, and takes requests without a key: they must name that machine, */
-  const char *const *host; /* or one of these [hosts] */
-  size_t hosts;
-  uint64_t body_max;   /* bytes of a request; beyond twice as many HTTP itself refuses */
+  bool local;          /* it listens for its own machine, and takes requests without a key: they must name that machine */
+  mm_origins origins;  /* names beside this machine's, and pages from elsewhere that may read replies */
   double request_time; /* seconds that a request may take in all; 0: any */
   mm_read_log *reads;  /* what a device reads to load; on the CPU, which maps files, nothing */
   double started;      /* CLOCK_MONOTONIC */

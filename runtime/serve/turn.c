@@ -1,7 +1,6 @@
 /* Turns. */
 #include "runtime/serve/turn.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -24,6 +23,7 @@ static void close_turns(void *state) {
     mm_turn *t = &s->turn[i];
     mm_reply_close(t->reply);
     mm_constraint_close(t->constraint);
+    mm_reply_watch_close(t->watch);
     for (size_t k = 0; k < t->calls; k++) {
       free(t->call[k].name.p);
       free(t->call[k].arguments.p);
@@ -64,7 +64,7 @@ static void on_event(void *user, const mm_reply_event *e) {
   mm_turn *t = user;
   const turns *s = t->choice->call->state;
   const bool enough = t->one_call && t->calls && t->call[t->calls - 1].ended; /* a call that went wrong is not the one */
-  if (t->failed || (enough && e->call >= t->calls)) return;
+  if (t->failed || enough) return;
   if (e->kind <= MM_REPLY_CALL && !add_item(t, e)) t->failed = true;
   switch (e->kind) {
     case MM_REPLY_REASONING: mm_text_add(&t->reasoning, e->text, e->n); break;
@@ -78,7 +78,7 @@ static void on_event(void *user, const mm_reply_event *e) {
     case MM_REPLY_ARGUMENTS: mm_text_add(&t->call[e->call].arguments, e->text, e->n); break;
     case MM_REPLY_CALL_END:
       t->call[e->call].ended = true;
-      if (t->one_call) mm_choice_enough(t->choice);
+      mm_arguments_unite(&t->call[e->call].arguments);
       break;
   }
   t->failed |= t->reasoning.failed || t->content.failed ||
@@ -158,7 +158,7 @@ void mm_turn_ended(mm_choice *ch) {
     t->failed = true;
   }
   if (t->failed) ch->ending.why = MM_FINISH_ERROR;
-  const bool whole = !t->failed && !t->cut && !ch->enough && t->samples == ch->tokens - (ch->ending.end_id >= 0);
+  const bool whole = !t->failed && !t->cut && !ch->ending.enough && t->samples == ch->tokens - (ch->ending.end_id >= 0);
   if (whole && t->calls && t->in_reasoning) keep(t);
 }
 
@@ -187,138 +187,20 @@ bool mm_turn_encode(mm_call *c, mm_conversation *v, mm_prompt_tokens *out, bool 
 }
 
 typedef struct start {
-  const mm_conversation *v;
   const mm_tool_rules *rules;
-  bool in_reasoning;
-  mm_section section[MM_SECTIONS];
-  uint32_t sections;
+  bool tools, in_reasoning;
+  mm_turn_sections sections;
 } start;
-
-/* ---- What a reply must hold ---- */
-
-static bool add_token(mm_call *c, start *a, mm_section_kind kind, const char *text) {
-  const int32_t id = mm_tokenizer_find(c->server->tokenizer, text);
-  if (id < 0) return mm_refuse(c, 400, NULL, "the tokenizer has no token %s, without which replies cannot be constrained", text);
-  a->section[a->sections++] = (mm_section){.kind = kind, .id = id};
-  return true;
-}
-
-/* Ends with </think> or, where `calls`, with a call that begins before it. */
-static bool add_reasoning(mm_call *c, start *a, bool calls) {
-  if (!add_token(c, a, MM_SECTION_UNTIL, "</think>")) return false;
-  mm_section *s = &a->section[a->sections - 1];
-  s->call = mm_tokenizer_find(c->server->tokenizer, "<minimax:tool_call>");
-  s->instead = calls && s->call >= 0;
-  return true;
-}
-
-/* One of some texts. */
-static bool add_texts(mm_call *c, start *a, const mm_str *text, size_t count, mm_err *err) {
-  if (count > MM_LITERALS)
-    return mm_refuse(c, 400, NULL, "found %zu texts of which the reply must be one, expected at most %d", count, MM_LITERALS);
-  mm_form *f = mm_arena_alloc(&c->arena, sizeof *f, err);
-  mm_literal *l = mm_arena_alloc(&c->arena, count * sizeof *l, err);
-  if (!f || !l) return false;
-  for (size_t i = 0; i < count; i++) l[i] = (mm_literal){.p = text[i].p, .n = text[i].n};
-  *f = (mm_form){.kind = MM_FORM_LITERALS, .exact = true, .literal = l, .count = (uint32_t)count};
-  mm_literals_sort(f);
-  a->section[a->sections++] = (mm_section){.kind = MM_SECTION_FORM, .form = f};
-  return true;
-}
-
-/* The opening of a call, with each of the names that it may have. */
-static bool add_openings(mm_call *c, start *a, const char *before, const char *after, mm_err *err) {
-  const bool named = a->rules->choice == MM_TOOLS_NAMED;
-  const size_t count = named ? 1 : a->v->tool_count;
-  mm_str *text = mm_arena_alloc(&c->arena, count * sizeof *text, err);
-  if (!text) return false;
-  for (size_t i = 0; i < count; i++) {
-    const mm_str name = named ? a->rules->name : mm_tool_name(c, &a->v->tool[i]);
-    char *whole = mm_arena_printf(&c->arena, err, "%s%.*s%s", before, (int)name.n, name.p ? name.p : "", after);
-    if (!whole) return false;
-    text[i] = (mm_str){whole, strlen(whole)};
-  }
-  return add_texts(c, a, text, count, err);
-}
-
-static bool require_call(mm_call *c, start *a, mm_err *err) {
-  static const mm_str newlines[] = {{"\n", 1}, {"\n\n", 2}, {"\n\n\n", 3}}, end[] = {{"}\n</tool_calls>", 15}};
-  if (c->server->format->family == MM_CHAT_M2) {
-    if (!add_texts(c, a, newlines, 3, err) || !add_token(c, a, MM_SECTION_TOKEN, "<minimax:tool_call>") ||
-        !add_openings(c, a, "\n<invoke name=\"", "\">", err))
-      return false;
-    a->section[a->sections++] = (mm_section){.kind = MM_SECTION_REST};
-    return true;
-  }
-  if (!add_openings(c, a, "<tool_calls>\n{\"name\": \"", "\", \"arguments\": ", err)) return false;
-  a->section[a->sections++] = (mm_section){.kind = MM_SECTION_FORM, .form = mm_schema_any_object()};
-  return add_texts(c, a, end, 1, err);
-}
-
-/* A single text, whose markers are tokens. */
-static bool add_script(mm_call *c, start *a, mm_str text, mm_err *err) {
-  while (text.n) {
-    const char *next = NULL, *marker = NULL;
-    for (size_t i = 0; i < MM_REPLY_TAGS; i++) {
-      const char *p = memmem(text.p, text.n, mm_reply_tag[i], strlen(mm_reply_tag[i]));
-      const bool token = p && mm_tokenizer_find(c->server->tokenizer, mm_reply_tag[i]) >= 0;
-      if (token && (!next || p < next)) next = p, marker = mm_reply_tag[i];
-    }
-    const mm_str before = {text.p, next ? (size_t)(next - text.p) : text.n};
-    if (a->sections + 2 > MM_SECTIONS) return mm_refuse(c, 400, "guided_choice", "guided_choice: too many markers");
-    if (before.n && !add_texts(c, a, &before, 1, err)) return false;
-    if (!next) break;
-    if (!add_token(c, a, MM_SECTION_TOKEN, marker)) return false;
-    text = (mm_str){next + strlen(marker), text.n - before.n - strlen(marker)};
-  }
-  return true;
-}
-
-/* What may come of a constraint wins over a bias: of ids that are allowed, one that was forbidden comes after all others. */
-static void soften_bias(mm_call *c) {
-  mm_bias *bias = (mm_bias *)c->params.sampling.bias; /* the arena's */
-  for (uint32_t i = 0; i < c->params.sampling.bias_count; i++) bias[i].add = fmaxf(bias[i].add, -1e30f);
-}
-
-static bool constrain(mm_call *c, start *a, mm_err *err) {
-  const mm_turn_settings *set = &((const turns *)c->state)->set;
-  const mm_form *form = set->form;
-  mm_server *s = c->server;
-  const bool call = a->rules->choice == MM_TOOLS_REQUIRED || a->rules->choice == MM_TOOLS_NAMED;
-  if (!form && !call && !set->choices) return true;
-  const bool or_call = form && !call && a->v->tool_count; /* the model answers in the form, or calls */
-  if (form && call) return mm_refuse(c, 400, "response_format", "response_format: not beside a tool_choice that requires a call");
-  if (or_call && s->format->family != MM_CHAT_M2) /* its calls begin with text, not with a token */
-    return mm_refuse(c, 400, "response_format", "response_format: not beside tools, in the format of this model");
-  pthread_mutex_lock(&s->shared);
-  if (!s->lexicon) s->lexicon = mm_lexicon_open(s->tokenizer, s->vocab, s->end, s->end_count, err);
-  const bool lexicon = s->lexicon;
-  pthread_mutex_unlock(&s->shared);
-  if (!lexicon) return false;
-  soften_bias(c);
-  if (a->in_reasoning && !add_reasoning(c, a, s->format->family == MM_CHAT_M2 && (call || or_call))) return false;
-  if (call) return require_call(c, a, err);
-  if (set->choices) return set->choices == 1 ? add_script(c, a, set->choice[0], err) : add_texts(c, a, set->choice, set->choices, err);
-  if (!or_call) {
-    a->section[a->sections++] = (mm_section){.kind = MM_SECTION_FORM, .form = form};
-    return true;
-  }
-  if (!add_token(c, a, MM_SECTION_FORM, "<minimax:tool_call>")) return false;
-  a->section[a->sections - 1].form = form;
-  a->section[a->sections - 1].instead = true;
-  return true;
-}
 
 static bool open_turns(mm_call *c, const start *a, mm_err *err) {
   turns *s = c->state;
   const mm_reply_settings set = {.format = c->server->format,
                                  .tokenizer = c->server->tokenizer,
                                  .tools = &s->tools,
-                                 .calls = a->v->tool_count > 0,
+                                 .calls = a->tools,
                                  .in_reasoning = a->in_reasoning,
                                  .append_think = s->set.append_think,
                                  .sink = on_event};
-  if (!mm_tools_open(&s->tools, a->v->tool, a->v->tool_count, err)) return false;
   if (!(s->turn = mm_calloc(c->params.n, sizeof *s->turn, err))) return false;
   for (; s->turns < c->params.n; s->turns++) {
     mm_turn *t = &s->turn[s->turns];
@@ -328,7 +210,10 @@ static bool open_turns(mm_call *c, const start *a, mm_err *err) {
     t->one_call = a->rules->one_call;
     t->in_reasoning = a->in_reasoning;
     if (!(t->reply = mm_reply_open(&own, err))) return false;
-    if (a->sections && !(t->constraint = mm_constraint_open(c->server->lexicon, a->section, a->sections, err))) return false;
+    if (c->params.stop_count || t->one_call) t->watch = mm_reply_watch_open(&set, c->params.special, t->one_call, err);
+    if ((c->params.stop_count || t->one_call) && !t->watch) return false;
+    if (a->sections.count && !(t->constraint = mm_constraint_open(c->server->lexicon, a->sections.section, a->sections.count, err)))
+      return false;
   }
   return true;
 }
@@ -345,13 +230,14 @@ static void shape(mm_choice *ch, mm_generation_settings *set) {
   set->constraint = s->turn[ch->index].constraint;
   set->allow = allow;
   set->chosen = chosen;
+  set->watch = s->turn[ch->index].watch;
   set->request.boundary = &c->boundary;
   set->request.boundary_count = c->boundary > 0;
 }
 
 bool mm_turn_prepare(mm_call *c, mm_conversation *v, const mm_tool_rules *r, const mm_turn_settings *set, mm_err *err) {
   mm_prompt_tokens p = {0};
-  start a = {.v = v, .rules = r};
+  start a = {.rules = r, .tools = v->tool_count > 0};
   turns *s = mm_calloc(1, sizeof *s, err);
   if (!s) return false;
   s->set = *set;
@@ -359,7 +245,8 @@ bool mm_turn_prepare(mm_call *c, mm_conversation *v, const mm_tool_rules *r, con
   c->close_state = close_turns;
   if (!mm_turn_encode(c, v, &p, &a.in_reasoning, err)) return false;
   c->boundary = p.user_end < p.count ? (uint32_t)p.user_end : 0;
-  return mm_call_add_prompt(c, p.id, p.count, err) && constrain(c, &a, err) && open_turns(c, &a, err);
+  if (!mm_call_add_prompt(c, p.id, p.count, err) || !mm_tools_open(&s->tools, v->tool, v->tool_count, err)) return false;
+  return mm_turn_constrain(c, v, r, set, &s->tools, a.in_reasoning, &a.sections, err) && open_turns(c, &a, err);
 }
 
 bool mm_turn_format(mm_call *c, const char *param, const mm_value *format, mm_turn_settings *set, mm_err *err) {
@@ -374,7 +261,7 @@ bool mm_turn_format(mm_call *c, const char *param, const mm_value *format, mm_tu
     return mm_refuse(c, 400, param, "%s: found json_schema next to %s", param, schema ? "schema" : "the type json_object");
   if (nested) schema = mm_value_get(nested, "schema");
   if (!object && !schema) return mm_refuse(c, 400, param, "%s: json_schema has no schema", param);
-  set->form = schema ? mm_schema_compile(&c->arena, schema, err) : mm_schema_any_object();
+  set->form = schema ? mm_schema_compile(&c->arena, schema, "json_schema", err) : mm_schema_any_object();
   return set->form;
 }
 

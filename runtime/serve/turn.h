@@ -2,6 +2,7 @@
 #ifndef MM_RUNTIME_SERVE_TURN_H
 #define MM_RUNTIME_SERVE_TURN_H
 
+#include "runtime/chat/arguments.h"
 #include "runtime/chat/reply.h"
 #include "runtime/constrain/constraint.h"
 #include "runtime/serve/openai_messages.h"
@@ -28,6 +29,7 @@ struct mm_turn {
   mm_choice *choice;
   mm_reply *reply;
   mm_constraint *constraint; /* or NULL */
+  mm_reply_watch *watch;     /* or NULL */
   mm_turn_event *event;
   mm_text reasoning, content;
   mm_turn_call *call; /* [calls] */
@@ -56,6 +58,17 @@ typedef struct mm_turn_settings {
   const mm_str *choice; /* [choices] the content is one of these; of a single one, markers are tokens */
   size_t choices;
 } mm_turn_settings;
+
+/* What a reply must hold to: a form, one of some texts, or calls of tools. */
+typedef struct mm_turn_sections {
+  mm_section section[MM_SECTIONS];
+  uint32_t count; /* 0: to nothing */
+} mm_turn_sections;
+
+/* For a conversation whose tools are `tools`, and whose reply begins in the reasoning or not. The server's lexicon is there where there are
+ * sections. */
+MM_MUST_USE bool mm_turn_constrain(mm_call *c, const mm_conversation *v, const mm_tool_rules *r, const mm_turn_settings *set,
+                                   const mm_tools *tools, bool in_reasoning, mm_turn_sections *out, mm_err *err);
 
 /* set->form from `{"type": …}`, which may be NULL. A schema stands as `"schema": …` or, as in OpenAI's chat, as
  * `"json_schema": {"schema": …}`. */

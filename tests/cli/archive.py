@@ -4,6 +4,7 @@ archives, full disks and kills leave nothing under the target's name; memory doe
 import filecmp
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -35,6 +36,16 @@ def nothing_left(*known):
 
 
 checked = 0
+# Every level has the memory that it needs by default, whatever the number of threads.
+for level, jobs in ((1, "64"), (2, "4"), (9, "16"), (15, "5"), (19, "4")):
+    small = ("minimax-convert", "tests/data/tiny-m2", "-o", work + "/packed", "-q", "-j", jobs, "--compress", f"zstd:{level}")
+    if level in (2, 19):
+        run(*small)
+        shutil.rmtree(work + "/packed")
+    need = int(re.search(r"expected at least (\d+)", run(*small, "--mem-limit", "1M", expect=8).stderr)[1])
+    limit = (256 << 20) + int(jobs) * ((78 if level == 1 else 142) << 20)
+    assert need <= limit, (level, jobs, need, limit)
+nothing_left()
 for model, quant in (("tiny-m2", "nvfp4"), ("tiny-m1", "block_fp8"), ("tiny-m1", "bf16")):
     a, b, c = work + "/packed", work + "/archive", work + "/back"
     run("minimax-convert", "tests/data/" + model, "-o", a, "--tp", "2", "--quant", quant, "--part-size", "5M", "-q")

@@ -82,7 +82,7 @@ def spoilt():
 
         names, name = index["weight_map"], "model.layers.41.block_sparse_moe.experts.17.w3.weight"
         file = names.pop(name)
-        refused("E_MISSING", name, "and 0 more")
+        refused("E_MISSING", name, "found no such tensor\n")
         names[name] = file
         names["model.layers.41.block_sparse_moe.experts.32.w3.weight"] = file
         refused("E_UNKNOWN", "experts.32.w3")

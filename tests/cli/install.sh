@@ -27,6 +27,28 @@ for program in "$BUILD"/bin/*; do
 done
 touch "$prefix/bin/another"
 scripts/install.sh --remove "$prefix" "$BUILD"/bin/*
-left=$(find "$prefix" -type f)
-[ "$left" = "$prefix/bin/another" ] || { echo "after uninstall: $left"; exit 1; }
-echo "$count programs installed and removed"
+left=$(find "$prefix" -mindepth 1 | sort | xargs)
+[ "$left" = "$prefix/bin $prefix/bin/another" ] || { echo "after uninstall: $left"; exit 1; }
+
+# What `make install` and `make uninstall` run, on trees that hold files and empty folders of others: the tree after is the tree before.
+tree() { (cd "$1" && find . -printf '%p %y %l ' -type f -exec sha256sum {} \; -o -printf '%p %y\n' | sort); }
+recipe() { make -n "$1" BUILD="$BUILD" DESTDIR="$2" PREFIX="$3" 2>/dev/null | grep '^scripts/install'; }
+host=$TMPDIR/host
+mkdir -p "$host/usr/share/man/man1" "$host/usr/share/doc" "$host/usr/lib/pkgconfig" "$host/usr/include"
+echo other >"$host/usr/lib/pkgconfig/other.pc"
+echo other >"$host/usr/include/other.h"
+for place in "$host:/usr" "$host/stage/one:/usr/local" ":$host/new"; do
+  tree "$host" >"$TMPDIR/before"
+  recipe install "${place%%:*}" "${place#*:}" | sh -e
+  [ "$place" != "$host:/usr" ] || { # an older release's library, then an install over it
+    mv "$host/usr/lib/libminimax.so.0".?* "$host/usr/lib/libminimax.so.0.0.1" && ln -sf libminimax.so.0.0.1 "$host/usr/lib/libminimax.so.0"
+    recipe install "${place%%:*}" "${place#*:}" | sh -e
+  }
+  root=${place%%:*}${place#*:}
+  for file in bin/minimax-run lib/libminimax.so include/minimax.h lib/pkgconfig/libminimax.pc share/man/man3/libminimax.3; do
+    [ -e "$root/$file" ] || { echo "$root/$file: not installed"; exit 1; }
+  done
+  recipe uninstall "${place%%:*}" "${place#*:}" | sh -e
+  tree "$host" | diff "$TMPDIR/before" - || { echo "$place: install and uninstall leave another tree"; exit 1; }
+done
+echo "$count programs installed and removed; three trees are after uninstall what they were before install"

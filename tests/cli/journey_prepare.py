@@ -34,7 +34,7 @@ def schemes():
     assert convert("--quant", "list").stdout == table
     named = re.findall(r"^(\w+) +(?:[\d.]+|-) +(?:[\d.]+|-)  \S", table, re.M)
     presets = re.findall(r"^(\w+) +.*\(.*; \*.experts.*\)$", table, re.M)
-    assert len(named) == 15 and named[0] == "none" and "w4afp8" in named and len(presets) == 5, table
+    assert len(named) == 15 and named[0] == "none" and "w4afp8" in named and len(presets) == 7, table
     for word in ("--help", "--help-man", "--help-bash", "--help-zsh", "--help-fish"):
         text = convert(word).stdout
         missing = [n for n in named + presets if not re.search(rf"\b{n}\b", text)]
@@ -86,8 +86,39 @@ def sources():
     os.remove(f"{cache}/snapshots/0123abcd/config.json")
     assert convert(cache, "--dry-run", "--json").stdout == plan
     shutil.rmtree(f"{cache}/snapshots/0123abcd")
+    for named in ("0123abcd", "0123abcd\n", "", "../../elsewhere", "4567e", "4567eF"):  # nor is the one snapshot taken for another
+        open(f"{cache}/refs/main", "w").write(named)
+        refused(3, ["E_FS_MISSING", "refs/main", "of which there is no snapshot"], "minimax-convert", cache, "--dry-run")
+    open(f"{cache}/refs/main", "w").write("4567ef\n")
+    assert convert(cache, "--dry-run", "--json").stdout == plan
     os.remove(f"{cache}/refs/main")
     assert convert(cache, "--dry-run", "--json").stdout == plan  # the only one
+
+    # Shards or the index are missing: how many, and what lies there.
+    part = f"{TMP}/part"
+    shutil.copytree(source, part)
+    shards = sorted(n for n in os.listdir(part) if "-of-" in n)
+    os.remove(f"{part}/model.safetensors.index.json")
+    refused(3, ["E_FS_MISSING", f"{len(shards)} weight files, first {shards[0]}", "fetch the index"], "minimax-convert", part, "--dry-run")
+    for name in [*shards, "golden.safetensors"]:
+        os.remove(f"{part}/{name}")
+    refused(3, ["E_FS_MISSING", "neither"], "minimax-convert", part, "-o", f"{TMP}/never")
+    shutil.copy(f"{source}/model.safetensors.index.json", part)
+    refused(3, ["E_FS_MISSING", shards[0], f"of {len(shards)} files that the index names, {len(shards)} are missing"], "minimax-convert", part, "-o", f"{TMP}/never")
+    shutil.copy(f"{source}/{shards[0]}", part)
+    refused(3, ["E_FS_MISSING", shards[1], f"of {len(shards)} files that the index names, 1 are missing", "--names-only"], "minimax-convert", part, "--dry-run")
+    # A source without tokenizer or template converts, and a note says what the output lacks.
+    shutil.copy(f"{source}/{shards[1]}", part)
+    os.remove(f"{part}/tokenizer.json")
+    for name in ("chat_template.jinja", "chat_template.json", "tokenizer_config.json"):
+        if os.path.exists(f"{part}/{name}"):
+            os.remove(f"{part}/{name}")
+    for more in (["--dry-run"], ["-o", f"{TMP}/bare"]):
+        said = convert(part, *more).stderr
+        assert "note: the source has no tokenizer.json" in said and "note: the source has no chat template" in said, said
+    open(f"{part}/tokenizer_config.json", "w").write('{"chat_template": "x"}')
+    assert "chat template" not in convert(part, "--dry-run").stderr
+    assert "note:" not in convert(part, "--dry-run", "-q").stderr
 
     fetch = "hf download MiniMaxAI/MiniMax-M2 --local-dir MiniMax-M2"
     for word in ("MiniMaxAI/MiniMax-M2", "https://huggingface.co/MiniMaxAI/MiniMax-M2", "https://huggingface.co/MiniMaxAI/MiniMax-M2/tree/main"):
@@ -146,9 +177,20 @@ def plan():
         assert sum(f["state_bytes_per_sequence"] for f in p["rank_footprint"][::tp]) == 4 * (len(config["attn_type_list"]) - full) * heads // tp * dim * dim
 
     def needs(tp):
+        """The smallest memory that fits: more than what must be there, the gigabyte that is set aside included, and not much more."""
         p = json.loads(convert(source, "--dry-run", "--tp", tp, "--json").stdout)
-        return max(b + f["state_bytes_per_sequence"] + f["kv_bytes_per_token"] * config["max_position_embeddings"]
-                   for b, f in zip(p["rank_bytes"], p["rank_footprint"])) / 0.9
+        least = (1 << 30) + max(b + 16 * f["state_bytes_per_sequence"] + f["kv_bytes_per_token"] * config["max_position_embeddings"]
+                                for b, f in zip(p["rank_bytes"], p["rank_footprint"]))
+        low, high = int(least / 0.9), 2 * int(least / 0.9) + (1 << 30)
+        assert not fits(tp, low) and fits(tp, high), (tp, low, high)
+        while high - low > 64:
+            low, high = (low, (low + high) // 2) if fits(tp, (low + high) // 2) else ((low + high) // 2, high)
+        return high
+
+    def fits(tp, memory):
+        return json.loads(convert(source, "--dry-run", "--tp", tp, "--json", "--gpu-memory", memory).stdout)["verdict"]["fits"]
+    need = {tp: needs(tp) for tp in (1, 2, 4, 8)}
+    needs = need.get
     for memory in (needs(1) + 64, needs(1) - 64, needs(2) + 64, needs(2) - 64, needs(4) - 64, 1 << 20):
         smallest = next((tp for tp in (1, 2, 4, 8) if needs(tp) <= int(memory)), None)
         for tp in (1, 4):

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Files that options name: --collect, --logits, --report. Devices, FIFOs, links, the checkpoint's own files, what killed runs left."""
+"""Files that options name: --collect, --logits, --report, --events. One rule for all: an output never is an input, by whatever name, and takes the
+place only of an empty file or of one that the program made, or with --force of any. Devices, FIFOs, links, what killed runs left."""
 import json
 import os
+import shutil
 import stat
 import struct
 import subprocess
@@ -23,6 +25,14 @@ def logits(root, out, **options):
 
 def report(root, out, **options):
     return cf.run(VERIFY, "-q", root + "/out", "--source", SRC, "--report", out, **options)
+
+
+def events(root, out, **options):
+    options.setdefault("timeout", 60)
+    target = root + "/made"
+    shutil.rmtree(target, ignore_errors=True)
+    return subprocess.run([CONVERT, "-q", root + "/source", "-o", target, "--events", out, "--recipe", root + "/recipe.json", "--allow-outside-links"],
+                          stdin=subprocess.DEVNULL, capture_output=True, check=False, **options)
 
 
 def prepare(root):
@@ -80,6 +90,139 @@ def written(root):
     assert stat.S_ISFIFO(os.stat(root + "/fifo.json").st_mode)
 
 
+def inputs(root):
+    """What each of them reads: by its name, another spelling, a symbolic link, a hard link; files of directories, and what they lead to."""
+    os.mkdir(root + "/blobs")
+    shutil.copytree(SRC, root + "/source")
+    shutil.copytree(root + "/out", root + "/linked")  # a checkpoint of links, as in the Hub's cache
+    for here in ("linked", "source"):
+        for name in os.listdir(f"{root}/{here}"):
+            if name.endswith((".safetensors", "config.json")):
+                os.rename(f"{root}/{here}/{name}", f"{root}/blobs/{here}-{name}")
+                os.symlink(f"../blobs/{here}-{name}", f"{root}/{here}/{name}")
+    with open(root + "/text.txt", "w", encoding="utf-8") as f:
+        f.write("The quick brown fox jumps over the lazy dog. " * 9)
+    with open(root + "/recipe.json", "w", encoding="utf-8") as f:
+        f.write(cf.ok(CONVERT, "--print-recipe", "--quant", "int8").stdout.decode())
+    ours = {}  # files that the programs made, so that it is the rule about inputs that refuses
+    for write, name in ((collect, "c"), (logits, "l"), (report, "r.json")):
+        ours[name] = f"{root}/own-{name}"
+        assert write(root, ours[name]).returncode == 0
+    text = lambda out: cf.run(EVAL, root + "/linked", "--text", root + "/text.txt", "--window", "8", "--limit", "1", "--collect", out, "--force")
+    ids = lambda out: cf.run(EVAL, root + "/linked", "--ids", root + "/ids.json", "--window", "8", "--collect", out, "--force")
+    prompts = lambda out: cf.run(EVAL, root + "/linked", "--ids-from", root + "/ids.safetensors", "--logits", out, "--force")
+    errors = lambda out: cf.run(VERIFY, root + "/out", "--source", root + "/source", "--report", out, "--force")
+    watched = lambda out: events(root, out)
+    part = "model-rank-00000-part-00000.safetensors"
+    shard = next(n for n in sorted(os.listdir(SRC)) if n.endswith(".safetensors"))
+    tried = 0
+    for write, program, read in ((text, EVAL, "text.txt"), (ids, EVAL, "ids.json"), (prompts, EVAL, "ids.safetensors"), (ids, EVAL, "blobs/linked-" + part),
+                                 (text, EVAL, "blobs/linked-" + part), (prompts, EVAL, "blobs/linked-config.json"), (errors, VERIFY, "blobs/source-config.json"),
+                                 (watched, CONVERT, "recipe.json"), (watched, CONVERT, "blobs/source-" + shard), (watched, CONVERT, "blobs/source-config.json"),
+                                 (watched, CONVERT, "source/tokenizer.json"), (watched, CONVERT, "source/new")):
+        file = root + "/" + read
+        suffix = ".html" if write is errors else ""
+        names = [file] if os.path.basename(file) == "new" else [file, f"{root}/../{os.path.basename(root)}/{read}", f"{root}/s-{tried}{suffix}", f"{root}/h-{tried}{suffix}"]
+        if len(names) > 1:
+            os.symlink(read, names[2])
+            os.link(file, names[3])
+        before = tree(root)
+        for out in names[2:] if suffix else names:
+            done = write(out)
+            says = "inside the checkpoint" if "source/" in os.path.relpath(os.path.realpath(out), root) else "found the file that is read as"
+            cf.assert_error(done, program, 2, "E_OUTPUT", says)
+            assert tree(root) == before, out
+            tried += 1
+    assert tried > 35, tried
+
+
+def strangers(root):
+    """A file that the program did not make stays, byte for byte; an empty one and one of its own are replaced, any with --force."""
+    forced = [(collect, EVAL, "st", lambda out: cf.run(EVAL, root + "/out", "--ids", root + "/ids.json", "--window", "8", "--collect", out, "--force")),
+              (logits, EVAL, "st", lambda out: cf.run(EVAL, root + "/out", "--logits", out, "--ids-from", root + "/ids.safetensors", "--force"))]
+    for end in ("json", "csv", "html"):
+        forced.append((report, VERIFY, end, lambda out: cf.run(VERIFY, "-q", root + "/out", "--source", SRC, "--report", out, "--force")))
+    forced.append((events, CONVERT, "log", None))
+    for i, (write, program, end, with_force) in enumerate(forced):
+        out = f"{root}/stranger{i}.{end}"
+        for content in (b"my notes\n", b"{}", b"name,scheme\n1,2\n", b"<!DOCTYPE html>\n<title>Mine</title>", open(root + "/ids.safetensors", "rb").read(), b"\0" * 200000):
+            with open(out, "wb") as f:
+                f.write(content)
+            os.utime(out, (1, 1))
+            cf.assert_error(write(root, out), program, 2, "E_OUTPUT", os.path.basename(out), "did not make")
+            assert open(out, "rb").read() == content and os.stat(out).st_mtime == 1
+        if with_force:
+            assert with_force(out).returncode == 0
+            first = open(out, "rb").read()
+        else:
+            os.truncate(out, 0)
+            first = b""
+        done = write(root, out)
+        assert done.returncode == 0, done.stderr
+        fresh = open(out, "rb").read()
+        assert len(fresh) > 400 and (fresh == first or not first), (program, end)
+        open(root + "/empty." + end, "w").close()
+        assert write(root, root + "/empty." + end).returncode == 0
+    # Events are appended; a run's own standard error may be the file.
+    old = open(root + "/empty.log", "rb").read()
+    assert events(root, root + "/empty.log").returncode == 0
+    new = open(root + "/empty.log", "rb").read()
+    assert new.startswith(old) and len(new) > len(old) and [json.loads(line)["event"] for line in new.splitlines()].count("begin") == 2
+    # Not into the output, old or new.
+    cf.ok(CONVERT, "-q", SRC, "-o", root + "/old")
+    before = tree(root + "/old")
+    done = cf.run(CONVERT, "-q", SRC, "-o", root + "/old", "--force", "--quant", "int8", "--events", root + "/old/events")
+    cf.assert_error(done, CONVERT, 2, "E_OUTPUT", "inside the checkpoint")
+    assert tree(root + "/old") == before
+
+
+def replaced(root):
+    """--force does not take away what the run reads, nor what its source leads to."""
+    cf.ok(CONVERT, "-q", SRC, "-o", root + "/replaced", "--tp", 2)
+    os.mkdir(root + "/via")
+    for name in os.listdir(root + "/replaced"):
+        os.symlink("../replaced/" + name, root + "/via/" + name)
+    os.symlink("replaced", root + "/door-to-replaced")
+    before = tree(root + "/replaced")
+    for out in ("/replaced", "/door-to-replaced/"):
+        done = cf.run(CONVERT, "-q", root + "/via", "-o", root + out, "--force", "--allow-outside-links")
+        cf.assert_error(done, CONVERT, 2, "E_OUTPUT", "in it, which is read")
+        for option, name in (("--recipe", "manifest.json"), ("--recipe", "config.json")):
+            done = cf.run(CONVERT, "-q", SRC, "-o", root + out, "--force", option, f"{root}/replaced/{name}")
+            assert done.returncode != 0
+        assert tree(root + "/replaced") == before
+    cf.ok(CONVERT, "-q", root + "/via", "-o", root + "/beside", "--tp", 1, "--allow-outside-links")
+
+
+def fifo(root):
+    """Nobody reads it yet: a line says so; a signal ends the waiting."""
+    os.mkfifo(root + "/events")
+    for read in (True, False):
+        with subprocess.Popen([CONVERT, "-q", SRC, "-o", f"{root}/fifo{read}", "--events", root + "/events"], stderr=subprocess.PIPE, text=True) as run:
+            said = run.stderr.readline()
+            if not said.endswith("/events: waiting for a reader of this FIFO\n"):
+                run.kill()
+                raise AssertionError(said)
+            if read:
+                with open(root + "/events", encoding="utf-8") as f:
+                    lines = [json.loads(line)["event"] for line in f]
+                assert (lines[0], lines[-1]) == ("begin", "done"), lines
+                assert run.wait() == 0
+            else:
+                run.terminate()
+                assert run.wait(20) == 75 and "E_INTERRUPTED" in run.stderr.read()
+                assert not os.path.exists(f"{root}/fifo{read}")
+
+
+def rule():
+    with Scratch() as root:
+        prepare(root)
+        inputs(root)
+        strangers(root)
+        replaced(root)
+        fifo(root)
+
+
 def whole():
     with Scratch() as root:
         prepare(root)
@@ -88,4 +231,4 @@ def whole():
 
 
 if __name__ == "__main__":
-    cf.main([whole])
+    cf.main([whole, rule])

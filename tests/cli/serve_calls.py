@@ -2,6 +2,7 @@
 """Calls of tools that minimax-serve begins, ends, cuts off or gives up: what a reply then says; biases beside constraints, and schemas
 without an end. The small checkpoints know no chat: what
 they say is scripted by logit_bias and guided_choice. The tags of M2 are no special tokens, as in the released tokenizer."""
+import concurrent.futures
 import json
 import os
 import shutil
@@ -114,6 +115,45 @@ def cut_off(s):
         assert ended == ["incomplete"] and "response.function_call_arguments.done" not in [x["type"] for x in events], events
 
 
+def one_call(s):
+    """With parallel_tool_calls false nothing behind the one call is content, and equal requests have equal replies, alone and in a crowd."""
+    body = {"messages": ASK, "tools": TOOLS, "temperature": 0, "max_tokens": 300, "guided_choice": [SCRIPT], "logit_bias": {str(id_of(s, "</think>")): 100},
+            "parallel_tool_calls": False}
+
+    def ask(_):
+        got = s.post(CHAT, body)
+        choice, = got["choices"]
+        return calls(choice), choice["message"]["content"], choice["finish_reason"], got["usage"]["completion_tokens"]
+
+    alone = ask(0)
+    assert alone[:3] == ([("get_weather", '{"city": "Ur"}')], "So.", "tool_calls"), alone
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert set(map(repr, pool.map(ask, range(24)))) == {repr(alone)}
+    streamed_one = reply(s, **body)
+    assert calls(streamed_one) == alone[0], streamed_one
+
+
+def stops_behind_reasoning(s):
+    """A stop string acts behind the reasoning, in every API; newlines that the template puts there are none of the reply."""
+    stroke, end = str(id_of(s, "~")), str(id_of(s, "</think>"))
+    how = {"temperature": 0, "logit_bias": {stroke: 80, end: 60}, "frequency_penalty": 2}
+    plain = reply(s, guided_choice=["I~H"], **how)["message"]
+    assert plain["content"] == "I~H" and set(plain["reasoning_content"]) == {"~"}, plain
+    got = reply(s, guided_choice=["I~H"], stop="~", **how)
+    assert got["message"]["content"] == "I" and got["message"]["reasoning_content"] == plain["reasoning_content"], got
+    assert got["finish_reason"] == "stop" and got["stop_reason"] == "~", got
+    lines = reply(s, guided_choice=["\n\nI\n\nH"], stop="\n\n", **how)
+    assert lines["message"]["content"] == "I" and lines["stop_reason"] == "\n\n", lines
+    never = {"temperature": 0, "logit_bias": {stroke: 100}}
+    assert reply(s, stop=["~", "~~"], **never)["finish_reason"] == "length"
+    got = s.post(RESPONSES, {"input": "x", "max_output_tokens": 20, "stop": "~", **never})
+    assert got["status"] == "incomplete" and got["output"][0]["content"][0]["text"] == "~" * 20, got
+    got = s.post(MESSAGES, {"messages": ASK, "max_tokens": 20, "stop_sequences": ["~"], **never})
+    assert got["stop_reason"] == "max_tokens" and got["content"][0]["thinking"] == "~" * 20, got
+    got = s.post("/v1/completions", {"prompt": "x", "max_tokens": 20, "stop": "~", **never})["choices"][0]
+    assert got["finish_reason"] == "stop" and got["text"] == "", got
+
+
 def biased(s):
     """A bias of -100 forbids nothing that alone may follow; what is allowed beside it comes before it."""
     call = str(id_of(s, BEGIN))
@@ -124,6 +164,24 @@ def biased(s):
         for never, said in (("I", "H"), ("H", "I"), ("IH", "IH")):
             got = reply(s, logit_bias={call: -100, **{str(id_of(s, x)): -100 for x in never}}, chat_template_kwargs={"enable_thinking": False}, **how)
             assert got["message"]["content"] in list(said), (never, got)
+
+
+def unserved(s):
+    """A call that must be made, or of a strict tool, is held to the whole schema, or the request is refused by the tool and the keyword."""
+    odd = {"type": "object", "properties": {"city": {"type": "string", "pattern": "a+"}}}
+
+    def ask(strict, **how):
+        tools = [*TOOLS, {"type": "function", "function": {"name": "odd one", "parameters": odd, "strict": strict}}]
+        status, _, data = s.request("POST", CHAT, {"messages": ASK, "tools": tools, "max_tokens": 1, **how})
+        return status, data.decode()
+
+    for strict, how in ((True, {}), (False, {"tool_choice": "required"}), (None, {"tool_choice": {"type": "function", "function": {"name": "odd one"}}})):
+        status, text = ask(strict, **how)
+        assert status == 400 and "odd one" in text and "pattern" in text, (status, text)
+    assert ask(False)[0] == 200 and ask(True, tool_choice="none")[0] == 200
+    assert ask(False, tool_choice={"type": "function", "function": {"name": "get_weather"}})[0] == 200
+    status, text = ask("yes")
+    assert status == 400 and "strict" in text, text
 
 
 def endless(s):
@@ -189,9 +247,13 @@ def gone_wrong(s):
 with Server(changed("tests/data/tiny-m2"), "--chat-format", "minimax-m2", "--max-model-len", "1024") as server:
     begun_in_reasoning(server)
     cut_off(server)
+    one_call(server)
+    stops_behind_reasoning(server)
     biased(server)
+    unserved(server)
     endless(server)
     refused_among_others(server)
 with Server(changed("tests/data/tiny-m1", WRONG), "--chat-format", "minimax-m1", "--max-model-len", "1024") as server:
     gone_wrong(server)
+    unserved(server)
 print("calls begun in the reasoning, cut off, gone wrong; biases, schemas without an end")

@@ -20,10 +20,10 @@ def convert(model, *options):
 class Server:
     """A running server; ends with the block, and must end well."""
 
-    def __init__(self, packed, *options, ready=True):
+    def __init__(self, packed, *options, ready=True, prefix=()):
         self.log = os.path.join(TMP, f"log-{time.monotonic_ns()}")
         with open(self.log, "wb") as log:
-            self.process = subprocess.Popen([f"{BIN}/minimax-serve", packed, "--port", "0", *options], stderr=log, stdout=log)
+            self.process = subprocess.Popen([*prefix, f"{BIN}/minimax-serve", packed, "--port", "0", *options], stderr=log, stdout=log)
         self.port = int(self.wait_for(r"listening on http://\S+:(\d+)"))
         if ready:
             self.wait_for("ready after")

@@ -135,9 +135,9 @@ def request_of(body, path=COMPLETIONS, more=b""):
 
 
 def odd_http(s):
-    for data in [b"\r\n\r\n", b"GET\r\n\r\n", b"\x16\x03\x01\x02\x00\x01" * 50, b"GET / HTTP/9.9\r\n\r\n", b"POST /v1/completions HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
-                 b"POST /v1/completions HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n", b"GET /health HTTP/1.1\r\n" + b"a: b\r\n" * 20000 + b"\r\n",
-                 b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", b"GET /%00%ff/../../etc/passwd HTTP/1.1\r\n\r\n"]:
+    for data in [b"\r\n\r\n", b"GET\r\n\r\n", b"\x16\x03\x01\x02\x00\x01" * 50, b"GET / HTTP/9.9\r\n\r\n", b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+                 b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999999999999\r\n\r\n", b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"a: b\r\n" * 20000 + b"\r\n",
+                 b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", b"GET /%00%ff/../../etc/passwd HTTP/1.1\r\n\r\n"]:
         c = raw(s)
         try:
             c.sendall(data)
@@ -153,7 +153,7 @@ def odd_http(s):
     while part := c.recv(65536):
         got += part
     assert [x.split()[0] for x in got.split(b"HTTP/1.1 ")[1:]] == [b"200", b"400", b"200"], got
-    c = raw(s, b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + b"".join(
+    c = raw(s, b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + b"".join(
         b"1\r\n%c\r\n" % x for x in json.dumps(GOOD).encode()) + b"0\r\n\r\n")
     assert c.recv(15) == b"HTTP/1.1 200 OK"
     assert s.post(COMPLETIONS, b" " * (3 << 19), 413)["error"]["code"] == "request_too_large"
@@ -215,7 +215,7 @@ def endless(s):
     """A line between chunks, or behind the last, that does not end: the connection ends, and no memory is kept for it."""
     before = resident(s)
     for data in (b"1;", b"1\r\na", b"1\r\na\r\n0\r\nx: "):
-        c = raw(s, b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + data)
+        c = raw(s, b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + data)
         sent = 0
         try:
             while sent < 48 << 20:

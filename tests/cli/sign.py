@@ -91,8 +91,8 @@ for verb, there in (("pack", model), ("unpack", work + "/packed")):
 shutil.rmtree(work + "/packed")
 os.unlink(work + "/secret")
 
-# An earlier signature is replaced; what is none stays.
-for there in (b"", b"a note", b"{\"mediaType\": \"text/plain\"}"):
+# An earlier signature is replaced, and an empty file; any other file stays.
+for there in (b"a note", b"{\"mediaType\": \"text/plain\"}"):
     with open(work + "/another/model.sig", "wb") as f:
         f.write(there)
     assert "model.sig: found a file that holds no" in run("minimax-archive", "sign", work + "/another", "--key", key, expect=5)
@@ -135,9 +135,12 @@ refused("E_KEY", with_key=rsa_public)
 refused("E_KEY", with_key=ed_public)
 run("minimax-verify", model, "--key", work + "/none", expect=3, says="E_FS_MISSING")
 run("minimax-verify", model, "--key", work + "/pae", expect=3, says="E_KEY")
-run("minimax-archive", "sign", model, "--key", public, expect=3, says="E_KEY")
+run("minimax-archive", "sign", model, "--key", public, expect=3, says="found a public key, expected the private key")
+said = run("minimax-verify", model, "--key", key, expect=3, says="found a private key, expected its public key").strip()
+subprocess.run(said[said.index("openssl pkey"):].replace("public.pem", work + "/said.pem"), shell=True, check=True, capture_output=True)
+assert open(work + "/said.pem").read() == open(public).read()
 for bad in (p384_key, rsa_key, ed_key):
-    run("minimax-archive", "sign", model, "--key", bad, expect=6, says="E_KEY")
+    run("minimax-archive", "sign", model, "--key", bad, expect=3, says="expected EC prime256v1")
 openssl("pkcs8", "-topk8", "-in", key, "-out", work + "/locked.pem", "-passout", "pass:x")
 run("minimax-archive", "sign", model, "--key", work + "/locked.pem", expect=3, says="E_KEY")
 

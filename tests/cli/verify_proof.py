@@ -166,6 +166,50 @@ def unsharded_number():
             cf.assert_error(done, VERIFY, 6, "E_NONFINITE", part["file"], name, f"offset {place}")
 
 
+def unsharded_exchanged():
+    """Two layers' o_proj exchanged in an unsharded checkpoint, another tokenizer, other fingerprints, all sealed again."""
+    def seal(root, digests):
+        for part in digests["parts"]:
+            file = open(f"{root}/{part['file']}", "rb").read()
+            part["blocks"] = [pf.sha256(file[i:i + pf.BLOCK]) for i in range(0, len(file), pf.BLOCK)]
+            part["root"] = pf.sha256(b"".join(bytes.fromhex(b) for b in part["blocks"]))
+        for f in digests["files"]:
+            data = open(f"{root}/{f['name']}", "rb").read()
+            f["size"], f["sha256"] = len(data), pf.sha256(data)
+        digests.pop("sha256", None)
+        text = json.dumps(digests)[:-1].encode() + b",\n"
+        with open(root + "/minimax-digests.json", "wb") as f:
+            f.write(text + b'"sha256":"' + pf.sha256(text).encode() + b'"\n}\n')
+
+    def exchange(root, digests):
+        a, b = (f"model.layers.{i}.self_attn.o_proj.weight" for i in (0, 2))
+        files = {p["file"]: bytearray(open(f"{root}/{p['file']}", "rb").read()) for p in digests["parts"]}
+        at = {n: (f, data.index(t[2]), t[2]) for f, data in files.items() for n, t in cf.read_st(f"{root}/{f}")[0].items() if n in (a, b)}
+        for name, other in ((a, b), (b, a)):
+            f, offset, _ = at[name]
+            files[f][offset:offset + len(at[other][2])] = at[other][2]
+        for f, data in files.items():
+            open(f"{root}/{f}", "wb").write(data)
+
+    def tokenizer(root, _):
+        open(root + "/tokenizer.json", "ab").write(b" ")
+
+    def fingerprint(_, digests):
+        digests["sources"][0]["size"] += 1
+
+    for scheme in ("none", "int8"):
+        for change in (exchange, tokenizer, fingerprint):
+            with Scratch() as root:
+                cf.ok(CONVERT, "-q", M2, "-o", root + "/out", "--layout", "hf", "--quant", scheme)
+                cf.ok(VERIFY, "-q", root + "/out", "--source", M2)
+                with open(root + "/out/minimax-digests.json", encoding="utf-8") as f:
+                    digests = json.load(f)
+                change(root + "/out", digests)
+                seal(root + "/out", digests)
+                cf.ok(VERIFY, "-q", root + "/out")
+                cf.assert_error(cf.run(VERIFY, "-q", root + "/out", "--source", M2), VERIFY, 6, "E_SOURCE")
+
+
 def once():
     """Rows that several ranks hold count once: the figures of tiny-m1, with 2 KV heads, are the same on 1 and on 4 ranks."""
     with Scratch() as root:
@@ -205,4 +249,4 @@ def companions_by_header():
 
 
 if __name__ == "__main__":
-    cf.main([some_ranks, no_rank, replaced, split_scales, cells_along_cuts, unsharded_number, once, companions_by_header])
+    cf.main([some_ranks, no_rank, replaced, split_scales, cells_along_cuts, unsharded_number, unsharded_exchanged, once, companions_by_header])

@@ -71,6 +71,25 @@ def part_size_changed():
         assert sorted(os.listdir(out)) == sorted(os.listdir(root + "/whole")) and not cf.same_files(out, root + "/whole")
 
 
+def says_both():
+    """The run that is there, in its own words, and those that were expected."""
+    with Scratch() as root:
+        out = root + "/out"
+        begun = ("--tp", "2", "--quant", "nvfp4", "--search", "absmax")
+        killed("renameat2", 1, M2, "-o", out, *begun)
+        for other, found, expected in ((("--tp", "4", *begun[2:]), "--tp 2 --ep 1 --pp 1", "expected --tp 4 --ep 1 --pp 1"),
+                                       ((*begun, "--ep", "2"), "--tp 2 --ep 1", "expected --tp 2 --ep 2"),
+                                       ((*begun, "--tp-align", "pad"), "--tp-align split", "--tp-align pad"),
+                                       (("--quant", "none", "--layout", "hf"), "--layout packed", "--layout hf"),
+                                       (("--tp", "2", "--quant", "int8"), "with --quant nvfp4", "expected --quant int8"),
+                                       (("--tp", "2"), "with --quant nvfp4", "expected --quant none"),
+                                       (begun[:4], "other options beside it", "search"),
+                                       ((*begun, "--head", "int8"), "other options beside it", "head"),
+                                       ((*begun, "--compress", "zstd:3"), "without --compress", "expected one with --compress zstd:3")):
+            refused(root, USAGE, "E_RESUME", found, expected, "--restart", args=(M2, "-o", out, "--resume", *other))
+        cf.ok(CONVERT, "-q", M2, "-o", out, "--resume", *begun)
+
+
 def records_renumbered():
     """Records that tell of other steps or ranks than were carried out, with their checks made right, count for nothing."""
     def renumber(found):
@@ -170,8 +189,8 @@ def says_what_differs():
     with Scratch() as root:
         shutil.copytree(M2, root + "/src")
         killed("fdatasync", 2, M2, "-o", root + "/out", "--tp", "2", "--quant", "int8")
-        for source, words, *options in ((M2, "another --tp, --ep", "--tp", "4", "--quant", "int8"), (M2, "another --quant", "--tp", "2", "--quant", "bf16"),
-                                        (M2, "another --quant", "--tp", "2", "--quant", "int8", "--ignore", "*.w2.weight"),
+        for source, words, *options in ((M2, "with --tp 2 --ep 1", "--tp", "4", "--quant", "int8"), (M2, "--quant int8, expected --quant bf16", "--tp", "2", "--quant", "bf16"),
+                                        (M2, "other options beside it", "--tp", "2", "--quant", "int8", "--ignore", "*.w2.weight"),
                                         ("tests/data/tiny-m1", "another source", "--tp", "2", "--quant", "int8"),
                                         (M2, "another --ranks", "--tp", "2", "--quant", "int8", "--ranks", "0"),
                                         (root + "/src", "changed, moved or copied", "--tp", "2", "--quant", "int8")):
@@ -286,5 +305,5 @@ def padding_damaged():
 
 
 if __name__ == "__main__":
-    cf.main([ranks_changed, part_size_changed, records_renumbered, nonfinite_changed, source_altered, says_what_differs, part_beside_stale, refusal_killed,
+    cf.main([ranks_changed, part_size_changed, says_both, records_renumbered, nonfinite_changed, source_altered, says_what_differs, part_beside_stale, refusal_killed,
              names_like_journals, damaged, recipes, padding_damaged])

@@ -41,7 +41,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   if (v) {
     visit(v, &out);
     mm_err refused = {0};
-    const mm_form *form = mm_schema_compile(&a, v, &refused);
+    const mm_form *form = mm_schema_compile(&a, v, "json_schema", &refused);
     if (!form && refused.status == MM_OK) abort();
     if (form) walk(form, data, size);
   }

@@ -73,7 +73,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   const unsigned flags = data[0];
   const char *text = (const char *)data + 2;
   size_t n = size - 2;
-  mm_chat_tool tool = {{weather, sizeof weather - 1}};
+  mm_chat_tool tool = {.json = {weather, sizeof weather - 1}};
   if (flags & SCHEMA) { /* the first line */
     const char *end = memchr(text, '\n', n);
     const size_t len = end ? (size_t)(end - text) : n;

@@ -255,6 +255,10 @@ def messages(a, thinks):
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "noon"}]},
                                      {"type": "text", "text": "And?"}]}]
     assert a.messages.create(model="m", messages=history, tools=tools, max_tokens=3).usage.output_tokens == 3
+    if thinks:  # a stop sequence does not act within the reasoning
+        assert text(a.messages.create(**{**how, "stop_sequences": [text(whole)[8:12]]})) == text(whole)
+        how["thinking"] = {"type": "disabled"}
+        whole = a.messages.create(**how)
     stopped = a.messages.create(**{**how, "stop_sequences": [text(whole)[8:12]]})
     assert stopped.stop_reason == "stop_sequence" and stopped.stop_sequence == text(whole)[8:12]
     for kind, what in [(anthropic.BadRequestError, {"messages": []}), (anthropic.NotFoundError, {"model": "other"}),

@@ -139,6 +139,19 @@ cudaError_t cudaMalloc(void **p, size_t bytes) {
   fake_idle("cudaMalloc");
   return fake_add(p, bytes, true);
 }
+/* Of all ranks' devices together, which have 64 GiB. */
+static uint64_t fake_used(void) {
+  uint64_t used = 0;
+  pthread_mutex_lock(&fake.lock);
+  for (uint32_t i = 0; i < fake.blocks; i++) used += fake.block[i].device ? fake.block[i].bytes : 0;
+  pthread_mutex_unlock(&fake.lock);
+  return used;
+}
+cudaError_t cudaMemGetInfo(size_t *free, size_t *total) {
+  *total = (size_t)64 << 30;
+  *free = *total - fake_used();
+  return cudaSuccess;
+}
 cudaError_t cudaFree(void *p) {
   if (p) fake_idle("cudaFree");
   return fake_remove("cudaFree", p);
@@ -377,8 +390,8 @@ cudaError_t cudaGetDeviceCount(int *n) { return *n = 2, cudaSuccess; }
 cudaError_t cudaGetDevice(int *d) { return *d = fake_device, cudaSuccess; }
 cudaError_t cudaSetDevice(int d) { return d < 2 ? fake_device = d, cudaSuccess : cudaErrorInvalidDevice; }
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int d) {
-  (void)d;
   memset(p, 0, sizeof *p);
+  p->uuid.bytes[0] = (char)d;
   return snprintf(p->name, sizeof p->name, "no device"), p->major = 8, cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int *v, enum cudaDeviceAttr a, int d) {

@@ -1,4 +1,4 @@
-/* The harness's body, and main: `gpu [all|test|bench|profile|count] [SUBJECT …]`, seeded by $MM_SEED. Exits 77 without a GPU. */
+/* The harness's body, and main: `gpu [all|test|bench|profile|count|memory] [SUBJECT …]`, seeded by $MM_SEED. Exits 77 without a GPU. */
 #include "tests/ops/gpu.h"
 
 #include <string.h>
@@ -313,6 +313,17 @@ static int count_devices(int devices) {
   return 0;
 }
 
+/* "memory DEVICE FREE TOTAL", in bytes, this process's context not among the free ones. */
+static int print_memory(int devices) {
+  for (int i = 0; i < devices; i++) {
+    size_t free = 0, total = 0;
+    CUDA_OK(cudaSetDevice(i));
+    CUDA_OK(cudaMemGetInfo(&free, &total));
+    printf("memory %d %zu %zu\n", i, free, total);
+  }
+  return 0;
+}
+
 struct subject {
   const char *name;
   void (*test)(), (*bench)();
@@ -349,6 +360,7 @@ int main(int argc, char **argv) {
   }
   const std::string what = argc > 1 ? argv[1] : "all";
   if (what == "count") return count_devices(devices);
+  if (what == "memory") return print_memory(devices);
   const char *seed = getenv("MM_SEED");
   g_rng.s = seed ? strtoull(seed, NULL, 10)
                  : (uint64_t)std::chrono::system_clock::now().time_since_epoch().count() * 1000003u + (uint64_t)getpid();

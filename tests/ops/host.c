@@ -91,6 +91,8 @@ static void check_steps(const mm_shards *shards, const char *what) {
   close_engine(e, "its calls and its memory");
 }
 
+#include "tests/ops/host_memory.h"
+
 static _Atomic uint32_t sums; /* launches that add inputs up */
 static void count_sums(const char *name, void **args) {
   (void)args;
@@ -510,6 +512,11 @@ int main(int argc, char **argv) {
     if (argc != 8 || !mm_shards_open(all[i], argv[1 + i], &err)) return fprintf(stderr, "host: of five checkpoints: %s\n", err.text), 1;
   logits = calloc((size_t)ROWS * one.pack.model.vocab, sizeof *logits);
   check_steps(&one, "steps of one rank");
+  for (int i = 0; i < 4; i++) {
+    check_memory(&one, i % 2, i / 2, "memory of one rank"), check_memory(&two, i % 2, i / 2, "memory of two ranks");
+    if (i < 2)
+      check_memory(&staged, i % 2, false, "memory of two stages"), check_memory(&both, i % 2, false, "memory of two stages of two ranks");
+  }
   check_collected(&one, true, "inputs collected");
   check_collected(&one, false, "no inputs collected");
   check_collected(&two, true, "inputs collected on two ranks");
@@ -519,7 +526,7 @@ int main(int argc, char **argv) {
   for (int i = 0; i < 8; i++) check_bad_rank(argv[6 + i % 2], i / 2 % 2, i / 4 % 2);
   report("loads that failed are in their logs", in_logs > 0, "none was");
   fake.no_peers = true, check_refused(&two, "devices without access to each other", "E_PEER", "cannot write to device");
-  fake.fail_malloc_of = 1 << 20, check_refused(&two, "a device that is full", "E_MEMORY", "cudaMalloc");
+  fake.fail_malloc_of = 1 << 20, check_refused(&two, "a device that is full", "E_MEMORY", "bytes free of");
   check_refused(&two, "a device that is not there", "E_DEVICE", "device 7"), check_hanging(&two, false);
   if (two.pack.model.qk_norm) check_hanging(&two, true); /* once is enough: it takes its time */
   check_apart(&one, "rows apart: the same kernels for any step");

@@ -269,7 +269,8 @@ bool open_memory(mm_cu_across *a, mm_err *err) {
   if (!check(cudaGetDevice(&a->device), "cudaGetDevice", err) ||
       !check(cudaHostAlloc(&a->seen, sizeof *a->seen, cudaHostAllocMapped), "cudaHostAlloc", err) ||
       !check(cudaHostGetDevicePointer(&to, a->seen, 0), "cudaHostGetDevicePointer", err) ||
-      !check(cudaMalloc(&a->slab, kSlab), "cudaMalloc", err) || !check(cudaMalloc(&a->count, sizeof *a->count), "cudaMalloc", err))
+      !mm_cu_malloc(reinterpret_cast<void **>(&a->slab), kSlab, "sums over ranks", err) ||
+      !mm_cu_malloc(reinterpret_cast<void **>(&a->count), sizeof *a->count, "sums over ranks", err))
     return false;
   *a->seen = {}, a->to = static_cast<signs *>(to);
   return true;

@@ -207,7 +207,7 @@ bool open_memory(mm_cu_peers *p, mm_err *err) {
   void *shared;
   if (!check(cudaHostGetDevicePointer(&shared, g->shared, 0), "cudaHostGetDevicePointer", err) ||
       !check(cudaGetDevice(&g->device[c->rank]), "cudaGetDevice", err) ||
-      !check(cudaMalloc(&g->memory[c->rank], c->bytes()), "cudaMalloc", err) ||
+      !mm_cu_malloc(reinterpret_cast<void **>(&g->memory[c->rank]), c->bytes(), "sums over ranks", err) ||
       !check(cudaMemset(g->memory[c->rank], 0, c->bytes()), "cudaMemset", err))
     return false;
   c->shared = static_cast<peer_control *>(shared);

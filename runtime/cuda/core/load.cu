@@ -23,15 +23,6 @@ constexpr uint64_t kNotYet = UINT64_MAX;
 
 bool check(cudaError_t e, const char *what, mm_err *err) { return mm_cu_check(e, what, err); }
 
-mm_landing_layout layout_of(const mm_cu_weight &d) {
-  const bool bytes = d.scale_kind == MM_CU_NV || d.scale_kind == MM_CU_MX;
-  mm_landing_layout y = {};
-  y.bits = mm_cu_bits(d.code), y.pitch = d.pitch;
-  y.scales = mm_cu_scales(&d), y.byte_scales = bytes, y.scale_pitch = d.scale_pitch;
-  y.global = d.scale_kind == MM_CU_NV, y.global_factor = 256; /* the 2^8 that the kernels leave to it */
-  return y;
-}
-
 }  // namespace
 
 /* ---- the plan ---- */
@@ -39,7 +30,8 @@ mm_landing_layout layout_of(const mm_cu_weight &d) {
 bool mm_cu_load::matrix(const mm_packed *w, const char *name, mm_landing_groups group, mm_cu_weight *out, mm_err *err) {
   if (!mm_cu_describe(w, name, out, err)) return false;
   groups = (uint32_t)mm_max(groups, mm_max(group.group + 1, group.apart ? group.each + w->lead : 0));
-  const mm_landing_layout y = layout_of(*out);
+  mm_landing_layout y;
+  if (!mm_landing_layout_of(w, &y)) return mm_fail(err, MM_BUG, "E_BUG", mm_at(NULL, name), "found a scheme without a layout");
   mm_landing_places at;
   if (!mm_landing_matrix(&plan, w, name, &y, group, &at, err)) return false;
   const auto places = [=](char *base) {

@@ -181,7 +181,7 @@ void *mm_cu_memory::borrow(const char *socket, mm_held *held, mm_err *err) {
 
 void *mm_cu_memory::reserve(uint64_t size, mm_err *err) {
   void *p = nullptr;
-  if (!mm_cu_check(cudaMalloc(&p, size + 256), "cudaMalloc", err)) return nullptr;
+  if (!mm_cu_malloc(&p, size + 256, what, err)) return nullptr;
   block.push_back(p), bytes.push_back(size);
   return p;
 }
@@ -193,6 +193,17 @@ void *mm_cu_memory::alloc(uint64_t size, mm_err *err) {
   const bool zero =
       mm_cu_check(cudaMemset(p, 0, size + 256), "cudaMemset", err) && mm_cu_check(cudaStreamSynchronize(0), "cudaMemset", err);
   return zero ? p : nullptr;
+}
+
+bool mm_cu_malloc(void **p, uint64_t bytes, const char *what, mm_err *err) {
+  const cudaError_t e = cudaMalloc(p, bytes);
+  if (e == cudaSuccess) return true;
+  *p = nullptr;
+  size_t free = 0, total = 0;
+  if (e != cudaErrorMemoryAllocation || cudaMemGetInfo(&free, &total) != cudaSuccess) return mm_cu_check(e, "cudaMalloc", err);
+  cudaGetLastError(); /* reported here, and not again by the next launch */
+  return mm_fail(err, MM_LIMIT, "E_MEMORY", mm_at(NULL, NULL), "cudaMalloc of %llu bytes for %s: %s, found %llu bytes free of %llu",
+                 (unsigned long long)bytes, what, cudaGetErrorString(e), (unsigned long long)free, (unsigned long long)total);
 }
 
 bool mm_cu_check(cudaError_t e, const char *what, mm_err *err) {

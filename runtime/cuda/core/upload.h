@@ -14,6 +14,7 @@ struct mm_cu_memory {
   std::vector<uint64_t> bytes; /* of each, without the spare ones */
   void *borrowed = nullptr;    /* another process's, mapped here, for as long as `connection` is open */
   int connection = -1;
+  const char *what = "weights"; /* is allocated next: for errors */
   ~mm_cu_memory();
   /* Zeroed, 256-byte aligned, with 256 bytes to spare behind; NULL and E_MEMORY when the device has no more. */
   void *alloc(uint64_t size, mm_err *err);
@@ -26,6 +27,8 @@ struct mm_cu_memory {
   }
 };
 
+/* cudaMalloc. MM_LIMIT E_MEMORY says what was to be allocated, how many bytes, and how many are free. */
+MM_MUST_USE bool mm_cu_malloc(void **p, uint64_t bytes, const char *what, mm_err *err);
 /* Records a CUDA failure as MM_IO E_CUDA (MM_LIMIT E_MEMORY when out of memory); true for cudaSuccess. */
 MM_MUST_USE bool mm_cu_check(cudaError_t e, const char *what, mm_err *err);
 

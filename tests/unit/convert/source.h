@@ -12,8 +12,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "convert/decode/decode.h"
 #include "convert/plan/plan.h"
-#include "convert/source/decode.h"
 #include "tests/unit/put_file.h"
 #include "tests/unit/unit.h"
 

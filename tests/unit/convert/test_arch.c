@@ -183,20 +183,18 @@ TEST(test_m2_defaults) {
         MM_FAMILY_M2);
 }
 
-/* Either spelling; the remote one wins where both stand. */
+/* Either spelling; both where they agree (test_contradictions has those that do not). */
 TEST(test_aliases) {
   READS(m1, "\"attn_type_list\":[0,1,0,0,1]", "\"decoder_attention_types\":[1,0,0,0,1]", attn[0], MM_ATTN_FULL);
   READS(m1, "\"attn_type_list\":[0,1,0,0,1]", "\"layer_types\":[\"full_attention\",0,0,0,\"linear_attention\"]", attn[0], MM_ATTN_FULL);
-  READS(
-      m1, "\"hidden_size\":96",
-      "\"hidden_size\":96,\"layer_types\":[\"full_attention\",\"full_attention\",\"full_attention\",\"full_attention\",\"full_attention\"]",
-      attn[0], MM_ATTN_LIGHTNING);
+  READS(m1, "\"hidden_size\":96", "\"hidden_size\":96,\"layer_types\":[0,\"full_attention\",0,\"linear_attention\",1]", attn[0],
+        MM_ATTN_LIGHTNING);
   READS(m1, "\"layernorm_linear_attention_alpha\"", "\"linear_attn_alpha_factor\"", deepnorm_lightning.alpha, 3.5565588200778455);
   READS(m1, "\"layernorm_full_attention_beta\"", "\"full_attn_beta_factor\"", deepnorm_full.beta, 0.75);
   READS(m1, "\"layernorm_mlp_beta\"", "\"mlp_beta_factor\"", deepnorm_mlp.beta, 0.5);
-  READS(m1, "\"hidden_size\":96", "\"hidden_size\":96,\"mlp_alpha_factor\":9", deepnorm_mlp.alpha, 1.5);
+  READS(m1, "\"hidden_size\":96", "\"hidden_size\":96,\"mlp_alpha_factor\":1.50", deepnorm_mlp.alpha, 1.5);
   READS(m1, "\"num_local_experts\":7", "\"num_experts\":7", experts, 7);
-  READS(m1, "\"num_local_experts\":7", "\"num_local_experts\":7,\"num_experts\":8", experts, 7);
+  READS(m1, "\"num_local_experts\":7", "\"num_local_experts\":7,\"num_experts\":[7,7,7,7,7]", experts, 7);
   READS(m1, "\"num_local_experts\":7", "\"num_local_experts\":[7,7,7,7,7]", experts, 7);
   READS(m1, "\"shared_intermediate_size\":0", "\"shared_intermediate_size\":[0]", hidden, 96);
 }
@@ -204,12 +202,90 @@ TEST(test_aliases) {
 TEST(test_rope_aliases) {
   READS(m1, "\"rotary_dim\":10", "\"partial_rotary_factor\":0.5", rotary_dim, 10);
   READS(m1, "\"rotary_dim\":10", "\"partial_rotary_factor\":1", rotary_dim, 20);
-  READS(m1, "\"rotary_dim\":10", "\"rotary_dim\":10,\"partial_rotary_factor\":0.2", rotary_dim, 10);
+  READS(m1, "\"rotary_dim\":10", "\"rotary_dim\":10,\"partial_rotary_factor\":0.5", rotary_dim, 10);
   READS(m1, "\"rotary_dim\":10", "\"rope_scaling\":{\"type\":\"default\",\"partial_rotary_factor\":0.2}", rotary_dim, 4);
-  READS(m1, "\"rotary_dim\":10", "\"rope_parameters\":{\"partial_rotary_factor\":0.2},\"rotary_dim\":6", rotary_dim, 6);
+  READS(m1, "\"rotary_dim\":10", "\"rope_parameters\":{\"partial_rotary_factor\":0.3},\"rotary_dim\":6", rotary_dim, 6);
   READS(m1, "\"rope_theta\":10000000", "\"rope_parameters\":{\"rope_theta\":1234.5}", rope_theta, 1234.5);
-  READS(m1, "\"rope_theta\":10000000", "\"rope_parameters\":{\"rope_theta\":1234.5},\"rope_theta\":77", rope_theta, 77);
+  READS(m1, "\"rope_theta\":10000000", "\"rope_parameters\":{\"rope_theta\":1234.5},\"rope_theta\":1234.5", rope_theta, 1234.5);
   READS(m1, "\"rope_theta\":10000000", "\"rope_scaling\":null,\"rope_parameters\":null", rope_theta, 1e6);
+}
+
+/* Keys that mean the same and differ: the line has both keys and both values. */
+TEST(test_contradictions) {
+#define BOTH(base, old, new, says) refused(base, old, new, MM_BAD_INPUT, "E_CFG_RANGE", says)
+  static const char *const deepnorm[][2] = {{"layernorm_linear_attention_alpha", "linear_attn_alpha_factor"},
+                                            {"layernorm_linear_attention_beta", "linear_attn_beta_factor"},
+                                            {"layernorm_full_attention_alpha", "full_attn_alpha_factor"},
+                                            {"layernorm_full_attention_beta", "full_attn_beta_factor"},
+                                            {"layernorm_mlp_alpha", "mlp_alpha_factor"},
+                                            {"layernorm_mlp_beta", "mlp_beta_factor"}};
+  for (size_t i = 0; i < sizeof deepnorm / sizeof *deepnorm; i++) {
+    char key[64], new[96], says[96];
+    snprintf(key, sizeof key, "\"%s\":", deepnorm[i][0]);
+    snprintf(new, sizeof new, "\"%s\":9.5,%s", deepnorm[i][1], key);
+    snprintf(says, sizeof says, "key \"%s\": found 9.5, expected ", deepnorm[i][1]);
+    BOTH(m1, key, new, says);
+    snprintf(says, sizeof says, " as in key \"%s\", which means the same", deepnorm[i][0]);
+    BOTH(m1, key, new, says);
+  }
+  BOTH(m1, "\"num_local_experts\":7", "\"num_local_experts\":7,\"num_experts\":8",
+       "key \"num_experts\": found 8, expected 7 as in key \"num_local_experts\"");
+  BOTH(m1, "\"num_local_experts\":7", "\"num_local_experts\":[7,7,7,7,7],\"num_experts\":[6,6,6,6,6]", "found 6, expected 7");
+  BOTH(m1, "\"hidden_size\":96", "\"hidden_size\":96,\"layer_types\":[0,1,0,1,1]",
+       "key \"layer_types\": found 1/\"full_attention\" in entry 3, expected 0/\"linear_attention\" as in key \"attn_type_list\"");
+  BOTH(m1, "\"hidden_size\":96", "\"hidden_size\":96,\"decoder_attention_types\":[0,1,0,0,0]", "key \"decoder_attention_types\": found 0/");
+  BOTH(m1, "\"minimax_m1\"", "\"minimax_m2\"",
+       "key \"model_type\": found \"minimax_m2\", which is another family than \"MiniMaxM1ForCausalLM\"");
+  BOTH(m2, "\"minimax_m2\"", "\"MiniMax-Text-01\"", "key \"model_type\": found \"MiniMax-Text-01\"");
+  READS(m2, "\"minimax_m2\"", "\"minimax\"", family, MM_FAMILY_M2); /* early copies of M2 */
+}
+
+/* Every set of the places that say theta, factor and rotary_dim: equal values are read, one that differs is refused. */
+TEST(test_rope_places) {
+  enum { TOP, PARAMETERS, SCALING, PARAMETERS_FULL, SCALING_FULL, PLACES };
+  static const char *const path[PLACES] = {"", "rope_parameters.", "rope_scaling.", "rope_parameters.full_attention.",
+                                           "rope_scaling.full_attention."};
+  for (int factor = 0; factor < 2; factor++)
+    for (unsigned set = 1; set < 1u << PLACES; set++)
+      for (int odd = -1; odd < PLACES; odd++) {
+        char say[PLACES][64] = {""}, new[512], says[96];
+        unsigned others = set & ~(1u << (odd < 0 ? 31 : odd));
+        if (odd >= 0 && (others == set || others == 0)) continue;
+        for (int i = 0; i < PLACES; i++)
+          if (set >> i & 1)
+            snprintf(say[i], sizeof say[i], "\"%s\":%s,", factor ? "partial_rotary_factor" : "rope_theta",
+                     factor ? (i == odd ? "0.2" : "0.3") : (i == odd ? "1234.5" : "7777777"));
+        snprintf(new, sizeof new,
+                 "%s\"rope_parameters\":{\"full_attention\":{%s\"rope_type\":\"default\"},%s\"linear_attention\":{\"rope_theta\":5}},"
+                 "\"rope_scaling\":{%s\"full_attention\":{%s\"x\":1}},\"y\":1",
+                 say[TOP], say[PARAMETERS_FULL], say[PARAMETERS], say[SCALING], say[SCALING_FULL]);
+        const char *old = factor ? "\"rotary_dim\":10" : "\"rope_theta\":10000000";
+        if (odd < 0 && factor) READS(m1, old, new, rotary_dim, 6);
+        if (odd < 0 && !factor) READS(m1, old, new, rope_theta, 7777777);
+        if (odd < 0) continue;
+        snprintf(says, sizeof says, "%s%s\"", path[odd], factor ? "partial_rotary_factor" : "rope_theta");
+        refused(m1, old, new, MM_BAD_INPUT, "E_CFG_RANGE", says);
+        refused(m1, old, new, MM_BAD_INPUT, "E_CFG_RANGE", "which means the same");
+      }
+  for (int i = 0; i < PLACES; i++) {
+    char new[256];
+    static const char *const form[PLACES] = {"\"partial_rotary_factor\":0.2", "\"rope_parameters\":{\"partial_rotary_factor\":0.2}",
+                                             "\"rope_scaling\":{\"partial_rotary_factor\":0.2}",
+                                             "\"rope_parameters\":{\"full_attention\":{\"partial_rotary_factor\":0.2}}",
+                                             "\"rope_scaling\":{\"full_attention\":{\"partial_rotary_factor\":0.2}}"};
+    snprintf(new, sizeof new, "%s,\"rotary_dim\":10", form[i]);
+    BOTH(m1, "\"rotary_dim\":10", new, "key \"rotary_dim\": found 10, expected 4: key \"");
+  }
+  READS(m1, "\"head_dim\":20,", "\"head_dim\":96,\"partial_rotary_factor\":0.10416666666666667,", rotary_dim, 10); /* 10 / 96 · 96 */
+  BOTH(m1, "\"rotary_dim\":10", "\"partial_rotary_factor\":0", "partial_rotary_factor 0 of head_dim 20");
+  refused(m1, "\"rotary_dim\":10", "\"rope_parameters\":{\"sliding_attention\":{}}", MM_UNSUPPORTED, "E_CFG_FEATURE",
+          "key \"rope_parameters\": found parameters of \"sliding_attention\"");
+  refused(m1, "\"rotary_dim\":10", "\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"yarn\"}}", MM_UNSUPPORTED, "E_CFG_FEATURE",
+          "key \"rope_type\"");
+  refused(m1, "\"rotary_dim\":10", "\"rope_parameters\":{\"full_attention\":{\"full_attention\":{}}}", MM_UNSUPPORTED, "E_CFG_FEATURE",
+          "key \"rope_parameters.full_attention\": found parameters");
+  refused(m1, "\"rotary_dim\":10", "\"rope_parameters\":{\"full_attention\":[1]}", MM_BAD_INPUT, "E_CFG_TYPE",
+          "key \"rope_parameters.full_attention\": found [1], expected an object");
 }
 
 /* C02, C03, C04, C05: each needed key absent, null, zero, negative, huge, of another type. */

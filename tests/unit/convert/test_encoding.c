@@ -58,6 +58,8 @@ TEST(test_keeping) {
   for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
     source *s = encoded(form_of(kept[i]));
     if (strstr(kept[i], "tensors block")) src_config(s, "[4,3]", "[128,128]");
+    for (size_t t = 0; t < s->count; t++) /* as q, k and v, and w1 and w3, must have it */
+      if (strstr(s->t[t].name, "weight_global_scale")) memcpy(s->t[t].data, &(float){1.40625f}, 4);
     for (size_t t = 0; strstr(kept[i], "tensors block") && t < s->count; t++)
       if (strstr(s->t[t].name, "weight_scale")) src_shape(&s->t[t], "F32", 2, 1, 1, 0);
     src_write(s);
@@ -68,8 +70,27 @@ TEST(test_keeping) {
     source *s = encoded(form_of(lost[i]));
     src_write(s);
     src_refused(s, (src_options){.depth = SRC_PLAN, .quant = "none"}, lost[i], MM_UNSUPPORTED, "E_Q_KEEP",
-                "in a form that no packed scheme holds bit for bit");
+                "which no packed scheme holds bit for bit; expected another --quant: f32 (exact), bf16 (56 dB");
     src_accepted(s, (src_options){.depth = SRC_READ, .quant = "nvfp4a16"}, lost[i]);
+    src_close(s);
+  }
+}
+
+/* A refusal to keep a source says what of it no scheme has. */
+TEST(test_reasons) {
+  static const char *const why[][2] = {
+      {"AWQ", "found AWQ with words along columns, zero points, F16 scales (w4a16 has BF16), which no"},
+      {"GPTQ", "found GPTQ int4 with words along columns, zero points, a group for each column, F16 scales (w4a16 has BF16), which"},
+      {"GPTQ int8", "found GPTQ int8 with words along columns, zero points, which"},
+      {"int4", "found compressed-tensors int4 with F16 scales (w4a16 has BF16), which"},
+      {"int4, asymmetric, reordered", "found compressed-tensors int4 with zero points, a group for each column, F16 scales"},
+      {"ModelOpt int4", "found ModelOpt int4 with bytes of two rows, F32 scales"},
+      {"int8", "found per-channel int8 with a factor for each column, which"},
+      {"compressed-tensors block FP8", "found compressed-tensors block FP8 with scales of F32 for 4 x 3, which"}};
+  for (size_t i = 0; i < sizeof why / sizeof *why; i++) {
+    source *s = encoded(form_of(why[i][0]));
+    src_write(s);
+    src_refused(s, (src_options){.depth = SRC_PLAN, .quant = "none"}, why[i][0], MM_UNSUPPORTED, "E_Q_KEEP", why[i][1]);
     src_close(s);
   }
 }

@@ -51,6 +51,8 @@ TEST(test_scale_orphan) {
     src_shape(t, "BF16", 2, t->dim[0], t->dim[1], 0);
     src_write(s);
     REFUSED(SRC_PLAN, "D02", "E_Q_ORPHAN", "o_proj.weight_scale_inv");
+    REFUSED(SRC_PLAN, "D02", "E_Q_ORPHAN",
+            "found a tensor of a quantised weight, but \"" SRC_ATTN "o_proj.weight\" is BF16 and is read without it");
   }
   static const char *const orphan[] = {"lm_head.weight_scale_inv", "model.layers.0.self_attn.q_proj.input_scale",
                                        SRC_MOE "gate.weight_scale_inv", "model.x.weight_scale_inv",
@@ -299,8 +301,13 @@ TEST(test_kept_dtypes) {
         src_tensor *t = src_find(s, tensor[i]);
         src_shape(t, dtype[k], t->rank, t->dim[0], t->dim[1], 0);
         src_write(s);
-        snprintf(says, sizeof says, "%s\": found %s, expected F32, BF16 or F16", tensor[i], dtype[k]);
-        REFUSED(SRC_PLAN, "D13", "E_DTYPE", says);
+        const bool vector = t->rank == 1, fp8 = !vector && k == 1;
+        snprintf(says, sizeof says, "%s\": found %s%s", tensor[i], !vector && k == 2 ? "shape [" : dtype[k],
+                 vector   ? ", expected F32, BF16 or F16"
+                 : fp8    ? " without a scale"
+                 : k == 0 ? ", expected F32, BF16, F16"
+                          : "");
+        REFUSED(SRC_PLAN, "D13", vector || k == 0 ? "E_DTYPE" : fp8 ? "E_Q_MISSING" : "E_SHAPE", says); /* U8: two codes in a byte */
       }
     }
     FRESH(s) {

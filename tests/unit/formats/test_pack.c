@@ -178,9 +178,8 @@ TEST(test_extended) {
   mm_pack a = sample(), b;
   mm_err err = {0};
   const mm_model before = a.model;
-  a.model = odd_extended_model();
+  a.model = odd_extended_model(), a.left_out_count = 2;
   a.left_out[0] = (mm_left_out){"first.", 3, UINT64_C(9007199254740993)}, a.left_out[1] = (mm_left_out){"second.", 1, 0};
-  a.left_out_count = 2;
   assert_int_equal(mm_pack_version(&a), 3);
   char *text = text_of(&a);
   assert_non_null(strstr(text, "\n\"version\":3,\n"));
@@ -196,13 +195,12 @@ TEST(test_extended) {
   char *again = text_of(&b);
   assert_string_equal(again, text);
   const struct {
-    const char *prefix[2];
+    const char *prefix[2], *says;
     uint64_t tensors;
-    const char *says;
-  } bad[] = {{{"second.", "first."}, 1, "found prefixes that are not in ascending order"},
-             {{"first.", "first."}, 1, "found prefixes that are not in ascending order"},
-             {{"", "first."}, 1, "key \"prefix\": found an empty string"},
-             {{"first.", "second."}, 0, "key \"tensors\": found 0"}};
+  } bad[] = {{{"second.", "first."}, "found prefixes that are not in ascending order", 1},
+             {{"first.", "first."}, "found prefixes that are not in ascending order", 1},
+             {{"", "first."}, "key \"prefix\": found an empty string", 1},
+             {{"first.", "second."}, "key \"tensors\": found 0", 0}};
   for (size_t i = 0; i < COUNT(bad); i++) {
     mm_pack c;
     for (size_t k = 0; k < 2; k++) a.left_out[k] = (mm_left_out){bad[i].prefix[k], bad[i].tensors, 5};
@@ -210,13 +208,10 @@ TEST(test_extended) {
     assert_false(mm_pack_parse(&c, "d", wrong, strlen(wrong), &err));
     if (!strstr(err.text, bad[i].says)) fail_msg("\"%s\" does not say \"%s\"", err.text, bad[i].says);
     assert_string_equal(err.code, "E_MANIFEST");
-    err = (mm_err){0};
-    free(wrong);
-    mm_pack_close(&c);
+    free(wrong), mm_pack_close(&c), err = (mm_err){0};
   }
-  free(again), free(text);
   a.model = before, a.left_out_count = 0;
-  mm_pack_close(&b);
+  free(again), free(text), mm_pack_close(&b);
 }
 
 /* The page's keys, one line a tensor. */

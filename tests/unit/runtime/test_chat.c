@@ -258,7 +258,7 @@ static void assert_refused(const char *format, const mm_conversation *c, mm_stat
 
 TEST(test_refused) {
   const mm_chat_call broken = {.name = STR("f"), .arguments = STR("{\"a\": ")}, list = {.name = STR("f"), .arguments = STR("[1]")};
-  const mm_chat_tool no_tool = {STR("3")};
+  const mm_chat_tool no_tool = {.json = STR("3")};
   mm_message m[] = {{.role = MM_ROLE_USER, .part = &hello, .part_count = 1}, {.role = MM_ROLE_ASSISTANT, .call = &broken, .call_count = 1}};
   mm_conversation c = {.message = m};
   assert_refused("minimax-m2", &c, MM_BAD_INPUT, "found no messages");

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/constrain/call_form.h"
 #include "runtime/constrain/constraint.h"
 #include "runtime/constrain/schema.h"
 #include "tests/unit/changed_text.h"
@@ -78,7 +79,7 @@ static mm_constraint *required(void) {
                                 {.kind = MM_SECTION_FORM, .form = &lines},
                                 {.kind = MM_SECTION_TOKEN, .id = call},
                                 {.kind = MM_SECTION_FORM, .form = &opening},
-                                {.kind = MM_SECTION_REST}};
+                                {.kind = MM_SECTION_FREE, .id = -1}};
   mm_err err = {0};
   mm_constraint *c = mm_constraint_open(lexicon, section, 5, &err);
   assert_non_null(c);
@@ -163,6 +164,99 @@ TEST(a_form_that_is_stuck_stays_so) {
     assert_true(allows(c, end) && !allows(c, call) && mm_constraint_stuck(c));
   }
   mm_constraint_close(c);
+}
+
+static const mm_form *calls_of(mm_arena *a, mm_tools *tools, const char *json, bool one_call) {
+  static const bool bound[] = {true};
+  mm_err err = {0};
+  const mm_chat_tool tool = {.json = {json, strlen(json)}};
+  assert_true(mm_tools_open(tools, &tool, 1, &err));
+  const mm_call_rules rules = {.family = MM_CHAT_M2, .tools = tools, .bound = bound, .one_call = one_call};
+  const mm_form *f = mm_call_form(a, &rules, &err);
+  if (!f) fail_msg("%s", err.text);
+  return f;
+}
+
+#define P(name, value) "<parameter name=\"" name "\">" value "</parameter>\n"
+
+/* Under auto a call that is begun is held to its tool's schema; behind its block anything may follow, another one too. */
+TEST(a_strict_call_is_held_once_it_is_begun) {
+  mm_arena a = {0};
+  mm_tools tools;
+  mm_err err = {0};
+  const mm_form *calls =
+      calls_of(&a, &tools,
+               "{\"name\": \"f\", \"parameters\": {\"type\": \"object\", \"properties\": {\"n\": {\"type\": \"integer\"}, \"s\": "
+               "{\"type\": \"string\", \"maxLength\": 3}}, \"required\": [\"s\"]}}",
+               false);
+  const mm_section section[] = {{.kind = MM_SECTION_FREE, .id = call},
+                                {.kind = MM_SECTION_FORM, .form = calls},
+                                {.kind = MM_SECTION_TOKEN, .id = call_end, .again = true}};
+  mm_constraint *c = mm_constraint_open(lexicon, section, 3, &err);
+  assert_non_null(c);
+  for (int block = 0; block < 2; block++) {
+    say(c, "text <think>");
+    assert_null(mm_constraint_allowed(c));
+    say(c, "<minimax:tool_call>\n<invoke name=\"f\">\n" P("n", "12") P("s", "a<b") "</invoke>");
+    assert_false(allows(c, end) || allows(c, call_end) || allows(c, call));
+    say(c, "\n<invoke name=\"f\">\n" P("s", "\xc3\xa9") "</invoke>\n");
+    assert_true(allows(c, call_end) && !allows(c, end));
+    say(c, "</minimax:tool_call>");
+  }
+  assert_true(allows(c, end));
+  mm_constraint_close(c);
+  mm_tools_close(&tools);
+  mm_arena_close(&a);
+}
+
+/* What the text of a parameter may be: how many bytes of `text` may follow the beginning of the element, all or fewer. */
+static const struct {
+  const char *schema, *text;
+  bool good;
+} values[] = {
+    {"{\"type\": \"string\"}", "null</parameter>", true},
+    {"{\"type\": \"string\"}", "a</parameter", true},
+    {"{\"type\": \"string\"}", "a</invoke>", false},
+    {"{\"type\": \"string\"}", "a<parameter name=", false},
+    {"{\"type\": \"string\"}", "<p> </p> </i></parameter>", true},
+    {"{\"type\": \"string\", \"minLength\": 2}", "a</parameter>", false},
+    {"{\"type\": \"string\", \"maxLength\": 2}", "abc", false},
+    {"{\"type\": \"string\", \"minLength\": 3, \"maxLength\": 3}", "ab</", false},
+    {"{\"type\": \"integer\"}", "12</parameter>", true},
+    {"{\"type\": \"integer\"}", "1.5", false},
+    {"{\"type\": \"boolean\"}", "yes", false},
+    {"{\"enum\": [\"a\", \"ab\", 7]}", "ab</parameter>", true},
+    {"{\"enum\": [\"a\", \"ab\", 7]}", "7</parameter>", true},
+    {"{\"enum\": [\"a\", \"ab\", 7]}", "b", false},
+    {"{\"enum\": [\"7\", 7, \"x\"]}", "x</parameter>", true},
+    {"{\"type\": [\"string\", \"null\"], \"minLength\": 9}", " null </parameter>", true},
+    {"{\"type\": [\"string\", \"null\"], \"minLength\": 9}", "nulls</parameter>", false},
+    {"{\"anyOf\": [{\"type\": \"string\", \"minLength\": 5}, {\"type\": \"integer\"}]}", "12</parameter>", true},
+    {"{\"anyOf\": [{\"type\": \"string\", \"minLength\": 5}, {\"type\": \"integer\"}]}", "12-1</parameter>", false},
+    {"{\"anyOf\": [{\"type\": \"string\"}, {\"type\": \"integer\"}]}", "2026-01-02</parameter>", true},
+    {"{\"anyOf\": [{\"type\": \"string\"}, {\"type\": \"integer\"}]}", "123456789012345678901234</parameter>", false},
+    {"{\"anyOf\": [{\"type\": \"string\"}, {\"type\": \"object\"}]}", "{\"a\": \"</p>\"}</parameter>", true},
+    {"{\"anyOf\": [{\"type\": \"string\"}, {\"type\": \"object\"}]}", "{a", false},
+    {"{\"type\": \"object\"}", "{\"a\": \"</parameter>", false},
+    {"{}", "{a</parameter>", true},
+};
+
+TEST(texts_of_parameters) {
+  for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
+    mm_arena a = {0};
+    mm_tools tools;
+    mm_err none = {0};
+    char *json = mm_arena_printf(&a, &none, "{\"name\": \"f\", \"parameters\": {\"properties\": {\"v\": %s}}}", values[i].schema);
+    assert_non_null(json);
+    mm_grammar g;
+    mm_grammar_start(&g, calls_of(&a, &tools, json, true));
+    for (const char *p = "\n<invoke name=\"f\">\n<parameter name=\"v\">"; *p; p++) assert_true(mm_grammar_step(&g, (uint8_t)*p));
+    const char *p = values[i].text;
+    while (*p && mm_grammar_step(&g, (uint8_t)*p)) p++;
+    if (!*p != values[i].good) fail_msg("%s: %s: up to %s", values[i].schema, values[i].text, p);
+    mm_tools_close(&tools);
+    mm_arena_close(&a);
+  }
 }
 
 int main(void) { return run_unit_tests(open_lexicon, close_lexicon); }

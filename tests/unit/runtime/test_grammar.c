@@ -11,7 +11,7 @@
 
 static const mm_form *compile(mm_arena *a, const char *schema, mm_err *err) {
   const mm_value *v = mm_body_parse(a, schema, strlen(schema), err);
-  return v ? mm_schema_compile(a, v, err) : NULL;
+  return v ? mm_schema_compile(a, v, "json_schema", err) : NULL;
 }
 
 /* How many bytes of the text may stand; all and *whole: it may end there. */
@@ -97,6 +97,28 @@ static const struct {
     {"{\"anyOf\": [{\"const\": \"b\"}, {\"enum\": [\"ab\", 2]}, {\"const\": \"a\"}, {\"const\": 10}]}", "\"b\"", true},
     {"{\"anyOf\": [{\"const\": \"b\"}, {\"enum\": [\"ab\", 2]}, {\"const\": \"a\"}, {\"const\": 10}]}", "10", true},
     {"{\"anyOf\": [{\"const\": \"b\"}, {\"enum\": [\"ab\", 2]}, {\"const\": \"a\"}, {\"const\": 10}]}", "12", false},
+    {"{\"oneOf\": [{\"const\": \"a\"}, {\"enum\": [\"b\", 1]}, {\"enum\": [2, \"c\"]}, {\"type\": \"null\"}]}", "\"c\"", true},
+    {"{\"oneOf\": [{\"type\": \"object\"}, {\"anyOf\": [{\"type\": \"boolean\"}, {\"enum\": [7.5, null]}]}]}", "7.5", true},
+    {"{\"oneOf\": [{\"items\": {}}]}", "[1]", true},
+    /* Fragments of RFC 6901. */
+    {"{\"$ref\": \"#/$defs/a%25b~1c~0%22\", \"$defs\": {\"a%b/c~\\\"\": {\"type\": \"null\"}}}", "null", true},
+    {"{\"$ref\": \"#/$defs/x%2Fy\", \"$defs\": {\"x\": {\"y\": {\"type\": \"null\"}}}}", "null", true},
+    {"{\"anyOf\": [{\"type\": \"null\"}, {\"type\": \"array\", \"items\": {\"$ref\": \"#/anyOf/0\"}}]}", "[null]", true},
+    {"{\"$ref\": \"#/$defs/x\", \"$defs\": {\"x\": true}}", "7", true},
+    /* Whole numbers have 64 bits, others 17 digits and a small exponent. */
+    {"{\"type\": \"integer\"}", "9223372036854775807", true},
+    {"{\"type\": \"integer\"}", "9223372036854775808", false},
+    {"{\"type\": \"integer\"}", "-9223372036854775808", true},
+    {"{\"type\": \"integer\"}", "-9223372036854775809", false},
+    {"{\"type\": \"integer\"}", "8999999999999999999", true},
+    {"{\"type\": \"integer\"}", "10000000000000000000", false},
+    {"{\"type\": \"number\"}", "-1234567890.1234567e-99", true},
+    {"{\"type\": \"number\"}", "12345678901234567", true},
+    {"{\"type\": \"number\"}", "123456789012345678", false},
+    {"{\"type\": \"number\"}", "0.00012345678901234567", true},
+    {"{\"type\": \"number\"}", "0.123456789012345678", false},
+    {"{\"type\": \"number\"}", "1e100", false},
+    {"{}", "[12345678901234567890123]", false},
 };
 
 TEST(schemas_let_through_what_they_say) {
@@ -138,6 +160,28 @@ TEST(what_is_not_served_is_refused_by_name) {
       {"{\"type\": \"object\", \"anyOf\": [{\"type\": \"object\"}, {\"type\": \"null\"}]}", "anyOf"},
       {"{\"type\": \"integer\", \"anyOf\": [{\"type\": \"number\"}]}", "anyOf"},
       {"{\"oneOf\": [{\"type\": \"integer\"}, {\"type\": \"number\"}]}", "begin alike"},
+      /* A value may fit two of the alternatives. */
+      {"{\"oneOf\": [true, true]}", "\"oneOf\" is not served"},
+      {"{\"oneOf\": [{\"const\": \"a\"}, {\"enum\": [\"b\", \"\\u0061\"]}]}",
+       "\"oneOf\" is not served: two alternatives have a value in common"},
+      {"{\"oneOf\": [{\"enum\": [1, 2]}, {\"const\": 2.0}, {\"const\": 3}]}", "in common"},
+      {"{\"oneOf\": [{\"type\": [\"string\", \"null\"]}, {\"type\": [\"null\", \"integer\"]}]}", "begin alike"},
+      {"{\"oneOf\": [{\"type\": \"boolean\"}, {\"const\": true}]}", "begin alike"},
+      {"{\"oneOf\": [{\"type\": \"string\", \"maxLength\": 2}, {\"enum\": [\"abc\"]}]}", "begin alike"},
+      {"{\"oneOf\": [{\"$ref\": \"#/$defs/a\"}, {\"$ref\": \"#/$defs/a\"}], \"$defs\": {\"a\": {\"type\": \"array\"}}}",
+       "\"oneOf\" is not served"},
+      {"{\"oneOf\": [{\"properties\": {\"a\": {}}}, {\"items\": {}}]}", "\"oneOf\" is not served with an alternative that names no type"},
+      {"{\"oneOf\": [{\"anyOf\": [{\"type\": \"null\"}, {\"items\": {}}]}, {\"type\": \"string\"}]}", "names no type"},
+      /* The keyword is the schema's own. */
+      {"{\"oneOf\": [{\"type\": \"object\"}, {\"type\": \"object\"}]}", "\"oneOf\""},
+      {"{\"type\": [\"string\", \"string\"]}", "\"type\""},
+      {"{\"const\": {}}", "\"const\""},
+      {"{\"oneOf\": 1}", "oneOf"},
+      {"{\"type\": \"string\", \"minLength\": -1}", "minLength"},
+      {"{\"type\": \"array\", \"items\": [{}]}", "\"items\""},
+      {"{\"allOf\": [false]}", "false"},
+      {"{\"$ref\": \"#/$defs/a%2\", \"$defs\": {\"a%2\": {}}}", "$ref"},
+      {"{\"$ref\": \"#/$defs/a~2\", \"$defs\": {\"a~2\": {}}}", "$ref"},
       {"{\"enum\": [\"a\"], \"maxLength\": 0}", "maxLength"},
       {"{\"const\": 1, \"enum\": [2]}", "enum"},
       {"{\"type\": \"string\", \"const\": 1}", "const"},

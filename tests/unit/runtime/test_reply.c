@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "formats/body.h"
+#include "runtime/chat/arguments.h"
 #include "runtime/chat/reply.h"
 #include "tests/unit/unit.h"
 
@@ -72,7 +73,7 @@ static size_t piece_at(const feeding *f, size_t at, size_t *next_cut, int32_t *i
 static char *told(const feeding *f) {
   transcript t = {0};
   mm_err err = {0};
-  const mm_chat_tool tool = {{weather, sizeof weather - 1}};
+  const mm_chat_tool tool = {.json = {weather, sizeof weather - 1}};
   const mm_reply_settings s = {.format = mm_chat_format_find(f->format),
                                .tokenizer = f->tokenizer,
                                .tool = &tool,
@@ -174,16 +175,19 @@ static const struct {
      false},
     {"</think>" BEGIN INVOKE(
          "f", P("r", "2") P("a", "{\"x\": [true]}") P("a", "NaN") P("a", "\"q\"") P("new", " text ") P("n", "-Infinity")) END,
-     T "f" A "{\"r\": 2, \"a\": {\"x\": [true]}, \"a\": \"NaN\", \"a\": \"q\", \"new\": \" text \", \"n\": \"-Infinity\"}" E, false},
+     T "f" A
+       "{\"r\": 2, \"a\": \"{\\\"x\\\": [true]}\", \"a\": \"NaN\", \"a\": \"\\\"q\\\"\", \"new\": \" text \", \"n\": \"-Infinity\"}" E,
+     false},
+    /* no type, no schema: strings */
     {"</think>" BEGIN INVOKE("unknown", P("q", "5") P("w", "five") P("", "")) END,
-     T "unknown" A "{\"q\": 5, \"w\": \"five\", \"\": \"\"}" E, false},
+     T "unknown" A "{\"q\": \"5\", \"w\": \"five\", \"\": \"\"}" E, false},
     /* a string or null flows once it is not null */
     {"</think>" BEGIN INVOKE("f", P("m", " null\n") P("m", "nullable") P("m", " nul l") P("m", "") P("m", "null null") P("m", "<null>"))
          END,
      T "f" A "{\"m\": null, \"m\": \"nullable\", \"m\": \" nul l\", \"m\": \"\", \"m\": \"null null\", \"m\": \"<null>\"}" E, false},
     /* text as it is: white space, entities, tags */
-    {"</think>" BEGIN INVOKE("f", P("s", "\n  a &lt; b </p> <parameter name=\"i\"> </invoke> <think>x</think> \n")) END,
-     T "f" A "{\"s\": \"\\n  a &lt; b </p> <parameter name=\\\"i\\\"> </invoke> <think>x</think> \\n\"}" E, false},
+    {"</think>" BEGIN INVOKE("f", P("s", "\n  a &lt; b </p> <parameter name=\"z\"> </invoke> <think>x</think> \n")) END,
+     T "f" A "{\"s\": \"\\n  a &lt; b </p> <parameter name=\\\"z\\\"> </invoke> <think>x</think> \\n\"}" E, false},
     {"</think>" BEGIN INVOKE("f", P("s", "\xc3\xa9\xf0\x9f\x98\x80\x01\xff")) END,
      T "f" A "{\"s\": \"\xc3\xa9\xf0\x9f\x98\x80\\u0001\xef\xbf\xbd\"}" E, false},
     /* names without quotes, in single ones, with spaces */
@@ -204,15 +208,45 @@ static const struct {
     /* cut off: no end of the call, what is there is the beginning of JSON */
     {"</think>" BEGIN "<invoke name=\"f\">\n<parameter name=\"s\">one", T "f" A "{\"s\": \"one", true},
     {"</think>" BEGIN "<invoke name=\"f\">\n" P("i", "2") "<parameter name=\"i\">1", T "f" A "{\"i\": 2, \"i\": \"1", true},
-    {"</think>" BEGIN "<invoke name=\"f\">\n<parameter na", T "f" C "<parameter na", true},
+    {"</think>" BEGIN "<invoke name=\"f\">\n<parameter na", T "f", true},
     {"</think>" BEGIN "<invoke name=\"f", C BEGIN "<invoke name=\"f", true},
     {"</think>" BEGIN, C BEGIN, true},
+    /* elements without content */
+    {"</think>" BEGIN "<invoke name=\"f\"/>" END, T "f" A "{}" E, false},
+    {"</think>" BEGIN "<invoke name=f />\n<invoke name=\"g/\"/></invoke>\n<invoke name='h'>" END,
+     T "f" A "{}" E T "g/" A "{}" E T "h" A "{}" E, false},
+    {"</think>" BEGIN INVOKE("f", "<parameter name=\"s\"/>" P("m", "x")) END, T "f" A "{\"s\": \"\", \"m\": \"x\"}" E, false},
+    /* a parameter that lacks its end, before the next one */
+    {"</think>" BEGIN INVOKE("f", "<parameter name=\"s\">one\n" P("i", "2")) END, T "f" A "{\"s\": \"one\", \"i\": 2}" E, false},
+    {"</think>" BEGIN INVOKE("f", "<parameter name=\"i\">1<parameter name=\"s\">two\n\n<parameter name=\"m\">three\n") END,
+     T "f" A "{\"i\": 1, \"s\": \"two\\n\", \"m\": \"three\"}" E, false},
+    {"</think>" BEGIN "<invoke name=\"f\">\n<parameter name=\"s\">one<parameter name=\"i\">2" END, T "f" A "{\"s\": \"one\", \"i\": 2}" E,
+     false},
+    {"</think>" BEGIN "<invoke name=\"f\">\n<parameter name=\"s\">one<parameter name=\"m\">tw", T "f" A "{\"s\": \"one\", \"m\": \"tw",
+     true},
+    {"</think>" BEGIN INVOKE("free", "<parameter name=\"p\">one\n" P("q", "2")) END, T "free" A "{\"p\": \"one\", \"q\": \"2\"}" E, false},
+    /* one that was given, that the tool has not, or whose end is text, is text */
+    {"</think>" BEGIN INVOKE("f", P("i", "1") P("s", "a <parameter name=\"i\">2")) END,
+     T "f" A "{\"i\": 1, \"s\": \"a <parameter name=\\\"i\\\">2\"}" E, false},
+    {"</think>" BEGIN INVOKE("f", P("s", "a\n<parameter name=\"i\">2</parameter>b")) END,
+     T "f" A "{\"s\": \"a\\n<parameter name=\\\"i\\\">2</parameter>b\"}" E, false},
+    /* an end counts before a tag alone */
+    {"</think>" BEGIN "<invoke name=\"f\">\n<parameter name=\"s\"><parameter>x</parameter>\n</parameter></invoke>" END,
+     T "f" A "{\"s\": \"<parameter>x</parameter>\\n\"}" E, false},
+    {"</think>" BEGIN INVOKE("f", P("s", "<a>\n</parameter> </parameter> \n</a>") P("i", "3")) END,
+     T "f" A "{\"s\": \"<a>\\n</parameter> </parameter> \\n</a>\", \"i\": 3}" E, false},
+    {"</think>" BEGIN "<invoke name=\"f\">" P("s", "a</parameter>") " \t" END, T "f" A "{\"s\": \"a</parameter>\"}" E, false},
+    {"</think>" BEGIN "<invoke name=\"f\">" P("s", "a</parameter>b") " \t", T "f" A "{\"s\": \"a</parameter>b\"}" E, false},
+    {"</think>" BEGIN "<invoke name=\"f\">" P("s", "a</parameter>b") " \t", T "f" A "{\"s\": \"a</parameter>b\"", true},
+    /* between parameters nothing is content */
+    {"</think>" BEGIN INVOKE("f", "stray" P("i", "1")) END, T "f" A "{\"i\": 1}" E, false},
+    {"</think>" BEGIN INVOKE("f", "lost <p> ") "</parameter></invoke>\n" INVOKE("g", "") END, T "f" A "{}" E T "g" A "{}" E, false},
     /* what is no call is content */
     {"</think>" BEGIN "not a call" END, C BEGIN "not a call" END, false},
     {"</think>" BEGIN "Sure:\n" INVOKE("f", "") END, C BEGIN "Sure:\n" T "f" A "{}" E, false},
     {"</think>" BEGIN "<invoke name=\"\">\n</invoke>" END, C BEGIN "<invoke name=\"\">\n</invoke>" END, false},
     {"</think>" BEGIN INVOKE("f", "stray" P("i", "1") "and more") "\nbetween\n" INVOKE("g", "") END,
-     T "f" A "{\"i\": 1}" E C "strayand morebetween\n" T "g" A "{}" E, false},
+     T "f" A "{\"i\": 1}" E C "between\n" T "g" A "{}" E, false},
     {"</think>" BEGIN END "x", C "x", false},
     {"</think>" BEGIN INVOKE("f", "") "\n" BEGIN INVOKE("g", "") END, T "f" A "{}" E T "g" A "{}" E, false},
     {"</think>a" END, C "a" END, false},
@@ -369,6 +403,8 @@ TEST(test_disorder) {
                                       "</invoke>",
                                       "<parameter name=\"s\">",
                                       "<parameter name=\"i\">",
+                                      "<parameter name=\"m\"/>",
+                                      "<invoke name=\"f\"/>",
                                       "<parameter name=",
                                       "</parameter>",
                                       "\n",
@@ -406,7 +442,7 @@ TEST(test_disorder) {
     size_t words = 0, found = 0;
     for (const char *p = text; (p = strchr(p, 'w')); p++) words++;
     for (const char *p = got; (p = strchr(p, 'w')); p++) found++;
-    if (words != found) fail_msg("%s\nwords lost: %s", text, got);
+    if (words != found && (f.format[9] == '1' || found > words)) fail_msg("%s\nwords lost: %s", text, got);
     for (const char *p = got; (p = strstr(p, "\1A")); p++) {
       const char *end = strchr(p + 2, '\1');
       mm_arena arena = {0};
@@ -421,12 +457,90 @@ TEST(test_disorder) {
   mm_tokenizer_close(t);
 }
 
+/* By the whole text, where the value that begins at `s` ends: before the first </parameter> that white space and a tag follow, or
+ * </invoke> that white space and <invoke name= follow, without the newline before it then. */
+static size_t end_by_rule(const char *s) {
+  static const char space[] = " \n\r\t";
+  for (const char *p = s; *p; p++) {
+    const bool parameter = strncmp(p, "</parameter>", 12) == 0, invoke = strncmp(p, "</invoke>", 9) == 0;
+    if (!parameter && !invoke) continue;
+    const char *q = p + (parameter ? 12 : 9);
+    q += strspn(q, space);
+    const bool call = strncmp(q, "<invoke name=", 13) == 0;
+    if (parameter && (call || !*q || strncmp(q, "</invoke>", 9) == 0 || strncmp(q, "<parameter name=", 16) == 0)) return (size_t)(p - s);
+    if (invoke && call) return (size_t)(p - s) - (p > s && p[-1] == '\n');
+  }
+  return strlen(s);
+}
+
+/* The first parameter of a call whose value is random pieces of tags, cut at random, is what the rule says of the whole text. */
+TEST(test_values_end_where_a_tag_follows) {
+  static const char *const piece[] = {"</parameter>",
+                                      "</parameter>",
+                                      "</parameter>\n",
+                                      "</invoke>",
+                                      "<invoke name=\"q\">",
+                                      "\n",
+                                      " ",
+                                      "x",
+                                      "<parameter>",
+                                      "<parameter name=\"z\">",
+                                      "<",
+                                      "</",
+                                      "\xc3\xa9",
+                                      "</param",
+                                      "eter>"};
+  static const char head[] = "<invoke name=\"f\">\n<parameter name=\"s\">";
+  uint32_t shorter = 0;
+  for (int round = 0; round < 3000; round++) {
+    mm_text made = {0};
+    mm_text_put(&made, "</think><minimax:tool_call>");
+    mm_text_put(&made, head);
+    const size_t from = made.n;
+    for (uint32_t i = 0, n = draw(14); i < n; i++) mm_text_put(&made, piece[draw(sizeof piece / sizeof *piece)]);
+    mm_text_put(&made, "</parameter>\n</invoke>");
+    size_t cut[64], cuts = 0;
+    for (size_t i = 1; i < made.n && cuts < 64; i++)
+      if (draw(5) == 0) cut[cuts++] = i;
+    const feeding f = {
+        .text = made.p, .n = made.n, .cut = cut, .cuts = cuts, .format = "minimax-m2", .in_reasoning = true, .calls = true, .whole = true};
+    char *got = told(&f);
+    const size_t n = end_by_rule(made.p + from);
+    shorter += n + 22 < made.n - from;
+    mm_text want = {0};
+    mm_text_put(&want, T "f" A "{\"s\": ");
+    mm_text_quote(&want, made.p + from, n);
+    const char after = strncmp(got, want.p, want.n) == 0 ? got[want.n] : 0;
+    if (after != '}' && after != ',') fail_msg("%s\nwant %s\ngot  %s", made.p, want.p, got);
+    free(want.p);
+    free(made.p);
+    free(got);
+  }
+  assert_true(shorter > 100);
+}
+
+/* Of a key that is given twice the last value counts; others keep their spelling. */
+TEST(test_equal_keys) {
+  static const char *const text[][2] = {
+      {"{\"a\": 1, \"b\": {\"a\": 1, \"a\": 2}, \"a\": [1e3,\":\"]}", "{\"a\": [1e3,\":\"], \"b\": {\"a\": 1, \"a\": 2}}"},
+      {"{ \"a\":1.0 , \"b\\\"\": \"a:\\\\\" }", "{ \"a\":1.0 , \"b\\\"\": \"a:\\\\\" }"},
+      {"{\"\\u0061\": 1, \"a\": 2}", "{\"a\": 2}"},
+      {"{}", "{}"}};
+  for (size_t i = 0; i < sizeof text / sizeof *text; i++) {
+    mm_text t = {0};
+    mm_text_put(&t, text[i][0]);
+    mm_arguments_unite(&t);
+    assert_string_equal(t.p, text[i][1]);
+    free(t.p);
+  }
+}
+
 /* A tool that is none is refused. */
 TEST(test_tools) {
   static const char *const wrong[] = {
       "", "[]", "{}", "{\"function\": {\"name\": 1}}", "{\"function\": {\"name\": \"\"}}", "{\"name\": \"f\""};
   for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-    const mm_chat_tool tool = {{wrong[i], strlen(wrong[i])}};
+    const mm_chat_tool tool = {.json = {wrong[i], strlen(wrong[i])}};
     const mm_reply_settings s = {.format = mm_chat_format_find("minimax-m2"), .tool = &tool, .tool_count = 1, .sink = note};
     mm_err err = {0};
     assert_null(mm_reply_open(&s, &err));

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "convert/source/encoding.h"
+#include "convert/decode/decode.h"
 #include "quant/numbers.h"
 
 enum { BLOCK = 16, BELOW = 4, ABOVE = 8 };
@@ -27,7 +27,7 @@ static uint8_t best_scale(const float w[BLOCK], uint32_t n, int guess, float glo
   for (int c = guess > BELOW ? guess - BELOW : 1; c <= guess + ABOVE && c <= 0x7e; c++) {
     uint8_t code[BLOCK];
     double e = error_of(w, n, mm_e4m3_value[c] * global, code);
-    if (e >= least) continue;
+    if (!(e < least)) continue; /* nor where a product is not finite */
     least = e;
     found = c;
     memcpy(best, code, n);
@@ -35,21 +35,28 @@ static uint8_t best_scale(const float w[BLOCK], uint32_t n, int guess, float glo
   return (uint8_t)found;
 }
 
-static void regrade_block(uint8_t *pairs, uint32_t n, uint8_t *scale, float from, float to) {
+/* True when the block stands for the same numbers afterwards. */
+static bool regrade_block(uint8_t *pairs, uint32_t n, uint8_t *scale, float from, float to) {
   float s = mm_e4m3_value[*scale] * from, w[BLOCK];
   uint8_t code[BLOCK] = {0}, guess = mm_f32_to_e4m3(s / to);
   if (guess == 0) guess = 1;
   *scale = guess;
-  if (mm_e4m3_value[guess] * to == s) return;
+  if (mm_e4m3_value[guess] * to == s) return true;
   for (uint32_t i = 0; i < n; i++) w[i] = mm_e2m1_value[pairs[i / 2] >> i % 2 * 4 & 15] * s;
   *scale = best_scale(w, n, guess, to, code);
   for (uint32_t i = 0; i < n; i += 2) pairs[i / 2] = (uint8_t)(code[i] | (i + 1 < n ? code[i + 1] : 0) << 4);
+  bool same = true;
+  for (uint32_t i = 0; i < n; i++) same = same && mm_e2m1_value[code[i]] * (mm_e4m3_value[*scale] * to) == w[i];
+  return same;
 }
 
-void mm_nvfp4_regrade(uint8_t *codes, uint8_t *scales, uint32_t rows, uint32_t k, float from, float to) {
+bool mm_nvfp4_regrade(uint8_t *codes, uint8_t *scales, uint32_t rows, uint32_t k, float from, float to) {
   size_t row_bytes = mm_ceil_div(k, 2), across = mm_ceil_div(k, BLOCK);
+  bool same = true;
   for (uint32_t r = 0; r < rows; r++)
     for (uint32_t b = 0; b < across; b++)
-      regrade_block(codes + r * row_bytes + (size_t)b * (BLOCK / 2), (uint32_t)mm_min(BLOCK, k - b * BLOCK), &scales[r * across + b], from,
-                    to);
+      if (!regrade_block(codes + r * row_bytes + (size_t)b * (BLOCK / 2), (uint32_t)mm_min(BLOCK, k - b * BLOCK), &scales[r * across + b],
+                         from, to))
+        same = false;
+  return same;
 }

@@ -1,26 +1,27 @@
-/* The automaton: a stack of values that are not complete, and one function for each kind of value. */
-#include "runtime/constrain/grammar.h"
-
+/* The automaton's values of JSON. */
 #include <stdlib.h>
 #include <string.h>
 
-/* What a byte did to the value on top. */
-typedef enum outcome { BAD, TAKEN, AGAIN } outcome; /* AGAIN: the stack changed, and the byte is still to be taken */
+#include "runtime/constrain/grammar_inside.h"
 
-static bool push(mm_grammar *g, const mm_form *s) {
+bool mm_grammar_push(mm_grammar *g, const mm_form *s) {
   if (g->depth == MM_GRAMMAR_DEPTH) return false;
   g->frame[g->depth++] = (mm_grammar_frame){.form = s};
   return true;
 }
 
 void mm_grammar_start(mm_grammar *g, const mm_form *form) {
-  g->depth = 0;
-  push(g, form);
+  g->depth = g->value = 0;
+  g->one_line = false;
+  mm_grammar_push(g, form);
+  g->frame[0].to = form->kind == MM_FORM_PROSE && form->least;
 }
 
 void mm_grammar_copy(mm_grammar *to, const mm_grammar *from) {
   memcpy(to->frame, from->frame, from->depth * sizeof *from->frame);
   to->depth = from->depth;
+  to->value = from->value;
+  to->one_line = from->one_line;
 }
 
 /* Whether a frame of this form lets the same words of at most `longest` bytes follow with both counts. A byte adds at most one to a count,
@@ -30,7 +31,7 @@ static bool counts_alike(const mm_form *s, uint32_t x, uint32_t y, uint32_t long
   const uint64_t lo = mm_min(x, y);
   const uint64_t hi = (uint64_t)mm_max(x, y) + longest;
   if (x == y) return true;
-  if (s->kind == MM_FORM_OBJECT) return false; /* it counts properties, whose keys differ */
+  if (s->kind == MM_FORM_OBJECT || s->kind == MM_FORM_ELEMENTS) return false; /* it counts properties, whose keys differ */
   return hi <= s->least || (lo >= s->least && hi <= s->most);
 }
 
@@ -39,7 +40,8 @@ bool mm_grammar_same(const mm_grammar *a, const mm_grammar *b, uint32_t longest)
   for (uint32_t i = 0; i < a->depth; i++) {
     const mm_grammar_frame *x = &a->frame[i], *y = &b->frame[i];
     if (x->form != y->form || x->from != y->from || x->to != y->to || x->bytes != y->bytes || x->phase != y->phase ||
-        x->space != y->space || x->digits != y->digits || x->tail != y->tail || x->lo != y->lo || x->hi != y->hi)
+        x->space != y->space || x->digits != y->digits || x->tail != y->tail || x->lo != y->lo || x->hi != y->hi || x->tag != y->tag ||
+        x->number != y->number)
       return false;
     if (!counts_alike(x->form, x->count, y->count, longest)) return false;
   }
@@ -56,6 +58,21 @@ int mm_literal_compare(const mm_literal *a, const mm_literal *b) {
 static int compare(const void *a, const void *b) { return mm_literal_compare(a, b); }
 
 void mm_literals_sort(mm_form *literals) { qsort(literals->literal, literals->count, sizeof *literals->literal, compare); }
+
+static int compare_places(const void *a, const void *b, void *literal) {
+  const mm_literal *l = literal;
+  return mm_literal_compare(&l[*(const uint16_t *)a], &l[*(const uint16_t *)b]);
+}
+
+void mm_literals_order(mm_form *keys, uint16_t *order) {
+  for (uint32_t i = keys->count, end = keys->count; i-- > 0;) {
+    if (keys->literal[i].required) end = i + 1;
+    keys->literal[i].end = (uint16_t)end;
+    order[i] = (uint16_t)i;
+  }
+  qsort_r(order, keys->count, sizeof *order, compare_places, keys->literal);
+  keys->order = order;
+}
 
 /* The place among the form's literals of the one that is i-th by its bytes. */
 static uint32_t place_of(const mm_form *s, uint32_t i) { return s->order ? s->order[i] : i; }
@@ -78,8 +95,7 @@ static uint32_t first_from(const mm_form *s, uint32_t lo, uint32_t hi, uint32_t 
   return lo;
 }
 
-/* One of the literals at places [first, end) goes on with this byte after the bytes of f. */
-static bool literal_step(mm_grammar_frame *f, uint32_t first, uint32_t end, uint8_t byte) {
+bool mm_literal_step(mm_grammar_frame *f, uint32_t first, uint32_t end, uint8_t byte) {
   const mm_form *s = f->form;
   const uint32_t lo = f->bytes ? f->from : 0, hi = f->bytes ? f->to : s->count;
   const uint32_t from = first_from(s, lo, hi, f->bytes, byte), to = first_from(s, from, hi, f->bytes, byte + 1);
@@ -100,12 +116,17 @@ static bool literal_whole(const mm_grammar_frame *f, uint32_t first, uint32_t en
   return false;
 }
 
-static outcome step_literals(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
+int mm_literal_place(const mm_grammar_frame *f, uint32_t first, uint32_t end) {
   uint16_t which;
-  if (literal_step(f, 0, f->form->count, byte)) return TAKEN;
-  if (!literal_whole(f, 0, f->form->count, &which)) return BAD;
+  return literal_whole(f, first, end, &which) ? (int)place_of(f->form, which) : -1;
+}
+
+static mm_outcome step_literals(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
+  uint16_t which;
+  if (mm_literal_step(f, 0, f->form->count, byte)) return MM_TAKEN;
+  if (!literal_whole(f, 0, f->form->count, &which)) return MM_BAD;
   g->depth--;
-  return AGAIN;
+  return MM_AGAIN;
 }
 
 /* ---- Numbers ---- */
@@ -116,7 +137,27 @@ static bool number_whole(const mm_grammar_frame *f) {
   return f->phase == NUMBER_ZERO || f->phase == NUMBER_WHOLE || f->phase == NUMBER_FRACTION || f->phase == NUMBER_EXPONENT;
 }
 
-static outcome step_number(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
+/* Whole numbers: no more than 64 bits. f->tail digits so far compare as f->lo with the largest. */
+enum { EQUAL, LESS, MORE };
+
+static bool whole_digit(mm_grammar_frame *f, uint8_t digit) {
+  static const char largest[] = "9223372036854775807";
+  if (f->tail == sizeof largest - 1) return false;
+  const bool last = f->tail == sizeof largest - 2;
+  const uint8_t limit = last && f->hi ? '8' : (uint8_t)largest[f->tail];
+  if (f->lo == EQUAL && digit != limit) f->lo = digit < limit ? LESS : MORE;
+  f->tail++;
+  return !last || f->lo != MORE;
+}
+
+/* Others: so many digits that a double tells them apart, and is finite. */
+static bool real_digit(mm_grammar_frame *f, uint8_t digit, bool exponent) {
+  if (exponent) return ++f->hi <= MM_GRAMMAR_EXPONENT;
+  if (f->tail || digit != '0') f->tail++;
+  return f->tail <= MM_GRAMMAR_SIGNIFICANT;
+}
+
+static mm_outcome step_number(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
   const bool digit = byte >= '0' && byte <= '9', real = f->form->kind == MM_FORM_NUMBER;
   uint8_t next = UINT8_MAX;
   switch (f->phase) {
@@ -141,36 +182,44 @@ static outcome step_number(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
     default: break;
   }
   const bool room = f->digits + 4 <= MM_GRAMMAR_DIGITS; /* for what must follow */
-  if (real && room && byte == '.' && (f->phase == NUMBER_ZERO || f->phase == NUMBER_WHOLE)) next = NUMBER_POINT;
+  if (real && room && byte == '.' && f->tail < MM_GRAMMAR_SIGNIFICANT && (f->phase == NUMBER_ZERO || f->phase == NUMBER_WHOLE))
+    next = NUMBER_POINT;
   if (real && room && (byte == 'e' || byte == 'E') && number_whole(f) && f->phase != NUMBER_EXPONENT) next = NUMBER_E;
   if (next != UINT8_MAX) {
+    if (!real && byte == '-') f->hi = 1;
+    if (digit && !(real ? real_digit(f, byte, next == NUMBER_EXPONENT) : whole_digit(f, byte))) return MM_BAD;
     f->phase = next;
-    return ++f->digits <= MM_GRAMMAR_DIGITS ? TAKEN : BAD;
+    return ++f->digits <= MM_GRAMMAR_DIGITS ? MM_TAKEN : MM_BAD;
   }
-  if (!number_whole(f)) return BAD;
+  if (!number_whole(f)) return MM_BAD;
   g->depth--;
-  return AGAIN;
+  return MM_AGAIN;
 }
 
 /* ---- Strings ---- */
 
 enum { STRING_START, STRING_TEXT, STRING_ESCAPE, STRING_HEX, STRING_TAIL };
 
-/* The first byte of a character; what its next ones may be (Unicode, table 3-7). */
-static bool character(mm_grammar_frame *f, uint8_t byte) {
+bool mm_character(mm_grammar_frame *f, uint8_t byte) {
   f->lo = 0x80;
   f->hi = 0xbf;
   f->tail = 0;
-  if (byte >= 0x80) {
-    if (byte < 0xc2 || byte > 0xf4) return false;
-    f->tail = byte < 0xe0 ? 1 : byte < 0xf0 ? 2 : 3;
-    if (byte == 0xe0) f->lo = 0xa0;
-    if (byte == 0xed) f->hi = 0x9f;
-    if (byte == 0xf0) f->lo = 0x90;
-    if (byte == 0xf4) f->hi = 0x8f;
-    f->phase = STRING_TAIL;
-  }
-  return byte >= 0x20;
+  if (byte < 0x80) return byte >= 0x20;
+  if (byte < 0xc2 || byte > 0xf4) return false;
+  f->tail = byte < 0xe0 ? 1 : byte < 0xf0 ? 2 : 3;
+  if (byte == 0xe0) f->lo = 0xa0;
+  if (byte == 0xed) f->hi = 0x9f;
+  if (byte == 0xf0) f->lo = 0x90;
+  if (byte == 0xf4) f->hi = 0x8f;
+  return true;
+}
+
+bool mm_character_tail(mm_grammar_frame *f, uint8_t byte) {
+  const bool ok = byte >= f->lo && byte <= f->hi;
+  f->lo = 0x80;
+  f->hi = 0xbf;
+  f->tail--;
+  return ok;
 }
 
 static bool string_text(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
@@ -180,8 +229,9 @@ static bool string_text(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
   }
   if (f->count >= f->form->most) return false;
   f->count++;
-  if (byte != '\\') return character(f, byte);
-  f->phase = STRING_ESCAPE;
+  if (byte == '\\') return f->phase = STRING_ESCAPE, true;
+  if (!mm_character(f, byte)) return false;
+  if (f->tail) f->phase = STRING_TAIL;
   return true;
 }
 
@@ -195,7 +245,7 @@ static bool string_hex(mm_grammar_frame *f, uint8_t byte) {
   return true;
 }
 
-static outcome step_string(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
+static mm_outcome step_string(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
   bool ok = false;
   switch (f->phase) {
     case STRING_START:
@@ -210,26 +260,23 @@ static outcome step_string(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
       break;
     case STRING_HEX: ok = string_hex(f, byte); break;
     case STRING_TAIL:
-      ok = byte >= f->lo && byte <= f->hi;
-      f->lo = 0x80;
-      f->hi = 0xbf;
-      if (--f->tail == 0) f->phase = STRING_TEXT;
+      ok = mm_character_tail(f, byte);
+      if (!f->tail) f->phase = STRING_TEXT;
       break;
     default: break;
   }
-  return ok ? TAKEN : BAD;
+  return ok ? MM_TAKEN : MM_BAD;
 }
 
 /* ---- Objects and arrays ---- */
 
 enum { OPENING, FIRST, NEXT, AFTER_COMMA, KEY, COLON };
 
-/* One past the last property whose key may come now: the next that is required, it included. */
-static uint32_t properties_end(const mm_grammar_frame *f) { return f->count < f->form->count ? f->form->literal[f->count].end : f->count; }
+uint32_t mm_properties_end(const mm_grammar_frame *f) { return f->count < f->form->count ? f->form->literal[f->count].end : f->count; }
 
 static bool may_close(const mm_grammar_frame *f) {
   if (f->form->kind != MM_FORM_OBJECT) return f->count >= f->form->least;
-  const uint32_t end = properties_end(f);
+  const uint32_t end = mm_properties_end(f);
   return end == f->count || !f->form->literal[end - 1].required;
 }
 
@@ -237,53 +284,53 @@ static bool may_go_on(const mm_grammar *g, const mm_grammar_frame *f) {
   return g->depth < MM_GRAMMAR_DEPTH && f->count < (f->form->kind == MM_FORM_OBJECT ? f->form->count : f->form->most);
 }
 
-static outcome begin_member(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
+static mm_outcome begin_member(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
   static const mm_form any_string = {.kind = MM_FORM_STRING, .most = UINT32_MAX};
-  if (!may_go_on(g, f)) return BAD;
+  if (!may_go_on(g, f)) return MM_BAD;
   if (f->form->kind == MM_FORM_OBJECT) {
     f->phase = KEY;
     f->bytes = 0;
-    return literal_step(f, f->count, properties_end(f), byte) ? TAKEN : BAD;
+    return mm_literal_step(f, f->count, mm_properties_end(f), byte) ? MM_TAKEN : MM_BAD;
   }
   f->count++;
   f->phase = f->form->kind == MM_FORM_MAP ? COLON : NEXT;
-  return push(g, f->form->kind == MM_FORM_MAP ? &any_string : f->form->item) ? AGAIN : BAD;
+  return mm_grammar_push(g, f->form->kind == MM_FORM_MAP ? &any_string : f->form->item) ? MM_AGAIN : MM_BAD;
 }
 
-static outcome step_key(mm_grammar_frame *f, uint8_t byte) {
+static mm_outcome step_key(mm_grammar_frame *f, uint8_t byte) {
   uint16_t which;
-  if (literal_step(f, f->count, properties_end(f), byte)) return TAKEN;
-  if (!literal_whole(f, f->count, properties_end(f), &which)) return BAD;
+  if (mm_literal_step(f, f->count, mm_properties_end(f), byte)) return MM_TAKEN;
+  if (!literal_whole(f, f->count, mm_properties_end(f), &which)) return MM_BAD;
   f->from = which;
   f->phase = COLON;
-  return AGAIN;
+  return MM_AGAIN;
 }
 
-static outcome step_colon(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
-  if (byte != ':') return BAD;
+static mm_outcome step_colon(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
+  if (byte != ':') return MM_BAD;
   const bool object = f->form->kind == MM_FORM_OBJECT;
   const uint32_t place = object ? place_of(f->form, f->from) : 0;
   const mm_form *value = object ? f->form->literal[place].value : f->form->item;
   if (object) f->count = place + 1;
   f->phase = NEXT;
   f->bytes = f->from = f->to = 0;
-  return push(g, value) ? TAKEN : BAD;
+  return mm_grammar_push(g, value) ? MM_TAKEN : MM_BAD;
 }
 
-static outcome step_container(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
+static mm_outcome step_container(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
   const bool array = f->form->kind == MM_FORM_ARRAY;
   switch (f->phase) {
-    case OPENING: f->phase = FIRST; return byte == (array ? '[' : '{') && (may_close(f) || may_go_on(g, f)) ? TAKEN : BAD;
+    case OPENING: f->phase = FIRST; return byte == (array ? '[' : '{') && (may_close(f) || may_go_on(g, f)) ? MM_TAKEN : MM_BAD;
     case FIRST:
     case NEXT:
       if (byte == (array ? ']' : '}')) {
         g->depth--;
-        return may_close(f) ? TAKEN : BAD;
+        return may_close(f) ? MM_TAKEN : MM_BAD;
       }
       if (f->phase == FIRST) return begin_member(g, f, byte);
-      if (byte != ',' || f->space || !may_go_on(g, f)) return BAD;
+      if (byte != ',' || f->space || !may_go_on(g, f)) return MM_BAD;
       f->phase = AFTER_COMMA;
-      return TAKEN;
+      return MM_TAKEN;
     case AFTER_COMMA: return begin_member(g, f, byte);
     case KEY: return step_key(f, byte);
     default: return step_colon(g, f, byte);
@@ -292,7 +339,7 @@ static outcome step_container(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) 
 
 /* ---- All of them ---- */
 
-static int first_of(uint8_t byte) {
+int mm_first_of(uint8_t byte) {
   switch (byte) {
     case '{': return MM_FIRST_OBJECT;
     case '[': return MM_FIRST_ARRAY;
@@ -311,49 +358,61 @@ static bool between(const mm_grammar_frame *f) {
     case MM_FORM_MAP:
     case MM_FORM_ARRAY: return f->phase == NEXT ? may_close(f) : f->phase != KEY && f->phase != COLON;
     case MM_FORM_LITERALS: return !f->form->exact && f->bytes == 0;
+    case MM_FORM_CALLS:
+    case MM_FORM_ELEMENTS:
+    case MM_FORM_VALUE:
+    case MM_FORM_PROSE: return false;
     default: return f->phase == 0;
   }
 }
 
-static outcome blank(mm_grammar_frame *f, bool start, uint8_t byte) {
-  if (byte != ' ' && byte != '\t' && f->space >= (start ? 2 : 1)) return BAD;
-  return ++f->space <= MM_GRAMMAR_SPACE ? TAKEN : BAD;
+static mm_outcome blank(mm_grammar_frame *f, bool start, bool one_line, uint8_t byte) {
+  if (one_line && byte != ' ' && byte != '\t') return MM_BAD;
+  if (byte != ' ' && byte != '\t' && f->space >= (start ? 2 : 1)) return MM_BAD;
+  return ++f->space <= MM_GRAMMAR_SPACE ? MM_TAKEN : MM_BAD;
 }
 
-static outcome step_top(mm_grammar *g, uint8_t byte) {
+static mm_outcome step_top(mm_grammar *g, uint8_t byte) {
   mm_grammar_frame *f = &g->frame[g->depth - 1];
-  if (between(f) && (byte == ' ' || byte == '\n' || byte == '\t' || byte == '\r')) return blank(f, g->depth == 1 && f->phase == 0, byte);
+  if (between(f) && (byte == ' ' || byte == '\n' || byte == '\t' || byte == '\r'))
+    return blank(f, g->depth == 1 && f->phase == 0, g->one_line, byte);
   switch (f->form->kind) {
     case MM_FORM_CHOICE: {
-      const int first = first_of(byte);
+      const int first = mm_first_of(byte);
       const mm_form *s = first < 0 ? NULL : f->form->by_first[first];
-      if (!s) return BAD;
+      if (!s) return MM_BAD;
       *f = (mm_grammar_frame){.form = s};
-      return AGAIN;
+      return MM_AGAIN;
     }
     case MM_FORM_LITERALS: return step_literals(g, f, byte);
     case MM_FORM_NUMBER:
     case MM_FORM_INTEGER: return step_number(g, f, byte);
     case MM_FORM_STRING: return step_string(g, f, byte);
+    case MM_FORM_CALLS:
+    case MM_FORM_ELEMENTS:
+    case MM_FORM_VALUE:
+    case MM_FORM_PROSE: return mm_calls_step(g, f, byte);
     default: return step_container(g, f, byte);
   }
 }
 
 bool mm_grammar_step(mm_grammar *g, uint8_t byte) {
-  outcome o = AGAIN;
-  while (o == AGAIN && g->depth) {
+  mm_outcome o = MM_AGAIN;
+  while (o == MM_AGAIN && g->depth) {
     mm_grammar_frame *f = &g->frame[g->depth - 1];
     const uint8_t space = f->space;
     o = step_top(g, byte);
     if (f->space == space) f->space = 0;
   }
-  return o == TAKEN;
+  const bool json = g->value && g->depth > g->value;
+  return o == MM_TAKEN && (!json || mm_value_step_json(&g->frame[g->value - 1], byte));
 }
 
 bool mm_grammar_accepts(const mm_grammar *g) {
   const mm_grammar_frame *f = &g->frame[0];
   uint16_t which;
   if (g->depth != 1) return g->depth == 0;
+  if (f->form->kind >= MM_FORM_CALLS) return mm_calls_accept(f);
   if (f->form->kind == MM_FORM_LITERALS) return literal_whole(f, 0, f->form->count, &which);
   return (f->form->kind == MM_FORM_NUMBER || f->form->kind == MM_FORM_INTEGER) && number_whole(f);
 }
@@ -361,6 +420,7 @@ bool mm_grammar_accepts(const mm_grammar *g) {
 bool mm_grammar_done(const mm_grammar *g) {
   const mm_grammar_frame *f = &g->frame[0];
   uint16_t which;
+  if (g->depth == 1 && f->form->kind >= MM_FORM_CALLS) return mm_calls_done(f);
   if (g->depth != 1 || f->form->kind != MM_FORM_LITERALS) return g->depth == 0;
   /* The longest of those with these bytes comes last. */
   return literal_whole(f, 0, f->form->count, &which) && byte_after(f->form, f->to - 1u, f->bytes) < 0;

@@ -1,5 +1,5 @@
 /* Numbers that lie several to a word, along either axis, in matrices that lie on either side. */
-#include "convert/source/encoding.h"
+#include "convert/decode/decode.h"
 #include "quant/numbers.h"
 
 static uint32_t word_at(const mm_words *w, uint64_t across, uint64_t down) {

@@ -1,7 +1,8 @@
 /* Reading strips of source matrices. */
-#include "convert/source/decode.h"
+#include "convert/decode/decode.h"
 
 #include <float.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -128,8 +129,19 @@ bool mm_decode_codes(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t r
 
 /* ---- scales ---- */
 
-#define SCALE_MAX  (FLT_MAX / 448)  /* with more, the largest code would stand for infinity */
-#define GLOBAL_MAX (FLT_MAX / 2688) /* the same of NVFP4's, over scales of up to 448 and codes of up to 6 */
+/* The largest number that packers write over a scale of matrix x; a scale whose product with it is not finite is refused. Of NVFP4's global
+ * scale it is that of four over six, 256 times 6. 0: any finite scale may be there, since a packed source was proven by digests and may
+ * hold large scales over small codes. */
+static float scale_top(const mm_encoding *e, bool global) {
+  if (e->packed) return 0;
+  if (global) return 1536;
+  switch (e->code) {
+    case MM_CODE_E4M3: return 448;
+    case MM_CODE_INT8: return 127;
+    case MM_CODE_E2M1: return 6;
+    default: return 7;
+  }
+}
 
 static float scale_value(const void *p, mm_dtype t, size_t i) {
   switch (t) {
@@ -145,10 +157,15 @@ static float scale_value(const void *p, mm_dtype t, size_t i) {
 typedef struct mm_scale_grid {
   uint64_t row, rows, cols;
   bool turned;
-  bool global; /* of one number over all scales */
+  float top; /* scale_top */
 } mm_scale_grid;
 
-static float scale_most(const mm_scale_grid *g) { return g->global ? GLOBAL_MAX : SCALE_MAX; }
+static float scale_most(const mm_scale_grid *g) { return g->top > 0 ? FLT_MAX / g->top : FLT_MAX; }
+
+static bool is_scale(const mm_scale_grid *g, float v, bool may_be_negative) {
+  const float most = may_be_negative && v < 0 ? -v : v;
+  return most > 0 && most * (g->top > 0 ? g->top : 1) <= FLT_MAX;
+}
 
 /* Where element i of p stands. */
 static mm_where at_element(const mm_decoder *d, const mm_source *p, uint64_t i) {
@@ -174,25 +191,24 @@ static bool read_scales(mm_decoder *d, const mm_source *p, const mm_scale_grid *
   for (uint64_t r = 0; r < g->rows; r++)
     for (uint64_t c = 0; c < g->cols; c++) {
       float v = scale_value(d->stored.data, p->tensor->dtype, g->turned ? c * g->rows + r : r * g->cols + c);
-      float most = may_be_negative && v < 0 ? -v : v;
-      if (!(most > 0) || most > scale_most(g)) return bad_scale(d, p, g, r, c, v, may_be_negative, err);
+      if (!is_scale(g, v, may_be_negative)) return bad_scale(d, p, g, r, c, v, may_be_negative, err);
       out[r * g->cols + c] = v;
     }
   return true;
 }
 
 /* A tensor that is one scale for all, or over all; as it is stored, and what it multiplies by. */
-static bool read_one(mm_decoder *d, const mm_source *p, bool reciprocal, bool global, float *stored, float *out, mm_err *err) {
-  const mm_scale_grid limited = {0, 1, 1, false, global}, any = {0, 1, 1, false, false};
+static bool read_one(mm_decoder *d, const mm_source *p, bool reciprocal, float top, float *stored, float *out, mm_err *err) {
+  const mm_scale_grid limited = {0, 1, 1, false, top}, any = {0, 1, 1, false, 0};
   if (!read_scales(d, p, reciprocal ? &any : &limited, false, stored, err)) return false;
   *out = reciprocal ? 1 / *stored : *stored;
-  return *out <= scale_most(&limited) || bad_scale(d, p, &limited, 0, 0, *stored, false, err);
+  return is_scale(&limited, *out, false) || bad_scale(d, p, &limited, 0, 0, *stored, false, err);
 }
 
 bool mm_decode_global(mm_decoder *d, const mm_matrix *x, float *out, mm_err *err) {
   const bool global = x->part[MM_GLOBAL].tensor;
   float stored = 0;
-  return read_one(d, &x->part[global ? MM_GLOBAL : MM_SCALE], x->encoding->reciprocal, global, &stored, out, err);
+  return read_one(d, &x->part[global ? MM_GLOBAL : MM_SCALE], x->encoding->reciprocal, scale_top(x->encoding, global), &stored, out, err);
 }
 
 bool mm_decode_input(mm_decoder *d, const mm_matrix *x, float *out, mm_err *err) {
@@ -202,7 +218,7 @@ bool mm_decode_input(mm_decoder *d, const mm_matrix *x, float *out, mm_err *err)
   *out = 0;
   if (!p->tensor) return true;
   if (!mm_hf_read(&d->reader, p->tensor, p->at, &stored, mm_dtype_size(p->tensor->dtype), err)) return false;
-  return scale_value(&stored, p->tensor->dtype, 0) == 0 || read_one(d, p, x->encoding->reciprocal, false, &one, out, err);
+  return scale_value(&stored, p->tensor->dtype, 0) == 0 || read_one(d, p, x->encoding->reciprocal, 0, &one, out, err);
 }
 
 /* Scales over the rows into d->scale, [cells of rows][cells of columns], times the global one. d->stored keeps them as stored. */
@@ -211,10 +227,12 @@ static bool decode_scales(mm_decoder *d, const mm_matrix *x, uint32_t row, uint3
   mm_scale_grid g = {.row = x->cell.n ? row / x->cell.n : 0,
                      .rows = mm_cells(rows, x->cell.n),
                      .cols = mm_cells(x->cols, x->cell.k),
-                     .turned = e->part[MM_SCALE].span == MM_SPAN_TURNED};
+                     .turned = e->part[MM_SCALE].span == MM_SPAN_TURNED,
+                     .top = scale_top(e, false)};
   size_t n = g.rows * g.cols;
   float stored = 1, global = 1;
-  if (x->part[MM_GLOBAL].tensor && !read_one(d, &x->part[MM_GLOBAL], e->reciprocal, true, &stored, &global, err)) return false;
+  if (x->part[MM_GLOBAL].tensor && !read_one(d, &x->part[MM_GLOBAL], e->reciprocal, scale_top(e, true), &stored, &global, err))
+    return false;
   if (!MM_GROW(d->scale, &d->scale_cap, n, err) || !read_scales(d, &x->part[MM_SCALE], &g, e->signed_scale, d->scale, err)) return false;
   for (size_t i = 0; x->part[MM_GLOBAL].tensor && i < n; i++) d->scale[i] = e->reciprocal ? d->scale[i] / stored : d->scale[i] * global;
   return true;
@@ -368,6 +386,27 @@ static bool repeat(mm_decoder *d, const mm_matrix *x, mm_cell fine, const void *
   return true;
 }
 
+/* Large scales may be over small codes: then every number of these rows is looked at. `scales` is plane 1 on the grid of x. */
+static bool check_products(mm_decoder *d, const mm_matrix *x, const mm_scheme *s, const void *scales, uint32_t row, uint32_t rows,
+                           mm_err *err) {
+  enum { LARGEST_CODE = 448 }; /* of all codes */
+  const size_t n = (size_t)mm_cells(rows, x->cell.n) * mm_cells(x->cols, x->cell.k);
+  float most = 0;
+  for (size_t i = 0; i < n; i++) most = fmaxf(most, fabsf(mm_scale_value(s->plane[1].dtype, scales, i)));
+  if (s->plane_count > 2) most *= d->global;
+  if (most <= FLT_MAX / LARGEST_CODE / 2) return true;
+  const mm_packed m = {.scheme = s,
+                       .lead = 1,
+                       .n = rows,
+                       .k = x->cols,
+                       .plane = {d->raw, scales, &d->global},
+                       .cell = {s->plane[0].cell, x->cell, s->plane[2].cell}};
+  const size_t count = (size_t)rows * x->cols;
+  if (!MM_GROW(d->wide, &d->wide_cap, count, err)) return false;
+  mm_unpack(&m, 0, 0, rows, d->wide);
+  return mm_decode_finite(d, x, row, d->wide, MM_F32, count, err);
+}
+
 bool mm_decode_planes(mm_decoder *d, const mm_matrix *x, const mm_scheme *s, mm_cell grid, uint32_t row, uint32_t rows, float global,
                       const void *plane[MM_MAX_PLANES], mm_err *err) {
   const mm_plane *p = &s->plane[1];
@@ -379,15 +418,56 @@ bool mm_decode_planes(mm_decoder *d, const mm_matrix *x, const mm_scheme *s, mm_
   if (x->part[MM_GLOBAL].tensor && !mm_decode_global(d, x, &d->global, err)) return false;
   if (!decode_scales(d, x, row, rows, err)) return false;
   const void *scales = p->dtype == MM_F32 ? d->scale : d->stored.data;
-  if (x->part[MM_GLOBAL].tensor && d->global != global) mm_nvfp4_regrade(d->raw, d->stored.data, rows, x->cols, d->global, global);
+  d->regraded =
+      x->part[MM_GLOBAL].tensor && d->global != global && !mm_nvfp4_regrade(d->raw, d->stored.data, rows, x->cols, d->global, global);
   d->global = global;
   plane[2] = &d->global;
-  mm_scale_grid g = {.row = x->cell.n ? row / x->cell.n : 0, .cols = mm_cells(x->cols, x->cell.k)};
+  mm_scale_grid g = {.row = x->cell.n ? row / x->cell.n : 0, .cols = mm_cells(x->cols, x->cell.k), .top = scale_top(x->encoding, false)};
   for (size_t i = 0, n = (size_t)mm_cells(rows, x->cell.n) * g.cols; i < n; i++) {
     float v = mm_scale_value(p->dtype, scales, i);
     if (!mm_scale_allowed(s, v)) return bad_scale(d, &x->part[MM_SCALE], &g, i / g.cols, i % g.cols, v, s->signed_scale, err);
   }
+  if (!check_products(d, x, s, scales, row, rows, err)) return false;
   if (!repeat(d, x, grid, scales, mm_dtype_size(p->dtype), rows, err)) return false;
   plane[1] = d->grid.data;
   return true;
+}
+
+/* Whether x keeps its numbers under this global scale. */
+static bool keeps_under(mm_decoder *d, const mm_matrix *x, const mm_scheme *s, mm_cell grid, float global, bool *keeps, mm_err *err) {
+  enum { ROWS = 256 };
+  const void *plane[MM_MAX_PLANES];
+  float own = 0;
+  if (!mm_decode_global(d, x, &own, err)) return false;
+  *keeps = true;
+  for (uint32_t row = 0; *keeps && own != global && row < x->rows; row += ROWS) {
+    if (!mm_decode_planes(d, x, s, grid, row, (uint32_t)mm_min(ROWS, x->rows - row), global, plane, err)) return false;
+    *keeps = !d->regraded;
+  }
+  return true;
+}
+
+bool mm_decode_common(mm_decoder *d, const mm_matrix *x, unsigned pieces, const mm_scheme *s, mm_cell grid, float *out, mm_err *err) {
+  enum { MOST = 8, BELOW = 512 /* E4M3 of the largest numbers would have to lie 512 times higher */ };
+  float own[MOST] = {0}, least = INFINITY, most = 0;
+  for (unsigned i = 0; i < pieces && i < MOST; i++) {
+    if (!mm_decode_global(d, &x[i], &own[i], err)) return false;
+    least = fminf(least, own[i]);
+    most = fmaxf(most, own[i]);
+  }
+  for (unsigned p = 0; p < pieces && p < MOST; p++) {
+    *out = own[p];
+    while (*out > 0 && *out >= least / BELOW) {
+      bool keeps = true;
+      for (unsigned i = 0; keeps && i < pieces; i++)
+        if (!keeps_under(d, &x[i], s, grid, *out, &keeps, err)) return false;
+      if (keeps) return true;
+      *out /= 2;
+    }
+  }
+  return mm_fail(
+      err, MM_UNSUPPORTED, "E_Q_KEEP", mm_hf_at(d->reader.hf, x[0].part[MM_GLOBAL].tensor),
+      "found global scales of NVFP4 from %g to %g among %u matrices that share one, and no common scale keeps their numbers; "
+      "expected another --quant (nvfp4a16 or nvfp4 rounds those under smaller scales again: 31 to 35 dB of SQNR against the source)",
+      (double)least, (double)most, pieces);
 }

@@ -27,6 +27,7 @@ typedef struct mm_decoder {
   const mm_hf_tensor *whole_of;
   uint64_t whole_at;
   float global;
+  bool regraded;   /* the planes decoded last stand for other numbers than the source's, under another global scale */
   uint64_t zeroed; /* values of the rows decoded last that were not finite and are 0 now, where hf allows it */
 } mm_decoder;
 
@@ -46,11 +47,33 @@ MM_MUST_USE bool mm_decode_finite(const mm_decoder *d, const mm_matrix *x, uint3
                                   mm_err *err);
 /* The one scale of a whole matrix: NVFP4's global one as a multiplier, or the only one. */
 MM_MUST_USE bool mm_decode_global(mm_decoder *d, const mm_matrix *x, float *out, mm_err *err);
+/* The global scale under which all `pieces` matrices of NVFP4 from x on keep their numbers, all of them read for it where their own
+ * scales differ; MM_UNSUPPORTED E_Q_KEEP where there is none. */
+MM_MUST_USE bool mm_decode_common(mm_decoder *d, const mm_matrix *x, unsigned pieces, const mm_scheme *s, mm_cell grid, float *out,
+                                  mm_err *err);
 /* The static scale of x's activations as a multiplier; 0: the source has none, or one that calibration never reached. */
 MM_MUST_USE bool mm_decode_input(mm_decoder *d, const mm_matrix *x, float *out, mm_err *err);
 /* The planes of a scheme that keeps x on this grid (mm_encoding_keeps), for these rows. `global` is the scale that the
  * packed tensor's matrices share; only NVFP4 may have another one of its own, and then changes to it. */
 MM_MUST_USE bool mm_decode_planes(mm_decoder *d, const mm_matrix *x, const mm_scheme *s, mm_cell grid, uint32_t row, uint32_t rows,
                                   float global, const void *plane[MM_MAX_PLANES], mm_err *err);
+
+/* --- between the files of this folder --- */
+/* Rows [row, row + rows) and columns [0, cols) of a matrix of unsigned `bits`-bit numbers that lie several to a little-endian word, one
+ * byte each into out (words.c). Row 0 begins a word. */
+typedef struct mm_words {
+  const void *data;
+  unsigned bits;
+  size_t size;   /* bytes of a word */
+  uint64_t line; /* words from one line to the next */
+  bool turned;   /* lines run along rows */
+  mm_cell cell;  /* numbers in a word; one side is 1 */
+  const uint8_t *order;
+} mm_words;
+void mm_words_spread(const mm_words *w, uint32_t row, uint32_t rows, uint32_t cols, uint8_t *out);
+
+/* Puts NVFP4 rows [rows, k] under another global scale (regrade.c): the block scales that stand for the same numbers where such
+ * E4M3 codes exist, else the best block scale with codes of its own. True when every number is the same afterwards. */
+bool mm_nvfp4_regrade(uint8_t *codes, uint8_t *scales, uint32_t rows, uint32_t k, float from, float to);
 
 #endif

@@ -1,0 +1,52 @@
+/* Printing notes about a source. */
+#include "convert/report/notes.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "convert/source/encoding.h"
+
+/* Quantised matrices of this kind that no rule of the recipe names; *example is the first of them. */
+static size_t unquantised(const mm_plan *p, mm_kind kind, const mm_plan_tensor **example) {
+  size_t n = 0;
+  *example = NULL;
+  for (size_t i = 0; i < p->pack.tensor_count; i++) {
+    const mm_plan_tensor *pt = &p->tensor[i];
+    if (!pt->as_stored || pt->rule[0]->kind != kind || pt->scheme->code != MM_CODE_PLAIN || mm_is_plain(&pt->matrix[0])) continue;
+    if (n++ == 0) *example = pt;
+  }
+  return n;
+}
+
+/* Tensors of parts that the packed checkpoint does not hold, such as a vision tower. */
+static void put_left_out(FILE *f, const mm_pack *p) {
+  uint64_t tensors = 0, bytes = 0;
+  for (size_t i = 0; i < p->left_out_count; i++) tensors += p->left_out[i].tensors, bytes += p->left_out[i].bytes;
+  if (!tensors) return;
+  fprintf(f, "note: %llu tensors (%llu bytes) are left out, text only:", (unsigned long long)tensors, (unsigned long long)bytes);
+  for (size_t i = 0; i < p->left_out_count; i++) fprintf(f, "%s %s*", i ? "," : "", p->left_out[i].prefix);
+  fputc('\n', f);
+}
+
+void mm_report_notes(FILE *f, const mm_hf *hf, const mm_plan *p) {
+  const struct mm_calibrated *c = &p->calibrated;
+  const size_t past = mm_hf_past_last(hf, &p->pack.model);
+  const mm_plan_tensor *pt;
+  uint64_t bytes;
+  size_t n;
+  if (past) fprintf(f, "note: layers past the last, for multi-token prediction, are left out (tensors: %zu)\n", past);
+  put_left_out(f, &p->pack);
+  if (mm_hf_total_wrong(hf, &bytes))
+    fprintf(f, "note: the index says total_size %" PRIu64 ", its tensors have %" PRIu64 " bytes\n", hf->total_size, bytes);
+  if (hf->quantization.block_assumed)
+    fprintf(f, "note: no weight_block_size is declared; blocks of %u x %u are taken, the only ones that fit all scales\n",
+            hf->quantization.block.n, hf->quantization.block.k);
+  if (c->given > 0 && c->ones == c->given)
+    fprintf(f, "note: all static scales of activations are 1 (matrices: %" PRIu64 "), as without calibration; --act-scales gives others\n",
+            c->given);
+  if ((n = unquantised(p, MM_KIND_EMBED, &pt)))
+    fprintf(f, "note: \"%s\" is %s in the source and stored as %s; --head or --override names another scheme (tensors: %zu)\n",
+            pt->rule[0]->ours, pt->matrix[0].encoding->name, pt->scheme->name, n);
+  if ((n = unquantised(p, MM_KIND_KEEP, &pt)))
+    fprintf(f, "note: routers are %s in the source and stored as %s (tensors: %zu)\n", pt->matrix[0].encoding->name, pt->scheme->name, n);
+}

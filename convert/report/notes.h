@@ -1,0 +1,9 @@
+/* Notes about a source: one line each for what a conversion leaves out, assumes or changes without being told to. */
+#ifndef MM_CONVERT_NOTES_H
+#define MM_CONVERT_NOTES_H
+
+#include "convert/plan/plan.h"
+
+void mm_report_notes(FILE *f, const mm_hf *hf, const mm_plan *p);
+
+#endif

@@ -1,0 +1,91 @@
+/* The size of the KV cache: how many pages a device holds beside a rank's weights, buffers and lightning states. All of it follows from
+ * shapes, before a weight is read. The engine sizes its cache by it, and minimax-convert --gpu-memory judges by it. */
+#ifndef MM_LOADER_CAPACITY_H
+#define MM_LOADER_CAPACITY_H
+
+#include "loader/bind.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define MM_PAGE 64 /* tokens of a page of the KV cache, in every backend */
+
+/* Shares of a device's memory that a run may take unless --gpu-memory-utilization says otherwise. A GPU's holds weights, buffers,
+ * states, cache and MM_GPU_OVERHEAD. A CPU's holds cache and states alone; the rest is for the weights, which stay in the page cache. */
+#define MM_GPU_SHARE 0.9
+#define MM_CPU_SHARE 0.5
+/* Bytes of a GPU for what no formula counts: the driver's context, the code of kernels, recorded steps, the allocator's rounding. */
+#define MM_GPU_OVERHEAD (UINT64_C(1) << 30)
+
+/* What minimax-serve opens an engine with by default. */
+#define MM_DEFAULT_SLOTS       16
+#define MM_DEFAULT_STEP_TOKENS 512
+
+typedef enum mm_cache_type { MM_CACHE_F32, MM_CACHE_BF16, MM_CACHE_FP8 /* with an f32 scale for each token and head */ } mm_cache_type;
+
+/* What a run needs memory for. */
+typedef struct mm_demand {
+  bool gpu;             /* weights and buffers lie in the device's memory; else only cache and states count */
+  uint32_t step_tokens; /* rows of one step */
+  uint32_t outs;        /* rows of a step whose logits are wanted at most; 0: all */
+  uint32_t slots;       /* sequences with caches */
+  uint32_t positions;   /* tokens of one sequence */
+  uint32_t taps;        /* layers whose output is kept */
+  mm_cache_type cache;
+  bool act_quant, calibration;
+  bool apart;    /* steps are padded, so that the rows of each are computed alike */
+  bool across;   /* the ranks of a stage are in several processes */
+  bool attached; /* another process holds the weights in the device's memory */
+} mm_demand;
+
+/* Bytes of one rank. */
+typedef struct mm_rank_memory {
+  uint64_t weights; /* as the device stores them */
+  uint64_t buffers; /* of steps, sampling and sums over ranks */
+  uint64_t states;  /* of the lightning layers, all slots */
+  uint64_t page;    /* of one page of the KV cache, all layers; 0: no layer of the stage keeps any */
+} mm_rank_memory;
+
+/* Of a bound rank, whose planes are not read and may be NULL. On a GPU weights that no kernel reads count as they are stored. */
+MM_MUST_USE bool mm_rank_memory_of(mm_rank_memory *out, const mm_model *m, const mm_rank_weights *w, const mm_demand *d, mm_err *err);
+
+/* A device's memory. */
+typedef struct mm_device_memory {
+  uint64_t total, free; /* bytes; free: before this run takes any */
+  uint32_t ranks;       /* of this run that use it, each an equal part */
+  double share;         /* of total, that they may take together */
+} mm_device_memory;
+
+/* Bytes that one rank has for its cache, or lacks even without one. */
+typedef struct mm_cache_room {
+  uint64_t bytes, lack;
+} mm_cache_room;
+mm_cache_room mm_cache_room_of(const mm_rank_memory *r, const mm_demand *d, const mm_device_memory *on);
+
+/* Pages of one sequence, and of all slots at their longest. */
+static inline uint64_t mm_sequence_pages(const mm_demand *d) { return mm_ceil_div(d->positions, MM_PAGE); }
+static inline uint64_t mm_most_pages(const mm_demand *d) { return d->slots * mm_sequence_pages(d); }
+
+/* The ranks share tables of pages, so each has as many as the one with the least room: `pages`, or fewer where this rank holds fewer. The
+ * first call is given mm_most_pages. */
+uint64_t mm_fewer_pages(uint64_t pages, const mm_rank_memory *r, const mm_demand *d, const mm_device_memory *on);
+
+/* Sizes of runtime/cuda that buffers follow from; it asserts that they are its own. */
+enum {
+  MM_DEVICE_SKINNY = 16,           /* rows of the smallest products */
+  MM_DEVICE_FEW_EACH = 256,        /* rows of a step whose experts have lists of their own */
+  MM_DEVICE_LEAST_APART = 17,      /* rows that a step is padded to where rows are apart */
+  MM_DEVICE_LARGEST_BUCKET = 256,  /* rows that a recorded step is padded to at most */
+  MM_DEVICE_SEEN = 32,             /* rows whose penalties are counted at a time */
+  MM_DEVICE_TOLD = 21,             /* logprobs of a row */
+  MM_DEVICE_TILE = 16,             /* tokens of a tile of attention */
+  MM_DEVICE_CHUNK = 256,           /* tiles that are read by one block at least */
+  MM_DEVICE_ITEMS = 2048,          /* chunks that rows are cut into */
+  MM_DEVICE_MULTIPROCESSORS = 192, /* of a GPU at most */
+};
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,35 @@
+/* What the parts of the automaton share: a stack of values that are not complete, and one function for each kind of value. */
+#ifndef MM_RUNTIME_CONSTRAIN_GRAMMAR_INSIDE_H
+#define MM_RUNTIME_CONSTRAIN_GRAMMAR_INSIDE_H
+
+#include "runtime/constrain/grammar.h"
+
+/* What a byte did to the value on top. */
+typedef enum mm_outcome {
+  MM_BAD,
+  MM_TAKEN,
+  MM_AGAIN /* the stack changed, and the byte is still to be taken */
+} mm_outcome;
+
+bool mm_grammar_push(mm_grammar *g, const mm_form *s);
+/* By what the value begins whose first byte this is, an mm_first; -1: none begins so. */
+int mm_first_of(uint8_t byte);
+/* One of the literals at places [first, end) goes on with this byte after the bytes of f. */
+bool mm_literal_step(mm_grammar_frame *f, uint32_t first, uint32_t end, uint8_t byte);
+/* One of the literals at places [first, end) is there whole; its place. -1: none. */
+int mm_literal_place(const mm_grammar_frame *f, uint32_t first, uint32_t end);
+/* One past the last property whose key may come now: the next that is required, it included. */
+uint32_t mm_properties_end(const mm_grammar_frame *f);
+/* The first byte of a character: f->tail more follow, the next of them within f->lo and f->hi (Unicode, table 3-7). */
+bool mm_character(mm_grammar_frame *f, uint8_t byte);
+/* One of those. */
+bool mm_character_tail(mm_grammar_frame *f, uint8_t byte);
+
+/* MM_FORM_CALLS, _ELEMENTS, _VALUE, _PROSE. */
+mm_outcome mm_calls_step(mm_grammar *g, mm_grammar_frame *f, uint8_t byte);
+bool mm_calls_accept(const mm_grammar_frame *f);
+bool mm_calls_done(const mm_grammar_frame *f);
+/* A byte of JSON within an M2 value: false where it completes a tag that would end the value. */
+bool mm_value_step_json(mm_grammar_frame *value, uint8_t byte);
+
+#endif

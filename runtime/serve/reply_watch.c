@@ -1,0 +1,81 @@
+/* A second parser of the reply, and what became of the bytes that it was given. */
+#include "runtime/serve/reply_watch.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "formats/text.h"
+
+#define LEAD 2 /* newlines behind </think> that are the template's */
+
+struct mm_reply_watch {
+  mm_reply *reply;
+  bool special, one_call, ended;
+  mm_text text;  /* to be looked at with this token, or as long as it waits */
+  unsigned lead; /* so many newlines may still be the template's */
+};
+
+static void note(void *user, const mm_reply_event *e) {
+  mm_reply_watch *w = user;
+  w->ended |= e->kind == MM_REPLY_CALL_END;
+}
+
+mm_reply_watch *mm_reply_watch_open(const mm_reply_settings *s, bool special, bool one_call, mm_err *err) {
+  mm_reply_watch *w = mm_calloc(1, sizeof *w, err);
+  if (!w) return NULL;
+  mm_reply_settings own = *s;
+  own.sink = note;
+  own.user = w;
+  w->special = special;
+  w->one_call = one_call;
+  if ((w->reply = mm_reply_open(&own, err))) return w;
+  mm_reply_watch_close(w);
+  return NULL;
+}
+
+void mm_reply_watch_close(mm_reply_watch *w) {
+  if (!w) return;
+  mm_reply_close(w->reply);
+  MM_FREE(w->text.p, w);
+}
+
+/* Text outside the reasoning. */
+static void add(mm_reply_watch *w, const char *bytes, size_t n) {
+  while (n && w->lead && *bytes == '\n') bytes++, n--, w->lead--;
+  if (n) w->lead = 0;
+  mm_text_add(&w->text, bytes, n);
+}
+
+/* One step of the parser. The last byte of a reasoning belongs to the tag that ends it. */
+static bool step(mm_reply_watch *w, int32_t id, const char *bytes, size_t n, mm_reply_seen *out) {
+  const mm_reply_place before = mm_reply_where(w->reply);
+  if (!mm_reply_push(w->reply, id, bytes, n, MM_IGNORED)) return false;
+  const mm_reply_place now = mm_reply_where(w->reply);
+  if (now == MM_REPLY_IN_REASONING || before == MM_REPLY_IN_REASONING) {
+    mm_text_clear(&w->text);
+    w->lead = now == MM_REPLY_IN_REASONING ? 0 : LEAD;
+    out->again = true;
+  } else {
+    add(w, bytes, n);
+  }
+  return !w->text.failed;
+}
+
+bool mm_reply_watch_token(mm_reply_watch *w, int32_t id, const char *bytes, size_t n, bool is_special, mm_reply_seen *out) {
+  *out = (mm_reply_seen){0};
+  const bool tag = mm_reply_is_tag(bytes, n), shown = !is_special || w->special || tag;
+  if (mm_reply_where(w->reply) == MM_REPLY_OUTSIDE) mm_text_clear(&w->text);
+  if (!shown) {
+    if (mm_reply_where(w->reply) != MM_REPLY_IN_REASONING) add(w, bytes, n);
+  } else if (tag || mm_reply_where(w->reply) == MM_REPLY_OUTSIDE) {
+    if (n && !step(w, id, bytes, n, out)) return false;
+  } else {
+    /* Its tags may be text, and begin and end within the token. */
+    for (size_t i = 0; i < n; i++)
+      if (!step(w, -1, bytes + i, 1, out)) return false;
+  }
+  out->waits = mm_reply_where(w->reply) == MM_REPLY_UNDECIDED;
+  if (!out->waits) out->text = w->text.p, out->n = w->text.n;
+  out->enough = w->one_call && w->ended;
+  return !w->text.failed;
+}

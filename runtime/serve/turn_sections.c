@@ -1,0 +1,173 @@
+/* What a reply must hold to, as the sections of a constraint. */
+#include "runtime/serve/turn.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "runtime/constrain/call_form.h"
+
+#define CALL     "<minimax:tool_call>"
+#define CALL_END "</minimax:tool_call>"
+
+/* ---- Pieces ---- */
+
+static mm_section *add(mm_turn_sections *a, mm_section s) {
+  a->section[a->count] = s;
+  return &a->section[a->count++];
+}
+
+static void add_form(mm_turn_sections *a, const mm_form *f) { add(a, (mm_section){.kind = MM_SECTION_FORM, .form = f}); }
+
+static bool add_token(mm_call *c, mm_turn_sections *a, mm_section_kind kind, const char *text) {
+  const int32_t id = mm_tokenizer_find(c->server->tokenizer, text);
+  if (id < 0) return mm_refuse(c, 400, NULL, "the tokenizer has no token %s, without which replies cannot be constrained", text);
+  add(a, (mm_section){.kind = kind, .id = id});
+  return true;
+}
+
+/* Ends with </think> or, where `calls`, with a call that begins before it. */
+static bool add_reasoning(mm_call *c, mm_turn_sections *a, bool calls) {
+  if (!add_token(c, a, MM_SECTION_UNTIL, "</think>")) return false;
+  mm_section *s = &a->section[a->count - 1];
+  s->call = mm_tokenizer_find(c->server->tokenizer, CALL);
+  s->instead = calls && s->call >= 0;
+  return true;
+}
+
+/* One of some texts. */
+static bool add_texts(mm_call *c, mm_turn_sections *a, const mm_str *text, size_t count, mm_err *err) {
+  mm_form *f = mm_arena_alloc(&c->arena, sizeof *f, err);
+  mm_literal *l = mm_arena_alloc(&c->arena, count * sizeof *l, err);
+  if (!f || !l) return false;
+  for (size_t i = 0; i < count; i++) l[i] = (mm_literal){.p = text[i].p, .n = text[i].n};
+  *f = (mm_form){.kind = MM_FORM_LITERALS, .exact = true, .literal = l, .count = (uint32_t)count};
+  mm_literals_sort(f);
+  add_form(a, f);
+  return true;
+}
+
+/* A single text, whose markers are tokens. */
+static bool add_script(mm_call *c, mm_turn_sections *a, mm_str text, mm_err *err) {
+  while (text.n) {
+    const char *next = NULL, *marker = NULL;
+    for (size_t i = 0; i < MM_REPLY_TAGS; i++) {
+      const char *p = memmem(text.p, text.n, mm_reply_tag[i], strlen(mm_reply_tag[i]));
+      const bool token = p && mm_tokenizer_find(c->server->tokenizer, mm_reply_tag[i]) >= 0;
+      if (token && (!next || p < next)) next = p, marker = mm_reply_tag[i];
+    }
+    const mm_str before = {text.p, next ? (size_t)(next - text.p) : text.n};
+    if (a->count + 2 > MM_SECTIONS) return mm_refuse(c, 400, "guided_choice", "guided_choice: too many markers");
+    if (before.n && !add_texts(c, a, &before, 1, err)) return false;
+    if (!next) break;
+    if (!add_token(c, a, MM_SECTION_TOKEN, marker)) return false;
+    text = (mm_str){next + strlen(marker), text.n - before.n - strlen(marker)};
+  }
+  return true;
+}
+
+/* ---- Calls ---- */
+
+typedef struct wishes {
+  const mm_conversation *v;
+  const mm_tool_rules *rules;
+  const mm_tools *tools;
+  bool in_reasoning;
+  bool call;   /* one must be made */
+  bool strict; /* one that is begun is held to its tool's schema, if the tool says so */
+} wishes;
+
+/* The form of the calls; NULL after a refusal or err. */
+static const mm_form *calls_form(mm_call *c, const wishes *w, bool begun, mm_err *err) {
+  const bool m2 = c->server->format->family == MM_CHAT_M2;
+  bool *bound = mm_arena_alloc(&c->arena, w->v->tool_count * sizeof *bound, err);
+  if (!bound) return NULL;
+  for (size_t i = 0; i < w->v->tool_count; i++) bound[i] = w->call || w->v->tool[i].strict;
+  if (!m2 && mm_tokenizer_find_added(c->server->tokenizer, "<tool_calls>") >= 0)
+    return mm_refuse(c, 400, "tools", "tools: <tool_calls> is a token of this tokenizer, with which calls cannot be constrained"), NULL;
+  const mm_call_rules rules = {.family = c->server->format->family,
+                               .tools = w->tools,
+                               .bound = bound,
+                               .only = w->rules->choice == MM_TOOLS_NAMED ? w->rules->name : (mm_str){0},
+                               .one_call = w->rules->one_call,
+                               .begun = begun};
+  return mm_call_form(&c->arena, &rules, err);
+}
+
+/* M2: a block of calls, of which the opening tag is there. */
+static bool add_block(mm_call *c, mm_turn_sections *a, const wishes *w, mm_err *err) {
+  const mm_form *calls = calls_form(c, w, true, err);
+  if (!calls) return false;
+  add_form(a, calls);
+  return add_token(c, a, MM_SECTION_TOKEN, CALL_END);
+}
+
+static bool require_call(mm_call *c, mm_turn_sections *a, const wishes *w, mm_err *err) {
+  static const mm_str newlines[] = {{"\n", 1}, {"\n\n", 2}, {"\n\n\n", 3}};
+  if (c->server->format->family == MM_CHAT_M2)
+    return add_texts(c, a, newlines, 3, err) && add_token(c, a, MM_SECTION_TOKEN, CALL) && add_block(c, a, w, err);
+  const mm_form *calls = calls_form(c, w, false, err);
+  if (calls) add_form(a, calls);
+  return calls;
+}
+
+/* Any text, and calls that are held to their tools' schemas. */
+static bool allow_calls(mm_call *c, mm_turn_sections *a, const wishes *w, mm_err *err) {
+  if (c->server->format->family == MM_CHAT_M2) {
+    if (!add_token(c, a, MM_SECTION_FREE, CALL) || !add_block(c, a, w, err)) return false;
+    a->section[a->count - 1].again = true;
+    return true;
+  }
+  const mm_form *calls = calls_form(c, w, true, err), *prose = calls ? mm_call_prose(&c->arena, calls, w->in_reasoning, err) : NULL;
+  if (prose) add_form(a, prose);
+  return prose;
+}
+
+/* M2: content of the form, or a block of calls in its place. */
+static bool form_or_call(mm_call *c, mm_turn_sections *a, const wishes *w, const mm_form *form, mm_err *err) {
+  if (!add_token(c, a, MM_SECTION_FORM, CALL)) return false;
+  a->section[a->count - 1].form = form;
+  a->section[a->count - 1].instead = true;
+  if (!w->strict) return true;
+  add(a, (mm_section){.kind = MM_SECTION_END});
+  return add_token(c, a, MM_SECTION_TOKEN, CALL) && add_block(c, a, w, err);
+}
+
+/* ---- All of them ---- */
+
+/* What may come of a constraint wins over a bias: of ids that are allowed, one that was forbidden comes after all others. */
+static void soften_bias(mm_call *c) {
+  mm_bias *bias = (mm_bias *)c->params.sampling.bias; /* the arena's */
+  for (uint32_t i = 0; i < c->params.sampling.bias_count; i++) bias[i].add = fmaxf(bias[i].add, -1e30f);
+}
+
+static bool open_lexicon(mm_server *s, mm_err *err) {
+  pthread_mutex_lock(&s->shared);
+  if (!s->lexicon) s->lexicon = mm_lexicon_open(s->tokenizer, s->vocab, s->end, s->end_count, err);
+  const bool lexicon = s->lexicon;
+  pthread_mutex_unlock(&s->shared);
+  return lexicon;
+}
+
+bool mm_turn_constrain(mm_call *c, const mm_conversation *v, const mm_tool_rules *r, const mm_turn_settings *set, const mm_tools *tools,
+                       bool in_reasoning, mm_turn_sections *out, mm_err *err) {
+  const mm_form *form = set->form;
+  const bool m2 = c->server->format->family == MM_CHAT_M2;
+  wishes w = {.v = v, .rules = r, .tools = tools, .in_reasoning = in_reasoning};
+  w.call = r->choice == MM_TOOLS_REQUIRED || r->choice == MM_TOOLS_NAMED;
+  for (size_t i = 0; i < v->tool_count; i++) w.strict |= v->tool[i].strict;
+  if (!form && !w.call && !set->choices && !w.strict) return true;
+  const bool or_call = form && !w.call && v->tool_count; /* the model answers in the form, or calls */
+  if (form && w.call) return mm_refuse(c, 400, "response_format", "response_format: not beside a tool_choice that requires a call");
+  if (or_call && !m2) /* its calls begin with text, not with a token */
+    return mm_refuse(c, 400, "response_format", "response_format: not beside tools, in the format of this model");
+  if (set->choices && w.strict && !w.call) return mm_refuse(c, 400, "guided_choice", "guided_choice: not beside tools that are strict");
+  if (!open_lexicon(c->server, err)) return false;
+  soften_bias(c);
+  if (!w.call && !form && !set->choices) return allow_calls(c, out, &w, err);
+  if (in_reasoning && !add_reasoning(c, out, m2 && (w.call || or_call))) return false;
+  if (w.call) return require_call(c, out, &w, err);
+  if (set->choices) return set->choices == 1 ? add_script(c, out, set->choice[0], err) : add_texts(c, out, set->choice, set->choices, err);
+  if (or_call) return form_or_call(c, out, &w, form, err);
+  add_form(out, form);
+  return true;
+}

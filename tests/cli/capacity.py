@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""The size of the KV cache. minimax-convert --gpu-memory and the engine say the same, to the page, on GPUs of simulated sizes, for random cuts,
+schemes and sizes; on a CPU a share of RAM holds the cache; one that holds no sequence is refused before a weight is read. ROUNDS=N (2)."""
+import json
+import os
+import random
+import subprocess
+import sys
+
+sys.path.insert(0, os.path.dirname(__file__))
+from serve_client import BIN, TMP, Server, convert  # noqa: E402
+
+SEED = os.environ.get("MM_SEED", "1")
+CUTS = ([], ["--tp", "2"], ["--tp", "4"], ["--tp", "8"], ["--pp", "2"], ["--tp", "2", "--pp", "2"], ["--tp", "2", "--ep", "2"], ["--tp", "4", "--ep", "2"])
+SCHEMES = ("none", "bf16", "block_fp8", "w4a16", "nvfp4", "mxfp4", "mxfp8", "int8", "none; *.experts.*=w4afp8")
+
+
+def run(*args, status=0):
+    done = subprocess.run([f"{BIN}/{args[0]}", *map(str, args[1:])], capture_output=True, text=True, timeout=120)
+    assert done.returncode == status, (args, done)
+    return done
+
+
+def agreement(rng, source, cut, scheme):
+    """Sizes around those at which the cache begins, holds one sequence, and holds all requests."""
+    packed = os.path.join(TMP, f"capacity-{os.path.basename(source)}-{rng.random()}")
+    align = rng.choice([[], ["--tp-align", "pad"]])
+    run("minimax-convert", source, "-o", packed, "--quant", scheme, *cut, *align, "-q")
+    plan = json.loads(run("minimax-convert", source, "--quant", scheme, *cut, *align, "--dry-run", "--json", "--gpu-memory", "80G").stdout)
+    whole = plan["verdict"]["kv_tokens"]
+    size = [rng.randrange(1 << 30, 3 << 30) for _ in range(6)] + [1 << 20, 1 << 30, 80 << 30]
+    size += [int((1.0e9 + 1.1e8 * i) / 0.9) + rng.randrange(1 << 20) for i in range(8)]
+    said = [json.loads(run("minimax-convert", source, "--quant", scheme, *cut, *align, "--dry-run", "--json", "--gpu-memory", n).stdout)["verdict"] for n in size]
+    bf16, fp8 = ([int(x) for x in run("../tests/model/simulated_gpu", packed, kv, *size).stdout.split()] for kv in ("bf16", "fp8"))
+    positions = json.load(open(f"{source}/config.json"))["max_position_embeddings"]
+    for n, v, got, small in zip(size, said, bf16, fp8):
+        assert v["fits"] == (v["kv_tokens"] >= positions), (n, v)
+        assert got == (v["kv_tokens"] if v["fits"] else 0), (source, cut, scheme, align, n, v, got)
+        assert small >= got, (n, got, small)
+    assert max(bf16) == whole == 16 * positions and 0 in bf16, bf16
+    return sorted(set(bf16))
+
+
+def share_of_ram(packed):
+    """More than a sequence and less than all, by the share; the same in the log, in /metrics and in --check."""
+    ram = int(run("minimax-serve", packed, "--check", "--gpu-memory-utilization", "1e-9", status=8).stderr.split("bytes free of ")[1].split(",")[0])
+    config = json.load(open(f"{packed}/config.json"))
+    page = 64 * 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"] * 4  # f32
+    wanted = 3 * config["max_position_embeddings"] // 64 + 5
+    share = repr((wanted + 0.5) * page / ram)
+    found = json.loads(run("minimax-serve", packed, "--check", "--json", "--gpu-memory-utilization", share).stdout)
+    assert (found["kv_cache_tokens"], found["kv_cache_bytes"]) == (64 * wanted, page * wanted), (found, wanted, page)
+    half = json.loads(run("minimax-serve", packed, "--check", "--json", "--kv-cache-dtype", "bf16", "--gpu-memory-utilization", share).stdout)
+    assert half["kv_cache_tokens"] in (128 * wanted, 128 * wanted + 64), half
+    with Server(packed, "--gpu-memory-utilization", share) as s:
+        log = open(s.log).read()
+        assert f"KV cache: {64 * wanted} tokens (" in log and f"a full sequence of {config['max_position_embeddings']} fits 3 times" in log, log
+        metrics = s.get("/metrics").decode()
+        assert f"\nminimax_kv_cache_tokens {64 * wanted}\n" in metrics and f"\nminimax_pages {wanted}\n" in metrics, metrics
+    given = json.loads(run("minimax-serve", packed, "--check", "--json", "--kv-cache-tokens", 1000, "--gpu-memory-utilization", "1e-9").stdout)
+    assert given["kv_cache_tokens"] == 1024, given
+    run("minimax-serve", packed, "--check", "--kv-cache-tokens", 64, "--max-model-len", 65, status=2)
+    for bad in ("0", "-0.5", "1.01"):
+        assert "more than 0 and at most 1" in run("minimax-run", packed, "-p", "x", "--gpu-memory-utilization", bad, status=2).stderr
+
+
+def refused_first(packed):
+    """Before digests are checked, which reads every weight: the data is damaged, and that is not what is said."""
+    part = next(f"{packed}/{n}" for n in os.listdir(packed) if n.startswith("model-rank"))
+    with open(part, "r+b") as f:
+        f.seek(-4096, os.SEEK_END)
+        damaged = bytes(x ^ 1 for x in f.read())
+        f.seek(-4096, os.SEEK_END)
+        f.write(damaged)
+    small = ("--gpu-memory-utilization", "1e-6", "--verify-on-load")
+    ids = os.path.join(TMP, "capacity-ids.json")
+    with open(ids, "w") as f:
+        json.dump(list(range(1, 20)), f)
+    for args, option in ((("minimax-serve", packed, "--check", *small), "--max-model-len"), (("minimax-run", packed, "-p", "In the", *small), "--max-tokens"),
+                         (("minimax-eval", packed, "--ids", ids, "--window", 8, *small[:2]), "--window")):
+        line = run(*args, status=8).stderr
+        assert "E_MEMORY" in line and option in line and "bytes of KV cache" in line and "bytes free of" in line and "--gpu-memory-utilization" in line, line
+    assert "E_DIGEST" in run("minimax-serve", packed, "--check", "--verify-on-load", status=6).stderr
+
+
+rng = random.Random(SEED)
+for source in ("tests/data/tiny-m1", "tests/data/tiny-m2"):
+    seen = set()
+    for cut in rng.sample(CUTS, int(os.environ.get("ROUNDS", "2"))):
+        seen |= set(agreement(rng, source, cut, rng.choice(SCHEMES)))
+    assert len(seen) > 2, seen  # some between none and all
+PACKED = convert("tests/data/tiny-m2")
+share_of_ram(PACKED)
+refused_first(PACKED)

@@ -1,0 +1,194 @@
+#!/usr/bin/env python3
+"""Sources as other tools leave them: totals of the index that are floats, null or wrong, prefixes of merges, names of MLX, block sizes that
+nobody declares, widths that are not read, static scales without calibration, scales without their weight. Each is read, read with a note, or
+refused by its own name."""
+import json
+import shutil
+
+import convert_files as cf
+from convert_files import Checkpoint, Scratch
+
+CONVERT = shutil.which("minimax-convert")
+LAYER = "model.layers.0."
+ATTN, MOE = LAYER + "self_attn.", LAYER + "block_sparse_moe."
+
+
+def copy(c, config=None, tensors=None):
+    return Checkpoint(dict(c.config, **(config or {})), dict(tensors if tensors is not None else c.tensors))
+
+
+def notes(c, *options):
+    """Notes of a conversion and of a dry run, which are equal; not those on the tokenizer and template that small sources lack."""
+    with Scratch() as root:
+        c.save(root + "/src")
+        said = [[line for line in cf.ok(CONVERT, root + "/src", *way, *options).stderr.decode().splitlines() if line.startswith("note: ") and "the source has no" not in line]
+                for way in (["--dry-run"], ["-o", root + "/out"], ["-q", "-o", root + "/quiet"])]
+        cf.ok("minimax-verify", "-q", root + "/out", "--source", root + "/src")
+    assert said[0] == said[1] and said[2] == [], said
+    return said[0]
+
+
+def refused(c, status, code, *says):
+    with Scratch() as root:
+        c.save(root + "/src")
+        done = cf.run(CONVERT, root + "/src", "-o", root + "/out")
+        cf.assert_error(done, "minimax-convert", status, code, *says)
+        assert b"and 0 more" not in done.stderr, done.stderr
+        return done.stderr.decode()
+
+
+def totals():
+    c = cf.small()
+    total = sum(len(data) for _, _, data in c.tensors.values())
+    assert total > 1000
+
+    def index(value):
+        c.index = '{"metadata": %s, "weight_map": %s}' % (value, json.dumps({k: c.file[k] for k in c.tensors}))
+        return c
+    for right in (f'{{"total_size": {total}}}', f'{{"total_size": {total}.0}}', f'{{"total_size": {total / 1e3}e3}}',
+                  f'{{"total_size": {total}.00e+0}}', '{"total_size": null}', "{}", "null"):
+        assert notes(index(right)) == [], right
+    for wrong in (2 * total, total - 1, total + 1, 0, 10**17):
+        for text in (f"{wrong}", f"{wrong}.0"):
+            assert notes(index(f'{{"total_size": {text}}}')) == [f"note: the index says total_size {wrong}, its tensors have {total} bytes"], text
+    for bad in ("1.5", "-1.0", "1e30", "-1", '"5"', "1e999", "18446744073709551616", "0." + "0" * 70 + "1"):
+        refused(index(f'{{"total_size": {bad}}}'), 3, "E_NUMBER", "model.safetensors.index.json")
+
+
+def prefixes():
+    c = cf.small()
+    for prefix in ("base_model.model.", "module.", "_orig_mod.", "language_model.", "a.b.c."):
+        refused(copy(c, None, {prefix + k: v for k, v in c.tensors.items()}), 3, "E_MISSING",
+                f'it is there as "{prefix}model.embed_tokens.weight": take the prefix "{prefix}" off all names')
+    inside = {k.replace("model.layers.0.", "model.layers.0._orig_mod."): v for k, v in c.tensors.items()}
+    refused(copy(c, None, inside), 3, "E_MISSING", "torch.compile's \"_orig_mod.\"")
+    one = dict(c.tensors)
+    del one["model.norm.weight"]
+    for more in ({}, {"mtp.model.norm.weight": ("BF16", [1], bytes(2))}):  # one such name is no prefix
+        line = refused(copy(c, None, one | more), 3, "E_MISSING", "model.norm.weight", "found no such tensor")
+        assert "more" not in line and "prefix" not in line, line
+    del one["lm_head.weight"]
+    refused(copy(c, None, one), 3, "E_MISSING", "(and 1 more is missing)")
+    del one["model.embed_tokens.weight"]
+    refused(copy(c, None, one), 3, "E_MISSING", "(and 2 more are missing)")
+
+
+def mlx():
+    c = cf.small(fp8=False)
+    own = {"group_size": 64, "bits": 4}
+    for config in ({"quantization": own}, {"quantization_config": own}, {"quantization": own, "quantization_config": own},
+                   {"quantization": dict(own, mode="affine", **{"lm_head": {"group_size": 32, "bits": 8}})}):
+        refused(copy(c, config), 4, "E_Q_METHOD", "MLX")
+    t = {k: v for k, v in c.tensors.items() if ".experts." not in k}
+    for ours, w in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")):
+        parts = [c.tensors[f"{MOE}experts.{e}.{ours}.weight"] for e in range(3)]
+        t[f"{MOE}switch_mlp.{w}.weight"] = (parts[0][0], [3, *parts[0][1]], b"".join(p[2] for p in parts))
+    refused(copy(c, None, t), 3, "E_MISSING", "switch_mlp", "are MLX's")
+
+
+def past_last():
+    """Layers for multi-token prediction by number and by name."""
+    c = cf.small()
+    more = {"mtp.fc.weight": ("BF16", [2, 2], bytes(8)), "mtp.layers.0.mlp.experts.0.w1.weight": ("F8_E4M3", [2, 2], bytes(4)),
+            "model.mtp.layers.0.norm.weight": ("F32", [1], bytes(4)), "model.layers.1.embed_tokens.weight": ("BF16", [1], bytes(2))}
+    line = "note: layers past the last, for multi-token prediction, are left out (tensors: %d)"
+    assert notes(copy(c, None, c.tensors | more)) == [line % 4]
+    for name, value in more.items():
+        assert notes(copy(c, None, c.tensors | {name: value})) == [line % 1], name
+    for name in ("mtp_fc.weight", "mtp", "model.mtpx.norm.weight", "xmtp.fc.weight", "model.layers.0.mtp.fc.weight"):
+        refused(copy(c, None, c.tensors | {name: ("F32", [1], bytes(4))}), 3, "E_UNKNOWN", name, "that this architecture does not have")
+
+
+def blocks():
+    """A size that is not declared is taken where the scales have no other explanation, and not where they have."""
+    note = "note: no weight_block_size is declared; blocks of 128 x 128 are taken, the only ones that fit all scales"
+    bare = {"quantization_config": {"quant_method": "fp8"}}
+    c = cf.small(hidden=300, heads=4, dim=64, inter=260)
+    with Scratch() as root:
+        c.save(root + "/src")
+        copy(c, bare).save(root + "/bare")
+        for name in ("src", "bare"):
+            cf.ok(CONVERT, "-q", f"{root}/{name}", "-o", f"{root}/{name}-out")
+        (a, _), (b, _) = cf.packed(root + "/src-out"), cf.packed(root + "/bare-out")
+        assert a == b
+    assert notes(copy(c, bare)) == [note] and notes(c) == []
+    for other in (cf.small(hidden=300, heads=4, dim=64, inter=260, block=64), cf.small(hidden=300, heads=4, dim=64, inter=260, block=256),
+                  cf.small(), cf.small(hidden=100, heads=2, dim=32, inter=100)):
+        refused(copy(other, bare), 3, "E_Q_CONFIG", "weight_block_size")
+    one = dict(c.tensors)  # all but one of the matrices fit
+    name = MOE + "experts.1.w2.weight_scale_inv"
+    one[name] = ("F32", [5, 5], cf.values(name, "F32", 25))
+    refused(copy(c, bare, one), 3, "E_Q_CONFIG", "weight_block_size")
+    refused(copy(c, {"quantization_config": {"quant_method": "fp8", "weight_block_size": None}}), 3, "E_Q_SHAPE", "[1, 1]")
+    for other in (None, {"quant_method": "awq", "version": "gemm"}):
+        refused(copy(c, {"quantization_config": other}), 3, "E_Q_CONFIG")
+
+
+def widths():
+    c = cf.small(fp8=False)
+
+    def ct(bits, kind="int"):
+        return {"quant_method": "compressed-tensors", "format": "pack-quantized",
+                "config_groups": {"group_0": {"weights": {"type": kind, "num_bits": bits, "group_size": 64, "symmetric": True}}}}
+    for bits in (1, 2, 3, 5, 6, 16):
+        for key, config in (("num_bits", ct(bits)), ("num_bits", ct(bits, "float")),
+                            ("bits", {"quant_method": "gptq", "bits": bits, "group_size": 64}),
+                            ("bits", {"quant_method": "awq", "bits": bits, "group_size": 64}), ("w_bit", {"quant_method": "awq", "w_bit": bits}),
+                            ("bits", {"quant_method": "auto-round", "bits": bits, "packing_format": "auto_round:auto_gptq"}),
+                            ("bits", {"quant_method": "auto-round", "bits": bits, "packing_format": "auto_round"})):
+            refused(copy(c, {"quantization_config": config}), 4, "E_Q_METHOD", f'key "{key}": found {bits}, expected 4 or 8')
+    modules = {"quant_method": "auto-round", "bits": 4, "group_size": 64, "packing_format": "auto_round:auto_gptq"}
+    refused(copy(c, {"quantization_config": modules | {"extra_config": {"lm_head": {"bits": 16}, "a.b": {"bits": 3}}}}), 4, "E_Q_METHOD", "found 3")
+    dynamic = {"quant_method": "gptq", "bits": 8, "group_size": 64, "dynamic": {"-:a": {}, "+:b": {"bits": 2}}}
+    refused(copy(c, {"quantization_config": dynamic}), 4, "E_Q_METHOD", "found 2")
+    refused(copy(c, {"quantization_config": {"quant_method": "gptq", "bits": "4"}}), 3, "E_Q_CONFIG", "bits")
+    for config in (ct(4), ct(8), modules, modules | {"extra_config": {"lm_head": {"bits": 16}}}):  # nothing is quantised, and so nothing is wrong
+        assert notes(copy(c, {"quantization_config": config})) == []
+    for config, *says in (({"quant_method": "awq", "w_bit": 4, "bits": 8}, "w_bit", "found 4", "expected 8"),
+                          ({"quant_method": "awq", "group_size": 64, "q_group_size": 128}, "q_group_size", "found 128", "expected 64"),
+                          ({"quant_method": "gptq_v2", "checkpoint_format": "gptq", "group_size": 64}, "checkpoint_format", "gptq_v2")):
+        refused(copy(c, {"quantization_config": config}), 3, "E_Q_CONFIG", *says)
+    first = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    for other in ({"compression_config": first | {"weight_block_size": [64, 128]}},
+                  {"text_config": {"quantization_config": {"quant_method": "awq"}}}):
+        refused(copy(c, {"quantization_config": first} | other), 3, "E_Q_CONFIG", "differs")
+    assert notes(copy(c, {"quantization_config": first, "compression_config": dict(first)})) == []
+    quark = dict(c.tensors)
+    quark[ATTN + "q_proj.weight"] = ("I32", [8, 2], bytes(64))
+    refused(copy(c, {"quantization_config": {"quant_method": "quark"}}, quark), 4, "E_Q_METHOD", "Quark's packed words of I32", "q_proj.weight")
+    refused(copy(c, None, quark), 3, "E_DTYPE", "found I32")
+
+
+def static_scales():
+    def source(values):
+        c = cf.small()
+        t = {}
+        for i, (k, v) in enumerate(c.tensors.items()):
+            if k.endswith("_scale_inv"):
+                stem = k[:-len("weight_scale_inv")]
+                t[stem + "weight_scale"] = ("F32", [], cf.values(k, "F32", 1))
+                t[stem + "input_scale"] = ("F32", [], bytes.fromhex(values[i % len(values)]))
+            else:
+                t[k] = v
+        return copy(c, {"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}}, t)
+    one, other = "0000803f", "0100803f"
+    ones = "note: all static scales of activations are 1 (matrices: 4), as without calibration; --act-scales gives others"
+    assert notes(source([one])) == [ones]
+    assert notes(source([one, other])) == [] and notes(source([other])) == []
+    assert notes(source([one]), "--quant", "bf16") == []
+
+
+def orphans():
+    c = cf.small()
+    scale = ("F32", [1, 1], cf.values("x", "F32", 1))
+    there = f'found a tensor of a quantised weight, but "{ATTN}q_norm.weight" is BF16 and is read without it'
+    refused(copy(c, None, c.tensors | {ATTN + "q_norm.weight_scale": scale}), 3, "E_Q_ORPHAN", there)
+    refused(copy(c, None, c.tensors | {MOE + "experts.3.w1.weight_scale_inv": scale}), 3, "E_Q_ORPHAN",
+            "found a tensor of a quantised weight that is not there\n")
+    both = {MOE + "experts.3.w1.weight_scale_inv": scale, MOE + "experts.3.w1.weight": ("F8_E4M3", [1, 1], b"\x40")}
+    line = refused(copy(c, None, c.tensors | both), 3, "E_UNKNOWN", "that this architecture does not have (and 1 more tensors that are not read)")
+    assert "quantised weight" not in line, line
+
+
+if __name__ == "__main__":
+    cf.main([totals, prefixes, mlx, past_last, blocks, widths, static_scales, orphans])

@@ -1,0 +1,289 @@
+#!/usr/bin/env python3
+"""Connections of minimax-serve: HTTP/1.0, clients that send no more or have left, the limits of bodies and descriptors, pages of other origins,
+what the log says of a request, and a server that drains."""
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+
+sys.path.insert(0, os.path.dirname(__file__))
+from serve_client import Server, convert  # noqa: E402
+
+COMPLETIONS, MESSAGES = "/v1/completions", "/v1/messages"
+GOOD = {"prompt": "In the beginning", "temperature": 0, "max_tokens": 4, "ignore_eos": True}
+PACKED = convert("tests/data/tiny-m2")
+
+
+def raw(s, data=b""):
+    c = socket.create_connection(("127.0.0.1", s.port), timeout=30)
+    c.sendall(data)
+    return c
+
+
+def rest(c):
+    got = b""
+    while part := c.recv(1 << 16):
+        got += part
+    return got
+
+
+def request_of(body, version=b"1.1", more=b"", path=COMPLETIONS):
+    text = json.dumps(body).encode()
+    return b"POST %s HTTP/%s\r\nHost: localhost\r\nContent-Length: %d\r\n%s\r\n%s" % (path.encode(), version, len(text), more, text)
+
+
+def until(fn):
+    end = time.monotonic() + 30
+    while not fn():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def metric(s, name):
+    return float(re.search(rf"^minimax_{name} (\S+)$", s.get("/metrics").decode(), re.M)[1])
+
+
+def old_clients(s):
+    """HTTP/1.0: a stream ends with the connection, and has neither a length nor chunks; a whole reply keeps the connection if that is asked."""
+    stream = request_of({**GOOD, "stream": True}, b"1.0", b"Connection: keep-alive\r\n")
+    head, body = rest(raw(s, stream)).split(b"\r\n\r\n", 1)
+    assert head.startswith(b"HTTP/1.1 200 ") and b"\r\nConnection: close" in head, head
+    assert b"Content-Length" not in head and b"Transfer-Encoding" not in head, head
+    assert body.startswith(b"data: {") and body.endswith(b"data: [DONE]\n\n"), body
+    whole = request_of(GOOD, b"1.0", b"Connection: keep-alive\r\n")
+    got = rest(raw(s, whole + whole + request_of(GOOD, b"1.0")))
+    assert [x.split()[0] for x in got.split(b"HTTP/1.1 ")[1:]] == [b"200"] * 3 and got.count(b"Connection: keep-alive") == 2 and got.count(b"Connection: close") == 1, got
+    modern = raw(s, request_of({**GOOD, "stream": True}) + request_of(GOOD, more=b"Connection: close\r\n"))
+    got = rest(modern)
+    assert got.count(b"HTTP/1.1 200") == 2 and b"\r\n0\r\n\r\nHTTP/1.1 200" in got, got
+
+
+def half_closed(s):
+    """A client that sends no more has its replies; one that has left has not, and its request is cancelled."""
+    want = s.post(COMPLETIONS, GOOD)["choices"][0]["text"]
+    for i in range(24):
+        body = {**GOOD, "stream": i % 3 == 1}
+        data = request_of(body, b"1.0" if i % 4 == 3 else b"1.1") + (request_of(body, more=b"a: b\r\n") if i % 3 == 2 and i % 4 != 3 else b"")
+        c = raw(s, data)
+        time.sleep(0.01 * (i % 3))
+        c.shutdown(socket.SHUT_WR)
+        got = rest(c)
+        assert got.count(b"HTTP/1.1 200 OK\r\n") == data.count(b"POST ") and got.startswith(b"HTTP/1.1 200 OK\r\n"), got
+        if not body["stream"]:
+            assert json.loads(got.split(b"\r\n\r\n")[1].split(b"HTTP/")[0])["choices"][0]["text"] == want, got
+    c = raw(s, request_of(GOOD)[:-1])  # a part of a request
+    c.shutdown(socket.SHUT_WR)
+    assert rest(c) == b""
+    long = {**GOOD, "max_tokens": 8000}
+    for leave in ("close", "reset", "close behind more"):
+        c = raw(s, request_of(long) + (b"x" * 300000 if leave == "close behind more" else b""))
+        until(lambda: metric(s, "requests_running") == 1)
+        if leave == "reset":
+            c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        cancelled = open(s.log).read().count(" 499 ")
+        begun = time.monotonic()
+        c.close()
+        until(lambda: open(s.log).read().count(" 499 ") == cancelled + 1)
+        assert metric(s, "requests_running") == 0
+        assert time.monotonic() - begun < 5, leave
+
+
+def too_long(s):
+    """A body beyond the limit is refused at once, whether its client waits to be told to go on, or not, and in the API's own form."""
+    for path in (COMPLETIONS, MESSAGES, "/nowhere"):
+        for more in (b"", b"Expect: 100-continue\r\n"):
+            begun = time.monotonic()
+            c = raw(s, b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1048577\r\n%s\r\n" % (path.encode(), more))
+            got = c.recv(1 << 16)
+            head, body = got.split(b"\r\n\r\n", 1)
+            assert head.startswith(b"HTTP/1.1 413 ") and b"Connection: close" in head and time.monotonic() - begun < 10, got
+            assert ("request_id" in json.loads(body)) == (path == MESSAGES) and json.loads(body)["error"]["message"], got
+            c.close()
+    c = raw(s, request_of(GOOD, more=b"Expect: 100-continue\r\nConnection: close\r\n").split(b"\r\n\r\n")[0] + b"\r\n\r\n")
+    assert c.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    c.sendall(json.dumps(GOOD).encode())
+    assert rest(c).startswith(b"HTTP/1.1 200 ")
+    # All of a body that is refused can be sent: its client reads why.
+    assert s.request("POST", COMPLETIONS, b" " * 2_000_000)[0] == 413
+    got = rest(raw(s, b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + b"100000;x\r\n" + b" " * (1 << 20) + b"\r\n1\r\n"))
+    assert got.startswith(b"HTTP/1.1 413 "), got
+
+
+def beside_a_long_one():
+    """A long text is tokenised and sent back while others are answered."""
+    with Server(PACKED, "--max-body", "16M") as s:
+        body, worst, seconds = json.dumps({"prompt": "In the beginning God created. " * 300000}), 0.0, []
+
+        def long():
+            begun = time.monotonic()
+            assert s.post("/tokenize", body)["count"] > 1000000
+            seconds.append(time.monotonic() - begun)
+
+        t = threading.Thread(target=long)
+        t.start()
+        while t.is_alive():
+            begun = time.monotonic()
+            s.get("/health")
+            worst = max(worst, time.monotonic() - begun)
+            time.sleep(0.002)
+        t.join()
+        assert worst < seconds[0] / 2, (worst, seconds)
+
+
+def few_descriptors():
+    """Connections are bounded by the descriptors that there are, which the log says once; more wait, and the log stays short."""
+    with Server(PACKED, prefix=("prlimit", "--nofile=40:40")) as s:
+        assert re.search(r"--max-connections: 4096, and the limit of 40 descriptors has room for 20$", open(s.log).read(), re.M)
+        many = [raw(s) for _ in range(60)]
+        time.sleep(0.5)
+        assert len(os.listdir(f"/proc/{s.process.pid}/fd")) <= 40
+        for c in many:
+            c.close()
+        assert s.post(COMPLETIONS, GOOD)["usage"]["completion_tokens"] == 4
+        assert len(open(s.log).read().splitlines()) < 10, open(s.log).read()[:2000]
+
+
+def no_descriptors():
+    """Where descriptors run out all the same, that is said now and then, and connections wait."""
+    with Server(PACKED) as s:
+        used = len(os.listdir(f"/proc/{s.process.pid}/fd"))
+        os.system(f"prlimit --pid {s.process.pid} --nofile={used + 5}:{used + 5}")
+        many = [raw(s) for _ in range(12)]
+        s.wait_for("accept: .*")
+        before = ticks(s)
+        time.sleep(1)
+        assert ticks(s) - before < 30, "the loop is busy"
+        for c in many:
+            c.close()
+        until(lambda: metric(s, "connections") == 1)
+        assert open(s.log).read().count("accept") == 1
+
+
+def ticks(s):
+    """Hundredths of a second that the process has computed."""
+    return sum(map(int, open(f"/proc/{s.process.pid}/stat").read().rsplit(")", 1)[1].split()[11:13]))
+
+
+def idle():
+    """A server with room for a million connections computes nothing while nobody asks."""
+    with Server(PACKED, "--max-connections", "1048576") as s:
+        time.sleep(0.3)
+        before = ticks(s)
+        time.sleep(2)
+        assert ticks(s) - before <= 4, ticks(s) - before
+
+
+def origins():
+    """Pages of allowed origins may read replies, those of others not; a browser asks first, without a key."""
+    page = "https://app.example:8443"
+    ask = {"Origin": page, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+    for options, key in ((("--allow-origin", page), {}), (("--allow-origin", "http://other", "--allow-origin", page, "--api-key", "k"), {"Authorization": "Bearer k"})):
+        with Server(PACKED, *options) as s:
+            for path in (COMPLETIONS, "/v1/models", "/health"):
+                status, headers, data = s.request("OPTIONS", path, headers=ask)
+                assert (status, data) == (204, b"") and headers["access-control-allow-origin"] == page and headers["access-control-allow-headers"] == ask["Access-Control-Request-Headers"]
+                assert "POST" in headers["access-control-allow-methods"] and "Origin" in headers["vary"] and "content-length" not in headers, headers.items()
+            for body, given, want in ((GOOD, key, 200), ({}, key, 400), (GOOD, {"Authorization": "Bearer x"}, 401 if key else 200), ("x" * (33 << 20), key, 413)):
+                status, headers, _ = s.request("POST", COMPLETIONS, body, {"Origin": page, **given})
+                assert status == want and headers["access-control-allow-origin"] == page and "X-Request-Id" in headers["access-control-expose-headers"], (status, want)
+            status, headers, _ = s.request("OPTIONS", COMPLETIONS, headers={**ask, "Origin": "https://evil.example"})
+            assert status == (204 if key else 403) and not [x for x in headers if x.lower().startswith("access-control")] and headers["vary"] == "Origin"
+            assert s.request("OPTIONS", "/nowhere", headers={**ask, **key})[0] == 404
+            assert s.request("OPTIONS", "*")[0] == 204
+            with http_events(s, {"Origin": page, **key}) as r:
+                assert r.headers["access-control-allow-origin"] == page
+    with Server(PACKED, "--allow-origin", "*") as s:
+        assert s.request("POST", COMPLETIONS, GOOD, {"Origin": "null"})[1]["access-control-allow-origin"] == "*"
+    with Server(PACKED) as s:
+        status, headers, _ = s.request("OPTIONS", COMPLETIONS, headers={**ask, "Origin": f"http://127.0.0.1:{s.port}"})
+        assert status == 204 and headers["allow"] == "POST, OPTIONS" and "access-control-allow-origin" not in headers and "vary" not in headers
+        assert s.request("POST", COMPLETIONS, GOOD, {"Origin": page})[0] == 403
+
+
+def http_events(s, headers):
+    c = s.connect()
+    c.request("POST", COMPLETIONS, json.dumps({**GOOD, "stream": True}), headers)
+    return c.getresponse()
+
+
+def said():
+    """Each line of the log has the method, the path, the client and the status, whatever was refused."""
+    want = []
+    with Server(PACKED, "--api-key", "k", "--log-format", "json") as s:
+        for data, method, path, status in [
+            (request_of(GOOD), "POST", COMPLETIONS, 401), (request_of(GOOD, more=b"x-api-key: k\r\n"), "POST", COMPLETIONS, 200),
+            (request_of({}, path=MESSAGES, more=b"x-api-key: k\r\n"), "POST", MESSAGES, 400), (request_of(GOOD, more=b"Authorization: Bearer k\0evil\r\n"), "POST", COMPLETIONS, 400),
+            (request_of(GOOD, more=b"Authorization: k\r\n"), "POST", COMPLETIONS, 401),
+            (b'BREW /a"b\\c?secret=1 HTTP/1.1\r\nHost: localhost\r\nx-api-key: k\r\n\r\n', "BREW", '/a"b\\c', 404),
+            (b"DELETE /v1/models HTTP/1.1\r\nHost: localhost\r\nx-api-key: k\r\n\r\n", "DELETE", "/v1/models", 405),
+            (b"GET //metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", "GET", "//metrics", 400), (b"\0", "-", "-", 400), (b"GET /" + b"x" * 70000, "-", "-", 431),
+            (b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"a: b\r\n" * 12000, "GET", "/health", 431), (b"GET /health HTTP/3.0\r\n", "GET", "/health", 505),
+        ]:
+            c = raw(s, data)
+            peer = "%s:%d" % c.getsockname()
+            assert b" %d " % status in c.recv(1 << 16)[:15], data[:80]
+            c.close()
+            want.append((method, path, peer, status))
+        until(lambda: open(s.log).read().count('"request"') == len(want))
+        lines = [json.loads(x) for x in open(s.log)]
+    assert [(x["method"], x["path"], x["peer"], x["status"]) for x in lines if "request" in x] == want, lines
+    assert all(x["error"] for x in lines if "request" in x and x["status"] != 200)
+
+
+def drains():
+    """A server that is about to end still answers, with 503, until the last request has ended."""
+    with Server(PACKED) as s:
+        c = raw(s, request_of({**GOOD, "max_tokens": 2500, "stream": True}))
+        kept = s.connect()
+        kept.request("GET", "/ready")
+        assert kept.getresponse().read()
+        c.recv(10)
+        s.process.send_signal(signal.SIGTERM)
+        s.wait_for("draining")
+        for connection in (kept, s.connect()):
+            connection.request("GET", "/ready")
+            r = connection.getresponse()
+            assert (r.status, json.loads(r.read())["status"], r.headers["connection"]) == (503, "draining", "close")
+        error = s.post(COMPLETIONS, GOOD, 503)["error"]
+        assert "about to end" in error["message"] and s.request("POST", COMPLETIONS, GOOD)[1]["retry-after"]
+        assert json.loads(s.get("/health"))["status"] == "draining"
+        assert rest(c).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n") and s.process.wait(60) == 0
+    with Server(PACKED) as s:  # and whoever asks on and on does not keep it
+        c = raw(s, request_of({**GOOD, "max_tokens": 500}))
+        stop = threading.Event()
+
+        def ask():
+            while not stop.is_set():
+                try:
+                    s.request("POST", COMPLETIONS, GOOD)
+                except (OSError, http.client.HTTPException):
+                    pass
+
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        time.sleep(0.05)
+        s.process.send_signal(signal.SIGTERM)
+        for t in threads:
+            t.start()
+        assert rest(c).startswith(b"HTTP/1.1 200 ") and s.process.wait(30) == 0
+        stop.set()
+        for t in threads:
+            t.join()
+
+
+with Server(PACKED, "--max-body", "1M") as server:
+    old_clients(server)
+    half_closed(server)
+    too_long(server)
+beside_a_long_one()
+few_descriptors()
+no_descriptors()
+idle()
+origins()
+said()
+drains()
+print("HTTP/1.0, half-closed and leaving clients, limits, origins, the log, a server that drains")

@@ -1,0 +1,48 @@
+/* Pages that an engine gives its KV cache on GPUs of simulated sizes: simulated_gpu DIR KV BYTES ... prints, for minimax-serve's default
+ * options and each size, the tokens of the cache, or 0 where it is refused (E_MEMORY) before anything is opened. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/engine/engine.h"
+
+static uint64_t bytes;
+static uint64_t given; /* pages */
+static mm_ops ops;
+
+static bool fake_memory(const mm_backend_config *c, mm_memory_facts *out, mm_err *err) {
+  (void)err;
+  *out = (mm_memory_facts){.total = bytes, .free = bytes, .device = {{(uint8_t)c->place.rank}}};
+  return true;
+}
+
+/* What a rank is told is what was sized; nothing is opened. */
+static mm_backend *fake_open(const mm_backend_config *c, mm_err *err) {
+  __atomic_store_n(&given, c->limits.pages, __ATOMIC_RELAXED);
+  mm_fail(err, MM_IO, "E_TEST", mm_at(NULL, NULL), "sized");
+  return NULL;
+}
+
+int main(int argc, char **argv) {
+  mm_err err = {0};
+  mm_shards shards = {0};
+  if (argc < 4 || !mm_shards_open(&shards, argv[1], &err)) return fprintf(stderr, "simulated_gpu: %s\n", err.text), 2;
+  ops = mm_ops_cpu, ops.open = fake_open, ops.memory = fake_memory, ops.own_memory = true;
+  for (int i = 3; i < argc; i++) {
+    const mm_engine_config c = {.ops = &ops,
+                                .limits = {.max_tokens = MM_DEFAULT_STEP_TOKENS,
+                                           .slots = MM_DEFAULT_SLOTS,
+                                           .max_positions = (uint32_t)shards.pack.model.max_positions},
+                                .threads = 1,
+                                .act_quant = true,
+                                .kv_fp8 = strcmp(argv[2], "fp8") == 0,
+                                .memory = {.fits = true, .outs = MM_DEFAULT_SLOTS}};
+    bytes = strtoull(argv[i], NULL, 10), given = 0, err = (mm_err){0};
+    if (mm_engine_open(&shards, &c, &err)) return 1;
+    if (strcmp(err.code, given ? "E_TEST" : "E_MEMORY") != 0 || (!given && err.status != MM_LIMIT))
+      return fprintf(stderr, "%s\n", err.text), 1;
+    printf("%llu\n", (unsigned long long)given * MM_PAGE);
+  }
+  mm_shards_close(&shards);
+  return 0;
+}

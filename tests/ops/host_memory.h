@@ -1,0 +1,70 @@
+/* What the CUDA backend allocates on a device that is not there, against what the size of the KV cache leaves room for
+ * (loader/stream/capacity.h). Part of host.c. */
+#ifndef MM_TESTS_HOST_MEMORY_H
+#define MM_TESTS_HOST_MEMORY_H
+
+#include "loader/stream/capacity.h"
+
+/* Rows that ask for all that may be asked of them. */
+static bool choose_step(mm_engine *e, mm_err *err) {
+  static int32_t id[SLOTS], chosen[SLOTS];
+  static mm_span span[SLOTS];
+  static uint32_t out[SLOTS];
+  static mm_sampling set[SLOTS];
+  static mm_logprob told[SLOTS][1 + MM_LOGPROBS];
+  static const mm_bias bias[] = {{1, 2}, {3, -1}};
+  static uint32_t allowed[1 << 16];
+  memset(allowed, 0xff, sizeof allowed);
+  for (uint32_t i = 0; i < SLOTS; i++) {
+    id[i] = (int32_t)i, out[i] = i, span[i] = (mm_span){(int32_t)i, i, 1, 0};
+    set[i] = (mm_sampling){.temperature = 1, .top_p = 1, .repetition = 1.1, .bias_count = 2, .bias = bias, .allowed = allowed};
+    set[i].top_logprobs = MM_LOGPROBS, set[i].logprobs = told[i];
+  }
+  return mm_engine_queue(e, &(mm_batch){SLOTS, id, SLOTS, span, SLOTS, out, set, NULL}, err) && mm_engine_collect(e, chosen, err);
+}
+
+/* What is allocated, whatever steps ask for, is what the size of the cache leaves room for (loader/stream/capacity.h). */
+static void check_memory(const mm_shards *shards, bool kv_fp8, bool collects, const char *what) {
+  mm_err err = {0};
+  uint64_t counted = 0, kind[4] = {0};
+  mm_calibration *c = collects ? mm_calibration_open(shards, &err) : NULL;
+  static const uint32_t device[] = {0, 1, 0, 1};
+  const mm_engine_config config = {.ops = &mm_ops_cuda,
+                                   .limits = {ROWS, SLOTS, POSITIONS, 0},
+                                   .threads = 1,
+                                   .act_quant = !collects,
+                                   .kv_fp8 = kv_fp8,
+                                   .device = device,
+                                   .calibration = c,
+                                   .memory = {.fits = true}};
+  const mm_demand d = {.gpu = true,
+                       .step_tokens = ROWS,
+                       .slots = SLOTS,
+                       .positions = POSITIONS,
+                       .act_quant = !collects,
+                       .calibration = collects,
+                       .cache = kv_fp8 ? MM_CACHE_FP8 : MM_CACHE_BF16};
+  for (uint32_t r = 0; r < mm_pack_ranks(&shards->pack); r++) {
+    mm_rank_weights w;
+    mm_rank_memory need;
+    if (!mm_bind(&w, shards, r, &err) || !mm_rank_memory_of(&need, &shards->pack.model, &w, &d, &err)) abort();
+    kind[0] += need.weights, kind[1] += need.buffers, kind[2] += need.states, kind[3] += need.page * mm_most_pages(&d) + (2 << 20);
+    mm_bind_close(&w);
+  }
+  for (int i = 0; i < 4; i++) counted += kind[i];
+  fake.ranks = shards->pack.tp, fake.graphs = 0, fake.wrong[0] = 0;
+  mm_engine *e = mm_engine_open(shards, &config, &err);
+  bool ok = e && mm_engine_cache_of(e).tokens == mm_most_pages(&d) * MM_PAGE;
+  const uint64_t opened = fake_used();
+  ok = ok && step(e, 4, false, &err) && step(e, ROWS, true, &err) && (collects || shards->pack.pp > 1 || choose_step(e, &err));
+  const uint64_t used = fake_used();
+  char why[700];
+  snprintf(why, sizeof why, "%llu bytes at open, %llu after steps; counted: %llu weights, %llu buffers, %llu states, %llu cache; %.300s",
+           (unsigned long long)opened, (unsigned long long)used, (unsigned long long)kind[0], (unsigned long long)kind[1],
+           (unsigned long long)kind[2], (unsigned long long)kind[3], err.text);
+  report(what, ok && used <= counted && used > kind[3] && counted - used < mm_pack_ranks(&shards->pack) * (UINT64_C(200) << 20), why);
+  close_engine(e, "its calls and its memory");
+  mm_calibration_close(c);
+}
+
+#endif
