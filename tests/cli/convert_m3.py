@@ -135,6 +135,17 @@ def test_left_out():
         assert told[:2] == [{"prefix": "model.dspark.", "tensors": 1, "bytes": 2}, {"prefix": "model.mtp.", "tensors": 1, "bytes": 4}], told
 
 
+def test_preset():
+    """A preset divides M3 as M3.1-Flash is: experts in four bits, attention, dense layers and shared experts in MXFP8, all else as stored."""
+    with Scratch() as tmp:
+        convert(TINY, tmp + "/out", "-q", "--tp", "2", "--quant", "mxfp8_attention_nvfp4_experts")
+        for t in manifest(tmp + "/out")["tensors"]:
+            what = t["name"].removesuffix(".weight").removesuffix("_weight").rsplit(".", 1)[-1]
+            wanted = ("nvfp4a16" if what in ("w13", "w2") else "mxfp8" if what in ("qkv_proj", "o_proj", "gate_up_proj", "down_proj") else
+                      "f32" if what in ("gate", "e_score_correction_bias") else "bf16")
+            assert t["scheme"] == wanted, (t["name"], t["scheme"])
+
+
 def test_refused():
     source = Checkpoint.load(TINY)
     with Scratch() as tmp:
@@ -201,4 +212,4 @@ def test_mxfp8():
 
 
 if __name__ == "__main__":
-    main([test_forms, test_left_out, test_refused, test_mxfp8])
+    main([test_forms, test_left_out, test_preset, test_refused, test_mxfp8])
