@@ -66,8 +66,8 @@ void mm_recipe_help(FILE *f) {
       fprintf(f, "%s%s", j ? ", " : " (also: ", s->synonym[j]);
     fputs(s->synonym[0] ? ")\n" : "\n", f);
   }
-  fprintf(f, "\n%-28s %s\n", "preset", "what it is");
-  for (size_t i = 0; (p = mm_preset_at(i)); i++) fprintf(f, "%-28s %s (%s)\n", p->name, p->purpose, p->line);
+  fprintf(f, "\n%-30s %s\n", "preset", "what it is");
+  for (size_t i = 0; (p = mm_preset_at(i)); i++) fprintf(f, "%-30s %s (%s)\n", p->name, p->purpose, p->line);
   fputs(
       "\nbits: of a weight, scales included. SQNR: dB of signal over error, of a Gaussian matrix.\n"
       "Norms, routers and biases stay as stored; so do embedding and head where --override or --head does not name them.\n",

@@ -140,7 +140,7 @@ def test_preset():
     with Scratch() as tmp:
         convert(TINY, tmp + "/out", "-q", "--tp", "2", "--quant", "mxfp8_attention_nvfp4_experts")
         for t in manifest(tmp + "/out")["tensors"]:
-            name, what = t["name"].removesuffix(".weight").removesuffix("_weight").rsplit(".", 1)
+            what = t["name"].removesuffix(".weight").removesuffix("_weight").rsplit(".", 1)[-1]
             wanted = ("nvfp4a16" if what in ("w13", "w2") else "mxfp8" if what in ("qkv_proj", "o_proj", "gate_up_proj", "down_proj") else
                       "f32" if what in ("gate", "e_score_correction_bias") else "bf16")
             assert t["scheme"] == wanted, (t["name"], t["scheme"])
