@@ -153,7 +153,7 @@ TEST(test_refused) {
       {"\"sparse_topk_blocks\":11", "\"sparse_topk_blocks\":65", "E_CFG_RANGE", "index_top_k: found 65, expected 1 to 64"},
       {"\"sparse_local_block\":2", "\"sparse_local_block\":0", "E_CFG_RANGE", "key \"sparse_local_block\": found 0"},
       {"\"partial_rotary_factor\":0.5", "\"partial_rotary_factor\":1", "E_CFG_RANGE", "key \"rotary_dim\": found 10, expected 20"},
-      {"\"rotary_dim\":10", "\"rotary_dim\":9", "E_CFG_RANGE", "rotary_dim 9"},
+      {"\"rotary_dim\":10", "\"rotary_dim\":9", "E_CFG_RANGE", "key \"rotary_dim\": found 9, expected 10"},
       {"\"swiglu_limit\":6.5", "\"swiglu_limit\":0", "E_CFG_RANGE", "act_limit: found 0"},
       {"\"swiglu_alpha\":1.75", "\"swiglu_alpha\":\"1.702\"", "E_CFG_TYPE", "key \"swiglu_alpha\""},
   };
