@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "formats/manifest_version.h"
 #include "formats/pack.h"
 #include "formats/system/file.h"
 #include "formats/system/pool.h"
@@ -421,29 +422,6 @@ static bool read_dead_rows(reader *r, const mm_json *root) {
   return true;
 }
 
-/* Before anything else is understood: whether this version may read on. */
-static bool check_version(reader *r, const mm_json *root, const char *wanted, int newest, int64_t *version) {
-  const char *format;
-  if (mm_json_type_of(root) != MM_JSON_OBJ) return MM_REFUSE(&r->ctx, r->err, "expected an object");
-  if (!mm_json_need_str(root, "format", &format, &r->ctx, r->err)) return false;
-  if (strcmp(format, wanted) != 0) {
-    char shown[128];
-    mm_escape(shown, sizeof shown, format, strlen(format));
-    return mm_fail(r->err, MM_UNSUPPORTED, "E_VERSION", mm_at(r->place, NULL), "found format \"%s\", expected \"%s\"", shown, wanted);
-  }
-  if (!mm_json_need_int(root, "version", INT64_MIN, INT64_MAX, version, &r->ctx, r->err)) return false;
-  if (*version >= MM_PACK_VERSION && *version <= newest) return true;
-  return mm_fail(r->err, MM_UNSUPPORTED, "E_VERSION", mm_at(r->place, NULL), "found format version %lld, expected %s", (long long)*version,
-                 newest > MM_PACK_VERSION ? "1 or 2" : "1");
-}
-
-/* The version is the one of what the manifest has, so that one plan has one text. */
-static bool right_version(reader *r, int64_t version) {
-  at_top(r);
-  return version == mm_pack_version(r->p) || MM_REFUSE(&r->ctx, r->err, "key \"version\": found %lld, expected %d, as planes have %s grid",
-                                                       (long long)version, mm_pack_version(r->p), version == MM_PACK_VERSION ? "a" : "no");
-}
-
 static bool read_parallel(reader *r, const mm_json *root) {
   static const char *const keys[] = {"tp", "ep", "pp", NULL};
   int64_t tp, ep, pp;
@@ -474,16 +452,23 @@ static bool read_align(reader *r, const mm_json *root) {
                    mm_escape(shown, sizeof shown, word, strlen(word)));
 }
 
+static bool right_version(reader *r, const mm_json *root, int64_t version) {
+  at_top(r);
+  return mm_manifest_right_version(r->p, version, &r->ctx, r->err) &&
+         (version != MM_PACK_VERSION3 || mm_manifest_left_out(r->p, root, &r->ctx, r->err));
+}
+
 static bool read_manifest(reader *r, const mm_json *root) {
-  static const char *const keys[] = {"format", "version", "tool",  "quant",   "tp_align", "plan",      "model",  "parallel",
-                                     "cuts",   "tensors", "ranks", "sources", "files",    "dead_rows", "sha256", NULL};
+  const char *keys[] = {"format",  "version", "tool",    "quant", "tp_align",  "plan",   "model", "parallel", "cuts",
+                        "tensors", "ranks",   "sources", "files", "dead_rows", "sha256", NULL,    NULL};
   mm_pack *p = r->p;
   uint64_t bytes[MM_MAX_LAYERS] = {0}; /* pp is at most that */
   int64_t version;
-  return check_version(r, root, MM_PACK_FORMAT, MM_PACK_VERSION2, &version) && only(r, root, keys) &&
-         (p->tool = text(r, root, "tool", 1)) && (p->quant = text(r, root, "quant", 1)) && read_align(r, root) &&
+  if (!mm_manifest_version(root, MM_PACK_FORMAT, MM_PACK_VERSION3, &version, &r->ctx, r->err)) return false;
+  if (version == MM_PACK_VERSION3) keys[sizeof keys / sizeof *keys - 2] = "left_out";
+  return only(r, root, keys) && (p->tool = text(r, root, "tool", 1)) && (p->quant = text(r, root, "quant", 1)) && read_align(r, root) &&
          digest(r, root, "plan", &p->plan) && read_model(r, root) && read_parallel(r, root) && read_cuts(r, root) &&
-         read_tensors(r, root, bytes) && right_version(r, version) && read_ranks(r, root, bytes) &&
+         read_tensors(r, root, bytes) && right_version(r, root, version) && read_ranks(r, root, bytes) &&
          read_files(r, root, "sources", "header_sha256", &p->source, &p->source_count) &&
          read_files(r, root, "files", "sha256", &p->file, &p->file_count) && check_file_names(r) && read_dead_rows(r, root);
 }
@@ -506,7 +491,7 @@ static bool read_digests(reader *r, const mm_json *root) {
   mm_pack *p = r->p;
   int64_t version;
   p->tp = p->ep = p->pp = 1;
-  if (!check_version(r, root, MM_DIGESTS_WORD, MM_PACK_VERSION, &version) || !only(r, root, keys) ||
+  if (!mm_manifest_version(root, MM_DIGESTS_WORD, MM_PACK_VERSION, &version, &r->ctx, r->err) || !only(r, root, keys) ||
       !(p->tool = text(r, root, "tool", 1)) || !(p->quant = text(r, root, "quant", 1)) || !(p->dialect = text(r, root, "dialect", 1)) ||
       !digest(r, root, "plan", &p->plan))
     return false;

@@ -1,6 +1,7 @@
 /* The model object of the manifest: one table of fields gives writing, reading and the list of known keys. */
 #include "formats/model.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -11,13 +12,17 @@ typedef struct field {
   field_kind kind;
   size_t offset;
   const char *const *words; /* FIELD_WORD: an enum's values by name, NULL-terminated */
+  bool more;                /* of extended models alone */
 } field;
 
-static const char *const family_words[] = {[MM_FAMILY_M1] = "m1", [MM_FAMILY_M2] = "m2", NULL};
+static const char *const family_words[] = {[MM_FAMILY_M1] = "m1", [MM_FAMILY_M2] = "m2", [MM_FAMILY_M3] = "m3", NULL};
 static const char *const router_words[] = {[MM_ROUTER_SOFTMAX] = "softmax", [MM_ROUTER_SIGMOID_BIAS] = "sigmoid_bias", NULL};
+static const char *const activation_words[] = {[MM_ACTIVATION_SILU] = "silu", [MM_ACTIVATION_SWIGLUOAI] = "swigluoai", NULL};
 
 #define FIELD(name, kind, words) \
-  { #name, kind, offsetof(mm_model, name), words }
+  { #name, kind, offsetof(mm_model, name), words, false }
+#define MORE(name, kind, words) \
+  { #name, kind, offsetof(mm_model, name), words, true }
 static const field fields[] = {
     FIELD(architecture, FIELD_NAME, NULL),
     FIELD(family, FIELD_WORD, family_words),
@@ -41,11 +46,52 @@ static const field fields[] = {
     FIELD(deepnorm_lightning, FIELD_DEEPNORM, NULL),
     FIELD(deepnorm_full, FIELD_DEEPNORM, NULL),
     FIELD(deepnorm_mlp, FIELD_DEEPNORM, NULL),
+    MORE(norm_offset, FIELD_BOOL, NULL),
+    MORE(qk_norm_per_head, FIELD_BOOL, NULL),
+    MORE(index_heads, FIELD_U32, NULL),
+    MORE(index_dim, FIELD_U32, NULL),
+    MORE(index_block, FIELD_U32, NULL),
+    MORE(index_top_k, FIELD_U32, NULL),
+    MORE(index_local, FIELD_U32, NULL),
+    MORE(dense_intermediate, FIELD_U32, NULL),
+    MORE(shared_intermediate, FIELD_U32, NULL),
+    MORE(routed_scale, FIELD_REAL, NULL),
+    MORE(activation, FIELD_WORD, activation_words),
+    MORE(act_alpha, FIELD_REAL, NULL),
+    MORE(act_limit, FIELD_REAL, NULL),
+    MORE(act_beta, FIELD_REAL, NULL),
 };
 #define FIELD_COUNT (sizeof fields / sizeof *fields)
 
-/* mm_family and mm_router are both stored as an enum of int's size. */
-_Static_assert(sizeof(mm_family) == sizeof(int) && sizeof(mm_router) == sizeof(int), "words are read and written as int");
+/* A number for each layer, from 0 to `most`. */
+typedef struct layer_list {
+  const char *key, *expected;
+  size_t offset;
+  uint8_t most;
+  bool more; /* of extended models alone */
+} layer_list;
+static const layer_list layer_lists[] = {
+    {"attn", "0 (lightning), 1 (full) or, in an extended model, 2 (sparse)", offsetof(mm_model, attn), MM_ATTN_SPARSE, false},
+    {"ffn", "0 (experts) or 1 (dense)", offsetof(mm_model, ffn), MM_FFN_DENSE, true},
+};
+#define LIST_COUNT (sizeof layer_lists / sizeof *layer_lists)
+
+/* Each of them is stored as an enum of int's size. */
+_Static_assert(sizeof(mm_family) == sizeof(int) && sizeof(mm_router) == sizeof(int) && sizeof(mm_activation) == sizeof(int),
+               "words are read and written as int");
+
+static size_t field_size(const field *f) {
+  switch (f->kind) {
+    case FIELD_WORD: return sizeof(int);
+    case FIELD_BOOL: return sizeof(bool);
+    case FIELD_U32: return sizeof(uint32_t);
+    case FIELD_U64: return sizeof(uint64_t);
+    case FIELD_REAL: return sizeof(double);
+    case FIELD_DEEPNORM: return sizeof(mm_deepnorm);
+    case FIELD_NAME: break;
+  }
+  return 0;
+}
 
 static mm_json *deepnorm_to_json(const mm_deepnorm *d) {
   mm_json *o = mm_json_new_obj();
@@ -67,22 +113,35 @@ static mm_json *field_to_json(const field *f, const void *at) {
   return NULL;
 }
 
-static mm_json *attn_to_json(const mm_model *m) {
+static mm_json *layers_to_json(const mm_model *m, const uint8_t *value) {
   mm_json *list = mm_json_new_arr();
   for (uint32_t l = 0; l < m->layers; l++) {
-    if (mm_json_append(list, mm_json_new_int(m->attn[l]))) continue;
+    if (mm_json_append(list, mm_json_new_int(value[l]))) continue;
     mm_json_free(list);
     return NULL;
   }
   return list;
 }
 
+bool mm_model_extended(const mm_model *m) {
+  static const char zero[sizeof(double)];
+  for (size_t i = 0; i < FIELD_COUNT; i++)
+    if (fields[i].more && memcmp((const char *)m + fields[i].offset, zero, field_size(&fields[i])) != 0) return true;
+  for (uint32_t l = 0; l < m->layers && l < MM_MAX_LAYERS; l++)
+    if (m->attn[l] == MM_ATTN_SPARSE || m->ffn[l] != MM_FFN_EXPERTS) return true;
+  return false;
+}
+
 mm_json *mm_model_to_json(const mm_model *m, mm_err *err) {
   mm_json *o = mm_json_new_obj();
+  const bool more = mm_model_extended(m);
   bool ok = true;
   for (size_t i = 0; ok && i < FIELD_COUNT; i++)
-    ok = mm_json_set(o, fields[i].key, field_to_json(&fields[i], (const char *)m + fields[i].offset));
-  if (ok && mm_json_set(o, "attn", attn_to_json(m))) return o;
+    ok = (fields[i].more && !more) || mm_json_set(o, fields[i].key, field_to_json(&fields[i], (const char *)m + fields[i].offset));
+  for (size_t i = 0; ok && i < LIST_COUNT; i++)
+    ok =
+        (layer_lists[i].more && !more) || mm_json_set(o, layer_lists[i].key, layers_to_json(m, (const uint8_t *)m + layer_lists[i].offset));
+  if (ok) return o;
   mm_json_free(o);
   mm_fail_memory(err, sizeof *m);
   return NULL;
@@ -138,31 +197,88 @@ static bool read_field(const mm_json *obj, const field *f, void *at, const mm_js
   return false;
 }
 
-static bool read_attn(mm_model *m, const mm_json *obj, const mm_json_ctx *c, mm_err *err) {
-  const mm_json *list = mm_json_need(obj, "attn", MM_JSON_ARR, c, err);
+static bool read_layers(mm_model *m, const mm_json *obj, const layer_list *x, bool more, const mm_json_ctx *c, mm_err *err) {
+  const mm_json *list = mm_json_need(obj, x->key, MM_JSON_ARR, c, err);
   if (!list) return false;
   if (mm_json_size(list) != m->layers || m->layers > MM_MAX_LAYERS)
-    return mm_fail(err, c->status, c->code, mm_at(c->file, NULL), "key \"attn\": found %zu entries for %u layers (at most %d)",
-                   mm_json_size(list), m->layers, MM_MAX_LAYERS);
+    return MM_REFUSE(c, err, "key \"%s\": found %zu entries for %u layers (at most %d)", x->key, mm_json_size(list), m->layers,
+                     MM_MAX_LAYERS);
   for (uint32_t l = 0; l < m->layers; l++) {
     const mm_json *j = mm_json_at(list, l);
-    int64_t v = mm_json_int(j);
-    if (mm_json_type_of(j) != MM_JSON_INT || (v != MM_ATTN_LIGHTNING && v != MM_ATTN_FULL))
-      return mm_fail(err, c->status, c->code, mm_at(c->file, NULL), "key \"attn\": layer %u: expected 0 (lightning) or 1 (full)", l);
-    m->attn[l] = (uint8_t)v;
+    const int64_t v = mm_json_int(j), most = more ? x->most : 1;
+    if (mm_json_type_of(j) != MM_JSON_INT || v < 0 || v > most)
+      return MM_REFUSE(c, err, "key \"%s\": layer %u: expected %s", x->key, l, x->expected);
+    ((uint8_t *)m + x->offset)[l] = (uint8_t)v;
   }
   return true;
 }
 
 bool mm_model_from_json(mm_model *m, const mm_json *obj, const char *file, mm_err *err) {
   const mm_json_ctx c = {file, MM_INTEGRITY, "E_MANIFEST"};
-  const char *keys[FIELD_COUNT + 2] = {[FIELD_COUNT] = "attn"};
-  for (size_t i = 0; i < FIELD_COUNT; i++) keys[i] = fields[i].key;
+  const char *keys[FIELD_COUNT + LIST_COUNT + 1] = {NULL};
+  bool more = false;
   memset(m, 0, sizeof *m);
+  for (size_t i = 0; i < FIELD_COUNT; i++) more = more || (fields[i].more && mm_json_get(obj, fields[i].key));
+  for (size_t i = 0; i < LIST_COUNT; i++) more = more || (layer_lists[i].more && mm_json_get(obj, layer_lists[i].key));
+  size_t n = 0;
+  for (size_t i = 0; i < FIELD_COUNT; i++)
+    if (more || !fields[i].more) keys[n++] = fields[i].key;
+  for (size_t i = 0; i < LIST_COUNT; i++)
+    if (more || !layer_lists[i].more) keys[n++] = layer_lists[i].key;
   if (!mm_json_only_keys(obj, keys, &c, err)) return false;
   for (size_t i = 0; i < FIELD_COUNT; i++)
-    if (!read_field(obj, &fields[i], (char *)m + fields[i].offset, &c, err)) return false;
-  return read_attn(m, obj, &c, err) && mm_model_check(m, file, c.status, c.code, err);
+    if ((more || !fields[i].more) && !read_field(obj, &fields[i], (char *)m + fields[i].offset, &c, err)) return false;
+  for (size_t i = 0; i < LIST_COUNT; i++)
+    if ((more || !layer_lists[i].more) && !read_layers(m, obj, &layer_lists[i], more, &c, err)) return false;
+  if (more && !mm_model_extended(m)) return MM_REFUSE(&c, err, "found keys of an extended model, all of them 0, expected none");
+  return mm_model_check(m, file, c.status, c.code, err);
+}
+
+/* The rules of the fields that extended models alone have. */
+static bool check_more(const mm_model *m, const mm_json_ctx *c, mm_err *err) {
+  bool sparse = false, dense = false;
+  for (uint32_t l = 0; l < m->layers; l++) {
+    if (m->ffn[l] > MM_FFN_DENSE) return MM_REFUSE(c, err, "ffn: layer %u: found %u, expected 0 or 1", l, m->ffn[l]);
+    sparse |= m->attn[l] == MM_ATTN_SPARSE, dense |= m->ffn[l] == MM_FFN_DENSE;
+  }
+  /* Without such layers their numbers are 0, so that equal models have equal manifests. */
+  const struct {
+    const char *key;
+    uint64_t value, lo, hi;
+  } range[] = {
+      {"index_heads", m->index_heads, sparse, sparse ? m->kv_heads : 0},
+      {"index_dim", m->index_dim, sparse ? m->rotary_dim : 0, sparse ? MM_MAX_HEAD_DIM : 0},
+      {"index_block", m->index_block, sparse, sparse ? INT32_MAX : 0},
+      {"index_top_k", m->index_top_k, sparse, sparse ? MM_MAX_BLOCKS : 0},
+      {"index_local", m->index_local, sparse, m->index_top_k},
+      {"index_heads x index_dim", (uint64_t)m->index_heads * m->index_dim, 0, INT32_MAX},
+      {"dense_intermediate", m->dense_intermediate, dense, dense ? INT32_MAX / 2 : 0},
+      {"shared_intermediate", m->shared_intermediate, 0, INT32_MAX / 2},
+  };
+  for (size_t i = 0; i < sizeof range / sizeof *range; i++)
+    if (range[i].value < range[i].lo || range[i].value > range[i].hi)
+      return MM_REFUSE(c, err, "%s: found %llu, expected %llu to %llu", range[i].key, (unsigned long long)range[i].value,
+                       (unsigned long long)range[i].lo, (unsigned long long)range[i].hi);
+  if (sparse && m->kv_heads % m->index_heads != 0)
+    return MM_REFUSE(c, err, "index_heads: found %u, expected a divisor of %u kv heads", m->index_heads, m->kv_heads);
+  const bool clamps = m->activation == MM_ACTIVATION_SWIGLUOAI;
+  const struct {
+    const char *key;
+    double value, lo, hi;
+  } real[] = {
+      {"routed_scale", m->routed_scale, 0, DBL_MAX},
+      {"act_alpha", m->act_alpha, clamps ? DBL_MIN : 0, clamps ? DBL_MAX : 0},
+      {"act_limit", m->act_limit, clamps ? DBL_MIN : 0, clamps ? DBL_MAX : 0},
+      {"act_beta", m->act_beta, clamps ? -DBL_MAX : 0, clamps ? DBL_MAX : 0},
+  };
+  for (size_t i = 0; i < sizeof real / sizeof *real; i++)
+    if (!(real[i].value >= real[i].lo && real[i].value <= real[i].hi))
+      return MM_REFUSE(c, err, "%s: found %g, expected %s", real[i].key, real[i].value,
+                       real[i].hi == 0    ? "0 with this activation"
+                       : real[i].lo < 0   ? "a finite number"
+                       : real[i].lo == 0. ? "a finite number from 0 on"
+                                          : "a positive number");
+  return !m->qk_norm_per_head || m->qk_norm || MM_REFUSE(c, err, "qk_norm_per_head: found true without qk_norm");
 }
 
 bool mm_model_check(const mm_model *m, const char *file, mm_status status, const char *code, mm_err *err) {
@@ -215,21 +331,8 @@ bool mm_model_check(const mm_model *m, const char *file, mm_status status, const
       return MM_REFUSE(&c, err, "%s: found %g, expected a %s number", config ? real[i].theirs : real[i].ours, real[i].value,
                        real[i].positive ? "positive" : "finite");
   for (uint32_t l = 0; l < m->layers; l++)
-    if (m->attn[l] > MM_ATTN_FULL) return MM_REFUSE(&c, err, "attn: layer %u: found %u, expected 0 or 1", l, m->attn[l]);
-  return true;
-}
-
-static size_t field_size(const field *f) {
-  switch (f->kind) {
-    case FIELD_WORD: return sizeof(int);
-    case FIELD_BOOL: return sizeof(bool);
-    case FIELD_U32: return sizeof(uint32_t);
-    case FIELD_U64: return sizeof(uint64_t);
-    case FIELD_REAL: return sizeof(double);
-    case FIELD_DEEPNORM: return sizeof(mm_deepnorm);
-    case FIELD_NAME: break;
-  }
-  return 0;
+    if (m->attn[l] > MM_ATTN_SPARSE) return MM_REFUSE(&c, err, "attn: layer %u: found %u, expected 0, 1 or 2", l, m->attn[l]);
+  return check_more(m, &c, err);
 }
 
 bool mm_model_same(const mm_model *a, const mm_model *b, const char **key) {
@@ -238,6 +341,9 @@ bool mm_model_same(const mm_model *a, const mm_model *b, const char **key) {
     *key = fields[i].key;
     if (fields[i].kind == FIELD_NAME ? strcmp(x, y) != 0 : memcmp(x, y, field_size(&fields[i])) != 0) return false;
   }
-  *key = "attn";
-  return memcmp(a->attn, b->attn, a->layers) == 0;
+  for (size_t i = 0; i < LIST_COUNT; i++) {
+    *key = layer_lists[i].key;
+    if (memcmp((const uint8_t *)a + layer_lists[i].offset, (const uint8_t *)b + layer_lists[i].offset, a->layers) != 0) return false;
+  }
+  return true;
 }

@@ -8,6 +8,7 @@
 static uint64_t cells(uint32_t extent, uint32_t cell) { return cell == 0 ? 1 : mm_ceil_div(extent, cell); }
 
 int mm_pack_version(const mm_pack *p) {
+  if (mm_model_extended(&p->model)) return MM_PACK_VERSION3;
   for (size_t i = 0; i < p->tensor_count; i++)
     for (unsigned k = 0; k < p->tensor[i].plane_count; k++)
       if (p->tensor[i].plane[k].grid.told) return MM_PACK_VERSION2;
@@ -173,6 +174,19 @@ static mm_json *parallel_json(const mm_pack *p) {
                          mm_json_set(o, "pp", mm_json_new_int(p->pp)));
 }
 
+static bool put_left_out(mm_json *list, const mm_pack *p) {
+  bool ok = list;
+  for (size_t i = 0; i < p->left_out_count; i++) {
+    const mm_left_out *x = &p->left_out[i];
+    mm_json *o = mm_json_new_obj();
+    const bool set = mm_json_set(o, "prefix", mm_json_new_str(x->prefix)) &&
+                     mm_json_set(o, "tensors", mm_json_new_int((int64_t)x->tensors)) &&
+                     mm_json_set(o, "bytes", mm_json_new_int((int64_t)x->bytes));
+    ok = mm_json_append(list, complete(o, set)) && ok;
+  }
+  return ok;
+}
+
 static mm_json *pack_json(const mm_pack *p, mm_err *err) {
   mm_json *o = mm_json_new_obj();
   bool ok = mm_json_set(o, "format", mm_json_new_str(MM_PACK_FORMAT)) && mm_json_set(o, "version", mm_json_new_int(mm_pack_version(p))) &&
@@ -186,6 +200,7 @@ static mm_json *pack_json(const mm_pack *p, mm_err *err) {
   for (uint32_t i = 0; i < mm_pack_ranks(p); i++) ok = mm_json_append(ranks, rank_json(&p->rank[i])) && ok;
   ok = put_files(new_list(o, "sources"), p->source, p->source_count, "header_sha256") && ok;
   ok = put_files(new_list(o, "files"), p->file, p->file_count, "sha256") && ok;
+  if (mm_pack_version(p) == MM_PACK_VERSION3) ok = put_left_out(new_list(o, "left_out"), p) && ok;
   return complete(o, put_u32s(new_list(o, "dead_rows"), p->dead_row, p->dead_rows) && ok);
 }
 

@@ -13,6 +13,8 @@ extern "C" {
 #define MM_PACK_FORMAT   "minimax-packed"
 #define MM_PACK_VERSION  1
 #define MM_PACK_VERSION2 2 /* of a manifest that tells of grids (FORMAT-2.md) */
+#define MM_PACK_VERSION3 3 /* of a manifest of an extended model (FORMAT-3.md) */
+#define MM_LEFT_OUT_MAX  16
 #define MM_MANIFEST      "manifest.json"
 #define MM_DIGESTS       "minimax-digests.json" /* beside an unsharded checkpoint: what its files hold */
 #define MM_DIGESTS_WORD  "minimax-digests"
@@ -96,6 +98,12 @@ typedef struct mm_pack_file {
   mm_digest sha256; /* companions: of the file; sources: of the safetensors header (prefix included) */
 } mm_pack_file;
 
+/* Tensors of the source whose names begin with `prefix`: none of them is stored. */
+typedef struct mm_left_out {
+  const char *prefix;
+  uint64_t tensors, bytes;
+} mm_left_out;
+
 /* What was done where a cut fell inside a scale's block: a finer grid, zeros that fill up each rank, or nothing, since none did. */
 typedef enum mm_align { MM_ALIGN_SPLIT, MM_ALIGN_PAD, MM_ALIGN_ERROR } mm_align;
 #define MM_ALIGN_WORDS "split|pad|error"
@@ -116,6 +124,8 @@ typedef struct mm_pack {
   mm_cut *cut;
   mm_rank_parts *rank; /* [pp·tp] */
   mm_pack_file *source, *file;
+  size_t left_out_count;
+  mm_left_out left_out[MM_LEFT_OUT_MAX];
   mm_digest seal;   /* of the manifest's text, which has the digests of all files */
   mm_digest plan;   /* of the plan: also in every part's metadata, so parts of different runs never mix */
   size_t dead_rows; /* ids whose lm_head row is all zero: never to be sampled */
@@ -131,7 +141,8 @@ static inline uint32_t mm_pack_first_lead(const mm_pack *p, const mm_pack_tensor
   return rank % p->tp / (p->tp / p->ep) * t->lead;
 }
 
-/* MM_PACK_VERSION2 where a plane has a grid, else MM_PACK_VERSION: what stands in the manifest and in every part. */
+/* MM_PACK_VERSION3 of an extended model, else MM_PACK_VERSION2 where a plane has a grid, else MM_PACK_VERSION: what stands in the manifest
+ * and in every part. */
 int mm_pack_version(const mm_pack *p);
 /* Stored shape of plane p on one rank: [lead?, cells…], or [rows] for a vector. */
 mm_shape mm_pack_plane_shape(const mm_pack_tensor *t, unsigned p);

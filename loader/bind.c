@@ -27,7 +27,7 @@ typedef struct binding {
   uint32_t rank, stage;          /* tensor-parallel, within a stage */
   bool fill;                     /* else only checked */
   const mm_pack_tensor **sorted; /* [tensor_count] by name */
-  share hidden, heads, kv, inter, vocab;
+  share hidden, heads, kv, index, inter, vocab;
   uint32_t layer_stage; /* of the layer that is bound */
   mm_err *err;
 } binding;
@@ -131,16 +131,37 @@ static form stack(const binding *b, form f) {
   return f;
 }
 
+static bool bind_index(const binding *b, uint32_t l, mm_layer_weights *w) {
+  const uint32_t dim = b->m->index_dim;
+  return bind_layer(b, l, "self_attn.index_q_proj.weight", matrix(b->index, b->hidden), &w->index_q) &&
+         bind_layer(b, l, "self_attn.index_k_proj.weight", matrix(uncut(dim), b->hidden), &w->index_k) &&
+         bind_layer(b, l, "self_attn.index_q_norm.weight", whole_vector(dim), &w->index_q_norm) &&
+         bind_layer(b, l, "self_attn.index_k_norm.weight", whole_vector(dim), &w->index_k_norm);
+}
+
 static bool bind_attention(const binding *b, uint32_t l, mm_layer_weights *w) {
   if (b->m->attn[l] == MM_ATTN_LIGHTNING)
     return bind_layer(b, l, "self_attn.qkv_proj.weight", lightning_qkv(b), &w->qkv) &&
            bind_layer(b, l, "self_attn.out_proj.weight", matrix(b->hidden, b->heads), &w->out) &&
            bind_layer(b, l, "self_attn.output_gate.weight", matrix(b->heads, b->hidden), &w->output_gate) &&
            bind_layer(b, l, "self_attn.norm.weight", vector(b->heads), &w->attn_norm);
+  const form head = whole_vector(b->m->head_dim), q = b->m->qk_norm_per_head ? head : vector(b->heads),
+             k = b->m->qk_norm_per_head ? head : vector(b->kv);
   return bind_layer(b, l, "self_attn.qkv_proj.weight", (form){.pieces = 3, .rows = {b->heads, b->kv, b->kv}, .cols = b->hidden}, &w->qkv) &&
          bind_layer(b, l, "self_attn.o_proj.weight", matrix(b->hidden, b->heads), &w->out) &&
-         (!b->m->qk_norm || (bind_layer(b, l, "self_attn.q_norm.weight", vector(b->heads), &w->q_norm) &&
-                             bind_layer(b, l, "self_attn.k_norm.weight", vector(b->kv), &w->k_norm)));
+         (!b->m->qk_norm ||
+          (bind_layer(b, l, "self_attn.q_norm.weight", q, &w->q_norm) && bind_layer(b, l, "self_attn.k_norm.weight", k, &w->k_norm))) &&
+         (b->m->attn[l] != MM_ATTN_SPARSE || bind_index(b, l, w));
+}
+
+/* `width` columns between up and down, cut by tp whatever ep is. */
+static bool bind_mlp(const binding *b, uint32_t l, const char *of, uint32_t width, mm_layer_weights *w) {
+  char up[64], down[64];
+  const uint64_t each = width / b->s->pack.tp;
+  const share cut = run_of(width, b->rank * each, each);
+  snprintf(up, sizeof up, "%s.gate_up_proj.weight", of), snprintf(down, sizeof down, "%s.down_proj.weight", of);
+  return bind_layer(b, l, up, (form){.pieces = 2, .rows = {cut, cut}, .cols = b->hidden}, &w->mlp_up) &&
+         bind_layer(b, l, down, matrix(b->hidden, cut), &w->mlp_down);
 }
 
 static bool bind_experts(const binding *b, uint32_t l, mm_layer_weights *w) {
@@ -149,14 +170,21 @@ static bool bind_experts(const binding *b, uint32_t l, mm_layer_weights *w) {
          bind_layer(b, l, "block_sparse_moe.experts.w13_weight", stack(b, up), &w->w13);
 }
 
-static bool bind_whole_layer(const binding *b, uint32_t l, mm_layer_weights *w) {
+static bool bind_ffn(const binding *b, uint32_t l, mm_layer_weights *w) {
   const mm_model *m = b->m;
-  return bind_layer(b, l, "input_layernorm.weight", whole_vector(m->hidden), &w->input_norm) &&
-         bind_layer(b, l, "post_attention_layernorm.weight", whole_vector(m->hidden), &w->post_norm) && bind_attention(b, l, w) &&
-         bind_layer(b, l, "block_sparse_moe.gate.weight", matrix(uncut(m->experts), b->hidden), &w->router) &&
+  if (m->ffn[l] == MM_FFN_DENSE) return bind_mlp(b, l, "mlp", m->dense_intermediate, w);
+  return bind_layer(b, l, "block_sparse_moe.gate.weight", matrix(uncut(m->experts), b->hidden), &w->router) &&
          (m->router != MM_ROUTER_SIGMOID_BIAS ||
           bind_layer(b, l, "block_sparse_moe.e_score_correction_bias", whole_vector(m->experts), &w->router_bias)) &&
+         (m->shared_intermediate == 0 || bind_mlp(b, l, "block_sparse_moe.shared_experts", m->shared_intermediate, w)) &&
          bind_experts(b, l, w);
+}
+
+static bool bind_whole_layer(const binding *b, uint32_t l, mm_layer_weights *w) {
+  const uint32_t hidden = b->m->hidden;
+  return bind_layer(b, l, "input_layernorm.weight", whole_vector(hidden), &w->input_norm) &&
+         bind_layer(b, l, "post_attention_layernorm.weight", whole_vector(hidden), &w->post_norm) && bind_attention(b, l, w) &&
+         bind_ffn(b, l, w);
 }
 
 /* Every rank holds as many ids, in rank order; the last ones may be padding. */
@@ -197,16 +225,22 @@ static bool bind_all(binding *b, mm_rank_weights *w) {
   return true;
 }
 
+static bool divides_either(uint32_t a, uint32_t b) { return a % b == 0 || b % a == 0; }
 static bool check_tp(const binding *b) {
   const mm_model *m = b->m;
   const mm_pack *p = &b->s->pack;
   uint32_t tp = p->tp, ep = p->ep;
-  bool heads = m->heads % tp == 0 && (m->kv_heads % tp == 0 || tp % m->kv_heads == 0);
+  bool heads = m->heads % tp == 0 && divides_either(m->kv_heads, tp) && (m->index_heads == 0 || divides_either(m->index_heads, tp));
+  if (m->dense_intermediate % tp != 0 || m->shared_intermediate % tp != 0)
+    return mm_fail(b->err, MM_INTEGRITY, "E_TP", mm_at(p->dir, NULL),
+                   "found tp %u, expected a divisor of %u and %u columns of dense layers and shared experts", tp, m->dense_intermediate,
+                   m->shared_intermediate);
   if (heads && m->experts % ep == 0 && m->intermediate % (tp / ep) == 0) return true;
   return mm_fail(b->err, MM_INTEGRITY, "E_TP", mm_at(p->dir, NULL),
-                 "found tp %u, ep %u; expected a tp that divides %u heads, and %u kv heads or the other way round, an ep that divides %u "
+                 "found tp %u, ep %u; expected a tp that divides %u heads, and %u kv heads (%u index heads) or the other way round, an ep "
+                 "that divides %u "
                  "experts, and tp / ep their %u columns",
-                 tp, ep, m->heads, m->kv_heads, m->experts, m->intermediate);
+                 tp, ep, m->heads, m->kv_heads, m->index_heads, m->experts, m->intermediate);
 }
 
 /* The vocabulary's rows on a rank, padding included: those of the embedding, unless the ranks together had more than ids can count. */
@@ -217,11 +251,15 @@ static share vocab_share(const binding *b) {
   return (share){V, local, {0, (uint32_t)from, (uint32_t)mm_min(local, V - from)}};
 }
 
-/* An expert's columns on a rank. Padding is what the first layer has; in front, it is never more than the columns before. */
+/* An expert's columns on a rank. Padding is what the first layer of experts has; in front, it is never more than the columns before. */
 static share inter_share(const binding *b) {
   uint32_t ways = b->s->pack.tp / b->s->pack.ep, each = b->m->intermediate / ways;
   share x = run_of(b->m->intermediate, (uint64_t)(b->rank % ways) * each, each);
-  const mm_pack_tensor *t = find(b, "model.layers.0.block_sparse_moe.experts.w2_weight");
+  char name[64];
+  uint32_t l = 0;
+  while (l + 1 < b->m->layers && b->m->ffn[l] == MM_FFN_DENSE) l++;
+  snprintf(name, sizeof name, "model.layers.%u.block_sparse_moe.experts.w2_weight", l);
+  const mm_pack_tensor *t = find(b, name);
   const mm_cut *c = t && t->piece_count ? &b->s->pack.cut[t->piece[0].cut] : NULL;
   if (!c || c->axis != MM_AXIS_COLS) return x;
   x.own.at = (uint32_t)mm_min(c->rank[b->rank].at, x.own.from);
@@ -246,6 +284,8 @@ static void set_rank(binding *b, uint32_t stage, uint32_t rank) {
   b->hidden = uncut(m->hidden);
   b->heads = run_of(m->heads * d, rank * q, q);
   b->kv = run_of(m->kv_heads * d, rank * (uint64_t)m->kv_heads / tp * d, mm_max(1, m->kv_heads / tp) * d);
+  const uint64_t dim = m->index_dim;
+  b->index = run_of(m->index_heads * dim, rank * (uint64_t)m->index_heads / tp * dim, mm_max(1, m->index_heads / tp) * dim);
   b->inter = inter_share(b);
   b->vocab = vocab_share(b);
 }

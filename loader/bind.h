@@ -11,16 +11,19 @@ extern "C" {
 /* hpr = heads per rank, kpr = max(1, kv_heads/tp), Ir = intermediate per rank (padded under --tp-align pad). Weights that a
  * layer does not have keep scheme == NULL. */
 typedef struct mm_layer_weights {
-  mm_packed input_norm, post_norm; /* [H] */
-  mm_packed qkv;                   /* lightning: [hpr·3·d, H], per head q,k,v; full: [(hpr + 2·kpr)·d, H], q then k then v */
-  mm_packed out;                   /* o_proj or out_proj: [H, hpr·d] */
-  mm_packed output_gate;           /* lightning: [hpr·d, H] */
-  mm_packed attn_norm;             /* lightning self_attn.norm: [hpr·d] */
-  mm_packed q_norm, k_norm;        /* M2: [hpr·d], [kpr·d] */
-  mm_packed router;                /* [E, H] */
-  mm_packed router_bias;           /* M2: [E] */
-  mm_packed w13;                   /* E x [2·Ir, H]: w1 (gate) rows, then w3 (up) rows */
-  mm_packed w2;                    /* E x [H, Ir] */
+  mm_packed input_norm, post_norm;      /* [H] */
+  mm_packed qkv;                        /* lightning: [hpr·3·d, H], per head q,k,v; full: [(hpr + 2·kpr)·d, H], q then k then v */
+  mm_packed out;                        /* o_proj or out_proj: [H, hpr·d] */
+  mm_packed output_gate;                /* lightning: [hpr·d, H] */
+  mm_packed attn_norm;                  /* lightning self_attn.norm: [hpr·d] */
+  mm_packed q_norm, k_norm;             /* M2: [hpr·d], [kpr·d]; with qk_norm_per_head: [d] each */
+  mm_packed index_q, index_k;           /* sparse: [ipr·index_dim, H] with ipr = max(1, index_heads/tp), [index_dim, H] */
+  mm_packed index_q_norm, index_k_norm; /* sparse: [index_dim] */
+  mm_packed mlp_up, mlp_down; /* of a dense layer, or of the shared expert: [2·Ir, H], gate rows, then up rows; [H, Ir], Ir cut by tp */
+  mm_packed router;           /* [E, H] */
+  mm_packed router_bias;      /* M2: [E] */
+  mm_packed w13;              /* E x [2·Ir, H]: w1 (gate) rows, then w3 (up) rows */
+  mm_packed w2;               /* E x [H, Ir] */
 } mm_layer_weights;
 
 typedef struct mm_rank_weights {

@@ -3,6 +3,7 @@
 
   sparse_checkpoint.py OUT --config config.json --index model.safetensors.index.json    a released M1 (names are compared with the index)
   sparse_checkpoint.py OUT --m2                                                         MiniMax-M2: 96,103 tensors in 125 files
+  sparse_checkpoint.py OUT --m3 | --m3-mxfp8                                            MiniMax-M3 with its vision tower: 23,416 tensors in BF16
 
 For dry runs and planning: every header is real, every weight reads as zero.
 """
@@ -12,7 +13,9 @@ import os
 import re
 import struct
 
-DTYPE_BYTES = {"F32": 4, "BF16": 2, "F8_E4M3": 1}
+import sparse_m3
+
+DTYPE_BYTES = {"F32": 4, "BF16": 2, "F8_E4M3": 1, "U8": 1}
 
 M2_CONFIG = {
     "architectures": ["MiniMaxM2ForCausalLM"], "model_type": "minimax_m2", "attn_type_list": [1] * 62, "hidden_act": "silu",
@@ -99,22 +102,27 @@ def main():
     parser.add_argument("--config", help="config.json of the model")
     parser.add_argument("--index", help="model.safetensors.index.json: which file holds which name")
     parser.add_argument("--m2", action="store_true", help="the shapes of MiniMax-M2, spread over its 125 files")
+    parser.add_argument("--m3", action="store_true", help="the shapes of MiniMax-M3 in BF16")
+    parser.add_argument("--m3-mxfp8", action="store_true", help="the same in MXFP8")
     args = parser.parse_args()
-    if args.m2 == bool(args.config) or bool(args.config) != bool(args.index):
-        parser.error("give either --m2, or --config and --index")
+    if [args.m2, args.m3, args.m3_mxfp8, bool(args.config)].count(True) != 1 or bool(args.config) != bool(args.index):
+        parser.error("give either --m2, --m3 or --m3-mxfp8, or --config and --index")
 
     if args.m2:
         config = M2_CONFIG
+    elif not args.config:
+        config = sparse_m3.CONFIG | ({"quantization_config": sparse_m3.MXFP8} if args.m3_mxfp8 else {})
     else:
         with open(args.config, encoding="utf-8") as f:
             config = json.load(f)
-    everything = list(tensors(config))
+    everything = list(tensors(config) if args.m2 or args.config else sparse_m3.tensors(args.m3_mxfp8))
     total = sum(size_of(dtype, shape) for _, dtype, shape in everything)
 
-    if args.m2:
+    if not args.config:
+        count, of = (M2_FILES, M2_OF) if args.m2 else (sparse_m3.FILES, sparse_m3.FILES)
         place, at = {}, 0
         for name, dtype, shape in everything:
-            place[name] = f"model-{at * M2_FILES // total:05d}-of-{M2_OF:05d}.safetensors"
+            place[name] = f"model-{at * count // total:05d}-of-{of:05d}.safetensors"
             at += size_of(dtype, shape)
     else:
         with open(args.index, encoding="utf-8") as f:

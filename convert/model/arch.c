@@ -14,8 +14,6 @@ static const mm_arch *const all[] = {MM_ARCH_ROWS};
 static const struct {
   const char *name, *model_type, *why;
 } refused[] = {
-    {"MiniMaxM3SparseForConditionalGeneration", "minimaxm3vl", "MiniMax-M3 (block-sparse attention, offset norms, clamped SwiGLU)"},
-    {"MiniMaxM3SparseForCausalLM", "minimaxm3", "MiniMax-M3 (block-sparse attention, offset norms, clamped SwiGLU)"},
     {"MiniMaxVL01ForConditionalGeneration", "minimaxvl01", "MiniMax-VL-01 (vision tower)"},
 };
 
@@ -48,9 +46,11 @@ static void put_names(char *out, size_t cap) {
     }
 }
 
-/* A model_type of another family contradicts the name. Early copies of M2 say "minimax", which decides nothing. */
+/* A model_type of another family contradicts the name. Early copies of M2 say "minimax", and M3's text config says "minimax_m2": these
+ * decide nothing. */
 static bool same_family(const mm_arch *a, const char *name, const char *type, const char *folded, const char *file, mm_err *err) {
-  if (strcmp(folded, "minimax") == 0 || listed(a->model_types, folded)) return true;
+  const bool vague = strcmp(folded, "minimax") == 0 || (a == &mm_arch_minimax_m3 && strcmp(folded, "minimaxm2") == 0);
+  if (vague || listed(a->model_types, folded)) return true;
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
     if (listed(all[i]->model_types, folded))
       return mm_fail(err, MM_BAD_INPUT, "E_CFG_RANGE", mm_at(file, NULL),
@@ -69,7 +69,7 @@ static const mm_arch *find(const char *name, const char *type, const char *file,
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
     if (name ? listed(all[i]->names, name) : listed(all[i]->model_types, folded))
       return name && type && !same_family(all[i], name, type, folded, file, err) ? NULL : all[i];
-  char shown[128], known[256] = "";
+  char shown[128], known[512] = "";
   mm_escape(shown, sizeof shown, name ? name : type, strlen(name ? name : type));
   put_names(known, sizeof known);
   mm_fail(err, MM_UNSUPPORTED, "E_ARCH", mm_at(file, NULL), "found %s \"%s\", expected %s", name ? "architecture" : "model_type", shown,
@@ -191,6 +191,12 @@ bool mm_config_bool_or(mm_config c, const char *key, bool *out, mm_err *err) {
   return true;
 }
 
+bool mm_config_must_be(mm_config c, const char *key, bool only, mm_err *err) {
+  bool v = only;
+  if (!mm_config_bool_or(c, key, &v, err)) return false;
+  return v == only || FEATURE("key \"%s\": only %s is supported", key, only ? "true" : "false");
+}
+
 bool mm_config_only(mm_config c, const char *key, const char *only, mm_err *err) {
   const mm_json *v = mm_json_get(c.obj, key);
   if (mm_json_type_of(v) == MM_JSON_NULL) return true;
@@ -292,9 +298,7 @@ static bool no_shared_expert(mm_config c, mm_err *err) {
 }
 
 bool mm_config_common(mm_config c, mm_model *m, mm_err *err) {
-#define KEYS(...) \
-  (const char *const[]) { __VA_ARGS__, NULL }
-  bool tied = false;
+#define KEYS(...) (const char *const[]){__VA_ARGS__, NULL}
   uint32_t positions = (uint32_t)m->max_positions;
   m->layers = 0;
   if (!mm_config_u32(c, KEYS("hidden_size"), &m->hidden, err) || !mm_config_u32(c, KEYS("num_hidden_layers"), &m->layers, err) ||
@@ -307,25 +311,30 @@ bool mm_config_common(mm_config c, mm_model *m, mm_err *err) {
   if (m->layers > MM_MAX_LAYERS) return RANGE("key \"num_hidden_layers\": found %u, expected at most %d", m->layers, MM_MAX_LAYERS);
   if (m->head_dim == 0) m->head_dim = m->hidden / m->heads;
   if (!mm_config_u32_or(c, KEYS("head_dim"), &m->head_dim, err)) return false;
-  if (m->rotary_dim == 0) m->rotary_dim = m->family == MM_FAMILY_M2 ? m->head_dim / 2 : m->head_dim;
+  if (m->rotary_dim == 0) m->rotary_dim = m->family == MM_FAMILY_M1 ? m->head_dim : m->head_dim / 2;
   if (!rotary(c, m, err) || !mm_config_number_or(c, KEYS("rms_norm_eps"), &m->norm_eps, err)) return false;
-  if (!no_shared_expert(c, err) || !mm_config_only(c, "hidden_act", "silu", err) || !mm_config_only(c, "sliding_window", NULL, err) ||
-      !mm_config_bool_or(c, "tie_word_embeddings", &tied, err))
-    return false;
-  if (tied) return FEATURE("key \"tie_word_embeddings\": only false is supported");
+  if (!mm_config_only(c, "sliding_window", NULL, err) || !mm_config_must_be(c, "tie_word_embeddings", false, err)) return false;
 #undef KEYS
   return true;
 }
 
-/* Entry l of a list of layer types. */
-static bool attn_type(mm_config c, const char *key, const mm_json *list, uint32_t l, uint8_t *out, mm_err *err) {
-  const mm_json *x = mm_json_at(list, l);
-  const char *word = text_of(x) ? text_of(x) : "";
-  const bool whole = mm_json_type_of(x) == MM_JSON_INT;
-  const bool linear = (whole && mm_json_int(x) == 0) || strcmp(word, "linear_attention") == 0;
-  if (!linear && !(whole && mm_json_int(x) == 1) && strcmp(word, "full_attention") != 0)
-    return RANGE("key \"%s\": entry %u is neither 0/\"linear_attention\" nor 1/\"full_attention\"", key, l);
-  *out = linear ? MM_ATTN_LIGHTNING : MM_ATTN_FULL;
+bool mm_config_plain_mlp(mm_config c, mm_err *err) { return no_shared_expert(c, err) && mm_config_only(c, "hidden_act", "silu", err); }
+
+bool mm_config_layers(mm_config c, const mm_config_list *x, uint32_t layers, uint8_t *out, bool *found, mm_err *err) {
+  const mm_json *v = mm_json_get(c.obj, x->key);
+  *found = mm_json_type_of(v) != MM_JSON_NULL;
+  if (!*found) return true;
+  if (mm_json_type_of(v) != MM_JSON_ARR) return type_error(c, x->key, v, "a list", err);
+  if (mm_json_size(v) != layers)
+    return RANGE("key \"%s\": found %zu entries, expected %u (num_hidden_layers)", x->key, mm_json_size(v), layers);
+  for (uint32_t l = 0; l < layers; l++) {
+    const mm_json *e = mm_json_at(v, l);
+    const char *word = text_of(e) ? text_of(e) : "";
+    int k = 0;
+    while (k < 2 && strcmp(word, x->word[k]) != 0 && !(mm_json_type_of(e) == MM_JSON_INT && mm_json_int(e) == k)) k++;
+    if (k == 2) return RANGE("key \"%s\": entry %u is neither 0/\"%s\" nor 1/\"%s\"", x->key, l, x->word[0], x->word[1]);
+    out[l] = x->value[k];
+  }
   return true;
 }
 
@@ -333,18 +342,16 @@ bool mm_config_attn_types(mm_config c, mm_model *m, mm_err *err) {
   static const char *const keys[] = {"attn_type_list", "decoder_attention_types", "layer_types", NULL};
   static const char *const word[] = {[MM_ATTN_LIGHTNING] = "0/\"linear_attention\"", [MM_ATTN_FULL] = "1/\"full_attention\""};
   const char *key = NULL, *first = NULL;
-  const mm_json *v;
-  for (size_t at = 0; (v = next_present(c, keys, &at, &key)); first = first ? first : key) {
-    if (mm_json_type_of(v) != MM_JSON_ARR) return type_error(c, key, v, "a list", err);
-    if (mm_json_size(v) != m->layers)
-      return RANGE("key \"%s\": found %zu entries, expected %u (num_hidden_layers)", key, mm_json_size(v), m->layers);
+  for (size_t at = 0; next_present(c, keys, &at, &key); first = first ? first : key) {
+    const mm_config_list list = {key, {"linear_attention", "full_attention"}, {MM_ATTN_LIGHTNING, MM_ATTN_FULL}};
+    uint8_t type[MM_MAX_LAYERS];
+    bool found;
+    if (!mm_config_layers(c, &list, m->layers, type, &found, err)) return false;
     for (uint32_t l = 0; l < m->layers; l++) {
-      uint8_t type = 0;
-      if (!attn_type(c, key, v, l, &type, err)) return false;
-      if (first && type != m->attn[l])
-        return RANGE("key \"%s\": found %s in entry %u, expected %s as in key \"%s\", which means the same", key, word[type], l,
+      if (first && type[l] != m->attn[l])
+        return RANGE("key \"%s\": found %s in entry %u, expected %s as in key \"%s\", which means the same", key, word[type[l]], l,
                      word[m->attn[l]], first);
-      m->attn[l] = type;
+      m->attn[l] = type[l];
     }
   }
   return true;
@@ -361,6 +368,11 @@ uint32_t mm_dim_extent(mm_dim d, const mm_model *m) {
     case MM_DIM_KV_HEADS: return m->kv_heads;
     case MM_DIM_INTER: return m->intermediate;
     case MM_DIM_EXPERTS: return m->experts;
+    case MM_DIM_HEAD: return m->head_dim;
+    case MM_DIM_INDEX_Q: return m->index_heads * m->index_dim;
+    case MM_DIM_INDEX: return m->index_dim;
+    case MM_DIM_DENSE: return m->dense_intermediate;
+    case MM_DIM_SHARED: return m->shared_intermediate;
   }
   return 0;
 }
@@ -384,5 +396,15 @@ char *mm_rule_name(char *out, size_t cap, const char *pattern, uint32_t layer, u
 bool mm_rule_stacks(const mm_rule *r) { return strstr(r->theirs, "{e}") && !strstr(r->ours, "{e}"); }
 
 bool mm_rule_applies(const mm_rule *r, const mm_model *m, uint32_t layer) {
-  return r->layers == MM_ANY_LAYER || (r->layers == MM_FULL_LAYER) == (m->attn[layer] == MM_ATTN_FULL);
+  const bool dense = m->ffn[layer] == MM_FFN_DENSE, keys = mm_attn_has_cache(m->attn[layer]);
+  switch (r->layers) {
+    case MM_ANY_LAYER: return true;
+    case MM_LIGHTNING_LAYER: return !keys;
+    case MM_FULL_LAYER: return keys;
+    case MM_SPARSE_LAYER: return m->attn[layer] == MM_ATTN_SPARSE;
+    case MM_EXPERTS_LAYER: return !dense;
+    case MM_SHARED_LAYER: return !dense && m->shared_intermediate > 0;
+    case MM_DENSE_LAYER: return dense;
+  }
+  return false;
 }

@@ -8,15 +8,9 @@ static const mm_rule rules[] = {
     SAME(ATTN "q_norm.weight", MM_DIM_Q, MM_DIM_NONE, MM_ROWS, MM_KIND_KEEP, MM_ANY_LAYER),
     SAME(ATTN "k_norm.weight", MM_DIM_KV, MM_DIM_NONE, MM_KV_ROWS, MM_KIND_KEEP, MM_ANY_LAYER),
     MM_RULES_OUT(MM_ANY_LAYER),
-    SAME(MOE "e_score_correction_bias", MM_DIM_EXPERTS, MM_DIM_NONE, MM_WHOLE, MM_KIND_KEEP, MM_ANY_LAYER),
+    SAME(MOE "e_score_correction_bias", MM_DIM_EXPERTS, MM_DIM_NONE, MM_WHOLE, MM_KIND_KEEP, MM_EXPERTS_LAYER),
     MM_RULES_LAST,
 };
-
-static bool must_be_true(mm_config c, const char *key, mm_err *err) {
-  bool v = true;
-  if (!mm_config_bool_or(c, key, &v, err)) return false;
-  return v || mm_fail(err, MM_UNSUPPORTED, "E_CFG_FEATURE", mm_at(c.file, NULL), "key \"%s\": only true is supported", key);
-}
 
 static bool read_config(const mm_json *config, const char *file, mm_model *m, mm_err *err) {
   mm_config c = {config, file};
@@ -28,7 +22,7 @@ static bool read_config(const mm_json *config, const char *file, mm_model *m, mm
                   .max_positions = 196608,
                   .rope_theta = 5e6,
                   MM_MODEL_NORMS(1e-6)};
-  if (!mm_config_common(c, m, err)) return false;
+  if (!mm_config_common(c, m, err) || !mm_config_plain_mlp(c, err)) return false;
   for (uint32_t l = 0; l < m->layers; l++) m->attn[l] = MM_ATTN_FULL;
   if (!mm_config_attn_types(c, m, err)) return false;
   for (uint32_t l = 0; l < m->layers; l++)
@@ -36,7 +30,7 @@ static bool read_config(const mm_json *config, const char *file, mm_model *m, mm
       return mm_fail(err, MM_UNSUPPORTED, "E_CFG_FEATURE", mm_at(file, NULL),
                      "layer %u is lightning attention, expected full attention in %s", l, m->architecture);
   return mm_config_only(c, "scoring_func", "sigmoid", err) && mm_config_only(c, "qk_norm_type", "per_layer", err) &&
-         must_be_true(c, "use_qk_norm", err) && must_be_true(c, "use_routing_bias", err) &&
+         mm_config_must_be(c, "use_qk_norm", true, err) && mm_config_must_be(c, "use_routing_bias", true, err) &&
          mm_model_check(m, file, MM_BAD_INPUT, "E_CFG_RANGE", err);
 }
 

@@ -22,14 +22,15 @@
 #define MM_RULES_OUT(layers)                                                                                       \
   SAME(ATTN "o_proj.weight", MM_DIM_HIDDEN, MM_DIM_Q, MM_COLS, MM_KIND_LINEAR, layers),                            \
       SAME(L "post_attention_layernorm.weight", MM_DIM_HIDDEN, MM_DIM_NONE, MM_WHOLE, MM_KIND_KEEP, MM_ANY_LAYER), \
-      SAME(MOE "gate.weight", MM_DIM_EXPERTS, MM_DIM_HIDDEN, MM_WHOLE, MM_KIND_KEEP, MM_ANY_LAYER)
-#define MM_RULES_LAST                                                                                                                    \
-  RULE(MOE "experts.{e}.w1.weight", MOE "experts.w13_weight", MM_DIM_INTER, MM_DIM_HIDDEN, MM_INTER_ROWS, MM_KIND_EXPERT, MM_ANY_LAYER), \
-      RULE(MOE "experts.{e}.w3.weight", MOE "experts.w13_weight", MM_DIM_INTER, MM_DIM_HIDDEN, MM_INTER_ROWS, MM_KIND_EXPERT,            \
-           MM_ANY_LAYER),                                                                                                                \
-      RULE(MOE "experts.{e}.w2.weight", MOE "experts.w2_weight", MM_DIM_HIDDEN, MM_DIM_INTER, MM_INTER_COLS, MM_KIND_EXPERT,             \
-           MM_ANY_LAYER),                                                                                                                \
-      SAME("model.norm.weight", MM_DIM_HIDDEN, MM_DIM_NONE, MM_WHOLE, MM_KIND_KEEP, MM_ANY_LAYER),                                       \
+      SAME(MOE "gate.weight", MM_DIM_EXPERTS, MM_DIM_HIDDEN, MM_WHOLE, MM_KIND_KEEP, MM_EXPERTS_LAYER)
+#define MM_RULES_LAST                                                                                                         \
+  RULE(MOE "experts.{e}.w1.weight", MOE "experts.w13_weight", MM_DIM_INTER, MM_DIM_HIDDEN, MM_INTER_ROWS, MM_KIND_EXPERT,     \
+       MM_EXPERTS_LAYER),                                                                                                     \
+      RULE(MOE "experts.{e}.w3.weight", MOE "experts.w13_weight", MM_DIM_INTER, MM_DIM_HIDDEN, MM_INTER_ROWS, MM_KIND_EXPERT, \
+           MM_EXPERTS_LAYER),                                                                                                 \
+      RULE(MOE "experts.{e}.w2.weight", MOE "experts.w2_weight", MM_DIM_HIDDEN, MM_DIM_INTER, MM_INTER_COLS, MM_KIND_EXPERT,  \
+           MM_EXPERTS_LAYER),                                                                                                 \
+      SAME("model.norm.weight", MM_DIM_HIDDEN, MM_DIM_NONE, MM_WHOLE, MM_KIND_KEEP, MM_ANY_LAYER),                            \
       SAME("lm_head.weight", MM_DIM_VOCAB, MM_DIM_HIDDEN, MM_VOCAB_ROWS, MM_KIND_EMBED, MM_ANY_LAYER)
 
 #endif

@@ -18,7 +18,12 @@ typedef enum mm_dim {
   MM_DIM_KV,       /* nkv·d */
   MM_DIM_KV_HEADS, /* nkv */
   MM_DIM_INTER,    /* I of one expert */
-  MM_DIM_EXPERTS   /* E */
+  MM_DIM_EXPERTS,  /* E */
+  MM_DIM_HEAD,     /* d */
+  MM_DIM_INDEX_Q,  /* index heads · index dim */
+  MM_DIM_INDEX,    /* index dim */
+  MM_DIM_DENSE,    /* I of the MLP of dense layers */
+  MM_DIM_SHARED    /* I of the shared expert */
 } mm_dim;
 
 /* How a tensor is divided over tensor-parallel ranks. */
@@ -27,6 +32,7 @@ typedef enum mm_divide {
   MM_ROWS,       /* rows in tp equal runs (whole heads) */
   MM_COLS,       /* columns in tp equal runs */
   MM_KV_ROWS,    /* rows by kv head, each as many; head r·nkv/tp, replicated when tp > nkv */
+  MM_INDEX_ROWS, /* the same by index head */
   MM_INTER_ROWS, /* rows of an expert; may be padded to whole blocks */
   MM_INTER_COLS, /* columns of an expert, placed as MM_INTER_ROWS */
   MM_VOCAB_ROWS  /* rows, the vocabulary padded to lcm(64, tp) */
@@ -36,12 +42,21 @@ typedef enum mm_divide {
 typedef enum mm_kind {
   MM_KIND_KEEP,    /* norms, router, bias: always stored as they come */
   MM_KIND_EMBED,   /* embedding and head: kept unless asked */
-  MM_KIND_LINEAR,  /* attention projections */
+  MM_KIND_INDEX,   /* projections of the index branch: the same */
+  MM_KIND_LINEAR,  /* projections of attention, of dense MLPs and of shared experts */
   MM_KIND_EXPERT,  /* expert projections */
   MM_KIND_KV_SCALE /* of a quantised KV cache: kept, or as the recipe says */
 } mm_kind;
 
-typedef enum mm_layer_filter { MM_ANY_LAYER, MM_LIGHTNING_LAYER, MM_FULL_LAYER } mm_layer_filter;
+typedef enum mm_layer_filter {
+  MM_ANY_LAYER,
+  MM_LIGHTNING_LAYER,
+  MM_FULL_LAYER, /* that has keys and values, sparse ones too */
+  MM_SPARSE_LAYER,
+  MM_EXPERTS_LAYER,
+  MM_SHARED_LAYER, /* of routed experts and a shared one */
+  MM_DENSE_LAYER
+} mm_layer_filter;
 
 typedef struct mm_rule {
   const char *theirs; /* canonical Hugging Face name with {l} and {e} */
@@ -52,22 +67,29 @@ typedef struct mm_rule {
   mm_layer_filter layers;
 } mm_rule;
 
+/* Another spelling of names: of those that begin with `theirs`, or, where it begins with '.', of those that hold it. */
+typedef struct mm_alias {
+  const char *theirs, *canonical;
+} mm_alias;
+
 typedef struct mm_arch {
-  const char *names[4];       /* of `architectures[0]`, NULL-terminated */
-  const char *model_types[4]; /* of each of these names; lower case without '_' and '-' */
+  const char *names[8];       /* of `architectures[0]`, NULL-terminated */
+  const char *model_types[8]; /* of each of these names, and more of the first; lower case without '_' and '-' */
   /* Fills *m from a config.json already parsed; aliases and defaults of the family. */
   bool (*read_config)(const mm_json *config, const char *file, mm_model *m, mm_err *err);
   const mm_rule *rule;
   size_t rule_count;
+  const mm_alias *spelling;    /* of the family's names, ended by a row of NULL; or NULL */
+  const char *const *left_out; /* how canonical names begin that the packed checkpoint has no place for, in ascending order; or NULL */
 } mm_arch;
 
 /* The families, one row each. */
-#define MM_ARCH_ROWS ROW(mm_arch_minimax_m1) ROW(mm_arch_minimax_m2)
+#define MM_ARCH_ROWS ROW(mm_arch_minimax_m1) ROW(mm_arch_minimax_m2) ROW(mm_arch_minimax_m3)
 #define ROW(name)    extern const mm_arch name;
 MM_ARCH_ROWS
 #undef ROW
 
-/* By `architectures[0]`, or model_type where architectures is absent. Known but unsupported models (M3, VL) are refused by name,
+/* By `architectures[0]`, or model_type where architectures is absent. Known but unsupported models (VL-01) are refused by name,
  * MM_UNSUPPORTED E_ARCH. */
 const mm_arch *mm_arch_find(const mm_json *config, const char *file, mm_err *err);
 
@@ -94,8 +116,19 @@ MM_MUST_USE bool mm_config_u32(mm_config c, const char *const *keys, uint32_t *o
 MM_MUST_USE bool mm_config_u32_or(mm_config c, const char *const *keys, uint32_t *out, mm_err *err);
 MM_MUST_USE bool mm_config_number_or(mm_config c, const char *const *keys, double *out, mm_err *err);
 MM_MUST_USE bool mm_config_bool_or(mm_config c, const char *key, bool *out, mm_err *err);
-/* hidden_size … vocab_size, rope and norm: everything both families share. Defaults must be in *m already. */
+/* Fails (MM_UNSUPPORTED E_CFG_FEATURE) unless key is absent, null or this. */
+MM_MUST_USE bool mm_config_must_be(mm_config c, const char *key, bool only, mm_err *err);
+/* One of two words for each layer, or the numbers 0 and 1 in their place, into out[layers]: what value[0 or 1] says. false with *out as it
+ * is and *found false where the key is absent or null. */
+typedef struct mm_config_list {
+  const char *key, *word[2];
+  uint8_t value[2];
+} mm_config_list;
+MM_MUST_USE bool mm_config_layers(mm_config c, const mm_config_list *list, uint32_t layers, uint8_t *out, bool *found, mm_err *err);
+/* hidden_size … vocab_size, rope and norm: everything all families share. Defaults must be in *m already. */
 MM_MUST_USE bool mm_config_common(mm_config c, mm_model *m, mm_err *err);
+/* Fails where there is a shared expert or an activation other than SiLU. */
+MM_MUST_USE bool mm_config_plain_mlp(mm_config c, mm_err *err);
 /* Fails (MM_UNSUPPORTED E_CFG_FEATURE) unless key is absent, null or the string `only`. */
 MM_MUST_USE bool mm_config_only(mm_config c, const char *key, const char *only, mm_err *err);
 /* attn_type_list, decoder_attention_types, layer_types into m->attn; leaves m->attn when all are absent. */

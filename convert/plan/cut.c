@@ -6,8 +6,10 @@
 
 #define VOCAB_MULTIPLE 64 /* vocabularies are padded to this, as serving engines do */
 
+static bool divides_either(uint32_t a, uint32_t b) { return a % b == 0 || b % a == 0; }
 static bool feasible(const mm_model *m, uint32_t tp, uint32_t ep) {
-  return m->heads % tp == 0 && (m->kv_heads % tp == 0 || tp % m->kv_heads == 0) && tp % ep == 0 && m->intermediate % (tp / ep) == 0;
+  return m->heads % tp == 0 && divides_either(m->kv_heads, tp) && (m->index_heads == 0 || divides_either(m->index_heads, tp)) &&
+         m->dense_intermediate % tp == 0 && m->shared_intermediate % tp == 0 && tp % ep == 0 && m->intermediate % (tp / ep) == 0;
 }
 
 static bool refuse(const char *file, const char *option, uint32_t found, const char *why, const char *expected, mm_err *err) {
@@ -23,8 +25,17 @@ bool mm_cut_feasible(const mm_model *m, const mm_plan_options *o, const char *fi
     snprintf(why, sizeof why, "num_attention_heads %u is not a multiple of it", m->heads);
     return refuse(file, "--tp", o->tp, why, list, err);
   }
-  if (m->kv_heads % o->tp != 0 && o->tp % m->kv_heads != 0) {
+  if (!divides_either(m->kv_heads, o->tp)) {
     snprintf(why, sizeof why, "num_key_value_heads %u neither divides it nor is divided by it", m->kv_heads);
+    return refuse(file, "--tp", o->tp, why, list, err);
+  }
+  if (m->index_heads && !divides_either(m->index_heads, o->tp)) {
+    snprintf(why, sizeof why, "sparse_num_index_heads %u neither divides it nor is divided by it", m->index_heads);
+    return refuse(file, "--tp", o->tp, why, list, err);
+  }
+  if (m->dense_intermediate % o->tp != 0 || m->shared_intermediate % o->tp != 0) {
+    snprintf(why, sizeof why, "dense_intermediate_size %u and shared_intermediate_size %u are not both multiples of it",
+             m->dense_intermediate, m->shared_intermediate);
     return refuse(file, "--tp", o->tp, why, list, err);
   }
   if (o->tp % o->ep != 0 || m->experts % o->ep != 0) {
@@ -61,10 +72,10 @@ static bool fill(mm_plan *p, const mm_rule *r, mm_align align, mm_cut *c, mm_err
   c->whole = mm_dim_extent(cols ? r->cols : r->rows, m);
   c->rank = mm_arena_alloc(&p->pack.arena, tp * sizeof *c->rank, err);
   if (!c->rank) return false;
-  if (r->divide == MM_KV_ROWS) {
-    uint32_t each = c->whole / m->kv_heads;
-    c->local = (m->kv_heads >= tp ? m->kv_heads / tp : 1) * each;
-    for (uint32_t i = 0; i < tp; i++) c->rank[i] = (mm_range){0, (uint32_t)((uint64_t)i * m->kv_heads / tp) * each, c->local};
+  if (r->divide == MM_KV_ROWS || r->divide == MM_INDEX_ROWS) {
+    const uint32_t heads = r->divide == MM_KV_ROWS ? m->kv_heads : m->index_heads, each = c->whole / heads;
+    c->local = (heads >= tp ? heads / tp : 1) * each;
+    for (uint32_t i = 0; i < tp; i++) c->rank[i] = (mm_range){0, (uint32_t)((uint64_t)i * heads / tp) * each, c->local};
     return true;
   }
   bool inter = r->divide == MM_INTER_ROWS || r->divide == MM_INTER_COLS;

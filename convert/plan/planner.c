@@ -427,11 +427,15 @@ bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err)
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
                    "found --tp %u --pp %u with --layout hf, whose files are whole: leave both out, engines cut them as they load", o->tp,
                    o->pp);
+  if (p->layout->apart && b.arch->spelling)
+    return mm_fail(err, MM_UNSUPPORTED, "E_ARCH", mm_at(hf->dir, NULL), "found --layout hf with %s, expected the packed layout",
+                   p->pack.model.architecture);
   if (!mm_cut_feasible(&p->pack.model, o, hf->config_path, err)) return false;
   p->pack.tp = o->tp;
   p->pack.ep = o->ep;
   p->pack.pp = o->pp;
   p->pack.tp_align = o->align;
+  mm_hf_left_out(hf, b.arch, &p->pack);
   if (!add_words(p, hf, o, err)) return false;
   if (!mm_recipe_parse(&p->recipe, o->quant, err)) return false;
   if (!o->made && (!p->recipe.importance != !o->importance || !p->recipe.act_scales != !o->act_scales))

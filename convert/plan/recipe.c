@@ -18,6 +18,8 @@ static const mm_preset preset[] = {
     {"experts_fp8", "none; *.experts.*=block_fp8", "block_fp8 for experts, all else as stored"},
     {"fp8_attention_nvfp4_experts", "block_fp8; *.experts.*=nvfp4a16", "block_fp8 for attention, nvfp4a16 for experts"},
     {"fp8_attention_int4_experts", "block_fp8; *.experts.*=w4afp8", "block_fp8 for attention, w4afp8 for experts"},
+    {"mxfp8_attention_nvfp4_experts", "mxfp8; *.experts.*=nvfp4a16", "mxfp8 for attention, nvfp4a16 for experts"},
+    {"mxfp8_attention_int4_experts", "mxfp8; *.experts.*=w4a16", "mxfp8 for attention, w4a16 for experts"},
 };
 
 const mm_preset *mm_preset_at(size_t i) { return i < sizeof preset / sizeof *preset ? &preset[i] : NULL; }
@@ -64,8 +66,8 @@ void mm_recipe_help(FILE *f) {
       fprintf(f, "%s%s", j ? ", " : " (also: ", s->synonym[j]);
     fputs(s->synonym[0] ? ")\n" : "\n", f);
   }
-  fprintf(f, "\n%-28s %s\n", "preset", "what it is");
-  for (size_t i = 0; (p = mm_preset_at(i)); i++) fprintf(f, "%-28s %s (%s)\n", p->name, p->purpose, p->line);
+  fprintf(f, "\n%-30s %s\n", "preset", "what it is");
+  for (size_t i = 0; (p = mm_preset_at(i)); i++) fprintf(f, "%-30s %s (%s)\n", p->name, p->purpose, p->line);
   fputs(
       "\nbits: of a weight, scales included. SQNR: dB of signal over error, of a Gaussian matrix.\n"
       "Norms, routers and biases stay as stored; so do embedding and head where --override or --head does not name them.\n",

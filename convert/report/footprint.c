@@ -26,7 +26,8 @@ mm_footprint mm_footprint_of(const mm_plan *p, uint32_t rank) {
     if (mm_pack_holds(&p->pack, &p->pack.tensor[i], rank)) add_tensor(&f, p, i);
   for (uint32_t l = 0; l < m->layers; l++) {
     if ((uint64_t)l * p->pack.pp / m->layers != rank / p->pack.tp) continue; /* of another stage */
-    if (m->attn[l] == MM_ATTN_FULL)
+    if (m->attn[l] == MM_ATTN_SPARSE) f.kv_token += 2 * m->index_dim;
+    if (mm_attn_has_cache(m->attn[l]))
       f.kv_token += 2 * 2 * mm_max(1, m->kv_heads / p->pack.tp) * m->head_dim;
     else
       f.state += sizeof(float) * (uint64_t)(m->heads / p->pack.tp) * m->head_dim * m->head_dim;

@@ -18,6 +18,16 @@ static size_t unquantised(const mm_plan *p, mm_kind kind, const mm_plan_tensor *
   return n;
 }
 
+/* Tensors of parts that the packed checkpoint does not hold, such as a vision tower. */
+static void put_left_out(FILE *f, const mm_pack *p) {
+  uint64_t tensors = 0, bytes = 0;
+  for (size_t i = 0; i < p->left_out_count; i++) tensors += p->left_out[i].tensors, bytes += p->left_out[i].bytes;
+  if (!tensors) return;
+  fprintf(f, "note: %llu tensors (%llu bytes) are left out, text only:", (unsigned long long)tensors, (unsigned long long)bytes);
+  for (size_t i = 0; i < p->left_out_count; i++) fprintf(f, "%s %s*", i ? "," : "", p->left_out[i].prefix);
+  fputc('\n', f);
+}
+
 void mm_report_notes(FILE *f, const mm_hf *hf, const mm_plan *p) {
   const struct mm_calibrated *c = &p->calibrated;
   const size_t past = mm_hf_past_last(hf, &p->pack.model);
@@ -25,6 +35,7 @@ void mm_report_notes(FILE *f, const mm_hf *hf, const mm_plan *p) {
   uint64_t bytes;
   size_t n;
   if (past) fprintf(f, "note: layers past the last, for multi-token prediction, are left out (tensors: %zu)\n", past);
+  put_left_out(f, &p->pack);
   if (mm_hf_total_wrong(hf, &bytes))
     fprintf(f, "note: the index says total_size %" PRIu64 ", its tensors have %" PRIu64 " bytes\n", hf->total_size, bytes);
   if (hf->quantization.block_assumed)

@@ -48,10 +48,11 @@ static const uint8_t awq_order[8] = {0, 4, 1, 5, 2, 6, 3, 7};
   { .name = title, .code = how, .codes = what, __VA_ARGS__ }
 const mm_encoding mm_encodings[] = {
     {.name = "unquantised", .code = MM_CODE_PLAIN, .codes = GRID("weight", FLOAT, 1, 1)},
+    /* Before block FP8: exponents of 1 x 32 are its own, also where the configuration calls that a block. */
+    ENCODING("MXFP8", MM_CODE_E4M3, FP8, .part = {[MM_SCALE] = GRID("weight_scale_inv", EXPONENT, 1, 32)}, .scheme = "mxfp8"),
     ENCODING("block FP8", MM_CODE_E4M3, FP8,
              .part = {[MM_SCALE] = GRID("weight_scale_inv", BIT(MM_F32) | BIT(MM_BF16) | EXPONENT, MM_CELL_BLOCK, MM_CELL_BLOCK)},
              .scheme = "block_fp8"),
-    ENCODING("MXFP8", MM_CODE_E4M3, FP8, .part = {[MM_SCALE] = GRID("weight_scale_inv", EXPONENT, 1, 32)}, .scheme = "mxfp8"),
     ENCODING("SGLang W4AFP8", MM_CODE_INT4, PAIRS("weight", BIT(MM_I8) | BIT(MM_U8)),
              .part = {[MM_SCALE] = GRID("weight_scale_inv", BIT(MM_F32) | BIT(MM_BF16), 1, 128), [MM_INPUT] = INPUT("input_scale")},
              .signed_scale = true, .scheme = "w4afp8"),

@@ -28,6 +28,7 @@ typedef struct mm_hf_tensor {
   uint32_t matrix, plane; /* of a packed source (packed_source.c) */
   bool found;             /* its header entry was seen */
   bool used;
+  uint8_t left_out; /* 1 + its entry of mm_arch.left_out, or 0 */
 } mm_hf_tensor;
 
 /* What the checkpoint says of its quantization, wherever it says so (encoding_config.c). Where tensors say more, they are believed. */
@@ -140,6 +141,8 @@ mm_found mm_packed_matrix(mm_hf *hf, const mm_model *m, const mm_rule *r, uint32
 /* Fails on tensors nobody used, but for those known to be redundant (rotary and decay buffers, layers past the last). */
 MM_MUST_USE bool mm_hf_all_used(const mm_hf *hf, const mm_model *m, mm_err *err);
 
+/* Into p what a's left_out says of the source: prefixes that some tensor has. Of a packed source what its manifest says. */
+void mm_hf_left_out(const mm_hf *hf, const mm_arch *a, mm_pack *p);
 /* What hides a missing name: a prefix that a tool left on most names, or another tool's own naming; in words behind "; ", or nothing. */
 void mm_hf_name_hint(const mm_hf *hf, const char *missing, char *out, size_t cap);
 

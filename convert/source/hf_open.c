@@ -137,9 +137,6 @@ static bool read_header(void *ctx, size_t index, unsigned worker, mm_err *err) {
   return ok;
 }
 
-typedef struct mm_alias {
-  const char *theirs, *canonical;
-} mm_alias;
 static const mm_alias block[] = {{".mlp.", ".block_sparse_moe."}, {".experts.routed_experts.", ".experts."}, {NULL, NULL}};
 /* Behind ".experts.{e}." */
 static const mm_alias projection[] = {{"gate_proj.", "w1."}, {"up_proj.", "w3."}, {"down_proj.", "w2."}, {NULL, NULL}};
@@ -170,11 +167,33 @@ static const char *stack_name(mm_hf *hf, const char *name, const char *rest, mm_
   return mm_arena_printf(&hf->arena, err, "%.*s%s%s", (int)(rest - name), name, s->canonical, canonical);
 }
 
-/* One spelling per name: the prefix of the MoE block, fused expert names, gate/up/down for w1/w3/w2. */
-static bool canonical_name(mm_hf *hf, mm_hf_tensor *t, mm_err *err) {
+/* Whether ".mlp." is that of a dense layer, which stays. */
+static bool dense_mlp(const char *at) {
+  static const char *const part[] = {".mlp.gate_proj.", ".mlp.up_proj.", ".mlp.down_proj.", ".mlp.gate_up_proj."};
+  for (size_t i = 0; i < sizeof part / sizeof *part; i++)
+    if (strncmp(at, part[i], strlen(part[i])) == 0) return true;
+  return false;
+}
+
+/* The family's own spelling, and whether it has a place for the name. */
+static const char *family_name(mm_hf *hf, const mm_arch *a, mm_hf_tensor *t, mm_err *err) {
   const char *name = t->original, *at;
+  for (const mm_alias *s = a ? a->spelling : NULL; name && s && s->theirs; s++) {
+    at = s->theirs[0] == '.' ? strstr(name, s->theirs) : strncmp(name, s->theirs, strlen(s->theirs)) == 0 ? name : NULL;
+    if (at) name = respelt(hf, name, at, strlen(s->theirs), s->canonical, err);
+  }
+  for (size_t i = 0; a && a->left_out && name && a->left_out[i]; i++)
+    if (strncmp(name, a->left_out[i], strlen(a->left_out[i])) == 0) t->left_out = (uint8_t)(1 + i);
+  return name;
+}
+
+/* One spelling per name: the family's, the prefix of the MoE block, fused expert names, gate/up/down for w1/w3/w2. */
+static bool canonical_name(mm_hf *hf, const mm_arch *a, mm_hf_tensor *t, mm_err *err) {
+  const char *name = family_name(hf, a, t, err), *at;
+  t->name = name;
+  if (!name || t->left_out) return name;
   for (const mm_alias *s = block; name && s->theirs; s++)
-    if ((at = strstr(name, s->theirs))) name = respelt(hf, name, at, strlen(s->theirs), s->canonical, err);
+    if ((at = strstr(name, s->theirs)) && !dense_mlp(at)) name = respelt(hf, name, at, strlen(s->theirs), s->canonical, err);
   at = name ? strstr(name, ".self_attn.") : NULL;
   const char *kv = at ? mm_kv_spelling(at + strlen(".self_attn.")) : NULL;
   if (kv) name = respelt(hf, name, at + strlen(".self_attn."), strlen(at + strlen(".self_attn.")), kv, err);
@@ -193,8 +212,9 @@ static bool canonical_name(mm_hf *hf, mm_hf_tensor *t, mm_err *err) {
 }
 
 static bool canonical_names(mm_hf *hf, mm_err *err) {
+  const mm_arch *arch = mm_arch_find(hf->config, hf->config_path, MM_IGNORED); /* of an unknown one: the spelling of all */
   for (size_t i = 0; i < hf->tensor_count; i++)
-    if (!canonical_name(hf, &hf->tensor[i], err)) return false;
+    if (!canonical_name(hf, arch, &hf->tensor[i], err)) return false;
   const mm_hf_tensor *twice = mm_hf_sort(hf);
   char shown[256];
   return !twice || mm_fail(err, MM_BAD_INPUT, "E_DUP_TENSOR", mm_hf_at(hf, twice - 1), "found again as \"%s\" in %s",

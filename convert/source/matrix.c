@@ -68,9 +68,24 @@ size_t mm_hf_past_last(const mm_hf *hf, const mm_model *m) {
   return n;
 }
 
+void mm_hf_left_out(const mm_hf *hf, const mm_arch *a, mm_pack *p) {
+  mm_left_out all[MM_LEFT_OUT_MAX] = {{0}};
+  const mm_pack *from = hf->packed ? mm_packed_pack(hf) : NULL;
+  p->left_out_count = 0;
+  for (size_t i = 0; from && i < from->left_out_count; i++) p->left_out[p->left_out_count++] = from->left_out[i];
+  for (size_t i = 0; i < hf->tensor_count; i++) {
+    mm_left_out *x = &all[hf->tensor[i].left_out];
+    x->tensors++, x->bytes += hf->tensor[i].bytes;
+  }
+  for (size_t i = 0; a->left_out && a->left_out[i]; i++) {
+    all[1 + i].prefix = a->left_out[i];
+    if (all[1 + i].tensors) p->left_out[p->left_out_count++] = all[1 + i];
+  }
+}
+
 bool mm_hf_total_known(const mm_hf *hf) {
   size_t i = 0;
-  while (i < hf->tensor_count && hf->tensor[i].used && hf->tensor[i].bytes > 0) i++;
+  while (i < hf->tensor_count && (hf->tensor[i].used || hf->tensor[i].left_out) && hf->tensor[i].bytes > 0) i++;
   return i == hf->tensor_count && hf->total_given;
 }
 
@@ -85,7 +100,7 @@ bool mm_hf_all_used(const mm_hf *hf, const mm_model *m, mm_err *err) {
   size_t more = 0;
   for (size_t i = 0; i < hf->tensor_count; i++) {
     const mm_hf_tensor *t = &hf->tensor[i];
-    if (t->used || redundant(t->name, m)) continue;
+    if (t->used || t->left_out || redundant(t->name, m)) continue;
     if (first) more++;
     if (!first) first = t;
   }

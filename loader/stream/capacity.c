@@ -52,8 +52,9 @@ static bool place_weights(mm_landing_plan *p, const mm_rank_weights *w, mm_err *
   bool ok = place_matrix(p, w->embed, err);
   for (uint32_t l = w->layer_first; ok && l < w->layer_end; l++) {
     const mm_layer_weights *y = &w->layer[l];
-    const mm_packed *value[] = {&y->post_norm, &y->attn_norm, &y->q_norm, &y->k_norm, &y->router_bias, &y->input_norm};
-    const mm_packed *matrix[] = {&y->qkv, &y->out, &y->output_gate, &y->w13, &y->w2};
+    const mm_packed *value[] = {&y->post_norm,   &y->attn_norm,  &y->q_norm,       &y->k_norm,
+                                &y->router_bias, &y->input_norm, &y->index_q_norm, &y->index_k_norm};
+    const mm_packed *matrix[] = {&y->qkv, &y->out, &y->output_gate, &y->w13, &y->w2, &y->index_q, &y->index_k, &y->mlp_up, &y->mlp_down};
     for (size_t i = 0; ok && i < sizeof value / sizeof *value; i++) ok = place_values(p, value[i], err);
     for (size_t i = 0; ok && i < sizeof matrix / sizeof *matrix; i++) ok = place_matrix(p, *matrix[i], err);
     ok = ok && place_router(p, &y->router, err);
@@ -200,7 +201,9 @@ static uint64_t count_of(const mm_model *m, const mm_rank_weights *w, mm_attn ki
 bool mm_rank_memory_of(mm_rank_memory *out, const mm_model *m, const mm_rank_weights *w, const mm_demand *d, mm_err *err) {
   const sizes x = sizes_of(m, w, d);
   const uint64_t size = d->cache == MM_CACHE_F32 ? 4 : d->cache == MM_CACHE_BF16 ? 2 : 1, scale = d->cache == MM_CACHE_FP8 ? 4 : 0;
-  *out = (mm_rank_memory){.page = count_of(m, w, MM_ATTN_FULL) * 2 * x.kv_heads * MM_PAGE * (m->head_dim * size + scale)};
+  const uint64_t sparse = count_of(m, w, MM_ATTN_SPARSE), index = m->index_dim * (d->gpu ? UINT64_C(2) : UINT64_C(4)); /* BF16, F32 */
+  const uint64_t cached = count_of(m, w, MM_ATTN_FULL) + sparse;
+  *out = (mm_rank_memory){.page = MM_PAGE * (cached * 2 * x.kv_heads * (m->head_dim * size + scale) + sparse * index)};
   const uint64_t states = count_of(m, w, MM_ATTN_LIGHTNING) * x.heads * m->head_dim * m->head_dim * sizeof(float);
   if (states) add(&out->states, d->slots, states);
   if (!d->gpu) return true;

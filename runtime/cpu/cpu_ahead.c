@@ -40,7 +40,7 @@ void mm_cpu_ahead_experts(const mm_backend *b, uint32_t active, const mm_packed 
 void mm_cpu_ahead_layer(mm_backend *b, uint32_t l) {
   if (!b->ahead || l + 1 >= b->c.weights->layer_end) return;
   const mm_layer_weights *y = &b->c.weights->layer[l + 1];
-  const mm_packed *const all[] = {&y->qkv, &y->out, &y->output_gate, &y->router};
+  const mm_packed *const all[] = {&y->qkv, &y->out, &y->output_gate, &y->router, &y->index_q, &y->index_k, &y->mlp_up, &y->mlp_down};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) mm_cpu_ahead(all[i], 0);
 }
 
@@ -49,7 +49,7 @@ bool mm_cpu_ahead_pays(const mm_backend *b) {
   uint64_t bytes = 0;
   for (uint32_t l = b->c.weights->layer_first; l < b->c.weights->layer_end; l++) {
     const mm_layer_weights *y = &b->c.weights->layer[l];
-    const mm_packed *const all[] = {&y->qkv, &y->out, &y->output_gate, &y->w13, &y->w2};
+    const mm_packed *const all[] = {&y->qkv, &y->out, &y->output_gate, &y->w13, &y->w2, &y->mlp_up, &y->mlp_down};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
       for (unsigned p = 0; all[i]->scheme && p < all[i]->scheme->plane_count; p++) bytes += all[i]->lead * bytes_of(all[i], p);
   }

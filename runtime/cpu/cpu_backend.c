@@ -32,24 +32,26 @@ static char *map_cache(size_t bytes, mm_err *err) {
   return NULL;
 }
 
-static bool open_kv(mm_backend *b, mm_cpu_cache *c, mm_err *err) {
-  return (c->k = map_cache(b->kv_bytes, err)) && (c->v = map_cache(b->kv_bytes, err));
+static bool open_kv(mm_backend *b, mm_cpu_cache *c, bool sparse, mm_err *err) {
+  return (c->k = map_cache(b->kv_bytes, err)) && (c->v = map_cache(b->kv_bytes, err)) &&
+         (!sparse || (c->index = (float *)(void *)map_cache(b->index_bytes, err)));
 }
 
 static bool open_caches(mm_backend *b, mm_err *err) {
   const mm_model *m = b->c.model;
   const mm_limits *limits = &b->c.limits;
   uint32_t pages, lightning = 0;
-  uint64_t state, kv;
+  uint64_t state, kv, index;
   if (!mm_limits_pages(limits, &pages, err) || !(b->cache = mm_calloc(m->layers, sizeof *b->cache, err))) return false;
   b->per_slot = (uint32_t)mm_ceil_div(limits->max_positions, MM_PAGE);
   b->kv_size = b->c.kv_bf16 ? 2 : 4;
   if (!mm_mul((uint64_t)pages * b->kv_heads, (uint64_t)MM_PAGE * b->d * b->kv_size, &kv)) return mm_fail_memory(err, UINT64_MAX);
-  b->kv_bytes = kv;
+  if (!mm_mul((uint64_t)pages * MM_PAGE, m->index_dim * sizeof(float), &index)) return mm_fail_memory(err, UINT64_MAX);
+  b->kv_bytes = kv, b->index_bytes = index;
   for (uint32_t l = b->c.weights->layer_first; l < b->c.weights->layer_end; l++) {
     if (m->attn[l] == MM_ATTN_LIGHTNING)
       b->cache[l].state = lightning++;
-    else if (!open_kv(b, &b->cache[l], err))
+    else if (!open_kv(b, &b->cache[l], m->attn[l] == MM_ATTN_SPARSE, err))
       return false;
   }
   b->state_floats = (size_t)lightning * b->heads * b->d * b->d;
@@ -73,7 +75,7 @@ static bool open_position_tables(mm_backend *b, mm_err *err) {
 /* The widest of what was bound to this rank. */
 typedef struct widths {
   uint64_t input, uncut; /* columns of a matrix: here, and before it was cut */
-  uint64_t vector, inter, experts;
+  uint64_t vector, inter, experts, mlp;
 } widths;
 
 static void widen(widths *x, const mm_packed *w) {
@@ -87,12 +89,15 @@ static widths widths_of(const mm_rank_weights *w, uint32_t layers) {
   widen(&x, &w->head);
   for (uint32_t l = 0; l < layers; l++) {
     const mm_layer_weights *y = &w->layer[l];
-    const mm_packed *matrix[] = {&y->qkv, &y->out, &y->output_gate, &y->router, &y->w13, &y->w2};
-    const mm_packed *vector[] = {&y->input_norm, &y->post_norm, &y->attn_norm, &y->q_norm, &y->k_norm, &y->router_bias};
+    const mm_packed *matrix[] = {&y->qkv, &y->out,     &y->output_gate, &y->router, &y->w13,
+                                 &y->w2,  &y->index_q, &y->index_k,     &y->mlp_up, &y->mlp_down};
+    const mm_packed *vector[] = {&y->input_norm, &y->post_norm,   &y->attn_norm,    &y->q_norm,
+                                 &y->k_norm,     &y->router_bias, &y->index_q_norm, &y->index_k_norm};
     for (size_t i = 0; i < sizeof matrix / sizeof *matrix; i++) widen(&x, matrix[i]);
     for (size_t i = 0; i < sizeof vector / sizeof *vector; i++) x.vector = mm_max(x.vector, vector[i]->n);
     x.inter = mm_max(x.inter, mm_max(y->w2.k, y->w13.n / 2));
     x.experts = mm_max(x.experts, mm_max(y->w2.n, y->w13.n));
+    x.mlp = mm_max(x.mlp, y->mlp_down.k);
   }
   return x;
 }
@@ -107,6 +112,12 @@ static bool open_buffers(mm_backend *b, mm_err *err) {
   if (!(b->pick_weight = matrix(b, pairs, 1, err)) || !(b->first_pair = matrix(b, m->experts + UINT64_C(1), 1, err))) return false;
   if (!(b->pair_row = matrix(b, pairs, 1, err)) || !(b->pair_weight = matrix(b, pairs, 1, err))) return false;
   if (!(b->pair_act = matrix(b, pairs, x.inter, err)) || !(b->few = matrix(b, mm_min(tokens, MM_CPU_FEW) * m->top_k, x.experts, err)))
+    return false;
+  if (x.mlp && (!(b->mlp_up = matrix(b, tokens, 2 * x.mlp, err)) || !(b->mlp_act = matrix(b, tokens, x.mlp, err)) ||
+                !(b->mlp_out = matrix(b, tokens, m->hidden, err))))
+    return false;
+  if (b->index_heads && (!(b->block = matrix(b, (uint64_t)tokens * b->index_heads, m->index_top_k, err)) ||
+                         !(b->blocks = matrix(b, tokens, b->index_heads, err))))
     return false;
   if (!(b->share = matrix(b, b->c.threads, sizeof *b->share / 4, err))) return false;
   if (b->c.act_quant) {
@@ -133,6 +144,7 @@ static void cpu_close(mm_backend *b) {
   for (uint32_t l = 0; b->cache && l < b->c.model->layers; l++) {
     if (b->cache[l].k) munmap(b->cache[l].k, b->kv_bytes);
     if (b->cache[l].v) munmap(b->cache[l].v, b->kv_bytes);
+    if (b->cache[l].index) munmap(b->cache[l].index, b->index_bytes);
   }
   free(b->cache);
   free(b->state);
@@ -153,7 +165,9 @@ static mm_backend *cpu_open(const mm_backend_config *c, mm_err *err) {
   b->c = *c;
   b->heads = c->model->heads / c->weights->tp;
   b->kv_heads = (uint32_t)mm_max(1, c->model->kv_heads / c->weights->tp);
+  if (c->model->index_heads) b->index_heads = (uint32_t)mm_max(1, c->model->index_heads / c->weights->tp);
   b->d = c->model->head_dim;
+  b->swiglu = (mm_cpu_swiglu){(float)c->model->act_alpha, (float)c->model->act_limit, (float)c->model->act_beta};
   b->vectors = mm_cpu_vectors_here();
   b->ahead = mm_cpu_ahead_pays(b);
   b->load = mm_calloc((size_t)c->model->layers * c->model->experts, sizeof *b->load, err);
@@ -203,6 +217,9 @@ static void copy_pages(const mm_backend *b, const mm_paging *p) {
       memcpy(c->k + to, c->k + from, bytes);
       memcpy(c->v + to, c->v + from, bytes);
     }
+    for (uint32_t i = 0; c->index && i < p->copies; i++)
+      memcpy(mm_cpu_index_key(b, c, p->copy[i].to, 0), mm_cpu_index_key(b, c, p->copy[i].from, 0),
+             (size_t)p->copy[i].tokens * b->c.model->index_dim * sizeof(float));
   }
 }
 
@@ -294,6 +311,8 @@ const mm_ops mm_ops_cpu = {
     .read = cpu_read,
     .expert_load = cpu_expert_load,
     .act_quant = true,
+    .select = mm_cpu_select,
+    .mlp = mm_cpu_mlp,
     .calibration = true,
     .pins = true,
     .send = cpu_send,

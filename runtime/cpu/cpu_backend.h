@@ -34,15 +34,18 @@ typedef struct mm_cpu_soon {
 /* What one layer remembers, for every slot. */
 typedef struct mm_cpu_cache {
   uint32_t state; /* lightning: its place among the states of a slot */
-  char *k, *v;    /* full: [pages, kv_heads, MM_PAGE, d], k after norm and RoPE; f32 or bf16 */
+  char *k, *v;    /* full and sparse: [pages, kv_heads, MM_PAGE, d], k after norm and RoPE; f32 or bf16 */
+  float *index;   /* sparse: [pages, MM_PAGE, index_dim], index keys after norm and RoPE; f32 whatever k and v are */
 } mm_cpu_cache;
 
 struct mm_backend {
   mm_backend_config c;
   uint32_t heads, kv_heads, d; /* on this rank */
+  uint32_t index_heads;        /* the same; 0 without sparse layers */
   mm_arena arena;              /* every buffer below but the caches and logits */
   mm_cpu_cache *cache;         /* [layers] */
   size_t kv_bytes;             /* of each k and v: mapped, and touched as pages are used */
+  size_t index_bytes;          /* of each index */
   uint32_t kv_size;            /* of a number: 4, or 2 for bf16 */
   uint32_t per_slot;           /* pages of a slot at its longest */
   float *state;                /* [slots, lightning layers, heads, d (key), d (value)] */
@@ -58,7 +61,12 @@ struct mm_backend {
   uint32_t *first_pair;        /* [E + 1]: where an expert's (row, expert) pairs begin */
   uint32_t *pair_row;          /* [max_tokens·top_k] sorted by expert */
   float *pair_weight;          /* [max_tokens·top_k] */
-  float *pair_act;             /* [max_tokens·top_k, Ir]: SiLU(w1 x) ⊙ (w3 x) */
+  float *pair_act;             /* [max_tokens·top_k, Ir]: act(w1 x, w3 x) */
+  float *mlp_up, *mlp_act;     /* [max_tokens, 2·Ir], [max_tokens, Ir] of dense MLPs and shared experts */
+  float *mlp_out;              /* [max_tokens, H]: what a shared expert adds */
+  uint32_t *block;             /* [max_tokens, index_heads, index_top_k]: blocks that the last select chose, ascending */
+  uint32_t *blocks;            /* [max_tokens, index_heads]: how many */
+  mm_cpu_swiglu swiglu;        /* of the model */
   float *amax;                 /* [max_tokens·top_k, amaxes of the widest row], or scales; this and the next under act_quant only */
   float *rounded;              /* [max_tokens, widest input] */
   const float **row;           /* [max_tokens]: inputs of the present product, as its loops read them */
@@ -91,6 +99,16 @@ static inline uint32_t mm_cpu_page(const mm_backend *b, uint32_t slot, uint32_t 
 static inline size_t mm_cpu_cell(const mm_backend *b, uint32_t page, uint32_t kv_head, uint32_t at) {
   return (((size_t)page * b->kv_heads + kv_head) * MM_PAGE + at) * b->d * b->kv_size;
 }
+/* Index key of token `at` of a page. */
+static inline float *mm_cpu_index_key(const mm_backend *b, const mm_cpu_cache *c, uint32_t page, uint32_t at) {
+  return c->index + ((size_t)page * MM_PAGE + at) * b->c.model->index_dim;
+}
+/* The blocks that the last select chose for row t and a kv head of this rank, and how many. */
+static inline const uint32_t *mm_cpu_blocks(const mm_backend *b, uint32_t t, uint32_t kv_head, uint32_t *count) {
+  const size_t i = (size_t)t * b->index_heads + kv_head * b->index_heads / b->kv_heads;
+  *count = b->blocks[i];
+  return b->block + i * b->c.model->index_top_k;
+}
 /* Lightning state of one head: [d, d]. */
 static inline float *mm_cpu_state(const mm_backend *b, uint32_t layer, uint32_t slot, uint32_t head) {
   return b->state + slot * b->state_floats + ((size_t)b->cache[layer].state * b->heads + head) * b->d * b->d;
@@ -112,6 +130,19 @@ const float *mm_cpu_input(mm_backend *b, mm_act x, const mm_packed *w);
 void mm_cpu_round(mm_backend *b, float *x, uint32_t rows, const mm_packed *w);
 /* A vector weight as f32[n], valid until the next call. */
 const float *mm_cpu_vector(mm_backend *b, const mm_packed *w);
+/* The same of a norm: what it multiplies with. */
+const float *mm_cpu_norm_vector(mm_backend *b, const mm_packed *w);
+/* Heads x[heads, n] by the RMS of each, times w[n]. */
+void mm_cpu_norm_heads(float *x, uint32_t heads, uint32_t n, const float *w, double eps);
+/* Half-split RoPE in the first 2·half elements of one head. */
+void mm_cpu_turn_head(float *x, const float *turn, uint32_t half);
+/* out[n] = act(gate[n], up[n]) of the model. */
+static inline void mm_cpu_activate(const mm_backend *b, float *out, const float *gate, const float *up, size_t n) {
+  if (b->c.model->activation == MM_ACTIVATION_SILU)
+    b->vectors->silu(out, gate, up, n);
+  else
+    b->vectors->swiglu(out, gate, up, n, &b->swiglu);
+}
 /* What the products with a weight are given: numbers, pairs that BF16 holds behind them (cpu_rows.h), or integers. */
 typedef enum mm_cpu_form {
   MM_FORM_F32,
@@ -176,6 +207,8 @@ void mm_cpu_lightning(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv);
 void mm_cpu_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_packed *w, double eps);
 void mm_cpu_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router, const mm_packed *bias);
 void mm_cpu_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2);
+void mm_cpu_select(mm_backend *b, uint32_t layer, mm_act q, mm_act k, const mm_packed *q_norm, const mm_packed *k_norm);
+void mm_cpu_mlp(mm_backend *b, mm_act y, mm_act x, const mm_packed *up, const mm_packed *down, bool add);
 void mm_cpu_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps);
 void mm_cpu_logits(mm_backend *b, mm_act x, const mm_packed *head);
 

@@ -215,18 +215,28 @@ void mm_cpu_embed(mm_backend *b, mm_act x, const mm_packed *table) {
   mm_comm_sum(b->c.comm, w->rank, x.data, (size_t)b->batch->tokens * x.width);
 }
 
+const float *mm_cpu_norm_vector(mm_backend *b, const mm_packed *w) {
+  mm_cpu_vector(b, w);
+  for (uint32_t i = 0; b->c.model->norm_offset && i < w->n; i++) b->vector[i] += 1;
+  return b->vector;
+}
+
 static void norm_row(float *y, const float *x, const float *w, uint32_t n, double eps) {
   float r = 1.0f / sqrtf(mm_cpu_dot(x, x, n) / (float)n + (float)eps);
   for (uint32_t i = 0; i < n; i++) y[i] = x[i] * r * w[i];
 }
 
+void mm_cpu_norm_heads(float *x, uint32_t heads, uint32_t n, const float *w, double eps) {
+  for (uint32_t h = 0; h < heads; h++) norm_row(x + (size_t)h * n, x + (size_t)h * n, w, n, eps);
+}
+
 void mm_cpu_norm(mm_backend *b, mm_act y, mm_act x, const mm_packed *w, double eps) {
-  const float *weight = mm_cpu_vector(b, w);
+  const float *weight = mm_cpu_norm_vector(b, w);
   for (uint32_t t = 0; t < b->batch->tokens; t++) norm_row(mm_cpu_row(y, t), mm_cpu_row(x, t), weight, x.width, eps);
 }
 
 void mm_cpu_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_packed *w, double eps) {
-  const float *weight = mm_cpu_vector(b, w);
+  const float *weight = mm_cpu_norm_vector(b, w);
   uint32_t n = o.width, T = b->batch->tokens;
   for (uint32_t t = 0; t < T; t++) b->sums[t] = mm_cpu_dot(mm_cpu_row(o, t), mm_cpu_row(o, t), n);
   mm_comm_sum(b->c.comm, b->c.weights->rank, b->sums, T);
@@ -239,7 +249,7 @@ void mm_cpu_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_
 }
 
 void mm_cpu_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps) {
-  const float *weight = w ? mm_cpu_vector(b, w) : NULL;
+  const float *weight = w ? mm_cpu_norm_vector(b, w) : NULL;
   float alpha = (float)scale.alpha, beta = (float)scale.beta;
   uint32_t H = h.width;
   mm_comm_sum(b->c.comm, b->c.weights->rank, branch.data, (size_t)b->batch->tokens * H);

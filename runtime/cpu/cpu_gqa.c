@@ -8,8 +8,17 @@ static void scale_row(float *x, float r, const float *w, uint32_t n) {
   for (uint32_t i = 0; i < n; i++) x[i] = x[i] * r * w[i];
 }
 
+/* Every head of q and k by itself. */
+static void norm_each(mm_backend *b, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm) {
+  const float *weight = mm_cpu_norm_vector(b, q_norm);
+  for (uint32_t t = 0; t < b->batch->tokens; t++) mm_cpu_norm_heads(mm_cpu_row(qkv, t), b->heads, b->d, weight, b->c.model->norm_eps);
+  weight = mm_cpu_norm_vector(b, k_norm);
+  for (uint32_t t = 0; t < b->batch->tokens; t++)
+    mm_cpu_norm_heads(mm_cpu_row(qkv, t) + (size_t)b->heads * b->d, b->kv_heads, b->d, weight, b->c.model->norm_eps);
+}
+
 /* q and k of every row are normalised over all heads of all ranks, each with its own mean square. */
-static void qk_norm(mm_backend *b, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm) {
+static void norm_all(mm_backend *b, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm) {
   const mm_model *m = b->c.model;
   uint32_t tp = b->c.weights->tp, T = b->batch->tokens, q = b->heads * b->d, k = b->kv_heads * b->d;
   for (uint32_t t = 0; t < T; t++) {
@@ -20,14 +29,13 @@ static void qk_norm(mm_backend *b, mm_act qkv, const mm_packed *q_norm, const mm
   mm_comm_sum(b->c.comm, b->c.weights->rank, b->sums, 2 * (size_t)T);
   /* With more ranks than kv heads every kv head was counted once by each rank that holds it: k·tp counts it as often. */
   float whole_q = (float)q * (float)tp, whole_k = (float)k * (float)tp, eps = (float)m->norm_eps;
-  const float *weight = mm_cpu_vector(b, q_norm);
+  const float *weight = mm_cpu_norm_vector(b, q_norm);
   for (uint32_t t = 0; t < T; t++) scale_row(mm_cpu_row(qkv, t), 1.0f / sqrtf(b->sums[2 * t] / whole_q + eps), weight, q);
-  weight = mm_cpu_vector(b, k_norm);
+  weight = mm_cpu_norm_vector(b, k_norm);
   for (uint32_t t = 0; t < T; t++) scale_row(mm_cpu_row(qkv, t) + q, 1.0f / sqrtf(b->sums[2 * t + 1] / whole_k + eps), weight, k);
 }
 
-/* Half-split RoPE in the first 2·half elements of one head. */
-static void turn_head(float *x, const float *turn, uint32_t half) {
+void mm_cpu_turn_head(float *x, const float *turn, uint32_t half) {
   for (uint32_t i = 0; i < half; i++) {
     float c = turn[i], s = turn[half + i], lo = x[i], hi = x[half + i];
     x[i] = lo * c - hi * s;
@@ -70,7 +78,7 @@ static const float *load(const mm_backend *b, const char *cell, uint32_t n, floa
 static void store_row(mm_backend *b, const mm_cpu_cache *cache, float *row, uint32_t t, uint32_t slot, uint32_t pos) {
   uint32_t half = b->c.model->rotary_dim / 2, d = b->d, page = mm_cpu_page(b, slot, pos / MM_PAGE);
   const float *turn = b->rope + (size_t)t * 2 * half;
-  for (uint32_t h = 0; h < b->heads + b->kv_heads; h++) turn_head(row + (size_t)h * d, turn, half);
+  for (uint32_t h = 0; h < b->heads + b->kv_heads; h++) mm_cpu_turn_head(row + (size_t)h * d, turn, half);
   const float *k = row + (size_t)b->heads * d, *v = k + (size_t)b->kv_heads * d;
   for (uint32_t h = 0; h < b->kv_heads; h++) {
     const size_t at = mm_cpu_cell(b, page, h, pos % MM_PAGE);
@@ -96,14 +104,19 @@ size_t mm_cpu_attention_floats(const mm_backend *b) {
   return 2 * (size_t)MM_PAGE * b->d + queries * (MM_CPU_POSITIONS + sizeof(mm_cpu_query) / sizeof(float));
 }
 
-/* Rows [first, first + rows) of span s under one kv head: o[d] = Σ softmax(q·k/√d)·v over the positions up to each row's own. Pages are
- * taken in order, and what a head keeps between them is scaled to the largest score so far. room: mm_cpu_attention_floats. */
-static void attend(const gqa *j, const mm_span *s, uint32_t first, uint32_t rows, uint32_t kv_head, float *room) {
+/* Room for the queries of some rows under one kv head: mm_cpu_attention_floats. */
+typedef struct heads {
+  float *k, *v; /* a page as f32 */
+  mm_cpu_query *query;
+  uint32_t count, group;
+} heads;
+
+/* The queries of rows [first, first + rows), scaled. */
+static heads open_heads(const gqa *j, uint32_t first, uint32_t rows, uint32_t kv_head, float *room) {
   const mm_backend *b = j->b;
-  const uint32_t d = b->d, group = (uint32_t)mm_max(1, b->heads / b->kv_heads), pos = s->pos + (first - s->first), end = pos + rows;
+  const uint32_t d = b->d, group = (uint32_t)mm_max(1, b->heads / b->kv_heads);
   const float scale = 1.0f / sqrtf((float)d);
-  float *const k_room = room, *const v_room = k_room + (size_t)MM_PAGE * d;
-  float *const score = v_room + (size_t)MM_PAGE * d;
+  float *const v = room + (size_t)MM_PAGE * d, *const score = v + (size_t)MM_PAGE * d;
   mm_cpu_query *const query = (mm_cpu_query *)(void *)(score + (size_t)rows * group * MM_CPU_POSITIONS);
   for (uint32_t i = 0; i < rows * group; i++) {
     const size_t column = (size_t)(kv_head * group + i % group) * d;
@@ -111,16 +124,50 @@ static void attend(const gqa *j, const mm_span *s, uint32_t first, uint32_t rows
     for (uint32_t c = 0; c < d; c++) q[c] *= scale, o[c] = 0;
     query[i] = (mm_cpu_query){.q = q, .o = o, .score = score + (size_t)i * MM_CPU_POSITIONS, .soft = {-INFINITY, 0}};
   }
+  return (heads){room, v, query, rows * group, group};
+}
+
+static void close_heads(const heads *x, uint32_t d) {
+  for (uint32_t i = 0; i < x->count; i++)
+    for (uint32_t c = 0; c < d; c++) x->query[i].o[c] /= x->query[i].soft.sum;
+}
+
+/* Rows [first, first + rows) of span s under one kv head: o[d] = Σ softmax(q·k/√d)·v over the positions up to each row's own. Pages are
+ * taken in order, and what a head keeps between them is scaled to the largest score so far. */
+static void attend(const gqa *j, const mm_span *s, uint32_t first, uint32_t rows, uint32_t kv_head, float *room) {
+  const mm_backend *b = j->b;
+  const uint32_t pos = s->pos + (first - s->first), end = pos + rows;
+  const heads x = open_heads(j, first, rows, kv_head, room);
   for (uint32_t at = 0; at < end; at += MM_PAGE) {
     const size_t cell = mm_cpu_cell(b, mm_cpu_page(b, (uint32_t)s->slot, at / MM_PAGE), kv_head, 0);
     const uint32_t held = (uint32_t)mm_min(MM_PAGE, end - at);
-    const float *k = load(b, j->cache->k + cell, held, k_room), *v = load(b, j->cache->v + cell, held, v_room);
-    const uint32_t see = at > pos ? (at - pos) * group : 0; /* the first query that sees any of it */
-    for (uint32_t i = see; i < rows * group; i++) query[i].n = (uint32_t)mm_min(MM_PAGE, pos + i / group + 1 - at);
-    b->vectors->attend(query + see, rows * group - see, k, v, d);
+    const float *k = load(b, j->cache->k + cell, held, x.k), *v = load(b, j->cache->v + cell, held, x.v);
+    const uint32_t see = at > pos ? (at - pos) * x.group : 0; /* the first query that sees any of it */
+    for (uint32_t i = see; i < x.count; i++) x.query[i].n = (uint32_t)mm_min(MM_PAGE, pos + i / x.group + 1 - at);
+    b->vectors->attend(x.query + see, x.count - see, k, v, b->d);
   }
-  for (uint32_t i = 0; i < rows * group; i++)
-    for (uint32_t c = 0; c < d; c++) query[i].o[c] /= query[i].soft.sum;
+  close_heads(&x, b->d);
+}
+
+/* The same of one row over the blocks that were chosen for it, neighbours at once: with all blocks to the bit what attend gives. */
+static void attend_blocks(const gqa *j, const mm_span *s, uint32_t row, uint32_t kv_head, float *room) {
+  const mm_backend *b = j->b;
+  const uint32_t size = b->c.model->index_block, end = s->pos + (row - s->first) + 1;
+  uint32_t count;
+  const uint32_t *block = mm_cpu_blocks(b, row, kv_head, &count);
+  const heads x = open_heads(j, row, 1, kv_head, room);
+  for (uint32_t i = 0, next; i < count; i = next) {
+    for (next = i + 1; next < count && block[next] == block[next - 1] + 1;) next++;
+    const uint32_t stop = (uint32_t)mm_min((uint64_t)(block[next - 1] + 1) * size, end);
+    for (uint32_t at = block[i] * size, n; at < stop; at += n) {
+      n = (uint32_t)mm_min(MM_PAGE - at % MM_PAGE, stop - at);
+      const size_t cell = mm_cpu_cell(b, mm_cpu_page(b, (uint32_t)s->slot, at / MM_PAGE), kv_head, at % MM_PAGE);
+      const float *k = load(b, j->cache->k + cell, n, x.k), *v = load(b, j->cache->v + cell, n, x.v);
+      for (uint32_t q = 0; q < x.count; q++) x.query[q].n = n;
+      b->vectors->attend(x.query, x.count, k, v, b->d);
+    }
+  }
+  close_heads(&x, b->d);
 }
 
 /* One kv head of up to ROWS_TOGETHER rows: of every span as many lots as it has. The last are taken first: they have most to read. */
@@ -135,13 +182,15 @@ static bool attend_lot(void *ctx, size_t item, unsigned worker, mm_err *err) {
   const uint32_t from = lot * ROWS_TOGETHER, rows = (uint32_t)mm_min(ROWS_TOGETHER, s->count - from), width = b->heads / b->kv_heads * b->d;
   for (uint32_t r = 0; s->slot < 0 && r < rows; r++)
     memset(mm_cpu_row(j->o, s->first + from + r) + (size_t)kv_head * width, 0, width * sizeof(float));
-  if (s->slot >= 0) attend(j, s, s->first + from, rows, kv_head, b->scratch[worker]);
+  if (s->slot >= 0 && !j->cache->index) attend(j, s, s->first + from, rows, kv_head, b->scratch[worker]);
+  for (uint32_t r = 0; s->slot >= 0 && j->cache->index && r < rows; r++)
+    attend_blocks(j, s, s->first + from + r, kv_head, b->scratch[worker]);
   return true;
 }
 
 void mm_cpu_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm) {
   gqa j = {.b = b, .cache = &b->cache[layer], .o = o, .qkv = qkv};
-  if (q_norm) qk_norm(b, qkv, q_norm, k_norm);
+  if (q_norm) (b->c.model->qk_norm_per_head ? norm_each : norm_all)(b, qkv, q_norm, k_norm);
   uint64_t seen = 0;
   for (uint32_t i = 0; i < b->batch->span_count; i++) {
     const mm_span *s = &b->batch->span[i];

@@ -15,7 +15,7 @@ static uint32_t take_best(const float *key, const uint32_t *taken, uint32_t take
   return best;
 }
 
-/* z[E] becomes the scores; the chosen ids and their weights, which add up to 1. */
+/* z[E] becomes the scores; the chosen ids and their weights, which add up to routed_scale or 1. */
 static void choose(const mm_model *m, float *z, const float *bias, uint32_t *pick, float *weight, float *key) {
   uint32_t E = m->experts;
   if (m->router == MM_ROUTER_SIGMOID_BIAS) {
@@ -31,7 +31,7 @@ static void choose(const mm_model *m, float *z, const float *bias, uint32_t *pic
     weight[i] = m->router == MM_ROUTER_SOFTMAX ? expf(z[pick[i]] - z[pick[0]]) : z[pick[i]];
     sum += weight[i];
   }
-  for (uint32_t i = 0; i < m->top_k; i++) weight[i] /= sum;
+  for (uint32_t i = 0; i < m->top_k; i++) weight[i] = weight[i] / sum * (m->routed_scale > 0 ? (float)m->routed_scale : 1);
 }
 
 static void sort_by_expert(mm_backend *b) {
@@ -99,7 +99,7 @@ static bool up_strip(void *ctx, size_t item, unsigned worker, mm_err *err) {
   mm_cpu_strip_of(b, worker, &part);
   for (uint32_t p = 0; p < rows; p++) {
     float *act = b->pair_act + (size_t)(from + p) * ir + first;
-    b->vectors->silu(act, gate + (size_t)p * count, up + (size_t)p * count, count);
+    mm_cpu_activate(b, act, gate + (size_t)p * count, up + (size_t)p * count, count);
   }
   return true;
 }
@@ -161,7 +161,7 @@ static void few_up(const experts *j, uint64_t work) {
   const size_t ir = j->w13->n / 2;
   few_products(j, j->w13, work);
   for (size_t p = j->first[0]; p < j->first[j->w13->lead]; p++)
-    b->vectors->silu(b->pair_act + p * ir, b->few + p * 2 * ir, b->few + (p * 2 + 1) * ir, ir);
+    mm_cpu_activate(b, b->pair_act + p * ir, b->few + p * 2 * ir, b->few + (p * 2 + 1) * ir, ir);
 }
 static void few_down(const experts *j, uint64_t work) {
   mm_backend *b = j->b;

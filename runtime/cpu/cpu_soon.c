@@ -46,10 +46,14 @@ void mm_cpu_soon_after(mm_backend *b, const mm_packed *w) {
   const mm_layer_weights *y = &all->layer[b->layer];
   const mm_packed *next = NULL;
   if (b->batch->tokens != 1) return;
-  if (w == &y->qkv) next = y->output_gate.scheme ? &y->output_gate : &y->out;
-  if (w == &y->output_gate) next = &y->out;
-  if (w == &y->out) next = &y->router;
-  if (w == &y->w2) next = b->layer + 1 < all->layer_end ? &all->layer[b->layer + 1].qkv : &all->head;
+  if (w == &y->qkv) next = y->output_gate.scheme ? &y->output_gate : y->index_q.scheme ? &y->index_q : &y->out;
+  if (w == &y->index_q) next = &y->index_k;
+  if (w == &y->output_gate || w == &y->index_k) next = &y->out;
+  if (w == &y->out) next = y->router.scheme ? &y->router : &y->mlp_up;
+  if (w == &y->w2 && y->mlp_up.scheme) next = &y->mlp_up;
+  if (w == &y->mlp_up) next = &y->mlp_down;
+  if (w == &y->mlp_down || (w == &y->w2 && !y->mlp_up.scheme))
+    next = b->layer + 1 < all->layer_end ? &all->layer[b->layer + 1].qkv : &all->head;
   if (!next || !next->scheme) {
     publish(&b->soon, 0, 0);
     return;

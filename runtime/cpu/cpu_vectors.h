@@ -12,6 +12,11 @@
 typedef void mm_cpu_exp_fn(float *out, const float *x, size_t n);
 /* out[i] = x[i] / (1 + exp(-x[i])), times by[i] unless by is NULL. */
 typedef void mm_cpu_silu_fn(float *out, const float *x, const float *by, size_t n);
+/* out[i] = (clamp(up[i], ±limit) + beta)·g / (1 + exp(-alpha·g)), g = min(gate[i], limit). */
+typedef struct mm_cpu_swiglu {
+  float alpha, limit, beta;
+} mm_cpu_swiglu;
+typedef void mm_cpu_swiglu_fn(float *out, const float *gate, const float *up, size_t n, const mm_cpu_swiglu *s);
 /* out[i] = x[i]·r·w[i] / (1 + exp(-gate[i])). */
 typedef void mm_cpu_gate_fn(float *out, const float *x, float r, const float *w, const float *gate, size_t n);
 
@@ -36,6 +41,7 @@ typedef void mm_cpu_state_fn(float *S, float *o, const float *q, const float *k,
 typedef struct mm_cpu_vectors {
   mm_cpu_exp_fn *exp;
   mm_cpu_silu_fn *silu;
+  mm_cpu_swiglu_fn *swiglu;
   mm_cpu_gate_fn *gate;
   mm_cpu_attend_fn *attend;
   mm_cpu_state_fn *state;

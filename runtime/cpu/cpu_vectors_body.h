@@ -47,6 +47,18 @@ TARGET static void silu_of(float *out, const float *x, const float *by, size_t n
   store_some(out + i, by ? v16_mul(y, load_some(by + i, n - i)) : y, n - i);
 }
 
+/* What is no number stays none: of v16_min and v16_max it is the second that is kept then. */
+LEVEL v16 swiglu_16(v16 gate, v16 up, const mm_cpu_swiglu *s) {
+  const v16 limit = v16_set1(s->limit), g = v16_min(limit, gate), u = v16_max(v16_set1(-s->limit), v16_min(limit, up));
+  const v16 y = v16_div(g, one_and_exp_of_minus(v16_mul(g, v16_set1(s->alpha))));
+  return v16_mul(v16_add(u, v16_set1(s->beta)), y);
+}
+TARGET static void swiglu_of(float *out, const float *gate, const float *up, size_t n, const mm_cpu_swiglu *s) {
+  size_t i = 0;
+  for (; i + 16 <= n; i += 16) v16_store(out + i, swiglu_16(v16_load(gate + i), v16_load(up + i), s));
+  if (i < n) store_some(out + i, swiglu_16(load_some(gate + i, n - i), load_some(up + i, n - i), s), n - i);
+}
+
 LEVEL v16 gate_16(v16 x, v16 r, v16 w, v16 gate) { return v16_div(v16_mul(v16_mul(x, r), w), one_and_exp_of_minus(gate)); }
 TARGET static void gate_of(float *out, const float *x, float r, const float *w, const float *gate, size_t n) {
   size_t i = 0;
@@ -238,4 +250,4 @@ TARGET static float dot(const float *a, const float *b, uint32_t n) {
 }
 
 #define MM_VECTORS_HERE \
-  { .exp = exp_of, .silu = silu_of, .gate = gate_of, .attend = attend_of, .state = state_of }
+  { .exp = exp_of, .silu = silu_of, .swiglu = swiglu_of, .gate = gate_of, .attend = attend_of, .state = state_of }

@@ -12,6 +12,13 @@ static const mm_ops *const devices[] = {
 #endif
 };
 
+bool mm_ops_run(const mm_ops *ops, const mm_model *m, mm_err *err) {
+  if (!mm_model_extended(m) || (ops->select && ops->mlp)) return true;
+  return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
+                 "found device %s and a model %s, whose sparse attention, norms and MLPs it does not compute; expected --device cpu",
+                 ops->name, m->architecture);
+}
+
 const mm_ops *mm_ops_find(const char *name, mm_err *err) {
   for (size_t i = 0; i < sizeof devices / sizeof *devices; i++)
     if (strcmp(devices[i]->name, name) == 0) return devices[i];

@@ -1,20 +1,22 @@
-/* The model, written once for both families, over the ops of a backend. One call runs one step of one rank. */
+/* The model, written once for all families, over the ops of a backend. One call runs one step of one rank. */
 #include "runtime/engine/ops.h"
 
 static bool open_acts(mm_forward *f, mm_err *err) {
   const mm_model *m = f->model;
-  uint32_t qkv = 0, heads = 0;
+  uint32_t qkv = 0, heads = 0, index = 0;
   bool lightning = false;
   for (uint32_t l = f->weights->layer_first; l < f->weights->layer_end; l++) {
     qkv = f->weights->layer[l].qkv.n > qkv ? f->weights->layer[l].qkv.n : qkv;
     heads = f->weights->layer[l].out.k;
     lightning |= m->attn[l] == MM_ATTN_LIGHTNING;
+    if (m->attn[l] == MM_ATTN_SPARSE) index = f->weights->layer[l].index_q.n;
   }
   const mm_ops *ops = f->ops;
   mm_backend *b = f->backend;
   return ops->act(b, m->hidden, &f->h, err) && ops->act(b, m->hidden, &f->n, err) && ops->act(b, m->hidden, &f->spare, err) &&
          ops->act(b, m->hidden, &f->branch, err) && ops->act(b, qkv, &f->qkv, err) && ops->act(b, heads, &f->o, err) &&
-         (!lightning || ops->act(b, heads, &f->gate, err));
+         (!lightning || ops->act(b, heads, &f->gate, err)) &&
+         (!index || (ops->act(b, index, &f->index_q, err) && ops->act(b, m->index_dim, &f->index_k, err)));
 }
 
 static bool open_taps(mm_forward *f, const mm_backend_config *c, mm_err *err) {
@@ -52,9 +54,26 @@ static void attention(const mm_forward *f, mm_act n, uint32_t l) {
     ops->gated_norm(b, f->o, f->o, f->gate, &w->attn_norm, f->model->lightning_norm_eps);
   } else {
     bool norms = f->model->qk_norm;
+    if (f->model->attn[l] == MM_ATTN_SPARSE) {
+      ops->linear(b, f->index_q, n, &w->index_q);
+      ops->linear(b, f->index_k, n, &w->index_k);
+      ops->select(b, l, f->index_q, f->index_k, &w->index_q_norm, &w->index_k_norm);
+    }
     ops->gqa(b, l, f->o, qkv, norms ? &w->q_norm : NULL, norms ? &w->k_norm : NULL);
   }
   ops->linear(b, f->branch, f->o, &w->out);
+}
+
+/* n[T, H] -> branch[T, H]: this rank's partial sum of the MLP of layer l, or of its experts, routed and shared. */
+static void feed_forward(const mm_forward *f, mm_act n, uint32_t l) {
+  const mm_ops *ops = f->ops;
+  const mm_layer_weights *w = &f->weights->layer[l];
+  const bool routed = f->model->ffn[l] == MM_FFN_EXPERTS;
+  if (routed) {
+    ops->route(f->backend, l, n, &w->router, w->router_bias.scheme ? &w->router_bias : NULL);
+    ops->experts(f->backend, f->branch, n, &w->w13, &w->w2);
+  }
+  if (w->mlp_up.scheme) ops->mlp(f->backend, f->branch, n, &w->mlp_up, &w->mlp_down, routed);
 }
 
 /* The rows between two layers: h before the norm, n after it. */
@@ -94,8 +113,7 @@ bool mm_forward_step(mm_forward *f, const mm_batch *given, float *logits, mm_err
     if (ops->layer) ops->layer(b, l);
     attention(f, s.n, l);
     combine(f, &s, m->attn[l] == MM_ATTN_LIGHTNING ? m->deepnorm_lightning : m->deepnorm_full, &layer->post_norm);
-    ops->route(b, l, s.n, &layer->router, layer->router_bias.scheme ? &layer->router_bias : NULL);
-    ops->experts(b, f->branch, s.n, &layer->w13, &layer->w2);
+    feed_forward(f, s.n, l);
     combine(f, &s, m->deepnorm_mlp, norm_after(f, l));
     for (uint32_t i = 0; i < f->taps; i++)
       if (f->tap_layer[i] == l) ops->copy(b, f->tap[i], s.h);

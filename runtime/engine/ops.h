@@ -122,12 +122,13 @@ typedef struct mm_ops {
   bool (*begin)(mm_backend *b, const mm_batch *batch, mm_err *err);
   /* Embedding rows of the batch's ids, summed over ranks: x[T, H]. */
   void (*embed)(mm_backend *b, mm_act x, const mm_packed *table);
-  /* y = RMS(x; w, eps): x·rsqrt(mean(x²) + eps)·w. */
+  /* y = RMS(x; w, eps): x·rsqrt(mean(x²) + eps)·w, in every op (1 + w) for w under the model's norm_offset. */
   void (*norm)(mm_backend *b, mm_act y, mm_act x, const mm_packed *w, double eps);
   /* y[T, n] = x[T, k]·Wᵀ, x rounded first under act_quant: as a whole row, whatever rank holds which part of it. So do experts (x by
    * w13, the products by w2) and logits. */
   void (*linear)(mm_backend *b, mm_act y, mm_act x, const mm_packed *w);
-  /* Full attention of layer `layer`: optional QK norm (mean square over all ranks' heads), partial RoPE, KV write, causal softmax.
+  /* Full attention of layer `layer`: optional QK norm (mean square over all ranks' heads, or of each head), partial RoPE, KV write, causal
+   * softmax; in a sparse layer over the blocks that the select before it chose.
    * qkv[T, (hpr + 2·kpr)·d] is clobbered; o[T, hpr·d]. q_norm and k_norm are NULL without QK norm. */
   void (*gqa)(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm);
   /* Lightning attention: SiLU on qkv[T, hpr·3·d] (per head q, k, v), state update, o[T, hpr·d]. qkv is clobbered. */
@@ -137,7 +138,7 @@ typedef struct mm_ops {
   /* Chooses top_k experts and weights for each row of x[T, H]; kept inside the backend until the next route. bias may be NULL. What is
    * chosen for rows that are not padding counts as load of the layer's experts. */
   void (*route)(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router, const mm_packed *bias);
-  /* y = Σ weight · w2(SiLU(w1 x) ⊙ (w3 x)) over the routed experts: this rank's partial sum. */
+  /* y = Σ weight · w2(act(w1 x, w3 x)) over the routed experts, times routed_scale: this rank's partial sum. */
   void (*experts)(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2);
   /* h = alpha·residual + beta·Σ_ranks branch (in rank order, identical on all ranks), then n = RMS(h; w, eps). All four are distinct
    * buffers; branch is clobbered. w NULL: n is not wanted. A backend may put it off until the next op, unless `eager`. */
@@ -173,6 +174,14 @@ typedef struct mm_ops {
   bool act_quant; /* can round inputs */
 
   /* The rest may be NULL, 0 or false. */
+  /* Both NULL in a backend that runs no extended models (mm_model_extended), which are refused before it is opened.
+   * The index branch of a sparse layer, before its gqa: norm of each head, partial RoPE, the write of the key beside K and V, and for each
+   * row and index head the blocks to read: its own and those before it (index_local), then those whose largest q·k over positions up to the
+   * row's is highest, the lower block first, until there are index_top_k or no more. Kept inside the backend until the next select. q[T,
+   * ipr·index_dim] and k[T, index_dim] are clobbered; ipr = max(1, index_heads/tp). */
+  void (*select)(mm_backend *b, uint32_t layer, mm_act q, mm_act k, const mm_packed *q_norm, const mm_packed *k_norm);
+  /* y = w2(act(w1 x, w3 x)) of a dense MLP, or with `add` y += that: this rank's partial sum. */
+  void (*mlp)(mm_backend *b, mm_act y, mm_act x, const mm_packed *up, const mm_packed *down, bool add);
   /* Called before the ops of layer l: a backend whose weights are still arriving waits here, in its own order, for that layer's, and in
    * experts for those of the experts that were chosen. The calls may wait too, until they know what to wait for. A load that fails ends the
    * step with its error, and every later one; a step that was done before needed nothing of what failed. */
@@ -222,6 +231,8 @@ extern const mm_ops mm_ops_cuda;
 #define MM_DEVICES "cpu|cuda"
 /* The backend of this name; MM_UNSUPPORTED E_DEVICE naming those that were built. */
 const mm_ops *mm_ops_find(const char *name, mm_err *err);
+/* Whether the backend has the ops of the model; MM_UNSUPPORTED E_DEVICE. To be asked before it is opened or told to hold. */
+MM_MUST_USE bool mm_ops_run(const mm_ops *ops, const mm_model *m, mm_err *err);
 
 /* LIST of --devices, one number below 1024 for each rank: free(*device), NULL where list is. MM_USAGE E_USAGE. */
 MM_MUST_USE bool mm_devices_read(const char *list, uint32_t ranks, uint32_t **device, mm_err *err);
@@ -233,7 +244,7 @@ typedef struct mm_forward {
   mm_backend *backend;
   const mm_model *model;
   const mm_rank_weights *weights;
-  mm_act h, n, spare, qkv, o, gate, branch;
+  mm_act h, n, spare, qkv, o, gate, branch, index_q, index_k;
   mm_act tap[MM_TAPS];
   uint32_t tap_layer[MM_TAPS], taps;
   bool apart; /* steps without sampling end by keep; choose_kept comes later */

@@ -447,7 +447,8 @@ def values():
     check(BAD, "E_Q_ORPHAN", o_proj + "_scale_inv", spoil=lambda c: c.tensors.update({o_proj: ("BF16", [10, 8], bytes(160))}))
     check(UNSUPPORTED, "E_MIXED", one, spoil=lambda c: (c.tensors.update({one: ("BF16", [10, 6], bytes(120))}), c.tensors.pop(one + "_scale_inv")))
     check(UNSUPPORTED, "E_Q_METHOD", "exl9", spoil=lambda c: c.config["quantization_config"].update(quant_method="exl9"))
-    check(UNSUPPORTED, "E_ARCH", "MiniMax-M3", spoil=lambda c: c.config.update(architectures=["MiniMaxM3SparseForCausalLM"]))
+    check(UNSUPPORTED, "E_ARCH", "MiniMax-VL-01", spoil=lambda c: c.config.update(architectures=["MiniMaxVL01ForConditionalGeneration"]))
+    check(BAD, "E_CFG_MISSING", "hidden_act", spoil=lambda c: c.config.update(architectures=["MiniMaxM3SparseForCausalLM"]))
 
 
 def allowed():

@@ -18,10 +18,10 @@ def copy(c, config=None, tensors=None):
 
 
 def notes(c, *options):
-    """What a conversion and a dry run say in notes: the same."""
+    """Notes of a conversion and of a dry run, which are equal; not those on the tokenizer and template that small sources lack."""
     with Scratch() as root:
         c.save(root + "/src")
-        said = [[line for line in cf.ok(CONVERT, root + "/src", *way, *options).stderr.decode().splitlines() if line.startswith("note: ")]
+        said = [[line for line in cf.ok(CONVERT, root + "/src", *way, *options).stderr.decode().splitlines() if line.startswith("note: ") and "the source has no" not in line]
                 for way in (["--dry-run"], ["-o", root + "/out"], ["-q", "-o", root + "/quiet"])]
         cf.ok("minimax-verify", "-q", root + "/out", "--source", root + "/src")
     assert said[0] == said[1] and said[2] == [], said

@@ -7,12 +7,35 @@
 
 #include "formats/safetensors.h"
 #include "formats/system/pool.h"
+#include "runtime/cpu/cpu_backend.h"
 #include "runtime/engine/engine.h"
 
 #define LOGIT_LIMIT 2e-4 /* against the reference */
 #define SELF_LIMIT  0    /* against ourselves, the same tokens fed differently */
 #define LONGEST     700
 #define CHUNKED     300 /* tokens fed in chunks */
+#define KV_HEADS    8   /* of a rank, at most */
+
+/* The blocks that sparse layers chose for the last prompt, of each rank, layer, kv head of the rank and position: at most four of them;
+ * UINT32_MAX for none. */
+enum { CHOSEN = 4 };
+static uint32_t (*g_block)[LONGEST][CHOSEN]; /* [ranks, layers, KV_HEADS] */
+static size_t block_place(uint32_t rank, uint32_t layer, uint32_t kv_head) {
+  return ((size_t)rank * MM_MAX_LAYERS + layer) * KV_HEADS + kv_head;
+}
+
+static void select_and_tell(mm_backend *b, uint32_t layer, mm_act q, mm_act k, const mm_packed *q_norm, const mm_packed *k_norm) {
+  mm_ops_cpu.select(b, layer, q, k, q_norm, k_norm);
+  for (uint32_t i = 0; i < b->batch->span_count; i++) {
+    const mm_span *s = &b->batch->span[i];
+    for (uint32_t t = 0; s->slot == 0 && t < s->count; t++)
+      for (uint32_t h = 0; h < b->kv_heads; h++) {
+        uint32_t count, *to = g_block[block_place(b->c.weights->rank, layer, h)][s->pos + t];
+        const uint32_t *from = mm_cpu_blocks(b, s->first + t, h, &count);
+        for (uint32_t j = 0; j < CHOSEN; j++) to[j] = j < count ? from[j] : UINT32_MAX;
+      }
+  }
+}
 
 typedef struct golden {
   mm_st st;
@@ -71,6 +94,16 @@ static void step(golden *g, feed *seq, uint32_t sequences, const uint32_t *count
   if (!mm_engine_step(g->engine, &b, logits, &err)) die(&err);
 }
 
+/* The longest prompt, of CHUNKED + 40 tokens or more. */
+static const int32_t *longest(const golden *g, uint64_t *n) {
+  const mm_st_tensor *most = NULL;
+  for (size_t i = 0; i < g->st.count; i++)
+    if (strncmp(g->st.tensor[i].name, "ids.", 4) == 0 && (!most || g->st.tensor[i].shape.dim[0] > most->shape.dim[0]))
+      most = &g->st.tensor[i];
+  if (!most || most->shape.dim[0] < CHUNKED + 40) exit(1);
+  return tensor(g, "ids", most->name + 4, n);
+}
+
 static float *run(golden *g, const int32_t *id, uint32_t n, uint32_t chunk) {
   float *logits = calloc((size_t)n * g->vocab, sizeof *logits);
   feed seq = {0, id, n, 0};
@@ -97,8 +130,37 @@ static int32_t argmax(const float *x, uint32_t n) {
   return (int32_t)best;
 }
 
+/* Rows of `count` ids in any order, -1 for none, against what the ranks chose for the last positions of a prompt of n tokens; how many
+ * differ. */
+static double blocks_differ(const golden *g, const mm_st_tensor *t, uint64_t n) {
+  const mm_model *m = mm_engine_model(g->engine);
+  const int32_t *expected = (const int32_t *)(const void *)(g->map.data + t->offset);
+  const uint64_t kept = t->shape.dim[2], count = t->shape.dim[3];
+  const uint32_t tp = g->shards.pack.tp, each = (uint32_t)mm_max(1, m->kv_heads / tp);
+  double differ = 0;
+  for (uint32_t l = 0, i = 0; l < m->layers; l++) {
+    if (m->attn[l] != MM_ATTN_SPARSE) continue;
+    for (uint32_t r = 0; r < tp; r++)
+      for (uint32_t h = 0; h < each; h++)
+        for (uint64_t p = 0; p < kept; p++) {
+          const uint32_t *found = g_block[block_place(r, l, h)][n - kept + p];
+          const int32_t *row = expected + ((i * m->kv_heads + r * m->kv_heads / tp + h) * kept + p) * count;
+          uint32_t same = 0, wanted = 0, chosen = 0;
+          for (uint32_t a = 0; a < CHOSEN; a++) chosen += found[a] != UINT32_MAX;
+          for (uint64_t e = 0; e < count; e++) {
+            wanted += row[e] >= 0;
+            for (uint32_t a = 0; a < CHOSEN; a++) same += row[e] >= 0 && found[a] == (uint32_t)row[e];
+          }
+          differ += same != wanted || chosen != wanted;
+        }
+    i++;
+  }
+  return differ;
+}
+
 static void check_prompts(golden *g) {
-  double most = 0, wrong = 0;
+  double most = 0, wrong = 0, blocks = 0;
+  bool sparse = false;
   for (size_t i = 0; i < g->st.count; i++) {
     if (strncmp(g->st.tensor[i].name, "ids.", 4) != 0) continue;
     const char *which = g->st.tensor[i].name + 4;
@@ -109,9 +171,14 @@ static void check_prompts(golden *g) {
     most = fmax(most, max_diff(found + (n - kept) * g->vocab, expected, kept * g->vocab));
     for (uint64_t t = 0; t < m; t++) wrong += argmax(found + t * g->vocab, g->vocab) != best[t];
     free(found);
+    char name[64];
+    snprintf(name, sizeof name, "blocks.%s", which);
+    const mm_st_tensor *chosen = mm_st_find(&g->st, name);
+    if (chosen) blocks += blocks_differ(g, chosen, n), sparse = true;
   }
   report(g, "logits, largest difference", most, LOGIT_LIMIT);
   report(g, "argmax, positions that differ", wrong, 0);
+  if (sparse) report(g, "sets of blocks that differ", blocks, 0);
 }
 
 static void check_greedy(golden *g) {
@@ -180,7 +247,12 @@ static void open_all(golden *g, const char *dir, const char *file) {
   mm_file_close(&f);
   if (!mm_shards_open(&g->shards, dir, &err)) die(&err);
   unsigned threads = (unsigned)mm_max(1, mm_pool_cpus() / g->shards.pack.tp);
-  mm_engine_config c = {.ops = &mm_ops_cpu, .limits = {.max_tokens = LONGEST, .slots = 3, .max_positions = LONGEST}, .threads = threads};
+  g_block = malloc(g->shards.pack.tp * MM_MAX_LAYERS * KV_HEADS * sizeof *g_block); /* touched where layers are sparse */
+  if (!g_block || g->shards.pack.model.index_top_k > CHOSEN) exit(1);
+  static mm_ops ops;
+  ops = mm_ops_cpu;
+  ops.select = select_and_tell;
+  mm_engine_config c = {.ops = &ops, .limits = {.max_tokens = LONGEST, .slots = 3, .max_positions = LONGEST}, .threads = threads};
   g->engine = mm_engine_open(&g->shards, &c, &err);
   if (!g->engine) die(&err);
   g->vocab = mm_engine_model(g->engine)->vocab;
@@ -197,12 +269,13 @@ int main(int argc, char **argv) {
   check_prompts(&g);
   check_greedy(&g);
   uint64_t n;
-  const int32_t *id = tensor(&g, "ids", "700", &n);
-  float *whole = run(&g, id, LONGEST, LONGEST);
+  const int32_t *id = longest(&g, &n);
+  float *whole = run(&g, id, (uint32_t)n, (uint32_t)n);
   check_chunks(&g, id, whole);
   check_batches(&g, id, whole);
   free(whole);
   mm_engine_close(g.engine);
+  free(g_block);
   mm_shards_close(&g.shards);
   mm_map_close(&g.map);
   mm_st_close(&g.st);

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Both tiny checkpoints at tp 1, 2, 4 and 8, kept as stored, against their reference results: logits, greedy text, every way of
+# The tiny checkpoints at tp 1, 2, 4 and 8 (MiniMax-M3's at three cuts), kept as stored, against their reference results: logits, greedy text, every way of
 # feeding; and the likelihood of the held-out text through minimax-eval.
 cd "$(dirname "$0")/../.."
 . tests/model/scratch.sh
@@ -21,6 +21,12 @@ for name in tiny-m1 tiny-m2; do
     minimax-convert tests/data/$name -o "$work/$name-$tp" --tp $tp --quant none -q
     "$BUILD"/tests/model/golden "$work/$name-$tp" tests/data/$name/golden.safetensors
   done
+done
+for cut in "--tp 1" "--tp 8" "--tp 4 --ep 2 --pp 2"; do
+  rm -rf "$work/cut"
+  # shellcheck disable=SC2086
+  minimax-convert tests/data/tiny-m3-random -o "$work/cut" $cut --quant none -q
+  "$BUILD"/tests/model/golden "$work/cut" tests/data/tiny-m3-random/golden.safetensors
 done
 likelihood tiny-m1 1 2.763680 1e-4
 likelihood tiny-m2 2 2.652365 1e-4

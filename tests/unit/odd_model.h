@@ -31,4 +31,15 @@ static inline mm_model odd_model(void) {
   return m;
 }
 
+/* One with every field that extended models alone have. */
+static inline mm_model odd_extended_model(void) {
+  mm_model m = odd_model();
+  m.qk_norm = m.norm_offset = m.qk_norm_per_head = true;
+  m.index_heads = 2, m.index_dim = 14, m.index_block = 33, m.index_top_k = 6, m.index_local = 5;
+  m.dense_intermediate = 72, m.shared_intermediate = 24, m.routed_scale = 2.25, m.activation = MM_ACTIVATION_SWIGLUOAI;
+  m.act_alpha = 1.702, m.act_limit = 7.5, m.act_beta = -0.5;
+  m.attn[2] = m.attn[4] = MM_ATTN_SPARSE, m.ffn[1] = m.ffn[3] = MM_FFN_DENSE;
+  return m;
+}
+
 #endif

@@ -10,6 +10,7 @@
 #include "convert/model/rule.h"
 #include "convert/plan/plan.h"
 #include "formats/system/file.h"
+#include "tests/unit/convert/config_text.h"
 #include "tests/unit/unit.h"
 
 /* All values differ, so that a swapped key shows. */
@@ -28,56 +29,6 @@ static const char m2[] =
     "\"rms_norm_eps\":3e-06,\"scoring_func\":\"sigmoid\",\"use_routing_bias\":true,\"use_qk_norm\":true,\"qk_norm_type\":\"per_layer\","
     "\"shared_intermediate_size\":0,\"mlp_intermediate_size\":8192,\"use_mtp\":true,\"num_mtp_modules\":3,\"mtp_transformer_layers\":1,"
     "\"sliding_window\":null,\"attn_window_size\":null,\"swa_rope_theta\":-1.0,\"tie_word_embeddings\":false,\"vocab_size\":300}";
-
-/* `text` with the first `old` replaced by `new`; free() it. */
-static char *edited(const char *text, const char *old, const char *new) {
-  const char *at = strstr(text, old);
-  if (!at) fail_msg("\"%s\" is not in the config", old);
-  size_t cap = strlen(text) + strlen(new) + 1;
-  char *out = malloc(cap);
-  assert_non_null(out);
-  snprintf(out, cap, "%.*s%s%s", (int)(at - text), text, new, at + strlen(old));
-  return out;
-}
-
-static bool read_text(const char *text, mm_model *m, const mm_arch **arch, mm_err *err) {
-  mm_json *j = mm_json_parse(text, strlen(text), "dir/config.json", err);
-  *arch = j ? mm_arch_find(j, "dir/config.json", err) : NULL;
-  bool ok = *arch && (*arch)->read_config(j, "dir/config.json", m, err);
-  mm_json_free(j);
-  return ok;
-}
-
-static mm_model accepted(const char *text) {
-  mm_model m;
-  mm_err err = {0};
-  const mm_arch *arch;
-  if (!read_text(text, &m, &arch, &err)) fail_msg("refused: %s", err.text);
-  return m;
-}
-
-/* `base` with `old` replaced is read, and the field has the value. */
-#define READS(base, old, new, field, value)                                                                   \
-  do {                                                                                                        \
-    char *text_ = edited(base, old, new);                                                                     \
-    mm_model m_ = accepted(text_);                                                                            \
-    free(text_);                                                                                              \
-    if (!(m_.field == (value))) fail_msg("%s: %s is %g, expected %s", new, #field, (double)m_.field, #value); \
-  } while (0)
-
-/* `base` with `old` replaced is refused with this status and a line that says all of `says`. */
-static void refused(const char *base, const char *old, const char *new, mm_status status, const char *code, const char *says) {
-  char *text = edited(base, old, new), start[64];
-  mm_model m;
-  mm_err err = {0};
-  const mm_arch *arch;
-  if (read_text(text, &m, &arch, &err)) fail_msg("accepted \"%s\" for \"%s\"", new, old);
-  free(text);
-  snprintf(start, sizeof start, "%s: dir/config.json: ", code);
-  if (err.status != status || strncmp(err.text, start, strlen(start)) != 0 || !strstr(err.text, says))
-    fail_msg("\"%s\" for \"%s\": expected status %d, %s… %s, got %d, %s", new, old, (int)status, start, says, (int)err.status, err.text);
-  for (const char *c = err.text; *c; c++) assert_true((uint8_t)*c >= 0x20 && *c != 0x7f);
-}
 
 static void assert_deepnorm(mm_deepnorm d, double alpha, double beta) {
   assert_true(d.alpha == alpha);
@@ -459,9 +410,6 @@ TEST(test_features) {
 TEST(test_architectures) {
   static const char head[] = "\"architectures\":[\"MiniMaxM1ForCausalLM\"],\"model_type\":\"minimax_m1\"";
 #define ARCH(new, says) refused(m1, head, new, MM_UNSUPPORTED, "E_ARCH", says)
-  ARCH("\"architectures\":[\"MiniMaxM3SparseForConditionalGeneration\"],\"model_type\":\"minimax_m3_vl\"", "MiniMax-M3");
-  ARCH("\"architectures\":[\"MiniMaxM3SparseForCausalLM\"]", "MiniMax-M3");
-  ARCH("\"model_type\":\"MiniMax-M3-VL\"", "MiniMax-M3");
   ARCH("\"architectures\":[\"MiniMaxVL01ForConditionalGeneration\"]", "MiniMax-VL-01");
   ARCH("\"model_type\":\"minimax_vl_01\"", "MiniMax-VL-01");
   ARCH("\"architectures\":[\"LlamaForCausalLM\"]", "found architecture \"LlamaForCausalLM\", expected MiniMaxM1ForCausalLM");

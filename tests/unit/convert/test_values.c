@@ -120,7 +120,7 @@ TEST(test_scale_dtype) {
       memset(t->data, 1, 16);
       src_write(s);
       char says[64];
-      snprintf(says, sizeof says, "found a scale of %s, expected F32, BF16 or F8_E8M0", bad[i]);
+      snprintf(says, sizeof says, "found a scale of %s, expected F8_E8M0, F32 or BF16", bad[i]);
       REFUSED(SRC_PLAN, "D04", "E_Q_DTYPE", says);
       REFUSED(SRC_PLAN, "D04", "E_Q_DTYPE", "experts.1.w3.weight_scale_inv");
     }

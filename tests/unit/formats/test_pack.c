@@ -173,6 +173,47 @@ TEST(test_grid) {
   mm_pack_close(&b);
 }
 
+/* A manifest of an extended model is of version 3, grids or not, and says what was left out. */
+TEST(test_extended) {
+  mm_pack a = sample(), b;
+  mm_err err = {0};
+  const mm_model before = a.model;
+  a.model = odd_extended_model(), a.left_out_count = 2;
+  a.left_out[0] = (mm_left_out){"first.", 3, UINT64_C(9007199254740993)}, a.left_out[1] = (mm_left_out){"second.", 1, 0};
+  assert_int_equal(mm_pack_version(&a), 3);
+  char *text = text_of(&a);
+  assert_non_null(strstr(text, "\n\"version\":3,\n"));
+  assert_non_null(strstr(text,
+                         "\"left_out\":[\n{\"prefix\":\"first.\",\"tensors\":3,\"bytes\":9007199254740993},\n"
+                         "{\"prefix\":\"second.\",\"tensors\":1,\"bytes\":0}\n],\n\"dead_rows\""));
+  if (!mm_pack_parse(&b, "d", text, strlen(text), &err)) fail_msg("%s", err.text);
+  assert_int_equal(b.left_out_count, 2);
+  for (size_t i = 0; i < 2; i++) {
+    assert_string_equal(b.left_out[i].prefix, a.left_out[i].prefix);
+    assert_true(b.left_out[i].tensors == a.left_out[i].tensors && b.left_out[i].bytes == a.left_out[i].bytes);
+  }
+  char *again = text_of(&b);
+  assert_string_equal(again, text);
+  const struct {
+    const char *prefix[2], *says;
+    uint64_t tensors;
+  } bad[] = {{{"second.", "first."}, "found prefixes that are not in ascending order", 1},
+             {{"first.", "first."}, "found prefixes that are not in ascending order", 1},
+             {{"", "first."}, "key \"prefix\": found an empty string", 1},
+             {{"first.", "second."}, "key \"tensors\": found 0", 0}};
+  for (size_t i = 0; i < COUNT(bad); i++) {
+    mm_pack c;
+    for (size_t k = 0; k < 2; k++) a.left_out[k] = (mm_left_out){bad[i].prefix[k], bad[i].tensors, 5};
+    char *wrong = text_of(&a);
+    assert_false(mm_pack_parse(&c, "d", wrong, strlen(wrong), &err));
+    if (!strstr(err.text, bad[i].says)) fail_msg("\"%s\" does not say \"%s\"", err.text, bad[i].says);
+    assert_string_equal(err.code, "E_MANIFEST");
+    free(wrong), mm_pack_close(&c), err = (mm_err){0};
+  }
+  a.model = before, a.left_out_count = 0;
+  free(again), free(text), mm_pack_close(&b);
+}
+
 /* The page's keys, one line a tensor. */
 TEST(test_text) {
   mm_pack p = sample();
@@ -227,9 +268,9 @@ static void refuse_all(const mutation *m, size_t count, mm_status status, const 
 
 TEST(test_versions) {
   static const mutation bad[] = {
-      {"", "\"version\":1", "\"version\":3", "d/manifest.json: found format version 3, expected 1 or 2"},
-      {"", "\"version\":1", "\"version\":0", "found format version 0, expected 1 or 2"},
-      {"", "\"version\":1", "\"version\":-1,\"new\":[]", "found format version -1, expected 1 or 2"},
+      {"", "\"version\":1", "\"version\":4", "d/manifest.json: found format version 4, expected 1, 2 or 3"},
+      {"", "\"version\":1", "\"version\":0", "found format version 0, expected 1, 2 or 3"},
+      {"", "\"version\":1", "\"version\":-1,\"new\":[]", "found format version -1, expected 1, 2 or 3"},
       {"", "minimax-packed", "minimax-packed\\n2", "found format \"minimax-packed\\x0a2\", expected \"minimax-packed\""},
   };
   refuse_all(bad, COUNT(bad), MM_UNSUPPORTED, "E_VERSION");
@@ -238,6 +279,7 @@ TEST(test_versions) {
 TEST(test_outline) {
   static const mutation bad[] = {
       {"", "\"version\":1", "\"version\":\"1\"", "key \"version\": found a string, expected an integer"},
+      {"", "\"version\":1", "\"version\":3", "key \"version\": found 3, expected 1, as the model has no keys of version 3"},
       {"", "\"version\":1", "\"version\":2", "d/manifest.json: key \"version\": found 2, expected 1, as planes have no grid"},
       {"", "\"format\":\"minimax-packed\",", "", "key \"format\": found nothing"},
       {"", "\"tool\"", "\"extra\":1,\"tool\"", "found unknown key \"extra\""},

@@ -7,7 +7,7 @@
 static const struct {
   mm_family family;
   uint32_t tp;
-} cases[] = {{MM_FAMILY_M1, 1}, {MM_FAMILY_M1, 4}, {MM_FAMILY_M2, 2}, {MM_FAMILY_M2, 8}};
+} cases[] = {{MM_FAMILY_M1, 1}, {MM_FAMILY_M1, 4}, {MM_FAMILY_M2, 2}, {MM_FAMILY_M2, 8}, {MM_FAMILY_M3, 1}, {MM_FAMILY_M3, 8}};
 
 static void find(const mm_packed *p, const mm_shards *s, uint32_t rank, unsigned *seen) {
   if (!p->scheme) return;
@@ -35,8 +35,9 @@ TEST(every_tensor_once) {
       find(&w.final_norm, &shards->s, rank, seen);
       for (uint32_t l = 0; l < ref.m.layers; l++) {
         const mm_layer_weights *x = &w.layer[l];
-        const mm_packed *all[] = {&x->input_norm, &x->post_norm, &x->qkv,    &x->out,         &x->output_gate, &x->attn_norm,
-                                  &x->q_norm,     &x->k_norm,    &x->router, &x->router_bias, &x->w13,         &x->w2};
+        const mm_packed *all[] = {&x->input_norm, &x->post_norm, &x->qkv,          &x->out,          &x->output_gate, &x->attn_norm,
+                                  &x->q_norm,     &x->k_norm,    &x->router,       &x->router_bias,  &x->w13,         &x->w2,
+                                  &x->index_q,    &x->index_k,   &x->index_q_norm, &x->index_k_norm, &x->mlp_up,      &x->mlp_down};
         for (size_t i = 0; i < sizeof all / sizeof *all; i++) find(all[i], &shards->s, rank, seen);
       }
       for (size_t i = 0; i < shards->s.pack.tensor_count; i++)
@@ -55,7 +56,8 @@ static void refused(const ref_shards *shards, size_t i, const char *code) {
   if (mm_bind(&w, &shards->s, 0, &err)) fail_msg("%s: not refused", name);
   assert_int_equal(err.status, MM_INTEGRITY);
   /* The first w2 says how wide all experts must be, the embedding how long the head: what disagrees with them may be named. */
-  bool pair = strstr(name, "0.block_sparse_moe.experts.w2_weight") || strstr(name, "embed_tokens");
+  bool pair = strstr(name, shards->s.pack.model.ffn[0] ? "1.block_sparse_moe.experts.w2_weight" : "0.block_sparse_moe.experts.w2_weight") ||
+              strstr(name, "embed_tokens");
   if (strcmp(err.code, code) != 0 || (!pair && !strstr(err.text, name))) fail_msg("%s: found %s", name, err.text);
   assert_null(w.layer);
 }

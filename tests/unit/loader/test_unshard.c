@@ -29,7 +29,15 @@ static const float *cut_from(const ref_model *r, const char *name, unsigned p) {
              {"block_sparse_moe.gate.weight", {w->router}},
              {"block_sparse_moe.e_score_correction_bias", {w->bias}},
              {"block_sparse_moe.experts.w13_weight", {w->w1, w->w3}},
-             {"block_sparse_moe.experts.w2_weight", {w->w2}}};
+             {"block_sparse_moe.experts.w2_weight", {w->w2}},
+             {"self_attn.index_q_proj.weight", {w->index_q}},
+             {"self_attn.index_k_proj.weight", {w->index_k}},
+             {"self_attn.index_q_norm.weight", {w->index_q_norm}},
+             {"self_attn.index_k_norm.weight", {w->index_k_norm}},
+             {"mlp.gate_up_proj.weight", {w->mlp_gate, w->mlp_up}},
+             {"mlp.down_proj.weight", {w->mlp_down}},
+             {"block_sparse_moe.shared_experts.gate_up_proj.weight", {w->mlp_gate, w->mlp_up}},
+             {"block_sparse_moe.shared_experts.down_proj.weight", {w->mlp_down}}};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
     if (strcmp(all[i].end, end) == 0) return all[i].w[p];
   fail_msg("no tensor %s", name);
@@ -60,9 +68,10 @@ static void assert_rows(const mm_whole *w, const float *want) {
 
 TEST(every_matrix) {
   static const uint32_t tps[] = {1, 2, 4, 8};
-  for (int k = 0; k < 8; k++) {
-    ref_model ref = ref_build(ref_dims(k & 1 ? MM_FAMILY_M2 : MM_FAMILY_M1, false));
-    ref_shards *shards = ref_cut(&ref, tps[k / 2]);
+  static const mm_family family[] = {MM_FAMILY_M1, MM_FAMILY_M2, MM_FAMILY_M3};
+  for (int k = 0; k < 12; k++) {
+    ref_model ref = ref_build(ref_dims(family[k % 3], false));
+    ref_shards *shards = ref_cut(&ref, tps[k / 3]);
     mm_pack *p = &shards->s.pack;
     static char source[256][MM_PACK_PIECES][48];
     for (size_t i = 0; i < p->tensor_count; i++)

@@ -30,8 +30,10 @@ static inline float *ref_fill(size_t n, float scale, float shift) {
 
 typedef struct ref_layer {
   float *input_norm, *post_norm;
-  float *qkv, *gate, *attn_norm;      /* lightning */
-  float *q, *k, *v, *q_norm, *k_norm; /* full */
+  float *qkv, *gate, *attn_norm;                          /* lightning */
+  float *q, *k, *v, *q_norm, *k_norm;                     /* full */
+  float *index_q, *index_k, *index_q_norm, *index_k_norm; /* sparse */
+  float *mlp_gate, *mlp_up, *mlp_down;                    /* of a dense layer, or the shared expert */
   float *o, *router, *bias, *w1, *w3, *w2;
 } ref_layer;
 
@@ -41,7 +43,8 @@ typedef struct ref_model {
   ref_layer layer[REF_LAYERS];
 } ref_model;
 
-/* hidden 24, 3 or 4 layers, 8 heads of 6 on 2 kv heads, rotary 4, 5 experts of 40, vocab 50. */
+/* hidden 24, 3 or 4 layers, 8 heads of 6 on 2 kv heads, rotary 4, 5 experts of 40, vocab 50. Of M3, whose blocks end where no page does, a
+ * query reads 4 blocks of 5 positions: its own, the one before it, and two that it chooses. */
 static inline mm_model ref_dims(mm_family family, bool postnorm) {
   mm_model m = {.architecture = "Test", .family = family, .postnorm = postnorm, .hidden = 24, .heads = 8, .kv_heads = 2, .head_dim = 6};
   m.layers = family == MM_FAMILY_M1 ? 4 : 3;
@@ -55,7 +58,7 @@ static inline mm_model ref_dims(mm_family family, bool postnorm) {
   m.norm_eps = 1e-5;
   m.lightning_norm_eps = 1e-3; /* far enough from norm_eps to be seen */
   m.router = family == MM_FAMILY_M1 ? MM_ROUTER_SOFTMAX : MM_ROUTER_SIGMOID_BIAS;
-  m.qk_norm = family == MM_FAMILY_M2;
+  m.qk_norm = family != MM_FAMILY_M1;
   m.deepnorm_lightning = m.deepnorm_full = m.deepnorm_mlp = (mm_deepnorm){1, 1};
   for (uint32_t l = 0; l < m.layers; l++) m.attn[l] = MM_ATTN_FULL;
   if (family == MM_FAMILY_M1) {
@@ -64,20 +67,33 @@ static inline mm_model ref_dims(mm_family family, bool postnorm) {
     m.deepnorm_mlp = (mm_deepnorm){0.8, 1.2};
     m.attn[0] = m.attn[1] = m.attn[3] = MM_ATTN_LIGHTNING;
   }
+  if (family == MM_FAMILY_M3) {
+    m.norm_offset = m.qk_norm_per_head = true;
+    m.index_heads = 2, m.index_dim = 7, m.index_block = 5, m.index_top_k = 4, m.index_local = 2;
+    m.dense_intermediate = 48, m.shared_intermediate = 16, m.routed_scale = 1.5;
+    m.activation = MM_ACTIVATION_SWIGLUOAI, m.act_alpha = 1.3, m.act_limit = 0.8, m.act_beta = 0.9;
+    m.attn[1] = m.attn[2] = MM_ATTN_SPARSE, m.ffn[0] = MM_FFN_DENSE;
+  }
   return m;
+}
+
+/* Columns between up and down of the layer's MLP: dense, shared, or 0. */
+static inline uint32_t ref_mlp_width(const mm_model *m, uint32_t l) {
+  return m->ffn[l] == MM_FFN_DENSE ? m->dense_intermediate : m->shared_intermediate;
 }
 
 static inline ref_model ref_build(mm_model m) {
   ref_model r = {.m = m};
   size_t H = m.hidden, q = (size_t)m.heads * m.head_dim, kv = (size_t)m.kv_heads * m.head_dim, E = m.experts, I = m.intermediate;
-  float s = 1.5f / sqrtf((float)H);
+  float s = 1.5f / sqrtf((float)H), one = m.norm_offset ? 0 : 1;
+  const size_t qn = m.qk_norm_per_head ? m.head_dim : q, kn = m.qk_norm_per_head ? m.head_dim : kv;
   r.embed = ref_fill(m.vocab * H, 1, 0);
   r.head = ref_fill(m.vocab * H, 1, 0);
-  r.norm = ref_fill(H, 0.5f, 1);
+  r.norm = ref_fill(H, 0.5f, one);
   for (uint32_t l = 0; l < m.layers; l++) {
     ref_layer *w = &r.layer[l];
-    w->input_norm = ref_fill(H, 0.5f, 1);
-    w->post_norm = ref_fill(H, 0.5f, 1);
+    w->input_norm = ref_fill(H, 0.5f, one);
+    w->post_norm = ref_fill(H, 0.5f, one);
     if (m.attn[l] == MM_ATTN_LIGHTNING) {
       w->qkv = ref_fill(3 * q * H, s, 0);
       w->gate = ref_fill(q * H, s, 0);
@@ -86,9 +102,17 @@ static inline ref_model ref_build(mm_model m) {
       w->q = ref_fill(q * H, 2 * s, 0);
       w->k = ref_fill(kv * H, 2 * s, 0);
       w->v = ref_fill(kv * H, s, 0);
-      w->q_norm = ref_fill(q, 0.5f, 1);
-      w->k_norm = ref_fill(kv, 0.5f, 1);
+      w->q_norm = ref_fill(qn, 0.5f, one);
+      w->k_norm = ref_fill(kn, 0.5f, one);
     }
+    if (m.attn[l] == MM_ATTN_SPARSE) {
+      w->index_q = ref_fill((size_t)m.index_heads * m.index_dim * H, s, 0);
+      w->index_k = ref_fill(m.index_dim * H, s, 0);
+      w->index_q_norm = ref_fill(m.index_dim, 0.5f, one);
+      w->index_k_norm = ref_fill(m.index_dim, 0.5f, one);
+    }
+    const uint32_t mlp = ref_mlp_width(&m, l);
+    if (mlp) w->mlp_gate = ref_fill(mlp * H, s, 0), w->mlp_up = ref_fill(mlp * H, s, 0), w->mlp_down = ref_fill(mlp * H, s, 0);
     w->o = ref_fill(H * q, s, 0);
     w->router = ref_fill(E * H, s, 0);
     w->bias = ref_fill(E, 0.5f, 0);
@@ -103,8 +127,10 @@ static inline void ref_free(ref_model *r) {
   free(r->embed), free(r->head), free(r->norm);
   for (int l = 0; l < REF_LAYERS; l++) {
     ref_layer *w = &r->layer[l];
-    float *all[] = {w->input_norm, w->post_norm, w->qkv, w->gate,   w->attn_norm, w->q,  w->k,  w->v,
-                    w->q_norm,     w->k_norm,    w->o,   w->router, w->bias,      w->w1, w->w3, w->w2};
+    float *all[] = {
+        w->input_norm, w->post_norm, w->qkv,     w->gate, w->attn_norm, w->q,  w->k,       w->v,       w->q_norm,       w->k_norm,
+        w->o,          w->router,    w->bias,    w->w1,   w->w3,        w->w2, w->index_q, w->index_k, w->index_q_norm, w->index_k_norm,
+        w->mlp_gate,   w->mlp_up,    w->mlp_down};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
   }
 }
@@ -120,10 +146,18 @@ static inline void ref_matvec(double *y, const double *x, const float *w, size_t
   }
 }
 
-static inline void ref_rms(double *y, const double *x, const float *w, size_t n, double eps) {
+static inline void ref_rms_offset(double *y, const double *x, const float *w, size_t n, double eps, double offset) {
   double sum = 0;
   for (size_t i = 0; i < n; i++) sum += x[i] * x[i];
-  for (size_t i = 0; i < n; i++) y[i] = x[i] / sqrt(sum / (double)n + eps) * w[i];
+  for (size_t i = 0; i < n; i++) y[i] = x[i] / sqrt(sum / (double)n + eps) * (offset + w[i]);
+}
+static inline void ref_rms(double *y, const double *x, const float *w, size_t n, double eps) { ref_rms_offset(y, x, w, n, eps, 0); }
+/* By the model's kind. */
+static inline void ref_norm(const mm_model *m, double *y, const double *x, const float *w, size_t n) {
+  ref_rms_offset(y, x, w, n, m->norm_eps, m->norm_offset ? 1 : 0);
+}
+static inline void ref_norm_heads(const mm_model *m, double *x, const float *w, uint32_t heads, uint32_t n) {
+  for (uint32_t h = 0; h < heads; h++) ref_norm(m, x + h * n, x + h * n, w, n);
 }
 
 /* The ALiBi recipe as published: a geometric series that starts at its own ratio. */
@@ -172,13 +206,43 @@ static inline void ref_rope(const mm_model *m, double *x, uint32_t heads, uint32
     }
 }
 
-/* k_cache, v_cache [positions, kv_heads·d]; qkv[(heads + 2·kv_heads)·d] of one token at pos (clobbered). */
-static inline void ref_gqa(const mm_model *m, const ref_layer *w, double *k_cache, double *v_cache, uint32_t pos, double *o, double *qkv) {
+/* The index branch: cache [positions, index_dim]; q[index_heads·index_dim] and k[index_dim] of one token at pos (clobbered).
+ * reads[kv_heads, blocks of positions up to pos]: whether a kv head's queries read the block. Every block is ranked beside every other: no
+ * list is kept. */
+static inline void ref_select(const mm_model *m, const ref_layer *w, double *cache, uint32_t pos, double *q, double *k, bool *reads) {
+  const uint32_t n = m->index_dim, own = pos / m->index_block, blocks = own + 1;
+  ref_norm_heads(m, q, w->index_q_norm, m->index_heads, n);
+  ref_norm_heads(m, k, w->index_k_norm, 1, n);
+  for (uint32_t h = 0; h < m->index_heads; h++) ref_rope(m, q + h * n, 1, pos);
+  ref_rope(m, k, 1, pos);
+  memcpy(cache + (size_t)pos * n, k, n * sizeof *k);
+  double *score = calloc(blocks, sizeof *score);
+  for (uint32_t g = 0; g < m->kv_heads; g++) {
+    const double *own_q = q + g / (m->kv_heads / m->index_heads) * n;
+    for (uint32_t i = 0; i < blocks; i++) score[i] = own - i < m->index_local ? INFINITY : -INFINITY;
+    for (uint32_t t = 0; t <= pos; t++) {
+      double s = 0;
+      for (uint32_t c = 0; c < n; c++) s += own_q[c] * cache[(size_t)t * n + c];
+      score[t / m->index_block] = fmax(score[t / m->index_block], s);
+    }
+    for (uint32_t i = 0; i < blocks; i++) {
+      uint32_t before = 0;
+      for (uint32_t j = 0; j < blocks; j++) before += score[j] > score[i] || (score[j] == score[i] && j < i);
+      reads[g * blocks + i] = before < m->index_top_k;
+    }
+  }
+  free(score);
+}
+
+/* k_cache, v_cache [positions, kv_heads·d]; qkv[(heads + 2·kv_heads)·d] of one token at pos (clobbered); reads NULL: all. */
+static inline void ref_gqa(const mm_model *m, const ref_layer *w, double *k_cache, double *v_cache, uint32_t pos, double *o, double *qkv,
+                           const bool *reads) {
   uint32_t d = m->head_dim, kv = m->kv_heads * d;
   double *q = qkv, *k = q + (size_t)m->heads * d, *v = k + kv;
   if (m->qk_norm) {
-    ref_rms(q, q, w->q_norm, (size_t)m->heads * d, m->norm_eps);
-    ref_rms(k, k, w->k_norm, kv, m->norm_eps);
+    const uint32_t parts = m->qk_norm_per_head ? m->heads : 1, kv_parts = m->qk_norm_per_head ? m->kv_heads : 1;
+    ref_norm_heads(m, q, w->q_norm, parts, m->heads * d / parts);
+    ref_norm_heads(m, k, w->k_norm, kv_parts, kv / kv_parts);
   }
   ref_rope(m, q, m->heads, pos);
   ref_rope(m, k, m->kv_heads, pos);
@@ -189,6 +253,7 @@ static inline void ref_gqa(const mm_model *m, const ref_layer *w, double *k_cach
     double sum = 0;
     for (uint32_t c = 0; c < d; c++) o[h * d + c] = 0;
     for (uint32_t t = 0; t <= pos; t++) {
+      if (reads && !reads[kv_head * (pos / m->index_block + 1) + t / m->index_block]) continue;
       const double *kt = k_cache + (size_t)t * kv + kv_head * d, *vt = v_cache + (size_t)t * kv + kv_head * d;
       double score = 0;
       for (uint32_t c = 0; c < d; c++) score += q[h * d + c] * kt[c];
@@ -218,31 +283,44 @@ static inline void ref_route(const mm_model *m, const float *bias, const double 
     weight[i] = score[pick[i]];
     sum += weight[i];
   }
-  for (uint32_t i = 0; i < m->top_k; i++) weight[i] /= sum;
+  for (uint32_t i = 0; i < m->top_k; i++) weight[i] *= (m->routed_scale > 0 ? m->routed_scale : 1) / sum;
+}
+
+static inline double ref_activate(const mm_model *m, double gate, double up) {
+  if (m->activation == MM_ACTIVATION_SILU) return gate * ref_sigmoid(gate) * up;
+  gate = fmin(gate, m->act_limit);
+  return (fmin(fmax(up, -m->act_limit), m->act_limit) + m->act_beta) * gate * ref_sigmoid(m->act_alpha * gate);
+}
+/* y[H] += scale · w2 act(w1 x, w3 x) with I columns between. */
+static inline void ref_mlp(const mm_model *m, double *y, const double *x, const float *w1, const float *w3, const float *w2, size_t I,
+                           double scale) {
+  const size_t H = m->hidden;
+  double gate[64] = {0}, up[64] = {0}, down[64] = {0};
+  ref_matvec(gate, x, w1, I, H);
+  ref_matvec(up, x, w3, I, H);
+  for (size_t i = 0; i < I; i++) gate[i] = ref_activate(m, gate[i], up[i]);
+  ref_matvec(down, gate, w2, H, I);
+  for (size_t i = 0; i < H; i++) y[i] += scale * down[i];
 }
 
 /* load[E]: how many tokens took each expert so far. */
 static inline void ref_moe(const mm_model *m, const ref_layer *w, double *y, const double *x, uint64_t *load) {
   size_t H = m->hidden, I = m->intermediate;
-  double z[64] = {0}, weight[64] = {0}, gate[64] = {0}, up[64] = {0}, down[64] = {0};
+  double z[64] = {0}, weight[64] = {0};
   uint32_t pick[64] = {0};
   ref_matvec(z, x, w->router, m->experts, H);
   ref_route(m, w->bias, z, pick, weight);
   for (size_t i = 0; i < H; i++) y[i] = 0;
   for (uint32_t j = 0; j < m->top_k; j++) {
     load[pick[j]]++;
-    ref_matvec(gate, x, w->w1 + pick[j] * I * H, I, H);
-    ref_matvec(up, x, w->w3 + pick[j] * I * H, I, H);
-    for (size_t i = 0; i < I; i++) gate[i] *= ref_sigmoid(gate[i]) * up[i];
-    ref_matvec(down, gate, w->w2 + pick[j] * H * I, H, I);
-    for (size_t i = 0; i < H; i++) y[i] += weight[j] * down[i];
+    ref_mlp(m, y, x, w->w1 + pick[j] * I * H, w->w3 + pick[j] * I * H, w->w2 + pick[j] * H * I, I, weight[j]);
   }
 }
 
 /* One sequence. */
 typedef struct ref_state {
   uint32_t pos;
-  double *S[REF_LAYERS], *k[REF_LAYERS], *v[REF_LAYERS];
+  double *S[REF_LAYERS], *k[REF_LAYERS], *v[REF_LAYERS], *index[REF_LAYERS];
   double hidden[REF_LAYERS][64]; /* of the last step: what each layer gave the next */
   uint64_t load[REF_LAYERS][64]; /* of all steps */
 } ref_state;
@@ -253,12 +331,13 @@ static inline ref_state ref_start(const mm_model *m, uint32_t positions) {
     s.S[l] = calloc((size_t)m->heads * m->head_dim * m->head_dim, sizeof(double));
     s.k[l] = calloc((size_t)positions * m->kv_heads * m->head_dim, sizeof(double));
     s.v[l] = calloc((size_t)positions * m->kv_heads * m->head_dim, sizeof(double));
+    s.index[l] = calloc((size_t)positions * m->index_dim + 1, sizeof(double));
   }
   return s;
 }
 
 static inline void ref_stop(ref_state *s) {
-  for (int l = 0; l < REF_LAYERS; l++) free(s->S[l]), free(s->k[l]), free(s->v[l]);
+  for (int l = 0; l < REF_LAYERS; l++) free(s->S[l]), free(s->k[l]), free(s->v[l]), free(s->index[l]);
 }
 
 /* Logits[vocab] of the next token after `id`. */
@@ -270,7 +349,7 @@ static inline void ref_step(const ref_model *r, ref_state *s, int32_t id, double
   for (uint32_t l = 0; l < m->layers; l++) {
     const ref_layer *w = &r->layer[l];
     bool lightning = m->attn[l] == MM_ATTN_LIGHTNING;
-    ref_rms(n, x, w->input_norm, H, m->norm_eps);
+    ref_norm(m, n, x, w->input_norm, H);
     memcpy(res, m->postnorm ? n : x, sizeof res);
     if (lightning) {
       ref_matvec(z, n, w->qkv, 3 * q, H);
@@ -282,17 +361,28 @@ static inline void ref_step(const ref_model *r, ref_state *s, int32_t id, double
       ref_matvec(z, n, w->q, q, H);
       ref_matvec(z + q, n, w->k, kv, H);
       ref_matvec(z + q + kv, n, w->v, kv, H);
-      ref_gqa(m, w, s->k[l], s->v[l], s->pos, o, z);
+      bool *reads = NULL;
+      if (m->attn[l] == MM_ATTN_SPARSE) {
+        double iq[64] = {0}, ik[64] = {0};
+        reads = calloc((size_t)m->kv_heads * (s->pos / m->index_block + 1), sizeof *reads);
+        ref_matvec(iq, n, w->index_q, (size_t)m->index_heads * m->index_dim, H);
+        ref_matvec(ik, n, w->index_k, m->index_dim, H);
+        ref_select(m, w, s->index[l], s->pos, iq, ik, reads);
+      }
+      ref_gqa(m, w, s->k[l], s->v[l], s->pos, o, z, reads);
+      free(reads);
     }
     ref_matvec(a, o, w->o, H, q);
     mm_deepnorm d = lightning ? m->deepnorm_lightning : m->deepnorm_full;
     for (size_t i = 0; i < H; i++) x[i] = d.alpha * res[i] + d.beta * a[i];
-    ref_rms(n, x, w->post_norm, H, m->norm_eps);
+    ref_norm(m, n, x, w->post_norm, H);
     memcpy(res, m->postnorm ? n : x, sizeof res);
-    ref_moe(m, w, a, n, s->load[l]);
+    memset(a, 0, sizeof a);
+    if (m->ffn[l] == MM_FFN_EXPERTS) ref_moe(m, w, a, n, s->load[l]);
+    if (w->mlp_gate) ref_mlp(m, a, n, w->mlp_gate, w->mlp_up, w->mlp_down, ref_mlp_width(m, l), 1);
     for (size_t i = 0; i < H; i++) s->hidden[l][i] = x[i] = m->deepnorm_mlp.alpha * res[i] + m->deepnorm_mlp.beta * a[i];
   }
-  ref_rms(n, x, r->norm, H, m->norm_eps);
+  ref_norm(m, n, x, r->norm, H);
   ref_matvec(logits, n, r->head, m->vocab, H);
   s->pos++;
 }
@@ -382,10 +472,31 @@ static inline void ref_put_layer(ref_shards *out, const ref_model *r, uint32_t r
     ref_put(out, rank, NAME("self_attn.qkv_proj.weight"), 0, false, qkv, 3);
     ref_put1(out, rank, NAME("self_attn.o_proj.weight"), (ref_piece){w->o, H, q, 0, H, q0, qr});
     if (m->qk_norm) {
-      ref_put1(out, rank, NAME("self_attn.q_norm.weight"), (ref_piece){w->q_norm, q, 1, q0, qr, 0, 1});
-      ref_put1(out, rank, NAME("self_attn.k_norm.weight"), (ref_piece){w->k_norm, kv, 1, k0, kr, 0, 1});
+      const bool each = m->qk_norm_per_head;
+      ref_put1(out, rank, NAME("self_attn.q_norm.weight"),
+               each ? (ref_piece){w->q_norm, d, 1, 0, d, 0, 1} : (ref_piece){w->q_norm, q, 1, q0, qr, 0, 1});
+      ref_put1(out, rank, NAME("self_attn.k_norm.weight"),
+               each ? (ref_piece){w->k_norm, d, 1, 0, d, 0, 1} : (ref_piece){w->k_norm, kv, 1, k0, kr, 0, 1});
     }
   }
+  if (m->attn[l] == MM_ATTN_SPARSE) {
+    const size_t n = m->index_dim, heads = m->index_heads, ipr = heads >= tp ? heads / tp : 1,
+                 first = heads >= tp ? rank * ipr : rank / (tp / heads);
+    ref_put1(out, rank, NAME("self_attn.index_q_proj.weight"), (ref_piece){w->index_q, heads * n, H, first * n, ipr * n, 0, H});
+    ref_put1(out, rank, NAME("self_attn.index_k_proj.weight"), (ref_piece){w->index_k, n, H, 0, n, 0, H});
+    ref_put1(out, rank, NAME("self_attn.index_q_norm.weight"), (ref_piece){w->index_q_norm, n, 1, 0, n, 0, 1});
+    ref_put1(out, rank, NAME("self_attn.index_k_norm.weight"), (ref_piece){w->index_k_norm, n, 1, 0, n, 0, 1});
+  }
+  const bool dense = m->ffn[l] == MM_FFN_DENSE;
+  if (w->mlp_gate) {
+    const size_t whole = ref_mlp_width(m, l), each = whole / tp;
+    ref_piece up[] = {{w->mlp_gate, whole, H, rank * each, each, 0, H}, {w->mlp_up, whole, H, rank * each, each, 0, H}};
+    ref_put(out, rank, dense ? NAME("mlp.gate_up_proj.weight") : NAME("block_sparse_moe.shared_experts.gate_up_proj.weight"), 0, false, up,
+            2);
+    ref_put1(out, rank, dense ? NAME("mlp.down_proj.weight") : NAME("block_sparse_moe.shared_experts.down_proj.weight"),
+             (ref_piece){w->mlp_down, H, whole, 0, H, rank * each, each});
+  }
+  if (dense) return;
   ref_put1(out, rank, NAME("block_sparse_moe.gate.weight"), (ref_piece){w->router, m->experts, H, 0, m->experts, 0, H});
   if (m->router == MM_ROUTER_SIGMOID_BIAS)
     ref_put1(out, rank, NAME("block_sparse_moe.e_score_correction_bias"), (ref_piece){w->bias, m->experts, 1, 0, m->experts, 0, 1});

@@ -19,6 +19,7 @@ enum { PROMPT = 75, VOCAB = 50, PADDED = 64 }; /* more than a page */
 static mm_model dims(mm_family family) {
   mm_model m = ref_dims(family, false);
   m.hidden = 144, m.head_dim = 24, m.rotary_dim = 16, m.intermediate = 136;
+  if (m.index_dim) m.index_dim = 20;
   return m;
 }
 
@@ -106,7 +107,8 @@ TEST(same_bits) {
                               {MM_FAMILY_M2, NULL, false, false, false},       {MM_FAMILY_M2, NULL, true, false, false},
                               {MM_FAMILY_M1, "bf16", false, true, true},       {MM_FAMILY_M2, "block_fp8", true, true, false},
                               {MM_FAMILY_M2, "block_fp8", false, false, true}, {MM_FAMILY_M2, "int8", false, false, true},
-                              {MM_FAMILY_M2, "nvfp4", false, true, true},      {MM_FAMILY_M2, "mxfp4", false, false, true}};
+                              {MM_FAMILY_M2, "nvfp4", false, true, true},      {MM_FAMILY_M2, "mxfp4", false, false, true},
+                              {MM_FAMILY_M3, NULL, false, false, false},       {MM_FAMILY_M3, "mxfp8", true, false, true}};
   for (size_t i = 0; i < sizeof with / sizeof *with; i++) {
     ref_model ref = ref_build(dims(with[i].family));
     float first[PADDED], logits[PADDED];

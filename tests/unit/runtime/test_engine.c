@@ -3,7 +3,6 @@
 #include <math.h>
 #include <stdatomic.h>
 
-#include "formats/system/pool.h"
 #include "runtime/engine/engine.h"
 #include "tests/unit/runtime/reference.h"
 #include "tests/unit/unit.h"
@@ -19,13 +18,17 @@ typedef struct running {
 
 static const mm_limits limits = {.max_tokens = LENGTH, .slots = 3, .max_positions = LENGTH};
 
-static void start(running *r, mm_model m, uint32_t tp, const mm_ops *ops) {
+static void start_built(running *r, uint32_t tp, const mm_ops *ops) {
   mm_err err = {0};
-  r->ref = ref_build(m);
   r->shards = ref_cut(&r->ref, tp);
   r->engine = mm_engine_open(&r->shards->s, &(mm_engine_config){.ops = ops, .limits = limits, .threads = 1}, &err);
   if (!r->engine) fail_msg("%s", err.text);
-  r->logits = malloc(LENGTH * m.vocab * sizeof(float));
+  r->logits = malloc(LENGTH * r->ref.m.vocab * sizeof(float));
+}
+
+static void start(running *r, mm_model m, uint32_t tp, const mm_ops *ops) {
+  r->ref = ref_build(m);
+  start_built(r, tp, ops);
 }
 
 static void stop(running *r) {
@@ -175,7 +178,7 @@ TEST(models) {
   static const struct {
     mm_family family;
     bool postnorm;
-  } kind[] = {{MM_FAMILY_M1, true}, {MM_FAMILY_M1, false}, {MM_FAMILY_M2, false}};
+  } kind[] = {{MM_FAMILY_M1, true}, {MM_FAMILY_M1, false}, {MM_FAMILY_M2, false}, {MM_FAMILY_M3, false}};
   for (size_t i = 0; i < sizeof kind / sizeof *kind; i++)
     for (uint32_t tp = 1; tp <= 8; tp *= 2) {
       running r;
@@ -432,17 +435,6 @@ TEST(queue_refusals) {
   stop(&r);
 }
 
-TEST(threads_of_a_process) {
-  const unsigned cpus = mm_pool_cpus();
-  assert_int_equal(mm_engine_threads(3, 8), 3);
-  assert_int_equal(mm_engine_threads(0, 1), cpus);
-  for (uint32_t ranks = 1; ranks <= 64; ranks++) {
-    const unsigned each = mm_engine_threads(0, ranks);
-    assert_true(each == 1 || each * ranks <= cpus); /* --pin has a CPU for each */
-    assert_true((each + 1) * ranks > cpus);
-  }
-}
-
 TEST(bad_limits) {
   static const mm_limits bad[] = {{0, 1, 1, 0}, {1, 0, 1, 0}, {1, 1, 0, 0}, {1, 1, 4097, 0}};
   ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, false));
@@ -582,6 +574,19 @@ TEST(failing_opens) {
   assert_non_null(strstr(err.text, shards->s.pack.tensor[5].name));
   ref_uncut(shards);
   ref_free(&ref);
+}
+
+/* Where all blocks have one score, the lower ones are read. */
+TEST(equal_blocks) {
+  const mm_model m = ref_dims(MM_FAMILY_M3, false);
+  for (uint32_t tp = 1; tp <= 4; tp *= 4) {
+    running r = {.ref = ref_build(m)};
+    for (uint32_t l = 0; l < m.layers; l++)
+      for (size_t i = 0; r.ref.layer[l].index_k && i < (size_t)m.index_dim * m.hidden; i++) r.ref.layer[l].index_k[i] = 0;
+    start_built(&r, tp, &mm_ops_cpu);
+    feed_every_way(&r);
+    stop(&r);
+  }
 }
 
 int main(void) { return run_unit_tests(NULL, NULL); }

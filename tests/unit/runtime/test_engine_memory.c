@@ -54,10 +54,11 @@ static uint64_t page_of(const mm_model *m, uint32_t tp, uint32_t first, uint32_t
   *state = 0;
   const uint64_t kv = m->kv_heads / tp ? m->kv_heads / tp : 1, d = m->head_dim;
   for (uint32_t l = first; l < end; l++) {
-    if (m->attn[l] == MM_ATTN_FULL)
-      page += 64 * kv * (type == 0 ? 8 * d : type == 1 ? 4 * d : 2 * (d + 4));
-    else
+    if (m->attn[l] == MM_ATTN_LIGHTNING)
       *state += 4 * (m->heads / tp) * d * d;
+    else
+      page += 64 * kv * (type == 0 ? 8 * d : type == 1 ? 4 * d : 2 * (d + 4));
+    if (m->attn[l] == MM_ATTN_SPARSE) page += 64 * m->index_dim * (ops.own_memory ? 2 : 4); /* its index keys */
   }
   return page;
 }
@@ -71,7 +72,8 @@ typedef struct sizing {
 } sizing;
 
 static sizing draw_round(void) {
-  sizing r = {.m = ref_dims(below(2) ? MM_FAMILY_M1 : MM_FAMILY_M2, below(2)), .tp = 1u << below(3), .type = (int)below(3)};
+  static const mm_family family[] = {MM_FAMILY_M1, MM_FAMILY_M2, MM_FAMILY_M3};
+  sizing r = {.m = ref_dims(family[below(3)], below(2)), .tp = 1u << below(3), .type = (int)below(3)};
   r.stage = below(2) ? 1 + (uint32_t)below(r.m.layers - 1) : 0;
   r.ranks = r.tp * (r.stage ? 2 : 1);
   do r.processes = 1u << below(3);

@@ -318,7 +318,7 @@ static void attention(mm_family family, uint32_t layer, uint32_t tp, unsigned th
         else if (lightning)
           ref_lightning(m, layer, seq[span->slot].S, o, all);
         else
-          ref_gqa(m, &r.ref.layer[layer], seq[span->slot].k, seq[span->slot].v, span->pos + t - span->first, o, all);
+          ref_gqa(m, &r.ref.layer[layer], seq[span->slot].k, seq[span->slot].v, span->pos + t - span->first, o, all, NULL);
       }
     }
     for (uint32_t i = 0; i < tp; i++) memset(r.y[i].data, 0xff, (size_t)ROWS * qr * sizeof(float)); /* NaN */
@@ -337,6 +337,7 @@ static void attention(mm_family family, uint32_t layer, uint32_t tp, unsigned th
 TEST(gqa) {
   for (uint32_t tp = 1; tp <= 8; tp *= 2) attention(MM_FAMILY_M2, 1, tp, tp == 1 ? 3 : 1); /* 2 kv heads: replicated from tp 4 on */
   attention(MM_FAMILY_M1, 2, 2, 1);                                                        /* no QK norm */
+  attention(MM_FAMILY_M3, 0, 1, 3), attention(MM_FAMILY_M3, 0, 8, 1);                      /* of each head */
 }
 
 TEST(lightning) {

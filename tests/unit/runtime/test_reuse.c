@@ -8,12 +8,12 @@ static void fill(client *c, uint32_t text, uint32_t from, uint32_t to) {
   c->r.prompt_count = to;
 }
 
-static mm_model kind(uint32_t i) { return ref_dims(i ? MM_FAMILY_M2 : MM_FAMILY_M1, !i); }
+static mm_model kind(uint32_t i) { return ref_dims(i == 0 ? MM_FAMILY_M1 : i == 1 ? MM_FAMILY_M2 : MM_FAMILY_M3, !i); }
 
 static void open_cached(serving *w, uint32_t k, uint32_t pages, uint64_t cache_bytes) {
   const mm_scheduler_config c = {
       .step_tokens = 48, .queue_max = 100, .prefix_cache = true, .batch_invariant = true, .cache_bytes = cache_bytes};
-  serving_open(w, kind(k), 1 + k, (mm_limits){.max_tokens = 48, .slots = 4, .pages = pages}, c);
+  serving_open(w, kind(k), 1 + k % 2, (mm_limits){.max_tokens = 48, .slots = 4, .pages = pages}, c);
 }
 
 /* A request of the first `count` tokens of a text; how many the cache had. */
@@ -38,7 +38,7 @@ static uint32_t run_text(serving *w, uint32_t text, uint32_t count) {
 /* The same prompt again, and longer and shorter ones. */
 TEST(test_borders) {
   static const uint32_t count[] = {2, MM_PAGE - 1, MM_PAGE, MM_PAGE + 1, 2 * MM_PAGE, 2 * MM_PAGE + 1, 150};
-  for (uint32_t k = 0; k < 2; k++) {
+  for (uint32_t k = 0; k < 3; k++) {
     serving w;
     open_cached(&w, k, 0, 1 << 20);
     for (uint32_t i = 0; i < sizeof count / sizeof *count; i++) {
@@ -71,7 +71,7 @@ TEST(test_boundaries) {
 
 /* The next turn's prompt is the last one's, its reply, and more. */
 TEST(test_turns) {
-  for (uint32_t k = 0; k < 2; k++) {
+  for (uint32_t k = 0; k < 3; k++) {
     serving w;
     open_cached(&w, k, 0, 1 << 20);
     client c = start(3, 60);
@@ -91,7 +91,7 @@ TEST(test_turns) {
 }
 
 TEST(test_salts) {
-  for (uint32_t k = 0; k < 2; k++) {
+  for (uint32_t k = 0; k < 3; k++) {
     serving w;
     open_cached(&w, k, 0, 1 << 20);
     for (uint32_t i = 0; i < 2; i++)
@@ -106,7 +106,7 @@ TEST(test_salts) {
 
 /* Several replies to one prompt, asked for at once: it is read once. Unlike prompts of that moment do not wait for it. */
 TEST(test_twins) {
-  for (uint32_t k = 0; k < 2; k++) {
+  for (uint32_t k = 0; k < 3; k++) {
     serving w;
     open_cached(&w, k, 0, 1 << 20);
     client c[6];
@@ -128,7 +128,7 @@ TEST(test_twins) {
 
 /* With few pages, or room for few states, what was used longest ago goes. */
 TEST(test_room) {
-  for (uint32_t k = 0; k < 2; k++) {
+  for (uint32_t k = 0; k < 3; k++) {
     serving w;
     open_cached(&w, k, 7, 1 << 20);
     for (uint32_t text = 0; text < 8; text++) assert_int_equal(run_text(&w, text, 120), 0);
@@ -184,7 +184,7 @@ static bool lose_at_twelve(void *user, int32_t id, const mm_logprob *logprob, co
   return token_as_before(user, id, logprob, p);
 }
 TEST(test_lost) {
-  for (uint32_t k = 0; k < 2; k++) {
+  for (uint32_t k = 0; k < 3; k++) {
     serving w;
     mm_scheduler_stats s;
     open_cached(&w, k, 0, 1 << 20);

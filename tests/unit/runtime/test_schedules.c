@@ -389,8 +389,10 @@ static void run(mm_family family, bool postnorm, uint32_t tp, uint32_t stage, bo
   print_message(
       "%s, tp %u, pp %d, %s: %u steps, %u short of pages, %u forks, %u restored, %u drafts, %u mixed, %u draws, %u by name, %u "
       "scores\n",
-      family == MM_FAMILY_M1 ? "m1" : "m2", tp, stage ? 2 : 1, bf16 ? "bf16" : "f32", s.steps, s.refused, s.forks, s.resumed, s.drafts,
-      s.mixed, s.draws, s.named, s.scores);
+      family == MM_FAMILY_M1   ? "m1"
+      : family == MM_FAMILY_M2 ? "m2"
+                               : "m3",
+      tp, stage ? 2 : 1, bf16 ? "bf16" : "f32", s.steps, s.refused, s.forks, s.resumed, s.drafts, s.mixed, s.draws, s.named, s.scores);
   assert_true(s.refused > 0 && s.forks > 0 && s.resumed > 0 && s.drafts > 0 && s.mixed > 0 && s.draws > 0 && s.named > 0 && s.scores > 0);
   stop(&s);
 }
@@ -398,10 +400,12 @@ static void run(mm_family family, bool postnorm, uint32_t tp, uint32_t stage, bo
 TEST(test_one_rank) {
   run(MM_FAMILY_M1, true, 1, 0, false, 250);
   run(MM_FAMILY_M2, false, 1, 0, true, 250);
+  run(MM_FAMILY_M3, false, 1, 0, false, 250);
 }
 TEST(test_two_ranks) {
   run(MM_FAMILY_M1, false, 2, 0, true, 150);
   run(MM_FAMILY_M2, false, 2, 0, false, 150);
+  run(MM_FAMILY_M3, false, 2, 0, true, 100);
 }
 TEST(test_eight_ranks) {
   run(MM_FAMILY_M1, true, 8, 0, false, 30);
@@ -410,6 +414,7 @@ TEST(test_eight_ranks) {
 TEST(test_stages) {
   run(MM_FAMILY_M1, true, 2, 2, false, 100);
   run(MM_FAMILY_M2, false, 1, 1, false, 150);
+  run(MM_FAMILY_M3, false, 1, 2, false, 100);
 }
 
 /* One number that a slot holds is another: the next step of the schedule's kind would say so. */
@@ -420,8 +425,10 @@ static void planted(mm_family family) {
   feed_ok(&s.w, 3, 1, 0, 130);
   mm_backend *b = backend[0];
   const uint32_t page = mm_pages_table(mm_engine_pages(s.w.engine))[(size_t)3 * mm_pages_per_slot(mm_engine_pages(s.w.engine)) + 1];
-  float *value = family == MM_FAMILY_M1 ? b->state + 3 * b->state_floats : (float *)(void *)(b->cache[0].v + mm_cpu_cell(b, page, 1, 5));
-  *value += 1;
+  float *value = family == MM_FAMILY_M1   ? b->state + 3 * b->state_floats
+                 : family == MM_FAMILY_M2 ? (float *)(void *)(b->cache[0].v + mm_cpu_cell(b, page, 1, 5))
+                                          : mm_cpu_index_key(b, &b->cache[1], page, 5);
+  *value += family == MM_FAMILY_M3 ? 100 : 1; /* so that its block is another */
   assert_true(feed(&s.w, 3, 1, 130, 1, s.w.got, &err));
   assert_memory_not_equal(s.w.got, s.w.want[1] + (size_t)130 * s.w.vocab, s.w.vocab * sizeof(float));
   stop(&s);
@@ -429,6 +436,7 @@ static void planted(mm_family family) {
 TEST(test_planted) {
   planted(MM_FAMILY_M1);
   planted(MM_FAMILY_M2);
+  planted(MM_FAMILY_M3);
 }
 
 int main(void) { return run_unit_tests(NULL, NULL); }

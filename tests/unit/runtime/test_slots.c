@@ -14,8 +14,11 @@ static void each_world(void (*test)(world *w), uint32_t pages) {
     mm_family family;
     bool postnorm, bf16;
     uint32_t tp;
-  } kind[] = {
-      {MM_FAMILY_M1, true, false, 1}, {MM_FAMILY_M1, true, true, 2}, {MM_FAMILY_M2, false, false, 2}, {MM_FAMILY_M2, false, true, 1}};
+  } kind[] = {{MM_FAMILY_M1, true, false, 1},
+              {MM_FAMILY_M1, true, true, 2},
+              {MM_FAMILY_M2, false, false, 2},
+              {MM_FAMILY_M2, false, true, 1},
+              {MM_FAMILY_M3, false, false, 1}};
   for (size_t i = 0; i < sizeof kind / sizeof *kind; i++) {
     world w;
     open_world(&w, ref_dims(kind[i].family, kind[i].postnorm), kind[i].tp, 0, pages, kind[i].bf16);
@@ -102,9 +105,9 @@ TEST(test_restored) { each_world(restored, 0); }
 /* Without lightning layers a slot goes on from shared pages at any position that they hold. */
 TEST(test_shared_pages) {
   mm_err err = {0};
-  for (uint32_t bf16 = 0; bf16 < 2; bf16++) {
+  for (uint32_t k = 0; k < 3; k++) {
     world w;
-    open_world(&w, ref_dims(MM_FAMILY_M2, false), 1, 0, 0, bf16);
+    open_world(&w, ref_dims(k / 2 ? MM_FAMILY_M3 : MM_FAMILY_M2, false), 1, 0, 0, k % 2);
     feed_ok(&w, 0, 0, 0, LENGTH);
     const uint32_t *page = mm_pages_table(mm_engine_pages(w.engine));
     for (uint32_t n = 0; n <= COMMON; n += n < 3 || n > 60 ? 1 : 7) {

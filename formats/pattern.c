@@ -1,5 +1,5 @@
 /* Compiling patterns to small programs, and running those. */
-#include "convert/plan/pattern.h"
+#include "formats/pattern.h"
 
 #include <ctype.h>
 #include <stdlib.h>

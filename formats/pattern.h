@@ -4,8 +4,8 @@
  *
  *   glob        *  any bytes   ?  any byte   [a-z] [!a-z]  one of, none of   \c  c itself; it matches whole names
  *   expression  POSIX extended: . [a-z] [^a-z] [[:digit:]] ( ) | * + ? {m,n} ^ $ \c, and \w \W \s \S; it matches anywhere in a name */
-#ifndef MM_CONVERT_PATTERN_H
-#define MM_CONVERT_PATTERN_H
+#ifndef MM_FORMATS_PATTERN_H
+#define MM_FORMATS_PATTERN_H
 
 #include "formats/system/base.h"
 

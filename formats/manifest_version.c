@@ -1,0 +1,57 @@
+/* The version of a manifest, and the key that version 3 has in it. */
+#include "formats/manifest_version.h"
+
+#include <stdio.h>
+#include <string.h>
+
+bool mm_manifest_version(const mm_json *root, const char *wanted, int newest, int64_t *version, const mm_json_ctx *c, mm_err *err) {
+  const char *format;
+  if (mm_json_type_of(root) != MM_JSON_OBJ) return MM_REFUSE(c, err, "expected an object");
+  if (!mm_json_need_str(root, "format", &format, c, err)) return false;
+  if (strcmp(format, wanted) != 0) {
+    char shown[128];
+    mm_escape(shown, sizeof shown, format, strlen(format));
+    return mm_fail(err, MM_UNSUPPORTED, "E_VERSION", mm_at(c->file, NULL), "found format \"%s\", expected \"%s\"", shown, wanted);
+  }
+  if (!mm_json_need_int(root, "version", INT64_MIN, INT64_MAX, version, c, err)) return false;
+  if (*version >= MM_PACK_VERSION && *version <= newest) return true;
+  return mm_fail(err, MM_UNSUPPORTED, "E_VERSION", mm_at(c->file, NULL), "found format version %lld, expected %s", (long long)*version,
+                 newest > MM_PACK_VERSION ? "1, 2 or 3" : "1");
+}
+
+bool mm_manifest_right_version(const mm_pack *p, int64_t version, const mm_json_ctx *c, mm_err *err) {
+  const int right = mm_pack_version(p);
+  if (version == right) return true;
+  if (version == MM_PACK_VERSION3 || right == MM_PACK_VERSION3)
+    return MM_REFUSE(c, err, "key \"version\": found %lld, expected %d, as the model has %s keys of version 3", (long long)version, right,
+                     right == MM_PACK_VERSION3 ? "the" : "no");
+  return MM_REFUSE(c, err, "key \"version\": found %lld, expected %d, as planes have %s grid", (long long)version, right,
+                   version == MM_PACK_VERSION ? "a" : "no");
+}
+
+static bool read_entry(mm_pack *p, const mm_json *j, mm_left_out *out, const mm_json_ctx *c, mm_err *err) {
+  static const char *const keys[] = {"prefix", "tensors", "bytes", NULL};
+  const char *prefix;
+  int64_t tensors, bytes;
+  if (mm_json_type_of(j) != MM_JSON_OBJ) return MM_REFUSE(c, err, "key \"left_out\": expected a list of objects");
+  if (!mm_json_only_keys(j, keys, c, err) || !mm_json_need_str(j, "prefix", &prefix, c, err) ||
+      !mm_json_need_int(j, "tensors", 1, UINT32_MAX, &tensors, c, err) || !mm_json_need_int(j, "bytes", 0, INT64_MAX, &bytes, c, err))
+    return false;
+  if (!prefix[0]) return MM_REFUSE(c, err, "key \"prefix\": found an empty string");
+  *out = (mm_left_out){mm_arena_strndup(&p->arena, prefix, strlen(prefix), err), (uint64_t)tensors, (uint64_t)bytes};
+  return out->prefix;
+}
+
+bool mm_manifest_left_out(mm_pack *p, const mm_json *root, const mm_json_ctx *c, mm_err *err) {
+  const mm_json *list = mm_json_need(root, "left_out", MM_JSON_ARR, c, err);
+  if (!list) return false;
+  if (mm_json_size(list) > MM_LEFT_OUT_MAX)
+    return MM_REFUSE(c, err, "key \"left_out\": found %zu entries, expected at most %d", mm_json_size(list), MM_LEFT_OUT_MAX);
+  for (; p->left_out_count < mm_json_size(list); p->left_out_count++) {
+    mm_left_out *x = &p->left_out[p->left_out_count];
+    if (!read_entry(p, mm_json_at(list, p->left_out_count), x, c, err)) return false;
+    if (p->left_out_count > 0 && strcmp(x[-1].prefix, x->prefix) >= 0)
+      return MM_REFUSE(c, err, "key \"left_out\": found prefixes that are not in ascending order");
+  }
+  return true;
+}

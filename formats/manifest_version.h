@@ -1,0 +1,16 @@
+/* The version of a manifest, before and after it is read (manifest.c). */
+#ifndef MM_FORMATS_MANIFEST_VERSION_H
+#define MM_FORMATS_MANIFEST_VERSION_H
+
+#include "formats/pack.h"
+
+/* Before anything else is understood: whether root is an object of format `wanted` and of a version from 1 to `newest`, else MM_UNSUPPORTED
+ * E_VERSION. */
+MM_MUST_USE bool mm_manifest_version(const mm_json *root, const char *wanted, int newest, int64_t *version, const mm_json_ctx *c,
+                                     mm_err *err);
+/* The version is that of what was read, so that one plan has one text. */
+MM_MUST_USE bool mm_manifest_right_version(const mm_pack *p, int64_t version, const mm_json_ctx *c, mm_err *err);
+/* "left_out" of version 3 into p->left_out: at most MM_LEFT_OUT_MAX prefixes in ascending order, each of some tensor. */
+MM_MUST_USE bool mm_manifest_left_out(mm_pack *p, const mm_json *root, const mm_json_ctx *c, mm_err *err);
+
+#endif

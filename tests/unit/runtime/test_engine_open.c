@@ -1,0 +1,45 @@
+/* Opening an engine: threads of a process, and models that a backend has no ops for. */
+#include "formats/system/pool.h"
+#include "runtime/engine/engine.h"
+#include "tests/unit/runtime/reference.h"
+#include "tests/unit/unit.h"
+
+TEST(threads_of_a_process) {
+  const unsigned cpus = mm_pool_cpus();
+  assert_int_equal(mm_engine_threads(3, 8), 3);
+  assert_int_equal(mm_engine_threads(0, 1), cpus);
+  for (uint32_t ranks = 1; ranks <= 64; ranks++) {
+    const unsigned each = mm_engine_threads(0, ranks);
+    assert_true(each == 1 || each * ranks <= cpus); /* --pin has a CPU for each */
+    assert_true((each + 1) * ranks > cpus);
+  }
+}
+
+static mm_backend *never_opened(const mm_backend_config *c, mm_err *err) {
+  (void)c, (void)err;
+  fail_msg("the backend was opened");
+  return NULL;
+}
+
+/* A backend without the ops of extended models, as the CUDA one is, refuses them before it sees a weight; others it is asked to run. */
+TEST(unsupported_models) {
+  for (int missing = 0; missing < 2; missing++) {
+    mm_ops ops = mm_ops_cpu;
+    ops.open = never_opened;
+    *(missing ? (void **)&ops.mlp : (void **)&ops.select) = NULL;
+    const mm_model m2 = ref_dims(MM_FAMILY_M2, false);
+    mm_err err = {0};
+    assert_true(mm_ops_run(&ops, &m2, &err));
+    ref_model ref = ref_build(ref_dims(MM_FAMILY_M3, false));
+    ref_shards *shards = ref_cut(&ref, 1);
+    const mm_engine_config c = {.ops = &ops, .limits = {.max_tokens = 8, .slots = 1, .max_positions = 8}, .threads = 1};
+    assert_null(mm_engine_open(&shards->s, &c, &err));
+    assert_int_equal(err.status, MM_UNSUPPORTED);
+    assert_string_equal(err.code, "E_DEVICE");
+    assert_non_null(strstr(err.text, "found device cpu and a model Test, whose sparse attention"));
+    ref_uncut(shards);
+    ref_free(&ref);
+  }
+}
+
+int main(void) { return run_unit_tests(NULL, NULL); }
