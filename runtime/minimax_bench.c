@@ -53,16 +53,7 @@ typedef struct bench {
 
 /* ---- Floors ---- */
 
-/* All floors are one rank's. Bytes of one of the `lead` matrices, as stored. */
-static double bytes_of(const mm_packed *w) {
-  double bytes = 0;
-  for (unsigned i = 0; w->scheme && i < w->scheme->plane_count; i++)
-    bytes += (double)mm_plane_elements(w->n, w->k, w->cell[i]) * (double)mm_dtype_size(w->scheme->plane[i].dtype);
-  return bytes;
-}
-static double parameters_of(const mm_packed *w) { return w->scheme ? (double)w->n * w->k : 0; }
-
-/* A lightning layer's states in and out, another's keys and values. */
+/* All floors are one rank's. A lightning layer's states in and out, another's keys and values. */
 static double layer_cache_bytes(const bench *b, uint32_t l, uint32_t rows, double context) {
   const mm_model *m = &b->model;
   if (m->attn[l] == MM_ATTN_LIGHTNING) return 8.0 * rows * m->heads / b->ranks * m->head_dim * m->head_dim;
@@ -72,11 +63,11 @@ static double layer_cache_bytes(const bench *b, uint32_t l, uint32_t rows, doubl
 /* Bytes that a decode step must move: weights once, states in and out, caches. */
 static double decode_bytes(const bench *b, uint32_t rows, double context) {
   const mm_model *m = &b->model;
-  double sum = bytes_of(&b->weights.head);
+  double sum = mm_bench_bytes(&b->weights.head);
   for (uint32_t l = 0; l < m->layers; l++) {
     const mm_layer_weights *y = &b->weights.layer[l];
-    sum += bytes_of(&y->qkv) + bytes_of(&y->out) + bytes_of(&y->output_gate) + bytes_of(&y->router);
-    sum += b->reached * (bytes_of(&y->w13) + bytes_of(&y->w2));
+    sum += mm_bench_bytes(&y->qkv) + mm_bench_bytes(&y->out) + mm_bench_bytes(&y->output_gate) + mm_bench_bytes(&y->router);
+    sum += b->reached * (mm_bench_bytes(&y->w13) + mm_bench_bytes(&y->w2));
     sum += layer_cache_bytes(b, l, rows, context);
   }
   return sum;
@@ -91,10 +82,10 @@ static double prefill_floor(const bench *b, double tokens) {
     const mm_layer_weights *y = &b->weights.layer[l];
     const double rate = y->qkv.scheme->code == MM_CODE_E4M3 ? FP8_RATE : BF16_RATE;
     const double expert_rate = y->w13.scheme->code == MM_CODE_E4M3 ? FP8_RATE : BF16_RATE;
-    const double dense = parameters_of(&y->qkv) + parameters_of(&y->out) + parameters_of(&y->output_gate);
+    const double dense = mm_bench_parameters(&y->qkv) + mm_bench_parameters(&y->out) + mm_bench_parameters(&y->output_gate);
     sum += 2 * tokens * dense / rate;
-    sum += fmax(2 * tokens * m->top_k / b->ep * (parameters_of(&y->w13) + parameters_of(&y->w2)) / expert_rate,
-                y->w13.lead * (bytes_of(&y->w13) + bytes_of(&y->w2)) / b->copy_rate);
+    sum += fmax(2 * tokens * m->top_k / b->ep * (mm_bench_parameters(&y->w13) + mm_bench_parameters(&y->w2)) / expert_rate,
+                y->w13.lead * (mm_bench_bytes(&y->w13) + mm_bench_bytes(&y->w2)) / b->copy_rate);
     sum += m->attn[l] == MM_ATTN_LIGHTNING ? 8 * tokens * q / b->copy_rate : 2 * q * tokens * tokens / ATTENTION_RATE;
   }
   return sum;
@@ -102,11 +93,14 @@ static double prefill_floor(const bench *b, double tokens) {
 
 /* ---- Steps ---- */
 
-static bool feed(bench *b, uint32_t slot, uint32_t pos, uint32_t count, uint32_t outs, mm_err *err) {
-  const mm_span span = {(int32_t)slot, 0, count, pos};
+/* The next `count` tokens of `slots` sequences; of a single one's last token the logits, if `outs` is 1. */
+static bool feed(bench *b, uint32_t slot, uint32_t slots, uint32_t pos, uint32_t count, uint32_t outs, mm_err *err) {
   const uint32_t last = count - 1;
-  for (uint32_t i = 0; i < count; i++) b->id[i] = (int32_t)(mm_draw(slot, pos + i + UINT64_C(1)) * b->model.vocab);
-  const mm_batch batch = {.tokens = count, .id = b->id, .span_count = 1, .span = &span, .out_count = outs, .out = &last};
+  for (uint32_t s = 0; s < slots; s++) {
+    b->span[s] = (mm_span){(int32_t)(slot + s), s * count, count, pos};
+    for (uint32_t i = 0; i < count; i++) b->id[s * count + i] = (int32_t)(mm_draw(slot + s, pos + i + UINT64_C(1)) * b->model.vocab);
+  }
+  const mm_batch batch = {.tokens = slots * count, .id = b->id, .span_count = slots, .span = b->span, .out_count = outs, .out = &last};
   return mm_forward_step(&b->forward, &batch, b->logits, err);
 }
 
@@ -125,15 +119,6 @@ static bool collect(bench *b, double *at, mm_err *err) {
   return mm_fail(err, MM_INTEGRITY, "E_LOGITS", mm_at(NULL, NULL), "no logit is a number");
 }
 
-static int ascending(const void *a, const void *b) {
-  const double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
-}
-static double median(double *x, size_t n) {
-  qsort(x, n, sizeof *x, ascending);
-  return x[n / 2];
-}
-
 /* ---- Decode steps, whole and of one op ---- */
 
 typedef struct op {
@@ -141,23 +126,35 @@ typedef struct op {
   bool (*in)(const bench *b, uint32_t layer); /* whether the layer has it */
   void (*run)(bench *b, uint32_t layer);
   double (*bytes)(const bench *b, uint32_t layer, uint32_t rows); /* that it must move */
+  uint32_t times;                                                 /* that a layer's step has it; 0: a part of another op, or no layer's */
 } op;
 
-/* What a step queues: the forward pass, or ROUNDS times the op in all layers that have it. */
+/* Rows of their own for each token: what the first layer is given. */
+static void run_rows(bench *b) {
+  const mm_forward *f = &b->forward;
+  f->ops->embed(f->backend, f->h, &b->weights.embed);
+  f->ops->norm(f->backend, f->n, f->h, &b->weights.layer[0].input_norm, b->model.norm_eps);
+}
+
+/* What a step queues: the forward pass, or the rows and ROUNDS times the op in all layers that have it. */
 static bool queue_step(bench *b, const op *o, const mm_batch *batch, mm_err *err) {
   const mm_ops *ops = b->forward.ops;
   if (!o) return mm_forward_step(&b->forward, batch, NULL, err);
   if (!ops->begin(b->forward.backend, batch, err)) return false;
+  run_rows(b);
   for (uint32_t l = 0; l < ROUNDS * b->model.layers; l++)
     if (o->in(b, l % b->model.layers)) o->run(b, l % b->model.layers);
   return ops->choose(b->forward.backend, err);
 }
 
+/* Short contexts of several sequences a step. */
 static bool fill_contexts(bench *b, uint32_t rows, mm_err *err) {
-  const uint32_t context = b->c->context;
-  for (uint32_t s = 0; s < rows; s++)
+  const uint32_t context = b->c->context, together = (uint32_t)mm_max(CHUNK / context, 1);
+  for (uint32_t s = 0, some; s < rows; s += some) {
+    some = (uint32_t)mm_min(together, rows - s);
     for (uint32_t pos = 0, n; pos < context; pos += n)
-      if (!feed(b, s, pos, n = (uint32_t)mm_min(CHUNK, context - pos), 0, err)) return false;
+      if (!feed(b, s, some, pos, n = (uint32_t)mm_min(CHUNK, context - pos), 0, err)) return false;
+  }
   return true;
 }
 
@@ -208,17 +205,17 @@ static bool decode(bench *b, const op *o, uint32_t rows, double *step_s, mm_err 
     if (!warm) warm = agree(b, before - start > WARMUP, &ok);
     if (!ok) return false;
   }
-  *step_s = median(b->time, b->steps);
+  *step_s = mm_bench_median(b->time, b->steps);
   return collect(b, &at, err) && count_experts(b, o, &batch, err);
 }
 
 static bool prefill(bench *b, double *step_s, mm_err *err) {
   for (int i = -1; i < REPEATS; i++) {
     const double from = mm_now();
-    if (!feed(b, 0, 0, b->c->tokens, 1, err)) return false;
+    if (!feed(b, 0, 1, 0, b->c->tokens, 1, err)) return false;
     if (i >= 0) b->time[i] = mm_now() - from;
   }
-  *step_s = median(b->time, REPEATS);
+  *step_s = mm_bench_median(b->time, REPEATS);
   if (!isfinite(b->logits[0])) return mm_fail(err, MM_INTEGRITY, "E_LOGITS", mm_at(NULL, NULL), "no logit is a number");
   return true;
 }
@@ -251,7 +248,7 @@ static bool mixed(bench *b, uint32_t rows, double step_s[3], mm_err *err) {
         !step_alone(b, b->span, rows + 1, b->out, &time[2][at], err))
       return false;
   }
-  for (int i = 0; i < 3; i++) step_s[i] = median(time[i], REPEATS);
+  for (int i = 0; i < 3; i++) step_s[i] = mm_bench_median(time[i], REPEATS);
   return true;
 }
 
@@ -268,6 +265,8 @@ static bool in_none(const bench *b, uint32_t l) {
 static bool in_last(const bench *b, uint32_t l) { return l + 1 == b->model.layers; }
 static bool in_lightning(const bench *b, uint32_t l) { return b->model.attn[l] == MM_ATTN_LIGHTNING; }
 static bool in_full(const bench *b, uint32_t l) { return b->model.attn[l] == MM_ATTN_FULL; }
+static bool in_normed(const bench *b, uint32_t l) { return b->model.qk_norm && in_full(b, l); }
+static bool in_cut(const bench *b, uint32_t l) { return (void)l, b->ranks > 1; }
 
 static mm_act qkv_of(const bench *b, uint32_t l) { return (mm_act){b->forward.qkv.data, b->weights.layer[l].qkv.n}; }
 static void run_qkv(bench *b, uint32_t l) {
@@ -284,6 +283,7 @@ static void run_gqa(bench *b, uint32_t l) {
   const bool norms = b->model.qk_norm;
   b->forward.ops->gqa(b->forward.backend, l, b->forward.o, qkv_of(b, l), norms ? &w->q_norm : NULL, norms ? &w->k_norm : NULL);
 }
+static void run_plain_gqa(bench *b, uint32_t l) { b->forward.ops->gqa(b->forward.backend, l, b->forward.o, qkv_of(b, l), NULL, NULL); }
 static void run_lightning(bench *b, uint32_t l) { b->forward.ops->lightning(b->forward.backend, l, b->forward.o, qkv_of(b, l)); }
 static void run_gated_norm(bench *b, uint32_t l) {
   const mm_forward *f = &b->forward;
@@ -292,6 +292,14 @@ static void run_gated_norm(bench *b, uint32_t l) {
 static void run_combine(bench *b, uint32_t l) {
   const mm_forward *f = &b->forward;
   f->ops->combine(f->backend, f->h, f->n, f->spare, f->branch, b->model.deepnorm_mlp, &b->weights.layer[l].post_norm, b->model.norm_eps);
+}
+static void run_norm(bench *b, uint32_t l) {
+  const mm_forward *f = &b->forward;
+  f->ops->norm(f->backend, f->n, f->h, &b->weights.layer[l].post_norm, b->model.norm_eps);
+}
+static void run_embed(bench *b, uint32_t l) {
+  (void)l;
+  b->forward.ops->embed(b->forward.backend, b->forward.h, &b->weights.embed);
 }
 static void run_route(bench *b, uint32_t l) {
   const mm_layer_weights *w = &b->weights.layer[l];
@@ -307,30 +315,33 @@ static void run_head(bench *b, uint32_t l) {
   b->forward.ops->logits(b->forward.backend, b->forward.n, &b->weights.head);
 }
 
-static double qkv_bytes(const bench *b, uint32_t l, uint32_t rows) { return (void)rows, bytes_of(&b->weights.layer[l].qkv); }
-static double out_bytes(const bench *b, uint32_t l, uint32_t rows) { return (void)rows, bytes_of(&b->weights.layer[l].out); }
-static double gate_bytes(const bench *b, uint32_t l, uint32_t rows) { return (void)rows, bytes_of(&b->weights.layer[l].output_gate); }
-static double route_bytes(const bench *b, uint32_t l, uint32_t rows) { return (void)rows, bytes_of(&b->weights.layer[l].router); }
+static double qkv_bytes(const bench *b, uint32_t l, uint32_t rows) { return (void)rows, mm_bench_bytes(&b->weights.layer[l].qkv); }
+static double out_bytes(const bench *b, uint32_t l, uint32_t rows) { return (void)rows, mm_bench_bytes(&b->weights.layer[l].out); }
+static double gate_bytes(const bench *b, uint32_t l, uint32_t rows) { return (void)rows, mm_bench_bytes(&b->weights.layer[l].output_gate); }
+static double route_bytes(const bench *b, uint32_t l, uint32_t rows) { return (void)rows, mm_bench_bytes(&b->weights.layer[l].router); }
 static double cache_bytes(const bench *b, uint32_t l, uint32_t rows) { return layer_cache_bytes(b, l, rows, b->c->context); }
 static double experts_bytes(const bench *b, uint32_t l, uint32_t rows) {
   const mm_layer_weights *w = &b->weights.layer[l];
-  return (void)rows, b->reached * (bytes_of(&w->w13) + bytes_of(&w->w2));
+  return (void)rows, b->reached * (mm_bench_bytes(&w->w13) + mm_bench_bytes(&w->w2));
 }
-static double head_bytes(const bench *b, uint32_t l, uint32_t rows) { return (void)l, (void)rows, bytes_of(&b->weights.head); }
+static double head_bytes(const bench *b, uint32_t l, uint32_t rows) { return (void)l, (void)rows, mm_bench_bytes(&b->weights.head); }
 static double no_bytes(const bench *b, uint32_t l, uint32_t rows) { return (void)b, (void)l, (void)rows, 0; }
 
 static const op timed_ops[] = {
-    {"qkv projection, lightning", in_lightning, run_qkv, qkv_bytes},
-    {"qkv projection, full", in_full, run_qkv, qkv_bytes},
-    {"norm, RoPE, cache write, attention", in_full, run_gqa, cache_bytes},
-    {"lightning attention", in_lightning, run_lightning, cache_bytes},
-    {"output gate", in_lightning, run_gate, gate_bytes},
-    {"gated norm", in_lightning, run_gated_norm, no_bytes},
-    {"output projection", in_all, run_out, out_bytes},
-    {"residual and norm", in_all, run_combine, no_bytes},
-    {"router", in_all, run_route, route_bytes},
-    {"experts, and a router for all layers", in_all, run_experts, experts_bytes},
-    {"head", in_last, run_head, head_bytes},
+    {"qkv projection, lightning", in_lightning, run_qkv, qkv_bytes, 1},
+    {"qkv projection, full", in_full, run_qkv, qkv_bytes, 1},
+    {"norm, RoPE, cache write, attention", in_full, run_gqa, cache_bytes, 1},
+    {"the same without QK norm", in_normed, run_plain_gqa, cache_bytes, 0},
+    {"lightning attention", in_lightning, run_lightning, cache_bytes, 1},
+    {"output gate", in_lightning, run_gate, gate_bytes, 1},
+    {"gated norm", in_lightning, run_gated_norm, no_bytes, 1},
+    {"output projection", in_all, run_out, out_bytes, 1},
+    {"residual and norm, with the sum over ranks", in_all, run_combine, no_bytes, 2},
+    {"norm alone", in_all, run_norm, no_bytes, 0},
+    {"embedding and its sum over ranks", in_cut, run_embed, no_bytes, 0},
+    {"router", in_all, run_route, route_bytes, 1},
+    {"experts, and a router for all layers", in_all, run_experts, experts_bytes, 1},
+    {"head", in_last, run_head, head_bytes, 0},
 };
 
 static bool open_case(bench *b, mm_err *err);
@@ -348,10 +359,18 @@ static mm_bench_result result_of(const bench *b, uint32_t rows) {
       .c = b->c, .layers = b->c->layers, .batch = rows, .ranks = b->ranks, .ep = b->ep, .kv_fp8 = b->kv_fp8, .copy_rate = b->copy_rate};
 }
 
-/* Every op of the model's layers for itself: what it adds to a step that only chooses tokens. */
+static void tell_op(const bench *b, uint32_t rows, const char *name, double seconds, double bytes) {
+  mm_bench_result r = result_of(b, rows);
+  r.layers = 1, r.seconds = seconds, r.bytes = bytes, r.reached = b->reached;
+  if (b->rank == 0) mm_bench_print_op(&r, name, b->json);
+}
+
+/* Every op of the model's layers for itself: what it adds to a step that embeds rows and chooses tokens. Then a layer in its step, and how
+ * much that is more than its ops, each after others of its kind, take together: gaps, less what overlaps. Ranks wait for each other where
+ * they choose, so one rank's steps are as long as the slowest one's. */
 static bool measure_ops(bench *b, uint32_t rows, mm_err *err) {
-  static const op nothing = {"", in_none, NULL, no_bytes};
-  double empty, step;
+  static const op nothing = {"", in_none, NULL, no_bytes, 0};
+  double empty, step, head = 0, all = 0;
   if (!time_op(b, &nothing, rows, &empty, err)) return false;
   for (size_t i = 0; i < sizeof timed_ops / sizeof *timed_ops; i++) {
     const op *o = &timed_ops[i];
@@ -362,12 +381,16 @@ static bool measure_ops(bench *b, uint32_t rows, mm_err *err) {
     if (!time_op(b, o, rows, &step, err)) return false;
     for (uint32_t l = 0; l < b->model.layers; l++)
       if (o->in(b, l)) bytes += o->bytes(b, l, rows);
-    mm_bench_result r = result_of(b, rows);
-    r.layers = 1;
-    r.seconds = (step - empty) / (ROUNDS * layers);
-    r.bytes = bytes / layers;
-    if (b->rank == 0) mm_bench_print_op(&r, o->name, b->json);
+    const double each = (step - empty) / (ROUNDS * layers);
+    if (o->run == run_head) head = each;
+    all += each * layers * o->times;
+    tell_op(b, rows, o->name, each, bytes / layers);
   }
+  if (!time_op(b, NULL, rows, &step, err)) return false;
+  const double layer = (step - empty - head) / b->model.layers;
+  tell_op(b, rows, "a layer in its step", layer,
+          (decode_bytes(b, rows, b->c->context) - mm_bench_bytes(&b->weights.head)) / b->model.layers);
+  tell_op(b, rows, "of it, more than its ops", layer - all / b->model.layers, 0);
   return true;
 }
 
@@ -418,7 +441,7 @@ static uint32_t most_rows(const mm_bench_case *c) {
 static bool open_case(bench *b, mm_err *err) {
   const mm_bench_case *c = b->c;
   const bool beside = strcmp(c->subject, "mixed") == 0;
-  const uint32_t slots = most_rows(c) + beside, chunk = (uint32_t)mm_min(CHUNK, c->context);
+  const uint32_t slots = most_rows(c) + beside, chunk = (uint32_t)mm_min(CHUNK, (uint64_t)c->context * slots);
   const mm_limits limits = {.max_tokens = (uint32_t)mm_max(mm_max(slots, chunk), c->tokens + (beside ? slots : 0)),
                             .slots = slots,
                             .max_positions = (uint32_t)mm_max(c->context + 1, c->tokens)};
@@ -508,13 +531,7 @@ static bool bench_all(void *args, mm_err *err) {
   double copy_rate;
   if (!choices && !mm_bench_is_subject(subject))
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found subject \"%s\", expected " SUBJECTS, subject);
-  if (a->tp & (a->tp - 1))
-    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --tp %u, expected 1, 2, 4 or 8", (unsigned)a->tp);
-  if (a->tp % a->ep)
-    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --ep %u, expected a divisor of --tp %u", (unsigned)a->ep,
-                   (unsigned)a->tp);
-  if (a->tp > 1 && strcmp(subject, "kernels") == 0) /* a step that does nothing is no measure of how ranks wait */
-    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --tp %u, expected 1: kernels are those of one GPU", (unsigned)a->tp);
+  if (!mm_bench_check_ranks(a, err)) return false;
   if (choices) return mm_bench_print_choices(a, err);
   if (!ops) return mm_fail(err, MM_UNSUPPORTED, "E_CUDA", mm_at(NULL, NULL), "a GPU is measured, and this build has no CUDA backend");
   if (!ops->copy_rate(&copy_rate, err)) return false;
@@ -550,7 +567,8 @@ int main(int argc, char **argv) {
       MM_OPTION(U64, "tp", &a.tp, "N", "ranks, a GPU each: 1, 2, 4 or 8 (1)", .lo = 1, .hi = RANKS),
       MM_OPTION(U64, "ep", &a.ep, "N", "divides tp: each rank holds 1/N of the experts, cut in tp/N (1)", .lo = 1, .hi = RANKS),
       MM_OPTION(U64, "batch", &a.batch, "N",
-                "sequences of a decode step (1, 4, 16, 64 and 256; 1 and 16 for kernels, 1 for decode, 63 for mixed)", .lo = 1, .hi = 256),
+                "sequences of a decode step (1, 4, 16, 64 and 256; 1, 16, 64 and 256 for kernels, 1 for decode, 63 for mixed)", .lo = 1,
+                .hi = 256),
       MM_OPTION(U64, "context", &a.context, "N", "tokens that each of them holds (1024)", .lo = 1, .hi = 1 << 19),
       MM_OPTION(U64, "tokens", &a.tokens, "N", "of a prefill step (8192), of a stretch (512 for mixed)", .lo = 1, .hi = 1 << 19),
       MM_OPTION(U64, "steps", &a.steps, "N", "decode steps that count (64)", .lo = 5, .hi = 100000),
@@ -564,7 +582,8 @@ int main(int argc, char **argv) {
           "minimax-bench decode --expert-quant nvfp4 --batch 16 --context 4096\n"
           "minimax-bench choices --model m2 --quant nvfp4",
       .epilog =
-          "Weights are random and made on the device; nothing is read from disk. kernels: each op of a layer, and the head. layers: "
+          "Weights are random and made on the device; nothing is read from disk. kernels: each op of a layer, the head, a layer in its "
+          "step. layers: "
           "decode\n"
           "steps of eight layers. decode: steps of the whole of M2 with 4-bit experts. prefill: one step of many tokens. mixed: single "
           "tokens\n"

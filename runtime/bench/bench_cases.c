@@ -5,8 +5,8 @@
 #include <string.h>
 
 static const mm_bench_case cases[] = {
-    {"kernels", "m1", 8, 200064, "block_fp8", "block_fp8", "bf16", {1, 16}, 1024, 0},
-    {"kernels", "m2", 8, 200064, "block_fp8", "block_fp8", "bf16", {1, 16}, 1024, 0},
+    {"kernels", "m1", 8, 200064, "block_fp8", "block_fp8", "bf16", {1, 16, 64, 256}, 1024, 0},
+    {"kernels", "m2", 8, 200064, "block_fp8", "block_fp8", "bf16", {1, 16, 64, 256}, 1024, 0},
     {"layers", "m1", 8, 2048, "block_fp8", "block_fp8", "bf16", {1, 4, 16, 64, 256}, 1024, 0},
     {"layers", "m2", 8, 2048, "block_fp8", "block_fp8", "bf16", {1, 4, 16, 64, 256}, 1024, 0},
     {"decode", "m2", 62, 200064, "block_fp8", "w4a16", "bf16", {1}, 1024, 0},
@@ -41,4 +41,13 @@ bool mm_bench_case_at(const mm_bench_args *a, size_t i, mm_bench_case *c) {
     if (i-- == 0) return *c = adjusted(cases[j], a), true;
   }
   return false;
+}
+
+bool mm_bench_check_ranks(const mm_bench_args *a, mm_err *err) {
+  if (a->tp & (a->tp - 1))
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --tp %u, expected 1, 2, 4 or 8", (unsigned)a->tp);
+  if (a->tp % a->ep)
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --ep %u, expected a divisor of --tp %u", (unsigned)a->ep,
+                   (unsigned)a->tp);
+  return true;
 }

@@ -4,6 +4,7 @@
 
 #include <stddef.h>
 
+#include "formats/system/base.h"
 #include "runtime/bench/bench_result.h"
 
 typedef struct mm_bench_args {
@@ -17,5 +18,7 @@ typedef struct mm_bench_args {
 bool mm_bench_case_at(const mm_bench_args *a, size_t i, mm_bench_case *c);
 /* Some case is of it. */
 bool mm_bench_is_subject(const char *word);
+/* tp and ep are ranks that can be: else MM_USAGE. */
+MM_MUST_USE bool mm_bench_check_ranks(const mm_bench_args *a, mm_err *err);
 
 #endif

@@ -2,6 +2,16 @@
 #include "runtime/bench/bench_result.h"
 
 #include <stdio.h>
+#include <stdlib.h>
+
+static int ascending(const void *a, const void *b) {
+  const double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+double mm_bench_median(double *x, size_t n) {
+  qsort(x, n, sizeof *x, ascending);
+  return x[n / 2];
+}
 
 void mm_bench_print_copy(double bytes_per_s, bool json) {
   if (json)
@@ -28,12 +38,14 @@ void mm_bench_print_op(const mm_bench_result *r, const char *op, bool json) {
     open_object(r);
     printf(",\"op\":\"%s\",\"batch\":%u,\"seconds\":%.9g", op, r->batch, r->seconds);
     if (r->bytes > 0) printf(",\"bytes\":%.0f,\"of_copy\":%.4f", r->bytes, r->bytes / r->seconds / r->copy_rate);
+    if (r->reached > 0) printf(",\"experts_a_layer\":%.3f", r->reached);
     puts("}");
     return;
   }
   open_line(r);
   printf(" %s/%s/%s B=%u %s: %.2f us", r->c->quant, r->c->experts, r->c->head, r->batch, op, r->seconds * 1e6);
   if (r->bytes > 0) printf(", %.1f MB, %.2f of copy", r->bytes * 1e-6, r->bytes / r->seconds / r->copy_rate);
+  if (r->reached > 0) printf(", %.1f experts a layer", r->reached);
   printf("\n");
 }
 

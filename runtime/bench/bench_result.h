@@ -3,6 +3,7 @@
 #define MM_RUNTIME_BENCH_RESULT_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 /* What a subject measures of one model. */
@@ -30,6 +31,8 @@ typedef struct mm_bench_result {
   double rate[3];        /* of a prefill: operations a second that its floor assumes, of FP8 and BF16 products and of attention */
 } mm_bench_result;
 
+/* Sorts x[n], n > 0. */
+double mm_bench_median(double *x, size_t n);
 void mm_bench_print_copy(double bytes_per_s, bool json);
 void mm_bench_print_op(const mm_bench_result *r, const char *op, bool json);
 void mm_bench_print_decode(const mm_bench_result *r, bool json);

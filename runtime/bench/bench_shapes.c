@@ -100,3 +100,11 @@ bool mm_bench_weights(const mm_bench_shape *s, const mm_model *m, mm_rank_weight
 #undef ROWS
   return true;
 }
+
+double mm_bench_bytes(const mm_packed *w) {
+  double bytes = 0;
+  for (unsigned i = 0; w->scheme && i < w->scheme->plane_count; i++)
+    bytes += (double)mm_plane_elements(w->n, w->k, w->cell[i]) * (double)mm_dtype_size(w->scheme->plane[i].dtype);
+  return bytes;
+}
+double mm_bench_parameters(const mm_packed *w) { return w->scheme ? (double)w->n * w->k : 0; }

@@ -15,6 +15,8 @@ namespace {
 
 constexpr uint32_t kThreads = 256;
 constexpr double kLimit_s = 4; /* for which kernels wait for another rank */
+/* Blocks of a kernel of up to 384 threads, and of up to 768, that wait for other ranks; rows of few numbers, a block each. */
+constexpr uint32_t kWaitingBlocks = 96, kWideBlocks = 48, kNarrowRows = 128;
 
 /* Two ranges of a row, side by side: [0, n[0]) and [n[0], n[0] + n[1]). */
 struct stretches {
@@ -151,44 +153,59 @@ __global__ void __launch_bounds__(kThreads) reduce_gate_rows(const __grid_consta
   peer_end(c, epoch);
 }
 
+/* The rows' norms over ranks fit one kernel, whose blocks wait at once. */
+bool narrow_rows(const mm_backend *b) { return b->rows <= kNarrowRows && mm_cu_peers_small(b->peers, b->rows, b->rows); }
+
 /* b->squares of the step's rows, over all ranks. An odd number of rows sums two numbers that nobody reads. */
 cudaError_t sum_squares(mm_backend *b, const bf16 *x, uint32_t pitch, stretches n) {
   const cudaError_t e = launch(square_rows, b->rows, kThreads, 0, b->stream, b->squares, x, pitch, n);
   return e != cudaSuccess ? e : mm_cu_peers_sum_f32(b->peers, b->squares, mm_round_up(2 * (uint64_t)b->rows, 4), b->stream);
 }
 
-/* Several blocks for each row, a thread for eight columns, as combine_rows has for few rows. A block sends and writes its share of the
- * columns, since a multiprocessor sends slowly, and sums all of them, since summing is faster than exchanging sums. */
+__device__ __forceinline__ uint4 get_piece(const bf16 *from) { return *reinterpret_cast<const uint4 *>(from); }
+
+/* A thread for eight columns, as combine_rows has for few rows. Few rows have several blocks each: a block sends and writes its share of
+ * the columns, since a multiprocessor sends slowly, and sums all of them, since summing is faster than exchanging sums. Of many rows a
+ * block has several, and sends all of them before it waits for the first. */
 __global__ void __launch_bounds__(MM_CU_MAX_HIDDEN / 8)
-    reduce_combine(const __grid_constant__ peer_view c, const __grid_constant__ mm_cu_combine a, uint32_t width, uint32_t blocks) {
-  __shared__ float part[MM_CU_MAX_HIDDEN / 256];
-  const uint32_t row = blockIdx.x / blocks, column = threadIdx.x * 8, word = (row * width + column) / 8;
-  const bool inside = column < width, own_share = threadIdx.x / 32 % blocks == blockIdx.x % blocks;
-  const size_t at = (size_t)row * width + column;
-  float w[8] = {}, v[8] = {};
+    reduce_combine(const __grid_constant__ peer_view c, const __grid_constant__ mm_cu_combine a, uint32_t rows, uint32_t width,
+                   uint32_t blocks) {
+  __shared__ float part[2][MM_CU_MAX_HIDDEN / 256]; /* rows take turns: who writes one again has met all that read it */
+  const uint32_t first = blockIdx.x / blocks, step = gridDim.x / blocks, column = threadIdx.x * 8;
+  const bool inside = column < width, own_share = threadIdx.x / 32 % blocks == blockIdx.x % blocks, sends = inside && own_share;
+  const auto at = [&](uint32_t row) { return (size_t)row * width + column; };
+  const auto word = [&](uint32_t row) { return (row * width + column) / 8; };
+  float w[8] = {};
   if (c.apart) grid_launch_next_early();
   if (inside) load8(w, a.w + column);
   grid_wait();
   const peer_turn turn = turn_of(c);
   uint4 own = make_uint4(0, 0, 0, 0), residual = own;
-  if (inside) own = *reinterpret_cast<const uint4 *>(a.branch + at), residual = *reinterpret_cast<const uint4 *>(a.residual + at);
-  if (inside && own_share) send_branch(c, turn, own, word);
+  if (inside) own = get_piece(a.branch + at(first)), residual = get_piece(a.residual + at(first));
+  if (sends) send_branch(c, turn, own, word(first));
+  for (uint32_t row = first + step; row < rows; row += step)
+    if (sends) send_branch(c, turn, get_piece(a.branch + at(row)), word(row));
   empty_branches(c, turn);
-  if (inside) {
-    mix8(v, a, residual, sum_branches(c, turn, own, word));
-    if (own_share) store8(a.h + at, v);
+  for (uint32_t row = first, i = 0; row < rows; row += step, i++) {
+    float v[8] = {};
+    if (inside && i > 0) own = get_piece(a.branch + at(row)), residual = get_piece(a.residual + at(row));
+    if (inside) {
+      mix8(v, a, residual, sum_branches(c, turn, own, word(row)));
+      if (own_share) store8(a.h + at(row), v);
+    }
+    float *const sums = part[i % 2];
+    const float sum = warp_sum(square8(v));
+    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
+    __syncthreads();
+    const float scale = norm_scale(sums, (width + 255) / 256, width, a.eps);
+    if (sends) {
+      scale8(v, scale, w);
+      const uint4 q = narrow8(v);
+      *reinterpret_cast<uint4 *>(a.n + at(row)) = q;
+      if (a.codes.code) encode8(a.codes, row, column, q);
+    }
   }
-  const float sum = warp_sum(square8(v));
-  if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = sum;
-  __syncthreads();
-  const float scale = norm_scale(part, (width + 255) / 256, width, a.eps);
-  if (inside && own_share) {
-    scale8(v, scale, w);
-    const uint4 q = narrow8(v);
-    *reinterpret_cast<uint4 *>(a.n + at) = q;
-    if (a.codes.code) encode8(a.codes, row, column, q);
-  }
-  branch_end(c, turn, gridDim.x / blocks * width / 8);
+  branch_end(c, turn, rows * width / 8);
 }
 
 }  // namespace
@@ -269,21 +286,22 @@ cudaError_t mm_cu_combine_ranks(const mm_cu_peers *p, const mm_cu_combine &a, ui
   /* Only where no block writes data that another block of its row reads, and where all fit on the device at once. */
   const bool several = mm_cu_peers_apart(p) && rows <= 8 && a.h != a.residual && a.h != a.branch && a.n != a.residual && a.n != a.branch;
   const unsigned blocks = !several ? 1 : width > 4096 ? 6 : rows > 1 ? 3 : 1;
-  return launch(reduce_combine, rows * blocks, ceil_div(width, 256) * 32, 0, s, mm_cu_peers_view(p), a, width, blocks);
+  /* All blocks wait at once, and leave another stage's on the same devices room to do so too. */
+  const unsigned each = ceil_div(rows, width > 3072 ? kWideBlocks : kWaitingBlocks);
+  return launch(reduce_combine, ceil_div(rows, each) * blocks, ceil_div(width, 256) * 32, 0, s, mm_cu_peers_view(p), a, rows, width,
+                blocks);
 }
 
 cudaError_t mm_cu_qk_norm_ranks(mm_backend *b, bf16 *qkv, const float *q_norm, const float *k_norm, float eps) {
   const uint32_t d = b->heads.head_dim, pitch = (b->heads.heads + 2 * b->heads.kv_heads) * d;
   const qk_norms a = {qkv, q_norm, k_norm, eps, pitch, {{b->heads.heads * d, b->heads.kv_heads * d}}};
-  if (mm_cu_peers_small(b->peers, b->rows, b->rows))
-    return launch(reduce_scale_qk, b->rows, kThreads, 0, b->stream, mm_cu_peers_view(b->peers), a);
+  if (narrow_rows(b)) return launch(reduce_scale_qk, b->rows, kThreads, 0, b->stream, mm_cu_peers_view(b->peers), a);
   const cudaError_t e = sum_squares(b, qkv, pitch, a.s);
   return e != cudaSuccess ? e : launch(scale_qk, b->rows, kThreads, 0, b->stream, a, b->squares, b->c.weights->tp);
 }
 
 cudaError_t mm_cu_gated_norm_ranks(mm_backend *b, const mm_cu_gated &a) {
-  if (mm_cu_peers_small(b->peers, b->rows, b->rows))
-    return launch(reduce_gate_rows, b->rows, kThreads, 0, b->stream, mm_cu_peers_view(b->peers), a);
+  if (narrow_rows(b)) return launch(reduce_gate_rows, b->rows, kThreads, 0, b->stream, mm_cu_peers_view(b->peers), a);
   const cudaError_t e = sum_squares(b, a.o, a.width, {{a.width, 0}});
   return e != cudaSuccess ? e : launch(gate_rows, b->rows, kThreads, 0, b->stream, a, b->squares, b->c.weights->tp);
 }

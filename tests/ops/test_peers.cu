@@ -116,7 +116,7 @@ void check_combines(uint32_t ranks) {
     rng g = {seed};
     for (uint32_t t = 0; t < 60; t++) {
       static const uint32_t widths[] = {3072, 6144, 256, 128, 5120};
-      const uint32_t width = t % 6 < 5 ? widths[t % 6] : 8 * (1 + g.below(768)), rows = 1 + g.below(16);
+      const uint32_t width = t % 6 < 5 ? widths[t % 6] : 8 * (1 + g.below(768)), rows = 1 + g.below(t % 2 ? 16 : 256);
       const bool codes = width % 128 == 0 && g.below(2);
       if (!mm_cu_combines_ranks(m->peers, rows, width)) continue;
       most = std::max<uint32_t>(most, rows);
@@ -391,7 +391,7 @@ static void bench_ranks(uint32_t ranks) {
     CUDA_OK(cudaMemsetAsync(m->x, 0, kMost, m->s));
     CUDA_OK(cudaMemsetAsync(m->source, 0, kMost, m->s));
     for (uint32_t width : {3072u, 6144u}) {
-      for (uint32_t rows : {1u, 2u, 4u, 8u}) bench_combine(m, rows, width);
+      for (uint32_t rows : {1u, 2u, 4u, 8u, 16u, 32u, 64u, 128u, 256u}) bench_combine(m, rows, width);
       for (uint32_t rows : {1u, 2u, 4u, 8u, 16u, 64u}) bench_sum(m, rows, width, 200);
       bench_sum(m, 2048, width, 10);
     }

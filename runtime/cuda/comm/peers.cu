@@ -353,7 +353,8 @@ cudaError_t mm_cu_peers_share(mm_cu_peers *p, float *const *all, const float *ow
 bool mm_cu_peers_tell(mm_cu_peers *p, void *mine, void **all, mm_err *err) { return tell(p, mine, all, err); }
 
 bool mm_cu_peers_small(const mm_cu_peers *p, uint32_t rows, uint64_t words) {
-  return !p->across && rows <= (p->c.apart ? kPeerRows : kSharedRows / p->c.ranks) && words <= kPeerWords;
+  if (p->across || words > (p->c.ranks == 2 ? kPeerWords : kPeerNumbers) || words * (p->c.ranks - 1) > kPeerSent) return false;
+  return rows <= (p->c.apart ? kPeerRows : kSharedRows / p->c.ranks);
 }
 
 bool mm_cu_peers_many(const mm_cu_peers *p, uint64_t words) { return !p->across && p->c.ranks == 2 && words > kPeerWords; }

@@ -37,10 +37,12 @@ __device__ __forceinline__ uint64_t now_ns() {
 }
 /* ---- what all ranks share ---- */
 
-constexpr uint32_t kPeerBlocks = 64;                                 /* that synchronise by flags */
-constexpr uint64_t kPeerWords = 131072;                              /* of a sum of few numbers: 1 MiB of them */
-constexpr uint32_t kPeerRows = 16;                                   /* of a branch at most, with devices of their own */
-constexpr uint32_t kPeerBranch = kPeerRows * (MM_CU_MAX_HIDDEN / 8); /* its words */
+constexpr uint32_t kPeerBlocks = 64;               /* that synchronise by flags */
+constexpr uint64_t kPeerWords = 131072;            /* of a sum of few numbers: 1 MiB of them */
+constexpr uint32_t kPeerRows = 256;                /* of a branch at most, with devices of their own */
+constexpr uint64_t kPeerNumbers = 196608;          /* of a branch, in eights of bytes: 256 rows of 3,072 columns */
+constexpr uint64_t kPeerSent = 3 * kPeerNumbers;   /* of them, that a rank sends: beyond it a sum by parts sends less */
+constexpr uint32_t kPeerBranch = kPeerNumbers / 2; /* its words */
 constexpr uint32_t kPeerTurns = 3;
 constexpr uint64_t kPeerSlab = (uint64_t)64 << 20;  /* bytes of a sum of many; of every rank's memory four, or two and twice sum_bytes */
 constexpr uint64_t kPeerMost = (uint64_t)256 << 20; /* of two ranks whose rows are sent as they are made */

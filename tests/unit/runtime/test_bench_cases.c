@@ -32,4 +32,30 @@ TEST(test_options) {
   assert_false(mm_bench_case_at(&a, 1, &c));
 }
 
+/* kernels too are measured over ranks. */
+TEST(test_check_ranks) {
+  static const char *const subjects[] = {"kernels", "layers", "prefill"};
+  for (size_t i = 0; i < 3; i++) {
+    for (uint64_t tp = 1; tp <= 8; tp++) {
+      for (uint64_t ep = 1; ep <= 8; ep++) {
+        const mm_bench_args a = {.subject = subjects[i], .tp = tp, .ep = ep};
+        mm_err err = {0};
+        const bool fits = (tp == 1 || tp == 2 || tp == 4 || tp == 8) && tp % ep == 0;
+        assert_int_equal(mm_bench_check_ranks(&a, &err), fits);
+        assert_int_equal(err.status, fits ? MM_OK : MM_USAGE);
+      }
+    }
+  }
+}
+
+/* A layer's kernels are told for one token, and for the steps that serve many. */
+TEST(test_kernels) {
+  for (size_t i = 0; i < 2; i++) {
+    static const uint32_t batch[] = {1, 16, 64, 256, 0};
+    const mm_bench_args a = {.subject = "kernels", .model = i ? "m2" : "m1"};
+    const mm_bench_case c = first(&a);
+    for (size_t j = 0; j < 5; j++) assert_int_equal(c.batch[j], batch[j]);
+  }
+}
+
 int main(void) { return run_unit_tests(NULL, NULL); }

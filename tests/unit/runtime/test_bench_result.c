@@ -54,7 +54,7 @@ static double figure(const mm_json *o, const char *key) {
 TEST(test_lines) {
   static const char *const text[] = {
       "device copy 3000 GB/s, read + write\n",
-      "m2 block_fp8/w4a16/nvfp4 B=16 router: 250.00 us, 600.0 MB, 0.80 of copy\n",
+      "m2 block_fp8/w4a16/nvfp4 B=16 router: 250.00 us, 600.0 MB, 0.80 of copy, 101.5 experts a layer\n",
       decode,
       ("m2 x 8 block_fp8/w4a16/nvfp4, prefill T=8192: 0.25 ms, 0.03 ms a layer, 32768000 tokens/s, floor 0.20 ms, 0.80 of it; assumed: "
        "FP8 1.50, BF16 0.75, attention 0.65 PFLOP/s\n"),
@@ -73,7 +73,7 @@ TEST(test_lines) {
     if (i > 0) assert_string_equal(mm_json_str(mm_json_get(o, "expert_quant")), "w4a16");
     if (i > 0) assert_string_equal(mm_json_str(mm_json_get(o, "head")), "nvfp4");
     if (i > 0) assert_true(figure(o, "seconds") == (i == 4 ? 2.5e-3 : 2.5e-4) && figure(o, "layers") == 8 && figure(o, "tp") == 1);
-    if (i == 1) assert_true(figure(o, "of_copy") == 0.8 && figure(o, "bytes") == 6e8);
+    if (i == 1) assert_true(figure(o, "of_copy") == 0.8 && figure(o, "bytes") == 6e8 && figure(o, "experts_a_layer") == 101.5);
     if (i == 2) assert_true(figure(o, "tokens_per_s") == 64000 && figure(o, "floor_s") == 2e-4 && mm_json_bool(mm_json_get(o, "kv_fp8")));
     if (i == 3) assert_true(figure(o, "floor_fp8_ops_per_s") == 1.5e15 && figure(o, "floor_bf16_ops_per_s") == 7.5e14);
     if (i == 3) assert_true(figure(o, "floor_attention_ops_per_s") == 6.5e14);
@@ -95,6 +95,11 @@ TEST(test_ranks) {
   printed(2, true, line, sizeof line);
   assert_non_null(strstr(line, "\"tp\":2,\"ep\":2,"));
   r.ranks = r.ep = 1;
+}
+
+TEST(test_median) {
+  double odd[] = {5, 1, 4, 2, 3}, even[] = {4, 1, 3, 2}, one[] = {7};
+  assert_true(mm_bench_median(odd, 5) == 3 && mm_bench_median(even, 4) == 3 && mm_bench_median(one, 1) == 7);
 }
 
 int main(void) { return run_unit_tests(NULL, NULL); }
