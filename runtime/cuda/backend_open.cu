@@ -401,7 +401,8 @@ void mm_backend::drop_graphs() {
 
 void mm_backend::drop_logits() {
   drop_graphs();
-  cudaFree(logits), cudaFree(whole_logits);
+  cudaFree(logits);
+  if (whole_logits) mm_cu_peers_free(peers, whole_logits);
   logits = whole_logits = nullptr, logits_rows = 0;
 }
 

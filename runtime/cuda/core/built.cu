@@ -2,6 +2,7 @@
 #include "runtime/cuda/core/built.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include <atomic>
 #include <mutex>
@@ -80,11 +81,15 @@ void mm_cu_say_code(char *to, size_t size) {
     snprintf(to, size, "portable kernels (sm_%d on sm_%d)", a.binaryVersion, here);
 }
 
-static char noted[100];
+static char noted[160];
 
 void mm_cu_note_code() {
   static std::once_flag once;
   std::call_once(once, [] { mm_cu_say_code(noted, sizeof noted); });
+}
+void mm_cu_note_hosted() {
+  static std::once_flag once;
+  std::call_once(once, [] { snprintf(noted + strlen(noted), sizeof noted - strlen(noted), ", sums over ranks through host memory"); });
 }
 const char *mm_cu_noted_code() { return noted; }
 

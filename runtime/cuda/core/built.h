@@ -19,6 +19,8 @@ mm_cu_built mm_cu_built_here();
 void mm_cu_say_code(char *to, size_t size);
 /* The words for the current device are kept, if none are yet; "" before. */
 void mm_cu_note_code();
+/* And that sums over ranks go through host memory. */
+void mm_cu_note_hosted();
 const char *mm_cu_noted_code();
 
 /* Bytes of shared memory, static and dynamic, that a block may have on the current device. */
