@@ -9,8 +9,8 @@ SAN ?= 0
 #: CUDA=0          leave the CUDA backend out (built when nvcc is found)
 NVCC ?= $(shell command -v nvcc)
 CUDA ?= $(if $(filter 0,$(SAN)),$(if $(NVCC),1,0),0)
-#: CUDA_ARCH="90a" GPU architectures to compile for ("80 90a"); 100 takes the kernels of 80
-CUDA_ARCH ?= 80 90a
+#: CUDA_ARCH="90a" GPU code to build ("80 90a compute_80"): 90a is code for sm_90a, compute_80 is PTX for every GPU from sm_80 on
+CUDA_ARCH ?= 80 90a compute_80
 #: STATIC=1        link zstd, OpenSSL, PCRE2 and libevent into the programs, to carry them to another machine
 STATIC ?= 0
 #: MPI=1           conversions and runs over several processes with mpirun (Open MPI)
@@ -68,7 +68,7 @@ CUDA_SRC = $(wildcard runtime/cuda/*.cu runtime/cuda/*/*.cu)
 ifeq ($(CUDA),1)
 CUDA_HOME := $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
 NVCCFLAGS = -std=c++17 -O3 -lineinfo -I. -DMM_CUDA -MMD -MP -cudart static -Xcompiler -fPIE,-fstack-protector-strong,-Wall \
-  $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$(a),code=sm_$(a))
+  $(foreach a,$(CUDA_ARCH),$(if $(filter compute_%,$(a)),-gencode arch=$(a)$(,)code=$(a),-gencode arch=compute_$(a)$(,)code=sm_$(a)))
 ifneq ($(CUDA_SRC),)
 CPPFLAGS += -DMM_CUDA
 LD = $(CXX)

@@ -391,13 +391,16 @@ static const char *load_text(const run *r, char *out, size_t cap) {
 
 static void tell(const run *r) {
   char text[200];
-  fprintf(stderr, "prompt %zu tokens at %.1f/s, %u new tokens at %.1f/s up to %s, loaded %s, on %s, --act-quant %s\n", r->prompt_count,
+  mm_err none = {0};
+  const mm_ops *ops = mm_ops_find(r->a->device, &none);
+  const char *kernels = ops && ops->kernels ? ops->kernels() : "";
+  fprintf(stderr, "prompt %zu tokens at %.1f/s, %u new tokens at %.1f/s up to %s, loaded %s, on %s%s%s, --act-quant %s\n", r->prompt_count,
           (double)(r->prompt_count - r->reused) / r->prefill_s, r->generated, (double)(r->generated - 1) / r->decode_s,
           r->end == END_TOKEN  ? "an end token"
           : r->end == END_STOP ? "a stop text"
           : r->by_tokens       ? "--max-tokens"
                                : "--max-model-len",
-          load_text(r, text, sizeof text), r->a->device, r->act_quant ? "on" : "off");
+          load_text(r, text, sizeof text), r->a->device, *kernels ? ", " : "", kernels, r->act_quant ? "on" : "off");
   const char *path;
   mm_read_stats s;
   for (size_t i = 0; r->a->verbose && mm_read_log_file(r->log, i, &path, &s); i++)

@@ -61,6 +61,13 @@ static void say_cache(const mm_server *v) {
              (double)c.bytes / (1 << 30), longest, (unsigned long long)c.sequences);
 }
 
+/* Which code runs on the device, where there are several. */
+static void say_kernels(serve *s) {
+  mm_err none = {0};
+  const mm_ops *ops = mm_ops_find(s->a->load.device, &none);
+  if (ops && ops->kernels && *ops->kernels()) mm_log_say(&s->server.log, "%s", ops->kernels());
+}
+
 static void on_loaded(void *user) {
   serve *s = user;
   mm_server *v = &s->server;
@@ -87,6 +94,7 @@ static void on_loaded(void *user) {
   v->state = MM_SERVER_READY;
   if (!v->format) mm_log_say(&v->log, "no chat: %s", v->no_format);
   say_cache(v);
+  say_kernels(s);
   mm_log_say(&v->log, "ready after %.2f s: %s, %u positions, temperature %g, top_p %g, top_k %u", mm_now() - v->started, v->name[0],
              v->positions, v->defaults.temperature, v->defaults.top_p, v->defaults.top_k);
 }

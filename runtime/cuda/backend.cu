@@ -564,4 +564,5 @@ const mm_ops mm_ops_cuda = {
     .score = cuda_score,
     .memory = mm_cu_memory_facts,
     .own_memory = true,
+    .kernels = mm_cu_noted_code,
 };

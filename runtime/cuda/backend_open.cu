@@ -297,20 +297,19 @@ bool check_model(const mm_backend_config *c, mm_err *err) {
   return true;
 }
 
-/* Attention of decode steps asks for the most shared memory of all kernels that run everywhere: a device without it is refused before any
- * weight is uploaded. */
-bool check_shared(const mm_backend_config *c, mm_err *err) {
-  int device = 0, most = 0;
-  if (!mm_cu_check(cudaGetDevice(&device), "cudaGetDevice", err) ||
-      !mm_cu_check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute", err))
-    return false;
-  const size_t needs = mm_cu_gqa_shared(c->model->head_dim, c->kv_fp8);
-  if (needs <= (size_t)most) return true;
+/* Each kernel that runs everywhere has a form that MM_CU_SHARED_LEAST is enough for: a device without it is refused before any weight is
+ * uploaded. */
+bool check_shared(mm_err *err) {
+  const size_t most = mm_cu_shared_most(), needs = MM_CU_SHARED_LEAST;
+  if (needs <= most) return true;
+  int device = 0;
   cudaDeviceProp p = {};
-  if (!mm_cu_check(cudaGetDeviceProperties(&p, device), "cudaGetDeviceProperties", err)) return false;
+  if (!mm_cu_check(cudaGetDevice(&device), "cudaGetDevice", err) ||
+      !mm_cu_check(cudaGetDeviceProperties(&p, device), "cudaGetDeviceProperties", err))
+    return false;
   return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
-                 "found device %d, %s, sm_%d%d, with %d bytes of shared memory for a block; attention of single tokens needs %zu (sm_80, "
-                 "sm_90 and sm_100 have them)",
+                 "found device %d, %s, sm_%d%d, with %zu bytes of shared memory for a block; the kernels need %zu (devices from sm_80 on "
+                 "have them)",
                  device, p.name, p.major, p.minor, most, needs);
 }
 
@@ -402,7 +401,8 @@ void mm_backend::drop_graphs() {
 
 void mm_backend::drop_logits() {
   drop_graphs();
-  cudaFree(logits), cudaFree(whole_logits);
+  cudaFree(logits);
+  if (whole_logits) mm_cu_peers_free(peers, whole_logits);
   logits = whole_logits = nullptr, logits_rows = 0;
 }
 
@@ -532,8 +532,9 @@ mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err) {
   how.verify = c->verify, how.rank = c->place.rank, how.log = c->log, how.comm = c->comm, how.keep_ring = c->weights->tp > 1;
   bool ok = plan_weights(b, b->loading.get(), &first) && (c->attach || b->loading->start(how, &first)) && set_device(&c->place, &first) &&
             mm_cu_check_device(&first);
+  if (ok) mm_cu_note_code();
   mm_read_log_mark(c->log, "device");
-  ok = ok && check_shared(c, &first) &&
+  ok = ok && check_shared(&first) &&
        mm_cu_check(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking), "cudaStreamCreate", &first) && find_weights(b, &first);
   ok = ok && settle_inputs(b, err);
   ok = ok && open_caches(b, &first) && open_experts(b, &first) && open_batch(b, &first) && open_choice(b, &first) &&

@@ -254,7 +254,8 @@ bool mm_cu_make_logits(mm_backend *b, size_t rows, mm_err *err) {
   b->drop_logits();
   bool made = mm_cu_malloc(reinterpret_cast<void **>(&b->logits), b->peers ? bytes : bytes + groups, "logits", err);
   if (b->peers) {
-    made = made && mm_cu_malloc(reinterpret_cast<void **>(&b->whole_logits), all_bytes + groups, "logits of all ranks", err);
+    made =
+        made && mm_cu_peers_malloc(b->peers, reinterpret_cast<void **>(&b->whole_logits), all_bytes + groups, "logits of all ranks", err);
     void *all[MM_CU_PEERS];
     if (!mm_cu_peers_tell(b->peers, made ? b->whole_logits : nullptr, all, err)) made = false;
     for (uint32_t r = 0; made && r < b->c.weights->tp; r++) made = (b->logits_of_rank[r] = static_cast<float *>(all[r])) != nullptr;

@@ -221,6 +221,9 @@ typedef struct mm_ops {
    * weights and place. NULL: caches are as large as the limits say. */
   bool (*memory)(const mm_backend_config *c, mm_memory_facts *out, mm_err *err);
   bool own_memory; /* weights and buffers lie in that memory too; else the page cache has the weights */
+  /* Words for the code that runs on the device that was opened first: which kernels, built for what; "" before an open. NULL: nothing to
+   * say. */
+  const char *(*kernels)(void);
 } mm_ops;
 
 extern const mm_ops mm_ops_cpu;

@@ -15,6 +15,7 @@
 
 #include "runtime/cuda/core/fp8.h"
 #include "runtime/cuda/core/kernels.h"
+#include "runtime/cuda/core/launch.h"
 
 #define CUDA_OK(call)                                                                        \
   do {                                                                                       \
@@ -52,6 +53,14 @@ double e4m3(uint8_t code);
 /* $MM_SMALL=N: a check of so many multiplications, more than N millions, is left out: for compute-sanitizer, which takes a hundred times as
  * long. */
 bool left_out(double products);
+/* While it lives, blocks of portable kernels have no more shared memory than every device has. */
+struct least_shared {
+  const size_t before = mm_cu_shared_limit;
+  least_shared() {
+    if (!hopper()) mm_cu_shared_limit = MM_CU_SHARED_LEAST;
+  }
+  ~least_shared() { mm_cu_shared_limit = before; }
+};
 /* The nearest e4m3, of two the even one; beyond the largest, the largest. By trying all. */
 uint8_t nearest_e4m3(float v);
 /* k numbers as products of codes see them: e4m3 under amax / 448 of 128 columns or of all, or under the scale that is given. scales: their

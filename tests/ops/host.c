@@ -320,7 +320,7 @@ static void check_doubts(const mm_shards *shards) {
 
 /* An engine of two ranks that does not open, or whose step fails: by this code and word, in time. */
 static void check_refused(const mm_shards *shards, const char *what, const char *code, const char *word) {
-  const uint32_t devices[] = {0, fake.no_peers || fake.fail_malloc_of ? 1 : 7};
+  const uint32_t devices[] = {0, fake.fail_malloc_of ? 1 : 7};
   mm_err err = {0};
   const double from = now();
   fake.ranks = 2, fake.wrong[0] = 0;
@@ -328,7 +328,7 @@ static void check_refused(const mm_shards *shards, const char *what, const char 
   mm_engine *e = mm_engine_open(shards, &c, &err);
   const double took = now() - from;
   report(what, !e && strcmp(err.code, code) == 0 && strstr(err.text, word) && took < 5, e ? "it opened" : err.text);
-  fake.no_peers = false, fake.fail_malloc_of = 0;
+  fake.fail_malloc_of = 0;
   close_engine(e, "its calls and its memory");
 }
 
@@ -525,7 +525,7 @@ int main(int argc, char **argv) {
   check_bad_file(argv[5], false), check_bad_file(argv[5], true);
   for (int i = 0; i < 8; i++) check_bad_rank(argv[6 + i % 2], i / 2 % 2, i / 4 % 2);
   report("loads that failed are in their logs", in_logs > 0, "none was");
-  fake.no_peers = true, check_refused(&two, "devices without access to each other", "E_PEER", "cannot write to device");
+  fake.no_peers = true, check_steps(&two, "steps of two ranks through host memory"), fake.no_peers = false;
   fake.fail_malloc_of = 1 << 20, check_refused(&two, "a device that is full", "E_MEMORY", "bytes free of");
   check_refused(&two, "a device that is not there", "E_DEVICE", "device 7"), check_hanging(&two, false);
   if (two.pack.model.qk_norm) check_hanging(&two, true); /* once is enough: it takes its time */

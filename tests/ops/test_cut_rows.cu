@@ -89,6 +89,10 @@ struct rows_of {
   static size_t pitch(uint32_t columns) { return mm_round_up(columns, MM_CU_GROUP); }
   /* Scales of codes, by groups, in the half of the memory that is told nothing. */
   float *scales(const __nv_bfloat16 *x) const { return reinterpret_cast<float *>(m.x + kMost / 2) + (x == all ? 0 : 1 << 16); }
+  /* What is rounded in place lies behind it. No copy waits in a queue for copies while another rank's kernel waits for this rank. */
+  void copy(__nv_bfloat16 *x, uint32_t columns) const {
+    if (by != PICKED) CUDA_OK(cudaMemcpyAsync(x + (size_t)kRows * columns, x, (size_t)kRows * columns * 2, cudaMemcpyDeviceToDevice, m.s));
+  }
   /* x[kRows, columns] -> behind it. */
   void round(__nv_bfloat16 *x, uint32_t columns, const mm_cu_rounding &how) const {
     __nv_bfloat16 *const y = x + (size_t)kRows * columns;
@@ -96,7 +100,6 @@ struct rows_of {
     r.top_k = kChoices, r.offset = words + 80, r.pair = words + 96, r.id = words + 144;
     r.used = words + 64, r.slot_tokens = words + 65, r.slot_expert = words + 68, r.slot_weight = weight;
     const mm_cu_placed of = by == PLACES || by == PLACED_CODES ? mm_cu_placed_of(r) : mm_cu_placed{};
-    if (by != PICKED) CUDA_OK(cudaMemcpyAsync(y, x, (size_t)kRows * columns * 2, cudaMemcpyDeviceToDevice, m.s));
     switch (by) {
       case PICKED: CUDA_OK(mm_cu_round(y, kRows, {x, columns, words}, how, m.s)); return;
       case IN_PLACE:
@@ -158,7 +161,8 @@ void check_way(uint32_t ranks, uint32_t groups, bool padded, mm_act_quant kind, 
     mm_cu_rounding alone = {}, how = {};
     alone.kind = how.kind = kind, how.first_k = rows.first, how.whole_k = rows.whole, how.ranks = &shared;
     for (uint32_t t = 0; t < 3; t++) {
-      rows.fill(t);
+      rows.fill(t), rows.copy(rows.all, rows.whole), rows.copy(rows.own, rows.k);
+      CUDA_OK(cudaStreamSynchronize(m->s));
       m->together();
       rows.round(rows.all, rows.whole, alone), rows.round(rows.own, rows.k, how);
       m->ok = (codes(by) ? rows.same_codes() : rows.same()) && m->ok;

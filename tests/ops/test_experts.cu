@@ -299,7 +299,7 @@ static void check_rows_independent(const expert_case &c, bool apart = false) {
   random_weight(&w13, c.code, c.kind, experts, 2 * inter, hidden, c.cell_n, c.cell_k);
   random_weight(&w2, c.code, c.kind, experts, hidden, inter, c.cell_n, c.cell_k);
   if (c.rounded) w13.d.rounding = w2.d.rounding = c.how;
-  if (c.few && !takes_here(MM_CU_EXPERTS_FEW, w13.d, w2.d)) return;
+  if ((c.few && !takes_here(MM_CU_EXPERTS_FEW, w13.d, w2.d)) || !takes_rounded(c, w13.d, w2.d, 2)) return; /* not of this device */
   for (uint32_t i = 0; i < (apart ? 1 : 3); i++) {
     const uint32_t *const b = apart ? all : c.few ? few[i] : buckets[i];
     const bool same = same_among_others(b[0], b[1], hidden, [&](const __nv_bfloat16 *x, uint32_t tokens) {

@@ -114,6 +114,7 @@ static void check_chunks(bool one_by_one) {
   CUDA_OK(run({qkv.p, one.p, state.p, slope.p, heads, d, (size_t)heads * d * d}, span.p, 1, 0));
   auto s1 = state.get();
   state.put(c.state);
+  const least_shared least; /* and the same bits in less shared memory */
   CUDA_OK(run({qkv.p, two.p, state.p, slope.p, heads, d, (size_t)heads * d * d}, span.p + 1, 1, 0));
   CUDA_OK(run({qkv.p, two.p, state.p, slope.p, heads, d, (size_t)heads * d * d}, span.p + 2, 1, 0));
   auto s2 = state.get();

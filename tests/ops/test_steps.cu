@@ -219,7 +219,8 @@ static void check_judged() {
   report_true("a launch is judged, and not done", ok);
 }
 
-/* The kernels of sm_90a are chosen where they were built and can run, and nowhere else. */
+/* The kernels of sm_90a are chosen where they were built and can run, and nowhere else. A device that no code is for runs PTX of an older
+ * one, if there is some, and the words for it say so. */
 static void check_built() {
   static const char *const kNames[] = {"none", "plain", "plain, with dependent launch", "sm_90a"};
   const int archs[] = {__CUDA_ARCH_LIST__};
@@ -227,12 +228,18 @@ static void check_built() {
   CUDA_OK(cudaGetDevice(&device));
   CUDA_OK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
   CUDA_OK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
-  bool fits = false, newer = false;
-  for (int a : archs) fits |= a / 100 == major && a / 10 % 10 <= minor, newer |= a / 100 == major && a >= 900;
+  bool fits = false, newer = false, dependent = false;
+  for (int a : archs) {
+    const bool same = a / 100 == major && a / 10 % 10 <= minor;
+    fits |= same, newer |= a / 100 == major && a >= 900, dependent |= a >= 900 && a / 100 < major;
+  }
   const mm_cu_built built = mm_cu_built_here();
-  const bool ok = fits ? built != MM_CU_BUILT_NONE && newer == (built >= MM_CU_BUILT_DEPENDENT) : built == MM_CU_BUILT_NONE;
-  char what[120];
-  snprintf(what, sizeof what, "device sm_%d%d: code %s", major, minor, kNames[built]);
+  char what[200], code[100];
+  mm_cu_say_code(code, sizeof code);
+  const bool ok = fits                     ? built != MM_CU_BUILT_NONE && newer == (built >= MM_CU_BUILT_DEPENDENT)
+                  : strstr(code, "PTX of") ? built == (dependent ? MM_CU_BUILT_DEPENDENT : MM_CU_BUILT_PLAIN)
+                                           : built == MM_CU_BUILT_NONE;
+  snprintf(what, sizeof what, "device sm_%d%d: code %s: %s", major, minor, kNames[built], code);
   report_true(what, ok && (built != MM_CU_BUILT_HOPPER || major == 9) && hopper() == (built == MM_CU_BUILT_HOPPER));
 }
 

@@ -3,12 +3,13 @@
  *
  * A block is (kv head, row, split); its warps take tiles of 16 keys in turn, and fetch the first two before they wait for the projection:
  * what the cache held before the step, no kernel of the step writes. The token's own key and value are laid into their tile by hand. Each
- * warp has room for two tiles, under its own asynchronous copies, and waits for nobody: once it has a tile's scores it fetches later keys
- * in the place of these, once it has the values' sum, later values. Both products have the keys or the value columns on the 16-row side of
- * mma.m16n8k16 and the query heads of the group on its eight columns: sᵀ = K qᵀ, oᵀ = Vᵀ pᵀ. Warps merge in shared memory; the last block
- * of a (row, kv head) merges the splits. An e4m3 cache is widened to f16 in shared memory, exactly; its scales go to the scores and the
- * probabilities. How a row is split depends on its own length and the number of rows alone (mm_cu_gqa_cut):
- * parts beyond those that every row has blocks for are dealt out to blocks, which take them after their own.
+ * warp has room for two tiles, or for one where a block has less shared memory (with the same bits), under its own asynchronous copies, and
+ * waits for nobody: once it has a tile's scores it fetches later keys in the place of these, once it has the values' sum, later values.
+ * Both products have the keys or the value columns on the 16-row side of mma.m16n8k16 and the query heads of the group on its eight
+ * columns: sᵀ = K qᵀ, oᵀ = Vᵀ pᵀ. Warps merge in shared memory; the last block of a (row, kv head) merges the splits. An e4m3 cache is
+ * widened to f16 in shared memory, exactly; its scales go to the scores and the probabilities. How a row is split depends on its own length
+ * and the number of rows alone (mm_cu_gqa_cut): parts beyond those that every row has blocks for are dealt out to blocks, which take them
+ * after their own.
  *
  * The kernel after may start only once the projection is there: sooner its weights would come between attention and what that waits for. */
 #include "runtime/cuda/core/device.cuh"
@@ -17,7 +18,8 @@
 
 namespace {
 
-constexpr int kWarps = MM_CU_GQA_WARPS, kThreads = kWarps * 32, kGroup = 8, kKeys = MM_CU_GQA_KEYS, kRooms = 2;
+constexpr int kWarps = MM_CU_GQA_WARPS, kThreads = kWarps * 32, kGroup = 8, kKeys = MM_CU_GQA_KEYS;
+constexpr int kMostRooms = 2; /* of a warp */
 
 /* An unnormalised result: o = Σ exp2(s - m)·v, l = Σ exp2(s - m), per head of the group. */
 template <int D>
@@ -55,7 +57,7 @@ struct warp_room<D, true> {
   narrow_half<D> k, v;
   wide_half<D> wide; /* of the one that is being multiplied */
 };
-template <int D, bool kFp8>
+template <int D, bool kFp8, int kRooms>
 union decode_shared {
   warp_room<D, kFp8> room[kWarps][kRooms];
   partial<D> part[kWarps];
@@ -379,8 +381,8 @@ struct own_work {
 };
 
 /* One split of a row, by a block. waited: an earlier one has waited for the projection. */
-template <int D, bool kFp8>
-__device__ __forceinline__ void one_split(decode_shared<D, kFp8> &sh, own_token<D> &own, const mm_cu_heads &h, const mm_cu_rows &r,
+template <int D, bool kFp8, int kRooms>
+__device__ __forceinline__ void one_split(decode_shared<D, kFp8, kRooms> &sh, own_token<D> &own, const mm_cu_heads &h, const mm_cu_rows &r,
                                           const mm_cu_kv &kv, const mm_cu_qkv &p, const mm_cu_gqa &a, const work_space &ws, uint32_t row,
                                           uint32_t split, bool waited) {
   const uint32_t kv_head = blockIdx.x, group = h.heads / h.kv_heads;
@@ -493,12 +495,12 @@ __device__ __forceinline__ void one_split(decode_shared<D, kFp8> &sh, own_token<
   join<D, 12>(of_row, used, group, elsewhere{}, put_result);
 }
 
-template <int D, bool kFp8>
+template <int D, bool kFp8, int kRooms>
 __global__ void __launch_bounds__(kThreads, 1)
     gqa_step(const __grid_constant__ mm_cu_heads h, const __grid_constant__ mm_cu_rows r, const __grid_constant__ mm_cu_kv kv,
              const __grid_constant__ mm_cu_qkv p, const __grid_constant__ mm_cu_gqa a, const __grid_constant__ work_space ws) {
   extern __shared__ __align__(128) uint8_t shared_raw[];
-  auto &sh = *reinterpret_cast<decode_shared<D, kFp8> *>(shared_raw);
+  auto &sh = *reinterpret_cast<decode_shared<D, kFp8, kRooms> *>(shared_raw);
   __shared__ own_token<D> own;
   uint2 more = ws.item ? ws.item[blockIdx.y + gridDim.y * blockIdx.z] : make_uint2(0, 0); /* where they are, and how many */
   uint2 now = make_uint2(blockIdx.y, blockIdx.z), next = now;                             /* the next one is known a turn before */
@@ -506,7 +508,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll 1
   for (;;) {
     if (more.y) next = ws.item[more.x];
-    one_split<D, kFp8>(sh, own, h, r, kv, p, a, ws, now.x, now.y, waited);
+    one_split<D, kFp8, kRooms>(sh, own, h, r, kv, p, a, ws, now.x, now.y, waited);
     if (!more.y) return;
     waited = true;
     now = next, more.x++, more.y--;
@@ -521,11 +523,24 @@ size_t counter_bytes(const mm_cu_heads &h, uint32_t max_tokens) {
 }
 
 template <int D>
+constexpr size_t kStatic = sizeof(own_token<D>) + 2 * kWarps * sizeof(float) + 128; /* and the last block's word, places between them */
+static_assert(kStatic<128> + sizeof(decode_shared<128, true, 1>) <= MM_CU_SHARED_LEAST, "one room fits everywhere");
+static_assert(kStatic<128> + sizeof(decode_shared<128, false, 1>) <= MM_CU_SHARED_LEAST, "one room fits everywhere");
+
+template <int D, bool kFp8>
+cudaError_t run_step(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_qkv &p, const mm_cu_gqa &a,
+                     const work_space &ws, cudaStream_t s) {
+  const dim3 grid(h.kv_heads, a.tokens, ws.cut.splits);
+  constexpr size_t kMost = sizeof(decode_shared<D, kFp8, kMostRooms>);
+  if (hopper() || kStatic<D> + kMost <= mm_cu_shared_most())
+    return launch(gqa_step<D, kFp8, kMostRooms>, grid, kThreads, kMost, s, h, r, kv, p, a, ws);
+  return launch(gqa_step<D, kFp8, 1>, grid, kThreads, sizeof(decode_shared<D, kFp8, 1>), s, h, r, kv, p, a, ws);
+}
+
+template <int D>
 cudaError_t run(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_qkv &p, const mm_cu_gqa &a, const work_space &ws,
                 cudaStream_t s) {
-  const dim3 grid(h.kv_heads, a.tokens, ws.cut.splits);
-  if (kv.k_scale) return launch(gqa_step<D, true>, grid, kThreads, sizeof(decode_shared<D, true>), s, h, r, kv, p, a, ws);
-  return launch(gqa_step<D, false>, grid, kThreads, sizeof(decode_shared<D, false>), s, h, r, kv, p, a, ws);
+  return kv.k_scale ? run_step<D, true>(h, r, kv, p, a, ws, s) : run_step<D, false>(h, r, kv, p, a, ws, s);
 }
 
 }  // namespace
@@ -551,12 +566,6 @@ static size_t part_bytes(const mm_cu_heads &h) { return h.head_dim == 64 ? sizeo
 
 size_t mm_cu_gqa_work(const mm_cu_heads &h, uint32_t max_tokens, const mm_cu_far_plan &plan) {
   return counter_bytes(h, max_tokens) + (near_parts(h, max_tokens) + (size_t)plan.items * h.kv_heads) * part_bytes(h);
-}
-
-size_t mm_cu_gqa_shared(uint32_t head_dim, bool fp8) {
-  constexpr size_t kStatic = sizeof(own_token<128>) + 2 * kWarps * sizeof(float) + sizeof(bool);
-  if (head_dim == 128) return kStatic + (fp8 ? sizeof(decode_shared<128, true>) : sizeof(decode_shared<128, false>));
-  return kStatic + (fp8 ? sizeof(decode_shared<64, true>) : sizeof(decode_shared<64, false>));
 }
 
 cudaError_t mm_cu_gqa_decode(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_qkv &p, const mm_cu_gqa &a,

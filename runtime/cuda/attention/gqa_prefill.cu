@@ -31,6 +31,8 @@ struct page_shared<D, true> {
   narrow_page<D> fetched[2];
   page<D> wide;
 };
+static_assert(sizeof(page_shared<128, false>) <= MM_CU_SHARED_LEAST && sizeof(page_shared<128, true>) + 2048 <= MM_CU_SHARED_LEAST,
+              "they fit everywhere");
 constexpr float kValueUp = 256; /* keeps probabilities times value scales in the range of f16, as in gqa_decode.cu */
 
 /* Copies a page's keys and values, `cell` (token and head) first; rows at or past valid become zeros. */

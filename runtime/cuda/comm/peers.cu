@@ -15,6 +15,8 @@
  * rank it waited for. Kernels then end, with their epoch counted. */
 #include "runtime/cuda/comm/peers.h"
 
+#include <string.h>
+
 #include <atomic>
 #include <vector>
 
@@ -131,6 +133,7 @@ struct mm_cu_peers_group {
   uint32_t limit_ms = 0;
   peer_control *shared = nullptr; /* pinned, mapped */
   char *memory[MM_CU_PEERS] = {};
+  void *counters[MM_CU_PEERS] = {}; /* of the device, where `memory` is not */
   int device[MM_CU_PEERS] = {};
 };
 
@@ -139,8 +142,11 @@ struct mm_cu_peers {
   mm_cu_peers_group *group = nullptr; /* NULL where `across` is not */
   peer_view c = {};
   mm_cu_across *across = nullptr; /* where some ranks are of other processes; of c only rank, ranks and apart are used then */
+  bool hosted = false;            /* what the ranks write to is pinned host memory */
   double limit_s = 0;
 };
+
+bool mm_cu_peers_refused = false;
 
 namespace {
 
@@ -192,12 +198,35 @@ bool open_group(mm_cu_peers *p, uint32_t rank, uint32_t ranks, double limit_s, m
 
 /* In this rank's memory, with no kernel of its stage at work: no branch has come. Copied, since filling memory may wait for another stage's
  * kernels on the device, which may wait for a device of theirs. */
-bool forget_branches(const peer_view &c, mm_err *err) {
+bool forget_branches(const mm_cu_peers *p, mm_err *err) {
+  const peer_view &c = p->c;
   const std::vector<uint8_t> nothing(c.branches_bytes(), 0xff);
   const peer_counters zero = {};
-  return check(cudaMemcpy(c.at[c.rank] + c.branches_at(), nothing.data(), nothing.size(), cudaMemcpyHostToDevice), "empty branches", err) &&
-         check(cudaMemcpy(c.counters, &zero, sizeof zero, cudaMemcpyHostToDevice), "set counters", err) &&
+  char *const branches = c.at[c.rank] + c.branches_at();
+  if (p->hosted)
+    memcpy(branches, nothing.data(), nothing.size());
+  else if (!check(cudaMemcpy(branches, nothing.data(), nothing.size(), cudaMemcpyHostToDevice), "empty branches", err))
+    return false;
+  return check(cudaMemcpy(c.counters, &zero, sizeof zero, cudaMemcpyHostToDevice), "set counters", err) &&
          check(cudaStreamSynchronize(0), "set counters", err);
+}
+
+/* All devices of the ranks, and whether each can write to every other's memory: all find the same. */
+bool find_devices(mm_cu_peers *p, mm_err *err) {
+  mm_cu_peers_group *g = p->group;
+  const void *all[MM_CU_PEERS];
+  if (!check(cudaGetDevice(&g->device[p->c.rank]), "cudaGetDevice", err) || !gather(p, nullptr, all, err)) return false;
+  p->c.apart = true;
+  for (uint32_t r = 0; r < p->c.ranks; r++) {
+    for (uint32_t k = 0; k < p->c.ranks; k++) {
+      int able = 0;
+      if (k != r && g->device[k] == g->device[r]) p->c.apart = false;
+      if (g->device[k] == g->device[r]) continue;
+      if (!check(cudaDeviceCanAccessPeer(&able, g->device[k], g->device[r]), "cudaDeviceCanAccessPeer", err)) return false;
+      p->hosted = p->hosted || !able || mm_cu_peers_refused;
+    }
+  }
+  return true;
 }
 
 /* Own memory, zeros, where the others can write. */
@@ -205,15 +234,19 @@ bool open_memory(mm_cu_peers *p, mm_err *err) {
   peer_view *c = &p->c;
   mm_cu_peers_group *g = p->group;
   void *shared;
+  char *&memory = g->memory[c->rank];
   if (!check(cudaHostGetDevicePointer(&shared, g->shared, 0), "cudaHostGetDevicePointer", err) ||
-      !check(cudaGetDevice(&g->device[c->rank]), "cudaGetDevice", err) ||
-      !mm_cu_malloc(reinterpret_cast<void **>(&g->memory[c->rank]), c->bytes(), "sums over ranks", err) ||
-      !check(cudaMemset(g->memory[c->rank], 0, c->bytes()), "cudaMemset", err))
+      !mm_cu_peers_malloc(p, reinterpret_cast<void **>(&memory), c->bytes(), "sums over ranks", err))
     return false;
+  if (p->hosted)
+    memset(memory, 0, c->bytes());
+  else if (!check(cudaMemset(memory, 0, c->bytes()), "cudaMemset", err))
+    return false;
+  if (p->hosted && !mm_cu_malloc(&g->counters[c->rank], sizeof(peer_counters), "counters of sums", err)) return false;
   c->shared = static_cast<peer_control *>(shared);
-  c->at[c->rank] = g->memory[c->rank];
-  c->counters = reinterpret_cast<peer_counters *>(g->memory[c->rank] + c->counters_at());
-  return forget_branches(*c, err);
+  c->at[c->rank] = memory;
+  c->counters = static_cast<peer_counters *>(p->hosted ? g->counters[c->rank] : memory + c->counters_at());
+  return forget_branches(p, err);
 }
 
 /* The others' memory, once all have theirs. */
@@ -221,16 +254,9 @@ bool reach_peers(mm_cu_peers *p, mm_err *err) {
   peer_view *c = &p->c;
   const mm_cu_peers_group *g = p->group;
   const int own = g->device[c->rank];
-  c->apart = true;
   for (uint32_t r = 0; r < c->ranks; r++) {
     c->at[r] = g->memory[r];
-    for (uint32_t k = 0; k < r; k++) c->apart = c->apart && g->device[k] != g->device[r];
-    if (g->device[r] == own) continue;
-    int able = 0;
-    if (!check(cudaDeviceCanAccessPeer(&able, own, g->device[r]), "cudaDeviceCanAccessPeer", err)) return false;
-    if (!able)
-      return mm_fail(err, MM_UNSUPPORTED, "E_PEER", mm_at(NULL, NULL), "device %d of rank %u cannot write to device %d of rank %u", own,
-                     c->rank, g->device[r], r);
+    if (g->device[r] == own || p->hosted) continue;
     const cudaError_t e = cudaDeviceEnablePeerAccess(g->device[r], 0);
     if (e == cudaErrorPeerAccessAlreadyEnabled)
       cudaGetLastError();
@@ -304,8 +330,9 @@ mm_cu_peers *mm_cu_peers_open(mm_comm *comm, uint32_t rank, uint32_t ranks, uint
     delete p;
     return nullptr;
   }
-  const bool ok = open_group(p, rank, ranks, limit_s, err) && open_memory(p, err) && load_kernels(err) && meet_all(p, err) &&
-                  reach_peers(p, err) && meet_all(p, err);
+  const bool ok = open_group(p, rank, ranks, limit_s, err) && find_devices(p, err) && open_memory(p, err) && load_kernels(err) &&
+                  meet_all(p, err) && reach_peers(p, err) && meet_all(p, err);
+  if (ok && p->hosted && rank == 0) mm_cu_note_hosted();
   if (ok) return p;
   mm_comm_break(comm); /* the others do not wait */
   mm_cu_peers_close(p);
@@ -323,7 +350,8 @@ void mm_cu_peers_close(mm_cu_peers *p) {
     for (uint32_t r = 0; r < p->c.ranks; r++) {
       if (!g->memory[r]) continue;
       cudaSetDevice(g->device[r]);
-      cudaFree(g->memory[r]);
+      cudaFree(g->counters[r]);
+      mm_cu_peers_free(p, g->memory[r]);
     }
     cudaSetDevice(own);
     cudaFreeHost(g->shared);
@@ -361,6 +389,19 @@ bool mm_cu_peers_many(const mm_cu_peers *p, uint64_t words) { return !p->across 
 
 bool mm_cu_peers_apart(const mm_cu_peers *p) { return p->c.apart; }
 
+bool mm_cu_peers_hosted(const mm_cu_peers *p) { return p->hosted; }
+
+bool mm_cu_peers_malloc(const mm_cu_peers *p, void **to, size_t bytes, const char *what, mm_err *err) {
+  return p->hosted ? check(cudaHostAlloc(to, bytes, cudaHostAllocPortable | cudaHostAllocMapped), what, err)
+                   : mm_cu_malloc(to, bytes, what, err);
+}
+void mm_cu_peers_free(const mm_cu_peers *p, void *memory) {
+  if (p->hosted)
+    cudaFreeHost(memory);
+  else
+    cudaFree(memory);
+}
+
 bool mm_cu_peers_check(const mm_cu_peers *p, mm_err *err) {
   if (p->across) return mm_cu_across_check(p->across, err);
   const volatile peer_control *c = p->group->shared;
@@ -376,7 +417,7 @@ bool mm_cu_peers_mend(mm_cu_peers *p, mm_err *err) {
   if (!check(cudaMemcpy(&epoch, &p->c.counters->epoch, sizeof epoch, cudaMemcpyDeviceToHost), "read epoch", err)) return false;
   if (!gather(p, &epoch, all, err)) return false; /* from here on no rank's kernel writes here */
   for (uint32_t r = 0; r < p->c.ranks; r++) most = (uint32_t)mm_max(most, *static_cast<const uint32_t *>(all[r]));
-  if (!forget_branches(p->c, err) || !meet_all(p, err)) return false; /* nobody's epoch is read any more, all are empty */
+  if (!forget_branches(p, err) || !meet_all(p, err)) return false; /* nobody's epoch is read any more, all are empty */
   epoch = most + 2;
   if (p->c.rank == 0) p->group->shared->state = MM_COMM_GOES_ON;
   /* The copy may return before the number is there, and the steps' stream does not wait for it. */

@@ -1,5 +1,6 @@
 /* Sums over the ranks of one process, each on a device of its own (or several on one, in tests), by kernels that write into each other's
- * memory. Every rank calls the same functions in the same order. */
+ * memory, or into each other's pinned host memory where a device cannot reach another's. Every rank calls the same functions in the same
+ * order. */
 #ifndef MM_CUDA_PEERS_H
 #define MM_CUDA_PEERS_H
 
@@ -11,9 +12,10 @@
 #define MM_CU_PEERS 8 /* ranks at most */
 
 struct mm_cu_peers;
-/* On the current device; collective. rows_bytes: of the rows of a step, bf16, at most. MM_UNSUPPORTED E_PEER, naming both devices, where
- * one cannot write to the other's memory, and for more than MM_CU_PEERS ranks. limit_s: seconds that a kernel waits for another rank.
- * Returns NULL with `err` unset if another rank failed (mm_comm_break); that rank reports the error. This holds for all functions below. */
+/* On the current device; collective. rows_bytes: of the rows of a step, bf16, at most. MM_UNSUPPORTED E_PEER for
+ * more than MM_CU_PEERS ranks. Where one device cannot write to another's memory, all write to pinned host memory. limit_s: seconds that a
+ * kernel waits for another rank. Returns NULL with `err` unset if another rank failed (mm_comm_break); that rank reports the error. This
+ * holds for all functions below. */
 mm_cu_peers *mm_cu_peers_open(mm_comm *comm, uint32_t rank, uint32_t ranks, uint64_t rows_bytes, double limit_s, mm_err *err);
 /* Only after the rank's queued work is done. Accepts NULL. */
 void mm_cu_peers_close(mm_cu_peers *p);
@@ -36,7 +38,12 @@ MM_MUST_USE bool mm_cu_peers_tell(mm_cu_peers *p, void *mine, void **all, mm_err
 bool mm_cu_peers_small(const mm_cu_peers *p, uint32_t rows, uint64_t words);
 /* True for two ranks and more words than a sum of few numbers has: one kernel sums and combines them (ranks_many.cu). */
 bool mm_cu_peers_many(const mm_cu_peers *p, uint64_t words);
-bool mm_cu_peers_apart(const mm_cu_peers *p); /* no two ranks share a device */
+/* Memory of the current device that the others can write to, or host memory where they cannot; taken for `what`, given back by free. */
+bool mm_cu_peers_malloc(const mm_cu_peers *p, void **to, size_t bytes, const char *what, mm_err *err);
+void mm_cu_peers_free(const mm_cu_peers *p, void *memory);
+bool mm_cu_peers_hosted(const mm_cu_peers *p); /* in host memory */
+extern bool mm_cu_peers_refused;               /* for tests: no device can write to another's memory */
+bool mm_cu_peers_apart(const mm_cu_peers *p);  /* no two ranks share a device */
 
 /* Once the stream is done: MM_IO E_RANK, naming the rank, when this one timed out waiting for it. True when another rank failed: that rank
  * reports the error. Sums since then are unspecified. */

@@ -2,8 +2,10 @@
 #include "runtime/cuda/core/built.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include <atomic>
+#include <mutex>
 #include <string>
 
 namespace {
@@ -42,6 +44,15 @@ cudaError_t refuse(const char *what, unsigned long long needs, unsigned long lon
 }  // namespace
 
 thread_local bool mm_cu_rehearsing = false;
+size_t mm_cu_shared_limit = 0;
+
+size_t mm_cu_shared_most() {
+  int device = 0, most = 0;
+  if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess)
+    return 0;
+  return mm_cu_shared_limit && mm_cu_shared_limit < (size_t)most ? mm_cu_shared_limit : (size_t)most;
+}
 
 mm_cu_built mm_cu_built_here() {
   static std::atomic<int> known[kDevices]; /* + 1 */
@@ -53,6 +64,35 @@ mm_cu_built mm_cu_built_here() {
   return built;
 }
 
+/* What the driver translated for this device has the device's own number, and that of the PTX it came from. */
+void mm_cu_say_code(char *to, size_t size) {
+  int device = 0, major = 0, minor = 0;
+  cudaFuncAttributes a = {};
+  to[0] = 0;
+  if (cudaGetDevice(&device) != cudaSuccess || cudaFuncGetAttributes(&a, built_for) != cudaSuccess) return;
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  const int here = 10 * major + minor;
+  if (mm_cu_built_here() == MM_CU_BUILT_HOPPER)
+    snprintf(to, size, "kernels of sm_90a");
+  else if (a.binaryVersion == here && a.ptxVersion != here)
+    snprintf(to, size, "portable kernels (PTX of compute_%d on sm_%d)", a.ptxVersion, here);
+  else
+    snprintf(to, size, "portable kernels (sm_%d on sm_%d)", a.binaryVersion, here);
+}
+
+static char noted[160];
+
+void mm_cu_note_code() {
+  static std::once_flag once;
+  std::call_once(once, [] { mm_cu_say_code(noted, sizeof noted); });
+}
+void mm_cu_note_hosted() {
+  static std::once_flag once;
+  std::call_once(once, [] { snprintf(noted + strlen(noted), sizeof noted - strlen(noted), ", sums over ranks through host memory"); });
+}
+const char *mm_cu_noted_code() { return noted; }
+
 bool mm_cu_check_device(mm_err *err) {
   if (mm_cu_built_here() != MM_CU_BUILT_NONE) return true;
   int device = 0;
@@ -63,19 +103,16 @@ bool mm_cu_check_device(mm_err *err) {
   std::string archs;
   for (int a : built) archs += (archs.empty() ? "sm_" : ", sm_") + std::to_string(a / 10);
   return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
-                 "found device %d, %s, sm_%d%d, and code for %s; build with CUDA_ARCH=%d%d to have code for it", device, p.name, p.major,
-                 p.minor, archs.c_str(), p.major, p.minor);
+                 "found device %d, %s, sm_%d%d, and code for %s; build with CUDA_ARCH=%d%d or compute_80 to have code for it", device,
+                 p.name, p.major, p.minor, archs.c_str(), p.major, p.minor);
 }
 
 cudaError_t mm_cu_judge(const void *kernel, const cudaLaunchConfig_t &c) {
   cudaFuncAttributes a = {};
   const cudaError_t e = cudaFuncGetAttributes(&a, kernel);
   if (e != cudaSuccess) return e;
-  int device = 0, shared = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  const size_t bytes = a.sharedSizeBytes + c.dynamicSmemBytes;
-  if (bytes > (size_t)shared) return refuse("bytes of shared memory for a block", bytes, (unsigned)shared);
+  const size_t bytes = a.sharedSizeBytes + c.dynamicSmemBytes, most = mm_cu_shared_most();
+  if (bytes > most) return refuse("bytes of shared memory for a block", bytes, most);
   const unsigned threads = c.blockDim.x * c.blockDim.y * c.blockDim.z;
   if (threads > (unsigned)a.maxThreadsPerBlock) return refuse("threads in a block", threads, (unsigned)a.maxThreadsPerBlock);
   if (c.gridDim.y > 65535 || c.gridDim.z > 65535)

@@ -14,6 +14,22 @@ enum mm_cu_built {
 };
 mm_cu_built mm_cu_built_here();
 
+/* Words for the code that runs on the current device: "kernels of sm_90a", "portable kernels (sm_80 on sm_86)", "portable kernels (PTX of
+ * compute_80 on sm_90)". */
+void mm_cu_say_code(char *to, size_t size);
+/* The words for the current device are kept, if none are yet; "" before. */
+void mm_cu_note_code();
+/* And that sums over ranks go through host memory. */
+void mm_cu_note_hosted();
+const char *mm_cu_noted_code();
+
+/* Bytes of shared memory, static and dynamic, that a block may have on the current device. */
+size_t mm_cu_shared_most();
+/* 0, or the most that blocks may have in tests, as if the device had no more: launches with more are refused. */
+extern size_t mm_cu_shared_limit;
+/* Every device has so many, from sm_80 on: each kernel that is no kernel of sm_90a has a form that takes no more. */
+#define MM_CU_SHARED_LEAST (99 * 1024)
+
 /* MM_UNSUPPORTED E_DEVICE, naming the device, what was built and what to do, where no code serves the current device. */
 MM_MUST_USE bool mm_cu_check_device(mm_err *err);
 

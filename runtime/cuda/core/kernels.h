@@ -240,8 +240,6 @@ uint32_t mm_cu_gqa_splits(const mm_cu_heads &h, uint32_t rows);
 size_t mm_cu_gqa_list(const mm_cu_heads &h, uint32_t rows, const int32_t *slot, const uint32_t *pos, const mm_cu_far_plan &plan,
                       uint32_t *first, uint2 *item);
 size_t mm_cu_gqa_items(const mm_cu_heads &h, uint32_t max_tokens, const mm_cu_far_plan &plan);
-/* Bytes of shared memory that its blocks take, static and dynamic. */
-size_t mm_cu_gqa_shared(uint32_t head_dim, bool fp8);
 cudaError_t mm_cu_gqa_decode(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_qkv &p, const mm_cu_gqa &a,
                              cudaStream_t s);
 

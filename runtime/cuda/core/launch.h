@@ -24,7 +24,8 @@ cudaError_t launch_clusters(void (*kernel)(Params...), dim3 grid, unsigned clust
   cudaLaunchConfig_t c = {};
   c.gridDim = grid, c.blockDim = dim3(threads), c.dynamicSmemBytes = shared, c.stream = stream;
   if (mm_cu_rehearsing) return mm_cu_judge(reinterpret_cast<const void *>(kernel), c);
-  const cudaError_t e = allow_shared(kernel, shared);
+  cudaError_t e = mm_cu_shared_limit ? mm_cu_judge(reinterpret_cast<const void *>(kernel), c) : cudaSuccess;
+  if (e == cudaSuccess) e = allow_shared(kernel, shared);
   if (e != cudaSuccess) return e;
   cudaLaunchAttribute how[2] = {};
   if (mm_cu_built_here() >= MM_CU_BUILT_DEPENDENT) {

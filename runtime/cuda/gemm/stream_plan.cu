@@ -10,6 +10,7 @@ namespace {
 
 /* Shared memory of a block, the only one of its kind on a multiprocessor; on other devices than sm_90. */
 constexpr uint32_t kMost = 200 * 1024, kMostOther = 96 * 1024;
+static_assert(kMostOther + 2048 <= MM_CU_SHARED_LEAST, "it is there everywhere");
 constexpr uint32_t kMostDepth = 8;
 constexpr uint32_t kMostOne = 40 * 1024; /* bytes of a token's activations that wait in shared memory */
 

@@ -17,9 +17,10 @@ namespace {
 
 constexpr int kThreads = 256, C = 64, V = 64, kPad = 8;
 
-template <int D>
+/* kTiles: two, of which the next is stored while others read this one; or one, for less shared memory. */
+template <int D, int kTiles>
 struct tile_shared {
-  bf16 q[2][C][D + kPad], k[2][C][D + kPad], v[2][C][V + kPad], v_decayed[2][C][V + kPad];
+  bf16 q[kTiles][C][D + kPad], k[kTiles][C][D + kPad], v[kTiles][C][V + kPad], v_decayed[kTiles][C][V + kPad];
   bf16 s[D][V + kPad], p[C][C + kPad];
 };
 
@@ -58,8 +59,8 @@ __device__ __forceinline__ void silu8(float v[8], uint4 q) {
   }
 }
 
-template <int D>
-__device__ __forceinline__ void store_tile(tile_shared<D> &sh, int buffer, const raw_tile<D> &raw, float rate, uint32_t valid) {
+template <int D, int kTiles>
+__device__ __forceinline__ void store_tile(tile_shared<D, kTiles> &sh, int buffer, const raw_tile<D> &raw, float rate, uint32_t valid) {
   constexpr uint32_t per_row = D / 8;
   float x[8];
 #pragma unroll
@@ -95,10 +96,10 @@ __device__ __forceinline__ const bf16 *quadrant_turned(const bf16 (*m)[W], uint3
   return &m[row + lane % 8 + lane / 16 * 8][column + lane / 8 % 2 * 8];
 }
 
-template <int D>
+template <int D, int kTiles>
 __global__ void __launch_bounds__(kThreads, 1) lightning_span(const __grid_constant__ mm_cu_lightning a, const mm_cu_span *spans) {
   extern __shared__ uint4 shared_raw[];
-  auto &sh = *reinterpret_cast<tile_shared<D> *>(shared_raw);
+  auto &sh = *reinterpret_cast<tile_shared<D, kTiles> *>(shared_raw);
   constexpr int kStateTiles = D / 16; /* n-tiles of the state a warp owns: 8 of 64 columns for D = 128, 4 of 32 for 64 */
   const uint32_t head = blockIdx.x / (D / V), column = blockIdx.x % (D / V) * V;
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -133,11 +134,11 @@ __global__ void __launch_bounds__(kThreads, 1) lightning_span(const __grid_const
   raw_tile<D> raw;
   fetch<D>(raw, in, stride, column, span.count);
   publish_state();
-  store_tile<D>(sh, 0, raw, rate, min(span.count, C));
+  store_tile<D, kTiles>(sh, 0, raw, rate, min(span.count, C));
   __syncthreads();
 
   int b = 0;
-  for (uint32_t first = 0; first < span.count; first += C, b ^= 1) {
+  for (uint32_t first = 0; first < span.count; first += C, b ^= kTiles - 1) {
     const uint32_t valid = min(span.count - first, (uint32_t)C), next = first + C;
     if (next < span.count) fetch<D>(raw, in + next * stride, stride, column, span.count - next);
 
@@ -207,9 +208,10 @@ __global__ void __launch_bounds__(kThreads, 1) lightning_span(const __grid_const
       if (row0 + g < valid) *reinterpret_cast<uint32_t *>(o_row + n * 8) = pack2(o[n][0], o[n][1]);
       if (row0 + g + 8 < valid) *reinterpret_cast<uint32_t *>(o_row + 8 * o_stride + n * 8) = pack2(o[n][2], o[n][3]);
     }
+    if (kTiles == 1) __syncthreads(); /* all have read the values */
     if (next < span.count) {
       publish_state();
-      store_tile<D>(sh, b ^ 1, raw, rate, min(span.count - next, (uint32_t)C));
+      store_tile<D, kTiles>(sh, b ^ (kTiles - 1), raw, rate, min(span.count - next, (uint32_t)C));
     }
     __syncthreads();
   }
@@ -221,12 +223,21 @@ __global__ void __launch_bounds__(kThreads, 1) lightning_span(const __grid_const
   }
 }
 
+static_assert(sizeof(tile_shared<128, 1>) <= MM_CU_SHARED_LEAST, "one tile fits everywhere");
+
+template <int D>
+cudaError_t run(const mm_cu_lightning &a, const mm_cu_span *span, uint32_t spans, cudaStream_t s) {
+  const dim3 grid(a.heads * (D / V), spans);
+  if (hopper() || sizeof(tile_shared<D, 2>) <= mm_cu_shared_most())
+    return launch(lightning_span<D, 2>, grid, kThreads, sizeof(tile_shared<D, 2>), s, a, span);
+  return launch(lightning_span<D, 1>, grid, kThreads, sizeof(tile_shared<D, 1>), s, a, span);
+}
+
 }  // namespace
 
 cudaError_t mm_cu_lightning_prefill(const mm_cu_lightning &a, const mm_cu_span *span, uint32_t spans, cudaStream_t s) {
   if (a.head_dim == 128 && hopper()) return mm_cu_lightning_hopper(a, span, spans, s);
-  const dim3 grid(a.heads * (a.head_dim / V), spans);
-  if (a.head_dim == 128) return launch(lightning_span<128>, grid, kThreads, sizeof(tile_shared<128>), s, a, span);
-  if (a.head_dim == 64) return launch(lightning_span<64>, grid, kThreads, sizeof(tile_shared<64>), s, a, span);
+  if (a.head_dim == 128) return run<128>(a, span, spans, s);
+  if (a.head_dim == 64) return run<64>(a, span, spans, s);
   return cudaErrorNotSupported;
 }

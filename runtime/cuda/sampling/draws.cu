@@ -414,12 +414,8 @@ template <class Kernel, class... Args>
 cudaError_t launch_rows(Kernel *kernel, Kernel *held, const mm_cu_choose &a, uint32_t rows, cudaStream_t s, Args... args) {
   const unsigned blocks = mm_cu_built_here() >= MM_CU_BUILT_DEPENDENT ? kBlocks : 1;
   const uint32_t slots = ceil_div(ceil_div(a.vocab, kChunk), blocks) * kChunk;
-  int device = 0, most = 0;
-  cudaGetDevice(&device);
-  const cudaError_t e = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  if (e != cudaSuccess) return e;
   const size_t room = sizeof(row_room), all = room + slots * sizeof(uint32_t);
-  const bool holds = all + 1024 <= (size_t)most; /* in addition to the shared memory of join_block */
+  const bool holds = all + 1024 <= mm_cu_shared_most(); /* in addition to the shared memory of join_block */
   return launch_clusters(holds ? held : kernel, rows * blocks, blocks > 1 ? blocks : 0, kThreads, holds ? all : room, s, args..., slots);
 }
 
