@@ -6,8 +6,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "formats/pattern.h"
 #include "convert/plan/recipe.h"
+#include "formats/pattern.h"
 #include "tests/unit/unit.h"
 
 static uint32_t seed = 1;
