@@ -57,7 +57,7 @@ void mm_engine_keep(mm_engine *e, const mm_batch *batch, bool done) {
   }
 }
 
-/* Gives the slots their own copies of all pages that the batch writes; none if pages are short. */
+/* Gives the slots pages of their own for everything that the batch writes; none if pages are short. */
 static bool reserve_pages(mm_engine *e, mm_batch *batch, mm_err *err) {
   uint32_t wants = 0;
   for (uint32_t i = 0; i < batch->span_count; i++) {
