@@ -1,4 +1,4 @@
-/* minimax-bench: how fast layers of real size run on a GPU, beside what the device's own copy rate would allow. Random weights of the
+/* minimax-bench: how fast layers of real size run on a GPU, compared with the limit by the device's own copy rate. Random weights of the
  * released shapes are made on the device: no checkpoint is read. */
 #include <math.h>
 #include <pthread.h>
@@ -23,7 +23,7 @@
 #define SUBJECTS "kernels|layers|decode|prefill|mixed|choices"
 #define SCHEMES  "bf16|block_fp8|channel_fp8|tensor_wise_fp8|w4a16|w4afp8|w4a8|nvfp4|nvfp4a16|mxfp4|mxfp8"
 
-/* Rates that bound arithmetic, operations a second: constants, what an H200 reached in large products. Each prefill's line tells them. */
+/* Rates that bound arithmetic, operations a second: constants, what an H200 reached in large products. Each prefill's line prints them. */
 #define FP8_RATE       1.5e15
 #define BF16_RATE      7.5e14
 #define ATTENTION_RATE 6.5e14
@@ -104,7 +104,7 @@ static bool feed(bench *b, uint32_t slot, uint32_t slots, uint32_t pos, uint32_t
   return mm_forward_step(&b->forward, &batch, b->logits, err);
 }
 
-/* What the first rank says: the same on all. False in *ok when another rank failed, which tells. */
+/* Gives the first rank's answer on all ranks. *ok is false if another rank failed; that rank reports the error. */
 static bool agree(const bench *b, bool mine, bool *ok) {
   const void *all[RANKS];
   if (b->ranks == 1) return mine;
@@ -136,7 +136,7 @@ static void run_rows(bench *b) {
   f->ops->norm(f->backend, f->n, f->h, &b->weights.layer[0].input_norm, b->model.norm_eps);
 }
 
-/* What a step queues: the forward pass, or the rows and ROUNDS times the op in all layers that have it. */
+/* Queues a step: the forward pass, or the rows and ROUNDS times the op in all layers that have it. */
 static bool queue_step(bench *b, const op *o, const mm_batch *batch, mm_err *err) {
   const mm_ops *ops = b->forward.ops;
   if (!o) return mm_forward_step(&b->forward, batch, NULL, err);
@@ -233,7 +233,7 @@ static bool step_alone(bench *b, const mm_span *span, uint32_t spans, const uint
 }
 
 /* Single tokens of `rows` sequences and the first `tokens` tokens of another one: as two steps and as one. step_s[3]: the single tokens,
- * the stretch, both. */
+ * the prefill chunk, both. */
 static bool mixed(bench *b, uint32_t rows, double step_s[3], mm_err *err) {
   const mm_bench_case *c = b->c;
   const uint32_t last = c->tokens - 1;
@@ -353,7 +353,7 @@ static bool time_op(bench *b, const op *o, uint32_t rows, double *step_s, mm_err
   return open_case(b, err) && fill_contexts(b, rows, err) && decode(b, o, rows, step_s, err);
 }
 
-/* What is common to the results of a case. */
+/* Fields common to the results of a case. */
 static mm_bench_result result_of(const bench *b, uint32_t rows) {
   return (mm_bench_result){
       .c = b->c, .layers = b->c->layers, .batch = rows, .ranks = b->ranks, .ep = b->ep, .kv_fp8 = b->kv_fp8, .copy_rate = b->copy_rate};

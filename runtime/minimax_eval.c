@@ -24,7 +24,7 @@ typedef struct eval_args {
   bool json, quiet, pin, force;
 } eval_args;
 
-/* What is said on stderr while it takes long: a line that is written over on a terminal, a line every five seconds otherwise. */
+/* Progress on stderr: a line that is written over on a terminal, a line every five seconds otherwise. */
 typedef struct progress {
   double start, said;
   bool quiet, tty, drawn;
@@ -112,7 +112,7 @@ static bool feed(eval *e, const int32_t *id, uint32_t count, take_fn *take, void
 
 static const struct mm_st_meta logits_meta = {"format", "minimax-logits"};
 
-/* Of --logits or --collect. Neither replaces what is read, nor a file of anybody else. */
+/* Opens the output of --logits or --collect. It must not replace an input, nor a file of another program. */
 static bool open_place(const eval_args *a, mm_output *out, mm_err *err) {
   const char *path = a->logits ? a->logits : a->collect;
   const mm_output_place place = {.path = path,

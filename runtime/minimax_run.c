@@ -27,7 +27,7 @@ typedef struct run_args {
   bool added_tokens, ignore_eos, json, quiet, verbose, verify, chat, pin;
 } run_args;
 
-/* What ended an answer. */
+/* Reason why an answer ended. */
 typedef enum end { END_BUDGET, END_TOKEN, END_STOP } end;
 
 typedef struct run {
@@ -173,7 +173,7 @@ static void set_if(double *to, double given) {
   if (!isnan(given)) *to = given;
 }
 
-/* Of a conversation what is not given is as the checkpoint has it. */
+/* In a conversation, settings that are not given come from the checkpoint. */
 static bool set_sampling(run *r, mm_err *err) {
   const run_args *a = r->a;
   r->sampling = (mm_sampling){.temperature = a->chat, .top_p = 1, .seed = a->seed};
@@ -255,7 +255,7 @@ static bool collect(run *r, int32_t *id, mm_err *err) {
                  r->prompt_count + r->generated);
 }
 
-/* What the engine goes on from: as much of the prompt as it holds. Models with lightning layers go on where they stand, or start again. */
+/* Reuses as much of the prompt as the engine holds. Models with lightning layers go on where they stand, or start again. */
 static void reuse(run *r) {
   uint32_t n = 0;
   while (n < r->fed_count && n + 1 < r->prompt_count && r->fed[n] == r->prompt[n]) n++;
@@ -308,7 +308,7 @@ static bool print_json(const run *r, mm_err *err) {
   return mm_program_json(o, ok, err);
 }
 
-/* Of what the bytes make printable, the object's share. */
+/* Adds the bytes to the JSON object's text. */
 static bool keep_bytes(run *r, size_t n, mm_err *err) {
   if (!MM_GROW(r->answer, &r->answer_cap, r->answer_count + n + 1, err)) return false;
   memcpy(r->answer + r->answer_count, r->text, n);
@@ -344,7 +344,7 @@ static bool put_token(run *r, int32_t id, mm_err *err) {
   return true;
 }
 
-/* What was held back, and the end of the text. */
+/* Prints held-back text, and the end of the text. */
 static bool put_end(run *r, mm_err *err) {
   if (r->talk) return mm_talk_end(r->talk, r->end == END_TOKEN, err);
   const size_t held = r->stops.held_count;

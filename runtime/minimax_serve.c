@@ -42,7 +42,7 @@ typedef struct serve {
   double told; /* when the load was logged last */
 } serve;
 
-/* ---- Loading, beside the loop ---- */
+/* ---- Loading, in a thread of its own ---- */
 
 static void *load(void *user) {
   serve *s = user;
@@ -320,7 +320,7 @@ static bool run_all(void *args, mm_err *err) {
   return settle(a, err) && (a->check ? check(a, err) : serve_all(a, err));
 }
 
-/* What is not given. */
+/* Defaults of options that are not given. */
 static const serve_args usual = {
     .load = {.device = "cpu", .slots = MM_DEFAULT_SLOTS, .memory_share = NAN},
     .http = {.host = "127.0.0.1", .header_max = 64 << 10, .body_max = 32 << 20, .read_time = 60, .write_time = 60, .pending_max = 8 << 20},

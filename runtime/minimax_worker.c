@@ -1,4 +1,4 @@
-/* minimax-worker: ranks of a checkpoint in a process beside the one that was asked, started by mpirun. */
+/* minimax-worker: ranks of a checkpoint in a further process of the run, started by mpirun. */
 #include <stdlib.h>
 
 #include "formats/option.h"

@@ -1,4 +1,4 @@
-/* What minimax-bench is asked for, and the cases of each subject. */
+/* Arguments of minimax-bench, and the cases of each subject. */
 #ifndef MM_RUNTIME_BENCH_CASES_H
 #define MM_RUNTIME_BENCH_CASES_H
 

@@ -20,13 +20,13 @@ void mm_bench_print_copy(double bytes_per_s, bool json) {
     printf("device copy %.0f GB/s, read + write\n", bytes_per_s * 1e-9);
 }
 
-/* What every object begins with. */
+/* Prints the beginning of every object. */
 static void open_object(const mm_bench_result *r) {
   printf("{\"subject\":\"%s\",\"model\":\"%s\",\"tp\":%u,\"ep\":%u,\"layers\":%u,\"quant\":\"%s\",\"expert_quant\":\"%s\",\"head\":\"%s\"",
          r->c->subject, r->c->model, r->ranks, r->ep, r->layers, r->c->quant, r->c->experts, r->c->head);
 }
 
-/* What every line begins with. */
+/* Prints the beginning of every line. */
 static void open_line(const mm_bench_result *r) {
   printf("%s", r->c->model);
   if (r->ranks > 1) printf(", tp %u,", r->ranks);

@@ -1,4 +1,4 @@
-/* What minimax-bench measured, as lines of text or of JSON on stdout. */
+/* Results of minimax-bench, as lines of text or of JSON on stdout. */
 #ifndef MM_RUNTIME_BENCH_RESULT_H
 #define MM_RUNTIME_BENCH_RESULT_H
 
@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* What a subject measures of one model. */
+/* Figures that a subject measures of one model. */
 typedef struct mm_bench_case {
   const char *subject, *model;
   uint32_t layers;
@@ -37,7 +37,7 @@ void mm_bench_print_copy(double bytes_per_s, bool json);
 void mm_bench_print_op(const mm_bench_result *r, const char *op, bool json);
 void mm_bench_print_decode(const mm_bench_result *r, bool json);
 void mm_bench_print_prefill(const mm_bench_result *r, bool json);
-/* seconds: of decoding alone, of the stretch alone, of both in one step. */
+/* seconds: of decoding alone, of the prefill chunk alone, of both in one step. */
 void mm_bench_print_mixed(const mm_bench_result *r, const double seconds[3], bool json);
 
 #endif

@@ -48,7 +48,7 @@ typedef struct cut {
   uint32_t ways, part, first, lead;
 } cut;
 
-/* Slices of rows, of each of up to three stretches of the whole matrix; and of k columns. */
+/* Slices of rows, from each of up to three row ranges of the whole matrix; and of k columns. */
 static mm_packed rows_of(const cut *c, const char *scheme, uint32_t seed, const uint32_t stretch[3], uint32_t k) {
   mm_packed w = weight(scheme, seed, c->lead, 0, k);
   w.random.first = c->first;

@@ -1,4 +1,4 @@
-/* What minimax-bench times: layers of the released models' shapes, whose numbers the device makes itself. */
+/* Models that minimax-bench times: layers of the released models' shapes, whose numbers the device makes itself. */
 #ifndef MM_RUNTIME_BENCH_SHAPES_H
 #define MM_RUNTIME_BENCH_SHAPES_H
 
@@ -17,7 +17,8 @@ typedef struct mm_bench_shape {
 } mm_bench_shape;
 
 mm_model mm_bench_model(const mm_bench_shape *s);
-/* Weights of one rank without planes, w->layer [m->layers] on the heap; MM_LIMIT. Those of all cuts are the same model's (mm_random). */
+/* Weights of one rank without planes, w->layer [m->layers] on the heap; MM_LIMIT. The weights of all cuts belong to the same model
+ * (mm_random). */
 MM_MUST_USE bool mm_bench_weights(const mm_bench_shape *s, const mm_model *m, mm_rank_weights *w, mm_err *err);
 /* Bytes of one of the `lead` matrices, as stored; its numbers. 0: there is none. */
 double mm_bench_bytes(const mm_packed *w);

@@ -1,6 +1,6 @@
 /* Weights that are asked for before they are read. Where a checkpoint is larger than memory its pages come from the disk again and again. A
  * page that is missed brings its neighbours, which are other experts' and drive out pages that are wanted; and one miss waits for the next.
- * So the chosen experts are asked for at once, and nothing else (RESULTS.md has the figures). */
+ * Only the chosen experts are prefetched, all at once (RESULTS.md has the figures). */
 #include <stdint.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -10,7 +10,7 @@
 
 /* A call reads no more than the device's readahead window, 128 KiB unless an administrator made it larger. */
 #define WINDOW ((size_t)128 << 10)
-/* Asked for at once: enough to keep a disk busy, little beside any memory that a model runs in. */
+/* Bytes prefetched at once: enough to keep a disk busy, little compared with any memory that a model runs in. */
 #define AT_ONCE ((uint64_t)256 << 20)
 
 static uint64_t bytes_of(const mm_packed *w, unsigned plane) {
@@ -36,7 +36,7 @@ void mm_cpu_ahead_experts(const mm_backend *b, uint32_t active, const mm_packed 
     bytes += mm_cpu_ahead(w13, b->active[a]) + mm_cpu_ahead(w2, b->active[a]);
 }
 
-/* What every token reads of the next layer. */
+/* Prefetches the weights of the next layer that every token reads. */
 void mm_cpu_ahead_layer(mm_backend *b, uint32_t l) {
   if (!b->ahead || l + 1 >= b->c.weights->layer_end) return;
   const mm_layer_weights *y = &b->c.weights->layer[l + 1];

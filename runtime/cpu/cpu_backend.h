@@ -31,7 +31,7 @@ typedef struct mm_cpu_soon {
   _Atomic size_t next; /* piece to be asked for */
 } mm_cpu_soon;
 
-/* What one layer remembers, for every slot. */
+/* Cache of one layer, for every slot. */
 typedef struct mm_cpu_cache {
   uint32_t state; /* lightning: its place among the states of a slot */
   char *k, *v;    /* full and sparse: [pages, kv_heads, MM_PAGE, d], k after norm and RoPE; f32 or bf16 */
@@ -124,7 +124,7 @@ void mm_cpu_each_share(mm_backend *b, size_t count, uint64_t work, mm_pool_fn *f
 static inline size_t mm_cpu_share_begin(const mm_backend *b, size_t count, unsigned t) { return count * t / b->c.threads; }
 /* Shows the calibration, if there is one, what matrix `lead` of w is given: row i is x[pick[i]], or x[i] when pick is NULL. */
 void mm_cpu_observe(mm_backend *b, const mm_packed *w, uint32_t lead, const float *x, const uint32_t *pick, uint32_t rows);
-/* What a linear w computes with: x[T, w->k] itself, or a copy rounded as w's scheme says, valid until the next call (cpu_input.c). */
+/* Inputs of a linear w: x[T, w->k] itself, or a copy rounded as w's scheme says, valid until the next call (cpu_input.c). */
 const float *mm_cpu_input(mm_backend *b, mm_act x, const mm_packed *w);
 /* The same in place, x[rows, w->k]: codes whose scales are in b->amax, where mm_cpu_form_of says so. Collective where w is cut along k. */
 void mm_cpu_round(mm_backend *b, float *x, uint32_t rows, const mm_packed *w);
@@ -143,7 +143,7 @@ static inline void mm_cpu_activate(const mm_backend *b, float *out, const float 
   else
     b->vectors->swiglu(out, gate, up, n, &b->swiglu);
 }
-/* What the products with a weight are given: numbers, pairs that BF16 holds behind them (cpu_rows.h), or integers. */
+/* Form of the inputs of products with a weight: numbers, pairs that BF16 holds behind them (cpu_rows.h), or integers. */
 typedef enum mm_cpu_form {
   MM_FORM_F32,
   MM_FORM_LIMBS,    /* f32 as integers of three bytes, under nibbles, in spans (cpu_codes.h) */
@@ -153,7 +153,7 @@ typedef enum mm_cpu_form {
   MM_FORM_CODES,    /* the same of small integers under nibbles, in spans (cpu_codes.h) */
   MM_FORM_GROUPS    /* codes; each chunk is multiplied with its scale */
 } mm_cpu_form;
-/* That of w, of a linear or of experts, by act_quant, input_bf16 and the scheme. */
+/* The form for w, of a linear or of experts, by act_quant, input_bf16 and the scheme. */
 mm_cpu_form mm_cpu_form_of(const mm_backend *b, const mm_packed *w);
 /* Rows 0 … rows - 1 of x[…, w.k], or x[pick[i]], as w's loops read them: copies in b->turned where the order differs, or in
  * another form, whose scales mm_cpu_round left. In row. */

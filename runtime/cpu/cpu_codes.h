@@ -1,5 +1,5 @@
 /* Products of nibbles with inputs that are integers: sums of integers, the same in any order. Codes, which the scheme rounded to, are
- * integers of one byte. What is given as f32 becomes integers of three, called limbs: sixteen columns are multiples of one power of two,
+ * integers of one byte. Inputs given as f32 become integers of three, called limbs: sixteen columns are multiples of one power of two,
  * which is at most 2^-22 of the largest among them and is their scale, and each is off by at most half of it.
  *
  * Columns are taken in spans of 256, of which each of sixteen lanes has sixteen, those of one scale: lane i's sum of products S, an exact

@@ -1,8 +1,8 @@
-/* The loops of cpu_codes.h over one level's vectors. Beside what cpu_rows_body.h asks for, the file that includes this defines v64, 64
- * bytes or 16 words, v64_load, v64_store, v64_held; span_widen and span_scales; for each limb, of which `at` says whether it is the first
- * and the last, words_first(total, at, start), words_step(sum, w, x) of unsigned w and signed x, and words_total(total, sum, at, start), a
- * total of those before times 256, plus start in the end; words_join(high, low), 256 high + low; words_f32 of a total; and WORD_TILES(of),
- * as TILES is. */
+/* The loops of cpu_codes.h over one level's vectors. Besides the definitions that cpu_rows_body.h needs, the file that includes this
+ * defines v64, 64 bytes or 16 words, v64_load, v64_store, v64_held; span_widen and span_scales; for each limb, of which `at` says whether
+ * it is the first and the last, words_first(total, at, start), words_step(sum, w, x) of unsigned w and signed x, and words_total(total,
+ * sum, at, start), a total of those before times 256, plus start in the end; words_join(high, low), 256 high + low; words_f32 of a total;
+ * and WORD_TILES(of), as TILES is. */
 
 #include "runtime/cpu/cpu_out_body.h"
 

@@ -24,7 +24,7 @@ LEVEL float v16_sum(v16 a) {
   const __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1)), d = _mm_add_ps(c, _mm_movehl_ps(c, c));
   return _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)));
 }
-/* v16_sum of sixteen vectors that lie `stride` floats apart: transposed between the additions. */
+/* v16_sum of sixteen vectors at a stride of `stride` floats: transposed between the additions. */
 #define SUMS_TOGETHER
 LEVEL v16 sum_of_four(const float *p, size_t stride) {
   const v16 a = v16_load(p), b = v16_load(p + 4 * stride), c = v16_load(p + 8 * stride), d = v16_load(p + 12 * stride);
@@ -51,7 +51,7 @@ LEVEL v16 v16_min(v16 a, v16 b) { return _mm512_min_ps(a, b); }
 LEVEL v16 v16_scale2(v16 p, v16 t) {
   return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));
 }
-/* E4M3 as f16 of a 256th: sign, exponent and mantissa lie as they should once the bits are apart; 0x7f and 0xff are no numbers. */
+/* E4M3 as f16 of a 256th: sign, exponent and mantissa lie as they should once the bits are separated; 0x7f and 0xff are no numbers. */
 LEVEL __m256i e4m3_f16(__m128i c) {
   const __m256i f16 = _mm256_and_si256(_mm256_slli_epi16(_mm256_cvtepi8_epi16(c), 7), _mm256_set1_epi16((short)0xbf80));
   const __m256i most = _mm256_set1_epi16(0x3f80), none = _mm256_cmpeq_epi16(_mm256_and_si256(f16, most), most);
@@ -62,7 +62,7 @@ LEVEL v16 e8m0_f32(__m128i c) {
   return _mm512_castsi512_ps(_mm512_mask_mov_epi32(bits, _mm512_cmpeq_epi32_mask(e, _mm512_set1_epi32(255)),
                                                    _mm512_set1_epi32(0x7fc00000))); /* 2^-127 has no exponent */
 }
-/* Of nibbles, whose lane i has columns 8i … 8i + 7; cell < MM_CHUNK. */
+/* Scales of nibbles, whose lane i has columns 8i … 8i + 7; cell < MM_CHUNK. */
 LEVEL v16 v16_scales(mm_cpu_kind kind, const uint8_t *p, uint32_t cell) {
   const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
   const __m512i which = _mm512_srl_epi32(lane, _mm_cvtsi32_si128(cell == 16 ? 1 : cell == 32 ? 2 : 3));
@@ -75,7 +75,7 @@ LEVEL v16 v16_scales(mm_cpu_kind kind, const uint8_t *p, uint32_t cell) {
   if (kind == MM_KIND_MXFP4) bits = _mm512_castps_si512(e8m0_f32(raw));
   return _mm512_permutexvar_ps(which, _mm512_castsi512_ps(bits));
 }
-/* Those of four chunks that follow each other, converted at once. */
+/* Scales of four consecutive chunks, converted at once. */
 #define SCALES_TOGETHER
 LEVEL bool scales_together(mm_cpu_kind kind, uint32_t cell) {
   return (kind == MM_KIND_NVFP4 && cell == 16) || (kind == MM_KIND_MXFP4 && cell == 32);
@@ -146,7 +146,7 @@ LEVEL void widen_e4m3(v16 w[4], __m512i c) {
   e4m3_words(_mm512_unpacklo_epi8(_mm512_setzero_si512(), c), &w[1], &w[0]);
   e4m3_words(_mm512_unpackhi_epi8(_mm512_setzero_si512(), c), &w[3], &w[2]);
 }
-/* Whether a code of a chunk of E4M3 is no number. */
+/* Returns true if a code of a chunk of E4M3 is NaN. */
 LEVEL bool bad(const uint8_t *p) {
   const __m512i nan = _mm512_set1_epi8(0x7f);
   const __m512i a = _mm512_and_si512(_mm512_loadu_si512(p), nan), b = _mm512_and_si512(_mm512_loadu_si512(p + 64), nan);

@@ -174,7 +174,7 @@ static void few_down(const experts *j, uint64_t work) {
   }
 }
 
-/* What each expert is given: its rows of x, and what its w1 and w3 made of them. */
+/* Inputs of each expert: its rows of x, and what its w1 and w3 made of them. */
 static void observe_up(const experts *j, const float *x) {
   const uint32_t *first = j->first;
   for (uint32_t e = 0; e < j->w13->lead; e++) mm_cpu_observe(j->b, j->w13, e, x, j->b->pair_row + first[e], first[e + 1] - first[e]);

@@ -19,7 +19,7 @@ LEVEL void ask_for_next(const uint8_t *p) {
   for (uint32_t i = 0; i < AHEAD / 2; i += 64) ask(p + i);
 }
 
-/* y[rows] of one token and at most 16 rows, whose sums lie `stride` floats apart: each times its factor. */
+/* y[rows] of one token and at most 16 rows, whose sums have a stride of `stride` floats: each times its factor. */
 LEVEL void sums_of(float *y, uint32_t rows, const float *sums, size_t stride, const float *factor) {
 #ifdef SUMS_TOGETHER
   if (rows == 16) {

@@ -81,7 +81,7 @@ MM_INLINE uint32_t mm_cpu_column(mm_cpu_kind k, uint32_t j, uint32_t i) {
   if (k == MM_KIND_INT8 || k == MM_KIND_INT8_CODES) return 64 * (j / 4) + 4 * i + j % 4;
   return k == MM_KIND_BF16 ? 32 * (j / 2) + 2 * i + (j + 1) % 2 : 16 * j + i;
 }
-/* Whether these are not in order: x is then given in theirs (mm_cpu_turn). */
+/* True if a kind's columns are not in order: x is then given in theirs (mm_cpu_turn). */
 MM_INLINE bool mm_cpu_turned(mm_cpu_kind k) { return k == MM_KIND_BF16 || k >= MM_KIND_E4M3; }
 /* Bytes of a chunk's codes, and of a scale along the row. */
 MM_INLINE uint32_t mm_cpu_chunk_bytes(mm_cpu_kind k) {
@@ -92,7 +92,7 @@ MM_INLINE uint32_t mm_cpu_scale_bytes(mm_cpu_kind k) {
 }
 /* x[k] as rows of this kind want it: out[padded(k)]. */
 void mm_cpu_turn(float *out, const float *x, uint32_t k, mm_cpu_kind kind);
-/* Whether BF16 holds the kind's codes, so that inputs may be pairs of BF16. */
+/* True if BF16 holds the kind's codes, so that inputs may be pairs of BF16. */
 MM_INLINE bool mm_cpu_paired(mm_cpu_kind k) { return k != MM_KIND_F32 && k != MM_KIND_F16; }
 /* A row that mm_cpu_turn gave, room for as much behind it as MM_CPU_INPUT says: its numbers, rounded to BF16, and behind them as pairs,
  * lane i of an even register in the high half of a word and that of the next register in the low half. Numbers below 2^-126 become zeros.
@@ -120,7 +120,7 @@ void mm_cpu_rows(const mm_cpu_view *v, uint32_t first, uint32_t rows, const floa
 
 /* The product of the scales that cover the whole row; E4M3 codes and scales are 256 times smaller before it. */
 float mm_cpu_row_factor(const mm_cpu_view *v, uint32_t row);
-/* Those of so many rows. */
+/* The factors of so many rows. */
 void mm_cpu_row_factors(const mm_cpu_view *v, uint32_t first, uint32_t rows, float *factor);
 
 /* a[n]·b[n] by the same rule. */

@@ -38,13 +38,13 @@ LEVEL __m256 scale2_8(__m256 p, __m256 t) {
   return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));
 }
 LEVEL v16 v16_scale2(v16 p, v16 t) { return (v16){scale2_8(p.lo, t.lo), scale2_8(p.hi, t.hi)}; }
-/* E4M3 as f16 of a 256th: sign, exponent and mantissa lie as they should once the bits are apart; 0x7f and 0xff are no numbers. */
+/* E4M3 as f16 of a 256th: sign, exponent and mantissa lie as they should once the bits are separated; 0x7f and 0xff are no numbers. */
 LEVEL __m128i e4m3_f16(__m128i c) {
   const __m128i f16 = _mm_and_si128(_mm_slli_epi16(_mm_cvtepi8_epi16(c), 7), _mm_set1_epi16((short)0xbf80)), most = _mm_set1_epi16(0x3f80);
   const __m128i none = _mm_cmpeq_epi16(_mm_and_si128(f16, most), most);
   return _mm_or_si128(f16, _mm_and_si128(none, _mm_set1_epi16(0x4000)));
 }
-/* Of the high bytes of words: the even words' numbers, and the odd ones'. */
+/* Numbers of the high bytes of words: the even words' numbers, and the odd ones'. */
 LEVEL void e4m3_words(__m256i c, __m256 *even, __m256 *odd) {
   const __m256i f16 = _mm256_and_si256(_mm256_srai_epi16(c, 1), _mm256_set1_epi16((short)0xbf80));
   const __m256i apart = _mm256_packus_epi32(_mm256_and_si256(f16, _mm256_set1_epi32(0xffff)), _mm256_srli_epi32(f16, 16));
@@ -56,7 +56,7 @@ LEVEL __m256 e8m0_f32(__m256i e) {
   return _mm256_blendv_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(NAN),
                           _mm256_castsi256_ps(_mm256_cmpeq_epi32(e, _mm256_set1_epi32(255))));
 }
-/* Of nibbles, whose lane i has columns 8i … 8i + 7; cell < MM_CHUNK. */
+/* Scales of nibbles, whose lane i has columns 8i … 8i + 7; cell < MM_CHUNK. */
 LEVEL v16 v16_scales(mm_cpu_kind kind, const uint8_t *p, uint32_t cell) {
   const int shift = cell == 16 ? 1 : cell == 32 ? 2 : 3;
   const __m256i lane = _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0), above = _mm256_add_epi32(lane, _mm256_set1_epi32(8));
@@ -120,7 +120,7 @@ LEVEL void widen_half(v16 w[4], mm_cpu_kind kind, const uint8_t *p, int h) {
   }
 }
 
-/* Whether a code of a chunk of E4M3 is no number. */
+/* Returns true if a code of a chunk of E4M3 is NaN. */
 LEVEL bool bad(const uint8_t *p) {
   const __m256i nan = _mm256_set1_epi8(0x7f);
   __m256i found = _mm256_setzero_si256();

@@ -1,6 +1,6 @@
 /* While one token passes, memory is what bounds most ops, and it is idle while threads wait for one another or for the short ops that one
- * thread does alone. So those that wait ask for the first strips of the weights that come next, which then lie in the second or third
- * cache. */
+ * thread does alone. Waiting threads therefore prefetch the first strips of the weights that come next, which then lie in the second or
+ * third cache. */
 #include "runtime/cpu/cpu_backend.h"
 
 enum { PIECE = 1024, MOST = 512 << 10 }; /* bytes asked for at once, and before one op */

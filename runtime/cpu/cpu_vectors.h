@@ -1,4 +1,4 @@
-/* What attention and the activations compute between the products of rows. As in cpu_rows.h every number is defined to the bit, whatever
+/* Computations of attention and the activations between the products of rows. As in cpu_rows.h every number is defined to the bit, whatever
  * the machine, the number of threads and the company of other rows: the levels run the same operations.
  *
  * exp(x) is 2^n times a polynomial of degree 7 in x - n·ln 2, within 2 units of the last place for x from -87 to 88; beyond these it is
@@ -8,7 +8,7 @@
 
 #include "runtime/cpu/cpu_rows.h"
 
-/* out[i] = exp(x[i]); out may be x. So below. */
+/* out[i] = exp(x[i]); out may be x, here and below. */
 typedef void mm_cpu_exp_fn(float *out, const float *x, size_t n);
 /* out[i] = x[i] / (1 + exp(-x[i])), times by[i] unless by is NULL. */
 typedef void mm_cpu_silu_fn(float *out, const float *x, const float *by, size_t n);
@@ -46,7 +46,7 @@ typedef struct mm_cpu_vectors {
   mm_cpu_attend_fn *attend;
   mm_cpu_state_fn *state;
 } mm_cpu_vectors;
-/* Those of this machine's level (quant/cpu.h). */
+/* The functions of this machine's level (quant/cpu.h). */
 const mm_cpu_vectors *mm_cpu_vectors_here(void);
 extern const mm_cpu_vectors mm_cpu_vectors_plain, mm_cpu_vectors_avx2, mm_cpu_vectors_avx512;
 

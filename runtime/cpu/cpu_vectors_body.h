@@ -1,6 +1,7 @@
-/* The loops of cpu_vectors.h over one level's vectors. Beside what cpu_rows_body.h asks for, the file that includes this defines v16_div,
- * v16_max(a, b) = a > b ? a : b, v16_min likewise, and v16_scale2(p, t) = p·2^n where n is t's last bits, t being near 1.5·2^23; how many
- * queries and positions meet in registers, SCORE_QUERIES and SCORE_POSITIONS, and how many queries are mixed there, MIX_QUERIES. */
+/* The loops of cpu_vectors.h over one level's vectors. Besides the definitions that cpu_rows_body.h needs, the file that includes this
+ * defines v16_div, v16_max(a, b) = a > b ? a : b, v16_min likewise, and v16_scale2(p, t) = p·2^n where n is t's last bits, t being
+ * near 1.5·2^23; how many queries and positions meet in registers, SCORE_QUERIES and SCORE_POSITIONS, and how many queries are mixed there,
+ * MIX_QUERIES. */
 
 LEVEL v16 exp_16(v16 x) {
   const v16 magic = v16_set1(0x1.8p23f);

@@ -9,7 +9,7 @@
 enum { ROWS, MEAN_SQUARE, AMAX, WRITTEN }; /* in file order: the widest type first, so that all are aligned */
 static const char *const suffix[] = {".rows", ".mean_square", ".amax"};
 
-/* Of one tensor of the manifest. */
+/* Inputs of one tensor of the manifest. */
 typedef struct inputs {
   uint32_t leads, k; /* k uncut */
   double *square;    /* [leads, k] sums */

@@ -2,7 +2,7 @@
  *
  * Between processes there is nothing but exchanges in an order that all know, and each says first whether the sender is well. A process
  * whose ranks have failed makes the exchange that the others come to next, says so in it, and is done (mm_comm_leave); whoever hears it
- * breaks and makes no more of that meeting either. So every exchange has its partner, whatever fails where. */
+ * breaks and makes no more of that meeting either. Every exchange therefore has its partner, whatever fails where. */
 #include "runtime/engine/comm.h"
 
 #include <errno.h>
@@ -12,7 +12,7 @@
 #include <string.h>
 #include <time.h>
 
-#define BORDER_TAG 256               /* + a rank: rows to it from the stage before. Of a sum: 1 + the stage's number */
+#define BORDER_TAG 256               /* + a rank: rows to it from the stage before. A sum's tag: 1 + the stage's number */
 #define PIECE      ((size_t)1 << 22) /* of rows to another process, so that a failed one can take them in without room for all */
 
 struct mm_comm {
@@ -25,7 +25,7 @@ struct mm_comm {
   uint64_t meeting;                /* meetings completed */
   bool broken;
   double patience;         /* of a gathering; 0: without end */
-  uint32_t waiter, whom;   /* who lost it, + 1, and with whom */
+  uint32_t waiter, whom;   /* the rank that timed out, + 1, and the rank that it waited for */
   uint64_t *came;          /* [ranks] the meeting that each came to last, + 1 */
   volatile uint32_t *word; /* set by a break, or NULL */
   mm_comm *before, *next;  /* stages */
@@ -33,7 +33,7 @@ struct mm_comm {
   const void **brought;    /* [ranks]: what each brought to the current gathering */
   bool *sent, *received;   /* [ranks]: rows across a border between processes */
   bool told;               /* this process or another has said that it failed, */
-  bool hurt;               /* and nobody has healed that; or the word has */
+  bool hurt;               /* and mm_comm_heal has not reset that; or the word reported a failure */
   uint32_t said;           /* by the word when it was not MM_COMM_GOES_ON last */
   bool lacks;              /* memory */
   mm_err why;              /* of the first stage: given to mm_comm_fail */
@@ -146,7 +146,7 @@ static void send_away(mm_comm *to, uint32_t rank, float *x, uint64_t n) {
     to->world->exchange(to->world, tag, &(mm_parcel){process, x + at, mm_min(PIECE, n - at) * sizeof *x}, 1, NULL, 0, 0);
 }
 
-/* Of n numbers from the stage before in another process; x NULL: they are wanted no more. False where there are none. */
+/* Receives rows from the stage before in another process; x NULL: discards them. Returns false if the sender has no rows. */
 static bool receive_away(mm_comm *c, uint32_t rank, float *x) {
   static float unwanted[PIECE]; /* what several ranks take in and nobody reads */
   const uint32_t tag = BORDER_TAG + c->stage * c->ranks + rank, process = process_of(c->before, rank);
@@ -221,7 +221,7 @@ static void swap(mm_comm *c, void *mine, size_t bytes, void *theirs, size_t each
   c->world->exchange(c->world, 1 + c->stage, out, n, in, n, limit_s);
 }
 
-/* Whether all processes of the stage are well. */
+/* Returns true if no process of the stage has failed. */
 static bool agree(mm_comm *c, double limit_s) {
   uint32_t mine = mm_comm_broken(c) || c->lacks, theirs[c->ranks];
   memset(theirs, 0, sizeof theirs);
@@ -314,7 +314,8 @@ static void part(mm_comm *c) {
 static float add(float a, float b) { return a + b; }
 static float largest(float a, float b) { return a > b ? a : b; }
 
-/* Each rank reduces its own stretch and hands the result to all: every element is reduced once, so all ranks hold the same bits. */
+/* Each rank reduces its own range of elements and hands the result to all: every element is reduced once, so all ranks hold the same bits.
+ */
 static void reduce(mm_comm *c, uint32_t rank, float *x, size_t n, float (*op)(float, float)) {
   if (c->ranks == 1) return;
   c->x[rank] = x;

@@ -5,8 +5,9 @@
 #include "formats/system/base.h"
 #include "runtime/engine/processes.h"
 
-/* Seconds after one rank waited for another in vain: in which ranks of its process have to be back, and for which other processes are
- * waited for then, which may have such a rank too. With the 4 s that a rank on a GPU waits, all is told within five. */
+/* Limits in seconds once a rank has timed out on another. MM_RETURN_S: within it the other ranks of the process must return. MM_LATE_S: the
+ * wait for other processes, which may have a timed-out rank too. With the timeout of 4 s of a rank on a GPU, every process has reported the
+ * error within 5 s. */
 #define MM_RETURN_S 0.5
 #define MM_LATE_S   0.7
 
@@ -17,12 +18,13 @@ extern "C" {
 /* A rank that fails breaks the meeting for all: none waits for ever. */
 typedef struct mm_comm mm_comm;
 mm_comm *mm_comm_open(uint32_t ranks, mm_err *err);
-/* Of a stage whose ranks may be of several processes: rank r is of process (stage · ranks + r) / per. What follows is for those of this
- * one; gatherings are of them alone. w NULL: all are of this one. */
+/* Opens the group of a stage whose ranks may belong to several processes: rank r belongs to process (stage · ranks + r) / per. The
+ * functions below are called by the ranks of this process; mm_comm_gather covers these ranks alone. w NULL: all ranks belong to this
+ * process. */
 mm_comm *mm_comm_open_across(uint32_t ranks, mm_world *w, uint32_t stage, uint32_t per, mm_err *err);
 /* By each rank at the end of its opening and of each step, after its break if it failed: no other process waits for this one's ranks then,
- * nor with rows for them. Waits for earlier stages alone. borders: the step's rows went from stage to stage. late: this rank has waited in
- * vain for one of another process, so that none has long to come. MM_LIMIT where memory was short. */
+ * nor with rows for them. Waits for earlier stages alone. borders: the step's rows went from stage to stage. late: this rank timed out on a
+ * rank of another process, so the others get only MM_LATE_S to come. MM_LIMIT where memory was short. */
 MM_MUST_USE bool mm_comm_leave(mm_comm *c, bool borders, bool late, mm_err *err);
 void mm_comm_close(mm_comm *c); /* accepts NULL */
 /* By a rank that cannot go on: whoever waits or comes later returns at once, its sums unspecified, until mm_comm_mend. */
@@ -42,14 +44,15 @@ void mm_comm_max(mm_comm *c, uint32_t rank, float *x, size_t n);
 
 /* all[ranks]: what each rank passes, a pointer that must hold until all have used it. False when the meeting is broken. */
 bool mm_comm_gather(mm_comm *c, uint32_t rank, const void *mine, const void **all);
-/* Whether some ranks are of other processes. */
+/* Returns true if some ranks belong to other processes. */
 bool mm_comm_is_across(const mm_comm *c);
 /* all[ranks][n]: the n bytes that each rank passes, whatever its process. False when the meeting is broken. */
 bool mm_comm_tell(mm_comm *c, uint32_t rank, const void *mine, void *all, size_t n);
-/* Whether, since the last mm_comm_heal and before the task under way (mm_comm_mend), ranks failed whose kernels or processes others wait
- * for: the same for all of them, whatever happens meanwhile. Ranks of one process: those that share a word (mm_comm_watch). */
+/* Returns true if, after the last mm_comm_heal and before the current task (mm_comm_mend), a rank failed whose kernels or process other
+ * ranks wait for. All ranks get the same answer, whatever happens during the task. Among ranks of one process this covers the ranks that
+ * share a word (mm_comm_watch). */
 bool mm_comm_hurt(mm_comm *c);
-/* Whether the word says so now, or that did. */
+/* Returns true if the word reports a failure now, or mm_comm_hurt is true. */
 bool mm_comm_hurt_now(mm_comm *c);
 /* False, with MM_IO E_RANK: what the word says, or what it said last: which rank waited for which, if one did. */
 bool mm_comm_blame(mm_comm *c, mm_err *err);
@@ -59,11 +62,11 @@ void mm_comm_heal(mm_comm *c);
 void mm_comm_patience(mm_comm *c, double seconds);
 /* How long that is; 0: without end. */
 double mm_comm_limit(mm_comm *c);
-/* Whether this rank broke the last gathering so, and for whom it waited. */
+/* Returns true if this rank broke the last gathering by its timeout; gives the rank that it waited for. */
 bool mm_comm_waited(mm_comm *c, uint32_t rank, uint32_t *whom);
-/* From now on a break of this meeting also sets *word to MM_COMM_BROKEN where it is MM_COMM_GOES_ON, for those who wait where it does not
- * reach them; who waits there in vain sets it to MM_COMM_WAITED | who << 8 | for whom << 16. NULL: none. Only while no rank is at work, or
- * by one before all have gathered. */
+/* From now on a break of this meeting also sets *word to MM_COMM_BROKEN where it is MM_COMM_GOES_ON, for ranks that wait in kernels, where
+ * a break does not reach them. A rank that times out there sets it to MM_COMM_WAITED | waiting rank << 8 | awaited rank << 16. NULL: none.
+ * Only while no rank is at work, or by one before all have gathered. */
 #define MM_COMM_GOES_ON 0u
 #define MM_COMM_BROKEN  1u
 #define MM_COMM_WAITED  2u

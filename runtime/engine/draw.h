@@ -111,7 +111,7 @@ MM_DRAW_FN uint64_t mm_draw_mass(uint32_t depth) {
   return part << 8 >> whole;
 }
 
-/* What is left of random bits below their leading one, as a number in [0, 2^53). */
+/* The random bits below their leading one, as a number in [0, 2^53). */
 MM_DRAW_FN uint64_t mm_draw_rest(uint64_t bits, uint32_t zeros) { return zeros < 63 ? bits << (zeros + 1) >> 11 : 0; }
 
 /* An exponential variate of mean 1/ln(2), from 64 random bits: as many halvings as there are leading zeros, and -log2(1 - q) for q in
@@ -142,7 +142,7 @@ MM_DRAW_FN uint64_t mm_draw_key(uint64_t bits, uint64_t mass, uint32_t id) {
 /* A key's time, about. */
 MM_DRAW_FN float mm_draw_time(uint64_t key) { return (float)mm_draw_number(key); }
 
-/* Whether the id arrives after `time` for certain: most do, and need no key. mass: at least its own. */
+/* Returns true if the id certainly arrives after `time`: most ids do, and need no key. mass: at least its own. */
 MM_DRAW_FN int mm_draw_late(uint64_t bits, float mass, float time) { return mm_draw_wait_least(bits) > mm_draw_mul(time, mass); }
 
 /* The mass that top_p < 1 asks of ids whose masses sum to `all`. */

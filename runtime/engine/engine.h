@@ -44,12 +44,13 @@ typedef struct mm_engine_config {
 
 /* Borrows the shards until close. All calls on one engine come from one thread at a time. */
 mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm_err *err);
-/* Of a config: what --threads says, or where that is 0 the CPUs of this process divided by its ranks, at least 1. */
+/* Threads for a config: the value of --threads, or if that is 0 the CPUs of this process divided by its ranks, at least 1. */
 unsigned mm_engine_threads(uint64_t given, uint32_t ranks);
-/* A process of c->world that is not the first: its ranks do what the first one's engine is asked to, until that is closed. Of c ops, world,
- * threads and device count, the rest is the first one's. What failed there failed for it: true when it was closed. */
+/* A process of c->world that is not the first: its ranks run the tasks of the first process's engine until that engine is closed. c gives
+ * ops, world, threads and device; the first process gives the rest. The first process reports failed tasks; the call returns true when the
+ * engine was closed. */
 MM_MUST_USE bool mm_engine_follow(const mm_shards *shards, const mm_engine_config *c, mm_err *err);
-/* Accepts NULL. What a rank that has not come back still uses (E_RANK, below) stays. */
+/* Accepts NULL. Memory that a missing rank still uses (E_RANK, below) is not freed. */
 void mm_engine_close(mm_engine *e);
 const mm_model *mm_engine_model(const mm_engine *e);
 /* Waits until all weights are there and found good, where they go on arriving after open; between steps. False with the load's error. */
@@ -59,11 +60,11 @@ MM_MUST_USE bool mm_engine_finish_load(mm_engine *e, mm_err *err);
  * Refuses (MM_USAGE E_BATCH) ids ≥ vocab, positions past the limit, unknown slots, rows not covered by spans, one slot in two
  * spans, and a pos that the slot does not hold: lightning state cannot go back, so there pos is 0 or exactly where the slot
  * stands. MM_LIMIT E_PAGES when the batch needs more pages than are free. After any of these the slots hold what they held; after any
- * other failure those of the batch hold nothing. Nor does any slot then, where ranks meet in kernels and earlier batches were queued, or
- * passed without a choice, of which nobody has seen the end: they may have been let down too. Until all that is queued is collected,
- * whatever builds on them or reads what they made fails as they do, and so does every other batch.
- * MM_IO E_RANK: a rank of a device was waited for in vain. If it does not come back within a second, the call returns all the same; as long
- * as it stays away every call fails with E_RANK, and what the batch points to is still in its use. */
+ * other failure the slots of the batch hold nothing. If ranks wait for one another in kernels and earlier batches are still unfinished
+ * (queued, or passed without sampling) when one fails, their results are discarded and every slot is emptied. Until all queued batches are
+ * collected, each batch and each call that reads their results returns the same error. MM_IO E_RANK: waiting for the rank of a device timed
+ * out. If that rank does not return within a second, the call returns without it; until it returns every call fails with E_RANK, and the
+ * rank still reads the memory that the batch points to. */
 MM_MUST_USE bool mm_engine_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err);
 
 const mm_limits *mm_engine_limits(const mm_engine *e);
@@ -76,10 +77,10 @@ typedef struct mm_engine_cache {
 mm_engine_cache mm_engine_cache_of(const mm_engine *e);
 /* MM_SAMPLES_…: what choices may ask for. */
 uint32_t mm_engine_samples(const mm_engine *e);
-/* Whether a row's bits depend on the tokens before it alone: not on cuts, other rows or slots. */
+/* Returns true if a row's bits depend on the tokens before it alone: not on prefill chunks, other rows or slots. */
 bool mm_engine_rows_apart(const mm_engine *e);
 
-/* Whether mm_engine_queue returns before the step is done, so that it pays to queue the next batch before collecting this one. */
+/* Returns true if mm_engine_queue returns before the step is done, so that it pays to queue the next batch before collecting this one. */
 bool mm_engine_queues(const mm_engine *e);
 /* Queues one batch with sampling; what it chooses comes back by mm_engine_collect, in order. A device backend goes on by itself: the
  * next batch may name MM_ID_CHOSEN before this one's choices were collected. Refuses what mm_engine_step refuses, MM_ID_CHOSEN in a

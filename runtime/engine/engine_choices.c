@@ -72,7 +72,7 @@ static int32_t choose_row(mm_engine *e, const mm_sampling *set, const choice_row
   return id;
 }
 
-/* What every row asks for is in range, and the device has it. */
+/* Checks that the settings of every row are in range and supported by the device. */
 static bool check_sampling(const mm_engine *e, const mm_sampling *sampling, uint32_t n, mm_err *err) {
   if (e->queued - e->collected == MM_QUEUE)
     return mm_engine_refuse(err, "batches queued before batch", e->batches, MM_QUEUE, "less than", MM_QUEUE);
@@ -127,7 +127,7 @@ bool mm_engine_queues(const mm_engine *e) { return e->device_chooses; }
 bool mm_engine_queue(mm_engine *e, const mm_batch *given, mm_err *err) {
   static const mm_sampling none;
   mm_batch batch = *given;
-  if (!batch.sampling && !batch.out_count) batch.sampling = &none; /* which tells a step that is queued from others */
+  if (!batch.sampling && !batch.out_count) batch.sampling = &none; /* which distinguishes a queued step from others */
   if (!check_sampling(e, batch.sampling, batch.out_count, err)) return false;
   if (!e->device_chooses) {
     if (!mm_engine_forward(e, given, err)) return false;

@@ -25,7 +25,7 @@ typedef enum work {
   CLOSE
 } work;
 
-/* What all processes know of a rank, whoever has it. */
+/* Facts of a rank that all processes know, whichever process has it. */
 typedef struct rank_facts {
   uint32_t layer_first, layer_end, vocab_first, vocab_rows;
   uint64_t state_bytes;
@@ -85,7 +85,7 @@ struct mm_engine {
   uint64_t pass_of[MM_QUEUE];     /* and `passes` when it was queued */
   uint64_t lost;                  /* `queued` when slots lost what they held; batches are refused until those are collected, */
   mm_err loss;                    /* with why */
-  uint64_t passes, proven;        /* ever; those after `proven` met other ranks in kernels that may have been let down (mm_comm_hurt_now) */
+  uint64_t passes, proven;        /* ever; passes after `proven` waited in kernels for ranks that may have failed (mm_comm_hurt_now) */
   choices choices[MM_QUEUE];      /* the same; unused where the device chooses, like the rest: */
   mm_sampler *sampler;
   int32_t *history; /* [slots, max_positions] ids that the slots hold, -1 where that is not known */
@@ -140,9 +140,9 @@ struct mm_engine {
   rank rank[];          /* [here] */
 };
 
-/* Hands the next task to every rank and waits for all; the lowest failing rank's error is the task's. Where that is E_RANK, a rank that
- * stays away is waited for no longer; until it is back there is no task. Fails where it would build on passes that were let down, or read
- * what they made; and then, as after any failure with passes that are not proven, no slot holds anything. */
+/* Hands the next task to every rank and waits for all; the lowest failing rank's error is the task's. If that is E_RANK, the call returns
+ * without the missing rank; until it returns, every task fails. A task fails if it would build on passes that failed, or read their
+ * results. After that, as after any failure with passes that are not proven, no slot holds anything. */
 MM_MUST_USE bool mm_engine_run_task(mm_engine *e, work w, mm_err *err);
 /* The same for the ranks of this process alone. */
 MM_MUST_USE bool mm_engine_run_here(mm_engine *e, work w, mm_err *err);
@@ -153,9 +153,10 @@ MM_MUST_USE bool mm_engine_run_here(mm_engine *e, work w, mm_err *err);
 void mm_engine_share_config(const mm_engine_config *c);
 /* By every process, whether its ranks opened or not: all learn of all ranks, or fail alike. */
 MM_MUST_USE bool mm_engine_meet(mm_engine *e, bool ok, mm_err *err);
-/* The first process tells the others what is to be done, before its own ranks do it. */
+/* The first process sends the task to the others before its own ranks run it. */
 MM_MUST_USE bool mm_engine_tell(mm_engine *e, work w, mm_err *err);
-/* Afterwards: whether all did it; of the failures that of the lowest process. What the others' ranks gave is where this one's goes. */
+/* Called after the task: true if all processes completed it; else the error of the lowest process that failed. Results of the other
+ * processes' ranks are stored where this one's go. */
 MM_MUST_USE bool mm_engine_hear(mm_engine *e, work w, bool ok, mm_err *err);
 
 /* MM_IO E_RANK while a rank has not come back: it still uses what a call would change. */
@@ -169,14 +170,14 @@ bool mm_engine_refuse(mm_err *err, const char *what, uint64_t index, int64_t fou
 
 /* ---- the size of the KV cache (engine_memory.c) ---- */
 
-/* Of a rank whose weights are bound: what it needs, and the memory it will use. */
+/* Measures a rank whose weights are bound: its requirements, and the memory that it will use. */
 MM_MUST_USE bool mm_engine_measure(rank *r, const mm_backend_config *c, mm_err *err);
 /* When all processes know all ranks' facts: sets limits.pages, to the same in each. */
 MM_MUST_USE bool mm_engine_fit(mm_engine *e, mm_err *err);
 
-/* Whether the batch may run; then its pages are the slots' own. */
+/* Checks that the batch may run; if it may, its pages become the slots' own. */
 MM_MUST_USE bool mm_engine_prepare(mm_engine *e, mm_batch *batch, mm_err *err);
-/* What the slots hold after a batch: all of it, or nothing where it failed. */
+/* Updates the slots after a batch: they hold all of it, or nothing if it failed. */
 void mm_engine_keep(mm_engine *e, const mm_batch *batch, bool done);
 /* Gives the batch its ids with every MM_ID_CHOSEN replaced, where the engine chooses. */
 MM_MUST_USE bool mm_engine_resolve(mm_engine *e, mm_batch *batch, mm_err *err);

@@ -29,7 +29,7 @@ bool mm_engine_measure(rank *r, const mm_backend_config *c, mm_err *err) {
   return mm_rank_memory_of(&f->need, r->engine->model, &r->weights, &d, err) && r->engine->config.ops->memory(c, &f->memory, err);
 }
 
-/* What ranks of this run have of rank r's device. */
+/* Memory that ranks of this run have of rank r's device. */
 static mm_device_memory device_of(const mm_engine *e, uint32_t r) {
   const mm_memory_facts *m = &e->facts[r].memory;
   const double usual = e->config.ops->own_memory ? MM_GPU_SHARE : MM_CPU_SHARE, share = e->config.memory.share;

@@ -27,7 +27,7 @@
             "of cached keys and values, fp8 on cuda: e4m3 (auto: the device's own, f32 on cpu and bf16 on cuda)", \
             .choices = "auto|bf16|fp8")
 
-/* What MM_OPTION_UTILIZATION gave, NAN: nothing. MM_USAGE E_USAGE where that is no share. */
+/* share: the value of MM_OPTION_UTILIZATION, NAN: not given. MM_USAGE E_USAGE if it is not a valid fraction. */
 static inline bool mm_utilization_check(double share, mm_err *err) {
   return isnan(share) || (share > 0 && share <= 1) ||
          mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--gpu-memory-utilization: found %g, expected more than 0 and at most 1",

@@ -10,7 +10,7 @@
 
 enum { TAG = 0, BUILD_TEXT = 80 };
 
-/* What goes before the arrays of a task. */
+/* Header of a task's message, sent before its arrays. */
 typedef struct order {
   uint32_t work, tokens, spans, outs, copies, tap, rows, to, from;
   uint64_t bytes; /* of those */
@@ -116,7 +116,7 @@ bool mm_engine_meet(mm_engine *e, bool ok, mm_err *err) {
   return e->met = ok;
 }
 
-/* What is sent first, by which processes of other builds are told before they misread each other. */
+/* Build text, sent first: processes of different builds detect each other before they misread a message. */
 static void put_build(char to[BUILD_TEXT]) {
   memset(to, 0, BUILD_TEXT);
   strncpy(to, mm_version(), BUILD_TEXT - 1);
@@ -155,7 +155,7 @@ static char *put(char *to, const void *from, size_t n) {
   return to + n;
 }
 
-/* Of a step: ids, spans, rows whose logits are wanted, copies of pages, and each span's pages. */
+/* Writes the arrays of a step: ids, spans, rows whose logits are wanted, copies of pages, and each span's pages. */
 static char *put_step(const mm_engine *e, char *at) {
   const mm_batch *b = e->batch;
   at = put(at, b->span, b->span_count * sizeof *b->span);
@@ -293,7 +293,7 @@ bool mm_engine_hear(mm_engine *e, work w, bool ok, mm_err *err) {
 
 /* ---- those that follow ---- */
 
-/* What an order's ranks read and write; NULL where memory is short. Arrays of a step lie in e->order. */
+/* Arrays that the ranks of an order read and write; NULL if memory is short. Arrays of a step lie in e->order. */
 typedef struct following {
   mm_batch batch;
   mm_paging paging;

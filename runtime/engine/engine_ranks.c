@@ -156,7 +156,7 @@ static void *rank_main(void *arg) {
   return NULL;
 }
 
-/* Under the lock: whether a rank that is back waited for another one in vain. */
+/* Under the lock: true if a rank that has returned timed out on another one. */
 static bool misses_one(const mm_engine *e) {
   bool any = false;
   for (uint32_t r = 0; r < e->started; r++) any = any || (e->rank[r].back && strcmp(e->rank[r].err.code, "E_RANK") == 0);
@@ -183,7 +183,7 @@ bool mm_engine_all_back(mm_engine *e, mm_err *err) {
   return all || mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "a rank has not come back from a step that failed");
 }
 
-/* Whether the task builds on passes that are not proven; collecting looks itself, at each batch. */
+/* Returns true if the task builds on passes that are not proven; COLLECT makes its own check at each batch. */
 static bool doubts(const mm_engine *e, work w) { return e->proven < e->passes && w != COLLECT && w != CLOSE; }
 
 /* By what stood before the task, or stands now. */
@@ -202,8 +202,9 @@ bool mm_engine_run_task(mm_engine *e, work w, mm_err *err) {
   return done;
 }
 
-/* Under the lock: whether all ranks have finished the task well; else why. A rank that another one has let down says nothing. Where one
- * that is no rank broke the meeting (mm_comm_fail) nobody need have an error, and who is done may be so with what others did not bring. */
+/* Under the lock: true if all ranks have completed the task; else fails with the error. A rank that stopped because another one failed sets
+ * no error. If a thread that is no rank broke the meeting (mm_comm_fail), possibly no rank has an error, and a rank may have finished
+ * without the data of others. */
 static bool all_done(mm_engine *e, mm_err *err) {
   const mm_err *why = NULL;
   mm_err broken = {0};
@@ -276,7 +277,7 @@ unsigned mm_engine_threads(uint64_t given, uint32_t ranks) {
   return (unsigned)(given ? given : mm_max(1, mm_pool_cpus() / mm_max(1, ranks)));
 }
 
-/* What a backend does not run, and what cannot be collected from it. */
+/* Refuses parallel layouts that the backend does not run, or cannot collect inputs from. */
 static bool check_parallel(const mm_pack *p, const mm_engine_config *c, mm_err *err) {
   const uint32_t processes = c->world ? c->world->processes : 1, ranks = mm_pack_ranks(p), each = ranks / processes;
   if (ranks % processes || (each % p->tp && !c->ops->across))
@@ -321,7 +322,7 @@ static bool start_ranks(mm_engine *e, mm_err *err) {
   return true;
 }
 
-/* Whether the cache is sized by what memory there is. */
+/* Returns true if the cache is sized by the available memory. */
 static bool measures(const mm_engine *e) { return e->config.memory.fits && e->config.ops->memory && e->config.ops->pages; }
 
 /* A backend that does not read tables has all pages that its slots can fill: fewer would be a promise that it cannot keep. */

@@ -1,4 +1,4 @@
-/* What the slots of an engine hold: batches are held against it, pages reserved, states moved. */
+/* Contents of an engine's slots: batches are checked against them, pages reserved, states moved. */
 #include <string.h>
 
 #include "runtime/engine/engine_inside.h"
@@ -57,7 +57,7 @@ void mm_engine_keep(mm_engine *e, const mm_batch *batch, bool done) {
   }
 }
 
-/* What the batch writes is the slots' own from here on; all of it, or nothing where pages are short. */
+/* Gives the slots pages of their own for everything that the batch writes; none if pages are short. */
 static bool reserve_pages(mm_engine *e, mm_batch *batch, mm_err *err) {
   uint32_t wants = 0;
   for (uint32_t i = 0; i < batch->span_count; i++) {
@@ -103,7 +103,7 @@ mm_pages *mm_engine_pages(mm_engine *e) { return e->pages; }
 
 uint64_t mm_engine_state_bytes(const mm_engine *e) { return e->state_bytes; }
 
-/* Whether the backend keeps more of a slot than its pages. */
+/* Returns true if the backend keeps more of a slot than its pages. */
 static bool has_states(const mm_engine *e) { return e->lightning || e->device_chooses; }
 
 /* Slots below the limit, and a backend that can share what they hold. */
@@ -116,7 +116,7 @@ static bool check_slots(mm_engine *e, const uint32_t *slot, uint32_t n, mm_err *
                  e->config.ops->name);
 }
 
-/* What a slot is given may not stand where the choice after its row is still to be made. */
+/* Refuses an operation on a slot whose last row is still to be sampled. */
 static bool check_unchosen(const mm_engine *e, uint32_t slot, mm_err *err) {
   for (uint32_t i = 0; i < e->row_count; i++)
     if (e->row[i].slot == (int32_t)slot)

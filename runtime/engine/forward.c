@@ -89,7 +89,7 @@ static void combine(const mm_forward *f, stream *s, mm_deepnorm scale, const mm_
   f->ops->combine(f->backend, s->h, s->n, before, f->branch, scale, w, f->model->norm_eps);
 }
 
-/* What layer l's output is normalised with: nothing where the next stage does it. */
+/* Weight that layer l's output is normalised with: NULL if the next stage does it. */
 static const mm_packed *norm_after(const mm_forward *f, uint32_t l) {
   const mm_rank_weights *w = f->weights;
   if (l + 1 < w->layer_end) return &w->layer[l + 1].input_norm;

@@ -58,7 +58,7 @@ static int open_socket(const char *path, int flags, mm_err *err) {
   return fd;
 }
 
-/* Of this user, or of root. */
+/* Returns true if the peer's user is this one, or root. */
 static bool is_trusted(int fd, pid_t *pid) {
   struct ucred peer;
   socklen_t n = sizeof peer;
@@ -69,7 +69,7 @@ static bool is_trusted(int fd, pid_t *pid) {
 
 /* ---- the holder ---- */
 
-/* What a holder left that is no more. */
+/* Removes the socket of a holder that has ended. */
 static bool remove_stale(const struct sockaddr_un *at, mm_err *err) {
   struct stat s;
   if (lstat(at->sun_path, &s) != 0) return errno == ENOENT || mm_fail_errno(err, mm_at(at->sun_path, NULL), "stat", errno);

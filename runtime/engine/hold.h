@@ -1,6 +1,6 @@
 /* Weights that stay on a device while processes that compute with them come and go. A holder (minimax-hold) listens on a Unix socket; a
- * process of the same user asks there for a key and is told how to find the memory. Which checkpoint, rank, layout and device a key stands
- * for is the backend's (mm_ops.hold): another one of any of these is another key.
+ * process of the same user asks there for a key and receives the location of the memory. The backend derives the key from checkpoint, rank,
+ * layout and device (mm_ops.hold): another one of any of these is another key.
  *
  * On the socket: the reader sends mm_hold_ask, the holder answers with mm_hold_answer, and the reader keeps the connection as long as it
  * uses the memory. Both are of one machine, so numbers are as the machine has them. */
@@ -39,7 +39,7 @@ void mm_hold_close(mm_hold *h); /* accepts NULL; removes the socket */
 /* Asks for held->key: fills the rest. The memory may be used as long as *connection, which is the caller's to close, is open. MM_IO where
  * nobody answers in 5 s, E_HELD where the holder is another user's; MM_UNSUPPORTED E_HELD where it has no such key. */
 MM_MUST_USE bool mm_hold_find(const char *path, mm_held *held, int *connection, mm_err *err);
-/* Whether the holder at `path` is still there, which does not wait: MM_IO E_HELD once it has ended. */
+/* Checks without waiting that the holder at `path` still runs: MM_IO E_HELD once it has ended. */
 MM_MUST_USE bool mm_hold_stands(const char *path, int connection, mm_err *err);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-/* What a load shows on stderr while it goes on: a bar on a terminal, else a line every few seconds. */
+/* Progress of a load on stderr: a bar on a terminal, else a line every few seconds. */
 #ifndef MM_RUNTIME_LOAD_BAR_H
 #define MM_RUNTIME_LOAD_BAR_H
 

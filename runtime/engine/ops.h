@@ -97,7 +97,7 @@ typedef struct mm_backend_config {
   bool input_bf16;         /* inputs of linears but the router and the head are rounded to bf16, where f32 is the backend's own type and the
                             * scheme does not round them otherwise */
   bool pin;                /* each thread stays on a CPU of its own: those of this process in the order of ranks (mm_ops.pins) */
-  bool apart;              /* rows are to be apart, in a backend where they are if asked (apart_asked) */
+  bool apart;              /* a row's bits must not depend on the other rows of the step; for backends with apart_asked */
   const mm_shards *verify; /* digests to check the weights' files against as they are read (mm_ops.loads), or NULL */
   mm_read_log *log;        /* what is read to load them goes there, or NULL */
   mm_digest checkpoint;    /* mm_pack.seal, where weights are held or attached to */
@@ -124,8 +124,8 @@ typedef struct mm_ops {
   void (*embed)(mm_backend *b, mm_act x, const mm_packed *table);
   /* y = RMS(x; w, eps): x·rsqrt(mean(x²) + eps)·w, in every op (1 + w) for w under the model's norm_offset. */
   void (*norm)(mm_backend *b, mm_act y, mm_act x, const mm_packed *w, double eps);
-  /* y[T, n] = x[T, k]·Wᵀ, x rounded first under act_quant: as a whole row, whatever rank holds which part of it. So do experts (x by
-   * w13, the products by w2) and logits. */
+  /* y[T, n] = x[T, k]·Wᵀ, x rounded first under act_quant: as a whole row, whatever rank holds which part of it. experts (x by w13, the
+   * products by w2) and logits round in the same way. */
   void (*linear)(mm_backend *b, mm_act y, mm_act x, const mm_packed *w);
   /* Full attention of layer `layer`: optional QK norm (mean square over all ranks' heads, or of each head), partial RoPE, KV write, causal
    * softmax; in a sparse layer over the blocks that the select before it chose.
@@ -135,8 +135,8 @@ typedef struct mm_ops {
   void (*lightning)(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv);
   /* y = sigmoid(gate) · RMS(o; w, eps), the mean square over all ranks' heads: y, o, gate [T, hpr·d]. y may be o. */
   void (*gated_norm)(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_packed *w, double eps);
-  /* Chooses top_k experts and weights for each row of x[T, H]; kept inside the backend until the next route. bias may be NULL. What is
-   * chosen for rows that are not padding counts as load of the layer's experts. */
+  /* Chooses top_k experts and weights for each row of x[T, H]; kept inside the backend until the next route. bias may be NULL. Experts of
+   * rows that are not padding count as load of the layer's experts. */
   void (*route)(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router, const mm_packed *bias);
   /* y = Σ weight · w2(act(w1 x, w3 x)) over the routed experts, times routed_scale: this rank's partial sum. */
   void (*experts)(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2);
@@ -193,7 +193,7 @@ typedef struct mm_ops {
   /* Waits until all weights are there and found good, as a load that goes on after open. */
   bool (*finish_load)(mm_backend *b, mm_err *err);
   bool loads;       /* reads the weights' files itself, past their mappings: checks mm_backend_config.verify, fills its log */
-  uint32_t samples; /* MM_SAMPLES_…: what choose has beside temperature, top_p, top_k and seed */
+  uint32_t samples; /* MM_SAMPLES_…: settings that choose supports besides temperature, top_p, top_k and seed */
   bool pins;        /* as mm_backend_config.pin asks */
   bool calibration; /* adds to mm_backend_config.calibration: at each product, or, where calibrate is not NULL, when that is called */
   bool (*calibrate)(mm_backend *b, mm_err *err); /* adds what came together since the last call; between steps. NULL: at each product */
@@ -203,7 +203,7 @@ typedef struct mm_ops {
   bool experts_cut; /* runs shards that hold some of the experts (--ep) */
   bool across;      /* ranks of a stage may be of several processes */
   bool rows_apart;  /* a row's bits depend on the tokens before it alone: not on cuts, other rows or slots */
-  bool apart_asked; /* the same where mm_backend_config.apart asks for it; steps take longer then */
+  bool apart_asked; /* rows_apart holds if mm_backend_config.apart is set; steps take longer then */
   bool pages;       /* reads mm_batch.paging. Otherwise every slot has pages of its own, and nothing is shared */
   /* Lightning states of one slot, all layers of this rank together: state_bytes of them, the same for every slot, 0 without such layers.
    * They are those after the last step; copies, saves and loads take their place in the order of steps. Host memory; save waits. */
@@ -212,13 +212,13 @@ typedef struct mm_ops {
   bool (*state_copy)(mm_backend *b, uint32_t to, uint32_t from, mm_err *err);
   bool (*state_save)(mm_backend *b, uint32_t slot, void *state, mm_err *err);
   bool (*state_load)(mm_backend *b, uint32_t slot, const void *state, mm_err *err);
-  /* Of a backend that chooses: the slot holds id[count], for penalties; NULL: ids that are not known. */
+  /* For backends that sample: sets the ids of the slot's tokens to id[count], for penalties; NULL: unknown ids. */
   bool (*ids_load)(mm_backend *b, uint32_t slot, const int32_t *id, uint32_t count, mm_err *err);
-  /* Of the rows of keep, in place of their choice: score[out_count] = -ln of the probability of id target[out_count], in f64; ids that are
-   * not to be chosen have none. Waits. */
+  /* Scores the rows of keep instead of sampling them: score[out_count] = -ln of the probability of id target[out_count], in f64; ids that
+   * are not to be chosen have none. Waits. */
   bool (*score)(mm_backend *b, const int32_t *target, double *score, mm_err *err);
-  /* The memory of the device that an open with this config uses, before that takes any or reads a weight. Of the config it reads model,
-   * weights and place. NULL: caches are as large as the limits say. */
+  /* The memory of the device that an open with this config uses, before that takes any or reads a weight. It reads model, weights and place
+   * of the config. NULL: caches are as large as the limits say. */
   bool (*memory)(const mm_backend_config *c, mm_memory_facts *out, mm_err *err);
   bool own_memory; /* weights and buffers lie in that memory too; else the page cache has the weights */
   /* Words for the code that runs on the device that was opened first: which kernels, built for what; "" before an open. NULL: nothing to

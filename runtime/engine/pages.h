@@ -51,8 +51,8 @@ void mm_pages_map(mm_pages *p, uint32_t slot, const uint32_t *page, uint32_t cou
 void mm_pages_hold(mm_pages *p, uint32_t page);
 void mm_pages_release(mm_pages *p, uint32_t page);
 
-/* Whether references and free list agree with the tables, `held` references being outside them (mm_pages_hold); MM_BUG E_PAGES says which
- * page does not. Walks all pages. */
+/* Checks that references and free list agree with the tables, `held` references being outside them (mm_pages_hold); MM_BUG E_PAGES says
+ * which page does not. Walks all pages. */
 MM_MUST_USE bool mm_pages_check(const mm_pages *p, const uint32_t *held, mm_err *err);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-/* What depends on a token's position: RoPE frequencies and the decay of lightning attention, computed once, when a backend opens. */
+/* Tables that depend on a token's position: RoPE frequencies and the decay of lightning attention, computed once, when a backend opens. */
 #ifndef MM_RUNTIME_POSITION_H
 #define MM_RUNTIME_POSITION_H
 

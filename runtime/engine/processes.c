@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-/* As Open MPI, and others by PMI, tell a process before it asks. */
+/* Reads the environment that Open MPI, and others by PMI, set before MPI_Init. */
 static bool has_others(void) {
   static const char *const names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE"};
   for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -20,8 +20,8 @@ static bool has_others(void) {
 #include <time.h>
 #include <unistd.h>
 
-#define PIECE ((size_t)1 << 30) /* of a parcel: MPI counts in int */
-#define SPINS 20000             /* of looking whether a parcel has come, before the processor is given to others meanwhile */
+#define PIECE ((size_t)1 << 30) /* of a message: MPI counts in int */
+#define SPINS 20000             /* polls for a message before the thread yields the processor */
 
 static mm_world world;
 static bool met; /* others may wait for this one */
@@ -44,7 +44,7 @@ static size_t pieces(const mm_parcel *p, uint32_t n) {
   return all;
 }
 
-/* The process whose parcel has not gone or come, of those whose requests begin at *r; UINT32_MAX where all have. */
+/* The process of the first unfinished message whose requests begin at *r; UINT32_MAX if all are done. */
 static uint32_t find_late(MPI_Request **r, const mm_parcel *p, uint32_t n) {
   for (uint32_t i = 0; i < n; i++)
     for (size_t at = 0; at < p[i].n; at += PIECE) {
@@ -61,7 +61,7 @@ static double now(void) {
   return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* Whoever does not come when others wait for it no longer has left what all agree on: there is no going on. */
+/* Aborts all processes: process `late` has timed out, and the others cannot go on without it. */
 static void end_all(const mm_world *w, uint32_t late, double waited_s) {
   fprintf(stderr, "%s: error: E_RANK: process %u waited %.1f s for process %u in vain\n", program_invocation_short_name, w->process,
           waited_s, late);

@@ -1,4 +1,5 @@
-/* Processes of one run, each with some of the ranks: one a host, or several on one. What crosses between them goes through here. */
+/* Processes of one run, each with some of the ranks: one a host, or several on one. All messages between them go through mm_world.exchange.
+ */
 #ifndef MM_RUNTIME_PROCESSES_H
 #define MM_RUNTIME_PROCESSES_H
 
@@ -18,17 +19,17 @@ typedef struct mm_parcel {
 typedef struct mm_world mm_world;
 struct mm_world {
   uint32_t process, processes;
-  /* Sends and receives all of these; returns when the data may be used again and has come. What goes from one process to another under one
-   * tag comes in the order in which it went, a parcel for a parcel of the same size. Of each tag one call at a time; of several any thread.
-   * A process that ends without having met the others takes all of them with it; so does one that waits here for limit_s seconds, and
-   * names the process that does not come (E_RANK). limit_s 0: it waits without end. */
+  /* Sends and receives all given messages; returns when the data may be used again and has arrived. Messages from one process to another
+   * under one tag arrive in the order in which they were sent; each is received as one of the same size. One call per tag at a time; calls
+   * with different tags may come from any threads. A process that ends without having met the others takes all of them with it; so does one
+   * that waits here for limit_s seconds, and names the process that does not come (E_RANK). limit_s 0: it waits without end. */
   void (*exchange)(mm_world *w, uint32_t tag, const mm_parcel *out, uint32_t outs, const mm_parcel *in, uint32_t ins, double limit_s);
 };
 
 /* The processes that mpirun started together with this one; *w NULL where there are no others. leads: this program is the first of them,
  * else any other; MM_USAGE E_MPI where it is not. MM_UNSUPPORTED E_MPI in a build that cannot speak to others (make MPI=1). */
 MM_MUST_USE bool mm_world_find(bool leads, mm_world **w, mm_err *err);
-/* By a program that ends before it has looked for others (mm_program.told): MM_USAGE E_MPI where mpirun started some, which may wait for
+/* Called by a program that exits before it has looked for others (mm_program): MM_USAGE E_MPI where mpirun started some, which may wait for
  * it. mpirun ends them when one fails. */
 MM_MUST_USE bool mm_world_none(mm_err *err);
 /* How many of so many ranks a process has. */

@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-#define MM_LOGPROBS 20 /* likeliest ids at most, beside the chosen one */
+#define MM_LOGPROBS 20 /* likeliest ids at most, besides the sampled one */
 
 typedef struct mm_bias {
   int32_t id;
@@ -20,7 +20,7 @@ typedef struct mm_logprob {
   float logprob; /* ln of its share of the softmax of the model's own logits: before bias, penalties, temperature and cuts */
 } mm_logprob;
 
-/* How one token is chosen. Zeroes but for top_p = 1 are greedy. What pointers lead to is read until the choice was queued, but for
+/* How one token is chosen. Zeroes but for top_p = 1 are greedy. Memory behind the pointers is read until the sampling was queued, except
  * logprobs, which collect fills. */
 typedef struct mm_sampling {
   double temperature; /* 0: greedy */
@@ -28,7 +28,7 @@ typedef struct mm_sampling {
   uint32_t top_k;     /* 0 keeps all */
   uint64_t seed;
   double min_p; /* [0, 1]: an id less likely than this share of the likeliest's probability is not drawn */
-  /* Of ids that the sequence holds already. repetition (0 or 1: none): logits above 0 are divided by it, others multiplied.
+  /* Penalties of ids that the sequence holds already. repetition (0 or 1: none): logits above 0 are divided by it, others multiplied.
    * frequency is subtracted for each time that the reply holds the id, presence once; the reply is what follows the first
    * `prompt` tokens. */
   double repetition, presence, frequency;
@@ -40,7 +40,7 @@ typedef struct mm_sampling {
   mm_logprob *logprobs;    /* [1 + top_logprobs]: the chosen id, then the likeliest in falling order; or NULL */
 } mm_sampling;
 
-/* What a row asks for beside temperature, top_p, top_k and seed. */
+/* Settings of a row besides temperature, top_p, top_k and seed. */
 enum { MM_SAMPLES_MIN_P = 1, MM_SAMPLES_PENALTIES = 2, MM_SAMPLES_BIAS = 4, MM_SAMPLES_MASK = 8, MM_SAMPLES_LOGPROBS = 16 };
 uint32_t mm_sampling_asks(const mm_sampling *set);
 /* The lowest bit's name: "min_p", "penalties", "logit bias", "a mask of allowed tokens", "logprobs". */
@@ -61,10 +61,10 @@ void mm_sampler_close(mm_sampler *s); /* accepts NULL */
  * 2. the top_k largest logits stay, of equal ones the lowest ids;
  * 3. under top_p < 1 the fewest of those stay, the largest first, whose masses reach top_p of their sum;
  * 4. of what stays an id is drawn with the probability mass / Σ mass: the first of a race in which each id has a clock of its own,
- *    which (seed, n, id) alone sets. So the same logits, settings, seed and n give the same id on the CPU and on CUDA, at every tp.
+ *    which (seed, n, id) alone sets. The same logits, settings, seed and n give the same id on the CPU and on CUDA, at every tp.
  * -INFINITY and NaN are never chosen; -1 when there is nothing else. logits[vocab]; set has been checked; n from 1. */
 int32_t mm_sample(mm_sampler *s, const mm_sampling *set, uint64_t n, const float *logits);
-/* What is done to the logits before, in this order: ids that are not allowed become -INFINITY, biases are added, then of each id that
+/* Adjusts the logits before sampling, in this order: ids that are not allowed become -INFINITY, biases are added, then of each id that
  * the sequence held[count] contains (-1: one that is not known): repetition, frequency, presence. One rounding to f32 each (draw.h). */
 void mm_sample_adjust(mm_sampler *s, const mm_sampling *set, const int32_t *held, uint32_t count, float *logits);
 /* set->logprobs of these logits, `chosen` being known: -1 leaves its logprob -INFINITY. Places without an id left are id -1, -INFINITY.

@@ -1,4 +1,4 @@
-/* What the slots are given in one step, [decode rows | chunks of prompts] within a budget of tokens, and what comes back. */
+/* Builds the batch of one step, [decode rows | chunks of prompts] within a budget of tokens, and what comes back. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -105,7 +105,7 @@ static uint32_t plan(mm_scheduler *s, bool *shorted) {
   return rows + plan_prompts(s, prompts, s->c.step_tokens - rows, room);
 }
 
-/* Those that come last give way until those that decode have their pages, or somebody can do something. */
+/* The newest jobs are preempted until decoding jobs have their pages, or until some job can run. */
 static uint32_t plan_all(mm_scheduler *s) {
   for (;;) {
     bool shorted;
@@ -188,7 +188,7 @@ static void count_step(mm_scheduler *s, step *t) {
   s->own.steps++;
 }
 
-/* Whether no running job has to see a choice before it can ask for the next one, or propose what follows it. */
+/* Returns true if no running job needs its sampled token before its next step can be queued or drafted. */
 static bool can_go_ahead(const mm_scheduler *s) {
   if (s->drafting) return false;
   for (uint32_t i = 0; i < s->slots; i++)
@@ -252,7 +252,7 @@ static bool deliver(mm_scheduler *s, job *j, int32_t id, const mm_logprob *logpr
   return false;
 }
 
-/* What a step chose for the job, up to the first proposal that was wrong; how many tokens. */
+/* Delivers the tokens that a step sampled for the job, up to the first wrong draft; returns their number. */
 static uint32_t deliver_all(mm_scheduler *s, const step *t, const choice *c) {
   job *j = c->job;
   if (j->ended || j->turn != c->turn) return 0;

@@ -22,7 +22,7 @@ void mm_drafts_close(mm_scheduler *s) { free(s->rate); }
 
 static rate *rate_of(const mm_scheduler *s, uint32_t decoders, bool drafted) { return &s->rate[2 * (size_t)decoders + drafted]; }
 
-/* Of the last steps' times: one that the machine held up does not count. */
+/* Median of the last steps' times: a single delayed step does not count. */
 static double median(const rate *r) {
   const uint32_t n = (uint32_t)mm_min(r->steps, MM_DRAFTS_TIMES);
   double middle = 0;
@@ -64,7 +64,7 @@ uint32_t mm_drafts_find(const mm_scheduler *s, job *j, uint32_t most) {
   if (!at) return 0;
   const uint32_t likely = 1 + (uint32_t)(j->luck * s->c.drafts);
   most = (uint32_t)mm_min(mm_min(most, j->r.max_tokens - reply - 1), mm_min(likely, s->c.drafts));
-  /* What was proposed goes on where the tokens end. */
+  /* A draft continues where the tokens end. */
   for (; j->drafts < most; j->drafts++) {
     const uint32_t from = at + j->drafts;
     j->draft[j->drafts] = from < j->count ? j->token[from] : j->draft[from - j->count];

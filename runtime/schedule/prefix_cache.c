@@ -107,7 +107,7 @@ static void drop_leaf(mm_prefix_cache *c, node *n) {
 }
 
 bool mm_prefix_cache_evict(mm_prefix_cache *c) {
-  /* Those that slots use are passed over, and are the newest then: the next call does not meet them again. */
+  /* Nodes that slots use are skipped and become the newest: the next call does not visit them again. */
   node *stop = c->newest;
   for (node *n = c->oldest, *newer; n; n = newer) {
     newer = n == stop ? NULL : n->newer;
@@ -151,7 +151,7 @@ static node *nearest(const node *parent, uint64_t salt, const int32_t *token, ui
   return best;
 }
 
-/* Of the children's snapshots the last one that lies within token[count]; pages that part later may have it in common. */
+/* The last of the children's snapshots that lies within token[count]; pages that part later may have it in common. */
 static snapshot *last_state(const node *parent, uint64_t salt, const int32_t *token, uint32_t count) {
   snapshot *best = NULL;
   for (node *n = parent->child; n; n = n->next) {

@@ -50,7 +50,7 @@ static bool refuse(mm_err *err, const char *what, int64_t found, const char *exp
                  (unsigned long long)limit);
 }
 
-/* Whether the request could run if it were alone. */
+/* Checks that the request could run if it were alone. */
 static bool check_request(const mm_scheduler *s, const mm_request *r, mm_err *err) {
   uint64_t most = mm_engine_limits(s->engine)->max_positions;
   if (s->pages) most = mm_min(most, (uint64_t)mm_pages_count(s->pages) * MM_PAGE);
@@ -128,7 +128,7 @@ void mm_scheduler_end(mm_scheduler *s, job *j, mm_finish why, const mm_err *err)
 
 /* ---- the thread ---- */
 
-/* Those that came, oldest first, join those that wait. */
+/* Appends incoming jobs, oldest first, to the waiting jobs. */
 static void take(mm_scheduler *s, job *incoming) {
   job *oldest = NULL;
   for (job *j = incoming, *next; j; j = next) {
@@ -154,7 +154,7 @@ static bool wait_for_work(mm_scheduler *s) {
   return !over;
 }
 
-/* What the thread counted becomes what others read. */
+/* Copies the thread's counters to those that other threads read. */
 static void publish(mm_scheduler *s) {
   mm_scheduler_stats *own = &s->own;
   own->running = s->running;

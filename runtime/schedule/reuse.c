@@ -1,4 +1,4 @@
-/* What the prefix cache keeps of requests, and gives them: pages of prompts and replies, and for models with lightning layers the states at
+/* Use of the prefix cache by requests: pages of prompts and replies, and for models with lightning layers the states at
  * the boundaries of a prompt and at the end of its reply. */
 #include <stdlib.h>
 

@@ -102,8 +102,8 @@ static uint32_t mark(mm_scheduler *s, uint32_t marked, uint32_t page) {
   return marked;
 }
 
-/* Pages that the job, with what the cache has of it, and those that run with a priority of `least` or more want beside what these hold: a
- * job all of its pages and one to grow, a running one what it was let in with and one to grow. */
+/* Pages wanted, beyond pages that running jobs hold, by the job (with its cached prefix) and by running jobs with a priority of `least` or
+ * more: a job all of its pages and one to grow, a running one what it was let in with and one to grow. */
 static uint64_t wanted(const mm_scheduler *s, const job *j, const reuse *hit, int64_t least) {
   uint64_t pages = 1 + pages_of(j) - hit->tokens / MM_PAGE;
   for (uint32_t i = 0; i < s->slots; i++) {
@@ -114,8 +114,8 @@ static uint64_t wanted(const mm_scheduler *s, const job *j, const reuse *hit, in
   return pages;
 }
 
-/* Whether the job fits beside those that run with a priority of `least` or more, if the others leave and the cache gives up all that these
- * and the job do not share with it. Alone it is let in: what it lacks it finds out. */
+/* Returns true if the job fits together with the running jobs whose priority is `least` or more, after the other jobs are preempted and the
+ * cache has freed all pages that it shares with none of these. A job that is alone is always admitted; it finds a shortage itself. */
 static bool enough(mm_scheduler *s, const job *j, const reuse *hit, int64_t least) {
   const uint32_t pages = s->pages ? mm_pages_count(s->pages) : 0;
   uint32_t kept = 0, running = 0;
@@ -131,7 +131,7 @@ static bool enough(mm_scheduler *s, const job *j, const reuse *hit, int64_t leas
   return !running || wanted(s, j, hit, least) <= pages - kept;
 }
 
-/* Whether the job fits beside all that run. The cache makes room, if that helps. */
+/* Returns true if the job fits together with all running jobs. The cache frees pages, if that helps. */
 static bool fits(mm_scheduler *s, const job *j, const reuse *hit) {
   if (!s->pages || !s->running) return true;
   if (!enough(s, j, hit, INT64_MIN)) return false;
@@ -172,7 +172,7 @@ static void enter(mm_scheduler *s, job *j, const reuse *hit) {
   s->own.cached_tokens += j->cached;
 }
 
-/* Whether the job would fit if all of lower priority gave way. */
+/* Returns true if the job would fit if all jobs of lower priority were preempted. */
 static bool could_fit(mm_scheduler *s, const job *j) {
   const reuse hit = mm_reuse_find(s, j);
   const bool could = enough(s, j, &hit, j->r.priority);

@@ -11,7 +11,7 @@
 typedef struct mm_scheduler mm_scheduler;
 typedef struct mm_scheduler_config {
   uint32_t step_tokens; /* rows of one step, decode and prompt together; ≤ the engine's max_tokens */
-  uint32_t queue_max;   /* requests that may wait beside those that have slots; the next is refused */
+  uint32_t queue_max;   /* requests that may wait, not counting requests that have slots; the next is refused */
   uint64_t cache_bytes; /* host memory for lightning states of the prefix cache */
   bool prefix_cache;    /* keep pages and states of prompts for requests that begin alike; nothing where the device does not share pages */
   bool batch_invariant; /* the tokens of a request do not depend on what else runs; refused where the device cannot say so */
@@ -20,7 +20,7 @@ typedef struct mm_scheduler_config {
 
 typedef enum mm_finish { MM_FINISH_STOP, MM_FINISH_LENGTH, MM_FINISH_CANCELLED, MM_FINISH_DEADLINE, MM_FINISH_ERROR } mm_finish;
 
-/* What a request was given so far; valid during the call. */
+/* Output of a request so far; valid during the call. */
 typedef struct mm_progress {
   uint32_t prompt_tokens, cached_tokens; /* cached: of the prompt, taken from the prefix cache */
   uint32_t reply_tokens;
@@ -53,7 +53,7 @@ typedef struct mm_request {
 
 /* Takes the engine: no other thread calls it until close. Its slots are to hold nothing. MM_USAGE E_LIMITS for no or too many tokens a
  * step or drafts, and for a prefix cache without room for the lightning states of one request; MM_UNSUPPORTED E_DEVICE for batch_invariant
- * on a device whose rows are not apart. */
+ * on a device that cannot keep a row's bits independent of other rows. */
 mm_scheduler *mm_scheduler_open(mm_engine *engine, const mm_scheduler_config *c, mm_err *err);
 /* drain: running and waiting requests end as they would, new ones are refused (E_DRAINING); else they are cancelled. Joins the thread;
  * the engine is the caller's again. Accepts NULL. */

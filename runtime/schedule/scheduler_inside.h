@@ -37,7 +37,7 @@ typedef struct job {
   bool ended;    /* freed when no step names it */
 } job;
 
-/* What one step chose for one job: outputs [first, first + count) of it, after the tokens from `pos` on. */
+/* Tokens that one step sampled for one job: outputs [first, first + count) of it, after the tokens from `pos` on. */
 typedef struct choice {
   job *job;
   uint32_t turn, first, count, pos;
@@ -55,7 +55,7 @@ typedef struct step {
 
 #define MM_DRAFTS_TIMES 8
 
-/* Of steps that do nothing but decode: seconds of the last ones, tokens of one of late. */
+/* Rate of steps that only decode: seconds of the last ones, tokens of a recent one. */
 typedef struct rate {
   uint64_t steps;
   double seconds[MM_DRAFTS_TIMES], tokens;
@@ -134,7 +134,7 @@ void mm_schedule_leave(mm_scheduler *s, job *j, bool keep);
 /* ---- reuse.c: nothing of it does anything without a cache ---- */
 MM_MUST_USE bool mm_reuse_open(mm_scheduler *s, mm_err *err);
 void mm_reuse_close(mm_scheduler *s);
-/* What the cache has of a job's tokens: in s->page, held until it is released. */
+/* The cached prefix of a job's tokens: in s->page, held until it is released. */
 typedef struct reuse {
   uint32_t tokens;
   const void *state;
@@ -143,13 +143,13 @@ reuse mm_reuse_find(mm_scheduler *s, const job *j);
 void mm_reuse_release(mm_scheduler *s, const reuse *hit);
 /* The job's slot, which holds nothing, holds that. */
 MM_MUST_USE bool mm_reuse_take(mm_scheduler *s, job *j, const reuse *hit, mm_err *err);
-/* What the slot holds of the job's tokens is kept. */
+/* Puts the job's tokens that the slot holds into the cache. */
 void mm_reuse_keep(mm_scheduler *s, const job *j);
 /* After a step was queued: the states of those whose chunk ends at a boundary are kept. */
 void mm_reuse_boundaries(mm_scheduler *s);
 /* At most `rows`, so that the chunk ends at the next boundary whose states are to be kept. */
 uint32_t mm_reuse_cut(const mm_scheduler *s, const job *j, uint32_t rows);
-/* Whether a running job is about to compute more of this one's prompt than the cache has. */
+/* Returns true if a running job is about to compute more of this job's prompt than the cache has. */
 bool mm_reuse_twin(mm_scheduler *s, job *j);
 /* A page more is free, if the cache has one that it alone refers to. */
 bool mm_reuse_evict(mm_scheduler *s);
@@ -159,7 +159,8 @@ void mm_reuse_clear(mm_scheduler *s);
 /* ---- drafts.c ---- */
 MM_MUST_USE bool mm_drafts_open(mm_scheduler *s, mm_err *err);
 void mm_drafts_close(mm_scheduler *s);
-/* Whether proposals pay for as many requests as decode now, as far as was measured; now and then the other way, to measure it. */
+/* Returns true if drafts pay for the number of requests that decode now, as measured; now and then returns the opposite, to measure that
+ * too. */
 bool mm_drafts_wanted(mm_scheduler *s);
 /* Proposes at most `most` tokens after the job's last one; how many. */
 uint32_t mm_drafts_find(const mm_scheduler *s, job *j, uint32_t most);

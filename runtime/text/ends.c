@@ -8,7 +8,7 @@
 
 #define COMPANION_MAX (UINT64_C(16) << 20)
 
-/* The path of a file that the converter copied beside the parts, NULL without an error when the source had none. free() it. */
+/* The path of a file that the converter copied into the parts' folder, NULL without an error when the source had none. free() it. */
 static bool companion_path(const mm_pack *p, const char *name, char **path, mm_err *err) {
   *path = NULL;
   for (size_t i = 0; i < p->file_count; i++) {

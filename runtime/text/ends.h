@@ -1,4 +1,4 @@
-/* What a checkpoint's own files say about generating: which ids end a reply, and how tokens are drawn unless asked otherwise. */
+/* Generation settings in a checkpoint's own files: which ids end a reply, and how tokens are drawn unless asked otherwise. */
 #ifndef MM_RUNTIME_ENDS_H
 #define MM_RUNTIME_ENDS_H
 

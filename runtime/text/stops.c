@@ -17,7 +17,7 @@ static size_t find(const mm_stops *s) {
   return at;
 }
 
-/* Whether all that is held from `at` on is the beginning of a stop text. */
+/* Returns true if all held text from `at` on is the beginning of a stop text. */
 static bool begins(const mm_stops *s, size_t at) {
   const size_t n = s->held_count - at;
   for (size_t i = 0; i < s->count; i++)

@@ -19,7 +19,7 @@ mm_tokenizer *mm_tokenizer_map(const char *path, uint32_t vocab, const mm_digest
 /* The tokenizer of a packed checkpoint: its image where it has one, else its tokenizer.json. MM_UNSUPPORTED E_TOKENIZER without a
  * tokenizer.json; MM_INTEGRITY E_SIZE where either was changed since. */
 mm_tokenizer *mm_tokenizer_of(const mm_pack *pack, mm_err *err);
-#define MM_TOKENIZER_IMAGE "tokenizer.bin" /* beside tokenizer.json */
+#define MM_TOKENIZER_IMAGE "tokenizer.bin" /* companion of tokenizer.json */
 void mm_tokenizer_close(mm_tokenizer *t);  /* accepts NULL */
 
 /* Token ids of n bytes of text (any bytes; invalid UTF-8 is carried through byte tokens). added = true recognises the added

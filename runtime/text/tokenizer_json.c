@@ -1,5 +1,5 @@
-/* Reads a Hugging Face tokenizer.json (byte alphabet: GPT-2, Radford et al. 2019; file: huggingface/tokenizers). What the file asks for and
- * is not done here is refused by name. */
+/* Reads a Hugging Face tokenizer.json (byte alphabet: GPT-2, Radford et al. 2019; file: huggingface/tokenizers). Features that the file
+ * uses and this code lacks are refused by name. */
 #include <stdlib.h>
 #include <string.h>
 

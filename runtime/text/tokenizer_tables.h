@@ -1,4 +1,4 @@
-/* What the tokenizer's own files share: the tables, whatever they were read from. */
+/* Tables shared by the tokenizer's own files, whatever they were read from. */
 #ifndef MM_RUNTIME_TOKENIZER_TABLES_H
 #define MM_RUNTIME_TOKENIZER_TABLES_H
 

@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kWarps * 32) encode(mm_cu_codes to, mm_cu_inpu
   }
 }
 
-/* Of a row, for all threads of the block. */
+/* The largest magnitude of a row, for all threads of the block. */
 __device__ float largest_of_row(const bf16 *row, uint32_t k) {
   __shared__ float part[kWarps];
   float most = 0, v[4];

@@ -1,5 +1,5 @@
 /* Products of a few rows with stored weights on sm_90a (experts_few.cu, skinny_few.cu): boxes of 64 weight rows by lines of 128 bytes,
- * which the copy engine brings with the 128-byte swizzle; codes become f16 in registers, exactly (int4: value + 8), and go to the tensor
+ * loaded by TMA with the 128-byte swizzle; codes become f16 in registers, exactly (int4: value + 8), and go to the tensor
  * cores as wgmma's M side. The rows of x are its N side, from shared memory: blocks of 64 columns in f16 under a power of two (inputs
  * rounded here: under their scale) for 128 columns, each piece's columns where the product wants them. bf16 weights are multiplied as they
  * lie, with x as it is. The sum of int4 is of x · (value + 8), less 8 · x: an x that is 10^4 times its row's others and meets a weight of
@@ -22,7 +22,7 @@ struct few_kind {
   static constexpr uint32_t kScaleBytes = kBytes ? 16 : kPlain ? 0 : 8; /* of a weight row and line: f32 of each half, or bytes */
   /* Columns whose products the tensor cores sum before those are scaled and added in f32. */
   static constexpr uint32_t kSum = S == MM_CU_MX ? 32 : C == MM_CU_E4M3 ? 64 : 128;
-  /* What the f16 of the codes lack (weight.cuh); the factor of an NV weight holds 2^8 of it already. */
+  /* Power of two that the f16 of the codes lack (weight.cuh); the factor of an NV weight holds 2^8 of it already. */
   static constexpr float kFactor = C == MM_CU_INT4 ? 0x1p24f : C != MM_CU_E2M1 ? 1.0f : S == MM_CU_NV ? 0x1p6f : 0x1p14f;
 };
 template <mm_cu_code C, mm_cu_scale S>
@@ -129,7 +129,7 @@ __device__ __forceinline__ void multiply_few(float (&d)[32], const uint32_t (&a)
 MM_NARROW(multiply_few, "k16.f32.bf16.bf16", ", 0, 0")
 __device__ __forceinline__ void multiply_few(float (&d)[32], uint64_t a, uint64_t b, int add) { wgmma64(d, a, b, add); }
 
-/* What a group of 128 threads needs of a stage; codes and x the same numbers in all lanes (uniform). */
+/* Operands of a stage for a group of 128 threads; codes and x the same numbers in all lanes (uniform). */
 struct few_operands {
   uint32_t codes;       /* the box, in shared memory */
   const uint8_t *scale; /* COARSE: f32 [half][row]; byte scales: [row][16] */

@@ -28,7 +28,7 @@ struct gemm_shared {
   bf16 x[2][kGemmRows][kGemmK + kGemmPad], w[2][kGemmColumns][kGemmK + kGemmPad];
 };
 
-/* What the host needs of the block that the current device runs. */
+/* Data for the host of the block that the current device runs. */
 struct gemm_block {
   unsigned columns, threads;
   size_t shared;

@@ -1,12 +1,11 @@
-/* Products of rounded rows with weights of E4M3 on sm_90a (fp8.h). A pair of blocks multiplies up to 256 rows with the same two runs of
- * 128 weight rows, 128 columns at a time, and goes on with other tiles while there are any: each block asks the copy engine for one run and
- * has it put into both blocks' memory, so the level-2 cache is asked for 32 KB a step, not 48.
+/* Products of rounded rows with weights of E4M3 on sm_90a (fp8.h). A 2-CTA cluster multiplies up to 256 rows with the same two runs of
+ * 128 weight rows, 128 columns at a time, and goes on with other tiles while there are any: each block loads one run by TMA multicast into
+ * both blocks' shared memory: 32 KB of L2 reads a step instead of 48.
  *
- * One warp asks the copy engine for codes, four steps ahead, and notes what a tile is before its turn comes; another asks for the scales as
- * far ahead. Two groups multiply 64 rows each, which they hold in registers, by a run at a time, 64 columns of it (wgmma, E4M3): products
- * of 128 columns of the codes are summed by the tensor cores, which keep few bits, then scaled and added in f32, while the next 64 are
- * under way. A scale of a weight row's own is taken at the end. Of a block's tile of at most 64 rows each group takes all, and half the
- * columns of both runs.
+ * One warp loads codes by TMA, four steps ahead, and records each tile before its turn comes; another loads the scales as far ahead. Two
+ * groups multiply 64 rows each, which they hold in registers, by a run at a time, 64 columns of it (wgmma, E4M3): products of 128 columns
+ * of the codes are summed by the tensor cores, which keep few bits, then scaled and added in f32, while the next 64 are under way. A scale
+ * of a weight row's own is taken at the end. Of a block's tile of at most 64 rows each group takes all, and half the columns of both runs.
  *
  * A job says what the tiles are:
  *   w, codes()                 weights, rounded rows
@@ -161,7 +160,7 @@ __device__ __forceinline__ void scale(const Job &job, shared &sh) {
   }
 }
 
-/* A warp has read a step: both blocks are told, whose copy engines write to this one. */
+/* A warp has read a step: it arrives at the barriers of both blocks, since both write to this one by TMA. */
 __device__ __forceinline__ void release(shared &sh, uint32_t stage) {
   if (threadIdx.x % 32 < kPair) barrier_arrive_pair(block_address(shared_address(&sh.empty[stage]), threadIdx.x % 32));
 }
@@ -305,7 +304,7 @@ __global__ void MM_PAIR __launch_bounds__(kThreads, 1)
     consume(job, sh, group - 1);
   }
   __syncwarp();
-  pair_sync(); /* the other block's last steps are told here too */
+  pair_sync(); /* the other block's last arrivals have come by then too */
 #else
   no_such_code();
 #endif

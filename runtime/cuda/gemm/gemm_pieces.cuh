@@ -1,4 +1,4 @@
-/* What gemm_hopper.cuh and gemm_widened.cuh share: the pieces of 16 bytes of every step's weights that one producing thread brings and
+/* Code shared by gemm_hopper.cuh and gemm_widened.cuh: the pieces of 16 bytes of every step's weights that one producing thread brings and
  * widens, and their scales. */
 #ifndef MM_CUDA_GEMM_PIECES_CUH
 #define MM_CUDA_GEMM_PIECES_CUH

@@ -5,11 +5,11 @@
  * ring of them on their way to shared memory. No barrier of the block comes between the first item and the last.
  *
  * The product is mma.m16n8k16 turned on its side: a lane's quad, lanes 4g … 4g+3, holds a stretch g of the chunk, of one row as row g of
- * the M side and of another as row g+8, and the activations of the same stretch as column g of the N side. So each lane needs just the
- * activations of its own columns, no weight is moved between lanes, and of the 16 x 8 sums those count that belong to row g or g+8 and
+ * the M side and of another as row g+8, and the activations of the same stretch as column g of the N side. Each lane therefore needs just
+ * the activations of its own columns, no weight is moved between lanes, and of the 16 x 8 sums those count that belong to row g or g+8 and
  * column g: lane 4g + g/2 holds both. Codes become f16 in registers, exactly (int4: value + 8); activations are f16 times a power of two of
  * the stretch, or codes under its scale. BF16 weights, and FINE ones once scaled, are multiplied as bf16 with activations as they are.
- * What lanes and warps sum of a row meets in shared memory in an order that the shape alone decides.
+ * The sums of a row by lanes and warps are added in shared memory in an order that the shape alone decides.
  *
  * A job says what the rows are:
  *   fours(), segments()         a row's k axis is so many stretches of w.k
@@ -42,14 +42,14 @@ struct gemv_kind {
   static constexpr uint32_t kX = kLane / 8;           /* 16-byte pieces of a lane's activations */
   static constexpr bool kHalf = C != MM_CU_BF16 && S != MM_CU_FINE;
   /* INT4 is multiplied as value + 8, which masks alone bring to f16 (codec::offset_halves); 8 times the sum of a stretch's activations is
-   * taken from its products. Beside a stretch's inverse scale lies that number then. Activations of 2^118 and more overflow. */
+   * taken from its products. That number is then stored next to the stretch's inverse scale. Activations of 2^118 and more overflow. */
   static constexpr bool kOffset = C == MM_CU_INT4 && kHalf;
   static constexpr uint32_t kBack = kOffset ? 2 : 1; /* floats of a stretch */
   /* Bytes of a row's scales in an item: f32 of its eight stretches, or those of its codes. */
   static constexpr uint32_t kScales = S == MM_CU_COARSE ? 32 : S == MM_CU_NV ? 64 : S == MM_CU_MX ? 32 : 0;
   static constexpr uint32_t kCodes = kFour * 512, kItem = kCodes + kFour * kScales;
   static constexpr uint32_t kDepth = C == MM_CU_E4M3 ? 4 : 3; /* items of a warp's ring; more make 4-bit codes slower */
-  /* What the f16 of the codes lack (codec::halves); the factor of an NV weight holds 2^8 of it already. */
+  /* Power of two that the f16 of the codes lack (codec::halves); the factor of an NV weight holds 2^8 of it already. */
   static constexpr float kFactor = kOffset ? 0x1p24f : C != MM_CU_E2M1 || S == MM_CU_MX ? 1.0f : 0x1p6f;
 };
 
@@ -93,7 +93,7 @@ __device__ __forceinline__ void copy16_line(uint32_t shared, const void *global,
                : "memory");
 }
 
-/* What a warp fetches next, of `left` items. */
+/* The next fetch of a warp, of `left` items. */
 template <mm_cu_code C, mm_cu_scale S, class Job>
 struct gemv_fetch {
   using kind = gemv_kind<C, S>;
@@ -232,7 +232,7 @@ __device__ __forceinline__ void gemv_round(const gemv_plan &p, const Job &job, u
   }
 }
 
-/* What the calling thread has stored: pieces threadIdx.x - first + j · step. back: the inverse scales of each chunk's eight stretches,
+/* Pieces that the calling thread has stored: threadIdx.x - first + j · step. back: the inverse scales of each chunk's eight stretches,
  * times job.times(segment), each with its offset if there is one. Warps call it whole. */
 template <mm_cu_code C, mm_cu_scale S, bool kRound, class Job>
 __device__ __forceinline__ void gemv_convert(const gemv_plan &p, const Job &job, uint32_t first) {

@@ -1,4 +1,4 @@
-/* What a product takes: inputs as the choice wants them, then the kernel that it names (product_choice.h). */
+/* Inputs of a product: rows as the choice wants them, then the kernel that it names (product_choice.h). */
 #include "runtime/cuda/gemm/inputs.h"
 
 #include "runtime/cuda/core/launch.h"
@@ -14,7 +14,7 @@ cudaError_t mm_cu_refuse(mm_cu_kernel kernel, const mm_cu_task &q) {
   return e != cudaSuccess || mm_cu_takes(&d, kernel, &q) ? e : cudaErrorNotSupported;
 }
 
-/* Of the same rows the same numbers come. */
+/* True if both roundings give the same numbers for the same rows. */
 static bool same_rounding(const mm_cu_rounding &a, const mm_cu_rounding &b) {
   return a.kind == b.kind && a.fixed == b.fixed && a.whole_k == b.whole_k;
 }

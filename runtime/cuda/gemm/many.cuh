@@ -1,6 +1,7 @@
 /* A tile of the products of many rows with stored weights on sm_90a (experts_many.cu): codes become scaled bf16 in registers and go to the
- * tensor cores as wgmma's M side; up to 256 rows of x are its N side, from shared memory. So a code is widened once for 256 rows, and never
- * stored wide: 64 columns of 64 weight rows take a group's tensor cores 512 clocks, and each of its warps about 130 instructions. */
+ * tensor cores as wgmma's M side; up to 256 rows of x are its N side, from shared memory. A code is therefore widened once for 256 rows,
+ * and never stored wide: 64 columns of 64 weight rows take a group's tensor cores 512 clocks, and each of its warps about 130 instructions.
+ */
 #ifndef MM_CUDA_MANY_CUH
 #define MM_CUDA_MANY_CUH
 
@@ -15,7 +16,7 @@ __host__ __device__ constexpr uint32_t tile_size(uint32_t i) {
 }
 constexpr uint32_t kLead = 2; /* steps that the first group is ahead, so that one writes results while the other multiplies */
 
-/* Places [first, first + rows) of the sorted order, of one expert; which of the `wide` stretches of its weight rows. more: false beyond
+/* Places [first, first + rows) of the sorted order, of one expert; which of the `wide` tiles of its weight rows. more: false beyond
  * the last tile. */
 struct many_tile {
   uint32_t expert, first, rows, across;
@@ -133,7 +134,7 @@ struct many_scales {
   }
 };
 
-/* What a thread knows of a tile's weights: its place in a line of each box, where its rows' scales begin, and those of the next line. */
+/* State of a thread for a tile's weights: its place in a line of each box, where its rows' scales begin, and those of the next line. */
 template <mm_cu_code C, mm_cu_scale S>
 struct many_rows {
   uint32_t line, turn; /* of the row whose address it gives to ldmatrix: byte within both boxes, and row % 8 */

@@ -1,10 +1,10 @@
 /* The core of dense products of at most 64 rows on sm_90a (skinny_fp8.cu, skinny_few.cu): the weights are read once, at the memory's rate.
  *
  * A cluster of 2, 4 or 8 blocks takes tiles of 64 weight rows, each block its share of the columns, so that its part of all rows of x stays
- * in shared memory. One warp asks the copy engine for 128 bytes of a tile's rows at a time, as far ahead as there is room, long before the
+ * in shared memory. One warp loads 128 bytes of a tile's rows at a time by TMA, as far ahead as there are free stages, long before the
  * rows of x are known. Two or three groups multiply such stages in turn. Three more warps add the groups' sums of a tile and send them to
  * the blocks of the cluster, each of which has a share of the tile's rows and adds those of all blocks, in order, while the groups go on
- * with the next tile. So a row's bits depend on the shape, the number of rows up to 8, 16, 32 or 64, and the device alone.
+ * with the next tile. A row's bits therefore depend on the shape, the number of rows up to 8, 16, 32 or 64, and the device alone.
  *
  * A Kind says what is multiplied:
  *   kKind                    as product_choice.h says it
@@ -96,7 +96,7 @@ __device__ __forceinline__ void add_shared(float (&sum)[4], uint32_t from) {
   for (int k = 0; k < 4; k++) sum[k] += v[k];
 }
 
-/* What a thread works with: its block's tiles are cluster, cluster + clusters, …, its lines rank, rank + blocks, …: those of a
+/* State of a thread: its block's tiles are cluster, cluster + clusters, …, its lines rank, rank + blocks, …: those of a
  * cluster read side by side. */
 struct cluster_block {
   const cluster_plan &p;

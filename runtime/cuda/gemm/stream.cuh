@@ -41,7 +41,7 @@ struct stream_kind {
   static constexpr int kPiece = codec<C>::kPiece; /* weights of 16 bytes */
   static constexpr int kRegs = kPiece / 8;        /* activation registers that go with a lane's part of a piece */
   static constexpr bool kHalf = C != MM_CU_BF16 && S != MM_CU_FINE;
-  /* What the f16 of the codes lack (codec::halves); the factor of an NV weight holds 2^8 of it already. */
+  /* Power of two that the f16 of the codes lack (codec::halves); the factor of an NV weight holds 2^8 of it already. */
   static constexpr float kFactor = C != MM_CU_E2M1 ? 1.0f : S == MM_CU_NV ? 0x1p6f : 0x1p14f;
 };
 
@@ -378,7 +378,7 @@ struct tile_bytes {
 template <int kHalves>
 struct tile_sum {
   float v[kHalves][4]; /* a single token's: 0 and 2 */
-  /* What comes behind in the program happens after the sums are known, so after what they were made of was read. */
+  /* Later code in the program runs after the sums are known, so after their inputs were read. */
   __device__ __forceinline__ void hold(int step) {
 #pragma unroll
     for (int n = 0; n < kHalves; n++) {

@@ -1,4 +1,4 @@
-/* How a decode product cuts its rows and its shared memory (stream.cuh), and where the copy engine finds them: made on the host for each
+/* How a decode product cuts its rows and its shared memory (stream.cuh), and the TMA descriptors: made on the host for each
  * launch. */
 #ifndef MM_CUDA_STREAM_PLAN_H
 #define MM_CUDA_STREAM_PLAN_H
@@ -38,7 +38,7 @@ struct stream_source {
  * shared memory that the kernel has besides. one_warps: of a block for a single token. */
 stream_plan mm_cu_plan_stream(const mm_cu_weight &w, uint32_t parts, uint32_t rows, uint32_t boxes, uint32_t segments, uint32_t tokens,
                               uint32_t beside, uint32_t one_warps);
-/* Fills `to` on a device with a copy engine; else leaves it alone. */
+/* Fills `to` on a device with TMA; else leaves it alone. */
 cudaError_t mm_cu_open_source(const mm_cu_weight &w, const stream_plan &p, stream_source *to);
 
 #endif

@@ -1,4 +1,4 @@
-/* The sm_90a kernel of lightning attention over stretches, head_dim 128 (lightning_hopper.cu); mm_cu_lightning_prefill chooses it. */
+/* The sm_90a kernel of lightning attention over prefill chunks, head_dim 128 (lightning_hopper.cu); mm_cu_lightning_prefill chooses it. */
 #ifndef MM_CUDA_LIGHTNING_H
 #define MM_CUDA_LIGHTNING_H
 

@@ -1,6 +1,6 @@
 /* Lightning attention, one token per sequence: S ← e^{-s}·S + k ⊗ v in place, o = qᵀ·S.
  *
- * A block owns 64 value columns of one head of one row: sixteen lanes cover a 256-byte stretch of a state row, so a warp's load takes two
+ * A block owns 64 value columns of one head of one row: sixteen lanes cover 256 bytes of a state row, so a warp's load takes two
  * rows and the block's eight warps d rows in d/16 turns, all in flight together, and before the projection is waited for: the state is the
  * step before's. S is [d key][d value]. */
 #include "runtime/cuda/core/device.cuh"
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/* Stretches of tokens, one after the other as they would come in steps of their own. The roundings are spelled out: of every token the
+/* Chunks of tokens, one after the other as they would come in steps of their own. The roundings are spelled out: of every token the
  * same. */
 template <int D>
 __global__ void __launch_bounds__(kThreads) lightning_rows(const __grid_constant__ mm_cu_lightning a, const mm_cu_span *spans) {

@@ -1,7 +1,7 @@
-/* Lightning attention over stretches of tokens on sm_90a, heads of 128: one pass as in lightning_prefill.cu, on warpgroup products.
+/* Lightning attention over prefill chunks on sm_90a, heads of 128: one pass as in lightning_prefill.cu, on warpgroup products.
  *
- * A pair of blocks owns a head of a span, each block 64 of the value columns. Both need all of q and k after SiLU, so each converts half
- * of the rows, and the copy engine takes them to the other block too. Four groups of 128 threads work at once on tiles of C = 64 tokens
+ * A 2-CTA cluster owns a head of a span, each block 64 of the value columns. Both need all of q and k after SiLU, so each converts half
+ * of the rows, and TMA copies them to the other block too. Four groups of 128 threads work at once on tiles of C = 64 tokens
  * (lambda = e^{-slope}; m valid rows; Sᵀ is [value][key]):
  *   two convert: raw rows in registers a tile ahead; SiLU, and stored: q, k, v and lambda^(m-1-j) v
  *   state:   publishes Sᵀ in bf16, then Sᵀ ← lambda^m Sᵀ + (lambda^(m-1-j) V)ᵀ K, fp32 in registers

@@ -1,4 +1,4 @@
-/* Lightning attention over stretches of tokens, one pass: q, k, v are read once and the state stays on the chip.
+/* Lightning attention over prefill chunks, one pass: q, k, v are read once and the state stays on the chip.
  *
  * A block owns 64 value columns of one head of one span and walks its tokens in tiles of C = 64 (lambda = e^{-slope}, rows of a tile
  * counted from 0, m of them valid):

@@ -3,12 +3,11 @@
  *
  * A first kernel copies the rows into the sorted order, as few.cuh wants them. Then blocks take units: eight places of one expert, or 16
  * where there are many rows, and twice 64 weight rows, w1's and w3's of the same columns, or 128 of w2. A stage is 128 bytes of all those
- * rows with their scales, and the same columns of the eight places. One warp asks the copy engine for weights, as far ahead as there is
- * room and before the rows are known, another one for the rows. Three groups multiply stages in turn, so that some widen codes while
- * another's products are under way. All groups' sums go through shared memory to two more warps, which make results of them while the
- * groups go on.
+ * rows with their scales, and the same columns of the eight places. One warp loads weights by TMA, as far ahead as there are free stages
+ * and before the rows are known, another one for the rows. Three groups multiply stages in turn, so that some widen codes while another's
+ * products are under way. All groups' sums go through shared memory to two more warps, which make results of them while the groups go on.
  *
- * A row's bits depend on nothing beside it: not on the number of tokens, nor on its place. */
+ * A row's bits depend on that row alone: not on the number of tokens, nor on its place. */
 #include "runtime/cuda/core/launch.h"
 #include "runtime/cuda/core/tensor_map.h"
 #include "runtime/cuda/gemm/few.cuh"
@@ -41,7 +40,7 @@ struct few_shared {
   uint32_t before[MM_CU_MAX_EXPERTS + 1]; /* units of lower experts */
 };
 
-/* Places [first, first + rows) of the sorted order, of one expert; which of the `wide` stretches of its rows. */
+/* Places [first, first + rows) of the sorted order, of one expert; which of the `wide` tiles of its weight rows. */
 struct few_unit {
   uint32_t expert, first, rows, across;
 };

@@ -12,9 +12,9 @@ namespace {
 
 using namespace fp8_gemm;
 
-/* Tiles of 256 sorted places that never mix experts, `wide` tiles of two runs beside one another: those of an expert follow one another,
- * first all of the same runs, so that what runs at a time shares weights. Where up to 64 places are left over, each block of a pair takes
- * them with runs of its own. */
+/* Tiles of 256 sorted places that never mix experts, `wide` adjacent tiles of two runs: those of an expert follow one another,
+ * first all of the same runs, so that what runs at a time shares weights. Where up to 64 places are left over, each block of a 2-CTA
+ * cluster takes them with runs of its own. */
 struct expert_tiles {
   mm_cu_route r;
   uint32_t wide;

@@ -1,13 +1,13 @@
 /* The experts of a prefill step whose weights are codes (sm_90a): two grouped products over the sorted pairs (token, choice), by the tiles
  * of many.cuh.
  *
- * First the rows are copied into the sorted order, each piece's columns where the product wants them (lay_places.h). Then pairs of blocks
+ * First the rows are copied into the sorted order, each piece's columns where the product wants them (lay_places.h). Then 2-CTA clusters
  * take tiles: up to 256 places of one expert and, each block, twice 64 weight rows: w1's and w3's of the same columns, or 128 of w2. Each
- * block asks the copy engine for half of the rows and has it put into both blocks' memory. One warp asks for rows and for weights (lines
- * of 128 bytes), as far ahead as there is room. Two groups of 128 threads multiply, half of both boxes' weight rows each: a thread has a
- * row of either box, and so gate and up of one column.
+ * block loads half of the rows by TMA multicast into both blocks' shared memory. One warp asks for rows and for weights (lines of 128
+ * bytes), as far ahead as there is room. Two groups of 128 threads multiply, half of both boxes' weight rows each: a thread has a row of
+ * either box, and so gate and up of one column.
  *
- * A row's bits depend on nothing beside it: its sums go through the columns in their order. */
+ * A row's bits depend on that row alone: its sums go through the columns in their order. */
 #include "runtime/cuda/core/launch.h"
 #include "runtime/cuda/core/tensor_map.h"
 #include "runtime/cuda/gemm/many.cuh"
@@ -144,7 +144,7 @@ __device__ __forceinline__ void tell(many_shared &sh, const many_job &job, uint3
   if (lane == 0) barrier_arrive(shared_address(&sh.told[n % kNotes]));
 }
 
-/* Of a tile of so many rows: which size it has, and the rows of its products. */
+/* A tile of so many rows: its size, and the rows of its products. */
 struct tile_rows {
   uint32_t size = 0, taken = tile_size(0);
   __device__ __forceinline__ explicit tile_rows(uint32_t rows) {
@@ -260,7 +260,7 @@ __global__ void MM_PAIR __launch_bounds__(kThreads, 1)
     consume<kPhase, C, S>(sh, job, group - 1, rank);
   }
   __syncwarp();
-  pair_sync(); /* the other block's last steps are told here too */
+  pair_sync(); /* the other block's last arrivals have come by then too */
 #else
   no_such_code();
 #endif

@@ -31,7 +31,7 @@ struct slots_of {
   uint32_t used, expert[kMost], tokens[kMost];
   float weight[kMost];
 };
-/* What chooses for a single token, which kernels for eight take too (stream_plan.cu). */
+/* Code that chooses for a single token, which kernels for eight take too (stream_plan.cu). */
 template <int kTokens>
 struct slots_and_room {
   slots_of<kTokens> slots;

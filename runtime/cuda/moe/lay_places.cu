@@ -1,4 +1,4 @@
-/* A warp takes a row, eight columns a lane and load. What is written is many times what is read, and as much as the memory takes: a
+/* A warp takes a row, eight columns a lane and load. The kernel writes many times what it reads, and as much as the memory takes: a
  * token's row is read once and written to the places of all its choices. */
 #include "runtime/cuda/moe/lay_places.h"
 

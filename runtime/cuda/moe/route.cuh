@@ -1,4 +1,4 @@
-/* What follows from a token's logits: its experts, and of a step's single token the slots that the experts' kernels walk. Each block of
+/* Results of a token's logits: its experts, and of a step's single token the slots that the experts' kernels walk. Each block of
  * w13's kernel finds those for itself, sooner than one block could pass them to the others; w2's kernel starts late enough to read them. */
 #ifndef MM_CUDA_ROUTE_CUH
 #define MM_CUDA_ROUTE_CUH
@@ -12,7 +12,7 @@ __device__ __forceinline__ uint32_t route_key(float f) {
   return u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
-/* What lane j < top_k holds after a choice. */
+/* Values that lane j < top_k holds after a choice. */
 struct route_choice {
   uint32_t id;
   float weight;
@@ -96,7 +96,7 @@ struct choice_room {
   route_choice chosen[kBest];
 };
 
-/* What they need that no kernel of the step writes: fetched before those are waited for. */
+/* Inputs that no kernel of the step writes: fetched before those are waited for. */
 struct choice_start {
   float bias;
   int32_t slot;

@@ -243,7 +243,7 @@ __global__ void __launch_bounds__(kChoosers * 32) choose_many(const __grid_const
 }
 
 /* pair[offset[e] …] = the pairs of expert e in token order. A block for each expert looks at all choices twice, each of its warps at a
- * stretch: first how many are its own or of lower experts, then where its own go. Stable, no atomics. */
+ * range: first how many are its own or of lower experts, then where its own go. Stable, no atomics. */
 constexpr uint32_t kSorters = 32, kAtOnce = 4; /* warps; loads of 32 choices in flight */
 __global__ void __launch_bounds__(kSorters * 32) sort_pairs(const __grid_constant__ mm_cu_route r, uint32_t tokens) {
   __shared__ uint32_t own[kSorters], lower[kSorters];
