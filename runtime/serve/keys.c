@@ -1,4 +1,4 @@
-/* API keys, compared in a time that tells nothing about them. */
+/* API keys, compared in constant time so that timing does not reveal them. */
 #include "runtime/serve/keys.h"
 
 #include <string.h>
