@@ -30,11 +30,11 @@ void mm_tools_close(mm_tools *t);
 mm_str mm_tools_name(const mm_tools *t, size_t i);
 /* The schema that describes the parameters of a tool, past references; *root: the document of these. NULL: there is none. */
 const mm_value *mm_tools_parameters(const mm_tools *t, mm_str tool, const mm_value **root);
-/* What the schema of a parameter allows: `type`, a list of types, the values of enum and const, anyOf, oneOf, allOf, $ref inside the
- * schema; of a parameter without one, additionalProperties. */
+/* The types that the schema of a parameter allows: `type`, a list of types, the values of enum and const, anyOf, oneOf, allOf, $ref
+ * inside the schema; of a parameter without one, additionalProperties. */
 unsigned mm_tools_types(const mm_tools *t, mm_str tool, mm_str parameter);
 
-/* Whether the tool's schema has this parameter; true where it lists none. */
+/* True if the tool's schema has this parameter, or lists no parameters. */
 bool mm_tools_may_have(const mm_tools *t, mm_str tool, mm_str parameter);
 
 /* Adds the JSON value that a parameter's text is to `out` (the rules stand in reply.h). */

@@ -74,7 +74,7 @@ const mm_chat_format *mm_chat_format_of_template(const char *text, size_t n) {
 
 /* ---- A checkpoint's own template ---- */
 
-/* A file that the converter copied beside the parts; NULL without an error when the source had none. */
+/* Reads a companion file that the converter copied into the checkpoint; NULL without an error if the source had none. */
 static char *companion(const mm_pack *p, const char *name, size_t *n, mm_err *err) {
   char *path = NULL, *text;
   for (size_t i = 0; i < p->file_count; i++) {

@@ -12,7 +12,7 @@ typedef struct mm_str {
   size_t n;
 } mm_str;
 
-/* Who wrote a text. What a user wrote never becomes a control token, whatever it spells. */
+/* The author of a text. Text of a user never becomes a control token, even if it spells one. */
 typedef enum mm_owner { MM_OWNER_USER, MM_OWNER_TRUSTED } mm_owner;
 
 typedef enum mm_role { MM_ROLE_SYSTEM, MM_ROLE_USER, MM_ROLE_ASSISTANT, MM_ROLE_TOOL } mm_role;
@@ -37,16 +37,17 @@ typedef struct mm_message {
   const mm_chat_part *part; /* [part_count] */
   size_t part_count;
   bool list;
-  /* Of assistants. Absent reasoning differs from empty: where it is absent, M2 looks for </think> in the content. */
+  /* Assistant messages only. Absent reasoning differs from empty: where it is absent, M2 looks for </think> in the content. */
   mm_str reasoning;
   const mm_chat_call *call; /* [call_count]; an empty list of calls is no list */
   size_t call_count;
-  /* Of assistants: the tokens that were sampled for this message after the generation prompt, without the end token. They are used
-   * instead of content, reasoning and calls where the format keeps the reasoning of this message; NULL: none. */
+  /* Assistant messages only: the tokens that were sampled for this message after the generation prompt, without the end token. They are
+   * used instead of content, reasoning and calls where the format keeps the reasoning of this message; NULL: none. */
   const int32_t *sampled; /* [sampled_count] */
   size_t sampled_count;
   mm_str call_id; /* of tools: the call that this answers; may be absent */
-  /* Of users: a later system message, shown as the user's. M2 keeps the reasoning after the last user message, and this is none. */
+  /* User messages only: set for a later system message that is shown as the user's. It does not count as the last user message, after
+   * which M2 keeps the reasoning. */
   bool aside;
 } mm_message;
 
@@ -62,7 +63,7 @@ typedef struct mm_conversation {
   size_t message_count;
   const mm_chat_tool *tool; /* [tool_count]; an empty list of tools is no list */
   size_t tool_count;
-  /* What templates take beside the messages; absent unless given. */
+  /* Other inputs of the templates; absent unless given. */
   mm_str identity;                       /* model_identity: instead of M2's default system text */
   mm_str current_date, current_location; /* of the first system message, M2 */
   /* The prompt ends where the assistant's next message begins. Exactly one of the two may be set. */

@@ -1,4 +1,4 @@
-/* What the renderers share. */
+/* Functions shared by the renderers. */
 #ifndef MM_RUNTIME_RENDER_H
 #define MM_RUNTIME_RENDER_H
 

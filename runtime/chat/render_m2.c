@@ -10,7 +10,7 @@
 /* The system message, if the first one is. */
 static const mm_message *system_of(const mm_conversation *c) { return c->message[0].role == MM_ROLE_SYSTEM ? &c->message[0] : NULL; }
 
-/* Whether the template sees content: a list with any item, a string with any text. */
+/* True if the template sees content: a list with any item, a string with any text. */
 static bool has_content(const mm_message *m) { return m->list ? m->part_count > 0 : m->part_count && m->part[0].text.n; }
 
 static void put_line(mm_renderer *r, const char *label, mm_str text) {

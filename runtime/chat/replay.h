@@ -12,8 +12,9 @@ mm_replay *mm_replay_open(size_t max_tokens, mm_err *err);
 void mm_replay_close(mm_replay *r); /* accepts NULL */
 
 /* Keeps the tokens that were sampled after a generation prompt with its reasoning open, without the end token, of this message as the
- * client was given it. A message is known by its content without white space around it, and by its calls: their ids, names and arguments as
- * JSON, however spaced. So its calls' ids must not be guessable. Messages without calls, and those longer than all room, are not kept. */
+ * client was given it. A message is known by its content without white space around it, and by its calls: their ids, names and arguments
+ * as JSON, however spaced. The ids of calls must therefore not be guessable. Messages without calls, and messages longer than
+ * max_tokens, are not kept. */
 MM_MUST_USE bool mm_replay_keep(mm_replay *r, const mm_message *m, const int32_t *id, size_t count, mm_err *err);
 /* The tokens of a message that came back, for mm_message.sampled; they stay until the next mm_replay_keep. NULL: none are known of it, or
  * it was changed. Reasoning may be absent. */

@@ -1,9 +1,9 @@
-/* What a model replies, as it comes: reasoning, content, tool calls. Whatever the cut of the reply into pieces, the events joined are the
- * same.
+/* Parses a model's reply as it arrives into reasoning, content and tool calls. The joined events do not depend on how the reply is cut into
+ * pieces.
  *
- * Markers (<think>, </think>, the tags around tool calls) are matched by token id where the tokenizer has them as tokens, and then the same
- * text of other tokens is text; otherwise by text. What does not parse as a call is content: nothing is lost but white space around the
- * markers: the newlines that the template puts there, and white space alone. */
+ * Markers (<think>, </think>, the tags around tool calls) are matched by token id where the tokenizer has them as tokens, and then the
+ * same text of other tokens is text; otherwise by text. Text that does not parse as a call is content. Only white space around the
+ * markers is dropped: the newlines that the template puts there, and text that is white space alone. */
 #ifndef MM_RUNTIME_REPLY_H
 #define MM_RUNTIME_REPLY_H
 

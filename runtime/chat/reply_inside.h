@@ -1,6 +1,6 @@
-/* What the parsers of replies share. A reply comes in three steps: bytes become valid UTF-8; markers are told from text (reply_prose.c);
- * text and markers go to the prose parser (reply_prose.c) or, between the tags around tool calls, to the format's (reply_m1.c, reply_m2.c).
- */
+/* Shared parts of the reply parsers. A reply goes through three steps: bytes become valid UTF-8; markers are separated from text
+ * (reply_prose.c); text and markers go to the prose parser (reply_prose.c) or, between the tags around tool calls, to the format's
+ * (reply_m1.c, reply_m2.c). */
 #ifndef MM_RUNTIME_REPLY_INSIDE_H
 #define MM_RUNTIME_REPLY_INSIDE_H
 
@@ -32,7 +32,7 @@ struct mm_reply {
   int32_t marker_id[MM_MARKERS]; /* -1: matched by text */
   mm_utf8_stream utf8;
   mm_text bytes; /* scratch: decoded */
-  mm_text text;  /* not yet told from a marker */
+  mm_text text;  /* may still be part of a marker */
   uint32_t reasoning_tokens, calls;
   /* Prose. */
   bool reasoning;   /* else content */

@@ -27,7 +27,7 @@ static void end_call(mm_reply *r) {
   r->ended = true;
 }
 
-/* What was not passed on of r->value is content. */
+/* Emits the part of r->value that was not passed on as content. */
 static void give_up(mm_reply *r) {
   const size_t from = r->begun ? r->sent : 0;
   mm_block_show(r);
@@ -95,7 +95,7 @@ static bool pass_argument(mm_reply *r, bool last) {
   return last;
 }
 
-/* The object ends, or before that its line. What follows the arguments is dropped if it is the rest of an object. */
+/* The object ends, or its line ends before it. Text after the arguments is dropped if it is the rest of an object. */
 static void end_object(mm_reply *r, bool whole) {
   mm_arena a = {0};
   bool call = r->begun && r->ended;

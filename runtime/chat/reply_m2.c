@@ -14,7 +14,7 @@
 
 typedef enum tag_match { TAG_NO, TAG_PARTIAL, TAG_YES } tag_match;
 
-/* Whether r->in has a tag at `at`, or may have. */
+/* Matches a tag in r->in at `at`: yes, no, or not enough text yet. */
 static tag_match tag_at(const mm_reply *r, size_t at, const char *tag) {
   const size_t len = strlen(tag), left = r->in.n - at;
   if (memcmp(r->in.p + at, tag, left < len ? left : len) != 0) return TAG_NO;
@@ -85,7 +85,7 @@ static void begin_value(mm_reply *r) {
   put_fragment(r);
 }
 
-/* Whether text may be null still: white space around it, and so much of it as there is. */
+/* True if the text may still become null: it is a prefix of "null", with any white space around it. */
 static bool may_be_null(const char *text, size_t n) {
   size_t at = 0;
   while (at < n && is_space(text[at])) at++;
@@ -251,7 +251,7 @@ static bool in_key(mm_reply *r) {
 
 /* ---- Where a value ends ---- */
 
-/* Whether behind a closing tag that ends at `from` there is one of `count` tags, white space before it. */
+/* Matches one of `count` tags behind the closing tag that ends at `from`, after any white space. */
 static tag_match followed_by(const mm_reply *r, size_t from, const char *const *tags, size_t count) {
   size_t next = from;
   tag_match best = TAG_NO;
@@ -271,7 +271,7 @@ static bool was_given(const mm_reply *r, mm_str name) {
   return false;
 }
 
-/* Whether the value up to `at` is whole JSON of a type that is no string: nothing that follows could belong to it. */
+/* True if the value up to `at` is complete JSON and the parameter's type is no string: no following text could belong to it. */
 static bool is_whole(mm_reply *r, size_t at) {
   if (r->types & MM_TYPE_STRING || r->value.n + at > WHOLE_MAX) return false;
   mm_arena a = {0};
@@ -293,7 +293,7 @@ typedef enum value_end {
   VALUE_MAYBE      /* a parameter begins that may be the next: then </parameter> is missing */
 } value_end;
 
-/* What the "<" at `at` says. */
+/* How the "<" at `at` affects the value. */
 static value_end ends_at(mm_reply *r, size_t at) {
   static const char *const after[] = {PARAMETER, INVOKE_END, INVOKE};
   tag_match m = tag_at(r, at, PARAMETER_END);
@@ -399,7 +399,7 @@ static void end_in_value(mm_reply *r, bool whole) {
   }
 }
 
-/* What waits is what it is so far. */
+/* Ends the block: waiting text is taken for what it is so far. */
 void mm_block_m2_end(mm_reply *r, bool whole) {
   if (r->block == MM_BLOCK_VALUE) end_in_value(r, whole);
   if (r->block == MM_BLOCK_NAME) mm_block_show(r);

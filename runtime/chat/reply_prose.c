@@ -1,4 +1,4 @@
-/* Replies: markers told from text, reasoning told from content. */
+/* Replies: separates markers from text, and reasoning from content. */
 #include "runtime/chat/reply.h"
 
 #include <stdlib.h>
@@ -114,7 +114,7 @@ static void prose_begins(mm_reply *r, bool reasoning, unsigned lead) {
   r->lead = lead;
 }
 
-/* What a client gives back as content splits into reasoning and content again. */
+/* Closes the reasoning with a tag in the content. If the client sends that content back, it splits into reasoning and content again. */
 static void append_close(mm_reply *r) {
   if (!r->append_open) return;
   put_prose(r, "\n</think>\n\n", 11);
@@ -240,7 +240,7 @@ static mm_marker marker_at(const mm_reply *r, const char *s, size_t n, bool *par
   return MM_MARKERS;
 }
 
-/* Takes r->text apart; what may be the beginning of a marker waits. */
+/* Splits r->text at markers; text that may be the beginning of a marker waits. */
 static void find_markers(mm_reply *r) {
   size_t from = 0;
   const char *s;

@@ -17,7 +17,7 @@ typedef struct mm_talk_config {
 } mm_talk_config;
 
 typedef struct mm_talk mm_talk;
-/* What mm_chat_format_of gives. */
+/* Fails with the errors of mm_chat_format_of. */
 mm_talk *mm_talk_open(const mm_talk_config *c, mm_err *err);
 void mm_talk_close(mm_talk *t); /* accepts NULL */
 
@@ -31,7 +31,7 @@ MM_MUST_USE bool mm_talk_prompt(mm_talk *t, int32_t **id, size_t *count, mm_err 
 MM_MUST_USE bool mm_talk_token(mm_talk *t, int32_t id, bool *stopped, mm_err *err);
 /* The reply ends, whole or cut off, and is part of the conversation. */
 MM_MUST_USE bool mm_talk_end(mm_talk *t, bool whole, mm_err *err);
-/* Of the last reply. */
+/* Content and reasoning of the last reply. */
 const char *mm_talk_content(const mm_talk *t);
 const char *mm_talk_reasoning(const mm_talk *t);
 

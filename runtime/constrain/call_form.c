@@ -135,7 +135,7 @@ static bool add_texts(const maker *m, mm_form *v, const mm_form *const *by_first
   return true;
 }
 
-/* Numbers of enum beside any text: those that the reader makes of their own text. */
+/* Keeps the numbers of an enum that the reader makes of their own text. The parameter may also be any text. */
 static bool keep_numbers(const maker *m, mm_form *v, const mm_form *all) {
   mm_form *own = new_form(m, MM_FORM_LITERALS);
   if (!own || !(own->literal = mm_arena_alloc(m->arena, all->count * sizeof *own->literal, m->err))) return false;
@@ -156,7 +156,7 @@ static const mm_form *value_form(const maker *m, const mm_form *json) {
   const unsigned declared = mm_tools_types(m->rules->tools, m->tool, m->parameter);
   v->types = declared ? declared : MM_TYPE_STRING;
   spread(json, by_first);
-  if (!declared && by_first[MM_FIRST_STRING]) /* what names no type is read as a string */
+  if (!declared && by_first[MM_FIRST_STRING]) /* the reader takes a value without a declared type as a string */
     for (int i = 0; i < MM_FIRSTS; i++) by_first[i] = i == MM_FIRST_STRING ? by_first[i] : NULL;
   if (!types_agree(m, by_first, v->types)) return NULL;
   memcpy(v->by_first, by_first, sizeof by_first);
@@ -256,7 +256,7 @@ static bool add_call(maker *m, bool bound, mm_form *calls) {
 
 static bool same(mm_str a, mm_str b) { return a.n == b.n && memcmp(a.p, b.p, a.n) == 0; }
 
-/* Of tools of one name the first is the one that is called. */
+/* If several tools have the same name, the first one is called. */
 static bool is_called(const mm_call_rules *r, size_t i) {
   const mm_str name = mm_tools_name(r->tools, i);
   if (r->only.p && !same(r->only, name)) return false;

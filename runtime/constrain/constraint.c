@@ -231,7 +231,7 @@ static void step_form(mm_constraint *c, int32_t id) {
     c->begun |= !strchr(" \t\r\n", bytes[i]);
   }
   c->lost |= !text;
-  /* What can only go on with the next section does so. */
+  /* If only the next section can follow, it begins now. */
   if (!c->lost && mm_grammar_done(&c->state)) next_section(c);
 }
 

@@ -1,4 +1,4 @@
-/* What a reply may say next, as masks of tokens: a sequence of sections, each free text, a token, or JSON of a form. */
+/* Masks of the tokens that may come next in a reply. A constraint is a sequence of sections: free text, a token, or JSON of a form. */
 #ifndef MM_RUNTIME_SERVE_CONSTRAINT_H
 #define MM_RUNTIME_SERVE_CONSTRAINT_H
 
@@ -36,7 +36,8 @@ void mm_constraint_close(mm_constraint *c); /* accepts NULL */
 /* The ids allowed next, as mm_sampling.allowed; NULL: all. Valid until the next call. In one thread at a time, as is chosen. */
 const uint32_t *mm_constraint_allowed(mm_constraint *c);
 void mm_constraint_chosen(mm_constraint *c, int32_t id);
-/* Whether nothing could follow where a form had to go on, as within values that never end: the end alone is allowed from then on. */
+/* True if a form had to go on and no token could follow, for example within values nested too deep. From then on only the end is
+ * allowed. */
 bool mm_constraint_stuck(const mm_constraint *c);
 
 #endif

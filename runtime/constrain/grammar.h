@@ -14,7 +14,7 @@
 #define MM_LITERALS            UINT16_MAX
 
 typedef enum mm_form_kind {
-  MM_FORM_CHOICE, /* one of several, told apart by the first byte */
+  MM_FORM_CHOICE, /* one of several, which differ in their first byte */
   MM_FORM_OBJECT, /* with the properties of a list, in its order */
   MM_FORM_MAP,    /* an object with any keys */
   MM_FORM_ARRAY,
@@ -51,8 +51,8 @@ typedef struct mm_literal {
 
 struct mm_form {
   mm_form_kind kind;
-  /* Of a choice: NULL where no value begins so. Of an M2 value: what JSON it may be, and as _STRING whether it may be any text. Any text of
-   * which the reader would make another value must be allowed as that value. */
+  /* In a choice: NULL where no value begins this way. In an M2 value: the JSON that it may be; _STRING is set if it may be any text. If
+   * the reader would turn a text into another value, the form must allow that value. */
   const mm_form *by_first[MM_FIRSTS];
   bool exact;            /* of literals: no blanks before */
   mm_literal *literal;   /* [count] the texts in the order of their bytes (mm_literals_sort), or the keys of an object with their quotes */
@@ -87,11 +87,11 @@ typedef struct mm_grammar {
 
 /* Order of literals by their bytes, the shorter first. */
 int mm_literal_compare(const mm_literal *a, const mm_literal *b);
-/* What a form of literals needs before it is used. */
+/* Sorts the literals by their bytes. A form of literals needs this before it is used. */
 void mm_literals_sort(mm_form *literals);
-/* What one of keys or tags needs, which keep their places: `end` of each and order[count], the form's. */
+/* Fills `end` of each key and the form's order[count]. A form of keys or tags needs this before it is used; its keys keep their places. */
 void mm_literals_order(mm_form *keys, uint16_t *order);
-/* Whether the text spells a tag that the text of an M2 value may not: one that would end it. */
+/* True if the text spells a tag that would end an M2 value; such a value must not contain it. */
 bool mm_spells_tag(const char *text, size_t n);
 void mm_grammar_start(mm_grammar *g, const mm_form *form);
 /* False: this byte may not follow; the state is undefined then. */

@@ -319,8 +319,8 @@ static mm_outcome step_value(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
 
 /* ---- Prose of M1 ---- */
 
-/* What the reply's parser does with tags: none of a call counts between <think> and </think>. f->to: within them. f->from has a bit for
- * each tag of which f->bytes bytes stand at the end. */
+/* Follows the reply parser's handling of tags: between <think> and </think> tags of calls do not count. f->to is set within <think>.
+ * f->from has a bit for each tag of which f->bytes bytes stand at the end. */
 static mm_outcome step_prose(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
   static const char *const tags[] = {"<think>", "</think>", "<tool_calls>"};
   uint16_t still = 0;

@@ -1,10 +1,10 @@
-/* What the parts of the automaton share: a stack of values that are not complete, and one function for each kind of value. */
+/* Shared parts of the automaton: a stack of values that are not complete, and one function for each kind of value. */
 #ifndef MM_RUNTIME_CONSTRAIN_GRAMMAR_INSIDE_H
 #define MM_RUNTIME_CONSTRAIN_GRAMMAR_INSIDE_H
 
 #include "runtime/constrain/grammar.h"
 
-/* What a byte did to the value on top. */
+/* Effect of a byte on the top value of the stack. */
 typedef enum mm_outcome {
   MM_BAD,
   MM_TAKEN,

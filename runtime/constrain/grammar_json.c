@@ -24,9 +24,10 @@ void mm_grammar_copy(mm_grammar *to, const mm_grammar *from) {
   to->one_line = from->one_line;
 }
 
-/* Whether a frame of this form lets the same words of at most `longest` bytes follow with both counts. A byte adds at most one to a count,
- * after it was compared: before the last byte of a word the count has grown by longest - 1 at most. So as long as count + longest <= least,
- * every comparison with `least` fails and every one with `most` passes; with least <= count and count + longest <= most all pass. */
+/* True if a frame of this form lets the same words of at most `longest` bytes follow with both counts. A byte adds at most one to a
+ * count, after it was compared: before the last byte of a word the count has grown by longest - 1 at most. Therefore, as long as count +
+ * longest <= least, every comparison with `least` fails and every one with `most` passes; with least <= count and count + longest <=
+ * most all pass. */
 static bool counts_alike(const mm_form *s, uint32_t x, uint32_t y, uint32_t longest) {
   const uint64_t lo = mm_min(x, y);
   const uint64_t hi = (uint64_t)mm_max(x, y) + longest;
@@ -77,7 +78,7 @@ void mm_literals_order(mm_form *keys, uint16_t *order) {
 /* The place among the form's literals of the one that is i-th by its bytes. */
 static uint32_t place_of(const mm_form *s, uint32_t i) { return s->order ? s->order[i] : i; }
 
-/* Of the i-th literal by bytes: its byte after the first n, -1 where it has no more. */
+/* The byte after the first n of the i-th literal in the order of bytes; -1 if the literal has no more bytes. */
 static int byte_after(const mm_form *s, uint32_t i, uint32_t n) {
   const mm_literal *l = &s->literal[place_of(s, i)];
   return l->n > n ? (uint8_t)l->p[n] : -1;
@@ -108,7 +109,8 @@ bool mm_literal_step(mm_grammar_frame *f, uint32_t first, uint32_t end, uint8_t 
   return true;
 }
 
-/* One of the literals at places [first, end) is there whole; *which by bytes. Those are the shortest with the bytes of f. */
+/* One of the literals at places [first, end) is complete; *which is its index in the order of bytes. Complete literals are the shortest
+ * of all that begin with the bytes of f. */
 static bool literal_whole(const mm_grammar_frame *f, uint32_t first, uint32_t end, uint16_t *which) {
   const mm_form *s = f->form;
   for (uint32_t i = f->from; f->bytes && i < f->to && byte_after(s, i, f->bytes) < 0; i++)
@@ -150,7 +152,7 @@ static bool whole_digit(mm_grammar_frame *f, uint8_t digit) {
   return !last || f->lo != MORE;
 }
 
-/* Others: so many digits that a double tells them apart, and is finite. */
+/* Other numbers have only as many digits as a finite double can distinguish. */
 static bool real_digit(mm_grammar_frame *f, uint8_t digit, bool exponent) {
   if (exponent) return ++f->hi <= MM_GRAMMAR_EXPONENT;
   if (f->tail || digit != '0') f->tail++;

@@ -183,7 +183,7 @@ static unsigned beginnings(const mm_form *s) {
   }
 }
 
-/* Whether the schema says of what types its values are: values of others may fit one that does not, though none is generated. */
+/* True if the schema names the types of its values. Values of other types may fit a schema without types, though none is generated. */
 static bool names_types(compiler *p, const mm_value *schema, unsigned depth) {
   const mm_value *v = follow(p, schema);
   if (!v || v->type != MM_VALUE_OBJECT || depth == DEPTH_MAX) return false;
@@ -285,7 +285,7 @@ static bool compile_any(compiler *p, const mm_value *list, const char *keyword, 
   return true;
 }
 
-/* ---- Types beside values and alternatives ---- */
+/* ---- Types together with values and alternatives ---- */
 
 #define ANY_NUMBER (1u << MM_FIRSTS) /* and not integers alone */
 
@@ -432,7 +432,7 @@ static bool compile_types(compiler *p, const mm_value *schema, const mm_value *t
   return types->count || wrong(p, "type: found an empty list");
 }
 
-/* Those of the `most` values from `first` on that are of the types; counted, then stored. */
+/* Compiles the values of the given types among the `most` values from `first` on: counts them, then stores them. */
 static bool compile_values(compiler *p, const mm_value *first, size_t most, unsigned firsts, mm_form *out) {
   builder b = {.choice = out};
   uint32_t count[MM_FIRSTS] = {0};
@@ -466,14 +466,14 @@ static bool compile_enum(compiler *p, const mm_value *list, const mm_value *type
   return wrong(p, "enum: found no value of the type");
 }
 
-/* ---- Keywords beside each other ---- */
+/* ---- Keywords that may stand together ---- */
 
 static bool listed(const char *const *list, const char *key) {
   while (*list && strcmp(*list, key) != 0) list++;
   return *list;
 }
 
-/* What says nothing of the values. */
+/* Annotations: keywords that do not restrict the values. */
 static bool is_annotation(const char *key) {
   static const char *const list[] = {"$defs",       "definitions", "$schema", "$id",      "$comment", "title",
                                      "description", "default",     "example", "examples", "format",   "deprecated",
@@ -481,7 +481,7 @@ static bool is_annotation(const char *key) {
   return listed(list, key);
 }
 
-/* Beside the keyword that decides there are only annotations and those of `with`: nothing is left unheeded. */
+/* True if only annotations and the keywords of `with` stand next to the deciding keyword, so that no keyword is ignored. */
 static bool alone(compiler *p, const mm_value *schema, const char *keyword, const char *with) {
   char why[64];
   for (const mm_value *v = schema->first; v; v = v->next) {
@@ -518,7 +518,7 @@ static bool known_keywords(compiler *p, const mm_value *schema) {
   return !required || required->type == MM_VALUE_ARRAY || wrong(p, "required: expected a list of keys");
 }
 
-/* One of these decides what a value may be. What then stands beside it holds for values of other types alone, or is refused. */
+/* One of these decides what a value may be. Other keywords next to it either restrict values of other types only, or are refused. */
 static bool compile_keywords(compiler *p, const mm_value *schema, mm_form *out) {
   const mm_value *any = mm_value_get(schema, "anyOf"), *type = mm_value_get(schema, "type"), *list = mm_value_get(schema, "enum"),
                  *one = NULL;

@@ -1,8 +1,8 @@
 /* JSON schemas as forms of JSON (grammar.h), for replies that must follow one.
  *
- * What is served: type (one or several), properties in their order, required, additionalProperties where there are no properties, items,
- * minItems, maxItems, minLength, maxLength, enum, const, anyOf of alternatives that begin differently, oneOf of those that name their types
- * and have no value in common, allOf of one schema, $ref within the document, true and {}. Properties beside those declared are not
+ * Supported keywords: type (one or several), properties in their order, required, additionalProperties where there are no properties,
+ * items, minItems, maxItems, minLength, maxLength, enum, const, anyOf of alternatives that begin differently, oneOf of those that name
+ * their types and have no value in common, allOf of one schema, $ref within the document, true and {}. Undeclared properties are not
  * generated. title, description, default, examples, format and $comment say nothing about the text. Everything else is refused by name. */
 #ifndef MM_RUNTIME_SERVE_SCHEMA_H
 #define MM_RUNTIME_SERVE_SCHEMA_H

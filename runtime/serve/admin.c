@@ -1,4 +1,4 @@
-/* What operators and clients ask about the server itself, and the tokenizer over HTTP. */
+/* Requests about the server itself (health, metrics, models), and the tokenizer over HTTP. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -144,7 +144,7 @@ static int hex_digit(char c) {
   return p ? (int)(p - digits) : -1;
 }
 
-/* Whether a path, in which a byte may stand as % and two digits, is this name. */
+/* True if the path equals this name; a byte of the path may be written as % and two hexadecimal digits. */
 static bool path_is(const char *path, const char *name) {
   for (; *path && *name; name++) {
     const int high = *path == '%' ? hex_digit(path[1]) : -1, low = high < 0 ? -1 : hex_digit(path[2]);

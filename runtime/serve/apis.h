@@ -12,8 +12,8 @@ extern const mm_api mm_api_count_tokens;
 extern const mm_api mm_api_tokenize;   /* POST /tokenize */
 extern const mm_api mm_api_detokenize; /* POST /detokenize */
 
-/* What needs no body: GET /health, /ready, /metrics, /v1/models, /v1/models/NAME, /. NULL: there is no such path. They answer at once.
- * keyed: for those alone who carry an API key. */
+/* Pages answer requests without a body, at once: GET /health, /ready, /metrics, /v1/models, /v1/models/NAME, /. mm_page_find returns
+ * NULL if there is no such path; *keyed: the request needs an API key. */
 typedef void mm_page(mm_server *s, mm_exchange *x);
 mm_page *mm_page_find(const char *path, bool *keyed);
 

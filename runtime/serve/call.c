@@ -9,7 +9,7 @@
 
 #include "runtime/serve/keys.h"
 
-#define ASIDE ((size_t)16 << 10) /* bytes of a body that is read and tokenised beside the loop */
+#define ASIDE ((size_t)16 << 10) /* a body of more bytes is read and tokenised outside the loop's thread */
 
 /* ---- Refusals ---- */
 
@@ -37,7 +37,7 @@ static int status_of(const mm_err *err) {
   }
 }
 
-/* What the APIs call an error of this status, and OpenAI's code of it. */
+/* The APIs' names of an error of this status, and OpenAI's code of it. */
 typedef struct naming {
   int status;
   const char *openai, *anthropic, *code;

@@ -25,7 +25,7 @@ typedef struct mm_api {
   const char *path;
   const char *prompt; /* the field that its prompts are of */
 } mm_api;
-/* What an API whose replies are generated does, by the names that its file gives it. */
+/* The functions of an API whose replies are generated, under the names that its file gives them. */
 #define MM_API_REPLIES .begin = begin, .start = start, .token = token, .ended = ended, .finish = finish
 
 struct mm_choice {

@@ -317,7 +317,7 @@ static bool is_as_many(const mm_value *v, const mm_value *n) {
   return mm_value_int(v, &own) && (!n || mm_value_int(n, &most)) && own == most;
 }
 
-/* Whether all of a list are this string, or, where not `same`, none is. */
+/* True if all items of a list are this string (`same`), or none is (not `same`). */
 static bool is_list(const mm_value *v, const char *string, bool same) {
   if (v->type != MM_VALUE_ARRAY) return false;
   for (const mm_value *i = v->first; i; i = i->next)

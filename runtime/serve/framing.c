@@ -58,7 +58,7 @@ static size_t token_length(const char *p) {
 
 static bool is_blank(char c) { return c == ' ' || c == '\t'; }
 
-/* Whether a list of tokens, as Connection has it, has this one. */
+/* True if a comma-separated list of tokens, as in Connection, contains this one. */
 static bool has_member(const char *list, const char *word) {
   const size_t n = strlen(word);
   for (const char *p = list; *p;) {
@@ -123,7 +123,7 @@ static bool read_length(const char *p, uint64_t *length) {
   return true;
 }
 
-/* Fields that say where the request ends, and to whom it goes. */
+/* Reads the fields that say where the request ends, and which host it is for. */
 static bool read_meaning(mm_framing *f, const char **host) {
   const char *length = NULL, *coding = NULL;
   bool close = false, keep = false;

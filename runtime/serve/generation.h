@@ -13,7 +13,7 @@
 
 typedef struct mm_generation mm_generation;
 
-/* What the scheduler's thread leaves for the loop, for all generations together. */
+/* Queue from the scheduler's thread to the loop, shared by all generations. */
 typedef struct mm_outbox mm_outbox;
 mm_outbox *mm_outbox_open(mm_http *http, mm_err *err);
 void mm_outbox_close(mm_outbox *o); /* accepts NULL; no generation is left */

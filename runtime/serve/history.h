@@ -1,4 +1,4 @@
-/* What the APIs allow in a history and the chat formats have no place for. */
+/* Adapts histories that the APIs allow and the chat formats cannot express. */
 #ifndef MM_RUNTIME_SERVE_HISTORY_H
 #define MM_RUNTIME_SERVE_HISTORY_H
 

@@ -209,7 +209,7 @@ static void on_event(struct bufferevent *b, short what, void *user) {
     note_eof(x);
 }
 
-/* Whether the client of a request that is being answered has left, which nobody reads or writes to see. */
+/* Checks whether the client of a request that is being answered has left; no read or write would show it meanwhile. */
 static void look(mm_exchange *x) {
   struct pollfd p = {.fd = bufferevent_getfd(x->b), .events = POLLRDHUP};
   if (evbuffer_get_length(bufferevent_get_input(x->b)) >= READ_MAX) probe(x); /* an end behind these bytes would not be seen */

@@ -63,8 +63,8 @@ int mm_exchange_refused(const mm_exchange *x, const char **why);
 const char *mm_exchange_header(const mm_exchange *x, const char *name);
 /* The body, *n bytes, borrowed until the exchange ends; any thread. */
 const char *mm_exchange_body(const mm_exchange *x, size_t *n);
-/* fn is called when the client leaves before the end, from the loop and never from within a call of this header. What is sent after goes
- * nowhere, but the exchange is still to be ended. */
+/* fn is called when the client leaves before the end, from the loop and never from within a call of this header. Data sent after that is
+ * dropped, but the exchange must still be ended. */
 void mm_exchange_on_gone(mm_exchange *x, void (*fn)(void *user), void *user);
 bool mm_exchange_gone(const mm_exchange *x);
 /* A header of the reply, before it starts. */

@@ -1,4 +1,4 @@
-/* API keys, compared in a time that tells nothing about them. */
+/* API keys, compared in a time that does not depend on how many bytes match. */
 #include "runtime/serve/keys.h"
 
 #include <string.h>

@@ -4,7 +4,7 @@
 
 #include "runtime/serve/http.h"
 
-/* Whether a request carries one of key[keys], as `Authorization: Bearer` or `x-api-key`; true where there are none. */
+/* True if a request carries one of key[keys], as `Authorization: Bearer` or `x-api-key`; true where there are none. */
 bool mm_keys_admit(const char *const *key, size_t keys, const mm_exchange *x);
 
 #endif

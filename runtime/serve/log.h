@@ -17,7 +17,7 @@ typedef struct mm_log_call {
   uint32_t choices, prompt_tokens, cached_tokens, reply_tokens;
 } mm_log_call;
 void mm_log_request(const mm_log *l, const mm_log_call *c);
-/* What failed through no fault of a client; id: of the request, or NULL. */
+/* Logs an error that no client caused; id: the request's, or NULL. */
 void mm_log_error(const mm_log *l, const char *id, const mm_err *err);
 /* A line about the server itself. */
 void mm_log_say(const mm_log *l, const char *fmt, ...) MM_PRINTF(2, 3);

@@ -21,13 +21,14 @@ MM_MUST_USE bool mm_openai_conversation(mm_call *c, mm_conversation *out, mm_too
 mm_str mm_str_of(const mm_value *string); /* absent for NULL */
 /* Checks that `text` is a JSON object, for arguments of a call; empty text is none. */
 MM_MUST_USE bool mm_arguments_check(mm_call *c, const char *param, mm_str *text, mm_err *err);
-/* Tools that have a function's fields beside their type: of responses, and of Anthropic's messages. schema is the key of the parameters. */
+/* Reads tools whose function fields stand next to `type`, as in responses and in Anthropic's messages. schema is the key of the
+ * parameters. */
 MM_MUST_USE bool mm_flat_tools(mm_call *c, mm_conversation *out, const char *schema, mm_err *err);
 /* tool_choice and parallel_tool_calls of OpenAI's APIs. *other is a choice that is neither absent, auto nor none; NULL then. */
 MM_MUST_USE bool mm_tool_word(mm_call *c, mm_conversation *v, mm_tool_rules *r, const mm_value **other);
 /* chat_template_kwargs: what the templates of the formats name. */
 MM_MUST_USE bool mm_template_kwargs(mm_call *c, mm_conversation *out);
-/* Whether one of the tools has this name. */
+/* True if one of the tools has this name. */
 bool mm_tools_have(const mm_conversation *v, mm_call *c, mm_str name);
 /* The name of tool i, from its JSON; parsed in c's arena. */
 mm_str mm_tool_name(mm_call *c, const mm_chat_tool *t);

@@ -5,7 +5,7 @@
 #include "runtime/serve/http.h"
 
 typedef struct mm_origins {
-  const char *const *host; /* [hosts] names of this machine beside its own, --allow-host; "*": any */
+  const char *const *host; /* [hosts] further names of this machine, --allow-host; "*": any */
   size_t hosts;
   const char *const *origin; /* [origins] that may read replies, --allow-origin: "https://NAME:PORT" or "null"; "*": any */
   size_t origins;
@@ -13,8 +13,8 @@ typedef struct mm_origins {
 
 /* MM_USAGE where one of the origins is not of that form. */
 MM_MUST_USE bool mm_origin_check(const mm_origins *o, mm_err *err);
-/* Whether the request names this machine, or one of o->host, as its host and as the page that it comes from, so far as it names them: a
- * page from elsewhere whose name was made to point here (DNS rebinding), or that sends forms here, does not. Pages of o->origin are
+/* True if the host that the request names, and the page that it comes from, are this machine or one of o->host, as far as the request
+ * names them. Pages of other hosts that point their name here (DNS rebinding) or send forms here are refused. Pages of o->origin are
  * admitted. */
 bool mm_origin_admit(const mm_origins *o, const mm_exchange *x);
 /* Headers of a reply that let a browser show it to a page of o->origin; none for others. */

@@ -1,5 +1,5 @@
-/* A reply as the scheduler's thread sees it, token by token: where its reasoning ends, since stop strings are looked for outside it alone,
- * and where its one call ends. The reply that the client gets is taken apart again in the loop, later. */
+/* A reply as the scheduler's thread sees it, token by token: where its reasoning ends, since stop strings are looked for outside it
+ * alone, and where its one call ends. The loop later parses the reply again for the client. */
 #ifndef MM_RUNTIME_SERVE_REPLY_WATCH_H
 #define MM_RUNTIME_SERVE_REPLY_WATCH_H
 

@@ -1,4 +1,4 @@
-/* What all requests share: the model, its defaults, counters. */
+/* State shared by all requests: the model, its defaults, counters. */
 #ifndef MM_RUNTIME_SERVE_SERVER_H
 #define MM_RUNTIME_SERVE_SERVER_H
 
@@ -27,7 +27,7 @@ struct mm_server {
   const char *const *key; /* [keys] of which a request must carry one; none: all may */
   size_t keys;
   bool local;          /* it listens for its own machine, and takes requests without a key: they must name that machine */
-  mm_origins origins;  /* names beside this machine's, and pages from elsewhere that may read replies */
+  mm_origins origins;  /* further names of this machine, and pages of other hosts that may read replies */
   double request_time; /* seconds that a request may take in all; 0: any */
   mm_read_log *reads;  /* what a device reads to load; on the CPU, which maps files, nothing */
   double started;      /* CLOCK_MONOTONIC */

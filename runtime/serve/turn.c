@@ -9,7 +9,7 @@
 #include "runtime/constrain/schema.h"
 #include "runtime/serve/history.h"
 
-/* What all turns of a call share: mm_call.state. */
+/* State shared by all turns of a call: mm_call.state. */
 typedef struct turns {
   mm_turn_settings set;
   mm_tools tools; /* of the request, which all replies read */
@@ -86,7 +86,7 @@ static void on_event(void *user, const mm_reply_event *e) {
   if (s->set.event && !t->failed) s->set.event(t, e);
 }
 
-/* What the reply's tokens were, for when the message comes back. */
+/* Keeps the reply's tokens for later requests that send the message back. */
 static void keep(mm_turn *t) {
   mm_call *c = t->choice->call;
   mm_chat_call *call = mm_arena_alloc(&c->arena, t->calls * sizeof *call, MM_IGNORED);
@@ -132,8 +132,8 @@ void mm_turn_token(mm_choice *ch, const mm_token *t) {
   if (!mm_reply_push(turn->reply, t->id, t->bytes, t->n, MM_IGNORED)) turn->failed = true;
 }
 
-/* Whether the model ended the message, or the API wanted no more of it. A stop string cuts it off, and so does an id that the request added
- * to those that end a message. */
+/* True if the model ended the message, or the API wanted no more of it. A stop string cuts it off, and so does an id that the request
+ * added to those that end a message. */
 static bool ended_itself(const mm_choice *ch) {
   const mm_server *s = ch->call->server;
   const mm_ending *e = &ch->ending;
@@ -145,7 +145,7 @@ static bool ended_itself(const mm_choice *ch) {
 void mm_turn_ended(mm_choice *ch) {
   mm_turn *t = ch->state;
   t->cut = !ended_itself(ch);
-  /* What follows a call without an end says that it went wrong before the reply was cut off. */
+  /* If an item follows a call without an end, the call went wrong before the reply was cut off. */
   if (t->calls && t->items && !t->call[t->calls - 1].ended && t->item[t->items - 1].kind != MM_REPLY_CALL) t->wrong = t->calls;
   if (!mm_reply_end(t->reply, !t->cut, MM_IGNORED)) t->failed = true;
   t->reasoning_tokens = mm_reply_reasoning_tokens(t->reply);
@@ -162,7 +162,7 @@ void mm_turn_ended(mm_choice *ch) {
   if (whole && t->calls && t->in_reasoning) keep(t);
 }
 
-/* Whether the last call has an end or went wrong, so that nothing cut it off. */
+/* True if the last call has an end or went wrong, so that it was not cut off. */
 static bool last_settled(const mm_turn *t) { return t->call[t->calls - 1].ended || t->wrong == t->calls; }
 
 bool mm_turn_shows(const mm_turn *t, uint32_t call) { return t->call[call].ended || (t->cut && call + 1 == t->calls && !last_settled(t)); }

@@ -1,4 +1,4 @@
-/* One turn of an assistant: a conversation becomes a prompt, tokens become reasoning, content and tool calls. What the chat APIs share. */
+/* One turn of an assistant: a conversation becomes a prompt, tokens become reasoning, content and tool calls. All chat APIs use it. */
 #ifndef MM_RUNTIME_SERVE_TURN_H
 #define MM_RUNTIME_SERVE_TURN_H
 
@@ -13,7 +13,7 @@ typedef struct mm_turn_call {
   bool ended;
 } mm_turn_call;
 
-/* What a reply consists of, in its order: a stretch of reasoning or content, or a call. */
+/* One item of a reply, in the order of the reply: a span of reasoning or content, or a call. */
 typedef struct mm_turn_item {
   mm_reply_kind kind; /* MM_REPLY_REASONING, _CONTENT or _CALL */
   size_t from, n;     /* bytes of the turn's text of this kind */
@@ -24,7 +24,7 @@ typedef struct mm_turn mm_turn;
 /* The events of a reply as they come, after they were added to the turn. */
 typedef void mm_turn_event(mm_turn *t, const mm_reply_event *e);
 
-/* What one choice says: mm_choice.state. */
+/* The reply of one choice: mm_choice.state. */
 struct mm_turn {
   mm_choice *choice;
   mm_reply *reply;
@@ -59,7 +59,7 @@ typedef struct mm_turn_settings {
   size_t choices;
 } mm_turn_settings;
 
-/* What a reply must hold to: a form, one of some texts, or calls of tools. */
+/* The constraint of a reply: a form, one of some texts, or calls of tools. */
 typedef struct mm_turn_sections {
   mm_section section[MM_SECTIONS];
   uint32_t count; /* 0: to nothing */

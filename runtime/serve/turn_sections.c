@@ -1,4 +1,4 @@
-/* What a reply must hold to, as the sections of a constraint. */
+/* Builds the sections of a reply's constraint. */
 #include "runtime/serve/turn.h"
 
 #include <math.h>
@@ -134,7 +134,7 @@ static bool form_or_call(mm_call *c, mm_turn_sections *a, const wishes *w, const
 
 /* ---- All of them ---- */
 
-/* What may come of a constraint wins over a bias: of ids that are allowed, one that was forbidden comes after all others. */
+/* A constraint wins over a bias: an allowed id with a forbidding bias ranks after all other allowed ids. */
 static void soften_bias(mm_call *c) {
   mm_bias *bias = (mm_bias *)c->params.sampling.bias; /* the arena's */
   for (uint32_t i = 0; i < c->params.sampling.bias_count; i++) bias[i].add = fmaxf(bias[i].add, -1e30f);
