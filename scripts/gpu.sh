@@ -164,8 +164,9 @@ capacity_row() {
 
 capacity_part() {
   deep=$work/tiny-m2-deep
-  [ -e "$deep" ] || python3 scripts/bench_checkpoint.py "$deep" --layers 8 --experts 16 --hidden 1024 --inter 1536 --heads 16 --vocab 2112 >"$work/deep.log" ||
+  [ -e "$deep" ] || python3 scripts/bench_checkpoint.py "$deep" --layers 12 --experts 16 --hidden 1024 --inter 1536 --heads 16 --vocab 2112 >"$work/deep.log" ||
     row FAIL "capacity: $deep"
+  cp tests/data/tiny-m2/tokenizer.json "$deep"
   capacity_row "$deep" 1
   [ "$devices" -lt 2 ] || capacity_row "$deep" 2
   served 8 'a sequence that does not fit' "$work/capacity-1" --gpu-memory-utilization 0.05 --check
