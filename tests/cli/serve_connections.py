@@ -222,7 +222,7 @@ def said():
             (b'BREW /a"b\\c?secret=1 HTTP/1.1\r\nHost: localhost\r\nx-api-key: k\r\n\r\n', "BREW", '/a"b\\c', 404),
             (b"DELETE /v1/models HTTP/1.1\r\nHost: localhost\r\nx-api-key: k\r\n\r\n", "DELETE", "/v1/models", 405),
             (b"GET //metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", "GET", "//metrics", 400), (b"\0", "-", "-", 400), (b"GET /" + b"x" * 70000, "-", "-", 431),
-            (b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"a: b\r\n" * 12000, "GET", "/health", 431), (b"GET /health HTTP/3.0\r\n", "GET", "/health", 505),
+            (b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"a: b\r\n" * 20000, "GET", "/health", 431), (b"GET /health HTTP/3.0\r\n", "GET", "/health", 505),
         ]:
             c = raw(s, data)
             peer = "%s:%d" % c.getsockname()
