@@ -127,7 +127,8 @@ static bool read_length(const char *p, uint64_t *length) {
 static bool read_meaning(mm_framing *f, const char **host) {
   const char *length = NULL, *coding = NULL;
   bool close = false, keep = false;
-  for (const mm_http_field *h = f->field; h < f->field + f->fields; h++) {
+  for (size_t i = 0; i < f->fields; i++) {
+    const mm_http_field *h = &f->field[i];
     if (strcasecmp(h->name, "host") == 0) {
       if (*host) return refuse(f, 400, "Host: found two, expected one");
       if (!is_host(*host = h->value)) return refuse(f, 400, "Host: expected a name or an address, and a port");

@@ -289,7 +289,7 @@ static void accept_failed(struct evconnlistener *l, void *user) {
   (void)l;
   mm_fail_errno(&err, mm_at(NULL, NULL), "accept", errno);
   stop_accepting(h);
-  if (h->reported && mm_now() - h->reported < REPORT_SECONDS) return;
+  if (h->reported > 0 && mm_now() - h->reported < REPORT_SECONDS) return;
   h->reported = mm_now();
   h->c.failed(h->c.user, &err);
 }

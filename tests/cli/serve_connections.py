@@ -12,7 +12,7 @@ import threading
 import time
 
 sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import Server, convert  # noqa: E402
+from serve_client import BIN, Server, convert  # noqa: E402
 
 COMPLETIONS, MESSAGES = "/v1/completions", "/v1/messages"
 GOOD = {"prompt": "In the beginning", "temperature": 0, "max_tokens": 4, "ignore_eos": True}
@@ -222,7 +222,7 @@ def said():
             (b'BREW /a"b\\c?secret=1 HTTP/1.1\r\nHost: localhost\r\nx-api-key: k\r\n\r\n', "BREW", '/a"b\\c', 404),
             (b"DELETE /v1/models HTTP/1.1\r\nHost: localhost\r\nx-api-key: k\r\n\r\n", "DELETE", "/v1/models", 405),
             (b"GET //metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", "GET", "//metrics", 400), (b"\0", "-", "-", 400), (b"GET /" + b"x" * 70000, "-", "-", 431),
-            (b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"a: b\r\n" * 12000, "GET", "/health", 431), (b"GET /health HTTP/3.0\r\n", "GET", "/health", 505),
+            (b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"a: b\r\n" * 20000, "GET", "/health", 431), (b"GET /health HTTP/3.0\r\n", "GET", "/health", 505),
         ]:
             c = raw(s, data)
             peer = "%s:%d" % c.getsockname()
@@ -275,6 +275,22 @@ def drains():
             t.join()
 
 
+def hangs():
+    """A second signal ends a server whose thread never comes back."""
+    hang = os.path.join(os.environ["BUILD"], "tests", "fault", "preload", "hang_open.so")
+    if b"__asan_init" in open(f"{BIN}/minimax-serve", "rb").read():
+        return  # it must be the first library
+    for number in (signal.SIGTERM, signal.SIGINT):
+        s = Server(PACKED, ready=False, prefix=("env", f"LD_PRELOAD={hang}"))
+        assert s.request("GET", "/ready")[0] == 503
+        s.process.send_signal(number)
+        s.wait_for("draining")
+        time.sleep(0.2)
+        assert s.process.poll() is None
+        s.process.send_signal(number)
+        assert s.process.wait(30) == 128 + number and "ended without waiting" in open(s.log).read()
+
+
 with Server(PACKED, "--max-body", "1M") as server:
     old_clients(server)
     half_closed(server)
@@ -286,4 +302,5 @@ idle()
 origins()
 said()
 drains()
+hangs()
 print("HTTP/1.0, half-closed and leaving clients, limits, origins, the log, a server that drains")
