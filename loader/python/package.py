@@ -13,7 +13,7 @@ PACKAGE = os.path.join(ROOT, "loader", "python", "minimax")
 
 
 def _version():
-    with open(os.path.join(ROOT, "formats", "base.h"), encoding="utf-8") as f:
+    with open(os.path.join(ROOT, "formats", "system", "base.h"), encoding="utf-8") as f:
         return re.search(r'^#define MM_VERSION "(.+)"$', f.read(), re.M).group(1)
 
 

@@ -29,7 +29,7 @@ def shards():
     shutil.rmtree(source)
     run(convert, f"{TMP}/tp8", "-o", f"{TMP}/tp2", "--tp", 2, "-q")
     run(convert, f"{TMP}/tp8", "-o", f"{TMP}/hf", "--layout", "hf", "-q")
-    run(f"{BUILD}/bin/minimax-verify", f"{TMP}/tp2", "--source", f"{TMP}/hf", "-q")
+    run(f"{BUILD}/bin/minimax-verify", f"{TMP}/tp2", "--source", f"{TMP}/tp8", "-q")
 
 
 def in_c():
