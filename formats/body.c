@@ -30,7 +30,7 @@ static int by_key(const void *a, const void *b) {
 
 static bool same_key(const mm_value *a, const mm_value *b) { return a->key_n == b->key_n && memcmp(a->key, b->key, a->key_n) == 0; }
 
-/* Of equal keys the first takes the last's value, and the others go. */
+/* Unites members with equal keys: the first one takes the last one's value, and the others are removed. */
 static bool unite_keys(reader *r, mm_value *object) {
   if (object->count < 2) return true;
   member *m = mm_calloc(object->count, sizeof *m, r->err);

@@ -25,9 +25,9 @@ size_t mm_frame_memory(int level);
 size_t mm_frame_bound(size_t n);
 
 /* The block's elements are `stride` bytes wide (1, 2 or 4). Wider ones are first laid out as byte planes: byte 0 of every element, then
- * byte 1 of every element and so on, then the bytes beyond the last whole element. So the exponents, which can be coded, lie together.
- * Packs n bytes (1 … MM_FRAME_MAX) into out[mm_frame_bound(n)]; *packed is the frame's length. Level 1 codes each byte by its frequency and
- * hardly looks for repetitions, which weights do not have (ARCHIVE.md has the figures); higher levels are zstd's. */
+ * byte 1 of every element and so on, then the bytes beyond the last whole element. This order puts the exponents, which can be coded, next
+ * to each other. Packs n bytes (1 … MM_FRAME_MAX) into out[mm_frame_bound(n)]; *packed is the frame's length. Level 1 codes each byte by
+ * its frequency and hardly looks for repetitions, which weights do not have (ARCHIVE.md has the figures); higher levels are zstd's. */
 MM_MUST_USE bool mm_frame_pack(mm_frame *f, const void *block, size_t n, unsigned stride, int level, void *out, size_t *packed,
                                mm_err *err);
 

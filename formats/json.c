@@ -156,7 +156,7 @@ static bool read_number(reader *r, mm_json *j) {
                 real ? "a number of double precision" : "an integer of 64 bits");
 }
 
-/* A key beside its first eight bytes as a number, which sorts as they do. */
+/* A key and its first eight bytes as a number, which sorts as they do. */
 typedef struct sorted {
   uint64_t first;
   const entry *of;

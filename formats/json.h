@@ -81,7 +81,8 @@ static inline bool mm_json_put_int(mm_json *obj, const char *key, uint64_t n) { 
 void mm_json_remove(mm_json *obj, const char *key); /* absent: nothing happens */
 /* Text, keys in insertion order, 1-space indent when `pretty`; free() it. NULL on want of memory. */
 char *mm_json_dump(const mm_json *j, bool pretty);
-/* What an error line shows of a value, in out: the value where it is short, else its type or how many entries it has; "nothing" of NULL. */
+/* Writes into out the words in which an error line shows a value: a short value itself, else its type or how many entries it has;
+ * "nothing" for NULL. */
 #define MM_JSON_SHOWN 80
 const char *mm_json_shown(const mm_json *j, char out[MM_JSON_SHOWN]);
 

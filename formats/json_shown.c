@@ -1,4 +1,4 @@
-/* What an error line shows of a JSON value. */
+/* The words in which an error line shows a JSON value. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

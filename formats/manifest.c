@@ -485,7 +485,7 @@ static bool check_seal(reader *r, const char *text, size_t n, const mm_digest *f
          MM_REFUSE(&r->ctx, r->err, "key \"sha256\": is not the digest of the text before it");
 }
 
-/* What an unsharded checkpoint holds. */
+/* Reads the fields of minimax-digests.json, which lists the files of an unsharded checkpoint. */
 static bool read_digests(reader *r, const mm_json *root) {
   static const char *const keys[] = {"format", "version", "tool", "quant", "dialect", "plan", "parts", "sources", "files", "sha256", NULL};
   mm_pack *p = r->p;
@@ -506,7 +506,7 @@ static bool read_digests(reader *r, const mm_json *root) {
          read_files(r, root, "files", "sha256", &p->file, &p->file_count) && check_file_names(r);
 }
 
-/* What is read, and of which ranks the digests. */
+/* The file to read, the function that reads it, and the ranks whose block digests are loaded. */
 typedef struct kind {
   const char *file;
   bool (*read)(reader *r, const mm_json *root);
@@ -524,7 +524,7 @@ typedef struct sealed {
   mm_digest digest;
 } sealed;
 
-/* Item 0 reads, item 1 hashes: one beside the other where the text is long. */
+/* Item 0 reads the text, item 1 hashes it; both run at the same time if the text is long. */
 static bool read_or_hash(void *ctx, size_t item, unsigned worker, mm_err *err) {
   (void)worker;
   sealed *s = ctx;

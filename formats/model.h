@@ -95,7 +95,7 @@ MM_MUST_USE bool mm_model_from_json(mm_model *m, const mm_json *obj, const char 
  * eps > 0, …), status and code given by the caller: E_CFG_RANGE for a config, E_MANIFEST for a manifest. */
 MM_MUST_USE bool mm_model_check(const mm_model *m, const char *file, mm_status status, const char *code, mm_err *err);
 
-/* Whether two models are equal in every field; *key is the first that is not, by its name in the manifest. */
+/* True if two models are equal in every field; else *key is the first field that differs, by its name in the manifest. */
 bool mm_model_same(const mm_model *a, const mm_model *b, const char **key);
 
 #ifdef __cplusplus

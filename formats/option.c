@@ -163,7 +163,7 @@ static void print_option(const mm_option *o, FILE *f) {
   fputc('\n', f);
 }
 
-/* Of a program with --jobs: what its environment may hold. NULL of others. */
+/* The help on the environment variable that a program with --jobs reads; NULL for other programs. */
 static const char *environment(const mm_program *p) {
   const mm_option *o;
   for (size_t i = 0; (o = row_at(p, i)); i++)
@@ -221,7 +221,7 @@ static const char *put_statuses(FILE *f, const char *s) {
   return *end ? end + 1 : end;
 }
 
-/* What stands before the exit statuses, they, and what stands behind them. */
+/* Writes the notes before the exit statuses, the exit statuses, and the notes behind them. */
 static void put_epilog(FILE *f, const char *epilog) {
   static const char mark[] = "Exit status: ";
   const char *statuses = strstr(epilog, mark);
@@ -501,7 +501,7 @@ bool mm_program_json(mm_json *o, bool ok, mm_err *err) {
   return true;
 }
 
-/* Whether err says that standard output could not be written, and its reader is gone. */
+/* True if err says that standard output could not be written because its reader is gone. */
 static bool reader_left(const mm_err *err) {
   static const char text[] = "E_IO: " STDOUT;
   struct pollfd p = {.fd = STDOUT_FILENO, .events = POLLOUT};

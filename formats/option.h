@@ -30,7 +30,7 @@ typedef struct mm_option {
   const char *arg;     /* metavariable in the help, NULL for flags */
   const char *help;    /* one line; "%" is literal */
   const char *choices; /* "none|bf16|block_fp8" checked by the parser, or NULL */
-  uint64_t lo, hi;     /* MM_OPT_U64 range, both inclusive; hi 0 means no limit. Of MM_OPT_SIZE lo alone */
+  uint64_t lo, hi;     /* MM_OPT_U64 range, both inclusive; hi 0 means no limit. MM_OPT_SIZE has lo alone */
 } mm_option;
 
 /* Rows of a table. Behind the explanation more of the row may stand, by name: .letter, .alias, .choices, .lo, .hi. */
@@ -52,7 +52,7 @@ typedef struct mm_program {
   bool (*told)(mm_err *err); /* whether it may end where --help or its like was all; may be NULL: it may */
 } mm_program;
 
-/* Of an mm_program: its name and line, its operands in words, how many they are, its table. */
+/* The fields of an mm_program: its name and line, its operands in words, how many they are, its table. */
 #define MM_PROGRAM(word, line, operand_words, least, most, table)                                                          \
   .name = word, .summary = line, .operands = operand_words, .min_operands = least, .max_operands = most, .options = table, \
   .option_count = sizeof(table) / sizeof *(table)
@@ -75,7 +75,7 @@ MM_MUST_USE bool mm_program_json(mm_json *o, bool ok, mm_err *err);
 /* The whole of a main: starts the program, parses as mm_options_parse does, calls run(args) unless --help or its like was all, and writes
  * what stdout still holds. Returns the exit status; a failure has had its line. */
 int mm_program_main(const mm_program *p, int argc, char **argv, const char **operands, bool (*run)(void *args, mm_err *err), void *args);
-/* What mm_program_main begins with: ignores SIGPIPE and SIGXFSZ, opens /dev/null on closed descriptors 0–2. */
+/* The first step of mm_program_main: ignores SIGPIPE and SIGXFSZ, opens /dev/null on closed descriptors 0–2. */
 void mm_program_start(void);
 
 #endif

@@ -31,7 +31,7 @@ mm_own mm_pack_own(const mm_pack *p, const mm_pack_tensor *t, unsigned piece, ui
   return own;
 }
 
-/* Whether cell i, of `cell` each (0: all), has one of [at, at + count). */
+/* True if cell i, of `cell` lines each (0: all lines), has a line in [at, at + count). */
 static bool meets(uint32_t i, uint32_t cell, uint32_t at, uint32_t count) {
   uint64_t from = (uint64_t)i * cell, end = cell == 0 ? UINT64_MAX : from + cell;
   return count > 0 && from < (uint64_t)at + count && at < end;

@@ -12,15 +12,15 @@ extern "C" {
 
 #define MM_PACK_FORMAT   "minimax-packed"
 #define MM_PACK_VERSION  1
-#define MM_PACK_VERSION2 2 /* of a manifest that tells of grids (FORMAT-2.md) */
+#define MM_PACK_VERSION2 2 /* of a manifest that declares grids (FORMAT-2.md) */
 #define MM_PACK_VERSION3 3 /* of a manifest of an extended model (FORMAT-3.md) */
 #define MM_LEFT_OUT_MAX  16
 #define MM_MANIFEST      "manifest.json"
-#define MM_DIGESTS       "minimax-digests.json" /* beside an unsharded checkpoint: what its files hold */
+#define MM_DIGESTS       "minimax-digests.json" /* lists the files of an unsharded checkpoint and their digests */
 #define MM_DIGESTS_WORD  "minimax-digests"
 #define MM_MANIFEST_MAX  (UINT64_C(256) << 20)
 #define MM_MANIFEST_SEAL "\"sha256\":\"%s\"\n}\n" /* its last bytes: the digest of all before them */
-#define MM_SIGNATURE     "model.sig"              /* may stand beside it (loader/archive/signature.h) */
+#define MM_SIGNATURE     "model.sig"              /* optional companion of the manifest (loader/archive/signature.h) */
 #define MM_ARCHIVE       "archive.json"           /* makes a directory an archive (loader/archive/archive.h) */
 #define MM_PACK_PLANES   4
 #define MM_PACK_PIECES   3
@@ -104,13 +104,14 @@ typedef struct mm_left_out {
   uint64_t tensors, bytes;
 } mm_left_out;
 
-/* What was done where a cut fell inside a scale's block: a finer grid, zeros that fill up each rank, or nothing, since none did. */
+/* The treatment of a cut inside a scale's block: a finer grid (SPLIT), zeros that fill up each rank (PAD), or refusal of such a cut
+ * (ERROR). */
 typedef enum mm_align { MM_ALIGN_SPLIT, MM_ALIGN_PAD, MM_ALIGN_ERROR } mm_align;
 #define MM_ALIGN_WORDS "split|pad|error"
 const char *mm_align_word(mm_align a);
 bool mm_align_find(const char *word, mm_align *out); /* false for another word */
 
-/* What the reader fills points into `arena`; so does, best, what a writer fills: close frees nothing else. */
+/* The reader allocates every string and array in `arena`, and a writer should too: close frees nothing else. */
 typedef struct mm_pack {
   char *dir;
   char *tool;  /* "minimax-convert 0.1.0" */
@@ -134,7 +135,7 @@ typedef struct mm_pack {
 } mm_pack;
 
 static inline uint32_t mm_pack_ranks(const mm_pack *p) { return p->pp * p->tp; }
-/* Whether tensor t belongs to a rank. */
+/* True if tensor t belongs to a rank. */
 static inline bool mm_pack_holds(const mm_pack *p, const mm_pack_tensor *t, uint32_t rank) { return rank / p->tp == t->stage; }
 /* The first expert of a stacked tensor on a rank: tp/ep ranks share the same experts and cut each among them. */
 static inline uint32_t mm_pack_first_lead(const mm_pack *p, const mm_pack_tensor *t, uint32_t rank) {
@@ -146,17 +147,17 @@ static inline uint32_t mm_pack_first_lead(const mm_pack *p, const mm_pack_tensor
 int mm_pack_version(const mm_pack *p);
 /* Stored shape of plane p on one rank: [lead?, cells…], or [rows] for a vector. */
 mm_shape mm_pack_plane_shape(const mm_pack_tensor *t, unsigned p);
-/* Of a piece, the local rows and columns that are the rank's own; the rest of local_rows x cols is padding. Rows count from the tensor's.
- */
+/* The local rows and columns of a piece that are the rank's own; the rest of local_rows x cols is padding. Rows count from the tensor's
+ * first. */
 typedef struct mm_own {
   uint32_t row, rows, col, cols;
 } mm_own;
 mm_own mm_pack_own(const mm_pack *p, const mm_pack_tensor *t, unsigned piece, uint32_t rank);
-/* Whether cell (i, j) of plane `plane` covers a weight of the rank's own, and not padding alone. */
+/* True if cell (i, j) of plane `plane` covers a weight of the rank's own, and not padding alone. */
 bool mm_pack_covers(const mm_pack *p, const mm_pack_tensor *t, unsigned plane, uint32_t rank, uint32_t i, uint32_t j);
 /* "model-rank-00003-part-00001.safetensors" */
 void mm_part_name(char out[64], uint32_t rank, uint32_t part);
-/* Whether this is the name of a part, of whatever rank, or of a part in an archive: with ".zst" behind it. */
+/* True if this is the name of a part of any rank, or of a part in an archive, which ends in ".zst". */
 bool mm_part_named(const char *name);
 
 /* Reads and checks DIR/manifest.json: everything a reader relies on (ranges inside extents, cuts of tp entries, cells, pieces
@@ -168,8 +169,8 @@ MM_MUST_USE bool mm_pack_open_ranks(mm_pack *p, const char *dir, const uint32_t 
 /* mm_pack_open from memory (for fuzzing); dir may be any text. */
 MM_MUST_USE bool mm_pack_parse(mm_pack *p, const char *dir, const char *text, size_t n, mm_err *err);
 void mm_pack_close(mm_pack *p); /* accepts a zeroed or half-opened one */
-/* Reads and checks DIR/minimax-digests.json: tool, quant, dialect, plan, the part files as those of one rank, sources and files; there is
- * no model and no tensor. MM_INTEGRITY E_MANIFEST; other versions MM_UNSUPPORTED E_VERSION. */
+/* Reads and checks DIR/minimax-digests.json: tool, quant, target format, plan, the part files as those of one rank, sources and files. The
+ * file holds no model and no tensor. MM_INTEGRITY E_MANIFEST; other versions MM_UNSUPPORTED E_VERSION. */
 MM_MUST_USE bool mm_digests_open(mm_pack *p, const char *dir, mm_err *err);
 /* Its text, a deterministic function of *p; free() it. */
 char *mm_digests_text(const mm_pack *p, mm_err *err);

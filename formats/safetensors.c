@@ -36,7 +36,7 @@ static uint64_t header_length(const char *head) {
   return n;
 }
 
-/* What a file that is no safetensors file looks like from its first n bytes, and what to do; NULL if like nothing known. */
+/* Names, from its first n bytes, the kind of a file that is no safetensors file, and the remedy. Returns NULL if no known kind matches. */
 static const char *looks_like(const char *head, size_t n) {
   static const char page[] = "an HTML or XML page, probably a login or error page saved under this name: download the file again";
   static const char pickle[] = "a Python pickle: convert it to safetensors first";

@@ -52,7 +52,7 @@ static inline char mm_scan_peek(mm_scan *s) {
   return c > ' ' ? c : mm_scan_space(s);
 }
 
-/* What stands at the position, for messages: `"text"`, escaped and cut, or `the end`. Returns out. */
+/* Writes the text at the position, for messages: `"text"`, escaped and cut, or `the end`. Returns out. */
 #define MM_SCAN_FOUND 112
 char *mm_scan_found(const mm_scan *s, char out[MM_SCAN_FOUND]);
 

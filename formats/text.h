@@ -19,7 +19,7 @@ void mm_text_quote(mm_text *t, const char *bytes, size_t n);
 void mm_text_quote_string(mm_text *t, const char *string);
 /* The same, null where string is NULL. */
 void mm_text_quote_or_null(mm_text *t, const char *string);
-/* A JSON number with as many digits as tell it from others; null where it is not finite. */
+/* Appends a JSON number with as many digits as distinguish it from all others, or null if it is not finite. */
 void mm_text_real(mm_text *t, double x);
 /* Empties it and keeps its memory. */
 void mm_text_clear(mm_text *t);

@@ -1,13 +1,13 @@
-/* Names to a struct. The names are the fused per-rank ones of the packed checkpoint. What a rank holds of each tensor follows from the
- * model and the rank; this file alone says how, and the cuts of the manifest must say the same. Only how much padding there is, of the
- * vocabulary and of the experts' intermediate columns, is the manifest's choice. */
+/* Names to a struct. The names are the fused per-rank ones of the packed checkpoint. The part of each tensor that a rank holds follows
+ * from the model and the rank; this file alone says how, and the cuts of the manifest must say the same. Only how much padding there is,
+ * of the vocabulary and of the experts' intermediate columns, is the manifest's choice. */
 #include "loader/bind.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* What one rank holds of an extent: rows (or columns) own.from … of `whole` at own.at … of its `local` ones, the rest padding. */
+/* The part of an extent that one rank holds: rows (or columns) own.from … of `whole` at own.at … of its `local` ones, the rest padding. */
 typedef struct share {
   uint64_t whole, local;
   mm_range own;
@@ -45,7 +45,7 @@ static const mm_pack_tensor *find(const binding *b, const char *name) {
   return hit ? *hit : NULL;
 }
 
-/* Whether cut c, where it is along `axis`, leaves the rank what x says; where it is not, all of it. */
+/* True if the rank's part under cut c is x: the cut's range where c is along `axis`, else the whole extent. */
 static bool same_share(const binding *b, const mm_cut *c, mm_axis axis, const share *x, share *found) {
   *found = uncut(x->whole);
   if (c->axis == axis) *found = (share){c->whole, c->local, c->rank[b->rank]};
@@ -197,8 +197,8 @@ static bool bind_vocab(const binding *b, mm_rank_weights *w) {
          bind(b, "lm_head.weight", matrix(b->vocab, b->hidden), &w->head);
 }
 
-/* Where layer l lies: its first tensor says. The first layer is in stage 0, another one where the layer before is or in the stage behind;
- * the last one in the last stage. So every stage has layers. */
+/* Finds the stage of layer l by the layer's first tensor. The first layer is in stage 0, the last one in the last stage, any other in the
+ * stage of the layer before or in the next one. Every stage therefore has layers. */
 static bool next_stage(binding *b, uint32_t l) {
   char name[64];
   snprintf(name, sizeof name, "model.layers.%u.input_layernorm.weight", l);

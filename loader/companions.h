@@ -1,5 +1,5 @@
-/* What lies in a checkpoint's directory beside its parts: companions with their digests, nothing else, and no archive where a checkpoint
- * was expected. */
+/* Checks of a checkpoint's directory other than those of its parts: companions match their digests, there is no other file, and no archive
+ * where a checkpoint was expected. */
 #ifndef MM_LOADER_COMPANIONS_H
 #define MM_LOADER_COMPANIONS_H
 

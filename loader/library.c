@@ -36,7 +36,7 @@ struct minimax_checkpoint {
   mm_arena arena;
 };
 
-/* Tells the caller: 0 or the status. */
+/* Copies err to the caller's structure, which may be NULL, and returns its status; 0 if err holds none. */
 static int tell(minimax_error *out, const mm_err *err) {
   if (!out) return (int)err->status;
   *out = (minimax_error){.status = (int32_t)err->status};

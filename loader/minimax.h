@@ -29,7 +29,7 @@ extern "C" {
 #define MINIMAX_API
 #endif
 
-/* Of this header; minimax_version() has that of the library. */
+/* The version of this header; minimax_version() returns that of the library. */
 #define MINIMAX_HEADER_VERSION "0.1.0"
 
 /* Why a call failed. `status` is the exit status that the project's programs give: 2 usage, 3 bad input, 4 unsupported, 5 I/O,
@@ -43,7 +43,7 @@ typedef struct minimax_error {
 
 typedef struct minimax_checkpoint minimax_checkpoint; /* opaque */
 
-/* What the manifest says of all of it. Strings live until minimax_close. */
+/* The manifest's statements about the whole checkpoint. Strings live until minimax_close. */
 typedef struct minimax_info {
   const char *dir;
   const char *tool;         /* what wrote it: "minimax-convert 0.1.0" */
@@ -107,12 +107,12 @@ MINIMAX_API void minimax_close(minimax_checkpoint *c);
 MINIMAX_API const minimax_info *minimax_get_info(const minimax_checkpoint *c);
 
 /* Proves every byte of the open ranks and companion files by their digests, that nothing else lies there, that every number is finite and
- * every scale allowed, that padding is zero and ranks hold equal copies. A manifest without a part of any rank is E_RANKS, status 6. That
- * the manifest's model and names of source matrices are those of config.json, the program minimax-verify proves alone. A part that was
+ * every scale allowed, that padding is zero and ranks hold equal copies. A manifest without a part of any rank is E_RANKS, status 6. Only
+ * the program minimax-verify proves that the manifest's model and names of source matrices are those of config.json. A part that was
  * written to or replaced since it was opened is E_CHANGED, status 5. threads 0: as many as CPUs. */
 MINIMAX_API int minimax_verify(const minimax_checkpoint *c, unsigned threads, minimax_error *err);
 
-/* Whether a rank's files are open (1) or not (0; also for ranks that there are not). */
+/* Returns 1 if a rank's files are open, else 0 (also for ranks that do not exist). */
 MINIMAX_API int minimax_has_rank(const minimax_checkpoint *c, uint32_t rank);
 /* Tensors of a rank, in layer order; 0 for one that is not open. */
 MINIMAX_API size_t minimax_tensor_count(const minimax_checkpoint *c, uint32_t rank);
@@ -145,7 +145,7 @@ typedef struct minimax_grid {
   uint64_t bytes;
 } minimax_grid;
 MINIMAX_API int minimax_source_plane(const minimax_checkpoint *c, const char *source, uint32_t i, minimax_grid *out, minimax_error *err);
-/* Those bytes into out. */
+/* Writes the bytes that minimax_source_plane describes into out. */
 MINIMAX_API int minimax_unshard_plane(const minimax_checkpoint *c, const char *source, uint32_t i, void *out, minimax_error *err);
 
 MINIMAX_API void minimax_free(void *p);

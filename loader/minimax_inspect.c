@@ -127,7 +127,7 @@ static void close_listing(mm_listing *l) {
   mm_st_close(&l->st);
 }
 
-/* Of a packed tensor under --rank: whether the rank's stage has it. */
+/* True if the tensor is listed: its name matches --match and, under --rank, a packed tensor is of the rank's stage. */
 static bool wanted(const mm_inspect_args *a, const mm_listing *l, const mm_listed *x) {
   if (a->rank != UINT64_MAX && !mm_pack_holds(&l->shards.pack, &l->shards.pack.tensor[x->index], (uint32_t)a->rank)) return false;
   return !a->match || strstr(x->name, a->match);
@@ -200,7 +200,7 @@ static mm_json *shape_json(const mm_shape *s) {
   return whole(list, ok);
 }
 
-/* What is stored of a packed tensor: codes, then scales. */
+/* Describes the stored planes of a packed tensor: codes, then scales. */
 static mm_json *planes_json(const mm_pack_tensor *t) {
   mm_json *list = mm_json_new_arr();
   bool ok = list;
@@ -390,7 +390,7 @@ static bool diff_pair(const mm_inspect_args *args, const mm_listing *a, const mm
   return !what || put_difference(d, x, y, what, err);
 }
 
-/* Of a comparison that is done. */
+/* Prints the result of a finished comparison. */
 static bool print_diff(const mm_inspect_args *args, const mm_listing *a, const mm_listing *b, mm_differences *d, mm_err *err) {
   const bool packed = args->data && a->kind == PACKED;
   const uint32_t all = packed ? mm_pack_ranks(&a->shards.pack) : 0, open = packed ? ranks_open(a, b) : 0;

@@ -61,7 +61,7 @@ static bool good_enough(const mm_verify_args *a, const mm_error_report *r, mm_er
 /* NULL: only checks whether it can be written. */
 static bool write_report(const mm_verify_args *a, const mm_error_report *r, mm_err *err) {
   mm_arena arena = {0};
-  const char *found = mm_source_locate(a->source, &arena, MM_IGNORED); /* of a source that is not there the comparison tells */
+  const char *found = mm_source_locate(a->source, &arena, MM_IGNORED); /* the comparison reports a missing source */
   const mm_output_place place = {.path = a->report, MM_OUTPUT_INPUTS(a->dir, a->source, found, a->key), .force = a->force, .stream = true};
   const bool ok = r ? mm_report_write(place, r, err) : mm_report_place_ok(place, err);
   mm_arena_close(&arena);
@@ -128,7 +128,7 @@ static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *
   return ok;
 }
 
-/* What was looked at. */
+/* The figures of a verification, for its summary. */
 typedef struct mm_looked {
   const mm_pack *p;
   bool unsharded;
@@ -247,7 +247,7 @@ static bool unsharded_against_source(const mm_verify_args *a, const mm_pack *p, 
   return ok;
 }
 
-/* What minimax-convert --layout hf made, by the digests beside it. */
+/* Verifies the output of minimax-convert --layout hf by the digests file in its directory. */
 static bool verify_unsharded(const mm_verify_args *a, mm_err *err) {
   mm_pack p = {0};
   size_t seen = 0;

@@ -149,7 +149,7 @@ static bool cut_along_cells(const mm_pack *pack, const mm_pack_tensor *t, unsign
   return true;
 }
 
-/* What unpack takes for granted. */
+/* Checks the properties that unpack takes for granted. */
 static bool check_scheme(const mm_pack *pack, const mm_pack_tensor *t, mm_err *err) {
   const mm_scheme *s = mm_scheme_find(t->scheme);
   char shown[64];

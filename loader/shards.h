@@ -30,17 +30,17 @@ typedef struct mm_shards {
 /* Opens every rank. Checks: file sizes, part metadata (rank, tp, plan), that the parts of a rank hold exactly the planes of
  * the manifest with dtype and shape, and that every scheme is known. Digests are verify's business. */
 MM_MUST_USE bool mm_shards_open(mm_shards *s, const char *dir, mm_err *err);
-/* The same of these ranks alone; the files of others are not looked at, and may be absent. Of them the manifest's list of parts is read,
- * but the digests of their blocks are neither kept nor held against their root; the seal covers them as it covers every byte. MM_USAGE
- * E_RANKS for a rank that the checkpoint does not have. */
+/* The same of these ranks alone; files of other ranks are not looked at, and may be absent. The manifest's list of their parts is read,
+ * but the digests of their blocks are neither stored nor checked against the part's root; the manifest's own digest covers them as it
+ * covers every byte. MM_USAGE E_RANKS for a rank that the checkpoint does not have. */
 MM_MUST_USE bool mm_shards_open_ranks(mm_shards *s, const char *dir, const uint32_t *rank, uint32_t count, mm_err *err);
 /* Every part that is mapped is still the file that was opened, unwritten: MM_IO E_CHANGED names the first that is not. Called when all was
  * read, it makes what was read what lies in the directory. */
 MM_MUST_USE bool mm_shards_unchanged(const mm_shards *s, mm_err *err);
 void mm_shards_close(mm_shards *s);
 
-/* Tensor i of the manifest on one rank of its stage (mm_pack_holds), ready for unpack. Vectors come as n rows of k = 1.
- * Of a rank that has no map (mm_bind_planned) the planes are NULL. */
+/* Tensor i of the manifest on one rank of its stage (mm_pack_holds), ready for unpack. Vectors come as n rows of k = 1. The planes are
+ * NULL if the rank has no map (mm_bind_planned). */
 mm_packed mm_shards_tensor(const mm_shards *s, uint32_t rank, size_t i);
 
 #ifdef __cplusplus

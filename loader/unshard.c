@@ -13,7 +13,7 @@ static const mm_cut *cut_of(const mm_whole *w) { return &w->s->pack.cut[piece_of
 uint32_t mm_whole_rows(const mm_whole *w) { return piece_of(w)->rows; }
 uint32_t mm_whole_cols(const mm_whole *w) { return tensor_of(w)->whole_cols; }
 
-/* Whether `name` is the pattern with a number below `count` for its "{e}". */
+/* True if `name` is the pattern with a number below `count` for its "{e}". */
 static bool matches(const char *pattern, const char *name, uint32_t count, uint32_t *expert) {
   const char *gap = strstr(pattern, EXPERT);
   *expert = 0;

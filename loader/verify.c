@@ -55,7 +55,7 @@ static bool check_block(void *ctx, size_t item, unsigned worker, mm_err *err) {
   return mm_verify_block(job->s, b->rank, b->part, b->index, err);
 }
 
-/* Of a rank that is open. */
+/* The number of parts of a rank if the rank is open, else 0. */
 static size_t parts_of(const mm_shards *s, uint32_t rank) { return s->rank[rank].plane ? s->pack.rank[rank].part_count : 0; }
 
 bool mm_verify_sample(const mm_shards *s, uint32_t count, uint64_t seed, unsigned threads, mm_err *err) {

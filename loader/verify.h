@@ -14,7 +14,7 @@ MM_MUST_USE bool mm_verify_any_rank(const mm_pack *p, mm_err *err);
 MM_MUST_USE bool mm_verify_block(const mm_shards *s, uint32_t rank, uint32_t part, size_t block, mm_err *err);
 /* Every block of every part of the ranks that are open, on `threads` threads: the first damage found. */
 MM_MUST_USE bool mm_verify_blocks(const mm_shards *s, unsigned threads, mm_err *err);
-/* At most `count` blocks of every part, one from each of as many equal stretches; `seed` decides which. */
+/* At most `count` blocks of every part, one from each of as many equal ranges; `seed` decides which. */
 MM_MUST_USE bool mm_verify_sample(const mm_shards *s, uint32_t count, uint64_t seed, unsigned threads, mm_err *err);
 
 /* Blocks proven when they are first read, each once, from any thread. Borrows the shards. */
@@ -28,12 +28,12 @@ void mm_proof_close(mm_proof *p); /* accepts a zeroed or half-opened one */
 /* Proves the blocks of bytes [offset, offset + bytes) of a part's file that were not proven yet. Errors as mm_verify_block. */
 MM_MUST_USE bool mm_proof_stretch(const mm_proof *p, uint32_t rank, uint32_t part, uint64_t offset, uint64_t bytes, mm_err *err);
 
-/* Of the ranks that are open: every weight is finite and every scale one that its scheme may have, 0 over padding alone (E_NONFINITE,
- * E_SCALE); and mm_verify_agreement. */
+/* Checks the open ranks: every weight is finite (E_NONFINITE), every scale is one that its scheme may have, 0 over padding alone
+ * (E_SCALE), and mm_verify_agreement holds. */
 MM_MUST_USE bool mm_verify_numbers(const mm_shards *s, unsigned threads, mm_err *err);
-/* What the format page asks of weights beyond their digests: padding is zero bytes (E_PADDING), ranks that hold the same weights hold equal
- * ones, and equal scales where one scale stands over lines of several (E_COPIES), and dead_rows names the rows of lm_head that are zero,
- * all of them and no other (E_DEAD_ROWS). */
+/* Checks the rules of the format page for weights beyond their digests: padding is zero bytes (E_PADDING), ranks that hold the same
+ * weights hold equal ones, and equal scales where one scale stands over lines of several ranks (E_COPIES), and dead_rows names exactly the
+ * rows of lm_head that are zero (E_DEAD_ROWS). */
 MM_MUST_USE bool mm_verify_agreement(const mm_shards *s, unsigned threads, mm_err *err);
 
 #ifdef __cplusplus

@@ -88,7 +88,7 @@ static bool check_shared(const shared *x, mm_err *err) {
   return ok;
 }
 
-/* What two ranks share of a piece; false if nothing. */
+/* Finds the lines of a piece that two ranks share; false if there are none. */
 static bool find_shared(shared *x) {
   const mm_piece *piece = &x->s->pack.tensor[x->tensor].piece[x->piece];
   const mm_cut *cut = &x->s->pack.cut[piece->cut];
@@ -104,7 +104,8 @@ static bool find_shared(shared *x) {
   return true;
 }
 
-/* Beside the first of the ranks before it that hold lines of the same; ranks that hold all of a rank's lines are equal among themselves. */
+/* Compares a rank with the ranks before it that hold some of its lines, up to the first that holds all of them: such ranks are equal among
+ * themselves. */
 static bool check_copies(const mm_shards *s, uint32_t rank, size_t tensor, mm_err *err) {
   const mm_pack *p = &s->pack;
   const mm_pack_tensor *t = &p->tensor[tensor];

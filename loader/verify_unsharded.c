@@ -1,4 +1,4 @@
-/* Files of an unsharded checkpoint beside their digests. */
+/* Compares the files of an unsharded checkpoint with their digests. */
 #include "loader/verify_unsharded.h"
 
 #include <stdio.h>

@@ -30,7 +30,7 @@ static float largest_code(mm_code c) { return c == MM_CODE_E4M3 ? 448.0f : c == 
 
 enum { LANES = 16 }; /* numbers that a loop takes at once */
 
-/* The number that the code of x / scale stands for, times `by`. What is no number stays as it is. */
+/* The number that the code of x / scale stands for, times `by`. NaN stays as it is. */
 MM_INLINE float round_to(mm_code c, float x, float scale, float by) {
   const float y = x / scale;
   const uint32_t b = mm_f32_bits(y), sign = b & 0x80000000u;
@@ -89,7 +89,7 @@ float mm_act_scale(const mm_act_format *f, float amax) {
   return fmaxf(amax, LEAST_AMAX) / (f->scale == MM_F8_E4M3 ? 448.0f * largest_code(f->code) : largest_code(f->code));
 }
 
-/* That of a group under a row's. */
+/* The scale of a group under the scale of its row. */
 static float e4m3_scale(const mm_act_format *f, float amax, float row) {
   return mm_e4m3_value[mm_finite_to_e4m3(amax / largest_code(f->code) / row)];
 }

@@ -51,7 +51,7 @@ MM_INLINE float scale_of(const run *most, bool bf16) {
 MM_INLINE void encode(uint8_t code[BLOCK], const void *weights, bool bf16, float s) {
   const uint16_t *h = weights;
   const float *w = weights;
-  for (int i = 0; bf16 && i < BLOCK; i++) /* sign and magnitude apart: half as many vectors to narrow */
+  for (int i = 0; bf16 && i < BLOCK; i++) /* sign and magnitude separately: half as many vectors to narrow */
     code[i] = (uint8_t)((h[i] >> 8 & 0x80) | mm_magnitude_to_e4m3(mm_f32_bits(mm_bf16_to_f32(h[i] & 0x7fff) / s)));
   for (int i = 0; !bf16 && i < BLOCK; i++) code[i] = mm_finite_to_e4m3(w[i] / s);
 }

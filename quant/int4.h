@@ -30,7 +30,7 @@ MM_INLINE void mm_int4_errors(float *error, const int16_t w[MM_INT4_GROUP], cons
       q = q < 7 ? q : 7;
       d[i] = (int16_t)(w[i] - (int16_t)(q * step));
     }
-    for (int i = 0; i < MM_INT4_GROUP; i++) sum += d[i] * d[i]; /* apart from the loop above it becomes pmaddwd */
+    for (int i = 0; i < MM_INT4_GROUP; i++) sum += d[i] * d[i]; /* a loop of its own, so that it becomes pmaddwd */
     error[c] = (float)sum;
   }
 }

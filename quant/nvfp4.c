@@ -1,5 +1,5 @@
 /* nvfp4 and nvfp4a16 (weights only): E2M1 nibbles, even column low, with an E4M3 scale per 16 columns under one f32 scale per
- * fusion group, in ModelOpt's dialect: "_scale_2" is the multiplier amax/2688 (2688 = 6 · 448; compressed-tensors stores its
+ * fusion group, in ModelOpt's naming scheme: "_scale_2" is the multiplier amax/2688 (2688 = 6 · 448; compressed-tensors stores its
  * reciprocal), W = e2m1(code) · (e4m3(scale) · scale_2).
  *
  * absmax is ModelOpt's rule: scale = e4m3(amax(block) / (6 · scale_2)), at least its smallest step, 1.0 for a zero block. mse takes

@@ -41,7 +41,7 @@ typedef enum mm_search {
   MM_SEARCH_FOUR_SIX /* NVFP4 only: the better of mapping the block's maximum to 6 and to 4 (arXiv 2512.02010) */
 } mm_search;
 
-/* What `pack` is given: rows [0, n) of a strip, all k columns; finite (the caller refused NaN and infinity). */
+/* Arguments of `pack`: rows [0, n) of a strip, all k columns; finite (the caller refused NaN and infinity). */
 typedef struct mm_pack_args {
   const float *w;       /* [n, k] exact f32, or NULL when bf16 is given */
   const uint16_t *bf16; /* [n, k] bf16: the same bytes come out as for its values in w, sooner */
@@ -53,7 +53,7 @@ typedef struct mm_pack_args {
   const float *importance;
 } mm_pack_args;
 
-/* What one code stands for before scaling. Two nibbles share a byte, the even column in the low one. */
+/* The number that one code stands for before scaling. Two nibbles share a byte, the even column in the low one. */
 typedef enum mm_code {
   MM_CODE_PLAIN, /* a number of plane 0's own dtype */
   MM_CODE_E4M3,
@@ -63,7 +63,7 @@ typedef enum mm_code {
   MM_CODE_INT4_OFFSET /* nibble, value + 8 */
 } mm_code;
 
-/* What a scheme's engines do to the activations x [t, k] before the product: an index of mm_act_formats. */
+/* The rounding of the activations x [t, k] before a scheme's product: an index of mm_act_formats. */
 typedef enum mm_act_quant {
   MM_ACT_KEPT,
   MM_ACT_FP8_TENSOR, /* under the static scale of the checkpoint, or one for each token where it has none */
@@ -94,7 +94,7 @@ static inline uint32_t mm_act_amaxes(const mm_act_format *f, uint32_t whole_k) {
 void mm_act_amax(const mm_act_format *f, const float *x, uint32_t k, uint32_t first, float *amax);
 /* The scale of a row with this amax; a static scale is one of the largest that calibration saw. */
 float mm_act_scale(const mm_act_format *f, float amax);
-/* x[k] becomes the numbers that its codes stand for: code · scale. `fixed` is the static scale, 0 for none. What is no number stays so. */
+/* x[k] becomes the numbers that its codes stand for: code · scale. `fixed` is the static scale, 0 for none. NaN stays NaN. */
 void mm_act_round(const mm_act_format *f, float *x, uint32_t k, uint32_t first, const float *amax, float fixed);
 /* The same without the scales: x[k] becomes the numbers that codes alone stand for, and amax[] the scales: of the row in amax[0], or, in
  * groups, of each from amax[1] on, which those of NVFP4 are multiplied with that of the row. BF16 holds the numbers. */
@@ -148,14 +148,15 @@ static inline uint32_t mm_scheme_rows(const mm_scheme *s) {
   return rows;
 }
 
-/* Whether a scheme's scale may be v: what packers write, converters keep and minimax-verify accepts. */
+/* True if a scheme's scale may be v: the rule of packers, of converters that pass scales through, and of minimax-verify. */
 bool mm_scale_allowed(const mm_scheme *s, float v);
 
 /* Rows [row, row + rows) of matrix `lead` as f32, out[rows, k]: codes decoded by scheme->code times the scale planes on their stored grid.
  */
 void mm_unpack(const mm_packed *m, uint32_t lead, uint32_t row, uint32_t rows, float *out);
 
-/* What unpack multiplies the codes of a row with: the product of the scales over each column, out[k]; 1 where a scheme has none. */
+/* The factors by which unpack multiplies the codes of a row: the product of the scales over each column, out[k]; 1 where a scheme has no
+ * scale. */
 void mm_row_scales(const mm_packed *m, uint32_t lead, uint32_t row, float *out);
 
 static inline uint32_t mm_cells(uint32_t extent, uint32_t cell) { return cell == 0 ? 1 : extent / cell + (extent % cell != 0); }

@@ -50,7 +50,7 @@ static size_t showable(const char *text, size_t n) {
   return len;
 }
 
-/* What is shown for the start of text: `len` bytes of it as they are in `width` bytes, or its first byte as \xNN. */
+/* Writes the shown form of the start of text: its first `len` bytes as they are, in `width` bytes, or its first byte as \xNN. */
 static size_t show_one(char shown[4], const char *text, size_t n, bool quoted, size_t *width) {
   static const char hex[] = "0123456789abcdef";
   size_t len = quoted && (*text == '"' || *text == '\\') ? 0 : showable(text, n);

@@ -111,7 +111,8 @@ bool mm_file_read(const mm_file *f, const char *path, void *buf, size_t n, uint6
   return true;
 }
 
-/* Reading with RWF_NOWAIT would tell too, but has the kernel read ahead, up to 8 MiB that are then read again past the cache. */
+/* Asks cachestat. A read with RWF_NOWAIT would also answer, but makes the kernel read ahead up to 8 MiB, which are then read again past
+ * the cache. */
 bool mm_file_cached(int fd, uint64_t offset, uint64_t n) {
 #ifndef SYS_cachestat
 #define SYS_cachestat 451 /* on every machine but Alpha */

@@ -32,7 +32,7 @@ typedef struct mm_file {
 
 struct stat;
 mm_file_id mm_file_id_of(const struct stat *s);
-/* Whether both are of one file. */
+/* True if both describe the same file. */
 bool mm_same_file(const struct stat *a, const struct stat *b);
 /* O_RDONLY|O_NONBLOCK|O_CLOEXEC|O_NOCTTY, then fstat: anything but a regular file is MM_BAD_INPUT E_FS_TYPE (says what it
  * is); absent is MM_BAD_INPUT E_FS_MISSING; ELOOP is E_FS_TYPE in words; other errors MM_IO. Follows symlinks. */
@@ -42,8 +42,8 @@ void mm_file_close(mm_file *f); /* reading side only: a failed close loses nothi
 MM_MUST_USE bool mm_file_unchanged(const mm_file *f, const char *path, mm_err *err);
 /* Exactly n bytes at offset; a short file is MM_IO E_SHORT_READ with the offset. */
 MM_MUST_USE bool mm_file_read(const mm_file *f, const char *path, void *buf, size_t n, uint64_t offset, mm_err *err);
-/* Whether the page cache has all of [offset, offset + n); no, with errno ENOSYS or EPERM, where it cannot be asked (kernels before 6.5,
- * files of other users). n > 0. */
+/* True if the page cache has all of [offset, offset + n). False, with errno ENOSYS or EPERM, if the kernel does not answer (kernels before
+ * 6.5, files of other users). n > 0. */
 bool mm_file_cached(int fd, uint64_t offset, uint64_t n);
 /* For one pass over much data, without filling the page cache: takes what the cache already holds whole, else reads past it through
  * `direct` (a descriptor with O_DIRECT, or -1 where the file system has none). buf is aligned to MM_DIRECT and has room for n +
@@ -86,7 +86,7 @@ MM_MUST_USE bool mm_dir_next(DIR *d, const char *path, const char **name, mm_err
 MM_MUST_USE bool mm_fsync(int fd, const char *path, bool directory, mm_err *err);
 /* ftruncate, again when a signal came between; -1 sets errno. */
 int mm_ftruncate(int fd, uint64_t size);
-/* Whether a lock failed because the file system has none (some NFS and Lustre mounts), not because another run holds it. */
+/* True if a lock failed because the file system has no locks (some NFS and Lustre mounts), not because another run holds it. */
 bool mm_no_locks(int why);
 /* close that reports. */
 MM_MUST_USE bool mm_close(int fd, const char *path, mm_err *err);

@@ -50,7 +50,7 @@ uint64_t mm_memory_limit_of(uint64_t machine, const char *groups, const char *ro
     if (!path) continue;
     *path++ = 0;
     controllers++;
-    if (!*controllers) { /* version 2, alone or beside version 1 */
+    if (!*controllers) { /* version 2, alone or together with version 1 */
       limit = mm_min(limit, least(root, path, "memory.max"));
       limit = mm_min(limit, least(unified.text, path, "memory.max"));
     } else if (strcmp(controllers, "memory") == 0) {

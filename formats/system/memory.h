@@ -12,7 +12,7 @@ extern "C" {
  * against either. */
 uint64_t mm_memory_limit(void);
 /* The same with other places: `groups` has the lines of /proc/self/cgroup (number:controllers:path), `root` the hierarchies of
- * /sys/fs/cgroup. What cannot be read sets no limit. */
+ * /sys/fs/cgroup. A file that cannot be read sets no limit. */
 uint64_t mm_memory_limit_of(uint64_t machine, const char *groups, const char *root);
 
 #ifdef __cplusplus

@@ -27,7 +27,7 @@ static bool is_own_stream(const struct stat *st) {
 
 #define MARK_WINDOW 65536
 
-/* Whether the file, of `size` bytes, is empty or has the mark. */
+/* True if the file, of `size` bytes, is empty or has the mark. */
 static bool holds_mark(int fd, uint64_t size, const char *mark) {
   char text[MARK_WINDOW];
   const uint64_t at[] = {0, size > MARK_WINDOW ? size - MARK_WINDOW : 0};
@@ -84,7 +84,7 @@ static bool may_replace(const mm_output_place *p, const struct stat *st, mm_err 
   return ours || refuse(p->path, "found a file that this program did not make, expected none, an empty one or one of its own", err);
 }
 
-/* What has the name, if anything. */
+/* The file that has the target's name, if there is one. */
 typedef struct target {
   bool there, direct; /* direct: it takes the bytes itself */
   struct stat st;
@@ -104,7 +104,7 @@ static bool look(const mm_output_place *p, target *t, mm_err *err) {
   return !t->direct || p->stream || refuse(p->path, "found a FIFO, a device or the program's own output, expected a file's name", err);
 }
 
-/* After open_parent, so that a file in an input directory is told by its place. */
+/* Called after open_parent: a file in an input directory is recognised by its place. */
 static bool may_take(const mm_output_place *p, const target *t, mm_err *err) {
   return !t->there || (no_input(p, &t->st, err) && (t->direct || may_replace(p, &t->st, err)));
 }
@@ -182,7 +182,7 @@ bool mm_output_dir_check(const char *dir, const char *const *input, size_t input
   return true;
 }
 
-/* Locked, and still what has the name: a run beside this one may have taken it for a killed run's. */
+/* Locks the staged file and checks that it still has its name: another run may have taken it for a killed run's and replaced it. */
 static bool hold(const mm_output *o, mm_err *err) {
   struct stat held, named;
   if (flock(o->fd, LOCK_EX | LOCK_NB) != 0 && !mm_no_locks(errno)) {
@@ -275,7 +275,7 @@ bool mm_output_open_at(mm_output *o, const char *path, int parent, const char *s
   return false;
 }
 
-/* Whether nothing has the name, or a file with the mark. */
+/* True if no file has the name, or the file that has it bears the mark. */
 static bool marked(const mm_output *o, int into) {
   struct stat st;
   const int fd = openat(into, o->name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);

@@ -1,8 +1,9 @@
-/* One file that an option names: written beside its name, synced, then renamed over it. What has the final name is complete, and what had
- * it before stays until then. FIFOs, terminals and the program's own stdout are written to directly, where the writer needs no seeking.
+/* One file that an option names: written under a temporary name in the same directory, synced, then renamed over it. A file with the final
+ * name is complete, and the file that had the name before stays until then. FIFOs, terminals and the program's own stdout are written to
+ * directly, where the writer needs no seeking.
  *
  * One rule holds for every such file: it is none of the program's inputs and lies in none of its input directories, by whatever path, link
- * or mount; and it replaces (or extends) only an empty file or one that this program made, which a mark in its text tells, unless force
+ * or mount; and it replaces (or extends) only an empty file or one that this program made, as a mark in its text shows, unless force
  * allows any file. */
 #ifndef MM_FORMATS_OUTPUT_H
 #define MM_FORMATS_OUTPUT_H
@@ -36,16 +37,16 @@ typedef struct mm_output {
 #define MM_OUTPUT_NONE \
   { .fd = -1, .parent = -1, .into = -1 }
 
-/* What mm_output_open would refuse, found before the work: MM_USAGE E_OUTPUT for a directory, a device or, without stream, a FIFO or
- * terminal; for an input, a path in an input directory, or a file that the rule above keeps. MM_IO where there is no such directory. */
+/* Refuses before the work what mm_output_open would refuse: MM_USAGE E_OUTPUT for a directory, a device or, without stream, a FIFO or
+ * terminal; for an input, a path in an input directory, or a file that the rule above protects. MM_IO if there is no such directory. */
 MM_MUST_USE bool mm_output_check(const mm_output_place *p, mm_err *err);
 /* The same rule for a directory that may be replaced: no input is a file in it, or a link to one. MM_USAGE E_OUTPUT names it. */
 MM_MUST_USE bool mm_output_dir_check(const char *dir, const char *const *input, size_t inputs, mm_err *err);
 /* Opens the file itself, for lines that are appended; a new one is made. A FIFO that nobody reads is waited for, and a note says so;
  * MM_INTERRUPTED when `stopped` ends that. */
 MM_MUST_USE bool mm_output_append(int *fd, const mm_output_place *p, mm_err *err);
-/* Opens `.NAME.partial-PROGRAM` beside the path (a killed run's is replaced; MM_LOCKED while another run writes it), or what takes the
- * bytes directly. */
+/* Opens `.NAME.partial-PROGRAM` in the directory of the path (a killed run's file is replaced; MM_LOCKED while another run writes it), or
+ * the target itself if it takes the bytes directly. */
 MM_MUST_USE bool mm_output_open(mm_output *o, const mm_output_place *p, mm_err *err);
 /* The same with the two directories open (taken over, also on failure): `staged` in `parent` becomes `name` in `into`. `path` is for
  * messages. */

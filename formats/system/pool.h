@@ -24,8 +24,8 @@ typedef struct mm_team mm_team;
 mm_team *mm_team_open(unsigned threads, mm_err *err);
 /* As mm_pool_run. Items are taken in order; fn of an item does not depend on who takes it. */
 MM_MUST_USE bool mm_team_run(mm_team *t, size_t count, mm_pool_fn *fn, void *ctx, mm_err *err);
-/* What threads do again and again while they look for the next run or the end of one: a microsecond's work at most, false when there is
- * none. Set once, while no run is under way. */
+/* Sets a function that threads call again and again while they wait for the next run or for the end of one: at most a microsecond's work,
+ * false if there is none. Set it once, while no run is under way. */
 void mm_team_meanwhile(mm_team *t, bool (*meanwhile)(void *ctx), void *ctx);
 /* From here on each thread stays on a CPU of its own: of those that the caller may run on, the caller on number `first`, the others on the
  * following ones. The caller stays there when the team is closed. MM_USAGE E_LIMITS where there are fewer. */

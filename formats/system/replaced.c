@@ -70,7 +70,7 @@ static bool unchanged(const mm_staged_file *x, const struct stat *st) {
   return S_ISREG(st->st_mode) && id.ino == x->ino && id.size == x->size && id.mtime_ns == x->mtime_ns && id.ctime_ns == x->ctime_ns;
 }
 
-/* Under a name of its own beside the target. */
+/* Renames the old directory to `NAME.kept`, or `NAME.kept-I`, in the target's parent directory. */
 static bool keep(const mm_staging *s, const char *name, mm_err *err) {
   char kept[NAME_MAX + 32], shown[4 * NAME_MAX], text[5 * NAME_MAX];
   for (int i = 1; i < KEPT_MAX; i++) {
@@ -87,7 +87,8 @@ static bool keep(const mm_staging *s, const char *name, mm_err *err) {
   return mm_fail(err, MM_IO, "E_OUTPUT", mm_at(s->target, NULL), "found %d directories named .kept beside it", KEPT_MAX - 1);
 }
 
-/* Of the directory `name`, open as fd: what is listed and has not been altered goes, then the directory when nothing is left in it. */
+/* Removes from the directory `name`, open as fd, the files that are listed and have not been altered, then the directory if it is empty;
+ * otherwise the directory is kept under another name. */
 static bool remove_old(const mm_staging *s, const char *name, int fd, mm_err *err) {
   for (size_t i = 0; i < s->old_count; i++) {
     struct stat st;

@@ -47,9 +47,9 @@ bool mm_staging_name(mm_staging *s, const char *target, const char *word, mm_err
   return s->parent >= 0 || mm_fail_errno(err, mm_at(parent, NULL), "open", errno);
 }
 
-/* ---- apart from the source ---- */
+/* ---- refusing a target inside the source, or around it ---- */
 
-/* Whether `what` is the open directory or one that holds it. Takes over fd. -1: cannot tell. */
+/* 1 if `what` is the open directory or one that holds it, 0 if not, -1 if that cannot be found out. Takes over fd. */
 static int holds(const struct stat *what, int fd) {
   for (;;) {
     struct stat at, up;
@@ -70,8 +70,8 @@ static int holds(const struct stat *what, int fd) {
 
 #define SOURCE_DEPTH 16
 
-/* Whether the open directory `parent` is, or lies in, the source or a directory of it: one of these may be mounted elsewhere. Takes over
- * fd, the source's. */
+/* 1 if the open directory `parent` is, or lies in, the source or a directory of it, since one of these may be mounted elsewhere. Takes
+ * over fd, the source's. */
 static int lies_in(int parent, int fd, int depth) {
   struct stat at, sub;
   int self = fstat(fd, &at) == 0 ? openat(parent, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
@@ -253,7 +253,7 @@ void mm_staging_close(mm_staging *s) {
 
 /* ---- programs that begin anew each time ---- */
 
-/* What a killed run left is cleared; what is not empty and has no mark is not ours. */
+/* Clears the files that a killed run left. A directory that is not empty and has no mark belongs to another program and is refused. */
 static bool begin_anew(mm_staging *s, bool (*ours)(const void *ctx, const char *name), const void *ctx, mm_err *err) {
   static const char text[] = "The directory of this name without .mark holds what a run of minimax-archive has not finished.\n";
   if (faccessat(s->parent, s->mark, F_OK, AT_SYMLINK_NOFOLLOW) == 0) return mm_staging_clear(s, ours, ctx, err);

@@ -1,6 +1,6 @@
-/* A new directory that appears at once: filled under another name beside its own, synced, then renamed. What has the final name is
- * complete. Nothing is removed but what the caller's program wrote: files that a user puts into the target or beside the staged ones
- * while a run works are never deleted.
+/* A new directory that appears at once: filled under another name in the same parent directory, synced, then renamed. A directory with the
+ * final name is complete. Nothing is removed but what the caller's program wrote: files that a user puts into the target or into the
+ * staging directory while a run works are never deleted.
  *
  * Replacing a directory needs RENAME_EXCHANGE. Where the file system has none (NFS, CephFS, some FUSE), the old one steps aside to
  * `.NAME.partial.old` and the new one takes its name. `.NAME.partial.replaced` lists what the old one held when the run began; it is
@@ -21,11 +21,11 @@ typedef struct mm_staged_file {
   int64_t mtime_ns, ctime_ns;
 } mm_staged_file;
 
-/* What has the target's name. */
+/* The state of the target's name: unused, an empty directory, or a directory with files. */
 typedef enum mm_target { MM_TARGET_ABSENT, MM_TARGET_EMPTY, MM_TARGET_FULL } mm_target;
 
 typedef struct mm_staging {
-  char *path;         /* ".NAME.partial", or ".NAME.partial-WORD", beside the target; absolute */
+  char *path;         /* ".NAME.partial", or ".NAME.partial-WORD", in the parent directory of the target; absolute */
   const char *name;   /* its last component */
   const char *target; /* borrowed */
   char *new_name;     /* the target's last component */
@@ -51,8 +51,8 @@ void mm_staging_notes(void (*told)(const char *line));
 MM_MUST_USE bool mm_staging_name(mm_staging *s, const char *target, const char *word, mm_err *err);
 /* MM_USAGE E_OUTPUT when the target is, holds or lies in the directory `source`, by whatever path or mount. */
 MM_MUST_USE bool mm_staging_apart(const mm_staging *s, const char *source, mm_err *err);
-/* Whether the open directory `parent` is, or lies in, the directory `dir` or one of its directories, by whatever path or mount: 0 no, 1
- * yes, -1 cannot tell (errno). */
+/* 1 if the open directory `parent` is, or lies in, the directory `dir` or one of its directories, by any path or mount; 0 if not; -1 if
+ * that cannot be found out (errno). */
 int mm_lies_in(int parent, const char *dir);
 /* Finishes or takes back a replacement that a run died in. MM_LOCKED while it is at work. */
 MM_MUST_USE bool mm_staging_recover(mm_staging *s, mm_err *err);
@@ -71,10 +71,10 @@ MM_MUST_USE bool mm_staging_room(const mm_staging *s, uint64_t bytes, mm_err *er
 MM_MUST_USE bool mm_staging_publish(mm_staging *s, mm_err *err);
 void mm_staging_close(mm_staging *s); /* keeps what is staged; accepts a half-opened one */
 
-/* --- for programs that begin anew each time: a mark beside the staging directory says that they made it --- */
+/* --- for programs that begin anew each time: a mark file next to the staging directory says that they made it --- */
 
-/* name, apart from `source`, look, take, clear of what a killed run left, room. MM_USAGE E_OUTPUT when the target exists (an empty
- * directory may), or the staging directory was not made by a run of this kind. */
+/* Runs mm_staging_name, _apart from `source`, _look, _take, _clear of a killed run's files, _room. MM_USAGE E_OUTPUT when the target
+ * exists (an empty directory may), or the staging directory was not made by a run of this kind. */
 MM_MUST_USE bool mm_staging_open(mm_staging *s, const char *target, const char *word, const char *source, uint64_t bytes,
                                  bool (*ours)(const void *ctx, const char *name), const void *ctx, mm_err *err);
 /* After mm_staging_open: removes the mark, and what was not published. */

@@ -1,6 +1,6 @@
-/* Threads that stay between runs (pool.h). A run is published by its number; items are taken from one counter. Whoever finds neither a new
- * run nor, as the caller, the end of the present one looks again for a while, since in a forward pass the next run is microseconds away,
- * and then sleeps on a condition. */
+/* Threads that stay between runs (pool.h). A run is published by its number; items are taken from one counter. A thread that finds no new
+ * run, or a caller that does not find the end of its own, looks again for a while, since in a forward pass the next run is microseconds
+ * away, and then sleeps on a condition. */
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>

@@ -147,8 +147,9 @@ static char *bundle_text(const char *statement, const mm_key *key, mm_err *err) 
   return text;
 }
 
-/* Written beside the checkpoint, then renamed into it: the directory never holds half a signature. `in` (taken over) was opened before
- * what is signed was read: a checkpoint that has the name since does not get it. */
+/* Writes the signature next to the checkpoint's directory, then renames it into the directory, which never holds half a signature. The
+ * caller opened `in` (taken over) before it read the files to sign: a checkpoint that has taken the name since does not get the signature.
+ */
 static bool put_signature(const char *dir, int in, const char *text, mm_err *err) {
   char real[PATH_MAX], parent[PATH_MAX], staged[NAME_MAX + 32];
   struct stat now, then;

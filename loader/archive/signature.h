@@ -1,5 +1,5 @@
-/* The signature of a packed checkpoint: an OpenSSF Model Signing (OMS v1.0) bundle beside the manifest, made and checked with an EC
- * key. Layers, outermost first: a Sigstore bundle (media type v0.3, public key named by its fingerprint), a DSSE v1 envelope, an
+/* The signature of a packed checkpoint: an OpenSSF Model Signing (OMS v1.0) bundle in the manifest's directory, made and checked with an
+ * EC key. Layers, outermost first: a Sigstore bundle (media type v0.3, public key named by its fingerprint), a DSSE v1 envelope, an
  * in-toto Statement v1 whose predicate lists every file with its SHA-256 (serialization "files"). */
 #ifndef MM_LOADER_SIGNATURE_H
 #define MM_LOADER_SIGNATURE_H

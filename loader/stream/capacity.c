@@ -1,5 +1,5 @@
-/* Bytes of a rank by kind, and the pages that fit beside them (capacity.h). The buffers are those that runtime/cuda allocates, in its
- * order; tests/ops/host.c compares them with what it does allocate. */
+/* Bytes of a rank by kind, and the pages that fit into the rest of the memory (capacity.h). The buffers are those that runtime/cuda
+ * allocates, in its order; tests/ops/host.c compares them with what it does allocate. */
 #include "loader/stream/capacity.h"
 
 #include "loader/stream/landing.h"
@@ -108,7 +108,7 @@ static void add_rows(uint64_t *sum, const sizes *x) {
   if (x->d->act_quant) add(sum, x->rows * pitch, 1), add(sum, x->rows * (pitch / 128), 4), add(sum, x->rows * widest, 2);
 }
 
-/* The largest magnitudes of a row that ranks tell each other, whose columns share its scales. */
+/* The number of largest magnitudes of a row that the ranks exchange, since the rank's columns share the scales of the whole row. */
 static uint64_t told_of(const mm_packed *w) {
   if (!w->scheme || w->cut_k == 0) return 0;
   const mm_act_format *f = &mm_act_formats[w->scheme->act];
@@ -218,7 +218,7 @@ mm_cache_room mm_cache_room_of(const mm_rank_memory *r, const mm_demand *d, cons
   const uint64_t ranks = mm_max(1, on->ranks), allowed = (uint64_t)((double)on->total * on->share) / ranks;
   const uint64_t overhead = d->gpu ? MM_GPU_OVERHEAD / ranks + 2 * MIB : 0; /* the second: how the allocator rounds the cache */
   const uint64_t besides = overhead + r->buffers + r->states;
-  /* What other programs have taken counts too, but for weights that are held for this run. */
+  /* Memory taken by other programs is not available, except for weights that another process holds for this run. */
   const uint64_t left = d->gpu ? on->free / ranks + (d->attached ? r->weights : 0) : UINT64_MAX;
   const uint64_t most = mm_min(allowed, left), taken = mm_min(UINT64_MAX / 2, besides) + mm_min(UINT64_MAX / 2, r->weights);
   return most >= taken ? (mm_cache_room){.bytes = most - taken} : (mm_cache_room){.lack = taken - most};

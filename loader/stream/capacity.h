@@ -1,5 +1,5 @@
-/* The size of the KV cache: how many pages a device holds beside a rank's weights, buffers and lightning states. All of it follows from
- * shapes, before a weight is read. The engine sizes its cache by it, and minimax-convert --gpu-memory judges by it. */
+/* The size of the KV cache: how many pages a device holds in addition to a rank's weights, buffers and lightning states. All of it follows
+ * from shapes, before a weight is read. The engine sizes its cache by it, and minimax-convert --gpu-memory judges by it. */
 #ifndef MM_LOADER_CAPACITY_H
 #define MM_LOADER_CAPACITY_H
 
@@ -18,13 +18,13 @@ extern "C" {
 /* Bytes of a GPU for what no formula counts: the driver's context, the code of kernels, recorded steps, the allocator's rounding. */
 #define MM_GPU_OVERHEAD (UINT64_C(1) << 30)
 
-/* What minimax-serve opens an engine with by default. */
+/* Defaults of the engine that minimax-serve opens. */
 #define MM_DEFAULT_SLOTS       16
 #define MM_DEFAULT_STEP_TOKENS 512
 
 typedef enum mm_cache_type { MM_CACHE_F32, MM_CACHE_BF16, MM_CACHE_FP8 /* with an f32 scale for each token and head */ } mm_cache_type;
 
-/* What a run needs memory for. */
+/* The properties of a run that its need of memory follows from. */
 typedef struct mm_demand {
   bool gpu;             /* weights and buffers lie in the device's memory; else only cache and states count */
   uint32_t step_tokens; /* rows of one step */
@@ -47,7 +47,8 @@ typedef struct mm_rank_memory {
   uint64_t page;    /* of one page of the KV cache, all layers; 0: no layer of the stage keeps any */
 } mm_rank_memory;
 
-/* Of a bound rank, whose planes are not read and may be NULL. On a GPU weights that no kernel reads count as they are stored. */
+/* Counts the memory of a bound rank, whose planes are not read and may be NULL. On a GPU weights that no kernel reads count as they are
+ * stored. */
 MM_MUST_USE bool mm_rank_memory_of(mm_rank_memory *out, const mm_model *m, const mm_rank_weights *w, const mm_demand *d, mm_err *err);
 
 /* A device's memory. */
@@ -75,7 +76,7 @@ uint64_t mm_fewer_pages(uint64_t pages, const mm_rank_memory *r, const mm_demand
 enum {
   MM_DEVICE_SKINNY = 16,           /* rows of the smallest products */
   MM_DEVICE_FEW_EACH = 256,        /* rows of a step whose experts have lists of their own */
-  MM_DEVICE_LEAST_APART = 17,      /* rows that a step is padded to where rows are apart */
+  MM_DEVICE_LEAST_APART = 17,      /* rows that a step is padded to under batch_invariant */
   MM_DEVICE_LARGEST_BUCKET = 256,  /* rows that a recorded step is padded to at most */
   MM_DEVICE_SEEN = 32,             /* rows whose penalties are counted at a time */
   MM_DEVICE_TOLD = 21,             /* logprobs of a row */

@@ -108,8 +108,8 @@ static mm_landing scales_of(const mm_packed *w, const mm_landing_layout *y) {
   return l;
 }
 
-/* Whether the codes of each matrix can land without the others': words of four-bit ones are put in order where they lie close and begin at
- * a multiple of their size in the file, since it is read by whole pages. */
+/* True if the codes of each matrix can land without the other matrices' codes. Words of four-bit codes are put in order in place only if
+ * rows lie close and begin at a multiple of the word size in the file, since the file is read by whole pages. */
 static bool comes_apart(const mm_packed *w, const mm_landing *l) {
   mm_mapped m;
   const uint64_t offset = mm_map_find(w->plane[0], &m) ? m.offset : 0;
@@ -192,8 +192,8 @@ static void take_off(mm_landing_plan *p, uint32_t group, uint64_t bytes) {
   if (bytes && (p->left[group] -= bytes) == 0) p->full[p->fulls++] = group;
 }
 
-/* Rows that lie close hold no words but their own, and a word is whole with its last byte: pieces come in order, or cut at words. Rows that
- * were moved apart are put in order with their padding, once all are there. */
+/* Rows that lie close hold no words but their own, and a word is whole with its last byte: pieces come in order, or cut at words. Rows
+ * that were spread to the pitch are put in order with their padding, once all are there. */
 void mm_landing_arrive(mm_landing_plan *p, const mm_landing_piece *x, uint64_t *word, uint64_t *words) {
   const mm_landing *l = &p->landing[x->landing];
   p->arrived[x->landing] += x->bytes;

@@ -1,5 +1,6 @@
-/* Where the weights of a rank will lie in one stretch of memory of a device, which bytes of which files go there, and what becomes of them
- * on the way: all from shapes, before a weight byte is read. Devices carry it out (runtime/cuda/core/load.cu). */
+/* The plan of a load: where the weights of a rank will lie in one memory range of a device, which bytes of which files go there, and how
+ * they are converted on the way. All of it follows from shapes, before a weight byte is read. Devices carry the plan out
+ * (runtime/cuda/core/load.cu). */
 #ifndef MM_LOADER_LANDING_H
 #define MM_LOADER_LANDING_H
 
@@ -14,7 +15,7 @@ extern "C" {
 
 typedef enum mm_landing_how {
   MM_LAND_AS_IS,  /* copied */
-  MM_LAND_SPREAD, /* rows moved apart to the pitch, zeros between */
+  MM_LAND_SPREAD, /* rows spread to the pitch, zeros between */
   MM_LAND_WIDEN,  /* numbers to f32, times the factor */
   MM_LAND_NOWHERE /* only read, so that its digest is checked: the caller takes it from the mapping */
 } mm_landing_how;
@@ -81,7 +82,8 @@ typedef struct mm_landing_groups {
   uint32_t each;
 } mm_landing_groups;
 /* Room for the planes of w and, where it has any (w->plane[0]), their way there. MM_BUG for a scheme with scales that are not bytes, f32,
- * bf16 or e8m0. w stays where it is as long as the plan. Four-bit codes whose matrices cannot be put in order one by one are not apart. */
+ * bf16 or e8m0. w stays where it is as long as the plan. Four-bit codes whose matrices cannot be put in order one by one arrive together,
+ * whatever `groups` says. */
 MM_MUST_USE bool mm_landing_matrix(mm_landing_plan *p, const mm_packed *w, const char *name, const mm_landing_layout *y,
                                    mm_landing_groups groups, mm_landing_places *out, mm_err *err);
 /* Room for w's values as f32, [lead, n, k]. *lands: whether they come from its plane as it is stored; else they are the caller's to put
@@ -97,12 +99,12 @@ typedef struct mm_landing_piece {
   size_t landing;
   uint64_t first, bytes, from;
 } mm_landing_piece;
-/* What want i has in the chunk; false for nothing. */
+/* Finds the piece of want i that the chunk holds; false if there is none. */
 bool mm_landing_find(const mm_landing_plan *p, const mm_chunk *c, size_t want, mm_landing_piece *out);
-/* The piece has arrived. Of four-bit codes, words [*word, *word + *words) of four bytes in the arena, from the landing's place on, are
+/* The piece has arrived. For four-bit codes, words [*word, *word + *words) of four bytes in the arena, from the landing's place on, are
  * whole now and were not before. Groups that it was the last of are added to p->full. */
 void mm_landing_arrive(mm_landing_plan *p, const mm_landing_piece *x, uint64_t *word, uint64_t *words);
-/* What comes apart with groups [first, first + count) is asked for. */
+/* Requests the parts that arrive with groups [first, first + count), as far as they arrive one by one. */
 void mm_landing_ask(const mm_landing_plan *p, mm_reader *r, uint32_t first, uint32_t count);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-/* What readers have read, gathered in one place, and how that is said (read_log.h). */
+/* The statistics of all readers, gathered in one place, and their wording (read_log.h). */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* What readers (reader.h) have read: by which paths, of which files, how fast. */
+/* Statistics of readers (reader.h): bytes read by each path and of each file, and the speed. */
 #ifndef MM_LOADER_READ_LOG_H
 #define MM_LOADER_READ_LOG_H
 
@@ -27,16 +27,16 @@ typedef struct mm_read_stats {
 } mm_read_stats;
 uint64_t mm_read_bytes(const mm_read_stats *s); /* by all paths */
 
-/* What all readers with this log have read, for progress and summaries. Any thread may ask at any time. */
+/* The statistics of all readers with this log, for progress and summaries. Any thread may ask at any time. */
 typedef struct mm_read_log mm_read_log;
 
 mm_read_log *mm_read_log_open(mm_err *err);
 void mm_read_log_close(mm_read_log *log); /* accepts NULL; no reader has it any more */
 mm_read_stats mm_read_log_stats(mm_read_log *log);
-/* Whether a load with this log has failed after its open had returned: with its error, the first of several. */
+/* True if a load with this log has failed after its open had returned; *err is then the first error. */
 bool mm_read_log_failed(mm_read_log *log, mm_err *err);
-/* Of file i of those whose readers were closed, in the order of closing and reading: false after the last. *path lives as long as the log.
- * Without the seconds, and without those that are in memory. */
+/* The statistics of file i among the files of closed readers, in the order of closing and reading; false after the last. *path lives as
+ * long as the log. Seconds are not included, nor are files that are in memory. */
 bool mm_read_log_file(mm_read_log *log, size_t i, const char **path, mm_read_stats *s);
 /* "30.1 GB in 0.58 s, 51.9 GB/s, page cache", with each path's share where there were several; "" where nothing was read. Returns out. */
 char *mm_read_text(char *out, size_t cap, const mm_read_stats *s);
@@ -56,7 +56,7 @@ void mm_read_log_add(mm_read_log *log, mm_read_path path, uint64_t read, uint64_
 /* A file of a reader that ends. */
 void mm_read_log_keep(mm_read_log *log, const char *path, const mm_read_stats *s);
 void mm_read_log_end(mm_read_log *log, double now);
-/* What is loaded will not all be there. */
+/* Records that the load failed: not everything will be there. */
 void mm_read_log_fail(mm_read_log *log, const mm_err *err);
 
 #ifdef __cplusplus

@@ -47,7 +47,7 @@ static bool add_run(walk *w, uint64_t from, uint64_t to, mm_err *err) {
   return true;
 }
 
-/* What of [from, to), which begins and ends with units, is in no run yet. */
+/* Adds runs for the bytes of [from, to) that are in no run yet; both ends are multiples of the unit. */
 static bool add(walk *w, uint64_t from, uint64_t to, mm_err *err) {
   const mm_read_order *o = w->o;
   from = mm_max(from, w->done);
@@ -64,7 +64,7 @@ static bool add(walk *w, uint64_t from, uint64_t to, mm_err *err) {
   return from >= to || add_run(w, from, to, err);
 }
 
-/* Each part with its own units, and those where it meets the next one apart. */
+/* Adds each part's own units, and separately the units that it shares with the next part. */
 static bool add_parts(walk *w, const mm_read_want *want, mm_err *err) {
   const uint64_t end = want->offset + want->bytes;
   for (uint64_t from = want->offset; from < end; from += want->part) {
@@ -76,7 +76,7 @@ static bool add_parts(walk *w, const mm_read_want *want, mm_err *err) {
   return true;
 }
 
-/* All that comes first, or all that does not. Of the first turn runs are as long as they can be. */
+/* Adds all wants that come first, or (`late`) all others. Runs of the first turn are as long as they can be. */
 static bool add_turn(mm_read_order *o, const mm_read_list *c, bool late, mm_err *err) {
   size_t sooner = 0;
   for (size_t first = 0, end; first < c->wants; first = end) {

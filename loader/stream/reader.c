@@ -60,7 +60,7 @@ static bool far_away(long type) {
   return false;
 }
 
-/* The same as mm_file_cached where the kernel does not know that call. mincore tells the truth about files that one may write. */
+/* Does the work of mm_file_cached where the kernel does not know that call. mincore is truthful about files that the caller may write. */
 static bool cached_by_mincore(const mm_file *f, const char *path) {
   if (f->size == 0 || access(path, W_OK) != 0) return false;
   size_t page = (size_t)sysconf(_SC_PAGESIZE), pages = (size_t)mm_ceil_div(f->size, page);
@@ -180,14 +180,14 @@ static bool prove(const mm_reader *r, const mm_read_run *w, size_t at, const uin
                                                            "found block %" PRIu64 " damaged (%zu bytes)", block, n);
 }
 
-/* Whether the buffer of the next piece is still in use. */
+/* True if the buffer of the next piece is still in use. */
 static bool is_full(const mm_reader *r) {
   return r->next >= r->released + r->c.buffers || (r->next_piece == 0 && r->unhashed[r->next % r->c.buffers] > 0);
 }
 
 static bool has_more(const mm_reader *r) { return r->next_piece > 0 || r->order.left > 0; }
 
-/* Whether there is more to read; waits until there is room for it. */
+/* True if there is more to read; waits until a buffer is free for it. */
 static bool wait_for_room(mm_reader *r) {
   while (!r->stop && has_more(r) && is_full(r)) pthread_cond_wait(&r->room, &r->lock);
   return !r->stop && has_more(r);
@@ -334,7 +334,7 @@ void mm_reader_ask(mm_reader *r, uint32_t file, uint64_t offset, uint64_t bytes)
   pthread_mutex_unlock(&r->lock);
 }
 
-/* Of the first n chunks. A buffer takes another chunk only once the one before was hashed. */
+/* True if the first n chunks are hashed. A buffer takes another chunk only once the one before was hashed. */
 static bool is_hashed(const mm_reader *r, size_t n) {
   for (size_t c = n > r->c.buffers ? n - r->c.buffers : 0; c < n; c++)
     if (c + r->c.buffers >= r->next + (r->next_piece > 0) && r->unhashed[c % r->c.buffers] > 0) return false;

@@ -1,5 +1,5 @@
-/* Bytes of many files read once, by several threads into a ring of the caller's buffers: first what the caller needs at once, then the
- * rest, in the order of the files or as it is asked for. What becomes of them is the caller's business. */
+/* Bytes of many files read once, by several threads into a ring of the caller's buffers: first the bytes that the caller needs at once,
+ * then the rest, in the order of the files or as the caller requests it. The caller decides what to do with the bytes. */
 #ifndef MM_LOADER_READER_H
 #define MM_LOADER_READER_H
 
@@ -50,7 +50,7 @@ void mm_reader_ask(mm_reader *r, uint32_t file, uint64_t offset, uint64_t bytes)
 MM_MUST_USE bool mm_reader_prove(mm_reader *r, mm_err *err);
 /* Ends the threads; what they are reading is waited for. Accepts NULL. */
 void mm_reader_close(mm_reader *r);
-/* Of one reader so far, from its opening to now. */
+/* The statistics of one reader from its opening to now. */
 mm_read_stats mm_reader_stats(const mm_reader *r);
 
 #ifdef __cplusplus
