@@ -58,7 +58,7 @@ static char *recipe_line(const mm_convert_args *a, mm_arena *arena, mm_err *err)
   return line;
 }
 
-/* What needs no checkpoint: --quant help, --print-recipe. */
+/* Prints the texts that need no checkpoint: --quant help, --print-recipe. */
 static bool print_words(const mm_convert_args *a, bool *printed, mm_err *err) {
   mm_arena arena = {0};
   mm_recipe recipe = {0};
@@ -109,7 +109,7 @@ static char *open_calibration(const mm_convert_args *a, mm_calibration_files *c,
 
 static bool lies_there(const mm_hf *hf, const char *name) { return access(mm_path_of(hf->dir, name).text, F_OK) == 0; }
 
-/* What the output will lack at run, since the source does. */
+/* Notes the files that the output will lack at run time because the source lacks them. */
 static void note_absent(const mm_hf *hf) {
   mm_json *config = mm_json_load(mm_path_of(hf->dir, "tokenizer_config.json").text, MM_CONFIG_MAX, MM_IGNORED);
   const bool template = lies_there(hf, "chat_template.jinja") || lies_there(hf, "chat_template.json") ||
@@ -286,7 +286,7 @@ static bool convert_watched(const mm_convert_args *a, mm_plan *plan, const mm_ve
 
 #define OPERANDS "SRC -o DIR"
 
-/* What one option asks of another. */
+/* Checks the rules between options. */
 static bool check_args(mm_convert_args *a, mm_err *err) {
   const bool hf = strcmp(a->layout, "hf") == 0;
   const char *wrong = !a->source                           ? "found 0 operands, expected 1 (" OPERANDS "); see minimax-convert --help"

@@ -5,7 +5,8 @@
  *   STEM.input_scale (FP8 and ModelOpt checkpoints)                          the scale itself, of the tensor's own scheme
  *   STEM.input_global_scale (compressed-tensors)                             its reciprocal
  *
- * STEM is NAME without ".weight". What shares a packed tensor (w1 and w3, q, k and v, the experts of a layer) shares the largest. */
+ * STEM is NAME without ".weight". Matrices of one packed tensor (w1 and w3, q, k and v, the experts of a layer) share the largest of their
+ * scales. */
 #ifndef MM_CONVERT_ACT_SCALES_H
 #define MM_CONVERT_ACT_SCALES_H
 

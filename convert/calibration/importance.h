@@ -1,4 +1,4 @@
-/* What an error in each input channel of a matrix counts when its scales are searched: second moments of the activations that it meets,
+/* Weights of errors, by input channel of a matrix, for the search of its scales: second moments of the channel's activations,
  * from a file of one of these kinds:
  *
  *   safetensors   NAME.mean_square (F32 [k] or [E, k]) and NAME.rows (I64 [1] or [E]): minimax-eval --collect

@@ -129,9 +129,9 @@ bool mm_decode_codes(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t r
 
 /* ---- scales ---- */
 
-/* The largest number that packers write over a scale of matrix x; a scale whose product with it is not finite is refused. Of NVFP4's global
- * scale it is that of four over six, 256 times 6. 0: any finite scale may be there, since a packed source was proven by digests and may
- * hold large scales over small codes. */
+/* The largest number that packers write over a scale of matrix x; a scale whose product with it is not finite is refused. For NVFP4's
+ * global scale it is the one of four over six, 256 times 6. 0: any finite scale may be there, since a packed source was proven by digests
+ * and may hold large scales over small codes. */
 static float scale_top(const mm_encoding *e, bool global) {
   if (e->packed) return 0;
   if (global) return 1536;
@@ -272,7 +272,8 @@ static bool read_words(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t
   return true;
 }
 
-/* GPTQ's two formats store zero points one apart and look alike otherwise; symmetric ones give the format away. */
+/* GPTQ's two formats store zero points that differ by one, and look alike otherwise; the zero points of symmetric weights reveal the
+ * format. */
 static bool check_zeros(const mm_decoder *d, const mm_matrix *x, uint8_t middle, size_t n, mm_err *err) {
   const mm_quantization *q = &d->reader.hf->quantization;
   const mm_hf_tensor *t = x->part[MM_ZERO].tensor;
@@ -433,7 +434,7 @@ bool mm_decode_planes(mm_decoder *d, const mm_matrix *x, const mm_scheme *s, mm_
   return true;
 }
 
-/* Whether x keeps its numbers under this global scale. */
+/* Sets *keeps: the numbers of x stay the same under this global scale. */
 static bool keeps_under(mm_decoder *d, const mm_matrix *x, const mm_scheme *s, mm_cell grid, float global, bool *keeps, mm_err *err) {
   enum { ROWS = 256 };
   const void *plane[MM_MAX_PLANES];

@@ -231,7 +231,7 @@ static bool experts(mm_config c, mm_model *m, mm_err *err) {
   return first || mm_config_u32(c, keys, &m->experts, err);
 }
 
-/* What a config says of RoPE, in all its places. */
+/* The RoPE parameters of a config, from all their places. */
 typedef struct mm_rope {
   mm_first factor, theta;
 } mm_rope;

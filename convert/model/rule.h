@@ -38,7 +38,7 @@ typedef enum mm_divide {
   MM_VOCAB_ROWS  /* rows, the vocabulary padded to lcm(64, tp) */
 } mm_divide;
 
-/* What a tensor is for; decides whether a scheme applies to it. */
+/* The purpose of a tensor; decides whether a scheme applies to it. */
 typedef enum mm_kind {
   MM_KIND_KEEP,    /* norms, router, bias: always stored as they come */
   MM_KIND_EMBED,   /* embedding and head: kept unless asked */

@@ -59,7 +59,7 @@ const char *mm_card_caveat(const mm_plan *p, const char *dialect, size_t *at) {
   return NULL;
 }
 
-/* Whether a tensor before this one has its scheme. */
+/* True if a tensor before this one has its scheme. */
 static bool seen(const mm_plan *p, size_t i) {
   for (size_t j = 0; j < i; j++)
     if (strcmp(p->pack.tensor[j].scheme, p->pack.tensor[i].scheme) == 0) return true;

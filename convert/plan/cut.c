@@ -125,7 +125,7 @@ static uint32_t fit(const mm_cut *c, uint32_t tp, uint32_t base, uint32_t cell, 
   return (uint32_t)g;
 }
 
-/* Whether the columns of a piece are filled up: a scale of theirs may span padding too, where rows have scales of their own. */
+/* True if the columns of a piece are padded: a scale of theirs may span padding too, where rows have scales of their own. */
 static bool pads_columns(const mm_plan *p, const mm_pack_tensor *t) {
   const mm_cut *c = &p->pack.cut[t->piece[0].cut]; /* along columns all pieces have one */
   uint32_t r = 0;

@@ -1,4 +1,4 @@
-/* The table of spellings and the quantization_config of each dialect. */
+/* The table of naming schemes and the quantization_config of each target format. */
 #include "convert/plan/dialect.h"
 
 #include "convert/plan/card.h"
@@ -149,7 +149,7 @@ bool mm_dialect_spell(mm_plan *p, const char *word, mm_err *err) {
   bool ok = false;
   for (size_t i = 0; !ok && i < count; i++)
     if (!word || strcmp(word, dialects[i]->name) == 0) ok = spell_in(p, dialects[i], word ? err : MM_IGNORED);
-  if (!ok && !word) return spell_in(p, &ct, err); /* the widest tells why */
+  if (!ok && !word) return spell_in(p, &ct, err); /* the widest format gives the reason */
   if (!ok) return mm_fail(err, MM_USAGE, "E_DIALECT", mm_at(NULL, NULL), "found dialect \"%s\", expected fp8, ct or modelopt", word);
   for (size_t i = 0; i < p->pack.tensor_count; i++) {
     mm_pack_tensor *t = &p->pack.tensor[i];
@@ -347,14 +347,14 @@ static bool add_named(mm_json *list, const mm_pack_tensor *t) {
   return !fused_name(t->piece[0].source, t->piece_count, name) || mm_json_append(list, mm_json_new_str(name));
 }
 
-/* Whether every expert of every layer has this spelling. */
+/* True if every expert of every layer has this naming scheme. */
 static bool all_experts(const mm_plan *p, const mm_spelling *s) {
   for (size_t i = 0; i < p->pack.tensor_count; i++)
     if (p->tensor[i].rule[0]->kind == MM_KIND_EXPERT && p->tensor[i].spelling != s) return false;
   return true;
 }
 
-/* Whether every tensor of a rule has this spelling. */
+/* True if every tensor of a rule has this naming scheme. */
 static bool whole_rule(const mm_plan *p, const mm_rule *r, const mm_spelling *s) {
   for (size_t i = 0; i < p->pack.tensor_count; i++)
     if (p->tensor[i].rule[0] == r && p->tensor[i].spelling != s) return false;

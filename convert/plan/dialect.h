@@ -1,9 +1,9 @@
-/* Quantised checkpoints as other engines read them: what each scheme's planes are called and what config.json says about them. One row
- * of a table for every scheme a dialect has:
+/* Quantised checkpoints as other engines read them: the names of each scheme's planes and their entries in config.json. A table has one row
+ * for every scheme of a target format:
  *
  *   fp8       transformers' FineGrainedFP8 and, of block_fp8, DeepSeek's, vLLM's and SGLang's: quant_method "fp8"
  *   ct        compressed-tensors: one config group per scheme
- *   modelopt  NVIDIA Model Optimizer, with hf_quant_config.json beside config.json */
+ *   modelopt  NVIDIA Model Optimizer, with hf_quant_config.json next to config.json */
 #ifndef MM_CONVERT_DIALECT_H
 #define MM_CONVERT_DIALECT_H
 
@@ -26,15 +26,16 @@ typedef struct mm_spelling {
   const char *config;                /* JSON object: the whole quantization_config but for the modules left out, or one config group */
 } mm_spelling;
 
-/* Chooses the dialect called `word` (NULL: the first that spells every scheme of the plan) and spells every tensor in it. What it has no
- * spelling for is MM_UNSUPPORTED E_DIALECT, naming tensor, scheme and dialect. */
+/* Chooses the target format called `word` (NULL: the first that has every scheme of the plan) and names the planes of every tensor by it.
+ * A scheme that the format lacks is MM_UNSUPPORTED E_DIALECT, naming tensor, scheme and format. */
 MM_MUST_USE bool mm_dialect_spell(mm_plan *p, const char *word, mm_err *err);
-/* Fills p->text: the source's config.json with the quantization_config of what was spelt, and the dialect's own file. Every module that
- * is left as it is gets listed by its full name, which every engine's way of matching (exact, substring, glob, suffix) understands. */
+/* Fills p->text: the source's config.json with the quantization_config of the plan's schemes, and the target format's own file. Every
+ * module that is not quantised is listed by its full name, which every engine's way of matching (exact, substring, glob, suffix)
+ * understands. */
 MM_MUST_USE bool mm_dialect_texts(mm_plan *p, mm_err *err);
 /* Its word; "none" for NULL. */
 const char *mm_dialect_name(const mm_dialect *d);
-/* Whether a dialect has a config file of that name. */
+/* True if a target format has a config file of that name. */
 bool mm_dialect_file(const char *name);
 /* Turns the scale of a whole matrix, or codes ([bytes]), into what the spelling stores; leaves all other planes. */
 void mm_dialect_scale(const mm_spelling *s, const mm_scheme *scheme, unsigned plane, void *stored, size_t bytes);

@@ -1,4 +1,4 @@
-/* From a step to stretches of output files. */
+/* From a step to byte ranges of output files. */
 #include "convert/plan/fill.h"
 
 #include "convert/plan/dialect.h"

@@ -28,7 +28,7 @@ typedef struct mm_run {
   uint32_t cell;        /* elements per cell of the strip's plane; 0 = one for all */
 } mm_run;
 
-/* One rank's share of one plane of a strip: whole stored rows, one stretch of the file. */
+/* One rank's share of one plane of a strip: whole stored rows, one byte range of the file. */
 typedef struct mm_share {
   mm_run rows, cols;
   uint32_t stored_cols;
@@ -38,14 +38,14 @@ typedef struct mm_share {
 
 /* False when the rank takes nothing of it, or is not wanted. */
 bool mm_share_of(const mm_strip *s, unsigned plane, uint32_t rank, mm_share *out);
-/* What is stored beside the planes with the strip, on rank 0: a shape or a static scale. False when there is none. */
+/* The tensor that is stored with the strip in addition to its planes, on rank 0: a shape or a static scale. False if there is none. */
 bool mm_share_beside(const mm_strip *s, mm_share *out);
 
 /* Bytes of a step on one rank, [offset, offset + bytes) from the part's data start. */
 typedef bool mm_fill_fn(void *ctx, uint32_t rank, uint64_t offset, uint64_t bytes);
 /* Calls fn for all that the step fills on wanted ranks, in the order of mm_step_run; stops with false when fn returns false. */
 bool mm_step_fills(const mm_plan *p, const mm_step *s, mm_fill_fn *fn, void *ctx);
-/* Whether it fills nothing on wanted ranks. */
+/* True if the step fills nothing on wanted ranks. */
 bool mm_step_idle(const mm_plan *p, const mm_step *s);
 
 #endif

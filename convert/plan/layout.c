@@ -57,7 +57,7 @@ static bool fill_parts(mm_plan *p, uint64_t part_size, mm_err *err) {
   return true;
 }
 
-/* What one part stores, in file order. */
+/* The planes that one part stores, in file order. */
 static mm_slot *order_part(const mm_plan *p, uint32_t part, size_t *count, mm_err *err) {
   size_t n = 0, all = 0;
   for (size_t i = 0; i < p->pack.tensor_count; i++)
@@ -161,7 +161,8 @@ static char *packed_file(mm_plan *p, uint32_t rank, uint32_t number, mm_err *err
 
 static char *packed_manifest(const mm_plan *p, mm_err *err) { return mm_pack_text(&p->pack, err); }
 
-/* Of sources, options, tool, model, tensors and cuts. It is the same whichever ranks are wanted, so files of several runs fit together. */
+/* The digest of sources, options, tool, model, tensors and cuts. It is the same whichever ranks are wanted, so files of several runs fit
+ * together. */
 static bool packed_digest(const mm_plan *p, mm_digest *out, mm_err *err) {
   char *text = packed_manifest(p, err);
   if (!text) return false;

@@ -1,12 +1,12 @@
-/* What lies in a directory of the Hugging Face layout, and whose it is. */
+/* The files of a directory of the Hugging Face layout, by their origin. */
 #ifndef MM_CONVERT_LAYOUT_HF_H
 #define MM_CONVERT_LAYOUT_HF_H
 
 #include "convert/plan/plan.h"
 
-/* Whether a source's file of that name is code that its config's auto_map may name: "modeling_minimax_m1.py". */
+/* True if a source's file of that name is code that its config's auto_map may name: "modeling_minimax_m1.py". */
 bool mm_code_file(const char *name);
-/* Whether a file of that name may be written by this layout, beside companions. */
+/* True if this layout may write a file of that name, companions excepted. */
 bool mm_unsharded_has(const char *file);
 /* The plan's digest in the index of a directory that this layout wrote; false for any other directory. */
 MM_MUST_USE bool mm_unsharded_plan(const char *dir, mm_digest *plan, mm_err *err);

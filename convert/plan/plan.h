@@ -16,7 +16,7 @@ typedef struct mm_plan_options {
   uint64_t part_size;              /* a part ends before it would exceed this (one larger tensor still gets a part of its own) */
   const char *ranks;               /* "0,2-5": only these ranks\' files are made; NULL: all */
   const struct mm_layout *layout;  /* NULL: the packed one */
-  const char *dialect;             /* of the Hugging Face layout: how schemes are spelt (dialect.h); NULL: the first that can */
+  const char *dialect;             /* target format of the Hugging Face layout; NULL: the first that fits */
   const mm_importance *importance; /* weighs searches; NULL: none does */
   const mm_act_scales *act_scales; /* gives static scales of activations; NULL: none */
   bool allow_unmatched;            /* patterns that match no tensor are taken */
@@ -36,7 +36,7 @@ typedef struct mm_plan_tensor {
   const mm_scheme *scheme;
   mm_search search;                   /* how the scheme chooses its scales */
   mm_cell grid;                       /* of the scales (plane 1) before cuts: the scheme's, or that of a source kept as it is */
-  const struct mm_spelling *spelling; /* unsharded and quantised: dialect.h; else NULL */
+  const struct mm_spelling *spelling; /* unsharded and quantised: the naming scheme; else NULL */
   bool as_stored;                     /* the recipe names no scheme for it */
   uint32_t layer;
   uint32_t part;                                  /* index into plan.part */
@@ -83,7 +83,7 @@ typedef struct mm_plan {
   bool *wanted; /* [pp·tp] ranks whose files are made */
   const struct mm_layout *layout;
   const struct mm_dialect *dialect; /* NULL while nothing unsharded is quantised */
-  mm_plan_text text[MM_PLAN_TEXTS]; /* unsharded: config.json, the model card, what the dialect has beside it; name NULL past the end */
+  mm_plan_text text[MM_PLAN_TEXTS]; /* unsharded: config.json, the model card, the target format's own file; name NULL past the end */
   const mm_importance *importance;  /* of the options */
   struct mm_calibrated {
     uint64_t weighed, too_few, no_entry; /* matrices that are searched under --importance, and why others are searched without */
@@ -104,8 +104,8 @@ static inline mm_part *mm_plan_entry(const mm_plan *p, uint32_t part, uint32_t r
   return &p->pack.rank[p->part[part].stage * p->pack.tp + rank].part[p->part[part].number];
 }
 
-/* What names and shapes stored tensors have, and which files: packed shards (layout.c), or a checkpoint with Hugging Face names,
- * "unsharded", that transformers, vLLM and SGLang load (layout_hf.c). */
+/* The names and shapes of stored tensors, and their files: packed shards (layout.c), or a checkpoint with Hugging Face names, "unsharded",
+ * that transformers, vLLM and SGLang load (layout_hf.c). */
 typedef struct mm_layout {
   const char *word, *kind;      /* "hf", of --layout; "unsharded", for people */
   const char *last, *last_kind; /* the file that is written last, such as manifest.json, and its kind: "manifest" */

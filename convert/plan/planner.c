@@ -25,7 +25,7 @@ typedef struct mm_planner {
   char first_missing[256];
 } mm_planner;
 
-/* What `--quant none` stores: the source's own encoding, which must be one for the whole packed tensor. */
+/* The scheme that `--quant none` stores: the source's own encoding, which must be one for the whole packed tensor. */
 static const mm_scheme *as_stored(mm_planner *b, mm_plan_tensor *pt, const mm_pack_tensor *t, size_t matrices) {
   const mm_scheme *s = mm_encoding_scheme(pt->matrix, matrices, t->piece_count);
   if (s) pt->grid = mm_encoding_grid(pt->matrix, matrices, s);
@@ -373,13 +373,13 @@ static bool read_ranks(mm_plan *p, const char *list, mm_err *err) {
                           "--ranks: found \"%s\", expected a list such as 0,2-5 of ranks below %u", list, all);
 }
 
-/* What a packed source says that it was made from: ", from QUANT" of each time its numbers were packed again, or nothing. */
+/* The tool's words in a packed source on its origin: ", from QUANT" for each time its numbers were packed again, or nothing. */
 static const char *made_from(const mm_pack *from) {
   const char *words = from ? strstr(from->tool, ", from ") : NULL;
   return words ? words : "";
 }
 
-/* What wrote it, and the recipe. A packed source whose numbers are kept gives what its own source would have given, under the same recipe;
+/* Records the tool and the recipe. A packed source whose numbers are kept gives the same words as its own source under the same recipe;
  * numbers that are packed a second time are others, and files of the two must not be taken for parts of one run, however often they are
  * cut again. */
 static bool add_words(mm_plan *p, const mm_hf *hf, const mm_plan_options *o, mm_err *err) {
@@ -393,8 +393,8 @@ static bool add_words(mm_plan *p, const mm_hf *hf, const mm_plan_options *o, mm_
   return p->pack.quant && p->pack.tool;
 }
 
-/* GPTQ stores zero points in two formats that look alike. What is made of the second says so, also when it is cut again, so that its plan
- * is not that of the first. */
+/* GPTQ stores zero points in two formats that look alike. A checkpoint made from the second one records that, also when it is cut again,
+ * so that its plan differs from that of the first. */
 static bool add_format(mm_plan *p, mm_err *err) {
   bool second = false;
   const mm_pack_tensor *t = p->pack.tensor;
@@ -403,7 +403,7 @@ static bool add_format(mm_plan *p, mm_err *err) {
   return !second || (p->pack.tool = mm_arena_printf(&p->pack.arena, err, "%s, from gptq_v2", p->pack.tool));
 }
 
-/* Those of a packed source are its own. */
+/* Records the source files; a packed source passes its own list on. */
 static bool add_sources(mm_plan *p, const mm_hf *hf, mm_err *err) {
   const mm_pack *from = hf->packed ? mm_packed_pack(hf) : NULL;
   size_t count = from ? from->source_count : hf->file_count;

@@ -111,7 +111,7 @@ char *mm_recipe_help_json(mm_err *err) {
   return text;
 }
 
-/* Of a recipe's line; a recipe file has its own. */
+/* The context of errors in a recipe's line; a recipe file has its own. */
 static const mm_json_ctx in_line = {NULL, MM_USAGE, "E_RECIPE"};
 
 static bool bad(const mm_json_ctx *c, const char *what, const char *text, mm_err *err) {

@@ -27,13 +27,13 @@ double mm_rmse(const mm_tensor_error *e);
 /* Cosine of the angle between source and packed tensor; 1 if both are zero. */
 double mm_cosine(const mm_tensor_error *e);
 
-/* Whether the source and its options give the tensors, cuts and grids of the checkpoint: MM_INTEGRITY E_SOURCE names the first difference.
- */
+/* Checks that the source and its options give the tensors, cuts and grids of the checkpoint: MM_INTEGRITY E_SOURCE names the first
+ * difference. */
 MM_MUST_USE bool mm_compare_plan(const mm_plan *plan, const mm_shards *s, mm_err *err);
-/* Compares every tensor with the source, decoded. Of what several ranks hold the first rank's is taken: mm_verify_agreement proves that
- * they are equal. `plan` must come from the source with the options of the manifest; a packed checkpoint that it does not describe is
- * MM_INTEGRITY E_SOURCE, naming the first difference. Fills out[tensor_count]; count is 0 where no rank in the directory holds the tensor.
- */
+/* Compares every tensor with the source, decoded. Where several ranks hold the same weights, the first rank's are compared:
+ * mm_verify_agreement proves that they are equal. `plan` must come from the source with the options of the manifest; a packed checkpoint
+ * that it does not describe is MM_INTEGRITY E_SOURCE, naming the first difference. Fills out[tensor_count]; count is 0 where no rank in
+ * the directory holds the tensor. */
 MM_MUST_USE bool mm_compare(const mm_plan *plan, const mm_shards *s, unsigned threads, mm_tensor_error *out, mm_err *err);
 
 typedef struct mm_error_row {
@@ -43,9 +43,9 @@ typedef struct mm_error_row {
 } mm_error_row;
 
 /* The same of an unsharded checkpoint `made`, opened as a source: `plan` is that of its own source in the same layout. A row for each
- * packed name, so that the experts of a layer are one, as in a packed checkpoint; *rows is allocated, free() it. What `made` lacks, or
- * holds in another shape, is MM_INTEGRITY E_SOURCE; what it holds that is not finite is MM_INTEGRITY E_NONFINITE, unless it was opened to
- * allow that. Scales are not looked at. */
+ * packed name, so that the experts of a layer are one, as in a packed checkpoint; *rows is allocated, free() it. A tensor that `made`
+ * lacks, or holds in another shape, is MM_INTEGRITY E_SOURCE; a number that is not finite is MM_INTEGRITY E_NONFINITE, unless `made` was
+ * opened to allow that. Scales are not looked at. */
 MM_MUST_USE bool mm_compare_unsharded(const mm_plan *plan, mm_hf *made, unsigned threads, mm_error_row **rows, size_t *count, mm_err *err);
 
 /* --- between compare.c and compare_unsharded.c --- */

@@ -30,8 +30,8 @@ static uint32_t expert_of(const char *name) {
   return at ? (uint32_t)strtoul(at + strlen(".experts."), NULL, 10) : 0;
 }
 
-/* Kept weights are equal, but for a global scale, which dialects may store as its reciprocal; of others no more than two thirds of the
- * decibels that the scheme keeps of a Gaussian matrix are lost. */
+/* True if kept weights are equal, but for a global scale, which target formats may store as its reciprocal; other weights must keep at
+ * least a third of the decibels that the scheme keeps of a Gaussian matrix. */
 static bool near_enough(const mm_hf *made, const pair *x, mm_err *err) {
   const double db = mm_sqnr_db(&x->e), least = !x->keep ? (double)x->scheme->sqnr / 3 : x->scheme->plane_count > 2 ? 130 : (double)INFINITY;
   return db >= least || x->e.signal == 0 ||
@@ -83,7 +83,7 @@ static bool find_pairs(const mm_plan *plan, mm_hf *made, pair *out, mm_error_row
   return true;
 }
 
-/* Of experts each for itself, too: their matrices follow one another. */
+/* Adds the errors of matrices up to rows, for experts one by one too: an expert's matrices follow one another. */
 static void add_up(const pair *p, size_t n, mm_error_row *rows) {
   for (size_t i = 0, next; i < n; i = next) {
     mm_tensor_error one = {0}, *to = &rows[p[i].row].e;

@@ -1,4 +1,4 @@
-/* Whether a checkpoint is what a conversion of its source gives: bit for bit where the same program and recipe give the same bits. */
+/* Compares a checkpoint with the output of a conversion of its source: bit for bit where the same program and recipe give the same bits. */
 #ifndef MM_CONVERT_EXACT_H
 #define MM_CONVERT_EXACT_H
 
@@ -8,7 +8,7 @@
 /* `plan` is that of the source under the recipe of the checkpoint `p`. All failures are MM_INTEGRITY E_SOURCE. */
 /* The model, the static scales of activations, and the names, sizes and headers of the source's files. */
 MM_MUST_USE bool mm_exact_words(const mm_plan *plan, const mm_pack *p, mm_err *err);
-/* Whether this program gives the weights of tensor i again: it is of the version that packed them, from this source, and no importance
+/* True if this program gives the weights of tensor i again: it is of the version that packed them, from this source, and no importance
  * weighed their errors. Otherwise only weights that are kept as stored must be exact. */
 bool mm_exact_again(const mm_plan *plan, const mm_pack *p, size_t i);
 /* Every stored byte of a weight on every rank in the directory: strips that are kept as stored, and all that is given again. */

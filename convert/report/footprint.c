@@ -45,7 +45,7 @@ mm_demand mm_verdict_demand(const mm_model *m) {
                      .act_quant = true};
 }
 
-/* Whether a sequence of the model's full length fits every rank, and how many tokens of cache all have room for. */
+/* Sets *fit: a sequence of the model's full length fits every rank; and *tokens: how many tokens of cache all ranks have room for. */
 static bool fits(const mm_plan *p, uint64_t memory, bool *fit, uint64_t *tokens, mm_err *err) {
   const mm_demand d = mm_verdict_demand(&p->pack.model);
   const mm_device_memory on = {.total = memory, .free = memory, .ranks = 1, .share = MM_GPU_SHARE};

@@ -1,12 +1,12 @@
-/* What the ranks of a plan take of a device's memory: weights by kind, KV cache, lightning state; and whether a device of a given size
- * holds them. */
+/* The memory that the ranks of a plan need on a device: weights by kind, KV cache, lightning state; and the verdict on a device of a given
+ * size. */
 #ifndef MM_CONVERT_FOOTPRINT_H
 #define MM_CONVERT_FOOTPRINT_H
 
 #include "convert/plan/plan.h"
 #include "loader/stream/capacity.h"
 
-/* Of one rank, in bytes. */
+/* The footprint of one rank, in bytes. */
 typedef struct mm_footprint {
   uint64_t bytes;                    /* of its files, headers included */
   uint64_t experts, attention, rest; /* of its tensors: rest is embedding, head, norms, routers */
@@ -15,7 +15,7 @@ typedef struct mm_footprint {
 } mm_footprint;
 mm_footprint mm_footprint_of(const mm_plan *p, uint32_t rank);
 
-/* What minimax-serve --device cuda needs memory for with its default options, one rank a GPU. */
+/* The demand of minimax-serve --device cuda with its default options, one rank a GPU. */
 mm_demand mm_verdict_demand(const mm_model *m);
 
 typedef struct mm_verdict {

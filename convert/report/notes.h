@@ -1,4 +1,4 @@
-/* Notes about a source: one line each for what a conversion leaves out, assumes or changes without being told to. */
+/* Notes about a source: one line each for parts that a conversion leaves out, assumes or changes although no option asks for it. */
 #ifndef MM_CONVERT_NOTES_H
 #define MM_CONVERT_NOTES_H
 

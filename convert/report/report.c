@@ -24,7 +24,7 @@ static bool print_json(FILE *f, mm_json *j, mm_err *err) {
   return written(f, err);
 }
 
-/* What is listed of a plan: packed tensors, or the matrices of an unsharded one. */
+/* One entry of the list of a plan: a packed tensor, or a matrix of an unsharded plan. */
 typedef struct mm_listed {
   const char *name, *scheme;
   uint32_t lead, rows, cols;
@@ -84,7 +84,7 @@ static mm_json *verdict_json(const mm_verdict *v) {
   return NULL;
 }
 
-/* What engines are known to read wrongly, of the schemes that the plan has. */
+/* The known faults of engines in reading the schemes of the plan, as sentences. */
 static mm_json *caveats_json(const mm_plan *p) {
   mm_json *list = mm_json_new_arr();
   const char *what;

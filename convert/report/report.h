@@ -1,4 +1,4 @@
-/* What the user sees of a conversion: the plan, progress while it runs, the summary. */
+/* The output of a conversion for its user: the plan, progress while it runs, the summary. */
 #ifndef MM_CONVERT_REPORT_H
 #define MM_CONVERT_REPORT_H
 

@@ -98,7 +98,8 @@ enum { BINS = 30, BIN_WIDTH = 14, PLOT = 120, MARGIN = 30 };
 
 static double largest_error(const mm_tensor_error *e) { return log10(e->max_abs); }
 
-/* Of value(row) over all rows where it is finite, on an axis that is the same in every report; what lies beyond is in the last bins. */
+/* Draws the histogram of value(row) over all rows where it is finite, on an axis that is the same in every report; values beyond the axis
+ * are in the first and last bins. */
 static void put_histogram(FILE *f, const mm_error_report *r, double (*value)(const mm_tensor_error *), double least, double most,
                           const char *title) {
   size_t count[BINS] = {0}, top = 1;

@@ -245,7 +245,7 @@ static const mm_encoding *recognise(const mm_hf *hf, const mm_site *p, const mm_
   return NULL;
 }
 
-/* ---- the tensors beside codes and scale ---- */
+/* ---- the companions of codes and scale ---- */
 
 static bool companion(mm_hf *hf, const mm_site *p, const mm_encoding *e, mm_companion i, mm_matrix *out, mm_err *err) {
   mm_form f = e->part[i];
@@ -353,7 +353,7 @@ mm_found mm_encoding_find(mm_hf *hf, const mm_site *p, bool plain_only, mm_matri
   return e && take(hf, p, e, out, err) ? MM_FOUND : MM_FAILED;
 }
 
-/* A weight beside which t could stand, n bytes into its name, in any encoding; NULL: there is none. */
+/* A weight whose companion t could be, by the first n bytes of its name, in any encoding; NULL: there is none. */
 static const mm_hf_tensor *weight_of(const mm_hf *hf, const mm_hf_tensor *t, size_t n) {
   char name[NAME_MAX_LEN];
   for (const mm_encoding *e = mm_encodings; e->name; e++) {

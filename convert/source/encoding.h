@@ -70,7 +70,7 @@ const mm_hf_tensor *mm_encoding_codes(const mm_hf *hf, const mm_site *p, bool pl
 /* Finds the matrix in whatever encoding its tensors have (with plain_only: unquantised) and marks them as used. Absent: none of the
  * tensors that could hold its codes exists. */
 mm_found mm_encoding_find(mm_hf *hf, const mm_site *p, bool plain_only, mm_matrix *out, mm_err *err);
-/* What a tensor that nobody used is: the code of the refusal, and in words. */
+/* Describes an unused tensor: returns the code of the refusal, and in `what` the words. */
 const char *mm_encoding_leftover(const mm_hf *hf, const mm_hf_tensor *t, char what[512]);
 
 /* Bits of one weight's code. */
@@ -88,7 +88,7 @@ bool mm_encoding_keeps(const mm_matrix *x, const mm_scheme *s, mm_cell grid);
 mm_cell mm_encoding_grid(const mm_matrix *x, size_t matrices, const mm_scheme *s);
 /* Why no packed scheme holds x bit for bit, and what else there is to choose, in words. */
 const char *mm_encoding_unkept(const mm_matrix *x, char out[640]);
-/* Whether one of the matrices has zero points that are read in GPTQ's second format. */
+/* True if one of the matrices has zero points that are read in GPTQ's second format. */
 bool mm_encoding_second_gptq(const mm_hf *hf, const mm_matrix *x, size_t matrices);
 /* The scheme that `--quant none` means for the matrices of a packed tensor, `pieces` to each of its entries; NULL: none would do. */
 const mm_scheme *mm_encoding_scheme(const mm_matrix *x, size_t matrices, unsigned pieces);
@@ -97,7 +97,7 @@ const mm_scheme *mm_encoding_scheme(const mm_matrix *x, size_t matrices, unsigne
  * what is not read; `fallback` is the method of a file that does not say. */
 MM_MUST_USE bool mm_quantization_parse(mm_hf *hf, const mm_json *j, const char *path, const char *fallback, mm_err *err);
 
-/* Whether a quantization is described in MLX's way: a group size and bits, without a method. */
+/* True if a quantization is described in MLX's way: a group size and bits, without a method. */
 bool mm_quantization_mlx(const mm_json *j);
 /* Takes blocks of 128 x 128 where the checkpoint declares FP8 and no size, its headers are known and no other power of two explains all
  * block scales, on either side (encoding_block.c). */

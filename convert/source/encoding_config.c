@@ -1,5 +1,5 @@
-/* What a checkpoint declares of its quantization. The method has to be one that is read, and nothing may have been done to the weights
- * that their own tensors do not undo; beyond that only what tensors leave open is kept. */
+/* Reads the quantization that a checkpoint declares. The method has to be a supported one, and the weights must not have been changed in a
+ * way that their own tensors do not undo; beyond that only the properties that tensors leave open are recorded. */
 #include <stdio.h>
 #include <string.h>
 
@@ -33,7 +33,7 @@ static const char *word(const mm_json *obj, const char *key) {
   return mm_json_type_of(v) == MM_JSON_STR ? mm_json_str(v) : NULL;
 }
 
-/* Whether w is one of the words of a list, between blanks. */
+/* True if w is one of the words of a list, between blanks. */
 static bool listed(const char *list, const char *w) {
   for (size_t n; *list; list += n + (list[n] == ' ')) {
     n = strcspn(list, " ");

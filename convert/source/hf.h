@@ -31,7 +31,8 @@ typedef struct mm_hf_tensor {
   uint8_t left_out; /* 1 + its entry of mm_arch.left_out, or 0 */
 } mm_hf_tensor;
 
-/* What the checkpoint says of its quantization, wherever it says so (encoding_config.c). Where tensors say more, they are believed. */
+/* The checkpoint's declaration of its quantization, from any of its places (encoding_config.c). Where tensors say more, they are believed.
+ */
 typedef struct mm_quantization {
   const char *method; /* quant_method or what stands for it; NULL: none is declared */
   const char *path;   /* of the file that declares it */
@@ -86,23 +87,24 @@ const mm_hf_tensor *mm_hf_sort(mm_hf *hf);
 mm_hf_tensor *mm_hf_find(const mm_hf *hf, const char *canonical);
 /* Its file and its name there, for a failure. */
 static inline mm_where mm_hf_at(const mm_hf *hf, const mm_hf_tensor *t) { return mm_at(hf->file[t->file].path, t->original); }
-/* A file of the checkpoint may be a link into its own folder or into the Hub cache's blobs (snapshots/REV/x -> ../../blobs/SHA256);
- * one that leads elsewhere is MM_BAD_INPUT E_FS_OUTSIDE unless that was allowed. What cannot be resolved passes: opening tells why. */
+/* A file of the checkpoint may be a link into its own folder or into the Hub cache's blobs (snapshots/REV/x -> ../../blobs/SHA256); one
+ * that leads elsewhere is MM_BAD_INPUT E_FS_OUTSIDE unless that was allowed. A path that cannot be resolved passes: opening it gives the
+ * reason. */
 MM_MUST_USE bool mm_hf_inside(const mm_hf *hf, const char *path, mm_err *err);
-/* A packed checkpoint as a source (packed_source.c): its tensors are the matrices that it was made from, encoded as its schemes store them,
- * gathered from its ranks when they are read. What is read is proven by its digests first (MM_INTEGRITY E_DIGEST). */
+/* A packed checkpoint as a source (packed_source.c): its tensors are the matrices that it was made from, encoded as its schemes store
+ * them, gathered from its ranks when they are read. Its bytes are proven by its digests before they are used (MM_INTEGRITY E_DIGEST). */
 bool mm_packed_is(const char *dir);
-/* Of a directory, all ranks: hf->dir and hf->config_path are set. Checks the manifest, every header and the companion files. */
+/* Opens all ranks of the directory hf->dir; hf->config_path is set too. Checks the manifest, every header and the companion files. */
 MM_MUST_USE bool mm_packed_open(mm_hf *hf, mm_err *err);
 void mm_packed_close(mm_hf *hf); /* of any hf */
-/* What its manifest says. */
+/* The manifest of a packed source. */
 const mm_pack *mm_packed_pack(const mm_hf *hf);
 MM_MUST_USE bool mm_packed_read(const mm_hf *hf, const mm_hf_tensor *t, uint64_t at, void *buf, size_t n, mm_err *err);
 
 /* Every file still is what it was at open; MM_IO E_CHANGED otherwise. */
 MM_MUST_USE bool mm_hf_unchanged(const mm_hf *hf, mm_err *err);
 
-/* The tensors beside the codes, where the encoding has them. */
+/* The companion tensors of the codes, where the encoding has them. */
 typedef enum mm_companion {
   MM_SCALE,  /* multiplies the codes under each of its cells */
   MM_GLOBAL, /* one number over all scales */
@@ -146,11 +148,11 @@ void mm_hf_left_out(const mm_hf *hf, const mm_arch *a, mm_pack *p);
 /* What hides a missing name: a prefix that a tool left on most names, or another tool's own naming; in words behind "; ", or nothing. */
 void mm_hf_name_hint(const mm_hf *hf, const char *missing, char *out, size_t cap);
 
-/* Of tensors that nobody used, how many are of layers past the last. */
+/* The number of unused tensors that are of layers past the last. */
 size_t mm_hf_past_last(const mm_hf *hf, const mm_model *m);
-/* Whether the bytes of all tensors of the index are known, so that its total_size can be compared with them. */
+/* True if the bytes of all tensors of the index are known, so that its total_size can be compared with them. */
 bool mm_hf_total_known(const mm_hf *hf);
-/* Whether the index states another total than that of all its tensors, whose headers were read; *bytes is theirs. */
+/* True if the index states another total than that of all its tensors, whose headers were read; *bytes is the tensors' total. */
 bool mm_hf_total_wrong(const mm_hf *hf, uint64_t *bytes);
 
 /* Reads weights for one thread; keeps at most two files open. */

@@ -72,7 +72,7 @@ static bool no_weights(const mm_hf *hf, const char *index, mm_err *err) {
     const char *dot = strrchr(name, '.');
     const bool shard = strstr(name, "-of-") != NULL;
     if (!dot || strcmp(dot, ".safetensors") != 0 || (shards && !shard)) continue;
-    if (shard && !shards) count = 0; /* others beside shards do not count */
+    if (shard && !shards) count = 0; /* other files do not count once there are shards */
     shards = shards || shard;
     if (count++ == 0 || strcmp(name, first) < 0) snprintf(first, sizeof first, "%s", name);
   }
@@ -94,7 +94,7 @@ static mm_hf_tensor *find_original(const mm_hf *hf, mm_hf_tensor *next, const ch
   return bsearch(name, hf->tensor, hf->tensor_count, sizeof *next, by_original);
 }
 
-/* Of one file. Files are read at the same time: only their own tensors are written. */
+/* Reads the header of one file. Several files are read at the same time: each call writes only its own file's tensors. */
 static bool read_header(void *ctx, size_t index, unsigned worker, mm_err *err) {
   (void)worker;
   mm_hf *hf = ctx;

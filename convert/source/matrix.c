@@ -44,7 +44,7 @@ mm_found mm_hf_matrix(mm_hf *hf, const mm_model *m, const mm_rule *const *piece,
   return mm_encoding_find(hf, whole ? &fused : &alone, plain_only, out, err);
 }
 
-/* Of a layer past the last (multi-token prediction), or of such layers under a name of their own. */
+/* True for a tensor of a layer past the last (multi-token prediction), or of such layers under a name of their own. */
 static bool past_last(const char *name, const mm_model *m) {
   static const char before[] = "model.layers.";
   if (strncmp(name, "mtp.", 4) == 0 || strncmp(name, "model.mtp.", 10) == 0) return true;

@@ -97,7 +97,7 @@ bool mm_packed_read(const mm_hf *hf, const mm_hf_tensor *t, uint64_t at, void *b
 
 /* ---- grids ---- */
 
-/* Whether the stored scales are the same within every cell of a coarser grid. */
+/* Sets *same: the stored scales are equal within every cell of a coarser grid. */
 static bool repeats(const mm_packed_source *p, const mm_packed_entry *e, unsigned plane, mm_cell c, bool *same, mm_err *err) {
   const mm_pack_plane *x = plane_of(e, plane);
   uint32_t rows = mm_whole_rows(&e->whole), cols = mm_whole_cols(&e->whole);
@@ -140,7 +140,7 @@ static bool coarsest(const mm_packed_source *p, const mm_packed_entry *e, unsign
   return true;
 }
 
-/* The grid that the manifest tells of, on which the stored scales must repeat. */
+/* The grid that the manifest declares, on which the stored scales must repeat. */
 static bool told(const mm_hf *hf, const mm_packed_entry *e, unsigned plane, mm_cell *out, mm_err *err) {
   const mm_pack_plane *x = plane_of(e, plane);
   bool same = true;

@@ -1,4 +1,4 @@
-/* What lies beside the weights of an output: the source's tokenizer, licence and code, the config, the model card, the digests. */
+/* The companion files of an output's weights: the source's tokenizer, licence and code, the config, the model card, the digests. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -114,7 +114,7 @@ static bool write_texts(mm_writer *w, mm_err *err) {
   return true;
 }
 
-/* What is made from the tokenizer.json that was just copied. */
+/* Writes the image that is baked from the tokenizer.json just copied. */
 static bool bake_image(mm_writer *w, mm_err *err) {
   const mm_pack *pack = &w->plan->pack;
   const mm_pack_file *source = &pack->file[pack->file_count - 1];
@@ -231,7 +231,7 @@ static bool same_bake(const mm_pack *p, const mm_pack_file *f, mm_bake_fn *bake,
   return ok;
 }
 
-/* What the unsharded layout makes itself. */
+/* True for files that the unsharded layout makes itself, and for those that the plan writes. */
 static bool is_made(const mm_plan *plan, const char *name) {
   static const char *const made[] = {"config.json", "hf_quant_config.json", MM_INDEX_NAME};
   for (size_t i = 0; plan->layout->apart && i < sizeof made / sizeof *made; i++)

@@ -115,7 +115,7 @@ mm_stretch *mm_blocks_stretches(const mm_blocks *b, uint32_t rank, size_t *count
   return NULL;
 }
 
-/* The stretches, with the header, are the whole file; where there is padding, they lie in it. */
+/* Checks that the byte ranges, with the header, cover the whole file; if the file has padding, that they lie in it. */
 static bool covers_file(const mm_blocks *b, uint32_t rank, const mm_stretch *stretch, size_t count, mm_err *err) {
   const mm_plan_file *f = layout_of(b, rank);
   uint64_t end = f->header_bytes;
@@ -125,7 +125,7 @@ static bool covers_file(const mm_blocks *b, uint32_t rank, const mm_stretch *str
                  "found a plan that does not fill the file's %llu bytes", (unsigned long long)f->size);
 }
 
-/* What the header and the steps put into each block of a rank's file. */
+/* Counts the bytes that the header and the steps put into each block of a rank's file. */
 static bool find_due(mm_blocks *b, uint32_t rank, mm_err *err) {
   size_t count;
   mm_stretch *stretch = mm_blocks_stretches(b, rank, &count, err);

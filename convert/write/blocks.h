@@ -9,7 +9,7 @@
 
 #include "convert/plan/plan.h"
 
-/* What a step wrote: journaled, so that a resumed run knows what it may skip. */
+/* Bytes that a step wrote: journaled, so that a resumed run knows which steps it may skip. */
 typedef struct mm_put {
   uint32_t rank, bytes; /* at most one block */
   uint64_t offset;      /* in the file */
@@ -68,14 +68,14 @@ MM_MUST_USE bool mm_blocks_digests(mm_plan *p, uint32_t part, uint32_t rank, mm_
 typedef struct mm_stretch {
   uint64_t at, end;
 } mm_stretch;
-/* What steps of the part at work put into a rank's file, by where each begins; what several pieces share stands there once for each of
- * them. free() it. NULL: no memory. */
+/* The byte ranges that steps of the current part put into a rank's file, sorted by their start; a range that several pieces share is
+ * listed once for each of them. free() it. NULL: no memory. */
 mm_stretch *mm_blocks_stretches(const mm_blocks *b, uint32_t rank, size_t *count, mm_err *err);
 /* Starts part `part` on every rank. A plan whose steps leave bytes of it to nobody is MM_BUG E_UNFILLED. New files get their size; with
  * `existing`, files of the right size are kept (others are made anew and kept[tp] says which). All get their header. */
 MM_MUST_USE bool mm_blocks_begin(mm_blocks *b, uint32_t part, bool existing, bool *kept, mm_err *err);
-/* n bytes at `offset` from the data start. Threads may write disjoint ranges. What was written is appended to log. A block that a journal
- * declared done must hold these bytes already: MM_USAGE E_RESUME. */
+/* n bytes at `offset` from the data start. Threads may write disjoint ranges. The written bytes are recorded in log. A block that a
+ * journal declared done must hold these bytes already: MM_USAGE E_RESUME. */
 MM_MUST_USE bool mm_blocks_put(mm_blocks *b, mm_put_log *log, uint32_t rank, uint64_t offset, const void *bytes, size_t n, mm_err *err);
 /* Takes over a step that an interrupted run carried out: the bytes of this put are in the file, verified. */
 void mm_blocks_trust_put(mm_blocks *b, const mm_put *put);

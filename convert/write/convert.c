@@ -97,7 +97,7 @@ static bool manifest_digest(const mm_plan *p, const char *dir, mm_digest *out, m
   return true;
 }
 
-/* What a later run can continue: not where the input or the request was wrong while there are weights to convert. */
+/* True for failures after which a later run can continue: all but a wrong input or request while there are weights to convert. */
 static bool resumable(mm_status s) {
   return s == MM_INTERRUPTED || s == MM_IO || s == MM_LIMIT || s == MM_BUG || s == MM_USAGE /* a journal that is not believed */;
 }

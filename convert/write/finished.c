@@ -16,7 +16,7 @@ static bool other(const char *dir, const char *option, mm_err *err) {
   return mm_fail(err, MM_USAGE, "E_RESUME", mm_at(dir, NULL), "found a finished conversion with another %s; --force replaces it", option);
 }
 
-/* Ranks and parts are the plan's. Within a plan, sizes tell parts apart: they hold the same tensors in the same order. */
+/* Checks that ranks and parts are the plan's. Within a plan, sizes identify parts: they hold the same tensors in the same order. */
 static bool same_parts(const mm_plan *p, const mm_pack *found, const char *dir, mm_err *err) {
   for (uint32_t w = 0; w < mm_pack_ranks(&p->pack); w++)
     if ((p->pack.rank[w].part_count > 0) != (found->rank[w].part_count > 0)) return other(dir, "--ranks", err);
@@ -74,7 +74,7 @@ static bool starts_with(const char *dir, const char *name, const void *bytes, si
   return ok;
 }
 
-/* Every byte by the digests that lie beside them. */
+/* Checks every byte against the digests file in the directory. */
 static bool hash_unsharded(const char *dir, unsigned threads, mm_err *err) {
   mm_pack digests = {0};
   size_t seen = 0;

@@ -1,4 +1,4 @@
-/* Whether a directory that has the target's name is what a run would make: "done" is said of nothing else. */
+/* Compares a directory that has the target's name with the output that a run would make: only then the program reports "done". */
 #ifndef MM_CONVERT_FINISHED_H
 #define MM_CONVERT_FINISHED_H
 

@@ -53,8 +53,8 @@ static uint64_t source_check(const mm_hf_file *f) {
 
 #define NO_SCHEME 255
 
-/* From the top: 8 bits of the scheme of all matrices, by its number in the registry; 8 of a check of the dialect; 48 of one of the recipe.
- */
+/* Packs, from the top, 8 bits for the scheme of all matrices, by its number in the registry; 8 bits for a check of the target format; 48
+ * bits for a check of the recipe. */
 static uint64_t quant_words(const mm_plan *p) {
   const char *dialect = mm_dialect_name(p->dialect), *all = p->recipe.scheme ? p->recipe.scheme->name : "";
   const mm_digest d = mm_sha256(dialect, strlen(dialect)), q = mm_sha256(p->pack.quant, strlen(p->pack.quant));
@@ -89,7 +89,7 @@ static const char *cut_text(uint64_t cut, char out[160]) {
   return out;
 }
 
-/* What a plan is made of. */
+/* The checks of a plan's ingredients: sources, recipe, cuts. */
 static void plan_checks(const mm_plan *p, mm_journal_header *h) {
   mm_sha256_state s;
   mm_sha256_begin(&s);
@@ -102,8 +102,9 @@ static void plan_checks(const mm_plan *p, mm_journal_header *h) {
   h->cut = cut_words(p);
 }
 
-/* What the source declares of its quantization: the same words may mean other numbers. Whether zero points are all the same is only
- * checked. An importance file is mapped until the end: what was packed by altered contents is not continued once they are put back. */
+/* The check of the source's quantization as declared, since the same words may mean other numbers; equality of all zero points is only
+ * checked. An importance file stays mapped until the end: blocks that were packed with altered contents are not continued once the
+ * contents are put back. */
 static uint64_t decoding_check(const mm_quantization *q, const mm_importance *importance) {
   const char *method = q->method ? q->method : "";
   const uint32_t how[] = {q->block.n, q->block.k, q->whole, q->groups, q->zeros, q->order, q->gptq, q->zero_less};

@@ -1,5 +1,5 @@
-/* The journal of a conversion, beside the staging directory: which blocks and steps are durable. After a crash it says what need not be
- * done again; nothing it says is trusted before the bytes have been hashed again.
+/* The journal of a conversion, next to the staging directory: which blocks and steps are durable. After a crash it says which work need not
+ * be done again; nothing it says is trusted before the bytes have been hashed again.
  *
  * File: a header {magic; digests of the plan, of the ranks that are made, of the source's quantization, of the files' names, sizes and
  * headers; level of --compress; u64 source files; for each of them a u64 check of name, size, times, inode and header}, then records {u32
@@ -42,8 +42,8 @@ MM_MUST_USE bool mm_journal_create(mm_journal *j, int parent, const char *name, 
 MM_MUST_USE bool mm_journal_resume(mm_journal *j, int parent, const char *name, const mm_plan *p, bool *absent, mm_err *err);
 /* Adds what the journal of another run of the same plan claims (--part i/n wrote it). */
 MM_MUST_USE bool mm_journal_merge(mm_journal *j, int parent, const char *name, const mm_plan *p, mm_err *err);
-/* Whether the journal `name` is one of this plan, as mm_journal_resume judges; one without a whole header is (its run has just begun, or
- * died there). */
+/* Checks that the journal `name` is one of this plan, as mm_journal_resume judges; a journal without a whole header passes (its run has
+ * just begun, or died there). */
 MM_MUST_USE bool mm_journal_fits(int parent, const char *name, const mm_plan *p, int level, mm_err *err);
 /* Appends one record and syncs it. Digests are taken from the plan's parts. */
 MM_MUST_USE bool mm_journal_append(mm_journal *j, const mm_plan *p, const mm_step_entry *steps, size_t step_count, const mm_done *done,

@@ -30,7 +30,7 @@ static bool read_range(const mm_trust *t, unsigned worker, uint32_t rank, uint64
   return true;
 }
 
-/* The puts of a step's record beside those that the plan has. */
+/* The puts of a step's record, to be compared with those of the plan. */
 typedef struct mm_claim {
   const mm_plan *plan;
   uint32_t part;
@@ -136,8 +136,8 @@ static bool zero_gap(const mm_trust *t, uint32_t rank, uint64_t at, uint64_t end
   return true;
 }
 
-/* Whether some block of the file was not taken as it is. Its `due` does not tell of padding: it counts what several pieces share once for
- * each of them. */
+/* True if some block of the file was not taken as it is. A block's `due` does not reveal padding: it counts bytes that several pieces
+ * share once for each of them. */
 static bool is_unproven(const mm_writer *w, uint32_t rank) {
   for (size_t i = 0; i < part_of(w, rank)->block_count; i++)
     if (w->blocks.block[rank][i].state != MM_BLOCK_DONE) return true;

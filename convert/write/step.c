@@ -67,7 +67,7 @@ static void gather(const mm_run *rows, const mm_run *cols, const uint8_t *plane,
   }
 }
 
-/* Whether a rank's share lies in the plane as it will lie in the file: whole rows that follow each other. */
+/* True if a rank's share lies in the plane as it will lie in the file: whole rows that follow each other. */
 static bool is_stretch(const mm_run *rows, const mm_run *cols, uint32_t plane_cols, uint32_t stored_cols) {
   return cols->step == cols->cell && cols->count == stored_cols && plane_cols == stored_cols &&
          (rows->count == 1 || rows->step == rows->cell);
@@ -97,7 +97,8 @@ static bool scatter(mm_worker *w, const mm_strip *s, const void *const plane[MM_
   return true;
 }
 
-/* What a dialect stores beside the planes: the shape of a matrix whose words do not tell it, or the static scale of its inputs. */
+/* Writes the tensor that a target format stores in addition to the planes: the shape of a matrix whose words do not reveal it, or the
+ * static scale of its inputs. */
 static bool put_beside(const mm_strip *s, const mm_taker *to, mm_err *err) {
   const mm_spelling *spelt = s->pt->spelling;
   mm_share x;

@@ -6,7 +6,7 @@
 #include "convert/plan/fill.h"
 #include "convert/write/blocks.h"
 
-/* What one thread needs; bounded by a few times MM_STRIP_BYTES whatever the model. */
+/* The buffers of one thread; bounded by a few times MM_STRIP_BYTES whatever the model. */
 typedef struct mm_worker {
   mm_decoder source;
   void *plane[MM_MAX_PLANES]; /* the strip packed, on the scheme's own cells */
@@ -24,8 +24,8 @@ void mm_worker_open(mm_worker *w, const mm_hf *hf);
 void mm_worker_close(mm_worker *w);
 
 /* Stored bytes of a strip on one rank: [at, at + n) of plane `plane` of its tensor, or of the entry of a stack that the rank has. The
- * number behind the planes stands for what a dialect stores beside them. `offset` counts from the data start of the part that the plan lays
- * out. */
+ * number behind the planes stands for the tensor that a target format stores in addition to them. `offset` counts from the data start of
+ * the part that the plan lays out. */
 typedef struct mm_given {
   const mm_strip *strip;
   unsigned plane;
@@ -43,10 +43,10 @@ typedef struct mm_taker {
 
 /* Runs step s of the plan into `to`, as mm_step_run does into files. */
 MM_MUST_USE bool mm_step_give(mm_worker *w, const mm_plan *p, const mm_step *s, const mm_taker *to, mm_err *err);
-/* Runs step s of the plan; out NULL: nothing is put, what is told of the step is the same. Values that are not finite, and scales that are
- * not positive, are MM_BAD_INPUT with the tensor and the element's offset. */
+/* Runs step s of the plan; out NULL: nothing is put, and the results about the step are the same. Values that are not finite, and scales
+ * that are not positive, are MM_BAD_INPUT with the tensor and the element's offset. */
 MM_MUST_USE bool mm_step_run(mm_worker *w, const mm_plan *p, const mm_step *s, mm_blocks *out, mm_err *err);
-/* Whether it has rows of lm_head. */
+/* True if the step has rows of lm_head. */
 bool mm_step_of_head(const mm_plan *p, const mm_step *s);
 
 #endif

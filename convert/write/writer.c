@@ -42,8 +42,8 @@ static bool in_archive(const void *ctx, const char *name) {
   return known;
 }
 
-/* Whether the directory is an output of this program, in either layout: *plan is its plan, *archived whether it is an archive, *extra names
- * what is in it beside. */
+/* True if the directory is an output of this program, in either layout: *plan is its plan, *archived is true for an archive, *extra names
+ * the first file that is not of the output. */
 static bool is_ours(const char *path, mm_digest *plan, bool *archived, mm_err *extra, mm_err *err) {
   mm_pack pack = {0};
   mm_err why = {0};
@@ -151,7 +151,7 @@ static bool take_staging(mm_writer *w, mm_err *err) {
   return ok;
 }
 
-/* Whether it is the journal of a whole run or of a share: "q.partial.journal" may be another output's name. */
+/* True if it is the journal of a whole run or of a shard: "q.partial.journal" may be another output's name. */
 static bool is_journal(const mm_writer *w, const char *name) {
   static const char ending[] = ".journal";
   unsigned share, shares;
@@ -210,7 +210,7 @@ static bool check_foreign(mm_writer *w, mm_err *err) {
 
 static bool journal_fits(mm_writer *w, const char *name, mm_err *err) { return mm_journal_fits(w->parent, name, w->plan, w->o.level, err); }
 
-/* Whether a run that is at work holds the journal. */
+/* True if a run that is at work holds the journal. */
 static bool is_held(const mm_writer *w, const char *name) {
   int fd = openat(w->parent, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
   bool held = fd >= 0 && flock(fd, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
@@ -236,16 +236,16 @@ static bool discard_alone(mm_writer *w, mm_err *err) {
          (lock_dir(w, LOCK_SH) || mm_fail_errno(err, mm_at(w->staging, NULL), "lock", errno));
 }
 
-/* Takes the directory again beside other shares; false while one has it alone, or when it has its final name by now. */
+/* Takes the directory again, shared with other shards; false while one has it alone, or when it has its final name by now. */
 static bool shares_again(const mm_writer *w) {
   struct stat held, named;
   return lock_dir(w, LOCK_SH | LOCK_NB) && fstat(w->dir, &held) == 0 &&
          fstatat(w->parent, w->staging_name, &named, AT_SYMLINK_NOFOLLOW) == 0 && mm_same_file(&held, &named);
 }
 
-/* Refuses a share beside what runs with other options left, since the last run could not publish both. With --restart all of that is
- * discarded, unless one of those runs is at work. Shares that start together meet here: each lets go of the directory while it waits, so
- * that one of them has it alone. */
+/* Refuses a shard if runs with other options left files, since the last run could not publish both. With --restart all those files are
+ * discarded, unless one of those runs is at work. Shards that start together wait here for each other: each releases the directory while
+ * it waits, so that one of them has it alone. */
 static bool discard_others(mm_writer *w, mm_err *err) {
   for (int waits = 0; may_wait(w, waits); waits++) {
     mm_err why = {0};
@@ -262,7 +262,8 @@ static bool discard_others(mm_writer *w, mm_err *err) {
   return mm_fail(err, MM_LOCKED, "E_LOCKED", mm_at(w->staging, NULL), "found another run writing this output with other options");
 }
 
-/* Shares of another count make the same parts: they may come before this one, not beside it. */
+/* Refuses a shard while a shard of another count is at work: shards of both counts make the same parts, so they may run one after the
+ * other, not at the same time. */
 static bool same_count(mm_writer *w, const char *name, mm_err *err) {
   const char *a = strrchr(w->journal_name, '-'), *b = strrchr(name, '-');
   if (strcmp(a, b ? b : "") == 0 || !is_held(w, name)) return true;
@@ -287,8 +288,8 @@ static bool open_own_journal(mm_writer *w, mm_err *err) {
   return false;
 }
 
-/* With what other runs of the same options claim, be they whole or shares of another number: their parts are this one's now. What the
- * shares beside this one add to their journals meanwhile tells of parts that are theirs. */
+/* Opens a shard's journal and adds the claims of other runs of the same options, whole runs or shards of another number: their parts are
+ * this one's now. Claims that shards at work add to their journals meanwhile are of their own parts. */
 static bool open_share_journal(mm_writer *w, mm_err *err) {
   return open_own_journal(w, err) && (w->o.leftover == MM_LEFTOVER_RESTART || each_journal(w, merge_journal, err));
 }
@@ -516,7 +517,7 @@ static bool is_part(const mm_writer *w, const char *name) {
   return strncmp(name, file, n) == 0 && strcmp(name + n, end) == 0;
 }
 
-/* What the directory holds when it gets its name: w->plan->pack has its companions by now. */
+/* True for the files of the directory when it gets its name: w->plan->pack has its companions by now. */
 static bool is_due(const void *ctx, const char *name) {
   const mm_writer *w = ctx;
   const mm_plan *p = w->plan;

@@ -1,9 +1,9 @@
-/* The output directory: a staging directory beside the target, part files block by block, a journal of what is durable, the manifest
- * last, one rename. What has the final name is complete; what has the staging name can be continued.
+/* The output directory: a staging directory next to the target, part files block by block, a journal of what is durable, the manifest
+ * last, one rename. A directory with the final name is complete; a directory with the staging name can be continued.
  *
  * With a level, the directory is an archive (formats/ARCHIVE.md). A frame's place is known when all frames before it are, but blocks are
- * finished in any order: so a part is written plainly, then packed, journaled as frames and removed. The disk holds the archive and one
- * part. */
+ * finished in any order. A part is therefore written plainly, then packed, journaled as frames and removed. The disk holds the archive and
+ * one part. */
 #ifndef MM_CONVERT_WRITER_H
 #define MM_CONVERT_WRITER_H
 
@@ -38,7 +38,7 @@ typedef struct mm_writer {
   mm_plan *plan;
   mm_writer_options o;
   mm_staging stage;
-  char *staging; /* of stage: ".NAME.partial" beside the target */
+  char *staging; /* of stage: ".NAME.partial" next to the target */
   const char *staging_name;
   char *journal_name; /* ".NAME.partial.journal", for a share with ".I-N" behind it */
   int parent, dir;    /* of stage: descriptors of the target's parent and the staging directory; -1 when closed */
@@ -80,11 +80,12 @@ MM_MUST_USE bool mm_writer_end_part(mm_writer *w, mm_err *err);
 /* Companions, manifest, syncs, rename. Afterwards the target is complete. *manifest is the manifest's digest. */
 MM_MUST_USE bool mm_writer_publish(mm_writer *w, mm_digest *manifest, mm_err *err);
 
-/* --- what lies beside the weights (beside.c) --- */
-/* Whether a file of that name is copied from a source that has it, in every layout. */
+/* --- companion files of the weights --- */
+/* True if a file of that name is copied from a source that has it, in every layout. */
 bool mm_beside_has(const char *name);
-/* Whether the files of a checkpoint are byte copies of those of its source, none of which is missing, and `baked` is what `bake` makes of
- * its tokenizer.json; the files that the plan writes itself are left out. MM_INTEGRITY E_SOURCE names the first that is not. */
+/* Checks that the files of a checkpoint are byte copies of those of its source, none of which is missing, and that `baked` is what `bake`
+ * makes of its tokenizer.json; the files that the plan writes itself are left out. MM_INTEGRITY E_SOURCE names the first file that
+ * differs. */
 MM_MUST_USE bool mm_beside_same(const mm_plan *plan, const mm_pack *p, mm_bake_fn *bake, const char *baked, mm_err *err);
 /* Refuses at the start what could not be copied at the end. */
 MM_MUST_USE bool mm_beside_check(mm_writer *w, mm_err *err);
