@@ -105,7 +105,7 @@ def results():
     table = json.loads(run("minimax-convert", "--quant", "help", "--json").stdout)
     rows = re.findall(r"^(\w+) +([\d.]+|-) +([\d.]+|-)  \S", run("minimax-convert", "--quant", "help").stdout, re.M)
     said = [(s["name"], f"{s['bits']:.2f}" if "bits" in s else "-", f"{s['sqnr_db']:.1f}" if "sqnr_db" in s else "-") for s in table["schemes"]]
-    assert said == rows and len(table["presets"]) == 5 and "int4" in next(s for s in table["schemes"] if s["name"] == "w4a16")["synonyms"]
+    assert said == rows and len(table["presets"]) == 7 and "int4" in next(s for s in table["schemes"] if s["name"] == "w4a16")["synonyms"]
     manifest = json.load(open(f"{TMP}/packed/manifest.json"))
     parts = [p for r in manifest["ranks"] for p in r["parts"]]
     proven = load("minimax-verify", f"{TMP}/packed")
