@@ -177,7 +177,7 @@ def pipes():
     packed, text = f"{TMP}/packed", ("-p", "In", "-n", 1)
     for program, *args in (("minimax-inspect", SOURCE), ("minimax-inspect", SOURCE, "--json"), ("minimax-inspect", packed, "--rank", 0),
                            ("minimax-inspect", packed, "--diff", f"{TMP}/other"), ("minimax-inspect", packed, "--diff", f"{TMP}/other", "--json"),
-                           ("minimax-convert", SOURCE, "--dry-run", "--list"), ("minimax-convert", "--help"), ("minimax-convert", "--quant", "help"),
+                           ("minimax-convert", SOURCE, "--dry-run", "--list", "-q"), ("minimax-convert", "--help"), ("minimax-convert", "--quant", "help"),
                            ("minimax-verify", packed, "--json", "-q"), ("minimax-verify", packed, "--source", SOURCE, "--list", "--min-sqnr", 90, "-q"),
                            ("minimax-archive", "list", f"{TMP}/archive"), ("minimax-run", packed, *text, "-q"), ("minimax-run", packed, *text, "--json", "-q"),
                            ("minimax-eval", packed, "--ids", f"{TMP}/ids.json", "--window", 2, "-q"), ("minimax-serve", packed, "--check"),
