@@ -270,7 +270,7 @@ static bool convert(const mm_convert_args *a, mm_plan *plan, const mm_verdict *v
 /* With events of it where they are asked for, by the first of several processes. */
 static bool convert_watched(const mm_convert_args *a, mm_plan *plan, const mm_verdict *verdict, mm_err *err) {
   bool watched = a->events && a->process == 0 && !a->dry_run;
-  const char *const input[] = {a->output, a->source, plan->hf->dir, a->recipe, a->importance, a->act_scales};
+  const char *const input[] = {a->output, a->source, plan->hf ? plan->hf->dir : NULL, a->recipe, a->importance, a->act_scales};
   const size_t inputs = sizeof input / sizeof *input;
   const mm_output_place place = {
       .path = a->events, .input = input, .inputs = inputs, .mark = MM_EVENTS_MARK, .stream = true, .stopped = is_stopped};

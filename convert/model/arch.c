@@ -344,7 +344,7 @@ bool mm_config_attn_types(mm_config c, mm_model *m, mm_err *err) {
   const char *key = NULL, *first = NULL;
   for (size_t at = 0; next_present(c, keys, &at, &key); first = first ? first : key) {
     const mm_config_list list = {key, {"linear_attention", "full_attention"}, {MM_ATTN_LIGHTNING, MM_ATTN_FULL}};
-    uint8_t type[MM_MAX_LAYERS];
+    uint8_t type[MM_MAX_LAYERS] = {0};
     bool found;
     if (!mm_config_layers(c, &list, m->layers, type, &found, err)) return false;
     for (uint32_t l = 0; l < m->layers; l++) {
