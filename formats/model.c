@@ -9,10 +9,10 @@ typedef enum field_kind { FIELD_NAME, FIELD_WORD, FIELD_BOOL, FIELD_U32, FIELD_U
 
 typedef struct field {
   const char *key;
-  field_kind kind;
   size_t offset;
   const char *const *words; /* FIELD_WORD: an enum's values by name, NULL-terminated */
-  bool more;                /* of extended models alone */
+  field_kind kind;
+  bool more; /* of extended models alone */
 } field;
 
 static const char *const family_words[] = {[MM_FAMILY_M1] = "m1", [MM_FAMILY_M2] = "m2", [MM_FAMILY_M3] = "m3", NULL};
@@ -20,9 +20,9 @@ static const char *const router_words[] = {[MM_ROUTER_SOFTMAX] = "softmax", [MM_
 static const char *const activation_words[] = {[MM_ACTIVATION_SILU] = "silu", [MM_ACTIVATION_SWIGLUOAI] = "swigluoai", NULL};
 
 #define FIELD(name, kind, words) \
-  { #name, kind, offsetof(mm_model, name), words, false }
+  { #name, offsetof(mm_model, name), words, kind, false }
 #define MORE(name, kind, words) \
-  { #name, kind, offsetof(mm_model, name), words, true }
+  { #name, offsetof(mm_model, name), words, kind, true }
 static const field fields[] = {
     FIELD(architecture, FIELD_NAME, NULL),
     FIELD(family, FIELD_WORD, family_words),
