@@ -129,7 +129,7 @@ static bool read_meaning(mm_framing *f, const char **host) {
   bool close = false, keep = false;
   for (size_t i = 0; i < f->fields; i++) {
     const mm_http_field *h = &f->field[i];
-    if (!h->name || !h->value) continue; /* read_head sets both; the analyser does not see it */
+    if (!h->name || !h->value) return refuse(f, 400, "a field has no name or no value"); /* read_head sets both */
     if (strcasecmp(h->name, "host") == 0) {
       if (*host) return refuse(f, 400, "Host: found two, expected one");
       if (!is_host(*host = h->value)) return refuse(f, 400, "Host: expected a name or an address, and a port");
