@@ -514,7 +514,11 @@ static int listen_at(const struct addrinfo *list) {
 static bool bind_address(mm_http *h, mm_err *err) {
   const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
   struct addrinfo *list = NULL;
-  struct sockaddr_storage a = {0};
+  union {
+    struct sockaddr any;
+    struct sockaddr_in v4;
+    struct sockaddr_in6 v6;
+  } a = {.v6 = {0}};
   socklen_t n = sizeof a;
   char port[8], what[40];
   snprintf(port, sizeof port, "%u", h->c.port);
@@ -530,8 +534,8 @@ static bool bind_address(mm_http *h, mm_err *err) {
     return mm_fail_memory(err, sizeof *h);
   }
   evconnlistener_set_error_cb(h->listener, accept_failed);
-  if (getsockname(fd, (struct sockaddr *)&a, &n) != 0) return mm_fail_errno(err, mm_at(h->c.host, NULL), "getsockname", errno);
-  h->port = ntohs(a.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&a)->sin6_port : ((struct sockaddr_in *)&a)->sin_port);
+  if (getsockname(fd, &a.any, &n) != 0) return mm_fail_errno(err, mm_at(h->c.host, NULL), "getsockname", errno);
+  h->port = ntohs(a.any.sa_family == AF_INET6 ? a.v6.sin6_port : a.v4.sin_port);
   return true;
 }
 
