@@ -333,6 +333,7 @@ static const char *reason(int status) {
                {404, "Not Found"},
                {405, "Method Not Allowed"},
                {413, "Content Too Large"},
+               {417, "Expectation Failed"},
                {429, "Too Many Requests"},
                {431, "Request Header Fields Too Large"},
                {500, "Internal Server Error"},

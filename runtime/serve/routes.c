@@ -2,6 +2,7 @@
 #include "runtime/serve/routes.h"
 
 #include <string.h>
+#include <strings.h>
 
 #include "runtime/serve/apis.h"
 #include "runtime/serve/keys.h"
@@ -34,6 +35,12 @@ static bool refuse_origin(mm_call *c, mm_err *err) {
       "or --allow-origin ORIGIN for that page");
 }
 
+/* RFC 9110, section 10.1.1. */
+static bool refuse_expect(mm_call *c, mm_err *err) {
+  (void)err;
+  return mm_refuse(c, 417, NULL, "Expect: found %.80s, expected 100-continue", mm_exchange_header(c->x, "Expect"));
+}
+
 static bool refuse_http(mm_call *c, mm_err *err) {
   const char *why;
   const int status = mm_exchange_refused(c->x, &why);
@@ -47,7 +54,8 @@ static bool refuse_http(mm_call *c, mm_err *err) {
     {.begin = fn, .bodiless = true, .keyless = keys}, { .begin = fn, .bodiless = true, .keyless = keys, .anthropic = true } \
   }
 static const mm_api bad_http[2] = REFUSAL(refuse_http, true), no_path[2] = REFUSAL(refuse_path, false),
-                    no_method[2] = REFUSAL(refuse_method, false), no_origin[2] = REFUSAL(refuse_origin, false);
+                    no_method[2] = REFUSAL(refuse_method, false), no_origin[2] = REFUSAL(refuse_origin, false),
+                    no_expect[2] = REFUSAL(refuse_expect, false);
 
 /* ---- Paths ---- */
 
@@ -68,7 +76,7 @@ static void answer_options(const mm_server *s, mm_exchange *x) {
 
 void mm_routes_handle(void *user, mm_exchange *x) {
   mm_server *s = user;
-  const char *path = mm_exchange_path(x), *method = mm_exchange_method(x), *why;
+  const char *path = mm_exchange_path(x), *method = mm_exchange_method(x), *expect = mm_exchange_header(x, "Expect"), *why;
   bool keyed = false;
   mm_page *page = mm_page_find(path, &keyed);
   const mm_api *api = api_find(path);
@@ -80,6 +88,8 @@ void mm_routes_handle(void *user, mm_exchange *x) {
     mm_call_begin(s, x, &no_origin[form]);
   else if ((page || api || strcmp(path, "*") == 0) && strcmp(method, "OPTIONS") == 0)
     answer_options(s, x);
+  else if ((page || api) && expect && strcasecmp(expect, "100-continue") != 0)
+    mm_call_begin(s, x, &no_expect[form]);
   else if (page && get && (!keyed || mm_keys_admit(s->key, s->keys, x)))
     page(s, x);
   else if (api && strcmp(method, "POST") == 0)
