@@ -56,7 +56,7 @@ static void *load(void *arg) {
                                .log = h->log,
                                .checkpoint = h->shards.pack.seal};
   if (h->ops->hold(&c, &h->held[r->index], &r->memory, &r->err)) return r;
-  mm_comm_break(h->comm);
+  mm_comm_abort(h->comm);
   return NULL;
 }
 
@@ -69,7 +69,7 @@ static bool load_all(holder *h, const sigset_t *signals, mm_err *err) {
     const int failed = pthread_create(&r->thread, NULL, load, r);
     if (!failed) continue;
     ok = mm_fail_errno(err, mm_at(NULL, NULL), "pthread_create", failed);
-    mm_comm_break(h->comm);
+    mm_comm_abort(h->comm);
     break;
   }
   pthread_sigmask(SIG_UNBLOCK, signals, NULL);

@@ -45,6 +45,6 @@ void mm_cu_wait_for_experts(mm_backend *b) {
 
 bool mm_cu_come_to_end(mm_backend *b, mm_err *err) {
   if (!b->lost && b->err.status == MM_OK) return !b->peers || mm_cu_peers_settle(b->peers, b->stream, err);
-  if (b->c.comm) mm_comm_break(b->c.comm);
+  if (b->c.comm) mm_comm_abort(b->c.comm);
   return false;
 }

@@ -281,7 +281,7 @@ bool cuda_keep(mm_backend *b, mm_err *err) {
   if (b->err.status == MM_OK) check(b, cudaEventRecord(b->step->done, b->stream), "record event");
   b->keeps = !b->lost && succeeded(b, err) && mm_cu_loaded(b, err);
   if (b->keeps) return true;
-  if (b->c.comm) mm_comm_break(b->c.comm); /* as mm_cu_come_to_end */
+  if (b->c.comm) mm_comm_abort(b->c.comm); /* as mm_cu_come_to_end */
   cudaStreamSynchronize(b->stream);
   return false;
 }
@@ -316,7 +316,7 @@ bool chosen(mm_backend *b, const step_memory *m, mm_err *err) {
   const bool done = mm_cu_check(cudaEventSynchronize(m->done), "step", err) && mm_cu_loaded(b, err);
   if (!b->peers) return done;
   bool here = done && mm_cu_peers_check(b->peers, err), all;
-  if (here && (m->broken || mm_comm_hurt_now(b->c.comm))) here = mm_comm_blame(b->c.comm, err);
+  if (here && (m->broken || mm_comm_failed_now(b->c.comm))) here = mm_comm_root_cause(b->c.comm, err);
   return mm_cu_peers_meet(b->peers, here, &all, err) && all;
 }
 

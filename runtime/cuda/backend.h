@@ -297,7 +297,7 @@ bool mm_cu_ids_load(mm_backend *b, uint32_t slot, const int32_t *id, uint32_t co
 /* b->border, where this is not the only stage. Its steps are not recorded. */
 MM_MUST_USE bool mm_cu_open_stage(mm_backend *b, mm_err *err);
 /* The step's rows x[tokens, width] to the same rank of the next stage, once they are there; or from the one before, zeros behind them. Both
- * wait. False without an error of its own where another rank failed (mm_comm_break). */
+ * wait. False without an error of its own where another rank failed (mm_comm_abort). */
 MM_MUST_USE bool mm_cu_send_rows(mm_backend *b, const __nv_bfloat16 *x, uint32_t width, mm_err *err);
 MM_MUST_USE bool mm_cu_receive_rows(mm_backend *b, __nv_bfloat16 *x, uint32_t width, mm_err *err);
 /* A norm for rows that nobody reads normed: the last of a stage that is not the last one. */

@@ -227,12 +227,12 @@ bool mm_cu_open_ranks(mm_backend *b, mm_err *err) {
 /* A step that failed may have been recorded by some ranks and not by others, and have made room on some: all forget both, so that they
  * meet again wherever one does either. */
 bool mm_cu_begin_ranks(mm_backend *b, mm_err *err) {
-  if (!b->peers || b->rehearses || !mm_comm_hurt(b->c.comm)) return true;
+  if (!b->peers || b->rehearses || !mm_comm_failed(b->c.comm)) return true;
   for (step_memory *m : b->queued) m->broken = true;
   if (!mm_cu_check(cudaStreamSynchronize(b->stream), "step", err)) return false;
   void *queued[MM_CU_PEERS]; /* how many steps each rank has queued, + 1: the one that failed there is not among them */
   b->drop_graphs();          /* which hold pointers that the reset frees */
-  if (!mm_cu_peers_mend(b->peers, err) || !mm_cu_peers_tell(b->peers, reinterpret_cast<void *>(b->queued.size() + 1), queued, err))
+  if (!mm_cu_peers_reset(b->peers, err) || !mm_cu_peers_tell(b->peers, reinterpret_cast<void *>(b->queued.size() + 1), queued, err))
     return false;
   const uintptr_t least = reinterpret_cast<uintptr_t>(*std::min_element(queued, queued + b->c.weights->tp));
   while (b->queued.size() >= least) b->queued.pop_back();

@@ -33,7 +33,7 @@ struct mm_comm {
   const void **brought;    /* [ranks]: what each brought to the current gathering */
   bool *sent, *received;   /* [ranks]: rows across a border between processes */
   bool told;               /* this process or another has said that it failed, */
-  bool hurt;               /* and mm_comm_heal has not reset that; or the word reported a failure */
+  bool failed_before;      /* and mm_comm_recover has not reset that; or the word reported a failure */
   uint32_t said;           /* by the word when it was not MM_COMM_GOES_ON last */
   bool lacks;              /* memory */
   mm_err why;              /* of the first stage: given to mm_comm_fail */
@@ -92,11 +92,11 @@ static mm_comm *first_of(mm_comm *c) {
 /* Under the lock. */
 static void break_one(mm_comm *c) {
   c->broken = true;
-  if (c->word && *c->word == MM_COMM_GOES_ON) *c->word = MM_COMM_BROKEN;
+  if (c->word && *c->word == MM_COMM_GOES_ON) *c->word = MM_COMM_ABORTED;
   pthread_cond_broadcast(&c->turn);
 }
 
-void mm_comm_break(mm_comm *c) {
+void mm_comm_abort(mm_comm *c) {
   for (c = first_of(c); c; c = c->next) {
     pthread_mutex_lock(&c->lock);
     break_one(c);
@@ -109,10 +109,10 @@ void mm_comm_fail(mm_comm *c, const mm_err *why) {
   pthread_mutex_lock(&first->lock);
   if (first->why.status == MM_OK) first->why = *why;
   pthread_mutex_unlock(&first->lock);
-  mm_comm_break(c);
+  mm_comm_abort(c);
 }
 
-bool mm_comm_why(mm_comm *c, mm_err *why) {
+bool mm_comm_fail_reason(mm_comm *c, mm_err *why) {
   mm_comm *const first = first_of(c);
   pthread_mutex_lock(&first->lock);
   const bool known = first->why.status != MM_OK;
@@ -121,17 +121,17 @@ bool mm_comm_why(mm_comm *c, mm_err *why) {
   return known;
 }
 
-void mm_comm_mend(mm_comm *c) {
+void mm_comm_reset(mm_comm *c) {
   pthread_mutex_lock(&c->lock); /* who fails is no rank, and may come now */
   c->broken = false;
   c->told = c->lacks = false;
-  if (c->word && *c->word != MM_COMM_GOES_ON) c->hurt = true, c->said = *c->word;
+  if (c->word && *c->word != MM_COMM_GOES_ON) c->failed_before = true, c->said = *c->word;
   c->arrived = c->waiter = c->left = 0;
   for (uint32_t r = 0; r < c->ranks; r++) c->box[r] = NULL, c->came[r] = 0, c->sent[r] = c->received[r] = false;
   pthread_mutex_unlock(&c->lock);
 }
 
-bool mm_comm_broken(mm_comm *c) {
+bool mm_comm_aborted(mm_comm *c) {
   pthread_mutex_lock(&c->lock);
   const bool broken = c->broken;
   pthread_mutex_unlock(&c->lock);
@@ -162,7 +162,7 @@ void mm_comm_send(mm_comm *c, uint32_t rank, float *x, size_t n) {
   mm_comm *to = c->next;
   if (n == 0) return;
   if (!is_here(to, rank)) {
-    if (mm_comm_broken(c)) return;
+    if (mm_comm_aborted(c)) return;
     c->sent[rank] = true;
     send_away(to, rank, x, n);
     return;
@@ -179,7 +179,7 @@ bool mm_comm_receive(mm_comm *c, uint32_t rank, float *x, size_t n) {
   if (n == 0) return true;
   if (!is_here(c->before, rank)) {
     const bool came = receive_away(c, rank, x);
-    if (!came) mm_comm_break(c);
+    if (!came) mm_comm_abort(c);
     return came;
   }
   pthread_mutex_lock(&c->lock);
@@ -223,13 +223,13 @@ static void swap(mm_comm *c, void *mine, size_t bytes, void *theirs, size_t each
 
 /* Returns true if no process of the stage has failed. */
 static bool agree(mm_comm *c, double limit_s) {
-  uint32_t mine = mm_comm_broken(c) || c->lacks, theirs[c->ranks];
+  uint32_t mine = mm_comm_aborted(c) || c->lacks, theirs[c->ranks];
   memset(theirs, 0, sizeof theirs);
   swap(c, &mine, sizeof mine, theirs, 0, limit_s);
   for (uint32_t i = 0; i < c->ranks; i++) mine |= theirs[i];
   if (!mine) return true;
-  c->told = c->hurt = true;
-  mm_comm_break(c);
+  c->told = c->failed_before = true;
+  mm_comm_abort(c);
   return false;
 }
 
@@ -298,7 +298,7 @@ static bool meet(mm_comm *c, uint32_t rank, double patience) {
   for (uint32_t r = c->first + c->here; lost && r-- > c->first;)
     if (c->came[r] != meeting + 1) c->whom = r;
   pthread_mutex_unlock(&c->lock);
-  if (lost) mm_comm_break(c);
+  if (lost) mm_comm_abort(c);
   return met;
 }
 
@@ -357,21 +357,21 @@ bool mm_comm_tell(mm_comm *c, uint32_t rank, const void *mine, void *all, size_t
   return true;
 }
 
-bool mm_comm_hurt(mm_comm *c) {
+bool mm_comm_failed(mm_comm *c) {
   pthread_mutex_lock(&c->lock);
-  const bool hurt = c->hurt;
+  const bool failed_before = c->failed_before;
   pthread_mutex_unlock(&c->lock);
-  return hurt;
+  return failed_before;
 }
 
-bool mm_comm_hurt_now(mm_comm *c) {
+bool mm_comm_failed_now(mm_comm *c) {
   pthread_mutex_lock(&c->lock);
-  const bool hurt = c->hurt || (c->word && *c->word != MM_COMM_GOES_ON);
+  const bool failed_before = c->failed_before || (c->word && *c->word != MM_COMM_GOES_ON);
   pthread_mutex_unlock(&c->lock);
-  return hurt;
+  return failed_before;
 }
 
-bool mm_comm_blame(mm_comm *c, mm_err *err) {
+bool mm_comm_root_cause(mm_comm *c, mm_err *err) {
   pthread_mutex_lock(&c->lock);
   const uint32_t now = c->word ? *c->word : MM_COMM_GOES_ON, word = now != MM_COMM_GOES_ON ? now : c->said;
   const double patience = c->patience;
@@ -382,9 +382,9 @@ bool mm_comm_blame(mm_comm *c, mm_err *err) {
                  word >> 16);
 }
 
-void mm_comm_heal(mm_comm *c) {
+void mm_comm_recover(mm_comm *c) {
   pthread_mutex_lock(&c->lock);
-  c->hurt = false;
+  c->failed_before = false;
   pthread_mutex_unlock(&c->lock);
 }
 

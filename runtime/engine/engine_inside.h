@@ -85,7 +85,7 @@ struct mm_engine {
   uint64_t pass_of[MM_QUEUE];     /* and `passes` when it was queued */
   uint64_t lost;                  /* `queued` when slots lost what they held; batches are refused until those are collected, */
   mm_err loss;                    /* with why */
-  uint64_t passes, proven;        /* ever; passes after `proven` waited in kernels for ranks that may have failed (mm_comm_hurt_now) */
+  uint64_t passes, proven;        /* ever; passes after `proven` waited in kernels for ranks that may have failed (mm_comm_failed_now) */
   choices choices[MM_QUEUE];      /* the same; unused where the device chooses, like the rest: */
   mm_sampler *sampler;
   int32_t *history; /* [slots, max_positions] ids that the slots hold, -1 where that is not known */

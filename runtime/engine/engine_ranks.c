@@ -144,7 +144,7 @@ static void *rank_main(void *arg) {
     const bool borders = w == STEP && e->batch->tokens > 0; /* who comes back late may not look at the batch any more */
     pthread_mutex_unlock(&e->lock);
     bool done = do_work(r, w, &r->err);
-    if (!done) mm_comm_break(e->comm[0]);
+    if (!done) mm_comm_abort(e->comm[0]);
     const bool late = !done && strcmp(r->err.code, "E_RANK") == 0, leaves = w == STEP || w == OPEN;
     if (leaves && !mm_comm_leave(e->comm[r->index / e->shards->pack.tp], borders, late, done ? &r->err : MM_IGNORED)) done = false;
     pthread_mutex_lock(&e->lock);
@@ -187,9 +187,9 @@ bool mm_engine_all_back(mm_engine *e, mm_err *err) {
 static bool doubts(const mm_engine *e, work w) { return e->proven < e->passes && w != COLLECT && w != CLOSE; }
 
 /* By what stood before the task, or stands now. */
-static bool sound(const mm_engine *e, bool (*hurt)(mm_comm *), mm_err *err) {
+static bool sound(const mm_engine *e, bool (*failed_before)(mm_comm *), mm_err *err) {
   for (uint32_t s = 0; s < e->shards->pack.pp; s++)
-    if (hurt(e->comm[s])) return mm_comm_blame(e->comm[s], err);
+    if (failed_before(e->comm[s])) return mm_comm_root_cause(e->comm[s], err);
   return true;
 }
 
@@ -197,7 +197,7 @@ bool mm_engine_run_task(mm_engine *e, work w, mm_err *err) {
   if (!mm_engine_all_back(e, err)) return false;
   const bool doubted = doubts(e, w), reads = w == HIDDEN || w == STATE_SAVE || w == LOAD; /* and has waited for all that was queued */
   const bool done = mm_engine_tell(e, w, err) && mm_engine_hear(e, w, mm_engine_run_here(e, w, err), err) &&
-                    (!doubted || !reads || sound(e, mm_comm_hurt_now, err));
+                    (!doubted || !reads || sound(e, mm_comm_failed_now, err));
   if (!done && doubted) mm_engine_lose(e, err);
   return done;
 }
@@ -214,7 +214,7 @@ static bool all_done(mm_engine *e, mm_err *err) {
     ok = ok && r->done;
     if (!why && r->back && r->err.status != MM_OK) why = &r->err;
   }
-  if ((!why || strcmp(why->code, "E_RANK") == 0) && mm_comm_why(e->comm[0], &broken)) why = &broken, ok = false;
+  if ((!why || strcmp(why->code, "E_RANK") == 0) && mm_comm_fail_reason(e->comm[0], &broken)) why = &broken, ok = false;
   if (ok) return true;
   if (why) return mm_fail_as(err, why);
   return e->world || /* another process says it */
@@ -224,8 +224,8 @@ static bool all_done(mm_engine *e, mm_err *err) {
 bool mm_engine_run_here(mm_engine *e, work w, mm_err *err) {
   pthread_mutex_lock(&e->lock);
   for (uint32_t r = 0; r < e->started; r++) e->rank[r].err = (mm_err){0}, e->rank[r].back = e->rank[r].done = false;
-  for (uint32_t s = 0; s < e->shards->pack.pp; s++) mm_comm_mend(e->comm[s]);
-  if (doubts(e, w) && !sound(e, mm_comm_hurt, err)) {
+  for (uint32_t s = 0; s < e->shards->pack.pp; s++) mm_comm_reset(e->comm[s]);
+  if (doubts(e, w) && !sound(e, mm_comm_failed, err)) {
     pthread_mutex_unlock(&e->lock);
     return false;
   }
@@ -313,7 +313,7 @@ static bool start_ranks(mm_engine *e, mm_err *err) {
     *r = (rank){.engine = e, .index = e->first + e->started};
     int failed = pthread_create(&r->thread, NULL, rank_main, r);
     if (!failed) continue;
-    mm_comm_break(e->comm[0]);
+    mm_comm_abort(e->comm[0]);
     for (uint32_t i = 0; i < e->here; i++)
       if (!mm_comm_leave(e->comm[(e->first + i) / e->shards->pack.tp], false, false, MM_IGNORED)) break;
     return mm_fail(err, MM_LIMIT, "E_THREADS", mm_at(NULL, NULL), "started %u of %u rank threads: %s", e->started, e->here,

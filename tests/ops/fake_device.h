@@ -67,7 +67,7 @@ static void fake_wrong(const char *call, const char *why) {
 }
 
 /* Under the lock. */
-static bool fake_hurt(cudaStream_t s) { return s->word && *s->word; }
+static bool fake_failed(cudaStream_t s) { return s->word && *s->word; }
 static uint32_t fake_least(cudaStream_t of) { /* of the stream's stage */
   uint32_t ranks = 0, least = UINT32_MAX;
   for (uint32_t i = 0; i < STREAMS; i++) {
@@ -76,7 +76,7 @@ static uint32_t fake_least(cudaStream_t of) { /* of the stream's stage */
   }
   return ranks < fake.ranks ? 0 : least;
 }
-static bool fake_stuck(cudaStream_t s) { return s && s->open && s->ranks && !fake_hurt(s) && s->sums > fake_least(s); }
+static bool fake_stuck(cudaStream_t s) { return s && s->open && s->ranks && !fake_failed(s) && s->sums > fake_least(s); }
 static bool fake_waits(void) { /* some kernel for another rank's */
   for (uint32_t i = 0; i < STREAMS; i++)
     if (fake_stuck(&fake.stream[i])) return true;
@@ -126,7 +126,7 @@ static void fake_range(const char *call, const void *p, size_t bytes, bool devic
 }
 
 /* A rank sets its epoch to what all others set theirs to. */
-static void fake_mend(void) {
+static void fake_reset(void) {
   pthread_mutex_lock(&fake.lock);
   for (uint32_t i = 0; i < STREAMS; i++)
     if (fake.stream[i].ranks && pthread_equal(fake.stream[i].owner, pthread_self())) fake.stream[i].sums = 0;
@@ -209,7 +209,7 @@ cudaError_t cudaHostUnregister(void *p) {
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind) {
   if (bytes) fake_range("cudaMemcpy", kind == cudaMemcpyHostToDevice ? to : from, bytes, true);
   if (bytes) memcpy(to, from, bytes);
-  if (bytes == sizeof(uint32_t) && kind == cudaMemcpyHostToDevice) fake_mend();
+  if (bytes == sizeof(uint32_t) && kind == cudaMemcpyHostToDevice) fake_reset();
   return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t s) {
@@ -277,8 +277,8 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s) {
     if (soon.tv_nsec >= 1000000000L) soon.tv_sec++, soon.tv_nsec -= 1000000000L;
     pthread_cond_timedwait(&fake.changed, &fake.lock, &soon);
   }
-  if (waits && !fake_hurt(s)) fake.on_wait(true);
-  if (s && fake_hurt(s)) s->sums = 0; /* its kernels have given up, also once the word is no more */
+  if (waits && !fake_failed(s)) fake.on_wait(true);
+  if (s && fake_failed(s)) s->sums = 0; /* its kernels have given up, also once the word is no more */
   pthread_mutex_unlock(&fake.lock);
   return cudaSuccess;
 }

@@ -376,9 +376,9 @@ bool mm_cu_across_check(const mm_cu_across *a, mm_err *err) {
   }
 }
 
-bool mm_cu_across_mend(mm_cu_across *a, mm_err *err) {
+bool mm_cu_across_reset(mm_cu_across *a, mm_err *err) {
   if (!meet(a)) return false; /* all ranks have seen the failure */
-  mm_comm_heal(a->comm);
+  mm_comm_recover(a->comm);
   part_ways(a);
   return zero_count(a, err) && join(a, err);
 }

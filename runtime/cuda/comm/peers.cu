@@ -326,7 +326,7 @@ mm_cu_peers *mm_cu_peers_open(mm_comm *comm, uint32_t rank, uint32_t ranks, uint
   if (mm_comm_is_across(comm)) {
     p->c.apart = true; /* NCCL takes no others */
     if ((p->across = mm_cu_across_open(comm, rank, ranks, limit_s, err))) return p;
-    mm_comm_break(comm);
+    mm_comm_abort(comm);
     delete p;
     return nullptr;
   }
@@ -334,7 +334,7 @@ mm_cu_peers *mm_cu_peers_open(mm_comm *comm, uint32_t rank, uint32_t ranks, uint
                   meet_all(p, err) && reach_peers(p, err) && meet_all(p, err);
   if (ok && p->hosted && rank == 0) mm_cu_note_hosted();
   if (ok) return p;
-  mm_comm_break(comm); /* the others do not wait */
+  mm_comm_abort(comm); /* the others do not wait */
   mm_cu_peers_close(p);
   return nullptr;
 }
@@ -410,8 +410,8 @@ bool mm_cu_peers_check(const mm_cu_peers *p, mm_err *err) {
   return waited_in_vain(p, state >> 16, err);
 }
 
-bool mm_cu_peers_mend(mm_cu_peers *p, mm_err *err) {
-  if (p->across) return mm_cu_across_mend(p->across, err);
+bool mm_cu_peers_reset(mm_cu_peers *p, mm_err *err) {
+  if (p->across) return mm_cu_across_reset(p->across, err);
   uint32_t epoch, most = 0;
   const void *all[MM_CU_PEERS];
   if (!check(cudaMemcpy(&epoch, &p->c.counters->epoch, sizeof epoch, cudaMemcpyDeviceToHost), "read epoch", err)) return false;
@@ -423,7 +423,7 @@ bool mm_cu_peers_mend(mm_cu_peers *p, mm_err *err) {
   /* The copy may return before the number is there, and the steps' stream does not wait for it. */
   const bool mended = check(cudaMemcpy(&p->c.counters->epoch, &epoch, sizeof epoch, cudaMemcpyHostToDevice), "set epoch", err) &&
                       check(cudaStreamSynchronize(0), "set epoch", err) && meet_all(p, err);
-  if (mended) mm_comm_heal(p->comm);
+  if (mended) mm_comm_recover(p->comm);
   return mended;
 }
 

@@ -14,7 +14,7 @@
 struct mm_cu_peers;
 /* On the current device; collective. rows_bytes: of the rows of a step, bf16, at most. MM_UNSUPPORTED E_PEER for
  * more than MM_CU_PEERS ranks. Where one device cannot write to another's memory, all write to pinned host memory. limit_s: seconds that a
- * kernel waits for another rank. Returns NULL with `err` unset if another rank failed (mm_comm_break); that rank reports the error. This
+ * kernel waits for another rank. Returns NULL with `err` unset if another rank failed (mm_comm_abort); that rank reports the error. This
  * holds for all functions below. */
 mm_cu_peers *mm_cu_peers_open(mm_comm *comm, uint32_t rank, uint32_t ranks, uint64_t rows_bytes, double limit_s, mm_err *err);
 /* Only after the rank's queued work is done. Accepts NULL. */
@@ -48,9 +48,9 @@ bool mm_cu_peers_apart(const mm_cu_peers *p);  /* no two ranks share a device */
 /* Once the stream is done: MM_IO E_RANK, naming the rank, when this one timed out waiting for it. True when another rank failed: that rank
  * reports the error. Sums since then are unspecified. */
 MM_MUST_USE bool mm_cu_peers_check(const mm_cu_peers *p, mm_err *err);
-/* Collective, with no kernel of any rank under way, where sums were broken off (mm_comm_hurt): all go on from here. False when a rank does
- * not come. */
-MM_MUST_USE bool mm_cu_peers_mend(mm_cu_peers *p, mm_err *err);
+/* Collective, with no kernel of any rank under way, where sums were broken off (mm_comm_failed): all go on from here. False when a rank
+ * does not come. */
+MM_MUST_USE bool mm_cu_peers_reset(mm_cu_peers *p, mm_err *err);
 /* Barrier of all ranks, around work that needs an idle device or blocks others. *all: whether every rank passed `mine` true. False when a
  * rank does not arrive: with E_RANK, as above, where this rank timed out waiting for it, else the timed-out rank reports it. */
 MM_MUST_USE bool mm_cu_peers_meet(mm_cu_peers *p, bool mine, bool *all, mm_err *err);

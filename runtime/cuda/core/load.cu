@@ -400,7 +400,7 @@ bool mm_cu_load::wait_a_while() {
   until.tv_nsec += 50000000;
   if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
   pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);
-  return !config.comm || !mm_comm_broken(config.comm);
+  return !config.comm || !mm_comm_aborted(config.comm);
 }
 
 /* An event of a chunk that was recorded again since is one of a later chunk: then the wait is longer than it need be, and no shorter. */

@@ -101,12 +101,12 @@ TEST(a_break_is_seen) {
   mm_comm *comm = mm_comm_open(4, &err);
   mm_comm_watch(comm, &word);
   start(comm, g, thread, 3, 1, gather_alone);
-  mm_comm_break(comm);
+  mm_comm_abort(comm);
   join(g, thread, 3, 1);
   assert_int_equal(word, 1);
   word = 0;
   mm_comm_watch(comm, NULL);
-  mm_comm_break(comm);
+  mm_comm_abort(comm);
   assert_int_equal(word, 0);
   mm_comm_close(comm);
 }
@@ -120,24 +120,24 @@ TEST(a_word_is_heard) {
   mm_comm_watch(comm, &word);
   mm_comm_patience(comm, 4);
   word = MM_COMM_WAITED | 2 << 8 | 3 << 16;
-  assert_false(mm_comm_hurt(comm));
-  assert_true(mm_comm_hurt_now(comm));
-  mm_comm_mend(comm);
-  mm_comm_break(comm);
+  assert_false(mm_comm_failed(comm));
+  assert_true(mm_comm_failed_now(comm));
+  mm_comm_reset(comm);
+  mm_comm_abort(comm);
   assert_int_equal(word, MM_COMM_WAITED | 2 << 8 | 3 << 16);
   word = MM_COMM_GOES_ON;
-  mm_comm_mend(comm);
-  assert_true(mm_comm_hurt(comm) && mm_comm_hurt_now(comm));
-  assert_false(mm_comm_blame(comm, &err));
+  mm_comm_reset(comm);
+  assert_true(mm_comm_failed(comm) && mm_comm_failed_now(comm));
+  assert_false(mm_comm_root_cause(comm, &err));
   assert_string_equal(err.code, "E_RANK");
   assert_non_null(strstr(err.text, "rank 2 waited 4.0 s for rank 3 in vain"));
-  mm_comm_heal(comm);
-  mm_comm_mend(comm);
-  assert_false(mm_comm_hurt(comm) || mm_comm_hurt_now(comm));
-  mm_comm_break(comm);
-  assert_int_equal(word, MM_COMM_BROKEN);
+  mm_comm_recover(comm);
+  mm_comm_reset(comm);
+  assert_false(mm_comm_failed(comm) || mm_comm_failed_now(comm));
+  mm_comm_abort(comm);
+  assert_int_equal(word, MM_COMM_ABORTED);
   err = (mm_err){0};
-  assert_false(mm_comm_blame(comm, &err));
+  assert_false(mm_comm_root_cause(comm, &err));
   assert_null(strstr(err.text, "waited"));
   mm_comm_watch(comm, NULL);
   mm_comm_close(comm);
@@ -168,7 +168,7 @@ TEST(patience) {
     assert_int_equal(g[0].given[0] + g[3].given[0], 1);
     for (uint32_t r = 0; r < 4; r += 3)
       if (g[r].given[0]) assert_int_equal(g[r].given[1], 1);
-    mm_comm_mend(comm);
+    mm_comm_reset(comm);
     mm_comm_patience(comm, 60);
     start(comm, g, thread, 4, 1, gather_all);
     join(g, thread, 4, 1);
@@ -251,7 +251,7 @@ TEST(handed_on) {
 static void *fail_in_the_middle(void *arg) {
   stage *s = arg;
   if (s->at == 1 && s->rank == 0) {
-    mm_comm_break(s->comm);
+    mm_comm_abort(s->comm);
     return NULL;
   }
   if (s->at == 1) mm_comm_sum(s->comm, s->rank, s->x, 7);

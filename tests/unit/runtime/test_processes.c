@@ -384,7 +384,7 @@ static void hurt_layer(mm_backend *b, uint32_t l) {
   mm_ops_cpu.layer(b, l);
   if (l % 2 == 0 || !fails_here(which, r, MIDDLE)) return;
   hurt[which].fails[r] = true;
-  mm_comm_break(hurt[which].comm[r]);
+  mm_comm_abort(hurt[which].comm[r]);
 }
 static bool hurt_end(mm_backend *b, float *out, mm_err *err) {
   const int which = side_of(b);
