@@ -56,7 +56,7 @@ __device__ void add_ranks(float sum[2], const peer_view &c, uint32_t epoch) {
     uint2 mine = make_uint2(__float_as_uint(sum[0]), __float_as_uint(sum[1]));
     if (r < c.ranks && r != c.rank) {
       put_word(c.word(r, parity, c.rank) + blockIdx.x, make_uint4(mine.x, flag, mine.y, flag));
-      peer_patience p(c);
+      peer_timeout p(c);
       mine = p.word(c.word(c.rank, parity, r) + blockIdx.x, flag, r);
     }
     __syncwarp();

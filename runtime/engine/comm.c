@@ -24,21 +24,21 @@ struct mm_comm {
   uint32_t ranks, arrived, inside; /* inside: met, and not done with each other's buffers */
   uint64_t meeting;                /* meetings completed */
   bool broken;
-  double patience;         /* of a gathering; 0: without end */
-  uint32_t waiter, whom;   /* the rank that timed out, + 1, and the rank that it waited for */
-  uint64_t *came;          /* [ranks] the meeting that each came to last, + 1 */
-  volatile uint32_t *word; /* set by a break, or NULL */
-  mm_comm *before, *next;  /* stages */
-  float **box;             /* [ranks]: what the stage before sends and nobody took */
-  const void **brought;    /* [ranks]: what each brought to the current gathering */
-  bool *sent, *received;   /* [ranks]: rows across a border between processes */
-  bool told;               /* this process or another has said that it failed, */
-  bool failed_before;      /* and mm_comm_recover has not reset that; or the word reported a failure */
-  uint32_t said;           /* by the word when it was not MM_COMM_GOES_ON last */
-  bool lacks;              /* memory */
-  mm_err why;              /* of the first stage: given to mm_comm_fail */
-  uint32_t left;           /* ranks of this process that are back from the step */
-  char *across;            /* [ranks, n] of the sum or meeting under way, each rank's in its place */
+  double timeout;           /* of a gathering; 0: without end */
+  uint32_t waiter, awaited; /* the rank that timed out, + 1, and the rank that it waited for */
+  uint64_t *came;           /* [ranks] the meeting that each came to last, + 1 */
+  volatile uint32_t *word;  /* set by a break, or NULL */
+  mm_comm *before, *next;   /* stages */
+  float **box;              /* [ranks]: what the stage before sends and nobody took */
+  const void **brought;     /* [ranks]: what each brought to the current gathering */
+  bool *sent, *received;    /* [ranks]: rows across a border between processes */
+  bool told;                /* this process or another has said that it failed, */
+  bool failed_before;       /* and mm_comm_recover has not reset that; or the word reported a failure */
+  uint32_t said;            /* by the word when it was not MM_COMM_GOES_ON last */
+  bool lacks;               /* memory */
+  mm_err why;               /* of the first stage: given to mm_comm_fail */
+  uint32_t left;            /* ranks of this process that are back from the step */
+  char *across;             /* [ranks, n] of the sum or meeting under way, each rank's in its place */
   size_t across_cap;
   float *x[]; /* [ranks]: the same to the current sum */
 };
@@ -192,16 +192,16 @@ bool mm_comm_receive(mm_comm *c, uint32_t rank, float *x, size_t n) {
   return came;
 }
 
-static double patience_of(mm_comm *c) {
+static double timeout_of(mm_comm *c) {
   pthread_mutex_lock(&c->lock);
-  const double patience = c->patience;
+  const double timeout = c->timeout;
   pthread_mutex_unlock(&c->lock);
-  return patience;
+  return timeout;
 }
 
-double mm_comm_limit(mm_comm *c) {
-  const double patience = patience_of(c);
-  return patience > 0 ? patience + 0.5 : 0;
+double mm_comm_timeout(mm_comm *c) {
+  const double timeout = timeout_of(c);
+  return timeout > 0 ? timeout + 0.5 : 0;
 }
 
 /* mine[bytes] to the stage's other processes, and theirs: `each` bytes of a rank, by ranks; or, each 0, as many of a process, by processes.
@@ -235,7 +235,7 @@ static bool agree(mm_comm *c, double limit_s) {
 
 /* By one rank of each process, while the others wait: x[r], or what rank r brought, is what those elsewhere have; n bytes of each. */
 static void fetch(mm_comm *c, bool sums, size_t n) {
-  const double limit_s = mm_comm_limit(c);
+  const double limit_s = mm_comm_timeout(c);
   c->lacks = !MM_GROW(c->across, &c->across_cap, mm_max(n * c->ranks, 1), MM_IGNORED);
   if (!agree(c, limit_s)) return;
   for (uint32_t r = c->first; n && r < c->first + c->here; r++) memcpy(c->across + r * n, sums ? (const void *)c->x[r] : c->brought[r], n);
@@ -258,7 +258,7 @@ bool mm_comm_leave(mm_comm *c, bool borders, bool late, mm_err *err) {
     if (c->next && !is_here(c->next, r) && !c->sent[r]) send_away(c->next, r, NULL, 0);
     if (c->before && !is_here(c->before, r) && !c->received[r]) receive_away(c, r, NULL);
   }
-  const double limit_s = mm_comm_limit(c);
+  const double limit_s = mm_comm_timeout(c);
   if (c->here < c->ranks && !c->told) agree(c, late && limit_s > 0 ? MM_LATE_S : limit_s);
   return !c->lacks || mm_fail(err, MM_LIMIT, "E_MEMORY", mm_at(NULL, NULL), "out of memory for numbers of other processes");
 }
@@ -279,9 +279,9 @@ static bool wait_until(mm_comm *c, const struct timespec *until) {
 }
 
 /* Waits until every rank is here, for so many seconds if that is not 0; false when the meeting is broken before. */
-static bool meet(mm_comm *c, uint32_t rank, double patience) {
+static bool meet(mm_comm *c, uint32_t rank, double timeout) {
   pthread_mutex_lock(&c->lock);
-  const struct timespec until = later(patience);
+  const struct timespec until = later(timeout);
   const uint64_t meeting = c->meeting;
   bool lost = false;
   c->came[rank] = meeting + 1;
@@ -291,12 +291,12 @@ static bool meet(mm_comm *c, uint32_t rank, double patience) {
     c->meeting++;
     pthread_cond_broadcast(&c->turn);
   }
-  while (c->meeting == meeting && !c->broken && !lost) lost = !wait_until(c, patience > 0 ? &until : NULL);
+  while (c->meeting == meeting && !c->broken && !lost) lost = !wait_until(c, timeout > 0 ? &until : NULL);
   const bool met = c->meeting != meeting;
   lost = lost && !met && !c->broken;
   if (lost) c->waiter = rank + 1, break_one(c); /* before anyone who comes now meets ranks that are gone */
   for (uint32_t r = c->first + c->here; lost && r-- > c->first;)
-    if (c->came[r] != meeting + 1) c->whom = r;
+    if (c->came[r] != meeting + 1) c->awaited = r;
   pthread_mutex_unlock(&c->lock);
   if (lost) mm_comm_abort(c);
   return met;
@@ -336,7 +336,7 @@ static void reduce(mm_comm *c, uint32_t rank, float *x, size_t n, float (*op)(fl
 
 bool mm_comm_gather(mm_comm *c, uint32_t rank, const void *mine, const void **all) {
   c->brought[rank] = mine;
-  if (!meet(c, rank, patience_of(c))) return false;
+  if (!meet(c, rank, timeout_of(c))) return false;
   for (uint32_t r = 0; r < c->ranks; r++) all[r] = c->brought[r];
   part(c);
   return true;
@@ -346,7 +346,7 @@ bool mm_comm_is_across(const mm_comm *c) { return c->here < c->ranks; }
 
 bool mm_comm_tell(mm_comm *c, uint32_t rank, const void *mine, void *all, size_t n) {
   c->brought[rank] = mine;
-  if (!meet(c, rank, patience_of(c))) return false;
+  if (!meet(c, rank, timeout_of(c))) return false;
   if (c->here < c->ranks) {
     if (rank == c->first) fetch(c, false, n);
     part(c);
@@ -374,11 +374,11 @@ bool mm_comm_failed_now(mm_comm *c) {
 bool mm_comm_root_cause(mm_comm *c, mm_err *err) {
   pthread_mutex_lock(&c->lock);
   const uint32_t now = c->word ? *c->word : MM_COMM_GOES_ON, word = now != MM_COMM_GOES_ON ? now : c->said;
-  const double patience = c->patience;
+  const double timeout = c->timeout;
   pthread_mutex_unlock(&c->lock);
-  if ((word & 0xff) != MM_COMM_WAITED)
+  if ((word & 0xff) != MM_COMM_TIMED_OUT)
     return mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "some rank failed while a step was under way");
-  return mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "rank %u waited %.1f s for rank %u in vain", word >> 8 & 0xff, patience,
+  return mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "rank %u waited %.1f s for rank %u in vain", word >> 8 & 0xff, timeout,
                  word >> 16);
 }
 
@@ -388,16 +388,16 @@ void mm_comm_recover(mm_comm *c) {
   pthread_mutex_unlock(&c->lock);
 }
 
-void mm_comm_patience(mm_comm *c, double seconds) {
+void mm_comm_set_timeout(mm_comm *c, double seconds) {
   pthread_mutex_lock(&c->lock);
-  c->patience = seconds;
+  c->timeout = seconds;
   pthread_mutex_unlock(&c->lock);
 }
 
-bool mm_comm_waited(mm_comm *c, uint32_t rank, uint32_t *whom) {
+bool mm_comm_timed_out(mm_comm *c, uint32_t rank, uint32_t *awaited) {
   pthread_mutex_lock(&c->lock);
   const bool mine = c->waiter == rank + 1;
-  *whom = c->whom;
+  *awaited = c->awaited;
   pthread_mutex_unlock(&c->lock);
   return mine;
 }

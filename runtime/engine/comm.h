@@ -59,17 +59,17 @@ bool mm_comm_root_cause(mm_comm *c, mm_err *err);
 void mm_comm_recover(mm_comm *c);
 /* From now on a gathering is broken by who has waited so long for another rank; 0, as at first: never. A process that waits half a second
  * longer for another one ends all of them (processes.h). */
-void mm_comm_patience(mm_comm *c, double seconds);
+void mm_comm_set_timeout(mm_comm *c, double seconds);
 /* How long that is; 0: without end. */
-double mm_comm_limit(mm_comm *c);
+double mm_comm_timeout(mm_comm *c);
 /* Returns true if this rank broke the last gathering by its timeout; gives the rank that it waited for. */
-bool mm_comm_waited(mm_comm *c, uint32_t rank, uint32_t *whom);
+bool mm_comm_timed_out(mm_comm *c, uint32_t rank, uint32_t *awaited);
 /* From now on a break of this meeting also sets *word to MM_COMM_ABORTED where it is MM_COMM_GOES_ON, for ranks that wait in kernels, where
- * a break does not reach them. A rank that times out there sets it to MM_COMM_WAITED | waiting rank << 8 | awaited rank << 16. NULL: none.
- * Only while no rank is at work, or by one before all have gathered. */
-#define MM_COMM_GOES_ON 0u
-#define MM_COMM_ABORTED 1u
-#define MM_COMM_WAITED  2u
+ * a break does not reach them. A rank that times out there sets it to MM_COMM_TIMED_OUT | waiting rank << 8 | awaited rank << 16. NULL:
+ * none. Only while no rank is at work, or by one before all have gathered. */
+#define MM_COMM_GOES_ON   0u
+#define MM_COMM_ABORTED   1u
+#define MM_COMM_TIMED_OUT 2u
 void mm_comm_watch(mm_comm *c, volatile uint32_t *word);
 
 /* The ranks of pipeline stages: what a rank of `from` sends, the same rank of `to` receives. Breaking one breaks all that are linked. */

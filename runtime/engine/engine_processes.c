@@ -200,7 +200,7 @@ bool mm_engine_tell(mm_engine *e, work w, mm_err *err) {
 /* ---- what came of it ---- */
 
 /* How long processes wait for each other at the end of a task; 0: without end. Ranks of one stage end a step together. */
-static double limit_of(const mm_engine *e, work w) { return w == STEP && e->shards->pack.pp == 1 ? mm_comm_limit(e->comm[0]) : 0; }
+static double limit_of(const mm_engine *e, work w) { return w == STEP && e->shards->pack.pp == 1 ? mm_comm_timeout(e->comm[0]) : 0; }
 
 /* Bytes that a rank has for the first process. */
 static size_t result_bytes(const mm_engine *e, work w, uint32_t r) {

@@ -147,7 +147,7 @@ static bool listen_to(mm_hold *h, user *u, void (*tell)(const char *line)) {
 }
 
 /* Milliseconds until the first question is late; -1: none is open. */
-static int patience(const mm_hold *h, double now) {
+static int timeout(const mm_hold *h, double now) {
   double left = -1;
   for (uint32_t i = 0; i < h->users; i++) {
     const double t = h->user[i].until > now ? h->user[i].until - now : 0;
@@ -176,7 +176,7 @@ bool mm_hold_serve(mm_hold *h, int stop, void (*tell)(const char *line), mm_err 
   while (!signals || h->users) {
     struct pollfd p[2 + MM_HOLD_USERS] = {{.fd = stop, .events = POLLIN}, {.fd = signals ? -1 : h->fd, .events = POLLIN}};
     for (uint32_t i = 0; i < h->users; i++) p[2 + i] = (struct pollfd){.fd = h->user[i].fd, .events = POLLIN};
-    if (poll(p, 2 + h->users, patience(h, mm_now())) < 0 && errno != EINTR) return mm_fail_errno(err, mm_at(h->path, NULL), "poll", errno);
+    if (poll(p, 2 + h->users, timeout(h, mm_now())) < 0 && errno != EINTR) return mm_fail_errno(err, mm_at(h->path, NULL), "poll", errno);
     const double now = mm_now();
     for (uint32_t i = h->users; i-- > 0;) { /* the last first: leave fills gaps from behind */
       user *u = &h->user[i];

@@ -199,7 +199,7 @@ static void check_failing(const mm_shards *shards, int failing, bool room) {
   }
   others = others && step(e, ROWS - 1, true, &err);
   snprintf(what, sizeof what, "step %d fails on one rank %s, and all go on", failing, room ? "for want of room" : "in begin");
-  report(what, told && others && took < 0.5e-3 * PATIENCE_MS, !told ? "it was not told" : !others ? err.text : "late");
+  report(what, told && others && took < 0.5e-3 * TIMEOUT_MS, !told ? "it was not told" : !others ? err.text : "late");
   close_engine(e, "its calls and its memory");
 }
 
@@ -283,7 +283,7 @@ static void check_doubts(const mm_shards *shards) {
       break;
     }
     for (uint32_t i = 0; i < STREAMS; i++)
-      if (fake.stream[i].open && fake.stream[i].word) *fake.stream[i].word = MM_COMM_WAITED | 0 << 8 | 1 << 16;
+      if (fake.stream[i].open && fake.stream[i].word) *fake.stream[i].word = MM_COMM_TIMED_OUT | 0 << 8 | 1 << 16;
     switch (asks) {
       case 0: ok = pass(e, 1, true, step_one, &err); break;
       case 1: ok = pass(e, 1, true, mm_engine_queue, &err) && (!proven || left || mm_engine_collect(e, &(int32_t){0}, &err)); break;
@@ -340,14 +340,14 @@ static void check_hanging(const mm_shards *shards, bool meets) {
   if (!e) return;
   bool ok = mm_engine_warm(e, (const uint32_t[]){3}, 1, &err) && step(e, 3, false, &err);
   hangs_s = meets ? 6 : 3;
-  fake.patience_ms = 1500;
+  fake.timeout_ms = 1500;
   const double from = now();
   const bool told = !step(e, meets ? ROWS : 3, meets, &hung) && strcmp(hung.code, "E_RANK") == 0 && strstr(hung.text, "for rank 1 in vain");
   const double took = now() - from;
   const bool still = !step(e, 3, false, &away) && strcmp(away.code, "E_RANK") == 0 && strstr(away.text, "not come back");
   while (hangs_s && now() - from < 10) usleep(10000);
   usleep(200000);
-  fake.patience_ms = PATIENCE_MS;
+  fake.timeout_ms = TIMEOUT_MS;
   for (int i = 0; ok && i < 4; i++) ok = step(e, 3, false, &err);
   char what[120];
   snprintf(what, sizeof what, "a rank that hangs is named %s in %.1f s, and all go on when it is back",
@@ -363,7 +363,7 @@ static void check_left(const mm_shards *shards) {
   if (!e) return;
   const bool ok = mm_engine_warm(e, (const uint32_t[]){3}, 1, &err);
   hangs_s = 20;
-  fake.patience_ms = 1500;
+  fake.timeout_ms = 1500;
   const bool told = !step(e, 3, false, &err) && strcmp(err.code, "E_RANK") == 0;
   const double from = now();
   mm_engine_close(e);

@@ -211,7 +211,7 @@ void check_routes() {
 }
 
 /* The last rank does not come to a sum, or to a combine of few rows or of many, or fails while the first one waits: that one ends, in time,
- * and says for whom. Then all go on. */
+ * and says for awaited. Then all go on. */
 void check_failures(uint32_t ranks) {
   for (int way = 0; way < (ranks == 2 ? 4 : 2); way++) {
     const bool fails = way % 2, many = way >= 2;

@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads) reduce_few(const __grid_constant__ p
       put_word(c.word(to, parity, c.rank) + i, make_uint4(v.x, flag, v.y, flag));
     }
   }
-  peer_patience p(c);
+  peer_timeout p(c);
   for (uint32_t i = first; i < n; i += gridDim.x * kThreads) {
     total<T, R, 2> t;
     for (uint32_t r = 0; r < c.ranks; r++) {
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kThreads) reduce_many(const __grid_constant__ 
   const uint32_t epoch = c.counters->epoch, flag = epoch + 1, parity = epoch & 1, share = (n + c.ranks - 1) / c.ranks;
   const uint32_t first = blockIdx.x * kThreads + threadIdx.x, step = gridDim.x * kThreads;
   const auto count = [&](uint32_t r) { return r * share >= n ? 0 : n - r * share < share ? n - r * share : share; };
-  peer_patience p(c);
+  peer_timeout p(c);
   for (uint32_t k = 1; k < c.ranks; k++) {
     const uint32_t to = (c.rank + k) % c.ranks;
     uint4 *const part = c.part(to, parity, c.rank);
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kThreads) share_rows(const __grid_constant__ p
   peer_begin(c);
   const uint32_t epoch = c.counters->epoch, flag = epoch + 1, parity = epoch & 1, each = a.n / (uint32_t)(sizeof(T) / sizeof(float));
   const uint64_t count = (uint64_t)a.rows * each, step = (uint64_t)gridDim.x * kThreads;
-  peer_patience p(c);
+  peer_timeout p(c);
   const bool here = meet(c, &p, 0, parity, flag);
   for (uint64_t i = blockIdx.x * kThreads + threadIdx.x; here && i < count; i += step) {
     const uint64_t to = i / each * c.ranks * each + c.rank * each + i % each;
@@ -152,24 +152,24 @@ namespace {
 
 bool check(cudaError_t e, const char *what, mm_err *err) { return mm_cu_check(e, what, err); }
 
-bool waited_in_vain(const mm_cu_peers *p, uint32_t whom, mm_err *err) {
+bool timed_out(const mm_cu_peers *p, uint32_t awaited, mm_err *err) {
   const double limit_s = p->across ? p->limit_s : const_cast<const volatile peer_control *>(p->group->shared)->limit_ms * 1e-3;
-  return mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "rank %u waited %.1f s for rank %u in vain", p->c.rank, limit_s, whom);
+  return mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "rank %u waited %.1f s for rank %u in vain", p->c.rank, limit_s, awaited);
 }
 
 /* The values of all ranks, once all have arrived. */
 template <class T>
 bool tell(const mm_cu_peers *p, const T &mine, T *all, mm_err *err) {
-  uint32_t whom;
+  uint32_t awaited;
   if (mm_comm_tell(p->comm, p->c.rank, &mine, all, sizeof mine)) return true;
-  return mm_comm_waited(p->comm, p->c.rank, &whom) && waited_in_vain(p, whom, err);
+  return mm_comm_timed_out(p->comm, p->c.rank, &awaited) && timed_out(p, awaited, err);
 }
 
 /* The same of this process's ranks, in their own memory. */
 bool gather(const mm_cu_peers *p, const void *mine, const void **all, mm_err *err) {
-  uint32_t whom;
+  uint32_t awaited;
   if (mm_comm_gather(p->comm, p->c.rank, mine, all)) return true;
-  return mm_comm_waited(p->comm, p->c.rank, &whom) && waited_in_vain(p, whom, err);
+  return mm_comm_timed_out(p->comm, p->c.rank, &awaited) && timed_out(p, awaited, err);
 }
 
 /* The first rank makes it, all have it. */
@@ -406,8 +406,8 @@ bool mm_cu_peers_check(const mm_cu_peers *p, mm_err *err) {
   if (p->across) return mm_cu_across_check(p->across, err);
   const volatile peer_control *c = p->group->shared;
   const uint32_t state = c->state;
-  if ((state & 0xff) != MM_COMM_WAITED || (state >> 8 & 0xff) != p->c.rank) return true;
-  return waited_in_vain(p, state >> 16, err);
+  if ((state & 0xff) != MM_COMM_TIMED_OUT || (state >> 8 & 0xff) != p->c.rank) return true;
+  return timed_out(p, state >> 16, err);
 }
 
 bool mm_cu_peers_reset(mm_cu_peers *p, mm_err *err) {
@@ -452,7 +452,7 @@ void mm_cu_peers_load(mm_cu_peers *p, bool loading) {
   if (p->across) {
     const double limit_s = loading ? kLoading_ms * 1e-3 : p->limit_s;
     mm_cu_across_limit(p->across, limit_s);
-    mm_comm_patience(p->comm, limit_s);
+    mm_comm_set_timeout(p->comm, limit_s);
     return;
   }
   mm_cu_peers_group *g = p->group;
@@ -460,5 +460,5 @@ void mm_cu_peers_load(mm_cu_peers *p, bool loading) {
   const uint32_t before = loading ? g->loading++ : g->loading--;
   if (!loading && before > 1) return;
   c->limit_ms = loading ? kLoading_ms : g->limit_ms;
-  mm_comm_patience(p->comm, c->limit_ms * 1e-3);
+  mm_comm_set_timeout(p->comm, c->limit_ms * 1e-3);
 }

@@ -225,7 +225,7 @@ static void carry_out(world *x) {
   const size_t piece = (size_t)MM_DIRECT << draw(4), chunk = piece * (1 + draw(3));
   const uint32_t buffers = (uint32_t)(2 + draw(4));
   uint8_t *ring = aligned_alloc(MM_DIRECT, buffers * chunk);
-  uint64_t seen = 0, patience = 0; /* chunks that what was asked for may take */
+  uint64_t seen = 0, timeout = 0; /* chunks that what was asked for may take */
   uint32_t asked = ALL;
   waiting v;
   expect_all(p, &v);
@@ -248,10 +248,10 @@ static void carry_out(world *x) {
     }
     uint64_t firsts = 0; /* a page that comes first may have bytes of what was asked for */
     for (uint32_t g = 0; g < GROUPS; g++) firsts += v.left[g];
-    if (asked < ALL && v.left[asked] > 0 && firsts == 0) assert_true(patience-- > 0);
+    if (asked < ALL && v.left[asked] > 0 && firsts == 0) assert_true(timeout-- > 0);
     if (asked == ALL || v.left[asked] == 0) {
       asked = ask_for_some(x, r, &v);
-      patience = asked < ALL ? buffers + 4 + v.left[asked] / (chunk > 2 * MM_DIRECT ? chunk - 2 * MM_DIRECT : MM_DIRECT) * 2 : 0;
+      timeout = asked < ALL ? buffers + 4 + v.left[asked] / (chunk > 2 * MM_DIRECT ? chunk - 2 * MM_DIRECT : MM_DIRECT) * 2 : 0;
     }
   }
   if (err.status != MM_OK) fail_msg("%s", err.text);

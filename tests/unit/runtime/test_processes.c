@@ -16,9 +16,9 @@ enum { MOST = 8, LENGTH = 40, SLOTS = 3 };
 static atomic_int fail_rank = -1;
 static atomic_bool misses, leaves;
 static mm_backend *backend_of[16];
-static double patience;
+static double timeout;
 static mm_backend *open_rank(const mm_backend_config *c, mm_err *err) {
-  if (patience > 0) mm_comm_patience(c->comm, patience);
+  if (timeout > 0) mm_comm_set_timeout(c->comm, timeout);
   return backend_of[c->place.rank] = mm_ops_cpu.open(c, err);
 }
 static bool begin_rank(mm_backend *b, const mm_batch *batch, mm_err *err) {
@@ -256,7 +256,7 @@ static void stay_away(uint32_t tp, uint32_t stages, bool idles) {
   mm_err err = {0};
   float want[64], got[64];
   const mm_batch b = {2, (const int32_t[]){5, 6}, 1, &(mm_span){0, 0, 2, 0}, 1, (const uint32_t[]){1}, NULL, NULL};
-  patience = idles;
+  timeout = idles;
   start(p, 2, &shards->s);
   mm_engine *e = open_engine(&shards->s, &p[0].world, &err);
   if (!e) fail_msg("%s", err.text);
@@ -281,7 +281,7 @@ static void stay_away(uint32_t tp, uint32_t stages, bool idles) {
   mm_engine_close(e);
   stop(p, 2);
   assert_int_equal(overdue, 0);
-  patience = 0;
+  timeout = 0;
   ref_uncut(shards);
   ref_free(&ref);
 }
