@@ -158,8 +158,8 @@ static bool open_engine(run *r, mm_err *err) {
   if (!c.ops) return false;
   c.act_quant = r->act_quant = r->a->act_quant ? strcmp(r->a->act_quant, "on") == 0 : c.ops->act_quant;
   uint32_t *device;
-  if (!mm_world_find(true, &c.world, err)) return false;
-  const uint32_t here = mm_world_ranks(c.world, mm_pack_ranks(&r->shards.pack));
+  if (!mm_process_group_find(true, &c.world, err)) return false;
+  const uint32_t here = mm_process_group_ranks(c.world, mm_pack_ranks(&r->shards.pack));
   c.threads = mm_engine_threads(r->a->threads, here);
   if (!mm_devices_read(r->a->devices, here, &device, err)) return false;
   c.device = device;
@@ -506,7 +506,7 @@ int main(int argc, char **argv) {
       .files =
           "DIR/tokenizer.json, DIR/tokenizer.bin  the tokenizer, and its tables laid out for fast starts\n"
           "DIR/generation_config.json, DIR/config.json  eos_token_id: where an answer ends",
-      .told = mm_world_none,
+      .told = mm_process_group_none,
       .epilog =
           "Without --chat the prompt is used as it is. Text goes to stdout as it is generated, the reasoning of --chat to "
           "stderr.\n" MM_ENGINE_STATUSES,

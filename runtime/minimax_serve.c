@@ -392,7 +392,7 @@ int main(int argc, char **argv) {
           "minimax-serve M2-nvfp4\n"
           "minimax-serve M2-nvfp4 --host 0.0.0.0 --api-key KEY --max-num-seqs 64\n"
           "curl -s 127.0.0.1:8000/v1/chat/completions -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}'",
-      .told = mm_world_none,
+      .told = mm_process_group_none,
       .epilog =
           "/v1/chat/completions, /v1/responses, /v1/completions and /v1/models as OpenAI has them, /v1/messages as Anthropic has it;\n"
           "/health, /ready, /metrics, /tokenize, /detokenize; / is a page to chat with the model.\n"

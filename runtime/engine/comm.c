@@ -18,7 +18,7 @@
 struct mm_comm {
   pthread_mutex_t lock;
   pthread_cond_t turn;
-  mm_world *world;                 /* NULL: all ranks are of this process */
+  mm_process_group *world;         /* NULL: all ranks are of this process */
   uint32_t stage, per;             /* per: ranks of a process, numbered stage · ranks + rank */
   uint32_t first, here;            /* ranks [first, first + here) are of this process */
   uint32_t ranks, arrived, inside; /* inside: met, and not done with each other's buffers */
@@ -53,7 +53,7 @@ static void ranks_of(const mm_comm *c, uint32_t process, uint32_t *first, uint32
 static uint32_t process_of(const mm_comm *c, uint32_t rank) { return (c->stage * c->ranks + rank) / c->per; }
 static bool is_here(const mm_comm *c, uint32_t rank) { return !c->world || process_of(c, rank) == c->world->process; }
 
-mm_comm *mm_comm_open_across(uint32_t ranks, mm_world *w, uint32_t stage, uint32_t per, mm_err *err) {
+mm_comm *mm_comm_open_across(uint32_t ranks, mm_process_group *w, uint32_t stage, uint32_t per, mm_err *err) {
   mm_comm *c = mm_calloc(1, sizeof *c + ranks * (3 * sizeof c->x[0] + sizeof *c->came + 2 * sizeof *c->sent), err);
   if (!c) return NULL;
   pthread_mutex_init(&c->lock, NULL);
@@ -141,9 +141,9 @@ bool mm_comm_aborted(mm_comm *c) {
 /* Rows to the rank of stage `to` in another process, their size first: 0 where there will be none. */
 static void send_away(mm_comm *to, uint32_t rank, float *x, uint64_t n) {
   const uint32_t tag = BORDER_TAG + to->stage * to->ranks + rank, process = process_of(to, rank);
-  to->world->exchange(to->world, tag, &(mm_parcel){process, &n, sizeof n}, 1, NULL, 0, 0);
+  to->world->exchange(to->world, tag, &(mm_transfer){process, &n, sizeof n}, 1, NULL, 0, 0);
   for (uint64_t at = 0; at < n; at += PIECE)
-    to->world->exchange(to->world, tag, &(mm_parcel){process, x + at, mm_min(PIECE, n - at) * sizeof *x}, 1, NULL, 0, 0);
+    to->world->exchange(to->world, tag, &(mm_transfer){process, x + at, mm_min(PIECE, n - at) * sizeof *x}, 1, NULL, 0, 0);
 }
 
 /* Receives rows from the stage before in another process; x NULL: discards them. Returns false if the sender has no rows. */
@@ -152,9 +152,9 @@ static bool receive_away(mm_comm *c, uint32_t rank, float *x) {
   const uint32_t tag = BORDER_TAG + c->stage * c->ranks + rank, process = process_of(c->before, rank);
   uint64_t n = 0;
   c->received[rank] = true;
-  c->world->exchange(c->world, tag, NULL, 0, &(mm_parcel){process, &n, sizeof n}, 1, 0);
+  c->world->exchange(c->world, tag, NULL, 0, &(mm_transfer){process, &n, sizeof n}, 1, 0);
   for (uint64_t at = 0; at < n; at += PIECE)
-    c->world->exchange(c->world, tag, NULL, 0, &(mm_parcel){process, x ? x + at : unwanted, mm_min(PIECE, n - at) * sizeof *x}, 1, 0);
+    c->world->exchange(c->world, tag, NULL, 0, &(mm_transfer){process, x ? x + at : unwanted, mm_min(PIECE, n - at) * sizeof *x}, 1, 0);
   return n > 0;
 }
 
@@ -208,15 +208,15 @@ double mm_comm_timeout(mm_comm *c) {
  */
 static void swap(mm_comm *c, void *mine, size_t bytes, void *theirs, size_t each, double limit_s) {
   const uint32_t first = process_of(c, 0), last = process_of(c, c->ranks - 1), most = last - first + 1;
-  mm_parcel out[most], in[most];
+  mm_transfer out[most], in[most];
   uint32_t n = 0;
   for (uint32_t p = first; p <= last; p++) {
     uint32_t from, count;
     ranks_of(c, p, &from, &count);
     if (p == c->world->process) continue;
-    out[n] = (mm_parcel){p, mine, bytes};
+    out[n] = (mm_transfer){p, mine, bytes};
     in[n++] =
-        each ? (mm_parcel){p, (char *)theirs + from * each, count * each} : (mm_parcel){p, (char *)theirs + (p - first) * bytes, bytes};
+        each ? (mm_transfer){p, (char *)theirs + from * each, count * each} : (mm_transfer){p, (char *)theirs + (p - first) * bytes, bytes};
   }
   c->world->exchange(c->world, 1 + c->stage, out, n, in, n, limit_s);
 }

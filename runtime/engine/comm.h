@@ -21,7 +21,7 @@ mm_comm *mm_comm_open(uint32_t ranks, mm_err *err);
 /* Opens the group of a stage whose ranks may belong to several processes: rank r belongs to process (stage · ranks + r) / per. The
  * functions below are called by the ranks of this process; mm_comm_gather covers these ranks alone. w NULL: all ranks belong to this
  * process. */
-mm_comm *mm_comm_open_across(uint32_t ranks, mm_world *w, uint32_t stage, uint32_t per, mm_err *err);
+mm_comm *mm_comm_open_across(uint32_t ranks, mm_process_group *w, uint32_t stage, uint32_t per, mm_err *err);
 /* By each rank at the end of its opening and of each step, after its break if it failed: no other process waits for this one's ranks then,
  * nor with rows for them. Waits for earlier stages alone. borders: the step's rows went from stage to stage. late: this rank timed out on a
  * rank of another process, so the others get only MM_LATE_S to come. MM_LIMIT where memory was short. */

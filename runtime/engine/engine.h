@@ -37,9 +37,9 @@ typedef struct mm_engine_config {
   mm_read_log *log;       /* what devices read to load goes there, or NULL; until close */
   const uint32_t *device; /* [ranks of this process] numbers of their accelerators, or NULL: 0, 1, …; need not outlive open */
   mm_engine_memory memory;
-  mm_world *world; /* NULL, or until close: each process has as many ranks, in their order. The first opens the engine and is asked; the
-                    * others follow (mm_engine_follow). Tokens are chosen by the host then, and all ranks of a stage are of one process on
-                    * devices that cannot do otherwise (mm_ops.across): MM_UNSUPPORTED E_PARALLEL */
+  mm_process_group *world; /* NULL, or until close: each process has as many ranks, in their order. The first opens the engine and is asked;
+                            * the others follow (mm_engine_follow). Tokens are chosen by the host then, and all ranks of a stage are of one
+                            * process on devices that cannot do otherwise (mm_ops.across): MM_UNSUPPORTED E_PARALLEL */
 } mm_engine_config;
 
 /* Borrows the shards until close. All calls on one engine come from one thread at a time. */

@@ -127,7 +127,7 @@ struct mm_engine {
   const mm_sampling *sampling; /* [row_count] of the choice under way */
 
   /* Several processes (engine_processes.c); NULL where there is one. The first one's engine is asked, those of the others follow. */
-  mm_world *world;
+  mm_process_group *world;
   bool met;             /* all have opened theirs */
   bool unheard;         /* a rank stayed away from the last task, whose reports wait until it is back */
   rank_facts *facts;    /* [pp·tp] */

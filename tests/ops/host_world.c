@@ -66,7 +66,7 @@ static mm_ops ops;
 
 typedef struct process {
   pthread_t thread;
-  mm_world world;
+  mm_process_group world;
   const mm_shards *shards;
   bool ok;
   mm_err err;

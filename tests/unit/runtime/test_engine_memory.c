@@ -36,7 +36,7 @@ static mm_backend *fake_open(const mm_backend_config *c, mm_err *err) {
 }
 
 typedef struct process {
-  mm_world world;
+  mm_process_group world;
   const mm_shards *shards;
   pthread_t thread;
   mm_err err;

@@ -35,7 +35,7 @@ static mm_ops ops; /* written before any process starts */
 
 typedef struct process {
   pthread_t thread;
-  mm_world world;
+  mm_process_group world;
   const mm_shards *shards;
   bool ok;
   mm_err err;
@@ -51,7 +51,7 @@ static void *follow(void *arg) {
 static const uint32_t taps[] = {0, 2};
 static const mm_limits limits = {.max_tokens = LENGTH, .slots = SLOTS, .max_positions = LENGTH + 60};
 
-static mm_engine *open_engine(const mm_shards *shards, mm_world *w, mm_err *err) {
+static mm_engine *open_engine(const mm_shards *shards, mm_process_group *w, mm_err *err) {
   return mm_engine_open(shards, &(mm_engine_config){.ops = &ops, .limits = limits, .threads = 1, .tap = taps, .taps = 2, .world = w}, err);
 }
 
@@ -293,7 +293,7 @@ TEST(away_and_idle) { stay_away(4, 1, true); }
 TEST(refused) {
   ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, false));
   ref_shards *shards = ref_cut(&ref, 2), *other = ref_cut(&ref, 2);
-  mm_world w = {0, 3, exchange};
+  mm_process_group w = {0, 3, exchange};
   mm_err err = {0};
   assert_null(open_engine(&shards->s, &w, &err));
   assert_string_equal(err.code, "E_PARALLEL");

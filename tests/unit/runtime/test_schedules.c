@@ -347,7 +347,7 @@ static void check_pages(const schedule *s) {
 static void start(schedule *s, mm_model m, uint32_t tp, uint32_t stage, bool bf16) {
   mm_err err = {0};
   memset(s, 0, sizeof *s);
-  open_world(&s->w, m, tp, stage, PAGES, bf16);
+  open_group(&s->w, m, tp, stage, PAGES, bf16);
   check_oracle(&s->w, bf16);
   s->ranks = stage ? 2 * tp : tp;
   s->sampler = mm_sampler_open(m.vocab, &err);
@@ -376,7 +376,7 @@ static void stop(schedule *s) {
   }
   free_again(&s->w);
   mm_sampler_close(s->sampler);
-  close_world(&s->w);
+  close_group(&s->w);
 }
 
 static void run(mm_family family, bool postnorm, uint32_t tp, uint32_t stage, bool bf16, uint32_t quick) {

@@ -21,9 +21,9 @@ static void each_world(void (*test)(world *w), uint32_t pages) {
               {MM_FAMILY_M3, false, false, 1}};
   for (size_t i = 0; i < sizeof kind / sizeof *kind; i++) {
     world w;
-    open_world(&w, ref_dims(kind[i].family, kind[i].postnorm), kind[i].tp, 0, pages, kind[i].bf16);
+    open_group(&w, ref_dims(kind[i].family, kind[i].postnorm), kind[i].tp, 0, pages, kind[i].bf16);
     test(&w);
-    close_world(&w);
+    close_group(&w);
   }
 }
 
@@ -107,7 +107,7 @@ TEST(test_shared_pages) {
   mm_err err = {0};
   for (uint32_t k = 0; k < 3; k++) {
     world w;
-    open_world(&w, ref_dims(k / 2 ? MM_FAMILY_M3 : MM_FAMILY_M2, false), 1, 0, 0, k % 2);
+    open_group(&w, ref_dims(k / 2 ? MM_FAMILY_M3 : MM_FAMILY_M2, false), 1, 0, 0, k % 2);
     feed_ok(&w, 0, 0, 0, LENGTH);
     const uint32_t *page = mm_pages_table(mm_engine_pages(w.engine));
     for (uint32_t n = 0; n <= COMMON; n += n < 3 || n > 60 ? 1 : 7) {
@@ -118,7 +118,7 @@ TEST(test_shared_pages) {
     feed_ok(&w, 0, 0, LENGTH - 1, 1); /* the owner's own are as they were */
     same(&w, 0, LENGTH - 1, LENGTH);
     free_again(&w);
-    close_world(&w);
+    close_group(&w);
   }
 }
 
@@ -126,7 +126,7 @@ TEST(test_shared_pages) {
 
 TEST(test_refused) {
   world w;
-  open_world(&w, ref_dims(MM_FAMILY_M1, true), 2, 0, 0, false);
+  open_group(&w, ref_dims(MM_FAMILY_M1, true), 2, 0, 0, false);
   const uint32_t high = SLOTS, one = 1, beyond = mm_pages_count(mm_engine_pages(w.engine)), unused = beyond - 1;
   char *saved = malloc(mm_engine_state_bytes(w.engine));
   feed_ok(&w, 0, 0, 0, 65);
@@ -149,7 +149,7 @@ TEST(test_refused) {
     assert_string_equal(r[i].err.code, "E_BATCH");
   }
   free(saved);
-  close_world(&w);
+  close_group(&w);
 }
 
 /* A backend that gives each slot its own pages neither takes a limit nor shares. */
