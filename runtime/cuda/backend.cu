@@ -48,7 +48,7 @@ uint32_t bucket_of(const mm_backend *b, uint32_t rows) {
 bool receives(const mm_backend *b) { return b->c.weights->layer_first > 0; }
 
 bool grow_logits(mm_backend *b, size_t rows, mm_err *err) {
-  return rows <= b->logits_rows || b->rehearses || mm_cu_make_logits(b, rows, err);
+  return rows <= b->logits_rows || b->dry_runs || mm_cu_make_logits(b, rows, err);
 }
 
 /* Sets the kind of the step and its sizes. */
@@ -74,7 +74,7 @@ void plan_step(mm_backend *b, const mm_batch *batch) {
 /* Decides between launching, capturing and replaying: after its buffers have their sizes, since growing one drops captured graphs. */
 void plan_mode(mm_backend *b) {
   if (!b->decode || b->outs != b->rows || b->rows > kBuckets[sizeof kBuckets / sizeof *kBuckets - 1]) return;
-  if (b->c.eager || b->unrecorded || b->rehearses) return;
+  if (b->c.eager || b->unrecorded || b->dry_runs) return;
   b->graph = &b->graphs[{b->rows, b->ending}];
   if (b->graph->exec) {
     b->mode = REPLAY;
@@ -134,7 +134,7 @@ bool cuda_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
   batch_arrays host;
   size_t bytes = mm_cu_place_batch(b->rows, b->decode, static_cast<char *>(b->step->block), &host);
   mm_cu_place_batch(b->rows, b->decode, static_cast<char *>(b->device_block), &b->device);
-  if (b->rehearses) {
+  if (b->dry_runs) {
     fill_batch(b, batch, &host);
     return true;
   }
@@ -224,7 +224,7 @@ bool succeeded(const mm_backend *b, mm_err *err) {
 
 bool cuda_end(mm_backend *b, float *out, mm_err *err) {
   finish_step(b);
-  if (b->rehearses) return succeeded(b, err);
+  if (b->dry_runs) return succeeded(b, err);
   const bool here = mm_cu_come_to_end(b, err);
   if (here && b->err.status == MM_OK && b->wanted)
     check(b,
@@ -270,7 +270,7 @@ bool queue_choices(mm_backend *b, mm_err *err) {
 bool cuda_choose(mm_backend *b, mm_err *err) {
   if (!b->asked) choose_tokens(b);
   finish_step(b);
-  if (b->rehearses) return succeeded(b, err);
+  if (b->dry_runs) return succeeded(b, err);
   b->step->tells.clear();
   if (b->asked && b->err.status == MM_OK && !b->lost) choose_asked(b, b->asked);
   return queue_choices(b, err);
@@ -364,14 +364,14 @@ void cuda_receive(mm_backend *b, mm_act x) {
   mm_cu_wait_for_weights(b, 0);
   if (!begin_op(b)) return;
   b->inputs.wrote(x.data);
-  if (b->rehearses) return;
+  if (b->dry_runs) return;
   b->lost =
       !mm_cu_receive_rows(b, rows_of(x), x.width, &b->err) || !mm_cu_look_at_load(b, nullptr, &b->err) || !grow_logits(b, b->outs, &b->err);
   if (b->lost) b->failed = "receive";
 }
 
 void cuda_send(mm_backend *b, mm_act x) {
-  if (begin_op(b) && !b->rehearses && !mm_cu_send_rows(b, rows_of(x), x.width, &b->err)) b->failed = "send";
+  if (begin_op(b) && !b->dry_runs && !mm_cu_send_rows(b, rows_of(x), x.width, &b->err)) b->failed = "send";
 }
 
 void cuda_layer(mm_backend *b, uint32_t l) { mm_cu_wait_for_weights(b, mm_cu_group_of_layer(l)); }

@@ -147,7 +147,7 @@ struct mm_backend {
   step_mode mode = EAGER;
   step_graph *graph = nullptr;
   std::vector<std::function<void()>> kept; /* CAPTURE: the ops so far */
-  bool rehearses = false;                  /* ops are judged, and nothing is done (mm_cu_rehearsing) */
+  bool dry_runs = false;                   /* ops are judged, and nothing is done (mm_cu_dry_run) */
   mm_cu_combine put_off = {};              /* a residual and norm that the next op does along, or has done first; n NULL: none */
   uint32_t put_off_width = 0;
   bool put_off_sums = false;                                  /* its branch is still this rank's alone */
@@ -282,7 +282,7 @@ bool mm_cu_finish_load(mm_backend *b, mm_err *err);
 /* At the end of a step, before any wait: false unless all ranks are there. A rank that has failed reports it to the others. */
 MM_MUST_USE bool mm_cu_come_to_end(mm_backend *b, mm_err *err);
 /* A step that ran while weights arrived gives no result before those that it waited for have been found good. */
-inline bool mm_cu_loaded(mm_backend *b, mm_err *err) { return !b->loading || b->rehearses || b->loading->is_sound(err); }
+inline bool mm_cu_loaded(mm_backend *b, mm_err *err) { return !b->loading || b->dry_runs || b->loading->is_sound(err); }
 
 /* ---- mm_ops' of slots (slots.cu) ---- */
 

@@ -316,7 +316,7 @@ bool check_shared(mm_err *err) {
 /* ---- dry run ---- */
 
 /* A dry run of one step: every launch is checked (mm_cu_judge), none is done. rows: single tokens, or chunks of `each`. */
-bool rehearse_step(mm_forward *f, uint32_t rows, uint32_t each, mm_err *err) {
+bool dry_run_step(mm_forward *f, uint32_t rows, uint32_t each, mm_err *err) {
   std::vector<int32_t> id(rows, 0);
   std::vector<uint32_t> out(rows);
   std::vector<mm_span> span;
@@ -334,14 +334,14 @@ bool rehearse_step(mm_forward *f, uint32_t rows, uint32_t each, mm_err *err) {
 }
 
 /* The same for the page copies before a step that continues in other pages. */
-bool rehearse_pages(mm_backend *b, mm_err *err) {
+bool dry_run_pages(mm_backend *b, mm_err *err) {
   mm_cu_page_work w = b->page_work;
   w.edits = kEdits, w.copies = (uint32_t)mm_min(b->c.limits.slots, b->c.limits.max_tokens);
   return mm_cu_check(mm_cu_prepare_pages(w, b->stream), "pages", err);
 }
 
 /* A choice that asks for everything, and one that asks for nothing. */
-bool rehearse_asks(mm_backend *b, mm_err *err) {
+bool dry_run_asks(mm_backend *b, mm_err *err) {
   mm_cu_asks q = {};
   q.copies = q.tells = true, q.most_bias = b->choice.vocab, q.penalised = 1, q.longest = b->c.limits.max_positions;
   return mm_cu_check(mm_cu_choose_tokens(b->choice, b->c.limits.max_tokens, MM_CU_GREEDY, b->stream), "choose", err) &&
@@ -352,7 +352,7 @@ bool rehearse_asks(mm_backend *b, mm_err *err) {
 
 /* Whatever a step's launches may ask for, this device and the code built for it have: decode steps of every kind of size, and prefills. The
  * acts are not there yet; their places are never read. It also loads every kernel, so that none is loaded while a step is recorded. */
-bool rehearse(mm_backend *b, mm_err *err) {
+bool dry_run(mm_backend *b, mm_err *err) {
   mm_forward f = {};
   f.ops = &mm_ops_cuda, f.backend = b, f.model = b->c.model, f.weights = b->c.weights;
   uint32_t qkv = 0;
@@ -362,14 +362,14 @@ bool rehearse(mm_backend *b, mm_err *err) {
   for (uint32_t i = 0; i < sizeof acts / sizeof *acts; i++) *acts[i] = {place + i * 1024, b->c.model->hidden};
   f.qkv.width = qkv, f.o.width = f.gate.width = b->heads.heads * b->heads.head_dim;
   float *const logits = b->logits;
-  b->logits = reinterpret_cast<float *>(place), b->rehearses = mm_cu_rehearsing = true;
+  b->logits = reinterpret_cast<float *>(place), b->dry_runs = mm_cu_dry_run = true;
   const uint32_t most = b->c.limits.max_tokens;
   bool ok = true;
-  for (uint32_t rows : {1u, 2u, 8u, 9u, 16u, 17u, 64u, 65u, 256u, 257u, most}) ok = ok && (rows > most || rehearse_step(&f, rows, 1, err));
-  for (uint32_t rows : {2u, 16u, 17u, 64u, 65u, 128u, 513u, most}) ok = ok && (rows > most || rehearse_step(&f, rows, rows, err));
-  ok = ok && (most < 3 || rehearse_step(&f, most, 2, err));
-  ok = ok && rehearse_pages(b, err) && rehearse_asks(b, err);
-  b->logits = logits, b->rehearses = mm_cu_rehearsing = false;
+  for (uint32_t rows : {1u, 2u, 8u, 9u, 16u, 17u, 64u, 65u, 256u, 257u, most}) ok = ok && (rows > most || dry_run_step(&f, rows, 1, err));
+  for (uint32_t rows : {2u, 16u, 17u, 64u, 65u, 128u, 513u, most}) ok = ok && (rows > most || dry_run_step(&f, rows, rows, err));
+  ok = ok && (most < 3 || dry_run_step(&f, most, 2, err));
+  ok = ok && dry_run_pages(b, err) && dry_run_asks(b, err);
+  b->logits = logits, b->dry_runs = mm_cu_dry_run = false;
   b->err.status = MM_OK, b->failed = nullptr, b->put_off = {};
   return ok;
 }
@@ -540,7 +540,7 @@ mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err) {
   ok = ok && open_caches(b, &first) && open_experts(b, &first) && open_batch(b, &first) && open_choice(b, &first) &&
        mm_cu_open_stage(b, &first) && mm_cu_open_sums(b, &first) && mm_cu_check(cudaStreamSynchronize(0), "open", &first);
   mm_read_log_mark(c->log, "caches");
-  ok = ok && mm_cu_open_ranks(b, &first) && open_logits(b, &first) && rehearse(b, &first);
+  ok = ok && mm_cu_open_ranks(b, &first) && open_logits(b, &first) && dry_run(b, &first);
   mm_read_log_mark(c->log, "rehearsed");
   if (ok) return b;
   if (err->status == MM_OK) *err = first;

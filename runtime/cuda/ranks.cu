@@ -227,7 +227,7 @@ bool mm_cu_open_ranks(mm_backend *b, mm_err *err) {
 /* A step that failed may have been recorded by some ranks and not by others, and have made room on some: all forget both, so that they
  * meet again wherever one does either. */
 bool mm_cu_begin_ranks(mm_backend *b, mm_err *err) {
-  if (!b->peers || b->rehearses || !mm_comm_failed(b->c.comm)) return true;
+  if (!b->peers || b->dry_runs || !mm_comm_failed(b->c.comm)) return true;
   for (step_memory *m : b->queued) m->broken = true;
   if (!mm_cu_check(cudaStreamSynchronize(b->stream), "step", err)) return false;
   void *queued[MM_CU_PEERS]; /* how many steps each rank has queued, + 1: the one that failed there is not among them */

@@ -296,13 +296,13 @@ bool open_library(mm_cu_across *a, mm_err *err) {
  * returned: one that waits for room behind a sum that hangs is to be seen. */
 cudaError_t begin(mm_cu_across *a, cudaStream_t s) {
   const cudaError_t e = launch(arrive, 1, 1, 0, s, a->to, a->count);
-  a->handing = e == cudaSuccess && !mm_cu_rehearsing;
+  a->handing = e == cudaSuccess && !mm_cu_dry_run;
   return e;
 }
 
 /* part[ranks][bytes] of the slab becomes what each rank has in `from`. */
 cudaError_t gather(mm_cu_across *a, const void *from, size_t bytes, cudaStream_t s) {
-  if (mm_cu_rehearsing) return cudaSuccess;
+  if (mm_cu_dry_run) return cudaSuccess;
   std::lock_guard<std::timed_mutex> l(a->lock);
   a->handing = false;
   if (a->broken != WELL) return cudaSuccess; /* the step fails (mm_cu_across_check) */
