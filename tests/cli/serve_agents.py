@@ -138,7 +138,8 @@ def refusals(s):
     for field in ("functions", "chat_template", "guided_json", "guided_regex", "guided_grammar", "structured_outputs"):
         assert s.post(CHAT, {**ONE, "messages": [user("x")], field: "x"}, 400)["error"]["param"] == field
         s.post(CHAT, {**ONE, "messages": [user("x")], field: None})
-    for method, path, allow in (("GET", CHAT, "POST"), ("POST", "/health", "GET, HEAD"), ("DELETE", "/v1/models/x", "GET, HEAD")):
+    for method, path, allow in (("GET", CHAT, "POST, OPTIONS"), ("POST", "/health", "GET, HEAD, OPTIONS"),
+                                ("DELETE", "/v1/models/x", "GET, HEAD, OPTIONS")):
         status, headers, _ = s.request(method, path, "{}" if method == "POST" else None)
         assert (status, headers["Allow"]) == (405, allow), (method, path, status, headers["Allow"])
     assert s.request("POST", CHAT, "{}", {"Expect": "200-ok"})[0] == 417

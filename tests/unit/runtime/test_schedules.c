@@ -408,8 +408,8 @@ TEST(test_two_ranks) {
   run(MM_FAMILY_M3, false, 2, 0, true, 100);
 }
 TEST(test_eight_ranks) {
-  run(MM_FAMILY_M1, true, 8, 0, false, 30);
-  run(MM_FAMILY_M2, false, 8, 0, true, 30);
+  run(MM_FAMILY_M1, true, 8, 0, false, 60);
+  run(MM_FAMILY_M2, false, 8, 0, true, 60);
 }
 TEST(test_stages) {
   run(MM_FAMILY_M1, true, 2, 2, false, 100);
