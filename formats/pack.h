@@ -52,7 +52,7 @@ typedef struct mm_piece {
 
 /* The cells of a plane before cuts, where they are not the scheme's. */
 typedef struct mm_pack_grid {
-  bool told;
+  bool known;
   uint32_t n, k;
 } mm_pack_grid;
 

@@ -529,7 +529,7 @@ int main(int argc, char **argv) {
       .files =
           "FILE.json  a flat array of token ids\n"
           "OUT.safetensors  appears when it is complete",
-      .told = mm_process_group_none,
+      .may_end = mm_process_group_none,
       .epilog =
           "Exit status: 0 done, 2 usage, 3 bad input, 4 valid but unsupported, 5 I/O, 6 integrity of the checkpoint, 8 memory or limit.",
   };

@@ -47,7 +47,7 @@ int main(int argc, char **argv) {
       .examples =
           "mpirun -n 1 minimax-run M2-pp2 --device cuda -p \"Hello\" : -n 1 minimax-worker M2-pp2\n"
           "mpirun --host a,b -n 1 minimax-serve M2-pp2 --device cuda : -n 1 minimax-worker M2-pp2",
-      .told = mm_process_group_none,
+      .may_end = mm_process_group_none,
       .epilog =
           "For builds with MPI=1. The first process is minimax-run, minimax-serve or minimax-eval, which is asked and chooses; all others "
           "are\n"

@@ -141,7 +141,7 @@ static bool coarsest(const mm_packed_source *p, const mm_packed_entry *e, unsign
 }
 
 /* The grid that the manifest declares, on which the stored scales must repeat. */
-static bool told(const mm_hf *hf, const mm_packed_entry *e, unsigned plane, mm_cell *out, mm_err *err) {
+static bool known_grid(const mm_hf *hf, const mm_packed_entry *e, unsigned plane, mm_cell *out, mm_err *err) {
   const mm_pack_plane *x = plane_of(e, plane);
   bool same = true;
   *out = (mm_cell){x->grid.n, x->grid.k};
@@ -156,9 +156,9 @@ static bool settle(mm_hf *hf, mm_packed_entry *e, mm_err *err) {
   const mm_scheme *s = mm_scheme_find(t->scheme);
   for (unsigned i = 0; i < t->plane_count; i++) {
     e->cell[i] = (mm_cell){t->plane[i].cell_n, t->plane[i].cell_k};
-    if (t->plane[i].grid.told ? !told(hf, e, i, &e->cell[i], err)
-                              : s->plane[i].scale && !(coarsest(hf->packed, e, i, s->plane[i].cell, true, &e->cell[i].n, err) &&
-                                                       coarsest(hf->packed, e, i, s->plane[i].cell, false, &e->cell[i].k, err)))
+    if (t->plane[i].grid.known ? !known_grid(hf, e, i, &e->cell[i], err)
+                               : s->plane[i].scale && !(coarsest(hf->packed, e, i, s->plane[i].cell, true, &e->cell[i].n, err) &&
+                                                        coarsest(hf->packed, e, i, s->plane[i].cell, false, &e->cell[i].k, err)))
       return false;
   }
   e->settled = true;

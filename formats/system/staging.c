@@ -17,7 +17,7 @@
 
 static void (*listener)(const char *line);
 
-void mm_staging_notes(void (*told)(const char *line)) { listener = told; }
+void mm_staging_notes(void (*reported)(const char *line)) { listener = reported; }
 
 void mm_staging_note(const char *path, const char *text) {
   char shown[PATH_MAX], line[2 * PATH_MAX];

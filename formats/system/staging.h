@@ -41,7 +41,7 @@ typedef struct mm_staging {
 } mm_staging;
 
 /* Receives notes for the user that are no failures: one line each, escaped. None until it is set; mm_program_start sets it. */
-void mm_staging_notes(void (*told)(const char *line));
+void mm_staging_notes(void (*reported)(const char *line));
 
 #define MM_STAGING_NONE \
   { .parent = -1, .dir = -1 }

@@ -109,7 +109,7 @@ static void add_rows(uint64_t *sum, const sizes *x) {
 }
 
 /* The number of largest magnitudes of a row that the ranks exchange, since the rank's columns share the scales of the whole row. */
-static uint64_t told_of(const mm_packed *w) {
+static uint64_t published_of(const mm_packed *w) {
   if (!w->scheme || w->cut_k == 0) return 0;
   const mm_act_format *f = &mm_act_formats[w->scheme->act];
   return f->group == 0 ? 1 : mm_cells(w->whole_k, f->group);
@@ -130,7 +130,7 @@ static void add_experts(uint64_t *sum, const sizes *x) {
   uint64_t told = 0;
   for (uint32_t l = x->w->layer_first; l < x->w->layer_end; l++) {
     const mm_layer_weights *y = &x->w->layer[l];
-    told = mm_max(told, mm_max(mm_max(told_of(&y->out), told_of(&y->w2)), mm_max(told_of(&y->qkv), told_of(&y->w13))));
+    told = mm_max(told, mm_max(mm_max(published_of(&y->out), published_of(&y->w2)), mm_max(published_of(&y->qkv), published_of(&y->w13))));
   }
   if (x->d->act_quant && told) add(sum, x->pairs * told + 4, 4);
 }

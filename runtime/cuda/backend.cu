@@ -271,7 +271,7 @@ bool cuda_choose(mm_backend *b, mm_err *err) {
   if (!b->asked) choose_tokens(b);
   finish_step(b);
   if (b->dry_runs) return succeeded(b, err);
-  b->step->tells.clear();
+  b->step->logprobs_wanted.clear();
   if (b->asked && b->err.status == MM_OK && !b->lost) choose_asked(b, b->asked);
   return queue_choices(b, err);
 }
@@ -325,9 +325,9 @@ bool cuda_collect(mm_backend *b, int32_t *id, mm_err *err) {
   b->queued.pop_front();
   const bool done = chosen(b, m, err);
   if (done && id) memcpy(id, m->id, m->outs * sizeof *id);
-  for (size_t i = 0; done && i < m->tells.size(); i++) {
-    const mm_cu_tells &t = m->tells[i];
-    memcpy(t.to, m->told + (size_t)t.row * MM_CU_TOLD, t.count * sizeof *t.to);
+  for (size_t i = 0; done && i < m->logprobs_wanted.size(); i++) {
+    const mm_cu_logprobs_wanted &t = m->logprobs_wanted[i];
+    memcpy(t.to, m->logprobs + (size_t)t.row * MM_CU_LOGPROBS, t.count * sizeof *t.to);
   }
   if (!done) b->queued.clear();
   return done;

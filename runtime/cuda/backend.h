@@ -31,7 +31,7 @@ struct batch_arrays {
 };
 
 /* A row whose logprobs go to the caller once they are collected. */
-struct mm_cu_tells {
+struct mm_cu_logprobs_wanted {
   uint32_t row, count;
   mm_logprob *to;
 };
@@ -54,10 +54,10 @@ struct step_memory {
   mm_page_copy *copy = nullptr; /* [slots] likewise */
   char *asks = nullptr;         /* pinned: what its rows ask for, as uploaded */
   size_t asks_cap = 0;
-  mm_logprob *told = nullptr; /* pinned: [outs, MM_CU_TOLD], rows with logprobs */
-  size_t told_cap = 0;
-  std::vector<mm_cu_tells> tells; /* whose those are */
-  bool broken = false;            /* it was under way when some rank failed: its choices are none */
+  mm_logprob *logprobs = nullptr; /* pinned: [outs, MM_CU_LOGPROBS], rows with logprobs */
+  size_t logprobs_cap = 0;
+  std::vector<mm_cu_logprobs_wanted> logprobs_wanted; /* whose those are */
+  bool broken = false;                                /* it was under way when some rank failed: its choices are none */
 };
 constexpr uint32_t kEdits = 4096;         /* of a step's page tables; of more the whole table is uploaded */
 constexpr uint32_t kSteps = MM_QUEUE + 1; /* a step may begin while as many as may be are outstanding */
@@ -126,9 +126,9 @@ struct mm_backend {
   batch_arrays device = {};
   std::deque<step_memory *> queued; /* ended by choose, not collected */
   mm_cu_choose choice = {};
-  int32_t *ids = nullptr;                   /* [slots, max_positions] that the slots hold */
-  grown ask_block, raw, seen, told, scores; /* of steps whose rows ask for more than a draw (asks.cu) */
-  bool keeps = false;                       /* the logits of the step before wait for their choice */
+  int32_t *ids = nullptr;                       /* [slots, max_positions] that the slots hold */
+  grown ask_block, raw, seen, logprobs, scores; /* of steps whose rows ask for more than a draw (asks.cu) */
+  bool keeps = false;                           /* the logits of the step before wait for their choice */
 
   float *logits = nullptr; /* [logits_rows, vocab_rows] this rank's */
   size_t logits_rows = 0;

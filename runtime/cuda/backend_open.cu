@@ -106,7 +106,7 @@ bool settle_inputs(mm_backend *b, mm_err *err) {
 
 /* What the size of the cache follows from (loader/stream/capacity.h) is what is allocated here. */
 static_assert(MM_DEVICE_SKINNY == MM_CU_SKINNY && MM_DEVICE_FEW_EACH == MM_CU_FEW_EACH && MM_DEVICE_LEAST_APART == kLeastApart &&
-              MM_DEVICE_SEEN == MM_CU_SEEN && MM_DEVICE_TOLD == MM_CU_TOLD && MM_DEVICE_TILE == MM_CU_GQA_KEYS);
+              MM_DEVICE_SEEN == MM_CU_SEEN && MM_DEVICE_TOLD == MM_CU_LOGPROBS && MM_DEVICE_TILE == MM_CU_GQA_KEYS);
 static_assert(MM_DEVICE_LARGEST_BUCKET == kBuckets[sizeof kBuckets / sizeof *kBuckets - 1]);
 
 /* Tables under which every slot has pages of its own, until a batch brings others. */
@@ -206,10 +206,10 @@ bool open_experts(mm_backend *b, mm_err *err) {
   b->pair_out = y->array<float>(tokens > 1 ? pairs * m->hidden : 1, err);
   b->load = y->array<unsigned long long>((uint64_t)m->layers * m->experts, err);
   if (!b->c.attach && !mm_cu_check(cudaMallocHost(&b->used, MM_CU_MAX_EXPERTS / 8), "cudaMallocHost", err)) return false;
-  uint64_t told = 0;
-  for (const auto &w : b->weight) told = mm_max(told, w.second.whole.whole_k ? mm_cu_told_largest(&w.second.whole) : 0);
-  b->whole_rows.room = mm_round_up(pairs * told, 4);
-  b->whole_rows.largest = told ? y->array<float>(b->whole_rows.room, err) : nullptr;
+  uint64_t logprobs = 0;
+  for (const auto &w : b->weight) logprobs = mm_max(logprobs, w.second.whole.whole_k ? mm_cu_published_largest(&w.second.whole) : 0);
+  b->whole_rows.room = mm_round_up(pairs * logprobs, 4);
+  b->whole_rows.largest = logprobs ? y->array<float>(b->whole_rows.room, err) : nullptr;
   const uint32_t widest = (uint32_t)mm_max(m->hidden, b->heads.heads * b->heads.head_dim);
   return err->status == MM_OK && (!b->c.act_quant || b->inputs.open(y, (uint32_t)tokens, widest, err));
 }
@@ -343,10 +343,10 @@ bool dry_run_pages(mm_backend *b, mm_err *err) {
 /* A choice that asks for everything, and one that asks for nothing. */
 bool dry_run_asks(mm_backend *b, mm_err *err) {
   mm_cu_asks q = {};
-  q.copies = q.tells = true, q.most_bias = b->choice.vocab, q.penalised = 1, q.longest = b->c.limits.max_positions;
+  q.copies = q.logprobs_wanted = true, q.most_bias = b->choice.vocab, q.penalised = 1, q.longest = b->c.limits.max_positions;
   return mm_cu_check(mm_cu_choose_tokens(b->choice, b->c.limits.max_tokens, MM_CU_GREEDY, b->stream), "choose", err) &&
          mm_cu_check(mm_cu_adjust(b->choice, nullptr, q, b->c.limits.max_tokens, b->stream), "adjust", err) &&
-         mm_cu_check(mm_cu_tell(b->choice, q, b->c.limits.max_tokens, b->stream), "logprobs", err) &&
+         mm_cu_check(mm_cu_logprobs(b->choice, q, b->c.limits.max_tokens, b->stream), "logprobs", err) &&
          mm_cu_check(mm_cu_score(b->choice, nullptr, nullptr, b->c.limits.max_tokens, b->stream), "likelihood", err);
 }
 
@@ -414,14 +414,14 @@ void mm_cu_backend_close(mm_backend *b) {
   mm_cu_peers_close(b->peers);
   if (b->stream) cudaStreamDestroy(b->stream);
   cudaFreeHost(b->border);
-  for (grown *g : {&b->ask_block, &b->raw, &b->seen, &b->told, &b->scores}) g->close();
+  for (grown *g : {&b->ask_block, &b->raw, &b->seen, &b->logprobs, &b->scores}) g->close();
   for (step_memory &m : b->memory_of_step) {
     cudaFreeHost(m.block);
     cudaFreeHost(m.id);
     cudaFreeHost(m.edit);
     cudaFreeHost(m.copy);
     cudaFreeHost(m.asks);
-    cudaFreeHost(m.told);
+    cudaFreeHost(m.logprobs);
     if (m.done) cudaEventDestroy(m.done);
   }
   cudaFreeHost(b->used);

@@ -232,7 +232,7 @@ bool mm_cu_begin_ranks(mm_backend *b, mm_err *err) {
   if (!mm_cu_check(cudaStreamSynchronize(b->stream), "step", err)) return false;
   void *queued[MM_CU_PEERS]; /* how many steps each rank has queued, + 1: the one that failed there is not among them */
   b->drop_graphs();          /* which hold pointers that the reset frees */
-  if (!mm_cu_peers_reset(b->peers, err) || !mm_cu_peers_tell(b->peers, reinterpret_cast<void *>(b->queued.size() + 1), queued, err))
+  if (!mm_cu_peers_reset(b->peers, err) || !mm_cu_peers_all_gather(b->peers, reinterpret_cast<void *>(b->queued.size() + 1), queued, err))
     return false;
   const uintptr_t least = reinterpret_cast<uintptr_t>(*std::min_element(queued, queued + b->c.weights->tp));
   while (b->queued.size() >= least) b->queued.pop_back();
@@ -257,7 +257,7 @@ bool mm_cu_make_logits(mm_backend *b, size_t rows, mm_err *err) {
     made =
         made && mm_cu_peers_malloc(b->peers, reinterpret_cast<void **>(&b->whole_logits), all_bytes + groups, "logits of all ranks", err);
     void *all[MM_CU_PEERS];
-    if (!mm_cu_peers_tell(b->peers, made ? b->whole_logits : nullptr, all, err)) made = false;
+    if (!mm_cu_peers_all_gather(b->peers, made ? b->whole_logits : nullptr, all, err)) made = false;
     for (uint32_t r = 0; made && r < b->c.weights->tp; r++) made = (b->logits_of_rank[r] = static_cast<float *>(all[r])) != nullptr;
   }
   if (!made) b->drop_logits();

@@ -32,7 +32,7 @@ struct mm_comm {
   float **box;              /* [ranks]: what the stage before sends and nobody took */
   const void **brought;     /* [ranks]: what each brought to the current gathering */
   bool *sent, *received;    /* [ranks]: rows across a border between processes */
-  bool told;                /* this process or another has said that it failed, */
+  bool failure_known;       /* this process or another has said that it failed, */
   bool failed_before;       /* and mm_comm_recover has not reset that; or the word reported a failure */
   uint32_t said;            /* by the word when it was not MM_COMM_GOES_ON last */
   bool lacks;               /* memory */
@@ -124,7 +124,7 @@ bool mm_comm_fail_reason(mm_comm *c, mm_err *why) {
 void mm_comm_reset(mm_comm *c) {
   pthread_mutex_lock(&c->lock); /* who fails is no rank, and may come now */
   c->broken = false;
-  c->told = c->lacks = false;
+  c->failure_known = c->lacks = false;
   if (c->word && *c->word != MM_COMM_GOES_ON) c->failed_before = true, c->said = *c->word;
   c->arrived = c->waiter = c->left = 0;
   for (uint32_t r = 0; r < c->ranks; r++) c->box[r] = NULL, c->came[r] = 0, c->sent[r] = c->received[r] = false;
@@ -228,7 +228,7 @@ static bool agree(mm_comm *c, double limit_s) {
   swap(c, &mine, sizeof mine, theirs, 0, limit_s);
   for (uint32_t i = 0; i < c->ranks; i++) mine |= theirs[i];
   if (!mine) return true;
-  c->told = c->failed_before = true;
+  c->failure_known = c->failed_before = true;
   mm_comm_abort(c);
   return false;
 }
@@ -259,7 +259,7 @@ bool mm_comm_leave(mm_comm *c, bool borders, bool late, mm_err *err) {
     if (c->before && !is_here(c->before, r) && !c->received[r]) receive_away(c, r, NULL);
   }
   const double limit_s = mm_comm_timeout(c);
-  if (c->here < c->ranks && !c->told) agree(c, late && limit_s > 0 ? MM_LATE_S : limit_s);
+  if (c->here < c->ranks && !c->failure_known) agree(c, late && limit_s > 0 ? MM_LATE_S : limit_s);
   return !c->lacks || mm_fail(err, MM_LIMIT, "E_MEMORY", mm_at(NULL, NULL), "out of memory for numbers of other processes");
 }
 
@@ -344,7 +344,7 @@ bool mm_comm_gather(mm_comm *c, uint32_t rank, const void *mine, const void **al
 
 bool mm_comm_is_across(const mm_comm *c) { return c->here < c->ranks; }
 
-bool mm_comm_tell(mm_comm *c, uint32_t rank, const void *mine, void *all, size_t n) {
+bool mm_comm_all_gather(mm_comm *c, uint32_t rank, const void *mine, void *all, size_t n) {
   c->brought[rank] = mine;
   if (!meet(c, rank, timeout_of(c))) return false;
   if (c->here < c->ranks) {

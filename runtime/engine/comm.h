@@ -47,7 +47,7 @@ bool mm_comm_gather(mm_comm *c, uint32_t rank, const void *mine, const void **al
 /* Returns true if some ranks belong to other processes. */
 bool mm_comm_is_across(const mm_comm *c);
 /* all[ranks][n]: the n bytes that each rank passes, whatever its process. False when the meeting is broken. */
-bool mm_comm_tell(mm_comm *c, uint32_t rank, const void *mine, void *all, size_t n);
+bool mm_comm_all_gather(mm_comm *c, uint32_t rank, const void *mine, void *all, size_t n);
 /* Returns true if, after the last mm_comm_recover and before the current task (mm_comm_reset), a rank failed whose kernels or process other
  * ranks wait for. All ranks get the same answer, whatever happens during the task. Among ranks of one process this covers the ranks that
  * share a word (mm_comm_watch). */

@@ -154,7 +154,7 @@ void mm_engine_share_config(const mm_engine_config *c);
 /* By every process, whether its ranks opened or not: all learn of all ranks, or fail alike. */
 MM_MUST_USE bool mm_engine_meet(mm_engine *e, bool ok, mm_err *err);
 /* The first process sends the task to the others before its own ranks run it. */
-MM_MUST_USE bool mm_engine_tell(mm_engine *e, work w, mm_err *err);
+MM_MUST_USE bool mm_engine_announce(mm_engine *e, work w, mm_err *err);
 /* Called after the task: true if all processes completed it; else the error of the lowest process that failed. Results of the other
  * processes' ranks are stored where this one's go. */
 MM_MUST_USE bool mm_engine_hear(mm_engine *e, work w, bool ok, mm_err *err);

@@ -1,5 +1,5 @@
 /* The engine of several processes. The first one's is asked; before each task it sends the others what their ranks need to know of it
- * (mm_engine_tell), all do it, and they report and give what theirs made (mm_engine_hear). Slots, pages and choices are the first one's
+ * (mm_engine_announce), all do it, and they report and give what theirs made (mm_engine_hear). Slots, pages and choices are the first one's
  * alone: a backend knows pages by the table that comes with a step. */
 #include <sched.h>
 #include <stdio.h>
@@ -178,7 +178,7 @@ static size_t step_bytes(const mm_batch *b) {
   return n;
 }
 
-bool mm_engine_tell(mm_engine *e, work w, mm_err *err) {
+bool mm_engine_announce(mm_engine *e, work w, mm_err *err) {
   if (!e->world || e->world->process > 0) return true;
   if (e->unheard && mm_engine_hear(e, w, false, MM_IGNORED)) abort(); /* of a task that failed: it does not become well */
   order o = {.work = w, .tap = e->tap, .rows = e->rows, .to = e->state_to, .from = e->state_from};

@@ -196,7 +196,7 @@ static bool sound(const mm_engine *e, bool (*failed_before)(mm_comm *), mm_err *
 bool mm_engine_run_task(mm_engine *e, work w, mm_err *err) {
   if (!mm_engine_all_back(e, err)) return false;
   const bool doubted = doubts(e, w), reads = w == HIDDEN || w == STATE_SAVE || w == LOAD; /* and has waited for all that was queued */
-  const bool done = mm_engine_tell(e, w, err) && mm_engine_hear(e, w, mm_engine_run_here(e, w, err), err) &&
+  const bool done = mm_engine_announce(e, w, err) && mm_engine_hear(e, w, mm_engine_run_here(e, w, err), err) &&
                     (!doubted || !reads || sound(e, mm_comm_failed_now, err));
   if (!done && doubted) mm_engine_lose(e, err);
   return done;
@@ -390,8 +390,8 @@ mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm
 
 void mm_engine_close(mm_engine *e) {
   if (!e) return;
-  if (!mm_engine_all_back(e, MM_IGNORED)) return;               /* a rank that is away uses all this still */
-  if (e->met && !mm_engine_tell(e, CLOSE, MM_IGNORED)) abort(); /* it needs no memory */
+  if (!mm_engine_all_back(e, MM_IGNORED)) return;                   /* a rank that is away uses all this still */
+  if (e->met && !mm_engine_announce(e, CLOSE, MM_IGNORED)) abort(); /* it needs no memory */
   pthread_mutex_lock(&e->lock);
   e->stop = true;
   pthread_cond_broadcast(&e->changed);

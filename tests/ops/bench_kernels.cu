@@ -483,7 +483,7 @@ static void choice_rate(uint32_t rows, const choice_case &c) {
   buffer<int32_t> slot, id(rows), chosen(rows), held;
   buffer<unsigned long long> best(rows);
   buffer<mm_cu_ask> ask;
-  buffer<mm_logprob> told((size_t)rows * MM_CU_TOLD);
+  buffer<mm_logprob> told((size_t)rows * MM_CU_LOGPROBS);
   std::vector<float> v = random_float(vocab, 0, 3), all;
   for (uint32_t i = 0; c.peaked && i < 40; i++) v[g_rng.below(vocab)] = 32 - 0.5f * (float)i;
   for (uint32_t i = 0; i < rows * sets; i++) {
@@ -514,7 +514,7 @@ static void choice_rate(uint32_t rows, const choice_case &c) {
     const mm_cu_choose a = {from, never.p, vocab, vocab, rows, out.p, slot.p, draw.p, id.p, chosen.p, best.p, ticket.p, largest.p};
     CUDA_OK(mm_cu_adjust(a, from, q, rows, st));
     CUDA_OK(mm_cu_choose_tokens(a, rows, kind, st));
-    CUDA_OK(mm_cu_tell(a, q, rows, st));
+    CUDA_OK(mm_cu_logprobs(a, q, rows, st));
   });
   char what[120];
   snprintf(what, sizeof what, "choice of %u rows from %u logits, %s", rows, vocab, c.name);
@@ -525,7 +525,7 @@ void bench_choice() {
   choice_case both = {"top-k 50, top-p 0.95", true, 50, 0.95}, masks = both, penalties = both, told = both, peaked = both;
   masks.name = "the same under masks", masks.masks = true;
   penalties.name = "the same under penalties", penalties.penalties = true;
-  told.name = "the same, 20 logprobs", told.told = MM_CU_TOLD;
+  told.name = "the same, 20 logprobs", told.told = MM_CU_LOGPROBS;
   peaked.name = "the same, peaked", peaked.peaked = true;
   for (uint32_t rows : {1u, 16u, 64u, 256u}) {
     choice_rate(rows, {"greedy", false});

@@ -230,7 +230,7 @@ struct hello {
 bool meet(mm_cu_across *a) {
   std::vector<char> all(a->ranks);
   const char mine = 0;
-  return mm_comm_tell(a->comm, a->rank, &mine, all.data(), 1);
+  return mm_comm_all_gather(a->comm, a->rank, &mine, all.data(), 1);
 }
 
 /* Collective. A rank that fails says so to the others before they wait in NCCL, where it would not come. */
@@ -239,7 +239,7 @@ bool join(mm_cu_across *a, mm_err *err) {
   std::vector<hello> all(a->ranks);
   if (a->rank == 0 && !nccl_ok(a, a->lib.get_unique_id(&mine.id), "ncclGetUniqueId", err)) return false;
   mine.host = number_of_host();
-  if (!mm_comm_tell(a->comm, a->rank, &mine, all.data(), sizeof mine)) return false;
+  if (!mm_comm_all_gather(a->comm, a->rank, &mine, all.data(), sizeof mine)) return false;
   for (uint32_t r = 0; r < a->ranks; r++) {
     if (all[r].host != mine.host && !mm_nccl_check_hosts(&a->lib, err)) return false;
   }

@@ -68,7 +68,7 @@ struct mm_cu_route {
   uint32_t *slot_tokens; /* same: bit t set if token t goes there */
   float *slot_weight;    /* [slots, 16] */
   /* T = 1, [MM_CU_MAX_TOP_K]: the slots for w2's kernel, weight << 32 | expert + 1, or ~0 where there is none; 0: not there yet */
-  unsigned long long *told;
+  unsigned long long *published;
   /* T > 1: pairs (token, choice) sorted by expert, then token */
   uint32_t *offset;         /* [experts + 1] */
   uint32_t *pair;           /* [max_tokens · top_k] = token · top_k + choice */
@@ -93,8 +93,8 @@ cudaError_t mm_cu_split(__nv_bfloat16 *to, const float *w, size_t n, cudaStream_
 /* r.logits of x[T, k], T > MM_CU_SKINNY: the first part of mm_cu_route_tokens, unless m.few takes the other kernel. */
 cudaError_t mm_cu_route_logits(const mm_cu_router &m, const mm_cu_route &r, const __nv_bfloat16 *x, uint32_t tokens, cudaStream_t s);
 /* Fills r for x[T, k]: the slot lists for T ≤ MM_CU_SKINNY, the sorted pairs for T > 1. For a single token it writes the
- * logits alone; mm_cu_experts_one and mm_cu_experts_skinny select experts from them and fill in the rest. It clears r.told, so it must run
- * before those kernels. */
+ * logits alone; mm_cu_experts_one and mm_cu_experts_skinny select experts from them and fill in the rest. It clears r.published, so it must
+ * run before those kernels. */
 cudaError_t mm_cu_route_tokens(const mm_cu_router &m, const mm_cu_route &r, const __nv_bfloat16 *x, uint32_t tokens, cudaStream_t s);
 
 /* Where rows go besides, as they are written: into the memory of the other rank of two, which adds its own to them (backend.h). epoch NULL:

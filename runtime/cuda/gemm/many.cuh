@@ -31,7 +31,7 @@ struct many_shared {
   uint8_t x[kSlots][kRows * kLine];
   uint8_t codes[kLines][2][kHigh * kLine];
   many_note note[kNotes];
-  uint64_t x_full[kSlots], x_empty[kSlots], codes_full[kLines], codes_empty[kLines], told[kNotes], read[kNotes];
+  uint64_t x_full[kSlots], x_empty[kSlots], codes_full[kLines], codes_empty[kLines], published[kNotes], read[kNotes];
   uint32_t before[MM_CU_MAX_EXPERTS + 1]; /* tiles of lower experts, one across */
 };
 

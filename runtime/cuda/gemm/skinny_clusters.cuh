@@ -225,7 +225,7 @@ __device__ __forceinline__ void add_sums(const cluster_block &b) {
       }
     }
     __syncwarp();
-    if (tile + kSets * b.clusters >= b.p.tiles) continue; /* nobody waits for that: a block that ends is told nothing more */
+    if (tile + kSets * b.clusters >= b.p.tiles) continue; /* nobody waits for that: a block that ends is published nothing more */
     if (lane < b.blocks) barrier_arrive_pair(block_address(b.at(b.bar->read[set]), lane));
   }
 }

@@ -141,7 +141,7 @@ __device__ __forceinline__ void tell(many_shared &sh, const many_job &job, uint3
     }
   }
   __syncwarp();
-  if (lane == 0) barrier_arrive(shared_address(&sh.told[n % kNotes]));
+  if (lane == 0) barrier_arrive(shared_address(&sh.published[n % kNotes]));
 }
 
 /* A tile of so many rows: its size, and the rows of its products. */
@@ -208,7 +208,7 @@ __device__ __forceinline__ void consume(many_shared &sh, const many_job &job, ui
   many_rows<C, S> rows = {(lane / 8 % 2 * (kPhase == UP ? kHigh : 8) + lent) * kLine, lent % 8, {}, {}};
   bool more = false;
   const auto begin_tile = [&](uint32_t n) {
-    barrier_wait(shared_address(&sh.told[n % kNotes]), n / kNotes % 2);
+    barrier_wait(shared_address(&sh.published[n % kNotes]), n / kNotes % 2);
     const many_tile &t = sh.note[n % kNotes].t;
     more = t.more;
     if (more) rows.begin(w, t.expert, first_row<kPhase>(t, rank) + mine, apart);
@@ -247,7 +247,7 @@ __global__ void MM_PAIR __launch_bounds__(kThreads, 1)
     for (uint32_t i = 0; i < kLines; i++)
       barrier_open(shared_address(&sh.codes_full[i]), 1), barrier_open(shared_address(&sh.codes_empty[i]), kGroups * 4);
     for (uint32_t i = 0; i < kNotes; i++)
-      barrier_open(shared_address(&sh.told[i]), 1), barrier_open(shared_address(&sh.read[i]), kGroups * 4);
+      barrier_open(shared_address(&sh.published[i]), 1), barrier_open(shared_address(&sh.read[i]), kGroups * 4);
   }
   pair_sync();
   grid_wait_and_launch_next();

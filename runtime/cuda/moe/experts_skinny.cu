@@ -43,18 +43,18 @@ struct slots_and_room<MM_CU_SKINNY> {
 };
 
 /* The step's slots into shared memory, for up and down. Of a single token, up chooses them, and its first block writes them down; down
- * reads what that has told, or chooses too. */
+ * reads what that has published, or chooses too. */
 enum phase { UP, DOWN };
 template <phase kPhase, int kTokens>
 __device__ void read_slots(slots_and_room<kTokens> &to, const mm_cu_route &r, uint32_t tokens, const choice_start &start) {
   slots_of<kTokens> &s = to.slots;
   if constexpr (kTokens < MM_CU_SKINNY) {
-    __shared__ bool told;
+    __shared__ bool published;
     if (tokens == 1) {
       if (kPhase == DOWN) {
-        if (threadIdx.x < 32) told = told_slots(s, r);
+        if (threadIdx.x < 32) published = published_slots(s, r);
         __syncthreads();
-        if (told) return;
+        if (published) return;
       }
       if (threadIdx.x < kChoiceThreads) choose_slots(s, to.room, r, start, kPhase == UP && blockIdx.x == 0);
       __syncthreads();

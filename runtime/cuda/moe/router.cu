@@ -151,9 +151,9 @@ __device__ __forceinline__ void block_logits(const mm_cu_router &m, const mm_cu_
   }
 }
 
-/* A single token's experts are told once they are chosen (mm_cu_route). */
-__device__ __forceinline__ void clear_told(const mm_cu_route &r) {
-  if (blockIdx.x == 0 && threadIdx.x < MM_CU_MAX_TOP_K) r.told[threadIdx.x] = 0;
+/* A single token's experts are published once they are chosen (mm_cu_route). */
+__device__ __forceinline__ void clear_published(const mm_cu_route &r) {
+  if (blockIdx.x == 0 && threadIdx.x < MM_CU_MAX_TOP_K) r.published[threadIdx.x] = 0;
 }
 
 /* The choices of a step of few tokens, and from them the experts in use, ascending, with their tokens and weights (one block). */
@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(kMaxThreads) route_few(const __grid_constant__
   grid_launch_next_early();
   block_logits<W, kExperts, kTokens, kSource>(m, r, a, x, tokens);
   if (tokens == 1) {
-    clear_told(r);
+    clear_published(r);
     return;
   }
   if (tokens <= MM_CU_SKINNY && last_of(r.ticket, gridDim.x * gridDim.y)) list_slots(r, tokens);
@@ -226,7 +226,7 @@ __global__ void __launch_bounds__(kMaxThreads)
   if (c.apart) grid_launch_next_early();
   peer_turn turn;
   block_logits<W, 2, 1, SUMMED>(m, r, a, nullptr, 1, &c, &turn);
-  clear_told(r);
+  clear_published(r);
   branch_end(c, turn, m.k / 8);
 }
 
