@@ -109,7 +109,7 @@ static inline mm_part *mm_plan_entry(const mm_plan *p, uint32_t part, uint32_t r
 typedef struct mm_layout {
   const char *word, *kind;      /* "hf", of --layout; "unsharded", for people */
   const char *last, *last_kind; /* the file that is written last, such as manifest.json, and its kind: "manifest" */
-  bool apart;                   /* each piece of a tensor is stored by itself, uncut: one rank */
+  bool unfused;                 /* each piece of a tensor is stored by itself, uncut: one rank */
   char *(*name)(const mm_plan *p, uint32_t tensor, uint32_t piece, unsigned plane, mm_arena *a, mm_err *err);
   mm_shape (*shape)(const mm_plan *p, uint32_t tensor, uint32_t piece, unsigned plane);
   char *(*file)(mm_plan *p, uint32_t rank, uint32_t number, mm_err *err); /* of a part, in the plan's arena */
@@ -119,7 +119,9 @@ typedef struct mm_layout {
 extern const mm_layout mm_layout_packed, mm_layout_hf;
 
 /* Pieces of a tensor that are stored by themselves; packed ones share their tensor. */
-static inline uint32_t mm_plan_stored(const mm_plan *p, size_t tensor) { return p->layout->apart ? p->pack.tensor[tensor].piece_count : 1; }
+static inline uint32_t mm_plan_stored(const mm_plan *p, size_t tensor) {
+  return p->layout->unfused ? p->pack.tensor[tensor].piece_count : 1;
+}
 
 /* Builds the plan or refuses: infeasible tp (MM_UNSUPPORTED E_TP, naming the dimension and the sizes that would do), missing or
  * unknown tensors, mixed encodings. Borrows hf until close. */

@@ -89,7 +89,7 @@ static bool scatter(mm_worker *w, const mm_strip *s, const void *const plane[MM_
         if (s->pt->spelling) mm_dialect_scale(s->pt->spelling, sc, i, w->slice, x.bytes);
         bytes = w->slice;
       }
-      const uint64_t base = s->pt->place[s->plan->layout->apart ? s->piece : 0][i].offset;
+      const uint64_t base = s->pt->place[s->plan->layout->unfused ? s->piece : 0][i].offset;
       const mm_given g = {.strip = s, .plane = i, .rank = r, .at = x.at - base, .offset = x.at, .bytes = bytes, .n = x.bytes};
       if (!to->take(to->ctx, &g, err)) return false;
     }

@@ -84,7 +84,7 @@ static bool find_complete(mm_writer *w, bool archived, mm_err *err) {
 /* Names the output and records what has that name now, before it is judged: what appears later is then known to be somebody else's. */
 static bool look_at_target(mm_writer *w, mm_err *err) {
   mm_staging *s = &w->stage;
-  if (!mm_staging_name(s, w->o.target, NULL, err) || !mm_staging_apart(s, w->plan->hf->dir, err) || !mm_staging_recover(s, err) ||
+  if (!mm_staging_name(s, w->o.target, NULL, err) || !mm_staging_outside(s, w->plan->hf->dir, err) || !mm_staging_recover(s, err) ||
       !mm_staging_look(s, err))
     return false;
   w->staging = s->path;
@@ -508,8 +508,8 @@ static bool is_part(const mm_writer *w, const char *name) {
   const mm_pack *p = &w->plan->pack;
   unsigned rank = 0, part = 0;
   const char *end = w->o.level > 0 ? ".zst" : "";
-  if (w->plan->layout->apart ? sscanf(name, "model-%9u-of-", &part) != 1 || part-- == 0
-                             : sscanf(name, "model-rank-%9u-part-%9u.", &rank, &part) != 2)
+  if (w->plan->layout->unfused ? sscanf(name, "model-%9u-of-", &part) != 1 || part-- == 0
+                               : sscanf(name, "model-rank-%9u-part-%9u.", &rank, &part) != 2)
     return false;
   if (rank >= mm_pack_ranks(p) || part >= p->rank[rank].part_count) return false;
   const char *file = p->rank[rank].part[part].file;
@@ -522,7 +522,7 @@ static bool is_due(const void *ctx, const char *name) {
   const mm_writer *w = ctx;
   const mm_plan *p = w->plan;
   bool due = is_part(w, name) || strcmp(name, p->layout->last) == 0 || (w->o.level > 0 && strcmp(name, MM_ARCHIVE) == 0) ||
-             (p->layout->apart && strcmp(name, MM_DIGESTS) == 0);
+             (p->layout->unfused && strcmp(name, MM_DIGESTS) == 0);
   for (size_t i = 0; !due && i < p->pack.file_count; i++) due = strcmp(name, p->pack.file[i].name) == 0;
   for (size_t i = 0; !due && i < MM_PLAN_TEXTS && p->text[i].name; i++) due = strcmp(name, p->text[i].name) == 0;
   return due;

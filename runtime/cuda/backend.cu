@@ -7,8 +7,8 @@
  * second such step the ops are collected and captured as a graph; from then on begin uploads the batch, the ops between do nothing, and end
  * or choose replays. Any other step is launched kernel by kernel, and every one once a capture has failed, which is reported.
  *
- * Batch-invariant steps (mm_backend_config.apart) take the prefill kernels for single tokens too, padded with rows of slot -1 to so many
- * that products take the prefill kernels; lightning attention goes token by token. No graph is captured then.
+ * Batch-invariant steps (mm_backend_config.batch_invariant) take the prefill kernels for single tokens too, padded with rows of slot -1 to
+ * so many that products take the prefill kernels; lightning attention goes token by token. No graph is captured then.
  *
  * Nothing waits but end and collect: a step ended by choose leaves its choices on the device, where the next one finds them. */
 #include <stdio.h>
@@ -53,20 +53,21 @@ bool grow_logits(mm_backend *b, size_t rows, mm_err *err) {
 
 /* Sets the kind of the step and its sizes. */
 void plan_step(mm_backend *b, const mm_batch *batch) {
-  b->decode = !b->c.apart && batch->tokens > 0 && batch->span_count == batch->tokens;
+  b->decode = !b->c.batch_invariant && batch->tokens > 0 && batch->span_count == batch->tokens;
   b->ending = batch->sampling ? GREEDY : LOGITS, b->asked = nullptr, b->keeps = false;
   for (uint32_t i = 0; batch->sampling && i < batch->out_count; i++) {
     b->ending = std::max(b->ending, (step_end)(GREEDY + mm_cu_draws_of(&batch->sampling[i], b->choice.vocab)));
     if (mm_sampling_asks(&batch->sampling[i]) & ~(uint32_t)MM_SAMPLES_MIN_P) b->asked = batch->sampling;
   }
   if (b->asked) b->ending = LOGITS;
-  for (b->singles = 0; !b->c.apart && !b->decode && b->singles < batch->span_count && batch->span[b->singles].count == 1;) b->singles++;
+  for (b->singles = 0; !b->c.batch_invariant && !b->decode && b->singles < batch->span_count && batch->span[b->singles].count == 1;)
+    b->singles++;
   const uint32_t bucket = b->decode && batch->out_count == batch->tokens ? bucket_of(b, batch->tokens) : 0;
   b->rows = bucket ? bucket : batch->tokens, b->tokens = batch->tokens;
   if (b->c.calibration && b->rows == 1) b->rows = 2; /* a single token's pairs are not sorted, as mm_cu_collect_experts wants them */
   b->wanted = batch->out_count, b->outs = bucket ? bucket : batch->out_count;
-  if (b->c.apart && b->rows) b->rows = (uint32_t)mm_max(b->rows, kLeastApart);
-  if (b->c.apart && b->outs) b->outs = (uint32_t)mm_max(b->outs, kLeastApart);
+  if (b->c.batch_invariant && b->rows) b->rows = (uint32_t)mm_max(b->rows, kLeastInvariant);
+  if (b->c.batch_invariant && b->outs) b->outs = (uint32_t)mm_max(b->outs, kLeastInvariant);
   b->spans = batch->span_count, b->tiles = 0;
   b->mode = EAGER, b->graph = nullptr;
 }
@@ -415,7 +416,7 @@ void cuda_lightning(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv) {
   b->inputs.wrote(o.data);
   const layer_cache &c = b->cache[layer];
   const mm_cu_lightning a = {rows_of(qkv), rows_of(o), c.state, c.slope, b->heads.heads, b->heads.head_dim, b->state_floats};
-  if (b->c.apart) {
+  if (b->c.batch_invariant) {
     check(b, mm_cu_lightning_rows(a, b->device.span, b->spans, b->stream), "lightning rows");
     return;
   }
@@ -452,11 +453,11 @@ void cuda_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router
   const auto narrow = b->weight.find(router);
   const bool wide = narrow == b->weight.end();
   const void *w = wide ? static_cast<const void *>(b->values[router]) : narrow->second.data;
-  const mm_cu_router m = {w,         wide,       x.width,           wide ? b->router[router] : nullptr, b->route_product,
-                          b->decode, b->c.apart, ahead_of(b, layer)};
+  const mm_cu_router m = {
+      w, wide, x.width, wide ? b->router[router] : nullptr, b->route_product, b->decode, b->c.batch_invariant, ahead_of(b, layer)};
   b->route.bias = bias ? b->values[bias] : nullptr, b->route.slot = b->device.slot;
   b->route.load = b->load + (size_t)layer * b->route.experts;
-  const bool alone = b->put_off_sums && b->rows == 1 && mm_cu_peers_apart(b->peers);
+  const bool alone = b->put_off_sums && b->rows == 1 && mm_cu_peers_distinct(b->peers);
   if (b->put_off.n == x.data && (!b->put_off_sums || alone)) {
     check(b,
           alone ? mm_cu_combine_route_ranks(b->peers, b->put_off, m, b->route, b->stream)
@@ -554,7 +555,7 @@ const mm_ops mm_ops_cuda = {
     .receive = cuda_receive,
     .experts_cut = true,
     .across = true,
-    .apart_asked = true,
+    .batch_invariant_on_request = true,
     .pages = true,
     .state_bytes = mm_cu_state_bytes,
     .state_copy = mm_cu_state_copy,

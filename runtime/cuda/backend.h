@@ -67,7 +67,7 @@ constexpr uint32_t kSteps = MM_QUEUE + 1; /* a step may begin while as many as m
 constexpr uint32_t kBuckets[] = {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256};
 
 /* Least number of rows of a batch-invariant step. */
-constexpr uint32_t kLeastApart = MM_CU_SKINNY + 1;
+constexpr uint32_t kLeastInvariant = MM_CU_SKINNY + 1;
 
 /* The end of a step after the forward pass. */
 /* Logits, or choices: of which draws at most (mm_cu_draws). */

@@ -105,7 +105,7 @@ bool settle_inputs(mm_backend *b, mm_err *err) {
 }
 
 /* What the size of the cache follows from (loader/stream/capacity.h) is what is allocated here. */
-static_assert(MM_DEVICE_SKINNY == MM_CU_SKINNY && MM_DEVICE_FEW_EACH == MM_CU_FEW_EACH && MM_DEVICE_LEAST_APART == kLeastApart &&
+static_assert(MM_DEVICE_SKINNY == MM_CU_SKINNY && MM_DEVICE_FEW_EACH == MM_CU_FEW_EACH && MM_DEVICE_LEAST_APART == kLeastInvariant &&
               MM_DEVICE_SEEN == MM_CU_SEEN && MM_DEVICE_TOLD == MM_CU_LOGPROBS && MM_DEVICE_TILE == MM_CU_GQA_KEYS);
 static_assert(MM_DEVICE_LARGEST_BUCKET == kBuckets[sizeof kBuckets / sizeof *kBuckets - 1]);
 
@@ -239,7 +239,7 @@ bool open_logits(mm_backend *b, mm_err *err) {
     rows = mm_min(n, b->c.limits.max_tokens);
     break;
   }
-  if (b->c.apart) rows = mm_max(rows, kLeastApart);
+  if (b->c.batch_invariant) rows = mm_max(rows, kLeastInvariant);
   return mm_cu_make_logits(b, rows, err);
 }
 
@@ -524,7 +524,7 @@ mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err) {
   const mm_model *m = c->model;
   b->c = *c;
   if (c->calibration) b->c.eager = true, b->c.limits.max_tokens = (uint32_t)mm_max(2, c->limits.max_tokens);
-  if (c->apart) b->c.limits.max_tokens = (uint32_t)mm_max(kLeastApart, c->limits.max_tokens);
+  if (c->batch_invariant) b->c.limits.max_tokens = (uint32_t)mm_max(kLeastInvariant, c->limits.max_tokens);
   b->heads = {m->heads / c->weights->tp, (uint32_t)mm_max(1, m->kv_heads / c->weights->tp), m->head_dim, m->rotary_dim};
   mm_err first = {};
   b->loading.reset(new mm_cu_load);

@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(MM_CU_MAX_HIDDEN / 8)
   const auto at = [&](uint32_t row) { return (size_t)row * width + column; };
   const auto word = [&](uint32_t row) { return (row * width + column) / 8; };
   float w[8] = {};
-  if (c.apart) grid_launch_next_early();
+  if (c.distinct_devices) grid_launch_next_early();
   if (inside) load8(w, a.w + column);
   grid_wait();
   const peer_turn turn = turn_of(c);
@@ -285,7 +285,7 @@ cudaError_t mm_cu_combine_ranks(const mm_cu_peers *p, const mm_cu_combine &a, ui
   if (!mm_cu_combines_ranks(p, rows, width) || width % 8 != 0 || !codes_fit(a.codes, rows, width)) return cudaErrorInvalidValue;
   if (!mm_cu_peers_small(p, rows, (uint64_t)rows * width / 4)) return mm_cu_combine_many(p, a, rows, width, sent, s);
   /* Only where no block writes data that another block of its row reads, and where all fit on the device at once. */
-  const bool several = mm_cu_peers_apart(p) && rows <= 8 && a.h != a.residual && a.h != a.branch && a.n != a.residual && a.n != a.branch;
+  const bool several = mm_cu_peers_distinct(p) && rows <= 8 && a.h != a.residual && a.h != a.branch && a.n != a.residual && a.n != a.branch;
   const unsigned blocks = !several ? 1 : width > 4096 ? 6 : rows > 1 ? 3 : 1;
   /* All blocks wait at once, and leave another stage's on the same devices room to do so too. */
   const unsigned each = ceil_div(rows, width > 3072 ? kWideBlocks : kWaitingBlocks);

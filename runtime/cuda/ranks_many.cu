@@ -129,7 +129,7 @@ cudaError_t mm_cu_combine_many(const mm_cu_peers *p, const mm_cu_combine &a, uin
   const uint32_t launches = ceil_div(rows, (uint32_t)(c.sum_bytes / 2 / width));
   for (uint32_t i = 0; i < launches && e == cudaSuccess; i++) {
     const uint32_t from = (uint32_t)((uint64_t)rows * i / launches), count = (uint32_t)((uint64_t)rows * (i + 1) / launches) - from;
-    e = run(from, count, c.apart ? kPeerBlocks : 2);
+    e = run(from, count, c.distinct_devices ? kPeerBlocks : 2);
   }
   return e;
 }

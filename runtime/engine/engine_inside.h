@@ -120,9 +120,9 @@ struct mm_engine {
   const void *saved;             /* loaded from */
   const int32_t *ids;            /* [id_count], or NULL: what state_to holds from now on */
   uint32_t id_count;
-  bool apart;            /* the step under way ends before the device chooses: mm_engine_choose follows */
-  const int32_t *target; /* [row_count] ids whose scores are wanted, */
-  double *score;         /* and room for these */
+  bool deferred_sampling; /* the step under way ends before the device chooses: mm_engine_choose follows */
+  const int32_t *target;  /* [row_count] ids whose scores are wanted, */
+  double *score;          /* and room for these */
   size_t score_cap;
   const mm_sampling *sampling; /* [row_count] of the choice under way */
 

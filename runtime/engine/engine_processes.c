@@ -19,7 +19,7 @@ typedef struct order {
 typedef struct shared_config {
   char device[16];
   mm_limits limits;
-  bool act_quant, eager, kv_fp8, kv_bf16, input_bf16, pin, apart, verify;
+  bool act_quant, eager, kv_fp8, kv_bf16, input_bf16, pin, batch_invariant, verify;
   uint32_t taps, tap[MM_TAPS];
   bool fits; /* of mm_engine_memory */
   double share;
@@ -134,7 +134,7 @@ void mm_engine_share_config(const mm_engine_config *c) {
                      .kv_bf16 = c->kv_bf16,
                      .input_bf16 = c->input_bf16,
                      .pin = c->pin,
-                     .apart = c->apart,
+                     .batch_invariant = c->batch_invariant,
                      .verify = c->verify,
                      .taps = c->taps,
                      .fits = c->memory.fits,
@@ -384,7 +384,7 @@ bool mm_engine_follow(const mm_shards *shards, const mm_engine_config *c, mm_err
                                 .kv_bf16 = s.kv_bf16,
                                 .input_bf16 = s.input_bf16,
                                 .pin = s.pin,
-                                .apart = s.apart,
+                                .batch_invariant = s.batch_invariant,
                                 .tap = s.tap,
                                 .taps = s.taps,
                                 .verify = s.verify,

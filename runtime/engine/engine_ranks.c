@@ -27,7 +27,7 @@ static mm_backend_config config_of(const rank *r) {
       .kv_bf16 = e->config.kv_bf16,
       .input_bf16 = e->config.input_bf16,
       .pin = e->config.pin,
-      .apart = e->config.apart,
+      .batch_invariant = e->config.batch_invariant,
       .tap = e->config.tap,
       .taps = e->config.taps,
       .verify = e->config.verify && e->config.ops->loads ? e->shards : NULL,
@@ -76,8 +76,8 @@ static bool step_rank(rank *r, mm_err *err) {
   mm_engine *const e = r->engine;
   const mm_rank_weights *w = &r->weights;
   if (w->layer_end < e->model->layers) return mm_forward_step(&r->forward, e->batch, NULL, err);
-  r->forward.apart = e->apart;
-  if (e->batch->sampling || e->apart) return mm_forward_step(&r->forward, e->batch, NULL, err);
+  r->forward.deferred_sampling = e->deferred_sampling;
+  if (e->batch->sampling || e->deferred_sampling) return mm_forward_step(&r->forward, e->batch, NULL, err);
   size_t rows = e->batch->out_count, vocab = e->model->vocab;
   if (!MM_GROW(r->logits, &r->logits_cap, rows * w->vocab_rows, err)) return false;
   if (!mm_forward_step(&r->forward, e->batch, r->logits, err)) return false;
@@ -249,7 +249,7 @@ static bool check_config(const mm_model *m, const mm_engine_config *c, mm_err *e
   if (c->calibration && !c->ops->calibration)
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found device %s, which does not collect inputs of linears",
                    c->ops->name);
-  if (c->apart && !c->ops->rows_apart && !c->ops->apart_asked)
+  if (c->batch_invariant && !c->ops->batch_invariant && !c->ops->batch_invariant_on_request)
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
                    "found device %s, where the bits of a row hang on what else is in its step; expected one that can keep rows apart",
                    c->ops->name);
@@ -414,7 +414,9 @@ void mm_engine_close(mm_engine *e) {
 
 const mm_model *mm_engine_model(const mm_engine *e) { return e->model; }
 const mm_limits *mm_engine_limits(const mm_engine *e) { return &e->config.limits; }
-bool mm_engine_rows_apart(const mm_engine *e) { return e->config.ops->rows_apart || (e->config.ops->apart_asked && e->config.apart); }
+bool mm_engine_batch_invariant(const mm_engine *e) {
+  return e->config.ops->batch_invariant || (e->config.ops->batch_invariant_on_request && e->config.batch_invariant);
+}
 
 bool mm_engine_refuse(mm_err *err, const char *what, uint64_t index, int64_t found, const char *expected, uint64_t limit) {
   return mm_fail(err, MM_USAGE, "E_BATCH", mm_at(NULL, NULL), "%s %llu: found %lld, expected %s %llu", what, (unsigned long long)index,
@@ -448,7 +450,7 @@ static void count_pass(mm_engine *e, const mm_batch *batch) {
   bool holds = false;
   for (uint32_t i = 0; i < batch->span_count; i++) holds = holds || batch->span[i].slot >= 0;
   e->passes += holds;
-  if (!e->device_chooses || e->shards->pack.tp == 1 || !(e->apart || batch->sampling)) e->proven = e->passes;
+  if (!e->device_chooses || e->shards->pack.tp == 1 || !(e->deferred_sampling || batch->sampling)) e->proven = e->passes;
 }
 
 bool mm_engine_run_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err) {

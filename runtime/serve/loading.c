@@ -53,7 +53,7 @@ bool mm_loading_finish(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
       .kv_bf16 = c->kv_bf16,
       .input_bf16 = c->input_bf16,
       .pin = c->pin,
-      .apart = c->scheduler.batch_invariant,
+      .batch_invariant = c->scheduler.batch_invariant,
       .memory = {.fits = true,
                  .share = c->memory_share,
                  .outs = (uint32_t)(c->slots * (1 + c->scheduler.drafts)),

@@ -159,7 +159,7 @@ static void check_apart(const mm_shards *shards, const char *what) {
   fake.ranks = mm_pack_ranks(&shards->pack), fake.graphs = 0, fake.wrong[0] = 0;
   const mm_engine_config c = {.ops = &mm_ops_cuda, .limits = {ROWS, SLOTS, POSITIONS, 0}, .threads = 1, .act_quant = true, .apart = true};
   mm_engine *e = mm_engine_open(shards, &c, &err);
-  bool ok = e && mm_engine_rows_apart(e) && mm_engine_warm(e, (const uint32_t[]){1}, 1, &err), same = true; /* all weights are there */
+  bool ok = e && mm_engine_batch_invariant(e) && mm_engine_warm(e, (const uint32_t[]){1}, 1, &err), same = true; /* all weights are there */
   for (size_t i = 0; ok && same && i < 2 * sizeof steps / sizeof *steps; i++) {
     launched[0] = 0;
     fake.on_launch = note_kernel;

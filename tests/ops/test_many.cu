@@ -211,7 +211,7 @@ void bench_many() {
   on_ranks(
       2, 20,
       [](member *m) {
-        if (!mm_cu_peers_apart(m->peers)) return; /* one multiprocessor would have it all */
+        if (!mm_cu_peers_distinct(m->peers)) return; /* one multiprocessor would have it all */
         CUDA_OK(cudaMemsetAsync(m->x, 0, combine_rows_of::most(8192, 6144), m->s));
         CUDA_OK(cudaMemsetAsync(m->source, 0, combine_rows_of::most(8192, 6144) / 2, m->s));
         CUDA_OK(cudaStreamSynchronize(m->s));

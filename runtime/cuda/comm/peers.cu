@@ -216,11 +216,11 @@ bool find_devices(mm_cu_peers *p, mm_err *err) {
   mm_cu_peers_group *g = p->group;
   const void *all[MM_CU_PEERS];
   if (!check(cudaGetDevice(&g->device[p->c.rank]), "cudaGetDevice", err) || !gather(p, nullptr, all, err)) return false;
-  p->c.apart = true;
+  p->c.distinct_devices = true;
   for (uint32_t r = 0; r < p->c.ranks; r++) {
     for (uint32_t k = 0; k < p->c.ranks; k++) {
       int able = 0;
-      if (k != r && g->device[k] == g->device[r]) p->c.apart = false;
+      if (k != r && g->device[k] == g->device[r]) p->c.distinct_devices = false;
       if (g->device[k] == g->device[r]) continue;
       if (!check(cudaDeviceCanAccessPeer(&able, g->device[k], g->device[r]), "cudaDeviceCanAccessPeer", err)) return false;
       p->hosted = p->hosted || !able || mm_cu_peers_refused;
@@ -296,9 +296,9 @@ template <class T, reduction R>
 cudaError_t reduce(mm_cu_peers *p, T *x, uint64_t n, cudaStream_t s) {
   if (p->c.ranks == 1 || n == 0) return cudaSuccess;
   uint64_t left = n * sizeof(T) / 8;
-  const uint32_t most = p->c.apart ? kPeerBlocks : kSharedBlocks;
+  const uint32_t most = p->c.distinct_devices ? kPeerBlocks : kSharedBlocks;
   if (left * (p->c.ranks - 1) <= kPeerWords) {
-    const unsigned blocks = (unsigned)mm_min(p->c.apart ? kFewBlocks : most, mm_ceil_div(left, kThreads));
+    const unsigned blocks = (unsigned)mm_min(p->c.distinct_devices ? kFewBlocks : most, mm_ceil_div(left, kThreads));
     return launch(reduce_few<T, R>, blocks, kThreads, 0, s, p->c, reinterpret_cast<uint2 *>(x), (uint32_t)left);
   }
   cudaError_t e = cudaSuccess;
@@ -324,7 +324,7 @@ mm_cu_peers *mm_cu_peers_open(mm_comm *comm, uint32_t rank, uint32_t ranks, uint
   p->comm = comm, p->c.rank = rank, p->c.ranks = ranks, p->limit_s = limit_s;
   p->c.sum_bytes = ranks == 2 ? mm_max(kPeerSlab, mm_min(mm_round_up(rows_bytes, 16), kPeerMost)) : kPeerSlab;
   if (mm_comm_is_across(comm)) {
-    p->c.apart = true; /* NCCL takes no others */
+    p->c.distinct_devices = true; /* NCCL takes no others */
     if ((p->across = mm_cu_across_open(comm, rank, ranks, limit_s, err))) return p;
     mm_comm_abort(comm);
     delete p;
@@ -372,7 +372,7 @@ cudaError_t mm_cu_peers_max_f32(mm_cu_peers *p, float *x, uint64_t n, cudaStream
 
 cudaError_t mm_cu_peers_share(mm_cu_peers *p, float *const *all, const float *own, uint32_t rows, uint32_t n, cudaStream_t s) {
   if (p->across) return mm_cu_across_share(p->across, all[p->c.rank], own, rows, n, s);
-  const uint32_t most = p->c.apart ? kPeerBlocks : kSharedBlocks;
+  const uint32_t most = p->c.distinct_devices ? kPeerBlocks : kSharedBlocks;
   shared_rows a = {{}, own, rows, n};
   for (uint32_t r = 0; r < p->c.ranks; r++) a.all[r] = all[r];
   return launch(n % 4 == 0 ? share_rows<float4> : share_rows<float>, most, kThreads, 0, s, p->c, a);
@@ -382,12 +382,12 @@ bool mm_cu_peers_all_gather(mm_cu_peers *p, void *mine, void **all, mm_err *err)
 
 bool mm_cu_peers_small(const mm_cu_peers *p, uint32_t rows, uint64_t words) {
   if (p->across || words > (p->c.ranks == 2 ? kPeerWords : kPeerNumbers) || words * (p->c.ranks - 1) > kPeerSent) return false;
-  return rows <= (p->c.apart ? kPeerRows : kSharedRows / p->c.ranks);
+  return rows <= (p->c.distinct_devices ? kPeerRows : kSharedRows / p->c.ranks);
 }
 
 bool mm_cu_peers_many(const mm_cu_peers *p, uint64_t words) { return !p->across && p->c.ranks == 2 && words > kPeerWords; }
 
-bool mm_cu_peers_apart(const mm_cu_peers *p) { return p->c.apart; }
+bool mm_cu_peers_distinct(const mm_cu_peers *p) { return p->c.distinct_devices; }
 
 bool mm_cu_peers_hosted(const mm_cu_peers *p) { return p->hosted; }
 
@@ -437,7 +437,7 @@ bool mm_cu_peers_meet(mm_cu_peers *p, bool mine, bool *all, mm_err *err) {
 }
 
 bool mm_cu_peers_settle(mm_cu_peers *p, cudaStream_t s, mm_err *err) {
-  if (p->c.apart) return true;
+  if (p->c.distinct_devices) return true;
   const bool done = check(cudaStreamSynchronize(s), "step", err);
   bool all;
   return mm_cu_peers_meet(p, done, &all, err) && all;
@@ -445,7 +445,7 @@ bool mm_cu_peers_settle(mm_cu_peers *p, cudaStream_t s, mm_err *err) {
 
 bool mm_cu_peers_pause(mm_cu_peers *p, cudaStream_t s, mm_err *err) {
   bool all;
-  return p->c.apart ? mm_cu_peers_meet(p, true, &all, err) : mm_cu_peers_settle(p, s, err);
+  return p->c.distinct_devices ? mm_cu_peers_meet(p, true, &all, err) : mm_cu_peers_settle(p, s, err);
 }
 
 void mm_cu_peers_load(mm_cu_peers *p, bool loading) {

@@ -65,8 +65,8 @@ struct peer_view {
   peer_counters *counters; /* this rank's */
   peer_control *shared;
   uint32_t rank, ranks;
-  bool apart;         /* no two ranks share a device */
-  uint64_t sum_bytes; /* kPeerSlab, or more */
+  bool distinct_devices; /* no two ranks share a device */
+  uint64_t sum_bytes;    /* kPeerSlab, or more */
 
   /* Offsets: words [2][ranks][kPeerWords]; branches [kPeerTurns][ranks][kPeerBranch]; parts [2][ranks][kPeerSlab / ranks]; sums
    * [2][sum_bytes]; flags [2 rounds][2][ranks][kPeerBlocks]. */
@@ -220,7 +220,7 @@ __device__ __forceinline__ uint4 sum_branches(const peer_view &c, peer_turn t, u
 
 /* Where ranks share a device, the next kernel's blocks must not wait in the room that another rank's kernels need to get here. */
 __device__ __forceinline__ void peer_begin(const peer_view &c) {
-  if (c.apart)
+  if (c.distinct_devices)
     grid_wait_and_launch_next();
   else
     grid_wait();

@@ -82,11 +82,11 @@ struct mm_cu_router {
   const void *w; /* [experts, k] bf16, or f32 */
   bool wide;     /* f32 */
   uint32_t k;
-  const void *piece; /* f32, T > MM_CU_SKINNY: w as the sum of three bf16 matrices, [3, experts, k] (mm_cu_split), */
-  float *product;    /* and room for [T, 3, experts] */
-  bool few;          /* T ≤ MM_CU_FEW take the logits' kernel of T ≤ MM_CU_SKINNY: faster, other bits than for more */
-  bool apart;        /* of more rows than MM_CU_SKINNY all take one kernel: a row's bits do not depend on how many there are */
-  mm_cu_ahead ahead; /* asked for where a single token's residual comes along */
+  const void *piece;    /* f32, T > MM_CU_SKINNY: w as the sum of three bf16 matrices, [3, experts, k] (mm_cu_split), */
+  float *product;       /* and room for [T, 3, experts] */
+  bool few;             /* T ≤ MM_CU_FEW take the logits' kernel of T ≤ MM_CU_SKINNY: faster, other bits than for more */
+  bool batch_invariant; /* of more rows than MM_CU_SKINNY all take one kernel: a row's bits do not depend on how many there are */
+  mm_cu_ahead ahead;    /* asked for where a single token's residual comes along */
 };
 /* w[n] as the sum of three bf16 arrays. */
 cudaError_t mm_cu_split(__nv_bfloat16 *to, const float *w, size_t n, cudaStream_t s);

@@ -34,7 +34,7 @@ struct tile {
   uint32_t matrix, first, rows; /* of this block, rows ≤ 128; 0: the other block of the pair has the last ones */
   uint32_t run[2];              /* first weight row of each */
   uint32_t column;              /* of the result */
-  bool apart;                   /* the other block has other runs */
+  bool split;                   /* the other block has other runs */
   bool more;                    /* false: there was no such tile */
 };
 struct note {
@@ -121,7 +121,7 @@ __device__ __forceinline__ void produce(const CUtensorMap *x, const CUtensorMap 
         barrier_arrive_expecting(full, boxes * high * 128 + sizeof step.w);
         for (uint32_t i = 0; i < boxes; i++)
           tensor_copy(shared_address(step.x) + i * high * 128, high == kFew ? x : few_x, s * 128, t.first + i * high, full);
-        if (t.apart) {
+        if (t.split) {
           for (uint32_t h = 0; h < 2; h++) tensor_copy(shared_address(step.w[h]), w, s * 128, matrix + t.run[h], full);
         } else {
           tensor_copy_pair(shared_address(step.w[rank]), w, s * 128, matrix + (rank == 0 ? t.run[0] : t.run[1]), full);

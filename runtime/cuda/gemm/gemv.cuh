@@ -14,7 +14,7 @@
  * A job says what the rows are:
  *   fours(), segments()         a row's k axis is so many stretches of w.k
  *   at(four, segment)           where the rows lie for that stretch
- *   apart(), behind()           rows from a four's first to its second; from these two to the others
+ *   gap(), behind()           rows from a four's first to its second; from these two to the others
  *   x(segment), times(segment)  the activations, and what their products are multiplied by
  *   rounds()                    activations are rounded to E4M3 in groups of 128
  *   factor(segment)             what activations are multiplied by that are rounded in another way
@@ -101,8 +101,8 @@ struct gemv_fetch {
   static constexpr uint32_t kPieces = S == MM_CU_COARSE ? 8 : kind::kScales / 16;
   const mm_cu_weight &w;
   const Job &job;
-  const uint32_t chunks, mine;  /* of a row's segment; of the chunks, those that the lane has a part in */
-  const uint32_t apart, behind; /* bytes */
+  const uint32_t chunks, mine; /* of a row's segment; of the chunks, those that the lane has a part in */
+  const uint32_t gap, behind;  /* bytes */
   uint32_t left, four, segment, chunk, rows;
   const uint8_t *from = nullptr, *scale; /* the lane's part of the first row, or not found yet; of the scales */
 
@@ -112,7 +112,7 @@ struct gemv_fetch {
         job(j),
         chunks(chunk_count),
         mine(((uint32_t)weight.pitch + 511 - threadIdx.x % 32 * 16) / 512),
-        apart(j.apart() * (uint32_t)weight.pitch),
+        gap(j.gap() * (uint32_t)weight.pitch),
         behind(j.behind() * (uint32_t)weight.pitch),
         left(count),
         four(first),
@@ -124,7 +124,7 @@ struct gemv_fetch {
     rows = p.rows;
     from = w.data + ((size_t)p.matrix * w.n + p.first) * w.pitch + chunk * 512 + lane * 16;
     if constexpr (kind::kScales > 0) {
-      const uint32_t r = min(lane / kPieces, rows - 1), n = p.first + r % 2 * job.apart() + r / 2 * job.behind();
+      const uint32_t r = min(lane / kPieces, rows - 1), n = p.first + r % 2 * job.gap() + r / 2 * job.behind();
       const uint8_t *base = static_cast<const uint8_t *>(w.scale);
       if (S == MM_CU_COARSE) {
         scale = base + ((size_t)p.matrix * w.scale_rows + (n >> w.cell_n_log2)) * w.scale_pitch * 4;
@@ -140,9 +140,9 @@ struct gemv_fetch {
       const bool some = chunk < mine;
       const uint8_t *second = from + behind;
       copy16_line(to + lane * 16, from, some);
-      copy16_line(to + lane * 16 + 512, from + apart, some && rows > 1);
+      copy16_line(to + lane * 16 + 512, from + gap, some && rows > 1);
       copy16_line(to + lane * 16 + 1024, second, some && rows > 2);
-      copy16_line(to + lane * 16 + 1536, second + apart, some && rows > 3);
+      copy16_line(to + lane * 16 + 1536, second + gap, some && rows > 3);
       if constexpr (S == MM_CU_COARSE) {                       /* every lane one */
         constexpr uint32_t kStretch = C == MM_CU_INT4 ? 7 : 6; /* log2 of its columns, which a cell is a multiple of */
         const uint32_t cell = (chunk * 8 + lane % 8) >> (w.cell_k_log2 - kStretch);
@@ -370,7 +370,7 @@ __device__ __forceinline__ void gemv_add(float (&acc)[kFour], const uint8_t *ite
 #pragma unroll
             for (int j = 0; j < kWord; j++) v[r][j] = mul_half2(v[r][j], times[r][i / 2]);
           } else if constexpr (S == MM_CU_FINE) {
-            const uint32_t n = min(place.first + r * job.apart() + h * job.behind(), w.n - 1);
+            const uint32_t n = min(place.first + r * job.gap() + h * job.behind(), w.n - 1);
             const float s =
                 __ldg(static_cast<const float *>(w.scale) + ((size_t)place.matrix * w.scale_rows + (n >> w.cell_n_log2)) * w.scale_pitch +
                       (min(k + i * (kind::kLane / 4), w.k - 1) >> w.cell_k_log2));

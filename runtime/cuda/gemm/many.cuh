@@ -141,11 +141,11 @@ struct many_rows {
   const uint8_t *scale[2];
   many_scales<S> scales[kStepsOf<C>];
 
-  /* row, row + apart: its rows of the matrix. */
-  __device__ __forceinline__ void begin(const mm_cu_weight &w, uint32_t matrix, uint32_t row, uint32_t apart) {
+  /* row, row + gap: its rows of the matrix. */
+  __device__ __forceinline__ void begin(const mm_cu_weight &w, uint32_t matrix, uint32_t row, uint32_t gap) {
 #pragma unroll
     for (uint32_t h = 0; h < 2; h++) {
-      const size_t at = ((size_t)matrix * w.scale_rows + (min(row + h * apart, w.n - 1) >> w.cell_n_log2)) * w.scale_pitch;
+      const size_t at = ((size_t)matrix * w.scale_rows + (min(row + h * gap, w.n - 1) >> w.cell_n_log2)) * w.scale_pitch;
       scale[h] = static_cast<const uint8_t *>(w.scale) + at * (S == MM_CU_COARSE ? sizeof(float) : 1);
     }
 #pragma unroll

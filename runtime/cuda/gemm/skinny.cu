@@ -18,7 +18,7 @@ struct linear_job {
   __device__ uint32_t tokens() const { return a.tokens; }
   __device__ uint32_t groups() const { return p.part_groups; }
   __device__ row_group rows(uint32_t group) const { return stream_share(p, group); }
-  __device__ uint32_t apart() const { return 0; }
+  __device__ uint32_t gap() const { return 0; }
   __device__ uint32_t segments() const { return 1; }
   __device__ uint32_t matrix(uint32_t, uint32_t) const { return 0; }
   __device__ const bf16 *x(uint32_t, uint32_t token) const {
@@ -54,7 +54,7 @@ struct one_job {
 
   __device__ uint32_t fours() const { return (w.n + 3) / 4; }
   __device__ uint32_t segments() const { return 1; }
-  __device__ uint32_t apart() const { return 1; }
+  __device__ uint32_t gap() const { return 1; }
   __device__ uint32_t behind() const { return 2; }
   __device__ four_place at(uint32_t four, uint32_t) const { return {0, 4 * four, w.n - 4 * four}; }
   __device__ const bf16 *x(uint32_t) const { return a.x + (size_t)(a.rows ? a.rows[0] : 0) * w.k; }

@@ -24,9 +24,9 @@ struct many_maps {
 struct many_job {
   mm_cu_weight w;
   mm_cu_route r;
-  __nv_bfloat16 *to;    /* UP: middle[place, I]; DOWN: pair_out[pair, H] */
-  uint32_t wide, apart; /* tiles across; from the first box's rows to the second's */
-  uint32_t piece;       /* UP: the columns of a piece of w2, as whose rows of x middle is laid; 0: it is not */
+  __nv_bfloat16 *to;  /* UP: middle[place, I]; DOWN: pair_out[pair, H] */
+  uint32_t wide, gap; /* tiles across; from the first box's rows to the second's */
+  uint32_t piece;     /* UP: the columns of a piece of w2, as whose rows of x middle is laid; 0: it is not */
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -175,7 +175,7 @@ __device__ __forceinline__ void produce(many_shared &sh, const many_job &job, co
           barrier_arrive_expecting(full, sizeof sh.codes[line]);
 #pragma unroll
           for (uint32_t box = 0; box < 2; box++)
-            tensor_copy(shared_address(sh.codes[line][box]), &maps.codes, s / kStepsOf<C> * kLine, weight + box * job.apart, full);
+            tensor_copy(shared_address(sh.codes[line][box]), &maps.codes, s / kStepsOf<C> * kLine, weight + box * job.gap, full);
         }
         if (++line == kLines) line = 0, line_phase ^= 1;
       }
@@ -200,7 +200,7 @@ __device__ __forceinline__ void consume(many_shared &sh, const many_job &job, ui
   const mm_cu_weight &w = job.w;
   const uint32_t steps = steps_of(w.k), lines = steps / kStepsOf<C>;
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32, piece = job.piece;
-  const uint32_t begin = kPhase == UP ? group * 32 + warp * 8 : group * 64 + warp * 16, apart = kPhase == UP ? job.apart : 8;
+  const uint32_t begin = kPhase == UP ? group * 32 + warp * 8 : group * 64 + warp * 16, gap = kPhase == UP ? job.gap : 8;
   const auto row_of = [&](uint32_t i) {
     return piece ? group * 32 + warp * 8 / piece * piece + i / 2 * (piece / 4) + warp * 8 % piece / 4 + i % 2 : begin + i;
   };
@@ -211,7 +211,7 @@ __device__ __forceinline__ void consume(many_shared &sh, const many_job &job, ui
     barrier_wait(shared_address(&sh.published[n % kNotes]), n / kNotes % 2);
     const many_tile &t = sh.note[n % kNotes].t;
     more = t.more;
-    if (more) rows.begin(w, t.expert, first_row<kPhase>(t, rank) + mine, apart);
+    if (more) rows.begin(w, t.expert, first_row<kPhase>(t, rank) + mine, gap);
   };
   begin_tile(0);
   if (more && group == 1) asm volatile("bar.sync 1, 256;" ::: "memory");

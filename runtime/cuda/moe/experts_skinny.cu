@@ -86,7 +86,7 @@ struct up_job {
   __device__ uint32_t tokens() const { return a.tokens; }
   __device__ uint32_t groups() const { return used * p.part_groups; }
   __device__ row_group rows(uint32_t group) const { return stream_share(p, group % p.part_groups); }
-  __device__ uint32_t apart() const { return inter; }
+  __device__ uint32_t gap() const { return inter; }
   __device__ uint32_t segments() const { return 1; }
   __device__ uint32_t matrix(uint32_t group, uint32_t) const { return slots.expert[group / p.part_groups]; }
   __device__ const bf16 *x(uint32_t, uint32_t token) const { return token < a.tokens ? a.x + (size_t)token * w.k : nullptr; }
@@ -119,7 +119,7 @@ struct down_job {
   __device__ uint32_t tokens() const { return a.tokens; }
   __device__ uint32_t groups() const { return p.part_groups; }
   __device__ row_group rows(uint32_t group) const { return stream_share(p, group); }
-  __device__ uint32_t apart() const { return 0; }
+  __device__ uint32_t gap() const { return 0; }
   __device__ uint32_t segments() const { return used; }
   __device__ uint32_t matrix(uint32_t, uint32_t slot) const { return slots.expert[slot]; }
   __device__ const bf16 *x(uint32_t slot, uint32_t token) const {
@@ -175,7 +175,7 @@ struct one_up {
   __device__ uint32_t each() const { return (inter + 1) / 2; }
   __device__ uint32_t fours() const { return used * each(); }
   __device__ uint32_t segments() const { return 1; }
-  __device__ uint32_t apart() const { return inter; }
+  __device__ uint32_t gap() const { return inter; }
   __device__ uint32_t behind() const { return 1; }
   __device__ four_place at(uint32_t four, uint32_t) const {
     const uint32_t slot = four / each(), column = (four - slot * each()) * 2;
@@ -205,7 +205,7 @@ struct one_down {
 
   __device__ uint32_t fours() const { return (w.n + 3) / 4; }
   __device__ uint32_t segments() const { return used; }
-  __device__ uint32_t apart() const { return 1; }
+  __device__ uint32_t gap() const { return 1; }
   __device__ uint32_t behind() const { return 2; }
   __device__ four_place at(uint32_t four, uint32_t slot) const { return {slots.expert[slot], 4 * four, w.n - 4 * four}; }
   __device__ const bf16 *x(uint32_t slot) const { return a.middle + (size_t)slot * MM_CU_SKINNY * w.k; }

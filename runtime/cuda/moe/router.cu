@@ -223,7 +223,7 @@ template <class W>
 __global__ void __launch_bounds__(kMaxThreads)
     reduce_route(const __grid_constant__ peer_view c, const __grid_constant__ mm_cu_router m, const __grid_constant__ mm_cu_route r,
                  const __grid_constant__ mm_cu_combine a) {
-  if (c.apart) grid_launch_next_early();
+  if (c.distinct_devices) grid_launch_next_early();
   peer_turn turn;
   block_logits<W, 2, 1, SUMMED>(m, r, a, nullptr, 1, &c, &turn);
   clear_published(r);

@@ -167,7 +167,7 @@ TEST(test_own_pages) {
   mm_engine *e = mm_engine_open(&shards->s, &c, &err);
   assert_non_null(e);
   assert_null(mm_engine_pages(e));
-  for (uint32_t t = 0; t < 70; t++) { /* identity tables: over the border, the two slots apart */
+  for (uint32_t t = 0; t < 70; t++) { /* identity tables: over the border, the two slots batch_invariant */
     float logits[100];
     const mm_span span[] = {{0, 0, 1, t}};
     const int32_t id = token(0, t);
@@ -247,20 +247,22 @@ TEST(test_memory) {
   ref_free(&ref);
 }
 
-/* Rows are apart on a device where they always are, or where they are asked to be; another one is refused. */
+/* Rows are batch_invariant on a device where they always are, or where they are asked to be; another one is refused. */
 TEST(test_apart) {
   ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, false));
   ref_shards *shards = ref_cut(&ref, 1);
   for (uint32_t i = 0; i < 8; i++) {
-    const bool always = i & 1, asked = i & 2, apart = i & 4;
+    const bool always = i & 1, asked = i & 2, batch_invariant = i & 4;
     mm_ops ops = mm_ops_cpu;
-    ops.rows_apart = always, ops.apart_asked = asked;
+    ops.batch_invariant = always, ops.batch_invariant_on_request = asked;
     mm_err err = {0};
     mm_engine *e = mm_engine_open(
         &shards->s,
-        &(mm_engine_config){.ops = &ops, .limits = {.max_tokens = 8, .slots = 1, .max_positions = 64}, .threads = 1, .apart = apart}, &err);
-    assert_int_equal(e != NULL, always || asked || !apart);
-    if (e) assert_int_equal(mm_engine_rows_apart(e), always || (asked && apart));
+        &(mm_engine_config){
+            .ops = &ops, .limits = {.max_tokens = 8, .slots = 1, .max_positions = 64}, .threads = 1, .batch_invariant = batch_invariant},
+        &err);
+    assert_int_equal(e != NULL, always || asked || !batch_invariant);
+    if (e) assert_int_equal(mm_engine_batch_invariant(e), always || (asked && batch_invariant));
     if (!e) assert_string_equal(err.code, "E_DEVICE");
     mm_engine_close(e);
   }
