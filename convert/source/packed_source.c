@@ -45,7 +45,9 @@ void mm_packed_close(mm_hf *hf) {
 
 /* ---- reading ---- */
 
-static bool prove(void *ctx, const mm_stretch *x, mm_err *err) { return mm_proof_stretch(ctx, x->rank, x->part, x->offset, x->bytes, err); }
+static bool prove(void *ctx, const mm_unshard_range *x, mm_err *err) {
+  return mm_proof_range(ctx, x->rank, x->part, x->offset, x->bytes, err);
+}
 
 /* Lines [first, first + count) of a plane on its stored grid. */
 static bool stored_lines(const mm_packed_source *p, const mm_whole *w, unsigned plane, uint32_t first, uint32_t count, void *out,

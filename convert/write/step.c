@@ -68,7 +68,7 @@ static void gather(const mm_run *rows, const mm_run *cols, const uint8_t *plane,
 }
 
 /* True if a rank's share lies in the plane as it will lie in the file: whole rows that follow each other. */
-static bool is_stretch(const mm_run *rows, const mm_run *cols, uint32_t plane_cols, uint32_t stored_cols) {
+static bool is_chunk(const mm_run *rows, const mm_run *cols, uint32_t plane_cols, uint32_t stored_cols) {
   return cols->step == cols->cell && cols->count == stored_cols && plane_cols == stored_cols &&
          (rows->count == 1 || rows->step == rows->cell);
 }
@@ -83,7 +83,7 @@ static bool scatter(mm_worker *w, const mm_strip *s, const void *const plane[MM_
       mm_share x;
       if (!mm_share_of(s, i, r, &x)) continue;
       const void *bytes = (const uint8_t *)plane[i] + strip_cell(&x.rows, 0) * x.row_bytes;
-      if (s->pt->spelling || !is_stretch(&x.rows, &x.cols, plane_cols, x.stored_cols)) {
+      if (s->pt->spelling || !is_chunk(&x.rows, &x.cols, plane_cols, x.stored_cols)) {
         if (!mm_grow(&w->slice, &w->slice_cap, x.bytes, 1, err)) return false;
         gather(&x.rows, &x.cols, plane[i], plane_cols, x.stored_cols, size, w->slice);
         if (s->pt->spelling) mm_dialect_scale(s->pt->spelling, sc, i, w->slice, x.bytes);

@@ -19,7 +19,7 @@ constexpr double kLimit_s = 4; /* for which kernels wait for another rank */
 constexpr uint32_t kWaitingBlocks = 96, kWideBlocks = 48, kNarrowRows = 128;
 
 /* Two ranges of a row, side by side: [0, n[0]) and [n[0], n[0] + n[1]). */
-struct stretches {
+struct chunks {
   uint32_t n[2];
 };
 
@@ -35,7 +35,7 @@ __device__ float block_sum(float v, float *part) {
 }
 
 /* The sum of squares of each range, in all threads; part as above. */
-__device__ void square_row(float sum[2], const bf16 *row, stretches s, float *part) {
+__device__ void square_row(float sum[2], const bf16 *row, chunks s, float *part) {
   for (int i = 0; i < 2; i++) {
     sum[i] = 0;
     for (uint32_t c = threadIdx.x * 8; c < s.n[i]; c += kThreads * 8) {
@@ -73,7 +73,7 @@ __device__ void add_ranks(float sum[2], const peer_view &c, uint32_t epoch) {
 }
 
 /* sums[row, 2]: sums of squares of each range. */
-__global__ void __launch_bounds__(kThreads) square_rows(float *sums, const bf16 *x, uint32_t pitch, stretches s) {
+__global__ void __launch_bounds__(kThreads) square_rows(float *sums, const bf16 *x, uint32_t pitch, chunks s) {
   __shared__ float part[kThreads / 32];
   grid_wait_and_launch_next();
   float sum[2];
@@ -87,7 +87,7 @@ struct qk_norms {
   const float *q_norm, *k_norm;
   float eps;
   uint32_t pitch;
-  stretches s;
+  chunks s;
 };
 
 __device__ void scale_qk_row(const qk_norms &a, const float sum[2], uint32_t ranks) {
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(kThreads) reduce_gate_rows(const __grid_consta
 bool narrow_rows(const mm_backend *b) { return b->rows <= kNarrowRows && mm_cu_peers_small(b->peers, b->rows, b->rows); }
 
 /* b->squares of the step's rows, over all ranks. An odd number of rows sums two numbers that nobody reads. */
-cudaError_t sum_squares(mm_backend *b, const bf16 *x, uint32_t pitch, stretches n) {
+cudaError_t sum_squares(mm_backend *b, const bf16 *x, uint32_t pitch, chunks n) {
   const cudaError_t e = launch(square_rows, b->rows, kThreads, 0, b->stream, b->squares, x, pitch, n);
   return e != cudaSuccess ? e : mm_cu_peers_sum_f32(b->peers, b->squares, mm_round_up(2 * (uint64_t)b->rows, 4), b->stream);
 }

@@ -222,23 +222,23 @@ static size_t result_bytes(const mm_engine *e, work w, uint32_t r) {
 }
 
 /* Where it is among all of that, and from column to column of logits. */
-typedef struct stretch {
+typedef struct chunk {
   char *at;
   size_t bytes, rows, pitch;
-} stretch;
+} chunk;
 
-static stretch place_of(const mm_engine *e, work w, uint32_t r) {
+static chunk place_of(const mm_engine *e, work w, uint32_t r) {
   const rank_facts *f = &e->facts[r];
   const size_t bytes = result_bytes(e, w, r);
   if (w == STEP) {
     const size_t rows = e->batch->out_count;
-    return (stretch){(char *)(e->logits + f->vocab_first), bytes / mm_max(rows, 1), rows, e->model->vocab * sizeof *e->logits};
+    return (chunk){(char *)(e->logits + f->vocab_first), bytes / mm_max(rows, 1), rows, e->model->vocab * sizeof *e->logits};
   }
-  if (w == HIDDEN) return (stretch){(char *)e->hidden, bytes, 1, 0};
-  if (w == LOAD) return (stretch){(char *)(e->load + (size_t)f->layer_first * e->model->experts), bytes, 1, 0};
+  if (w == HIDDEN) return (chunk){(char *)e->hidden, bytes, 1, 0};
+  if (w == LOAD) return (chunk){(char *)(e->load + (size_t)f->layer_first * e->model->experts), bytes, 1, 0};
   size_t at = 0;
   for (uint32_t i = 0; i < r; i++) at += e->facts[i].state_bytes;
-  return (stretch){(char *)e->state + at, bytes, 1, 0};
+  return (chunk){(char *)e->state + at, bytes, 1, 0};
 }
 
 static size_t results_bytes(const mm_engine *e, work w, uint32_t process) {
@@ -252,7 +252,7 @@ static void move_results(mm_engine *e, work w, uint32_t process, bool take) {
   char *at = e->order;
   for (uint32_t r = process * e->here; r < (process + 1) * e->here; r++) {
     if (!result_bytes(e, w, r)) continue;
-    const stretch s = place_of(e, w, r);
+    const chunk s = place_of(e, w, r);
     for (size_t i = 0; i < s.rows; i++, at += s.bytes)
       take ? memcpy(s.at + i * s.pitch, at, s.bytes) : memcpy(at, s.at + i * s.pitch, s.bytes);
   }

@@ -50,14 +50,14 @@ static mm_engine *open_engine(const mm_shards *shards) {
   return e;
 }
 
-/* Single tokens of `rows` slots, or a stretch of one; every row's logits. */
-static bool step(mm_engine *e, uint32_t rows, bool stretch, mm_err *err) {
+/* Single tokens of `rows` slots, or a chunk of one; every row's logits. */
+static bool step(mm_engine *e, uint32_t rows, bool chunk, mm_err *err) {
   static int32_t id[ROWS]; /* a rank that does not come back may still look at them */
   static mm_span span[ROWS];
   static uint32_t out[ROWS];
   for (uint32_t i = 0; i < rows; i++) id[i] = (int32_t)i, out[i] = i, span[i] = (mm_span){(int32_t)i, i, 1, 0};
-  if (stretch) span[0].count = rows;
-  return mm_engine_step(e, &(mm_batch){rows, id, stretch ? 1 : rows, span, rows, out, NULL, NULL}, logits, err);
+  if (chunk) span[0].count = rows;
+  return mm_engine_step(e, &(mm_batch){rows, id, chunk ? 1 : rows, span, rows, out, NULL, NULL}, logits, err);
 }
 
 static double now(void) {
@@ -151,7 +151,7 @@ static void sort_lines(char *text) {
 static void check_apart(const mm_shards *shards, const char *what) {
   static const struct {
     uint32_t rows;
-    bool stretch;
+    bool chunk;
   } steps[] = {{1, false}, {1, true},  {2, false}, {3, false}, {4, false},  {1, false},
                {2, true},  {16, true}, {17, true}, {70, true}, {ROWS, true}};
   static char first[sizeof launched];
@@ -163,7 +163,7 @@ static void check_apart(const mm_shards *shards, const char *what) {
   for (size_t i = 0; ok && same && i < 2 * sizeof steps / sizeof *steps; i++) {
     launched[0] = 0;
     fake.on_launch = note_kernel;
-    ok = step(e, steps[i / 2].rows, steps[i / 2].stretch, &err);
+    ok = step(e, steps[i / 2].rows, steps[i / 2].chunk, &err);
     fake.on_launch = NULL;
     sort_lines(launched);
     if (i == 0) strcpy(first, launched);
@@ -406,7 +406,7 @@ static bool same_tables(mm_engine *e, const mm_span *span, uint32_t spans) {
   return same;
 }
 
-/* Random stretches, forks, restored and dropped slots; now and then the launch that edits the table fails. */
+/* Random chunks, forks, restored and dropped slots; now and then the launch that edits the table fails. */
 static void check_tables(const mm_shards *shards) {
   mm_err err = {0};
   mm_engine *e = open_engine(shards);

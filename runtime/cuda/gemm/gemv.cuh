@@ -4,16 +4,16 @@
  * bytes of each row of a four, 16 a lane and row; a block's items, four by four, are shared out evenly among its warps, each of which has a
  * ring of them on their way to shared memory. No barrier of the block comes between the first item and the last.
  *
- * The product is mma.m16n8k16 turned on its side: a lane's quad, lanes 4g … 4g+3, holds a stretch g of the chunk, of one row as row g of
- * the M side and of another as row g+8, and the activations of the same stretch as column g of the N side. Each lane therefore needs just
+ * The product is mma.m16n8k16 turned on its side: a lane's quad, lanes 4g … 4g+3, holds a chunk g of the chunk, of one row as row g of
+ * the M side and of another as row g+8, and the activations of the same chunk as column g of the N side. Each lane therefore needs just
  * the activations of its own columns, no weight is moved between lanes, and of the 16 x 8 sums those count that belong to row g or g+8 and
  * column g: lane 4g + g/2 holds both. Codes become f16 in registers, exactly (int4: value + 8); activations are f16 times a power of two of
- * the stretch, or codes under its scale. BF16 weights, and FINE ones once scaled, are multiplied as bf16 with activations as they are.
+ * the chunk, or codes under its scale. BF16 weights, and FINE ones once scaled, are multiplied as bf16 with activations as they are.
  * The sums of a row by lanes and warps are added in shared memory in an order that the shape alone decides.
  *
  * A job says what the rows are:
- *   fours(), segments()         a row's k axis is so many stretches of w.k
- *   at(four, segment)           where the rows lie for that stretch
+ *   fours(), segments()         a row's k axis is so many chunks of w.k
+ *   at(four, segment)           where the rows lie for that chunk
  *   gap(), behind()           rows from a four's first to its second; from these two to the others
  *   x(segment), times(segment)  the activations, and what their products are multiplied by
  *   rounds()                    activations are rounded to E4M3 in groups of 128
@@ -41,11 +41,11 @@ struct gemv_kind {
   static constexpr uint32_t kChunk = 32 * kLane;      /* columns of an item */
   static constexpr uint32_t kX = kLane / 8;           /* 16-byte pieces of a lane's activations */
   static constexpr bool kHalf = C != MM_CU_BF16 && S != MM_CU_FINE;
-  /* INT4 is multiplied as value + 8, which masks alone bring to f16 (codec::offset_halves); 8 times the sum of a stretch's activations is
-   * taken from its products. That number is then stored next to the stretch's inverse scale. Activations of 2^118 and more overflow. */
+  /* INT4 is multiplied as value + 8, which masks alone bring to f16 (codec::offset_halves); 8 times the sum of a chunk's activations is
+   * taken from its products. That number is then stored next to the chunk's inverse scale. Activations of 2^118 and more overflow. */
   static constexpr bool kOffset = C == MM_CU_INT4 && kHalf;
-  static constexpr uint32_t kBack = kOffset ? 2 : 1; /* floats of a stretch */
-  /* Bytes of a row's scales in an item: f32 of its eight stretches, or those of its codes. */
+  static constexpr uint32_t kBack = kOffset ? 2 : 1; /* floats of a chunk */
+  /* Bytes of a row's scales in an item: f32 of its eight chunks, or those of its codes. */
   static constexpr uint32_t kScales = S == MM_CU_COARSE ? 32 : S == MM_CU_NV ? 64 : S == MM_CU_MX ? 32 : 0;
   static constexpr uint32_t kCodes = kFour * 512, kItem = kCodes + kFour * kScales;
   static constexpr uint32_t kDepth = C == MM_CU_E4M3 ? 4 : 3; /* items of a warp's ring; more make 4-bit codes slower */
@@ -97,7 +97,7 @@ __device__ __forceinline__ void copy16_line(uint32_t shared, const void *global,
 template <mm_cu_code C, mm_cu_scale S, class Job>
 struct gemv_fetch {
   using kind = gemv_kind<C, S>;
-  /* Of a row's scales in an item: f32 of its stretches one by one, or 16 bytes each. The first lanes bring the first row's. */
+  /* Of a row's scales in an item: f32 of its chunks one by one, or 16 bytes each. The first lanes bring the first row's. */
   static constexpr uint32_t kPieces = S == MM_CU_COARSE ? 8 : kind::kScales / 16;
   const mm_cu_weight &w;
   const Job &job;
@@ -232,13 +232,13 @@ __device__ __forceinline__ void gemv_round(const gemv_plan &p, const Job &job, u
   }
 }
 
-/* Pieces that the calling thread has stored: threadIdx.x - first + j · step. back: the inverse scales of each chunk's eight stretches,
+/* Pieces that the calling thread has stored: threadIdx.x - first + j · step. back: the inverse scales of each chunk's eight chunks,
  * times job.times(segment), each with its offset if there is one. Warps call it whole. */
 template <mm_cu_code C, mm_cu_scale S, bool kRound, class Job>
 __device__ __forceinline__ void gemv_convert(const gemv_plan &p, const Job &job, uint32_t first) {
   using kind = gemv_kind<C, S>;
   if (!kind::kHalf) return;
-  constexpr uint32_t kStretch = kind::kLane / 2; /* pieces of a stretch */
+  constexpr uint32_t kStretch = kind::kLane / 2; /* pieces of a chunk */
   float *const back = reinterpret_cast<float *>(gemv_shared + p.back);
   const uint32_t each = p.chunks * (kind::kChunk / 8), total = job.segments() * each;
 #pragma unroll 2
@@ -421,7 +421,7 @@ __device__ __forceinline__ void gemv_rows(const mm_cu_weight &w, const gemv_plan
   gemv_fetch<C, S, Job> fetch(w, job, left, four, in, p.chunks);
   const uint8_t *const ring = gemv_shared + warp * (kind::kDepth * kind::kItem), *item = ring;
   uint32_t free = shared_address(ring);
-  float *sum = sums + (warp * p.touched * 8 + g) * kFour; /* of this stretch, of the warp's fours one after another */
+  float *sum = sums + (warp * p.touched * 8 + g) * kFour; /* of this chunk, of the warp's fours one after another */
   float acc[kFour] = {};
   const uint4 *at = x + in * (kind::kX * 32) + lane;
   const float *inverse = back + (in * 8 + g) * kind::kBack;
@@ -454,7 +454,7 @@ __device__ __forceinline__ void gemv_rows(const mm_cu_weight &w, const gemv_plan
     for (float &a : acc) a = 0;
   }
   __syncthreads();
-  for (uint32_t i = threadIdx.x / 8; i < (mine + 3) / 4 * 4; i += 4 * kGemvWarps) { /* eight threads a four, one a stretch */
+  for (uint32_t i = threadIdx.x / 8; i < (mine + 3) / 4 * 4; i += 4 * kGemvWarps) { /* eight threads a four, one a chunk */
     float total[kFour] = {};
 #pragma unroll 1
     for (uint32_t from = i * each * kGemvWarps / max(items, 1); from < kGemvWarps; from++) { /* begins at or before the four */

@@ -14,9 +14,9 @@
  *   kTokens, kWarps                1, 8 or 16, the most there may be; of a block (stream_plan.warps)
  *   kBoxes                         1, or 2: then a group has a second run of rows, gap() rows behind the first
  *   groups(), rows(group)          the groups; a block takes every gridDim.x-th
- *   segments()                     a row's k axis is so many stretches of w.k
- *   matrix(group, segment)         in which the group's rows lie for that stretch
- *   x(segment, token)              the activations of that stretch, NULL for zeros
+ *   segments()                     a row's k axis is so many chunks of w.k
+ *   matrix(group, segment)         in which the group's rows lie for that chunk
+ *   x(segment, token)              the activations of that chunk, NULL for zeros
  *   tokens(), emit(group, row, token, sum)   sum(b) is the product of the row of run b */
 #ifndef MM_CUDA_STREAM_CUH
 #define MM_CUDA_STREAM_CUH

@@ -91,7 +91,7 @@ static void both_step(side *s, const mm_batch *b, uint32_t vocab, bool good) {
 
 static uint32_t below(uint32_t n) { return n ? (uint32_t)((ref_random() + 1) / 2 * (float)n) % n : 0; }
 
-/* A stretch of one slot, or single tokens of all that hold some. */
+/* A chunk of one slot, or single tokens of all that hold some. */
 static void random_step(side *s, const mm_model *m, bool good) {
   int32_t id[LENGTH];
   uint32_t out[LENGTH], outs = 0, rows = 0, spans = 0;
