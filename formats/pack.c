@@ -263,7 +263,7 @@ char *mm_digests_text(const mm_pack *p, mm_err *err) {
   mm_json *o = mm_json_new_obj(), *parts = NULL;
   bool ok = mm_json_set(o, "format", mm_json_new_str(MM_DIGESTS_WORD)) && mm_json_set(o, "version", mm_json_new_int(MM_PACK_VERSION)) &&
             mm_json_set(o, "tool", mm_json_new_str(p->tool)) && mm_json_set(o, "quant", mm_json_new_str(p->quant)) &&
-            mm_json_set(o, "dialect", mm_json_new_str(p->dialect)) && mm_json_set(o, "plan", digest_json(&p->plan));
+            mm_json_set(o, "dialect", mm_json_new_str(p->target_format)) && mm_json_set(o, "plan", digest_json(&p->plan));
   ok = ok && (parts = new_list(o, "parts"));
   for (size_t i = 0; ok && i < p->rank[0].part_count; i++) ok = mm_json_append(parts, part_json(&p->rank[0].part[i]));
   ok = ok && put_files(new_list(o, "sources"), p->source, p->source_count, "header_sha256") &&

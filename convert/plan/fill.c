@@ -1,7 +1,7 @@
 /* From a step to byte ranges of output files. */
 #include "convert/plan/fill.h"
 
-#include "convert/plan/dialect.h"
+#include "convert/plan/target_format.h"
 
 static void set_piece(mm_strip *s, uint32_t piece) {
   s->piece = piece;
@@ -74,7 +74,7 @@ bool mm_share_of(const mm_strip *s, unsigned plane, uint32_t rank, mm_share *out
 }
 
 bool mm_share_beside(const mm_strip *s, mm_share *out) {
-  const mm_spelling *spelt = s->pt->spelling;
+  const mm_target_naming *spelt = s->pt->naming;
   if (!spelt || s->row > 0 || !(spelt->shape || spelt->input)) return false;
   *out = (mm_share){.at = s->pt->place[s->piece][s->pt->scheme->plane_count].offset, .bytes = spelt->shape ? 16 : sizeof(float)};
   return true;

@@ -7,8 +7,8 @@
 #include <string.h>
 
 #include "convert/decode/decode.h"
-#include "convert/plan/dialect.h"
 #include "convert/plan/packed_agrees.h"
+#include "convert/plan/target_format.h"
 #include "convert/source/kv_rules.h"
 
 #define MISSING_MOST 10000 /* tensors counted as missing */
@@ -427,7 +427,7 @@ bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err)
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
                    "found --tp %u --pp %u with --layout hf, whose files are whole: leave both out, engines cut them as they load", o->tp,
                    o->pp);
-  if (p->layout->unfused && b.arch->spelling)
+  if (p->layout->unfused && b.arch->naming)
     return mm_fail(err, MM_UNSUPPORTED, "E_ARCH", mm_at(hf->dir, NULL), "found --layout hf with %s, expected the packed layout",
                    p->pack.model.architecture);
   if (!mm_cut_feasible(&p->pack.model, o, hf->config_path, err)) return false;
@@ -447,7 +447,7 @@ bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err)
   bool ok = add_tensors(&b);
   mm_decoder_close(&b.source);
   if (!ok || !mm_hf_all_used(hf, &p->pack.model, err) || !add_format(p, err) || !add_sources(p, hf, err)) return false;
-  if (p->layout->unfused && !o->made && !(mm_dialect_spell(p, o->dialect, err) && mm_dialect_texts(p, err))) return false;
+  if (p->layout->unfused && !o->made && !(mm_target_format_spell(p, o->target_format, err) && mm_target_format_texts(p, err))) return false;
   return read_ranks(p, o->ranks, err) && mm_lay_out(p, o->part_size, err) && add_steps(p, err);
 }
 

@@ -2,7 +2,7 @@
 #include "convert/report/report.h"
 
 #include "convert/plan/card.h"
-#include "convert/plan/dialect.h"
+#include "convert/plan/target_format.h"
 #include "formats/system/pool.h"
 
 #include <errno.h>
@@ -89,7 +89,8 @@ static mm_json *caveats_json(const mm_plan *p) {
   mm_json *list = mm_json_new_arr();
   const char *what;
   bool ok = list;
-  for (size_t at = 0; ok && (what = mm_card_caveat(p, mm_dialect_name(p->dialect), &at));) ok = mm_json_append(list, mm_json_new_str(what));
+  for (size_t at = 0; ok && (what = mm_card_caveat(p, mm_target_format_name(p->target_format), &at));)
+    ok = mm_json_append(list, mm_json_new_str(what));
   if (ok) return list;
   mm_json_free(list);
   return NULL;
@@ -112,7 +113,8 @@ static mm_json *plan_json(const mm_plan *p, const mm_verdict *v, bool tensors) {
        mm_json_set(j, "output_tensors", mm_json_new_int((int64_t)output_tensors(p))) &&
        mm_json_set(j, "output_bytes", mm_json_new_int((int64_t)p->output_bytes)) && mm_json_set(j, "parts", mm_json_new_int(p->part_count));
   if (p->layout->unfused)
-    ok = ok && mm_json_set(j, "dialect", mm_json_new_str(mm_dialect_name(p->dialect))) && mm_json_set(j, "notes", caveats_json(p));
+    ok = ok && mm_json_set(j, "dialect", mm_json_new_str(mm_target_format_name(p->target_format))) &&
+         mm_json_set(j, "notes", caveats_json(p));
   if (p->recipe.importance)
     ok = ok && mm_json_set(j, "weighed_matrices", mm_json_new_int((int64_t)p->calibrated.weighed)) &&
          mm_json_set(j, "unweighed_too_few_tokens", mm_json_new_int((int64_t)p->calibrated.too_few)) &&
@@ -181,7 +183,7 @@ static void print_verdict(FILE *f, const mm_plan *p, const mm_verdict *v) {
 /* The same in lines, and code that is missing. */
 static void print_caveats(FILE *f, const mm_plan *p) {
   const char *what;
-  for (size_t at = 0; (what = mm_card_caveat(p, mm_dialect_name(p->dialect), &at));) fprintf(f, "note: %s\n", what);
+  for (size_t at = 0; (what = mm_card_caveat(p, mm_target_format_name(p->target_format), &at));) fprintf(f, "note: %s\n", what);
   char name[160], shown[512];
   if (mm_card_lacks(p->hf, name, sizeof name))
     fprintf(f, "note: auto_map in config.json names %s, which the source lacks: transformers will not load this with trust_remote_code.\n",
@@ -195,7 +197,8 @@ bool mm_report_plan(FILE *f, const mm_plan *p, const mm_verdict *v, mm_report_st
   fprintf(f, ": %zu tensors, %llu bytes (%s) of weights in %zu files\n", used_names(p), (unsigned long long)p->source_bytes,
           sized(size, p->source_bytes), p->hf->file_count);
   if (p->layout->unfused)
-    fprintf(f, "plan: --layout hf%s%s --quant \"", p->dialect ? " --dialect " : "", p->dialect ? mm_dialect_name(p->dialect) : "");
+    fprintf(f, "plan: --layout hf%s%s --quant \"", p->target_format ? " --dialect " : "",
+            p->target_format ? mm_target_format_name(p->target_format) : "");
   else
     fprintf(f, "plan: --tp %u --ep %u --pp %u --quant \"", p->pack.tp, p->pack.ep, p->pack.pp);
   mm_show_to(f, p->pack.quant);

@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 #include "convert/plan/card.h"
-#include "convert/plan/dialect.h"
 #include "convert/plan/layout_hf.h"
+#include "convert/plan/target_format.h"
 #include "convert/write/writer.h"
 #include "formats/system/file.h"
 
@@ -180,8 +180,9 @@ static bool write_digests(mm_writer *w, mm_err *err) {
   mm_pack_file *f = &pack->file[pack->file_count++];
   *f = (mm_pack_file){.name = MM_INDEX_NAME, .size = index ? strlen(index) : 0};
   if (index) f->sha256 = mm_sha256(index, f->size);
-  pack->dialect = mm_arena_printf(&pack->arena, err, "%s", mm_dialect_name(w->plan->dialect));
-  bool ok = index && pack->dialect && (text = mm_digests_text(pack, err)) && mm_writer_replace(w, MM_DIGESTS, text, strlen(text), err);
+  pack->target_format = mm_arena_printf(&pack->arena, err, "%s", mm_target_format_name(w->plan->target_format));
+  bool ok =
+      index && pack->target_format && (text = mm_digests_text(pack, err)) && mm_writer_replace(w, MM_DIGESTS, text, strlen(text), err);
   free(index);
   free(text);
   return ok;

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "convert/plan/dialect.h"
 #include "convert/plan/fill.h"
+#include "convert/plan/target_format.h"
 
 void mm_worker_open(mm_worker *w, const mm_hf *hf) {
   *w = (mm_worker){0};
@@ -83,10 +83,10 @@ static bool scatter(mm_worker *w, const mm_strip *s, const void *const plane[MM_
       mm_share x;
       if (!mm_share_of(s, i, r, &x)) continue;
       const void *bytes = (const uint8_t *)plane[i] + strip_cell(&x.rows, 0) * x.row_bytes;
-      if (s->pt->spelling || !is_chunk(&x.rows, &x.cols, plane_cols, x.stored_cols)) {
+      if (s->pt->naming || !is_chunk(&x.rows, &x.cols, plane_cols, x.stored_cols)) {
         if (!mm_grow(&w->slice, &w->slice_cap, x.bytes, 1, err)) return false;
         gather(&x.rows, &x.cols, plane[i], plane_cols, x.stored_cols, size, w->slice);
-        if (s->pt->spelling) mm_dialect_scale(s->pt->spelling, sc, i, w->slice, x.bytes);
+        if (s->pt->naming) mm_target_format_scale(s->pt->naming, sc, i, w->slice, x.bytes);
         bytes = w->slice;
       }
       const uint64_t base = s->pt->place[s->plan->layout->unfused ? s->piece : 0][i].offset;
@@ -100,7 +100,7 @@ static bool scatter(mm_worker *w, const mm_strip *s, const void *const plane[MM_
 /* Writes the tensor that a target format stores in addition to the planes: the shape of a matrix whose words do not reveal it, or the
  * static scale of its inputs. */
 static bool put_beside(const mm_strip *s, const mm_taker *to, mm_err *err) {
-  const mm_spelling *spelt = s->pt->spelling;
+  const mm_target_naming *spelt = s->pt->naming;
   mm_share x;
   if (!mm_share_beside(s, &x)) return true;
   int64_t shape[2] = {s->x->rows, s->x->cols};
