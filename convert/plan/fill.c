@@ -73,7 +73,7 @@ bool mm_share_of(const mm_strip *s, unsigned plane, uint32_t rank, mm_share *out
   return true;
 }
 
-bool mm_share_beside(const mm_strip *s, mm_share *out) {
+bool mm_share_companions(const mm_strip *s, mm_share *out) {
   const mm_target_naming *spelt = s->pt->naming;
   if (!spelt || s->row > 0 || !(spelt->shape || spelt->input)) return false;
   *out = (mm_share){.at = s->pt->place[s->piece][s->pt->scheme->plane_count].offset, .bytes = spelt->shape ? 16 : sizeof(float)};
@@ -85,7 +85,7 @@ static bool strip_fills(const mm_strip *s, mm_fill_fn *fn, void *ctx) {
   for (unsigned i = 0; i < s->pt->scheme->plane_count; i++)
     for (uint32_t r = 0; r < s->plan->pack.tp; r++)
       if (mm_share_of(s, i, r, &x) && !fn(ctx, r, x.at, x.bytes)) return false;
-  return !mm_share_beside(s, &x) || fn(ctx, 0, x.at, x.bytes);
+  return !mm_share_companions(s, &x) || fn(ctx, 0, x.at, x.bytes);
 }
 
 static bool fills_any(void *ctx, uint32_t rank, uint64_t offset, uint64_t bytes) {

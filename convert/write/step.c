@@ -99,10 +99,10 @@ static bool scatter(mm_worker *w, const mm_strip *s, const void *const plane[MM_
 
 /* Writes the tensor that a target format stores in addition to the planes: the shape of a matrix whose words do not reveal it, or the
  * static scale of its inputs. */
-static bool put_beside(const mm_strip *s, const mm_taker *to, mm_err *err) {
+static bool put_companion(const mm_strip *s, const mm_taker *to, mm_err *err) {
   const mm_target_naming *spelt = s->pt->naming;
   mm_share x;
-  if (!mm_share_beside(s, &x)) return true;
+  if (!mm_share_companions(s, &x)) return true;
   int64_t shape[2] = {s->x->rows, s->x->cols};
   float input = spelt->reciprocal ? 1 / s->t->input_scale : s->t->input_scale;
   const mm_given g = {
@@ -137,7 +137,7 @@ static bool run_strip(mm_worker *w, mm_strip *s, const mm_taker *to, mm_err *err
   if (!pack_strip(w, s, plane, err)) return false;
   w->zeroed += w->source.zeroed;
   if (is_head(s->t) && !note_dead_rows(w, s, plane, err)) return false;
-  return !to || (scatter(w, s, plane, to, err) && put_beside(s, to, err));
+  return !to || (scatter(w, s, plane, to, err) && put_companion(s, to, err));
 }
 
 static bool strip_amax(mm_worker *w, mm_strip *s, const mm_taker *to, mm_err *err) {

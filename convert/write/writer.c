@@ -21,7 +21,7 @@
 /* A file that an unsharded checkpoint of ours may hold. */
 static bool in_unsharded(const void *ctx, const char *name) {
   (void)ctx;
-  return mm_beside_has(name) || mm_unsharded_has(name);
+  return mm_companions_has(name) || mm_unsharded_has(name);
 }
 
 static bool usage(mm_err *err, const char *path, const char *what) {
@@ -373,7 +373,7 @@ bool mm_writer_open(mm_writer *w, mm_plan *p, const mm_writer_options *o, mm_err
   if (w->complete) return w->o.shares > 1 || remove_own_leftover(w, err);
   w->journal.level = o->level;
   w->skip = mm_calloc(p->step_count, sizeof *w->skip, err);
-  return w->skip && mm_beside_check(w, err) && take_staging(w, err) && open_journal(w, err) && check_space(w, err) &&
+  return w->skip && mm_companions_check(w, err) && take_staging(w, err) && open_journal(w, err) && check_space(w, err) &&
          mm_blocks_open(&w->blocks, p, w->dir, w->staging, o->buffers, err) && (o->level == 0 || mm_writer_archive_open(w, err));
 }
 
@@ -553,7 +553,7 @@ static bool check_staged(mm_writer *w, mm_err *err) {
 }
 
 bool mm_writer_publish(mm_writer *w, mm_digest *manifest, mm_err *err) {
-  if (!mm_beside_write(w, err) || !write_table(w, err) || !remove_stale(w, err) || !mm_hf_unchanged(w->plan->hf, err) ||
+  if (!mm_companions_write(w, err) || !write_table(w, err) || !remove_stale(w, err) || !mm_hf_unchanged(w->plan->hf, err) ||
       !write_manifest(w, manifest, err) || !check_staged(w, err))
     return false;
   if (!mm_staging_publish(&w->stage, err)) return false;

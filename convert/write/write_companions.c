@@ -35,7 +35,7 @@ static const char *const companion[] = {
 #define COMPANION_MAX (UINT64_C(256) << 20)
 #define CODE_FILES    64
 
-bool mm_beside_has(const char *name) {
+bool mm_companions_has(const char *name) {
   for (size_t i = 0; i < sizeof companion / sizeof *companion; i++)
     if (strcmp(name, companion[i]) == 0) return true;
   return false;
@@ -72,7 +72,7 @@ static bool can_copy(const mm_hf *hf, const char *name, mm_err *err) {
 }
 
 /* Refuses at the start what could not be copied at the end. */
-bool mm_beside_check(mm_writer *w, mm_err *err) {
+bool mm_companions_check(mm_writer *w, mm_err *err) {
   const mm_hf *hf = w->plan->hf;
   const char *code[CODE_FILES];
   size_t count = 0;
@@ -188,7 +188,7 @@ static bool write_digests(mm_writer *w, mm_err *err) {
   return ok;
 }
 
-bool mm_beside_write(mm_writer *w, mm_err *err) {
+bool mm_companions_write(mm_writer *w, mm_err *err) {
   return copy_companions(w, err) && copy_code(w, err) && write_texts(w, err) && write_digests(w, err);
 }
 
@@ -255,7 +255,7 @@ bool mm_beside_same(const mm_plan *plan, const mm_pack *p, mm_bake_fn *bake, con
     if (!plan->layout->unfused && strcmp(f->name, baked) == 0)
       ok = same_bake(p, f, bake, err);
     else if (!is_made(plan, f->name))
-      ok = (mm_beside_has(f->name) || mm_code_file(f->name) || another(p, f->name, "found a file that no conversion writes", err)) &&
+      ok = (mm_companions_has(f->name) || mm_code_file(f->name) || another(p, f->name, "found a file that no conversion writes", err)) &&
            same_copy(plan->hf, p, f, err);
   }
   for (size_t i = 0; ok && i < sizeof companion / sizeof *companion; i++) ok = is_there(plan, p, companion[i], err);
