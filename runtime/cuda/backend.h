@@ -67,7 +67,7 @@ constexpr uint32_t kSteps = MM_QUEUE + 1; /* a step may begin while as many as m
 constexpr uint32_t kBuckets[] = {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256};
 
 /* Least number of rows of a batch-invariant step. */
-constexpr uint32_t kLeastInvariant = MM_CU_SKINNY + 1;
+constexpr uint32_t kLeastInvariant = MM_CU_DECODE_ROWS + 1;
 
 /* The end of a step after the forward pass. */
 /* Logits, or choices: of which draws at most (mm_cu_draws). */
@@ -248,7 +248,7 @@ cudaError_t mm_cu_sum_ranks(mm_backend *b, __nv_bfloat16 *x, uint32_t width);
 bool mm_cu_combines_ranks(const mm_cu_peers *p, uint32_t rows, uint32_t width);
 /* sent: the launch before has sent all of a.branch where mm_cu_push_rows said. */
 cudaError_t mm_cu_combine_ranks(const mm_cu_peers *p, const mm_cu_combine &a, uint32_t rows, uint32_t width, bool sent, cudaStream_t s);
-/* mm_cu_combine_ranks for many rows over two ranks (ranks_many.cu). */
+/* mm_cu_combine_ranks for many rows over two ranks (ranks_prefill.cu). */
 cudaError_t mm_cu_combine_many(const mm_cu_peers *p, const mm_cu_combine &a, uint32_t rows, uint32_t width, bool sent, cudaStream_t s);
 /* Where a branch of many rows may go as it is made, with nothing exchanged before its combine; nowhere for others. */
 mm_cu_push mm_cu_push_rows(const mm_cu_peers *p, uint32_t rows, uint32_t width);

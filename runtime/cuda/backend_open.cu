@@ -105,7 +105,7 @@ bool settle_inputs(mm_backend *b, mm_err *err) {
 }
 
 /* What the size of the cache follows from (loader/stream/capacity.h) is what is allocated here. */
-static_assert(MM_DEVICE_SKINNY == MM_CU_SKINNY && MM_DEVICE_FEW_EACH == MM_CU_FEW_EACH && MM_DEVICE_LEAST_APART == kLeastInvariant &&
+static_assert(MM_DEVICE_SKINNY == MM_CU_DECODE_ROWS && MM_DEVICE_FEW_EACH == MM_CU_FEW_EACH && MM_DEVICE_LEAST_APART == kLeastInvariant &&
               MM_DEVICE_SEEN == MM_CU_SEEN && MM_DEVICE_TOLD == MM_CU_LOGPROBS && MM_DEVICE_TILE == MM_CU_GQA_KEYS);
 static_assert(MM_DEVICE_LARGEST_BUCKET == kBuckets[sizeof kBuckets / sizeof *kBuckets - 1]);
 
@@ -180,7 +180,7 @@ bool open_experts(mm_backend *b, mm_err *err) {
   const uint64_t tokens = b->c.limits.max_tokens, pairs = tokens * m->top_k;
   uint64_t inter = 0;
   for (uint32_t l = 0; l < m->layers; l++) inter = mm_max(inter, b->c.weights->layer[l].w2.k);
-  const uint64_t slots = mm_min(m->experts, MM_CU_SKINNY * m->top_k);
+  const uint64_t slots = mm_min(m->experts, MM_CU_DECODE_ROWS * m->top_k);
   mm_cu_memory *y = &b->memory;
   y->what = "buffers of experts";
   b->route = {m->experts,
@@ -195,14 +195,14 @@ bool open_experts(mm_backend *b, mm_err *err) {
               y->array<uint32_t>(1, err),
               y->array<uint32_t>(slots, err),
               y->array<uint32_t>(slots, err),
-              y->array<float>(slots * MM_CU_SKINNY, err),
+              y->array<float>(slots * MM_CU_DECODE_ROWS, err),
               y->array<unsigned long long>(MM_CU_MAX_TOP_K, err),
               y->array<uint32_t>(m->experts + UINT64_C(1), err),
               y->array<uint32_t>(pairs, err)};
   const mm_packed *own = &b->c.weights->layer[b->c.weights->layer_first].w13;
   if (own->lead < m->experts) b->route.first = b->c.weights->expert_first, b->route.held = own->lead;
-  b->route_product = y->array<float>(tokens > MM_CU_SKINNY ? tokens * 3 * m->experts : 1, err);
-  b->middle = y->array<bf16>(mm_max(slots * MM_CU_SKINNY, mm_max(pairs, 3 * mm_min(tokens, MM_CU_FEW_EACH) * m->top_k)) * inter, err);
+  b->route_product = y->array<float>(tokens > MM_CU_DECODE_ROWS ? tokens * 3 * m->experts : 1, err);
+  b->middle = y->array<bf16>(mm_max(slots * MM_CU_DECODE_ROWS, mm_max(pairs, 3 * mm_min(tokens, MM_CU_FEW_EACH) * m->top_k)) * inter, err);
   b->pair_out = y->array<float>(tokens > 1 ? pairs * m->hidden : 1, err);
   b->load = y->array<unsigned long long>((uint64_t)m->layers * m->experts, err);
   if (!b->c.attach && !mm_cu_check(cudaMallocHost(&b->used, MM_CU_MAX_EXPERTS / 8), "cudaMallocHost", err)) return false;

@@ -206,7 +206,7 @@ static void check_padding(uint32_t tokens, uint32_t experts, uint32_t top_k) {
       if (ids[p] < experts) want[ids[p]]++;
     }
   }
-  if (tokens <= MM_CU_SKINNY) {
+  if (tokens <= MM_CU_DECODE_ROWS) {
     const auto masks = to.slot_tokens.get(), expert = to.slot_expert.get();
     const uint32_t n = to.used.get()[0];
     ok &= n == (uint32_t)std::count_if(want.begin(), want.end(), [](uint32_t c) { return c > 0; });

@@ -245,7 +245,7 @@ __device__ __forceinline__ void branch_end(const peer_view &c, peer_turn t, uint
   if (last_to_come(c)) c.counters->turn = t.turn + 1 < kPeerTurns ? t.turn + 1 : 0, c.counters->filled = words;
 }
 
-/* The kernels of ranks_many.cu that wait, to be loaded with those of peers.cu. */
+/* The kernels of ranks_prefill.cu that wait, to be loaded with those of peers.cu. */
 const void *mm_cu_many_kernel(int i);
 
 /* This rank's, for kernels of other files. */

@@ -36,7 +36,7 @@ MM_MUST_USE bool mm_cu_peers_all_gather(mm_cu_peers *p, void *mine, void **all, 
 /* True if a kernel with one block a row may exchange so many words of eight bytes in all; all ranks launch it in place of a sum
  * (peers.cuh). */
 bool mm_cu_peers_small(const mm_cu_peers *p, uint32_t rows, uint64_t words);
-/* True for two ranks and more words than a sum of few numbers has: one kernel sums and combines them (ranks_many.cu). */
+/* True for two ranks and more words than a sum of few numbers has: one kernel sums and combines them (ranks_prefill.cu). */
 bool mm_cu_peers_many(const mm_cu_peers *p, uint64_t words);
 /* Memory of the current device that the others can write to, or host memory where they cannot; taken for `what`, given back by free. */
 bool mm_cu_peers_malloc(const mm_cu_peers *p, void **to, size_t bytes, const char *what, mm_err *err);

@@ -47,7 +47,7 @@ struct mm_cu_product {
 };
 cudaError_t mm_cu_gemm_fp8(const mm_cu_weight &w, const mm_cu_product &a, cudaStream_t s);
 /* The same for T ≤ MM_CU_FEW, at the memory's rate, where a cluster of blocks holds the rows. */
-cudaError_t mm_cu_skinny_fp8(const mm_cu_weight &w, const mm_cu_product &a, cudaStream_t s);
+cudaError_t mm_cu_small_batch_fp8(const mm_cu_weight &w, const mm_cu_product &a, cudaStream_t s);
 
 /* y[T, H] as mm_cu_experts_gemm's, with r's sorted pairs; the products of gate and up are rounded too. */
 struct mm_cu_rounded_experts {

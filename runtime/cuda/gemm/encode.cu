@@ -169,12 +169,12 @@ __global__ void largest_of_slots(const bf16 *middle, uint32_t k, const __grid_co
   grid_wait_and_launch_next();
   const uint32_t slot = slot_of_pair(r), token = blockIdx.x / r.top_k;
   float *const to = published_of(whole, blockIdx.x);
-  slot == ~0u ? publish_none(to, whole) : find_largest(to, middle + ((size_t)slot * MM_CU_SKINNY + token) * k, k, how, whole);
+  slot == ~0u ? publish_none(to, whole) : find_largest(to, middle + ((size_t)slot * MM_CU_DECODE_ROWS + token) * k, k, how, whole);
 }
 __global__ void round_slots(bf16 *middle, uint32_t k, const __grid_constant__ mm_cu_route r, const float *global, rounder how,
                             whole_rows whole) {
   grid_wait_and_launch_next();
-  const uint32_t slot = slot_of_pair(r), at = slot * MM_CU_SKINNY + blockIdx.x / r.top_k;
+  const uint32_t slot = slot_of_pair(r), at = slot * MM_CU_DECODE_ROWS + blockIdx.x / r.top_k;
   if (slot == ~0u) return;
   const float factor = r.slot_weight[at] * (global ? global[r.slot_expert[slot]] : 1.0f);
   bf16 *row = middle + (size_t)at * k;

@@ -166,7 +166,7 @@ __device__ __forceinline__ void choose_slots(Slots &to, choice_room &room, const
   const unsigned long long entry = (unsigned long long)__float_as_uint(c.weight) << 32 | (own + 1);
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(&r.published[at]), "l"(here ? entry : ~0ull) : "memory");
   r.id[e] = own, r.weight[e] = c.weight;
-  if (here) r.slot_expert[at] = own, r.slot_tokens[at] = 1, r.slot_weight[at * MM_CU_SKINNY] = c.weight;
+  if (here) r.slot_expert[at] = own, r.slot_tokens[at] = 1, r.slot_weight[at * MM_CU_DECODE_ROWS] = c.weight;
   if (e == 0) *r.used = used;
   if (some && r.load) atomicAdd(&r.load[c.id], 1ull);
 }
@@ -185,6 +185,6 @@ __device__ __forceinline__ bool published_slots(Slots &to, const mm_cu_route &r)
   return true;
 }
 
-constexpr int kMaxSlots = MM_CU_SKINNY * MM_CU_MAX_TOP_K;
+constexpr int kMaxSlots = MM_CU_DECODE_ROWS * MM_CU_MAX_TOP_K;
 
 #endif

@@ -1,11 +1,12 @@
-/* A tile of the products of many rows with stored weights on sm_90a (experts_many.cu): codes become scaled bf16 in registers and go to the
- * tensor cores as wgmma's M side; up to 256 rows of x are its N side, from shared memory. A code is therefore widened once for 256 rows,
- * and never stored wide: 64 columns of 64 weight rows take a group's tensor cores 512 clocks, and each of its warps about 130 instructions.
+/* A tile of the products of many rows with stored weights on sm_90a (experts_prefill.cu): codes become scaled bf16 in registers and go to
+ * the tensor cores as wgmma's M side; up to 256 rows of x are its N side, from shared memory. A code is therefore widened once for 256
+ * rows, and never stored wide: 64 columns of 64 weight rows take a group's tensor cores 512 clocks, and each of its warps about 130
+ * instructions.
  */
 #ifndef MM_CUDA_MANY_CUH
 #define MM_CUDA_MANY_CUH
 
-#include "runtime/cuda/gemm/few.cuh"
+#include "runtime/cuda/gemm/small_batch_rows.cuh"
 
 constexpr uint32_t kGroups = 2, kThreads = 128 * (1 + kGroups), kPair = 2, kRows = 256, kHigh = 64; /* kHigh: weight rows of a box */
 constexpr uint32_t kSlots = 5, kLines = 3, kNotes = 2; /* of x, of weights and of tiles: how many at a time */

@@ -1,5 +1,5 @@
 /* The experts of a prefill step whose weights are codes (sm_90a): two grouped products over the sorted pairs (token, choice), by the tiles
- * of many.cuh.
+ * of prefill_tile.cuh.
  *
  * First the rows are copied into the sorted order, each piece's columns where the product wants them (lay_places.h). Then 2-CTA clusters
  * take tiles: up to 256 places of one expert and, each block, twice 64 weight rows: w1's and w3's of the same columns, or 128 of w2. Each
@@ -10,7 +10,7 @@
  * A row's bits depend on that row alone: its sums go through the columns in their order. */
 #include "runtime/cuda/core/launch.h"
 #include "runtime/cuda/core/tensor_map.h"
-#include "runtime/cuda/gemm/many.cuh"
+#include "runtime/cuda/gemm/prefill_tile.cuh"
 #include "runtime/cuda/moe/lay_places.h"
 
 namespace {

@@ -1,16 +1,17 @@
 /* The experts of a step that gives each a few rows (sm_90a): two passes over the weights of the experts in use, which are read once for
  * every eight or 16 rows of an expert.
  *
- * A first kernel copies the rows into the sorted order, as few.cuh wants them. Then blocks take units: eight places of one expert, or 16
- * where there are many rows, and twice 64 weight rows, w1's and w3's of the same columns, or 128 of w2. A stage is 128 bytes of all those
- * rows with their scales, and the same columns of the eight places. One warp loads weights by TMA, as far ahead as there are free stages
- * and before the rows are known, another one for the rows. Three groups multiply stages in turn, so that some widen codes while another's
- * products are under way. All groups' sums go through shared memory to two more warps, which make results of them while the groups go on.
+ * A first kernel copies the rows into the sorted order, as small_batch_rows.cuh wants them. Then blocks take units: eight places of one
+ * expert, or 16 where there are many rows, and twice 64 weight rows, w1's and w3's of the same columns, or 128 of w2. A stage is 128 bytes
+ * of all those rows with their scales, and the same columns of the eight places. One warp loads weights by TMA, as far ahead as there are
+ * free stages and before the rows are known, another one for the rows. Three groups multiply stages in turn, so that some widen codes while
+ * another's products are under way. All groups' sums go through shared memory to two more warps, which make results of them while the
+ * groups go on.
  *
  * A row's bits depend on that row alone: not on the number of tokens, nor on its place. */
 #include "runtime/cuda/core/launch.h"
 #include "runtime/cuda/core/tensor_map.h"
-#include "runtime/cuda/gemm/few.cuh"
+#include "runtime/cuda/gemm/small_batch_rows.cuh"
 
 namespace {
 

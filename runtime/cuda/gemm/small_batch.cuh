@@ -1,4 +1,5 @@
-/* The core of dense products of at most 64 rows on sm_90a (skinny_fp8.cu, skinny_few.cu): the weights are read once, at the memory's rate.
+/* The core of dense products of at most 64 rows on sm_90a (small_batch_fp8.cu, small_batch_widened.cu): the weights are read once, at the
+ * memory's rate.
  *
  * A cluster of 2, 4 or 8 blocks takes tiles of 64 weight rows, each block its share of the columns, so that its part of all rows of x stays
  * in shared memory. One warp loads 128 bytes of a tile's rows at a time by TMA, as far ahead as there are free stages, long before the
@@ -25,7 +26,7 @@
 
 #include "runtime/cuda/core/launch.h"
 #include "runtime/cuda/core/tensor_map.h"
-#include "runtime/cuda/gemm/few.cuh"
+#include "runtime/cuda/gemm/small_batch_rows.cuh"
 
 constexpr uint32_t kStage = kBox * kLine, kMostBlocks = 8, kMostStages = 20, kRoom = MM_CU_CLUSTER_ROOM;
 [[maybe_unused]] constexpr uint32_t kAdders = 3; /* warps */
