@@ -8,7 +8,7 @@
 
 #include "formats/option.h"
 #include "runtime/bench/bench_cases.h"
-#include "runtime/bench/bench_choices.h"
+#include "runtime/bench/bench_dispatch.h"
 #include "runtime/bench/bench_result.h"
 #include "runtime/bench/bench_shapes.h"
 #include "runtime/engine/engine.h"

@@ -19,7 +19,7 @@
 #include "runtime/cuda/backend.h"
 #include "runtime/cuda/comm/peers.h"
 #include "runtime/cuda/core/launch.h"
-#include "runtime/engine/draw.h"
+#include "runtime/engine/random_draw.h"
 
 namespace {
 

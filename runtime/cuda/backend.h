@@ -15,7 +15,7 @@
 #include "runtime/cuda/core/load.h"
 #include "runtime/cuda/core/upload.h"
 #include "runtime/cuda/gemm/inputs.h"
-#include "runtime/cuda/sampling/choose.h"
+#include "runtime/cuda/sampling/sampling.h"
 #include "runtime/engine/ops.h"
 
 /* One step's batch, as the kernels read it; the same layout in pinned host memory and on the device. */
@@ -127,7 +127,7 @@ struct mm_backend {
   std::deque<step_memory *> queued; /* ended by choose, not collected */
   mm_cu_choose choice = {};
   int32_t *ids = nullptr;                       /* [slots, max_positions] that the slots hold */
-  grown ask_block, raw, seen, logprobs, scores; /* of steps whose rows ask for more than a draw (asks.cu) */
+  grown ask_block, raw, seen, logprobs, scores; /* of steps whose rows ask for more than a draw (sampling_requests.cu) */
   bool keeps = false;                           /* the logits of the step before wait for their choice */
 
   float *logits = nullptr; /* [logits_rows, vocab_rows] this rank's */
@@ -206,7 +206,7 @@ bool mm_cu_make_room(mm_backend *b, mm_err *err, const F &grow) {
 }
 
 /* Chooses a token for each wanted row of the step whose logits are there, whatever its row asks for: launched, not recorded. Logprobs
- * go to the step's memory (asks.cu). */
+ * go to the step's memory (sampling_requests.cu). */
 MM_MUST_USE bool mm_cu_choose_asked(mm_backend *b, const mm_sampling *set, mm_err *err);
 
 /* Before the batch's upload: the device's table says for the batch's slots what the batch does, and its copies are made (paging.cu). */

@@ -11,8 +11,8 @@
 #include "runtime/cuda/comm/peers.h"
 #include "runtime/cuda/core/launch.h"
 #include "runtime/cuda/core/load.h"
-#include "runtime/engine/draw.h"
 #include "runtime/engine/position.h"
+#include "runtime/engine/random_draw.h"
 
 namespace {
 

@@ -1,5 +1,5 @@
 /* The engine's inside: engine_ranks.c (ranks and steps), engine_slots.c (what slots hold), engine_memory.c (the
- * size of the KV cache) and engine_choices.c (tokens chosen from logits). */
+ * size of the KV cache) and engine_sampling.c (tokens chosen from logits). */
 #ifndef MM_RUNTIME_ENGINE_INSIDE_H
 #define MM_RUNTIME_ENGINE_INSIDE_H
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <memory>
 
-#include "runtime/cuda/sampling/choose.h"
+#include "runtime/cuda/sampling/sampling.h"
 #include "tests/ops/routing.h"
 
 static double g_copy;

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "runtime/cuda/sampling/choose.h"
-#include "runtime/engine/draw.h"
+#include "runtime/cuda/sampling/sampling.h"
+#include "runtime/engine/random_draw.h"
 #include "runtime/engine/sample.h"
 #include "tests/ops/gpu.h"
 #include "tests/ops/routing.h"

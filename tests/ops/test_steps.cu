@@ -6,8 +6,8 @@
 #include <filesystem>
 
 #include "runtime/cuda/core/launch.h"
-#include "runtime/engine/draw.h"
 #include "runtime/engine/engine.h"
+#include "runtime/engine/random_draw.h"
 #include "tests/ops/gpu.h"
 
 /* ---- graphs ---- */

@@ -20,7 +20,7 @@
 #include <atomic>
 #include <vector>
 
-#include "runtime/cuda/comm/across.h"
+#include "runtime/cuda/comm/nccl_sums.h"
 #include "runtime/cuda/comm/peers.cuh"
 #include "runtime/cuda/core/device.cuh"
 #include "runtime/cuda/core/launch.h"

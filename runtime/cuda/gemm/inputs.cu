@@ -1,4 +1,4 @@
-/* Inputs of a product: rows as the choice wants them, then the kernel that it names (product_choice.h). */
+/* Inputs of a product: rows as the choice wants them, then the kernel that it names (dispatch.h). */
 #include "runtime/cuda/gemm/inputs.h"
 
 #include "runtime/cuda/core/launch.h"

@@ -8,7 +8,7 @@
  * with the next tile. A row's bits therefore depend on the shape, the number of rows up to 8, 16, 32 or 64, and the device alone.
  *
  * A Kind says what is multiplied:
- *   kKind                    as product_choice.h says it
+ *   kKind                    as dispatch.h says it
  *   kRows, kTurns            8, 16, 32 or 64, the most there may be; groups
  *   kLineX, kLineBack        bytes of the rows for a line, and of their factors
  *   kScaleBytes              of a stage's scales

@@ -204,7 +204,7 @@ cudaError_t mm_cu_sum_choices(__nv_bfloat16 *y, const mm_cu_push &push, const __
   return launch(sum_choices, tokens, min(ceil_div(width, 8 * 32) * 32, 512u), 0, s, y, push, pair_out, r, width);
 }
 
-static_assert(kRun == MM_CU_GROUP, "whole tiles of gate and up (product_choice.c)");
+static_assert(kRun == MM_CU_GROUP, "whole tiles of gate and up (dispatch.c)");
 cudaError_t mm_cu_experts_fp8(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_rounded_experts &a,
                               cudaStream_t s) {
   cudaError_t e = mm_cu_refuse(MM_CU_EXPERTS_FP8, {&w13, &w2, a.x.rows, r.top_k});

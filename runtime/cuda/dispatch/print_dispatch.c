@@ -1,12 +1,12 @@
-/* The table of choices, printed (runtime/bench/bench_choices.h). */
-#include "runtime/bench/bench_choices.h"
+/* The table of choices, printed (runtime/bench/bench_dispatch.h). */
+#include "runtime/bench/bench_dispatch.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/bench/bench_shapes.h"
-#include "runtime/cuda/dispatch/product_choice.h"
+#include "runtime/cuda/dispatch/dispatch.h"
 
 enum { MOST_TOKENS = 8192, MOST_RANGES = 16, MOST_ROWS = 128, SHOWN = 300 };
 

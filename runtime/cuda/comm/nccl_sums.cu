@@ -1,11 +1,11 @@
-/* Ranks of several processes (across.h). A sum is three launches: a word that this rank has arrived, NCCL's all-gather into a slab, and a
- * kernel that adds what came, in rank order, and says that it is done. All three are recorded like any other. No sum begins before the one
- * before has been added up, so one slab does.
+/* Ranks of several processes (nccl_sums.h). A sum is three launches: a word that this rank has arrived, NCCL's all-gather into a slab, and
+ * a kernel that adds what came, in rank order, and says that it is done. All three are recorded like any other. No sum begins before the
+ * one before has been added up, so one slab does.
  *
  * A thread looks at the two words: a rank that has arrived and is not done in time waits for one that does not come. It has NCCL abort,
  * which ends the kernel on the device; from then on nothing more is given to NCCL, sums are unspecified, and the step fails. Aborting
  * waits until recorded steps are gone, so it is done without the lock that guards calls. */
-#include "runtime/cuda/comm/across.h"
+#include "runtime/cuda/comm/nccl_sums.h"
 
 #include <errno.h>
 #include <stdio.h>

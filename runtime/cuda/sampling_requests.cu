@@ -1,12 +1,13 @@
 /* Sampling with options (biases, masks, penalties, logprobs): the host's side. The options of all rows are packed into one block and
- * uploaded; the kernels of adjust.cu, choose.cu and draws.cu are launched after the pass. Steps without options do not come here. */
+ * uploaded; the kernels of adjust.cu, sample_rows.cu and large_sampling.cu are launched after the pass. Steps without options do not come
+ * here. */
 #include <string.h>
 
 #include <algorithm>
 
 #include "runtime/cuda/backend.h"
 #include "runtime/cuda/core/launch.h"
-#include "runtime/engine/draw.h"
+#include "runtime/engine/random_draw.h"
 
 bool grown::grow(size_t wanted, bool zero, mm_err *err) {
   if (wanted <= bytes) return true;

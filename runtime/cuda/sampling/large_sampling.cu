@@ -1,4 +1,4 @@
-/* Draws by the rule of sample.h, to the bit, that one block cannot have at once (choose.cu), and logprobs: a cluster of blocks a row.
+/* Draws by the rule of sample.h, to the bit, that one block cannot have at once (sample_rows.cu), and logprobs: a cluster of blocks a row.
  *
  * The blocks read the row once and hold its logits in shared memory as keys. Chunks of ids go round the blocks, so that logits that fall
  * with the id are spread too. Sums of masses are whole numbers and the race has one winner, so nothing depends on the order in which blocks
@@ -8,10 +8,11 @@
  * - Top-p, or top-k of many: masses and ids are counted in 64 bins by the six highest bits of the ids' place in the order of the row, the
  *   first bin from above that reaches the cut by the next six, and so on, until the first block can sort what is left of it. The place:
  *   mm_draw_depth, which is even where logits are not, then key and id.
- * - The largest few, in order: the k-th largest of the largest keys of groups of threads bounds them (choose.cu); ids that are not below it
- *   go to the first block, which sorts them. When they are too many (equal logits), the cut is found as above, and its ids sorted. */
+ * - The largest few, in order: the k-th largest of the largest keys of groups of threads bounds them (sample_rows.cu); ids that are not
+ * below it go to the first block, which sorts them. When they are too many (equal logits), the cut is found as above, and its ids sorted.
+ */
 #include "runtime/cuda/core/launch.h"
-#include "runtime/cuda/sampling/choose.cuh"
+#include "runtime/cuda/sampling/sampling.cuh"
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #include <cooperative_groups.h>
@@ -356,7 +357,7 @@ __global__ void __launch_bounds__(kThreads, 2) draw_from_row(const __grid_consta
   row_part<kHolds> p(m, a.logits + (size_t)i * a.vocab_rows, a, slots);
   const mm_cu_draw set = a.draw[i];
   p.top = from_ordered(key_of(p.load())), p.scale = set.scale;
-  const u64 least = set.least ? set.least : 1; /* masses fall with the depth (draw.h) */
+  const u64 least = set.least ? set.least : 1; /* masses fall with the depth (random_draw.h) */
   p.last = (u64)p.lowest_key([&](uint32_t d) { return mm_draw_mass(d) >= least; }) << 32;
   if (p.rank == 0 && threadIdx.x == 0) a.best[i] = 0; /* all have read it */
   const bool few = set.top_k && set.top_k < a.vocab, part = set.top_p < 1;

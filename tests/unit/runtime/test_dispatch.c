@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "runtime/bench/bench_shapes.h"
-#include "runtime/cuda/dispatch/product_choice.h"
+#include "runtime/cuda/dispatch/dispatch.h"
 #include "tests/unit/unit.h"
 
 static const mm_cu_device devices[] = {{true, 8}, {true, 4}, {true, 2}, {true, 0}, {false, 0}};

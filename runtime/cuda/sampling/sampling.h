@@ -1,5 +1,5 @@
-/* The next token on the device: what rows ask for, done to their logits before (adjust.cu), and the choice (choose.cu, draws.cu). Launch
- * functions as in kernels.h; the rule is that of sample.h, to the bit. */
+/* The next token on the device: what rows ask for, done to their logits before (adjust.cu), and the choice (sample_rows.cu,
+ * large_sampling.cu). Launch functions as in kernels.h; the rule is that of sample.h, to the bit. */
 #ifndef MM_CUDA_CHOOSE_H
 #define MM_CUDA_CHOOSE_H
 
@@ -8,7 +8,7 @@
 
 #include "runtime/engine/sample.h"
 
-/* mm_sampling of one output row, and its draw (draw.h). */
+/* mm_sampling of one output row, and its draw (random_draw.h). */
 struct mm_cu_draw {
   float scale = -1; /* mm_draw_scale; negative: greedy */
   uint32_t top_k = 0;

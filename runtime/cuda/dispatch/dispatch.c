@@ -1,5 +1,5 @@
-/* The table of kernels (product_choice.h). */
-#include "runtime/cuda/dispatch/product_choice.h"
+/* The table of kernels (dispatch.h). */
+#include "runtime/cuda/dispatch/dispatch.h"
 
 #include <stdio.h>
 #include <string.h>
