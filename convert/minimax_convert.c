@@ -28,8 +28,8 @@ static void on_signal(int n) {
 static bool is_stopped(void) { return atomic_load(&progress.stop); }
 
 typedef struct mm_convert_args {
-  const char *source, *output, *layout, *dialect, *quant, *align, *recipe, *search, *part, *ranks, *compress, *importance, *act_scales,
-      *kv_scales, *events, *head;
+  const char *source, *output, *layout, *target_format, *quant, *align, *recipe, *search, *part, *ranks, *compress, *importance,
+      *act_scales, *kv_scales, *events, *head;
   mm_option_list ignore, override;
   uint64_t tp, ep, pp, threads, part_size, commit_bytes, mem_limit, gpu_memory;
   int level;                   /* of compress, 0 without */
@@ -141,7 +141,7 @@ static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_calibration_files 
                         .part_size = a->part_size,
                         .ranks = a->ranks,
                         .layout = strcmp(a->layout, mm_layout_hf.word) == 0 ? &mm_layout_hf : &mm_layout_packed,
-                        .dialect = a->dialect,
+                        .target_format = a->target_format,
                         .allow_unmatched = a->unmatched,
                         .importance = a->importance ? &c->importance : NULL,
                         .act_scales = a->act_scales ? &c->act_scales : NULL,
@@ -291,7 +291,7 @@ static bool check_args(mm_convert_args *a, mm_err *err) {
   const bool hf = strcmp(a->layout, "hf") == 0;
   const char *wrong = !a->source                           ? "found 0 operands, expected 1 (" OPERANDS "); see minimax-convert --help"
                       : !a->dry_run && !a->output          ? "found no -o DIR, expected one (or --dry-run)"
-                      : a->dialect && !hf                  ? "found --dialect without --layout hf"
+                      : a->target_format && !hf            ? "found --dialect without --layout hf"
                       : a->compress && hf                  ? "found --compress with --layout hf; archives hold packed checkpoints"
                       : a->gpu_memory && hf                ? "found --gpu-memory with --layout hf, whose files have no ranks"
                       : a->resume && a->restart            ? "found --resume with --restart, which discards what --resume continues"
@@ -345,7 +345,7 @@ int main(int argc, char **argv) {
       MM_OPTION(STR, "layout", &a.layout, "WORD",
                 "packed shards, or hf: unsharded, with Hugging Face names and quantization_config (default packed)",
                 .choices = "packed|hf"),
-      MM_OPTION(STR, "dialect", &a.dialect, "WORD",
+      MM_OPTION(STR, "dialect", &a.target_format, "WORD",
                 "with --layout hf: whose spelling of the scheme, fp8 (Hugging Face), ct (compressed-tensors) or modelopt (default: the "
                 "first that has it)",
                 .choices = "fp8|ct|modelopt"),

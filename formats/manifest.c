@@ -492,8 +492,8 @@ static bool read_digests(reader *r, const mm_json *root) {
   int64_t version;
   p->tp = p->ep = p->pp = 1;
   if (!mm_manifest_version(root, MM_DIGESTS_WORD, MM_PACK_VERSION, &version, &r->ctx, r->err) || !only(r, root, keys) ||
-      !(p->tool = text(r, root, "tool", 1)) || !(p->quant = text(r, root, "quant", 1)) || !(p->dialect = text(r, root, "dialect", 1)) ||
-      !digest(r, root, "plan", &p->plan))
+      !(p->tool = text(r, root, "tool", 1)) || !(p->quant = text(r, root, "quant", 1)) ||
+      !(p->target_format = text(r, root, "dialect", 1)) || !digest(r, root, "plan", &p->plan))
     return false;
   const mm_json *parts = objects(r, root, "parts", 1, UINT32_MAX);
   if (!parts || !(p->rank = take(r, 1, sizeof *p->rank)) || !(p->rank->part = take(r, mm_json_size(parts), sizeof *p->rank->part)))

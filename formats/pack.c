@@ -11,7 +11,7 @@ int mm_pack_version(const mm_pack *p) {
   if (mm_model_extended(&p->model)) return MM_PACK_VERSION3;
   for (size_t i = 0; i < p->tensor_count; i++)
     for (unsigned k = 0; k < p->tensor[i].plane_count; k++)
-      if (p->tensor[i].plane[k].grid.told) return MM_PACK_VERSION2;
+      if (p->tensor[i].plane[k].grid.known) return MM_PACK_VERSION2;
   return MM_PACK_VERSION;
 }
 
@@ -116,7 +116,7 @@ static mm_json *plane_json(const mm_pack_plane *p) {
   return complete(o, mm_json_set(o, "suffix", mm_json_new_str(p->suffix)) &&
                          mm_json_set(o, "dtype", mm_json_new_str(mm_dtype_name(p->dtype))) &&
                          put_u32s(new_list(o, "cell"), (const uint32_t[]){p->cell_n, p->cell_k}, 2) &&
-                         (!p->grid.told || put_u32s(new_list(o, "grid"), (const uint32_t[]){p->grid.n, p->grid.k}, 2)));
+                         (!p->grid.known || put_u32s(new_list(o, "grid"), (const uint32_t[]){p->grid.n, p->grid.k}, 2)));
 }
 
 static mm_json *piece_json(const mm_piece *p) {
@@ -263,7 +263,7 @@ char *mm_digests_text(const mm_pack *p, mm_err *err) {
   mm_json *o = mm_json_new_obj(), *parts = NULL;
   bool ok = mm_json_set(o, "format", mm_json_new_str(MM_DIGESTS_WORD)) && mm_json_set(o, "version", mm_json_new_int(MM_PACK_VERSION)) &&
             mm_json_set(o, "tool", mm_json_new_str(p->tool)) && mm_json_set(o, "quant", mm_json_new_str(p->quant)) &&
-            mm_json_set(o, "dialect", mm_json_new_str(p->dialect)) && mm_json_set(o, "plan", digest_json(&p->plan));
+            mm_json_set(o, "dialect", mm_json_new_str(p->target_format)) && mm_json_set(o, "plan", digest_json(&p->plan));
   ok = ok && (parts = new_list(o, "parts"));
   for (size_t i = 0; ok && i < p->rank[0].part_count; i++) ok = mm_json_append(parts, part_json(&p->rank[0].part[i]));
   ok = ok && put_files(new_list(o, "sources"), p->source, p->source_count, "header_sha256") &&

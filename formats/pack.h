@@ -52,7 +52,7 @@ typedef struct mm_piece {
 
 /* The cells of a plane before cuts, where they are not the scheme's. */
 typedef struct mm_pack_grid {
-  bool told;
+  bool known;
   uint32_t n, k;
 } mm_pack_grid;
 
@@ -117,7 +117,7 @@ typedef struct mm_pack {
   char *tool;  /* "minimax-convert 0.1.0" */
   char *quant; /* the recipe, as --quant reads it */
   mm_align tp_align;
-  char *dialect; /* of an unsharded checkpoint whose digests these are: how it is spelt, or "none"; else NULL */
+  char *target_format; /* of an unsharded checkpoint whose digests these are: how it is spelt, or "none"; else NULL */
   mm_model model;
   uint32_t tp, ep, pp; /* ranks: pp·tp of them, rank = stage·tp + tensor-parallel rank; ep divides tp */
   size_t tensor_count, cut_count, source_count, file_count;

@@ -55,7 +55,7 @@ bool mm_companion_sizes(const mm_pack *p, mm_err *err) {
 }
 
 char *mm_manifest_again(const mm_pack *p, size_t *n, mm_err *err) {
-  const mm_path path = mm_path_of(p->dir, p->dialect ? MM_DIGESTS : MM_MANIFEST);
+  const mm_path path = mm_path_of(p->dir, p->target_format ? MM_DIGESTS : MM_MANIFEST);
   char hex[MM_HEX_LEN + 1], seal[sizeof MM_MANIFEST_SEAL + MM_HEX_LEN];
   mm_err why = {0};
   char *text = mm_file_slurp(path.text, MM_MANIFEST_MAX, n, &why);

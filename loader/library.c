@@ -37,7 +37,7 @@ struct minimax_checkpoint {
 };
 
 /* Copies err to the caller's structure, which may be NULL, and returns its status; 0 if err holds none. */
-static int tell(minimax_error *out, const mm_err *err) {
+static int report(minimax_error *out, const mm_err *err) {
   if (!out) return (int)err->status;
   *out = (minimax_error){.status = (int32_t)err->status};
   snprintf(out->code, sizeof out->code, "%s", err->code);
@@ -148,7 +148,7 @@ static minimax_checkpoint *open_some(const char *dir, const uint32_t *rank, size
   minimax_close(c);
   if (err.status == MM_OK)
     mm_fail(&err, MM_USAGE, "E_RANKS", mm_at(dir, NULL), "found %zu ranks asked for, expected fewer than 2^32", count);
-  tell(out, &err);
+  report(out, &err);
   return NULL;
 }
 
@@ -176,7 +176,7 @@ int minimax_verify(const minimax_checkpoint *c, unsigned threads, minimax_error 
   mm_either_way(mm_verify_any_rank(&c->shards.pack, &err) && mm_verify_files(&c->shards.pack, &err) &&
                 mm_verify_blocks(&c->shards, threads, &err) && mm_verify_numbers(&c->shards, threads, &err) &&
                 mm_shards_unchanged(&c->shards, &err));
-  return tell(out, &err);
+  return report(out, &err);
 }
 
 /* ---- tensors of a rank ---- */
@@ -219,7 +219,7 @@ int minimax_unpack(const minimax_tensor *t, uint32_t matrix, uint32_t row, uint3
   const mm_packed *m = &((const mm_public_tensor *)(const void *)t)->packed;
   if (inside("matrix", t->name, matrix, 1, m->lead, &err) && inside("rows", t->name, row, rows, m->n, &err))
     mm_unpack(m, matrix, row, rows, out);
-  return tell(error, &err);
+  return report(error, &err);
 }
 
 /* ---- source matrices ---- */
@@ -263,7 +263,7 @@ char *minimax_source_name(const minimax_checkpoint *c, size_t i, minimax_error *
             minimax_source_count(c));
   else if (!(out = strdup(mm_whole_name(&w, name, sizeof name))))
     mm_fail_memory(&err, sizeof name);
-  tell(error, &err);
+  report(error, &err);
   return out;
 }
 
@@ -279,7 +279,7 @@ int minimax_source_shape(const minimax_checkpoint *c, const char *source, uint32
     shape[0] = mm_whole_rows(&w);
     shape[1] = mm_whole_cols(&w);
   }
-  return tell(error, &err);
+  return report(error, &err);
 }
 
 int minimax_unshard(const minimax_checkpoint *c, const char *source, uint32_t row, uint32_t rows, float *out, minimax_error *error) {
@@ -287,7 +287,7 @@ int minimax_unshard(const minimax_checkpoint *c, const char *source, uint32_t ro
   mm_whole w;
   if (find_source(c, source, &w, &err) && inside("rows", source, row, rows, mm_whole_rows(&w), &err))
     mm_either_way(mm_whole_unpack(&w, row, rows, out, &err));
-  return tell(error, &err);
+  return report(error, &err);
 }
 
 static bool find_grid(const minimax_checkpoint *c, const char *source, uint32_t i, mm_whole *w, minimax_grid *out, mm_err *err) {
@@ -308,7 +308,7 @@ int minimax_source_plane(const minimax_checkpoint *c, const char *source, uint32
   mm_err err = {0};
   mm_whole w;
   find_grid(c, source, i, &w, out, &err);
-  return tell(error, &err);
+  return report(error, &err);
 }
 
 int minimax_unshard_plane(const minimax_checkpoint *c, const char *source, uint32_t i, void *out, minimax_error *error) {
@@ -316,5 +316,5 @@ int minimax_unshard_plane(const minimax_checkpoint *c, const char *source, uint3
   mm_whole w;
   minimax_grid g;
   if (find_grid(c, source, i, &w, &g, &err)) mm_either_way(mm_whole_cells(&w, i, 0, g.lines, out, NULL, NULL, &err));
-  return tell(error, &err);
+  return report(error, &err);
 }

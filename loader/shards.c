@@ -176,8 +176,8 @@ static bool check_grids(const mm_pack *pack, const mm_pack_tensor *t, mm_err *er
   for (unsigned p = 0; p < t->plane_count; p++) {
     const mm_pack_plane *a = &t->plane[p];
     const mm_plane *b = &s->plane[p];
-    if (a->grid.told && !(b->scale && same_or_finer(a->grid.n, b->cell.n, true) && same_or_finer(a->grid.k, b->cell.k, true) &&
-                          same_or_finer(a->cell_n, a->grid.n, true) && same_or_finer(a->cell_k, a->grid.k, true)))
+    if (a->grid.known && !(b->scale && same_or_finer(a->grid.n, b->cell.n, true) && same_or_finer(a->grid.k, b->cell.k, true) &&
+                           same_or_finer(a->cell_n, a->grid.n, true) && same_or_finer(a->cell_k, a->grid.k, true)))
       return mm_fail(err, MM_INTEGRITY, "E_SCHEME", mm_at(pack->dir, t->name),
                      "found a grid of [%u, %u] over cells of [%u, %u], expected one between them and the %s of [%u, %u]", a->grid.n,
                      a->grid.k, a->cell_n, a->cell_k, s->name, b->cell.n, b->cell.k);

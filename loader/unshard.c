@@ -104,14 +104,14 @@ static mm_lines lines_of(const mm_whole *w, unsigned plane, uint32_t rank) {
 typedef struct mm_gather {
   const mm_whole *w;
   unsigned plane;
-  mm_stretch_fn *seen;
+  mm_unshard_range_fn *seen;
   void *ctx;
   mm_err *err;
 } mm_gather;
 
 /* Cells [at, at + count) of the rank's plane, counted row-major. */
 static bool copy(const mm_gather *g, const mm_lines *x, uint64_t at, uint64_t count, uint8_t *out) {
-  mm_stretch s = {g->w->s, x->rank, x->part, x->offset + at * x->size, count * x->size};
+  mm_unshard_range s = {g->w->s, x->rank, x->part, x->offset + at * x->size, count * x->size};
   if (g->seen && !g->seen(g->ctx, &s, g->err)) return false;
   memcpy(out, g->w->s->rank[x->rank].map[x->part].data + s.offset, s.bytes);
   return true;
@@ -165,7 +165,7 @@ static bool gather_cols(const mm_gather *g, uint32_t first, uint32_t count, uint
   return true;
 }
 
-bool mm_whole_cells(const mm_whole *w, unsigned plane, uint32_t first, uint32_t count, void *out, mm_stretch_fn *seen, void *ctx,
+bool mm_whole_cells(const mm_whole *w, unsigned plane, uint32_t first, uint32_t count, void *out, mm_unshard_range_fn *seen, void *ctx,
                     mm_err *err) {
   mm_gather g = {w, plane, seen, ctx, err};
   return cut_of(w)->axis == MM_AXIS_COLS ? gather_cols(&g, first, count, out) : gather_rows(&g, first, count, out);

@@ -26,17 +26,17 @@ bool mm_whole_find(const mm_shards *s, const char *source, mm_whole *out);
 char *mm_whole_name(const mm_whole *w, char *out, size_t cap);
 
 /* A byte range of one part, as reported to a caller that observes reads. */
-typedef struct mm_stretch {
+typedef struct mm_unshard_range {
   const mm_shards *s;
   uint32_t rank, part;
   uint64_t offset, bytes; /* from the start of the file */
-} mm_stretch;
-typedef bool mm_stretch_fn(void *ctx, const mm_stretch *x, mm_err *err);
+} mm_unshard_range;
+typedef bool mm_unshard_range_fn(void *ctx, const mm_unshard_range *x, mm_err *err);
 
 /* Lines [first, first + count) of plane `plane` on its stored grid, as one matrix has them: out[count, cells of mm_whole_cols], elements
  * as stored. `seen`, unless NULL, is called with every byte range before it is copied and may refuse it. MM_USAGE E_RANKS when the files
  * of no rank that has a part of it are open. */
-MM_MUST_USE bool mm_whole_cells(const mm_whole *w, unsigned plane, uint32_t first, uint32_t count, void *out, mm_stretch_fn *seen,
+MM_MUST_USE bool mm_whole_cells(const mm_whole *w, unsigned plane, uint32_t first, uint32_t count, void *out, mm_unshard_range_fn *seen,
                                 void *ctx, mm_err *err);
 /* Rows [row, row + rows) as f32: out[rows, mm_whole_cols]. Errors as above. */
 MM_MUST_USE bool mm_whole_unpack(const mm_whole *w, uint32_t row, uint32_t rows, float *out, mm_err *err);

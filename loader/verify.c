@@ -103,7 +103,7 @@ void mm_proof_close(mm_proof *p) {
   *p = (mm_proof){0};
 }
 
-bool mm_proof_stretch(const mm_proof *p, uint32_t rank, uint32_t part, uint64_t offset, uint64_t bytes, mm_err *err) {
+bool mm_proof_range(const mm_proof *p, uint32_t rank, uint32_t part, uint64_t offset, uint64_t bytes, mm_err *err) {
   _Atomic bool *proven = p->block[p->first[rank] + part];
   for (uint64_t b = offset / MM_HASH_BLOCK; b * MM_HASH_BLOCK < offset + bytes; b++) {
     if (atomic_load_explicit(&proven[b], memory_order_relaxed)) continue; /* two threads at once prove it twice */

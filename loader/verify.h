@@ -26,7 +26,7 @@ typedef struct mm_proof {
 MM_MUST_USE bool mm_proof_open(mm_proof *p, const mm_shards *s, mm_err *err);
 void mm_proof_close(mm_proof *p); /* accepts a zeroed or half-opened one */
 /* Proves the blocks of bytes [offset, offset + bytes) of a part's file that were not proven yet. Errors as mm_verify_block. */
-MM_MUST_USE bool mm_proof_stretch(const mm_proof *p, uint32_t rank, uint32_t part, uint64_t offset, uint64_t bytes, mm_err *err);
+MM_MUST_USE bool mm_proof_range(const mm_proof *p, uint32_t rank, uint32_t part, uint64_t offset, uint64_t bytes, mm_err *err);
 
 /* Checks the open ranks: every weight is finite (E_NONFINITE), every scale is one that its scheme may have, 0 over padding alone
  * (E_SCALE), and mm_verify_agreement holds. */

@@ -8,7 +8,7 @@
 
 #include "formats/option.h"
 #include "runtime/bench/bench_cases.h"
-#include "runtime/bench/bench_choices.h"
+#include "runtime/bench/bench_dispatch.h"
 #include "runtime/bench/bench_result.h"
 #include "runtime/bench/bench_shapes.h"
 #include "runtime/engine/engine.h"
@@ -492,7 +492,7 @@ typedef struct bench_rank {
 static void *run_rank(void *arg) {
   bench_rank *r = arg;
   r->done = open_case(&r->b, &r->err) && measure(&r->b, &r->err);
-  if (!r->done && r->b.comm) mm_comm_break(r->b.comm);
+  if (!r->done && r->b.comm) mm_comm_abort(r->b.comm);
   close_case(&r->b);
   return NULL;
 }
@@ -510,7 +510,7 @@ static bool run_ranks(const bench *one, mm_err *err) {
   }
   bool ok =
       started == one->ranks || mm_fail(err, MM_LIMIT, "E_THREADS", mm_at(NULL, NULL), "started %u of %u rank threads", started, one->ranks);
-  if (!ok) mm_comm_break(comm);
+  if (!ok) mm_comm_abort(comm);
   for (uint32_t i = 0; i < started; i++) pthread_join(all[i].thread, NULL), done += all[i].done;
   for (uint32_t i = 0; ok && i < started; i++)
     if (all[i].err.status != MM_OK) ok = mm_fail_as(err, &all[i].err);

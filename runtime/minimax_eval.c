@@ -84,8 +84,8 @@ static bool open_engine(eval *e, uint64_t longest, mm_err *err) {
                         .input_bf16 = strcmp(e->a->input_dtype, "bf16") == 0};
   if (!c.ops) return false;
   c.act_quant = e->a->act_quant ? strcmp(e->a->act_quant, "on") == 0 : c.ops->act_quant;
-  if (!mm_world_find(true, &c.world, err)) return false;
-  c.threads = mm_engine_threads(e->a->threads, mm_world_ranks(c.world, mm_pack_ranks(pack)));
+  if (!mm_process_group_find(true, &c.world, err)) return false;
+  c.threads = mm_engine_threads(e->a->threads, mm_process_group_ranks(c.world, mm_pack_ranks(pack)));
   e->engine = mm_engine_open(&e->shards, &c, err);
   return e->engine;
 }
@@ -529,7 +529,7 @@ int main(int argc, char **argv) {
       .files =
           "FILE.json  a flat array of token ids\n"
           "OUT.safetensors  appears when it is complete",
-      .told = mm_world_none,
+      .may_end = mm_process_group_none,
       .epilog =
           "Exit status: 0 done, 2 usage, 3 bad input, 4 valid but unsupported, 5 I/O, 6 integrity of the checkpoint, 8 memory or limit.",
   };

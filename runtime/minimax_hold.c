@@ -40,7 +40,7 @@ struct holder {
 };
 
 static bool g_quiet;
-static void tell(const char *line) {
+static void report(const char *line) {
   if (!g_quiet) fprintf(stderr, "minimax-hold: %s\n", line);
 }
 
@@ -56,7 +56,7 @@ static void *load(void *arg) {
                                .log = h->log,
                                .checkpoint = h->shards.pack.seal};
   if (h->ops->hold(&c, &h->held[r->index], &r->memory, &r->err)) return r;
-  mm_comm_break(h->comm);
+  mm_comm_abort(h->comm);
   return NULL;
 }
 
@@ -69,7 +69,7 @@ static bool load_all(holder *h, const sigset_t *signals, mm_err *err) {
     const int failed = pthread_create(&r->thread, NULL, load, r);
     if (!failed) continue;
     ok = mm_fail_errno(err, mm_at(NULL, NULL), "pthread_create", failed);
-    mm_comm_break(h->comm);
+    mm_comm_abort(h->comm);
     break;
   }
   pthread_sigmask(SIG_UNBLOCK, signals, NULL);
@@ -104,7 +104,7 @@ static bool say_ready(const holder *h, mm_err *err) {
   char text[160], line[320];
   const mm_read_stats s = mm_read_log_stats(h->log);
   snprintf(line, sizeof line, "ready: %u rank(s), loaded %s", h->ranks, mm_read_text(text, sizeof text, &s));
-  tell(line);
+  report(line);
   if (!h->a->json) return true;
   mm_json *o = mm_json_new_obj();
   const bool ok = mm_json_set(o, "socket", mm_json_new_str(h->a->operand[1])) && mm_json_set(o, "ranks", mm_json_new_int(h->ranks)) &&
@@ -125,7 +125,7 @@ static bool hold(void *args, mm_err *err) {
   bool ok = stop >= 0 || mm_fail_errno(err, mm_at(NULL, NULL), "signalfd", errno);
   ok = ok && open_all(&h, &set, err);
   mm_hold *socket = ok ? mm_hold_open(a->operand[1], h.held, h.ranks, err) : NULL;
-  ok = socket && say_ready(&h, err) && mm_hold_serve(socket, stop, tell, err);
+  ok = socket && say_ready(&h, err) && mm_hold_serve(socket, stop, report, err);
   mm_hold_close(socket);
   for (uint32_t i = 0; i < h.started; i++) {
     if (h.rank[i].memory) h.ops->release(h.rank[i].memory);

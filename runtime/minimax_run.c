@@ -158,8 +158,8 @@ static bool open_engine(run *r, mm_err *err) {
   if (!c.ops) return false;
   c.act_quant = r->act_quant = r->a->act_quant ? strcmp(r->a->act_quant, "on") == 0 : c.ops->act_quant;
   uint32_t *device;
-  if (!mm_world_find(true, &c.world, err)) return false;
-  const uint32_t here = mm_world_ranks(c.world, mm_pack_ranks(&r->shards.pack));
+  if (!mm_process_group_find(true, &c.world, err)) return false;
+  const uint32_t here = mm_process_group_ranks(c.world, mm_pack_ranks(&r->shards.pack));
   c.threads = mm_engine_threads(r->a->threads, here);
   if (!mm_devices_read(r->a->devices, here, &device, err)) return false;
   c.device = device;
@@ -389,7 +389,7 @@ static const char *load_text(const run *r, char *out, size_t cap) {
   return out;
 }
 
-static void tell(const run *r) {
+static void print_rates(const run *r) {
   char text[200];
   mm_err none = {0};
   const mm_ops *ops = mm_ops_find(r->a->device, &none);
@@ -419,7 +419,7 @@ static void tell(const run *r) {
 static bool answer(run *r, mm_err *err) {
   int32_t first;
   if (!prefill(r, &first, err) || !generate(r, first, err) || (r->a->json && !print_json(r, err))) return false;
-  if (r->talk ? r->a->verbose : !r->a->quiet) tell(r);
+  if (r->talk ? r->a->verbose : !r->a->quiet) print_rates(r);
   return true;
 }
 
@@ -506,7 +506,7 @@ int main(int argc, char **argv) {
       .files =
           "DIR/tokenizer.json, DIR/tokenizer.bin  the tokenizer, and its tables laid out for fast starts\n"
           "DIR/generation_config.json, DIR/config.json  eos_token_id: where an answer ends",
-      .told = mm_world_none,
+      .may_end = mm_process_group_none,
       .epilog =
           "Without --chat the prompt is used as it is. Text goes to stdout as it is generated, the reasoning of --chat to "
           "stderr.\n" MM_ENGINE_STATUSES,

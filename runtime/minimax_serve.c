@@ -39,7 +39,7 @@ typedef struct serve {
   mm_err err;
   mm_task ready;
   unsigned signals;
-  double told; /* when the load was logged last */
+  double may_end; /* when the load was logged last */
 } serve;
 
 /* ---- Loading, in a thread of its own ---- */
@@ -136,9 +136,9 @@ static void tick(void *user) {
     s->server.state = MM_SERVER_DRAINING;
     mm_http_stop(s->server.http);
   }
-  if (!s->failed && mm_read_bytes(&read) < read.wanted && mm_now() - s->told >= TELL_SECONDS) {
+  if (!s->failed && mm_read_bytes(&read) < read.wanted && mm_now() - s->may_end >= TELL_SECONDS) {
     char text[160];
-    s->told = mm_now();
+    s->may_end = mm_now();
     mm_log_say(&s->server.log, "loading %s", mm_load_bar_text(text, sizeof text, &read));
   }
   if (s->server.state == MM_SERVER_DRAINING && !s->loading && s->server.calls == 0 && !mm_http_busy(s->server.http))
@@ -392,7 +392,7 @@ int main(int argc, char **argv) {
           "minimax-serve M2-nvfp4\n"
           "minimax-serve M2-nvfp4 --host 0.0.0.0 --api-key KEY --max-num-seqs 64\n"
           "curl -s 127.0.0.1:8000/v1/chat/completions -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}'",
-      .told = mm_world_none,
+      .may_end = mm_process_group_none,
       .epilog =
           "/v1/chat/completions, /v1/responses, /v1/completions and /v1/models as OpenAI has them, /v1/messages as Anthropic has it;\n"
           "/health, /ready, /metrics, /tokenize, /detokenize; / is a page to chat with the model.\n"

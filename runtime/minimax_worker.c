@@ -16,14 +16,14 @@ static bool work(void *args, mm_err *err) {
   mm_shards shards = {0};
   mm_engine_config c = {0};
   uint32_t *device = NULL;
-  bool ok = mm_world_find(false, &c.world, err);
+  bool ok = mm_process_group_find(false, &c.world, err);
   if (ok && !c.world)
     ok = mm_fail(
         err, MM_USAGE, "E_MPI", mm_at(NULL, NULL),
         "found no other process; expected to be started by mpirun beside one: mpirun -n 1 minimax-run ... : -n 1 minimax-worker DIR");
   ok = ok && mm_shards_open(&shards, a->dir, err);
   if (ok) {
-    const uint32_t here = mm_world_ranks(c.world, mm_pack_ranks(&shards.pack));
+    const uint32_t here = mm_process_group_ranks(c.world, mm_pack_ranks(&shards.pack));
     c.threads = mm_engine_threads(a->threads, here);
     ok = mm_devices_read(a->devices, here, &device, err);
     c.device = device;
@@ -47,7 +47,7 @@ int main(int argc, char **argv) {
       .examples =
           "mpirun -n 1 minimax-run M2-pp2 --device cuda -p \"Hello\" : -n 1 minimax-worker M2-pp2\n"
           "mpirun --host a,b -n 1 minimax-serve M2-pp2 --device cuda : -n 1 minimax-worker M2-pp2",
-      .told = mm_world_none,
+      .may_end = mm_process_group_none,
       .epilog =
           "For builds with MPI=1. The first process is minimax-run, minimax-serve or minimax-eval, which is asked and chooses; all others "
           "are\n"

@@ -95,7 +95,7 @@ void mm_importance_close(mm_importance *m) {
 /* llama.cpp's name of a matrix. */
 static const struct {
   const char *theirs, *llama; /* behind "model.layers.{l}." and "blk.{l}."; or whole */
-} spelling[] = {
+} naming[] = {
     {"self_attn.q_proj.weight", "attn_q.weight"},
     {"self_attn.k_proj.weight", "attn_k.weight"},
     {"self_attn.v_proj.weight", "attn_v.weight"},
@@ -111,8 +111,8 @@ static void llama_name(char *out, size_t cap, const mm_rule *rule, uint32_t laye
   bool layered = strncmp(rule->theirs, prefix, sizeof prefix - 1) == 0;
   const char *rest = rule->theirs + (layered ? sizeof prefix - 1 : 0);
   *out = 0;
-  for (size_t i = 0; i < sizeof spelling / sizeof *spelling; i++)
-    if (strcmp(rest, spelling[i].theirs) == 0) snprintf(out, cap, layered ? "blk.%u.%s" : "%.0u%s", layered ? layer : 0, spelling[i].llama);
+  for (size_t i = 0; i < sizeof naming / sizeof *naming; i++)
+    if (strcmp(rest, naming[i].theirs) == 0) snprintf(out, cap, layered ? "blk.%u.%s" : "%.0u%s", layered ? layer : 0, naming[i].llama);
 }
 
 static int by_key(const void *key, const void *e) { return strcmp(key, ((const mm_importance_entry *)e)->name); }

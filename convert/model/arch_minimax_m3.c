@@ -31,7 +31,7 @@ static const mm_rule rules[] = {
 };
 
 /* The names of the release, of the text model alone, and of transformers. */
-static const mm_alias spelling[] = {
+static const mm_alias naming[] = {
     {"language_model.model.", "model."},
     {"language_model.lm_head.", "lm_head."},
     {"model.language_model.", "model."},
@@ -178,6 +178,6 @@ const mm_arch mm_arch_minimax_m3 = {
     .read_config = read_config,
     .rule = rules,
     .rule_count = sizeof rules / sizeof *rules,
-    .spelling = spelling,
+    .naming = naming,
     .left_out = left_out,
 };

@@ -67,7 +67,7 @@ typedef struct mm_rule {
   mm_layer_filter layers;
 } mm_rule;
 
-/* Another spelling of names: of those that begin with `theirs`, or, where it begins with '.', of those that hold it. */
+/* Another naming of names: of those that begin with `theirs`, or, where it begins with '.', of those that hold it. */
 typedef struct mm_alias {
   const char *theirs, *canonical;
 } mm_alias;
@@ -79,7 +79,7 @@ typedef struct mm_arch {
   bool (*read_config)(const mm_json *config, const char *file, mm_model *m, mm_err *err);
   const mm_rule *rule;
   size_t rule_count;
-  const mm_alias *spelling;    /* of the family's names, ended by a row of NULL; or NULL */
+  const mm_alias *naming;      /* of the family's names, ended by a row of NULL; or NULL */
   const char *const *left_out; /* how canonical names begin that the packed checkpoint has no place for, in ascending order; or NULL */
 } mm_arch;
 

@@ -18,7 +18,7 @@ enum { ALL, EXPERTS, DYNAMIC /* experts without static scales of their inputs */
 
 /* As measured with these versions (docs/engines.md). */
 static const struct {
-  const char *dialect, *scheme;
+  const char *target_format, *scheme;
   int about;
   const char *what;
 } caveat[] = {
@@ -51,10 +51,10 @@ static bool has_scheme(const mm_plan *p, const char *scheme, int about) {
   return false;
 }
 
-const char *mm_card_caveat(const mm_plan *p, const char *dialect, size_t *at) {
-  while (dialect && *at < sizeof caveat / sizeof *caveat) {
+const char *mm_card_caveat(const mm_plan *p, const char *target_format, size_t *at) {
+  while (target_format && *at < sizeof caveat / sizeof *caveat) {
     const size_t i = (*at)++;
-    if (strcmp(caveat[i].dialect, dialect) == 0 && has_scheme(p, caveat[i].scheme, caveat[i].about)) return caveat[i].what;
+    if (strcmp(caveat[i].target_format, target_format) == 0 && has_scheme(p, caveat[i].scheme, caveat[i].about)) return caveat[i].what;
   }
   return NULL;
 }
@@ -66,7 +66,7 @@ static bool seen(const mm_plan *p, size_t i) {
   return false;
 }
 
-static void put_schemes(FILE *f, const mm_plan *p, const char *dialect) {
+static void put_schemes(FILE *f, const mm_plan *p, const char *target_format) {
   fputs("| scheme | matrices | weights | bits |\n|---|---|---|---|\n", f);
   for (size_t i = 0; i < p->pack.tensor_count; i++) {
     const mm_scheme *s = p->tensor[i].scheme;
@@ -82,7 +82,7 @@ static void put_schemes(FILE *f, const mm_plan *p, const char *dialect) {
     fprintf(f, "| `%s` | %zu | %llu | %.2f |\n", s->name, count, (unsigned long long)weights, mm_scheme_bits(s) + 1e-6);
   }
   const char *what;
-  for (size_t at = 0; (what = mm_card_caveat(p, dialect, &at));) fprintf(f, "\n**Note:** %s\n", what);
+  for (size_t at = 0; (what = mm_card_caveat(p, target_format, &at));) fprintf(f, "\n**Note:** %s\n", what);
 }
 
 /* "configuration_minimax_m1.MiniMaxM1Config" of auto_map is in configuration_minimax_m1.py; "org/repo--…" is in another repository. */
@@ -106,17 +106,17 @@ bool mm_card_lacks(const mm_hf *hf, char *name, size_t cap) {
   return false;
 }
 
-static void put_card(FILE *f, const mm_plan *p, const char *dialect) {
+static void put_card(FILE *f, const mm_plan *p, const char *target_format) {
   char hex[MM_HEX_LEN + 1];
   const mm_pack *k = &p->pack;
   fprintf(f, "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- minimax\n---\n\n# %s%s\n\n", k->model.architecture,
-          dialect ? ", quantised" : "");
+          target_format ? ", quantised" : "");
   fputs("Converted by ", f);
   mm_show_to(f, k->tool);
   fputs(" from a Hugging Face checkpoint, whose licence holds for these weights too.\n\nRecipe: `", f);
   mm_show_to(f, k->quant);
-  fprintf(f, "`%s%s.\n\n", dialect ? ", written in the dialect " : "", dialect ? dialect : "");
-  put_schemes(f, p, dialect);
+  fprintf(f, "`%s%s.\n\n", target_format ? ", written in the dialect " : "", target_format ? target_format : "");
+  put_schemes(f, p, target_format);
   fputs(
       "\n## Serving\n\n```\nvllm serve .\npython -m sglang.launch_server --model-path .\n```\n\nwith `--trust-remote-code` where the "
       "engine "
@@ -130,11 +130,11 @@ static void put_card(FILE *f, const mm_plan *p, const char *dialect) {
   fputs("\n`minimax-verify .` proves every byte by `" MM_DIGESTS "`; with `--source SRC` it measures the weights against the source.\n", f);
 }
 
-const char *mm_card_text(mm_plan *p, const char *dialect, mm_err *err) {
+const char *mm_card_text(mm_plan *p, const char *target_format, mm_err *err) {
   char *text = NULL, *kept = NULL;
   size_t n = 0;
   FILE *f = open_memstream(&text, &n);
-  if (f) put_card(f, p, dialect);
+  if (f) put_card(f, p, target_format);
   if (f && mm_close_text(f, &text))
     kept = mm_arena_strndup(&p->pack.arena, text, n, err);
   else

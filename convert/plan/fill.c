@@ -1,7 +1,7 @@
 /* From a step to byte ranges of output files. */
 #include "convert/plan/fill.h"
 
-#include "convert/plan/dialect.h"
+#include "convert/plan/target_format.h"
 
 static void set_piece(mm_strip *s, uint32_t piece) {
   s->piece = piece;
@@ -55,7 +55,7 @@ bool mm_share_of(const mm_strip *s, unsigned plane, uint32_t rank, mm_share *out
   const mm_piece *x = &s->t->piece[s->piece];
   const mm_cut *cut = &s->plan->pack.cut[x->cut];
   const mm_pack_plane *stored = &s->t->plane[plane];
-  const mm_place *place = &s->pt->place[s->plan->layout->apart ? s->piece : 0][plane];
+  const mm_place *place = &s->pt->place[s->plan->layout->unfused ? s->piece : 0][plane];
   mm_cell cell = mm_plan_cell(s->pt, plane);
   if (!mm_plan_wants(s->plan, s->pt->part, rank)) return false;
   uint32_t first = mm_pack_first_lead(&s->plan->pack, s->t, rank);
@@ -73,8 +73,8 @@ bool mm_share_of(const mm_strip *s, unsigned plane, uint32_t rank, mm_share *out
   return true;
 }
 
-bool mm_share_beside(const mm_strip *s, mm_share *out) {
-  const mm_spelling *spelt = s->pt->spelling;
+bool mm_share_companions(const mm_strip *s, mm_share *out) {
+  const mm_target_naming *spelt = s->pt->naming;
   if (!spelt || s->row > 0 || !(spelt->shape || spelt->input)) return false;
   *out = (mm_share){.at = s->pt->place[s->piece][s->pt->scheme->plane_count].offset, .bytes = spelt->shape ? 16 : sizeof(float)};
   return true;
@@ -85,7 +85,7 @@ static bool strip_fills(const mm_strip *s, mm_fill_fn *fn, void *ctx) {
   for (unsigned i = 0; i < s->pt->scheme->plane_count; i++)
     for (uint32_t r = 0; r < s->plan->pack.tp; r++)
       if (mm_share_of(s, i, r, &x) && !fn(ctx, r, x.at, x.bytes)) return false;
-  return !mm_share_beside(s, &x) || fn(ctx, 0, x.at, x.bytes);
+  return !mm_share_companions(s, &x) || fn(ctx, 0, x.at, x.bytes);
 }
 
 static bool fills_any(void *ctx, uint32_t rank, uint64_t offset, uint64_t bytes) {

@@ -39,7 +39,7 @@ typedef struct mm_share {
 /* False when the rank takes nothing of it, or is not wanted. */
 bool mm_share_of(const mm_strip *s, unsigned plane, uint32_t rank, mm_share *out);
 /* The tensor that is stored with the strip in addition to its planes, on rank 0: a shape or a static scale. False if there is none. */
-bool mm_share_beside(const mm_strip *s, mm_share *out);
+bool mm_share_companions(const mm_strip *s, mm_share *out);
 
 /* Bytes of a step on one rank, [offset, offset + bytes) from the part's data start. */
 typedef bool mm_fill_fn(void *ctx, uint32_t rank, uint64_t offset, uint64_t bytes);

@@ -84,8 +84,8 @@ static bool make_header(mm_plan *p, uint32_t rank, uint32_t part, mm_st_tensor *
   const struct mm_st_meta packed[] = {{"format", MM_PACK_FORMAT}, {"version", text[0]}, {"rank", text[1]}, {"tp", text[2]},
                                       {"part", text[3]},          {"plan", plan}},
                           unsharded[] = {{"format", "pt"}, {"plan", plan}}; /* transformers loads no other format */
-  const struct mm_st_meta *meta = p->layout->apart ? unsharded : packed;
-  size_t meta_count = p->layout->apart ? sizeof unsharded / sizeof *unsharded : sizeof packed / sizeof *packed;
+  const struct mm_st_meta *meta = p->layout->unfused ? unsharded : packed;
+  size_t meta_count = p->layout->unfused ? sizeof unsharded / sizeof *unsharded : sizeof packed / sizeof *packed;
   mm_plan_file *out = &p->part[part].file[rank];
   out->header = mm_st_header(st, count, meta, meta_count, DATA_ALIGN, &out->header_bytes, err);
   if (!out->header) return false;

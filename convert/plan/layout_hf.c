@@ -7,21 +7,21 @@
 #include <string.h>
 
 #include "convert/plan/card.h"
-#include "convert/plan/dialect.h"
+#include "convert/plan/target_format.h"
 #include "convert/source/index.h"
 
 static char *name_of(const mm_plan *p, uint32_t tensor, uint32_t piece, unsigned plane, mm_arena *a, mm_err *err) {
   const mm_pack_tensor *t = &p->pack.tensor[tensor];
   const char *source = t->piece[piece].source;
   size_t n = strlen(source);
-  if (p->tensor[tensor].spelling) n -= strlen(".weight");
+  if (p->tensor[tensor].naming) n -= strlen(".weight");
   return mm_arena_printf(a, err, "%.*s%s", (int)n, source, t->plane[plane].suffix);
 }
 
 static mm_shape shape_of(const mm_plan *p, uint32_t tensor, uint32_t piece, unsigned plane) {
   const mm_pack_tensor *t = &p->pack.tensor[tensor];
   const mm_pack_plane *x = &t->plane[plane];
-  const mm_spelling *s = p->tensor[tensor].spelling;
+  const mm_target_naming *s = p->tensor[tensor].naming;
   const mm_scheme *scheme = p->tensor[tensor].scheme;
   uint32_t rows = t->piece[piece].rows;
   if (t->vector) return mm_shape1(rows);
@@ -135,7 +135,8 @@ bool mm_unsharded_has(const char *file) {
   unsigned part, parts;
   int end = 0;
   return strcmp(file, MM_INDEX_NAME) == 0 || strcmp(file, MM_DIGESTS) == 0 || strcmp(file, MM_CARD) == 0 || mm_code_file(file) ||
-         mm_dialect_file(file) || (sscanf(file, "model-%9u-of-%9u.safetensors%n", &part, &parts, &end) == 2 && file[end] == 0 && end > 0);
+         mm_target_format_file(file) ||
+         (sscanf(file, "model-%9u-of-%9u.safetensors%n", &part, &parts, &end) == 2 && file[end] == 0 && end > 0);
 }
 
 bool mm_unsharded_plan(const char *dir, mm_digest *plan, mm_err *err) {

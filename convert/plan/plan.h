@@ -16,7 +16,7 @@ typedef struct mm_plan_options {
   uint64_t part_size;              /* a part ends before it would exceed this (one larger tensor still gets a part of its own) */
   const char *ranks;               /* "0,2-5": only these ranks\' files are made; NULL: all */
   const struct mm_layout *layout;  /* NULL: the packed one */
-  const char *dialect;             /* target format of the Hugging Face layout; NULL: the first that fits */
+  const char *target_format;       /* target format of the Hugging Face layout; NULL: the first that fits */
   const mm_importance *importance; /* weighs searches; NULL: none does */
   const mm_act_scales *act_scales; /* gives static scales of activations; NULL: none */
   bool allow_unmatched;            /* patterns that match no tensor are taken */
@@ -34,10 +34,10 @@ typedef struct mm_place {
 typedef struct mm_plan_tensor {
   const mm_rule *rule[MM_PACK_PIECES];
   const mm_scheme *scheme;
-  mm_search search;                   /* how the scheme chooses its scales */
-  mm_cell grid;                       /* of the scales (plane 1) before cuts: the scheme's, or that of a source kept as it is */
-  const struct mm_spelling *spelling; /* unsharded and quantised: the naming scheme; else NULL */
-  bool as_stored;                     /* the recipe names no scheme for it */
+  mm_search search;                      /* how the scheme chooses its scales */
+  mm_cell grid;                          /* of the scales (plane 1) before cuts: the scheme's, or that of a source kept as it is */
+  const struct mm_target_naming *naming; /* unsharded and quantised: the naming scheme; else NULL */
+  bool as_stored;                        /* the recipe names no scheme for it */
   uint32_t layer;
   uint32_t part;                                  /* index into plan.part */
   mm_place place[MM_PACK_PIECES][MM_PACK_PLANES]; /* packed: all pieces in the first */
@@ -82,7 +82,7 @@ typedef struct mm_plan {
   mm_plan_part *part;
   bool *wanted; /* [pp·tp] ranks whose files are made */
   const struct mm_layout *layout;
-  const struct mm_dialect *dialect; /* NULL while nothing unsharded is quantised */
+  const struct mm_target_format *target_format; /* NULL while nothing unsharded is quantised */
   mm_plan_text text[MM_PLAN_TEXTS]; /* unsharded: config.json, the model card, the target format's own file; name NULL past the end */
   const mm_importance *importance;  /* of the options */
   struct mm_calibrated {
@@ -109,7 +109,7 @@ static inline mm_part *mm_plan_entry(const mm_plan *p, uint32_t part, uint32_t r
 typedef struct mm_layout {
   const char *word, *kind;      /* "hf", of --layout; "unsharded", for people */
   const char *last, *last_kind; /* the file that is written last, such as manifest.json, and its kind: "manifest" */
-  bool apart;                   /* each piece of a tensor is stored by itself, uncut: one rank */
+  bool unfused;                 /* each piece of a tensor is stored by itself, uncut: one rank */
   char *(*name)(const mm_plan *p, uint32_t tensor, uint32_t piece, unsigned plane, mm_arena *a, mm_err *err);
   mm_shape (*shape)(const mm_plan *p, uint32_t tensor, uint32_t piece, unsigned plane);
   char *(*file)(mm_plan *p, uint32_t rank, uint32_t number, mm_err *err); /* of a part, in the plan's arena */
@@ -119,7 +119,9 @@ typedef struct mm_layout {
 extern const mm_layout mm_layout_packed, mm_layout_hf;
 
 /* Pieces of a tensor that are stored by themselves; packed ones share their tensor. */
-static inline uint32_t mm_plan_stored(const mm_plan *p, size_t tensor) { return p->layout->apart ? p->pack.tensor[tensor].piece_count : 1; }
+static inline uint32_t mm_plan_stored(const mm_plan *p, size_t tensor) {
+  return p->layout->unfused ? p->pack.tensor[tensor].piece_count : 1;
+}
 
 /* Builds the plan or refuses: infeasible tp (MM_UNSUPPORTED E_TP, naming the dimension and the sizes that would do), missing or
  * unknown tensors, mixed encodings. Borrows hf until close. */

@@ -7,8 +7,8 @@
 #include <string.h>
 
 #include "convert/decode/decode.h"
-#include "convert/plan/dialect.h"
 #include "convert/plan/packed_agrees.h"
+#include "convert/plan/target_format.h"
 #include "convert/source/kv_rules.h"
 
 #define MISSING_MOST 10000 /* tensors counted as missing */
@@ -199,11 +199,11 @@ static bool place_pieces(mm_planner *b, const mm_plan_tensor *pt, mm_pack_tensor
   for (unsigned i = 0; i < t->piece_count; i++) {
     mm_piece *x = &t->piece[i];
     mm_rule rule = *pt->rule[i];
-    if (b->p->layout->apart) rule.divide = MM_WHOLE;
+    if (b->p->layout->unfused) rule.divide = MM_WHOLE;
     if (!mm_cut_find(b->p, &rule, b->o->align, &x->cut, b->err)) return false;
     const mm_cut *c = &b->p->pack.cut[x->cut];
     x->rows = mm_dim_extent(pt->rule[i]->rows, m);
-    x->local_at = b->p->layout->apart ? 0 : t->rows;
+    x->local_at = b->p->layout->unfused ? 0 : t->rows;
     x->local_rows = c->axis == MM_AXIS_ROWS ? c->local : x->rows;
     t->rows += x->local_rows;
     t->whole_cols = mm_dim_extent(pt->rule[i]->cols, m);
@@ -215,7 +215,7 @@ static bool place_pieces(mm_planner *b, const mm_plan_tensor *pt, mm_pack_tensor
 /* The name with {l} replaced and, in a stack of experts, {e} left standing. */
 static const char *source_name(mm_planner *b, const mm_rule *r, uint32_t layer, uint32_t expert) {
   char name[256];
-  if (b->p->layout->apart) {
+  if (b->p->layout->unfused) {
     mm_rule_name(name, sizeof name, r->theirs, layer, expert);
     return mm_arena_strndup(&b->p->pack.arena, name, strlen(name), b->err);
   }
@@ -244,7 +244,7 @@ static bool add_tensor(mm_planner *b, const mm_rule *const *rules, unsigned piec
   char name[256];
   mm_rule_name(name, sizeof name, rules[0]->ours, layer, 0);
   t->name = mm_arena_strndup(&p->pack.arena, name, strlen(name), b->err);
-  t->whole_lead = mm_rule_stacks(rules[0]) && !p->layout->apart ? p->pack.model.experts : 0;
+  t->whole_lead = mm_rule_stacks(rules[0]) && !p->layout->unfused ? p->pack.model.experts : 0;
   t->lead = t->whole_lead / p->pack.ep;
   t->stage = stage_of(b, rules[0], layer);
   if (!t->name) return false;
@@ -271,7 +271,7 @@ static bool add_rules(mm_planner *b, size_t from, size_t to, uint32_t layer) {
     unsigned n = 0;
     for (; i < to && n < MM_PACK_PIECES && (n == 0 || strcmp(a->rule[i].ours, piece[0]->ours) == 0); i++)
       if (mm_rule_applies(&a->rule[i], &b->p->pack.model, layer)) piece[n++] = &a->rule[i];
-    uint32_t times = n > 0 && b->p->layout->apart && mm_rule_stacks(piece[0]) ? b->p->pack.model.experts : n > 0;
+    uint32_t times = n > 0 && b->p->layout->unfused && mm_rule_stacks(piece[0]) ? b->p->pack.model.experts : n > 0;
     for (uint32_t e = 0; e < times && b->missing < MISSING_MOST; e++)
       if (!add_tensor(b, piece, n, layer, e)) return false;
   }
@@ -281,7 +281,7 @@ static bool add_rules(mm_planner *b, size_t from, size_t to, uint32_t layer) {
 static bool add_kv_scales(mm_planner *b, uint32_t layer) {
   const mm_plan *p = b->p;
   const mm_rule *rule[MM_KV_RULES];
-  unsigned n = mm_kv_rules(b->hf, &p->pack.model, layer, p->layout->apart, rule);
+  unsigned n = mm_kv_rules(b->hf, &p->pack.model, layer, p->layout->unfused, rule);
   for (unsigned i = 0; i < n; i++) {
     char name[256];
     if (p->recipe.kv_scales == MM_KV_DROP)
@@ -423,11 +423,11 @@ bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err)
   mm_planner b = {.p = p, .hf = hf, .o = o, .err = err, .arch = mm_arch_find(hf->config, hf->config_path, err)};
   if (!b.arch || !b.arch->read_config(hf->config, hf->config_path, &p->pack.model, err)) return false;
   if (hf->packed && !mm_packed_agrees(mm_packed_pack(hf), b.arch, &p->pack.model, err)) return false;
-  if (p->layout->apart && (o->tp > 1 || o->pp > 1))
+  if (p->layout->unfused && (o->tp > 1 || o->pp > 1))
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
                    "found --tp %u --pp %u with --layout hf, whose files are whole: leave both out, engines cut them as they load", o->tp,
                    o->pp);
-  if (p->layout->apart && b.arch->spelling)
+  if (p->layout->unfused && b.arch->naming)
     return mm_fail(err, MM_UNSUPPORTED, "E_ARCH", mm_at(hf->dir, NULL), "found --layout hf with %s, expected the packed layout",
                    p->pack.model.architecture);
   if (!mm_cut_feasible(&p->pack.model, o, hf->config_path, err)) return false;
@@ -447,7 +447,7 @@ bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err)
   bool ok = add_tensors(&b);
   mm_decoder_close(&b.source);
   if (!ok || !mm_hf_all_used(hf, &p->pack.model, err) || !add_format(p, err) || !add_sources(p, hf, err)) return false;
-  if (p->layout->apart && !o->made && !(mm_dialect_spell(p, o->dialect, err) && mm_dialect_texts(p, err))) return false;
+  if (p->layout->unfused && !o->made && !(mm_target_format_spell(p, o->target_format, err) && mm_target_format_texts(p, err))) return false;
   return read_ranks(p, o->ranks, err) && mm_lay_out(p, o->part_size, err) && add_steps(p, err);
 }
 

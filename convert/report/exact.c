@@ -30,7 +30,7 @@ static bool check_sources(const mm_pack *want, const mm_pack *p, mm_err *err) {
 bool mm_exact_words(const mm_plan *plan, const mm_pack *p, mm_err *err) {
   const mm_pack *want = &plan->pack;
   const char *key;
-  if (!p->dialect && !mm_model_same(&p->model, &want->model, &key))
+  if (!p->target_format && !mm_model_same(&p->model, &want->model, &key))
     return mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at(p->dir, NULL), "found another model than that of this source: key \"%s\"", key);
   for (size_t i = 0; !plan->recipe.act_scales && i < p->tensor_count; i++)
     if (p->tensor[i].input_scale != want->tensor[i].input_scale)

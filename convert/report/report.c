@@ -2,7 +2,7 @@
 #include "convert/report/report.h"
 
 #include "convert/plan/card.h"
-#include "convert/plan/dialect.h"
+#include "convert/plan/target_format.h"
 #include "formats/system/pool.h"
 
 #include <errno.h>
@@ -34,7 +34,7 @@ typedef struct mm_listed {
 static mm_listed listed(const mm_plan *p, size_t i, uint32_t piece) {
   const mm_pack_tensor *t = &p->pack.tensor[i];
   mm_listed x = {.name = t->name, .scheme = t->scheme, .lead = t->lead, .rows = t->rows, .cols = t->cols};
-  if (p->layout->apart) {
+  if (p->layout->unfused) {
     x.name = t->piece[piece].source;
     x.rows = t->piece[piece].rows;
   }
@@ -44,7 +44,7 @@ static mm_listed listed(const mm_plan *p, size_t i, uint32_t piece) {
 
 static size_t output_tensors(const mm_plan *p) {
   size_t n = 0;
-  for (size_t i = 0; i < p->pack.tensor_count; i++) n += p->layout->apart ? mm_plan_stored(p, i) * p->pack.tensor[i].plane_count : 1;
+  for (size_t i = 0; i < p->pack.tensor_count; i++) n += p->layout->unfused ? mm_plan_stored(p, i) * p->pack.tensor[i].plane_count : 1;
   return n;
 }
 
@@ -89,7 +89,8 @@ static mm_json *caveats_json(const mm_plan *p) {
   mm_json *list = mm_json_new_arr();
   const char *what;
   bool ok = list;
-  for (size_t at = 0; ok && (what = mm_card_caveat(p, mm_dialect_name(p->dialect), &at));) ok = mm_json_append(list, mm_json_new_str(what));
+  for (size_t at = 0; ok && (what = mm_card_caveat(p, mm_target_format_name(p->target_format), &at));)
+    ok = mm_json_append(list, mm_json_new_str(what));
   if (ok) return list;
   mm_json_free(list);
   return NULL;
@@ -111,8 +112,9 @@ static mm_json *plan_json(const mm_plan *p, const mm_verdict *v, bool tensors) {
        mm_json_set(j, "source_bytes", mm_json_new_int((int64_t)p->source_bytes)) &&
        mm_json_set(j, "output_tensors", mm_json_new_int((int64_t)output_tensors(p))) &&
        mm_json_set(j, "output_bytes", mm_json_new_int((int64_t)p->output_bytes)) && mm_json_set(j, "parts", mm_json_new_int(p->part_count));
-  if (p->layout->apart)
-    ok = ok && mm_json_set(j, "dialect", mm_json_new_str(mm_dialect_name(p->dialect))) && mm_json_set(j, "notes", caveats_json(p));
+  if (p->layout->unfused)
+    ok = ok && mm_json_set(j, "dialect", mm_json_new_str(mm_target_format_name(p->target_format))) &&
+         mm_json_set(j, "notes", caveats_json(p));
   if (p->recipe.importance)
     ok = ok && mm_json_set(j, "weighed_matrices", mm_json_new_int((int64_t)p->calibrated.weighed)) &&
          mm_json_set(j, "unweighed_too_few_tokens", mm_json_new_int((int64_t)p->calibrated.too_few)) &&
@@ -150,7 +152,7 @@ static void print_ranks(FILE *f, const mm_plan *p) {
     }
     if (!p->wanted[r]) continue;
     char size[32], experts[32], attention[32], rest[32], kv[32];
-    if (p->layout->apart)
+    if (p->layout->unfused)
       fprintf(f, "  in all: %llu bytes (%s)", (unsigned long long)x.bytes, sized(size, x.bytes));
     else if (next - r > 1)
       fprintf(f, "  ranks %u-%u: %llu bytes (%s) each", r, next - 1, (unsigned long long)x.bytes, sized(size, x.bytes));
@@ -181,7 +183,7 @@ static void print_verdict(FILE *f, const mm_plan *p, const mm_verdict *v) {
 /* The same in lines, and code that is missing. */
 static void print_caveats(FILE *f, const mm_plan *p) {
   const char *what;
-  for (size_t at = 0; (what = mm_card_caveat(p, mm_dialect_name(p->dialect), &at));) fprintf(f, "note: %s\n", what);
+  for (size_t at = 0; (what = mm_card_caveat(p, mm_target_format_name(p->target_format), &at));) fprintf(f, "note: %s\n", what);
   char name[160], shown[512];
   if (mm_card_lacks(p->hf, name, sizeof name))
     fprintf(f, "note: auto_map in config.json names %s, which the source lacks: transformers will not load this with trust_remote_code.\n",
@@ -194,8 +196,9 @@ bool mm_report_plan(FILE *f, const mm_plan *p, const mm_verdict *v, mm_report_st
   mm_show_to(f, p->pack.model.architecture);
   fprintf(f, ": %zu tensors, %llu bytes (%s) of weights in %zu files\n", used_names(p), (unsigned long long)p->source_bytes,
           sized(size, p->source_bytes), p->hf->file_count);
-  if (p->layout->apart)
-    fprintf(f, "plan: --layout hf%s%s --quant \"", p->dialect ? " --dialect " : "", p->dialect ? mm_dialect_name(p->dialect) : "");
+  if (p->layout->unfused)
+    fprintf(f, "plan: --layout hf%s%s --quant \"", p->target_format ? " --dialect " : "",
+            p->target_format ? mm_target_format_name(p->target_format) : "");
   else
     fprintf(f, "plan: --tp %u --ep %u --pp %u --quant \"", p->pack.tp, p->pack.ep, p->pack.pp);
   mm_show_to(f, p->pack.quant);
@@ -237,7 +240,7 @@ static mm_json *summary_json(const mm_plan *p, const mm_outcome *o) {
             mm_json_set(j, "read_gb_per_s", mm_json_new_real(fresh / o->seconds / 1e9)) &&
             mm_json_set(j, "written_gb_per_s", mm_json_new_real((double)p->output_bytes / o->seconds / 1e9)) &&
             put_number(j, "zeroed_weights", o->zeroed) && put_number(j, "peak_rss_bytes", peak_rss()) &&
-            mm_json_set(j, p->layout->apart ? "index_sha256" : "manifest_sha256", mm_json_new_str(hex));
+            mm_json_set(j, p->layout->unfused ? "index_sha256" : "manifest_sha256", mm_json_new_str(hex));
   if (ok) return j;
   mm_json_free(j);
   return NULL;

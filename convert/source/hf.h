@@ -1,5 +1,5 @@
 /* A Hugging Face checkpoint as one namespace: config, index, every safetensors header, and weights as matrices whatever file,
- * spelling, fusion or encoding they come in. Everything here is checked before a weight byte is read. */
+ * naming, fusion or encoding they come in. Everything here is checked before a weight byte is read. */
 #ifndef MM_CONVERT_HF_H
 #define MM_CONVERT_HF_H
 
@@ -19,7 +19,7 @@ typedef struct mm_hf_file {
 } mm_hf_file;
 
 typedef struct mm_hf_tensor {
-  const char *name;     /* canonical spelling */
+  const char *name;     /* canonical naming */
   const char *original; /* as in the file */
   uint64_t offset, bytes;
   mm_shape shape;

@@ -1,4 +1,4 @@
-/* Opening a Hugging Face checkpoint: config, index, headers of every shard, one spelling for every name. */
+/* Opening a Hugging Face checkpoint: config, index, headers of every shard, one naming for every name. */
 #include "convert/source/hf.h"
 
 #include <dirent.h>
@@ -175,10 +175,10 @@ static bool dense_mlp(const char *at) {
   return false;
 }
 
-/* The family's own spelling, and whether it has a place for the name. */
+/* The family's own naming, and whether it has a place for the name. */
 static const char *family_name(mm_hf *hf, const mm_arch *a, mm_hf_tensor *t, mm_err *err) {
   const char *name = t->original, *at;
-  for (const mm_alias *s = a ? a->spelling : NULL; name && s && s->theirs; s++) {
+  for (const mm_alias *s = a ? a->naming : NULL; name && s && s->theirs; s++) {
     at = s->theirs[0] == '.' ? strstr(name, s->theirs) : strncmp(name, s->theirs, strlen(s->theirs)) == 0 ? name : NULL;
     if (at) name = respelt(hf, name, at, strlen(s->theirs), s->canonical, err);
   }
@@ -187,7 +187,7 @@ static const char *family_name(mm_hf *hf, const mm_arch *a, mm_hf_tensor *t, mm_
   return name;
 }
 
-/* One spelling per name: the family's, the prefix of the MoE block, fused expert names, gate/up/down for w1/w3/w2. */
+/* One naming per name: the family's, the prefix of the MoE block, fused expert names, gate/up/down for w1/w3/w2. */
 static bool canonical_name(mm_hf *hf, const mm_arch *a, mm_hf_tensor *t, mm_err *err) {
   const char *name = family_name(hf, a, t, err), *at;
   t->name = name;
@@ -212,7 +212,7 @@ static bool canonical_name(mm_hf *hf, const mm_arch *a, mm_hf_tensor *t, mm_err 
 }
 
 static bool canonical_names(mm_hf *hf, mm_err *err) {
-  const mm_arch *arch = mm_arch_find(hf->config, hf->config_path, MM_IGNORED); /* of an unknown one: the spelling of all */
+  const mm_arch *arch = mm_arch_find(hf->config, hf->config_path, MM_IGNORED); /* of an unknown one: the naming of all */
   for (size_t i = 0; i < hf->tensor_count; i++)
     if (!canonical_name(hf, arch, &hf->tensor[i], err)) return false;
   const mm_hf_tensor *twice = mm_hf_sort(hf);

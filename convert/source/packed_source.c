@@ -45,7 +45,9 @@ void mm_packed_close(mm_hf *hf) {
 
 /* ---- reading ---- */
 
-static bool prove(void *ctx, const mm_stretch *x, mm_err *err) { return mm_proof_stretch(ctx, x->rank, x->part, x->offset, x->bytes, err); }
+static bool prove(void *ctx, const mm_unshard_range *x, mm_err *err) {
+  return mm_proof_range(ctx, x->rank, x->part, x->offset, x->bytes, err);
+}
 
 /* Lines [first, first + count) of a plane on its stored grid. */
 static bool stored_lines(const mm_packed_source *p, const mm_whole *w, unsigned plane, uint32_t first, uint32_t count, void *out,
@@ -141,7 +143,7 @@ static bool coarsest(const mm_packed_source *p, const mm_packed_entry *e, unsign
 }
 
 /* The grid that the manifest declares, on which the stored scales must repeat. */
-static bool told(const mm_hf *hf, const mm_packed_entry *e, unsigned plane, mm_cell *out, mm_err *err) {
+static bool known_grid(const mm_hf *hf, const mm_packed_entry *e, unsigned plane, mm_cell *out, mm_err *err) {
   const mm_pack_plane *x = plane_of(e, plane);
   bool same = true;
   *out = (mm_cell){x->grid.n, x->grid.k};
@@ -156,9 +158,9 @@ static bool settle(mm_hf *hf, mm_packed_entry *e, mm_err *err) {
   const mm_scheme *s = mm_scheme_find(t->scheme);
   for (unsigned i = 0; i < t->plane_count; i++) {
     e->cell[i] = (mm_cell){t->plane[i].cell_n, t->plane[i].cell_k};
-    if (t->plane[i].grid.told ? !told(hf, e, i, &e->cell[i], err)
-                              : s->plane[i].scale && !(coarsest(hf->packed, e, i, s->plane[i].cell, true, &e->cell[i].n, err) &&
-                                                       coarsest(hf->packed, e, i, s->plane[i].cell, false, &e->cell[i].k, err)))
+    if (t->plane[i].grid.known ? !known_grid(hf, e, i, &e->cell[i], err)
+                               : s->plane[i].scale && !(coarsest(hf->packed, e, i, s->plane[i].cell, true, &e->cell[i].n, err) &&
+                                                        coarsest(hf->packed, e, i, s->plane[i].cell, false, &e->cell[i].k, err)))
       return false;
   }
   e->settled = true;

@@ -82,44 +82,44 @@ static uint64_t block_bytes(const mm_blocks *b, uint32_t rank, uint32_t block) {
 typedef struct mm_collection {
   uint64_t header_bytes;
   uint32_t rank;
-  mm_stretch *stretch;
+  mm_block_range *range;
   size_t count, cap;
   mm_err *err;
 } mm_collection;
 
-static bool add_stretch(void *ctx, uint32_t rank, uint64_t offset, uint64_t bytes) {
+static bool add_range(void *ctx, uint32_t rank, uint64_t offset, uint64_t bytes) {
   mm_collection *c = ctx;
   if (rank != c->rank) return true;
-  if (!MM_GROW(c->stretch, &c->cap, c->count + 1, c->err)) return false;
-  c->stretch[c->count++] = (mm_stretch){c->header_bytes + offset, c->header_bytes + offset + bytes};
+  if (!MM_GROW(c->range, &c->cap, c->count + 1, c->err)) return false;
+  c->range[c->count++] = (mm_block_range){c->header_bytes + offset, c->header_bytes + offset + bytes};
   return true;
 }
 
 static int by_start(const void *a, const void *b) {
-  const mm_stretch *x = a, *y = b;
+  const mm_block_range *x = a, *y = b;
   return (x->at > y->at) - (x->at < y->at);
 }
 
-mm_stretch *mm_blocks_stretches(const mm_blocks *b, uint32_t rank, size_t *count, mm_err *err) {
+mm_block_range *mm_blocks_ranges(const mm_blocks *b, uint32_t rank, size_t *count, mm_err *err) {
   const mm_plan *p = b->plan;
   mm_collection c = {.header_bytes = layout_of(b, rank)->header_bytes, .rank = rank, .err = err};
-  bool ok = MM_GROW(c.stretch, &c.cap, 1, err);
+  bool ok = MM_GROW(c.range, &c.cap, 1, err);
   for (size_t i = 0; ok && i < p->step_count; i++)
-    ok = p->tensor[p->step[i].tensor].part != b->part || mm_step_fills(p, &p->step[i], add_stretch, &c);
+    ok = p->tensor[p->step[i].tensor].part != b->part || mm_step_fills(p, &p->step[i], add_range, &c);
   if (ok) {
-    mm_sort(c.stretch, c.count, sizeof *c.stretch, by_start);
+    mm_sort(c.range, c.count, sizeof *c.range, by_start);
     *count = c.count;
-    return c.stretch;
+    return c.range;
   }
-  free(c.stretch);
+  free(c.range);
   return NULL;
 }
 
 /* Checks that the byte ranges, with the header, cover the whole file; if the file has padding, that they lie in it. */
-static bool covers_file(const mm_blocks *b, uint32_t rank, const mm_stretch *stretch, size_t count, mm_err *err) {
+static bool covers_file(const mm_blocks *b, uint32_t rank, const mm_block_range *range, size_t count, mm_err *err) {
   const mm_plan_file *f = layout_of(b, rank);
   uint64_t end = f->header_bytes;
-  for (size_t i = 0; i < count && (b->zeroed || stretch[i].at <= end); i++) end = mm_max(end, stretch[i].end);
+  for (size_t i = 0; i < count && (b->zeroed || range[i].at <= end); i++) end = mm_max(end, range[i].end);
   return (b->zeroed ? end <= f->size : end == f->size) ||
          mm_fail(err, MM_BUG, "E_UNFILLED", mm_at_offset(part_of(b, rank)->file, NULL, end),
                  "found a plan that does not fill the file's %llu bytes", (unsigned long long)f->size);
@@ -128,15 +128,15 @@ static bool covers_file(const mm_blocks *b, uint32_t rank, const mm_stretch *str
 /* Counts the bytes that the header and the steps put into each block of a rank's file. */
 static bool find_due(mm_blocks *b, uint32_t rank, mm_err *err) {
   size_t count;
-  mm_stretch *stretch = mm_blocks_stretches(b, rank, &count, err);
-  const bool ok = stretch && covers_file(b, rank, stretch, count, err);
+  mm_block_range *range = mm_blocks_ranges(b, rank, &count, err);
+  const bool ok = range && covers_file(b, rank, range, count, err);
   for (size_t i = 0; ok && i < count; i++)
-    for (uint64_t at = stretch[i].at, stop; at < stretch[i].end; at = stop) {
+    for (uint64_t at = range[i].at, stop; at < range[i].end; at = stop) {
       const uint64_t k = at / MM_HASH_BLOCK;
-      stop = mm_min(stretch[i].end, (k + 1) * MM_HASH_BLOCK);
+      stop = mm_min(range[i].end, (k + 1) * MM_HASH_BLOCK);
       b->block[rank][k].due += (uint32_t)(stop - at);
     }
-  free(stretch);
+  free(range);
   for (uint32_t k = 0; k < part_of(b, rank)->block_count; k++) {
     uint64_t header = layout_of(b, rank)->header_bytes, at = k * MM_HASH_BLOCK;
     mm_block *x = &b->block[rank][k];

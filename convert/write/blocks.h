@@ -65,12 +65,12 @@ void mm_blocks_close(mm_blocks *b); /* accepts a half-opened one */
 /* Gives part `part` of a rank room for its digests, unless it has that. */
 MM_MUST_USE bool mm_blocks_digests(mm_plan *p, uint32_t part, uint32_t rank, mm_err *err);
 /* Bytes [at, end) of a file. */
-typedef struct mm_stretch {
+typedef struct mm_block_range {
   uint64_t at, end;
-} mm_stretch;
+} mm_block_range;
 /* The byte ranges that steps of the current part put into a rank's file, sorted by their start; a range that several pieces share is
  * listed once for each of them. free() it. NULL: no memory. */
-mm_stretch *mm_blocks_stretches(const mm_blocks *b, uint32_t rank, size_t *count, mm_err *err);
+mm_block_range *mm_blocks_ranges(const mm_blocks *b, uint32_t rank, size_t *count, mm_err *err);
 /* Starts part `part` on every rank. A plan whose steps leave bytes of it to nobody is MM_BUG E_UNFILLED. New files get their size; with
  * `existing`, files of the right size are kept (others are made anew and kept[tp] says which). All get their header. */
 MM_MUST_USE bool mm_blocks_begin(mm_blocks *b, uint32_t part, bool existing, bool *kept, mm_err *err);

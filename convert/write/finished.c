@@ -98,9 +98,9 @@ static bool check_unsharded(const mm_plan *p, const char *dir, bool hash, unsign
 }
 
 bool mm_finished_check(const mm_plan *p, const char *dir, bool archived, bool hash, unsigned threads, mm_err *err) {
-  bool ok = p->layout->apart ? check_unsharded(p, dir, hash, threads, err)
-            : archived       ? check_archive(p, dir, hash, threads, err)
-                             : check_packed(p, dir, hash, threads, err);
+  bool ok = p->layout->unfused ? check_unsharded(p, dir, hash, threads, err)
+            : archived         ? check_archive(p, dir, hash, threads, err)
+                               : check_packed(p, dir, hash, threads, err);
   if (!ok && err->status == MM_BAD_INPUT) err->status = MM_INTEGRITY; /* an output's file that is absent or no file */
   return ok;
 }

@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "convert/plan/dialect.h"
+#include "convert/plan/target_format.h"
 #include "formats/system/file.h"
 
 static const char magic[8] = "MMJRNL6\n";
@@ -56,8 +56,8 @@ static uint64_t source_check(const mm_hf_file *f) {
 /* Packs, from the top, 8 bits for the scheme of all matrices, by its number in the registry; 8 bits for a check of the target format; 48
  * bits for a check of the recipe. */
 static uint64_t quant_words(const mm_plan *p) {
-  const char *dialect = mm_dialect_name(p->dialect), *all = p->recipe.scheme ? p->recipe.scheme->name : "";
-  const mm_digest d = mm_sha256(dialect, strlen(dialect)), q = mm_sha256(p->pack.quant, strlen(p->pack.quant));
+  const char *target_format = mm_target_format_name(p->target_format), *all = p->recipe.scheme ? p->recipe.scheme->name : "";
+  const mm_digest d = mm_sha256(target_format, strlen(target_format)), q = mm_sha256(p->pack.quant, strlen(p->pack.quant));
   uint64_t scheme = NO_SCHEME;
   const mm_scheme *s;
   for (size_t i = 0; (s = mm_scheme_at(i)); i++)
@@ -77,7 +77,7 @@ _Static_assert(MM_MAX_TP < 1 << CUT_BITS && MM_MAX_LAYERS < 1 << CUT_BITS, "a cu
 static uint64_t cut_words(const mm_plan *p) {
   const mm_pack *k = &p->pack;
   return (uint64_t)k->tp | (uint64_t)k->ep << CUT_BITS | (uint64_t)k->pp << 2 * CUT_BITS | (uint64_t)k->tp_align << 3 * CUT_BITS |
-         (uint64_t)p->layout->apart << (3 * CUT_BITS + 2);
+         (uint64_t)p->layout->unfused << (3 * CUT_BITS + 2);
 }
 
 /* As options; the journal's words may be anything. */

@@ -148,7 +148,7 @@ static bool is_unproven(const mm_writer *w, uint32_t rank) {
 static bool zero_padding(const mm_trust *t, uint32_t rank, mm_err *err) {
   const mm_plan_file *file = &t->w->plan->part[t->w->blocks.part].file[rank];
   size_t count = 0;
-  mm_stretch *filled = mm_blocks_stretches(&t->w->blocks, rank, &count, err);
+  mm_block_range *filled = mm_blocks_ranges(&t->w->blocks, rank, &count, err);
   uint64_t at = file->header_bytes;
   bool ok = filled;
   for (size_t i = 0; ok && i < count; i++) {

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "convert/plan/dialect.h"
 #include "convert/plan/fill.h"
+#include "convert/plan/target_format.h"
 
 void mm_worker_open(mm_worker *w, const mm_hf *hf) {
   *w = (mm_worker){0};
@@ -68,7 +68,7 @@ static void gather(const mm_run *rows, const mm_run *cols, const uint8_t *plane,
 }
 
 /* True if a rank's share lies in the plane as it will lie in the file: whole rows that follow each other. */
-static bool is_stretch(const mm_run *rows, const mm_run *cols, uint32_t plane_cols, uint32_t stored_cols) {
+static bool is_chunk(const mm_run *rows, const mm_run *cols, uint32_t plane_cols, uint32_t stored_cols) {
   return cols->step == cols->cell && cols->count == stored_cols && plane_cols == stored_cols &&
          (rows->count == 1 || rows->step == rows->cell);
 }
@@ -83,13 +83,13 @@ static bool scatter(mm_worker *w, const mm_strip *s, const void *const plane[MM_
       mm_share x;
       if (!mm_share_of(s, i, r, &x)) continue;
       const void *bytes = (const uint8_t *)plane[i] + strip_cell(&x.rows, 0) * x.row_bytes;
-      if (s->pt->spelling || !is_stretch(&x.rows, &x.cols, plane_cols, x.stored_cols)) {
+      if (s->pt->naming || !is_chunk(&x.rows, &x.cols, plane_cols, x.stored_cols)) {
         if (!mm_grow(&w->slice, &w->slice_cap, x.bytes, 1, err)) return false;
         gather(&x.rows, &x.cols, plane[i], plane_cols, x.stored_cols, size, w->slice);
-        if (s->pt->spelling) mm_dialect_scale(s->pt->spelling, sc, i, w->slice, x.bytes);
+        if (s->pt->naming) mm_target_format_scale(s->pt->naming, sc, i, w->slice, x.bytes);
         bytes = w->slice;
       }
-      const uint64_t base = s->pt->place[s->plan->layout->apart ? s->piece : 0][i].offset;
+      const uint64_t base = s->pt->place[s->plan->layout->unfused ? s->piece : 0][i].offset;
       const mm_given g = {.strip = s, .plane = i, .rank = r, .at = x.at - base, .offset = x.at, .bytes = bytes, .n = x.bytes};
       if (!to->take(to->ctx, &g, err)) return false;
     }
@@ -99,10 +99,10 @@ static bool scatter(mm_worker *w, const mm_strip *s, const void *const plane[MM_
 
 /* Writes the tensor that a target format stores in addition to the planes: the shape of a matrix whose words do not reveal it, or the
  * static scale of its inputs. */
-static bool put_beside(const mm_strip *s, const mm_taker *to, mm_err *err) {
-  const mm_spelling *spelt = s->pt->spelling;
+static bool put_companion(const mm_strip *s, const mm_taker *to, mm_err *err) {
+  const mm_target_naming *spelt = s->pt->naming;
   mm_share x;
-  if (!mm_share_beside(s, &x)) return true;
+  if (!mm_share_companions(s, &x)) return true;
   int64_t shape[2] = {s->x->rows, s->x->cols};
   float input = spelt->reciprocal ? 1 / s->t->input_scale : s->t->input_scale;
   const mm_given g = {
@@ -137,7 +137,7 @@ static bool run_strip(mm_worker *w, mm_strip *s, const mm_taker *to, mm_err *err
   if (!pack_strip(w, s, plane, err)) return false;
   w->zeroed += w->source.zeroed;
   if (is_head(s->t) && !note_dead_rows(w, s, plane, err)) return false;
-  return !to || (scatter(w, s, plane, to, err) && put_beside(s, to, err));
+  return !to || (scatter(w, s, plane, to, err) && put_companion(s, to, err));
 }
 
 static bool strip_amax(mm_worker *w, mm_strip *s, const mm_taker *to, mm_err *err) {

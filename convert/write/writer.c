@@ -21,7 +21,7 @@
 /* A file that an unsharded checkpoint of ours may hold. */
 static bool in_unsharded(const void *ctx, const char *name) {
   (void)ctx;
-  return mm_beside_has(name) || mm_unsharded_has(name);
+  return mm_companions_has(name) || mm_unsharded_has(name);
 }
 
 static bool usage(mm_err *err, const char *path, const char *what) {
@@ -84,7 +84,7 @@ static bool find_complete(mm_writer *w, bool archived, mm_err *err) {
 /* Names the output and records what has that name now, before it is judged: what appears later is then known to be somebody else's. */
 static bool look_at_target(mm_writer *w, mm_err *err) {
   mm_staging *s = &w->stage;
-  if (!mm_staging_name(s, w->o.target, NULL, err) || !mm_staging_apart(s, w->plan->hf->dir, err) || !mm_staging_recover(s, err) ||
+  if (!mm_staging_name(s, w->o.target, NULL, err) || !mm_staging_outside(s, w->plan->hf->dir, err) || !mm_staging_recover(s, err) ||
       !mm_staging_look(s, err))
     return false;
   w->staging = s->path;
@@ -373,7 +373,7 @@ bool mm_writer_open(mm_writer *w, mm_plan *p, const mm_writer_options *o, mm_err
   if (w->complete) return w->o.shares > 1 || remove_own_leftover(w, err);
   w->journal.level = o->level;
   w->skip = mm_calloc(p->step_count, sizeof *w->skip, err);
-  return w->skip && mm_beside_check(w, err) && take_staging(w, err) && open_journal(w, err) && check_space(w, err) &&
+  return w->skip && mm_companions_check(w, err) && take_staging(w, err) && open_journal(w, err) && check_space(w, err) &&
          mm_blocks_open(&w->blocks, p, w->dir, w->staging, o->buffers, err) && (o->level == 0 || mm_writer_archive_open(w, err));
 }
 
@@ -508,8 +508,8 @@ static bool is_part(const mm_writer *w, const char *name) {
   const mm_pack *p = &w->plan->pack;
   unsigned rank = 0, part = 0;
   const char *end = w->o.level > 0 ? ".zst" : "";
-  if (w->plan->layout->apart ? sscanf(name, "model-%9u-of-", &part) != 1 || part-- == 0
-                             : sscanf(name, "model-rank-%9u-part-%9u.", &rank, &part) != 2)
+  if (w->plan->layout->unfused ? sscanf(name, "model-%9u-of-", &part) != 1 || part-- == 0
+                               : sscanf(name, "model-rank-%9u-part-%9u.", &rank, &part) != 2)
     return false;
   if (rank >= mm_pack_ranks(p) || part >= p->rank[rank].part_count) return false;
   const char *file = p->rank[rank].part[part].file;
@@ -522,7 +522,7 @@ static bool is_due(const void *ctx, const char *name) {
   const mm_writer *w = ctx;
   const mm_plan *p = w->plan;
   bool due = is_part(w, name) || strcmp(name, p->layout->last) == 0 || (w->o.level > 0 && strcmp(name, MM_ARCHIVE) == 0) ||
-             (p->layout->apart && strcmp(name, MM_DIGESTS) == 0);
+             (p->layout->unfused && strcmp(name, MM_DIGESTS) == 0);
   for (size_t i = 0; !due && i < p->pack.file_count; i++) due = strcmp(name, p->pack.file[i].name) == 0;
   for (size_t i = 0; !due && i < MM_PLAN_TEXTS && p->text[i].name; i++) due = strcmp(name, p->text[i].name) == 0;
   return due;
@@ -553,7 +553,7 @@ static bool check_staged(mm_writer *w, mm_err *err) {
 }
 
 bool mm_writer_publish(mm_writer *w, mm_digest *manifest, mm_err *err) {
-  if (!mm_beside_write(w, err) || !write_table(w, err) || !remove_stale(w, err) || !mm_hf_unchanged(w->plan->hf, err) ||
+  if (!mm_companions_write(w, err) || !write_table(w, err) || !remove_stale(w, err) || !mm_hf_unchanged(w->plan->hf, err) ||
       !write_manifest(w, manifest, err) || !check_staged(w, err))
     return false;
   if (!mm_staging_publish(&w->stage, err)) return false;

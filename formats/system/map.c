@@ -93,7 +93,7 @@ bool mm_map_find(const void *p, mm_mapped *out) {
 /* The process ends here: what it calls allocates nothing and takes no lock. */
 static void on_bus_error(int n, siginfo_t *info, void *context) {
   (void)context;
-  static atomic_flag told = ATOMIC_FLAG_INIT;
+  static atomic_flag reported = ATOMIC_FLAG_INIT;
   const uint8_t *at = info->si_addr;
   const mapped *x = atomic_load(&first);
   for (; x; x = x->next) {
@@ -104,7 +104,7 @@ static void on_bus_error(int n, siginfo_t *info, void *context) {
     signal(n, SIG_DFL);
     return;
   }
-  while (atomic_flag_test_and_set(&told)) pause(); /* one line, from the thread that came first */
+  while (atomic_flag_test_and_set(&reported)) pause(); /* one line, from the thread that came first */
   struct stat s;
   mm_err err = {0};
   uint64_t offset = (uint64_t)(at - atomic_load(&x->data));

@@ -17,7 +17,7 @@
 
 static void (*listener)(const char *line);
 
-void mm_staging_notes(void (*told)(const char *line)) { listener = told; }
+void mm_staging_notes(void (*reported)(const char *line)) { listener = reported; }
 
 void mm_staging_note(const char *path, const char *text) {
   char shown[PATH_MAX], line[2 * PATH_MAX];
@@ -100,7 +100,7 @@ int mm_lies_in(int parent, const char *dir) {
   return fd < 0 ? -1 : lies_in(parent, fd, 0);
 }
 
-bool mm_staging_apart(const mm_staging *s, const char *source, mm_err *err) {
+bool mm_staging_outside(const mm_staging *s, const char *source, mm_err *err) {
   struct stat target;
   int found = 0;
   if (fstatat(s->parent, s->new_name, &target, AT_SYMLINK_NOFOLLOW) == 0) { /* what exists may hold the source */
@@ -270,7 +270,7 @@ static bool begin_anew(mm_staging *s, bool (*ours)(const void *ctx, const char *
 
 bool mm_staging_open(mm_staging *s, const char *target, const char *word, const char *source, uint64_t bytes,
                      bool (*ours)(const void *ctx, const char *name), const void *ctx, mm_err *err) {
-  if (!mm_staging_name(s, target, word, err) || !mm_staging_apart(s, source, err) || !mm_staging_look(s, err)) return false;
+  if (!mm_staging_name(s, target, word, err) || !mm_staging_outside(s, source, err) || !mm_staging_look(s, err)) return false;
   if (s->found == MM_TARGET_FULL) return refuse(s, err, "found something of that name, expected a new one");
   if (!mm_staging_take(s, false, err)) return false;
   if (begin_anew(s, ours, ctx, err) && mm_staging_look(s, err) && /* another run may have published since */

@@ -41,7 +41,7 @@ typedef struct mm_staging {
 } mm_staging;
 
 /* Receives notes for the user that are no failures: one line each, escaped. None until it is set; mm_program_start sets it. */
-void mm_staging_notes(void (*told)(const char *line));
+void mm_staging_notes(void (*reported)(const char *line));
 
 #define MM_STAGING_NONE \
   { .parent = -1, .dir = -1 }
@@ -50,7 +50,7 @@ void mm_staging_notes(void (*told)(const char *line));
  * converter. MM_USAGE E_OUTPUT when it cannot be a directory's name. */
 MM_MUST_USE bool mm_staging_name(mm_staging *s, const char *target, const char *word, mm_err *err);
 /* MM_USAGE E_OUTPUT when the target is, holds or lies in the directory `source`, by whatever path or mount. */
-MM_MUST_USE bool mm_staging_apart(const mm_staging *s, const char *source, mm_err *err);
+MM_MUST_USE bool mm_staging_outside(const mm_staging *s, const char *source, mm_err *err);
 /* 1 if the open directory `parent` is, or lies in, the directory `dir` or one of its directories, by any path or mount; 0 if not; -1 if
  * that cannot be found out (errno). */
 int mm_lies_in(int parent, const char *dir);

@@ -89,14 +89,14 @@ typedef struct sizes {
 static sizes sizes_of(const mm_model *m, const mm_rank_weights *w, const mm_demand *d) {
   sizes x = {.m = m, .w = w, .d = d, .rows = d->step_tokens};
   if (d->calibration) x.rows = mm_max(2, x.rows);
-  if (d->apart) x.rows = mm_max(MM_DEVICE_LEAST_APART, x.rows);
+  if (d->batch_invariant) x.rows = mm_max(MM_DEVICE_LEAST_APART, x.rows);
   x.pairs = x.rows * m->top_k;
   x.heads = m->heads / w->tp, x.kv_heads = mm_max(1, m->kv_heads / w->tp);
   for (uint32_t l = w->layer_first; l < w->layer_end; l++)
     x.inter = mm_max(x.inter, w->layer[l].w2.k), x.qkv = mm_max(x.qkv, w->layer[l].qkv.n);
   const uint64_t outs = mm_max(mm_min(d->outs ? d->outs : x.rows, x.rows), mm_min(d->slots, x.rows));
   x.logits_rows = mm_min(x.rows, outs <= MM_DEVICE_LARGEST_BUCKET ? mm_min(2 * outs, MM_DEVICE_LARGEST_BUCKET) : outs);
-  if (d->apart) x.logits_rows = mm_max(x.logits_rows, MM_DEVICE_LEAST_APART);
+  if (d->batch_invariant) x.logits_rows = mm_max(x.logits_rows, MM_DEVICE_LEAST_APART);
   return x;
 }
 
@@ -109,7 +109,7 @@ static void add_rows(uint64_t *sum, const sizes *x) {
 }
 
 /* The number of largest magnitudes of a row that the ranks exchange, since the rank's columns share the scales of the whole row. */
-static uint64_t told_of(const mm_packed *w) {
+static uint64_t published_of(const mm_packed *w) {
   if (!w->scheme || w->cut_k == 0) return 0;
   const mm_act_format *f = &mm_act_formats[w->scheme->act];
   return f->group == 0 ? 1 : mm_cells(w->whole_k, f->group);
@@ -130,7 +130,7 @@ static void add_experts(uint64_t *sum, const sizes *x) {
   uint64_t told = 0;
   for (uint32_t l = x->w->layer_first; l < x->w->layer_end; l++) {
     const mm_layer_weights *y = &x->w->layer[l];
-    told = mm_max(told, mm_max(mm_max(told_of(&y->out), told_of(&y->w2)), mm_max(told_of(&y->qkv), told_of(&y->w13))));
+    told = mm_max(told, mm_max(mm_max(published_of(&y->out), published_of(&y->w2)), mm_max(published_of(&y->qkv), published_of(&y->w13))));
   }
   if (x->d->act_quant && told) add(sum, x->pairs * told + 4, 4);
 }

@@ -34,9 +34,9 @@ typedef struct mm_demand {
   uint32_t taps;        /* layers whose output is kept */
   mm_cache_type cache;
   bool act_quant, calibration;
-  bool apart;    /* steps are padded, so that the rows of each are computed alike */
-  bool across;   /* the ranks of a stage are in several processes */
-  bool attached; /* another process holds the weights in the device's memory */
+  bool batch_invariant; /* steps are padded, so that the rows of each are computed alike */
+  bool across;          /* the ranks of a stage are in several processes */
+  bool attached;        /* another process holds the weights in the device's memory */
 } mm_demand;
 
 /* Bytes of one rank. */

@@ -110,7 +110,7 @@ static mm_landing scales_of(const mm_packed *w, const mm_landing_layout *y) {
 
 /* True if the codes of each matrix can land without the other matrices' codes. Words of four-bit codes are put in order in place only if
  * rows lie close and begin at a multiple of the word size in the file, since the file is read by whole pages. */
-static bool comes_apart(const mm_packed *w, const mm_landing *l) {
+static bool comes_by_matrix(const mm_packed *w, const mm_landing *l) {
   mm_mapped m;
   const uint64_t offset = mm_map_find(w->plane[0], &m) ? m.offset : 0;
   return !l->nibbles || (l->how == MM_LAND_AS_IS && offset % 4 == 0);
@@ -124,7 +124,7 @@ bool mm_landing_matrix(mm_landing_plan *p, const mm_packed *w, const char *name,
   mm_landing code = codes_of(w, y), scale = {0};
   mm_landing global = {.how = MM_LAND_WIDEN, .from = MM_F32, .factor = y->global_factor};
   code.group = scale.group = global.group = group;
-  if (groups.apart && comes_apart(w, &code)) code.group = groups.each, code.part = code.bytes / w->lead;
+  if (groups.by_matrix && comes_by_matrix(w, &code)) code.group = groups.each, code.part = code.bytes / w->lead;
   if (!mm_landing_place(p, (uint64_t)w->lead * w->n * y->pitch, code.how == MM_LAND_SPREAD, &code.at, err)) return false;
   if (y->scales) {
     scale = scales_of(w, y);

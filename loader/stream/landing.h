@@ -78,7 +78,7 @@ MM_MUST_USE bool mm_landing_place(mm_landing_plan *p, uint64_t bytes, bool zero,
 /* Which group w's planes arrive with; the codes of matrix i with each + i, after all that comes first, or with the others. */
 typedef struct mm_landing_groups {
   uint32_t group;
-  bool apart;
+  bool by_matrix;
   uint32_t each;
 } mm_landing_groups;
 /* Room for the planes of w and, where it has any (w->plane[0]), their way there. MM_BUG for a scheme with scales that are not bytes, f32,

@@ -49,11 +49,11 @@ typedef struct cut {
 } cut;
 
 /* Slices of rows, from each of up to three row ranges of the whole matrix; and of k columns. */
-static mm_packed rows_of(const cut *c, const char *scheme, uint32_t seed, const uint32_t stretch[3], uint32_t k) {
+static mm_packed rows_of(const cut *c, const char *scheme, uint32_t seed, const uint32_t chunk[3], uint32_t k) {
   mm_packed w = weight(scheme, seed, c->lead, 0, k);
   w.random.first = c->first;
-  for (uint32_t i = 0, before = 0; i < 3 && stretch[i]; before += stretch[i++]) {
-    const uint32_t slice = stretch[i] / c->ways;
+  for (uint32_t i = 0, before = 0; i < 3 && chunk[i]; before += chunk[i++]) {
+    const uint32_t slice = chunk[i] / c->ways;
     w.random.at[i] = w.n, w.random.from[i] = before + c->part * slice, w.n += slice;
     for (unsigned p = 0; c->ways > 1 && p < w.scheme->plane_count; p++) fit(&w.cell[p].n, slice);
   }

@@ -240,7 +240,7 @@ static bool values_differ(compiler *p, const mm_form *const *all, size_t count, 
 }
 
 /* No value fits two of the alternatives, all[i] of list[i]. */
-static bool told_apart(compiler *p, const mm_value *list, const mm_form *const *all) {
+static bool distinct(compiler *p, const mm_value *list, const mm_form *const *all) {
   unsigned seen = 0, twice = 0;
   size_t i = 0;
   if (list->count == 1) return true;
@@ -276,7 +276,7 @@ static bool compile_any(compiler *p, const mm_value *list, const char *keyword, 
     if (s->kind == MM_FORM_CHOICE && is_open(p, s)) return unserved(p, "$ref", " from an alternative to what holds it");
     all[count++] = s;
   }
-  if (one && !told_apart(p, list, all)) return false;
+  if (one && !distinct(p, list, all)) return false;
   for (size_t i = 0; i < count; i++) {
     p->keyword = keyword;
     if (!add_to_choice(p, &b, all[i])) return false;

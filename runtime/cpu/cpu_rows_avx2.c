@@ -47,8 +47,8 @@ LEVEL __m128i e4m3_f16(__m128i c) {
 /* Numbers of the high bytes of words: the even words' numbers, and the odd ones'. */
 LEVEL void e4m3_words(__m256i c, __m256 *even, __m256 *odd) {
   const __m256i f16 = _mm256_and_si256(_mm256_srai_epi16(c, 1), _mm256_set1_epi16((short)0xbf80));
-  const __m256i apart = _mm256_packus_epi32(_mm256_and_si256(f16, _mm256_set1_epi32(0xffff)), _mm256_srli_epi32(f16, 16));
-  const __m256i sorted = _mm256_permute4x64_epi64(apart, 0xd8);
+  const __m256i unpacked = _mm256_packus_epi32(_mm256_and_si256(f16, _mm256_set1_epi32(0xffff)), _mm256_srli_epi32(f16, 16));
+  const __m256i sorted = _mm256_permute4x64_epi64(unpacked, 0xd8);
   *even = _mm256_cvtph_ps(_mm256_castsi256_si128(sorted)), *odd = _mm256_cvtph_ps(_mm256_extracti128_si256(sorted, 1));
 }
 LEVEL __m256 e8m0_f32(__m256i e) {

@@ -7,7 +7,7 @@
 
 bool mm_cu_look_at_load(mm_backend *b, const mm_batch *batch, mm_err *err) {
   bool ready = false, padding = batch;
-  if (!b->loading || b->rehearses) return true;
+  if (!b->loading || b->dry_runs) return true;
   for (uint32_t i = 0; padding && i < batch->span_count; i++) padding = padding && batch->span[i].slot < 0;
   if (!(padding ? b->loading->finish(err) : b->loading->poll(&ready, err))) return false;
   ready |= padding;
@@ -25,14 +25,14 @@ bool mm_cu_finish_load(mm_backend *b, mm_err *err) { return !b->loading || b->lo
 static void give_up(mm_backend *b) { b->failed = "load", b->lost = b->err.status == MM_OK; }
 
 void mm_cu_wait_for_weights(mm_backend *b, uint32_t group) {
-  if (!b->loading || b->rehearses || b->lost || b->err.status != MM_OK) return;
+  if (!b->loading || b->dry_runs || b->lost || b->err.status != MM_OK) return;
   if (!b->loading->wait(group, b->stream, &b->err)) give_up(b);
 }
 
 void mm_cu_wait_for_experts(mm_backend *b) {
   if (!b->loading) return;
   const auto list_used = [&] { return mm_cu_check(mm_cu_list_used(b->route, b->used, b->rows, b->stream), "experts in use", &b->err); };
-  if (b->rehearses) {
+  if (b->dry_runs) {
     list_used();
     return;
   }
@@ -45,6 +45,6 @@ void mm_cu_wait_for_experts(mm_backend *b) {
 
 bool mm_cu_come_to_end(mm_backend *b, mm_err *err) {
   if (!b->lost && b->err.status == MM_OK) return !b->peers || mm_cu_peers_settle(b->peers, b->stream, err);
-  if (b->c.comm) mm_comm_break(b->c.comm);
+  if (b->c.comm) mm_comm_abort(b->c.comm);
   return false;
 }

@@ -7,8 +7,8 @@
  * second such step the ops are collected and captured as a graph; from then on begin uploads the batch, the ops between do nothing, and end
  * or choose replays. Any other step is launched kernel by kernel, and every one once a capture has failed, which is reported.
  *
- * Batch-invariant steps (mm_backend_config.apart) take the prefill kernels for single tokens too, padded with rows of slot -1 to so many
- * that products take the prefill kernels; lightning attention goes token by token. No graph is captured then.
+ * Batch-invariant steps (mm_backend_config.batch_invariant) take the prefill kernels for single tokens too, padded with rows of slot -1 to
+ * so many that products take the prefill kernels; lightning attention goes token by token. No graph is captured then.
  *
  * Nothing waits but end and collect: a step ended by choose leaves its choices on the device, where the next one finds them. */
 #include <stdio.h>
@@ -19,7 +19,7 @@
 #include "runtime/cuda/backend.h"
 #include "runtime/cuda/comm/peers.h"
 #include "runtime/cuda/core/launch.h"
-#include "runtime/engine/draw.h"
+#include "runtime/engine/random_draw.h"
 
 namespace {
 
@@ -48,25 +48,26 @@ uint32_t bucket_of(const mm_backend *b, uint32_t rows) {
 bool receives(const mm_backend *b) { return b->c.weights->layer_first > 0; }
 
 bool grow_logits(mm_backend *b, size_t rows, mm_err *err) {
-  return rows <= b->logits_rows || b->rehearses || mm_cu_make_logits(b, rows, err);
+  return rows <= b->logits_rows || b->dry_runs || mm_cu_make_logits(b, rows, err);
 }
 
 /* Sets the kind of the step and its sizes. */
 void plan_step(mm_backend *b, const mm_batch *batch) {
-  b->decode = !b->c.apart && batch->tokens > 0 && batch->span_count == batch->tokens;
+  b->decode = !b->c.batch_invariant && batch->tokens > 0 && batch->span_count == batch->tokens;
   b->ending = batch->sampling ? GREEDY : LOGITS, b->asked = nullptr, b->keeps = false;
   for (uint32_t i = 0; batch->sampling && i < batch->out_count; i++) {
     b->ending = std::max(b->ending, (step_end)(GREEDY + mm_cu_draws_of(&batch->sampling[i], b->choice.vocab)));
     if (mm_sampling_asks(&batch->sampling[i]) & ~(uint32_t)MM_SAMPLES_MIN_P) b->asked = batch->sampling;
   }
   if (b->asked) b->ending = LOGITS;
-  for (b->singles = 0; !b->c.apart && !b->decode && b->singles < batch->span_count && batch->span[b->singles].count == 1;) b->singles++;
+  for (b->singles = 0; !b->c.batch_invariant && !b->decode && b->singles < batch->span_count && batch->span[b->singles].count == 1;)
+    b->singles++;
   const uint32_t bucket = b->decode && batch->out_count == batch->tokens ? bucket_of(b, batch->tokens) : 0;
   b->rows = bucket ? bucket : batch->tokens, b->tokens = batch->tokens;
   if (b->c.calibration && b->rows == 1) b->rows = 2; /* a single token's pairs are not sorted, as mm_cu_collect_experts wants them */
   b->wanted = batch->out_count, b->outs = bucket ? bucket : batch->out_count;
-  if (b->c.apart && b->rows) b->rows = (uint32_t)mm_max(b->rows, kLeastApart);
-  if (b->c.apart && b->outs) b->outs = (uint32_t)mm_max(b->outs, kLeastApart);
+  if (b->c.batch_invariant && b->rows) b->rows = (uint32_t)mm_max(b->rows, kLeastInvariant);
+  if (b->c.batch_invariant && b->outs) b->outs = (uint32_t)mm_max(b->outs, kLeastInvariant);
   b->spans = batch->span_count, b->tiles = 0;
   b->mode = EAGER, b->graph = nullptr;
 }
@@ -74,7 +75,7 @@ void plan_step(mm_backend *b, const mm_batch *batch) {
 /* Decides between launching, capturing and replaying: after its buffers have their sizes, since growing one drops captured graphs. */
 void plan_mode(mm_backend *b) {
   if (!b->decode || b->outs != b->rows || b->rows > kBuckets[sizeof kBuckets / sizeof *kBuckets - 1]) return;
-  if (b->c.eager || b->unrecorded || b->rehearses) return;
+  if (b->c.eager || b->unrecorded || b->dry_runs) return;
   b->graph = &b->graphs[{b->rows, b->ending}];
   if (b->graph->exec) {
     b->mode = REPLAY;
@@ -134,7 +135,7 @@ bool cuda_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
   batch_arrays host;
   size_t bytes = mm_cu_place_batch(b->rows, b->decode, static_cast<char *>(b->step->block), &host);
   mm_cu_place_batch(b->rows, b->decode, static_cast<char *>(b->device_block), &b->device);
-  if (b->rehearses) {
+  if (b->dry_runs) {
     fill_batch(b, batch, &host);
     return true;
   }
@@ -224,7 +225,7 @@ bool succeeded(const mm_backend *b, mm_err *err) {
 
 bool cuda_end(mm_backend *b, float *out, mm_err *err) {
   finish_step(b);
-  if (b->rehearses) return succeeded(b, err);
+  if (b->dry_runs) return succeeded(b, err);
   const bool here = mm_cu_come_to_end(b, err);
   if (here && b->err.status == MM_OK && b->wanted)
     check(b,
@@ -270,8 +271,8 @@ bool queue_choices(mm_backend *b, mm_err *err) {
 bool cuda_choose(mm_backend *b, mm_err *err) {
   if (!b->asked) choose_tokens(b);
   finish_step(b);
-  if (b->rehearses) return succeeded(b, err);
-  b->step->tells.clear();
+  if (b->dry_runs) return succeeded(b, err);
+  b->step->logprobs_wanted.clear();
   if (b->asked && b->err.status == MM_OK && !b->lost) choose_asked(b, b->asked);
   return queue_choices(b, err);
 }
@@ -281,7 +282,7 @@ bool cuda_keep(mm_backend *b, mm_err *err) {
   if (b->err.status == MM_OK) check(b, cudaEventRecord(b->step->done, b->stream), "record event");
   b->keeps = !b->lost && succeeded(b, err) && mm_cu_loaded(b, err);
   if (b->keeps) return true;
-  if (b->c.comm) mm_comm_break(b->c.comm); /* as mm_cu_come_to_end */
+  if (b->c.comm) mm_comm_abort(b->c.comm); /* as mm_cu_come_to_end */
   cudaStreamSynchronize(b->stream);
   return false;
 }
@@ -316,7 +317,7 @@ bool chosen(mm_backend *b, const step_memory *m, mm_err *err) {
   const bool done = mm_cu_check(cudaEventSynchronize(m->done), "step", err) && mm_cu_loaded(b, err);
   if (!b->peers) return done;
   bool here = done && mm_cu_peers_check(b->peers, err), all;
-  if (here && (m->broken || mm_comm_hurt_now(b->c.comm))) here = mm_comm_blame(b->c.comm, err);
+  if (here && (m->broken || mm_comm_failed_now(b->c.comm))) here = mm_comm_root_cause(b->c.comm, err);
   return mm_cu_peers_meet(b->peers, here, &all, err) && all;
 }
 
@@ -325,9 +326,9 @@ bool cuda_collect(mm_backend *b, int32_t *id, mm_err *err) {
   b->queued.pop_front();
   const bool done = chosen(b, m, err);
   if (done && id) memcpy(id, m->id, m->outs * sizeof *id);
-  for (size_t i = 0; done && i < m->tells.size(); i++) {
-    const mm_cu_tells &t = m->tells[i];
-    memcpy(t.to, m->told + (size_t)t.row * MM_CU_TOLD, t.count * sizeof *t.to);
+  for (size_t i = 0; done && i < m->logprobs_wanted.size(); i++) {
+    const mm_cu_logprobs_wanted &t = m->logprobs_wanted[i];
+    memcpy(t.to, m->logprobs + (size_t)t.row * MM_CU_LOGPROBS, t.count * sizeof *t.to);
   }
   if (!done) b->queued.clear();
   return done;
@@ -364,14 +365,14 @@ void cuda_receive(mm_backend *b, mm_act x) {
   mm_cu_wait_for_weights(b, 0);
   if (!begin_op(b)) return;
   b->inputs.wrote(x.data);
-  if (b->rehearses) return;
+  if (b->dry_runs) return;
   b->lost =
       !mm_cu_receive_rows(b, rows_of(x), x.width, &b->err) || !mm_cu_look_at_load(b, nullptr, &b->err) || !grow_logits(b, b->outs, &b->err);
   if (b->lost) b->failed = "receive";
 }
 
 void cuda_send(mm_backend *b, mm_act x) {
-  if (begin_op(b) && !b->rehearses && !mm_cu_send_rows(b, rows_of(x), x.width, &b->err)) b->failed = "send";
+  if (begin_op(b) && !b->dry_runs && !mm_cu_send_rows(b, rows_of(x), x.width, &b->err)) b->failed = "send";
 }
 
 void cuda_layer(mm_backend *b, uint32_t l) { mm_cu_wait_for_weights(b, mm_cu_group_of_layer(l)); }
@@ -415,7 +416,7 @@ void cuda_lightning(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv) {
   b->inputs.wrote(o.data);
   const layer_cache &c = b->cache[layer];
   const mm_cu_lightning a = {rows_of(qkv), rows_of(o), c.state, c.slope, b->heads.heads, b->heads.head_dim, b->state_floats};
-  if (b->c.apart) {
+  if (b->c.batch_invariant) {
     check(b, mm_cu_lightning_rows(a, b->device.span, b->spans, b->stream), "lightning rows");
     return;
   }
@@ -452,11 +453,11 @@ void cuda_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router
   const auto narrow = b->weight.find(router);
   const bool wide = narrow == b->weight.end();
   const void *w = wide ? static_cast<const void *>(b->values[router]) : narrow->second.data;
-  const mm_cu_router m = {w,         wide,       x.width,           wide ? b->router[router] : nullptr, b->route_product,
-                          b->decode, b->c.apart, ahead_of(b, layer)};
+  const mm_cu_router m = {
+      w, wide, x.width, wide ? b->router[router] : nullptr, b->route_product, b->decode, b->c.batch_invariant, ahead_of(b, layer)};
   b->route.bias = bias ? b->values[bias] : nullptr, b->route.slot = b->device.slot;
   b->route.load = b->load + (size_t)layer * b->route.experts;
-  const bool alone = b->put_off_sums && b->rows == 1 && mm_cu_peers_apart(b->peers);
+  const bool alone = b->put_off_sums && b->rows == 1 && mm_cu_peers_distinct(b->peers);
   if (b->put_off.n == x.data && (!b->put_off_sums || alone)) {
     check(b,
           alone ? mm_cu_combine_route_ranks(b->peers, b->put_off, m, b->route, b->stream)
@@ -554,7 +555,7 @@ const mm_ops mm_ops_cuda = {
     .receive = cuda_receive,
     .experts_cut = true,
     .across = true,
-    .apart_asked = true,
+    .batch_invariant_on_request = true,
     .pages = true,
     .state_bytes = mm_cu_state_bytes,
     .state_copy = mm_cu_state_copy,

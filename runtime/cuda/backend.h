@@ -15,7 +15,7 @@
 #include "runtime/cuda/core/load.h"
 #include "runtime/cuda/core/upload.h"
 #include "runtime/cuda/gemm/inputs.h"
-#include "runtime/cuda/sampling/choose.h"
+#include "runtime/cuda/sampling/sampling.h"
 #include "runtime/engine/ops.h"
 
 /* One step's batch, as the kernels read it; the same layout in pinned host memory and on the device. */
@@ -31,7 +31,7 @@ struct batch_arrays {
 };
 
 /* A row whose logprobs go to the caller once they are collected. */
-struct mm_cu_tells {
+struct mm_cu_logprobs_wanted {
   uint32_t row, count;
   mm_logprob *to;
 };
@@ -54,10 +54,10 @@ struct step_memory {
   mm_page_copy *copy = nullptr; /* [slots] likewise */
   char *asks = nullptr;         /* pinned: what its rows ask for, as uploaded */
   size_t asks_cap = 0;
-  mm_logprob *told = nullptr; /* pinned: [outs, MM_CU_TOLD], rows with logprobs */
-  size_t told_cap = 0;
-  std::vector<mm_cu_tells> tells; /* whose those are */
-  bool broken = false;            /* it was under way when some rank failed: its choices are none */
+  mm_logprob *logprobs = nullptr; /* pinned: [outs, MM_CU_LOGPROBS], rows with logprobs */
+  size_t logprobs_cap = 0;
+  std::vector<mm_cu_logprobs_wanted> logprobs_wanted; /* whose those are */
+  bool broken = false;                                /* it was under way when some rank failed: its choices are none */
 };
 constexpr uint32_t kEdits = 4096;         /* of a step's page tables; of more the whole table is uploaded */
 constexpr uint32_t kSteps = MM_QUEUE + 1; /* a step may begin while as many as may be are outstanding */
@@ -67,7 +67,7 @@ constexpr uint32_t kSteps = MM_QUEUE + 1; /* a step may begin while as many as m
 constexpr uint32_t kBuckets[] = {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256};
 
 /* Least number of rows of a batch-invariant step. */
-constexpr uint32_t kLeastApart = MM_CU_SKINNY + 1;
+constexpr uint32_t kLeastInvariant = MM_CU_DECODE_ROWS + 1;
 
 /* The end of a step after the forward pass. */
 /* Logits, or choices: of which draws at most (mm_cu_draws). */
@@ -126,9 +126,9 @@ struct mm_backend {
   batch_arrays device = {};
   std::deque<step_memory *> queued; /* ended by choose, not collected */
   mm_cu_choose choice = {};
-  int32_t *ids = nullptr;                   /* [slots, max_positions] that the slots hold */
-  grown ask_block, raw, seen, told, scores; /* of steps whose rows ask for more than a draw (asks.cu) */
-  bool keeps = false;                       /* the logits of the step before wait for their choice */
+  int32_t *ids = nullptr;                       /* [slots, max_positions] that the slots hold */
+  grown ask_block, raw, seen, logprobs, scores; /* of steps whose rows ask for more than a draw (sampling_requests.cu) */
+  bool keeps = false;                           /* the logits of the step before wait for their choice */
 
   float *logits = nullptr; /* [logits_rows, vocab_rows] this rank's */
   size_t logits_rows = 0;
@@ -147,7 +147,7 @@ struct mm_backend {
   step_mode mode = EAGER;
   step_graph *graph = nullptr;
   std::vector<std::function<void()>> kept; /* CAPTURE: the ops so far */
-  bool rehearses = false;                  /* ops are judged, and nothing is done (mm_cu_rehearsing) */
+  bool dry_runs = false;                   /* ops are judged, and nothing is done (mm_cu_dry_run) */
   mm_cu_combine put_off = {};              /* a residual and norm that the next op does along, or has done first; n NULL: none */
   uint32_t put_off_width = 0;
   bool put_off_sums = false;                                  /* its branch is still this rank's alone */
@@ -206,7 +206,7 @@ bool mm_cu_make_room(mm_backend *b, mm_err *err, const F &grow) {
 }
 
 /* Chooses a token for each wanted row of the step whose logits are there, whatever its row asks for: launched, not recorded. Logprobs
- * go to the step's memory (asks.cu). */
+ * go to the step's memory (sampling_requests.cu). */
 MM_MUST_USE bool mm_cu_choose_asked(mm_backend *b, const mm_sampling *set, mm_err *err);
 
 /* Before the batch's upload: the device's table says for the batch's slots what the batch does, and its copies are made (paging.cu). */
@@ -248,7 +248,7 @@ cudaError_t mm_cu_sum_ranks(mm_backend *b, __nv_bfloat16 *x, uint32_t width);
 bool mm_cu_combines_ranks(const mm_cu_peers *p, uint32_t rows, uint32_t width);
 /* sent: the launch before has sent all of a.branch where mm_cu_push_rows said. */
 cudaError_t mm_cu_combine_ranks(const mm_cu_peers *p, const mm_cu_combine &a, uint32_t rows, uint32_t width, bool sent, cudaStream_t s);
-/* mm_cu_combine_ranks for many rows over two ranks (ranks_many.cu). */
+/* mm_cu_combine_ranks for many rows over two ranks (ranks_prefill.cu). */
 cudaError_t mm_cu_combine_many(const mm_cu_peers *p, const mm_cu_combine &a, uint32_t rows, uint32_t width, bool sent, cudaStream_t s);
 /* Where a branch of many rows may go as it is made, with nothing exchanged before its combine; nowhere for others. */
 mm_cu_push mm_cu_push_rows(const mm_cu_peers *p, uint32_t rows, uint32_t width);
@@ -282,7 +282,7 @@ bool mm_cu_finish_load(mm_backend *b, mm_err *err);
 /* At the end of a step, before any wait: false unless all ranks are there. A rank that has failed reports it to the others. */
 MM_MUST_USE bool mm_cu_come_to_end(mm_backend *b, mm_err *err);
 /* A step that ran while weights arrived gives no result before those that it waited for have been found good. */
-inline bool mm_cu_loaded(mm_backend *b, mm_err *err) { return !b->loading || b->rehearses || b->loading->is_sound(err); }
+inline bool mm_cu_loaded(mm_backend *b, mm_err *err) { return !b->loading || b->dry_runs || b->loading->is_sound(err); }
 
 /* ---- mm_ops' of slots (slots.cu) ---- */
 
@@ -297,7 +297,7 @@ bool mm_cu_ids_load(mm_backend *b, uint32_t slot, const int32_t *id, uint32_t co
 /* b->border, where this is not the only stage. Its steps are not recorded. */
 MM_MUST_USE bool mm_cu_open_stage(mm_backend *b, mm_err *err);
 /* The step's rows x[tokens, width] to the same rank of the next stage, once they are there; or from the one before, zeros behind them. Both
- * wait. False without an error of its own where another rank failed (mm_comm_break). */
+ * wait. False without an error of its own where another rank failed (mm_comm_abort). */
 MM_MUST_USE bool mm_cu_send_rows(mm_backend *b, const __nv_bfloat16 *x, uint32_t width, mm_err *err);
 MM_MUST_USE bool mm_cu_receive_rows(mm_backend *b, __nv_bfloat16 *x, uint32_t width, mm_err *err);
 /* A norm for rows that nobody reads normed: the last of a stage that is not the last one. */

@@ -11,8 +11,8 @@
 #include "runtime/cuda/comm/peers.h"
 #include "runtime/cuda/core/launch.h"
 #include "runtime/cuda/core/load.h"
-#include "runtime/engine/draw.h"
 #include "runtime/engine/position.h"
+#include "runtime/engine/random_draw.h"
 
 namespace {
 
@@ -105,8 +105,8 @@ bool settle_inputs(mm_backend *b, mm_err *err) {
 }
 
 /* What the size of the cache follows from (loader/stream/capacity.h) is what is allocated here. */
-static_assert(MM_DEVICE_SKINNY == MM_CU_SKINNY && MM_DEVICE_FEW_EACH == MM_CU_FEW_EACH && MM_DEVICE_LEAST_APART == kLeastApart &&
-              MM_DEVICE_SEEN == MM_CU_SEEN && MM_DEVICE_TOLD == MM_CU_TOLD && MM_DEVICE_TILE == MM_CU_GQA_KEYS);
+static_assert(MM_DEVICE_SKINNY == MM_CU_DECODE_ROWS && MM_DEVICE_FEW_EACH == MM_CU_FEW_EACH && MM_DEVICE_LEAST_APART == kLeastInvariant &&
+              MM_DEVICE_SEEN == MM_CU_SEEN && MM_DEVICE_TOLD == MM_CU_LOGPROBS && MM_DEVICE_TILE == MM_CU_GQA_KEYS);
 static_assert(MM_DEVICE_LARGEST_BUCKET == kBuckets[sizeof kBuckets / sizeof *kBuckets - 1]);
 
 /* Tables under which every slot has pages of its own, until a batch brings others. */
@@ -180,7 +180,7 @@ bool open_experts(mm_backend *b, mm_err *err) {
   const uint64_t tokens = b->c.limits.max_tokens, pairs = tokens * m->top_k;
   uint64_t inter = 0;
   for (uint32_t l = 0; l < m->layers; l++) inter = mm_max(inter, b->c.weights->layer[l].w2.k);
-  const uint64_t slots = mm_min(m->experts, MM_CU_SKINNY * m->top_k);
+  const uint64_t slots = mm_min(m->experts, MM_CU_DECODE_ROWS * m->top_k);
   mm_cu_memory *y = &b->memory;
   y->what = "buffers of experts";
   b->route = {m->experts,
@@ -195,21 +195,21 @@ bool open_experts(mm_backend *b, mm_err *err) {
               y->array<uint32_t>(1, err),
               y->array<uint32_t>(slots, err),
               y->array<uint32_t>(slots, err),
-              y->array<float>(slots * MM_CU_SKINNY, err),
+              y->array<float>(slots * MM_CU_DECODE_ROWS, err),
               y->array<unsigned long long>(MM_CU_MAX_TOP_K, err),
               y->array<uint32_t>(m->experts + UINT64_C(1), err),
               y->array<uint32_t>(pairs, err)};
   const mm_packed *own = &b->c.weights->layer[b->c.weights->layer_first].w13;
   if (own->lead < m->experts) b->route.first = b->c.weights->expert_first, b->route.held = own->lead;
-  b->route_product = y->array<float>(tokens > MM_CU_SKINNY ? tokens * 3 * m->experts : 1, err);
-  b->middle = y->array<bf16>(mm_max(slots * MM_CU_SKINNY, mm_max(pairs, 3 * mm_min(tokens, MM_CU_FEW_EACH) * m->top_k)) * inter, err);
+  b->route_product = y->array<float>(tokens > MM_CU_DECODE_ROWS ? tokens * 3 * m->experts : 1, err);
+  b->middle = y->array<bf16>(mm_max(slots * MM_CU_DECODE_ROWS, mm_max(pairs, 3 * mm_min(tokens, MM_CU_FEW_EACH) * m->top_k)) * inter, err);
   b->pair_out = y->array<float>(tokens > 1 ? pairs * m->hidden : 1, err);
   b->load = y->array<unsigned long long>((uint64_t)m->layers * m->experts, err);
   if (!b->c.attach && !mm_cu_check(cudaMallocHost(&b->used, MM_CU_MAX_EXPERTS / 8), "cudaMallocHost", err)) return false;
-  uint64_t told = 0;
-  for (const auto &w : b->weight) told = mm_max(told, w.second.whole.whole_k ? mm_cu_told_largest(&w.second.whole) : 0);
-  b->whole_rows.room = mm_round_up(pairs * told, 4);
-  b->whole_rows.largest = told ? y->array<float>(b->whole_rows.room, err) : nullptr;
+  uint64_t logprobs = 0;
+  for (const auto &w : b->weight) logprobs = mm_max(logprobs, w.second.whole.whole_k ? mm_cu_published_largest(&w.second.whole) : 0);
+  b->whole_rows.room = mm_round_up(pairs * logprobs, 4);
+  b->whole_rows.largest = logprobs ? y->array<float>(b->whole_rows.room, err) : nullptr;
   const uint32_t widest = (uint32_t)mm_max(m->hidden, b->heads.heads * b->heads.head_dim);
   return err->status == MM_OK && (!b->c.act_quant || b->inputs.open(y, (uint32_t)tokens, widest, err));
 }
@@ -239,7 +239,7 @@ bool open_logits(mm_backend *b, mm_err *err) {
     rows = mm_min(n, b->c.limits.max_tokens);
     break;
   }
-  if (b->c.apart) rows = mm_max(rows, kLeastApart);
+  if (b->c.batch_invariant) rows = mm_max(rows, kLeastInvariant);
   return mm_cu_make_logits(b, rows, err);
 }
 
@@ -316,7 +316,7 @@ bool check_shared(mm_err *err) {
 /* ---- dry run ---- */
 
 /* A dry run of one step: every launch is checked (mm_cu_judge), none is done. rows: single tokens, or chunks of `each`. */
-bool rehearse_step(mm_forward *f, uint32_t rows, uint32_t each, mm_err *err) {
+bool dry_run_step(mm_forward *f, uint32_t rows, uint32_t each, mm_err *err) {
   std::vector<int32_t> id(rows, 0);
   std::vector<uint32_t> out(rows);
   std::vector<mm_span> span;
@@ -334,25 +334,25 @@ bool rehearse_step(mm_forward *f, uint32_t rows, uint32_t each, mm_err *err) {
 }
 
 /* The same for the page copies before a step that continues in other pages. */
-bool rehearse_pages(mm_backend *b, mm_err *err) {
+bool dry_run_pages(mm_backend *b, mm_err *err) {
   mm_cu_page_work w = b->page_work;
   w.edits = kEdits, w.copies = (uint32_t)mm_min(b->c.limits.slots, b->c.limits.max_tokens);
   return mm_cu_check(mm_cu_prepare_pages(w, b->stream), "pages", err);
 }
 
 /* A choice that asks for everything, and one that asks for nothing. */
-bool rehearse_asks(mm_backend *b, mm_err *err) {
+bool dry_run_asks(mm_backend *b, mm_err *err) {
   mm_cu_asks q = {};
-  q.copies = q.tells = true, q.most_bias = b->choice.vocab, q.penalised = 1, q.longest = b->c.limits.max_positions;
+  q.copies = q.logprobs_wanted = true, q.most_bias = b->choice.vocab, q.penalised = 1, q.longest = b->c.limits.max_positions;
   return mm_cu_check(mm_cu_choose_tokens(b->choice, b->c.limits.max_tokens, MM_CU_GREEDY, b->stream), "choose", err) &&
          mm_cu_check(mm_cu_adjust(b->choice, nullptr, q, b->c.limits.max_tokens, b->stream), "adjust", err) &&
-         mm_cu_check(mm_cu_tell(b->choice, q, b->c.limits.max_tokens, b->stream), "logprobs", err) &&
+         mm_cu_check(mm_cu_logprobs(b->choice, q, b->c.limits.max_tokens, b->stream), "logprobs", err) &&
          mm_cu_check(mm_cu_score(b->choice, nullptr, nullptr, b->c.limits.max_tokens, b->stream), "likelihood", err);
 }
 
 /* Whatever a step's launches may ask for, this device and the code built for it have: decode steps of every kind of size, and prefills. The
  * acts are not there yet; their places are never read. It also loads every kernel, so that none is loaded while a step is recorded. */
-bool rehearse(mm_backend *b, mm_err *err) {
+bool dry_run(mm_backend *b, mm_err *err) {
   mm_forward f = {};
   f.ops = &mm_ops_cuda, f.backend = b, f.model = b->c.model, f.weights = b->c.weights;
   uint32_t qkv = 0;
@@ -362,14 +362,14 @@ bool rehearse(mm_backend *b, mm_err *err) {
   for (uint32_t i = 0; i < sizeof acts / sizeof *acts; i++) *acts[i] = {place + i * 1024, b->c.model->hidden};
   f.qkv.width = qkv, f.o.width = f.gate.width = b->heads.heads * b->heads.head_dim;
   float *const logits = b->logits;
-  b->logits = reinterpret_cast<float *>(place), b->rehearses = mm_cu_rehearsing = true;
+  b->logits = reinterpret_cast<float *>(place), b->dry_runs = mm_cu_dry_run = true;
   const uint32_t most = b->c.limits.max_tokens;
   bool ok = true;
-  for (uint32_t rows : {1u, 2u, 8u, 9u, 16u, 17u, 64u, 65u, 256u, 257u, most}) ok = ok && (rows > most || rehearse_step(&f, rows, 1, err));
-  for (uint32_t rows : {2u, 16u, 17u, 64u, 65u, 128u, 513u, most}) ok = ok && (rows > most || rehearse_step(&f, rows, rows, err));
-  ok = ok && (most < 3 || rehearse_step(&f, most, 2, err));
-  ok = ok && rehearse_pages(b, err) && rehearse_asks(b, err);
-  b->logits = logits, b->rehearses = mm_cu_rehearsing = false;
+  for (uint32_t rows : {1u, 2u, 8u, 9u, 16u, 17u, 64u, 65u, 256u, 257u, most}) ok = ok && (rows > most || dry_run_step(&f, rows, 1, err));
+  for (uint32_t rows : {2u, 16u, 17u, 64u, 65u, 128u, 513u, most}) ok = ok && (rows > most || dry_run_step(&f, rows, rows, err));
+  ok = ok && (most < 3 || dry_run_step(&f, most, 2, err));
+  ok = ok && dry_run_pages(b, err) && dry_run_asks(b, err);
+  b->logits = logits, b->dry_runs = mm_cu_dry_run = false;
   b->err.status = MM_OK, b->failed = nullptr, b->put_off = {};
   return ok;
 }
@@ -414,14 +414,14 @@ void mm_cu_backend_close(mm_backend *b) {
   mm_cu_peers_close(b->peers);
   if (b->stream) cudaStreamDestroy(b->stream);
   cudaFreeHost(b->border);
-  for (grown *g : {&b->ask_block, &b->raw, &b->seen, &b->told, &b->scores}) g->close();
+  for (grown *g : {&b->ask_block, &b->raw, &b->seen, &b->logprobs, &b->scores}) g->close();
   for (step_memory &m : b->memory_of_step) {
     cudaFreeHost(m.block);
     cudaFreeHost(m.id);
     cudaFreeHost(m.edit);
     cudaFreeHost(m.copy);
     cudaFreeHost(m.asks);
-    cudaFreeHost(m.told);
+    cudaFreeHost(m.logprobs);
     if (m.done) cudaEventDestroy(m.done);
   }
   cudaFreeHost(b->used);
@@ -524,7 +524,7 @@ mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err) {
   const mm_model *m = c->model;
   b->c = *c;
   if (c->calibration) b->c.eager = true, b->c.limits.max_tokens = (uint32_t)mm_max(2, c->limits.max_tokens);
-  if (c->apart) b->c.limits.max_tokens = (uint32_t)mm_max(kLeastApart, c->limits.max_tokens);
+  if (c->batch_invariant) b->c.limits.max_tokens = (uint32_t)mm_max(kLeastInvariant, c->limits.max_tokens);
   b->heads = {m->heads / c->weights->tp, (uint32_t)mm_max(1, m->kv_heads / c->weights->tp), m->head_dim, m->rotary_dim};
   mm_err first = {};
   b->loading.reset(new mm_cu_load);
@@ -540,7 +540,7 @@ mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err) {
   ok = ok && open_caches(b, &first) && open_experts(b, &first) && open_batch(b, &first) && open_choice(b, &first) &&
        mm_cu_open_stage(b, &first) && mm_cu_open_sums(b, &first) && mm_cu_check(cudaStreamSynchronize(0), "open", &first);
   mm_read_log_mark(c->log, "caches");
-  ok = ok && mm_cu_open_ranks(b, &first) && open_logits(b, &first) && rehearse(b, &first);
+  ok = ok && mm_cu_open_ranks(b, &first) && open_logits(b, &first) && dry_run(b, &first);
   mm_read_log_mark(c->log, "rehearsed");
   if (ok) return b;
   if (err->status == MM_OK) *err = first;

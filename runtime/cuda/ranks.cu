@@ -19,7 +19,7 @@ constexpr double kLimit_s = 4; /* for which kernels wait for another rank */
 constexpr uint32_t kWaitingBlocks = 96, kWideBlocks = 48, kNarrowRows = 128;
 
 /* Two ranges of a row, side by side: [0, n[0]) and [n[0], n[0] + n[1]). */
-struct stretches {
+struct chunks {
   uint32_t n[2];
 };
 
@@ -35,7 +35,7 @@ __device__ float block_sum(float v, float *part) {
 }
 
 /* The sum of squares of each range, in all threads; part as above. */
-__device__ void square_row(float sum[2], const bf16 *row, stretches s, float *part) {
+__device__ void square_row(float sum[2], const bf16 *row, chunks s, float *part) {
   for (int i = 0; i < 2; i++) {
     sum[i] = 0;
     for (uint32_t c = threadIdx.x * 8; c < s.n[i]; c += kThreads * 8) {
@@ -56,7 +56,7 @@ __device__ void add_ranks(float sum[2], const peer_view &c, uint32_t epoch) {
     uint2 mine = make_uint2(__float_as_uint(sum[0]), __float_as_uint(sum[1]));
     if (r < c.ranks && r != c.rank) {
       put_word(c.word(r, parity, c.rank) + blockIdx.x, make_uint4(mine.x, flag, mine.y, flag));
-      peer_patience p(c);
+      peer_timeout p(c);
       mine = p.word(c.word(c.rank, parity, r) + blockIdx.x, flag, r);
     }
     __syncwarp();
@@ -73,7 +73,7 @@ __device__ void add_ranks(float sum[2], const peer_view &c, uint32_t epoch) {
 }
 
 /* sums[row, 2]: sums of squares of each range. */
-__global__ void __launch_bounds__(kThreads) square_rows(float *sums, const bf16 *x, uint32_t pitch, stretches s) {
+__global__ void __launch_bounds__(kThreads) square_rows(float *sums, const bf16 *x, uint32_t pitch, chunks s) {
   __shared__ float part[kThreads / 32];
   grid_wait_and_launch_next();
   float sum[2];
@@ -87,7 +87,7 @@ struct qk_norms {
   const float *q_norm, *k_norm;
   float eps;
   uint32_t pitch;
-  stretches s;
+  chunks s;
 };
 
 __device__ void scale_qk_row(const qk_norms &a, const float sum[2], uint32_t ranks) {
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(kThreads) reduce_gate_rows(const __grid_consta
 bool narrow_rows(const mm_backend *b) { return b->rows <= kNarrowRows && mm_cu_peers_small(b->peers, b->rows, b->rows); }
 
 /* b->squares of the step's rows, over all ranks. An odd number of rows sums two numbers that nobody reads. */
-cudaError_t sum_squares(mm_backend *b, const bf16 *x, uint32_t pitch, stretches n) {
+cudaError_t sum_squares(mm_backend *b, const bf16 *x, uint32_t pitch, chunks n) {
   const cudaError_t e = launch(square_rows, b->rows, kThreads, 0, b->stream, b->squares, x, pitch, n);
   return e != cudaSuccess ? e : mm_cu_peers_sum_f32(b->peers, b->squares, mm_round_up(2 * (uint64_t)b->rows, 4), b->stream);
 }
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(MM_CU_MAX_HIDDEN / 8)
   const auto at = [&](uint32_t row) { return (size_t)row * width + column; };
   const auto word = [&](uint32_t row) { return (row * width + column) / 8; };
   float w[8] = {};
-  if (c.apart) grid_launch_next_early();
+  if (c.distinct_devices) grid_launch_next_early();
   if (inside) load8(w, a.w + column);
   grid_wait();
   const peer_turn turn = turn_of(c);
@@ -227,12 +227,12 @@ bool mm_cu_open_ranks(mm_backend *b, mm_err *err) {
 /* A step that failed may have been recorded by some ranks and not by others, and have made room on some: all forget both, so that they
  * meet again wherever one does either. */
 bool mm_cu_begin_ranks(mm_backend *b, mm_err *err) {
-  if (!b->peers || b->rehearses || !mm_comm_hurt(b->c.comm)) return true;
+  if (!b->peers || b->dry_runs || !mm_comm_failed(b->c.comm)) return true;
   for (step_memory *m : b->queued) m->broken = true;
   if (!mm_cu_check(cudaStreamSynchronize(b->stream), "step", err)) return false;
   void *queued[MM_CU_PEERS]; /* how many steps each rank has queued, + 1: the one that failed there is not among them */
   b->drop_graphs();          /* which hold pointers that the reset frees */
-  if (!mm_cu_peers_mend(b->peers, err) || !mm_cu_peers_tell(b->peers, reinterpret_cast<void *>(b->queued.size() + 1), queued, err))
+  if (!mm_cu_peers_reset(b->peers, err) || !mm_cu_peers_all_gather(b->peers, reinterpret_cast<void *>(b->queued.size() + 1), queued, err))
     return false;
   const uintptr_t least = reinterpret_cast<uintptr_t>(*std::min_element(queued, queued + b->c.weights->tp));
   while (b->queued.size() >= least) b->queued.pop_back();
@@ -257,7 +257,7 @@ bool mm_cu_make_logits(mm_backend *b, size_t rows, mm_err *err) {
     made =
         made && mm_cu_peers_malloc(b->peers, reinterpret_cast<void **>(&b->whole_logits), all_bytes + groups, "logits of all ranks", err);
     void *all[MM_CU_PEERS];
-    if (!mm_cu_peers_tell(b->peers, made ? b->whole_logits : nullptr, all, err)) made = false;
+    if (!mm_cu_peers_all_gather(b->peers, made ? b->whole_logits : nullptr, all, err)) made = false;
     for (uint32_t r = 0; made && r < b->c.weights->tp; r++) made = (b->logits_of_rank[r] = static_cast<float *>(all[r])) != nullptr;
   }
   if (!made) b->drop_logits();
@@ -285,7 +285,7 @@ cudaError_t mm_cu_combine_ranks(const mm_cu_peers *p, const mm_cu_combine &a, ui
   if (!mm_cu_combines_ranks(p, rows, width) || width % 8 != 0 || !codes_fit(a.codes, rows, width)) return cudaErrorInvalidValue;
   if (!mm_cu_peers_small(p, rows, (uint64_t)rows * width / 4)) return mm_cu_combine_many(p, a, rows, width, sent, s);
   /* Only where no block writes data that another block of its row reads, and where all fit on the device at once. */
-  const bool several = mm_cu_peers_apart(p) && rows <= 8 && a.h != a.residual && a.h != a.branch && a.n != a.residual && a.n != a.branch;
+  const bool several = mm_cu_peers_distinct(p) && rows <= 8 && a.h != a.residual && a.h != a.branch && a.n != a.residual && a.n != a.branch;
   const unsigned blocks = !several ? 1 : width > 4096 ? 6 : rows > 1 ? 3 : 1;
   /* All blocks wait at once, and leave another stage's on the same devices room to do so too. */
   const unsigned each = ceil_div(rows, width > 3072 ? kWideBlocks : kWaitingBlocks);

@@ -21,22 +21,22 @@ mm_comm *mm_comm_open(uint32_t ranks, mm_err *err);
 /* Opens the group of a stage whose ranks may belong to several processes: rank r belongs to process (stage · ranks + r) / per. The
  * functions below are called by the ranks of this process; mm_comm_gather covers these ranks alone. w NULL: all ranks belong to this
  * process. */
-mm_comm *mm_comm_open_across(uint32_t ranks, mm_world *w, uint32_t stage, uint32_t per, mm_err *err);
+mm_comm *mm_comm_open_across(uint32_t ranks, mm_process_group *w, uint32_t stage, uint32_t per, mm_err *err);
 /* By each rank at the end of its opening and of each step, after its break if it failed: no other process waits for this one's ranks then,
  * nor with rows for them. Waits for earlier stages alone. borders: the step's rows went from stage to stage. late: this rank timed out on a
  * rank of another process, so the others get only MM_LATE_S to come. MM_LIMIT where memory was short. */
 MM_MUST_USE bool mm_comm_leave(mm_comm *c, bool borders, bool late, mm_err *err);
 void mm_comm_close(mm_comm *c); /* accepts NULL */
-/* By a rank that cannot go on: whoever waits or comes later returns at once, its sums unspecified, until mm_comm_mend. */
-void mm_comm_break(mm_comm *c);
-bool mm_comm_broken(mm_comm *c);
+/* By a rank that cannot go on: whoever waits or comes later returns at once, its sums unspecified, until mm_comm_reset. */
+void mm_comm_abort(mm_comm *c);
+bool mm_comm_aborted(mm_comm *c);
 /* The same by one that is no rank, and may come at any time: nobody who is at work need have an error of its own then, nor know what is
  * worth nothing, so it leaves why, for good. */
 void mm_comm_fail(mm_comm *c, const mm_err *why);
 /* The first such reason; false: none. */
-bool mm_comm_why(mm_comm *c, mm_err *why);
+bool mm_comm_fail_reason(mm_comm *c, mm_err *why);
 /* Only while no rank is at work. */
-void mm_comm_mend(mm_comm *c);
+void mm_comm_reset(mm_comm *c);
 /* Every rank passes its x[n]; afterwards each holds the sum taken in rank order, bit-identical on all ranks. */
 void mm_comm_sum(mm_comm *c, uint32_t rank, float *x, size_t n);
 /* The same with the largest of each. */
@@ -47,29 +47,29 @@ bool mm_comm_gather(mm_comm *c, uint32_t rank, const void *mine, const void **al
 /* Returns true if some ranks belong to other processes. */
 bool mm_comm_is_across(const mm_comm *c);
 /* all[ranks][n]: the n bytes that each rank passes, whatever its process. False when the meeting is broken. */
-bool mm_comm_tell(mm_comm *c, uint32_t rank, const void *mine, void *all, size_t n);
-/* Returns true if, after the last mm_comm_heal and before the current task (mm_comm_mend), a rank failed whose kernels or process other
+bool mm_comm_all_gather(mm_comm *c, uint32_t rank, const void *mine, void *all, size_t n);
+/* Returns true if, after the last mm_comm_recover and before the current task (mm_comm_reset), a rank failed whose kernels or process other
  * ranks wait for. All ranks get the same answer, whatever happens during the task. Among ranks of one process this covers the ranks that
  * share a word (mm_comm_watch). */
-bool mm_comm_hurt(mm_comm *c);
-/* Returns true if the word reports a failure now, or mm_comm_hurt is true. */
-bool mm_comm_hurt_now(mm_comm *c);
+bool mm_comm_failed(mm_comm *c);
+/* Returns true if the word reports a failure now, or mm_comm_failed is true. */
+bool mm_comm_failed_now(mm_comm *c);
 /* False, with MM_IO E_RANK: what the word says, or what it said last: which rank waited for which, if one did. */
-bool mm_comm_blame(mm_comm *c, mm_err *err);
-void mm_comm_heal(mm_comm *c);
+bool mm_comm_root_cause(mm_comm *c, mm_err *err);
+void mm_comm_recover(mm_comm *c);
 /* From now on a gathering is broken by who has waited so long for another rank; 0, as at first: never. A process that waits half a second
  * longer for another one ends all of them (processes.h). */
-void mm_comm_patience(mm_comm *c, double seconds);
+void mm_comm_set_timeout(mm_comm *c, double seconds);
 /* How long that is; 0: without end. */
-double mm_comm_limit(mm_comm *c);
+double mm_comm_timeout(mm_comm *c);
 /* Returns true if this rank broke the last gathering by its timeout; gives the rank that it waited for. */
-bool mm_comm_waited(mm_comm *c, uint32_t rank, uint32_t *whom);
-/* From now on a break of this meeting also sets *word to MM_COMM_BROKEN where it is MM_COMM_GOES_ON, for ranks that wait in kernels, where
- * a break does not reach them. A rank that times out there sets it to MM_COMM_WAITED | waiting rank << 8 | awaited rank << 16. NULL: none.
- * Only while no rank is at work, or by one before all have gathered. */
-#define MM_COMM_GOES_ON 0u
-#define MM_COMM_BROKEN  1u
-#define MM_COMM_WAITED  2u
+bool mm_comm_timed_out(mm_comm *c, uint32_t rank, uint32_t *awaited);
+/* From now on a break of this meeting also sets *word to MM_COMM_ABORTED where it is MM_COMM_GOES_ON, for ranks that wait in kernels, where
+ * a break does not reach them. A rank that times out there sets it to MM_COMM_TIMED_OUT | waiting rank << 8 | awaited rank << 16. NULL:
+ * none. Only while no rank is at work, or by one before all have gathered. */
+#define MM_COMM_GOES_ON   0u
+#define MM_COMM_ABORTED   1u
+#define MM_COMM_TIMED_OUT 2u
 void mm_comm_watch(mm_comm *c, volatile uint32_t *word);
 
 /* The ranks of pipeline stages: what a rank of `from` sends, the same rank of `to` receives. Breaking one breaks all that are linked. */

@@ -29,7 +29,7 @@ typedef struct mm_engine_config {
   const bool *never;                       /* [vocab]: ids that no step chooses, or NULL; ids whose head row is zero are never chosen */
   bool eager, kv_fp8, kv_bf16, input_bf16; /* ops.h */
   bool pin;                                /* ops.h; MM_USAGE E_LIMITS where this process may run on fewer CPUs than it has threads */
-  bool apart;                              /* mm_engine_rows_apart is to hold: MM_UNSUPPORTED E_DEVICE where it cannot */
+  bool batch_invariant;                    /* mm_engine_batch_invariant is to hold: MM_UNSUPPORTED E_DEVICE where it cannot */
   const uint32_t *tap;                     /* [taps] layers whose output mm_engine_hidden gives; need not outlive open */
   uint32_t taps;                           /* ≤ MM_TAPS */
   const char *attach;                      /* socket of the weights' holder (minimax-hold), or NULL; not with verify: the holder's to do */
@@ -37,9 +37,9 @@ typedef struct mm_engine_config {
   mm_read_log *log;       /* what devices read to load goes there, or NULL; until close */
   const uint32_t *device; /* [ranks of this process] numbers of their accelerators, or NULL: 0, 1, …; need not outlive open */
   mm_engine_memory memory;
-  mm_world *world; /* NULL, or until close: each process has as many ranks, in their order. The first opens the engine and is asked; the
-                    * others follow (mm_engine_follow). Tokens are chosen by the host then, and all ranks of a stage are of one process on
-                    * devices that cannot do otherwise (mm_ops.across): MM_UNSUPPORTED E_PARALLEL */
+  mm_process_group *world; /* NULL, or until close: each process has as many ranks, in their order. The first opens the engine and is asked;
+                            * the others follow (mm_engine_follow). Tokens are chosen by the host then, and all ranks of a stage are of one
+                            * process on devices that cannot do otherwise (mm_ops.across): MM_UNSUPPORTED E_PARALLEL */
 } mm_engine_config;
 
 /* Borrows the shards until close. All calls on one engine come from one thread at a time. */
@@ -78,7 +78,7 @@ mm_engine_cache mm_engine_cache_of(const mm_engine *e);
 /* MM_SAMPLES_…: what choices may ask for. */
 uint32_t mm_engine_samples(const mm_engine *e);
 /* Returns true if a row's bits depend on the tokens before it alone: not on prefill chunks, other rows or slots. */
-bool mm_engine_rows_apart(const mm_engine *e);
+bool mm_engine_batch_invariant(const mm_engine *e);
 
 /* Returns true if mm_engine_queue returns before the step is done, so that it pays to queue the next batch before collecting this one. */
 bool mm_engine_queues(const mm_engine *e);

@@ -1,5 +1,5 @@
 /* The engine's inside: engine_ranks.c (ranks and steps), engine_slots.c (what slots hold), engine_memory.c (the
- * size of the KV cache) and engine_choices.c (tokens chosen from logits). */
+ * size of the KV cache) and engine_sampling.c (tokens chosen from logits). */
 #ifndef MM_RUNTIME_ENGINE_INSIDE_H
 #define MM_RUNTIME_ENGINE_INSIDE_H
 
@@ -85,7 +85,7 @@ struct mm_engine {
   uint64_t pass_of[MM_QUEUE];     /* and `passes` when it was queued */
   uint64_t lost;                  /* `queued` when slots lost what they held; batches are refused until those are collected, */
   mm_err loss;                    /* with why */
-  uint64_t passes, proven;        /* ever; passes after `proven` waited in kernels for ranks that may have failed (mm_comm_hurt_now) */
+  uint64_t passes, proven;        /* ever; passes after `proven` waited in kernels for ranks that may have failed (mm_comm_failed_now) */
   choices choices[MM_QUEUE];      /* the same; unused where the device chooses, like the rest: */
   mm_sampler *sampler;
   int32_t *history; /* [slots, max_positions] ids that the slots hold, -1 where that is not known */
@@ -120,14 +120,14 @@ struct mm_engine {
   const void *saved;             /* loaded from */
   const int32_t *ids;            /* [id_count], or NULL: what state_to holds from now on */
   uint32_t id_count;
-  bool apart;            /* the step under way ends before the device chooses: mm_engine_choose follows */
-  const int32_t *target; /* [row_count] ids whose scores are wanted, */
-  double *score;         /* and room for these */
+  bool deferred_sampling; /* the step under way ends before the device chooses: mm_engine_choose follows */
+  const int32_t *target;  /* [row_count] ids whose scores are wanted, */
+  double *score;          /* and room for these */
   size_t score_cap;
   const mm_sampling *sampling; /* [row_count] of the choice under way */
 
   /* Several processes (engine_processes.c); NULL where there is one. The first one's engine is asked, those of the others follow. */
-  mm_world *world;
+  mm_process_group *world;
   bool met;             /* all have opened theirs */
   bool unheard;         /* a rank stayed away from the last task, whose reports wait until it is back */
   rank_facts *facts;    /* [pp·tp] */
@@ -154,7 +154,7 @@ void mm_engine_share_config(const mm_engine_config *c);
 /* By every process, whether its ranks opened or not: all learn of all ranks, or fail alike. */
 MM_MUST_USE bool mm_engine_meet(mm_engine *e, bool ok, mm_err *err);
 /* The first process sends the task to the others before its own ranks run it. */
-MM_MUST_USE bool mm_engine_tell(mm_engine *e, work w, mm_err *err);
+MM_MUST_USE bool mm_engine_announce(mm_engine *e, work w, mm_err *err);
 /* Called after the task: true if all processes completed it; else the error of the lowest process that failed. Results of the other
  * processes' ranks are stored where this one's go. */
 MM_MUST_USE bool mm_engine_hear(mm_engine *e, work w, bool ok, mm_err *err);

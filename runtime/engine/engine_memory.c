@@ -18,7 +18,7 @@ static mm_demand demand_of(const mm_engine *e) {
                                                   : MM_CACHE_F32,
                      .act_quant = c->act_quant,
                      .calibration = c->calibration,
-                     .apart = c->apart,
+                     .batch_invariant = c->batch_invariant,
                      .across = e->here % e->shards->pack.tp != 0,
                      .attached = c->attach};
 }

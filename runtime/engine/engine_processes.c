@@ -1,5 +1,5 @@
 /* The engine of several processes. The first one's is asked; before each task it sends the others what their ranks need to know of it
- * (mm_engine_tell), all do it, and they report and give what theirs made (mm_engine_hear). Slots, pages and choices are the first one's
+ * (mm_engine_announce), all do it, and they report and give what theirs made (mm_engine_hear). Slots, pages and choices are the first one's
  * alone: a backend knows pages by the table that comes with a step. */
 #include <sched.h>
 #include <stdio.h>
@@ -19,7 +19,7 @@ typedef struct order {
 typedef struct shared_config {
   char device[16];
   mm_limits limits;
-  bool act_quant, eager, kv_fp8, kv_bf16, input_bf16, pin, apart, verify;
+  bool act_quant, eager, kv_fp8, kv_bf16, input_bf16, pin, batch_invariant, verify;
   uint32_t taps, tap[MM_TAPS];
   bool fits; /* of mm_engine_memory */
   double share;
@@ -33,14 +33,14 @@ typedef struct meeting {
   mm_err err;
 } meeting;
 
-static void send_to(mm_world *w, uint32_t process, const void *data, size_t n) {
-  if (n) w->exchange(w, TAG, &(mm_parcel){process, (void *)(uintptr_t)data, n}, 1, NULL, 0, 0);
+static void send_to(mm_process_group *w, uint32_t process, const void *data, size_t n) {
+  if (n) w->exchange(w, TAG, &(mm_transfer){process, (void *)(uintptr_t)data, n}, 1, NULL, 0, 0);
 }
-static void receive_within(mm_world *w, uint32_t process, void *data, size_t n, double limit_s) {
-  if (n) w->exchange(w, TAG, NULL, 0, &(mm_parcel){process, data, n}, 1, limit_s);
+static void receive_within(mm_process_group *w, uint32_t process, void *data, size_t n, double limit_s) {
+  if (n) w->exchange(w, TAG, NULL, 0, &(mm_transfer){process, data, n}, 1, limit_s);
 }
-static void receive_from(mm_world *w, uint32_t process, void *data, size_t n) { receive_within(w, process, data, n, 0); }
-static void send_to_all(mm_world *w, const void *data, size_t n) {
+static void receive_from(mm_process_group *w, uint32_t process, void *data, size_t n) { receive_within(w, process, data, n, 0); }
+static void send_to_all(mm_process_group *w, const void *data, size_t n) {
   for (uint32_t p = 1; p < w->processes; p++) send_to(w, p, data, n);
 }
 
@@ -79,11 +79,11 @@ static void check_cpus(meeting *all, uint32_t n) {
 
 /* The lowest process that failed says why; who has another checkpoint than the first has failed. Here all say the same of all. */
 bool mm_engine_meet(mm_engine *e, bool ok, mm_err *err) {
-  mm_world *const w = e->world;
+  mm_process_group *const w = e->world;
   if (!w) return ok;
   const uint32_t n = w->processes, each = e->here;
   meeting *all = calloc(n, sizeof *all);
-  mm_parcel *out = calloc(4 * (size_t)n, sizeof *out), *in = out + 2 * (size_t)n;
+  mm_transfer *out = calloc(4 * (size_t)n, sizeof *out), *in = out + 2 * (size_t)n;
   uint32_t parcels = 0;
   if (!all || !out || !e->facts) { /* a process that ends takes the others, which wait for it, along */
     free(all);
@@ -96,10 +96,10 @@ bool mm_engine_meet(mm_engine *e, bool ok, mm_err *err) {
   if (!ok) mine->err = *err;
   for (uint32_t p = 0; p < n; p++) {
     if (p == w->process) continue;
-    out[parcels] = (mm_parcel){p, mine, sizeof *mine};
-    in[parcels++] = (mm_parcel){p, &all[p], sizeof *all};
-    out[parcels] = (mm_parcel){p, e->facts + e->first, each * sizeof *e->facts};
-    in[parcels++] = (mm_parcel){p, e->facts + (size_t)p * each, each * sizeof *e->facts};
+    out[parcels] = (mm_transfer){p, mine, sizeof *mine};
+    in[parcels++] = (mm_transfer){p, &all[p], sizeof *all};
+    out[parcels] = (mm_transfer){p, e->facts + e->first, each * sizeof *e->facts};
+    in[parcels++] = (mm_transfer){p, e->facts + (size_t)p * each, each * sizeof *e->facts};
   }
   w->exchange(w, TAG, out, parcels, in, parcels, 0);
   check_cpus(all, n);
@@ -134,7 +134,7 @@ void mm_engine_share_config(const mm_engine_config *c) {
                      .kv_bf16 = c->kv_bf16,
                      .input_bf16 = c->input_bf16,
                      .pin = c->pin,
-                     .apart = c->apart,
+                     .batch_invariant = c->batch_invariant,
                      .verify = c->verify,
                      .taps = c->taps,
                      .fits = c->memory.fits,
@@ -178,7 +178,7 @@ static size_t step_bytes(const mm_batch *b) {
   return n;
 }
 
-bool mm_engine_tell(mm_engine *e, work w, mm_err *err) {
+bool mm_engine_announce(mm_engine *e, work w, mm_err *err) {
   if (!e->world || e->world->process > 0) return true;
   if (e->unheard && mm_engine_hear(e, w, false, MM_IGNORED)) abort(); /* of a task that failed: it does not become well */
   order o = {.work = w, .tap = e->tap, .rows = e->rows, .to = e->state_to, .from = e->state_from};
@@ -193,14 +193,14 @@ bool mm_engine_tell(mm_engine *e, work w, mm_err *err) {
   if (o.bytes) w == STEP ? put_step(e, e->order) : put(e->order, e->saved, e->state_bytes);
   send_to_all(e->world, &o, sizeof o);
   send_to_all(e->world, e->order, o.bytes);
-  if (w == CLOSE) mm_world_part(e->world);
+  if (w == CLOSE) mm_process_group_part(e->world);
   return true;
 }
 
 /* ---- what came of it ---- */
 
 /* How long processes wait for each other at the end of a task; 0: without end. Ranks of one stage end a step together. */
-static double limit_of(const mm_engine *e, work w) { return w == STEP && e->shards->pack.pp == 1 ? mm_comm_limit(e->comm[0]) : 0; }
+static double limit_of(const mm_engine *e, work w) { return w == STEP && e->shards->pack.pp == 1 ? mm_comm_timeout(e->comm[0]) : 0; }
 
 /* Bytes that a rank has for the first process. */
 static size_t result_bytes(const mm_engine *e, work w, uint32_t r) {
@@ -222,23 +222,23 @@ static size_t result_bytes(const mm_engine *e, work w, uint32_t r) {
 }
 
 /* Where it is among all of that, and from column to column of logits. */
-typedef struct stretch {
+typedef struct chunk {
   char *at;
   size_t bytes, rows, pitch;
-} stretch;
+} chunk;
 
-static stretch place_of(const mm_engine *e, work w, uint32_t r) {
+static chunk place_of(const mm_engine *e, work w, uint32_t r) {
   const rank_facts *f = &e->facts[r];
   const size_t bytes = result_bytes(e, w, r);
   if (w == STEP) {
     const size_t rows = e->batch->out_count;
-    return (stretch){(char *)(e->logits + f->vocab_first), bytes / mm_max(rows, 1), rows, e->model->vocab * sizeof *e->logits};
+    return (chunk){(char *)(e->logits + f->vocab_first), bytes / mm_max(rows, 1), rows, e->model->vocab * sizeof *e->logits};
   }
-  if (w == HIDDEN) return (stretch){(char *)e->hidden, bytes, 1, 0};
-  if (w == LOAD) return (stretch){(char *)(e->load + (size_t)f->layer_first * e->model->experts), bytes, 1, 0};
+  if (w == HIDDEN) return (chunk){(char *)e->hidden, bytes, 1, 0};
+  if (w == LOAD) return (chunk){(char *)(e->load + (size_t)f->layer_first * e->model->experts), bytes, 1, 0};
   size_t at = 0;
   for (uint32_t i = 0; i < r; i++) at += e->facts[i].state_bytes;
-  return (stretch){(char *)e->state + at, bytes, 1, 0};
+  return (chunk){(char *)e->state + at, bytes, 1, 0};
 }
 
 static size_t results_bytes(const mm_engine *e, work w, uint32_t process) {
@@ -252,7 +252,7 @@ static void move_results(mm_engine *e, work w, uint32_t process, bool take) {
   char *at = e->order;
   for (uint32_t r = process * e->here; r < (process + 1) * e->here; r++) {
     if (!result_bytes(e, w, r)) continue;
-    const stretch s = place_of(e, w, r);
+    const chunk s = place_of(e, w, r);
     for (size_t i = 0; i < s.rows; i++, at += s.bytes)
       take ? memcpy(s.at + i * s.pitch, at, s.bytes) : memcpy(at, s.at + i * s.pitch, s.bytes);
   }
@@ -262,7 +262,7 @@ static void move_results(mm_engine *e, work w, uint32_t process, bool take) {
 #define LATER 2u
 
 bool mm_engine_hear(mm_engine *e, work w, bool ok, mm_err *err) {
-  mm_world *const world = e->world;
+  mm_process_group *const world = e->world;
   if (!world) return ok;
   e->unheard = !mm_engine_all_back(e, MM_IGNORED); /* others may wait for who is away */
   if (e->unheard) {
@@ -344,7 +344,7 @@ static bool take(mm_engine *e, following *f, const order *o, mm_err *err) {
 }
 
 static bool follow_one(mm_engine *e, following *f, const order *o, mm_err *err) {
-  mm_world *const w = e->world;
+  mm_process_group *const w = e->world;
   const uint32_t me = w->process;
   if (!MM_GROW(e->order, &e->order_cap, mm_max(o->bytes, 1), err)) return false;
   receive_from(w, 0, e->order, o->bytes);
@@ -366,7 +366,7 @@ static bool follow_one(mm_engine *e, following *f, const order *o, mm_err *err) 
 }
 
 bool mm_engine_follow(const mm_shards *shards, const mm_engine_config *c, mm_err *err) {
-  mm_world *const w = c->world;
+  mm_process_group *const w = c->world;
   char build[BUILD_TEXT], first[BUILD_TEXT] = "";
   put_build(build);
   receive_from(w, 0, first, sizeof first);
@@ -384,7 +384,7 @@ bool mm_engine_follow(const mm_shards *shards, const mm_engine_config *c, mm_err
                                 .kv_bf16 = s.kv_bf16,
                                 .input_bf16 = s.input_bf16,
                                 .pin = s.pin,
-                                .apart = s.apart,
+                                .batch_invariant = s.batch_invariant,
                                 .tap = s.tap,
                                 .taps = s.taps,
                                 .verify = s.verify,
@@ -401,7 +401,7 @@ bool mm_engine_follow(const mm_shards *shards, const mm_engine_config *c, mm_err
     if (o.work == CLOSE) break;
     ok = follow_one(e, &f, &o, err);
   }
-  if (ok) mm_world_part(w);
+  if (ok) mm_process_group_part(w);
   if (mm_engine_all_back(e, MM_IGNORED)) free(f.out); /* a rank that is away may write to it still */
   mm_engine_close(e);
   return ok;

@@ -27,7 +27,7 @@ static mm_backend_config config_of(const rank *r) {
       .kv_bf16 = e->config.kv_bf16,
       .input_bf16 = e->config.input_bf16,
       .pin = e->config.pin,
-      .apart = e->config.apart,
+      .batch_invariant = e->config.batch_invariant,
       .tap = e->config.tap,
       .taps = e->config.taps,
       .verify = e->config.verify && e->config.ops->loads ? e->shards : NULL,
@@ -76,8 +76,8 @@ static bool step_rank(rank *r, mm_err *err) {
   mm_engine *const e = r->engine;
   const mm_rank_weights *w = &r->weights;
   if (w->layer_end < e->model->layers) return mm_forward_step(&r->forward, e->batch, NULL, err);
-  r->forward.apart = e->apart;
-  if (e->batch->sampling || e->apart) return mm_forward_step(&r->forward, e->batch, NULL, err);
+  r->forward.deferred_sampling = e->deferred_sampling;
+  if (e->batch->sampling || e->deferred_sampling) return mm_forward_step(&r->forward, e->batch, NULL, err);
   size_t rows = e->batch->out_count, vocab = e->model->vocab;
   if (!MM_GROW(r->logits, &r->logits_cap, rows * w->vocab_rows, err)) return false;
   if (!mm_forward_step(&r->forward, e->batch, r->logits, err)) return false;
@@ -144,7 +144,7 @@ static void *rank_main(void *arg) {
     const bool borders = w == STEP && e->batch->tokens > 0; /* who comes back late may not look at the batch any more */
     pthread_mutex_unlock(&e->lock);
     bool done = do_work(r, w, &r->err);
-    if (!done) mm_comm_break(e->comm[0]);
+    if (!done) mm_comm_abort(e->comm[0]);
     const bool late = !done && strcmp(r->err.code, "E_RANK") == 0, leaves = w == STEP || w == OPEN;
     if (leaves && !mm_comm_leave(e->comm[r->index / e->shards->pack.tp], borders, late, done ? &r->err : MM_IGNORED)) done = false;
     pthread_mutex_lock(&e->lock);
@@ -187,17 +187,17 @@ bool mm_engine_all_back(mm_engine *e, mm_err *err) {
 static bool doubts(const mm_engine *e, work w) { return e->proven < e->passes && w != COLLECT && w != CLOSE; }
 
 /* By what stood before the task, or stands now. */
-static bool sound(const mm_engine *e, bool (*hurt)(mm_comm *), mm_err *err) {
+static bool sound(const mm_engine *e, bool (*failed_before)(mm_comm *), mm_err *err) {
   for (uint32_t s = 0; s < e->shards->pack.pp; s++)
-    if (hurt(e->comm[s])) return mm_comm_blame(e->comm[s], err);
+    if (failed_before(e->comm[s])) return mm_comm_root_cause(e->comm[s], err);
   return true;
 }
 
 bool mm_engine_run_task(mm_engine *e, work w, mm_err *err) {
   if (!mm_engine_all_back(e, err)) return false;
   const bool doubted = doubts(e, w), reads = w == HIDDEN || w == STATE_SAVE || w == LOAD; /* and has waited for all that was queued */
-  const bool done = mm_engine_tell(e, w, err) && mm_engine_hear(e, w, mm_engine_run_here(e, w, err), err) &&
-                    (!doubted || !reads || sound(e, mm_comm_hurt_now, err));
+  const bool done = mm_engine_announce(e, w, err) && mm_engine_hear(e, w, mm_engine_run_here(e, w, err), err) &&
+                    (!doubted || !reads || sound(e, mm_comm_failed_now, err));
   if (!done && doubted) mm_engine_lose(e, err);
   return done;
 }
@@ -214,7 +214,7 @@ static bool all_done(mm_engine *e, mm_err *err) {
     ok = ok && r->done;
     if (!why && r->back && r->err.status != MM_OK) why = &r->err;
   }
-  if ((!why || strcmp(why->code, "E_RANK") == 0) && mm_comm_why(e->comm[0], &broken)) why = &broken, ok = false;
+  if ((!why || strcmp(why->code, "E_RANK") == 0) && mm_comm_fail_reason(e->comm[0], &broken)) why = &broken, ok = false;
   if (ok) return true;
   if (why) return mm_fail_as(err, why);
   return e->world || /* another process says it */
@@ -224,8 +224,8 @@ static bool all_done(mm_engine *e, mm_err *err) {
 bool mm_engine_run_here(mm_engine *e, work w, mm_err *err) {
   pthread_mutex_lock(&e->lock);
   for (uint32_t r = 0; r < e->started; r++) e->rank[r].err = (mm_err){0}, e->rank[r].back = e->rank[r].done = false;
-  for (uint32_t s = 0; s < e->shards->pack.pp; s++) mm_comm_mend(e->comm[s]);
-  if (doubts(e, w) && !sound(e, mm_comm_hurt, err)) {
+  for (uint32_t s = 0; s < e->shards->pack.pp; s++) mm_comm_reset(e->comm[s]);
+  if (doubts(e, w) && !sound(e, mm_comm_failed, err)) {
     pthread_mutex_unlock(&e->lock);
     return false;
   }
@@ -249,7 +249,7 @@ static bool check_config(const mm_model *m, const mm_engine_config *c, mm_err *e
   if (c->calibration && !c->ops->calibration)
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found device %s, which does not collect inputs of linears",
                    c->ops->name);
-  if (c->apart && !c->ops->rows_apart && !c->ops->apart_asked)
+  if (c->batch_invariant && !c->ops->batch_invariant && !c->ops->batch_invariant_on_request)
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
                    "found device %s, where the bits of a row hang on what else is in its step; expected one that can keep rows apart",
                    c->ops->name);
@@ -313,7 +313,7 @@ static bool start_ranks(mm_engine *e, mm_err *err) {
     *r = (rank){.engine = e, .index = e->first + e->started};
     int failed = pthread_create(&r->thread, NULL, rank_main, r);
     if (!failed) continue;
-    mm_comm_break(e->comm[0]);
+    mm_comm_abort(e->comm[0]);
     for (uint32_t i = 0; i < e->here; i++)
       if (!mm_comm_leave(e->comm[(e->first + i) / e->shards->pack.tp], false, false, MM_IGNORED)) break;
     return mm_fail(err, MM_LIMIT, "E_THREADS", mm_at(NULL, NULL), "started %u of %u rank threads: %s", e->started, e->here,
@@ -390,8 +390,8 @@ mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm
 
 void mm_engine_close(mm_engine *e) {
   if (!e) return;
-  if (!mm_engine_all_back(e, MM_IGNORED)) return;               /* a rank that is away uses all this still */
-  if (e->met && !mm_engine_tell(e, CLOSE, MM_IGNORED)) abort(); /* it needs no memory */
+  if (!mm_engine_all_back(e, MM_IGNORED)) return;                   /* a rank that is away uses all this still */
+  if (e->met && !mm_engine_announce(e, CLOSE, MM_IGNORED)) abort(); /* it needs no memory */
   pthread_mutex_lock(&e->lock);
   e->stop = true;
   pthread_cond_broadcast(&e->changed);
@@ -414,7 +414,9 @@ void mm_engine_close(mm_engine *e) {
 
 const mm_model *mm_engine_model(const mm_engine *e) { return e->model; }
 const mm_limits *mm_engine_limits(const mm_engine *e) { return &e->config.limits; }
-bool mm_engine_rows_apart(const mm_engine *e) { return e->config.ops->rows_apart || (e->config.ops->apart_asked && e->config.apart); }
+bool mm_engine_batch_invariant(const mm_engine *e) {
+  return e->config.ops->batch_invariant || (e->config.ops->batch_invariant_on_request && e->config.batch_invariant);
+}
 
 bool mm_engine_refuse(mm_err *err, const char *what, uint64_t index, int64_t found, const char *expected, uint64_t limit) {
   return mm_fail(err, MM_USAGE, "E_BATCH", mm_at(NULL, NULL), "%s %llu: found %lld, expected %s %llu", what, (unsigned long long)index,
@@ -448,7 +450,7 @@ static void count_pass(mm_engine *e, const mm_batch *batch) {
   bool holds = false;
   for (uint32_t i = 0; i < batch->span_count; i++) holds = holds || batch->span[i].slot >= 0;
   e->passes += holds;
-  if (!e->device_chooses || e->shards->pack.tp == 1 || !(e->apart || batch->sampling)) e->proven = e->passes;
+  if (!e->device_chooses || e->shards->pack.tp == 1 || !(e->deferred_sampling || batch->sampling)) e->proven = e->passes;
 }
 
 bool mm_engine_run_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err) {

@@ -120,5 +120,5 @@ bool mm_forward_step(mm_forward *f, const mm_batch *given, float *logits, mm_err
   }
   last ? ops->logits(b, s.n, &w->head) : ops->send(b, s.h);
   if (batch.sampling) return ops->choose(b, err);
-  return f->apart ? ops->keep(b, err) : ops->end(b, last ? logits : NULL, err);
+  return f->deferred_sampling ? ops->keep(b, err) : ops->end(b, last ? logits : NULL, err);
 }

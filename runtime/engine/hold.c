@@ -118,16 +118,16 @@ static void come(mm_hold *h, double now) {
     h->user[h->users++] = u;
 }
 
-static void leave(mm_hold *h, uint32_t i, void (*tell)(const char *line)) {
+static void leave(mm_hold *h, uint32_t i, void (*report)(const char *line)) {
   char line[80];
   snprintf(line, sizeof line, "process %ld left", (long)h->user[i].pid);
-  if (h->user[i].attached) tell(line);
+  if (h->user[i].attached) report(line);
   close(h->user[i].fd);
   h->user[i] = h->user[--h->users];
 }
 
 /* Reads what came; false when the user is to go. */
-static bool listen_to(mm_hold *h, user *u, void (*tell)(const char *line)) {
+static bool listen_to(mm_hold *h, user *u, void (*report)(const char *line)) {
   char *const to = (char *)&u->ask;
   const size_t left = sizeof u->ask - u->got;
   const ssize_t n = left ? recv(u->fd, to + u->got, left, 0) : 0; /* nobody says more than a question */
@@ -142,12 +142,12 @@ static bool listen_to(mm_hold *h, user *u, void (*tell)(const char *line)) {
   if (send(u->fd, &a, sizeof a, MSG_NOSIGNAL) != (ssize_t)sizeof a) return false;
   char line[120];
   snprintf(line, sizeof line, a.found ? "process %ld attached" : "process %ld asked for weights that are not held", (long)u->pid);
-  tell(line);
+  report(line);
   return u->attached = a.found;
 }
 
 /* Milliseconds until the first question is late; -1: none is open. */
-static int patience(const mm_hold *h, double now) {
+static int timeout(const mm_hold *h, double now) {
   double left = -1;
   for (uint32_t i = 0; i < h->users; i++) {
     const double t = h->user[i].until > now ? h->user[i].until - now : 0;
@@ -157,33 +157,33 @@ static int patience(const mm_hold *h, double now) {
 }
 
 /* A signal came; true when it is the last. */
-static bool stop_listening(mm_hold *h, int stop, unsigned *signals, void (*tell)(const char *line)) {
+static bool stop_listening(mm_hold *h, int stop, unsigned *signals, void (*report)(const char *line)) {
   struct signalfd_siginfo s;
   if (read(stop, &s, sizeof s) != (ssize_t)sizeof s) return false;
   if (++*signals > 1) return true;
   unlink(h->path);
   *h->path = 0;
   for (uint32_t i = h->users; i-- > 0;)
-    if (!h->user[i].attached) leave(h, i, tell);
+    if (!h->user[i].attached) leave(h, i, report);
   char line[120];
   snprintf(line, sizeof line, "ending when %u attached process(es) have left; a second signal ends at once", h->users);
-  if (h->users) tell(line);
+  if (h->users) report(line);
   return false;
 }
 
-bool mm_hold_serve(mm_hold *h, int stop, void (*tell)(const char *line), mm_err *err) {
+bool mm_hold_serve(mm_hold *h, int stop, void (*report)(const char *line), mm_err *err) {
   unsigned signals = 0;
   while (!signals || h->users) {
     struct pollfd p[2 + MM_HOLD_USERS] = {{.fd = stop, .events = POLLIN}, {.fd = signals ? -1 : h->fd, .events = POLLIN}};
     for (uint32_t i = 0; i < h->users; i++) p[2 + i] = (struct pollfd){.fd = h->user[i].fd, .events = POLLIN};
-    if (poll(p, 2 + h->users, patience(h, mm_now())) < 0 && errno != EINTR) return mm_fail_errno(err, mm_at(h->path, NULL), "poll", errno);
+    if (poll(p, 2 + h->users, timeout(h, mm_now())) < 0 && errno != EINTR) return mm_fail_errno(err, mm_at(h->path, NULL), "poll", errno);
     const double now = mm_now();
     for (uint32_t i = h->users; i-- > 0;) { /* the last first: leave fills gaps from behind */
       user *u = &h->user[i];
       const bool late = !u->attached && now >= u->until;
-      if (late || (p[2 + i].revents && !listen_to(h, u, tell))) leave(h, i, tell);
+      if (late || (p[2 + i].revents && !listen_to(h, u, report))) leave(h, i, report);
     }
-    if (p[0].revents && stop_listening(h, stop, &signals, tell)) return true;
+    if (p[0].revents && stop_listening(h, stop, &signals, report)) return true;
     if (p[1].revents && !signals) come(h, now);
   }
   return true;

@@ -97,7 +97,7 @@ typedef struct mm_backend_config {
   bool input_bf16;         /* inputs of linears but the router and the head are rounded to bf16, where f32 is the backend's own type and the
                             * scheme does not round them otherwise */
   bool pin;                /* each thread stays on a CPU of its own: those of this process in the order of ranks (mm_ops.pins) */
-  bool apart;              /* a row's bits must not depend on the other rows of the step; for backends with apart_asked */
+  bool batch_invariant;    /* a row's bits must not depend on the other rows of the step; for backends with batch_invariant_on_request */
   const mm_shards *verify; /* digests to check the weights' files against as they are read (mm_ops.loads), or NULL */
   mm_read_log *log;        /* what is read to load them goes there, or NULL */
   mm_digest checkpoint;    /* mm_pack.seal, where weights are held or attached to */
@@ -200,11 +200,11 @@ typedef struct mm_ops {
   /* The rows of x to the next pipeline stage, and from the one before; both NULL in a backend without stages. */
   void (*send)(mm_backend *b, mm_act x);
   void (*receive)(mm_backend *b, mm_act x);
-  bool experts_cut; /* runs shards that hold some of the experts (--ep) */
-  bool across;      /* ranks of a stage may be of several processes */
-  bool rows_apart;  /* a row's bits depend on the tokens before it alone: not on cuts, other rows or slots */
-  bool apart_asked; /* rows_apart holds if mm_backend_config.apart is set; steps take longer then */
-  bool pages;       /* reads mm_batch.paging. Otherwise every slot has pages of its own, and nothing is shared */
+  bool experts_cut;                /* runs shards that hold some of the experts (--ep) */
+  bool across;                     /* ranks of a stage may be of several processes */
+  bool batch_invariant;            /* a row's bits depend on the tokens before it alone: not on cuts, other rows or slots */
+  bool batch_invariant_on_request; /* batch_invariant holds if mm_backend_config.batch_invariant is set; steps take longer then */
+  bool pages;                      /* reads mm_batch.paging. Otherwise every slot has pages of its own, and nothing is shared */
   /* Lightning states of one slot, all layers of this rank together: state_bytes of them, the same for every slot, 0 without such layers.
    * They are those after the last step; copies, saves and loads take their place in the order of steps. Host memory; save waits. */
   uint64_t (*state_bytes)(mm_backend *b);
@@ -250,7 +250,7 @@ typedef struct mm_forward {
   mm_act h, n, spare, qkv, o, gate, branch, index_q, index_k;
   mm_act tap[MM_TAPS];
   uint32_t tap_layer[MM_TAPS], taps;
-  bool apart; /* steps without sampling end by keep; choose_kept comes later */
+  bool deferred_sampling; /* steps without sampling end by keep; choose_kept comes later */
 } mm_forward;
 MM_MUST_USE bool mm_forward_open(mm_forward *f, const mm_ops *ops, const mm_backend_config *c, mm_err *err);
 void mm_forward_close(mm_forward *f);

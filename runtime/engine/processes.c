@@ -23,10 +23,10 @@ static bool has_others(void) {
 #define PIECE ((size_t)1 << 30) /* of a message: MPI counts in int */
 #define SPINS 20000             /* polls for a message before the thread yields the processor */
 
-static mm_world world;
+static mm_process_group world;
 static bool met; /* others may wait for this one */
 
-static void post(MPI_Request **r, const mm_parcel *p, uint32_t n, uint32_t tag, bool out) {
+static void post(MPI_Request **r, const mm_transfer *p, uint32_t n, uint32_t tag, bool out) {
   for (uint32_t i = 0; i < n; i++)
     for (size_t at = 0; at < p[i].n; at += PIECE) {
       const int bytes = (int)mm_min(PIECE, p[i].n - at);
@@ -38,14 +38,14 @@ static void post(MPI_Request **r, const mm_parcel *p, uint32_t n, uint32_t tag, 
     }
 }
 
-static size_t pieces(const mm_parcel *p, uint32_t n) {
+static size_t pieces(const mm_transfer *p, uint32_t n) {
   size_t all = 0;
   for (uint32_t i = 0; i < n; i++) all += mm_ceil_div(p[i].n, PIECE);
   return all;
 }
 
 /* The process of the first unfinished message whose requests begin at *r; UINT32_MAX if all are done. */
-static uint32_t find_late(MPI_Request **r, const mm_parcel *p, uint32_t n) {
+static uint32_t find_late(MPI_Request **r, const mm_transfer *p, uint32_t n) {
   for (uint32_t i = 0; i < n; i++)
     for (size_t at = 0; at < p[i].n; at += PIECE) {
       int done = 0;
@@ -62,14 +62,15 @@ static double now(void) {
 }
 
 /* Aborts all processes: process `late` has timed out, and the others cannot go on without it. */
-static void end_all(const mm_world *w, uint32_t late, double waited_s) {
+static void end_all(const mm_process_group *w, uint32_t late, double waited_s) {
   fprintf(stderr, "%s: error: E_RANK: process %u waited %.1f s for process %u in vain\n", program_invocation_short_name, w->process,
           waited_s, late);
   MPI_Abort(MPI_COMM_WORLD, MM_IO);
 }
 
 /* Any failure of MPI's ends all processes: its own way with errors. */
-static void exchange(mm_world *w, uint32_t tag, const mm_parcel *out, uint32_t outs, const mm_parcel *in, uint32_t ins, double limit_s) {
+static void exchange(mm_process_group *w, uint32_t tag, const mm_transfer *out, uint32_t outs, const mm_transfer *in, uint32_t ins,
+                     double limit_s) {
   const size_t n = pieces(out, outs) + pieces(in, ins);
   MPI_Request some[64], *all = n <= 64 ? some : malloc(n * sizeof *all), *next = all;
   if (!all) MPI_Abort(MPI_COMM_WORLD, MM_LIMIT);
@@ -95,7 +96,7 @@ static void leave(int status, void *unused) {
   MPI_Finalize();
 }
 
-bool mm_world_find(bool leads, mm_world **w, mm_err *err) {
+bool mm_process_group_find(bool leads, mm_process_group **w, mm_err *err) {
   *w = NULL;
   if (!has_others()) return true;
   int provided = 0, process = 0, processes = 1;
@@ -104,7 +105,7 @@ bool mm_world_find(bool leads, mm_world **w, mm_err *err) {
   on_exit(leave, NULL);
   MPI_Comm_rank(MPI_COMM_WORLD, &process);
   MPI_Comm_size(MPI_COMM_WORLD, &processes);
-  world = (mm_world){(uint32_t)process, (uint32_t)processes, exchange};
+  world = (mm_process_group){(uint32_t)process, (uint32_t)processes, exchange};
   met = processes > 1;
   if (!met) return true;
   *w = &world;
@@ -114,19 +115,19 @@ bool mm_world_find(bool leads, mm_world **w, mm_err *err) {
                                             leads ? "another program" : "minimax-worker", process, processes, processes - 1);
 }
 
-bool mm_world_none(mm_err *err) {
+bool mm_process_group_none(mm_err *err) {
   return !has_others() || mm_fail(err, MM_USAGE, "E_MPI", mm_at(NULL, NULL),
                                   "found other processes of mpirun, which wait for what this one does; expected none beside --help, "
                                   "--version and their like");
 }
 
-void mm_world_part(mm_world *w) {
+void mm_process_group_part(mm_process_group *w) {
   if (w == &world) met = false;
 }
 
 #else
 
-bool mm_world_find(bool leads, mm_world **w, mm_err *err) {
+bool mm_process_group_find(bool leads, mm_process_group **w, mm_err *err) {
   (void)leads;
   *w = NULL;
   return !has_others() ||
@@ -134,8 +135,8 @@ bool mm_world_find(bool leads, mm_world **w, mm_err *err) {
                  "found other processes of mpirun, which this build cannot speak to; expected none, or a build with MPI=1");
 }
 
-bool mm_world_none(mm_err *err) { return (void)err, true; } /* such a build has no others that could wait */
+bool mm_process_group_none(mm_err *err) { return (void)err, true; } /* such a build has no others that could wait */
 
-void mm_world_part(mm_world *w) { (void)w; }
+void mm_process_group_part(mm_process_group *w) { (void)w; }
 
 #endif

@@ -5,10 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/engine/draw.h"
+#include "runtime/engine/random_draw.h"
 
 typedef struct candidate {
-  uint64_t mass; /* draw.h */
+  uint64_t mass; /* random_draw.h */
   float logit;
   int32_t id;
 } candidate;

@@ -55,7 +55,7 @@ double mm_draw(uint64_t seed, uint64_t n);
 typedef struct mm_sampler mm_sampler;
 mm_sampler *mm_sampler_open(uint32_t vocab, mm_err *err);
 void mm_sampler_close(mm_sampler *s); /* accepts NULL */
-/* Greedy: the lowest id of the largest logit. Otherwise one draw, by the rule that every backend keeps to the bit (draw.h):
+/* Greedy: the lowest id of the largest logit. Otherwise one draw, by the rule that every backend keeps to the bit (random_draw.h):
  * 1. an id's mass is exp((logit - largest)/temperature) in 2^40ths, rounded down to a whole number; 0 is never drawn, nor is what is
  *    below ceil(min_p · 2^40);
  * 2. the top_k largest logits stay, of equal ones the lowest ids;
@@ -65,7 +65,8 @@ void mm_sampler_close(mm_sampler *s); /* accepts NULL */
  * -INFINITY and NaN are never chosen; -1 when there is nothing else. logits[vocab]; set has been checked; n from 1. */
 int32_t mm_sample(mm_sampler *s, const mm_sampling *set, uint64_t n, const float *logits);
 /* Adjusts the logits before sampling, in this order: ids that are not allowed become -INFINITY, biases are added, then of each id that
- * the sequence held[count] contains (-1: one that is not known): repetition, frequency, presence. One rounding to f32 each (draw.h). */
+ * the sequence held[count] contains (-1: one that is not known): repetition, frequency, presence. One rounding to f32 each (random_draw.h).
+ */
 void mm_sample_adjust(mm_sampler *s, const mm_sampling *set, const int32_t *held, uint32_t count, float *logits);
 /* set->logprobs of these logits, `chosen` being known: -1 leaves its logprob -INFINITY. Places without an id left are id -1, -INFINITY.
  * The sum is taken in f64. */

@@ -62,7 +62,7 @@ uint32_t mm_drafts_find(const mm_scheduler *s, job *j, uint32_t most) {
   uint32_t at = find_gram(j, GRAM);
   if (!at) at = find_gram(j, GRAM - 1);
   if (!at) return 0;
-  const uint32_t likely = 1 + (uint32_t)(j->luck * s->c.drafts);
+  const uint32_t likely = 1 + (uint32_t)(j->acceptance * s->c.drafts);
   most = (uint32_t)mm_min(mm_min(most, j->r.max_tokens - reply - 1), mm_min(likely, s->c.drafts));
   /* A draft continues where the tokens end. */
   for (; j->drafts < most; j->drafts++) {
@@ -75,7 +75,7 @@ uint32_t mm_drafts_find(const mm_scheduler *s, job *j, uint32_t most) {
 void mm_drafts_judge(mm_scheduler *s, job *j, uint32_t drafted, uint32_t right) {
   s->own.drafted += drafted;
   s->own.accepted += right;
-  j->luck += (((double)right / drafted) - j->luck) / 4;
+  j->acceptance += (((double)right / drafted) - j->acceptance) / 4;
 }
 
 void mm_drafts_measure(mm_scheduler *s, const step *t, uint32_t tokens, double now) {

@@ -30,7 +30,7 @@ static job *copy_request(const mm_request *r, mm_err *err) {
   if (!j) return NULL;
   j->r = *r;
   j->slot = -1;
-  j->luck = 1;
+  j->acceptance = 1;
   j->count = r->prompt_count;
   j->r.sampling.prompt = r->prompt_count;
   const bool stop = copy_array((const void **)&j->r.stop, r->stop_count, sizeof *r->stop, err),
@@ -203,7 +203,7 @@ static bool check_config(const mm_engine *e, const mm_scheduler_config *c, mm_er
     return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL), "found steps of %u tokens, expected 1 to %u", c->step_tokens, most);
   if (c->drafts > MM_DRAFTS)
     return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL), "found %u tokens to draft, expected at most %u", c->drafts, MM_DRAFTS);
-  return !c->batch_invariant || mm_engine_rows_apart(e) ||
+  return !c->batch_invariant || mm_engine_batch_invariant(e) ||
          mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
                  "found the batch-invariant mode; on this device the bits of a row hang on what else is in its step");
 }

@@ -94,11 +94,11 @@ static uint32_t shared_with(const mm_scheduler *s, const job *j, const job *othe
 
 static bool reads_on(const mm_scheduler *s, const job *j) {
   for (uint32_t i = 0; i < s->slots; i++)
-    if (s->slot[i] && s->slot[i]->ticket == j->twin_ticket) return s->slot[i]->fed < j->twin_until;
+    if (s->slot[i] && s->slot[i]->ticket == j->duplicate_of) return s->slot[i]->fed < j->duplicate_until;
   return false;
 }
 
-bool mm_reuse_twin(mm_scheduler *s, job *j) {
+bool mm_reuse_duplicate(mm_scheduler *s, job *j) {
   if (!s->cache) return false;
   if (reads_on(s, j)) return true;
   uint32_t had = 0;
@@ -113,8 +113,8 @@ bool mm_reuse_twin(mm_scheduler *s, job *j) {
     if (!asked) had = mm_prefix_cache_find(s->cache, j->r.salt, j->token, j->count - 1, s->page, &state);
     asked = true;
     if (shared < had + MM_PAGE) continue;
-    j->twin_ticket = other->ticket;
-    j->twin_until = until;
+    j->duplicate_of = other->ticket;
+    j->duplicate_until = until;
     return true;
   }
   return false;

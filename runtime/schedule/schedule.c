@@ -79,7 +79,7 @@ static job *next_of(const mm_scheduler *s, const job *victim) {
   uint32_t best_runs = 0;
   for (size_t i = 0; i < s->waiting_count; i++) {
     job *j = s->waiting[i];
-    if (j->twin || (victim && j->r.priority <= victim->r.priority)) continue;
+    if (j->duplicate || (victim && j->r.priority <= victim->r.priority)) continue;
     if (best && j->r.priority < best->r.priority) continue;
     const uint32_t runs = running_of(s, j->r.salt);
     const bool equal = best && j->r.priority == best->r.priority;
@@ -200,8 +200,8 @@ static bool let_in(mm_scheduler *s, job *j) {
 void mm_schedule(mm_scheduler *s) {
   end_those_over(s);
   for (job *j; (j = next_of(s, s->running == s->slots ? mm_schedule_victim(s) : NULL));) {
-    j->twin = mm_reuse_twin(s, j);
-    if (!j->twin && !let_in(s, j)) break;
+    j->duplicate = mm_reuse_duplicate(s, j);
+    if (!j->duplicate && !let_in(s, j)) break;
   }
-  for (size_t i = 0; i < s->waiting_count; i++) s->waiting[i]->twin = false;
+  for (size_t i = 0; i < s->waiting_count; i++) s->waiting[i]->duplicate = false;
 }

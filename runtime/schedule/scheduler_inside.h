@@ -26,15 +26,15 @@ typedef struct job {
   int32_t slot;      /* -1: none, it waits */
   uint32_t turn;     /* how often it had a slot: choices of steps of an earlier turn are not its any more */
   uint32_t rows_out; /* entries of steps under way that name it */
-  bool twin;         /* it waits for what another is reading just now: */
-  uint64_t twin_ticket;
-  uint32_t twin_until; /* until that one was given so many tokens */
-  uint32_t cached;     /* tokens of the prompt that the prefix cache had, at its first turn */
-  uint32_t drafts;     /* of them, proposed ones behind the last */
+  bool duplicate;    /* it waits for what another is reading just now: */
+  uint64_t duplicate_of;
+  uint32_t duplicate_until; /* until that one was given so many tokens */
+  uint32_t cached;          /* tokens of the prompt that the prefix cache had, at its first turn */
+  uint32_t drafts;          /* of them, proposed ones behind the last */
   int32_t draft[MM_DRAFTS];
-  double luck;   /* share of its proposals that were right of late */
-  uint32_t take; /* tokens that the step being built gives it */
-  bool ended;    /* freed when no step names it */
+  double acceptance; /* share of its proposals that were right of late */
+  uint32_t take;     /* tokens that the step being built gives it */
+  bool ended;        /* freed when no step names it */
 } job;
 
 /* Tokens that one step sampled for one job: outputs [first, first + count) of it, after the tokens from `pos` on. */
@@ -150,7 +150,7 @@ void mm_reuse_boundaries(mm_scheduler *s);
 /* At most `rows`, so that the chunk ends at the next boundary whose states are to be kept. */
 uint32_t mm_reuse_cut(const mm_scheduler *s, const job *j, uint32_t rows);
 /* Returns true if a running job is about to compute more of this job's prompt than the cache has. */
-bool mm_reuse_twin(mm_scheduler *s, job *j);
+bool mm_reuse_duplicate(mm_scheduler *s, job *j);
 /* A page more is free, if the cache has one that it alone refers to. */
 bool mm_reuse_evict(mm_scheduler *s);
 /* Nothing is kept: of what slots held, after a failure nobody knows what is good. */

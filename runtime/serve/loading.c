@@ -53,7 +53,7 @@ bool mm_loading_finish(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
       .kv_bf16 = c->kv_bf16,
       .input_bf16 = c->input_bf16,
       .pin = c->pin,
-      .apart = c->scheduler.batch_invariant,
+      .batch_invariant = c->scheduler.batch_invariant,
       .memory = {.fits = true,
                  .share = c->memory_share,
                  .outs = (uint32_t)(c->slots * (1 + c->scheduler.drafts)),
@@ -63,8 +63,8 @@ bool mm_loading_finish(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
   mm_engine_config with = e;
   with.act_quant = c->act_quant ? strcmp(c->act_quant, "on") == 0 : e.ops->act_quant;
   uint32_t *device;
-  if (!mm_world_find(true, &with.world, err)) return false;
-  const uint32_t here = mm_world_ranks(with.world, mm_pack_ranks(&l->shards.pack));
+  if (!mm_process_group_find(true, &with.world, err)) return false;
+  const uint32_t here = mm_process_group_ranks(with.world, mm_pack_ranks(&l->shards.pack));
   with.threads = mm_engine_threads(c->threads, here);
   if (!mm_devices_read(c->devices, here, &device, err)) return false;
   with.device = device;

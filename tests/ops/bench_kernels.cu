@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <memory>
 
-#include "runtime/cuda/sampling/choose.h"
+#include "runtime/cuda/sampling/sampling.h"
 #include "tests/ops/routing.h"
 
 static double g_copy;
@@ -60,7 +60,7 @@ struct bench_weight {
   }
 };
 
-static void bench_skinny(const scheme &s, uint32_t n, uint32_t k, std::vector<uint32_t> tokens) {
+static void bench_decode_linear(const scheme &s, uint32_t n, uint32_t k, std::vector<uint32_t> tokens) {
   std::vector<std::unique_ptr<bench_weight>> w;
   double total = 0;
   do w.emplace_back(new bench_weight(s, 1, n, k)), total += w.back()->matrix_bytes;
@@ -69,7 +69,7 @@ static void bench_skinny(const scheme &s, uint32_t n, uint32_t k, std::vector<ui
   fill_random_bf16(x.p, x.n, 7);
   for (uint32_t t : tokens) {
     const int count = (int)w.size() * 4;
-    const auto product = t > 1 && takes_here(MM_CU_SKINNY_FEW, w[0]->d, t) ? mm_cu_skinny_few : plain_linear(w[0]->d, t);
+    const auto product = t > 1 && takes_here(MM_CU_SMALL_BATCH_WIDENED, w[0]->d, t) ? mm_cu_small_batch_widened : plain_linear(w[0]->d, t);
     double us = time_graph(count, [&](cudaStream_t st, int i) {
       CUDA_OK(product(w[(size_t)i % w.size()]->d, {x.p, nullptr, y.p, nullptr, t}, st));
     });
@@ -87,7 +87,7 @@ static void bench_skinny(const scheme &s, uint32_t n, uint32_t k, std::vector<ui
     mm_cu_codes few = codes.d;
     few.rows = t;
     const double us = time_graph((int)w.size() * 4, [&](cudaStream_t st, int i) {
-      CUDA_OK(mm_cu_skinny_fp8(w[(size_t)i % w.size()]->d, {few, out.p, nullptr}, st));
+      CUDA_OK(mm_cu_small_batch_fp8(w[(size_t)i % w.size()]->d, {few, out.p, nullptr}, st));
     });
     char what[120];
     snprintf(what, sizeof what, "linear rounded %u x %u, %.1f MB, T=%u", n, k, w[0]->matrix_bytes * 1e-6, t);
@@ -117,10 +117,10 @@ static uint32_t draw_pairs(route_buffers *b, uint32_t tokens) {
   for (uint32_t e = 0; e < experts; e++) {
     if (of[e].empty()) continue;
     expert.push_back(e), mask.push_back(0);
-    for (uint32_t p : of[e]) mask.back() |= tokens <= MM_CU_SKINNY ? 1u << p / top_k : 0;
+    for (uint32_t p : of[e]) mask.back() |= tokens <= MM_CU_DECODE_ROWS ? 1u << p / top_k : 0;
   }
   const uint32_t used = (uint32_t)expert.size();
-  if (tokens > MM_CU_SKINNY) return used;
+  if (tokens > MM_CU_DECODE_ROWS) return used;
   expert.resize(b->slot_expert.n), mask.resize(b->slot_tokens.n); /* the places that r names */
   b->used.put({used}), b->slot_expert.put(expert), b->slot_tokens.put(mask);
   b->slot_weight.put(std::vector<float>(b->slot_weight.n, 1.0f / (float)top_k));
@@ -149,20 +149,21 @@ static void experts_rate(const char *model, const scheme &s, uint32_t experts, u
         used += top_k / (double)kSets;
       }
     }
-    const bool skinny = t <= MM_CU_SKINNY;
-    buffer<__nv_bfloat16> middle((skinny ? (size_t)std::min(experts, MM_CU_SKINNY * top_k) * MM_CU_SKINNY : (size_t)t * top_k) * inter);
+    const bool decode_linear = t <= MM_CU_DECODE_ROWS;
+    buffer<__nv_bfloat16> middle(
+        (decode_linear ? (size_t)std::min(experts, MM_CU_DECODE_ROWS * top_k) * MM_CU_DECODE_ROWS : (size_t)t * top_k) * inter);
     buffer<float> pair_out((size_t)t * top_k * hidden);
     double us = time_graph(
-        skinny ? kSets : 1,
+        decode_linear ? kSets : 1,
         [&](cudaStream_t st, int i) {
           mm_cu_experts a = {x.p + (size_t)(i % kSets) * t * hidden, y.p, middle.p, pair_out.p, t};
           CUDA_OK((grouped ? mm_cu_experts_gemm : plain_experts(w13.d, w2.d, t, top_k))(w13.d, w2.d, routes[(size_t)i % kSets]->r, a, st));
         },
-        skinny ? 30 : 5);
+        decode_linear ? 30 : 5);
     char what[120];
     const double bytes = used * (w13.matrix_bytes + w2.matrix_bytes);
     snprintf(what, sizeof what, "experts %s %-9s T=%u, %.1f in use, %.0f MB", model, s.name, t, used, bytes * 1e-6);
-    if (skinny) {
+    if (decode_linear) {
       row(what, us, bytes);
     } else {
       flops(what, us, 6.0 * t * top_k * hidden * inter);
@@ -170,11 +171,11 @@ static void experts_rate(const char *model, const scheme &s, uint32_t experts, u
     if (t > 1 && t <= 256 && takes_here(MM_CU_EXPERTS_FEW, w13.d, w2.d, t)) {
       buffer<__nv_bfloat16> rooms((size_t)3 * t * top_k * inter);
       us = time_graph(
-          skinny ? kSets : 1,
+          decode_linear ? kSets : 1,
           [&](cudaStream_t st, int i) {
             CUDA_OK(mm_cu_experts_few(w13.d, w2.d, routes[(size_t)i]->r, {x.p, y.p, rooms.p, pair_out.p, t}, st));
           },
-          skinny ? 30 : 5);
+          decode_linear ? 30 : 5);
       snprintf(what, sizeof what, "experts %s %-9s few rows each T=%u, %.1f in use, %.0f MB", model, s.name, t, used, bytes * 1e-6);
       row(what, us, bytes);
     }
@@ -184,12 +185,12 @@ static void experts_rate(const char *model, const scheme &s, uint32_t experts, u
       code_buffers codes(t, hidden), mid(t * top_k, inter);
       CUDA_OK(mm_cu_encode(codes.d, {x.p, hidden, nullptr}, {MM_ACT_FP8_GROUP, 0}, 0));
       us = time_graph(
-          skinny ? kSets : 1,
+          decode_linear ? kSets : 1,
           [&](cudaStream_t st, int i) {
             const mm_cu_rounded_experts a = {codes.d, mid.d, nullptr, (__nv_bfloat16 *)pair_out.p, y.p};
             CUDA_OK(mm_cu_experts_fp8(up, down, routes[(size_t)i]->r, a, st));
           },
-          skinny ? 30 : 5);
+          decode_linear ? 30 : 5);
       snprintf(what, sizeof what, "experts %s rounded T=%u, %.1f in use, %.0f MB", model, t, used, bytes * 1e-6);
       if (t < 1024) {
         row(what, us, bytes);
@@ -198,12 +199,12 @@ static void experts_rate(const char *model, const scheme &s, uint32_t experts, u
       }
     }
     if (&s == &kFp8) {
-      us = time_graph(skinny ? kSets : 1, [&](cudaStream_t st, int i) {
+      us = time_graph(decode_linear ? kSets : 1, [&](cudaStream_t st, int i) {
         CUDA_OK(mm_cu_route_tokens(m, routes[(size_t)i % kSets]->r, x.p + (size_t)(i % kSets) * t * hidden, t, st));
       });
       snprintf(what, sizeof what, "router %s T=%u", model, t);
       row(what, us, (double)experts * hidden * 2);
-      if (!skinny) continue;
+      if (!decode_linear) continue;
       us = time_graph(kSets, [&](cudaStream_t st, int i) {
         const __nv_bfloat16 *in = x.p + (size_t)(i % kSets) * t * hidden;
         CUDA_OK(mm_cu_combine_route({h.p, n.p, in, in, norm.p, 1.0f, 0.5f, 1e-6f}, m, routes[(size_t)i % kSets]->r, t, st));
@@ -400,16 +401,16 @@ static void bench_rounded(uint32_t tokens, uint32_t n, uint32_t k, int replays =
 
 void bench_copy() { g_copy = copy_rate(); }
 void bench_linear() {
-  bench_skinny(kFp8, 2048, 3072, {1, 8, 16, 64});
-  bench_skinny(kFp8, 8192, 3072, {1, 8, 16, 64});
-  bench_skinny(kFp8, 3072, 6144, {1, 8, 16, 64});
-  bench_skinny(kFp8, 6144, 8192, {1, 8, 16, 64});
-  bench_skinny(kFp8, 24576, 6144, {1, 8, 16, 64});
-  bench_skinny(kBf16, 24576, 6144, {1, 16, 64});
-  bench_skinny(kBf16, 200064, 3072, {1, 16, 64});
-  bench_skinny(kFp8, 200064, 3072, {1, 16, 64});
+  bench_decode_linear(kFp8, 2048, 3072, {1, 8, 16, 64});
+  bench_decode_linear(kFp8, 8192, 3072, {1, 8, 16, 64});
+  bench_decode_linear(kFp8, 3072, 6144, {1, 8, 16, 64});
+  bench_decode_linear(kFp8, 6144, 8192, {1, 8, 16, 64});
+  bench_decode_linear(kFp8, 24576, 6144, {1, 8, 16, 64});
+  bench_decode_linear(kBf16, 24576, 6144, {1, 16, 64});
+  bench_decode_linear(kBf16, 200064, 3072, {1, 16, 64});
+  bench_decode_linear(kFp8, 200064, 3072, {1, 16, 64});
   for (const scheme *s : {&kInt4, &kNv, &kMx})
-    bench_skinny(*s, 8192, 3072, {1, 8, 16, 64}), bench_skinny(*s, 24576, 6144, {1, 8, 16, 32, 64});
+    bench_decode_linear(*s, 8192, 3072, {1, 8, 16, 64}), bench_decode_linear(*s, 24576, 6144, {1, 8, 16, 32, 64});
   bench_gemm(kBf16, 8192, 8192, 3072);
   bench_gemm(kFp8, 8192, 8192, 3072);
   bench_gemm(kFp8, 64, 8192, 3072);
@@ -483,7 +484,7 @@ static void choice_rate(uint32_t rows, const choice_case &c) {
   buffer<int32_t> slot, id(rows), chosen(rows), held;
   buffer<unsigned long long> best(rows);
   buffer<mm_cu_ask> ask;
-  buffer<mm_logprob> told((size_t)rows * MM_CU_TOLD);
+  buffer<mm_logprob> told((size_t)rows * MM_CU_LOGPROBS);
   std::vector<float> v = random_float(vocab, 0, 3), all;
   for (uint32_t i = 0; c.peaked && i < 40; i++) v[g_rng.below(vocab)] = 32 - 0.5f * (float)i;
   for (uint32_t i = 0; i < rows * sets; i++) {
@@ -514,7 +515,7 @@ static void choice_rate(uint32_t rows, const choice_case &c) {
     const mm_cu_choose a = {from, never.p, vocab, vocab, rows, out.p, slot.p, draw.p, id.p, chosen.p, best.p, ticket.p, largest.p};
     CUDA_OK(mm_cu_adjust(a, from, q, rows, st));
     CUDA_OK(mm_cu_choose_tokens(a, rows, kind, st));
-    CUDA_OK(mm_cu_tell(a, q, rows, st));
+    CUDA_OK(mm_cu_logprobs(a, q, rows, st));
   });
   char what[120];
   snprintf(what, sizeof what, "choice of %u rows from %u logits, %s", rows, vocab, c.name);
@@ -525,7 +526,7 @@ void bench_choice() {
   choice_case both = {"top-k 50, top-p 0.95", true, 50, 0.95}, masks = both, penalties = both, told = both, peaked = both;
   masks.name = "the same under masks", masks.masks = true;
   penalties.name = "the same under penalties", penalties.penalties = true;
-  told.name = "the same, 20 logprobs", told.told = MM_CU_TOLD;
+  told.name = "the same, 20 logprobs", told.told = MM_CU_LOGPROBS;
   peaked.name = "the same, peaked", peaked.peaked = true;
   for (uint32_t rows : {1u, 16u, 64u, 256u}) {
     choice_rate(rows, {"greedy", false});
@@ -545,7 +546,7 @@ void profile_kernels() {
     buffer<__nv_bfloat16> x((size_t)MM_CU_FEW * w.d.k), y((size_t)MM_CU_FEW * w.d.n);
     fill_random_bf16(x.p, x.n, 7);
     for (uint32_t t : {1u, 8u, 64u}) {
-      const auto product = t > 1 && takes_here(MM_CU_SKINNY_FEW, w.d, t) ? mm_cu_skinny_few : plain_linear(w.d, t);
+      const auto product = t > 1 && takes_here(MM_CU_SMALL_BATCH_WIDENED, w.d, t) ? mm_cu_small_batch_widened : plain_linear(w.d, t);
       CUDA_OK(product(w.d, {x.p, nullptr, y.p, nullptr, t}, 0));
       CUDA_OK(cudaDeviceSynchronize());
     }

@@ -45,7 +45,7 @@ static double pinned_rate() {
 
 /* Pinned copies while so many threads read the file from the page cache, as a load's do, into memory that no copy takes: what is left of
  * the link then. */
-static void print_pinned_beside(const std::string &path, unsigned threads) {
+static void print_pinned_compared(const std::string &path, unsigned threads) {
   constexpr size_t kRead = (size_t)1 << 20;
   const int fd = open(path.c_str(), O_RDONLY);
   std::atomic<bool> stop(false);
@@ -221,7 +221,7 @@ void bench_load() {
   print_load("w4a16", time_load(int4.matrices, int4.vectors, usual), usual, pinned, "pinned");
   print_load("nvfp4", time_load(nvfp4.matrices, nvfp4.vectors, usual), usual, pinned, "pinned");
   for (unsigned threads : {1u, 4u, 8u, 16u}) print_reader_alone(f, m2.bytes, usual, threads);
-  for (unsigned threads : {4u, 8u, 12u}) print_pinned_beside(f.path, threads);
+  for (unsigned threads : {4u, 8u, 12u}) print_pinned_compared(f.path, threads);
   {
     const size_t few = std::min<size_t>(m2.matrices.size(), 4); /* a layer */
     mm_cu_memory memory;

@@ -1,6 +1,6 @@
 /* A CUDA runtime without a device, for tests of the host's side: memory is the host's, copies are done at once, kernels do nothing. It
  * watches what calls the backend makes and when. A kernel of a sum (reduce_…) and the one that shares logits wait for those of the other
- * ranks: who synchronises with a stream waits until each rank has launched as many of them, or for fake.patience_ms, and then says so in
+ * ranks: who synchronises with a stream waits until each rank has launched as many of them, or for fake.timeout_ms, and then says so in
  * the ranks' control word as the kernel would. Included once, by a program that links nothing of the real runtime. */
 #ifndef MM_TESTS_FAKE_DEVICE_H
 #define MM_TESTS_FAKE_DEVICE_H
@@ -14,11 +14,11 @@
 #include <string.h>
 #include <time.h>
 
-#define PATIENCE_MS 30000 /* nobody waits so long: all come, or one fails and says so; where one hangs, a test takes less */
-#define BLOCKS      8192
-#define STREAMS     64
-#define KERNELS     2048
-#define SHARED_AT   72 /* of `shared` in a peer_view, as peers.cuh says */
+#define TIMEOUT_MS 30000 /* nobody waits so long: all come, or one fails and says so; where one hangs, a test takes less */
+#define BLOCKS     8192
+#define STREAMS    64
+#define KERNELS    2048
+#define SHARED_AT  72 /* of `shared` in a peer_view, as peers.cuh says */
 
 static struct fake {
   pthread_mutex_t lock;
@@ -50,14 +50,14 @@ static struct fake {
   uint32_t fail_malloc_of;                          /* the next cudaMalloc of so many bytes or more fails; 0: none */
   uint32_t copy_us;                                 /* that a large copy takes its thread */
   int slow_device;                                  /* those to this one take ten times as long where copy_us is not 0 */
-  uint32_t patience_ms;                             /* of a kernel, for those of other ranks */
+  uint32_t timeout_ms;                              /* of a kernel, for those of other ranks */
   uint64_t copied;                                  /* bytes, by large copies, ever */
   bool no_peers;                                    /* devices cannot write to each other's memory */
   const char *fail_launch_of;                       /* the next launch of a kernel whose name has this in it fails; or NULL */
   void (*on_launch)(const char *name, void **args); /* by what stands for the kernel; or NULL */
   void (*on_wait)(bool done);                       /* before and after a stream's kernels wait for other ranks', by its thread; or NULL */
   char wrong[256];                                  /* the first call that should not have been made */
-} fake = {.patience_ms = PATIENCE_MS, .slow_device = -1, .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+} fake = {.timeout_ms = TIMEOUT_MS, .slow_device = -1, .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 
 static _Thread_local int fake_device;
 static _Thread_local cudaStream_t fake_capturing;
@@ -67,7 +67,7 @@ static void fake_wrong(const char *call, const char *why) {
 }
 
 /* Under the lock. */
-static bool fake_hurt(cudaStream_t s) { return s->word && *s->word; }
+static bool fake_failed(cudaStream_t s) { return s->word && *s->word; }
 static uint32_t fake_least(cudaStream_t of) { /* of the stream's stage */
   uint32_t ranks = 0, least = UINT32_MAX;
   for (uint32_t i = 0; i < STREAMS; i++) {
@@ -76,7 +76,7 @@ static uint32_t fake_least(cudaStream_t of) { /* of the stream's stage */
   }
   return ranks < fake.ranks ? 0 : least;
 }
-static bool fake_stuck(cudaStream_t s) { return s && s->open && s->ranks && !fake_hurt(s) && s->sums > fake_least(s); }
+static bool fake_stuck(cudaStream_t s) { return s && s->open && s->ranks && !fake_failed(s) && s->sums > fake_least(s); }
 static bool fake_waits(void) { /* some kernel for another rank's */
   for (uint32_t i = 0; i < STREAMS; i++)
     if (fake_stuck(&fake.stream[i])) return true;
@@ -126,7 +126,7 @@ static void fake_range(const char *call, const void *p, size_t bytes, bool devic
 }
 
 /* A rank sets its epoch to what all others set theirs to. */
-static void fake_mend(void) {
+static void fake_reset(void) {
   pthread_mutex_lock(&fake.lock);
   for (uint32_t i = 0; i < STREAMS; i++)
     if (fake.stream[i].ranks && pthread_equal(fake.stream[i].owner, pthread_self())) fake.stream[i].sums = 0;
@@ -209,7 +209,7 @@ cudaError_t cudaHostUnregister(void *p) {
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind) {
   if (bytes) fake_range("cudaMemcpy", kind == cudaMemcpyHostToDevice ? to : from, bytes, true);
   if (bytes) memcpy(to, from, bytes);
-  if (bytes == sizeof(uint32_t) && kind == cudaMemcpyHostToDevice) fake_mend();
+  if (bytes == sizeof(uint32_t) && kind == cudaMemcpyHostToDevice) fake_reset();
   return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t s) {
@@ -260,7 +260,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t s) {
 cudaError_t cudaStreamSynchronize(cudaStream_t s) {
   struct timespec until;
   clock_gettime(CLOCK_REALTIME, &until);
-  until.tv_sec += fake.patience_ms / 1000, until.tv_nsec += fake.patience_ms % 1000 * 1000000L;
+  until.tv_sec += fake.timeout_ms / 1000, until.tv_nsec += fake.timeout_ms % 1000 * 1000000L;
   if (until.tv_nsec >= 1000000000L) until.tv_sec++, until.tv_nsec -= 1000000000L;
   pthread_mutex_lock(&fake.lock);
   if (fake_capturing) fake_wrong("cudaStreamSynchronize", "while a step is recorded");
@@ -277,8 +277,8 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s) {
     if (soon.tv_nsec >= 1000000000L) soon.tv_sec++, soon.tv_nsec -= 1000000000L;
     pthread_cond_timedwait(&fake.changed, &fake.lock, &soon);
   }
-  if (waits && !fake_hurt(s)) fake.on_wait(true);
-  if (s && fake_hurt(s)) s->sums = 0; /* its kernels have given up, also once the word is no more */
+  if (waits && !fake_failed(s)) fake.on_wait(true);
+  if (s && fake_failed(s)) s->sums = 0; /* its kernels have given up, also once the word is no more */
   pthread_mutex_unlock(&fake.lock);
   return cudaSuccess;
 }

@@ -88,7 +88,7 @@ bool same_among_others(uint32_t least, uint32_t most, uint32_t width,
 
 decltype(&mm_cu_gemm) plain_linear(const mm_cu_weight &w, uint32_t tokens) {
   if (takes_here(MM_CU_ONE, w, tokens)) return mm_cu_one;
-  if (tokens <= MM_CU_SKINNY) return mm_cu_skinny;
+  if (tokens <= MM_CU_DECODE_ROWS) return mm_cu_decode_linear;
   return takes_here(MM_CU_GEMM, w, tokens) ? mm_cu_gemm : mm_cu_gemm_widened;
 }
 
@@ -97,7 +97,7 @@ decltype(&mm_cu_experts_gemm) plain_experts(const mm_cu_weight &w13, const mm_cu
   CUDA_OK(mm_cu_device_here(&d));
   const mm_cu_task one = {&w13, &w2, 1, top_k};
   if (tokens == 1 && mm_cu_choose_product(&d, &one).kernel == MM_CU_EXPERTS_ONE) return mm_cu_experts_one;
-  if (tokens <= MM_CU_SKINNY) return mm_cu_experts_skinny;
+  if (tokens <= MM_CU_DECODE_ROWS) return mm_cu_experts_decode;
   return takes_here(MM_CU_EXPERTS_MANY, w13, w2, tokens) ? mm_cu_experts_many : mm_cu_experts_gemm;
 }
 

@@ -50,14 +50,14 @@ static mm_engine *open_engine(const mm_shards *shards) {
   return e;
 }
 
-/* Single tokens of `rows` slots, or a stretch of one; every row's logits. */
-static bool step(mm_engine *e, uint32_t rows, bool stretch, mm_err *err) {
+/* Single tokens of `rows` slots, or a chunk of one; every row's logits. */
+static bool step(mm_engine *e, uint32_t rows, bool chunk, mm_err *err) {
   static int32_t id[ROWS]; /* a rank that does not come back may still look at them */
   static mm_span span[ROWS];
   static uint32_t out[ROWS];
   for (uint32_t i = 0; i < rows; i++) id[i] = (int32_t)i, out[i] = i, span[i] = (mm_span){(int32_t)i, i, 1, 0};
-  if (stretch) span[0].count = rows;
-  return mm_engine_step(e, &(mm_batch){rows, id, stretch ? 1 : rows, span, rows, out, NULL, NULL}, logits, err);
+  if (chunk) span[0].count = rows;
+  return mm_engine_step(e, &(mm_batch){rows, id, chunk ? 1 : rows, span, rows, out, NULL, NULL}, logits, err);
 }
 
 static double now(void) {
@@ -151,7 +151,7 @@ static void sort_lines(char *text) {
 static void check_apart(const mm_shards *shards, const char *what) {
   static const struct {
     uint32_t rows;
-    bool stretch;
+    bool chunk;
   } steps[] = {{1, false}, {1, true},  {2, false}, {3, false}, {4, false},  {1, false},
                {2, true},  {16, true}, {17, true}, {70, true}, {ROWS, true}};
   static char first[sizeof launched];
@@ -159,11 +159,11 @@ static void check_apart(const mm_shards *shards, const char *what) {
   fake.ranks = mm_pack_ranks(&shards->pack), fake.graphs = 0, fake.wrong[0] = 0;
   const mm_engine_config c = {.ops = &mm_ops_cuda, .limits = {ROWS, SLOTS, POSITIONS, 0}, .threads = 1, .act_quant = true, .apart = true};
   mm_engine *e = mm_engine_open(shards, &c, &err);
-  bool ok = e && mm_engine_rows_apart(e) && mm_engine_warm(e, (const uint32_t[]){1}, 1, &err), same = true; /* all weights are there */
+  bool ok = e && mm_engine_batch_invariant(e) && mm_engine_warm(e, (const uint32_t[]){1}, 1, &err), same = true; /* all weights are there */
   for (size_t i = 0; ok && same && i < 2 * sizeof steps / sizeof *steps; i++) {
     launched[0] = 0;
     fake.on_launch = note_kernel;
-    ok = step(e, steps[i / 2].rows, steps[i / 2].stretch, &err);
+    ok = step(e, steps[i / 2].rows, steps[i / 2].chunk, &err);
     fake.on_launch = NULL;
     sort_lines(launched);
     if (i == 0) strcpy(first, launched);
@@ -199,7 +199,7 @@ static void check_failing(const mm_shards *shards, int failing, bool room) {
   }
   others = others && step(e, ROWS - 1, true, &err);
   snprintf(what, sizeof what, "step %d fails on one rank %s, and all go on", failing, room ? "for want of room" : "in begin");
-  report(what, told && others && took < 0.5e-3 * PATIENCE_MS, !told ? "it was not told" : !others ? err.text : "late");
+  report(what, told && others && took < 0.5e-3 * TIMEOUT_MS, !told ? "it was not told" : !others ? err.text : "late");
   close_engine(e, "its calls and its memory");
 }
 
@@ -283,7 +283,7 @@ static void check_doubts(const mm_shards *shards) {
       break;
     }
     for (uint32_t i = 0; i < STREAMS; i++)
-      if (fake.stream[i].open && fake.stream[i].word) *fake.stream[i].word = MM_COMM_WAITED | 0 << 8 | 1 << 16;
+      if (fake.stream[i].open && fake.stream[i].word) *fake.stream[i].word = MM_COMM_TIMED_OUT | 0 << 8 | 1 << 16;
     switch (asks) {
       case 0: ok = pass(e, 1, true, step_one, &err); break;
       case 1: ok = pass(e, 1, true, mm_engine_queue, &err) && (!proven || left || mm_engine_collect(e, &(int32_t){0}, &err)); break;
@@ -340,14 +340,14 @@ static void check_hanging(const mm_shards *shards, bool meets) {
   if (!e) return;
   bool ok = mm_engine_warm(e, (const uint32_t[]){3}, 1, &err) && step(e, 3, false, &err);
   hangs_s = meets ? 6 : 3;
-  fake.patience_ms = 1500;
+  fake.timeout_ms = 1500;
   const double from = now();
   const bool told = !step(e, meets ? ROWS : 3, meets, &hung) && strcmp(hung.code, "E_RANK") == 0 && strstr(hung.text, "for rank 1 in vain");
   const double took = now() - from;
   const bool still = !step(e, 3, false, &away) && strcmp(away.code, "E_RANK") == 0 && strstr(away.text, "not come back");
   while (hangs_s && now() - from < 10) usleep(10000);
   usleep(200000);
-  fake.patience_ms = PATIENCE_MS;
+  fake.timeout_ms = TIMEOUT_MS;
   for (int i = 0; ok && i < 4; i++) ok = step(e, 3, false, &err);
   char what[120];
   snprintf(what, sizeof what, "a rank that hangs is named %s in %.1f s, and all go on when it is back",
@@ -363,7 +363,7 @@ static void check_left(const mm_shards *shards) {
   if (!e) return;
   const bool ok = mm_engine_warm(e, (const uint32_t[]){3}, 1, &err);
   hangs_s = 20;
-  fake.patience_ms = 1500;
+  fake.timeout_ms = 1500;
   const bool told = !step(e, 3, false, &err) && strcmp(err.code, "E_RANK") == 0;
   const double from = now();
   mm_engine_close(e);
@@ -406,7 +406,7 @@ static bool same_tables(mm_engine *e, const mm_span *span, uint32_t spans) {
   return same;
 }
 
-/* Random stretches, forks, restored and dropped slots; now and then the launch that edits the table fails. */
+/* Random chunks, forks, restored and dropped slots; now and then the launch that edits the table fails. */
 static void check_tables(const mm_shards *shards) {
   mm_err err = {0};
   mm_engine *e = open_engine(shards);

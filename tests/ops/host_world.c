@@ -66,7 +66,7 @@ static mm_ops ops;
 
 typedef struct process {
   pthread_t thread;
-  mm_world world;
+  mm_process_group world;
   const mm_shards *shards;
   bool ok;
   mm_err err;
@@ -101,14 +101,14 @@ static void close_both(mm_engine *e, const char *what) {
   report(what, fake.blocks == 0 && fake.registered == 0 && !fake.wrong[0] && nccl->inits == nccl->aborts && !post.first, text);
 }
 
-/* Single tokens of `rows` slots, or a stretch of one; every row's logits. */
-static bool step(mm_engine *e, uint32_t rows, bool stretch, mm_err *err) {
+/* Single tokens of `rows` slots, or a chunk of one; every row's logits. */
+static bool step(mm_engine *e, uint32_t rows, bool chunk, mm_err *err) {
   int32_t id[ROWS];
   mm_span span[ROWS];
   uint32_t out[ROWS];
   for (uint32_t i = 0; i < rows; i++) id[i] = (int32_t)i, out[i] = i, span[i] = (mm_span){(int32_t)i, i, 1, 0};
-  if (stretch) span[0].count = rows;
-  return mm_engine_step(e, &(mm_batch){rows, id, stretch ? 1 : rows, span, rows, out, NULL, NULL}, logits, err);
+  if (chunk) span[0].count = rows;
+  return mm_engine_step(e, &(mm_batch){rows, id, chunk ? 1 : rows, span, rows, out, NULL, NULL}, logits, err);
 }
 
 static double now(void) {

@@ -24,7 +24,7 @@ struct post {
   std::map<std::tuple<uint32_t, uint32_t, uint32_t>, std::deque<std::vector<char>>> queue; /* from, to, tag */
 } g_post;
 
-void exchange(mm_world *w, uint32_t tag, const mm_parcel *out, uint32_t outs, const mm_parcel *in, uint32_t ins, double) {
+void exchange(mm_process_group *w, uint32_t tag, const mm_transfer *out, uint32_t outs, const mm_transfer *in, uint32_t ins, double) {
   std::unique_lock<std::mutex> l(g_post.lock);
   for (uint32_t i = 0; i < outs; i++) {
     const char *data = static_cast<const char *>(out[i].data);
@@ -44,7 +44,7 @@ void exchange(mm_world *w, uint32_t tag, const mm_parcel *out, uint32_t outs, co
 bool on_ranks(uint32_t ranks, double limit_s, const std::function<void(member *)> &f, size_t most) {
   mm_err err = {};
   std::vector<mm_comm *> comm;
-  std::vector<mm_world> world(ranks);
+  std::vector<mm_process_group> world(ranks);
   for (uint32_t r = 0; r < (g_across ? ranks : 1); r++) {
     world[r] = {r, ranks, exchange};
     comm.push_back(g_across ? mm_comm_open_across(ranks, &world[r], 0, 1, &err) : mm_comm_open(ranks, &err));

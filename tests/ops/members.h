@@ -26,7 +26,7 @@ struct member {
   /* No rank goes on before all are here. */
   void together() const {
     char own = 0, all[MM_CU_PEERS];
-    mm_comm_tell(comm, rank, &own, all, 1);
+    mm_comm_all_gather(comm, rank, &own, all, 1);
   }
 };
 

@@ -1,5 +1,5 @@
 /* Rows that are apart on the GPU (mm_engine_config.apart): the logits of a token are, bit for bit, the same alone and in any crowd, from
- * single tokens and from stretches cut anywhere, after a fork, and where it goes on from kept pages and states. */
+ * single tokens and from chunks cut anywhere, after a fork, and where it goes on from kept pages and states. */
 #include <string.h>
 
 #include <algorithm>
@@ -45,7 +45,7 @@ struct sequence {
   std::vector<float> logits;
 };
 
-/* From slot 0 of a place where nothing else runs: stretches of `each`. */
+/* From slot 0 of a place where nothing else runs: chunks of `each`. */
 sequence alone(place &p, uint32_t n, uint32_t each, const std::vector<int32_t> &begin) {
   sequence s;
   s.id = begin;

@@ -195,8 +195,8 @@ static void check_gqa(const attention_case &c, const std::vector<uint32_t> &befo
   report(what, relative_error(want, got), 1e-2);
 }
 
-/* A prompt whose stretches end anywhere gives the same bits as in one go. */
-static void check_stretches(const mm_cu_heads &h, bool fp8) {
+/* A prompt whose chunks end anywhere gives the same bits as in one go. */
+static void check_ranges(const mm_cu_heads &h, bool fp8) {
   if (left_out(1e9)) return;
   const uint32_t tokens = 420, d = h.head_dim, width = (h.heads + 2 * h.kv_heads) * d, pages = tokens / MM_CU_PAGE + 1;
   const size_t cells = (size_t)pages * h.kv_heads * MM_CU_PAGE;
@@ -397,7 +397,7 @@ void test_attention() {
     check_gqa(m2, {70, 0, 3}, {65, 100, 1});
     check_gqa({{9, 3, 128, 64}, true, fp8}, {300, 0, 126}, {129, 64, 3});
     check_gqa(m1, {5000}, {70});
-    check_stretches(m2.h, fp8);
-    check_stretches({6, 2, 64, 32}, fp8);
+    check_ranges(m2.h, fp8);
+    check_ranges({6, 2, 64, 32}, fp8);
   }
 }

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "runtime/cuda/sampling/choose.h"
-#include "runtime/engine/draw.h"
+#include "runtime/cuda/sampling/sampling.h"
+#include "runtime/engine/random_draw.h"
 #include "runtime/engine/sample.h"
 #include "tests/ops/gpu.h"
 #include "tests/ops/routing.h"
@@ -121,34 +121,34 @@ static void check_logprobs(uint32_t vocab, uint32_t rows, double sigma) {
   std::vector<mm_cu_ask> ask(rows);
   std::vector<int32_t> chosen(rows);
   for (uint32_t i = 0; i < rows; i++) {
-    ask[i].told = g_rng.below(MM_CU_TOLD + 1), ask[i].raw = g_rng.below(3) ? 0 : 1 + i;
+    ask[i].told = g_rng.below(MM_CU_LOGPROBS + 1), ask[i].raw = g_rng.below(3) ? 0 : 1 + i;
     chosen[i] = g_rng.below(9) ? (int32_t)g_rng.below(vocab) : -1;
   }
   buffer<float> dx, draw;
   buffer<uint32_t> dnever;
   buffer<mm_cu_ask> dask;
   buffer<int32_t> id;
-  buffer<mm_logprob> told((size_t)rows * MM_CU_TOLD);
+  buffer<mm_logprob> told((size_t)rows * MM_CU_LOGPROBS);
   dx.put(x), draw.put(raw), dnever.put(words_of(never)), dask.put(ask), id.put(chosen), told.zero();
   mm_cu_choose a = {};
   a.logits = dx.p, a.never = dnever.p, a.vocab = vocab, a.vocab_rows = pitch, a.id = id.p;
   mm_cu_asks q = {};
   q.row = dask.p, q.raw = draw.p, q.told = told.p, q.tells = true;
-  CUDA_OK(mm_cu_tell(a, q, rows, 0));
+  CUDA_OK(mm_cu_logprobs(a, q, rows, 0));
   const auto got = told.get();
   std::vector<uint8_t> differs(rows);
   parallel(rows, [&](uint32_t i) {
     cpu_sampler cpu(vocab);
     const float *const from = ask[i].raw ? &raw[(size_t)i * vocab] : &x[(size_t)i * pitch];
     for (uint32_t v = 0; v < vocab; v++) cpu.x[v] = never[v] ? -INFINITY : from[v];
-    mm_logprob want[MM_CU_TOLD] = {};
+    mm_logprob want[MM_CU_LOGPROBS] = {};
     mm_sampling set = {};
     set.top_logprobs = ask[i].told ? ask[i].told - 1 : 0, set.logprobs = want;
     cpu.x[(size_t)std::max(chosen[i], 0)] = from[std::max(chosen[i], 0)]; /* whatever was chosen has one */
     if (never[(size_t)std::max(chosen[i], 0)] || !ask[i].told) return;
     mm_sample_logprobs(cpu.room, &set, chosen[i], cpu.x.data());
     for (uint32_t k = 0; k < ask[i].told; k++) {
-      const mm_logprob g = got[(size_t)i * MM_CU_TOLD + k], w = want[k];
+      const mm_logprob g = got[(size_t)i * MM_CU_LOGPROBS + k], w = want[k];
       const bool none = isnan(g.logprob) && isnan(w.logprob); /* a logit that is no number was chosen */
       differs[i] |= g.id != w.id || !(none || g.logprob == w.logprob || fabsf(g.logprob - w.logprob) <= 1e-6f * (1 + fabsf(w.logprob)));
     }
@@ -206,7 +206,7 @@ static void check_padding(uint32_t tokens, uint32_t experts, uint32_t top_k) {
       if (ids[p] < experts) want[ids[p]]++;
     }
   }
-  if (tokens <= MM_CU_SKINNY) {
+  if (tokens <= MM_CU_DECODE_ROWS) {
     const auto masks = to.slot_tokens.get(), expert = to.slot_expert.get();
     const uint32_t n = to.used.get()[0];
     ok &= n == (uint32_t)std::count_if(want.begin(), want.end(), [](uint32_t c) { return c > 0; });

@@ -41,11 +41,11 @@ static std::vector<float> product(const edge_scheme &c, const test_weight &w, co
   if (c.rounded) {
     code_buffers codes(tokens, w.d.k);
     CUDA_OK(mm_cu_encode(codes.d, {dx.p, w.d.k, nullptr}, c.how, 0));
-    const bool skinny = takes_here(MM_CU_SKINNY_FP8, w.d, tokens);
-    CUDA_OK((skinny ? mm_cu_skinny_fp8 : mm_cu_gemm_fp8)(w.d, {codes.d, nullptr, y.p}, 0));
+    const bool decode_linear = takes_here(MM_CU_SMALL_BATCH_FP8, w.d, tokens);
+    CUDA_OK((decode_linear ? mm_cu_small_batch_fp8 : mm_cu_gemm_fp8)(w.d, {codes.d, nullptr, y.p}, 0));
     return y.get();
   }
-  CUDA_OK((c.few ? mm_cu_skinny_few : plain_linear(w.d, tokens))(w.d, {dx.p, nullptr, nullptr, y.p, tokens}, 0));
+  CUDA_OK((c.few ? mm_cu_small_batch_widened : plain_linear(w.d, tokens))(w.d, {dx.p, nullptr, nullptr, y.p, tokens}, 0));
   return y.get();
 }
 
@@ -58,7 +58,7 @@ static void check_strange_rows(const edge_scheme &c, uint32_t tokens, uint32_t n
   test_weight w;
   random_weight(&w, c.code, c.kind, 1, n, k, c.cell_n, c.cell_k);
   if (c.rounded) w.d.rounding = c.how;
-  if ((c.rounded && !takes_here(MM_CU_GEMM_FP8, w.d)) || (c.few && !takes_here(MM_CU_SKINNY_FEW, w.d, tokens)))
+  if ((c.rounded && !takes_here(MM_CU_GEMM_FP8, w.d)) || (c.few && !takes_here(MM_CU_SMALL_BATCH_WIDENED, w.d, tokens)))
     return; /* not of this device */
   auto x = random_bf16((size_t)tokens * k);
   const auto plain = product(c, w, x, tokens);
@@ -83,14 +83,14 @@ static void check_strange_rows(const edge_scheme &c, uint32_t tokens, uint32_t n
 }
 
 /* Rows of numbers of any size, each as exact relative to the terms that its sums have; outputs of a wide range among them. The kernels for
- * a few rows sum x · (code + 8) of int4 and take 8 · x off (few.cuh): where the row's largest x meets a weight of zero, a term is left out
- * of the product that is not left out of the sum. */
+ * a few rows sum x · (code + 8) of int4 and take 8 · x off (small_batch_rows.cuh): where the row's largest x meets a weight of zero, a term
+ * is left out of the product that is not left out of the sum. */
 static void check_sizes(const edge_scheme &c, uint32_t tokens, uint32_t n, uint32_t k) {
   if (left_out((double)tokens * n * k)) return;
   test_weight w;
   random_weight(&w, c.code, c.kind, 1, n, k, c.cell_n, c.cell_k);
   if (c.rounded) w.d.rounding = c.how;
-  if ((c.rounded && !takes_here(MM_CU_GEMM_FP8, w.d)) || (c.few && !takes_here(MM_CU_SKINNY_FEW, w.d, tokens))) return;
+  if ((c.rounded && !takes_here(MM_CU_GEMM_FP8, w.d)) || (c.few && !takes_here(MM_CU_SMALL_BATCH_WIDENED, w.d, tokens))) return;
   const double sizes[] = {1, 3e4, 1e-30, 0x1p-125, 1e30, 1e-6};
   auto x = random_bf16((size_t)tokens * k);
   std::vector<float> plain;
@@ -124,15 +124,15 @@ static void check_sizes(const edge_scheme &c, uint32_t tokens, uint32_t n, uint3
   snprintf(what, sizeof what, "linear %s T=%u n=%u k=%u: numbers from 1e-38 to 1e30, worst row", c.name, tokens, n, k);
   /* Weights times scales in bf16 are off by a root mean square of 1.7e-3 of each term, so is a row of many sums; one sum is normally
    * distributed, and six of its deviations are not met by chance. */
-  const double limit = c.rounded || (tokens > MM_CU_SKINNY && !c.few) ? 6e-3 : 1e-3;
+  const double limit = c.rounded || (tokens > MM_CU_DECODE_ROWS && !c.few) ? 6e-3 : 1e-3;
   report(what, worst, c.kind == MM_CU_FINE ? std::max(6e-3, 1.7e-3 * (1 + 5 / sqrt((double)n))) : limit);
 }
 
 /* Experts: chosen by r, y of x. */
 static std::vector<float> mixture(const edge_scheme &c, const test_weight &w13, const test_weight &w2, const mm_cu_route &r,
                                   const __nv_bfloat16 *x, uint32_t tokens) {
-  const uint32_t hidden = w13.d.k, inter = w2.d.k, pairs = tokens * r.top_k, slots = std::min(r.experts, MM_CU_SKINNY * r.top_k);
-  buffer<__nv_bfloat16> y((size_t)tokens * hidden), middle((size_t)std::max(slots * MM_CU_SKINNY, 3 * pairs) * inter);
+  const uint32_t hidden = w13.d.k, inter = w2.d.k, pairs = tokens * r.top_k, slots = std::min(r.experts, MM_CU_DECODE_ROWS * r.top_k);
+  buffer<__nv_bfloat16> y((size_t)tokens * hidden), middle((size_t)std::max(slots * MM_CU_DECODE_ROWS, 3 * pairs) * inter);
   if (c.rounded) {
     code_buffers codes(tokens, hidden), between(pairs, inter);
     buffer<__nv_bfloat16> out((size_t)pairs * hidden);

@@ -104,7 +104,7 @@ static void round_inputs(const expert_case &c, std::vector<float> *row, uint32_t
 /* y of routed experts by the kernels that take such a step; with rounded inputs those of w2 too. */
 static std::vector<__nv_bfloat16> run_experts(const expert_case &c, const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r,
                                               const __nv_bfloat16 *x, uint32_t tokens, middle_codes *given = nullptr) {
-  const uint32_t hidden = w13.k, inter = w2.k, slots = std::min(r.experts, MM_CU_SKINNY * r.top_k), pairs = tokens * r.top_k;
+  const uint32_t hidden = w13.k, inter = w2.k, slots = std::min(r.experts, MM_CU_DECODE_ROWS * r.top_k), pairs = tokens * r.top_k;
   buffer<__nv_bfloat16> y((size_t)tokens * hidden);
   if (c.rounded && tokens > 1 && !c.few) {
     code_buffers codes(tokens, hidden), middle(pairs, inter);
@@ -119,9 +119,9 @@ static std::vector<__nv_bfloat16> run_experts(const expert_case &c, const mm_cu_
       if (sorted[i] < pairs) given->place[sorted[i]] = i; /* none behind those that have an expert here */
     return y.get();
   }
-  const bool skinny = tokens <= MM_CU_SKINNY && !c.few;
-  buffer<__nv_bfloat16> middle((size_t)(skinny ? slots * MM_CU_SKINNY : 3 * pairs) * inter);
-  buffer<float> pair_out(skinny ? 1 : (size_t)pairs * hidden);
+  const bool decode_linear = tokens <= MM_CU_DECODE_ROWS && !c.few;
+  buffer<__nv_bfloat16> middle((size_t)(decode_linear ? slots * MM_CU_DECODE_ROWS : 3 * pairs) * inter);
+  buffer<float> pair_out(decode_linear ? 1 : (size_t)pairs * hidden);
   const auto run = c.few ? mm_cu_experts_few : plain_experts(w13, w2, tokens, r.top_k);
   CUDA_OK(run(w13, w2, r, {x, y.p, middle.p, pair_out.p, tokens}, 0));
   if (given && c.rounded && c.few) { /* before they are rounded */
@@ -208,7 +208,7 @@ static void check_experts(const expert_case &c, uint32_t tokens, uint32_t expert
       }
       if (c.rounded && (tokens == 1 || c.few)) { /* from here on with the GPU's own numbers, rounded here */
         const size_t slot = (size_t)(std::find(given.place.begin(), given.place.end(), e) - given.place.begin());
-        const size_t at = c.few ? given.place[t * top_k + j] : slot * MM_CU_SKINNY;
+        const size_t at = c.few ? given.place[t * top_k + j] : slot * MM_CU_DECODE_ROWS;
         std::vector<float> own(inter);
         for (uint32_t i = 0; i < inter; i++) {
           own[i] = to_float(given.single[at * inter + i]);
@@ -291,8 +291,8 @@ static void check_rows_independent(const expert_case &c, bool apart = false) {
   if (left_out(1e9)) return;
   const uint32_t experts = 24, top_k = 8, hidden = 1536, inter = 384;
   /* few: the router alone has several kernels for these */
-  const uint32_t few[][2] = {{2, MM_CU_SKINNY}, {MM_CU_SKINNY + 1, MM_CU_FEW}, {MM_CU_FEW + 1, 90}},
-                 buckets[][2] = {{1, 1}, {2, 8}, {9, MM_CU_SKINNY}}, all[] = {MM_CU_SKINNY + 1, 600};
+  const uint32_t few[][2] = {{2, MM_CU_DECODE_ROWS}, {MM_CU_DECODE_ROWS + 1, MM_CU_FEW}, {MM_CU_FEW + 1, 90}},
+                 buckets[][2] = {{1, 1}, {2, 8}, {9, MM_CU_DECODE_ROWS}}, all[] = {MM_CU_DECODE_ROWS + 1, 600};
   router_weight router(experts, hidden, all[1]);
   if (apart) router.d.few = false, router.d.apart = true;
   test_weight w13, w2;
@@ -319,7 +319,7 @@ static void check_rows_independent(const expert_case &c, bool apart = false) {
 /* The router's logits of as many experts as M2 has, which more than 512 rows take another kernel for unless they are to be apart. */
 static void check_router_apart(bool wide) {
   if (left_out(1e9)) return;
-  const uint32_t experts = 256, hidden = 3072, least = MM_CU_SKINNY + 1, most = 800;
+  const uint32_t experts = 256, hidden = 3072, least = MM_CU_DECODE_ROWS + 1, most = 800;
   router_weight router(experts, hidden, most);
   if (router.d.wide != wide) return check_router_apart(wide); /* it is so by chance */
   router.d.few = false, router.d.apart = true;

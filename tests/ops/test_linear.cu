@@ -40,7 +40,7 @@ static void check_linear(const scheme_case &c, uint32_t tokens, uint32_t n, uint
   if (left_out((double)tokens * n * k)) return;
   test_weight w;
   random_weight(&w, c.code, c.kind, 1, n, k, c.cell_n, c.cell_k);
-  if (few && !takes_here(MM_CU_SKINNY_FEW, w.d, tokens)) return; /* not of this device */
+  if (few && !takes_here(MM_CU_SMALL_BATCH_WIDENED, w.d, tokens)) return; /* not of this device */
   const uint32_t rows = gather ? tokens * 3 : tokens;
   auto x = random_bf16((size_t)rows * k);
   std::vector<uint32_t> pick(tokens);
@@ -50,7 +50,7 @@ static void check_linear(const scheme_case &c, uint32_t tokens, uint32_t n, uint
   buffer<uint32_t> dpick;
   dx.put(x), dpick.put(pick);
   mm_cu_linear a = {dx.p, gather ? dpick.p : nullptr, wide ? nullptr : y.p, wide ? y32.p : nullptr, tokens};
-  CUDA_OK((few ? mm_cu_skinny_few : plain_linear(w.d, tokens))(w.d, a, 0));
+  CUDA_OK((few ? mm_cu_small_batch_widened : plain_linear(w.d, tokens))(w.d, a, 0));
   std::vector<double> want((size_t)tokens * n), size((size_t)tokens * n), got;
   parallel(tokens, [&](uint32_t t) {
     for (uint32_t i = 0; i < n; i++) {
@@ -71,9 +71,9 @@ static void check_linear(const scheme_case &c, uint32_t tokens, uint32_t n, uint
   char what[160];
   snprintf(what, sizeof what, "linear %-18s T=%-3u n=%-5u k=%-5u%s%s%s", c.name, tokens, n, k, few ? " few" : "", wide ? " f32" : "",
            gather ? " gather" : "");
-  const bool widened = !few && tokens > MM_CU_SKINNY && c.kind == MM_CU_COARSE;
+  const bool widened = !few && tokens > MM_CU_DECODE_ROWS && c.kind == MM_CU_COARSE;
   const double limit = widened ? std::max(c.limit, 1.1 * off_as_bf16(w, wide)) : c.limit;
-  report(what, relative_error(want, got, &size), wide && (few || tokens <= MM_CU_SKINNY) && c.kind != MM_CU_FINE ? 1e-5 : limit);
+  report(what, relative_error(want, got, &size), wide && (few || tokens <= MM_CU_DECODE_ROWS) && c.kind != MM_CU_FINE ? 1e-5 : limit);
 }
 
 /* Codes and scales bit for bit, and the numbers they stand for in bf16. Rows hold groups of zeros, of tiny and of large numbers. */
@@ -157,7 +157,7 @@ static void check_round(mm_act_quant kind, float fixed, uint32_t rows, uint32_t 
 }
 
 /* Products of rounded rows: f32 results carry the tensor cores' short sums of 128 columns. */
-static void check_rounded(uint32_t tokens, uint32_t n, uint32_t k, uint32_t cell_n, uint32_t cell_k, bool wide, bool skinny = false,
+static void check_rounded(uint32_t tokens, uint32_t n, uint32_t k, uint32_t cell_n, uint32_t cell_k, bool wide, bool decode_linear = false,
                           const mm_cu_rounding &how = {MM_ACT_FP8_GROUP, 0}) {
   if (left_out((double)tokens * n * k)) return;
   test_weight w;
@@ -173,7 +173,7 @@ static void check_rounded(uint32_t tokens, uint32_t n, uint32_t k, uint32_t cell
   dx.put(x);
   code_buffers codes(tokens, k);
   CUDA_OK(mm_cu_encode(codes.d, {dx.p, k, nullptr}, how, 0));
-  CUDA_OK((skinny ? mm_cu_skinny_fp8 : mm_cu_gemm_fp8)(w.d, {codes.d, wide ? nullptr : y.p, wide ? y32.p : nullptr}, 0));
+  CUDA_OK((decode_linear ? mm_cu_small_batch_fp8 : mm_cu_gemm_fp8)(w.d, {codes.d, wide ? nullptr : y.p, wide ? y32.p : nullptr}, 0));
   std::vector<double> want((size_t)tokens * n), got;
   parallel(tokens, [&](uint32_t t) {
     for (uint32_t i = 0; i < n; i++) {
@@ -189,7 +189,7 @@ static void check_rounded(uint32_t tokens, uint32_t n, uint32_t k, uint32_t cell
   }
   char what[160];
   snprintf(what, sizeof what, "linear rounded %ux%u, kind %d, T=%-4u n=%-5u k=%-5u%s%s", cell_n, cell_k, (int)how.kind, tokens, n, k,
-           skinny ? " skinny" : "", wide ? " f32" : "");
+           decode_linear ? " skinny" : "", wide ? " f32" : "");
   report(what, relative_error(want, got), wide ? 1e-3 : 3e-3);
 }
 
@@ -200,7 +200,7 @@ static void check_too_long(const scheme_case &c, uint32_t tokens, uint32_t k) {
   random_weight(&w, c.code, c.kind, 1, 8, k, c.cell_n, c.cell_k);
   buffer<__nv_bfloat16> x((size_t)tokens * k), y((size_t)tokens * 8);
   report_true(std::string("linear ") + c.name + ", rows too long for the kernel of a few: refused",
-              mm_cu_skinny_few(w.d, {x.p, nullptr, y.p, nullptr, tokens}, 0) == cudaErrorNotSupported);
+              mm_cu_small_batch_widened(w.d, {x.p, nullptr, y.p, nullptr, tokens}, 0) == cudaErrorNotSupported);
 }
 
 static void check_rounded_too_long(uint32_t tokens, uint32_t k) {
@@ -211,7 +211,7 @@ static void check_rounded_too_long(uint32_t tokens, uint32_t k) {
   code_buffers codes(tokens, k);
   buffer<__nv_bfloat16> y((size_t)tokens * 8);
   report_true("linear rounded, rows too long for the kernel of a few: refused",
-              mm_cu_skinny_fp8(w.d, {codes.d, y.p, nullptr}, 0) == cudaErrorNotSupported);
+              mm_cu_small_batch_fp8(w.d, {codes.d, y.p, nullptr}, 0) == cudaErrorNotSupported);
 }
 
 /* A single token's kernel rounds its own inputs. */
@@ -334,15 +334,15 @@ static void check_rows_independent(const scheme_case &c) {
   const struct {
     uint32_t least, most;
     bool few;
-  } buckets[] = {{1, 1, false}, {2, 8, false},  {9, MM_CU_SKINNY, false}, {1, 8, true},
-                 {9, 16, true}, {17, 32, true}, {33, MM_CU_FEW, true},    {MM_CU_SKINNY + 1, 700, false}};
+  } buckets[] = {{1, 1, false}, {2, 8, false},  {9, MM_CU_DECODE_ROWS, false}, {1, 8, true},
+                 {9, 16, true}, {17, 32, true}, {33, MM_CU_FEW, true},         {MM_CU_DECODE_ROWS + 1, 700, false}};
   test_weight w;
   random_weight(&w, c.code, c.kind, 1, n, k, c.cell_n, c.cell_k);
   for (auto &b : buckets) {
-    if (b.few && !takes_here(MM_CU_SKINNY_FEW, w.d, b.most)) continue;
+    if (b.few && !takes_here(MM_CU_SMALL_BATCH_WIDENED, w.d, b.most)) continue;
     const bool same = same_among_others(b.least, b.most, k, [&](const __nv_bfloat16 *x, uint32_t tokens) {
       buffer<float> y((size_t)tokens * n);
-      CUDA_OK((b.few ? mm_cu_skinny_few : plain_linear(w.d, b.most))(w.d, {x, nullptr, nullptr, y.p, tokens}, 0));
+      CUDA_OK((b.few ? mm_cu_small_batch_widened : plain_linear(w.d, b.most))(w.d, {x, nullptr, nullptr, y.p, tokens}, 0));
       return y.get();
     });
     char what[120];
@@ -355,7 +355,7 @@ static void check_rows_independent(const scheme_case &c) {
 /* The same of rounded rows: alone, then up to 8, 16, 32 and 64, and of all of more than 16 by the kernel of many. */
 static void check_rounded_independent() {
   if (left_out(1e9)) return;
-  const uint32_t n = 520, k = 3072, buckets[][2] = {{1, 8}, {9, 16}, {17, 32}, {33, MM_CU_FEW}, {MM_CU_SKINNY + 1, 700}};
+  const uint32_t n = 520, k = 3072, buckets[][2] = {{1, 8}, {9, 16}, {17, 32}, {33, MM_CU_FEW}, {MM_CU_DECODE_ROWS + 1, 700}};
   test_weight w;
   random_weight(&w, MM_CU_E4M3, MM_CU_COARSE, 1, n, k, 128, 128);
   w.d.rounding.kind = MM_ACT_FP8_GROUP;
@@ -365,7 +365,7 @@ static void check_rounded_independent() {
       code_buffers codes(tokens, k);
       buffer<float> y((size_t)tokens * n);
       CUDA_OK(mm_cu_encode(codes.d, {x, k, nullptr}, {MM_ACT_FP8_GROUP, 0}, 0));
-      CUDA_OK((b[1] > MM_CU_FEW ? mm_cu_gemm_fp8 : mm_cu_skinny_fp8)(w.d, {codes.d, nullptr, y.p}, 0));
+      CUDA_OK((b[1] > MM_CU_FEW ? mm_cu_gemm_fp8 : mm_cu_small_batch_fp8)(w.d, {codes.d, nullptr, y.p}, 0));
       return y.get();
     });
     char what[120];

@@ -1,5 +1,5 @@
-/* The sum over two ranks of many rows with its residual and norm, in one kernel (runtime/cuda/ranks_many.cu), beside the sum and then the
- * combine, bit for bit: rows of every number; replayed; and how long it takes beside what the link between devices gives. */
+/* The sum over two ranks of many rows with its residual and norm, in one kernel (runtime/cuda/ranks_prefill.cu), beside the sum and then
+ * the combine, bit for bit: rows of every number; replayed; and how long it takes beside what the link between devices gives. */
 #include <string.h>
 
 #include <algorithm>
@@ -211,7 +211,7 @@ void bench_many() {
   on_ranks(
       2, 20,
       [](member *m) {
-        if (!mm_cu_peers_apart(m->peers)) return; /* one multiprocessor would have it all */
+        if (!mm_cu_peers_distinct(m->peers)) return; /* one multiprocessor would have it all */
         CUDA_OK(cudaMemsetAsync(m->x, 0, combine_rows_of::most(8192, 6144), m->s));
         CUDA_OK(cudaMemsetAsync(m->source, 0, combine_rows_of::most(8192, 6144) / 2, m->s));
         CUDA_OK(cudaStreamSynchronize(m->s));

@@ -1,5 +1,5 @@
 /* Packed checkpoints of the tiny models under $MM_GPU_MODELS (a folder of tiny-m1-SCHEME, tiny-m2-SCHEME) on the CUDA backend beside the
- * CPU backend: the same stretches of held-out text, by prefill, in chunks, one by one and batched; logits and greedy choices. Each op of
+ * CPU backend: the same chunks of held-out text, by prefill, in chunks, one by one and batched; logits and greedy choices. Each op of
  * these very steps is computed again from what the GPU's was given (sides.h): that judges the kernels. With inputs rounded test_rounded.cu
  * compares. How far whole rows may drift apart
  * is measured: by as much as the CPU's own do when its ops round to bf16, and where a row departs, the inputs of both sides' routers,
@@ -25,11 +25,11 @@ static void compare_sides(const mm_shards *shards, const std::string &name, cons
   const fed want = feed(cpu, seq, 0, ROWS);
   fed c;
   std::vector<fed> tries, later;
-  const auto by_stretch = [](size_t row) { return row / ROWS; };
+  const auto by_chunk = [](size_t row) { return row / ROWS; };
   const auto by_slot = [=](size_t row) { return row % slots; };
   const auto prefill_noise = [&](size_t n) {
     while (tries.size() < n) tries.push_back(feed(narrow, seq, 0, ROWS));
-    return measure_noise(r, want, tries, by_stretch);
+    return measure_noise(r, want, tries, by_chunk);
   };
   const auto decode_noise = [&](size_t n) {
     while (later.size() < n) {
@@ -44,7 +44,7 @@ static void compare_sides(const mm_shards *shards, const std::string &name, cons
   const auto more = [&] { return prefill_noise(MANY); };
   comparison all;
   tied_layers tied(slots, kNone), first_tied(1, kNone);
-  compare(name + ": prefill of 3 x 96", r, want, feed(gpu, seq, 0, ROWS), by_stretch, &tied, moved, more, &all);
+  compare(name + ": prefill of 3 x 96", r, want, feed(gpu, seq, 0, ROWS), by_chunk, &tied, moved, more, &all);
   fed chunks = want;
   for (uint32_t first = 0; first < ROWS; first += 32) {
     const fed part = feed(gpu, seq, first, 32);
@@ -55,7 +55,7 @@ static void compare_sides(const mm_shards *shards, const std::string &name, cons
     }
   }
   tied.assign(slots, kNone);
-  compare(name + ": prefill in chunks of 32", r, want, chunks, by_stretch, &tied, moved, more, &all);
+  compare(name + ": prefill in chunks of 32", r, want, chunks, by_chunk, &tied, moved, more, &all);
   fed g, alone, steps;
   for (uint32_t t = ROWS; t < ROWS + DECODED; t++) c.append(feed(cpu, seq, t, 1)), g.append(feed(gpu, seq, t, 1));
   compare(
@@ -64,7 +64,7 @@ static void compare_sides(const mm_shards *shards, const std::string &name, cons
   alone.logits.assign(want.logits.begin(), want.logits.begin() + (size_t)ROWS * vocab);
   alone.routed.assign(want.routed.begin(), want.routed.begin() + ROWS * routed);
   for (uint32_t t = 0; t < ROWS; t++) steps.append(feed(gpu, one, t, 1));
-  compare(name + ": decode from the first token", r, alone, steps, by_stretch, &first_tied, moved, more, &all);
+  compare(name + ": decode from the first token", r, alone, steps, by_chunk, &first_tied, moved, more, &all);
   report_drift(name + ": all four", all);
   report_paired(name, true);
   for (const side *s : {&cpu, &gpu, &narrow}) mm_engine_close(s->engine);
@@ -78,7 +78,7 @@ static std::vector<std::vector<float>> feed_steps(const side &s, const std::vect
   return out;
 }
 
-/* A prompt in stretches of whole tiles, beside other sequences, and in one go alone: bit for bit. */
+/* A prompt in chunks of whole tiles, beside other sequences, and in one go alone: bit for bit. */
 static void check_chunks(const mm_shards *shards, const std::string &name, const std::vector<std::vector<int32_t>> &seq, inputs in) {
   const side s = open_side(shards, &mm_ops_cuda, 3, in, false);
   const auto whole = feed(s, {seq[0]}, 0, ROWS).logits;

@@ -211,7 +211,7 @@ void check_routes() {
 }
 
 /* The last rank does not come to a sum, or to a combine of few rows or of many, or fails while the first one waits: that one ends, in time,
- * and says for whom. Then all go on. */
+ * and says for awaited. Then all go on. */
 void check_failures(uint32_t ranks) {
   for (int way = 0; way < (ranks == 2 ? 4 : 2); way++) {
     const bool fails = way % 2, many = way >= 2;
@@ -235,7 +235,7 @@ void check_failures(uint32_t ranks) {
         told = !mm_cu_peers_check(m->peers, &err);
       } else if (fails) {
         std::this_thread::sleep_for(std::chrono::milliseconds(200));
-        mm_comm_break(m->comm);
+        mm_comm_abort(m->comm);
       } else {
         std::this_thread::sleep_for(std::chrono::milliseconds(2500));
       }
@@ -244,11 +244,11 @@ void check_failures(uint32_t ranks) {
       if (!last && m->ranks == 2 && !fails) m->ok = m->ok && told && strstr(err.text, "for rank 1 in vain");
       if (fails) { /* as the engine does between steps, with no rank at work */
         std::this_thread::sleep_for(std::chrono::milliseconds(500));
-        if (last) mm_comm_mend(m->comm);
+        if (last) mm_comm_reset(m->comm);
         std::this_thread::sleep_for(std::chrono::milliseconds(500));
       }
       err = {};
-      m->ok = mm_cu_peers_mend(m->peers, &err) && m->ok;
+      m->ok = mm_cu_peers_reset(m->peers, &err) && m->ok;
       for (uint32_t t = 2; t < 6; t++) m->ok = trial(m, t, SUM_F32, t % 2 ? 4096 : 400000) && m->ok;
       for (uint32_t t = 6; t < 10; t++) { /* one rank had a turn more of such rows than the other */
         const combine_rows_of few(*m, t % 4 + 1, 6144, true);
@@ -297,7 +297,7 @@ void check_late() {
       }
       CUDA_OK(cudaGraphExecDestroy(exec));
       err = {};
-      m->ok = mm_cu_peers_mend(m->peers, &err) && m->ok;
+      m->ok = mm_cu_peers_reset(m->peers, &err) && m->ok;
       if (err.status != MM_OK) printf("     mending: %s\n", err.text);
       for (uint32_t t = 2; t < 6; t++) m->ok = trial(m, t, SUM_F32, t % 2 ? 4096 : 400000) && m->ok;
     }

@@ -1,7 +1,7 @@
 /* Checkpoints cut for several ranks ($MM_GPU_RANKS, each NAME-CUT beside the uncut NAME-1: tensors, experts, stages), a device each as far
  * as there are some, else several on one, beside the CPU: no further from it than one device with the uncut checkpoint is, and recorded
  * steps are launched ones bit for bit. A step that one rank fails, before it is recorded or when it is, is told in time, and all go on. In
- * a schedule of MM_STEPS (10,000) steps, of single tokens, stretches and both, the ranks of a stage hold the same rows to the bit. */
+ * a schedule of MM_STEPS (10,000) steps, of single tokens, chunks and both, the ranks of a stage hold the same rows to the bit. */
 #include <string.h>
 
 #include <algorithm>
@@ -270,7 +270,7 @@ void check_alike(const std::string &name, const std::string &dir, const std::vec
               ok && other && looked == steps / 10 && unlike == 0 && absent == 0);
 }
 
-/* A stretch of so many rows that each rank of two has the other's as they are made, or that sums over ranks are one kernel with the
+/* A chunk of so many rows that each rank of two has the other's as they are made, or that sums over ranks are one kernel with the
  * residual and norm behind them, beside pieces of it that are not of so many, but which the same kernels multiply. */
 void check_long(const std::string &dir, const std::vector<int32_t> &text, bool rounds) {
   constexpr uint32_t kRows = 640, kPiece = 160;

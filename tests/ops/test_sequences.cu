@@ -187,8 +187,8 @@ struct random_step {
     const uint32_t singles = kind < 6 ? 1 + g_rng.below(most[g_rng.below(5)]) : 0;
     uint32_t used = 0;
     for (; used < singles && id.size() < ROWS; used++) add(slot[used], 1, pos, g_rng.below(10) == 0);
-    const uint32_t stretches = kind < 4 ? 0 : 1 + g_rng.below(4);
-    for (uint32_t i = 0; i < stretches && used < SLOTS && id.size() < ROWS; i++, used++)
+    const uint32_t chunks = kind < 4 ? 0 : 1 + g_rng.below(4);
+    for (uint32_t i = 0; i < chunks && used < SLOTS && id.size() < ROWS; i++, used++)
       add(slot[used], 1 + g_rng.below((uint32_t)(ROWS - id.size())), pos, false);
     const bool all = g_rng.below(5) == 0;
     for (const mm_span &s : span) {

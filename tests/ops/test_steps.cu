@@ -6,8 +6,8 @@
 #include <filesystem>
 
 #include "runtime/cuda/core/launch.h"
-#include "runtime/engine/draw.h"
 #include "runtime/engine/engine.h"
+#include "runtime/engine/random_draw.h"
 #include "tests/ops/gpu.h"
 
 /* ---- graphs ---- */
@@ -206,10 +206,10 @@ static void check_judged() {
   buffer<__nv_bfloat16> o(256);
   const auto run = [&](uint32_t rows) {
     mm_cu_forget_lack();
-    mm_cu_rehearsing = true;
+    mm_cu_dry_run = true;
     const cudaError_t e = mm_cu_gqa_decode(h, {nullptr, nullptr}, {}, {nullptr, nullptr, nullptr, nullptr, 1e-6f, rows},
                                            {nullptr, o.p, nullptr, rows, rows}, 0);
-    mm_cu_rehearsing = false;
+    mm_cu_dry_run = false;
     return e;
   };
   bool ok = run(1) == cudaSuccess && run(300) == cudaSuccess && !*mm_cu_lack();

@@ -1,4 +1,4 @@
-/* Experts of many tokens whose weights are codes (experts_many.cu), of chosen counts of rows, against doubles. */
+/* Experts of many tokens whose weights are codes (experts_prefill.cu), of chosen counts of rows, against doubles. */
 #include <string.h>
 
 #include "runtime/cuda/core/fp8.h"
@@ -98,7 +98,7 @@ void check_counts(const scheme_case &c, const std::vector<uint32_t> &counts, uin
   }
 }
 
-/* Where column c of a row stands in what is laid for pieces of so many columns (place_of_four in few.cuh). */
+/* Where column c of a row stands in what is laid for pieces of so many columns (place_of_four in small_batch_rows.cuh). */
 uint32_t laid_at(uint32_t c, uint32_t piece) {
   const uint32_t four = c / 4, place = piece == 32 ? four / 8 * 32 + four % 2 * 16 + four % 8 / 2 * 2 : four / 4 * 16 + four % 4 * 2;
   return place + c % 4 / 2 * 8 + c % 2;

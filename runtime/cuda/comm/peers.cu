@@ -20,7 +20,7 @@
 #include <atomic>
 #include <vector>
 
-#include "runtime/cuda/comm/across.h"
+#include "runtime/cuda/comm/nccl_sums.h"
 #include "runtime/cuda/comm/peers.cuh"
 #include "runtime/cuda/core/device.cuh"
 #include "runtime/cuda/core/launch.h"
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads) reduce_few(const __grid_constant__ p
       put_word(c.word(to, parity, c.rank) + i, make_uint4(v.x, flag, v.y, flag));
     }
   }
-  peer_patience p(c);
+  peer_timeout p(c);
   for (uint32_t i = first; i < n; i += gridDim.x * kThreads) {
     total<T, R, 2> t;
     for (uint32_t r = 0; r < c.ranks; r++) {
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kThreads) reduce_many(const __grid_constant__ 
   const uint32_t epoch = c.counters->epoch, flag = epoch + 1, parity = epoch & 1, share = (n + c.ranks - 1) / c.ranks;
   const uint32_t first = blockIdx.x * kThreads + threadIdx.x, step = gridDim.x * kThreads;
   const auto count = [&](uint32_t r) { return r * share >= n ? 0 : n - r * share < share ? n - r * share : share; };
-  peer_patience p(c);
+  peer_timeout p(c);
   for (uint32_t k = 1; k < c.ranks; k++) {
     const uint32_t to = (c.rank + k) % c.ranks;
     uint4 *const part = c.part(to, parity, c.rank);
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kThreads) share_rows(const __grid_constant__ p
   peer_begin(c);
   const uint32_t epoch = c.counters->epoch, flag = epoch + 1, parity = epoch & 1, each = a.n / (uint32_t)(sizeof(T) / sizeof(float));
   const uint64_t count = (uint64_t)a.rows * each, step = (uint64_t)gridDim.x * kThreads;
-  peer_patience p(c);
+  peer_timeout p(c);
   const bool here = meet(c, &p, 0, parity, flag);
   for (uint64_t i = blockIdx.x * kThreads + threadIdx.x; here && i < count; i += step) {
     const uint64_t to = i / each * c.ranks * each + c.rank * each + i % each;
@@ -152,24 +152,24 @@ namespace {
 
 bool check(cudaError_t e, const char *what, mm_err *err) { return mm_cu_check(e, what, err); }
 
-bool waited_in_vain(const mm_cu_peers *p, uint32_t whom, mm_err *err) {
+bool timed_out(const mm_cu_peers *p, uint32_t awaited, mm_err *err) {
   const double limit_s = p->across ? p->limit_s : const_cast<const volatile peer_control *>(p->group->shared)->limit_ms * 1e-3;
-  return mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "rank %u waited %.1f s for rank %u in vain", p->c.rank, limit_s, whom);
+  return mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "rank %u waited %.1f s for rank %u in vain", p->c.rank, limit_s, awaited);
 }
 
 /* The values of all ranks, once all have arrived. */
 template <class T>
 bool tell(const mm_cu_peers *p, const T &mine, T *all, mm_err *err) {
-  uint32_t whom;
-  if (mm_comm_tell(p->comm, p->c.rank, &mine, all, sizeof mine)) return true;
-  return mm_comm_waited(p->comm, p->c.rank, &whom) && waited_in_vain(p, whom, err);
+  uint32_t awaited;
+  if (mm_comm_all_gather(p->comm, p->c.rank, &mine, all, sizeof mine)) return true;
+  return mm_comm_timed_out(p->comm, p->c.rank, &awaited) && timed_out(p, awaited, err);
 }
 
 /* The same of this process's ranks, in their own memory. */
 bool gather(const mm_cu_peers *p, const void *mine, const void **all, mm_err *err) {
-  uint32_t whom;
+  uint32_t awaited;
   if (mm_comm_gather(p->comm, p->c.rank, mine, all)) return true;
-  return mm_comm_waited(p->comm, p->c.rank, &whom) && waited_in_vain(p, whom, err);
+  return mm_comm_timed_out(p->comm, p->c.rank, &awaited) && timed_out(p, awaited, err);
 }
 
 /* The first rank makes it, all have it. */
@@ -216,11 +216,11 @@ bool find_devices(mm_cu_peers *p, mm_err *err) {
   mm_cu_peers_group *g = p->group;
   const void *all[MM_CU_PEERS];
   if (!check(cudaGetDevice(&g->device[p->c.rank]), "cudaGetDevice", err) || !gather(p, nullptr, all, err)) return false;
-  p->c.apart = true;
+  p->c.distinct_devices = true;
   for (uint32_t r = 0; r < p->c.ranks; r++) {
     for (uint32_t k = 0; k < p->c.ranks; k++) {
       int able = 0;
-      if (k != r && g->device[k] == g->device[r]) p->c.apart = false;
+      if (k != r && g->device[k] == g->device[r]) p->c.distinct_devices = false;
       if (g->device[k] == g->device[r]) continue;
       if (!check(cudaDeviceCanAccessPeer(&able, g->device[k], g->device[r]), "cudaDeviceCanAccessPeer", err)) return false;
       p->hosted = p->hosted || !able || mm_cu_peers_refused;
@@ -296,9 +296,9 @@ template <class T, reduction R>
 cudaError_t reduce(mm_cu_peers *p, T *x, uint64_t n, cudaStream_t s) {
   if (p->c.ranks == 1 || n == 0) return cudaSuccess;
   uint64_t left = n * sizeof(T) / 8;
-  const uint32_t most = p->c.apart ? kPeerBlocks : kSharedBlocks;
+  const uint32_t most = p->c.distinct_devices ? kPeerBlocks : kSharedBlocks;
   if (left * (p->c.ranks - 1) <= kPeerWords) {
-    const unsigned blocks = (unsigned)mm_min(p->c.apart ? kFewBlocks : most, mm_ceil_div(left, kThreads));
+    const unsigned blocks = (unsigned)mm_min(p->c.distinct_devices ? kFewBlocks : most, mm_ceil_div(left, kThreads));
     return launch(reduce_few<T, R>, blocks, kThreads, 0, s, p->c, reinterpret_cast<uint2 *>(x), (uint32_t)left);
   }
   cudaError_t e = cudaSuccess;
@@ -324,9 +324,9 @@ mm_cu_peers *mm_cu_peers_open(mm_comm *comm, uint32_t rank, uint32_t ranks, uint
   p->comm = comm, p->c.rank = rank, p->c.ranks = ranks, p->limit_s = limit_s;
   p->c.sum_bytes = ranks == 2 ? mm_max(kPeerSlab, mm_min(mm_round_up(rows_bytes, 16), kPeerMost)) : kPeerSlab;
   if (mm_comm_is_across(comm)) {
-    p->c.apart = true; /* NCCL takes no others */
+    p->c.distinct_devices = true; /* NCCL takes no others */
     if ((p->across = mm_cu_across_open(comm, rank, ranks, limit_s, err))) return p;
-    mm_comm_break(comm);
+    mm_comm_abort(comm);
     delete p;
     return nullptr;
   }
@@ -334,7 +334,7 @@ mm_cu_peers *mm_cu_peers_open(mm_comm *comm, uint32_t rank, uint32_t ranks, uint
                   meet_all(p, err) && reach_peers(p, err) && meet_all(p, err);
   if (ok && p->hosted && rank == 0) mm_cu_note_hosted();
   if (ok) return p;
-  mm_comm_break(comm); /* the others do not wait */
+  mm_comm_abort(comm); /* the others do not wait */
   mm_cu_peers_close(p);
   return nullptr;
 }
@@ -372,22 +372,22 @@ cudaError_t mm_cu_peers_max_f32(mm_cu_peers *p, float *x, uint64_t n, cudaStream
 
 cudaError_t mm_cu_peers_share(mm_cu_peers *p, float *const *all, const float *own, uint32_t rows, uint32_t n, cudaStream_t s) {
   if (p->across) return mm_cu_across_share(p->across, all[p->c.rank], own, rows, n, s);
-  const uint32_t most = p->c.apart ? kPeerBlocks : kSharedBlocks;
+  const uint32_t most = p->c.distinct_devices ? kPeerBlocks : kSharedBlocks;
   shared_rows a = {{}, own, rows, n};
   for (uint32_t r = 0; r < p->c.ranks; r++) a.all[r] = all[r];
   return launch(n % 4 == 0 ? share_rows<float4> : share_rows<float>, most, kThreads, 0, s, p->c, a);
 }
 
-bool mm_cu_peers_tell(mm_cu_peers *p, void *mine, void **all, mm_err *err) { return tell(p, mine, all, err); }
+bool mm_cu_peers_all_gather(mm_cu_peers *p, void *mine, void **all, mm_err *err) { return tell(p, mine, all, err); }
 
 bool mm_cu_peers_small(const mm_cu_peers *p, uint32_t rows, uint64_t words) {
   if (p->across || words > (p->c.ranks == 2 ? kPeerWords : kPeerNumbers) || words * (p->c.ranks - 1) > kPeerSent) return false;
-  return rows <= (p->c.apart ? kPeerRows : kSharedRows / p->c.ranks);
+  return rows <= (p->c.distinct_devices ? kPeerRows : kSharedRows / p->c.ranks);
 }
 
 bool mm_cu_peers_many(const mm_cu_peers *p, uint64_t words) { return !p->across && p->c.ranks == 2 && words > kPeerWords; }
 
-bool mm_cu_peers_apart(const mm_cu_peers *p) { return p->c.apart; }
+bool mm_cu_peers_distinct(const mm_cu_peers *p) { return p->c.distinct_devices; }
 
 bool mm_cu_peers_hosted(const mm_cu_peers *p) { return p->hosted; }
 
@@ -406,12 +406,12 @@ bool mm_cu_peers_check(const mm_cu_peers *p, mm_err *err) {
   if (p->across) return mm_cu_across_check(p->across, err);
   const volatile peer_control *c = p->group->shared;
   const uint32_t state = c->state;
-  if ((state & 0xff) != MM_COMM_WAITED || (state >> 8 & 0xff) != p->c.rank) return true;
-  return waited_in_vain(p, state >> 16, err);
+  if ((state & 0xff) != MM_COMM_TIMED_OUT || (state >> 8 & 0xff) != p->c.rank) return true;
+  return timed_out(p, state >> 16, err);
 }
 
-bool mm_cu_peers_mend(mm_cu_peers *p, mm_err *err) {
-  if (p->across) return mm_cu_across_mend(p->across, err);
+bool mm_cu_peers_reset(mm_cu_peers *p, mm_err *err) {
+  if (p->across) return mm_cu_across_reset(p->across, err);
   uint32_t epoch, most = 0;
   const void *all[MM_CU_PEERS];
   if (!check(cudaMemcpy(&epoch, &p->c.counters->epoch, sizeof epoch, cudaMemcpyDeviceToHost), "read epoch", err)) return false;
@@ -423,7 +423,7 @@ bool mm_cu_peers_mend(mm_cu_peers *p, mm_err *err) {
   /* The copy may return before the number is there, and the steps' stream does not wait for it. */
   const bool mended = check(cudaMemcpy(&p->c.counters->epoch, &epoch, sizeof epoch, cudaMemcpyHostToDevice), "set epoch", err) &&
                       check(cudaStreamSynchronize(0), "set epoch", err) && meet_all(p, err);
-  if (mended) mm_comm_heal(p->comm);
+  if (mended) mm_comm_recover(p->comm);
   return mended;
 }
 
@@ -437,7 +437,7 @@ bool mm_cu_peers_meet(mm_cu_peers *p, bool mine, bool *all, mm_err *err) {
 }
 
 bool mm_cu_peers_settle(mm_cu_peers *p, cudaStream_t s, mm_err *err) {
-  if (p->c.apart) return true;
+  if (p->c.distinct_devices) return true;
   const bool done = check(cudaStreamSynchronize(s), "step", err);
   bool all;
   return mm_cu_peers_meet(p, done, &all, err) && all;
@@ -445,14 +445,14 @@ bool mm_cu_peers_settle(mm_cu_peers *p, cudaStream_t s, mm_err *err) {
 
 bool mm_cu_peers_pause(mm_cu_peers *p, cudaStream_t s, mm_err *err) {
   bool all;
-  return p->c.apart ? mm_cu_peers_meet(p, true, &all, err) : mm_cu_peers_settle(p, s, err);
+  return p->c.distinct_devices ? mm_cu_peers_meet(p, true, &all, err) : mm_cu_peers_settle(p, s, err);
 }
 
 void mm_cu_peers_load(mm_cu_peers *p, bool loading) {
   if (p->across) {
     const double limit_s = loading ? kLoading_ms * 1e-3 : p->limit_s;
     mm_cu_across_limit(p->across, limit_s);
-    mm_comm_patience(p->comm, limit_s);
+    mm_comm_set_timeout(p->comm, limit_s);
     return;
   }
   mm_cu_peers_group *g = p->group;
@@ -460,5 +460,5 @@ void mm_cu_peers_load(mm_cu_peers *p, bool loading) {
   const uint32_t before = loading ? g->loading++ : g->loading--;
   if (!loading && before > 1) return;
   c->limit_ms = loading ? kLoading_ms : g->limit_ms;
-  mm_comm_patience(p->comm, c->limit_ms * 1e-3);
+  mm_comm_set_timeout(p->comm, c->limit_ms * 1e-3);
 }

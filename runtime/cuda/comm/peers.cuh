@@ -65,8 +65,8 @@ struct peer_view {
   peer_counters *counters; /* this rank's */
   peer_control *shared;
   uint32_t rank, ranks;
-  bool apart;         /* no two ranks share a device */
-  uint64_t sum_bytes; /* kPeerSlab, or more */
+  bool distinct_devices; /* no two ranks share a device */
+  uint64_t sum_bytes;    /* kPeerSlab, or more */
 
   /* Offsets: words [2][ranks][kPeerWords]; branches [kPeerTurns][ranks][kPeerBranch]; parts [2][ranks][kPeerSlab / ranks]; sums
    * [2][sum_bytes]; flags [2 rounds][2][ranks][kPeerBlocks]. */
@@ -101,19 +101,19 @@ static_assert(offsetof(peer_view, shared) == 72, "tests/ops/fake_device.h finds 
 /* ---- waiting ---- */
 
 /* The timeout of one thread. */
-struct peer_patience {
+struct peer_timeout {
   const peer_view &c;
   uint64_t from = 0;
   uint32_t tries = 0;
 
-  __device__ explicit peer_patience(const peer_view &v) : c(v) {}
+  __device__ explicit peer_timeout(const peer_view &v) : c(v) {}
   /* True when the wait for rank r has timed out or another rank has failed. */
   __device__ bool over(uint32_t r) {
     if (++tries % kPeerLook) return false;
     if (get_shared(&c.shared->state) != MM_COMM_GOES_ON) return true;
     if (!from) from = now_ns();
     if (now_ns() - from < (uint64_t)get_shared(&c.shared->limit_ms) * 1000000) return false;
-    put_shared(&c.shared->state, MM_COMM_WAITED | c.rank << 8 | r << 16);
+    put_shared(&c.shared->state, MM_COMM_TIMED_OUT | c.rank << 8 | r << 16);
     return true;
   }
   /* The data of a word once both its flags are there. */
@@ -132,7 +132,7 @@ struct peer_patience {
 };
 
 /* Publishes this block's data of the round to all ranks and waits for theirs. False for all threads when a rank timed out. */
-__device__ __forceinline__ bool meet(const peer_view &c, peer_patience *p, uint32_t round, uint32_t parity, uint32_t flag) {
+__device__ __forceinline__ bool meet(const peer_view &c, peer_timeout *p, uint32_t round, uint32_t parity, uint32_t flag) {
   __threadfence_system();
   __syncthreads();
   const uint32_t r = threadIdx.x;
@@ -202,7 +202,7 @@ __device__ __forceinline__ void empty_branches(const peer_view &c, peer_turn t) 
 __device__ __forceinline__ uint4 sum_branches(const peer_view &c, peer_turn t, uint4 own, uint32_t word) {
   const auto place = [&](uint32_t r) { return c.branch(c.rank, t.turn, r) + word; };
   float sum[8];
-  peer_patience p(c);
+  peer_timeout p(c);
   uint4 next = get_word(place(0));
   for (uint32_t r = 0; r < c.ranks; r++) {
     uint4 now = next;
@@ -220,7 +220,7 @@ __device__ __forceinline__ uint4 sum_branches(const peer_view &c, peer_turn t, u
 
 /* Where ranks share a device, the next kernel's blocks must not wait in the room that another rank's kernels need to get here. */
 __device__ __forceinline__ void peer_begin(const peer_view &c) {
-  if (c.apart)
+  if (c.distinct_devices)
     grid_wait_and_launch_next();
   else
     grid_wait();
@@ -245,7 +245,7 @@ __device__ __forceinline__ void branch_end(const peer_view &c, peer_turn t, uint
   if (last_to_come(c)) c.counters->turn = t.turn + 1 < kPeerTurns ? t.turn + 1 : 0, c.counters->filled = words;
 }
 
-/* The kernels of ranks_many.cu that wait, to be loaded with those of peers.cu. */
+/* The kernels of ranks_prefill.cu that wait, to be loaded with those of peers.cu. */
 const void *mm_cu_many_kernel(int i);
 
 /* This rank's, for kernels of other files. */

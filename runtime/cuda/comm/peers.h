@@ -14,7 +14,7 @@
 struct mm_cu_peers;
 /* On the current device; collective. rows_bytes: of the rows of a step, bf16, at most. MM_UNSUPPORTED E_PEER for
  * more than MM_CU_PEERS ranks. Where one device cannot write to another's memory, all write to pinned host memory. limit_s: seconds that a
- * kernel waits for another rank. Returns NULL with `err` unset if another rank failed (mm_comm_break); that rank reports the error. This
+ * kernel waits for another rank. Returns NULL with `err` unset if another rank failed (mm_comm_abort); that rank reports the error. This
  * holds for all functions below. */
 mm_cu_peers *mm_cu_peers_open(mm_comm *comm, uint32_t rank, uint32_t ranks, uint64_t rows_bytes, double limit_s, mm_err *err);
 /* Only after the rank's queued work is done. Accepts NULL. */
@@ -28,29 +28,29 @@ cudaError_t mm_cu_peers_sum_f32(mm_cu_peers *p, float *x, uint64_t n, cudaStream
 cudaError_t mm_cu_peers_max_f32(mm_cu_peers *p, float *x, uint64_t n, cudaStream_t s);
 
 /* own[rows, n] of rank r becomes columns [r·n, (r + 1)·n) of all[k][rows, ranks·n] on every rank k. all[ranks]: each rank's, as
- * mm_cu_peers_tell brought them; what the others' streams did to theirs before is done when they are written. */
+ * mm_cu_peers_all_gather brought them; what the others' streams did to theirs before is done when they are written. */
 cudaError_t mm_cu_peers_share(mm_cu_peers *p, float *const *all, const float *own, uint32_t rows, uint32_t n, cudaStream_t s);
 /* Collective: all[ranks] becomes what each rank passes, memory of its device, which every other one can write to. */
-MM_MUST_USE bool mm_cu_peers_tell(mm_cu_peers *p, void *mine, void **all, mm_err *err);
+MM_MUST_USE bool mm_cu_peers_all_gather(mm_cu_peers *p, void *mine, void **all, mm_err *err);
 
 /* True if a kernel with one block a row may exchange so many words of eight bytes in all; all ranks launch it in place of a sum
  * (peers.cuh). */
 bool mm_cu_peers_small(const mm_cu_peers *p, uint32_t rows, uint64_t words);
-/* True for two ranks and more words than a sum of few numbers has: one kernel sums and combines them (ranks_many.cu). */
+/* True for two ranks and more words than a sum of few numbers has: one kernel sums and combines them (ranks_prefill.cu). */
 bool mm_cu_peers_many(const mm_cu_peers *p, uint64_t words);
 /* Memory of the current device that the others can write to, or host memory where they cannot; taken for `what`, given back by free. */
 bool mm_cu_peers_malloc(const mm_cu_peers *p, void **to, size_t bytes, const char *what, mm_err *err);
 void mm_cu_peers_free(const mm_cu_peers *p, void *memory);
-bool mm_cu_peers_hosted(const mm_cu_peers *p); /* in host memory */
-extern bool mm_cu_peers_refused;               /* for tests: no device can write to another's memory */
-bool mm_cu_peers_apart(const mm_cu_peers *p);  /* no two ranks share a device */
+bool mm_cu_peers_hosted(const mm_cu_peers *p);   /* in host memory */
+extern bool mm_cu_peers_refused;                 /* for tests: no device can write to another's memory */
+bool mm_cu_peers_distinct(const mm_cu_peers *p); /* no two ranks share a device */
 
 /* Once the stream is done: MM_IO E_RANK, naming the rank, when this one timed out waiting for it. True when another rank failed: that rank
  * reports the error. Sums since then are unspecified. */
 MM_MUST_USE bool mm_cu_peers_check(const mm_cu_peers *p, mm_err *err);
-/* Collective, with no kernel of any rank under way, where sums were broken off (mm_comm_hurt): all go on from here. False when a rank does
- * not come. */
-MM_MUST_USE bool mm_cu_peers_mend(mm_cu_peers *p, mm_err *err);
+/* Collective, with no kernel of any rank under way, where sums were broken off (mm_comm_failed): all go on from here. False when a rank
+ * does not come. */
+MM_MUST_USE bool mm_cu_peers_reset(mm_cu_peers *p, mm_err *err);
 /* Barrier of all ranks, around work that needs an idle device or blocks others. *all: whether every rank passed `mine` true. False when a
  * rank does not arrive: with E_RANK, as above, where this rank timed out waiting for it, else the timed-out rank reports it. */
 MM_MUST_USE bool mm_cu_peers_meet(mm_cu_peers *p, bool mine, bool *all, mm_err *err);

@@ -1,5 +1,5 @@
 /* Sums and maxima over the numbers of all ranks, and words in host memory: for kernels that receive them through peer memory (peers.cu)
- * and by NCCL (across.cu). */
+ * and by NCCL (nccl_sums.cu). */
 #ifndef MM_CUDA_TOTALS_CUH
 #define MM_CUDA_TOTALS_CUH
 

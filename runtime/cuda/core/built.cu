@@ -43,7 +43,7 @@ cudaError_t refuse(const char *what, unsigned long long needs, unsigned long lon
 
 }  // namespace
 
-thread_local bool mm_cu_rehearsing = false;
+thread_local bool mm_cu_dry_run = false;
 size_t mm_cu_shared_limit = 0;
 
 size_t mm_cu_shared_most() {

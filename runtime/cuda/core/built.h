@@ -34,7 +34,7 @@ extern size_t mm_cu_shared_limit;
 MM_MUST_USE bool mm_cu_check_device(mm_err *err);
 
 /* While set, launches of this thread (launch.h) are judged and not done. */
-extern thread_local bool mm_cu_rehearsing;
+extern thread_local bool mm_cu_dry_run;
 /* Checks a launch against the current device: cudaSuccess, or an error, with the missing resource in mm_cu_lack(). */
 cudaError_t mm_cu_judge(const void *kernel, const cudaLaunchConfig_t &c);
 /* The resource that the last refused launch of this thread lacked in a dry run; "" after another error. */

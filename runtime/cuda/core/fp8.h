@@ -31,8 +31,8 @@ struct mm_cu_whole_rows {
 /* y[i] = the numbers that row i's codes stand for, in bf16: within 2^-9 of them. For products that read bf16. y may be in.x. Where the
  * rounding has ranks, all of them call this, of the same rows or of as many pairs. */
 cudaError_t mm_cu_round(__nv_bfloat16 *y, uint32_t count, const mm_cu_inputs &in, const mm_cu_rounding &how, cudaStream_t s);
-/* how.ranks->largest[rows or pairs, mm_cu_told_largest] becomes that of all ranks' columns, where the rounding has ranks. */
-cudaError_t mm_cu_tell_largest(const mm_cu_rounding &how, uint32_t rows, const mm_cu_inputs &in, cudaStream_t s);
+/* how.ranks->largest[rows or pairs, mm_cu_published_largest] becomes that of all ranks' columns, where the rounding has ranks. */
+cudaError_t mm_cu_publish_largest(const mm_cu_rounding &how, uint32_t rows, const mm_cu_inputs &in, cudaStream_t s);
 /* The same for the rows of middle[slots, 16, k] that r's slots name, of so many tokens, in place, times r.slot_weight and, unless NULL,
  * global[expert]. */
 cudaError_t mm_cu_round_slots(__nv_bfloat16 *middle, uint32_t tokens, uint32_t k, const mm_cu_route &r, const float *global,
@@ -47,7 +47,7 @@ struct mm_cu_product {
 };
 cudaError_t mm_cu_gemm_fp8(const mm_cu_weight &w, const mm_cu_product &a, cudaStream_t s);
 /* The same for T ≤ MM_CU_FEW, at the memory's rate, where a cluster of blocks holds the rows. */
-cudaError_t mm_cu_skinny_fp8(const mm_cu_weight &w, const mm_cu_product &a, cudaStream_t s);
+cudaError_t mm_cu_small_batch_fp8(const mm_cu_weight &w, const mm_cu_product &a, cudaStream_t s);
 
 /* y[T, H] as mm_cu_experts_gemm's, with r's sorted pairs; the products of gate and up are rounded too. */
 struct mm_cu_rounded_experts {

@@ -7,7 +7,7 @@
 #include <cuda_runtime.h>
 #include <stdint.h>
 
-#include "runtime/cuda/dispatch/product_choice.h"
+#include "runtime/cuda/dispatch/dispatch.h"
 #include "runtime/engine/pages.h"
 
 /* ---- which kernel ---- */
@@ -29,10 +29,10 @@ struct mm_cu_linear {
 };
 /* A single row. */
 cudaError_t mm_cu_one(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s);
-/* T ≤ MM_CU_SKINNY. */
-cudaError_t mm_cu_skinny(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s);
+/* T ≤ MM_CU_DECODE_ROWS. */
+cudaError_t mm_cu_decode_linear(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s);
 /* T ≤ MM_CU_FEW (sm_90a, not under FINE scales), the weights read once at the memory's rate, where a cluster of blocks holds the rows. */
-cudaError_t mm_cu_skinny_few(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s);
+cudaError_t mm_cu_small_batch_widened(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s);
 /* The most blocks of such a cluster that the current device has room for; 0: none. */
 cudaError_t mm_cu_largest_cluster(uint32_t *blocks);
 /* Any T; widened: weights that are codes, on sm_90a, where the other one takes bf16 alone. */
@@ -62,13 +62,13 @@ struct mm_cu_route {
   uint32_t *id;        /* [max_tokens, top_k] chosen experts, best first; ~0 where there is none */
   float *weight;       /* [max_tokens, top_k] */
   uint32_t *ticket;    /* [1] zero between launches */
-  /* T ≤ MM_CU_SKINNY: the experts in use, ascending */
+  /* T ≤ MM_CU_DECODE_ROWS: the experts in use, ascending */
   uint32_t *used;        /* [1] */
   uint32_t *slot_expert; /* [min(experts, 16·top_k)] */
   uint32_t *slot_tokens; /* same: bit t set if token t goes there */
   float *slot_weight;    /* [slots, 16] */
   /* T = 1, [MM_CU_MAX_TOP_K]: the slots for w2's kernel, weight << 32 | expert + 1, or ~0 where there is none; 0: not there yet */
-  unsigned long long *told;
+  unsigned long long *published;
   /* T > 1: pairs (token, choice) sorted by expert, then token */
   uint32_t *offset;         /* [experts + 1] */
   uint32_t *pair;           /* [max_tokens · top_k] = token · top_k + choice */
@@ -82,19 +82,19 @@ struct mm_cu_router {
   const void *w; /* [experts, k] bf16, or f32 */
   bool wide;     /* f32 */
   uint32_t k;
-  const void *piece; /* f32, T > MM_CU_SKINNY: w as the sum of three bf16 matrices, [3, experts, k] (mm_cu_split), */
-  float *product;    /* and room for [T, 3, experts] */
-  bool few;          /* T ≤ MM_CU_FEW take the logits' kernel of T ≤ MM_CU_SKINNY: faster, other bits than for more */
-  bool apart;        /* of more rows than MM_CU_SKINNY all take one kernel: a row's bits do not depend on how many there are */
-  mm_cu_ahead ahead; /* asked for where a single token's residual comes along */
+  const void *piece;    /* f32, T > MM_CU_DECODE_ROWS: w as the sum of three bf16 matrices, [3, experts, k] (mm_cu_split), */
+  float *product;       /* and room for [T, 3, experts] */
+  bool few;             /* T ≤ MM_CU_FEW take the logits' kernel of T ≤ MM_CU_DECODE_ROWS: faster, other bits than for more */
+  bool batch_invariant; /* of more rows than MM_CU_DECODE_ROWS all take one kernel: a row's bits do not depend on how many there are */
+  mm_cu_ahead ahead;    /* asked for where a single token's residual comes along */
 };
 /* w[n] as the sum of three bf16 arrays. */
 cudaError_t mm_cu_split(__nv_bfloat16 *to, const float *w, size_t n, cudaStream_t s);
-/* r.logits of x[T, k], T > MM_CU_SKINNY: the first part of mm_cu_route_tokens, unless m.few takes the other kernel. */
+/* r.logits of x[T, k], T > MM_CU_DECODE_ROWS: the first part of mm_cu_route_tokens, unless m.few takes the other kernel. */
 cudaError_t mm_cu_route_logits(const mm_cu_router &m, const mm_cu_route &r, const __nv_bfloat16 *x, uint32_t tokens, cudaStream_t s);
-/* Fills r for x[T, k]: the slot lists for T ≤ MM_CU_SKINNY, the sorted pairs for T > 1. For a single token it writes the
- * logits alone; mm_cu_experts_one and mm_cu_experts_skinny select experts from them and fill in the rest. It clears r.told, so it must run
- * before those kernels. */
+/* Fills r for x[T, k]: the slot lists for T ≤ MM_CU_DECODE_ROWS, the sorted pairs for T > 1. For a single token it writes the
+ * logits alone; mm_cu_experts_one and mm_cu_experts_decode select experts from them and fill in the rest. It clears r.published, so it must
+ * run before those kernels. */
 cudaError_t mm_cu_route_tokens(const mm_cu_router &m, const mm_cu_route &r, const __nv_bfloat16 *x, uint32_t tokens, cudaStream_t s);
 
 /* Where rows go besides, as they are written: into the memory of the other rank of two, which adds its own to them (backend.h). epoch NULL:
@@ -105,19 +105,19 @@ struct mm_cu_push {
 };
 
 /* y[T, H] = Σ weight · w2(SiLU(w1 x) ⊙ (w3 x)), zeros for rows that choose no expert; the inputs of w2 rounded as it says; x is rounded
- * already. middle: [slots, 16, I] bf16 for T ≤ MM_CU_SKINNY, [T · top_k, I] for more. */
+ * already. middle: [slots, 16, I] bf16 for T ≤ MM_CU_DECODE_ROWS, [T · top_k, I] for more. */
 struct mm_cu_experts {
   const __nv_bfloat16 *x;
   __nv_bfloat16 *y, *middle;
-  float *pair_out; /* [T · top_k, H], only for T > MM_CU_SKINNY */
+  float *pair_out; /* [T · top_k, H], only for T > MM_CU_DECODE_ROWS */
   uint32_t tokens;
   mm_cu_push push; /* y's rows, by mm_cu_experts_many */
 };
 /* A single token, whose x comes as it is where mm_cu_rounds_inside. */
 cudaError_t mm_cu_experts_one(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
                               cudaStream_t s);
-/* T ≤ MM_CU_SKINNY. */
-cudaError_t mm_cu_experts_skinny(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
+/* T ≤ MM_CU_DECODE_ROWS. */
+cudaError_t mm_cu_experts_decode(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
                                  cudaStream_t s);
 /* Any T > 1. */
 cudaError_t mm_cu_experts_gemm(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,

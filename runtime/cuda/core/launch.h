@@ -23,7 +23,7 @@ cudaError_t launch_clusters(void (*kernel)(Params...), dim3 grid, unsigned clust
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return cudaSuccess;
   cudaLaunchConfig_t c = {};
   c.gridDim = grid, c.blockDim = dim3(threads), c.dynamicSmemBytes = shared, c.stream = stream;
-  if (mm_cu_rehearsing) return mm_cu_judge(reinterpret_cast<const void *>(kernel), c);
+  if (mm_cu_dry_run) return mm_cu_judge(reinterpret_cast<const void *>(kernel), c);
   cudaError_t e = mm_cu_shared_limit ? mm_cu_judge(reinterpret_cast<const void *>(kernel), c) : cudaSuccess;
   if (e == cudaSuccess) e = allow_shared(kernel, shared);
   if (e != cudaSuccess) return e;

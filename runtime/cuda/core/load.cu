@@ -29,7 +29,7 @@ bool check(cudaError_t e, const char *what, mm_err *err) { return mm_cu_check(e,
 
 bool mm_cu_load::matrix(const mm_packed *w, const char *name, mm_landing_groups group, mm_cu_weight *out, mm_err *err) {
   if (!mm_cu_describe(w, name, out, err)) return false;
-  groups = (uint32_t)mm_max(groups, mm_max(group.group + 1, group.apart ? group.each + w->lead : 0));
+  groups = (uint32_t)mm_max(groups, mm_max(group.group + 1, group.by_matrix ? group.each + w->lead : 0));
   mm_landing_layout y;
   if (!mm_landing_layout_of(w, &y)) return mm_fail(err, MM_BUG, "E_BUG", mm_at(NULL, name), "found a scheme without a layout");
   mm_landing_places at;
@@ -400,7 +400,7 @@ bool mm_cu_load::wait_a_while() {
   until.tv_nsec += 50000000;
   if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
   pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);
-  return !config.comm || !mm_comm_broken(config.comm);
+  return !config.comm || !mm_comm_aborted(config.comm);
 }
 
 /* An event of a chunk that was recorded again since is one of a later chunk: then the wait is longer than it need be, and no shorter. */

@@ -1,8 +1,8 @@
 /* The weights of a rank from their files to one arena of the device. Every address follows from the weights' shapes; no weight byte passes
  * the host's processor but on its way into a ring of pinned buffers, from where DMA copies take it to its place, or to a landing
- * place if kernels are to convert it (land.cu). Steps may begin before all is loaded: each waits for a group of weights where it first
- * needs one. Weights that all rows need come first, then the experts' codes, a group for each expert: experts that a step waits for come
- * before the others. */
+ * place if kernels are to convert it (unpack_loaded.cu). Steps may begin before all is loaded: each waits for a group of weights where it
+ * first needs one. Weights that all rows need come first, then the experts' codes, a group for each expert: experts that a step waits for
+ * come before the others. */
 #ifndef MM_CUDA_LOAD_H
 #define MM_CUDA_LOAD_H
 

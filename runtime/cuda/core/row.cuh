@@ -1,4 +1,4 @@
-/* A row that is normed, by a block of threads: what the kernels of rows.cu and those that sum over ranks (ranks_many.cu) share, so that
+/* A row that is normed, by a block of threads: what the kernels of rows.cu and those that sum over ranks (ranks_prefill.cu) share, so that
  * their bits are the same. */
 #ifndef MM_CUDA_ROW_CUH
 #define MM_CUDA_ROW_CUH

@@ -53,7 +53,7 @@ bool mm_cu_rounds(const mm_packed *w, const char *name, mm_err *err) {
       w->cut_k, w->scheme->name, f->group);
 }
 
-uint32_t mm_cu_told_largest(const mm_cu_rounding *how) {
+uint32_t mm_cu_published_largest(const mm_cu_rounding *how) {
   const mm_act_format *f = &mm_act_formats[how->kind];
   return scales_rows(f) ? 1 : mm_cells(how->whole_k, f->group);
 }

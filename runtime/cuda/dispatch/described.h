@@ -56,7 +56,7 @@ MM_MUST_USE bool mm_cu_rounds(const mm_packed *w, const char *name, mm_err *err)
 /* How its inputs are rounded, whether other ranks' columns have a part in it or not. */
 const mm_cu_rounding *mm_cu_rounding_of(const mm_cu_weight *w);
 /* Largest magnitudes that ranks exchange for each row under such a rounding: one for the row, or one for each group of columns. */
-uint32_t mm_cu_told_largest(const mm_cu_rounding *how);
+uint32_t mm_cu_published_largest(const mm_cu_rounding *how);
 /* Elements of its scales, f32 (COARSE, FINE) or bytes (NV, MX). */
 size_t mm_cu_scales(const mm_cu_weight *d);
 

@@ -18,7 +18,7 @@ __device__ __forceinline__ const bf16 *input_row(const mm_cu_inputs &in) {
   return in.x + (size_t)(in.rows ? in.rows[blockIdx.x] : blockIdx.x) * in.k;
 }
 /* Where ranks tell of it; ~0 if there is no such row. */
-__device__ __forceinline__ uint32_t told_row(const mm_cu_placed &of) {
+__device__ __forceinline__ uint32_t published_row(const mm_cu_placed &of) {
   return !of.pair ? blockIdx.x : blockIdx.x < *of.places ? of.pair[blockIdx.x] : ~0u;
 }
 
@@ -64,13 +64,16 @@ __device__ float largest_of_row(const bf16 *row, uint32_t k) {
   return most;
 }
 
-/* A block for each row, which has one scale. told: the largest magnitude of each, or NULL. */
-__global__ void __launch_bounds__(kWarps * 32) encode_rows(mm_cu_codes to, mm_cu_inputs in, rounder how, const float *told) {
+/* A block for each row, which has one scale. published: the largest magnitude of each, or NULL. */
+__global__ void __launch_bounds__(kWarps * 32) encode_rows(mm_cu_codes to, mm_cu_inputs in, rounder how, const float *published) {
   grid_wait_and_launch_next();
   const bf16 *const row = input_row(in);
-  const uint32_t pair = told_row(in.of);
+  const uint32_t pair = published_row(in.of);
   if (pair == ~0u) return;
-  const float scale = how.row_scale(told ? told[pair] : how.asks_row() ? largest_of_row(row, in.k) : 0.0f), inverse = __frcp_rn(scale);
+  const float scale = how.row_scale(published        ? published[pair]
+                                    : how.asks_row() ? largest_of_row(row, in.k)
+                                                     : 0.0f),
+              inverse = __frcp_rn(scale);
   const bool quick = scale > 0x1p-80f; /* divided_bf16 holds for it */
   for (uint32_t c = threadIdx.x * 4; c < to.pitch; c += kWarps * 128) {
     float v[4];
@@ -113,7 +116,7 @@ __device__ void find_largest(float *to, const bf16 *row, uint32_t k, const round
   }
 }
 /* Of a pair that another rank holds. */
-__device__ void tell_none(float *to, const whole_rows &whole) {
+__device__ void publish_none(float *to, const whole_rows &whole) {
   for (uint32_t g = threadIdx.x; g < whole.each; g += kWarps * 32) to[g] = 0;
 }
 
@@ -126,8 +129,8 @@ __device__ void round_row(bf16 *y, const bf16 *row, uint32_t k, const rounder &h
   for (uint32_t c0 = (blockIdx.y * kWarps + warp) * 128; c0 < k; c0 += gridDim.y * kWarps * 128) {
     const uint32_t c = c0 + lane * 4;
     load_columns(v, row, c, k);
-    const bool told = given && !how.whole_row();
-    const float most = told ? given[min((whole.first_k + c) / how.format.group, whole.each - 1)] : largest(v, max(lanes, 1u));
+    const bool published = given && !how.whole_row();
+    const float most = published ? given[min((whole.first_k + c) / how.format.group, whole.each - 1)] : largest(v, max(lanes, 1u));
     const float scale = lanes ? how.group_scale(most, row_scale) : row_scale;
     how.to_numbers(v, scale);
 #pragma unroll
@@ -136,19 +139,19 @@ __device__ void round_row(bf16 *y, const bf16 *row, uint32_t k, const rounder &h
   }
 }
 
-__device__ __forceinline__ float *told_of(const whole_rows &whole, uint32_t row) {
+__device__ __forceinline__ float *published_of(const whole_rows &whole, uint32_t row) {
   return whole.largest ? whole.largest + (size_t)row * whole.each : nullptr;
 }
 __global__ void largest_of_rows(mm_cu_inputs in, rounder how, whole_rows whole) {
   grid_wait_and_launch_next();
-  const uint32_t row = told_row(in.of);
-  if (row != ~0u) find_largest(told_of(whole, row), input_row(in), in.k, how, whole);
-  if (in.of.pair && in.of.id[blockIdx.x] == ~0u) tell_none(told_of(whole, blockIdx.x), whole);
+  const uint32_t row = published_row(in.of);
+  if (row != ~0u) find_largest(published_of(whole, row), input_row(in), in.k, how, whole);
+  if (in.of.pair && in.of.id[blockIdx.x] == ~0u) publish_none(published_of(whole, blockIdx.x), whole);
 }
 __global__ void round_rows(bf16 *y, mm_cu_inputs in, rounder how, whole_rows whole) {
   grid_wait_and_launch_next();
-  const uint32_t row = told_row(in.of);
-  if (row != ~0u) round_row(y + (size_t)blockIdx.x * in.k, input_row(in), in.k, how, 1, told_of(whole, row), whole);
+  const uint32_t row = published_row(in.of);
+  if (row != ~0u) round_row(y + (size_t)blockIdx.x * in.k, input_row(in), in.k, how, 1, published_of(whole, row), whole);
 }
 
 /* A block a pair, for all its threads: the slot whose expert the pair chose; ~0 where another rank holds it. */
@@ -165,17 +168,17 @@ __device__ uint32_t slot_of_pair(const mm_cu_route &r) {
 __global__ void largest_of_slots(const bf16 *middle, uint32_t k, const __grid_constant__ mm_cu_route r, rounder how, whole_rows whole) {
   grid_wait_and_launch_next();
   const uint32_t slot = slot_of_pair(r), token = blockIdx.x / r.top_k;
-  float *const to = told_of(whole, blockIdx.x);
-  slot == ~0u ? tell_none(to, whole) : find_largest(to, middle + ((size_t)slot * MM_CU_SKINNY + token) * k, k, how, whole);
+  float *const to = published_of(whole, blockIdx.x);
+  slot == ~0u ? publish_none(to, whole) : find_largest(to, middle + ((size_t)slot * MM_CU_DECODE_ROWS + token) * k, k, how, whole);
 }
 __global__ void round_slots(bf16 *middle, uint32_t k, const __grid_constant__ mm_cu_route r, const float *global, rounder how,
                             whole_rows whole) {
   grid_wait_and_launch_next();
-  const uint32_t slot = slot_of_pair(r), at = slot * MM_CU_SKINNY + blockIdx.x / r.top_k;
+  const uint32_t slot = slot_of_pair(r), at = slot * MM_CU_DECODE_ROWS + blockIdx.x / r.top_k;
   if (slot == ~0u) return;
   const float factor = r.slot_weight[at] * (global ? global[r.slot_expert[slot]] : 1.0f);
   bf16 *row = middle + (size_t)at * k;
-  round_row(row, row, k, how, factor, told_of(whole, blockIdx.x), whole);
+  round_row(row, row, k, how, factor, published_of(whole, blockIdx.x), whole);
 }
 
 /* Blocks share a row where no scale is of the whole row, which may be rounded in place. */
@@ -188,20 +191,20 @@ namespace {
 /* The room for so many rows; and, once each rank has found its own, the largest of all. */
 bool lay_whole(const mm_cu_rounding &how, uint32_t rows, whole_rows *whole) {
   if (how.whole_k && !how.ranks) return false;
-  *whole = {how.whole_k ? how.ranks->largest : nullptr, how.first_k, how.whole_k ? mm_cu_told_largest(&how) : 0};
+  *whole = {how.whole_k ? how.ranks->largest : nullptr, how.first_k, how.whole_k ? mm_cu_published_largest(&how) : 0};
   return !how.whole_k || mm_round_up((uint64_t)rows * whole->each, 4) <= how.ranks->room;
 }
-cudaError_t tell_largest(const mm_cu_rounding &how, uint32_t rows, const whole_rows &whole, cudaStream_t s) {
+cudaError_t publish_largest(const mm_cu_rounding &how, uint32_t rows, const whole_rows &whole, cudaStream_t s) {
   return mm_cu_peers_max_f32(how.ranks->peers, whole.largest, mm_round_up((uint64_t)rows * whole.each, 4), s);
 }
 
 }  // namespace
 
-cudaError_t mm_cu_tell_largest(const mm_cu_rounding &how, uint32_t rows, const mm_cu_inputs &in, cudaStream_t s) {
+cudaError_t mm_cu_publish_largest(const mm_cu_rounding &how, uint32_t rows, const mm_cu_inputs &in, cudaStream_t s) {
   whole_rows whole;
   if (!lay_whole(how, rows, &whole)) return cudaErrorInvalidValue;
   const cudaError_t e = launch(largest_of_rows, rows, kWarps * 32, 0, s, in, rounder_of(how), whole);
-  return e != cudaSuccess ? e : tell_largest(how, rows, whole, s);
+  return e != cudaSuccess ? e : publish_largest(how, rows, whole, s);
 }
 
 cudaError_t mm_cu_encode(const mm_cu_codes &to, const mm_cu_inputs &in, const mm_cu_rounding &how, cudaStream_t s) {
@@ -209,7 +212,7 @@ cudaError_t mm_cu_encode(const mm_cu_codes &to, const mm_cu_inputs &in, const mm
     return launch(encode, ceil_div(to.rows * (to.pitch / MM_CU_GROUP), kAtOnce * kWarps * 2), kWarps * 32, 0, s, to, in);
   whole_rows whole;
   if (!lay_whole(how, to.rows, &whole)) return cudaErrorInvalidValue;
-  const cudaError_t e = how.whole_k ? mm_cu_tell_largest(how, to.rows, in, s) : cudaSuccess;
+  const cudaError_t e = how.whole_k ? mm_cu_publish_largest(how, to.rows, in, s) : cudaSuccess;
   return e != cudaSuccess ? e : launch(encode_rows, to.rows, kWarps * 32, 0, s, to, in, rounder_of(how), whole.largest);
 }
 
@@ -217,7 +220,7 @@ cudaError_t mm_cu_round(bf16 *y, uint32_t count, const mm_cu_inputs &in, const m
   const rounder r = rounder_of(how);
   whole_rows whole;
   if (!lay_whole(how, count, &whole)) return cudaErrorInvalidValue;
-  const cudaError_t e = how.whole_k ? mm_cu_tell_largest(how, count, in, s) : cudaSuccess;
+  const cudaError_t e = how.whole_k ? mm_cu_publish_largest(how, count, in, s) : cudaSuccess;
   return e != cudaSuccess ? e : launch(round_rows, row_blocks(count, in.k, r), kWarps * 32, 0, s, y, in, r, whole);
 }
 
@@ -228,6 +231,6 @@ cudaError_t mm_cu_round_slots(bf16 *middle, uint32_t tokens, uint32_t k, const m
   whole_rows whole;
   if (!lay_whole(how, rows, &whole)) return cudaErrorInvalidValue;
   cudaError_t e = how.whole_k ? launch(largest_of_slots, rows, kWarps * 32, 0, s, middle, k, r, by, whole) : cudaSuccess;
-  if (e == cudaSuccess && how.whole_k) e = tell_largest(how, rows, whole, s);
+  if (e == cudaSuccess && how.whole_k) e = publish_largest(how, rows, whole, s);
   return e != cudaSuccess ? e : launch(round_slots, row_blocks(rows, k, by), kWarps * 32, 0, s, middle, k, r, global, by, whole);
 }

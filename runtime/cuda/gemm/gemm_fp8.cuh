@@ -34,7 +34,7 @@ struct tile {
   uint32_t matrix, first, rows; /* of this block, rows ≤ 128; 0: the other block of the pair has the last ones */
   uint32_t run[2];              /* first weight row of each */
   uint32_t column;              /* of the result */
-  bool apart;                   /* the other block has other runs */
+  bool split;                   /* the other block has other runs */
   bool more;                    /* false: there was no such tile */
 };
 struct note {
@@ -52,7 +52,7 @@ struct shared {
   step_scales scales[kStages];
   note notes[kNotes];
   float most[2][2][kFew];
-  uint64_t full[kStages], empty[kStages], told[kNotes], read[kNotes];
+  uint64_t full[kStages], empty[kStages], published[kNotes], read[kNotes];
   uint32_t before[MM_CU_MAX_EXPERTS + 1]; /* the job's */
 };
 
@@ -87,7 +87,7 @@ __device__ __forceinline__ void store_runs(__nv_bfloat16 *row, uint32_t column, 
 
 /* A warp finds tile `index`, the n-th of the block, and notes it. */
 template <class Job>
-__device__ __forceinline__ void tell(const Job &job, shared &sh, uint32_t n, uint32_t index, uint32_t rank) {
+__device__ __forceinline__ void publish(const Job &job, shared &sh, uint32_t n, uint32_t index, uint32_t rank) {
   const uint32_t lane = threadIdx.x;
   note &to = sh.notes[n % kNotes];
   if (n >= kNotes) barrier_wait(shared_address(&sh.read[n % kNotes]), (n / kNotes - 1) % 2);
@@ -98,7 +98,7 @@ __device__ __forceinline__ void tell(const Job &job, shared &sh, uint32_t n, uin
     for (uint32_t i = lane; i < t.rows; i += 32) to.name[i] = job.name(t, i);
   }
   __syncwarp();
-  if (lane == 0) barrier_arrive(shared_address(&sh.told[n % kNotes]));
+  if (lane == 0) barrier_arrive(shared_address(&sh.published[n % kNotes]));
 }
 
 /* One warp. */
@@ -108,7 +108,7 @@ __device__ __forceinline__ void produce(const CUtensorMap *x, const CUtensorMap 
   const uint32_t steps = job.codes().pitch / 128, pair = blockIdx.x / kPair, pairs = gridDim.x / kPair;
   job.prepare(sh);
   __syncwarp();
-  tell(job, sh, 0, pair, rank);
+  publish(job, sh, 0, pair, rank);
   for (uint32_t n = 0, at = 0;; n++) {
     const tile t = sh.notes[n % kNotes].t;
     if (!t.more) return;
@@ -121,14 +121,14 @@ __device__ __forceinline__ void produce(const CUtensorMap *x, const CUtensorMap 
         barrier_arrive_expecting(full, boxes * high * 128 + sizeof step.w);
         for (uint32_t i = 0; i < boxes; i++)
           tensor_copy(shared_address(step.x) + i * high * 128, high == kFew ? x : few_x, s * 128, t.first + i * high, full);
-        if (t.apart) {
+        if (t.split) {
           for (uint32_t h = 0; h < 2; h++) tensor_copy(shared_address(step.w[h]), w, s * 128, matrix + t.run[h], full);
         } else {
           tensor_copy_pair(shared_address(step.w[rank]), w, s * 128, matrix + (rank == 0 ? t.run[0] : t.run[1]), full);
         }
       }
       __syncwarp();
-      if (s == min(kStages, steps - 1)) tell(job, sh, n + 1, pair + (n + 1) * pairs, rank);
+      if (s == min(kStages, steps - 1)) publish(job, sh, n + 1, pair + (n + 1) * pairs, rank);
     }
   }
 }
@@ -140,7 +140,7 @@ __device__ __forceinline__ void scale(const Job &job, shared &sh) {
   const mm_cu_codes &codes = job.codes();
   const uint32_t steps = codes.pitch / 128, lane = threadIdx.x % 32;
   for (uint32_t n = 0, at = 0;; n++) {
-    barrier_wait(shared_address(&sh.told[n % kNotes]), n / kNotes % 2);
+    barrier_wait(shared_address(&sh.published[n % kNotes]), n / kNotes % 2);
     const tile t = sh.notes[n % kNotes].t;
     __syncwarp();
     if (lane == 0) barrier_arrive(shared_address(&sh.read[n % kNotes]));
@@ -253,7 +253,7 @@ template <class Job>
 __device__ __forceinline__ void consume(const Job &job, shared &sh, uint32_t group) {
   const uint32_t steps = job.codes().pitch / 128, row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
   for (uint32_t n = 0, at = 0;; n++, at += steps) {
-    barrier_wait(shared_address(&sh.told[n % kNotes]), n / kNotes % 2);
+    barrier_wait(shared_address(&sh.published[n % kNotes]), n / kNotes % 2);
     const note &now = sh.notes[n % kNotes];
     const tile t = now.t;
     if (!t.more) return;
@@ -290,7 +290,7 @@ __global__ void MM_PAIR __launch_bounds__(kThreads, 1)
       barrier_open(shared_address(&sh.empty[i]), kPair * (kThreads / 32 - 4));
     }
     for (uint32_t i = 0; i < kNotes; i++)
-      barrier_open(shared_address(&sh.told[i]), 1), barrier_open(shared_address(&sh.read[i]), kThreads / 32 - 3);
+      barrier_open(shared_address(&sh.published[i]), 1), barrier_open(shared_address(&sh.read[i]), kThreads / 32 - 3);
   }
   pair_sync();
   grid_wait_and_launch_next();

@@ -4,17 +4,17 @@
  * bytes of each row of a four, 16 a lane and row; a block's items, four by four, are shared out evenly among its warps, each of which has a
  * ring of them on their way to shared memory. No barrier of the block comes between the first item and the last.
  *
- * The product is mma.m16n8k16 turned on its side: a lane's quad, lanes 4g … 4g+3, holds a stretch g of the chunk, of one row as row g of
- * the M side and of another as row g+8, and the activations of the same stretch as column g of the N side. Each lane therefore needs just
+ * The product is mma.m16n8k16 turned on its side: a lane's quad, lanes 4g … 4g+3, holds a chunk g of the chunk, of one row as row g of
+ * the M side and of another as row g+8, and the activations of the same chunk as column g of the N side. Each lane therefore needs just
  * the activations of its own columns, no weight is moved between lanes, and of the 16 x 8 sums those count that belong to row g or g+8 and
  * column g: lane 4g + g/2 holds both. Codes become f16 in registers, exactly (int4: value + 8); activations are f16 times a power of two of
- * the stretch, or codes under its scale. BF16 weights, and FINE ones once scaled, are multiplied as bf16 with activations as they are.
+ * the chunk, or codes under its scale. BF16 weights, and FINE ones once scaled, are multiplied as bf16 with activations as they are.
  * The sums of a row by lanes and warps are added in shared memory in an order that the shape alone decides.
  *
  * A job says what the rows are:
- *   fours(), segments()         a row's k axis is so many stretches of w.k
- *   at(four, segment)           where the rows lie for that stretch
- *   apart(), behind()           rows from a four's first to its second; from these two to the others
+ *   fours(), segments()         a row's k axis is so many chunks of w.k
+ *   at(four, segment)           where the rows lie for that chunk
+ *   gap(), behind()           rows from a four's first to its second; from these two to the others
  *   x(segment), times(segment)  the activations, and what their products are multiplied by
  *   rounds()                    activations are rounded to E4M3 in groups of 128
  *   factor(segment)             what activations are multiplied by that are rounded in another way
@@ -41,11 +41,11 @@ struct gemv_kind {
   static constexpr uint32_t kChunk = 32 * kLane;      /* columns of an item */
   static constexpr uint32_t kX = kLane / 8;           /* 16-byte pieces of a lane's activations */
   static constexpr bool kHalf = C != MM_CU_BF16 && S != MM_CU_FINE;
-  /* INT4 is multiplied as value + 8, which masks alone bring to f16 (codec::offset_halves); 8 times the sum of a stretch's activations is
-   * taken from its products. That number is then stored next to the stretch's inverse scale. Activations of 2^118 and more overflow. */
+  /* INT4 is multiplied as value + 8, which masks alone bring to f16 (codec::offset_halves); 8 times the sum of a chunk's activations is
+   * taken from its products. That number is then stored next to the chunk's inverse scale. Activations of 2^118 and more overflow. */
   static constexpr bool kOffset = C == MM_CU_INT4 && kHalf;
-  static constexpr uint32_t kBack = kOffset ? 2 : 1; /* floats of a stretch */
-  /* Bytes of a row's scales in an item: f32 of its eight stretches, or those of its codes. */
+  static constexpr uint32_t kBack = kOffset ? 2 : 1; /* floats of a chunk */
+  /* Bytes of a row's scales in an item: f32 of its eight chunks, or those of its codes. */
   static constexpr uint32_t kScales = S == MM_CU_COARSE ? 32 : S == MM_CU_NV ? 64 : S == MM_CU_MX ? 32 : 0;
   static constexpr uint32_t kCodes = kFour * 512, kItem = kCodes + kFour * kScales;
   static constexpr uint32_t kDepth = C == MM_CU_E4M3 ? 4 : 3; /* items of a warp's ring; more make 4-bit codes slower */
@@ -97,12 +97,12 @@ __device__ __forceinline__ void copy16_line(uint32_t shared, const void *global,
 template <mm_cu_code C, mm_cu_scale S, class Job>
 struct gemv_fetch {
   using kind = gemv_kind<C, S>;
-  /* Of a row's scales in an item: f32 of its stretches one by one, or 16 bytes each. The first lanes bring the first row's. */
+  /* Of a row's scales in an item: f32 of its chunks one by one, or 16 bytes each. The first lanes bring the first row's. */
   static constexpr uint32_t kPieces = S == MM_CU_COARSE ? 8 : kind::kScales / 16;
   const mm_cu_weight &w;
   const Job &job;
-  const uint32_t chunks, mine;  /* of a row's segment; of the chunks, those that the lane has a part in */
-  const uint32_t apart, behind; /* bytes */
+  const uint32_t chunks, mine; /* of a row's segment; of the chunks, those that the lane has a part in */
+  const uint32_t gap, behind;  /* bytes */
   uint32_t left, four, segment, chunk, rows;
   const uint8_t *from = nullptr, *scale; /* the lane's part of the first row, or not found yet; of the scales */
 
@@ -112,7 +112,7 @@ struct gemv_fetch {
         job(j),
         chunks(chunk_count),
         mine(((uint32_t)weight.pitch + 511 - threadIdx.x % 32 * 16) / 512),
-        apart(j.apart() * (uint32_t)weight.pitch),
+        gap(j.gap() * (uint32_t)weight.pitch),
         behind(j.behind() * (uint32_t)weight.pitch),
         left(count),
         four(first),
@@ -124,7 +124,7 @@ struct gemv_fetch {
     rows = p.rows;
     from = w.data + ((size_t)p.matrix * w.n + p.first) * w.pitch + chunk * 512 + lane * 16;
     if constexpr (kind::kScales > 0) {
-      const uint32_t r = min(lane / kPieces, rows - 1), n = p.first + r % 2 * job.apart() + r / 2 * job.behind();
+      const uint32_t r = min(lane / kPieces, rows - 1), n = p.first + r % 2 * job.gap() + r / 2 * job.behind();
       const uint8_t *base = static_cast<const uint8_t *>(w.scale);
       if (S == MM_CU_COARSE) {
         scale = base + ((size_t)p.matrix * w.scale_rows + (n >> w.cell_n_log2)) * w.scale_pitch * 4;
@@ -140,9 +140,9 @@ struct gemv_fetch {
       const bool some = chunk < mine;
       const uint8_t *second = from + behind;
       copy16_line(to + lane * 16, from, some);
-      copy16_line(to + lane * 16 + 512, from + apart, some && rows > 1);
+      copy16_line(to + lane * 16 + 512, from + gap, some && rows > 1);
       copy16_line(to + lane * 16 + 1024, second, some && rows > 2);
-      copy16_line(to + lane * 16 + 1536, second + apart, some && rows > 3);
+      copy16_line(to + lane * 16 + 1536, second + gap, some && rows > 3);
       if constexpr (S == MM_CU_COARSE) {                       /* every lane one */
         constexpr uint32_t kStretch = C == MM_CU_INT4 ? 7 : 6; /* log2 of its columns, which a cell is a multiple of */
         const uint32_t cell = (chunk * 8 + lane % 8) >> (w.cell_k_log2 - kStretch);
@@ -232,13 +232,13 @@ __device__ __forceinline__ void gemv_round(const gemv_plan &p, const Job &job, u
   }
 }
 
-/* Pieces that the calling thread has stored: threadIdx.x - first + j · step. back: the inverse scales of each chunk's eight stretches,
+/* Pieces that the calling thread has stored: threadIdx.x - first + j · step. back: the inverse scales of each chunk's eight chunks,
  * times job.times(segment), each with its offset if there is one. Warps call it whole. */
 template <mm_cu_code C, mm_cu_scale S, bool kRound, class Job>
 __device__ __forceinline__ void gemv_convert(const gemv_plan &p, const Job &job, uint32_t first) {
   using kind = gemv_kind<C, S>;
   if (!kind::kHalf) return;
-  constexpr uint32_t kStretch = kind::kLane / 2; /* pieces of a stretch */
+  constexpr uint32_t kStretch = kind::kLane / 2; /* pieces of a chunk */
   float *const back = reinterpret_cast<float *>(gemv_shared + p.back);
   const uint32_t each = p.chunks * (kind::kChunk / 8), total = job.segments() * each;
 #pragma unroll 2
@@ -370,7 +370,7 @@ __device__ __forceinline__ void gemv_add(float (&acc)[kFour], const uint8_t *ite
 #pragma unroll
             for (int j = 0; j < kWord; j++) v[r][j] = mul_half2(v[r][j], times[r][i / 2]);
           } else if constexpr (S == MM_CU_FINE) {
-            const uint32_t n = min(place.first + r * job.apart() + h * job.behind(), w.n - 1);
+            const uint32_t n = min(place.first + r * job.gap() + h * job.behind(), w.n - 1);
             const float s =
                 __ldg(static_cast<const float *>(w.scale) + ((size_t)place.matrix * w.scale_rows + (n >> w.cell_n_log2)) * w.scale_pitch +
                       (min(k + i * (kind::kLane / 4), w.k - 1) >> w.cell_k_log2));
@@ -421,7 +421,7 @@ __device__ __forceinline__ void gemv_rows(const mm_cu_weight &w, const gemv_plan
   gemv_fetch<C, S, Job> fetch(w, job, left, four, in, p.chunks);
   const uint8_t *const ring = gemv_shared + warp * (kind::kDepth * kind::kItem), *item = ring;
   uint32_t free = shared_address(ring);
-  float *sum = sums + (warp * p.touched * 8 + g) * kFour; /* of this stretch, of the warp's fours one after another */
+  float *sum = sums + (warp * p.touched * 8 + g) * kFour; /* of this chunk, of the warp's fours one after another */
   float acc[kFour] = {};
   const uint4 *at = x + in * (kind::kX * 32) + lane;
   const float *inverse = back + (in * 8 + g) * kind::kBack;
@@ -454,7 +454,7 @@ __device__ __forceinline__ void gemv_rows(const mm_cu_weight &w, const gemv_plan
     for (float &a : acc) a = 0;
   }
   __syncthreads();
-  for (uint32_t i = threadIdx.x / 8; i < (mine + 3) / 4 * 4; i += 4 * kGemvWarps) { /* eight threads a four, one a stretch */
+  for (uint32_t i = threadIdx.x / 8; i < (mine + 3) / 4 * 4; i += 4 * kGemvWarps) { /* eight threads a four, one a chunk */
     float total[kFour] = {};
 #pragma unroll 1
     for (uint32_t from = i * each * kGemvWarps / max(items, 1); from < kGemvWarps; from++) { /* begins at or before the four */

@@ -1,4 +1,4 @@
-/* Inputs of a product: rows as the choice wants them, then the kernel that it names (product_choice.h). */
+/* Inputs of a product: rows as the choice wants them, then the kernel that it names (dispatch.h). */
 #include "runtime/cuda/gemm/inputs.h"
 
 #include "runtime/cuda/core/launch.h"
@@ -69,10 +69,10 @@ cudaError_t mm_cu_rounded::linear(const mm_cu_weight &w, const mm_cu_linear &a, 
   const mm_cu_product coded = {codes, a.y, a.y32, pushed ? to : mm_cu_push{}};
   switch (c.kernel) {
     case MM_CU_GEMM_FP8: return mm_cu_gemm_fp8(w, coded, s);
-    case MM_CU_SKINNY_FP8: return mm_cu_skinny_fp8(w, coded, s);
+    case MM_CU_SMALL_BATCH_FP8: return mm_cu_small_batch_fp8(w, coded, s);
     case MM_CU_ONE: return mm_cu_one(w, given, s);
-    case MM_CU_SKINNY_FEW: return mm_cu_skinny_few(w, given, s);
-    case MM_CU_SKINNY_ROWS: return mm_cu_skinny(w, given, s);
+    case MM_CU_SMALL_BATCH_WIDENED: return mm_cu_small_batch_widened(w, given, s);
+    case MM_CU_DECODE_LINEAR: return mm_cu_decode_linear(w, given, s);
     case MM_CU_GEMM_WIDENED: return mm_cu_gemm_widened(w, given, s);
     case MM_CU_GEMM: return mm_cu_gemm(w, given, s);
     default: return cudaErrorNotSupported;
@@ -101,7 +101,7 @@ cudaError_t mm_cu_rounded::experts(const mm_cu_weight &w13, const mm_cu_weight &
     case MM_CU_EXPERTS_FP8:
       return mm_cu_experts_fp8(w13, w2, r, {codes, middle, a.middle, reinterpret_cast<__nv_bfloat16 *>(a.pair_out), a.y, given.push}, s);
     case MM_CU_EXPERTS_ONE: return mm_cu_experts_one(w13, w2, r, given, s);
-    case MM_CU_EXPERTS_SKINNY: return mm_cu_experts_skinny(w13, w2, r, given, s);
+    case MM_CU_EXPERTS_DECODE: return mm_cu_experts_decode(w13, w2, r, given, s);
     case MM_CU_EXPERTS_MANY: return mm_cu_experts_many(w13, w2, r, given, s);
     case MM_CU_EXPERTS_GEMM: return mm_cu_experts_gemm(w13, w2, r, given, s);
     default: return cudaErrorNotSupported;

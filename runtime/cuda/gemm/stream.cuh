@@ -12,11 +12,11 @@
  *
  * A job says what the rows are:
  *   kTokens, kWarps                1, 8 or 16, the most there may be; of a block (stream_plan.warps)
- *   kBoxes                         1, or 2: then a group has a second run of rows, apart() rows behind the first
+ *   kBoxes                         1, or 2: then a group has a second run of rows, gap() rows behind the first
  *   groups(), rows(group)          the groups; a block takes every gridDim.x-th
- *   segments()                     a row's k axis is so many stretches of w.k
- *   matrix(group, segment)         in which the group's rows lie for that stretch
- *   x(segment, token)              the activations of that stretch, NULL for zeros
+ *   segments()                     a row's k axis is so many chunks of w.k
+ *   matrix(group, segment)         in which the group's rows lie for that chunk
+ *   x(segment, token)              the activations of that chunk, NULL for zeros
  *   tokens(), emit(group, row, token, sum)   sum(b) is the product of the row of run b */
 #ifndef MM_CUDA_STREAM_CUH
 #define MM_CUDA_STREAM_CUH
@@ -87,7 +87,7 @@ struct stream_cursor {
 template <class Job>
 __device__ __forceinline__ uint32_t scale_row(const mm_cu_weight &w, const stream_cursor<Job> &at, uint32_t in) {
   const uint32_t run = at.p.run, first = at.job.rows(at.group).first;
-  return (min(first + (Job::kBoxes == 2 && in >= run ? in - run + at.job.apart() : in), w.n - 1) >> w.cell_n_log2) * w.scale_pitch;
+  return (min(first + (Job::kBoxes == 2 && in >= run ? in - run + at.job.gap() : in), w.n - 1) >> w.cell_n_log2) * w.scale_pitch;
 }
 template <class Job>
 __device__ __forceinline__ const float *scale_matrix(const mm_cu_weight &w, const stream_cursor<Job> &at) {
@@ -167,7 +167,7 @@ struct stream_ring {
       barrier_arrive_expecting(barrier, p.fetch_bytes);
 #pragma unroll
       for (uint32_t run = 0; run < Job::kBoxes; run++) {
-        const uint32_t in = run * p.run, n = row + run * ahead.job.apart();
+        const uint32_t in = run * p.run, n = row + run * ahead.job.gap();
         tensor_copy_once(codes + to * p.code_bytes + in * kLine, &from.codes, ahead.step * kLine, n, barrier);
         if (kByteScales) tensor_copy(scales + to * p.scale_bytes + in * 16, &from.scales, scale_at(), n, barrier);
       }
@@ -195,7 +195,7 @@ struct stream_ring {
     const uint32_t rows = w.lead * w.n;
     for (uint32_t i = threadIdx.x % 32; i < Job::kBoxes * p.box * pieces; i += 32) {
       const uint32_t c = i % pieces, r = i / pieces % p.box, run = i / pieces / p.box, in = run * p.run + r;
-      const uint32_t n = row + run * ahead.job.apart() + r;
+      const uint32_t n = row + run * ahead.job.gap() + r;
       const bool valid = n < rows && at + c * 16 < pitch;
       copy16_to(to + (pieces == 1 ? in * 16 : swizzled(in, c)), valid ? data + n * pitch + at + c * 16 : data, valid);
     }

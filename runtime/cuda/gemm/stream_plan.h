@@ -8,7 +8,7 @@
 
 #include "runtime/cuda/core/kernels.h"
 
-constexpr uint32_t kStreamWarps = 12; /* of a block; experts_skinny.cu has an exception */
+constexpr uint32_t kStreamWarps = 12; /* of a block; experts_decode.cu has an exception */
 constexpr int kStreamTiles = 3;       /* of 16 rows, in a group */
 constexpr uint32_t kLine = 128;       /* bytes of a row in a stage */
 constexpr uint32_t kOtherDepth = 2;   /* stream_plan.depth without tensor copies */

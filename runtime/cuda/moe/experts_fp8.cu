@@ -32,10 +32,10 @@ struct expert_tiles {
     }
     if (lane == 31) sh.before[r.experts] = end;
   }
-  __device__ bool apart(uint32_t left) const { return left > 0 && left <= kFew && wide % 2 == 0; }
+  __device__ bool split(uint32_t left) const { return left > 0 && left <= kFew && wide % 2 == 0; }
   __device__ uint32_t tiles(uint32_t e) const {
     const uint32_t places = r.offset[e + 1] - r.offset[e], left = places % (kPair * kRows);
-    return places / (kPair * kRows) * wide + (apart(left) ? wide / 2 : left > 0 ? wide : 0);
+    return places / (kPair * kRows) * wide + (split(left) ? wide / 2 : left > 0 ? wide : 0);
   }
   /* Fills all but runs and column; *across: which of `wide`. */
   __device__ bool find(uint32_t index, uint32_t rank, const shared &sh, tile *t, uint32_t *across) const {
@@ -48,11 +48,11 @@ struct expert_tiles {
     const uint32_t from = r.offset[e], end = r.offset[e + 1], in = index - sh.before[e];
     const uint32_t whole = (end - from) / (kPair * kRows), left = (end - from) % (kPair * kRows);
     t->matrix = e;
-    if (apart(left)) { /* of each two across: whole tiles of one and of the other, and one tile of both */
+    if (split(left)) { /* of each two across: whole tiles of one and of the other, and one tile of both */
       const uint32_t two = in / (2 * whole + 1), i = in % (2 * whole + 1);
-      t->apart = i == 2 * whole;
-      *across = 2 * two + (t->apart ? rank : i / whole);
-      split_rows(from + (t->apart ? whole : i % whole) * kPair * kRows, end, t->apart ? 0 : rank, t);
+      t->split = i == 2 * whole;
+      *across = 2 * two + (t->split ? rank : i / whole);
+      split_rows(from + (t->split ? whole : i % whole) * kPair * kRows, end, t->split ? 0 : rank, t);
     } else {
       const uint32_t high = whole + (left > 0);
       *across = in / high;
@@ -204,7 +204,7 @@ cudaError_t mm_cu_sum_choices(__nv_bfloat16 *y, const mm_cu_push &push, const __
   return launch(sum_choices, tokens, min(ceil_div(width, 8 * 32) * 32, 512u), 0, s, y, push, pair_out, r, width);
 }
 
-static_assert(kRun == MM_CU_GROUP, "whole tiles of gate and up (product_choice.c)");
+static_assert(kRun == MM_CU_GROUP, "whole tiles of gate and up (dispatch.c)");
 cudaError_t mm_cu_experts_fp8(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_rounded_experts &a,
                               cudaStream_t s) {
   cudaError_t e = mm_cu_refuse(MM_CU_EXPERTS_FP8, {&w13, &w2, a.x.rows, r.top_k});

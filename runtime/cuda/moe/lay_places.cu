@@ -76,14 +76,14 @@ __global__ void __launch_bounds__(kWarps * 32)
 /* kE2m1: codes are known to be; of others which is looked up for each number. */
 template <uint32_t kPiece, bool kE2m1>
 __global__ void __launch_bounds__(kWarps * 32)
-    lay_rounded(__nv_bfloat16 *rows, mm_cu_placed of, uint32_t k, rounder how, const float *told, uint32_t each, uint32_t first_k) {
+    lay_rounded(__nv_bfloat16 *rows, mm_cu_placed of, uint32_t k, rounder how, const float *published, uint32_t each, uint32_t first_k) {
   grid_wait_and_launch_next();
   if (kE2m1) how.format.code = MM_CODE_E2M1;
   const uint32_t place = blockIdx.x * kWarps + threadIdx.x / 32, words = k / 8, lanes = how.format.group / 8;
   if (place >= *of.places) return;
   uint4 *row = reinterpret_cast<uint4 *>(rows + (size_t)place * k);
   float row_scale = 1;
-  const float *const given = told ? told + (size_t)of.pair[place] * each : nullptr; /* of all ranks' columns */
+  const float *const given = published ? published + (size_t)of.pair[place] * each : nullptr; /* of all ranks' columns */
   if (how.whole_row() && given) {
     row_scale = how.row_scale(*given);
   } else if (how.whole_row()) {
@@ -129,8 +129,9 @@ cudaError_t mm_cu_lay_rounded(__nv_bfloat16 *rows, const mm_cu_rounding &how, co
                       : e2m1      ? lay_rounded<32, true>
                                   : lay_rounded<32, false>;
   const uint32_t pairs = tokens * r.top_k;
-  const cudaError_t e = how.whole_k ? mm_cu_tell_largest(how, pairs, {rows, k, nullptr, mm_cu_placed_of(r)}, s) : cudaSuccess;
-  return e != cudaSuccess ? e
-                          : launch(kernel, ceil_div(pairs, kWarps), kWarps * 32, 0, s, rows, mm_cu_placed_of(r), k, by,
-                                   how.whole_k ? how.ranks->largest : nullptr, how.whole_k ? mm_cu_told_largest(&how) : 0, how.first_k);
+  const cudaError_t e = how.whole_k ? mm_cu_publish_largest(how, pairs, {rows, k, nullptr, mm_cu_placed_of(r)}, s) : cudaSuccess;
+  return e != cudaSuccess
+             ? e
+             : launch(kernel, ceil_div(pairs, kWarps), kWarps * 32, 0, s, rows, mm_cu_placed_of(r), k, by,
+                      how.whole_k ? how.ranks->largest : nullptr, how.whole_k ? mm_cu_published_largest(&how) : 0, how.first_k);
 }

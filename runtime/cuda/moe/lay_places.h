@@ -1,4 +1,4 @@
-/* Rows in the order and the layout of the products in experts_many.cu. Host launch functions, as in kernels.h. */
+/* Rows in the order and the layout of the products in experts_prefill.cu. Host launch functions, as in kernels.h. */
 #ifndef MM_CUDA_LAY_PLACES_H
 #define MM_CUDA_LAY_PLACES_H
 

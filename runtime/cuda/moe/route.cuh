@@ -164,19 +164,19 @@ __device__ __forceinline__ void choose_slots(Slots &to, choice_room &room, const
   if (e == 0) to.used = used;
   if (!keep) return;
   const unsigned long long entry = (unsigned long long)__float_as_uint(c.weight) << 32 | (own + 1);
-  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(&r.told[at]), "l"(here ? entry : ~0ull) : "memory");
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(&r.published[at]), "l"(here ? entry : ~0ull) : "memory");
   r.id[e] = own, r.weight[e] = c.weight;
-  if (here) r.slot_expert[at] = own, r.slot_tokens[at] = 1, r.slot_weight[at * MM_CU_SKINNY] = c.weight;
+  if (here) r.slot_expert[at] = own, r.slot_tokens[at] = 1, r.slot_weight[at * MM_CU_DECODE_ROWS] = c.weight;
   if (e == 0) *r.used = used;
   if (some && r.load) atomicAdd(&r.load[c.id], 1ull);
 }
 
 /* For the kernel after the one that chose and kept: its slots from there, if they have come by now. For one whole warp. */
 template <class Slots>
-__device__ __forceinline__ bool told_slots(Slots &to, const mm_cu_route &r) {
+__device__ __forceinline__ bool published_slots(Slots &to, const mm_cu_route &r) {
   const uint32_t lane = threadIdx.x % 32;
   unsigned long long v = ~0ull;
-  if (lane < r.top_k) asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(&r.told[lane]) : "memory");
+  if (lane < r.top_k) asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(&r.published[lane]) : "memory");
   if (__any_sync(0xffffffffu, v == 0)) return false;
   const bool some = v != ~0ull;
   if (some) to.expert[lane] = (uint32_t)v - 1, to.tokens[lane] = 1, to.weight[lane] = __uint_as_float((uint32_t)(v >> 32));
@@ -185,6 +185,6 @@ __device__ __forceinline__ bool told_slots(Slots &to, const mm_cu_route &r) {
   return true;
 }
 
-constexpr int kMaxSlots = MM_CU_SKINNY * MM_CU_MAX_TOP_K;
+constexpr int kMaxSlots = MM_CU_DECODE_ROWS * MM_CU_MAX_TOP_K;
 
 #endif

@@ -3,8 +3,8 @@
  * T ≤ 16: one launch. A block has a few experts and tokens, a thread eight columns of all of them; the experts' rows are loaded before
  * it waits for the tokens. A single token may bring its residual and norm along, and the sum of its branch over ranks: each block makes the
  * row for itself. And its choice is left to the kernels that need it (route.cuh). Else the last block to finish chooses, one warp per
- * token, and makes the lists. For more tokens logits (those, up to 64 of a decode step, or router_many.cu), choice and a counting sort are
- * launches of their own. Ties go to the lower id. */
+ * token, and makes the lists. For more tokens logits (those, up to 64 of a decode step, or router_prefill.cu), choice and a counting sort
+ * are launches of their own. Ties go to the lower id. */
 #include "runtime/cuda/backend.h"
 #include "runtime/cuda/comm/peers.cuh"
 #include "runtime/cuda/core/launch.h"
@@ -151,9 +151,9 @@ __device__ __forceinline__ void block_logits(const mm_cu_router &m, const mm_cu_
   }
 }
 
-/* A single token's experts are told once they are chosen (mm_cu_route). */
-__device__ __forceinline__ void clear_told(const mm_cu_route &r) {
-  if (blockIdx.x == 0 && threadIdx.x < MM_CU_MAX_TOP_K) r.told[threadIdx.x] = 0;
+/* A single token's experts are published once they are chosen (mm_cu_route). */
+__device__ __forceinline__ void clear_published(const mm_cu_route &r) {
+  if (blockIdx.x == 0 && threadIdx.x < MM_CU_MAX_TOP_K) r.published[threadIdx.x] = 0;
 }
 
 /* The choices of a step of few tokens, and from them the experts in use, ascending, with their tokens and weights (one block). */
@@ -201,7 +201,7 @@ __device__ void list_slots(const mm_cu_route &r, uint32_t tokens) {
     if (c.id >= r.experts) continue;
     const uint32_t slot = slot_of(c.id), before = mask[c.id] & ((1u << i / r.top_k) - 1);
     r.pair[first[c.id] + __popc(before)] = i;
-    r.slot_weight[slot * MM_CU_SKINNY + i / r.top_k] = c.weight;
+    r.slot_weight[slot * MM_CU_DECODE_ROWS + i / r.top_k] = c.weight;
     r.slot_expert[slot] = c.id, r.slot_tokens[slot] = mask[c.id]; /* the same from each of the expert's tokens */
   }
 }
@@ -212,10 +212,10 @@ __global__ void __launch_bounds__(kMaxThreads) route_few(const __grid_constant__
   grid_launch_next_early();
   block_logits<W, kExperts, kTokens, kSource>(m, r, a, x, tokens);
   if (tokens == 1) {
-    clear_told(r);
+    clear_published(r);
     return;
   }
-  if (tokens <= MM_CU_SKINNY && last_of(r.ticket, gridDim.x * gridDim.y)) list_slots(r, tokens);
+  if (tokens <= MM_CU_DECODE_ROWS && last_of(r.ticket, gridDim.x * gridDim.y)) list_slots(r, tokens);
 }
 
 /* Of a single token, with devices of their own: the blocks that send what all others wait for need room on each. */
@@ -223,10 +223,10 @@ template <class W>
 __global__ void __launch_bounds__(kMaxThreads)
     reduce_route(const __grid_constant__ peer_view c, const __grid_constant__ mm_cu_router m, const __grid_constant__ mm_cu_route r,
                  const __grid_constant__ mm_cu_combine a) {
-  if (c.apart) grid_launch_next_early();
+  if (c.distinct_devices) grid_launch_next_early();
   peer_turn turn;
   block_logits<W, 2, 1, SUMMED>(m, r, a, nullptr, 1, &c, &turn);
-  clear_told(r);
+  clear_published(r);
   branch_end(c, turn, m.k / 8);
 }
 
@@ -300,7 +300,7 @@ cudaError_t many(const mm_cu_router &m, const mm_cu_route &r, const bf16 *x, uin
 }
 
 bool fits(const mm_cu_router &m, const mm_cu_route &r, uint32_t tokens) {
-  if (m.wide && tokens > MM_CU_SKINNY && !(m.piece && m.product)) return false;
+  if (m.wide && tokens > MM_CU_DECODE_ROWS && !(m.piece && m.product)) return false;
   return r.experts <= MM_CU_MAX_EXPERTS && r.top_k <= MM_CU_MAX_TOP_K && m.k % 8 == 0 && m.k <= MM_CU_MAX_HIDDEN;
 }
 
@@ -308,7 +308,7 @@ bool fits(const mm_cu_router &m, const mm_cu_route &r, uint32_t tokens) {
 
 cudaError_t mm_cu_route_tokens(const mm_cu_router &m, const mm_cu_route &r, const bf16 *x, uint32_t tokens, cudaStream_t s) {
   if (!fits(m, r, tokens)) return cudaErrorInvalidValue;
-  if (tokens > MM_CU_SKINNY) return many(m, r, x, tokens, s);
+  if (tokens > MM_CU_DECODE_ROWS) return many(m, r, x, tokens, s);
   return (m.wide ? few<float> : few<bf16>)(m, r, nullptr, x, tokens, s);
 }
 

@@ -7,8 +7,8 @@
 
 #include "runtime/cuda/core/device.cuh"
 #include "runtime/cuda/core/launch.h"
-#include "runtime/cuda/sampling/choose.h"
-#include "runtime/engine/draw.h"
+#include "runtime/cuda/sampling/sampling.h"
+#include "runtime/engine/random_draw.h"
 
 namespace {
 

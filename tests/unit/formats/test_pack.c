@@ -100,7 +100,7 @@ static void same_tensor(const mm_pack_tensor *a, const mm_pack_tensor *b) {
       SAME(input_scale);
   SAME(plane_count), SAME(piece_count);
   for (unsigned i = 0; i < a->plane_count; i++)
-    SAME_TEXT(plane[i].suffix), SAME(plane[i].dtype), SAME(plane[i].cell_n), SAME(plane[i].cell_k), SAME(plane[i].grid.told),
+    SAME_TEXT(plane[i].suffix), SAME(plane[i].dtype), SAME(plane[i].cell_n), SAME(plane[i].cell_k), SAME(plane[i].grid.known),
         SAME(plane[i].grid.n), SAME(plane[i].grid.k);
   for (unsigned i = 0; i < a->piece_count; i++) {
     SAME_TEXT(piece[i].source), SAME(piece[i].rows), SAME(piece[i].local_at), SAME(piece[i].local_rows), SAME(piece[i].cut);

@@ -133,21 +133,21 @@ TEST_BETWEEN(test_apart, in_a_folder, away) {
   for (size_t i = 0; i < sizeof inside / sizeof *inside; i++) {
     mm_staging s = MM_STAGING_NONE;
     assert_true(mm_staging_name(&s, inside[i], NULL, &err));
-    refused(mm_staging_apart(&s, "source", &err), &err, MM_USAGE, "is, holds or lies in the source");
+    refused(mm_staging_outside(&s, "source", &err), &err, MM_USAGE, "is, holds or lies in the source");
     mm_staging_close(&s);
   }
   mm_staging s = MM_STAGING_NONE;
   assert_true(mm_staging_name(&s, "source", NULL, &err)); /* it holds the source */
-  refused(mm_staging_apart(&s, "source/sub", &err), &err, MM_USAGE, "is, holds or lies in the source");
+  refused(mm_staging_outside(&s, "source/sub", &err), &err, MM_USAGE, "is, holds or lies in the source");
   mm_staging_close(&s);
   static const char *const apart[] = {"out", "other", "other/out", "sourced"};
   for (size_t i = 0; i < sizeof apart / sizeof *apart; i++) {
     assert_true(mm_staging_name(&s, apart[i], NULL, &err));
-    assert_true(mm_staging_apart(&s, "source", &err));
+    assert_true(mm_staging_outside(&s, "source", &err));
     mm_staging_close(&s);
   }
   assert_true(mm_staging_name(&s, "out", NULL, &err));
-  refused(mm_staging_apart(&s, "absent", &err), &err, MM_IO, "absent: look at the directories above");
+  refused(mm_staging_outside(&s, "absent", &err), &err, MM_IO, "absent: look at the directories above");
   mm_staging_close(&s);
 }
 

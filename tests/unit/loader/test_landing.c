@@ -88,7 +88,7 @@ static void fill(world *x) {
   for (uint64_t i = 0; i + 4 <= BYTES; i += 4) x->bytes[i + 3] &= 0xbf;
 }
 
-static void open_world(world *x, bool in_file) {
+static void open_group(world *x, bool in_file) {
   mm_err err = {0};
   const char *tmp = getenv("TMPDIR");
   snprintf(x->path, sizeof x->path, "%s/landing.XXXXXX", tmp ? tmp : "/tmp");
@@ -102,7 +102,7 @@ static void open_world(world *x, bool in_file) {
   for (int i = 0; i < WEIGHTS; i++) make_item(x, &x->item[i], in_file);
 }
 
-static void close_world(world *x) {
+static void close_group(world *x) {
   mm_landing_close(&x->plan);
   mm_map_close(&x->map);
   mm_file_close(&x->file);
@@ -225,7 +225,7 @@ static void carry_out(world *x) {
   const size_t piece = (size_t)MM_DIRECT << draw(4), chunk = piece * (1 + draw(3));
   const uint32_t buffers = (uint32_t)(2 + draw(4));
   uint8_t *ring = aligned_alloc(MM_DIRECT, buffers * chunk);
-  uint64_t seen = 0, patience = 0; /* chunks that what was asked for may take */
+  uint64_t seen = 0, timeout = 0; /* chunks that what was asked for may take */
   uint32_t asked = ALL;
   waiting v;
   expect_all(p, &v);
@@ -248,10 +248,10 @@ static void carry_out(world *x) {
     }
     uint64_t firsts = 0; /* a page that comes first may have bytes of what was asked for */
     for (uint32_t g = 0; g < GROUPS; g++) firsts += v.left[g];
-    if (asked < ALL && v.left[asked] > 0 && firsts == 0) assert_true(patience-- > 0);
+    if (asked < ALL && v.left[asked] > 0 && firsts == 0) assert_true(timeout-- > 0);
     if (asked == ALL || v.left[asked] == 0) {
       asked = ask_for_some(x, r, &v);
-      patience = asked < ALL ? buffers + 4 + v.left[asked] / (chunk > 2 * MM_DIRECT ? chunk - 2 * MM_DIRECT : MM_DIRECT) * 2 : 0;
+      timeout = asked < ALL ? buffers + 4 + v.left[asked] / (chunk > 2 * MM_DIRECT ? chunk - 2 * MM_DIRECT : MM_DIRECT) * 2 : 0;
     }
   }
   if (err.status != MM_OK) fail_msg("%s", err.text);
@@ -302,7 +302,7 @@ static void check_cover(const world *x) {
 TEST(all_lands) {
   for (int i = 0; i < 40; i++) {
     world x = {.file = MM_FILE_NONE};
-    open_world(&x, i % 4 > 0);
+    open_group(&x, i % 4 > 0);
     make_plan(&x);
     check_cover(&x);
     carry_out(&x);
@@ -312,7 +312,7 @@ TEST(all_lands) {
       if (t->values && !t->lands) memset(x.got + t->at.data, 0, (uint64_t)t->w.lead * t->w.n * t->w.k * 4);
     }
     assert_memory_equal(x.got, x.want, x.plan.bytes);
-    close_world(&x);
+    close_group(&x);
   }
 }
 
@@ -320,7 +320,7 @@ TEST(all_lands) {
 TEST(what_is_apart) {
   world x = {.file = MM_FILE_NONE};
   mm_err err = {0};
-  open_world(&x, true);
+  open_group(&x, true);
   for (int what = 0; what < 5; what++) { /* bf16; four bits; at an odd place; rows moved apart, of four bits and of bf16 */
     const mm_scheme *s = mm_scheme_find(what == 0 || what == 4 ? "bf16" : "w4a16");
     const mm_landing_layout y = {.bits = s->plane[0].cell.k == 2 ? 4 : 16,
@@ -336,7 +336,7 @@ TEST(what_is_apart) {
     for (uint32_t g = 0; g < p.groups; g++) assert_int_equal(p.left[g], apart ? (g >= 5 ? p.want[0].part : 0) : g == 1 ? p.file_bytes : 0);
     mm_landing_close(&p);
   }
-  close_world(&x);
+  close_group(&x);
 }
 
 int main(void) { return run_unit_tests(NULL, NULL); }

@@ -28,7 +28,7 @@ typedef struct world {
 
 static uint64_t end_of(const mm_read_want *w) { return w->offset + w->bytes; }
 
-static void open_world(world *x) {
+static void open_group(world *x) {
   static const mm_digest digest[1];
   mm_err err = {0};
   memset(x, 0, sizeof *x);
@@ -85,7 +85,7 @@ static void check_all_taken(const world *x) {
 TEST(in_order) {
   static world x;
   for (int i = 0; i < 200; i++) {
-    open_world(&x);
+    open_group(&x);
     mm_read_run r, before = {0};
     uint8_t kind_before = FIRST;
     uint64_t sum = 0, hash = 0, none = 0;
@@ -115,7 +115,7 @@ TEST(as_asked) {
   static world x;
   uint64_t asked = 0, alone = 0;
   for (int i = 0; i < 300; i++) {
-    open_world(&x);
+    open_group(&x);
     mm_read_run r;
     for (bool more = true; more;) {
       uint64_t none = 0;

@@ -343,7 +343,7 @@ TEST(asked_parts) {
 }
 
 /* A disk that fails while a part is waited for: the next call says so, whoever makes it, and asking is harmless. */
-TEST(asked_in_vain) {
+TEST(asked_without_answer) {
   job j;
   mm_err err = {0}, again = {0};
   mm_reader *r = open_parts(&j, 2, &err);

@@ -101,43 +101,43 @@ TEST(a_break_is_seen) {
   mm_comm *comm = mm_comm_open(4, &err);
   mm_comm_watch(comm, &word);
   start(comm, g, thread, 3, 1, gather_alone);
-  mm_comm_break(comm);
+  mm_comm_abort(comm);
   join(g, thread, 3, 1);
   assert_int_equal(word, 1);
   word = 0;
   mm_comm_watch(comm, NULL);
-  mm_comm_break(comm);
+  mm_comm_abort(comm);
   assert_int_equal(word, 0);
   mm_comm_close(comm);
 }
 
-/* What devices say by the word counts from the next task on, for all ranks alike, until it is healed; who waited for whom stays known, and
- * no later break takes its place. */
+/* What devices say by the word counts from the next task on, for all ranks alike, until it is healed; who waited for awaited stays known,
+ * and no later break takes its place. */
 TEST(a_word_is_heard) {
   mm_err err = {0};
   volatile uint32_t word = MM_COMM_GOES_ON;
   mm_comm *comm = mm_comm_open(4, &err);
   mm_comm_watch(comm, &word);
-  mm_comm_patience(comm, 4);
-  word = MM_COMM_WAITED | 2 << 8 | 3 << 16;
-  assert_false(mm_comm_hurt(comm));
-  assert_true(mm_comm_hurt_now(comm));
-  mm_comm_mend(comm);
-  mm_comm_break(comm);
-  assert_int_equal(word, MM_COMM_WAITED | 2 << 8 | 3 << 16);
+  mm_comm_set_timeout(comm, 4);
+  word = MM_COMM_TIMED_OUT | 2 << 8 | 3 << 16;
+  assert_false(mm_comm_failed(comm));
+  assert_true(mm_comm_failed_now(comm));
+  mm_comm_reset(comm);
+  mm_comm_abort(comm);
+  assert_int_equal(word, MM_COMM_TIMED_OUT | 2 << 8 | 3 << 16);
   word = MM_COMM_GOES_ON;
-  mm_comm_mend(comm);
-  assert_true(mm_comm_hurt(comm) && mm_comm_hurt_now(comm));
-  assert_false(mm_comm_blame(comm, &err));
+  mm_comm_reset(comm);
+  assert_true(mm_comm_failed(comm) && mm_comm_failed_now(comm));
+  assert_false(mm_comm_root_cause(comm, &err));
   assert_string_equal(err.code, "E_RANK");
   assert_non_null(strstr(err.text, "rank 2 waited 4.0 s for rank 3 in vain"));
-  mm_comm_heal(comm);
-  mm_comm_mend(comm);
-  assert_false(mm_comm_hurt(comm) || mm_comm_hurt_now(comm));
-  mm_comm_break(comm);
-  assert_int_equal(word, MM_COMM_BROKEN);
+  mm_comm_recover(comm);
+  mm_comm_reset(comm);
+  assert_false(mm_comm_failed(comm) || mm_comm_failed_now(comm));
+  mm_comm_abort(comm);
+  assert_int_equal(word, MM_COMM_ABORTED);
   err = (mm_err){0};
-  assert_false(mm_comm_blame(comm, &err));
+  assert_false(mm_comm_root_cause(comm, &err));
   assert_null(strstr(err.text, "waited"));
   mm_comm_watch(comm, NULL);
   mm_comm_close(comm);
@@ -146,21 +146,21 @@ TEST(a_word_is_heard) {
 static void *gather_patiently(void *arg) {
   gatherer *g = arg;
   const void *all[4];
-  uint32_t whom = 9;
+  uint32_t awaited = 9;
   g->wrong = mm_comm_gather(g->comm, g->rank, NULL, all);
-  g->given[0] = mm_comm_waited(g->comm, g->rank, &whom);
-  g->given[1] = whom;
+  g->given[0] = mm_comm_timed_out(g->comm, g->rank, &awaited);
+  g->given[1] = awaited;
   return NULL;
 }
 
-/* Two of four wait for the others no longer than they are told to: one says for whom, both return. After a mend all is as it was. */
-TEST(patience) {
+/* Two of four wait for the others no longer than they are told to: one says for awaited, both return. After a mend all is as it was. */
+TEST(timeout) {
   gatherer g[4];
   pthread_t thread[4];
   mm_err err = {0};
   mm_comm *comm = mm_comm_open(4, &err);
   for (int round = 0; round < 2; round++) {
-    mm_comm_patience(comm, 0.05);
+    mm_comm_set_timeout(comm, 0.05);
     const double from = mm_now();
     start(comm, g, thread, 4, 3, gather_patiently);
     join(g, thread, 4, 3);
@@ -168,8 +168,8 @@ TEST(patience) {
     assert_int_equal(g[0].given[0] + g[3].given[0], 1);
     for (uint32_t r = 0; r < 4; r += 3)
       if (g[r].given[0]) assert_int_equal(g[r].given[1], 1);
-    mm_comm_mend(comm);
-    mm_comm_patience(comm, 60);
+    mm_comm_reset(comm);
+    mm_comm_set_timeout(comm, 60);
     start(comm, g, thread, 4, 1, gather_all);
     join(g, thread, 4, 1);
   }
@@ -180,14 +180,14 @@ static void *gather_and_say(void *arg) {
   gatherer *g = arg;
   const void *all[4];
   for (uint32_t i = 0; i < 5000; i++) {
-    mm_comm_patience(g->comm, 60 + i % 2);
+    mm_comm_set_timeout(g->comm, 60 + i % 2);
     if (!mm_comm_gather(g->comm, g->rank, g, all)) return NULL;
   }
   return g->given[0] = 1, NULL;
 }
 
 /* Each says how long it waits from then on, while others gather; the thread sanitizer looks on. */
-TEST(patience_of_several) {
+TEST(timeout_of_several) {
   gatherer g[4];
   pthread_t thread[4];
   mm_err err = {0};
@@ -251,7 +251,7 @@ TEST(handed_on) {
 static void *fail_in_the_middle(void *arg) {
   stage *s = arg;
   if (s->at == 1 && s->rank == 0) {
-    mm_comm_break(s->comm);
+    mm_comm_abort(s->comm);
     return NULL;
   }
   if (s->at == 1) mm_comm_sum(s->comm, s->rank, s->x, 7);

@@ -7,9 +7,9 @@
 
 enum { SLOTS = 4, STEPS = 1000 };
 
-/* A step takes step + row · rows seconds, and now and then ten times as long; each proposal is right with probability luck. */
+/* A step takes step + row · rows seconds, and now and then ten times as long; each proposal is right with probability acceptance. */
 typedef struct machine {
-  double step, row, luck;
+  double step, row, acceptance;
   uint32_t drafts;
 } machine;
 
@@ -35,7 +35,7 @@ static double share(const machine *m, uint32_t decoders) {
     uint32_t rows = decoders, tokens = decoders;
     for (uint32_t d = 0; t.drafted && d < decoders; d++) {
       rows += m->drafts;
-      for (uint32_t k = 0; k < m->drafts && uniform() < m->luck; k++) tokens++;
+      for (uint32_t k = 0; k < m->drafts && uniform() < m->acceptance; k++) tokens++;
     }
     now += (m->step + m->row * rows) * (0.9 + 0.2 * uniform()) * (uniform() < 0.03 ? 10 : 1);
     mm_drafts_measure(&s, &t, tokens, now);
@@ -59,7 +59,7 @@ TEST(test_rates) {
 TEST(test_found) {
   mm_scheduler s = {.c.drafts = MM_DRAFTS, .drafting = true};
   int32_t three[] = {1, 2, 3, 4, 5, 1, 2, 3, 6, 7, 9, 2, 3, 8, 1, 2, 3}, two[] = {9, 2, 3, 4, 7, 2, 3}, none[] = {1, 2, 3, 4, 5, 6};
-  job j = {.token = three, .count = 17, .r = {.prompt_count = 17, .max_tokens = 99}, .luck = 1};
+  job j = {.token = three, .count = 17, .r = {.prompt_count = 17, .max_tokens = 99}, .acceptance = 1};
   assert_int_equal(mm_drafts_find(&s, &j, 99), 7);
   assert_memory_equal(j.draft, ((int32_t[]){6, 7, 9, 2, 3, 8, 1}), sizeof j.draft);
   assert_int_equal(mm_drafts_find(&s, &j, 2), 2);
@@ -70,7 +70,7 @@ TEST(test_found) {
   j.token = two, j.count = j.r.prompt_count = 7, j.r.max_tokens = 99;
   assert_int_equal(mm_drafts_find(&s, &j, 99), 7);
   assert_memory_equal(j.draft, ((int32_t[]){4, 7, 2, 3, 4, 7, 2}), sizeof j.draft);
-  j.luck = 0;
+  j.acceptance = 0;
   assert_int_equal(mm_drafts_find(&s, &j, 99), 1);
   j.token = none, j.count = 6;
   assert_int_equal(mm_drafts_find(&s, &j, 99), 0);

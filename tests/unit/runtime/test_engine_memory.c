@@ -36,7 +36,7 @@ static mm_backend *fake_open(const mm_backend_config *c, mm_err *err) {
 }
 
 typedef struct process {
-  mm_world world;
+  mm_process_group world;
   const mm_shards *shards;
   pthread_t thread;
   mm_err err;
@@ -109,7 +109,8 @@ static uint32_t sharing(const sizing *r, uint32_t rank) {
   return n;
 }
 
-/* What rank `rank` may use in all, as two numbers that lie a few MB apart on GPUs: the formula's own rounding is not repeated here. */
+/* What rank `rank` may use in all, as two numbers that lie a few MB batch_invariant on GPUs: the formula's own rounding is not repeated
+ * here. */
 static double usable(const sizing *r, uint32_t rank) {
   const double share = r->c.memory.share > 0 ? r->c.memory.share : ops.own_memory ? 0.9 : 0.5;
   double free = (double)there[rank].free;

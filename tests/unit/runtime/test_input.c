@@ -296,7 +296,7 @@ static void run_experts(mm_act_quant up, mm_act_quant down, uint32_t tp, double 
 TEST(experts) {
   enum { OUT = T * 24 };
   for (mm_act_quant a = MM_ACT_FP8_TENSOR; a <= MM_ACT_MXFP8; a++) {
-    double off[OUT], up[OUT], down[OUT], on[OUT], cut[OUT], apart[3] = {0};
+    double off[OUT], up[OUT], down[OUT], on[OUT], cut[OUT], batch_invariant[3] = {0};
     run_experts(MM_ACT_KEPT, MM_ACT_KEPT, 1, off);
     run_experts(a, MM_ACT_KEPT, 1, up);
     run_experts(MM_ACT_KEPT, a, 1, down);
@@ -307,11 +307,11 @@ TEST(experts) {
         if (!(fabs(cut[i] - on[i]) <= 3e-6 * fmax(1, fabs(on[i])))) fail_msg("format %d, tp %u: %g, not %g", a, tp, cut[i], on[i]);
     }
     for (int i = 0; i < OUT; i++) {
-      apart[0] = fmax(apart[0], fabs(up[i] - off[i]));
-      apart[1] = fmax(apart[1], fabs(down[i] - off[i]));
-      apart[2] = fmax(apart[2], fabs(on[i] - up[i]));
+      batch_invariant[0] = fmax(batch_invariant[0], fabs(up[i] - off[i]));
+      batch_invariant[1] = fmax(batch_invariant[1], fabs(down[i] - off[i]));
+      batch_invariant[2] = fmax(batch_invariant[2], fabs(on[i] - up[i]));
     }
-    for (int i = 0; i < 3; i++) assert_true(apart[i] > 1e-4);
+    for (int i = 0; i < 3; i++) assert_true(batch_invariant[i] > 1e-4);
   }
 }
 

@@ -30,7 +30,7 @@ typedef struct world {
   uint32_t puts;
 } world;
 
-static world *open_world(uint64_t state_bytes, uint64_t budget) {
+static world *open_group(uint64_t state_bytes, uint64_t budget) {
   mm_err err = {0};
   world *w = calloc(1, sizeof *w);
   assert_non_null(w);
@@ -48,7 +48,7 @@ static void check_pages(const world *w) {
   assert_int_equal(mm_pages_count(w->pages) - mm_pages_free(w->pages), mm_prefix_cache_pages(w->cache));
 }
 
-static void close_world(world *w) {
+static void close_group(world *w) {
   check_pages(w);
   mm_prefix_cache_close(w->cache);
   assert_int_equal(mm_pages_free(w->pages), PAGES);
@@ -121,7 +121,7 @@ static uint32_t find(const world *w, const text *t, uint32_t most, bool state, b
 }
 
 static void random_texts(bool state, uint64_t budget, bool all) {
-  world *w = open_world(state ? sizeof(uint64_t) : 0, budget);
+  world *w = open_group(state ? sizeof(uint64_t) : 0, budget);
   uint32_t evicted = 0, found = 0;
   while (w->puts < PUTS) {
     const text t = random_text(w);
@@ -141,7 +141,7 @@ static void random_texts(bool state, uint64_t budget, bool all) {
   while (mm_prefix_cache_evict(w->cache)) {}
   assert_int_equal(mm_prefix_cache_pages(w->cache), 0);
   assert_int_equal(mm_prefix_cache_state_bytes(w->cache), 0);
-  close_world(w);
+  close_group(w);
 }
 
 TEST(test_random) {
@@ -161,7 +161,7 @@ static text letters(uint64_t salt, int32_t letter, uint32_t count) {
 /* What was used longest ago goes first, and nothing that a slot refers to. */
 TEST(test_order) {
   for (uint32_t state = 0; state < 2; state++) {
-    world *w = open_world(state ? 8 : 0, 24);
+    world *w = open_group(state ? 8 : 0, 24);
     const text t[] = {letters(0, 1, 70), letters(0, 2, 70), letters(0, 3, 64), letters(1, 1, 10)};
     for (uint32_t i = 0; i < 3; i++) assert_true(put(w, &t[i], state));
     assert_int_equal(find(w, &t[0], 70, state, true), 70);
@@ -185,17 +185,17 @@ TEST(test_order) {
     assert_int_equal(mm_prefix_cache_find(w->cache, 1, t[1].token, 70, page, &saved), 0);
     assert_int_equal(mm_prefix_cache_find(w->cache, 0, t[1].token, 70, page, &saved), 70);
     mm_pages_release(w->pages, page[1]);
-    close_world(w);
+    close_group(w);
   }
 }
 
 /* A snapshot that no budget holds is not taken, and nothing is kept for it. */
 TEST(test_budget) {
-  world *w = open_world(8, 7);
+  world *w = open_group(8, 7);
   const text t = letters(0, 1, 100);
   assert_true(put(w, &t, true));
   assert_int_equal(mm_prefix_cache_pages(w->cache), 0);
-  close_world(w);
+  close_group(w);
 }
 
 int main(void) { return run_unit_tests(NULL, NULL); }

@@ -16,9 +16,9 @@ enum { MOST = 8, LENGTH = 40, SLOTS = 3 };
 static atomic_int fail_rank = -1;
 static atomic_bool misses, leaves;
 static mm_backend *backend_of[16];
-static double patience;
+static double timeout;
 static mm_backend *open_rank(const mm_backend_config *c, mm_err *err) {
-  if (patience > 0) mm_comm_patience(c->comm, patience);
+  if (timeout > 0) mm_comm_set_timeout(c->comm, timeout);
   return backend_of[c->place.rank] = mm_ops_cpu.open(c, err);
 }
 static bool begin_rank(mm_backend *b, const mm_batch *batch, mm_err *err) {
@@ -35,7 +35,7 @@ static mm_ops ops; /* written before any process starts */
 
 typedef struct process {
   pthread_t thread;
-  mm_world world;
+  mm_process_group world;
   const mm_shards *shards;
   bool ok;
   mm_err err;
@@ -51,7 +51,7 @@ static void *follow(void *arg) {
 static const uint32_t taps[] = {0, 2};
 static const mm_limits limits = {.max_tokens = LENGTH, .slots = SLOTS, .max_positions = LENGTH + 60};
 
-static mm_engine *open_engine(const mm_shards *shards, mm_world *w, mm_err *err) {
+static mm_engine *open_engine(const mm_shards *shards, mm_process_group *w, mm_err *err) {
   return mm_engine_open(shards, &(mm_engine_config){.ops = &ops, .limits = limits, .threads = 1, .tap = taps, .taps = 2, .world = w}, err);
 }
 
@@ -91,7 +91,7 @@ static void both_step(side *s, const mm_batch *b, uint32_t vocab, bool good) {
 
 static uint32_t below(uint32_t n) { return n ? (uint32_t)((ref_random() + 1) / 2 * (float)n) % n : 0; }
 
-/* A stretch of one slot, or single tokens of all that hold some. */
+/* A chunk of one slot, or single tokens of all that hold some. */
 static void random_step(side *s, const mm_model *m, bool good) {
   int32_t id[LENGTH];
   uint32_t out[LENGTH], outs = 0, rows = 0, spans = 0;
@@ -256,7 +256,7 @@ static void stay_away(uint32_t tp, uint32_t stages, bool idles) {
   mm_err err = {0};
   float want[64], got[64];
   const mm_batch b = {2, (const int32_t[]){5, 6}, 1, &(mm_span){0, 0, 2, 0}, 1, (const uint32_t[]){1}, NULL, NULL};
-  patience = idles;
+  timeout = idles;
   start(p, 2, &shards->s);
   mm_engine *e = open_engine(&shards->s, &p[0].world, &err);
   if (!e) fail_msg("%s", err.text);
@@ -281,7 +281,7 @@ static void stay_away(uint32_t tp, uint32_t stages, bool idles) {
   mm_engine_close(e);
   stop(p, 2);
   assert_int_equal(overdue, 0);
-  patience = 0;
+  timeout = 0;
   ref_uncut(shards);
   ref_free(&ref);
 }
@@ -293,7 +293,7 @@ TEST(away_and_idle) { stay_away(4, 1, true); }
 TEST(refused) {
   ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, false));
   ref_shards *shards = ref_cut(&ref, 2), *other = ref_cut(&ref, 2);
-  mm_world w = {0, 3, exchange};
+  mm_process_group w = {0, 3, exchange};
   mm_err err = {0};
   assert_null(open_engine(&shards->s, &w, &err));
   assert_string_equal(err.code, "E_PARALLEL");
@@ -384,7 +384,7 @@ static void hurt_layer(mm_backend *b, uint32_t l) {
   mm_ops_cpu.layer(b, l);
   if (l % 2 == 0 || !fails_here(which, r, MIDDLE)) return;
   hurt[which].fails[r] = true;
-  mm_comm_break(hurt[which].comm[r]);
+  mm_comm_abort(hurt[which].comm[r]);
 }
 static bool hurt_end(mm_backend *b, float *out, mm_err *err) {
   const int which = side_of(b);

@@ -1,4 +1,4 @@
-/* Replies: what they are told apart into, the same for every cut; markers by id and by text; odd blocks. */
+/* Replies: what they are told batch_invariant into, the same for every cut; markers by id and by text; odd blocks. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/engine/draw.h"
+#include "runtime/engine/random_draw.h"
 #include "runtime/engine/sample.h"
 #include "tests/unit/unit.h"
 
@@ -201,7 +201,7 @@ TEST(test_masses_fall) {
   }
 }
 
-/* The three numbers of draw.h beside libm's: masses, waits, and a bound that never exceeds a wait. */
+/* The three numbers of random_draw.h beside libm's: masses, waits, and a bound that never exceeds a wait. */
 TEST(test_numbers) {
   assert_int_equal(mm_draw_mass(0), MM_DRAW_ONE);
   double worst_mass = 0, worst_wait = 0;

@@ -151,7 +151,7 @@ TEST(test_each_rule) {
   double plain[VOCAB], worst = 0;
   for (size_t k = 0; k < sizeof rule / sizeof *rule; k++) {
     float x[VOCAB];
-    double want[VOCAB], p[VOCAB], chi2 = 0, freedom = -1, apart = 0;
+    double want[VOCAB], p[VOCAB], chi2 = 0, freedom = -1, batch_invariant = 0;
     uint32_t seen[VOCAB] = {0};
     for (int i = 0; i < VOCAB; i++) want[i] = x[i] = (float)((i * 37 % VOCAB) * 0.06 - 1.5);
     mm_sampling set = rule[k].set;
@@ -161,14 +161,14 @@ TEST(test_each_rule) {
     mm_sample_adjust(s, &set, held, sizeof held / sizeof *held, x);
     for (uint64_t n = 1; n <= N; n++) seen[mm_sample(s, &set, n, x)]++;
     for (int i = 0; i < VOCAB; i++) {
-      apart += k ? fabs(p[i] - plain[i]) : 1;
+      batch_invariant += k ? fabs(p[i] - plain[i]) : 1;
       if (k == 0) plain[i] = p[i];
       if (p[i] == 0) assert_int_equal(seen[i], 0);
       if (p[i] == 0) continue;
       chi2 += (seen[i] - p[i] * N) * (seen[i] - p[i] * N) / (p[i] * N);
       freedom++;
     }
-    assert_true(freedom >= 3 && apart > 0.02);
+    assert_true(freedom >= 3 && batch_invariant > 0.02);
     worst = fmax(worst, (chi2 - freedom) / sqrt(2 * freedom));
     if (chi2 > freedom + 5 * sqrt(2 * freedom)) fail_msg("%s: chi-square %g of %g degrees of freedom", rule[k].name, chi2, freedom);
   }
@@ -243,9 +243,9 @@ static void open_world_of(world *w, ref_model ref, uint32_t tp, const mm_ops *op
   if (!(w->engine = mm_engine_open(&w->shards->s, &c, &err))) fail_msg("%s", err.text);
 }
 
-static void open_world(world *w, uint32_t tp, const mm_ops *ops) { open_world_of(w, ref_build(ref_dims(MM_FAMILY_M2, false)), tp, ops); }
+static void open_group(world *w, uint32_t tp, const mm_ops *ops) { open_world_of(w, ref_build(ref_dims(MM_FAMILY_M2, false)), tp, ops); }
 
-static void close_world(world *w) {
+static void close_group(world *w) {
   mm_engine_close(w->engine);
   ref_uncut(w->shards);
   ref_free(&w->ref);
@@ -281,7 +281,7 @@ static void draw_many(uint32_t tp, bool exact, int32_t *drawn, uint32_t n) {
     const mm_batch batch = {.tokens = ROWS, .id = id, .span_count = 1, .span = &span, .out_count = ROWS, .out = out, .sampling = set};
     if (!mm_engine_queue(w.engine, &batch, &err) || !mm_engine_collect(w.engine, drawn + i, &err)) fail_msg("%s", err.text);
   }
-  close_world(&w);
+  close_group(&w);
   seed = before;
 }
 
@@ -315,7 +315,7 @@ TEST(test_history) {
   uint32_t out;
   int32_t id[40], got;
   float logits[VOCAB], own[VOCAB];
-  open_world(&w, 2, &mm_ops_cpu);
+  open_group(&w, 2, &mm_ops_cpu);
   mm_sampler *s = mm_sampler_open(VOCAB, &err);
   mm_engine *e = w.engine;
   for (int round = 0; round < 200; round++) {
@@ -345,14 +345,15 @@ TEST(test_history) {
     assert_true(logits[logprob[1].id] == top && logprob[1].logprob >= logprob[0].logprob);
   }
   mm_sampler_close(s);
-  close_world(&w);
+  close_group(&w);
 }
 
-/* The pass and the choice apart: a mask that hangs on the token before; the same tokens as at once; a step between drops the logits. */
+/* The pass and the choice batch_invariant: a mask that hangs on the token before; the same tokens as at once; a step between drops the
+ * logits. */
 TEST(test_apart) {
   world w;
   mm_err err = {0};
-  open_world(&w, 1, &mm_ops_cpu);
+  open_group(&w, 1, &mm_ops_cpu);
   int32_t id[5] = {3, 1, 4, 1, 5}, got = -1, at_once = -2;
   mm_span span;
   uint32_t out;
@@ -391,7 +392,7 @@ TEST(test_apart) {
   int32_t none = 77;
   assert_true(mm_engine_choose(w.engine, &greedy, &err) && mm_engine_collect(w.engine, &none, &err));
   assert_int_equal(none, 77); /* no row was waiting */
-  close_world(&w);
+  close_group(&w);
 }
 
 /* -ln of what the softmax gives: of rows in the middle of a chunk too, and targets out of range are refused with nothing changed. */
@@ -403,7 +404,7 @@ TEST(test_score) {
   double score[4];
   world w;
   mm_err err = {0};
-  open_world(&w, 2, &mm_ops_cpu);
+  open_group(&w, 2, &mm_ops_cpu);
   for (int i = 0; i < N; i++) id[i] = (int32_t)below(VOCAB);
   for (int i = 0; i < 4; i++) target[i] = (int32_t)below(VOCAB);
   const mm_span span = {1, 0, N, 0};
@@ -421,7 +422,7 @@ TEST(test_score) {
   assert_true(mm_engine_warm(w.engine, (const uint32_t[]){1, 40}, 2, &err)); /* nothing to record here */
   assert_false(mm_engine_warm(w.engine, (const uint32_t[]){41}, 1, &err));
   assert_int_equal(mm_engine_held(w.engine, 1), N);
-  close_world(&w);
+  close_group(&w);
 }
 
 static bool no_choice(mm_backend *b, mm_err *err) {
@@ -449,7 +450,7 @@ TEST(test_lacking) {
   mm_ops ops = mm_ops_cpu;
   ops.choose = no_choice;
   world w;
-  open_world(&w, 1, &ops);
+  open_group(&w, 1, &ops);
   const int32_t id = 3;
   mm_span span;
   uint32_t out;
@@ -466,7 +467,7 @@ TEST(test_lacking) {
   mm_batch batch = last_of(&id, &span, &out, 0, 0, 1);
   assert_false(mm_engine_forward(w.engine, &batch, &err));
   assert_string_equal(err.code, "E_DEVICE");
-  close_world(&w);
+  close_group(&w);
 }
 
 static atomic_uint steps; /* begun, on all ranks */
@@ -494,7 +495,7 @@ TEST(test_warm_ranks) {
   const int32_t id[] = {3, 4};
   mm_span span;
   uint32_t out;
-  open_world(&w, 2, &ops);
+  open_group(&w, 2, &ops);
   mm_batch batch = last_of(id, &span, &out, 1, 0, 2);
   assert_true(mm_engine_step(w.engine, &batch, (float[VOCAB]){0}, &err));
   steps = 0;
@@ -509,7 +510,7 @@ TEST(test_warm_ranks) {
   assert_true(mm_engine_queue(w.engine, &batch, &err) && mm_engine_queues(w.engine));
   assert_true(mm_engine_collect(w.engine, &chosen, &err));
   assert_int_equal(chosen, 7);
-  close_world(&w);
+  close_group(&w);
 }
 
 static unsigned choices; /* asked of the device that follows, whose first fails */
@@ -536,7 +537,7 @@ TEST(test_failed_choice) {
   const mm_sampling greedy = {.top_p = 1};
   mm_span span;
   uint32_t out;
-  open_world(&w, 1, &ops);
+  open_group(&w, 1, &ops);
   mm_batch batch = last_of(id, &span, &out, 1, 0, 2);
   assert_true(mm_engine_forward(w.engine, &batch, &err));
   for (int resumes = 0; resumes < 2; resumes++) { /* the choice is not to be that of other tokens */
@@ -563,7 +564,7 @@ TEST(test_failed_choice) {
   assert_true(mm_engine_choose(w.engine, &greedy, &err) && mm_engine_collect(w.engine, &none, &err));
   assert_int_equal(chosen_rows, 0);
   assert_int_equal(none, 77);
-  close_world(&w);
+  close_group(&w);
 }
 
 int main(void) { return run_unit_tests(NULL, NULL); }

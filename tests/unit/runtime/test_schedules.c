@@ -214,13 +214,13 @@ static void fork_slot(schedule *s, uint32_t from, uint32_t to) {
   memmove(s->held[to], s->held[from], sizeof s->held[0]);
 }
 
-static bool queue_step(schedule *s, step *t, bool apart, mm_err *err) {
+static bool queue_step(schedule *s, step *t, bool batch_invariant, mm_err *err) {
   for (uint32_t i = 0; i < t->outs; i++) ask(&t->row[i]), t->set[i] = t->row[i].set;
   if (s->queue == MM_QUEUE) collect(s);
-  const mm_batch batch = batch_of(t, apart ? NULL : t->set);
-  if (!(apart ? mm_engine_forward : mm_engine_queue)(s->w.engine, &batch, err)) return false;
+  const mm_batch batch = batch_of(t, batch_invariant ? NULL : t->set);
+  if (!(batch_invariant ? mm_engine_forward : mm_engine_queue)(s->w.engine, &batch, err)) return false;
   keep_ids(s, t);
-  if (apart) {
+  if (batch_invariant) {
     const uint32_t from = below(SLOTS), to = below(SLOTS); /* anything but a step may come between; the choice belongs to the slots */
     bool waits = false;
     for (uint32_t i = 0; i < t->spans; i++) waits |= t->span[i].slot == (int32_t)from || t->span[i].slot == (int32_t)to;
@@ -347,7 +347,7 @@ static void check_pages(const schedule *s) {
 static void start(schedule *s, mm_model m, uint32_t tp, uint32_t stage, bool bf16) {
   mm_err err = {0};
   memset(s, 0, sizeof *s);
-  open_world(&s->w, m, tp, stage, PAGES, bf16);
+  open_group(&s->w, m, tp, stage, PAGES, bf16);
   check_oracle(&s->w, bf16);
   s->ranks = stage ? 2 * tp : tp;
   s->sampler = mm_sampler_open(m.vocab, &err);
@@ -376,7 +376,7 @@ static void stop(schedule *s) {
   }
   free_again(&s->w);
   mm_sampler_close(s->sampler);
-  close_world(&s->w);
+  close_group(&s->w);
 }
 
 static void run(mm_family family, bool postnorm, uint32_t tp, uint32_t stage, bool bf16, uint32_t quick) {

@@ -21,9 +21,9 @@ static void each_world(void (*test)(world *w), uint32_t pages) {
               {MM_FAMILY_M3, false, false, 1}};
   for (size_t i = 0; i < sizeof kind / sizeof *kind; i++) {
     world w;
-    open_world(&w, ref_dims(kind[i].family, kind[i].postnorm), kind[i].tp, 0, pages, kind[i].bf16);
+    open_group(&w, ref_dims(kind[i].family, kind[i].postnorm), kind[i].tp, 0, pages, kind[i].bf16);
     test(&w);
-    close_world(&w);
+    close_group(&w);
   }
 }
 
@@ -107,7 +107,7 @@ TEST(test_shared_pages) {
   mm_err err = {0};
   for (uint32_t k = 0; k < 3; k++) {
     world w;
-    open_world(&w, ref_dims(k / 2 ? MM_FAMILY_M3 : MM_FAMILY_M2, false), 1, 0, 0, k % 2);
+    open_group(&w, ref_dims(k / 2 ? MM_FAMILY_M3 : MM_FAMILY_M2, false), 1, 0, 0, k % 2);
     feed_ok(&w, 0, 0, 0, LENGTH);
     const uint32_t *page = mm_pages_table(mm_engine_pages(w.engine));
     for (uint32_t n = 0; n <= COMMON; n += n < 3 || n > 60 ? 1 : 7) {
@@ -118,7 +118,7 @@ TEST(test_shared_pages) {
     feed_ok(&w, 0, 0, LENGTH - 1, 1); /* the owner's own are as they were */
     same(&w, 0, LENGTH - 1, LENGTH);
     free_again(&w);
-    close_world(&w);
+    close_group(&w);
   }
 }
 
@@ -126,7 +126,7 @@ TEST(test_shared_pages) {
 
 TEST(test_refused) {
   world w;
-  open_world(&w, ref_dims(MM_FAMILY_M1, true), 2, 0, 0, false);
+  open_group(&w, ref_dims(MM_FAMILY_M1, true), 2, 0, 0, false);
   const uint32_t high = SLOTS, one = 1, beyond = mm_pages_count(mm_engine_pages(w.engine)), unused = beyond - 1;
   char *saved = malloc(mm_engine_state_bytes(w.engine));
   feed_ok(&w, 0, 0, 0, 65);
@@ -149,7 +149,7 @@ TEST(test_refused) {
     assert_string_equal(r[i].err.code, "E_BATCH");
   }
   free(saved);
-  close_world(&w);
+  close_group(&w);
 }
 
 /* A backend that gives each slot its own pages neither takes a limit nor shares. */
@@ -167,7 +167,7 @@ TEST(test_own_pages) {
   mm_engine *e = mm_engine_open(&shards->s, &c, &err);
   assert_non_null(e);
   assert_null(mm_engine_pages(e));
-  for (uint32_t t = 0; t < 70; t++) { /* identity tables: over the border, the two slots apart */
+  for (uint32_t t = 0; t < 70; t++) { /* identity tables: over the border, the two slots batch_invariant */
     float logits[100];
     const mm_span span[] = {{0, 0, 1, t}};
     const int32_t id = token(0, t);
@@ -247,20 +247,22 @@ TEST(test_memory) {
   ref_free(&ref);
 }
 
-/* Rows are apart on a device where they always are, or where they are asked to be; another one is refused. */
+/* Rows are batch_invariant on a device where they always are, or where they are asked to be; another one is refused. */
 TEST(test_apart) {
   ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, false));
   ref_shards *shards = ref_cut(&ref, 1);
   for (uint32_t i = 0; i < 8; i++) {
-    const bool always = i & 1, asked = i & 2, apart = i & 4;
+    const bool always = i & 1, asked = i & 2, batch_invariant = i & 4;
     mm_ops ops = mm_ops_cpu;
-    ops.rows_apart = always, ops.apart_asked = asked;
+    ops.batch_invariant = always, ops.batch_invariant_on_request = asked;
     mm_err err = {0};
     mm_engine *e = mm_engine_open(
         &shards->s,
-        &(mm_engine_config){.ops = &ops, .limits = {.max_tokens = 8, .slots = 1, .max_positions = 64}, .threads = 1, .apart = apart}, &err);
-    assert_int_equal(e != NULL, always || asked || !apart);
-    if (e) assert_int_equal(mm_engine_rows_apart(e), always || (asked && apart));
+        &(mm_engine_config){
+            .ops = &ops, .limits = {.max_tokens = 8, .slots = 1, .max_positions = 64}, .threads = 1, .batch_invariant = batch_invariant},
+        &err);
+    assert_int_equal(e != NULL, always || asked || !batch_invariant);
+    if (e) assert_int_equal(mm_engine_batch_invariant(e), always || (asked && batch_invariant));
     if (!e) assert_string_equal(err.code, "E_DEVICE");
     mm_engine_close(e);
   }

@@ -25,7 +25,7 @@ static struct {
   message *first, **last;
 } post = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, &post.first};
 
-static void push(uint32_t from, uint32_t tag, const mm_parcel *p) {
+static void push(uint32_t from, uint32_t tag, const mm_transfer *p) {
   message *m = malloc(sizeof *m + p->n);
   *m = (message){.from = from, .to = p->process, .tag = tag, .n = p->n};
   if (p->n) memcpy(m->data, p->data, p->n);
@@ -37,7 +37,7 @@ static void push(uint32_t from, uint32_t tag, const mm_parcel *p) {
 
 static _Atomic uint32_t overdue; /* messages that came after their receiver's limit, where MPI would have ended all */
 
-static void pull(uint32_t to, uint32_t tag, const mm_parcel *p, double limit_s) {
+static void pull(uint32_t to, uint32_t tag, const mm_transfer *p, double limit_s) {
   const double from = mm_now();
   struct timespec until;
   clock_gettime(CLOCK_REALTIME, &until);
@@ -62,7 +62,8 @@ static void pull(uint32_t to, uint32_t tag, const mm_parcel *p, double limit_s) 
   free(m);
 }
 
-static void exchange(mm_world *w, uint32_t tag, const mm_parcel *out, uint32_t outs, const mm_parcel *in, uint32_t ins, double limit_s) {
+static void exchange(mm_process_group *w, uint32_t tag, const mm_transfer *out, uint32_t outs, const mm_transfer *in, uint32_t ins,
+                     double limit_s) {
   for (uint32_t i = 0; i < outs; i++) push(w->process, tag, &out[i]);
   for (uint32_t i = 0; i < ins; i++) pull(w->process, tag, &in[i], limit_s);
 }

@@ -65,7 +65,7 @@ static inline void same(const world *w, uint32_t text, uint32_t from, uint32_t t
 }
 
 /* tp ranks; those of layers from `stage` on a second stage, or 0: one. */
-static inline void open_world(world *w, mm_model m, uint32_t tp, uint32_t stage, uint32_t pages, bool bf16) {
+static inline void open_group(world *w, mm_model m, uint32_t tp, uint32_t stage, uint32_t pages, bool bf16) {
   static mm_ops ops;
   ops = mm_ops_cpu;
   ops.open = capturing_open;
@@ -86,7 +86,7 @@ static inline void open_world(world *w, mm_model m, uint32_t tp, uint32_t stage,
   mm_engine_drop(w->engine, 0);
 }
 
-static inline void close_world(world *w) {
+static inline void close_group(world *w) {
   mm_engine_close(w->engine);
   ref_uncut(w->shards);
   ref_free(&w->ref);

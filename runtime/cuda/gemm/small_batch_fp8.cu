@@ -1,6 +1,6 @@
-/* y = x·Wᵀ of at most 64 rounded rows with block FP8 weights on sm_90a (fp8.h), codes times codes (skinny_clusters.cuh): wgmma in E4M3,
+/* y = x·Wᵀ of at most 64 rounded rows with block FP8 weights on sm_90a (fp8.h), codes times codes (small_batch.cuh): wgmma in E4M3,
  * weight rows its M side, the rows of x its N side; what the tensor cores sum of 128 columns is scaled and added in f32. */
-#include "runtime/cuda/gemm/skinny_clusters.cuh"
+#include "runtime/cuda/gemm/small_batch.cuh"
 
 namespace {
 
@@ -77,8 +77,8 @@ cudaError_t launch_coded(const mm_cu_weight &w, const mm_cu_product &a, cudaStre
 
 }  // namespace
 
-cudaError_t mm_cu_skinny_fp8(const mm_cu_weight &w, const mm_cu_product &a, cudaStream_t s) {
-  const cudaError_t e = mm_cu_refuse(MM_CU_SKINNY_FP8, {&w, nullptr, a.x.rows});
+cudaError_t mm_cu_small_batch_fp8(const mm_cu_weight &w, const mm_cu_product &a, cudaStream_t s) {
+  const cudaError_t e = mm_cu_refuse(MM_CU_SMALL_BATCH_FP8, {&w, nullptr, a.x.rows});
   if (e != cudaSuccess || a.x.rows == 0) return e;
   return (a.x.rows <= 8    ? launch_coded<8>
           : a.x.rows <= 16 ? launch_coded<16>

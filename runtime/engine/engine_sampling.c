@@ -30,9 +30,9 @@ static void keep_rows(mm_engine *e, const mm_batch *batch) {
 static bool run_pass(mm_engine *e, mm_batch *batch, mm_err *err) {
   if (!MM_GROW(e->row, &e->row_cap, batch->out_count, err)) return false;
   if (e->device_chooses) {
-    e->apart = true;
+    e->deferred_sampling = true;
     const bool done = mm_engine_run_step(e, batch, NULL, err);
-    e->apart = false;
+    e->deferred_sampling = false;
     return done;
   }
   return MM_GROW(e->choice_logits, &e->choice_logits_cap, batch->out_count * (size_t)e->model->vocab, err) &&

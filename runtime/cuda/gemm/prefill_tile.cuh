@@ -1,11 +1,12 @@
-/* A tile of the products of many rows with stored weights on sm_90a (experts_many.cu): codes become scaled bf16 in registers and go to the
- * tensor cores as wgmma's M side; up to 256 rows of x are its N side, from shared memory. A code is therefore widened once for 256 rows,
- * and never stored wide: 64 columns of 64 weight rows take a group's tensor cores 512 clocks, and each of its warps about 130 instructions.
+/* A tile of the products of many rows with stored weights on sm_90a (experts_prefill.cu): codes become scaled bf16 in registers and go to
+ * the tensor cores as wgmma's M side; up to 256 rows of x are its N side, from shared memory. A code is therefore widened once for 256
+ * rows, and never stored wide: 64 columns of 64 weight rows take a group's tensor cores 512 clocks, and each of its warps about 130
+ * instructions.
  */
 #ifndef MM_CUDA_MANY_CUH
 #define MM_CUDA_MANY_CUH
 
-#include "runtime/cuda/gemm/few.cuh"
+#include "runtime/cuda/gemm/small_batch_rows.cuh"
 
 constexpr uint32_t kGroups = 2, kThreads = 128 * (1 + kGroups), kPair = 2, kRows = 256, kHigh = 64; /* kHigh: weight rows of a box */
 constexpr uint32_t kSlots = 5, kLines = 3, kNotes = 2; /* of x, of weights and of tiles: how many at a time */
@@ -31,7 +32,7 @@ struct many_shared {
   uint8_t x[kSlots][kRows * kLine];
   uint8_t codes[kLines][2][kHigh * kLine];
   many_note note[kNotes];
-  uint64_t x_full[kSlots], x_empty[kSlots], codes_full[kLines], codes_empty[kLines], told[kNotes], read[kNotes];
+  uint64_t x_full[kSlots], x_empty[kSlots], codes_full[kLines], codes_empty[kLines], published[kNotes], read[kNotes];
   uint32_t before[MM_CU_MAX_EXPERTS + 1]; /* tiles of lower experts, one across */
 };
 
@@ -141,11 +142,11 @@ struct many_rows {
   const uint8_t *scale[2];
   many_scales<S> scales[kStepsOf<C>];
 
-  /* row, row + apart: its rows of the matrix. */
-  __device__ __forceinline__ void begin(const mm_cu_weight &w, uint32_t matrix, uint32_t row, uint32_t apart) {
+  /* row, row + gap: its rows of the matrix. */
+  __device__ __forceinline__ void begin(const mm_cu_weight &w, uint32_t matrix, uint32_t row, uint32_t gap) {
 #pragma unroll
     for (uint32_t h = 0; h < 2; h++) {
-      const size_t at = ((size_t)matrix * w.scale_rows + (min(row + h * apart, w.n - 1) >> w.cell_n_log2)) * w.scale_pitch;
+      const size_t at = ((size_t)matrix * w.scale_rows + (min(row + h * gap, w.n - 1) >> w.cell_n_log2)) * w.scale_pitch;
       scale[h] = static_cast<const uint8_t *>(w.scale) + at * (S == MM_CU_COARSE ? sizeof(float) : 1);
     }
 #pragma unroll

@@ -27,7 +27,7 @@ struct many_rows {
 __global__ void __launch_bounds__(32) meet_ranks(const __grid_constant__ peer_view c) {
   grid_wait();
   const uint32_t epoch = c.counters->epoch;
-  peer_patience p(c);
+  peer_timeout p(c);
   meet(c, &p, 0, epoch & 1, epoch + 1);
   peer_end(c, epoch);
 }
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kGroups *kMaxWarps * 32, 1)
     each_of<uint4>(
         threadIdx.x, n * pieces, blockDim.x, [&](uint32_t i) { return branch[begin + i]; },
         [&](uint32_t i, uint4 v) { put_word(to + i, v); });
-    peer_patience p(c);
+    peer_timeout p(c);
     here = meet(c, &p, 0, parity, epoch + 1);
   }
   for (uint32_t k = group; here && k < n; k += kGroups) {
@@ -129,7 +129,7 @@ cudaError_t mm_cu_combine_many(const mm_cu_peers *p, const mm_cu_combine &a, uin
   const uint32_t launches = ceil_div(rows, (uint32_t)(c.sum_bytes / 2 / width));
   for (uint32_t i = 0; i < launches && e == cudaSuccess; i++) {
     const uint32_t from = (uint32_t)((uint64_t)rows * i / launches), count = (uint32_t)((uint64_t)rows * (i + 1) / launches) - from;
-    e = run(from, count, c.apart ? kPeerBlocks : 2);
+    e = run(from, count, c.distinct_devices ? kPeerBlocks : 2);
   }
   return e;
 }

@@ -1,6 +1,6 @@
-/* convert/plan/dialect: what each scheme is called in each dialect and what the configs say, after the engines' own formats; what a dialect
- * refuses; the numbers that are stored otherwise than ours. */
-#include "convert/plan/dialect.h"
+/* convert/plan/target_format: what each scheme is called in each target_format and what the configs say, after the engines' own formats;
+ * what a target_format refuses; the numbers that are stored otherwise than ours. */
+#include "convert/plan/target_format.h"
 
 #include "tests/unit/convert/source.h"
 
@@ -13,12 +13,13 @@ typedef struct planned {
 } planned;
 
 /* An unsharded plan of one BF16 layer whose extents are multiples of 128, but for `inter`. */
-static planned *plan_of(const char *quant, const char *dialect, unsigned inter) {
+static planned *plan_of(const char *quant, const char *target_format, unsigned inter) {
   planned *p = calloc(1, sizeof *p);
   assert_non_null(p);
   p->s = src_open_as((src_dims){256, 4, 2, 64, 3, inter, 70, true});
   src_write(p->s);
-  const mm_plan_options o = {.quant = quant, .dialect = dialect, .tp = 1, .ep = 1, .pp = 1, .part_size = 1 << 30, .layout = &mm_layout_hf};
+  const mm_plan_options o = {
+      .quant = quant, .target_format = target_format, .tp = 1, .ep = 1, .pp = 1, .part_size = 1 << 30, .layout = &mm_layout_hf};
   p->ok = mm_hf_open(&p->hf, src_path(p->s, "src"), &(mm_hf_options){0}, &p->err) && mm_plan_build(&p->plan, &p->hf, &o, &p->err);
   return p;
 }
@@ -41,7 +42,7 @@ static const char *const attention = "model.layers.0.self_attn.q_proj.weight", *
 
 TEST(test_suffixes) {
   static const struct {
-    const char *dialect, *scheme, *suffix[4];
+    const char *target_format, *scheme, *suffix[4];
     mm_dtype codes;
   } rows[] = {{"fp8", "block_fp8", {".weight", ".weight_scale_inv"}, MM_F8_E4M3},
               {"fp8", "tensor_wise_fp8", {".weight", ".weight_scale_inv"}, MM_F8_E4M3},
@@ -56,9 +57,9 @@ TEST(test_suffixes) {
               {"ct", "mxfp8", {".weight", ".weight_scale"}, MM_F8_E4M3},
               {"modelopt", "nvfp4a16", {".weight", ".weight_scale", ".weight_scale_2"}, MM_U8}};
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-    planned *p = plan_of(rows[i].scheme, rows[i].dialect, 128);
-    if (!p->ok) fail_msg("%s in %s: %s", rows[i].scheme, rows[i].dialect, p->err.text);
-    assert_string_equal(mm_dialect_name(p->plan.dialect), rows[i].dialect);
+    planned *p = plan_of(rows[i].scheme, rows[i].target_format, 128);
+    if (!p->ok) fail_msg("%s in %s: %s", rows[i].scheme, rows[i].target_format, p->err.text);
+    assert_string_equal(mm_target_format_name(p->plan.target_format), rows[i].target_format);
     const mm_pack_tensor *t = tensor_of(p, attention);
     for (unsigned j = 0; j < 4; j++) {
       assert_int_equal(j < t->plane_count, rows[i].suffix[j] != NULL);
@@ -69,8 +70,8 @@ TEST(test_suffixes) {
     end(p);
   }
   planned *p = plan_of("none", NULL, 128);
-  assert_true(p->ok && !p->plan.dialect);
-  assert_string_equal(mm_dialect_name(p->plan.dialect), "none");
+  assert_true(p->ok && !p->plan.target_format);
+  assert_string_equal(mm_target_format_name(p->plan.target_format), "none");
   end(p);
 }
 
@@ -122,7 +123,7 @@ TEST(test_configs) {
   end(p);
 
   p = plan_of("none; *.self_attn.*_proj*=nvfp4a16", "modelopt", 128);
-  assert_true(p->ok && mm_dialect_file("hf_quant_config.json") && !mm_dialect_file("config.json"));
+  assert_true(p->ok && mm_target_format_file("hf_quant_config.json") && !mm_target_format_file("config.json"));
   j = text_of(p, "hf_quant_config.json");
   q = mm_json_get(j, "quantization");
   assert_string_equal(mm_json_str(mm_json_get(q, "quant_algo")), "W4A16_NVFP4");
@@ -134,7 +135,7 @@ TEST(test_configs) {
 
 TEST(test_refused) {
   static const struct {
-    const char *quant, *dialect;
+    const char *quant, *target_format;
     unsigned inter;
     mm_status status;
     const char *says;
@@ -147,9 +148,9 @@ TEST(test_refused) {
       {"block_fp8; *.o_proj.*=tensor_wise_fp8", "fp8", 128, MM_UNSUPPORTED, "found tensor_wise_fp8 beside block_fp8"},
       {"int8", "gguf", 128, MM_USAGE, "found dialect \"gguf\", expected fp8, ct or modelopt"}};
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-    planned *p = plan_of(rows[i].quant, rows[i].dialect, rows[i].inter);
+    planned *p = plan_of(rows[i].quant, rows[i].target_format, rows[i].inter);
     if (p->ok || p->err.status != rows[i].status || strcmp(p->err.code, "E_DIALECT") != 0 || !strstr(p->err.text, rows[i].says))
-      fail_msg("%s in %s: found %s", rows[i].quant, rows[i].dialect, p->err.text);
+      fail_msg("%s in %s: found %s", rows[i].quant, rows[i].target_format, p->err.text);
     end(p);
   }
   planned *p = plan_of("w4a16; *.w2.*=int8", "ct", 192); /* as --override would have it */
@@ -159,18 +160,18 @@ TEST(test_refused) {
 
 TEST(test_numbers) {
   const mm_scheme *nvfp4 = mm_scheme_find("nvfp4a16"), *w4afp8 = mm_scheme_find("w4afp8");
-  const mm_spelling reciprocal = {.reciprocal = true}, offset = {.offset = true}, plain = {0};
+  const mm_target_naming reciprocal = {.reciprocal = true}, offset = {.offset = true}, plain = {0};
   float global = 0.25f;
-  mm_dialect_scale(&plain, nvfp4, 2, &global, sizeof global);
+  mm_target_format_scale(&plain, nvfp4, 2, &global, sizeof global);
   assert_true(global == 0.25f);
-  mm_dialect_scale(&reciprocal, nvfp4, 1, &global, sizeof global); /* block scales stay */
+  mm_target_format_scale(&reciprocal, nvfp4, 1, &global, sizeof global); /* block scales stay */
   assert_true(global == 0.25f);
-  mm_dialect_scale(&reciprocal, nvfp4, 2, &global, sizeof global);
+  mm_target_format_scale(&reciprocal, nvfp4, 2, &global, sizeof global);
   assert_true(global == 4);
   uint8_t codes[] = {0x80, 0x7f, 0x08, 0xf1}; /* -8 and 0; -1 and 7; 0 and -8; 1 and -1 */
-  mm_dialect_scale(&offset, w4afp8, 1, codes, sizeof codes);
+  mm_target_format_scale(&offset, w4afp8, 1, codes, sizeof codes);
   assert_memory_equal(codes, "\x80\x7f\x08\xf1", 4);
-  mm_dialect_scale(&offset, w4afp8, 0, codes, sizeof codes);
+  mm_target_format_scale(&offset, w4afp8, 0, codes, sizeof codes);
   assert_memory_equal(codes, "\x08\xf7\x80\x79", 4);
 }
 

@@ -1,5 +1,5 @@
 /* The experts of a prefill step whose weights are codes (sm_90a): two grouped products over the sorted pairs (token, choice), by the tiles
- * of many.cuh.
+ * of prefill_tile.cuh.
  *
  * First the rows are copied into the sorted order, each piece's columns where the product wants them (lay_places.h). Then 2-CTA clusters
  * take tiles: up to 256 places of one expert and, each block, twice 64 weight rows: w1's and w3's of the same columns, or 128 of w2. Each
@@ -10,7 +10,7 @@
  * A row's bits depend on that row alone: its sums go through the columns in their order. */
 #include "runtime/cuda/core/launch.h"
 #include "runtime/cuda/core/tensor_map.h"
-#include "runtime/cuda/gemm/many.cuh"
+#include "runtime/cuda/gemm/prefill_tile.cuh"
 #include "runtime/cuda/moe/lay_places.h"
 
 namespace {
@@ -24,9 +24,9 @@ struct many_maps {
 struct many_job {
   mm_cu_weight w;
   mm_cu_route r;
-  __nv_bfloat16 *to;    /* UP: middle[place, I]; DOWN: pair_out[pair, H] */
-  uint32_t wide, apart; /* tiles across; from the first box's rows to the second's */
-  uint32_t piece;       /* UP: the columns of a piece of w2, as whose rows of x middle is laid; 0: it is not */
+  __nv_bfloat16 *to;  /* UP: middle[place, I]; DOWN: pair_out[pair, H] */
+  uint32_t wide, gap; /* tiles across; from the first box's rows to the second's */
+  uint32_t piece;     /* UP: the columns of a piece of w2, as whose rows of x middle is laid; 0: it is not */
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -141,7 +141,7 @@ __device__ __forceinline__ void tell(many_shared &sh, const many_job &job, uint3
     }
   }
   __syncwarp();
-  if (lane == 0) barrier_arrive(shared_address(&sh.told[n % kNotes]));
+  if (lane == 0) barrier_arrive(shared_address(&sh.published[n % kNotes]));
 }
 
 /* A tile of so many rows: its size, and the rows of its products. */
@@ -175,7 +175,7 @@ __device__ __forceinline__ void produce(many_shared &sh, const many_job &job, co
           barrier_arrive_expecting(full, sizeof sh.codes[line]);
 #pragma unroll
           for (uint32_t box = 0; box < 2; box++)
-            tensor_copy(shared_address(sh.codes[line][box]), &maps.codes, s / kStepsOf<C> * kLine, weight + box * job.apart, full);
+            tensor_copy(shared_address(sh.codes[line][box]), &maps.codes, s / kStepsOf<C> * kLine, weight + box * job.gap, full);
         }
         if (++line == kLines) line = 0, line_phase ^= 1;
       }
@@ -200,7 +200,7 @@ __device__ __forceinline__ void consume(many_shared &sh, const many_job &job, ui
   const mm_cu_weight &w = job.w;
   const uint32_t steps = steps_of(w.k), lines = steps / kStepsOf<C>;
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32, piece = job.piece;
-  const uint32_t begin = kPhase == UP ? group * 32 + warp * 8 : group * 64 + warp * 16, apart = kPhase == UP ? job.apart : 8;
+  const uint32_t begin = kPhase == UP ? group * 32 + warp * 8 : group * 64 + warp * 16, gap = kPhase == UP ? job.gap : 8;
   const auto row_of = [&](uint32_t i) {
     return piece ? group * 32 + warp * 8 / piece * piece + i / 2 * (piece / 4) + warp * 8 % piece / 4 + i % 2 : begin + i;
   };
@@ -208,10 +208,10 @@ __device__ __forceinline__ void consume(many_shared &sh, const many_job &job, ui
   many_rows<C, S> rows = {(lane / 8 % 2 * (kPhase == UP ? kHigh : 8) + lent) * kLine, lent % 8, {}, {}};
   bool more = false;
   const auto begin_tile = [&](uint32_t n) {
-    barrier_wait(shared_address(&sh.told[n % kNotes]), n / kNotes % 2);
+    barrier_wait(shared_address(&sh.published[n % kNotes]), n / kNotes % 2);
     const many_tile &t = sh.note[n % kNotes].t;
     more = t.more;
-    if (more) rows.begin(w, t.expert, first_row<kPhase>(t, rank) + mine, apart);
+    if (more) rows.begin(w, t.expert, first_row<kPhase>(t, rank) + mine, gap);
   };
   begin_tile(0);
   if (more && group == 1) asm volatile("bar.sync 1, 256;" ::: "memory");
@@ -247,7 +247,7 @@ __global__ void MM_PAIR __launch_bounds__(kThreads, 1)
     for (uint32_t i = 0; i < kLines; i++)
       barrier_open(shared_address(&sh.codes_full[i]), 1), barrier_open(shared_address(&sh.codes_empty[i]), kGroups * 4);
     for (uint32_t i = 0; i < kNotes; i++)
-      barrier_open(shared_address(&sh.told[i]), 1), barrier_open(shared_address(&sh.read[i]), kGroups * 4);
+      barrier_open(shared_address(&sh.published[i]), 1), barrier_open(shared_address(&sh.read[i]), kGroups * 4);
   }
   pair_sync();
   grid_wait_and_launch_next();

@@ -22,7 +22,7 @@ cudaError_t mm_cu_across_share(mm_cu_across *a, float *all, const float *own, ui
 
 MM_MUST_USE bool mm_cu_across_check(const mm_cu_across *a, mm_err *err);
 /* NCCL is joined anew: recorded steps are gone before. */
-MM_MUST_USE bool mm_cu_across_mend(mm_cu_across *a, mm_err *err);
+MM_MUST_USE bool mm_cu_across_reset(mm_cu_across *a, mm_err *err);
 void mm_cu_across_limit(mm_cu_across *a, double limit_s);
 
 #endif

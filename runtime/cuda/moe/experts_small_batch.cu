@@ -1,16 +1,17 @@
 /* The experts of a step that gives each a few rows (sm_90a): two passes over the weights of the experts in use, which are read once for
  * every eight or 16 rows of an expert.
  *
- * A first kernel copies the rows into the sorted order, as few.cuh wants them. Then blocks take units: eight places of one expert, or 16
- * where there are many rows, and twice 64 weight rows, w1's and w3's of the same columns, or 128 of w2. A stage is 128 bytes of all those
- * rows with their scales, and the same columns of the eight places. One warp loads weights by TMA, as far ahead as there are free stages
- * and before the rows are known, another one for the rows. Three groups multiply stages in turn, so that some widen codes while another's
- * products are under way. All groups' sums go through shared memory to two more warps, which make results of them while the groups go on.
+ * A first kernel copies the rows into the sorted order, as small_batch_rows.cuh wants them. Then blocks take units: eight places of one
+ * expert, or 16 where there are many rows, and twice 64 weight rows, w1's and w3's of the same columns, or 128 of w2. A stage is 128 bytes
+ * of all those rows with their scales, and the same columns of the eight places. One warp loads weights by TMA, as far ahead as there are
+ * free stages and before the rows are known, another one for the rows. Three groups multiply stages in turn, so that some widen codes while
+ * another's products are under way. All groups' sums go through shared memory to two more warps, which make results of them while the
+ * groups go on.
  *
  * A row's bits depend on that row alone: not on the number of tokens, nor on its place. */
 #include "runtime/cuda/core/launch.h"
 #include "runtime/cuda/core/tensor_map.h"
-#include "runtime/cuda/gemm/few.cuh"
+#include "runtime/cuda/gemm/small_batch_rows.cuh"
 
 namespace {
 
@@ -56,9 +57,9 @@ struct few_job {
   mm_cu_weight w;
   mm_cu_route r;
   few_rows x;
-  __nv_bfloat16 *middle;      /* UP: [place, I] */
-  float *pair_out;            /* DOWN: [pair, H] */
-  uint32_t wide, each, apart; /* units across, rows of each, and from the first box's rows to the second's */
+  __nv_bfloat16 *middle;    /* UP: [place, I] */
+  float *pair_out;          /* DOWN: [pair, H] */
+  uint32_t wide, each, gap; /* units across, rows of each, and from the first box's rows to the second's */
 };
 
 /* ---- rows ---- */
@@ -146,7 +147,7 @@ __device__ __forceinline__ void fetch_weights(few_shared<C, S, P> &sh, const few
       const uint32_t half = kind::kColumns / 2;
 #pragma unroll
       for (uint32_t i = 0; i < 8; i++) { /* box, half, 32 rows */
-        const uint32_t row = i % 2 * 32 + lane, n = min(first + i / 4 * job.apart + row, w.n - 1);
+        const uint32_t row = i % 2 * 32 + lane, n = min(first + i / 4 * job.gap + row, w.n - 1);
         const uint32_t cell = min((step * 2 + i / 2 % 2) * half >> w.cell_k_log2, last);
         copy4_to(shared_address(to.scale[i / 4]) + (i / 2 % 2 * kBox + row) * 4, base + (n >> w.cell_n_log2) * w.scale_pitch + cell);
       }
@@ -156,7 +157,7 @@ __device__ __forceinline__ void fetch_weights(few_shared<C, S, P> &sh, const few
     barrier_arrive_expecting(full, 2 * kBox * (kLine + (S == MM_CU_COARSE ? 0 : 16)));
 #pragma unroll
     for (uint32_t box = 0; box < 2; box++) {
-      const uint32_t n = unit.expert * w.n + first + box * job.apart;
+      const uint32_t n = unit.expert * w.n + first + box * job.gap;
       tensor_copy_once(shared_address(to.code[box]), codes, step * kLine, n, full);
       if (S != MM_CU_COARSE) tensor_copy(shared_address(to.scale[box]), scales, S == MM_CU_NV ? step * 16 : step / 2 * 16, n, full);
     }
@@ -318,7 +319,7 @@ struct few_launch {
       __half *const number = static_cast<__half *>(room);
       const few_rows x = {number, reinterpret_cast<float2 *>(number + (size_t)pairs * w.k), w.k, pairs};
       few_job job = {w, r, x, a.middle, a.pair_out, ceil_div(w.n, 2 * kBox), 2 * kBox, kBox};
-      if (which == UP) job.wide = ceil_div(w.n / 2, kBox), job.each = kBox, job.apart = w.n / 2;
+      if (which == UP) job.wide = ceil_div(w.n / 2, kBox), job.each = kBox, job.gap = w.n / 2;
       CUtensorMap codes, scales = {}, rows;
       const uint64_t all = (uint64_t)w.lead * w.n;
       cudaError_t e = mm_cu_map_boxes(&codes, w.data, w.pitch, all, kLine, kBox, CU_TENSOR_MAP_SWIZZLE_128B);

@@ -9,27 +9,27 @@
 extern "C" {
 #endif
 
-#define MM_CU_SKINNY   16
-#define MM_CU_FEW      64
-#define MM_CU_FEW_EACH 256 /* rows of a step up to which mm_cu_experts_few is worth it */
-#define MM_CU_GROUP    128 /* columns whose inputs are rounded under one scale, as codes */
+#define MM_CU_DECODE_ROWS 16
+#define MM_CU_FEW         64
+#define MM_CU_FEW_EACH    256 /* rows of a step up to which mm_cu_experts_few is worth it */
+#define MM_CU_GROUP       128 /* columns whose inputs are rounded under one scale, as codes */
 
 /* Each has a launch function of its name, which refuses (cudaErrorNotSupported) what mm_cu_takes does not say. */
 typedef enum mm_cu_kernel {
   MM_CU_NO_KERNEL,
   /* y = x·Wᵀ */
   MM_CU_GEMM_FP8,
-  MM_CU_SKINNY_FP8,
+  MM_CU_SMALL_BATCH_FP8,
   MM_CU_ONE,
-  MM_CU_SKINNY_FEW,
-  MM_CU_SKINNY_ROWS, /* mm_cu_skinny */
+  MM_CU_SMALL_BATCH_WIDENED,
+  MM_CU_DECODE_LINEAR, /* mm_cu_decode_linear */
   MM_CU_GEMM_WIDENED,
   MM_CU_GEMM,
   /* a mixture of experts */
   MM_CU_EXPERTS_FEW,
   MM_CU_EXPERTS_FP8,
   MM_CU_EXPERTS_ONE,
-  MM_CU_EXPERTS_SKINNY,
+  MM_CU_EXPERTS_DECODE,
   MM_CU_EXPERTS_MANY,
   MM_CU_EXPERTS_GEMM,
   MM_CU_KERNELS
@@ -79,7 +79,7 @@ bool mm_cu_multiplies_blocks(const mm_cu_device *d, const mm_cu_weight *w);
 /* The launches in their order, by their names in a profiler: to[size]. */
 void mm_cu_say_choice(const mm_cu_choice *c, char *to, size_t size);
 
-/* ---- skinny_clusters.cuh's shared memory ---- */
+/* ---- small_batch.cuh's shared memory ---- */
 
 #ifdef __cplusplus
 #define MM_CU_CONSTANT constexpr

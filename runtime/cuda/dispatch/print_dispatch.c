@@ -1,12 +1,12 @@
-/* The table of choices, printed (runtime/bench/bench_choices.h). */
-#include "runtime/bench/bench_choices.h"
+/* The table of choices, printed (runtime/bench/bench_dispatch.h). */
+#include "runtime/bench/bench_dispatch.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/bench/bench_shapes.h"
-#include "runtime/cuda/dispatch/product_choice.h"
+#include "runtime/cuda/dispatch/dispatch.h"
 
 enum { MOST_TOKENS = 8192, MOST_RANGES = 16, MOST_ROWS = 128, SHOWN = 300 };
 
@@ -18,7 +18,7 @@ static const struct code {
 /* From `from` tokens on, up to the next range. */
 typedef struct range {
   uint32_t from;
-  mm_cu_choice decode, stretch;
+  mm_cu_choice decode, chunk;
 } range;
 
 /* The kernels of products in some schemes, and the names of all schemes that take the same ones. */
@@ -40,8 +40,8 @@ static void find_ranges(row *r, const mm_cu_device *d, mm_cu_task task) {
     const range *last = r->ranges ? &r->range[r->ranges - 1] : NULL;
     range now = {.from = task.tokens};
     task.decode = true, now.decode = mm_cu_choose_product(d, &task);
-    task.decode = false, now.stretch = mm_cu_choose_product(d, &task);
-    if (!last || !same(&last->decode, &now.decode) || !same(&last->stretch, &now.stretch)) r->range[r->ranges++] = now;
+    task.decode = false, now.chunk = mm_cu_choose_product(d, &task);
+    if (!last || !same(&last->decode, &now.decode) || !same(&last->chunk, &now.chunk)) r->range[r->ranges++] = now;
   }
 }
 
@@ -49,7 +49,7 @@ static bool same_ranges(const row *a, const row *b) {
   bool alike = a->ranges == b->ranges;
   for (uint32_t i = 0; alike && i < a->ranges; i++)
     alike = a->range[i].from == b->range[i].from && same(&a->range[i].decode, &b->range[i].decode) &&
-            same(&a->range[i].stretch, &b->range[i].stretch);
+            same(&a->range[i].chunk, &b->range[i].chunk);
   return alike;
 }
 
@@ -154,7 +154,7 @@ static void print_object(const row *r, uint32_t i, const char *step, const mm_cu
 }
 
 static void print_range(const row *r, uint32_t i) {
-  char decode[SHOWN], stretch[SHOWN], tokens[32];
+  char decode[SHOWN], chunk[SHOWN], tokens[32];
   const range *now = &r->range[i];
   const uint32_t to = i + 1 < r->ranges ? now[1].from - 1 : 0;
   if (to == now->from)
@@ -164,22 +164,22 @@ static void print_range(const row *r, uint32_t i) {
   else
     snprintf(tokens, sizeof tokens, "%u and more", now->from);
   mm_cu_say_choice(&now->decode, decode, sizeof decode);
-  mm_cu_say_choice(&now->stretch, stretch, sizeof stretch);
-  if (same(&now->decode, &now->stretch))
+  mm_cu_say_choice(&now->chunk, chunk, sizeof chunk);
+  if (same(&now->decode, &now->chunk))
     printf("  %-12s %s\n", tokens, decode);
   else
-    printf("  %-12s %s\n  %-12s %s\n", tokens, decode, "  stretches", stretch);
+    printf("  %-12s %s\n  %-12s %s\n", tokens, decode, "  stretches", chunk);
 }
 
 static void print_row(const row *r, const char *model, const char *code, bool json) {
   if (!json) printf("%s, %s: %s in %s\n", model, code, r->products, r->schemes);
   for (uint32_t i = 0; i < r->ranges; i++) {
-    const bool any = same(&r->range[i].decode, &r->range[i].stretch);
+    const bool any = same(&r->range[i].decode, &r->range[i].chunk);
     if (!json)
       print_range(r, i);
     else
       print_object(r, i, any ? "any" : "decode", &r->range[i].decode, model, code);
-    if (json && !any) print_object(r, i, "stretch", &r->range[i].stretch, model, code);
+    if (json && !any) print_object(r, i, "stretch", &r->range[i].chunk, model, code);
   }
 }
 

@@ -3,9 +3,9 @@
  * Many blocks a row, each offers its best to one 64-bit maximum; the last block of the row has its choice, if that is greedy. For draws
  * under a top-k of few they also leave the largest key of each group of ids. k groups have one of at least the k-th largest of these, so
  * all that is kept is at least that, and lies in a group that reaches it: the last block reads those groups again, a little more than k,
- * and sorts the ids that are not below it. All other draws are left for draws.cu. */
+ * and sorts the ids that are not below it. All other draws are left for large_sampling.cu. */
 #include "runtime/cuda/core/launch.h"
-#include "runtime/cuda/sampling/choose.cuh"
+#include "runtime/cuda/sampling/sampling.cuh"
 
 namespace {
 

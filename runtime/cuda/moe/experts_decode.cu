@@ -38,23 +38,23 @@ struct slots_and_room {
   choice_room room;
 };
 template <>
-struct slots_and_room<MM_CU_SKINNY> {
-  slots_of<MM_CU_SKINNY> slots;
+struct slots_and_room<MM_CU_DECODE_ROWS> {
+  slots_of<MM_CU_DECODE_ROWS> slots;
 };
 
 /* The step's slots into shared memory, for up and down. Of a single token, up chooses them, and its first block writes them down; down
- * reads what that has told, or chooses too. */
+ * reads what that has published, or chooses too. */
 enum phase { UP, DOWN };
 template <phase kPhase, int kTokens>
 __device__ void read_slots(slots_and_room<kTokens> &to, const mm_cu_route &r, uint32_t tokens, const choice_start &start) {
   slots_of<kTokens> &s = to.slots;
-  if constexpr (kTokens < MM_CU_SKINNY) {
-    __shared__ bool told;
+  if constexpr (kTokens < MM_CU_DECODE_ROWS) {
+    __shared__ bool published;
     if (tokens == 1) {
       if (kPhase == DOWN) {
-        if (threadIdx.x < 32) told = told_slots(s, r);
+        if (threadIdx.x < 32) published = published_slots(s, r);
         __syncthreads();
-        if (told) return;
+        if (published) return;
       }
       if (threadIdx.x < kChoiceThreads) choose_slots(s, to.room, r, start, kPhase == UP && blockIdx.x == 0);
       __syncthreads();
@@ -64,7 +64,7 @@ __device__ void read_slots(slots_and_room<kTokens> &to, const mm_cu_route &r, ui
   const uint32_t used = __ldcg(r.used);
   for (uint32_t i = threadIdx.x; i < used; i += blockDim.x)
     s.expert[i] = __ldcg(&r.slot_expert[i]), s.tokens[i] = __ldcg(&r.slot_tokens[i]),
-    s.weight[i] = __ldcg(&r.slot_weight[i * MM_CU_SKINNY]);
+    s.weight[i] = __ldcg(&r.slot_weight[i * MM_CU_DECODE_ROWS]);
   if (threadIdx.x == 0) s.used = used;
   __syncthreads();
 }
@@ -86,7 +86,7 @@ struct up_job {
   __device__ uint32_t tokens() const { return a.tokens; }
   __device__ uint32_t groups() const { return used * p.part_groups; }
   __device__ row_group rows(uint32_t group) const { return stream_share(p, group % p.part_groups); }
-  __device__ uint32_t apart() const { return inter; }
+  __device__ uint32_t gap() const { return inter; }
   __device__ uint32_t segments() const { return 1; }
   __device__ uint32_t matrix(uint32_t group, uint32_t) const { return slots.expert[group / p.part_groups]; }
   __device__ const bf16 *x(uint32_t, uint32_t token) const { return token < a.tokens ? a.x + (size_t)token * w.k : nullptr; }
@@ -97,11 +97,11 @@ struct up_job {
     const float global = w.global ? w.global[expert] : 1.0f;
     float scale = 1; /* of w2's inputs; where those are rounded it comes after that */
     if (!rounds) {
-      const float weight = token == 0 ? slots.weight[slot] : __ldcg(&r.slot_weight[slot * MM_CU_SKINNY + token]);
+      const float weight = token == 0 ? slots.weight[slot] : __ldcg(&r.slot_weight[slot * MM_CU_DECODE_ROWS + token]);
       scale = weight * (global2 ? global2[expert] : 1.0f);
     }
     const float middle = silu(sum(0) * global) * (sum(1) * global) * scale;
-    a.middle[((size_t)slot * MM_CU_SKINNY + token) * inter + column] = __float2bfloat16_rn(middle);
+    a.middle[((size_t)slot * MM_CU_DECODE_ROWS + token) * inter + column] = __float2bfloat16_rn(middle);
   }
 };
 
@@ -119,12 +119,12 @@ struct down_job {
   __device__ uint32_t tokens() const { return a.tokens; }
   __device__ uint32_t groups() const { return p.part_groups; }
   __device__ row_group rows(uint32_t group) const { return stream_share(p, group); }
-  __device__ uint32_t apart() const { return 0; }
+  __device__ uint32_t gap() const { return 0; }
   __device__ uint32_t segments() const { return used; }
   __device__ uint32_t matrix(uint32_t, uint32_t slot) const { return slots.expert[slot]; }
   __device__ const bf16 *x(uint32_t slot, uint32_t token) const {
     if (!(slots.tokens[slot] >> token & 1)) return nullptr;
-    return a.middle + ((size_t)slot * MM_CU_SKINNY + token) * w.k;
+    return a.middle + ((size_t)slot * MM_CU_DECODE_ROWS + token) * w.k;
   }
   template <class Sum>
   __device__ void emit(uint32_t, uint32_t row, uint32_t token, const Sum &sum) const {
@@ -175,7 +175,7 @@ struct one_up {
   __device__ uint32_t each() const { return (inter + 1) / 2; }
   __device__ uint32_t fours() const { return used * each(); }
   __device__ uint32_t segments() const { return 1; }
-  __device__ uint32_t apart() const { return inter; }
+  __device__ uint32_t gap() const { return inter; }
   __device__ uint32_t behind() const { return 1; }
   __device__ four_place at(uint32_t four, uint32_t) const {
     const uint32_t slot = four / each(), column = (four - slot * each()) * 2;
@@ -189,7 +189,7 @@ struct one_up {
     const uint32_t slot = four / each(), column = (four - slot * each()) * 2, expert = slots.expert[slot];
     const float global = w.global ? w.global[expert] : 1.0f;
     const float scale = later ? 1.0f : slots.weight[slot] * (global2 ? global2[expert] : 1.0f);
-    bf16 *to = a.middle + (size_t)slot * MM_CU_SKINNY * inter + column;
+    bf16 *to = a.middle + (size_t)slot * MM_CU_DECODE_ROWS * inter + column;
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++) {
       if (column + i < inter) to[i] = __float2bfloat16_rn(silu(sum[2 * i] * global) * (sum[2 * i + 1] * global) * scale);
@@ -205,10 +205,10 @@ struct one_down {
 
   __device__ uint32_t fours() const { return (w.n + 3) / 4; }
   __device__ uint32_t segments() const { return used; }
-  __device__ uint32_t apart() const { return 1; }
+  __device__ uint32_t gap() const { return 1; }
   __device__ uint32_t behind() const { return 2; }
   __device__ four_place at(uint32_t four, uint32_t slot) const { return {slots.expert[slot], 4 * four, w.n - 4 * four}; }
-  __device__ const bf16 *x(uint32_t slot) const { return a.middle + (size_t)slot * MM_CU_SKINNY * w.k; }
+  __device__ const bf16 *x(uint32_t slot) const { return a.middle + (size_t)slot * MM_CU_DECODE_ROWS * w.k; }
   __device__ bool rounds() const { return w.rounding.kind == MM_ACT_FP8_GROUP; }
   __device__ float weight(uint32_t slot) const { return slots.weight[slot] * (w.global ? w.global[slots.expert[slot]] : 1.0f); }
   __device__ float factor(uint32_t slot) const { return slots.weight[slot]; } /* which holds weight() by then */
@@ -259,7 +259,7 @@ __global__ void __maxnreg__(kGemvRegisters)
   });
 }
 
-uint32_t slots_bytes(uint32_t tokens) { return tokens > 8 ? sizeof(slots_and_room<MM_CU_SKINNY>) : sizeof(slots_and_room<8>); }
+uint32_t slots_bytes(uint32_t tokens) { return tokens > 8 ? sizeof(slots_and_room<MM_CU_DECODE_ROWS>) : sizeof(slots_and_room<8>); }
 
 struct up_launch {
   const mm_cu_weight &w;
@@ -339,10 +339,10 @@ cudaError_t mm_cu_experts_one(const mm_cu_weight &w13, const mm_cu_weight &w2, c
   return e != cudaSuccess ? e : for_scheme(w2, one_down_launch{w2, r, a, s});
 }
 
-cudaError_t mm_cu_experts_skinny(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
+cudaError_t mm_cu_experts_decode(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
                                  cudaStream_t s) {
-  const mm_cu_rounding *const before = mm_cu_rounds_before(MM_CU_EXPERTS_SKINNY, &w2);
-  cudaError_t e = mm_cu_refuse(MM_CU_EXPERTS_SKINNY, {&w13, &w2, a.tokens, r.top_k});
+  const mm_cu_rounding *const before = mm_cu_rounds_before(MM_CU_EXPERTS_DECODE, &w2);
+  cudaError_t e = mm_cu_refuse(MM_CU_EXPERTS_DECODE, {&w13, &w2, a.tokens, r.top_k});
   if (e != cudaSuccess || a.tokens == 0) return e;
   e = for_scheme(w13, up_launch{w13, w2.global, before != nullptr, r, a, s});
   if (e == cudaSuccess && before) e = mm_cu_round_slots(a.middle, a.tokens, w2.k, r, w2.global, *before, s);

@@ -1,11 +1,11 @@
-/* Ranks of several processes (across.h). A sum is three launches: a word that this rank has arrived, NCCL's all-gather into a slab, and a
- * kernel that adds what came, in rank order, and says that it is done. All three are recorded like any other. No sum begins before the one
- * before has been added up, so one slab does.
+/* Ranks of several processes (nccl_sums.h). A sum is three launches: a word that this rank has arrived, NCCL's all-gather into a slab, and
+ * a kernel that adds what came, in rank order, and says that it is done. All three are recorded like any other. No sum begins before the
+ * one before has been added up, so one slab does.
  *
  * A thread looks at the two words: a rank that has arrived and is not done in time waits for one that does not come. It has NCCL abort,
  * which ends the kernel on the device; from then on nothing more is given to NCCL, sums are unspecified, and the step fails. Aborting
  * waits until recorded steps are gone, so it is done without the lock that guards calls. */
-#include "runtime/cuda/comm/across.h"
+#include "runtime/cuda/comm/nccl_sums.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -230,7 +230,7 @@ struct hello {
 bool meet(mm_cu_across *a) {
   std::vector<char> all(a->ranks);
   const char mine = 0;
-  return mm_comm_tell(a->comm, a->rank, &mine, all.data(), 1);
+  return mm_comm_all_gather(a->comm, a->rank, &mine, all.data(), 1);
 }
 
 /* Collective. A rank that fails says so to the others before they wait in NCCL, where it would not come. */
@@ -239,7 +239,7 @@ bool join(mm_cu_across *a, mm_err *err) {
   std::vector<hello> all(a->ranks);
   if (a->rank == 0 && !nccl_ok(a, a->lib.get_unique_id(&mine.id), "ncclGetUniqueId", err)) return false;
   mine.host = number_of_host();
-  if (!mm_comm_tell(a->comm, a->rank, &mine, all.data(), sizeof mine)) return false;
+  if (!mm_comm_all_gather(a->comm, a->rank, &mine, all.data(), sizeof mine)) return false;
   for (uint32_t r = 0; r < a->ranks; r++) {
     if (all[r].host != mine.host && !mm_nccl_check_hosts(&a->lib, err)) return false;
   }
@@ -296,13 +296,13 @@ bool open_library(mm_cu_across *a, mm_err *err) {
  * returned: one that waits for room behind a sum that hangs is to be seen. */
 cudaError_t begin(mm_cu_across *a, cudaStream_t s) {
   const cudaError_t e = launch(arrive, 1, 1, 0, s, a->to, a->count);
-  a->handing = e == cudaSuccess && !mm_cu_rehearsing;
+  a->handing = e == cudaSuccess && !mm_cu_dry_run;
   return e;
 }
 
 /* part[ranks][bytes] of the slab becomes what each rank has in `from`. */
 cudaError_t gather(mm_cu_across *a, const void *from, size_t bytes, cudaStream_t s) {
-  if (mm_cu_rehearsing) return cudaSuccess;
+  if (mm_cu_dry_run) return cudaSuccess;
   std::lock_guard<std::timed_mutex> l(a->lock);
   a->handing = false;
   if (a->broken != WELL) return cudaSuccess; /* the step fails (mm_cu_across_check) */
@@ -376,9 +376,9 @@ bool mm_cu_across_check(const mm_cu_across *a, mm_err *err) {
   }
 }
 
-bool mm_cu_across_mend(mm_cu_across *a, mm_err *err) {
+bool mm_cu_across_reset(mm_cu_across *a, mm_err *err) {
   if (!meet(a)) return false; /* all ranks have seen the failure */
-  mm_comm_heal(a->comm);
+  mm_comm_recover(a->comm);
   part_ways(a);
   return zero_count(a, err) && join(a, err);
 }

@@ -1,12 +1,13 @@
 /* Sampling with options (biases, masks, penalties, logprobs): the host's side. The options of all rows are packed into one block and
- * uploaded; the kernels of adjust.cu, choose.cu and draws.cu are launched after the pass. Steps without options do not come here. */
+ * uploaded; the kernels of adjust.cu, sample_rows.cu and large_sampling.cu are launched after the pass. Steps without options do not come
+ * here. */
 #include <string.h>
 
 #include <algorithm>
 
 #include "runtime/cuda/backend.h"
 #include "runtime/cuda/core/launch.h"
-#include "runtime/engine/draw.h"
+#include "runtime/engine/random_draw.h"
 
 bool grown::grow(size_t wanted, bool zero, mm_err *err) {
   if (wanted <= bytes) return true;
@@ -42,7 +43,7 @@ ask_layout lay_asks(uint32_t rows, uint32_t biases, uint32_t masks, uint32_t voc
 
 /* Counts of the rows' options. */
 struct ask_counts {
-  uint32_t biases = 0, most_bias = 0, masks = 0, raws = 0, penalised = 0, longest = 0, told = 0;
+  uint32_t biases = 0, most_bias = 0, masks = 0, raws = 0, penalised = 0, longest = 0, logprobs = 0;
   mm_cu_draws draws = MM_CU_GREEDY;
 };
 
@@ -58,7 +59,7 @@ mm_cu_ask ask_of(const mm_sampling *s, uint32_t pos, uint32_t vocab, ask_counts 
     a.prompt = s->prompt, a.seen = ++n->penalised, n->longest = std::max(n->longest, pos + 1);
   }
   if (asks & MM_SAMPLES_LOGPROBS) {
-    a.told = 1 + s->top_logprobs, n->told++;
+    a.logprobs = 1 + s->top_logprobs, n->logprobs++;
     if (asks & (MM_SAMPLES_MASK | MM_SAMPLES_BIAS | MM_SAMPLES_PENALTIES)) a.raw = ++n->raws;
   }
   n->draws = std::max(n->draws, mm_cu_draws_of(s, vocab));
@@ -87,8 +88,8 @@ bool grow_room(mm_backend *b, const ask_counts &n, size_t block, mm_err *err) {
   if (!mm_cu_grow_pinned(&m->asks, &m->asks_cap, block, err) || !b->ask_block.grow(block, false, err)) return false;
   if (n.penalised && !b->seen.grow((size_t)MM_CU_SEEN * vocab * sizeof(uint32_t), true, err)) return false;
   if (n.raws && !b->raw.grow((size_t)n.raws * vocab * sizeof(float), false, err)) return false;
-  const size_t told = n.told ? (size_t)b->wanted * MM_CU_TOLD : 0;
-  return mm_cu_grow_pinned(&m->told, &m->told_cap, told, err) && b->told.grow(told * sizeof(mm_logprob), false, err);
+  const size_t logprobs = n.logprobs ? (size_t)b->wanted * MM_CU_LOGPROBS : 0;
+  return mm_cu_grow_pinned(&m->logprobs, &m->logprobs_cap, logprobs, err) && b->logprobs.grow(logprobs * sizeof(mm_logprob), false, err);
 }
 
 mm_cu_asks asks_on_device(const mm_backend *b, const ask_counts &n, const ask_layout &at) {
@@ -96,9 +97,10 @@ mm_cu_asks asks_on_device(const mm_backend *b, const ask_counts &n, const ask_la
   mm_cu_asks q = {};
   q.row = reinterpret_cast<const mm_cu_ask *>(block + at.row), q.bias = reinterpret_cast<const mm_bias *>(block + at.bias);
   q.mask = reinterpret_cast<const uint32_t *>(block + at.mask);
-  q.raw = static_cast<float *>(b->raw.p), q.seen = static_cast<uint32_t *>(b->seen.p), q.told = static_cast<mm_logprob *>(b->told.p);
+  q.raw = static_cast<float *>(b->raw.p), q.seen = static_cast<uint32_t *>(b->seen.p),
+  q.logprobs = static_cast<mm_logprob *>(b->logprobs.p);
   q.pos = b->device.pos, q.ids = b->ids, q.positions = b->c.limits.max_positions;
-  q.copies = n.masks || n.raws, q.tells = n.told, q.most_bias = n.most_bias, q.penalised = n.penalised, q.longest = n.longest;
+  q.copies = n.masks || n.raws, q.logprobs_wanted = n.logprobs, q.most_bias = n.most_bias, q.penalised = n.penalised, q.longest = n.longest;
   return q;
 }
 
@@ -110,7 +112,7 @@ cudaError_t launch_choice(mm_backend *b, const ask_counts &n, const ask_layout &
   cudaError_t e = mm_cu_share_logits(b, b->wanted);
   if (e == cudaSuccess) e = mm_cu_adjust(a, const_cast<float *>(a.logits), q, b->wanted, b->stream);
   if (e == cudaSuccess) e = mm_cu_choose_tokens(a, b->wanted, n.draws, b->stream);
-  if (e == cudaSuccess) e = mm_cu_tell(a, q, b->wanted, b->stream);
+  if (e == cudaSuccess) e = mm_cu_logprobs(a, q, b->wanted, b->stream);
   return e;
 }
 
@@ -118,7 +120,7 @@ cudaError_t launch_choice(mm_backend *b, const ask_counts &n, const ask_layout &
 
 bool mm_cu_choose_asked(mm_backend *b, const mm_sampling *set, mm_err *err) {
   step_memory *m = b->step;
-  m->tells.clear();
+  m->logprobs_wanted.clear();
   if (b->wanted == 0) return true;
   batch_arrays h;
   mm_cu_place_batch(b->rows, b->decode, static_cast<char *>(m->block), &h);
@@ -130,10 +132,11 @@ bool mm_cu_choose_asked(mm_backend *b, const mm_sampling *set, mm_err *err) {
   if (!mm_cu_check(cudaMemcpyAsync(b->ask_block.p, m->asks, at.bytes, cudaMemcpyHostToDevice, b->stream), "copy sampling", err) ||
       !mm_cu_check(launch_choice(b, n, at), "choose", err))
     return false;
-  for (uint32_t i = 0; n.told && i < b->wanted; i++) {
-    if (set[i].logprobs && b->c.weights->rank == 0) m->tells.push_back({i, 1 + set[i].top_logprobs, set[i].logprobs});
+  for (uint32_t i = 0; n.logprobs && i < b->wanted; i++) {
+    if (set[i].logprobs && b->c.weights->rank == 0) m->logprobs_wanted.push_back({i, 1 + set[i].top_logprobs, set[i].logprobs});
   }
-  const size_t told = (size_t)b->wanted * MM_CU_TOLD * sizeof(mm_logprob);
-  if (n.told && b->peers && !mm_cu_peers_settle(b->peers, b->stream, err)) return false;
-  return !n.told || mm_cu_check(cudaMemcpyAsync(m->told, b->told.p, told, cudaMemcpyDeviceToHost, b->stream), "copy logprobs", err);
+  const size_t logprobs = (size_t)b->wanted * MM_CU_LOGPROBS * sizeof(mm_logprob);
+  if (n.logprobs && b->peers && !mm_cu_peers_settle(b->peers, b->stream, err)) return false;
+  return !n.logprobs ||
+         mm_cu_check(cudaMemcpyAsync(m->logprobs, b->logprobs.p, logprobs, cudaMemcpyDeviceToHost, b->stream), "copy logprobs", err);
 }

@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 #include "convert/plan/card.h"
-#include "convert/plan/dialect.h"
 #include "convert/plan/layout_hf.h"
+#include "convert/plan/target_format.h"
 #include "convert/write/writer.h"
 #include "formats/system/file.h"
 
@@ -35,7 +35,7 @@ static const char *const companion[] = {
 #define COMPANION_MAX (UINT64_C(256) << 20)
 #define CODE_FILES    64
 
-bool mm_beside_has(const char *name) {
+bool mm_companions_has(const char *name) {
   for (size_t i = 0; i < sizeof companion / sizeof *companion; i++)
     if (strcmp(name, companion[i]) == 0) return true;
   return false;
@@ -72,7 +72,7 @@ static bool can_copy(const mm_hf *hf, const char *name, mm_err *err) {
 }
 
 /* Refuses at the start what could not be copied at the end. */
-bool mm_beside_check(mm_writer *w, mm_err *err) {
+bool mm_companions_check(mm_writer *w, mm_err *err) {
   const mm_hf *hf = w->plan->hf;
   const char *code[CODE_FILES];
   size_t count = 0;
@@ -167,7 +167,7 @@ static bool copy_companions(mm_writer *w, mm_err *err) {
     const mm_path path = mm_path_of(w->plan->hf->dir, companion[i]);
     if (faccessat(AT_FDCWD, path.text, F_OK, AT_SYMLINK_NOFOLLOW) != 0 || is_written(w->plan, companion[i])) continue;
     if (!copy_companion(w, companion[i], err)) return false;
-    if (w->o.bake && !w->plan->layout->apart && strcmp(companion[i], "tokenizer.json") == 0 && !bake_image(w, err)) return false;
+    if (w->o.bake && !w->plan->layout->unfused && strcmp(companion[i], "tokenizer.json") == 0 && !bake_image(w, err)) return false;
   }
   return true;
 }
@@ -175,19 +175,20 @@ static bool copy_companions(mm_writer *w, mm_err *err) {
 /* The digests of all files of the unsharded layout but themselves and the card; the index, which comes last, among them. */
 static bool write_digests(mm_writer *w, mm_err *err) {
   mm_pack *pack = &w->plan->pack;
-  if (!w->plan->layout->apart) return true;
+  if (!w->plan->layout->unfused) return true;
   char *index = w->plan->layout->finish(w->plan, err), *text = NULL;
   mm_pack_file *f = &pack->file[pack->file_count++];
   *f = (mm_pack_file){.name = MM_INDEX_NAME, .size = index ? strlen(index) : 0};
   if (index) f->sha256 = mm_sha256(index, f->size);
-  pack->dialect = mm_arena_printf(&pack->arena, err, "%s", mm_dialect_name(w->plan->dialect));
-  bool ok = index && pack->dialect && (text = mm_digests_text(pack, err)) && mm_writer_replace(w, MM_DIGESTS, text, strlen(text), err);
+  pack->target_format = mm_arena_printf(&pack->arena, err, "%s", mm_target_format_name(w->plan->target_format));
+  bool ok =
+      index && pack->target_format && (text = mm_digests_text(pack, err)) && mm_writer_replace(w, MM_DIGESTS, text, strlen(text), err);
   free(index);
   free(text);
   return ok;
 }
 
-bool mm_beside_write(mm_writer *w, mm_err *err) {
+bool mm_companions_write(mm_writer *w, mm_err *err) {
   return copy_companions(w, err) && copy_code(w, err) && write_texts(w, err) && write_digests(w, err);
 }
 
@@ -234,7 +235,7 @@ static bool same_bake(const mm_pack *p, const mm_pack_file *f, mm_bake_fn *bake,
 /* True for files that the unsharded layout makes itself, and for those that the plan writes. */
 static bool is_made(const mm_plan *plan, const char *name) {
   static const char *const made[] = {"config.json", "hf_quant_config.json", MM_INDEX_NAME};
-  for (size_t i = 0; plan->layout->apart && i < sizeof made / sizeof *made; i++)
+  for (size_t i = 0; plan->layout->unfused && i < sizeof made / sizeof *made; i++)
     if (strcmp(name, made[i]) == 0) return true;
   return is_written(plan, name);
 }
@@ -251,10 +252,10 @@ bool mm_beside_same(const mm_plan *plan, const mm_pack *p, mm_bake_fn *bake, con
   bool ok = list_code(plan->hf, &names, code, &count, err);
   for (size_t i = 0; ok && i < p->file_count; i++) {
     const mm_pack_file *f = &p->file[i];
-    if (!plan->layout->apart && strcmp(f->name, baked) == 0)
+    if (!plan->layout->unfused && strcmp(f->name, baked) == 0)
       ok = same_bake(p, f, bake, err);
     else if (!is_made(plan, f->name))
-      ok = (mm_beside_has(f->name) || mm_code_file(f->name) || another(p, f->name, "found a file that no conversion writes", err)) &&
+      ok = (mm_companions_has(f->name) || mm_code_file(f->name) || another(p, f->name, "found a file that no conversion writes", err)) &&
            same_copy(plan->hf, p, f, err);
   }
   for (size_t i = 0; ok && i < sizeof companion / sizeof *companion; i++) ok = is_there(plan, p, companion[i], err);

@@ -1,4 +1,4 @@
-/* Draws by the rule of sample.h, to the bit, that one block cannot have at once (choose.cu), and logprobs: a cluster of blocks a row.
+/* Draws by the rule of sample.h, to the bit, that one block cannot have at once (sample_rows.cu), and logprobs: a cluster of blocks a row.
  *
  * The blocks read the row once and hold its logits in shared memory as keys. Chunks of ids go round the blocks, so that logits that fall
  * with the id are spread too. Sums of masses are whole numbers and the race has one winner, so nothing depends on the order in which blocks
@@ -8,10 +8,11 @@
  * - Top-p, or top-k of many: masses and ids are counted in 64 bins by the six highest bits of the ids' place in the order of the row, the
  *   first bin from above that reaches the cut by the next six, and so on, until the first block can sort what is left of it. The place:
  *   mm_draw_depth, which is even where logits are not, then key and id.
- * - The largest few, in order: the k-th largest of the largest keys of groups of threads bounds them (choose.cu); ids that are not below it
- *   go to the first block, which sorts them. When they are too many (equal logits), the cut is found as above, and its ids sorted. */
+ * - The largest few, in order: the k-th largest of the largest keys of groups of threads bounds them (sample_rows.cu); ids that are not
+ * below it go to the first block, which sorts them. When they are too many (equal logits), the cut is found as above, and its ids sorted.
+ */
 #include "runtime/cuda/core/launch.h"
-#include "runtime/cuda/sampling/choose.cuh"
+#include "runtime/cuda/sampling/sampling.cuh"
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #include <cooperative_groups.h>
@@ -356,7 +357,7 @@ __global__ void __launch_bounds__(kThreads, 2) draw_from_row(const __grid_consta
   row_part<kHolds> p(m, a.logits + (size_t)i * a.vocab_rows, a, slots);
   const mm_cu_draw set = a.draw[i];
   p.top = from_ordered(key_of(p.load())), p.scale = set.scale;
-  const u64 least = set.least ? set.least : 1; /* masses fall with the depth (draw.h) */
+  const u64 least = set.least ? set.least : 1; /* masses fall with the depth (random_draw.h) */
   p.last = (u64)p.lowest_key([&](uint32_t d) { return mm_draw_mass(d) >= least; }) << 32;
   if (p.rank == 0 && threadIdx.x == 0) a.best[i] = 0; /* all have read it */
   const bool few = set.top_k && set.top_k < a.vocab, part = set.top_p < 1;
@@ -378,11 +379,11 @@ __global__ void __launch_bounds__(kThreads, 2) draw_from_row(const __grid_consta
 /* A row's logprobs, from the logits as the model gave them. */
 template <bool kHolds>
 __global__ void __launch_bounds__(kThreads, 2)
-    tell_logprobs(const __grid_constant__ mm_cu_choose a, const __grid_constant__ mm_cu_asks q, uint32_t slots) {
+    write_logprobs(const __grid_constant__ mm_cu_choose a, const __grid_constant__ mm_cu_asks q, uint32_t slots) {
   grid_wait_and_launch_next();
   const uint32_t i = blockIdx.x / kBlocks;
   const mm_cu_ask ask = q.row[i];
-  if (!ask.told) return;
+  if (!ask.logprobs) return;
   const float *const logits = ask.raw ? q.raw + (size_t)(ask.raw - 1) * a.vocab : a.logits + (size_t)i * a.vocab_rows;
   row_room &m = *reinterpret_cast<row_room *>(row_memory);
   row_part<kHolds> p(m, logits, a, slots);
@@ -392,7 +393,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   p.scan(1, ~UINT64_C(0), 0, slots, [&](u64 at) { sum += exp((double)from_ordered(key_of(at)) - p.top); });
   sum = join_block<kThreads>(sum, plus());
   if (threadIdx.x == 0) in_block(&m, 0)->sum[p.rank] = sum;
-  const uint32_t most = ask.told - 1;
+  const uint32_t most = ask.logprobs - 1;
   uint32_t n = 0;
   u64 mine = 0;
   if (most && best) {
@@ -404,7 +405,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   sum = 0;
   for (uint32_t b = 0; b < kBlocks; b++) sum += m.sum[b];
   const auto logprob = [&](int32_t id) -> mm_logprob { return {id, id < 0 ? -INFINITY : (float)((double)logits[id] - p.top - log(sum))}; };
-  mm_logprob *const out = q.told + (size_t)i * MM_CU_TOLD;
+  mm_logprob *const out = q.logprobs + (size_t)i * MM_CU_LOGPROBS;
   if (threadIdx.x < most) out[1 + threadIdx.x] = logprob(threadIdx.x < n ? id_of(mine) : -1);
   if (threadIdx.x == 0) out[0] = logprob(a.id[i]);
 }
@@ -425,6 +426,6 @@ cudaError_t mm_cu_draw_rest(const mm_cu_choose &a, uint32_t rows, cudaStream_t s
   return launch_rows(draw_from_row<false>, draw_from_row<true>, a, rows, s, a);
 }
 
-cudaError_t mm_cu_tell(const mm_cu_choose &a, const mm_cu_asks &q, uint32_t rows, cudaStream_t s) {
-  return q.tells ? launch_rows(tell_logprobs<false>, tell_logprobs<true>, a, rows, s, a, q) : cudaSuccess;
+cudaError_t mm_cu_logprobs(const mm_cu_choose &a, const mm_cu_asks &q, uint32_t rows, cudaStream_t s) {
+  return q.logprobs_wanted ? launch_rows(write_logprobs<false>, write_logprobs<true>, a, rows, s, a, q) : cudaSuccess;
 }

@@ -1,5 +1,5 @@
-/* Products of a few rows with stored weights on sm_90a (experts_few.cu, skinny_few.cu): boxes of 64 weight rows by lines of 128 bytes,
- * loaded by TMA with the 128-byte swizzle; codes become f16 in registers, exactly (int4: value + 8), and go to the tensor
+/* Products of a few rows with stored weights on sm_90a (experts_small_batch.cu, small_batch_widened.cu): boxes of 64 weight rows by lines
+ * of 128 bytes, loaded by TMA with the 128-byte swizzle; codes become f16 in registers, exactly (int4: value + 8), and go to the tensor
  * cores as wgmma's M side. The rows of x are its N side, from shared memory: blocks of 64 columns in f16 under a power of two (inputs
  * rounded here: under their scale) for 128 columns, each piece's columns where the product wants them. bf16 weights are multiplied as they
  * lie, with x as it is. The sum of int4 is of x · (value + 8), less 8 · x: an x that is 10^4 times its row's others and meets a weight of

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "runtime/bench/bench_shapes.h"
-#include "runtime/cuda/dispatch/product_choice.h"
+#include "runtime/cuda/dispatch/dispatch.h"
 #include "tests/unit/unit.h"
 
 static const mm_cu_device devices[] = {{true, 8}, {true, 4}, {true, 2}, {true, 0}, {false, 0}};
@@ -20,7 +20,7 @@ static bool one_fits(const mm_cu_weight *w, uint64_t segments) {
   return 16 * depth * (2048 + 4 * scales) + items * (piece * 64 + 32 * back) + 4 * 16 * 4 * 32 <= 224 * 1024;
 }
 
-/* skinny_clusters.cuh: the rows' shares, the sums, two stages for each group. */
+/* small_batch.cuh: the rows' shares, the sums, two stages for each group. */
 static bool cluster_fits(const mm_cu_device *d, const mm_cu_weight *w, uint32_t tokens, bool codes) {
   if (tokens > 64 || d->cluster < 2) return false;
   const uint64_t rows = tokens <= 8 ? 8 : tokens <= 16 ? 16 : tokens <= 32 ? 32 : 64;
@@ -59,16 +59,16 @@ static bool can(const mm_cu_device *d, mm_cu_kernel kernel, const mm_cu_task *q)
   const mm_cu_weight *w = q->w, *w2 = q->w2;
   switch (kernel) {
     case MM_CU_GEMM_FP8: return !w2 && d->hopper && coded(w);
-    case MM_CU_SKINNY_FP8: return !w2 && d->hopper && in_blocks(w) && cluster_fits(d, w, q->tokens, true);
+    case MM_CU_SMALL_BATCH_FP8: return !w2 && d->hopper && in_blocks(w) && cluster_fits(d, w, q->tokens, true);
     case MM_CU_ONE: return !w2 && d->hopper && q->tokens == 1 && one_fits(w, 1);
-    case MM_CU_SKINNY_FEW: return !w2 && d->hopper && w->scale_kind != MM_CU_FINE && cluster_fits(d, w, q->tokens, false);
-    case MM_CU_SKINNY_ROWS: return !w2 && q->tokens <= 16;
+    case MM_CU_SMALL_BATCH_WIDENED: return !w2 && d->hopper && w->scale_kind != MM_CU_FINE && cluster_fits(d, w, q->tokens, false);
+    case MM_CU_DECODE_LINEAR: return !w2 && q->tokens <= 16;
     case MM_CU_GEMM_WIDENED: return !w2 && d->hopper && w->code != MM_CU_BF16;
     case MM_CU_GEMM: return !w2 && (!d->hopper || w->code == MM_CU_BF16);
     case MM_CU_EXPERTS_FEW: return w2 && d->hopper && q->tokens > 1 && few_can(w) && few_can(w2);
     case MM_CU_EXPERTS_FP8: return w2 && d->hopper && q->tokens > 1 && coded(w) && coded(w2) && w->n % 256 == 0 && has_room(w2);
     case MM_CU_EXPERTS_ONE: return w2 && d->hopper && q->tokens == 1 && one_fits(w, 1) && one_fits(w2, q->top_k);
-    case MM_CU_EXPERTS_SKINNY: return w2 && q->tokens <= 16;
+    case MM_CU_EXPERTS_DECODE: return w2 && q->tokens <= 16;
     case MM_CU_EXPERTS_MANY: return w2 && d->hopper && q->tokens > 1 && many_can(w) && many_can(w2);
     case MM_CU_EXPERTS_GEMM: return w2 && q->tokens > 1;
     case MM_CU_NO_KERNEL:
@@ -79,7 +79,7 @@ static bool can(const mm_cu_device *d, mm_cu_kernel kernel, const mm_cu_task *q)
 
 /* Kernels that read inputs of this kind: codes are what products of codes read, and no others. */
 static bool reads(mm_cu_kernel kernel, mm_cu_inputs_are x) {
-  const bool codes = kernel == MM_CU_GEMM_FP8 || kernel == MM_CU_SKINNY_FP8 || kernel == MM_CU_EXPERTS_FP8;
+  const bool codes = kernel == MM_CU_GEMM_FP8 || kernel == MM_CU_SMALL_BATCH_FP8 || kernel == MM_CU_EXPERTS_FP8;
   const bool rounds = kernel == MM_CU_ONE || kernel == MM_CU_EXPERTS_ONE || kernel == MM_CU_EXPERTS_FEW;
   return x == MM_CU_AS_CODES || x == MM_CU_AS_ROW_CODES ? codes : x == MM_CU_ROUNDED_INSIDE ? rounds : !codes;
 }
@@ -177,7 +177,7 @@ static void test_limits(void **state) {
   assert_false(mm_cu_takes(&devices[0], MM_CU_EXPERTS_MANY, &q)); /* of one matrix */
   q.w2 = &w, q.top_k = 1, q.tokens = 7;
   assert_false(mm_cu_takes(&devices[0], MM_CU_GEMM_WIDENED, &q)); /* of two */
-  assert_int_equal(mm_cu_choose_product(&devices[0], &q).kernel, MM_CU_EXPERTS_SKINNY);
+  assert_int_equal(mm_cu_choose_product(&devices[0], &q).kernel, MM_CU_EXPERTS_DECODE);
   q.tokens = 8;
   assert_int_equal(mm_cu_choose_product(&devices[0], &q).kernel, MM_CU_EXPERTS_FEW);
 }
@@ -317,7 +317,7 @@ static void test_cut_inputs(void **state) {
     assert_true(mm_cu_describe(&w.layer[0].w13, "w13", &a, &err) && mm_cu_describe(&w.layer[0].w2, "w2", &b, &err));
     assert_int_equal(a.whole.whole_k, 0);
     assert_int_equal(b.whole.whole_k, rows[i].told ? 1536 : 0);
-    assert_true(!rows[i].told || (b.rounding.kind == MM_ACT_KEPT && mm_cu_told_largest(&b.whole) == rows[i].told));
+    assert_true(!rows[i].told || (b.rounding.kind == MM_ACT_KEPT && mm_cu_published_largest(&b.whole) == rows[i].told));
     const mm_cu_choice c = mm_cu_choose_product(&devices[0], &(mm_cu_task){&a, &b, rows[i].tokens, m.top_k, true, false});
     mm_cu_say_choice(&c, got, sizeof got);
     if (strcmp(got, rows[i].kernels) != 0) fail_msg("row %zu: %s, expected %s", i, got, rows[i].kernels);

@@ -18,7 +18,7 @@ struct linear_job {
   __device__ uint32_t tokens() const { return a.tokens; }
   __device__ uint32_t groups() const { return p.part_groups; }
   __device__ row_group rows(uint32_t group) const { return stream_share(p, group); }
-  __device__ uint32_t apart() const { return 0; }
+  __device__ uint32_t gap() const { return 0; }
   __device__ uint32_t segments() const { return 1; }
   __device__ uint32_t matrix(uint32_t, uint32_t) const { return 0; }
   __device__ const bf16 *x(uint32_t, uint32_t token) const {
@@ -40,8 +40,8 @@ struct linear_job {
 
 template <mm_cu_code C, mm_cu_scale S, int kTokens>
 __global__ void __launch_bounds__(32 * kStreamWarps, stream_blocks(kTokens, kStreamWarps))
-    skinny(const __grid_constant__ stream_source from, const __grid_constant__ stream_plan p, const __grid_constant__ mm_cu_weight w,
-           const __grid_constant__ mm_cu_linear a) {
+    decode_linear(const __grid_constant__ stream_source from, const __grid_constant__ stream_plan p, const __grid_constant__ mm_cu_weight w,
+                  const __grid_constant__ mm_cu_linear a) {
   grid_launch_next_early();
   stream_rows<C, S>(w, from, p, linear_job<kTokens>{w, a, p});
 }
@@ -54,7 +54,7 @@ struct one_job {
 
   __device__ uint32_t fours() const { return (w.n + 3) / 4; }
   __device__ uint32_t segments() const { return 1; }
-  __device__ uint32_t apart() const { return 1; }
+  __device__ uint32_t gap() const { return 1; }
   __device__ uint32_t behind() const { return 2; }
   __device__ four_place at(uint32_t four, uint32_t) const { return {0, 4 * four, w.n - 4 * four}; }
   __device__ const bf16 *x(uint32_t) const { return a.x + (size_t)(a.rows ? a.rows[0] : 0) * w.k; }
@@ -100,7 +100,7 @@ struct one_launch {
   }
 };
 
-struct skinny_launch {
+struct decode_launch {
   const mm_cu_weight &w;
   const mm_cu_linear &a;
   cudaStream_t s;
@@ -111,7 +111,7 @@ struct skinny_launch {
     const cudaError_t e = mm_cu_open_source(w, p, &from);
     if (e != cudaSuccess) return e;
     const unsigned grid = min(p.part_groups, multiprocessors());
-    return launch(p.tokens == 8 ? skinny<C, S, 8> : skinny<C, S, 16>, grid, 32 * p.warps, p.shared, s, from, p, w, a);
+    return launch(p.tokens == 8 ? decode_linear<C, S, 8> : decode_linear<C, S, 16>, grid, 32 * p.warps, p.shared, s, from, p, w, a);
   }
 };
 
@@ -122,7 +122,7 @@ cudaError_t mm_cu_one(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t
   return e != cudaSuccess ? e : for_scheme(w, one_launch{w, a, s});
 }
 
-cudaError_t mm_cu_skinny(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s) {
-  const cudaError_t e = mm_cu_refuse(MM_CU_SKINNY_ROWS, {&w, nullptr, a.tokens});
-  return e != cudaSuccess || a.tokens == 0 ? e : for_scheme(w, skinny_launch{w, a, s});
+cudaError_t mm_cu_decode_linear(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s) {
+  const cudaError_t e = mm_cu_refuse(MM_CU_DECODE_LINEAR, {&w, nullptr, a.tokens});
+  return e != cudaSuccess || a.tokens == 0 ? e : for_scheme(w, decode_launch{w, a, s});
 }

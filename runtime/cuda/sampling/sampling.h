@@ -1,5 +1,5 @@
-/* The next token on the device: what rows ask for, done to their logits before (adjust.cu), and the choice (choose.cu, draws.cu). Launch
- * functions as in kernels.h; the rule is that of sample.h, to the bit. */
+/* The next token on the device: what rows ask for, done to their logits before (adjust.cu), and the choice (sample_rows.cu,
+ * large_sampling.cu). Launch functions as in kernels.h; the rule is that of sample.h, to the bit. */
 #ifndef MM_CUDA_CHOOSE_H
 #define MM_CUDA_CHOOSE_H
 
@@ -8,7 +8,7 @@
 
 #include "runtime/engine/sample.h"
 
-/* mm_sampling of one output row, and its draw (draw.h). */
+/* mm_sampling of one output row, and its draw (random_draw.h). */
 struct mm_cu_draw {
   float scale = -1; /* mm_draw_scale; negative: greedy */
   uint32_t top_k = 0;
@@ -53,13 +53,13 @@ struct mm_cu_ask {
   uint32_t bias_first = 0, bias_count = 0;
   float repetition = 1, presence = 0, frequency = 0;
   uint32_t prompt = 0;
-  uint32_t seen = 0; /* 1 + its number among the rows with penalties; 0: it has none */
-  uint32_t raw = 0;  /* 1 + its row of mm_cu_asks.raw, where its logits stay as the model gave them; 0: they are not copied */
-  uint32_t told = 0; /* 1 + number of likeliest ids with logprobs; 0: no logprobs */
+  uint32_t seen = 0;     /* 1 + its number among the rows with penalties; 0: it has none */
+  uint32_t raw = 0;      /* 1 + its row of mm_cu_asks.raw, where its logits stay as the model gave them; 0: they are not copied */
+  uint32_t logprobs = 0; /* 1 + number of likeliest ids with logprobs; 0: no logprobs */
 };
 
 #define MM_CU_SEEN         32 /* rows with penalties that are counted at a time */
-#define MM_CU_TOLD         (1 + MM_LOGPROBS)
+#define MM_CU_LOGPROBS     (1 + MM_LOGPROBS)
 #define MM_CU_WORDS(vocab) (((vocab) + 31) / 32)
 
 /* Options of the rows of a step; all in device memory. */
@@ -69,19 +69,19 @@ struct mm_cu_asks {
   const uint32_t *mask; /* [masks, MM_CU_WORDS(vocab)] */
   float *raw;           /* [raws, vocab] */
   uint32_t *seen;       /* [MM_CU_SEEN, vocab], zero between launches */
-  mm_logprob *told;     /* [rows, MM_CU_TOLD] */
+  mm_logprob *logprobs; /* [rows, MM_CU_LOGPROBS] */
   const uint32_t *pos;  /* [tokens] */
   const int32_t *ids;   /* [slots, positions] that the slots hold; -1: not known */
   uint32_t positions;
-  bool copies, tells; /* some row has a mask or keeps a copy of its logits; some row wants logprobs */
-  uint32_t most_bias; /* of a row */
-  uint32_t penalised; /* rows */
-  uint32_t longest;   /* tokens that a penalised row holds, at most */
+  bool copies, logprobs_wanted; /* some row has a mask or keeps a copy of its logits; some row wants logprobs */
+  uint32_t most_bias;           /* of a row */
+  uint32_t penalised;           /* rows */
+  uint32_t longest;             /* tokens that a penalised row holds, at most */
 };
 /* Applies the rows' options to the logits before sampling, in place: logits are those of `a`. */
 cudaError_t mm_cu_adjust(const mm_cu_choose &a, float *logits, const mm_cu_asks &q, uint32_t rows, cudaStream_t s);
-/* Writes logprobs (q.told) of the sampled tokens. */
-cudaError_t mm_cu_tell(const mm_cu_choose &a, const mm_cu_asks &q, uint32_t rows, cudaStream_t s);
+/* Writes logprobs (q.logprobs) of the sampled tokens. */
+cudaError_t mm_cu_logprobs(const mm_cu_choose &a, const mm_cu_asks &q, uint32_t rows, cudaStream_t s);
 
 /* score[rows] = -ln of what the softmax of each row gives id target[row], in f64; ids that are not to be chosen have no share. Infinite for
  * one of those, no number where some logit is none. */

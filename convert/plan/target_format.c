@@ -1,5 +1,5 @@
 /* The table of naming schemes and the quantization_config of each target format. */
-#include "convert/plan/dialect.h"
+#include "convert/plan/target_format.h"
 
 #include "convert/plan/card.h"
 
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct mm_dialect {
+struct mm_target_format {
   const char *name;
   bool mixes; /* several schemes in one checkpoint */
   /* The quantization_config of a plan. `list` holds the modules that stay as they are (taken over). NULL on want of memory. */
@@ -21,10 +21,12 @@ static mm_json *ct_config(const mm_plan *p, mm_json *list, mm_err *err);
 static mm_json *modelopt_config(const mm_plan *p, mm_json *list, mm_err *err);
 static mm_json *modelopt_file(const mm_plan *p, mm_json *list, mm_err *err);
 
-static const mm_dialect fp8 = {.name = "fp8", .config = fp8_config}, ct = {.name = "ct", .mixes = true, .config = ct_config},
-                        modelopt = {
-                            .name = "modelopt", .config = modelopt_config, .file = "hf_quant_config.json", .file_config = modelopt_file};
-static const mm_dialect *const dialects[] = {&fp8, &ct, &modelopt}; /* in the order in which they are tried */
+static const mm_target_format fp8 = {.name = "fp8", .config = fp8_config}, ct = {.name = "ct", .mixes = true, .config = ct_config},
+                              modelopt = {.name = "modelopt",
+                                          .config = modelopt_config,
+                                          .file = "hf_quant_config.json",
+                                          .file_config = modelopt_file};
+static const mm_target_format *const target_formats[] = {&fp8, &ct, &modelopt}; /* in the order in which they are tried */
 
 /* JSON of compressed-tensors. */
 #define FLOAT(bits) "{\"num_bits\": " bits ", \"type\": \"float\", \"symmetric\": true, "
@@ -40,8 +42,8 @@ static const mm_dialect *const dialects[] = {&fp8, &ct, &modelopt}; /* in the or
 #define MODELOPT4 "{\"dynamic\": false, \"num_bits\": 4, \"type\": \"float\", \"group_size\": 16}"
 
 #define IN(by, word, ...) \
-  { .dialect = &by, .scheme = word, __VA_ARGS__ }
-static const mm_spelling spelling[] = {
+  { .target_format = &by, .scheme = word, __VA_ARGS__ }
+static const mm_target_naming naming[] = {
     IN(fp8, "block_fp8", .suffix = {".weight", ".weight_scale_inv"},
        .config = "{\"activation_scheme\": \"dynamic\", \"fmt\": \"float8_e4m3fn\", \"quant_method\": \"fp8\", "
                  "\"weight_block_size\": [128, 128]}"),
@@ -82,40 +84,40 @@ static const mm_spelling spelling[] = {
        .whole_groups = true, .algorithm = "NVFP4", .config = "{\"weights\": " MODELOPT4 ", \"input_activations\": " MODELOPT4 "}"),
 };
 #undef IN
-#define SPELLINGS (sizeof spelling / sizeof *spelling)
+#define SPELLINGS (sizeof naming / sizeof *naming)
 
-static const mm_spelling *find_spelling(const mm_dialect *d, const mm_pack_tensor *t) {
+static const mm_target_naming *find_naming(const mm_target_format *d, const mm_pack_tensor *t) {
   for (size_t i = 0; i < SPELLINGS; i++)
-    if (spelling[i].dialect == d && strcmp(spelling[i].scheme, t->scheme) == 0 && !spelling[i].input == !(t->input_scale > 0))
-      return &spelling[i];
+    if (naming[i].target_format == d && strcmp(naming[i].scheme, t->scheme) == 0 && !naming[i].input == !(t->input_scale > 0))
+      return &naming[i];
   return NULL;
 }
 
 /* Columns of a scale's cell that must divide the matrix's; 1 when any number will do. */
-static uint32_t group_of(const mm_spelling *s, const mm_scheme *scheme) { return s->whole_groups ? scheme->plane[1].cell.k : 1; }
+static uint32_t group_of(const mm_target_naming *s, const mm_scheme *scheme) { return s->whole_groups ? scheme->plane[1].cell.k : 1; }
 
-static bool no_spelling(const mm_dialect *d, const mm_pack_tensor *t, mm_err *err) {
+static bool no_naming(const mm_target_format *d, const mm_pack_tensor *t, mm_err *err) {
   const char *fixed = " with static scales of the inputs";
   char known[512] = "";
   for (size_t i = 0; i < SPELLINGS; i++)
-    if (spelling[i].dialect == d)
-      snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s, ", spelling[i].scheme, spelling[i].input ? fixed : "");
+    if (naming[i].target_format == d)
+      snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s, ", naming[i].scheme, naming[i].input ? fixed : "");
   return mm_fail(err, MM_UNSUPPORTED, "E_DIALECT", mm_at(NULL, t->piece[0].source),
                  "found %s%s, which dialect %s has no spelling for; expected one of %sbf16 or none", t->scheme,
                  t->input_scale > 0 ? fixed : "", d->name, known);
 }
 
 /* Spells every tensor in d, or says what it cannot spell. */
-static bool spell_in(mm_plan *p, const mm_dialect *d, mm_err *err) {
-  const mm_spelling *first = NULL;
+static bool spell_in(mm_plan *p, const mm_target_format *d, mm_err *err) {
+  const mm_target_naming *first = NULL;
   for (size_t i = 0; i < p->pack.tensor_count; i++) {
     const mm_pack_tensor *t = &p->pack.tensor[i];
     mm_plan_tensor *pt = &p->tensor[i];
     mm_where at = mm_at(p->hf->dir, t->piece[0].source);
-    pt->spelling = NULL;
+    pt->naming = NULL;
     if (pt->scheme->code == MM_CODE_PLAIN) continue;
-    const mm_spelling *s = pt->spelling = find_spelling(d, t);
-    if (!s) return no_spelling(d, t, err);
+    const mm_target_naming *s = pt->naming = find_naming(d, t);
+    if (!s) return no_naming(d, t, err);
     if (pt->rule[0]->kind == MM_KIND_EMBED)
       return mm_fail(err, MM_UNSUPPORTED, "E_DIALECT", at,
                      "found %s, but engines keep embedding and head as they are (--head bf16, or --override, makes it so)", t->scheme);
@@ -132,28 +134,28 @@ static bool spell_in(mm_plan *p, const mm_dialect *d, mm_err *err) {
       return mm_fail(err, MM_UNSUPPORTED, "E_DIALECT", at, "found %s beside %s, but dialect %s holds one scheme", t->scheme, first->scheme,
                      d->name);
   }
-  p->dialect = first ? d : NULL;
+  p->target_format = first ? d : NULL;
   return true;
 }
 
-bool mm_dialect_file(const char *name) {
-  for (size_t i = 0; i < sizeof dialects / sizeof *dialects; i++)
-    if (dialects[i]->file && strcmp(dialects[i]->file, name) == 0) return true;
+bool mm_target_format_file(const char *name) {
+  for (size_t i = 0; i < sizeof target_formats / sizeof *target_formats; i++)
+    if (target_formats[i]->file && strcmp(target_formats[i]->file, name) == 0) return true;
   return false;
 }
 
-const char *mm_dialect_name(const mm_dialect *d) { return d ? d->name : "none"; }
+const char *mm_target_format_name(const mm_target_format *d) { return d ? d->name : "none"; }
 
-bool mm_dialect_spell(mm_plan *p, const char *word, mm_err *err) {
-  const size_t count = sizeof dialects / sizeof *dialects;
+bool mm_target_format_spell(mm_plan *p, const char *word, mm_err *err) {
+  const size_t count = sizeof target_formats / sizeof *target_formats;
   bool ok = false;
   for (size_t i = 0; !ok && i < count; i++)
-    if (!word || strcmp(word, dialects[i]->name) == 0) ok = spell_in(p, dialects[i], word ? err : MM_IGNORED);
+    if (!word || strcmp(word, target_formats[i]->name) == 0) ok = spell_in(p, target_formats[i], word ? err : MM_IGNORED);
   if (!ok && !word) return spell_in(p, &ct, err); /* the widest format gives the reason */
   if (!ok) return mm_fail(err, MM_USAGE, "E_DIALECT", mm_at(NULL, NULL), "found dialect \"%s\", expected fp8, ct or modelopt", word);
   for (size_t i = 0; i < p->pack.tensor_count; i++) {
     mm_pack_tensor *t = &p->pack.tensor[i];
-    const mm_spelling *s = p->tensor[i].spelling;
+    const mm_target_naming *s = p->tensor[i].naming;
     for (unsigned j = 0; s && j < t->plane_count; j++) t->plane[j].suffix = s->suffix[j];
     if (s && s->words) t->plane[0].dtype = s->words;
     if (s && s->shape) t->plane[t->plane_count++] = (mm_pack_plane){.suffix = ".weight_shape", .dtype = MM_I64};
@@ -162,7 +164,7 @@ bool mm_dialect_spell(mm_plan *p, const char *word, mm_err *err) {
   return true;
 }
 
-void mm_dialect_scale(const mm_spelling *s, const mm_scheme *scheme, unsigned plane, void *stored, size_t bytes) {
+void mm_target_format_scale(const mm_target_naming *s, const mm_scheme *scheme, unsigned plane, void *stored, size_t bytes) {
   const mm_cell *cell = &scheme->plane[plane].cell;
   if (s->offset && plane == 0) /* two's complement plus 8 */
     for (size_t i = 0; i < bytes; i++) ((uint8_t *)stored)[i] ^= 0x88;
@@ -213,7 +215,7 @@ static bool add_experts(mm_json *list, const mm_plan *p, size_t i) {
   const char *source = p->pack.tensor[i].piece[0].source;
   char name[256];
   for (size_t j = i; j < p->pack.tensor_count && is_expert(p, j, layer); j++)
-    if (p->tensor[j].spelling) return true;
+    if (p->tensor[j].naming) return true;
   size_t n = (size_t)(strstr(source, ".experts.") + strlen(".experts") - source);
   snprintf(name, sizeof name, "%.*s", (int)n, source);
   if (!mm_json_append(list, mm_json_new_str(name))) return false;
@@ -233,7 +235,7 @@ static mm_json *left_out(const mm_plan *p) {
   bool ok = list;
   for (size_t i = 0; ok && i < p->pack.tensor_count; i++) {
     const mm_pack_tensor *t = &p->pack.tensor[i];
-    if (t->vector || p->tensor[i].spelling) continue;
+    if (t->vector || p->tensor[i].naming) continue;
     if (is_expert(p, i, p->tensor[i].layer) && !is_expert(p, i - 1, p->tensor[i].layer)) ok = add_experts(list, p, i);
     for (unsigned j = 0; ok && j < t->piece_count; j++) ok = add_module(list, t->piece[j].source);
     if (p->tensor[i].rule[0]->kind != MM_KIND_EXPERT) ok = ok && add_aliases(list, t);
@@ -241,9 +243,9 @@ static mm_json *left_out(const mm_plan *p) {
   return complete(list, ok);
 }
 
-static const mm_spelling *first_spelling(const mm_plan *p) {
+static const mm_target_naming *first_spelling(const mm_plan *p) {
   for (size_t i = 0; i < p->pack.tensor_count; i++)
-    if (p->tensor[i].spelling) return p->tensor[i].spelling;
+    if (p->tensor[i].naming) return p->tensor[i].naming;
   return NULL;
 }
 
@@ -263,7 +265,7 @@ static mm_json *words(const char *word) {
 }
 
 static mm_json *modelopt_config(const mm_plan *p, mm_json *list, mm_err *err) {
-  const mm_spelling *s = first_spelling(p);
+  const mm_target_naming *s = first_spelling(p);
   mm_json *o = mm_json_new_obj(), *groups = mm_json_new_obj(), *group = parse(s->config, err);
   bool ok = mm_json_set(group, "targets", words("Linear"));
   ok = mm_json_set(groups, "group_0", group) && ok;
@@ -274,7 +276,7 @@ static mm_json *modelopt_config(const mm_plan *p, mm_json *list, mm_err *err) {
 }
 
 static mm_json *modelopt_file(const mm_plan *p, mm_json *list, mm_err *err) {
-  const mm_spelling *s = first_spelling(p);
+  const mm_target_naming *s = first_spelling(p);
   mm_json *o = mm_json_new_obj(), *q = parse("{\"kv_cache_quant_algo\": null, \"group_size\": 16}", err);
   bool ok = mm_json_set(q, "quant_algo", mm_json_new_str(s->algorithm));
   ok = mm_json_set(q, "exclude_modules", list) && ok;
@@ -348,21 +350,21 @@ static bool add_named(mm_json *list, const mm_pack_tensor *t) {
 }
 
 /* True if every expert of every layer has this naming scheme. */
-static bool all_experts(const mm_plan *p, const mm_spelling *s) {
+static bool all_experts(const mm_plan *p, const mm_target_naming *s) {
   for (size_t i = 0; i < p->pack.tensor_count; i++)
-    if (p->tensor[i].rule[0]->kind == MM_KIND_EXPERT && p->tensor[i].spelling != s) return false;
+    if (p->tensor[i].rule[0]->kind == MM_KIND_EXPERT && p->tensor[i].naming != s) return false;
   return true;
 }
 
 /* True if every tensor of a rule has this naming scheme. */
-static bool whole_rule(const mm_plan *p, const mm_rule *r, const mm_spelling *s) {
+static bool whole_rule(const mm_plan *p, const mm_rule *r, const mm_target_naming *s) {
   for (size_t i = 0; i < p->pack.tensor_count; i++)
-    if (p->tensor[i].rule[0] == r && p->tensor[i].spelling != s) return false;
+    if (p->tensor[i].rule[0] == r && p->tensor[i].naming != s) return false;
   return true;
 }
 
-/* The modules of one spelling: one expression for a whole rule, each by its name otherwise. */
-static mm_json *targets(const mm_plan *p, const mm_spelling *s) {
+/* The modules of one naming: one expression for a whole rule, each by its name otherwise. */
+static mm_json *targets(const mm_plan *p, const mm_target_naming *s) {
   const mm_rule *last = NULL; /* tensors of one rule mostly follow one another */
   bool whole = false, ok = true;
   const bool every = all_experts(p, s);
@@ -370,7 +372,7 @@ static mm_json *targets(const mm_plan *p, const mm_spelling *s) {
   for (size_t i = 0; ok && i < p->pack.tensor_count; i++) {
     const mm_pack_tensor *t = &p->pack.tensor[i];
     const mm_plan_tensor *pt = &p->tensor[i];
-    if (pt->spelling != s) continue;
+    if (pt->naming != s) continue;
     if (pt->rule[0] != last) whole = whole_rule(p, pt->rule[0], s);
     last = pt->rule[0];
     if (whole && mm_json_get(done, last->theirs)) continue;
@@ -382,7 +384,7 @@ static mm_json *targets(const mm_plan *p, const mm_spelling *s) {
   return complete(list, ok);
 }
 
-static bool add_group(mm_json *groups, const mm_spelling *s, mm_json *modules, mm_err *err) {
+static bool add_group(mm_json *groups, const mm_target_naming *s, mm_json *modules, mm_err *err) {
   char name[32];
   snprintf(name, sizeof name, "group_%zu", mm_json_size(groups));
   mm_json *group = parse(s->config, err);
@@ -390,18 +392,18 @@ static bool add_group(mm_json *groups, const mm_spelling *s, mm_json *modules, m
   return mm_json_set(groups, name, group) && ok;
 }
 
-/* The group of the commonest spelling names every linear module and comes last: readers take the first group that a module fits. */
+/* The group of the commonest naming names every linear module and comes last: readers take the first group that a module fits. */
 static mm_json *ct_groups(const mm_plan *p, mm_err *err) {
   size_t count[SPELLINGS] = {0}, most = 0;
   for (size_t i = 0; i < p->pack.tensor_count; i++)
-    if (p->tensor[i].spelling) count[p->tensor[i].spelling - spelling]++;
+    if (p->tensor[i].naming) count[p->tensor[i].naming - naming]++;
   for (size_t i = 0; i < SPELLINGS; i++)
     if (count[i] > count[most]) most = i;
   mm_json *o = mm_json_new_obj();
   bool ok = o;
   for (size_t i = 0; ok && i < SPELLINGS; i++)
-    if (i != most && count[i] > 0) ok = add_group(o, &spelling[i], targets(p, &spelling[i]), err);
-  return complete(o, ok && add_group(o, &spelling[most], words("Linear"), err));
+    if (i != most && count[i] > 0) ok = add_group(o, &naming[i], targets(p, &naming[i]), err);
+  return complete(o, ok && add_group(o, &naming[most], words("Linear"), err));
 }
 
 /* Engines ask for the experts of a layer by projections that no file has ("experts.0.gate_proj"): an expression covers them where none of
@@ -411,7 +413,7 @@ static bool ignore_experts(mm_json *list, const mm_plan *p) {
   for (size_t i = 0; ok && i < p->pack.tensor_count; i++) {
     const uint32_t layer = p->tensor[i].layer;
     bool some = false, first = is_expert(p, i, layer) && !is_expert(p, i - 1, layer);
-    for (size_t j = i; first && j < p->pack.tensor_count && is_expert(p, j, layer); j++) some = some || p->tensor[j].spelling;
+    for (size_t j = i; first && j < p->pack.tensor_count && is_expert(p, j, layer); j++) some = some || p->tensor[j].naming;
     char re[256];
     snprintf(re, sizeof re, "re:^model\\.layers\\.%u\\.(block_sparse_moe|mlp)\\.experts\\..*$", layer);
     if (first && !some) ok = mm_json_append(list, mm_json_new_str(re));
@@ -439,14 +441,14 @@ static const char *text_of(mm_plan *p, mm_json *j, mm_err *err) {
   return kept;
 }
 
-bool mm_dialect_texts(mm_plan *p, mm_err *err) {
+bool mm_target_format_texts(mm_plan *p, mm_err *err) {
   char *source = mm_json_dump(p->hf->config, false);
   mm_json *config = source ? mm_json_parse(source, strlen(source), p->hf->config_path, err) : NULL;
   free(source);
   if (!config) return mm_fail_memory(err, 0);
   mm_json_remove(config, "quantization_config");
   mm_json_remove(config, "compression_config");
-  const mm_dialect *d = p->dialect;
+  const mm_target_format *d = p->target_format;
   bool ok = !d || mm_json_set(config, "quantization_config", d->config(p, left_out(p), err));
   p->text[0] = (mm_plan_text){"config.json", text_of(p, complete(config, ok), err)};
   p->text[1] = (mm_plan_text){MM_CARD, mm_card_text(p, d ? d->name : NULL, err)};

@@ -1,4 +1,5 @@
-/* The core of dense products of at most 64 rows on sm_90a (skinny_fp8.cu, skinny_few.cu): the weights are read once, at the memory's rate.
+/* The core of dense products of at most 64 rows on sm_90a (small_batch_fp8.cu, small_batch_widened.cu): the weights are read once, at the
+ * memory's rate.
  *
  * A cluster of 2, 4 or 8 blocks takes tiles of 64 weight rows, each block its share of the columns, so that its part of all rows of x stays
  * in shared memory. One warp loads 128 bytes of a tile's rows at a time by TMA, as far ahead as there are free stages, long before the
@@ -7,7 +8,7 @@
  * with the next tile. A row's bits therefore depend on the shape, the number of rows up to 8, 16, 32 or 64, and the device alone.
  *
  * A Kind says what is multiplied:
- *   kKind                    as product_choice.h says it
+ *   kKind                    as dispatch.h says it
  *   kRows, kTurns            8, 16, 32 or 64, the most there may be; groups
  *   kLineX, kLineBack        bytes of the rows for a line, and of their factors
  *   kScaleBytes              of a stage's scales
@@ -25,7 +26,7 @@
 
 #include "runtime/cuda/core/launch.h"
 #include "runtime/cuda/core/tensor_map.h"
-#include "runtime/cuda/gemm/few.cuh"
+#include "runtime/cuda/gemm/small_batch_rows.cuh"
 
 constexpr uint32_t kStage = kBox * kLine, kMostBlocks = 8, kMostStages = 20, kRoom = MM_CU_CLUSTER_ROOM;
 [[maybe_unused]] constexpr uint32_t kAdders = 3; /* warps */
@@ -225,7 +226,7 @@ __device__ __forceinline__ void add_sums(const cluster_block &b) {
       }
     }
     __syncwarp();
-    if (tile + kSets * b.clusters >= b.p.tiles) continue; /* nobody waits for that: a block that ends is told nothing more */
+    if (tile + kSets * b.clusters >= b.p.tiles) continue; /* nobody waits for that: a block that ends is published nothing more */
     if (lane < b.blocks) barrier_arrive_pair(block_address(b.at(b.bar->read[set]), lane));
   }
 }

@@ -4,16 +4,16 @@
  *   fp8       transformers' FineGrainedFP8 and, of block_fp8, DeepSeek's, vLLM's and SGLang's: quant_method "fp8"
  *   ct        compressed-tensors: one config group per scheme
  *   modelopt  NVIDIA Model Optimizer, with hf_quant_config.json next to config.json */
-#ifndef MM_CONVERT_DIALECT_H
-#define MM_CONVERT_DIALECT_H
+#ifndef MM_CONVERT_TARGET_FORMAT_H
+#define MM_CONVERT_TARGET_FORMAT_H
 
 #include "convert/plan/plan.h"
 
-typedef struct mm_dialect mm_dialect;
+typedef struct mm_target_format mm_target_format;
 
-typedef struct mm_spelling {
+typedef struct mm_target_naming {
   const char *scheme;
-  const mm_dialect *dialect;
+  const mm_target_format *target_format;
   const char *suffix[MM_MAX_PLANES]; /* of the scheme's planes, behind the module's name */
   const char *input;                 /* a further suffix, of the inputs' static scale, F32; NULL: the inputs have none */
   mm_dtype words;                    /* the type of the codes, when several of ours make one word of theirs; else the scheme's */
@@ -24,20 +24,20 @@ typedef struct mm_spelling {
   bool whole_groups;                 /* columns must be a multiple of the scale's group */
   const char *algorithm;             /* ModelOpt's word */
   const char *config;                /* JSON object: the whole quantization_config but for the modules left out, or one config group */
-} mm_spelling;
+} mm_target_naming;
 
 /* Chooses the target format called `word` (NULL: the first that has every scheme of the plan) and names the planes of every tensor by it.
  * A scheme that the format lacks is MM_UNSUPPORTED E_DIALECT, naming tensor, scheme and format. */
-MM_MUST_USE bool mm_dialect_spell(mm_plan *p, const char *word, mm_err *err);
+MM_MUST_USE bool mm_target_format_spell(mm_plan *p, const char *word, mm_err *err);
 /* Fills p->text: the source's config.json with the quantization_config of the plan's schemes, and the target format's own file. Every
  * module that is not quantised is listed by its full name, which every engine's way of matching (exact, substring, glob, suffix)
  * understands. */
-MM_MUST_USE bool mm_dialect_texts(mm_plan *p, mm_err *err);
+MM_MUST_USE bool mm_target_format_texts(mm_plan *p, mm_err *err);
 /* Its word; "none" for NULL. */
-const char *mm_dialect_name(const mm_dialect *d);
+const char *mm_target_format_name(const mm_target_format *d);
 /* True if a target format has a config file of that name. */
-bool mm_dialect_file(const char *name);
-/* Turns the scale of a whole matrix, or codes ([bytes]), into what the spelling stores; leaves all other planes. */
-void mm_dialect_scale(const mm_spelling *s, const mm_scheme *scheme, unsigned plane, void *stored, size_t bytes);
+bool mm_target_format_file(const char *name);
+/* Turns the scale of a whole matrix, or codes ([bytes]), into what the naming stores; leaves all other planes. */
+void mm_target_format_scale(const mm_target_naming *s, const mm_scheme *scheme, unsigned plane, void *stored, size_t bytes);
 
 #endif

@@ -1,6 +1,6 @@
-/* y = x·Wᵀ of 2 to 64 rows of x as they are with stored weights of any code on sm_90a: codes are widened in registers (few.cuh), blocks of
- * a cluster share the columns (skinny_clusters.cuh). */
-#include "runtime/cuda/gemm/skinny_clusters.cuh"
+/* y = x·Wᵀ of 2 to 64 rows of x as they are with stored weights of any code on sm_90a: codes are widened in registers
+ * (small_batch_rows.cuh), blocks of a cluster share the columns (small_batch.cuh). */
+#include "runtime/cuda/gemm/small_batch.cuh"
 
 namespace {
 
@@ -12,7 +12,7 @@ struct kept_rows {
   static constexpr uint32_t kBlock = kRows * kLine; /* of x, a line */
   static_assert(kLineX == (kind::kPlain ? 1 : kind::kColumns / kPart) * kBlock && kLineBack == kind::kGroups * kRows * 8 &&
                     kScaleBytes == kBox * kind::kScaleBytes,
-                "what few.cuh makes of a line");
+                "what small_batch_rows.cuh makes of a line");
   static constexpr uint32_t kLeast = C == MM_CU_INT4 || C == MM_CU_E2M1 ? 250 : 160;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -117,8 +117,8 @@ struct kept_launch {
 
 }  // namespace
 
-cudaError_t mm_cu_skinny_few(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s) {
-  const cudaError_t e = mm_cu_refuse(MM_CU_SKINNY_FEW, {&w, nullptr, a.tokens});
+cudaError_t mm_cu_small_batch_widened(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s) {
+  const cudaError_t e = mm_cu_refuse(MM_CU_SMALL_BATCH_WIDENED, {&w, nullptr, a.tokens});
   return e != cudaSuccess || a.tokens == 0 ? e : for_scheme(w, kept_launch{w, a, s});
 }
 

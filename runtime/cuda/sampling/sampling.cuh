@@ -1,10 +1,11 @@
-/* Device code shared by choose.cu and draws.cu: logits as sortable keys, sampling from a sorted few, and the output of a sample. */
+/* Device code shared by sample_rows.cu and large_sampling.cu: logits as sortable keys, sampling from a sorted few, and the output of a
+ * sample. */
 #ifndef MM_CUDA_CHOOSE_CUH
 #define MM_CUDA_CHOOSE_CUH
 
 #include "runtime/cuda/core/device.cuh"
-#include "runtime/cuda/sampling/choose.h"
-#include "runtime/engine/draw.h"
+#include "runtime/cuda/sampling/sampling.h"
+#include "runtime/engine/random_draw.h"
 
 typedef unsigned long long u64;
 
@@ -234,7 +235,7 @@ __device__ __forceinline__ int32_t draw_of_few(const row_masses &of, u64 mine, c
   const u64 first = kept ? mm_draw_key(mm_draw_mix(set.race, (u64)id + 1), mass, id) : MM_DRAW_NOBODY;
   return (int32_t)(join_block<kChoiceThreads>(first, smaller()) & (MM_DRAW_IDS - 1));
 }
-/* The rows whose draws best[row] says are left (draws.cu); sets it back to zero. */
+/* The rows whose draws best[row] says are left (large_sampling.cu); sets it back to zero. */
 cudaError_t mm_cu_draw_rest(const mm_cu_choose &a, uint32_t rows, cudaStream_t s);
 
 #endif

@@ -90,8 +90,9 @@ cudaError_t multiply_few(float *to, const bf16 *x, const void *w, uint32_t n, ui
                 s, to, x, static_cast<const bf16 *>(w), n, k, tokens);
 }
 
-cudaError_t multiply(float *to, const bf16 *x, const void *w, uint32_t n, uint32_t k, uint32_t tokens, bool apart, cudaStream_t s) {
-  if (tokens <= 512 || n <= 32 || apart) return multiply_few<4>(to, x, w, n, k, tokens, s);
+cudaError_t multiply(float *to, const bf16 *x, const void *w, uint32_t n, uint32_t k, uint32_t tokens, bool batch_invariant,
+                     cudaStream_t s) {
+  if (tokens <= 512 || n <= 32 || batch_invariant) return multiply_few<4>(to, x, w, n, k, tokens, s);
   if (n <= 96) return multiply_few<12>(to, x, w, n, k, tokens, s);
   mm_cu_weight m = {};
   m.code = MM_CU_BF16, m.scale_kind = MM_CU_PLAIN, m.lead = 1, m.n = n, m.k = k, m.pitch = 2 * (size_t)k;
@@ -107,7 +108,7 @@ cudaError_t mm_cu_split(__nv_bfloat16 *to, const float *w, size_t n, cudaStream_
 
 cudaError_t mm_cu_route_logits(const mm_cu_router &m, const mm_cu_route &r, const __nv_bfloat16 *x, uint32_t tokens, cudaStream_t s) {
   float *to = m.wide ? m.product : r.logits;
-  cudaError_t e = multiply(to, x, m.wide ? m.piece : m.w, (m.wide ? kPieces : 1) * r.experts, m.k, tokens, m.apart, s);
+  cudaError_t e = multiply(to, x, m.wide ? m.piece : m.w, (m.wide ? kPieces : 1) * r.experts, m.k, tokens, m.batch_invariant, s);
   if (e == cudaSuccess && m.wide)
     e = launch(sum_pieces, ceil_div(tokens * r.experts, kThreads), kThreads, 0, s, r.logits, to, r.experts, tokens * r.experts);
   return e;

@@ -1,5 +1,5 @@
-/* The table of kernels (product_choice.h). */
-#include "runtime/cuda/dispatch/product_choice.h"
+/* The table of kernels (dispatch.h). */
+#include "runtime/cuda/dispatch/dispatch.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -55,19 +55,19 @@ static bool clusters_fit(const mm_cu_device *d, const mm_cu_task *q, bool codes)
          mm_cu_cluster_fits(mm_cu_cluster_kind_of(q->w->code, q->w->scale_kind, codes, rows), (uint32_t)mm_ceil_div(lines, d->cluster));
 }
 static bool takes_codes(const mm_cu_device *d, const mm_cu_task *q) { return mm_cu_multiplies_codes(d, q->w); }
-static bool takes_skinny_fp8(const mm_cu_device *d, const mm_cu_task *q) {
+static bool takes_small_batch_fp8(const mm_cu_device *d, const mm_cu_task *q) {
   return mm_cu_multiplies_blocks(d, q->w) && clusters_fit(d, q, true);
 }
-static bool takes_skinny_few(const mm_cu_device *d, const mm_cu_task *q) {
+static bool takes_small_batch_widened(const mm_cu_device *d, const mm_cu_task *q) {
   return d->hopper && q->w->scale_kind != MM_CU_FINE && clusters_fit(d, q, false);
 }
 static bool takes_one(const mm_cu_device *d, const mm_cu_task *q) { return d->hopper && q->tokens == 1 && q->w->k <= ONE_COLUMNS; }
-static bool takes_skinny(const mm_cu_device *d, const mm_cu_task *q) { return (void)d, q->tokens <= MM_CU_SKINNY; }
+static bool takes_decode_linear(const mm_cu_device *d, const mm_cu_task *q) { return (void)d, q->tokens <= MM_CU_DECODE_ROWS; }
 static bool takes_widened(const mm_cu_device *d, const mm_cu_task *q) { return d->hopper && q->w->code != MM_CU_BF16; }
 static bool takes_gemm(const mm_cu_device *d, const mm_cu_task *q) { return !takes_widened(d, q); }
 
 static bool few_rows(const mm_cu_device *d, const mm_cu_task *q) {
-  return (void)d, q->tokens > 1 && q->tokens <= (q->decode ? MM_CU_FEW : MM_CU_SKINNY);
+  return (void)d, q->tokens > 1 && q->tokens <= (q->decode ? MM_CU_FEW : MM_CU_DECODE_ROWS);
 }
 
 /* Few rows of codes in blocks that no cluster holds come by the kernel of many; others come faster as numbers. */
@@ -109,10 +109,10 @@ static bool takes_experts_many(const mm_cu_device *d, const mm_cu_task *q) {
 }
 
 static bool few_each(const mm_cu_device *d, const mm_cu_task *q) {
-  const uint32_t most = !q->decode ? MM_CU_SKINNY : experts_multiply_codes(d, q) ? MM_CU_FEW : MM_CU_FEW_EACH;
+  const uint32_t most = !q->decode ? MM_CU_DECODE_ROWS : experts_multiply_codes(d, q) ? MM_CU_FEW : MM_CU_FEW_EACH;
   return !q->middle && q->tokens <= most && q->tokens * q->top_k >= LEAST_PAIRS;
 }
-static bool many_rows(const mm_cu_device *d, const mm_cu_task *q) { return (void)d, !q->middle && q->tokens > MM_CU_SKINNY; }
+static bool many_rows(const mm_cu_device *d, const mm_cu_task *q) { return (void)d, !q->middle && q->tokens > MM_CU_DECODE_ROWS; }
 /* Long rows of E4M3 with inputs as they are come faster by stages (M1: 94 us, by fours 104; M2: 42, 41). */
 static bool not_by_stages(const mm_cu_device *d, const mm_cu_task *q) {
   return (void)d, q->w->code != MM_CU_E4M3 || q->w->rounding.kind != MM_ACT_KEPT || q->w->pitch <= 4096;
@@ -128,17 +128,17 @@ static const struct kernel_row {
   answer takes, worth;
   const char *up, *down, *end, *rounds;
 } table[] = {
-    {MM_CU_SKINNY_FP8, takes_skinny_fp8, few_rows, "skinny_clusters", NULL, NULL, NULL},
+    {MM_CU_SMALL_BATCH_FP8, takes_small_batch_fp8, few_rows, "skinny_clusters", NULL, NULL, NULL},
     {MM_CU_GEMM_FP8, takes_codes, many_codes, "product", NULL, NULL, NULL},
     {MM_CU_ONE, takes_one, always, "one", NULL, NULL, NULL},
-    {MM_CU_SKINNY_FEW, takes_skinny_few, few_rows, "skinny_clusters", NULL, NULL, NULL},
-    {MM_CU_SKINNY_ROWS, takes_skinny, always, "skinny", NULL, NULL, NULL},
+    {MM_CU_SMALL_BATCH_WIDENED, takes_small_batch_widened, few_rows, "skinny_clusters", NULL, NULL, NULL},
+    {MM_CU_DECODE_LINEAR, takes_decode_linear, always, "skinny", NULL, NULL, NULL},
     {MM_CU_GEMM_WIDENED, takes_widened, always, "gemm_widened", NULL, NULL, NULL},
     {MM_CU_GEMM, takes_gemm, always, "gemm", NULL, NULL, NULL},
     {MM_CU_EXPERTS_FEW, takes_experts_few, few_each, "lay_rows, experts_few", "lay_rows, experts_few", "sum_pairs", "round_rows"},
     {MM_CU_EXPERTS_FP8, takes_experts_fp8, many_rows, "spread, product", "product", "sum_choices", NULL},
     {MM_CU_EXPERTS_ONE, takes_experts_one, not_by_stages, "one_experts_up", "one_experts_down", NULL, "round_slots"},
-    {MM_CU_EXPERTS_SKINNY, takes_skinny, not_middle, "experts_up", "experts_down", NULL, "round_slots"},
+    {MM_CU_EXPERTS_DECODE, takes_decode_linear, not_middle, "experts_up", "experts_down", NULL, "round_slots"},
     {MM_CU_EXPERTS_MANY, takes_experts_many, always, "find_places, lay_tokens, experts_many", "experts_many", "sum_choices", "lay_rounded"},
     {MM_CU_EXPERTS_GEMM, several, always, "grouped_up", "grouped_down", "sum_pairs", "round_rows"},
 };
@@ -173,7 +173,7 @@ const mm_cu_rounding *mm_cu_rounds_before(mm_cu_kernel kernel, const mm_cu_weigh
 
 static mm_cu_inputs_are inputs_of(mm_cu_kernel kernel, const mm_cu_weight *w) {
   if (mm_cu_rounding_of(w)->kind == MM_ACT_KEPT) return MM_CU_KEPT;
-  if (kernel == MM_CU_SKINNY_FP8 || kernel == MM_CU_GEMM_FP8 || kernel == MM_CU_EXPERTS_FP8)
+  if (kernel == MM_CU_SMALL_BATCH_FP8 || kernel == MM_CU_GEMM_FP8 || kernel == MM_CU_EXPERTS_FP8)
     return groups(w) ? MM_CU_AS_CODES : MM_CU_AS_ROW_CODES;
   return mm_cu_rounds_inside(kernel, w) ? MM_CU_ROUNDED_INSIDE : MM_CU_ROUNDED_BEFORE;
 }
