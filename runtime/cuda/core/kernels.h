@@ -152,6 +152,7 @@ struct mm_cu_kv {
   const uint32_t *table;
   uint32_t pages_per_slot;
   float *k_scale, *v_scale;
+  __nv_bfloat16 *index; /* index keys of a sparse layer, [page][64][index_dim]; else NULL */
 };
 /* Number of the first of the 64 tokens of one kv head in a page. */
 __host__ __device__ inline size_t mm_cu_cell(uint32_t page, uint32_t kv_heads, uint32_t head) {
@@ -171,6 +172,7 @@ struct mm_cu_page_work {
   const mm_cu_kv *kv; /* [layers] in device memory: those of full attention */
   uint32_t layers, kv_heads;
   uint32_t token_bytes; /* of one head's key, or value; a multiple of 16 */
+  uint32_t index_bytes; /* of an index key, where there are any; a multiple of 16 */
   const mm_cu_edit *edit;
   const mm_page_copy *copy;
   uint32_t edits, copies;
