@@ -160,9 +160,10 @@ static void add_attention(uint64_t *sum, const sizes *x) {
   const uint64_t d = x->d->slots, blocks = MM_DEVICE_MULTIPROCESSORS, part = 8 * (m->head_dim + UINT64_C(2)) * 4;
   const uint64_t tiles = mm_ceil_div(x->d->positions, MM_DEVICE_TILE), at_once = blocks / x->kv_heads + 1;
   const uint64_t chunk = mm_max(MM_DEVICE_CHUNK, mm_round_up(mm_ceil_div(d * tiles, MM_DEVICE_ITEMS), 8));
-  const uint64_t items = tiles <= chunk ? 0 : d * mm_ceil_div(tiles, chunk) + mm_min(d, at_once) * at_once;
+  const bool other = mm_model_extended(m); /* whose rows are cut in another way: add_extended */
+  const uint64_t items = other || tiles <= chunk ? 0 : d * mm_ceil_div(tiles, chunk) + mm_min(d, at_once) * at_once;
   /* Splitting rows pays only while splits x rows x heads stay below 66 times the multiprocessors (gqa_list.cu). */
-  const uint64_t near = mm_min(66 * blocks, 32 * x->rows * x->kv_heads);
+  const uint64_t near = other ? 0 : mm_min(66 * blocks, 32 * x->rows * x->kv_heads);
   add(sum, x->rows * x->kv_heads * 4 + 256 + (near + items * x->kv_heads) * part, 1);
   add(sum, x->rows * 88 + 8 * 256 + (items + mm_max(x->rows, near)) * 8, 1); /* what a step's kernels read of its batch */
   add(sum, mm_most_pages(x->d), 4), add(sum, m->layers, 64), add(sum, m->rotary_dim / 2, 4);
