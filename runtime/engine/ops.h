@@ -175,7 +175,7 @@ typedef struct mm_ops {
 
   /* The rest may be NULL, 0 or false. */
   /* Both NULL in a backend that runs no extended models (mm_model_extended), which are refused before it is opened.
-   * The index branch of a sparse layer, before its gqa: norm of each head, partial RoPE, the write of the key beside K and V, and for each
+   * The index branch of a sparse layer, before its gqa: norm of each head, partial RoPE, the write of the key next to K and V, and for each
    * row and index head the blocks to read: its own and those before it (index_local), then those whose largest q·k over positions up to the
    * row's is highest, the lower block first, until there are index_top_k or no more. Kept inside the backend until the next select. q[T,
    * ipr·index_dim] and k[T, index_dim] are clobbered; ipr = max(1, index_heads/tp). */
@@ -234,7 +234,7 @@ extern const mm_ops mm_ops_cuda;
 #define MM_DEVICES "cpu|cuda"
 /* The backend of this name; MM_UNSUPPORTED E_DEVICE naming those that were built. */
 const mm_ops *mm_ops_find(const char *name, mm_err *err);
-/* Whether the backend has the ops of the model; MM_UNSUPPORTED E_DEVICE. To be asked before it is opened or told to hold. */
+/* Whether the backend has the ops of the model; MM_UNSUPPORTED E_DEVICE. Call it before the backend is opened or asked to hold weights. */
 MM_MUST_USE bool mm_ops_run(const mm_ops *ops, const mm_model *m, mm_err *err);
 
 /* LIST of --devices, one number below 1024 for each rank: free(*device), NULL where list is. MM_USAGE E_USAGE. */

@@ -1,7 +1,7 @@
-/* The scheduler beside the bare engine: tokens a second of 64 streams that decode, once from steps of one row for each slot and nothing
+/* The scheduler against the bare engine: tokens a second of 64 streams that decode, once from steps of one row for each slot and nothing
  * else, once through the scheduler, in one run and on one model; and what the scheduler's own thread takes. Exit status 1 below 0.80 of the
  * bare steps or above 5 % of a core. bench_scheduler [DIR [DEVICE [STREAMS PROMPT REPLY]]] DIR: a packed checkpoint; without one a random
- * model of the size of tests/data/tiny-m2. APART=1: of an engine whose rows are apart (--batch-invariant). */
+ * model of the size of tests/data/tiny-m2. INVARIANT=1: of an engine with --batch-invariant. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +16,7 @@ typedef struct bench {
   mm_engine *engine;
   uint32_t vocab, streams, prompt, reply, step; /* step: rows of one at most */
   bool apart;
-  /* Of a run through the scheduler, written by its thread: streams that began, tokens in all; both when the last stream began, and when
+  /* A run through the scheduler, written by its thread: streams that began, tokens in all; both when the last stream began, and when
    * the first one ended. */
   uint32_t begun, tokens, at_begin, at_end;
   double began, ended, over;

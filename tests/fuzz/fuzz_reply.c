@@ -1,4 +1,4 @@
-/* Replies of any bytes: cut as the first bytes say, they are told apart as they are when whole; every event is valid UTF-8; arguments of
+/* Replies of any bytes: cut as the first bytes say, they give the same events as when whole; every event is valid UTF-8; arguments of
  * calls that ended are one JSON object. Schemas of any bytes: refused, or used. */
 #include <stdlib.h>
 #include <string.h>

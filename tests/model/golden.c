@@ -1,5 +1,5 @@
 /* golden DIR GOLDEN.safetensors: holds a packed tiny checkpoint against the reference results that came with it. Prints each
- * figure beside its limit; exit status 1 if one is exceeded. */
+ * figure next to its limit; exit status 1 if one is exceeded. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* Kernel rates beside the device's own copy rate in the same run. Synthetic weights are made on the device; inputs rotate over more than
+/* Kernel rates against the device's own copy rate in the same run. Synthetic weights are made on the device; inputs rotate over more than
  * three times the L2 cache; medians of graph replays. */
 #include <algorithm>
 #include <memory>
@@ -428,7 +428,7 @@ void bench_products() {
   for (const auto &shape : {std::pair(8192u, 3072u), {3072u, 6144u}, {24576u, 6144u}, {6144u, 8192u}})
     bench_rounded(8192, shape.first, shape.second, 400);
 }
-/* Many tokens, weights only: experts widened by one group of threads and in registers, beside products of codes and of bf16. */
+/* Many tokens, weights only: experts widened by one group of threads and in registers, against products of codes and of bf16. */
 void bench_widened() {
   bench_gemm(kBf16, 8192, 8192, 3072);
   bench_rounded(8192, 8192, 3072);
@@ -464,7 +464,7 @@ void bench_rows() {
   rows_rate(8192, 8192);
 }
 
-/* What the rows of a choice ask for. Logits of a normal distribution, of which 0.95 is some 17,000 ids; peaked: 40 ids far above them, as
+/* Sampling settings of the rows. Logits of a normal distribution, of which 0.95 is some 17,000 ids; peaked: 40 ids far above them, as
  * where a model knows what comes. Penalties: of the ids of 1,024 positions. */
 struct choice_case {
   const char *name;

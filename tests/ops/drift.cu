@@ -1,4 +1,4 @@
-/* Rows of whole models that drift apart (drift.h). */
+/* Drift of rows of whole models (drift.h). */
 #include "tests/ops/drift.h"
 
 #include <math.h>
@@ -9,7 +9,7 @@
 
 /* The median row may be off by so many times what bf16 on the CPU moves it, and a row by so many times that again, or twice what it moves
  * that very row in several tries, or what its weights' kernels may be (bf16 1e-2, others 3e-2), before its routing must explain it. Two
- * logits may lie apart by as much, of the larger. */
+ * logits may differ by as much, of the larger. */
 #define NEAR   1.5
 #define FAR    5
 #define ENOUGH 8 /* rows; a median or a count of fewer says nothing */
@@ -61,7 +61,7 @@ static std::vector<size_t> count_together(const std::vector<uint32_t> &layers, s
   }
   return n;
 }
-/* That, in the try with the fewest. */
+/* The same, in the try with the fewest. */
 static std::vector<size_t> count_fewest(const noise &moved, size_t rows, uint32_t all) {
   std::vector<size_t> n(all, rows);
   for (const auto &s : moved.stays) {

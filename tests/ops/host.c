@@ -1,8 +1,7 @@
 /* The host's side of the CUDA backend without a GPU (fake_device.h): host DIR1 … DIR7, a checkpoint whole, cut for two ranks, cut into two
- * stages, both, whole in many files that may be damaged, and cut for two ranks, and for two stages, in many such. What ranks decide
- * together they decide alike, whichever fails; nothing is allocated while a step is recorded; nothing that may wait for a device is called
- * while a rank's kernel waits for another rank; experts are there when they are used; what fails is named in time; all memory is given
- * back. */
+ * stages, both, whole in many files that may be damaged, and cut for two ranks, and for two stages, in many such. All ranks reach the same
+ * decision, whichever fails; nothing is allocated while a step is recorded; nothing that may wait for a device is called while a rank's
+ * kernel waits for another rank; experts are there when they are used; what fails is named in time; all memory is given back. */
 #ifdef MM_CUDA
 #include "tests/ops/fake_device.h"
 
@@ -121,7 +120,7 @@ static void check_collected(const mm_shards *shards, bool collects, const char *
   mm_calibration_close(c);
 }
 
-/* ---- rows that are apart ---- */
+/* ---- batch-invariant rows ---- */
 
 static char launched[1 << 15]; /* names of the kernels of a step, each once */
 /* But for those that prepare pages, as the slot needs them, and sums over ranks, which give the same bits in both ways. */
@@ -261,8 +260,8 @@ static bool score_one(mm_engine *e, const mm_batch *b, mm_err *err) {
   return mm_engine_score(e, b, (const int32_t[]){3}, &(double){0}, err);
 }
 
-/* A kernel of rank 0 waits for rank 1 in vain, as its word says, while passes are queued or kept, or when all are known to be good. In the
- * first case whatever is asked of any slot fails, by name, and none holds anything; in the second it is done. Then all go on. */
+/* A kernel of rank 0 times out waiting for rank 1, as its word says, while passes are queued or kept, or when all are known to be good. In
+ * the first case whatever is asked of any slot fails, by name, and none holds anything; in the second it is done. Then all go on. */
 static void check_doubts(const mm_shards *shards) {
   mm_err err = {0};
   mm_engine *e = open_engine(shards);
@@ -395,7 +394,7 @@ static uint32_t below(uint32_t n) {
   return (uint32_t)((seed >> 33) % n);
 }
 
-/* Whether the device's table says of every page that a slot of the last step holds what the host's does. */
+/* True if the device's page table equals the host's for every page of the last step's slots. */
 static bool same_tables(mm_engine *e, const mm_span *span, uint32_t spans) {
   const mm_pages *p = mm_engine_pages(e);
   bool same = true;

@@ -4,7 +4,7 @@
 
 static uint32_t below(uint32_t n);
 
-/* What the router's kernel would choose, by list_used: an expert or two, or all. */
+/* The experts that the router's kernel would select, by list_used: one or two, or all. */
 static uint32_t listed, lists;
 static void choose_some(const char *name, void **args) {
   if (!strstr(name, "list_used")) return;
@@ -124,7 +124,7 @@ static bool tells_of(const mm_err *err, const char *path) { /* as the reader fou
 
 /* The same of one rank's file, of ranks in one stage or in two, on one device or on two. The other rank's weights come slowly to a device
  * of its own: nobody waits for those, neither in a step, nor at its choices, nor where all are waited for. Cut before the engine opens, the
- * file may be told by that. */
+ * file may be reported by that. */
 static void check_bad_rank(const char *dir, bool shared, bool early) {
   static const char *const ways[] = {"a step", "who waits for all", "choices"};
   static const uint32_t device[] = {0, 1, 0, 0};

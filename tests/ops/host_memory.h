@@ -1,4 +1,4 @@
-/* What the CUDA backend allocates on a device that is not there, against what the size of the KV cache leaves room for
+/* Allocations of the CUDA backend on a fake device, against what the size of the KV cache leaves room for
  * (loader/stream/capacity.h). Part of host.c. */
 #ifndef MM_TESTS_HOST_MEMORY_H
 #define MM_TESTS_HOST_MEMORY_H
@@ -23,7 +23,7 @@ static bool choose_step(mm_engine *e, mm_err *err) {
   return mm_engine_queue(e, &(mm_batch){SLOTS, id, SLOTS, span, SLOTS, out, set, NULL}, err) && mm_engine_collect(e, chosen, err);
 }
 
-/* What is allocated, whatever steps ask for, is what the size of the cache leaves room for (loader/stream/capacity.h). */
+/* Allocations, whatever steps ask for, are what the size of the cache leaves room for (loader/stream/capacity.h). */
 static void check_memory(const mm_shards *shards, bool kv_fp8, bool collects, const char *what) {
   mm_err err = {0};
   uint64_t counted = 0, kind[4] = {0};

@@ -1,6 +1,6 @@
 /* Ranks of one stage in two processes on devices, without a GPU and without NCCL (fake_device.h, preload/fake_nccl.c): host_world DIR NCCL,
- * a checkpoint cut for two ranks and a library that only counts. Each process is a thread, MPI a queue. What processes decide together they
- * decide alike, whichever fails; a rank that does not come is told in time, and all go on when it is back; NCCL is joined anew after each
+ * a checkpoint cut for two ranks and a library that only counts. Each process is a thread, MPI a queue. All processes reach the same
+ * decision, whichever fails; a rank that does not come is reported in time, and all go on when it is back; NCCL is joined anew after each
  * failure, and all memory is given back. */
 #ifdef MM_CUDA
 #include "tests/ops/fake_device.h"
@@ -32,7 +32,7 @@ static volatile uint32_t aborted;
 static void note_init(void) { aborted = 0; }
 static void note_abort(void) { aborted = 1; }
 
-/* What stands for the kernels that say where a rank is: it has arrived where its thread waits for others, and is done when they came. */
+/* Stand-ins for the kernels that say where a rank is: it has arrived where its thread waits for others, and is done when they came. */
 typedef struct signs {
   volatile uint32_t arrived, done;
 } signs;
@@ -160,7 +160,7 @@ static void check_failing(const mm_shards *shards, int rank, int failing, const 
   close_both(e, "its calls and its memory");
 }
 
-/* A rank comes to a step after the other has waited for it for as long as one does: that one tells, and all go on. */
+/* A rank comes to a step after the other has waited for it for as long as one does: it reports that, and all go on. */
 static void check_late(const mm_shards *shards, int rank) {
   mm_err err = {0}, late = {0};
   mm_engine *e = open_both(shards, &err);

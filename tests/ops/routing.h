@@ -1,4 +1,4 @@
-/* What the router fills, and routers to fill it with. */
+/* The routing lists, and routers to fill them with. */
 #ifndef MM_TESTS_OPS_ROUTING_H
 #define MM_TESTS_OPS_ROUTING_H
 

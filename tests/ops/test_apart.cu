@@ -1,5 +1,5 @@
-/* Rows that are apart on the GPU (mm_engine_config.apart): the logits of a token are, bit for bit, the same alone and in any crowd, from
- * single tokens and from chunks cut anywhere, after a fork, and where it goes on from kept pages and states. */
+/* Batch-invariant rows on the GPU (mm_engine_config.batch_invariant): the logits of a token are, bit for bit, the same alone and in any
+ * crowd, from single tokens and from chunks cut anywhere, after a fork, and where it goes on from kept pages and states. */
 #include <string.h>
 
 #include <algorithm>

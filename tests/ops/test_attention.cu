@@ -315,8 +315,9 @@ static void check_work_size(const mm_cu_heads &h) {
   report_true(what, many <= few + (size_t)8192 * h.kv_heads * 4 + 256);
 }
 
-/* What blocks of a step read, row by row: every part of a row once, in the room that was asked for; where all blocks run at once and one
- * row is long, no block reads more than a chunk above its share, of eight heads, whose few blocks chunks divide, than a quarter of one. */
+/* The keys that blocks of a step read, row by row: every part of a row once, in the room that was asked for; where all blocks run at once
+ * and one row is long, no block reads more than a chunk above its share, of eight heads, whose few blocks chunks divide, than a quarter of
+ * one. */
 static void check_dealing(const mm_cu_heads &h, uint32_t steps) {
   const uint32_t positions = 196608, slots = 16;
   const mm_cu_far_plan plan = mm_cu_plan_far(h, slots, positions);

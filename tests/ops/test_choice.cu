@@ -1,4 +1,4 @@
-/* What a step does besides its layers: the choice of the next token, and padding rows that reach no expert. */
+/* The work of a step besides its layers: sampling of the next token, and padding rows that reach no expert. */
 #include <algorithm>
 #include <numeric>
 
@@ -15,7 +15,7 @@ struct choice_settings {
   double min_p = 0;
 };
 
-/* What the CPU's sampler chooses. */
+/* The token that the CPU's sampler draws. */
 struct cpu_sampler {
   mm_sampler *room;
   std::vector<float> x;
@@ -54,7 +54,7 @@ static std::vector<uint32_t> words_of(const std::vector<uint8_t> &never) {
 /* Rows that start at multiples of 16 bytes, or do not. */
 static uint32_t random_pitch(uint32_t vocab) { return g_rng.below(2) ? vocab + 5 : (vocab + 7) / 4 * 4; }
 
-/* Rows of one step under different settings, each beside the CPU's choice; ties and ids that are never to be chosen among the logits. */
+/* Rows of one step under different settings, each against the CPU's sample; ties and banned ids among the logits. */
 static void check_choice(uint32_t vocab, const std::vector<choice_settings> &set, double sigma = 3) {
   if (left_out(100.0 * vocab * (double)set.size())) return;
   const uint32_t rows = (uint32_t)set.size(), pitch = random_pitch(vocab), slots = rows + 3;
@@ -112,7 +112,7 @@ static std::vector<choice_settings> random_settings(uint32_t rows, uint32_t voca
   return set;
 }
 
-/* Logprobs of rows, from their logits or from copies, beside the CPU's. */
+/* Logprobs of rows, from their logits or from copies, against the CPU's. */
 static void check_logprobs(uint32_t vocab, uint32_t rows, double sigma) {
   if (left_out(100.0 * vocab * rows)) return;
   const uint32_t pitch = random_pitch(vocab);

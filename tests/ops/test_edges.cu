@@ -1,4 +1,4 @@
-/* What a server may be given: rows that are no numbers beside rows that are, numbers of any size, odd shapes, one expert for all, steps of
+/* Inputs that a server may get: rows of NaN among rows of numbers, numbers of any size, odd shapes, one expert for all, steps of
  * padding alone. */
 #include <string.h>
 

@@ -1,6 +1,6 @@
-/* What slots share, keep and are restored from on the GPU, bit for bit: forks beside sequences fed apart, at page borders; restored slots
- * beside unbroken ones; random schedules beside the same ones in other pages, where everything that nobody holds is poison. And choices by
- * every rule beside the CPU's, after the pass and within it; scores beside doubles. */
+/* Slots that share pages and slots restored from saved states on the GPU, bit for bit: forks against sequences fed separately, at page
+ * borders; restored slots against unbroken ones; random schedules against the same ones in other pages, where everything that nobody holds
+ * is poison. Also samples by every rule against the CPU's, after the pass and within it, and scores against doubles. */
 #include <string.h>
 
 #include <algorithm>
@@ -95,7 +95,7 @@ std::vector<int32_t> random_ids(uint32_t n, uint32_t below) {
 
 /* ---- forks and restored slots ---- */
 
-/* Sequences that share a prompt of n tokens by a fork, beside the same fed apart, for as long as it takes to cross a border. */
+/* Sequences that share a prompt of n tokens by a fork, against the same fed separately, for as long as it takes to cross a border. */
 bool forked_as_apart(world &a, world &b, uint32_t n) {
   const std::vector<int32_t> prompt = random_ids(n, a.vocab);
   mm_err err = {};
@@ -116,7 +116,7 @@ bool forked_as_apart(world &a, world &b, uint32_t n) {
   return same && a.pages_of(0)[n / MM_PAGE] != a.pages_of(1)[n / MM_PAGE];
 }
 
-/* What was chosen after a slot's last token is known to its forks. */
+/* The token sampled after a slot's last one is known to its forks. */
 bool chosen_forked(world &a) {
   const std::vector<int32_t> prompt = random_ids(40, a.vocab);
   const mm_sampling greedy = {0, 1, 0, 0};
@@ -222,7 +222,8 @@ bool as_cpu(mm_sampler *room, const asked &a, const std::vector<int32_t> &held, 
   return same;
 }
 
-/* 10,000 draws of rows in the middle of sequences, whose first tokens came by a fork, beside the CPU's from the logits of the same step. */
+/* 10,000 draws of rows in the middle of sequences, whose first tokens came by a fork, against the CPU's from the logits of the same step.
+ */
 void check_draws(const mm_shards *shards, const std::string &name) {
   constexpr uint32_t N = 64, kDraws = 10000;
   world w(shards, 0);
@@ -309,7 +310,7 @@ void check_scores(const mm_shards *shards, const std::string &name) {
 
 /* ---- random schedules ---- */
 
-/* What was kept of a slot, in one world. */
+/* The saved pages of a slot, in one world. */
 struct kept_pages {
   std::vector<uint32_t> page;
   std::vector<char> state;
@@ -399,7 +400,7 @@ struct schedule {
     return s;
   }
 
-  /* The step in one world: logits, or tokens and what was told. False where pages are short. */
+  /* The step in one world: logits, or tokens and logprobs. False where pages are short. */
   bool run(world &x, const step &s, std::vector<asked> *a_of, std::vector<float> *given) const {
     mm_err err = {};
     std::vector<mm_sampling> set;
@@ -418,7 +419,7 @@ struct schedule {
     return true;
   }
 
-  /* Whether both worlds gave the same. */
+  /* True if both worlds gave the same. */
   bool one_step() {
     const step s = random_step();
     std::vector<asked> asks(g_rng.below(2) ? s.out.size() : 0);
@@ -454,7 +455,7 @@ struct schedule {
     return tokens;
   }
 
-  /* What nobody holds in the second world becomes NaN, ids other ids. */
+  /* Pages that nobody holds in the second world become NaN, ids other ids. */
   void poison() {
     const mm_backend *x = b.backend;
     const auto tokens = tokens_of_pages();

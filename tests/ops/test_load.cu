@@ -1,4 +1,4 @@
-/* Weights by way of the ring and the arena (load.h) beside the plain way, tensor by tensor: every byte on the device is the same, padding
+/* Weights by way of the ring and the arena (load.h) against the plain way, tensor by tensor: every byte on the device is the same, padding
  * and the spare bytes behind included. Planes of every scheme in odd shapes, in memory and in a file, through rings so small that planes,
  * rows and words are cut anywhere; then the packed checkpoints under $MM_GPU_MODELS as a whole. */
 #include <fcntl.h>
@@ -32,7 +32,7 @@ static bool same_weight(const mm_cu_weight &a, const mm_cu_weight &b) {
          bytes_at(a.scale, scale) == bytes_at(b.scale, scale) && bytes_at(a.global, a.lead * 4) == bytes_at(b.global, b.lead * 4);
 }
 
-/* What the arena will be given is no zeros by chance. */
+/* Fills the heap, so that the arena gets no zeros by chance. */
 static void poison_heap(uint64_t bytes) {
   void *p;
   CUDA_OK(cudaMalloc(&p, bytes));
@@ -172,7 +172,7 @@ static void check_odd_shapes() {
   }
 }
 
-/* Weights without planes are made on the device, beside others that are read. */
+/* Weights without planes are made on the device, among others that are read. */
 static void check_random() {
   mm_err err = {};
   mm_cu_load load;
@@ -220,7 +220,7 @@ struct made_weight {
   }
 };
 
-/* Whether each rank's weight is its part of `whole`. */
+/* True if each rank's weight is its part of `whole`. */
 static bool is_part(const made_weight &whole, const made_weight &part) {
   const mm_random &r = part.w.random;
   const uint32_t bits = mm_cu_bits(part.d.code);
@@ -349,7 +349,7 @@ static void check_groups() {
               same && ready && in_time);
 }
 
-/* Matrices whose codes come apart, waited for in any order and some of them never, while a slow ring fills. */
+/* Groups split by matrix, waited for in any order and some of them never, while a slow ring fills. */
 static void check_apart() {
   mm_cu_load_config slow;
   slow.buffers = 3, slow.chunk = slow.piece = 8192, slow.in_flight = 2, slow.threads = 1;

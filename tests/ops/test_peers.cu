@@ -1,4 +1,4 @@
-/* Sums over ranks on devices (peers.h), by each other's memory or (subject across) by NCCL as ranks of several processes, beside the
+/* Sums over ranks on devices (peers.h), by each other's memory or (subject across) by NCCL as ranks of several processes, against the
  * host's, number by number, for sizes of every kind; replayed steps; ranks that do not come, or fail. Two ranks on two devices where there
  * are two, else on one, and four on those. And how long sums take. */
 #include <string.h>
@@ -172,7 +172,7 @@ void check_combines(uint32_t ranks) {
   report_true(text, ok && most * ranks >= 12);
 }
 
-/* A single token's router along with its residual, norm and sum, beside the sum and then those: of two ranks, whose blocks all have room
+/* A single token's router along with its residual, norm and sum, against the sum and then those: of two ranks, whose blocks all have room
  * where they share a device. */
 void check_routes() {
   const bool ok = on_ranks(2, 20, [&](member *m) {
@@ -305,7 +305,7 @@ void check_late() {
   report_true("across: a rank that comes late to a sum, launched or replayed, is told in time, and all go on", ok);
 }
 
-/* Each rank's columns of rows, beside the others'. */
+/* Each rank's columns of rows, next to the others'. */
 void check_shares() {
   const uint64_t seed = g_rng.next();
   const bool ok = on_ranks(2, 20, [&](member *m) {

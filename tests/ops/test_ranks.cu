@@ -1,7 +1,7 @@
-/* Checkpoints cut for several ranks ($MM_GPU_RANKS, each NAME-CUT beside the uncut NAME-1: tensors, experts, stages), a device each as far
- * as there are some, else several on one, beside the CPU: no further from it than one device with the uncut checkpoint is, and recorded
- * steps are launched ones bit for bit. A step that one rank fails, before it is recorded or when it is, is told in time, and all go on. In
- * a schedule of MM_STEPS (10,000) steps, of single tokens, chunks and both, the ranks of a stage hold the same rows to the bit. */
+/* Checkpoints cut for several ranks ($MM_GPU_RANKS, each NAME-CUT with the uncut NAME-1: tensors, experts, stages), a device each as far
+ * as there are some, else several on one, against the CPU: no further from it than one device with the uncut checkpoint is, and recorded
+ * steps are launched ones bit for bit. A step that one rank fails, before it is recorded or when it is, is reported in time, and all go on.
+ * In a schedule of MM_STEPS (10,000) steps, of single tokens, chunks and both, the ranks of a stage hold the same rows to the bit. */
 #include <string.h>
 
 #include <algorithm>
@@ -110,7 +110,7 @@ void check_failing(const std::string &dir, const std::vector<std::vector<int32_t
   report_true(text, told && took < 5 && got.size() == want.size() && !memcmp(got.data(), want.data(), want.size() * sizeof want[0]));
 }
 
-/* What the rows of step t of check_choices ask for. */
+/* Sampling settings of the rows of step t of check_choices. */
 std::vector<mm_sampling> asked(uint32_t t, std::vector<mm_logprob> *told) {
   std::vector<mm_sampling> set(kSlots);
   for (uint32_t s = 0; s < kSlots; s++) {
@@ -178,7 +178,7 @@ void check_choices(const std::string &name, const opened &logits_of, const opene
       ok && want == got && worst < 1e-4);
 }
 
-/* What each rank's last step left in its rows before the head, [tokens, hidden], by the layer that its stage begins with. */
+/* The rows before the head that each rank's last step left, [tokens, hidden], by the layer that its stage begins with. */
 struct rows_of_ranks {
   std::mutex lock;
   std::map<mm_backend *, std::vector<mm_act>> act;
@@ -271,7 +271,7 @@ void check_alike(const std::string &name, const std::string &dir, const std::vec
 }
 
 /* A chunk of so many rows that each rank of two has the other's as they are made, or that sums over ranks are one kernel with the
- * residual and norm behind them, beside pieces of it that are not of so many, but which the same kernels multiply. */
+ * residual and norm behind them, against pieces of it that are not of so many, but which the same kernels multiply. */
 void check_long(const std::string &dir, const std::vector<int32_t> &text, bool rounds) {
   constexpr uint32_t kRows = 640, kPiece = 160;
   const opened cut(dir, &mm_ops_cuda, false, rounds, kRows);
@@ -299,7 +299,7 @@ struct sides_of {
         cut(dir, &mm_ops_cuda, false, rounds),
         plain(dir, &mm_ops_cuda, true, rounds) {}
   static std::string whole(const std::string &dir) { return dir.substr(0, dir.rfind('-') + 1) + "1"; }
-  /* Ranks beside the CPU, and recorded steps beside launched ones. */
+  /* Ranks against the CPU, and recorded steps against launched ones. */
   bool check(const std::string &name, const std::vector<std::vector<int32_t>> &seq) {
     if (!cpu.s.engine || !one.s.engine || !cut.s.engine || !plain.s.engine) return false;
     const auto want = cpu.run(seq), alone = one.run(seq), launched = plain.run(seq);

@@ -6,7 +6,7 @@
 #include "runtime/cuda/core/collect.h"
 #include "tests/ops/gpu.h"
 
-/* Whether codes are what mm_cu_encode makes of y. */
+/* True if codes are what mm_cu_encode makes of y. */
 static bool same_codes(const code_buffers &got, const buffer<__nv_bfloat16> &y, uint32_t width) {
   code_buffers want(got.d.rows, width);
   CUDA_OK(mm_cu_encode(want.d, {y.p, width, nullptr}, {MM_ACT_FP8_GROUP, 0}, 0));

@@ -1,7 +1,7 @@
 /* Sums over ranks (peers.h). Every sum has a number, the epoch, which each rank counts in its own memory, so that recorded steps go on
  * counting.
  *
- * Few numbers: each rank writes its own into every other's memory at once, eight bytes of data with the epoch beside each four, and adds
+ * Few numbers: each rank writes its own into every other's memory at once, eight bytes of data with the epoch after each four, and adds
  * what comes to it. Many: slabs, of which each rank owns a part: it is sent that part by all, adds it up, and sends the sum to all; a flag
  * for each block of the kernel follows the data. Both add in rank order, so it does not matter which way was taken.
  *
@@ -141,7 +141,7 @@ struct mm_cu_peers {
   mm_comm *comm = nullptr;
   mm_cu_peers_group *group = nullptr; /* NULL where `across` is not */
   peer_view c = {};
-  mm_cu_across *across = nullptr; /* where some ranks are of other processes; of c only rank, ranks and apart are used then */
+  mm_cu_across *across = nullptr; /* where some ranks are of other processes; of c only rank, ranks and distinct_devices are used then */
   bool hosted = false;            /* what the ranks write to is pinned host memory */
   double limit_s = 0;
 };

@@ -1,4 +1,4 @@
-/* Loading (load.h). Three streams of work run beside each other: threads of the reader fill the ring; a DMA stream empties it in order;
+/* Loading (load.h). Three streams of work run at once: threads of the reader fill the ring; a DMA stream empties it in order;
  * kernels that convert the copied bytes follow on another stream. A buffer is filled again when both are done with its last content.
  *
  * A step that needs a group waits on the host until the group's copies are queued, and then lets its own stream wait for the event behind

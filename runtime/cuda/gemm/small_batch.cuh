@@ -309,8 +309,8 @@ bool lay_out(cluster_plan *p, uint32_t blocks) {
   return true;
 }
 
-/* Of a launch, about, in ns on an H200: the rows of x come first. A stage takes its block's share of the memory's rate, or what a block
- * can do alone where that is longer; the exchange of a tile's sums may take longer than its stages. */
+/* Estimated time of a launch, in ns on an H200: the rows of x come first. A stage takes its block's share of the memory's rate, or what a
+ * block can do alone where that is longer; the exchange of a tile's sums may take longer than its stages. */
 template <class Kind>
 uint32_t expected_time(const cluster_plan &p, uint32_t blocks, uint32_t clusters) {
   const uint32_t lines = ceil_div(p.all_lines, blocks);

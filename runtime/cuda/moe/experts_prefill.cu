@@ -125,7 +125,7 @@ __device__ __forceinline__ uint32_t first_row(const many_tile &t, uint32_t rank)
   return (t.across * kPair + rank) * (kPhase == UP ? kHigh : 2 * kHigh);
 }
 
-/* A warp notes tile `index`, the n-th of the block. */
+/* A warp posts tile `index`, the n-th of the block. */
 template <phase kPhase>
 __device__ __forceinline__ void tell(many_shared &sh, const many_job &job, uint32_t n, uint32_t index) {
   const uint32_t lane = threadIdx.x;

@@ -34,7 +34,7 @@ static void name_of(char *out) {
   out[n] = 0;
 }
 
-/* Whether the same names match as for the C library's functions. */
+/* The same names match as for the C library's functions. */
 TEST(same_as_the_library) {
   static const char *const globs[] = {"a",     "b",   ".",   "*", "?",    "[ab]", "[!a]",       "[^b1]",
                                       "[a-c]", "\\*", "\\a", "[", "[]a]", "1",    "[[:digit:]]"};

@@ -18,7 +18,7 @@
 
 static bool no_flags;     /* of renameat2 */
 static int good_renames;  /* calls of renameat that succeed before one fails; -1: all */
-static char notes[20000]; /* what a user was told */
+static char notes[20000]; /* messages to the user */
 
 int renameat2(int from, const char *old, int to, const char *new, unsigned flags) {
   if (no_flags && flags) {
@@ -284,7 +284,7 @@ TEST_BETWEEN(test_replace, in_a_folder, away) {
   }
 }
 
-/* What was added to the old directory, or altered in it, while the run worked is nobody's to remove. */
+/* Files added to the old directory, or altered in it, while the run worked are not removed. */
 TEST_BETWEEN(test_replace_keeps, in_a_folder, away) {
   mm_err err = {0};
   make_old();

@@ -1,4 +1,4 @@
-/* The order of reads, with random wants of files with and without digests, beside a table of all pages and blocks: each that is wanted is
+/* The order of reads, with random wants of files with and without digests, against a table of all pages and blocks: each that is wanted is
  * taken once and no other; what comes first comes first, else it goes by file and offset; a part that is asked for comes next, whole and
  * alone, whatever of it was taken before. */
 #include <stdlib.h>
@@ -56,7 +56,7 @@ static void open_group(world *x) {
   assert_true(mm_read_order_open(&x->o, &x->c, &err));
 }
 
-/* What is taken next is right; how many of its units are of a want's bytes [from, to). */
+/* The next read is right; counts its units that are of a want's bytes [from, to). */
 static bool take(world *x, mm_read_run *r, const mm_read_want *w, uint64_t from, uint64_t to, uint64_t *units) {
   if (!mm_read_order_take(&x->o, r)) return false;
   const uint64_t unit = x->unit[r->file];

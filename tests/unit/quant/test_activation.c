@@ -95,7 +95,7 @@ TEST(infinity_becomes_none) {
       }
 }
 
-/* What is wrong in a model must not be rounded away. */
+/* NaN and infinities of a model must not be rounded away. */
 TEST(no_number_stays_none) {
   for (mm_act_quant a = MM_ACT_FP8_TENSOR; a <= MM_ACT_MXFP8; a++) {
     float x[K];

@@ -86,7 +86,7 @@ static bool reads(mm_cu_kernel kernel, mm_cu_inputs_are x) {
 
 /* ---- all that there can be ---- */
 
-/* Whether inputs come as w says: under scales that other ranks have a part in always rounded before. */
+/* True if inputs come as w says: under scales that other ranks have a part in always rounded before. */
 static bool comes(const mm_cu_weight *w, mm_cu_inputs_are x) {
   const bool kept = w->rounding.kind == MM_ACT_KEPT;
   if (x == MM_CU_AS_CODES || x == MM_CU_AS_ROW_CODES) return whole_rows(w) == (x == MM_CU_AS_ROW_CODES);
@@ -284,7 +284,7 @@ static void test_written_down(void **state) {
   }
 }
 
-/* Inputs of w2 whose scales are of columns that other ranks have: how many largest numbers of a row the ranks tell each other, and kernels
+/* Inputs of w2 whose scales are of columns that other ranks have: how many largest numbers of a row the ranks publish, and kernels
  * that take such inputs as numbers, rounded before. */
 static void test_cut_inputs(void **state) {
   static const struct {
@@ -325,7 +325,7 @@ static void test_cut_inputs(void **state) {
   }
 }
 
-/* Columns in whole blocks of 128 with padding around what a rank owns: a rank's room tells nothing of what is cut. */
+/* Columns in whole blocks of 128 with padding around what a rank owns: a rank's padded width says nothing of what is cut. */
 static void test_padded_inputs(void **state) {
   static const struct {
     const char *scheme;

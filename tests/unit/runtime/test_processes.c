@@ -1,5 +1,5 @@
 /* Engines of several processes: here each is a thread, and what crosses goes through queues in place of MPI. Random calls give the bits
- * that one process gives, whatever is cut between processes; a rank that fails in any of them is told, and all go on. */
+ * that one process gives, whatever is cut between processes; a rank that fails in any of them is reported, and all go on. */
 #include <pthread.h>
 #include <stdatomic.h>
 
@@ -329,7 +329,7 @@ TEST(refused) {
 
 /* ---- random failures ---- */
 
-/* What of a rank fails next. */
+/* The call of a rank that fails next. */
 enum { BEGIN, MIDDLE, END, READ, COUNT_LOAD, COPY, SAVE, RESTORE, OPENING, PLACES };
 
 /* Side 0 is one process, side 1 several. */
@@ -338,7 +338,7 @@ static struct {
   mm_comm *comm[16];
   bool fails[16]; /* at the end of the step under way */
   atomic_int rank, place;
-  atomic_bool misses, leaves; /* rank 0 waits in vain for rank 1, which stays away */
+  atomic_bool misses, leaves; /* rank 0 times out waiting for rank 1, which stays away */
 } hurt[2];
 
 static uint32_t rank_in(int which, const mm_backend *b) {

@@ -1,4 +1,4 @@
-/* Replies: what they are told batch_invariant into, the same for every cut; markers by id and by text; odd blocks. */
+/* Replies: their events, the same for every cut; markers by id and by text; odd blocks. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -519,7 +519,7 @@ TEST(test_values_end_where_a_tag_follows) {
   assert_true(shorter > 100);
 }
 
-/* Of a key that is given twice the last value counts; others keep their spelling. */
+/* The last value of a key that is given twice counts; other keys stay as written. */
 TEST(test_equal_keys) {
   static const char *const text[][2] = {
       {"{\"a\": 1, \"b\": {\"a\": 1, \"a\": 2}, \"a\": [1e3,\":\"]}", "{\"a\": [1e3,\":\"], \"b\": {\"a\": 1, \"a\": 2}}"},

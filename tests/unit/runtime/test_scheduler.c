@@ -248,7 +248,7 @@ TEST(test_priority) {
   }
 }
 
-/* Those of lower priority keep their places where giving them up would not make enough room: others have the pages. */
+/* Requests of lower priority keep their slots where giving them up would not free enough pages: others have them. */
 TEST(test_nobody_gives_way_in_vain) {
   serving w;
   mm_scheduler_stats s;

@@ -1,4 +1,4 @@
-/* Random schedules of an engine beside an oracle: single tokens, prompts and rows of drafts in one step, each row chosen from by settings
+/* Random schedules of an engine against an oracle: single tokens, prompts and rows of drafts in one step, each row chosen from by settings
  * of its own, within the step or after it, or scored; forks, states saved and restored at any position, slots dropped, pages short with
  * nothing changed; at tp 1, 2 and 8 and over two stages, among poisoned pages and states. The oracle is an engine of one slot without
  * shared pages, fed token by token; it is held against double precision. STEPS=N runs N steps of each kind, MM_SEED=N another schedule. */
@@ -109,7 +109,7 @@ static void ask(wanted *r) {
   if (below(2)) q->allowed = r->allowed;
 }
 
-/* What the rule chooses from the oracle's logits, by what the row's sequence holds up to it. */
+/* The token that the rule samples from the oracle's logits, given the row's sequence up to it. */
 static void expect(const schedule *s, wanted *r, const int32_t *held) {
   float x[64];
   memcpy(x, logits_of(s, r), s->w.vocab * sizeof *x);
@@ -164,7 +164,7 @@ static standing standing_of(const schedule *s) {
   return x;
 }
 
-/* What the slots hold once the step is done. */
+/* Contents of the slots once the step is done. */
 static void keep_ids(schedule *s, const step *t) {
   for (uint32_t i = 0; i < t->spans; i++) {
     const mm_span *p = &t->span[i];
@@ -303,7 +303,7 @@ static void random_save(schedule *s) {
   }
 }
 
-/* What lies behind the last token of a slot in a page of its own. */
+/* Poisons the rest of a slot's own page behind its last token. */
 static void poison_tail(const schedule *s, const mm_backend *b, const mm_cpu_cache *c, uint32_t slot) {
   const mm_pages *p = mm_engine_pages(s->w.engine);
   const uint32_t held = mm_engine_held(s->w.engine, slot), used = held % MM_PAGE;

@@ -1,6 +1,6 @@
-/* What slots hold: bit for bit the same however it came there. Sequences cut into any steps, forked, saved and restored, on shared pages
- * and on own ones, at a page's border and beside it; short of pages; and a memory that grows with the pages in use alone. Random schedules:
- * test_schedules.c. */
+/* Contents of slots: bit for bit the same however they came there. Sequences cut into any steps, forked, saved and restored, on shared
+ * pages and on own ones, at a page's border and next to it; short of pages; and a memory that grows with the pages in use alone. Random
+ * schedules: test_schedules.c. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
