@@ -127,12 +127,13 @@ static void add_experts(uint64_t *sum, const sizes *x) {
   add(sum, mm_max(lists * MM_DEVICE_SKINNY, mm_max(x->pairs, few)), 2 * x->inter);
   add(sum, x->pairs, 4 * (uint64_t)m->hidden);
   add(sum, m->layers * E, 8);
-  uint64_t told = 0;
+  uint64_t published = 0;
   for (uint32_t l = x->w->layer_first; l < x->w->layer_end; l++) {
     const mm_layer_weights *y = &x->w->layer[l];
-    told = mm_max(told, mm_max(mm_max(published_of(&y->out), published_of(&y->w2)), mm_max(published_of(&y->qkv), published_of(&y->w13))));
+    published = mm_max(published,
+                       mm_max(mm_max(published_of(&y->out), published_of(&y->w2)), mm_max(published_of(&y->qkv), published_of(&y->w13))));
   }
-  if (x->d->act_quant && told) add(sum, x->pairs * told + 4, 4);
+  if (x->d->act_quant && published) add(sum, x->pairs * published + 4, 4);
 }
 
 /* Attention: tables, and partial results of rows that several blocks read. */
@@ -161,7 +162,7 @@ static void add_sampling(uint64_t *sum, const sizes *x) {
   add(sum, rows, own + groups);
   if (tp > 1) add(sum, rows, tp * own + groups);
   add(sum, MM_DEVICE_SEEN * V, 4), add(sum, rows * V, 4);
-  add(sum, rows * MM_DEVICE_TOLD, 8), add(sum, rows, 128 + 4096 + mm_ceil_div(V, 8)), add(sum, rows, 16);
+  add(sum, rows * MM_DEVICE_LOGPROBS, 8), add(sum, rows, 128 + 4096 + mm_ceil_div(V, 8)), add(sum, rows, 16);
 }
 
 /* Sums over the ranks of a stage: words, branches, slabs (runtime/cuda/peers.cuh), or NCCL's buffers and a slab. */

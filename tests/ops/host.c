@@ -185,7 +185,7 @@ static void check_failing(const mm_shards *shards, int failing, bool room) {
   mm_engine *e = open_engine(shards);
   if (!e) return;
   char what[100];
-  bool told = false, others = true;
+  bool reported = false, others = true;
   double took = 0;
   for (int i = 0; i < failing + 6; i++) {
     const double from = now();
@@ -193,12 +193,12 @@ static void check_failing(const mm_shards *shards, int failing, bool room) {
     if (i == failing && !room) fails = 1;
     mm_err now_err = {0};
     const bool done = step(e, i == failing && room ? ROWS : 3, i == failing && room, &now_err);
-    if (i == failing) told = !done && strcmp(now_err.code, room ? "E_MEMORY" : "E_TEST") == 0, took = now() - from;
+    if (i == failing) reported = !done && strcmp(now_err.code, room ? "E_MEMORY" : "E_TEST") == 0, took = now() - from;
     if (i != failing && !done && others) others = false, err = now_err;
   }
   others = others && step(e, ROWS - 1, true, &err);
   snprintf(what, sizeof what, "step %d fails on one rank %s, and all go on", failing, room ? "for want of room" : "in begin");
-  report(what, told && others && took < 0.5e-3 * TIMEOUT_MS, !told ? "it was not told" : !others ? err.text : "late");
+  report(what, reported && others && took < 0.5e-3 * TIMEOUT_MS, !reported ? "it was not told" : !others ? err.text : "late");
   close_engine(e, "its calls and its memory");
 }
 
@@ -210,14 +210,14 @@ static void check_slots(const mm_shards *shards) {
   char *state = malloc(mm_engine_state_bytes(e) + 1);
   const mm_bias bias = {1, 1};
   static const uint32_t allowed[8192];
-  mm_logprob told[MM_QUEUE][4];
+  mm_logprob logprobs[MM_QUEUE][4];
   bool ok = step(e, 70, true, &err) && mm_engine_save(e, 0, state, &err) && mm_engine_fork(e, 0, (const uint32_t[]){1, 2}, 2, &err);
   for (uint32_t n = 0; ok && n < 20; n++) {
     mm_sampling set[3];
     const mm_span span[] = {{0, 0, 1, 70 + n}, {1, 1, 1, 70 + n}, {2, 2, 1, 70 + n}};
     for (uint32_t i = 0; i < 3; i++) set[i] = (mm_sampling){.temperature = 1, .top_p = 0.9, .seed = n};
     if (n % 2) set[0].repetition = 1.1, set[1].bias_count = 1, set[1].bias = &bias, set[2].allowed = allowed;
-    if (n % 3) set[n % 2].top_logprobs = 3, set[n % 2].logprobs = told[n % MM_QUEUE];
+    if (n % 3) set[n % 2].top_logprobs = 3, set[n % 2].logprobs = logprobs[n % MM_QUEUE];
     const mm_batch batch = {3, (const int32_t[]){5, 6, 7}, 3, span, 3, (const uint32_t[]){0, 1, 2}, set, NULL};
     int32_t chosen[3];
     ok = mm_engine_queue(e, &batch, &err) && (n < 2 || mm_engine_collect(e, chosen, &err));
@@ -292,10 +292,10 @@ static void check_doubts(const mm_shards *shards) {
       default: /* of a model without states nothing is read */
         ok = proven || mm_engine_state_bytes(e) ? mm_engine_save(e, 1, state, &err) : mm_engine_fork(e, 1, &(uint32_t){3}, 1, &err);
     }
-    const bool told = !ok && strcmp(err.code, "E_RANK") == 0 && strstr(err.text, "rank 0 waited") && strstr(err.text, "rank 1 in vain");
+    const bool reported = !ok && strcmp(err.code, "E_RANK") == 0 && strstr(err.text, "rank 0 waited") && strstr(err.text, "rank 1 in vain");
     uint32_t held = 0;
     for (uint32_t s = 0; s < SLOTS; s++) held += mm_engine_held(e, s);
-    if (proven ? !ok : !told || held) snprintf(why, sizeof why, "found %d, %u tokens held: %.200s", ok, held, err.text);
+    if (proven ? !ok : !reported || held) snprintf(why, sizeof why, "found %d, %u tokens held: %.200s", ok, held, err.text);
     mm_err late = {0}, again = {0};
     if (left && !proven && (pass(e, 2, true, mm_engine_queue, &again) || !strstr(again.text, "rank 1 in vain")))
       snprintf(why, sizeof why, "queued behind what was lost: %.200s", again.text);
@@ -341,7 +341,8 @@ static void check_hanging(const mm_shards *shards, bool meets) {
   hangs_s = meets ? 6 : 3;
   fake.timeout_ms = 1500;
   const double from = now();
-  const bool told = !step(e, meets ? ROWS : 3, meets, &hung) && strcmp(hung.code, "E_RANK") == 0 && strstr(hung.text, "for rank 1 in vain");
+  const bool reported =
+      !step(e, meets ? ROWS : 3, meets, &hung) && strcmp(hung.code, "E_RANK") == 0 && strstr(hung.text, "for rank 1 in vain");
   const double took = now() - from;
   const bool still = !step(e, 3, false, &away) && strcmp(away.code, "E_RANK") == 0 && strstr(away.text, "not come back");
   while (hangs_s && now() - from < 10) usleep(10000);
@@ -351,7 +352,7 @@ static void check_hanging(const mm_shards *shards, bool meets) {
   char what[120];
   snprintf(what, sizeof what, "a rank that hangs is named %s in %.1f s, and all go on when it is back",
            meets ? "on the host" : "by a kernel", took);
-  report(what, ok && told && still && took < 5, !told ? hung.text : !still ? away.text : err.text);
+  report(what, ok && reported && still && took < 5, !reported ? hung.text : !still ? away.text : err.text);
   close_engine(e, "its calls and its memory");
 }
 
@@ -363,10 +364,10 @@ static void check_left(const mm_shards *shards) {
   const bool ok = mm_engine_warm(e, (const uint32_t[]){3}, 1, &err);
   hangs_s = 20;
   fake.timeout_ms = 1500;
-  const bool told = !step(e, 3, false, &err) && strcmp(err.code, "E_RANK") == 0;
+  const bool reported = !step(e, 3, false, &err) && strcmp(err.code, "E_RANK") == 0;
   const double from = now();
   mm_engine_close(e);
-  report("an engine whose rank stays away is closed at once", ok && told && now() - from < 1, err.text);
+  report("an engine whose rank stays away is closed at once", ok && reported && now() - from < 1, err.text);
 }
 
 /* ---- tables of pages ---- */

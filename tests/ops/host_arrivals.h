@@ -117,8 +117,8 @@ static void check_bad_file(const char *dir, bool cut) {
   mm_shards_close(&shards);
 }
 
-static uint32_t in_logs;                                    /* of such failures */
-static bool tells_of(const mm_err *err, const char *path) { /* as the reader found it, or who looked at the file itself */
+static uint32_t in_logs;                                      /* of such failures */
+static bool names_path(const mm_err *err, const char *path) { /* as the reader found it, or who looked at the file itself */
   return strstr(err->text, path) && (strcmp(err->code, "E_CHANGED") == 0 || strcmp(err->code, "E_SHORT_READ") == 0);
 }
 
@@ -158,11 +158,12 @@ static void check_bad_rank(const char *dir, bool shared, bool early) {
     done = way == 2 ? mm_engine_queue(e, &batch, &err) && mm_engine_collect(e, &(int32_t){0}, &err) : step(e, 1, false, &err);
   const double took = now() - from;
   mm_err again = {0};
-  const bool stays = !e || (!step(e, 2, false, &again) && tells_of(&again, path));
-  bool told = false;
-  for (int i = 0; e && i < 100 && !(told = mm_read_log_failed(log, &logged)); i++) usleep(10000); /* a step may look before the load does */
-  const bool named = tells_of(&err, path) && (!told || tells_of(&logged, path));
-  in_logs += told;
+  const bool stays = !e || (!step(e, 2, false, &again) && names_path(&again, path));
+  bool reported = false;
+  for (int i = 0; e && i < 100 && !(reported = mm_read_log_failed(log, &logged)); i++)
+    usleep(10000); /* a step may look before the load does */
+  const bool named = names_path(&err, path) && (!reported || names_path(&logged, path));
+  in_logs += reported;
   snprintf(what, sizeof what, "a file of rank %u of %s cut %s is named in %.1f s, by %s, on %s", of,
            shards.pack.pp > 1 ? "two stages" : "two", early ? "before it is loaded" : "while it is loaded", took, e ? ways[way] : "opening",
            shared ? "one device" : "two");

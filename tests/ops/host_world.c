@@ -138,7 +138,7 @@ static void check_failing(const mm_shards *shards, int rank, int failing, const 
   mm_err err = {0};
   mm_engine *e = open_both(shards, &err);
   const bool room = strcmp(how, "E_MEMORY") == 0, in_nccl = strcmp(how, "E_NCCL") == 0;
-  bool told = false, others = e != NULL;
+  bool reported = false, others = e != NULL;
   double took = 0;
   for (int i = 0; e && i < failing + 6; i++) {
     const double from = now();
@@ -148,15 +148,15 @@ static void check_failing(const mm_shards *shards, int rank, int failing, const 
     if (i == failing && !room && !in_nccl) fails = rank;
     mm_err now_err = {0};
     const bool done = step(e, i == failing && room ? ROWS : 3, i == failing && room, &now_err);
-    if (i == failing) told = !done && strcmp(now_err.code, how) == 0, took = now() - from;
-    if (i == failing && !told) err = now_err;
+    if (i == failing) reported = !done && strcmp(now_err.code, how) == 0, took = now() - from;
+    if (i == failing && !reported) err = now_err;
     if (i != failing && !done && others) others = false, err = now_err;
     nccl->async_fails = 0;
   }
   others = others && step(e, ROWS - 1, true, &err);
   char what[100];
   snprintf(what, sizeof what, "step %d fails on rank %d with %s, in %.1f s, and all go on", failing, rank, how, took);
-  report(what, told && others && took < 5 && nccl->inits == 4, err.text);
+  report(what, reported && others && took < 5 && nccl->inits == 4, err.text);
   close_both(e, "its calls and its memory");
 }
 
@@ -168,12 +168,12 @@ static void check_late(const mm_shards *shards, int rank) {
   hangs_ms = 4400;
   hangs = rank;
   const double from = now();
-  const bool told = ok && !step(e, 2, false, &late) && strcmp(late.code, "E_RANK") == 0 && strstr(late.text, "other processes in vain");
+  const bool reported = ok && !step(e, 2, false, &late) && strcmp(late.code, "E_RANK") == 0 && strstr(late.text, "other processes in vain");
   const double took = now() - from;
   for (int i = 0; ok && i < 4; i++) ok = step(e, 3, false, &err);
   char what[120];
   snprintf(what, sizeof what, "rank %d, which is late, is told in %.1f s, and all go on", rank, took);
-  report(what, ok && told && took < 5, told ? err.text : late.text);
+  report(what, ok && reported && took < 5, reported ? err.text : late.text);
   close_both(e, "its calls and its memory");
 }
 

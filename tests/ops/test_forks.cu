@@ -176,7 +176,7 @@ struct asked {
   mm_sampling set = {};
   std::vector<mm_bias> bias;
   std::vector<uint32_t> mask;
-  mm_logprob told[1 + MM_LOGPROBS];
+  mm_logprob logprobs[1 + MM_LOGPROBS];
 };
 
 /* Every parameter in use, in every combination; pointers lead into *a, which stays where it is. */
@@ -200,7 +200,7 @@ void ask(asked *a, uint32_t vocab) {
     for (uint32_t &m : a->mask) m = few ? 1u << g_rng.below(32) & (uint32_t) - (int32_t)(g_rng.below(8) == 0) : (uint32_t)g_rng.next();
   }
   s->bias_count = biases, s->bias = a->bias.data(), s->allowed = a->mask.empty() ? nullptr : a->mask.data();
-  s->top_logprobs = g_rng.below(1 + MM_LOGPROBS), s->logprobs = g_rng.below(2) ? a->told : nullptr;
+  s->top_logprobs = g_rng.below(1 + MM_LOGPROBS), s->logprobs = g_rng.below(2) ? a->logprobs : nullptr;
 }
 
 /* The CPU's choice from the same logits, `held` being what the sequence holds; whether it is the one. Logprobs: sums in another order. */
@@ -216,8 +216,9 @@ bool as_cpu(mm_sampler *room, const asked &a, const std::vector<int32_t> &held, 
   mm_sample_logprobs(room, &set, chosen, logits);
   bool same = true;
   for (uint32_t i = 0; i <= set.top_logprobs; i++) {
-    same &= want[i].id == a.told[i].id;
-    same &= want[i].logprob == a.told[i].logprob || fabsf(want[i].logprob - a.told[i].logprob) <= 1e-6f * (1 + fabsf(want[i].logprob));
+    same &= want[i].id == a.logprobs[i].id;
+    same &=
+        want[i].logprob == a.logprobs[i].logprob || fabsf(want[i].logprob - a.logprobs[i].logprob) <= 1e-6f * (1 + fabsf(want[i].logprob));
   }
   return same;
 }

@@ -463,7 +463,7 @@ static void check_digests(const std::string &dir) {
   fs::copy(dir, copy, fs::copy_options::recursive);
   const uint64_t size = fs::file_size(part);
   bool named = true, good = true, others = true;
-  const auto told = [&](const mm_err &e) {
+  const auto reported = [&](const mm_err &e) {
     return e.status == MM_INTEGRITY && !strcmp(e.code, "E_DIGEST") && strstr(e.text, part.c_str());
   };
   for (int damaged = 0; damaged < 2; damaged++) {
@@ -482,7 +482,7 @@ static void check_digests(const std::string &dir) {
       must(mm_shards_open(&shards, copy.c_str(), &err), err);
       mm_engine *e = mm_engine_open(&shards, &c, &err);
       if (!e && damaged && verify) {
-        named = named && told(err);
+        named = named && reported(err);
         mm_shards_close(&shards);
         continue;
       }
@@ -495,7 +495,7 @@ static void check_digests(const std::string &dir) {
         mm_err now = {};
         const bool ok = mm_engine_step(e, &batch, nullptr, &now);
         if (damaged && verify)
-          named = named && !ok && told(now);
+          named = named && !ok && reported(now);
         else
           (damaged ? others : good) &= ok;
       }

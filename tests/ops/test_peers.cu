@@ -191,7 +191,7 @@ void check_routes() {
       mm_cu_router router = {};
       router.w = w, router.k = width;
       mm_cu_route r = {};
-      r.experts = experts, r.top_k = 8, r.told = reinterpret_cast<unsigned long long *>(end + 2 * MM_CU_MAX_EXPERTS * 4);
+      r.experts = experts, r.top_k = 8, r.published = reinterpret_cast<unsigned long long *>(end + 2 * MM_CU_MAX_EXPERTS * 4);
       m->together();
       r.logits = logits(0);
       CUDA_OK(mm_cu_combine_route_ranks(m->peers, c.args(0), router, r, m->s));
@@ -223,7 +223,7 @@ void check_failures(uint32_t ranks) {
       m->ok = trial(m, 1, SUM_F32, 4096);
       m->together();
       const auto from = clock_type::now();
-      bool told = false;
+      bool reported = false;
       if (!last) {
         if (many)
           rows.by_many(*m);
@@ -232,7 +232,7 @@ void check_failures(uint32_t ranks) {
         else
           combine_rows_of(*m, 1, 3072, false).by_one(*m);
         CUDA_OK(cudaStreamSynchronize(m->s));
-        told = !mm_cu_peers_check(m->peers, &err);
+        reported = !mm_cu_peers_check(m->peers, &err);
       } else if (fails) {
         std::this_thread::sleep_for(std::chrono::milliseconds(200));
         mm_comm_abort(m->comm);
@@ -240,8 +240,8 @@ void check_failures(uint32_t ranks) {
         std::this_thread::sleep_for(std::chrono::milliseconds(2500));
       }
       const bool named = strcmp(err.code, "E_RANK") == 0 && err.status == MM_IO;
-      m->ok = m->ok && since(from) < 4 && (fails ? !told : !told || named);
-      if (!last && m->ranks == 2 && !fails) m->ok = m->ok && told && strstr(err.text, "for rank 1 in vain");
+      m->ok = m->ok && since(from) < 4 && (fails ? !reported : !reported || named);
+      if (!last && m->ranks == 2 && !fails) m->ok = m->ok && reported && strstr(err.text, "for rank 1 in vain");
       if (fails) { /* as the engine does between steps, with no rank at work */
         std::this_thread::sleep_for(std::chrono::milliseconds(500));
         if (last) mm_comm_reset(m->comm);

@@ -289,7 +289,7 @@ static void test_written_down(void **state) {
 static void test_cut_inputs(void **state) {
   static const struct {
     const char *scheme;
-    uint32_t tp, ep, told, tokens; /* of M2's 1,536 columns */
+    uint32_t tp, ep, published, tokens; /* of M2's 1,536 columns */
     const char *kernels;
   } rows[] = {
       {"block_fp8", 4, 1, 0, 1, "one_experts_up, one_experts_down"},
@@ -316,8 +316,8 @@ static void test_cut_inputs(void **state) {
     assert_true(mm_bench_weights(&s, &m, &w, &err));
     assert_true(mm_cu_describe(&w.layer[0].w13, "w13", &a, &err) && mm_cu_describe(&w.layer[0].w2, "w2", &b, &err));
     assert_int_equal(a.whole.whole_k, 0);
-    assert_int_equal(b.whole.whole_k, rows[i].told ? 1536 : 0);
-    assert_true(!rows[i].told || (b.rounding.kind == MM_ACT_KEPT && mm_cu_published_largest(&b.whole) == rows[i].told));
+    assert_int_equal(b.whole.whole_k, rows[i].published ? 1536 : 0);
+    assert_true(!rows[i].published || (b.rounding.kind == MM_ACT_KEPT && mm_cu_published_largest(&b.whole) == rows[i].published));
     const mm_cu_choice c = mm_cu_choose_product(&devices[0], &(mm_cu_task){&a, &b, rows[i].tokens, m.top_k, true, false});
     mm_cu_say_choice(&c, got, sizeof got);
     if (strcmp(got, rows[i].kernels) != 0) fail_msg("row %zu: %s, expected %s", i, got, rows[i].kernels);
@@ -330,7 +330,7 @@ static void test_padded_inputs(void **state) {
   static const struct {
     const char *scheme;
     uint32_t first_k, k, whole_k, cut_k;
-    bool told;
+    bool published;
   } rows[] = {
       {"block_fp8", 0, 256, 1536, 192, true},    {"block_fp8", 128, 256, 1536, 192, true}, /* ranks 0 and 1 of --tp 8 */
       {"block_fp8", 384, 256, 1536, 384, false}, {"channel_fp8", 0, 128, 96, 48, true},    {"channel_fp8", 0, 128, 96, 0, false},
@@ -348,8 +348,8 @@ static void test_padded_inputs(void **state) {
     mm_packed p = w.layer[0].w2;
     p.first_k = rows[i].first_k, p.k = rows[i].k, p.whole_k = rows[i].whole_k, p.cut_k = rows[i].cut_k;
     assert_true(mm_cu_describe(&p, "w2", &got, &err));
-    if ((got.whole.whole_k != 0) != rows[i].told) fail_msg("row %zu: %u columns told", i, got.whole.whole_k);
-    assert_true(got.whole.first_k == (rows[i].told ? rows[i].first_k : 0));
+    if ((got.whole.whole_k != 0) != rows[i].published) fail_msg("row %zu: %u columns told", i, got.whole.whole_k);
+    assert_true(got.whole.first_k == (rows[i].published ? rows[i].first_k : 0));
     assert_true(mm_cu_rounds(&p, "w2", &err));
     free(w.layer);
   }

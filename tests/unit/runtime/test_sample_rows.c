@@ -434,7 +434,7 @@ static bool no_choice(mm_backend *b, mm_err *err) {
 TEST(test_lacking) {
   static const uint32_t all[2];
   static const mm_bias bias = {1, 1};
-  mm_logprob told[1];
+  mm_logprob logprobs[1];
   const struct {
     mm_sampling set;
     const char *word;
@@ -445,7 +445,7 @@ TEST(test_lacking) {
       {{.top_p = 1, .frequency = 1}, "penalties"},
       {{.top_p = 1, .bias_count = 1, .bias = &bias}, "logit bias"},
       {{.top_p = 1, .allowed = all}, "mask"},
-      {{.top_p = 1, .logprobs = told}, "logprobs"},
+      {{.top_p = 1, .logprobs = logprobs}, "logprobs"},
   };
   mm_ops ops = mm_ops_cpu;
   ops.choose = no_choice;
@@ -477,11 +477,11 @@ static bool counting_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
 }
 
 static bool end_unseen(mm_backend *b, mm_err *err) { return mm_ops_cpu.end(b, (float[16 * VOCAB]){0}, err); }
-static atomic_uint told, untold; /* collections whose ids are wanted, and whose are not */
+static atomic_uint ids_wanted, ids_unwanted; /* collections whose ids are wanted, and whose are not */
 static bool collect_sevens(mm_backend *b, int32_t *id, mm_err *err) {
   (void)b, (void)err;
   if (id) *id = 7;
-  *(id ? &told : &untold) += 1;
+  *(id ? &ids_wanted : &ids_unwanted) += 1;
   return true;
 }
 
@@ -501,8 +501,8 @@ TEST(test_warm_ranks) {
   steps = 0;
   assert_true(mm_engine_warm(w.engine, (const uint32_t[]){1, 4, 16}, 3, &err));
   assert_int_equal(steps, 2 * 3 * 2 * 3);
-  assert_int_equal(told, 3 * 2 * 3);
-  assert_int_equal(untold, 3 * 2 * 3);
+  assert_int_equal(ids_wanted, 3 * 2 * 3);
+  assert_int_equal(ids_unwanted, 3 * 2 * 3);
   assert_int_equal(mm_engine_held(w.engine, 1), 2);
   int32_t chosen = 77;
   const mm_sampling greedy = {.top_p = 1};

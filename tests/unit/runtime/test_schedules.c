@@ -7,8 +7,8 @@
 
 #include "tests/unit/runtime/world.h"
 
-#define PAGES 8 /* of 24 that the slots could fill */
-#define TOLD  3 /* likeliest ids that a row may ask for */
+#define PAGES     8 /* of 24 that the slots could fill */
+#define LIKELIEST 3 /* likeliest ids that a row may ask for */
 
 /* How a step ends. */
 enum { LOGITS, QUEUED, APART, SCORED, KINDS };
@@ -25,7 +25,7 @@ typedef struct wanted {
   mm_sampling set;
   mm_bias bias[2];
   uint32_t allowed[2];
-  mm_logprob told[1 + TOLD];
+  mm_logprob logprobs[1 + LIKELIEST];
   int32_t id;
 } wanted;
 
@@ -102,7 +102,7 @@ static void ask(wanted *r) {
   if (below(3) == 0) q->presence = below(10) * 0.1, q->frequency = below(10) * 0.1 - 0.3, q->prompt = below(LENGTH);
   for (uint32_t i = 0; i < 2; i++) r->bias[i] = (mm_bias){(int32_t)(below(25) * 2 + i), (float)below(60) * 0.1f - 3};
   if (below(3) == 0) q->bias_count = 2, q->bias = r->bias;
-  if (below(3) == 0) q->top_logprobs = below(TOLD + 1), q->logprobs = r->told;
+  if (below(3) == 0) q->top_logprobs = below(LIKELIEST + 1), q->logprobs = r->logprobs;
   const int32_t next = r->pos + 1 < LENGTH ? token(r->text, r->pos + 1) : 0;
   r->allowed[0] = below(1u << 30) | 1, r->allowed[1] = below(1u << 30);
   if (below(2)) r->allowed[0] = next < 32 ? 1u << next : 0, r->allowed[1] = next < 32 ? 0 : 1u << (next - 32);
@@ -190,8 +190,8 @@ static void collect(schedule *s) {
     const wanted *r = &t->row[i];
     if (id[i] != r->id) fail_msg("step %u, text %u, position %u: chosen %d, expected %d", s->steps, r->text, r->pos, id[i], r->id);
     for (uint32_t k = 0; r->set.logprobs && k <= r->set.top_logprobs; k++)
-      if (r->told[k].id >= 0) assert_true(fabs((double)r->told[k].logprob + score_of(s, r, r->told[k].id)) < 1e-4);
-    if (r->set.logprobs) assert_int_equal(r->told[0].id, r->id);
+      if (r->logprobs[k].id >= 0) assert_true(fabs((double)r->logprobs[k].logprob + score_of(s, r, r->logprobs[k].id)) < 1e-4);
+    if (r->set.logprobs) assert_int_equal(r->logprobs[0].id, r->id);
   }
   s->draws += t->outs;
   free(t);
