@@ -359,7 +359,7 @@ static mm_bench_result result_of(const bench *b, uint32_t rows) {
       .c = b->c, .layers = b->c->layers, .batch = rows, .ranks = b->ranks, .ep = b->ep, .kv_fp8 = b->kv_fp8, .copy_rate = b->copy_rate};
 }
 
-static void tell_op(const bench *b, uint32_t rows, const char *name, double seconds, double bytes) {
+static void print_op(const bench *b, uint32_t rows, const char *name, double seconds, double bytes) {
   mm_bench_result r = result_of(b, rows);
   r.layers = 1, r.seconds = seconds, r.bytes = bytes, r.reached = b->reached;
   if (b->rank == 0) mm_bench_print_op(&r, name, b->json);
@@ -384,13 +384,13 @@ static bool measure_ops(bench *b, uint32_t rows, mm_err *err) {
     const double each = (step - empty) / (ROUNDS * layers);
     if (o->run == run_head) head = each;
     all += each * layers * o->times;
-    tell_op(b, rows, o->name, each, bytes / layers);
+    print_op(b, rows, o->name, each, bytes / layers);
   }
   if (!time_op(b, NULL, rows, &step, err)) return false;
   const double layer = (step - empty - head) / b->model.layers;
-  tell_op(b, rows, "a layer in its step", layer,
-          (decode_bytes(b, rows, b->c->context) - mm_bench_bytes(&b->weights.head)) / b->model.layers);
-  tell_op(b, rows, "of it, more than its ops", layer - all / b->model.layers, 0);
+  print_op(b, rows, "a layer in its step", layer,
+           (decode_bytes(b, rows, b->c->context) - mm_bench_bytes(&b->weights.head)) / b->model.layers);
+  print_op(b, rows, "of it, more than its ops", layer - all / b->model.layers, 0);
   return true;
 }
 

@@ -159,7 +159,7 @@ bool timed_out(const mm_cu_peers *p, uint32_t awaited, mm_err *err) {
 
 /* The values of all ranks, once all have arrived. */
 template <class T>
-bool tell(const mm_cu_peers *p, const T &mine, T *all, mm_err *err) {
+bool all_gather(const mm_cu_peers *p, const T &mine, T *all, mm_err *err) {
   uint32_t awaited;
   if (mm_comm_all_gather(p->comm, p->c.rank, &mine, all, sizeof mine)) return true;
   return mm_comm_timed_out(p->comm, p->c.rank, &awaited) && timed_out(p, awaited, err);
@@ -378,7 +378,7 @@ cudaError_t mm_cu_peers_share(mm_cu_peers *p, float *const *all, const float *ow
   return launch(n % 4 == 0 ? share_rows<float4> : share_rows<float>, most, kThreads, 0, s, p->c, a);
 }
 
-bool mm_cu_peers_all_gather(mm_cu_peers *p, void *mine, void **all, mm_err *err) { return tell(p, mine, all, err); }
+bool mm_cu_peers_all_gather(mm_cu_peers *p, void *mine, void **all, mm_err *err) { return all_gather(p, mine, all, err); }
 
 bool mm_cu_peers_small(const mm_cu_peers *p, uint32_t rows, uint64_t words) {
   if (p->across || words > (p->c.ranks == 2 ? kPeerWords : kPeerNumbers) || words * (p->c.ranks - 1) > kPeerSent) return false;
@@ -430,7 +430,7 @@ bool mm_cu_peers_reset(mm_cu_peers *p, mm_err *err) {
 bool mm_cu_peers_meet(mm_cu_peers *p, bool mine, bool *all, mm_err *err) {
   bool said[MM_CU_PEERS];
   *all = false;
-  if (!tell(p, mine, said, err)) return false;
+  if (!all_gather(p, mine, said, err)) return false;
   *all = true;
   for (uint32_t r = 0; r < p->c.ranks; r++) *all = *all && said[r];
   return true;

@@ -251,10 +251,10 @@ void mm_cu_load::end(const mm_err &err) {
   pthread_mutex_lock(&lock);
   error = err;
   now = err.status == MM_OK ? LANDED : FAILED;
-  const bool tells = now == FAILED && !stop;
+  const bool reports = now == FAILED && !stop;
   pthread_cond_broadcast(&changed);
   pthread_mutex_unlock(&lock);
-  if (!tells) return;
+  if (!reports) return;
   mm_read_log_fail(config.log, &err);
   if (config.comm) mm_comm_fail(config.comm, &err); /* a rank may wait on its device for one whose weights have not come */
 }
