@@ -440,9 +440,9 @@ static uint32_t most_rows(const mm_bench_case *c) {
 
 static bool open_case(bench *b, mm_err *err) {
   const mm_bench_case *c = b->c;
-  const bool beside = strcmp(c->subject, "mixed") == 0;
-  const uint32_t slots = most_rows(c) + beside, chunk = (uint32_t)mm_min(CHUNK, (uint64_t)c->context * slots);
-  const mm_limits limits = {.max_tokens = (uint32_t)mm_max(mm_max(slots, chunk), c->tokens + (beside ? slots : 0)),
+  const bool with_prefill = strcmp(c->subject, "mixed") == 0;
+  const uint32_t slots = most_rows(c) + with_prefill, chunk = (uint32_t)mm_min(CHUNK, (uint64_t)c->context * slots);
+  const mm_limits limits = {.max_tokens = (uint32_t)mm_max(mm_max(slots, chunk), c->tokens + (with_prefill ? slots : 0)),
                             .slots = slots,
                             .max_positions = (uint32_t)mm_max(c->context + 1, c->tokens)};
   const mm_bench_shape shape = {c->model, c->layers, c->vocab, c->quant, c->experts, c->head, b->rank, b->ranks, b->ep};

@@ -297,9 +297,9 @@ static void check_work_space(const mm_cu_heads &h, bool fp8, uint32_t max_tokens
     const uint32_t same = g_rng.below(tokens);
     for (uint32_t t = 0; t < max_tokens; t++) pos[t] = t == same ? pos[t] : g_rng.below(per_slot * MM_CU_PAGE);
     dpos.put(pos);
-    const auto beside = run(kept, tokens);
+    const auto among_others = run(kept, tokens);
     const size_t width_of = (size_t)h.heads * d, at = same * width_of;
-    moved += !std::equal(got.begin() + (long)at, got.begin() + (long)(at + width_of), beside.begin() + (long)at);
+    moved += !std::equal(got.begin() + (long)at, got.begin() + (long)(at + width_of), among_others.begin() + (long)at);
   }
   char what[160];
   snprintf(what, sizeof what, "gqa decode %u/%u heads x %u%s%s: of %u steps of 1 to %u rows %u wrong in one work space, %u rows others'",
