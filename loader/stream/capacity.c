@@ -89,14 +89,14 @@ typedef struct sizes {
 static sizes sizes_of(const mm_model *m, const mm_rank_weights *w, const mm_demand *d) {
   sizes x = {.m = m, .w = w, .d = d, .rows = d->step_tokens};
   if (d->calibration) x.rows = mm_max(2, x.rows);
-  if (d->batch_invariant) x.rows = mm_max(MM_DEVICE_LEAST_APART, x.rows);
+  if (d->batch_invariant) x.rows = mm_max(MM_DEVICE_LEAST_INVARIANT, x.rows);
   x.pairs = x.rows * m->top_k;
   x.heads = m->heads / w->tp, x.kv_heads = mm_max(1, m->kv_heads / w->tp);
   for (uint32_t l = w->layer_first; l < w->layer_end; l++)
     x.inter = mm_max(x.inter, w->layer[l].w2.k), x.qkv = mm_max(x.qkv, w->layer[l].qkv.n);
   const uint64_t outs = mm_max(mm_min(d->outs ? d->outs : x.rows, x.rows), mm_min(d->slots, x.rows));
   x.logits_rows = mm_min(x.rows, outs <= MM_DEVICE_LARGEST_BUCKET ? mm_min(2 * outs, MM_DEVICE_LARGEST_BUCKET) : outs);
-  if (d->batch_invariant) x.logits_rows = mm_max(x.logits_rows, MM_DEVICE_LEAST_APART);
+  if (d->batch_invariant) x.logits_rows = mm_max(x.logits_rows, MM_DEVICE_LEAST_INVARIANT);
   return x;
 }
 

@@ -149,13 +149,13 @@ static comparison compare_rows(const routers &r, const fed &cpu, const fed &gpu,
     if (tie) lowest = std::min(lowest, d.layer);
     const auto &most = moved.most[same];
     const bool near = error <= std::max({FAR * limit, 2 * most.row[row], allowed});
-    const double apart = std::max(2 * std::max(limit * fabs(c[a]), most.logit[row]), allowed * fabs(c[a]));
-    if (near && (a == b || c[a] - c[b] <= apart)) continue;
+    const double distance = std::max(2 * std::max(limit * fabs(c[a]), most.logit[row]), allowed * fabs(c[a]));
+    if (near && (a == b || c[a] - c[b] <= distance)) continue;
     (error >= 1 || !(tie || follows) ? x.unexplained : tie ? x.ties : x.after)++;
     char text[240];
     snprintf(text, sizeof text,
              "row %zu: error %.1e, in tries %.1e, CPU chooses %zu, GPU %zu, logits %.4f and %.4f, may be apart %.4f: ", row, error,
-             most.row[row], a, b, c[a], c[b], apart);
+             most.row[row], a, b, c[a], c[b], distance);
     x.rows.push_back(text + describe(d));
   }
   return x;

@@ -165,7 +165,7 @@ void test_choice();
 void test_edges();
 void test_steps();
 void test_forks();
-void test_apart();
+void test_invariant();
 void test_sequences();
 void test_models();
 void test_rounded();

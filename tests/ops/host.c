@@ -147,7 +147,7 @@ static void sort_lines(char *text) {
 }
 
 /* Whatever a step holds, the kernels are the same and nothing is recorded. */
-static void check_apart(const mm_shards *shards, const char *what) {
+static void check_invariant(const mm_shards *shards, const char *what) {
   static const struct {
     uint32_t rows;
     bool chunk;
@@ -156,7 +156,8 @@ static void check_apart(const mm_shards *shards, const char *what) {
   static char first[sizeof launched];
   mm_err err = {0};
   fake.ranks = mm_pack_ranks(&shards->pack), fake.graphs = 0, fake.wrong[0] = 0;
-  const mm_engine_config c = {.ops = &mm_ops_cuda, .limits = {ROWS, SLOTS, POSITIONS, 0}, .threads = 1, .act_quant = true, .apart = true};
+  const mm_engine_config c = {
+      .ops = &mm_ops_cuda, .limits = {ROWS, SLOTS, POSITIONS, 0}, .threads = 1, .act_quant = true, .batch_invariant = true};
   mm_engine *e = mm_engine_open(shards, &c, &err);
   bool ok = e && mm_engine_batch_invariant(e) && mm_engine_warm(e, (const uint32_t[]){1}, 1, &err), same = true; /* all weights are there */
   for (size_t i = 0; ok && same && i < 2 * sizeof steps / sizeof *steps; i++) {
@@ -172,7 +173,7 @@ static void check_apart(const mm_shards *shards, const char *what) {
   ok = ok && same && fake.graphs == 0 && *first;
   report(what, ok, err.status != MM_OK ? err.text : same ? "a step was recorded, or nothing launched" : "other kernels");
   mm_engine_close(e), err = (mm_err){0};
-  const mm_engine_config few = {.ops = &mm_ops_cuda, .limits = {1, 1, 64, 0}, .threads = 1, .apart = true};
+  const mm_engine_config few = {.ops = &mm_ops_cuda, .limits = {1, 1, 64, 0}, .threads = 1, .batch_invariant = true};
   fake.ranks = mm_pack_ranks(&shards->pack);
   e = mm_engine_open(shards, &few, &err);
   report("steps of one row at most", e && step(e, 1, false, &err), err.text);
@@ -529,8 +530,8 @@ int main(int argc, char **argv) {
   fake.fail_malloc_of = 1 << 20, check_refused(&two, "a device that is full", "E_MEMORY", "bytes free of");
   check_refused(&two, "a device that is not there", "E_DEVICE", "device 7"), check_hanging(&two, false);
   if (two.pack.model.qk_norm) check_hanging(&two, true); /* once is enough: it takes its time */
-  check_apart(&one, "rows apart: the same kernels for any step");
-  check_apart(&two, "rows apart on two ranks");
+  check_invariant(&one, "rows apart: the same kernels for any step");
+  check_invariant(&two, "rows apart on two ranks");
   check_slots(&one), check_slots(&two), check_ahead(&two, 0), check_ahead(&two, 1), check_ahead(&two, 3);
   check_doubts(&two);
   check_tables(&one);

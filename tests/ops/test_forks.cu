@@ -96,7 +96,7 @@ std::vector<int32_t> random_ids(uint32_t n, uint32_t below) {
 /* ---- forks and restored slots ---- */
 
 /* Sequences that share a prompt of n tokens by a fork, against the same fed separately, for as long as it takes to cross a border. */
-bool forked_as_apart(world &a, world &b, uint32_t n) {
+bool forked_as_separate(world &a, world &b, uint32_t n) {
   const std::vector<int32_t> prompt = random_ids(n, a.vocab);
   mm_err err = {};
   for (uint32_t from = 0; from < n; from += ROWS) {
@@ -162,7 +162,7 @@ void check_shared(const mm_shards *shards, const std::string &name) {
   world a(shards, 0), b(shards, 0);
   bool forked = true, restored = true;
   for (uint32_t n : {1u, 63u, 64u, 65u, 127u, 128u, 129u, 200u}) {
-    forked &= forked_as_apart(a, b, n), restored &= restored_as_unbroken(a, b, n);
+    forked &= forked_as_separate(a, b, n), restored &= restored_as_unbroken(a, b, n);
     if (!forked || !restored) printf("     prompt of %u tokens\n", n);
   }
   report_true(name + ": forks of 1 to 200 tokens = sequences apart, bit for bit", forked);
@@ -191,9 +191,9 @@ void ask(asked *a, uint32_t vocab) {
   s->prompt = g_rng.below(100);
   a->bias.clear(), a->mask.clear();
   const bool near = g_rng.below(2); /* ids that sequences here hold: penalties then decide */
-  const uint32_t first = g_rng.below(near ? 260 : vocab), apart = near ? 1 : 37, biases = g_rng.below(2) ? g_rng.below(40) : 0;
+  const uint32_t first = g_rng.below(near ? 260 : vocab), step = near ? 1 : 37, biases = g_rng.below(2) ? g_rng.below(40) : 0;
   for (uint32_t i = 0; i < biases; i++)
-    a->bias.push_back({(int32_t)((first + apart * i) % vocab), g_rng.below(8) ? (float)(8 * g_rng.uniform() - 3) : -INFINITY});
+    a->bias.push_back({(int32_t)((first + step * i) % vocab), g_rng.below(8) ? (float)(8 * g_rng.uniform() - 3) : -INFINITY});
   if (g_rng.below(3) == 0) {
     a->mask.resize((vocab + 31) / 32);
     const bool few = g_rng.below(2);
@@ -260,7 +260,7 @@ void check_draws(const mm_shards *shards, const std::string &name) {
 }
 
 /* Single rows, recorded: a mask that hangs on the token before, given after the pass; the same tokens where it is given with the step. */
-void check_apart(const mm_shards *shards, const std::string &name) {
+void check_deferred(const mm_shards *shards, const std::string &name) {
   constexpr uint32_t N = 40;
   world a(shards, 0), b(shards, 0);
   mm_err err = {};
@@ -544,7 +544,7 @@ void test_forks() {
     must(mm_shards_open(&shards, folders[i].c_str(), &err), err);
     check_shared(&shards, name);
     check_schedules(&shards, name, false), check_schedules(&shards, name, true);
-    check_draws(&shards, name), check_apart(&shards, name), check_scores(&shards, name);
+    check_draws(&shards, name), check_deferred(&shards, name), check_scores(&shards, name);
     mm_shards_close(&shards);
   }
 }

@@ -350,7 +350,7 @@ static void check_groups() {
 }
 
 /* Groups split by matrix, waited for in any order and some of them never, while a slow ring fills. */
-static void check_apart() {
+static void check_by_matrix() {
   mm_cu_load_config slow;
   slow.buffers = 3, slow.chunk = slow.piece = 8192, slow.in_flight = 2, slow.threads = 1;
   mapped_file f(scratch_file("mm-load-apart"));
@@ -513,7 +513,7 @@ void test_load() {
   check_random_cuts();
   check_bad_files();
   check_groups();
-  check_apart();
+  check_by_matrix();
   check_ended();
   const std::vector<std::string> dirs = model_folders();
   for (const std::string &dir : dirs) check_checkpoint(dir);

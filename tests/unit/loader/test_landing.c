@@ -318,7 +318,7 @@ TEST(all_lands) {
 }
 
 /* Groups split by matrix: codes of whole words; four-bit ones where they begin at a word in the file and lie close. */
-TEST(what_is_apart) {
+TEST(split_by_matrix) {
   world x = {.file = MM_FILE_NONE};
   mm_err err = {0};
   open_group(&x, true);
@@ -331,10 +331,11 @@ TEST(what_is_apart) {
     mm_landing_plan p = {0};
     mm_landing_places at;
     assert_true(mm_landing_matrix(&p, &w, "w", &y, (mm_landing_groups){1, true, 5}, &at, &err));
-    const bool apart = what < 2 || what == 4;
-    assert_int_equal(p.groups, apart ? 12 : 2);
-    assert_int_equal(p.want[0].part, apart ? p.landing[0].bytes / 7 : 0);
-    for (uint32_t g = 0; g < p.groups; g++) assert_int_equal(p.left[g], apart ? (g >= 5 ? p.want[0].part : 0) : g == 1 ? p.file_bytes : 0);
+    const bool by_matrix = what < 2 || what == 4;
+    assert_int_equal(p.groups, by_matrix ? 12 : 2);
+    assert_int_equal(p.want[0].part, by_matrix ? p.landing[0].bytes / 7 : 0);
+    for (uint32_t g = 0; g < p.groups; g++)
+      assert_int_equal(p.left[g], by_matrix ? (g >= 5 ? p.want[0].part : 0) : g == 1 ? p.file_bytes : 0);
     mm_landing_close(&p);
   }
   close_group(&x);

@@ -43,10 +43,11 @@ static void open_group(world *x) {
     w->offset = draw(x->size[w->file]);
     w->bytes = draw(mm_min(x->size[w->file] - w->offset, x->unit[w->file] * (1 + draw(30))) + 1);
     if (draw(2)) w->offset -= w->offset % MM_DIRECT, w->bytes -= w->bytes % MM_DIRECT;
-    bool apart = w->bytes && draw(2); /* from all others in parts, as tensors are */
+    bool disjoint = w->bytes && draw(2); /* from all others in parts, as tensors are */
     for (int k = 0; k < i; k++)
-      apart = apart && !(x->want[k].part && x->want[k].file == w->file && x->want[k].offset < end_of(w) && end_of(&x->want[k]) > w->offset);
-    if (apart) w->part = draw(3) ? 1 + draw(w->bytes) : w->bytes / (1 + draw(9)) + 1;
+      disjoint =
+          disjoint && !(x->want[k].part && x->want[k].file == w->file && x->want[k].offset < end_of(w) && end_of(&x->want[k]) > w->offset);
+    if (disjoint) w->part = draw(3) ? 1 + draw(w->bytes) : w->bytes / (1 + draw(9)) + 1;
     for (uint64_t u = w->offset / x->unit[w->file]; w->bytes && u * x->unit[w->file] < end_of(w); u++) {
       uint8_t *k = &x->kind[w->file][u];
       if (*k < (w->part ? LATE : FIRST)) *k = w->part ? LATE : FIRST;

@@ -350,7 +350,7 @@ TEST(test_history) {
 
 /* The pass and deferred sampling: a mask that depends on the token before; the same tokens as at once; a step between drops the
  * logits. */
-TEST(test_apart) {
+TEST(test_deferred) {
   world w;
   mm_err err = {0};
   open_group(&w, 1, &mm_ops_cpu);

@@ -11,7 +11,7 @@
 #define LIKELIEST 3 /* likeliest ids that a row may ask for */
 
 /* How a step ends. */
-enum { LOGITS, QUEUED, APART, SCORED, KINDS };
+enum { LOGITS, QUEUED, DEFERRED, SCORED, KINDS };
 
 typedef struct saved {
   uint32_t page[LENGTH / MM_PAGE + 1], pages, tokens, text;
@@ -262,7 +262,7 @@ static void random_step(schedule *s) {
   const uint32_t kind = below(KINDS);
   const standing before = standing_of(s);
   mm_err err = {0};
-  if (kind == QUEUED || kind == APART ? queue_step(s, t, kind == APART, &err) : plain_step(s, t, kind == SCORED, &err)) {
+  if (kind == QUEUED || kind == DEFERRED ? queue_step(s, t, kind == DEFERRED, &err) : plain_step(s, t, kind == SCORED, &err)) {
     if (kind == LOGITS || kind == SCORED) free(t);
     return;
   }

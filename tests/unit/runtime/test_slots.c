@@ -248,7 +248,7 @@ TEST(test_memory) {
 }
 
 /* Rows are batch_invariant on a device where they always are, or where they are asked to be; another one is refused. */
-TEST(test_apart) {
+TEST(test_batch_invariant) {
   ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, false));
   ref_shards *shards = ref_cut(&ref, 1);
   for (uint32_t i = 0; i < 8; i++) {
