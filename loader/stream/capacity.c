@@ -117,14 +117,14 @@ static uint64_t published_of(const mm_packed *w) {
 
 static void add_experts(uint64_t *sum, const sizes *x) {
   const mm_model *m = x->m;
-  const uint64_t E = m->experts, lists = mm_min(E, MM_DEVICE_SKINNY * m->top_k);
+  const uint64_t E = m->experts, lists = mm_min(E, MM_DEVICE_DECODE_ROWS * m->top_k);
   const uint64_t few = 3 * mm_min(x->rows, MM_DEVICE_FEW_EACH) * m->top_k;
   add(sum, x->rows * E, 4);
   for (int i = 0; i < 3; i++) add(sum, x->pairs, 4);
   for (int i = 0; i < 2; i++) add(sum, 1, 4), add(sum, lists, 4);
-  add(sum, lists * MM_DEVICE_SKINNY, 4), add(sum, 16, 8), add(sum, E + 1, 4);
+  add(sum, lists * MM_DEVICE_DECODE_ROWS, 4), add(sum, 16, 8), add(sum, E + 1, 4);
   add(sum, 3 * x->rows * E, 4);
-  add(sum, mm_max(lists * MM_DEVICE_SKINNY, mm_max(x->pairs, few)), 2 * x->inter);
+  add(sum, mm_max(lists * MM_DEVICE_DECODE_ROWS, mm_max(x->pairs, few)), 2 * x->inter);
   add(sum, x->pairs, 4 * (uint64_t)m->hidden);
   add(sum, m->layers * E, 8);
   uint64_t published = 0;
