@@ -25,15 +25,15 @@ static bool print_json(FILE *f, mm_json *j, mm_err *err) {
 }
 
 /* One entry of the list of a plan: a packed tensor, or a matrix of an unsharded plan. */
-typedef struct mm_listed {
+typedef struct mm_plan_row {
   const char *name, *scheme;
   uint32_t lead, rows, cols;
   uint64_t bytes; /* of all planes */
-} mm_listed;
+} mm_plan_row;
 
-static mm_listed listed(const mm_plan *p, size_t i, uint32_t piece) {
+static mm_plan_row listed(const mm_plan *p, size_t i, uint32_t piece) {
   const mm_pack_tensor *t = &p->pack.tensor[i];
-  mm_listed x = {.name = t->name, .scheme = t->scheme, .lead = t->lead, .rows = t->rows, .cols = t->cols};
+  mm_plan_row x = {.name = t->name, .scheme = t->scheme, .lead = t->lead, .rows = t->rows, .cols = t->cols};
   if (p->layout->unfused) {
     x.name = t->piece[piece].source;
     x.rows = t->piece[piece].rows;
@@ -54,7 +54,7 @@ static size_t used_names(const mm_plan *p) {
   return n;
 }
 
-static mm_json *listed_json(mm_listed t) {
+static mm_json *listed_json(mm_plan_row t) {
   mm_json *x = mm_json_new_obj();
   if (mm_json_set(x, "name", mm_json_new_str(t.name)) && mm_json_set(x, "scheme", mm_json_new_str(t.scheme)) &&
       mm_json_set(x, "lead", mm_json_new_int(t.lead)) && mm_json_set(x, "rows", mm_json_new_int(t.rows)) &&
@@ -216,7 +216,7 @@ bool mm_report_plan(FILE *f, const mm_plan *p, const mm_verdict *v, mm_report_st
   if (v && v->memory) print_verdict(f, p, v);
   for (size_t i = 0; tensors && i < p->pack.tensor_count; i++)
     for (uint32_t j = 0; j < mm_plan_stored(p, i); j++) {
-      mm_listed t = listed(p, i, j);
+      mm_plan_row t = listed(p, i, j);
       char lead[16] = "";
       if (t.lead) snprintf(lead, sizeof lead, "%u x ", t.lead);
       char name[512];
