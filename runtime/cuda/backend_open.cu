@@ -430,7 +430,7 @@ void mm_cu_backend_close(mm_backend *b) {
 }
 
 /* The rank's device becomes the current one. */
-static bool set_device(const mm_place *at, mm_err *err) {
+static bool set_device(const mm_rank_place *at, mm_err *err) {
   int n = 0;
   if (!mm_cu_check(cudaGetDeviceCount(&n), "cudaGetDeviceCount", err)) return false;
   if (at->device < (uint32_t)n) return mm_cu_check(cudaSetDevice((int)at->device), "cudaSetDevice", err);

@@ -73,18 +73,18 @@ typedef struct mm_act {
 struct mm_calibration;
 
 /* Where a rank runs. */
-typedef struct mm_place {
+typedef struct mm_rank_place {
   uint32_t rank;         /* global: stage · tp + tensor-parallel rank (weights->rank) */
   uint32_t local, ranks; /* its number among the ranks of this process, and how many those are */
   uint32_t device;       /* number of its accelerator on this machine */
-} mm_place;
+} mm_rank_place;
 
 typedef struct mm_backend_config {
   const mm_model *model;
   const mm_rank_weights *weights;
   mm_limits limits;
   mm_comm *comm;
-  mm_place place;
+  mm_rank_place place;
   unsigned threads; /* a hint for CPU backends */
   bool act_quant;   /* the inputs of linears are rounded as their schemes say (mm_scheme.act); else weights alone are quantised */
   struct mm_calibration *calibration; /* NULL, or what the inputs of linears are added to (calibration.h) */
