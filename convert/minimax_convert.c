@@ -17,7 +17,7 @@
 #define MEM_THREAD (4 * MM_STRIP_BYTES + 2 * MM_HASH_BLOCK)
 #define WAITING    4
 
-static mm_progress progress;
+static mm_convert_progress progress;
 
 /* The first signal stops in a resumable state (status 75), a second one at once. */
 static void on_signal(int n) {

@@ -278,7 +278,7 @@ void mm_report_failed(mm_events *e, const mm_err *why) {
 
 struct mm_watch {
   const mm_plan *p;
-  const mm_progress *progress;
+  const mm_convert_progress *progress;
   mm_events *events; /* NULL: none */
   bool drawn, tty, shown;
   double start;
@@ -318,7 +318,7 @@ static void look(void *ctx, unsigned second) {
   w->shown = true;
 }
 
-mm_watch *mm_watch_open(const mm_plan *p, const mm_progress *progress, mm_events *events, bool drawn) {
+mm_watch *mm_watch_open(const mm_plan *p, const mm_convert_progress *progress, mm_events *events, bool drawn) {
   mm_watch *w = events || drawn ? calloc(1, sizeof *w) : NULL;
   if (!w) return NULL;
   *w = (mm_watch){.p = p, .progress = progress, .events = events, .drawn = drawn, .tty = isatty(2), .start = mm_now()};

@@ -7,7 +7,7 @@
 
 #include "tests/unit/convert/converted.h"
 
-static mm_progress progress;
+static mm_convert_progress progress;
 static _Atomic long writes_left; /* before a run is stopped; below 0: never */
 
 ssize_t pwrite(int fd, const void *buf, size_t n, off_t at) {
