@@ -10,26 +10,26 @@
 typedef enum mm_fit { FIT_NO_CODES, FIT_DTYPE, FIT_SHAPE, FIT_NO_SCALE, FIT_SCALE_DTYPE, FIT_NO_BLOCK, FIT_SCALE_SHAPE, FIT_ALL } mm_fit;
 
 /* A refusal's list of what was expected, no item twice. */
-typedef struct mm_choice {
+typedef struct mm_expected {
   unsigned count;
   char item[8][NAME_MAX_LEN];
-} mm_choice;
+} mm_expected;
 
-static void offer(mm_choice *c, const char *item) {
+static void offer(mm_expected *c, const char *item) {
   for (unsigned i = 0; i < c->count; i++)
     if (strcmp(c->item[i], item) == 0) return;
   if (c->count < sizeof c->item / sizeof *c->item) snprintf(c->item[c->count++], sizeof *c->item, "%s", item);
 }
 
 /* U8 scales are E8M0 that does not say so. */
-static void offer_dtypes(mm_choice *c, uint32_t dtypes) {
+static void offer_dtypes(mm_expected *c, uint32_t dtypes) {
   if (dtypes & 1u << MM_F8_E8M0) dtypes &= ~(1u << MM_U8);
   for (int t = MM_DTYPE_COUNT - 1; t >= 0; t--)
     if (dtypes & 1u << t) offer(c, mm_dtype_name((mm_dtype)t));
 }
 
 /* "a, b or c" */
-static const char *choice_text(const mm_choice *c, char *out, size_t cap) {
+static const char *choice_text(const mm_expected *c, char *out, size_t cap) {
   size_t n = 0;
   *out = 0;
   for (unsigned i = 0; i < c->count && n < cap; i++)
@@ -145,7 +145,7 @@ static int shape_index(const mm_stored_form *f, const mm_site *p, mm_cell c, con
   return -1;
 }
 
-static void offer_shapes(mm_choice *choice, const mm_stored_form *f, const mm_site *p, mm_cell c) {
+static void offer_shapes(mm_expected *choice, const mm_stored_form *f, const mm_site *p, mm_cell c) {
   char text[128];
   mm_shape s[3];
   if (c.k == MM_CELL_GROUP) {
@@ -187,7 +187,7 @@ static bool no_config(const mm_hf *hf, const mm_hf_tensor *t, const char *what, 
 
 /* Says what the rows that fitted up to `best` wanted. */
 static bool refuse(const mm_hf *hf, const mm_site *p, const mm_encoding *const *rows, mm_fit best, mm_err *err) {
-  mm_choice want = {0};
+  mm_expected want = {0};
   const mm_hf_tensor *t = NULL, *s = NULL;
   char name[NAME_MAX_LEN], shape[128];
   for (; *rows; rows++) {
@@ -256,7 +256,7 @@ static bool companion(mm_hf *hf, const mm_site *p, const mm_encoding *e, mm_comp
   if (!t)
     return !due || mm_fail(err, MM_BAD_INPUT, "E_Q_MISSING", mm_hf_at(hf, out->weight), "found %s without \"%s\"", e->name,
                            part_name(name, p, f.suffix));
-  mm_choice want = {0};
+  mm_expected want = {0};
   if (!typed(&f, t)) {
     offer_dtypes(&want, f.dtypes);
     return mm_fail(err, MM_BAD_INPUT, "E_Q_DTYPE", mm_hf_at(hf, t), "found %s, expected %s", mm_dtype_name(t->dtype),
