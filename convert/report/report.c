@@ -231,7 +231,7 @@ static uint64_t peak_rss(void) {
   return getrusage(RUSAGE_SELF, &u) == 0 ? (uint64_t)u.ru_maxrss * 1024 : 0;
 }
 
-static mm_json *summary_json(const mm_plan *p, const mm_outcome *o) {
+static mm_json *summary_json(const mm_plan *p, const mm_convert_outcome *o) {
   char hex[MM_HEX_LEN + 1];
   mm_digest_hex(&o->manifest, hex);
   mm_json *j = plan_json(p, NULL, false);
@@ -246,7 +246,7 @@ static mm_json *summary_json(const mm_plan *p, const mm_outcome *o) {
   return NULL;
 }
 
-bool mm_report_summary(FILE *f, const mm_plan *p, const mm_outcome *o, mm_report_style style, mm_err *err) {
+bool mm_report_summary(FILE *f, const mm_plan *p, const mm_convert_outcome *o, mm_report_style style, mm_err *err) {
   char hex[MM_HEX_LEN + 1];
   if (style == MM_REPORT_JSON) return print_json(f, summary_json(p, o), err);
   mm_digest_hex(&o->manifest, hex);
@@ -263,7 +263,7 @@ void mm_report_begin(mm_events *e, const mm_plan *p, const mm_verdict *v) {
   if (e) mm_events_put(e, "begin", plan_json(p, v, false));
 }
 
-void mm_report_done(mm_events *e, const mm_plan *p, const mm_outcome *o) {
+void mm_report_done(mm_events *e, const mm_plan *p, const mm_convert_outcome *o) {
   if (e) mm_events_put(e, "done", summary_json(p, o));
 }
 
