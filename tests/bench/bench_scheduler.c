@@ -147,7 +147,7 @@ int main(int argc, char **argv) {
              .prompt = argc > 4 ? (uint32_t)strtoul(argv[4], NULL, 10) : 64,
              .reply = argc > 5 ? (uint32_t)strtoul(argv[5], NULL, 10) : 96,
              .step = argc > 6 ? (uint32_t)strtoul(argv[6], NULL, 10) : 256,
-             .batch_invariant = getenv("APART")};
+             .batch_invariant = getenv("INVARIANT")};
   const mm_engine_config c = {.ops = mm_ops_find(argc > 2 ? argv[2] : "cpu", &err),
                               .limits = {.max_tokens = b.step, .slots = b.streams, .max_positions = b.prompt + b.reply},
                               .threads = (unsigned)mm_pool_cpus(),
