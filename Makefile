@@ -342,11 +342,11 @@ bench: $(PROGRAMS) $(BENCH) $(NO_HASH) ## conversion rates beside memcpy and the
 	$(Q)for b in $(BENCH); do $$b || exit 1; done
 
 SOURCES = $(shell find formats quant loader convert runtime tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
-lint: lint-format lint-tree lint-tidy ## format, clang-tidy, floors, file lengths, names
+lint: lint-format lint-tree lint-tidy ## format, clang-tidy, floors, rooms, file lengths, words
 lint-format:
 	$(Q)clang-format --dry-run -Werror $(SOURCES)
 lint-tree:
-	$(Q)scripts/floors.sh && scripts/tree.sh
+	$(Q)scripts/floors.sh && scripts/tree.sh && scripts/rooms.py
 # The analyser's steps in a function: a quarter of what it takes by itself, in a third of the time; what it has found so far, it still finds.
 TIDY_DEPTH = $(patsubst %,--extra-arg=%,-Xclang -analyzer-config -Xclang max-nodes=60000)
 lint-tidy:
