@@ -11,7 +11,10 @@ enum { PART_LENGTH, PART_SIZE, PART_CHUNK, PART_CHUNK_END, PART_TRAILER }; /* of
 
 static const char too_large[] = "the body is larger than this server takes (--max-body)";
 
+/* The query is cut off: it may hold what is secret, and logs show the path. */
 static bool refuse(mm_framing *f, int status, const char *why) {
+  char *query = f->path ? strchr(f->request.p + f->target_at, '?') : NULL;
+  if (query) *query = 0;
   f->state = MM_FRAMING_REFUSED;
   f->status = status;
   f->why = why;
