@@ -28,8 +28,8 @@ static mm_job *take(queue *q) {
   return job;
 }
 
-/* The first thread does brief jobs alone, so that they never wait for all lengthy ones. The others do lengthy ones first, so that those are
- * not passed over either. */
+/* The first thread does brief jobs alone, so that these never wait for lengthy ones. The others do lengthy ones
+ * first, so that those are not passed over either. */
 static void *work(void *user) {
   mm_workers *w = user;
   pthread_mutex_lock(&w->lock);

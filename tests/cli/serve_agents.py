@@ -223,7 +223,7 @@ def metrics(packed):
 
 
 def leaves_in_prompt(packed):
-    """A client that goes away while its prompt is read: once the server has seen that, nothing more of the prompt is read."""
+    """A client goes away while its prompt is read: once the server has seen that, no more of the prompt is read."""
     text = "In the beginning " * 1500
     with Server(packed, "--max-num-seqs", "1", "--max-num-batched-tokens", "8", "--max-model-len", "8192", "-t", "1") as s:
         whole = s.post("/tokenize", {"prompt": text})["count"] / 8
@@ -235,7 +235,8 @@ def leaves_in_prompt(packed):
             assert time.monotonic() < end, v
             time.sleep(0.005)
         c.close()
-        while (v := values(s))["connections"] > 1:  # this request's own is one; the request is cancelled with the end of the other
+        # This request's own connection is one; the request is cancelled with the end of the other.
+        while (v := values(s))["connections"] > 1:
             assert time.monotonic() < end, v
         steps = idle(s)["steps_total"]
         assert steps - v["steps_total"] <= 2 and steps < whole, (v["steps_total"], steps, whole)
