@@ -11,6 +11,7 @@
 #include "runtime/engine/engine_options.h"
 #include "runtime/engine/load_bar.h"
 #include "runtime/serve/config_file.h"
+#include "runtime/serve/keys.h"
 #include "runtime/serve/loading.h"
 #include "runtime/serve/routes.h"
 
@@ -317,7 +318,8 @@ static bool settle(serve_args *a, mm_err *err) {
                    "--read-timeout and --write-timeout: found %g and %g, expected more than 0 seconds", a->http.read_time,
                    a->http.write_time);
   const mm_origins origins = {a->hosts.item, a->hosts.count, a->origins.item, a->origins.count};
-  return mm_utilization_check(a->load.memory_share, err) && mm_origin_check(&origins, err);
+  return mm_utilization_check(a->load.memory_share, err) && mm_origin_check(&origins, err) &&
+         mm_keys_check(a->keys.item, a->keys.count, err);
 }
 
 static bool run_all(void *args, mm_err *err) {
