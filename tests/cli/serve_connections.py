@@ -20,7 +20,7 @@ PACKED = convert("tests/data/tiny-m2")
 
 
 def raw(s, data=b""):
-    c = socket.create_connection(("127.0.0.1", s.port), timeout=30)
+    c = socket.create_connection(("127.0.0.1", s.port), timeout=120)
     c.sendall(data)
     return c
 
@@ -38,7 +38,7 @@ def request_of(body, version=b"1.1", more=b"", path=COMPLETIONS):
 
 
 def until(fn):
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while not fn():
         assert time.monotonic() < end
         time.sleep(0.02)
