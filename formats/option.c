@@ -1,5 +1,5 @@
 /* Command lines: the parser, and the frame of a program's main. */
-#include "formats/option_text.h"
+#include "formats/option.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "formats/option_text.h"
 #include "formats/system/file.h"
 #include "formats/system/staging.h"
 
@@ -122,12 +123,6 @@ typedef struct parser {
   mm_err *err;
 } parser;
 
-static bool unknown(const parser *a, const char *word) {
-  char shown[256];
-  return mm_fail(a->err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "unknown option \"%s\"; see %s --help",
-                 mm_escape(shown, sizeof shown, word, strlen(word)), a->p->name);
-}
-
 /* `value` is what followed '=' (or the letter), NULL if nothing did. */
 static bool take(parser *a, const mm_option *o, const char *value) {
   size_t i = (size_t)(o - a->p->options);
@@ -153,7 +148,7 @@ static bool take_long(parser *a, const char *word) {
     hit = hit || (o->alias && strlen(o->alias) == n && memcmp(o->alias, name, n) == 0);
     if (hit) return take(a, o, name[n] == '=' ? name + n + 1 : NULL);
   }
-  return unknown(a, word);
+  return mm_option_unknown(a->p, word, a->err);
 }
 
 /* "-q", "-qv", "-o DIR", "-oDIR". */
@@ -162,7 +157,7 @@ static bool take_letters(parser *a, const char *word) {
     const mm_option *o = NULL;
     for (size_t i = 0; !o && i < a->p->option_count; i++)
       if (a->p->options[i].letter == *c) o = &a->p->options[i];
-    if (!o) return unknown(a, word);
+    if (!o) return mm_option_unknown(a->p, word, a->err);
     if (o->kind != MM_OPT_FLAG) return take(a, o, c[1] ? c + 1 : NULL);
     if (!take(a, o, NULL)) return false;
   }

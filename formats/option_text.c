@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "formats/commands.h"
+
 #define WIDTH     96 /* of the help text */
 #define HELP_FROM 30 /* column of the explanations */
 
@@ -67,16 +69,32 @@ static void print_option(const mm_option *o, FILE *f) {
   fputc('\n', f);
 }
 
-/* The help on the environment variable that a program with --jobs reads; NULL for other programs. */
+/* The help on the environment variables that stand for options of the program, a line each; "" where there are none. */
 static const char *environment(const mm_program *p) {
+  static const struct {
+    const char *option, *text;
+  } variable[] = {{"jobs", "MINIMAX_JOBS  the value of --jobs where it is not given"},
+                  {"api-key-file", "MINIMAX_API_KEY  a key, as one of --api-key and --api-key-file"}};
   const mm_option *o;
-  for (size_t i = 0; (o = mm_option_row(p, i)); i++)
-    if (o->name && strcmp(o->name, "jobs") == 0) return "MINIMAX_JOBS  the value of --jobs where it is not given";
+  for (size_t i = 0; (o = mm_option_next(p, &i)); i++)
+    for (size_t j = 0; j < sizeof variable / sizeof *variable; j++)
+      if (strcmp(o->name, variable[j].option) == 0) return variable[j].text;
   return NULL;
 }
 
+/* Lines of text, indented. */
+static void put_lines(FILE *f, const char *title, const char *text) {
+  if (!text) return;
+  fprintf(f, "\n%s:\n", title);
+  for (size_t n; *text; text += n + (text[n] == '\n')) {
+    n = strcspn(text, "\n");
+    fprintf(f, "  %.*s\n", (int)n, text);
+  }
+}
+
 void mm_option_help(const mm_program *p, FILE *f) {
-  fprintf(f, "%s: %s\n\nusage: %s [OPTION…] %s\n", p->name, p->summary, p->name, p->operands);
+  fprintf(f, "%s: %s\n\nusage: %s %s%s\n", p->name, p->summary, p->name, p->commands ? "" : "[OPTION…] ", p->operands);
+  put_lines(f, "programs", p->commands);
   bool grouped = !mm_option_row(p, 0)->name;
   if (!grouped) fputs("\noptions:\n", f);
   const mm_option *o;
@@ -85,8 +103,9 @@ void mm_option_help(const mm_program *p, FILE *f) {
       print_option(o, f);
     else if (grouped)
       fprintf(f, "\n%s:\n", o->help);
-  if (environment(p)) fprintf(f, "\nenvironment:\n  %s\n", environment(p));
+  put_lines(f, "environment", environment(p));
   if (p->epilog) fprintf(f, "\n%s\n", p->epilog);
+  put_lines(f, "examples", p->examples);
 }
 
 /* roff: backslash, hyphen and a leading control character lose their meaning. */
@@ -140,11 +159,10 @@ static void put_epilog(FILE *f, const char *epilog) {
 
 /* The other programs. */
 static void put_see_also(FILE *f, const mm_program *p) {
-  static const char *const programs[] = {"archive", "bench", "convert", "eval", "hold", "inspect", "run", "serve", "verify", "worker"};
-  fputs("\n.SH SEE ALSO\n", f);
-  for (size_t i = 0, n = 0; i < sizeof programs / sizeof *programs; i++)
-    if (strncmp(p->name, "minimax-", 8) != 0 || strcmp(p->name + 8, programs[i]) != 0)
-      fprintf(f, "%s.BR minimax\\-%s (1)", n++ ? ",\n" : "", programs[i]);
+  fprintf(f, "\n.SH SEE ALSO\n%s", strcmp(p->name, "minimax") == 0 ? "" : ".BR minimax (1),\n");
+  for (size_t i = 0, n = 0; i < mm_command_count; i++)
+    if (strncmp(p->name, "minimax-", 8) != 0 || strcmp(p->name + 8, mm_commands[i].word) != 0)
+      fprintf(f, "%s.BR minimax\\-%s (1)", n++ ? ",\n" : "", mm_commands[i].word);
   fputs("\n", f);
 }
 
@@ -152,7 +170,7 @@ void mm_option_man(const mm_program *p, FILE *f) {
   fprintf(f, ".TH %s 1 \"\" \"minimax " MM_VERSION "\" \"User Commands\"\n.SH NAME\n", p->name);
   fprintf(f, "%s \\- ", p->name);
   put_roff(f, p->summary);
-  fprintf(f, "\n.SH SYNOPSIS\n.B %s\n[OPTION...] ", p->name);
+  fprintf(f, "\n.SH SYNOPSIS\n.B %s\n%s", p->name, p->commands ? "" : "[OPTION...] ");
   put_roff(f, p->operands);
   fputs("\n.SH OPTIONS", f);
   const mm_option *o;
@@ -168,6 +186,7 @@ void mm_option_man(const mm_program *p, FILE *f) {
     put_roff(f, o->choices);
     fputc('.', f);
   }
+  put_section(f, "PROGRAMS", p->commands);
   if (p->epilog) put_epilog(f, p->epilog);
   put_section(f, "ENVIRONMENT", environment(p));
   put_section(f, "FILES", p->files);

@@ -2,7 +2,9 @@
 #ifndef MM_FORMATS_OPTION_TEXT_H
 #define MM_FORMATS_OPTION_TEXT_H
 
-#include "formats/option.h"
+#include <stdio.h>
+
+#include "formats/option_table.h"
 
 /* Row i of the program's table, then the built-in options; headings among them. NULL behind the last. */
 const mm_option *mm_option_row(const mm_program *p, size_t i);
