@@ -130,6 +130,7 @@ static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_calibration_files 
                       .dry_run = a->dry_run,
                       .one_thread = a->threads == 1};
   if (!mm_hf_open(hf, a->source, &ho, err)) return false;
+  if (!a->quiet && a->process == 0 && strcmp(a->source, hf->dir) != 0) fprintf(stderr, "source: %s\n", hf->dir);
   char *recipe = open_calibration(a, c, recipe_line(a, &hf->arena, err), &hf->arena, err);
   if (!recipe) return false;
   mm_align align = MM_ALIGN_SPLIT;
