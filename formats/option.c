@@ -53,10 +53,11 @@ static bool parse_size(const mm_option *o, const char *s, mm_err *err) {
   bool ok = parse_digits(&p, &v);
   const char *unit = *p ? strchr(units, *p) : NULL;
   if (unit) {
-    ok = ok && mm_mul(v, UINT64_C(1) << (10 * (unit - units + 1)), &v);
-    p += strcmp(p + 1, "iB") == 0 ? 3 : 1;
+    const bool decimal = strcmp(p + 1, "B") == 0;
+    for (const char *u = units; ok && u <= unit; u++) ok = mm_mul(v, decimal ? 1000 : 1024, &v);
+    p += decimal ? 2 : strcmp(p + 1, "iB") == 0 ? 3 : 1;
   }
-  if (!ok || *p != '\0') return usage(err, o, s, "bytes, as in 512M or 4GiB");
+  if (!ok || *p != '\0') return usage(err, o, s, "bytes, as in 512M, 4GiB or 80GB");
   char least[48];
   snprintf(least, sizeof least, "bytes, at least %llu", (unsigned long long)o->lo);
   if (v < o->lo) return usage(err, o, s, least);

@@ -10,7 +10,7 @@ typedef enum mm_option_kind {
   MM_OPT_WORD, /* the same; its choices are shown and completed, but others are taken too: the program judges them */
   MM_OPT_LIST, /* mm_option_list*: may be repeated */
   MM_OPT_U64,  /* uint64_t*, range checked */
-  MM_OPT_SIZE, /* uint64_t* bytes; suffixes K M G T (powers of 1024) with optional iB */
+  MM_OPT_SIZE, /* uint64_t* bytes; suffixes K M G T, also as KiB (powers of 1024), KB (powers of 1000) */
   MM_OPT_REAL  /* double* */
 } mm_option_kind;
 

@@ -229,13 +229,28 @@ def plan():
         for tp in (1, 4):
             v = json.loads(convert(source, "--dry-run", "--tp", tp, "--json", "--gpu-memory", int(memory)).stdout)["verdict"]
             assert (v["fits"], v.get("smallest_tp")) == (needs(tp) <= int(memory), smallest), (memory, tp, v, smallest)
-    # Padded, M2's experts have 256 columns on each of 16 ranks and 128 on each of 24: the smallest is the same whatever is asked for.
+    # Padded, M2's experts have 512 columns on each of 4 ranks and 256 on each of 8: the smallest is the same whatever is asked for.
     subprocess.run(["python3", "scripts/sparse_checkpoint.py", f"{TMP}/m2", "--m2"], check=True, stdout=subprocess.DEVNULL, timeout=60)
-    for tp in (16, 24):
-        v = json.loads(convert(f"{TMP}/m2", "--quant", "bf16", "--tp", tp, "--tp-align", "pad", "--dry-run", "--json", "--gpu-memory", "50G").stdout)["verdict"]
-        assert (v["fits"], v["smallest_tp"]) == (tp == 24, 24), (tp, v)
-    assert "does not fit" in convert(source, "--dry-run", "--gpu-memory", "4M").stdout
-    assert "no --tp of this model does" in convert(source, "--dry-run", "--gpu-memory", "64K").stdout
+    how = (f"{TMP}/m2", "--names-only", "--dry-run", "--quant")
+    for tp in (4, 8):
+        v = json.loads(convert(*how, "bf16", "--tp", tp, "--tp-align", "pad", "--json", "--gpu-memory", "100GB").stdout)["verdict"]
+        assert (v["gpu_memory"], v["fits"], v["smallest_tp"]) == (100 * 10**9, tp == 8, 8), (tp, v)
+    # A plan that the cuda backend refuses fits no GPU, and no --tp that it refuses is the smallest.
+    for options, text in ((["bf16", "--tp", 16], "E_TP: found --tp 16"), (["int8", "--tp", 2], "E_SCHEME"), (["none; *.experts.*=int8"], "w13")):
+        for memory, smallest in (("1T", 1), ("50G", None)):
+            v = json.loads(convert(*how, *options, "--json", "--gpu-memory", memory).stdout)["verdict"]
+            want = smallest if options[0] == "bf16" else None
+            assert (v["fits"], v["kv_tokens"], v.get("smallest_tp")) == (False, 0, want) and text in v["refused"], (options, memory, v)
+            said = convert(*how, *options, "--gpu-memory", memory).stdout
+            assert f" is refused: {v['refused']}; " in said, said
+    for options, text in ((["experts_int4", "--gpu-memory", "140G"], "fits with up to 34624 tokens of BF16 cache; a full sequence of 196608 needs --tp 2\n"),
+                          (["block_fp8", "--tp", 8, "--gpu-memory", "80G"], "fits with up to 1460992 tokens of BF16 cache; the smallest --tp for a full sequence of 196608 is 4\n")):
+        assert text in convert(*how, *options).stdout, convert(*how, *options).stdout
+    subprocess.run(["python3", "scripts/sparse_checkpoint.py", f"{TMP}/m3", "--m3"], check=True, stdout=subprocess.DEVNULL, timeout=60)
+    v = json.loads(convert(f"{TMP}/m3", "--names-only", "--dry-run", "--json", "--tp", 8, "--gpu-memory", "1T").stdout)["verdict"]
+    assert not v["fits"] and "smallest_tp" not in v and "sparse attention" in v["refused"], v
+    assert "does not fit: " in convert(source, "--dry-run", "--gpu-memory", "4M").stdout
+    assert "; no --tp of this model holds a full sequence of " in convert(source, "--dry-run", "--gpu-memory", "64K").stdout
     refused(2, "--layout hf", "minimax-convert", source, "--dry-run", "--layout", "hf", "--gpu-memory", "80G")
 
 
