@@ -106,8 +106,9 @@ bool settle_inputs(mm_backend *b, mm_err *err) {
 }
 
 /* What the size of the cache follows from (loader/stream/capacity.h) is what is allocated here. */
-static_assert(MM_DEVICE_SKINNY == MM_CU_DECODE_ROWS && MM_DEVICE_FEW_EACH == MM_CU_FEW_EACH && MM_DEVICE_LEAST_APART == kLeastInvariant &&
-              MM_DEVICE_SEEN == MM_CU_SEEN && MM_DEVICE_TOLD == MM_CU_LOGPROBS && MM_DEVICE_TILE == MM_CU_GQA_KEYS);
+static_assert(MM_DEVICE_DECODE_ROWS == MM_CU_DECODE_ROWS && MM_DEVICE_FEW_EACH == MM_CU_FEW_EACH &&
+              MM_DEVICE_LEAST_INVARIANT == kLeastInvariant && MM_DEVICE_SEEN == MM_CU_SEEN && MM_DEVICE_LOGPROBS == MM_CU_LOGPROBS &&
+              MM_DEVICE_TILE == MM_CU_GQA_KEYS);
 static_assert(MM_GPU_RANKS == MM_CU_PEERS && MM_GPU_HIDDEN == MM_CU_MAX_HIDDEN && MM_GPU_WIDTH == MM_CU_MAX_WIDTH &&
               MM_GPU_EXPERTS == MM_CU_MAX_EXPERTS && MM_GPU_TOP_K == MM_CU_MAX_TOP_K); /* loader/stream/gpu_reads.h */
 static_assert(MM_DEVICE_LARGEST_BUCKET == kBuckets[sizeof kBuckets / sizeof *kBuckets - 1]);
@@ -432,7 +433,7 @@ void mm_cu_backend_close(mm_backend *b) {
 }
 
 /* The rank's device becomes the current one. */
-static bool set_device(const mm_place *at, mm_err *err) {
+static bool set_device(const mm_rank_place *at, mm_err *err) {
   int n = 0;
   if (!mm_cu_check(cudaGetDeviceCount(&n), "cudaGetDeviceCount", err)) return false;
   if (at->device < (uint32_t)n) return mm_cu_check(cudaSetDevice((int)at->device), "cudaSetDevice", err);
