@@ -87,7 +87,8 @@ static bool read_role(mm_call *c, const mm_value *v, mm_role *out) {
     const char *word;
     mm_role role;
   } roles[] = {{"system", MM_ROLE_SYSTEM},       {"developer", MM_ROLE_SYSTEM}, {"user", MM_ROLE_USER},
-               {"assistant", MM_ROLE_ASSISTANT}, {"tool", MM_ROLE_TOOL},        {"function", MM_ROLE_TOOL}};
+               {"assistant", MM_ROLE_ASSISTANT}, {"tool", MM_ROLE_TOOL},        {"function", MM_ROLE_TOOL},
+               {"root", MM_ROLE_ROOT}};
   const mm_value *role = mm_value_get(v, "role");
   for (size_t i = 0; i < sizeof roles / sizeof *roles; i++)
     if (mm_value_is(role, roles[i].word)) return *out = roles[i].role, true;
@@ -115,8 +116,11 @@ static bool read_messages(mm_call *c, mm_conversation *out, mm_err *err) {
   if (!m) return false;
   out->message = m;
   out->message_count = list->count;
-  for (const mm_value *v = list->first; v; v = v->next)
-    if (!read_message(c, v, m++, err)) return false;
+  for (const mm_value *v = list->first; v; v = v->next, m++) {
+    if (!read_message(c, v, m, err)) return false;
+    if (m->role == MM_ROLE_ROOT && m != out->message)
+      return mm_refuse(c, 400, "messages", "messages: a root message is not the first one");
+  }
   return true;
 }
 
@@ -227,14 +231,26 @@ static bool refuse_variables(mm_call *c, const mm_value *kwargs) {
   return true;
 }
 
+mm_thinking mm_thinking_of(const mm_value *word) {
+  if (mm_value_is(word, "disabled")) return MM_THINKING_DISABLED;
+  if (mm_value_is(word, "enabled")) return MM_THINKING_ENABLED;
+  return mm_value_is(word, "adaptive") ? MM_THINKING_ADAPTIVE : MM_THINKING_UNSET;
+}
+
+void mm_thinking_set(mm_conversation *v, mm_thinking mode) { v->thinking = mm_max(v->thinking, mode); }
+
 bool mm_template_kwargs(mm_call *c, mm_conversation *out) {
-  const mm_value *kwargs, *identity, *date, *location;
+  const mm_value *kwargs, *identity, *date, *location, *mode;
   bool thinking = true;
   if (!mm_field(c, c->body, "chat_template_kwargs", MM_VALUE_OBJECT, &kwargs) || !refuse_variables(c, kwargs) ||
       !mm_field_bool(c, kwargs, "enable_thinking", &thinking) || !mm_field(c, kwargs, "model_identity", MM_VALUE_STRING, &identity) ||
-      !mm_field(c, kwargs, "current_date", MM_VALUE_STRING, &date) || !mm_field(c, kwargs, "current_location", MM_VALUE_STRING, &location))
+      !mm_field(c, kwargs, "current_date", MM_VALUE_STRING, &date) || !mm_field(c, kwargs, "current_location", MM_VALUE_STRING, &location) ||
+      !mm_field(c, kwargs, "thinking_mode", MM_VALUE_STRING, &mode))
     return false;
-  out->no_thinking |= !thinking;
+  if (mode && !mm_thinking_of(mode))
+    return mm_refuse(c, 400, "chat_template_kwargs", "chat_template_kwargs.thinking_mode: expected adaptive, enabled or disabled");
+  if (mm_value_get(kwargs, "enable_thinking")) mm_thinking_set(out, thinking ? MM_THINKING_ENABLED : MM_THINKING_DISABLED);
+  mm_thinking_set(out, mm_thinking_of(mode));
   out->identity = mm_str_of(identity);
   out->current_date = mm_str_of(date);
   out->current_location = mm_str_of(location);
@@ -249,8 +265,11 @@ static bool read_effort(mm_call *c, mm_conversation *out) {
       !mm_field(c, reasoning, "effort", MM_VALUE_STRING, &nested) || !mm_field_bool(c, reasoning, "enabled", &enabled) ||
       !mm_field(c, c->body, "reasoning_effort", MM_VALUE_STRING, &effort))
     return false;
-  out->no_thinking |=
-      mm_value_is(mm_value_get(thinking, "type"), "disabled") || mm_value_is(nested, "none") || !enabled || mm_value_is(effort, "none");
+  const mm_chat_format *format = c->server->format;
+  mm_thinking_set(out, mm_thinking_of(mm_value_get(thinking, "type")));
+  mm_thinking_set(out, mm_chat_effort(format, mm_str_of(nested)));
+  mm_thinking_set(out, mm_chat_effort(format, mm_str_of(effort)));
+  if (!enabled) mm_thinking_set(out, MM_THINKING_DISABLED);
   return true;
 }
 

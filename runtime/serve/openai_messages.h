@@ -13,6 +13,11 @@ typedef struct mm_tool_rules {
   bool one_call; /* at most one call: parallel_tool_calls false */
 } mm_tool_rules;
 
+/* The mode by its word: adaptive, enabled or disabled; unset for others. */
+mm_thinking mm_thinking_of(const mm_value *word);
+/* A request may name the mode in several fields: the strongest counts. */
+void mm_thinking_set(mm_conversation *v, mm_thinking mode);
+
 /* From messages, tools, tool_choice, parallel_tool_calls, and chat_template_kwargs, in c's arena. False after a refusal or err. Types of
  * content that are not text are refused by name. */
 MM_MUST_USE bool mm_openai_conversation(mm_call *c, mm_conversation *out, mm_tool_rules *rules, mm_err *err);

@@ -141,7 +141,8 @@ bool mm_responses_conversation(mm_call *c, mm_conversation *out, mm_tool_rules *
   if (!mm_field(c, c->body, "reasoning", MM_VALUE_OBJECT, &reasoning) || !read_input(c, out, err) ||
       !mm_flat_tools(c, out, "parameters", err) || !mm_template_kwargs(c, out))
     return false;
-  out->no_thinking |=
-      mm_value_is(mm_value_get(reasoning, "effort"), "none") && c->server->format && c->server->format->family == MM_CHAT_M2;
+  const mm_chat_format *format = c->server->format;
+  if (format && format->tags->optional)
+    mm_thinking_set(out, mm_chat_effort(format, mm_str_of(mm_value_get(reasoning, "effort"))));
   return read_choice(c, out, rules);
 }
