@@ -77,9 +77,10 @@ static void fill(mm_lexicon *l, uint32_t vocab) {
     const char *bytes = mm_tokenizer_bytes(l->tokenizer, (int32_t)id, &n);
     if (!bytes || !n || mm_tokenizer_is_special(l->tokenizer, (int32_t)id)) continue;
     if (among(l->end, l->end_count, (int32_t)id) || among(l->marker, MM_REPLY_TAGS, (int32_t)id)) continue;
+    set_bit(l->ordinary, (int32_t)id);
+    if (memchr(bytes, MM_REPLY_MARK, n)) continue; /* no text has this byte */
     l->word[l->count++] = (word){.bytes = bytes, .n = (uint32_t)n, .id = (int32_t)id};
     l->longest = (uint32_t)mm_max(l->longest, n);
-    set_bit(l->ordinary, (int32_t)id);
   }
   l->mark = mm_tokenizer_find_added(l->tokenizer, MM_CHAT_MARK);
   if (l->mark >= 0 && (uint32_t)l->mark < vocab) l->word[l->count++] = (word){.bytes = mark_byte, .n = 1, .id = l->mark};

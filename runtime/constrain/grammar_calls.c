@@ -291,9 +291,15 @@ static bool is_text_or_number(const mm_form *s) {
   return s->by_first[MM_FIRST_STRING] && (!number || (number->kind != MM_FORM_LITERALS && s->most == UINT32_MAX));
 }
 
-/* Behind the mark at the start of a marked value: nothing, or the form of its elements. */
+/* The form of a marked value's elements; NULL: it has none, or nothing more fits on the stack. */
+static const mm_form *elements_of(const mm_grammar *g, const mm_form *s) {
+  if (g->depth == MM_GRAMMAR_DEPTH) return NULL;
+  return s->by_first[MM_FIRST_OBJECT] ? s->by_first[MM_FIRST_OBJECT] : s->by_first[MM_FIRST_ARRAY];
+}
+
+/* Behind the mark at the start of a marked value, which is nothing or elements. */
 static mm_outcome step_marked(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
-  const mm_form *s = f->form, *elements = s->by_first[MM_FIRST_OBJECT] ? s->by_first[MM_FIRST_OBJECT] : s->by_first[MM_FIRST_ARRAY];
+  const mm_form *s = f->form, *elements = elements_of(g, s);
   if (f->bytes++ == 1) return byte == '<' ? MM_TAKEN : MM_BAD;
   if (byte == '/') {
     const bool empty = s->empty;
@@ -301,7 +307,7 @@ static mm_outcome step_marked(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) 
     g->frame[g->depth - 1].bytes = MM_MARK_CLOSES;
     return empty ? MM_TAKEN : MM_BAD;
   }
-  if (!elements || g->depth == MM_GRAMMAR_DEPTH) return MM_BAD;
+  if (!elements) return MM_BAD;
   *f = (mm_grammar_frame){.form = elements, .bytes = 2};
   return MM_AGAIN;
 }
@@ -311,6 +317,7 @@ static mm_outcome step_start(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
   const int first = mm_first_of(byte);
   const bool container = !s->marked && (first == MM_FIRST_OBJECT || first == MM_FIRST_ARRAY), number = first == MM_FIRST_NUMBER;
   if (s->marked && byte == MM_GRAMMAR_MARK) {
+    if (!s->empty && !elements_of(g, s)) return MM_BAD;
     f->phase = VALUE_MARKED;
     f->bytes = 1;
     return MM_TAKEN;
