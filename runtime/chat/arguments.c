@@ -101,8 +101,8 @@ static const mm_value *own_part(const mm_value *schema, const char *keyword, con
   return v && key ? member(v, key->p, key->n) : v;
 }
 
-static const mm_value *find_part(const mm_value *root, const mm_value *schema, const char *keyword, const mm_str *key,
-                                 unsigned depth, unsigned *left) {
+static const mm_value *find_part(const mm_value *root, const mm_value *schema, const char *keyword, const mm_str *key, unsigned depth,
+                                 unsigned *left) {
   static const char *const combined[] = {"anyOf", "oneOf", "allOf"};
   if (!schema || schema->type != MM_VALUE_OBJECT || depth == SCHEMA_DEPTH || !*left) return NULL;
   --*left;

@@ -29,10 +29,9 @@ static const char adaptive_text[] =
 static const char calls_text[] =
     "\n\nTo call tools, wrap all invocations in a single " MARK "<tool_call>" MARK
     "</tool_call> block. Parameter values containing nested objects or arrays are recursively expanded into XML elements. "
-    "Example:\n\n" MARK "<tool_call>\n" MARK "<invoke name=\"tool-name-1\">" MARK "<param-1>value-1" MARK "</param-1>" MARK
-    "<param-2>" MARK "<item>" MARK "<key-a>val-a" MARK "</key-a>" MARK "<key-b>val-b" MARK "</key-b>" MARK "</item>" MARK
-    "</param-2>" MARK "</invoke>\n" MARK "<invoke name=\"tool-name-2\">" MARK "<param-1>value-1" MARK "</param-1>" MARK
-    "</invoke>\n" MARK "</tool_call>";
+    "Example:\n\n" MARK "<tool_call>\n" MARK "<invoke name=\"tool-name-1\">" MARK "<param-1>value-1" MARK "</param-1>" MARK "<param-2>" MARK
+    "<item>" MARK "<key-a>val-a" MARK "</key-a>" MARK "<key-b>val-b" MARK "</key-b>" MARK "</item>" MARK "</param-2>" MARK
+    "</invoke>\n" MARK "<invoke name=\"tool-name-2\">" MARK "<param-1>value-1" MARK "</param-1>" MARK "</invoke>\n" MARK "</tool_call>";
 
 /* ---- System and tools ---- */
 
@@ -170,8 +169,7 @@ static bool put_messages(mm_renderer *r, const mm_message *first) {
     } else if (m->role == MM_ROLE_TOOL) {
       if (!called)
         return mm_fail(r->err, MM_BAD_INPUT, "E_CHAT", mm_at(NULL, NULL),
-                       "message %zu is a tool's, expected an assistant's message with a tool call before it",
-                       (size_t)(m - r->c->message));
+                       "message %zu is a tool's, expected an assistant's message with a tool call before it", (size_t)(m - r->c->message));
       put_result(r, m, first);
     }
   }

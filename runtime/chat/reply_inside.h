@@ -18,7 +18,7 @@ typedef enum mm_block {
   MM_BLOCK_START, /* after the opening tag; `shown` is the tag and the white space so far */
   MM_BLOCK_NEXT,  /* before the next call */
   MM_BLOCK_STRAY, /* in text that belongs to no call */
-  MM_BLOCK_NAME, /* M2: in the name of a call */
+  MM_BLOCK_NAME,  /* M2: in the name of a call */
   MM_BLOCK_PARAMETERS,
   MM_BLOCK_KEY,        /* M2: in the name of a parameter */
   MM_BLOCK_VALUE,      /* M2, M3: in a parameter */

@@ -8,7 +8,7 @@
 
 #define BLOCK_PIECE 256 /* bytes */
 
-#define GAP_MAX     64  /* bytes of white space between M3's mark and a tag */
+#define GAP_MAX 64 /* bytes of white space between M3's mark and a tag */
 
 const char *const mm_reply_tag[MM_REPLY_TAGS] = {"<think>",      "</think>",      "<minimax:tool_call>", "</minimax:tool_call>",
                                                  "<tool_calls>", "</tool_calls>", "<mm:think>",          "</mm:think>",
@@ -44,10 +44,7 @@ mm_reply *mm_reply_open(const mm_reply_settings *s, mm_err *err) {
 }
 
 #define TEXTS \
-  {                                                                                                                  \
-    &r->bytes, &r->text, &r->held, &r->shown, &r->in, &r->name, &r->key, &r->value, &r->given, &r->fragment, &r->raw, \
-        &r->within                                                                                                   \
-  }
+  { &r->bytes, &r->text, &r->held, &r->shown, &r->in, &r->name, &r->key, &r->value, &r->given, &r->fragment, &r->raw, &r->within }
 
 void mm_reply_close(mm_reply *r) {
   if (!r) return;

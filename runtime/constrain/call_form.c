@@ -57,8 +57,7 @@ static bool add_text(const maker *m, const mm_literal *json, unsigned types, mm_
     mm_text_quote(&wanted, text.p, text.n);
   else
     mm_text_add(&wanted, text.p, text.n);
-  *fits = made.n == wanted.n && memcmp(made.p, wanted.p, made.n) == 0 &&
-          (marked(m) ? text.n > 0 : !mm_spells_tag(text.p, text.n));
+  *fits = made.n == wanted.n && memcmp(made.p, wanted.p, made.n) == 0 && (marked(m) ? text.n > 0 : !mm_spells_tag(text.p, text.n));
   const bool failed = made.failed || wanted.failed;
   free(made.p);
   free(wanted.p);
@@ -93,7 +92,8 @@ static bool types_agree(const maker *m, const mm_form *const *by_first, unsigned
     unsigned type = type_of_first[i];
     if (!by_first[i] || is_literals(by_first[i])) continue;
     if (by_first[i]->kind == MM_FORM_INTEGER) type |= MM_TYPE_INTEGER;
-    if (!(types & type)) return mm_call_unserved(m, "has values whose type its schema does not name in a way that this format's calls need");
+    if (!(types & type))
+      return mm_call_unserved(m, "has values whose type its schema does not name in a way that this format's calls need");
   }
   return true;
 }
@@ -227,7 +227,8 @@ static const mm_form *arguments_form(const maker *m, bool bound) {
   const mm_form *json = !where ? NULL : root ? mm_schema_compile(m->arena, root, where, m->err) : mm_schema_any_object();
   if (!json) return NULL;
   if (json->kind == MM_FORM_CHOICE) json = json->by_first[MM_FIRST_OBJECT];
-  if (!json || (json->kind != MM_FORM_OBJECT && json->kind != MM_FORM_MAP)) return mm_call_unserved(m, "its parameters are no object"), NULL;
+  if (!json || (json->kind != MM_FORM_OBJECT && json->kind != MM_FORM_MAP))
+    return mm_call_unserved(m, "its parameters are no object"), NULL;
   if (!none || json->kind != MM_FORM_MAP) return json;
   mm_form *f = mm_call_new(m, MM_FORM_MAP);
   if (f) *f = *mm_schema_any_object(), f->most = 0;

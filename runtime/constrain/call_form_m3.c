@@ -60,8 +60,7 @@ static const mm_form *content(maker *m, const mm_form *json, const mm_value *sch
   for (int i = MM_FIRST_OBJECT; i <= MM_FIRST_ARRAY; i++) /* such a text would be read as JSON */
     if (f->by_first[i] && f->by_first[i]->kind == MM_FORM_LITERALS) f->by_first[i] = NULL;
   const mm_form *object = f->by_first[MM_FIRST_OBJECT], *list = f->by_first[MM_FIRST_ARRAY];
-  if (object && list)
-    return mm_call_unserved(m, "may be an object or a list, which this format's calls do not distinguish"), NULL;
+  if (object && list) return mm_call_unserved(m, "may be an object or a list, which this format's calls do not distinguish"), NULL;
   if (object && !(f->by_first[MM_FIRST_OBJECT] = fields(m, object, schema))) return NULL;
   if (list && !(f->by_first[MM_FIRST_ARRAY] = items(m, list, schema))) return NULL;
   bool any = f->item || f->empty;

@@ -130,7 +130,8 @@ bool mm_value_step_json(mm_grammar_frame *value, uint8_t byte) {
 
 /* ---- What else than a string the reader would take a text for (mm_arguments_put) ---- */
 
-/* Words in any case, but the first, null, where it is M2's: f->from has a bit for each that the text may still be, f->bytes is how much of it there is. */
+/* Words in any case, but the first, null, where it is M2's: f->from has a bit for each that the text may still be, f->bytes is how much of
+ * it there is. */
 static const char *const words[] = {"null", "true", "yes", "on", "1", "false", "no", "off", "0"};
 enum { WORDS = sizeof words / sizeof *words, TRUE_WORDS = 5 };
 enum { ALL_WORDS = (1 << WORDS) - 1 };

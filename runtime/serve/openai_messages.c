@@ -86,9 +86,8 @@ static bool read_role(mm_call *c, const mm_value *v, mm_role *out) {
   static const struct {
     const char *word;
     mm_role role;
-  } roles[] = {{"system", MM_ROLE_SYSTEM},       {"developer", MM_ROLE_SYSTEM}, {"user", MM_ROLE_USER},
-               {"assistant", MM_ROLE_ASSISTANT}, {"tool", MM_ROLE_TOOL},        {"function", MM_ROLE_TOOL},
-               {"root", MM_ROLE_ROOT}};
+  } roles[] = {{"system", MM_ROLE_SYSTEM}, {"developer", MM_ROLE_SYSTEM}, {"user", MM_ROLE_USER}, {"assistant", MM_ROLE_ASSISTANT},
+               {"tool", MM_ROLE_TOOL},     {"function", MM_ROLE_TOOL},    {"root", MM_ROLE_ROOT}};
   const mm_value *role = mm_value_get(v, "role");
   for (size_t i = 0; i < sizeof roles / sizeof *roles; i++)
     if (mm_value_is(role, roles[i].word)) return *out = roles[i].role, true;
@@ -118,8 +117,7 @@ static bool read_messages(mm_call *c, mm_conversation *out, mm_err *err) {
   out->message_count = list->count;
   for (const mm_value *v = list->first; v; v = v->next, m++) {
     if (!read_message(c, v, m, err)) return false;
-    if (m->role == MM_ROLE_ROOT && m != out->message)
-      return mm_refuse(c, 400, "messages", "messages: a root message is not the first one");
+    if (m->role == MM_ROLE_ROOT && m != out->message) return mm_refuse(c, 400, "messages", "messages: a root message is not the first one");
   }
   return true;
 }
@@ -244,8 +242,8 @@ bool mm_template_kwargs(mm_call *c, mm_conversation *out) {
   bool thinking = true;
   if (!mm_field(c, c->body, "chat_template_kwargs", MM_VALUE_OBJECT, &kwargs) || !refuse_variables(c, kwargs) ||
       !mm_field_bool(c, kwargs, "enable_thinking", &thinking) || !mm_field(c, kwargs, "model_identity", MM_VALUE_STRING, &identity) ||
-      !mm_field(c, kwargs, "current_date", MM_VALUE_STRING, &date) || !mm_field(c, kwargs, "current_location", MM_VALUE_STRING, &location) ||
-      !mm_field(c, kwargs, "thinking_mode", MM_VALUE_STRING, &mode))
+      !mm_field(c, kwargs, "current_date", MM_VALUE_STRING, &date) ||
+      !mm_field(c, kwargs, "current_location", MM_VALUE_STRING, &location) || !mm_field(c, kwargs, "thinking_mode", MM_VALUE_STRING, &mode))
     return false;
   if (mode && !mm_thinking_of(mode))
     return mm_refuse(c, 400, "chat_template_kwargs", "chat_template_kwargs.thinking_mode: expected adaptive, enabled or disabled");

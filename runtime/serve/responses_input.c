@@ -142,7 +142,6 @@ bool mm_responses_conversation(mm_call *c, mm_conversation *out, mm_tool_rules *
       !mm_flat_tools(c, out, "parameters", err) || !mm_template_kwargs(c, out))
     return false;
   const mm_chat_format *format = c->server->format;
-  if (format && format->tags->optional)
-    mm_thinking_set(out, mm_chat_effort(format, mm_str_of(mm_value_get(reasoning, "effort"))));
+  if (format && format->tags->optional) mm_thinking_set(out, mm_chat_effort(format, mm_str_of(mm_value_get(reasoning, "effort"))));
   return read_choice(c, out, rules);
 }

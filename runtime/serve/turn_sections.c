@@ -160,8 +160,7 @@ bool mm_turn_constrain(mm_call *c, const mm_conversation *v, const mm_tool_rules
   if (!form && !w.call && !set->choices && !w.strict) return true;
   const bool or_call = form && !w.call && v->tool_count; /* the model answers in the form, or calls */
   if (form && w.call) return mm_refuse(c, 400, "response_format", "response_format: not beside a tool_choice that requires a call");
-  if (or_call && !token)
-    return mm_refuse(c, 400, "response_format", "response_format: not beside tools, in the format of this model");
+  if (or_call && !token) return mm_refuse(c, 400, "response_format", "response_format: not beside tools, in the format of this model");
   if (set->choices && w.strict && !w.call) return mm_refuse(c, 400, "guided_choice", "guided_choice: not beside tools that are strict");
   if (!open_lexicon(c->server, err)) return false;
   soften_bias(c);

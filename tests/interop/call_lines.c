@@ -1,7 +1,8 @@
 /* Calls of tools by a model that writes noise: tokens that the constraint allows, at random, taken apart by the reply's parser.
  * usage: call_lines TOKENIZER VOCAB. A JSON object on each line of stdin, one on stdout for each:
  *
- *   {"format": S, "tools": [{"json": {…}, "strict": B}, …], "must": B, "only": S, "one_call": B, "tokens": N, "seed": N, "likely": [[S, N], …]}
+ *   {"format": S, "tools": [{"json": {…}, "strict": B}, …], "must": B, "only": S, "one_call": B, "tokens": N, "seed": N, "likely": [[S, N],
+ * …]}
  *       {"finish": "end", "length" or "stuck", "calls": [[name, arguments, ended], …], "content": S} or {"error": S}
  *
  * likely: texts of tokens that come N times as often as others. */
@@ -173,12 +174,8 @@ static void answer(noise *n, const char *line, size_t len, mm_text *out) {
   } else {
     mm_section s[3];
     const uint32_t sections = sections_of(n, format, must, &a, calls, s, &err);
-    const mm_reply_settings set = {.format = format,
-                                   .tokenizer = n->tokenizer,
-                                   .tools = &tools,
-                                   .calls = true,
-                                   .sink = on_event,
-                                   .user = n};
+    const mm_reply_settings set = {
+        .format = format, .tokenizer = n->tokenizer, .tools = &tools, .calls = true, .sink = on_event, .user = n};
     mm_reply *r = mm_reply_open(&set, &err);
     if (!r) exit(8);
     n->seed = UINT64_C(0x9e3779b97f4a7c15) * (uint64_t)(whole(mm_value_get(v, "seed")) + 1);
