@@ -1,4 +1,4 @@
-/* Shared parts of the forms of calls: call_form.c, and call_form_m3.c for values as elements. */
+/* Shared parts of the forms of calls: call_form_tools.c, and call_form_m3.c for values as elements. */
 #ifndef MM_RUNTIME_CONSTRAIN_CALL_FORM_INSIDE_H
 #define MM_RUNTIME_CONSTRAIN_CALL_FORM_INSIDE_H
 

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "runtime/chat/elements.h"
 #include "runtime/constrain/call_form.h"
 
 /* ---- Pieces ---- */
@@ -44,8 +45,23 @@ static bool add_texts(mm_call *c, mm_turn_sections *a, const mm_str *text, size_
   return true;
 }
 
+/* The text with M3's mark as the byte that it is in forms. */
+static bool take_marks(mm_call *c, mm_str *text, mm_err *err) {
+  const size_t len = strlen(MM_CHAT_MARK);
+  char *out = mm_arena_alloc(&c->arena, text->n + 1, err);
+  size_t n = 0;
+  for (size_t i = 0; out && i < text->n; n++) {
+    const bool mark = text->n - i >= len && memcmp(text->p + i, MM_CHAT_MARK, len) == 0;
+    out[n] = mark ? MM_REPLY_MARK : text->p[i];
+    i += mark ? len : 1;
+  }
+  *text = (mm_str){out, n};
+  return out;
+}
+
 /* A single text, whose markers are tokens. */
 static bool add_script(mm_call *c, mm_turn_sections *a, mm_str text, mm_err *err) {
+  if (c->server->format->tags->marked && !take_marks(c, &text, err)) return false;
   while (text.n) {
     const char *next = NULL, *marker = NULL;
     for (size_t i = 0; i < MM_REPLY_TAGS; i++) {

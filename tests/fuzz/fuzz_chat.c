@@ -109,7 +109,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   if (!m) abort();
   const unsigned how = size ? data[0] : 0;
   if (size) make(m, data + 1, data + size);
-  render(t, formats[how % 3], &m->c, how & 128);
+  render(t, how & 64 ? "minimax-m3" : formats[how % 3], &m->c, how & 128);
   free(m);
   return 0;
 }
