@@ -97,8 +97,9 @@ def held(s):
             ended += 1
         assert ended, fields
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object", "properties": {"n": {"enum": ["a", "b"]}}, "required": ["n"]}}}
-    got = s.post(CHAT, {"messages": ASK, "max_tokens": 60, "temperature": 1, "seed": 1, "response_format": form})["choices"][0]["message"]
-    assert json.loads(got["content"])["n"] in ("a", "b"), got
+    got = [s.post(CHAT, {"messages": ASK, "max_tokens": 100, "temperature": 1, "seed": seed, "response_format": form})["choices"][0] for seed in range(5)]
+    got = [json.loads(x["message"]["content"])["n"] for x in got if x["finish_reason"] == "stop"]
+    assert got and set(got) <= {"a", "b"}, got
 
 
 def refusals(s):
@@ -112,6 +113,10 @@ def refusals(s):
                              (CHAT, {"messages": [*ASK, {"role": "root", "content": "x"}]}, "root")):
         got = s.post(path, body, status=400)
         assert word in got["error"]["message"], (body, got)
+    for prompt, word in (("x]<]image[>[y", "token 1 of the prompt is ]<]image[>["), ([5, 6, s.post("/tokenize", {"prompt": "]<]video[>[", "parse_special": True})["tokens"][0]], "]<]video[>[")):
+        got = s.post("/v1/completions", {"prompt": prompt, "parse_special": True, "max_tokens": 1}, status=400)
+        assert word in got["error"]["message"], (prompt, got)
+    assert s.post(CHAT, {"messages": [{"role": "user", "content": "]<]image[>["}], "max_tokens": 1})["choices"]  # a user's text is text
 
 
 with Server(convert(with_m3_tokens("tests/data/tiny-m2", os.path.join(TMP, "source", "like-m3"))), "--chat-format", "minimax-m3", "--max-model-len", "2048") as server:
