@@ -337,7 +337,7 @@ def main():
     words = [w for w in sys.argv[1:] if w != "--write"]
     if "--write" in sys.argv:
         return write_kept()
-    count = int(words[0]) if words else 1000
+    count = int(words[0]) if words else 400
     lines = chat.Lines()
     digests(lines)
     kept = json.load(open(KEPT, encoding="utf-8"))
