@@ -17,7 +17,7 @@
 #define MEM_THREAD (4 * MM_STRIP_BYTES + 2 * MM_HASH_BLOCK)
 #define WAITING    4
 
-static mm_progress progress;
+static mm_convert_progress progress;
 
 /* The first signal stops in a resumable state (status 75), a second one at once. */
 static void on_signal(int n) {
@@ -245,7 +245,7 @@ static bool convert(const mm_convert_args *a, mm_plan *plan, const mm_verdict *v
                          .baked = MM_TOKENIZER_IMAGE};
   if (a->part && !parse_share(a->part, &o.share, &o.shares, err)) return false;
   if (!share_memory(a, plan->output_bytes, o.level, &o.threads, &o.buffers, err)) return false;
-  mm_outcome outcome = {.resumed = a->resume};
+  mm_convert_outcome outcome = {.resumed = a->resume};
   double start = mm_now();
   mm_report_begin(events, plan, verdict);
   mm_watch *watch = mm_watch_open(plan, &progress, events, first && !a->quiet);

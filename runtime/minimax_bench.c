@@ -359,7 +359,7 @@ static mm_bench_result result_of(const bench *b, uint32_t rows) {
       .c = b->c, .layers = b->c->layers, .batch = rows, .ranks = b->ranks, .ep = b->ep, .kv_fp8 = b->kv_fp8, .copy_rate = b->copy_rate};
 }
 
-static void tell_op(const bench *b, uint32_t rows, const char *name, double seconds, double bytes) {
+static void print_op(const bench *b, uint32_t rows, const char *name, double seconds, double bytes) {
   mm_bench_result r = result_of(b, rows);
   r.layers = 1, r.seconds = seconds, r.bytes = bytes, r.reached = b->reached;
   if (b->rank == 0) mm_bench_print_op(&r, name, b->json);
@@ -384,13 +384,13 @@ static bool measure_ops(bench *b, uint32_t rows, mm_err *err) {
     const double each = (step - empty) / (ROUNDS * layers);
     if (o->run == run_head) head = each;
     all += each * layers * o->times;
-    tell_op(b, rows, o->name, each, bytes / layers);
+    print_op(b, rows, o->name, each, bytes / layers);
   }
   if (!time_op(b, NULL, rows, &step, err)) return false;
   const double layer = (step - empty - head) / b->model.layers;
-  tell_op(b, rows, "a layer in its step", layer,
-          (decode_bytes(b, rows, b->c->context) - mm_bench_bytes(&b->weights.head)) / b->model.layers);
-  tell_op(b, rows, "of it, more than its ops", layer - all / b->model.layers, 0);
+  print_op(b, rows, "a layer in its step", layer,
+           (decode_bytes(b, rows, b->c->context) - mm_bench_bytes(&b->weights.head)) / b->model.layers);
+  print_op(b, rows, "of it, more than its ops", layer - all / b->model.layers, 0);
   return true;
 }
 
@@ -440,9 +440,9 @@ static uint32_t most_rows(const mm_bench_case *c) {
 
 static bool open_case(bench *b, mm_err *err) {
   const mm_bench_case *c = b->c;
-  const bool beside = strcmp(c->subject, "mixed") == 0;
-  const uint32_t slots = most_rows(c) + beside, chunk = (uint32_t)mm_min(CHUNK, (uint64_t)c->context * slots);
-  const mm_limits limits = {.max_tokens = (uint32_t)mm_max(mm_max(slots, chunk), c->tokens + (beside ? slots : 0)),
+  const bool with_prefill = strcmp(c->subject, "mixed") == 0;
+  const uint32_t slots = most_rows(c) + with_prefill, chunk = (uint32_t)mm_min(CHUNK, (uint64_t)c->context * slots);
+  const mm_limits limits = {.max_tokens = (uint32_t)mm_max(mm_max(slots, chunk), c->tokens + (with_prefill ? slots : 0)),
                             .slots = slots,
                             .max_positions = (uint32_t)mm_max(c->context + 1, c->tokens)};
   const mm_bench_shape shape = {c->model, c->layers, c->vocab, c->quant, c->experts, c->head, b->rank, b->ranks, b->ep};

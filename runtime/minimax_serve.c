@@ -14,11 +14,11 @@
 #include "runtime/serve/loading.h"
 #include "runtime/serve/routes.h"
 
-#define WORKERS       2                 /* threads that read long requests */
-#define TELL_SECONDS  5                 /* between lines of a load that goes on */
-#define END_SECONDS   2                 /* from the second signal to the end, whatever still runs */
-#define DESCRIPTORS   512               /* that are not for connections, where the limit allows it */
-#define REPLAY_TOKENS ((size_t)4 << 20) /* of replies with calls that may come back */
+#define WORKERS        2                 /* threads that read long requests */
+#define REPORT_SECONDS 5                 /* between lines of a load that goes on */
+#define END_SECONDS    2                 /* from the second signal to the end, whatever still runs */
+#define DESCRIPTORS    512               /* that are not for connections, where the limit allows it */
+#define REPLAY_TOKENS  ((size_t)4 << 20) /* of replies with calls that may come back */
 
 typedef struct serve_args {
   mm_loading_config load;
@@ -136,7 +136,7 @@ static void tick(void *user) {
     s->server.state = MM_SERVER_DRAINING;
     mm_http_stop(s->server.http);
   }
-  if (!s->failed && mm_read_bytes(&read) < read.wanted && mm_now() - s->may_end >= TELL_SECONDS) {
+  if (!s->failed && mm_read_bytes(&read) < read.wanted && mm_now() - s->may_end >= REPORT_SECONDS) {
     char text[160];
     s->may_end = mm_now();
     mm_log_say(&s->server.log, "loading %s", mm_load_bar_text(text, sizeof text, &read));

@@ -7,7 +7,7 @@
 #              head in 8 bits; nvfp4a16 comes last, so that parts find the others in the same folders
 #   peers      sums over ranks, bit for bit; ranks that do not come; inputs rounded under scales of rows that are cut
 #   forks      slots: forked, restored, chunks, page borders; schedules of MM_STEPS (10,000) steps among poison; 10,000 draws; scores
-#   apart      --batch-invariant: every row's bits the same alone and in a crowd, both models in every scheme
+#   invariant  --batch-invariant: every row's bits the same alone and in a crowd, both models in every scheme
 #   steps      recorded steps, warming, refusals
 #   ranks      checkpoints cut for two to eight ranks, --ep and --pp among them, beside one and the CPU; a rank that fails; MM_STEPS (10,000)
 #              steps after which the ranks of a stage hold the same rows
@@ -38,7 +38,7 @@ cd "$(dirname "$0")/.." || exit 2
 [ $# -gt 0 ] || { echo "usage: scripts/gpu.sh BUILD [PART ...]" >&2; exit 2; }
 build=$1 work=$1/gpu
 shift
-parts=${*:-prepare peers forks apart steps ranks processes lost load hold capacity eval collect kernels sequences models text speed}
+parts=${*:-prepare peers forks invariant steps ranks processes lost load hold capacity eval collect kernels sequences models text speed}
 schemes='none bf16 block_fp8 channel_fp8 tensor_wise_fp8 w4a16 w4afp8 w4a8 nvfp4 mxfp4 mxfp8'
 prompt='And it came to pass, that the king said unto his servant, What'
 gpu=$build/tests/ops/gpu
@@ -424,9 +424,9 @@ speed_part() {
   "$build"/bin/minimax-bench layers || row FAIL "speed: minimax-bench layers ended with status $?"
 }
 
-apart_part() {
+invariant_part() {
   ended=0
-  for i in 0 1 2 3; do MM_GPU_MODELS=$work/models/$i "$gpu" test apart || ended=1; done
+  for i in 0 1 2 3; do MM_GPU_MODELS=$work/models/$i "$gpu" test invariant || ended=1; done
   return $ended
 }
 
@@ -440,7 +440,7 @@ run_part() {
     prepare) prepare ;;
     peers) CUDA_MODULE_LOADING=EAGER "$gpu" test peers cut across ;;
     forks) MM_STEPS=${MM_STEPS:-10000} MM_GPU_MODELS=$work/models/0 "$gpu" test forks ;;
-    apart) apart_part ;;
+    invariant) invariant_part ;;
     steps) MM_GPU_MODELS=$work/models/0 "$gpu" test steps ;;
     ranks) CUDA_MODULE_LOADING=EAGER MM_GPU_RANKS=$work/ranks "$gpu" test ranks ;;
     processes) processes_part ;;
@@ -463,7 +463,7 @@ run_part() {
 # Seconds that a part may take: on an H100 with 16 cores, twice what it is expected to, or more.
 budget_of() {
   case $1 in
-    prepare) echo 120 ;; peers) echo 200 ;; forks) echo 240 ;; apart) echo 240 ;; steps) echo 60 ;; ranks) echo 150 ;; processes) echo 200 ;; lost) echo 90 ;; load) echo 60 ;; hold) echo 120 ;; capacity) echo 120 ;; eval) echo 240 ;; collect) echo 90 ;;
+    prepare) echo 120 ;; peers) echo 200 ;; forks) echo 240 ;; invariant) echo 240 ;; steps) echo 60 ;; ranks) echo 150 ;; processes) echo 200 ;; lost) echo 90 ;; load) echo 60 ;; hold) echo 120 ;; capacity) echo 120 ;; eval) echo 240 ;; collect) echo 90 ;;
     kernels) echo 180 ;; sequences) echo 90 ;; models) echo 180 ;; text) echo 120 ;; speed) echo 120 ;;
     *) echo 0 ;;
   esac

@@ -261,10 +261,10 @@ static bool read_quantization(mm_hf *hf, mm_err *err) {
   static const char *const key[] = {"quantization_config", "compression_config"};
   static const struct {
     const char *file, *method;
-  } beside[] = {{"hf_quant_config.json", "modelopt"},
-                {"quantize_config.json", "gptq"},
-                {"quant_config.json", "awq"},
-                {"quant_model_description.json", "ModelSlim"}};
+  } companion[] = {{"hf_quant_config.json", "modelopt"},
+                   {"quantize_config.json", "gptq"},
+                   {"quant_config.json", "awq"},
+                   {"quant_model_description.json", "ModelSlim"}};
   const mm_json *from[] = {hf->config, mm_json_get(hf->config, "text_config")}, *first = NULL;
   for (size_t i = 0; i < 4; i++) {
     const mm_json *q = mm_json_get(from[i / 2], key[i % 2]);
@@ -278,12 +278,12 @@ static bool read_quantization(mm_hf *hf, mm_err *err) {
   if (first) return mm_quantization_parse(hf, first, hf->config_path, NULL, err);
   if (mm_quantization_mlx(mm_json_get(hf->config, "quantization")))
     return mm_quantization_parse(hf, mm_json_get(hf->config, "quantization"), hf->config_path, NULL, err);
-  for (size_t i = 0; i < sizeof beside / sizeof *beside; i++) {
-    const char *path = join(hf, beside[i].file, err);
+  for (size_t i = 0; i < sizeof companion / sizeof *companion; i++) {
+    const char *path = join(hf, companion[i].file, err);
     if (!path) return false;
     if (!exists(path)) continue;
     mm_json *j = read_json(hf, path, err);
-    bool ok = j && mm_quantization_parse(hf, j, path, beside[i].method, err);
+    bool ok = j && mm_quantization_parse(hf, j, path, companion[i].method, err);
     mm_json_free(j);
     return ok;
   }

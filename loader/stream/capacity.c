@@ -89,14 +89,14 @@ typedef struct sizes {
 static sizes sizes_of(const mm_model *m, const mm_rank_weights *w, const mm_demand *d) {
   sizes x = {.m = m, .w = w, .d = d, .rows = d->step_tokens};
   if (d->calibration) x.rows = mm_max(2, x.rows);
-  if (d->batch_invariant) x.rows = mm_max(MM_DEVICE_LEAST_APART, x.rows);
+  if (d->batch_invariant) x.rows = mm_max(MM_DEVICE_LEAST_INVARIANT, x.rows);
   x.pairs = x.rows * m->top_k;
   x.heads = m->heads / w->tp, x.kv_heads = mm_max(1, m->kv_heads / w->tp);
   for (uint32_t l = w->layer_first; l < w->layer_end; l++)
     x.inter = mm_max(x.inter, w->layer[l].w2.k), x.qkv = mm_max(x.qkv, w->layer[l].qkv.n);
   const uint64_t outs = mm_max(mm_min(d->outs ? d->outs : x.rows, x.rows), mm_min(d->slots, x.rows));
   x.logits_rows = mm_min(x.rows, outs <= MM_DEVICE_LARGEST_BUCKET ? mm_min(2 * outs, MM_DEVICE_LARGEST_BUCKET) : outs);
-  if (d->batch_invariant) x.logits_rows = mm_max(x.logits_rows, MM_DEVICE_LEAST_APART);
+  if (d->batch_invariant) x.logits_rows = mm_max(x.logits_rows, MM_DEVICE_LEAST_INVARIANT);
   return x;
 }
 
@@ -117,22 +117,23 @@ static uint64_t published_of(const mm_packed *w) {
 
 static void add_experts(uint64_t *sum, const sizes *x) {
   const mm_model *m = x->m;
-  const uint64_t E = m->experts, lists = mm_min(E, MM_DEVICE_SKINNY * m->top_k);
+  const uint64_t E = m->experts, lists = mm_min(E, MM_DEVICE_DECODE_ROWS * m->top_k);
   const uint64_t few = 3 * mm_min(x->rows, MM_DEVICE_FEW_EACH) * m->top_k;
   add(sum, x->rows * E, 4);
   for (int i = 0; i < 3; i++) add(sum, x->pairs, 4);
   for (int i = 0; i < 2; i++) add(sum, 1, 4), add(sum, lists, 4);
-  add(sum, lists * MM_DEVICE_SKINNY, 4), add(sum, 16, 8), add(sum, E + 1, 4);
+  add(sum, lists * MM_DEVICE_DECODE_ROWS, 4), add(sum, 16, 8), add(sum, E + 1, 4);
   add(sum, 3 * x->rows * E, 4);
-  add(sum, mm_max(lists * MM_DEVICE_SKINNY, mm_max(x->pairs, few)), 2 * x->inter);
+  add(sum, mm_max(lists * MM_DEVICE_DECODE_ROWS, mm_max(x->pairs, few)), 2 * x->inter);
   add(sum, x->pairs, 4 * (uint64_t)m->hidden);
   add(sum, m->layers * E, 8);
-  uint64_t told = 0;
+  uint64_t published = 0;
   for (uint32_t l = x->w->layer_first; l < x->w->layer_end; l++) {
     const mm_layer_weights *y = &x->w->layer[l];
-    told = mm_max(told, mm_max(mm_max(published_of(&y->out), published_of(&y->w2)), mm_max(published_of(&y->qkv), published_of(&y->w13))));
+    published = mm_max(published,
+                       mm_max(mm_max(published_of(&y->out), published_of(&y->w2)), mm_max(published_of(&y->qkv), published_of(&y->w13))));
   }
-  if (x->d->act_quant && told) add(sum, x->pairs * told + 4, 4);
+  if (x->d->act_quant && published) add(sum, x->pairs * published + 4, 4);
 }
 
 /* Attention: tables, and partial results of rows that several blocks read. */
@@ -161,7 +162,7 @@ static void add_sampling(uint64_t *sum, const sizes *x) {
   add(sum, rows, own + groups);
   if (tp > 1) add(sum, rows, tp * own + groups);
   add(sum, MM_DEVICE_SEEN * V, 4), add(sum, rows * V, 4);
-  add(sum, rows * MM_DEVICE_TOLD, 8), add(sum, rows, 128 + 4096 + mm_ceil_div(V, 8)), add(sum, rows, 16);
+  add(sum, rows * MM_DEVICE_LOGPROBS, 8), add(sum, rows, 128 + 4096 + mm_ceil_div(V, 8)), add(sum, rows, 16);
 }
 
 /* Sums over the ranks of a stage: words, branches, slabs (runtime/cuda/peers.cuh), or NCCL's buffers and a slab. */

@@ -434,7 +434,7 @@ void cuda_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_pa
   }
   check(b,
         mm_cu_gated_norm(rows_of(y), rows_of(o), rows_of(gate), b->values[w], (float)eps, b->rows, y.width,
-                         b->inputs.beside(rows_of(y), b->rows, y.width), b->stream),
+                         b->inputs.codes_too(rows_of(y), b->rows, y.width), b->stream),
         "gated norm");
 }
 
@@ -489,7 +489,7 @@ void cuda_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act bra
   const float *const norm = b->values[w ? w : mm_cu_any_norm(b)];
   const mm_cu_combine a = {rows_of(h),        rows_of(n), rows_of(residual),
                            rows_of(branch),   norm,       (float)scale.alpha,
-                           (float)scale.beta, (float)eps, b->inputs.beside(rows_of(n), b->rows, n.width)};
+                           (float)scale.beta, (float)eps, b->inputs.codes_too(rows_of(n), b->rows, n.width)};
   b->put_off = a, b->put_off_width = h.width;
   if (b->c.eager) catch_up(b);
 }

@@ -105,8 +105,9 @@ bool settle_inputs(mm_backend *b, mm_err *err) {
 }
 
 /* What the size of the cache follows from (loader/stream/capacity.h) is what is allocated here. */
-static_assert(MM_DEVICE_SKINNY == MM_CU_DECODE_ROWS && MM_DEVICE_FEW_EACH == MM_CU_FEW_EACH && MM_DEVICE_LEAST_APART == kLeastInvariant &&
-              MM_DEVICE_SEEN == MM_CU_SEEN && MM_DEVICE_TOLD == MM_CU_LOGPROBS && MM_DEVICE_TILE == MM_CU_GQA_KEYS);
+static_assert(MM_DEVICE_DECODE_ROWS == MM_CU_DECODE_ROWS && MM_DEVICE_FEW_EACH == MM_CU_FEW_EACH &&
+              MM_DEVICE_LEAST_INVARIANT == kLeastInvariant && MM_DEVICE_SEEN == MM_CU_SEEN && MM_DEVICE_LOGPROBS == MM_CU_LOGPROBS &&
+              MM_DEVICE_TILE == MM_CU_GQA_KEYS);
 static_assert(MM_DEVICE_LARGEST_BUCKET == kBuckets[sizeof kBuckets / sizeof *kBuckets - 1]);
 
 /* Tables under which every slot has pages of its own, until a batch brings others. */
@@ -429,7 +430,7 @@ void mm_cu_backend_close(mm_backend *b) {
 }
 
 /* The rank's device becomes the current one. */
-static bool set_device(const mm_place *at, mm_err *err) {
+static bool set_device(const mm_rank_place *at, mm_err *err) {
   int n = 0;
   if (!mm_cu_check(cudaGetDeviceCount(&n), "cudaGetDeviceCount", err)) return false;
   if (at->device < (uint32_t)n) return mm_cu_check(cudaSetDevice((int)at->device), "cudaSetDevice", err);

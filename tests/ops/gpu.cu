@@ -344,7 +344,7 @@ static const subject kSubjects[] = {
     {"edges", test_edges, NULL},
     {"steps", test_steps, NULL},
     {"forks", test_forks, NULL},
-    {"apart", test_apart, NULL},
+    {"invariant", test_invariant, NULL},
     {"sequences", test_sequences, NULL},
     {"models", test_models, NULL},
     {"rounded", test_rounded, NULL},

@@ -90,7 +90,7 @@ namespace {
 
 enum op { EMBED, NORM, LINEAR, GQA, LIGHTNING, GATED_NORM, EXPERTS, COMBINE_H, COMBINE_N, LOGITS, OPS };
 /* Relative error of a row. A result in bf16 is off by 1.1e-3 to 1.7e-3 for its rounding alone, 2^-8 at most; products of rounded inputs by
- * as much again for those numbers in bf16, or for the tensor cores' short sums. Of attention and experts: what comes on top of the inner
+ * as much again for those numbers in bf16, or for the tensor cores' short sums. For attention and experts: the error on top of the inner
  * roundings, whose effect is measured. */
 struct {
   const char *name;
@@ -184,8 +184,8 @@ void compare(op kind, const float *want, const float *got, uint32_t rows, uint32
 void compare(op kind, const pair_backend *b, mm_act y) {
   compare(kind, static_cast<const float *>(on_cpu(y).data), paired_rows(y, b->batch->tokens).data(), b->batch->tokens, y.width);
 }
-/* Attention: queries and keys after their turn, probabilities, decayed keys and the like are bf16 on the GPU. That moves a row by what
- * the scores and what cancels out make of it: so many times what it does to the CPU's, in the root mean square of tries, is allowed. */
+/* Attention: queries and keys after their turn, probabilities, decayed keys and the like are bf16 on the GPU. The effect on a row depends
+ * on the scores and on cancellation: a multiple of the effect on the CPU's row, in the root mean square of tries, is allowed. */
 void compare_attention(op kind, const pair_backend *b, mm_act y) {
   const auto got = paired_rows(y, b->batch->tokens);
   const float *want = static_cast<const float *>(on_cpu(y).data);

@@ -1,4 +1,4 @@
-/* The backends that whole models are compared on, beside the CPU's and CUDA's own. */
+/* The backends that whole models are compared on, in addition to the CPU's and CUDA's own. */
 #ifndef MM_TESTS_OPS_SIDES_H
 #define MM_TESTS_OPS_SIDES_H
 
@@ -11,7 +11,7 @@
  * another time each time. */
 extern const mm_ops kNarrowOps;
 
-/* The CUDA backend, eager, and beside it the same op again in f32 on the very numbers that the GPU's was given, rows of both compared: no
+/* The CUDA backend, eager, and with it the same op again in f32 on the very numbers that the GPU's op got, rows of both compared: no
  * difference adds up from op to op. Norms, attention and its caches are the CPU backend's; products, routing and experts are computed here,
  * where weights need widening only once. */
 extern const mm_ops kPairedOps;

@@ -24,7 +24,7 @@ __host__ __device__ constexpr uint32_t expert_warps(int tokens) {
   return tokens == 1 && codec<C>::kPiece == 32 ? 16 : kStreamWarps;
 }
 
-/* Of a kernel for so many tokens: the experts in use, ascending, their tokens as bits, and the weight of token 0. */
+/* For a kernel of so many tokens: the experts in use, ascending, their tokens as bits, and the weight of token 0. */
 template <int kTokens>
 struct slots_of {
   static constexpr uint32_t kMost = kTokens * MM_CU_MAX_TOP_K;
@@ -42,8 +42,8 @@ struct slots_and_room<MM_CU_DECODE_ROWS> {
   slots_of<MM_CU_DECODE_ROWS> slots;
 };
 
-/* The step's slots into shared memory, for up and down. Of a single token, up chooses them, and its first block writes them down; down
- * reads what that has published, or chooses too. */
+/* The step's slots into shared memory, for up and down. For a single token, up selects them and its first block publishes them; down reads
+ * the published list, or selects too. */
 enum phase { UP, DOWN };
 template <phase kPhase, int kTokens>
 __device__ void read_slots(slots_and_room<kTokens> &to, const mm_cu_route &r, uint32_t tokens, const choice_start &start) {

@@ -174,7 +174,7 @@ TEST(test_refused) {
   }
 }
 
-/* What the program prints to stdout for one hidden or plain help option. */
+/* Output of the program for one hidden or plain help option. */
 static char *printed_by(const mm_program *p, const char *word) {
   static char text[16384];
   FILE *file = tmpfile();

@@ -149,7 +149,7 @@ TEST(what_is_not_served_is_refused_by_name) {
       {"{\"type\": \"thing\"}", "type"},
       {"false", "schema"},
       {"{\"enum\": []}", "enum"},
-      /* Two that are served, beside each other. */
+      /* Two that are served, together. */
       {"{\"$ref\": \"#/$defs/a\", \"maxLength\": 2, \"$defs\": {\"a\": {\"type\": \"string\"}}}",
        "\"maxLength\" is not served beside $ref"},
       {"{\"$ref\": \"#/$defs/a\", \"minimum\": 2, \"$defs\": {\"a\": {\"type\": \"integer\"}}}", "minimum"},
@@ -350,7 +350,7 @@ TEST(counts_matter_near_their_bounds_alone) {
   mm_arena_close(&a);
 }
 
-/* The mask of each state, beside every token tried alone; the sections of a call that is required. */
+/* The mask of each state, against every token tried alone; the sections of a call that is required. */
 TEST(masks_are_what_the_automaton_says) {
   mm_err err = {0};
   mm_arena a = {0};
