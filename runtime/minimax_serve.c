@@ -12,7 +12,6 @@
 #include "runtime/engine/load_bar.h"
 #include "runtime/serve/config_file.h"
 #include "runtime/serve/key_file.h"
-#include "runtime/serve/keys.h"
 #include "runtime/serve/loading.h"
 #include "runtime/serve/routes.h"
 
@@ -320,8 +319,8 @@ static bool settle(serve_args *a, mm_err *err) {
                    "--read-timeout and --write-timeout: found %g and %g, expected more than 0 seconds", a->http.read_time,
                    a->http.write_time);
   const mm_origins origins = {a->hosts.item, a->hosts.count, a->origins.item, a->origins.count};
-  return mm_keys_gather(&a->keys, a->key_file, a->arena, err) && mm_keys_check(a->keys.item, a->keys.count, err) &&
-         mm_utilization_check(a->load.memory_share, err) && mm_origin_check(&origins, err);
+  return mm_keys_gather(&a->keys, a->key_file, a->arena, err) && mm_utilization_check(a->load.memory_share, err) &&
+         mm_origin_check(&origins, err);
 }
 
 static bool run_all(void *args, mm_err *err) {
