@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <mutex>
 
+#include "loader/stream/gpu_reads.h"
 #include "runtime/cuda/backend.h"
 #include "runtime/cuda/comm/peers.h"
 #include "runtime/cuda/core/launch.h"
@@ -124,6 +125,8 @@ bool settle_inputs(mm_backend *b, mm_err *err) {
 static_assert(MM_DEVICE_DECODE_ROWS == MM_CU_DECODE_ROWS && MM_DEVICE_FEW_EACH == MM_CU_FEW_EACH &&
               MM_DEVICE_LEAST_INVARIANT == kLeastInvariant && MM_DEVICE_SEEN == MM_CU_SEEN && MM_DEVICE_LOGPROBS == MM_CU_LOGPROBS &&
               MM_DEVICE_TILE == MM_CU_GQA_KEYS);
+static_assert(MM_GPU_RANKS == MM_CU_PEERS && MM_GPU_HIDDEN == MM_CU_MAX_HIDDEN && MM_GPU_WIDTH == MM_CU_MAX_WIDTH &&
+              MM_GPU_EXPERTS == MM_CU_MAX_EXPERTS && MM_GPU_TOP_K == MM_CU_MAX_TOP_K); /* loader/stream/gpu_reads.h */
 static_assert(MM_DEVICE_LARGEST_BUCKET == kBuckets[sizeof kBuckets / sizeof *kBuckets - 1]);
 
 /* Tables under which every slot has pages of its own, until a batch brings others. */
