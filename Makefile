@@ -213,7 +213,7 @@ lint-format:
 	$(Q)clang-format --dry-run -Werror $(SOURCES)
 lint-tree:
 	$(Q)scripts/floors.sh && scripts/tree.sh && scripts/rooms.py
-lint-words:
+lint-words: ## words of comments, names and types
 	$(Q)scripts/words.py
 # The analyser's steps in a function: a quarter of what it takes by itself, in a third of the time; what it has found so far, it still finds.
 TIDY_DEPTH = $(patsubst %,--extra-arg=%,-Xclang -analyzer-config -Xclang max-nodes=60000)
