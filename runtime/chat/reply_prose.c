@@ -62,7 +62,6 @@ mm_reply_place mm_reply_where(const mm_reply *r) {
 
 bool mm_reply_in_calls(const mm_reply *r) { return r->block != MM_BLOCK_NONE; }
 
-uint32_t mm_reply_calls(const mm_reply *r) { return r->calls; }
 uint32_t mm_reply_reasoning_tokens(const mm_reply *r) { return r->reasoning_tokens; }
 
 void mm_reply_emit(mm_reply *r, mm_reply_kind kind, const char *text, size_t n) {
