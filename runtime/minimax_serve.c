@@ -11,7 +11,7 @@
 #include "runtime/engine/engine_options.h"
 #include "runtime/engine/load_bar.h"
 #include "runtime/serve/config_file.h"
-#include "runtime/serve/keys.h"
+#include "runtime/serve/key_file.h"
 #include "runtime/serve/loading.h"
 #include "runtime/serve/routes.h"
 
@@ -25,7 +25,8 @@ typedef struct serve_args {
   mm_loading_config load;
   mm_http_config http;
   mm_option_list keys, names, hosts, origins;
-  const char *dir, *kv, *input_dtype, *prefix_cache, *log_format, *config;
+  mm_arena *arena;
+  const char *dir, *kv, *input_dtype, *prefix_cache, *log_format, *config, *key_file;
   uint64_t port, queue, step_tokens, cache_memory, connections, drafts;
   double request_time;
   bool any_name, trust_user, batch_invariant, json, quiet, check;
@@ -219,7 +220,7 @@ static bool open_http(serve *s, mm_err *err) {
   const bool colon = strchr(c.host, ':');
   mm_log_say(&v->log, "listening on http://%s%s%s:%u", colon ? "[" : "", c.host, colon ? "]" : "", mm_http_port(v->http));
   if (!is_loopback(c.host) && !v->keys)
-    mm_log_say(&v->log, "warning: %s is no loopback address and there is no --api-key: anybody may use this", c.host);
+    mm_log_say(&v->log, "warning: %s is no loopback address and there is no --api-key or --api-key-file: anybody may use this", c.host);
   return true;
 }
 
@@ -318,8 +319,8 @@ static bool settle(serve_args *a, mm_err *err) {
                    "--read-timeout and --write-timeout: found %g and %g, expected more than 0 seconds", a->http.read_time,
                    a->http.write_time);
   const mm_origins origins = {a->hosts.item, a->hosts.count, a->origins.item, a->origins.count};
-  return mm_utilization_check(a->load.memory_share, err) && mm_origin_check(&origins, err) &&
-         mm_keys_check(a->keys.item, a->keys.count, err);
+  return mm_keys_gather(&a->keys, a->key_file, a->arena, err) && mm_utilization_check(a->load.memory_share, err) &&
+         mm_origin_check(&origins, err);
 }
 
 static bool run_all(void *args, mm_err *err) {
@@ -346,7 +347,8 @@ int main(int argc, char **argv) {
   const mm_option options[] = {
       MM_OPTION(STR, "host", &a.http.host, "ADDRESS", "address to listen on (127.0.0.1)"),
       MM_OPTION(U64, "port", &a.port, "N", "port to listen on, 0: a free one (8000)", .hi = UINT16_MAX),
-      MM_OPTION(LIST, "api-key", &a.keys, "KEY", "requests must carry this key or another one given so"),
+      MM_OPTION(LIST, "api-key", &a.keys, "KEY", "requests must carry this key or another one given; other users of the machine see it"),
+      MM_OPTION(STR, "api-key-file", &a.key_file, "FILE", "the same of the keys in a file, one a line"),
       MM_OPTION(LIST, "allow-host", &a.hosts, "NAME",
                 "without a key, also requests whose Host or Origin is this name, as a proxy may pass it on; * for any"),
       MM_OPTION(LIST, "allow-origin", &a.origins, "ORIGIN",
@@ -397,7 +399,7 @@ int main(int argc, char **argv) {
       MM_PROGRAM("minimax-serve", "serve a packed checkpoint over HTTP", "DIR", 1, 1, options),
       .examples =
           "minimax-serve M2-nvfp4\n"
-          "minimax-serve M2-nvfp4 --host 0.0.0.0 --api-key KEY --max-num-seqs 64\n"
+          "minimax-serve M2-nvfp4 --host 0.0.0.0 --api-key-file keys.txt --max-num-seqs 64\n"
           "curl -s 127.0.0.1:8000/v1/chat/completions -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}'",
       .may_end = mm_process_group_none,
       .epilog =
@@ -407,6 +409,7 @@ int main(int argc, char **argv) {
   };
   mm_err err = {0};
   mm_arena arena = {0};
+  a.arena = &arena;
   char **args;
   int count;
   const int status = mm_config_file(&arena, argc, argv, &count, &args, &err) ? mm_program_main(&program, count, args, &a.dir, run_all, &a)

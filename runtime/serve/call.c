@@ -7,6 +7,7 @@
 #include <sys/random.h>
 #include <time.h>
 
+#include "runtime/chat/prompt.h"
 #include "runtime/serve/keys.h"
 
 #define ASIDE   ((size_t)16 << 10) /* a body of more bytes is read and tokenised outside the loop's thread */
@@ -271,6 +272,10 @@ bool mm_call_add_prompt(mm_call *c, int32_t *ids, size_t count, mm_err *err) {
   }
   c->prompt[c->prompts] = ids;
   c->prompt_count[c->prompts++] = (uint32_t)count;
+  size_t place = 0;
+  const char *media = mm_prompt_media(c->server->tokenizer, ids, count, &place);
+  if (media)
+    return mm_refuse(c, 400, c->api->prompt, "token %zu of the prompt is %s: images and video are not served, text is", place, media);
   return true;
 }
 
