@@ -269,7 +269,8 @@ bool mm_call_add_prompt(mm_call *c, int32_t *ids, size_t count, mm_err *err) {
   c->prompt_count[c->prompts++] = (uint32_t)count;
   size_t place = 0;
   const char *media = mm_prompt_media(c->server->tokenizer, ids, count, &place);
-  if (media) return mm_refuse(c, 400, c->api->prompt, "token %zu of the prompt is %s: images and video are not served, text is", place, media);
+  if (media)
+    return mm_refuse(c, 400, c->api->prompt, "token %zu of the prompt is %s: images and video are not served, text is", place, media);
   return true;
 }
 
