@@ -47,6 +47,10 @@ const mm_chat_format *mm_chat_format_of_template(const char *text, size_t n);
  * where no format has the name. */
 const mm_chat_format *mm_chat_format_of(const mm_pack *pack, const char *name, mm_err *err);
 
+/* The format of the model's family, for a checkpoint without any template. NULL without an error where it has one, or the family has no
+ * format. */
+const mm_chat_format *mm_chat_format_of_family(const mm_pack *pack, mm_err *err);
+
 /* The thinking mode that an effort of a request stands for: unset unless it is none. */
 mm_thinking mm_chat_effort(const mm_chat_format *f, mm_str effort);
 
