@@ -92,7 +92,7 @@ LIBS_all = $(call lib,runtime) $(LIBS_convert)
 
 PROGRAM_SRC = $(wildcard */minimax_*.c)
 UNIT_SRC = $(wildcard tests/unit/*/test_*.c)
-MODEL_SRC = $(wildcard tests/model/*.c tests/ops/*.c tests/fault/*.c tests/interop/*.c)
+MODEL_SRC = $(filter-out tests/ops/cpu_blocks.c,$(wildcard tests/model/*.c tests/ops/*.c tests/fault/*.c tests/interop/*.c))
 PRELOAD_SRC = $(wildcard tests/*/preload/*.c)
 BENCH_SRC = $(wildcard tests/bench/bench_*.c)
 FUZZ_SRC = $(wildcard tests/fuzz/fuzz_*.c)
@@ -316,7 +316,7 @@ fuzzers: $(FUZZ_SRC:%.c=$(BUILD)/%)
 
 GPU = $(BUILD)/tests/ops/gpu
 $(GPU): private LDFLAGS := $(LDFLAGS) -Wl,--wrap=cudaGraphInstantiate,--wrap=cudaMalloc
-$(GPU): $(patsubst %,$(BUILD)/%.o,$(wildcard tests/ops/*.cu)) $(LIBS_all)
+$(GPU): $(patsubst %,$(BUILD)/%.o,$(wildcard tests/ops/*.cu)) $(BUILD)/tests/ops/cpu_blocks.o $(LIBS_all)
 	$(link) -o $@
 gpu: $(if $(filter 1,$(CUDA)),$(GPU) $(PROGRAMS)) ## every CUDA test, on a machine with a GPU (scripts/gpu.sh runs them from a prebuilt folder)
 	$(Q)$(if $(filter 1,$(CUDA)),scripts/gpu.sh $(BUILD),echo "make gpu: needs CUDA=1" >&2; exit 2)

@@ -70,6 +70,13 @@ static void say_kernels(serve *s) {
   if (ops && ops->kernels && *ops->kernels()) mm_log_say(&s->server.log, "%s", ops->kernels());
 }
 
+/* Tokens of the longest sequence: of a cache that was given no room for more, fewer than --max-model-len. */
+static uint32_t positions_of(const mm_loaded *l) {
+  mm_scheduler_stats stats;
+  mm_scheduler_stats_read(l->scheduler, &stats);
+  return stats.pages ? (uint32_t)mm_min(l->positions, (uint64_t)stats.pages * MM_PAGE) : l->positions;
+}
+
 static void on_loaded(void *user) {
   serve *s = user;
   mm_server *v = &s->server;
@@ -84,9 +91,7 @@ static void on_loaded(void *user) {
   v->engine = s->loaded.engine;
   v->tokenizer = s->loaded.tokenizer;
   v->vocab = s->loaded.shards.pack.model.vocab;
-  mm_scheduler_stats stats;
-  mm_scheduler_stats_read(v->scheduler, &stats);
-  v->positions = stats.pages ? (uint32_t)mm_min(s->loaded.positions, (uint64_t)stats.pages * MM_PAGE) : s->loaded.positions;
+  v->positions = positions_of(&s->loaded);
   v->end = s->loaded.end;
   v->end_count = s->loaded.end_count;
   v->defaults = s->loaded.defaults;
@@ -274,7 +279,7 @@ static bool serve_all(const serve_args *a, mm_err *err) {
 static bool print_check(const serve_args *a, const mm_loaded *l, mm_err *err) {
   mm_json *o = mm_json_new_obj();
   const mm_engine_cache cache = mm_engine_cache_of(l->engine);
-  const bool ok = mm_json_set(o, "checkpoint", mm_json_new_str(a->dir)) && mm_json_set(o, "positions", mm_json_new_int(l->positions)) &&
+  const bool ok = mm_json_set(o, "checkpoint", mm_json_new_str(a->dir)) && mm_json_set(o, "positions", mm_json_new_int(positions_of(l))) &&
                   mm_json_set(o, "chat", mm_json_new_bool(l->format != NULL)) &&
                   mm_json_set(o, "kv_cache_tokens", mm_json_new_int((int64_t)cache.tokens)) &&
                   mm_json_set(o, "kv_cache_bytes", mm_json_new_int((int64_t)cache.bytes));
@@ -289,7 +294,7 @@ static bool check(const serve_args *a, mm_err *err) {
   if (ok && a->json) {
     ok = print_check(a, &l, err);
   } else if (ok) {
-    printf("%s: can be served, %u positions\n", a->dir, l.positions);
+    printf("%s: can be served, %u positions\n", a->dir, positions_of(&l));
   }
   mm_loading_close(&l, false);
   return ok && mm_program_written(err);

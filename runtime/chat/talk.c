@@ -354,7 +354,7 @@ static bool settle(mm_talk *t, bool ok, mm_err *err) {
 bool mm_talk_token(mm_talk *t, int32_t id, bool *stopped, mm_err *err) {
   size_t n;
   const char *bytes = mm_tokenizer_bytes(t->c.tokenizer, id, &n);
-  const bool hidden = mm_tokenizer_is_special(t->c.tokenizer, id) && !mm_reply_is_tag(bytes, n);
+  const bool hidden = mm_tokenizer_is_special(t->c.tokenizer, id) && !mm_reply_is_tag(t->format, bytes, n);
   const bool ok = hidden || !n || mm_reply_push(t->reply, id, bytes, n, err);
   *stopped = t->stopped;
   return settle(t, ok, err);

@@ -12,7 +12,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import BIN, TMP, Server, convert  # noqa: E402
+from serve_client import BIN, TMP, Server, convert, with_m3_tokens  # noqa: E402
 
 SAID = ["In the beginning", "And then\nwhat?", "Why é 北京?"]
 
@@ -178,7 +178,8 @@ def terminal(packed):
     assert t.end() == 0
 
 
-for model, form in (("tests/data/tiny-m2", "minimax-m2"), ("tests/data/tiny-m1", "minimax-m1")):
+M3 = with_m3_tokens("tests/data/tiny-m2", os.path.join(TMP, "source", "like-m3"))
+for model, form in ((M3, "minimax-m3"), ("tests/data/tiny-m2", "minimax-m2"), ("tests/data/tiny-m1", "minimax-m1")):
     directory = convert(model)
     streams(directory, form, turns(directory, form)[0])
 others(directory)
