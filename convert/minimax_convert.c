@@ -272,8 +272,9 @@ static bool convert_watched(const mm_convert_args *a, mm_plan *plan, const mm_ve
   bool watched = a->events && a->process == 0 && !a->dry_run;
   const char *const input[] = {a->output, a->source, plan->hf ? plan->hf->dir : NULL, a->recipe, a->importance, a->act_scales};
   const size_t inputs = sizeof input / sizeof *input;
+  static const mm_output_mark mark[] = MM_EVENTS_MARKS;
   const mm_output_place place = {
-      .path = a->events, .input = input, .inputs = inputs, .mark = MM_EVENTS_MARK, .stream = true, .stopped = is_stopped};
+      .path = a->events, .input = input, .inputs = inputs, MM_OUTPUT_MARKS(mark), .stream = true, .stopped = is_stopped};
   if (!a->dry_run && !mm_output_dir_check(a->output, input + 1, inputs - 1, err)) return false;
   mm_events *events = watched ? mm_events_open(&place, err) : NULL;
   if (watched && !events) return false;
