@@ -16,7 +16,7 @@ typedef struct mm_plan_options {
   uint64_t part_size;              /* a part ends before it would exceed this (one larger tensor still gets a part of its own) */
   const char *ranks;               /* "0,2-5": only these ranks\' files are made; NULL: all */
   const struct mm_layout *layout;  /* NULL: the packed one */
-  const char *target_format;       /* target format of the Hugging Face layout; NULL: the first that fits */
+  const char *target_format;       /* target format of the Hugging Face layout, or "none"; NULL: the first that fits */
   const mm_importance *importance; /* weighs searches; NULL: none does */
   const mm_act_scales *act_scales; /* gives static scales of activations; NULL: none */
   bool allow_unmatched;            /* patterns that match no tensor are taken */

@@ -447,7 +447,9 @@ bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err)
   bool ok = add_tensors(&b);
   mm_decoder_close(&b.source);
   if (!ok || !mm_hf_all_used(hf, &p->pack.model, err) || !add_format(p, err) || !add_sources(p, hf, err)) return false;
-  if (p->layout->unfused && !o->made && !(mm_target_format_spell(p, o->target_format, err) && mm_target_format_texts(p, err))) return false;
+  const bool named = p->layout->unfused && (!o->made || (o->target_format && !p->recipe.act_scales)); /* the scales are not at hand */
+  const char *format = o->target_format && strcmp(o->target_format, "none") != 0 ? o->target_format : NULL;
+  if (named && !(mm_target_format_spell(p, format, err) && mm_target_format_texts(p, err))) return false;
   return read_ranks(p, o->ranks, err) && mm_lay_out(p, o->part_size, err) && add_steps(p, err);
 }
 

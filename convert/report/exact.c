@@ -43,6 +43,7 @@ bool mm_exact_words(const mm_plan *plan, const mm_pack *p, mm_err *err) {
 /* ---- weights ---- */
 
 bool mm_exact_again(const mm_plan *plan, const mm_pack *p, size_t i) {
+  if (plan->tensor[i].scheme->code == MM_CODE_PLAIN) return true;
   return strcmp(plan->pack.tool, p->tool) == 0 && !(plan->recipe.importance && plan->tensor[i].search != MM_SEARCH_ABSMAX);
 }
 
@@ -67,7 +68,7 @@ static bool compare_given(void *ctx, const mm_given *g, mm_err *err) {
   const mm_path path = mm_path_of(p->dir, p->rank[rank].part[at->part].file);
   return mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at_offset(path.text, p->tensor[x->tensor].name, at->offset + g->at + i),
                  "found byte 0x%02x, expected 0x%02x of %s, rows from %u, %s", found[i], expected[i], x->t->piece[x->piece].source, x->row,
-                 x->keep ? "which is kept as stored" : "which this version packs so");
+                 x->keep ? "which is kept as stored" : "which is packed so");
 }
 
 static bool check_step(void *ctx, size_t item, unsigned worker, mm_err *err) {
