@@ -6,7 +6,7 @@
 #include "convert/write/writer.h"
 
 /* `plan` is that of the source under the recipe of the checkpoint `p`. All failures are MM_INTEGRITY E_SOURCE. */
-/* The model, the static scales of activations, and the names, sizes and headers of the source's files. */
+/* The model, the static scales of activations, what is left out, and the names, sizes and headers of the source's files. */
 MM_MUST_USE bool mm_exact_words(const mm_plan *plan, const mm_pack *p, mm_err *err);
 /* True if this program gives the weights of tensor i again: they are plain numbers, which every version rounds alike, or it is of the
  * version that packed them and no importance weighed their errors. Otherwise only weights that are kept as stored must be exact. */

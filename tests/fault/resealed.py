@@ -168,7 +168,19 @@ def inputs(rng, p):
     return True
 
 
-KINDS = [tensors, experts, ranks, parts, rows, bits, companions, fingerprints, inputs]
+def left_out(rng, p):
+    """What the packed checkpoint is said to lack."""
+    if "left_out" not in p.manifest:
+        return False
+    kind, x = rng.choice(["less", "tensors", "bytes", "prefix"]), rng.choice(p.manifest["left_out"])
+    if kind == "less":
+        p.manifest["left_out"].remove(x)
+    else:
+        x[kind] = "x" + x[kind] if kind == "prefix" else x[kind] + 1
+    return True
+
+
+KINDS = [tensors, experts, ranks, parts, rows, bits, companions, fingerprints, inputs, left_out]
 
 
 def attack(i):
