@@ -34,6 +34,7 @@ static const mm_rule rules[] = {
 static const mm_alias naming[] = {
     {"language_model.model.", "model."},
     {"language_model.lm_head.", "lm_head."},
+    {"language_model.mtp.", "mtp."},
     {"model.language_model.", "model."},
     {".self_attn.indexer.", ".self_attn.index_"},
     {".mlp.gate.e_score_correction_bias", ".block_sparse_moe.e_score_correction_bias"},

@@ -164,6 +164,14 @@ def test_refused():
             bad.tensors = {k: v for k, v in source.tensors.items() if k != PREFIX + name}
             bad.save(f"{tmp}/gone{i}")
             refused(f"{tmp}/gone{i}", tmp + "/out", 3, "E_MISSING", name)
+        for prefix in ("base_model.model.", "module.", "_orig_mod.", "model."):  # of all names, the vision tower's too
+            renamed(source, lambda name, prefix=prefix: prefix + name).save(tmp + "/" + prefix)
+            refused(tmp + "/" + prefix, tmp + "/out", 3, "E_MISSING", f'take the prefix "{prefix}" off all names')
+        past = copy.copy(source)
+        past.tensors = source.tensors | {name: ("BF16", [2], b"abcd") for name in ("mtp.x.weight", PREFIX + "mtp.y.weight")}
+        past.file = source.file | dict.fromkeys(past.tensors.keys() - source.tensors.keys(), "model-00001-of-00003.safetensors")
+        past.save(tmp + "/past")
+        assert "for multi-token prediction, are left out (tensors: 2)" in convert(tmp + "/past", tmp + "/past-out")
         refused(TINY, tmp + "/out", 4, "E_TP", "num_attention_heads 8", options=("--tp", "16"))
         wide = copy.copy(source)
         wide.config = copy.deepcopy(source.config)
