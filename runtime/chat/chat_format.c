@@ -143,3 +143,22 @@ const mm_chat_format *mm_chat_format_of(const mm_pack *pack, const char *name, m
   free(text);
   return f;
 }
+
+const mm_chat_format *mm_chat_format_of_family(const mm_pack *pack, mm_err *err) {
+  static const struct {
+    const char *architecture, *format;
+  } family[] = {{"MiniMaxM2ForCausalLM", "minimax-m2"},
+                {"MiniMaxM1ForCausalLM", "minimax-m1"},
+                {"MiniMaxText01ForCausalLM", "minimax-m1"},
+                {"MiniMaxForCausalLM", "minimax-m1"}};
+  const char *file;
+  size_t n = 0;
+  mm_err own = {0};
+  char *text = own_template(pack, &file, &n, &own);
+  free(text);
+  if (own.status != MM_OK) mm_fail_as(err, &own);
+  if (text || own.status != MM_OK) return NULL;
+  for (size_t i = 0; i < sizeof family / sizeof *family; i++)
+    if (strcmp(family[i].architecture, pack->model.architecture) == 0) return mm_chat_format_find(family[i].format);
+  return NULL;
+}

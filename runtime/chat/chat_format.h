@@ -30,6 +30,10 @@ const mm_chat_format *mm_chat_format_of_template(const char *text, size_t n);
  * where no format has the name. */
 const mm_chat_format *mm_chat_format_of(const mm_pack *pack, const char *name, mm_err *err);
 
+/* The format of the model's family, for a checkpoint without any template. NULL without an error where it has one, or the family has no
+ * format. */
+const mm_chat_format *mm_chat_format_of_family(const mm_pack *pack, mm_err *err);
+
 /* Renders into an empty prompt. MM_BAD_INPUT E_CHAT names the message: no messages, a tool's message without a call before it (M2),
  * arguments or a tool that are no JSON object; MM_UNSUPPORTED what the format has no form for.
  * M1's templates take the first part alone of a list of parts (minimax-m1: a system message's; minimax-m1-released: a user's too): the

@@ -11,7 +11,7 @@
 typedef enum mm_marker { MM_MARK_THINK, MM_MARK_THINK_END, MM_MARK_CALLS, MM_MARK_CALLS_END, MM_MARKERS } mm_marker;
 
 /* Where the block parsers are; each uses its own. */
-typedef enum mm_block {
+typedef enum mm_reply_block {
   MM_BLOCK_NONE,  /* in prose */
   MM_BLOCK_START, /* after the opening tag; `shown` is the tag and the white space so far */
   MM_BLOCK_NEXT,  /* before the next call */
@@ -22,7 +22,7 @@ typedef enum mm_block {
   MM_BLOCK_VALUE,      /* M2: in a parameter */
   MM_BLOCK_STRAY_LINE, /* M1: in text that belongs to no call, at the start of a line */
   MM_BLOCK_LINE        /* M1: in a JSON object */
-} mm_block;
+} mm_reply_block;
 
 struct mm_reply {
   mm_reply_settings s;
@@ -43,7 +43,7 @@ struct mm_reply {
   unsigned lead;    /* so many newlines at the start are the template's */
   mm_text held;     /* white space that may be dropped */
   /* Blocks. */
-  mm_block block;
+  mm_reply_block block;
   mm_text shown;        /* the opening tag, until a call shows that it was one */
   bool literal;         /* it was shown as content */
   mm_text in;           /* not yet parsed */

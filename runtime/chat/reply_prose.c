@@ -53,6 +53,8 @@ mm_reply_place mm_reply_where(const mm_reply *r) {
   return r->fresh && r->silent ? MM_REPLY_UNDECIDED : MM_REPLY_OUTSIDE;
 }
 
+bool mm_reply_in_calls(const mm_reply *r) { return r->block != MM_BLOCK_NONE; }
+
 uint32_t mm_reply_calls(const mm_reply *r) { return r->calls; }
 uint32_t mm_reply_reasoning_tokens(const mm_reply *r) { return r->reasoning_tokens; }
 

@@ -95,15 +95,26 @@ static bool read_role(mm_call *c, const mm_value *v, mm_role *out) {
                    role && role->type == MM_VALUE_STRING ? role->text : mm_value_word(role));
 }
 
+/* What else a message of the assistant may have said. */
+static bool read_other(mm_call *c, const mm_value *v, mm_message *m, mm_err *err) {
+  static const char *const unserved[] = {"function_call", "audio"};
+  for (size_t i = 0; i < 2; i++)
+    if (mm_value_get(v, unserved[i]))
+      return mm_refuse(c, 400, "messages", "messages: %s of a message is not served%s", unserved[i], i ? "" : ", tool_calls are");
+  const mm_value *refusal, *reasoning, *other;
+  if (!mm_field(c, v, "refusal", MM_VALUE_STRING, &refusal) || !mm_field(c, v, "reasoning_content", MM_VALUE_STRING, &reasoning) ||
+      !mm_field(c, v, "reasoning", MM_VALUE_STRING, &other))
+    return false;
+  m->reasoning = mm_str_of(reasoning ? reasoning : other);
+  return !refusal || m->part_count || read_content(c, refusal, m, err);
+}
+
 static bool read_message(mm_call *c, const mm_value *v, mm_message *m, mm_err *err) {
   if (v->type != MM_VALUE_OBJECT) return mm_refuse(c, 400, "messages", "messages: found %s, expected an object", mm_value_word(v));
   if (!read_role(c, v, &m->role) || !read_content(c, mm_value_get(v, "content"), m, err)) return false;
   if (m->role == MM_ROLE_TOOL) m->call_id = mm_str_of(mm_value_get(v, "tool_call_id"));
   if (m->role != MM_ROLE_ASSISTANT) return true;
-  const mm_value *reasoning = mm_value_get(v, "reasoning_content");
-  if (!reasoning) reasoning = mm_value_get(v, "reasoning");
-  m->reasoning = mm_str_of(reasoning);
-  return read_calls(c, mm_value_get(v, "tool_calls"), m, err);
+  return read_other(c, v, m, err) && read_calls(c, mm_value_get(v, "tool_calls"), m, err);
 }
 
 static bool read_messages(mm_call *c, mm_conversation *out, mm_err *err) {
@@ -199,6 +210,9 @@ bool mm_tool_word(mm_call *c, mm_conversation *v, mm_tool_rules *r, const mm_val
     v->tool_count = 0;
     return true;
   }
+  const mm_value *type = mm_value_get(choice, "type");
+  if (type && !mm_value_is(type, "function"))
+    return mm_refuse(c, 400, "tool_choice", "tool_choice: type \"%.60s\" is not served, function is", mm_value_shown(type));
   *other = choice;
   return true;
 }
@@ -241,16 +255,24 @@ bool mm_template_kwargs(mm_call *c, mm_conversation *out) {
   return true;
 }
 
+bool mm_reasoning_effort(mm_call *c, bool *none) {
+  const mm_value *reasoning, *effort;
+  bool enabled = true;
+  if (!mm_field(c, c->body, "reasoning", MM_VALUE_OBJECT, &reasoning) || !mm_field(c, reasoning, "effort", MM_VALUE_STRING, &effort) ||
+      !mm_field_bool(c, reasoning, "enabled", &enabled))
+    return false;
+  *none = mm_value_is(effort, "none") || !enabled;
+  return true;
+}
+
 /* Fields of other servers for the same: thinking as Anthropic has it, reasoning as responses do. */
 static bool read_effort(mm_call *c, mm_conversation *out) {
-  const mm_value *thinking, *reasoning, *nested, *effort;
-  bool enabled = true;
-  if (!mm_field(c, c->body, "thinking", MM_VALUE_OBJECT, &thinking) || !mm_field(c, c->body, "reasoning", MM_VALUE_OBJECT, &reasoning) ||
-      !mm_field(c, reasoning, "effort", MM_VALUE_STRING, &nested) || !mm_field_bool(c, reasoning, "enabled", &enabled) ||
+  const mm_value *thinking, *effort;
+  bool none;
+  if (!mm_field(c, c->body, "thinking", MM_VALUE_OBJECT, &thinking) || !mm_reasoning_effort(c, &none) ||
       !mm_field(c, c->body, "reasoning_effort", MM_VALUE_STRING, &effort))
     return false;
-  out->no_thinking |=
-      mm_value_is(mm_value_get(thinking, "type"), "disabled") || mm_value_is(nested, "none") || !enabled || mm_value_is(effort, "none");
+  out->no_thinking |= mm_value_is(mm_value_get(thinking, "type"), "disabled") || none || mm_value_is(effort, "none");
   return true;
 }
 

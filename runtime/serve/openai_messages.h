@@ -26,6 +26,8 @@ MM_MUST_USE bool mm_arguments_check(mm_call *c, const char *param, mm_str *text,
 MM_MUST_USE bool mm_flat_tools(mm_call *c, mm_conversation *out, const char *schema, mm_err *err);
 /* tool_choice and parallel_tool_calls of OpenAI's APIs. *other is a choice that is neither absent, auto nor none; NULL then. */
 MM_MUST_USE bool mm_tool_word(mm_call *c, mm_conversation *v, mm_tool_rules *r, const mm_value **other);
+/* reasoning: *none if there is to be none. */
+MM_MUST_USE bool mm_reasoning_effort(mm_call *c, bool *none);
 /* chat_template_kwargs: what the templates of the formats name. */
 MM_MUST_USE bool mm_template_kwargs(mm_call *c, mm_conversation *out);
 /* True if one of the tools has this name. */

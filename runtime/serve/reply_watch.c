@@ -46,7 +46,7 @@ static void add(mm_reply_watch *w, const char *bytes, size_t n) {
   mm_text_add(&w->text, bytes, n);
 }
 
-/* One step of the parser. The last byte of a reasoning belongs to the tag that ends it. */
+/* One step of the parser. </think> belongs to the reasoning, a tag of calls that ends it does not. */
 static bool step(mm_reply_watch *w, int32_t id, const char *bytes, size_t n, mm_reply_seen *out) {
   const mm_reply_place before = mm_reply_where(w->reply);
   if (!mm_reply_push(w->reply, id, bytes, n, MM_IGNORED)) return false;
@@ -55,6 +55,7 @@ static bool step(mm_reply_watch *w, int32_t id, const char *bytes, size_t n, mm_
     mm_text_clear(&w->text);
     w->lead = now == MM_REPLY_IN_REASONING ? 0 : LEAD;
     out->again = true;
+    if (now != MM_REPLY_IN_REASONING && mm_reply_in_calls(w->reply) && mm_reply_is_tag(bytes, n)) add(w, bytes, n);
   } else {
     add(w, bytes, n);
   }

@@ -44,7 +44,7 @@ class Server:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            status = self.process.wait(60)
+            status = self.process.wait(120)
         except subprocess.TimeoutExpired:
             self.process.kill()
             status = self.process.wait()
@@ -52,7 +52,7 @@ class Server:
             print(open(self.log).read()[-4000:])
         assert status == 0, status
 
-    def connect(self, timeout=60):
+    def connect(self, timeout=300):  # a prompt of thousands of tokens takes a minute where others compute too
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
 
     def request(self, method, path, body=None, headers={}):

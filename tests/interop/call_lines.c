@@ -1,4 +1,4 @@
-/* Calls of tools by a model that writes noise: tokens that the constraint allows, at random, taken apart by the reply's parser.
+/* Calls of tools by a model that writes noise: tokens that the constraint allows, at random, parsed by the reply's parser.
  * usage: call_lines TOKENIZER VOCAB. A JSON object on each line of stdin, one on stdout for each:
  *
  *   {"m2": B, "tools": [{"json": {…}, "strict": B}, …], "must": B, "only": S, "one_call": B, "tokens": N, "seed": N, "likely": [[S, N], …]}

@@ -190,7 +190,7 @@ static void assert_text(const char *format, const mm_conversation *c, const char
   mm_prompt_close(&p);
 }
 
-/* What templates have no word for: prompts that go on, and those without reasoning. */
+/* Cases without a template: prompts that go on, and prompts without reasoning. */
 TEST(test_ends) {
   mm_message m[] = {{.role = MM_ROLE_USER, .part = &hello, .part_count = 1}, {.role = MM_ROLE_ASSISTANT, .part = &hello, .part_count = 1}};
   mm_conversation c = {.message = m, .message_count = 2, .continue_final = true};
