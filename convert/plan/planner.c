@@ -300,7 +300,7 @@ static bool find_prefix(mm_planner *b) {
   static const char embedding[] = "model.embed_tokens.weight";
   const mm_hf *hf = b->hf;
   const mm_alias *first = b->arch->naming;
-  if (!b->p->layout->unfused || !first) return true;
+  if (!b->p->layout->unfused || !first || !first->theirs) return true;
   const mm_pack *from = hf->packed ? mm_packed_pack(hf) : NULL;
   if (from && from->left_out_count)
     return mm_fail(b->err, MM_UNSUPPORTED, "E_ARCH", mm_at(hf->dir, NULL),

@@ -154,7 +154,7 @@ static char *staged_name(mm_arena *a, const char *name, mm_err *err) {
 
 bool mm_output_check(const mm_output_place *p, mm_err *err) {
   char real[PATH_MAX];
-  const char *name;
+  const char *name = "";
   target t;
   int parent = -1;
   mm_arena names = {0};
