@@ -145,7 +145,7 @@ def check_common_scale():
         if status:
             assert "E_Q_KEEP" in said and name in said, said
             return
-        verify = subprocess.run([CONVERT.replace("-convert", "-verify"), source + "-none", "--source", source],
+        verify = subprocess.run([CONVERT.replace("minimax-convert", "minimax-verify"), source + "-none", "--source", source],
                                 capture_output=True, text=True, check=True)
         assert "28 of 28 tensors exact" in verify.stdout, verify.stdout
         for stored, scheme, p in planes(Packed(source + "-none")):
@@ -210,7 +210,7 @@ def check_heads():
         assert '"model.embed_tokens.weight" is ' in p.stderr and "stored as bf16; --head" in p.stderr and "(tensors: 2)" in p.stderr, p.stderr
         assert f"stored as f32 (tensors: {len(modules) - 2})" in p.stderr, p.stderr
         convert(source, source + "-none", "none")
-        subprocess.run([CONVERT.replace("-convert", "-verify"), "-q", source + "-none", "--source", source], check=True, capture_output=True)
+        subprocess.run([CONVERT.replace("minimax-convert", "minimax-verify"), "-q", source + "-none", "--source", source], check=True, capture_output=True)
         found = {name: (scheme, p) for name, scheme, p in planes(Packed(source + "-none"))}
         for name in modules:
             scheme, p = found[name]
