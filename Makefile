@@ -92,11 +92,12 @@ LIBS_all = $(call lib,runtime) $(LIBS_convert)
 
 PROGRAM_SRC = $(wildcard */minimax_*.c)
 UNIT_SRC = $(wildcard tests/unit/*/test_*.c)
-MODEL_SRC = $(wildcard tests/model/*.c tests/ops/*.c tests/fault/*.c tests/interop/*.c)
+MODEL_SRC = $(filter-out tests/ops/cpu_blocks.c,$(wildcard tests/model/*.c tests/ops/*.c tests/fault/*.c tests/interop/*.c))
 PRELOAD_SRC = $(wildcard tests/*/preload/*.c)
 BENCH_SRC = $(wildcard tests/bench/bench_*.c)
 FUZZ_SRC = $(wildcard tests/fuzz/fuzz_*.c)
-PROGRAMS = $(patsubst %.c,$(BUILD)/bin/%,$(subst _,-,$(notdir $(PROGRAM_SRC))))
+program_of = $(BUILD)/bin/$(patsubst minimax-command,minimax,$(subst _,-,$(basename $(notdir $(1)))))
+PROGRAMS = $(foreach p,$(PROGRAM_SRC),$(call program_of,$(p)))
 UNIT = $(UNIT_SRC:%.c=$(BUILD)/%)
 MODEL = $(MODEL_SRC:%.c=$(BUILD)/%)
 PRELOAD = $(PRELOAD_SRC:%.c=$(BUILD)/%.so)
@@ -143,7 +144,7 @@ endef
 $(foreach f,$(FLOORS),$(eval $(call floor_rule,$(f))))
 
 define program_rule
-$(BUILD)/bin/$(subst _,-,$(notdir $(1:.c=))): $(BUILD)/$(1:.c=.o) $(LIBS_all)
+$(call program_of,$(1)): $(BUILD)/$(1:.c=.o) $(LIBS_all)
 	$$(link) -o $$@
 endef
 $(foreach p,$(PROGRAM_SRC),$(eval $(call program_rule,$(p))))

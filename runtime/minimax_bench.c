@@ -11,6 +11,7 @@
 #include "runtime/bench/bench_dispatch.h"
 #include "runtime/bench/bench_result.h"
 #include "runtime/bench/bench_shapes.h"
+#include "runtime/bench/load_test.h"
 #include "runtime/engine/engine.h"
 
 #define CHUNK   1024 /* tokens of a context per step */
@@ -468,13 +469,7 @@ static bool open_case(bench *b, mm_err *err) {
 
 static void close_case(bench *b) {
   mm_forward_close(&b->forward);
-  free(b->weights.layer);
-  free(b->id);
-  free(b->span);
-  free(b->out);
-  free(b->sampling);
-  free(b->logits);
-  free(b->time);
+  MM_FREE(b->weights.layer, b->id, b->span, b->out, b->sampling, b->logits, b->time);
   b->forward = (mm_forward){0};
   b->weights.layer = NULL;
   b->id = NULL, b->span = NULL, b->out = NULL, b->sampling = NULL, b->logits = NULL, b->time = NULL;
@@ -552,6 +547,7 @@ static bool bench_all(void *args, mm_err *err) {
 }
 
 int main(int argc, char **argv) {
+  if (argc > 1 && strcmp(argv[1], "serve") == 0) return mm_load_test_main(argc - 1, argv + 1);
   mm_bench_args a = {.kv = "auto", .act_quant = "on", .steps = 64, .tp = 1, .ep = 1};
   const mm_option options[] = {
       MM_OPTION(STR, "model", &a.model, "NAME", "only this model's shapes", .choices = "m1|m2"),
@@ -580,7 +576,8 @@ int main(int argc, char **argv) {
       .examples =
           "minimax-bench kernels --model m2\n"
           "minimax-bench decode --expert-quant nvfp4 --batch 16 --context 4096\n"
-          "minimax-bench choices --model m2 --quant nvfp4",
+          "minimax-bench choices --model m2 --quant nvfp4\n"
+          "minimax-bench serve http://127.0.0.1:8000 --max-concurrency 16",
       .epilog =
           "Weights are random and made on the device; nothing is read from disk. kernels: each op of a layer, the head, a layer in its "
           "step. layers: "
@@ -593,6 +590,7 @@ int main(int argc, char **argv) {
           "choices: which kernels the CUDA backend takes for each product, by the scheme and the tokens of a step, on GPUs that run code "
           "of\n"
           "sm_90a and on others; it asks for no GPU, and takes --quant for the experts too.\n"
+          "serve URL: the load test of a server; minimax-bench serve --help.\n"
           "Exit status: 0 done, 2 usage, 4 no CUDA backend, 5 the device failed, 6 no logit was a number, 8 memory.",
   };
   return mm_program_main(&program, argc, argv, &a.subject, bench_all, &a);

@@ -26,6 +26,9 @@
 #   sequences  random steps of random models beside doubles
 #   models     both models in every scheme beside the CPU (four processes)
 #   text       minimax-run: the same text on both devices from weights as stored or bf16; of others a difference is shown
+#   extended   MiniMax-M3 (tests/data/tiny-m3-random, random ids): every op beside the CPU's on the GPU's own numbers, blocks forced where near
+#              ties make them others; chunks, recorded steps and queued choices bit for bit; a sequence of its own longer than its blocks gives the
+#              CPU's likelihood within 0.05. By its name alone, until the backend accepts such models
 #   speed      decode steps beside the copy rate; a mixed step at most 1.10 times its parts apart
 #
 # GPUs of CUDA_VISIBLE_DEVICES are a rank each as far as there are some; else ranks share them. BUDGET=N gives each part N percent of its
@@ -419,6 +422,28 @@ text_part() {
   done
 }
 
+extended_part() {
+  mkdir -p "$work/extended"
+  for scheme in none mxfp8 block_fp8 nvfp4 mxfp8_attention_nvfp4_experts; do
+    to=$work/extended/tiny-m3-$scheme
+    [ -e "$to" ] || "$build"/bin/minimax-convert tests/data/tiny-m3-random -o "$to" --quant $scheme -q || row FAIL "extended: $to"
+  done
+  MM_GPU_MODELS=$work/extended "$gpu" test extended
+  ended=$?
+  python3 - >"$work/extended/ids.json" <<'END'
+import json
+print(json.dumps([(i * i * 7 + i * 13 + i // 5) % 519 for i in range(1200)]))
+END
+  for device in cpu cuda; do
+    "$build"/bin/minimax-eval "$work/extended/tiny-m3-none" --device $device --ids "$work/extended/ids.json" --window 300 --limit 4 --act-quant off --json -q |
+      sed -n 's/.*"window_nll":\[\(.*\)\].*/\1/p' | tr ',' '\n' >"$work/extended/$device.nll"
+  done
+  paste "$work/extended/cpu.nll" "$work/extended/cuda.nll" | awk '
+    NF == 2 { n++; d += $2 - $1; cpu += $1 }
+    END { d = n ? d / n : 9; d = d < 0 ? -d : d; printf "%-4s extended tiny-m3-none: nll %.4f on the CPU, off %.1e (limit 5e-2), %d windows\n", n == 4 && d <= 0.05 ? "ok" : "FAIL", n ? cpu / n : 0, d, n }'
+  return $ended
+}
+
 speed_part() {
   "$build"/bin/minimax-bench mixed || row FAIL "speed: minimax-bench mixed ended with status $?"
   "$build"/bin/minimax-bench layers || row FAIL "speed: minimax-bench layers ended with status $?"
@@ -452,10 +477,11 @@ run_part() {
     capacity) capacity_part ;;
     eval) eval_part ;;
     collect) collect_part ;;
-    kernels) "$gpu" test linear experts widened attention lightning rows choice edges ;;
+    kernels) "$gpu" test linear experts widened attention blocks lightning rows choice edges ;;
     sequences) "$gpu" test sequences ;;
     models) models_part ;;
     text) text_part ;;
+    extended) extended_part ;;
     speed) speed_part | speed_rows ;;
   esac
 }
@@ -464,7 +490,7 @@ run_part() {
 budget_of() {
   case $1 in
     prepare) echo 120 ;; peers) echo 200 ;; forks) echo 240 ;; invariant) echo 240 ;; steps) echo 60 ;; ranks) echo 150 ;; processes) echo 200 ;; lost) echo 90 ;; load) echo 60 ;; hold) echo 120 ;; capacity) echo 120 ;; eval) echo 240 ;; collect) echo 90 ;;
-    kernels) echo 180 ;; sequences) echo 90 ;; models) echo 180 ;; text) echo 120 ;; speed) echo 120 ;;
+    kernels) echo 180 ;; sequences) echo 90 ;; models) echo 180 ;; text) echo 120 ;; speed) echo 120 ;; extended) echo 300 ;;
     *) echo 0 ;;
   esac
 }

@@ -15,7 +15,7 @@ T_UNIT = $(UNIT_SRC:tests/%.c=check/%)
 T_MODEL = $(patsubst tests/%.c,check/%,$(filter $(addsuffix /test_%,tests/model tests/ops),$(MODEL_SRC)))
 T_SCRIPT = $(SCRIPT_TESTS:tests/%=check/%)
 # A table of choices that has no memory of its own takes half a minute there, and sees nothing.
-T_SAN = check/san/build $(filter-out %/test_product_choice,$(UNIT_SRC:tests/%.c=check/san/%)) check/san/part_files
+T_SAN = check/san/build $(filter-out %/test_dispatch,$(UNIT_SRC:tests/%.c=check/san/%)) check/san/part_files
 # What has threads, under the thread sanitizer.
 TSAN_UNIT = formats/test_pool loader/test_archive loader/test_reader loader/test_verify convert/test_step runtime/test_comm runtime/test_engine \
   runtime/test_away runtime/test_scheduler runtime/test_reuse runtime/test_ahead runtime/test_drafts
@@ -130,7 +130,7 @@ fuzzers: $(FUZZ_SRC:%.c=$(BUILD)/%)
 
 GPU = $(BUILD)/tests/ops/gpu
 $(GPU): private LDFLAGS := $(LDFLAGS) -Wl,--wrap=cudaGraphInstantiate,--wrap=cudaMalloc
-$(GPU): $(patsubst %,$(BUILD)/%.o,$(wildcard tests/ops/*.cu)) $(LIBS_all)
+$(GPU): $(patsubst %,$(BUILD)/%.o,$(wildcard tests/ops/*.cu)) $(BUILD)/tests/ops/cpu_blocks.o $(LIBS_all)
 	$(link) -o $@
 gpu: $(if $(filter 1,$(CUDA)),$(GPU) $(PROGRAMS)) ## every CUDA test, on a machine with a GPU (scripts/gpu.sh runs them from a prebuilt folder)
 	$(Q)$(if $(filter 1,$(CUDA)),scripts/gpu.sh $(BUILD),echo "make gpu: needs CUDA=1" >&2; exit 2)

@@ -78,7 +78,8 @@ static mm_json *footprint_json(const mm_footprint *f) {
 static mm_json *verdict_json(const mm_verdict *v) {
   mm_json *x = mm_json_new_obj();
   bool ok = put_number(x, "gpu_memory", v->memory) && mm_json_set(x, "fits", mm_json_new_bool(v->fits)) &&
-            put_number(x, "kv_tokens", v->tokens) && (v->tp == 0 || put_number(x, "smallest_tp", v->tp));
+            put_number(x, "kv_tokens", v->tokens) && (v->tp == 0 || put_number(x, "smallest_tp", v->tp)) &&
+            (!*v->refused || mm_json_set(x, "refused", mm_json_new_str(v->refused)));
   if (ok) return x;
   mm_json_free(x);
   return NULL;
@@ -168,16 +169,20 @@ static void print_ranks(FILE *f, const mm_plan *p) {
 static void print_verdict(FILE *f, const mm_plan *p, const mm_verdict *v) {
   char memory[32];
   const unsigned long long most = p->pack.model.max_positions, tokens = v->tokens;
-  fprintf(f, "GPUs of %s: --tp %u --ep %u --pp %u %s (%.0f %% of the memory for weights, buffers and cache; ", sized(memory, v->memory),
-          p->pack.tp, p->pack.ep, p->pack.pp, v->fits ? "fits" : "does not fit", 100 * MM_GPU_SHARE);
-  if (tokens)
-    fprintf(f, "room for %llu tokens of BF16 KV cache, a sequence has up to %llu)", tokens, most);
+  fprintf(f, "GPUs of %s: --tp %u --ep %u --pp %u ", sized(memory, v->memory), p->pack.tp, p->pack.ep, p->pack.pp);
+  if (*v->refused)
+    fprintf(f, "is refused: %s", v->refused);
+  else if (tokens)
+    fprintf(f, "fits with up to %llu tokens of BF16 cache", tokens);
   else
-    fputs("weights and buffers alone take more, or leave no room)", f);
-  if (v->tp)
-    fprintf(f, "; the smallest that fits is --tp %u\n", v->tp);
+    fprintf(f, "does not fit: weights and buffers leave no room for a cache in %.0f %% of the memory", 100 * MM_GPU_SHARE);
+  if (v->fits)
+    fprintf(f, "; the smallest --tp for a full sequence of %llu is %u", most, v->tp);
+  else if (v->tp)
+    fprintf(f, "; a full sequence of %llu needs --tp %u", most, v->tp);
   else
-    fputs("; no --tp of this model does: another --quant, or --pp\n", f);
+    fprintf(f, "; no --tp of this model holds a full sequence of %llu: another --quant, or --pp", most);
+  fputc('\n', f);
 }
 
 /* The same in lines, and code that is missing. */

@@ -16,6 +16,7 @@
 #include "convert/source/index.h"
 #include "convert/source/kv_scales.h"
 #include "convert/source/locate.h"
+#include "formats/system/hub.h"
 #include "formats/system/pool.h"
 
 #define SINGLE_FILE    "model.safetensors"
@@ -55,9 +56,10 @@ static bool missing_shard(const mm_hf *hf, const mm_hf_file *f, mm_err *err) {
   }
   size_t missing = 0;
   for (size_t i = 0; i < hf->file_count; i++) missing += !exists(hf->file[i].path);
+  char rest[NAME_MAX + 64];
   return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(f->path, NULL),
-                 "no such file; of %zu files that the index names, %zu are missing%s", hf->file_count, missing,
-                 hf->dry_run ? "; --names-only does with config.json and the index alone" : "");
+                 "no such file; of %zu files that the index names, %zu are missing%s%s", hf->file_count, missing,
+                 mm_hub_rest(hf->dir, rest, sizeof rest), hf->dry_run ? "; --names-only does with config.json and the index alone" : "");
 }
 
 /* Neither an index nor the one file that needs none: says what weights lie there. */

@@ -84,6 +84,8 @@ enum {
   MM_DEVICE_CHUNK = 256,           /* tiles that are read by one block at least */
   MM_DEVICE_ITEMS = 2048,          /* chunks that rows are cut into */
   MM_DEVICE_MULTIPROCESSORS = 192, /* of a GPU at most */
+  MM_DEVICE_SCORE_ROWS = 512,      /* rows whose blocks are scored at a time */
+  MM_DEVICE_BLOCK_GROUP = 16,      /* query heads of a part of a row over blocks */
 };
 
 #ifdef __cplusplus

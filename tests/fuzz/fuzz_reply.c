@@ -12,7 +12,7 @@ static const char weather[] =
     "{\"name\": \"f\", \"parameters\": {\"properties\": {\"s\": {\"type\": \"string\"}, \"i\": {\"type\": \"integer\"}, "
     "\"o\": {\"anyOf\": [{\"type\": \"object\"}, {\"type\": \"null\"}]}, \"b\": {\"type\": [\"boolean\", \"string\"]}}}}";
 
-enum { IN_REASONING = 1, CALLS = 2, APPEND = 4, WHOLE = 8, M1 = 16, SCHEMA = 32 };
+enum { IN_REASONING = 1, CALLS = 2, APPEND = 4, WHOLE = 8, M1 = 16, SCHEMA = 32, M3 = 64 };
 
 typedef struct transcript {
   mm_text text, arguments;
@@ -45,11 +45,11 @@ static void note(void *user, const mm_reply_event *e) {
 
 /* `step`: so many bytes at once, by turns with one; 0: all. false: the schema was refused. */
 static bool record(transcript *t, unsigned flags, mm_chat_tool tool, const char *text, size_t n, size_t step) {
-  const mm_reply_settings s = {.format = mm_chat_format_find(flags & M1 ? "minimax-m1" : "minimax-m2"),
+  const mm_reply_settings s = {.format = mm_chat_format_find(flags & M3 ? "minimax-m3" : flags & M1 ? "minimax-m1" : "minimax-m2"),
                                .tool = &tool,
                                .tool_count = 1,
                                .calls = flags & CALLS,
-                               .in_reasoning = flags & IN_REASONING && !(flags & M1),
+                               .in_reasoning = flags & IN_REASONING && (flags & M3 || !(flags & M1)),
                                .append_think = flags & APPEND,
                                .sink = note,
                                .user = t};

@@ -338,6 +338,7 @@ static const subject kSubjects[] = {
     {"widened", test_widened, bench_widened},
     {"products", NULL, bench_products},
     {"attention", test_attention, bench_attention},
+    {"blocks", test_block_attention, NULL},
     {"lightning", test_lightning, bench_lightning},
     {"rows", test_rows, bench_rows},
     {"choice", test_choice, bench_choice},
@@ -348,6 +349,7 @@ static const subject kSubjects[] = {
     {"sequences", test_sequences, NULL},
     {"models", test_models, NULL},
     {"rounded", test_rounded, NULL},
+    {"extended", test_extended, NULL},
     {"cut", test_cut_rows, NULL},
     {"ranks", test_ranks, NULL},
 };

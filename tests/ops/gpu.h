@@ -159,6 +159,8 @@ void test_linear();
 void test_experts();
 void test_widened();
 void test_attention();
+void test_block_attention();
+void test_extended();
 void test_lightning();
 void test_rows();
 void test_choice();

@@ -36,11 +36,12 @@ static bool failing_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
 }
 
 static float *logits;
+static const mm_ops *backend = &mm_ops_cuda;
 static mm_ops ops;
 
 static mm_engine *open_engine(const mm_shards *shards) {
   mm_err err = {0};
-  ops = mm_ops_cuda, ops.open = open_rank, ops.begin = failing_begin, second = NULL;
+  ops = *backend, ops.open = open_rank, ops.begin = failing_begin, second = NULL;
   fake.wrong[0] = 0, fake.ranks = shards->pack.tp, fake.graphs = 0;
   static const uint32_t device[] = {0, 1, 0, 1};
   const mm_engine_config c = {.ops = &ops, .limits = {ROWS, SLOTS, POSITIONS, 7}, .threads = 1, .act_quant = true, .device = device};
@@ -105,7 +106,7 @@ static void check_collected(const mm_shards *shards, bool collects, const char *
   uint32_t products = 1; /* the head */
   for (uint32_t l = 0; l < shards->pack.model.layers; l++) products += shards->pack.model.attn[l] == MM_ATTN_LIGHTNING ? 5 : 4;
   fake.ranks = mm_pack_ranks(&shards->pack), fake.graphs = 0, fake.wrong[0] = 0;
-  const mm_engine_config config = {.ops = &mm_ops_cuda, .limits = {1, SLOTS, POSITIONS}, .threads = 1, .calibration = c};
+  const mm_engine_config config = {.ops = backend, .limits = {1, SLOTS, POSITIONS}, .threads = 1, .calibration = c};
   mm_engine *e = mm_engine_open(shards, &config, &err);
   bool ok = e && (collects || mm_engine_warm(e, (const uint32_t[]){1}, 1, &err)); /* all weights are there: steps are recorded */
   sums = 0;
@@ -157,7 +158,7 @@ static void check_invariant(const mm_shards *shards, const char *what) {
   mm_err err = {0};
   fake.ranks = mm_pack_ranks(&shards->pack), fake.graphs = 0, fake.wrong[0] = 0;
   const mm_engine_config c = {
-      .ops = &mm_ops_cuda, .limits = {ROWS, SLOTS, POSITIONS, 0}, .threads = 1, .act_quant = true, .batch_invariant = true};
+      .ops = backend, .limits = {ROWS, SLOTS, POSITIONS, 0}, .threads = 1, .act_quant = true, .batch_invariant = true};
   mm_engine *e = mm_engine_open(shards, &c, &err);
   bool ok = e && mm_engine_batch_invariant(e) && mm_engine_warm(e, (const uint32_t[]){1}, 1, &err), same = true; /* all weights are there */
   for (size_t i = 0; ok && same && i < 2 * sizeof steps / sizeof *steps; i++) {
@@ -173,7 +174,7 @@ static void check_invariant(const mm_shards *shards, const char *what) {
   ok = ok && same && fake.graphs == 0 && *first;
   report(what, ok, err.status != MM_OK ? err.text : same ? "a step was recorded, or nothing launched" : "other kernels");
   mm_engine_close(e), err = (mm_err){0};
-  const mm_engine_config few = {.ops = &mm_ops_cuda, .limits = {1, 1, 64, 0}, .threads = 1, .batch_invariant = true};
+  const mm_engine_config few = {.ops = backend, .limits = {1, 1, 64, 0}, .threads = 1, .batch_invariant = true};
   fake.ranks = mm_pack_ranks(&shards->pack);
   e = mm_engine_open(shards, &few, &err);
   report("steps of one row at most", e && step(e, 1, false, &err), err.text);
@@ -505,8 +506,30 @@ static void check_held(const mm_shards *shards, const mm_shards *other, const ch
   close_engine(NULL, "its calls and its memory");
 }
 
+/* An extended model (mm_model_extended), whole and cut for two ranks: host DIR1 DIR2. By another name than the backend's, under which such
+ * a model may be refused. */
+static int check_extended(char **dir) {
+  mm_err err = {0};
+  mm_shards one = {0}, two = {0};
+  static mm_ops named;
+  named = mm_ops_cuda, named.name = "fake", backend = &named;
+  if (!mm_shards_open(&one, dir[0], &err) || !mm_shards_open(&two, dir[1], &err)) return fprintf(stderr, "host: %s\n", err.text), 1;
+  logits = calloc((size_t)ROWS * one.pack.model.vocab, sizeof *logits);
+  check_steps(&one, "extended model: steps of one rank"), check_steps(&two, "extended model: steps of two ranks");
+  for (int i = 0; i < 2; i++) {
+    check_memory(&one, false, i, "extended model: memory of one rank");
+    check_memory(&two, false, i, "extended model: memory of two ranks");
+  }
+  check_invariant(&one, "extended model: the same kernels for any batch-invariant step");
+  free(logits);
+  mm_shards_close(&one), mm_shards_close(&two);
+  printf("%d failure(s)\n", failures);
+  return failures > 0;
+}
+
 int main(int argc, char **argv) {
   mm_err err = {0};
+  if (argc == 3) return setvbuf(stdout, NULL, _IOLBF, 0), check_extended(argv + 1);
   mm_shards one = {0}, two = {0}, staged = {0}, both = {0}, many = {0}, *const all[] = {&one, &two, &staged, &both, &many};
   setvbuf(stdout, NULL, _IOLBF, 0);
   for (int i = 0; i < 5; i++)

@@ -29,7 +29,7 @@ static void check_memory(const mm_shards *shards, bool kv_fp8, bool collects, co
   uint64_t counted = 0, kind[4] = {0};
   mm_calibration *c = collects ? mm_calibration_open(shards, &err) : NULL;
   static const uint32_t device[] = {0, 1, 0, 1};
-  const mm_engine_config config = {.ops = &mm_ops_cuda,
+  const mm_engine_config config = {.ops = backend,
                                    .limits = {ROWS, SLOTS, POSITIONS, 0},
                                    .threads = 1,
                                    .act_quant = !collects,

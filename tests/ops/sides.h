@@ -22,6 +22,9 @@ void report_paired(const std::string &what, bool averages);
 /* How many rows of ops were off by more than they may be since the last report, which then does not count them. */
 size_t take_beyond();
 
+/* The lists of the CUDA backend's last select, of so many as the arrays hold (test_extended.cu). */
+void read_blocks(const mm_backend *gpu, std::vector<uint32_t> *block, std::vector<uint32_t> *count);
+
 /* An error for the pairs to find: of the numbers computed here, one code of one row's inputs is off by a step, two rows change places, or
  * one expert is another. */
 enum plant { PLANT_NOTHING, PLANT_CODE, PLANT_ROWS, PLANT_EXPERT };

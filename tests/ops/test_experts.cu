@@ -50,6 +50,8 @@ struct expert_case {
   bool rounded = false; /* inputs of both products as codes */
   bool few = false;     /* by the kernels for a few rows an expert */
   mm_cu_rounding how = {MM_ACT_FP8_GROUP, 0};
+  mm_cu_activation act = {};
+  float scale = 1; /* of the routed sum */
   bool groups() const { return how.kind == MM_ACT_FP8_GROUP; }
 };
 
@@ -149,8 +151,10 @@ static void check_experts(const expert_case &c, uint32_t tokens, uint32_t expert
   route_buffers rb(experts, top_k, tokens, sigmoid, sigmoid ? dbias.p : nullptr);
   buffer<unsigned long long> load;
   load.put(std::vector<unsigned long long>(experts, 3)), rb.r.load = load.p;
+  rb.r.act = c.act, rb.r.scale = c.scale;
   for (int i = 0; i < 2; i++) CUDA_OK(mm_cu_route_tokens(rw.d, rb.r, dx.p, tokens, 0)); /* twice: the ticket must come back to zero */
   auto want_route = reference_route(rw.w, bias, sigmoid, x, tokens, experts, hidden, top_k);
+  for (double &v : want_route.weight) v *= c.scale;
 
   test_weight w13, w2;
   random_weight(&w13, c.code, c.kind, experts, 2 * inter, hidden, c.cell_n, c.cell_k);
@@ -199,11 +203,17 @@ static void check_experts(const expert_case &c, uint32_t tokens, uint32_t expert
                        u = v * w13.w[((size_t)e * 2 * inter + inter + i) * hidden + q];
           gate += g, up += u, gates += g * g, ups += u * u;
         }
-        const auto product = [](double g, double u) { return g / (1 + exp(-g)) * u; };
+        const auto product = [&](double at, double of) {
+          const mm_cu_activation &a = c.act;
+          if (!a.swigluoai) return at / (1 + exp(-at)) * of;
+          const double l = a.limit, clamped = std::min(at, l);
+          return clamped / (1 + exp(-a.alpha * clamped)) * (std::max(-l, std::min(of, l)) + a.beta);
+        };
+        const double turn = -1.2784645 / (c.act.swigluoai ? c.act.alpha : 1);
         mid[i] = product(gate, up);
         /* the tensor cores' short sums: what gate and up may be off, at the ends of both and where SiLU turns */
         const double off = c.kind == MM_CU_FINE ? FINE_SUM : SHORT_SUM, g = off * sqrt(gates), u = off * sqrt(ups);
-        for (double at : {gate - g, gate + g, std::min(std::max(-1.2784645, gate - g), gate + g)})
+        for (double at : {gate - g, gate + g, std::min(std::max(turn, gate - g), gate + g)})
           for (double of : {up - u, up + u}) by[i] = std::max(by[i], fabs(product(at, of) - mid[i]));
       }
       if (c.rounded && (tokens == 1 || c.few)) { /* from here on with the GPU's own numbers, rounded here */
@@ -411,6 +421,16 @@ void test_experts() {
       if (i && tokens > 1) check_cut_experts(c, tokens);
     }
     check_cut_experts({"block_fp8 rounded", MM_CU_E4M3, MM_CU_COARSE, 128, 128, true}, tokens);
+  }
+  for (expert_case c : cases) { /* clamped, scaled, by every kernel that takes the codes */
+    c.act = {true, 1.702f, 2, 1}, c.scale = 2;
+    for (uint32_t tokens : {1u, 2u, 16u, 17u, 100u, 300u}) {
+      check_experts(c, tokens, 12, 4, 256, 192, true);
+      expert_case few = c, rounded = c;
+      few.few = rounded.rounded = true;
+      if (tokens > 1 && c.code != MM_CU_BF16) check_experts(few, tokens, 12, 4, 256, 192, true);
+      if (c.code == MM_CU_E4M3 && c.cell_n == 128) check_experts(rounded, tokens, 12, 4, 384, 256, true);
+    }
   }
   const expert_case rounded = {"block_fp8 rounded", MM_CU_E4M3, MM_CU_COARSE, 128, 128, true};
   for (uint32_t top_k : {1u, 3u, 8u}) check_experts(rounded, 1, 12, top_k, 384, 256, top_k > 1);

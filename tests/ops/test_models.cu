@@ -161,6 +161,10 @@ static void check_queue(const mm_shards *shards, const std::string &name, const 
   mm_engine_close(s.engine);
 }
 
+void check_itself(const mm_shards *shards, const std::string &name, const std::vector<std::vector<int32_t>> &seq, inputs in) {
+  check_chunks(shards, name, seq, in), check_buckets(shards, name, seq, in), check_queue(shards, name, seq, in);
+}
+
 static double distance(const std::vector<double> &a, const std::vector<double> &b) {
   double sum = 0;
   for (size_t i = 0; i < a.size(); i++) sum += (a[i] - b[i]) * (a[i] - b[i]);

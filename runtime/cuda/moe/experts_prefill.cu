@@ -9,6 +9,7 @@
  *
  * A row's bits depend on that row alone: its sums go through the columns in their order. */
 #include "runtime/cuda/core/launch.h"
+#include "runtime/cuda/core/swiglu.cuh"
 #include "runtime/cuda/core/tensor_map.h"
 #include "runtime/cuda/gemm/prefill_tile.cuh"
 #include "runtime/cuda/moe/lay_places.h"
@@ -66,7 +67,7 @@ __device__ __forceinline__ void make_tile(const many_job &job, many_shared &sh, 
 #pragma unroll
       for (uint32_t i = 0; i < 4 && n + i < N / 8; i++) {
         const float *d = &acc[(n + i) * 4];
-        v[i] = pack2(silu(d[0] * f) * (d[2] * f), silu(d[1] * f) * (d[3] * f));
+        v[i] = pack2(activated(job.r.act, d[0] * f, d[2] * f), activated(job.r.act, d[1] * f, d[3] * f));
       }
       const uint4 q = rows_of_tokens(v);
       if (token < note.t.rows && at < w.n / 2) *reinterpret_cast<uint4 *>(job.to + (size_t)(note.t.first + token) * (w.n / 2) + at) = q;

@@ -77,7 +77,7 @@ __device__ __forceinline__ route_choice choose_experts(const mm_cu_route &r, uin
     total += value;
     if (lane == j) mine = {id, value};
   }
-  mine.weight /= total;
+  mine.weight = mine.weight / total * r.scale;
   return mine;
 }
 
@@ -158,7 +158,7 @@ __device__ __forceinline__ void choose_slots(Slots &to, choice_room &room, const
   }
   if (!some) at = e, used = 0;
   if (here) {
-    c.weight = part(c.weight) / total;
+    c.weight = part(c.weight) / total * r.scale;
     to.expert[at] = own, to.tokens[at] = 1, to.weight[at] = c.weight;
   }
   if (e == 0) to.used = used;

@@ -190,6 +190,9 @@ TEST(what_is_not_served_is_refused_by_name) {
       {"{\"type\": [\"integer\", \"null\"], \"enum\": [-Infinity, 1]}", "Infinity"},
       {"{\"const\": Infinity}", "Infinity"},
       {"{\"minLength\": 2}", "\"minLength\" is not served without a type"},
+      {"{\"$id\": \"urn:a\", \"items\": {\"$id\": \"urn:b\", \"type\": \"null\"}}", "\"$id\" is not served below the whole schema"},
+      {"{\"items\": {\"$id\": \"urn:b\", \"$ref\": \"#/$defs/a\"}, \"$defs\": {\"a\": {}}}",
+       "\"$id\" is not served below the whole schema"},
       {"{\"required\": [\"a\"]}", "required"},
       {"{\"type\": \"object\", \"properties\": {\"a\": {}}, \"required\": \"a\"}", "required"},
   };
