@@ -292,8 +292,8 @@ static void give_marker(mm_reply *r, mm_marker m, const char *text, size_t n) {
 }
 
 mm_tag_match mm_tag_behind(const char *text, size_t n, const char *tag, size_t *used) {
-  size_t at = space_length(text, n);
-  const size_t len = strlen(tag);
+  const size_t at = space_length(text, n), len = strlen(tag);
+  *used = 0;
   if (at > GAP_MAX) return MM_TAG_NO;
   *used = at + len;
   if (memcmp(text + at, tag, n - at < len ? n - at : len) != 0) return MM_TAG_NO;
