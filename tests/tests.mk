@@ -15,7 +15,7 @@ T_UNIT = $(UNIT_SRC:tests/%.c=check/%)
 T_MODEL = $(patsubst tests/%.c,check/%,$(filter $(addsuffix /test_%,tests/model tests/ops),$(MODEL_SRC)))
 T_SCRIPT = $(SCRIPT_TESTS:tests/%=check/%)
 # A table of choices that has no memory of its own takes half a minute there, and sees nothing.
-T_SAN = check/san/build $(filter-out %/test_product_choice,$(UNIT_SRC:tests/%.c=check/san/%)) check/san/part_files
+T_SAN = check/san/build $(filter-out %/test_dispatch,$(UNIT_SRC:tests/%.c=check/san/%)) check/san/part_files
 # What has threads, under the thread sanitizer.
 TSAN_UNIT = formats/test_pool loader/test_archive loader/test_reader loader/test_verify convert/test_step runtime/test_comm runtime/test_engine \
   runtime/test_away runtime/test_scheduler runtime/test_reuse runtime/test_ahead runtime/test_drafts
