@@ -124,5 +124,8 @@ bool mm_grammar_done(const mm_grammar *g);
  * differ. */
 bool mm_grammar_same(const mm_grammar *a, const mm_grammar *b, uint32_t longest);
 void mm_grammar_copy(mm_grammar *to, const mm_grammar *from);
+/* Within a string whose length no bound restricts any more: a byte of mm_is_plain changes nothing that matters for what may follow. */
+bool mm_grammar_in_text(const mm_grammar *g);
+static inline bool mm_is_plain(uint8_t byte) { return byte >= ' ' && byte < 0x7f && byte != '"' && byte != '\\'; }
 
 #endif

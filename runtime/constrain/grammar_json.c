@@ -282,6 +282,11 @@ static mm_outcome step_string(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t 
   return ok ? MM_TAKEN : MM_BAD;
 }
 
+bool mm_value_in_text(const mm_grammar_frame *f) {
+  const mm_form *s = f->form;
+  return s->kind == MM_FORM_STRING && f->phase == STRING_TEXT && s->most == UINT32_MAX && f->count >= s->least;
+}
+
 /* ---- Objects and arrays ---- */
 
 enum { OPENING, FIRST, NEXT, AFTER_COMMA, KEY, COLON };

@@ -134,3 +134,11 @@ bool mm_grammar_done(const mm_grammar *g) {
     if (!stack_done(&g->stack[i])) return false;
   return true;
 }
+
+bool mm_grammar_in_text(const mm_grammar *g) {
+  for (uint32_t i = 0; i < g->count; i++) {
+    const mm_grammar_stack *s = &g->stack[i];
+    if (!s->depth || s->value || !mm_value_in_text(&s->frame[s->depth - 1])) return false;
+  }
+  return g->count;
+}
