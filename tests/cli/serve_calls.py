@@ -207,7 +207,7 @@ def refused_among_others(s):
     body = {"messages": ASK, "temperature": 5, "n": 2, "max_tokens": 900, "logit_bias": {str(id_of(s, x)): 100 for x in '["'},
             "chat_template_kwargs": {"enable_thinking": False}, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
     for seed in range(8):
-        if b'reason="cancelled"} 0' not in s.get("/metrics"):
+        if s.metrics()['finished_total{reason="cancelled"}']:
             return
         s.request("POST", CHAT, {**body, "seed": seed})
     raise AssertionError(s.get("/metrics"))

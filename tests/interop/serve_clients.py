@@ -223,7 +223,7 @@ def cancellation(c, server):
     next(iter(stream))
     stream.close()
     for _ in range(200):
-        if b"minimax_requests_running 0\n" in server.get("/metrics"):
+        if not server.metrics()["requests_running"]:
             break
         time.sleep(0.02)
     else:
