@@ -168,7 +168,7 @@ def biased(s):
 
 def unserved(s):
     """A call that must be made, or of a strict tool, is held to the whole schema, or the request is refused by the tool and the keyword."""
-    odd = {"type": "object", "properties": {"city": {"type": "string", "pattern": "a+"}}}
+    odd = {"type": "object", "properties": {"city": {"type": "string", "pattern": "(?<=a)b"}}}
 
     def ask(strict, **how):
         tools = [*TOOLS, {"type": "function", "function": {"name": "odd one", "parameters": odd, "strict": strict}}]

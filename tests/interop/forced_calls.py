@@ -22,6 +22,7 @@ CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/respons
 SAID = ["</parameter>", "</parameter>\n", "</invoke>", "</invoke>\n", "<tool_calls>", "</tool_calls>", "<parameter name=\"", "null", "true", "Yes", "12", "-7",
         "\"}", "{\"", "</", "\">", "</parameter>\n</invoke>", "1e", "\": "]
 KEYS = ["city", "n", "kind", "a b", "naïve", "x/y", "\"q\"", "list", "null", "~0", "é" * 9, "</p", "p&amp;", "A"]
+PATTERNS = ["^[a-z]{1,4}$", "^\\d{2,3}(-\\d)?$", "a|b", "^(true|1e5|[{]x|null|-7|yes)$", "^(?!ab)[ab]+$", "^ ?\\d", "^[^a-z]{2}$"]
 WORDS = ["red", "green", "", "null", "true", "No", "12", "1.5", "{}", "[1]", "</parameter>", "a\nb", " x ", "naïve ☃", "\"q\"", "<b>", "</invoke>"]
 
 
@@ -58,9 +59,16 @@ class Schemas:
         return {"type": "string", **({} if least is None else {"minLength": least}), **({} if most is None else {"maxLength": most})}
 
     def scalar(self):
-        pick = self.rng.randrange(9)
+        pick = self.rng.randrange(12)
         if pick < 3:
             return self.string()
+        if pick == 9:
+            return {"type": "string", **self.rng.choice([{"pattern": self.rng.choice(PATTERNS)}, {"format": self.rng.choice(["date", "uuid", "ipv4"])}])}
+        if pick == 10:
+            low = self.rng.randint(-50, 50)
+            return {"type": self.rng.choice(["integer", "number"]), "minimum": low, "exclusiveMaximum": low + self.rng.randint(1, 500)}
+        if pick == 11:
+            return {"type": ["integer", "null"], "exclusiveMinimum": 0, "multipleOf": self.rng.randint(1, 9)}
         if pick < 7:
             return {"type": ["integer", "number", "boolean", "null"][pick - 3]}
         values = self.some(WORDS + [0, 1, 2.5, -3, True, False, None, 12], 5)
@@ -68,7 +76,11 @@ class Schemas:
 
     def mixed(self, depth):
         """Several types: the text of a parameter then says of which one it is."""
-        pick = self.rng.randrange(5)
+        pick = self.rng.randrange(7)
+        if pick == 5:
+            return {"anyOf": [{"type": "string", "pattern": self.rng.choice(PATTERNS)}, {"type": self.rng.choice(["null", "null", "integer", "number"])}]}
+        if pick == 6:
+            return {"anyOf": [self.object(0), self.object(0), {"type": "null"}]}
         if pick == 0:
             return {"type": self.some(["string", "integer", "number", "boolean", "null"], 3)}
         if pick == 1:
@@ -98,7 +110,7 @@ class Schemas:
         keys = self.rng.sample(KEYS, self.rng.randrange(1, 5))
         out = {"type": "object", "properties": {k: self.value(max(depth, 0)) for k in keys}, "required": [k for k in keys if self.rng.random() < 0.6]}
         if self.rng.random() < 0.5:
-            out["additionalProperties"] = False
+            out["additionalProperties"] = self.rng.choice([False, False, self.scalar()])
         return out
 
     def parameters(self):
@@ -172,7 +184,7 @@ def check(tools, called, arguments, m2):
     jsonschema.Draft202012Validator(tools[called]).validate(value)
 
 
-REFUSALS = "cannot hold", "can hold", "maxLength", "names no type", "type its schema", "begin alike"
+REFUSALS = "cannot hold", "can hold", "maxLength", "names no type", "type its schema", "begin alike", "is not served", "alternatives of strings", "no such text"
 
 
 def noise(path, m2):

@@ -79,7 +79,7 @@ def schema(c, extra):
     assert fits >= 4, fits
     try:
         c.chat.completions.create(model="m", messages=ASK, response_format={
-            "type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "string", "pattern": "a"}}})
+            "type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "string", "pattern": "(?<=a)b"}}})
         raise AssertionError("a pattern is not served")
     except openai.BadRequestError as e:
         assert "pattern" in e.message, e
