@@ -243,7 +243,7 @@ static bool all_objects_differ(mm_schema_compiler *p, const mm_form *const *all,
   }
   for (size_t i = 0; i < n; i++)
     for (size_t k = 0; k < i; k++) {
-      bool differ;
+      bool differ = false;
       if (!objects_differ(p, object[i], object[k], &differ)) return false;
       if (!differ && !objects_differ(p, object[k], object[i], &differ)) return false;
       if (!differ) return mm_schema_unserved(p, "oneOf", ": two objects have no required key that distinguishes them");
@@ -264,7 +264,7 @@ static bool one_alone_fits(mm_schema_compiler *p, const mm_value *const *list, c
   }
   if (twice & 1u << MM_FIRST_OBJECT && !all_objects_differ(p, all, count)) return false;
   for (int first = MM_FIRST_OBJECT + 1; first < MM_FIRSTS; first++) {
-    bool differ;
+    bool differ = false;
     if (!(twice & 1u << first)) continue;
     const bool values = first == MM_FIRST_STRING || first == MM_FIRST_NUMBER;
     for (size_t i = 0; i < count; i++)
