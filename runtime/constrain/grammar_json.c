@@ -424,6 +424,8 @@ static bool between(const mm_grammar_frame *f) {
     case MM_FORM_CALLS:
     case MM_FORM_ELEMENTS:
     case MM_FORM_VALUE:
+    case MM_FORM_FIELDS:
+    case MM_FORM_ITEMS:
     case MM_FORM_PROSE: return false;
     default: return f->phase == 0;
   }
@@ -469,6 +471,8 @@ mm_outcome mm_value_step(mm_grammar *all, mm_grammar_stack *g, uint8_t byte) {
     case MM_FORM_ELEMENTS:
     case MM_FORM_VALUE:
     case MM_FORM_PROSE: return mm_calls_step(g, f, byte);
+    case MM_FORM_FIELDS: return mm_fields_step(g, f, byte);
+    case MM_FORM_ITEMS: return mm_items_step(g, f, byte);
     default: return step_container(all, g, f, byte);
   }
 }

@@ -12,7 +12,7 @@ bool mm_grammar_push(mm_grammar_stack *g, const mm_form *s) {
 void mm_grammar_start(mm_grammar *g, const mm_form *form) {
   mm_grammar_stack *s = &g->stack[0];
   g->count = 1;
-  s->depth = s->value = 0;
+  s->depth = s->value = s->named = 0;
   s->one_line = false;
   mm_grammar_push(s, form);
   s->frame[0].to = form->kind == MM_FORM_PROSE && form->least;
@@ -23,6 +23,8 @@ static void copy_stack(mm_grammar_stack *to, const mm_grammar_stack *from) {
   to->depth = from->depth;
   to->value = from->value;
   to->one_line = from->one_line;
+  to->named = from->named;
+  memcpy(to->names, from->names, from->named);
 }
 
 void mm_grammar_copy(mm_grammar *to, const mm_grammar *from) {
@@ -46,6 +48,7 @@ static bool counts_alike(const mm_form *s, uint32_t x, uint32_t y, uint32_t long
   const uint64_t lo = mm_min(x, y);
   const uint64_t hi = (uint64_t)mm_max(x, y) + longest;
   if (x == y) return true;
+  if (s->kind == MM_FORM_FIELDS && !s->any_names) return false;
   /* It counts properties, whose keys differ, or is no number of things. */
   if (s->kind == MM_FORM_OBJECT || s->kind == MM_FORM_ELEMENTS || s->kind == MM_FORM_AUTOMATON || s->kind == MM_FORM_DECIMAL) return false;
   if (s->kind == MM_FORM_ARRAY && lo < s->count) return false; /* the next items have forms of their own */
@@ -53,7 +56,7 @@ static bool counts_alike(const mm_form *s, uint32_t x, uint32_t y, uint32_t long
 }
 
 static bool same_stack(const mm_grammar_stack *a, const mm_grammar_stack *b, uint32_t longest) {
-  if (a->depth != b->depth) return false;
+  if (a->depth != b->depth || a->named != b->named || memcmp(a->names, b->names, a->named) != 0) return false;
   for (uint32_t i = a->depth; i-- > 0;) {
     const mm_grammar_frame *x = &a->frame[i], *y = &b->frame[i];
     if (x->form != y->form || x->from != y->from || x->to != y->to || x->bytes != y->bytes || x->phase != y->phase ||

@@ -199,7 +199,7 @@ const mm_value *mm_schema_without(mm_schema_compiler *p, const mm_value *schema,
   made out;
   if (!spend(p, schema->count) || !begin(p, MM_VALUE_OBJECT, &out)) return NULL;
   for (const mm_value *m = schema->first; m; m = m->next)
-    if (!key_is(m, keyword) && !put(p, &out, m, NULL)) return NULL;
+    if (!key_is(m, keyword) && !key_is(m, "$id") && !put(p, &out, m, NULL)) return NULL;
   return out.value;
 }
 
@@ -236,6 +236,8 @@ static const mm_value *merge(mm_schema_compiler *p, const mm_value *schema, cons
 const mm_value *mm_schema_plain(mm_schema_compiler *p, const mm_value *schema) {
   for (int i = 0; i < 32; i++) {
     if (schema->type != MM_VALUE_OBJECT) return schema;
+    /* $id makes a document of its own of a schema, in which $ref has another meaning. */
+    if (schema != p->root && mm_value_get(schema, "$id")) return mm_schema_unserved(p, "$id", " below the whole schema"), NULL;
     const mm_value *reference = mm_value_get(schema, "$ref"), *all = mm_value_get(schema, "allOf");
     if (!reference && !all) return schema;
     if (all && (all->type != MM_VALUE_ARRAY || !all->count)) return mm_schema_wrong(p, "allOf: expected a list of schemas"), NULL;

@@ -328,6 +328,9 @@ TEST(what_is_not_served_is_refused_by_name) {
       {"{\"type\": [\"integer\", \"null\"], \"enum\": [-Infinity, 1]}", "Infinity"},
       {"{\"const\": Infinity}", "Infinity"},
       {"{\"minLength\": 2}", "\"minLength\" is not served without a type"},
+      {"{\"$id\": \"urn:a\", \"items\": {\"$id\": \"urn:b\", \"type\": \"null\"}}", "\"$id\" is not served below the whole schema"},
+      {"{\"items\": {\"$id\": \"urn:b\", \"$ref\": \"#/$defs/a\"}, \"$defs\": {\"a\": {}}}",
+       "\"$id\" is not served below the whole schema"},
       {"{\"required\": [\"a\"]}", "required"},
       {"{\"type\": \"object\", \"properties\": {\"a\": {}}, \"required\": \"a\"}", "required"},
   };
@@ -531,7 +534,7 @@ TEST(counts_matter_near_their_bounds_alone) {
   mm_arena_close(&a);
 }
 
-/* The mask of each state, beside every token tried alone; the sections of a call that is required. */
+/* The mask of each state, against every token tried alone; the sections of a call that is required. */
 TEST(masks_are_what_the_automaton_says) {
   mm_err err = {0};
   mm_arena a = {0};
