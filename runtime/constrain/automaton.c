@@ -165,14 +165,14 @@ static bool add_class_range(builder *b, class_nodes *c, uint32_t first, uint32_t
   return true;
 }
 
-static uint32_t class_node(builder *b, const mm_pattern *p, uint32_t to) {
+static uint32_t class_node(builder *b, const mm_text_pattern *p, uint32_t to) {
   class_nodes c = {.begin = new_node(b), .tail = {to, NO_NODE, NO_NODE, NO_NODE}, .escape = NO_NODE};
   for (uint32_t i = 0; i < p->count && c.begin != NO_NODE; i++)
     if (!add_class_range(b, &c, p->range[i].first, p->range[i].last)) return NO_NODE;
   return c.begin;
 }
 
-static uint32_t pattern_node(builder *b, const mm_pattern *p, uint32_t to);
+static uint32_t pattern_node(builder *b, const mm_text_pattern *p, uint32_t to);
 
 /* A node from which each of two others is reached without a byte. */
 static uint32_t split(builder *b, uint32_t one, uint32_t other) {
@@ -181,9 +181,9 @@ static uint32_t split(builder *b, uint32_t one, uint32_t other) {
   return n;
 }
 
-static uint32_t choice_node(builder *b, const mm_pattern *p, uint32_t to) {
+static uint32_t choice_node(builder *b, const mm_text_pattern *p, uint32_t to) {
   uint32_t all = NO_NODE;
-  for (const mm_pattern *part = p->first; part; part = part->next) {
+  for (const mm_text_pattern *part = p->first; part; part = part->next) {
     const uint32_t one = pattern_node(b, part, to);
     if (one == NO_NODE) return NO_NODE;
     all = part == p->first ? one : split(b, one, all);
@@ -192,7 +192,7 @@ static uint32_t choice_node(builder *b, const mm_pattern *p, uint32_t to) {
   return all;
 }
 
-static uint32_t repeat_node(builder *b, const mm_pattern *p, uint32_t to) {
+static uint32_t repeat_node(builder *b, const mm_text_pattern *p, uint32_t to) {
   const uint32_t end = to;
   if (p->most == UINT32_MAX) {
     const uint32_t loop = new_node(b), part = loop == NO_NODE ? NO_NODE : pattern_node(b, p->first, loop);
@@ -213,12 +213,12 @@ static uint32_t text_node(builder *b, const char *text, size_t n, uint32_t to) {
 }
 
 /* A node from which the texts of the pattern lead to `to`. */
-static uint32_t pattern_node(builder *b, const mm_pattern *p, uint32_t to) {
+static uint32_t pattern_node(builder *b, const mm_text_pattern *p, uint32_t to) {
   if (!spend(b, 1)) return NO_NODE;
   switch (p->kind) {
     case MM_PATTERN_CLASS: return class_node(b, p, to);
     case MM_PATTERN_SEQUENCE:
-      for (const mm_pattern *part = p->first; part && to != NO_NODE; part = part->next) to = pattern_node(b, part, to);
+      for (const mm_text_pattern *part = p->first; part && to != NO_NODE; part = part->next) to = pattern_node(b, part, to);
       return to;
     case MM_PATTERN_CHOICE: return choice_node(b, p, to);
     case MM_PATTERN_REPEAT: return repeat_node(b, p, to);
@@ -243,7 +243,7 @@ static bool add_rule(builder *b, const mm_text_rule *r) {
 
 /* ---- Sets of nodes ---- */
 
-/* Bytes that no edge tells from each other are one class. */
+/* Bytes that no edge distinguishes are one class. */
 static void classify(builder *b) {
   bool begins[257] = {true};
   for (uint32_t i = 0; i < b->edges; i++) begins[b->edge[i].first] = begins[b->edge[i].last + 1] = true;

@@ -144,7 +144,7 @@ static bool keep_numbers(const maker *m, mm_form *v, const mm_form *all) {
   return true;
 }
 
-/* Texts of an automaton's strings, beside the texts of single values that v->item has. */
+/* Texts of an automaton's strings, together with the texts of single values that v->item has. */
 static bool add_automaton(const maker *m, mm_form *v, const mm_form *string, const mm_form *null) {
   static const char plain[] = "^(?:[^\\s{\\[0-9-][\\s\\S]*)?$";
   const mm_text_rule *rules = string->rules;
@@ -155,7 +155,8 @@ static bool add_automaton(const maker *m, mm_form *v, const mm_form *string, con
   if (v->types & MM_TYPE_BOOLEAN) return mm_call_unserved(m, "\"pattern\" is not served beside booleans");
   if (v->types & MM_TYPE_NULL && !null) return mm_call_unserved(m, "\"pattern\" is not served beside such other types");
   /* Where numbers, objects or lists may stand too, the text does not begin as one of these. */
-  if (v->types & ~(unsigned)(MM_TYPE_STRING | MM_TYPE_NULL) && !mm_pattern_parse(m->arena, plain, sizeof plain - 1, &rules, &why, m->err))
+  if (v->types & ~(unsigned)(MM_TYPE_STRING | MM_TYPE_NULL) &&
+      !mm_text_pattern_parse(m->arena, plain, sizeof plain - 1, &rules, &why, m->err))
     return false;
   text->exact = true;
   text->automaton = mm_automaton_build(m->arena, rules, MM_AUTOMATON_TEXT, m->budget, &why, m->err);

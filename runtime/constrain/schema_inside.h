@@ -8,7 +8,7 @@
 #define MM_SCHEMA_DEPTH      24
 #define MM_SCHEMA_COPIES     ((size_t)4 * MM_LITERALS) /* values of enum that alternatives copy from each other or compare */
 #define MM_SCHEMA_MERGED     (1u << 18)                /* keywords and properties copied to merge schemas */
-#define MM_SCHEMA_ANY_NUMBER (1u << MM_FIRSTS)         /* beside the bits of an mm_first: and not integers alone */
+#define MM_SCHEMA_ANY_NUMBER (1u << MM_FIRSTS)         /* besides the bits of an mm_first: and not integers alone */
 
 typedef struct mm_schema_compiled {
   const mm_value *schema;

@@ -43,10 +43,10 @@ static bool refused(mm_schema_compiler *p, const char *keyword, const char *why)
 
 static bool add_pattern(mm_schema_compiler *p, const char *keyword, const char *pattern, size_t n, const mm_text_rule **rules) {
   const char *why;
-  return mm_pattern_parse(p->arena, pattern, n, rules, &why, p->err) || refused(p, keyword, why);
+  return mm_text_pattern_parse(p->arena, pattern, n, rules, &why, p->err) || refused(p, keyword, why);
 }
 
-static bool add_rule(mm_schema_compiler *p, const mm_pattern *n, bool negated, const mm_text_rule **rules) {
+static bool add_rule(mm_schema_compiler *p, const mm_text_pattern *n, bool negated, const mm_text_rule **rules) {
   mm_text_rule *r = n ? mm_arena_alloc(p->arena, sizeof *r, p->err) : NULL;
   if (!r) return false;
   *r = (mm_text_rule){n, negated, *rules};
@@ -59,7 +59,7 @@ static bool lengths_hold(const mm_text_rule *rules, uint32_t least, uint32_t mos
   bool low = !least, high = most == UINT32_MAX;
   for (const mm_text_rule *r = rules; r; r = r->next) {
     uint32_t lo, hi;
-    mm_pattern_lengths(r->pattern, &lo, &hi);
+    mm_text_pattern_lengths(r->pattern, &lo, &hi);
     low |= !r->negated && lo >= least;
     high |= !r->negated && hi <= most;
   }
@@ -106,7 +106,7 @@ bool mm_schema_string(mm_schema_compiler *p, const mm_value *schema, mm_form *ou
     const uint32_t least = out->least, most = out->most;
     if (!lengths_hold(rules, least, most)) {
       mm_text_printf(&conditions, "%u-%u", least, most);
-      ok = add_rule(p, mm_pattern_any(p->arena, least, most, p->err), false, &rules);
+      ok = add_rule(p, mm_text_pattern_any(p->arena, least, most, p->err), false, &rules);
     }
     if (conditions.failed) ok = mm_fail_memory(p->err, conditions.n);
     ok = ok && text_form(p, keyword, &conditions, rules, out);
@@ -123,15 +123,16 @@ bool mm_schema_pattern(mm_schema_compiler *p, const char *keyword, const char *p
 const mm_form *mm_schema_other_keys(mm_schema_compiler *p, const mm_form *object) {
   const mm_text_rule *rules = NULL;
   mm_form *out = mm_arena_alloc(p->arena, sizeof *out, p->err);
-  mm_pattern *all = mm_arena_alloc(p->arena, sizeof *all, p->err);
-  if (!out || !all || !add_rule(p, mm_pattern_any(p->arena, 0, UINT32_MAX, p->err), false, &rules)) return NULL;
-  *all = (mm_pattern){.kind = MM_PATTERN_CHOICE};
+  mm_text_pattern *all = mm_arena_alloc(p->arena, sizeof *all, p->err);
+  if (!out || !all || !add_rule(p, mm_text_pattern_any(p->arena, 0, UINT32_MAX, p->err), false, &rules)) return NULL;
+  *all = (mm_text_pattern){.kind = MM_PATTERN_CHOICE};
   for (uint32_t i = 0; i < object->count; i++) {
-    mm_pattern *key = mm_arena_alloc(p->arena, sizeof *key, p->err);
+    mm_text_pattern *key = mm_arena_alloc(p->arena, sizeof *key, p->err);
     if (!key) return NULL;
     if (memmem(object->literal[i].p, object->literal[i].n, "\\u003c", 6)) /* a tag in it is written so, which is not what is found here */
       return mm_schema_unserved(p, "additionalProperties", " beside such a key"), NULL;
-    *key = (mm_pattern){.kind = MM_PATTERN_BYTES_OF, .text = object->literal[i].p + 1, .n = object->literal[i].n - 2, .next = all->first};
+    *key =
+        (mm_text_pattern){.kind = MM_PATTERN_BYTES_OF, .text = object->literal[i].p + 1, .n = object->literal[i].n - 2, .next = all->first};
     all->first = key;
   }
   return add_rule(p, all, true, &rules) && build(p, "additionalProperties", rules, out) ? out : NULL;

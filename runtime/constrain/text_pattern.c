@@ -30,9 +30,9 @@ static bool refuse(parser *p, const char *why) {
   return false;
 }
 
-static mm_pattern *new_pattern(parser *p, mm_pattern_kind kind) {
-  mm_pattern *n = mm_arena_alloc(p->arena, sizeof *n, p->err);
-  if (n) *n = (mm_pattern){.kind = kind};
+static mm_text_pattern *new_pattern(parser *p, mm_text_pattern_kind kind) {
+  mm_text_pattern *n = mm_arena_alloc(p->arena, sizeof *n, p->err);
+  if (n) *n = (mm_text_pattern){.kind = kind};
   return n;
 }
 
@@ -103,9 +103,9 @@ static bool add_named(parser *p, ranges *r, char name) {
 }
 
 /* The class is complete: joined, its complement taken if it is negated, without surrogates. */
-static mm_pattern *end_class(parser *p, ranges *r, bool complement) {
+static mm_text_pattern *end_class(parser *p, ranges *r, bool complement) {
   ranges others = {0}, own = {0};
-  mm_pattern *n = new_pattern(p, MM_PATTERN_CLASS);
+  mm_text_pattern *n = new_pattern(p, MM_PATTERN_CLASS);
   const ranges *from = r;
   if (complement) {
     if (!add_others(p, &others, r, r->ascii && !p->negated ? 127 : MM_CODE_POINTS - 1)) return NULL;
@@ -185,7 +185,7 @@ static bool class_atom(parser *p, ranges *r, uint32_t *code, bool *named) {
   return escape(p, code);
 }
 
-static mm_pattern *parse_class(parser *p) {
+static mm_text_pattern *parse_class(parser *p) {
   ranges r = {0};
   const bool complement = take(p, "^");
   while (!at(p, ']')) {
@@ -210,9 +210,9 @@ static mm_pattern *parse_class(parser *p) {
 
 /* ---- Parts ---- */
 
-static mm_pattern *parse_choice(parser *p, bool whole);
+static mm_text_pattern *parse_choice(parser *p, bool whole);
 
-static mm_pattern *parse_group(parser *p) {
+static mm_text_pattern *parse_group(parser *p) {
   if (take(p, "?")) {
     if (at(p, '=') || at(p, '!') || take(p, "<=") || take(p, "<!")) return refuse(p, ": a lookaround that is not behind the first ^"), NULL;
     if (take(p, "<")) {
@@ -224,13 +224,13 @@ static mm_pattern *parse_group(parser *p) {
   }
   if (p->depth == GROUPS_MAX) return refuse(p, ": so many groups within groups"), NULL;
   p->depth++;
-  mm_pattern *n = parse_choice(p, false);
+  mm_text_pattern *n = parse_choice(p, false);
   p->depth--;
   if (n && !take(p, ")")) return refuse(p, ": a group without its end"), NULL;
   return n;
 }
 
-static mm_pattern *parse_atom(parser *p) {
+static mm_text_pattern *parse_atom(parser *p) {
   ranges r = {0};
   uint32_t code;
   if (take(p, "(")) return parse_group(p);
@@ -272,8 +272,8 @@ static bool counted(parser *p, uint32_t *least, uint32_t *most) {
   return *least <= *most || refuse(p, ": a quantifier whose numbers are in disorder");
 }
 
-static mm_pattern *parse_repeat(parser *p) {
-  mm_pattern *part = parse_atom(p);
+static mm_text_pattern *parse_repeat(parser *p) {
+  mm_text_pattern *part = parse_atom(p);
   uint32_t least = 0, most = UINT32_MAX;
   if (!part || p->p == p->end || !strchr("*+?{", *p->p)) return part;
   const char c = *p->p++;
@@ -282,7 +282,7 @@ static mm_pattern *parse_repeat(parser *p) {
   if (c == '{' && !counted(p, &least, &most)) return NULL;
   take(p, "?");
   if (p->p < p->end && strchr("*+?{", *p->p)) return refuse(p, ": a quantifier behind a quantifier"), NULL;
-  mm_pattern *n = new_pattern(p, MM_PATTERN_REPEAT);
+  mm_text_pattern *n = new_pattern(p, MM_PATTERN_REPEAT);
   if (!n) return NULL;
   n->first = part;
   n->least = least;
@@ -293,18 +293,18 @@ static mm_pattern *parse_repeat(parser *p) {
 static bool ends_here(const parser *p) { return p->p == p->end || *p->p == '|' || *p->p == ')'; }
 
 /* Puts a part behind those of a sequence. */
-static bool put_part(mm_pattern *sequence, mm_pattern *part) {
+static bool put_part(mm_text_pattern *sequence, mm_text_pattern *part) {
   if (!part) return false;
   part->next = sequence->first;
   sequence->first = part;
   return true;
 }
 
-static mm_pattern *any_text(parser *p) { return mm_pattern_any(p->arena, 0, UINT32_MAX, p->err); }
+static mm_text_pattern *any_text(parser *p) { return mm_text_pattern_any(p->arena, 0, UINT32_MAX, p->err); }
 
 /* An alternative; of the whole pattern: with ^ and $, and any text before and behind it where these lack. */
-static mm_pattern *parse_sequence(parser *p, bool whole) {
-  mm_pattern *n = new_pattern(p, MM_PATTERN_SEQUENCE);
+static mm_text_pattern *parse_sequence(parser *p, bool whole) {
+  mm_text_pattern *n = new_pattern(p, MM_PATTERN_SEQUENCE);
   if (!n || (whole && !take(p, "^") && !p->anchored && !put_part(n, any_text(p)))) return NULL;
   while (!ends_here(p)) {
     if (whole && at(p, '$') && (p->p + 1 == p->end || p->p[1] == '|')) break;
@@ -313,11 +313,11 @@ static mm_pattern *parse_sequence(parser *p, bool whole) {
   return whole && !take(p, "$") && !put_part(n, any_text(p)) ? NULL : n;
 }
 
-static mm_pattern *parse_choice(parser *p, bool whole) {
-  mm_pattern *n = new_pattern(p, MM_PATTERN_CHOICE), **last = n ? &n->first : NULL;
+static mm_text_pattern *parse_choice(parser *p, bool whole) {
+  mm_text_pattern *n = new_pattern(p, MM_PATTERN_CHOICE), **last = n ? &n->first : NULL;
   if (!n) return NULL;
   do {
-    mm_pattern *part = parse_sequence(p, whole);
+    mm_text_pattern *part = parse_sequence(p, whole);
     if (!part) return NULL;
     *last = part;
     last = &part->next;
@@ -327,7 +327,7 @@ static mm_pattern *parse_choice(parser *p, bool whole) {
 
 /* ---- A pattern ---- */
 
-static bool add_rule(parser *p, const mm_pattern *n, bool negated, const mm_text_rule **rules) {
+static bool add_rule(parser *p, const mm_text_pattern *n, bool negated, const mm_text_rule **rules) {
   mm_text_rule *rule = n ? mm_arena_alloc(p->arena, sizeof *rule, p->err) : NULL;
   if (!rule) return false;
   *rule = (mm_text_rule){n, negated, *rules};
@@ -388,7 +388,7 @@ static bool parse_lookahead(parser *p, bool negated, const mm_text_rule **rules)
   return true;
 }
 
-bool mm_pattern_parse(mm_arena *a, const char *pattern, size_t n, const mm_text_rule **rules, const char **why, mm_err *err) {
+bool mm_text_pattern_parse(mm_arena *a, const char *pattern, size_t n, const mm_text_rule **rules, const char **why, mm_err *err) {
   parser p = {.arena = a, .p = pattern, .end = pattern + n, .why = why, .err = err};
   *why = NULL;
   if (n > MM_PATTERN_BYTES) return refuse(&p, " of so many bytes");
@@ -400,17 +400,17 @@ bool mm_pattern_parse(mm_arena *a, const char *pattern, size_t n, const mm_text_
     while ((negated = take(&p, "(?!")) || take(&p, "(?="))
       if (!parse_lookahead(&p, negated, rules)) return false;
   }
-  const mm_pattern *whole = parse_choice(&p, true);
+  const mm_text_pattern *whole = parse_choice(&p, true);
   if (whole && p.p != p.end) return refuse(&p, ": a ) without its group");
   return add_rule(&p, whole, false, rules);
 }
 
-mm_pattern *mm_pattern_any(mm_arena *a, uint32_t least, uint32_t most, mm_err *err) {
+mm_text_pattern *mm_text_pattern_any(mm_arena *a, uint32_t least, uint32_t most, mm_err *err) {
   static const mm_code_range all[] = {{0, 0xd7ff}, {0xe000, MM_CODE_POINTS - 1}};
-  mm_pattern *one = mm_arena_alloc(a, sizeof *one, err), *n = one ? mm_arena_alloc(a, sizeof *n, err) : NULL;
+  mm_text_pattern *one = mm_arena_alloc(a, sizeof *one, err), *n = one ? mm_arena_alloc(a, sizeof *n, err) : NULL;
   if (!n) return NULL;
-  *one = (mm_pattern){.kind = MM_PATTERN_CLASS, .range = all, .count = 2};
-  *n = (mm_pattern){.kind = MM_PATTERN_REPEAT, .first = one, .least = least, .most = most};
+  *one = (mm_text_pattern){.kind = MM_PATTERN_CLASS, .range = all, .count = 2};
+  *n = (mm_text_pattern){.kind = MM_PATTERN_REPEAT, .first = one, .least = least, .most = most};
   return n;
 }
 
@@ -421,12 +421,12 @@ static uint32_t times(uint32_t x, uint32_t y) {
 
 static uint32_t plus(uint32_t x, uint32_t y) { return x >= UINT32_MAX - y ? UINT32_MAX : x + y; }
 
-void mm_pattern_lengths(const mm_pattern *p, uint32_t *least, uint32_t *most) {
+void mm_text_pattern_lengths(const mm_text_pattern *p, uint32_t *least, uint32_t *most) {
   *least = *most = p->kind == MM_PATTERN_CLASS;
   if (p->kind == MM_PATTERN_CHOICE) *least = UINT32_MAX;
-  for (const mm_pattern *part = p->first; part; part = part->next) {
+  for (const mm_text_pattern *part = p->first; part; part = part->next) {
     uint32_t lo, hi;
-    mm_pattern_lengths(part, &lo, &hi);
+    mm_text_pattern_lengths(part, &lo, &hi);
     if (p->kind == MM_PATTERN_REPEAT) {
       *least = times(lo, p->least);
       *most = times(hi, p->most);
