@@ -84,10 +84,10 @@ static const mm_target_naming naming[] = {
        .whole_groups = true, .algorithm = "NVFP4", .config = "{\"weights\": " MODELOPT4 ", \"input_activations\": " MODELOPT4 "}"),
 };
 #undef IN
-#define SPELLINGS (sizeof naming / sizeof *naming)
+#define NAMINGS (sizeof naming / sizeof *naming)
 
 static const mm_target_naming *find_naming(const mm_target_format *d, const mm_pack_tensor *t) {
-  for (size_t i = 0; i < SPELLINGS; i++)
+  for (size_t i = 0; i < NAMINGS; i++)
     if (naming[i].target_format == d && strcmp(naming[i].scheme, t->scheme) == 0 && !naming[i].input == !(t->input_scale > 0))
       return &naming[i];
   return NULL;
@@ -99,7 +99,7 @@ static uint32_t group_of(const mm_target_naming *s, const mm_scheme *scheme) { r
 static bool no_naming(const mm_target_format *d, const mm_pack_tensor *t, mm_err *err) {
   const char *fixed = " with static scales of the inputs";
   char known[512] = "";
-  for (size_t i = 0; i < SPELLINGS; i++)
+  for (size_t i = 0; i < NAMINGS; i++)
     if (naming[i].target_format == d)
       snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s, ", naming[i].scheme, naming[i].input ? fixed : "");
   return mm_fail(err, MM_UNSUPPORTED, "E_DIALECT", mm_at(NULL, t->piece[0].source),
@@ -243,14 +243,14 @@ static mm_json *left_out(const mm_plan *p) {
   return complete(list, ok);
 }
 
-static const mm_target_naming *first_spelling(const mm_plan *p) {
+static const mm_target_naming *first_naming(const mm_plan *p) {
   for (size_t i = 0; i < p->pack.tensor_count; i++)
     if (p->tensor[i].naming) return p->tensor[i].naming;
   return NULL;
 }
 
 static mm_json *fp8_config(const mm_plan *p, mm_json *list, mm_err *err) {
-  mm_json *o = parse(first_spelling(p)->config, err);
+  mm_json *o = parse(first_naming(p)->config, err);
   return complete(o, mm_json_set(o, "modules_to_not_convert", list));
 }
 
@@ -265,7 +265,7 @@ static mm_json *words(const char *word) {
 }
 
 static mm_json *modelopt_config(const mm_plan *p, mm_json *list, mm_err *err) {
-  const mm_target_naming *s = first_spelling(p);
+  const mm_target_naming *s = first_naming(p);
   mm_json *o = mm_json_new_obj(), *groups = mm_json_new_obj(), *group = parse(s->config, err);
   bool ok = mm_json_set(group, "targets", words("Linear"));
   ok = mm_json_set(groups, "group_0", group) && ok;
@@ -276,7 +276,7 @@ static mm_json *modelopt_config(const mm_plan *p, mm_json *list, mm_err *err) {
 }
 
 static mm_json *modelopt_file(const mm_plan *p, mm_json *list, mm_err *err) {
-  const mm_target_naming *s = first_spelling(p);
+  const mm_target_naming *s = first_naming(p);
   mm_json *o = mm_json_new_obj(), *q = parse("{\"kv_cache_quant_algo\": null, \"group_size\": 16}", err);
   bool ok = mm_json_set(q, "quant_algo", mm_json_new_str(s->algorithm));
   ok = mm_json_set(q, "exclude_modules", list) && ok;
@@ -394,14 +394,14 @@ static bool add_group(mm_json *groups, const mm_target_naming *s, mm_json *modul
 
 /* The group of the commonest naming names every linear module and comes last: readers take the first group that a module fits. */
 static mm_json *ct_groups(const mm_plan *p, mm_err *err) {
-  size_t count[SPELLINGS] = {0}, most = 0;
+  size_t count[NAMINGS] = {0}, most = 0;
   for (size_t i = 0; i < p->pack.tensor_count; i++)
     if (p->tensor[i].naming) count[p->tensor[i].naming - naming]++;
-  for (size_t i = 0; i < SPELLINGS; i++)
+  for (size_t i = 0; i < NAMINGS; i++)
     if (count[i] > count[most]) most = i;
   mm_json *o = mm_json_new_obj();
   bool ok = o;
-  for (size_t i = 0; ok && i < SPELLINGS; i++)
+  for (size_t i = 0; ok && i < NAMINGS; i++)
     if (i != most && count[i] > 0) ok = add_group(o, &naming[i], targets(p, &naming[i]), err);
   return complete(o, ok && add_group(o, &naming[most], words("Linear"), err));
 }
