@@ -26,7 +26,7 @@ typedef struct serve_args {
   mm_http_config http;
   mm_option_list keys, names, hosts, origins;
   mm_arena *arena;
-  const char *dir, *kv, *input_dtype, *prefix_cache, *log_format, *config, *key_file;
+  const char *dir, *kv, *input_dtype, *prefix_cache, *log_format, *metric_names, *config, *key_file;
   uint64_t port, queue, step_tokens, cache_memory, connections, drafts;
   double request_time;
   bool any_name, trust_user, batch_invariant, json, quiet, check;
@@ -242,6 +242,7 @@ static bool serve_all(const serve_args *a, mm_err *err) {
                         .local = is_loopback(a->http.host) && !a->keys.count,
                         .origins = {a->hosts.item, a->hosts.count, a->origins.item, a->origins.count},
                         .any_name = a->any_name,
+                        .vllm_names = a->metric_names && strcmp(a->metric_names, "vllm") == 0,
                         .request_time = a->request_time,
                         .log = {.json = a->json || strcmp(a->log_format, "json") == 0, .quiet = a->quiet},
                         .started = mm_now(),
@@ -390,6 +391,8 @@ int main(int argc, char **argv) {
       MM_FLAG("ignore-generation-config", &a.load.own_defaults,
               "defaults are temperature 1 and top_p 1, not those of generation_config.json"),
       MM_OPTION(STR, "log-format", &a.log_format, "WORD", "of the lines on stderr (text)", .choices = "text|json"),
+      MM_OPTION(STR, "metric-names", &a.metric_names, "WORD", "of /metrics (minimax); vllm: also the names that vLLM's dashboards read",
+                .choices = "minimax|vllm"),
       MM_OPTION(STR, "config", &a.config, "FILE", "more options, one a line without dashes; those of the command line win"),
       MM_FLAG("check", &a.check, "load everything, say whether it can be served, and end"),
       MM_FLAG("json", &a.json, "what --check finds, the log and errors as JSON"),

@@ -14,6 +14,7 @@ typedef struct maker {
   mm_str tool, parameter; /* at hand, for messages */
   const mm_value *root;   /* M3: the document of the tool's schema */
   made_value *made;       /* M3: values whose form was begun */
+  mm_automaton_budget *budget;
   mm_err *err;
 } maker;
 

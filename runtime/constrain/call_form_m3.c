@@ -69,6 +69,8 @@ static const mm_form *content(maker *m, const mm_form *json, const mm_value *sch
 }
 
 static const mm_form *items(maker *m, const mm_form *json, const mm_value *schema) {
+  if (json->kind != MM_FORM_ARRAY || json->count)
+    return mm_call_unserved(m, "alternatives of lists and first items are not served in this format's calls"), NULL;
   mm_form *f = mm_call_new(m, MM_FORM_ITEMS);
   if (!f) return NULL;
   f->least = json->least;
@@ -92,6 +94,11 @@ static bool add_field(maker *m, const mm_literal *json, const mm_value *schema, 
 }
 
 static const mm_form *fields(maker *m, const mm_form *json, const mm_value *schema) {
+  const bool map = json->kind == MM_FORM_MAP;
+  if ((!map && json->kind != MM_FORM_OBJECT) || (map && json->key))
+    return mm_call_unserved(m, "alternatives of objects and conditions on keys are not served in this format's calls"), NULL;
+  if (!map && (json->least || json->most != UINT32_MAX))
+    return mm_call_unserved(m, "\"minProperties\" and \"maxProperties\" are not served in this format's calls"), NULL;
   mm_form *f = mm_call_new(m, MM_FORM_FIELDS);
   if (!f) return NULL;
   if (json->kind == MM_FORM_MAP) {

@@ -78,12 +78,15 @@ void mm_call_spread(const mm_form *json, const mm_form **by_first) {
     memcpy(by_first, json->by_first, sizeof json->by_first);
     return;
   }
-  const mm_first first = json->kind == MM_FORM_OBJECT || json->kind == MM_FORM_MAP ? MM_FIRST_OBJECT
-                         : json->kind == MM_FORM_ARRAY                             ? MM_FIRST_ARRAY
-                         : json->kind == MM_FORM_STRING                            ? MM_FIRST_STRING
-                         : json->kind == MM_FORM_LITERALS                          ? (mm_first)mm_schema_first(json->literal[0].p[0])
-                                                                                   : MM_FIRST_NUMBER;
-  by_first[first] = json;
+  by_first[mm_schema_first_of(json)] = json;
+}
+
+/* Every value of the form is a whole number. */
+static bool is_whole(const mm_form *s) {
+  if (s->kind == MM_FORM_DECIMAL) return !s->decimal->places;
+  for (uint32_t i = 0; s->kind == MM_FORM_UNION && i < s->count; i++)
+    if (!is_whole(s->literal[i].value)) return false;
+  return s->kind == MM_FORM_INTEGER || (s->kind == MM_FORM_UNION && mm_schema_first_of(s) == MM_FIRST_NUMBER);
 }
 
 /* The reader knows every type that the schema allows. */
@@ -91,7 +94,7 @@ static bool types_agree(const maker *m, const mm_form *const *by_first, unsigned
   for (int i = 0; i < MM_FIRSTS; i++) {
     unsigned type = type_of_first[i];
     if (!by_first[i] || is_literals(by_first[i])) continue;
-    if (by_first[i]->kind == MM_FORM_INTEGER) type |= MM_TYPE_INTEGER;
+    if (is_whole(by_first[i])) type |= MM_TYPE_INTEGER;
     if (!(types & type))
       return mm_call_unserved(m, "has values whose type its schema does not name in a way that this format's calls need");
   }
@@ -141,6 +144,32 @@ static bool keep_numbers(const maker *m, mm_form *v, const mm_form *all) {
   return true;
 }
 
+/* Texts of an automaton's strings, together with the texts of single values that v->item has. */
+static bool add_automaton(const maker *m, mm_form *v, const mm_form *string, const mm_form *null) {
+  static const char plain[] = "^(?:[^\\s{\\[0-9-][\\s\\S]*)?$";
+  const mm_text_rule *rules = string->rules;
+  const char *why = NULL;
+  if (v->marked) return mm_call_unserved(m, "\"pattern\" and \"format\" are not served in this format's calls");
+  mm_form *text = mm_call_new(m, MM_FORM_AUTOMATON);
+  if (!text) return false;
+  if (v->types & MM_TYPE_BOOLEAN) return mm_call_unserved(m, "\"pattern\" is not served beside booleans");
+  if (v->types & MM_TYPE_NULL && !null) return mm_call_unserved(m, "\"pattern\" is not served beside such other types");
+  /* Where numbers, objects or lists may stand too, the text does not begin as one of these. */
+  if (v->types & ~(unsigned)(MM_TYPE_STRING | MM_TYPE_NULL) &&
+      !mm_text_pattern_parse(m->arena, plain, sizeof plain - 1, &rules, &why, m->err))
+    return false;
+  text->exact = true;
+  text->automaton = mm_automaton_build(m->arena, rules, MM_AUTOMATON_TEXT, m->budget, &why, m->err);
+  if (!text->automaton) return why && mm_call_unserved(m, "\"pattern\" and \"format\": no such text can stand in this format's calls");
+  if (!v->item) return v->item = text, true;
+  mm_form *both = mm_call_new(m, MM_FORM_UNION);
+  if (!both || !(both->literal = mm_arena_alloc(m->arena, 2 * sizeof *both->literal, m->err))) return false;
+  both->exact = true;
+  both->literal[both->count++].value = v->item;
+  both->literal[both->count++].value = text;
+  return v->item = both, true;
+}
+
 mm_form *mm_call_value(const maker *m, const mm_form *json, unsigned declared) {
   mm_form *v = mm_call_new(m, MM_FORM_VALUE);
   const mm_form *by_first[MM_FIRSTS] = {0};
@@ -156,8 +185,10 @@ mm_form *mm_call_value(const maker *m, const mm_form *json, unsigned declared) {
     for (int i = 0; i < MM_FIRSTS; i++) by_first[i] = i == MM_FIRST_STRING ? by_first[i] : NULL;
   if ((declared || !v->marked) && !types_agree(m, by_first, v->types)) return NULL;
   memcpy(v->by_first, by_first, sizeof by_first);
-  const mm_form *string = by_first[MM_FIRST_STRING];
-  if (string && !is_literals(string)) {
+  const mm_form *string = by_first[MM_FIRST_STRING], *null = by_first[MM_FIRST_NULL];
+  if (string && string->kind == MM_FORM_UNION)
+    return mm_call_unserved(m, "alternatives of strings are not served in this format's calls"), NULL;
+  if (string && string->kind == MM_FORM_STRING) {
     v->least = string->least;
     v->most = string->most;
     if (is_literals(by_first[MM_FIRST_NUMBER]) && !keep_numbers(m, v, by_first[MM_FIRST_NUMBER])) return NULL;
@@ -165,7 +196,9 @@ mm_form *mm_call_value(const maker *m, const mm_form *json, unsigned declared) {
   }
   for (int i = 0; i < MM_FIRSTS; i++)
     if (is_literals(by_first[i])) v->by_first[i] = NULL;
+  if (string && string->kind == MM_FORM_AUTOMATON) v->by_first[MM_FIRST_STRING] = NULL;
   if (!add_texts(m, v, by_first)) return NULL;
+  if (string && string->kind == MM_FORM_AUTOMATON && !add_automaton(m, v, string, null)) return NULL;
   bool any = v->item;
   for (int i = 0; i < MM_FIRSTS; i++) any |= v->by_first[i] != NULL;
   return any || v->marked || mm_call_unserved(m, "has no value that this format's calls can hold") ? v : NULL;
@@ -195,6 +228,10 @@ static const mm_form *value_form(const maker *m, const mm_form *json) {
 
 /* The parameters of an object's form. */
 static const mm_form *elements(maker *m, const mm_form *object) {
+  const bool none = object->kind == MM_FORM_MAP && !object->most;
+  if (!none && (object->least || object->most != UINT32_MAX))
+    return mm_call_unserved(m, "\"minProperties\" and \"maxProperties\" are not served in this format's calls"), NULL;
+  if (object->kind == MM_FORM_MAP && object->key) return mm_call_unserved(m, "conditions on the names of parameters are not served"), NULL;
   if (object->kind == MM_FORM_MAP) {
     m->parameter = TEXT("");
     return any_elements(m, object->most ? value_form(m, object->item) : NULL);
@@ -218,16 +255,17 @@ static const mm_form *elements(maker *m, const mm_form *object) {
 /* ---- Tools ---- */
 
 /* The form of the tool's arguments: an object. */
-static const mm_form *arguments_form(const maker *m, bool bound) {
+static const mm_form *arguments_form(maker *m, bool bound) {
   const mm_value *root, *parameters = mm_tools_parameters(m->rules->tools, m->tool, &root);
   const mm_value *properties = mm_value_get(parameters, "properties"), *more = mm_value_get(parameters, "additionalProperties");
   if (!bound) return mm_schema_any_object();
   const bool none = !root || (properties && !properties->count && (!more || (more->type == MM_VALUE_BOOL && !more->truth)));
   char *where = mm_arena_printf(m->arena, m->err, "tool %.*s", (int)m->tool.n, m->tool.p);
-  const mm_form *json = !where ? NULL : root ? mm_schema_compile(m->arena, root, where, m->err) : mm_schema_any_object();
+  const mm_form *json = !where ? NULL : root ? mm_schema_compile_within(m->arena, root, where, m->budget, m->err) : mm_schema_any_object();
   if (!json) return NULL;
   if (json->kind == MM_FORM_CHOICE) json = json->by_first[MM_FIRST_OBJECT];
-  if (!json || (json->kind != MM_FORM_OBJECT && json->kind != MM_FORM_MAP))
+  const bool objects = json && json->kind == MM_FORM_UNION && m->rules->family == MM_CHAT_M1 && mm_schema_first_of(json) == MM_FIRST_OBJECT;
+  if (!json || (!objects && json->kind != MM_FORM_OBJECT && json->kind != MM_FORM_MAP))
     return mm_call_unserved(m, "its parameters are no object"), NULL;
   if (!none || json->kind != MM_FORM_MAP) return json;
   mm_form *f = mm_call_new(m, MM_FORM_MAP);
@@ -273,7 +311,8 @@ static bool is_called(const mm_call_rules *r, size_t i) {
 
 const mm_form *mm_call_form(mm_arena *a, const mm_call_rules *r, mm_err *err) {
   const bool m2 = r->family == MM_CHAT_M2, m3 = r->family == MM_CHAT_M3;
-  maker m = {.arena = a, .rules = r, .err = err};
+  mm_automaton_budget budget = MM_AUTOMATON_BUDGET;
+  maker m = {.arena = a, .rules = r, .budget = &budget, .err = err};
   mm_form *f = mm_call_new(&m, MM_FORM_CALLS);
   if (!f || !(f->literal = mm_arena_alloc(a, (r->tools->count + 1) * sizeof *f->literal, err))) return NULL;
   f->least = 1;

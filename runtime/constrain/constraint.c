@@ -34,12 +34,19 @@ typedef struct kept {
   uint64_t used;
 } kept;
 
+/* The state after some bytes of a word. */
+typedef struct mm_path_place {
+  uint32_t place; /* in the path */
+  bool in_text;   /* a plain byte leads to the same state */
+} mm_path_place;
+
 struct mm_constraint {
   const mm_lexicon *lexicon;
   mm_section section[MM_SECTIONS];
   uint32_t sections, now;
   mm_grammar state; /* of a form */
   mm_grammar *path; /* [longest + 1] states after the bytes of a word */
+  mm_path_place *at;
   uint32_t *mask;
   kept kept[KEPT];
   uint64_t clock;
@@ -113,20 +120,30 @@ void mm_lexicon_close(mm_lexicon *l) {
 
 /* ---- Masks ---- */
 
-/* Words whose bytes may follow the state, and the end where it may. */
+/* Words whose bytes may follow the state, and the end where it may. c->at[n] is the state after n bytes of the word, a place in c->path:
+ * that of n - 1 bytes again where the byte changes nothing. */
 static void mask_form(mm_constraint *c, uint32_t *mask) {
   const mm_lexicon *l = c->lexicon;
   memset(mask, 0, l->words_of_mask * sizeof *mask);
   mm_grammar_copy(&c->path[0], &c->state);
+  c->at[0] = (mm_path_place){0, mm_grammar_in_text(&c->path[0])};
   uint32_t good = 0; /* bytes of the word before that may follow */
   for (size_t i = 0; i < l->count; i++) {
     const word *w = &l->word[i];
     if (w->shared > good) continue; /* the byte that was wrong is in this one too */
     good = w->shared;
     while (good < w->n) {
-      mm_grammar_copy(&c->path[good + 1], &c->path[good]);
-      if (!mm_grammar_step(&c->path[good + 1], (uint8_t)w->bytes[good])) break;
+      const mm_path_place from = c->at[good];
+      const uint8_t byte = (uint8_t)w->bytes[good];
+      if (from.in_text && mm_is_plain(byte)) {
+        c->at[++good] = from;
+        continue;
+      }
+      mm_grammar *next = &c->path[good + 1];
+      mm_grammar_copy(next, &c->path[from.place]);
+      if (!mm_grammar_step(next, byte)) break;
       good++;
+      c->at[good] = (mm_path_place){good, mm_grammar_in_text(next)};
     }
     if (good == w->n) set_bit(mask, w->id);
   }
@@ -277,8 +294,9 @@ mm_constraint *mm_constraint_open(const mm_lexicon *l, const mm_section *section
   if (!c) return NULL;
   c->lexicon = l;
   c->path = mm_calloc((size_t)l->longest + 1, sizeof *c->path, err);
+  c->at = mm_calloc((size_t)l->longest + 1, sizeof *c->at, err);
   c->mask = mm_calloc(l->words_of_mask, sizeof *c->mask, err);
-  if (!c->path || !c->mask) {
+  if (!c->path || !c->at || !c->mask) {
     mm_constraint_close(c);
     return NULL;
   }
@@ -291,5 +309,5 @@ mm_constraint *mm_constraint_open(const mm_lexicon *l, const mm_section *section
 void mm_constraint_close(mm_constraint *c) {
   if (!c) return;
   for (int i = 0; i < KEPT; i++) free(c->kept[i].mask);
-  MM_FREE(c->path, c->mask, c);
+  MM_FREE(c->path, c->at, c->mask, c);
 }

@@ -2,7 +2,8 @@
 #ifndef MM_RUNTIME_SERVE_GRAMMAR_H
 #define MM_RUNTIME_SERVE_GRAMMAR_H
 
-#include "formats/system/base.h"
+#include "runtime/constrain/automaton.h"
+#include "runtime/constrain/decimal.h"
 
 #define MM_GRAMMAR_DEPTH 32 /* values within values */
 #define MM_GRAMMAR_SPACE                                                                                       \
@@ -12,6 +13,7 @@
 #define MM_GRAMMAR_SIGNIFICANT 17 /* digits of one that need not be whole; whole ones have 64 bits */
 #define MM_GRAMMAR_EXPONENT    2  /* digits */
 #define MM_LITERALS            UINT16_MAX
+#define MM_GRAMMAR_STACKS      32 /* alternatives that are followed at once */
 
 typedef enum mm_form_kind {
   MM_FORM_CHOICE, /* one of several, which differ in their first byte */
@@ -21,13 +23,16 @@ typedef enum mm_form_kind {
   MM_FORM_STRING,
   MM_FORM_NUMBER,
   MM_FORM_INTEGER,
-  MM_FORM_LITERALS, /* one of some texts */
-  MM_FORM_CALLS,    /* tool calls: `before`, then calls of `literal`, behind each `after` */
-  MM_FORM_ELEMENTS, /* M2: the parameters of a call, and the tag that ends it */
-  MM_FORM_VALUE,    /* M2: the text of a parameter, and the tag that ends it; M3: the content of an element */
-  MM_FORM_PROSE,    /* M1: any text, and calls of `item` behind each tag that begins them */
-  MM_FORM_FIELDS,   /* M3: elements of an object, up to the mark and "</" of the tag that closes it */
-  MM_FORM_ITEMS     /* M3: elements of a list, so too */
+  MM_FORM_LITERALS,  /* one of some texts */
+  MM_FORM_AUTOMATON, /* a string of `automaton` */
+  MM_FORM_DECIMAL,   /* a number of `decimal` */
+  MM_FORM_UNION,     /* one of several that may begin alike: the values of the literals */
+  MM_FORM_CALLS,     /* tool calls: `before`, then calls of `literal`, behind each `after` */
+  MM_FORM_ELEMENTS,  /* M2: the parameters of a call, and the tag that ends it */
+  MM_FORM_VALUE,     /* M2: the text of a parameter, and the tag that ends it; M3: the content of an element */
+  MM_FORM_PROSE,     /* M1: any text, and calls of `item` behind each tag that begins them */
+  MM_FORM_FIELDS,    /* M3: elements of an object, up to the mark and "</" of the tag that closes it */
+  MM_FORM_ITEMS      /* M3: elements of a list, so too */
 } mm_form_kind;
 
 /* By what a value begins with. */
@@ -48,7 +53,8 @@ typedef struct mm_literal {
   size_t n;
   bool required;        /* of a property's key */
   uint16_t end;         /* of a property's key: one past the next property that is required, itself included; else one past the last */
-  const mm_form *value; /* of a property */
+  uint16_t needed;      /* of a property's key: properties that are required from this one on */
+  const mm_form *value; /* of a property; an alternative; one of the first items */
 } mm_literal;
 
 struct mm_form {
@@ -56,12 +62,18 @@ struct mm_form {
   /* In a choice: NULL where no value begins this way. In an M2 value: the JSON that it may be; _STRING is set if it may be any text. If
    * the reader would turn a text into another value, the form must allow that value. */
   const mm_form *by_first[MM_FIRSTS];
-  bool exact;            /* of literals: no blanks before */
-  mm_literal *literal;   /* [count] the texts in the order of their bytes (mm_literals_sort), or the keys of an object with their quotes */
+  bool exact;            /* of literals, automata and unions: no blanks before */
+  bool closed;           /* of an object: the schema refuses every other key */
+  mm_literal *literal;   /* [count] the texts in the order of their bytes (mm_literals_sort), or the keys of an object with their quotes;
+                          * the first items of an array; alternatives */
   uint32_t count;        /* MM_LITERALS at most */
   const uint16_t *order; /* [count] of an object, elements or calls: the literals in the order of their bytes */
-  const mm_form *item;   /* of an array or map */
-  uint32_t least, most;  /* items, calls or characters; most UINT32_MAX: any */
+  const mm_form *item;   /* of an array, behind its first items, or of a map; of the other keys of an object, NULL: none */
+  const mm_form *key;    /* of a map, NULL: any string; of the other keys of an object */
+  const mm_automaton *automaton;
+  const mm_text_rule *rules; /* that the automaton was made of */
+  const mm_decimal *decimal;
+  uint32_t least, most;       /* items, members, calls or characters; most UINT32_MAX: any */
   const char *before, *after; /* of calls */
   bool ends;                  /* of calls: the last literal is no call but their end, and comes after at least one */
   bool one_line;              /* of calls: no line ends within their JSON */
@@ -74,24 +86,32 @@ struct mm_form {
 
 typedef struct mm_grammar_frame {
   const mm_form *form;
-  uint32_t count;    /* items or characters so far; the next property */
+  uint32_t count;    /* items or characters so far; the next property; the state of an automaton; of a decimal: half of its digits */
   uint16_t bytes;    /* of a literal that are there; if any, */
   uint16_t from, to; /* literals [from, to), in the order of their bytes, have them; of a whole key: from is the key */
-  uint8_t phase, space, digits, tail;
+  uint8_t phase, space, digits, tail; /* digits of an object: its members, where their number has bounds */
   uint8_t lo, hi; /* of the next byte of a character; of a number: how its digits compare with the largest, and its sign or exponent */
-  uint8_t tag;    /* of an M2 value: so much of a tag stands at its end */
+  uint8_t tag;    /* of an M2 value: so much of a tag stands at its end; of an object: 1 behind a key that it does not declare */
   uint8_t number; /* of an M2 value: the phase of the number that it is so far */
 } mm_grammar_frame;
 
 #define MM_GRAMMAR_NAMES 256 /* bytes of the names of any elements that are open */
 
-typedef struct mm_grammar {
+/* One way to read the text so far. */
+typedef struct mm_grammar_stack {
   mm_grammar_frame frame[MM_GRAMMAR_DEPTH];
   uint32_t depth;
   uint32_t value; /* depth of the M2 value whose JSON is open, 0: none */
   bool one_line;
   uint16_t named; /* bytes of names; a frame of any_names has its own from its `to` on */
   char names[MM_GRAMMAR_NAMES];
+} mm_grammar_stack;
+
+/* All ways to read it: where alternatives begin alike there are several. More than fit are not followed: what they alone allow is not
+ * generated. */
+typedef struct mm_grammar {
+  uint32_t count;
+  mm_grammar_stack stack[MM_GRAMMAR_STACKS];
 } mm_grammar;
 
 /* Order of literals by their bytes, the shorter first. */
@@ -113,5 +133,8 @@ bool mm_grammar_done(const mm_grammar *g);
  * differ. */
 bool mm_grammar_same(const mm_grammar *a, const mm_grammar *b, uint32_t longest);
 void mm_grammar_copy(mm_grammar *to, const mm_grammar *from);
+/* Within a string whose length no bound restricts any more: a byte of mm_is_plain changes nothing that matters for what may follow. */
+bool mm_grammar_in_text(const mm_grammar *g);
+static inline bool mm_is_plain(uint8_t byte) { return byte >= ' ' && byte < 0x7f && byte != '"' && byte != '\\'; }
 
 #endif

@@ -11,7 +11,7 @@ static bool text_step(mm_grammar_frame *f, const char *text, uint8_t byte) { ret
 
 enum { CALLS_BEFORE, CALLS_NEXT, CALLS_AFTER };
 
-static mm_outcome step_calls(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
+static mm_outcome step_calls(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byte) {
   const mm_form *s = f->form;
   if (f->phase != CALLS_NEXT) {
     const char *text = f->phase == CALLS_BEFORE ? s->before : s->after;
@@ -41,7 +41,7 @@ static mm_outcome step_calls(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
 enum { ELEMENT_TAG, ELEMENT_NAME, ELEMENT_NAME_TAIL, ELEMENT_HEADER_END, ELEMENT_END };
 #define NAME_CHARACTERS 64
 
-static mm_outcome begin_element(mm_grammar *g, mm_grammar_frame *f, uint32_t place) {
+static mm_outcome begin_element(mm_grammar_stack *g, mm_grammar_frame *f, uint32_t place) {
   const mm_form *value = f->form->literal[place].value;
   f->bytes = f->from = f->to = 0;
   f->count = f->form->any_names ? 0 : place + 1;
@@ -49,7 +49,7 @@ static mm_outcome begin_element(mm_grammar *g, mm_grammar_frame *f, uint32_t pla
   return mm_grammar_push(g, value) ? MM_TAKEN : MM_BAD;
 }
 
-static mm_outcome step_tag(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
+static mm_outcome step_tag(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byte) {
   const uint32_t end = mm_properties_end(f);
   if (!mm_literal_step(f, f->count, end, byte)) return MM_BAD;
   const int place = mm_literal_place(f, f->count, end);
@@ -76,7 +76,7 @@ static mm_outcome step_name(mm_grammar_frame *f, uint8_t byte) {
   return MM_TAKEN;
 }
 
-static mm_outcome step_elements(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
+static mm_outcome step_elements(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byte) {
   switch (f->phase) {
     case ELEMENT_TAG: return step_tag(g, f, byte);
     case ELEMENT_NAME: return step_name(f, byte);
@@ -257,7 +257,7 @@ enum { VALUE_START, VALUE_TEXT, VALUE_TAIL, VALUE_CLOSE, VALUE_MARKED };
 /* A byte that is not the first of a character. */
 static bool is_tail(uint8_t byte) { return (byte & 0xc0) == 0x80; }
 
-static mm_outcome step_text(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
+static mm_outcome step_text(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byte) {
   const uint8_t waits = f->tag <= CLOSED ? f->tag : 0; /* bytes that are text unless </parameter> is complete */
   if (f->phase == VALUE_TAIL) {
     if (!mm_character_tail(f, byte)) return MM_BAD;
@@ -286,20 +286,21 @@ static mm_outcome step_text(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
   return may_close(f) || (uint64_t)f->count + f->tag <= f->form->most ? MM_TAKEN : MM_BAD;
 }
 
-/* Text that begins as a number does is read as one at its end, so it may be text where its length has no limit. */
+/* Text that begins as a number does is read as one at its end, so it may be text where its length has no limit, and its number none. */
 static bool is_text_or_number(const mm_form *s) {
   const mm_form *number = s->by_first[MM_FIRST_NUMBER];
-  return s->by_first[MM_FIRST_STRING] && (!number || (number->kind != MM_FORM_LITERALS && s->most == UINT32_MAX));
+  const bool any = number && (number->kind == MM_FORM_NUMBER || number->kind == MM_FORM_INTEGER);
+  return s->by_first[MM_FIRST_STRING] && (!number || (any && s->most == UINT32_MAX));
 }
 
 /* The form of a marked value's elements; NULL: it has none, or nothing more fits on the stack. */
-static const mm_form *elements_of(const mm_grammar *g, const mm_form *s) {
+static const mm_form *elements_of(const mm_grammar_stack *g, const mm_form *s) {
   if (g->depth == MM_GRAMMAR_DEPTH) return NULL;
   return s->by_first[MM_FIRST_OBJECT] ? s->by_first[MM_FIRST_OBJECT] : s->by_first[MM_FIRST_ARRAY];
 }
 
 /* Behind the mark at the start of a marked value, which is nothing or elements. */
-static mm_outcome step_marked(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
+static mm_outcome step_marked(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byte) {
   const mm_form *s = f->form, *elements = elements_of(g, s);
   if (f->bytes++ == 1) return byte == '<' ? MM_TAKEN : MM_BAD;
   if (byte == '/') {
@@ -313,7 +314,7 @@ static mm_outcome step_marked(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) 
   return MM_AGAIN;
 }
 
-static mm_outcome step_start(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
+static mm_outcome step_start(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byte) {
   const mm_form *s = f->form;
   const int first = mm_first_of(byte);
   const bool container = !s->marked && (first == MM_FIRST_OBJECT || first == MM_FIRST_ARRAY), number = first == MM_FIRST_NUMBER;
@@ -341,7 +342,7 @@ static mm_outcome step_start(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
   return MM_AGAIN;
 }
 
-static mm_outcome step_value(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
+static mm_outcome step_value(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byte) {
   if (f->phase == VALUE_START) return step_start(g, f, byte);
   if (f->phase == VALUE_MARKED) return step_marked(g, f, byte);
   if (f->phase != VALUE_CLOSE) return step_text(g, f, byte);
@@ -359,7 +360,7 @@ static mm_outcome step_value(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
 
 /* Follows the reply parser's handling of tags: between <think> and </think> tags of calls do not count. f->to is set within <think>.
  * f->from has a bit for each tag of which f->bytes bytes stand at the end. */
-static mm_outcome step_prose(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
+static mm_outcome step_prose(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byte) {
   static const char *const tags[] = {"<think>", "</think>", "<tool_calls>"};
   uint16_t still = 0;
   for (int i = 0; i < 3; i++)
@@ -377,7 +378,7 @@ static mm_outcome step_prose(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
 
 /* ---- All of them ---- */
 
-mm_outcome mm_calls_step(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
+mm_outcome mm_calls_step(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byte) {
   mm_outcome o = MM_BAD;
   switch (f->form->kind) {
     case MM_FORM_CALLS:

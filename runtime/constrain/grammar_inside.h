@@ -11,7 +11,16 @@ typedef enum mm_outcome {
   MM_AGAIN /* the stack changed, and the byte is still to be taken */
 } mm_outcome;
 
-bool mm_grammar_push(mm_grammar *g, const mm_form *s);
+bool mm_grammar_push(mm_grammar_stack *g, const mm_form *s);
+/* Another way to read the text from here on, which takes the byte at hand after all others. NULL: there are too many. */
+mm_grammar_stack *mm_grammar_fork(mm_grammar *all, const mm_grammar_stack *g);
+/* The byte for the top value of the stack, of any kind. */
+mm_outcome mm_value_step(mm_grammar *all, mm_grammar_stack *g, uint8_t byte);
+/* Within a string that may end here and has no bound of its length. */
+bool mm_value_in_text(const mm_grammar_frame *f);
+/* The text may end with this value of JSON, its lowest; it must. */
+bool mm_value_accepts(const mm_grammar_frame *f);
+bool mm_value_done(const mm_grammar_frame *f);
 /* The mark as a byte of words: MM_REPLY_MARK of the reply's parser. */
 #define MM_GRAMMAR_MARK 0xff
 /* A mark and "</" are there: what closes a value of elements goes on in the form around it. */
@@ -31,10 +40,10 @@ bool mm_character(mm_grammar_frame *f, uint8_t byte);
 bool mm_character_tail(mm_grammar_frame *f, uint8_t byte);
 
 /* MM_FORM_FIELDS, _ITEMS. */
-mm_outcome mm_fields_step(mm_grammar *g, mm_grammar_frame *f, uint8_t byte);
-mm_outcome mm_items_step(mm_grammar *g, mm_grammar_frame *f, uint8_t byte);
+mm_outcome mm_fields_step(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byte);
+mm_outcome mm_items_step(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byte);
 /* MM_FORM_CALLS, _ELEMENTS, _VALUE, _PROSE. */
-mm_outcome mm_calls_step(mm_grammar *g, mm_grammar_frame *f, uint8_t byte);
+mm_outcome mm_calls_step(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byte);
 bool mm_calls_accept(const mm_grammar_frame *f);
 bool mm_calls_done(const mm_grammar_frame *f);
 /* A byte of JSON within an M2 value: false where it completes a tag that would end the value. */

@@ -4,54 +4,6 @@
 
 #include "runtime/constrain/grammar_inside.h"
 
-bool mm_grammar_push(mm_grammar *g, const mm_form *s) {
-  if (g->depth == MM_GRAMMAR_DEPTH) return false;
-  g->frame[g->depth++] = (mm_grammar_frame){.form = s};
-  return true;
-}
-
-void mm_grammar_start(mm_grammar *g, const mm_form *form) {
-  g->depth = g->value = g->named = 0;
-  g->one_line = false;
-  mm_grammar_push(g, form);
-  g->frame[0].to = form->kind == MM_FORM_PROSE && form->least;
-}
-
-void mm_grammar_copy(mm_grammar *to, const mm_grammar *from) {
-  memcpy(to->frame, from->frame, from->depth * sizeof *from->frame);
-  to->depth = from->depth;
-  to->value = from->value;
-  to->one_line = from->one_line;
-  to->named = from->named;
-  memcpy(to->names, from->names, from->named);
-}
-
-/* True if a frame of this form lets the same words of at most `longest` bytes follow with both counts. A byte adds at most one to a
- * count, after it was compared: before the last byte of a word the count has grown by longest - 1 at most. Therefore, as long as count +
- * longest <= least, every comparison with `least` fails and every one with `most` passes; with least <= count and count + longest <=
- * most all pass. */
-static bool counts_alike(const mm_form *s, uint32_t x, uint32_t y, uint32_t longest) {
-  const uint64_t lo = mm_min(x, y);
-  const uint64_t hi = (uint64_t)mm_max(x, y) + longest;
-  if (x == y) return true;
-  const bool fields = s->kind == MM_FORM_FIELDS && !s->any_names;
-  if (s->kind == MM_FORM_OBJECT || s->kind == MM_FORM_ELEMENTS || fields) return false; /* it counts properties, whose keys differ */
-  return hi <= s->least || (lo >= s->least && hi <= s->most);
-}
-
-bool mm_grammar_same(const mm_grammar *a, const mm_grammar *b, uint32_t longest) {
-  if (a->depth != b->depth || a->named != b->named || memcmp(a->names, b->names, a->named) != 0) return false;
-  for (uint32_t i = 0; i < a->depth; i++) {
-    const mm_grammar_frame *x = &a->frame[i], *y = &b->frame[i];
-    if (x->form != y->form || x->from != y->from || x->to != y->to || x->bytes != y->bytes || x->phase != y->phase ||
-        x->space != y->space || x->digits != y->digits || x->tail != y->tail || x->lo != y->lo || x->hi != y->hi || x->tag != y->tag ||
-        x->number != y->number)
-      return false;
-    if (!counts_alike(x->form, x->count, y->count, longest)) return false;
-  }
-  return true;
-}
-
 /* ---- Literals ---- */
 
 int mm_literal_compare(const mm_literal *a, const mm_literal *b) {
@@ -69,8 +21,9 @@ static int compare_places(const void *a, const void *b, void *literal) {
 }
 
 void mm_literals_order(mm_form *keys, uint16_t *order) {
-  for (uint32_t i = keys->count, end = keys->count; i-- > 0;) {
-    if (keys->literal[i].required) end = i + 1;
+  for (uint32_t i = keys->count, end = keys->count, needed = 0; i-- > 0;) {
+    if (keys->literal[i].required) end = i + 1, needed++;
+    keys->literal[i].needed = (uint16_t)needed;
     keys->literal[i].end = (uint16_t)end;
     order[i] = (uint16_t)i;
   }
@@ -126,7 +79,7 @@ int mm_literal_place(const mm_grammar_frame *f, uint32_t first, uint32_t end) {
   return literal_whole(f, first, end, &which) ? (int)place_of(f->form, which) : -1;
 }
 
-static mm_outcome step_literals(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
+static mm_outcome step_literals(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byte) {
   uint16_t which;
   if (mm_literal_step(f, 0, f->form->count, byte)) return MM_TAKEN;
   if (!literal_whole(f, 0, f->form->count, &which)) return MM_BAD;
@@ -162,7 +115,7 @@ static bool real_digit(mm_grammar_frame *f, uint8_t digit, bool exponent) {
   return f->tail <= MM_GRAMMAR_SIGNIFICANT;
 }
 
-static mm_outcome step_number(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
+static mm_outcome step_number(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byte) {
   const bool digit = byte >= '0' && byte <= '9', real = f->form->kind == MM_FORM_NUMBER;
   uint8_t next = UINT8_MAX;
   switch (f->phase) {
@@ -201,7 +154,63 @@ static mm_outcome step_number(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) 
   return MM_AGAIN;
 }
 
+/* The part of a number that the frame holds. */
+static mm_decimal_part part_of(const mm_grammar_frame *f) {
+  return (mm_decimal_part){.digits = (uint64_t)f->count << 32 | (uint32_t)f->from << 16 | f->to,
+                           .places = f->digits,
+                           .negative = f->hi,
+                           .point = f->phase >= NUMBER_POINT,
+                           .begun = f->phase > NUMBER_MINUS};
+}
+
+static bool decimal_whole(const mm_grammar_frame *f) {
+  const mm_decimal_part p = part_of(f);
+  return number_whole(f) && mm_decimal_fits(f->form->decimal, &p);
+}
+
+static mm_outcome decimal_digit(mm_grammar_frame *f, uint8_t digit) {
+  const mm_decimal *d = f->form->decimal;
+  mm_decimal_part p = part_of(f);
+  if (f->phase == NUMBER_ZERO || (p.point && p.places == d->places) || p.digits > (UINT64_MAX - 9) / 10) return MM_BAD;
+  p.digits = p.digits * 10 + digit;
+  p.places += p.point;
+  p.begun = true;
+  f->phase = p.point ? NUMBER_FRACTION : p.digits ? NUMBER_WHOLE : NUMBER_ZERO;
+  f->count = (uint32_t)(p.digits >> 32);
+  f->from = (uint16_t)(p.digits >> 16);
+  f->to = (uint16_t)p.digits;
+  f->digits = p.places;
+  return mm_decimal_may_go_on(d, &p) ? MM_TAKEN : MM_BAD;
+}
+
+static mm_outcome step_decimal(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byte) {
+  const mm_decimal *d = f->form->decimal;
+  if (byte >= '0' && byte <= '9') return decimal_digit(f, (uint8_t)(byte - '0'));
+  if (byte == '-' && f->phase == NUMBER_START) {
+    f->hi = 1;
+    f->phase = NUMBER_MINUS;
+  } else if (byte == '.' && (f->phase == NUMBER_ZERO || f->phase == NUMBER_WHOLE) && d->places) {
+    f->phase = NUMBER_POINT;
+  } else {
+    if (!decimal_whole(f)) return MM_BAD;
+    g->depth--;
+    return MM_AGAIN;
+  }
+  const mm_decimal_part p = part_of(f);
+  return mm_decimal_may_go_on(d, &p) ? MM_TAKEN : MM_BAD;
+}
+
 /* ---- Strings ---- */
+
+static mm_outcome step_automaton(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byte) {
+  const mm_automaton *m = f->form->automaton;
+  const uint16_t next = m->next[(size_t)f->count * m->classes + m->class_of[byte]];
+  if (next == MM_AUTOMATON_NONE) return MM_BAD;
+  f->count = next;
+  f->phase = 1;
+  if (next == m->last) g->depth--;
+  return MM_TAKEN;
+}
 
 enum { STRING_START, STRING_TEXT, STRING_ESCAPE, STRING_HEX, STRING_TAIL };
 
@@ -227,7 +236,7 @@ bool mm_character_tail(mm_grammar_frame *f, uint8_t byte) {
   return ok;
 }
 
-static bool string_text(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
+static bool string_text(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byte) {
   if (byte == '"') {
     g->depth--;
     return f->count >= f->form->least;
@@ -250,7 +259,7 @@ static bool string_hex(mm_grammar_frame *f, uint8_t byte) {
   return true;
 }
 
-static mm_outcome step_string(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
+static mm_outcome step_string(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byte) {
   bool ok = false;
   switch (f->phase) {
     case STRING_START:
@@ -273,56 +282,103 @@ static mm_outcome step_string(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) 
   return ok ? MM_TAKEN : MM_BAD;
 }
 
+bool mm_value_in_text(const mm_grammar_frame *f) {
+  const mm_form *s = f->form;
+  return s->kind == MM_FORM_STRING && f->phase == STRING_TEXT && s->most == UINT32_MAX && f->count >= s->least;
+}
+
 /* ---- Objects and arrays ---- */
 
 enum { OPENING, FIRST, NEXT, AFTER_COMMA, KEY, COLON };
 
 uint32_t mm_properties_end(const mm_grammar_frame *f) { return f->count < f->form->count ? f->form->literal[f->count].end : f->count; }
 
+/* Properties [first, end) of which one may come now: the next that is required is the last of them. Bounds of their number leave out those
+ * behind which too few are left, and those that are not required where no other has room. */
+static void properties_next(const mm_grammar_frame *f, uint32_t *first, uint32_t *end) {
+  const mm_form *s = f->form;
+  *first = f->count;
+  *end = mm_properties_end(f);
+  if (*first == *end) return;
+  if (f->digits < s->least) *end = (uint32_t)mm_min(*end, s->count + f->digits + 1 - s->least);
+  if (s->most != UINT32_MAX && f->digits + s->literal[f->count].needed >= s->most) *first = s->literal[*end - 1].required ? *end - 1 : *end;
+}
+
 static bool may_close(const mm_grammar_frame *f) {
-  if (f->form->kind != MM_FORM_OBJECT) return f->count >= f->form->least;
+  const mm_form *s = f->form;
+  if (s->kind != MM_FORM_OBJECT) return f->count >= s->least;
   const uint32_t end = mm_properties_end(f);
-  return end == f->count || !f->form->literal[end - 1].required;
+  return f->digits >= s->least && (end == f->count || !s->literal[end - 1].required);
 }
 
-static bool may_go_on(const mm_grammar *g, const mm_grammar_frame *f) {
-  return g->depth < MM_GRAMMAR_DEPTH && f->count < (f->form->kind == MM_FORM_OBJECT ? f->form->count : f->form->most);
+static bool may_go_on(const mm_grammar_stack *g, const mm_grammar_frame *f) {
+  uint32_t first, end;
+  if (g->depth == MM_GRAMMAR_DEPTH) return false;
+  if (f->form->kind != MM_FORM_OBJECT) return f->count < f->form->most;
+  properties_next(f, &first, &end);
+  return first < end || f->form->item;
 }
 
-static mm_outcome begin_member(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
+/* A key that the object does not declare: those that it declares are behind it. */
+static mm_outcome begin_other_key(mm_grammar_stack *g) {
+  mm_grammar_frame *f = &g->frame[g->depth - 1];
+  f->count = f->form->count;
+  f->phase = COLON;
+  f->space = 0;
+  f->tag = 1;
+  return mm_grammar_push(g, f->form->key) ? MM_AGAIN : MM_BAD;
+}
+
+static mm_outcome begin_property(mm_grammar *all, mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byte) {
+  uint32_t first, end;
+  properties_next(f, &first, &end);
+  const bool other = f->form->item && may_close(f);
+  if (other && first == end) return begin_other_key(g);
+  mm_grammar_stack *fork = other ? mm_grammar_fork(all, g) : NULL;
+  if (fork) begin_other_key(fork);
+  f->phase = KEY;
+  f->bytes = 0;
+  return mm_literal_step(f, first, end, byte) ? MM_TAKEN : MM_BAD;
+}
+
+static mm_outcome begin_member(mm_grammar *all, mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byte) {
   static const mm_form any_string = {.kind = MM_FORM_STRING, .most = UINT32_MAX};
+  const mm_form *s = f->form;
   if (!may_go_on(g, f)) return MM_BAD;
-  if (f->form->kind == MM_FORM_OBJECT) {
-    f->phase = KEY;
-    f->bytes = 0;
-    return mm_literal_step(f, f->count, mm_properties_end(f), byte) ? MM_TAKEN : MM_BAD;
-  }
+  if (s->kind == MM_FORM_OBJECT) return begin_property(all, g, f, byte);
+  const mm_form *item = s->kind == MM_FORM_MAP ? (s->key ? s->key : &any_string)
+                        : f->count < s->count  ? s->literal[f->count].value
+                                               : s->item;
   f->count++;
-  f->phase = f->form->kind == MM_FORM_MAP ? COLON : NEXT;
-  return mm_grammar_push(g, f->form->kind == MM_FORM_MAP ? &any_string : f->form->item) ? MM_AGAIN : MM_BAD;
+  f->phase = s->kind == MM_FORM_MAP ? COLON : NEXT;
+  return mm_grammar_push(g, item) ? MM_AGAIN : MM_BAD;
 }
 
 static mm_outcome step_key(mm_grammar_frame *f, uint8_t byte) {
   uint16_t which;
-  if (mm_literal_step(f, f->count, mm_properties_end(f), byte)) return MM_TAKEN;
-  if (!literal_whole(f, f->count, mm_properties_end(f), &which)) return MM_BAD;
+  uint32_t first, end;
+  properties_next(f, &first, &end);
+  if (mm_literal_step(f, first, end, byte)) return MM_TAKEN;
+  if (!literal_whole(f, first, end, &which)) return MM_BAD;
   f->from = which;
   f->phase = COLON;
   return MM_AGAIN;
 }
 
-static mm_outcome step_colon(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
+static mm_outcome step_colon(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byte) {
   if (byte != ':') return MM_BAD;
-  const bool object = f->form->kind == MM_FORM_OBJECT;
-  const uint32_t place = object ? place_of(f->form, f->from) : 0;
-  const mm_form *value = object ? f->form->literal[place].value : f->form->item;
-  if (object) f->count = place + 1;
+  const mm_form *s = f->form;
+  const bool declared = s->kind == MM_FORM_OBJECT && !f->tag;
+  const uint32_t place = declared ? place_of(s, f->from) : 0;
+  const mm_form *value = declared ? s->literal[place].value : s->item;
+  if (declared) f->count = place + 1;
+  if (declared && (s->least || s->most != UINT32_MAX)) f->digits++;
   f->phase = NEXT;
   f->bytes = f->from = f->to = 0;
   return mm_grammar_push(g, value) ? MM_TAKEN : MM_BAD;
 }
 
-static mm_outcome step_container(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
+static mm_outcome step_container(mm_grammar *all, mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byte) {
   const bool array = f->form->kind == MM_FORM_ARRAY;
   switch (f->phase) {
     case OPENING: f->phase = FIRST; return byte == (array ? '[' : '{') && (may_close(f) || may_go_on(g, f)) ? MM_TAKEN : MM_BAD;
@@ -332,11 +388,11 @@ static mm_outcome step_container(mm_grammar *g, mm_grammar_frame *f, uint8_t byt
         g->depth--;
         return may_close(f) ? MM_TAKEN : MM_BAD;
       }
-      if (f->phase == FIRST) return begin_member(g, f, byte);
+      if (f->phase == FIRST) return begin_member(all, g, f, byte);
       if (byte != ',' || f->space || !may_go_on(g, f)) return MM_BAD;
       f->phase = AFTER_COMMA;
       return MM_TAKEN;
-    case AFTER_COMMA: return begin_member(g, f, byte);
+    case AFTER_COMMA: return begin_member(all, g, f, byte);
     case KEY: return step_key(f, byte);
     default: return step_colon(g, f, byte);
   }
@@ -363,6 +419,8 @@ static bool between(const mm_grammar_frame *f) {
     case MM_FORM_MAP:
     case MM_FORM_ARRAY: return f->phase == NEXT ? may_close(f) : f->phase != KEY && f->phase != COLON;
     case MM_FORM_LITERALS: return !f->form->exact && f->bytes == 0;
+    case MM_FORM_AUTOMATON:
+    case MM_FORM_UNION: return !f->form->exact && f->phase == 0;
     case MM_FORM_CALLS:
     case MM_FORM_ELEMENTS:
     case MM_FORM_VALUE:
@@ -379,7 +437,18 @@ static mm_outcome blank(mm_grammar_frame *f, bool start, bool one_line, uint8_t 
   return ++f->space <= MM_GRAMMAR_SPACE ? MM_TAKEN : MM_BAD;
 }
 
-static mm_outcome step_top(mm_grammar *g, uint8_t byte) {
+/* Each alternative is one more way to read the text. */
+static mm_outcome step_union(mm_grammar *all, mm_grammar_stack *g, mm_grammar_frame *f) {
+  const mm_form *s = f->form;
+  for (uint32_t i = 1; i < s->count; i++) {
+    mm_grammar_stack *other = mm_grammar_fork(all, g);
+    if (other) other->frame[other->depth - 1] = (mm_grammar_frame){.form = s->literal[i].value};
+  }
+  *f = (mm_grammar_frame){.form = s->literal[0].value};
+  return MM_AGAIN;
+}
+
+mm_outcome mm_value_step(mm_grammar *all, mm_grammar_stack *g, uint8_t byte) {
   mm_grammar_frame *f = &g->frame[g->depth - 1];
   if (between(f) && (byte == ' ' || byte == '\n' || byte == '\t' || byte == '\r'))
     return blank(f, g->depth == 1 && f->phase == 0, g->one_line, byte);
@@ -395,42 +464,28 @@ static mm_outcome step_top(mm_grammar *g, uint8_t byte) {
     case MM_FORM_NUMBER:
     case MM_FORM_INTEGER: return step_number(g, f, byte);
     case MM_FORM_STRING: return step_string(g, f, byte);
+    case MM_FORM_AUTOMATON: return step_automaton(g, f, byte);
+    case MM_FORM_DECIMAL: return step_decimal(g, f, byte);
+    case MM_FORM_UNION: return step_union(all, g, f);
     case MM_FORM_CALLS:
     case MM_FORM_ELEMENTS:
     case MM_FORM_VALUE:
     case MM_FORM_PROSE: return mm_calls_step(g, f, byte);
     case MM_FORM_FIELDS: return mm_fields_step(g, f, byte);
     case MM_FORM_ITEMS: return mm_items_step(g, f, byte);
-    default: return step_container(g, f, byte);
+    default: return step_container(all, g, f, byte);
   }
 }
 
-bool mm_grammar_step(mm_grammar *g, uint8_t byte) {
-  mm_outcome o = MM_AGAIN;
-  while (o == MM_AGAIN && g->depth) {
-    mm_grammar_frame *f = &g->frame[g->depth - 1];
-    const uint8_t space = f->space;
-    o = step_top(g, byte);
-    if (f->space == space) f->space = 0;
-  }
-  const bool json = g->value && g->depth > g->value;
-  return o == MM_TAKEN && (!json || mm_value_step_json(&g->frame[g->value - 1], byte));
-}
-
-bool mm_grammar_accepts(const mm_grammar *g) {
-  const mm_grammar_frame *f = &g->frame[0];
+bool mm_value_accepts(const mm_grammar_frame *f) {
   uint16_t which;
-  if (g->depth != 1) return g->depth == 0;
-  if (f->form->kind >= MM_FORM_CALLS) return mm_calls_accept(f);
   if (f->form->kind == MM_FORM_LITERALS) return literal_whole(f, 0, f->form->count, &which);
+  if (f->form->kind == MM_FORM_DECIMAL) return decimal_whole(f);
   return (f->form->kind == MM_FORM_NUMBER || f->form->kind == MM_FORM_INTEGER) && number_whole(f);
 }
 
-bool mm_grammar_done(const mm_grammar *g) {
-  const mm_grammar_frame *f = &g->frame[0];
+bool mm_value_done(const mm_grammar_frame *f) {
   uint16_t which;
-  if (g->depth == 1 && f->form->kind >= MM_FORM_CALLS) return mm_calls_done(f);
-  if (g->depth != 1 || f->form->kind != MM_FORM_LITERALS) return g->depth == 0;
   /* The longest of those with these bytes comes last. */
-  return literal_whole(f, 0, f->form->count, &which) && byte_after(f->form, f->to - 1u, f->bytes) < 0;
+  return f->form->kind == MM_FORM_LITERALS && literal_whole(f, 0, f->form->count, &which) && byte_after(f->form, f->to - 1u, f->bytes) < 0;
 }

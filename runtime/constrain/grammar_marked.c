@@ -7,7 +7,7 @@
 enum { TAG, NAME, NAME_TAIL, CLOSE };
 
 /* The list or object ends. */
-static mm_outcome leave(mm_grammar *g, bool complete) {
+static mm_outcome leave(mm_grammar_stack *g, bool complete) {
   g->depth--;
   g->frame[g->depth - 1].bytes = MM_MARK_CLOSES;
   return complete ? MM_TAKEN : MM_BAD;
@@ -27,7 +27,7 @@ static bool step_close(mm_grammar_frame *f, const char *name, size_t n, uint8_t 
 
 /* ---- Lists ---- */
 
-mm_outcome mm_items_step(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
+mm_outcome mm_items_step(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byte) {
   static const uint8_t item[] = {MM_GRAMMAR_MARK, '<', 'i', 't', 'e', 'm', '>'};
   const mm_form *s = f->form;
   if (f->phase == CLOSE) return step_close(f, "item", 4, byte) ? MM_TAKEN : MM_BAD;
@@ -43,7 +43,7 @@ mm_outcome mm_items_step(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
 
 /* ---- Objects with any names ---- */
 
-static mm_outcome step_name(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
+static mm_outcome step_name(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byte) {
   if (byte == '>' && g->named > f->to) {
     f->phase = CLOSE;
     f->bytes = f->lo = f->hi = 0;
@@ -55,7 +55,7 @@ static mm_outcome step_name(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
   return MM_TAKEN;
 }
 
-static mm_outcome step_any(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
+static mm_outcome step_any(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byte) {
   const mm_form *s = f->form;
   switch (f->phase) {
     case NAME: return step_name(g, f, byte);
@@ -84,7 +84,7 @@ static mm_outcome step_any(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
 /* The mark and "<" that stand before the name of an element. */
 enum { OPENING = 2 };
 
-mm_outcome mm_fields_step(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
+mm_outcome mm_fields_step(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byte) {
   const mm_form *s = f->form;
   if (s->any_names) return step_any(g, f, byte);
   if (f->phase == CLOSE) {

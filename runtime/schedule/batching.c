@@ -1,4 +1,5 @@
 /* Builds the batch of one step, [decode rows | chunks of prompts] within a budget of tokens, and what comes back. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,10 +8,11 @@
 bool mm_step_open(mm_scheduler *s, mm_err *err) {
   const size_t rows = s->c.step_tokens;
   for (uint32_t i = 0; i < MM_QUEUE; i++)
-    if (!(s->step[i].choice = mm_calloc(s->slots, sizeof(choice), err))) return false;
+    if (!(s->step[i].choice = mm_calloc(2 * (size_t)s->slots, sizeof(choice), err))) return false;
   return (s->id = mm_calloc(rows, sizeof *s->id, err)) && (s->span = mm_calloc(s->slots, sizeof *s->span, err)) &&
          (s->out = mm_calloc(rows, sizeof *s->out, err)) && (s->sampling = mm_calloc(rows, sizeof *s->sampling, err)) &&
-         (s->chosen = mm_calloc(rows, sizeof *s->chosen, err)) && (s->order = mm_calloc(s->slots, sizeof(job *), err));
+         (s->bias = mm_calloc(rows, sizeof *s->bias, err)) && (s->chosen = mm_calloc(rows, sizeof *s->chosen, err)) &&
+         (s->order = mm_calloc(s->slots, sizeof(job *), err));
 }
 
 void mm_step_close(mm_scheduler *s) {
@@ -18,7 +20,7 @@ void mm_step_close(mm_scheduler *s) {
     free(s->step[i].choice);
     free(s->step[i].logprob);
   }
-  MM_FREE(s->id, s->span, s->out, s->sampling, s->chosen, s->order);
+  MM_FREE(s->id, s->span, s->out, s->sampling, s->bias, s->chosen, s->order);
 }
 
 /* ---- how many rows each gets ---- */
@@ -78,7 +80,9 @@ static uint32_t plan_prompts(mm_scheduler *s, uint32_t count, uint32_t budget, u
   for (uint32_t i = 0; i < count; i++) {
     job *j = s->order[i];
     const uint32_t own = j == oldest ? kept : 0, more = (uint32_t)mm_min(left_of(s, j) - own, left);
-    const uint32_t cut = mm_reuse_cut(s, j, own + more);
+    /* Each row of a prompt that is scored is an output. */
+    const uint32_t cut = mm_reuse_cut(s, j, j->r.score ? (uint32_t)mm_min(own + more, 1 + s->spare) : own + more);
+    if (j->r.score && cut > 1) s->spare -= cut - 1;
     left = left + own - cut;
     rows += j->take = within_pages(s, j, cut, &room);
   }
@@ -90,6 +94,7 @@ static uint32_t plan(mm_scheduler *s, bool *shorted) {
   uint32_t rows = 0, prompts = 0;
   uint64_t room = s->pages ? mm_pages_free(s->pages) : 0;
   *shorted = false;
+  s->spare = s->slots * (1 + s->c.drafts) - s->running;
   for (uint32_t i = 0; i < s->slots; i++) {
     job *j = s->slot[(s->first + i) % s->slots];
     if (!j) continue;
@@ -100,6 +105,7 @@ static uint32_t plan(mm_scheduler *s, bool *shorted) {
     const uint32_t drafts = mm_drafts_find(s, j, s->c.step_tokens - rows - 1);
     rows += j->take = within_pages(s, j, 1 + drafts, &room);
     if (j->take) j->drafts = j->take - 1;
+    s->spare -= j->drafts;
     *shorted |= !j->take;
   }
   return rows + plan_prompts(s, prompts, s->c.step_tokens - rows, room);
@@ -136,6 +142,22 @@ static bool add_output(mm_scheduler *s, step *t, const job *j, uint32_t row, mm_
   return true;
 }
 
+/* Outputs of the step's rows before the prompt's last, whose sampled token is the prompt's next one: a bias that no logit reaches. Its
+ * logprob is that of the logits before the bias. */
+static bool add_scores(mm_scheduler *s, step *t, job *j, uint32_t row, mm_err *err) {
+  const uint32_t end = (uint32_t)mm_min(j->fed + j->take, j->r.prompt_count - 1);
+  if (!j->r.score || j->fed >= end) return true;
+  t->choice[t->choices++] = (choice){.job = j, .turn = j->turn, .first = t->outs, .count = end - j->fed, .pos = j->fed, .scored = true};
+  for (uint32_t at = j->fed; at < end; at++, row++) {
+    mm_sampling *set = &s->sampling[t->outs];
+    s->bias[t->outs] = (mm_bias){.id = j->token[at + 1], .add = 1e30f};
+    *set = (mm_sampling){.top_p = 1, .bias = &s->bias[t->outs], .bias_count = 1, .top_logprobs = j->r.sampling.top_logprobs};
+    if (!(set->logprobs = logprobs_of(s, t, t->outs, err))) return false;
+    s->out[t->outs++] = row;
+  }
+  return true;
+}
+
 /* The job's i-th token of this step. */
 static int32_t id_of(const job *j, uint32_t i) {
   const uint32_t at = j->fed + i;
@@ -146,9 +168,10 @@ static int32_t id_of(const job *j, uint32_t i) {
 static bool add_job(mm_scheduler *s, step *t, mm_batch *b, job *j, mm_err *err) {
   s->span[b->span_count++] = (mm_span){j->slot, b->tokens, j->take, j->fed};
   for (uint32_t i = 0; i < j->take; i++) s->id[b->tokens + i] = id_of(j, i);
+  if (!add_scores(s, t, j, b->tokens, err)) return false;
   b->tokens += j->take;
   if (j->fed + j->take < j->count) return true;
-  t->choice[t->choices++] = (choice){j, j->turn, t->outs, 1 + j->drafts, j->fed};
+  t->choice[t->choices++] = (choice){j, j->turn, t->outs, 1 + j->drafts, j->fed, false};
   for (uint32_t row = b->tokens - 1 - j->drafts; row < b->tokens; row++)
     if (!add_output(s, t, j, row, err)) return false;
   return true;
@@ -181,7 +204,7 @@ static void count_step(mm_scheduler *s, step *t) {
   for (uint32_t i = 0; i < s->slots; i++)
     if (s->slot[i]) s->slot[i]->fed += s->slot[i]->take;
   for (uint32_t i = 0; i < t->choices; i++) {
-    t->choice[i].job->choosing += t->choice[i].count;
+    if (!t->choice[i].scored) t->choice[i].job->choosing += t->choice[i].count;
     t->choice[i].job->rows_out++;
   }
   s->queued++;
@@ -252,10 +275,27 @@ static bool deliver(mm_scheduler *s, job *j, int32_t id, const mm_logprob *logpr
   return false;
 }
 
+/* Hands on the logprobs of the prompt's tokens that have not been before: the job may have given way and read its prompt anew. */
+static void deliver_scores(const mm_scheduler *s, const step *t, const choice *c) {
+  job *j = c->job;
+  for (uint32_t i = 0; i < c->count; i++) {
+    mm_logprob *l = t->logprob + (size_t)(c->first + i) * (1 + MM_LOGPROBS);
+    const int32_t id = j->token[c->pos + i + 1];
+    if (c->pos + i < j->scored) continue;
+    if (s->chosen[c->first + i] != id) l[0] = (mm_logprob){id, -INFINITY}; /* an id that no step samples */
+    j->scored = c->pos + i + 1;
+    j->r.score(j->r.user, l);
+  }
+}
+
 /* Delivers the tokens that a step sampled for the job, up to the first wrong draft; returns their number. */
 static uint32_t deliver_all(mm_scheduler *s, const step *t, const choice *c) {
   job *j = c->job;
   if (j->ended || j->turn != c->turn) return 0;
+  if (c->scored) {
+    deliver_scores(s, t, c);
+    return 0;
+  }
   const bool wanted = j->r.sampling.logprobs || j->r.sampling.top_logprobs;
   const uint32_t drafts = c->count - 1;
   uint32_t right = 0;

@@ -68,7 +68,8 @@ static bool check_request(const mm_scheduler *s, const mm_request *r, mm_err *er
   if (r->allow) set.allowed = &all;
   set.logprobs = set.top_logprobs || set.logprobs ? &logprob : NULL;
   if (!mm_sampling_check(&set, s->vocab, err)) return false;
-  const uint32_t lacks = mm_sampling_asks(&set) & ~mm_engine_samples(s->engine);
+  const uint32_t scores = r->score ? MM_SAMPLES_BIAS | MM_SAMPLES_LOGPROBS : 0;
+  const uint32_t lacks = (mm_sampling_asks(&set) | scores) & ~mm_engine_samples(s->engine);
   return !lacks ||
          mm_fail(err, MM_UNSUPPORTED, "E_SAMPLING", mm_at(NULL, NULL), "found %s; the device's choice has none", mm_sampling_word(lacks));
 }

@@ -24,7 +24,7 @@ void mm_reuse_close(mm_scheduler *s) {
 
 reuse mm_reuse_find(mm_scheduler *s, const job *j) {
   reuse hit = {0};
-  if (!s->cache) return hit;
+  if (!s->cache || j->r.score) return hit; /* every token of a prompt that is scored is computed */
   /* The last token is always computed: what follows it is chosen from its logits. */
   hit.tokens = mm_prefix_cache_find(s->cache, j->r.salt, j->token, j->count - 1, s->page, &hit.state);
   for (uint32_t i = 0; i < hit.tokens; i += MM_PAGE) mm_pages_hold(s->pages, s->page[i / MM_PAGE]);
@@ -99,7 +99,7 @@ static bool reads_on(const mm_scheduler *s, const job *j) {
 }
 
 bool mm_reuse_duplicate(mm_scheduler *s, job *j) {
-  if (!s->cache) return false;
+  if (!s->cache || j->r.score) return false;
   if (reads_on(s, j)) return true;
   uint32_t had = 0;
   bool asked = false;

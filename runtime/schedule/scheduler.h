@@ -45,6 +45,9 @@ typedef struct mm_request {
   /* Before each choice where it is not NULL, after `token` had all choices before: the ids allowed next, [ceil(vocab/32)] as
    * mm_sampling.allowed, valid until the next call; NULL: all. It may come twice for one choice. */
   const uint32_t *(*allow)(void *user);
+  /* Where it is not NULL: the logprobs of each token of the prompt but the first, in order and before `token`: logprobs[1 + top_logprobs],
+   * the prompt's own token first. The prompt is read without the prefix cache then, and in smaller chunks. */
+  void (*score)(void *user, const mm_logprob *logprobs);
   /* One token of the reply; logprobs[1 + top_logprobs] or NULL. false ends the reply with MM_FINISH_STOP (a stop string). */
   bool (*token)(void *user, int32_t id, const mm_logprob *logprobs, const mm_progress *progress);
   /* The last call for this request, always and once. err for MM_FINISH_ERROR alone. */

@@ -34,6 +34,7 @@ typedef struct job {
   int32_t draft[MM_DRAFTS];
   double acceptance; /* share of its proposals that were right of late */
   uint32_t take;     /* tokens that the step being built gives it */
+  uint32_t scored;   /* tokens of the prompt whose logprobs `score` had; the first has none */
   bool ended;        /* freed when no step names it */
 } job;
 
@@ -41,11 +42,12 @@ typedef struct job {
 typedef struct choice {
   job *job;
   uint32_t turn, first, count, pos;
+  bool scored; /* they are tokens of the prompt, whose logprobs are wanted */
 } choice;
 
 /* A step that was queued and not collected. */
 typedef struct step {
-  choice *choice;      /* [choices], room for every slot */
+  choice *choice;      /* [choices], room for two of every slot */
   mm_logprob *logprob; /* [step_tokens, 1 + MM_LOGPROBS], allocated when first asked for */
   uint32_t choices, outs;
   double began;      /* when it was queued */
@@ -103,6 +105,8 @@ struct mm_scheduler {
   mm_span *span;
   uint32_t *out;
   mm_sampling *sampling;
+  mm_bias *bias;   /* [step_tokens] that make the prompt's own token the sampled one */
+  uint32_t spare;  /* outputs that the step may have besides one for each job, and those of drafts */
   int32_t *chosen; /* [step_tokens] of the step being collected */
   job **order;     /* [slots] the prompts that are being read */
   rate *rate;      /* [slots + 1, 2] by how many decode: without proposals and with; NULL: none are made */

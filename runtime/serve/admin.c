@@ -51,6 +51,8 @@ static void put_scheduler(mm_text *t, mm_scheduler *scheduler) {
   mm_metrics_value(t, "slots", "gauge", "Sequences that can run at a time.", s.slots);
   mm_metrics_value(t, "pages", "gauge", "Pages of the KV cache.", s.pages);
   mm_metrics_value(t, "pages_free", "gauge", "Pages that nobody holds.", s.pages_free);
+  mm_metrics_value(t, "kv_cache_usage", "gauge", "Share of the pages that requests hold.",
+                   s.pages ? 1 - (double)((uint64_t)s.pages_free + s.pages_cached) / s.pages : 0);
   mm_metrics_value(t, "pages_cached", "gauge", "Pages that the prefix cache holds.", s.pages_cached);
   mm_metrics_value(t, "drafted_tokens_total", "counter", "Tokens proposed by prompt lookup.", (double)s.drafted);
   mm_metrics_value(t, "accepted_tokens_total", "counter", "Those of them that were right.", (double)s.accepted);
@@ -97,8 +99,23 @@ static double resident(void) {
   return (double)pages * (double)sysconf(_SC_PAGESIZE);
 }
 
+static void put_replies(mm_text *t, const mm_server *s) {
+  mm_text_put(t, "# HELP minimax_http_replies_total Replies by their status.\n# TYPE minimax_http_replies_total counter\n");
+  for (int status = 100; status < 600; status++)
+    if (mm_http_replies(s->http, status))
+      mm_text_printf(t, "minimax_http_replies_total{status=\"%d\"} %llu\n", status, (unsigned long long)mm_http_replies(s->http, status));
+}
+
+static void put_build(mm_text *t) {
+  mm_text_printf(t,
+                 "# HELP minimax_build_info Always 1; the labels say which build serves.\n# TYPE minimax_build_info gauge\n"
+                 "minimax_build_info{version=\"%s\",build=\"%s\"} 1\n",
+                 MM_VERSION, mm_version());
+}
+
 static void metrics(mm_server *s, mm_exchange *x) {
-  mm_text t = {0};
+  mm_text t = {0}, out = {0};
+  put_build(&t);
   mm_metrics_value(&t, "ready", "gauge", "1 when requests are served.", s->state == MM_SERVER_READY);
   mm_metrics_value(&t, "connections", "gauge", "Open connections.", mm_http_connections(s->http));
   mm_metrics_value(&t, "calls", "gauge", "API requests being answered.", s->calls);
@@ -106,8 +123,11 @@ static void metrics(mm_server *s, mm_exchange *x) {
   mm_metrics_write(&s->metrics, &t);
   if (s->scheduler) put_scheduler(&t, s->scheduler), put_cache(&t, s);
   if (s->scheduler) put_experts(&t, s);
-  mm_exchange_reply(x, t.failed ? 503 : 200, "text/plain; version=0.0.4; charset=utf-8", t.p ? t.p : "", t.failed ? 0 : t.n);
-  free(t.p);
+  put_replies(&t, s);
+  if (!t.failed) mm_metrics_label(t.p, s->name[0], s->vllm_names, &out);
+  const bool failed = t.failed || out.failed;
+  mm_exchange_reply(x, failed ? 503 : 200, "text/plain; version=0.0.4; charset=utf-8", failed ? "" : out.p, failed ? 0 : out.n);
+  MM_FREE(t.p, out.p);
 }
 
 /* Also what the defaults of requests are. */
@@ -135,6 +155,33 @@ static void models(mm_server *s, mm_exchange *x) {
   }
   mm_text_put(&t, "]}");
   send_json(x, 200, &t);
+}
+
+/* As vLLM and Ollama answer. */
+static void version(mm_server *s, mm_exchange *x) {
+  mm_text t = {0};
+  (void)s;
+  mm_text_printf(&t, "{\"version\":\"%s\"}", MM_VERSION);
+  send_json(x, 200, &t);
+}
+
+/* The names of llama.cpp's server, as far as they mean something here. */
+static void props(mm_server *s, mm_exchange *x) {
+  mm_text t = {0};
+  mm_scheduler_stats stats = {0};
+  if (s->scheduler) mm_scheduler_stats_read(s->scheduler, &stats);
+  mm_text_put(&t, "{\"model_alias\":");
+  mm_text_quote_string(&t, s->name[0]);
+  mm_text_put(&t, ",\"build_info\":");
+  mm_text_quote_string(&t, mm_version());
+  mm_text_printf(&t, ",\"total_slots\":%u,\"modalities\":{\"vision\":false,\"audio\":false},\"default_generation_settings\":{\"n_ctx\":%u",
+                 stats.slots, s->positions);
+  mm_text_put(&t, ",\"params\":{\"temperature\":");
+  mm_text_real(&t, s->defaults.temperature);
+  mm_text_put(&t, ",\"top_p\":");
+  mm_text_real(&t, s->defaults.top_p);
+  mm_text_printf(&t, ",\"top_k\":%u}}}", s->defaults.top_k);
+  send_json(x, s->state == MM_SERVER_READY ? 200 : 503, &t);
 }
 
 #define MODEL "/v1/models/"
@@ -182,8 +229,8 @@ mm_page *mm_page_find(const char *path, bool *keyed) {
     const char *path;
     mm_page *page;
     bool keyed;
-  } pages[] = {
-      {"/", page, false}, {"/health", health, false}, {"/ready", ready, false}, {"/metrics", metrics, false}, {"/v1/models", models, true}};
+  } pages[] = {{"/", page, false},           {"/health", health, false},   {"/ready", ready, false}, {"/metrics", metrics, false},
+               {"/v1/models", models, true}, {"/version", version, false}, {"/props", props, true}};
   for (size_t i = 0; i < sizeof pages / sizeof *pages; i++)
     if (strcmp(pages[i].path, path) == 0) return *keyed = pages[i].keyed, pages[i].page;
   return strncmp(path, MODEL, strlen(MODEL)) == 0 ? (*keyed = true, model) : NULL;

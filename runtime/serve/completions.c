@@ -13,9 +13,11 @@ typedef struct lists {
 
 typedef struct completions {
   bool echo;
-  bool special;       /* control tokens that a prompt's text spells are such */
-  lists *logged;      /* [replies] of a whole reply with logprobs, or NULL */
-  size_t *characters; /* [replies] of the text so far */
+  bool special;         /* control tokens that a prompt's text spells are such */
+  bool none;            /* no reply is wanted: its one token is left out */
+  lists *logged;        /* [replies] of a whole reply with logprobs, or NULL */
+  mm_utf8_stream *utf8; /* [replies] of echoed prompts */
+  size_t *characters;   /* [replies] of the text so far */
   uint32_t replies;
   mm_text *echoed; /* [prompts] the texts of the prompts, where they are echoed */
   uint32_t prompts;
@@ -80,7 +82,7 @@ static void free_lists(lists *l) { MM_FREE(l->token.p, l->logprob.p, l->top.p, l
 static void close_state(void *state) {
   completions *s = state;
   for (uint32_t i = 0; s->logged && i < s->replies; i++) free_lists(&s->logged[i]);
-  MM_FREE(s->logged, s->characters);
+  MM_FREE(s->logged, s->characters, s->utf8);
   for (uint32_t i = 0; s->echoed && i < s->prompts; i++) free(s->echoed[i].p);
   free(s->echoed);
   free(s);
@@ -147,7 +149,7 @@ static bool read_fields(mm_call *c, completions *s) {
   if (!mm_field_int(c, c->body, "logprobs", 0, MM_LOGPROBS, &logprobs) || !mm_field_bool(c, c->body, "echo", &s->echo) ||
       !mm_field_bool(c, c->body, "parse_special", &s->special))
     return false;
-  if (s->echo && logprobs >= 0) return mm_refuse(c, 400, "echo", "echo: logprobs of a prompt are not served");
+  if (s->echo && logprobs >= 0 && p->stream) return mm_refuse(c, 400, "echo", "echo: logprobs of a prompt are not served in a stream");
   p->logprobs = logprobs >= 0;
   p->top_logprobs = p->logprobs ? (uint32_t)logprobs : 0;
   return true;
@@ -165,18 +167,13 @@ static bool begin(mm_call *c, mm_err *err) {
   if (s->echo && !echo_prompts(c, s, err)) return false;
   s->replies = c->prompts * c->params.n;
   if (!(s->characters = mm_calloc(s->replies, sizeof *s->characters, err))) return false;
+  if (!(s->utf8 = mm_calloc(s->replies, sizeof *s->utf8, err))) return false;
   if (c->params.logprobs && !c->params.stream && !(s->logged = mm_calloc(s->replies, sizeof *s->logged, err))) return false;
   if (!some) c->params.max_tokens = 16; /* as OpenAI has it */
+  s->none = some && !c->params.max_tokens;
+  if (s->none) c->params.max_tokens = 1;
   return true;
 }
-
-static bool start(mm_call *c, mm_err *err) {
-  if (!mm_call_start(c, NULL, err)) return false;
-  if (c->params.stream) mm_call_stream(c);
-  return true;
-}
-
-/* ---- The reply ---- */
 
 static void quote_id(const mm_call *c, int32_t id, mm_text *out) {
   size_t n = 0;
@@ -201,6 +198,55 @@ static void add_logprobs(const mm_call *c, const mm_token *t, size_t offset, lis
   mm_text_put(&l->top, "}");
   mm_text_printf(&l->offset, "%s%zu", comma, offset);
 }
+
+static size_t characters_of(const char *text, size_t n) {
+  size_t count = 0;
+  for (size_t i = 0; i < n; i++) count += ((uint8_t)text[i] & 0xc0) != 0x80;
+  return count;
+}
+
+/* The entry of a token whose text is these bytes: the characters that they complete come after the offset. */
+static void pass_token(mm_choice *ch, int32_t id) {
+  completions *s = ch->call->state;
+  mm_text text = {0};
+  size_t n;
+  const char *bytes = mm_tokenizer_bytes(ch->call->server->tokenizer, id, &n);
+  if (bytes && n) mm_print_utf8(&s->utf8[ch->index], bytes, n, &text);
+  s->characters[ch->index] += characters_of(text.p ? text.p : "", text.n);
+  s->logged[ch->index].token.failed |= text.failed;
+  free(text.p);
+}
+
+/* A token of the prompt but the first. */
+static void scored(void *user, const mm_token *t) {
+  mm_choice *ch = user;
+  completions *s = ch->call->state;
+  add_logprobs(ch->call, t, s->characters[ch->index], &s->logged[ch->index]);
+  pass_token(ch, t->id);
+}
+
+/* The first token of an echoed prompt has no logprob. */
+static void shape(mm_choice *ch, mm_generation_settings *set) {
+  const mm_call *c = ch->call;
+  completions *s = c->state;
+  if (!s->echo || !s->logged) return;
+  const int32_t first = c->prompt[ch->index / c->params.n][0];
+  lists *l = &s->logged[ch->index];
+  quote_id(c, first, &l->token);
+  mm_text_put(&l->logprob, "null");
+  mm_text_put(&l->top, "null");
+  mm_text_put(&l->offset, "0");
+  pass_token(ch, first);
+  set->scored = scored;
+}
+
+static bool start(mm_call *c, mm_err *err) {
+  if (!mm_call_start(c, shape, err)) return false;
+  if (c->params.stream) mm_call_stream(c);
+  return true;
+}
+
+/* ---- The reply ---- */
 
 static void put_logprobs(const lists *l, mm_text *out) {
   out->failed |= l->token.failed || l->logprob.failed || l->top.failed || l->offset.failed;
@@ -245,8 +291,9 @@ static void token(mm_choice *ch, const mm_token *t) {
   const size_t before = ch->text.n, offset = s->characters[ch->index];
   const bool logged = t->logprobs && t->id >= 0;
   if (c->params.stream && ch->tokens == 1) send_echo(ch);
+  if (s->none) return;
   if (t->n) mm_print_utf8(&ch->utf8, t->bytes, t->n, &ch->text);
-  for (size_t i = before; i < ch->text.n; i++) s->characters[ch->index] += ((uint8_t)ch->text.p[i] & 0xc0) != 0x80;
+  s->characters[ch->index] += characters_of(ch->text.p + before, ch->text.n - before);
   if (!c->params.stream) {
     if (logged) add_logprobs(c, t, offset, &s->logged[ch->index]);
     return;
@@ -263,6 +310,7 @@ static void ended(mm_choice *ch) {
   const size_t before = ch->text.n;
   if (c->params.stream && ch->tokens == 0) send_echo(ch);
   mm_print_utf8(&ch->utf8, "", 0, &ch->text);
+  if (((const completions *)c->state)->none) ch->ending.progress.reply_tokens = 0;
   if (c->params.stream) send_piece(ch, ch->text.p + before, ch->text.n - before, NULL, &ch->ending);
 }
 

@@ -171,12 +171,14 @@ bool mm_params_read(mm_call *c, mm_err *err) {
   mm_params *p = &c->params;
   bool skip_special = true;
   int64_t n = 1, max = 0, priority = 0;
+  const mm_value *echo = mm_value_get(c->body, "echo");
+  const int64_t least = !(echo && echo->type == MM_VALUE_BOOL && echo->truth); /* an echoed prompt alone is a reply */
   double time = c->server->request_time;
   if (!mm_fields_check(c) || !read_sampling(c) || !read_bias(c, err) || !read_ends(c, err) || !read_streaming(c) || !read_salt(c))
     return false;
   if (!mm_params_stop(c, "stop") || !mm_field_bool(c, c->body, "skip_special_tokens", &skip_special) ||
       !mm_field_bool(c, c->body, "include_stop_str_in_output", &p->include_stop) || !mm_field_int(c, c->body, "n", 1, MM_CHOICES, &n) ||
-      !mm_field_int(c, c->body, "max_tokens", 1, INT32_MAX, &max) ||
+      !mm_field_int(c, c->body, "max_tokens", least, INT32_MAX, &max) ||
       !mm_field_int(c, c->body, "priority", INT32_MIN, INT32_MAX, &priority) || !mm_field_real(c, c->body, "timeout", 0.001, 1e9, &time))
     return false;
   p->n = (uint32_t)n;

@@ -339,3 +339,27 @@ void mm_framing_close(mm_framing *f) {
   MM_FREE(f->field, f->request.p, f->head.p, f->line.p, f->body.p);
   *f = (mm_framing){0};
 }
+
+const char *mm_framing_reason(int status) {
+  static const struct {
+    int status;
+    const char *reason;
+  } known[] = {{200, "OK"},
+               {204, "No Content"},
+               {400, "Bad Request"},
+               {401, "Unauthorized"},
+               {403, "Forbidden"},
+               {404, "Not Found"},
+               {405, "Method Not Allowed"},
+               {413, "Content Too Large"},
+               {417, "Expectation Failed"},
+               {429, "Too Many Requests"},
+               {431, "Request Header Fields Too Large"},
+               {500, "Internal Server Error"},
+               {503, "Service Unavailable"},
+               {504, "Gateway Timeout"},
+               {505, "HTTP Version Not Supported"}};
+  for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+    if (known[i].status == status) return known[i].reason;
+  return "";
+}

@@ -48,5 +48,6 @@ void mm_framing_next(mm_framing *f);
 /* The first field of that name, any case; NULL: there is none. */
 const char *mm_framing_find(const mm_framing *f, const char *name);
 void mm_framing_close(mm_framing *f);
+const char *mm_framing_reason(int status); /* its phrase; empty for those that are not sent */
 
 #endif

@@ -11,6 +11,7 @@ struct letter {
   letter *next;
   mm_generation *of;
   mm_token token;
+  bool scored; /* a token of the prompt */
   mm_logprob logprobs[];
 };
 
@@ -185,6 +186,23 @@ static bool on_token(void *user, int32_t id, const mm_logprob *logprobs, const m
   return true;
 }
 
+static void on_score(void *user, const mm_logprob *logprobs) {
+  mm_generation *g = user;
+  const uint32_t top = g->set.request.sampling.top_logprobs;
+  const size_t extra = sizeof(mm_logprob) * (1 + top);
+  letter *l = malloc(sizeof *l + extra);
+  if (!l) {
+    g->starved = true;
+    return;
+  }
+  *l = (letter){.of = g, .scored = true, .token = {.id = logprobs[0].id, .bytes = "", .top = top}};
+  memcpy(l->logprobs, logprobs, extra);
+  l->token.logprobs = l->logprobs;
+  *g->held_last = l;
+  g->held_last = &l->next;
+  release_all(g);
+}
+
 static const uint32_t *on_allow(void *user) {
   const mm_generation *g = user;
   return g->set.allow(g->set.constraint);
@@ -217,7 +235,7 @@ static void generation_free(mm_generation *g) {
 static void deliver(letter *l) {
   mm_generation *g = l->of;
   if (l != g->end) {
-    g->set.token(g->set.user, &l->token);
+    (l->scored ? g->set.scored : g->set.token)(g->set.user, &l->token);
     free(l);
     return;
   }
@@ -268,6 +286,7 @@ mm_generation *mm_generation_start(mm_scheduler *s, mm_outbox *o, const mm_token
   mm_request r = set->request;
   r.user = g;
   r.allow = set->constraint ? on_allow : NULL;
+  r.score = set->scored ? on_score : NULL;
   r.token = on_token;
   r.done = on_done;
   if (g->end) {

@@ -53,6 +53,8 @@ typedef struct mm_generation_settings {
   void (*chosen)(void *constraint, int32_t id); /* after each choice */
   mm_reply_watch *watch; /* or NULL: stop strings count everywhere. In the scheduler's thread too, stays until done */
   void *user;
+  /* In the loop: each token of the prompt but the first, before those of the reply. NULL: not wanted. */
+  void (*scored)(void *user, const mm_token *t);
   void (*token)(void *user, const mm_token *t);   /* in the loop */
   void (*done)(void *user, const mm_ending *end); /* in the loop; the last, the generation is freed after it */
 } mm_generation_settings;

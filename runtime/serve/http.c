@@ -43,6 +43,8 @@ typedef struct timer {
   void *user;
 } timer;
 
+#define STATUSES 600
+
 struct mm_http {
   mm_http_config c;
   struct event_base *base;
@@ -58,6 +60,7 @@ struct mm_http {
   pthread_mutex_t lock;
   mm_task *first, **last; /* posted */
   mm_exchange *exchanges;
+  uint64_t replies[STATUSES]; /* by status */
 };
 
 /* A connection, and the request on it. It lives until both have ended. */
@@ -320,30 +323,6 @@ bool mm_exchange_gone(const mm_exchange *x) { return !x->b || x->slow; }
 
 void mm_exchange_set(mm_exchange *x, const char *name, const char *value) { mm_text_printf(&x->head, "%s: %s\r\n", name, value); }
 
-static const char *reason(int status) {
-  static const struct {
-    int status;
-    const char *reason;
-  } known[] = {{200, "OK"},
-               {204, "No Content"},
-               {400, "Bad Request"},
-               {401, "Unauthorized"},
-               {403, "Forbidden"},
-               {404, "Not Found"},
-               {405, "Method Not Allowed"},
-               {413, "Content Too Large"},
-               {417, "Expectation Failed"},
-               {429, "Too Many Requests"},
-               {431, "Request Header Fields Too Large"},
-               {500, "Internal Server Error"},
-               {503, "Service Unavailable"},
-               {504, "Gateway Timeout"},
-               {505, "HTTP Version Not Supported"}};
-  for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-    if (known[i].status == status) return known[i].reason;
-  return "";
-}
-
 /* For want of memory, or of a client that takes what is sent: what is sent no longer is a reply. */
 static void drop(mm_exchange *x) {
   x->slow = true;
@@ -360,7 +339,8 @@ static void send_head(mm_exchange *x, int status, const char *type, size_t lengt
   x->chunked = length == SIZE_MAX && x->in.minor > 0;
   x->keep &= !x->http->draining && (length != SIZE_MAX || x->chunked);
   strftime(date, sizeof date, "%a, %d %b %Y %H:%M:%S GMT", gmtime_r(&now, &tm));
-  mm_text_printf(&t, "HTTP/1.1 %d %s\r\nDate: %s\r\n", status, reason(status), date);
+  mm_text_printf(&t, "HTTP/1.1 %d %s\r\nDate: %s\r\n", status, mm_framing_reason(status), date);
+  if (status >= 0 && status < STATUSES) x->http->replies[status]++;
   if (x->head.n) mm_text_add(&t, x->head.p, x->head.n);
   if (!bare) mm_text_printf(&t, "Content-Type: %s\r\n", type);
   if (x->chunked)
@@ -566,6 +546,8 @@ mm_http *mm_http_open(const mm_http_config *c, mm_err *err) {
 }
 
 uint16_t mm_http_port(const mm_http *h) { return h->port; }
+uint64_t mm_http_replies(const mm_http *h, int status) { return status >= 0 && status < STATUSES ? h->replies[status] : 0; }
+
 uint32_t mm_http_connections(const mm_http *h) { return h->open; }
 
 bool mm_http_run(mm_http *h, mm_err *err) {

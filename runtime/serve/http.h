@@ -32,7 +32,8 @@ void mm_http_stop(mm_http *h);
 void mm_http_drain(mm_http *h);
 /* A reply is being made, or some of it is not written to its connection yet. */
 bool mm_http_busy(const mm_http *h);
-uint32_t mm_http_connections(const mm_http *h); /* open ones */
+uint32_t mm_http_connections(const mm_http *h);         /* open ones */
+uint64_t mm_http_replies(const mm_http *h, int status); /* that were begun */
 /* After run. Exchanges that have not ended are freed, without a call. Accepts NULL. */
 void mm_http_close(mm_http *h);
 

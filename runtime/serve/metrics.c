@@ -1,6 +1,9 @@
 /* Prometheus' text. */
 #include "runtime/serve/metrics.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 static const double bound[MM_BUCKETS] = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 30, 120};
 
 void mm_histogram_add(mm_histogram *h, double seconds) {
@@ -32,4 +35,95 @@ void mm_metrics_write(const mm_metrics *m, mm_text *t) {
   put_histogram(t, "first_token_seconds", "From a request to its first token.", &m->first_token);
   put_histogram(t, "between_tokens_seconds", "From a token to the next.", &m->between_tokens);
   put_histogram(t, "request_seconds", "From a request to the end of its reply.", &m->whole);
+}
+
+/* ---- Labels, and names of vLLM ---- */
+
+/* Names without the prefix, and what vLLM calls the same. */
+static const struct {
+  const char *name, *other;
+} vllm_name[] = {{"requests_running", "num_requests_running"},
+                 {"requests_waiting", "num_requests_waiting"},
+                 {"requests_preempted_total", "num_preemptions_total"},
+                 {"prompt_tokens_total", "prompt_tokens_total"},
+                 {"reply_tokens_total", "generation_tokens_total"},
+                 {"cached_tokens_total", "prefix_cache_hits_total"},
+                 {"kv_cache_usage", "kv_cache_usage_perc"},
+                 {"drafted_tokens_total", "spec_decode_num_draft_tokens_total"},
+                 {"accepted_tokens_total", "spec_decode_num_accepted_tokens_total"},
+                 {"first_token_seconds", "time_to_first_token_seconds"},
+                 {"between_tokens_seconds", "inter_token_latency_seconds"},
+                 {"request_seconds", "e2e_request_latency_seconds"}};
+
+#define PREFIX "minimax_"
+
+/* A label's value: a backslash, a quote and a newline are escaped. */
+static void put_escaped(mm_text *t, const char *s) {
+  for (; *s; s++)
+    if (*s == '\n')
+      mm_text_put(t, "\\n");
+    else
+      mm_text_printf(t, *s == '"' || *s == '\\' ? "\\%c" : "%c", *s);
+}
+
+/* A line of a value, whose name ends after `name` bytes, with the label, under this prefix and name. */
+static void put_value(mm_text *out, const char *prefix, const char *name, size_t name_n, const char *rest, size_t rest_n,
+                      const char *model) {
+  const bool labelled = *rest == '{';
+  mm_text_put(out, prefix);
+  mm_text_add(out, name, name_n);
+  mm_text_put(out, "{model_name=\"");
+  put_escaped(out, model);
+  mm_text_put(out, labelled ? "\"," : "\"}");
+  mm_text_add(out, rest + labelled, rest_n - labelled);
+}
+
+/* The name of vLLM for a metric, or for a part of a histogram; NULL: it has none. *more: bytes behind what the table has. */
+static const char *other_name(const char *name, size_t n, size_t *more) {
+  static const char *const ends[] = {"", "_bucket", "_sum", "_count"};
+  for (size_t i = 0; i < sizeof vllm_name / sizeof *vllm_name; i++)
+    for (size_t k = 0; k < sizeof ends / sizeof *ends; k++) {
+      const size_t own = strlen(vllm_name[i].name), end = strlen(ends[k]);
+      if (own + end != n || memcmp(name, vllm_name[i].name, own) != 0 || memcmp(name + own, ends[k], end) != 0) continue;
+      return *more = end, vllm_name[i].other;
+    }
+  return NULL;
+}
+
+/* The line, a comment or a value, under the name of vLLM, if that has one. */
+static void put_other(mm_text *out, const char *line, size_t n, const char *model) {
+  const size_t comment = *line == '#' ? strlen("# HELP ") : 0, begin = comment + strlen(PREFIX);
+  size_t name = 0, more;
+  if (n < begin || memcmp(line + comment, PREFIX, strlen(PREFIX)) != 0) return;
+  while (begin + name < n && line[begin + name] != ' ' && line[begin + name] != '{') name++;
+  const char *other = other_name(line + begin, name, &more);
+  if (!other) return;
+  mm_text whole = {0};
+  mm_text_put(&whole, other);
+  mm_text_add(&whole, line + begin + name - more, more);
+  mm_text_add(out, line, comment);
+  if (comment) {
+    mm_text_put(out, "vllm:");
+    mm_text_add(out, whole.p, whole.n);
+    mm_text_add(out, line + begin + name, n - begin - name);
+  } else {
+    put_value(out, "vllm:", whole.p, whole.n, line + begin + name, n - begin - name, model);
+  }
+  out->failed |= whole.failed;
+  free(whole.p);
+}
+
+void mm_metrics_label(const char *metrics, const char *model, bool vllm, mm_text *out) {
+  for (int other = 0; other <= vllm; other++) {
+    for (const char *line = metrics; *line;) {
+      const size_t n = strcspn(line, "\n") + 1, name = strcspn(line, " {");
+      if (other)
+        put_other(out, line, n, model);
+      else if (*line == '#')
+        mm_text_add(out, line, n);
+      else
+        put_value(out, "", line, name, line + name, n - name, model);
+      line += n;
+    }
+  }
 }

@@ -20,5 +20,7 @@ typedef struct mm_metrics {
 /* One value, and all of m, in Prometheus' text format 0.0.4. type: "counter", "gauge". */
 void mm_metrics_value(mm_text *t, const char *name, const char *type, const char *help, double value);
 void mm_metrics_write(const mm_metrics *m, mm_text *t);
+/* Appends the lines of `metrics` to out, each value with the label model_name; with `vllm` also those that vLLM has, under its names. */
+void mm_metrics_label(const char *metrics, const char *model, bool vllm, mm_text *out);
 
 #endif

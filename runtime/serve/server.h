@@ -48,6 +48,7 @@ struct mm_server {
   pthread_mutex_t shared;       /* of lexicon and replay */
   mm_replay *replay;            /* what was sampled for messages with calls */
   mm_metrics metrics;
+  bool vllm_names; /* metrics also under the names of vLLM */
   bool any_name;   /* requests may name any model */
   bool trust_user; /* text of users may spell control tokens */
   mm_log log;

@@ -55,8 +55,8 @@ def share_of_ram(packed):
     with Server(packed, "--gpu-memory-utilization", share) as s:
         log = open(s.log).read()
         assert f"KV cache: {64 * wanted} tokens (" in log and f"a full sequence of {config['max_position_embeddings']} fits 3 times" in log, log
-        metrics = s.get("/metrics").decode()
-        assert f"\nminimax_kv_cache_tokens {64 * wanted}\n" in metrics and f"\nminimax_pages {wanted}\n" in metrics, metrics
+        metrics = s.metrics()
+        assert metrics["kv_cache_tokens"] == 64 * wanted and metrics["pages"] == wanted, metrics
     given = json.loads(run("minimax-serve", packed, "--check", "--json", "--kv-cache-tokens", 1000, "--gpu-memory-utilization", "1e-9").stdout)
     assert given["kv_cache_tokens"] == given["positions"] == 1024, given
     run("minimax-serve", packed, "--check", "--kv-cache-tokens", 64, "--max-model-len", 65, status=2)

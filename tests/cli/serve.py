@@ -165,8 +165,27 @@ def pages(s):
     assert model["id"] == "tiny-m2" and model["max_model_len"] == 8192
     metrics = s.get("/metrics").decode()
     for line in metrics.splitlines():
-        assert re.fullmatch(r"# (HELP|TYPE) minimax_\w+ .*|minimax_\w+(\{\w+=\"[^\"]*\"\})? [-+\d.e]+", line), line
-    assert re.search(r"^minimax_reply_tokens_total [1-9]", metrics, re.M)
+        assert re.fullmatch(r"# (HELP|TYPE) minimax_\w+ .*|minimax_\w+\{model_name=\"tiny-m2\"(,\w+=\"[^\"]*\")*\} [-+\d.e]+", line), line
+    values = s.metrics()
+    assert values["reply_tokens_total"] >= 1 and values['http_replies_total{status="200"}'] > values['http_replies_total{status="400"}'] > 0
+    version = json.loads(s.get("/version"))["version"]
+    assert any(k.startswith(f'build_info{{version="{version}"') and v == 1 for k, v in values.items()), values
+    props = json.loads(s.get("/props"))
+    assert props["total_slots"] == values["slots"] and props["default_generation_settings"]["n_ctx"] == 8192 and props["model_alias"] == "tiny-m2"
+
+
+def vllm_names():
+    """The names of vLLM stand next to this server's own, with the same values; a model's name is escaped."""
+    with Server(PACKED, "--metric-names", "vllm", "--served-model-name", 'a "b" \\ c') as s:
+        s.post(COMPLETIONS, {**PROMPT, "max_tokens": 3})
+        text, values = s.get("/metrics").decode(), s.metrics()
+        label = 'model_name="a \\"b\\" \\\\ c"'
+        assert f"\nvllm:generation_tokens_total{{{label}}} 3\n" in text and values["reply_tokens_total"] == 3, text
+        assert f'\nvllm:time_to_first_token_seconds_bucket{{{label},le="+Inf"}} 1\n' in text, text
+        for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total", "prompt_tokens_total",
+                     "prefix_cache_hits_total", "e2e_request_latency_seconds_count", "inter_token_latency_seconds_sum"):
+            assert f"\nvllm:{name}{{{label}}} " in text, name
+        assert text.count("# TYPE vllm:time_to_first_token_seconds histogram\n") == 1
 
 
 def special():
@@ -307,6 +326,7 @@ with Server(PACKED) as server:
     reasons(server)
     pages(server)
 special()
+vllm_names()
 keys()
 keys_elsewhere()
 config_file()

@@ -181,7 +181,7 @@ def strangers(packed):
 
 
 def values(s):
-    return {k: float(v) for k, v in re.findall(r"^minimax_(\S+) (\S+)$", s.get("/metrics").decode(), re.M)}
+    return s.metrics()
 
 
 def idle(s):

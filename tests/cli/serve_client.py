@@ -87,6 +87,11 @@ class Server:
         assert status == 200, (path, status, data)
         return data
 
+    def metrics(self):
+        """The values of /metrics by their names and labels, without minimax_ and the label that all have."""
+        found = re.findall(r'^minimax_(\w+)\{model_name="(?:[^"\\]|\\.)*"(?:\}|,(.*)\}) (\S+)$', self.get("/metrics").decode(), re.M)
+        return {name + (f"{{{labels}}}" if labels else ""): float(value) for name, labels, value in found}
+
     def post(self, path, body, status=200, headers={}):
         got, _, data = self.request("POST", path, body, headers)
         assert got == status, (path, body, got, data)

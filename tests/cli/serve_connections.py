@@ -45,7 +45,7 @@ def until(fn):
 
 
 def metric(s, name):
-    return float(re.search(rf"^minimax_{name} (\S+)$", s.get("/metrics").decode(), re.M)[1])
+    return s.metrics()[name]
 
 
 def old_clients(s):

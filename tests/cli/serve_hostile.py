@@ -239,7 +239,8 @@ def many_choices(s):
 
 
 def running(s):
-    return [int(x.split()[1]) for x in s.get("/metrics").decode().splitlines() if x.startswith(("minimax_requests_running ", "minimax_requests_waiting "))]
+    values = s.metrics()
+    return [int(values["requests_waiting"]), int(values["requests_running"])]
 
 
 def leavers(s):

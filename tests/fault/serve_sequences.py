@@ -258,7 +258,7 @@ def settled(server, descriptors):
     """Nothing of what came is left."""
     end = time.monotonic() + 60
     while True:
-        v = {x[0].removeprefix("minimax_"): float(x[1]) for x in (line.split() for line in server.get("/metrics").decode().splitlines()) if len(x) == 2}
+        v = server.metrics()
         open_now = len(os.listdir(f"/proc/{server.process.pid}/fd"))
         if not (v["requests_running"] or v["requests_waiting"] or v["calls"]) and v["pages_free"] + v["pages_cached"] == v["pages"] and open_now <= descriptors + 2:
             break

@@ -1,0 +1,147 @@
+/* The automaton: stacks of values that are not complete, one for each way to read the text. */
+#include <string.h>
+
+#include "runtime/constrain/grammar_inside.h"
+
+bool mm_grammar_push(mm_grammar_stack *g, const mm_form *s) {
+  if (g->depth == MM_GRAMMAR_DEPTH) return false;
+  g->frame[g->depth++] = (mm_grammar_frame){.form = s};
+  return true;
+}
+
+void mm_grammar_start(mm_grammar *g, const mm_form *form) {
+  mm_grammar_stack *s = &g->stack[0];
+  g->count = 1;
+  s->depth = s->value = s->named = 0;
+  s->one_line = false;
+  mm_grammar_push(s, form);
+  s->frame[0].to = form->kind == MM_FORM_PROSE && form->least;
+}
+
+static void copy_stack(mm_grammar_stack *to, const mm_grammar_stack *from) {
+  memcpy(to->frame, from->frame, from->depth * sizeof *from->frame);
+  to->depth = from->depth;
+  to->value = from->value;
+  to->one_line = from->one_line;
+  to->named = from->named;
+  memcpy(to->names, from->names, from->named);
+}
+
+void mm_grammar_copy(mm_grammar *to, const mm_grammar *from) {
+  to->count = from->count;
+  for (uint32_t i = 0; i < from->count; i++) copy_stack(&to->stack[i], &from->stack[i]);
+}
+
+/* Another way to read the text from here on, which takes the byte at hand after all others. NULL: there are too many. */
+mm_grammar_stack *mm_grammar_fork(mm_grammar *all, const mm_grammar_stack *g) {
+  if (all->count == MM_GRAMMAR_STACKS) return NULL;
+  mm_grammar_stack *other = &all->stack[all->count++];
+  copy_stack(other, g);
+  return other;
+}
+
+/* True if a frame of this form lets the same words of at most `longest` bytes follow with both counts. A byte adds at most one to a
+ * count, after it was compared: before the last byte of a word the count has grown by longest - 1 at most. Therefore, as long as count +
+ * longest <= least, every comparison with `least` fails and every one with `most` passes; with least <= count and count + longest <=
+ * most all pass. */
+static bool counts_alike(const mm_form *s, uint32_t x, uint32_t y, uint32_t longest) {
+  const uint64_t lo = mm_min(x, y);
+  const uint64_t hi = (uint64_t)mm_max(x, y) + longest;
+  if (x == y) return true;
+  if (s->kind == MM_FORM_FIELDS && !s->any_names) return false;
+  /* It counts properties, whose keys differ, or is no number of things. */
+  if (s->kind == MM_FORM_OBJECT || s->kind == MM_FORM_ELEMENTS || s->kind == MM_FORM_AUTOMATON || s->kind == MM_FORM_DECIMAL) return false;
+  if (s->kind == MM_FORM_ARRAY && lo < s->count) return false; /* the next items have forms of their own */
+  return hi <= s->least || (lo >= s->least && hi <= s->most);
+}
+
+static bool same_stack(const mm_grammar_stack *a, const mm_grammar_stack *b, uint32_t longest) {
+  if (a->depth != b->depth || a->named != b->named || memcmp(a->names, b->names, a->named) != 0) return false;
+  for (uint32_t i = a->depth; i-- > 0;) {
+    const mm_grammar_frame *x = &a->frame[i], *y = &b->frame[i];
+    if (x->form != y->form || x->from != y->from || x->to != y->to || x->bytes != y->bytes || x->phase != y->phase ||
+        x->space != y->space || x->digits != y->digits || x->tail != y->tail || x->lo != y->lo || x->hi != y->hi || x->tag != y->tag ||
+        x->number != y->number)
+      return false;
+    if (!counts_alike(x->form, x->count, y->count, longest)) return false;
+  }
+  return true;
+}
+
+bool mm_grammar_same(const mm_grammar *a, const mm_grammar *b, uint32_t longest) {
+  if (a->count != b->count) return false;
+  for (uint32_t i = 0; i < a->count; i++)
+    if (!same_stack(&a->stack[i], &b->stack[i], longest)) return false;
+  return true;
+}
+
+/* ---- Steps ---- */
+
+static bool step_stack(mm_grammar *all, mm_grammar_stack *g, uint8_t byte) {
+  mm_outcome o = MM_AGAIN;
+  while (o == MM_AGAIN && g->depth) {
+    mm_grammar_frame *f = &g->frame[g->depth - 1];
+    const uint8_t space = f->space;
+    o = mm_value_step(all, g, byte);
+    if (f->space == space) f->space = 0;
+  }
+  const bool json = g->value && g->depth > g->value;
+  return o == MM_TAKEN && (!json || mm_value_step_json(&g->frame[g->value - 1], byte));
+}
+
+/* Removes the ways that have become the same as another. */
+static void drop_same(mm_grammar *g) {
+  uint32_t n = 1;
+  for (uint32_t i = 1; i < g->count; i++) {
+    uint32_t k = 0;
+    while (k < n && !same_stack(&g->stack[k], &g->stack[i], UINT32_MAX)) k++;
+    if (k < n) continue;
+    if (n != i) copy_stack(&g->stack[n], &g->stack[i]);
+    n++;
+  }
+  g->count = n;
+}
+
+bool mm_grammar_step(mm_grammar *g, uint8_t byte) {
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < g->count; i++) {
+    if (!step_stack(g, &g->stack[i], byte)) continue;
+    if (n != i) copy_stack(&g->stack[n], &g->stack[i]);
+    n++;
+  }
+  g->count = n;
+  if (n > 1) drop_same(g);
+  return n;
+}
+
+static bool stack_accepts(const mm_grammar_stack *g) {
+  const mm_grammar_frame *f = &g->frame[0];
+  if (g->depth != 1) return g->depth == 0;
+  return f->form->kind >= MM_FORM_CALLS ? mm_calls_accept(f) : mm_value_accepts(f);
+}
+
+bool mm_grammar_accepts(const mm_grammar *g) {
+  for (uint32_t i = 0; i < g->count; i++)
+    if (stack_accepts(&g->stack[i])) return true;
+  return false;
+}
+
+static bool stack_done(const mm_grammar_stack *g) {
+  const mm_grammar_frame *f = &g->frame[0];
+  if (g->depth != 1) return g->depth == 0;
+  return f->form->kind >= MM_FORM_CALLS ? mm_calls_done(f) : mm_value_done(f);
+}
+
+bool mm_grammar_done(const mm_grammar *g) {
+  for (uint32_t i = 0; i < g->count; i++)
+    if (!stack_done(&g->stack[i])) return false;
+  return true;
+}
+
+bool mm_grammar_in_text(const mm_grammar *g) {
+  for (uint32_t i = 0; i < g->count; i++) {
+    const mm_grammar_stack *s = &g->stack[i];
+    if (!s->depth || s->value || !mm_value_in_text(&s->frame[s->depth - 1])) return false;
+  }
+  return g->count;
+}

@@ -1,0 +1,103 @@
+/* Shared parts of the compiler of schemas. */
+#ifndef MM_RUNTIME_CONSTRAIN_SCHEMA_INSIDE_H
+#define MM_RUNTIME_CONSTRAIN_SCHEMA_INSIDE_H
+
+#include "runtime/constrain/schema.h"
+
+#define MM_SCHEMAS_MAX       4096
+#define MM_SCHEMA_DEPTH      24
+#define MM_SCHEMA_COPIES     ((size_t)4 * MM_LITERALS) /* values of enum that alternatives copy from each other or compare */
+#define MM_SCHEMA_MERGED     (1u << 18)                /* keywords and properties copied to merge schemas */
+#define MM_SCHEMA_ANY_NUMBER (1u << MM_FIRSTS)         /* besides the bits of an mm_first: and not integers alone */
+
+typedef struct mm_schema_compiled {
+  const mm_value *schema;
+  mm_form *form;
+  bool open; /* what it holds is being compiled */
+} mm_schema_compiled;
+
+/* A schema of $ref or allOf, and the one that says the same without them. */
+typedef struct mm_schema_merged {
+  const mm_value *schema, *plain;
+  bool open; /* it is being merged */
+} mm_schema_merged;
+
+/* A string's conditions that were compiled before. */
+typedef struct mm_schema_text {
+  const char *conditions;
+  size_t n;
+  mm_form form;
+} mm_schema_text;
+#define MM_SCHEMA_TEXTS 64 /* of the newest */
+
+typedef struct mm_schema_compiler {
+  mm_arena *arena;
+  const mm_value *root;
+  mm_schema_compiled *done; /* [count] */
+  size_t count, cap;
+  mm_schema_merged *merged; /* [merged_count] */
+  size_t merged_count, merged_cap;
+  mm_schema_text text[MM_SCHEMA_TEXTS];
+  size_t texts;
+  size_t values; /* of enum and const */
+  size_t copied; /* of them, to unite alternatives */
+  uint64_t merging;
+  unsigned depth, merge_depth;
+  mm_automaton_budget *budget;
+  const char *where, *keyword; /* of the schema, for messages; the one whose values or alternatives are compiled */
+  mm_err *err;
+} mm_schema_compiler;
+
+/* ---- schema_compile.c ---- */
+extern const mm_form mm_schema_any_value, mm_schema_any_string;
+bool mm_schema_compile_value(mm_schema_compiler *p, const mm_value *schema, const mm_form **out);
+/* Fails with MM_BAD_INPUT, MM_UNSUPPORTED that names the keyword, MM_UNSUPPORTED with a number. */
+bool mm_schema_wrong(mm_schema_compiler *p, const char *what);
+bool mm_schema_unserved(mm_schema_compiler *p, const char *keyword, const char *why);
+bool mm_schema_too_many(mm_schema_compiler *p, const char *what, size_t found, size_t most);
+bool mm_schema_count(mm_schema_compiler *p, const mm_value *schema, const char *key, uint32_t *out);
+bool mm_schema_is_open(const mm_schema_compiler *p, const mm_form *s);
+/* An annotation does not restrict the values. */
+bool mm_schema_is_annotation(const char *key);
+/* True if only annotations and the keywords of `with` stand next to the deciding keyword, so that no keyword is ignored. */
+bool mm_schema_alone(mm_schema_compiler *p, const mm_value *schema, const char *keyword, const char *with);
+
+/* ---- schema_merge.c ---- */
+/* The schema without $ref and allOf at its top. NULL after an error, or without one: leads to no schema. */
+const mm_value *mm_schema_plain(mm_schema_compiler *p, const mm_value *schema);
+/* A schema that says what both say. */
+const mm_value *mm_schema_both(mm_schema_compiler *p, const mm_value *a, const mm_value *b);
+/* A copy without this keyword. */
+const mm_value *mm_schema_without(mm_schema_compiler *p, const mm_value *schema, const char *keyword);
+
+/* ---- schema_choice.c ---- */
+/* A choice while alternatives are added to it. */
+typedef struct mm_schema_choice {
+  mm_form *form;
+  mm_form *own[MM_FIRSTS]; /* literals or unions that are this choice's alone, or NULL */
+  uint32_t room[MM_FIRSTS];
+} mm_schema_choice;
+bool mm_schema_add(mm_schema_compiler *p, mm_schema_choice *b, const mm_form *s);
+void mm_schema_end_choice(mm_schema_choice *b);
+/* Literals of this choice alone that begin so, with room for `more`. */
+mm_form *mm_schema_own_literals(mm_schema_compiler *p, mm_schema_choice *b, int first, uint32_t more);
+/* anyOf or oneOf. */
+bool mm_schema_any_of(mm_schema_compiler *p, const mm_value *const *list, size_t count, const char *keyword, mm_form *out);
+/* Every alternative is of one of the types. */
+bool mm_schema_choice_is_of(const mm_form *choice, unsigned firsts);
+
+/* ---- schema_values.c ---- */
+/* The format restricts strings. */
+bool mm_schema_follows_format(const mm_value *format);
+bool mm_schema_string(mm_schema_compiler *p, const mm_value *schema, mm_form *out);
+bool mm_schema_number(mm_schema_compiler *p, const mm_value *schema, bool whole, mm_form *out);
+typedef struct mm_schema_format {
+  const char *name, *pattern;
+} mm_schema_format;
+extern const mm_schema_format mm_schema_formats[]; /* that are followed; the last has no name */
+/* Any key but these, as an automaton. */
+const mm_form *mm_schema_other_keys(mm_schema_compiler *p, const mm_form *object);
+/* A string that matches the pattern. */
+bool mm_schema_pattern(mm_schema_compiler *p, const char *keyword, const char *pattern, size_t n, mm_form *out);
+
+#endif

@@ -1,0 +1,180 @@
+/* Strings and numbers of a schema: patterns, formats and bounds. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "formats/text.h"
+#include "runtime/constrain/schema_inside.h"
+
+/* ---- Formats ---- */
+
+#define DAY                                                                                                                  \
+  "(?:\\d{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\\d|30)|02-(?:0[1-9]|1\\d|2[0-8]))|" \
+  "(?:\\d\\d(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)"
+#define HOUR   "(?:[01]\\d|2[0-3]):[0-5]\\d"
+#define TIME   HOUR ":[0-5]\\d(?:\\.\\d{1,6})?(?:Z|[+-]" HOUR ")"
+#define LABEL  "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+#define ATOM   "[A-Za-z0-9_+-]+"
+#define OCTET  "(?:25[0-5]|2[0-4]\\d|1\\d\\d|[1-9]?\\d)"
+#define HEX(n) "[0-9A-Fa-f]{" #n "}"
+
+const mm_schema_format mm_schema_formats[] = {
+    {"date", "^(?!0000)" DAY "$"},
+    {"date-time", "^(?!0000)" DAY "T" TIME "$"},
+    {"time", "^" TIME "$"},
+    {"uuid", "^" HEX(8) "-" HEX(4) "-" HEX(4) "-" HEX(4) "-" HEX(12) "$"},
+    {"email", "^" ATOM "(?:\\." ATOM ")*@(?:" LABEL "\\.)+[A-Za-z]{2,63}$"},
+    {"ipv4", "^" OCTET "(?:\\." OCTET "){3}$"},
+    {NULL, NULL},
+};
+
+static const char *pattern_of(const mm_value *format) {
+  for (const mm_schema_format *f = mm_schema_formats; f->name; f++)
+    if (mm_value_is(format, f->name)) return f->pattern;
+  return NULL;
+}
+
+bool mm_schema_follows_format(const mm_value *format) { return pattern_of(format); }
+
+/* ---- Strings ---- */
+
+static bool refused(mm_schema_compiler *p, const char *keyword, const char *why) {
+  return why && mm_schema_unserved(p, keyword, why); /* without a reason: for lack of memory */
+}
+
+static bool add_pattern(mm_schema_compiler *p, const char *keyword, const char *pattern, size_t n, const mm_text_rule **rules) {
+  const char *why;
+  return mm_text_pattern_parse(p->arena, pattern, n, rules, &why, p->err) || refused(p, keyword, why);
+}
+
+static bool add_rule(mm_schema_compiler *p, const mm_text_pattern *n, bool negated, const mm_text_rule **rules) {
+  mm_text_rule *r = n ? mm_arena_alloc(p->arena, sizeof *r, p->err) : NULL;
+  if (!r) return false;
+  *r = (mm_text_rule){n, negated, *rules};
+  *rules = r;
+  return true;
+}
+
+/* The lengths that the rules leave are within least to most. */
+static bool lengths_hold(const mm_text_rule *rules, uint32_t least, uint32_t most) {
+  bool low = !least, high = most == UINT32_MAX;
+  for (const mm_text_rule *r = rules; r; r = r->next) {
+    uint32_t lo, hi;
+    mm_text_pattern_lengths(r->pattern, &lo, &hi);
+    low |= !r->negated && lo >= least;
+    high |= !r->negated && hi <= most;
+  }
+  return low && high;
+}
+
+static bool build(mm_schema_compiler *p, const char *keyword, const mm_text_rule *rules, mm_form *out) {
+  const char *why;
+  *out = (mm_form){.kind = MM_FORM_AUTOMATON, .most = UINT32_MAX, .rules = rules};
+  out->automaton = mm_automaton_build(p->arena, rules, MM_AUTOMATON_JSON, p->budget, &why, p->err);
+  return out->automaton || refused(p, keyword, why);
+}
+
+/* Finds the form of the same conditions, or makes it. */
+static bool text_form(mm_schema_compiler *p, const char *keyword, const mm_text *conditions, const mm_text_rule *rules, mm_form *out) {
+  for (size_t i = 0; i < MM_SCHEMA_TEXTS && i < p->texts; i++) {
+    const mm_schema_text *t = &p->text[i];
+    if (t->n == conditions->n && memcmp(t->conditions, conditions->p, t->n) == 0) return *out = t->form, true;
+  }
+  if (!build(p, keyword, rules, out)) return false;
+  mm_schema_text *t = &p->text[p->texts++ % MM_SCHEMA_TEXTS];
+  *t = (mm_schema_text){.conditions = mm_arena_strndup(p->arena, conditions->p, conditions->n, p->err), .n = conditions->n, .form = *out};
+  return t->conditions;
+}
+
+bool mm_schema_string(mm_schema_compiler *p, const mm_value *schema, mm_form *out) {
+  const mm_text_rule *rules = NULL;
+  const char *keyword = "pattern";
+  mm_text conditions = {0};
+  bool ok = true;
+  *out = mm_schema_any_string;
+  if (!mm_schema_count(p, schema, "minLength", &out->least) || !mm_schema_count(p, schema, "maxLength", &out->most)) return false;
+  if (out->least > out->most) return mm_schema_wrong(p, "minLength: more than maxLength");
+  for (const mm_value *v = schema->first; v && ok; v = v->next) {
+    const bool pattern = strcmp(v->key, "pattern") == 0, format = strcmp(v->key, "format") == 0;
+    const char *text = format ? pattern_of(v) : v->text;
+    if (v->type == MM_VALUE_NULL || (!pattern && (!format || !text))) continue;
+    if (v->type != MM_VALUE_STRING) return free(conditions.p), mm_schema_wrong(p, "pattern: expected a text");
+    if (format && !rules) keyword = "format";
+    mm_text_add(&conditions, text, format ? strlen(text) + 1 : v->n + 1);
+    ok = add_pattern(p, pattern ? "pattern" : "format", text, format ? strlen(text) : v->n, &rules);
+  }
+  if (ok && rules) {
+    const uint32_t least = out->least, most = out->most;
+    if (!lengths_hold(rules, least, most)) {
+      mm_text_printf(&conditions, "%u-%u", least, most);
+      ok = add_rule(p, mm_text_pattern_any(p->arena, least, most, p->err), false, &rules);
+    }
+    if (conditions.failed) ok = mm_fail_memory(p->err, conditions.n);
+    ok = ok && text_form(p, keyword, &conditions, rules, out);
+  }
+  free(conditions.p);
+  return ok;
+}
+
+bool mm_schema_pattern(mm_schema_compiler *p, const char *keyword, const char *pattern, size_t n, mm_form *out) {
+  const mm_text_rule *rules = NULL;
+  return add_pattern(p, keyword, pattern, n, &rules) && build(p, keyword, rules, out);
+}
+
+const mm_form *mm_schema_other_keys(mm_schema_compiler *p, const mm_form *object) {
+  const mm_text_rule *rules = NULL;
+  mm_form *out = mm_arena_alloc(p->arena, sizeof *out, p->err);
+  mm_text_pattern *all = mm_arena_alloc(p->arena, sizeof *all, p->err);
+  if (!out || !all || !add_rule(p, mm_text_pattern_any(p->arena, 0, UINT32_MAX, p->err), false, &rules)) return NULL;
+  *all = (mm_text_pattern){.kind = MM_PATTERN_CHOICE};
+  for (uint32_t i = 0; i < object->count; i++) {
+    mm_text_pattern *key = mm_arena_alloc(p->arena, sizeof *key, p->err);
+    if (!key) return NULL;
+    if (memmem(object->literal[i].p, object->literal[i].n, "\\u003c", 6)) /* a tag in it is written so, which is not what is found here */
+      return mm_schema_unserved(p, "additionalProperties", " beside such a key"), NULL;
+    *key =
+        (mm_text_pattern){.kind = MM_PATTERN_BYTES_OF, .text = object->literal[i].p + 1, .n = object->literal[i].n - 2, .next = all->first};
+    all->first = key;
+  }
+  return add_rule(p, all, true, &rules) && build(p, "additionalProperties", rules, out) ? out : NULL;
+}
+
+/* ---- Numbers ---- */
+
+/* Reads a bound; *there says whether the schema has one. */
+static bool bound(mm_schema_compiler *p, const mm_value *schema, const char *key, mm_decimal_bound *out, const mm_decimal_bound **there) {
+  const mm_value *v = mm_value_get(schema, key);
+  *there = NULL;
+  if (!v) return true;
+  if (v->type != MM_VALUE_NUMBER) return mm_fail(p->err, MM_BAD_INPUT, "E_SCHEMA", mm_at(p->where, NULL), "%s: expected a number", key);
+  if (!mm_decimal_read(v->text, v->n, out)) return mm_schema_unserved(p, key, " with so many digits");
+  *there = out;
+  return true;
+}
+
+bool mm_schema_number(mm_schema_compiler *p, const mm_value *schema, bool whole, mm_form *out) {
+  const mm_value *multiple = mm_value_get(schema, "multipleOf");
+  mm_decimal_bound at[4];
+  mm_decimal_bounds b;
+  int64_t step = 1;
+  mm_decimal *d;
+  *out = (mm_form){.kind = whole ? MM_FORM_INTEGER : MM_FORM_NUMBER};
+  if (!bound(p, schema, "minimum", &at[0], &b.least) || !bound(p, schema, "maximum", &at[1], &b.most) ||
+      !bound(p, schema, "exclusiveMinimum", &at[2], &b.above) || !bound(p, schema, "exclusiveMaximum", &at[3], &b.below))
+    return false;
+  if (multiple && multiple->type != MM_VALUE_NUMBER) return mm_schema_wrong(p, "multipleOf: expected a number");
+  if (multiple && mm_value_real(multiple) <= 0) return mm_schema_wrong(p, "multipleOf: expected a number above 0");
+  if (multiple && !mm_value_int(multiple, &step)) return mm_schema_unserved(p, "multipleOf", " of what is no whole number of 64 bits");
+  if (!multiple && !b.least && !b.most && !b.above && !b.below) return true;
+  if (!(d = mm_arena_alloc(p->arena, sizeof *d, p->err))) return false;
+  if (!mm_decimal_of(&b, whole || multiple, d))
+    return mm_schema_unserved(p,
+                              b.least   ? "minimum"
+                              : b.most  ? "maximum"
+                              : b.above ? "exclusiveMinimum"
+                                        : "exclusiveMaximum",
+                              " with so many digits");
+  for (int i = 0; i < 2 && !whole; i++) d->most[i] = mm_min(d->most[i], UINT64_C(1000000000000000) - 1); /* a double holds them */
+  d->step = (uint64_t)step;
+  *out = (mm_form){.kind = MM_FORM_DECIMAL, .decimal = d};
+  return mm_decimal_any(d) || mm_schema_wrong(p, "minimum, maximum, multipleOf: no number fits them");
+}

@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+"""Logprobs of prompts: /v1/completions with echo, as lm-evaluation-harness asks for loglikelihoods, compared with minimax-eval and with the
+logprobs of the same tokens as a reply; in chunks of any size, next to other requests, and behind a cached prefix."""
+import concurrent.futures
+import json
+import math
+import os
+import subprocess
+import sys
+
+sys.path.insert(0, os.path.dirname(__file__))
+from serve_client import BIN, TMP, Server, convert  # noqa: E402
+
+COMPLETIONS = "/v1/completions"
+
+
+def evaluated(packed, ids):
+    """The mean negative log-likelihood of ids[1:] by minimax-eval."""
+    path = os.path.join(TMP, "ids.json")
+    with open(path, "w") as f:
+        json.dump(ids, f)
+    done = subprocess.run([f"{BIN}/minimax-eval", packed, "--ids", path, "--window", str(len(ids) - 1), "--json"], check=True, capture_output=True)
+    return json.loads(done.stdout)
+
+
+def loglikelihood(s, context, continuation):
+    """As lm_eval.models.openai_completions.LocalCompletionsAPI: the sum over the continuation, and whether it is the greedy one."""
+    body = {"prompt": context + continuation, "max_tokens": 1, "logprobs": 1, "echo": True, "temperature": 0, "seed": 1234}
+    got = s.post(COMPLETIONS, body)["choices"][0]["logprobs"]
+    begin = len(context)
+    tokens, values, top = got["tokens"][begin:-1], got["token_logprobs"][begin:-1], got["top_logprobs"][begin:-1]
+    return sum(values), all(t == max(x, key=x.get) for t, x in zip(tokens, top, strict=True))
+
+
+def scores(s, packed, ids):
+    body = {"prompt": ids, "max_tokens": 0, "echo": True, "logprobs": 2}
+    whole = s.post(COMPLETIONS, body)
+    got = whole["choices"][0]["logprobs"]
+    assert whole["usage"]["completion_tokens"] == 0 and whole["usage"]["prompt_tokens"] == len(ids)
+    assert len(got["tokens"]) == len(got["token_logprobs"]) == len(got["top_logprobs"]) == len(got["text_offset"]) == len(ids)
+    assert got["token_logprobs"][0] is None and got["top_logprobs"][0] is None
+    text = whole["choices"][0]["text"]
+    assert text == "".join(got["tokens"]) and got["text_offset"] == [sum(map(len, got["tokens"][:i])) for i in range(len(ids))]
+    mean = -sum(got["token_logprobs"][1:]) / (len(ids) - 1)
+    result = evaluated(packed, ids)
+    wanted = result.get("nll", result.get("mean_nll"))
+    assert wanted is not None, result
+    assert abs(mean - wanted) < 2e-6 * wanted, (mean, wanted)
+    again = s.post(COMPLETIONS, body)["choices"][0]["logprobs"]  # the prompt is in the prefix cache now
+    assert max(abs(a - b) for a, b in zip(got["token_logprobs"][1:], again["token_logprobs"][1:], strict=True)) < 1e-4
+    return got["token_logprobs"]
+
+
+def replies(s, ids):
+    """A greedy reply's logprobs are those of the same tokens in a prompt."""
+    asked = {"prompt": ids, "max_tokens": 12, "temperature": 0, "logprobs": 1, "echo": True}
+    whole = s.post(COMPLETIONS, asked)["choices"][0]
+    got = whole["logprobs"]
+    assert len(got["tokens"]) == len(ids) + 12 and whole["text"] == "".join(got["tokens"])
+    assert got["text_offset"] == [sum(map(len, got["tokens"][:i])) for i in range(len(got["tokens"]))]
+    reply = s.post("/tokenize", {"prompt": "".join(got["tokens"][len(ids):])})["tokens"]
+    total, greedy = loglikelihood(s, ids, reply)
+    if len(reply) == 12:
+        assert greedy and abs(total - sum(got["token_logprobs"][len(ids):])) < 1e-3, (total, got)
+    wrong, greedy = loglikelihood(s, ids, list(reversed(ids[:5])))
+    assert not greedy and wrong < total
+
+
+PACKED = convert("tests/data/tiny-m2")
+with open("tests/data/tiny-m2/held-out-ids.json") as f:
+    IDS = json.load(f)[40:]
+for options in (["--max-num-seqs", "3"], ["--max-num-seqs", "1", "--max-num-batched-tokens", "64"]):
+    with Server(PACKED, *options) as server:
+        alone = scores(server, PACKED, IDS[:90])
+        replies(server, IDS[:33])
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            for values in pool.map(lambda i: scores(server, PACKED, IDS[:90]) if i % 2 else server.post(COMPLETIONS, {"prompt": "And", "max_tokens": 20}), [0, 2, 1, 4]):
+                assert isinstance(values, dict) or max(abs(a - b) for a, b in zip(values[1:], alone[1:], strict=True)) < 1e-4
+        one = server.post(COMPLETIONS, {"prompt": [[7], IDS[:9]], "max_tokens": 0, "echo": True, "logprobs": 0})["choices"]
+        assert one[0]["logprobs"]["token_logprobs"] == [None] and len(one[1]["logprobs"]["token_logprobs"]) == 9
+        assert all(x < 0 and math.isfinite(x) for x in one[1]["logprobs"]["token_logprobs"][1:])
+        assert server.request("POST", COMPLETIONS, {"prompt": "a", "max_tokens": 0})[0] == 400
+        assert server.request("POST", COMPLETIONS, {"prompt": "a", "echo": True, "logprobs": 1, "stream": True})[0] == 400
+print("logprobs of prompts are those of minimax-eval")

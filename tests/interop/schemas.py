@@ -1,0 +1,181 @@
+#!/usr/bin/env python3
+"""JSON schemas and replies of noise to them, compared with jsonschema: schemas as pydantic, zod and LangChain write them (tests/data/schemas.json),
+and random ones of everything that is served. Each whole reply is valid, and no reply comes to a dead end. The keywords in docs/serving.md are
+those of the code. usage: schemas.py [RANDOM SCHEMAS] [SEED]"""
+import datetime
+import json
+import os
+import random
+import subprocess
+import sys
+
+import jsonschema
+
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+LINES = os.path.join(os.environ.get("BUILD", "build"), "tests/interop/schema_lines")
+ROUNDS, SEED = (int(x) for x in sys.argv[1:] + ["60", "1"][len(sys.argv) - 1:])
+REFUSED = {"tags": "uniqueItems", "either key": "not"}
+PATTERNS = ["^[a-z]{1,4}$", "^\\d{2,3}(-\\d)?$", "a|b", "^(?=.*\\d)[a-f0-9]{2,6}$", "^(?!ab)[ab]+$", "^\\S+ \\S+$", "^[^\"a-z]{2}", "\\.$", "^(x|é|☃|\\\\|\")*$"]
+FORMATS = ["date", "date-time", "time", "uuid", "email", "ipv4", "other"]
+KEYS = ["a", "ab", "b", "né", "x y", "\"q\"", "kind", "n"]
+
+
+def ask(asked):
+    lines = "".join(json.dumps(x) + "\n" for x in asked)
+    out = subprocess.run([LINES, f"{ROOT}/tests/data/tiny-m2/tokenizer.json", "2048"], input=lines, capture_output=True, text=True, check=True).stdout
+    got = [json.loads(x) for x in out.splitlines()]
+    assert len(got) == len(asked)
+    return got
+
+
+def formats():
+    """jsonschema's own checks, and stricter ones where it has none without further packages."""
+    checker = jsonschema.FormatChecker(["date", "uuid", "email", "ipv4"])
+    checker.checks("date-time", ValueError)(lambda x: not isinstance(x, str) or bool(datetime.datetime.fromisoformat(x).tzinfo))
+    checker.checks("time", ValueError)(lambda x: not isinstance(x, str) or bool(datetime.time.fromisoformat(x).tzinfo))
+    return checker
+
+
+def validate(schema, text):
+    cls = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
+    cls.check_schema(schema)
+    cls(schema, format_checker=formats()).validate(json.loads(text))
+
+
+def check(name, schema, got):
+    for text in got["whole"]:
+        try:
+            validate(schema, text)
+        except (ValueError, jsonschema.ValidationError) as e:
+            raise AssertionError(f"{name}: {json.dumps(schema)}\n{text}\n{e}") from e
+    assert not got["stuck"], f"{name}: {got['stuck']} replies came to a dead end: {json.dumps(schema)}"
+    assert got["ms"] < 2000, f"{name}: {got['ms']} ms"
+
+
+def everyday():
+    with open(f"{ROOT}/tests/data/schemas.json", encoding="utf-8") as f:
+        corpus = json.load(f)
+    served = 0
+    for case, got in zip(corpus, ask([{"schema": c["schema"], "tokens": 400, "replies": 12, "seed": i} for i, c in enumerate(corpus)]), strict=True):
+        name = case["name"]
+        if "error" in got:
+            assert f"\"{REFUSED.get(name)}\" is not served" in got["error"], f"{name}: {got['error']}"
+            continue
+        check(name, case["schema"], got)
+        assert got["whole"] and name not in REFUSED, f"{name}: {got}"
+        served += 1
+    print(f"{served} of {len(corpus)} everyday schemas are served")
+    assert len(corpus) == 35 and served >= 33
+
+
+class Schemas:
+    """Random schemas of what is served."""
+
+    def __init__(self, rng):
+        self.rng = rng
+
+    def string(self):
+        r, s = self.rng, {"type": "string"}
+        if r.random() < 0.3:
+            s["pattern"] = r.choice(PATTERNS)
+        if r.random() < 0.2:
+            s["format"] = r.choice(FORMATS)
+        if r.random() < 0.3:
+            s["minLength"] = r.randint(0, 4)
+        if r.random() < 0.3:
+            s["maxLength"] = s.get("minLength", 0) + r.randint(0, 40)
+        return s
+
+    def number(self):
+        r = self.rng
+        s = {"type": r.choice(["integer", "number"])}
+        low = r.choice([-1e3, -17, -2.5, -1, 0, 0, 0.1, 1, 3, 99, 1e6, r.randint(-10**6, 10**6), round(r.uniform(-9, 9), r.randint(0, 5))])
+        if r.random() < 0.5:
+            s[r.choice(["minimum", "exclusiveMinimum"])] = low
+        if r.random() < 0.5:
+            s[r.choice(["maximum", "exclusiveMaximum"])] = low + r.choice([0, 1, 1.5, 7, 0.25, 1000, r.randint(0, 10**9)])
+        if r.random() < 0.2:
+            s["multipleOf"] = r.choice([1, 2, 3, 7, 10, 12, 100, 365])
+        return s
+
+    def object(self, depth):
+        r = self.rng
+        if r.random() < 0.2:
+            s = {"type": "object", "additionalProperties": r.choice([False, True, self.any(depth)])}
+            if r.random() < 0.3:
+                s["propertyNames"] = r.choice([self.string(), {"enum": r.sample(KEYS, 2)}])
+            if r.random() < 0.3:
+                s["maxProperties"] = r.randint(1, 3)
+            if r.random() < 0.2:
+                s["minProperties"] = 1
+            if r.random() < 0.1:
+                s["patternProperties"] = {r.choice(PATTERNS): self.any(depth)}
+            return s
+        keys = r.sample(KEYS, r.randint(1, 5))
+        s = {"type": "object", "properties": {k: self.any(depth) for k in keys}, "required": [k for k in keys if r.random() < 0.5]}
+        if r.random() < 0.5:
+            s["additionalProperties"] = r.choice([False, False, self.any(depth)])
+        if r.random() < 0.15:
+            s["required"].append("more")
+        if r.random() < 0.2:
+            s["minProperties"] = r.randint(0, len(keys))
+        if r.random() < 0.2:
+            s["maxProperties"] = r.randint(max(1, len(s["required"])), len(keys) + 1)
+        return s
+
+    def array(self, depth):
+        r = self.rng
+        s = {"type": "array", "items": self.any(depth)}
+        if r.random() < 0.3:
+            s["prefixItems"] = [self.any(depth) for _ in range(r.randint(1, 3))]
+            s["items"] = r.choice([False, s["items"]])
+        if r.random() < 0.4:
+            s["minItems"] = r.randint(0, 2)
+        if r.random() < 0.4:
+            s["maxItems"] = s.get("minItems", 0) + r.randint(0, 3)
+        return s
+
+    def union(self, depth):
+        r = self.rng
+        if r.random() < 0.4:
+            tag = r.choice(KEYS)
+            return {r.choice(["oneOf", "anyOf"]): [{"type": "object", "properties": {"a": self.any(depth), tag: {"const": f"t{i}"}, "z": self.any(depth)},
+                                                    "required": sorted({tag, r.choice(["a", "z"])})} for i in range(r.randint(2, 4))]}
+        return {"anyOf": [self.any(depth) for _ in range(r.randint(2, 4))]}
+
+    def both(self, depth):
+        parts = [self.object(depth), {"type": "object", "properties": {"extra": self.any(depth), "a": self.any(0)}, "required": ["extra"]}]
+        return {"allOf": parts}
+
+    def any(self, depth):
+        r = self.rng
+        if depth == 0 or r.random() < 0.3:
+            return r.choice([self.string, self.number, lambda: {"type": "boolean"}, lambda: {"enum": r.sample([1, 2.5, "x", "a", "é", None, True], 3)},
+                             lambda: {"type": [r.choice(["string", "integer"]), "null"]}, lambda: {"const": r.choice(["a", 7, None])}])()
+        return r.choice([self.object, self.object, self.array, self.union, self.both])(depth - 1)
+
+
+def generated():
+    asked = [{"schema": Schemas(random.Random(s)).any(3), "tokens": 160, "replies": 5, "seed": s} for s in range(SEED, SEED + ROUNDS)]
+    counts = {"served": 0, "refused": 0, "replies": 0}
+    for case, got in zip(asked, ask(asked), strict=True):
+        if "error" in got:
+            assert got["error"].startswith("E_SCHEMA: json_schema: "), f"{json.dumps(case['schema'])}\n{got}"  # many contradict themselves
+            counts["refused"] += 1
+            continue
+        check(f"seed {case['seed']}", case["schema"], got)
+        counts["served"] += 1
+        counts["replies"] += len(got["whole"])
+    print(", ".join(f"{n} {what}" for what, n in counts.items()))
+    assert counts["replies"] > counts["served"] > ROUNDS / 3, counts
+
+
+def documented():
+    said = subprocess.run([LINES, "--keywords"], capture_output=True, text=True, check=True).stdout
+    with open(f"{ROOT}/docs/serving.md", encoding="utf-8") as f:
+        assert said in f.read(), f"docs/serving.md does not list the keywords of runtime/constrain/schema_compile.c:\n{said}"
+
+
+documented()
+everyday()
+generated()
