@@ -43,7 +43,8 @@ bool mm_exact_words(const mm_plan *plan, const mm_pack *p, mm_err *err) {
 /* ---- weights ---- */
 
 bool mm_exact_again(const mm_plan *plan, const mm_pack *p, size_t i) {
-  return strcmp(plan->pack.tool, p->tool) == 0 && !(plan->recipe.importance && plan->tensor[i].search != MM_SEARCH_ABSMAX);
+  return strcmp(plan->pack.tool, p->tool) == 0 && plan->recipe.method == MM_METHOD_NEAREST &&
+         !(plan->recipe.importance && plan->tensor[i].search != MM_SEARCH_ABSMAX);
 }
 
 typedef struct exact_job {
