@@ -339,7 +339,7 @@ char *mm_recipe_text(const mm_recipe *r, mm_err *err) {
   mm_json *j = mm_json_new_obj(), *rules = mm_json_new_arr();
   bool ok = mm_json_set(j, "default", mm_json_new_str(scheme_name(r->scheme)));
   ok = mm_json_set(j, "search", mm_json_new_str(search_word[r->search])) && ok;
-  ok = mm_json_set(j, "method", mm_json_new_str(method_word[r->method])) && ok;
+  if (r->method != MM_METHOD_NEAREST) ok = mm_json_set(j, "method", mm_json_new_str(method_word[r->method])) && ok;
   ok = mm_json_set(j, "kv_scales", mm_json_new_str(kv_word[r->kv_scales])) && ok;
   for (size_t i = 0; i < r->count; i++) ok = mm_json_append(rules, rule_json(&r->override[i])) && ok;
   ok = mm_json_set(j, "rules", rules) && ok;
