@@ -34,7 +34,7 @@ static inline uint64_t mm_feedback_scratch(uint32_t k) { return 8 * (uint64_t)mm
 
 /* Factors block b of f from h[n, n], its moments (only h[i][j] with j <= i is read), where those of the matrix have a mean diagonal of 1.
  * They are damped by a hundredth of the block's mean diagonal and a millionth: columns of zeros are rounded to nearest. work[n, n].
- * False where h is no matrix of second moments: *column has a square that is not above 0 beside the columns of smaller moments. */
+ * False where h is no matrix of second moments: *column has a variance that is not above 0, given the columns of smaller moments. */
 bool mm_feedback_factor(mm_feedback *f, uint32_t b, const double *h, double *work, uint32_t *column);
 
 /* Rounds the strip that scheme s packed into plane[] anew: codes, and scales where they belong to one row and are no powers of two. Rows

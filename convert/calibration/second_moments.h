@@ -2,7 +2,7 @@
  * --collect --moments, F32 [blocks, T] or [E, blocks, T] with T = b (b + 1) / 2: the lower triangle, row after row, of each block of b
  * columns along the diagonal of E[x xᵀ]. NAME is the packed name.
  *
- * An expert that saw few tokens tells little about its inputs. Its moments are mixed with those of its layer as if PRIOR more tokens had
+ * An expert that saw few tokens says little about its inputs. Its moments are mixed with those of its layer as if PRIOR more tokens had
  * been seen: where all experts have the same inputs (w1, w3) with the mean over all experts and tokens; where each has its own (w2) with
  * that mean's diagonal, averaged over the columns. */
 #ifndef MM_CONVERT_SECOND_MOMENTS_H

@@ -1,6 +1,6 @@
-/* Rounding with error feedback: factors that multiply back to the moments, errors of outputs beside those of GPTQ as published (with the
- * inverse's Cholesky factor, in doubles) and of each weight's nearest code, the same bytes for every split and CPU, and moments of every
- * kind of defect. */
+/* Rounding with error feedback: factors that multiply back to the moments, errors of outputs compared with those of GPTQ as published (with
+ * the inverse's Cholesky factor, in doubles) and of each weight's nearest code, the same bytes for every split and CPU, and moments of
+ * every kind of defect. */
 #include "quant/cpu.h"
 #include "quant/feedback.h"
 #include "tests/unit/quant/weights.h"
