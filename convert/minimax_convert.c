@@ -172,7 +172,7 @@ static uint64_t moment_bytes(const mm_plan *p) {
   uint64_t most = 0;
   for (size_t i = 0; i < p->pack.tensor_count; i++) {
     const mm_second_moments *x = &p->tensor[i].moments;
-    if (x->entry) most = mm_max(most, mm_moment_factors_bytes(x->k, x->entry->block));
+    if (x->entry) most = mm_max(most, mm_moment_factors_bytes(x));
   }
   return most;
 }

@@ -26,9 +26,7 @@ typedef struct mm_feedback {
 /* Floats between rows of a block. */
 static inline uint32_t mm_feedback_stride(uint32_t block) { return (block + 7) / 8 * 8; }
 /* Floats of `upper`, and of `moment`. */
-static inline uint64_t mm_feedback_floats(uint32_t k, uint32_t block) {
-  return (uint64_t)mm_cells(k, block) * block * mm_feedback_stride(block);
-}
+static inline uint64_t mm_feedback_floats(uint32_t blocks, uint32_t block) { return (uint64_t)blocks * block * mm_feedback_stride(block); }
 /* Floats that mm_feedback_round needs as scratch. */
 static inline uint64_t mm_feedback_scratch(uint32_t k) { return 8 * (uint64_t)mm_feedback_stride(k); }
 

@@ -74,7 +74,7 @@ static bool find_pool(mm_moment_factors *w, const mm_second_moments *of, mm_err 
 /* Room for the factors of one matrix. */
 static bool make_room(mm_moment_factors *w, const mm_second_moments *of, mm_err *err) {
   const uint32_t block = of->entry->block;
-  const uint64_t floats = mm_feedback_floats(of->k, block);
+  const uint64_t floats = mm_feedback_floats(of->entry->blocks, block);
   w->f.k = of->k;
   w->f.block = block;
   return MM_GROW(w->f.upper, &w->upper_cap, floats, err) && MM_GROW(w->f.moment, &w->moment_cap, floats, err) &&
@@ -118,10 +118,11 @@ bool mm_moment_factors_find(mm_moment_factors *w, const mm_second_moments *of, u
   return true;
 }
 
-uint64_t mm_moment_factors_bytes(uint32_t k, uint32_t block) {
+uint64_t mm_moment_factors_bytes(const mm_second_moments *of) {
+  const uint32_t k = of->k, blocks = of->entry->blocks, block = of->entry->block;
   const uint64_t squares = (uint64_t)block * block * sizeof(double);
-  return mm_feedback_floats(k, block) * 2 * sizeof(float) + k * sizeof(uint32_t) + squares * 2 +
-         mm_cells(k, block) * triangle(block) * sizeof(double) + mm_feedback_scratch(k) * sizeof(float);
+  return mm_feedback_floats(blocks, block) * 2 * sizeof(float) + k * sizeof(uint32_t) + squares * 2 +
+         blocks * triangle(block) * sizeof(double) + mm_feedback_scratch(k) * sizeof(float);
 }
 
 void mm_moment_factors_close(mm_moment_factors *w) {

@@ -36,8 +36,8 @@ typedef struct mm_moment_factors {
   size_t upper_cap, moment_cap, order_cap, pool_cap, h_cap, work_cap, scratch_cap;
 } mm_moment_factors;
 
-/* Bytes of a thread that rounds k columns in blocks of `block`. */
-uint64_t mm_moment_factors_bytes(uint32_t k, uint32_t block);
+/* Bytes of a thread that rounds the matrices of a tensor, whose entry is not NULL. */
+uint64_t mm_moment_factors_bytes(const mm_second_moments *of);
 /* Factors the moments of the tensor's matrix `lead` unless they are there. MM_BAD_INPUT E_IMPORTANCE names file, entry and offset of a
  * diagonal that makes them no second moments. */
 MM_MUST_USE bool mm_moment_factors_find(mm_moment_factors *w, const mm_second_moments *of, uint32_t lead, mm_err *err);

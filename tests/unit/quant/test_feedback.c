@@ -26,8 +26,8 @@ static moments moments_drawn(uint32_t k, uint32_t block, uint32_t rows, bool dea
   for (size_t i = 0; i < (size_t)k * k; i++) m.h[i] /= mean > 0 ? mean : 1;
   free(x);
   m.f = (mm_feedback){.k = k, .block = block};
-  m.f.upper = calloc(mm_feedback_floats(k, block), sizeof(float));
-  m.f.moment = calloc(mm_feedback_floats(k, block), sizeof(float));
+  m.f.upper = calloc(mm_feedback_floats(mm_cells(k, block), block), sizeof(float));
+  m.f.moment = calloc(mm_feedback_floats(mm_cells(k, block), block), sizeof(float));
   m.f.order = calloc(k, sizeof(uint32_t));
   return m;
 }
