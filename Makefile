@@ -92,11 +92,12 @@ LIBS_all = $(call lib,runtime) $(LIBS_convert)
 
 PROGRAM_SRC = $(wildcard */minimax_*.c)
 UNIT_SRC = $(wildcard tests/unit/*/test_*.c)
-MODEL_SRC = $(wildcard tests/model/*.c tests/ops/*.c tests/fault/*.c tests/interop/*.c)
+MODEL_SRC = $(filter-out tests/ops/cpu_blocks.c,$(wildcard tests/model/*.c tests/ops/*.c tests/fault/*.c tests/interop/*.c))
 PRELOAD_SRC = $(wildcard tests/*/preload/*.c)
 BENCH_SRC = $(wildcard tests/bench/bench_*.c)
 FUZZ_SRC = $(wildcard tests/fuzz/fuzz_*.c)
-PROGRAMS = $(patsubst %.c,$(BUILD)/bin/%,$(subst _,-,$(notdir $(PROGRAM_SRC))))
+program_of = $(BUILD)/bin/$(patsubst minimax-command,minimax,$(subst _,-,$(basename $(notdir $(1)))))
+PROGRAMS = $(foreach p,$(PROGRAM_SRC),$(call program_of,$(p)))
 UNIT = $(UNIT_SRC:%.c=$(BUILD)/%)
 MODEL = $(MODEL_SRC:%.c=$(BUILD)/%)
 PRELOAD = $(PRELOAD_SRC:%.c=$(BUILD)/%.so)
@@ -143,7 +144,7 @@ endef
 $(foreach f,$(FLOORS),$(eval $(call floor_rule,$(f))))
 
 define program_rule
-$(BUILD)/bin/$(subst _,-,$(notdir $(1:.c=))): $(BUILD)/$(1:.c=.o) $(LIBS_all)
+$(call program_of,$(1)): $(BUILD)/$(1:.c=.o) $(LIBS_all)
 	$$(link) -o $$@
 endef
 $(foreach p,$(PROGRAM_SRC),$(eval $(call program_rule,$(p))))
@@ -259,7 +260,7 @@ endif
 T_QUICK = $(T_UNIT) $(T_MODEL) $(addprefix check/,model/golden.sh) $(addprefix check/interop/,block_fp8.py report_error.py serve_clients.py \
   static_inputs.py verify_unsharded.py) $(addprefix check/cli/,docs.sh floors.sh convert_cut.py convert_hostile.py convert_spelling.py \
   inspect_listing.py journey_prepare.py library.sh minimax_run.py outputs.py serve.py sign.py unchanged.py)
-quick: lint-format lint-tree $(T_QUICK) ## build, unit tests, golden logits, floors and format: a minute or less
+quick: lint-format lint-tree lint-words $(T_QUICK) ## build, unit tests, golden logits, floors and format: a minute or less
 	@scripts/test.sh --count $(BUILD) $(T_QUICK)
 T_SERVE = $(filter check/unit/runtime/test_scheduler check/unit/runtime/test_grammar check/unit/runtime/test_constraint check/unit/runtime/test_reply,$(T_UNIT)) $(filter check/cli/serve% check/interop/serve%,$(T_SCRIPT))
 serve-check: $(T_SERVE) ## the server: clients of OpenAI, Anthropic and LangChain, curl, its page, a short load, hostile requests
@@ -315,7 +316,7 @@ fuzzers: $(FUZZ_SRC:%.c=$(BUILD)/%)
 
 GPU = $(BUILD)/tests/ops/gpu
 $(GPU): private LDFLAGS := $(LDFLAGS) -Wl,--wrap=cudaGraphInstantiate,--wrap=cudaMalloc
-$(GPU): $(patsubst %,$(BUILD)/%.o,$(wildcard tests/ops/*.cu)) $(LIBS_all)
+$(GPU): $(patsubst %,$(BUILD)/%.o,$(wildcard tests/ops/*.cu)) $(BUILD)/tests/ops/cpu_blocks.o $(LIBS_all)
 	$(link) -o $@
 gpu: $(if $(filter 1,$(CUDA)),$(GPU) $(PROGRAMS)) ## every CUDA test, on a machine with a GPU (scripts/gpu.sh runs them from a prebuilt folder)
 	$(Q)$(if $(filter 1,$(CUDA)),scripts/gpu.sh $(BUILD),echo "make gpu: needs CUDA=1" >&2; exit 2)
@@ -342,11 +343,13 @@ bench: $(PROGRAMS) $(BENCH) $(NO_HASH) ## conversion rates beside memcpy and the
 	$(Q)for b in $(BENCH); do $$b || exit 1; done
 
 SOURCES = $(shell find formats quant loader convert runtime tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
-lint: lint-format lint-tree lint-tidy ## format, clang-tidy, floors, file lengths, names
+lint: lint-format lint-tree lint-words lint-tidy ## format, clang-tidy, floors, rooms, file lengths, words
 lint-format:
 	$(Q)clang-format --dry-run -Werror $(SOURCES)
 lint-tree:
-	$(Q)scripts/floors.sh && scripts/tree.sh
+	$(Q)scripts/floors.sh && scripts/tree.sh && scripts/rooms.py
+lint-words:
+	$(Q)scripts/words.py
 # The analyser's steps in a function: a quarter of what it takes by itself, in a third of the time; what it has found so far, it still finds.
 TIDY_DEPTH = $(patsubst %,--extra-arg=%,-Xclang -analyzer-config -Xclang max-nodes=60000)
 lint-tidy:
@@ -374,5 +377,5 @@ help: ## this list
 FORCE:
 .PHONY: FORCE all library tests check quick serve-check unit model cli valgrind check-san check-tsan check-clang fuzz fuzzers soak soak-fuzz soak-fuzz-build gpu demo engines exact bench \
   bench-quant bench-cpu bench-quality bench-serve lint format install uninstall dist clean help \
-  lint-format lint-tree lint-tidy $(T_UNIT) $(T_MODEL) $(T_SCRIPT) $(T_TREE) $(T_SAN) $(T_TSAN) $(T_CLANG) $(T_VALGRIND) $(T_FUZZ)
+  lint-format lint-tree lint-words lint-tidy $(T_UNIT) $(T_MODEL) $(T_SCRIPT) $(T_TREE) $(T_SAN) $(T_TSAN) $(T_CLANG) $(T_VALGRIND) $(T_FUZZ)
 .SECONDARY:

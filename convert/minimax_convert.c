@@ -17,7 +17,7 @@
 #define MEM_THREAD (4 * MM_STRIP_BYTES + 2 * MM_HASH_BLOCK)
 #define WAITING    4
 
-static mm_progress progress;
+static mm_convert_progress progress;
 
 /* The first signal stops in a resumable state (status 75), a second one at once. */
 static void on_signal(int n) {
@@ -132,6 +132,7 @@ static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_calibration_files 
                       .dry_run = a->dry_run,
                       .one_thread = a->threads == 1};
   if (!mm_hf_open(hf, a->source, &ho, err)) return false;
+  if (!a->quiet && a->process == 0 && strcmp(a->source, hf->dir) != 0) fprintf(stderr, "source: %s\n", hf->dir);
   char *recipe = open_calibration(a, c, recipe_line(a, &hf->arena, err), &hf->arena, err);
   if (!recipe) return false;
   mm_align align = MM_ALIGN_SPLIT;
@@ -167,7 +168,7 @@ static bool parse_compress(const char *text, int *level, mm_err *err) {
                  "--compress: found \"%s\", expected zstd or zstd:LEVEL with LEVEL from 1 to %d", text, MM_FRAME_LEVEL_MAX);
 }
 
-/* What second moments take of a thread at most. */
+/* Bytes that a thread needs for second moments. */
 static uint64_t moment_bytes(const mm_plan *p) {
   uint64_t most = 0;
   for (size_t i = 0; i < p->pack.tensor_count; i++) {
@@ -257,7 +258,7 @@ static bool convert(const mm_convert_args *a, mm_plan *plan, const mm_verdict *v
                          .baked = MM_TOKENIZER_IMAGE};
   if (a->part && !parse_share(a->part, &o.share, &o.shares, err)) return false;
   if (!share_memory(a, plan, o.level, &o.threads, &o.buffers, err)) return false;
-  mm_outcome outcome = {.resumed = a->resume};
+  mm_convert_outcome outcome = {.resumed = a->resume};
   double start = mm_now();
   mm_report_begin(events, plan, verdict);
   mm_watch *watch = mm_watch_open(plan, &progress, events, first && !a->quiet);
@@ -405,7 +406,7 @@ int main(int argc, char **argv) {
       MM_FLAG("names-only", &a.names_only, "with --dry-run: plan from config.json and the index alone, without weight files"),
       MM_FLAG("list", &a.list, "list every packed tensor of the plan"),
       MM_OPTION(SIZE, "gpu-memory", &a.gpu_memory, "BYTES",
-                "say whether ranks fit devices of this size (80G) with a sequence of full length, and the smallest --tp that does",
+                "say what fits GPUs of this size (80G, 80GB): tokens of cache, and the smallest --tp for a sequence of full length",
                 .lo = 1),
       {.help = "run"},
       MM_FLAG("force", &a.force, "replace a packed checkpoint of that name (whole until the new one is complete)"),

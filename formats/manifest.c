@@ -514,7 +514,7 @@ typedef struct kind {
   uint32_t count;
 } kind;
 
-#define BESIDE ((size_t)512 << 10) /* bytes of text from which on a second thread gains more than it costs */
+#define TWO_THREADS ((size_t)512 << 10) /* bytes of text from which on a second thread gains more than it costs */
 
 typedef struct sealed {
   reader *r;
@@ -549,7 +549,7 @@ static bool parse_sealed(mm_pack *p, const char *dir, const kind *k, const char 
   snprintf(place, len + 1, "%s/%s", dir, k->file);
   reader r = {p, {place, MM_INTEGRITY, "E_MANIFEST"}, place, len, k->rank, k->count, err};
   sealed s = {.r = &r, .kind = k, .text = text, .n = n};
-  bool ok = (p->dir = mm_arena_strndup(&p->arena, dir, strlen(dir), err)) && mm_pool_run(n < BESIDE ? 1 : 2, 2, read_or_hash, &s, err);
+  bool ok = (p->dir = mm_arena_strndup(&p->arena, dir, strlen(dir), err)) && mm_pool_run(n < TWO_THREADS ? 1 : 2, 2, read_or_hash, &s, err);
   r.err = err;
   ok = ok && check_seal(&r, text, n, &s.digest);
   p->seal = s.digest;

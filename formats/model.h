@@ -74,7 +74,7 @@ typedef struct mm_model {
   uint32_t index_top_k;         /* blocks that a query reads at most ≤ MM_MAX_BLOCKS, the next included */
   uint32_t index_local;         /* the query's own block and those before it that are always read, 1 to index_top_k */
   uint32_t dense_intermediate;  /* of the MLP of dense layers */
-  uint32_t shared_intermediate; /* of the shared expert beside the routed ones, whose weight is 1 */
+  uint32_t shared_intermediate; /* of the shared expert next to the routed ones, whose weight is 1 */
   double routed_scale;          /* the sum of routed experts is multiplied with it; 0: with 1 */
   mm_activation activation;
   double act_alpha, act_limit, act_beta; /* of swigluoai */
@@ -85,7 +85,7 @@ typedef struct mm_model {
 #define MM_MODEL_NORMS(eps) \
   .norm_eps = (eps), .lightning_norm_eps = 1e-6, .deepnorm_lightning = {1, 1}, .deepnorm_full = {1, 1}, .deepnorm_mlp = {1, 1}
 
-/* Whether a model has any of the fields that a manifest of versions 1 and 2 does not tell (formats/FORMAT-3.md). */
+/* Whether a model has any of the fields that a manifest of versions 1 and 2 does not hold (formats/FORMAT-3.md). */
 bool mm_model_extended(const mm_model *m);
 /* The manifest's "model" object: every field above by its own name, the last ones where one of them is not 0. A new reference, or NULL. */
 mm_json *mm_model_to_json(const mm_model *m, mm_err *err);

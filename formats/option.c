@@ -1,4 +1,4 @@
-/* Command lines: one table of options is the parser, --help, the man page and the completions of bash, zsh and fish. */
+/* Command lines: the parser, and the frame of a program's main. */
 #include "formats/option.h"
 
 #include <errno.h>
@@ -10,33 +10,11 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "formats/option_text.h"
 #include "formats/system/file.h"
 #include "formats/system/staging.h"
 
-#define WIDTH     96 /* of the help text */
-#define HELP_FROM 30 /* column of the explanations */
-
-static const mm_option builtin[] = {
-    {.help = "this program"},
-    {.name = "help", .letter = 'h', .help = "print this help"},
-    {.name = "version", .help = "print the version"},
-};
-#define BUILTINS (sizeof builtin / sizeof *builtin)
-
 static bool json_errors; /* --json was among the arguments */
-
-/* The program's options, then the built-in ones; headings among them. */
-static const mm_option *row_at(const mm_program *p, size_t i) {
-  if (i < p->option_count) return &p->options[i];
-  return i - p->option_count < BUILTINS ? &builtin[i - p->option_count] : NULL;
-}
-
-/* The option in row *i or the first one after it, NULL when there is none. */
-static const mm_option *option_at(const mm_program *p, size_t *i) {
-  const mm_option *o;
-  while ((o = row_at(p, *i)) && !o->name) ++*i;
-  return o;
-}
 
 /* ---- values ---- */
 
@@ -75,10 +53,11 @@ static bool parse_size(const mm_option *o, const char *s, mm_err *err) {
   bool ok = parse_digits(&p, &v);
   const char *unit = *p ? strchr(units, *p) : NULL;
   if (unit) {
-    ok = ok && mm_mul(v, UINT64_C(1) << (10 * (unit - units + 1)), &v);
-    p += strcmp(p + 1, "iB") == 0 ? 3 : 1;
+    const bool decimal = strcmp(p + 1, "B") == 0;
+    for (const char *u = units; ok && u <= unit; u++) ok = mm_mul(v, decimal ? 1000 : 1024, &v);
+    p += decimal ? 2 : strcmp(p + 1, "iB") == 0 ? 3 : 1;
   }
-  if (!ok || *p != '\0') return usage(err, o, s, "bytes, as in 512M or 4GiB");
+  if (!ok || *p != '\0') return usage(err, o, s, "bytes, as in 512M, 4GiB or 80GB");
   char least[48];
   snprintf(least, sizeof least, "bytes, at least %llu", (unsigned long long)o->lo);
   if (v < o->lo) return usage(err, o, s, least);
@@ -121,246 +100,6 @@ static bool set_value(const mm_option *o, const char *s, mm_err *err) {
   return false;
 }
 
-/* ---- text ---- */
-
-/* Options as users type them: "-o, --output DIR". */
-static void left_column(const mm_option *o, char *out, size_t cap) {
-  char letter[8] = "    ", alias[96] = "";
-  if (o->letter) snprintf(letter, sizeof letter, "-%c, ", o->letter);
-  if (o->alias) snprintf(alias, sizeof alias, ", --%s", o->alias);
-  snprintf(out, cap, "  %s--%s%s%s%s", letter, o->name, alias, o->arg ? " " : "", o->arg ? o->arg : "");
-}
-
-/* Words of `text` from column `at` on, wrapped and indented to HELP_FROM. */
-static void put_wrapped(FILE *f, size_t at, const char *text) {
-  while (*text) {
-    size_t n = strcspn(text, " ");
-    if (at > HELP_FROM && at + 1 + n > WIDTH) {
-      fprintf(f, "\n%*s", HELP_FROM, "");
-      at = HELP_FROM;
-    } else if (at > HELP_FROM) {
-      fputc(' ', f);
-      at++;
-    }
-    fwrite(text, 1, n, f);
-    at += n;
-    text += n;
-    text += strspn(text, " ");
-  }
-}
-
-static void print_option(const mm_option *o, FILE *f) {
-  char left[256], text[4096];
-  left_column(o, left, sizeof left);
-  fputs(left, f);
-  if (strlen(left) + 2 > HELP_FROM) fputc('\n', f);
-  fprintf(f, "%*s", (int)(strlen(left) + 2 > HELP_FROM ? HELP_FROM : HELP_FROM - strlen(left)), "");
-  snprintf(text, sizeof text, "%s", o->help);
-  if (o->choices && o->kind != MM_OPT_WORD) snprintf(text + strlen(text), sizeof text - strlen(text), " (%s)", o->choices);
-  for (const char *c = o->kind == MM_OPT_WORD ? o->choices : NULL; c && *c; c += strcspn(c, "|"), c += *c == '|')
-    snprintf(text + strlen(text), sizeof text - strlen(text), "%s%.*s", c == o->choices ? ": " : ", ", (int)strcspn(c, "|"), c);
-  put_wrapped(f, HELP_FROM, text);
-  fputc('\n', f);
-}
-
-/* The help on the environment variable that a program with --jobs reads; NULL for other programs. */
-static const char *environment(const mm_program *p) {
-  const mm_option *o;
-  for (size_t i = 0; (o = row_at(p, i)); i++)
-    if (o->name && strcmp(o->name, "jobs") == 0) return "MINIMAX_JOBS  the value of --jobs where it is not given";
-  return NULL;
-}
-
-static void print_help(const mm_program *p, FILE *f) {
-  fprintf(f, "%s: %s\n\nusage: %s [OPTION…] %s\n", p->name, p->summary, p->name, p->operands);
-  bool grouped = !row_at(p, 0)->name;
-  if (!grouped) fputs("\noptions:\n", f);
-  const mm_option *o;
-  for (size_t i = 0; (o = row_at(p, i)); i++)
-    if (o->name)
-      print_option(o, f);
-    else if (grouped)
-      fprintf(f, "\n%s:\n", o->help);
-  if (environment(p)) fprintf(f, "\nenvironment:\n  %s\n", environment(p));
-  if (p->epilog) fprintf(f, "\n%s\n", p->epilog);
-}
-
-/* roff: backslash, hyphen and a leading control character lose their meaning. */
-static void put_roff(FILE *f, const char *s) {
-  for (bool start = true; *s; start = *s++ == '\n') {
-    if (start && (*s == '.' || *s == '\'')) fputs("\\&", f);
-    if (*s == '\\')
-      fputs("\\e", f);
-    else if (*s == '-')
-      fputs("\\-", f);
-    else
-      fputc(*s, f);
-  }
-}
-
-static void put_section(FILE *f, const char *title, const char *text) {
-  if (!text) return;
-  fprintf(f, "\n.SH %s\n.nf\n", title);
-  put_roff(f, text);
-  fputs("\n.fi", f);
-}
-
-/* "0 done, 2 usage." as a list; the end of it. */
-static const char *put_statuses(FILE *f, const char *s) {
-  const char *end = s + strcspn(s, "\n");
-  fputs("\n.SH EXIT STATUS", f);
-  while (s < end) {
-    size_t digits = strspn(s, "0123456789"), n = digits;
-    while (s + n < end && !(s[n] == ',' && s[n + 1] == ' ' && s[n + 2] >= '0' && s[n + 2] <= '9')) n++;
-    char *item = strndup(s + digits, n - digits - (s + n == end && end[-1] == '.'));
-    fprintf(f, "\n.TP\n%.*s\n", (int)digits, s);
-    if (item) put_roff(f, item + strspn(item, " "));
-    free(item);
-    s += n + (s + n < end ? 2 : 0);
-  }
-  return *end ? end + 1 : end;
-}
-
-/* Writes the notes before the exit statuses, the exit statuses, and the notes behind them. */
-static void put_epilog(FILE *f, const char *epilog) {
-  static const char mark[] = "Exit status: ";
-  const char *statuses = strstr(epilog, mark);
-  size_t n = statuses ? (size_t)(statuses - epilog) : strlen(epilog);
-  while (n > 0 && epilog[n - 1] == '\n') n--;
-  char *before = strndup(epilog, n);
-  if (before && n > 0) put_section(f, "NOTES", before);
-  free(before);
-  const char *rest = statuses ? put_statuses(f, statuses + sizeof mark - 1) : "";
-  if (*rest) put_section(f, "NOTES", rest);
-}
-
-/* The other programs. */
-static void put_see_also(FILE *f, const mm_program *p) {
-  static const char *const programs[] = {"archive", "bench", "convert", "eval", "hold", "inspect", "run", "serve", "verify", "worker"};
-  fputs("\n.SH SEE ALSO\n", f);
-  for (size_t i = 0, n = 0; i < sizeof programs / sizeof *programs; i++)
-    if (strncmp(p->name, "minimax-", 8) != 0 || strcmp(p->name + 8, programs[i]) != 0)
-      fprintf(f, "%s.BR minimax\\-%s (1)", n++ ? ",\n" : "", programs[i]);
-  fputs("\n", f);
-}
-
-static void print_man(const mm_program *p, FILE *f) {
-  fprintf(f, ".TH %s 1 \"\" \"minimax " MM_VERSION "\" \"User Commands\"\n.SH NAME\n", p->name);
-  fprintf(f, "%s \\- ", p->name);
-  put_roff(f, p->summary);
-  fprintf(f, "\n.SH SYNOPSIS\n.B %s\n[OPTION...] ", p->name);
-  put_roff(f, p->operands);
-  fputs("\n.SH OPTIONS", f);
-  const mm_option *o;
-  for (size_t i = 0; (o = row_at(p, i)); i++) {
-    char left[256];
-    if (o->name) left_column(o, left, sizeof left);
-    fputs(o->name ? "\n.TP\n" : "\n.SS ", f);
-    if (o->name) put_roff(f, left + strspn(left, " "));
-    if (o->name) fputc('\n', f);
-    put_roff(f, o->help);
-    if (!o->choices) continue;
-    fputs(o->kind == MM_OPT_WORD ? "; known: " : "; one of: ", f);
-    put_roff(f, o->choices);
-    fputc('.', f);
-  }
-  if (p->epilog) put_epilog(f, p->epilog);
-  put_section(f, "ENVIRONMENT", environment(p));
-  put_section(f, "FILES", p->files);
-  put_section(f, "EXAMPLES", p->examples);
-  put_see_also(f, p);
-}
-
-/* Writes s with `|` as spaces, the separator of shell word lists. */
-static void put_choices(FILE *f, const char *s) {
-  for (; *s; s++) fputc(*s == '|' ? ' ' : *s, f);
-}
-
-static void print_bash(const mm_program *p, FILE *f) {
-  const mm_option *o;
-  fprintf(f, "_%s() {\n  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]}\n  case $prev in\n", p->name);
-  for (size_t i = 0; (o = option_at(p, &i)); i++) {
-    if (!o->choices) continue;
-    fprintf(f, "    --%s%s%s) COMPREPLY=($(compgen -W '", o->name, o->alias ? "|--" : "", o->alias ? o->alias : "");
-    put_choices(f, o->choices);
-    fputs("' -- \"$cur\")); return ;;\n", f);
-  }
-  fputs("  esac\n  if [[ $cur == -* ]]; then\n    COMPREPLY=($(compgen -W '", f);
-  for (size_t i = 0; (o = option_at(p, &i)); i++) {
-    fprintf(f, "--%s ", o->name);
-    if (o->alias) fprintf(f, "--%s ", o->alias);
-    if (o->letter) fprintf(f, "-%c ", o->letter);
-  }
-  fprintf(f, "' -- \"$cur\"))\n  else\n    COMPREPLY=($(compgen -f -- \"$cur\"))\n  fi\n}\ncomplete -o filenames -F _%s %s\n", p->name,
-          p->name);
-}
-
-/* Inside single quotes; bytes of `special` get a backslash. */
-static void put_quoted(FILE *f, const char *s, const char *special) {
-  for (; *s; s++) {
-    if (*s == '\'')
-      fputs("'\\''", f);
-    else
-      fprintf(f, "%s%c", strchr(special, *s) ? "\\" : "", *s);
-  }
-}
-
-static void put_zsh(const mm_option *o, const char *dashed, FILE *f) {
-  fprintf(f, "  '%s%s%s[", o->kind == MM_OPT_LIST ? "*" : "", dashed, o->kind == MM_OPT_FLAG ? "" : dashed[1] == '-' ? "=" : "+");
-  put_quoted(f, o->help, "[]:\\");
-  fputc(']', f);
-  if (o->kind != MM_OPT_FLAG) {
-    fputc(':', f);
-    put_quoted(f, o->arg, "[]:\\");
-    fputc(':', f);
-    if (o->choices) {
-      fputc('(', f);
-      put_choices(f, o->choices);
-      fputc(')', f);
-    } else {
-      fputs("_files", f);
-    }
-  }
-  fputs("' \\\n", f);
-}
-
-static void print_zsh(const mm_program *p, FILE *f) {
-  const mm_option *o;
-  fprintf(f, "#compdef %s\n_arguments -s \\\n", p->name);
-  for (size_t i = 0; (o = option_at(p, &i)); i++) {
-    char dashed[96];
-    snprintf(dashed, sizeof dashed, "--%s", o->name);
-    put_zsh(o, dashed, f);
-    if (o->alias) {
-      snprintf(dashed, sizeof dashed, "--%s", o->alias);
-      put_zsh(o, dashed, f);
-    }
-    if (o->letter) {
-      snprintf(dashed, sizeof dashed, "-%c", o->letter);
-      put_zsh(o, dashed, f);
-    }
-  }
-  fputs("  '*:file:_files'\n", f);
-}
-
-static void print_fish(const mm_program *p, FILE *f) {
-  const mm_option *o;
-  for (size_t i = 0; (o = option_at(p, &i)); i++) {
-    fprintf(f, "complete -c %s -l %s", p->name, o->name);
-    if (o->alias) fprintf(f, " -l %s", o->alias);
-    if (o->letter) fprintf(f, " -s %c", o->letter);
-    if (o->kind != MM_OPT_FLAG) fputs(" -r", f);
-    if (o->choices) {
-      fputs(" -f -a '", f);
-      put_choices(f, o->choices);
-      fputc('\'', f);
-    }
-    fputs(" -d '", f);
-    put_quoted(f, o->help, "\\");
-    fputs("'\n", f);
-  }
-}
-
 static void print_version(const mm_program *p, FILE *f) { fprintf(f, "%s %s\n", p->name, mm_version()); }
 
 /* The text that `word` ("--help-man") asks for, if any. */
@@ -368,8 +107,9 @@ static void (*printer_of(const char *word))(const mm_program *, FILE *) {
   static const struct {
     const char *word;
     void (*print)(const mm_program *, FILE *);
-  } table[] = {{"--help", print_help},      {"-h", print_help},        {"--version", print_version}, {"--help-man", print_man},
-               {"--help-bash", print_bash}, {"--help-zsh", print_zsh}, {"--help-fish", print_fish}};
+  } table[] = {{"--help", mm_option_help},     {"-h", mm_option_help},          {"--version", print_version},
+               {"--help-man", mm_option_man},  {"--help-bash", mm_option_bash}, {"--help-zsh", mm_option_zsh},
+               {"--help-fish", mm_option_fish}};
   for (size_t i = 0; i < sizeof table / sizeof *table; i++)
     if (strcmp(table[i].word, word) == 0) return table[i].print;
   return NULL;
@@ -383,12 +123,6 @@ typedef struct parser {
   bool *seen;         /* [option_count] */
   mm_err *err;
 } parser;
-
-static bool unknown(const parser *a, const char *word) {
-  char shown[256];
-  return mm_fail(a->err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "unknown option \"%s\"; see %s --help",
-                 mm_escape(shown, sizeof shown, word, strlen(word)), a->p->name);
-}
 
 /* `value` is what followed '=' (or the letter), NULL if nothing did. */
 static bool take(parser *a, const mm_option *o, const char *value) {
@@ -415,7 +149,7 @@ static bool take_long(parser *a, const char *word) {
     hit = hit || (o->alias && strlen(o->alias) == n && memcmp(o->alias, name, n) == 0);
     if (hit) return take(a, o, name[n] == '=' ? name + n + 1 : NULL);
   }
-  return unknown(a, word);
+  return mm_option_unknown(a->p, word, a->err);
 }
 
 /* "-q", "-qv", "-o DIR", "-oDIR". */
@@ -424,7 +158,7 @@ static bool take_letters(parser *a, const char *word) {
     const mm_option *o = NULL;
     for (size_t i = 0; !o && i < a->p->option_count; i++)
       if (a->p->options[i].letter == *c) o = &a->p->options[i];
-    if (!o) return unknown(a, word);
+    if (!o) return mm_option_unknown(a->p, word, a->err);
     if (o->kind != MM_OPT_FLAG) return take(a, o, c[1] ? c + 1 : NULL);
     if (!take(a, o, NULL)) return false;
   }

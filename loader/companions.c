@@ -101,7 +101,7 @@ bool mm_unpacked_refuse(const char *dir, mm_err *err) {
   struct stat at;
   if (access(mm_path_of(dir, MM_MANIFEST).text, F_OK) == 0) return true;
   const bool there = stat(dir, &at) == 0;
-  if (!there && errno == ENOENT) return mm_hub_absent(dir, ", then convert it (minimax-convert SRC -o DIR)", err);
+  if (!there && errno == ENOENT) return mm_hub_absent(dir, true, err);
   if (there && !S_ISDIR(at.st_mode))
     return mm_fail(err, MM_BAD_INPUT, "E_FS_TYPE", mm_at(dir, NULL), "found a file, expected the directory of a packed checkpoint");
   for (size_t i = 0; i < sizeof source / sizeof *source; i++) {

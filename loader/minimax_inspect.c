@@ -20,7 +20,7 @@ typedef struct mm_inspect_args {
 } mm_inspect_args;
 
 /* One line of a listing: a tensor of the source, or a packed tensor with all its planes. */
-typedef struct mm_listed {
+typedef struct mm_inspect_row {
   const char *name;
   char type[64]; /* dtype, or scheme with its scale grid */
   char shape[64];
@@ -28,7 +28,7 @@ typedef struct mm_listed {
   uint64_t bytes;   /* of the source, or on one rank */
   const char *file; /* that holds it; NULL where parts do */
   size_t index;     /* into hf.tensor, the manifest's tensors or st.tensor */
-} mm_listed;
+} mm_inspect_row;
 
 static const char *const kind_word[] = {"source", "packed", "file"};
 static const char *const kind_phrase[] = {"a source", "a packed checkpoint", "one file"};
@@ -39,17 +39,17 @@ typedef struct mm_listing {
   mm_shards shards; /* PACKED */
   mm_st st;         /* ONE_FILE */
   size_t count;
-  mm_listed *item; /* sorted by name */
+  mm_inspect_row *item; /* sorted by name */
 } mm_listing;
 
-static int by_name(const void *a, const void *b) { return strcmp(((const mm_listed *)a)->name, ((const mm_listed *)b)->name); }
+static int by_name(const void *a, const void *b) { return strcmp(((const mm_inspect_row *)a)->name, ((const mm_inspect_row *)b)->name); }
 
 /* With names only, a tensor's type and shape are not known. */
 static void list_source(mm_listing *l) {
   for (size_t i = 0; i < l->count; i++) {
     const mm_hf_tensor *t = &l->hf.tensor[i];
-    mm_listed *x = &l->item[i];
-    *x = (mm_listed){.name = t->original, .type = "-", .shape = "-", .file = l->hf.file[t->file].name, .index = i};
+    mm_inspect_row *x = &l->item[i];
+    *x = (mm_inspect_row){.name = t->original, .type = "-", .shape = "-", .file = l->hf.file[t->file].name, .index = i};
     if (l->hf.names_only) continue;
     snprintf(x->type, sizeof x->type, "%s", mm_dtype_name(t->dtype));
     x->dims = t->shape;
@@ -61,8 +61,8 @@ static void list_source(mm_listing *l) {
 static void list_file(mm_listing *l) {
   for (size_t i = 0; i < l->count; i++) {
     const mm_st_tensor *t = &l->st.tensor[i];
-    mm_listed *x = &l->item[i];
-    *x = (mm_listed){.name = t->name, .dims = t->shape, .bytes = t->bytes, .index = i};
+    mm_inspect_row *x = &l->item[i];
+    *x = (mm_inspect_row){.name = t->name, .dims = t->shape, .bytes = t->bytes, .index = i};
     snprintf(x->type, sizeof x->type, "%s", mm_dtype_name(t->dtype));
     mm_shape_text(&t->shape, x->shape, sizeof x->shape);
   }
@@ -71,7 +71,7 @@ static void list_file(mm_listing *l) {
 static void list_packed(mm_listing *l) {
   for (size_t i = 0; i < l->count; i++) {
     const mm_pack_tensor *t = &l->shards.pack.tensor[i];
-    mm_listed *x = &l->item[i];
+    mm_inspect_row *x = &l->item[i];
     x->name = t->name;
     int n = snprintf(x->type, sizeof x->type, "%s", t->scheme);
     for (unsigned p = 1; p < t->plane_count && n > 0 && (size_t)n < sizeof x->type; p++)
@@ -128,7 +128,7 @@ static void close_listing(mm_listing *l) {
 }
 
 /* True if the tensor is listed: its name matches --match and, under --rank, a packed tensor is of the rank's stage. */
-static bool wanted(const mm_inspect_args *a, const mm_listing *l, const mm_listed *x) {
+static bool wanted(const mm_inspect_args *a, const mm_listing *l, const mm_inspect_row *x) {
   if (a->rank != UINT64_MAX && !mm_pack_holds(&l->shards.pack, &l->shards.pack.tensor[x->index], (uint32_t)a->rank)) return false;
   return !a->match || strstr(x->name, a->match);
 }
@@ -214,7 +214,7 @@ static mm_json *planes_json(const mm_pack_tensor *t) {
   return whole(list, ok);
 }
 
-static mm_json *tensor_json(const mm_listing *l, const mm_listed *x) {
+static mm_json *tensor_json(const mm_listing *l, const mm_inspect_row *x) {
   mm_json *o = mm_json_new_obj();
   bool ok = o && mm_json_put_text(o, "name", x->name);
   if (l->kind == SOURCE && l->hf.names_only) return whole(o, ok && mm_json_put_text(o, "file", x->file));
@@ -293,7 +293,7 @@ static bool print_listing(const mm_inspect_args *a, const mm_listing *l, mm_err 
   if (a->json) return print_json(a, l, err);
   print_summary(a, l);
   for (size_t i = 0; !a->summary && i < l->count; i++) {
-    const mm_listed *x = &l->item[i];
+    const mm_inspect_row *x = &l->item[i];
     char name[256];
     if (wanted(a, l, x)) printf("  %-68s %-20s %-20s %12" PRIu64 "\n", mm_show(name, sizeof name, x->name), x->type, x->shape, x->bytes);
   }
@@ -301,7 +301,7 @@ static bool print_listing(const mm_inspect_args *a, const mm_listing *l, mm_err 
 }
 
 /* How two tensors with equal type and shape differ in what is stored of them; NULL if they do not, on every rank of either directory. */
-static const char *packed_difference(const mm_listing *a, const mm_listed *x, const mm_listing *b, const mm_listed *y) {
+static const char *packed_difference(const mm_listing *a, const mm_inspect_row *x, const mm_listing *b, const mm_inspect_row *y) {
   const mm_pack *p = &a->shards.pack, *q = &b->shards.pack;
   if (p->tp != q->tp || p->ep != q->ep || p->pp != q->pp || p->tensor[x->index].stage != q->tensor[y->index].stage) return "bytes";
   uint32_t first = p->tensor[x->index].stage * p->tp;
@@ -324,7 +324,8 @@ static uint32_t ranks_open(const mm_listing *a, const mm_listing *b) {
   return n;
 }
 
-static bool same_source(const mm_listing *a, const mm_listed *x, const mm_listing *b, const mm_listed *y, bool *same, mm_err *err) {
+static bool same_source(const mm_listing *a, const mm_inspect_row *x, const mm_listing *b, const mm_inspect_row *y, bool *same,
+                        mm_err *err) {
   enum { CHUNK = 1 << 20 };
   mm_hf_reader ra, rb;
   mm_hf_reader_open(&ra, &a->hf);
@@ -348,14 +349,14 @@ typedef struct mm_differences {
   mm_json *list; /* NULL: lines */
 } mm_differences;
 
-static mm_json *form_json(const mm_listed *x) {
+static mm_json *form_json(const mm_inspect_row *x) {
   mm_json *o = mm_json_new_obj();
   return whole(o, mm_json_put_text(o, "type", x->type) && mm_json_set(o, "shape", shape_json(&x->dims)));
 }
 
 /* x or y is NULL where only the other checkpoint has the tensor. */
-static bool put_difference(mm_differences *d, const mm_listed *x, const mm_listed *y, const char *what, mm_err *err) {
-  const mm_listed *one = x ? x : y;
+static bool put_difference(mm_differences *d, const mm_inspect_row *x, const mm_inspect_row *y, const char *what, mm_err *err) {
+  const mm_inspect_row *one = x ? x : y;
   char name[512];
   d->count++;
   if (d->list) {
@@ -376,8 +377,8 @@ static bool put_difference(mm_differences *d, const mm_listed *x, const mm_liste
   return true;
 }
 
-static bool diff_pair(const mm_inspect_args *args, const mm_listing *a, const mm_listed *x, const mm_listing *b, const mm_listed *y,
-                      mm_differences *d, mm_err *err) {
+static bool diff_pair(const mm_inspect_args *args, const mm_listing *a, const mm_inspect_row *x, const mm_listing *b,
+                      const mm_inspect_row *y, mm_differences *d, mm_err *err) {
   const char *what = strcmp(x->type, y->type) == 0 && strcmp(x->shape, y->shape) == 0 ? NULL : "form";
   if (!what && args->data) {
     bool same = true;
@@ -425,7 +426,7 @@ static bool diff(const mm_inspect_args *args, const mm_listing *a, const mm_list
   bool ok = !args->json || d.list || mm_fail_memory(err, 0);
   while (ok && (i < a->count || j < b->count)) {
     int c = i == a->count ? 1 : j == b->count ? -1 : strcmp(a->item[i].name, b->item[j].name);
-    const mm_listed *x = c <= 0 ? &a->item[i++] : NULL, *y = c >= 0 ? &b->item[j++] : NULL;
+    const mm_inspect_row *x = c <= 0 ? &a->item[i++] : NULL, *y = c >= 0 ? &b->item[j++] : NULL;
     ok = x && y ? diff_pair(args, a, x, b, y, &d, err) : put_difference(&d, x, y, x ? "removed" : "added", err);
   }
   ok = ok && print_diff(args, a, b, &d, err);

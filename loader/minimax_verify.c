@@ -112,7 +112,7 @@ static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *
   mm_digest_hex(&s->pack.plan, planned);
   bool ok = e && r.row && manifest_hex(&s->pack, manifest, err) && mm_hf_open(&hf, a->source, &ho, err) &&
             mm_plan_build(&plan, &hf, &po, err) && mm_compare_plan(&plan, s, err) && mm_exact_words(&plan, &s->pack, err) &&
-            mm_beside_same(&plan, &s->pack, bake_tokenizer, MM_TOKENIZER_IMAGE, err) &&
+            mm_companions_same(&plan, &s->pack, bake_tokenizer, MM_TOKENIZER_IMAGE, err) &&
             mm_exact_weights(&plan, s, (unsigned)a->threads, err) && mm_compare(&plan, s, (unsigned)a->threads, e, err) &&
             mm_exact_bounds(&plan, s, e, err);
   if (!ok && err->status == MM_USAGE) err->status = MM_UNSUPPORTED; /* the manifest's words, not the user's */
@@ -235,7 +235,7 @@ static bool unsharded_against_source(const mm_verify_args *a, const mm_pack *p, 
   mm_digest_hex(&p->plan, planned);
   bool ok = manifest_hex(p, digests, err) && mm_hf_open(&hf, a->source, &ho, err) && mm_hf_open(&made, a->dir, &mo, err) &&
             mm_plan_build(&plan, &hf, &po, err) && mm_exact_words(&plan, p, err) &&
-            mm_beside_same(&plan, p, NULL, MM_TOKENIZER_IMAGE, err) &&
+            mm_companions_same(&plan, p, NULL, MM_TOKENIZER_IMAGE, err) &&
             mm_compare_unsharded(&plan, &made, (unsigned)a->threads, &r.row, &r.count, err);
   if (!ok && err->status == MM_USAGE) err->status = MM_UNSUPPORTED; /* the digests' words, not the user's */
   if (ok) mm_report_rank(&r);

@@ -13,14 +13,14 @@
 
 /* --- digests --- */
 
-typedef struct mm_block {
+typedef struct mm_digest_block {
   uint32_t rank, part;
   size_t index;
-} mm_block;
+} mm_digest_block;
 
 typedef struct mm_block_job {
   const mm_shards *s;
-  mm_block *block;
+  mm_digest_block *block;
 } mm_block_job;
 
 /* The names of the tensors that a block of a part touches. */
@@ -51,7 +51,7 @@ bool mm_verify_block(const mm_shards *s, uint32_t rank, uint32_t part, size_t bl
 static bool check_block(void *ctx, size_t item, unsigned worker, mm_err *err) {
   (void)worker;
   const mm_block_job *job = ctx;
-  const mm_block *b = &job->block[item];
+  const mm_digest_block *b = &job->block[item];
   return mm_verify_block(job->s, b->rank, b->part, b->index, err);
 }
 
@@ -69,7 +69,7 @@ bool mm_verify_sample(const mm_shards *s, uint32_t count, uint64_t seed, unsigne
       uint64_t blocks = s->pack.rank[r].part[i].block_count, wanted = mm_min(count, blocks);
       for (uint64_t k = 0; k < wanted; k++, n++) {
         uint64_t from = k * blocks / wanted, end = (k + 1) * blocks / wanted;
-        job.block[n] = (mm_block){r, i, from + mm_scatter(seed ^ mm_scatter(n + 1)) % (end - from)};
+        job.block[n] = (mm_digest_block){r, i, from + mm_scatter(seed ^ mm_scatter(n + 1)) % (end - from)};
       }
     }
   bool ok = mm_pool_run(threads, n, check_block, &job, err);

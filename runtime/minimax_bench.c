@@ -11,6 +11,7 @@
 #include "runtime/bench/bench_dispatch.h"
 #include "runtime/bench/bench_result.h"
 #include "runtime/bench/bench_shapes.h"
+#include "runtime/bench/load_test.h"
 #include "runtime/engine/engine.h"
 
 #define CHUNK   1024 /* tokens of a context per step */
@@ -359,7 +360,7 @@ static mm_bench_result result_of(const bench *b, uint32_t rows) {
       .c = b->c, .layers = b->c->layers, .batch = rows, .ranks = b->ranks, .ep = b->ep, .kv_fp8 = b->kv_fp8, .copy_rate = b->copy_rate};
 }
 
-static void tell_op(const bench *b, uint32_t rows, const char *name, double seconds, double bytes) {
+static void print_op(const bench *b, uint32_t rows, const char *name, double seconds, double bytes) {
   mm_bench_result r = result_of(b, rows);
   r.layers = 1, r.seconds = seconds, r.bytes = bytes, r.reached = b->reached;
   if (b->rank == 0) mm_bench_print_op(&r, name, b->json);
@@ -384,13 +385,13 @@ static bool measure_ops(bench *b, uint32_t rows, mm_err *err) {
     const double each = (step - empty) / (ROUNDS * layers);
     if (o->run == run_head) head = each;
     all += each * layers * o->times;
-    tell_op(b, rows, o->name, each, bytes / layers);
+    print_op(b, rows, o->name, each, bytes / layers);
   }
   if (!time_op(b, NULL, rows, &step, err)) return false;
   const double layer = (step - empty - head) / b->model.layers;
-  tell_op(b, rows, "a layer in its step", layer,
-          (decode_bytes(b, rows, b->c->context) - mm_bench_bytes(&b->weights.head)) / b->model.layers);
-  tell_op(b, rows, "of it, more than its ops", layer - all / b->model.layers, 0);
+  print_op(b, rows, "a layer in its step", layer,
+           (decode_bytes(b, rows, b->c->context) - mm_bench_bytes(&b->weights.head)) / b->model.layers);
+  print_op(b, rows, "of it, more than its ops", layer - all / b->model.layers, 0);
   return true;
 }
 
@@ -440,9 +441,9 @@ static uint32_t most_rows(const mm_bench_case *c) {
 
 static bool open_case(bench *b, mm_err *err) {
   const mm_bench_case *c = b->c;
-  const bool beside = strcmp(c->subject, "mixed") == 0;
-  const uint32_t slots = most_rows(c) + beside, chunk = (uint32_t)mm_min(CHUNK, (uint64_t)c->context * slots);
-  const mm_limits limits = {.max_tokens = (uint32_t)mm_max(mm_max(slots, chunk), c->tokens + (beside ? slots : 0)),
+  const bool with_prefill = strcmp(c->subject, "mixed") == 0;
+  const uint32_t slots = most_rows(c) + with_prefill, chunk = (uint32_t)mm_min(CHUNK, (uint64_t)c->context * slots);
+  const mm_limits limits = {.max_tokens = (uint32_t)mm_max(mm_max(slots, chunk), c->tokens + (with_prefill ? slots : 0)),
                             .slots = slots,
                             .max_positions = (uint32_t)mm_max(c->context + 1, c->tokens)};
   const mm_bench_shape shape = {c->model, c->layers, c->vocab, c->quant, c->experts, c->head, b->rank, b->ranks, b->ep};
@@ -468,13 +469,7 @@ static bool open_case(bench *b, mm_err *err) {
 
 static void close_case(bench *b) {
   mm_forward_close(&b->forward);
-  free(b->weights.layer);
-  free(b->id);
-  free(b->span);
-  free(b->out);
-  free(b->sampling);
-  free(b->logits);
-  free(b->time);
+  MM_FREE(b->weights.layer, b->id, b->span, b->out, b->sampling, b->logits, b->time);
   b->forward = (mm_forward){0};
   b->weights.layer = NULL;
   b->id = NULL, b->span = NULL, b->out = NULL, b->sampling = NULL, b->logits = NULL, b->time = NULL;
@@ -552,6 +547,7 @@ static bool bench_all(void *args, mm_err *err) {
 }
 
 int main(int argc, char **argv) {
+  if (argc > 1 && strcmp(argv[1], "serve") == 0) return mm_load_test_main(argc - 1, argv + 1);
   mm_bench_args a = {.kv = "auto", .act_quant = "on", .steps = 64, .tp = 1, .ep = 1};
   const mm_option options[] = {
       MM_OPTION(STR, "model", &a.model, "NAME", "only this model's shapes", .choices = "m1|m2"),
@@ -580,7 +576,8 @@ int main(int argc, char **argv) {
       .examples =
           "minimax-bench kernels --model m2\n"
           "minimax-bench decode --expert-quant nvfp4 --batch 16 --context 4096\n"
-          "minimax-bench choices --model m2 --quant nvfp4",
+          "minimax-bench choices --model m2 --quant nvfp4\n"
+          "minimax-bench serve http://127.0.0.1:8000 --max-concurrency 16",
       .epilog =
           "Weights are random and made on the device; nothing is read from disk. kernels: each op of a layer, the head, a layer in its "
           "step. layers: "
@@ -593,6 +590,7 @@ int main(int argc, char **argv) {
           "choices: which kernels the CUDA backend takes for each product, by the scheme and the tokens of a step, on GPUs that run code "
           "of\n"
           "sm_90a and on others; it asks for no GPU, and takes --quant for the experts too.\n"
+          "serve URL: the load test of a server; minimax-bench serve --help.\n"
           "Exit status: 0 done, 2 usage, 4 no CUDA backend, 5 the device failed, 6 no logit was a number, 8 memory.",
   };
   return mm_program_main(&program, argc, argv, &a.subject, bench_all, &a);

@@ -153,7 +153,8 @@ int main(int argc, char **argv) {
                  2, 2, options),
       .examples =
           "minimax-hold M2-nvfp4 /run/minimax/hold.sock &\n"
-          "minimax-serve M2-nvfp4 --device cuda --attach /run/minimax/hold.sock",
+          "minimax-serve M2-nvfp4 --device cuda --attach /run/minimax/hold.sock\n"
+          "minimax-run M2-nvfp4 --device cuda --attach /run/minimax/hold.sock --chat",
       .epilog =
           "Processes of the same user attach by --attach SOCKET: minimax-serve and minimax-run. They read no weights, and end and start\n"
           "as they like. SIGTERM and SIGINT let attached processes go on: it ends when they have left; a second signal does not wait.\n"

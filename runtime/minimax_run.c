@@ -1,8 +1,10 @@
 /* minimax-run: a prompt in, text out, from a packed checkpoint. */
 #include <errno.h>
 #include <math.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "runtime/chat/talk.h"
 #include "runtime/engine/engine.h"
@@ -28,7 +30,14 @@ typedef struct run_args {
 } run_args;
 
 /* Reason why an answer ended. */
-typedef enum end { END_BUDGET, END_TOKEN, END_STOP } end;
+typedef enum end { END_BUDGET, END_TOKEN, END_STOP, END_INTERRUPT } end;
+
+/* Ctrl-C while a reply is made: the reply ends. */
+static volatile sig_atomic_t interrupted;
+static void on_interrupt(int number) {
+  (void)number;
+  interrupted = 1;
+}
 
 typedef struct run {
   const run_args *a;
@@ -52,6 +61,7 @@ typedef struct run {
   char *answer; /* --json: of all tokens, [answer_cap] */
   size_t answer_count, answer_cap;
   mm_talk *talk; /* --chat */
+  bool terminal; /* --chat with somebody at a terminal */
   int32_t *fed;  /* [fed_count] what the engine holds, and [fed_known] what was chosen: the last choices of a reply were not fed */
   size_t fed_count, fed_known, fed_cap;
   mm_stops stops;
@@ -108,6 +118,11 @@ static bool read_prompt(run *r, mm_err *err) {
   else
     ok = ok && mm_tokenizer_encode(r->tokenizer, text, n, a->added_tokens, &r->prompt, &r->prompt_count, err);
   free(file);
+  size_t place = 0;
+  const char *media = ok && !a->chat ? mm_prompt_media(r->tokenizer, r->prompt, r->prompt_count, &place) : NULL;
+  if (media)
+    return mm_fail(err, MM_UNSUPPORTED, "E_CHAT", mm_at(NULL, NULL), "token %zu of the prompt is %s: images and video are not served, text is",
+                   place, media);
   if (ok && !a->chat && r->prompt_count == 0) return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "the prompt is empty");
   return ok;
 }
@@ -194,15 +209,20 @@ static bool open_talk(run *r, mm_err *err) {
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--system and --chat-format are of --chat");
   if (!a->chat) return true;
   if (a->added_tokens) return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--added-tokens: not of --chat");
+  r->terminal = !a->prompt && !a->prompt_file && !a->json && isatty(STDIN_FILENO) && isatty(STDERR_FILENO);
   const mm_talk_config c = {.pack = &r->shards.pack,
                             .tokenizer = r->tokenizer,
                             .format = a->chat_format,
                             .system = a->system,
                             .stop = a->stop.item,
                             .stops = a->stop.count,
+                            .commands = r->terminal,
                             .silent = a->json,
                             .thoughts = !a->quiet};
-  return (r->talk = mm_talk_open(&c, err));
+  if (!(r->talk = mm_talk_open(&c, err))) return false;
+  if (!a->chat_format && !a->quiet && mm_chat_format_of_family(&r->shards.pack, err))
+    fprintf(stderr, "note: the checkpoint has no chat template; --chat-format %s is its family's\n", mm_talk_format(r->talk)->name);
+  return err->status == MM_OK;
 }
 
 /* Everything small is checked before the weights are bound. */
@@ -275,6 +295,11 @@ static bool prefill(run *r, int32_t *first, mm_err *err) {
   r->fed_known = r->prompt_count;
   for (uint32_t at = r->reused, rows; at < count; at += rows) {
     rows = (uint32_t)mm_min(PREFILL_ROWS, count - at);
+    if (interrupted) {
+      r->fed_count = r->fed_known = at;
+      r->end = END_INTERRUPT;
+      return true;
+    }
     if (!step(r, r->prompt + at, rows, at, at + rows == count, err)) return false;
   }
   const bool collected = collect(r, first, err);
@@ -290,6 +315,7 @@ static const char *end_word(const run *r) {
   switch (r->end) {
     case END_TOKEN: return "end_token";
     case END_STOP: return "stop";
+    case END_INTERRUPT: return "interrupted";
     default: return r->by_tokens ? "max_tokens" : "max_model_len";
   }
 }
@@ -364,7 +390,8 @@ static bool generate(run *r, int32_t id, mm_err *err) {
     if (r->is_end[id]) r->end = END_TOKEN;
     if (r->end == END_TOKEN) break;
     if (!put_token(r, id, err)) return false;
-    if (r->end == END_STOP || r->generated == r->budget) break;
+    if (interrupted && r->end == END_BUDGET) r->end = END_INTERRUPT;
+    if (r->end != END_BUDGET || r->generated == r->budget) break;
     if (!ahead && !step(r, &chosen, 1, (uint32_t)r->prompt_count + r->queued - 1, true, err)) return false;
     if (!collect(r, &id, err)) return false;
   }
@@ -389,17 +416,21 @@ static const char *load_text(const run *r, char *out, size_t cap) {
   return out;
 }
 
+static const char *until(const run *r) {
+  return r->end == END_TOKEN       ? "an end token"
+         : r->end == END_STOP      ? "a stop text"
+         : r->end == END_INTERRUPT ? "Ctrl-C"
+         : r->by_tokens            ? "--max-tokens"
+                                   : "--max-model-len";
+}
+
 static void print_rates(const run *r) {
   char text[200];
   mm_err none = {0};
   const mm_ops *ops = mm_ops_find(r->a->device, &none);
   const char *kernels = ops && ops->kernels ? ops->kernels() : "";
   fprintf(stderr, "prompt %zu tokens at %.1f/s, %u new tokens at %.1f/s up to %s, loaded %s, on %s%s%s, --act-quant %s\n", r->prompt_count,
-          (double)(r->prompt_count - r->reused) / r->prefill_s, r->generated, (double)(r->generated - 1) / r->decode_s,
-          r->end == END_TOKEN  ? "an end token"
-          : r->end == END_STOP ? "a stop text"
-          : r->by_tokens       ? "--max-tokens"
-                               : "--max-model-len",
+          (double)(r->prompt_count - r->reused) / r->prefill_s, r->generated, (double)(r->generated - 1) / r->decode_s, until(r),
           load_text(r, text, sizeof text), r->a->device, *kernels ? ", " : "", kernels, r->act_quant ? "on" : "off");
   const char *path;
   mm_read_stats s;
@@ -418,20 +449,44 @@ static void print_rates(const run *r) {
 
 static bool answer(run *r, mm_err *err) {
   int32_t first;
-  if (!prefill(r, &first, err) || !generate(r, first, err) || (r->a->json && !print_json(r, err))) return false;
+  if (!prefill(r, &first, err)) return false;
+  if (r->end == END_INTERRUPT) {
+    if (!mm_talk_end(r->talk, false, err)) return false;
+    mm_talk_forget(r->talk);
+    fputs("interrupted; the message is not part of the conversation\n", stderr);
+    return true;
+  }
+  if (!generate(r, first, err) || (r->a->json && !print_json(r, err))) return false;
   if (r->talk ? r->a->verbose : !r->a->quiet) print_rates(r);
+  if (r->terminal && !r->a->verbose && !r->a->quiet && r->generated > 1)
+    fprintf(stderr, "[%u tokens at %.1f/s up to %s]\n", r->generated, (double)(r->generated - 1) / r->decode_s, until(r));
   return true;
+}
+
+/* One reply of a conversation. At a terminal Ctrl-C ends the reply, a second one the program, as at the prompt. */
+static bool reply(run *r, mm_err *err) {
+  struct sigaction before;
+  const struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = (int)SA_RESETHAND};
+  free(r->prompt);
+  r->prompt = NULL;
+  if (!mm_talk_prompt(r->talk, &r->prompt, &r->prompt_count, err) || !set_budget(r, err)) return false;
+  interrupted = 0;
+  if (r->terminal) sigaction(SIGINT, &action, &before);
+  const bool ok = answer(r, err);
+  if (r->terminal) sigaction(SIGINT, &before, NULL);
+  return ok;
 }
 
 /* Replies to the message that was given, or to those of stdin. */
 static bool converse(run *r, mm_err *err) {
   const bool given = r->a->prompt || r->a->prompt_file;
   bool more = given;
+  if (r->terminal && !r->a->quiet)
+    fprintf(stderr, "%s in chat format %s, up to %llu tokens. /help lists commands, Ctrl-C ends a reply, Ctrl-D the program.\n", r->a->dir,
+            mm_talk_format(r->talk)->name, (unsigned long long)r->limit);
   if (!given && !mm_talk_listen(r->talk, &more, err)) return false;
   while (more) {
-    free(r->prompt);
-    r->prompt = NULL;
-    if (!mm_talk_prompt(r->talk, &r->prompt, &r->prompt_count, err) || !set_budget(r, err) || !answer(r, err)) return false;
+    if (!reply(r, err)) return false;
     if (given) break;
     if (!mm_talk_listen(r->talk, &more, err)) return false;
   }
@@ -459,10 +514,11 @@ int main(int argc, char **argv) {
       MM_FLAG("added-tokens", &a.added_tokens, "read control tokens such as <end_of_sentence> in the prompt as tokens (default: as text)"),
       MM_FLAG(
           "chat", &a.chat,
-          "a conversation: -p is the user's message; without it each line of standard input is one, or several that end with a backslash"),
+          "a conversation: -p is the user's message; without it each line of standard input is one, or several that end with a backslash; "
+          "/help at a terminal"),
       MM_OPTION(STR, "system", &a.system, "TEXT", "of --chat: the system message (the format's own)"),
-      MM_OPTION(STR, "chat-format", &a.chat_format, "NAME", "of --chat: how it is rendered (as the checkpoint's template does)",
-                .choices = MM_CHAT_FORMATS),
+      MM_OPTION(STR, "chat-format", &a.chat_format, "NAME",
+                "of --chat: how it is rendered (as the checkpoint's template does, or its family)", .choices = MM_CHAT_FORMATS),
       MM_OPTION(U64, "max-tokens", &a.max_tokens, "N", "tokens to generate at most (256; of --chat as many as there is room for)",
                 .letter = 'n', .lo = 1, .hi = INT32_MAX),
       MM_OPTION(U64, "max-model-len", &a.max_model_len, "N",

@@ -11,20 +11,22 @@
 #include "runtime/engine/engine_options.h"
 #include "runtime/engine/load_bar.h"
 #include "runtime/serve/config_file.h"
+#include "runtime/serve/key_file.h"
 #include "runtime/serve/loading.h"
 #include "runtime/serve/routes.h"
 
-#define WORKERS       2                 /* threads that read long requests */
-#define TELL_SECONDS  5                 /* between lines of a load that goes on */
-#define END_SECONDS   2                 /* from the second signal to the end, whatever still runs */
-#define DESCRIPTORS   512               /* that are not for connections, where the limit allows it */
-#define REPLAY_TOKENS ((size_t)4 << 20) /* of replies with calls that may come back */
+#define WORKERS        2                 /* threads that read long requests */
+#define REPORT_SECONDS 5                 /* between lines of a load that goes on */
+#define END_SECONDS    2                 /* from the second signal to the end, whatever still runs */
+#define DESCRIPTORS    512               /* that are not for connections, where the limit allows it */
+#define REPLAY_TOKENS  ((size_t)4 << 20) /* of replies with calls that may come back */
 
 typedef struct serve_args {
   mm_loading_config load;
   mm_http_config http;
   mm_option_list keys, names, hosts, origins;
-  const char *dir, *kv, *input_dtype, *prefix_cache, *log_format, *config;
+  mm_arena *arena;
+  const char *dir, *kv, *input_dtype, *prefix_cache, *log_format, *config, *key_file;
   uint64_t port, queue, step_tokens, cache_memory, connections, drafts;
   double request_time;
   bool any_name, trust_user, batch_invariant, json, quiet, check;
@@ -68,6 +70,13 @@ static void say_kernels(serve *s) {
   if (ops && ops->kernels && *ops->kernels()) mm_log_say(&s->server.log, "%s", ops->kernels());
 }
 
+/* Tokens of the longest sequence: of a cache that was given no room for more, fewer than --max-model-len. */
+static uint32_t positions_of(const mm_loaded *l) {
+  mm_scheduler_stats stats;
+  mm_scheduler_stats_read(l->scheduler, &stats);
+  return stats.pages ? (uint32_t)mm_min(l->positions, (uint64_t)stats.pages * MM_PAGE) : l->positions;
+}
+
 static void on_loaded(void *user) {
   serve *s = user;
   mm_server *v = &s->server;
@@ -82,9 +91,7 @@ static void on_loaded(void *user) {
   v->engine = s->loaded.engine;
   v->tokenizer = s->loaded.tokenizer;
   v->vocab = s->loaded.shards.pack.model.vocab;
-  mm_scheduler_stats stats;
-  mm_scheduler_stats_read(v->scheduler, &stats);
-  v->positions = stats.pages ? (uint32_t)mm_min(s->loaded.positions, (uint64_t)stats.pages * MM_PAGE) : s->loaded.positions;
+  v->positions = positions_of(&s->loaded);
   v->end = s->loaded.end;
   v->end_count = s->loaded.end_count;
   v->defaults = s->loaded.defaults;
@@ -136,7 +143,7 @@ static void tick(void *user) {
     s->server.state = MM_SERVER_DRAINING;
     mm_http_stop(s->server.http);
   }
-  if (!s->failed && mm_read_bytes(&read) < read.wanted && mm_now() - s->may_end >= TELL_SECONDS) {
+  if (!s->failed && mm_read_bytes(&read) < read.wanted && mm_now() - s->may_end >= REPORT_SECONDS) {
     char text[160];
     s->may_end = mm_now();
     mm_log_say(&s->server.log, "loading %s", mm_load_bar_text(text, sizeof text, &read));
@@ -213,7 +220,7 @@ static bool open_http(serve *s, mm_err *err) {
   const bool colon = strchr(c.host, ':');
   mm_log_say(&v->log, "listening on http://%s%s%s:%u", colon ? "[" : "", c.host, colon ? "]" : "", mm_http_port(v->http));
   if (!is_loopback(c.host) && !v->keys)
-    mm_log_say(&v->log, "warning: %s is no loopback address and there is no --api-key: anybody may use this", c.host);
+    mm_log_say(&v->log, "warning: %s is no loopback address and there is no --api-key or --api-key-file: anybody may use this", c.host);
   return true;
 }
 
@@ -272,7 +279,7 @@ static bool serve_all(const serve_args *a, mm_err *err) {
 static bool print_check(const serve_args *a, const mm_loaded *l, mm_err *err) {
   mm_json *o = mm_json_new_obj();
   const mm_engine_cache cache = mm_engine_cache_of(l->engine);
-  const bool ok = mm_json_set(o, "checkpoint", mm_json_new_str(a->dir)) && mm_json_set(o, "positions", mm_json_new_int(l->positions)) &&
+  const bool ok = mm_json_set(o, "checkpoint", mm_json_new_str(a->dir)) && mm_json_set(o, "positions", mm_json_new_int(positions_of(l))) &&
                   mm_json_set(o, "chat", mm_json_new_bool(l->format != NULL)) &&
                   mm_json_set(o, "kv_cache_tokens", mm_json_new_int((int64_t)cache.tokens)) &&
                   mm_json_set(o, "kv_cache_bytes", mm_json_new_int((int64_t)cache.bytes));
@@ -287,7 +294,7 @@ static bool check(const serve_args *a, mm_err *err) {
   if (ok && a->json) {
     ok = print_check(a, &l, err);
   } else if (ok) {
-    printf("%s: can be served, %u positions\n", a->dir, l.positions);
+    printf("%s: can be served, %u positions\n", a->dir, positions_of(&l));
   }
   mm_loading_close(&l, false);
   return ok && mm_program_written(err);
@@ -312,7 +319,8 @@ static bool settle(serve_args *a, mm_err *err) {
                    "--read-timeout and --write-timeout: found %g and %g, expected more than 0 seconds", a->http.read_time,
                    a->http.write_time);
   const mm_origins origins = {a->hosts.item, a->hosts.count, a->origins.item, a->origins.count};
-  return mm_utilization_check(a->load.memory_share, err) && mm_origin_check(&origins, err);
+  return mm_keys_gather(&a->keys, a->key_file, a->arena, err) && mm_utilization_check(a->load.memory_share, err) &&
+         mm_origin_check(&origins, err);
 }
 
 static bool run_all(void *args, mm_err *err) {
@@ -339,7 +347,8 @@ int main(int argc, char **argv) {
   const mm_option options[] = {
       MM_OPTION(STR, "host", &a.http.host, "ADDRESS", "address to listen on (127.0.0.1)"),
       MM_OPTION(U64, "port", &a.port, "N", "port to listen on, 0: a free one (8000)", .hi = UINT16_MAX),
-      MM_OPTION(LIST, "api-key", &a.keys, "KEY", "requests must carry this key or another one given so"),
+      MM_OPTION(LIST, "api-key", &a.keys, "KEY", "requests must carry this key or another one given; other users of the machine see it"),
+      MM_OPTION(STR, "api-key-file", &a.key_file, "FILE", "the same of the keys in a file, one a line"),
       MM_OPTION(LIST, "allow-host", &a.hosts, "NAME",
                 "without a key, also requests whose Host or Origin is this name, as a proxy may pass it on; * for any"),
       MM_OPTION(LIST, "allow-origin", &a.origins, "ORIGIN",
@@ -390,7 +399,7 @@ int main(int argc, char **argv) {
       MM_PROGRAM("minimax-serve", "serve a packed checkpoint over HTTP", "DIR", 1, 1, options),
       .examples =
           "minimax-serve M2-nvfp4\n"
-          "minimax-serve M2-nvfp4 --host 0.0.0.0 --api-key KEY --max-num-seqs 64\n"
+          "minimax-serve M2-nvfp4 --host 0.0.0.0 --api-key-file keys.txt --max-num-seqs 64\n"
           "curl -s 127.0.0.1:8000/v1/chat/completions -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}'",
       .may_end = mm_process_group_none,
       .epilog =
@@ -400,6 +409,7 @@ int main(int argc, char **argv) {
   };
   mm_err err = {0};
   mm_arena arena = {0};
+  a.arena = &arena;
   char **args;
   int count;
   const int status = mm_config_file(&arena, argc, argv, &count, &args, &err) ? mm_program_main(&program, count, args, &a.dir, run_all, &a)

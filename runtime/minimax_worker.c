@@ -46,7 +46,8 @@ int main(int argc, char **argv) {
       MM_PROGRAM("minimax-worker", "run some of a packed checkpoint's ranks in a process of their own", "DIR", 1, 1, options),
       .examples =
           "mpirun -n 1 minimax-run M2-pp2 --device cuda -p \"Hello\" : -n 1 minimax-worker M2-pp2\n"
-          "mpirun --host a,b -n 1 minimax-serve M2-pp2 --device cuda : -n 1 minimax-worker M2-pp2",
+          "mpirun --host a,b -n 1 minimax-serve M2-pp2 --device cuda : -n 1 minimax-worker M2-pp2\n"
+          "mpirun --host a,b,c -n 1 minimax-eval M2-pp3 --text book.txt --device cuda : -n 2 minimax-worker M2-pp3",
       .may_end = mm_process_group_none,
       .epilog =
           "For builds with MPI=1. The first process is minimax-run, minimax-serve or minimax-eval, which is asked and chooses; all others "

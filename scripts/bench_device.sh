@@ -83,7 +83,7 @@ size = sum(t.numel() * t.element_size() for file in kept for t in file.values())
 print(f"safetensors load_file: {size / 1e9:.1f} GB in {took:.2f} s, {size / took / 1e9:.1f} GB/s")
 P
 [ "$part" != load ] || exit $failed
-APART=1 "$build"/tests/bench/bench_scheduler "$work/m2" cuda 64 1024 1024
+INVARIANT=1 "$build"/tests/bench/bench_scheduler "$work/m2" cuda 64 1024 1024
 VENV=${VENV:-} python3 tests/bench/serve.py "$build" "$work/m2" cuda 64 1024 1024
 "$build"/tests/bench/bench_reuse "$work/m2" cuda 32768 8192
 make_model m1 block_fp8 --m1 --layers 2 --vocab 200064

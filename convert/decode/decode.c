@@ -242,7 +242,7 @@ static bool decode_scales(mm_decoder *d, const mm_matrix *x, uint32_t row, uint3
 
 /* Codes into d->codes, one byte each: [rows, cols]. */
 static bool read_words(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t rows, mm_err *err) {
-  const mm_form *f = &x->encoding->codes;
+  const mm_stored_form *f = &x->encoding->codes;
   mm_source p = {x->weight, x->at, x->line};
   size_t size = mm_dtype_size(x->weight->dtype);
   uint64_t lines = f->span == MM_SPAN_TURNED ? mm_cells(x->cols, f->cell.k) : mm_cells(rows + row % f->cell.n, f->cell.n);
@@ -287,7 +287,7 @@ static bool check_zeros(const mm_decoder *d, const mm_matrix *x, uint8_t middle,
 
 /* Zero points into d->zero, one byte each: [rows, groups]. */
 static bool read_zeros(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t rows, uint32_t groups, mm_err *err) {
-  const mm_form *f = &x->encoding->part[MM_ZERO];
+  const mm_stored_form *f = &x->encoding->part[MM_ZERO];
   const mm_source *p = &x->part[MM_ZERO];
   size_t n = (size_t)rows * groups;
   uint8_t mask = (uint8_t)((1u << mm_code_bits(x)) - 1), middle = (uint8_t)(mask / 2 + 1);

@@ -154,13 +154,13 @@ bool mm_config_u32_or(mm_config c, const char *const *keys, uint32_t *out, mm_er
 }
 
 /* The first place that has a number, and the number. */
-typedef struct mm_first {
+typedef struct mm_first_number {
   char key[96];
   double value;
-} mm_first;
+} mm_first_number;
 
 /* Takes the number under a key (of the object `in`, where that is not empty), which must be that of earlier places. */
-static bool number_again(mm_config c, const char *in, const char *key, mm_first *first, mm_err *err) {
+static bool number_again(mm_config c, const char *in, const char *key, mm_first_number *first, mm_err *err) {
   const mm_json *v = mm_json_get(c.obj, key);
   char place[sizeof first->key];
   snprintf(place, sizeof place, "%s%s%s", in, *in ? "." : "", key);
@@ -176,7 +176,7 @@ static bool number_again(mm_config c, const char *in, const char *key, mm_first 
 }
 
 bool mm_config_number_or(mm_config c, const char *const *keys, double *out, mm_err *err) {
-  mm_first first = {.key = ""};
+  mm_first_number first = {.key = ""};
   for (; *keys; keys++)
     if (!number_again(c, "", *keys, &first, err)) return false;
   if (first.key[0]) *out = first.value;
@@ -233,7 +233,7 @@ static bool experts(mm_config c, mm_model *m, mm_err *err) {
 
 /* The RoPE parameters of a config, from all their places. */
 typedef struct mm_rope {
-  mm_first factor, theta;
+  mm_first_number factor, theta;
 } mm_rope;
 
 /* An object of parameters: {"rope_theta": …}, or {"full_attention": {"rope_theta": …}, …} with one for each type of layer. Lightning

@@ -1,5 +1,5 @@
 /* MiniMax-M3 and M3.1-Flash: GQA with a norm of each head, in most layers over the blocks that an index branch chooses; norms that multiply
- * by 1 + weight; dense layers first, then sigmoid top-4 of 128 experts beside a shared one, all with a clamped SwiGLU. Released with a
+ * by 1 + weight; dense layers first, then sigmoid top-4 of 128 experts and a shared one, all with a clamped SwiGLU. Released with a
  * vision tower, which is left out: text only. */
 #include <math.h>
 #include <stdio.h>

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "convert/model/rule.h"
+#include "loader/stream/gpu_reads.h"
 
 static void add_tensor(mm_footprint *f, const mm_plan *p, size_t i) {
   const mm_pack_tensor *t = &p->pack.tensor[i];
@@ -45,20 +46,25 @@ mm_demand mm_verdict_demand(const mm_model *m) {
                      .act_quant = true};
 }
 
-/* Sets *fit: a sequence of the model's full length fits every rank; and *tokens: how many tokens of cache all ranks have room for. */
-static bool fits(const mm_plan *p, uint64_t memory, bool *fit, uint64_t *tokens, mm_err *err) {
+/* Judges the ranks: *fit where a sequence of the model's full length fits every one, *tokens of cache that all have room for. A plan that
+ * the cuda backend refuses has neither, and *no says why. */
+static bool judge(const mm_plan *p, uint64_t memory, bool *fit, uint64_t *tokens, mm_err *no, mm_err *err) {
   const mm_demand d = mm_verdict_demand(&p->pack.model);
   const mm_device_memory on = {.total = memory, .free = memory, .ranks = 1, .share = MM_GPU_SHARE};
   uint64_t pages = mm_most_pages(&d);
-  for (uint32_t r = 0; r < mm_pack_ranks(&p->pack); r++) {
+  *fit = false, *tokens = 0;
+  bool taken = mm_gpu_takes_model(&p->pack.model, p->pack.tp, no);
+  for (uint32_t r = 0; taken && r < mm_pack_ranks(&p->pack); r++) {
     mm_rank_weights w;
     mm_rank_memory need;
     if (!mm_bind_planned(&w, &p->pack, r, err)) return false;
-    const bool ok = mm_rank_memory_of(&need, &p->pack.model, &w, &d, err);
+    taken = mm_gpu_takes_rank(&w, no);
+    const bool ok = !taken || mm_rank_memory_of(&need, &p->pack.model, &w, &d, err);
     mm_bind_close(&w);
     if (!ok) return false;
-    pages = mm_fewer_pages(pages, &need, &d, &on);
+    if (taken) pages = mm_fewer_pages(pages, &need, &d, &on);
   }
+  if (!taken) return true;
   *fit = pages >= mm_sequence_pages(&d);
   *tokens = pages * MM_PAGE;
   return true;
@@ -66,12 +72,14 @@ static bool fits(const mm_plan *p, uint64_t memory, bool *fit, uint64_t *tokens,
 
 bool mm_verdict_make(mm_verdict *v, const mm_plan *p, mm_hf *hf, const mm_plan_options *o, uint64_t memory, mm_err *err) {
   const uint64_t usable = (uint64_t)((double)memory * MM_GPU_SHARE);
+  mm_err refused = {0};
   *v = (mm_verdict){.memory = memory};
-  if (!fits(p, memory, &v->fits, &v->tokens, err)) return false;
-  for (uint32_t tp = 1; v->tp == 0 && tp <= p->pack.model.heads && tp <= MM_MAX_TP; tp++) {
+  if (!judge(p, memory, &v->fits, &v->tokens, &refused, err)) return false;
+  if (refused.status != MM_OK) snprintf(v->refused, sizeof v->refused, "%.*s", (int)sizeof v->refused - 1, refused.text);
+  for (uint32_t tp = 1; v->tp == 0 && tp <= p->pack.model.heads && tp <= MM_GPU_RANKS; tp++) {
     mm_plan_options with = *o;
     mm_plan other = {0};
-    mm_err no = {0};
+    mm_err no = {0}, ignored = {0};
     uint64_t tokens;
     with.tp = tp;
     with.ranks = NULL;
@@ -80,7 +88,7 @@ bool mm_verdict_make(mm_verdict *v, const mm_plan *p, mm_hf *hf, const mm_plan_o
     const uint64_t share = o->align == MM_ALIGN_PAD ? 0 : p->output_bytes / p->pack.pp / mm_max(p->pack.tp, tp);
     if (v->tp || tp == p->pack.tp || share > usable || !mm_cut_feasible(&p->pack.model, &with, hf->config_path, &no)) continue;
     bool fit = false;
-    const bool built = mm_plan_build(&other, hf, &with, &no), judged = built && fits(&other, memory, &fit, &tokens, &no);
+    const bool built = mm_plan_build(&other, hf, &with, &no), judged = built && judge(&other, memory, &fit, &tokens, &ignored, &no);
     if (fit) v->tp = tp;
     mm_plan_close(&other);
     if (!judged && no.status != MM_UNSUPPORTED) { /* a cut that --tp-align refuses is only not a candidate */

@@ -25,15 +25,15 @@ static bool print_json(FILE *f, mm_json *j, mm_err *err) {
 }
 
 /* One entry of the list of a plan: a packed tensor, or a matrix of an unsharded plan. */
-typedef struct mm_listed {
+typedef struct mm_plan_row {
   const char *name, *scheme;
   uint32_t lead, rows, cols;
   uint64_t bytes; /* of all planes */
-} mm_listed;
+} mm_plan_row;
 
-static mm_listed listed(const mm_plan *p, size_t i, uint32_t piece) {
+static mm_plan_row listed(const mm_plan *p, size_t i, uint32_t piece) {
   const mm_pack_tensor *t = &p->pack.tensor[i];
-  mm_listed x = {.name = t->name, .scheme = t->scheme, .lead = t->lead, .rows = t->rows, .cols = t->cols};
+  mm_plan_row x = {.name = t->name, .scheme = t->scheme, .lead = t->lead, .rows = t->rows, .cols = t->cols};
   if (p->layout->unfused) {
     x.name = t->piece[piece].source;
     x.rows = t->piece[piece].rows;
@@ -54,7 +54,7 @@ static size_t used_names(const mm_plan *p) {
   return n;
 }
 
-static mm_json *listed_json(mm_listed t) {
+static mm_json *listed_json(mm_plan_row t) {
   mm_json *x = mm_json_new_obj();
   if (mm_json_set(x, "name", mm_json_new_str(t.name)) && mm_json_set(x, "scheme", mm_json_new_str(t.scheme)) &&
       mm_json_set(x, "lead", mm_json_new_int(t.lead)) && mm_json_set(x, "rows", mm_json_new_int(t.rows)) &&
@@ -78,7 +78,8 @@ static mm_json *footprint_json(const mm_footprint *f) {
 static mm_json *verdict_json(const mm_verdict *v) {
   mm_json *x = mm_json_new_obj();
   bool ok = put_number(x, "gpu_memory", v->memory) && mm_json_set(x, "fits", mm_json_new_bool(v->fits)) &&
-            put_number(x, "kv_tokens", v->tokens) && (v->tp == 0 || put_number(x, "smallest_tp", v->tp));
+            put_number(x, "kv_tokens", v->tokens) && (v->tp == 0 || put_number(x, "smallest_tp", v->tp)) &&
+            (!*v->refused || mm_json_set(x, "refused", mm_json_new_str(v->refused)));
   if (ok) return x;
   mm_json_free(x);
   return NULL;
@@ -171,16 +172,20 @@ static void print_ranks(FILE *f, const mm_plan *p) {
 static void print_verdict(FILE *f, const mm_plan *p, const mm_verdict *v) {
   char memory[32];
   const unsigned long long most = p->pack.model.max_positions, tokens = v->tokens;
-  fprintf(f, "GPUs of %s: --tp %u --ep %u --pp %u %s (%.0f %% of the memory for weights, buffers and cache; ", sized(memory, v->memory),
-          p->pack.tp, p->pack.ep, p->pack.pp, v->fits ? "fits" : "does not fit", 100 * MM_GPU_SHARE);
-  if (tokens)
-    fprintf(f, "room for %llu tokens of BF16 KV cache, a sequence has up to %llu)", tokens, most);
+  fprintf(f, "GPUs of %s: --tp %u --ep %u --pp %u ", sized(memory, v->memory), p->pack.tp, p->pack.ep, p->pack.pp);
+  if (*v->refused)
+    fprintf(f, "is refused: %s", v->refused);
+  else if (tokens)
+    fprintf(f, "fits with up to %llu tokens of BF16 cache", tokens);
   else
-    fputs("weights and buffers alone take more, or leave no room)", f);
-  if (v->tp)
-    fprintf(f, "; the smallest that fits is --tp %u\n", v->tp);
+    fprintf(f, "does not fit: weights and buffers leave no room for a cache in %.0f %% of the memory", 100 * MM_GPU_SHARE);
+  if (v->fits)
+    fprintf(f, "; the smallest --tp for a full sequence of %llu is %u", most, v->tp);
+  else if (v->tp)
+    fprintf(f, "; a full sequence of %llu needs --tp %u", most, v->tp);
   else
-    fputs("; no --tp of this model does: another --quant, or --pp\n", f);
+    fprintf(f, "; no --tp of this model holds a full sequence of %llu: another --quant, or --pp", most);
+  fputc('\n', f);
 }
 
 /* The same in lines, and code that is missing. */
@@ -222,7 +227,7 @@ bool mm_report_plan(FILE *f, const mm_plan *p, const mm_verdict *v, mm_report_st
   if (v && v->memory) print_verdict(f, p, v);
   for (size_t i = 0; tensors && i < p->pack.tensor_count; i++)
     for (uint32_t j = 0; j < mm_plan_stored(p, i); j++) {
-      mm_listed t = listed(p, i, j);
+      mm_plan_row t = listed(p, i, j);
       char lead[16] = "";
       if (t.lead) snprintf(lead, sizeof lead, "%u x ", t.lead);
       char name[512];
@@ -237,7 +242,7 @@ static uint64_t peak_rss(void) {
   return getrusage(RUSAGE_SELF, &u) == 0 ? (uint64_t)u.ru_maxrss * 1024 : 0;
 }
 
-static mm_json *summary_json(const mm_plan *p, const mm_outcome *o) {
+static mm_json *summary_json(const mm_plan *p, const mm_convert_outcome *o) {
   char hex[MM_HEX_LEN + 1];
   mm_digest_hex(&o->manifest, hex);
   mm_json *j = plan_json(p, NULL, false);
@@ -252,7 +257,7 @@ static mm_json *summary_json(const mm_plan *p, const mm_outcome *o) {
   return NULL;
 }
 
-bool mm_report_summary(FILE *f, const mm_plan *p, const mm_outcome *o, mm_report_style style, mm_err *err) {
+bool mm_report_summary(FILE *f, const mm_plan *p, const mm_convert_outcome *o, mm_report_style style, mm_err *err) {
   char hex[MM_HEX_LEN + 1];
   if (style == MM_REPORT_JSON) return print_json(f, summary_json(p, o), err);
   mm_digest_hex(&o->manifest, hex);
@@ -269,7 +274,7 @@ void mm_report_begin(mm_events *e, const mm_plan *p, const mm_verdict *v) {
   if (e) mm_events_put(e, "begin", plan_json(p, v, false));
 }
 
-void mm_report_done(mm_events *e, const mm_plan *p, const mm_outcome *o) {
+void mm_report_done(mm_events *e, const mm_plan *p, const mm_convert_outcome *o) {
   if (e) mm_events_put(e, "done", summary_json(p, o));
 }
 
@@ -284,7 +289,7 @@ void mm_report_failed(mm_events *e, const mm_err *why) {
 
 struct mm_watch {
   const mm_plan *p;
-  const mm_progress *progress;
+  const mm_convert_progress *progress;
   mm_events *events; /* NULL: none */
   bool drawn, tty, shown;
   double start;
@@ -324,7 +329,7 @@ static void look(void *ctx, unsigned second) {
   w->shown = true;
 }
 
-mm_watch *mm_watch_open(const mm_plan *p, const mm_progress *progress, mm_events *events, bool drawn) {
+mm_watch *mm_watch_open(const mm_plan *p, const mm_convert_progress *progress, mm_events *events, bool drawn) {
   mm_watch *w = events || drawn ? calloc(1, sizeof *w) : NULL;
   if (!w) return NULL;
   *w = (mm_watch){.p = p, .progress = progress, .events = events, .drawn = drawn, .tty = isatty(2), .start = mm_now()};

@@ -10,26 +10,26 @@
 typedef enum mm_fit { FIT_NO_CODES, FIT_DTYPE, FIT_SHAPE, FIT_NO_SCALE, FIT_SCALE_DTYPE, FIT_NO_BLOCK, FIT_SCALE_SHAPE, FIT_ALL } mm_fit;
 
 /* A refusal's list of what was expected, no item twice. */
-typedef struct mm_choice {
+typedef struct mm_expected {
   unsigned count;
   char item[8][NAME_MAX_LEN];
-} mm_choice;
+} mm_expected;
 
-static void offer(mm_choice *c, const char *item) {
+static void offer(mm_expected *c, const char *item) {
   for (unsigned i = 0; i < c->count; i++)
     if (strcmp(c->item[i], item) == 0) return;
   if (c->count < sizeof c->item / sizeof *c->item) snprintf(c->item[c->count++], sizeof *c->item, "%s", item);
 }
 
 /* U8 scales are E8M0 that does not say so. */
-static void offer_dtypes(mm_choice *c, uint32_t dtypes) {
+static void offer_dtypes(mm_expected *c, uint32_t dtypes) {
   if (dtypes & 1u << MM_F8_E8M0) dtypes &= ~(1u << MM_U8);
   for (int t = MM_DTYPE_COUNT - 1; t >= 0; t--)
     if (dtypes & 1u << t) offer(c, mm_dtype_name((mm_dtype)t));
 }
 
 /* "a, b or c" */
-static const char *choice_text(const mm_choice *c, char *out, size_t cap) {
+static const char *choice_text(const mm_expected *c, char *out, size_t cap) {
   size_t n = 0;
   *out = 0;
   for (unsigned i = 0; i < c->count && n < cap; i++)
@@ -56,10 +56,10 @@ static mm_hf_tensor *find(const mm_hf *hf, const mm_site *p, const char *suffix)
   return suffix ? mm_hf_find(hf, part_name(name, p, suffix)) : NULL;
 }
 
-static bool typed(const mm_form *f, const mm_hf_tensor *t) { return f->dtypes >> t->dtype & 1; }
+static bool typed(const mm_stored_form *f, const mm_hf_tensor *t) { return f->dtypes >> t->dtype & 1; }
 
 /* The form's cell with what the configuration and the tensor settle; a side that covers everything is 0. */
-static mm_cell cell_of(const mm_form *f, const mm_site *p, const mm_hf_tensor *t, mm_cell block) {
+static mm_cell cell_of(const mm_stored_form *f, const mm_site *p, const mm_hf_tensor *t, mm_cell block) {
   mm_cell c = f->cell;
   if (c.n == MM_CELL_BLOCK) c = block;
   if (c.k == 2 && t->dtype == MM_F4) c.k = 1;
@@ -78,7 +78,7 @@ static uint64_t rows_of_cells(const mm_site *p, unsigned pieces, uint32_t cell) 
 }
 
 /* The shapes a form may have here, the usual one first; returns how many. */
-static unsigned shapes(const mm_form *f, const mm_site *p, mm_cell c, mm_shape out[3]) {
+static unsigned shapes(const mm_stored_form *f, const mm_site *p, mm_cell c, mm_shape out[3]) {
   uint64_t n = rows_of_cells(p, p->pieces, c.n), k = mm_cells(p->cols, c.k);
   mm_shape lead = p->entries ? mm_shape1(p->entries) : (mm_shape){0};
   bool scalar = p->vector && n == 1; /* a vector of one may have no axis */
@@ -117,7 +117,7 @@ static unsigned shapes(const mm_form *f, const mm_site *p, mm_cell c, mm_shape o
 }
 
 /* Where the matrix begins in a tensor of the form whose shape is the `which`th possible one. */
-static mm_source place_part(const mm_form *f, const mm_site *p, mm_cell c, mm_hf_tensor *t, unsigned which) {
+static mm_source place_part(const mm_stored_form *f, const mm_site *p, mm_cell c, mm_hf_tensor *t, unsigned which) {
   uint64_t n = rows_of_cells(p, p->pieces, c.n), before = rows_of_cells(p, p->piece, c.n), k = mm_cells(p->cols, c.k), at = 0, line = k;
   switch (f->span) {
     case MM_SPAN_GRID:
@@ -137,7 +137,7 @@ static mm_source place_part(const mm_form *f, const mm_site *p, mm_cell c, mm_hf
 }
 
 /* Index of the tensor's shape among the possible ones, or -1. A grid whose groups do not divide K has none. */
-static int shape_index(const mm_form *f, const mm_site *p, mm_cell c, const mm_hf_tensor *t) {
+static int shape_index(const mm_stored_form *f, const mm_site *p, mm_cell c, const mm_hf_tensor *t) {
   mm_shape s[3];
   if (c.k == MM_CELL_GROUP) return -1;
   for (unsigned i = 0, n = shapes(f, p, c, s); i < n; i++)
@@ -145,7 +145,7 @@ static int shape_index(const mm_form *f, const mm_site *p, mm_cell c, const mm_h
   return -1;
 }
 
-static void offer_shapes(mm_choice *choice, const mm_form *f, const mm_site *p, mm_cell c) {
+static void offer_shapes(mm_expected *choice, const mm_stored_form *f, const mm_site *p, mm_cell c) {
   char text[128];
   mm_shape s[3];
   if (c.k == MM_CELL_GROUP) {
@@ -166,7 +166,7 @@ static void offer_shapes(mm_choice *choice, const mm_form *f, const mm_site *p, 
 
 static mm_fit fit(const mm_hf *hf, const mm_encoding *e, const mm_site *p) {
   mm_cell block = hf->quantization.block;
-  const mm_form *scale = &e->part[MM_SCALE];
+  const mm_stored_form *scale = &e->part[MM_SCALE];
   const mm_hf_tensor *t = find(hf, p, e->codes.suffix), *s = find(hf, p, scale->suffix);
   if (!t || (e->whole && !hf->quantization.whole)) return FIT_NO_CODES;
   if (!typed(&e->codes, t)) return FIT_DTYPE;
@@ -187,11 +187,11 @@ static bool no_config(const mm_hf *hf, const mm_hf_tensor *t, const char *what, 
 
 /* Says what the rows that fitted up to `best` wanted. */
 static bool refuse(const mm_hf *hf, const mm_site *p, const mm_encoding *const *rows, mm_fit best, mm_err *err) {
-  mm_choice want = {0};
+  mm_expected want = {0};
   const mm_hf_tensor *t = NULL, *s = NULL;
   char name[NAME_MAX_LEN], shape[128];
   for (; *rows; rows++) {
-    const mm_form *codes = &(*rows)->codes, *scale = &(*rows)->part[MM_SCALE];
+    const mm_stored_form *codes = &(*rows)->codes, *scale = &(*rows)->part[MM_SCALE];
     if (fit(hf, *rows, p) != best) continue;
     t = find(hf, p, codes->suffix);
     s = find(hf, p, scale->suffix);
@@ -248,7 +248,7 @@ static const mm_encoding *recognise(const mm_hf *hf, const mm_site *p, const mm_
 /* ---- the companions of codes and scale ---- */
 
 static bool companion(mm_hf *hf, const mm_site *p, const mm_encoding *e, mm_companion i, mm_matrix *out, mm_err *err) {
-  mm_form f = e->part[i];
+  mm_stored_form f = e->part[i];
   const mm_quantization *q = &hf->quantization;
   mm_hf_tensor *t = find(hf, p, f.suffix);
   bool due = f.suffix && (!f.optional || (i == MM_ZERO && q->zeros) || (i == MM_ORDER && q->order));
@@ -256,7 +256,7 @@ static bool companion(mm_hf *hf, const mm_site *p, const mm_encoding *e, mm_comp
   if (!t)
     return !due || mm_fail(err, MM_BAD_INPUT, "E_Q_MISSING", mm_hf_at(hf, out->weight), "found %s without \"%s\"", e->name,
                            part_name(name, p, f.suffix));
-  mm_choice want = {0};
+  mm_expected want = {0};
   if (!typed(&f, t)) {
     offer_dtypes(&want, f.dtypes);
     return mm_fail(err, MM_BAD_INPUT, "E_Q_DTYPE", mm_hf_at(hf, t), "found %s, expected %s", mm_dtype_name(t->dtype),
@@ -310,7 +310,7 @@ static bool take(mm_hf *hf, const mm_site *p, const mm_encoding *e, mm_matrix *o
   return group_declared(hf, out, err);
 }
 
-static void assume_form(mm_hf_tensor *t, const mm_form *f, const mm_site *p, mm_cell c, mm_dtype dtype) {
+static void assume_form(mm_hf_tensor *t, const mm_stored_form *f, const mm_site *p, mm_cell c, mm_dtype dtype) {
   mm_shape shape[3];
   shapes(f, p, c, shape);
   t->shape = shape[0];
@@ -320,7 +320,7 @@ static void assume_form(mm_hf_tensor *t, const mm_form *f, const mm_site *p, mm_
 
 /* Without headers, the released forms: the rule's plain type, or block FP8 where a weight_scale_inv is listed. */
 static void assume(mm_hf *hf, const mm_site *p, bool plain_only) {
-  static const mm_form scale = {.span = MM_SPAN_GRID};
+  static const mm_stored_form scale = {.span = MM_SPAN_GRID};
   mm_hf_tensor *t = find(hf, p, "weight"), *s = plain_only ? NULL : find(hf, p, "weight_scale_inv");
   if (!t) return;
   assume_form(t, &mm_encodings[0].codes, p, (mm_cell){1, 1}, s ? MM_F8_E4M3 : p->assumed);
@@ -403,7 +403,7 @@ static bool covers(uint32_t coarse, uint32_t fine, uint32_t extent) {
 }
 
 bool mm_encoding_is_grid(const mm_matrix *x) {
-  const mm_form *f = &x->encoding->codes;
+  const mm_stored_form *f = &x->encoding->codes;
   if (f->span != MM_SPAN_GRID || f->cell.n != 1 || x->part[MM_ZERO].tensor || x->part[MM_ORDER].tensor) return false;
   return x->weight->dtype != MM_I32 || x->cols % f->cell.k == 0; /* no padding at the end of a row */
 }

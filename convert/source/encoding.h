@@ -10,29 +10,29 @@
 
 /* The shape of a tensor that covers a matrix [N, K] by cells. Rows of matrices that lie side by side add up; a stack of experts has
  * one more axis in front. */
-typedef enum mm_span {
+typedef enum mm_scale_span {
   MM_SPAN_GRID,   /* [rows, columns] of cells */
   MM_SPAN_TURNED, /* [columns, rows] of cells */
   MM_SPAN_SPREAD, /* [rows, 1, columns, 1] of cells */
   MM_SPAN_ROWS,   /* [N] or [N, 1] */
   MM_SPAN_COLS,   /* [K] */
   MM_SPAN_ONE     /* [], [1] or [1, 1]; of a stack [E], [E, 1] or [E, pieces] */
-} mm_span;
+} mm_scale_span;
 
 #define MM_CELL_BLOCK UINT32_MAX       /* a side of the configuration's block */
 #define MM_CELL_GROUP (UINT32_MAX - 1) /* K over the tensor's own extent */
 
-typedef struct mm_form {
+typedef struct mm_stored_form {
   const char *suffix; /* in place of "weight" at the end of the weight's name; NULL: the encoding has no such tensor */
   uint32_t dtypes;    /* bits 1u << mm_dtype; F4 has cells of one column where U8 has two */
-  mm_span span;
+  mm_scale_span span;
   mm_cell cell; /* weights under one element */
   bool optional;
-} mm_form;
+} mm_stored_form;
 
 typedef struct mm_encoding {
   const char *name;
-  mm_form codes, part[MM_COMPANIONS];
+  mm_stored_form codes, part[MM_COMPANIONS];
   mm_code code;          /* of the codes as read, after `flip` */
   uint8_t flip;          /* exclusive-or of each byte of codes */
   bool reciprocal;       /* global and input divide */

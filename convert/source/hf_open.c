@@ -16,6 +16,7 @@
 #include "convert/source/index.h"
 #include "convert/source/kv_scales.h"
 #include "convert/source/locate.h"
+#include "formats/system/hub.h"
 #include "formats/system/pool.h"
 
 #define SINGLE_FILE    "model.safetensors"
@@ -55,9 +56,10 @@ static bool missing_shard(const mm_hf *hf, const mm_hf_file *f, mm_err *err) {
   }
   size_t missing = 0;
   for (size_t i = 0; i < hf->file_count; i++) missing += !exists(hf->file[i].path);
+  char rest[NAME_MAX + 64];
   return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(f->path, NULL),
-                 "no such file; of %zu files that the index names, %zu are missing%s", hf->file_count, missing,
-                 hf->dry_run ? "; --names-only does with config.json and the index alone" : "");
+                 "no such file; of %zu files that the index names, %zu are missing%s%s", hf->file_count, missing,
+                 mm_hub_rest(hf->dir, rest, sizeof rest), hf->dry_run ? "; --names-only does with config.json and the index alone" : "");
 }
 
 /* Neither an index nor the one file that needs none: says what weights lie there. */
@@ -261,10 +263,10 @@ static bool read_quantization(mm_hf *hf, mm_err *err) {
   static const char *const key[] = {"quantization_config", "compression_config"};
   static const struct {
     const char *file, *method;
-  } beside[] = {{"hf_quant_config.json", "modelopt"},
-                {"quantize_config.json", "gptq"},
-                {"quant_config.json", "awq"},
-                {"quant_model_description.json", "ModelSlim"}};
+  } companion[] = {{"hf_quant_config.json", "modelopt"},
+                   {"quantize_config.json", "gptq"},
+                   {"quant_config.json", "awq"},
+                   {"quant_model_description.json", "ModelSlim"}};
   const mm_json *from[] = {hf->config, mm_json_get(hf->config, "text_config")}, *first = NULL;
   for (size_t i = 0; i < 4; i++) {
     const mm_json *q = mm_json_get(from[i / 2], key[i % 2]);
@@ -278,12 +280,12 @@ static bool read_quantization(mm_hf *hf, mm_err *err) {
   if (first) return mm_quantization_parse(hf, first, hf->config_path, NULL, err);
   if (mm_quantization_mlx(mm_json_get(hf->config, "quantization")))
     return mm_quantization_parse(hf, mm_json_get(hf->config, "quantization"), hf->config_path, NULL, err);
-  for (size_t i = 0; i < sizeof beside / sizeof *beside; i++) {
-    const char *path = join(hf, beside[i].file, err);
+  for (size_t i = 0; i < sizeof companion / sizeof *companion; i++) {
+    const char *path = join(hf, companion[i].file, err);
     if (!path) return false;
     if (!exists(path)) continue;
     mm_json *j = read_json(hf, path, err);
-    bool ok = j && mm_quantization_parse(hf, j, path, beside[i].method, err);
+    bool ok = j && mm_quantization_parse(hf, j, path, companion[i].method, err);
     mm_json_free(j);
     return ok;
   }

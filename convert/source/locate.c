@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -59,12 +60,27 @@ static bool snapshots(const char *dir, size_t *count, char out[REVISION_MAX], mm
   return ok;
 }
 
+/* A download that has not come as far as config.json. */
+static char *complete(char *dir, mm_err *err) {
+  char rest[NAME_MAX + 64];
+  if (!dir || holds(dir, "config.json")) return dir;
+  mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(dir, NULL), "found no config.json%s", mm_hub_rest(dir, rest, sizeof rest));
+  return NULL;
+}
+
 char *mm_source_locate(const char *given, mm_arena *a, mm_err *err) {
-  char revision[REVISION_MAX];
+  char revision[REVISION_MAX], cached[PATH_MAX];
   struct stat st;
   if (stat(given, &st) != 0) {
-    mm_hub_absent(given, "", err);
-    return NULL;
+    if (!mm_hub_cached(given, cached, sizeof cached)) {
+      mm_hub_absent(given, false, err);
+      return NULL;
+    }
+    given = cached;
+    if (stat(given, &st) != 0) {
+      mm_fail_errno(err, mm_at(given, NULL), "find", errno);
+      return NULL;
+    }
   }
   if (!S_ISDIR(st.st_mode)) {
     mm_fail(err, MM_BAD_INPUT, "E_FS_TYPE", mm_at(given, NULL), "it is no directory, expected a checkpoint's");
@@ -81,5 +97,5 @@ char *mm_source_locate(const char *given, mm_arena *a, mm_err *err) {
       return NULL;
     }
   }
-  return mm_arena_printf(a, err, "%s/snapshots/%s", given, revision);
+  return complete(mm_arena_printf(a, err, "%s/snapshots/%s", given, revision), err);
 }

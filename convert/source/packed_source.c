@@ -317,11 +317,11 @@ static void make_encodings(mm_packed_source *p) {
   for (size_t i = 0; i < SCHEMES_MAX && (s = mm_scheme_at(i)); i++) {
     mm_encoding *e = &p->encoding[i];
     *e = (mm_encoding){.name = s->name, .code = s->code, .signed_scale = s->signed_scale, .scheme = s->name, .packed = true};
-    e->codes = (mm_form){.suffix = "", .dtypes = 1u << s->plane[0].dtype, .cell = s->plane[0].cell};
+    e->codes = (mm_stored_form){.suffix = "", .dtypes = 1u << s->plane[0].dtype, .cell = s->plane[0].cell};
     if (s->plane_count > 1)
-      e->part[MM_SCALE] = (mm_form){.suffix = s->plane[1].suffix, .dtypes = 1u << s->plane[1].dtype, .cell = s->plane[1].cell};
+      e->part[MM_SCALE] = (mm_stored_form){.suffix = s->plane[1].suffix, .dtypes = 1u << s->plane[1].dtype, .cell = s->plane[1].cell};
     if (s->plane_count > 2)
-      e->part[MM_GLOBAL] = (mm_form){.suffix = s->plane[2].suffix, .dtypes = 1u << s->plane[2].dtype, .span = MM_SPAN_ONE};
+      e->part[MM_GLOBAL] = (mm_stored_form){.suffix = s->plane[2].suffix, .dtypes = 1u << s->plane[2].dtype, .span = MM_SPAN_ONE};
   }
 }
 

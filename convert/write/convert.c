@@ -13,7 +13,7 @@ typedef struct mm_convert_job {
   mm_plan *p;
   mm_writer *out;
   mm_worker *worker; /* [threads] */
-  mm_progress *progress;
+  mm_convert_progress *progress;
   size_t first; /* step of item 0 */
   bool ended;   /* all parts of the plan are made */
 } mm_convert_job;
@@ -102,7 +102,7 @@ static bool resumable(mm_status s) {
   return s == MM_INTERRUPTED || s == MM_IO || s == MM_LIMIT || s == MM_BUG || s == MM_USAGE /* a journal that is not believed */;
 }
 
-bool mm_convert_run(mm_plan *p, const mm_writer_options *o, mm_progress *progress, mm_digest *manifest, mm_err *err) {
+bool mm_convert_run(mm_plan *p, const mm_writer_options *o, mm_convert_progress *progress, mm_digest *manifest, mm_err *err) {
   mm_writer out;
   mm_convert_job job = {.p = p, .out = &out, .progress = progress};
   bool opened = mm_writer_open(&out, p, o, err);

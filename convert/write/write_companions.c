@@ -245,7 +245,7 @@ static bool is_there(const mm_plan *plan, const mm_pack *p, const char *name, mm
          find_file(p, name) || another(p, name, "found no such companion, expected that of this source", err);
 }
 
-bool mm_beside_same(const mm_plan *plan, const mm_pack *p, mm_bake_fn *bake, const char *baked, mm_err *err) {
+bool mm_companions_same(const mm_plan *plan, const mm_pack *p, mm_bake_fn *bake, const char *baked, mm_err *err) {
   const char *code[CODE_FILES];
   size_t count = 0;
   mm_arena names = {0};

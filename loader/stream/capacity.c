@@ -83,26 +83,29 @@ typedef struct sizes {
   const mm_demand *d;
   uint64_t rows, pairs; /* of a step; with the experts chosen for each */
   uint64_t heads, kv_heads, inter, qkv;
+  uint64_t dense; /* columns between the products of an MLP */
   uint64_t logits_rows;
 } sizes;
 
 static sizes sizes_of(const mm_model *m, const mm_rank_weights *w, const mm_demand *d) {
   sizes x = {.m = m, .w = w, .d = d, .rows = d->step_tokens};
   if (d->calibration) x.rows = mm_max(2, x.rows);
-  if (d->batch_invariant) x.rows = mm_max(MM_DEVICE_LEAST_APART, x.rows);
+  if (d->batch_invariant) x.rows = mm_max(MM_DEVICE_LEAST_INVARIANT, x.rows);
   x.pairs = x.rows * m->top_k;
   x.heads = m->heads / w->tp, x.kv_heads = mm_max(1, m->kv_heads / w->tp);
   for (uint32_t l = w->layer_first; l < w->layer_end; l++)
-    x.inter = mm_max(x.inter, w->layer[l].w2.k), x.qkv = mm_max(x.qkv, w->layer[l].qkv.n);
+    x.inter = mm_max(x.inter, w->layer[l].w2.k), x.qkv = mm_max(x.qkv, w->layer[l].qkv.n),
+    x.dense = mm_max(x.dense, w->layer[l].mlp_down.k);
   const uint64_t outs = mm_max(mm_min(d->outs ? d->outs : x.rows, x.rows), mm_min(d->slots, x.rows));
   x.logits_rows = mm_min(x.rows, outs <= MM_DEVICE_LARGEST_BUCKET ? mm_min(2 * outs, MM_DEVICE_LARGEST_BUCKET) : outs);
-  if (d->batch_invariant) x.logits_rows = mm_max(x.logits_rows, MM_DEVICE_LEAST_APART);
+  if (d->batch_invariant) x.logits_rows = mm_max(x.logits_rows, MM_DEVICE_LEAST_INVARIANT);
   return x;
 }
 
 /* Rows of a step between ops, and inputs as products take them. */
 static void add_rows(uint64_t *sum, const sizes *x) {
-  const uint64_t H = x->m->hidden, wide = x->heads * x->m->head_dim, widest = mm_max(H, wide), pitch = mm_round_up(widest, 128);
+  const uint64_t H = x->m->hidden, wide = x->heads * x->m->head_dim, widest = mm_max(mm_max(H, wide), x->dense);
+  const uint64_t pitch = mm_round_up(widest, 128);
   for (unsigned i = 0; i < 4 + x->d->taps; i++) add(sum, x->rows * H, 2);
   add(sum, x->rows * x->qkv, 2), add(sum, x->rows * wide, 2), add(sum, x->rows * wide, 2);
   if (x->d->act_quant) add(sum, x->rows * pitch, 1), add(sum, x->rows * (pitch / 128), 4), add(sum, x->rows * widest, 2);
@@ -117,22 +120,39 @@ static uint64_t published_of(const mm_packed *w) {
 
 static void add_experts(uint64_t *sum, const sizes *x) {
   const mm_model *m = x->m;
-  const uint64_t E = m->experts, lists = mm_min(E, MM_DEVICE_SKINNY * m->top_k);
+  const uint64_t E = m->experts, lists = mm_min(E, MM_DEVICE_DECODE_ROWS * m->top_k);
   const uint64_t few = 3 * mm_min(x->rows, MM_DEVICE_FEW_EACH) * m->top_k;
   add(sum, x->rows * E, 4);
   for (int i = 0; i < 3; i++) add(sum, x->pairs, 4);
   for (int i = 0; i < 2; i++) add(sum, 1, 4), add(sum, lists, 4);
-  add(sum, lists * MM_DEVICE_SKINNY, 4), add(sum, 16, 8), add(sum, E + 1, 4);
+  add(sum, lists * MM_DEVICE_DECODE_ROWS, 4), add(sum, 16, 8), add(sum, E + 1, 4);
   add(sum, 3 * x->rows * E, 4);
-  add(sum, mm_max(lists * MM_DEVICE_SKINNY, mm_max(x->pairs, few)), 2 * x->inter);
+  add(sum, mm_max(lists * MM_DEVICE_DECODE_ROWS, mm_max(x->pairs, few)), 2 * x->inter);
   add(sum, x->pairs, 4 * (uint64_t)m->hidden);
   add(sum, m->layers * E, 8);
-  uint64_t told = 0;
+  uint64_t published = 0;
   for (uint32_t l = x->w->layer_first; l < x->w->layer_end; l++) {
     const mm_layer_weights *y = &x->w->layer[l];
-    told = mm_max(told, mm_max(mm_max(published_of(&y->out), published_of(&y->w2)), mm_max(published_of(&y->qkv), published_of(&y->w13))));
+    published = mm_max(published,
+                       mm_max(mm_max(published_of(&y->out), published_of(&y->w2)), mm_max(published_of(&y->qkv), published_of(&y->w13))));
+    published = mm_max(published, published_of(&y->mlp_down));
   }
-  if (x->d->act_quant && told) add(sum, x->pairs * told + 4, 4);
+  if (x->d->act_quant && published) add(sum, x->pairs * published + 4, 4);
+}
+
+/* What extended models add: index rows, scores and lists of blocks, rows of MLPs, parts of rows that several blocks read. */
+static void add_extended(uint64_t *sum, const sizes *x) {
+  const mm_model *m = x->m;
+  const uint64_t heads = mm_max(1, m->index_heads / x->w->tp), part = MM_DEVICE_BLOCK_GROUP * (m->head_dim + UINT64_C(2)) * 4;
+  bool sparse = false;
+  for (uint32_t l = x->w->layer_first; l < x->w->layer_end; l++) sparse |= m->attn[l] == MM_ATTN_SPARSE;
+  if (sparse) {
+    add(sum, x->rows * heads * m->index_dim, 2), add(sum, x->rows * m->index_dim, 2);
+    add(sum, MM_DEVICE_SCORE_ROWS * heads * mm_ceil_div(x->d->positions, m->index_block), 4);
+    add(sum, x->rows * heads * m->index_top_k, 4), add(sum, x->rows * heads, 4);
+  }
+  if (x->dense) add(sum, x->rows * mm_max(2 * x->dense, m->hidden), 4), add(sum, x->rows * x->dense, 2);
+  if (mm_model_extended(m)) add(sum, 2 * MM_DEVICE_MULTIPROCESSORS * part, 1);
 }
 
 /* Attention: tables, and partial results of rows that several blocks read. */
@@ -141,9 +161,10 @@ static void add_attention(uint64_t *sum, const sizes *x) {
   const uint64_t d = x->d->slots, blocks = MM_DEVICE_MULTIPROCESSORS, part = 8 * (m->head_dim + UINT64_C(2)) * 4;
   const uint64_t tiles = mm_ceil_div(x->d->positions, MM_DEVICE_TILE), at_once = blocks / x->kv_heads + 1;
   const uint64_t chunk = mm_max(MM_DEVICE_CHUNK, mm_round_up(mm_ceil_div(d * tiles, MM_DEVICE_ITEMS), 8));
-  const uint64_t items = tiles <= chunk ? 0 : d * mm_ceil_div(tiles, chunk) + mm_min(d, at_once) * at_once;
+  const bool other = mm_model_extended(m); /* whose rows are cut in another way: add_extended */
+  const uint64_t items = other || tiles <= chunk ? 0 : d * mm_ceil_div(tiles, chunk) + mm_min(d, at_once) * at_once;
   /* Splitting rows pays only while splits x rows x heads stay below 66 times the multiprocessors (gqa_list.cu). */
-  const uint64_t near = mm_min(66 * blocks, 32 * x->rows * x->kv_heads);
+  const uint64_t near = other ? 0 : mm_min(66 * blocks, 32 * x->rows * x->kv_heads);
   add(sum, x->rows * x->kv_heads * 4 + 256 + (near + items * x->kv_heads) * part, 1);
   add(sum, x->rows * 88 + 8 * 256 + (items + mm_max(x->rows, near)) * 8, 1); /* what a step's kernels read of its batch */
   add(sum, mm_most_pages(x->d), 4), add(sum, m->layers, 64), add(sum, m->rotary_dim / 2, 4);
@@ -161,7 +182,7 @@ static void add_sampling(uint64_t *sum, const sizes *x) {
   add(sum, rows, own + groups);
   if (tp > 1) add(sum, rows, tp * own + groups);
   add(sum, MM_DEVICE_SEEN * V, 4), add(sum, rows * V, 4);
-  add(sum, rows * MM_DEVICE_TOLD, 8), add(sum, rows, 128 + 4096 + mm_ceil_div(V, 8)), add(sum, rows, 16);
+  add(sum, rows * MM_DEVICE_LOGPROBS, 8), add(sum, rows, 128 + 4096 + mm_ceil_div(V, 8)), add(sum, rows, 16);
 }
 
 /* Sums over the ranks of a stage: words, branches, slabs (runtime/cuda/peers.cuh), or NCCL's buffers and a slab. */
@@ -182,7 +203,7 @@ static void add_ranks(uint64_t *sum, const sizes *x) {
 static void add_calibration(uint64_t *sum, const sizes *x) {
   for (uint32_t l = x->w->layer_first; x->d->calibration && l < x->w->layer_end; l++) {
     const mm_layer_weights *y = &x->w->layer[l];
-    const mm_packed *all[] = {&y->qkv, &y->out, &y->output_gate, &y->w13, &y->w2};
+    const mm_packed *all[] = {&y->qkv, &y->out, &y->output_gate, &y->index_q, &y->index_k, &y->mlp_up, &y->mlp_down, &y->w13, &y->w2};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
       if (all[i]->scheme)
         add(sum, (uint64_t)all[i]->lead * all[i]->k, 8), add(sum, (uint64_t)all[i]->lead * all[i]->k, 4), add(sum, all[i]->lead, 8);
@@ -208,6 +229,7 @@ bool mm_rank_memory_of(mm_rank_memory *out, const mm_model *m, const mm_rank_wei
   if (states) add(&out->states, d->slots, states);
   if (!d->gpu) return true;
   add_rows(&out->buffers, &x), add_experts(&out->buffers, &x), add_attention(&out->buffers, &x);
+  add_extended(&out->buffers, &x);
   add_sampling(&out->buffers, &x), add_ranks(&out->buffers, &x), add_calibration(&out->buffers, &x);
   return count_weights(&out->weights, w, err);
 }

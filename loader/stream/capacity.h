@@ -74,16 +74,18 @@ uint64_t mm_fewer_pages(uint64_t pages, const mm_rank_memory *r, const mm_demand
 
 /* Sizes of runtime/cuda that buffers follow from; it asserts that they are its own. */
 enum {
-  MM_DEVICE_SKINNY = 16,           /* rows of the smallest products */
+  MM_DEVICE_DECODE_ROWS = 16,      /* rows of the smallest products */
   MM_DEVICE_FEW_EACH = 256,        /* rows of a step whose experts have lists of their own */
-  MM_DEVICE_LEAST_APART = 17,      /* rows that a step is padded to under batch_invariant */
+  MM_DEVICE_LEAST_INVARIANT = 17,  /* rows that a step is padded to under batch_invariant */
   MM_DEVICE_LARGEST_BUCKET = 256,  /* rows that a recorded step is padded to at most */
   MM_DEVICE_SEEN = 32,             /* rows whose penalties are counted at a time */
-  MM_DEVICE_TOLD = 21,             /* logprobs of a row */
+  MM_DEVICE_LOGPROBS = 21,         /* logprobs of a row */
   MM_DEVICE_TILE = 16,             /* tokens of a tile of attention */
   MM_DEVICE_CHUNK = 256,           /* tiles that are read by one block at least */
   MM_DEVICE_ITEMS = 2048,          /* chunks that rows are cut into */
   MM_DEVICE_MULTIPROCESSORS = 192, /* of a GPU at most */
+  MM_DEVICE_SCORE_ROWS = 512,      /* rows whose blocks are scored at a time */
+  MM_DEVICE_BLOCK_GROUP = 16,      /* query heads of a part of a row over blocks */
 };
 
 #ifdef __cplusplus

@@ -129,8 +129,8 @@ bool mm_read_order_take(mm_read_order *o, mm_read_run *out) {
   *out = o->run[i];
   for (out->bytes = 0; i < o->runs && o->state[i] == state; i++) {
     const mm_read_run *r = &o->run[i];
-    const bool beside = r->file == out->file && r->offset == out->offset + out->bytes;
-    if (!beside || out->bytes + r->bytes > o->most) break;
+    const bool consecutive = r->file == out->file && r->offset == out->offset + out->bytes;
+    if (!consecutive || out->bytes + r->bytes > o->most) break;
     out->bytes += r->bytes;
     out->count = r->first + r->count - out->first;
     o->state[i] = TAKEN;

@@ -90,13 +90,54 @@ static unsigned types_of(const mm_value *root, const mm_value *schema, unsigned 
   return types;
 }
 
+unsigned mm_schema_types(const mm_value *root, const mm_value *schema) {
+  unsigned left = SCHEMA_PARTS;
+  return types_of(root, schema, 0, &left);
+}
+
+/* The schema's own keyword, or `key` within the object that the keyword is. */
+static const mm_value *own_part(const mm_value *schema, const char *keyword, const mm_str *key) {
+  const mm_value *v = mm_value_get(schema, keyword);
+  return v && key ? member(v, key->p, key->n) : v;
+}
+
+static const mm_value *find_part(const mm_value *root, const mm_value *schema, const char *keyword, const mm_str *key, unsigned depth,
+                                 unsigned *left) {
+  static const char *const combined[] = {"anyOf", "oneOf", "allOf"};
+  if (!schema || schema->type != MM_VALUE_OBJECT || depth == SCHEMA_DEPTH || !*left) return NULL;
+  --*left;
+  const mm_value *found = own_part(schema, keyword, key), *ref = mm_value_get(schema, "$ref");
+  if (!found && ref) found = find_part(root, mm_value_follow(root, ref), keyword, key, depth + 1, left);
+  for (size_t i = 0; i < 3 && !found; i++) {
+    const mm_value *list = mm_value_get(schema, combined[i]);
+    if (!list || list->type != MM_VALUE_ARRAY) continue;
+    for (const mm_value *v = list->first; v && !found; v = v->next) found = find_part(root, v, keyword, key, depth + 1, left);
+  }
+  return found;
+}
+
+const mm_value *mm_schema_member(const mm_value *root, const mm_value *schema, mm_str key) {
+  unsigned left = SCHEMA_PARTS;
+  const mm_value *found = find_part(root, schema, "properties", &key, 0, &left);
+  left = SCHEMA_PARTS;
+  return found ? found : find_part(root, schema, "additionalProperties", NULL, 0, &left);
+}
+
+const mm_value *mm_schema_items(const mm_value *root, const mm_value *schema) {
+  unsigned left = SCHEMA_PARTS;
+  return find_part(root, schema, "items", NULL, 0, &left);
+}
+
+const mm_value *mm_tools_schema(const mm_tools *t, mm_str tool) {
+  for (size_t i = 0; i < t->count; i++)
+    if (same(tool, t->tool[i].name.p, t->tool[i].name.n)) return t->tool[i].parameters;
+  return NULL;
+}
+
 mm_str mm_tools_name(const mm_tools *t, size_t i) { return t->tool[i].name; }
 
 const mm_value *mm_tools_parameters(const mm_tools *t, mm_str tool, const mm_value **root) {
-  *root = NULL;
-  for (size_t i = 0; i < t->count && !*root; i++)
-    if (same(tool, t->tool[i].name.p, t->tool[i].name.n)) *root = t->tool[i].parameters;
-  const mm_value *schema = *root;
+  const mm_value *schema = *root = mm_tools_schema(t, tool);
   for (int i = 0; i < SCHEMA_DEPTH && schema; i++) {
     const mm_value *ref = mm_value_get(schema, "$ref"), *all = mm_value_get(schema, "allOf");
     const bool one = all && all->type == MM_VALUE_ARRAY && all->count == 1 && !mm_value_get(schema, "properties");
@@ -108,9 +149,8 @@ const mm_value *mm_tools_parameters(const mm_tools *t, mm_str tool, const mm_val
 
 unsigned mm_tools_types(const mm_tools *t, mm_str tool, mm_str parameter) {
   const mm_value *root, *parameters = mm_tools_parameters(t, tool, &root);
-  unsigned left = SCHEMA_PARTS;
   const mm_value *schema = member(mm_value_get(parameters, "properties"), parameter.p, parameter.n);
-  return types_of(root, schema ? schema : mm_value_get(parameters, "additionalProperties"), 0, &left);
+  return mm_schema_types(root, schema ? schema : mm_value_get(parameters, "additionalProperties"));
 }
 
 bool mm_tools_may_have(const mm_tools *t, mm_str tool, mm_str parameter) {
@@ -173,6 +213,40 @@ void mm_arguments_put(mm_text *out, unsigned types, mm_str text) {
     mm_text_add(out, s.p, s.n);
   else
     mm_text_quote(out, text.p, text.n);
+}
+
+/* A number as JSON has it: without a plus and without zeros in front. */
+static mm_str plain_number(mm_str s, mm_text *scratch) {
+  const bool minus = s.n && *s.p == '-', sign = minus || (s.n && *s.p == '+');
+  size_t at = sign, end = s.n;
+  for (size_t i = at; i < end; i++)
+    if (s.p[i] < '0' || s.p[i] > '9') end = i;
+  if (end == at) return s;
+  while (at + 1 < end && s.p[at] == '0') at++;
+  if (minus) mm_text_put(scratch, "-");
+  mm_text_add(scratch, s.p + at, s.n - at);
+  return (mm_str){scratch->p, scratch->n};
+}
+
+void mm_arguments_put_element(mm_text *out, unsigned types, mm_str text) {
+  const mm_str s = trim(text);
+  const bool string = types & MM_TYPE_STRING;
+  const char *word = NULL;
+  if (types & MM_TYPE_NULL && (!(string ? text.n : s.n) || (s.n == 4 && strncasecmp(s.p, "null", 4) == 0))) word = "null";
+  static const char *const words[] = {"true", "false", "null"};
+  for (size_t i = 0; i < 3 && !types; i++)
+    if (same(text, words[i], strlen(words[i]))) word = words[i];
+  if (!word && types && !string && !s.n && types & MM_TYPE_ARRAY) word = "[]";
+  if (!word && types && !string && !s.n && types & MM_TYPE_OBJECT) word = "{}";
+  if (word) {
+    mm_text_put(out, word);
+    return;
+  }
+  mm_text scratch = {0};
+  const bool number = !string && types & (MM_TYPE_NUMBER | MM_TYPE_INTEGER);
+  mm_arguments_put(out, types ? types : MM_TYPE_STRING, number ? plain_number(s, &scratch) : text);
+  out->failed |= scratch.failed;
+  free(scratch.p);
 }
 
 /* How many members the object that `text` is has, equal keys included. */

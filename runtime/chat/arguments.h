@@ -34,11 +34,22 @@ const mm_value *mm_tools_parameters(const mm_tools *t, mm_str tool, const mm_val
  * inside the schema; of a parameter without one, additionalProperties. */
 unsigned mm_tools_types(const mm_tools *t, mm_str tool, mm_str parameter);
 
+/* The whole schema of a tool's parameters; NULL: there is none. */
+const mm_value *mm_tools_schema(const mm_tools *t, mm_str tool);
+/* The types that a schema within the document `root` allows; 0: not known. */
+unsigned mm_schema_types(const mm_value *root, const mm_value *schema);
+/* The schema of an object's member, and of a list's items, also past $ref, anyOf, oneOf and allOf. NULL: there is none. */
+const mm_value *mm_schema_member(const mm_value *root, const mm_value *schema, mm_str key);
+const mm_value *mm_schema_items(const mm_value *root, const mm_value *schema);
+
 /* True if the tool's schema has this parameter, or lists no parameters. */
 bool mm_tools_may_have(const mm_tools *t, mm_str tool, mm_str parameter);
 
 /* Adds the JSON value that a parameter's text is to `out` (the rules stand in reply.h). */
 void mm_arguments_put(mm_text *out, unsigned types, mm_str text);
+/* The same of the text of an M3 element without elements in it: null in any case, and empty where null is allowed; without
+ * known types true, false and null are what they say; empty where no string is allowed is the empty list or object. */
+void mm_arguments_put_element(mm_text *out, unsigned types, mm_str text);
 /* Arguments that give a key twice keep its last value, at the place of the first. */
 void mm_arguments_unite(mm_text *object);
 /* JSON that any reader takes: no NaN, no infinity, no byte order mark. The value lives in the arena; NULL: it is none. */

@@ -14,10 +14,30 @@
 #define M2_IDENTITY "You are a helpful assistant."
 #define M2_NAMED(x) M2_IDENTITY " Your name is MiniMax-M2." x " and is built by MiniMax."
 
+static const mm_chat_tags m1 = {
+    .think = "<think>", .think_end = "</think>", .calls = "<tool_calls>", .calls_end = "</tool_calls>", .newlines = true};
+static const mm_chat_tags m2 = {.think = "<think>",
+                                .think_end = "</think>",
+                                .calls = "<minimax:tool_call>",
+                                .calls_end = "</minimax:tool_call>",
+                                .call_token = "<minimax:tool_call>",
+                                .newlines = true,
+                                .optional = true};
+static const mm_chat_tags m3 = {.think = "<mm:think>",
+                                .think_end = "</mm:think>",
+                                .calls = "<tool_call>",
+                                .calls_end = "</tool_call>",
+                                .call_token = MM_CHAT_MARK,
+                                .marked = true,
+                                .bare_end = true,
+                                .optional = true,
+                                .minimal = true};
+
 static const mm_chat_format formats[] = {
-    {"minimax-m1", MM_CHAT_M1, M1_IDENTITY},     {"minimax-m1-released", MM_CHAT_M1_RELEASED, ""},
-    {"minimax-m2", MM_CHAT_M2, M2_IDENTITY},     {"minimax-m2.1", MM_CHAT_M2, M2_NAMED("1")},
-    {"minimax-m2.5", MM_CHAT_M2, M2_NAMED("5")}, {"minimax-m2.7", MM_CHAT_M2, M2_NAMED("7")},
+    {"minimax-m1", MM_CHAT_M1, M1_IDENTITY, &m1},     {"minimax-m1-released", MM_CHAT_M1_RELEASED, "", &m1},
+    {"minimax-m2", MM_CHAT_M2, M2_IDENTITY, &m2},     {"minimax-m2.1", MM_CHAT_M2, M2_NAMED("1"), &m2},
+    {"minimax-m2.5", MM_CHAT_M2, M2_NAMED("5"), &m2}, {"minimax-m2.7", MM_CHAT_M2, M2_NAMED("7"), &m2},
+    {"minimax-m3", MM_CHAT_M3, M2_IDENTITY, &m3},
 };
 
 /* SHA-256 of the known templates without the last newline, which Jinja drops, and without the text of the default identity. */
@@ -30,6 +50,7 @@ static const struct {
     {"c86a099b19941b8372553cbfe3ffb51ddf367c3b30783d5cc0e13fc6ee87fc7b", MM_CHAT_M2},
     /* The same with tool_calls[-1].name instead of tool_calls[-1].function.name. */
     {"aa9aecfdab1b3d337874452bd20782a87a7192cabcf9730f2473de7f9fc4dc29", MM_CHAT_M2},
+    {"5963aaf3957045873d22a1fa5d3fa97c77cdaa5ff8cb64f7ca601b04b96c9aed", MM_CHAT_M3},
 };
 
 const mm_chat_format *mm_chat_format_find(const char *name) {
@@ -38,7 +59,7 @@ const mm_chat_format *mm_chat_format_find(const char *name) {
   return NULL;
 }
 
-/* The identity that a template of the M2 family sets; absent in others. */
+/* The identity that a template of M2 or M3 sets; absent in others. */
 static mm_str identity_of(const char *text, size_t n) {
   static const char set[] = "set model_identity = \"";
   const char *at = memmem(text, n, set, sizeof set - 1);
@@ -66,10 +87,16 @@ const mm_chat_format *mm_chat_format_of_template(const char *text, size_t n) {
     for (size_t j = 0; j < sizeof formats / sizeof *formats; j++) {
       const mm_chat_format *f = &formats[j];
       const bool same = strlen(f->identity) == identity.n && memcmp(f->identity, identity.p ? identity.p : "", identity.n) == 0;
-      if (f->family == known[i].family && (same || f->family != MM_CHAT_M2)) return f;
+      if (f->family == known[i].family && (same || f->family < MM_CHAT_M2)) return f;
     }
   }
   return NULL;
+}
+
+mm_thinking mm_chat_effort(const mm_chat_format *f, mm_str effort) {
+  const bool none = effort.n == 4 && memcmp(effort.p, "none", 4) == 0;
+  const bool minimal = f && f->tags->minimal && effort.n == 7 && memcmp(effort.p, "minimal", 7) == 0;
+  return none || minimal ? MM_THINKING_DISABLED : MM_THINKING_UNSET;
 }
 
 /* ---- A checkpoint's own template ---- */
@@ -142,4 +169,23 @@ const mm_chat_format *mm_chat_format_of(const mm_pack *pack, const char *name, m
   }
   free(text);
   return f;
+}
+
+const mm_chat_format *mm_chat_format_of_family(const mm_pack *pack, mm_err *err) {
+  static const struct {
+    const char *architecture, *format;
+  } family[] = {{"MiniMaxM2ForCausalLM", "minimax-m2"},
+                {"MiniMaxM1ForCausalLM", "minimax-m1"},
+                {"MiniMaxText01ForCausalLM", "minimax-m1"},
+                {"MiniMaxForCausalLM", "minimax-m1"}};
+  const char *file;
+  size_t n = 0;
+  mm_err own = {0};
+  char *text = own_template(pack, &file, &n, &own);
+  free(text);
+  if (own.status != MM_OK) mm_fail_as(err, &own);
+  if (text || own.status != MM_OK) return NULL;
+  for (size_t i = 0; i < sizeof family / sizeof *family; i++)
+    if (strcmp(family[i].architecture, pack->model.architecture) == 0) return mm_chat_format_find(family[i].format);
+  return NULL;
 }

@@ -15,7 +15,16 @@ typedef struct mm_str {
 /* The author of a text. Text of a user never becomes a control token, even if it spells one. */
 typedef enum mm_owner { MM_OWNER_USER, MM_OWNER_TRUSTED } mm_owner;
 
-typedef enum mm_role { MM_ROLE_SYSTEM, MM_ROLE_USER, MM_ROLE_ASSISTANT, MM_ROLE_TOOL } mm_role;
+/* MM_ROLE_ROOT: M3's message above the system message; other formats refuse it. */
+typedef enum mm_role { MM_ROLE_SYSTEM, MM_ROLE_USER, MM_ROLE_ASSISTANT, MM_ROLE_TOOL, MM_ROLE_ROOT } mm_role;
+
+/* Whether the model reasons before it replies. A larger value wins over a smaller one. */
+typedef enum mm_thinking {
+  MM_THINKING_UNSET,    /* the format's own way: M2 reasons, M3 is adaptive, M1 decides */
+  MM_THINKING_ADAPTIVE, /* M3: the model decides */
+  MM_THINKING_ENABLED,
+  MM_THINKING_DISABLED
+} mm_thinking;
 
 /* A part of a message's content that is text; parts of other types are the API's to refuse. */
 typedef struct mm_chat_part {
@@ -64,12 +73,12 @@ typedef struct mm_conversation {
   const mm_chat_tool *tool; /* [tool_count]; an empty list of tools is no list */
   size_t tool_count;
   /* Other inputs of the templates; absent unless given. */
-  mm_str identity;                       /* model_identity: instead of M2's default system text */
+  mm_str identity;                       /* model_identity: instead of M2's and M3's default system text */
   mm_str current_date, current_location; /* of the first system message, M2 */
   /* The prompt ends where the assistant's next message begins. Exactly one of the two may be set. */
   bool add_generation_prompt;
-  bool continue_final; /* the last message is the assistant's and goes on: nothing is rendered after its content */
-  bool no_thinking;    /* the generation prompt holds an empty reasoning, M2; M1 refuses it */
+  bool continue_final;  /* the last message is the assistant's and goes on: nothing is rendered after its content */
+  mm_thinking thinking; /* disabled: the generation prompt of M2 holds an empty reasoning, M1 refuses it */
 } mm_conversation;
 
 #endif

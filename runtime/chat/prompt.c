@@ -113,3 +113,13 @@ bool mm_prompt_encode(const mm_prompt *p, const mm_tokenizer *t, bool trust_user
   *out = (mm_prompt_tokens){0};
   return false;
 }
+
+const char *mm_prompt_media(const mm_tokenizer *t, const int32_t *id, size_t count, size_t *place) {
+  static const char *const token[] = {"]<]image[>[", "]<]video[>["};
+  for (size_t k = 0; k < sizeof token / sizeof *token; k++) {
+    const int32_t media = mm_tokenizer_find_added(t, token[k]);
+    for (size_t i = 0; media >= 0 && i < count; i++)
+      if (id[i] == media) return *place = i, token[k];
+  }
+  return NULL;
+}

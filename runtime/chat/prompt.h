@@ -41,4 +41,7 @@ typedef struct mm_prompt_tokens {
  * encoded as one, whoever wrote it, so that ids are those of the whole text where no user text spells a control token. MM_LIMIT. */
 MM_MUST_USE bool mm_prompt_encode(const mm_prompt *p, const mm_tokenizer *t, bool trust_user, mm_prompt_tokens *out, mm_err *err);
 
+/* The token of an image or a video that stands among the ids, at *place: no program here sees pictures. NULL: there is none. */
+const char *mm_prompt_media(const mm_tokenizer *t, const int32_t *id, size_t count, size_t *place);
+
 #endif

@@ -12,6 +12,73 @@ void mm_render_parts(mm_renderer *r, const mm_message *m) {
   for (size_t i = 0; i < m->part_count; i++) mm_render_str(r, m->part[i].owner, m->part[i].text);
 }
 
+bool mm_render_has_content(const mm_message *m) { return m->list ? m->part_count > 0 : m->part_count && m->part[0].text.n; }
+
+bool mm_render_tools(mm_renderer *r) {
+  mm_render_own(r,
+                "\n\n# Tools\nYou may call one or more tools to assist with the user query.\n"
+                "Here are the tools available in JSONSchema format:\n\n<tools>\n");
+  for (size_t i = 0; i < r->c->tool_count; i++) {
+    const mm_value *tool = mm_render_object(r, r->c->tool[i].json, "tool", i);
+    if (!tool) return false;
+    mm_render_own(r, "<tool>");
+    if (!mm_render_json(r, mm_chat_function(tool))) return false;
+    mm_render_own(r, "</tool>\n");
+  }
+  mm_render_own(r, "</tools>");
+  return true;
+}
+
+/* ---- Reasoning within content ---- */
+
+static mm_str strip_newlines(mm_str s) {
+  while (s.n && *s.p == '\n') s.p++, s.n--;
+  while (s.n && s.p[s.n - 1] == '\n') s.n--;
+  return s;
+}
+
+/* The last place of a word. */
+static const char *last_of(mm_str s, const char *word) {
+  const size_t n = strlen(word);
+  for (size_t at = s.n < n ? 0 : s.n - n + 1; at > 0; at--)
+    if (memcmp(s.p + at - 1, word, n) == 0) return s.p + at - 1;
+  return NULL;
+}
+
+bool mm_render_thought(mm_renderer *r, const mm_message *m, mm_thought *t) {
+  const char *begin = r->format->tags->think, *end = r->format->tags->think_end;
+  size_t n = 0;
+  for (size_t i = 0; i < m->part_count; i++) n += m->part[i].text.n;
+  char *all = mm_arena_alloc(&r->arena, n + 1, r->err);
+  if (!all) return false;
+  n = 0;
+  t->owner = MM_OWNER_TRUSTED;
+  for (size_t i = 0; i < m->part_count; i++) {
+    const mm_chat_part *part = &m->part[i];
+    if (part->text.n) memcpy(all + n, part->text.p, part->text.n);
+    n += part->text.n;
+    if (part->owner == MM_OWNER_USER) t->owner = MM_OWNER_USER;
+  }
+  const mm_str text = {all, n};
+  const char *first = memmem(all, n, end, strlen(end)), *last = last_of(text, end);
+  if (!first || !last) return true;
+  t->split = true;
+  t->reasoning = strip_newlines((mm_str){all, (size_t)(first - all)});
+  const char *open = last_of(t->reasoning, begin);
+  if (open) open += strlen(begin), t->reasoning = (mm_str){open, t->reasoning.n - (size_t)(open - t->reasoning.p)};
+  t->reasoning = strip_newlines(t->reasoning);
+  last += strlen(end);
+  t->content = strip_newlines((mm_str){last, n - (size_t)(last - all)});
+  return true;
+}
+
+bool mm_render_is_empty(const mm_message *m, const mm_thought *t) {
+  if (t->split) return !t->content.n;
+  for (size_t i = 0; i < m->part_count; i++)
+    if (m->part[i].text.n) return false;
+  return true;
+}
+
 /* ---- JSON ---- */
 
 static void put_members(mm_text *out, const mm_value *v) {
@@ -105,12 +172,23 @@ static bool check(mm_renderer *r) {
   if (c->continue_final && (c->add_generation_prompt || last->role != MM_ROLE_ASSISTANT || last->call_count))
     return mm_fail(r->err, MM_BAD_INPUT, "E_CHAT", mm_at(NULL, NULL),
                    "the last message goes on: expected an assistant's without calls, and no generation prompt");
+  for (size_t i = 0; r->format->family != MM_CHAT_M3 && i < c->message_count; i++)
+    if (c->message[i].role == MM_ROLE_ROOT)
+      return mm_fail(r->err, MM_UNSUPPORTED, "E_CHAT", mm_at(NULL, NULL), "%s has no root messages", r->format->name);
   return true;
+}
+
+static bool render(mm_renderer *r) {
+  switch (r->format->family) {
+    case MM_CHAT_M2: return mm_render_m2(r);
+    case MM_CHAT_M3: return mm_render_m3(r);
+    default: return mm_render_m1(r);
+  }
 }
 
 bool mm_chat_render(const mm_chat_format *f, const mm_conversation *c, mm_prompt *out, mm_err *err) {
   mm_renderer r = {.format = f, .c = c, .p = out, .err = err};
-  bool ok = check(&r) && (f->family == MM_CHAT_M2 ? mm_render_m2(&r) : mm_render_m1(&r));
+  bool ok = check(&r) && render(&r);
   if (ok && out->text.failed) ok = mm_fail_memory(err, out->text.n);
   mm_arena_close(&r.arena);
   return ok;

@@ -148,13 +148,14 @@ static bool put_message(mm_renderer *r, const mm_message *m) {
       return true;
     case MM_ROLE_ASSISTANT: return put_assistant(r, m, open);
     case MM_ROLE_TOOL: put_tool(r, m); return true;
-    case MM_ROLE_SYSTEM: break;
+    case MM_ROLE_SYSTEM:
+    case MM_ROLE_ROOT: break;
   }
   return true;
 }
 
 bool mm_render_m1(mm_renderer *r) {
-  if (r->c->no_thinking)
+  if (r->c->thinking == MM_THINKING_DISABLED)
     return mm_fail(r->err, MM_UNSUPPORTED, "E_CHAT", mm_at(NULL, NULL), "%s has no form for a reply without reasoning", r->format->name);
   mm_render_own(r, "<begin_of_document>");
   if (!put_system(r) || !put_tools(r)) return false;

@@ -10,9 +10,6 @@
 /* The system message, if the first one is. */
 static const mm_message *system_of(const mm_conversation *c) { return c->message[0].role == MM_ROLE_SYSTEM ? &c->message[0] : NULL; }
 
-/* True if the template sees content: a list with any item, a string with any text. */
-static bool has_content(const mm_message *m) { return m->list ? m->part_count > 0 : m->part_count && m->part[0].text.n; }
-
 static void put_line(mm_renderer *r, const char *label, mm_str text) {
   if (!text.n) return;
   mm_render_own(r, label);
@@ -20,18 +17,9 @@ static void put_line(mm_renderer *r, const char *label, mm_str text) {
 }
 
 static bool put_tools(mm_renderer *r) {
+  if (!mm_render_tools(r)) return false;
   mm_render_own(r,
-                "\n\n# Tools\nYou may call one or more tools to assist with the user query.\n"
-                "Here are the tools available in JSONSchema format:\n\n<tools>\n");
-  for (size_t i = 0; i < r->c->tool_count; i++) {
-    const mm_value *tool = mm_render_object(r, r->c->tool[i].json, "tool", i);
-    if (!tool) return false;
-    mm_render_own(r, "<tool>");
-    if (!mm_render_json(r, mm_chat_function(tool))) return false;
-    mm_render_own(r, "</tool>\n");
-  }
-  mm_render_own(r,
-                "</tools>\n\nWhen making tool calls, use XML format to invoke tools and pass parameters:\n\n"
+                "\n\nWhen making tool calls, use XML format to invoke tools and pass parameters:\n\n"
                 "<minimax:tool_call>\n<invoke name=\"tool-name-1\">\n"
                 "<parameter name=\"param-key-1\">param-value-1</parameter>\n"
                 "<parameter name=\"param-key-2\">param-value-2</parameter>\n...\n</invoke>\n</minimax:tool_call>");
@@ -41,7 +29,7 @@ static bool put_tools(mm_renderer *r) {
 static bool put_system(mm_renderer *r) {
   const mm_message *m = system_of(r->c);
   mm_render_own(r, "]~!b[" BEGIN "system\n");
-  if (m && has_content(m))
+  if (m && mm_render_has_content(m))
     mm_render_parts(r, m);
   else if (r->c->identity.p)
     mm_render_str(r, MM_OWNER_USER, r->c->identity);
@@ -55,52 +43,6 @@ static bool put_system(mm_renderer *r) {
 }
 
 /* ---- Assistants ---- */
-
-typedef struct thought {
-  mm_str reasoning, content;
-  mm_owner owner; /* of both, where they were one text */
-  bool split;     /* they were, so `content` stands instead of the message's parts */
-} thought;
-
-static mm_str strip_newlines(mm_str s) {
-  while (s.n && *s.p == '\n') s.p++, s.n--;
-  while (s.n && s.p[s.n - 1] == '\n') s.n--;
-  return s;
-}
-
-/* The last, or the first, place of a word. */
-static const char *last_of(mm_str s, const char *word) {
-  const size_t n = strlen(word);
-  for (size_t at = s.n < n ? 0 : s.n - n + 1; at > 0; at--)
-    if (memcmp(s.p + at - 1, word, n) == 0) return s.p + at - 1;
-  return NULL;
-}
-
-/* Reasoning that came inside the content, as minimax-append-think gives it. */
-static bool split_thought(mm_renderer *r, const mm_message *m, thought *t) {
-  size_t n = 0;
-  for (size_t i = 0; i < m->part_count; i++) n += m->part[i].text.n;
-  char *all = mm_arena_alloc(&r->arena, n + 1, r->err);
-  if (!all) return false;
-  n = 0;
-  t->owner = MM_OWNER_TRUSTED;
-  for (size_t i = 0; i < m->part_count; i++) {
-    const mm_chat_part *part = &m->part[i];
-    if (part->text.n) memcpy(all + n, part->text.p, part->text.n);
-    n += part->text.n;
-    if (part->owner == MM_OWNER_USER) t->owner = MM_OWNER_USER;
-  }
-  const mm_str text = {all, n};
-  const char *first = memmem(all, n, "</think>", 8), *last = last_of(text, "</think>");
-  if (!first || !last) return true;
-  t->split = true;
-  t->reasoning = strip_newlines((mm_str){all, (size_t)(first - all)});
-  const char *open = last_of(t->reasoning, "<think>");
-  if (open) t->reasoning = (mm_str){open + 7, t->reasoning.n - (size_t)(open + 7 - t->reasoning.p)};
-  t->reasoning = strip_newlines(t->reasoning);
-  t->content = strip_newlines((mm_str){last + 8, n - (size_t)(last + 8 - all)});
-  return true;
-}
 
 static bool put_call(mm_renderer *r, const mm_message *m, const mm_chat_call *call) {
   const mm_value *arguments = mm_render_arguments(r, m, call);
@@ -133,7 +75,7 @@ static bool put_calls(mm_renderer *r, const mm_message *m) {
 
 /* `current`: after the last user message, where reasoning is kept. `open`: the message goes on. */
 static bool put_assistant(mm_renderer *r, const mm_message *m, bool current, bool open) {
-  thought t = {.reasoning = m->reasoning, .owner = MM_OWNER_USER};
+  mm_thought t = {.reasoning = m->reasoning, .owner = MM_OWNER_USER};
   mm_render_own(r, BEGIN "ai\n");
   if (current && !open && m->sampled_count) {
     mm_render_own(r, "<think>\n");
@@ -141,13 +83,11 @@ static bool put_assistant(mm_renderer *r, const mm_message *m, bool current, boo
     mm_render_own(r, END);
     return true;
   }
-  if (!m->reasoning.p && !split_thought(r, m, &t)) return false;
-  bool empty = t.split ? !t.content.n : true;
-  for (size_t i = 0; !t.split && i < m->part_count; i++) empty = empty && !m->part[i].text.n;
+  if (!m->reasoning.p && !mm_render_thought(r, m, &t)) return false;
   if (t.reasoning.n && current) {
     mm_render_own(r, "<think>\n");
     mm_render_str(r, t.owner, t.reasoning);
-    r->p->in_reasoning = open && empty;
+    r->p->in_reasoning = open && mm_render_is_empty(m, &t);
     if (!r->p->in_reasoning) mm_render_own(r, "\n</think>\n\n");
   }
   if (t.split)
@@ -197,7 +137,8 @@ static bool put_message(mm_renderer *r, const mm_message *m, const mm_message *l
                        "message %zu is a tool's, expected an assistant's message with a tool call before it", (size_t)(m - r->c->message));
       put_tool(r, m);
       return true;
-    case MM_ROLE_SYSTEM: break; /* the template shows only the first message's */
+    case MM_ROLE_SYSTEM: /* the template shows only the first message's */
+    case MM_ROLE_ROOT: break;
   }
   return true;
 }
@@ -213,7 +154,7 @@ bool mm_render_m2(mm_renderer *r) {
     if (!put_message(r, &c->message[i], last_user, &called)) return false;
   if (!c->add_generation_prompt) return true;
   mm_render_own(r, BEGIN "ai\n<think>\n");
-  if (c->no_thinking) mm_render_own(r, "</think>\n\n");
-  r->p->in_reasoning = !c->no_thinking;
+  r->p->in_reasoning = c->thinking != MM_THINKING_DISABLED;
+  if (!r->p->in_reasoning) mm_render_own(r, "</think>\n\n");
   return true;
 }

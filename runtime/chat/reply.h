@@ -42,10 +42,11 @@ typedef struct mm_reply_settings {
 
 typedef struct mm_reply mm_reply;
 
-/* The tags that mark the parts of a reply, of all formats. */
-#define MM_REPLY_TAGS 6
+/* The tags that mark the parts of a reply and may be tokens, of all formats. */
+#define MM_REPLY_TAGS 9
 extern const char *const mm_reply_tag[MM_REPLY_TAGS];
-bool mm_reply_is_tag(const char *bytes, size_t n);
+/* One of the format's own. */
+bool mm_reply_is_tag(const mm_chat_format *f, const char *bytes, size_t n);
 
 /* MM_BAD_INPUT E_CHAT for a tool that is no JSON object with a name. */
 mm_reply *mm_reply_open(const mm_reply_settings *s, mm_err *err);
@@ -63,6 +64,7 @@ typedef enum mm_reply_place {
 } mm_reply_place;
 /* Where the reply stands after what was pushed. */
 mm_reply_place mm_reply_where(const mm_reply *r);
+bool mm_reply_in_calls(const mm_reply *r);             /* behind a tag that begins calls */
 uint32_t mm_reply_calls(const mm_reply *r);            /* calls begun so far */
 uint32_t mm_reply_reasoning_tokens(const mm_reply *r); /* tokens pushed inside the reasoning, its closing marker included */
 
@@ -71,6 +73,10 @@ uint32_t mm_reply_reasoning_tokens(const mm_reply *r); /* tokens pushed inside t
  * Others are trimmed and are the first of these that they can be: null (where the schema allows null or no string), a number as written, a
  * boolean (true, false, yes, no, on, off, 1, 0 in any case), an object or array as written; then any JSON where the schema has no string;
  * else a string as it is. Where no type is known: a string. M1's arguments are JSON as written, passed on one by one; where the line goes
- * wrong after the first, the rest is content and no end comes. */
+ * wrong after the first, the rest is content and no end comes.
+ * M3's arguments are elements. A parameter of the type string alone is its text, streamed as it comes, and elements in it are text as
+ * written; where it may be null too, it flows once it is not. Other parameters wait for their end: text is a value by its types
+ * (mm_arguments_put_element), elements are a list or an object (chat_m3.c). A call that breaks the grammar has no end, and its text as
+ * written is content. */
 
 #endif

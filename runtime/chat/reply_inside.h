@@ -1,17 +1,19 @@
 /* Shared parts of the reply parsers. A reply goes through three steps: bytes become valid UTF-8; markers are separated from text
  * (reply_prose.c); text and markers go to the prose parser (reply_prose.c) or, between the tags around tool calls, to the format's
- * (reply_m1.c, reply_m2.c). */
+ * (reply_m1.c, reply_m2.c, chat_m3.c).
+ *
+ * Within the parser M3's mark is the byte MM_REPLY_MARK, which valid UTF-8 does not have; events have its text. */
 #ifndef MM_RUNTIME_REPLY_INSIDE_H
 #define MM_RUNTIME_REPLY_INSIDE_H
 
-#include "runtime/chat/arguments.h"
+#include "runtime/chat/elements.h"
 #include "runtime/chat/reply.h"
 #include "runtime/text/utf8.h"
 
 typedef enum mm_marker { MM_MARK_THINK, MM_MARK_THINK_END, MM_MARK_CALLS, MM_MARK_CALLS_END, MM_MARKERS } mm_marker;
 
 /* Where the block parsers are; each uses its own. */
-typedef enum mm_block {
+typedef enum mm_reply_block {
   MM_BLOCK_NONE,  /* in prose */
   MM_BLOCK_START, /* after the opening tag; `shown` is the tag and the white space so far */
   MM_BLOCK_NEXT,  /* before the next call */
@@ -19,10 +21,10 @@ typedef enum mm_block {
   MM_BLOCK_NAME,  /* M2: in the name of a call */
   MM_BLOCK_PARAMETERS,
   MM_BLOCK_KEY,        /* M2: in the name of a parameter */
-  MM_BLOCK_VALUE,      /* M2: in a parameter */
+  MM_BLOCK_VALUE,      /* M2, M3: in a parameter */
   MM_BLOCK_STRAY_LINE, /* M1: in text that belongs to no call, at the start of a line */
   MM_BLOCK_LINE        /* M1: in a JSON object */
-} mm_block;
+} mm_reply_block;
 
 struct mm_reply {
   mm_reply_settings s;
@@ -30,6 +32,7 @@ struct mm_reply {
   mm_tools own;
   const char *marker[MM_MARKERS];
   int32_t marker_id[MM_MARKERS]; /* -1: matched by text */
+  int32_t mark_id;               /* M3: of the mark; -1: matched by text */
   mm_utf8_stream utf8;
   mm_text bytes; /* scratch: decoded */
   mm_text text;  /* may still be part of a marker */
@@ -43,12 +46,15 @@ struct mm_reply {
   unsigned lead;    /* so many newlines at the start are the template's */
   mm_text held;     /* white space that may be dropped */
   /* Blocks. */
-  mm_block block;
+  mm_reply_block block;
   mm_text shown;        /* the opening tag, until a call shows that it was one */
   bool literal;         /* it was shown as content */
   mm_text in;           /* not yet parsed */
   mm_text name, key;    /* of the call and parameter at hand */
-  mm_text value;        /* M2: of a parameter whose type is not known before its end; M1: the object */
+  mm_text value;        /* M2, M3: of a parameter whose type is not known before its end; M1: the object */
+  mm_text raw;          /* M3: the call as it was written */
+  mm_text within;       /* M3: names of the elements that are open in the parameter, behind each a ">" */
+  unsigned levels;      /* M3: how many they are */
   mm_text given;        /* M2: names of the parameters of the call so far, with a ">" before, between and after them */
   size_t scan;          /* M2: bytes of `in` that were looked at for the end of the value */
   size_t maybe;         /* M2: where the next parameter may begin in `in` without an end of this one; SIZE_MAX: nowhere */
@@ -70,9 +76,21 @@ void mm_reply_emit(mm_reply *r, mm_reply_kind kind, const char *text, size_t n);
 void mm_block_m2_text(mm_reply *r);
 bool mm_block_m2_marker(const mm_reply *r, mm_marker m);
 void mm_block_m2_end(mm_reply *r, bool whole);
+void mm_block_m3_text(mm_reply *r);
+bool mm_block_m3_marker(const mm_reply *r, mm_marker m);
+void mm_block_m3_end(mm_reply *r, bool whole);
 void mm_block_m1_text(mm_reply *r);
 bool mm_block_m1_marker(const mm_reply *r, mm_marker m);
 void mm_block_m1_end(mm_reply *r, bool whole);
+
+/* White space, then the tag, at the start of a text: yes, no, or not enough text yet; *used: bytes of both. */
+mm_tag_match mm_tag_behind(const char *text, size_t n, const char *tag, size_t *used);
+
+/* Parts of arguments that M2 and M3 write into r->fragment: `{"key": ` or `, "key": ` of r->key, and a piece of a string with its
+ * first or last quote. mm_block_send makes an event of the fragment. */
+void mm_block_key(mm_reply *r);
+void mm_block_piece(mm_reply *r, const char *text, size_t n, bool first, bool last);
+void mm_block_send(mm_reply *r);
 
 /* r->in without its first n bytes. */
 void mm_block_drop(mm_reply *r, size_t n);

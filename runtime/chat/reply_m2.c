@@ -45,30 +45,6 @@ static void end_call(mm_reply *r) {
   r->block = MM_BLOCK_NEXT;
 }
 
-/* Quotes a piece of a string, with the quotes that are asked for. */
-static void put_piece(mm_reply *r, const char *text, size_t n, bool first, bool last) {
-  const size_t from = r->fragment.n;
-  mm_text_quote(&r->fragment, text, n);
-  if (r->fragment.failed) return;
-  if (!last) r->fragment.n--;
-  if (first) return;
-  memmove(r->fragment.p + from, r->fragment.p + from + 1, r->fragment.n - from - 1);
-  r->fragment.n--;
-}
-
-static void put_fragment(mm_reply *r) {
-  if (!r->fragment.failed) mm_reply_emit(r, MM_REPLY_ARGUMENTS, r->fragment.p, r->fragment.n);
-  if (!r->fragment.failed) mm_text_clear(&r->fragment);
-}
-
-/* `{"key": ` or `, "key": ` into the fragment. */
-static void put_key(mm_reply *r) {
-  mm_text_put(&r->fragment, r->begun ? ", " : "{");
-  mm_text_quote(&r->fragment, r->key.p, r->key.n);
-  mm_text_put(&r->fragment, ": ");
-  r->begun = true;
-}
-
 /* A parameter whose schema names no type is a string, as in the vendor's parser. */
 static void begin_value(mm_reply *r) {
   r->types = mm_tools_types(r->tools, in_str(&r->name), in_str(&r->key));
@@ -80,9 +56,9 @@ static void begin_value(mm_reply *r) {
   r->streaming = r->types == MM_TYPE_STRING;
   r->block = MM_BLOCK_VALUE;
   if (!r->streaming) return;
-  put_key(r);
-  put_piece(r, "", 0, true, false);
-  put_fragment(r);
+  mm_block_key(r);
+  mm_block_piece(r, "", 0, true, false);
+  mm_block_send(r);
 }
 
 /* True if the text may still become null: it is a prefix of "null", with any white space around it. */
@@ -97,26 +73,26 @@ static bool may_be_null(const char *text, size_t n) {
 
 static void put_value(mm_reply *r, const char *text, size_t n) {
   if (r->streaming) {
-    put_piece(r, text, n, false, false);
-    put_fragment(r);
+    mm_block_piece(r, text, n, false, false);
+    mm_block_send(r);
     return;
   }
   mm_text_add(&r->value, text, n);
   if (r->types != (MM_TYPE_STRING | MM_TYPE_NULL) || r->value.failed || may_be_null(r->value.p, r->value.n)) return;
   r->streaming = true;
-  put_key(r);
-  put_piece(r, r->value.p, r->value.n, true, false);
-  put_fragment(r);
+  mm_block_key(r);
+  mm_block_piece(r, r->value.p, r->value.n, true, false);
+  mm_block_send(r);
 }
 
 static void end_value(mm_reply *r) {
   if (r->streaming) {
-    put_piece(r, "", 0, false, true);
+    mm_block_piece(r, "", 0, false, true);
   } else {
-    put_key(r);
+    mm_block_key(r);
     mm_arguments_put(&r->fragment, r->types, in_str(&r->value));
   }
-  put_fragment(r);
+  mm_block_send(r);
   if (!r->value.failed) mm_text_clear(&r->value);
   r->block = MM_BLOCK_PARAMETERS;
 }
@@ -124,9 +100,9 @@ static void end_value(mm_reply *r) {
 /* The reply was cut off inside a value: it is a string that does not end. */
 static void cut_value(mm_reply *r) {
   if (r->streaming || !r->value.n) return;
-  put_key(r);
-  put_piece(r, r->value.p, r->value.n, true, false);
-  put_fragment(r);
+  mm_block_key(r);
+  mm_block_piece(r, r->value.p, r->value.n, true, false);
+  mm_block_send(r);
 }
 
 /* ---- The text of a block; each takes what it can of r->in, false: it waits for more ---- */

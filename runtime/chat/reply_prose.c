@@ -8,18 +8,23 @@
 
 #define BLOCK_PIECE 256 /* bytes */
 
-const char *const mm_reply_tag[MM_REPLY_TAGS] = {"<think>",      "</think>",     "<minimax:tool_call>", "</minimax:tool_call>",
-                                                 "<tool_calls>", "</tool_calls>"};
+#define GAP_MAX 64 /* bytes of white space between M3's mark and a tag */
 
-bool mm_reply_is_tag(const char *bytes, size_t n) {
-  for (size_t i = 0; i < MM_REPLY_TAGS; i++)
-    if (n == strlen(mm_reply_tag[i]) && memcmp(bytes, mm_reply_tag[i], n) == 0) return true;
+const char *const mm_reply_tag[MM_REPLY_TAGS] = {"<think>",      "</think>",      "<minimax:tool_call>", "</minimax:tool_call>",
+                                                 "<tool_calls>", "</tool_calls>", "<mm:think>",          "</mm:think>",
+                                                 MM_CHAT_MARK};
+
+bool mm_reply_is_tag(const mm_chat_format *f, const char *bytes, size_t n) {
+  const mm_chat_tags *t = f->tags;
+  const char *const tag[] = {t->think, t->think_end, t->calls, t->calls_end, t->marked ? MM_CHAT_MARK : t->think};
+  for (size_t i = 0; i < sizeof tag / sizeof *tag; i++)
+    if (n == strlen(tag[i]) && memcmp(bytes, tag[i], n) == 0) return true;
   return false;
 }
 
 mm_reply *mm_reply_open(const mm_reply_settings *s, mm_err *err) {
-  static const char *const m2[] = {"<think>", "</think>", "<minimax:tool_call>", "</minimax:tool_call>"};
-  static const char *const m1[] = {"<think>", "</think>", "<tool_calls>", "</tool_calls>"};
+  const mm_chat_tags *t = s->format->tags;
+  const char *const tag[MM_MARKERS] = {t->think, t->think_end, t->calls, t->calls_end};
   mm_reply *r = mm_calloc(1, sizeof *r, err);
   if (!r) return NULL;
   r->s = *s;
@@ -27,9 +32,11 @@ mm_reply *mm_reply_open(const mm_reply_settings *s, mm_err *err) {
   r->append_open = s->append_think && r->reasoning;
   r->fresh = r->silent = true;
   for (int i = 0; i < MM_MARKERS; i++) {
-    r->marker[i] = s->format->family == MM_CHAT_M2 ? m2[i] : m1[i];
-    r->marker_id[i] = s->tokenizer ? mm_tokenizer_find_added(s->tokenizer, r->marker[i]) : -1;
+    const bool token = s->tokenizer && !(t->marked && (i == MM_MARK_CALLS || i == MM_MARK_CALLS_END));
+    r->marker[i] = tag[i];
+    r->marker_id[i] = token ? mm_tokenizer_find_added(s->tokenizer, tag[i]) : -1;
   }
+  r->mark_id = s->tokenizer && t->marked ? mm_tokenizer_find_added(s->tokenizer, MM_CHAT_MARK) : -1;
   r->tools = s->tools ? s->tools : &r->own;
   if (s->tools || mm_tools_open(&r->own, s->tool, s->tool_count, err)) return r;
   mm_reply_close(r);
@@ -37,7 +44,7 @@ mm_reply *mm_reply_open(const mm_reply_settings *s, mm_err *err) {
 }
 
 #define TEXTS \
-  { &r->bytes, &r->text, &r->held, &r->shown, &r->in, &r->name, &r->key, &r->value, &r->given, &r->fragment }
+  { &r->bytes, &r->text, &r->held, &r->shown, &r->in, &r->name, &r->key, &r->value, &r->given, &r->fragment, &r->raw, &r->within }
 
 void mm_reply_close(mm_reply *r) {
   if (!r) return;
@@ -53,10 +60,21 @@ mm_reply_place mm_reply_where(const mm_reply *r) {
   return r->fresh && r->silent ? MM_REPLY_UNDECIDED : MM_REPLY_OUTSIDE;
 }
 
+bool mm_reply_in_calls(const mm_reply *r) { return r->block != MM_BLOCK_NONE; }
+
 uint32_t mm_reply_calls(const mm_reply *r) { return r->calls; }
 uint32_t mm_reply_reasoning_tokens(const mm_reply *r) { return r->reasoning_tokens; }
 
 void mm_reply_emit(mm_reply *r, mm_reply_kind kind, const char *text, size_t n) {
+  for (const char *mark; r->s.format->tags->marked && n && (mark = memchr(text, MM_REPLY_MARK, n));) {
+    const size_t before = (size_t)(mark - text);
+    mm_reply_emit(r, kind, text, before);
+    r->s.sink(r->s.user, &(mm_reply_event){kind, 0, MM_CHAT_MARK, strlen(MM_CHAT_MARK)});
+    r->silent = false;
+    text += before + 1;
+    n -= before + 1;
+    if (!n) return;
+  }
   if (!n && kind != MM_REPLY_CALL_END) return;
   const bool of_call = kind == MM_REPLY_CALL || kind == MM_REPLY_ARGUMENTS || kind == MM_REPLY_CALL_END;
   r->silent = false;
@@ -66,15 +84,22 @@ void mm_reply_emit(mm_reply *r, mm_reply_kind kind, const char *text, size_t n) 
 
 /* ---- Prose ---- */
 
+static void append_begin(mm_reply *r) {
+  const char *tag = r->marker[MM_MARK_THINK];
+  mm_reply_emit(r, MM_REPLY_CONTENT, tag, strlen(tag));
+}
+
 static void put_prose(mm_reply *r, const char *text, size_t n) {
   if (!n) return;
-  if (r->append_open && r->silent) mm_reply_emit(r, MM_REPLY_CONTENT, "<think>", 7);
+  if (r->append_open && r->silent) append_begin(r);
   mm_reply_emit(r, r->reasoning && !r->s.append_think ? MM_REPLY_REASONING : MM_REPLY_CONTENT, text, n);
 }
 
+static bool is_space(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
+
 static size_t space_length(const char *text, size_t n) {
   size_t i = 0;
-  while (i < n && (text[i] == ' ' || text[i] == '\n' || text[i] == '\r' || text[i] == '\t')) i++;
+  while (i < n && is_space(text[i])) i++;
   return i;
 }
 
@@ -111,42 +136,48 @@ static void prose_ends(mm_reply *r, bool kept) {
 static void prose_begins(mm_reply *r, bool reasoning, unsigned lead) {
   r->reasoning = reasoning;
   r->fresh = true;
-  r->lead = lead;
+  r->lead = r->s.format->tags->newlines ? lead : 0;
 }
 
 /* Closes the reasoning with a tag in the content. If the client sends that content back, it splits into reasoning and content again. */
 static void append_close(mm_reply *r) {
   if (!r->append_open) return;
-  put_prose(r, "\n</think>\n\n", 11);
+  const bool newlines = r->s.format->tags->newlines;
+  if (newlines) put_prose(r, "\n", 1);
+  put_prose(r, r->marker[MM_MARK_THINK_END], strlen(r->marker[MM_MARK_THINK_END]));
+  if (newlines) put_prose(r, "\n\n", 2);
   r->append_open = false;
 }
 
-static void prose_marker(mm_reply *r, mm_marker m) {
-  const bool m2 = r->s.format->family == MM_CHAT_M2, by_id = r->marker_id[m] >= 0, raw = r->s.append_think;
-  if (m == MM_MARK_THINK && !r->reasoning && ((r->fresh && r->silent) || by_id)) {
+static void prose_marker(mm_reply *r, mm_marker m, const char *text, size_t n) {
+  const mm_chat_tags *tags = r->s.format->tags;
+  const bool by_id = r->marker_id[m] >= 0, raw = r->s.append_think, first = r->fresh && r->silent;
+  if (m == MM_MARK_THINK && !r->reasoning && (first || by_id)) {
     prose_ends(r, true);
     r->append_open = raw;
-    if (raw && !r->silent) mm_reply_emit(r, MM_REPLY_CONTENT, "<think>", 7);
+    if (raw && !r->silent) append_begin(r);
     prose_begins(r, true, 1);
   } else if (m == MM_MARK_THINK && r->reasoning && r->fresh) {
     mm_text_clear(&r->held); /* the prompt had it already */
-    r->lead = 1;
+    r->lead = tags->newlines;
+  } else if (m == MM_MARK_THINK_END && !r->reasoning && first && tags->bare_end) {
+    mm_text_clear(&r->held); /* the prompt had it already, or the model did not reason */
   } else if (m == MM_MARK_THINK_END && r->reasoning) {
-    prose_ends(r, false);
-    if (raw && r->silent) mm_reply_emit(r, MM_REPLY_CONTENT, "<think>", 7);
+    prose_ends(r, !tags->newlines);
+    if (raw && r->silent) append_begin(r);
     append_close(r);
     prose_begins(r, false, 2);
-  } else if (m == MM_MARK_CALLS && r->s.calls && !r->quoting && (m2 || !r->reasoning)) {
-    prose_ends(r, false);
+  } else if (m == MM_MARK_CALLS && r->s.calls && !r->quoting && (tags->call_token || !r->reasoning)) {
+    prose_ends(r, !tags->newlines);
     append_close(r);
     r->reasoning = false;
     r->block = MM_BLOCK_START;
     r->literal = false;
-    mm_text_put(&r->shown, r->marker[m]);
+    mm_text_add(&r->shown, text, n);
   } else {
     if (m == MM_MARK_THINK && !r->reasoning) r->quoting = true;
     if (m == MM_MARK_THINK_END) r->quoting = false;
-    prose_text(r, r->marker[m], strlen(r->marker[m]));
+    prose_text(r, text, n);
   }
 }
 
@@ -172,6 +203,30 @@ void mm_block_show(mm_reply *r) {
 
 size_t mm_block_space(const mm_reply *r) { return space_length(r->in.p, r->in.n); }
 
+/* ---- Arguments ---- */
+
+void mm_block_piece(mm_reply *r, const char *text, size_t n, bool first, bool last) {
+  const size_t from = r->fragment.n;
+  mm_text_quote(&r->fragment, text, n);
+  if (r->fragment.failed) return;
+  if (!last) r->fragment.n--;
+  if (first) return;
+  memmove(r->fragment.p + from, r->fragment.p + from + 1, r->fragment.n - from - 1);
+  r->fragment.n--;
+}
+
+void mm_block_send(mm_reply *r) {
+  if (!r->fragment.failed) mm_reply_emit(r, MM_REPLY_ARGUMENTS, r->fragment.p, r->fragment.n);
+  if (!r->fragment.failed) mm_text_clear(&r->fragment);
+}
+
+void mm_block_key(mm_reply *r) {
+  mm_text_put(&r->fragment, r->begun ? ", " : "{");
+  mm_text_quote(&r->fragment, r->key.p, r->key.n);
+  mm_text_put(&r->fragment, ": ");
+  r->begun = true;
+}
+
 /* ---- The way in ---- */
 
 /* In pieces, so that no step of a block parser moves much. */
@@ -181,10 +236,11 @@ static void block_text(mm_reply *r, const char *text, size_t n) {
     while (len < n && ((uint8_t)text[len] & 0xc0) == 0x80) len--;
     mm_text_add(&r->in, text, len);
     if (r->in.failed) return;
-    if (r->s.format->family == MM_CHAT_M2)
-      mm_block_m2_text(r);
-    else
-      mm_block_m1_text(r);
+    switch (r->s.format->family) {
+      case MM_CHAT_M2: mm_block_m2_text(r); break;
+      case MM_CHAT_M3: mm_block_m3_text(r); break;
+      default: mm_block_m1_text(r); break;
+    }
   }
 }
 
@@ -197,70 +253,110 @@ static void give_text(mm_reply *r, const char *text, size_t n) {
 }
 
 static void end_block(mm_reply *r, bool whole) {
-  if (r->s.format->family == MM_CHAT_M2)
-    mm_block_m2_end(r, whole);
-  else
-    mm_block_m1_end(r, whole);
+  switch (r->s.format->family) {
+    case MM_CHAT_M2: mm_block_m2_end(r, whole); break;
+    case MM_CHAT_M3: mm_block_m3_end(r, whole); break;
+    default: mm_block_m1_end(r, whole); break;
+  }
 }
 
 /* The closing tag, or an opening one once more. */
-static void leave_block(mm_reply *r, mm_marker m) {
-  const char *text = r->marker[m];
+static void leave_block(mm_reply *r, mm_marker m, const char *text, size_t n) {
   end_block(r, true);
   mm_text_clear(&r->in);
   mm_text_clear(&r->shown);
-  if (m == MM_MARK_CALLS_END && r->literal) mm_reply_emit(r, MM_REPLY_CONTENT, text, strlen(text));
+  if (m == MM_MARK_CALLS_END && r->literal) mm_reply_emit(r, MM_REPLY_CONTENT, text, n);
   r->literal = false;
   r->block = m == MM_MARK_CALLS ? MM_BLOCK_START : MM_BLOCK_NONE;
   if (r->block)
-    mm_text_put(&r->shown, text);
+    mm_text_add(&r->shown, text, n);
   else
     prose_begins(r, false, 1);
 }
 
-static void give_marker(mm_reply *r, mm_marker m) {
-  const bool m2 = r->s.format->family == MM_CHAT_M2;
-  if (!r->block)
-    prose_marker(r, m);
-  else if (m2 ? mm_block_m2_marker(r, m) : mm_block_m1_marker(r, m))
-    give_text(r, r->marker[m], strlen(r->marker[m]));
-  else
-    leave_block(r, m);
+static bool is_text(const mm_reply *r, mm_marker m) {
+  switch (r->s.format->family) {
+    case MM_CHAT_M2: return mm_block_m2_marker(r, m);
+    case MM_CHAT_M3: return mm_block_m3_marker(r, m);
+    default: return mm_block_m1_marker(r, m);
+  }
 }
 
-/* The marker, matched by text, that s begins with, MM_MARKERS: none; *partial: s may become one. */
-static mm_marker marker_at(const mm_reply *r, const char *s, size_t n, bool *partial) {
+/* A marker, as n bytes of text have it. */
+static void give_marker(mm_reply *r, mm_marker m, const char *text, size_t n) {
+  if (!r->block)
+    prose_marker(r, m, text, n);
+  else if (is_text(r, m))
+    give_text(r, text, n);
+  else
+    leave_block(r, m, text, n);
+}
+
+mm_tag_match mm_tag_behind(const char *text, size_t n, const char *tag, size_t *used) {
+  size_t at = space_length(text, n);
+  const size_t len = strlen(tag);
+  if (at > GAP_MAX) return MM_TAG_NO;
+  *used = at + len;
+  if (memcmp(text + at, tag, n - at < len ? n - at : len) != 0) return MM_TAG_NO;
+  return n - at < len ? MM_TAG_PARTIAL : MM_TAG_YES;
+}
+
+/* The marker, matched by text, that s begins with, n bytes of *used; MM_MARKERS: none; *partial: s may become one. */
+static mm_marker marker_at(const mm_reply *r, const char *s, size_t n, size_t *used, bool *partial) {
+  const bool marked = r->s.format->tags->marked;
   *partial = false;
   for (int i = 0; i < MM_MARKERS; i++) {
-    const size_t len = strlen(r->marker[i]);
-    if (r->marker_id[i] >= 0 || memcmp(s, r->marker[i], n < len ? n : len) != 0) continue;
-    if (n >= len) return (mm_marker)i;
-    *partial = true;
+    const bool behind = marked && (i == MM_MARK_CALLS || i == MM_MARK_CALLS_END); /* the mark */
+    if (r->marker_id[i] >= 0 || behind != (*s == MM_REPLY_MARK)) continue;
+    const mm_tag_match match = mm_tag_behind(s + behind, n - behind, r->marker[i], used);
+    *used += behind;
+    if (match == MM_TAG_YES) return (mm_marker)i;
+    *partial |= match == MM_TAG_PARTIAL;
   }
   return MM_MARKERS;
 }
 
+/* Turns M3's mark into its byte, where it is matched by text and `s` begins with it. True: `s` may become one. */
+static bool take_mark(mm_reply *r, char *s, size_t n) {
+  const size_t len = strlen(MM_CHAT_MARK);
+  if (r->mark_id >= 0 || *s != *MM_CHAT_MARK || memcmp(s, MM_CHAT_MARK, n < len ? n : len) != 0) return false;
+  if (n < len) return true;
+  *s = MM_REPLY_MARK;
+  memmove(s + 1, s + len, n - len);
+  r->text.n -= len - 1;
+  return false;
+}
+
+/* Where the next marker may begin in r->text from `at` on. */
+static size_t next_candidate(const mm_reply *r, size_t at) {
+  if (r->s.format->tags->marked) {
+    while (at < r->text.n && r->text.p[at] != '<' && r->text.p[at] != *MM_CHAT_MARK && r->text.p[at] != MM_REPLY_MARK) at++;
+    return at;
+  }
+  const char *s = at < r->text.n ? memchr(r->text.p + at, '<', r->text.n - at) : NULL;
+  return s ? (size_t)(s - r->text.p) : r->text.n;
+}
+
 /* Splits r->text at markers; text that may be the beginning of a marker waits. */
 static void find_markers(mm_reply *r) {
-  size_t from = 0;
-  const char *s;
+  size_t from = 0, used = 0;
   bool partial;
   while (from < r->text.n) {
     size_t at = from;
     mm_marker m = MM_MARKERS;
     partial = false;
-    while (at < r->text.n && (s = memchr(r->text.p + at, '<', r->text.n - at))) {
-      at = (size_t)(s - r->text.p);
-      m = marker_at(r, s, r->text.n - at, &partial);
+    while ((at = next_candidate(r, at)) < r->text.n) {
+      char *s = r->text.p + at;
+      partial = r->s.format->tags->marked && take_mark(r, s, r->text.n - at);
+      if (!partial) m = marker_at(r, s, r->text.n - at, &used, &partial);
       if (m != MM_MARKERS || partial) break;
       at++;
     }
-    if (m == MM_MARKERS && !partial) at = r->text.n;
     give_text(r, r->text.p + from, at - from);
     from = at;
     if (m == MM_MARKERS) break;
-    give_marker(r, m);
-    from += strlen(r->marker[m]);
+    give_marker(r, m, r->text.p + from, used);
+    from += used;
   }
   if (r->text.failed) return;
   if (from) memmove(r->text.p, r->text.p + from, r->text.n - from);
@@ -294,7 +390,12 @@ bool mm_reply_push(mm_reply *r, int32_t id, const char *bytes, size_t n, mm_err 
   for (int i = 0; i < MM_MARKERS; i++) {
     if (id < 0 || id != r->marker_id[i]) continue;
     push_bytes(r, "", 0, err);
-    if (all_well(r, err)) give_marker(r, (mm_marker)i);
+    if (all_well(r, err)) give_marker(r, (mm_marker)i, r->marker[i], strlen(r->marker[i]));
+    return all_well(r, err);
+  }
+  if (id >= 0 && id == r->mark_id) {
+    push_bytes(r, "", 0, err);
+    if (all_well(r, err)) mm_text_add(&r->text, &(char){MM_REPLY_MARK}, 1);
     return all_well(r, err);
   }
   if (n) push_bytes(r, bytes, n, err);
@@ -303,9 +404,10 @@ bool mm_reply_push(mm_reply *r, int32_t id, const char *bytes, size_t n, mm_err 
 
 bool mm_reply_end(mm_reply *r, bool whole, mm_err *err) {
   bool partial = false;
-  /* Behind a call the beginning of the tag that ends them is no text. */
-  if (!whole && r->block == MM_BLOCK_NEXT && !r->in.n && r->text.n && marker_at(r, r->text.p, r->text.n, &partial) == MM_MARKERS && partial)
-    mm_text_clear(&r->text);
+  size_t used;
+  const bool waits = !whole && r->text.n && marker_at(r, r->text.p, r->text.n, &used, &partial) == MM_MARKERS && partial;
+  /* Behind a call the beginning of the tag that ends them is no text, and the mark begins a tag. */
+  if (waits && ((r->block == MM_BLOCK_NEXT && !r->in.n) || (r->s.calls && *r->text.p == MM_REPLY_MARK))) mm_text_clear(&r->text);
   push_bytes(r, "", 0, err);
   if (!all_well(r, err)) return false;
   if (!r->block) {

@@ -6,8 +6,11 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "formats/json.h"
 #include "runtime/chat/reply.h"
 #include "runtime/text/stops.h"
+
+#define LOAD_MAX (UINT64_C(64) << 20) /* bytes of a conversation's file */
 
 /* A message, its texts its own. */
 typedef struct said {
@@ -18,7 +21,9 @@ typedef struct said {
 struct mm_talk {
   mm_talk_config c;
   const mm_chat_format *format;
-  said *message; /* [count] */
+  mm_text system;  /* the system message */
+  bool own_system; /* there is one; else the format's own */
+  said *message;   /* [count] */
   size_t count, cap;
   mm_reply *reply; /* of the last message */
   mm_stops stops;
@@ -26,23 +31,38 @@ struct mm_talk {
   mm_err err;             /* what a callback met */
 };
 
+static void set_system(mm_talk *t, const char *text) {
+  mm_text_clear(&t->system);
+  mm_text_put(&t->system, text);
+  t->own_system = true;
+}
+
 mm_talk *mm_talk_open(const mm_talk_config *c, mm_err *err) {
-  const mm_chat_format *format = mm_chat_format_of(c->pack, c->format, err);
+  const mm_chat_format *format = c->format ? NULL : mm_chat_format_of_family(c->pack, err);
+  if (!format && err->status == MM_OK) format = mm_chat_format_of(c->pack, c->format, err);
   mm_talk *t = format ? mm_calloc(1, sizeof *t, err) : NULL;
   if (!t) return NULL;
   t->c = *c;
   t->format = format;
+  if (c->system) set_system(t, c->system);
   t->stops = (mm_stops){.stop = c->stop, .count = c->stops};
   return t;
 }
 
+/* Drops all messages from number `left` on. */
+static void cut(mm_talk *t, size_t left) {
+  while (t->count > left) {
+    said *m = &t->message[--t->count];
+    free(m->content.p);
+    free(m->reasoning.p);
+  }
+}
+
 void mm_talk_close(mm_talk *t) {
   if (!t) return;
-  for (size_t i = 0; i < t->count; i++) {
-    free(t->message[i].content.p);
-    free(t->message[i].reasoning.p);
-  }
+  cut(t, 0);
   free(t->message);
+  free(t->system.p);
   mm_reply_close(t->reply);
   mm_stops_close(&t->stops);
   free(t);
@@ -81,6 +101,133 @@ static char *read_line(size_t *n, bool first, mm_err *err) {
   return line;
 }
 
+/* ---- Commands ---- */
+
+static const char help[] =
+    "/clear        begin anew; the system message stays\n"
+    "/system TEXT  set the system message; without a text, show it\n"
+    "/save FILE    write the conversation as JSON; FILE must be new\n"
+    "/load FILE    go on with the conversation in FILE\n"
+    "/help         show this\n"
+    "/quit         end, as Ctrl-D does\n"
+    "A line that ends with a backslash goes on in the next one. A message that begins with a slash is given with two. Ctrl-C ends a\n"
+    "reply, a second one the program.\n";
+
+static const char *const role_words[] = {[MM_ROLE_SYSTEM] = "system", [MM_ROLE_USER] = "user", [MM_ROLE_ASSISTANT] = "assistant"};
+
+static const char *text_of(const mm_text *t) { return t->p ? t->p : ""; }
+
+/* {"role": …, "content": …}, and the reasoning of a reply, as chat completions have it. */
+static bool put_message(mm_json *list, mm_role role, const mm_text *content, const mm_text *reasoning) {
+  mm_json *o = mm_json_new_obj();
+  bool ok = o && mm_json_set(o, "role", mm_json_new_str(role_words[role]));
+  ok = ok && mm_json_set(o, "content", mm_json_new_str(text_of(content)));
+  if (ok && reasoning->n) ok = mm_json_set(o, "reasoning_content", mm_json_new_str(text_of(reasoning)));
+  if (ok) return mm_json_append(list, o);
+  mm_json_free(o);
+  return false;
+}
+
+static bool save(const mm_talk *t, const char *path, mm_err *err) {
+  const mm_text none = {0};
+  mm_json *o = mm_json_new_obj(), *list = mm_json_new_arr();
+  bool ok = list && (!t->own_system || put_message(list, MM_ROLE_SYSTEM, &t->system, &none));
+  for (size_t i = 0; ok && i < t->count; i++) ok = put_message(list, t->message[i].role, &t->message[i].content, &t->message[i].reasoning);
+  ok = mm_json_set(o, "messages", list) && ok;
+  char *text = ok ? mm_json_dump(o, true) : NULL;
+  mm_json_free(o);
+  if (!text) return mm_fail(err, MM_LIMIT, "E_MEMORY", mm_at(path, NULL), "found a message that is no UTF-8, or no memory for the text");
+  FILE *f = fopen(path, "wxe");
+  if (!f) {
+    free(text);
+    return mm_fail_errno(err, mm_at(path, NULL), "create", errno);
+  }
+  ok = fputs(text, f) >= 0 && fputc('\n', f) != EOF;
+  ok = fclose(f) == 0 && ok;
+  free(text);
+  return ok || mm_fail_errno(err, mm_at(path, NULL), "write", errno);
+}
+
+/* One message of a file. */
+static bool take_message(mm_talk *t, const mm_json *m, const char *path, mm_err *err) {
+  const mm_json *role = mm_json_get(m, "role"), *content = mm_json_get(m, "content"), *why = mm_json_get(m, "reasoning_content");
+  const bool texts = mm_json_type_of(role) == MM_JSON_STR && mm_json_type_of(content) == MM_JSON_STR;
+  size_t i = 0;
+  while (texts && i < sizeof role_words / sizeof *role_words && (!role_words[i] || strcmp(role_words[i], mm_json_str(role)) != 0)) i++;
+  if (!texts || i == sizeof role_words / sizeof *role_words)
+    return mm_fail(err, MM_BAD_INPUT, "E_CHAT", mm_at(path, NULL),
+                   "message %zu: expected a role of system, user or assistant and a content that is a text", t->count + 1);
+  if (i == MM_ROLE_SYSTEM && !t->count && !t->own_system) {
+    mm_text_add(&t->system, mm_json_str(content), mm_json_str_len(content));
+    return (t->own_system = !t->system.failed) || mm_fail_memory(err, 0);
+  }
+  const mm_role next = t->count % 2 ? MM_ROLE_ASSISTANT : MM_ROLE_USER;
+  if (i != next)
+    return mm_fail(err, MM_BAD_INPUT, "E_CHAT", mm_at(path, NULL), "message %zu: found role %s, expected %s", t->count + 1, role_words[i],
+                   role_words[next]);
+  said *to = add_message(t, next, err);
+  if (!to) return false;
+  mm_text_add(&to->content, mm_json_str(content), mm_json_str_len(content));
+  if (mm_json_type_of(why) == MM_JSON_STR) mm_text_add(&to->reasoning, mm_json_str(why), mm_json_str_len(why));
+  return (!to->content.failed && !to->reasoning.failed) || mm_fail_memory(err, 0);
+}
+
+/* The conversation of a file in place of this one, which stays where the file has none. */
+static bool load(mm_talk *t, const char *path, mm_err *err) {
+  mm_json *root = mm_json_load(path, LOAD_MAX, err);
+  const mm_json *list = mm_json_type_of(root) == MM_JSON_ARR ? root : mm_json_get(root, "messages");
+  bool ok = root && (mm_json_type_of(list) == MM_JSON_ARR || mm_fail(err, MM_BAD_INPUT, "E_CHAT", mm_at(path, NULL),
+                                                                     "expected a list of messages, or an object with \"messages\""));
+  mm_talk other = {.c = t->c};
+  for (size_t i = 0; ok && i < mm_json_size(list); i++) ok = take_message(&other, mm_json_at(list, i), path, err);
+  if (ok && other.count % 2)
+    ok = mm_fail(err, MM_BAD_INPUT, "E_CHAT", mm_at(path, NULL), "the last message is the user's, expected a reply");
+  mm_json_free(root);
+  mm_talk *old = ok ? t : &other; /* its messages end here */
+  const mm_text system = old->system;
+  said *const message = old->message;
+  cut(old, 0);
+  if (ok)
+    t->message = other.message, t->count = other.count, t->cap = other.cap, t->system = other.system, t->own_system = other.own_system;
+  free(message);
+  free(system.p);
+  return ok;
+}
+
+static bool is_word(const char *line, const char *word, const char **rest) {
+  const size_t n = strlen(word);
+  if (strncmp(line, word, n) != 0 || (line[n] && line[n] != ' ')) return false;
+  *rest = line + n + strspn(line + n, " ");
+  return true;
+}
+
+/* Does what a line with a slash says. *on: whether more lines are read. Failures are shown, and the conversation goes on. */
+static void command(mm_talk *t, const char *line, bool *on) {
+  const char *rest;
+  char shown[256];
+  mm_err err = {0};
+  bool ok = true;
+  if (is_word(line, "/quit", &rest))
+    *on = false;
+  else if (is_word(line, "/help", &rest))
+    fputs(help, stderr);
+  else if (is_word(line, "/clear", &rest))
+    cut(t, 0);
+  else if (is_word(line, "/system", &rest) && *rest)
+    set_system(t, rest);
+  else if (is_word(line, "/system", &rest))
+    fprintf(stderr, "%s\n", t->own_system ? text_of(&t->system) : "(the format's own)");
+  else if (is_word(line, "/save", &rest) && *rest)
+    ok = save(t, rest, &err);
+  else if (is_word(line, "/load", &rest) && *rest)
+    ok = load(t, rest, &err);
+  else
+    fprintf(stderr, "unknown command %s; /help lists them\n", mm_escape(shown, sizeof shown, line, strlen(line)));
+  if (!ok) fprintf(stderr, "%s\n", err.text);
+}
+
+/* ---- The user's lines ---- */
+
 bool mm_talk_listen(mm_talk *t, bool *more, mm_err *err) {
   mm_text text = {0};
   bool on = true;
@@ -89,8 +236,14 @@ bool mm_talk_listen(mm_talk *t, bool *more, mm_err *err) {
     size_t n;
     char *line = read_line(&n, text.n == 0, err);
     if (!line) break;
+    const bool slash = t->c.commands && !text.n && line[0] == '/';
+    if (slash && line[1] != '/') {
+      command(t, line, &on);
+      free(line);
+      continue;
+    }
     on = n && line[n - 1] == '\\';
-    mm_text_add(&text, line, on ? n - 1 : n);
+    mm_text_add(&text, line + slash, (on ? n - 1 : n) - slash);
     if (on) mm_text_put(&text, "\n");
     on = on || !text.n; /* an empty line says nothing */
     free(line);
@@ -153,13 +306,13 @@ static mm_message message_of(const said *m, mm_chat_part *part) {
 }
 
 static bool render(mm_talk *t, mm_prompt *p, mm_err *err) {
-  const bool system = t->c.system;
+  const bool system = t->own_system;
   const size_t count = t->count + system;
   mm_message *m = mm_calloc(count, sizeof *m, err);
   mm_chat_part *part = mm_calloc(count, sizeof *part, err);
-  bool ok = m && part;
+  bool ok = m && part && (!t->system.failed || mm_fail_memory(err, 0));
   if (ok && system) {
-    part[0] = (mm_chat_part){.text = {t->c.system, strlen(t->c.system)}, .owner = MM_OWNER_USER};
+    part[0] = (mm_chat_part){.text = {t->system.p ? t->system.p : "", t->system.n}, .owner = MM_OWNER_USER};
     m[0] = (mm_message){.role = MM_ROLE_SYSTEM, .part = &part[0], .part_count = 1};
   }
   for (size_t i = 0; ok && i < t->count; i++) m[i + system] = message_of(&t->message[i], &part[i + system]);
@@ -201,7 +354,7 @@ static bool settle(mm_talk *t, bool ok, mm_err *err) {
 bool mm_talk_token(mm_talk *t, int32_t id, bool *stopped, mm_err *err) {
   size_t n;
   const char *bytes = mm_tokenizer_bytes(t->c.tokenizer, id, &n);
-  const bool hidden = mm_tokenizer_is_special(t->c.tokenizer, id) && !mm_reply_is_tag(bytes, n);
+  const bool hidden = mm_tokenizer_is_special(t->c.tokenizer, id) && !mm_reply_is_tag(t->format, bytes, n);
   const bool ok = hidden || !n || mm_reply_push(t->reply, id, bytes, n, err);
   *stopped = t->stopped;
   return settle(t, ok, err);
@@ -214,6 +367,14 @@ bool mm_talk_end(mm_talk *t, bool whole, mm_err *err) {
   stop_thinking(t);
   if (!t->c.silent) print(t, stdout, "\n", 1);
   return settle(t, ok, err);
+}
+
+const mm_chat_format *mm_talk_format(const mm_talk *t) { return t->format; }
+
+void mm_talk_forget(mm_talk *t) {
+  size_t left = t->count;
+  while (left > 0 && t->message[left - 1].role != MM_ROLE_USER) left--;
+  cut(t, left ? left - 1 : 0);
 }
 
 const char *mm_talk_content(const mm_talk *t) { return t->message[t->count - 1].content.p ? t->message[t->count - 1].content.p : ""; }

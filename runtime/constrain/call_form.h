@@ -15,7 +15,8 @@ typedef struct mm_call_rules {
   bool begun; /* M1: the tag <tool_calls> is there already */
 } mm_call_rules;
 
-/* M2: what stands between the tags of a block of calls. M1: from <tool_calls> to </tool_calls>. The form lives in the arena.
+/* M2: what stands between the tags of a block of calls. M3: what stands behind the mark that begins a block, to its end. M1: from
+ * <tool_calls> to </tool_calls>. The form lives in the arena.
  * MM_UNSUPPORTED E_SCHEMA names the tool and the keyword that is not served, or what the format has no text for. */
 const mm_form *mm_call_form(mm_arena *a, const mm_call_rules *r, mm_err *err);
 /* M1: any text, in which calls are of `calls`, a form with `begun`; in_reasoning: it begins within <think>. */

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/chat/elements.h"
 #include "runtime/chat/reply.h"
 
 #define KEPT 16 /* masks of a constraint */
@@ -24,6 +25,7 @@ struct mm_lexicon {
   size_t count;
   uint32_t *ordinary;            /* mask of all words */
   int32_t marker[MM_REPLY_TAGS]; /* ids of the tags that mark the parts of a reply, -1 where a tag is no token */
+  int32_t mark;                  /* M3's mark, likewise */
 };
 
 typedef struct kept {
@@ -56,7 +58,10 @@ static int by_bytes(const void *a, const void *b) {
 
 static void set_bit(uint32_t *mask, int32_t id) { mask[id / 32] |= UINT32_C(1) << (id % 32); }
 
-static bool is_text(const mm_lexicon *l, int32_t id) { return l->ordinary[id / 32] >> (id % 32) & 1; }
+static const char mark_byte[] = {MM_REPLY_MARK};
+
+/* It is a word of forms. */
+static bool is_word(const mm_lexicon *l, int32_t id) { return id == l->mark || l->ordinary[id / 32] >> (id % 32) & 1; }
 
 static bool among(const int32_t *ids, uint32_t count, int32_t id) {
   for (uint32_t i = 0; i < count; i++)
@@ -72,10 +77,13 @@ static void fill(mm_lexicon *l, uint32_t vocab) {
     const char *bytes = mm_tokenizer_bytes(l->tokenizer, (int32_t)id, &n);
     if (!bytes || !n || mm_tokenizer_is_special(l->tokenizer, (int32_t)id)) continue;
     if (among(l->end, l->end_count, (int32_t)id) || among(l->marker, MM_REPLY_TAGS, (int32_t)id)) continue;
+    set_bit(l->ordinary, (int32_t)id);
+    if (memchr(bytes, MM_REPLY_MARK, n)) continue; /* no text has this byte */
     l->word[l->count++] = (word){.bytes = bytes, .n = (uint32_t)n, .id = (int32_t)id};
     l->longest = (uint32_t)mm_max(l->longest, n);
-    set_bit(l->ordinary, (int32_t)id);
   }
+  l->mark = mm_tokenizer_find_added(l->tokenizer, MM_CHAT_MARK);
+  if (l->mark >= 0 && (uint32_t)l->mark < vocab) l->word[l->count++] = (word){.bytes = mark_byte, .n = 1, .id = l->mark};
   qsort(l->word, l->count, sizeof *l->word, by_bytes);
   for (size_t i = 1; i < l->count; i++) {
     const word *a = &l->word[i - 1];
@@ -215,12 +223,13 @@ static void begin_call(mm_constraint *c, int32_t id) {
 static void step_form(mm_constraint *c, int32_t id) {
   size_t n;
   const char *bytes = mm_tokenizer_bytes(c->lexicon->tokenizer, id, &n);
-  const bool text = is_text(c->lexicon, id);
+  const bool text = is_word(c->lexicon, id);
   const mm_section *s = &c->section[c->now];
   if (s->instead && !c->begun && id == s->id) {
     begin_call(c, id);
     return;
   }
+  if (id == c->lexicon->mark) bytes = mark_byte, n = 1;
   if (!text && mm_grammar_accepts(&c->state)) {
     next_section(c);
     if (c->now < c->sections) mm_constraint_chosen(c, id);
@@ -232,7 +241,9 @@ static void step_form(mm_constraint *c, int32_t id) {
   }
   c->lost |= !text;
   /* If only the next section can follow, it begins now. */
-  if (!c->lost && mm_grammar_done(&c->state)) next_section(c);
+  if (c->lost || !mm_grammar_done(&c->state)) return;
+  if (s->again) c->now = UINT32_MAX;
+  next_section(c);
 }
 
 void mm_constraint_chosen(mm_constraint *c, int32_t id) {

@@ -6,7 +6,8 @@
 #include "runtime/text/tokenizer.h"
 
 /* All ordinary tokens by their bytes; of one tokenizer, for all constraints. Read only. The tags that mark the parts of a reply are not
- * among them: text that spells a tag is made of other tokens. */
+ * among them: text that spells a tag is made of other tokens. M3's mark is the word of the byte MM_REPLY_MARK, which forms of M3's calls
+ * alone have. */
 typedef struct mm_lexicon mm_lexicon;
 /* end[end_count]: ids that end a reply. The tokenizer and `end` stay. */
 mm_lexicon *mm_lexicon_open(const mm_tokenizer *t, uint32_t vocab, const int32_t *end, uint32_t end_count, mm_err *err);
@@ -16,7 +17,7 @@ typedef enum mm_section_kind {
   MM_SECTION_UNTIL, /* ordinary tokens, up to the token `id`, which belongs to it; with `instead` the token `call` may end it too: the
                        next section is the one after MM_SECTION_TOKEN of `call`, and without such a section anything may follow */
   MM_SECTION_FREE,  /* anything, up to the end or to the token `id`, which belongs to it */
-  MM_SECTION_TOKEN, /* the token `id`; with `again` the first section follows it */
+  MM_SECTION_TOKEN, /* the token `id`; with `again` the first section follows it, and so with a form that ends itself */
   MM_SECTION_FORM,  /* text of `form`; with `instead` the token `id` may stand in its place: what follows is as after `call` above */
   MM_SECTION_END    /* nothing: the sections behind it are reached by a call alone */
 } mm_section_kind;

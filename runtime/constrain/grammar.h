@@ -24,8 +24,10 @@ typedef enum mm_form_kind {
   MM_FORM_LITERALS, /* one of some texts */
   MM_FORM_CALLS,    /* tool calls: `before`, then calls of `literal`, behind each `after` */
   MM_FORM_ELEMENTS, /* M2: the parameters of a call, and the tag that ends it */
-  MM_FORM_VALUE,    /* M2: the text of a parameter, and the tag that ends it */
-  MM_FORM_PROSE     /* M1: any text, and calls of `item` behind each tag that begins them */
+  MM_FORM_VALUE,    /* M2: the text of a parameter, and the tag that ends it; M3: the content of an element */
+  MM_FORM_PROSE,    /* M1: any text, and calls of `item` behind each tag that begins them */
+  MM_FORM_FIELDS,   /* M3: elements of an object, up to the mark and "</" of the tag that closes it */
+  MM_FORM_ITEMS     /* M3: elements of a list, so too */
 } mm_form_kind;
 
 /* By what a value begins with. */
@@ -63,7 +65,10 @@ struct mm_form {
   const char *before, *after; /* of calls */
   bool ends;                  /* of calls: the last literal is no call but their end, and comes after at least one */
   bool one_line;              /* of calls: no line ends within their JSON */
-  bool any_names;             /* of elements: the first literal is the beginning of a tag, up to the name, which may be any */
+  bool any_names;             /* of elements: the first literal is the beginning of a tag, up to the name, which may be any; of
+                               * fields: the names may be any */
+  bool marked;                /* of a value: M3's, which ends before the mark; its lists and objects are forms of elements */
+  bool empty;                 /* of a marked value: it may be nothing */
   unsigned types;             /* of an M2 value: what its reader may make of its text (arguments.h) */
 };
 
@@ -78,11 +83,15 @@ typedef struct mm_grammar_frame {
   uint8_t number; /* of an M2 value: the phase of the number that it is so far */
 } mm_grammar_frame;
 
+#define MM_GRAMMAR_NAMES 256 /* bytes of the names of any elements that are open */
+
 typedef struct mm_grammar {
   mm_grammar_frame frame[MM_GRAMMAR_DEPTH];
   uint32_t depth;
   uint32_t value; /* depth of the M2 value whose JSON is open, 0: none */
   bool one_line;
+  uint16_t named; /* bytes of names; a frame of any_names has its own from its `to` on */
+  char names[MM_GRAMMAR_NAMES];
 } mm_grammar;
 
 /* Order of literals by their bytes, the shorter first. */

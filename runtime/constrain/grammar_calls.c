@@ -130,7 +130,8 @@ bool mm_value_step_json(mm_grammar_frame *value, uint8_t byte) {
 
 /* ---- What else than a string the reader would take a text for (mm_arguments_put) ---- */
 
-/* Words in any case, but the first: f->from has a bit for each that the text may still be, f->bytes is how much of it there is. */
+/* Words in any case, but the first, null, where it is M2's: f->from has a bit for each that the text may still be, f->bytes is how much of
+ * it there is. */
 static const char *const words[] = {"null", "true", "yes", "on", "1", "false", "no", "off", "0"};
 enum { WORDS = sizeof words / sizeof *words, TRUE_WORDS = 5 };
 enum { ALL_WORDS = (1 << WORDS) - 1 };
@@ -199,7 +200,7 @@ static void word_step(mm_grammar_frame *f, uint8_t byte) {
   uint16_t still = 0;
   for (int i = 0; i < WORDS; i++) {
     if (!(f->from & 1u << i) || strlen(words[i]) <= f->bytes) continue;
-    const uint8_t folded = i && byte >= 'A' && byte <= 'Z' ? byte | 0x20 : byte;
+    const uint8_t folded = (i || f->form->marked) && byte >= 'A' && byte <= 'Z' ? byte | 0x20 : byte;
     if ((uint8_t)words[i][f->bytes] == folded) still |= (uint16_t)(1u << i);
   }
   f->from = still;
@@ -251,7 +252,7 @@ static bool may_go_on(const mm_grammar_frame *f) {
 
 /* ---- Values ---- */
 
-enum { VALUE_START, VALUE_TEXT, VALUE_TAIL, VALUE_CLOSE };
+enum { VALUE_START, VALUE_TEXT, VALUE_TAIL, VALUE_CLOSE, VALUE_MARKED };
 
 /* A byte that is not the first of a character. */
 static bool is_tail(uint8_t byte) { return (byte & 0xc0) == 0x80; }
@@ -263,7 +264,12 @@ static mm_outcome step_text(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
     if (!f->tail) f->phase = VALUE_TEXT;
     return MM_TAKEN;
   }
-  f->tag = tag_step(f->tag, byte);
+  if (f->form->marked && byte == MM_GRAMMAR_MARK) {
+    const bool ends = may_close(f);
+    g->depth--;
+    return ends ? MM_AGAIN : MM_BAD;
+  }
+  f->tag = f->form->marked ? 0 : tag_step(f->tag, byte);
   if (f->tag == CLOSED) {
     g->depth--;
     return may_close(f) ? MM_TAKEN : MM_BAD;
@@ -286,13 +292,40 @@ static bool is_text_or_number(const mm_form *s) {
   return s->by_first[MM_FIRST_STRING] && (!number || (number->kind != MM_FORM_LITERALS && s->most == UINT32_MAX));
 }
 
+/* The form of a marked value's elements; NULL: it has none, or nothing more fits on the stack. */
+static const mm_form *elements_of(const mm_grammar *g, const mm_form *s) {
+  if (g->depth == MM_GRAMMAR_DEPTH) return NULL;
+  return s->by_first[MM_FIRST_OBJECT] ? s->by_first[MM_FIRST_OBJECT] : s->by_first[MM_FIRST_ARRAY];
+}
+
+/* Behind the mark at the start of a marked value, which is nothing or elements. */
+static mm_outcome step_marked(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
+  const mm_form *s = f->form, *elements = elements_of(g, s);
+  if (f->bytes++ == 1) return byte == '<' ? MM_TAKEN : MM_BAD;
+  if (byte == '/') {
+    const bool empty = s->empty;
+    g->depth--;
+    g->frame[g->depth - 1].bytes = MM_MARK_CLOSES;
+    return empty ? MM_TAKEN : MM_BAD;
+  }
+  if (!elements) return MM_BAD;
+  *f = (mm_grammar_frame){.form = elements, .bytes = 2};
+  return MM_AGAIN;
+}
+
 static mm_outcome step_start(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
   const mm_form *s = f->form;
   const int first = mm_first_of(byte);
-  const bool container = first == MM_FIRST_OBJECT || first == MM_FIRST_ARRAY, number = first == MM_FIRST_NUMBER;
+  const bool container = !s->marked && (first == MM_FIRST_OBJECT || first == MM_FIRST_ARRAY), number = first == MM_FIRST_NUMBER;
+  if (s->marked && byte == MM_GRAMMAR_MARK) {
+    if (!s->empty && !elements_of(g, s)) return MM_BAD;
+    f->phase = VALUE_MARKED;
+    f->bytes = 1;
+    return MM_TAKEN;
+  }
   if ((container || (number && !is_text_or_number(s))) && s->by_first[first]) {
     f->phase = VALUE_CLOSE;
-    g->value = g->depth;
+    g->value = s->marked ? 0 : g->depth;
     return mm_grammar_push(g, s->by_first[first]) ? MM_AGAIN : MM_BAD;
   }
   if (s->item) {
@@ -310,8 +343,13 @@ static mm_outcome step_start(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
 
 static mm_outcome step_value(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
   if (f->phase == VALUE_START) return step_start(g, f, byte);
+  if (f->phase == VALUE_MARKED) return step_marked(g, f, byte);
   if (f->phase != VALUE_CLOSE) return step_text(g, f, byte);
   g->value = 0;
+  if (f->form->marked) {
+    g->depth--;
+    return byte == MM_GRAMMAR_MARK ? MM_AGAIN : MM_BAD;
+  }
   if (!text_step(f, PARAMETER_END, byte)) return MM_BAD;
   if (f->bytes == CLOSED) g->depth--;
   return MM_TAKEN;

@@ -12,6 +12,11 @@ typedef enum mm_outcome {
 } mm_outcome;
 
 bool mm_grammar_push(mm_grammar *g, const mm_form *s);
+/* The mark as a byte of words: MM_REPLY_MARK of the reply's parser. */
+#define MM_GRAMMAR_MARK 0xff
+/* A mark and "</" are there: what closes a value of elements goes on in the form around it. */
+#define MM_MARK_CLOSES 3
+
 /* By what the value begins whose first byte this is, an mm_first; -1: none begins so. */
 int mm_first_of(uint8_t byte);
 /* One of the literals at places [first, end) goes on with this byte after the bytes of f. */
@@ -25,6 +30,9 @@ bool mm_character(mm_grammar_frame *f, uint8_t byte);
 /* One of those. */
 bool mm_character_tail(mm_grammar_frame *f, uint8_t byte);
 
+/* MM_FORM_FIELDS, _ITEMS. */
+mm_outcome mm_fields_step(mm_grammar *g, mm_grammar_frame *f, uint8_t byte);
+mm_outcome mm_items_step(mm_grammar *g, mm_grammar_frame *f, uint8_t byte);
 /* MM_FORM_CALLS, _ELEMENTS, _VALUE, _PROSE. */
 mm_outcome mm_calls_step(mm_grammar *g, mm_grammar_frame *f, uint8_t byte);
 bool mm_calls_accept(const mm_grammar_frame *f);

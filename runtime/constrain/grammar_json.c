@@ -11,7 +11,7 @@ bool mm_grammar_push(mm_grammar *g, const mm_form *s) {
 }
 
 void mm_grammar_start(mm_grammar *g, const mm_form *form) {
-  g->depth = g->value = 0;
+  g->depth = g->value = g->named = 0;
   g->one_line = false;
   mm_grammar_push(g, form);
   g->frame[0].to = form->kind == MM_FORM_PROSE && form->least;
@@ -22,6 +22,8 @@ void mm_grammar_copy(mm_grammar *to, const mm_grammar *from) {
   to->depth = from->depth;
   to->value = from->value;
   to->one_line = from->one_line;
+  to->named = from->named;
+  memcpy(to->names, from->names, from->named);
 }
 
 /* True if a frame of this form lets the same words of at most `longest` bytes follow with both counts. A byte adds at most one to a
@@ -32,12 +34,13 @@ static bool counts_alike(const mm_form *s, uint32_t x, uint32_t y, uint32_t long
   const uint64_t lo = mm_min(x, y);
   const uint64_t hi = (uint64_t)mm_max(x, y) + longest;
   if (x == y) return true;
-  if (s->kind == MM_FORM_OBJECT || s->kind == MM_FORM_ELEMENTS) return false; /* it counts properties, whose keys differ */
+  const bool fields = s->kind == MM_FORM_FIELDS && !s->any_names;
+  if (s->kind == MM_FORM_OBJECT || s->kind == MM_FORM_ELEMENTS || fields) return false; /* it counts properties, whose keys differ */
   return hi <= s->least || (lo >= s->least && hi <= s->most);
 }
 
 bool mm_grammar_same(const mm_grammar *a, const mm_grammar *b, uint32_t longest) {
-  if (a->depth != b->depth) return false;
+  if (a->depth != b->depth || a->named != b->named || memcmp(a->names, b->names, a->named) != 0) return false;
   for (uint32_t i = 0; i < a->depth; i++) {
     const mm_grammar_frame *x = &a->frame[i], *y = &b->frame[i];
     if (x->form != y->form || x->from != y->from || x->to != y->to || x->bytes != y->bytes || x->phase != y->phase ||
@@ -363,6 +366,8 @@ static bool between(const mm_grammar_frame *f) {
     case MM_FORM_CALLS:
     case MM_FORM_ELEMENTS:
     case MM_FORM_VALUE:
+    case MM_FORM_FIELDS:
+    case MM_FORM_ITEMS:
     case MM_FORM_PROSE: return false;
     default: return f->phase == 0;
   }
@@ -394,6 +399,8 @@ static mm_outcome step_top(mm_grammar *g, uint8_t byte) {
     case MM_FORM_ELEMENTS:
     case MM_FORM_VALUE:
     case MM_FORM_PROSE: return mm_calls_step(g, f, byte);
+    case MM_FORM_FIELDS: return mm_fields_step(g, f, byte);
+    case MM_FORM_ITEMS: return mm_items_step(g, f, byte);
     default: return step_container(g, f, byte);
   }
 }

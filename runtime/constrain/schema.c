@@ -481,9 +481,15 @@ static bool is_annotation(const char *key) {
   return listed(list, key);
 }
 
+/* $id makes a document of its own of a schema, in which $ref has another meaning. */
+static bool no_document(compiler *p, const mm_value *schema) {
+  return schema == p->root || !mm_value_get(schema, "$id") || unserved(p, "$id", " below the whole schema");
+}
+
 /* True if only annotations and the keywords of `with` stand next to the deciding keyword, so that no keyword is ignored. */
 static bool alone(compiler *p, const mm_value *schema, const char *keyword, const char *with) {
   char why[64];
+  if (!no_document(p, schema)) return false;
   for (const mm_value *v = schema->first; v; v = v->next) {
     if (is_annotation(v->key) || strcmp(v->key, keyword) == 0 || (with && strcmp(v->key, with) == 0)) continue;
     snprintf(why, sizeof why, " beside %s", keyword);
@@ -515,6 +521,7 @@ static bool known_keywords(compiler *p, const mm_value *schema) {
   for (const mm_value *v = schema->first; v; v = v->next)
     if (!is_annotation(v->key) && !listed(known, v->key)) return unserved(p, v->key, "");
   const mm_value *required = mm_value_get(schema, "required");
+  if (!no_document(p, schema)) return false;
   return !required || required->type == MM_VALUE_ARRAY || wrong(p, "required: expected a list of keys");
 }
 

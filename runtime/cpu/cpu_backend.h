@@ -10,8 +10,8 @@
 #include "runtime/engine/engine.h"
 #include "runtime/engine/ops.h"
 
-/* Rows of a weight that one thread takes: while one token passes, a few, and many. Those of a grid that the loops do not know are
- * unpacked the few at a time. */
+/* Rows of a weight that one thread takes: while one token passes, a few, and many. Rows of a grid that the loops do not know are unpacked
+ * MM_CPU_STRIP at a time. */
 enum { MM_CPU_ALONE = 128, MM_CPU_STRIP = 16, MM_CPU_MANY = 64 };
 
 /* Tokens of a step of which the products of all experts are kept, at most. */

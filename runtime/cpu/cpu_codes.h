@@ -32,14 +32,14 @@ MM_INLINE uint32_t mm_cpu_limbs(mm_cpu_kind k) { return k >= MM_KIND_NVFP4_LIMBS
 MM_INLINE uint32_t mm_cpu_span_scale_bytes(mm_cpu_kind k) { return mm_cpu_of_e2m1(k) ? 1 : 2; }
 
 /* A row of inputs, for each span: bytes in the registers' order, what each lane's sum of products with unsigned numbers begins with, and
- * the lane's scale as f32. Of limbs there are three a span, the highest first; the last one's beginnings and scales are theirs. */
+ * the lane's scale as f32. A span has three limbs, the highest first; the last one's beginnings and scales hold for all three. */
 typedef struct mm_cpu_span {
   int8_t code[MM_SPAN];
   int32_t start[16];
   float scale[16];
 } mm_cpu_span;
 /* x[k], codes as numbers; group g of `group` columns, counted from `before` columns ahead of the first, has scale[g], or 0 from `scales`
- * on: padding. group 0: none has. What is no number makes its lane's scale none, and the result false. */
+ * on: padding. group 0: none has. A NaN or infinity in x makes its lane's scale NaN, and the result false. */
 bool mm_cpu_codes(mm_cpu_span *to, const float *x, uint32_t k, mm_cpu_kind kind, const float *scale, uint32_t scales, uint32_t group,
                   uint32_t before);
 /* x[k] as limbs. A lane with what is no number has a scale that is none. */

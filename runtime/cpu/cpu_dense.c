@@ -59,7 +59,7 @@ typedef struct inputs {
   mm_cpu_form form;
 } inputs;
 
-/* A row under MM_FORM_CODES. What is no number makes its group's scale none, or the row's. */
+/* A row under MM_FORM_CODES. A NaN or infinity makes its group's scale, or the row's, NaN. */
 static void ready_codes(const inputs *j, float *to, const float *x, const float *scale) {
   const mm_act_format *f = &mm_act_formats[j->w->scheme->act];
   const bool all = mm_cpu_codes((mm_cpu_span *)(void *)to, x, j->w->k, j->kind, scale + 1, j->amaxes - 1, f->group, j->w->first_k);

@@ -1,4 +1,4 @@
-/* The CPU backend's dense MLP: that of a dense layer, or the shared expert beside routed ones. */
+/* The CPU backend's dense MLP: the MLP of a dense layer, or the shared expert next to routed ones. */
 #include "runtime/cpu/cpu_backend.h"
 
 void mm_cpu_mlp(mm_backend *b, mm_act y, mm_act x, const mm_packed *up, const mm_packed *down, bool add) {

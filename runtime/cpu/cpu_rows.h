@@ -17,7 +17,7 @@ enum { MM_CHUNK = 128, MM_CPU_TOKENS = 8 }; /* columns of a chunk; tokens that s
 /* From how many tokens on rows are widened to memory, and how many then share one widening. */
 enum { MM_CPU_TILED = 12, MM_CPU_MANY_TOKENS = 96 };
 
-/* Of so many tokens that are left, those that share the next widening. */
+/* The number of tokens, of so many left, that share the next widening. */
 static inline uint32_t mm_cpu_some(uint32_t left) {
   if (left <= MM_CPU_MANY_TOKENS || left >= 2 * MM_CPU_MANY_TOKENS) return left < MM_CPU_MANY_TOKENS ? left : MM_CPU_MANY_TOKENS;
   return (left / 2 + 5) / 6 * 6; /* two of nearly the same size */

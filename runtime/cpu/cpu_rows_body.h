@@ -117,10 +117,10 @@ LEVEL const uint8_t *whole_chunk(const mm_cpu_view *v, mm_cpu_kind kind, const u
   return room->codes;
 }
 
-/* Whether the processor itself asks for enough of what lies in order. Of kinds with fewer bytes beside their arithmetic it does not, and
- * for BF16 the asking costs more than it brings. */
+/* True if the hardware prefetcher keeps up with consecutive reads. It does not for kinds with fewer bytes per operation; for BF16 software
+ * prefetch costs more than it gains. */
 LEVEL bool asks_itself(mm_cpu_kind kind) { return kind == MM_KIND_BF16; }
-/* Of the chunks from `codes` on; past `end` lie, `jump` bytes farther, those that come next. */
+/* Prefetches the chunks from `codes` on; past `end`, the next ones lie `jump` bytes farther. */
 LEVEL void ask_ahead(mm_cpu_kind kind, const uint8_t *codes, const uint8_t *end, ptrdiff_t jump) {
   const uint8_t *at = codes + AHEAD;
   at += at < end ? 0 : jump;
@@ -220,7 +220,7 @@ enum { LINES = 8, TILE_BLOCK = BLOCK };
 #define tile_fma  v16_fma
 #define TILE_ROLL MM_ROLL
 #endif
-/* Scales of a chunk: none, one, one for each half, or one beside that of x. */
+/* Scales of a chunk: none, one, one for each half, or one in addition to that of x. */
 typedef enum scaling { NONE, WHOLE, HALVES, GROUPS } scaling;
 /* A code that is no number makes the scales of its chunk none, where no table of numbers says so. */
 LEVEL scaling scaling_of(const mm_cpu_view *v, mm_cpu_kind kind) {
@@ -280,7 +280,7 @@ LEVEL void multiply_scales(const tile_room *room, const mm_cpu_view *v, mm_cpu_k
   }
 }
 
-/* A tile over `chunks` chunks of widened rows; x[t] + at is the first one's column. TILE_KEEPS: its sums are in registers beside its parts,
+/* A tile over `chunks` chunks of widened rows; x[t] + at is the first one's column. TILE_KEEPS: its sums are in registers with its parts,
  * else in memory. */
 LEVEL void tile_step(uint32_t rows, uint32_t tokens, scaling how, uint32_t chunks, const tile_room *room, const float *const *x,
                      size_t at) {
@@ -333,7 +333,7 @@ LEVEL void tile_step(uint32_t rows, uint32_t tokens, scaling how, uint32_t chunk
           v16_store(sum_at(room, r, t), after);
       }
     }
-    if (!TILE_KEEPS) atomic_signal_fence(memory_order_seq_cst); /* no copies of the sums beside those in memory */
+    if (!TILE_KEEPS) atomic_signal_fence(memory_order_seq_cst); /* no copies of the sums in registers */
   }
   MM_UNROLL
   for (uint32_t r = 0; r < rows; r++) MM_UNROLL
@@ -341,7 +341,7 @@ LEVEL void tile_step(uint32_t rows, uint32_t tokens, scaling how, uint32_t chunk
     if (TILE_KEEPS) v16_store(sum_at(room, r, t), sum[r][t]);
 }
 
-/* What memory is asked for while a tile's column is worked on: the lines of x, for so many tokens, that the next column begins with. */
+/* Memory prefetched while a tile's column is worked on: the lines of x, for so many tokens, that the next column begins with. */
 typedef struct tile_next {
   const float *const *x;
   uint32_t tokens;

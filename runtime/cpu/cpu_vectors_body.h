@@ -48,7 +48,7 @@ TARGET static void silu_of(float *out, const float *x, const float *by, size_t n
   store_some(out + i, by ? v16_mul(y, load_some(by + i, n - i)) : y, n - i);
 }
 
-/* What is no number stays none: of v16_min and v16_max it is the second that is kept then. */
+/* A NaN stays NaN: v16_min and v16_max return their second operand then. */
 LEVEL v16 swiglu_16(v16 gate, v16 up, const mm_cpu_swiglu *s) {
   const v16 limit = v16_set1(s->limit), g = v16_min(limit, gate), u = v16_max(v16_set1(-s->limit), v16_min(limit, up));
   const v16 y = v16_div(g, one_and_exp_of_minus(v16_mul(g, v16_set1(s->alpha))));

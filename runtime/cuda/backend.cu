@@ -391,9 +391,19 @@ void cuda_linear(mm_backend *b, mm_act y, mm_act x, const mm_packed *w) {
   b->sent = b->inputs.pushed ? y.data : nullptr;
 }
 
+void cuda_select(mm_backend *b, uint32_t layer, mm_act q, mm_act k, const mm_packed *q_norm, const mm_packed *k_norm) {
+  if (later(b, cuda_select, layer, q, k, q_norm, k_norm) || !begin_op(b)) return;
+  b->inputs.wrote(q.data), b->inputs.wrote(k.data);
+  check(b, mm_cu_do_select(b, layer, q, k, q_norm, k_norm), "select");
+}
+
 void cuda_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm) {
   if (later(b, cuda_gqa, layer, o, qkv, q_norm, k_norm) || !begin_op(b)) return;
   b->inputs.wrote(o.data);
+  if (b->by_head) {
+    check(b, mm_cu_do_gqa(b, layer, o, qkv, q_norm, k_norm), "gqa");
+    return;
+  }
   const mm_cu_kv &kv = b->cache[layer].kv;
   const float *qn = q_norm ? b->values[q_norm] : nullptr, *kn = k_norm ? b->values[k_norm] : nullptr;
   if (q_norm && b->peers) {
@@ -434,7 +444,7 @@ void cuda_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_pa
   }
   check(b,
         mm_cu_gated_norm(rows_of(y), rows_of(o), rows_of(gate), b->values[w], (float)eps, b->rows, y.width,
-                         b->inputs.beside(rows_of(y), b->rows, y.width), b->stream),
+                         b->inputs.codes_too(rows_of(y), b->rows, y.width), b->stream),
         "gated norm");
 }
 
@@ -476,9 +486,14 @@ void cuda_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const
   if (!running(b)) return;
   const mm_cu_experts a = {rows_of(x), rows_of(y), b->middle, b->pair_out, b->rows};
   check(b, mm_cu_collect_experts(b, w13, w2, a), "collect");
-  send_rows(b, true, y);
+  send_rows(b, !b->c.weights->layer[b->routed].mlp_up.scheme, y); /* else the shared expert's come on top */
   check(b, b->inputs.experts(b->weight[w13], b->weight[w2], b->route, a, b->stream), "experts");
   b->sent = b->inputs.pushed ? y.data : nullptr;
+}
+
+void cuda_mlp(mm_backend *b, mm_act y, mm_act x, const mm_packed *up, const mm_packed *down, bool add) {
+  if (later(b, cuda_mlp, y, x, up, down, add) || !begin_op(b)) return;
+  check(b, mm_cu_do_mlp(b, y, x, up, down, add), "mlp");
 }
 
 void cuda_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps) {
@@ -489,7 +504,7 @@ void cuda_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act bra
   const float *const norm = b->values[w ? w : mm_cu_any_norm(b)];
   const mm_cu_combine a = {rows_of(h),        rows_of(n), rows_of(residual),
                            rows_of(branch),   norm,       (float)scale.alpha,
-                           (float)scale.beta, (float)eps, b->inputs.beside(rows_of(n), b->rows, n.width)};
+                           (float)scale.beta, (float)eps, b->inputs.codes_too(rows_of(n), b->rows, n.width)};
   b->put_off = a, b->put_off_width = h.width;
   if (b->c.eager) catch_up(b);
 }
@@ -543,6 +558,8 @@ const mm_ops mm_ops_cuda = {
     .expert_load = cuda_expert_load,
     .copy_rate = mm_cu_copy_rate,
     .act_quant = true,
+    .select = cuda_select,
+    .mlp = cuda_mlp,
     .layer = cuda_layer,
     .hold = mm_cu_hold,
     .release = mm_cu_release,

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/cuda/attention/block_attention.h"
 #include "runtime/cuda/comm/peers.h"
 #include "runtime/cuda/core/collect.h"
 #include "runtime/cuda/core/device.cuh"
@@ -120,6 +121,10 @@ struct mm_backend {
   bf16 *middle = nullptr;
   float *pair_out = nullptr;
   unsigned long long *load = nullptr; /* [layers, experts] */
+  bool by_head = false;               /* an extended model: what follows, and attention with norms of each head (extended.cu) */
+  mm_cu_select select = {};           /* but for q and keys */
+  float *mlp_wide = nullptr;          /* [max_tokens, widest of the rows between the products, or hidden] */
+  bf16 *mlp_middle = nullptr;
 
   step_memory memory_of_step[kSteps];
   void *device_block = nullptr;
@@ -219,6 +224,17 @@ MM_MUST_USE bool mm_cu_memory_facts(const mm_backend_config *c, mm_memory_facts 
 /* mm_ops.hold and release. */
 MM_MUST_USE bool mm_cu_hold(const mm_backend_config *c, mm_held *held, void **memory, mm_err *err);
 void mm_cu_release(void *memory);
+
+/* ---- extended models (extended.cu) ---- */
+
+/* What the kernels of an extended model take; true for others. */
+MM_MUST_USE bool mm_cu_check_extended(const mm_backend_config *c, mm_err *err);
+/* Their buffers and rules, after the caches and the experts' buffers; nothing for others. */
+MM_MUST_USE bool mm_cu_open_extended(mm_backend *b, mm_err *err);
+/* mm_ops.select, gqa and mlp of the step's rows, launched. */
+cudaError_t mm_cu_do_select(mm_backend *b, uint32_t layer, mm_act q, mm_act k, const mm_packed *q_norm, const mm_packed *k_norm);
+cudaError_t mm_cu_do_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm);
+cudaError_t mm_cu_do_mlp(mm_backend *b, mm_act y, mm_act x, const mm_packed *up, const mm_packed *down, bool add);
 
 /* ---- a calibration (calibrate.cu) ---- */
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <mutex>
 
+#include "loader/stream/gpu_reads.h"
 #include "runtime/cuda/backend.h"
 #include "runtime/cuda/comm/peers.h"
 #include "runtime/cuda/core/launch.h"
@@ -25,6 +26,15 @@ struct weights_plan {
   bool value(const mm_packed *w, const char *name, mm_err *err) const {
     return !w->scheme || load->values(w, name, group, &b->values[w], err);
   }
+  /* Weights of a norm, to which 1 is added once they are there if the model says so. */
+  bool norm(const mm_packed *w, const char *name, mm_err *err) const {
+    if (w->scheme && b->c.model->norm_offset) {
+      const float **at = &b->values[w];
+      const size_t n = w->n;
+      load->after(group, [=](cudaStream_t s) { return mm_cu_add_one(const_cast<float *>(*at), n, s); });
+    }
+    return value(w, name, err);
+  }
   bool matrix(const mm_packed *w, const char *name, mm_err *err) const {
     if (!w->scheme) return true;
     mm_cu_weight *to = &b->weight[w];
@@ -32,6 +42,7 @@ struct weights_plan {
   }
   /* The experts of a layer: each expert's codes are a group of their own. */
   bool experts(const mm_packed *w, const char *name, uint32_t l, mm_err *err) const {
+    if (!w->scheme) return true;
     mm_cu_weight *to = &b->weight[w];
     return load->matrix(w, name, {group, true, mm_cu_group_of_experts(b->c.model, l)}, to, err) && settle(w, name, to, err);
   }
@@ -54,7 +65,9 @@ struct weights_plan {
 
 bool plan_layer(weights_plan p, uint32_t l, mm_err *err) {
   const mm_layer_weights *y = &p.b->c.weights->layer[l];
-  const bool lightning = p.b->c.model->attn[l] == MM_ATTN_LIGHTNING;
+  const bool lightning = p.b->c.model->attn[l] == MM_ATTN_LIGHTNING, dense = p.b->c.model->ffn[l] == MM_FFN_DENSE;
+  const char *const up = dense ? "mlp.gate_up_proj.weight" : "block_sparse_moe.shared_experts.gate_up_proj.weight";
+  const char *const down = dense ? "mlp.down_proj.weight" : "block_sparse_moe.shared_experts.down_proj.weight";
   char name[96];
   const auto of = [&](const char *part) {
     snprintf(name, sizeof name, "model.layers.%u.%s", l, part);
@@ -62,16 +75,20 @@ bool plan_layer(weights_plan p, uint32_t l, mm_err *err) {
   };
   p.group = mm_cu_group_of_layer(l);
   const bool ok =
-      p.value(&y->post_norm, of("post_attention_layernorm.weight"), err) && p.value(&y->attn_norm, of("self_attn.norm.weight"), err) &&
-      p.value(&y->q_norm, of("self_attn.q_norm.weight"), err) && p.value(&y->k_norm, of("self_attn.k_norm.weight"), err) &&
+      p.norm(&y->post_norm, of("post_attention_layernorm.weight"), err) && p.norm(&y->attn_norm, of("self_attn.norm.weight"), err) &&
+      p.norm(&y->q_norm, of("self_attn.q_norm.weight"), err) && p.norm(&y->k_norm, of("self_attn.k_norm.weight"), err) &&
+      p.norm(&y->index_q_norm, of("self_attn.index_q_norm.weight"), err) &&
+      p.norm(&y->index_k_norm, of("self_attn.index_k_norm.weight"), err) &&
       p.value(&y->router_bias, of("block_sparse_moe.e_score_correction_bias"), err) &&
       p.matrix(&y->qkv, of("self_attn.qkv_proj.weight"), err) &&
       p.matrix(&y->out, of(lightning ? "self_attn.out_proj.weight" : "self_attn.o_proj.weight"), err) &&
       p.matrix(&y->output_gate, of("self_attn.output_gate.weight"), err) &&
+      p.matrix(&y->index_q, of("self_attn.index_q_proj.weight"), err) && p.matrix(&y->index_k, of("self_attn.index_k_proj.weight"), err) &&
+      p.matrix(&y->mlp_up, of(up), err) && p.matrix(&y->mlp_down, of(down), err) &&
       p.experts(&y->w13, of("block_sparse_moe.experts.w13_weight"), l, err) &&
       p.experts(&y->w2, of("block_sparse_moe.experts.w2_weight"), l, err) && p.router(&y->router, of("block_sparse_moe.gate.weight"), err);
   p.group = l == p.b->c.weights->layer_first ? 0 : mm_cu_group_of_layer(l - 1);
-  return ok && p.value(&y->input_norm, of("input_layernorm.weight"), err);
+  return ok && p.norm(&y->input_norm, of("input_layernorm.weight"), err);
 }
 
 /* Where every weight will lie, by its shape; no device is asked. In the order of layers, which is that of the files. */
@@ -87,7 +104,7 @@ bool plan_weights(mm_backend *b, mm_cu_load *load, mm_err *err) {
     if (!plan_layer(p, l, err)) return false;
   }
   p.group = mm_cu_group_of_layer(layers - 1);
-  if (!p.value(&w->final_norm, "model.norm.weight", err)) return false;
+  if (!p.norm(&w->final_norm, "model.norm.weight", err)) return false;
   p.group = mm_cu_group_of_head(b->c.model);
   return p.matrix(&w->head, "lm_head.weight", err);
 }
@@ -98,15 +115,18 @@ bool settle_inputs(mm_backend *b, mm_err *err) {
   b->inputs.all_codes = b->c.act_quant;
   for (uint32_t l = 0; l < b->c.model->layers; l++) {
     const mm_layer_weights *y = &b->c.weights->layer[l];
-    for (const mm_packed *p : {&y->qkv, &y->out, &y->output_gate, &y->w13, &y->w2})
+    for (const mm_packed *p : {&y->qkv, &y->out, &y->output_gate, &y->mlp_up, &y->mlp_down, &y->w13, &y->w2})
       b->inputs.all_codes &= !p->scheme || mm_cu_multiplies_blocks(&b->inputs.device, &b->weight[p]);
   }
   return true;
 }
 
 /* What the size of the cache follows from (loader/stream/capacity.h) is what is allocated here. */
-static_assert(MM_DEVICE_SKINNY == MM_CU_DECODE_ROWS && MM_DEVICE_FEW_EACH == MM_CU_FEW_EACH && MM_DEVICE_LEAST_APART == kLeastInvariant &&
-              MM_DEVICE_SEEN == MM_CU_SEEN && MM_DEVICE_TOLD == MM_CU_LOGPROBS && MM_DEVICE_TILE == MM_CU_GQA_KEYS);
+static_assert(MM_DEVICE_DECODE_ROWS == MM_CU_DECODE_ROWS && MM_DEVICE_FEW_EACH == MM_CU_FEW_EACH &&
+              MM_DEVICE_LEAST_INVARIANT == kLeastInvariant && MM_DEVICE_SEEN == MM_CU_SEEN && MM_DEVICE_LOGPROBS == MM_CU_LOGPROBS &&
+              MM_DEVICE_TILE == MM_CU_GQA_KEYS);
+static_assert(MM_GPU_RANKS == MM_CU_PEERS && MM_GPU_HIDDEN == MM_CU_MAX_HIDDEN && MM_GPU_WIDTH == MM_CU_MAX_WIDTH &&
+              MM_GPU_EXPERTS == MM_CU_MAX_EXPERTS && MM_GPU_TOP_K == MM_CU_MAX_TOP_K); /* loader/stream/gpu_reads.h */
 static_assert(MM_DEVICE_LARGEST_BUCKET == kBuckets[sizeof kBuckets / sizeof *kBuckets - 1]);
 
 /* Tables under which every slot has pages of its own, until a batch brings others. */
@@ -130,7 +150,8 @@ bool open_page_work(mm_backend *b, mm_err *err) {
     if (c.kv.k) kv.push_back(c.kv);
   }
   mm_cu_kv *const to = b->memory.array<mm_cu_kv>(kv.size(), err);
-  b->page_work = {b->page_table, to, (uint32_t)kv.size(), b->heads.kv_heads, b->heads.head_dim * (b->c.kv_fp8 ? 1 : 2)};
+  b->page_work = {
+      b->page_table, to, (uint32_t)kv.size(), b->heads.kv_heads, b->heads.head_dim * (b->c.kv_fp8 ? 1 : 2), b->c.model->index_dim * 2};
   return to && mm_cu_check(cudaMemcpy(to, kv.data(), kv.size() * sizeof kv[0], cudaMemcpyHostToDevice), "copy caches", err);
 }
 
@@ -150,8 +171,11 @@ bool open_caches(mm_backend *b, mm_err *err) {
   if (b->state_floats && !(b->states = b->memory.array<float>(limits->slots * b->state_floats, err))) return false;
   b->cache.resize(m->layers);
   b->memory.what = "the KV cache";
-  const uint64_t caches = 2 * (uint64_t)std::count(m->attn + w->layer_first, m->attn + w->layer_end, MM_ATTN_FULL);
-  char *at = caches ? static_cast<char *>(b->memory.alloc(caches * (plane + scales), err)) : nullptr; /* all at once: nothing is rounded */
+  const uint64_t caches = 2 * (uint64_t)std::count_if(m->attn + w->layer_first, m->attn + w->layer_end, mm_attn_has_cache);
+  const uint64_t sparse = (uint64_t)std::count(m->attn + w->layer_first, m->attn + w->layer_end, MM_ATTN_SPARSE);
+  const uint64_t index = mm_round_up((uint64_t)pages * MM_CU_PAGE * m->index_dim * 2, 256),
+                 all = caches * (plane + scales) + sparse * index;
+  char *at = caches ? static_cast<char *>(b->memory.alloc(all, err)) : nullptr; /* at once: nothing is rounded */
   if (caches && !at) return false;
   const auto take = [&](uint64_t bytes) { return static_cast<void *>((at += bytes) - bytes); };
   for (uint32_t l = w->layer_first, lightning = 0; l < w->layer_end; l++) {
@@ -166,6 +190,7 @@ bool open_caches(mm_backend *b, mm_err *err) {
     } else {
       c.kv = {take(plane), take(plane), b->page_table, b->pages_per_slot};
       if (b->c.kv_fp8) c.kv.k_scale = static_cast<float *>(take(scales)), c.kv.v_scale = static_cast<float *>(take(scales));
+      if (m->attn[l] == MM_ATTN_SPARSE) c.kv.index = static_cast<bf16 *>(take(index));
     }
   }
   if (!open_page_work(b, err)) return false;
@@ -178,8 +203,10 @@ bool open_caches(mm_backend *b, mm_err *err) {
 bool open_experts(mm_backend *b, mm_err *err) {
   const mm_model *m = b->c.model;
   const uint64_t tokens = b->c.limits.max_tokens, pairs = tokens * m->top_k;
-  uint64_t inter = 0;
-  for (uint32_t l = 0; l < m->layers; l++) inter = mm_max(inter, b->c.weights->layer[l].w2.k);
+  uint64_t inter = 1, dense = 0;
+  for (uint32_t l = 0; l < m->layers; l++) {
+    inter = mm_max(inter, b->c.weights->layer[l].w2.k), dense = mm_max(dense, b->c.weights->layer[l].mlp_down.k);
+  }
   const uint64_t slots = mm_min(m->experts, MM_CU_DECODE_ROWS * m->top_k);
   mm_cu_memory *y = &b->memory;
   y->what = "buffers of experts";
@@ -199,8 +226,10 @@ bool open_experts(mm_backend *b, mm_err *err) {
               y->array<unsigned long long>(MM_CU_MAX_TOP_K, err),
               y->array<uint32_t>(m->experts + UINT64_C(1), err),
               y->array<uint32_t>(pairs, err)};
-  const mm_packed *own = &b->c.weights->layer[b->c.weights->layer_first].w13;
-  if (own->lead < m->experts) b->route.first = b->c.weights->expert_first, b->route.held = own->lead;
+  uint32_t first = b->c.weights->layer_first; /* with experts, if any has */
+  while (first + 1 < b->c.weights->layer_end && !b->c.weights->layer[first].w13.scheme) first++;
+  const mm_packed *own = &b->c.weights->layer[first].w13;
+  if (own->scheme && own->lead < m->experts) b->route.first = b->c.weights->expert_first, b->route.held = own->lead;
   b->route_product = y->array<float>(tokens > MM_CU_DECODE_ROWS ? tokens * 3 * m->experts : 1, err);
   b->middle = y->array<bf16>(mm_max(slots * MM_CU_DECODE_ROWS, mm_max(pairs, 3 * mm_min(tokens, MM_CU_FEW_EACH) * m->top_k)) * inter, err);
   b->pair_out = y->array<float>(tokens > 1 ? pairs * m->hidden : 1, err);
@@ -210,7 +239,7 @@ bool open_experts(mm_backend *b, mm_err *err) {
   for (const auto &w : b->weight) logprobs = mm_max(logprobs, w.second.whole.whole_k ? mm_cu_published_largest(&w.second.whole) : 0);
   b->whole_rows.room = mm_round_up(pairs * logprobs, 4);
   b->whole_rows.largest = logprobs ? y->array<float>(b->whole_rows.room, err) : nullptr;
-  const uint32_t widest = (uint32_t)mm_max(m->hidden, b->heads.heads * b->heads.head_dim);
+  const uint32_t widest = (uint32_t)mm_max(mm_max(m->hidden, dense), b->heads.heads * b->heads.head_dim);
   return err->status == MM_OK && (!b->c.act_quant || b->inputs.open(y, (uint32_t)tokens, widest, err));
 }
 
@@ -218,7 +247,8 @@ bool open_batch(mm_backend *b, mm_err *err) {
   const uint32_t rows = b->c.limits.max_tokens;
   b->memory.what = "buffers of attention";
   batch_arrays none;
-  b->far = mm_cu_plan_far(b->heads, b->c.limits.slots, b->c.limits.max_positions);
+  const bool by_head = mm_model_extended(b->c.model);
+  if (!by_head) b->far = mm_cu_plan_far(b->heads, b->c.limits.slots, b->c.limits.max_positions);
   const size_t bytes = mm_cu_place_batch(rows, false, nullptr, &none) + mm_cu_gqa_items(b->heads, rows, b->far) * sizeof(uint2);
   for (step_memory &m : b->memory_of_step) {
     if (!mm_cu_check(cudaMallocHost(&m.block, bytes), "cudaMallocHost", err) ||
@@ -228,7 +258,8 @@ bool open_batch(mm_backend *b, mm_err *err) {
         !mm_cu_check(cudaEventCreateWithFlags(&m.done, cudaEventDisableTiming), "cudaEventCreate", err))
       return false;
   }
-  return (b->device_block = b->memory.alloc(bytes, err)) && (b->gqa_work = b->memory.alloc(mm_cu_gqa_work(b->heads, rows, b->far), err));
+  return (b->device_block = b->memory.alloc(bytes, err)) &&
+         (b->gqa_work = b->memory.alloc(by_head ? mm_cu_block_work(b->heads, rows) : mm_cu_gqa_work(b->heads, rows, b->far), err));
 }
 
 /* Logits of a row for each slot, so that steps of single tokens find their room; a prompt whose rows are all wanted makes more. */
@@ -270,12 +301,13 @@ bool check_model(const mm_backend_config *c, mm_err *err) {
   const mm_model *m = c->model;
   const mm_where nowhere = mm_at(NULL, NULL);
   const uint32_t tp = c->weights->tp;
+  const bool extended = mm_model_extended(m);
   if (tp > MM_CU_PEERS) return mm_fail(err, MM_UNSUPPORTED, "E_TP", nowhere, "found %u ranks; the cuda backend runs %u", tp, MM_CU_PEERS);
   const model_limit limits[] = {{"hidden", m->hidden, MM_CU_MAX_HIDDEN},
                                 {"heads x head_dim", (uint64_t)m->heads * m->head_dim, MM_CU_MAX_WIDTH},
                                 {"heads and two of keys and values for each kv head x head_dim, on a rank",
                                  ((uint64_t)m->heads / tp + 2 * (uint64_t)mm_max(1, m->kv_heads / tp)) * m->head_dim, MM_CU_MAX_WIDTH},
-                                {"heads per kv head", m->kv_heads ? m->heads / m->kv_heads : 0, 8},
+                                {"heads per kv head", m->kv_heads ? m->heads / m->kv_heads : 0, extended ? (uint64_t)MM_CU_BLOCK_GROUP : 8},
                                 {"experts", m->experts, MM_CU_MAX_EXPERTS},
                                 {"top_k", m->top_k, mm_min(MM_CU_MAX_TOP_K, m->experts)},
                                 {"rotary_dim", m->rotary_dim, m->head_dim},
@@ -286,15 +318,16 @@ bool check_model(const mm_backend_config *c, mm_err *err) {
       return mm_fail(err, MM_UNSUPPORTED, "E_MODEL", nowhere, "found %s %llu; the cuda backend has kernels for at most %llu", l.name,
                      (unsigned long long)l.found, (unsigned long long)l.most);
   }
-  if (m->head_dim != 64 && m->head_dim != 128)
-    return mm_fail(err, MM_UNSUPPORTED, "E_MODEL", nowhere, "found head_dim %u; the cuda backend has kernels for 64 and 128", m->head_dim);
+  if (m->head_dim != 64 && m->head_dim != 128 && !(extended && m->head_dim == 32))
+    return mm_fail(err, MM_UNSUPPORTED, "E_MODEL", nowhere, "found head_dim %u; the cuda backend has kernels for %s64 and 128", m->head_dim,
+                   extended ? "32, " : "");
   if (m->hidden % 8 != 0 || m->rotary_dim % 16 != 0 || m->kv_heads == 0 || m->heads % m->kv_heads != 0)
     return mm_fail(
         err, MM_UNSUPPORTED, "E_MODEL", nowhere,
         "found hidden %u, rotary_dim %u, %u heads on %u kv heads; the cuda backend has kernels for multiples of 8, of 16, and of "
         "the kv heads",
         m->hidden, m->rotary_dim, m->heads, m->kv_heads);
-  return true;
+  return mm_cu_check_extended(c, err);
 }
 
 /* Each kernel that runs everywhere has a form that MM_CU_SHARED_LEAST is enough for: a device without it is refused before any weight is
@@ -358,9 +391,10 @@ bool dry_run(mm_backend *b, mm_err *err) {
   uint32_t qkv = 0;
   for (uint32_t l = 0; l < f.model->layers; l++) qkv = (uint32_t)mm_max(qkv, f.weights->layer[l].qkv.n);
   char *const place = static_cast<char *>(b->device_block);
-  mm_act *acts[] = {&f.h, &f.n, &f.spare, &f.branch, &f.qkv, &f.o, &f.gate};
+  mm_act *acts[] = {&f.h, &f.n, &f.spare, &f.branch, &f.qkv, &f.o, &f.gate, &f.index_q, &f.index_k};
   for (uint32_t i = 0; i < sizeof acts / sizeof *acts; i++) *acts[i] = {place + i * 1024, b->c.model->hidden};
   f.qkv.width = qkv, f.o.width = f.gate.width = b->heads.heads * b->heads.head_dim;
+  f.index_q.width = b->select.heads * b->select.dim, f.index_k.width = b->select.dim;
   float *const logits = b->logits;
   b->logits = reinterpret_cast<float *>(place), b->dry_runs = mm_cu_dry_run = true;
   const uint32_t most = b->c.limits.max_tokens;
@@ -429,7 +463,7 @@ void mm_cu_backend_close(mm_backend *b) {
 }
 
 /* The rank's device becomes the current one. */
-static bool set_device(const mm_place *at, mm_err *err) {
+static bool set_device(const mm_rank_place *at, mm_err *err) {
   int n = 0;
   if (!mm_cu_check(cudaGetDeviceCount(&n), "cudaGetDeviceCount", err)) return false;
   if (at->device < (uint32_t)n) return mm_cu_check(cudaSetDevice((int)at->device), "cudaSetDevice", err);
@@ -538,7 +572,8 @@ mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err) {
        mm_cu_check(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking), "cudaStreamCreate", &first) && find_weights(b, &first);
   ok = ok && settle_inputs(b, err);
   ok = ok && open_caches(b, &first) && open_experts(b, &first) && open_batch(b, &first) && open_choice(b, &first) &&
-       mm_cu_open_stage(b, &first) && mm_cu_open_sums(b, &first) && mm_cu_check(cudaStreamSynchronize(0), "open", &first);
+       mm_cu_open_extended(b, &first) && mm_cu_open_stage(b, &first) && mm_cu_open_sums(b, &first) &&
+       mm_cu_check(cudaStreamSynchronize(0), "open", &first);
   mm_read_log_mark(c->log, "caches");
   ok = ok && mm_cu_open_ranks(b, &first) && open_logits(b, &first) && dry_run(b, &first);
   mm_read_log_mark(c->log, "rehearsed");

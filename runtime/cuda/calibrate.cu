@@ -43,7 +43,7 @@ bool mm_cu_open_sums(mm_backend *b, mm_err *err) {
   b->memory.what = "sums of collected inputs";
   for (uint32_t l = 0; l < b->c.model->layers; l++) {
     const mm_layer_weights *y = &b->c.weights->layer[l];
-    for (const mm_packed *w : {&y->qkv, &y->out, &y->output_gate, &y->w13, &y->w2}) {
+    for (const mm_packed *w : {&y->qkv, &y->out, &y->output_gate, &y->index_q, &y->index_k, &y->mlp_up, &y->mlp_down, &y->w13, &y->w2}) {
       if (!open_sums_of(b, w, err)) return false;
     }
   }

@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kThreads) edit_table(const __grid_constant__ m
   if (i < w.edits) w.table[w.edit[i].at] = w.edit[i].page;
 }
 
-/* A block is a layer and a page: of each kv head the first tokens' keys, then values; their scales. */
+/* A block is a layer and a page: of each kv head the first tokens' keys, then values; their scales; index keys. */
 __global__ void __launch_bounds__(kThreads) copy_pages(const __grid_constant__ mm_cu_page_work w) {
   grid_wait_and_launch_next();
   const mm_page_copy c = w.copy[blockIdx.y];
@@ -34,6 +34,10 @@ __global__ void __launch_bounds__(kThreads) copy_pages(const __grid_constant__ m
     uint4 *to = reinterpret_cast<uint4 *>(data + mm_cu_cell(c.to, w.kv_heads, head) * w.token_bytes);
     to[at] = from[at];
   }
+  const size_t index_page = MM_CU_PAGE * w.index_bytes / 16; /* pieces of 16 bytes */
+  uint4 *const index = reinterpret_cast<uint4 *>(kv.index);
+  for (uint32_t i = threadIdx.x; index && i < c.tokens * w.index_bytes / 16; i += kThreads)
+    index[c.to * index_page + i] = index[c.from * index_page + i];
   if (!kv.k_scale) return;
   for (uint32_t i = threadIdx.x; i < 2 * w.kv_heads * c.tokens; i += kThreads) {
     const uint32_t half = i / c.tokens, head = half % w.kv_heads, at = i % c.tokens;
@@ -45,7 +49,7 @@ __global__ void __launch_bounds__(kThreads) copy_pages(const __grid_constant__ m
 }  // namespace
 
 cudaError_t mm_cu_prepare_pages(const mm_cu_page_work &w, cudaStream_t s) {
-  if (w.token_bytes % 16 != 0) return cudaErrorInvalidValue;
+  if (w.token_bytes % 16 != 0 || w.index_bytes % 16 != 0) return cudaErrorInvalidValue;
   cudaError_t e = w.edits ? launch(edit_table, ceil_div(w.edits, kThreads), kThreads, 0, s, w) : cudaSuccess;
   if (e == cudaSuccess && w.copies && w.layers) e = launch(copy_pages, dim3(w.layers, w.copies), kThreads, 0, s, w);
   return e;

@@ -73,18 +73,18 @@ typedef struct mm_act {
 struct mm_calibration;
 
 /* Where a rank runs. */
-typedef struct mm_place {
+typedef struct mm_rank_place {
   uint32_t rank;         /* global: stage · tp + tensor-parallel rank (weights->rank) */
   uint32_t local, ranks; /* its number among the ranks of this process, and how many those are */
   uint32_t device;       /* number of its accelerator on this machine */
-} mm_place;
+} mm_rank_place;
 
 typedef struct mm_backend_config {
   const mm_model *model;
   const mm_rank_weights *weights;
   mm_limits limits;
   mm_comm *comm;
-  mm_place place;
+  mm_rank_place place;
   unsigned threads; /* a hint for CPU backends */
   bool act_quant;   /* the inputs of linears are rounded as their schemes say (mm_scheme.act); else weights alone are quantised */
   struct mm_calibration *calibration; /* NULL, or what the inputs of linears are added to (calibration.h) */
@@ -175,7 +175,7 @@ typedef struct mm_ops {
 
   /* The rest may be NULL, 0 or false. */
   /* Both NULL in a backend that runs no extended models (mm_model_extended), which are refused before it is opened.
-   * The index branch of a sparse layer, before its gqa: norm of each head, partial RoPE, the write of the key beside K and V, and for each
+   * The index branch of a sparse layer, before its gqa: norm of each head, partial RoPE, the write of the key next to K and V, and for each
    * row and index head the blocks to read: its own and those before it (index_local), then those whose largest q·k over positions up to the
    * row's is highest, the lower block first, until there are index_top_k or no more. Kept inside the backend until the next select. q[T,
    * ipr·index_dim] and k[T, index_dim] are clobbered; ipr = max(1, index_heads/tp). */
@@ -234,7 +234,7 @@ extern const mm_ops mm_ops_cuda;
 #define MM_DEVICES "cpu|cuda"
 /* The backend of this name; MM_UNSUPPORTED E_DEVICE naming those that were built. */
 const mm_ops *mm_ops_find(const char *name, mm_err *err);
-/* Whether the backend has the ops of the model; MM_UNSUPPORTED E_DEVICE. To be asked before it is opened or told to hold. */
+/* Whether the backend has the ops of the model; MM_UNSUPPORTED E_DEVICE. Call it before the backend is opened or asked to hold weights. */
 MM_MUST_USE bool mm_ops_run(const mm_ops *ops, const mm_model *m, mm_err *err);
 
 /* LIST of --devices, one number below 1024 for each rank: free(*device), NULL where list is. MM_USAGE E_USAGE. */

@@ -191,11 +191,22 @@ mm_page *mm_page_find(const char *path, bool *keyed) {
 
 /* ---- The tokenizer ---- */
 
+/* Fields of other servers' for more than ids, or for ids of something else. */
+static bool plain(mm_call *c) {
+  static const char *const unserved[] = {"messages", "return_token_strs", "with_pieces", "skip_special_tokens"};
+  for (size_t i = 0; i < sizeof unserved / sizeof *unserved; i++) {
+    const mm_value *v = mm_value_get(c->body, unserved[i]);
+    if (v && (v->type != MM_VALUE_BOOL || v->truth)) return mm_refuse(c, 400, unserved[i], "%s: not served here", unserved[i]);
+  }
+  return true;
+}
+
 static bool tokenize(mm_call *c, mm_err *err) {
   const mm_value *text;
   bool special = false;
   int32_t *ids;
   size_t n;
+  if (!plain(c)) return false;
   if (!mm_field(c, c->body, "prompt", MM_VALUE_STRING, &text) || !mm_field_bool(c, c->body, "parse_special", &special)) return false;
   if (!text) return mm_refuse(c, 400, "prompt", "prompt: expected a text");
   if (!mm_tokenizer_encode(c->server->tokenizer, text->text, text->n, special, &ids, &n, err)) return false;
@@ -211,6 +222,7 @@ static bool detokenize(mm_call *c, mm_err *err) {
   mm_utf8_stream u = {0};
   mm_text text = {0};
   (void)err;
+  if (!plain(c)) return false;
   if (!mm_field(c, c->body, "tokens", MM_VALUE_ARRAY, &ids)) return false;
   if (!ids) return mm_refuse(c, 400, "tokens", "tokens: expected a list of ids");
   for (const mm_value *v = ids->first; v; v = v->next) {

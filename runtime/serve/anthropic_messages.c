@@ -188,7 +188,8 @@ static bool read_choice(mm_call *c, mm_conversation *v, mm_tool_rules *r) {
 static bool read_thinking(mm_call *c, mm_conversation *v) {
   const mm_value *thinking;
   if (!mm_field(c, c->body, "thinking", MM_VALUE_OBJECT, &thinking)) return false;
-  v->no_thinking |= mm_value_is(mm_value_get(thinking, "type"), "disabled") && c->server->format && c->server->format->family == MM_CHAT_M2;
+  const mm_chat_format *format = c->server->format;
+  if (format && format->tags->optional) mm_thinking_set(v, mm_thinking_of(mm_value_get(thinking, "type")));
   return true;
 }
 

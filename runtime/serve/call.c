@@ -7,9 +7,11 @@
 #include <sys/random.h>
 #include <time.h>
 
+#include "runtime/chat/prompt.h"
 #include "runtime/serve/keys.h"
 
-#define ASIDE ((size_t)16 << 10) /* a body of more bytes is read and tokenised outside the loop's thread */
+#define ASIDE   ((size_t)16 << 10) /* a body of more bytes is read and tokenised outside the loop's thread */
+#define LENGTHY ((size_t)1 << 20)  /* so many take a second or more */
 
 /* ---- Refusals ---- */
 
@@ -221,7 +223,11 @@ static void finish(mm_call *c) {
   close_call(c);
 }
 
-static void gone(void *user) { cancel_all(user); }
+static void gone(void *user) {
+  mm_call *c = user;
+  atomic_store(&c->left, true);
+  cancel_all(c);
+}
 
 /* ---- Choices ---- */
 
@@ -266,6 +272,10 @@ bool mm_call_add_prompt(mm_call *c, int32_t *ids, size_t count, mm_err *err) {
   }
   c->prompt[c->prompts] = ids;
   c->prompt_count[c->prompts++] = (uint32_t)count;
+  size_t place = 0;
+  const char *media = mm_prompt_media(c->server->tokenizer, ids, count, &place);
+  if (media)
+    return mm_refuse(c, 400, c->api->prompt, "token %zu of the prompt is %s: images and video are not served, text is", place, media);
   return true;
 }
 
@@ -338,6 +348,7 @@ static bool parse_body(mm_call *c, mm_err *err) {
 /* In any thread. */
 static void prepare(void *user) {
   mm_call *c = user;
+  if (atomic_load(&c->left)) return; /* nobody reads the answer */
   c->begun_well = (c->api->bodiless || (parse_body(c, &c->err) && name_known(c))) && c->api->begin(c, &c->err);
 }
 
@@ -345,7 +356,7 @@ static void prepare(void *user) {
 static void conclude(void *user) {
   mm_call *c = user;
   const mm_err *err = &c->err;
-  if (c->begun_well && mm_exchange_gone(c->x)) mm_refuse(c, 499, NULL, "the client has left");
+  if (mm_exchange_gone(c->x)) mm_refuse(c, 499, NULL, "the client has left");
   if (c->begun_well && !c->refused && c->api->start(c, &c->err)) {
     if (!c->open) close_call(c); /* answered already */
     return;
@@ -390,7 +401,7 @@ void mm_call_begin(mm_server *s, mm_exchange *x, const mm_api *api) {
     mm_exchange_body(x, &n);
     if (n > ASIDE) {
       c->job = (mm_job){.fn = prepare, .done = {.fn = conclude, .user = c}};
-      mm_workers_do(s->workers, &c->job);
+      mm_workers_do(s->workers, &c->job, n > LENGTHY);
       return;
     }
     prepare(c);

@@ -2,6 +2,8 @@
 #ifndef MM_RUNTIME_SERVE_CALL_H
 #define MM_RUNTIME_SERVE_CALL_H
 
+#include <stdatomic.h>
+
 #include "formats/body.h"
 #include "runtime/serve/params.h"
 #include "runtime/serve/server.h"
@@ -57,7 +59,8 @@ struct mm_call {
   mm_choice *choice; /* [choices], those of a prompt side by side */
   uint32_t choices, open;
   mm_job job;
-  bool begun_well; /* begin's answer, and why */
+  atomic_bool left; /* the client has */
+  bool begun_well;  /* begin's answer, and why */
   mm_err err;
   bool streaming; /* the reply has begun */
   int status;     /* of the reply */

@@ -120,6 +120,7 @@ static bool read_choices(mm_call *c, mm_turn_settings *set, mm_err *err) {
     choice[set->choices++] = mm_str_of(v);
   }
   set->choice = choice;
+  if (set->form) return mm_refuse(c, 400, "guided_choice", "guided_choice: not together with response_format");
   return set->choices <= UINT16_MAX || mm_refuse(c, 400, "guided_choice", "guided_choice: so many texts");
 }
 

@@ -160,6 +160,7 @@ static const field fields[] = {
     REFUSED("n_probs", "RRRR", ZERO, "not served; logprobs are"),
     REFUSED("no_stop_trim", "RRRR", FALSE, "not served; include_stop_str_in_output is"),
     REFUSED("output_config", "RRRS", EMPTY, "of messages; chat completions have response_format, responses text.format"),
+    REFUSED("output_format", "RRRR", NULL, "not served; output_config.format of messages is"),
     REFUSED("parallel_tool_calls", "SRSR", TRUE, "messages have tool_choice.disable_parallel_tool_use"),
     REFUSED("parse_special", "RSRR", FALSE, "completions alone serve it"),
     REFUSED("parse_tool_calls", "RRRR", TRUE, "tool_choice none leaves the tools out"),

@@ -296,13 +296,18 @@ static size_t read_part(mm_framing *f, const char *bytes, size_t n) {
   return used;
 }
 
+/* Of a refused request: logs show the path, and a query may hold what is secret. */
+static void cut_query(mm_framing *f) {
+  char *query = f->path ? strchr(f->request.p + f->target_at, '?') : NULL;
+  if (query) *query = 0;
+}
+
 size_t mm_framing_read(mm_framing *f, const char *bytes, size_t n) {
+  const bool head = f->state == MM_FRAMING_HEAD;
   size_t used = 0;
-  if (f->state == MM_FRAMING_HEAD) {
-    while (used < n && f->state == MM_FRAMING_HEAD) used += read_head_line(f, bytes + used, n - used);
-    return used;
-  }
-  while (used < n && f->state == MM_FRAMING_BODY) used += read_part(f, bytes + used, n - used);
+  while (head && used < n && f->state == MM_FRAMING_HEAD) used += read_head_line(f, bytes + used, n - used);
+  while (!head && used < n && f->state == MM_FRAMING_BODY) used += read_part(f, bytes + used, n - used);
+  if (f->state == MM_FRAMING_REFUSED) cut_query(f);
   return used;
 }
 

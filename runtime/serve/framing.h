@@ -24,7 +24,7 @@ typedef struct mm_framing {
   int status;      /* 400, 413, 431, 503 or 505 */
   const char *why; /* static */
   /* Borrowed until mm_framing_next. */
-  const char *method, *path; /* NULL: not read. path: without the query; of a refused request the whole target */
+  const char *method, *path; /* NULL: not read. path: without the query; of a refused request the target */
   mm_http_field *field;      /* [fields] */
   size_t fields;
   mm_text body;

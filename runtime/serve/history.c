@@ -31,14 +31,16 @@ static bool merge(mm_call *c, mm_message *m, size_t count, mm_err *err) {
 
 static bool settle_system(mm_call *c, mm_conversation *v, mm_err *err) {
   mm_message *m = (mm_message *)v->message; /* the arena's */
-  size_t first = 0;
-  while (first < v->message_count && m[first].role == MM_ROLE_SYSTEM) first++;
+  size_t first = 0, count = v->message_count;
+  if (count && m->role == MM_ROLE_ROOT) m++, count--;
+  while (first < count && m[first].role == MM_ROLE_SYSTEM) first++;
   if (first > 1) {
     if (!merge(c, m, first, err)) return false;
-    memmove(m + 1, m + first, (v->message_count - first) * sizeof *m);
+    memmove(m + 1, m + first, (count - first) * sizeof *m);
     v->message_count -= first - 1;
+    count -= first - 1;
   }
-  for (size_t i = 1; i < v->message_count; i++)
+  for (size_t i = 1; i < count; i++)
     if (m[i].role == MM_ROLE_SYSTEM) m[i].role = MM_ROLE_USER, m[i].aside = true;
   return true;
 }

@@ -260,8 +260,7 @@ static void accepted(struct evconnlistener *l, evutil_socket_t fd, struct sockad
   struct bufferevent *b = x ? bufferevent_socket_new(h->base, fd, BEV_OPT_CLOSE_ON_FREE) : NULL;
   const struct timeval write = interval(h->c.write_time);
   const int on = 1;
-  (void)l;
-  (void)n;
+  (void)l, (void)n;
   if (!b) {
     free(x);
     close((int)fd);

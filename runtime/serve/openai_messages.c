@@ -86,8 +86,8 @@ static bool read_role(mm_call *c, const mm_value *v, mm_role *out) {
   static const struct {
     const char *word;
     mm_role role;
-  } roles[] = {{"system", MM_ROLE_SYSTEM},       {"developer", MM_ROLE_SYSTEM}, {"user", MM_ROLE_USER},
-               {"assistant", MM_ROLE_ASSISTANT}, {"tool", MM_ROLE_TOOL},        {"function", MM_ROLE_TOOL}};
+  } roles[] = {{"system", MM_ROLE_SYSTEM}, {"developer", MM_ROLE_SYSTEM}, {"user", MM_ROLE_USER}, {"assistant", MM_ROLE_ASSISTANT},
+               {"tool", MM_ROLE_TOOL},     {"function", MM_ROLE_TOOL},    {"root", MM_ROLE_ROOT}};
   const mm_value *role = mm_value_get(v, "role");
   for (size_t i = 0; i < sizeof roles / sizeof *roles; i++)
     if (mm_value_is(role, roles[i].word)) return *out = roles[i].role, true;
@@ -95,15 +95,26 @@ static bool read_role(mm_call *c, const mm_value *v, mm_role *out) {
                    role && role->type == MM_VALUE_STRING ? role->text : mm_value_word(role));
 }
 
+/* What else a message of the assistant may have said. */
+static bool read_other(mm_call *c, const mm_value *v, mm_message *m, mm_err *err) {
+  static const char *const unserved[] = {"function_call", "audio"};
+  for (size_t i = 0; i < 2; i++)
+    if (mm_value_get(v, unserved[i]))
+      return mm_refuse(c, 400, "messages", "messages: %s of a message is not served%s", unserved[i], i ? "" : ", tool_calls are");
+  const mm_value *refusal, *reasoning, *other;
+  if (!mm_field(c, v, "refusal", MM_VALUE_STRING, &refusal) || !mm_field(c, v, "reasoning_content", MM_VALUE_STRING, &reasoning) ||
+      !mm_field(c, v, "reasoning", MM_VALUE_STRING, &other))
+    return false;
+  m->reasoning = mm_str_of(reasoning ? reasoning : other);
+  return !refusal || m->part_count || read_content(c, refusal, m, err);
+}
+
 static bool read_message(mm_call *c, const mm_value *v, mm_message *m, mm_err *err) {
   if (v->type != MM_VALUE_OBJECT) return mm_refuse(c, 400, "messages", "messages: found %s, expected an object", mm_value_word(v));
   if (!read_role(c, v, &m->role) || !read_content(c, mm_value_get(v, "content"), m, err)) return false;
   if (m->role == MM_ROLE_TOOL) m->call_id = mm_str_of(mm_value_get(v, "tool_call_id"));
   if (m->role != MM_ROLE_ASSISTANT) return true;
-  const mm_value *reasoning = mm_value_get(v, "reasoning_content");
-  if (!reasoning) reasoning = mm_value_get(v, "reasoning");
-  m->reasoning = mm_str_of(reasoning);
-  return read_calls(c, mm_value_get(v, "tool_calls"), m, err);
+  return read_other(c, v, m, err) && read_calls(c, mm_value_get(v, "tool_calls"), m, err);
 }
 
 static bool read_messages(mm_call *c, mm_conversation *out, mm_err *err) {
@@ -115,8 +126,10 @@ static bool read_messages(mm_call *c, mm_conversation *out, mm_err *err) {
   if (!m) return false;
   out->message = m;
   out->message_count = list->count;
-  for (const mm_value *v = list->first; v; v = v->next)
-    if (!read_message(c, v, m++, err)) return false;
+  for (const mm_value *v = list->first; v; v = v->next, m++) {
+    if (!read_message(c, v, m, err)) return false;
+    if (m->role == MM_ROLE_ROOT && m != out->message) return mm_refuse(c, 400, "messages", "messages: a root message is not the first one");
+  }
   return true;
 }
 
@@ -199,6 +212,9 @@ bool mm_tool_word(mm_call *c, mm_conversation *v, mm_tool_rules *r, const mm_val
     v->tool_count = 0;
     return true;
   }
+  const mm_value *type = mm_value_get(choice, "type");
+  if (type && !mm_value_is(type, "function"))
+    return mm_refuse(c, 400, "tool_choice", "tool_choice: type \"%.60s\" is not served, function is", mm_value_shown(type));
   *other = choice;
   return true;
 }
@@ -227,30 +243,52 @@ static bool refuse_variables(mm_call *c, const mm_value *kwargs) {
   return true;
 }
 
+mm_thinking mm_thinking_of(const mm_value *word) {
+  if (mm_value_is(word, "disabled")) return MM_THINKING_DISABLED;
+  if (mm_value_is(word, "enabled")) return MM_THINKING_ENABLED;
+  return mm_value_is(word, "adaptive") ? MM_THINKING_ADAPTIVE : MM_THINKING_UNSET;
+}
+
+void mm_thinking_set(mm_conversation *v, mm_thinking mode) { v->thinking = mm_max(v->thinking, mode); }
+
 bool mm_template_kwargs(mm_call *c, mm_conversation *out) {
-  const mm_value *kwargs, *identity, *date, *location;
+  const mm_value *kwargs, *identity, *date, *location, *mode;
   bool thinking = true;
   if (!mm_field(c, c->body, "chat_template_kwargs", MM_VALUE_OBJECT, &kwargs) || !refuse_variables(c, kwargs) ||
       !mm_field_bool(c, kwargs, "enable_thinking", &thinking) || !mm_field(c, kwargs, "model_identity", MM_VALUE_STRING, &identity) ||
-      !mm_field(c, kwargs, "current_date", MM_VALUE_STRING, &date) || !mm_field(c, kwargs, "current_location", MM_VALUE_STRING, &location))
+      !mm_field(c, kwargs, "current_date", MM_VALUE_STRING, &date) ||
+      !mm_field(c, kwargs, "current_location", MM_VALUE_STRING, &location) || !mm_field(c, kwargs, "thinking_mode", MM_VALUE_STRING, &mode))
     return false;
-  out->no_thinking |= !thinking;
+  if (mode && !mm_thinking_of(mode))
+    return mm_refuse(c, 400, "chat_template_kwargs", "chat_template_kwargs.thinking_mode: expected adaptive, enabled or disabled");
+  if (mm_value_get(kwargs, "enable_thinking")) mm_thinking_set(out, thinking ? MM_THINKING_ENABLED : MM_THINKING_DISABLED);
+  mm_thinking_set(out, mm_thinking_of(mode));
   out->identity = mm_str_of(identity);
   out->current_date = mm_str_of(date);
   out->current_location = mm_str_of(location);
   return true;
 }
 
+bool mm_reasoning_effort(mm_call *c, mm_thinking *mode) {
+  const mm_value *reasoning, *effort;
+  bool enabled = true;
+  if (!mm_field(c, c->body, "reasoning", MM_VALUE_OBJECT, &reasoning) || !mm_field(c, reasoning, "effort", MM_VALUE_STRING, &effort) ||
+      !mm_field_bool(c, reasoning, "enabled", &enabled))
+    return false;
+  *mode = enabled ? mm_chat_effort(c->server->format, mm_str_of(effort)) : MM_THINKING_DISABLED;
+  return true;
+}
+
 /* Fields of other servers for the same: thinking as Anthropic has it, reasoning as responses do. */
 static bool read_effort(mm_call *c, mm_conversation *out) {
-  const mm_value *thinking, *reasoning, *nested, *effort;
-  bool enabled = true;
-  if (!mm_field(c, c->body, "thinking", MM_VALUE_OBJECT, &thinking) || !mm_field(c, c->body, "reasoning", MM_VALUE_OBJECT, &reasoning) ||
-      !mm_field(c, reasoning, "effort", MM_VALUE_STRING, &nested) || !mm_field_bool(c, reasoning, "enabled", &enabled) ||
+  const mm_value *thinking, *effort;
+  mm_thinking mode;
+  if (!mm_field(c, c->body, "thinking", MM_VALUE_OBJECT, &thinking) || !mm_reasoning_effort(c, &mode) ||
       !mm_field(c, c->body, "reasoning_effort", MM_VALUE_STRING, &effort))
     return false;
-  out->no_thinking |=
-      mm_value_is(mm_value_get(thinking, "type"), "disabled") || mm_value_is(nested, "none") || !enabled || mm_value_is(effort, "none");
+  mm_thinking_set(out, mm_thinking_of(mm_value_get(thinking, "type")));
+  mm_thinking_set(out, mm_chat_effort(c->server->format, mm_str_of(effort)));
+  mm_thinking_set(out, mode);
   return true;
 }
 

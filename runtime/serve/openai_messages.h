@@ -13,6 +13,11 @@ typedef struct mm_tool_rules {
   bool one_call; /* at most one call: parallel_tool_calls false */
 } mm_tool_rules;
 
+/* The mode by its word: adaptive, enabled or disabled; unset for others. */
+mm_thinking mm_thinking_of(const mm_value *word);
+/* A request may name the mode in several fields: the strongest counts. */
+void mm_thinking_set(mm_conversation *v, mm_thinking mode);
+
 /* From messages, tools, tool_choice, parallel_tool_calls, and chat_template_kwargs, in c's arena. False after a refusal or err. Types of
  * content that are not text are refused by name. */
 MM_MUST_USE bool mm_openai_conversation(mm_call *c, mm_conversation *out, mm_tool_rules *rules, mm_err *err);
@@ -26,6 +31,8 @@ MM_MUST_USE bool mm_arguments_check(mm_call *c, const char *param, mm_str *text,
 MM_MUST_USE bool mm_flat_tools(mm_call *c, mm_conversation *out, const char *schema, mm_err *err);
 /* tool_choice and parallel_tool_calls of OpenAI's APIs. *other is a choice that is neither absent, auto nor none; NULL then. */
 MM_MUST_USE bool mm_tool_word(mm_call *c, mm_conversation *v, mm_tool_rules *r, const mm_value **other);
+/* *mode: what `reasoning` of a request asks for, unset where it does not say. */
+MM_MUST_USE bool mm_reasoning_effort(mm_call *c, mm_thinking *mode);
 /* chat_template_kwargs: what the templates of the formats name. */
 MM_MUST_USE bool mm_template_kwargs(mm_call *c, mm_conversation *out);
 /* True if one of the tools has this name. */

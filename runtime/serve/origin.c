@@ -28,11 +28,13 @@ static bool admitted(const char *const *name, size_t names, const char *authorit
   return is_local(authority, n);
 }
 
-/* The one of o->origin that the request comes from, or "*"; NULL: none. */
+/* The request's origin as it stands there, if o->origin has it, or "*"; NULL: it has not. */
 static const char *shared_with(const mm_origins *o, const mm_exchange *x) {
   const char *origin = mm_exchange_header(x, "Origin");
-  for (size_t i = 0; origin && i < o->origins; i++)
-    if (strcmp(o->origin[i], "*") == 0 || strcasecmp(o->origin[i], origin) == 0) return o->origin[i];
+  for (size_t i = 0; origin && i < o->origins; i++) {
+    if (strcmp(o->origin[i], "*") == 0) return "*";
+    if (strcasecmp(o->origin[i], origin) == 0) return origin;
+  }
   return NULL;
 }
 

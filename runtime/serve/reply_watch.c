@@ -6,10 +6,11 @@
 
 #include "formats/text.h"
 
-#define LEAD 2 /* newlines behind </think> that are the template's */
+#define LEAD 2 /* newlines behind the end of the reasoning that are the template's, where it has any */
 
 struct mm_reply_watch {
   mm_reply *reply;
+  const mm_chat_format *format;
   bool special, one_call, ended;
   mm_text text;  /* to be looked at with this token, or as long as it waits */
   unsigned lead; /* so many newlines may still be the template's */
@@ -26,6 +27,7 @@ mm_reply_watch *mm_reply_watch_open(const mm_reply_settings *s, bool special, bo
   mm_reply_settings own = *s;
   own.sink = note;
   own.user = w;
+  w->format = s->format;
   w->special = special;
   w->one_call = one_call;
   if ((w->reply = mm_reply_open(&own, err))) return w;
@@ -46,15 +48,16 @@ static void add(mm_reply_watch *w, const char *bytes, size_t n) {
   mm_text_add(&w->text, bytes, n);
 }
 
-/* One step of the parser. The last byte of a reasoning belongs to the tag that ends it. */
+/* One step of the parser. </think> belongs to the reasoning, a tag of calls that ends it does not. */
 static bool step(mm_reply_watch *w, int32_t id, const char *bytes, size_t n, mm_reply_seen *out) {
   const mm_reply_place before = mm_reply_where(w->reply);
   if (!mm_reply_push(w->reply, id, bytes, n, MM_IGNORED)) return false;
   const mm_reply_place now = mm_reply_where(w->reply);
   if (now == MM_REPLY_IN_REASONING || before == MM_REPLY_IN_REASONING) {
     mm_text_clear(&w->text);
-    w->lead = now == MM_REPLY_IN_REASONING ? 0 : LEAD;
+    w->lead = now == MM_REPLY_IN_REASONING || !w->format->tags->newlines ? 0 : LEAD;
     out->again = true;
+    if (now != MM_REPLY_IN_REASONING && mm_reply_in_calls(w->reply) && mm_reply_is_tag(w->format, bytes, n)) add(w, bytes, n);
   } else {
     add(w, bytes, n);
   }
@@ -63,7 +66,7 @@ static bool step(mm_reply_watch *w, int32_t id, const char *bytes, size_t n, mm_
 
 bool mm_reply_watch_token(mm_reply_watch *w, int32_t id, const char *bytes, size_t n, bool is_special, mm_reply_seen *out) {
   *out = (mm_reply_seen){0};
-  const bool tag = mm_reply_is_tag(bytes, n), shown = !is_special || w->special || tag;
+  const bool tag = mm_reply_is_tag(w->format, bytes, n), shown = !is_special || w->special || tag;
   if (mm_reply_where(w->reply) == MM_REPLY_OUTSIDE) mm_text_clear(&w->text);
   if (!shown) {
     if (mm_reply_where(w->reply) != MM_REPLY_IN_REASONING) add(w, bytes, n);

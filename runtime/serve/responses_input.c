@@ -51,6 +51,10 @@ static bool join(mm_call *c, const mm_chat_part *thought, size_t thoughts, mm_me
   return true;
 }
 
+static bool refuse_type(mm_call *c, const mm_value *type) {
+  return mm_refuse(c, 400, "input", "input: items of type \"%.60s\" are not served here", mm_value_shown(type));
+}
+
 /* One message of the assistant from items [v, end). */
 static bool read_assistant(mm_call *c, const mm_value *v, const mm_value *end, mm_message *m, mm_err *err) {
   size_t items = 0, parts = 0;
@@ -63,6 +67,8 @@ static bool read_assistant(mm_call *c, const mm_value *v, const mm_value *end, m
   *m = (mm_message){.role = MM_ROLE_ASSISTANT, .part = part, .list = true, .call = call};
   for (; v != end; v = v->next) {
     const mm_value *type = mm_value_get(v, "type");
+    if (type && !mm_value_is(type, "message") && !mm_value_is(type, "function_call") && !mm_value_is(type, "reasoning"))
+      return refuse_type(c, type);
     if (mm_value_is(type, "function_call")) {
       if (!read_call(c, v, &call[m->call_count++], err)) return false;
     } else if (!add_parts(c, mm_value_get(v, "content"), mm_value_is(type, "reasoning") ? thought : part,
@@ -84,7 +90,7 @@ static bool read_item(mm_call *c, const mm_value *v, mm_message *m, mm_err *err)
     m->call_id = mm_str_of(mm_value_get(v, "call_id"));
     content = mm_value_get(v, "output");
   } else if (type && !mm_value_is(type, "message")) {
-    return mm_refuse(c, 400, "input", "input: items of type \"%.60s\" are not served here", mm_value_shown(type));
+    return refuse_type(c, type);
   } else if (mm_value_is(role, "user")) {
     m->role = MM_ROLE_USER;
   } else if (mm_value_is(role, "system") || mm_value_is(role, "developer")) {
@@ -136,12 +142,12 @@ static bool read_choice(mm_call *c, mm_conversation *v, mm_tool_rules *r) {
 }
 
 bool mm_responses_conversation(mm_call *c, mm_conversation *out, mm_tool_rules *rules, mm_err *err) {
-  const mm_value *reasoning;
+  const mm_chat_format *format = c->server->format;
+  mm_thinking mode;
   *out = (mm_conversation){0};
-  if (!mm_field(c, c->body, "reasoning", MM_VALUE_OBJECT, &reasoning) || !read_input(c, out, err) ||
-      !mm_flat_tools(c, out, "parameters", err) || !mm_template_kwargs(c, out))
+  if (!mm_reasoning_effort(c, &mode) || !read_input(c, out, err) || !mm_flat_tools(c, out, "parameters", err) ||
+      !mm_template_kwargs(c, out))
     return false;
-  out->no_thinking |=
-      mm_value_is(mm_value_get(reasoning, "effort"), "none") && c->server->format && c->server->format->family == MM_CHAT_M2;
+  if (format && format->tags->optional) mm_thinking_set(out, mode);
   return read_choice(c, out, rules);
 }

@@ -127,7 +127,7 @@ void mm_turn_token(mm_choice *ch, const mm_token *t) {
   mm_turn *turn = ch->state;
   if (!t->end && t->id >= 0 && MM_GROW(turn->sampled, &turn->samples_cap, turn->samples + 1, MM_IGNORED))
     turn->sampled[turn->samples++] = t->id;
-  const bool tag = mm_reply_is_tag(t->bytes, t->n); /* other control tokens are no text */
+  const bool tag = mm_reply_is_tag(ch->call->server->format, t->bytes, t->n); /* other control tokens are no text */
   if (t->n == 0 || (t->special && !ch->call->params.special && !tag)) return;
   if (!mm_reply_push(turn->reply, t->id, t->bytes, t->n, MM_IGNORED)) turn->failed = true;
 }

@@ -4,10 +4,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "runtime/chat/elements.h"
 #include "runtime/constrain/call_form.h"
-
-#define CALL     "<minimax:tool_call>"
-#define CALL_END "</minimax:tool_call>"
 
 /* ---- Pieces ---- */
 
@@ -25,11 +23,12 @@ static bool add_token(mm_call *c, mm_turn_sections *a, mm_section_kind kind, con
   return true;
 }
 
-/* Ends with </think> or, where `calls`, with a call that begins before it. */
+/* Ends with the tag of its end or, where `calls`, with a call that begins before it. */
 static bool add_reasoning(mm_call *c, mm_turn_sections *a, bool calls) {
-  if (!add_token(c, a, MM_SECTION_UNTIL, "</think>")) return false;
+  const mm_chat_tags *tags = c->server->format->tags;
+  if (!add_token(c, a, MM_SECTION_UNTIL, tags->think_end)) return false;
   mm_section *s = &a->section[a->count - 1];
-  s->call = mm_tokenizer_find(c->server->tokenizer, CALL);
+  s->call = tags->call_token ? mm_tokenizer_find(c->server->tokenizer, tags->call_token) : -1;
   s->instead = calls && s->call >= 0;
   return true;
 }
@@ -46,8 +45,23 @@ static bool add_texts(mm_call *c, mm_turn_sections *a, const mm_str *text, size_
   return true;
 }
 
+/* The text with M3's mark as the byte that it is in forms. */
+static bool take_marks(mm_call *c, mm_str *text, mm_err *err) {
+  const size_t len = strlen(MM_CHAT_MARK);
+  char *out = mm_arena_alloc(&c->arena, text->n + 1, err);
+  size_t n = 0;
+  for (size_t i = 0; out && i < text->n; n++) {
+    const bool mark = text->n - i >= len && memcmp(text->p + i, MM_CHAT_MARK, len) == 0;
+    out[n] = mark ? MM_REPLY_MARK : text->p[i];
+    i += mark ? len : 1;
+  }
+  *text = (mm_str){out, n};
+  return out;
+}
+
 /* A single text, whose markers are tokens. */
 static bool add_script(mm_call *c, mm_turn_sections *a, mm_str text, mm_err *err) {
+  if (c->server->format->tags->marked && !take_marks(c, &text, err)) return false;
   while (text.n) {
     const char *next = NULL, *marker = NULL;
     for (size_t i = 0; i < MM_REPLY_TAGS; i++) {
@@ -78,11 +92,10 @@ typedef struct wishes {
 
 /* The form of the calls; NULL after a refusal or err. */
 static const mm_form *calls_form(mm_call *c, const wishes *w, bool begun, mm_err *err) {
-  const bool m2 = c->server->format->family == MM_CHAT_M2;
   bool *bound = mm_arena_alloc(&c->arena, w->v->tool_count * sizeof *bound, err);
   if (!bound) return NULL;
   for (size_t i = 0; i < w->v->tool_count; i++) bound[i] = w->call || w->v->tool[i].strict;
-  if (!m2 && mm_tokenizer_find_added(c->server->tokenizer, "<tool_calls>") >= 0)
+  if (!c->server->format->tags->call_token && mm_tokenizer_find_added(c->server->tokenizer, "<tool_calls>") >= 0)
     return mm_refuse(c, 400, "tools", "tools: <tool_calls> is a token of this tokenizer, with which calls cannot be constrained"), NULL;
   const mm_call_rules rules = {.family = c->server->format->family,
                                .tools = w->tools,
@@ -93,18 +106,21 @@ static const mm_form *calls_form(mm_call *c, const wishes *w, bool begun, mm_err
   return mm_call_form(&c->arena, &rules, err);
 }
 
-/* M2: a block of calls, of which the opening tag is there. */
+/* M2, M3: a block of calls, of which the token that begins it is there. M3's form has its end. */
 static bool add_block(mm_call *c, mm_turn_sections *a, const wishes *w, mm_err *err) {
+  const mm_chat_tags *tags = c->server->format->tags;
   const mm_form *calls = calls_form(c, w, true, err);
   if (!calls) return false;
   add_form(a, calls);
-  return add_token(c, a, MM_SECTION_TOKEN, CALL_END);
+  return tags->marked || add_token(c, a, MM_SECTION_TOKEN, tags->calls_end);
 }
 
 static bool require_call(mm_call *c, mm_turn_sections *a, const wishes *w, mm_err *err) {
   static const mm_str newlines[] = {{"\n", 1}, {"\n\n", 2}, {"\n\n\n", 3}};
-  if (c->server->format->family == MM_CHAT_M2)
-    return add_texts(c, a, newlines, 3, err) && add_token(c, a, MM_SECTION_TOKEN, CALL) && add_block(c, a, w, err);
+  const mm_chat_tags *tags = c->server->format->tags;
+  if (tags->call_token)
+    return (!tags->newlines || add_texts(c, a, newlines, 3, err)) && add_token(c, a, MM_SECTION_TOKEN, tags->call_token) &&
+           add_block(c, a, w, err);
   const mm_form *calls = calls_form(c, w, false, err);
   if (calls) add_form(a, calls);
   return calls;
@@ -112,8 +128,9 @@ static bool require_call(mm_call *c, mm_turn_sections *a, const wishes *w, mm_er
 
 /* Any text, and calls that are held to their tools' schemas. */
 static bool allow_calls(mm_call *c, mm_turn_sections *a, const wishes *w, mm_err *err) {
-  if (c->server->format->family == MM_CHAT_M2) {
-    if (!add_token(c, a, MM_SECTION_FREE, CALL) || !add_block(c, a, w, err)) return false;
+  const char *token = c->server->format->tags->call_token;
+  if (token) {
+    if (!add_token(c, a, MM_SECTION_FREE, token) || !add_block(c, a, w, err)) return false;
     a->section[a->count - 1].again = true;
     return true;
   }
@@ -122,14 +139,15 @@ static bool allow_calls(mm_call *c, mm_turn_sections *a, const wishes *w, mm_err
   return prose;
 }
 
-/* M2: content of the form, or a block of calls in its place. */
+/* M2, M3: content of the form, or a block of calls in its place. */
 static bool form_or_call(mm_call *c, mm_turn_sections *a, const wishes *w, const mm_form *form, mm_err *err) {
-  if (!add_token(c, a, MM_SECTION_FORM, CALL)) return false;
+  const char *token = c->server->format->tags->call_token;
+  if (!add_token(c, a, MM_SECTION_FORM, token)) return false;
   a->section[a->count - 1].form = form;
   a->section[a->count - 1].instead = true;
   if (!w->strict) return true;
   add(a, (mm_section){.kind = MM_SECTION_END});
-  return add_token(c, a, MM_SECTION_TOKEN, CALL) && add_block(c, a, w, err);
+  return add_token(c, a, MM_SECTION_TOKEN, token) && add_block(c, a, w, err);
 }
 
 /* ---- All of them ---- */
@@ -151,20 +169,19 @@ static bool open_lexicon(mm_server *s, mm_err *err) {
 bool mm_turn_constrain(mm_call *c, const mm_conversation *v, const mm_tool_rules *r, const mm_turn_settings *set, const mm_tools *tools,
                        bool in_reasoning, mm_turn_sections *out, mm_err *err) {
   const mm_form *form = set->form;
-  const bool m2 = c->server->format->family == MM_CHAT_M2;
+  const bool token = c->server->format->tags->call_token; /* calls begin with one */
   wishes w = {.v = v, .rules = r, .tools = tools, .in_reasoning = in_reasoning};
   w.call = r->choice == MM_TOOLS_REQUIRED || r->choice == MM_TOOLS_NAMED;
   for (size_t i = 0; i < v->tool_count; i++) w.strict |= v->tool[i].strict;
   if (!form && !w.call && !set->choices && !w.strict) return true;
   const bool or_call = form && !w.call && v->tool_count; /* the model answers in the form, or calls */
   if (form && w.call) return mm_refuse(c, 400, "response_format", "response_format: not beside a tool_choice that requires a call");
-  if (or_call && !m2) /* its calls begin with text, not with a token */
-    return mm_refuse(c, 400, "response_format", "response_format: not beside tools, in the format of this model");
+  if (or_call && !token) return mm_refuse(c, 400, "response_format", "response_format: not beside tools, in the format of this model");
   if (set->choices && w.strict && !w.call) return mm_refuse(c, 400, "guided_choice", "guided_choice: not beside tools that are strict");
   if (!open_lexicon(c->server, err)) return false;
   soften_bias(c);
   if (!w.call && !form && !set->choices) return allow_calls(c, out, &w, err);
-  if (in_reasoning && !add_reasoning(c, out, m2 && (w.call || or_call))) return false;
+  if (in_reasoning && !add_reasoning(c, out, token && (w.call || or_call))) return false;
   if (w.call) return require_call(c, out, &w, err);
   if (set->choices) return set->choices == 1 ? add_script(c, out, set->choice[0], err) : add_texts(c, out, set->choice, set->choices, err);
   if (or_call) return form_or_call(c, out, &w, form, err);

@@ -13,8 +13,10 @@ typedef struct mm_job {
   struct mm_job *next;
 } mm_job;
 
+/* threads: two or more. */
 mm_workers *mm_workers_open(mm_http *http, unsigned threads, mm_err *err);
-void mm_workers_do(mm_workers *w, mm_job *job); /* fn gets job->done.user */
+/* fn gets job->done.user. Brief jobs do not wait for lengthy ones. */
+void mm_workers_do(mm_workers *w, mm_job *job, bool lengthy);
 /* All jobs are done when it returns, but for what the loop does with them. Accepts NULL. */
 void mm_workers_close(mm_workers *w);
 

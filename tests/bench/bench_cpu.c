@@ -1,9 +1,9 @@
-/* The CPU backend on layers of M2's and M1's real widths: tokens a second of one sequence and of a prompt, for each scheme, beside the rate
- * at which all threads together read memory in the same run. The floor is that rate over the bytes of weights that a token needs. bench_cpu
- * [m2|m1] [LAYERS] [EXPERTS] [SCHEME…]; random codes, no checkpoint is read. SCHEME+act rounds the inputs of linears as the scheme says,
- * SCHEME+bf16 to BF16. With "-" after one scheme it obeys lines instead, so that others can be measured in turn (scripts/peers_cpu.py):
- * "read", "token" and "prompt N" answer with bytes or tokens a second, then tokens a second of user time; the first line has the bytes of a
- * token. */
+/* The CPU backend on layers of M2's and M1's real widths: tokens a second of one sequence and of a prompt, for each scheme, against the
+ * rate at which all threads together read memory in the same run. The floor is that rate over the bytes of weights that a token needs.
+ * bench_cpu [m2|m1] [LAYERS] [EXPERTS] [SCHEME…]; random codes, no checkpoint is read. SCHEME+act rounds the inputs of linears as the
+ * scheme says, SCHEME+bf16 to BF16. With "-" after one scheme it obeys lines instead, so that others can be measured in turn
+ * (scripts/peers_cpu.py): "read", "token" and "prompt N" answer with bytes or tokens a second, then tokens a second of user time; the first
+ * line has the bytes of a token. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

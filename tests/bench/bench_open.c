@@ -1,4 +1,4 @@
-/* Opening a packed rank for use: the manifest, the headers of the parts and the place of every tensor; no weight is read. Beside it, the
+/* Opening a packed rank for use: the manifest, the headers of the parts and the place of every tensor; no weight is read. Also the
  * ceiling: reading the manifest's bytes, from the page cache too, and their digest. bench_open DIR [RANK] */
 #include <stdio.h>
 #include <stdlib.h>

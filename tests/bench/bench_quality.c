@@ -1,4 +1,4 @@
-/* What scale searches gain in weight space: SQNR of every scheme and search on a Gaussian and a Student-t (5 degrees of freedom)
+/* Gains of scale searches in weight space: SQNR of every scheme and search on a Gaussian and a Student-t (5 degrees of freedom)
  * matrix, 1024 x 2048, sigma 0.02, values exact in bf16; then the gains that are asked for. Exit status 1 if a search is worse than
  * absmax or a gain falls short of what the same search gave in an independent measurement by more than 0.06 dB, the
  * spread between samples. */

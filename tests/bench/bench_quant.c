@@ -1,4 +1,4 @@
-/* How fast weights are packed and unpacked, beside what the same machine copies in the same run.
+/* How fast weights are packed and unpacked, against what the same machine copies in the same run.
  *
  *   bench_quant [--rounds N] [--rows N] [--cols K] [--only SCHEME]
  *
@@ -67,7 +67,7 @@ static void field_close(field *f) {
   free(f->row);
 }
 
-/* What is timed: one pass over a field. */
+/* The timed work: one pass over a field. */
 typedef struct work {
   void (*run)(const struct work *, const field *);
   const mm_scheme *scheme;
@@ -189,7 +189,7 @@ static double scaling(const work *x, const field *f, size_t rounds) {
   return two / one;
 }
 
-/* What is asked of one core: a share of memcpy, or GB/s; 0 where nothing is asked. */
+/* The goal for one core: a fraction of memcpy's rate, or GB/s; 0: no goal. */
 typedef struct goal {
   const char *scheme;
   mm_search search;

@@ -1,4 +1,4 @@
-/* Products of packed rows on one thread, beside what the core and its memory can do: for each scheme, weights a second of one token with
+/* Products of packed rows on one thread, against what the core and its memory can do: for each scheme, weights a second of one token with
  * the codes in the cache and from memory, and GFLOP/s of many tokens, their
  * inputs as f32 and rounded to BF16. bench_rows [SCHEME…]; figures are of the thread's own time (other
  * load changes it little), the best of several turns. */

@@ -1,7 +1,7 @@
-/* The scheduler beside the bare engine: tokens a second of 64 streams that decode, once from steps of one row for each slot and nothing
+/* The scheduler against the bare engine: tokens a second of 64 streams that decode, once from steps of one row for each slot and nothing
  * else, once through the scheduler, in one run and on one model; and what the scheduler's own thread takes. Exit status 1 below 0.80 of the
  * bare steps or above 5 % of a core. bench_scheduler [DIR [DEVICE [STREAMS PROMPT REPLY]]] DIR: a packed checkpoint; without one a random
- * model of the size of tests/data/tiny-m2. APART=1: of an engine whose rows are apart (--batch-invariant). */
+ * model of the size of tests/data/tiny-m2. INVARIANT=1: of an engine with --batch-invariant. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,8 +15,8 @@
 typedef struct bench {
   mm_engine *engine;
   uint32_t vocab, streams, prompt, reply, step; /* step: rows of one at most */
-  bool apart;
-  /* Of a run through the scheduler, written by its thread: streams that began, tokens in all; both when the last stream began, and when
+  bool batch_invariant;
+  /* A run through the scheduler, written by its thread: streams that began, tokens in all; both when the last stream began, and when
    * the first one ended. */
   uint32_t begun, tokens, at_begin, at_end;
   double began, ended, over;
@@ -103,7 +103,7 @@ typedef struct figures {
 
 static figures scheduled(bench *b) {
   mm_err err = {0};
-  const mm_scheduler_config c = {.step_tokens = b->step, .queue_max = b->streams, .batch_invariant = b->apart};
+  const mm_scheduler_config c = {.step_tokens = b->step, .queue_max = b->streams, .batch_invariant = b->batch_invariant};
   mm_scheduler *s = mm_scheduler_open(b->engine, &c, &err);
   if (!s) die(&err);
   b->begun = b->tokens = 0;
@@ -147,11 +147,11 @@ int main(int argc, char **argv) {
              .prompt = argc > 4 ? (uint32_t)strtoul(argv[4], NULL, 10) : 64,
              .reply = argc > 5 ? (uint32_t)strtoul(argv[5], NULL, 10) : 96,
              .step = argc > 6 ? (uint32_t)strtoul(argv[6], NULL, 10) : 256,
-             .apart = getenv("APART")};
+             .batch_invariant = getenv("INVARIANT")};
   const mm_engine_config c = {.ops = mm_ops_find(argc > 2 ? argv[2] : "cpu", &err),
                               .limits = {.max_tokens = b.step, .slots = b.streams, .max_positions = b.prompt + b.reply},
                               .threads = (unsigned)mm_pool_cpus(),
-                              .apart = b.apart};
+                              .batch_invariant = b.batch_invariant};
   if (!c.ops || !(b.engine = mm_engine_open(random ? &cut->s : &shards, &c, &err))) die(&err);
   b.vocab = mm_engine_model(b.engine)->vocab;
   const double before = bare(&b);
@@ -160,7 +160,7 @@ int main(int argc, char **argv) {
   printf(
       "%u streams of %u + %u tokens, steps of at most %u rows%s: bare decode steps %.0f and %.0f tokens/s, scheduled decode %.0f (%.3f of "
       "the faster), prompts included %.0f; the scheduler's thread %.2f %% of a core\n",
-      b.streams, b.prompt, b.reply, b.step, b.apart ? " that are apart" : "", before, after, f.decode, f.decode / steps, f.whole,
+      b.streams, b.prompt, b.reply, b.step, b.batch_invariant ? " that are apart" : "", before, after, f.decode, f.decode / steps, f.whole,
       100 * f.core);
   mm_engine_close(b.engine);
   if (random) {

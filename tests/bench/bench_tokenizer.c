@@ -1,4 +1,4 @@
-/* How long a tokenizer of the released size takes to open: tokenizer.json read and sorted, its image mapped and checked; beside them one
+/* How long a tokenizer of the released size takes to open: tokenizer.json read and sorted, its image mapped and checked; next to them one
  * read of the image from the page cache. 200,064 tokens: the bytes, then words of two to four letters, each a merge of a shorter one and a
  * letter. bench_tokenizer FILE only writes that tokenizer.json. */
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* Linked before the converter's own: SHA-256 costs nothing (and every digest is zero), so that a benchmark can tell what hashing adds to
+/* Linked before the converter's own: SHA-256 costs nothing (and every digest is zero), so that a benchmark can measure what hashing adds to
  * the time of a conversion. */
 #include <stddef.h>
 #include <string.h>

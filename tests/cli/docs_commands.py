@@ -20,7 +20,15 @@ import urllib.request
 
 ROOT, BUILD = os.getcwd(), os.environ["BUILD"]
 TINY = "tests/data/tiny-m2"
+CHAT = "as M2.7's commands of the same page, for a model of another family; tests/cli/journey_prepare.py has names of the Hub"
 NOT_RUN = {
+    "hf download MiniMaxAI/MiniMax-M2.7": "fetches 230 GB",
+    "hf download MiniMaxAI/MiniMax-M1-80k": "fetches 912 GB",
+    "hf download MiniMaxAI/MiniMax-M3": "fetches 854 GB",
+    "minimax-serve /models/m1 --device cuda --max-model-len 262144 --chat-format minimax-m1": CHAT,
+    "minimax-convert MiniMaxAI/MiniMax-M3 -o /models/m3 --tp 2 --quant experts_int4": CHAT,
+    "minimax-verify /models/m3 --source MiniMaxAI/MiniMax-M3": CHAT,
+    "minimax-run /models/m3 --chat --max-model-len 32768": CHAT,
     "./scripts/bootstrap.sh demo": "installs packages; then runs the second half of README's commands",
     "./scripts/bootstrap.sh check": "installs packages; then runs what this test is part of",
     "vllm serve DIR --load-format minimax --tensor-parallel-size 8": "needs vLLM and GPUs; tests/python/test_vllm.py has the loader",
@@ -31,13 +39,14 @@ NOT_RUN = {
         "needs two hosts: tests/fault/processes.sh has two processes of one",
     "minimax-serve /models/m2-tp1 --device cuda --attach /run/minimax/hold.sock": "needs a GPU: scripts/gpu.sh has it, part hold",
 }
-WORDS = {"SRC": TINY, "big-m2": TINY, "DIR": "DIR", "TEXT": "'In the beginning'", "OUT": "packed-up", "NEW": "cut", "N": "4", "…": TINY + " -o few",
+WORDS = {"MiniMaxAI/MiniMax-M2.7": TINY, "MiniMaxAI/MiniMax-M1-80k": "tests/data/tiny-m1", "/models/m2.7": "DIR", "/models/m1": "m1", "KEY": "key",
+         "--max-model-len 131072": "--max-model-len 2048", "SRC": TINY, "big-m2": TINY, "DIR": "DIR", "TEXT": "'In the beginning'", "OUT": "packed-up", "NEW": "cut", "N": "4", "…": TINY + " -o few",
          "/models/m2-tp1": "DIR", "cuda": "cpu"}
 PART = re.compile(r"(?<![\w./-])(" + "|".join(map(re.escape, WORDS)) + r")(?![\w.-])")
 OPERAND = re.compile(r"^minimax-\w+ .*(?<![\w-])(SRC|DIR|OUT|build/|tests/)")
 CONVERT = "minimax-convert tests/data/tiny-m2 -q -o "
 # What a command works on that no command of its page has made.
-MADE = {"DIR": CONVERT + "DIR", "build/tp8": CONVERT + "build/tp8 --tp 8", "build/demo/tiny-m2": CONVERT + "build/demo/tiny-m2 --tp 2 --quant block_fp8",
+MADE = {"keys.txt": "echo key >keys.txt", "DIR": CONVERT + "DIR", "build/tp8": CONVERT + "build/tp8 --tp 8", "build/demo/tiny-m2": CONVERT + "build/demo/tiny-m2 --tp 2 --quant block_fp8",
         "m2-none": CONVERT + "m2-none", "m2-nvfp4": CONVERT + "m2-nvfp4 --quant nvfp4a16", "text-ids.json": f"head -c 3000 {TINY}/held-out-ids.json "
         "| sed 's/,[^,]*$/]/' >text-ids.json", "PRIVATE.pem": "openssl genpkey -quiet -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out PRIVATE.pem && "
         "openssl pkey -in PRIVATE.pem -pubout -out PUBLIC.pem"}

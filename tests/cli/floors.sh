@@ -1,8 +1,8 @@
 #!/bin/sh
-# scripts/floors.sh finds every kind of violation, one at a time, and finds nothing wrong in a tree that has none.
+# scripts/floors.sh, rooms.py and words.py find every kind of violation, one at a time, and find nothing wrong in a tree that has none.
 set -eu
 mkdir -p "$TMPDIR/scripts"
-cp scripts/floors.sh "$TMPDIR/scripts"
+cp scripts/floors.sh scripts/rooms.py scripts/words.py "$TMPDIR/scripts"
 cd "$TMPDIR"
 
 # put FILE LINE: a tree of clean files, plus FILE with LINE.
@@ -80,4 +80,44 @@ printf '#include "formats/json.h"\n' >formats/file.c
 if scripts/floors.sh >found; then echo "not found: a circle of two modules"; exit 1; fi
 grep -q '^modules that include each other: formats/file formats/json $' found || { cat found; exit 1; }
 count=$((count + 1))
+
+# finds SCRIPT TEXT: it fails, and its one line holds TEXT.
+finds() {
+  git add -A .
+  if "scripts/$1" >found; then echo "$1 does not find: $2"; exit 1; fi
+  [ "$(wc -l <found)" -eq 1 ] && grep -qF "$2" found || { echo "$1: expected $2"; cat found; exit 1; }
+  count=$((count + 1))
+}
+
+git init -q .
+put '' ''
+git add -A .
+scripts/rooms.py | grep -q '^7 rooms, 4 levels, 6 arrows, no circle'
+put formats/system/file.c '#include "formats/json.h"'
+printf '#include "formats/system/file.h"\n' >>formats/json.c
+finds rooms.py 'rooms that include each other: formats'
+put '' ''
+for i in $(seq 17); do mkdir -p "runtime/r$i" && echo '#include "loader/bind.h"' >"runtime/r$i/n$i.c"; done
+finds rooms.py '24 rooms, '
+put '' ''
+for i in $(seq 7); do mkdir -p "runtime/r$i" && printf '#include "runtime/r%s/n.h"\n' $((i - 1)) >"runtime/r$i/n$i.c"; done
+sed -i 's|runtime/r0/n.h|loader/bind.h|' runtime/r1/n1.c
+scripts/rooms.py --list >/dev/null
+mkdir -p runtime/r8 && printf '#include "runtime/r7/n.h"\n' >runtime/r8/n8.c
+finds rooms.py ' 11 levels, '
+put '' ''
+git add -A .
+scripts/words.py
+put loader/bind.h '/* Binds names.\n * A rank that waits in vain gives up. */'
+finds words.py 'loader/bind.h:2: a comment says "in vain"'
+put loader/bind.h 'void mm_rows_apart(void);'
+finds words.py 'loader/bind.h:1: a name is mm_rows_apart'
+put loader/bind.h 'typedef struct mm_row {\n  int n;\n} mm_row;'
+printf 'struct mm_row {\n  int k;\n};\n' >runtime/cpu/row.h
+finds words.py 'runtime/cpu/row.h:1: type mm_row is defined in loader/bind.h too'
+put loader/bind.h '/* What binds names. */'
+finds words.py 'loader/bind.h:1: a sentence begins with What: What binds names.'
+put loader/bind.h "$(seq -f '/* Name %g is bound. */' 49)\n/* That binds names. */\nstatic const char *const text = \"told apart\"; /* in text for users nothing is looked for */"
+git add -A .
+scripts/words.py
 echo "$count violations found out"

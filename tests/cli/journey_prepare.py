@@ -74,6 +74,40 @@ def recipes():
     convert(f"{DATA}/tiny-m2", "--dry-run", "--override", "*.w1.weight=int8", "--override", "*.experts.*=bf16")
 
 
+def hub_names(source):
+    """ORG/NAME is the source in the Hub's cache, wherever a variable puts that; what is absent has the command that fetches it."""
+    org, absent = "MiniMaxAI/MiniMax-M2", {"HF_HUB_CACHE": "", "HUGGINGFACE_HUB_CACHE": "", "HF_HOME": "", "XDG_CACHE_HOME": "", "HOME": f"{TMP}/nobody"}
+    fetch, want = "hf download MiniMaxAI/MiniMax-M2\n", convert(source, "--dry-run").stdout
+    for i, (variables, below) in enumerate((({"HF_HUB_CACHE": f"{TMP}/at0", "HF_HOME": f"{TMP}/never"}, ""), ({"HUGGINGFACE_HUB_CACHE": f"{TMP}/at1"}, ""),
+                                            ({"HF_HOME": f"{TMP}/at2"}, "/hub"), ({"XDG_CACHE_HOME": f"{TMP}/at3"}, "/huggingface/hub"),
+                                            ({"HOME": f"{TMP}/at4"}, "/.cache/huggingface/hub"), ({"HF_HOME": "~/at5", "HOME": TMP}, "/hub"))):
+        env = {**os.environ, **absent, **variables}
+        for word in (org, f"https://huggingface.co/{org}", f"https://huggingface.co/{org}/tree/main", f"hf://{org}"):
+            assert fetch in refused(3, f"into its cache {TMP}/at{i}{below}: ", "minimax-convert", word, "--dry-run", env=env)
+        cache = f"{TMP}/at{i}{below}/models--MiniMaxAI--MiniMax-M2"
+        shutil.copytree(source, f"{cache}/snapshots/5eed")
+        os.mkdir(f"{cache}/refs")
+        open(f"{cache}/refs/main", "w").write("5eed")
+        for word in (org, f"https://huggingface.co/{org}", f"https://huggingface.co/{org}/tree/main", f"hf://{org}"):
+            done = convert(word, "--dry-run", env=env)
+            assert done.stdout == want and f"source: {cache}/snapshots/5eed\n" in done.stderr, done
+    packed = f"{TMP}/of-hub"
+    convert(org, "-o", packed, "-q", "--quant", "block_fp8", env=env)
+    run("minimax-verify", packed, "--source", org, env=env)
+    assert " tensors" in run("minimax-inspect", org, "--summary", env=env).stdout
+    refused(3, "the Hugging Face Hub's cache has a source of this name: convert it first: minimax-convert MiniMaxAI/MiniMax-M2 -o DIR", "minimax-run", org, "-p", "x", env=env)
+    for word in (f"{org}@main", "MiniMaxAI/MiniMax-M1", "MiniMaxAI", "./" + org, f"{TMP}/{org}", f"{org}/", "MiniMaxAI/../MiniMax-M2"):
+        refused(3, "no such directory", "minimax-convert", word, "--dry-run", env=env)
+    line = refused(3, "no such directory", "minimax-convert", f"https://huggingface.co/{org}/tree/v2.1", "--dry-run", env=env)
+    assert "hf download MiniMaxAI/MiniMax-M2 --revision v2.1, " in line, line
+    # A download that goes on: what is absent is named, with the command that fetches it.
+    shard = sorted(n for n in os.listdir(source) if n.endswith(".safetensors"))[-1]
+    os.remove(f"{cache}/snapshots/5eed/{shard}")
+    refused(3, [shard, "1 are missing", "; hf download MiniMaxAI/MiniMax-M2 fetches the rest"], "minimax-convert", org, "-o", f"{TMP}/never", env=env)
+    os.remove(f"{cache}/snapshots/5eed/config.json")
+    refused(3, ["found no config.json; hf download MiniMaxAI/MiniMax-M2 fetches the rest"], "minimax-convert", org, "--dry-run", env=env)
+
+
 def sources():
     """What is given instead of a source's directory: a folder of the Hub's cache is read, all else says what to do."""
     source, cache = os.path.abspath(f"{DATA}/tiny-m2"), f"{TMP}/models--org--tiny"
@@ -120,9 +154,8 @@ def sources():
     assert "chat template" not in convert(part, "--dry-run").stderr
     assert "note:" not in convert(part, "--dry-run", "-q").stderr
 
-    fetch = "hf download MiniMaxAI/MiniMax-M2 --local-dir MiniMax-M2"
-    for word in ("MiniMaxAI/MiniMax-M2", "https://huggingface.co/MiniMaxAI/MiniMax-M2", "https://huggingface.co/MiniMaxAI/MiniMax-M2/tree/main"):
-        refused(3, fetch, "minimax-convert", word, "--dry-run")
+    hub_names(source)
+    fetch = "hf download MiniMaxAI/MiniMax-M2"
     assert "hf download" not in refused(3, "no such directory", "minimax-convert", f"{TMP}/absent/deep/path", "--dry-run")
     refused(3, "E_FS_TYPE", "minimax-convert", f"{source}/config.json", "--dry-run")
 
@@ -132,7 +165,7 @@ def sources():
     for program, more in (("minimax-run", ["-p", "x"]), ("minimax-serve", []), ("minimax-verify", []), ("minimax-eval", ["--ids", ids])):
         refused(3, "absent: no such directory", program, f"{TMP}/absent", *more)
         refused(3, ["E_FS_TYPE", "expected the directory of a packed checkpoint"], program, ids, *more)
-        refused(3, [fetch, ", then convert it (minimax-convert SRC -o DIR)"], program, "MiniMaxAI/MiniMax-M2", *more)
+        refused(3, [fetch + ", then convert it: minimax-convert MiniMaxAI/MiniMax-M2 -o DIR"], program, "MiniMaxAI/MiniMax-M2", *more)
         for word in (source, cache):
             refused(3, ["E_KIND", "minimax-convert SRC -o DIR"], program, word, *more)
 
@@ -196,13 +229,28 @@ def plan():
         for tp in (1, 4):
             v = json.loads(convert(source, "--dry-run", "--tp", tp, "--json", "--gpu-memory", int(memory)).stdout)["verdict"]
             assert (v["fits"], v.get("smallest_tp")) == (needs(tp) <= int(memory), smallest), (memory, tp, v, smallest)
-    # Padded, M2's experts have 256 columns on each of 16 ranks and 128 on each of 24: the smallest is the same whatever is asked for.
+    # Padded, M2's experts have 512 columns on each of 4 ranks and 256 on each of 8: the smallest is the same whatever is asked for.
     subprocess.run(["python3", "scripts/sparse_checkpoint.py", f"{TMP}/m2", "--m2"], check=True, stdout=subprocess.DEVNULL, timeout=60)
-    for tp in (16, 24):
-        v = json.loads(convert(f"{TMP}/m2", "--quant", "bf16", "--tp", tp, "--tp-align", "pad", "--dry-run", "--json", "--gpu-memory", "50G").stdout)["verdict"]
-        assert (v["fits"], v["smallest_tp"]) == (tp == 24, 24), (tp, v)
-    assert "does not fit" in convert(source, "--dry-run", "--gpu-memory", "4M").stdout
-    assert "no --tp of this model does" in convert(source, "--dry-run", "--gpu-memory", "64K").stdout
+    how = (f"{TMP}/m2", "--names-only", "--dry-run", "--quant")
+    for tp in (4, 8):
+        v = json.loads(convert(*how, "bf16", "--tp", tp, "--tp-align", "pad", "--json", "--gpu-memory", "100GB").stdout)["verdict"]
+        assert (v["gpu_memory"], v["fits"], v["smallest_tp"]) == (100 * 10**9, tp == 8, 8), (tp, v)
+    # A plan that the cuda backend refuses fits no GPU, and no --tp that it refuses is the smallest.
+    for options, text in ((["bf16", "--tp", 16], "E_TP: found --tp 16"), (["int8", "--tp", 2], "E_SCHEME"), (["none; *.experts.*=int8"], "w13")):
+        for memory, smallest in (("1T", 1), ("50G", None)):
+            v = json.loads(convert(*how, *options, "--json", "--gpu-memory", memory).stdout)["verdict"]
+            want = smallest if options[0] == "bf16" else None
+            assert (v["fits"], v["kv_tokens"], v.get("smallest_tp")) == (False, 0, want) and text in v["refused"], (options, memory, v)
+            said = convert(*how, *options, "--gpu-memory", memory).stdout
+            assert f" is refused: {v['refused']}; " in said, said
+    for options, text in ((["experts_int4", "--gpu-memory", "140G"], "fits with up to 34624 tokens of BF16 cache; a full sequence of 196608 needs --tp 2\n"),
+                          (["block_fp8", "--tp", 8, "--gpu-memory", "80G"], "fits with up to 1460992 tokens of BF16 cache; the smallest --tp for a full sequence of 196608 is 4\n")):
+        assert text in convert(*how, *options).stdout, convert(*how, *options).stdout
+    subprocess.run(["python3", "scripts/sparse_checkpoint.py", f"{TMP}/m3", "--m3"], check=True, stdout=subprocess.DEVNULL, timeout=60)
+    v = json.loads(convert(f"{TMP}/m3", "--names-only", "--dry-run", "--json", "--tp", 8, "--gpu-memory", "1T").stdout)["verdict"]
+    assert not v["fits"] and "smallest_tp" not in v and "sparse attention" in v["refused"], v
+    assert "does not fit: " in convert(source, "--dry-run", "--gpu-memory", "4M").stdout
+    assert "; no --tp of this model holds a full sequence of " in convert(source, "--dry-run", "--gpu-memory", "64K").stdout
     refused(2, "--layout hf", "minimax-convert", source, "--dry-run", "--layout", "hf", "--gpu-memory", "80G")
 
 

@@ -3,11 +3,16 @@
 -p, a pipe or lines; stop texts, the system message, what goes to stdout and what to stderr, refusals."""
 import json
 import os
+import pty
+import re
+import select
+import signal
 import subprocess
 import sys
+import time
 
 sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import BIN, Server, convert  # noqa: E402
+from serve_client import BIN, TMP, Server, convert, with_m3_tokens  # noqa: E402
 
 SAID = ["In the beginning", "And then\nwhat?", "Why é 北京?"]
 
@@ -63,7 +68,9 @@ def others(packed):
     assert (cut["text"], cut["end"]) == (whole[: whole.index(stop)], "stop"), (cut, whole)
     drawn = {chat(packed, "--chat-format", "minimax-m1", "-n", "12", "--seed", str(i), "-p", "x")[0] for i in range(4)}
     assert len(drawn) > 1  # as generation_config.json says, or at temperature 1, unless told otherwise
-    for status, args in ((4, ("-p", "x")), (2, ("--chat-format", "minimax-m1", "--added-tokens", "-p", "x")), (2, ("--chat-format", "nobody", "-p", "x")),
+    assert "--chat-format minimax-m1 is its family's" in chat(packed, "-n", "4", "-p", "x")[1]
+    assert chat(packed, "-n", "4", "-q", "-p", "x", "--temperature", "0") == chat(packed, "-n", "4", "-q", "-p", "x", "--temperature", "0", "--chat-format", "minimax-m1")
+    for status, args in ((2, ("--chat-format", "minimax-m1", "--added-tokens", "-p", "x")), (2, ("--chat-format", "nobody", "-p", "x")),
                          (2, ("--chat-format", "minimax-m1", "--max-model-len", "16", "-p", "x " * 40)), (2, ("--chat-format", "minimax-m1", "--stop", "", "-p", "x"))):
         out, err = chat(packed, *args, status=status)
         assert out == "" and err.count("\n") == 1 and "minimax-run: error: E_" in err, (args, out, err)
@@ -83,8 +90,98 @@ def others(packed):
     assert done.returncode == 2 and b"--chat" in done.stderr, done
 
 
-for model, form in (("tests/data/tiny-m2", "minimax-m2"), ("tests/data/tiny-m1", "minimax-m1")):
+class Terminal:
+    """A conversation with somebody at a terminal."""
+
+    def __init__(self, packed, *args):
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.environ["TERM"] = "dumb"
+            os.execv(f"{BIN}/minimax-run", ["minimax-run", packed, "--chat", "--temperature", "0", *args])
+        self.seen = ""
+
+    def until(self, text, seconds=60):
+        """What comes up to a text, which is behind all that was read before."""
+        end, got = time.monotonic() + seconds, self.seen
+        while text not in got:
+            assert time.monotonic() < end and select.select([self.fd], [], [], seconds)[0], (text, got[-2000:])
+            try:
+                got += os.read(self.fd, 65536).decode(errors="replace").replace("\r\n", "\n")
+            except OSError:
+                raise AssertionError((text, got[-2000:])) from None
+        at = got.index(text) + len(text)
+        self.seen = got[at:]
+        return got[:at]
+
+    def say(self, line, until="\n> "):
+        os.write(self.fd, line.encode() + b"\n")
+        return self.until(until)
+
+    def end(self):
+        status = os.waitpid(self.pid, 0)[1]
+        os.close(self.fd)
+        return os.waitstatus_to_exitcode(status)
+
+
+def terminal(packed):
+    """Commands, Ctrl-C within a reply and at the prompt, the note on the format, the rate."""
+    path = os.path.join(TMP, "said.json")
+    t = Terminal(packed, "-n", "12", "--stop", "\n")
+    banner = t.until("\n> ")
+    assert "note: the checkpoint has no chat template; --chat-format minimax-m2 is its family's\n" in banner and "/help lists commands" in banner, banner
+    listed = t.say("/help", "a second one the program.\n")
+    assert all(f"\n/{command} " in listed for command in ("clear", "system", "save", "load", "help", "quit")), listed
+    t.until("> ")
+    said = t.say("/nothing\x1b[1m")
+    assert "unknown command /nothing\\x1b[1m; /help lists them" in said, said
+    assert "(the format's own)" in t.say("/system") and "Be brief." not in t.say("/system Be brief.").split("\n", 1)[1] and "\nBe brief.\n" in t.say("/system")
+    first = t.say(SAID[0])
+    assert re.search(r"\n\[\d+ tokens at [\d.]+/s up to (--max-tokens|a stop text|an end token)\]\n> $", first), first
+    assert "create" not in t.say("/save " + path) and "E_IO" in t.say("/save " + path)
+    told = json.load(open(path))["messages"]
+    want = objects(chat(packed, "--json", "-q", "--temperature", "0", "-n", "12", "--stop", "\n", "--system", "Be brief.", said=SAID[0])[0])[0]
+    assert [m["role"] for m in told] == ["system", "user", "assistant"] and told[1]["content"] == SAID[0], told
+    assert (told[2]["content"], told[2].get("reasoning_content", "")) == (want["text"], want["reasoning"]), (told, want)
+    second = t.say("And then?").split("\n[")[0]
+    # The same again from the file, after other words; and a message that begins with a slash.
+    t.say("/clear")
+    t.say("Something else")
+    t.say("/load " + path)
+    assert t.say("And then?").split("\n[")[0] == second
+    t.say("//and then")
+    t.say("/save " + path + "2")
+    assert json.load(open(path + "2"))["messages"][-2]["content"] == "/and then"
+    for bad in ("{", "[1]", '[{"role": "user", "content": "x"}]', '[{"role": "assistant", "content": "x"}]', '[{"role": "tool", "content": "x"}]',
+                '[{"role": "user", "content": ["x"]}, {"role": "assistant", "content": "x"}]', '{"messages": 1}'):
+        with open(path + "3", "w") as f:
+            f.write(bad)
+        assert "E_" in t.say("/load " + path + "3"), bad
+    assert "no such" in t.say("/load " + path + "4").lower()
+    t.say("/save " + path + "5")  # the conversation is as it was
+    assert open(path + "5").read() == open(path + "2").read()
+    os.write(t.fd, b"/quit\n")
+    assert t.end() == 0
+
+    t = Terminal(packed, "--ignore-eos")
+    t.until("\n> ")
+    os.write(t.fd, (SAID[0] + "\n").encode())
+    t.until(SAID[0] + "\n")
+    t.until("the")
+    os.write(t.fd, b"\x03")
+    assert t.until("\n> ").endswith("up to Ctrl-C]\n> ")
+    assert t.say("/help", "/quit") and t.until("\n> ")
+    os.write(t.fd, b"\x03")
+    assert t.end() == -signal.SIGINT
+    t = Terminal(packed, "--max-model-len", "600")
+    t.until("\n> ")
+    os.write(t.fd, b"\x04")
+    assert t.end() == 0
+
+
+M3 = with_m3_tokens("tests/data/tiny-m2", os.path.join(TMP, "source", "like-m3"))
+for model, form in ((M3, "minimax-m3"), ("tests/data/tiny-m2", "minimax-m2"), ("tests/data/tiny-m1", "minimax-m1")):
     directory = convert(model)
     streams(directory, form, turns(directory, form)[0])
 others(directory)
+terminal(convert("tests/data/tiny-m2"))
 print("conversations of three turns as the server has them, from -p, a pipe and lines; stop texts, streams, refusals")

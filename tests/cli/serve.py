@@ -196,6 +196,32 @@ def keys():
         assert [x["status"] for x in lines if "path" in x and x["path"] == COMPLETIONS] == [401, 401, 401, 200, 200]
 
 
+def keys_elsewhere():
+    """Keys of the environment and of a file are as good as those of the command line; what no client can send is refused, and is not shown."""
+    path = os.path.join(TMP, "keys.txt")
+    with open(path, "wb") as f:
+        f.write(b"three\r\n\nfo-ur\n")
+    os.environ["MINIMAX_API_KEY"] = "two"
+    try:
+        with Server(PACKED, "--api-key", "one", "--api-key-file", path, "--host", "0.0.0.0") as s:
+            for key, status in (("one", 200), ("two", 200), ("three", 200), ("fo-ur", 200), ("", 401), ("five", 401), ("fo", 401)):
+                s.post(COMPLETIONS, PROMPT, status, {"Authorization": f"Bearer {key}"})
+            assert "anybody may use this" not in open(s.log).read()
+            assert b"two" not in open(f"/proc/{s.process.pid}/cmdline", "rb").read()
+    finally:
+        del os.environ["MINIMAX_API_KEY"]
+    for options, variable, content, status in (
+            (["--api-key", ""], None, None, 2), (["--api-key", "secret key"], None, None, 2), ([], "", None, 2), ([], "secret\x7f", None, 2),
+            (["--api-key-file", path], None, b"", 3), (["--api-key-file", path], None, b"\n\r\n", 3), (["--api-key-file", path], None, b"good\nsec\0ret\n", 3),
+            (["--api-key-file", path], None, b"secret \n", 3), (["--api-key-file", path], None, "sécret".encode(), 3), (["--api-key-file", TMP + "/none"], None, None, 3)):
+        if content is not None:
+            with open(path, "wb") as f:
+                f.write(content)
+        env = {**os.environ, **({} if variable is None else {"MINIMAX_API_KEY": variable})}
+        p = subprocess.run([f"{BIN}/minimax-serve", PACKED, "--check", *options], env=env, capture_output=True, text=True, timeout=60, check=False)
+        assert p.returncode == status and p.stderr.count("\n") == 1 and "secret" not in p.stderr and "sec\\" not in p.stderr, (options, variable, content, p)
+
+
 def rest(response):
     """What still comes of a reply that may be broken off."""
     try:
@@ -282,6 +308,7 @@ with Server(PACKED) as server:
     pages(server)
 special()
 keys()
+keys_elsewhere()
 config_file()
 ends()
 command_lines()

@@ -80,6 +80,14 @@ def begun_in_reasoning(s):
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": WEATHER}}
     either = reply(s, response_format=form, **call)
     assert (either["message"]["content"] or "").startswith(BEGIN) and not either["message"].get("reasoning_content"), either
+    # The tag that ends the reasoning so is behind it: a stop string acts on it, in every API.
+    body = {"messages": ASK, "max_tokens": 60, "temperature": 0, **call}
+    for stop, choice in ((BEGIN, "auto"), ("<", "required"), ("l>", "auto")):
+        got = reply(s, stop=stop, tool_choice=choice, **call)
+        assert (got["finish_reason"], got["stop_reason"]) == ("stop", stop) and got["message"]["content"] == "", got
+    tools = [{"name": "get_weather", "input_schema": WEATHER}]
+    got = s.post(MESSAGES, {**body, "tools": tools, "stop_sequences": [BEGIN]})
+    assert (got["stop_reason"], got["content"]) == ("stop_sequence", []), got
     # A content of given texts is no call: none begins before it.
     given = reply(s, guided_choice=["In"], logit_bias={**call["logit_bias"], str(id_of(s, "</think>")): 50})
     assert given["message"]["content"] == "In" and not calls(given), given

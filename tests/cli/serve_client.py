@@ -3,6 +3,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -14,6 +15,21 @@ def convert(model, *options):
     target = os.path.join(TMP, os.path.basename(model))
     if not os.path.exists(target):
         subprocess.run([f"{BIN}/minimax-convert", model, "-o", target, "--quant", "none", "-q", *options], check=True)
+    return target
+
+
+M3_TOKENS = {"]!p~[": "]<]minimax[>[", "<minimax:tool_call>": "]<]image[>[", "</minimax:tool_call>": "]<]video[>[", "<think>": "<mm:think>", "</think>": "</mm:think>"}
+
+
+def with_m3_tokens(model, target):
+    """A copy of an M2 checkpoint whose added tokens are those of M3: its replies are noise in either format."""
+    shutil.copytree(model, target)
+    with open(target + "/tokenizer.json", encoding="utf-8") as f:
+        tokenizer = json.load(f)
+    for token in tokenizer["added_tokens"]:
+        token["content"] = M3_TOKENS.get(token["content"], token["content"])
+    with open(target + "/tokenizer.json", "w", encoding="utf-8") as f:
+        json.dump(tokenizer, f, ensure_ascii=False)
     return target
 
 
@@ -44,7 +60,7 @@ class Server:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            status = self.process.wait(60)
+            status = self.process.wait(120)
         except subprocess.TimeoutExpired:
             self.process.kill()
             status = self.process.wait()
@@ -52,7 +68,7 @@ class Server:
             print(open(self.log).read()[-4000:])
         assert status == 0, status
 
-    def connect(self, timeout=60):
+    def connect(self, timeout=300):  # a prompt of thousands of tokens takes a minute where others compute too
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
 
     def request(self, method, path, body=None, headers={}):

@@ -212,6 +212,40 @@ def formats(s):
         assert s.request("POST", path, {**base, "response_format": form})[0] == 400, form
 
 
+def within(s):
+    """Fields within messages, items and choices of tools that bind a reply elsewhere, and two that would bind it at once."""
+    chat, base = APIS["chat"]
+    responses, flat = APIS["responses"]
+    f, flat_f = [{"type": "function", "function": {"name": "f"}}], [{"type": "function", "name": "f"}]
+
+    def turn(**said):
+        return {**base, "messages": [*USER, {"role": "assistant", "content": None, **said}, *USER]}
+
+    call = {"name": "f", "arguments": "{}"}
+    for path, body, name in [
+        (chat, turn(function_call=call), "function_call"), (chat, turn(audio={"id": "a"}), "audio"),
+        (chat, turn(reasoning_content=["hm"]), "reasoning_content"), (chat, turn(reasoning=7), "reasoning"),
+        (chat, turn(refusal=["no"]), "refusal"),
+        (chat, {**base, "guided_choice": ["a"], "response_format": {"type": "json_object"}}, "guided_choice"),
+        (chat, {**base, "tools": f, "tool_choice": {"type": "mcp", "function": {"name": "f"}}}, "tool_choice"),
+        (responses, {**flat, "tools": flat_f, "tool_choice": {"type": "allowed_tools", "name": "f"}}, "tool_choice"),
+        (responses, {**flat, "input": [{"role": "assistant", "type": "computer_call", "content": "x"}, *USER]}, "input"),
+        (responses, {**flat, "reasoning": {"effort": 5}}, "effort"), (responses, {**flat, "reasoning": {"enabled": 0}}, "enabled"),
+        ("/tokenize", {"prompt": "x", "return_token_strs": True}, "return_token_strs"),
+        ("/tokenize", {"prompt": "x", "with_pieces": True}, "with_pieces"), ("/tokenize", {"prompt": "x", "messages": USER}, "messages"),
+        ("/detokenize", {"tokens": [5], "skip_special_tokens": True}, "skip_special_tokens"),
+    ]:
+        error = s.post(path, body, 400)["error"]
+        assert name in error["message"], (path, name, error)
+    plain = ask(s, chat, turn())
+    assert plain[0] == 200 and plain == ask(s, chat, turn(function_call=None, audio=None, refusal=None, reasoning=None))
+    assert plain != ask(s, chat, turn(refusal="I do not.")) == ask(s, chat, turn(content="I do not."))
+    off = ask(s, responses, {**flat, "reasoning": {"effort": "none"}})
+    assert ask(s, responses, {**flat, "reasoning": {"enabled": False}}) == off != ask(s, responses, flat)
+    for none in ({"return_token_strs": False, "with_pieces": None}, {}):
+        assert ask(s, "/tokenize", {"prompt": "x", **none}) == ask(s, "/tokenize", {"prompt": "x"})
+
+
 def templates(s):
     """Template arguments are the same in all APIs: each changes the prompt as it does in chat."""
     system = {"chat": {"messages": [{"role": "system", "content": "Alpha."}, *USER]}, "responses": {"instructions": "Alpha."},
@@ -277,6 +311,6 @@ def cut(s):
 every_field_in_every_api()
 documented()
 with Server(convert("tests/data/tiny-m2"), "--chat-format", "minimax-m2", "--max-model-len", "512") as server:
-    for test in (all_fields, nothings, formats, templates, cut):
+    for test in (all_fields, nothings, formats, within, templates, cut):
         test(server)
 print("every field of every API is served, refused by name, or has no effect")

@@ -307,7 +307,7 @@ def slow(packed):
 def idle(packed):
     """The time of a request begins with its first byte, not where the reply before it ended."""
     request = request_of(GOOD, more=b"a: b\r\n")
-    with Server(packed, "--read-timeout", "4") as s:
+    with Server(packed, "--read-timeout", "5") as s:
         for more in (b"", request):  # a fresh connection, and one that had a reply
             c = raw(s, more)
             if more:

@@ -265,7 +265,7 @@ def look(root):
             damage(root)
             continue
         p = subprocess.run([f"{bin_}/{shlex.split(c)[0]}", *shlex.split(c)[1:]], cwd=root, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                           errors="backslashreplace", timeout=120, check=False)
+                           errors="backslashreplace", timeout=120, check=False, env={**os.environ, "HF_HUB_CACHE": "/hub"})
         found[c] = [p.returncode, said(p.stdout), said(p.stderr)]
     for path, (_, what) in sorted(tree(root).items()):
         if re.match(r"(m1|m2|odd8?|hf|again|from|un)[-p].*/", path) and not path.startswith("m2-archive"):  # frames are zstd's

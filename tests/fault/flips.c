@@ -73,7 +73,7 @@ static void add_files(flips *f) {
   for (size_t i = 0; i < f->count; i++) f->file[i].name = strrchr(f->file[i].path, '/') + 1;
 }
 
-/* What --level header does, and what --level full does before it looks at numbers. */
+/* The checks of --level header, and of --level full before it looks at numbers. */
 static bool passes(const flips *f, bool full, mm_err *err) {
   mm_shards s;
   bool ok = mm_shards_open(&s, f->dir, err) &&

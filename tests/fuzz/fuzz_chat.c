@@ -30,7 +30,10 @@ static const int32_t sampled[] = {65, 66, 300};
 /* A byte says what a message has; its fields follow. */
 static void make(made *m, const uint8_t *at, const uint8_t *end) {
   const unsigned flags = at < end ? *at++ : 0;
-  m->c = (mm_conversation){.message = m->message, .tool = m->tool, .add_generation_prompt = flags & 1, .no_thinking = flags & 2};
+  m->c = (mm_conversation){.message = m->message,
+                           .tool = m->tool,
+                           .add_generation_prompt = flags & 1,
+                           .thinking = flags & 2 ? MM_THINKING_DISABLED : MM_THINKING_UNSET};
   m->c.continue_final = flags & 4 && !(flags & 1);
   if (flags & 8) m->c.identity = field(&at, end);
   if (flags & 16) m->c.current_date = field(&at, end);
@@ -106,7 +109,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   if (!m) abort();
   const unsigned how = size ? data[0] : 0;
   if (size) make(m, data + 1, data + size);
-  render(t, formats[how % 3], &m->c, how & 128);
+  render(t, how & 64 ? "minimax-m3" : formats[how % 3], &m->c, how & 128);
   free(m);
   return 0;
 }

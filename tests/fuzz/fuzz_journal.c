@@ -1,4 +1,4 @@
-/* libFuzzer target: any bytes as the records of a journal. What is accepted lies inside the text, holds only memory that is there, and is
+/* libFuzzer target: any bytes as the records of a journal. An accepted record lies inside the text, holds only memory that is there, and is
  * read as the same again when the text is cut where its last good record ends. */
 #include <stdlib.h>
 #include <string.h>

@@ -9,7 +9,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum { LINE = sizeof MM_MANIFEST_SEAL - 3 + MM_HEX_LEN };
 
-/* What comes before "parallel" in a manifest. Here it comes last: what is no JSON is refused before it is read. */
+/* The text before "parallel" in a manifest. Here "parallel" comes last: text that is no JSON is refused before it is read. */
 static const char head[] =
     "\"format\":\"minimax-packed\",\"version\":1,\"tool\":\"t\",\"quant\":\"q\",\"tp_align\":\"split\","
     "\"plan\":\"0000000000000000000000000000000000000000000000000000000000000000\","

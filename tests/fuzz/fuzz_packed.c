@@ -1,8 +1,8 @@
 /* A packed checkpoint on disk, as an attacker would write it, through everything that a server does with one: opened, put together,
  * verified, bound, and a step of three tokens taken on the CPU, rounded or not, observed or not. The input is a list of changes to a whole
  * checkpoint of one layer, in the manifest's fields, in the extents that must agree, in headers, scales and weights, and in the manifest's
- * text; digests and seals are made right afterwards, so that what is changed is what is read. What verify passes must bind, and what binds
- * must step. */
+ * text; digests and seals are made right afterwards, so that what is changed is what is read. A checkpoint that verify passes must bind,
+ * and one that binds must step. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>

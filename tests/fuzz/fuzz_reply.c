@@ -1,4 +1,4 @@
-/* Replies of any bytes: cut as the first bytes say, they are told apart as they are when whole; every event is valid UTF-8; arguments of
+/* Replies of any bytes: cut as the first bytes say, they give the same events as when whole; every event is valid UTF-8; arguments of
  * calls that ended are one JSON object. Schemas of any bytes: refused, or used. */
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +12,7 @@ static const char weather[] =
     "{\"name\": \"f\", \"parameters\": {\"properties\": {\"s\": {\"type\": \"string\"}, \"i\": {\"type\": \"integer\"}, "
     "\"o\": {\"anyOf\": [{\"type\": \"object\"}, {\"type\": \"null\"}]}, \"b\": {\"type\": [\"boolean\", \"string\"]}}}}";
 
-enum { IN_REASONING = 1, CALLS = 2, APPEND = 4, WHOLE = 8, M1 = 16, SCHEMA = 32 };
+enum { IN_REASONING = 1, CALLS = 2, APPEND = 4, WHOLE = 8, M1 = 16, SCHEMA = 32, M3 = 64 };
 
 typedef struct transcript {
   mm_text text, arguments;
@@ -44,12 +44,12 @@ static void note(void *user, const mm_reply_event *e) {
 }
 
 /* `step`: so many bytes at once, by turns with one; 0: all. false: the schema was refused. */
-static bool tell(transcript *t, unsigned flags, mm_chat_tool tool, const char *text, size_t n, size_t step) {
-  const mm_reply_settings s = {.format = mm_chat_format_find(flags & M1 ? "minimax-m1" : "minimax-m2"),
+static bool record(transcript *t, unsigned flags, mm_chat_tool tool, const char *text, size_t n, size_t step) {
+  const mm_reply_settings s = {.format = mm_chat_format_find(flags & M3 ? "minimax-m3" : flags & M1 ? "minimax-m1" : "minimax-m2"),
                                .tool = &tool,
                                .tool_count = 1,
                                .calls = flags & CALLS,
-                               .in_reasoning = flags & IN_REASONING && !(flags & M1),
+                               .in_reasoning = flags & IN_REASONING && (flags & M3 || !(flags & M1)),
                                .append_think = flags & APPEND,
                                .sink = note,
                                .user = t};
@@ -82,8 +82,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     n -= len;
   }
   transcript whole = {0}, cut = {0};
-  const bool ok = tell(&whole, flags, tool, text, n, 0);
-  if (tell(&cut, flags, tool, text, n, data[1] % 32 + 1) != ok) abort();
+  const bool ok = record(&whole, flags, tool, text, n, 0);
+  if (record(&cut, flags, tool, text, n, data[1] % 32 + 1) != ok) abort();
   if (whole.text.n != cut.text.n || (cut.text.n && memcmp(whole.text.p, cut.text.p, cut.text.n) != 0)) abort();
   free(whole.text.p);
   free(whole.arguments.p);

@@ -1,4 +1,4 @@
-/* libFuzzer target: any bytes as a safetensors header. What is accepted must hold what readers rely on. Seeds: any
+/* libFuzzer target: any bytes as a safetensors header. An accepted header must hold what readers rely on. Seeds: any
  * safetensors header, prefix included. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,7 +33,7 @@ static void check_accepted(const mm_st *st, uint64_t file_size) {
   for (size_t i = 1; i < st->metadata_count; i++) must(strcmp(st->metadata[i - 1].key, st->metadata[i].key) < 0, "keys ascend");
 }
 
-/* What was read, written anew in file order, must be read as the same. */
+/* A header that was read, written anew in file order, must be read as the same. */
 static int by_offset(const void *a, const void *b) {
   const mm_st_tensor *x = a, *y = b;
   if (x->offset != y->offset) return x->offset < y->offset ? -1 : 1;

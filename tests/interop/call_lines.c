@@ -1,7 +1,8 @@
-/* Calls of tools by a model that writes noise: tokens that the constraint allows, at random, taken apart by the reply's parser.
+/* Calls of tools by a model that writes noise: tokens that the constraint allows, at random, parsed by the reply's parser.
  * usage: call_lines TOKENIZER VOCAB. A JSON object on each line of stdin, one on stdout for each:
  *
- *   {"m2": B, "tools": [{"json": {…}, "strict": B}, …], "must": B, "only": S, "one_call": B, "tokens": N, "seed": N, "likely": [[S, N], …]}
+ *   {"format": S, "tools": [{"json": {…}, "strict": B}, …], "must": B, "only": S, "one_call": B, "tokens": N, "seed": N, "likely": [[S, N],
+ * …]}
  *       {"finish": "end", "length" or "stuck", "calls": [[name, arguments, ended], …], "content": S} or {"error": S}
  *
  * likely: texts of tokens that come N times as often as others. */
@@ -74,15 +75,17 @@ static int32_t pick(noise *n, const uint32_t *mask) {
 }
 
 /* The sections of runtime/serve/turn_sections.c, without a reasoning. */
-static uint32_t sections_of(const noise *n, bool m2, bool must, mm_arena *a, const mm_form *calls, mm_section *s, mm_err *err) {
-  if (!m2) {
+static uint32_t sections_of(const noise *n, const mm_chat_format *f, bool must, mm_arena *a, const mm_form *calls, mm_section *s,
+                            mm_err *err) {
+  if (!f->tags->call_token) {
     s[0] = (mm_section){.kind = MM_SECTION_FORM, .form = must ? calls : mm_call_prose(a, calls, false, err)};
     return 1;
   }
   s[0] = (mm_section){.kind = must ? MM_SECTION_TOKEN : MM_SECTION_FREE, .id = n->begin};
   s[1] = (mm_section){.kind = MM_SECTION_FORM, .form = calls};
+  s[1].again = f->tags->marked && !must;
   s[2] = (mm_section){.kind = MM_SECTION_TOKEN, .id = n->close, .again = !must};
-  return 3;
+  return f->tags->marked ? 2 : 3;
 }
 
 static const char *generate(noise *n, const mm_section *s, uint32_t sections, mm_reply *r, int64_t tokens, mm_err *err) {
@@ -142,7 +145,11 @@ static void answer(noise *n, const char *line, size_t len, mm_text *out) {
   mm_tools tools = {0};
   const mm_value *v = mm_body_parse(&a, line, len, &err), *list = mm_value_get(v, "tools"), *only = mm_value_get(v, "only");
   if (!list) exit(3);
-  const bool m2 = flag(v, "m2"), must = flag(v, "must");
+  const mm_chat_format *format = mm_chat_format_find(mm_value_get(v, "format")->text);
+  if (!format) exit(2);
+  const bool token = format->tags->call_token, must = flag(v, "must");
+  if (token) n->begin = mm_tokenizer_find_added(n->tokenizer, format->tags->call_token);
+  n->close = mm_tokenizer_find_added(n->tokenizer, format->tags->calls_end);
   mm_chat_tool *tool = mm_arena_alloc(&a, list->count * sizeof *tool, &err);
   bool *bound = mm_arena_alloc(&a, list->count * sizeof *bound, &err);
   size_t i = 0;
@@ -153,12 +160,12 @@ static void answer(noise *n, const char *line, size_t len, mm_text *out) {
     bound[i] = must || tool[i].strict;
   }
   if (!mm_tools_open(&tools, tool, list->count, &err)) exit(3);
-  const mm_call_rules rules = {.family = m2 ? MM_CHAT_M2 : MM_CHAT_M1,
+  const mm_call_rules rules = {.family = format->family,
                                .tools = &tools,
                                .bound = bound,
                                .only = only ? (mm_str){only->text, only->n} : (mm_str){0},
                                .one_call = flag(v, "one_call"),
-                               .begun = m2 || !must};
+                               .begun = token || !must};
   const mm_form *calls = mm_call_form(&a, &rules, &err);
   if (!calls) {
     mm_text_put(out, "{\"error\": ");
@@ -166,13 +173,9 @@ static void answer(noise *n, const char *line, size_t len, mm_text *out) {
     mm_text_put(out, "}");
   } else {
     mm_section s[3];
-    const uint32_t sections = sections_of(n, m2, must, &a, calls, s, &err);
-    const mm_reply_settings set = {.format = mm_chat_format_find(m2 ? "minimax-m2" : "minimax-m1"),
-                                   .tokenizer = n->tokenizer,
-                                   .tools = &tools,
-                                   .calls = true,
-                                   .sink = on_event,
-                                   .user = n};
+    const uint32_t sections = sections_of(n, format, must, &a, calls, s, &err);
+    const mm_reply_settings set = {
+        .format = format, .tokenizer = n->tokenizer, .tools = &tools, .calls = true, .sink = on_event, .user = n};
     mm_reply *r = mm_reply_open(&set, &err);
     if (!r) exit(8);
     n->seed = UINT64_C(0x9e3779b97f4a7c15) * (uint64_t)(whole(mm_value_get(v, "seed")) + 1);
@@ -195,8 +198,6 @@ int main(int argc, char **argv) {
   if (!(n.tokenizer = mm_tokenizer_open(argv[1], n.vocab, &err))) return fprintf(stderr, "%s\n", err.text), 3;
   n.end = mm_tokenizer_find_added(n.tokenizer, "[e~[");
   if (n.end < 0) n.end = mm_tokenizer_find_added(n.tokenizer, "<end_of_sentence>");
-  n.begin = mm_tokenizer_find_added(n.tokenizer, "<minimax:tool_call>");
-  n.close = mm_tokenizer_find_added(n.tokenizer, "</minimax:tool_call>");
   n.weight = calloc(n.vocab, sizeof *n.weight);
   n.lexicon = mm_lexicon_open(n.tokenizer, n.vocab, &n.end, 1, &err);
   if (!n.weight || !n.lexicon || n.end < 0) return 8;

@@ -377,4 +377,5 @@ def main():
         print(f"{kept}; {check_all(lines, int(words[0]) if words else 2000)}")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -57,10 +57,11 @@ static void read_content(lines *l, const mm_value *v, mm_message *m) {
 }
 
 static mm_message read_message(lines *l, const mm_value *v) {
-  static const char *const roles[] = {"system", "user", "assistant", "tool"};
+  static const char *const roles[] = {"system", "user", "assistant", "tool", "root"};
   mm_message m = {.reasoning = str_of(mm_value_get(v, "reasoning_content")), .call_id = str_of(mm_value_get(v, "tool_call_id"))};
-  for (int i = 0; i < 4; i++)
+  for (int i = 0; i < 5; i++)
     if (strcmp(roles[i], word(v, "role")) == 0) m.role = (mm_role)i;
+  if (strcmp(word(v, "role"), "developer") == 0) m.role = MM_ROLE_SYSTEM;
   read_content(l, mm_value_get(v, "content"), &m);
   const mm_value *calls = mm_value_get(v, "tool_calls"), *sampled = mm_value_get(v, "sampled");
   mm_chat_call *call = room(l, calls ? calls->count : 0, sizeof *call);
@@ -85,11 +86,18 @@ static const mm_chat_tool *read_tools(lines *l, const mm_value *o, size_t *count
   return tool;
 }
 
+static mm_thinking thinking_of(const char *mode) {
+  static const char *const words[] = {"", "adaptive", "enabled", "disabled"};
+  for (int i = 0; i < 4; i++)
+    if (strcmp(words[i], mode) == 0) return (mm_thinking)i;
+  exit(2);
+}
+
 static mm_conversation read_conversation(lines *l, const mm_value *o) {
   mm_conversation c = {.identity = str_of(mm_value_get(o, "model_identity")),
                        .add_generation_prompt = flag(o, "add_generation_prompt"),
                        .continue_final = flag(o, "continue_final"),
-                       .no_thinking = flag(o, "no_thinking")};
+                       .thinking = thinking_of(word(o, "thinking_mode"))};
   const mm_value *list = mm_value_get(o, "messages");
   mm_message *message = room(l, list ? list->count : 0, sizeof *message);
   for (const mm_value *m = list ? list->first : NULL; m; m = m->next) message[c.message_count++] = read_message(l, m);

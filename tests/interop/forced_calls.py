@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Calls that must be made, and those of strict tools, beside jsonschema: random schemas, both formats, all APIs, and small checkpoints that
+"""Calls that must be made, and those of strict tools, beside jsonschema: random schemas, all formats, all APIs, and small checkpoints that
 write noise. Every call parses and is valid, or the reply ends by its length and says so. First noise of allowed tokens alone, then by the
 server. usage: forced_calls.py [SCHEMAS OF NOISE] [REQUESTS] [SEED]"""
 import concurrent.futures
@@ -14,21 +14,25 @@ import sys
 import jsonschema
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "cli"))
-from serve_client import BIN, TMP, Server, convert  # noqa: E402
+from serve_client import BIN, TMP, Server, convert, with_m3_tokens  # noqa: E402
 
 NOISE, COUNT, SEED = (int(x) for x in sys.argv[1:] + ["250", "6", "1"][len(sys.argv) - 1:])
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 # Texts that the checkpoints get as tokens: noise does not spell the end of a parameter.
 SAID = ["</parameter>", "</parameter>\n", "</invoke>", "</invoke>\n", "<tool_calls>", "</tool_calls>", "<parameter name=\"", "null", "true", "Yes", "12", "-7",
         "\"}", "{\"", "</", "\">", "</parameter>\n</invoke>", "1e", "\": "]
+MARK = "]<]minimax[>["
 KEYS = ["city", "n", "kind", "a b", "naïve", "x/y", "\"q\"", "list", "null", "~0", "é" * 9, "</p", "p&amp;", "A"]
 WORDS = ["red", "green", "", "null", "true", "No", "12", "1.5", "{}", "[1]", "</parameter>", "a\nb", " x ", "naïve ☃", "\"q\"", "<b>", "</invoke>"]
 
 
 def changed(model):
-    """The checkpoint with tags that are no special tokens, and with SAID as its last ordinary tokens."""
-    path = os.path.join(TMP, "said", os.path.basename(model))
-    shutil.copytree(model, path)
+    """A checkpoint with tags that are no special tokens, and with SAID as its last ordinary tokens."""
+    path = os.path.join(TMP, "said", f"tiny-{model}")
+    if model == "m3":
+        with_m3_tokens("tests/data/tiny-m2", path)
+    else:
+        shutil.copytree(f"tests/data/tiny-{model}", path)
     with open(path + "/tokenizer.json", encoding="utf-8") as f:
         tokenizer = json.load(f)
     for token in tokenizer["added_tokens"]:
@@ -165,17 +169,17 @@ def never(text):
     raise ValueError(text)
 
 
-def check(tools, called, arguments, m2):
+def check(tools, called, arguments, model):
     """The arguments of a whole call."""
-    pairs = once if m2 and not re.search("\"additionalProperties\": (?!false)", json.dumps(tools[called])) else dict  # of free keys one may come twice
+    pairs = once if model != "m1" and not re.search("\"additionalProperties\": (?!false)", json.dumps(tools[called])) else dict  # of free keys one may come twice
     value = json.loads(arguments, object_pairs_hook=pairs, parse_int=whole, parse_float=real, parse_constant=never)
     jsonschema.Draft202012Validator(tools[called]).validate(value)
 
 
-REFUSALS = "cannot hold", "can hold", "maxLength", "names no type", "type its schema", "begin alike"
+REFUSALS = "cannot hold", "can hold", "do not distinguish", "maxLength", "names no type", "type its schema", "begin alike"
 
 
-def noise(path, m2):
+def noise(path, model):
     """NOISE schemas: what the constraint allows, token by token, is taken apart as a valid call."""
     counts = {}
     asked = []
@@ -188,8 +192,9 @@ def noise(path, m2):
         likely = [[x, 12] for x in SAID + list("\"}]:,{[ \n1230-eE.")] + [[x, 120] for x in ("</parameter>", "</parameter>\n", "\"", "}", "]", "</invoke>")]
         likely += [["<tool_calls>", 400 if not must else 4]]
         likely += [[x, 2000] for x in ("<minimax:tool_call>", "</minimax:tool_call>", "[e~[", "<end_of_sentence>")]
+        likely += [[MARK, 2000]] if must else [[MARK, 300], ["[e~[", 100]] if model == "m3" else []
         asked.append((seed, tools, strict, {
-            "m2": m2, "must": must, "only": rng.choice(list(tools)) if must and rng.random() < 0.3 else None, "one_call": rng.random() < 0.3, "tokens": 400, "seed": seed,
+            "format": f"minimax-{model}", "must": must, "only": rng.choice(list(tools)) if must and rng.random() < 0.3 else None, "one_call": rng.random() < 0.3, "tokens": 400, "seed": seed,
             "likely": likely, "tools": [{"strict": strict[n], "json": {"type": "function", "function": {"name": n, "parameters": p}}} for n, p in tools.items()]}))
     lines = "".join(json.dumps(x[3]) + "\n" for x in asked)
     said = subprocess.run([f"{BIN}/../tests/interop/call_lines", f"{path}/tokenizer.json", "2048"], input=lines, capture_output=True, text=True, check=True).stdout
@@ -210,17 +215,17 @@ def noise(path, m2):
                 json.loads(arguments) if ended else None
                 continue
             try:
-                check(tools, called, arguments, m2)
+                check(tools, called, arguments, model)
             except (ValueError, AssertionError, jsonschema.ValidationError) as e:
                 raise AssertionError(f"{e}\n{told}") from e
             counts["valid"] = counts.get("valid", 0) + 1
-    print("m2" if m2 else "m1", NOISE, "schemas:", ", ".join(f"{n} {what}" for what, n in sorted(counts.items())))
+    print(model, NOISE, "schemas:", ", ".join(f"{n} {what}" for what, n in sorted(counts.items())))
     assert counts.get("valid", 0) > NOISE / 3 and counts.get("refused", 0) < NOISE / 4, counts
 
 
 class Trial:
-    def __init__(self, server, m2):
-        self.s, self.m2 = server, m2
+    def __init__(self, server, model):
+        self.s, self.model = server, model
         self.counts = {}
 
     def prepare(self, source):
@@ -233,7 +238,7 @@ class Trial:
 
         self.bias = dict.fromkeys(ids(*SAID, *"\"}]:,0123456789{[ "), 3)
         self.bias.update(dict.fromkeys(ids("</parameter>", "</parameter>\n", "\"", "}", "]", "</invoke>"), 6))
-        self.bias.update(dict.fromkeys(ids("</think>", "<minimax:tool_call>", "</minimax:tool_call>", "[e~[", "<end_of_sentence>", "</tool_calls>"), 12))
+        self.bias.update(dict.fromkeys(ids("</think>", "<minimax:tool_call>", "</minimax:tool_call>", "[e~[", "<end_of_sentence>", "</tool_calls>", "</mm:think>", MARK), 12))
 
     def count(self, what):
         self.counts[what] = self.counts.get(what, 0) + 1
@@ -249,7 +254,7 @@ class Trial:
         if rng.random() < 0.5 and api != MESSAGES:
             how["parallel_tool_calls"] = False
         if choice == "auto" or rng.random() < 0.5:  # no reasoning first, or hardly any
-            how["thinking" if api == MESSAGES else "chat_template_kwargs"] = {"type": "disabled"} if api == MESSAGES else {"enable_thinking": not self.m2}
+            how["thinking" if api == MESSAGES else "chat_template_kwargs"] = {"type": "disabled"} if api == MESSAGES else {"enable_thinking": self.model == "m1"}
         if api == RESPONSES:
             how.pop("chat_template_kwargs", None)
         body = body_of(api, tools, choice, name, choice == "auto" or rng.random() < 0.3, how)
@@ -269,20 +274,20 @@ class Trial:
                 self.count("cut")  # the last may be the beginning of one
                 continue
             try:
-                check(tools, called, arguments, self.m2)
+                check(tools, called, arguments, self.model)
             except (ValueError, AssertionError, jsonschema.ValidationError) as e:
                 raise AssertionError(f"seed {seed}: {e}\n{json.dumps(body)}\n{json.dumps(reply)}") from e
             self.count("valid")
         self.count(finish)
 
 
-for model in ("m2", "m1"):
-    source = changed(f"tests/data/tiny-{model}")
-    noise(source, model == "m2")
+for model in ("m2", "m1", "m3"):
+    source = changed(model)
+    noise(source, model)
     if not COUNT:
         continue
     with Server(convert(source), "--chat-format", f"minimax-{model}", "--max-model-len", "4096") as server:
-        trial = Trial(server, model == "m2")
+        trial = Trial(server, model)
         trial.prepare(source)
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
             list(pool.map(trial.one, range(SEED, SEED + COUNT)))

@@ -18,12 +18,20 @@ run() {
   "$BUILD"/tests/ops/host_world "$TMPDIR/$model-2" "$BUILD/tests/ops/preload/fake_nccl.so" || return 1
   "$BUILD"/tests/ops/host "$TMPDIR/$model-1" "$TMPDIR/$model-2" "$TMPDIR/$model-stages" "$TMPDIR/$model-both" "$TMPDIR/$model-many" "$TMPDIR/$model-cut" "$TMPDIR/$model-cut-stages"
 }
+# Sparse attention, dense layers and a shared expert.
+extended() {
+  for tp in 1 2; do
+    "$BUILD"/bin/minimax-convert tests/data/tiny-m3-random -o "$TMPDIR/tiny-m3-$tp" --tp $tp --quant mxfp8_attention_nvfp4_experts -q
+  done
+  "$BUILD"/tests/ops/host "$TMPDIR/tiny-m3-1" "$TMPDIR/tiny-m3-2"
+}
 # At once, since they wait for most of their time; each by itself where it keeps files and sockets.
 mkdir "$TMPDIR/m1" "$TMPDIR/m2"
 (TMPDIR=$TMPDIR/m1 && export TMPDIR && run tiny-m1 >"$TMPDIR/log" 2>&1) &
 m1=$!
 code=0
 (TMPDIR=$TMPDIR/m2 && export TMPDIR && run tiny-m2) || code=1
+extended || code=1
 wait $m1 || code=1
 cat "$TMPDIR/m1/log"
 exit $code

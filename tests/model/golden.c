@@ -1,5 +1,5 @@
 /* golden DIR GOLDEN.safetensors: holds a packed tiny checkpoint against the reference results that came with it. Prints each
- * figure beside its limit; exit status 1 if one is exceeded. */
+ * figure next to its limit; exit status 1 if one is exceeded. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +24,7 @@ static size_t block_place(uint32_t rank, uint32_t layer, uint32_t kv_head) {
   return ((size_t)rank * MM_MAX_LAYERS + layer) * KV_HEADS + kv_head;
 }
 
-static void select_and_tell(mm_backend *b, uint32_t layer, mm_act q, mm_act k, const mm_packed *q_norm, const mm_packed *k_norm) {
+static void select_and_record(mm_backend *b, uint32_t layer, mm_act q, mm_act k, const mm_packed *q_norm, const mm_packed *k_norm) {
   mm_ops_cpu.select(b, layer, q, k, q_norm, k_norm);
   for (uint32_t i = 0; i < b->batch->span_count; i++) {
     const mm_span *s = &b->batch->span[i];
@@ -251,7 +251,7 @@ static void open_all(golden *g, const char *dir, const char *file) {
   if (!g_block || g->shards.pack.model.index_top_k > CHOSEN) exit(1);
   static mm_ops ops;
   ops = mm_ops_cpu;
-  ops.select = select_and_tell;
+  ops.select = select_and_record;
   mm_engine_config c = {.ops = &ops, .limits = {.max_tokens = LONGEST, .slots = 3, .max_positions = LONGEST}, .threads = threads};
   g->engine = mm_engine_open(&g->shards, &c, &err);
   if (!g->engine) die(&err);

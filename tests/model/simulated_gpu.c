@@ -16,7 +16,7 @@ static bool fake_memory(const mm_backend_config *c, mm_memory_facts *out, mm_err
   return true;
 }
 
-/* What a rank is told is what was sized; nothing is opened. */
+/* A rank gets the limits that were computed; nothing is opened. */
 static mm_backend *fake_open(const mm_backend_config *c, mm_err *err) {
   __atomic_store_n(&given, c->limits.pages, __ATOMIC_RELAXED);
   mm_fail(err, MM_IO, "E_TEST", mm_at(NULL, NULL), "sized");

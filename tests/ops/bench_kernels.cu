@@ -1,4 +1,4 @@
-/* Kernel rates beside the device's own copy rate in the same run. Synthetic weights are made on the device; inputs rotate over more than
+/* Kernel rates against the device's own copy rate in the same run. Synthetic weights are made on the device; inputs rotate over more than
  * three times the L2 cache; medians of graph replays. */
 #include <algorithm>
 #include <memory>
@@ -428,7 +428,7 @@ void bench_products() {
   for (const auto &shape : {std::pair(8192u, 3072u), {3072u, 6144u}, {24576u, 6144u}, {6144u, 8192u}})
     bench_rounded(8192, shape.first, shape.second, 400);
 }
-/* Many tokens, weights only: experts widened by one group of threads and in registers, beside products of codes and of bf16. */
+/* Many tokens, weights only: experts widened by one group of threads and in registers, against products of codes and of bf16. */
 void bench_widened() {
   bench_gemm(kBf16, 8192, 8192, 3072);
   bench_rounded(8192, 8192, 3072);
@@ -464,7 +464,7 @@ void bench_rows() {
   rows_rate(8192, 8192);
 }
 
-/* What the rows of a choice ask for. Logits of a normal distribution, of which 0.95 is some 17,000 ids; peaked: 40 ids far above them, as
+/* Sampling settings of the rows. Logits of a normal distribution, of which 0.95 is some 17,000 ids; peaked: 40 ids far above them, as
  * where a model knows what comes. Penalties: of the ids of 1,024 positions. */
 struct choice_case {
   const char *name;
@@ -472,7 +472,7 @@ struct choice_case {
   uint32_t top_k = 0;
   double top_p = 1;
   bool peaked = false, masks = false, penalties = false;
-  uint32_t told = 0; /* logprobs */
+  uint32_t logprobs = 0; /* logprobs */
 };
 
 static void choice_rate(uint32_t rows, const choice_case &c) {
@@ -484,7 +484,7 @@ static void choice_rate(uint32_t rows, const choice_case &c) {
   buffer<int32_t> slot, id(rows), chosen(rows), held;
   buffer<unsigned long long> best(rows);
   buffer<mm_cu_ask> ask;
-  buffer<mm_logprob> told((size_t)rows * MM_CU_LOGPROBS);
+  buffer<mm_logprob> logprobs((size_t)rows * MM_CU_LOGPROBS);
   std::vector<float> v = random_float(vocab, 0, 3), all;
   for (uint32_t i = 0; c.peaked && i < 40; i++) v[g_rng.below(vocab)] = 32 - 0.5f * (float)i;
   for (uint32_t i = 0; i < rows * sets; i++) {
@@ -500,15 +500,15 @@ static void choice_rate(uint32_t rows, const choice_case &c) {
     if (c.draws) set[i] = {1.4426950f, c.top_k, c.top_p, 12345u + i};
     if (c.masks) asks[i].mask = 1 + i;
     if (c.penalties) asks[i].repetition = 1.0001f, asks[i].seen = 1 + i;
-    asks[i].told = c.told;
+    asks[i].logprobs = c.logprobs;
   }
   for (auto &w : allowed) w = (uint32_t)(g_rng.next() | g_rng.next());
   for (auto &t : ids) t = (int32_t)g_rng.below(vocab);
   x.put(all), draw.put(set), out.put(place), slot.put(slots), mask.put(allowed), held.put(ids), ask.put(asks);
   pos.put(std::vector<uint32_t>(rows, positions - 1)), never.zero(), best.zero(), ticket.zero(), seen.zero();
   mm_cu_asks q = {};
-  q.row = ask.p, q.mask = mask.p, q.seen = seen.p, q.told = told.p, q.pos = pos.p, q.ids = held.p, q.positions = positions;
-  q.copies = c.masks, q.tells = c.told > 0, q.penalised = c.penalties ? rows : 0, q.longest = positions;
+  q.row = ask.p, q.mask = mask.p, q.seen = seen.p, q.logprobs = logprobs.p, q.pos = pos.p, q.ids = held.p, q.positions = positions;
+  q.copies = c.masks, q.logprobs_wanted = c.logprobs > 0, q.penalised = c.penalties ? rows : 0, q.longest = positions;
   const mm_cu_draws kind = !c.draws ? MM_CU_GREEDY : mm_cu_draws_few(c.top_k, vocab) ? MM_CU_FEW_DRAWS : MM_CU_DRAWS;
   const double us = time_graph(8, [&](cudaStream_t st, int i) {
     float *const from = x.p + (size_t)(i % sets) * rows * vocab;
@@ -523,15 +523,15 @@ static void choice_rate(uint32_t rows, const choice_case &c) {
 }
 
 void bench_choice() {
-  choice_case both = {"top-k 50, top-p 0.95", true, 50, 0.95}, masks = both, penalties = both, told = both, peaked = both;
+  choice_case both = {"top-k 50, top-p 0.95", true, 50, 0.95}, masks = both, penalties = both, logprobs = both, peaked = both;
   masks.name = "the same under masks", masks.masks = true;
   penalties.name = "the same under penalties", penalties.penalties = true;
-  told.name = "the same, 20 logprobs", told.told = MM_CU_LOGPROBS;
+  logprobs.name = "the same, 20 logprobs", logprobs.logprobs = MM_CU_LOGPROBS;
   peaked.name = "the same, peaked", peaked.peaked = true;
   for (uint32_t rows : {1u, 16u, 64u, 256u}) {
     choice_rate(rows, {"greedy", false});
     choice_rate(rows, {"top-k 50", true, 50});
-    for (const choice_case &c : {both, peaked, masks, penalties, told}) choice_rate(rows, c);
+    for (const choice_case &c : {both, peaked, masks, penalties, logprobs}) choice_rate(rows, c);
     choice_rate(rows, {"top-p 0.95", true, 0, 0.95});
     choice_rate(rows, {"top-p 0.95, peaked", true, 0, 0.95, true});
     choice_rate(rows, {"draw", true});

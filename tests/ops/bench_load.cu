@@ -1,4 +1,4 @@
-/* How fast weights are loaded, from the page cache and from disk, beside the pinned copies and the plain reads of the same run. */
+/* How fast weights are loaded, from the page cache and from disk, against the pinned copies and the plain reads of the same run. */
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -94,7 +94,7 @@ static double direct_rate(const std::string &path, uint64_t bytes, unsigned thre
   return (double)done / s;
 }
 
-/* Of one thread and of sixteen. */
+/* Rates of one thread and of sixteen. */
 static double best_direct(const std::string &path, uint64_t bytes) {
   const double one = direct_rate(path, bytes, 1), many = direct_rate(path, bytes, 16);
   printf("O_DIRECT: %.2f GB/s by one thread, %.2f by 16\n", one * 1e-9, many * 1e-9);

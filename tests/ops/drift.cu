@@ -1,4 +1,4 @@
-/* Rows of whole models that drift apart (drift.h). */
+/* Drift of rows of whole models (drift.h). */
 #include "tests/ops/drift.h"
 
 #include <math.h>
@@ -9,7 +9,7 @@
 
 /* The median row may be off by so many times what bf16 on the CPU moves it, and a row by so many times that again, or twice what it moves
  * that very row in several tries, or what its weights' kernels may be (bf16 1e-2, others 3e-2), before its routing must explain it. Two
- * logits may lie apart by as much, of the larger. */
+ * logits may differ by as much, of the larger. */
 #define NEAR   1.5
 #define FAR    5
 #define ENOUGH 8 /* rows; a median or a count of fewer says nothing */
@@ -61,7 +61,7 @@ static std::vector<size_t> count_together(const std::vector<uint32_t> &layers, s
   }
   return n;
 }
-/* That, in the try with the fewest. */
+/* The same, in the try with the fewest. */
 static std::vector<size_t> count_fewest(const noise &moved, size_t rows, uint32_t all) {
   std::vector<size_t> n(all, rows);
   for (const auto &s : moved.stays) {
@@ -149,13 +149,13 @@ static comparison compare_rows(const routers &r, const fed &cpu, const fed &gpu,
     if (tie) lowest = std::min(lowest, d.layer);
     const auto &most = moved.most[same];
     const bool near = error <= std::max({FAR * limit, 2 * most.row[row], allowed});
-    const double apart = std::max(2 * std::max(limit * fabs(c[a]), most.logit[row]), allowed * fabs(c[a]));
-    if (near && (a == b || c[a] - c[b] <= apart)) continue;
+    const double distance = std::max(2 * std::max(limit * fabs(c[a]), most.logit[row]), allowed * fabs(c[a]));
+    if (near && (a == b || c[a] - c[b] <= distance)) continue;
     (error >= 1 || !(tie || follows) ? x.unexplained : tie ? x.ties : x.after)++;
     char text[240];
     snprintf(text, sizeof text,
              "row %zu: error %.1e, in tries %.1e, CPU chooses %zu, GPU %zu, logits %.4f and %.4f, may be apart %.4f: ", row, error,
-             most.row[row], a, b, c[a], c[b], apart);
+             most.row[row], a, b, c[a], c[b], distance);
     x.rows.push_back(text + describe(d));
   }
   return x;

@@ -1,4 +1,4 @@
-/* How far the rows of whole models drift apart between two sides, beside what rounding to bf16 alone does, and what the routers of both
+/* How far the rows of whole models drift between two sides, against what rounding to bf16 alone does, and what the routers of both
  * were given on the way. */
 #ifndef MM_TESTS_OPS_DRIFT_H
 #define MM_TESTS_OPS_DRIFT_H
@@ -8,7 +8,7 @@
 #include "formats/model.h"
 #include "tests/ops/sides.h"
 
-/* What came out of a step, by row: logits[vocab], and the routers' inputs [layers][hidden]. */
+/* Outputs of a step, by row: logits[vocab], and the routers' inputs [layers][hidden]. */
 struct fed {
   std::vector<float> logits, routed;
   void append(const fed &f) {
@@ -26,7 +26,7 @@ struct routers {
 /* Whose row is: of which sequence. Rows of a sequence ascend. */
 typedef std::function<size_t(size_t)> sequence_of;
 
-/* What rounding to bf16 alone does to the CPU: to the median row's logits, to its routers' inputs by layer, and to each row in the mean of
+/* Effect of rounding to bf16 alone on the CPU: to the median row's logits, to its routers' inputs by layer, and to each row in the mean of
  * squares (of rows that stay together, 0 where none did); at most to each row and to any logit of it, in all tries and in those where the
  * row stays together. */
 struct noise {
@@ -40,7 +40,7 @@ struct noise {
 noise measure_noise(const routers &r, const fed &cpu, const std::vector<fed> &tries, const sequence_of &sequence);
 
 /* How a side's rows compare with the CPU's. Rows that are far off, but by less than themselves, or choose another token although the CPU's
- * logits of both lie further apart than they may move, must have taken other experts by scores of an input that until there was off by no
+ * logits of both differ by more than they may move, must have taken other experts by scores of an input that until there was off by no
  * more than a row's may be, so at a near tie, or follow such a row of their sequence. */
 struct comparison {
   std::vector<double> times;            /* rows that still have the CPU's experts: their errors over what rounding does to them */
@@ -54,7 +54,7 @@ struct comparison {
 typedef std::vector<uint32_t> tied_layers;
 static const uint32_t kNone = UINT32_MAX;
 
-/* Rows of the CPU beside those of the GPU, reported and added to `all`; again() gives what more tries do to the CPU. */
+/* Rows of the CPU against those of the GPU, reported and added to `all`; again() gives what more tries do to the CPU. */
 void compare(const std::string &what, const routers &r, const fed &cpu, const fed &gpu, const sequence_of &sequence, tied_layers *tied,
              const noise &moved, const std::function<noise()> &again, comparison *all);
 /* The middle of all, and of each layer the rows that still have the CPU's experts: at least a quarter as many as in the try of bf16 with

@@ -32,7 +32,7 @@ static struct fake {
   struct CUstream_st {
     bool open, captures;
     pthread_t owner;
-    uint32_t sums, captured; /* sums launched since the ranks last mended */
+    uint32_t sums, captured; /* sums launched since the ranks were last reset */
     bool ranks;              /* some were, ever */
     volatile uint32_t *word; /* of the ranks that wait for each other, of a stage: what they share; 0: all is well */
   } stream[STREAMS];
@@ -113,7 +113,7 @@ static cudaError_t fake_remove(const char *call, void *p) {
   pthread_mutex_unlock(&fake.lock);
   return cudaSuccess;
 }
-/* Whether [p, p + bytes) lies in a block, or in no device's memory at all. */
+/* Checks that [p, p + bytes) lies in a block, or in no device's memory at all. */
 static void fake_range(const char *call, const void *p, size_t bytes, bool device) {
   bool there = !device;
   pthread_mutex_lock(&fake.lock);
@@ -139,7 +139,7 @@ cudaError_t cudaMalloc(void **p, size_t bytes) {
   fake_idle("cudaMalloc");
   return fake_add(p, bytes, true);
 }
-/* Of all ranks' devices together, which have 64 GiB. */
+/* Sum over all ranks' devices, which have 64 GiB. */
 static uint64_t fake_used(void) {
   uint64_t used = 0;
   pthread_mutex_lock(&fake.lock);
@@ -156,7 +156,7 @@ cudaError_t cudaFree(void *p) {
   if (p) fake_idle("cudaFree");
   return fake_remove("cudaFree", p);
 }
-/* Of this process: the handle is the address. */
+/* Only within this process: the handle is the address. */
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *h, void *p) {
   memset(h, 0, sizeof *h);
   memcpy(h, &p, sizeof p);
@@ -359,7 +359,7 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *a, const void *f) {
 }
 cudaError_t cudaFuncSetAttribute(const void *f, enum cudaFuncAttribute a, int v) { return (void)f, (void)a, (void)v, cudaSuccess; }
 
-/* What nvcc's own code calls. */
+/* Functions that nvcc's own code calls. */
 struct dim3;
 typedef struct CUkern_st fake_kernel;
 void **__cudaRegisterFatBinary(void *binary) { return (void)binary, calloc(1, sizeof(void *)); }

@@ -36,14 +36,14 @@ struct rng {
 };
 extern rng g_rng;
 
-/* Whether the current device takes the kernel: not every one has all. */
+/* True if the current device takes the kernel: not every one has all. */
 inline bool takes_here(mm_cu_kernel kernel, const mm_cu_weight &w, uint32_t tokens = 2) {
   return mm_cu_refuse(kernel, {&w, nullptr, tokens}) == cudaSuccess;
 }
 inline bool takes_here(mm_cu_kernel kernel, const mm_cu_weight &w13, const mm_cu_weight &w2, uint32_t tokens = 2) {
   return mm_cu_refuse(kernel, {&w13, &w2, tokens, 1}) == cudaSuccess;
 }
-/* What multiplies rows as they are here, but for the kernels of a few rows. */
+/* The function that multiplies rows as they are here, but for the kernels of a few rows. */
 decltype(&mm_cu_gemm) plain_linear(const mm_cu_weight &w, uint32_t tokens);
 decltype(&mm_cu_experts_gemm) plain_experts(const mm_cu_weight &w13, const mm_cu_weight &w2, uint32_t tokens, uint32_t top_k);
 
@@ -114,7 +114,7 @@ double relative_error(const std::vector<double> &want, const std::vector<double>
 void report(const std::string &what, double error, double limit);
 void report_true(const std::string &what, bool ok);
 extern int g_failures;
-/* Whether run(x, tokens), which returns `tokens` rows, gives the same bits for a row of `width` numbers wherever it lies among `least` …
+/* True if run(x, tokens), which returns `tokens` rows, gives the same bits for a row of `width` numbers wherever it lies among `least` …
  * `most` rows and whatever the others hold. */
 bool same_among_others(uint32_t least, uint32_t most, uint32_t width,
                        const std::function<std::vector<float>(const __nv_bfloat16 *x, uint32_t tokens)> &run);
@@ -159,13 +159,15 @@ void test_linear();
 void test_experts();
 void test_widened();
 void test_attention();
+void test_block_attention();
+void test_extended();
 void test_lightning();
 void test_rows();
 void test_choice();
 void test_edges();
 void test_steps();
 void test_forks();
-void test_apart();
+void test_invariant();
 void test_sequences();
 void test_models();
 void test_rounded();

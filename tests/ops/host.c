@@ -1,8 +1,7 @@
 /* The host's side of the CUDA backend without a GPU (fake_device.h): host DIR1 … DIR7, a checkpoint whole, cut for two ranks, cut into two
- * stages, both, whole in many files that may be damaged, and cut for two ranks, and for two stages, in many such. What ranks decide
- * together they decide alike, whichever fails; nothing is allocated while a step is recorded; nothing that may wait for a device is called
- * while a rank's kernel waits for another rank; experts are there when they are used; what fails is named in time; all memory is given
- * back. */
+ * stages, both, whole in many files that may be damaged, and cut for two ranks, and for two stages, in many such. All ranks reach the same
+ * decision, whichever fails; nothing is allocated while a step is recorded; nothing that may wait for a device is called while a rank's
+ * kernel waits for another rank; experts are there when they are used; what fails is named in time; all memory is given back. */
 #ifdef MM_CUDA
 #include "tests/ops/fake_device.h"
 
@@ -37,11 +36,12 @@ static bool failing_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
 }
 
 static float *logits;
+static const mm_ops *backend = &mm_ops_cuda;
 static mm_ops ops;
 
 static mm_engine *open_engine(const mm_shards *shards) {
   mm_err err = {0};
-  ops = mm_ops_cuda, ops.open = open_rank, ops.begin = failing_begin, second = NULL;
+  ops = *backend, ops.open = open_rank, ops.begin = failing_begin, second = NULL;
   fake.wrong[0] = 0, fake.ranks = shards->pack.tp, fake.graphs = 0;
   static const uint32_t device[] = {0, 1, 0, 1};
   const mm_engine_config c = {.ops = &ops, .limits = {ROWS, SLOTS, POSITIONS, 7}, .threads = 1, .act_quant = true, .device = device};
@@ -106,7 +106,7 @@ static void check_collected(const mm_shards *shards, bool collects, const char *
   uint32_t products = 1; /* the head */
   for (uint32_t l = 0; l < shards->pack.model.layers; l++) products += shards->pack.model.attn[l] == MM_ATTN_LIGHTNING ? 5 : 4;
   fake.ranks = mm_pack_ranks(&shards->pack), fake.graphs = 0, fake.wrong[0] = 0;
-  const mm_engine_config config = {.ops = &mm_ops_cuda, .limits = {1, SLOTS, POSITIONS}, .threads = 1, .calibration = c};
+  const mm_engine_config config = {.ops = backend, .limits = {1, SLOTS, POSITIONS}, .threads = 1, .calibration = c};
   mm_engine *e = mm_engine_open(shards, &config, &err);
   bool ok = e && (collects || mm_engine_warm(e, (const uint32_t[]){1}, 1, &err)); /* all weights are there: steps are recorded */
   sums = 0;
@@ -121,7 +121,7 @@ static void check_collected(const mm_shards *shards, bool collects, const char *
   mm_calibration_close(c);
 }
 
-/* ---- rows that are apart ---- */
+/* ---- batch-invariant rows ---- */
 
 static char launched[1 << 15]; /* names of the kernels of a step, each once */
 /* But for those that prepare pages, as the slot needs them, and sums over ranks, which give the same bits in both ways. */
@@ -148,7 +148,7 @@ static void sort_lines(char *text) {
 }
 
 /* Whatever a step holds, the kernels are the same and nothing is recorded. */
-static void check_apart(const mm_shards *shards, const char *what) {
+static void check_invariant(const mm_shards *shards, const char *what) {
   static const struct {
     uint32_t rows;
     bool chunk;
@@ -157,7 +157,8 @@ static void check_apart(const mm_shards *shards, const char *what) {
   static char first[sizeof launched];
   mm_err err = {0};
   fake.ranks = mm_pack_ranks(&shards->pack), fake.graphs = 0, fake.wrong[0] = 0;
-  const mm_engine_config c = {.ops = &mm_ops_cuda, .limits = {ROWS, SLOTS, POSITIONS, 0}, .threads = 1, .act_quant = true, .apart = true};
+  const mm_engine_config c = {
+      .ops = backend, .limits = {ROWS, SLOTS, POSITIONS, 0}, .threads = 1, .act_quant = true, .batch_invariant = true};
   mm_engine *e = mm_engine_open(shards, &c, &err);
   bool ok = e && mm_engine_batch_invariant(e) && mm_engine_warm(e, (const uint32_t[]){1}, 1, &err), same = true; /* all weights are there */
   for (size_t i = 0; ok && same && i < 2 * sizeof steps / sizeof *steps; i++) {
@@ -173,7 +174,7 @@ static void check_apart(const mm_shards *shards, const char *what) {
   ok = ok && same && fake.graphs == 0 && *first;
   report(what, ok, err.status != MM_OK ? err.text : same ? "a step was recorded, or nothing launched" : "other kernels");
   mm_engine_close(e), err = (mm_err){0};
-  const mm_engine_config few = {.ops = &mm_ops_cuda, .limits = {1, 1, 64, 0}, .threads = 1, .apart = true};
+  const mm_engine_config few = {.ops = backend, .limits = {1, 1, 64, 0}, .threads = 1, .batch_invariant = true};
   fake.ranks = mm_pack_ranks(&shards->pack);
   e = mm_engine_open(shards, &few, &err);
   report("steps of one row at most", e && step(e, 1, false, &err), err.text);
@@ -186,7 +187,7 @@ static void check_failing(const mm_shards *shards, int failing, bool room) {
   mm_engine *e = open_engine(shards);
   if (!e) return;
   char what[100];
-  bool told = false, others = true;
+  bool reported = false, others = true;
   double took = 0;
   for (int i = 0; i < failing + 6; i++) {
     const double from = now();
@@ -194,12 +195,12 @@ static void check_failing(const mm_shards *shards, int failing, bool room) {
     if (i == failing && !room) fails = 1;
     mm_err now_err = {0};
     const bool done = step(e, i == failing && room ? ROWS : 3, i == failing && room, &now_err);
-    if (i == failing) told = !done && strcmp(now_err.code, room ? "E_MEMORY" : "E_TEST") == 0, took = now() - from;
+    if (i == failing) reported = !done && strcmp(now_err.code, room ? "E_MEMORY" : "E_TEST") == 0, took = now() - from;
     if (i != failing && !done && others) others = false, err = now_err;
   }
   others = others && step(e, ROWS - 1, true, &err);
   snprintf(what, sizeof what, "step %d fails on one rank %s, and all go on", failing, room ? "for want of room" : "in begin");
-  report(what, told && others && took < 0.5e-3 * TIMEOUT_MS, !told ? "it was not told" : !others ? err.text : "late");
+  report(what, reported && others && took < 0.5e-3 * TIMEOUT_MS, !reported ? "it was not told" : !others ? err.text : "late");
   close_engine(e, "its calls and its memory");
 }
 
@@ -211,14 +212,14 @@ static void check_slots(const mm_shards *shards) {
   char *state = malloc(mm_engine_state_bytes(e) + 1);
   const mm_bias bias = {1, 1};
   static const uint32_t allowed[8192];
-  mm_logprob told[MM_QUEUE][4];
+  mm_logprob logprobs[MM_QUEUE][4];
   bool ok = step(e, 70, true, &err) && mm_engine_save(e, 0, state, &err) && mm_engine_fork(e, 0, (const uint32_t[]){1, 2}, 2, &err);
   for (uint32_t n = 0; ok && n < 20; n++) {
     mm_sampling set[3];
     const mm_span span[] = {{0, 0, 1, 70 + n}, {1, 1, 1, 70 + n}, {2, 2, 1, 70 + n}};
     for (uint32_t i = 0; i < 3; i++) set[i] = (mm_sampling){.temperature = 1, .top_p = 0.9, .seed = n};
     if (n % 2) set[0].repetition = 1.1, set[1].bias_count = 1, set[1].bias = &bias, set[2].allowed = allowed;
-    if (n % 3) set[n % 2].top_logprobs = 3, set[n % 2].logprobs = told[n % MM_QUEUE];
+    if (n % 3) set[n % 2].top_logprobs = 3, set[n % 2].logprobs = logprobs[n % MM_QUEUE];
     const mm_batch batch = {3, (const int32_t[]){5, 6, 7}, 3, span, 3, (const uint32_t[]){0, 1, 2}, set, NULL};
     int32_t chosen[3];
     ok = mm_engine_queue(e, &batch, &err) && (n < 2 || mm_engine_collect(e, chosen, &err));
@@ -261,8 +262,8 @@ static bool score_one(mm_engine *e, const mm_batch *b, mm_err *err) {
   return mm_engine_score(e, b, (const int32_t[]){3}, &(double){0}, err);
 }
 
-/* A kernel of rank 0 waits for rank 1 in vain, as its word says, while passes are queued or kept, or when all are known to be good. In the
- * first case whatever is asked of any slot fails, by name, and none holds anything; in the second it is done. Then all go on. */
+/* A kernel of rank 0 times out waiting for rank 1, as its word says, while passes are queued or kept, or when all are known to be good. In
+ * the first case whatever is asked of any slot fails, by name, and none holds anything; in the second it is done. Then all go on. */
 static void check_doubts(const mm_shards *shards) {
   mm_err err = {0};
   mm_engine *e = open_engine(shards);
@@ -293,10 +294,10 @@ static void check_doubts(const mm_shards *shards) {
       default: /* of a model without states nothing is read */
         ok = proven || mm_engine_state_bytes(e) ? mm_engine_save(e, 1, state, &err) : mm_engine_fork(e, 1, &(uint32_t){3}, 1, &err);
     }
-    const bool told = !ok && strcmp(err.code, "E_RANK") == 0 && strstr(err.text, "rank 0 waited") && strstr(err.text, "rank 1 in vain");
+    const bool reported = !ok && strcmp(err.code, "E_RANK") == 0 && strstr(err.text, "rank 0 waited") && strstr(err.text, "rank 1 in vain");
     uint32_t held = 0;
     for (uint32_t s = 0; s < SLOTS; s++) held += mm_engine_held(e, s);
-    if (proven ? !ok : !told || held) snprintf(why, sizeof why, "found %d, %u tokens held: %.200s", ok, held, err.text);
+    if (proven ? !ok : !reported || held) snprintf(why, sizeof why, "found %d, %u tokens held: %.200s", ok, held, err.text);
     mm_err late = {0}, again = {0};
     if (left && !proven && (pass(e, 2, true, mm_engine_queue, &again) || !strstr(again.text, "rank 1 in vain")))
       snprintf(why, sizeof why, "queued behind what was lost: %.200s", again.text);
@@ -342,7 +343,8 @@ static void check_hanging(const mm_shards *shards, bool meets) {
   hangs_s = meets ? 6 : 3;
   fake.timeout_ms = 1500;
   const double from = now();
-  const bool told = !step(e, meets ? ROWS : 3, meets, &hung) && strcmp(hung.code, "E_RANK") == 0 && strstr(hung.text, "for rank 1 in vain");
+  const bool reported =
+      !step(e, meets ? ROWS : 3, meets, &hung) && strcmp(hung.code, "E_RANK") == 0 && strstr(hung.text, "for rank 1 in vain");
   const double took = now() - from;
   const bool still = !step(e, 3, false, &away) && strcmp(away.code, "E_RANK") == 0 && strstr(away.text, "not come back");
   while (hangs_s && now() - from < 10) usleep(10000);
@@ -352,7 +354,7 @@ static void check_hanging(const mm_shards *shards, bool meets) {
   char what[120];
   snprintf(what, sizeof what, "a rank that hangs is named %s in %.1f s, and all go on when it is back",
            meets ? "on the host" : "by a kernel", took);
-  report(what, ok && told && still && took < 5, !told ? hung.text : !still ? away.text : err.text);
+  report(what, ok && reported && still && took < 5, !reported ? hung.text : !still ? away.text : err.text);
   close_engine(e, "its calls and its memory");
 }
 
@@ -364,10 +366,10 @@ static void check_left(const mm_shards *shards) {
   const bool ok = mm_engine_warm(e, (const uint32_t[]){3}, 1, &err);
   hangs_s = 20;
   fake.timeout_ms = 1500;
-  const bool told = !step(e, 3, false, &err) && strcmp(err.code, "E_RANK") == 0;
+  const bool reported = !step(e, 3, false, &err) && strcmp(err.code, "E_RANK") == 0;
   const double from = now();
   mm_engine_close(e);
-  report("an engine whose rank stays away is closed at once", ok && told && now() - from < 1, err.text);
+  report("an engine whose rank stays away is closed at once", ok && reported && now() - from < 1, err.text);
 }
 
 /* ---- tables of pages ---- */
@@ -395,7 +397,7 @@ static uint32_t below(uint32_t n) {
   return (uint32_t)((seed >> 33) % n);
 }
 
-/* Whether the device's table says of every page that a slot of the last step holds what the host's does. */
+/* True if the device's page table equals the host's for every page of the last step's slots. */
 static bool same_tables(mm_engine *e, const mm_span *span, uint32_t spans) {
   const mm_pages *p = mm_engine_pages(e);
   bool same = true;
@@ -504,8 +506,30 @@ static void check_held(const mm_shards *shards, const mm_shards *other, const ch
   close_engine(NULL, "its calls and its memory");
 }
 
+/* An extended model (mm_model_extended), whole and cut for two ranks: host DIR1 DIR2. By another name than the backend's, under which such
+ * a model may be refused. */
+static int check_extended(char **dir) {
+  mm_err err = {0};
+  mm_shards one = {0}, two = {0};
+  static mm_ops named;
+  named = mm_ops_cuda, named.name = "fake", backend = &named;
+  if (!mm_shards_open(&one, dir[0], &err) || !mm_shards_open(&two, dir[1], &err)) return fprintf(stderr, "host: %s\n", err.text), 1;
+  logits = calloc((size_t)ROWS * one.pack.model.vocab, sizeof *logits);
+  check_steps(&one, "extended model: steps of one rank"), check_steps(&two, "extended model: steps of two ranks");
+  for (int i = 0; i < 2; i++) {
+    check_memory(&one, false, i, "extended model: memory of one rank");
+    check_memory(&two, false, i, "extended model: memory of two ranks");
+  }
+  check_invariant(&one, "extended model: the same kernels for any batch-invariant step");
+  free(logits);
+  mm_shards_close(&one), mm_shards_close(&two);
+  printf("%d failure(s)\n", failures);
+  return failures > 0;
+}
+
 int main(int argc, char **argv) {
   mm_err err = {0};
+  if (argc == 3) return setvbuf(stdout, NULL, _IOLBF, 0), check_extended(argv + 1);
   mm_shards one = {0}, two = {0}, staged = {0}, both = {0}, many = {0}, *const all[] = {&one, &two, &staged, &both, &many};
   setvbuf(stdout, NULL, _IOLBF, 0);
   for (int i = 0; i < 5; i++)
@@ -529,8 +553,8 @@ int main(int argc, char **argv) {
   fake.fail_malloc_of = 1 << 20, check_refused(&two, "a device that is full", "E_MEMORY", "bytes free of");
   check_refused(&two, "a device that is not there", "E_DEVICE", "device 7"), check_hanging(&two, false);
   if (two.pack.model.qk_norm) check_hanging(&two, true); /* once is enough: it takes its time */
-  check_apart(&one, "rows apart: the same kernels for any step");
-  check_apart(&two, "rows apart on two ranks");
+  check_invariant(&one, "rows apart: the same kernels for any step");
+  check_invariant(&two, "rows apart on two ranks");
   check_slots(&one), check_slots(&two), check_ahead(&two, 0), check_ahead(&two, 1), check_ahead(&two, 3);
   check_doubts(&two);
   check_tables(&one);

@@ -4,7 +4,7 @@
 
 static uint32_t below(uint32_t n);
 
-/* What the router's kernel would choose, by list_used: an expert or two, or all. */
+/* The experts that the router's kernel would select, by list_used: one or two, or all. */
 static uint32_t listed, lists;
 static void choose_some(const char *name, void **args) {
   if (!strstr(name, "list_used")) return;
@@ -117,14 +117,14 @@ static void check_bad_file(const char *dir, bool cut) {
   mm_shards_close(&shards);
 }
 
-static uint32_t in_logs;                                    /* of such failures */
-static bool tells_of(const mm_err *err, const char *path) { /* as the reader found it, or who looked at the file itself */
+static uint32_t in_logs;                                      /* of such failures */
+static bool names_path(const mm_err *err, const char *path) { /* as the reader found it, or who looked at the file itself */
   return strstr(err->text, path) && (strcmp(err->code, "E_CHANGED") == 0 || strcmp(err->code, "E_SHORT_READ") == 0);
 }
 
 /* The same of one rank's file, of ranks in one stage or in two, on one device or on two. The other rank's weights come slowly to a device
  * of its own: nobody waits for those, neither in a step, nor at its choices, nor where all are waited for. Cut before the engine opens, the
- * file may be told by that. */
+ * file may be reported by that. */
 static void check_bad_rank(const char *dir, bool shared, bool early) {
   static const char *const ways[] = {"a step", "who waits for all", "choices"};
   static const uint32_t device[] = {0, 1, 0, 0};
@@ -158,11 +158,12 @@ static void check_bad_rank(const char *dir, bool shared, bool early) {
     done = way == 2 ? mm_engine_queue(e, &batch, &err) && mm_engine_collect(e, &(int32_t){0}, &err) : step(e, 1, false, &err);
   const double took = now() - from;
   mm_err again = {0};
-  const bool stays = !e || (!step(e, 2, false, &again) && tells_of(&again, path));
-  bool told = false;
-  for (int i = 0; e && i < 100 && !(told = mm_read_log_failed(log, &logged)); i++) usleep(10000); /* a step may look before the load does */
-  const bool named = tells_of(&err, path) && (!told || tells_of(&logged, path));
-  in_logs += told;
+  const bool stays = !e || (!step(e, 2, false, &again) && names_path(&again, path));
+  bool reported = false;
+  for (int i = 0; e && i < 100 && !(reported = mm_read_log_failed(log, &logged)); i++)
+    usleep(10000); /* a step may look before the load does */
+  const bool named = names_path(&err, path) && (!reported || names_path(&logged, path));
+  in_logs += reported;
   snprintf(what, sizeof what, "a file of rank %u of %s cut %s is named in %.1f s, by %s, on %s", of,
            shards.pack.pp > 1 ? "two stages" : "two", early ? "before it is loaded" : "while it is loaded", took, e ? ways[way] : "opening",
            shared ? "one device" : "two");

@@ -1,4 +1,4 @@
-/* What the CUDA backend allocates on a device that is not there, against what the size of the KV cache leaves room for
+/* Allocations of the CUDA backend on a fake device, against what the size of the KV cache leaves room for
  * (loader/stream/capacity.h). Part of host.c. */
 #ifndef MM_TESTS_HOST_MEMORY_H
 #define MM_TESTS_HOST_MEMORY_H
@@ -11,25 +11,25 @@ static bool choose_step(mm_engine *e, mm_err *err) {
   static mm_span span[SLOTS];
   static uint32_t out[SLOTS];
   static mm_sampling set[SLOTS];
-  static mm_logprob told[SLOTS][1 + MM_LOGPROBS];
+  static mm_logprob logprobs[SLOTS][1 + MM_LOGPROBS];
   static const mm_bias bias[] = {{1, 2}, {3, -1}};
   static uint32_t allowed[1 << 16];
   memset(allowed, 0xff, sizeof allowed);
   for (uint32_t i = 0; i < SLOTS; i++) {
     id[i] = (int32_t)i, out[i] = i, span[i] = (mm_span){(int32_t)i, i, 1, 0};
     set[i] = (mm_sampling){.temperature = 1, .top_p = 1, .repetition = 1.1, .bias_count = 2, .bias = bias, .allowed = allowed};
-    set[i].top_logprobs = MM_LOGPROBS, set[i].logprobs = told[i];
+    set[i].top_logprobs = MM_LOGPROBS, set[i].logprobs = logprobs[i];
   }
   return mm_engine_queue(e, &(mm_batch){SLOTS, id, SLOTS, span, SLOTS, out, set, NULL}, err) && mm_engine_collect(e, chosen, err);
 }
 
-/* What is allocated, whatever steps ask for, is what the size of the cache leaves room for (loader/stream/capacity.h). */
+/* Allocations, whatever steps ask for, are what the size of the cache leaves room for (loader/stream/capacity.h). */
 static void check_memory(const mm_shards *shards, bool kv_fp8, bool collects, const char *what) {
   mm_err err = {0};
   uint64_t counted = 0, kind[4] = {0};
   mm_calibration *c = collects ? mm_calibration_open(shards, &err) : NULL;
   static const uint32_t device[] = {0, 1, 0, 1};
-  const mm_engine_config config = {.ops = &mm_ops_cuda,
+  const mm_engine_config config = {.ops = backend,
                                    .limits = {ROWS, SLOTS, POSITIONS, 0},
                                    .threads = 1,
                                    .act_quant = !collects,

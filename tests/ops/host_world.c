@@ -1,6 +1,6 @@
 /* Ranks of one stage in two processes on devices, without a GPU and without NCCL (fake_device.h, preload/fake_nccl.c): host_world DIR NCCL,
- * a checkpoint cut for two ranks and a library that only counts. Each process is a thread, MPI a queue. What processes decide together they
- * decide alike, whichever fails; a rank that does not come is told in time, and all go on when it is back; NCCL is joined anew after each
+ * a checkpoint cut for two ranks and a library that only counts. Each process is a thread, MPI a queue. All processes reach the same
+ * decision, whichever fails; a rank that does not come is reported in time, and all go on when it is back; NCCL is joined anew after each
  * failure, and all memory is given back. */
 #ifdef MM_CUDA
 #include "tests/ops/fake_device.h"
@@ -32,7 +32,7 @@ static volatile uint32_t aborted;
 static void note_init(void) { aborted = 0; }
 static void note_abort(void) { aborted = 1; }
 
-/* What stands for the kernels that say where a rank is: it has arrived where its thread waits for others, and is done when they came. */
+/* Stand-ins for the kernels that say where a rank is: it has arrived where its thread waits for others, and is done when they came. */
 typedef struct signs {
   volatile uint32_t arrived, done;
 } signs;
@@ -138,7 +138,7 @@ static void check_failing(const mm_shards *shards, int rank, int failing, const 
   mm_err err = {0};
   mm_engine *e = open_both(shards, &err);
   const bool room = strcmp(how, "E_MEMORY") == 0, in_nccl = strcmp(how, "E_NCCL") == 0;
-  bool told = false, others = e != NULL;
+  bool reported = false, others = e != NULL;
   double took = 0;
   for (int i = 0; e && i < failing + 6; i++) {
     const double from = now();
@@ -148,19 +148,19 @@ static void check_failing(const mm_shards *shards, int rank, int failing, const 
     if (i == failing && !room && !in_nccl) fails = rank;
     mm_err now_err = {0};
     const bool done = step(e, i == failing && room ? ROWS : 3, i == failing && room, &now_err);
-    if (i == failing) told = !done && strcmp(now_err.code, how) == 0, took = now() - from;
-    if (i == failing && !told) err = now_err;
+    if (i == failing) reported = !done && strcmp(now_err.code, how) == 0, took = now() - from;
+    if (i == failing && !reported) err = now_err;
     if (i != failing && !done && others) others = false, err = now_err;
     nccl->async_fails = 0;
   }
   others = others && step(e, ROWS - 1, true, &err);
   char what[100];
   snprintf(what, sizeof what, "step %d fails on rank %d with %s, in %.1f s, and all go on", failing, rank, how, took);
-  report(what, told && others && took < 5 && nccl->inits == 4, err.text);
+  report(what, reported && others && took < 5 && nccl->inits == 4, err.text);
   close_both(e, "its calls and its memory");
 }
 
-/* A rank comes to a step after the other has waited for it for as long as one does: that one tells, and all go on. */
+/* A rank comes to a step after the other has waited for it for as long as one does: it reports that, and all go on. */
 static void check_late(const mm_shards *shards, int rank) {
   mm_err err = {0}, late = {0};
   mm_engine *e = open_both(shards, &err);
@@ -168,12 +168,12 @@ static void check_late(const mm_shards *shards, int rank) {
   hangs_ms = 4400;
   hangs = rank;
   const double from = now();
-  const bool told = ok && !step(e, 2, false, &late) && strcmp(late.code, "E_RANK") == 0 && strstr(late.text, "other processes in vain");
+  const bool reported = ok && !step(e, 2, false, &late) && strcmp(late.code, "E_RANK") == 0 && strstr(late.text, "other processes in vain");
   const double took = now() - from;
   for (int i = 0; ok && i < 4; i++) ok = step(e, 3, false, &err);
   char what[120];
   snprintf(what, sizeof what, "rank %d, which is late, is told in %.1f s, and all go on", rank, took);
-  report(what, ok && told && took < 5, told ? err.text : late.text);
+  report(what, ok && reported && took < 5, reported ? err.text : late.text);
   close_both(e, "its calls and its memory");
 }
 

@@ -59,10 +59,10 @@ struct combine_rows_of {
   void by_many(const member &m) const;
   /* The branch, of which spare is a copy, goes to the other rank as choices are summed; whether it may. */
   bool by_sent(const member &m) const;
-  /* That sum of choices alone, into spare. */
+  /* The sum of choices alone, into spare. */
   void sum_only(const member &m) const;
   void by_two(const member &m) const;
-  /* Whether both ways' results are the same, and those of all ranks. */
+  /* True if both ways' results are the same, and those of all ranks. */
   bool same(const member &m) const;
 };
 

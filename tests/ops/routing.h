@@ -1,4 +1,4 @@
-/* What the router fills, and routers to fill it with. */
+/* The routing lists, and routers to fill them with. */
 #ifndef MM_TESTS_OPS_ROUTING_H
 #define MM_TESTS_OPS_ROUTING_H
 
@@ -8,16 +8,16 @@
 
 struct route_buffers {
   buffer<float> logits, weight, slot_weight;
-  buffer<unsigned long long> told;
+  buffer<unsigned long long> published;
   buffer<uint32_t> id, ticket, used, slot_expert, slot_tokens, offset, pair;
   mm_cu_route r = {};
   route_buffers(uint32_t experts, uint32_t top_k, uint32_t tokens, bool sigmoid, const float *bias) {
     uint32_t slots = std::min(experts, MM_CU_DECODE_ROWS * top_k), pairs = tokens * top_k;
     logits.open((size_t)tokens * experts), weight.open(pairs), id.open(pairs), ticket.open(1), ticket.zero();
     used.open(1), slot_expert.open(slots), slot_tokens.open(slots), slot_weight.open((size_t)slots * MM_CU_DECODE_ROWS);
-    told.open(MM_CU_MAX_TOP_K), offset.open(experts + 1), pair.open(pairs);
-    r = {experts,  top_k,  sigmoid,       bias,          nullptr,       logits.p, id.p,     weight.p,
-         ticket.p, used.p, slot_expert.p, slot_tokens.p, slot_weight.p, told.p,   offset.p, pair.p};
+    published.open(MM_CU_MAX_TOP_K), offset.open(experts + 1), pair.open(pairs);
+    r = {experts,  top_k,  sigmoid,       bias,          nullptr,       logits.p,    id.p,     weight.p,
+         ticket.p, used.p, slot_expert.p, slot_tokens.p, slot_weight.p, published.p, offset.p, pair.p};
   }
 };
 

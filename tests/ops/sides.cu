@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 
+#include "tests/ops/cpu_blocks.h"
 #include "tests/ops/gpu.h"
 
 /* ---- routers ---- */
@@ -77,6 +78,9 @@ static mm_ops narrow_ops() {
   o.experts = [](mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2) {
     mm_ops_cpu.experts(b, y, x, w13, w2), narrow(y);
   };
+  o.mlp = [](mm_backend *b, mm_act y, mm_act x, const mm_packed *up, const mm_packed *down, bool add) {
+    mm_ops_cpu.mlp(b, y, x, up, down, add), narrow(y);
+  };
   o.combine = [](mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps) {
     mm_ops_cpu.combine(b, h, n, residual, branch, scale, w, eps), narrow(h), narrow(n);
   };
@@ -88,20 +92,22 @@ const mm_ops kNarrowOps = narrow_ops();
 
 namespace {
 
-enum op { EMBED, NORM, LINEAR, GQA, LIGHTNING, GATED_NORM, EXPERTS, COMBINE_H, COMBINE_N, LOGITS, OPS };
+enum op { EMBED, NORM, LINEAR, GQA, LIGHTNING, GATED_NORM, EXPERTS, COMBINE_H, COMBINE_N, LOGITS, INDEX, MLP, OPS };
 /* Relative error of a row. A result in bf16 is off by 1.1e-3 to 1.7e-3 for its rounding alone, 2^-8 at most; products of rounded inputs by
- * as much again for those numbers in bf16, or for the tensor cores' short sums. Of attention and experts: what comes on top of the inner
+ * as much again for those numbers in bf16, or for the tensor cores' short sums. For attention and experts: the error on top of the inner
  * roundings, whose effect is measured. */
 struct {
   const char *name;
   double limit;
-} constexpr kOps[OPS] = {{"embed", 0},         {"norm", 4e-3},    {"linear", 6e-3},     {"gqa", 6e-3},        {"lightning", 6e-3},
-                         {"gated norm", 4e-3}, {"experts", 8e-3}, {"combine: h", 4e-3}, {"combine: n", 4e-3}, {"logits", 6e-3}};
+} constexpr kOps[OPS] = {{"embed", 0},         {"norm", 4e-3},       {"linear", 6e-3},        {"gqa", 6e-3},
+                         {"lightning", 6e-3},  {"gated norm", 4e-3}, {"experts", 8e-3},       {"combine: h", 4e-3},
+                         {"combine: n", 4e-3}, {"logits", 6e-3},     {"index queries", 4e-3}, {"mlp", 8e-3}};
 /* One standard deviation of rounding to bf16, a little more than there is. */
 constexpr float kRounding = 0x1p-9f;
 
 struct {
   uint64_t rows = 0, beyond = 0, ties = 0; /* compared; off by more than they may be; at a tie of the router */
+  uint64_t lists = 0, others = 0;          /* of blocks; that are not the CPU's, at a near tie */
   double worst[OPS] = {};
   struct {
     double error = 0, moved = 0, size = 0; /* sums of squares: off, moved by roundings within the op, and what they are relative to */
@@ -184,8 +190,8 @@ void compare(op kind, const float *want, const float *got, uint32_t rows, uint32
 void compare(op kind, const pair_backend *b, mm_act y) {
   compare(kind, static_cast<const float *>(on_cpu(y).data), paired_rows(y, b->batch->tokens).data(), b->batch->tokens, y.width);
 }
-/* Attention: queries and keys after their turn, probabilities, decayed keys and the like are bf16 on the GPU. That moves a row by what
- * the scores and what cancels out make of it: so many times what it does to the CPU's, in the root mean square of tries, is allowed. */
+/* Attention: queries and keys after their turn, probabilities, decayed keys and the like are bf16 on the GPU. The effect on a row depends
+ * on the scores and on cancellation: a multiple of the effect on the CPU's row, in the root mean square of tries, is allowed. */
 void compare_attention(op kind, const pair_backend *b, mm_act y) {
   const auto got = paired_rows(y, b->batch->tokens);
   const float *want = static_cast<const float *>(on_cpu(y).data);
@@ -241,6 +247,19 @@ struct expert_row {
   double smooth = 0, ties = 0;
 };
 
+/* act(g, u) in f32, and by how much it moves with g and with u. */
+struct activation {
+  float value, by_gate, by_up;
+  activation(const mm_model *m, float gate, float up) {
+    const bool clamped = m->activation == MM_ACTIVATION_SWIGLUOAI;
+    const float l = (float)m->act_limit, alpha = clamped ? (float)m->act_alpha : 1;
+    const float g = clamped ? std::min(gate, l) : gate, u = clamped ? std::max(-l, std::min(up, l)) + (float)m->act_beta : up;
+    const float s = 1 / (1 + expf(-alpha * g));
+    value = g * s * u, by_gate = clamped && gate > l ? 0 : s * (1 + alpha * g * (1 - s)) * u;
+    by_up = clamped && fabsf(up) > l ? 0 : g * s;
+  }
+};
+
 void add_expert(expert_row *to, const pair_backend *b, const mm_packed *w13, const float *up_rows, const mm_packed *w2, const float *w,
                 const std::vector<float> &x, float weight, rng *random) {
   const uint32_t inter = w2->k;
@@ -251,10 +270,11 @@ void add_expert(expert_row *to, const pair_backend *b, const mm_packed *w13, con
   };
   for (uint32_t i = 0; i < inter; i++) {
     const float *gate_row = up_rows + (size_t)i * w13->k, *up_row = gate_row + (size_t)inter * w13->k;
-    const float gate = dot(gate_row, x.data(), w13->k), up = dot(up_row, x.data(), w13->k), s = 1 / (1 + expf(-gate)), silu = gate * s;
-    m[i] = silu * up;
+    const float gate = dot(gate_row, x.data(), w13->k), up = dot(up_row, x.data(), w13->k);
+    const activation a(b->c.model, gate, up);
+    m[i] = a.value;
     /* inputs and weights of a product may each have been rounded to bf16; then the result is, which puts what is near a tie on it */
-    const float by_gate = s * (1 + gate * (1 - s)) * up * 1.42f * norm(gate_row), by_up = silu * 1.42f * norm(up_row);
+    const float by_gate = a.by_gate * 1.42f * norm(gate_row), by_up = a.by_up * 1.42f * norm(up_row);
     const float sigma = kRounding * hypotf(by_gate, by_up), most = 3 * sigma + 0x1p-8f * fabsf(m[i]);
     high[i] = m[i] + copysignf(most, m[i]), low[i] = m[i] - copysignf(most, m[i]);
     drawn[i] = to_float(__float2bfloat16(m[i] + sigma * (float)random->normal()));
@@ -305,11 +325,12 @@ void compare_experts(pair_backend *b, mm_act y, const std::vector<float> &x, con
     if (gap <= 1e-6 * largest) return; /* y stays empty: any sum in f32 may choose either */
     row = rounded(b, w13, row, row, row);
     double total = 0;
+    const double scale = b->c.model->routed_scale > 0 ? b->c.model->routed_scale : 1;
     for (uint32_t j = 0; j < k; j++) total += b->router->sigmoid ? score[order[j]] : exp(score[order[j]] - score[order[0]]);
     rows[t].y.resize(hidden), rows[t].moved.resize(hidden);
     for (uint32_t j = 0; j < k; j++) {
       const uint32_t e = g_plant == PLANT_EXPERT && j == 0 ? order[k] : order[j];
-      const double weight = (b->router->sigmoid ? score[e] : exp(score[e] - score[order[0]])) / total;
+      const double weight = (b->router->sigmoid ? score[e] : exp(score[e] - score[order[0]])) / total * scale;
       add_expert(&rows[t], b, w13, up + (size_t)e * w13->n * w13->k, w2, down + (size_t)e * w2->n * w2->k, row, (float)weight, &random);
     }
   };
@@ -324,6 +345,64 @@ void compare_experts(pair_backend *b, mm_act y, const std::vector<float> &x, con
     judge(EXPERTS, t, d / s, sqrt(pow(kOps[EXPERTS].limit, 2) * r.smooth + 2 * r.ties) / s);
     g_found.sums[EXPERTS].add(d * d, pow(distance(r.y.data(), r.moved.data(), hidden), 2), r.smooth);
   }
+}
+
+/* ---- the selection of blocks, and dense MLPs ---- */
+
+/* No block of the GPU's list has a score lower than one that it leaves out by more than q and k in bf16 may make of it: six standard
+ * deviations of both. Blocks that are read anyway are not scored. */
+bool near_tie(const pair_backend *b, uint32_t layer, mm_act q, uint32_t row, uint32_t head, uint32_t pos, const uint32_t *list,
+              uint32_t count) {
+  const mm_model *m = b->c.model;
+  const uint32_t all = pos / m->index_block + 1, expected = std::min(m->index_top_k, all);
+  const uint32_t forced = all > expected ? m->index_local : expected, others = all - forced;
+  if (count != expected || !std::is_sorted(list, list + count)) return false;
+  for (uint32_t i = 0; i < forced; i++) {
+    if (list[count - forced + i] != others + i) return false;
+  }
+  double least = INFINITY, most = -INFINITY, spread = 0;
+  for (uint32_t at = 0; at < others; at++) {
+    const mm_test_score s = mm_test_score_of(b->cpu, layer, on_cpu(q), row, head, at);
+    spread = std::max(spread, s.spread);
+    std::binary_search(list, list + count - forced, at) ? least = std::min(least, s.score) : most = std::max(most, s.score);
+  }
+  return least >= most - 6 * 1.42 * kRounding * spread;
+}
+
+/* The GPU's lists, judged, and put in the place of the CPU's own: attention reads the same blocks on both. */
+void force_blocks(const pair_backend *b, uint32_t layer, mm_act q) {
+  const mm_model *m = b->c.model;
+  const uint32_t rows = b->batch->tokens, heads = mm_test_index_heads(b->cpu);
+  std::vector<uint32_t> block((size_t)rows * heads * m->index_top_k), count((size_t)rows * heads);
+  read_blocks(b->gpu, &block, &count);
+  for (uint32_t i = 0; i < b->batch->span_count; i++) {
+    const mm_span *s = &b->batch->span[i];
+    for (uint32_t j = 0; s->slot >= 0 && j < s->count * heads; j++) {
+      const uint32_t row = s->first + j / heads, head = j % heads;
+      const size_t at = (size_t)row * heads + head;
+      judge(INDEX, row, near_tie(b, layer, q, row, head, s->pos + j / heads, &block[at * m->index_top_k], count[at]) ? 0 : INFINITY, 1);
+    }
+  }
+  g_found.lists += count.size(), g_found.others += mm_test_set_blocks(b->cpu, block.data(), count.data(), rows);
+  for (mm_backend *r : b->rough) mm_test_set_blocks(r, block.data(), count.data(), rows);
+}
+
+/* y of a dense MLP on top of what was there. */
+std::vector<float> mlp_of(pair_backend *b, const std::vector<float> &x, const mm_packed *up, const mm_packed *down,
+                          const std::vector<float> &before) {
+  std::vector<uint32_t> all(b->batch->tokens);
+  for (uint32_t t = 0; t < all.size(); t++) all[t] = t;
+  const uint32_t inter = down->k;
+  const auto wide = multiply(b, up, x, all, true);
+  std::vector<float> middle(all.size() * inter);
+  for (size_t t = 0; t < all.size(); t++) {
+    for (uint32_t i = 0; i < inter; i++)
+      middle[t * inter + i] =
+          to_float(__float2bfloat16(activation(b->c.model, wide[t * 2 * inter + i], wide[t * 2 * inter + inter + i]).value));
+  }
+  auto y = multiply(b, down, middle, all, true);
+  for (size_t i = 0; i < before.size(); i++) y[i] += before[i];
+  return y;
 }
 
 }  // namespace
@@ -399,6 +478,24 @@ static mm_ops paired_ops() {
     mm_ops_cuda.gqa(p->gpu, layer, on_gpu(y), on_gpu(qkv), q, k), mm_ops_cpu.gqa(p->cpu, layer, on_cpu(y), on_cpu(qkv), q, k);
     compare_attention(GQA, p, y);
   };
+  o.select = [](mm_backend *b, uint32_t layer, mm_act q, mm_act k, const mm_packed *q_norm, const mm_packed *k_norm) {
+    const pair_backend *p = pair_of(b);
+    share(p, q), share(p, k);
+    for (uint32_t i = 0; i < kTries; i++) {
+      roughen(p, q, i), roughen(p, k, i);
+      mm_ops_cpu.select(p->rough[i], layer, on_rough(q, i), on_rough(k, i), q_norm, k_norm);
+    }
+    mm_ops_cuda.select(p->gpu, layer, on_gpu(q), on_gpu(k), q_norm, k_norm);
+    mm_ops_cpu.select(p->cpu, layer, on_cpu(q), on_cpu(k), q_norm, k_norm);
+    compare(INDEX, p, q), force_blocks(p, layer, q);
+  };
+  o.mlp = [](mm_backend *b, mm_act y, mm_act x, const mm_packed *up, const mm_packed *down, bool add) {
+    pair_backend *p = pair_of(b);
+    const uint32_t rows = p->batch->tokens;
+    const auto want = mlp_of(p, paired_rows(x, rows), up, down, add ? paired_rows(y, rows) : std::vector<float>());
+    mm_ops_cuda.mlp(p->gpu, on_gpu(y), on_gpu(x), up, down, add);
+    compare(MLP, want.data(), paired_rows(y, rows).data(), rows, y.width);
+  };
   o.lightning = [](mm_backend *b, uint32_t layer, mm_act y, mm_act qkv) {
     const pair_backend *p = pair_of(b);
     share(p, qkv);
@@ -468,6 +565,11 @@ void report_paired(const std::string &what, bool averages) {
   snprintf(line, sizeof line, "%s: %llu rows of ops off by more than rounding, of %llu; at a tie of the router %llu", what.c_str(),
            (unsigned long long)g_found.beyond, (unsigned long long)g_found.rows, (unsigned long long)g_found.ties);
   report_true(line, g_found.beyond == 0 && g_found.ties * 1000 <= g_found.rows);
+  if (g_found.lists) {
+    snprintf(line, sizeof line, "%s: %llu of %llu lists of blocks are others than the CPU's, each at a near tie", what.c_str(),
+             (unsigned long long)g_found.others, (unsigned long long)g_found.lists);
+    report_true(line, g_found.others * 20 <= g_found.lists);
+  }
   for (op kind : {GQA, LIGHTNING, EXPERTS}) {
     const auto &s = g_found.sums[kind];
     if (averages && s.size)

@@ -1,4 +1,4 @@
-/* The backends that whole models are compared on, beside the CPU's and CUDA's own. */
+/* The backends that whole models are compared on, in addition to the CPU's and CUDA's own. */
 #ifndef MM_TESTS_OPS_SIDES_H
 #define MM_TESTS_OPS_SIDES_H
 
@@ -11,7 +11,7 @@
  * another time each time. */
 extern const mm_ops kNarrowOps;
 
-/* The CUDA backend, eager, and beside it the same op again in f32 on the very numbers that the GPU's was given, rows of both compared: no
+/* The CUDA backend, eager, and with it the same op again in f32 on the very numbers that the GPU's op got, rows of both compared: no
  * difference adds up from op to op. Norms, attention and its caches are the CPU backend's; products, routing and experts are computed here,
  * where weights need widening only once. */
 extern const mm_ops kPairedOps;
@@ -21,6 +21,9 @@ std::vector<float> paired_rows(mm_act a, uint32_t rows);
 void report_paired(const std::string &what, bool averages);
 /* How many rows of ops were off by more than they may be since the last report, which then does not count them. */
 size_t take_beyond();
+
+/* The lists of the CUDA backend's last select, of so many as the arrays hold (test_extended.cu). */
+void read_blocks(const mm_backend *gpu, std::vector<uint32_t> *block, std::vector<uint32_t> *count);
 
 /* An error for the pairs to find: of the numbers computed here, one code of one row's inputs is off by a step, two rows change places, or
  * one expert is another. */

@@ -297,9 +297,9 @@ static void check_work_space(const mm_cu_heads &h, bool fp8, uint32_t max_tokens
     const uint32_t same = g_rng.below(tokens);
     for (uint32_t t = 0; t < max_tokens; t++) pos[t] = t == same ? pos[t] : g_rng.below(per_slot * MM_CU_PAGE);
     dpos.put(pos);
-    const auto beside = run(kept, tokens);
+    const auto among_others = run(kept, tokens);
     const size_t width_of = (size_t)h.heads * d, at = same * width_of;
-    moved += !std::equal(got.begin() + (long)at, got.begin() + (long)(at + width_of), beside.begin() + (long)at);
+    moved += !std::equal(got.begin() + (long)at, got.begin() + (long)(at + width_of), among_others.begin() + (long)at);
   }
   char what[160];
   snprintf(what, sizeof what, "gqa decode %u/%u heads x %u%s%s: of %u steps of 1 to %u rows %u wrong in one work space, %u rows others'",
@@ -315,8 +315,9 @@ static void check_work_size(const mm_cu_heads &h) {
   report_true(what, many <= few + (size_t)8192 * h.kv_heads * 4 + 256);
 }
 
-/* What blocks of a step read, row by row: every part of a row once, in the room that was asked for; where all blocks run at once and one
- * row is long, no block reads more than a chunk above its share, of eight heads, whose few blocks chunks divide, than a quarter of one. */
+/* The keys that blocks of a step read, row by row: every part of a row once, in the room that was asked for; where all blocks run at once
+ * and one row is long, no block reads more than a chunk above its share, of eight heads, whose few blocks chunks divide, than a quarter of
+ * one. */
 static void check_dealing(const mm_cu_heads &h, uint32_t steps) {
   const uint32_t positions = 196608, slots = 16;
   const mm_cu_far_plan plan = mm_cu_plan_far(h, slots, positions);

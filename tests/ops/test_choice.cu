@@ -1,4 +1,4 @@
-/* What a step does besides its layers: the choice of the next token, and padding rows that reach no expert. */
+/* The work of a step besides its layers: sampling of the next token, and padding rows that reach no expert. */
 #include <algorithm>
 #include <numeric>
 
@@ -15,7 +15,7 @@ struct choice_settings {
   double min_p = 0;
 };
 
-/* What the CPU's sampler chooses. */
+/* The token that the CPU's sampler draws. */
 struct cpu_sampler {
   mm_sampler *room;
   std::vector<float> x;
@@ -54,7 +54,7 @@ static std::vector<uint32_t> words_of(const std::vector<uint8_t> &never) {
 /* Rows that start at multiples of 16 bytes, or do not. */
 static uint32_t random_pitch(uint32_t vocab) { return g_rng.below(2) ? vocab + 5 : (vocab + 7) / 4 * 4; }
 
-/* Rows of one step under different settings, each beside the CPU's choice; ties and ids that are never to be chosen among the logits. */
+/* Rows of one step under different settings, each against the CPU's sample; ties and banned ids among the logits. */
 static void check_choice(uint32_t vocab, const std::vector<choice_settings> &set, double sigma = 3) {
   if (left_out(100.0 * vocab * (double)set.size())) return;
   const uint32_t rows = (uint32_t)set.size(), pitch = random_pitch(vocab), slots = rows + 3;
@@ -112,7 +112,7 @@ static std::vector<choice_settings> random_settings(uint32_t rows, uint32_t voca
   return set;
 }
 
-/* Logprobs of rows, from their logits or from copies, beside the CPU's. */
+/* Logprobs of rows, from their logits or from copies, against the CPU's. */
 static void check_logprobs(uint32_t vocab, uint32_t rows, double sigma) {
   if (left_out(100.0 * vocab * rows)) return;
   const uint32_t pitch = random_pitch(vocab);
@@ -121,21 +121,21 @@ static void check_logprobs(uint32_t vocab, uint32_t rows, double sigma) {
   std::vector<mm_cu_ask> ask(rows);
   std::vector<int32_t> chosen(rows);
   for (uint32_t i = 0; i < rows; i++) {
-    ask[i].told = g_rng.below(MM_CU_LOGPROBS + 1), ask[i].raw = g_rng.below(3) ? 0 : 1 + i;
+    ask[i].logprobs = g_rng.below(MM_CU_LOGPROBS + 1), ask[i].raw = g_rng.below(3) ? 0 : 1 + i;
     chosen[i] = g_rng.below(9) ? (int32_t)g_rng.below(vocab) : -1;
   }
   buffer<float> dx, draw;
   buffer<uint32_t> dnever;
   buffer<mm_cu_ask> dask;
   buffer<int32_t> id;
-  buffer<mm_logprob> told((size_t)rows * MM_CU_LOGPROBS);
-  dx.put(x), draw.put(raw), dnever.put(words_of(never)), dask.put(ask), id.put(chosen), told.zero();
+  buffer<mm_logprob> logprobs((size_t)rows * MM_CU_LOGPROBS);
+  dx.put(x), draw.put(raw), dnever.put(words_of(never)), dask.put(ask), id.put(chosen), logprobs.zero();
   mm_cu_choose a = {};
   a.logits = dx.p, a.never = dnever.p, a.vocab = vocab, a.vocab_rows = pitch, a.id = id.p;
   mm_cu_asks q = {};
-  q.row = dask.p, q.raw = draw.p, q.told = told.p, q.tells = true;
+  q.row = dask.p, q.raw = draw.p, q.logprobs = logprobs.p, q.logprobs_wanted = true;
   CUDA_OK(mm_cu_logprobs(a, q, rows, 0));
-  const auto got = told.get();
+  const auto got = logprobs.get();
   std::vector<uint8_t> differs(rows);
   parallel(rows, [&](uint32_t i) {
     cpu_sampler cpu(vocab);
@@ -143,11 +143,11 @@ static void check_logprobs(uint32_t vocab, uint32_t rows, double sigma) {
     for (uint32_t v = 0; v < vocab; v++) cpu.x[v] = never[v] ? -INFINITY : from[v];
     mm_logprob want[MM_CU_LOGPROBS] = {};
     mm_sampling set = {};
-    set.top_logprobs = ask[i].told ? ask[i].told - 1 : 0, set.logprobs = want;
+    set.top_logprobs = ask[i].logprobs ? ask[i].logprobs - 1 : 0, set.logprobs = want;
     cpu.x[(size_t)std::max(chosen[i], 0)] = from[std::max(chosen[i], 0)]; /* whatever was chosen has one */
-    if (never[(size_t)std::max(chosen[i], 0)] || !ask[i].told) return;
+    if (never[(size_t)std::max(chosen[i], 0)] || !ask[i].logprobs) return;
     mm_sample_logprobs(cpu.room, &set, chosen[i], cpu.x.data());
-    for (uint32_t k = 0; k < ask[i].told; k++) {
+    for (uint32_t k = 0; k < ask[i].logprobs; k++) {
       const mm_logprob g = got[(size_t)i * MM_CU_LOGPROBS + k], w = want[k];
       const bool none = isnan(g.logprob) && isnan(w.logprob); /* a logit that is no number was chosen */
       differs[i] |= g.id != w.id || !(none || g.logprob == w.logprob || fabsf(g.logprob - w.logprob) <= 1e-6f * (1 + fabsf(w.logprob)));

@@ -13,7 +13,7 @@ enum way { PICKED, IN_PLACE, CODES, SLOTS, PLACES, PLACED_CODES, LAID };
 const char *const kWays[] = {"picked", "in place", "codes", "slots", "places", "codes of places", "laid out"};
 bool codes(way by) { return by == CODES || by == PLACED_CODES; }
 
-/* A rank's memory: rows, results and what the kernels read beside them, of whole rows and of this rank's columns. */
+/* A rank's memory: rows, results and the kernels' other inputs, of whole rows and of this rank's columns. */
 struct rows_of {
   const member &m;
   way by;
@@ -74,7 +74,7 @@ struct rows_of {
         if (r % 11 == 3) v = 0;
         if (r % 13 == 5 && c == (r * 7 + t) % whole) v *= 60;
         if (r % 17 == 6 && c == (r * 5 + t) % whole) v = NAN;
-        if (r == ~0u) v = 1e9f * (float)(m.rank + 1); /* what no one may be told */
+        if (r == ~0u) v = 1e9f * (float)(m.rank + 1); /* a value that must not be published */
         a[(size_t)i * whole + c] = __float2bfloat16(v);
       }
       for (uint32_t c = 0; c < k; c++)
@@ -87,9 +87,9 @@ struct rows_of {
     CUDA_OK(cudaStreamSynchronize(m.s));
   }
   static size_t pitch(uint32_t columns) { return mm_round_up(columns, MM_CU_GROUP); }
-  /* Scales of codes, by groups, in the half of the memory that is told nothing. */
+  /* Scales of codes, by groups, in the half of the memory that is not published. */
   float *scales(const __nv_bfloat16 *x) const { return reinterpret_cast<float *>(m.x + kMost / 2) + (x == all ? 0 : 1 << 16); }
-  /* What is rounded in place lies behind it. No copy waits in a queue for copies while another rank's kernel waits for this rank. */
+  /* Rows that are rounded in place lie behind it. No copy waits in a queue for copies while another rank's kernel waits for this rank. */
   void copy(__nv_bfloat16 *x, uint32_t columns) const {
     if (by != PICKED) CUDA_OK(cudaMemcpyAsync(x + (size_t)kRows * columns, x, (size_t)kRows * columns * 2, cudaMemcpyDeviceToDevice, m.s));
   }

@@ -1,4 +1,4 @@
-/* What a server may be given: rows that are no numbers beside rows that are, numbers of any size, odd shapes, one expert for all, steps of
+/* Inputs that a server may get: rows of NaN among rows of numbers, numbers of any size, odd shapes, one expert for all, steps of
  * padding alone. */
 #include <string.h>
 
@@ -180,9 +180,9 @@ static void check_one_expert(const edge_scheme &c, uint32_t tokens, uint32_t top
   auto strange = x;
   for (uint32_t i = 0; i < hidden; i++) strange[(size_t)odd * hidden + i] = to_bf16(NAN);
   dx.put(strange);
-  const auto beside = run({});
+  const auto with_nan = run({});
   bool others = true;
-  for (uint32_t t = 0; t < tokens; t++) others &= t == odd || same_bits(all.data(), &beside[(size_t)t * hidden], hidden);
+  for (uint32_t t = 0; t < tokens; t++) others &= t == odd || same_bits(all.data(), &with_nan[(size_t)t * hidden], hidden);
   dx.put(x);
   std::vector<int32_t> slots(tokens);
   for (uint32_t t = 0; t < tokens; t++) slots[t] = t % 2 ? (int32_t)t : -1;

@@ -37,7 +37,7 @@ static routed reference_route(const std::vector<float> &w, const std::vector<flo
   return out;
 }
 
-/* What a product of codes on tensor cores is off at most, relative to the root of the sum of its squared terms. */
+/* Largest error of a product of codes on tensor cores, relative to the root of the sum of its squared terms. */
 #define SHORT_SUM 2e-3
 /* The same of weights under FINE scales, each rounded to bf16: seven times a sum's error. */
 #define FINE_SUM 8e-3
@@ -50,10 +50,12 @@ struct expert_case {
   bool rounded = false; /* inputs of both products as codes */
   bool few = false;     /* by the kernels for a few rows an expert */
   mm_cu_rounding how = {MM_ACT_FP8_GROUP, 0};
+  mm_cu_activation act = {};
+  float scale = 1; /* of the routed sum */
   bool groups() const { return how.kind == MM_ACT_FP8_GROUP; }
 };
 
-/* What w2 is given as codes, by sorted place, and the place of each pair. */
+/* The codes that w2 gets, by sorted place, and the place of each pair. */
 struct middle_codes {
   std::vector<uint8_t> code;
   std::vector<float> scale;
@@ -64,7 +66,7 @@ struct middle_codes {
   double scale_of(uint32_t pair, uint32_t i) const { return scale[(size_t)(i / 128) * d.scale_pitch + place[pair]]; }
 };
 
-/* Whether codes and scales of a pair are those of numbers that are each off `by` at most from m, none more than a tie away. */
+/* True if codes and scales of a pair are those of numbers that are each off `by` at most from m, none more than a tie away. */
 static bool codes_of(const middle_codes &c, uint32_t pair, const std::vector<double> &m, const std::vector<double> &by,
                      const mm_cu_rounding &how) {
   const uint32_t group = how.kind == MM_ACT_FP8_GROUP ? 128 : (uint32_t)m.size();
@@ -149,8 +151,10 @@ static void check_experts(const expert_case &c, uint32_t tokens, uint32_t expert
   route_buffers rb(experts, top_k, tokens, sigmoid, sigmoid ? dbias.p : nullptr);
   buffer<unsigned long long> load;
   load.put(std::vector<unsigned long long>(experts, 3)), rb.r.load = load.p;
+  rb.r.act = c.act, rb.r.scale = c.scale;
   for (int i = 0; i < 2; i++) CUDA_OK(mm_cu_route_tokens(rw.d, rb.r, dx.p, tokens, 0)); /* twice: the ticket must come back to zero */
   auto want_route = reference_route(rw.w, bias, sigmoid, x, tokens, experts, hidden, top_k);
+  for (double &v : want_route.weight) v *= c.scale;
 
   test_weight w13, w2;
   random_weight(&w13, c.code, c.kind, experts, 2 * inter, hidden, c.cell_n, c.cell_k);
@@ -160,7 +164,7 @@ static void check_experts(const expert_case &c, uint32_t tokens, uint32_t expert
   if (c.few && !takes_here(MM_CU_EXPERTS_FEW, w13.d, w2.d)) return;
   middle_codes given;
   const auto out = run_experts(c, w13.d, w2.d, rb.r, dx.p, tokens, &given);
-  if (tokens == 1) { /* once more: down is told for certain */
+  if (tokens == 1) { /* once more: down certainly reads the published list */
     const auto again = run_experts(c, w13.d, w2.d, rb.r, dx.p, tokens, &given);
     report_true(std::string("experts ") + c.name + " T=1 again: the same bits",
                 !memcmp(out.data(), again.data(), out.size() * sizeof out[0]));
@@ -199,11 +203,17 @@ static void check_experts(const expert_case &c, uint32_t tokens, uint32_t expert
                        u = v * w13.w[((size_t)e * 2 * inter + inter + i) * hidden + q];
           gate += g, up += u, gates += g * g, ups += u * u;
         }
-        const auto product = [](double g, double u) { return g / (1 + exp(-g)) * u; };
+        const auto product = [&](double at, double of) {
+          const mm_cu_activation &a = c.act;
+          if (!a.swigluoai) return at / (1 + exp(-at)) * of;
+          const double l = a.limit, clamped = std::min(at, l);
+          return clamped / (1 + exp(-a.alpha * clamped)) * (std::max(-l, std::min(of, l)) + a.beta);
+        };
+        const double turn = -1.2784645 / (c.act.swigluoai ? c.act.alpha : 1);
         mid[i] = product(gate, up);
         /* the tensor cores' short sums: what gate and up may be off, at the ends of both and where SiLU turns */
         const double off = c.kind == MM_CU_FINE ? FINE_SUM : SHORT_SUM, g = off * sqrt(gates), u = off * sqrt(ups);
-        for (double at : {gate - g, gate + g, std::min(std::max(-1.2784645, gate - g), gate + g)})
+        for (double at : {gate - g, gate + g, std::min(std::max(turn, gate - g), gate + g)})
           for (double of : {up - u, up + u}) by[i] = std::max(by[i], fabs(product(at, of) - mid[i]));
       }
       if (c.rounded && (tokens == 1 || c.few)) { /* from here on with the GPU's own numbers, rounded here */
@@ -286,22 +296,22 @@ static void check_cut_experts(const expert_case &c, uint32_t tokens) {
   report_true(std::string(what) + ": all count the same choices", same);
 }
 
-/* The same for router and experts together: the others' experts come between a row's own. apart: of all of more than 16 rows. */
-static void check_rows_independent(const expert_case &c, bool apart = false) {
+/* The same for router and experts together: the others' experts come between a row's own. invariant: of all steps of more than 16 rows. */
+static void check_rows_independent(const expert_case &c, bool invariant = false) {
   if (left_out(1e9)) return;
   const uint32_t experts = 24, top_k = 8, hidden = 1536, inter = 384;
   /* few: the router alone has several kernels for these */
   const uint32_t few[][2] = {{2, MM_CU_DECODE_ROWS}, {MM_CU_DECODE_ROWS + 1, MM_CU_FEW}, {MM_CU_FEW + 1, 90}},
                  buckets[][2] = {{1, 1}, {2, 8}, {9, MM_CU_DECODE_ROWS}}, all[] = {MM_CU_DECODE_ROWS + 1, 600};
   router_weight router(experts, hidden, all[1]);
-  if (apart) router.d.few = false, router.d.apart = true;
+  if (invariant) router.d.few = false, router.d.batch_invariant = true;
   test_weight w13, w2;
   random_weight(&w13, c.code, c.kind, experts, 2 * inter, hidden, c.cell_n, c.cell_k);
   random_weight(&w2, c.code, c.kind, experts, hidden, inter, c.cell_n, c.cell_k);
   if (c.rounded) w13.d.rounding = w2.d.rounding = c.how;
   if ((c.few && !takes_here(MM_CU_EXPERTS_FEW, w13.d, w2.d)) || !takes_rounded(c, w13.d, w2.d, 2)) return; /* not of this device */
-  for (uint32_t i = 0; i < (apart ? 1 : 3); i++) {
-    const uint32_t *const b = apart ? all : c.few ? few[i] : buckets[i];
+  for (uint32_t i = 0; i < (invariant ? 1 : 3); i++) {
+    const uint32_t *const b = invariant ? all : c.few ? few[i] : buckets[i];
     const bool same = same_among_others(b[0], b[1], hidden, [&](const __nv_bfloat16 *x, uint32_t tokens) {
       middle_codes given;
       route_buffers rb(experts, top_k, tokens, true, nullptr);
@@ -316,13 +326,13 @@ static void check_rows_independent(const expert_case &c, bool apart = false) {
   }
 }
 
-/* The router's logits of as many experts as M2 has, which more than 512 rows take another kernel for unless they are to be apart. */
-static void check_router_apart(bool wide) {
+/* The router's logits of as many experts as M2 has, for which more than 512 rows take another kernel unless they are batch-invariant. */
+static void check_router_invariant(bool wide) {
   if (left_out(1e9)) return;
   const uint32_t experts = 256, hidden = 3072, least = MM_CU_DECODE_ROWS + 1, most = 800;
   router_weight router(experts, hidden, most);
-  if (router.d.wide != wide) return check_router_apart(wide); /* it is so by chance */
-  router.d.few = false, router.d.apart = true;
+  if (router.d.wide != wide) return check_router_invariant(wide); /* it is so by chance */
+  router.d.few = false, router.d.batch_invariant = true;
   const bool same = same_among_others(least, most, hidden, [&](const __nv_bfloat16 *x, uint32_t tokens) {
     route_buffers rb(experts, 8, tokens, true, nullptr);
     CUDA_OK(mm_cu_route_logits(router.d, rb.r, x, tokens, 0));
@@ -389,7 +399,7 @@ void test_experts() {
   check_experts(cases[1], 3, 256, 8, 384, 128, true);
   check_experts(cases[1], 260, 32, 2, 256, 128, false);
   for (int i : {0, 1, 4, 6, 7}) check_rows_independent(cases[i]), check_rows_independent(cases[i], true);
-  check_router_apart(false), check_router_apart(true);
+  check_router_invariant(false), check_router_invariant(true);
   for (int i : {1, 2, 4, 6, 7}) {
     expert_case c = cases[i];
     c.few = true;
@@ -411,6 +421,16 @@ void test_experts() {
       if (i && tokens > 1) check_cut_experts(c, tokens);
     }
     check_cut_experts({"block_fp8 rounded", MM_CU_E4M3, MM_CU_COARSE, 128, 128, true}, tokens);
+  }
+  for (expert_case c : cases) { /* clamped, scaled, by every kernel that takes the codes */
+    c.act = {true, 1.702f, 2, 1}, c.scale = 2;
+    for (uint32_t tokens : {1u, 2u, 16u, 17u, 100u, 300u}) {
+      check_experts(c, tokens, 12, 4, 256, 192, true);
+      expert_case few = c, rounded = c;
+      few.few = rounded.rounded = true;
+      if (tokens > 1 && c.code != MM_CU_BF16) check_experts(few, tokens, 12, 4, 256, 192, true);
+      if (c.code == MM_CU_E4M3 && c.cell_n == 128) check_experts(rounded, tokens, 12, 4, 384, 256, true);
+    }
   }
   const expert_case rounded = {"block_fp8 rounded", MM_CU_E4M3, MM_CU_COARSE, 128, 128, true};
   for (uint32_t top_k : {1u, 3u, 8u}) check_experts(rounded, 1, 12, top_k, 384, 256, top_k > 1);

@@ -1,6 +1,6 @@
-/* What slots share, keep and are restored from on the GPU, bit for bit: forks beside sequences fed apart, at page borders; restored slots
- * beside unbroken ones; random schedules beside the same ones in other pages, where everything that nobody holds is poison. And choices by
- * every rule beside the CPU's, after the pass and within it; scores beside doubles. */
+/* Slots that share pages and slots restored from saved states on the GPU, bit for bit: forks against sequences fed separately, at page
+ * borders; restored slots against unbroken ones; random schedules against the same ones in other pages, where everything that nobody holds
+ * is poison. Also samples by every rule against the CPU's, after the pass and within it, and scores against doubles. */
 #include <string.h>
 
 #include <algorithm>
@@ -95,8 +95,8 @@ std::vector<int32_t> random_ids(uint32_t n, uint32_t below) {
 
 /* ---- forks and restored slots ---- */
 
-/* Sequences that share a prompt of n tokens by a fork, beside the same fed apart, for as long as it takes to cross a border. */
-bool forked_as_apart(world &a, world &b, uint32_t n) {
+/* Sequences that share a prompt of n tokens by a fork, against the same fed separately, for as long as it takes to cross a border. */
+bool forked_as_separate(world &a, world &b, uint32_t n) {
   const std::vector<int32_t> prompt = random_ids(n, a.vocab);
   mm_err err = {};
   for (uint32_t from = 0; from < n; from += ROWS) {
@@ -116,7 +116,7 @@ bool forked_as_apart(world &a, world &b, uint32_t n) {
   return same && a.pages_of(0)[n / MM_PAGE] != a.pages_of(1)[n / MM_PAGE];
 }
 
-/* What was chosen after a slot's last token is known to its forks. */
+/* The token sampled after a slot's last one is known to its forks. */
 bool chosen_forked(world &a) {
   const std::vector<int32_t> prompt = random_ids(40, a.vocab);
   const mm_sampling greedy = {0, 1, 0, 0};
@@ -162,7 +162,7 @@ void check_shared(const mm_shards *shards, const std::string &name) {
   world a(shards, 0), b(shards, 0);
   bool forked = true, restored = true;
   for (uint32_t n : {1u, 63u, 64u, 65u, 127u, 128u, 129u, 200u}) {
-    forked &= forked_as_apart(a, b, n), restored &= restored_as_unbroken(a, b, n);
+    forked &= forked_as_separate(a, b, n), restored &= restored_as_unbroken(a, b, n);
     if (!forked || !restored) printf("     prompt of %u tokens\n", n);
   }
   report_true(name + ": forks of 1 to 200 tokens = sequences apart, bit for bit", forked);
@@ -176,7 +176,7 @@ struct asked {
   mm_sampling set = {};
   std::vector<mm_bias> bias;
   std::vector<uint32_t> mask;
-  mm_logprob told[1 + MM_LOGPROBS];
+  mm_logprob logprobs[1 + MM_LOGPROBS];
 };
 
 /* Every parameter in use, in every combination; pointers lead into *a, which stays where it is. */
@@ -191,16 +191,16 @@ void ask(asked *a, uint32_t vocab) {
   s->prompt = g_rng.below(100);
   a->bias.clear(), a->mask.clear();
   const bool near = g_rng.below(2); /* ids that sequences here hold: penalties then decide */
-  const uint32_t first = g_rng.below(near ? 260 : vocab), apart = near ? 1 : 37, biases = g_rng.below(2) ? g_rng.below(40) : 0;
+  const uint32_t first = g_rng.below(near ? 260 : vocab), step = near ? 1 : 37, biases = g_rng.below(2) ? g_rng.below(40) : 0;
   for (uint32_t i = 0; i < biases; i++)
-    a->bias.push_back({(int32_t)((first + apart * i) % vocab), g_rng.below(8) ? (float)(8 * g_rng.uniform() - 3) : -INFINITY});
+    a->bias.push_back({(int32_t)((first + step * i) % vocab), g_rng.below(8) ? (float)(8 * g_rng.uniform() - 3) : -INFINITY});
   if (g_rng.below(3) == 0) {
     a->mask.resize((vocab + 31) / 32);
     const bool few = g_rng.below(2);
     for (uint32_t &m : a->mask) m = few ? 1u << g_rng.below(32) & (uint32_t) - (int32_t)(g_rng.below(8) == 0) : (uint32_t)g_rng.next();
   }
   s->bias_count = biases, s->bias = a->bias.data(), s->allowed = a->mask.empty() ? nullptr : a->mask.data();
-  s->top_logprobs = g_rng.below(1 + MM_LOGPROBS), s->logprobs = g_rng.below(2) ? a->told : nullptr;
+  s->top_logprobs = g_rng.below(1 + MM_LOGPROBS), s->logprobs = g_rng.below(2) ? a->logprobs : nullptr;
 }
 
 /* The CPU's choice from the same logits, `held` being what the sequence holds; whether it is the one. Logprobs: sums in another order. */
@@ -216,13 +216,15 @@ bool as_cpu(mm_sampler *room, const asked &a, const std::vector<int32_t> &held, 
   mm_sample_logprobs(room, &set, chosen, logits);
   bool same = true;
   for (uint32_t i = 0; i <= set.top_logprobs; i++) {
-    same &= want[i].id == a.told[i].id;
-    same &= want[i].logprob == a.told[i].logprob || fabsf(want[i].logprob - a.told[i].logprob) <= 1e-6f * (1 + fabsf(want[i].logprob));
+    same &= want[i].id == a.logprobs[i].id;
+    same &=
+        want[i].logprob == a.logprobs[i].logprob || fabsf(want[i].logprob - a.logprobs[i].logprob) <= 1e-6f * (1 + fabsf(want[i].logprob));
   }
   return same;
 }
 
-/* 10,000 draws of rows in the middle of sequences, whose first tokens came by a fork, beside the CPU's from the logits of the same step. */
+/* 10,000 draws of rows in the middle of sequences, whose first tokens came by a fork, against the CPU's from the logits of the same step.
+ */
 void check_draws(const mm_shards *shards, const std::string &name) {
   constexpr uint32_t N = 64, kDraws = 10000;
   world w(shards, 0);
@@ -258,7 +260,7 @@ void check_draws(const mm_shards *shards, const std::string &name) {
 }
 
 /* Single rows, recorded: a mask that hangs on the token before, given after the pass; the same tokens where it is given with the step. */
-void check_apart(const mm_shards *shards, const std::string &name) {
+void check_deferred(const mm_shards *shards, const std::string &name) {
   constexpr uint32_t N = 40;
   world a(shards, 0), b(shards, 0);
   mm_err err = {};
@@ -309,7 +311,7 @@ void check_scores(const mm_shards *shards, const std::string &name) {
 
 /* ---- random schedules ---- */
 
-/* What was kept of a slot, in one world. */
+/* The saved pages of a slot, in one world. */
 struct kept_pages {
   std::vector<uint32_t> page;
   std::vector<char> state;
@@ -399,7 +401,7 @@ struct schedule {
     return s;
   }
 
-  /* The step in one world: logits, or tokens and what was told. False where pages are short. */
+  /* The step in one world: logits, or tokens and logprobs. False where pages are short. */
   bool run(world &x, const step &s, std::vector<asked> *a_of, std::vector<float> *given) const {
     mm_err err = {};
     std::vector<mm_sampling> set;
@@ -418,7 +420,7 @@ struct schedule {
     return true;
   }
 
-  /* Whether both worlds gave the same. */
+  /* True if both worlds gave the same. */
   bool one_step() {
     const step s = random_step();
     std::vector<asked> asks(g_rng.below(2) ? s.out.size() : 0);
@@ -454,7 +456,7 @@ struct schedule {
     return tokens;
   }
 
-  /* What nobody holds in the second world becomes NaN, ids other ids. */
+  /* Pages that nobody holds in the second world become NaN, ids other ids. */
   void poison() {
     const mm_backend *x = b.backend;
     const auto tokens = tokens_of_pages();
@@ -542,7 +544,7 @@ void test_forks() {
     must(mm_shards_open(&shards, folders[i].c_str(), &err), err);
     check_shared(&shards, name);
     check_schedules(&shards, name, false), check_schedules(&shards, name, true);
-    check_draws(&shards, name), check_apart(&shards, name), check_scores(&shards, name);
+    check_draws(&shards, name), check_deferred(&shards, name), check_scores(&shards, name);
     mm_shards_close(&shards);
   }
 }

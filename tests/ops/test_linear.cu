@@ -28,8 +28,8 @@ static const scheme_case kSchemes[] = {
     {"mxfp4", MM_CU_E2M1, MM_CU_MX, 1, 32, 3e-3},
 };
 
-/* What products of weights times their scales in bf16 are off, relative to the root of the squares of their terms: numbers of one scale
- * have eight significands, of whose roundings that depends. Of scales between 0.01 and 0.03 one in 80 takes results in bf16 beyond 3e-3. */
+/* Error of products of weights times their scales in bf16, relative to the root of the squares of their terms: numbers of one scale
+ * have eight significands, of whose roundings that depends. One in 80 scales between 0.01 and 0.03 takes results in bf16 beyond 3e-3. */
 static double off_as_bf16(const test_weight &w, bool wide) {
   double off = 0, all = 0;
   for (float v : w.w) off += pow(to_float(__float2bfloat16(v)) - (double)v, 2), all += (double)v * v;
@@ -123,8 +123,8 @@ static void check_encode(uint32_t rows, uint32_t k, const mm_cu_rounding &how) {
 
 static bool same_or_none(float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
-/* Every kind of rounding beside quant/activation.c, bit for bit in bf16; in place, as experts do it, and of rows from anywhere. Every other
- * row has one number that is infinite, almost so, or none. */
+/* Every kind of rounding against quant/activation.c, bit for bit in bf16; in place, as experts do it, and of rows from anywhere. Every
+ * other row has one number that is infinite, almost so, or none. */
 static void check_round(mm_act_quant kind, float fixed, uint32_t rows, uint32_t k) {
   auto x = random_bf16((size_t)rows * k);
   for (size_t i = 0; i < x.size(); i++) x[i] = __float2bfloat16(to_float(x[i]) * (float)exp2((double)(i / 16 % 11) - 8));
@@ -189,11 +189,11 @@ static void check_rounded(uint32_t tokens, uint32_t n, uint32_t k, uint32_t cell
   }
   char what[160];
   snprintf(what, sizeof what, "linear rounded %ux%u, kind %d, T=%-4u n=%-5u k=%-5u%s%s", cell_n, cell_k, (int)how.kind, tokens, n, k,
-           decode_linear ? " skinny" : "", wide ? " f32" : "");
+           decode_linear ? " decode_linear" : "", wide ? " f32" : "");
   report(what, relative_error(want, got), wide ? 1e-3 : 3e-3);
 }
 
-/* No cluster of blocks holds such rows: told so, it launches nothing. */
+/* No cluster of blocks holds such rows: nothing is launched. */
 static void check_too_long(const scheme_case &c, uint32_t tokens, uint32_t k) {
   if (left_out(8.0 * k * 100)) return;
   test_weight w;
@@ -243,8 +243,8 @@ static void check_one_rounded(const scheme_case &c, uint32_t n, uint32_t k) {
   report(what, mm_cu_rounds_inside(MM_CU_ONE, &w.d) ? relative_error(want, got) : INFINITY, 1e-5);
 }
 
-/* So it does in every other way that a scheme of such weights has: the bits are those of inputs that a launch rounded. Groups of zeros, of
- * tiny and of large numbers among them. */
+/* The same holds for every other way that a scheme of such weights has: the bits are those of inputs that a launch rounded. Groups of
+ * zeros, of tiny and of large numbers among them. */
 static void check_one_rounded_as(const scheme_case &c, mm_cu_rounding how, uint32_t n, uint32_t k) {
   if (left_out((double)n * k)) return;
   if (!hopper()) return;
@@ -327,7 +327,7 @@ static void check_widening(const char *name) {
   report_true(std::string("codes widened exactly: ") + name, same);
 }
 
-/* A row's result must not depend on the rows beside it, nor on their number as long as the same kernel takes them. */
+/* A row's result must not depend on the step's other rows, nor on their number as long as the same kernel takes them. */
 static void check_rows_independent(const scheme_case &c) {
   if (left_out(1e9)) return;
   const uint32_t n = 520, k = 3072;

@@ -1,4 +1,4 @@
-/* Weights by way of the ring and the arena (load.h) beside the plain way, tensor by tensor: every byte on the device is the same, padding
+/* Weights by way of the ring and the arena (load.h) against the plain way, tensor by tensor: every byte on the device is the same, padding
  * and the spare bytes behind included. Planes of every scheme in odd shapes, in memory and in a file, through rings so small that planes,
  * rows and words are cut anywhere; then the packed checkpoints under $MM_GPU_MODELS as a whole. */
 #include <fcntl.h>
@@ -32,7 +32,7 @@ static bool same_weight(const mm_cu_weight &a, const mm_cu_weight &b) {
          bytes_at(a.scale, scale) == bytes_at(b.scale, scale) && bytes_at(a.global, a.lead * 4) == bytes_at(b.global, b.lead * 4);
 }
 
-/* What the arena will be given is no zeros by chance. */
+/* Fills the heap, so that the arena gets no zeros by chance. */
 static void poison_heap(uint64_t bytes) {
   void *p;
   CUDA_OK(cudaMalloc(&p, bytes));
@@ -172,7 +172,7 @@ static void check_odd_shapes() {
   }
 }
 
-/* Weights without planes are made on the device, beside others that are read. */
+/* Weights without planes are made on the device, among others that are read. */
 static void check_random() {
   mm_err err = {};
   mm_cu_load load;
@@ -220,7 +220,7 @@ struct made_weight {
   }
 };
 
-/* Whether each rank's weight is its part of `whole`. */
+/* True if each rank's weight is its part of `whole`. */
 static bool is_part(const made_weight &whole, const made_weight &part) {
   const mm_random &r = part.w.random;
   const uint32_t bits = mm_cu_bits(part.d.code);
@@ -349,8 +349,8 @@ static void check_groups() {
               same && ready && in_time);
 }
 
-/* Matrices whose codes come apart, waited for in any order and some of them never, while a slow ring fills. */
-static void check_apart() {
+/* Groups split by matrix, waited for in any order and some of them never, while a slow ring fills. */
+static void check_by_matrix() {
   mm_cu_load_config slow;
   slow.buffers = 3, slow.chunk = slow.piece = 8192, slow.in_flight = 2, slow.threads = 1;
   mapped_file f(scratch_file("mm-load-apart"));
@@ -463,7 +463,7 @@ static void check_digests(const std::string &dir) {
   fs::copy(dir, copy, fs::copy_options::recursive);
   const uint64_t size = fs::file_size(part);
   bool named = true, good = true, others = true;
-  const auto told = [&](const mm_err &e) {
+  const auto reported = [&](const mm_err &e) {
     return e.status == MM_INTEGRITY && !strcmp(e.code, "E_DIGEST") && strstr(e.text, part.c_str());
   };
   for (int damaged = 0; damaged < 2; damaged++) {
@@ -482,7 +482,7 @@ static void check_digests(const std::string &dir) {
       must(mm_shards_open(&shards, copy.c_str(), &err), err);
       mm_engine *e = mm_engine_open(&shards, &c, &err);
       if (!e && damaged && verify) {
-        named = named && told(err);
+        named = named && reported(err);
         mm_shards_close(&shards);
         continue;
       }
@@ -495,7 +495,7 @@ static void check_digests(const std::string &dir) {
         mm_err now = {};
         const bool ok = mm_engine_step(e, &batch, nullptr, &now);
         if (damaged && verify)
-          named = named && !ok && told(now);
+          named = named && !ok && reported(now);
         else
           (damaged ? others : good) &= ok;
       }
@@ -513,7 +513,7 @@ void test_load() {
   check_random_cuts();
   check_bad_files();
   check_groups();
-  check_apart();
+  check_by_matrix();
   check_ended();
   const std::vector<std::string> dirs = model_folders();
   for (const std::string &dir : dirs) check_checkpoint(dir);

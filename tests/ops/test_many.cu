@@ -1,5 +1,5 @@
-/* The sum over two ranks of many rows with its residual and norm, in one kernel (runtime/cuda/ranks_prefill.cu), beside the sum and then
- * the combine, bit for bit: rows of every number; replayed; and how long it takes beside what the link between devices gives. */
+/* The sum over two ranks of many rows with its residual and norm, in one kernel (runtime/cuda/ranks_prefill.cu), against the sum and then
+ * the combine, bit for bit: rows of every number; replayed; and how long it takes against the rate of the link between devices. */
 #include <string.h>
 
 #include <algorithm>

@@ -1,10 +1,10 @@
-/* Packed checkpoints of the tiny models under $MM_GPU_MODELS (a folder of tiny-m1-SCHEME, tiny-m2-SCHEME) on the CUDA backend beside the
+/* Packed checkpoints of the tiny models under $MM_GPU_MODELS (a folder of tiny-m1-SCHEME, tiny-m2-SCHEME) on the CUDA backend against the
  * CPU backend: the same chunks of held-out text, by prefill, in chunks, one by one and batched; logits and greedy choices. Each op of
  * these very steps is computed again from what the GPU's was given (sides.h): that judges the kernels. With inputs rounded test_rounded.cu
- * compares. How far whole rows may drift apart
+ * compares. How far whole rows may drift
  * is measured: by as much as the CPU's own do when its ops round to bf16, and where a row departs, the inputs of both sides' routers,
- * recorded on the way, must say that it took other experts at a near tie. And the backend beside itself: recorded steps, batches and queued
- * choices give the bits of plain steps. */
+ * recorded on the way, must say that it took other experts at a near tie. Also the backend against itself: recorded steps, batches and
+ * queued choices give the bits of plain steps. */
 #include <algorithm>
 
 #include "tests/ops/gpu.h"
@@ -78,7 +78,7 @@ static std::vector<std::vector<float>> feed_steps(const side &s, const std::vect
   return out;
 }
 
-/* A prompt in chunks of whole tiles, beside other sequences, and in one go alone: bit for bit. */
+/* A prompt in chunks of whole tiles, among other sequences, and in one go alone: bit for bit. */
 static void check_chunks(const mm_shards *shards, const std::string &name, const std::vector<std::vector<int32_t>> &seq, inputs in) {
   const side s = open_side(shards, &mm_ops_cuda, 3, in, false);
   const auto whole = feed(s, {seq[0]}, 0, ROWS).logits;
@@ -90,7 +90,7 @@ static void check_chunks(const mm_shards *shards, const std::string &name, const
   mm_engine_close(s.engine);
 }
 
-/* The same steps launched one by one and replayed, alone in their bucket and beside other sequences: bit for bit. */
+/* The same steps launched one by one and replayed, alone in their bucket and among other sequences: bit for bit. */
 static void check_buckets(const mm_shards *shards, const std::string &name, const std::vector<std::vector<int32_t>> &seq, inputs in) {
   const side graphs = open_side(shards, &mm_ops_cuda, 8, in, false), eager = open_side(shards, &mm_ops_cuda, 8, in, true);
   side plain = eager;
@@ -111,7 +111,7 @@ static void check_buckets(const mm_shards *shards, const std::string &name, cons
   mm_engine_close(eager.engine);
 }
 
-/* Tokens chosen on the device and fed back there, queued ahead, beside choices made from the logits of plain steps. */
+/* Tokens sampled on the device and fed back there, queued ahead, against samples from the logits of plain steps. */
 static void check_queue(const mm_shards *shards, const std::string &name, const std::vector<std::vector<int32_t>> &seq, inputs in) {
   const uint32_t n = 3, prompt = 20;
   const side s = open_side(shards, &mm_ops_cuda, n, in, false);
@@ -161,6 +161,10 @@ static void check_queue(const mm_shards *shards, const std::string &name, const 
   mm_engine_close(s.engine);
 }
 
+void check_itself(const mm_shards *shards, const std::string &name, const std::vector<std::vector<int32_t>> &seq, inputs in) {
+  check_chunks(shards, name, seq, in), check_buckets(shards, name, seq, in), check_queue(shards, name, seq, in);
+}
+
 static double distance(const std::vector<double> &a, const std::vector<double> &b) {
   double sum = 0;
   for (size_t i = 0; i < a.size(); i++) sum += (a[i] - b[i]) * (a[i] - b[i]);
@@ -168,7 +172,7 @@ static double distance(const std::vector<double> &a, const std::vector<double> &
 }
 /* Hidden states and the load of experts, by prefill, three sequences at a time and one: replayed steps give those of launched ones, every
  * row counts, and with inputs as they are hidden states lie nearer to the CPU's than to the CPU's of any other row or layer, each
- * layer's median row by each way and most choices are the CPU's. Rounded inputs have too few such rows. Of many sequences only the start
+ * layer's median row by each way and most choices are the CPU's. Rounded inputs have too few such rows. With many sequences only the start
  * is taken, so that one that parts from the CPU's at a near tie is a few rows of a median. */
 static void check_taps(const mm_shards *shards, const std::string &name, const std::vector<std::vector<int32_t>> &seq, inputs in) {
   const mm_model *m = &shards->pack.model;

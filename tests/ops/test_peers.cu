@@ -1,4 +1,4 @@
-/* Sums over ranks on devices (peers.h), by each other's memory or (subject across) by NCCL as ranks of several processes, beside the
+/* Sums over ranks on devices (peers.h), by each other's memory or (subject across) by NCCL as ranks of several processes, against the
  * host's, number by number, for sizes of every kind; replayed steps; ranks that do not come, or fail. Two ranks on two devices where there
  * are two, else on one, and four on those. And how long sums take. */
 #include <string.h>
@@ -172,7 +172,7 @@ void check_combines(uint32_t ranks) {
   report_true(text, ok && most * ranks >= 12);
 }
 
-/* A single token's router along with its residual, norm and sum, beside the sum and then those: of two ranks, whose blocks all have room
+/* A single token's router along with its residual, norm and sum, against the sum and then those: of two ranks, whose blocks all have room
  * where they share a device. */
 void check_routes() {
   const bool ok = on_ranks(2, 20, [&](member *m) {
@@ -191,7 +191,7 @@ void check_routes() {
       mm_cu_router router = {};
       router.w = w, router.k = width;
       mm_cu_route r = {};
-      r.experts = experts, r.top_k = 8, r.told = reinterpret_cast<unsigned long long *>(end + 2 * MM_CU_MAX_EXPERTS * 4);
+      r.experts = experts, r.top_k = 8, r.published = reinterpret_cast<unsigned long long *>(end + 2 * MM_CU_MAX_EXPERTS * 4);
       m->together();
       r.logits = logits(0);
       CUDA_OK(mm_cu_combine_route_ranks(m->peers, c.args(0), router, r, m->s));
@@ -223,7 +223,7 @@ void check_failures(uint32_t ranks) {
       m->ok = trial(m, 1, SUM_F32, 4096);
       m->together();
       const auto from = clock_type::now();
-      bool told = false;
+      bool reported = false;
       if (!last) {
         if (many)
           rows.by_many(*m);
@@ -232,7 +232,7 @@ void check_failures(uint32_t ranks) {
         else
           combine_rows_of(*m, 1, 3072, false).by_one(*m);
         CUDA_OK(cudaStreamSynchronize(m->s));
-        told = !mm_cu_peers_check(m->peers, &err);
+        reported = !mm_cu_peers_check(m->peers, &err);
       } else if (fails) {
         std::this_thread::sleep_for(std::chrono::milliseconds(200));
         mm_comm_abort(m->comm);
@@ -240,8 +240,8 @@ void check_failures(uint32_t ranks) {
         std::this_thread::sleep_for(std::chrono::milliseconds(2500));
       }
       const bool named = strcmp(err.code, "E_RANK") == 0 && err.status == MM_IO;
-      m->ok = m->ok && since(from) < 4 && (fails ? !told : !told || named);
-      if (!last && m->ranks == 2 && !fails) m->ok = m->ok && told && strstr(err.text, "for rank 1 in vain");
+      m->ok = m->ok && since(from) < 4 && (fails ? !reported : !reported || named);
+      if (!last && m->ranks == 2 && !fails) m->ok = m->ok && reported && strstr(err.text, "for rank 1 in vain");
       if (fails) { /* as the engine does between steps, with no rank at work */
         std::this_thread::sleep_for(std::chrono::milliseconds(500));
         if (last) mm_comm_reset(m->comm);
@@ -305,7 +305,7 @@ void check_late() {
   report_true("across: a rank that comes late to a sum, launched or replayed, is told in time, and all go on", ok);
 }
 
-/* Each rank's columns of rows, beside the others'. */
+/* Each rank's columns of rows, next to the others'. */
 void check_shares() {
   const uint64_t seed = g_rng.next();
   const bool ok = on_ranks(2, 20, [&](member *m) {

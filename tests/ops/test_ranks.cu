@@ -1,7 +1,7 @@
-/* Checkpoints cut for several ranks ($MM_GPU_RANKS, each NAME-CUT beside the uncut NAME-1: tensors, experts, stages), a device each as far
- * as there are some, else several on one, beside the CPU: no further from it than one device with the uncut checkpoint is, and recorded
- * steps are launched ones bit for bit. A step that one rank fails, before it is recorded or when it is, is told in time, and all go on. In
- * a schedule of MM_STEPS (10,000) steps, of single tokens, chunks and both, the ranks of a stage hold the same rows to the bit. */
+/* Checkpoints cut for several ranks ($MM_GPU_RANKS, each NAME-CUT with the uncut NAME-1: tensors, experts, stages), a device each as far
+ * as there are some, else several on one, against the CPU: no further from it than one device with the uncut checkpoint is, and recorded
+ * steps are launched ones bit for bit. A step that one rank fails, before it is recorded or when it is, is reported in time, and all go on.
+ * In a schedule of MM_STEPS (10,000) steps, of single tokens, chunks and both, the ranks of a stage hold the same rows to the bit. */
 #include <string.h>
 
 #include <algorithm>
@@ -77,7 +77,7 @@ void check_failing(const std::string &dir, const std::vector<std::vector<int32_t
   if (!cut.s.engine) return;
   std::vector<float> logits((size_t)kSlots * cut.s.vocab);
   mm_err err = {}, failed = {};
-  bool told = false, others = true;
+  bool reported = false, others = true;
   double took = 0;
   for (int i = 0; i < failing + 3; i++) {
     std::vector<int32_t> id(kSlots);
@@ -90,14 +90,14 @@ void check_failing(const std::string &dir, const std::vector<std::vector<int32_t
     err = {};
     const bool done = mm_engine_step(cut.s.engine, &b, logits.data(), &err);
     if (i == failing) {
-      told = !done && strcmp(err.code, "E_TEST") == 0, failed = err;
+      reported = !done && strcmp(err.code, "E_TEST") == 0, failed = err;
       took = std::chrono::duration<double>(std::chrono::steady_clock::now() - from).count();
     } else if (!done) {
       others = false, printf("step %d: %s\n", i, err.text);
     }
   }
   const auto got = others ? cut.run(seq) : std::vector<float>();
-  if (!told) printf("step %d, which one rank fails: %s\n", failing, failed.text);
+  if (!reported) printf("step %d, which one rank fails: %s\n", failing, failed.text);
   for (size_t at = 0; at < got.size(); at++) {
     if (got[at] == want[at]) continue;
     printf("after it row %zu of %zu, id %zu: %.6f, before %.6f\n", at / cut.s.vocab, got.size() / cut.s.vocab, at % cut.s.vocab, got[at],
@@ -107,16 +107,16 @@ void check_failing(const std::string &dir, const std::vector<std::vector<int32_t
   char text[200];
   snprintf(text, sizeof text, "ranks %s: step %d of its size fails on one rank, told in %.1f s (limit 5), and all go on",
            dir.substr(dir.rfind('/') + 1).c_str(), failing, took);
-  report_true(text, told && took < 5 && got.size() == want.size() && !memcmp(got.data(), want.data(), want.size() * sizeof want[0]));
+  report_true(text, reported && took < 5 && got.size() == want.size() && !memcmp(got.data(), want.data(), want.size() * sizeof want[0]));
 }
 
-/* What the rows of step t of check_choices ask for. */
-std::vector<mm_sampling> asked(uint32_t t, std::vector<mm_logprob> *told) {
+/* Sampling settings of the rows of step t of check_choices. */
+std::vector<mm_sampling> asked(uint32_t t, std::vector<mm_logprob> *logprobs) {
   std::vector<mm_sampling> set(kSlots);
   for (uint32_t s = 0; s < kSlots; s++) {
     set[s].top_p = 1;
     if ((s + t) % 3) set[s].temperature = 0.9, set[s].top_p = 0.95, set[s].top_k = t % 2 ? 50 : 0, set[s].seed = 77 + s;
-    if (told && t % 4 == 3) set[s].logprobs = &(*told)[(t * kSlots + s) * 4], set[s].top_logprobs = 3;
+    if (logprobs && t % 4 == 3) set[s].logprobs = &(*logprobs)[(t * kSlots + s) * 4], set[s].top_logprobs = 3;
   }
   return set;
 }
@@ -130,7 +130,7 @@ void check_choices(const std::string &name, const opened &logits_of, const opene
   mm_sampler *sampler = mm_sampler_open(logits_of.s.vocab, &err);
   std::vector<std::vector<int32_t>> want, got;
   std::vector<std::vector<float>> logits;
-  std::vector<mm_logprob> told(kSteps * kSlots * 4);
+  std::vector<mm_logprob> logprobs(kSteps * kSlots * 4);
   bool ok = sampler != nullptr;
   const auto step = [&](uint32_t t, const std::function<bool(mm_batch *)> &run) {
     std::vector<int32_t> id(kSlots);
@@ -150,7 +150,7 @@ void check_choices(const std::string &name, const opened &logits_of, const opene
   }
   feed(chooses.s, seq, 0, kStart);
   for (uint32_t t = 0; t < kSteps && ok; t++) {
-    const auto set = asked(t, &told);
+    const auto set = asked(t, &logprobs);
     step(t, [&](mm_batch *b) {
       b->sampling = set.data();
       return mm_engine_queue(chooses.s.engine, b, &err);
@@ -167,7 +167,7 @@ void check_choices(const std::string &name, const opened &logits_of, const opene
       double top = -INFINITY, sum = 0;
       for (uint32_t v = 0; v < logits_of.s.vocab; v++) top = std::max(top, (double)row[v]);
       for (uint32_t v = 0; v < logits_of.s.vocab; v++) sum += exp(row[v] - top);
-      const mm_logprob &l = told[(t * kSlots + s) * 4];
+      const mm_logprob &l = logprobs[(t * kSlots + s) * 4];
       worst = std::max(worst, l.id == want[t][s] ? fabs(l.logprob - (row[l.id] - top - log(sum))) : INFINITY);
     }
   }
@@ -178,7 +178,7 @@ void check_choices(const std::string &name, const opened &logits_of, const opene
       ok && want == got && worst < 1e-4);
 }
 
-/* What each rank's last step left in its rows before the head, [tokens, hidden], by the layer that its stage begins with. */
+/* The rows before the head that each rank's last step left, [tokens, hidden], by the layer that its stage begins with. */
 struct rows_of_ranks {
   std::mutex lock;
   std::map<mm_backend *, std::vector<mm_act>> act;
@@ -271,7 +271,7 @@ void check_alike(const std::string &name, const std::string &dir, const std::vec
 }
 
 /* A chunk of so many rows that each rank of two has the other's as they are made, or that sums over ranks are one kernel with the
- * residual and norm behind them, beside pieces of it that are not of so many, but which the same kernels multiply. */
+ * residual and norm behind them, against pieces of it that are not of so many, but which the same kernels multiply. */
 void check_long(const std::string &dir, const std::vector<int32_t> &text, bool rounds) {
   constexpr uint32_t kRows = 640, kPiece = 160;
   const opened cut(dir, &mm_ops_cuda, false, rounds, kRows);
@@ -299,7 +299,7 @@ struct sides_of {
         cut(dir, &mm_ops_cuda, false, rounds),
         plain(dir, &mm_ops_cuda, true, rounds) {}
   static std::string whole(const std::string &dir) { return dir.substr(0, dir.rfind('-') + 1) + "1"; }
-  /* Ranks beside the CPU, and recorded steps beside launched ones. */
+  /* Ranks against the CPU, and recorded steps against launched ones. */
   bool check(const std::string &name, const std::vector<std::vector<int32_t>> &seq) {
     if (!cpu.s.engine || !one.s.engine || !cut.s.engine || !plain.s.engine) return false;
     const auto want = cpu.run(seq), alone = one.run(seq), launched = plain.run(seq);

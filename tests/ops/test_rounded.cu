@@ -1,9 +1,9 @@
-/* The checkpoints under $MM_GPU_MODELS with inputs rounded as their schemes say, on the CUDA backend beside the CPU's. Rounding turns a
+/* The checkpoints under $MM_GPU_MODELS with inputs rounded as their schemes say, on the CUDA backend against the CPU's. Rounding turns a
  * difference in the last bit into another code, and another code into other experts: rows of whole models part, so they are not compared
  * one by one.
  *
  * Ops: each is given the very numbers that the GPU's was given, which have the same codes on both sides, so its rows are as near as the
- * products allow (sides.h); $MM_SEEDS sequences (22), a checkpoint after the other. Errors planted in the numbers beside it must be found.
+ * products allow (sides.h); $MM_SEEDS sequences (22), a checkpoint after the other. Errors planted in its other numbers must be found.
  * Models: the likelihood of 4,096 tokens of held-out text, off by no more than 2e-3 or four standard errors of the tokens' differences, and
  * where the most likely token is another, how near the CPU's first two lie. The text is fixed: no check of a model passes or fails by
  * chance. */
@@ -18,8 +18,8 @@
 enum { WINDOW = 512, WINDOWS = 8 };
 #define NLL_LIMIT 2e-3
 #define NEAR_TIE  0.5 /* logits: the more likely token is at most 1.6 times as likely */
-/* Of all tokens, those whose choice is another though the CPU's first two are further apart: past other experts. Codes of four bits are a
- * third apart, so one that is another weighs more. */
+/* Share of tokens with another choice though the CPU's first two differ by more: they went past other experts. Codes of four bits differ by
+ * a third, so another one weighs more. */
 #define FAR_SHARE      0.005
 #define FAR_SHARE_E2M1 0.06
 

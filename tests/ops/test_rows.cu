@@ -6,7 +6,7 @@
 #include "runtime/cuda/core/collect.h"
 #include "tests/ops/gpu.h"
 
-/* Whether codes are what mm_cu_encode makes of y. */
+/* True if codes are what mm_cu_encode makes of y. */
 static bool same_codes(const code_buffers &got, const buffer<__nv_bfloat16> &y, uint32_t width) {
   code_buffers want(got.d.rows, width);
   CUDA_OK(mm_cu_encode(want.d, {y.p, width, nullptr}, {MM_ACT_FP8_GROUP, 0}, 0));
@@ -43,24 +43,24 @@ static void check_row_kernels(uint32_t tokens, uint32_t width) {
   CUDA_OK(mm_cu_norm(y.p, dx.p, dw.p, 1e-5f, tokens, width, 0));
   compare("norm", y, [&](uint32_t t, uint32_t i) { return plain((size_t)t * width + i) * scale[t] * w[i]; });
   y.poison();
-  code_buffers beside(tokens, width);
-  CUDA_OK(mm_cu_gated_norm(y.p, dx.p, dg.p, dw.p, 1e-5f, tokens, width, beside.d, 0));
-  report_true("gated norm: codes T=" + std::to_string(tokens), same_codes(beside, y, width));
+  code_buffers codes(tokens, width);
+  CUDA_OK(mm_cu_gated_norm(y.p, dx.p, dg.p, dw.p, 1e-5f, tokens, width, codes.d, 0));
+  report_true("gated norm: codes T=" + std::to_string(tokens), same_codes(codes, y, width));
   compare("gated norm", y, [&](uint32_t t, uint32_t i) {
     return plain((size_t)t * width + i) * scale[t] * w[i] / (1 + exp(-(double)to_float(gate[(size_t)t * width + i])));
   });
   auto sum = [&](size_t i) { return 3.5565588200778455 * to_float(x[i]) + 0.9 * to_float(b[i]); };
   for (uint32_t t = 0; t < tokens; t++) scale[t] = rms(sum, t, 1e-6);
   y.poison();
-  beside.code.poison(), beside.scale.poison();
-  CUDA_OK(mm_cu_combine_rows({h.p, y.p, dx.p, db.p, dw.p, 3.5565588200778455f, 0.9f, 1e-6f, beside.d}, tokens, width, 0));
+  codes.code.poison(), codes.scale.poison();
+  CUDA_OK(mm_cu_combine_rows({h.p, y.p, dx.p, db.p, dw.p, 3.5565588200778455f, 0.9f, 1e-6f, codes.d}, tokens, width, 0));
   const uint32_t few = std::min(tokens, 128u);
   buffer<__nv_bfloat16> few_h((size_t)few * width), few_n(few_h.n);
   CUDA_OK(mm_cu_combine_rows({few_h.p, few_n.p, dx.p, db.p, dw.p, 3.5565588200778455f, 0.9f, 1e-6f}, few, width, 0));
   const auto all_n = y.get(), some_n = few_n.get();
   report_true("combine: a row's bits among others T=" + std::to_string(tokens),
               memcmp(all_n.data(), some_n.data(), some_n.size() * sizeof some_n[0]) == 0);
-  report_true("combine: codes T=" + std::to_string(tokens), same_codes(beside, y, width));
+  report_true("combine: codes T=" + std::to_string(tokens), same_codes(codes, y, width));
   compare("combine: h", h, [&](uint32_t t, uint32_t i) { return sum((size_t)t * width + i); });
   compare("combine: n", y, [&](uint32_t t, uint32_t i) { return sum((size_t)t * width + i) * scale[t] * w[i]; });
 

@@ -1,7 +1,7 @@
 /* Random sequences of steps on one backend: decode steps, prefills and mixtures of 1 to 300 rows, contexts of 1 to 5,000 tokens, slots that
  * come and go, logits or draws, on layers of M2's and M1's real width in each class of schemes. Each step runs twice: with what the steps
  * before left in the work space, and with the work space as it is when the backend is opened. Logits, choices and lightning states must be
- * the same bits. What is the same may be wrong alike: of some hundred steps a row and a head of attention or lightning, a row's routing and
+ * the same bits. Equal bits may be wrong alike: in some hundred steps a row and a head of attention or lightning, a row's routing and
  * all choices are compared with doubles (witness.h), and errors planted there must be found. $MM_STEPS: steps of each class (200). */
 #include <string.h>
 
@@ -216,7 +216,7 @@ struct random_step {
   }
 };
 
-/* What a step gave: logits, or the ids that it chose. */
+/* Output of a step: logits, or the sampled ids. */
 std::vector<float> run(mm_forward *f, const random_step &s) {
   mm_err err = {};
   std::vector<float> out((size_t)s.batch.out_count * (s.batch.sampling ? 1 : VOCAB));

@@ -104,7 +104,7 @@ uint32_t laid_at(uint32_t c, uint32_t piece) {
   return place + c % 4 / 2 * 8 + c % 2;
 }
 
-/* Rows in the order of the places, and rounded ones in place beside mm_cu_round, bit for bit. Every third pair has no place, as where
+/* Rows in the order of the places, and rounded ones in place against mm_cu_round, bit for bit. Every third pair has no place, as where
  * other ranks have the expert. */
 void check_laid(uint32_t tokens, uint32_t top_k, uint32_t k, uint32_t piece, mm_act_quant kind, float fixed) {
   if (left_out((double)tokens * top_k * k * 4)) return;

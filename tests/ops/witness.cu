@@ -87,10 +87,11 @@ bool witness::find_row(const mm_batch &batch, place *at) const {
   return false;
 }
 
-/* Whether attention took the row as a decode step does. */
+/* True if attention took the row as a decode step does. */
 bool witness::single(const place &at) const { return f->backend->decode || at.row < f->backend->singles; }
 
-/* A row's query as scores take it. Stretches leave it in place; single tokens leave the projection, which is normed and turned here. */
+/* A row's query as scores take it. Prefill chunks leave it in place; single tokens leave the projection, which is normed and turned here.
+ */
 std::vector<double> witness::turned_query(const place &at, uint32_t head) const {
   const mm_backend *b = f->backend;
   const mm_layer_weights *y = &f->weights->layer[f->model->layers - 1];
@@ -163,7 +164,7 @@ void witness::look_lightning(const place &at, const float *state) {
   found(error <= 1, "lightning", at, error), found(off <= 1, "lightning's state", at, off);
 }
 
-/* Experts and weights from the router's logits; none where two lie closer than sums in f32 tell. */
+/* Experts and weights from the router's logits; none where two lie closer than sums in f32 resolve. */
 void witness::look_routing(const place &at) {
   const mm_cu_route &r = f->backend->route;
   const auto z = fetch(r.logits + (size_t)at.row * r.experts, r.experts);

@@ -1,4 +1,4 @@
-/* What a step of the CUDA backend left behind, judged against doubles: a row and a head of the last layer's attention by chance, its
+/* Results of a step of the CUDA backend, judged against doubles: a row and a head of the last layer's attention by chance, its
  * routing of that row, and all choices of tokens. Caches, projections, router logits and logits are taken as the step has them. */
 #ifndef MM_TESTS_OPS_WITNESS_H
 #define MM_TESTS_OPS_WITNESS_H
@@ -21,7 +21,7 @@ struct witness {
 
   explicit witness(const mm_forward *forward);
   ~witness();
-  /* Of a batch just ended. state: the last layer's lightning states before it, or NULL; id[out_count]: what it chose, or NULL. */
+  /* Judges a batch that just ended. state: the last layer's lightning states before it, or NULL; id[out_count]: what it chose, or NULL. */
   void look(const mm_batch &batch, const float *state, const std::vector<float> *id);
 
  private:

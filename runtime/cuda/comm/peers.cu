@@ -1,7 +1,7 @@
 /* Sums over ranks (peers.h). Every sum has a number, the epoch, which each rank counts in its own memory, so that recorded steps go on
  * counting.
  *
- * Few numbers: each rank writes its own into every other's memory at once, eight bytes of data with the epoch beside each four, and adds
+ * Few numbers: each rank writes its own into every other's memory at once, eight bytes of data with the epoch after each four, and adds
  * what comes to it. Many: slabs, of which each rank owns a part: it is sent that part by all, adds it up, and sends the sum to all; a flag
  * for each block of the kernel follows the data. Both add in rank order, so it does not matter which way was taken.
  *
@@ -141,7 +141,7 @@ struct mm_cu_peers {
   mm_comm *comm = nullptr;
   mm_cu_peers_group *group = nullptr; /* NULL where `across` is not */
   peer_view c = {};
-  mm_cu_across *across = nullptr; /* where some ranks are of other processes; of c only rank, ranks and apart are used then */
+  mm_cu_across *across = nullptr; /* where some ranks are of other processes; of c only rank, ranks and distinct_devices are used then */
   bool hosted = false;            /* what the ranks write to is pinned host memory */
   double limit_s = 0;
 };
@@ -159,7 +159,7 @@ bool timed_out(const mm_cu_peers *p, uint32_t awaited, mm_err *err) {
 
 /* The values of all ranks, once all have arrived. */
 template <class T>
-bool tell(const mm_cu_peers *p, const T &mine, T *all, mm_err *err) {
+bool all_gather(const mm_cu_peers *p, const T &mine, T *all, mm_err *err) {
   uint32_t awaited;
   if (mm_comm_all_gather(p->comm, p->c.rank, &mine, all, sizeof mine)) return true;
   return mm_comm_timed_out(p->comm, p->c.rank, &awaited) && timed_out(p, awaited, err);
@@ -378,7 +378,7 @@ cudaError_t mm_cu_peers_share(mm_cu_peers *p, float *const *all, const float *ow
   return launch(n % 4 == 0 ? share_rows<float4> : share_rows<float>, most, kThreads, 0, s, p->c, a);
 }
 
-bool mm_cu_peers_all_gather(mm_cu_peers *p, void *mine, void **all, mm_err *err) { return tell(p, mine, all, err); }
+bool mm_cu_peers_all_gather(mm_cu_peers *p, void *mine, void **all, mm_err *err) { return all_gather(p, mine, all, err); }
 
 bool mm_cu_peers_small(const mm_cu_peers *p, uint32_t rows, uint64_t words) {
   if (p->across || words > (p->c.ranks == 2 ? kPeerWords : kPeerNumbers) || words * (p->c.ranks - 1) > kPeerSent) return false;
@@ -430,7 +430,7 @@ bool mm_cu_peers_reset(mm_cu_peers *p, mm_err *err) {
 bool mm_cu_peers_meet(mm_cu_peers *p, bool mine, bool *all, mm_err *err) {
   bool said[MM_CU_PEERS];
   *all = false;
-  if (!tell(p, mine, said, err)) return false;
+  if (!all_gather(p, mine, said, err)) return false;
   *all = true;
   for (uint32_t r = 0; r < p->c.ranks; r++) *all = *all && said[r];
   return true;

@@ -48,6 +48,13 @@ struct mm_cu_ahead {
 
 /* ---- mixture of experts ---- */
 
+/* What experts and dense MLPs make of a gate g and an up value u: SiLU(g)·u, or (clamp(u, ±limit) + beta)·g'·sigmoid(alpha·g') with
+ * g' = min(g, limit), in f32 before any rounding. */
+struct mm_cu_activation {
+  bool swigluoai;
+  float alpha, limit, beta;
+};
+
 #define MM_CU_MAX_HIDDEN  6144 /* columns of the router's input */
 #define MM_CU_MAX_EXPERTS 256
 #define MM_CU_MAX_TOP_K   16
@@ -76,6 +83,8 @@ struct mm_cu_route {
   /* A rank's own experts are [first, first + held) of all, and choices of others are left out of all lists: id, offset and what experts'
    * kernels see are numbers among its own. held 0: all are. */
   uint32_t first, held;
+  float scale = 1;           /* what the weights of a row's choices add up to */
+  mm_cu_activation act = {}; /* of all experts */
 };
 
 struct mm_cu_router {
@@ -136,6 +145,14 @@ cudaError_t mm_cu_experts_many_middle(const mm_cu_weight &w13, const mm_cu_route
 /* a.y[t, width] = Σ a.pair_out of its choices, in their order; zeros where it has none. */
 cudaError_t mm_cu_sum_pairs(const mm_cu_route &r, const mm_cu_experts &a, uint32_t width, cudaStream_t s);
 
+/* ---- dense MLPs (mlp.cu) ---- */
+
+/* middle[T, inter] = act(wide[T, 0 … inter), wide[T, inter … 2·inter)). */
+cudaError_t mm_cu_activate(__nv_bfloat16 *middle, const float *wide, const mm_cu_activation &act, uint32_t tokens, uint32_t inter,
+                           cudaStream_t s);
+/* y[T, width] += add[T, width], one rounding. */
+cudaError_t mm_cu_add_rows(__nv_bfloat16 *y, const float *add, uint32_t tokens, uint32_t width, cudaStream_t s);
+
 /* ---- attention ---- */
 
 /* Where each row of the step stands, in device memory. */
@@ -152,6 +169,7 @@ struct mm_cu_kv {
   const uint32_t *table;
   uint32_t pages_per_slot;
   float *k_scale, *v_scale;
+  __nv_bfloat16 *index; /* index keys of a sparse layer, [page][64][index_dim]; else NULL */
 };
 /* Number of the first of the 64 tokens of one kv head in a page. */
 __host__ __device__ inline size_t mm_cu_cell(uint32_t page, uint32_t kv_heads, uint32_t head) {
@@ -171,6 +189,7 @@ struct mm_cu_page_work {
   const mm_cu_kv *kv; /* [layers] in device memory: those of full attention */
   uint32_t layers, kv_heads;
   uint32_t token_bytes; /* of one head's key, or value; a multiple of 16 */
+  uint32_t index_bytes; /* of an index key, where there are any; a multiple of 16 */
   const mm_cu_edit *edit;
   const mm_page_copy *copy;
   uint32_t edits, copies;
@@ -302,6 +321,8 @@ struct mm_cu_ids {
 };
 cudaError_t mm_cu_embed(__nv_bfloat16 *x, const __nv_bfloat16 *table, const mm_cu_ids &ids, uint32_t tokens, uint32_t width,
                         cudaStream_t s);
+/* w[n] += 1. */
+cudaError_t mm_cu_add_one(float *w, size_t n, cudaStream_t s);
 /* y = RMS(x; w, eps). */
 cudaError_t mm_cu_norm(__nv_bfloat16 *y, const __nv_bfloat16 *x, const float *w, float eps, uint32_t tokens, uint32_t width,
                        cudaStream_t s);

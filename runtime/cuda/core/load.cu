@@ -1,4 +1,4 @@
-/* Loading (load.h). Three streams of work run beside each other: threads of the reader fill the ring; a DMA stream empties it in order;
+/* Loading (load.h). Three streams of work run at once: threads of the reader fill the ring; a DMA stream empties it in order;
  * kernels that convert the copied bytes follow on another stream. A buffer is filled again when both are done with its last content.
  *
  * A step that needs a group waits on the host until the group's copies are queued, and then lets its own stream wait for the event behind
@@ -251,10 +251,10 @@ void mm_cu_load::end(const mm_err &err) {
   pthread_mutex_lock(&lock);
   error = err;
   now = err.status == MM_OK ? LANDED : FAILED;
-  const bool tells = now == FAILED && !stop;
+  const bool reports = now == FAILED && !stop;
   pthread_cond_broadcast(&changed);
   pthread_mutex_unlock(&lock);
-  if (!tells) return;
+  if (!reports) return;
   mm_read_log_fail(config.log, &err);
   if (config.comm) mm_comm_fail(config.comm, &err); /* a rank may wait on its device for one whose weights have not come */
 }

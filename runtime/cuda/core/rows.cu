@@ -78,6 +78,12 @@ __global__ void copy_pieces(uint4 *to, const uint4 *from, size_t n) {
   for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) to[i] = from[i];
 }
 
+__global__ void add_one(float *w, size_t n) {
+  grid_wait_and_launch_next();
+  const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) w[i] += 1.0f;
+}
+
 /* The most that are of use, or for many rows half of that, so that a multiprocessor has several. */
 bool row_threads(uint32_t tokens, uint32_t width, unsigned *threads) {
   const unsigned warps = ceil_div(width, 256);
@@ -86,6 +92,8 @@ bool row_threads(uint32_t tokens, uint32_t width, unsigned *threads) {
 }
 
 }  // namespace
+
+cudaError_t mm_cu_add_one(float *w, size_t n, cudaStream_t s) { return launch(add_one, ceil_div((unsigned)n, 256), 256, 0, s, w, n); }
 
 cudaError_t mm_cu_norm(bf16 *y, const bf16 *x, const float *w, float eps, uint32_t tokens, uint32_t width, cudaStream_t s) {
   unsigned threads;

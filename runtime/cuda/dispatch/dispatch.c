@@ -128,11 +128,11 @@ static const struct kernel_row {
   answer takes, worth;
   const char *up, *down, *end, *rounds;
 } table[] = {
-    {MM_CU_SMALL_BATCH_FP8, takes_small_batch_fp8, few_rows, "skinny_clusters", NULL, NULL, NULL},
+    {MM_CU_SMALL_BATCH_FP8, takes_small_batch_fp8, few_rows, "small_batch_clusters", NULL, NULL, NULL},
     {MM_CU_GEMM_FP8, takes_codes, many_codes, "product", NULL, NULL, NULL},
     {MM_CU_ONE, takes_one, always, "one", NULL, NULL, NULL},
-    {MM_CU_SMALL_BATCH_WIDENED, takes_small_batch_widened, few_rows, "skinny_clusters", NULL, NULL, NULL},
-    {MM_CU_DECODE_LINEAR, takes_decode_linear, always, "skinny", NULL, NULL, NULL},
+    {MM_CU_SMALL_BATCH_WIDENED, takes_small_batch_widened, few_rows, "small_batch_clusters", NULL, NULL, NULL},
+    {MM_CU_DECODE_LINEAR, takes_decode_linear, always, "decode_linear", NULL, NULL, NULL},
     {MM_CU_GEMM_WIDENED, takes_widened, always, "gemm_widened", NULL, NULL, NULL},
     {MM_CU_GEMM, takes_gemm, always, "gemm", NULL, NULL, NULL},
     {MM_CU_EXPERTS_FEW, takes_experts_few, few_each, "lay_rows, experts_few", "lay_rows, experts_few", "sum_pairs", "round_rows"},

@@ -17,7 +17,7 @@ __device__ __forceinline__ void load_columns(float (&v)[4], const bf16 *row, uin
 __device__ __forceinline__ const bf16 *input_row(const mm_cu_inputs &in) {
   return in.x + (size_t)(in.rows ? in.rows[blockIdx.x] : blockIdx.x) * in.k;
 }
-/* Where ranks tell of it; ~0 if there is no such row. */
+/* The index at which ranks publish it; ~0 if there is no such row. */
 __device__ __forceinline__ uint32_t published_row(const mm_cu_placed &of) {
   return !of.pair ? blockIdx.x : blockIdx.x < *of.places ? of.pair[blockIdx.x] : ~0u;
 }
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kWarps * 32) encode_rows(mm_cu_codes to, mm_cu
 
 /* ---- any kind of codes, as numbers ---- */
 
-/* Of rows of several ranks' columns, of which row 0's column 0 is first_k: `each` largest magnitudes, of the row or of its groups. */
+/* Rows of several ranks' columns; row 0's column 0 is first_k. Each has `each` largest magnitudes, of the row or of its groups. */
 struct whole_rows {
   float *largest;
   uint32_t first_k, each;
@@ -115,7 +115,7 @@ __device__ void find_largest(float *to, const bf16 *row, uint32_t k, const round
     if (lane == 0) to[g] = most;
   }
 }
-/* Of a pair that another rank holds. */
+/* For a pair that another rank holds. */
 __device__ void publish_none(float *to, const whole_rows &whole) {
   for (uint32_t g = threadIdx.x; g < whole.each; g += kWarps * 32) to[g] = 0;
 }

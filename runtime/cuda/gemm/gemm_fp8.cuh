@@ -5,7 +5,8 @@
  * One warp loads codes by TMA, four steps ahead, and records each tile before its turn comes; another loads the scales as far ahead. Two
  * groups multiply 64 rows each, which they hold in registers, by a run at a time, 64 columns of it (wgmma, E4M3): products of 128 columns
  * of the codes are summed by the tensor cores, which keep few bits, then scaled and added in f32, while the next 64 are under way. A scale
- * of a weight row's own is taken at the end. Of a block's tile of at most 64 rows each group takes all, and half the columns of both runs.
+ * of a weight row's own is taken at the end. In a block's tile of at most 64 rows each group takes all rows, and half the columns of both
+ * runs.
  *
  * A job says what the tiles are:
  *   w, codes()                 weights, rounded rows
@@ -78,7 +79,7 @@ __device__ __forceinline__ void store_run(__nv_bfloat16 *row, uint32_t column, u
     if (mine && at < n) *reinterpret_cast<uint4 *>(row + at) = make_uint4(v[0], v[1], v[2], v[3]);
   }
 }
-/* Of both runs, side by side. */
+/* Products of both runs, side by side. */
 template <int N>
 __device__ __forceinline__ void store_runs(__nv_bfloat16 *row, uint32_t column, uint32_t n, const float (&out)[2][4 * N], int half, float f,
                                            bool mine) {

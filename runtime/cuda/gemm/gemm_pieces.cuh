@@ -25,7 +25,7 @@ struct loaded_scale<C, MM_CU_COARSE> {
   }
 };
 
-/* Of kColumns weight rows, kDepth columns a step, by kProducers threads. Scale: a loaded_scale that widens. */
+/* Takes kColumns weight rows, kDepth columns a step, with kProducers threads. Scale: a loaded_scale that widens. */
 template <mm_cu_code C, class Scale, int kColumns, int kDepth, int kProducers>
 struct gemm_pieces {
   static constexpr int kPiece = codec<C>::kPiece, kPerRow = kDepth / kPiece, kPieces = kColumns * kPerRow / kProducers;

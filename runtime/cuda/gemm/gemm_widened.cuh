@@ -7,7 +7,7 @@
  * read 80 KB a step, widening moves 48 KB, rows come with 16 KB: 144 bytes a clock at the tensor cores' full rate where 128 are had, but
  * bf16 weights that need no widening reach 0.68 of that rate, at which it is 98.
  *
- * Of at most 64 rows each multiplying group takes all, and half the columns.
+ * With at most 64 rows each multiplying group takes all rows, and half the columns.
  */
 #ifndef MM_CUDA_GEMM_WIDENED_CUH
 #define MM_CUDA_GEMM_WIDENED_CUH

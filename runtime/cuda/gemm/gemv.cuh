@@ -42,7 +42,7 @@ struct gemv_kind {
   static constexpr uint32_t kX = kLane / 8;           /* 16-byte pieces of a lane's activations */
   static constexpr bool kHalf = C != MM_CU_BF16 && S != MM_CU_FINE;
   /* INT4 is multiplied as value + 8, which masks alone bring to f16 (codec::offset_halves); 8 times the sum of a chunk's activations is
-   * taken from its products. That number is then stored next to the chunk's inverse scale. Activations of 2^118 and more overflow. */
+   * taken from its products. The sum is then stored next to the chunk's inverse scale. Activations of 2^118 and more overflow. */
   static constexpr bool kOffset = C == MM_CU_INT4 && kHalf;
   static constexpr uint32_t kBack = kOffset ? 2 : 1; /* floats of a chunk */
   /* Bytes of a row's scales in an item: f32 of its eight chunks, or those of its codes. */
@@ -97,7 +97,7 @@ __device__ __forceinline__ void copy16_line(uint32_t shared, const void *global,
 template <mm_cu_code C, mm_cu_scale S, class Job>
 struct gemv_fetch {
   using kind = gemv_kind<C, S>;
-  /* Of a row's scales in an item: f32 of its chunks one by one, or 16 bytes each. The first lanes bring the first row's. */
+  /* Loads of a row's scales in an item: f32 of its chunks one by one, or 16 bytes each. The first lanes bring the first row's. */
   static constexpr uint32_t kPieces = S == MM_CU_COARSE ? 8 : kind::kScales / 16;
   const mm_cu_weight &w;
   const Job &job;
@@ -174,8 +174,8 @@ __device__ __forceinline__ uint4 *gemv_piece(const gemv_plan &p, uint32_t i) {
   return reinterpret_cast<uint4 *>(gemv_shared + p.x) + (i - in) + in % kind::kX * 32 + in / kind::kX;
 }
 
-/* What the calling threads, from `first` on, have stored becomes the numbers that its codes stand for, times job.factor(segment), in bf16:
- * those that launches before the product write (encode.cu). */
+/* Replaces the rows that the calling threads, from `first` on, have stored by the numbers of their codes times job.factor(segment), in
+ * bf16, as launches before the product write them (encode.cu). */
 template <mm_cu_code C, mm_cu_scale S, class Job>
 __device__ __forceinline__ void gemv_round(const gemv_plan &p, const Job &job, uint32_t first) {
   rounder how = p.how;

@@ -27,7 +27,7 @@ bool mm_cu_rounded::open(mm_cu_memory *memory, uint32_t tokens, uint32_t widest,
   return codes.code && codes.scale && rows;
 }
 
-mm_cu_codes mm_cu_rounded::beside(const __nv_bfloat16 *x, uint32_t tokens, uint32_t k) {
+mm_cu_codes mm_cu_rounded::codes_too(const __nv_bfloat16 *x, uint32_t tokens, uint32_t k) {
   if (!all_codes || tokens == 1 || k % MM_CU_GROUP != 0) return {};
   codes.rows = codes.scale_pitch = tokens, codes.pitch = k, coded = x, coded_how = {MM_ACT_FP8_GROUP};
   return codes;

@@ -26,7 +26,7 @@ struct mm_cu_rounded {
   }
 
   /* For the kernel that writes x[tokens, k] next: the codes that it is to write too. Nothing where no product would read them. */
-  mm_cu_codes beside(const __nv_bfloat16 *x, uint32_t tokens, uint32_t k);
+  mm_cu_codes codes_too(const __nv_bfloat16 *x, uint32_t tokens, uint32_t k);
 
   /* y = x·Wᵀ for any T. */
   cudaError_t linear(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s);

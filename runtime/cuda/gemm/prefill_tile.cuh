@@ -87,7 +87,7 @@ __device__ __forceinline__ void widen_word(uint32_t (&v)[codec<C>::kPiece / 8], 
   }
 }
 
-/* Steps of 64 columns of a line, and of a slot of so many rows. Of a tile: whole lines and slots; behind the last column codes and x are
+/* Steps of 64 columns of a line, and of a slot of so many rows. A tile has whole lines and slots; behind the last column codes and x are
  * zeros. */
 template <mm_cu_code C>
 constexpr uint32_t kStepsOf = codec<C>::kPiece / 8;

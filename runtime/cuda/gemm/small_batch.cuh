@@ -19,8 +19,8 @@
  *   copy_rows(b, maps)       warp 1, after grid_wait: rows by copies, or nothing; its arrivals at b.bar->x
  *   make_rows(b, thread)     the groups' threads, likewise
  *   multiply(out, b, s)      a group: out += stage times rows; s.done() when the stage is read */
-#ifndef MM_CUDA_SKINNY_CLUSTERS_CUH
-#define MM_CUDA_SKINNY_CLUSTERS_CUH
+#ifndef MM_CUDA_SMALL_BATCH_CUH
+#define MM_CUDA_SMALL_BATCH_CUH
 
 #include <atomic>
 
@@ -235,8 +235,8 @@ __device__ __forceinline__ void add_sums(const cluster_block &b) {
 
 template <class Kind>
 __global__ void __launch_bounds__(cluster_threads<Kind>(), 1)
-    skinny_clusters(const __grid_constant__ cluster_maps maps, const __grid_constant__ cluster_plan p,
-                    const __grid_constant__ mm_cu_weight w, const __grid_constant__ cluster_job a) {
+    small_batch_clusters(const __grid_constant__ cluster_maps maps, const __grid_constant__ cluster_plan p,
+                         const __grid_constant__ mm_cu_weight w, const __grid_constant__ cluster_job a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t cluster_memory[];
   cluster_block b = {p, w, a, cluster_memory, shared_address(cluster_memory), cluster_rank(), cluster_blocks(), 0, 0, 0, nullptr};
@@ -287,8 +287,8 @@ cudaError_t most_clusters(uint32_t blocks, uint32_t *most) {
   cudaLaunchAttribute size = {};
   size.id = cudaLaunchAttributeClusterDimension, size.val.clusterDim = {blocks, 1, 1};
   c.gridDim = dim3(blocks), c.blockDim = dim3(cluster_threads<Kind>()), c.dynamicSmemBytes = kRoom, c.attrs = &size, c.numAttrs = 1;
-  if (e == cudaSuccess) e = cudaFuncSetAttribute(skinny_clusters<Kind>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)kRoom);
-  if (e == cudaSuccess) e = cudaOccupancyMaxActiveClusters(&n, skinny_clusters<Kind>, &c);
+  if (e == cudaSuccess) e = cudaFuncSetAttribute(small_batch_clusters<Kind>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)kRoom);
+  if (e == cudaSuccess) e = cudaOccupancyMaxActiveClusters(&n, small_batch_clusters<Kind>, &c);
   if (e == cudaSuccess && device < kDevices) known[device][blocks] = n;
   *most = (uint32_t)n;
   return e;
@@ -309,8 +309,8 @@ bool lay_out(cluster_plan *p, uint32_t blocks) {
   return true;
 }
 
-/* Of a launch, about, in ns on an H200: the rows of x come first. A stage takes its block's share of the memory's rate, or what a block
- * can do alone where that is longer; the exchange of a tile's sums may take longer than its stages. */
+/* Estimated time of a launch, in ns on an H200: the rows of x come first. A stage takes its block's share of the memory's rate, or what a
+ * block can do alone where that is longer; the exchange of a tile's sums may take longer than its stages. */
 template <class Kind>
 uint32_t expected_time(const cluster_plan &p, uint32_t blocks, uint32_t clusters) {
   const uint32_t lines = ceil_div(p.all_lines, blocks);
@@ -343,8 +343,8 @@ cudaError_t launch_clusters_of(const mm_cu_weight &w, const cluster_job &a, cons
   cluster_maps maps = {{}, other};
   const cudaError_t e = mm_cu_map_boxes(&maps.weights, w.data, w.pitch, w.n, kLine, kBox, CU_TENSOR_MAP_SWIZZLE_128B);
   if (e != cudaSuccess) return e;
-  return launch_clusters(skinny_clusters<Kind>, best_blocks * best_clusters, best_blocks, cluster_threads<Kind>(), kRoom, s, maps, best, w,
-                         a);
+  return launch_clusters(small_batch_clusters<Kind>, best_blocks * best_clusters, best_blocks, cluster_threads<Kind>(), kRoom, s, maps,
+                         best, w, a);
 }
 
 #endif

@@ -216,7 +216,7 @@ struct stream_ring {
 
 /* ---- activations ---- */
 
-/* What goes with a lane's part of a stage, for tokens g and g+8. */
+/* Scales and activations for a lane's part of a stage, for tokens g and g+8. */
 template <int kPiece, int kHalves>
 struct stream_x {
   static constexpr int kRegs = kPiece / 8;

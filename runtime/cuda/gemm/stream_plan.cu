@@ -55,14 +55,14 @@ void place(stream_plan *p, const mm_cu_weight &w, uint32_t boxes) {
 }  // namespace
 
 stream_plan mm_cu_plan_stream(const mm_cu_weight &w, uint32_t parts, uint32_t rows, uint32_t boxes, uint32_t segments, uint32_t tokens,
-                              uint32_t beside, uint32_t one_warps) {
+                              uint32_t other_shared, uint32_t one_warps) {
   stream_plan p = {};
   p.tokens = tokens > 8 ? 16 : 8;
   p.warps = kStreamWarps;
   p.steps = (uint32_t)((w.pitch + kLine - 1) / kLine);
   if (tokens == 1 && segments * p.steps * piece_columns(w) * 16 <= kMostOne)
     p.tokens = 1, p.warps = one_warps, p.one_stages = segments * p.steps;
-  const uint32_t room = (hopper() ? kMost : kMostOther) - beside;
+  const uint32_t room = (hopper() ? kMost : kMostOther) - other_shared;
   const uint32_t least = hopper() ? 1 : kOtherDepth;
   for (uint32_t most = kStreamTiles * 16; p.depth < least; most -= 8) { /* fewer rows until each warp has its places */
     p.part_groups = cut_groups(parts, rows, most / boxes);

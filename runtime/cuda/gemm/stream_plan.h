@@ -34,10 +34,10 @@ struct stream_source {
   CUtensorMap codes, scales;
 };
 
-/* Cuts `parts` equal runs of `rows` rows (each twice, `boxes` = 2) into groups for w's kernel. segments: of one token's k axis. beside:
- * shared memory that the kernel has besides. one_warps: of a block for a single token. */
+/* Cuts `parts` equal runs of `rows` rows (each twice, `boxes` = 2) into groups for w's kernel. segments: of one token's k axis.
+ * other_shared: shared memory that the kernel has besides. one_warps: of a block for a single token. */
 stream_plan mm_cu_plan_stream(const mm_cu_weight &w, uint32_t parts, uint32_t rows, uint32_t boxes, uint32_t segments, uint32_t tokens,
-                              uint32_t beside, uint32_t one_warps);
+                              uint32_t other_shared, uint32_t one_warps);
 /* Fills `to` on a device with TMA; else leaves it alone. */
 cudaError_t mm_cu_open_source(const mm_cu_weight &w, const stream_plan &p, stream_source *to);
 

@@ -11,6 +11,7 @@
  * still runs: the slot lists; of a single token the slots that up has written by then, or the logits. */
 #include "runtime/cuda/core/fp8.h"
 #include "runtime/cuda/core/launch.h"
+#include "runtime/cuda/core/swiglu.cuh"
 #include "runtime/cuda/gemm/gemv.cuh"
 #include "runtime/cuda/gemm/stream.cuh"
 #include "runtime/cuda/moe/route.cuh"
@@ -24,7 +25,7 @@ __host__ __device__ constexpr uint32_t expert_warps(int tokens) {
   return tokens == 1 && codec<C>::kPiece == 32 ? 16 : kStreamWarps;
 }
 
-/* Of a kernel for so many tokens: the experts in use, ascending, their tokens as bits, and the weight of token 0. */
+/* For a kernel of so many tokens: the experts in use, ascending, their tokens as bits, and the weight of token 0. */
 template <int kTokens>
 struct slots_of {
   static constexpr uint32_t kMost = kTokens * MM_CU_MAX_TOP_K;
@@ -42,8 +43,8 @@ struct slots_and_room<MM_CU_DECODE_ROWS> {
   slots_of<MM_CU_DECODE_ROWS> slots;
 };
 
-/* The step's slots into shared memory, for up and down. Of a single token, up chooses them, and its first block writes them down; down
- * reads what that has published, or chooses too. */
+/* The step's slots into shared memory, for up and down. For a single token, up selects them and its first block publishes them; down reads
+ * the published list, or selects too. */
 enum phase { UP, DOWN };
 template <phase kPhase, int kTokens>
 __device__ void read_slots(slots_and_room<kTokens> &to, const mm_cu_route &r, uint32_t tokens, const choice_start &start) {
@@ -100,7 +101,7 @@ struct up_job {
       const float weight = token == 0 ? slots.weight[slot] : __ldcg(&r.slot_weight[slot * MM_CU_DECODE_ROWS + token]);
       scale = weight * (global2 ? global2[expert] : 1.0f);
     }
-    const float middle = silu(sum(0) * global) * (sum(1) * global) * scale;
+    const float middle = activated(r.act, sum(0) * global, sum(1) * global) * scale;
     a.middle[((size_t)slot * MM_CU_DECODE_ROWS + token) * inter + column] = __float2bfloat16_rn(middle);
   }
 };
@@ -169,6 +170,7 @@ struct one_up {
   const mm_cu_experts &a;
   const float *global2;
   bool later; /* w2's inputs are rounded before they are weighted */
+  const mm_cu_activation &act;
   const slots_of<1> &slots;
   uint32_t used, inter;
 
@@ -192,7 +194,7 @@ struct one_up {
     bf16 *to = a.middle + (size_t)slot * MM_CU_DECODE_ROWS * inter + column;
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++) {
-      if (column + i < inter) to[i] = __float2bfloat16_rn(silu(sum[2 * i] * global) * (sum[2 * i + 1] * global) * scale);
+      if (column + i < inter) to[i] = __float2bfloat16_rn(activated(act, sum[2 * i] * global, sum[2 * i + 1] * global) * scale);
     }
   }
 };
@@ -229,7 +231,7 @@ __global__ void __maxnreg__(kGemvRegisters)
   __shared__ slots_and_room<1> shared;
   const choice_start start(r);
   grid_wait_and_launch_next();
-  one_up job{w, a, global2, rounds, shared.slots, 0, w.n / 2};
+  one_up job{w, a, global2, rounds, r.act, shared.slots, 0, w.n / 2};
   if (threadIdx.x < kChoiceThreads) {
     choose_slots(shared.slots, shared.room, r, start, blockIdx.x == 0);
   } else {

@@ -6,6 +6,7 @@
  * it is rounded by a launch of its own. Down: pair_out[pair, H] = weight · w2·middle in bf16. The sum over a token's choices is taken in
  * their order: the same bits every time. A pair of blocks has up to 256 rows of one expert, which lie side by side: a first kernel copies
  * codes to the sorted order. */
+#include "runtime/cuda/core/swiglu.cuh"
 #include "runtime/cuda/gemm/gemm_fp8.cuh"
 
 namespace {
@@ -117,7 +118,7 @@ struct up_job {
 #pragma unroll
     for (int i = 0; i < 2 * N; i++) {
       const int at = i / 2 * 4 + 2 * half + i % 2;
-      out[0][at] = silu(out[0][at]) * out[1][at];
+      out[0][at] = activated(tiles.r.act, out[0][at], out[1][at]);
       most = fmaxf(most, fabsf(out[0][at]));
     }
     if (!kBlocks && rows) {

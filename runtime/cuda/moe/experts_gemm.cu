@@ -6,6 +6,7 @@
  * experts; a block finds its expert by counting. */
 #include "runtime/cuda/core/fp8.h"
 #include "runtime/cuda/core/launch.h"
+#include "runtime/cuda/core/swiglu.cuh"
 #include "runtime/cuda/gemm/gemm.cuh"
 
 namespace {
@@ -57,7 +58,7 @@ struct up_job {
       const uint32_t at = column + (c + n * 8) / 16 * 8 + c % 8; /* even, and so is inter */
       if (at >= inter) continue;
       *reinterpret_cast<uint32_t *>(a.middle + (size_t)(tile.first + i) * inter + at) =
-          pack2(silu(v[n][0] * f) * (v[n + 1][0] * f), silu(v[n][1] * f) * (v[n + 1][1] * f));
+          pack2(activated(r.act, v[n][0] * f, v[n + 1][0] * f), activated(r.act, v[n][1] * f, v[n + 1][1] * f));
     }
   }
 };

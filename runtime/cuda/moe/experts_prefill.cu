@@ -9,6 +9,7 @@
  *
  * A row's bits depend on that row alone: its sums go through the columns in their order. */
 #include "runtime/cuda/core/launch.h"
+#include "runtime/cuda/core/swiglu.cuh"
 #include "runtime/cuda/core/tensor_map.h"
 #include "runtime/cuda/gemm/prefill_tile.cuh"
 #include "runtime/cuda/moe/lay_places.h"
@@ -66,7 +67,7 @@ __device__ __forceinline__ void make_tile(const many_job &job, many_shared &sh, 
 #pragma unroll
       for (uint32_t i = 0; i < 4 && n + i < N / 8; i++) {
         const float *d = &acc[(n + i) * 4];
-        v[i] = pack2(silu(d[0] * f) * (d[2] * f), silu(d[1] * f) * (d[3] * f));
+        v[i] = pack2(activated(job.r.act, d[0] * f, d[2] * f), activated(job.r.act, d[1] * f, d[3] * f));
       }
       const uint4 q = rows_of_tokens(v);
       if (token < note.t.rows && at < w.n / 2) *reinterpret_cast<uint4 *>(job.to + (size_t)(note.t.first + token) * (w.n / 2) + at) = q;
@@ -125,9 +126,9 @@ __device__ __forceinline__ uint32_t first_row(const many_tile &t, uint32_t rank)
   return (t.across * kPair + rank) * (kPhase == UP ? kHigh : 2 * kHigh);
 }
 
-/* A warp notes tile `index`, the n-th of the block. */
+/* A warp posts tile `index`, the n-th of the block. */
 template <phase kPhase>
-__device__ __forceinline__ void tell(many_shared &sh, const many_job &job, uint32_t n, uint32_t index) {
+__device__ __forceinline__ void post_tile(many_shared &sh, const many_job &job, uint32_t n, uint32_t index) {
   const uint32_t lane = threadIdx.x;
   many_note &to = sh.note[n % kNotes];
   if (n >= kNotes) barrier_wait(shared_address(&sh.read[n % kNotes]), (n / kNotes - 1) % 2);
@@ -160,7 +161,7 @@ template <phase kPhase, mm_cu_code C>
 __device__ __forceinline__ void produce(many_shared &sh, const many_job &job, const many_maps &maps, uint32_t rank) {
   const uint32_t steps = steps_of(job.w.k), pair = blockIdx.x / kPair, pairs = gridDim.x / kPair;
   count_tiles(sh, job);
-  tell<kPhase>(sh, job, 0, pair);
+  post_tile<kPhase>(sh, job, 0, pair);
   for (uint32_t n = 0, slot = 0, line = 0, slot_phase = 1, line_phase = 1;; n++) {
     const many_tile t = sh.note[n % kNotes].t;
     if (!t.more) return;
@@ -188,7 +189,7 @@ __device__ __forceinline__ void produce(many_shared &sh, const many_job &job, co
       }
       __syncwarp();
       if (first == each - 1 && ++slot == kSlots) slot = 0, slot_phase ^= 1;
-      if (s == steps / 2) tell<kPhase>(sh, job, n + 1, pair + (n + 1) * pairs);
+      if (s == steps / 2) post_tile<kPhase>(sh, job, n + 1, pair + (n + 1) * pairs);
     }
   }
 }

@@ -10,6 +10,7 @@
  *
  * A row's bits depend on that row alone: not on the number of tokens, nor on its place. */
 #include "runtime/cuda/core/launch.h"
+#include "runtime/cuda/core/swiglu.cuh"
 #include "runtime/cuda/core/tensor_map.h"
 #include "runtime/cuda/gemm/small_batch_rows.cuh"
 
@@ -250,7 +251,8 @@ __device__ __forceinline__ void use_sums(Shared &sh, const few_job &job) {
       if (i >= unit.rows) break;
       if (kPhase == UP) {
         if (column < w.n / 2)
-          job.middle[(size_t)(unit.first + i) * (w.n / 2) + column] = __float2bfloat16_rn(silu(v[0][i] * global) * (v[1][i] * global));
+          job.middle[(size_t)(unit.first + i) * (w.n / 2) + column] =
+              __float2bfloat16_rn(activated(job.r.act, v[0][i] * global, v[1][i] * global));
       } else {
         const uint32_t pair = __ldcg(&job.r.pair[unit.first + i]);
         const float f = __ldcg(&job.r.weight[pair]) * global;

@@ -77,7 +77,7 @@ __device__ __forceinline__ route_choice choose_experts(const mm_cu_route &r, uin
     total += value;
     if (lane == j) mine = {id, value};
   }
-  mine.weight /= total;
+  mine.weight = mine.weight / total * r.scale;
   return mine;
 }
 
@@ -119,7 +119,7 @@ __device__ __forceinline__ void choose_slots(Slots &to, choice_room &room, const
   float score = e < r.experts ? __ldcg(&r.logits[e]) : 0.0f;
   if (r.sigmoid) score = sigmoid(score);
   uint32_t key = e < r.experts ? route_key(score + start.bias) : 0, above = 0;
-  /* Of four from number `at` on, those that go before. */
+  /* The number, of four from `at` on, that rank before it. */
   const auto count = [&](const uint32_t *from, uint32_t at, uint32_t self) {
     const uint4 v = *reinterpret_cast<const uint4 *>(from);
     above += v.x > key || (v.x == key && at < self);
@@ -158,7 +158,7 @@ __device__ __forceinline__ void choose_slots(Slots &to, choice_room &room, const
   }
   if (!some) at = e, used = 0;
   if (here) {
-    c.weight = part(c.weight) / total;
+    c.weight = part(c.weight) / total * r.scale;
     to.expert[at] = own, to.tokens[at] = 1, to.weight[at] = c.weight;
   }
   if (e == 0) to.used = used;

@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(kMaxThreads) route_few(const __grid_constant__
   if (tokens <= MM_CU_DECODE_ROWS && last_of(r.ticket, gridDim.x * gridDim.y)) list_slots(r, tokens);
 }
 
-/* Of a single token, with devices of their own: the blocks that send what all others wait for need room on each. */
+/* For a single token, with distinct devices: the blocks that send the data that all others wait for must be resident on each. */
 template <class W>
 __global__ void __launch_bounds__(kMaxThreads)
     reduce_route(const __grid_constant__ peer_view c, const __grid_constant__ mm_cu_router m, const __grid_constant__ mm_cu_route r,

@@ -1,4 +1,4 @@
-/* Two conversions beside each other: every file of both directories, byte for byte. */
+/* Two conversions compared: every file of both directories, byte for byte. */
 #ifndef MM_TESTS_CONVERTED_H
 #define MM_TESTS_CONVERTED_H
 

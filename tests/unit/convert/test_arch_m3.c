@@ -1,5 +1,5 @@
-/* MiniMax-M3's config.json in its published forms: the release's, the one that transformers writes back, and text-only ones. What is not
- * M3's, or would be computed otherwise, is refused by the name of its key. */
+/* MiniMax-M3's config.json in its published forms: the release's, the one that transformers writes back, and text-only ones. A value that
+ * is not M3's, or would be computed otherwise, is refused by the name of its key. */
 #include "tests/unit/convert/config_text.h"
 #include "tests/unit/unit.h"
 
@@ -18,7 +18,7 @@ static const char m3[] =
     "\"sparse_index_dim\":28,\"sparse_block_size\":32,\"sparse_topk_blocks\":11,\"sparse_local_block\":2,\"sparse_init_block\":0,"
     "\"sparse_score_type\":\"max\",\"sparse_disable_index_value\":[0,0,1,1]}}}";
 
-/* What transformers makes of it: no sparse_attention_config, and "silu" where swigluoai is meant. */
+/* The config as transformers writes it back: no sparse_attention_config, and "silu" where swigluoai is meant. */
 static const char saved[] =
     "{\"architectures\":[\"MiniMaxM3SparseForConditionalGeneration\"],\"model_type\":\"minimax_m3_vl\",\"text_config\":{"
     "\"model_type\":\"minimax_m3_vl_text\",\"hidden_act\":\"silu\",\"hidden_size\":96,\"num_hidden_layers\":4,\"num_attention_heads\":24,"

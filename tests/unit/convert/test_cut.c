@@ -1,4 +1,4 @@
-/* convert/cut: which parallel sizes fit a model, who holds what, and the scale grids of cuts, beside loops over every row. */
+/* convert/cut: which parallel sizes fit a model, who holds what, and the scale grids of cuts, against loops over every row. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -139,7 +139,7 @@ TEST(test_equal) {
   assert_true(mm_cut_equal(&a, &b, 2));
 }
 
-/* Whether a grid of `d` serves: rows that share a stored cell share one of the whole matrix, wherever a rank's rows lie; codes fill theirs.
+/* True if a grid of `d` serves: rows that share a stored cell share one of the whole matrix, wherever a rank's rows lie; codes fill theirs.
  */
 static bool serves(const mm_cut *c, uint32_t tp, uint32_t base, uint32_t d, bool codes) {
   if (base % d != 0) return false;

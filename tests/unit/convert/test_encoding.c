@@ -49,7 +49,7 @@ TEST(test_exact) {
   }
 }
 
-/* What cannot be kept says so, and what can is. */
+/* Tensors that cannot pass through say so; all others do. */
 TEST(test_keeping) {
   static const char *const kept[] = {"compressed-tensors block FP8", "FP8_PB_WO", "tensor-wise FP8", "per-channel FP8", "MXFP8",
                                      "compressed-tensors NVFP4",     "MXFP4"};

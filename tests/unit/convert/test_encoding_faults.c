@@ -180,7 +180,7 @@ TEST(test_order) {
   REFUSED("int4, asymmetric, reordered", "weight_g_idx", group_five, "E_Q_ORDER", "w1.weight_g_idx\": offset ");
 }
 
-/* A symmetric GPTQ's zero points are all one number, and which one tells its format. */
+/* A symmetric GPTQ's zero points are all one number, and which one gives its format. */
 TEST(test_zero_points) {
   static const struct {
     const char *format;
@@ -203,7 +203,7 @@ TEST(test_zero_points) {
   }
 }
 
-/* What the configuration says, and whether it is read, whatever the tensors. */
+/* The configuration's claims, and whether they are read, whatever the tensors. */
 TEST(test_configuration) {
   static const src_case row[] = {
       {"{\"quant_method\":\"bitsandbytes\"}", MM_UNSUPPORTED, "E_Q_METHOD", "found quant_method \"bitsandbytes\", which is not read"},

@@ -266,7 +266,7 @@ TEST(test_links) {
     ssize_t n = readlink(src_path(s, shard1), to, sizeof to - 1);
     assert_true(n > 6);
     to[n] = 0;
-    assert_int_equal(mkdir(src_path(s, "blobs2"), 0755), 0); /* beside the store, not in it */
+    assert_int_equal(mkdir(src_path(s, "blobs2"), 0755), 0); /* next to the store, not in it */
     src_move(s, to + strlen("../../"), "blobs2/x");
     assert_int_equal(unlink(src_path(s, shard1)), 0);
     src_link(s, "../../blobs2/x", shard1);

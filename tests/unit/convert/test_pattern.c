@@ -34,7 +34,7 @@ static void name_of(char *out) {
   out[n] = 0;
 }
 
-/* Whether the same names match as for the C library's functions. */
+/* The same names match as for the C library's functions. */
 TEST(same_as_the_library) {
   static const char *const globs[] = {"a",     "b",   ".",   "*", "?",    "[ab]", "[!a]",       "[^b1]",
                                       "[a-c]", "\\*", "\\a", "[", "[]a]", "1",    "[[:digit:]]"};
@@ -130,9 +130,9 @@ TEST(limits) {
     else
       refused(text, "too many groups");
   }
-  char beside[5 * (MM_PATTERN_NEST + 8) + 4] = "re:", *end = beside + 3; /* groups that ended do not count */
+  char ended[5 * (MM_PATTERN_NEST + 8) + 4] = "re:", *end = ended + 3; /* groups that ended do not count */
   for (unsigned n = 0; n < MM_PATTERN_NEST + 8; n++) end = stpcpy(end, "(a)?");
-  accepted(beside, "a");
+  accepted(ended, "a");
   memset(name, 'a', MM_PATTERN_REPEAT);
   accepted("re:^a{255}$", name);
   refused("re:^a{256}$", "too many repetitions");

@@ -1,4 +1,4 @@
-/* convert/recipe: what a line gives to which tensor, what is refused, and the three forms of a recipe (line, preset, file) beside each
+/* convert/recipe: what a line gives to which tensor, what is refused, and the three forms of a recipe (line, preset, file) against each
  * other. */
 #include "convert/plan/recipe.h"
 

@@ -7,7 +7,7 @@
 
 #include "tests/unit/convert/converted.h"
 
-static mm_progress progress;
+static mm_convert_progress progress;
 static _Atomic long writes_left; /* before a run is stopped; below 0: never */
 
 ssize_t pwrite(int fd, const void *buf, size_t n, off_t at) {
@@ -99,7 +99,7 @@ static char *staged(const source *s, const char *target, const char *file) {
   return strdup(src_path(s, name));
 }
 
-/* What lies in the staging directory is believed only as far as its bytes hold. */
+/* The staging directory is believed only as far as its bytes hold. */
 TEST(test_damaged) {
   source *s = opened();
   mm_err err;
@@ -161,7 +161,7 @@ TEST(test_leftovers) {
   expect(run(s, "out", (asked){.leftover = MM_LEFTOVER_RESTART}, &err), MM_OK, &err, "");
   assert_int_equal(atomic_load(&progress.kept_bytes), 0);
   assert_same(src_path(s, "whole"), src_path(s, "out"));
-  /* What has the name already. */
+  /* A directory that has the name already. */
   expect(run(s, "out", (asked){0}, &err), MM_USAGE, &err, "E_OUTPUT");
   expect(run(s, "out", (asked){.quant = "int8", .force = true}, &err), MM_OK, &err, "");
   expect(run(s, "out", (asked){.force = true}, &err), MM_OK, &err, "");

@@ -40,7 +40,7 @@ static void cut_finer(mm_plan *p, uint32_t few) {
 static size_t convert(const char *from, const char *target, const mm_plan_options *o, uint32_t few) {
   mm_hf hf = {0};
   mm_plan plan = {0};
-  mm_progress progress = {0};
+  mm_convert_progress progress = {0};
   mm_digest manifest;
   mm_err err = {0};
   if (!mm_hf_open(&hf, from, &(mm_hf_options){0}, &err) || !mm_plan_build(&plan, &hf, o, &err)) fail_msg("%s", err.text);

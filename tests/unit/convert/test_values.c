@@ -251,7 +251,7 @@ TEST(test_shapes) {
   }
 }
 
-/* D12: numbers in names are those of the model, spelt as everyone spells them. What lies past the last layer is skipped (C11). */
+/* D12: numbers in names are those of the model, spelt as everyone spells them. Tensors past the last layer are skipped (C11). */
 TEST(test_names) {
   static const char *const unknown[] = {"model.layers.00.input_layernorm.weight",
                                         "model.layers.-1.input_layernorm.weight",

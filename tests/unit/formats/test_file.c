@@ -434,7 +434,7 @@ TEST_BETWEEN(test_base_names, NULL, reset_faults) {
   assert_false(mm_base_name_ok(longest, 256));
 }
 
-/* What does not fit is refused by whatever opens it, and names nothing else. */
+/* A path that does not fit is refused by every function that opens it, and names nothing else. */
 TEST(test_paths) {
   assert_string_equal(mm_path_of("dir", "name").text, "dir/name");
   static char longer[3 * PATH_MAX];

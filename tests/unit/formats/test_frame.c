@@ -64,7 +64,7 @@ TEST(planes) {
   mm_frame_close(f);
 }
 
-/* What planes are for: exponents that lie together need less room. */
+/* The purpose of planes: exponents that lie together need less space. */
 TEST(smaller) {
   enum { N = 1 << 20 };
   mm_err err = {0};

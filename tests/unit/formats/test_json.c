@@ -202,7 +202,7 @@ static mm_json *sample(void) {
   return o;
 }
 
-/* What a terminal must not see raw is escaped in text for people, and what JSON demands in both. */
+/* Control characters are escaped in text for people; JSON's own escapes are in both. */
 TEST(test_writing) {
   static const char text[] =
       "{\"\\u00e9\\n\":[[],{},-7,1e300,-1.5e-300,100000000000000000000.0,0.0,null,false,\"a\\u0000\\u001f\\/"
@@ -298,7 +298,7 @@ TEST(test_changing_what_was_read) {
   assert_true(mm_json_append(l, mm_json_new_int(3)) && mm_json_append(l, mm_json_new_str("s")) && mm_json_append(l, parse("[]", &err)));
   assert_true(mm_json_set(j, "l", l) && mm_json_set(o, "j", j));
   dumps(o, "{\"j\":{\"a\":{\"x\":[1,\"y\"]},\"c\":\"new\",\"d\":5,\"q\":1,\"s\":3,\"u\":5,\"w\":7,\"l\":[1,[2],3,\"s\",[]]}}");
-  /* What is below a root is not changed, by whatever cast. */
+  /* Values below a root are not changed, by whatever cast. */
   assert_false(mm_json_set((mm_json *)(uintptr_t)a, "z", mm_json_new_int(1)));
   assert_false(mm_json_set((mm_json *)(uintptr_t)a, "x", mm_json_new_int(1)));
   assert_false(mm_json_append((mm_json *)(uintptr_t)mm_json_get(a, "x"), mm_json_new_int(1)));

@@ -193,7 +193,7 @@ static void breaks(const mm_model *m, const char *line) {
     breaks(&m, "E_MANIFEST: manifest.json: " line); \
   } while (0)
 
-/* Of a config.json: in its own keys, not the manifest's. */
+/* Keys of a config.json, not of the manifest. */
 TEST(test_config_keys) {
   static const char *const lines[] = {
       "num_experts_per_tok: found 8, expected 1 to 7",

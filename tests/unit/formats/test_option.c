@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "formats/commands.h"
 #include "formats/option.h"
 #include "tests/unit/unit.h"
 
@@ -49,7 +50,8 @@ static const mm_program program = {.name = "minimax-sample",
                                    .max_operands = 2,
                                    .options = options,
                                    .option_count = OPTIONS,
-                                   .epilog = "Exit status: 0 done.\n.not a request\n'nor this"};
+                                   .epilog = "Exit status: 0 done.\n.not a request\n'nor this",
+                                   .examples = "minimax-sample A\nminimax-sample B --tp 2"};
 
 /* Splits `line` at spaces ("_" stands for an empty argument) and parses it. */
 static bool parse(const char *line, const char **operands, size_t *count, bool *done, mm_err *err) {
@@ -106,7 +108,10 @@ TEST(test_sizes) {
               {"x --part-size 3K", 3072},
               {"x --part-size 512M", UINT64_C(512) << 20},
               {"x --part-size 4GiB", UINT64_C(4) << 30},
+              {"x --part-size 3KB", 3000},
+              {"x --part-size 80GB", UINT64_C(80000000000)},
               {"x --part-size=2T", UINT64_C(2) << 40},
+              {"x --part-size 18446744TB", UINT64_C(18446744000000000000)},
               {"x --part-size 16777215T", UINT64_C(16777215) << 40}};
   const char *operand[2];
   size_t count;
@@ -139,20 +144,28 @@ TEST(test_refused) {
       {"x --quant bf1", "--quant: found \"bf1\", expected none|bf16|block_fp8"},
       {"x --quant bf16|block_fp8", "--quant: found \"bf16|block_fp8\", expected none|bf16|block_fp8"},
       {"x --quant=", "--quant: found \"\", expected none|bf16|block_fp8"},
-      {"x --part-size 4GB", "--part-size: found \"4GB\", expected bytes, as in 512M or 4GiB"},
-      {"x --part-size 4g", "--part-size: found \"4g\", expected bytes, as in 512M or 4GiB"},
-      {"x --part-size G", "--part-size: found \"G\", expected bytes, as in 512M or 4GiB"},
-      {"x --part-size _", "--part-size: found \"\", expected bytes, as in 512M or 4GiB"},
-      {"x --part-size 16777216T", "--part-size: found \"16777216T\", expected bytes, as in 512M or 4GiB"},
-      {"x --part-size 1.5G", "--part-size: found \"1.5G\", expected bytes, as in 512M or 4GiB"},
+      {"x --part-size 4GBs", "--part-size: found \"4GBs\", expected bytes, as in 512M, 4GiB or 80GB"},
+      {"x --part-size 4B", "--part-size: found \"4B\", expected bytes, as in 512M, 4GiB or 80GB"},
+      {"x --part-size 18446745TB", "--part-size: found \"18446745TB\", expected bytes, as in 512M, 4GiB or 80GB"},
+      {"x --part-size 4g", "--part-size: found \"4g\", expected bytes, as in 512M, 4GiB or 80GB"},
+      {"x --part-size G", "--part-size: found \"G\", expected bytes, as in 512M, 4GiB or 80GB"},
+      {"x --part-size _", "--part-size: found \"\", expected bytes, as in 512M, 4GiB or 80GB"},
+      {"x --part-size 16777216T", "--part-size: found \"16777216T\", expected bytes, as in 512M, 4GiB or 80GB"},
+      {"x --part-size 1.5G", "--part-size: found \"1.5G\", expected bytes, as in 512M, 4GiB or 80GB"},
       {"x -t nan", "--temperature: found \"nan\", expected a number"},
       {"x -t inf", "--temperature: found \"inf\", expected a number"},
       {"x -t 1e999", "--temperature: found \"1e999\", expected a number"},
       {"x -t 1x", "--temperature: found \"1x\", expected a number"},
       {"x -t 0x10", "--temperature: found \"0x10\", expected a number"},
       {"x -t _", "--temperature: found \"\", expected a number"},
-      {"x --tensor 4", "unknown option \"--tensor\"; see minimax-sample --help"},
-      {"x --tps 4", "unknown option \"--tps\"; see minimax-sample --help"},
+      {"x --tensor 4", "unknown option \"--tensor\"; did you mean --tensor-parallel-size? See minimax-sample --help"},
+      {"x --tps 4", "unknown option \"--tps\"; did you mean --tp? See minimax-sample --help"},
+      {"x --qunat=none", "unknown option \"--qunat=none\"; did you mean --quant? See minimax-sample --help"},
+      {"x --versoin", "unknown option \"--versoin\"; did you mean --version? See minimax-sample --help"},
+      {"x --tp-size 4", "unknown option \"--tp-size\"; here it is --tp"},
+      {"x --tokenizer=T", "unknown option \"--tokenizer=T\"; the tokenizer is the checkpoint's own"},
+      {"x --tx 4", "unknown option \"--tx\"; did you mean --tp? See minimax-sample --help"},
+      {"x --x 4", "unknown option \"--x\"; see minimax-sample --help"},
       {"x --=4", "unknown option \"--=4\"; see minimax-sample --help"},
       {"x -z", "unknown option \"-z\"; see minimax-sample --help"},
       {"x -qz", "unknown option \"-qz\"; see minimax-sample --help"},
@@ -174,7 +187,7 @@ TEST(test_refused) {
   }
 }
 
-/* What the program prints to stdout for one hidden or plain help option. */
+/* Output of the program for one hidden or plain help option. */
 static char *printed_by(const mm_program *p, const char *word) {
   static char text[16384];
   FILE *file = tmpfile();
@@ -253,7 +266,11 @@ TEST(test_help) {
                       "\n"
                       "Exit status: 0 done.\n"
                       ".not a request\n"
-                      "'nor this\n");
+                      "'nor this\n"
+                      "\n"
+                      "examples:\n"
+                      "  minimax-sample A\n"
+                      "  minimax-sample B --tp 2\n");
   char version[128];
   snprintf(version, sizeof version, "minimax-sample %s\n", mm_version());
   assert_string_equal(printed("--version"), version);
@@ -261,6 +278,34 @@ TEST(test_help) {
   char *short_form = strdup(printed("-h"));
   assert_string_equal(printed("a b --help --unknown"), short_form); /* what follows is not read */
   free(short_form);
+}
+
+/* The edits by their definition, over all ways to begin. */
+static uint64_t edits_by_trial(const char *from, const char *to) {
+  if (!*from || !*to) return strlen(from) + strlen(to);
+  uint64_t least = edits_by_trial(from + 1, to + 1) + (*from != *to);
+  least = mm_min(least, mm_min(edits_by_trial(from + 1, to), edits_by_trial(from, to + 1)) + 1);
+  const bool exchanged = from[1] && from[0] == to[1] && from[1] == to[0];
+  return exchanged ? mm_min(least, edits_by_trial(from + 2, to + 2) + 1) : least;
+}
+
+TEST(test_edits) {
+  static const char *const words[] = {"", "a", "ab", "ba", "abc", "bca", "acb", "cab", "aabb", "abab", "cc", "caab"};
+  for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+    for (size_t j = 0; j < sizeof words / sizeof *words; j++) {
+      const unsigned found = mm_edits(words[i], strlen(words[i]), words[j], strlen(words[j]));
+      const uint64_t want = edits_by_trial(words[i], words[j]);
+      if (found != want) fail_msg("%s %s: found %u, expected %u", words[i], words[j], found, (unsigned)want);
+    }
+  }
+  assert_int_equal(mm_edits("quantisation", 5, "quant", 5), 0);
+  char a[100], b[100];
+  memset(a, 'a', sizeof a);
+  memset(b, 'b', sizeof b);
+  assert_int_equal(mm_edits(a, sizeof a, b, sizeof b), 64);
+  assert_false(mm_edits_few(1, 1));
+  assert_true(mm_edits_few(1, 2));
+  assert_false(mm_edits_few(2, 5));
 }
 
 /* Headings divide the help, and are no options; known words are shown, others taken. */

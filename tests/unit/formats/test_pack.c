@@ -155,7 +155,7 @@ TEST(test_round_trip) {
   mm_pack_close(&b);
 }
 
-/* A manifest that tells of a grid is of version 2. */
+/* A manifest with a grid is of version 2. */
 TEST(test_grid) {
   mm_pack a = sample(), b;
   mm_err err = {0};
@@ -337,8 +337,8 @@ TEST(test_cuts) {
   refuse_all(bad, COUNT(bad), MM_INTEGRITY, "E_MANIFEST");
 }
 
-/* A rank that holds padding only, ranks that overlap, a range that does not begin at local 0. That nothing is wrong with a changed text but
- * its digest, which is looked at last, says that the change was good. */
+/* A rank that holds padding only, ranks that overlap, a range that does not begin at local 0. A changed text that fails only by its digest,
+ * which is checked last, shows that the change was good. */
 TEST(test_good_cuts) {
   static const mutation good[] = {
       {"\"cuts\"", "[[0,0,64],[0,64,36]]", "[[0,0,64],[0,36,64]]", "key \"sha256\": is not the digest of the text before it"},

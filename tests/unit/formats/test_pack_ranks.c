@@ -54,7 +54,7 @@ static void stays_shut(const char *dir, const char *text, const uint32_t *rank, 
 }
 
 /* Digests of ranks that were not asked for are not kept nor held against their root; all else of them is checked. The long list makes the
- * text one that is hashed beside the reading. */
+ * text one that is hashed while it is read. */
 TEST(test_open_ranks) {
   char dir[] = "/tmp/mm_pack_XXXXXX";
   assert_non_null(mkdtemp(dir));

@@ -18,7 +18,7 @@
 
 static bool no_flags;     /* of renameat2 */
 static int good_renames;  /* calls of renameat that succeed before one fails; -1: all */
-static char notes[20000]; /* what a user was told */
+static char notes[20000]; /* messages to the user */
 
 int renameat2(int from, const char *old, int to, const char *new, unsigned flags) {
   if (no_flags && flags) {
@@ -126,7 +126,7 @@ TEST_BETWEEN(test_names, in_a_folder, away) {
   mm_staging_close(&s);
 }
 
-TEST_BETWEEN(test_apart, in_a_folder, away) {
+TEST_BETWEEN(test_outside, in_a_folder, away) {
   mm_err err = {0};
   assert_int_equal(mkdir("source", 0777) | mkdir("source/sub", 0777) | mkdir("other", 0777), 0);
   static const char *const inside[] = {"source", "source/out", "source/sub/out", "source/sub/../out"};
@@ -140,9 +140,9 @@ TEST_BETWEEN(test_apart, in_a_folder, away) {
   assert_true(mm_staging_name(&s, "source", NULL, &err)); /* it holds the source */
   refused(mm_staging_outside(&s, "source/sub", &err), &err, MM_USAGE, "is, holds or lies in the source");
   mm_staging_close(&s);
-  static const char *const apart[] = {"out", "other", "other/out", "sourced"};
-  for (size_t i = 0; i < sizeof apart / sizeof *apart; i++) {
-    assert_true(mm_staging_name(&s, apart[i], NULL, &err));
+  static const char *const outside[] = {"out", "other", "other/out", "sourced"};
+  for (size_t i = 0; i < sizeof outside / sizeof *outside; i++) {
+    assert_true(mm_staging_name(&s, outside[i], NULL, &err));
     assert_true(mm_staging_outside(&s, "source", &err));
     mm_staging_close(&s);
   }
@@ -284,7 +284,7 @@ TEST_BETWEEN(test_replace, in_a_folder, away) {
   }
 }
 
-/* What was added to the old directory, or altered in it, while the run worked is nobody's to remove. */
+/* Files added to the old directory, or altered in it, while the run worked are not removed. */
 TEST_BETWEEN(test_replace_keeps, in_a_folder, away) {
   mm_err err = {0};
   make_old();

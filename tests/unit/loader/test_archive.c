@@ -60,7 +60,7 @@ static void pack_to(const char *target, int level, unsigned threads) {
   assert_true(t.bytes > 12000000 && t.packed < t.bytes * 9 / 10);
 }
 
-/* Nothing may stand beside what `begin` made: neither the target nor what it was staged in. */
+/* There may be nothing but what `begin` made: neither the target nor what it was staged in. */
 static void nothing_new(void) {
   unsigned count = 0;
   DIR *d = opendir(work);

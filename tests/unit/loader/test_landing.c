@@ -1,6 +1,7 @@
 /* Plans of landings: random weights of every scheme, in a file and in memory, read through rings of any size and put down by the plan, byte
- * for byte as the layout says; places lie apart and aligned, holes are what is between them; a group has arrived with its last byte and
- * not before, and soon once it was asked for, where it comes apart. What becomes of the bytes is computed here from the planes alone. */
+ * for byte as the layout says; places are disjoint and aligned, holes are the bytes between them; a group has arrived with its last byte
+ * and not before, and early once it was prefetched, where it is split by matrix. The expected bytes are computed here from the planes
+ * alone. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +13,7 @@
 #define WEIGHTS 30
 #define GROUPS  5
 #define LEADS   3
-#define ALL     (GROUPS + LEADS * WEIGHTS) /* groups: of matrices that come apart, from GROUPS on */
+#define ALL     (GROUPS + LEADS * WEIGHTS) /* groups: split by matrix, from GROUPS on */
 #define BYTES   (UINT64_C(14) << 20)       /* of the file */
 
 static uint64_t seed = 7;
@@ -210,7 +211,7 @@ static void take_off(const mm_landing_plan *p, waiting *v, const mm_landing_piec
   assert_int_equal(v->full, p->fulls);
 }
 
-/* A group that comes apart, or ALL. */
+/* A group that is split by matrix, or ALL. */
 static uint32_t ask_for_some(const world *x, mm_reader *r, const waiting *v) {
   const item *t = &x->item[draw(WEIGHTS)];
   const uint32_t group = t->groups.each + (uint32_t)draw(t->w.lead);
@@ -316,12 +317,12 @@ TEST(all_lands) {
   }
 }
 
-/* What comes apart: codes of whole words; four-bit ones where they begin at a word in the file and lie close. */
-TEST(what_is_apart) {
+/* Groups split by matrix: codes of whole words; four-bit ones where they begin at a word in the file and lie close. */
+TEST(split_by_matrix) {
   world x = {.file = MM_FILE_NONE};
   mm_err err = {0};
   open_group(&x, true);
-  for (int what = 0; what < 5; what++) { /* bf16; four bits; at an odd place; rows moved apart, of four bits and of bf16 */
+  for (int what = 0; what < 5; what++) { /* bf16; four bits; at an odd place; rows with gaps, of four bits and of bf16 */
     const mm_scheme *s = mm_scheme_find(what == 0 || what == 4 ? "bf16" : "w4a16");
     const mm_landing_layout y = {.bits = s->plane[0].cell.k == 2 ? 4 : 16,
                                  .pitch = (s->plane[0].cell.k == 2 ? 600u : 2400u) + (what > 2 ? 16u : 0)};
@@ -330,10 +331,11 @@ TEST(what_is_apart) {
     mm_landing_plan p = {0};
     mm_landing_places at;
     assert_true(mm_landing_matrix(&p, &w, "w", &y, (mm_landing_groups){1, true, 5}, &at, &err));
-    const bool apart = what < 2 || what == 4;
-    assert_int_equal(p.groups, apart ? 12 : 2);
-    assert_int_equal(p.want[0].part, apart ? p.landing[0].bytes / 7 : 0);
-    for (uint32_t g = 0; g < p.groups; g++) assert_int_equal(p.left[g], apart ? (g >= 5 ? p.want[0].part : 0) : g == 1 ? p.file_bytes : 0);
+    const bool by_matrix = what < 2 || what == 4;
+    assert_int_equal(p.groups, by_matrix ? 12 : 2);
+    assert_int_equal(p.want[0].part, by_matrix ? p.landing[0].bytes / 7 : 0);
+    for (uint32_t g = 0; g < p.groups; g++)
+      assert_int_equal(p.left[g], by_matrix ? (g >= 5 ? p.want[0].part : 0) : g == 1 ? p.file_bytes : 0);
     mm_landing_close(&p);
   }
   close_group(&x);

@@ -1,4 +1,4 @@
-/* The order of reads, with random wants of files with and without digests, beside a table of all pages and blocks: each that is wanted is
+/* The order of reads, with random wants of files with and without digests, against a table of all pages and blocks: each that is wanted is
  * taken once and no other; what comes first comes first, else it goes by file and offset; a part that is asked for comes next, whole and
  * alone, whatever of it was taken before. */
 #include <stdlib.h>
@@ -43,10 +43,11 @@ static void open_group(world *x) {
     w->offset = draw(x->size[w->file]);
     w->bytes = draw(mm_min(x->size[w->file] - w->offset, x->unit[w->file] * (1 + draw(30))) + 1);
     if (draw(2)) w->offset -= w->offset % MM_DIRECT, w->bytes -= w->bytes % MM_DIRECT;
-    bool apart = w->bytes && draw(2); /* from all others in parts, as tensors are */
+    bool disjoint = w->bytes && draw(2); /* from all others in parts, as tensors are */
     for (int k = 0; k < i; k++)
-      apart = apart && !(x->want[k].part && x->want[k].file == w->file && x->want[k].offset < end_of(w) && end_of(&x->want[k]) > w->offset);
-    if (apart) w->part = draw(3) ? 1 + draw(w->bytes) : w->bytes / (1 + draw(9)) + 1;
+      disjoint =
+          disjoint && !(x->want[k].part && x->want[k].file == w->file && x->want[k].offset < end_of(w) && end_of(&x->want[k]) > w->offset);
+    if (disjoint) w->part = draw(3) ? 1 + draw(w->bytes) : w->bytes / (1 + draw(9)) + 1;
     for (uint64_t u = w->offset / x->unit[w->file]; w->bytes && u * x->unit[w->file] < end_of(w); u++) {
       uint8_t *k = &x->kind[w->file][u];
       if (*k < (w->part ? LATE : FIRST)) *k = w->part ? LATE : FIRST;
@@ -56,7 +57,7 @@ static void open_group(world *x) {
   assert_true(mm_read_order_open(&x->o, &x->c, &err));
 }
 
-/* What is taken next is right; how many of its units are of a want's bytes [from, to). */
+/* The next read is right; counts its units that are of a want's bytes [from, to). */
 static bool take(world *x, mm_read_run *r, const mm_read_want *w, uint64_t from, uint64_t to, uint64_t *units) {
   if (!mm_read_order_take(&x->o, r)) return false;
   const uint64_t unit = x->unit[r->file];

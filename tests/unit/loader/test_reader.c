@@ -296,7 +296,8 @@ static uint64_t next_part(job *j, mm_reader *r) {
 
 static void ask(job *j, mm_reader *r, uint64_t part) { mm_reader_ask(r, 0, j->want[0].offset + part * PART, PART); }
 
-/* Behind what is in the ring, in the order of asking, once each, and before all others. What is in the ring, or was given, is not moved. */
+/* Behind what is in the ring, in the order of asking, once each, and before all others. Parts that are in the ring, or were given, are not
+ * moved. */
 TEST(asked_parts) {
   enum { BUFFERS = 3 };
   for (int i = 0; i < 30; i++) {
@@ -412,8 +413,7 @@ TEST(damage_is_named) {
   }
 }
 
-/* What was given so far is proved, and no more than that: a damaged block is told of once it was given. A file that has changed is told of
- * at once. */
+/* Only the parts given so far are proved: a damaged block is reported once it was given. A file that has changed is reported at once. */
 TEST(proved_so_far) {
   job j;
   mm_err err = {0};
@@ -451,7 +451,7 @@ TEST(proved_so_far) {
   free(j.c.ring);
 }
 
-/* ---- what is told ---- */
+/* ---- reports ---- */
 
 TEST(a_log) {
   mm_err err = {0};
@@ -484,7 +484,7 @@ TEST(a_log) {
   mm_read_log_close(NULL);
 }
 
-/* What happened when, and what took how long: the first of each. */
+/* Times and durations of events: the first of each. */
 TEST(times) {
   mm_err err = {0};
   char text[100];

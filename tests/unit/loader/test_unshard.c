@@ -5,7 +5,7 @@
 #include "tests/unit/runtime/reference.h"
 #include "tests/unit/unit.h"
 
-/* What was cut into piece p of tensor `name`: one matrix after the other where it is a stack. */
+/* The matrix that was cut into piece p of tensor `name`: one matrix after the other where it is a stack. */
 static const float *cut_from(const ref_model *r, const char *name, unsigned p) {
   if (strcmp(name, "model.embed_tokens.weight") == 0) return r->embed;
   if (strcmp(name, "lm_head.weight") == 0) return r->head;

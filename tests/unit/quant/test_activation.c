@@ -56,7 +56,7 @@ TEST(as_defined) {
 }
 
 /* Codes are numbers of eight bits, and with their scales what rounding gives, but for the last place. */
-TEST(codes_apart) {
+TEST(codes_and_scales) {
   for (int way = 0; way <= 2 * MM_CPU_AVX512 + 1; way++)
     for (mm_act_quant a = MM_ACT_FP8_TENSOR; a <= MM_ACT_MXFP8; a++)
       for (int row = 0; row < ROWS; row += 9) {
@@ -95,7 +95,7 @@ TEST(infinity_becomes_none) {
       }
 }
 
-/* What is wrong in a model must not be rounded away. */
+/* NaN and infinities of a model must not be rounded away. */
 TEST(no_number_stays_none) {
   for (mm_act_quant a = MM_ACT_FP8_TENSOR; a <= MM_ACT_MXFP8; a++) {
     float x[K];

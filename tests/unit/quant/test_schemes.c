@@ -144,7 +144,7 @@ static double absmax_scale(const mm_packed *p, float amax, float amax_all) {
 static const uint32_t shapes[][2] = {{1, 1}, {3, 16}, {5, 255}, {2, 258}, {129, 127}, {130, 384}, {255, 129}};
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
-/* Rows of very different size, one zero row, one zero stretch of a row, tiny and huge rows, values on rounding boundaries. */
+/* Rows of very different size, one zero row, one zero range of a row, tiny and huge rows, values on rounding boundaries. */
 static matrix mixed_matrix(uint32_t n, uint32_t k) {
   matrix m = matrix_open(n, k);
   for (uint32_t r = 0; r < n; r++) {
@@ -505,7 +505,7 @@ static double relative_error(const matrix *m, const float *out, double amax) {
 }
 
 /* At both ends of f32, and with one huge weight among small ones: what unpack gives is finite, no weight is off by more than 1/3 of the
- * largest, or by what the smallest scale cannot tell apart, scales are finite and not zero, and no search does worse than absmax. */
+ * largest, or by what the smallest scale cannot distinguish, scales are finite and not zero, and no search does worse than absmax. */
 TEST(test_ends_of_f32) {
   enum { N = 4, K = 512 };
   static const uint32_t top[] = {0x7f7fffff, 0x7f7ffffe, 0x7f7f0000, 0x7f780000, 0x7f700000, 0x7f600000, 0x7f5f0000,

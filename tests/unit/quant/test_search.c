@@ -239,7 +239,7 @@ TEST(test_gain) {
   }
 }
 
-/* What --quant help says of each scheme: dB of a Gaussian matrix, bits of a weight. */
+/* The figures that --quant help states for each scheme: dB of a Gaussian matrix, bits of a weight. */
 TEST(test_stated) {
   static const struct {
     const char *name;

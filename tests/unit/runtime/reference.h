@@ -43,7 +43,7 @@ typedef struct ref_model {
   ref_layer layer[REF_LAYERS];
 } ref_model;
 
-/* hidden 24, 3 or 4 layers, 8 heads of 6 on 2 kv heads, rotary 4, 5 experts of 40, vocab 50. Of M3, whose blocks end where no page does, a
+/* hidden 24, 3 or 4 layers, 8 heads of 6 on 2 kv heads, rotary 4, 5 experts of 40, vocab 50. In M3, whose blocks end where no page does, a
  * query reads 4 blocks of 5 positions: its own, the one before it, and two that it chooses. */
 static inline mm_model ref_dims(mm_family family, bool postnorm) {
   mm_model m = {.architecture = "Test", .family = family, .postnorm = postnorm, .hidden = 24, .heads = 8, .kv_heads = 2, .head_dim = 6};
@@ -207,7 +207,7 @@ static inline void ref_rope(const mm_model *m, double *x, uint32_t heads, uint32
 }
 
 /* The index branch: cache [positions, index_dim]; q[index_heads·index_dim] and k[index_dim] of one token at pos (clobbered).
- * reads[kv_heads, blocks of positions up to pos]: whether a kv head's queries read the block. Every block is ranked beside every other: no
+ * reads[kv_heads, blocks of positions up to pos]: whether a kv head's queries read the block. Every block is ranked against every other: no
  * list is kept. */
 static inline void ref_select(const mm_model *m, const ref_layer *w, double *cache, uint32_t pos, double *q, double *k, bool *reads) {
   const uint32_t n = m->index_dim, own = pos / m->index_block, blocks = own + 1;

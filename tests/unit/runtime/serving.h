@@ -43,7 +43,7 @@ typedef struct client {
   uint32_t mask[16]; /* for up to 512 ids */
   uint64_t ticket;
 
-  /* What the oracle says. */
+  /* The oracle's reply. */
   int32_t want[REPLY_MAX];
   mm_logprob want_logprob[REPLY_MAX][3];
   uint32_t want_count;
@@ -197,7 +197,7 @@ static void oracle_step(const client *c, const int32_t *id, uint32_t count, uint
   if (!mm_engine_queue(e, &b, &err) || !mm_engine_collect(e, chosen, &err)) fail_msg("%s", err.text);
 }
 
-/* What the request gives when it runs alone. */
+/* The request's output when it runs alone. */
 static void oracle(client *c) {
   const mm_request *r = &c->r;
   mm_sampling set = r->sampling;
@@ -252,7 +252,7 @@ static void client_wait(client *c) {
   if (late) fail_msg("no end of a request within five minutes");
 }
 
-/* Of one that has ended: what was delivered is what the oracle says, all of it unless the request was broken off. */
+/* Judges a client that has ended: the output is the oracle's, all of it unless the request was cancelled. */
 static inline void client_verdict(const client *c) {
   if (c->wrong[0]) fail_msg("%s", c->wrong);
   if (c->finish == MM_FINISH_ERROR) fail_msg("%s", c->err.text);

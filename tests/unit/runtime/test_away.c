@@ -1,4 +1,4 @@
-/* A rank that stays away from a step while another one has waited for it in vain: the step ends without it, and so does every call until it
+/* A rank that stays away from a step until another one times out: the step ends without it, and so does every call until it
  * is back; then the engine goes on. The batch that it comes back to is the one it was given, whatever the caller made of its memory. */
 #include <math.h>
 #include <stdatomic.h>
@@ -103,8 +103,8 @@ TEST(comes_back) {
   close_two(&t);
 }
 
-/* Weights that fail to come (mm_comm_fail), told between the work of ranks and by none of them: one gives up without a word, or all believe
- * that they are done. */
+/* Weights that fail to come (mm_comm_fail), reported between the work of ranks and by none of them: one gives up without a word, or all
+ * believe that they are done. */
 static mm_comm *met;
 static atomic_bool breaks, gives_up;
 static mm_backend *open_met(const mm_backend_config *c, mm_err *err) {

@@ -48,7 +48,7 @@ TEST(test_check_ranks) {
   }
 }
 
-/* A layer's kernels are told for one token, and for the steps that serve many. */
+/* A layer's kernels are printed for one token, and for the steps that serve many. */
 TEST(test_kernels) {
   for (size_t i = 0; i < 2; i++) {
     static const uint32_t batch[] = {1, 16, 64, 256, 0};

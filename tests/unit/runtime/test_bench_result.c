@@ -30,7 +30,7 @@ static const char mixed[] =
     "m2 x 8 block_fp8/w4a16/nvfp4, 16 tokens of context 1024 beside a stretch of 8192: 2500.0 us; "
     "apart 1000.0 and 2000.0 us, ratio 0.833\n";
 
-/* What print writes to standard output. */
+/* The text that print writes to standard output. */
 static size_t printed(int which, bool json, char *text, size_t cap) {
   FILE *f = tmpfile();
   int old = dup(1);

@@ -1,4 +1,4 @@
-/* runtime/bpe: look-up and merging beside the plain definition, over random vocabularies, and what is refused. */
+/* runtime/bpe: look-up and merging against the plain definition, over random vocabularies, and what is refused. */
 #include "runtime/text/bpe.h"
 
 #include <stdlib.h>

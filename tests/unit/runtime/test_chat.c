@@ -190,7 +190,7 @@ static void assert_text(const char *format, const mm_conversation *c, const char
   mm_prompt_close(&p);
 }
 
-/* What templates have no word for: prompts that go on, and those without reasoning. */
+/* Cases without a template: prompts that go on, and prompts without reasoning. */
 TEST(test_ends) {
   mm_message m[] = {{.role = MM_ROLE_USER, .part = &hello, .part_count = 1}, {.role = MM_ROLE_ASSISTANT, .part = &hello, .part_count = 1}};
   mm_conversation c = {.message = m, .message_count = 2, .continue_final = true};
@@ -202,7 +202,7 @@ TEST(test_ends) {
   assert_text("minimax-m2", &c, "]~b]ai\n<think>\nwhy", true);
   c = (mm_conversation){.message = m, .message_count = 1, .add_generation_prompt = true};
   assert_text("minimax-m2", &c, "]~b]ai\n<think>\n", true);
-  c.no_thinking = true;
+  c.thinking = MM_THINKING_DISABLED;
   assert_text("minimax-m2", &c, "]~b]ai\n<think>\n</think>\n\n", false);
   /* Only the last message goes on. */
   mm_message four[] = {m[0], m[1], m[0], m[1]};
@@ -271,7 +271,7 @@ TEST(test_refused) {
   assert_refused("minimax-m2", &c, MM_BAD_INPUT, "the last message goes on");
   c = (mm_conversation){.message = m, .message_count = 1, .tool = &no_tool, .tool_count = 1};
   assert_refused("minimax-m2", &c, MM_BAD_INPUT, "tool 0: found a number");
-  c = (mm_conversation){.message = m, .message_count = 1, .no_thinking = true};
+  c = (mm_conversation){.message = m, .message_count = 1, .thinking = MM_THINKING_DISABLED};
   assert_refused("minimax-m1", &c, MM_UNSUPPORTED, "minimax-m1 has no form");
   m[1] = (mm_message){.role = MM_ROLE_TOOL, .part = &hello, .part_count = 1};
   c = (mm_conversation){.message = m, .message_count = 2};

@@ -111,8 +111,8 @@ TEST(a_break_is_seen) {
   mm_comm_close(comm);
 }
 
-/* What devices say by the word counts from the next task on, for all ranks alike, until it is healed; who waited for awaited stays known,
- * and no later break takes its place. */
+/* The failure word that devices write counts from the next task on, for all ranks alike, until it is reset; the waiting rank and the
+ * awaited one stay known, and no later failure takes their place. */
 TEST(a_word_is_heard) {
   mm_err err = {0};
   volatile uint32_t word = MM_COMM_GOES_ON;
@@ -153,7 +153,7 @@ static void *gather_patiently(void *arg) {
   return NULL;
 }
 
-/* Two of four wait for the others no longer than they are told to: one says for awaited, both return. After a mend all is as it was. */
+/* Two of four wait for the others no longer than their timeout: one names the awaited rank, both return. After a reset all is as it was. */
 TEST(timeout) {
   gatherer g[4];
   pthread_t thread[4];
@@ -247,7 +247,7 @@ TEST(handed_on) {
   for (uint32_t i = 0; i < STAGES; i++) mm_comm_close(comm[i]);
 }
 
-/* Rank 0 of the middle stage fails: those before, behind and beside it come back. */
+/* Rank 0 of the middle stage fails: the ranks before, behind and next to it come back. */
 static void *fail_in_the_middle(void *arg) {
   stage *s = arg;
   if (s->at == 1 && s->rank == 0) {

@@ -1,4 +1,4 @@
-/* Constraints beside the tags of the M2 family, which are tokens but no special ones, as in the released tokenizer. */
+/* Constraints with the tags of the M2 family, which are tokens but no special ones, as in the released tokenizer. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -209,7 +209,7 @@ TEST(a_strict_call_is_held_once_it_is_begun) {
   mm_arena_close(&a);
 }
 
-/* What the text of a parameter may be: how many bytes of `text` may follow the beginning of the element, all or fewer. */
+/* The text that a parameter may have: how many bytes of `text` may follow the beginning of the element, all or fewer. */
 static const struct {
   const char *schema, *text;
   bool good;

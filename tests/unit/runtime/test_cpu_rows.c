@@ -60,7 +60,7 @@ static void drop(sample *a) {
   for (uint32_t t = 0; t < TOKENS; t++) free(a->x[t]), free(a->ready[t]);
 }
 
-/* What the inputs of a chunk are multiplied with in the third way. */
+/* The factor of the inputs of a chunk in the third way. */
 static double of_chunk(uint32_t t, uint32_t c) { return 0.5 + 0.37 * t + 0.11 * c; }
 
 static const float *const *ready(const sample *a, const mm_cpu_view *v) {
@@ -196,7 +196,7 @@ static float some_code(mm_code c) {
 
 enum { BEFORE = 48, MOST_GROUPS = (BEFORE + MOST_K) / 16 + 1 }; /* columns of the rank before; groups of a row */
 
-/* y beside doubles; x: codes, scale: of groups from BEFORE columns ahead on. */
+/* y against doubles; x: codes, scale: of groups from BEFORE columns ahead on. */
 static void check_codes(const sample *a, const float *y, float scale[TOKENS][MOST_GROUPS], uint32_t group) {
   static float w[ROWS][MOST_K];
   mm_unpack(&a->w, 1, 0, ROWS, &w[0][0]);
@@ -213,7 +213,8 @@ static void check_codes(const sample *a, const float *y, float scale[TOKENS][MOS
   }
 }
 
-/* Nibbles under inputs in codes: every level beside doubles, with the same bits, in any company; groups cut by ranks; the largest codes. */
+/* Nibbles under inputs in codes: every level against doubles, with the same bits, in any company; groups cut by ranks; the largest codes.
+ */
 TEST(small_integers) {
   static const struct {
     const char *scheme;
@@ -262,7 +263,7 @@ TEST(small_integers) {
   mm_cpu_limit(MM_CPU_BEST);
 }
 
-/* Doubles beside y, where an input may be off by 2^-23 of the largest of its sixteen. */
+/* Doubles against y, where an input may be off by 2^-23 of the largest of its sixteen. */
 static void check_limbs(const sample *a, const float *y) {
   static float w[ROWS][MOST_K];
   mm_unpack(&a->w, 1, 0, ROWS, &w[0][0]);
@@ -280,7 +281,7 @@ static void check_limbs(const sample *a, const float *y) {
   }
 }
 
-/* Inputs of f32 under nibbles, as limbs: every level beside doubles, with the same bits, in any company; the largest limbs and codes,
+/* Inputs of f32 under nibbles, as limbs: every level against doubles, with the same bits, in any company; the largest limbs and codes,
  * outliers, and what is no number. */
 static bool check_limbs_of(const mm_scheme *s, uint32_t k, uint32_t finer, int what) {
   static float y[TOKENS * ROWS], other[TOKENS * ROWS];

@@ -33,7 +33,7 @@ typedef struct run {
   unsigned planes;
 } run;
 
-/* What a run computes with beside the model's f32. */
+/* Number formats of a run in addition to the model's f32. */
 typedef struct ways {
   mm_family family;
   const char *scheme; /* of the layers' matrices, random codes; NULL: f32 as they are */
@@ -209,7 +209,7 @@ TEST(threads_stay_and_sleep) {
   ref_free(&ref);
 }
 
-/* What is asked for ahead of an op, all of it once: where the first and the second thread begin, and nothing past the end. */
+/* Memory prefetched ahead of an op, all of it once: where the first and the second thread begin, and nothing past the end. */
 static void check_soon(mm_backend *b, const mm_packed *w, uint32_t lead, uint32_t row, unsigned i) {
   const uint8_t *const from = b->soon.from[i], *const end = mm_cpu_row_at(w, lead, w->n);
   assert_ptr_equal(from, mm_cpu_row_at(w, lead, row));

@@ -64,8 +64,8 @@ TEST(no_number) {
   }
 }
 
-/* Queries that see one position more each than the one before, in pages of MM_CPU_POSITIONS, each page met by all that see any of it. What
- * nobody sees is no number. */
+/* Queries that see one position more each than the one before, in pages of MM_CPU_POSITIONS, each page met by all that see any of it.
+ * Positions that nobody sees are NaN. */
 enum { QUERIES = 17 };
 static float q[QUERIES][MOST_D], k[MOST * MOST_D], v[MOST * MOST_D];
 static void attend(mm_cpu_query *query, float (*o)[MOST_D], uint32_t first, uint32_t count, uint32_t seen, uint32_t d) {

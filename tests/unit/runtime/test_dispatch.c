@@ -86,7 +86,7 @@ static bool reads(mm_cu_kernel kernel, mm_cu_inputs_are x) {
 
 /* ---- all that there can be ---- */
 
-/* Whether inputs come as w says: under scales that other ranks have a part in always rounded before. */
+/* True if inputs come as w says: under scales that other ranks have a part in always rounded before. */
 static bool comes(const mm_cu_weight *w, mm_cu_inputs_are x) {
   const bool kept = w->rounding.kind == MM_ACT_KEPT;
   if (x == MM_CU_AS_CODES || x == MM_CU_AS_ROW_CODES) return whole_rows(w) == (x == MM_CU_AS_ROW_CODES);
@@ -230,17 +230,17 @@ static void test_written_down(void **state) {
     const char *kernels;
   } rows[] = {
       {"m2", "block_fp8", true, false, true, true, 1, "one"},
-      {"m2", "block_fp8", true, false, true, true, 64, "encode, skinny_clusters"},
+      {"m2", "block_fp8", true, false, true, true, 64, "encode, small_batch_clusters"},
       {"m2", "block_fp8", true, false, true, false, 17, "encode, product"},
       {"m2", "block_fp8", true, false, true, true, 65, "encode, product"},
       {"m2", "block_fp8", true, false, false, true, 65, "gemm_widened"},
-      {"m2", "channel_fp8", true, false, true, true, 64, "round_rows, skinny_clusters"},
+      {"m2", "channel_fp8", true, false, true, true, 64, "round_rows, small_batch_clusters"},
       {"m2", "channel_fp8", true, false, true, true, 65, "encode_rows, product"},
       {"m2", "tensor_wise_fp8", true, false, true, false, 17, "encode_rows, product"},
-      {"m2", "bf16", true, false, true, true, 64, "skinny_clusters"},
+      {"m2", "bf16", true, false, true, true, 64, "small_batch_clusters"},
       {"m2", "bf16", true, false, true, true, 65, "gemm"},
       {"m2", "mxfp8", true, false, true, true, 1, "one"},
-      {"m2", "mxfp8", true, false, true, true, 16, "round_rows, skinny"},
+      {"m2", "mxfp8", true, false, true, true, 16, "round_rows, decode_linear"},
       {"m2", "nvfp4", false, false, true, true, 17, "round_rows, gemm"},
       {"m2", "block_fp8", true, true, true, true, 1, "one_experts_up, one_experts_down"},
       {"m2", "block_fp8", true, true, true, true, 64, "lay_rows, experts_few, lay_rows, experts_few, sum_pairs"},
@@ -284,12 +284,12 @@ static void test_written_down(void **state) {
   }
 }
 
-/* Inputs of w2 whose scales are of columns that other ranks have: how many largest numbers of a row the ranks tell each other, and kernels
+/* Inputs of w2 whose scales are of columns that other ranks have: how many largest numbers of a row the ranks publish, and kernels
  * that take such inputs as numbers, rounded before. */
 static void test_cut_inputs(void **state) {
   static const struct {
     const char *scheme;
-    uint32_t tp, ep, told, tokens; /* of M2's 1,536 columns */
+    uint32_t tp, ep, published, tokens; /* of M2's 1,536 columns */
     const char *kernels;
   } rows[] = {
       {"block_fp8", 4, 1, 0, 1, "one_experts_up, one_experts_down"},
@@ -316,8 +316,8 @@ static void test_cut_inputs(void **state) {
     assert_true(mm_bench_weights(&s, &m, &w, &err));
     assert_true(mm_cu_describe(&w.layer[0].w13, "w13", &a, &err) && mm_cu_describe(&w.layer[0].w2, "w2", &b, &err));
     assert_int_equal(a.whole.whole_k, 0);
-    assert_int_equal(b.whole.whole_k, rows[i].told ? 1536 : 0);
-    assert_true(!rows[i].told || (b.rounding.kind == MM_ACT_KEPT && mm_cu_published_largest(&b.whole) == rows[i].told));
+    assert_int_equal(b.whole.whole_k, rows[i].published ? 1536 : 0);
+    assert_true(!rows[i].published || (b.rounding.kind == MM_ACT_KEPT && mm_cu_published_largest(&b.whole) == rows[i].published));
     const mm_cu_choice c = mm_cu_choose_product(&devices[0], &(mm_cu_task){&a, &b, rows[i].tokens, m.top_k, true, false});
     mm_cu_say_choice(&c, got, sizeof got);
     if (strcmp(got, rows[i].kernels) != 0) fail_msg("row %zu: %s, expected %s", i, got, rows[i].kernels);
@@ -325,12 +325,12 @@ static void test_cut_inputs(void **state) {
   }
 }
 
-/* Columns in whole blocks of 128 with padding around what a rank owns: a rank's room tells nothing of what is cut. */
+/* Columns in whole blocks of 128 with padding around what a rank owns: a rank's padded width says nothing of what is cut. */
 static void test_padded_inputs(void **state) {
   static const struct {
     const char *scheme;
     uint32_t first_k, k, whole_k, cut_k;
-    bool told;
+    bool published;
   } rows[] = {
       {"block_fp8", 0, 256, 1536, 192, true},    {"block_fp8", 128, 256, 1536, 192, true}, /* ranks 0 and 1 of --tp 8 */
       {"block_fp8", 384, 256, 1536, 384, false}, {"channel_fp8", 0, 128, 96, 48, true},    {"channel_fp8", 0, 128, 96, 0, false},
@@ -348,8 +348,8 @@ static void test_padded_inputs(void **state) {
     mm_packed p = w.layer[0].w2;
     p.first_k = rows[i].first_k, p.k = rows[i].k, p.whole_k = rows[i].whole_k, p.cut_k = rows[i].cut_k;
     assert_true(mm_cu_describe(&p, "w2", &got, &err));
-    if ((got.whole.whole_k != 0) != rows[i].told) fail_msg("row %zu: %u columns told", i, got.whole.whole_k);
-    assert_true(got.whole.first_k == (rows[i].told ? rows[i].first_k : 0));
+    if ((got.whole.whole_k != 0) != rows[i].published) fail_msg("row %zu: %u columns told", i, got.whole.whole_k);
+    assert_true(got.whole.first_k == (rows[i].published ? rows[i].first_k : 0));
     assert_true(mm_cu_rounds(&p, "w2", &err));
     free(w.layer);
   }

@@ -55,7 +55,7 @@ TEST(test_rates) {
     }
 }
 
-/* What stood after the last three tokens before, latest first; else after the last two; going on where the tokens end. */
+/* The tokens that followed the last three tokens before, latest first; else the last two; going on where the tokens end. */
 TEST(test_found) {
   mm_scheduler s = {.c.drafts = MM_DRAFTS, .drafting = true};
   int32_t three[] = {1, 2, 3, 4, 5, 1, 2, 3, 6, 7, 9, 2, 3, 8, 1, 2, 3}, two[] = {9, 2, 3, 4, 7, 2, 3}, none[] = {1, 2, 3, 4, 5, 6};

@@ -69,7 +69,7 @@ static void check_rows(const running *r, uint32_t row, uint32_t count, const dou
   }
 }
 
-/* Hidden states of layers in any order, and the load of experts, beside the reference's: in one step of two sequences and padding, and
+/* Hidden states of layers in any order, and the load of experts, against the reference's: in one step of two sequences and padding, and
  * token by token; every rank count. */
 static void check_taps(mm_model m, uint32_t tp) {
   static const uint32_t tap[] = {2, 0, 1};

@@ -1,7 +1,7 @@
 /* The KV cache sized from memory: over random models, cuts, stages, processes, cache types and memories that differ from rank to rank,
  * every rank of every process has as many pages as the rank with the least room, which has no room for one more; never more than all slots
- * fill; what holds no sequence is refused with what is wanted, what is there and the option. And how devices store weights is told alike by
- * loader/stream/landing.c, which sizes go by, and by runtime/cuda/dispatch/described.c, which kernels go by. */
+ * fill; what holds no sequence is refused with what is wanted, what is there and the option. Storage of weights on devices is stated alike
+ * by loader/stream/landing.c, which sizes go by, and by runtime/cuda/dispatch/described.c, which kernels go by. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -63,7 +63,7 @@ static uint64_t page_of(const mm_model *m, uint32_t tp, uint32_t first, uint32_t
   return page;
 }
 
-/* What every rank may use of its memory for pages. */
+/* The memory that every rank may use for pages. */
 typedef struct sizing {
   mm_model m;
   uint32_t tp, stage, ranks, processes;
@@ -109,7 +109,7 @@ static uint32_t sharing(const sizing *r, uint32_t rank) {
   return n;
 }
 
-/* What rank `rank` may use in all, as two numbers that lie a few MB batch_invariant on GPUs: the formula's own rounding is not repeated
+/* Memory that rank `rank` may use in all, as two numbers that differ by a few MB on GPUs: the formula's own rounding is not repeated
  * here. */
 static double usable(const sizing *r, uint32_t rank) {
   const double share = r->c.memory.share > 0 ? r->c.memory.share : ops.own_memory ? 0.9 : 0.5;

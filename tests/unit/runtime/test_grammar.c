@@ -149,7 +149,7 @@ TEST(what_is_not_served_is_refused_by_name) {
       {"{\"type\": \"thing\"}", "type"},
       {"false", "schema"},
       {"{\"enum\": []}", "enum"},
-      /* Two that are served, beside each other. */
+      /* Two that are served, together. */
       {"{\"$ref\": \"#/$defs/a\", \"maxLength\": 2, \"$defs\": {\"a\": {\"type\": \"string\"}}}",
        "\"maxLength\" is not served beside $ref"},
       {"{\"$ref\": \"#/$defs/a\", \"minimum\": 2, \"$defs\": {\"a\": {\"type\": \"integer\"}}}", "minimum"},
@@ -190,6 +190,9 @@ TEST(what_is_not_served_is_refused_by_name) {
       {"{\"type\": [\"integer\", \"null\"], \"enum\": [-Infinity, 1]}", "Infinity"},
       {"{\"const\": Infinity}", "Infinity"},
       {"{\"minLength\": 2}", "\"minLength\" is not served without a type"},
+      {"{\"$id\": \"urn:a\", \"items\": {\"$id\": \"urn:b\", \"type\": \"null\"}}", "\"$id\" is not served below the whole schema"},
+      {"{\"items\": {\"$id\": \"urn:b\", \"$ref\": \"#/$defs/a\"}, \"$defs\": {\"a\": {}}}",
+       "\"$id\" is not served below the whole schema"},
       {"{\"required\": [\"a\"]}", "required"},
       {"{\"type\": \"object\", \"properties\": {\"a\": {}}, \"required\": \"a\"}", "required"},
   };
@@ -350,7 +353,7 @@ TEST(counts_matter_near_their_bounds_alone) {
   mm_arena_close(&a);
 }
 
-/* The mask of each state, beside every token tried alone; the sections of a call that is required. */
+/* The mask of each state, against every token tried alone; the sections of a call that is required. */
 TEST(masks_are_what_the_automaton_says) {
   mm_err err = {0};
   mm_arena a = {0};

@@ -1,4 +1,4 @@
-/* What the reference backend does between ops: activation quantisation of the inputs of linears and experts, whole and cut over ranks, and
+/* The reference backend's work between ops: activation quantisation of the inputs of linears and experts, whole and cut over ranks, and
  * what a calibration sees of them. */
 #include <math.h>
 #include <stdlib.h>
@@ -179,7 +179,7 @@ static mm_packed coded_rank(coded *c, ranks *r, uint32_t i, uint8_t *plane[MM_MA
   return p;
 }
 
-/* What the ranks found, together; the bits of each are those of the plain loops. */
+/* The ranks' findings together; the bits of each are those of the plain loops. */
 static void check_found(const coded *c, const ranks *r, mm_cpu level) {
   static float plain[RANKS][T * N];
   for (uint32_t t = 0; t < T; t++)
@@ -203,7 +203,7 @@ static void check_found(const coded *c, const ranks *r, mm_cpu level) {
     }
 }
 
-/* y = x·Wᵀ as it is computed with codes, over ranks whose columns are padded or are not: beside doubles, the same bits at each level, of
+/* y = x·Wᵀ as it is computed with codes, over ranks whose columns are padded or are not: against doubles, the same bits at each level, of
  * each row whatever the others hold. */
 TEST(codes) {
   for (uint32_t round = 0; round < 6; round++) {

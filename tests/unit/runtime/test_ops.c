@@ -257,7 +257,7 @@ typedef struct feed {
 
 static const feed feeds[] = {
     {{{1, 0, 290, 0}, {-1, 290, 3, 0}}, 2, 293},                 /* a long prompt, over one block */
-    {{{0, 0, 5, 0}, {-1, 5, 1, 9}, {1, 6, 1, 290}}, 3, 7},       /* another beside its decode */
+    {{{0, 0, 5, 0}, {-1, 5, 1, 9}, {1, 6, 1, 290}}, 3, 7},       /* another next to its decode */
     {{{1, 0, 2, 291}, {0, 2, 261, 5}, {-1, 263, 2, 7}}, 3, 265}, /* both go on */
     {{{1, 0, 3, 0}, {0, 3, 1, 266}}, 2, 4},                      /* slot 1 starts again */
 };

@@ -1,4 +1,4 @@
-/* The page allocator beside a plain model: every slot a list of numbers, written through the tables, read back after each of 100,000
+/* The page allocator against a plain model: every slot a list of numbers, written through the tables, read back after each of 100,000
  * random operations; and faults planted in its counts, which its own check has to find. */
 #include <stdlib.h>
 #include <string.h>

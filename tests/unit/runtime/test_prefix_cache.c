@@ -1,4 +1,4 @@
-/* The prefix cache beside a list of everything that was put into it: what it finds is the longest that is there, in pages that hold these
+/* The prefix cache against a list of everything that was put into it: what it finds is the longest that is there, in pages that hold these
  * very tokens, with the states after the last of them; short of room it forgets what was used longest ago, and no page is lost. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -98,7 +98,7 @@ static bool put(world *w, const text *t, bool state) {
   return true;
 }
 
-/* What is found is true; and as long as the list says, where nothing was forgotten. */
+/* A found prefix is true, and as long as the list says, where nothing was evicted. */
 static uint32_t find(const world *w, const text *t, uint32_t most, bool state, bool all) {
   uint32_t page[PER_SLOT];
   const void *saved;
@@ -158,7 +158,7 @@ static text letters(uint64_t salt, int32_t letter, uint32_t count) {
   return t;
 }
 
-/* What was used longest ago goes first, and nothing that a slot refers to. */
+/* The least recently used page is evicted first, and none that a slot refers to. */
 TEST(test_order) {
   for (uint32_t state = 0; state < 2; state++) {
     world *w = open_group(state ? 8 : 0, 24);

@@ -1,5 +1,5 @@
 /* Engines of several processes: here each is a thread, and what crosses goes through queues in place of MPI. Random calls give the bits
- * that one process gives, whatever is cut between processes; a rank that fails in any of them is told, and all go on. */
+ * that one process gives, whatever is cut between processes; a rank that fails in any of them is reported, and all go on. */
 #include <pthread.h>
 #include <stdatomic.h>
 
@@ -329,7 +329,7 @@ TEST(refused) {
 
 /* ---- random failures ---- */
 
-/* What of a rank fails next. */
+/* The call of a rank that fails next. */
 enum { BEGIN, MIDDLE, END, READ, COUNT_LOAD, COPY, SAVE, RESTORE, OPENING, PLACES };
 
 /* Side 0 is one process, side 1 several. */
@@ -338,23 +338,23 @@ static struct {
   mm_comm *comm[16];
   bool fails[16]; /* at the end of the step under way */
   atomic_int rank, place;
-  atomic_bool misses, leaves; /* rank 0 waits in vain for rank 1, which stays away */
-} hurt[2];
+  atomic_bool misses, leaves; /* rank 0 times out waiting for rank 1, which stays away */
+} faults[2];
 
 static uint32_t rank_in(int which, const mm_backend *b) {
   uint32_t r = 0;
-  while (hurt[which].backend[r] != b) r++;
+  while (faults[which].backend[r] != b) r++;
   return r;
 }
 static int side_of(const mm_backend *b) {
   for (int i = 0; i < 2; i++)
     for (uint32_t r = 0; r < 16; r++)
-      if (hurt[i].backend[r] == b) return i;
+      if (faults[i].backend[r] == b) return i;
   abort();
 }
 static bool fails_here(int which, uint32_t rank, int place) {
-  if (hurt[which].place != place || hurt[which].rank != (int)rank) return false;
-  hurt[which].place = -1;
+  if (faults[which].place != place || faults[which].rank != (int)rank) return false;
+  faults[which].place = -1;
   return true;
 }
 static bool passes(const mm_backend *b, int place, mm_err *err) {
@@ -362,70 +362,70 @@ static bool passes(const mm_backend *b, int place, mm_err *err) {
   return !fails_here(which, rank_in(which, b), place) || mm_fail(err, MM_IO, "E_TEST", mm_at(NULL, NULL), "this rank fails");
 }
 
-static mm_backend *hurt_open(int which, const mm_backend_config *c, mm_err *err) {
+static mm_backend *failing_open(int which, const mm_backend_config *c, mm_err *err) {
   const uint32_t r = c->place.rank;
   if (fails_here(which, r, OPENING)) return mm_fail(err, MM_IO, "E_TEST", mm_at(NULL, NULL), "this rank fails"), NULL;
-  hurt[which].comm[r] = c->comm;
-  return hurt[which].backend[r] = mm_ops_cpu.open(c, err);
+  faults[which].comm[r] = c->comm;
+  return faults[which].backend[r] = mm_ops_cpu.open(c, err);
 }
-static mm_backend *hurt_open_one(const mm_backend_config *c, mm_err *err) { return hurt_open(0, c, err); }
-static mm_backend *hurt_open_many(const mm_backend_config *c, mm_err *err) { return hurt_open(1, c, err); }
-static bool hurt_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
+static mm_backend *failing_open_one(const mm_backend_config *c, mm_err *err) { return failing_open(0, c, err); }
+static mm_backend *failing_open_many(const mm_backend_config *c, mm_err *err) { return failing_open(1, c, err); }
+static bool failing_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
   const int which = side_of(b);
   const uint32_t rank = rank_in(which, b);
-  hurt[which].fails[rank] = false;
-  if (rank == 0 && hurt[which].misses) return mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "rank 0 waited for rank 1 in vain");
-  while (rank == 1 && hurt[which].leaves) nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+  faults[which].fails[rank] = false;
+  if (rank == 0 && faults[which].misses) return mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "rank 0 waited for rank 1 in vain");
+  while (rank == 1 && faults[which].leaves) nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
   return passes(b, BEGIN, err) && mm_ops_cpu.begin(b, batch, err);
 }
-static void hurt_layer(mm_backend *b, uint32_t l) {
+static void failing_layer(mm_backend *b, uint32_t l) {
   const int which = side_of(b);
   const uint32_t r = rank_in(which, b);
   mm_ops_cpu.layer(b, l);
   if (l % 2 == 0 || !fails_here(which, r, MIDDLE)) return;
-  hurt[which].fails[r] = true;
-  mm_comm_abort(hurt[which].comm[r]);
+  faults[which].fails[r] = true;
+  mm_comm_abort(faults[which].comm[r]);
 }
-static bool hurt_end(mm_backend *b, float *out, mm_err *err) {
+static bool failing_end(mm_backend *b, float *out, mm_err *err) {
   const int which = side_of(b);
-  if (hurt[which].fails[rank_in(which, b)]) return mm_fail(err, MM_IO, "E_TEST", mm_at(NULL, NULL), "this rank failed");
+  if (faults[which].fails[rank_in(which, b)]) return mm_fail(err, MM_IO, "E_TEST", mm_at(NULL, NULL), "this rank failed");
   return mm_ops_cpu.end(b, out, err) && passes(b, END, err);
 }
-static bool hurt_read(mm_backend *b, mm_act a, uint32_t rows, float *out, mm_err *err) {
+static bool failing_read(mm_backend *b, mm_act a, uint32_t rows, float *out, mm_err *err) {
   return passes(b, READ, err) && mm_ops_cpu.read(b, a, rows, out, err);
 }
-static bool hurt_load(mm_backend *b, uint64_t *load, mm_err *err) {
+static bool failing_load(mm_backend *b, uint64_t *load, mm_err *err) {
   return passes(b, COUNT_LOAD, err) && mm_ops_cpu.expert_load(b, load, err);
 }
-static bool hurt_copy(mm_backend *b, uint32_t to, uint32_t from, mm_err *err) {
+static bool failing_copy(mm_backend *b, uint32_t to, uint32_t from, mm_err *err) {
   return passes(b, COPY, err) && mm_ops_cpu.state_copy(b, to, from, err);
 }
-static bool hurt_save(mm_backend *b, uint32_t slot, void *state, mm_err *err) {
+static bool failing_save(mm_backend *b, uint32_t slot, void *state, mm_err *err) {
   return passes(b, SAVE, err) && mm_ops_cpu.state_save(b, slot, state, err);
 }
-static bool hurt_restore(mm_backend *b, uint32_t slot, const void *state, mm_err *err) {
+static bool failing_restore(mm_backend *b, uint32_t slot, const void *state, mm_err *err) {
   return passes(b, RESTORE, err) && mm_ops_cpu.state_load(b, slot, state, err);
 }
 
-static mm_ops hurt_ops[2];
-static void *hurt_follow(void *arg) {
+static mm_ops failing_ops[2];
+static void *failing_follow(void *arg) {
   process *p = arg;
-  const mm_engine_config c = {.ops = &hurt_ops[1], .threads = 1, .world = &p->world};
+  const mm_engine_config c = {.ops = &failing_ops[1], .threads = 1, .world = &p->world};
   p->ok = mm_engine_follow(p->shards, &c, &p->err);
   return NULL;
 }
 
-static void hurt_start(process *p, uint32_t n, const mm_shards *shards) {
+static void failing_start(process *p, uint32_t n, const mm_shards *shards) {
   for (uint32_t i = 0; i < n; i++) {
     p[i] = (process){.world = {i, n, exchange}, .shards = shards};
-    if (i) assert_int_equal(pthread_create(&p[i].thread, NULL, hurt_follow, &p[i]), 0);
+    if (i) assert_int_equal(pthread_create(&p[i].thread, NULL, failing_follow, &p[i]), 0);
   }
 }
 
 /* Some rank's failure in what comes next, or none. */
 static void aim(uint32_t ranks, int from, int to) {
   const int rank = (int)below(ranks), place = below(3) ? from + (int)below((uint32_t)(to - from + 1)) : -1;
-  for (int i = 0; i < 2; i++) atomic_store(&hurt[i].rank, rank), atomic_store(&hurt[i].place, place);
+  for (int i = 0; i < 2; i++) atomic_store(&faults[i].rank, rank), atomic_store(&faults[i].place, place);
 }
 
 /* Both did the same. */
@@ -433,11 +433,11 @@ static bool alike(side *s, const bool *done, const char *what) {
   if (done[0] != done[1] || strcmp(s[0].err.code, s[1].err.code) != 0)
     fail_msg("%s: one process %d %s, several %d %s", what, done[0], s[0].err.text, done[1], s[1].err.text);
   for (uint32_t slot = 0; slot < SLOTS; slot++) assert_int_equal(mm_engine_held(s[0].e, slot), mm_engine_held(s[1].e, slot));
-  for (int i = 0; i < 2; i++) s[i].err = (mm_err){0}, hurt[i].place = -1;
+  for (int i = 0; i < 2; i++) s[i].err = (mm_err){0}, faults[i].place = -1;
   return done[0];
 }
 
-static void hurt_step(side *s, const mm_model *m, uint32_t ranks) {
+static void failing_step(side *s, const mm_model *m, uint32_t ranks) {
   int32_t id[LENGTH];
   uint32_t out[LENGTH], outs = 0, rows = 0, spans = 0;
   mm_span span[SLOTS];
@@ -471,10 +471,10 @@ static void away_step(side *s, uint32_t vocab, uint32_t ranks) {
   bool done[2];
   aim(ranks, BEGIN, END);
   for (int i = 0; i < 2; i++) {
-    if (hurt[i].rank < 2) hurt[i].place = -1;
-    hurt[i].misses = hurt[i].leaves = true;
+    if (faults[i].rank < 2) faults[i].place = -1;
+    faults[i].misses = faults[i].leaves = true;
     done[i] = mm_engine_step(s[i].e, &b, s[i].logits, &s[i].err);
-    hurt[i].misses = false;
+    faults[i].misses = false;
   }
   assert_string_equal(s[0].err.code, "E_RANK");
   for (int i = 0; i < 2; i++) done[i] = false, s[i].err.text[0] = 0;
@@ -487,18 +487,18 @@ static void away_step(side *s, uint32_t vocab, uint32_t ranks) {
   }
   for (int i = 0; i < 2; i++) {
     bool back = false;
-    hurt[i].leaves = false;
+    faults[i].leaves = false;
     for (int t = 0; t < 5000 && !back; t++) {
       nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
       back = mm_engine_resume(s[i].e, 1, &(uint32_t){0}, NULL, 0, NULL, MM_IGNORED);
     }
     assert_true(back);
-    atomic_store(&hurt[i].place, -1);
+    atomic_store(&faults[i].place, -1);
   }
   both_step(s, &b, vocab, true); /* before it all processes are done with that one */
 }
 
-static void hurt_slots(side *s, uint32_t ranks) {
+static void failing_slots(side *s, uint32_t ranks) {
   const uint32_t from = below(SLOTS), to = below(SLOTS), at = below(SLOTS);
   const size_t bytes = mm_engine_state_bytes(s[0].e);
   bool done[2];
@@ -523,11 +523,12 @@ static void hurt_slots(side *s, uint32_t ranks) {
 }
 
 /* A rank that does not open ends all engines, and what comes after begins anew. */
-static void hurt_opening(const mm_shards *shards, process *p, uint32_t processes, int rank) {
+static void failing_opening(const mm_shards *shards, process *p, uint32_t processes, int rank) {
   mm_err err = {0};
-  atomic_store(&hurt[1].rank, rank), atomic_store(&hurt[1].place, OPENING);
-  hurt_start(p, processes, shards);
-  assert_null(mm_engine_open(shards, &(mm_engine_config){.ops = &hurt_ops[1], .limits = limits, .threads = 1, .world = &p[0].world}, &err));
+  atomic_store(&faults[1].rank, rank), atomic_store(&faults[1].place, OPENING);
+  failing_start(p, processes, shards);
+  assert_null(
+      mm_engine_open(shards, &(mm_engine_config){.ops = &failing_ops[1], .limits = limits, .threads = 1, .world = &p[0].world}, &err));
   assert_string_equal(err.code, "E_TEST");
   for (uint32_t i = 1; i < processes; i++) {
     pthread_join(p[i].thread, NULL);
@@ -545,18 +546,18 @@ static void fail_at_random(mm_model m, uint32_t tp, uint32_t stages, uint32_t pr
   static process p[MOST];
   static side s[2];
   const uint32_t ranks = mm_pack_ranks(&shards->s.pack);
-  for (int r = 0; r < (int)ranks; r++) hurt_opening(&shards->s, p, processes, r);
-  for (int i = 0; i < 2; i++) memset(hurt[i].backend, 0, sizeof hurt[i].backend); /* those are gone */
-  hurt_start(p, processes, &shards->s);
+  for (int r = 0; r < (int)ranks; r++) failing_opening(&shards->s, p, processes, r);
+  for (int i = 0; i < 2; i++) memset(faults[i].backend, 0, sizeof faults[i].backend); /* those are gone */
+  failing_start(p, processes, &shards->s);
   for (int i = 0; i < 2; i++) {
     s[i] = (side){0};
     const mm_engine_config c = {
-        .ops = &hurt_ops[i], .limits = limits, .threads = 1, .tap = taps, .taps = 2, .world = i ? &p[0].world : NULL};
+        .ops = &failing_ops[i], .limits = limits, .threads = 1, .tap = taps, .taps = 2, .world = i ? &p[0].world : NULL};
     if (!(s[i].e = mm_engine_open(&shards->s, &c, &s[i].err))) fail_msg("%s", s[i].err.text);
     s[i].state = calloc(1, mm_engine_state_bytes(s[i].e) + 1);
   }
   for (uint32_t n = 0; n < 60; n++) {
-    below(4) ? hurt_step(s, &m, ranks) : hurt_slots(s, ranks);
+    below(4) ? failing_step(s, &m, ranks) : failing_slots(s, ranks);
     if (n == 29 && ranks / processes > 1) away_step(s, m.vocab, ranks);
   }
   for (int i = 0; i < 2; i++) mm_engine_close(s[i].e), free(s[i].state);
@@ -567,10 +568,11 @@ static void fail_at_random(mm_model m, uint32_t tp, uint32_t stages, uint32_t pr
 
 TEST(random_failures) {
   for (int i = 0; i < 2; i++) {
-    hurt_ops[i] = mm_ops_cpu, hurt_ops[i].open = i ? hurt_open_many : hurt_open_one, hurt_ops[i].begin = hurt_begin;
-    hurt_ops[i].layer = hurt_layer, hurt_ops[i].end = hurt_end, hurt_ops[i].read = hurt_read, hurt_ops[i].expert_load = hurt_load;
-    hurt_ops[i].state_copy = hurt_copy, hurt_ops[i].state_save = hurt_save, hurt_ops[i].state_load = hurt_restore;
-    hurt[i].place = -1;
+    failing_ops[i] = mm_ops_cpu, failing_ops[i].open = i ? failing_open_many : failing_open_one, failing_ops[i].begin = failing_begin;
+    failing_ops[i].layer = failing_layer, failing_ops[i].end = failing_end, failing_ops[i].read = failing_read,
+    failing_ops[i].expert_load = failing_load;
+    failing_ops[i].state_copy = failing_copy, failing_ops[i].state_save = failing_save, failing_ops[i].state_load = failing_restore;
+    faults[i].place = -1;
   }
   for (int m1 = 0; m1 < 2; m1++) {
     const mm_model m = ref_dims(m1 ? MM_FAMILY_M1 : MM_FAMILY_M2, m1);

@@ -1,4 +1,4 @@
-/* Replies: what they are told batch_invariant into, the same for every cut; markers by id and by text; odd blocks. */
+/* Replies: their events, the same for every cut; markers by id and by text; odd blocks. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -70,7 +70,7 @@ static size_t piece_at(const feeding *f, size_t at, size_t *next_cut, int32_t *i
 }
 
 /* free() it */
-static char *told(const feeding *f) {
+static char *transcript_of(const feeding *f) {
   transcript t = {0};
   mm_err err = {0};
   const mm_chat_tool tool = {.json = {weather, sizeof weather - 1}};
@@ -111,7 +111,7 @@ static uint32_t draw(uint32_t below) {
 
 /* Every cut in two, every byte alone, some random cuts: all as the whole. */
 static void same_for_all_cuts(feeding f, const char *expected) {
-  char *whole = told(&f);
+  char *whole = transcript_of(&f);
   if (expected && strcmp(whole, expected) != 0) fail_msg("%s\nwant %s\ngot  %s", f.text, expected, whole);
   size_t *cut = malloc((f.n + 1) * sizeof *cut);
   assert_non_null(cut);
@@ -121,7 +121,7 @@ static void same_for_all_cuts(feeding f, const char *expected) {
     if (round < f.n) cut[f.cuts++] = round;
     for (size_t i = 1; round >= f.n && i < f.n; i++)
       if (round == f.n || draw(4) == 0) cut[f.cuts++] = i;
-    char *got = told(&f);
+    char *got = transcript_of(&f);
     if (strcmp(got, whole) != 0) fail_msg("cut %zu of %s\nwhole %s\ncut   %s", round, f.text, whole, got);
     free(got);
   }
@@ -438,7 +438,7 @@ TEST(test_disorder) {
                  .append = draw(4) == 0,
                  .tokenizer = draw(2) ? t : NULL};
     same_for_all_cuts(f, NULL);
-    char *got = told(&f);
+    char *got = transcript_of(&f);
     size_t words = 0, found = 0;
     for (const char *p = text; (p = strchr(p, 'w')); p++) words++;
     for (const char *p = got; (p = strchr(p, 'w')); p++) found++;
@@ -504,7 +504,7 @@ TEST(test_values_end_where_a_tag_follows) {
       if (draw(5) == 0) cut[cuts++] = i;
     const feeding f = {
         .text = made.p, .n = made.n, .cut = cut, .cuts = cuts, .format = "minimax-m2", .in_reasoning = true, .calls = true, .whole = true};
-    char *got = told(&f);
+    char *got = transcript_of(&f);
     const size_t n = end_by_rule(made.p + from);
     shorter += n + 22 < made.n - from;
     mm_text want = {0};
@@ -519,7 +519,7 @@ TEST(test_values_end_where_a_tag_follows) {
   assert_true(shorter > 100);
 }
 
-/* Of a key that is given twice the last value counts; others keep their spelling. */
+/* The last value of a key that is given twice counts; other keys stay as written. */
 TEST(test_equal_keys) {
   static const char *const text[][2] = {
       {"{\"a\": 1, \"b\": {\"a\": 1, \"a\": 2}, \"a\": [1e3,\":\"]}", "{\"a\": [1e3,\":\"], \"b\": {\"a\": 1, \"a\": 2}}"},

@@ -1,4 +1,4 @@
-/* Requests that begin alike, through the scheduler: how much of a prompt the prefix cache has, at page borders and beside them, at
+/* Requests that begin alike, through the scheduler: how much of a prompt the prefix cache has, at page borders and next to them, at
  * boundaries where states were kept, across turns, tenants and requests of one moment; what comes of a hit is what comes of a miss, to the
  * bit of its logprobs. */
 #include "tests/unit/runtime/serving.h"
@@ -148,7 +148,7 @@ static const uint32_t *close_at_five(void *user) {
   return NULL;
 }
 
-/* A request that does not fit beside another, whatever the cache gives up, costs the cache nothing. */
+/* A request that does not fit next to another, whatever the cache gives up, costs the cache nothing. */
 TEST(test_no_room) {
   serving w;
   mm_scheduler_stats s;

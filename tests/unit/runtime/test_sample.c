@@ -109,7 +109,7 @@ TEST(test_cuts) {
   }
 }
 
-/* Of equal logits top-k and top-p keep the lowest ids. */
+/* Among equal logits top-k and top-p keep the lowest ids. */
 TEST(test_ties) {
   const float logits[] = {1, 2, 2, 0, 2, 2};
   unsigned seen[6];
@@ -201,7 +201,7 @@ TEST(test_masses_fall) {
   }
 }
 
-/* The three numbers of random_draw.h beside libm's: masses, waits, and a bound that never exceeds a wait. */
+/* The three numbers of random_draw.h against libm's: masses, waits, and a bound that never exceeds a wait. */
 TEST(test_numbers) {
   assert_int_equal(mm_draw_mass(0), MM_DRAW_ONE);
   double worst_mass = 0, worst_wait = 0;

@@ -1,5 +1,5 @@
-/* What a row may ask of its choice beside temperature and cuts: bias, masks, penalties, min_p, logprobs. Distributions of draws beside a
- * plain reference (chi-square), adjusted logits and logprobs beside double precision, and the engine: the same tokens at every tp, what its
+/* Sampling settings of a row beyond temperature and cuts: bias, masks, penalties, min_p, logprobs. Distributions of samples against a plain
+ * reference (chi-square), adjusted logits and logprobs against double precision, and the engine: the same tokens at every tp, what its
  * slots remember, masks that come after the pass, and devices that lack something. */
 #include <math.h>
 #include <stdatomic.h>
@@ -124,7 +124,7 @@ TEST(test_distributions) {
   mm_sampler_close(s);
 }
 
-/* Each rule alone: 10,000 draws beside the exact probabilities, which some rule at least changes. */
+/* Each rule alone: 10,000 samples against the exact probabilities, which some rule at least changes. */
 TEST(test_each_rule) {
   enum { N = 10000 };
   static const uint32_t allowed[2] = {0x0f0f35a6, 0x00021234};
@@ -214,7 +214,7 @@ typedef struct world {
   mm_engine *engine;
 } world;
 
-/* Of rows [rows, k] one column each is left, as much as the row had: of row i in the (i % 4)-th quarter. */
+/* Leaves one column of each row of [rows, k], as large as the row's sum: of row i in the (i % 4)-th quarter. */
 static void leave_one(float *w, size_t rows, size_t k) {
   for (size_t i = 0; i < rows; i++) {
     const size_t at = i % 4 * (k / 4) + below((uint32_t)k / 4);
@@ -348,9 +348,9 @@ TEST(test_history) {
   close_group(&w);
 }
 
-/* The pass and the choice batch_invariant: a mask that hangs on the token before; the same tokens as at once; a step between drops the
+/* The pass and deferred sampling: a mask that depends on the token before; the same tokens as at once; a step between drops the
  * logits. */
-TEST(test_apart) {
+TEST(test_deferred) {
   world w;
   mm_err err = {0};
   open_group(&w, 1, &mm_ops_cpu);
@@ -434,7 +434,7 @@ static bool no_choice(mm_backend *b, mm_err *err) {
 TEST(test_lacking) {
   static const uint32_t all[2];
   static const mm_bias bias = {1, 1};
-  mm_logprob told[1];
+  mm_logprob logprobs[1];
   const struct {
     mm_sampling set;
     const char *word;
@@ -445,7 +445,7 @@ TEST(test_lacking) {
       {{.top_p = 1, .frequency = 1}, "penalties"},
       {{.top_p = 1, .bias_count = 1, .bias = &bias}, "logit bias"},
       {{.top_p = 1, .allowed = all}, "mask"},
-      {{.top_p = 1, .logprobs = told}, "logprobs"},
+      {{.top_p = 1, .logprobs = logprobs}, "logprobs"},
   };
   mm_ops ops = mm_ops_cpu;
   ops.choose = no_choice;
@@ -477,16 +477,16 @@ static bool counting_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
 }
 
 static bool end_unseen(mm_backend *b, mm_err *err) { return mm_ops_cpu.end(b, (float[16 * VOCAB]){0}, err); }
-static atomic_uint told, untold; /* collections whose ids are wanted, and whose are not */
+static atomic_uint ids_wanted, ids_unwanted; /* collections whose ids are wanted, and whose are not */
 static bool collect_sevens(mm_backend *b, int32_t *id, mm_err *err) {
   (void)b, (void)err;
   if (id) *id = 7;
-  *(id ? &told : &untold) += 1;
+  *(id ? &ids_wanted : &ids_unwanted) += 1;
   return true;
 }
 
-/* A device that records its steps is warmed at any tp: each way to end twice for each size on every rank; slots stay as they are. Of the
- * ranks, which all choose the same, one hands its ids on. */
+/* A device that records its steps is warmed at any tp: each way to end twice for each size on every rank; slots stay as they are. All ranks
+ * sample the same ids; one hands them on. */
 TEST(test_warm_ranks) {
   mm_ops ops = mm_ops_cpu;
   ops.begin = counting_begin, ops.choose = end_unseen, ops.collect = collect_sevens;
@@ -501,8 +501,8 @@ TEST(test_warm_ranks) {
   steps = 0;
   assert_true(mm_engine_warm(w.engine, (const uint32_t[]){1, 4, 16}, 3, &err));
   assert_int_equal(steps, 2 * 3 * 2 * 3);
-  assert_int_equal(told, 3 * 2 * 3);
-  assert_int_equal(untold, 3 * 2 * 3);
+  assert_int_equal(ids_wanted, 3 * 2 * 3);
+  assert_int_equal(ids_unwanted, 3 * 2 * 3);
   assert_int_equal(mm_engine_held(w.engine, 1), 2);
   int32_t chosen = 77;
   const mm_sampling greedy = {.top_p = 1};
@@ -556,7 +556,7 @@ TEST(test_failed_choice) {
   batch = last_of(&chosen, &span, &out, 1, 2, 1);
   assert_false(mm_engine_forward(w.engine, &batch, &err));
   assert_string_equal(err.code, "E_BATCH");
-  /* Nor does one see rows of a pass that another, which is refused, was to follow. */
+  /* A batch sees no rows of a pass that a refused one was to follow. */
   batch = last_of(id, &span, &out, 1, 2, 1);
   assert_true(mm_engine_forward(w.engine, &batch, &err));
   batch = last_of(id, &span, &out, 1, 7, 1); /* a gap */

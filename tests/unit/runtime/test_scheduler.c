@@ -248,8 +248,8 @@ TEST(test_priority) {
   }
 }
 
-/* Those of lower priority keep their places where giving them up would not make enough room: others have the pages. */
-TEST(test_nobody_gives_way_in_vain) {
+/* Requests of lower priority keep their slots where giving them up would not free enough pages: others have them. */
+TEST(test_nobody_gives_way_for_nothing) {
   serving w;
   mm_scheduler_stats s;
   serving_open(&w, kind(1), 1, (mm_limits){.max_tokens = 64, .slots = 4, .pages = 11}, config);

@@ -1,4 +1,4 @@
-/* Random schedules of an engine beside an oracle: single tokens, prompts and rows of drafts in one step, each row chosen from by settings
+/* Random schedules of an engine against an oracle: single tokens, prompts and rows of drafts in one step, each row chosen from by settings
  * of its own, within the step or after it, or scored; forks, states saved and restored at any position, slots dropped, pages short with
  * nothing changed; at tp 1, 2 and 8 and over two stages, among poisoned pages and states. The oracle is an engine of one slot without
  * shared pages, fed token by token; it is held against double precision. STEPS=N runs N steps of each kind, MM_SEED=N another schedule. */
@@ -7,11 +7,11 @@
 
 #include "tests/unit/runtime/world.h"
 
-#define PAGES 8 /* of 24 that the slots could fill */
-#define TOLD  3 /* likeliest ids that a row may ask for */
+#define PAGES     8 /* of 24 that the slots could fill */
+#define LIKELIEST 3 /* likeliest ids that a row may ask for */
 
 /* How a step ends. */
-enum { LOGITS, QUEUED, APART, SCORED, KINDS };
+enum { LOGITS, QUEUED, DEFERRED, SCORED, KINDS };
 
 typedef struct saved {
   uint32_t page[LENGTH / MM_PAGE + 1], pages, tokens, text;
@@ -25,7 +25,7 @@ typedef struct wanted {
   mm_sampling set;
   mm_bias bias[2];
   uint32_t allowed[2];
-  mm_logprob told[1 + TOLD];
+  mm_logprob logprobs[1 + LIKELIEST];
   int32_t id;
 } wanted;
 
@@ -102,14 +102,14 @@ static void ask(wanted *r) {
   if (below(3) == 0) q->presence = below(10) * 0.1, q->frequency = below(10) * 0.1 - 0.3, q->prompt = below(LENGTH);
   for (uint32_t i = 0; i < 2; i++) r->bias[i] = (mm_bias){(int32_t)(below(25) * 2 + i), (float)below(60) * 0.1f - 3};
   if (below(3) == 0) q->bias_count = 2, q->bias = r->bias;
-  if (below(3) == 0) q->top_logprobs = below(TOLD + 1), q->logprobs = r->told;
+  if (below(3) == 0) q->top_logprobs = below(LIKELIEST + 1), q->logprobs = r->logprobs;
   const int32_t next = r->pos + 1 < LENGTH ? token(r->text, r->pos + 1) : 0;
   r->allowed[0] = below(1u << 30) | 1, r->allowed[1] = below(1u << 30);
   if (below(2)) r->allowed[0] = next < 32 ? 1u << next : 0, r->allowed[1] = next < 32 ? 0 : 1u << (next - 32);
   if (below(2)) q->allowed = r->allowed;
 }
 
-/* What the rule chooses from the oracle's logits, by what the row's sequence holds up to it. */
+/* The token that the rule samples from the oracle's logits, given the row's sequence up to it. */
 static void expect(const schedule *s, wanted *r, const int32_t *held) {
   float x[64];
   memcpy(x, logits_of(s, r), s->w.vocab * sizeof *x);
@@ -164,7 +164,7 @@ static standing standing_of(const schedule *s) {
   return x;
 }
 
-/* What the slots hold once the step is done. */
+/* Contents of the slots once the step is done. */
 static void keep_ids(schedule *s, const step *t) {
   for (uint32_t i = 0; i < t->spans; i++) {
     const mm_span *p = &t->span[i];
@@ -190,8 +190,8 @@ static void collect(schedule *s) {
     const wanted *r = &t->row[i];
     if (id[i] != r->id) fail_msg("step %u, text %u, position %u: chosen %d, expected %d", s->steps, r->text, r->pos, id[i], r->id);
     for (uint32_t k = 0; r->set.logprobs && k <= r->set.top_logprobs; k++)
-      if (r->told[k].id >= 0) assert_true(fabs((double)r->told[k].logprob + score_of(s, r, r->told[k].id)) < 1e-4);
-    if (r->set.logprobs) assert_int_equal(r->told[0].id, r->id);
+      if (r->logprobs[k].id >= 0) assert_true(fabs((double)r->logprobs[k].logprob + score_of(s, r, r->logprobs[k].id)) < 1e-4);
+    if (r->set.logprobs) assert_int_equal(r->logprobs[0].id, r->id);
   }
   s->draws += t->outs;
   free(t);
@@ -262,7 +262,7 @@ static void random_step(schedule *s) {
   const uint32_t kind = below(KINDS);
   const standing before = standing_of(s);
   mm_err err = {0};
-  if (kind == QUEUED || kind == APART ? queue_step(s, t, kind == APART, &err) : plain_step(s, t, kind == SCORED, &err)) {
+  if (kind == QUEUED || kind == DEFERRED ? queue_step(s, t, kind == DEFERRED, &err) : plain_step(s, t, kind == SCORED, &err)) {
     if (kind == LOGITS || kind == SCORED) free(t);
     return;
   }
@@ -303,7 +303,7 @@ static void random_save(schedule *s) {
   }
 }
 
-/* What lies behind the last token of a slot in a page of its own. */
+/* Poisons the rest of a slot's own page behind its last token. */
 static void poison_tail(const schedule *s, const mm_backend *b, const mm_cpu_cache *c, uint32_t slot) {
   const mm_pages *p = mm_engine_pages(s->w.engine);
   const uint32_t held = mm_engine_held(s->w.engine, slot), used = held % MM_PAGE;

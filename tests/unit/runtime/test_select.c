@@ -1,5 +1,5 @@
 /* The blocks that sparse attention reads, where many have the same score and some scores are no numbers: of random sizes, positions and
- * pages, beside a ranking of every block with every other. */
+ * pages, against a ranking of every block with every other. */
 #include <math.h>
 
 #include "runtime/cpu/cpu_backend.h"

@@ -1,6 +1,6 @@
-/* What slots hold: bit for bit the same however it came there. Sequences cut into any steps, forked, saved and restored, on shared pages
- * and on own ones, at a page's border and beside it; short of pages; and a memory that grows with the pages in use alone. Random schedules:
- * test_schedules.c. */
+/* Contents of slots: bit for bit the same however they came there. Sequences cut into any steps, forked, saved and restored, on shared
+ * pages and on own ones, at a page's border and next to it; short of pages; and a memory that grows with the pages in use alone. Random
+ * schedules: test_schedules.c. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -248,7 +248,7 @@ TEST(test_memory) {
 }
 
 /* Rows are batch_invariant on a device where they always are, or where they are asked to be; another one is refused. */
-TEST(test_apart) {
+TEST(test_batch_invariant) {
   ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, false));
   ref_shards *shards = ref_cut(&ref, 1);
   for (uint32_t i = 0; i < 8; i++) {

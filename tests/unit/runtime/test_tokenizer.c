@@ -337,7 +337,7 @@ TEST(test_changed_files) {
   free(text);
 }
 
-/* What may vary without a difference. */
+/* Variations of a file that make no difference. */
 TEST(test_equal_files) {
   static const char *const changes[][2] = {
       {"\"post_processor\": null", "\"post_processor\": {\"type\": \"ByteLevel\", \"trim_offsets\": false}"},
@@ -401,7 +401,7 @@ static double seconds(void) {
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* E07: one piece of 1 MB, and texts that make the split backtrack. What takes squared time takes an hour here; how fast the machine is, or
+/* E07: one piece of 1 MB, and texts that make the split backtrack. Quadratic time would take an hour here; the speed of the machine, or of
  * a sanitizer, is not judged. */
 static void check_speed(const mm_tokenizer *t) {
   static const char *const units[] = {"a",        "A",    " ", "\n", " \n", "0", "!", "/", "'s", "Aa", "\xe4\xb8\xad",

@@ -1,5 +1,5 @@
-/* Rows that are apart on the GPU (mm_engine_config.apart): the logits of a token are, bit for bit, the same alone and in any crowd, from
- * single tokens and from chunks cut anywhere, after a fork, and where it goes on from kept pages and states. */
+/* Batch-invariant rows on the GPU (mm_engine_config.batch_invariant): the logits of a token are, bit for bit, the same alone and in any
+ * crowd, from single tokens and from chunks cut anywhere, after a fork, and where it goes on from kept pages and states. */
 #include <string.h>
 
 #include <algorithm>
@@ -19,7 +19,8 @@ struct place {
   place(const mm_shards *shards, bool kv_fp8) : vocab(shards->pack.model.vocab) {
     mm_err err = {};
     mm_engine_config c = {};
-    c.ops = &mm_ops_cuda, c.limits = {ROWS, SLOTS, POSITIONS, 0}, c.threads = 1, c.kv_fp8 = kv_fp8, c.act_quant = true, c.apart = true;
+    c.ops = &mm_ops_cuda, c.limits = {ROWS, SLOTS, POSITIONS, 0}, c.threads = 1, c.kv_fp8 = kv_fp8, c.act_quant = true,
+    c.batch_invariant = true;
     must((engine = mm_engine_open(shards, &c, &err)) != nullptr, err);
   }
   place(const place &) = delete;
@@ -147,7 +148,7 @@ void check_model(const mm_shards *shards, const std::string &name, bool kv_fp8) 
 
 }  // namespace
 
-void test_apart() {
+void test_invariant() {
   for (const std::string &folder : model_folders()) {
     mm_shards shards = {};
     mm_err err = {};

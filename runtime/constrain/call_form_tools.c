@@ -1,42 +1,32 @@
 /* Forms of calls from the forms of their tools' schemas. M2's parameters are text, of which the reply's parser makes values by their types
  * (arguments.h): a text is allowed where the value that is made of it is. */
-#include "runtime/constrain/call_form.h"
+#include "runtime/constrain/call_form_inside.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/constrain/schema.h"
 
-#define TAG_MAX 4000 /* bytes of the name of a tool or parameter */
-
-typedef struct maker {
-  mm_arena *arena;
-  const mm_call_rules *rules;
-  mm_str tool, parameter; /* at hand, for messages */
-  mm_err *err;
-} maker;
-
 static const mm_form any_string = {.kind = MM_FORM_STRING, .most = UINT32_MAX};
 /* The value of a parameter that is held to nothing. */
 static const mm_form any_text = {
     .kind = MM_FORM_VALUE, .by_first[MM_FIRST_STRING] = &any_string, .most = UINT32_MAX, .types = MM_TYPE_STRING};
 
-static bool unserved(const maker *m, const char *why) {
+bool mm_call_unserved(const maker *m, const char *why) {
   return mm_fail(m->err, MM_UNSUPPORTED, "E_SCHEMA", mm_at("tools", NULL), "the tool \"%.*s\": %s%s%.*s%s", (int)m->tool.n, m->tool.p, why,
                  m->parameter.p ? ": the parameter \"" : "", (int)m->parameter.n, m->parameter.p ? m->parameter.p : "",
                  m->parameter.p ? "\"" : "");
 }
 
-static mm_form *new_form(const maker *m, mm_form_kind kind) {
+mm_form *mm_call_new(const maker *m, mm_form_kind kind) {
   mm_form *f = mm_arena_alloc(m->arena, sizeof *f, m->err);
   if (f) *f = (mm_form){.kind = kind, .most = UINT32_MAX};
   return f;
 }
 
-/* Pieces as one literal. */
-static bool join(const maker *m, mm_str before, mm_str name, mm_str after, mm_literal *out) {
+bool mm_call_join(const maker *m, mm_str before, mm_str name, mm_str after, mm_literal *out) {
   const size_t n = before.n + name.n + after.n;
-  if (n > UINT16_MAX) return unserved(m, "has a text that is too long");
+  if (n > UINT16_MAX) return mm_call_unserved(m, "has a text that is too long");
   char *p = mm_arena_alloc(m->arena, n + 1, m->err);
   if (!p) return false;
   memcpy(p, before.p, before.n);
@@ -46,31 +36,34 @@ static bool join(const maker *m, mm_str before, mm_str name, mm_str after, mm_li
   return true;
 }
 
-#define TEXT(s) ((mm_str){s, sizeof(s) - 1})
-
 static bool has(mm_str text, const char *word) { return memmem(text.p, text.n, word, strlen(word)); }
 
 /* ---- M2: values ---- */
 
-/* A literal of JSON as the text of a parameter, with the tag that ends it: *fits where the reader makes the same value of it. */
+static bool marked(const maker *m) { return m->rules->family == MM_CHAT_M3; }
+
+/* A literal of JSON as the text of a parameter, with M2's tag that ends it: *fits where the reader makes the same value of it. */
 static bool add_text(const maker *m, const mm_literal *json, unsigned types, mm_form *texts, bool *fits) {
   const mm_value *v = mm_body_parse(m->arena, json->p, json->n, m->err);
   if (!v) return false;
   const bool string = v->type == MM_VALUE_STRING;
   const mm_str text = string ? (mm_str){v->text, v->n} : (mm_str){json->p, json->n};
   mm_text made = {0}, wanted = {0};
-  mm_arguments_put(&made, types, text);
+  if (marked(m))
+    mm_arguments_put_element(&made, types, text);
+  else
+    mm_arguments_put(&made, types, text);
   if (string)
     mm_text_quote(&wanted, text.p, text.n);
   else
     mm_text_add(&wanted, text.p, text.n);
-  *fits = made.n == wanted.n && memcmp(made.p, wanted.p, made.n) == 0 && !mm_spells_tag(text.p, text.n);
+  *fits = made.n == wanted.n && memcmp(made.p, wanted.p, made.n) == 0 && (marked(m) ? text.n > 0 : !mm_spells_tag(text.p, text.n));
   const bool failed = made.failed || wanted.failed;
   free(made.p);
   free(wanted.p);
   if (failed) return mm_fail_memory(m->err, text.n);
   if (!*fits || !texts) return true;
-  return join(m, TEXT(""), text, TEXT("</parameter>"), &texts->literal[texts->count++]);
+  return mm_call_join(m, TEXT(""), text, marked(m) ? TEXT("") : TEXT("</parameter>"), &texts->literal[texts->count++]);
 }
 
 static const unsigned type_of_first[MM_FIRSTS] = {
@@ -80,8 +73,7 @@ static const unsigned type_of_first[MM_FIRSTS] = {
 
 static bool is_literals(const mm_form *s) { return s && s->kind == MM_FORM_LITERALS; }
 
-/* The schema's forms by what they begin with. */
-static void spread(const mm_form *json, const mm_form **by_first) {
+void mm_call_spread(const mm_form *json, const mm_form **by_first) {
   if (json->kind == MM_FORM_CHOICE) {
     memcpy(by_first, json->by_first, sizeof json->by_first);
     return;
@@ -100,7 +92,8 @@ static bool types_agree(const maker *m, const mm_form *const *by_first, unsigned
     unsigned type = type_of_first[i];
     if (!by_first[i] || is_literals(by_first[i])) continue;
     if (by_first[i]->kind == MM_FORM_INTEGER) type |= MM_TYPE_INTEGER;
-    if (!(types & type)) return unserved(m, "has values whose type its schema does not name in a way that this format's calls need");
+    if (!(types & type))
+      return mm_call_unserved(m, "has values whose type its schema does not name in a way that this format's calls need");
   }
   return true;
 }
@@ -111,7 +104,7 @@ static bool text_always_ends(const maker *m, const mm_form *v) {
   const bool words = (v->types & MM_TYPE_BOOLEAN && (!f[MM_FIRST_TRUE] || !f[MM_FIRST_FALSE])) ||
                      (v->types & MM_TYPE_NULL && !f[MM_FIRST_NULL]) ||
                      (v->types & (MM_TYPE_INTEGER | MM_TYPE_NUMBER) && !f[MM_FIRST_NUMBER]);
-  return v->most == UINT32_MAX || !words || unserved(m, "\"maxLength\" is not served beside such other types");
+  return v->most == UINT32_MAX || !words || mm_call_unserved(m, "\"maxLength\" is not served beside such other types");
 }
 
 /* Texts for what are single values: strings, numbers and words, as far as no JSON begins as they do. */
@@ -119,7 +112,7 @@ static bool add_texts(const maker *m, mm_form *v, const mm_form *const *by_first
   static const mm_first json[] = {MM_FIRST_OBJECT, MM_FIRST_ARRAY, MM_FIRST_NUMBER};
   uint32_t most = 0;
   for (int i = 0; i < MM_FIRSTS; i++) most += is_literals(by_first[i]) ? by_first[i]->count : 0;
-  mm_form *texts = new_form(m, MM_FORM_LITERALS);
+  mm_form *texts = mm_call_new(m, MM_FORM_LITERALS);
   if (!texts || !(texts->literal = mm_arena_alloc(m->arena, (most + 1) * sizeof *texts->literal, m->err))) return false;
   texts->exact = true;
   for (int i = 0; i < MM_FIRSTS; i++)
@@ -137,7 +130,7 @@ static bool add_texts(const maker *m, mm_form *v, const mm_form *const *by_first
 
 /* Keeps the numbers of an enum that the reader makes of their own text. The parameter may also be any text. */
 static bool keep_numbers(const maker *m, mm_form *v, const mm_form *all) {
-  mm_form *own = new_form(m, MM_FORM_LITERALS);
+  mm_form *own = mm_call_new(m, MM_FORM_LITERALS);
   if (!own || !(own->literal = mm_arena_alloc(m->arena, all->count * sizeof *own->literal, m->err))) return false;
   for (uint32_t k = 0; k < all->count; k++) {
     bool fits;
@@ -148,17 +141,20 @@ static bool keep_numbers(const maker *m, mm_form *v, const mm_form *all) {
   return true;
 }
 
-/* The text of a parameter whose value is of the form. */
-static const mm_form *value_form(const maker *m, const mm_form *json) {
-  mm_form *v = new_form(m, MM_FORM_VALUE);
+mm_form *mm_call_value(const maker *m, const mm_form *json, unsigned declared) {
+  mm_form *v = mm_call_new(m, MM_FORM_VALUE);
   const mm_form *by_first[MM_FIRSTS] = {0};
   if (!v) return NULL;
-  const unsigned declared = mm_tools_types(m->rules->tools, m->tool, m->parameter);
-  v->types = declared ? declared : MM_TYPE_STRING;
-  spread(json, by_first);
+  v->marked = marked(m);
+  v->types = declared || v->marked ? declared : MM_TYPE_STRING;
+  mm_call_spread(json, by_first);
+  /* Without a type M3's reader makes a boolean or null of some texts. */
+  const bool words = by_first[MM_FIRST_TRUE] && by_first[MM_FIRST_FALSE] && by_first[MM_FIRST_NULL] && by_first[MM_FIRST_STRING];
+  if (!declared && v->marked && !words)
+    return mm_call_unserved(m, "has values whose type its schema does not name in a way that this format's calls need"), NULL;
   if (!declared && by_first[MM_FIRST_STRING]) /* the reader takes a value without a declared type as a string */
     for (int i = 0; i < MM_FIRSTS; i++) by_first[i] = i == MM_FIRST_STRING ? by_first[i] : NULL;
-  if (!types_agree(m, by_first, v->types)) return NULL;
+  if ((declared || !v->marked) && !types_agree(m, by_first, v->types)) return NULL;
   memcpy(v->by_first, by_first, sizeof by_first);
   const mm_form *string = by_first[MM_FIRST_STRING];
   if (string && !is_literals(string)) {
@@ -172,7 +168,7 @@ static const mm_form *value_form(const maker *m, const mm_form *json) {
   if (!add_texts(m, v, by_first)) return NULL;
   bool any = v->item;
   for (int i = 0; i < MM_FIRSTS; i++) any |= v->by_first[i] != NULL;
-  return any || unserved(m, "has no value that this format's calls can hold") ? v : NULL;
+  return any || v->marked || mm_call_unserved(m, "has no value that this format's calls can hold") ? v : NULL;
 }
 
 /* ---- M2: parameters and calls ---- */
@@ -186,11 +182,15 @@ static bool close_elements(const maker *m, mm_form *f) {
 }
 
 static const mm_form *any_elements(const maker *m, const mm_form *value) {
-  mm_form *f = new_form(m, MM_FORM_ELEMENTS);
+  mm_form *f = mm_call_new(m, MM_FORM_ELEMENTS);
   if (!f || !(f->literal = mm_arena_alloc(m->arena, 2 * sizeof *f->literal, m->err))) return NULL;
   f->any_names = value;
   if (value) f->literal[f->count++] = (mm_literal){.p = "<parameter name=\"", .n = 17, .value = value};
   return close_elements(m, f) ? f : NULL;
+}
+
+static const mm_form *value_form(const maker *m, const mm_form *json) {
+  return mm_call_value(m, json, mm_tools_types(m->rules->tools, m->tool, m->parameter));
 }
 
 /* The parameters of an object's form. */
@@ -199,15 +199,15 @@ static const mm_form *elements(maker *m, const mm_form *object) {
     m->parameter = TEXT("");
     return any_elements(m, object->most ? value_form(m, object->item) : NULL);
   }
-  mm_form *f = new_form(m, MM_FORM_ELEMENTS);
+  mm_form *f = mm_call_new(m, MM_FORM_ELEMENTS);
   if (!f || !(f->literal = mm_arena_alloc(m->arena, ((size_t)object->count + 1) * sizeof *f->literal, m->err))) return NULL;
   for (uint32_t i = 0; i < object->count; i++) {
     const mm_value *key = mm_body_parse(m->arena, object->literal[i].p, object->literal[i].n, m->err);
     if (!key) return NULL;
     m->parameter = (mm_str){key->text, key->n};
-    if (key->n > TAG_MAX || has(m->parameter, ">")) return unserved(m, "has a name that this format's calls cannot hold"), NULL;
+    if (key->n > TAG_MAX || has(m->parameter, ">")) return mm_call_unserved(m, "has a name that this format's calls cannot hold"), NULL;
     mm_literal *l = &f->literal[f->count++];
-    if (!join(m, TEXT("<parameter name=\""), m->parameter, TEXT("\">"), l) || !(l->value = value_form(m, object->literal[i].value)))
+    if (!mm_call_join(m, TEXT("<parameter name=\""), m->parameter, TEXT("\">"), l) || !(l->value = value_form(m, object->literal[i].value)))
       return NULL;
     l->required = object->literal[i].required;
   }
@@ -227,28 +227,34 @@ static const mm_form *arguments_form(const maker *m, bool bound) {
   const mm_form *json = !where ? NULL : root ? mm_schema_compile(m->arena, root, where, m->err) : mm_schema_any_object();
   if (!json) return NULL;
   if (json->kind == MM_FORM_CHOICE) json = json->by_first[MM_FIRST_OBJECT];
-  if (!json || (json->kind != MM_FORM_OBJECT && json->kind != MM_FORM_MAP)) return unserved(m, "its parameters are no object"), NULL;
+  if (!json || (json->kind != MM_FORM_OBJECT && json->kind != MM_FORM_MAP))
+    return mm_call_unserved(m, "its parameters are no object"), NULL;
   if (!none || json->kind != MM_FORM_MAP) return json;
-  mm_form *f = new_form(m, MM_FORM_MAP);
+  mm_form *f = mm_call_new(m, MM_FORM_MAP);
   if (f) *f = *mm_schema_any_object(), f->most = 0;
   return f;
 }
 
 /* The text that begins a call of the tool, and what follows it. */
 static bool add_call(maker *m, bool bound, mm_form *calls) {
-  const bool m2 = m->rules->family == MM_CHAT_M2;
+  const bool m2 = m->rules->family == MM_CHAT_M2, json_text = !m2 && !marked(m);
   mm_literal *l = &calls->literal[calls->count++];
   const mm_form *json = arguments_form(m, bound);
   if (!json) return false;
+  if (!json_text && (m->tool.n > TAG_MAX || has(m->tool, ">")))
+    return mm_call_unserved(m, "has a name that this format's calls cannot hold");
   if (m2) {
-    if (m->tool.n > TAG_MAX || has(m->tool, ">")) return unserved(m, "has a name that this format's calls cannot hold");
-    return join(m, TEXT("<invoke name=\""), m->tool, TEXT("\">\n"), l) &&
+    return mm_call_join(m, TEXT("<invoke name=\""), m->tool, TEXT("\">\n"), l) &&
            (l->value = bound ? elements(m, json) : any_elements(m, &any_text));
+  }
+  if (marked(m)) {
+    m->root = mm_tools_schema(m->rules->tools, m->tool);
+    return mm_call_join(m, TEXT("\xff<invoke name=\""), m->tool, TEXT("\">"), l) && (l->value = mm_call_fields(m, bound ? json : NULL));
   }
   mm_text name = {0};
   mm_text_quote(&name, m->tool.p, m->tool.n);
   const bool ok = name.failed ? mm_fail_memory(m->err, m->tool.n)
-                              : join(m, TEXT("{\"name\": "), (mm_str){name.p, name.n}, TEXT(", \"arguments\": "), l);
+                              : mm_call_join(m, TEXT("{\"name\": "), (mm_str){name.p, name.n}, TEXT(", \"arguments\": "), l);
   free(name.p);
   l->value = json;
   return ok;
@@ -266,20 +272,22 @@ static bool is_called(const mm_call_rules *r, size_t i) {
 }
 
 const mm_form *mm_call_form(mm_arena *a, const mm_call_rules *r, mm_err *err) {
-  const bool m2 = r->family == MM_CHAT_M2;
+  const bool m2 = r->family == MM_CHAT_M2, m3 = r->family == MM_CHAT_M3;
   maker m = {.arena = a, .rules = r, .err = err};
-  mm_form *f = new_form(&m, MM_FORM_CALLS);
+  mm_form *f = mm_call_new(&m, MM_FORM_CALLS);
   if (!f || !(f->literal = mm_arena_alloc(a, (r->tools->count + 1) * sizeof *f->literal, err))) return NULL;
   f->least = 1;
   f->most = r->one_call ? 1 : UINT32_MAX;
-  f->before = m2 || r->begun ? "\n" : "<tool_calls>\n";
-  f->after = m2 ? "\n" : "}\n";
-  f->ends = f->one_line = !m2;
+  f->before = m2 || (!m3 && r->begun) ? "\n" : m3 ? "<tool_call>\n" : "<tool_calls>\n";
+  f->after = m2 ? "\n" : m3 ? "\xff</invoke>\n" : "}\n";
+  f->ends = !m2;
+  f->one_line = !m2 && !m3;
   for (size_t i = 0; i < r->tools->count; i++) {
     m.tool = mm_tools_name(r->tools, i);
     if (is_called(r, i) && !add_call(&m, r->bound[i], f)) return NULL;
   }
-  if (f->ends) f->literal[f->count++] = (mm_literal){.p = "</tool_calls>", .n = 13};
+  if (m3) f->literal[f->count++] = (mm_literal){.p = "\xff</tool_call>", .n = 13};
+  if (f->one_line) f->literal[f->count++] = (mm_literal){.p = "</tool_calls>", .n = 13};
   uint16_t *order = mm_arena_alloc(a, f->count * sizeof *order, err);
   if (!order) return NULL;
   mm_literals_order(f, order);

@@ -1,0 +1,326 @@
+/* A load of streamed requests (load_client.h). */
+#include "runtime/bench/load_client.h"
+
+#include <errno.h>
+#include <math.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "formats/json.h"
+
+#define HEADER_MAX (64u << 10)
+#define LINE_MAX   (16u << 20) /* of an event, or of a GET's body */
+
+typedef enum phase { SENDING, HEADERS, CHUNK_SIZE, CHUNK, CHUNK_END, TRAILERS, BODY /* of known length, or up to the end */, ENDED } phase;
+
+/* A request under way. */
+typedef struct flight {
+  int fd;
+  phase at;
+  mm_load_request *r; /* NULL: a GET, whose body is `line` */
+  mm_text out, header, line;
+  size_t sent;
+  uint64_t left; /* bytes of the chunk or body; UINT64_MAX: up to the end of the connection */
+  int status;
+  bool finished; /* [DONE], or usage after a finish reason */
+} flight;
+
+typedef struct load {
+  const mm_load_client *c;
+  struct addrinfo *address;
+  double start;
+} load;
+
+static double since(const load *l) { return mm_now() - l->start; }
+
+static bool lose(flight *f, const char *why) {
+  if (f->r && !*f->r->why) snprintf(f->r->why, sizeof f->r->why, "%s", why);
+  f->at = ENDED;
+  return false;
+}
+
+/* ---- events ---- */
+
+static size_t text_length(const mm_json *o, const char *key) {
+  const mm_json *v = mm_json_get(o, key);
+  return mm_json_type_of(v) == MM_JSON_STR ? mm_json_str_len(v) : 0;
+}
+
+static bool has_text(const mm_json *choice) {
+  const mm_json *delta = mm_json_get(choice, "delta");
+  return text_length(choice, "text") || text_length(delta, "content") || text_length(delta, "reasoning_content") ||
+         text_length(delta, "reasoning") || mm_json_size(mm_json_get(delta, "tool_calls"));
+}
+
+static void count(const mm_json *usage, const char *key, uint64_t *to) {
+  const mm_json *v = mm_json_get(usage, key);
+  if (mm_json_type_of(v) == MM_JSON_INT && mm_json_int(v) >= 0) *to = (uint64_t)mm_json_int(v);
+}
+
+static void on_piece(const load *l, flight *f) {
+  mm_load_request *r = f->r;
+  const double now = since(l);
+  if (!r->first)
+    r->first = now;
+  else if (MM_GROW(r->gap, &r->gap_cap, r->gaps + 1, MM_IGNORED))
+    r->gap[r->gaps++] = now - r->last;
+  else
+    lose(f, "no memory for times");
+  r->last = now;
+}
+
+static bool on_data(const load *l, flight *f, const char *text, size_t n) {
+  if (n == 6 && memcmp(text, "[DONE]", 6) == 0) return f->finished = true;
+  mm_json *o = mm_json_parse(text, n, "event", MM_IGNORED);
+  if (!o) return lose(f, "an event is no JSON");
+  const mm_json *choice = mm_json_at(mm_json_get(o, "choices"), 0), *usage = mm_json_get(o, "usage");
+  char why[160] = "";
+  if (mm_json_get(o, "error")) snprintf(why, sizeof why, "%.*s", (int)mm_min(n, 150), text);
+  if (choice && has_text(choice)) on_piece(l, f);
+  if (mm_json_type_of(usage) == MM_JSON_OBJ) count(usage, "prompt_tokens", &f->r->input), count(usage, "completion_tokens", &f->r->output);
+  mm_json_free(o);
+  return !*why || lose(f, why);
+}
+
+/* Bytes of the body: lines of events, or all of it. */
+static bool on_body(const load *l, flight *f, const char *p, size_t n) {
+  if (!f->r || f->status != 200) {
+    mm_text_add(&f->line, p, n);
+    return (!f->line.failed && f->line.n <= LINE_MAX) || lose(f, "the body is too long");
+  }
+  while (n) {
+    const char *end = memchr(p, '\n', n);
+    const size_t some = end ? (size_t)(end - p) : n;
+    mm_text_add(&f->line, p, some);
+    if (f->line.failed || f->line.n > LINE_MAX) return lose(f, "an event is too long");
+    p += some + (end != NULL), n -= some + (end != NULL);
+    if (!end) break;
+    while (f->line.n && f->line.p[f->line.n - 1] == '\r') f->line.n--;
+    const char *data = f->line.n > 5 && memcmp(f->line.p, "data:", 5) == 0 ? f->line.p + 5 : NULL;
+    while (data && data < f->line.p + f->line.n && *data == ' ') data++;
+    if (data && !on_data(l, f, data, (size_t)(f->line.p + f->line.n - data))) return false;
+    mm_text_clear(&f->line);
+  }
+  return true;
+}
+
+/* ---- HTTP ---- */
+
+/* The value of a header field in the lower-case block, or NULL. */
+static const char *field(const char *block, const char *name) {
+  const char *at = strstr(block, name);
+  return at ? at + strlen(name) + strspn(at + strlen(name), " \t") : NULL;
+}
+
+static bool on_header(flight *f) {
+  char *block = f->header.p;
+  if (sscanf(block, "HTTP/1.%*1[01] %3d", &f->status) != 1) return lose(f, "the reply is no HTTP/1.1");
+  for (char *c = block; *c; c++)
+    if (*c >= 'A' && *c <= 'Z') *c = (char)(*c + 'a' - 'A');
+  const char *coding = field(block, "\ntransfer-encoding:"), *length = field(block, "\ncontent-length:");
+  f->left = UINT64_MAX;
+  if (length) f->left = strtoull(length, NULL, 10);
+  f->at = coding && strncmp(coding, "chunked", 7) == 0 ? CHUNK_SIZE : BODY;
+  if (f->at == BODY && f->left == 0) f->at = ENDED;
+  return true;
+}
+
+/* The end of a line in p[0, n) whose beginning may be in f->header: true when it is complete there, its length in *used. */
+static bool whole_line(flight *f, const char *p, size_t n, size_t *used) {
+  const char *end = memchr(p, '\n', n);
+  *used = end ? (size_t)(end - p) + 1 : n;
+  mm_text_add(&f->header, p, *used);
+  return end;
+}
+
+static bool on_bytes(const load *l, flight *f, const char *p, size_t n) {
+  while (n && f->at != ENDED) {
+    size_t used = (size_t)mm_min(n, f->left);
+    switch (f->at) {
+      case HEADERS:
+        if (whole_line(f, p, n, &used) && f->header.n >= 4 && memcmp(f->header.p + f->header.n - 4, "\r\n\r\n", 4) == 0) {
+          if (!on_header(f)) return false;
+          mm_text_clear(&f->header);
+        }
+        break;
+      case CHUNK_SIZE:
+        if (whole_line(f, p, n, &used)) {
+          char *end;
+          f->left = strtoull(f->header.p, &end, 16);
+          if (end == f->header.p) return lose(f, "a chunk has no size");
+          f->at = f->left ? CHUNK : TRAILERS;
+          mm_text_clear(&f->header);
+        }
+        break;
+      case CHUNK:
+      case BODY:
+        if (!on_body(l, f, p, used)) return false;
+        if (f->left != UINT64_MAX) f->left -= used;
+        if (f->left == 0) f->at = f->at == BODY ? ENDED : CHUNK_END;
+        break;
+      case CHUNK_END:
+      case TRAILERS:
+        if (whole_line(f, p, n, &used)) {
+          f->at = f->at == CHUNK_END ? CHUNK_SIZE : f->header.n <= 2 ? ENDED : TRAILERS;
+          mm_text_clear(&f->header);
+        }
+        break;
+      case SENDING:
+      case ENDED: return lose(f, "bytes came before the request was sent");
+    }
+    if (f->header.failed || f->header.n > HEADER_MAX) return lose(f, "the header is too long");
+    p += used, n -= used;
+  }
+  return true;
+}
+
+static bool send_some(flight *f) {
+  while (f->sent < f->out.n) {
+    const ssize_t n = send(f->fd, f->out.p + f->sent, f->out.n - f->sent, MSG_NOSIGNAL);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR || errno == ENOTCONN)) return true;
+    if (n < 0) return lose(f, strerror(errno));
+    f->sent += (size_t)n;
+  }
+  f->at = HEADERS;
+  return true;
+}
+
+static void receive(const load *l, flight *f) {
+  char bytes[65536];
+  for (;;) {
+    const ssize_t n = recv(f->fd, bytes, sizeof bytes, 0);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno == EAGAIN) return;
+    if (n < 0) {
+      lose(f, strerror(errno));
+    } else if (n == 0 && f->at == BODY && f->left == UINT64_MAX) {
+      f->at = ENDED;
+    } else if (n == 0) {
+      lose(f, "the connection ended early");
+    }
+    if (n <= 0 || !on_bytes(l, f, bytes, (size_t)n) || f->at == ENDED) return;
+  }
+}
+
+/* ---- flights ---- */
+
+static bool open_flight(const load *l, flight *f, const char *method, const char *path, const char *body, size_t n) {
+  const mm_load_client *c = l->c;
+  const bool six = strchr(c->host, ':');
+  *f = (flight){.fd = socket(l->address->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)};
+  mm_text_printf(&f->out, "%s %s HTTP/1.1\r\nHost: %s%s%s:%s\r\nConnection: close\r\n", method, path, six ? "[" : "", c->host,
+                 six ? "]" : "", c->port);
+  if (c->key) mm_text_printf(&f->out, "Authorization: Bearer %s\r\n", c->key);
+  if (body) mm_text_printf(&f->out, "Content-Type: application/json\r\nContent-Length: %zu\r\n", n);
+  mm_text_put(&f->out, "\r\n");
+  if (body) mm_text_add(&f->out, body, n);
+  if (f->fd < 0) return lose(f, strerror(errno));
+  if (f->out.failed) return lose(f, "no memory for the request");
+  const int on = 1;
+  if (setsockopt(f->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) != 0) return lose(f, strerror(errno));
+  return connect(f->fd, l->address->ai_addr, l->address->ai_addrlen) == 0 || errno == EINPROGRESS || lose(f, strerror(errno));
+}
+
+static void close_flight(flight *f) {
+  mm_load_request *r = f->r;
+  if (f->fd >= 0) close(f->fd);
+  if (r && !*r->why && f->status != 200)
+    snprintf(r->why, sizeof r->why, "status %d: %.*s", f->status, (int)mm_min(f->line.n, 120), f->line.p ? f->line.p : "");
+  if (r && !*r->why && !f->finished) snprintf(r->why, sizeof r->why, "the stream has no [DONE]");
+  if (r && !*r->why && !r->first) snprintf(r->why, sizeof r->why, "the reply has no text");
+  if (r && !*r->why) {
+    r->done = true;
+    if (!r->output) r->output = r->gaps + 1;
+  }
+  MM_FREE(f->out.p, f->header.p, f->line.p);
+}
+
+/* One turn of poll over all flights; those that ended are closed, and *n is what is left. */
+static bool turn(const load *l, flight *f, struct pollfd *p, size_t *n, double wait, mm_err *err) {
+  for (size_t i = 0; i < *n; i++) p[i] = (struct pollfd){.fd = f[i].fd, .events = f[i].at == SENDING ? POLLOUT : POLLIN};
+  const int ready = poll(p, *n, (int)(wait * 1e3 + 0.999));
+  if (ready < 0 && errno != EINTR) return mm_fail_errno(err, mm_at(NULL, NULL), "poll", errno);
+  size_t left = 0;
+  for (size_t i = 0; i < *n; i++) {
+    int error = 0;
+    socklen_t size = sizeof error;
+    if (ready > 0 && p[i].revents && f[i].at == SENDING && getsockopt(f[i].fd, SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error)
+      lose(&f[i], strerror(error));
+    if (ready > 0 && p[i].revents && f[i].at == SENDING) send_some(&f[i]);
+    if (ready > 0 && p[i].revents && f[i].at != SENDING && f[i].at != ENDED) receive(l, &f[i]);
+    if (f[i].at != ENDED && f[i].r && since(l) - f[i].r->sent > l->c->timeout) lose(&f[i], "--timeout has passed");
+    if (f[i].at == ENDED)
+      close_flight(&f[i]);
+    else
+      f[left++] = f[i];
+  }
+  *n = left;
+  return true;
+}
+
+static bool find_host(load *l, mm_err *err) {
+  const struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
+  const int r = getaddrinfo(l->c->host, l->c->port, &hints, &l->address);
+  l->start = mm_now();
+  return r == 0 || mm_fail(err, MM_IO, "E_IO", mm_at(NULL, NULL), "%s:%s: %s", l->c->host, l->c->port, gai_strerror(r));
+}
+
+bool mm_load_run(const mm_load_client *c, mm_load_request *r, size_t count, double *seconds, mm_err *err) {
+  load l = {.c = c};
+  size_t next = 0, n = 0;
+  const size_t most = (size_t)mm_min(c->concurrency, count);
+  flight *f = mm_calloc(most, sizeof *f, err);
+  struct pollfd *p = mm_calloc(most, sizeof *p, err);
+  bool ok = f && p && find_host(&l, err);
+  while (ok && (next < count || n)) {
+    for (; next < count && n < most && r[next].at <= since(&l); next++) {
+      r[next].sent = since(&l);
+      open_flight(&l, &f[n], "POST", c->path, r[next].body.p, r[next].body.n);
+      f[n].r = &r[next];
+      if (f[n].at == ENDED) snprintf(r[next].why, sizeof r[next].why, "the connection was refused");
+      n++;
+    }
+    double idle = 1;
+    if (next < count && n < most) idle = fmin(1, fmax(0, r[next].at - since(&l)));
+    ok = turn(&l, f, p, &n, idle, err);
+  }
+  *seconds = since(&l);
+  for (size_t i = 0; i < n; i++) close_flight(&f[i]);
+  if (l.address) freeaddrinfo(l.address);
+  free(f);
+  free(p);
+  return ok;
+}
+
+char *mm_load_get(const mm_load_client *c, const char *path, size_t *n, mm_err *err) {
+  load l = {.c = c};
+  flight f;
+  size_t left = 1;
+  struct pollfd p;
+  char *body = NULL;
+  if (!find_host(&l, err)) return NULL;
+  bool ok = open_flight(&l, &f, "GET", path, NULL, 0);
+  while (ok && left && since(&l) < c->timeout) {
+    p = (struct pollfd){.fd = f.fd, .events = f.at == SENDING ? POLLOUT : POLLIN};
+    if (poll(&p, 1, 1000) > 0) {
+      if (f.at == SENDING) send_some(&f);
+      if (f.at != SENDING && f.at != ENDED) receive(&l, &f);
+    }
+    left = f.at != ENDED;
+  }
+  if (f.at == ENDED && f.status == 200 && f.line.p) {
+    body = f.line.p, *n = f.line.n, f.line = (mm_text){0};
+  } else {
+    mm_fail(err, MM_IO, "E_IO", mm_at(NULL, NULL), "http://%s:%s%s: found %s %d, expected 200", c->host, c->port, path,
+            f.status ? "status" : "no reply, status", f.status);
+  }
+  close_flight(&f);
+  freeaddrinfo(l.address);
+  return body;
+}

@@ -1,0 +1,204 @@
+/* The load test of a server: options, prompts, arrivals. */
+#include "runtime/bench/load_test.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "formats/option.h"
+#include "runtime/bench/load_report.h"
+
+#define LENGTH_MAX (1u << 20)
+
+typedef struct load_args {
+  const char *url, *model, *endpoint, *goodput;
+  uint64_t requests, input, output, vocab, concurrency, seed;
+  double ratio, rate, timeout;
+  bool stop_at_eos, json, quiet;
+} load_args;
+
+/* ---- draws ---- */
+
+static uint64_t draw(uint64_t *state) { /* SplitMix64 (Steele, Lea, Flood 2014) */
+  uint64_t x = *state += UINT64_C(0x9e3779b97f4a7c15);
+  x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+  x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
+  return x ^ (x >> 31);
+}
+
+static double fraction(uint64_t *state) { return ((double)(draw(state) >> 11) + 0.5) * 0x1p-53; } /* in (0, 1) */
+
+/* A length between (1 - ratio) and (1 + ratio) of n, each as likely. */
+static uint64_t length(uint64_t n, double ratio, uint64_t *state) {
+  const double low = floor((double)n * (1 - ratio)), high = ceil((double)n * (1 + ratio));
+  return (uint64_t)fmax(1, low + floor(fraction(state) * (high - low + 1)));
+}
+
+/* ---- requests ---- */
+
+/* A prompt of so many token ids, or in chat of so many words, which are about as many tokens. */
+static void put_prompt(mm_text *t, const load_args *a, bool chat, uint64_t n, uint64_t *state) {
+  static const char *const words[] = {" one", " two", " red", " day", " sea", " man", " new", " old", " big", " way"};
+  if (chat) mm_text_put(t, "\"messages\":[{\"role\":\"user\",\"content\":\"");
+  if (!chat) mm_text_put(t, "\"prompt\":[");
+  for (uint64_t i = 0; i < n; i++) {
+    const uint64_t x = draw(state);
+    if (chat)
+      mm_text_put(t, words[x % (sizeof words / sizeof *words)]);
+    else
+      mm_text_printf(t, "%s%llu", i ? "," : "", (unsigned long long)(a->vocab / 8 + x % (a->vocab - a->vocab / 8)));
+  }
+  mm_text_put(t, chat ? "\"}]" : "]");
+}
+
+static bool make_requests(const load_args *a, const char *model, mm_load_request *r, mm_err *err) {
+  const bool chat = strcmp(a->endpoint, "chat") == 0;
+  uint64_t state = a->seed;
+  double at = 0;
+  for (size_t i = 0; i < a->requests; i++) {
+    mm_text *t = &r[i].body;
+    const uint64_t in = length(a->input, a->ratio, &state), out = length(a->output, a->ratio, &state);
+    mm_text_put(t, "{\"model\":");
+    mm_text_quote_string(t, model);
+    mm_text_printf(t, ",\"max_tokens\":%llu,\"temperature\":0,\"stream\":true,\"stream_options\":{\"include_usage\":true},%s",
+                   (unsigned long long)out, a->stop_at_eos ? "" : "\"ignore_eos\":true,");
+    put_prompt(t, a, chat, in, &state);
+    mm_text_put(t, "}");
+    if (t->failed) return mm_fail_memory(err, t->n);
+    r[i].at = at;
+    if (a->rate > 0) at -= log(fraction(&state)) / a->rate; /* Poisson arrivals */
+  }
+  return true;
+}
+
+/* ---- words of the command line ---- */
+
+/* "http://HOST[:PORT]" into two strings of *arena. */
+static bool parse_url(const char *url, mm_arena *arena, mm_load_client *c, mm_err *err) {
+  static const char http[] = "http://";
+  const char *at = url + sizeof http - 1, *host = at, *end;
+  bool ok = strncmp(url, http, sizeof http - 1) == 0;
+  if (ok && *at == '[') {
+    host = at + 1, end = strchr(host, ']');
+    ok = end, at = ok ? end + 1 : at;
+  } else if (ok) {
+    end = host + strcspn(host, ":/"), at = end;
+  }
+  ok = ok && end > host;
+  const char *port = ok && *at == ':' ? at + 1 : "80";
+  const size_t n = strspn(port, "0123456789");
+  const char *rest = ok && *at == ':' ? port + n : at;
+  if (!ok || n == 0 || n > 5 || (*rest && strcmp(rest, "/") != 0))
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found URL \"%.200s\", expected http://HOST:PORT; TLS is not spoken", url);
+  c->host = mm_arena_strndup(arena, host, (size_t)(end - host), err);
+  c->port = mm_arena_strndup(arena, port, n, err);
+  return c->host && c->port;
+}
+
+/* "ttft:500,tpot:50,e2el:20000", in milliseconds. */
+static bool parse_goal(const char *text, mm_load_goal *goal, mm_err *err) {
+  const char *at = text;
+  for (bool ok = true; at && *at; at += *at == ',') {
+    char name[8];
+    double ms;
+    int n = 0;
+    ok = sscanf(at, "%7[a-z0-9]:%lf%n", name, &ms, &n) == 2 && isfinite(ms) && ms > 0 && (at[n] == ',' || !at[n]);
+    double *to = !ok                         ? NULL
+                 : strcmp(name, "ttft") == 0 ? &goal->ttft
+                 : strcmp(name, "tpot") == 0 ? &goal->tpot
+                 : strcmp(name, "e2el") == 0 ? &goal->e2el
+                                             : NULL;
+    if (!to)
+      return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
+                     "--goodput: found \"%.100s\", expected milliseconds as in ttft:500,tpot:50,e2el:20000", text);
+    *to = ms * 1e-3, at += n;
+  }
+  return true;
+}
+
+/* The first name that the server gives. */
+static const char *served_name(const mm_load_client *c, mm_arena *arena, mm_err *err) {
+  size_t n;
+  char *text = mm_load_get(c, "/v1/models", &n, err);
+  mm_json *o = text ? mm_json_parse(text, n, "/v1/models", err) : NULL;
+  const mm_json *id = mm_json_get(mm_json_at(mm_json_get(o, "data"), 0), "id");
+  const char *name = mm_json_type_of(id) == MM_JSON_STR ? mm_arena_strndup(arena, mm_json_str(id), mm_json_str_len(id), err) : NULL;
+  if (o && !name) mm_fail(err, MM_IO, "E_IO", mm_at("/v1/models", NULL), "found no name of a model; give --model");
+  mm_json_free(o);
+  free(text);
+  return name;
+}
+
+static bool check(const load_args *a, mm_err *err) {
+  const char *wrong = !(a->ratio >= 0 && a->ratio < 1) ? "--range-ratio: expected from 0 to less than 1"
+                      : !(a->rate >= 0)                ? "--request-rate: expected 0 or more"
+                      : !(a->timeout > 0)              ? "--timeout: expected more than 0 seconds"
+                                                       : NULL;
+  return !wrong || mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "%s", wrong);
+}
+
+static bool report(const load_args *a, const mm_load_run_facts *x, const mm_load_request *r, mm_err *err) {
+  size_t done = 0;
+  const char *why = NULL;
+  for (size_t i = 0; i < a->requests; i++) {
+    done += r[i].done;
+    if (!r[i].done && !why) why = r[i].why;
+  }
+  if (!done) return mm_fail(err, MM_IO, "E_IO", mm_at(a->url, NULL), "no request was completed: %s", why);
+  if (why && !a->quiet) fprintf(stderr, "%zu requests failed, first: %s\n", (size_t)a->requests - done, why);
+  return mm_load_report(stdout, x, r, a->requests, a->json, err);
+}
+
+static bool load_test(void *args, mm_err *err) {
+  const load_args *a = args;
+  mm_arena arena = {0};
+  const bool chat = strcmp(a->endpoint, "chat") == 0;
+  mm_load_run_facts x = {.url = a->url, .endpoint = chat ? "/v1/chat/completions" : "/v1/completions", .rate = a->rate};
+  mm_load_client c = {.path = x.endpoint, .key = getenv("MINIMAX_API_KEY"), .timeout = a->timeout};
+  x.concurrency = c.concurrency = (uint32_t)(a->concurrency ? mm_min(a->concurrency, a->requests) : a->requests);
+  bool ok = check(a, err) && parse_url(a->url, &arena, &c, err) && parse_goal(a->goodput, &x.goal, err);
+  if (ok) ok = (x.model = a->model ? a->model : served_name(&c, &arena, err));
+  mm_load_request *r = ok ? mm_calloc(a->requests, sizeof *r, err) : NULL;
+  ok = r && make_requests(a, x.model, r, err) && mm_load_run(&c, r, a->requests, &x.seconds, err) && report(a, &x, r, err);
+  for (size_t i = 0; r && i < a->requests; i++) MM_FREE(r[i].body.p, r[i].gap);
+  free(r);
+  mm_arena_close(&arena);
+  return ok;
+}
+
+int mm_load_test_main(int argc, char **argv) {
+  load_args a = {.endpoint = "completions", .requests = 100, .input = 1024, .output = 128, .vocab = 32000, .timeout = 600};
+  const mm_option options[] = {
+      MM_OPTION(STR, "model", &a.model, "NAME", "the model's name in requests (the first that the server has)"),
+      MM_OPTION(STR, "endpoint", &a.endpoint, "WORD", "prompts of random token ids, or conversations of random words (completions)",
+                .choices = "completions|chat"),
+      MM_OPTION(U64, "num-prompts", &a.requests, "N", "requests in all (100)", .lo = 1, .hi = 1 << 20),
+      MM_OPTION(U64, "random-input-len", &a.input, "N", "tokens of a prompt, in chat words (1024)", .alias = "input-len", .lo = 1,
+                .hi = LENGTH_MAX),
+      MM_OPTION(U64, "random-output-len", &a.output, "N", "tokens of a reply at most (128)", .alias = "output-len", .lo = 1,
+                .hi = LENGTH_MAX),
+      MM_OPTION(REAL, "random-range-ratio", &a.ratio, "X", "lengths are drawn from (1 - X) to (1 + X) of these (0)",
+                .alias = "range-ratio"),
+      MM_OPTION(U64, "vocab", &a.vocab, "N", "prompts have ids from N/8 up to N (32000)", .lo = 8, .hi = 1 << 24),
+      MM_OPTION(REAL, "request-rate", &a.rate, "X", "requests a second, at random times; 0: all at once (0)"),
+      MM_OPTION(U64, "max-concurrency", &a.concurrency, "N", "requests under way at most, 0: any number (0)", .hi = 1 << 16),
+      MM_OPTION(STR, "goodput", &a.goodput, "GOALS", "also count requests within these milliseconds, as in ttft:500,tpot:50,e2el:20000"),
+      MM_OPTION(U64, "seed", &a.seed, "N", "of lengths, prompts and times (0)"),
+      MM_OPTION(REAL, "timeout", &a.timeout, "SECONDS", "of a request (600)"),
+      MM_FLAG("stop-at-eos", &a.stop_at_eos, "let replies end by themselves; without it they have their full length (ignore_eos)"),
+      MM_FLAG("json", &a.json, "one object with the fields of vllm bench serve; errors as JSON"),
+      MM_FLAG("quiet", &a.quiet, "no line on failed requests on stderr", .letter = 'q'),
+  };
+  const mm_program program = {
+      MM_PROGRAM("minimax-bench serve", "put a load on a server with OpenAI's API, and time its replies", "URL", 1, 1, options),
+      .examples =
+          "minimax-bench serve http://127.0.0.1:8000 --max-concurrency 16\n"
+          "minimax-bench serve http://127.0.0.1:8000 --num-prompts 500 --request-rate 4 --random-input-len 8192 --range-ratio 0.5\n"
+          "minimax-bench serve http://127.0.0.1:8000 --goodput ttft:2000,tpot:50 --json",
+      .epilog =
+          "Any server with /v1/completions or /v1/chat/completions can be measured. MINIMAX_API_KEY in the environment is its key.\n"
+          "ttft: from sending to the first text. tpot: the time after it over the other tokens. itl: between pieces. e2el: the whole.\n"
+          "Exit status: 0 done, 2 usage, 3 the server's answer is no JSON, 5 no request was completed, 8 memory.",
+  };
+  return mm_program_main(&program, argc, argv, &a.url, load_test, &a);
+}

@@ -1,0 +1,253 @@
+/* The blocks that each row of a sparse layer reads: scores of blocks, then the largest of them.
+ *
+ * block_scores. Shapes: columns are pairs of a row and an index head, 8 for a single token, 32 for rows of a
+ * tile; keys are tiles of 16 of D = 32, 64 or 128 numbers, size / 16 tiles to a block of positions. Grid
+ * (lots of rows, parts of the blocks), 128 threads; a warp scores whole blocks, of every lot's blocks the
+ * ones that its number says. No shared memory: the 16 rows of mma.m16n8k16 are keys, its 8 columns queries,
+ * and both are read straight from memory in one and the same order of columns, sixteen bytes to a lane (an
+ * exact reordering of the products of a dot product's sum). The next tile is on its way while one is
+ * multiplied. score = max over the block's keys; a product that is no number counts as none. Blocks that
+ * every row takes anyway are not scored, and so no row's own block is ever scored in part: a score does not
+ * depend on which rows are in the step, or how they are cut.
+ *
+ * select_blocks. Grid (rows, index heads), 128 threads. In each of top_k - local turns the best that is left,
+ * by the key (score, lower block first), is found by all threads; whose it was then looks for its next. The
+ * result is put in ascending order, the row's last blocks behind. Shared memory: the blocks found.
+ * Deterministic; no atomics.
+ *
+ * Scratch: scores of MM_CU_SCORE_ROWS rows, so that a step of more rows takes more launches; their number
+ * follows from the batch's shape.
+ *
+ * Maths: runtime/cpu/cpu_select.c (block_score, offer, choose_blocks). */
+#include "formats/model.h"
+#include "runtime/cuda/attention/block_attention.h"
+#include "runtime/cuda/core/device.cuh"
+#include "runtime/cuda/core/launch.h"
+
+namespace {
+
+constexpr uint32_t kWarps = 4, kThreads = kWarps * 32, kKeys = 16, kNone = 0;
+constexpr uint32_t kWide = 4; /* times eight columns, of rows of tiles */
+
+/* Rows [first, first + count) of the step, of one sequence; the first at position pos, and at `place` of
+ * the scores. */
+struct lot {
+  int32_t slot;
+  uint32_t first, count, pos, place;
+};
+
+/* Single tokens from row `first` on. */
+struct single_rows {
+  mm_cu_rows r;
+  uint32_t first;
+  __device__ __forceinline__ lot of(uint32_t i, uint32_t) const { return {r.slot[first + i], first + i, 1, r.pos[first + i], i}; }
+  __device__ __forceinline__ lot row(uint32_t i) const { return of(i, 1); }
+};
+/* Tiles from number `first` on, each in lots of so many rows. */
+struct tile_rows {
+  mm_cu_tiles t;
+  uint32_t first;
+  __device__ __forceinline__ lot of(uint32_t i, uint32_t each) const {
+    const uint32_t lots = (MM_CU_TILE + each - 1) / each, at = i % lots * each;
+    const uint2 tile = t.tile[first + i / lots];
+    const mm_cu_span span = t.span[tile.x];
+    const uint32_t rows = min(span.count - tile.y, (uint32_t)MM_CU_TILE), here = at < rows ? min(each, rows - at) : 0;
+    const uint32_t from = tile.y + at;
+    return {here ? span.slot : -1, span.first + from, here, span.pos + from, i / lots * MM_CU_TILE + at};
+  }
+  __device__ __forceinline__ lot row(uint32_t i) const { return of(i, 1); }
+};
+
+/* How many blocks of a row at this position are read whatever their scores, which stand last, and how many
+ * of those before them. */
+struct split {
+  uint32_t all, count, forced, others;
+  __device__ __forceinline__ split(const mm_cu_select &a, uint32_t pos) {
+    all = pos / a.size + 1, count = min(a.top_k, all);
+    forced = all > count ? a.local : count, others = all - forced;
+  }
+};
+
+/* Sixteen bytes of the keys g and g + 8 of a tile in every 32 columns. */
+template <int D>
+struct key_tile {
+  uint4 low[D / 32], high[D / 32];
+  __device__ __forceinline__ void load(const bf16 *tile) {
+    const uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int j = 0; j < D / 32; j++) {
+      low[j] = *reinterpret_cast<const uint4 *>(tile + g * D + j * 32 + t * 8);
+      high[j] = *reinterpret_cast<const uint4 *>(tile + (g + 8) * D + j * 32 + t * 8);
+    }
+  }
+};
+
+template <int D, uint32_t kColumns, class Lots>
+__global__ void __launch_bounds__(kThreads) block_scores(const __grid_constant__ mm_cu_select a, const __grid_constant__ Lots lots) {
+  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, tiles = a.size / kKeys;
+  grid_wait_and_launch_next();
+  const lot rows = lots.of(blockIdx.x, kColumns * 8 / a.heads);
+  if (rows.slot < 0) return;
+  const split last(a, rows.pos + rows.count - 1); /* of the rows the one with the most blocks */
+  if (last.count == last.forced) return;
+  uint4 q[kColumns][D / 32];
+#pragma unroll
+  for (uint32_t n = 0; n < kColumns; n++) {
+    const uint32_t column = n * 8 + g;
+    const bf16 *const from = a.q + ((size_t)rows.first * a.heads + column) * D;
+#pragma unroll
+    for (int j = 0; j < D / 32; j++)
+      q[n][j] = column < rows.count * a.heads ? *reinterpret_cast<const uint4 *>(from + j * 32 + t * 8) : make_uint4(0, 0, 0, 0);
+  }
+  const uint32_t *const table = a.table + (size_t)rows.slot * a.pages_per_slot;
+  const uint32_t step = gridDim.y * kWarps;
+  const auto tile_at = [&](uint32_t block, uint32_t tile) {
+    const uint32_t pos = block * a.size + tile * kKeys;
+    return a.keys + ((size_t)table[pos / MM_CU_PAGE] * MM_CU_PAGE + pos % MM_CU_PAGE) * D;
+  };
+  uint32_t block = blockIdx.y * kWarps + warp, tile = 0;
+  if (block >= last.others) return;
+  key_tile<D> next;
+  next.load(tile_at(block, 0));
+  float most[kColumns][2];
+#pragma unroll
+  for (uint32_t n = 0; n < kColumns; n++) most[n][0] = most[n][1] = -INFINITY;
+#pragma unroll 1
+  for (;;) {
+    const key_tile<D> now = next;
+    const bool ends = tile + 1 == tiles;
+    const uint32_t block_after = ends ? block + step : block, tile_after = ends ? 0 : tile + 1;
+    if (block_after < last.others) next.load(tile_at(block_after, tile_after));
+#pragma unroll
+    for (uint32_t n = 0; n < kColumns; n++) {
+      float d[4] = {};
+#pragma unroll
+      for (int j = 0; j < D / 32; j++) {
+        const uint32_t front[4] = {now.low[j].x, now.high[j].x, now.low[j].y, now.high[j].y};
+        const uint32_t back[4] = {now.low[j].z, now.high[j].z, now.low[j].w, now.high[j].w};
+        mma(d, front, q[n][j].x, q[n][j].y);
+        mma(d, back, q[n][j].z, q[n][j].w);
+      }
+      most[n][0] = fmaxf(most[n][0], fmaxf(d[0], d[2])), most[n][1] = fmaxf(most[n][1], fmaxf(d[1], d[3]));
+    }
+    if (ends) {
+#pragma unroll
+      for (uint32_t n = 0; n < kColumns; n++) {
+#pragma unroll
+        for (uint32_t i = 0; i < 2; i++) {
+          float v = most[n][i];
+#pragma unroll
+          for (int m = 4; m < 32; m *= 2) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, m));
+          const uint32_t column = n * 8 + 2 * t + i, row = column / a.heads, head = column % a.heads;
+          if (g == 0 && row < rows.count) a.score[((size_t)(rows.place + row) * a.heads + head) * a.most + block] = v;
+          most[n][i] = -INFINITY;
+        }
+      }
+      if (block_after >= last.others) return;
+    }
+    block = block_after, tile = tile_after;
+  }
+}
+
+/* Greater for a larger score, of equal ones for the lower block; never kNone. */
+__device__ __forceinline__ unsigned long long key_of(float score, uint32_t block) {
+  const uint32_t u = __float_as_uint(score + 0.0f); /* -0 is 0 */
+  const uint32_t ordered = u & 0x80000000u ? ~u : u | 0x80000000u;
+  return (unsigned long long)ordered << 32 | (0xffffffffu - block);
+}
+
+__device__ __forceinline__ unsigned long long warp_most(unsigned long long v) {
+  const uint32_t high = __reduce_max_sync(0xffffffffu, (uint32_t)(v >> 32));
+  const uint32_t low = __reduce_max_sync(0xffffffffu, (uint32_t)(v >> 32) == high ? (uint32_t)v : 0);
+  return (unsigned long long)high << 32 | low;
+}
+
+template <class Lots>
+__global__ void __launch_bounds__(kThreads) select_blocks(const __grid_constant__ mm_cu_select a, const __grid_constant__ Lots lots) {
+  __shared__ unsigned long long best_of[2][kWarps];
+  __shared__ uint32_t found[MM_MAX_BLOCKS];
+  const uint32_t head = blockIdx.y, me = threadIdx.x;
+  grid_wait_and_launch_next();
+  const lot row = lots.row(blockIdx.x);
+  if (row.count == 0) return;
+  const size_t at = (size_t)row.first * a.heads + head;
+  uint32_t *const to = a.block + at * a.top_k;
+  if (row.slot < 0) {
+    if (me == 0) a.count[at] = 0;
+    return;
+  }
+  const split s(a, row.pos);
+  const uint32_t wanted = s.count - s.forced;
+  if (me == 0) a.count[at] = s.count;
+  if (me < s.forced) to[wanted + me] = s.others + me;
+  if (wanted == 0) return;
+  const float *const score = a.score + ((size_t)row.place * a.heads + head) * a.most;
+  const auto best_below = [&](unsigned long long limit) { /* of this thread's blocks */
+                                                          unsigned long long best = kNone;
+                                                          for (uint32_t b = me; b < s.others; b += kThreads) {
+                                                            const unsigned long long key = key_of(score[b], b);
+                                                            if (key < limit && key > best) best = key;
+                                                          }
+                                                          return best;
+  };
+  unsigned long long mine = best_below(~0ull);
+  for (uint32_t i = 0; i < wanted; i++) {
+    unsigned long long best = warp_most(mine);
+    if (me % 32 == 0) best_of[i % 2][me / 32] = best;
+    __syncthreads();
+#pragma unroll
+    for (uint32_t w = 0; w < kWarps; w++) best = max(best, best_of[i % 2][w]);
+    if (me == 0) found[i] = 0xffffffffu - (uint32_t)best;
+    if (mine == best) mine = best_below(best);
+  }
+  __syncthreads();
+  if (me >= wanted) return;
+  uint32_t before = 0;
+  for (uint32_t i = 0; i < wanted; i++) before += found[i] < found[me];
+  to[before] = found[me];
+}
+
+bool fits(const mm_cu_select &a) {
+  return a.heads > 0 && a.heads <= MM_CU_INDEX_HEADS && a.size > 0 && a.size % kKeys == 0 && a.top_k > 0 && a.top_k <= MM_MAX_BLOCKS &&
+         a.local > 0 && a.local <= a.top_k && (a.dim == 32 || a.dim == 64 || a.dim == 128);
+}
+
+/* Blocks of four warps: as many as the device runs at once, four to a multiprocessor, for all lots
+ * together. */
+uint32_t parts_of(const mm_cu_select &a, uint32_t lots) {
+  const uint32_t all = ceil_div(a.most, kWarps), wanted = ceil_div(4 * multiprocessors(), lots);
+  return max(1u, min(all, wanted));
+}
+
+template <uint32_t kColumns, class Lots>
+cudaError_t run(const mm_cu_select &a, const Lots &lots, uint32_t count, uint32_t rows, cudaStream_t s) {
+  const dim3 grid(count, parts_of(a, count));
+  const auto scores = a.dim == 32   ? block_scores<32, kColumns, Lots>
+                      : a.dim == 64 ? block_scores<64, kColumns, Lots>
+                                    : block_scores<128, kColumns, Lots>;
+  const cudaError_t e = launch(scores, grid, kThreads, 0, s, a, lots);
+  return e != cudaSuccess ? e : launch(select_blocks<Lots>, dim3(rows, a.heads), kThreads, 0, s, a, lots);
+}
+
+}  // namespace
+
+cudaError_t mm_cu_select_rows(const mm_cu_select &a, const mm_cu_rows &r, uint32_t tokens, cudaStream_t s) {
+  if (!fits(a)) return cudaErrorNotSupported;
+  cudaError_t e = cudaSuccess;
+  for (uint32_t i = 0; e == cudaSuccess && i < tokens; i += MM_CU_SCORE_ROWS) {
+    const uint32_t rows = min(tokens - i, (uint32_t)MM_CU_SCORE_ROWS);
+    e = run<1>(a, single_rows{r, i}, rows, rows, s);
+  }
+  return e;
+}
+
+cudaError_t mm_cu_select_tiles(const mm_cu_select &a, const mm_cu_tiles &t, cudaStream_t s) {
+  if (!fits(a)) return cudaErrorNotSupported;
+  const uint32_t lots = ceil_div(MM_CU_TILE, kWide * 8 / a.heads), most = MM_CU_SCORE_ROWS / MM_CU_TILE;
+  cudaError_t e = cudaSuccess;
+  for (uint32_t i = 0; e == cudaSuccess && i < t.count; i += most) {
+    const uint32_t tiles = min(t.count - i, most);
+    e = run<kWide>(a, tile_rows{t, i}, tiles * lots, tiles * MM_CU_TILE, s);
+  }
+  return e;
+}

@@ -1,0 +1,281 @@
+/* Attention of rows over the blocks of positions that were selected for them, or over all positions: single
+ * tokens, cut into parts, and rows of prefill chunks, each by itself. Layers whose kv heads have up to
+ * sixteen query heads, and heads of 32, 64 or 128, in a bf16 cache.
+ *
+ * Shapes: grid (kv head, row, part), 128 threads. A row's positions are a list of tiles of 16 keys, those of
+ * its blocks one after another; a warp takes every fourth tile of the block's part, by copies of its own, two
+ * tiles ahead, and waits for nobody: sᵀ is not formed, the 16 query heads are the rows of mma.m16n8k16, keys
+ * and value columns its 8 columns, and the accumulators of the scores are the left operand of p·v. Running
+ * maximum and sum in base 2. Warps merge in shared memory; of several parts the last block to come merges
+ * all, in their order. Shared memory: two tiles of keys and values for each warp, (D + 8)·2 bytes a row (68
+ * KB for D = 128), dynamic; the warps' results in their place afterwards.
+ *
+ * The token's own key and value are in the cache already (heads.cu). With split off a row's bits depend on
+ * its sequence alone, with it on the number of rows too. A step of many rows of one sequence reads blocks
+ * that neighbours share from the L2 cache.
+ *
+ * Maths: runtime/cpu/cpu_gqa.c (attend, attend_blocks). */
+#include "runtime/cuda/attention/block_attention.h"
+#include "runtime/cuda/core/device.cuh"
+#include "runtime/cuda/core/launch.h"
+
+namespace {
+
+constexpr int kWarps = 4, kThreads = kWarps * 32, kKeys = 16, kGroup = MM_CU_BLOCK_GROUP, kRooms = 2, kPad = 8;
+constexpr uint32_t kMostParts = 32;
+
+/* An unnormalised result: o = Σ exp2(s - m)·v, l = Σ exp2(s - m), per head of the group. */
+template <int D>
+struct block_part {
+  float o[kGroup][D], m[kGroup], l[kGroup];
+};
+template <int D>
+struct key_room {
+  bf16 k[kKeys][D + kPad], v[kKeys][D + kPad];
+};
+template <int D>
+union block_shared {
+  key_room<D> room[kWarps][kRooms];
+  block_part<D> part[kWarps];
+};
+static_assert(sizeof(block_shared<128>) + 1024 <= MM_CU_SHARED_LEAST, "it fits everywhere");
+
+struct part_space {
+  uint32_t *counter; /* [max_tokens, kv_heads], zero between launches */
+  void *part;        /* [rows, kv_heads, parts] of block_part<D> */
+  uint32_t parts;
+};
+
+/* The tiles of a row under one kv head. */
+struct tile_list {
+  const uint32_t *block; /* NULL: all positions */
+  uint32_t size, each;   /* of a block, in positions and in tiles */
+  uint32_t tiles;
+  __device__ __forceinline__ tile_list(const mm_cu_block_lists &l, uint32_t row, uint32_t kv_head, uint32_t kv_heads, uint32_t pos) {
+    block = nullptr, size = l.size, each = l.size / kKeys, tiles = pos / kKeys + 1;
+    if (!l.block) return;
+    const size_t at = (size_t)row * l.heads + kv_head / (kv_heads / l.heads);
+    block = l.block + at * l.top_k;
+    tiles = (l.count[at] - 1) * each + pos % size / kKeys + 1; /* the last block is the row's own */
+  }
+  __device__ __forceinline__ uint32_t position(uint32_t tile) const {
+    return block ? block[tile / each] * size + tile % each * kKeys : tile * kKeys;
+  }
+};
+
+/* Starts the copy of 16 keys and values from `cell` on; those at or past valid become zeros, so that what
+ * lies there reaches no sum. */
+template <int D>
+__device__ __forceinline__ void fetch_tile(key_room<D> &to, const mm_cu_kv &kv, size_t cell, uint32_t valid) {
+  const bf16 *const k = static_cast<const bf16 *>(kv.k) + cell * D, *const v = static_cast<const bf16 *>(kv.v) + cell * D;
+#pragma unroll
+  for (int i = 0; i < kKeys * D / 8 / 32; i++) {
+    const uint32_t at = i * 32 + threadIdx.x % 32, row = at / (D / 8), c = at % (D / 8) * 8;
+    copy16_or_zero(&to.k[row][c], k + row * D + c, row < valid);
+    copy16_or_zero(&to.v[row][c], v + row * D + c, row < valid);
+  }
+}
+
+/* Results of a warp so far: of heads g and g + 8. */
+template <int D>
+struct block_sums {
+  float o[D / 8][4] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0};
+
+  /* A tile, whose first `valid` keys count. */
+  __device__ __forceinline__ void add(const key_room<D> &now, const uint32_t (&q)[D / 16][4], uint32_t valid, float scale) {
+    const uint32_t lane = threadIdx.x % 32, t = lane % 4;
+    float s[2][4] = {};
+    uint32_t f[4];
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) {
+      ldmatrix4(f, &now.k[lane % 8 + lane / 16 * 8][k * 16 + lane / 8 % 2 * 8]);
+      mma(s[0], q[k], f[0], f[1]);
+      mma(s[1], q[k], f[2], f[3]);
+    }
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+#pragma unroll
+      for (int j = 0; j < 4; j++) s[n][j] = n * 8 + 2 * t + j % 2 < valid ? s[n][j] * scale : -INFINITY;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      float top = fmaxf(fmaxf(s[0][2 * half], s[0][2 * half + 1]), fmaxf(s[1][2 * half], s[1][2 * half + 1]));
+      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+      top = fmaxf(m[half], fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2)));
+      const float shrink = exp2f(m[half] - top); /* a tile has a key that counts: top is finite */
+      m[half] = top, l[half] *= shrink;
+#pragma unroll
+      for (int n = 0; n < 2; n++) {
+#pragma unroll
+        for (int j = 0; j < 2; j++) s[n][2 * half + j] = exp2f(s[n][2 * half + j] - top), l[half] += s[n][2 * half + j];
+      }
+#pragma unroll
+      for (int n = 0; n < D / 8; n++) o[n][2 * half] *= shrink, o[n][2 * half + 1] *= shrink;
+    }
+    const uint32_t p[4] = {pack2(s[0][0], s[0][1]), pack2(s[0][2], s[0][3]), pack2(s[1][0], s[1][1]), pack2(s[1][2], s[1][3])};
+#pragma unroll
+    for (int n = 0; n < D / 8; n += 2) {
+      ldmatrix4_trans(f, &now.v[lane % 16][n * 8 + lane / 16 * 8]);
+      mma(o[n], p, f[0], f[1]);
+      mma(o[n + 1], p, f[2], f[3]);
+    }
+  }
+
+  __device__ __forceinline__ void put(block_part<D> &to) {
+    const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      l[half] += __shfl_xor_sync(0xffffffffu, l[half], 1);
+      l[half] += __shfl_xor_sync(0xffffffffu, l[half], 2);
+      if (t == 0) to.m[g + 8 * half] = m[half], to.l[g + 8 * half] = l[half];
+#pragma unroll
+      for (int n = 0; n < D / 8; n++)
+        *reinterpret_cast<float2 *>(&to.o[g + 8 * half][n * 8 + 2 * t]) = make_float2(o[n][2 * half], o[n][2 * half + 1]);
+    }
+  }
+};
+
+/* Joins n results in their order, four columns of a head at a time: put(head, column, o, m, l), o
+ * unnormalised. One of them at least has a key. far: they were written by other blocks. */
+template <int D, class Put>
+__device__ __forceinline__ void join_parts(const block_part<D> *p, uint32_t n, uint32_t group, bool far, const Put &put) {
+  const auto read = [&](const float *from) { return far ? __ldcg(from) : *from; };
+  for (uint32_t i = threadIdx.x; i < group * D / 4; i += kThreads) {
+    const uint32_t head = i / (D / 4), c = i % (D / 4) * 4;
+    float top = -INFINITY, total = 0;
+    float4 sum = make_float4(0, 0, 0, 0);
+    for (uint32_t j = 0; j < n; j++) top = fmaxf(top, read(&p[j].m[head]));
+    for (uint32_t j = 0; j < n; j++) {
+      const float4 *const from = reinterpret_cast<const float4 *>(&p[j].o[head][c]);
+      const float4 v = far ? __ldcg(from) : *from;
+      const float f = exp2f(read(&p[j].m[head]) - top);
+      total += f * read(&p[j].l[head]);
+      sum.x += f * v.x, sum.y += f * v.y, sum.z += f * v.z, sum.w += f * v.w;
+    }
+    put(head, c, sum, top, total);
+  }
+}
+
+/* Fragments of the group's queries; zeros for heads that it has not. */
+template <int D>
+__device__ __forceinline__ void load_queries(uint32_t (&q)[D / 16][4], const bf16 *from, uint32_t group) {
+  const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int k = 0; k < D / 16; k++) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const uint32_t head = g + i % 2 * 8, c = k * 16 + 2 * t + i / 2 * 8;
+      q[k][i] = head < group ? *reinterpret_cast<const uint32_t *>(from + head * D + c) : 0;
+    }
+  }
+}
+
+template <int D>
+__global__ void __launch_bounds__(kThreads)
+    gqa_blocks(const __grid_constant__ mm_cu_heads h, const __grid_constant__ mm_cu_rows r, const __grid_constant__ mm_cu_kv kv,
+               const __grid_constant__ mm_cu_block_lists lists, const __grid_constant__ mm_cu_block_job a,
+               const __grid_constant__ part_space space) {
+  extern __shared__ __align__(128) uint8_t shared_raw[];
+  auto &sh = *reinterpret_cast<block_shared<D> *>(shared_raw);
+  const uint32_t kv_head = blockIdx.x, row = a.first + blockIdx.y, part = blockIdx.z, group = h.heads / h.kv_heads;
+  const uint32_t warp = threadIdx.x / 32;
+  bf16 *const o = a.o + ((size_t)row * h.heads + kv_head * group) * D;
+  grid_wait_and_launch_next();
+  const int32_t slot = r.slot[row];
+  if (slot < 0) {
+    if (part > 0) return;
+    for (uint32_t i = threadIdx.x; i < group * D; i += kThreads) o[i] = __float2bfloat16_rn(0.0f);
+    return;
+  }
+  const uint32_t pos = r.pos[row];
+  const tile_list list(lists, row, kv_head, h.kv_heads, pos);
+  const uint32_t each = (list.tiles + space.parts * kWarps - 1) / (space.parts * kWarps) * kWarps; /* tiles of a part */
+  const uint32_t used = (list.tiles + each - 1) / each, end = min(list.tiles, (part + 1) * each);
+  if (part >= used) return;
+
+  const uint32_t *const table = kv.table + (size_t)slot * kv.pages_per_slot;
+  uint32_t next = part * each + warp; /* the warp's next tile to fetch */
+  const auto fetch = [&](key_room<D> &to) {
+    if (next < end) {
+      const uint32_t at = list.position(next);
+      fetch_tile<D>(to, kv, mm_cu_cell(table[at / MM_CU_PAGE], h.kv_heads, kv_head) + at % MM_CU_PAGE, pos + 1 - at);
+    }
+    copy_commit();
+    next += kWarps;
+  };
+#pragma unroll
+  for (int i = 0; i < kRooms; i++) fetch(sh.room[warp][i]);
+  uint32_t q[D / 16][4];
+  load_queries<D>(q, a.qkv + ((size_t)row * (h.heads + 2 * h.kv_heads) + kv_head * group) * D, group);
+  const float scale = rsqrtf((float)D) * 1.4426950408889634f;
+  block_sums<D> sums;
+  uint32_t in = 0;
+#pragma unroll 1
+  for (uint32_t tile = part * each + warp; tile < end; tile += kWarps) {
+    copy_wait<kRooms - 1>();
+    __syncwarp();
+    sums.add(sh.room[warp][in], q, pos + 1 - list.position(tile), scale);
+    __syncwarp(); /* all have read it */
+    fetch(sh.room[warp][in]);
+    in = in + 1 == kRooms ? 0 : in + 1;
+  }
+  copy_wait<0>();
+  __syncthreads();
+  sums.put(sh.part[warp]);
+  __syncthreads();
+
+  const auto put_result = [&](uint32_t head, uint32_t c, float4 v, float, float l) {
+    const float f = 1.0f / l;
+    *reinterpret_cast<uint2 *>(o + head * D + c) = make_uint2(pack2(f * v.x, f * v.y), pack2(f * v.z, f * v.w));
+  };
+  if (used == 1) {
+    join_parts<D>(sh.part, kWarps, group, false, put_result);
+    return;
+  }
+  const size_t place = (size_t)blockIdx.y * h.kv_heads + kv_head;
+  block_part<D> *const of_row = static_cast<block_part<D> *>(space.part) + place * space.parts;
+  join_parts<D>(sh.part, kWarps, group, false, [&](uint32_t head, uint32_t c, float4 v, float m, float l) {
+    *reinterpret_cast<float4 *>(&of_row[part].o[head][c]) = v;
+    if (c == 0) of_row[part].m[head] = m, of_row[part].l[head] = l;
+  });
+  if (last_of(space.counter + place, used)) join_parts<D>(of_row, used, group, true, put_result);
+}
+
+/* Parts of each row: so many that every multiprocessor has two blocks, or one part. */
+uint32_t parts_of(const mm_cu_heads &h, uint32_t rows) { return min(kMostParts, max(1u, 2 * multiprocessors() / (rows * h.kv_heads))); }
+
+size_t counter_bytes(const mm_cu_heads &h, uint32_t max_tokens) {
+  return ((size_t)max_tokens * h.kv_heads * sizeof(uint32_t) + 255) / 256 * 256;
+}
+
+template <int D>
+cudaError_t run(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_block_lists &l, const mm_cu_block_job &a,
+                const part_space &space, cudaStream_t s) {
+  return launch(gqa_blocks<D>, dim3(h.kv_heads, a.count, space.parts), kThreads, sizeof(block_shared<D>), s, h, r, kv, l, a, space);
+}
+
+}  // namespace
+
+size_t mm_cu_block_work(const mm_cu_heads &h, uint32_t max_tokens) {
+  const size_t part = h.head_dim == 32 ? sizeof(block_part<32>) : h.head_dim == 64 ? sizeof(block_part<64>) : sizeof(block_part<128>);
+  size_t most = 0; /* of rows that are cut: no more than two blocks to a multiprocessor */
+  for (uint32_t rows = 1; rows <= max_tokens && parts_of(h, rows) > 1; rows++)
+    most = max(most, (size_t)rows * h.kv_heads * parts_of(h, rows));
+  return counter_bytes(h, max_tokens) + most * part;
+}
+
+cudaError_t mm_cu_gqa_blocks(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_block_lists &l,
+                             const mm_cu_block_job &a, cudaStream_t s) {
+  if (h.heads % h.kv_heads != 0 || h.heads / h.kv_heads > (uint32_t)kGroup || kv.k_scale) return cudaErrorNotSupported;
+  if (l.block && (l.heads == 0 || h.kv_heads % l.heads != 0 || l.size == 0 || l.size % kKeys != 0)) return cudaErrorNotSupported;
+  if (a.count > a.max_tokens) return cudaErrorInvalidValue;
+  if (a.count == 0) return cudaSuccess;
+  const part_space space = {static_cast<uint32_t *>(a.work), static_cast<char *>(a.work) + counter_bytes(h, a.max_tokens),
+                            a.split ? parts_of(h, a.count) : 1};
+  switch (h.head_dim) {
+    case 32: return run<32>(h, r, kv, l, a, space, s);
+    case 64: return run<64>(h, r, kv, l, a, space, s);
+    case 128: return run<128>(h, r, kv, l, a, space, s);
+    default: return cudaErrorNotSupported;
+  }
+}

@@ -1,0 +1,158 @@
+/* What extended models (mm_model_extended) add to the backend: buffers, the ops select and mlp, and
+ * attention whose heads have norms of their own. All in the step's rows' shape alone, so that steps are
+ * recorded as any other. Bits of rows that decode kernels take depend on the number of rows where
+ * attention is cut into parts; in batch-invariant steps no row is such a one. */
+#include <algorithm>
+
+#include "runtime/cuda/backend.h"
+
+static_assert(MM_DEVICE_SCORE_ROWS == MM_CU_SCORE_ROWS && MM_DEVICE_BLOCK_GROUP == MM_CU_BLOCK_GROUP, "as capacity.h counts");
+
+namespace {
+
+mm_cu_rows places(const mm_backend *b) { return {b->device.slot, b->device.pos}; }
+mm_cu_tiles tiles(const mm_backend *b) { return {b->device.span, b->device.tile, b->tiles}; }
+bf16 *rows_of(mm_act a) { return static_cast<bf16 *>(a.data); }
+const float *values_of(mm_backend *b, const mm_packed *w) { return w ? b->values[w] : nullptr; }
+
+/* Rows [0, singles) are one token each of a sequence, the rest are prefill chunks. */
+uint32_t singles_of(const mm_backend *b) { return b->decode ? b->rows : b->singles; }
+
+mm_cu_block_lists lists_of(const mm_backend *b, uint32_t layer) {
+  if (b->c.model->attn[layer] != MM_ATTN_SPARSE) return {};
+  return {b->select.block, b->select.count, b->select.heads, b->select.top_k, b->select.size};
+}
+
+bool open_select(mm_backend *b, mm_err *err) {
+  const mm_model *m = b->c.model;
+  const mm_rank_weights *w = b->c.weights;
+  if (!std::count(m->attn + w->layer_first, m->attn + w->layer_end, MM_ATTN_SPARSE)) return true;
+  mm_cu_select &a = b->select;
+  b->memory.what = "buffers of the selection of blocks";
+  a.table = b->page_table, a.pages_per_slot = b->pages_per_slot;
+  a.heads = (uint32_t)mm_max(1, m->index_heads / w->tp), a.dim = m->index_dim, a.size = m->index_block;
+  a.top_k = m->index_top_k, a.local = m->index_local;
+  a.most = (uint32_t)mm_ceil_div(b->c.limits.max_positions, a.size);
+  const uint64_t lists = (uint64_t)b->c.limits.max_tokens * a.heads;
+  a.score = b->memory.array<float>(mm_cu_score_floats(a.heads, a.most), err);
+  a.block = b->memory.array<uint32_t>(lists * a.top_k, err), a.count = b->memory.array<uint32_t>(lists, err);
+  return a.score && a.block && a.count;
+}
+
+bool open_mlp(mm_backend *b, mm_err *err) {
+  uint64_t inter = 0;
+  for (uint32_t l = b->c.weights->layer_first; l < b->c.weights->layer_end; l++) inter = mm_max(inter, b->c.weights->layer[l].mlp_down.k);
+  if (!inter) return true;
+  b->memory.what = "buffers of MLPs";
+  const uint64_t tokens = b->c.limits.max_tokens;
+  b->mlp_wide = b->memory.array<float>(tokens * mm_max(2 * inter, b->c.model->hidden), err);
+  b->mlp_middle = b->memory.array<bf16>(tokens * inter, err);
+  return b->mlp_wide && b->mlp_middle;
+}
+
+}  // namespace
+
+bool mm_cu_check_extended(const mm_backend_config *c, mm_err *err) {
+  const mm_model *m = c->model;
+  const mm_where nowhere = mm_at(NULL, NULL);
+  if (!mm_model_extended(m)) return true;
+  if (c->kv_fp8)
+    return mm_fail(err, MM_UNSUPPORTED, "E_KV", nowhere, "found a model %s and caches in e4m3; the cuda backend has bf16 caches for it",
+                   m->architecture);
+  if (m->qk_norm && !m->qk_norm_per_head)
+    return mm_fail(err, MM_UNSUPPORTED, "E_MODEL", nowhere,
+                   "found a norm of q over all heads; the cuda backend has that of each head for %s", m->architecture);
+  const uint32_t heads = m->index_heads / c->weights->tp, dim = m->index_dim;
+  if (!m->index_heads) return true;
+  if (heads > MM_CU_INDEX_HEADS || (dim != 32 && dim != 64 && dim != 128) || m->index_block % 16 != 0)
+    return mm_fail(err, MM_UNSUPPORTED, "E_MODEL", nowhere,
+                   "found %u index heads of %u on a rank, blocks of %u; the cuda backend has kernels for at most %u of 32, 64 and 128, and "
+                   "multiples of 16",
+                   heads, dim, m->index_block, MM_CU_INDEX_HEADS);
+  return true;
+}
+
+bool mm_cu_open_extended(mm_backend *b, mm_err *err) {
+  const mm_model *m = b->c.model;
+  b->by_head = mm_model_extended(m);
+  if (!b->by_head) return true;
+  b->route.scale = m->routed_scale > 0 ? (float)m->routed_scale : 1;
+  b->route.act = {m->activation == MM_ACTIVATION_SWIGLUOAI, (float)m->act_alpha, (float)m->act_limit, (float)m->act_beta};
+  return open_select(b, err) && open_mlp(b, err);
+}
+
+cudaError_t mm_cu_do_select(mm_backend *b, uint32_t layer, mm_act q, mm_act k, const mm_packed *q_norm, const mm_packed *k_norm) {
+  mm_cu_select a = b->select;
+  a.q = rows_of(q), a.keys = b->cache[layer].kv.index;
+  const mm_cu_head_work heads = {rows_of(q),
+                                 rows_of(k),
+                                 nullptr,
+                                 q.width,
+                                 k.width,
+                                 a.heads,
+                                 1,
+                                 0,
+                                 a.dim,
+                                 b->c.model->rotary_dim,
+                                 values_of(b, q_norm),
+                                 values_of(b, k_norm),
+                                 b->inv_freq,
+                                 (float)b->c.model->norm_eps,
+                                 b->cache[layer].kv.index,
+                                 nullptr,
+                                 b->page_table,
+                                 b->pages_per_slot,
+                                 b->rows};
+  const uint32_t singles = singles_of(b);
+  cudaError_t e = mm_cu_place_heads(heads, places(b), b->stream);
+  if (e == cudaSuccess && singles) e = mm_cu_select_rows(a, places(b), singles, b->stream);
+  return e == cudaSuccess && singles < b->rows ? mm_cu_select_tiles(a, tiles(b), b->stream) : e;
+}
+
+cudaError_t mm_cu_do_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm) {
+  const mm_cu_heads &h = b->heads;
+  const mm_cu_kv &kv = b->cache[layer].kv;
+  bf16 *const k = rows_of(qkv) + (size_t)h.heads * h.head_dim, *const v = k + (size_t)h.kv_heads * h.head_dim;
+  const mm_cu_head_work heads = {rows_of(qkv),
+                                 k,
+                                 v,
+                                 qkv.width,
+                                 qkv.width,
+                                 h.heads,
+                                 h.kv_heads,
+                                 h.kv_heads,
+                                 h.head_dim,
+                                 h.rotary_dim,
+                                 values_of(b, q_norm),
+                                 values_of(b, k_norm),
+                                 b->inv_freq,
+                                 (float)b->c.model->norm_eps,
+                                 static_cast<bf16 *>(kv.k),
+                                 static_cast<bf16 *>(kv.v),
+                                 b->page_table,
+                                 b->pages_per_slot,
+                                 b->rows};
+  const mm_cu_block_lists lists = lists_of(b, layer);
+  const uint32_t singles = singles_of(b), rest = b->rows - singles, most = b->c.limits.max_tokens;
+  mm_cu_block_job a = {rows_of(qkv), rows_of(o), b->gqa_work, 0, singles, most, true};
+  cudaError_t e = mm_cu_place_heads(heads, places(b), b->stream);
+  if (e == cudaSuccess && singles) e = mm_cu_gqa_blocks(h, places(b), kv, lists, a, b->stream);
+  if (e != cudaSuccess || !rest) return e;
+  if (!lists.block && h.head_dim != 32)
+    return mm_cu_gqa_prefill(h, tiles(b), kv, {rows_of(qkv), rows_of(o), b->gqa_work, b->rows, most}, b->stream);
+  a.first = singles, a.count = rest, a.split = false;
+  return mm_cu_gqa_blocks(h, places(b), kv, lists, a, b->stream);
+}
+
+cudaError_t mm_cu_do_mlp(mm_backend *b, mm_act y, mm_act x, const mm_packed *up, const mm_packed *down, bool add) {
+  const uint32_t inter = down->k;
+  cudaError_t e = mm_cu_collect_linear(b, up, rows_of(x), nullptr, b->rows);
+  if (e == cudaSuccess) e = b->inputs.linear(b->weight[up], {rows_of(x), nullptr, nullptr, b->mlp_wide, b->rows}, b->stream);
+  b->inputs.wrote(b->mlp_middle);
+  if (e == cudaSuccess) e = mm_cu_activate(b->mlp_middle, b->mlp_wide, b->route.act, b->rows, inter, b->stream);
+  if (e == cudaSuccess) e = mm_cu_collect_linear(b, down, b->mlp_middle, nullptr, b->rows);
+  const mm_cu_linear second = {b->mlp_middle, nullptr, add ? nullptr : rows_of(y), add ? b->mlp_wide : nullptr, b->rows};
+  if (e == cudaSuccess) e = b->inputs.linear(b->weight[down], second, b->stream);
+  b->inputs.wrote(y.data);
+  return e == cudaSuccess && add ? mm_cu_add_rows(rows_of(y), b->mlp_wide, b->rows, y.width, b->stream) : e;
+}

@@ -1,0 +1,176 @@
+#!/usr/bin/env python3
+"""minimax-bench serve: against minimax-serve every request has its lengths; against a server of known delays, which cuts its bytes anywhere, the
+figures are those that the server's own clock gives; replies that break off are failures and count for nothing else."""
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+sys.path.insert(0, os.path.dirname(__file__))
+from serve_client import BIN, Server, convert  # noqa: E402
+
+
+def bench(url, *args, status=0, env=None):
+    p = subprocess.run([f"{BIN}/minimax-bench", "serve", url, *map(str, args)], capture_output=True, text=True, timeout=120, check=False,
+                       env={**os.environ, **(env or {})})
+    assert p.returncode == status, (args, p)
+    return p
+
+
+def figures(url, *args, **how):
+    return json.loads(bench(url, "--json", *args, **how).stdout)
+
+
+def percentile(values, p):
+    values, at = sorted(values), p / 100 * (len(values) - 1)
+    low = int(at)
+    return values[low] + (at - low) * (values[min(low + 1, len(values) - 1)] - values[low])
+
+
+class Known:
+    """A server whose delays are drawn, and which notes when it sent each piece."""
+
+    def __init__(self, fault=None):
+        self.fault, self.seen, self.lock = fault, [], threading.Lock()
+        self.s = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self.url = f"http://127.0.0.1:{self.s.getsockname()[1]}"
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        while True:
+            try:
+                c = self.s.accept()[0]
+            except OSError:
+                return
+            threading.Thread(target=self.served, args=(c, time.monotonic()), daemon=True).start()
+
+    def served(self, c, came):
+        try:
+            self.answer(c, came)
+        except OSError:
+            pass  # the client gave this reply up
+
+    def answer(self, c, came):
+        rng, got = random.Random(), b""
+        while b"\r\n\r\n" not in got:
+            got += c.recv(65536)
+        head, body = got.split(b"\r\n\r\n", 1)
+        length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0]) if b"content-length" in head.lower() else 0
+        while len(body) < length:
+            body += c.recv(65536)
+        if head.startswith(b"GET"):
+            text = b'{"data": [{"id": "known"}]}'
+            c.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text))
+            return c.close()
+        o = json.loads(body)
+        with self.lock:
+            number = len(self.seen)
+            self.seen.append({"request": o, "head": head, "came": came, "sent": []})
+        fault = self.fault if number % 3 == 1 else None
+        if fault == "status":
+            c.sendall(b"HTTP/1.1 503 Busy\r\nContent-Length: 4\r\n\r\nbusy")
+            return c.close()
+        chat = "messages" in o
+        tokens = o["max_tokens"]
+        events = [{"choices": [{"delta": {"role": "assistant"}} if chat else {"text": ""}]}]
+        events += [{"choices": [{"delta": {"reasoning_content" if i < 2 else "content": f"t{i}"}} if chat else {"text": f"é{i}"}]} for i in range(tokens)]
+        events += [{"choices": [{"delta": {}, "finish_reason": "length"} if chat else {"text": "", "finish_reason": "length"}]},
+                   {"choices": [], "usage": {"prompt_tokens": 7 + number, "completion_tokens": tokens}}]
+        c.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        c.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for i, e in enumerate([*events, None]):
+            if fault == "early" and i == 3:
+                return c.close()
+            if fault == "error" and i == 3:
+                e = {"error": {"message": "overloaded"}}
+            if fault == "json" and i == 3:
+                text = b"data: {\r\n\r\n"
+            elif e is None:
+                text = b"" if fault == "done" else b": comment\n\ndata: [DONE]\n\n"
+            else:
+                text = b"data: " + json.dumps(e, ensure_ascii=False).encode() + rng.choice([b"\n\n", b"\r\n\r\n"])
+            if 0 < i <= tokens:
+                time.sleep(rng.choice([0, 0.002, 0.01]) + (0.05 if i == 1 else 0))
+                self.seen[number]["sent"].append(time.monotonic())
+            cut = rng.randrange(len(text) + 1)
+            data = b"".join(b"%x%s\r\n%s\r\n" % (len(x), rng.choice([b"", b";a=b"]), x) for x in (text[:cut], text[cut:]) if x)
+            at = rng.randrange(len(data) + 1)
+            c.sendall(data[:at])
+            c.sendall(data[at:])
+        c.sendall(b"0\r\nTrailer: x\r\n\r\n")
+        c.close()
+
+
+def known():
+    for chat in (False, True):
+        s = Known()
+        v = figures(s.url, "--num-prompts", 12, "--input-len", 9, "--output-len", 6, "--range-ratio", 0.5, "--max-concurrency", 4, "--seed", 3, "--vocab", 800,
+                    *(["--endpoint", "chat"] if chat else []), env={"MINIMAX_API_KEY": "k"})
+        assert (v["completed"], v["failed"], v["model_id"], v["max_concurrency"], v["request_rate"]) == (12, 0, "known", 4, "inf"), v
+        wanted = [x["request"]["max_tokens"] for x in s.seen]
+        assert sorted(v["output_lens"]) == sorted(wanted) and sum(v["input_lens"]) == v["total_input_tokens"] == sum(7 + i for i in range(12))
+        assert set(wanted) <= set(range(3, 10)) and len(set(wanted)) > 2 and v["total_output_tokens"] == sum(wanted)
+        for x in s.seen:
+            assert x["request"]["stream"] and x["request"]["ignore_eos"] and b"\r\nAuthorization: Bearer k\r\n" in x["head"] and x["request"]["model"] == "known"
+            if not chat:
+                assert 4 <= len(x["request"]["prompt"]) <= 14 and all(100 <= t < 800 for t in x["request"]["prompt"]), x
+        # The client's times are the server's, late by no more than a busy machine makes them.
+        for got, sent in ((v["mean_ttft_ms"], [x["sent"][0] - x["came"] for x in s.seen]),
+                          (v["mean_e2el_ms"], [x["sent"][-1] - x["came"] for x in s.seen])):
+            assert -2 < got - 1e3 * sum(sent) / 12 < 150, (got, sent)
+        # And each figure is what its definition makes of the lists.
+        itl = [g for one in v["itls"] for g in one]
+        assert len(itl) == sum(wanted) - 12
+        e2el = [t + sum(g) for t, g in zip(v["ttfts"], v["itls"])]
+        tpot = [sum(g) / (n - 1) for g, n in zip(v["itls"], v["output_lens"])]
+        for name, values in (("ttft", v["ttfts"]), ("itl", itl), ("tpot", tpot), ("e2el", e2el)):
+            for p in (50, 90, 95, 99):
+                assert abs(v[f"p{p}_{name}_ms"] - 1e3 * percentile(values, p)) < 1e-6, (name, p)
+            assert abs(v[f"mean_{name}_ms"] - 1e3 * sum(values) / len(values)) < 1e-6 and v[f"median_{name}_ms"] == v[f"p50_{name}_ms"]
+        assert abs(v["output_throughput"] * v["duration"] - sum(wanted)) < 1e-6 and abs(v["request_throughput"] * v["duration"] - 12) < 1e-6
+    goals = {"ttft": percentile(v["ttfts"], 40), "e2el": percentile(e2el, 60)}
+    s = Known()
+    v = figures(s.url, "--num-prompts", 12, "--output-len", 3, "--input-len", 2, "--goodput", ",".join(f"{k}:{1e3 * x}" for k, x in goals.items()), "--request-rate", 200)
+    good = sum(t <= goals["ttft"] and t + sum(g) <= goals["e2el"] for t, g in zip(v["ttfts"], v["itls"]))
+    assert abs(v["request_goodput"] * v["duration"] - good) < 1e-6 and v["request_rate"] == 200, v
+    came = sorted(x["came"] for x in s.seen)
+    assert came[-1] - came[0] > 0.01, came  # 200 a second at random times
+
+
+def faults():
+    for fault, text in (("status", "status 503: busy"), ("early", "ended early"), ("error", "overloaded"), ("json", "no JSON"), ("done", "no [DONE]")):
+        s = Known(fault)
+        p = bench(s.url, "--num-prompts", 6, "--output-len", 4, "--input-len", 3, "--json", "--max-concurrency", 1)
+        v = json.loads(p.stdout)
+        assert (v["completed"], v["failed"]) == (4, 2) and text in p.stderr and sum(text in e for e in v["errors"]) == 2, (fault, p)
+        assert v["total_output_tokens"] == 16 and [bool(e) for e in v["errors"]] == [n == 0 for n in v["output_lens"]]
+    with socket.create_server(("127.0.0.1", 0)) as quiet:  # accepts, and never answers
+        url = f"http://127.0.0.1:{quiet.getsockname()[1]}"
+        assert "--timeout has passed" in bench(url, "--model", "m", "--num-prompts", 2, "--timeout", 0.3, status=5).stderr
+    assert "E_IO" in bench(url, status=5).stderr and "refused" in bench(url, "--model", "m", status=5).stderr
+    for bad in ("https://x", "127.0.0.1:8000", "http://", "http://:80", "http://x:", "http://x:999999", "http://x/v1", "http://[::1"):
+        assert "expected http://HOST:PORT" in bench(bad, status=2).stderr, bad
+    for args in (("--goodput", "ttft"), ("--goodput", "ttft:-1"), ("--goodput", "x:1"), ("--range-ratio", "1"), ("--request-rate", "-1"), ("--timeout", "0")):
+        assert "E_USAGE" in bench("http://127.0.0.1:1", *args, status=2).stderr, args
+
+
+def real():
+    with Server(convert("tests/data/tiny-m2"), "--chat-format", "minimax-m2", "--api-key", "k") as s:
+        url, key = f"http://127.0.0.1:{s.port}", {"MINIMAX_API_KEY": "k"}
+        for more in (["--vocab", 300], ["--endpoint", "chat"]):
+            v = figures(url, "--num-prompts", 8, "--input-len", 40, "--output-len", 12, "--range-ratio", 0.5, "--max-concurrency", 3, *more, env=key)
+            assert (v["completed"], v["failed"], v["model_id"]) == (8, 0, "tiny-m2"), v
+            assert all(6 <= n <= 18 for n in v["output_lens"]) and all(v["input_lens"]) and (more[0] != "--vocab" or all(20 <= n <= 60 for n in v["input_lens"])), v
+        shown = bench(url, "--num-prompts", 2, "--input-len", 4, "--output-len", 4, "--vocab", 300, env=key).stdout
+        assert "2 of 2 requests" in shown and "time to first token" in shown, shown
+        assert "status 401" in bench(url, "--model", "m", "--num-prompts", 1, status=5).stderr
+
+
+known()
+faults()
+real()
+print("load tests: lengths, times, percentiles, goodput, failures; completions and chat")
