@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "convert/report/notes.h"
@@ -109,13 +110,18 @@ static char *open_calibration(const mm_convert_args *a, mm_calibration_files *c,
   return line;
 }
 
-static bool lies_there(const mm_hf *hf, const char *name) { return access(mm_path_of(hf->dir, name).text, F_OK) == 0; }
+/* True for a file that is not empty. */
+static bool lies_there(const mm_hf *hf, const char *name) {
+  struct stat st;
+  return stat(mm_path_of(hf->dir, name).text, &st) == 0 && S_ISREG(st.st_mode) && st.st_size > 0;
+}
 
 /* Notes the files that the output will lack at run time because the source lacks them. */
 static void note_absent(const mm_hf *hf) {
   mm_json *config = mm_json_load(mm_path_of(hf->dir, "tokenizer_config.json").text, MM_CONFIG_MAX, MM_IGNORED);
+  const mm_json *own = mm_json_get(config, "chat_template");
   const bool template = lies_there(hf, "chat_template.jinja") || lies_there(hf, "chat_template.json") ||
-                        mm_json_type_of(mm_json_get(config, "chat_template")) != MM_JSON_NULL;
+                        (mm_json_type_of(own) == MM_JSON_STR ? mm_json_str_len(own) > 0 : mm_json_type_of(own) != MM_JSON_NULL);
   if (!lies_there(hf, "tokenizer.json"))
     fputs("note: the source has no tokenizer.json: the output will take no text, only ids; put one into the source first\n", stderr);
   if (!template)
@@ -285,8 +291,9 @@ static bool convert_watched(const mm_convert_args *a, mm_plan *plan, const mm_ve
   bool watched = a->events && a->process == 0 && !a->dry_run;
   const char *const input[] = {a->output, a->source, plan->hf ? plan->hf->dir : NULL, a->recipe, a->importance, a->act_scales};
   const size_t inputs = sizeof input / sizeof *input;
+  static const mm_output_mark mark[] = MM_EVENTS_MARKS;
   const mm_output_place place = {
-      .path = a->events, .input = input, .inputs = inputs, .mark = MM_EVENTS_MARK, .stream = true, .stopped = is_stopped};
+      .path = a->events, .input = input, .inputs = inputs, MM_OUTPUT_MARKS(mark), .stream = true, .stopped = is_stopped};
   if (!a->dry_run && !mm_output_dir_check(a->output, input + 1, inputs - 1, err)) return false;
   mm_events *events = watched ? mm_events_open(&place, err) : NULL;
   if (watched && !events) return false;

@@ -104,7 +104,8 @@ uint8_t *mm_base64_parse(const char *text, size_t *n, mm_where where, mm_err *er
   int got = EVP_DecodeBlock(data, (const unsigned char *)text, (int)length);
   *n = got < 0 ? 0 : (size_t)got - padding;
   data[*n] = 0;
-  char *again = got < 0 ? NULL : mm_base64(data, *n, err); /* the library takes spaces and stray bits, which would be a second spelling */
+  char *again =
+      got < 0 ? NULL : mm_base64(data, *n, err); /* the library takes spaces and stray bits, which would be a second text of one key */
   bool same = again && strcmp(again, text) == 0;
   free(again);
   if (same) return data;

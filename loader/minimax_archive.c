@@ -71,7 +71,7 @@ static bool list(const mm_archive_args *a, mm_err *err) {
 
 static bool sign(const mm_archive_args *a, mm_err *err) {
   mm_key *key = mm_key_open(a->key, true, err);
-  bool ok = key && mm_signature_make(a->operand[1], key, (unsigned)a->threads, err);
+  bool ok = key && mm_signature_make(a->operand[1], key, a->key, (unsigned)a->threads, err);
   mm_key_close(key);
   if (ok && a->json) {
     mm_json *o = mm_json_new_obj();

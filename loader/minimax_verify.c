@@ -228,14 +228,21 @@ static bool unsharded_against_source(const mm_verify_args *a, const mm_pack *p, 
   mm_hf_options ho = {.allow_outside_links = true, .allow_nonfinite = true, .one_thread = a->threads == 1};
   mm_hf_options mo = ho;
   mo.allow_nonfinite = false; /* a conversion stores 0 where its source was not finite */
-  mm_plan_options po = {.quant = p->quant, .made = true, .tp = 1, .ep = 1, .pp = 1, .layout = &mm_layout_hf, .part_size = UINT64_MAX / 2};
+  mm_plan_options po = {.quant = p->quant,
+                        .made = true,
+                        .tp = 1,
+                        .ep = 1,
+                        .pp = 1,
+                        .layout = &mm_layout_hf,
+                        .target_format = p->target_format,
+                        .part_size = UINT64_MAX / 2};
   char digests[MM_HEX_LEN + 1], planned[MM_HEX_LEN + 1];
   mm_error_report r = {
       .dir = a->dir, .source = a->source, .quant = p->quant, .tool = p->tool, .manifest = digests, .plan = planned, .unscaled = true};
   mm_digest_hex(&p->plan, planned);
   bool ok = manifest_hex(p, digests, err) && mm_hf_open(&hf, a->source, &ho, err) && mm_hf_open(&made, a->dir, &mo, err) &&
-            mm_plan_build(&plan, &hf, &po, err) && mm_exact_words(&plan, p, err) &&
-            mm_companions_same(&plan, p, NULL, MM_TOKENIZER_IMAGE, err) &&
+            mm_plan_build(&plan, &hf, &po, err) && mm_exact_words(&plan, p, err) && mm_exact_texts(&plan, &made, p, err) &&
+            mm_companions_same(&plan, p, NULL, MM_TOKENIZER_IMAGE, err) && mm_exact_unsharded(&plan, &made, p, (unsigned)a->threads, err) &&
             mm_compare_unsharded(&plan, &made, (unsigned)a->threads, &r.row, &r.count, err);
   if (!ok && err->status == MM_USAGE) err->status = MM_UNSUPPORTED; /* the digests' words, not the user's */
   if (ok) mm_report_rank(&r);

@@ -126,9 +126,12 @@ static const struct mm_st_meta logits_meta = {"format", "minimax-logits"};
 /* Opens the output of --logits or --collect. It must not replace an input, nor a file of another program. */
 static bool open_place(const eval_args *a, mm_output *out, mm_err *err) {
   const char *path = a->logits ? a->logits : a->collect;
+  static const mm_output_mark logits = {.at = 8, .head = "{\"__metadata__\":{\"format\":\"minimax-logits\""},
+                              collected = {.at = 8, .head = "{\"__metadata__\":{\"format\":\"minimax-calibration\""};
   const mm_output_place place = {.path = path,
                                  MM_OUTPUT_INPUTS(a->dir, a->ids, a->text, a->ids_from, a->against),
-                                 .mark = a->logits ? "\"format\":\"minimax-logits\"" : "\"format\":\"minimax-calibration\"",
+                                 .mark = a->logits ? &logits : &collected,
+                                 .marks = 1,
                                  .force = a->force};
   if (out) return mm_output_open(out, &place, err);
   return !path || mm_output_check(&place, err);

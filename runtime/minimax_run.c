@@ -121,8 +121,8 @@ static bool read_prompt(run *r, mm_err *err) {
   size_t place = 0;
   const char *media = ok && !a->chat ? mm_prompt_media(r->tokenizer, r->prompt, r->prompt_count, &place) : NULL;
   if (media)
-    return mm_fail(err, MM_UNSUPPORTED, "E_CHAT", mm_at(NULL, NULL), "token %zu of the prompt is %s: images and video are not served, text is",
-                   place, media);
+    return mm_fail(err, MM_UNSUPPORTED, "E_CHAT", mm_at(NULL, NULL),
+                   "token %zu of the prompt is %s: images and video are not served, text is", place, media);
   if (ok && !a->chat && r->prompt_count == 0) return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "the prompt is empty");
   return ok;
 }

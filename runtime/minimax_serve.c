@@ -15,7 +15,7 @@
 #include "runtime/serve/loading.h"
 #include "runtime/serve/routes.h"
 
-#define WORKERS        2                 /* threads that read long requests */
+#define WORKERS        3                 /* threads that read long requests, one of them none over a megabyte */
 #define REPORT_SECONDS 5                 /* between lines of a load that goes on */
 #define END_SECONDS    2                 /* from the second signal to the end, whatever still runs */
 #define DESCRIPTORS    512               /* that are not for connections, where the limit allows it */

@@ -34,6 +34,7 @@ class Bytes:
         bf16 = bytearray(raw)
         bf16[1::2] = raw[1::2].translate(ORDINARY)
         self.pool["BF16"] = bytes(bf16)
+        self.pool["U8"] = bytes(112 + b % 8 for b in raw[:1 << 16])  # exponents
         self.pool["F32"] = b"".join(struct.pack("<f", rng.uniform(0.0001, 0.001)) for _ in range(1 << 18))
         self.moved = 0
 

@@ -44,41 +44,49 @@ def vision():
     yield from both("patch_merge_mlp.linear_2", 6144, 6144)
 
 
-def text(mxfp8):
-    hidden = 6144
+def text(mxfp8, c=CONFIG["text_config"]):
+    """The text model of this config, without a prefix."""
+    hidden, d, vocab = c["hidden_size"], c["head_dim"], c["vocab_size"]
+    q, kv = c["num_attention_heads"] * d, c["num_key_value_heads"] * d
+    sparse = c["sparse_attention_config"]
+    index = sparse["sparse_index_dim"]
 
     def matrix(name, rows, cols):
         yield name + ".weight", "F8_E4M3" if mxfp8 else "BF16", [rows, cols]
         if mxfp8:
-            yield name + ".weight_scale_inv", "U8", [rows, cols // 32]
+            yield name + ".weight_scale_inv", "U8", [rows, -(-cols // 32)]
 
-    yield "model.embed_tokens.weight", "BF16", [200064, hidden]
-    for layer in range(60):
+    yield "model.embed_tokens.weight", "BF16", [vocab, hidden]
+    for layer in range(c["num_hidden_layers"]):
         at = f"model.layers.{layer}."
         yield at + "input_layernorm.weight", "BF16", [hidden]
         yield at + "post_attention_layernorm.weight", "BF16", [hidden]
-        for name, rows in (("q", 8192), ("k", 512), ("v", 512)):
+        for name, rows in (("q", q), ("k", kv), ("v", kv)):
             yield from matrix(f"{at}self_attn.{name}_proj", rows, hidden)
-        yield from matrix(at + "self_attn.o_proj", hidden, 8192)
-        for name in ("q_norm", "k_norm") + (("index_q_norm", "index_k_norm") if layer >= 3 else ()):
-            yield f"{at}self_attn.{name}.weight", "BF16", [128]
-        if layer < 3:
-            block, width = at + "mlp.", 12288
+        yield from matrix(at + "self_attn.o_proj", hidden, q)
+        for name in ("q_norm", "k_norm"):
+            yield f"{at}self_attn.{name}.weight", "BF16", [d]
+        if sparse["sparse_attention_freq"][layer]:
+            for name in ("index_q_norm", "index_k_norm"):
+                yield f"{at}self_attn.{name}.weight", "BF16", [index]
+            yield at + "self_attn.index_q_proj.weight", "BF16", [sparse["sparse_num_index_heads"] * index, hidden]
+            yield at + "self_attn.index_k_proj.weight", "BF16", [index, hidden]
+        if not c["moe_layer_freq"][layer]:
+            block, width = at + "mlp.", c["dense_intermediate_size"]
         else:
-            yield at + "self_attn.index_q_proj.weight", "BF16", [512, hidden]
-            yield at + "self_attn.index_k_proj.weight", "BF16", [128, hidden]
+            experts, inner = c["num_local_experts"], c["intermediate_size"]
             moe = at + "block_sparse_moe."
-            yield moe + "gate.weight", "F32", [128, hidden]
-            yield moe + "e_score_correction_bias", "F32", [128]
-            for expert in range(128):
-                for name, shape in (("w1", (3072, hidden)), ("w2", (hidden, 3072)), ("w3", (3072, hidden))):
+            yield moe + "gate.weight", "F32", [experts, hidden]
+            yield moe + "e_score_correction_bias", "F32", [experts]
+            for expert in range(experts):
+                for name, shape in (("w1", (inner, hidden)), ("w2", (hidden, inner)), ("w3", (inner, hidden))):
                     yield from matrix(f"{moe}experts.{expert}.{name}", *shape)
-            block, width = moe + "shared_experts.", 3072
+            block, width = moe + "shared_experts.", c["shared_intermediate_size"]
         yield from matrix(block + "gate_proj", width, hidden)
         yield from matrix(block + "up_proj", width, hidden)
         yield from matrix(block + "down_proj", hidden, width)
     yield "model.norm.weight", "BF16", [hidden]
-    yield "lm_head.weight", "BF16", [200064, hidden]
+    yield "lm_head.weight", "BF16", [vocab, hidden]
 
 
 def tensors(mxfp8):

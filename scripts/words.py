@@ -14,10 +14,10 @@ BEGINNING = re.compile(r"(What|Whether|Whoever|Those|Of|That|Nor|So)\b")
 SHARE = 0.02
 BANNED = re.compile(
     r"\b(copy engine|in vain|patience|whom|let down|hurt|mends?|mended|mending|heals?|healed|blames?|blamed|parcels?|rehears\w*|put off|luck|"
-    r"apart|stretch|stretches|twins?|dialects?|beside|told|tells?|waiters?|ask ahead|skinny)\b", re.I)
+    r"apart|stretch|stretches|twins?|dialects?|spellings?|beside|told|tells?|waiters?|ask ahead|skinny)\b", re.I)
 # Parts of names between underscores.
 NAMES = re.compile(
-    r"(?:^|_)(apart|hurt|vain|patience|whom|mend|heal|blame|parcel|rehears\w*|stretch|stretches|twin|luck|dialect|beside|told|tell|tells|skinny)(?:_|$)", re.I)
+    r"(?:^|_)(apart|hurt|vain|patience|whom|mend|heal|blame|parcel|rehears\w*|stretch|stretches|twin|luck|dialect|spelling|spellings|beside|told|tell|tells|skinny)(?:_|$)", re.I)
 # (file, word or name): why it stands there.
 EXCEPTIONS = {
     ("runtime/cuda/backend.h", "mm_backend"): "ops.h declares it; each backend defines its own, and no file includes both",

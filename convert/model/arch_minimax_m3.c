@@ -34,6 +34,7 @@ static const mm_rule rules[] = {
 static const mm_alias naming[] = {
     {"language_model.model.", "model."},
     {"language_model.lm_head.", "lm_head."},
+    {"language_model.mtp.", "mtp."},
     {"model.language_model.", "model."},
     {".self_attn.indexer.", ".self_attn.index_"},
     {".mlp.gate.e_score_correction_bias", ".block_sparse_moe.e_score_correction_bias"},
@@ -70,14 +71,31 @@ static bool activation(mm_config c, mm_model *m, mm_err *err) {
          mm_config_number_or(c, KEYS("swiglu_limit"), &m->act_limit, err) && mm_config_number_or(c, KEYS("swiglu_beta"), &m->act_beta, err);
 }
 
+#define CONTRADICT(key, found, l, expected, other)               \
+  mm_fail(err, MM_BAD_INPUT, "E_CFG_RANGE", mm_at(c.file, NULL), \
+          "key \"%s\": found \"%s\" in entry %u, expected \"%s\" as in key \"%s\", which means the same", key, found, l, expected, other)
+
+/* The types of layers from the release's key in `in` and transformers' in c, which must agree where both are there. */
+static bool layer_list(mm_config in, mm_config c, const mm_config_list list[2], uint32_t layers, uint8_t *out, bool *found, mm_err *err) {
+  uint8_t again[MM_MAX_LAYERS] = {0};
+  bool both;
+  if (!mm_config_layers(in, &list[0], layers, out, found, err) || !mm_config_layers(c, &list[1], layers, again, &both, err)) return false;
+  for (uint32_t l = 0; both && l < layers; l++) {
+    if (*found && again[l] != out[l])
+      return CONTRADICT(list[1].key, list[1].word[again[l] == list[1].value[1]], l, list[1].word[out[l] == list[1].value[1]], list[0].key);
+    out[l] = again[l];
+  }
+  *found = *found || both;
+  return true;
+}
+
 static bool feed_forward(mm_config c, mm_model *m, mm_err *err) {
   static const mm_config_list list[] = {{"moe_layer_freq", {"dense", "sparse"}, {MM_FFN_DENSE, MM_FFN_EXPERTS}},
                                         {"mlp_layer_types", {"dense", "sparse"}, {MM_FFN_DENSE, MM_FFN_EXPERTS}}};
   bool found, dense = false;
   uint32_t shared = 1;
   double scale = NAN;
-  if (!mm_config_layers(c, &list[0], m->layers, m->ffn, &found, err)) return false;
-  if (!found && !mm_config_layers(c, &list[1], m->layers, m->ffn, &found, err)) return false;
+  if (!layer_list(c, c, list, m->layers, m->ffn, &found, err)) return false;
   for (uint32_t l = 0; l < m->layers; l++) dense |= m->ffn[l] == MM_FFN_DENSE;
   if ((dense && !mm_config_u32(c, KEYS("dense_intermediate_size"), &m->dense_intermediate, err)) ||
       !mm_config_u32(c, KEYS("shared_intermediate_size"), &m->shared_intermediate, err) ||
@@ -106,23 +124,31 @@ static bool no_index_value(mm_config c, const mm_model *m, mm_err *err) {
   return true;
 }
 
-/* One number of the index branch: the release's key in `in`, else transformers' in c. */
+/* One number of the index branch: the release's key in `in`, transformers' in c, or both, which agree. */
 static bool index_number(mm_config in, const char *key, mm_config c, const char *alias, uint32_t *out, mm_err *err) {
-  return mm_config_u32_or(c, KEYS(alias), out, err) && mm_config_u32_or(in, KEYS(key), out, err);
+  uint32_t own = 0, theirs = 0;
+  if (!mm_config_u32_or(in, KEYS(key), &own, err) || !mm_config_u32_or(c, KEYS(alias), &theirs, err)) return false;
+  if (own && theirs && own != theirs)
+    return mm_fail(err, MM_BAD_INPUT, "E_CFG_RANGE", mm_at(c.file, NULL),
+                   "key \"%s\": found %u, expected %u as in key \"%s\", which means the same", alias, theirs, own, key);
+  if (own || theirs) *out = own ? own : theirs;
+  return true;
 }
 
 static bool attention(mm_config c, mm_model *m, mm_err *err) {
-  static const mm_config_list released = {"sparse_attention_freq", {"full_attention", "minimax_m3_sparse"}, {MM_ATTN_FULL, MM_ATTN_SPARSE}},
-                              alias = {"layer_types", {"full_attention", "minimax_m3_sparse"}, {MM_ATTN_FULL, MM_ATTN_SPARSE}};
+  static const mm_config_list list[] = {{"sparse_attention_freq", {"full_attention", "minimax_m3_sparse"}, {MM_ATTN_FULL, MM_ATTN_SPARSE}},
+                                        {"layer_types", {"full_attention", "minimax_m3_sparse"}, {MM_ATTN_FULL, MM_ATTN_SPARSE}}};
   const mm_json *obj = mm_json_get(c.obj, "sparse_attention_config");
   const mm_config in = {mm_json_type_of(obj) == MM_JSON_OBJ ? obj : NULL, c.file};
   bool found, use = true, sparse = false;
   if (obj && !in.obj && mm_json_type_of(obj) != MM_JSON_NULL)
     return mm_fail(err, MM_BAD_INPUT, "E_CFG_TYPE", mm_at(c.file, NULL), "key \"sparse_attention_config\": expected an object");
   for (uint32_t l = 0; l < m->layers; l++) m->attn[l] = MM_ATTN_FULL;
-  if (!mm_config_bool_or(in, "use_sparse_attention", &use, err) || !mm_config_layers(in, &released, m->layers, m->attn, &found, err))
-    return false;
-  if (!found && !mm_config_layers(c, &alias, m->layers, m->attn, &found, err)) return false;
+  if (!mm_config_bool_or(in, "use_sparse_attention", &use, err) || !layer_list(in, c, list, m->layers, m->attn, &found, err)) return false;
+  const bool both = mm_json_type_of(mm_json_get(c.obj, list[1].key)) != MM_JSON_NULL;
+  for (uint32_t l = 0; l < m->layers; l++)
+    if (!use && both && m->attn[l] == MM_ATTN_SPARSE)
+      return CONTRADICT(list[1].key, list[1].word[1], l, list[1].word[0], "use_sparse_attention");
   for (uint32_t l = 0; l < m->layers; l++) {
     if (!use) m->attn[l] = MM_ATTN_FULL;
     sparse |= m->attn[l] == MM_ATTN_SPARSE;

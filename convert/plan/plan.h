@@ -16,7 +16,7 @@ typedef struct mm_plan_options {
   uint64_t part_size;              /* a part ends before it would exceed this (one larger tensor still gets a part of its own) */
   const char *ranks;               /* "0,2-5": only these ranks\' files are made; NULL: all */
   const struct mm_layout *layout;  /* NULL: the packed one */
-  const char *target_format;       /* target format of the Hugging Face layout; NULL: the first that fits */
+  const char *target_format;       /* target format of the Hugging Face layout, or "none"; NULL: the first that fits */
   const mm_importance *importance; /* weighs searches; NULL: none does */
   const mm_act_scales *act_scales; /* gives static scales of activations; NULL: none */
   bool allow_unmatched;            /* patterns that match no tensor are taken */
@@ -37,6 +37,7 @@ typedef struct mm_plan_tensor {
   mm_search search;                      /* how the scheme chooses its scales */
   mm_cell grid;                          /* of the scales (plane 1) before cuts: the scheme's, or that of a source kept as it is */
   const struct mm_target_naming *naming; /* unsharded and quantised: the naming scheme; else NULL */
+  const mm_hf_tensor *passed;            /* unsharded: copied byte for byte in its own shape, no part of the text model; else NULL */
   bool as_stored;                        /* the recipe names no scheme for it */
   uint32_t layer;
   uint32_t part;                                  /* index into plan.part */
@@ -83,6 +84,7 @@ typedef struct mm_plan {
   mm_plan_part *part;
   bool *wanted; /* [pp·tp] ranks whose files are made */
   const struct mm_layout *layout;
+  const char *prefix;                           /* unsharded: of the names of the text model, such as "language_model."; else "" */
   const struct mm_target_format *target_format; /* NULL while nothing unsharded is quantised */
   mm_plan_text text[MM_PLAN_TEXTS]; /* unsharded: config.json, the model card, the target format's own file; name NULL past the end */
   const mm_importance *importance;  /* of the options */

@@ -9,6 +9,7 @@
 #include "convert/decode/decode.h"
 #include "convert/plan/packed_agrees.h"
 #include "convert/plan/target_format.h"
+#include "convert/source/encoding.h"
 #include "convert/source/kv_rules.h"
 
 #define MISSING_MOST 10000 /* tensors counted as missing */
@@ -233,7 +234,7 @@ static const char *source_name(mm_planner *b, const mm_rule *r, uint32_t layer, 
   char name[256];
   if (b->p->layout->unfused) {
     mm_rule_name(name, sizeof name, r->theirs, layer, expert);
-    return mm_arena_strndup(&b->p->pack.arena, name, strlen(name), b->err);
+    return mm_arena_printf(&b->p->pack.arena, b->err, "%s%s", b->p->prefix, name);
   }
   const char *at = strstr(r->theirs, "{l}");
   if (!at) return r->theirs;
@@ -310,6 +311,69 @@ static bool add_kv_scales(mm_planner *b, uint32_t layer) {
   return true;
 }
 
+/* ---- unsharded: what is no part of the text model ---- */
+
+/* Finds the prefix of the text model's names and refuses what gives no checkpoint of the release's names. */
+static bool find_prefix(mm_planner *b) {
+  static const char embedding[] = "model.embed_tokens.weight";
+  const mm_hf *hf = b->hf;
+  const mm_alias *first = b->arch->naming;
+  if (!b->p->layout->unfused || !first || !first->theirs) return true;
+  const mm_pack *from = hf->packed ? mm_packed_pack(hf) : NULL;
+  if (from && from->left_out_count)
+    return mm_fail(b->err, MM_UNSUPPORTED, "E_ARCH", mm_at(hf->dir, NULL),
+                   "found --layout hf with a packed checkpoint that leaves out %s*, expected the source that it was made from",
+                   from->left_out[0].prefix);
+  for (size_t i = 0; i < hf->tensor_count; i++)
+    for (const mm_alias *s = first; s->theirs; s++)
+      if (s->theirs[0] == '.' && strstr(hf->tensor[i].original, s->theirs))
+        return mm_fail(b->err, MM_UNSUPPORTED, "E_ARCH", mm_hf_at(hf, &hf->tensor[i]),
+                       "found --layout hf with a name of transformers' own, expected the names of the release (or the packed layout)");
+  const mm_hf_tensor *t = mm_hf_find(hf, embedding);
+  if (!t || strcmp(t->original, embedding) == 0) return true;
+  b->p->prefix = mm_arena_strndup(&b->p->pack.arena, first->theirs, strlen(first->theirs) - strlen(first->canonical), b->err);
+  return b->p->prefix;
+}
+
+/* A tensor that is copied as it is, as a vector of its elements. */
+static bool pass_tensor(mm_planner *b, mm_hf_tensor *t) {
+  static const mm_rule rule = {"", "", MM_DIM_NONE, MM_DIM_NONE, MM_WHOLE, MM_KIND_KEEP, MM_ANY_LAYER};
+  mm_plan *p = b->p;
+  uint64_t n = 0;
+  const mm_scheme *scheme = mm_scheme_plain(t->dtype);
+  if (!scheme || !mm_shape_count(&t->shape, &n) || n == 0 || n > UINT32_MAX / 2)
+    return mm_fail(b->err, MM_UNSUPPORTED, "E_DTYPE", mm_hf_at(b->hf, t), "found %s of %llu elements to copy, expected BF16, F16 or F32",
+                   mm_dtype_name(t->dtype), (unsigned long long)n);
+  if (!MM_GROW(p->pack.tensor, &b->tensor_cap, p->pack.tensor_count + 1, b->err) ||
+      !MM_GROW(p->tensor, &b->plan_cap, p->pack.tensor_count + 1, b->err))
+    return false;
+  mm_pack_tensor *to = &p->pack.tensor[p->pack.tensor_count];
+  mm_plan_tensor *pt = &p->tensor[p->pack.tensor_count++];
+  const uint32_t rows = (uint32_t)n;
+  *to = (mm_pack_tensor){
+      .name = t->original, .piece_count = 1, .vector = true, .scheme = scheme->name, .rows = rows, .cols = 1, .whole_cols = 1};
+  to->piece[0] = (mm_piece){.source = t->original, .rows = rows, .local_rows = rows};
+  *pt = (mm_plan_tensor){.scheme = scheme, .grid = scheme->plane[1].cell, .passed = t, .as_stored = true};
+  pt->rule[0] = &rule;
+  pt->matrix = mm_arena_alloc(&p->pack.arena, sizeof *pt->matrix, b->err);
+  if (!pt->matrix || !mm_cut_find(p, &rule, b->o->align, &to->piece[0].cut, b->err)) return false;
+  *pt->matrix = (mm_matrix){.encoding = &mm_encodings[0], .weight = t, .line = 1, .rows = rows, .cols = 1};
+  t->used = true;
+  return mm_cut_cells(p, pt, to, b->o->align, b->err);
+}
+
+static bool pass_tensors(mm_planner *b) {
+  for (size_t i = 0; b->p->layout->unfused && i < b->hf->tensor_count; i++) {
+    if (!b->hf->tensor[i].left_out) continue;
+    if (b->hf->names_only)
+      return mm_fail(b->err, MM_USAGE, "E_USAGE", mm_hf_at(b->hf, &b->hf->tensor[i]),
+                     "found --names-only with a tensor that --layout hf copies in its own shape, which its file says");
+    if (!pass_tensor(b, &b->hf->tensor[i])) return false;
+  }
+  if (b->p->layout->unfused) b->p->pack.left_out_count = 0;
+  return true;
+}
+
 static bool fail_missing(const mm_planner *b) {
   char hint[1024], others[64] = "";
   const size_t more = b->missing - 1;
@@ -331,6 +395,7 @@ static bool add_tensors(mm_planner *b) {
     if (!add_rules(b, first, last, l) || !add_kv_scales(b, l)) return false;
   if (!add_rules(b, last, a->rule_count, 0)) return false;
   if (b->missing == 0) {
+    if (!pass_tensors(b)) return false;
     share_input_scales(b->p);
     return (b->o->made || b->o->allow_unmatched || mm_recipe_all_hit(&b->p->recipe, b->err)) && calibration_used(b);
   }
@@ -437,7 +502,7 @@ static bool add_sources(mm_plan *p, const mm_hf *hf, mm_err *err) {
 }
 
 bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err) {
-  *p = (mm_plan){.hf = hf, .layout = o->layout ? o->layout : &mm_layout_packed, .importance = o->importance};
+  *p = (mm_plan){.hf = hf, .layout = o->layout ? o->layout : &mm_layout_packed, .prefix = "", .importance = o->importance};
   mm_planner b = {.p = p, .hf = hf, .o = o, .err = err, .arch = mm_arch_find(hf->config, hf->config_path, err)};
   if (!b.arch || !b.arch->read_config(hf->config, hf->config_path, &p->pack.model, err)) return false;
   if (hf->packed && !mm_packed_agrees(mm_packed_pack(hf), b.arch, &p->pack.model, err)) return false;
@@ -445,9 +510,7 @@ bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err)
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
                    "found --tp %u --pp %u with --layout hf, whose files are whole: leave both out, engines cut them as they load", o->tp,
                    o->pp);
-  if (p->layout->unfused && b.arch->naming)
-    return mm_fail(err, MM_UNSUPPORTED, "E_ARCH", mm_at(hf->dir, NULL), "found --layout hf with %s, expected the packed layout",
-                   p->pack.model.architecture);
+  if (!find_prefix(&b)) return false;
   if (!mm_cut_feasible(&p->pack.model, o, hf->config_path, err)) return false;
   p->pack.tp = o->tp;
   p->pack.ep = o->ep;
@@ -468,7 +531,9 @@ bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err)
   bool ok = add_tensors(&b);
   mm_decoder_close(&b.source);
   if (!ok || !mm_hf_all_used(hf, &p->pack.model, err) || !add_format(p, err) || !add_sources(p, hf, err)) return false;
-  if (p->layout->unfused && !o->made && !(mm_target_format_spell(p, o->target_format, err) && mm_target_format_texts(p, err))) return false;
+  const bool named = p->layout->unfused && (!o->made || (o->target_format && !p->recipe.act_scales)); /* the scales are not at hand */
+  const char *format = o->target_format && strcmp(o->target_format, "none") != 0 ? o->target_format : NULL;
+  if (named && !(mm_target_format_spell(p, format, err) && mm_target_format_texts(p, err))) return false;
   return read_ranks(p, o->ranks, err) && mm_lay_out(p, o->part_size, err) && add_steps(p, err);
 }
 

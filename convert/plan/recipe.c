@@ -287,10 +287,10 @@ char *mm_recipe_load(mm_arena *a, const char *path, mm_err *err) {
   return line;
 }
 
-static bool matches(const mm_pattern *p, const char *const *names) {
-  for (; *names; names++)
-    if (mm_pattern_match(p, *names)) return true;
-  return false;
+static bool matches(const mm_pattern *p, const char *const *names, bool *hit, mm_err *err) {
+  for (*hit = false; *names && !*hit; names++)
+    if (!mm_pattern_match(p, *names, hit, err)) return false;
+  return true;
 }
 
 bool mm_recipe_choose(mm_recipe *r, mm_kind kind, const char *const *names, const mm_scheme **scheme, mm_err *err) {
@@ -298,7 +298,10 @@ bool mm_recipe_choose(mm_recipe *r, mm_kind kind, const char *const *names, cons
   bool chosen = false;
   for (size_t i = r->count; i-- > 0;) { /* the last pattern that matches wins; the others are looked at until they have matched something */
     mm_override *o = &r->override[i];
-    if ((chosen && o->hit) || !matches(&o->pattern, names)) continue;
+    bool hit = false;
+    if (chosen && o->hit) continue;
+    if (!matches(&o->pattern, names, &hit, err)) return false;
+    if (!hit) continue;
     o->hit = true;
     if (!chosen) *scheme = o->scheme;
     chosen = true;

@@ -4,7 +4,7 @@
  *     [; importance=DIGEST] [; act_scales=DIGEST] [; nonfinite=zero]
  *
  * The first SCHEME ("none" keeps what is stored) goes to attention and expert projections; norms, routers and biases are never
- * quantised, embedding and head only where a pattern names them. A PATTERN (pattern.h) is a glob, or a POSIX extended regular expression
+ * quantised, embedding and head only where a pattern names them. A PATTERN (pattern.h) is a glob, or a Perl-compatible regular expression
  * behind "re:", held against the packed name and the Hugging Face names it is made of; the last one that matches wins. The digests
  * are those of the files that weighed searches and gave static scales of activations; nonfinite=zero says that weights which are NaN or
  * infinite are stored as 0. minimax-convert puts all three there. */
@@ -12,7 +12,7 @@
 #define MM_CONVERT_RECIPE_H
 
 #include "convert/model/rule.h"
-#include "formats/pattern.h"
+#include "convert/plan/pattern.h"
 #include "quant/quant.h"
 
 #define MM_RECIPE_BYTES    (UINT64_C(64) << 10) /* of the line, and of a recipe file */

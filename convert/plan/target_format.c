@@ -84,10 +84,10 @@ static const mm_target_naming naming[] = {
        .whole_groups = true, .algorithm = "NVFP4", .config = "{\"weights\": " MODELOPT4 ", \"input_activations\": " MODELOPT4 "}"),
 };
 #undef IN
-#define SPELLINGS (sizeof naming / sizeof *naming)
+#define NAMINGS (sizeof naming / sizeof *naming)
 
 static const mm_target_naming *find_naming(const mm_target_format *d, const mm_pack_tensor *t) {
-  for (size_t i = 0; i < SPELLINGS; i++)
+  for (size_t i = 0; i < NAMINGS; i++)
     if (naming[i].target_format == d && strcmp(naming[i].scheme, t->scheme) == 0 && !naming[i].input == !(t->input_scale > 0))
       return &naming[i];
   return NULL;
@@ -99,7 +99,7 @@ static uint32_t group_of(const mm_target_naming *s, const mm_scheme *scheme) { r
 static bool no_naming(const mm_target_format *d, const mm_pack_tensor *t, mm_err *err) {
   const char *fixed = " with static scales of the inputs";
   char known[512] = "";
-  for (size_t i = 0; i < SPELLINGS; i++)
+  for (size_t i = 0; i < NAMINGS; i++)
     if (naming[i].target_format == d)
       snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s, ", naming[i].scheme, naming[i].input ? fixed : "");
   return mm_fail(err, MM_UNSUPPORTED, "E_DIALECT", mm_at(NULL, t->piece[0].source),
@@ -188,12 +188,18 @@ static bool add_module(mm_json *list, const char *source) {
   return mm_json_append(list, mm_json_new_str(name));
 }
 
-/* "model.layers.0.self_attn.q_proj.weight", the first of three that engines fuse: the module's name in them; false for others. */
+/* "model.layers.0.self_attn.q_proj.weight", the first of several that engines fuse: the module's name in them; false for others. */
 static bool fused_name(const char *source, unsigned pieces, char out[256]) {
-  static const char first[] = "q_proj.weight";
-  size_t n = strlen(source), end = strlen(first);
-  if (pieces != 3 || n < end || strcmp(source + n - end, first) != 0) return false;
-  return snprintf(out, 256, "%.*sqkv_proj", (int)(n - end), source) < 256;
+  static const struct {
+    const char *first, *module;
+    unsigned pieces;
+  } fused[] = {{".q_proj.weight", ".qkv_proj", 3}, {".gate_proj.weight", ".gate_up_proj", 2}};
+  for (size_t i = 0; i < sizeof fused / sizeof *fused; i++) {
+    const size_t n = strlen(source), end = strlen(fused[i].first);
+    if (pieces != fused[i].pieces || !mm_ends_with(source, fused[i].first)) continue;
+    return snprintf(out, 256, "%.*s%s", (int)(n - end), source, fused[i].module) < 256;
+  }
+  return false;
 }
 
 /* Names that begin with ".block_sparse_moe." begin with ".mlp." where an engine follows transformers. */
@@ -235,6 +241,8 @@ static mm_json *left_out(const mm_plan *p) {
   bool ok = list;
   for (size_t i = 0; ok && i < p->pack.tensor_count; i++) {
     const mm_pack_tensor *t = &p->pack.tensor[i];
+    const mm_hf_tensor *passed = p->tensor[i].passed;
+    if (passed && passed->shape.rank > 1 && mm_ends_with(passed->original, ".weight")) ok = add_module(list, passed->original);
     if (t->vector || p->tensor[i].naming) continue;
     if (is_expert(p, i, p->tensor[i].layer) && !is_expert(p, i - 1, p->tensor[i].layer)) ok = add_experts(list, p, i);
     for (unsigned j = 0; ok && j < t->piece_count; j++) ok = add_module(list, t->piece[j].source);
@@ -243,14 +251,14 @@ static mm_json *left_out(const mm_plan *p) {
   return complete(list, ok);
 }
 
-static const mm_target_naming *first_spelling(const mm_plan *p) {
+static const mm_target_naming *first_naming(const mm_plan *p) {
   for (size_t i = 0; i < p->pack.tensor_count; i++)
     if (p->tensor[i].naming) return p->tensor[i].naming;
   return NULL;
 }
 
 static mm_json *fp8_config(const mm_plan *p, mm_json *list, mm_err *err) {
-  mm_json *o = parse(first_spelling(p)->config, err);
+  mm_json *o = parse(first_naming(p)->config, err);
   return complete(o, mm_json_set(o, "modules_to_not_convert", list));
 }
 
@@ -265,7 +273,7 @@ static mm_json *words(const char *word) {
 }
 
 static mm_json *modelopt_config(const mm_plan *p, mm_json *list, mm_err *err) {
-  const mm_target_naming *s = first_spelling(p);
+  const mm_target_naming *s = first_naming(p);
   mm_json *o = mm_json_new_obj(), *groups = mm_json_new_obj(), *group = parse(s->config, err);
   bool ok = mm_json_set(group, "targets", words("Linear"));
   ok = mm_json_set(groups, "group_0", group) && ok;
@@ -276,7 +284,7 @@ static mm_json *modelopt_config(const mm_plan *p, mm_json *list, mm_err *err) {
 }
 
 static mm_json *modelopt_file(const mm_plan *p, mm_json *list, mm_err *err) {
-  const mm_target_naming *s = first_spelling(p);
+  const mm_target_naming *s = first_naming(p);
   mm_json *o = mm_json_new_obj(), *q = parse("{\"kv_cache_quant_algo\": null, \"group_size\": 16}", err);
   bool ok = mm_json_set(q, "quant_algo", mm_json_new_str(s->algorithm));
   ok = mm_json_set(q, "exclude_modules", list) && ok;
@@ -325,9 +333,10 @@ static bool add_pattern(mm_json *list, const char *module, size_t n) {
 static size_t module_length(const char *name) { return strlen(name) - strlen(".weight"); }
 
 /* A rule's modules in all layers, and where engines fuse them the fused one: "qkv_proj", the experts of a layer as one. */
-static bool add_rule(mm_json *list, const mm_plan_tensor *pt, unsigned piece, unsigned pieces, bool all_experts) {
-  const char *theirs = pt->rule[piece]->theirs, *experts = strstr(theirs, ".experts.{e}.");
-  char name[256];
+static bool add_rule(mm_json *list, const char *prefix, const mm_plan_tensor *pt, unsigned piece, unsigned pieces, bool all_experts) {
+  char theirs[256], name[256];
+  snprintf(theirs, sizeof theirs, "%s%s", prefix, pt->rule[piece]->theirs);
+  const char *experts = strstr(theirs, ".experts.{e}.");
   if (!add_pattern(list, theirs, module_length(theirs))) return false;
   if (piece == 0 && fused_name(theirs, pieces, name) && !add_pattern(list, name, strlen(name))) return false;
   if (!experts || !all_experts || piece != 0 || pieces != 2) return true; /* w2 comes with w1 and w3 */
@@ -376,7 +385,7 @@ static mm_json *targets(const mm_plan *p, const mm_target_naming *s) {
     if (pt->rule[0] != last) whole = whole_rule(p, pt->rule[0], s);
     last = pt->rule[0];
     if (whole && mm_json_get(done, last->theirs)) continue;
-    for (unsigned j = 0; ok && whole && j < t->piece_count; j++) ok = add_rule(list, pt, j, t->piece_count, every);
+    for (unsigned j = 0; ok && whole && j < t->piece_count; j++) ok = add_rule(list, p->prefix, pt, j, t->piece_count, every);
     ok = ok && (whole || add_named(list, t));
     ok = ok && (!whole || mm_json_set(done, last->theirs, mm_json_new_bool(true)));
   }
@@ -394,14 +403,14 @@ static bool add_group(mm_json *groups, const mm_target_naming *s, mm_json *modul
 
 /* The group of the commonest naming names every linear module and comes last: readers take the first group that a module fits. */
 static mm_json *ct_groups(const mm_plan *p, mm_err *err) {
-  size_t count[SPELLINGS] = {0}, most = 0;
+  size_t count[NAMINGS] = {0}, most = 0;
   for (size_t i = 0; i < p->pack.tensor_count; i++)
     if (p->tensor[i].naming) count[p->tensor[i].naming - naming]++;
-  for (size_t i = 0; i < SPELLINGS; i++)
+  for (size_t i = 0; i < NAMINGS; i++)
     if (count[i] > count[most]) most = i;
   mm_json *o = mm_json_new_obj();
   bool ok = o;
-  for (size_t i = 0; ok && i < SPELLINGS; i++)
+  for (size_t i = 0; ok && i < NAMINGS; i++)
     if (i != most && count[i] > 0) ok = add_group(o, &naming[i], targets(p, &naming[i]), err);
   return complete(o, ok && add_group(o, &naming[most], words("Linear"), err));
 }
@@ -414,8 +423,10 @@ static bool ignore_experts(mm_json *list, const mm_plan *p) {
     const uint32_t layer = p->tensor[i].layer;
     bool some = false, first = is_expert(p, i, layer) && !is_expert(p, i - 1, layer);
     for (size_t j = i; first && j < p->pack.tensor_count && is_expert(p, j, layer); j++) some = some || p->tensor[j].naming;
-    char re[256];
-    snprintf(re, sizeof re, "re:^model\\.layers\\.%u\\.(block_sparse_moe|mlp)\\.experts\\..*$", layer);
+    char re[256], prefix[64] = "";
+    for (size_t k = 0, n = 0; p->prefix[k] && n + 3 < sizeof prefix; k++)
+      n += (size_t)snprintf(prefix + n, sizeof prefix - n, p->prefix[k] == '.' ? "\\%c" : "%c", p->prefix[k]);
+    snprintf(re, sizeof re, "re:^%smodel\\.layers\\.%u\\.(block_sparse_moe|mlp)\\.experts\\..*$", prefix, layer);
     if (first && !some) ok = mm_json_append(list, mm_json_new_str(re));
   }
   return ok;

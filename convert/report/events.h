@@ -8,7 +8,11 @@
 typedef struct mm_events mm_events;
 /* Appends to the file (or pipe) at place->path, by the rule of formats/system/output.h. NULL on failure. */
 mm_events *mm_events_open(const mm_output_place *place, mm_err *err);
-#define MM_EVENTS_MARK "\"event\":\""
+/* The first line of a file of events: of a run that began, or of one that failed before. */
+#define MM_EVENTS_MARKS                                                                                                     \
+  {                                                                                                                         \
+    {.head = "{\"architecture\":\"", .text = "\"event\":\""}, { .head = "{\"error\":\"E_", .text = "\"event\":\"failed\"" } \
+  }
 /* One line, in one write; takes `fields` over (NULL: no memory for them), puts "event" and "time" into it. The first failure is kept. Not
  * from two threads at once. Accepts NULL. */
 void mm_events_put(mm_events *e, const char *event, mm_json *fields);

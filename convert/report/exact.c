@@ -27,6 +27,16 @@ static bool check_sources(const mm_pack *want, const mm_pack *p, mm_err *err) {
   return true;
 }
 
+static bool check_left_out(const mm_pack *want, const mm_pack *p, mm_err *err) {
+  bool same = p->left_out_count == want->left_out_count;
+  for (size_t i = 0; same && i < want->left_out_count; i++) {
+    const mm_left_out *a = &p->left_out[i], *b = &want->left_out[i];
+    same = strcmp(a->prefix, b->prefix) == 0 && a->tensors == b->tensors && a->bytes == b->bytes;
+  }
+  return same || mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at(p->dir, NULL),
+                         "found other tensors said to be left out than this source's that have no place in a packed checkpoint");
+}
+
 bool mm_exact_words(const mm_plan *plan, const mm_pack *p, mm_err *err) {
   const mm_pack *want = &plan->pack;
   const char *key;
@@ -37,12 +47,13 @@ bool mm_exact_words(const mm_plan *plan, const mm_pack *p, mm_err *err) {
       return mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at(p->dir, p->tensor[i].name),
                      "found input_scale %.9g, expected %.9g from this source", (double)p->tensor[i].input_scale,
                      (double)want->tensor[i].input_scale);
-  return check_sources(want, p, err);
+  return (p->target_format || check_left_out(want, p, err)) && check_sources(want, p, err);
 }
 
 /* ---- weights ---- */
 
 bool mm_exact_again(const mm_plan *plan, const mm_pack *p, size_t i) {
+  if (plan->tensor[i].scheme->code == MM_CODE_PLAIN) return true;
   return strcmp(plan->pack.tool, p->tool) == 0 && plan->recipe.method == MM_METHOD_NEAREST &&
          !(plan->recipe.importance && plan->tensor[i].search != MM_SEARCH_ABSMAX);
 }
@@ -68,7 +79,7 @@ static bool compare_given(void *ctx, const mm_given *g, mm_err *err) {
   const mm_path path = mm_path_of(p->dir, p->rank[rank].part[at->part].file);
   return mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at_offset(path.text, p->tensor[x->tensor].name, at->offset + g->at + i),
                  "found byte 0x%02x, expected 0x%02x of %s, rows from %u, %s", found[i], expected[i], x->t->piece[x->piece].source, x->row,
-                 x->keep ? "which is kept as stored" : "which this version packs so");
+                 x->keep ? "which is kept as stored" : "which is packed so");
 }
 
 static bool check_step(void *ctx, size_t item, unsigned worker, mm_err *err) {

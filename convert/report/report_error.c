@@ -135,11 +135,15 @@ static const char *ending(const char *path) {
 
 /* False for an ending that no format has. */
 static bool mark_of(mm_output_place *place, mm_err *err) {
-  static const char *const format[][2] = {
-      {".json", "\"compared_by\": \"minimax-verify "}, {".csv", CSV_HEAD}, {".html", "<title>" MM_REPORT_TITLE "</title>"}};
+  static const char *const format[] = {".json", ".csv", ".html"};
+  static const mm_output_mark mark[] = {
+      {.head = "{\n \"checkpoint\": \"", .text = "\"compared_by\": \"minimax-verify "},
+      {.head = CSV_HEAD},
+      {.head = "<!DOCTYPE html>\n<html lang=en><meta charset=utf-8>", .text = "<title>" MM_REPORT_TITLE "</title>"}};
   for (size_t i = 0; i < sizeof format / sizeof *format; i++) {
-    if (strcmp(ending(place->path), format[i][0]) != 0) continue;
-    place->mark = format[i][1];
+    if (strcmp(ending(place->path), format[i]) != 0) continue;
+    place->mark = &mark[i];
+    place->marks = 1;
     return true;
   }
   return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(place->path, NULL),

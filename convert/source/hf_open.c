@@ -197,7 +197,7 @@ static bool canonical_name(mm_hf *hf, const mm_arch *a, mm_hf_tensor *t, mm_err 
   for (const mm_alias *s = block; name && s->theirs; s++)
     if ((at = strstr(name, s->theirs)) && !dense_mlp(at)) name = respelt(hf, name, at, strlen(s->theirs), s->canonical, err);
   at = name ? strstr(name, ".self_attn.") : NULL;
-  const char *kv = at ? mm_kv_spelling(at + strlen(".self_attn.")) : NULL;
+  const char *kv = at ? mm_kv_suffix_of(at + strlen(".self_attn.")) : NULL;
   if (kv) name = respelt(hf, name, at + strlen(".self_attn."), strlen(at + strlen(".self_attn.")), kv, err);
   at = name ? strstr(name, ".experts.") : NULL;
   if (at) {

@@ -14,7 +14,7 @@ static const struct {
     {"v_zero_point", {"v_proj.v_zero_point", "qkv_proj.v_zero_point", "attn.v_zero_point"}},
 };
 
-const char *mm_kv_spelling(const char *rest) {
+const char *mm_kv_suffix_of(const char *rest) {
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)
     for (const char *const *theirs = names[i].theirs; *theirs; theirs++)
       if (strcmp(rest, *theirs) == 0) return names[i].canonical;

@@ -5,6 +5,6 @@
 #define MM_CONVERT_KV_SCALES_H
 
 /* The part of such a tensor's name behind "self_attn.", in its one canonical form; NULL for other tensors. */
-const char *mm_kv_spelling(const char *rest);
+const char *mm_kv_suffix_of(const char *rest);
 
 #endif

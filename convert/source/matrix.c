@@ -119,6 +119,17 @@ static bool most_begin(const mm_hf *hf, const char *prefix, size_t n) {
   return 2 * count > hf->tensor_count;
 }
 
+/* Bytes of the prefix that a tool left on the name: without those that the family's own names may begin with. */
+static size_t foreign_prefix(const mm_hf *hf, const char *name, size_t n) {
+  const mm_arch *a = mm_arch_find(hf->config, hf->config_path, MM_IGNORED);
+  for (const mm_alias *s = a ? a->naming : NULL; s && s->theirs; s++) {
+    if (s->theirs[0] == '.' || !mm_ends_with(s->theirs, s->canonical)) continue;
+    const size_t own = strlen(s->theirs) - strlen(s->canonical);
+    if (n > own && strncmp(name + n - own, s->theirs, own) == 0) return n - own;
+  }
+  return n;
+}
+
 void mm_hf_name_hint(const mm_hf *hf, const char *missing, char *out, size_t cap) {
   const size_t n = strlen(missing);
   const mm_hf_tensor *prefixed = NULL, *compiled = NULL, *mlx = NULL;
@@ -137,7 +148,7 @@ void mm_hf_name_hint(const mm_hf *hf, const char *missing, char *out, size_t cap
   mm_escape(name, sizeof name, t->original, strlen(t->original));
   if (prefixed)
     snprintf(out, cap, "; it is there as \"%s\": take the prefix \"%s\" off all names", name,
-             mm_escape(prefix, sizeof prefix, t->name, strlen(t->name) - n));
+             mm_escape(prefix, sizeof prefix, t->name, foreign_prefix(hf, t->name, strlen(t->name) - n)));
   else if (compiled)
     snprintf(out, cap, "; names such as \"%s\" have torch.compile's \"_orig_mod.\": take it off all names", name);
   else

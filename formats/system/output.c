@@ -27,13 +27,16 @@ static bool is_own_stream(const struct stat *st) {
 
 #define MARK_WINDOW 65536
 
-/* True if the file, of `size` bytes, is empty or has the mark. */
-static bool holds_mark(int fd, uint64_t size, const char *mark) {
-  char text[MARK_WINDOW];
-  const uint64_t at[] = {0, size > MARK_WINDOW ? size - MARK_WINDOW : 0};
-  for (size_t i = 0; size > 0 && i < 2; i++) {
-    const ssize_t n = pread(fd, text, sizeof text, (off_t)at[i]);
-    if (n > 0 && memmem(text, (size_t)n, mark, strlen(mark))) return true;
+/* True if the file, of `size` bytes, is empty or has one of the marks. */
+static bool holds_mark(int fd, uint64_t size, const mm_output_mark *mark, size_t marks) {
+  char first[MARK_WINDOW], last[MARK_WINDOW];
+  const ssize_t n = pread(fd, first, sizeof first, 0),
+                m = pread(fd, last, sizeof last, size > MARK_WINDOW ? (off_t)(size - MARK_WINDOW) : 0);
+  for (size_t i = 0; n > 0 && m > 0 && i < marks; i++) {
+    const mm_output_mark *x = &mark[i];
+    const size_t head = strlen(x->head), text = x->text ? strlen(x->text) : 0;
+    if ((size_t)n < x->at + head || memcmp(first + x->at, x->head, head) != 0) continue;
+    if (!text || memmem(first, (size_t)n, x->text, text) || memmem(last, (size_t)m, x->text, text)) return true;
   }
   return size == 0;
 }
@@ -79,7 +82,7 @@ static bool may_replace(const mm_output_place *p, const struct stat *st, mm_err 
   if (p->force || !p->mark || st->st_size == 0) return true;
   const int fd = open(p->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   if (fd < 0) return mm_fail_errno(err, mm_at(p->path, NULL), "look at", errno);
-  const bool ours = holds_mark(fd, (uint64_t)st->st_size, p->mark);
+  const bool ours = holds_mark(fd, (uint64_t)st->st_size, p->mark, p->marks);
   close(fd);
   return ours || refuse(p->path, "found a file that this program did not make, expected none, an empty one or one of its own", err);
 }
@@ -102,6 +105,12 @@ static bool look(const mm_output_place *p, target *t, mm_err *err) {
   t->there = true;
   t->direct = !S_ISREG(mode) || is_own_stream(&t->st);
   return !t->direct || p->stream || refuse(p->path, "found a FIFO, a device or the program's own output, expected a file's name", err);
+}
+
+/* Refuses an input that has the temporary file's name, which this program would take for a killed run's. */
+static bool staged_is_no_input(const mm_output_place *p, int parent, const char *staged, mm_err *err) {
+  struct stat st;
+  return fstatat(parent, staged, &st, AT_SYMLINK_NOFOLLOW) != 0 || no_input(p, &st, err);
 }
 
 /* Called after open_parent: a file in an input directory is recognised by its place. */
@@ -139,13 +148,21 @@ static bool open_parent(const mm_output_place *p, int *parent, char *real, const
   return true;
 }
 
+static char *staged_name(mm_arena *a, const char *name, mm_err *err) {
+  return mm_arena_printf(a, err, ".%s.partial-%s", name, program_invocation_short_name);
+}
+
 bool mm_output_check(const mm_output_place *p, mm_err *err) {
   char real[PATH_MAX];
-  const char *name;
+  const char *name = "";
   target t;
   int parent = -1;
+  mm_arena names = {0};
   if (!look(p, &t, err)) return false;
   bool ok = (t.direct || open_parent(p, &parent, real, &name, err)) && may_take(p, &t, err);
+  const char *staged = ok && !t.direct ? staged_name(&names, name, err) : NULL;
+  ok = ok && (t.direct || (staged && staged_is_no_input(p, parent, staged, err)));
+  mm_arena_close(&names);
   if (parent >= 0) close(parent);
   return ok;
 }
@@ -246,6 +263,7 @@ bool mm_output_open(mm_output *o, const mm_output_place *p, mm_err *err) {
   *o = (mm_output)MM_OUTPUT_NONE;
   o->path = p->path;
   o->mark = p->force ? NULL : p->mark;
+  o->marks = p->marks;
   target t;
   if (!look(p, &t, err)) return false;
   o->direct = t.direct;
@@ -255,8 +273,8 @@ bool mm_output_open(mm_output *o, const mm_output_place *p, mm_err *err) {
     return o->fd >= 0;
   }
   bool ok = open_parent(p, &o->parent, real, &name, err) && may_take(p, &t, err) &&
-            (o->name = mm_arena_strndup(&o->arena, name, strlen(name), err)) &&
-            (o->staged = mm_arena_printf(&o->arena, err, ".%s.partial-%s", name, program_invocation_short_name)) && open_staged(o, err);
+            (o->name = mm_arena_strndup(&o->arena, name, strlen(name), err)) && (o->staged = staged_name(&o->arena, name, err)) &&
+            staged_is_no_input(p, o->parent, o->staged, err) && open_staged(o, err);
   if (ok) return true;
   if (o->fd >= 0) close(o->fd); /* another run's, maybe: it stays */
   o->fd = -1;
@@ -264,11 +282,11 @@ bool mm_output_open(mm_output *o, const mm_output_place *p, mm_err *err) {
   return false;
 }
 
-bool mm_output_open_at(mm_output *o, const char *path, int parent, const char *staged, int into, const char *name, mm_err *err) {
-  *o = (mm_output){.fd = -1, .parent = parent, .into = into, .path = path};
+bool mm_output_open_at(mm_output *o, const mm_output_place *p, int parent, const char *staged, int into, const char *name, mm_err *err) {
+  *o = (mm_output){.fd = -1, .parent = parent, .into = into, .path = p->path, .mark = p->force ? NULL : p->mark, .marks = p->marks};
   o->name = mm_arena_strndup(&o->arena, name, strlen(name), err);
   o->staged = mm_arena_strndup(&o->arena, staged, strlen(staged), err);
-  if (o->name && o->staged && open_staged(o, err)) return true;
+  if (o->name && o->staged && staged_is_no_input(p, parent, staged, err) && open_staged(o, err)) return true;
   if (o->fd >= 0) close(o->fd);
   o->fd = -1;
   mm_output_discard(o);
@@ -280,7 +298,7 @@ static bool marked(const mm_output *o, int into) {
   struct stat st;
   const int fd = openat(into, o->name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   if (fd < 0) return errno == ENOENT;
-  const bool ours = fstat(fd, &st) == 0 && holds_mark(fd, (uint64_t)st.st_size, o->mark);
+  const bool ours = fstat(fd, &st) == 0 && holds_mark(fd, (uint64_t)st.st_size, o->mark, o->marks);
   close(fd);
   return ours;
 }
@@ -297,7 +315,7 @@ static bool take_name(const mm_output *o, mm_err *err) {
       return mm_fsync(into, o->path, true, err);
     }
     if (!marked(o, into))
-      return mm_fail(err, MM_IO, "E_OUTPUT", mm_at(o->path, NULL), "found a file that holds no \"%s\"; move it away", o->mark);
+      return mm_fail(err, MM_IO, "E_OUTPUT", mm_at(o->path, NULL), "found a file that this program did not make; move it away");
   }
   if (renameat(o->parent, o->staged, into, o->name) != 0) return mm_fail_errno(err, mm_at(o->path, NULL), "publish", errno);
   return mm_fsync(into, o->path, true, err);

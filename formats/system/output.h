@@ -3,8 +3,8 @@
  * directly, where the writer needs no seeking.
  *
  * One rule holds for every such file: it is none of the program's inputs and lies in none of its input directories, by whatever path, link
- * or mount; and it replaces (or extends) only an empty file or one that this program made, as a mark in its text shows, unless force
- * allows any file. */
+ * or mount; and it replaces (or extends) only an empty file or one that this program made, as its beginning shows, unless force allows
+ * any file. The temporary file is no input either. */
 #ifndef MM_FORMATS_OUTPUT_H
 #define MM_FORMATS_OUTPUT_H
 
@@ -14,15 +14,24 @@
 extern "C" {
 #endif
 
+/* How the files of a program begin: a text that only quotes their format is none of them. */
+typedef struct mm_output_mark {
+  const char *head; /* what the file holds from byte `at` on */
+  const char *text; /* and within its first or last 64 KiB; NULL: nothing more */
+  unsigned at;
+} mm_output_mark;
+
 typedef struct mm_output_place {
   const char *path;         /* as given */
   const char *const *input; /* [inputs] files and directories that are read; NULL entries do not count */
   size_t inputs;
-  const char *mark;      /* what a file of this program holds in its first or last 64 KiB */
+  const mm_output_mark *mark; /* [marks] a file of this program has one of them */
+  size_t marks;
   bool force;            /* replaces any regular file that is no input */
   bool stream;           /* written from start to end, so that a FIFO will do */
   bool (*stopped)(void); /* whether to wait no longer for a FIFO's reader; NULL: a signal ends the program */
 } mm_output_place;
+#define MM_OUTPUT_MARKS(list) .mark = (list), .marks = sizeof(list) / sizeof *(list)
 #define MM_OUTPUT_INPUTS(...) \
   .input = (const char *const[]){__VA_ARGS__}, .inputs = sizeof((const char *const[]){__VA_ARGS__}) / sizeof(char *)
 
@@ -30,8 +39,9 @@ typedef struct mm_output {
   int fd, parent, into; /* -1 when closed; into: where the final name is, if not in parent */
   const char *path;     /* where the bytes go, for messages */
   char *name, *staged;
-  bool direct;      /* no rename */
-  const char *mark; /* what has the name is replaced only where it holds this, or nothing; NULL: any file is */
+  bool direct;                /* no rename */
+  const mm_output_mark *mark; /* [marks] a file of the name is replaced only where it has one, or is empty; NULL: any file is */
+  size_t marks;
   mm_arena arena;
 } mm_output;
 #define MM_OUTPUT_NONE \
@@ -48,9 +58,10 @@ MM_MUST_USE bool mm_output_append(int *fd, const mm_output_place *p, mm_err *err
 /* Opens `.NAME.partial-PROGRAM` in the directory of the path (a killed run's file is replaced; MM_LOCKED while another run writes it), or
  * the target itself if it takes the bytes directly. */
 MM_MUST_USE bool mm_output_open(mm_output *o, const mm_output_place *p, mm_err *err);
-/* The same with the two directories open (taken over, also on failure): `staged` in `parent` becomes `name` in `into`. `path` is for
- * messages. */
-MM_MUST_USE bool mm_output_open_at(mm_output *o, const char *path, int parent, const char *staged, int into, const char *name, mm_err *err);
+/* The same with the two directories open (taken over, also on failure): `staged` in `parent` becomes `name` in `into`. The place's path
+ * is for messages. */
+MM_MUST_USE bool mm_output_open_at(mm_output *o, const mm_output_place *p, int parent, const char *staged, int into, const char *name,
+                                   mm_err *err);
 /* Syncs, closes and renames. After a failure nothing is left of it. */
 MM_MUST_USE bool mm_output_publish(mm_output *o, mm_err *err);
 void mm_output_discard(mm_output *o); /* accepts a published or half-opened one */

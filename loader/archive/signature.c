@@ -150,7 +150,7 @@ static char *bundle_text(const char *statement, const mm_key *key, mm_err *err) 
 /* Writes the signature next to the checkpoint's directory, then renames it into the directory, which never holds half a signature. The
  * caller opened `in` (taken over) before it read the files to sign: a checkpoint that has taken the name since does not get the signature.
  */
-static bool put_signature(const char *dir, int in, const char *text, mm_err *err) {
+static bool put_signature(const char *dir, int in, const char *key, const char *text, mm_err *err) {
   char real[PATH_MAX], parent[PATH_MAX], staged[NAME_MAX + 32];
   struct stat now, then;
   mm_output out = MM_OUTPUT_NONE;
@@ -169,9 +169,10 @@ static bool put_signature(const char *dir, int in, const char *text, mm_err *err
     close(in);
     return mm_fail_errno(err, mm_at(dir, NULL), "open the directory of", errno);
   }
-  ok = mm_output_open_at(&out, to.text, at, staged, in, MM_SIGNATURE, err) && mm_pwrite(out.fd, to.text, text, strlen(text), 0, err);
-  out.mark = BUNDLE_MARK; /* an earlier signature is replaced, and nothing else */
-  ok = ok && mm_output_publish(&out, err);
+  static const mm_output_mark mark[] = {{.head = "{", .text = BUNDLE_MARK}}; /* an earlier signature is replaced, whoever made it */
+  const mm_output_place place = {.path = to.text, MM_OUTPUT_INPUTS(key), MM_OUTPUT_MARKS(mark)};
+  ok = mm_output_open_at(&out, &place, at, staged, in, MM_SIGNATURE, err) && mm_pwrite(out.fd, to.text, text, strlen(text), 0, err) &&
+       mm_output_publish(&out, err);
   mm_output_discard(&out);
   return ok;
 }
@@ -203,7 +204,7 @@ static bool hash_parts(resources *r, const mm_shards *s, unsigned threads, mm_er
   return ok;
 }
 
-bool mm_signature_make(const char *dir, const mm_key *key, unsigned threads, mm_err *err) {
+bool mm_signature_make(const char *dir, const mm_key *key, const char *key_path, unsigned threads, mm_err *err) {
   mm_shards s = {0};
   resources r = {0};
   char real[PATH_MAX], *statement = NULL, *bundle = NULL;
@@ -215,7 +216,7 @@ bool mm_signature_make(const char *dir, const mm_key *key, unsigned threads, mm_
   if (ok) qsort(r.item, r.count, sizeof *r.item, by_name);
   ok = ok && (statement = statement_text(basename(real), &r, err)) && (bundle = bundle_text(statement, key, err));
   if (ok)
-    ok = put_signature(dir, in, bundle, err);
+    ok = put_signature(dir, in, key_path, bundle, err);
   else if (in >= 0)
     close(in);
   MM_FREE(bundle, statement, r.item);

@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 /* Proves the directory (files and blocks), then writes DIR/model.sig, replacing an old one at once. */
-MM_MUST_USE bool mm_signature_make(const char *dir, const mm_key *key, unsigned threads, mm_err *err);
+MM_MUST_USE bool mm_signature_make(const char *dir, const mm_key *key, const char *key_path, unsigned threads, mm_err *err);
 /* DIR/model.sig is signed by `key` and lists just the files of p's directory, with the digests of its manifest and companions:
  * MM_INTEGRITY E_SIGNATURE otherwise. Does not read the parts: the manifest, now known to be the signer's, has the digests of their
  * blocks (verify.h). */

@@ -5,9 +5,9 @@
 
 bool mm_gpu_takes_model(const mm_model *m, uint32_t tp, mm_err *err) {
   const mm_where nowhere = mm_at(NULL, NULL);
-  if (mm_model_extended(m))
+  if (mm_model_extended(m)) /* as runtime/engine/devices.c does */
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", nowhere,
-                   "the cuda backend has no sparse attention: --device cpu alone runs this model");
+                   "found a model with sparse attention, which --device cuda refuses; --device cpu runs it");
   if (tp > MM_GPU_RANKS)
     return mm_fail(err, MM_UNSUPPORTED, "E_TP", nowhere, "found --tp %u, the cuda backend has up to %d ranks", tp, MM_GPU_RANKS);
   const uint64_t width = ((uint64_t)m->heads / tp + 2 * mm_max(1, m->kv_heads / tp)) * m->head_dim;

@@ -174,7 +174,8 @@ const mm_chat_format *mm_chat_format_of(const mm_pack *pack, const char *name, m
 const mm_chat_format *mm_chat_format_of_family(const mm_pack *pack, mm_err *err) {
   static const struct {
     const char *architecture, *format;
-  } family[] = {{"MiniMaxM2ForCausalLM", "minimax-m2"},
+  } family[] = {{"MiniMaxM3", "minimax-m3"}, /* the beginning of several names */
+                {"MiniMaxM2ForCausalLM", "minimax-m2"},
                 {"MiniMaxM1ForCausalLM", "minimax-m1"},
                 {"MiniMaxText01ForCausalLM", "minimax-m1"},
                 {"MiniMaxForCausalLM", "minimax-m1"}};
@@ -186,6 +187,7 @@ const mm_chat_format *mm_chat_format_of_family(const mm_pack *pack, mm_err *err)
   if (own.status != MM_OK) mm_fail_as(err, &own);
   if (text || own.status != MM_OK) return NULL;
   for (size_t i = 0; i < sizeof family / sizeof *family; i++)
-    if (strcmp(family[i].architecture, pack->model.architecture) == 0) return mm_chat_format_find(family[i].format);
+    if (strncmp(family[i].architecture, pack->model.architecture, strlen(family[i].architecture)) == 0)
+      return mm_chat_format_find(family[i].format);
   return NULL;
 }

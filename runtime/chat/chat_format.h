@@ -1,5 +1,5 @@
 /* Chat formats: how a conversation becomes a prompt. One for each template that MiniMax's models come with, written by hand and equal to it
- * byte for byte, but for numbers in JSON, which keep their spelling.
+ * byte for byte, but for numbers in JSON, which keep their digits.
  *
  * minimax-m1           the template that vLLM ships for tools (string or parts, calls replayed)
  * minimax-m1-released  the template in M1's tokenizer_config.json (parts only, calls not replayed)

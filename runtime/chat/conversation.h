@@ -1,7 +1,7 @@
 /* A conversation as a request gives it, whatever the API was: what a chat format renders into a prompt.
  *
  * All memory is the caller's and stays as it is until the prompt is rendered. Text is any UTF-8 and may hold NUL bytes. JSON is text as the
- * client wrote it: keys keep their order and numbers their spelling. */
+ * client wrote it: keys keep their order and numbers their digits. */
 #ifndef MM_RUNTIME_CONVERSATION_H
 #define MM_RUNTIME_CONVERSATION_H
 

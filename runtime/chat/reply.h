@@ -65,7 +65,6 @@ typedef enum mm_reply_place {
 /* Where the reply stands after what was pushed. */
 mm_reply_place mm_reply_where(const mm_reply *r);
 bool mm_reply_in_calls(const mm_reply *r);             /* behind a tag that begins calls */
-uint32_t mm_reply_calls(const mm_reply *r);            /* calls begun so far */
 uint32_t mm_reply_reasoning_tokens(const mm_reply *r); /* tokens pushed inside the reasoning, its closing marker included */
 
 /* Types of parameters follow the tool's JSON schema (type, lists of types, enum, const, anyOf, oneOf, allOf, local $ref). M2's parameters

@@ -62,7 +62,6 @@ mm_reply_place mm_reply_where(const mm_reply *r) {
 
 bool mm_reply_in_calls(const mm_reply *r) { return r->block != MM_BLOCK_NONE; }
 
-uint32_t mm_reply_calls(const mm_reply *r) { return r->calls; }
 uint32_t mm_reply_reasoning_tokens(const mm_reply *r) { return r->reasoning_tokens; }
 
 void mm_reply_emit(mm_reply *r, mm_reply_kind kind, const char *text, size_t n) {
@@ -293,8 +292,8 @@ static void give_marker(mm_reply *r, mm_marker m, const char *text, size_t n) {
 }
 
 mm_tag_match mm_tag_behind(const char *text, size_t n, const char *tag, size_t *used) {
-  size_t at = space_length(text, n);
-  const size_t len = strlen(tag);
+  const size_t at = space_length(text, n), len = strlen(tag);
+  *used = 0;
   if (at > GAP_MAX) return MM_TAG_NO;
   *used = at + len;
   if (memcmp(text + at, tag, n - at < len ? n - at : len) != 0) return MM_TAG_NO;

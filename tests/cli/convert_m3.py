@@ -4,6 +4,7 @@
 import copy
 import json
 import os
+import re
 import shutil
 import subprocess
 
@@ -163,13 +164,81 @@ def test_refused():
             bad.tensors = {k: v for k, v in source.tensors.items() if k != PREFIX + name}
             bad.save(f"{tmp}/gone{i}")
             refused(f"{tmp}/gone{i}", tmp + "/out", 3, "E_MISSING", name)
+        for prefix in ("base_model.model.", "module.", "_orig_mod.", "model."):  # of all names, the vision tower's too
+            renamed(source, lambda name, prefix=prefix: prefix + name).save(tmp + "/" + prefix)
+            refused(tmp + "/" + prefix, tmp + "/out", 3, "E_MISSING", f'take the prefix "{prefix}" off all names')
+        past = copy.copy(source)
+        past.tensors = source.tensors | {name: ("BF16", [2], b"abcd") for name in ("mtp.x.weight", PREFIX + "mtp.y.weight")}
+        past.file = source.file | dict.fromkeys(past.tensors.keys() - source.tensors.keys(), "model-00001-of-00003.safetensors")
+        past.save(tmp + "/past")
+        assert "for multi-token prediction, are left out (tensors: 2)" in convert(tmp + "/past", tmp + "/past-out")
         refused(TINY, tmp + "/out", 4, "E_TP", "num_attention_heads 8", options=("--tp", "16"))
-        refused(TINY, tmp + "/out", 4, "E_ARCH", "--layout hf", options=("--layout", "hf"))
         wide = copy.copy(source)
         wide.config = copy.deepcopy(source.config)
         wide.config["text_config"]["shared_intermediate_size"] = 63
         wide.save(tmp + "/wide")
         refused(tmp + "/wide", tmp + "/out", 4, "E_TP", "shared_intermediate_size 63", options=("--tp", "2"))
+
+
+def unsharded(path):
+    return {k: v for name in sorted(os.listdir(path)) if name.endswith(".safetensors") for k, v in read_st(os.path.join(path, name))[0].items()}
+
+
+def test_layout_hf():
+    """Unsharded: the release's names, the vision tower and drafts byte for byte; and back again as a source."""
+    source = Checkpoint.load(TINY)
+    with Scratch() as tmp:
+        convert(TINY, tmp + "/none", "-q", "--layout", "hf", "--part-size", "1M")
+        assert unsharded(tmp + "/none") == source.tensors
+        for quant in ("block_fp8", "mxfp8_attention_nvfp4_experts", "channel_fp8"):
+            convert(TINY, f"{tmp}/{quant}", "-q", "--layout", "hf", "--quant", quant)
+            subprocess.run([VERIFY, f"{tmp}/{quant}", "-q", "--source", TINY], check=True, stdout=subprocess.DEVNULL)
+            made = unsharded(f"{tmp}/{quant}")
+            with open(f"{tmp}/{quant}/config.json", encoding="utf-8") as f:
+                config = json.load(f)
+            quantised = {name.rsplit(".", 1)[0] for name in made if name.endswith(("scale", "scale_inv"))}
+            plain = {name.removesuffix(".weight") for name, t in source.tensors.items() if name.endswith(".weight") and len(t[1]) > 1} - quantised
+            assert all(made[n] == t for n, t in source.tensors.items() if n.rsplit(".", 1)[0] not in quantised) and len(quantised) == 20 + 3 + 4 * 21
+            q = config.pop("quantization_config")
+            assert config == source.config
+            left_out = q.get("ignore", q.get("modules_to_not_convert"))
+            assert plain <= set(left_out) and not quantised & set(left_out), plain - set(left_out)
+            for group in list(q.get("config_groups", {}).values())[:-1]:  # the last one takes every other module
+                fits = {m for m in quantised | plain if any(re.match(t[3:], m) for t in group["targets"])}
+                four = "nvfp4" in group["format"]
+                assert fits == {m for m in quantised if (".experts." in m) == four}, group
+            if quant != "mxfp8_attention_nvfp4_experts":  # compressed-tensors rounds the inverse of a global scale
+                convert(f"{tmp}/{quant}", f"{tmp}/back", "-q", "--tp", "2", "--ep", "2")
+                convert(TINY, f"{tmp}/packed", "-q", "--tp", "2", "--ep", "2", "--quant", quant)
+                same_numbers(f"{tmp}/back", f"{tmp}/packed")
+                shutil.rmtree(f"{tmp}/back")
+                shutil.rmtree(f"{tmp}/packed")
+        text = renamed(source, text_only, lambda name: name.startswith(PREFIX))
+        text.config = {"architectures": ["MiniMaxM3SparseForCausalLM"], **source.config["text_config"]}
+        inside = renamed(source, lambda n: n.replace("language_model.model.", "model.language_model.").replace("language_model.lm", "lm"))
+        drafts = copy.copy(source)
+        extra = {PREFIX + "model.mtp.layers.0.x.weight": ("F32", [1, 1, 2], b"abcdefgh"), PREFIX + "model.dspark.fc.weight": ("BF16", [1], b"ab")}
+        drafts.tensors, drafts.file = source.tensors | extra, source.file | dict.fromkeys(extra, "model-00001-of-00003.safetensors")
+        for name, c, expected in (("text", text, text.tensors), ("inside", inside, source.tensors), ("drafts", drafts, drafts.tensors)):
+            c.save(f"{tmp}/{name}")
+            convert(f"{tmp}/{name}", f"{tmp}/{name}-hf", "-q", "--layout", "hf")
+            assert unsharded(f"{tmp}/{name}-hf") == expected, name
+            subprocess.run([VERIFY, f"{tmp}/{name}-hf", "-q", "--source", f"{tmp}/{name}"], check=True, stdout=subprocess.DEVNULL)
+        convert(tmp + "/text", tmp + "/packed-text", "-q", "--tp", "2")
+        convert(tmp + "/packed-text", tmp + "/again", "-q", "--layout", "hf")
+        assert unsharded(tmp + "/again") == text.tensors
+        # Not where the vision tower is gone, or where names are those that transformers gives its own classes.
+        convert(TINY, tmp + "/packed", "-q")
+        refused(tmp + "/packed", tmp + "/out", 4, "E_ARCH", "leaves out multi_modal_projector.*", options=("--layout", "hf"))
+        native = fused(source)
+        native.config = source.config | {"architectures": ["MiniMaxM3VLForCausalLM"], "model_type": "minimax_m3_vl_text"}
+        native.save(tmp + "/native")
+        refused(tmp + "/native", tmp + "/out", 4, "E_ARCH", "transformers' own", options=("--layout", "hf"))
+        odd = copy.copy(source)
+        odd.tensors = source.tensors | {"vision_tower.position_ids": ("I64", [1], b"abcdefgh")}
+        odd.file = source.file | {"vision_tower.position_ids": "model-00001-of-00003.safetensors"}
+        odd.save(tmp + "/odd")
+        refused(tmp + "/odd", tmp + "/out", 4, "E_DTYPE", "vision_tower.position_ids", options=("--layout", "hf"))
 
 
 def test_mxfp8():
@@ -212,4 +281,4 @@ def test_mxfp8():
 
 
 if __name__ == "__main__":
-    main([test_forms, test_left_out, test_preset, test_refused, test_mxfp8])
+    main([test_forms, test_left_out, test_preset, test_refused, test_layout_hf, test_mxfp8])

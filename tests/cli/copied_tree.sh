@@ -3,6 +3,7 @@
 new=$TMPDIR/tree built=$TMPDIR/b
 mkdir "$new" "$new/tests" "$built"
 cp -a Makefile formats quant loader convert runtime "$new"
+cp tests/tests.mk "$new/tests"
 for made in formats quant loader convert runtime flags commit libformats.a libquant.a libloader.a libconvert.a libruntime.a; do
   cp -a "$BUILD/clang/$made" "$built"
 done

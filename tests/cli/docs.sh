@@ -42,7 +42,7 @@ for page in $pages; do
     grep -rqw "$name" --include='*.[ch]' --include='*.cu' $sources || echo "$name"
   done | absent "$page" "no such name in the sources"
   grep -oE '(^\$ |`)make [a-z-]+' "$page" | sed 's/.*make //' | sort -u | while read -r target; do
-    grep -q "^$target:.*## " Makefile || echo "$target"
+    cat Makefile tests/tests.mk | grep -q "^$target:.*## " || echo "$target"
   done | absent "$page" "no such make target"
 
   # Command lines: those that begin with a program's name, after a prompt or in backticks.

@@ -18,10 +18,10 @@ def run(*args, status=0, cwd=None):
     return p
 
 
-def options(program):
+def options(*program):
     """Every long option of a program, its other names included."""
     found = set()
-    for line in run(f"{BIN}/{program}", "--help").stdout.splitlines():
+    for line in run(f"{BIN}/{program[0]}", *program[1:], "--help").stdout.splitlines():
         if re.match(r" +(-\w, )?--\w", line):
             found |= set(re.findall(r"(?<![\w-])--([a-z][a-z0-9-]*)", re.split(r"  +", line.strip())[0]))
     return found
@@ -72,8 +72,11 @@ def examples():
         assert any(re.search(rf"\b{program}\b", x) for x in lines), (program, lines)
         for part in (p for x in lines for p in re.split(r" [|:&] ", x)):
             found = re.search(r"\bminimax[- ]([a-z]+)\b", part)
+            have = options("minimax-bench", "serve") if "bench serve" in part else known[f"minimax-{found[1]}"] if found else set()
             for option in re.findall(r"(?<!\S)--([a-z][a-z-]*)", part[found.end():] if found else ""):
-                assert option in known[f"minimax-{found[1]}"], (program, part, option)
+                assert option in have, (program, part, option)
+    serve = run(f"{BIN}/minimax-bench", "serve", "--help").stdout.split("\n\nexamples:\n")[1].splitlines()
+    assert len(serve) == 3 and all(o in options("minimax-bench", "serve") for x in serve for o in re.findall(r"--([a-z-]+)", x)), serve
     return known
 
 

@@ -2,7 +2,7 @@
 """Plans of full-size checkpoints, read from real headers over holes (scripts/sparse_checkpoint.py) and from the released index alone.
 
 Every source tensor is used once, the byte counts are those of the released models, impossible tensor-parallel sizes are refused with
-the reason, and a dry run takes less than 64 MiB and writes nothing; its seconds are printed.
+the reason, and a dry run takes less than 64 MiB and writes nothing; its seconds are printed. A row of docs/hardware.md is computed again.
 """
 import json
 import os
@@ -61,10 +61,14 @@ plans(sparse("m2", "--m2"), 96103, 230121630720, "block_fp8")
 # 23,416 tensors of 854,172,958,720 bytes, and 443,959,214,080 in MXFP8, less the 523 of the vision tower, 1,734,145,024 bytes, which are left out.
 plans(sparse("m3", "--m3"), 23416 - 523, 854172958720 - 1734145024, "none")
 plans(sparse("m3-mxfp8", "--m3-mxfp8"), 23416 - 523 + 22308, 443959214080 - 1734145024, "none")
-if os.path.exists(RELEASED):
+released = os.path.exists(RELEASED)
+if released:
     config, index = RELEASED + "/config.json", RELEASED + "/model.safetensors.index.json"
     plans(sparse("m1", "--config", config, "--index", index), 8243, 912210767872, "none")
     plans(RELEASED, 8243, 912210767872, "none", "--names-only")
+if not SAN:
+    subprocess.run([sys.executable, "scripts/hardware.py", os.path.dirname(CONVERT), os.environ["TMPDIR"], "--check", "docs/hardware.md", "1"], check=True)
+if released:
     print(f"full-size plans of M1, M2 and M3 hold, bytes exact, at most {most[0]:.2f} s and {most[1]:.0f} MiB")
 else:
     print(f"full-size plans of M2 and M3 hold; M1 not run: {RELEASED} is not here")

@@ -147,6 +147,12 @@ def sources():
     for name in ("chat_template.jinja", "chat_template.json", "tokenizer_config.json"):
         if os.path.exists(f"{part}/{name}"):
             os.remove(f"{part}/{name}")
+    for name in ("tokenizer.json", "chat_template.jinja"):  # empty files are as good as none
+        open(f"{part}/{name}", "w").close()
+    said = convert(part, "--dry-run").stderr
+    assert "note: the source has no tokenizer.json" in said and "note: the source has no chat template" in said, said
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        os.remove(f"{part}/{name}")
     for more in (["--dry-run"], ["-o", f"{TMP}/bare"]):
         said = convert(part, *more).stderr
         assert "note: the source has no tokenizer.json" in said and "note: the source has no chat template" in said, said

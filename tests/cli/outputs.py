@@ -134,6 +134,14 @@ def inputs(root):
             assert tree(root) == before, out
             tried += 1
     assert tried > 35, tried
+    # A temporary file of a killed run has a name of its own; an input may have it.
+    for write, program, read in ((ids, EVAL, "ids.json"), (prompts, EVAL, "ids.safetensors"), (errors, VERIFY, "blobs/source-config.json")):
+        out = f"{root}/taken" + (".html" if write is errors else "")
+        os.link(f"{root}/{read}", f"{root}/.{os.path.basename(out)}.partial-{program}")
+        before = tree(root)
+        cf.assert_error(write(out), program, 2, "E_OUTPUT", "found the file that is read as")
+        assert tree(root) == before
+        os.remove(f"{root}/.{os.path.basename(out)}.partial-{program}")
 
 
 def strangers(root):
@@ -145,7 +153,9 @@ def strangers(root):
     forced.append((events, CONVERT, "log", None))
     for i, (write, program, end, with_force) in enumerate(forced):
         out = f"{root}/stranger{i}.{end}"
-        for content in (b"my notes\n", b"{}", b"name,scheme\n1,2\n", b"<!DOCTYPE html>\n<title>Mine</title>", open(root + "/ids.safetensors", "rb").read(), b"\0" * 200000):
+        quoted = b'See {"__metadata__":{"format":"minimax-calibration"} and "format":"minimax-logits", "event":"begin", ' \
+            b'"compared_by": "minimax-verify ", name,scheme,count,nonfinite,sqnr_db, <title>Error of a packed checkpoint</title>\n'
+        for content in (quoted, b'{"event":"begin","user":"x","time":1}\n', b'{"error":"E1","event":"x"}\n', b"my notes\n", b"{}", b"name,scheme\n1,2\n", b"<!DOCTYPE html>\n<title>Mine</title>", open(root + "/ids.safetensors", "rb").read(), b"\0" * 200000):
             with open(out, "wb") as f:
                 f.write(content)
             os.utime(out, (1, 1))

@@ -92,15 +92,20 @@ shutil.rmtree(work + "/packed")
 os.unlink(work + "/secret")
 
 # An earlier signature is replaced, and an empty file; any other file stays.
-for there in (b"a note", b"{\"mediaType\": \"text/plain\"}"):
+for there in (b"a note", b"# application/vnd.dev.sigstore.bundle.v0.3+json\n", b"{\"mediaType\": \"text/plain\"}"):
     with open(work + "/another/model.sig", "wb") as f:
         f.write(there)
-    assert "model.sig: found a file that holds no" in run("minimax-archive", "sign", work + "/another", "--key", key, expect=5)
+    assert "model.sig: found a file that this program did not make" in run("minimax-archive", "sign", work + "/another", "--key", key, expect=5)
     assert open(work + "/another/model.sig", "rb").read() == there
 os.remove(work + "/another/model.sig")
 for _ in range(2):
     run("minimax-archive", "sign", work + "/another", "--key", key)
     run("minimax-verify", work + "/another", "--key", public)
+# A key that has the name of a killed run's temporary file stays.
+shutil.copy(key, work + "/.another.partial-sign")
+run("minimax-archive", "sign", work + "/another", "--key", work + "/.another.partial-sign", expect=2, says="E_OUTPUT")
+assert open(work + "/.another.partial-sign", "rb").read() == open(key, "rb").read()
+os.remove(work + "/.another.partial-sign")
 assert not [n for n in os.listdir(work) if n.startswith(".")] and os.stat(work + "/another/model.sig").st_nlink == 1
 
 # What stands in it.

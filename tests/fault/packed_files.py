@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 sys.path.insert(0, "scripts")
+import sparse_m3
 from bench_checkpoint import Bytes
 from sparse_checkpoint import M2_CONFIG, size_of, tensors
 
@@ -19,7 +20,8 @@ def write_source(path, config):
     """config.json, and every tensor that it asks for with values of its own."""
     os.mkdir(path)
     header, at = {}, 0
-    for name, dtype, shape in tensors(config):
+    m3 = "sparse_attention_config" in config
+    for name, dtype, shape in sparse_m3.text("quantization_config" in config, config) if m3 else tensors(config):
         end = at + size_of(dtype, shape)
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, end]}
         at = end
@@ -33,15 +35,32 @@ def write_source(path, config):
         json.dump(config, f)
 
 
+def m3_config(**changes):
+    """The text model alone: dense layers first, then sparse ones of experts. MXFP8 where mxfp8 is true."""
+    mxfp8 = changes.pop("mxfp8", False)
+    config = dict(sparse_m3.CONFIG["text_config"], architectures=["MiniMaxM3SparseForCausalLM"], num_hidden_layers=2, num_local_experts=4,
+                  num_experts_per_tok=2, vocab_size=264, hidden_size=64, intermediate_size=64, dense_intermediate_size=96, shared_intermediate_size=64,
+                  num_attention_heads=4, num_key_value_heads=2, head_dim=32, rotary_dim=16, max_position_embeddings=64)
+    config.update(changes)
+    del config["partial_rotary_factor"]
+    sparse = [int(layer > 0) for layer in range(config["num_hidden_layers"])]
+    config["moe_layer_freq"] = sparse
+    config["sparse_attention_config"] = dict(config["sparse_attention_config"], sparse_attention_freq=sparse, sparse_disable_index_value=sparse,
+                                             sparse_num_index_heads=config["num_key_value_heads"], sparse_index_dim=32, sparse_block_size=16,
+                                             sparse_topk_blocks=2)
+    return dict(config, quantization_config=sparse_m3.MXFP8) if mxfp8 else config
+
+
 def source(path, **changes):
-    """An M2 of one layer, or an M1 (family="m1") of two kinds, with a tokenizer of single bytes."""
-    m1 = changes.pop("family", "m2") == "m1"
+    """An M2 of one layer, an M1 (family="m1") of two kinds, or an M3 (family="m3") of two, with a tokenizer of single bytes."""
+    family = changes.pop("family", "m2")
+    m1 = family == "m1"
     base = json.load(open("tests/data/tiny-m1/config.json", encoding="utf-8")) if m1 else M2_CONFIG
     config = dict(base, num_hidden_layers=2 if m1 else 1, attn_type_list=[0, 1] if m1 else [1], num_local_experts=4, num_experts_per_tok=2,
                   vocab_size=264, hidden_size=64, intermediate_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
                   rotary_dim=16, max_position_embeddings=64)
     config.update(changes)
-    write_source(path, config)
+    write_source(path, m3_config(**changes) if family == "m3" else config)
     tokenizer = json.load(open("tests/data/tiny-m2/tokenizer.json", encoding="utf-8"))
     letters = sorted(t for t in tokenizer["model"]["vocab"] if len(t) == 1)
     tokenizer["model"].update(vocab={t: i for i, t in enumerate(letters)}, merges=[])

@@ -90,8 +90,10 @@ def differing(a, b, ulps=0):
 
 def make_source(rng, path):
     heads, kv = rng.choice([(4, 2), (8, 2), (8, 8), (6, 2), (12, 4), (4, 1)])
-    family = rng.choice(["m1", "m2", "m2"])
-    packed_files.source(path, family=family, num_hidden_layers=2, attn_type_list=[0, 1] if family == "m1" else [1, 1], hidden_size=rng.choice([64, 128, 160, 256]),
+    family = rng.choice(["m1", "m2", "m2", "m3", "m3"])
+    own = ({"mxfp8": rng.random() < 0.5, "dense_intermediate_size": rng.choice([96, 192]), "shared_intermediate_size": rng.choice([64, 96])} if family == "m3" else
+           {"attn_type_list": [0, 1] if family == "m1" else [1, 1]})
+    packed_files.source(path, family=family, num_hidden_layers=2, **own, hidden_size=rng.choice([64, 128, 160, 256]),
                         intermediate_size=rng.choice([64, 96, 192, 224, 320, 384]), num_attention_heads=heads, num_key_value_heads=kv,
                         head_dim=rng.choice([16, 32, 48]), num_local_experts=rng.choice([4, 8]), vocab_size=rng.choice([264, 264, 265, 300]))
     with open(path + "/model.safetensors", "r+b") as f:  # ids that were never trained

@@ -45,7 +45,9 @@ static void note(void *user, const mm_reply_event *e) {
 
 /* `step`: so many bytes at once, by turns with one; 0: all. false: the schema was refused. */
 static bool record(transcript *t, unsigned flags, mm_chat_tool tool, const char *text, size_t n, size_t step) {
-  const mm_reply_settings s = {.format = mm_chat_format_find(flags & M3 ? "minimax-m3" : flags & M1 ? "minimax-m1" : "minimax-m2"),
+  const mm_reply_settings s = {.format = mm_chat_format_find(flags & M3   ? "minimax-m3"
+                                                             : flags & M1 ? "minimax-m1"
+                                                                          : "minimax-m2"),
                                .tool = &tool,
                                .tool_count = 1,
                                .calls = flags & CALLS,

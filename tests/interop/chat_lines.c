@@ -176,7 +176,7 @@ static void reply(lines *l, const mm_value *o) {
   for (const mm_value *p = pieces ? pieces->first : NULL; ok && p; p = p->next)
     ok = mm_reply_push(r, (int32_t)mm_value_real(p->first), p->first->next->text, p->first->next->n, &l->err);
   ok = ok && mm_reply_end(r, flag(o, "whole"), &l->err);
-  if (ok) mm_text_printf(&l->out, "], \"reasoning_tokens\": %u, \"calls\": %u}", mm_reply_reasoning_tokens(r), mm_reply_calls(r));
+  if (ok) mm_text_printf(&l->out, "], \"reasoning_tokens\": %u}", mm_reply_reasoning_tokens(r));
   mm_reply_close(r);
 }
 

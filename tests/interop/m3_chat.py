@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """MiniMax-M3's chat format. Prompts: the digests of the specification, prompts that the tree keeps, and, where the released template is
 at hand ($SHARED/templates/MiniMax-M3.jinja), random conversations rendered by jinja2. Replies: random calls by random schemas, written by
-this script and parsed in random cuts, and random documents of tags beside a second parser. usage: m3_chat.py [--write] [COUNT]"""
+this script and parsed in random cuts, and random documents of tags compared with a second parser. usage: m3_chat.py [--write] [COUNT]"""
 import hashlib
 import json
 import os

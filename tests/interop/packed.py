@@ -68,7 +68,8 @@ class Packed:
         rows, cols = tensor["rows"], tensor["cols"]
         n, k = (cell or extent for cell, extent in zip(plane["cell"], (rows, cols)))
         grid = self.stored(r, tensor, plane).reshape(tensor["lead"] or 1, cells(rows, n), cells(cols, k))
-        return grid[:, np.arange(rows)[:, None] // n, np.arange(cols)[None, :] // k]
+        grid = grid if n == 1 else np.repeat(grid, n, axis=1)[:, :rows]
+        return grid if k == 1 else np.repeat(grid, k, axis=2)[:, :, :cols]
 
     def ranges(self, r, piece, cols):
         """Where a piece's own weights are on one rank: slices of its local rows and columns, and of its whole rows and columns."""
@@ -87,8 +88,12 @@ class Packed:
         own = np.zeros((cells(rows, n), cells(cols, k)), bool)
         for piece in tensor["pieces"]:
             (local_rows, local_cols), _ = self.ranges(r, piece, cols)
-            at = piece["at"]
-            own[np.ix_(np.arange(at + local_rows.start, at + local_rows.stop) // n, np.arange(local_cols.start, local_cols.stop) // k)] = True
+            if local_rows.start == local_rows.stop or local_cols.start == local_cols.stop:
+                continue
+            first, last = piece["at"] + local_rows.start, piece["at"] + local_rows.stop - 1
+            own[first // n:last // n + 1, local_cols.start // k:(local_cols.stop - 1) // k + 1] = True
+        if own.all():
+            return
         stored = self.stored(r, tensor, plane).reshape(tensor["lead"] or 1, *own.shape)
         assert not stored[:, ~own].any(), f"{tensor['name']}: padding that is not zero on rank {r}"
 

@@ -356,8 +356,8 @@ class Checkpoint:
     def __init__(self, path, layers=3):
         with open(os.path.join(path, "config.json")) as f:
             self.config = json.load(f)
-        self.config["num_hidden_layers"] = layers
-        self.config["attn_type_list"] = self.config["attn_type_list"][:layers]
+        if "attn_type_list" in self.config:
+            self.config.update(num_hidden_layers=layers, attn_type_list=self.config["attn_type_list"][:layers])
         self.weights = {}
         for file in sorted(os.listdir(path)):
             if not file.startswith("model-"):

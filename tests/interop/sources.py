@@ -9,8 +9,9 @@ import subprocess
 import sys
 
 import numpy as np
+from decoded import decode, nibbles, planes
 from packed import Packed
-from published import CASES, E2M1, E4M3, Checkpoint, from_bf16, from_e8m0, fuse_experts, modelopt, nvfp4, to_bf16
+from published import CASES, E2M1, E4M3, Checkpoint, from_bf16, fuse_experts, modelopt, nvfp4, to_bf16
 
 CONVERT = os.path.join(os.environ["BUILD"], "bin", "minimax-convert")
 TMP = os.environ["TMPDIR"]
@@ -24,36 +25,6 @@ def convert(source, out, quant, status=0):
     if p.returncode != status:
         sys.exit(f"{source} --quant {quant}: exit status {p.returncode}, expected {status}\n{p.stderr}")
     return p.stderr
-
-
-def planes(pack):
-    """(scheme, {expert's or matrix' weight name: [plane spread over its weights]}) of every linear."""
-    for t in pack.manifest["tensors"]:
-        parts = [list(pack.whole(t, plane)) for plane in t["planes"]]
-        for i, (source, stack) in enumerate(parts[0]):
-            for e in range(t["whole_lead"] or 1):
-                yield source.replace("{e}", str(e)), t["scheme"], [p[i][1][e] for p in parts]
-
-
-def nibbles(code):
-    """Bytes spread over two columns each to the column's own nibble."""
-    return np.where(np.arange(code.shape[1]) % 2, code >> 4, code & 15)
-
-
-def decode(scheme, p):
-    """What kept planes stand for."""
-    if scheme in ("block_fp8", "channel_fp8", "tensor_wise_fp8"):
-        return E4M3[p[0]] * p[1].view("f4")
-    if scheme == "mxfp8":
-        return E4M3[p[0]] * from_e8m0(p[1])
-    if scheme == "int8":
-        return p[0].view("i1").astype("f4") * p[1].view("f4")
-    if scheme == "mxfp4":
-        return E2M1[nibbles(p[0])] * from_e8m0(p[1])
-    if scheme in ("nvfp4", "nvfp4a16"):
-        return E2M1[nibbles(p[0])] * (E4M3[p[1]] * p[2].view("f4"))
-    code = nibbles(p[0]).astype("i4")
-    return ((code if scheme == "w4a16" else code ^ 8) - 8).astype("f4") * from_bf16(p[1])
 
 
 def same(a, b):
@@ -174,7 +145,7 @@ def check_common_scale():
         if status:
             assert "E_Q_KEEP" in said and name in said, said
             return
-        verify = subprocess.run([CONVERT.replace("-convert", "-verify"), source + "-none", "--source", source],
+        verify = subprocess.run([CONVERT.replace("minimax-convert", "minimax-verify"), source + "-none", "--source", source],
                                 capture_output=True, text=True, check=True)
         assert "28 of 28 tensors exact" in verify.stdout, verify.stdout
         for stored, scheme, p in planes(Packed(source + "-none")):
@@ -239,7 +210,7 @@ def check_heads():
         assert '"model.embed_tokens.weight" is ' in p.stderr and "stored as bf16; --head" in p.stderr and "(tensors: 2)" in p.stderr, p.stderr
         assert f"stored as f32 (tensors: {len(modules) - 2})" in p.stderr, p.stderr
         convert(source, source + "-none", "none")
-        subprocess.run([CONVERT.replace("-convert", "-verify"), "-q", source + "-none", "--source", source], check=True, capture_output=True)
+        subprocess.run([CONVERT.replace("minimax-convert", "minimax-verify"), "-q", source + "-none", "--source", source], check=True, capture_output=True)
         found = {name: (scheme, p) for name, scheme, p in planes(Packed(source + "-none"))}
         for name in modules:
             scheme, p = found[name]

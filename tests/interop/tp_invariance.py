@@ -30,6 +30,15 @@ def convert(model, quant, cut):
     return packed
 
 
+def whole_of(one, tensor, plane):
+    """The uncut checkpoint is put together once for all cuts."""
+    known = one.__dict__.setdefault("known", {})
+    key = tensor["name"], plane["suffix"]
+    if key not in known:
+        known[key] = list(one.whole(tensor, plane))
+    return known[key]
+
+
 def differences(one, many):
     """Names of planes whose pieces differ; also tensors, schemes or planes that are not the same."""
     found = []
@@ -40,7 +49,7 @@ def differences(one, many):
         assert len(a["planes"]) == len(b["planes"])
         for plane_a, plane_b in zip(a["planes"], b["planes"]):
             assert (plane_a["suffix"], plane_a["dtype"]) == (plane_b["suffix"], plane_b["dtype"])
-            for (source_a, x), (source_b, y) in zip(one.whole(a, plane_a), many.whole(b, plane_b), strict=True):
+            for (source_a, x), (source_b, y) in zip(whole_of(one, a, plane_a), many.whole(b, plane_b), strict=True):
                 if source_a != source_b or x.shape != y.shape or not (x == y).all():
                     found.append(f"{source_a}: plane \"{plane_a['suffix']}\"")
     return found

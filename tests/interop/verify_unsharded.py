@@ -144,6 +144,82 @@ def companions():
     assert "note:" not in run("minimax-convert", source, "--dry-run").stdout
 
 
+def seal(path):
+    """Makes the digests fit the files again."""
+    doc = json.load(open(f"{path}/minimax-digests.json"))
+    for part in doc["parts"]:
+        data = open(f"{path}/{part['file']}", "rb").read()
+        blocks = [hashlib.sha256(data[i:i + BLOCK]) for i in range(0, len(data), BLOCK)]
+        part.update(size=len(data), blocks=[b.hexdigest() for b in blocks], root=hashlib.sha256(b"".join(b.digest() for b in blocks)).hexdigest())
+    for f in doc["files"]:
+        data = open(f"{path}/{f['name']}", "rb").read()
+        f.update(size=len(data), sha256=hashlib.sha256(data).hexdigest())
+    del doc["sha256"]
+    text = json.dumps(doc).encode()[:-1] + b",\n"
+    open(f"{path}/minimax-digests.json", "wb").write(text + b'"sha256":"' + hashlib.sha256(text).hexdigest().encode() + b'"\n}\n')
+
+
+def zeroed(model):
+    """A copy of which one matrix is zero."""
+    source = shutil.copytree(f"tests/data/{model}", f"{TMP}/zeroed")
+    with open(f"{source}/model.safetensors.index.json", encoding="utf-8") as f:
+        matrix, name = next((k, v) for k, v in json.load(f)["weight_map"].items() if k.endswith("_proj.weight"))
+    data = bytearray(open(f"{source}/{name}", "rb").read())
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    a, b = (start + x for x in header[matrix]["data_offsets"])
+    data[a:b] = bytes(b - a)
+    open(f"{source}/{name}", "wb").write(data)
+    return source, matrix
+
+
+def resealed(rng, model, quant, *options):
+    """Bits of any tensor, configs and totals changed and sealed again: only --source can refuse them, and does."""
+    source, matrix = zeroed(model)
+    run("minimax-convert", source, "-o", f"{TMP}/good", "-q", "--layout", "hf", "--quant", quant, *options)
+    run("minimax-verify", f"{TMP}/good", "-q", "--source", source)
+    part = next(n for n in os.listdir(f"{TMP}/good") if n.startswith("model-"))
+    data = open(f"{TMP}/good/{part}", "rb").read()
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = {k: [start + x for x in v["data_offsets"]] for k, v in json.loads(data[8:start]).items() if k != "__metadata__"}
+    kinds = sorted({k.rsplit(".", 1)[1] for k in header if k.rsplit(".", 1)[1] != "weight_shape"})
+    changes = []
+    for kind in kinds:
+        changed = bytearray(data)
+        changed[rng.randrange(*header[rng.choice([k for k in header if k.endswith(kind)])])] ^= 1
+        changes.append((part, bytes(changed)))
+    minus = bytearray(data)
+    minus[header.get(matrix, [start])[0] + 1] ^= 0x80  # the first weight of the zero matrix: -0
+    changes.append((part, bytes(minus)))
+    for name in ("config.json", "hf_quant_config.json", "model.safetensors.index.json"):
+        if not os.path.exists(f"{TMP}/good/{name}"):
+            continue
+        text = open(f"{TMP}/good/{name}").read()
+        doc = json.loads(text)
+        for key, value in {"config.json": (("rope_theta", 12345), ("added", 1), ("num_experts_per_tok", 1)),
+                           "hf_quant_config.json": (("added", 1),), "model.safetensors.index.json": ()}[name]:
+            changes.append((name, json.dumps({**doc, key: value}).encode()))
+        if "quantization_config" in doc:
+            changes.append((name, json.dumps({**doc, "quantization_config": {**doc["quantization_config"], "added": 1}}).encode()))
+        if "metadata" in doc:
+            changes += [(name, json.dumps({**doc, "metadata": {**doc["metadata"], key: value}}).encode())
+                        for key, value in (("total_size", 1), ("plan", "0" * 64))]
+    for name, changed in changes:
+        shutil.copytree(f"{TMP}/good", f"{TMP}/bad", copy_function=os.link)
+        for file in (name, "minimax-digests.json"):
+            os.remove(f"{TMP}/bad/{file}")
+        shutil.copy(f"{TMP}/good/minimax-digests.json", f"{TMP}/bad")
+        open(f"{TMP}/bad/{name}", "wb").write(changed)
+        seal(f"{TMP}/bad")
+        run("minimax-verify", f"{TMP}/bad", "-q")
+        line = run("minimax-verify", f"{TMP}/bad", "-q", "--source", source, status=6).stderr
+        assert "E_SOURCE" in line and name in line, (name, line)
+        shutil.rmtree(f"{TMP}/bad")
+    shutil.rmtree(f"{TMP}/good")
+    shutil.rmtree(source)
+    return len(changes)
+
+
 def main():
     seed = random.randrange(1 << 32)
     print(f"seed {seed}", flush=True)
@@ -153,6 +229,9 @@ def main():
         if quant != "none":
             shutil.rmtree(f"{TMP}/hf")
     damage(random.Random(seed))
+    rng = random.Random(f"{seed} sealed")
+    tried = [resealed(rng, *x) for x in (("tiny-m1", "nvfp4a16", "--dialect", "modelopt"), ("tiny-m2", "channel_fp8"), ("tiny-m3-random", "block_fp8"), ("tiny-m1", "none"))]
+    assert sum(tried) > 25, tried
     companions()
     print("unsharded checkpoints are proven by their digests and against their source, and hold code, licence and card")
 

@@ -1,5 +1,5 @@
 /* Attention over selected blocks, op by op: heads (norm of each, RoPE, cells), the selection of blocks, and attention over given lists,
- * each beside doubles. Pages are scattered, unused cells hold NaN, every number differs from its neighbours. Where scores are whole
+ * each compared with doubles. Pages are scattered, unused cells hold NaN, every number differs from its neighbours. Where scores are whole
  * numbers, so that sums of products are exact and ties are many, lists must be equal; where they are not, no list may hold a block whose
  * score is lower than that of one it leaves out by more than a sum's rounding. Attention is given lists (none depends on the selection's
  * near ties). */

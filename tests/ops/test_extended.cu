@@ -1,6 +1,6 @@
-/* Extended models (mm_model_extended) under $MM_GPU_MODELS on the CUDA backend: each op beside the CPU's on the very numbers that the GPU's
- * was given, the blocks of each row forced to be the GPU's where a near tie makes them others (sides.h); and the backend beside itself, bit
- * for bit. Sequences are long enough that most blocks are left out: random ids, no text. */
+/* Extended models (mm_model_extended) under $MM_GPU_MODELS on the CUDA backend: each op compared with the CPU's on the very numbers that
+ * the GPU's was given, the blocks of each row forced to be the GPU's where a near tie makes them others (sides.h); and the backend compared
+ * with itself, bit for bit. Sequences are long enough that most blocks are left out: random ids, no text. */
 #include "runtime/cuda/backend.h"
 #include "tests/ops/gpu.h"
 #include "tests/ops/sides.h"

@@ -32,7 +32,7 @@ side open_side(const mm_shards *shards, const mm_ops *ops, uint32_t slots, input
 fed feed(const side &s, const std::vector<std::vector<int32_t>> &seq, uint32_t first, uint32_t count);
 /* Token ids of the model's held-out text. */
 std::vector<int32_t> held_out(const std::string &name);
-/* The backend beside itself, bit for bit: chunks, recorded steps, buckets, queued choices. Eight sequences of more than 96 ids. */
+/* The backend compared with itself, bit for bit: chunks, recorded steps, buckets, queued choices. Eight sequences of more than 96 ids. */
 void check_itself(const mm_shards *shards, const std::string &name, const std::vector<std::vector<int32_t>> &seq, inputs in);
 routers read_routers(const mm_shards *shards);
 /* The checkpoints' folders, in order; a line and none without $MM_GPU_MODELS. */

@@ -1,4 +1,4 @@
-/* Rows between the products of a dense MLP: that of a dense layer, or the shared expert beside the routed
+/* Rows between the products of a dense MLP: that of a dense layer, or the shared expert next to the routed
  * ones.
  *
  * activate_rows. Shapes: wide[T, 2·inter] f32, gates then up values, as the first product leaves its sums;

@@ -1,4 +1,4 @@
-/* Static scales of activations: every spelling, as JSON and as safetensors, gives the scale that it means; experts and pieces share the
+/* Static scales of activations: every name, as JSON and as safetensors, gives the scale that it means; experts and pieces share the
  * largest; what is refused. */
 #include <math.h>
 #include <stdio.h>
@@ -57,7 +57,7 @@ static float of_json(const char *text, const char *ours, const char *scheme, uin
 }
 
 /* FP8's largest number is 448; NVFP4's 6 under scales of up to 448. */
-TEST(spellings) {
+TEST(names) {
   static const struct {
     const char *text;
     float fp8, nvfp4;

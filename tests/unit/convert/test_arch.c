@@ -1,4 +1,4 @@
-/* convert/arch*: every spelling and default of a config.json that the families publish is read as documented; every config that is
+/* convert/arch*: every form and default of a config.json that the families publish is read as documented; every config that is
  * not one of theirs is refused with a line that names file and key; the rules name every tensor of the released models once. The
  * marks C02 … are those of the fault catalogue. */
 #include <math.h>
@@ -183,7 +183,7 @@ TEST(test_m2_defaults) {
         MM_FAMILY_M2);
 }
 
-/* Either spelling; both where they agree (test_contradictions has those that do not). */
+/* Either name; both where they agree (test_contradictions has those that do not). */
 TEST(test_aliases) {
   READS(m1, "\"attn_type_list\":[0,1,0,0,1]", "\"decoder_attention_types\":[1,0,0,0,1]", attn[0], MM_ATTN_FULL);
   READS(m1, "\"attn_type_list\":[0,1,0,0,1]", "\"layer_types\":[\"full_attention\",0,0,0,\"linear_attention\"]", attn[0], MM_ATTN_FULL);

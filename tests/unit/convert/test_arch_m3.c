@@ -58,11 +58,23 @@ TEST(test_saved_form) {
   free(beta);
   assert_true(b.act_beta == 1);
   assert_same(&a, &b);
-  /* The release's keys win where both stand. */
-  READS(m3, "\"num_mtp_modules\":7", "\"index_block_size\":99", index_block, 32);
-  READS(m3, "\"num_mtp_modules\":7", "\"mlp_layer_types\":[\"sparse\",\"sparse\",\"sparse\",\"sparse\"]", ffn[0], MM_FFN_DENSE);
-  READS(m3, "\"num_mtp_modules\":7", "\"layer_types\":[\"full_attention\",\"full_attention\",\"full_attention\",\"full_attention\"]",
-        attn[2], MM_ATTN_SPARSE);
+  /* Both forms of a key may stand, with the same value. */
+  static const char any[] = "\"num_mtp_modules\":7", full[] = "\"full_attention\",\"full_attention\",", sparse[] = "\"minimax_m3_sparse\"";
+  char types[256];
+  READS(m3, any, "\"index_block_size\":32,\"index_n_heads\":4,\"index_topk_blocks\":11,\"index_local_blocks\":2", index_block, 32);
+  READS(m3, any, "\"mlp_layer_types\":[\"dense\",\"sparse\",\"dense\",\"sparse\"]", ffn[0], MM_FFN_DENSE);
+  snprintf(types, sizeof types, "\"layer_types\":[%s%s,%s]", full, sparse, sparse);
+  READS(m3, any, types, attn[2], MM_ATTN_SPARSE);
+  refused(m3, any, "\"index_block_size\":99", MM_BAD_INPUT, "E_CFG_RANGE",
+          "key \"index_block_size\": found 99, expected 32 as in key \"sparse_block_size\"");
+  refused(m3, any, "\"index_local_blocks\":1", MM_BAD_INPUT, "E_CFG_RANGE", "found 1, expected 2 as in key \"sparse_local_block\"");
+  refused(m3, any, "\"mlp_layer_types\":[\"dense\",\"sparse\",\"sparse\",\"sparse\"]", MM_BAD_INPUT, "E_CFG_RANGE",
+          "key \"mlp_layer_types\": found \"sparse\" in entry 2, expected \"dense\" as in key \"moe_layer_freq\"");
+  snprintf(types, sizeof types, "\"layer_types\":[%s%s,\"full_attention\"]", full, sparse);
+  refused(m3, any, types, MM_BAD_INPUT, "E_CFG_RANGE",
+          "key \"layer_types\": found \"full_attention\" in entry 3, expected \"minimax_m3_sparse\" as in key \"sparse_attention_freq\"");
+  refused(saved, "\"index_n_heads\":4", "\"index_n_heads\":4,\"sparse_attention_config\":{\"use_sparse_attention\":false}", MM_BAD_INPUT,
+          "E_CFG_RANGE", "found \"minimax_m3_sparse\" in entry 2, expected \"full_attention\" as in key \"use_sparse_attention\"");
   refused(saved, "\"model_type\":\"minimax_m3_vl_text\"", "\"model_type\":\"minimax_m2\"", MM_UNSUPPORTED, "E_CFG_FEATURE",
           "key \"hidden_act\": found \"silu\", only \"swigluoai\" is supported");
 }

@@ -1,4 +1,4 @@
-/* convert/hf: a source that is whole is read whatever its files and spellings; every broken one is refused with its
+/* convert/hf: a source that is whole is read whatever its files and names; every broken one is refused with its
  * status and a line that names file and tensor. The rows' marks (B01 …, D01 …) are those of the fault catalogue. */
 #include <fcntl.h>
 #include <limits.h>
@@ -103,7 +103,7 @@ TEST(test_tensor_places) {
     src_write(s);
     REFUSED(SRC_OPEN, "B04 not listed", "E_IDX_TENSOR", "the index does not list it");
   }
-  /* Two spellings of one tensor. */
+  /* Two names of one tensor. */
   FRESH(s) {
     src_add(s, "model.layers.0.mlp.gate.weight", "F32", 2, EXPERTS, HIDDEN);
     src_write(s);

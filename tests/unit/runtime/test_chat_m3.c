@@ -1,5 +1,5 @@
-/* MiniMax-M3: the prompt's end by thinking mode, whose tokens a prompt holds, and replies, the same for every cut, with the mark and the
- * tags of reasoning as text and as tokens. Random replies beside a second parser: tests/interop/m3_chat.py. */
+/* MiniMax-M3: the prompt's end by thinking mode, control tokens of a prompt by owner, and replies, the same for every cut, with the
+ * mark and the tags of reasoning as text and as tokens. Random replies compared with a second parser: tests/interop/m3_chat.py. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

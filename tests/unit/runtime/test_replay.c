@@ -45,7 +45,7 @@ TEST(test_same) {
   s.message.list = true;
   s.message.reasoning = str("anything");
   assert_ptr_equal(mm_replay_find(r, &s.message, &n), found);
-  /* Changed: another id, content, value, spelling of a number, order of keys, name, number of calls, role. */
+  /* Changed: another id, content, value, digits of a number, order of keys, name, number of calls, role. */
   assert_null(mm_replay_find(r, say(&s, "Let me see", "call_2", "{\"a\": 1.0, \"b\": \"\\u00e9\"}"), &n));
   assert_null(mm_replay_find(r, say(&s, NULL, "call_1", "{\"a\": 1.0, \"b\": \"\\u00e9\"}"), &n));
   assert_null(mm_replay_find(r, say(&s, "Let me see", "call_1", "{\"a\": 1.0, \"b\": \"e\"}"), &n));
