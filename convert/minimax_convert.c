@@ -29,7 +29,7 @@ static void on_signal(int n) {
 static bool is_stopped(void) { return atomic_load(&progress.stop); }
 
 typedef struct mm_convert_args {
-  const char *source, *output, *layout, *target_format, *quant, *align, *recipe, *search, *part, *ranks, *compress, *importance,
+  const char *source, *output, *layout, *target_format, *quant, *align, *recipe, *search, *method, *part, *ranks, *compress, *importance,
       *act_scales, *kv_scales, *events, *head;
   mm_option_list ignore, override;
   uint64_t tp, ep, pp, threads, part_size, commit_bytes, mem_limit, gpu_memory;
@@ -39,7 +39,8 @@ typedef struct mm_convert_args {
   bool met; /* all processes meet from here on */
 } mm_convert_args;
 
-/* --quant (a scheme, a preset or a recipe line) or --recipe, then --search, --kv-scales, --ignore, --override and --head, as one line. */
+/* --quant (a scheme, a preset or a recipe line) or --recipe, then --search, --method, --kv-scales, --ignore, --override and --head, as one
+ * line. */
 static char *recipe_line(const mm_convert_args *a, mm_arena *arena, mm_err *err) {
   if (a->head && strpbrk(a->head, ";=")) {
     mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL), "--head: found \"%s\", expected the name of a scheme (--quant help lists them)",
@@ -52,6 +53,7 @@ static char *recipe_line(const mm_convert_args *a, mm_arena *arena, mm_err *err)
   const char *preset = mm_recipe_preset(base);
   char *line = mm_arena_printf(arena, err, "%s", preset ? preset : scheme ? scheme->name : strcasecmp(base, "none") == 0 ? "none" : base);
   if (line && a->search) line = mm_arena_printf(arena, err, "%s; search=%s", line, a->search);
+  if (line && a->method) line = mm_arena_printf(arena, err, "%s; method=%s", line, a->method);
   if (line && a->kv_scales) line = mm_arena_printf(arena, err, "%s; kv_scales=%s", line, a->kv_scales);
   for (size_t i = 0; line && i < a->ignore.count; i++) line = mm_arena_printf(arena, err, "%s; %s=none", line, a->ignore.item[i]);
   for (size_t i = 0; line && i < a->override.count; i++) line = mm_arena_printf(arena, err, "%s; %s", line, a->override.item[i]);
@@ -172,12 +174,22 @@ static bool parse_compress(const char *text, int *level, mm_err *err) {
                  "--compress: found \"%s\", expected zstd or zstd:LEVEL with LEVEL from 1 to %d", text, MM_FRAME_LEVEL_MAX);
 }
 
+/* Bytes that a thread needs for second moments. */
+static uint64_t moment_bytes(const mm_plan *p) {
+  uint64_t most = 0;
+  for (size_t i = 0; i < p->pack.tensor_count; i++) {
+    const mm_second_moments *x = &p->tensor[i].moments;
+    if (x->entry) most = mm_max(most, mm_moment_factors_bytes(x));
+  }
+  return most;
+}
+
 /* Threads, and how many output blocks may be assembled at once, within the limit. Without --jobs the threads are as many as the CPUs and
  * WAITING more, since each waits for the disk in its turn, but no more than the limit has room for. The default limit grows with what
  * compression needs at its level. */
-static bool share_memory(const mm_convert_args *a, uint64_t output_bytes, int level, unsigned *threads, size_t *buffers, mm_err *err) {
+static bool share_memory(const mm_convert_args *a, const mm_plan *plan, int level, unsigned *threads, size_t *buffers, mm_err *err) {
   uint64_t fixed = MEM_FIXED * (strcmp(a->layout, "hf") == 0 ? 2 : 1); /* a tensor for each expert */
-  uint64_t lane = level > 0 ? mm_archive_lane_bytes(level) : 0, each = MEM_THREAD + lane, limit, need;
+  uint64_t lane = (level > 0 ? mm_archive_lane_bytes(level) : 0) + moment_bytes(plan), each = MEM_THREAD + lane, limit, need;
   uint64_t n = a->threads ? a->threads : mm_pool_cpus() + WAITING;
   for (;; n--) {
     limit = a->mem_limit ? a->mem_limit : (UINT64_C(256) << 20) + n * ((UINT64_C(64) << 20) + lane);
@@ -188,7 +200,7 @@ static bool share_memory(const mm_convert_args *a, uint64_t output_bytes, int le
     return mm_fail(err, MM_LIMIT, "E_MEMORY", mm_at(NULL, NULL), "found --mem-limit %llu, expected at least %llu for %llu threads",
                    (unsigned long long)limit, (unsigned long long)need, (unsigned long long)n);
   *threads = (unsigned)n;
-  *buffers = mm_min((limit - need) / MM_HASH_BLOCK, output_bytes / MM_HASH_BLOCK);
+  *buffers = mm_min((limit - need) / MM_HASH_BLOCK, plan->output_bytes / MM_HASH_BLOCK);
   return true;
 }
 
@@ -251,7 +263,7 @@ static bool convert(const mm_convert_args *a, mm_plan *plan, const mm_verdict *v
                          .bake = bake_tokenizer,
                          .baked = MM_TOKENIZER_IMAGE};
   if (a->part && !parse_share(a->part, &o.share, &o.shares, err)) return false;
-  if (!share_memory(a, plan->output_bytes, o.level, &o.threads, &o.buffers, err)) return false;
+  if (!share_memory(a, plan, o.level, &o.threads, &o.buffers, err)) return false;
   mm_convert_outcome outcome = {.resumed = a->resume};
   double start = mm_now();
   mm_report_begin(events, plan, verdict);
@@ -382,6 +394,10 @@ int main(int argc, char **argv) {
       MM_FLAG("allow-unmatched", &a.unmatched, "take patterns that match no tensor; they are an error otherwise"),
       MM_OPTION(STR, "search", &a.search, "HOW", "how schemes that can choose pick their scales (default mse)",
                 .choices = "absmax|mse|four_six"),
+      MM_OPTION(STR, "method", &a.method, "HOW",
+                "codes of all schemes with scales: nearest rounds each weight, gptq feeds each error back into the weights after it, by "
+                "the second moments of an --importance file (default nearest)",
+                .choices = "nearest|gptq"),
       MM_OPTION(STR, "importance", &a.importance, "FILE",
                 "weigh errors by what each input channel sees when scales are searched: safetensors of minimax-eval --collect, or an "
                 "importance matrix of llama.cpp"),

@@ -18,9 +18,9 @@
 
 typedef struct eval_args {
   const char *dir, *ids, *text, *logits, *ids_from, *against, *act_quant, *collect, *device,
-      *input_dtype;                       /* act_quant: NULL where not given */
-  uint64_t window, limit, chunk, threads; /* 0 where not given */
-  double share;                           /* NAN where not given */
+      *input_dtype;                                /* act_quant: NULL where not given */
+  uint64_t window, limit, chunk, threads, moments; /* 0 where not given */
+  double share;                                    /* NAN where not given */
   bool json, quiet, pin, force;
 } eval_args;
 
@@ -61,6 +61,17 @@ typedef struct eval {
 /* Feeds the batch of `count` positions from `pos` on, and takes what it gives. */
 typedef bool take_fn(void *ctx, eval *e, const mm_batch *b, uint32_t pos, uint32_t count, mm_err *err);
 
+/* --moments, and how much it takes. */
+static bool gather_moments(eval *e, const mm_ops *ops, mm_err *err) {
+  uint64_t bytes;
+  if (ops->calibrate)
+    return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found --moments with device %s, which sums squares only",
+                   ops->name);
+  if (!mm_calibration_gather_moments(e->calibration, (uint32_t)e->a->moments, &bytes, err)) return false;
+  if (!e->a->quiet) fprintf(stderr, "second moments take %llu bytes of memory, half of it in the file\n", (unsigned long long)bytes);
+  return true;
+}
+
 static bool open_engine(eval *e, uint64_t longest, mm_err *err) {
   const mm_pack *pack = &e->shards.pack;
   if (longest > pack->model.max_positions || longest > UINT32_MAX)
@@ -82,7 +93,7 @@ static bool open_engine(eval *e, uint64_t longest, mm_err *err) {
                         .pin = e->a->pin,
                         .memory = {.fits = true, .share = e->a->share, .length = "sequences (--window)"},
                         .input_bf16 = strcmp(e->a->input_dtype, "bf16") == 0};
-  if (!c.ops) return false;
+  if (!c.ops || (e->a->moments && !gather_moments(e, c.ops, err))) return false;
   c.act_quant = e->a->act_quant ? strcmp(e->a->act_quant, "on") == 0 : c.ops->act_quant;
   if (!mm_process_group_find(true, &c.world, err)) return false;
   c.threads = mm_engine_threads(e->a->threads, mm_process_group_ranks(c.world, mm_pack_ranks(pack)));
@@ -470,6 +481,9 @@ static bool settle(eval_args *a, mm_err *err) {
       return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--force goes with --collect or --logits");
     if (prompted && (a->window || a->limit))
       return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--window and --limit: only with --ids or --text");
+    if (a->moments && (!a->collect || a->moments % MM_MOMENTS_LEAST))
+      return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--moments: only with --collect, and a multiple of %d",
+                     (int)MM_MOMENTS_LEAST);
     if (!a->window) a->window = 512;
     return true;
   }
@@ -502,6 +516,10 @@ int main(int argc, char **argv) {
       MM_OPTION(
           STR, "collect", &a.collect, "OUT.safetensors",
           "with --ids or --text: what the inputs of every linear look like: what minimax-convert reads with --importance and --act-scales"),
+      MM_OPTION(U64, "moments", &a.moments, "N",
+                "with --collect: also the second moments of the inputs, between all columns of a block of N (128 to 1024 in steps of "
+                "128): what minimax-convert --method gptq reads; 4 N bytes of memory for each input channel of each expert",
+                .lo = MM_MOMENTS_LEAST, .hi = MM_MOMENTS_MOST),
       {.help = "logits of prompts"},
       MM_OPTION(STR, "logits", &a.logits, "OUT.safetensors", "write logits.NAME, F32 [tokens, vocab], for every prompt of --ids-from"),
       MM_OPTION(STR, "against", &a.against, "FILE.safetensors",

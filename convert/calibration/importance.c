@@ -37,7 +37,7 @@ static bool read_safetensors(mm_importance *m, uint64_t size, mm_err *err) {
     *e =
         (mm_importance_entry){.value = t->offset, .values = t->bytes / 4, .count = r->offset, .counts = r->bytes / 8, .count_type = MM_I64};
     e->name = mm_arena_strndup(&m->arena, t->name, stem, err);
-    ok = e->name;
+    ok = e->name && mm_second_moments_read(m, &st, e, err);
   }
   mm_st_close(&st);
   return ok;
@@ -117,7 +117,7 @@ static void llama_name(char *out, size_t cap, const mm_rule *rule, uint32_t laye
 
 static int by_key(const void *key, const void *e) { return strcmp(key, ((const mm_importance_entry *)e)->name); }
 
-static const mm_importance_entry *find(const mm_importance *m, const char *name) {
+const mm_importance_entry *mm_importance_entry_of(const mm_importance *m, const char *name) {
   return bsearch(name, m->entry, m->count, sizeof *m->entry, by_key);
 }
 
@@ -149,10 +149,10 @@ mm_weighing mm_importance_find(const mm_importance *m, const mm_rule *rule, uint
                                uint32_t cols, const uint8_t **values, mm_err *err) {
   char ours[256], theirs[256], llama[256];
   llama_name(llama, sizeof llama, rule, layer);
-  const mm_importance_entry *e = find(m, mm_rule_name(ours, sizeof ours, rule->ours, layer, 0));
-  bool stacked = e || find(m, llama);
-  if (!e) e = find(m, llama);
-  if (!e) e = find(m, mm_rule_name(theirs, sizeof theirs, rule->theirs, layer, expert));
+  const mm_importance_entry *e = mm_importance_entry_of(m, mm_rule_name(ours, sizeof ours, rule->ours, layer, 0));
+  bool stacked = e || mm_importance_entry_of(m, llama);
+  if (!e) e = mm_importance_entry_of(m, llama);
+  if (!e) e = mm_importance_entry_of(m, mm_rule_name(theirs, sizeof theirs, rule->theirs, layer, expert));
   if (!e) return MM_NO_ENTRY;
   uint64_t matrices = stacked && mm_rule_stacks(rule) ? experts : 1, i = matrices > 1 ? expert : 0;
   if (e->values != matrices * cols || e->counts > matrices) {

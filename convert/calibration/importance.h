@@ -1,7 +1,8 @@
 /* Weights of errors, by input channel of a matrix, for the search of its scales: second moments of the channel's activations,
  * from a file of one of these kinds:
  *
- *   safetensors   NAME.mean_square (F32 [k] or [E, k]) and NAME.rows (I64 [1] or [E]): minimax-eval --collect
+ *   safetensors   NAME.mean_square (F32 [k] or [E, k]) and NAME.rows (I64 [1] or [E]): minimax-eval --collect; with --moments also
+ *                 NAME.moments (F32 [blocks, triangle] or [E, blocks, triangle]: second_moments.h)
  *   GGUF          NAME.in_sum2 (F32 [k] or [E, k]) and NAME.counts (F32 [1] or [E]), general.type "imatrix": llama.cpp's llama-imatrix
  *   .dat          the same tool's older form: i32 entries; each i32 length, name, i32 calls, i32 values, F32 values
  *
@@ -11,6 +12,7 @@
 
 #include "convert/model/rule.h"
 #include "formats/hash.h"
+#include "formats/safetensors.h"
 #include "formats/system/file.h"
 #include "formats/tensor.h"
 
@@ -19,9 +21,11 @@
 
 typedef struct mm_importance_entry {
   const char *name;
-  uint64_t value, values; /* offset in the file and number of F32 values, matrix after matrix */
-  uint64_t count, counts; /* of tokens; counts 0: not said */
-  mm_dtype count_type;    /* F32 or I64 */
+  uint64_t value, values;           /* offset in the file and number of F32 values, matrix after matrix */
+  uint64_t count, counts;           /* of tokens; counts 0: not said */
+  mm_dtype count_type;              /* F32 or I64 */
+  uint64_t moment;                  /* offset of the second moments; 0: there are none */
+  uint32_t matrices, blocks, block; /* of them: matrices, blocks of each, columns of a block */
 } mm_importance_entry;
 
 typedef struct mm_importance {
@@ -43,6 +47,9 @@ MM_MUST_USE bool mm_importance_parse(mm_importance *m, const char *path, const v
 MM_MUST_USE bool mm_importance_unchanged(const mm_importance *m, mm_err *err);
 void mm_importance_close(mm_importance *m); /* accepts a zeroed or half-opened one */
 
+/* The entry of this name, or NULL. */
+const mm_importance_entry *mm_importance_entry_of(const mm_importance *m, const char *name);
+
 typedef enum mm_weighing { MM_WEIGHED, MM_TOO_FEW, MM_NO_ENTRY, MM_WEIGHING_FAILED } mm_weighing;
 
 /* The `cols` values of the matrix that `rule` gives for this layer and expert: *values is where they lie in m->data, unaligned; finite,
@@ -55,5 +62,8 @@ void mm_importance_weights(const uint8_t *values, uint32_t cols, float *out);
 /* --- imatrix.c: entries of llama.cpp's files; grows m->entry --- */
 MM_MUST_USE bool mm_imatrix_gguf(mm_importance *m, uint64_t size, mm_err *err);
 MM_MUST_USE bool mm_imatrix_dat(mm_importance *m, uint64_t size, mm_err *err);
+
+/* --- read_moments.c: NAME.moments of the entry, if the file has them --- */
+MM_MUST_USE bool mm_second_moments_read(const mm_importance *m, const mm_st *st, mm_importance_entry *e, mm_err *err);
 
 #endif

@@ -4,7 +4,7 @@
 #define MM_CONVERT_PLAN_H
 
 #include "convert/calibration/act_scales.h"
-#include "convert/calibration/importance.h"
+#include "convert/calibration/second_moments.h"
 #include "convert/plan/recipe.h"
 #include "convert/source/index.h"
 #include "formats/pack.h"
@@ -43,6 +43,7 @@ typedef struct mm_plan_tensor {
   uint32_t part;                                  /* index into plan.part */
   mm_place place[MM_PACK_PIECES][MM_PACK_PLANES]; /* packed: all pieces in the first */
   mm_matrix *matrix;                              /* [max(1, lead)][piece_count] */
+  mm_second_moments moments;                      /* its codes are found under them; entry NULL: each weight's nearest */
   const uint8_t **weights; /* parallel to matrix: mm_importance_weights' values, NULL for none; NULL: none of them has any */
 } mm_plan_tensor;
 
@@ -89,6 +90,7 @@ typedef struct mm_plan {
   const mm_importance *importance;  /* of the options */
   struct mm_calibrated {
     uint64_t weighed, too_few, no_entry; /* matrices that are searched under --importance, and why others are searched without */
+    uint64_t fed_back, no_moments;       /* matrices that are rounded with error feedback, and those whose moments the file lacks */
     uint64_t given, ones;                /* matrices whose source has a static scale that is taken, and those where it is exactly 1 */
     uint64_t scaled, unreached;          /* tensors with a static scale; experts of theirs that calibration had none for */
   } calibrated;

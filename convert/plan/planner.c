@@ -107,6 +107,19 @@ static bool weigh(mm_planner *b, mm_plan_tensor *pt, const mm_pack_tensor *t, ui
   return pt->weights;
 }
 
+/* Second moments for the matrices whose codes are found with error feedback; first is the expert of the first. */
+static bool feed_back(mm_planner *b, mm_plan_tensor *pt, const mm_pack_tensor *t, uint32_t first, size_t matrices) {
+  struct mm_calibrated *c = &b->p->calibrated;
+  uint64_t packed = 0;
+  if (b->p->recipe.method != MM_METHOD_GPTQ || !b->o->importance || pt->scheme->code == MM_CODE_PLAIN) return true;
+  for (size_t i = 0; i < matrices; i++) packed += !mm_encoding_keeps(&pt->matrix[i], pt->scheme, pt->grid);
+  if (!mm_second_moments_find(&pt->moments, b->o->importance, pt->rule[0], pt->layer, first, b->p->pack.model.experts, t->whole_cols,
+                              b->err))
+    return false;
+  *(pt->moments.entry ? &c->fed_back : &c->no_moments) += packed;
+  return true;
+}
+
 /* The source's own static scale where it means the same to the scheme: the largest of those that share the tensor. */
 static bool own_input_scale(mm_planner *b, const mm_plan_tensor *pt, mm_pack_tensor *t, size_t matrices) {
   uint64_t without = 0;
@@ -164,7 +177,10 @@ static void share_input_scales(mm_plan *p) {
 /* A calibration file that changes nothing is a mistake of the user's, and refused. */
 static bool calibration_used(const mm_planner *b) {
   const struct mm_calibrated *c = &b->p->calibrated;
-  if (b->o->importance && c->weighed == 0)
+  if (b->p->recipe.method == MM_METHOD_GPTQ && b->o->importance && c->fed_back == 0)
+    return mm_fail(b->err, MM_USAGE, "E_IMPORTANCE", mm_at(b->o->importance->path, NULL),
+                   "found no second moments of a matrix that is quantised, which --method gptq needs (minimax-eval --collect --moments)");
+  if (b->o->importance && c->weighed == 0 && c->fed_back == 0)
     return mm_fail(b->err, MM_USAGE, "E_IMPORTANCE", mm_at(b->o->importance->path, NULL),
                    "found nothing to weigh: no scale is searched, or the file has no moments of those matrices");
   return !b->o->act_scales || c->scaled ||
@@ -260,7 +276,9 @@ static bool add_tensor(mm_planner *b, const mm_rule *const *rules, unsigned piec
   p->pack.tensor_count++;
   if (!choose(b, pt, t, (size_t)leads * pieces)) return false;
   t->scheme = pt->scheme->name;
-  if (!weigh(b, pt, t, expert, (size_t)leads * pieces) || !scale_inputs(b, pt, t, (size_t)leads * pieces)) return false;
+  if (!weigh(b, pt, t, expert, (size_t)leads * pieces) || !feed_back(b, pt, t, expert, (size_t)leads * pieces) ||
+      !scale_inputs(b, pt, t, (size_t)leads * pieces))
+    return false;
   return mm_cut_cells(p, pt, t, b->o->align, b->err);
 }
 
@@ -506,6 +524,9 @@ bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err)
                    "found a digest in a recipe; files are named by --importance and --act-scales");
   if (!o->made && p->recipe.nonfinite_zero != hf->nonfinite_allowed)
     return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL), "found nonfinite=zero in a recipe; --allow-nonfinite puts it there");
+  if (!o->made && p->recipe.method == MM_METHOD_GPTQ && !o->importance)
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
+                   "found method gptq without --importance FILE, which has second moments (minimax-eval --collect --moments)");
   mm_decoder_open(&b.source, hf);
   bool ok = add_tensors(&b);
   mm_decoder_close(&b.source);

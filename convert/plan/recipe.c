@@ -10,6 +10,7 @@
 #include "formats/hash.h"
 
 static const char *const search_word[] = {[MM_SEARCH_ABSMAX] = "absmax", [MM_SEARCH_MSE] = "mse", [MM_SEARCH_FOUR_SIX] = "four_six", NULL};
+static const char *const method_word[] = {[MM_METHOD_NEAREST] = "nearest", [MM_METHOD_GPTQ] = "gptq", NULL};
 static const char *const kv_word[] = {[MM_KV_KEEP] = "keep", [MM_KV_F32] = "f32", [MM_KV_DROP] = "drop", NULL};
 
 static const mm_preset preset[] = {
@@ -181,6 +182,11 @@ static bool field(mm_recipe *r, char *text, mm_err *err) {
     r->search = (mm_search)choice;
     return true;
   }
+  if (strcmp(left, "method") == 0) {
+    if (!one_of(method_word, right, &choice)) return bad(&in_line, "unknown method", right, err);
+    r->method = (mm_method)choice;
+    return true;
+  }
   if (strcmp(left, "kv_scales") == 0) {
     if (!one_of(kv_word, right, &choice)) return bad(&in_line, "unknown use of KV scales", right, err);
     r->kv_scales = (mm_kv_scales)choice;
@@ -227,7 +233,7 @@ void mm_recipe_close(mm_recipe *r) {
 
 /* A rule of a file to the line f; false where the line would mean something else by it. */
 static bool put_rule(FILE *f, const mm_json *rule, const mm_json_ctx *c, mm_err *err) {
-  static const char *const keys[] = {"match", "scheme", NULL}, *const fields[] = {"search",     "kv_scales",  "nonfinite",
+  static const char *const keys[] = {"match", "scheme", NULL}, *const fields[] = {"search",     "method",     "kv_scales", "nonfinite",
                                                                                   "importance", "act_scales", NULL};
   const char *match = NULL, *word = NULL;
   const mm_scheme *scheme;
@@ -244,17 +250,20 @@ static bool put_rule(FILE *f, const mm_json *rule, const mm_json_ctx *c, mm_err 
 
 /* The line to f; false after what is refused. */
 static bool put_line(FILE *f, const mm_json *j, const mm_json_ctx *c, mm_err *err) {
-  static const char *const keys[] = {"default", "search", "kv_scales", "rules", NULL};
-  const char *word = NULL, *search = "mse", *kv = "keep";
+  static const char *const keys[] = {"default", "search", "method", "kv_scales", "rules", NULL};
+  const char *word = NULL, *search = "mse", *method = "nearest", *kv = "keep";
   const mm_scheme *scheme;
   unsigned choice;
   if (!mm_json_need_str(j, "default", &word, c, err) || !mm_json_only_keys(j, keys, c, err) || !scheme_word(word, &scheme, c, err) ||
       (mm_json_get(j, "search") && !mm_json_need_str(j, "search", &search, c, err)) ||
+      (mm_json_get(j, "method") && !mm_json_need_str(j, "method", &method, c, err)) ||
       (mm_json_get(j, "kv_scales") && !mm_json_need_str(j, "kv_scales", &kv, c, err)))
     return false;
   if (!one_of(search_word, search, &choice)) return bad(c, "unknown search", search, err);
+  if (!one_of(method_word, method, &choice)) return bad(c, "unknown method", method, err);
   if (!one_of(kv_word, kv, &choice)) return bad(c, "unknown use of KV scales", kv, err);
   fprintf(f, "%s; search=%s", word, search);
+  if (strcmp(method, "nearest") != 0) fprintf(f, "; method=%s", method);
   if (strcmp(kv, "keep") != 0) fprintf(f, "; kv_scales=%s", kv);
   const mm_json *rules = mm_json_get(j, "rules");
   if (rules && !mm_json_need(j, "rules", MM_JSON_ARR, c, err)) return false;
@@ -333,6 +342,7 @@ char *mm_recipe_text(const mm_recipe *r, mm_err *err) {
   mm_json *j = mm_json_new_obj(), *rules = mm_json_new_arr();
   bool ok = mm_json_set(j, "default", mm_json_new_str(scheme_name(r->scheme)));
   ok = mm_json_set(j, "search", mm_json_new_str(search_word[r->search])) && ok;
+  if (r->method != MM_METHOD_NEAREST) ok = mm_json_set(j, "method", mm_json_new_str(method_word[r->method])) && ok;
   ok = mm_json_set(j, "kv_scales", mm_json_new_str(kv_word[r->kv_scales])) && ok;
   for (size_t i = 0; i < r->count; i++) ok = mm_json_append(rules, rule_json(&r->override[i])) && ok;
   ok = mm_json_set(j, "rules", rules) && ok;

@@ -1,7 +1,7 @@
 /* Which scheme each tensor gets. A recipe is one line of text, kept in the manifest:
  *
- *   SCHEME [; search=absmax|mse|four_six] [; kv_scales=keep|f32|drop] [; PATTERN=SCHEME]… [; importance=DIGEST] [; act_scales=DIGEST]
- *     [; nonfinite=zero]
+ *   SCHEME [; search=absmax|mse|four_six] [; method=nearest|gptq] [; kv_scales=keep|f32|drop] [; PATTERN=SCHEME]…
+ *     [; importance=DIGEST] [; act_scales=DIGEST] [; nonfinite=zero]
  *
  * The first SCHEME ("none" keeps what is stored) goes to attention and expert projections; norms, routers and biases are never
  * quantised, embedding and head only where a pattern names them. A PATTERN (pattern.h) is a glob, or a Perl-compatible regular expression
@@ -25,6 +25,9 @@ typedef struct mm_override {
   const mm_scheme *scheme; /* NULL: none */
 } mm_override;
 
+/* How codes are found under their scales: each weight's nearest, or with error feedback (quant/feedback.h). */
+typedef enum mm_method { MM_METHOD_NEAREST, MM_METHOD_GPTQ } mm_method;
+
 typedef enum mm_kv_scales { MM_KV_KEEP, MM_KV_F32, MM_KV_DROP } mm_kv_scales;
 
 typedef struct mm_recipe {
@@ -32,6 +35,7 @@ typedef struct mm_recipe {
   const char *importance, *act_scales; /* SHA-256 in hexadecimal, or NULL */
   bool nonfinite_zero;
   mm_kv_scales kv_scales;
+  mm_method method; /* of the schemes with scales */
   mm_search search; /* for the schemes that have it; the others choose by absmax */
   size_t count;
   mm_override *override;
@@ -40,7 +44,8 @@ typedef struct mm_recipe {
 
 /* Parses the line above; MM_USAGE E_RECIPE names what is wrong. */
 MM_MUST_USE bool mm_recipe_parse(mm_recipe *r, const char *text, mm_err *err);
-/* Reads {"default": SCHEME, "search": …, "kv_scales": …, "rules": [{"match": PATTERN, "scheme": SCHEME}, …]} into the same line (in *a). */
+/* Reads {"default": SCHEME, "search": …, "method": …, "kv_scales": …, "rules": [{"match": PATTERN, "scheme": SCHEME}, …]} into the same
+ * line (in *a). */
 char *mm_recipe_load(mm_arena *a, const char *path, mm_err *err);
 /* The recipe in that form; what the options of a run put there (digests, nonfinite) is left out. free() it. */
 char *mm_recipe_text(const mm_recipe *r, mm_err *err);

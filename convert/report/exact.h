@@ -9,12 +9,14 @@
 /* The model, the static scales of activations, what is left out, and the names, sizes and headers of the source's files. */
 MM_MUST_USE bool mm_exact_words(const mm_plan *plan, const mm_pack *p, mm_err *err);
 /* True if this program gives the weights of tensor i again: they are plain numbers, which every version rounds alike, or it is of the
- * version that packed them and no importance weighed their errors. Otherwise only weights that are kept as stored must be exact. */
+ * version that packed them and neither importance nor second moments had a part in their rounding. Otherwise only weights that are kept as
+ * stored must be exact. */
 bool mm_exact_again(const mm_plan *plan, const mm_pack *p, size_t i);
 /* Every stored byte of a weight on every rank in the directory: strips that are kept as stored, and all that is given again. */
 MM_MUST_USE bool mm_exact_weights(const mm_plan *plan, const mm_shards *s, unsigned threads, mm_err *err);
 /* The others, by the figures of mm_compare: no weight is further from the source than half a step of its scheme unless it lies beyond the
- * last code, and no tensor or expert loses more than two thirds of the decibels that the scheme keeps of a Gaussian matrix. */
+ * last code or was rounded with error feedback, and no tensor or expert loses more than two thirds of the decibels that the scheme keeps of
+ * a Gaussian matrix. */
 MM_MUST_USE bool mm_exact_bounds(const mm_plan *plan, const mm_shards *s, const mm_tensor_error *e, mm_err *err);
 
 /* Of an unsharded checkpoint `made`, whose digests p holds; the plan has the same layout and format. Its config and index, and, where the

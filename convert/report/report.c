@@ -120,6 +120,9 @@ static mm_json *plan_json(const mm_plan *p, const mm_verdict *v, bool tensors) {
     ok = ok && mm_json_set(j, "weighed_matrices", mm_json_new_int((int64_t)p->calibrated.weighed)) &&
          mm_json_set(j, "unweighed_too_few_tokens", mm_json_new_int((int64_t)p->calibrated.too_few)) &&
          mm_json_set(j, "unweighed_no_entry", mm_json_new_int((int64_t)p->calibrated.no_entry));
+  if (p->recipe.method == MM_METHOD_GPTQ)
+    ok = ok && mm_json_set(j, "fed_back_matrices", mm_json_new_int((int64_t)p->calibrated.fed_back)) &&
+         mm_json_set(j, "nearest_no_moments", mm_json_new_int((int64_t)p->calibrated.no_moments));
   if (p->calibrated.scaled > 0)
     ok = ok && mm_json_set(j, "scaled_tensors", mm_json_new_int((int64_t)p->calibrated.scaled)) &&
          mm_json_set(j, "unreached_experts", mm_json_new_int((int64_t)p->calibrated.unreached));
@@ -213,6 +216,9 @@ bool mm_report_plan(FILE *f, const mm_plan *p, const mm_verdict *v, mm_report_st
   if (p->recipe.importance)
     fprintf(f, "importance: %llu matrices weighed; without weights %llu with fewer than %d tokens and %llu that the file lacks\n",
             (unsigned long long)c->weighed, (unsigned long long)c->too_few, MM_IMPORTANCE_ROWS, (unsigned long long)c->no_entry);
+  if (p->recipe.method == MM_METHOD_GPTQ)
+    fprintf(f, "method gptq: %llu matrices rounded with error feedback, %llu to nearest, whose second moments the file lacks\n",
+            (unsigned long long)c->fed_back, (unsigned long long)c->no_moments);
   if (c->scaled > 0)
     fprintf(f, "static activation scales: %llu tensors; %llu experts that calibration did not reach take the largest of the others\n",
             (unsigned long long)c->scaled, (unsigned long long)c->unreached);

@@ -15,6 +15,14 @@ typedef struct mm_calibration mm_calibration;
 mm_calibration *mm_calibration_open(const mm_shards *s, mm_err *err);
 void mm_calibration_close(mm_calibration *c); /* accepts NULL */
 
+/* Columns of a block of second moments, at least and at most. */
+enum { MM_MOMENTS_LEAST = 128, MM_MOMENTS_MOST = 1024 };
+/* From now on second moments are summed too: of all pairs of input channels that lie in one block of `columns` (of all pairs, where a
+ * matrix has no more columns), 8 bytes each: *bytes in all. A machine without that memory is MM_LIMIT
+ * E_MEMORY. Of checkpoints with --tp 1
+ * (MM_UNSUPPORTED E_PARALLEL), on devices that give rows, not sums. */
+MM_MUST_USE bool mm_calibration_gather_moments(mm_calibration *c, uint32_t columns, uint64_t *bytes, mm_err *err);
+
 /* Adds to the inputs of matrix `lead` of w on this rank: row i is x[pick[i]], or x[i] when pick is NULL; x[…, w->k], as the op before left
  * it, not rounded. Ranks add at the same time, each the columns that it owns; rank 0 alone those that all have. */
 void mm_calibration_add(mm_calibration *c, uint32_t rank, const mm_packed *w, uint32_t lead, const float *x, const uint32_t *pick,
@@ -32,7 +40,10 @@ void mm_calibration_add_sums(mm_calibration *c, uint32_t rank, const mm_packed *
 /* Writes a safetensors file. For every matrix NAME that was given anything, k columns uncut, E experts (absent where there are none):
  *   NAME.mean_square  F32 [E, k]       of each channel over the rows; 0 for an expert without rows
  *   NAME.amax         F32 [E] or [1]   largest magnitude
- *   NAME.rows         I64 [E] or [1]   tokens seen */
+ *   NAME.rows         I64 [E] or [1]   tokens seen
+ * and, where second moments are gathered in blocks of b columns, b = k for matrices of fewer:
+ *   NAME.moments      F32 [E, ceil(k / b), b (b + 1) / 2]   means of x_i x_j over the rows, j <= i: the lower triangle of each block, row
+ *                                                           after row; 0 past the last column and for an expert without rows */
 MM_MUST_USE bool mm_calibration_write(const mm_calibration *c, int fd, const char *path, mm_err *err);
 
 #ifdef __cplusplus

@@ -61,14 +61,15 @@ def take(path):
 
 def meant(recipe):
     """As it is printed: every key, schemes by their names."""
-    return {"default": MEANING[recipe["default"]], "search": recipe.get("search", "mse"), "kv_scales": recipe.get("kv_scales", "keep"),
+    method = {"method": "gptq"} if recipe.get("method") == "gptq" else {}
+    return {**method, "default": MEANING[recipe["default"]], "search": recipe.get("search", "mse"), "kv_scales": recipe.get("kv_scales", "keep"),
             "rules": [{"match": r["match"], "scheme": MEANING[r["scheme"]]} for r in recipe.get("rules", [])]}
 
 
 def random_recipe(rng):
     """Usually right; now and then something of it is not."""
     wrong = ["", "fp8", "nvfp5", "none; *=bf16", "x=bf16", " int8", "int8 ", "int8;", 7, None, True, [], {"a": "none"}, "none\0", *PRESETS]
-    odd = ["", "a;b", ";", "search", "kv_scales", "nonfinite", "importance", "act_scales", " x", "x\t", "x\0", 3, None, ["x"], "y" * 513,
+    odd = ["", "a;b", ";", "search", "method", "kv_scales", "nonfinite", "importance", "act_scales", " x", "x\t", "x\0", 3, None, ["x"], "y" * 513,
            "a; b=bf16"]
     fine = ["*", "*.w1.weight", "re:^lm_head|w[13]$", "a=b", "search=mse", "quo\"te", "model.layers.[0-9].*", "a b", "\u00e9\u4e16", "y" * 512, "importances",
             "none", "x\ny"]
@@ -85,7 +86,7 @@ def random_recipe(rng):
         return r if rng.random() > 0.02 else rng.choice(["*=bf16", None, [r]])
 
     recipe = {"default": scheme()}
-    for key in ("search", "kv_scales"):
+    for key in ("search", "method", "kv_scales"):
         if rng.random() < 0.5:
             words = SCHEMA["properties"][key]["enum"]
             recipe[key] = rng.choice(words) if rng.random() < 0.95 else rng.choice(["", "MSE", "mse; *=bf16", "zero", 1, None, "keep "])

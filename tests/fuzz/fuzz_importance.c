@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "convert/calibration/importance.h"
+#include "convert/calibration/second_moments.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -22,6 +22,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
           for (uint32_t j = 0; j < cols; j++) sum += w[j];
         }
     if (!(sum >= 0)) abort();
+    mm_moment_factors f = {0};
+    for (size_t i = 0; i < a->rule_count; i++)
+      for (uint32_t cols = COLS; cols <= 6; cols += 2) {
+        mm_second_moments of;
+        if (!mm_second_moments_find(&of, &m, &a->rule[i], 0, 0, EXPERTS, cols, MM_IGNORED) || !of.entry) continue;
+        for (uint32_t e = 0; e < of.entry->matrices; e++) mm_either_way(mm_moment_factors_find(&f, &of, e, MM_IGNORED));
+      }
+    mm_moment_factors_close(&f);
   } else if (err.status == MM_OK) {
     abort();
   }
