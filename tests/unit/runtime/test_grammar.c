@@ -296,7 +296,7 @@ TEST(what_is_not_served_is_refused_by_name) {
       {"{\"type\": \"thing\"}", "type"},
       {"false", "schema"},
       {"{\"enum\": []}", "enum"},
-      /* Two that are served, beside each other. */
+      /* Two keywords that are served, each with the other. */
       {"{\"type\": \"object\", \"anyOf\": [{\"type\": \"object\"}, {\"type\": \"null\"}]}", "anyOf"},
       {"{\"type\": \"integer\", \"anyOf\": [{\"type\": \"number\"}]}", "anyOf"},
       {"{\"oneOf\": [{\"type\": \"integer\"}, {\"type\": \"number\"}]}", "begin alike"},
