@@ -66,7 +66,7 @@ static void count(const mm_json *usage, const char *key, uint64_t *to) {
 static void on_piece(const load *l, flight *f) {
   mm_load_request *r = f->r;
   const double now = since(l);
-  if (!r->first)
+  if (r->first <= 0)
     r->first = now;
   else if (MM_GROW(r->gap, &r->gap_cap, r->gaps + 1, MM_IGNORED))
     r->gap[r->gaps++] = now - r->last;
@@ -233,7 +233,7 @@ static void close_flight(flight *f) {
   if (r && !*r->why && f->status != 200)
     snprintf(r->why, sizeof r->why, "status %d: %.*s", f->status, (int)mm_min(f->line.n, 120), f->line.p ? f->line.p : "");
   if (r && !*r->why && !f->finished) snprintf(r->why, sizeof r->why, "the stream has no [DONE]");
-  if (r && !*r->why && !r->first) snprintf(r->why, sizeof r->why, "the reply has no text");
+  if (r && !*r->why && r->first <= 0) snprintf(r->why, sizeof r->why, "the reply has no text");
   if (r && !*r->why) {
     r->done = true;
     if (!r->output) r->output = r->gaps + 1;

@@ -53,13 +53,16 @@ typedef struct sums {
   uint64_t completed, input, output, good;
 } sums;
 
+static bool has_goal(const mm_load_goal *g) { return g->ttft > 0 || g->tpot > 0 || g->e2el > 0; }
+
 static bool gather(sums *x, const mm_load_goal *goal, const mm_load_request *r, size_t count, mm_err *err) {
   for (size_t i = 0; i < count; i++) {
     if (!r[i].done) continue;
     const double ttft = r[i].first - r[i].sent, e2el = r[i].last - r[i].sent;
     const double tpot = r[i].output > 1 ? (e2el - ttft) / (double)(r[i].output - 1) : 0;
     x->completed++, x->input += r[i].input, x->output += r[i].output;
-    x->good += (!goal->ttft || ttft <= goal->ttft) && (!goal->tpot || tpot <= goal->tpot) && (!goal->e2el || e2el <= goal->e2el);
+    x->good +=
+        (goal->ttft <= 0 || ttft <= goal->ttft) && (goal->tpot <= 0 || tpot <= goal->tpot) && (goal->e2el <= 0 || e2el <= goal->e2el);
     if (!add(&x->s[TTFT], ttft, err) || !add(&x->s[E2EL], e2el, err) || (r[i].output > 1 && !add(&x->s[TPOT], tpot, err))) return false;
     for (size_t j = 0; j < r[i].gaps; j++)
       if (!add(&x->s[ITL], r[i].gap[j], err)) return false;
@@ -110,10 +113,10 @@ static bool put_lists(mm_json *o, const mm_load_request *r, size_t count) {
 
 static mm_json *to_json(const mm_load_run_facts *x, const sums *y, const mm_load_request *r, size_t count) {
   mm_json *o = mm_json_new_obj();
-  const bool goal = x->goal.ttft || x->goal.tpot || x->goal.e2el;
+  const bool goal = has_goal(&x->goal);
   bool ok = mm_json_put_text(o, "model_id", x->model) && mm_json_put_text(o, "base_url", x->url) &&
             mm_json_put_text(o, "endpoint", x->endpoint) && mm_json_put_int(o, "num_prompts", count) &&
-            (x->rate ? put_real(o, "request_rate", x->rate) : mm_json_put_text(o, "request_rate", "inf")) &&
+            (x->rate > 0 ? put_real(o, "request_rate", x->rate) : mm_json_put_text(o, "request_rate", "inf")) &&
             mm_json_put_int(o, "max_concurrency", x->concurrency) && put_real(o, "duration", x->seconds) &&
             mm_json_put_int(o, "completed", y->completed) && mm_json_put_int(o, "failed", count - y->completed) &&
             mm_json_put_int(o, "total_input_tokens", y->input) && mm_json_put_int(o, "total_output_tokens", y->output) &&
@@ -130,7 +133,7 @@ static mm_json *to_json(const mm_load_run_facts *x, const sums *y, const mm_load
 static void print(FILE *f, const mm_load_run_facts *x, const sums *y, size_t count) {
   fprintf(f, "%s at %s%s: %llu of %zu requests in %.2f s, %.3f a second\n", x->model, x->url, x->endpoint, (unsigned long long)y->completed,
           count, x->seconds, (double)y->completed / x->seconds);
-  if (x->goal.ttft || x->goal.tpot || x->goal.e2el) fprintf(f, "goodput: %.3f requests a second\n", (double)y->good / x->seconds);
+  if (has_goal(&x->goal)) fprintf(f, "goodput: %.3f requests a second\n", (double)y->good / x->seconds);
   fprintf(f, "tokens: %llu in, %llu out; %.1f out a second, %.1f in all\n", (unsigned long long)y->input, (unsigned long long)y->output,
           (double)y->output / x->seconds, (double)(y->input + y->output) / x->seconds);
   fprintf(f, "%-28s %9s %9s %9s %9s %9s\n", "milliseconds", "mean", "p50", "p90", "p95", "p99");
@@ -142,10 +145,10 @@ static void print(FILE *f, const mm_load_run_facts *x, const sums *y, size_t cou
 }
 
 bool mm_load_report(FILE *f, const mm_load_run_facts *x, const mm_load_request *r, size_t count, bool json, mm_err *err) {
-  sums y = {.s = {[TTFT] = {"ttft", "time to first token"},
-                  [TPOT] = {"tpot", "time per output token"},
-                  [ITL] = {"itl", "time between pieces"},
-                  [E2EL] = {"e2el", "whole request"}}};
+  sums y = {.s = {[TTFT] = {.name = "ttft", .title = "time to first token"},
+                  [TPOT] = {.name = "tpot", .title = "time per output token"},
+                  [ITL] = {.name = "itl", .title = "time between pieces"},
+                  [E2EL] = {.name = "e2el", .title = "whole request"}}};
   bool ok = gather(&y, &x->goal, r, count, err);
   if (ok && json) {
     mm_json *o = to_json(x, &y, r, count);

@@ -249,7 +249,9 @@ mm_thinking mm_thinking_of(const mm_value *word) {
   return mm_value_is(word, "adaptive") ? MM_THINKING_ADAPTIVE : MM_THINKING_UNSET;
 }
 
-void mm_thinking_set(mm_conversation *v, mm_thinking mode) { v->thinking = mm_max(v->thinking, mode); }
+void mm_thinking_set(mm_conversation *v, mm_thinking mode) {
+  if (v->thinking < mode) v->thinking = mode;
+}
 
 bool mm_template_kwargs(mm_call *c, mm_conversation *out) {
   const mm_value *kwargs, *identity, *date, *location, *mode;
