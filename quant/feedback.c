@@ -182,7 +182,7 @@ MM_INLINE void refine_group(const row_state *z, const scale_grid *c, uint32_t i,
       if (column >= from && column < to) den += z->q[at + j] * z->t[at + j];
     }
   }
-  uint32_t bits;
+  uint32_t bits = 0;
   if (!(den > 0)) return;
   const float best = nearest_scale(c, s + num / den, &bits), d = best - s;
   if (best == 0 || (best < 0) != (s < 0) || !(d * den * d < 2 * d * num)) return;

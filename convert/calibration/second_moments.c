@@ -110,9 +110,9 @@ bool mm_moment_factors_find(mm_moment_factors *w, const mm_second_moments *of, u
     uint32_t column;
     mix_block(w, of, matrix, b, n);
     if (mm_feedback_factor(&w->f, b, w->h, w->work, &column)) continue;
-    return mm_fail(err, MM_BAD_INPUT, "E_IMPORTANCE", mm_at_offset(of->file->path, e->name, row_offset(e, matrix, b, column % e->block)),
-                   "found numbers that are no second moments at column %u of matrix %u: they give some direction a negative square", column,
-                   matrix);
+    return mm_fail(
+        err, MM_BAD_INPUT, "E_IMPORTANCE", mm_at_offset(of->file->path, e->name, row_offset(e, matrix, b, column - b * e->block)),
+        "found numbers that are no second moments at column %u of matrix %u: they give some direction a negative square", column, matrix);
   }
   w->matrix = matrix;
   return true;
