@@ -16,7 +16,7 @@ case "$1 $2" in
   'test peers') echo 'ok   sums (limit 0)' ;;
   'test forks') echo "ok   schedules of $MM_STEPS"; sleep 30 ;;
   'test steps') echo 'ok   graphs'; echo 'FAIL warmed'; exit 1 ;;
-  'test apart') ;;
+  'test invariant') ;;
   'test ranks') echo 'ok   ranks'; echo 'cuda: gone' >&2; exit 3 ;;
   *) i=0; while [ $i -lt 300 ]; do echo "ok   row $i"; i=$((i + 1)); done ;;
 esac
@@ -77,8 +77,8 @@ expect 'FAIL text tiny-m1-bf16: on cuda . CPU: on cpu '
 expect 'ok   speed m2 x 8, 63 tokens .*ratio 1.050 \(limit 1.10\)'
 expect 'gpu: FAILED, 4 part\(s\)'
 
-gpu 1 50 peers apart
-expect 'FAIL part apart: 0 of 0 rows, [0-9]+ of 120 s, not one row'
+gpu 1 50 peers invariant
+expect 'FAIL part invariant: 0 of 0 rows, [0-9]+ of 120 s, not one row'
 
 gpu 0 50 peers kernels
 expect 'gpu: all passed, 301 rows'

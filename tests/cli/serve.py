@@ -178,6 +178,9 @@ def vllm_names():
     """The names of vLLM stand next to this server's own, with the same values; a model's name is escaped."""
     with Server(PACKED, "--metric-names", "vllm", "--served-model-name", 'a "b" \\ c') as s:
         s.post(COMPLETIONS, {**PROMPT, "max_tokens": 3})
+        end = time.monotonic() + 20  # a reply may be there before its last step is counted
+        while s.metrics()["reply_tokens_total"] < 3 and time.monotonic() < end:
+            time.sleep(0.01)
         text, values = s.get("/metrics").decode(), s.metrics()
         label = 'model_name="a \\"b\\" \\\\ c"'
         assert f"\nvllm:generation_tokens_total{{{label}}} 3\n" in text and values["reply_tokens_total"] == 3, text

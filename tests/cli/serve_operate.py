@@ -63,8 +63,8 @@ def keys():
         command = [f"{BIN}/minimax-serve", PACKED, "--port", "0", "--check", "--api-key", "k", "--api-key", key]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 2 and "--api-key" in done.stderr, (key, done)
-    with Server(PACKED, "--api-key", "k\u00e9~", "--max-model-len", "64") as s:
-        status = [s.request("GET", "/v1/models", headers={"x-api-key": k})[0] for k in ("k\u00e9~".encode(), b"", b"k")]
+    with Server(PACKED, "--api-key", "k!~", "--max-model-len", "64") as s:
+        status = [s.request("GET", "/v1/models", headers={"x-api-key": k})[0] for k in ("k!~", "", "k")]
         assert status == [200, 401, 401], status
 
 
