@@ -163,7 +163,7 @@ def unsharded_number():
                 f.write(text + b'"sha256":"' + pf.sha256(text).encode() + b'"\n}\n')
             cf.ok(VERIFY, "-q", root + "/out")
             done = cf.run(VERIFY, "-q", root + "/out", "--source", root + "/source")
-            cf.assert_error(done, VERIFY, 6, "E_NONFINITE", part["file"], name, f"offset {place}")
+            cf.assert_error(done, VERIFY, 6, "E_SOURCE", part["file"], name, f"offset {place}")
 
 
 def unsharded_exchanged():
