@@ -566,7 +566,7 @@ int main(int argc, char **argv) {
                 "sequences of a decode step (1, 4, 16, 64 and 256; 1, 16, 64 and 256 for kernels, 1 for decode, 63 for mixed)", .lo = 1,
                 .hi = 256),
       MM_OPTION(U64, "context", &a.context, "N", "tokens that each of them holds (1024)", .lo = 1, .hi = 1 << 19),
-      MM_OPTION(U64, "tokens", &a.tokens, "N", "of a prefill step (8192), of a stretch (512 for mixed)", .lo = 1, .hi = 1 << 19),
+      MM_OPTION(U64, "tokens", &a.tokens, "N", "of a prefill step (8192), of the prefill chunk (512 for mixed)", .lo = 1, .hi = 1 << 19),
       MM_OPTION(U64, "steps", &a.steps, "N", "decode steps that count (64)", .lo = 5, .hi = 100000),
       MM_FLAG("json", &a.json, "every result as a line of JSON; errors as JSON"),
       MM_FLAG("quiet", &a.quiet, "nothing on stderr but errors, as always here", .letter = 'q'),
@@ -584,7 +584,7 @@ int main(int argc, char **argv) {
           "decode\n"
           "steps of eight layers. decode: steps of the whole of M2 with 4-bit experts. prefill: one step of many tokens. mixed: single "
           "tokens\n"
-          "beside a prompt's tokens (a stretch of one sequence), in one step and apart. Medians. A floor is the least bytes over the copy "
+          "with a prefill chunk of one sequence, in one step and in two. Medians. A floor is the least bytes over the copy "
           "rate\n"
           "of the same run; of a prefill, where that is longer, the operations over rates that are constants and stand in its line.\n"
           "choices: which kernels the CUDA backend takes for each product, by the scheme and the tokens of a step, on GPUs that run code "

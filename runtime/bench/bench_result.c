@@ -84,11 +84,11 @@ void mm_bench_print_mixed(const mm_bench_result *r, const double seconds[3], boo
   if (json) {
     open_object(r);
     printf(",\"batch\":%u,\"context\":%u,\"tokens\":%u,\"seconds\":%.9g", r->batch, r->c->context, r->c->tokens, seconds[2]);
-    printf(",\"decode_alone_s\":%.9g,\"stretch_alone_s\":%.9g}\n", seconds[0], seconds[1]);
+    printf(",\"decode_alone_s\":%.9g,\"prefill_alone_s\":%.9g}\n", seconds[0], seconds[1]);
     return;
   }
   open_line(r);
-  printf(" x %u %s/%s/%s, %u tokens of context %u beside a stretch of %u: %.1f us; apart %.1f and %.1f us, ratio %.3f\n", r->layers,
+  printf(" x %u %s/%s/%s, %u tokens of context %u with a prefill chunk of %u: %.1f us; alone %.1f and %.1f us, ratio %.3f\n", r->layers,
          r->c->quant, r->c->experts, r->c->head, r->batch, r->c->context, r->c->tokens, seconds[2] * 1e6, seconds[0] * 1e6,
          seconds[1] * 1e6, seconds[2] / (seconds[0] + seconds[1]));
 }

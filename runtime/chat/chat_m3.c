@@ -131,10 +131,7 @@ static bool put_assistant(mm_renderer *r, const mm_message *m, bool open) {
     r->p->in_reasoning = open && mm_render_is_empty(m, &t);
   }
   if (!r->p->in_reasoning) mm_render_own(r, "</mm:think>");
-  if (t.split)
-    mm_render_str(r, t.owner, t.content);
-  else
-    mm_render_parts(r, m);
+  mm_render_content(r, m, &t);
   if (open) return true;
   if (!put_calls(r, m)) return false;
   mm_render_own(r, END);

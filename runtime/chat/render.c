@@ -79,6 +79,13 @@ bool mm_render_is_empty(const mm_message *m, const mm_thought *t) {
   return true;
 }
 
+void mm_render_content(mm_renderer *r, const mm_message *m, const mm_thought *t) {
+  if (t->split)
+    mm_render_str(r, t->owner, t->content);
+  else
+    mm_render_parts(r, m);
+}
+
 /* ---- JSON ---- */
 
 static void put_members(mm_text *out, const mm_value *v) {

@@ -37,6 +37,8 @@ typedef struct mm_thought {
 bool mm_render_thought(mm_renderer *r, const mm_message *m, mm_thought *t);
 /* No text follows the reasoning. */
 bool mm_render_is_empty(const mm_message *m, const mm_thought *t);
+/* The text behind the reasoning: that of the split, else the message's parts. */
+void mm_render_content(mm_renderer *r, const mm_message *m, const mm_thought *t);
 /* The JSON value as transformers' tojson writes it, as the user's. */
 bool mm_render_json(mm_renderer *r, const mm_value *v);
 /* A JSON object of the conversation; NULL after an error that names it by `what` and its place. Nothing: {}. */

@@ -1,4 +1,5 @@
-/* Choices: alternatives of a value, by what they begin with. Those that begin alike are one form where they can be, else a union. */
+/* Alternatives of a value (anyOf, oneOf, lists of types). Alternatives that begin with the same byte become one form where possible, else a
+ * union, whose members are followed side by side. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -335,8 +335,8 @@ static bool add_rule(parser *p, const mm_text_pattern *n, bool negated, const mm
   return true;
 }
 
-/* The end of the group that begins here, at its ")"; NULL: it has none. */
-static const char *group_end(const parser *p) {
+/* The first such character outside groups and classes of characters; NULL: there is none. */
+static const char *find_outside(const parser *p, char wanted) {
   unsigned open = 0;
   bool class = false;
   for (const char *c = p->p; c < p->end; c++) {
@@ -344,41 +344,22 @@ static const char *group_end(const parser *p) {
       c++;
     else if (class)
       class = *c != ']';
-    else if (*c == '[')
-      class = true;
-    else if (*c == '(')
-      open++;
-    else if (*c == ')' && open-- == 0)
+    else if (*c == wanted && !open)
       return c;
-  }
-  return NULL;
-}
-
-/* Another alternative of the whole pattern follows: a lookahead would be a part of the first one alone. */
-static bool has_alternatives(const parser *p) {
-  unsigned open = 0;
-  bool class = false;
-  for (const char *c = p->p; c < p->end; c++) {
-    if (*c == '\\')
-      c++;
-    else if (class)
-      class = *c != ']';
     else if (*c == '[')
       class = true;
     else if (*c == '(')
       open++;
     else if (*c == ')')
       open--;
-    else if (*c == '|' && !open)
-      return true;
   }
-  return false;
+  return NULL;
 }
 
 /* A lookahead behind the first ^: a rule of its own. Each of its alternatives begins where the text does. */
 static bool parse_lookahead(parser *p, bool negated, const mm_text_rule **rules) {
   parser inner = *p;
-  inner.end = group_end(p);
+  inner.end = find_outside(p, ')'); /* of this group */
   inner.negated = negated;
   inner.anchored = true;
   if (!inner.end) return refuse(p, ": a group without its end");
@@ -394,7 +375,7 @@ bool mm_text_pattern_parse(mm_arena *a, const char *pattern, size_t n, const mm_
   if (n > MM_PATTERN_BYTES) return refuse(&p, " of so many bytes");
   if (memchr(pattern, 0, n)) return refuse(&p, ": a byte of zero");
   if (n > 4 && (memcmp(p.p, "^(?=", 4) == 0 || memcmp(p.p, "^(?!", 4) == 0)) {
-    if (has_alternatives(&p)) return refuse(&p, ": a lookahead in one of several alternatives");
+    if (find_outside(&p, '|')) return refuse(&p, ": a lookahead in one of several alternatives");
     p.anchored = take(&p, "^");
     bool negated;
     while ((negated = take(&p, "(?!")) || take(&p, "(?="))

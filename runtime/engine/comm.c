@@ -378,7 +378,7 @@ bool mm_comm_root_cause(mm_comm *c, mm_err *err) {
   pthread_mutex_unlock(&c->lock);
   if ((word & 0xff) != MM_COMM_TIMED_OUT)
     return mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "some rank failed while a step was under way");
-  return mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "rank %u waited %.1f s for rank %u in vain", word >> 8 & 0xff, timeout,
+  return mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "rank %u waited %.1f s for rank %u: timeout", word >> 8 & 0xff, timeout,
                  word >> 16);
 }
 

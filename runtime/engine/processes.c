@@ -63,7 +63,7 @@ static double now(void) {
 
 /* Aborts all processes: process `late` has timed out, and the others cannot go on without it. */
 static void end_all(const mm_process_group *w, uint32_t late, double waited_s) {
-  fprintf(stderr, "%s: error: E_RANK: process %u waited %.1f s for process %u in vain\n", program_invocation_short_name, w->process,
+  fprintf(stderr, "%s: error: E_RANK: process %u waited %.1f s for process %u: timeout\n", program_invocation_short_name, w->process,
           waited_s, late);
   MPI_Abort(MPI_COMM_WORLD, MM_IO);
 }

@@ -1,6 +1,6 @@
 #!/bin/sh
 # README.md and docs/ say what the tree does: every error code has its row in docs/errors.md, every row its code and the statuses of the sources;
-# every file, name, make target, program, option and link that a page names exists; a page names every option; README is at most 9 KB.
+# every file, name, field, make target, program, option and link that a page names exists; a page names every option; README is at most 9 KB.
 set -eu
 sources='formats quant loader convert runtime'
 errors=docs/errors.md
@@ -38,8 +38,8 @@ for page in $pages; do
   grep -oE '\]\([A-Za-z0-9_./-]+\)' "$page" | sed 's/^](//; s/)$//' | sort -u | while read -r path; do
     [ -e "$(dirname "$page")/$path" ] || echo "$path"
   done | absent "$page" "a link to nothing"
-  grep -oE '\bmm_[a-z0-9_]+' "$page" | sort -u | while read -r name; do
-    grep -rqw "$name" --include='*.[ch]' --include='*.cu' $sources || echo "$name"
+  grep -oE '\bmm_[a-z0-9_]+(\.[a-z_][a-z0-9_]*)?' "$page" | sort -u | while read -r name; do
+    for word in $(echo "$name" | tr . ' '); do grep -rqw "$word" --include='*.[ch]' --include='*.cu' $sources || echo "$name"; done
   done | absent "$page" "no such name in the sources"
   grep -oE '(^\$ |`)make [a-z-]+' "$page" | sed 's/.*make //' | sort -u | while read -r target; do
     cat Makefile tests/tests.mk | grep -q "^$target:.*## " || echo "$target"

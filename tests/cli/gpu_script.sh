@@ -41,7 +41,7 @@ program bin/minimax-run <<'END'
 case "$1" in *tiny-m1-bf16) echo "on $3" ;; *) echo text ;; esac
 END
 program bin/minimax-bench <<'END'
-[ "$1" = mixed ] && echo 'm2 x 8, 63 tokens beside a stretch of 512: ratio 1.050' || echo 'm2 x 8, decode B=1: 1.4 x floor'
+[ "$1" = mixed ] && echo 'm2 x 8, 63 tokens with a prefill chunk of 512: ratio 1.050' || echo 'm2 x 8, decode B=1: 1.4 x floor'
 END
 
 expect() {

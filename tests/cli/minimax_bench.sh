@@ -43,10 +43,10 @@ import json, sys
 rows = [json.loads(line) for line in sys.stdin]
 assert {r["code"] for r in rows} == {"sm_90a", "other code"} and {r["model"] for r in rows} == {"m1", "m2"}
 for r in rows:
-    assert r["kernels"] and r["schemes"] and r["products"] and r["step"] in ("any", "decode", "stretch") and r["from"] <= r.get("to", 1 << 30), r
+    assert r["kernels"] and r["schemes"] and r["products"] and r["step"] in ("any", "decode", "prefill") and r["from"] <= r.get("to", 1 << 30), r
 head = [r for r in rows if r["model"] == "m2" and r["code"] == "sm_90a" and r["products"] == ["head"] and r["schemes"] == ["bf16"]]
 assert [(r["from"], r.get("to"), r["step"]) for r in head] == [
-    (1, 1, "any"), (2, 16, "any"), (17, 64, "decode"), (17, 64, "stretch"), (65, None, "any")], head
+    (1, 1, "any"), (2, 16, "any"), (17, 64, "decode"), (17, 64, "prefill"), (65, None, "any")], head
 '
 [ ! -e /dev/nvidiactl ] || { echo "options refused; a GPU is there"; exit 0; }
 for subject in kernels layers decode prefill mixed; do

@@ -294,15 +294,16 @@ static void check_doubts(const mm_shards *shards) {
       default: /* of a model without states nothing is read */
         ok = proven || mm_engine_state_bytes(e) ? mm_engine_save(e, 1, state, &err) : mm_engine_fork(e, 1, &(uint32_t){3}, 1, &err);
     }
-    const bool reported = !ok && strcmp(err.code, "E_RANK") == 0 && strstr(err.text, "rank 0 waited") && strstr(err.text, "rank 1 in vain");
+    const bool reported =
+        !ok && strcmp(err.code, "E_RANK") == 0 && strstr(err.text, "rank 0 waited") && strstr(err.text, "rank 1: timeout");
     uint32_t held = 0;
     for (uint32_t s = 0; s < SLOTS; s++) held += mm_engine_held(e, s);
     if (proven ? !ok : !reported || held) snprintf(why, sizeof why, "found %d, %u tokens held: %.200s", ok, held, err.text);
     mm_err late = {0}, again = {0};
-    if (left && !proven && (pass(e, 2, true, mm_engine_queue, &again) || !strstr(again.text, "rank 1 in vain")))
+    if (left && !proven && (pass(e, 2, true, mm_engine_queue, &again) || !strstr(again.text, "rank 1: timeout")))
       snprintf(why, sizeof why, "queued behind what was lost: %.200s", again.text);
     if (left && mm_engine_collect(e, &(int32_t){0}, &late)) snprintf(why, sizeof why, "what was queued was collected");
-    if (left && !strstr(late.text, "rank 1 in vain")) snprintf(why, sizeof why, "collected: %.200s", late.text);
+    if (left && !strstr(late.text, "rank 1: timeout")) snprintf(why, sizeof why, "collected: %.200s", late.text);
     if (why[0])
       snprintf(why + strlen(why), sizeof why - strlen(why), " (queued %u of which %u collected, kept %u, asked %u)", queued, collected,
                kept, asks);
@@ -344,7 +345,7 @@ static void check_hanging(const mm_shards *shards, bool meets) {
   fake.timeout_ms = 1500;
   const double from = now();
   const bool reported =
-      !step(e, meets ? ROWS : 3, meets, &hung) && strcmp(hung.code, "E_RANK") == 0 && strstr(hung.text, "for rank 1 in vain");
+      !step(e, meets ? ROWS : 3, meets, &hung) && strcmp(hung.code, "E_RANK") == 0 && strstr(hung.text, "for rank 1: timeout");
   const double took = now() - from;
   const bool still = !step(e, 3, false, &away) && strcmp(away.code, "E_RANK") == 0 && strstr(away.text, "not come back");
   while (hangs_s && now() - from < 10) usleep(10000);

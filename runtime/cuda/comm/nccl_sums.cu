@@ -125,7 +125,7 @@ void set_broken(mm_cu_across *a, broken how, int failure) {
 
 /* The device waits for other ranks, and so does this rank's thread, in a call that it cannot be called back from. */
 void end_process(const mm_cu_across *a) {
-  fprintf(stderr, "%s: error: E_RANK: rank %u waited %.1f s for ranks of other processes in vain\n", program_invocation_short_name, a->rank,
+  fprintf(stderr, "%s: error: E_RANK: rank %u waited %.1f s for ranks of other processes: timeout\n", program_invocation_short_name, a->rank,
           a->limit_ms * 1e-3);
   exit(MM_IO);
 }
@@ -201,7 +201,7 @@ bool start_in_time(mm_cu_across *a, const mm_nccl_id &id, mm_err *err) {
   std::thread([=] { start(s.get(), lib, id, device, rank, ranks, slab, part); }).detach();
   std::unique_lock<std::mutex> l(s->lock);
   if (!s->changed.wait_for(l, kStart, [&] { return s->over; }))
-    return mm_fail(err, MM_IO, "E_NCCL", mm_at(NULL, NULL), "rank %u waited %lld s for NCCL to join %u ranks in vain", rank,
+    return mm_fail(err, MM_IO, "E_NCCL", mm_at(NULL, NULL), "rank %u waited %lld s for NCCL to join %u ranks: timeout", rank,
                    (long long)kStart.count() / 1000, ranks);
   a->nccl = s->nccl;
   return nccl_ok(a, s->failed, "joining ranks", err) && check(s->cuda, "NCCL's first exchange", err);
@@ -369,7 +369,7 @@ void mm_cu_across_close(mm_cu_across *a) {
 bool mm_cu_across_check(const mm_cu_across *a, mm_err *err) {
   switch (a->broken.load()) {
     case WAITED:
-      return mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "rank %u waited %.1f s for ranks of other processes in vain", a->rank,
+      return mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "rank %u waited %.1f s for ranks of other processes: timeout", a->rank,
                      a->limit_ms * 1e-3);
     case FAILED: return nccl_ok(a, a->failure, "ncclAllGather", err);
     default: return true;

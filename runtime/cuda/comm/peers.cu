@@ -154,7 +154,7 @@ bool check(cudaError_t e, const char *what, mm_err *err) { return mm_cu_check(e,
 
 bool timed_out(const mm_cu_peers *p, uint32_t awaited, mm_err *err) {
   const double limit_s = p->across ? p->limit_s : const_cast<const volatile peer_control *>(p->group->shared)->limit_ms * 1e-3;
-  return mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "rank %u waited %.1f s for rank %u in vain", p->c.rank, limit_s, awaited);
+  return mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "rank %u waited %.1f s for rank %u: timeout", p->c.rank, limit_s, awaited);
 }
 
 /* The values of all ranks, once all have arrived. */
@@ -421,10 +421,10 @@ bool mm_cu_peers_reset(mm_cu_peers *p, mm_err *err) {
   epoch = most + 2;
   if (p->c.rank == 0) p->group->shared->state = MM_COMM_GOES_ON;
   /* The copy may return before the number is there, and the steps' stream does not wait for it. */
-  const bool mended = check(cudaMemcpy(&p->c.counters->epoch, &epoch, sizeof epoch, cudaMemcpyHostToDevice), "set epoch", err) &&
-                      check(cudaStreamSynchronize(0), "set epoch", err) && meet_all(p, err);
-  if (mended) mm_comm_recover(p->comm);
-  return mended;
+  const bool reset = check(cudaMemcpy(&p->c.counters->epoch, &epoch, sizeof epoch, cudaMemcpyHostToDevice), "set epoch", err) &&
+                     check(cudaStreamSynchronize(0), "set epoch", err) && meet_all(p, err);
+  if (reset) mm_comm_recover(p->comm);
+  return reset;
 }
 
 bool mm_cu_peers_meet(mm_cu_peers *p, bool mine, bool *all, mm_err *err) {

@@ -168,7 +168,7 @@ static void print_range(const row *r, uint32_t i) {
   if (same(&now->decode, &now->chunk))
     printf("  %-12s %s\n", tokens, decode);
   else
-    printf("  %-12s %s\n  %-12s %s\n", tokens, decode, "  stretches", chunk);
+    printf("  %-12s %s\n  %-12s %s\n", tokens, decode, "  prefill", chunk);
 }
 
 static void print_row(const row *r, const char *model, const char *code, bool json) {
@@ -179,7 +179,7 @@ static void print_row(const row *r, const char *model, const char *code, bool js
       print_range(r, i);
     else
       print_object(r, i, any ? "any" : "decode", &r->range[i].decode, model, code);
-    if (json && !any) print_object(r, i, "stretch", &r->range[i].chunk, model, code);
+    if (json && !any) print_object(r, i, "prefill", &r->range[i].chunk, model, code);
   }
 }
 

@@ -23,7 +23,7 @@ static mm_backend *open_rank(const mm_backend_config *c, mm_err *err) {
 
 /* The first rank says that it misses the other one, which does not come as long as `leaves` holds. */
 static bool begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
-  if (b == first && atomic_load(&misses)) return mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "rank 0 waited for rank 1 in vain");
+  if (b == first && atomic_load(&misses)) return mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "rank 0 waited for rank 1: timeout");
   for (atomic_store(&away, b != first && atomic_load(&leaves)); b != first && atomic_load(&leaves);) usleep(1000);
   if (b != first) atomic_store(&away, false);
   if (batch->tokens != 4 || memcmp(batch->id, ids, sizeof ids) != 0 || batch->span->count != 4 || *batch->out != 3)
@@ -82,7 +82,7 @@ TEST(comes_back) {
   assert_false(step(e, got, &err));
   const double took = mm_now() - from;
   assert_string_equal(err.code, "E_RANK");
-  assert_non_null(strstr(err.text, "rank 1 in vain"));
+  assert_non_null(strstr(err.text, "rank 1: timeout"));
   assert_true(took > MM_RETURN_S - 0.1 && took < 5);
   assert_true(atomic_load(&away));
   atomic_store(&misses, false);

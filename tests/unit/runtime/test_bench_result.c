@@ -27,8 +27,8 @@ static const char decode[] =
     "a layer, 0.600 GB, floor 200.0 us, 1.25 x floor\n";
 
 static const char mixed[] =
-    "m2 x 8 block_fp8/w4a16/nvfp4, 16 tokens of context 1024 beside a stretch of 8192: 2500.0 us; "
-    "apart 1000.0 and 2000.0 us, ratio 0.833\n";
+    "m2 x 8 block_fp8/w4a16/nvfp4, 16 tokens of context 1024 with a prefill chunk of 8192: 2500.0 us; "
+    "alone 1000.0 and 2000.0 us, ratio 0.833\n";
 
 /* The text that print writes to standard output. */
 static size_t printed(int which, bool json, char *text, size_t cap) {
@@ -77,7 +77,7 @@ TEST(test_lines) {
     if (i == 2) assert_true(figure(o, "tokens_per_s") == 64000 && figure(o, "floor_s") == 2e-4 && mm_json_bool(mm_json_get(o, "kv_fp8")));
     if (i == 3) assert_true(figure(o, "floor_fp8_ops_per_s") == 1.5e15 && figure(o, "floor_bf16_ops_per_s") == 7.5e14);
     if (i == 3) assert_true(figure(o, "floor_attention_ops_per_s") == 6.5e14);
-    if (i == 4) assert_true(figure(o, "decode_alone_s") == 1e-3 && figure(o, "stretch_alone_s") == 2e-3);
+    if (i == 4) assert_true(figure(o, "decode_alone_s") == 1e-3 && figure(o, "prefill_alone_s") == 2e-3);
     mm_json_free(o);
   }
 }

@@ -130,7 +130,7 @@ TEST(a_word_is_heard) {
   assert_true(mm_comm_failed(comm) && mm_comm_failed_now(comm));
   assert_false(mm_comm_root_cause(comm, &err));
   assert_string_equal(err.code, "E_RANK");
-  assert_non_null(strstr(err.text, "rank 2 waited 4.0 s for rank 3 in vain"));
+  assert_non_null(strstr(err.text, "rank 2 waited 4.0 s for rank 3: timeout"));
   mm_comm_recover(comm);
   mm_comm_reset(comm);
   assert_false(mm_comm_failed(comm) || mm_comm_failed_now(comm));

@@ -314,6 +314,13 @@ TEST(what_is_not_served_is_refused_by_name) {
       {"{\"oneOf\": [{\"anyOf\": [{\"type\": \"null\"}, {\"items\": {}}]}, {\"type\": \"string\"}]}", "names no type"},
       /* The keyword is the schema's own. */
       {"{\"oneOf\": [{\"type\": \"object\"}, {\"type\": \"object\"}]}", "\"oneOf\""},
+      /* {"a": 1} fits both: the second takes keys that it does not name, or the same values. */
+      {"{\"oneOf\": [{\"type\": \"object\", \"properties\": {\"a\": {\"type\": \"integer\"}}, \"required\": [\"a\"]}, "
+       "{\"type\": \"object\", \"properties\": {\"b\": {\"type\": \"integer\"}}}]}",
+       "two objects have no required key that distinguishes them"},
+      {"{\"oneOf\": [{\"type\": \"object\", \"properties\": {\"a\": {\"const\": 1}}, \"required\": [\"a\"]}, "
+       "{\"type\": \"object\", \"properties\": {\"a\": {\"enum\": [1, 2]}}, \"required\": [\"a\"], \"additionalProperties\": false}]}",
+       "two objects have no required key that distinguishes them"},
       {"{\"const\": {}}", "\"const\""},
       {"{\"oneOf\": 1}", "oneOf"},
       {"{\"type\": \"string\", \"minLength\": -1}", "minLength"},

@@ -23,7 +23,7 @@ static mm_backend *open_rank(const mm_backend_config *c, mm_err *err) {
 }
 static bool begin_rank(mm_backend *b, const mm_batch *batch, mm_err *err) {
   const int fails = fail_rank;
-  if (b == backend_of[0] && misses) return mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "rank 0 waited for rank 1 in vain");
+  if (b == backend_of[0] && misses) return mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "rank 0 waited for rank 1: timeout");
   while (b == backend_of[1] && leaves) nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
   if (fails >= 0 && b == backend_of[fails]) {
     fail_rank = -1;
@@ -374,7 +374,7 @@ static bool failing_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
   const int which = side_of(b);
   const uint32_t rank = rank_in(which, b);
   faults[which].fails[rank] = false;
-  if (rank == 0 && faults[which].misses) return mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "rank 0 waited for rank 1 in vain");
+  if (rank == 0 && faults[which].misses) return mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "rank 0 waited for rank 1: timeout");
   while (rank == 1 && faults[which].leaves) nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
   return passes(b, BEGIN, err) && mm_ops_cpu.begin(b, batch, err);
 }

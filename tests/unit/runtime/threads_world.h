@@ -48,7 +48,7 @@ static void pull(uint32_t to, uint32_t tag, const mm_transfer *p, double limit_s
     for (at = &post.first; *at && ((*at)->from != p->process || (*at)->to != to || (*at)->tag != tag);) at = &(*at)->next;
     if (*at) break;
     if (pthread_cond_timedwait(&post.came, &post.lock, &until)) {
-      fprintf(stderr, "process %u waits for process %u in vain, tag %u\n", to, p->process, tag);
+      fprintf(stderr, "process %u waits for process %u: timeout, tag %u\n", to, p->process, tag);
       abort();
     }
   }
