@@ -168,7 +168,8 @@ static void check_late(const mm_shards *shards, int rank) {
   hangs_ms = 4400;
   hangs = rank;
   const double from = now();
-  const bool reported = ok && !step(e, 2, false, &late) && strcmp(late.code, "E_RANK") == 0 && strstr(late.text, "other processes: timeout");
+  const bool reported =
+      ok && !step(e, 2, false, &late) && strcmp(late.code, "E_RANK") == 0 && strstr(late.text, "other processes: timeout");
   const double took = now() - from;
   for (int i = 0; ok && i < 4; i++) ok = step(e, 3, false, &err);
   char what[120];

@@ -125,8 +125,8 @@ void set_broken(mm_cu_across *a, broken how, int failure) {
 
 /* The device waits for other ranks, and so does this rank's thread, in a call that it cannot be called back from. */
 void end_process(const mm_cu_across *a) {
-  fprintf(stderr, "%s: error: E_RANK: rank %u waited %.1f s for ranks of other processes: timeout\n", program_invocation_short_name, a->rank,
-          a->limit_ms * 1e-3);
+  fprintf(stderr, "%s: error: E_RANK: rank %u waited %.1f s for ranks of other processes: timeout\n", program_invocation_short_name,
+          a->rank, a->limit_ms * 1e-3);
   exit(MM_IO);
 }
 
