@@ -160,8 +160,8 @@ int main(int argc, char **argv) {
   printf(
       "%u streams of %u + %u tokens, steps of at most %u rows%s: bare decode steps %.0f and %.0f tokens/s, scheduled decode %.0f (%.3f of "
       "the faster), prompts included %.0f; the scheduler's thread %.2f %% of a core\n",
-      b.streams, b.prompt, b.reply, b.step, b.batch_invariant ? ", batch-invariant" : "", before, after, f.decode, f.decode / steps, f.whole,
-      100 * f.core);
+      b.streams, b.prompt, b.reply, b.step, b.batch_invariant ? ", batch-invariant" : "", before, after, f.decode, f.decode / steps,
+      f.whole, 100 * f.core);
   mm_engine_close(b.engine);
   if (random) {
     ref_uncut(cut);
