@@ -461,9 +461,9 @@ static bool open_case(bench *b, mm_err *err) {
                                     .limits = limits,
                                     .comm = b->comm,
                                     .place = {b->rank, b->rank, b->ranks, b->rank},
-                                    .threads = 1,
-                                    .kv_fp8 = b->kv_fp8,
-                                    .act_quant = b->act_quant};
+                                    .options.threads = 1,
+                                    .options.kv_fp8 = b->kv_fp8,
+                                    .options.act_quant = b->act_quant};
   return mm_bench_weights(&shape, &b->model, &b->weights, err) && mm_forward_open(&b->forward, b->ops, &config, err);
 }
 

@@ -90,13 +90,12 @@ static bool open_engine(eval *e, uint64_t longest, mm_err *err) {
   mm_engine_config c = {.ops = mm_ops_find(e->a->device, err),
                         .limits = {.max_tokens = e->chunk, .slots = 1, .max_positions = (uint32_t)longest},
                         .calibration = e->calibration,
-                        .pin = e->a->pin,
-                        .memory = {.fits = true, .share = e->a->share, .length = "sequences (--window)"},
-                        .input_bf16 = strcmp(e->a->input_dtype, "bf16") == 0};
+                        .options = {.input_bf16 = strcmp(e->a->input_dtype, "bf16") == 0, .pin = e->a->pin},
+                        .memory = {.fits = true, .share = e->a->share, .length = "sequences (--window)"}};
   if (!c.ops || (e->a->moments && !gather_moments(e, c.ops, err))) return false;
-  c.act_quant = e->a->act_quant ? strcmp(e->a->act_quant, "on") == 0 : c.ops->act_quant;
+  c.options.act_quant = e->a->act_quant ? strcmp(e->a->act_quant, "on") == 0 : c.ops->act_quant;
   if (!mm_process_group_find(true, &c.world, err)) return false;
-  c.threads = mm_engine_threads(e->a->threads, mm_process_group_ranks(c.world, mm_pack_ranks(pack)));
+  c.options.threads = mm_engine_threads(e->a->threads, mm_process_group_ranks(c.world, mm_pack_ranks(pack)));
   e->engine = mm_engine_open(&e->shards, &c, err);
   return e->engine;
 }

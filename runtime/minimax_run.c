@@ -162,20 +162,20 @@ static bool open_engine(run *r, mm_err *err) {
                         .verify = r->a->verify,
                         .attach = r->a->attach,
                         .log = r->log,
-                        .kv_fp8 = strcmp(r->a->kv, "fp8") == 0,
-                        .kv_bf16 = strcmp(r->a->kv, "bf16") == 0,
-                        .pin = r->a->pin,
+                        .options = {.kv_fp8 = strcmp(r->a->kv, "fp8") == 0,
+                                    .kv_bf16 = strcmp(r->a->kv, "bf16") == 0,
+                                    .input_bf16 = strcmp(r->a->input_dtype, "bf16") == 0,
+                                    .pin = r->a->pin},
                         .memory = {.fits = true,
                                    .share = r->a->share,
                                    .outs = 1,
-                                   .length = r->a->chat ? "--max-model-len" : "a shorter prompt or --max-tokens, together"},
-                        .input_bf16 = strcmp(r->a->input_dtype, "bf16") == 0};
+                                   .length = r->a->chat ? "--max-model-len" : "a shorter prompt or --max-tokens, together"}};
   if (!c.ops) return false;
-  c.act_quant = r->act_quant = r->a->act_quant ? strcmp(r->a->act_quant, "on") == 0 : c.ops->act_quant;
+  c.options.act_quant = r->act_quant = r->a->act_quant ? strcmp(r->a->act_quant, "on") == 0 : c.ops->act_quant;
   uint32_t *device;
   if (!mm_process_group_find(true, &c.world, err)) return false;
   const uint32_t here = mm_process_group_ranks(c.world, mm_pack_ranks(&r->shards.pack));
-  c.threads = mm_engine_threads(r->a->threads, here);
+  c.options.threads = mm_engine_threads(r->a->threads, here);
   if (!mm_devices_read(r->a->devices, here, &device, err)) return false;
   c.device = device;
   if (!r->a->quiet) r->bar = mm_load_bar_open(r->log);

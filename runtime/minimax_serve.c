@@ -303,9 +303,9 @@ static bool check(const serve_args *a, mm_err *err) {
 
 static bool settle(serve_args *a, mm_err *err) {
   a->load.dir = a->dir;
-  a->load.kv_fp8 = strcmp(a->kv, "fp8") == 0;
-  a->load.kv_bf16 = strcmp(a->kv, "bf16") == 0;
-  a->load.input_bf16 = strcmp(a->input_dtype, "bf16") == 0;
+  a->load.options.kv_fp8 = strcmp(a->kv, "fp8") == 0;
+  a->load.options.kv_bf16 = strcmp(a->kv, "bf16") == 0;
+  a->load.options.input_bf16 = strcmp(a->input_dtype, "bf16") == 0;
   a->load.scheduler = (mm_scheduler_config){.step_tokens = (uint32_t)a->step_tokens,
                                             .queue_max = (uint32_t)a->queue,
                                             .cache_bytes = a->cache_memory,
@@ -387,7 +387,7 @@ int main(int argc, char **argv) {
       MM_OPTION_INPUT_DTYPE(&a.input_dtype),
       MM_OPTION_KV_CACHE(&a.kv),
       MM_OPTION_THREADS(&a.load.threads),
-      MM_OPTION_PIN(&a.load.pin),
+      MM_OPTION_PIN(&a.load.options.pin),
       MM_FLAG("ignore-generation-config", &a.load.own_defaults,
               "defaults are temperature 1 and top_p 1, not those of generation_config.json"),
       MM_OPTION(STR, "log-format", &a.log_format, "WORD", "of the lines on stderr (text)", .choices = "text|json"),

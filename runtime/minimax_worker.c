@@ -24,7 +24,7 @@ static bool work(void *args, mm_err *err) {
   ok = ok && mm_shards_open(&shards, a->dir, err);
   if (ok) {
     const uint32_t here = mm_process_group_ranks(c.world, mm_pack_ranks(&shards.pack));
-    c.threads = mm_engine_threads(a->threads, here);
+    c.options.threads = mm_engine_threads(a->threads, here);
     ok = mm_devices_read(a->devices, here, &device, err);
     c.device = device;
   }

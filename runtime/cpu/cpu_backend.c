@@ -44,7 +44,7 @@ static bool open_caches(mm_backend *b, mm_err *err) {
   uint64_t state, kv, index;
   if (!mm_limits_pages(limits, &pages, err) || !(b->cache = mm_calloc(m->layers, sizeof *b->cache, err))) return false;
   b->per_slot = (uint32_t)mm_ceil_div(limits->max_positions, MM_PAGE);
-  b->kv_size = b->c.kv_bf16 ? 2 : 4;
+  b->kv_size = b->c.options.kv_bf16 ? 2 : 4;
   if (!mm_mul((uint64_t)pages * b->kv_heads, (uint64_t)MM_PAGE * b->d * b->kv_size, &kv)) return mm_fail_memory(err, UINT64_MAX);
   if (!mm_mul((uint64_t)pages * MM_PAGE, m->index_dim * sizeof(float), &index)) return mm_fail_memory(err, UINT64_MAX);
   b->kv_bytes = kv, b->index_bytes = index;
@@ -119,8 +119,8 @@ static bool open_buffers(mm_backend *b, mm_err *err) {
   if (b->index_heads && (!(b->block = matrix(b, (uint64_t)tokens * b->index_heads, m->index_top_k, err)) ||
                          !(b->blocks = matrix(b, tokens, b->index_heads, err))))
     return false;
-  if (!(b->share = matrix(b, b->c.threads, sizeof *b->share / 4, err))) return false;
-  if (b->c.act_quant) {
+  if (!(b->share = matrix(b, b->c.options.threads, sizeof *b->share / 4, err))) return false;
+  if (b->c.options.act_quant) {
     if (!(b->amax = matrix(b, pairs, mm_act_amaxes(&mm_act_formats[MM_ACT_NVFP4], (uint32_t)x.uncut), err))) return false;
     if (!(b->rounded = matrix(b, tokens, x.input, err))) return false;
   }
@@ -133,8 +133,8 @@ static bool open_buffers(mm_backend *b, mm_err *err) {
   b->out_at = MM_CPU_SUMS(MM_CPU_MANY) + MM_CPU_STRIP * ((size_t)x.input + MM_CHUNK);
   const uint64_t attention = mm_cpu_attention_floats(b);
   uint64_t scratch = mm_max(mm_max(b->out_at + 2 * mm_max((uint64_t)tokens * MM_CPU_MANY, MM_CPU_ALONE), attention), m->experts);
-  if (!(b->scratch = mm_arena_alloc(&b->arena, b->c.threads * sizeof *b->scratch, err))) return false;
-  for (unsigned t = 0; t < b->c.threads; t++)
+  if (!(b->scratch = mm_arena_alloc(&b->arena, b->c.options.threads * sizeof *b->scratch, err))) return false;
+  for (unsigned t = 0; t < b->c.options.threads; t++)
     if (!(b->scratch[t] = matrix(b, 1, scratch, err))) return false;
   return true;
 }
@@ -156,7 +156,7 @@ static void cpu_close(mm_backend *b) {
 }
 
 static mm_backend *cpu_open(const mm_backend_config *c, mm_err *err) {
-  if (c->kv_fp8) {
+  if (c->options.kv_fp8) {
     mm_fail(err, MM_UNSUPPORTED, "E_SCHEME", mm_at(NULL, NULL), "found a KV cache in fp8; the cpu backend keeps f32 or bf16");
     return NULL;
   }
@@ -171,9 +171,9 @@ static mm_backend *cpu_open(const mm_backend_config *c, mm_err *err) {
   b->vectors = mm_cpu_vectors_here();
   b->ahead = mm_cpu_ahead_pays(b);
   b->load = mm_calloc((size_t)c->model->layers * c->model->experts, sizeof *b->load, err);
-  b->team = mm_team_open(c->threads, err);
+  b->team = mm_team_open(c->options.threads, err);
   if (b->team) mm_team_meanwhile(b->team, mm_cpu_soon_ask, &b->soon);
-  if (b->team && c->pin && !mm_team_pin(b->team, c->place.local * c->threads, err)) return cpu_close(b), NULL;
+  if (b->team && c->options.pin && !mm_team_pin(b->team, c->place.local * c->options.threads, err)) return cpu_close(b), NULL;
   if (b->team && b->load && open_caches(b, err) && open_position_tables(b, err) && open_buffers(b, err)) return b;
   cpu_close(b);
   return NULL;

@@ -121,7 +121,7 @@ void mm_cpu_each(mm_backend *b, size_t count, uint64_t work, mm_pool_fn *fn, voi
 /* The same where each thread goes through a contiguous share of the items, and helps others when its own is done. */
 void mm_cpu_each_share(mm_backend *b, size_t count, uint64_t work, mm_pool_fn *fn, void *job);
 /* Where the share of thread t begins. */
-static inline size_t mm_cpu_share_begin(const mm_backend *b, size_t count, unsigned t) { return count * t / b->c.threads; }
+static inline size_t mm_cpu_share_begin(const mm_backend *b, size_t count, unsigned t) { return count * t / b->c.options.threads; }
 /* Shows the calibration, if there is one, what matrix `lead` of w is given: row i is x[pick[i]], or x[i] when pick is NULL. */
 void mm_cpu_observe(mm_backend *b, const mm_packed *w, uint32_t lead, const float *x, const uint32_t *pick, uint32_t rows);
 /* Inputs of a linear w: x[T, w->k] itself, or a copy rounded as w's scheme says, valid until the next call (cpu_input.c). */
@@ -160,7 +160,7 @@ mm_cpu_form mm_cpu_form_of(const mm_backend *b, const mm_packed *w);
 void mm_cpu_ready(mm_backend *b, const float **row, const float *x, const uint32_t *pick, uint32_t rows, const mm_packed *w,
                   mm_cpu_form form);
 /* Rows that one thread takes of a weight while one token passes. */
-static inline uint32_t mm_cpu_alone(const mm_backend *b) { return b->c.threads <= 4 ? MM_CPU_ALONE : MM_CPU_STRIP; }
+static inline uint32_t mm_cpu_alone(const mm_backend *b) { return b->c.options.threads <= 4 ? MM_CPU_ALONE : MM_CPU_STRIP; }
 /* The same of one that meets so many tokens. */
 static inline uint32_t mm_cpu_strip(const mm_backend *b, uint32_t tokens) {
   if (b->batch->tokens == 1) return mm_cpu_alone(b);

@@ -9,7 +9,7 @@
 #define WORTH_THREADS (UINT64_C(1) << 17)
 
 void mm_cpu_each(mm_backend *b, size_t count, uint64_t work, mm_pool_fn *fn, void *job) {
-  if (b->c.threads > 1 && work >= WORTH_THREADS) {
+  if (b->c.options.threads > 1 && work >= WORTH_THREADS) {
     mm_either_way(mm_team_run(b->team, count, fn, job, &b->err)); /* end() reports b->err */
     return;
   }
@@ -27,8 +27,8 @@ typedef struct shares {
 static bool next_of_share(void *ctx, size_t call, unsigned worker, mm_err *err) {
   (void)call;
   const shares *s = ctx;
-  for (unsigned i = 0; i < s->b->c.threads; i++) {
-    const unsigned whose = (worker + i) % s->b->c.threads;
+  for (unsigned i = 0; i < s->b->c.options.threads; i++) {
+    const unsigned whose = (worker + i) % s->b->c.options.threads;
     const size_t item = atomic_fetch_add_explicit(&s->b->share[whose].next, 1, memory_order_relaxed);
     if (item < mm_cpu_share_begin(s->b, s->count, whose + 1)) return s->fn(s->job, item, worker, err);
   }
@@ -37,7 +37,7 @@ static bool next_of_share(void *ctx, size_t call, unsigned worker, mm_err *err) 
 
 void mm_cpu_each_share(mm_backend *b, size_t count, uint64_t work, mm_pool_fn *fn, void *job) {
   shares s = {b, fn, job, count};
-  for (unsigned t = 0; t < b->c.threads; t++)
+  for (unsigned t = 0; t < b->c.options.threads; t++)
     atomic_store_explicit(&b->share[t].next, mm_cpu_share_begin(b, count, t), memory_order_relaxed);
   mm_cpu_each(b, count, work, next_of_share, &s);
 }

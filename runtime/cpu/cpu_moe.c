@@ -95,7 +95,7 @@ static bool up_strip(void *ctx, size_t item, unsigned worker, mm_err *err) {
   part.form = mm_cpu_form_of(b, w);
   part.next = mm_cpu_row_at(w, e, first + ir);
   mm_cpu_strip_of(b, worker, &part);
-  part.first += ir, part.y = up, part.next = up_codes(j, item + b->c.threads);
+  part.first += ir, part.y = up, part.next = up_codes(j, item + b->c.options.threads);
   mm_cpu_strip_of(b, worker, &part);
   for (uint32_t p = 0; p < rows; p++) {
     float *act = b->pair_act + (size_t)(from + p) * ir + first;
@@ -115,7 +115,7 @@ static bool down_strip(void *ctx, size_t item, unsigned worker, mm_err *err) {
   for (uint32_t t = 0; t < b->batch->tokens; t++) memset(mm_cpu_row(j->y, t) + first, 0, count * sizeof(float));
   for (uint32_t a = 0; a < j->active; a++) {
     const uint32_t e = b->active[a], from = j->first[e], rows = j->first[e + 1] - from;
-    const uint32_t after = first + b->c.threads * j->strip; /* what this thread does next */
+    const uint32_t after = first + b->c.options.threads * j->strip; /* what this thread does next */
     const uint8_t *next = a + 1 < j->active ? mm_cpu_row_at(w, b->active[a + 1], first) : mm_cpu_row_at(w, b->active[0], after);
     mm_cpu_part part = {.w = w, .lead = e, .first = first, .count = count, .x = b->pair_x + from, .tokens = rows, .y = out};
     part.stride = count, part.form = mm_cpu_form_of(b, w), part.next = a + 1 < j->active || after < w->n ? next : NULL;

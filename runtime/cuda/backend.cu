@@ -7,7 +7,7 @@
  * second such step the ops are collected and captured as a graph; from then on begin uploads the batch, the ops between do nothing, and end
  * or choose replays. Any other step is launched kernel by kernel, and every one once a capture has failed, which is reported.
  *
- * Batch-invariant steps (mm_backend_config.batch_invariant) take the prefill kernels for single tokens too, padded with rows of slot -1 to
+ * Batch-invariant steps (mm_run_options.batch_invariant) take the prefill kernels for single tokens too, padded with rows of slot -1 to
  * so many that products take the prefill kernels; lightning attention goes token by token. No graph is captured then.
  *
  * Nothing waits but end and collect: a step ended by choose leaves its choices on the device, where the next one finds them. */
@@ -53,21 +53,21 @@ bool grow_logits(mm_backend *b, size_t rows, mm_err *err) {
 
 /* Sets the kind of the step and its sizes. */
 void plan_step(mm_backend *b, const mm_batch *batch) {
-  b->decode = !b->c.batch_invariant && batch->tokens > 0 && batch->span_count == batch->tokens;
+  b->decode = !b->c.options.batch_invariant && batch->tokens > 0 && batch->span_count == batch->tokens;
   b->ending = batch->sampling ? GREEDY : LOGITS, b->asked = nullptr, b->keeps = false;
   for (uint32_t i = 0; batch->sampling && i < batch->out_count; i++) {
     b->ending = std::max(b->ending, (step_end)(GREEDY + mm_cu_draws_of(&batch->sampling[i], b->choice.vocab)));
     if (mm_sampling_asks(&batch->sampling[i]) & ~(uint32_t)MM_SAMPLES_MIN_P) b->asked = batch->sampling;
   }
   if (b->asked) b->ending = LOGITS;
-  for (b->singles = 0; !b->c.batch_invariant && !b->decode && b->singles < batch->span_count && batch->span[b->singles].count == 1;)
+  for (b->singles = 0; !b->c.options.batch_invariant && !b->decode && b->singles < batch->span_count && batch->span[b->singles].count == 1;)
     b->singles++;
   const uint32_t bucket = b->decode && batch->out_count == batch->tokens ? bucket_of(b, batch->tokens) : 0;
   b->rows = bucket ? bucket : batch->tokens, b->tokens = batch->tokens;
   if (b->c.calibration && b->rows == 1) b->rows = 2; /* a single token's pairs are not sorted, as mm_cu_collect_experts wants them */
   b->wanted = batch->out_count, b->outs = bucket ? bucket : batch->out_count;
-  if (b->c.batch_invariant && b->rows) b->rows = (uint32_t)mm_max(b->rows, kLeastInvariant);
-  if (b->c.batch_invariant && b->outs) b->outs = (uint32_t)mm_max(b->outs, kLeastInvariant);
+  if (b->c.options.batch_invariant && b->rows) b->rows = (uint32_t)mm_max(b->rows, kLeastInvariant);
+  if (b->c.options.batch_invariant && b->outs) b->outs = (uint32_t)mm_max(b->outs, kLeastInvariant);
   b->spans = batch->span_count, b->tiles = 0;
   b->mode = EAGER, b->graph = nullptr;
 }
@@ -75,7 +75,7 @@ void plan_step(mm_backend *b, const mm_batch *batch) {
 /* Decides between launching, capturing and replaying: after its buffers have their sizes, since growing one drops captured graphs. */
 void plan_mode(mm_backend *b) {
   if (!b->decode || b->outs != b->rows || b->rows > kBuckets[sizeof kBuckets / sizeof *kBuckets - 1]) return;
-  if (b->c.eager || b->unrecorded || b->dry_runs) return;
+  if (b->c.options.eager || b->unrecorded || b->dry_runs) return;
   b->graph = &b->graphs[{b->rows, b->ending}];
   if (b->graph->exec) {
     b->mode = REPLAY;
@@ -426,7 +426,7 @@ void cuda_lightning(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv) {
   b->inputs.wrote(o.data);
   const layer_cache &c = b->cache[layer];
   const mm_cu_lightning a = {rows_of(qkv), rows_of(o), c.state, c.slope, b->heads.heads, b->heads.head_dim, b->state_floats};
-  if (b->c.batch_invariant) {
+  if (b->c.options.batch_invariant) {
     check(b, mm_cu_lightning_rows(a, b->device.span, b->spans, b->stream), "lightning rows");
     return;
   }
@@ -464,7 +464,7 @@ void cuda_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router
   const bool wide = narrow == b->weight.end();
   const void *w = wide ? static_cast<const void *>(b->values[router]) : narrow->second.data;
   const mm_cu_router m = {
-      w, wide, x.width, wide ? b->router[router] : nullptr, b->route_product, b->decode, b->c.batch_invariant, ahead_of(b, layer)};
+      w, wide, x.width, wide ? b->router[router] : nullptr, b->route_product, b->decode, b->c.options.batch_invariant, ahead_of(b, layer)};
   b->route.bias = bias ? b->values[bias] : nullptr, b->route.slot = b->device.slot;
   b->route.load = b->load + (size_t)layer * b->route.experts;
   const bool alone = b->put_off_sums && b->rows == 1 && mm_cu_peers_distinct(b->peers);
@@ -506,7 +506,7 @@ void cuda_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act bra
                            rows_of(branch),   norm,       (float)scale.alpha,
                            (float)scale.beta, (float)eps, b->inputs.codes_too(rows_of(n), b->rows, n.width)};
   b->put_off = a, b->put_off_width = h.width;
-  if (b->c.eager) catch_up(b);
+  if (b->c.options.eager) catch_up(b);
 }
 
 void cuda_copy(mm_backend *b, mm_act to, mm_act from) {

@@ -48,7 +48,7 @@ struct weights_plan {
   }
   bool settle(const mm_packed *w, const char *name, mm_cu_weight *to, mm_err *err) const {
     to->whole.ranks = &b->whole_rows;
-    if (b->c.act_quant && w != &b->c.weights->head) return mm_cu_rounds(w, name, err);
+    if (b->c.options.act_quant && w != &b->c.weights->head) return mm_cu_rounds(w, name, err);
     to->rounding = to->whole = {}; /* the head's inputs stay as they are */
     return true;
   }
@@ -112,7 +112,7 @@ bool plan_weights(mm_backend *b, mm_cu_load *load, mm_err *err) {
 /* Sets the device properties for dispatch, and whether all products take codes in blocks. */
 bool settle_inputs(mm_backend *b, mm_err *err) {
   if (!mm_cu_check(mm_cu_device_here(&b->inputs.device), "ask for clusters of blocks", err)) return false;
-  b->inputs.all_codes = b->c.act_quant;
+  b->inputs.all_codes = b->c.options.act_quant;
   for (uint32_t l = 0; l < b->c.model->layers; l++) {
     const mm_layer_weights *y = &b->c.weights->layer[l];
     for (const mm_packed *p : {&y->qkv, &y->out, &y->output_gate, &y->mlp_up, &y->mlp_down, &y->w13, &y->w2})
@@ -150,8 +150,12 @@ bool open_page_work(mm_backend *b, mm_err *err) {
     if (c.kv.k) kv.push_back(c.kv);
   }
   mm_cu_kv *const to = b->memory.array<mm_cu_kv>(kv.size(), err);
-  b->page_work = {
-      b->page_table, to, (uint32_t)kv.size(), b->heads.kv_heads, b->heads.head_dim * (b->c.kv_fp8 ? 1 : 2), b->c.model->index_dim * 2};
+  b->page_work = {b->page_table,
+                  to,
+                  (uint32_t)kv.size(),
+                  b->heads.kv_heads,
+                  b->heads.head_dim * (b->c.options.kv_fp8 ? 1 : 2),
+                  b->c.model->index_dim * 2};
   return to && mm_cu_check(cudaMemcpy(to, kv.data(), kv.size() * sizeof kv[0], cudaMemcpyHostToDevice), "copy caches", err);
 }
 
@@ -162,8 +166,8 @@ bool open_caches(mm_backend *b, mm_err *err) {
   uint32_t pages;
   if (!mm_limits_pages(limits, &pages, err) || !open_table(b, err)) return false;
   const uint64_t cells = (uint64_t)pages * b->heads.kv_heads * MM_CU_PAGE;
-  const uint64_t cell_bytes = b->c.kv_fp8 ? d : 2 * d, plane = mm_round_up(cells * cell_bytes, 256);
-  const uint64_t scales = b->c.kv_fp8 ? mm_round_up(cells * sizeof(float), 256) : 0;
+  const uint64_t cell_bytes = b->c.options.kv_fp8 ? d : 2 * d, plane = mm_round_up(cells * cell_bytes, 256);
+  const uint64_t scales = b->c.options.kv_fp8 ? mm_round_up(cells * sizeof(float), 256) : 0;
   const size_t state = (size_t)b->heads.heads * d * d;
   const mm_rank_weights *w = b->c.weights;
   b->state_floats = (size_t)std::count(m->attn + w->layer_first, m->attn + w->layer_end, MM_ATTN_LIGHTNING) * state;
@@ -189,7 +193,7 @@ bool open_caches(mm_backend *b, mm_err *err) {
       if (!mm_cu_check(cudaMemcpy(c.slope, slope.data(), slope.size() * 4, cudaMemcpyHostToDevice), "copy slopes", err)) return false;
     } else {
       c.kv = {take(plane), take(plane), b->page_table, b->pages_per_slot};
-      if (b->c.kv_fp8) c.kv.k_scale = static_cast<float *>(take(scales)), c.kv.v_scale = static_cast<float *>(take(scales));
+      if (b->c.options.kv_fp8) c.kv.k_scale = static_cast<float *>(take(scales)), c.kv.v_scale = static_cast<float *>(take(scales));
       if (m->attn[l] == MM_ATTN_SPARSE) c.kv.index = static_cast<bf16 *>(take(index));
     }
   }
@@ -240,7 +244,7 @@ bool open_experts(mm_backend *b, mm_err *err) {
   b->whole_rows.room = mm_round_up(pairs * logprobs, 4);
   b->whole_rows.largest = logprobs ? y->array<float>(b->whole_rows.room, err) : nullptr;
   const uint32_t widest = (uint32_t)mm_max(mm_max(m->hidden, dense), b->heads.heads * b->heads.head_dim);
-  return err->status == MM_OK && (!b->c.act_quant || b->inputs.open(y, (uint32_t)tokens, widest, err));
+  return err->status == MM_OK && (!b->c.options.act_quant || b->inputs.open(y, (uint32_t)tokens, widest, err));
 }
 
 bool open_batch(mm_backend *b, mm_err *err) {
@@ -270,7 +274,7 @@ bool open_logits(mm_backend *b, mm_err *err) {
     rows = mm_min(n, b->c.limits.max_tokens);
     break;
   }
-  if (b->c.batch_invariant) rows = mm_max(rows, kLeastInvariant);
+  if (b->c.options.batch_invariant) rows = mm_max(rows, kLeastInvariant);
   return mm_cu_make_logits(b, rows, err);
 }
 
@@ -557,8 +561,8 @@ mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err) {
   mm_backend *b = new mm_backend;
   const mm_model *m = c->model;
   b->c = *c;
-  if (c->calibration) b->c.eager = true, b->c.limits.max_tokens = (uint32_t)mm_max(2, c->limits.max_tokens);
-  if (c->batch_invariant) b->c.limits.max_tokens = (uint32_t)mm_max(kLeastInvariant, c->limits.max_tokens);
+  if (c->calibration) b->c.options.eager = true, b->c.limits.max_tokens = (uint32_t)mm_max(2, c->limits.max_tokens);
+  if (c->options.batch_invariant) b->c.limits.max_tokens = (uint32_t)mm_max(kLeastInvariant, c->limits.max_tokens);
   b->heads = {m->heads / c->weights->tp, (uint32_t)mm_max(1, m->kv_heads / c->weights->tp), m->head_dim, m->rotary_dim};
   mm_err first = {};
   b->loading.reset(new mm_cu_load);

@@ -56,7 +56,7 @@ bool mm_cu_check_extended(const mm_backend_config *c, mm_err *err) {
   const mm_model *m = c->model;
   const mm_where nowhere = mm_at(NULL, NULL);
   if (!mm_model_extended(m)) return true;
-  if (c->kv_fp8)
+  if (c->options.kv_fp8)
     return mm_fail(err, MM_UNSUPPORTED, "E_KV", nowhere, "found a model %s and caches in e4m3; the cuda backend has bf16 caches for it",
                    m->architecture);
   if (m->qk_norm && !m->qk_norm_per_head)

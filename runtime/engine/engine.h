@@ -23,16 +23,13 @@ typedef struct mm_engine_memory {
 typedef struct mm_engine_config {
   const mm_ops *ops;
   mm_limits limits;
-  unsigned threads; /* CPU threads per rank, ≥ 1 */
-  bool act_quant;   /* as in mm_backend_config; the ops must be able to */
+  mm_run_options options; /* MM_UNSUPPORTED for what the ops cannot do: E_ACT_QUANT act_quant, E_DEVICE pin and batch_invariant
+                           * (mm_engine_batch_invariant); MM_USAGE E_LIMITS to pin more threads than this process has CPUs */
   struct mm_calibration *calibration;
-  const bool *never;                       /* [vocab]: ids that no step chooses, or NULL; ids whose head row is zero are never chosen */
-  bool eager, kv_fp8, kv_bf16, input_bf16; /* ops.h */
-  bool pin;                                /* ops.h; MM_USAGE E_LIMITS where this process may run on fewer CPUs than it has threads */
-  bool batch_invariant;                    /* mm_engine_batch_invariant is to hold: MM_UNSUPPORTED E_DEVICE where it cannot */
-  const uint32_t *tap;                     /* [taps] layers whose output mm_engine_hidden gives; need not outlive open */
-  uint32_t taps;                           /* ≤ MM_TAPS */
-  const char *attach;                      /* socket of the weights' holder (minimax-hold), or NULL; not with verify: the holder's to do */
+  const bool *never;      /* [vocab]: ids that no step chooses, or NULL; ids whose head row is zero are never chosen */
+  const uint32_t *tap;    /* [taps] layers whose output mm_engine_hidden gives; need not outlive open */
+  uint32_t taps;          /* ≤ MM_TAPS */
+  const char *attach;     /* socket of the weights' holder (minimax-hold), or NULL; not with verify: the holder's to do */
   bool verify;            /* digests of all files are checked while they are loaded: MM_INTEGRITY E_DIGEST, at open or by a step */
   mm_read_log *log;       /* what devices read to load goes there, or NULL; until close */
   const uint32_t *device; /* [ranks of this process] numbers of their accelerators, or NULL: 0, 1, …; need not outlive open */
@@ -47,8 +44,8 @@ mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm
 /* Threads for a config: the value of --threads, or if that is 0 the CPUs of this process divided by its ranks, at least 1. */
 unsigned mm_engine_threads(uint64_t given, uint32_t ranks);
 /* A process of c->world that is not the first: its ranks run the tasks of the first process's engine until that engine is closed. c gives
- * ops, world, threads and device; the first process gives the rest. The first process reports failed tasks; the call returns true when the
- * engine was closed. */
+ * ops, world, options.threads and device; the first process gives the rest. The first process reports failed tasks; the call returns true
+ * when the engine was closed. */
 MM_MUST_USE bool mm_engine_follow(const mm_shards *shards, const mm_engine_config *c, mm_err *err);
 /* Accepts NULL. Memory that a missing rank still uses (E_RANK, below) is not freed. */
 void mm_engine_close(mm_engine *e);

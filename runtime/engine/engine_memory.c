@@ -13,12 +13,12 @@ static mm_demand demand_of(const mm_engine *e) {
                      .slots = c->limits.slots,
                      .positions = c->limits.max_positions,
                      .taps = c->taps,
-                     .cache = c->kv_fp8           ? MM_CACHE_FP8
-                              : gpu || c->kv_bf16 ? MM_CACHE_BF16
-                                                  : MM_CACHE_F32,
-                     .act_quant = c->act_quant,
+                     .cache = c->options.kv_fp8           ? MM_CACHE_FP8
+                              : gpu || c->options.kv_bf16 ? MM_CACHE_BF16
+                                                          : MM_CACHE_F32,
+                     .act_quant = c->options.act_quant,
                      .calibration = c->calibration,
-                     .batch_invariant = c->batch_invariant,
+                     .batch_invariant = c->options.batch_invariant,
                      .across = e->here % e->shards->pack.tp != 0,
                      .attached = c->attach};
 }

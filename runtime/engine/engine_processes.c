@@ -19,7 +19,8 @@ typedef struct order {
 typedef struct shared_config {
   char device[16];
   mm_limits limits;
-  bool act_quant, eager, kv_fp8, kv_bf16, input_bf16, pin, batch_invariant, verify;
+  mm_run_options options; /* but for threads, which each process has its own of */
+  bool verify;
   uint32_t taps, tap[MM_TAPS];
   bool fits; /* of mm_engine_memory */
   double share;
@@ -92,7 +93,7 @@ bool mm_engine_meet(mm_engine *e, bool ok, mm_err *err) {
   }
   meeting *const mine = &all[w->process];
   mine->checkpoint = digest_of(&e->shards->pack);
-  if (e->config.pin) say_cpus(mine);
+  if (e->config.options.pin) say_cpus(mine);
   if (!ok) mine->err = *err;
   for (uint32_t p = 0; p < n; p++) {
     if (p == w->process) continue;
@@ -128,13 +129,7 @@ void mm_engine_share_config(const mm_engine_config *c) {
   put_build(build);
   send_to_all(c->world, build, sizeof build);
   shared_config s = {.limits = c->limits,
-                     .act_quant = c->act_quant,
-                     .eager = c->eager,
-                     .kv_fp8 = c->kv_fp8,
-                     .kv_bf16 = c->kv_bf16,
-                     .input_bf16 = c->input_bf16,
-                     .pin = c->pin,
-                     .batch_invariant = c->batch_invariant,
+                     .options = c->options,
                      .verify = c->verify,
                      .taps = c->taps,
                      .fits = c->memory.fits,
@@ -375,16 +370,10 @@ bool mm_engine_follow(const mm_shards *shards, const mm_engine_config *c, mm_err
                    w->process, build, BUILD_TEXT - 1, first);
   shared_config s;
   receive_from(w, 0, &s, sizeof s);
+  s.options.threads = c->options.threads;
   const mm_engine_config own = {.ops = c->ops ? c->ops : mm_ops_find(s.device, err),
                                 .limits = s.limits,
-                                .threads = c->threads,
-                                .act_quant = s.act_quant,
-                                .eager = s.eager,
-                                .kv_fp8 = s.kv_fp8,
-                                .kv_bf16 = s.kv_bf16,
-                                .input_bf16 = s.input_bf16,
-                                .pin = s.pin,
-                                .batch_invariant = s.batch_invariant,
+                                .options = s.options,
                                 .tap = s.tap,
                                 .taps = s.taps,
                                 .verify = s.verify,

@@ -18,16 +18,9 @@ static mm_backend_config config_of(const rank *r) {
       .limits = e->config.limits,
       .comm = e->comm[r->index / e->shards->pack.tp],
       .place = {r->index, r->index - e->first, e->here, e->config.device ? e->config.device[r->index - e->first] : r->index - e->first},
-      .threads = e->config.threads,
-      .act_quant = e->config.act_quant,
+      .options = e->config.options,
       .calibration = e->config.calibration,
       .never = e->never,
-      .eager = e->config.eager,
-      .kv_fp8 = e->config.kv_fp8,
-      .kv_bf16 = e->config.kv_bf16,
-      .input_bf16 = e->config.input_bf16,
-      .pin = e->config.pin,
-      .batch_invariant = e->config.batch_invariant,
       .tap = e->config.tap,
       .taps = e->config.taps,
       .verify = e->config.verify && e->config.ops->loads ? e->shards : NULL,
@@ -243,17 +236,17 @@ bool mm_engine_run_here(mm_engine *e, work w, mm_err *err) {
 static bool check_config(const mm_model *m, const mm_engine_config *c, mm_err *err) {
   const mm_limits *l = &c->limits;
   if (!mm_ops_run(c->ops, m, err)) return false;
-  if (c->act_quant && !c->ops->act_quant)
+  if (c->options.act_quant && !c->ops->act_quant)
     return mm_fail(err, MM_UNSUPPORTED, "E_ACT_QUANT", mm_at(NULL, NULL),
                    "found activation quantisation on for %s, which computes with activations as they are; expected off", c->ops->name);
   if (c->calibration && !c->ops->calibration)
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found device %s, which does not collect inputs of linears",
                    c->ops->name);
-  if (c->batch_invariant && !c->ops->batch_invariant && !c->ops->batch_invariant_on_request)
+  if (c->options.batch_invariant && !c->ops->batch_invariant && !c->ops->batch_invariant_on_request)
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
                    "found device %s, where the bits of a row hang on what else is in its step; expected one that can keep rows apart",
                    c->ops->name);
-  if (c->pin && !c->ops->pins)
+  if (c->options.pin && !c->ops->pins)
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found threads to pin; device %s does not compute with any",
                    c->ops->name);
   if (c->taps > MM_TAPS)
@@ -267,10 +260,10 @@ static bool check_config(const mm_model *m, const mm_engine_config *c, mm_err *e
                        ? "found weights to attach to and digests to check; whoever holds them does that (minimax-hold --verify-on-load)"
                        : "found device %s, which holds no weights to attach to",
                    c->ops->name);
-  if (l->max_tokens && l->slots && l->max_positions && c->threads && l->max_positions <= m->max_positions) return true;
+  if (l->max_tokens && l->slots && l->max_positions && c->options.threads && l->max_positions <= m->max_positions) return true;
   return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL),
                  "found %u tokens a step, %u slots, %u positions, %u threads; expected at least 1 of each and at most %llu positions",
-                 l->max_tokens, l->slots, l->max_positions, c->threads, (unsigned long long)m->max_positions);
+                 l->max_tokens, l->slots, l->max_positions, c->options.threads, (unsigned long long)m->max_positions);
 }
 
 unsigned mm_engine_threads(uint64_t given, uint32_t ranks) {
@@ -415,7 +408,7 @@ void mm_engine_close(mm_engine *e) {
 const mm_model *mm_engine_model(const mm_engine *e) { return e->model; }
 const mm_limits *mm_engine_limits(const mm_engine *e) { return &e->config.limits; }
 bool mm_engine_batch_invariant(const mm_engine *e) {
-  return e->config.ops->batch_invariant || (e->config.ops->batch_invariant_on_request && e->config.batch_invariant);
+  return e->config.ops->batch_invariant || (e->config.ops->batch_invariant_on_request && e->config.options.batch_invariant);
 }
 
 bool mm_engine_refuse(mm_err *err, const char *what, uint64_t index, int64_t found, const char *expected, uint64_t limit) {

@@ -79,29 +79,34 @@ typedef struct mm_rank_place {
   uint32_t device;       /* number of its accelerator on this machine */
 } mm_rank_place;
 
+/* How a run computes, the same in every rank; engine, backends and further processes take it whole. */
+typedef struct mm_run_options {
+  unsigned threads;     /* CPU threads per rank, ≥ 1; no other rank needs as many */
+  bool act_quant;       /* the inputs of linears are rounded as their schemes say (mm_scheme.act); else weights alone are quantised */
+  bool eager;           /* never replay a recorded step: for debuggers, and to look between ops */
+  bool kv_fp8;          /* caches of full attention in e4m3, a scale for each token and head; MM_UNSUPPORTED where there are none */
+  bool kv_bf16;         /* caches of full attention in bf16, where f32 is the backend's own type; MM_UNSUPPORTED where there are none */
+  bool input_bf16;      /* inputs of linears but the router and the head are rounded to bf16, where f32 is the backend's own type and the
+                         * scheme does not round them otherwise */
+  bool pin;             /* each thread stays on a CPU of its own: those of this process in the order of ranks (mm_ops.pins) */
+  bool batch_invariant; /* a row's bits must not depend on the other rows of the step; for backends with batch_invariant_on_request */
+} mm_run_options;
+
 typedef struct mm_backend_config {
   const mm_model *model;
   const mm_rank_weights *weights;
   mm_limits limits;
   mm_comm *comm;
   mm_rank_place place;
-  unsigned threads; /* a hint for CPU backends */
-  bool act_quant;   /* the inputs of linears are rounded as their schemes say (mm_scheme.act); else weights alone are quantised */
+  mm_run_options options;
   struct mm_calibration *calibration; /* NULL, or what the inputs of linears are added to (calibration.h) */
   const bool *never;                  /* [vocab]: ids that are not to be chosen */
-  bool eager;                         /* never replay a recorded step: for debuggers, and to look between ops */
-  bool kv_fp8;             /* caches of full attention in e4m3, a scale for each token and head; MM_UNSUPPORTED where there are none */
-  const uint32_t *tap;     /* [taps] layers whose output the forward pass keeps (mm_forward); need not outlive open */
-  uint32_t taps;           /* ≤ MM_TAPS */
-  bool kv_bf16;            /* caches of full attention in bf16, where f32 is the backend's own type; MM_UNSUPPORTED where there are none */
-  bool input_bf16;         /* inputs of linears but the router and the head are rounded to bf16, where f32 is the backend's own type and the
-                            * scheme does not round them otherwise */
-  bool pin;                /* each thread stays on a CPU of its own: those of this process in the order of ranks (mm_ops.pins) */
-  bool batch_invariant;    /* a row's bits must not depend on the other rows of the step; for backends with batch_invariant_on_request */
-  const mm_shards *verify; /* digests to check the weights' files against as they are read (mm_ops.loads), or NULL */
-  mm_read_log *log;        /* what is read to load them goes there, or NULL */
-  mm_digest checkpoint;    /* mm_pack.seal, where weights are held or attached to */
-  const char *attach;      /* the socket of who holds the weights (mm_ops.hold), so that none are read; or NULL */
+  const uint32_t *tap;                /* [taps] layers whose output the forward pass keeps (mm_forward); need not outlive open */
+  uint32_t taps;                      /* ≤ MM_TAPS */
+  const mm_shards *verify;            /* digests to check the weights' files against as they are read (mm_ops.loads), or NULL */
+  mm_read_log *log;                   /* what is read to load them goes there, or NULL */
+  mm_digest checkpoint;               /* mm_pack.seal, where weights are held or attached to */
+  const char *attach;                 /* the socket of who holds the weights (mm_ops.hold), so that none are read; or NULL */
 } mm_backend_config;
 
 #define MM_TAPS 8
@@ -194,7 +199,7 @@ typedef struct mm_ops {
   bool (*finish_load)(mm_backend *b, mm_err *err);
   bool loads;       /* reads the weights' files itself, past their mappings: checks mm_backend_config.verify, fills its log */
   uint32_t samples; /* MM_SAMPLES_…: settings that choose supports besides temperature, top_p, top_k and seed */
-  bool pins;        /* as mm_backend_config.pin asks */
+  bool pins;        /* as mm_run_options.pin asks */
   bool calibration; /* adds to mm_backend_config.calibration: at each product, or, where calibrate is not NULL, when that is called */
   bool (*calibrate)(mm_backend *b, mm_err *err); /* adds what came together since the last call; between steps. NULL: at each product */
   /* The rows of x to the next pipeline stage, and from the one before; both NULL in a backend without stages. */
@@ -203,7 +208,7 @@ typedef struct mm_ops {
   bool experts_cut;                /* runs shards that hold some of the experts (--ep) */
   bool across;                     /* ranks of a stage may be of several processes */
   bool batch_invariant;            /* a row's bits depend on the tokens before it alone: not on cuts, other rows or slots */
-  bool batch_invariant_on_request; /* batch_invariant holds if mm_backend_config.batch_invariant is set; steps take longer then */
+  bool batch_invariant_on_request; /* batch_invariant holds if mm_run_options.batch_invariant is set; steps take longer then */
   bool pages;                      /* reads mm_batch.paging. Otherwise every slot has pages of its own, and nothing is shared */
   /* Lightning states of one slot, all layers of this rank together: state_bytes of them, the same for every slot, 0 without such layers.
    * They are those after the last step; copies, saves and loads take their place in the order of steps. Host memory; save waits. */

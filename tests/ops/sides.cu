@@ -232,7 +232,7 @@ double square(const std::vector<float> &v) { return pow(length(v.data(), (uint32
 std::vector<float> rounded(const pair_backend *b, const mm_packed *w, std::vector<float> x, const std::vector<float> &row,
                            const std::vector<float> &groups) {
   const mm_act_format *f = &mm_act_formats[w->scheme->act];
-  if (!b->c.act_quant || f->code == MM_CODE_PLAIN) return x;
+  if (!b->c.options.act_quant || f->code == MM_CODE_PLAIN) return x;
   std::vector<float> whole(mm_act_amaxes(f, w->k)), amax = whole;
   mm_act_amax(f, row.data(), w->k, 0, whole.data()), mm_act_amax(f, groups.data(), w->k, 0, amax.data());
   amax[0] = whole[0];
@@ -285,7 +285,7 @@ void add_expert(expert_row *to, const pair_backend *b, const mm_packed *w13, con
     const auto v = rounded(b, w2, c & 1 ? high : low, c & 2 ? high : low, c & 4 ? high : low);
     for (uint32_t i = 0; i < inter; i++) most[i] = std::max(most[i], fabsf(v[i] - q[i]));
   }
-  const bool rounds = b->c.act_quant && w2->scheme->act != MM_ACT_KEPT;
+  const bool rounds = b->c.options.act_quant && w2->scheme->act != MM_ACT_KEPT;
   double at_ties = 0;
   for (uint32_t n = 0; n < w2->n; n++, w += inter) {
     own[n] = weight * dot(w, q.data(), inter), other[n] = weight * dot(w, rounds ? moved.data() : q.data(), inter);
@@ -303,7 +303,7 @@ std::vector<float> multiply(pair_backend *b, const mm_packed *w, const std::vect
   each((uint32_t)rows.size(), [&](uint32_t r) {
     std::vector<float> row(x.begin() + (size_t)rows[r] * w->k, x.begin() + (size_t)(rows[r] + 1) * w->k);
     if (rounds) row = rounded(b, w, row, row, row);
-    if (rounds && r == 0 && b->c.act_quant && w->scheme->act != MM_ACT_KEPT) plant_code(&row);
+    if (rounds && r == 0 && b->c.options.act_quant && w->scheme->act != MM_ACT_KEPT) plant_code(&row);
     for (uint32_t i = 0; i < w->n; i++) y[(size_t)r * w->n + i] = dot(weight + (size_t)i * w->k, row.data(), w->k);
   });
   plant_rows(&y, w->n);

@@ -31,7 +31,7 @@ struct world {
     mm_err err = {};
     mm_engine_config c = {};
     ops.open = open_seen;
-    c.ops = &ops, c.limits = {ROWS, SLOTS, POSITIONS, pages}, c.threads = 1, c.kv_fp8 = kv_fp8;
+    c.ops = &ops, c.limits = {ROWS, SLOTS, POSITIONS, pages}, c.options.threads = 1, c.options.kv_fp8 = kv_fp8;
     must((engine = mm_engine_open(shards, &c, &err)) != nullptr, err);
     backend = g_opened;
   }

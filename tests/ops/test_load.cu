@@ -478,7 +478,7 @@ static void check_digests(const std::string &dir) {
       mm_err err = {};
       mm_shards shards;
       mm_engine_config c = {};
-      c.ops = &mm_ops_cuda, c.limits = {8, 1, 64}, c.threads = 1, c.verify = verify;
+      c.ops = &mm_ops_cuda, c.limits = {8, 1, 64}, c.options.threads = 1, c.verify = verify;
       must(mm_shards_open(&shards, copy.c_str(), &err), err);
       mm_engine *e = mm_engine_open(&shards, &c, &err);
       if (!e && damaged && verify) {

@@ -78,8 +78,8 @@ side open_side(const mm_shards *shards, const mm_ops *ops, uint32_t slots, input
   mm_err err = {};
   mm_engine_config c = {};
   c.tap = taps.data(), c.taps = (uint32_t)taps.size();
-  c.ops = ops, c.limits = {slots * MM_WHOLE_ROWS, slots, 512}, c.threads = 8, c.eager = records, c.kv_fp8 = kv_fp8,
-  c.act_quant = in == ROUNDED;
+  c.ops = ops, c.limits = {slots * MM_WHOLE_ROWS, slots, 512}, c.options.threads = 8, c.options.eager = records, c.options.kv_fp8 = kv_fp8,
+  c.options.act_quant = in == ROUNDED;
   const mm_model *m = &shards->pack.model;
   side s = {mm_engine_open(shards, &c, &err), m->vocab, m->hidden, m->layers, records};
   must(s.engine != nullptr, err);

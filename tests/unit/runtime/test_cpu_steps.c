@@ -75,10 +75,10 @@ static void open_run(run *r, const ref_model *ref, unsigned threads, const ways 
                                .weights = &r->w,
                                .limits = {.max_tokens = PROMPT, .slots = 1, .max_positions = PROMPT},
                                .comm = r->comm,
-                               .threads = threads,
-                               .kv_bf16 = with->kv_bf16,
-                               .act_quant = with->act_quant,
-                               .input_bf16 = with->input_bf16};
+                               .options.threads = threads,
+                               .options.kv_bf16 = with->kv_bf16,
+                               .options.act_quant = with->act_quant,
+                               .options.input_bf16 = with->input_bf16};
   assert_true(mm_forward_open(&r->f, &mm_ops_cpu, &c, &err));
 }
 static void close_run(run *r) {
@@ -165,7 +165,7 @@ TEST(pinned) {
   open_run(&r, &ref, 1, &(ways){.family = MM_FAMILY_M2});
   feed(&r, 0, PROMPT, free_to_go);
   mm_backend_config c = r.f.backend->c;
-  c.pin = true, c.place.local = mm_pool_cpus() - 1, c.place.ranks = mm_pool_cpus();
+  c.options.pin = true, c.place.local = mm_pool_cpus() - 1, c.place.ranks = mm_pool_cpus();
   mm_forward_close(&r.f);
   assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
   assert_true(mm_forward_open(&r.f, &mm_ops_cpu, &c, &err));

@@ -239,7 +239,7 @@ static void open_world_of(world *w, ref_model ref, uint32_t tp, const mm_ops *op
   mm_err err = {0};
   w->ref = ref;
   w->shards = ref_cut(&w->ref, tp);
-  const mm_engine_config c = {.ops = ops, .limits = {.max_tokens = 40, .slots = 3, .max_positions = 100}, .threads = 1};
+  const mm_engine_config c = {.ops = ops, .limits = {.max_tokens = 40, .slots = 3, .max_positions = 100}, .options.threads = 1};
   if (!(w->engine = mm_engine_open(&w->shards->s, &c, &err))) fail_msg("%s", err.text);
 }
 
