@@ -212,7 +212,7 @@ void mm_cpu_embed(mm_backend *b, mm_act x, const mm_packed *table) {
     else
       memset(mm_cpu_row(x, t), 0, x.width * sizeof(float));
   }
-  mm_comm_sum(b->c.comm, w->rank, x.data, (size_t)b->batch->tokens * x.width);
+  mm_comm_all_reduce_sum(b->c.comm, w->rank, x.data, (size_t)b->batch->tokens * x.width);
 }
 
 const float *mm_cpu_norm_vector(mm_backend *b, const mm_packed *w) {
@@ -239,7 +239,7 @@ void mm_cpu_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_
   const float *weight = mm_cpu_norm_vector(b, w);
   uint32_t n = o.width, T = b->batch->tokens;
   for (uint32_t t = 0; t < T; t++) b->sums[t] = mm_cpu_dot(mm_cpu_row(o, t), mm_cpu_row(o, t), n);
-  mm_comm_sum(b->c.comm, b->c.weights->rank, b->sums, T);
+  mm_comm_all_reduce_sum(b->c.comm, b->c.weights->rank, b->sums, T);
   float whole = (float)n * (float)b->c.weights->tp;
   for (uint32_t t = 0; t < T; t++) {
     const float *x = mm_cpu_row(o, t), *g = mm_cpu_row(gate, t);
@@ -252,7 +252,7 @@ void mm_cpu_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act b
   const float *weight = w ? mm_cpu_norm_vector(b, w) : NULL;
   float alpha = (float)scale.alpha, beta = (float)scale.beta;
   uint32_t H = h.width;
-  mm_comm_sum(b->c.comm, b->c.weights->rank, branch.data, (size_t)b->batch->tokens * H);
+  mm_comm_all_reduce_sum(b->c.comm, b->c.weights->rank, branch.data, (size_t)b->batch->tokens * H);
   for (uint32_t t = 0; t < b->batch->tokens; t++) {
     const float *res = mm_cpu_row(residual, t), *add = mm_cpu_row(branch, t);
     float *sum = mm_cpu_row(h, t);

@@ -130,7 +130,7 @@ typedef struct unsampled_rows {
 /* Several processes (engine_processes.c): the first one's engine is asked, those of the others follow. */
 typedef struct engine_processes {
   mm_process_group *group; /* NULL: there is one process */
-  bool met;                /* all have opened theirs */
+  bool opened;             /* all have opened theirs */
   bool unheard;            /* a rank stayed away from the last task, whose reports wait until it is back */
   char *order;             /* what the first process sent or this one was sent */
   size_t order_cap;
@@ -191,7 +191,7 @@ MM_MUST_USE bool mm_engine_run_here(mm_engine *e, const task *t, mm_err *err);
 /* By the first process, before anything in which processes may differ. */
 void mm_engine_share_config(const mm_engine_config *c);
 /* By every process, whether its ranks opened or not: all learn of all ranks, or fail alike. */
-MM_MUST_USE bool mm_engine_meet(mm_engine *e, bool ok, mm_err *err);
+MM_MUST_USE bool mm_engine_exchange_facts(mm_engine *e, bool ok, mm_err *err);
 /* The first process sends the task to the others before its own ranks run it. */
 MM_MUST_USE bool mm_engine_announce(mm_engine *e, const task *t, mm_err *err);
 /* Called after the task: true if all processes completed it; else the error of the lowest process that failed. Results of the other

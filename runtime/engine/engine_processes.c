@@ -27,12 +27,12 @@ typedef struct shared_config {
   uint32_t outs;
 } shared_config;
 
-typedef struct meeting {
+typedef struct process_report {
   mm_digest checkpoint;
   char machine[40]; /* of this boot */
   cpu_set_t cpus;   /* that threads are pinned to; none where they are not */
   mm_err err;
-} meeting;
+} process_report;
 
 static void send_to(mm_process_group *w, uint32_t process, const void *data, size_t n) {
   if (n) w->exchange(w, TAG, &(mm_transfer){process, (void *)(uintptr_t)data, n}, 1, NULL, 0, 0);
@@ -58,7 +58,7 @@ static mm_digest digest_of(const mm_pack *p) {
 }
 
 /* Where a process pins its threads. A machine that has no name takes part as one that all such processes share. */
-static void say_cpus(meeting *m) {
+static void say_cpus(process_report *m) {
   CPU_ZERO(&m->cpus);
   if (sched_getaffinity(0, sizeof m->cpus, &m->cpus) != 0) CPU_ZERO(&m->cpus); /* opening the ranks says why */
   FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
@@ -66,7 +66,7 @@ static void say_cpus(meeting *m) {
 }
 
 /* Processes of one machine that may run on the same CPUs would pin threads to the same ones. */
-static void check_cpus(meeting *all, uint32_t n) {
+static void check_cpus(process_report *all, uint32_t n) {
   for (uint32_t p = 1; p < n; p++)
     for (uint32_t q = 0; q < p; q++) {
       cpu_set_t both;
@@ -79,11 +79,11 @@ static void check_cpus(meeting *all, uint32_t n) {
 }
 
 /* The lowest process that failed says why; who has another checkpoint than the first has failed. Here all say the same of all. */
-bool mm_engine_meet(mm_engine *e, bool ok, mm_err *err) {
+bool mm_engine_exchange_facts(mm_engine *e, bool ok, mm_err *err) {
   mm_process_group *const w = e->processes.group;
   if (!w) return ok;
   const uint32_t n = w->processes, each = e->here;
-  meeting *all = calloc(n, sizeof *all);
+  process_report *all = calloc(n, sizeof *all);
   mm_transfer *out = calloc(4 * (size_t)n, sizeof *out), *in = out + 2 * (size_t)n;
   uint32_t parcels = 0;
   if (!all || !out || !e->facts) { /* a process that ends takes the others, which wait for it, along */
@@ -91,7 +91,7 @@ bool mm_engine_meet(mm_engine *e, bool ok, mm_err *err) {
     free(out);
     return mm_fail(err, MM_LIMIT, "E_MEMORY", mm_at(NULL, NULL), "no memory for what %u processes say", n);
   }
-  meeting *const mine = &all[w->process];
+  process_report *const mine = &all[w->process];
   mine->checkpoint = digest_of(&e->shards->pack);
   if (e->config.options.pin) say_cpus(mine);
   if (!ok) mine->err = *err;
@@ -114,7 +114,7 @@ bool mm_engine_meet(mm_engine *e, bool ok, mm_err *err) {
   }
   free(all);
   free(out);
-  return e->processes.met = ok;
+  return e->processes.opened = ok;
 }
 
 /* Build text, sent first: processes of different builds detect each other before they misread a message. */

@@ -200,18 +200,18 @@ bool mm_engine_run_task(mm_engine *e, const task *t, mm_err *err) {
 }
 
 /* Under the lock: true if all ranks have completed the task; else fails with the error. A rank that stopped because another one failed sets
- * no error. If a thread that is no rank broke the meeting (mm_comm_fail), possibly no rank has an error, and a rank may have finished
+ * no error. If a thread that is no rank aborted the group (mm_comm_fail), possibly no rank has an error, and a rank may have finished
  * without the data of others. */
 static bool all_done(mm_engine *e, mm_err *err) {
   const mm_err *why = NULL;
-  mm_err broken = {0};
+  mm_err aborted = {0};
   bool ok = true;
   for (uint32_t i = 0; i < e->started; i++) {
     const rank *r = &e->rank[i];
     ok = ok && r->done;
     if (!why && r->back && r->err.status != MM_OK) why = &r->err;
   }
-  if ((!why || strcmp(why->code, "E_RANK") == 0) && mm_comm_fail_reason(e->comm[0], &broken)) why = &broken, ok = false;
+  if ((!why || strcmp(why->code, "E_RANK") == 0) && mm_comm_fail_reason(e->comm[0], &aborted)) why = &aborted, ok = false;
   if (ok) return true;
   if (why) return mm_fail_as(err, why);
   return e->processes.group || /* another process says it */
@@ -374,10 +374,10 @@ mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm
   e->slot = mm_calloc(c->limits.slots, sizeof *e->slot, err);
   e->facts = mm_calloc(ranks, sizeof *e->facts, err);
   const bool ready = e->facts && e->slot && open_comms(e, err) && start_ranks(e, err) && open_choices(e, err);
-  if (mm_engine_meet(e, ready && (!measures(e) || mm_engine_run_here(e, &(task){.kind = MEASURE}, err)), err)) {
+  if (mm_engine_exchange_facts(e, ready && (!measures(e) || mm_engine_run_here(e, &(task){.kind = MEASURE}, err)), err)) {
     const bool sized = (!measures(e) || mm_engine_fit(e, err)) && open_pages(e, err) && verify_files(e, err);
     /* Ranks that open may wait for those of other processes, so none does before all processes are here. */
-    if (mm_engine_meet(e, sized, err) && mm_engine_meet(e, mm_engine_run_here(e, &(task){.kind = OPEN}, err), err)) {
+    if (mm_engine_exchange_facts(e, sized, err) && mm_engine_exchange_facts(e, mm_engine_run_here(e, &(task){.kind = OPEN}, err), err)) {
       place_states(e);
       return e;
     }
@@ -388,8 +388,8 @@ mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm
 
 void mm_engine_close(mm_engine *e) {
   if (!e) return;
-  if (!mm_engine_all_back(e, MM_IGNORED)) return;                                              /* a rank that is away uses all this still */
-  if (e->processes.met && !mm_engine_announce(e, &(task){.kind = CLOSE}, MM_IGNORED)) abort(); /* it needs no memory */
+  if (!mm_engine_all_back(e, MM_IGNORED)) return; /* a rank that is away uses all this still */
+  if (e->processes.opened && !mm_engine_announce(e, &(task){.kind = CLOSE}, MM_IGNORED)) abort(); /* it needs no memory */
   pthread_mutex_lock(&e->lock);
   e->stop = true;
   pthread_cond_broadcast(&e->changed);
