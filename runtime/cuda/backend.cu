@@ -119,7 +119,7 @@ step_memory *free_memory(mm_backend *b) {
 
 /* The state of the ops between themselves, as at the start of a step. */
 void start_ops(mm_backend *b) {
-  b->err.status = MM_OK, b->failed = nullptr, b->put_off = {}, b->lost = false;
+  b->err.status = MM_OK, b->failed = nullptr, b->deferred = {}, b->lost = false;
   b->inputs.coded = b->inputs.rounded = nullptr;
   b->inputs.decode = b->decode;
 }
@@ -161,11 +161,13 @@ bool later(mm_backend *b, void (*op)(mm_backend *, Args...), std::common_type_t<
 
 /* Launches the deferred ops. */
 void catch_up(mm_backend *b) {
-  if (!running(b) || !b->put_off.n) return;
-  const cudaError_t e = b->put_off_sums ? mm_cu_combine_ranks(b->peers, b->put_off, b->rows, b->put_off_width, b->put_off_sent, b->stream)
-                                        : mm_cu_combine_rows(b->put_off, b->rows, b->put_off_width, b->stream);
+  const deferred_residual &d = b->deferred;
+  if (!running(b) || d.state == RESIDUAL_NONE) return;
+  const cudaError_t e = d.state == RESIDUAL_SUMMED
+                            ? mm_cu_combine_rows(d.op, b->rows, d.width, b->stream)
+                            : mm_cu_combine_ranks(b->peers, d.op, b->rows, d.width, d.state == RESIDUAL_SENT, b->stream);
   check(b, e, "combine");
-  b->put_off = {};
+  b->deferred = {};
 }
 
 /* All ops that were kept. */
@@ -467,13 +469,14 @@ void cuda_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router
       w, wide, x.width, wide ? b->router[router] : nullptr, b->route_product, b->decode, b->c.options.batch_invariant, ahead_of(b, layer)};
   b->route.bias = bias ? b->values[bias] : nullptr, b->route.slot = b->device.slot;
   b->route.load = b->load + (size_t)layer * b->route.experts;
-  const bool alone = b->put_off_sums && b->rows == 1 && mm_cu_peers_distinct(b->peers);
-  if (b->put_off.n == x.data && (!b->put_off_sums || alone)) {
+  const deferred_residual &d = b->deferred;
+  const bool alone = d.state > RESIDUAL_SUMMED && b->rows == 1 && mm_cu_peers_distinct(b->peers);
+  if (d.op.n == x.data && (d.state == RESIDUAL_SUMMED || alone)) {
     check(b,
-          alone ? mm_cu_combine_route_ranks(b->peers, b->put_off, m, b->route, b->stream)
-                : mm_cu_combine_route(b->put_off, m, b->route, b->rows, b->stream),
+          alone ? mm_cu_combine_route_ranks(b->peers, d.op, m, b->route, b->stream)
+                : mm_cu_combine_route(d.op, m, b->route, b->rows, b->stream),
           "route");
-    b->put_off = {};
+    b->deferred = {};
   } else {
     catch_up(b);
     check(b, mm_cu_route_tokens(m, b->route, rows_of(x), b->rows, b->stream), "route");
@@ -499,13 +502,13 @@ void cuda_mlp(mm_backend *b, mm_act y, mm_act x, const mm_packed *up, const mm_p
 void cuda_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps) {
   if (later(b, cuda_combine, h, n, residual, branch, scale, w, eps) || !begin_op(b)) return;
   b->inputs.wrote(h.data), b->inputs.wrote(n.data);
-  b->put_off_sums = mm_cu_combines_ranks(b->peers, b->rows, h.width), b->put_off_sent = b->sent_before == branch.data;
-  if (!b->put_off_sums) check(b, mm_cu_sum_ranks(b, rows_of(branch), h.width), "sum over ranks");
+  const bool partial = mm_cu_combines_ranks(b->peers, b->rows, h.width);
+  if (!partial) check(b, mm_cu_sum_ranks(b, rows_of(branch), h.width), "sum over ranks");
   const float *const norm = b->values[w ? w : mm_cu_any_norm(b)];
   const mm_cu_combine a = {rows_of(h),        rows_of(n), rows_of(residual),
                            rows_of(branch),   norm,       (float)scale.alpha,
                            (float)scale.beta, (float)eps, b->inputs.codes_too(rows_of(n), b->rows, n.width)};
-  b->put_off = a, b->put_off_width = h.width;
+  b->deferred = {!partial ? RESIDUAL_SUMMED : b->sent_before == branch.data ? RESIDUAL_SENT : RESIDUAL_PARTIAL, a, h.width};
   if (b->c.options.eager) catch_up(b);
 }
 

@@ -408,7 +408,7 @@ bool dry_run(mm_backend *b, mm_err *err) {
   ok = ok && (most < 3 || dry_run_step(&f, most, 2, err));
   ok = ok && dry_run_pages(b, err) && dry_run_asks(b, err);
   b->logits = logits, b->dry_runs = mm_cu_dry_run = false;
-  b->err.status = MM_OK, b->failed = nullptr, b->put_off = {};
+  b->err.status = MM_OK, b->failed = nullptr, b->deferred = {};
   return ok;
 }
 
