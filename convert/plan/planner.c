@@ -154,8 +154,7 @@ static bool scale_inputs(mm_planner *b, const mm_plan_tensor *pt, mm_pack_tensor
       t->input_scale = b->p->pack.tensor[x - 1 - b->p->tensor].input_scale;
       return true;
     }
-  return mm_act_scales_find(b->o->act_scales, t, pt->rule, pt->layer, b->p->pack.model.experts, pt->scheme, &t->input_scale, &c->unreached,
-                            b->err);
+  return mm_act_scales_find(b->o->act_scales, t, pt->rule, pt->layer, b->p->pack.model.experts, pt->scheme, &c->unreached, b->err);
 }
 
 /* Unsharded: experts that calibration never reached take the largest scale of their layer's others of the same scheme. */
