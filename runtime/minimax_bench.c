@@ -114,7 +114,7 @@ static bool agree(const bench *b, bool mine, bool *ok) {
 }
 
 static bool collect(bench *b, double *at, mm_err *err) {
-  if (!b->forward.ops->collect(b->forward.backend, b->id, err)) return false;
+  if (!b->forward.ops->sampler.collect(b->forward.backend, b->id, err)) return false;
   *at = mm_now();
   if (b->id[0] >= 0) return true;
   return mm_fail(err, MM_INTEGRITY, "E_LOGITS", mm_at(NULL, NULL), "no logit is a number");
@@ -145,7 +145,7 @@ static bool queue_step(bench *b, const op *o, const mm_batch *batch, mm_err *err
   run_rows(b);
   for (uint32_t l = 0; l < ROUNDS * b->model.layers; l++)
     if (o->in(b, l % b->model.layers)) o->run(b, l % b->model.layers);
-  return ops->choose(b->forward.backend, err);
+  return ops->sampler.choose(b->forward.backend, err);
 }
 
 /* Short contexts of several sequences a step. */

@@ -55,7 +55,7 @@ static void *load(void *arg) {
                                .verify = h->a->verify ? &h->shards : NULL,
                                .log = h->log,
                                .checkpoint = h->shards.pack.seal};
-  if (h->ops->hold(&c, &h->held[r->index], &r->memory, &r->err)) return r;
+  if (h->ops->weights.hold(&c, &h->held[r->index], &r->memory, &r->err)) return r;
   mm_comm_abort(h->comm);
   return NULL;
 }
@@ -87,7 +87,7 @@ static bool load_all(holder *h, const sigset_t *signals, mm_err *err) {
 static bool open_all(holder *h, const sigset_t *signals, mm_err *err) {
   const hold_args *a = h->a;
   if (!(h->ops = mm_ops_find(a->device, err))) return false;
-  if (!h->ops->hold)
+  if (!h->ops->weights.hold)
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
                    "found device %s, which reads weights where the page cache has them: nothing is to be held", h->ops->name);
   if (!mm_shards_open(&h->shards, a->operand[0], err) || !mm_ops_run(h->ops, &h->shards.pack.model, err)) return false;
@@ -128,7 +128,7 @@ static bool hold(void *args, mm_err *err) {
   ok = socket && say_ready(&h, err) && mm_hold_serve(socket, stop, report, err);
   mm_hold_close(socket);
   for (uint32_t i = 0; i < h.started; i++) {
-    if (h.rank[i].memory) h.ops->release(h.rank[i].memory);
+    if (h.rank[i].memory) h.ops->weights.release(h.rank[i].memory);
     mm_bind_close(&h.rank[i].weights);
   }
   mm_comm_close(h.comm);

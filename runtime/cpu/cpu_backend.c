@@ -108,13 +108,13 @@ static bool open_buffers(mm_backend *b, mm_err *err) {
   const widths x = widths_of(b->c.weights, m->layers);
   uint64_t pairs = (uint64_t)tokens * m->top_k;
   if (!(b->vector = matrix(b, 1, x.vector, err)) || !(b->sums = matrix(b, tokens, 2, err))) return false;
-  if (!(b->score = matrix(b, tokens, m->experts, err)) || !(b->pick = matrix(b, pairs, 1, err))) return false;
-  if (!(b->pick_weight = matrix(b, pairs, 1, err)) || !(b->first_pair = matrix(b, m->experts + UINT64_C(1), 1, err))) return false;
-  if (!(b->pair_row = matrix(b, pairs, 1, err)) || !(b->pair_weight = matrix(b, pairs, 1, err))) return false;
-  if (!(b->pair_act = matrix(b, pairs, x.inter, err)) || !(b->few = matrix(b, mm_min(tokens, MM_CPU_FEW) * m->top_k, x.experts, err)))
+  if (!(b->moe.score = matrix(b, tokens, m->experts, err)) || !(b->moe.pick = matrix(b, pairs, 1, err))) return false;
+  if (!(b->moe.weight = matrix(b, pairs, 1, err)) || !(b->moe.first_pair = matrix(b, m->experts + UINT64_C(1), 1, err))) return false;
+  if (!(b->moe.pair_row = matrix(b, pairs, 1, err)) || !(b->moe.pair_weight = matrix(b, pairs, 1, err))) return false;
+  if (!(b->moe.pair_act = matrix(b, pairs, x.inter, err)) || !(b->few = matrix(b, mm_min(tokens, MM_CPU_FEW) * m->top_k, x.experts, err)))
     return false;
-  if (x.mlp && (!(b->mlp_up = matrix(b, tokens, 2 * x.mlp, err)) || !(b->mlp_act = matrix(b, tokens, x.mlp, err)) ||
-                !(b->mlp_out = matrix(b, tokens, m->hidden, err))))
+  if (x.mlp && (!(b->mlp.up = matrix(b, tokens, 2 * x.mlp, err)) || !(b->mlp.act = matrix(b, tokens, x.mlp, err)) ||
+                !(b->mlp.out = matrix(b, tokens, m->hidden, err))))
     return false;
   if (b->index_heads && (!(b->block = matrix(b, (uint64_t)tokens * b->index_heads, m->index_top_k, err)) ||
                          !(b->blocks = matrix(b, tokens, b->index_heads, err))))
@@ -125,7 +125,7 @@ static bool open_buffers(mm_backend *b, mm_err *err) {
     if (!(b->rounded = matrix(b, tokens, x.input, err))) return false;
   }
   if (!(b->row = mm_arena_alloc(&b->arena, tokens * sizeof *b->row, err))) return false;
-  if (!(b->pair_x = mm_arena_alloc(&b->arena, pairs * sizeof *b->pair_x, err)) || !(b->active = matrix(b, m->experts, 1, err)))
+  if (!(b->moe.pair_x = mm_arena_alloc(&b->arena, pairs * sizeof *b->moe.pair_x, err)) || !(b->moe.active = matrix(b, m->experts, 1, err)))
     return false;
   const uint64_t wide = mm_max(MM_CPU_INPUT(x.input + MM_CHUNK), mm_cpu_limbs_floats((uint32_t)x.input));
   const uint64_t wide_act = mm_max(MM_CPU_INPUT(x.inter + MM_CHUNK), mm_cpu_limbs_floats((uint32_t)x.inter));
@@ -148,7 +148,7 @@ static void cpu_close(mm_backend *b) {
   }
   free(b->cache);
   free(b->state);
-  free(b->load);
+  free(b->moe.load);
   free(b->logits);
   mm_team_close(b->team);
   mm_arena_close(&b->arena);
@@ -170,11 +170,11 @@ static mm_backend *cpu_open(const mm_backend_config *c, mm_err *err) {
   b->swiglu = (mm_cpu_swiglu){(float)c->model->act_alpha, (float)c->model->act_limit, (float)c->model->act_beta};
   b->vectors = mm_cpu_vectors_here();
   b->ahead = mm_cpu_ahead_pays(b);
-  b->load = mm_calloc((size_t)c->model->layers * c->model->experts, sizeof *b->load, err);
+  b->moe.load = mm_calloc((size_t)c->model->layers * c->model->experts, sizeof *b->moe.load, err);
   b->team = mm_team_open(c->options.threads, err);
   if (b->team) mm_team_meanwhile(b->team, mm_cpu_soon_ask, &b->soon);
   if (b->team && c->options.pin && !mm_team_pin(b->team, c->place.local * c->options.threads, err)) return cpu_close(b), NULL;
-  if (b->team && b->load && open_caches(b, err) && open_position_tables(b, err) && open_buffers(b, err)) return b;
+  if (b->team && b->moe.load && open_caches(b, err) && open_position_tables(b, err) && open_buffers(b, err)) return b;
   cpu_close(b);
   return NULL;
 }
@@ -257,7 +257,7 @@ static bool cpu_read(mm_backend *b, mm_act a, uint32_t rows, float *out, mm_err 
 
 static bool cpu_expert_load(mm_backend *b, uint64_t *load, mm_err *err) {
   (void)err;
-  memcpy(load, b->load, (size_t)b->c.model->layers * b->c.model->experts * sizeof *load);
+  memcpy(load, b->moe.load, (size_t)b->c.model->layers * b->c.model->experts * sizeof *load);
   return true;
 }
 
@@ -311,20 +311,16 @@ const mm_ops mm_ops_cpu = {
     .read = cpu_read,
     .expert_load = cpu_expert_load,
     .act_quant = true,
+    .cache = {true, cpu_state_bytes, cpu_state_copy, cpu_state_save, cpu_state_load},
+    .weights = {.layer = cpu_layer},
     .select = mm_cpu_select,
     .mlp = mm_cpu_mlp,
     .calibration = true,
     .pins = true,
     .send = cpu_send,
     .receive = cpu_receive,
-    .layer = cpu_layer,
     .experts_cut = true,
     .across = true,
     .batch_invariant = true,
-    .pages = true,
     .memory = cpu_memory,
-    .state_bytes = cpu_state_bytes,
-    .state_copy = cpu_state_copy,
-    .state_save = cpu_state_save,
-    .state_load = cpu_state_load,
 };

@@ -62,5 +62,5 @@ void mm_cpu_soon_after(mm_backend *b, const mm_packed *w) {
 }
 
 void mm_cpu_soon_experts(mm_backend *b, uint32_t active, const mm_packed *w) {
-  if (b->batch->tokens == 1 && active) first_of_shares(b, w, b->active, active);
+  if (b->batch->tokens == 1 && active) first_of_shares(b, w, b->moe.active, active);
 }

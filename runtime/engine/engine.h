@@ -101,7 +101,7 @@ MM_MUST_USE bool mm_engine_warm(mm_engine *e, const uint32_t *rows, uint32_t n, 
  * and no slot holds anything. */
 MM_MUST_USE bool mm_engine_collect(mm_engine *e, int32_t *id, mm_err *err);
 
-/* ---- slots and their pages. Where the backend gives slots pages of their own (mm_ops.pages), mm_engine_pages is NULL, and fork and resume
+/* ---- slots and their pages. Where the backend gives slots pages of their own (mm_ops.cache), mm_engine_pages is NULL, and fork and resume
  * are MM_UNSUPPORTED E_DEVICE. All of these take their place in the order of steps, queued ones included. ---- */
 
 /* Tokens that the slot holds. */

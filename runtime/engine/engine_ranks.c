@@ -23,7 +23,7 @@ static mm_backend_config config_of(const rank *r) {
       .never = e->never,
       .tap = e->config.tap,
       .taps = e->config.taps,
-      .verify = e->config.verify && e->config.ops->loads ? e->shards : NULL,
+      .verify = e->config.verify && e->config.ops->weights.loads ? e->shards : NULL,
       .log = e->config.log,
       .checkpoint = e->shards->pack.seal,
       .attach = e->config.attach};
@@ -46,7 +46,7 @@ static bool open_rank(rank *r, mm_err *err) {
   const mm_rank_weights *w = &r->weights;
   rank_facts *f = &e->facts[r->index];
   f->layer_first = w->layer_first, f->layer_end = w->layer_end, f->vocab_first = w->vocab_first, f->vocab_rows = w->vocab_rows;
-  f->state_bytes = e->config.ops->state_bytes ? e->config.ops->state_bytes(r->forward.backend) : 0;
+  f->state_bytes = e->config.ops->cache.bytes ? e->config.ops->cache.bytes(r->forward.backend) : 0;
   return true;
 }
 
@@ -107,19 +107,19 @@ static bool run_task(rank *r, mm_err *err) {
     case MEASURE: return measure_rank(r, err);
     case OPEN: return open_rank(r, err);
     case STEP: return step_rank(r, err);
-    case COLLECT: return f->ops->collect(f->backend, r->weights.rank == 0 ? t->collected : NULL, err);
+    case COLLECT: return f->ops->sampler.collect(f->backend, r->weights.rank == 0 ? t->collected : NULL, err);
     case HIDDEN:
       return !reports(r, f->tap_layer[t->hidden.tap]) ||
              f->ops->read(f->backend, f->tap[t->hidden.tap], t->hidden.rows, t->hidden.out, err);
     case LOAD: return r->weights.rank > 0 || load_of(r, err);
-    case STATE_COPY: return f->ops->state_copy(f->backend, t->state.to, t->state.from, err);
-    case STATE_SAVE: return f->ops->state_save(f->backend, t->state.from, (char *)t->state.saved + r->state_at, err);
-    case STATE_LOAD: return f->ops->state_load(f->backend, t->state.to, (const char *)t->state.given + r->state_at, err);
-    case IDS_LOAD: return f->ops->ids_load(f->backend, t->ids.slot, t->ids.id, t->ids.count, err);
-    case SCORE: return f->ops->score(f->backend, t->score.target, r->weights.rank == 0 ? t->score.score : NULL, err);
+    case STATE_COPY: return f->ops->cache.copy(f->backend, t->state.to, t->state.from, err);
+    case STATE_SAVE: return f->ops->cache.save(f->backend, t->state.from, (char *)t->state.saved + r->state_at, err);
+    case STATE_LOAD: return f->ops->cache.load(f->backend, t->state.to, (const char *)t->state.given + r->state_at, err);
+    case IDS_LOAD: return f->ops->sampler.load_ids(f->backend, t->ids.slot, t->ids.id, t->ids.count, err);
+    case SCORE: return f->ops->sampler.score(f->backend, t->score.target, r->weights.rank == 0 ? t->score.score : NULL, err);
     case CALIBRATE: return f->ops->calibrate(f->backend, err);
-    case FINISH_LOAD: return f->ops->finish_load(f->backend, err);
-    case CHOOSE: return f->ops->choose_kept(f->backend, t->choose.sampling, t->choose.count, err);
+    case FINISH_LOAD: return f->ops->weights.finish_load(f->backend, err);
+    case CHOOSE: return f->ops->sampler.choose_kept(f->backend, t->choose.sampling, t->choose.count, err);
     case CLOSE: break;
   }
   return false;
@@ -248,7 +248,7 @@ static bool check_config(const mm_model *m, const mm_engine_config *c, mm_err *e
                    c->ops->name);
   if (c->options.batch_invariant && !c->ops->batch_invariant && !c->ops->batch_invariant_on_request)
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
-                   "found device %s, where the bits of a row hang on what else is in its step; expected one that can keep rows apart",
+                   "found device %s, where a row's bits depend on the other rows of its step; expected a batch-invariant one",
                    c->ops->name);
   if (c->options.pin && !c->ops->pins)
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found threads to pin; device %s does not compute with any",
@@ -258,7 +258,7 @@ static bool check_config(const mm_model *m, const mm_engine_config *c, mm_err *e
   for (uint32_t i = 0; i < c->taps; i++)
     if (c->tap[i] >= m->layers)
       return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL), "found layer %u to tap, expected less than %u", c->tap[i], m->layers);
-  if (c->attach && (!c->ops->hold || c->verify))
+  if (c->attach && (!c->ops->weights.hold || c->verify))
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
                    c->verify
                        ? "found weights to attach to and digests to check; whoever holds them does that (minimax-hold --verify-on-load)"
@@ -291,7 +291,7 @@ static bool check_parallel(const mm_pack *p, const mm_engine_config *c, mm_err *
 
 /* Where weights stay in their mappings, the digests of all files are checked before the first step. */
 static bool verify_files(const mm_engine *e, mm_err *err) {
-  return !e->config.verify || e->config.ops->loads || mm_verify_blocks(e->shards, mm_pool_cpus(), err);
+  return !e->config.verify || e->config.ops->weights.loads || mm_verify_blocks(e->shards, mm_pool_cpus(), err);
 }
 
 static bool open_comms(mm_engine *e, mm_err *err) {
@@ -320,17 +320,17 @@ static bool start_ranks(mm_engine *e, mm_err *err) {
 }
 
 /* Returns true if the cache is sized by the available memory. */
-static bool measures(const mm_engine *e) { return e->config.memory.fits && e->config.ops->memory && e->config.ops->pages; }
+static bool measures(const mm_engine *e) { return e->config.memory.fits && e->config.ops->memory && e->config.ops->cache.pages; }
 
 /* A backend that does not read tables has all pages that its slots can fill: fewer would be a promise that it cannot keep. */
 static bool open_pages(mm_engine *e, mm_err *err) {
   const mm_limits *l = &e->config.limits;
   uint32_t pages;
   if (!mm_limits_pages(l, &pages, err)) return false;
-  if (!e->config.ops->pages && l->pages)
+  if (!e->config.ops->cache.pages && l->pages)
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found a limit of %u pages; device %s gives each slot its own",
                    l->pages, e->config.ops->name);
-  if (!e->config.ops->pages) return true;
+  if (!e->config.ops->cache.pages) return true;
   if (!(e->pages = mm_pages_open(pages, l->slots, l->max_positions, err))) return false;
   e->paging = (mm_paging){.table = mm_pages_table(e->pages), .per_slot = mm_pages_per_slot(e->pages)};
   e->want = mm_calloc(l->slots, sizeof *e->want, err);
@@ -346,7 +346,7 @@ static void place_states(mm_engine *e) {
 static bool open_choices(mm_engine *e, mm_err *err) {
   uint32_t vocab = e->model->vocab;
   const mm_pack *pack = &e->shards->pack;
-  e->device_chooses = e->config.ops->choose && pack->pp == 1 && !e->processes.group;
+  e->device_chooses = e->config.ops->sampler.choose && pack->pp == 1 && !e->processes.group;
   if (!(e->never = mm_calloc(vocab, sizeof *e->never, err))) return false;
   if (e->config.never) memcpy(e->never, e->config.never, vocab * sizeof *e->never);
   for (size_t i = 0; i < pack->dead_rows; i++) e->never[pack->dead_row[i]] = true;
@@ -487,7 +487,7 @@ bool mm_engine_expert_load(mm_engine *e, uint64_t *load, mm_err *err) {
 }
 
 bool mm_engine_finish_load(mm_engine *e, mm_err *err) {
-  return !e->config.ops->finish_load || mm_engine_run_task(e, &(task){.kind = FINISH_LOAD}, err);
+  return !e->config.ops->weights.finish_load || mm_engine_run_task(e, &(task){.kind = FINISH_LOAD}, err);
 }
 
 bool mm_engine_calibrate(mm_engine *e, mm_err *err) {

@@ -37,7 +37,7 @@ static bool run_pass(mm_engine *e, mm_batch *batch, mm_err *err) {
 bool mm_engine_forward(mm_engine *e, const mm_batch *given, mm_err *err) {
   mm_batch batch = *given;
   batch.sampling = NULL;
-  if (e->device_chooses && !e->config.ops->keep)
+  if (e->device_chooses && !e->config.ops->sampler.keep)
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found logits that wait for their choice; device %s chooses at once",
                    e->config.ops->name);
   e->unsampled.count = 0;
@@ -73,7 +73,7 @@ static bool check_sampling(const mm_engine *e, const mm_sampling *sampling, uint
     return mm_engine_refuse(err, "batches queued before batch", e->batches, MM_QUEUE, "less than", MM_QUEUE);
   for (uint32_t i = 0; i < n; i++) {
     if (!mm_sampling_check(&sampling[i], e->model->vocab, err)) return false;
-    const uint32_t lacks = e->device_chooses ? mm_sampling_asks(&sampling[i]) & ~e->config.ops->samples : 0;
+    const uint32_t lacks = e->device_chooses ? mm_sampling_asks(&sampling[i]) & ~e->config.ops->sampler.samples : 0;
     if (lacks)
       return mm_fail(err, MM_UNSUPPORTED, "E_SAMPLING", mm_at(NULL, NULL), "found %s for row %u; device %s has none",
                      mm_sampling_word(lacks), i, e->config.ops->name);
@@ -115,7 +115,7 @@ bool mm_engine_choose(mm_engine *e, const mm_sampling *sampling, mm_err *err) {
   return true;
 }
 
-uint32_t mm_engine_samples(const mm_engine *e) { return e->device_chooses ? e->config.ops->samples : UINT32_MAX; }
+uint32_t mm_engine_samples(const mm_engine *e) { return e->device_chooses ? e->config.ops->sampler.samples : UINT32_MAX; }
 bool mm_engine_queues(const mm_engine *e) { return e->device_chooses; }
 
 bool mm_engine_queue(mm_engine *e, const mm_batch *given, mm_err *err) {
@@ -159,7 +159,7 @@ bool mm_engine_score(mm_engine *e, const mm_batch *batch, const int32_t *target,
   for (uint32_t i = 0; i < batch->out_count; i++)
     if (target[i] < 0 || (uint32_t)target[i] >= e->model->vocab)
       return mm_engine_refuse(err, "target of output row", i, target[i], "less than", e->model->vocab);
-  if (!e->device_chooses || !e->config.ops->score) return score_here(e, batch, target, score, err);
+  if (!e->device_chooses || !e->config.ops->sampler.score) return score_here(e, batch, target, score, err);
   if (!mm_engine_forward(e, batch, err)) return false;
   e->unsampled.count = 0;
   if (!MM_GROW(e->score, &e->score_cap, batch->out_count, err)) return false; /* a rank that does not come back may still write there */
@@ -199,7 +199,7 @@ static bool warm_steps(mm_engine *e, const mm_batch *batch, mm_sampling *set, in
     for (int i = 0; i < WARM; i++)
       if (!mm_engine_queue(e, &b, err) || !mm_engine_collect(e, chosen, err)) return false;
   }
-  for (int i = 0; (!e->device_chooses || e->config.ops->keep) && i < WARM; i++)
+  for (int i = 0; (!e->device_chooses || e->config.ops->sampler.keep) && i < WARM; i++)
     if (!mm_engine_forward(e, &b, err)) return false;
   e->unsampled.count = 0;
   return true;
@@ -228,7 +228,7 @@ bool mm_engine_warm(mm_engine *e, const uint32_t *rows, uint32_t n, mm_err *err)
   for (uint32_t i = 0; i < n; i++) {
     if (rows[i] == 0 || rows[i] > e->config.limits.max_tokens)
       return mm_engine_refuse(err, "rows to warm", i, rows[i], "1 …", e->config.limits.max_tokens);
-    if (e->config.ops->choose && !warm_rows(e, rows[i], err)) return false;
+    if (e->config.ops->sampler.choose && !warm_rows(e, rows[i], err)) return false;
   }
   return true;
 }

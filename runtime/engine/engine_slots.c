@@ -111,7 +111,7 @@ static bool check_slots(mm_engine *e, const uint32_t *slot, uint32_t n, mm_err *
   if (!mm_engine_all_back(e, err)) return false;
   for (uint32_t i = 0; i < n; i++)
     if (slot[i] >= e->config.limits.slots) return mm_engine_refuse(err, "slot", i, slot[i], "less than", e->config.limits.slots);
-  if (e->pages && (!has_states(e) || e->config.ops->state_copy)) return true;
+  if (e->pages && (!has_states(e) || e->config.ops->cache.copy)) return true;
   return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found slots that share pages; device %s gives each slot its own",
                  e->config.ops->name);
 }

@@ -484,7 +484,7 @@ static void check_held(const mm_shards *shards, const mm_shards *other, const ch
   for (uint32_t r = 0; ok && r < ranks; r++) {
     const mm_backend_config c = {
         .model = &shards->pack.model, .weights = &weights[r], .place = {r, r, ranks, r}, .checkpoint = shards->pack.seal};
-    ok = mm_bind(&weights[r], shards, r, &err) && mm_ops_cuda.hold(&c, &held[r], &memory[r], &err);
+    ok = mm_bind(&weights[r], shards, r, &err) && mm_ops_cuda.weights.hold(&c, &held[r], &memory[r], &err);
   }
   const uint32_t registered = fake.registers;
   mm_hold *hold = ok ? mm_hold_open(socket_path, held, ranks, &err) : NULL;
@@ -505,7 +505,7 @@ static void check_held(const mm_shards *shards, const mm_shards *other, const ch
   report("the holder ends", done, "it failed");
   mm_hold_close(hold);
   for (uint32_t r = 0; r < ranks; r++) {
-    if (memory[r]) mm_ops_cuda.release(memory[r]);
+    if (memory[r]) mm_ops_cuda.weights.release(memory[r]);
     mm_bind_close(&weights[r]);
   }
   close_engine(NULL, "its calls and its memory");

@@ -531,16 +531,17 @@ static mm_ops paired_ops() {
     p->logits = multiply(p, head, paired_rows(x, p->batch->tokens), {p->batch->out, p->batch->out + p->batch->out_count}, false);
     mm_ops_cuda.logits(p->gpu, on_gpu(x), head);
   };
-  o.layer = [](mm_backend *b, uint32_t l) { mm_ops_cuda.layer(pair_of(b)->gpu, l); };
+  o.weights.layer = [](mm_backend *b, uint32_t l) { mm_ops_cuda.weights.layer(pair_of(b)->gpu, l); };
   o.end = [](mm_backend *b, float *out, mm_err *err) {
     const pair_backend *p = pair_of(b);
     if (!mm_ops_cuda.end(p->gpu, out, err)) return false;
     compare(LOGITS, p->logits.data(), out, p->batch->out_count, p->c.weights->vocab_rows);
     return true;
   };
-  o.choose = nullptr, o.keep = nullptr, o.choose_kept = nullptr, o.ids_load = nullptr, o.score = nullptr, o.collect = nullptr,
-  o.copy = nullptr, o.read = nullptr, o.expert_load = nullptr, o.copy_rate = nullptr;
-  o.state_bytes = nullptr, o.state_copy = nullptr, o.state_save = nullptr, o.state_load = nullptr;
+  o.sampler.choose = nullptr, o.sampler.keep = nullptr, o.sampler.choose_kept = nullptr, o.sampler.load_ids = nullptr,
+  o.sampler.score = nullptr, o.sampler.collect = nullptr, o.copy = nullptr, o.read = nullptr, o.expert_load = nullptr,
+  o.copy_rate = nullptr;
+  o.cache.bytes = nullptr, o.cache.copy = nullptr, o.cache.save = nullptr, o.cache.load = nullptr;
   return o;
 }
 const mm_ops kPairedOps = paired_ops();

@@ -223,7 +223,7 @@ std::vector<float> run(mm_forward *f, const random_step &s) {
   must(mm_forward_step(f, &s.batch, s.batch.sampling ? nullptr : out.data(), &err), err);
   if (s.batch.sampling) {
     std::vector<int32_t> id(s.batch.out_count);
-    must(f->ops->collect(f->backend, id.data(), &err), err);
+    must(f->ops->sampler.collect(f->backend, id.data(), &err), err);
     for (size_t i = 0; i < id.size(); i++) out[i] = (float)id[i];
   }
   return out;

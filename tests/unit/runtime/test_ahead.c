@@ -71,11 +71,11 @@ static void open_device(serving *w, mm_model m, bool pages, mm_limits l, mm_sche
   assert_non_null(device.sampler);
   ops = mm_ops_cpu;
   ops.begin = device_begin;
-  ops.choose = device_choose;
-  ops.collect = device_collect;
-  ops.ids_load = device_ids_load;
-  ops.samples = SAMPLES;
-  ops.pages = pages;
+  ops.sampler.choose = device_choose;
+  ops.sampler.collect = device_collect;
+  ops.sampler.load_ids = device_ids_load;
+  ops.sampler.samples = SAMPLES;
+  ops.cache.pages = pages;
   serving_open_ops(w, m, 1, &ops, l, c);
 }
 

@@ -243,7 +243,7 @@ TEST(next_weights) {
       mm_cpu_soon_after(b, &y->qkv);
       check_halves(b, lightning ? &y->output_gate : &y->out);
       if (lightning) mm_cpu_soon_after(b, &y->output_gate), check_halves(b, &y->out);
-      b->active[0] = 1, b->active[1] = 0;
+      b->moe.active[0] = 1, b->moe.active[1] = 0;
       mm_cpu_soon_experts(b, 2, &y->w13);
       check_soon(b, &y->w13, 1, 0, 0), check_soon(b, &y->w13, 0, 0, 1);
       mm_cpu_soon_experts(b, 2, &y->w2);

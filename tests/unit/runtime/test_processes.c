@@ -383,7 +383,7 @@ static bool failing_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
 static void failing_layer(mm_backend *b, uint32_t l) {
   const int which = side_of(b);
   const uint32_t r = rank_in(which, b);
-  mm_ops_cpu.layer(b, l);
+  mm_ops_cpu.weights.layer(b, l);
   if (l % 2 == 0 || !fails_here(which, r, MIDDLE)) return;
   faults[which].fails[r] = true;
   mm_comm_abort(faults[which].comm[r]);
@@ -400,13 +400,13 @@ static bool failing_load(mm_backend *b, uint64_t *load, mm_err *err) {
   return passes(b, COUNT_LOAD, err) && mm_ops_cpu.expert_load(b, load, err);
 }
 static bool failing_copy(mm_backend *b, uint32_t to, uint32_t from, mm_err *err) {
-  return passes(b, COPY, err) && mm_ops_cpu.state_copy(b, to, from, err);
+  return passes(b, COPY, err) && mm_ops_cpu.cache.copy(b, to, from, err);
 }
 static bool failing_save(mm_backend *b, uint32_t slot, void *state, mm_err *err) {
-  return passes(b, SAVE, err) && mm_ops_cpu.state_save(b, slot, state, err);
+  return passes(b, SAVE, err) && mm_ops_cpu.cache.save(b, slot, state, err);
 }
 static bool failing_restore(mm_backend *b, uint32_t slot, const void *state, mm_err *err) {
-  return passes(b, RESTORE, err) && mm_ops_cpu.state_load(b, slot, state, err);
+  return passes(b, RESTORE, err) && mm_ops_cpu.cache.load(b, slot, state, err);
 }
 
 static mm_ops failing_ops[2];
@@ -571,9 +571,9 @@ static void fail_at_random(mm_model m, uint32_t tp, uint32_t stages, uint32_t pr
 TEST(random_failures) {
   for (int i = 0; i < 2; i++) {
     failing_ops[i] = mm_ops_cpu, failing_ops[i].open = i ? failing_open_many : failing_open_one, failing_ops[i].begin = failing_begin;
-    failing_ops[i].layer = failing_layer, failing_ops[i].end = failing_end, failing_ops[i].read = failing_read,
+    failing_ops[i].weights.layer = failing_layer, failing_ops[i].end = failing_end, failing_ops[i].read = failing_read,
     failing_ops[i].expert_load = failing_load;
-    failing_ops[i].state_copy = failing_copy, failing_ops[i].state_save = failing_save, failing_ops[i].state_load = failing_restore;
+    failing_ops[i].cache.copy = failing_copy, failing_ops[i].cache.save = failing_save, failing_ops[i].cache.load = failing_restore;
     faults[i].place = -1;
   }
   for (int m1 = 0; m1 < 2; m1++) {

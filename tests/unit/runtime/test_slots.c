@@ -155,7 +155,7 @@ TEST(test_refused) {
 /* A backend that gives each slot its own pages neither takes a limit nor shares. */
 TEST(test_own_pages) {
   mm_ops ops = mm_ops_cpu;
-  ops.pages = false;
+  ops.cache.pages = false;
   ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, false));
   ref_shards *shards = ref_cut(&ref, 1);
   mm_engine_config c = {.ops = &ops, .limits = {.max_tokens = 1, .slots = 2, .max_positions = 70, .pages = 4}, .options.threads = 1};
