@@ -18,9 +18,9 @@ static bool work(void *args, mm_err *err) {
   uint32_t *device = NULL;
   bool ok = mm_process_group_find(false, &c.world, err);
   if (ok && !c.world)
-    ok = mm_fail(
-        err, MM_USAGE, "E_MPI", mm_at(NULL, NULL),
-        "found no other process; expected to be started by mpirun beside one: mpirun -n 1 minimax-run ... : -n 1 minimax-worker DIR");
+    ok = mm_fail(err, MM_USAGE, "E_MPI", mm_at(NULL, NULL),
+                 "found no other process; expected to be started by mpirun together with another program: mpirun -n 1 minimax-run ... : -n "
+                 "1 minimax-worker DIR");
   ok = ok && mm_shards_open(&shards, a->dir, err);
   if (ok) {
     const uint32_t here = mm_process_group_ranks(c.world, mm_pack_ranks(&shards.pack));
@@ -52,7 +52,8 @@ int main(int argc, char **argv) {
       .epilog =
           "For builds with MPI=1. The first process is minimax-run, minimax-serve or minimax-eval, which is asked and chooses; all others "
           "are\n"
-          "this, one a host or several, each with as many ranks, in their order. What the first was told holds for all but --devices and\n"
+          "this, one a host or several, each with as many ranks, in their order. The options of the first one hold for all but --devices "
+          "and\n"
           "--threads. A process that ends early takes all others with it.\n"
           "Exit status: 0 done, 2 usage, 3 bad input, 4 unsupported, 5 I/O, 6 damaged checkpoint, 8 memory or limit.",
   };
