@@ -210,11 +210,11 @@ bench: $(PROGRAMS) $(BENCH) $(NO_HASH) ## conversion rates beside memcpy and the
 	$(Q)for b in $(BENCH); do $$b || exit 1; done
 
 SOURCES = $(shell find formats quant loader convert runtime tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
-lint: lint-format lint-tree lint-words lint-tidy ## format, clang-tidy, floors, rooms, file lengths, words
+lint: lint-format lint-tree lint-words lint-tidy ## format, clang-tidy, floors, rooms, sizes, words
 lint-format:
 	$(Q)clang-format --dry-run -Werror $(SOURCES)
 lint-tree:
-	$(Q)scripts/floors.sh && scripts/tree.sh && scripts/rooms.py
+	$(Q)scripts/floors.sh && scripts/tree.sh && scripts/rooms.py && scripts/limits.py
 lint-words: ## words of comments, names and types
 	$(Q)scripts/words.py
 # The analyser's steps in a function: a quarter of what it takes by itself, in a third of the time; what it has found so far, it still finds.
