@@ -9,7 +9,7 @@ static bool takes_extended(const mm_model *m, uint32_t tp, mm_err *err) {
   if (m->qk_norm && !m->qk_norm_per_head)
     return mm_fail(err, MM_UNSUPPORTED, "E_MODEL", nowhere,
                    "found a norm of q over all heads; the cuda backend has that of each head for %s", m->architecture);
-  const uint32_t heads = mm_max(1, m->index_heads / tp), dim = m->index_dim;
+  const uint32_t heads = (uint32_t)mm_max(1, m->index_heads / tp), dim = m->index_dim;
   if (!m->index_heads || (heads <= MM_GPU_INDEX_HEADS && (dim == 32 || dim == 64 || dim == 128) && m->index_block % MM_GPU_INDEX_TILE == 0))
     return true;
   return mm_fail(err, MM_UNSUPPORTED, "E_MODEL", nowhere,
