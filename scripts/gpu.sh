@@ -75,6 +75,7 @@ prepare() {
       case ${source##*/}-$scheme in tiny-m3-random-bf16 | tiny-m3-random-channel_fp8) ;; tiny-m3-*) continue ;; esac
       case $scheme in *_head) [ "$source" = "$wide" ] || continue; head='--head block_fp8' ;; *) head='' ;; esac
       for tp in 1 2 8; do
+        [ "$tp-${source##*/}" != 8-tiny-m3-random ] || continue # 28 columns of a dense layer on each rank: refused by name
         case $tp-$scheme in 8-channel_fp8 | 8-tensor_wise_fp8 | 8-w4afp8 | 8-w4a8 | 8-mx*) continue ;; esac
         [ "${source##*/}-$scheme-$tp" != tiny-m2-nvfp4-8 ] || continue # eight columns of a group of 16 on each rank: refused by name
         to=$work/ranks/${source##*/}-$scheme-$tp

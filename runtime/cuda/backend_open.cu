@@ -296,10 +296,11 @@ bool check_model(const mm_backend_config *c, mm_err *err) {
   const mm_model *m = c->model;
   const mm_where nowhere = mm_at(NULL, NULL);
   if (!mm_gpu_takes_model(m, c->weights->tp, err)) return false;
-  if (m->vocab > MM_DRAW_IDS || c->limits.max_tokens > MM_CU_MAX_TOKENS)
-    return mm_fail(err, MM_UNSUPPORTED, "E_MODEL", nowhere,
-                   "found vocab %u and %u tokens of a step; the cuda backend has kernels for at most %llu and %d", m->vocab,
-                   c->limits.max_tokens, (unsigned long long)MM_DRAW_IDS, MM_CU_MAX_TOKENS);
+  const char *const size = m->vocab > MM_DRAW_IDS ? "vocab" : "tokens of a step";
+  const uint32_t found = m->vocab > MM_DRAW_IDS ? m->vocab : c->limits.max_tokens,
+                 most = m->vocab > MM_DRAW_IDS ? MM_DRAW_IDS : MM_CU_MAX_TOKENS;
+  if (found > most)
+    return mm_fail(err, MM_UNSUPPORTED, "E_MODEL", nowhere, "found %s %u; the cuda backend has kernels for at most %u", size, found, most);
   if (mm_model_extended(m) && c->kv_fp8)
     return mm_fail(err, MM_UNSUPPORTED, "E_KV", nowhere, "found a model %s and caches in e4m3; the cuda backend has bf16 caches for it",
                    m->architecture);

@@ -182,7 +182,7 @@ static void check_random() {
   const mm_packed *read = w.matrices[0].w;
   mm_packed made = w.packed[1], norm = w.packed[w.made];
   for (const void *&p : made.plane) p = nullptr;
-  norm.plane[0] = nullptr;
+  norm.plane[0] = nullptr, norm.random.centre = 1;
   mm_cu_weight a, b, c;
   const float *v;
   must(load.matrix(read, "read", {}, &a, &err) && load.matrix(&made, "made", {1, false, 0}, &b, &err) &&

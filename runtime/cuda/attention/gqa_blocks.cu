@@ -38,7 +38,7 @@ union block_shared {
   key_room<D> room[kWarps][kRooms];
   block_part<D> part[kWarps];
 };
-static_assert(sizeof(block_shared<128>) + 1024 <= MM_CU_SHARED_LEAST, "it fits everywhere");
+static_assert(sizeof(block_shared<128>) + 4096 <= MM_CU_SHARED_LEAST, "it fits everywhere");
 
 struct part_space {
   uint32_t *counter; /* [max_tokens, kv_heads], zero between launches */
@@ -135,24 +135,46 @@ struct block_sums {
   }
 };
 
-/* Joins n results in their order, four columns of a head at a time: put(head, column, o, m, l), o
- * unnormalised. One of them at least has a key. far: they were written by other blocks. */
+/* Joins n ≤ kMostParts results in their order, four columns of a head at a time: put(head, column, o, m, l), o
+ * unnormalised. One of them at least has a key. far: they were written by other blocks. The whole block calls it, and
+ * meets between two calls. */
 template <int D, class Put>
 __device__ __forceinline__ void join_parts(const block_part<D> *p, uint32_t n, uint32_t group, bool far, const Put &put) {
+  constexpr uint32_t kLanes = kThreads / kGroup;
+  __shared__ float factor[kGroup][kMostParts], most[kGroup], all[kGroup];
   const auto read = [&](const float *from) { return far ? __ldcg(from) : *from; };
+  const uint32_t own = threadIdx.x / kLanes, lane = threadIdx.x % kLanes; /* the head whose factors a thread makes */
+  float m[kMostParts / kLanes], top = -INFINITY, total = 0;
+#pragma unroll
+  for (uint32_t i = 0; i < kMostParts / kLanes; i++) {
+    const uint32_t j = i * kLanes + lane;
+    m[i] = j < n && own < group ? read(&p[j].m[own]) : -INFINITY;
+  }
+#pragma unroll
+  for (uint32_t i = 0; i < kMostParts / kLanes; i++) top = fmaxf(top, m[i]);
+#pragma unroll
+  for (uint32_t x = 1; x < kLanes; x *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, x));
+#pragma unroll
+  for (uint32_t i = 0; i < kMostParts / kLanes; i++) {
+    const uint32_t j = i * kLanes + lane;
+    if (j >= n || own >= group) continue;
+    factor[own][j] = exp2f(m[i] - top), total += factor[own][j] * read(&p[j].l[own]);
+  }
+#pragma unroll
+  for (uint32_t x = 1; x < kLanes; x *= 2) total += __shfl_xor_sync(0xffffffffu, total, x);
+  if (lane == 0) most[own] = top, all[own] = total;
+  __syncthreads();
   for (uint32_t i = threadIdx.x; i < group * D / 4; i += kThreads) {
     const uint32_t head = i / (D / 4), c = i % (D / 4) * 4;
-    float top = -INFINITY, total = 0;
     float4 sum = make_float4(0, 0, 0, 0);
-    for (uint32_t j = 0; j < n; j++) top = fmaxf(top, read(&p[j].m[head]));
+#pragma unroll 8
     for (uint32_t j = 0; j < n; j++) {
       const float4 *const from = reinterpret_cast<const float4 *>(&p[j].o[head][c]);
       const float4 v = far ? __ldcg(from) : *from;
-      const float f = exp2f(read(&p[j].m[head]) - top);
-      total += f * read(&p[j].l[head]);
+      const float f = factor[head][j];
       sum.x += f * v.x, sum.y += f * v.y, sum.z += f * v.z, sum.w += f * v.w;
     }
-    put(head, c, sum, top, total);
+    put(head, c, sum, most[head], all[head]);
   }
 }
 
@@ -189,7 +211,8 @@ __global__ void __launch_bounds__(kThreads)
   }
   const uint32_t pos = r.pos[row];
   const tile_list list(lists, row, kv_head, h.kv_heads, pos);
-  const uint32_t each = (list.tiles + space.parts * kWarps - 1) / (space.parts * kWarps) * kWarps; /* tiles of a part */
+  const uint32_t turns = (list.tiles + space.parts * kWarps - 1) / (space.parts * kWarps);
+  const uint32_t each = max(turns, (uint32_t)kRooms) * kWarps; /* tiles of a part; few parts are joined sooner than many */
   const uint32_t used = (list.tiles + each - 1) / each, end = min(list.tiles, (part + 1) * each);
   if (part >= used) return;
 

@@ -1,5 +1,5 @@
 /* The router's logits of a prefill step as one product of bf16: a row of f32 weights is the sum of three bf16 exactly, which are three rows
- * of the product's weights; their results are added, the smallest first. bf16 weights are one piece. Up to 512 rows, and any number of
+ * of the product's weights; their results are added, the smallest first. bf16 weights are one piece. Up to 1,024 rows, and any number of
  * which the bits must not depend on it, have one kernel, more the kernels of products. */
 #include "runtime/cuda/core/device.cuh"
 #include "runtime/cuda/core/hopper.cuh"
@@ -31,7 +31,7 @@ __global__ void sum_pieces(float *logits, const float *product, uint32_t experts
   logits[i] = sum;
 }
 
-/* ---- up to 512 rows ---- */
+/* ---- up to 1,024 rows ---- */
 
 /* A block has 16 rows and 8·kTiles columns of kParts matrices, an eighth of k for each of its warps, which has a ring of its own: steps of
  * 64 columns of the block's rows and of the weights'. */
@@ -205,7 +205,7 @@ cudaError_t mm_cu_split(__nv_bfloat16 *to, const float *w, size_t n, cudaStream_
 }
 
 cudaError_t mm_cu_route_logits(const mm_cu_router &m, const mm_cu_route &r, const __nv_bfloat16 *x, uint32_t tokens, cudaStream_t s) {
-  constexpr uint32_t kMost = 512;
+  constexpr uint32_t kMost = 1024;
   if (tokens <= kMost || m.batch_invariant) {
     const uint32_t rows = ceil_div(tokens, kSliceRows), devices = multiprocessors();
     const auto logits = m.wide                                      ? multiply_slices<1, kPieces>
