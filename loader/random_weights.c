@@ -1,6 +1,7 @@
 /* Shapes and cuts of random weights (random_weights.h). */
 #include "loader/random_weights.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -162,8 +163,9 @@ bool mm_random_weights(const mm_random_model *r, const mm_model *m, uint32_t ran
                          .vocab_first = vocab.from,
                          .vocab_rows = vocab.rows};
   if (!(w->layer = mm_calloc(m->layers, sizeof *w->layer, err))) return false;
-  const mm_packed embed = rows_of(&k, mm_scheme_plain(MM_BF16), (const range[3]){vocab}, m->hidden);
+  mm_packed embed = rows_of(&k, mm_scheme_plain(MM_BF16), (const range[3]){vocab}, m->hidden);
   const mm_packed head = rows_of(&k, r->head, (const range[3]){vocab}, m->hidden), norm = norm_of(&k, all_of(m->hidden));
+  embed.random.gain = sqrtf((float)m->hidden); /* numbers as large as a layer's: rows differ by their tokens throughout */
   if (w->layer_first == 0) w->embed = embed;
   if (w->layer_end == m->layers) w->head = head, w->final_norm = norm;
   for (uint32_t l = 0; l < m->layers; l++) {
