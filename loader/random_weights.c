@@ -289,8 +289,10 @@ static char *copy(mm_pack *p, const char *text, mm_err *err) {
   return to ? strcpy(to, text) : NULL;
 }
 
+bool mm_dummy_wanted(const mm_dummy *d) { return d->format && strcmp(d->format, "dummy") == 0; }
+
 bool mm_shards_open_as(mm_shards *s, const char *dir, const mm_dummy *d, mm_err *err) {
-  if (!d->format || strcmp(d->format, "dummy") != 0) return check_unused(d, err) && mm_shards_open(s, dir, err);
+  if (!mm_dummy_wanted(d)) return check_unused(d, err) && mm_shards_open(s, dir, err);
   *s = (mm_shards){0};
   mm_pack *p = &s->pack;
   mm_random_model r;

@@ -251,8 +251,8 @@ static bool serve_all(const serve_args *a, mm_err *err) {
                         .stage = "start",
                         .shared = PTHREAD_MUTEX_INITIALIZER}};
   bool ok = name || mm_fail_memory(err, strlen(a->dir));
-  ok = ok && mm_unpacked_refuse(a->dir, err) && (s.server.replay = mm_replay_open(REPLAY_TOKENS, err)) &&
-       (s.server.reads = mm_read_log_open(err));
+  ok = ok && (mm_dummy_wanted(&a->load.dummy) || mm_unpacked_refuse(a->dir, err)) &&
+       (s.server.replay = mm_replay_open(REPLAY_TOKENS, err)) && (s.server.reads = mm_read_log_open(err));
   ok = ok && open_http(&s, err) && start_loading(&s, err) && mm_http_run(s.server.http, err);
   catch_late_signals(s.server.log.json);
   if (s.loading) pthread_join(s.loader, NULL);
