@@ -236,8 +236,8 @@ static bool check_unused(const mm_dummy *d, mm_err *err) {
 
 static bool find_scheme(const char *option, const char *name, const mm_scheme **out, mm_err *err) {
   if ((*out = mm_scheme_find(name))) return true;
-  return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--%s: found \"%s\", expected a scheme of docs/quantisation.md", option,
-                 name);
+  (void)mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--%s: found \"%s\", expected a scheme of docs/quantisation.md", option, name);
+  return false;
 }
 
 static bool read_options(mm_random_model *r, const mm_dummy *d, mm_err *err) {
