@@ -1,7 +1,15 @@
 /* Shapes and cuts of random weights (random_weights.h). */
 #include "loader/random_weights.h"
 
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+
+#include "formats/hash.h"
+#include "formats/system/file.h"
 
 enum { VOCAB_UNIT = 64, ALIGN = 64 };
 
@@ -31,7 +39,7 @@ static mm_packed weight(maker *k, const mm_scheme *scheme, uint32_t rows, uint32
   return w;
 }
 
-/* As converters cut: cells of scales become finer until a slice has whole ones. */
+/* As converters cut: cells of scales, which are all planes but the first, become finer until a slice has whole ones. */
 static void fit(uint32_t *cell, uint32_t slice) {
   while (*cell && slice % *cell) *cell /= 2;
 }
@@ -41,7 +49,7 @@ static mm_packed rows_of(maker *k, const mm_scheme *scheme, const range piece[3]
   mm_packed w = weight(k, scheme, 0, columns);
   for (uint32_t i = 0, before = 0; i < 3 && piece[i].whole; before += piece[i++].whole) {
     w.random.at[i] = w.n, w.random.from[i] = before + piece[i].from, w.n += piece[i].rows;
-    for (unsigned p = 0; piece[i].rows < piece[i].whole && p < scheme->plane_count; p++) fit(&w.cell[p].n, piece[i].rows);
+    for (unsigned p = 1; piece[i].rows < piece[i].whole && p < scheme->plane_count; p++) fit(&w.cell[p].n, piece[i].rows);
   }
   return w;
 }
@@ -49,7 +57,7 @@ static mm_packed rows_of(maker *k, const mm_scheme *scheme, const range piece[3]
 static mm_packed columns_of(maker *k, const mm_scheme *scheme, uint32_t rows, range columns) {
   mm_packed w = weight(k, scheme, rows, columns.rows);
   if (columns.rows == columns.whole) return w;
-  for (unsigned i = 0; i < scheme->plane_count; i++) fit(&w.cell[i].k, w.k);
+  for (unsigned i = 1; i < scheme->plane_count; i++) fit(&w.cell[i].k, w.k);
   w.first_k = columns.from, w.whole_k = columns.whole, w.cut_k = w.k;
   return w;
 }
@@ -112,11 +120,26 @@ static void make_layer(maker *k, uint32_t l, mm_layer_weights *y) {
 
 static bool divides_either(uint32_t a, uint32_t b) { return a % b == 0 || b % a == 0; }
 
+/* Codes are cut between bytes. */
+static bool check_bytes(const mm_scheme *s, uint32_t columns, uint32_t ways, mm_err *err) {
+  const uint32_t unit = s->plane[0].cell.k;
+  return columns / ways % unit == 0 ||
+         mm_fail(err, MM_USAGE, "E_TP", mm_at(NULL, NULL), "found %u columns in %u parts of scheme %s, expected parts of whole bytes",
+                 columns, ways, s->name);
+}
+
+static bool check_columns(const mm_random_model *r, const mm_model *m, mm_err *err) {
+  return check_bytes(r->linear, m->heads * m->head_dim, r->tp, err) && check_bytes(r->linear, m->dense_intermediate, r->tp, err) &&
+         check_bytes(r->linear, m->shared_intermediate, r->tp, err) && check_bytes(r->experts, m->intermediate, r->tp / r->ep, err) &&
+         check_bytes(r->linear, m->hidden, 1, err) && check_bytes(r->experts, m->hidden, 1, err);
+}
+
 bool mm_random_check(const mm_random_model *r, const mm_model *m, mm_err *err) {
   const uint32_t tp = r->tp, ep = r->ep;
   const bool heads = m->heads % tp == 0 && divides_either(m->kv_heads, tp) && (!m->index_heads || divides_either(m->index_heads, tp));
   const bool experts = tp % ep == 0 && m->experts % ep == 0 && m->intermediate % (tp / ep) == 0;
-  if (heads && experts && m->dense_intermediate % tp == 0 && m->shared_intermediate % tp == 0 && r->pp && r->pp <= m->layers) return true;
+  if (heads && experts && m->dense_intermediate % tp == 0 && m->shared_intermediate % tp == 0 && r->pp && r->pp <= m->layers)
+    return check_columns(r, m, err);
   return mm_fail(
       err, MM_USAGE, "E_TP", mm_at(NULL, NULL),
       "found tp %u, ep %u, pp %u; expected a tp that divides %u heads, %u and %u columns of dense layers and shared experts, and "
@@ -140,8 +163,9 @@ bool mm_random_weights(const mm_random_model *r, const mm_model *m, uint32_t ran
                          .vocab_first = vocab.from,
                          .vocab_rows = vocab.rows};
   if (!(w->layer = mm_calloc(m->layers, sizeof *w->layer, err))) return false;
-  const mm_packed embed = rows_of(&k, mm_scheme_plain(MM_BF16), (const range[3]){vocab}, m->hidden);
+  mm_packed embed = rows_of(&k, mm_scheme_plain(MM_BF16), (const range[3]){vocab}, m->hidden);
   const mm_packed head = rows_of(&k, r->head, (const range[3]){vocab}, m->hidden), norm = norm_of(&k, all_of(m->hidden));
+  embed.random.gain = sqrtf((float)m->hidden); /* numbers as large as a layer's: rows differ by their tokens throughout */
   if (w->layer_first == 0) w->embed = embed;
   if (w->layer_end == m->layers) w->head = head, w->final_norm = norm;
   for (uint32_t l = 0; l < m->layers; l++) {
@@ -149,6 +173,10 @@ bool mm_random_weights(const mm_random_model *r, const mm_model *m, uint32_t ran
     make_layer(&k, l, l >= w->layer_first && l < w->layer_end ? &w->layer[l] : &unused);
   }
   return true;
+}
+
+bool mm_bind_any(mm_rank_weights *w, const mm_shards *s, uint32_t rank, mm_err *err) {
+  return s->random.linear ? mm_random_weights(&s->random, &s->pack.model, rank, w, err) : mm_bind(w, s, rank, err);
 }
 
 /* ---- planes in memory ---- */
@@ -189,4 +217,93 @@ bool mm_random_fill(mm_rank_weights *w, mm_err *err) {
   char *at = made;
   visit(w, fill, &at);
   return true;
+}
+
+/* ---- instead of a packed checkpoint ---- */
+
+static bool refuse(mm_err *err, const char *option) {
+  return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--%s: only with --load-format dummy", option);
+}
+
+static bool check_unused(const mm_dummy *d, mm_err *err) {
+  if (d->quant) return refuse(err, "dummy-quant");
+  if (d->experts) return refuse(err, "dummy-expert-quant");
+  if (d->tp) return refuse(err, "dummy-tp");
+  if (d->ep) return refuse(err, "dummy-ep");
+  if (d->pp) return refuse(err, "dummy-pp");
+  return d->skew == 0 || refuse(err, "dummy-skew");
+}
+
+static bool find_scheme(const char *option, const char *name, const mm_scheme **out, mm_err *err) {
+  if ((*out = mm_scheme_find(name))) return true;
+  (void)mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--%s: found \"%s\", expected a scheme of docs/quantisation.md", option, name);
+  return false;
+}
+
+static bool read_options(mm_random_model *r, const mm_dummy *d, mm_err *err) {
+  const char *quant = d->quant ? d->quant : "block_fp8", *experts = d->experts ? d->experts : quant;
+  const uint32_t tp = d->tp ? (uint32_t)d->tp : 1;
+  *r = (mm_random_model){.head = mm_scheme_plain(MM_BF16),
+                         .tp = tp,
+                         .ep = d->ep ? (uint32_t)d->ep : 1,
+                         .pp = d->pp ? (uint32_t)d->pp : 1,
+                         .skew = (float)d->skew};
+  if (!(r->skew >= 0 && r->skew < 1))
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--dummy-skew: found %g, expected 0 or more and below 1", d->skew);
+  return find_scheme("dummy-quant", quant, &r->linear, err) && find_scheme("dummy-expert-quant", experts, &r->experts, err);
+}
+
+/* Files that a tokenizer, a chat format and defaults are read from. */
+static bool find_companions(mm_pack *p, mm_err *err) {
+  static const char *const names[] = {"config.json",           "generation_config.json", "tokenizer.json",
+                                      "tokenizer_config.json", "chat_template.jinja",    "chat_template.json"};
+  enum { NAMES = sizeof names / sizeof *names };
+  if (!(p->file = mm_arena_alloc(&p->arena, NAMES * sizeof *p->file, err))) return false;
+  for (size_t i = 0; i < NAMES; i++) {
+    const mm_path path = mm_path_of(p->dir, names[i]);
+    struct stat st;
+    if (stat(path.text, &st) == 0 && S_ISREG(st.st_mode))
+      p->file[p->file_count++] = (mm_pack_file){.name = names[i], .size = (uint64_t)st.st_size};
+  }
+  return true;
+}
+
+/* The digest of all that the weights follow from. */
+static bool seal(mm_pack *p, const mm_random_model *r, mm_err *err) {
+  mm_json *model = mm_model_to_json(&p->model, err);
+  char *text = model ? mm_json_dump(model, false) : NULL, cut[160];
+  snprintf(cut, sizeof cut, "dummy %s %s %u %u %u %.9g", r->linear->name, r->experts->name, r->tp, r->ep, r->pp, (double)r->skew);
+  mm_json_free(model);
+  if (!text) return mm_fail_memory(err, 0);
+  mm_sha256_state h;
+  mm_sha256_begin(&h);
+  mm_sha256_add(&h, cut, strlen(cut));
+  mm_sha256_add(&h, text, strlen(text));
+  free(text);
+  p->seal = p->plan = mm_sha256_end(&h);
+  return true;
+}
+
+static char *copy(mm_pack *p, const char *text, mm_err *err) {
+  char *to = mm_arena_alloc(&p->arena, strlen(text) + 1, err);
+  return to ? strcpy(to, text) : NULL;
+}
+
+bool mm_dummy_wanted(const mm_dummy *d) { return d->format && strcmp(d->format, "dummy") == 0; }
+
+bool mm_shards_open_as(mm_shards *s, const char *dir, const mm_dummy *d, mm_err *err) {
+  if (!mm_dummy_wanted(d)) return check_unused(d, err) && mm_shards_open(s, dir, err);
+  *s = (mm_shards){0};
+  mm_pack *p = &s->pack;
+  mm_random_model r;
+  if (!read_options(&r, d, err) || !d->read(dir, &p->model, err) || !mm_random_check(&r, &p->model, err)) return false;
+  p->tp = r.tp, p->ep = r.ep, p->pp = r.pp;
+  char quant[80];
+  snprintf(quant, sizeof quant, "dummy %s, experts %s", r.linear->name, r.experts->name);
+  const bool ok = (p->dir = copy(p, dir, err)) && (p->quant = copy(p, quant, err)) && (p->tool = copy(p, "--load-format dummy", err)) &&
+                  (p->rank = mm_arena_alloc(&p->arena, mm_pack_ranks(p) * sizeof *p->rank, err)) && find_companions(p, err) &&
+                  seal(p, &r, err);
+  if (ok) s->random = r;
+  if (!ok) mm_shards_close(s);
+  return ok;
 }

@@ -157,12 +157,12 @@ static inline uint64_t mm_plane_elements(uint32_t n, uint32_t k, mm_cell cell) {
   return (uint64_t)mm_cells(n, cell.n) * mm_cells(k, cell.k);
 }
 
-/* Random numbers in place of planes that no file holds (random.h, random_planes.c), of variance about 1/k, k the columns of the uncut matrix.
- * The scale under which codes of uniformly random bits have that variance; the E8M0 exponent nearest to a scale. */
+/* Random numbers in place of planes that no file holds (random.h, random_planes.c), of variance about 1/k, k the columns of the uncut
+ * matrix. The scale under which codes of uniformly random bits have that variance; the E8M0 exponent nearest to a scale. */
 float mm_random_scale(mm_code code, uint32_t k);
 uint8_t mm_random_exponent(float scale);
-/* All bytes of plane i of w, as w->random says; w's shape, cells and cut, but no planes, are there. */
-void mm_random_plane(const mm_packed *w, unsigned i, void *to);
+/* All bytes of a plane of w, as w->random says; w's shape, cells and cut, but no planes, are there. */
+void mm_random_plane(const mm_packed *w, unsigned plane, void *to);
 
 /* Registry: NULL when unknown. Names are those of docs/quantisation.md and their synonyms ("block_wise_fp8", "FP8_BLOCK"). */
 const mm_scheme *mm_scheme_find(const char *name);

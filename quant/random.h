@@ -23,6 +23,7 @@ typedef struct mm_random {
   uint32_t first;
   uint32_t at[3], from[3];
   float centre, skew;
+  float gain; /* that rows of matrices are multiplied with; 0: 1 */
 } mm_random;
 
 /* The uncut matrix's row of row i. */
@@ -46,9 +47,10 @@ MM_RANDOM_FUNCTION uint32_t mm_random_bits(uint32_t seed, uint32_t matrix, uint3
 /* The same as a number in [0, 1). */
 MM_RANDOM_FUNCTION float mm_random_share(uint32_t bits) { return (float)(bits >> 8) * 0x1p-24f; }
 
-/* What a row of the uncut matrix is multiplied with under `skew`, by the seed of its codes. */
+/* What a row of the uncut matrix is multiplied with for `skew` and `gain`, by the seed of its codes. */
 MM_RANDOM_FUNCTION float mm_random_factor(const mm_random *r, uint32_t seed, uint32_t matrix, uint32_t row) {
-  return 1 + r->skew * (2 * mm_random_share(mm_random_bits(seed | 3, matrix, row, 0)) - 1);
+  const float factor = r->skew == 0 ? 1 : 1 + r->skew * (2 * mm_random_share(mm_random_bits(seed | 3, matrix, row, 0)) - 1);
+  return r->gain == 0 ? factor : r->gain * factor;
 }
 
 /* Four bytes of codes from random bits. Of 8-bit codes none is a NaN of E4M3. Of int4 codes, stored as value + 8, none is -8: their mean is

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "convert/model/rule.h"
 #include "formats/safetensors.h"
 #include "formats/system/output.h"
 #include "formats/system/pool.h"
@@ -21,6 +22,7 @@ typedef struct eval_args {
       *input_dtype;                                /* act_quant: NULL where not given */
   uint64_t window, limit, chunk, threads, moments; /* 0 where not given */
   double share;                                    /* NAN where not given */
+  mm_dummy dummy;
   bool json, quiet, pin, force;
 } eval_args;
 
@@ -495,7 +497,7 @@ static bool run(void *args, mm_err *err) {
   eval_args *a = args;
   eval e = {.a = a};
   bool ok = settle(a, err) && mm_utilization_check(a->share, err) && open_place(a, NULL, err) /* refused before the work */ &&
-            mm_shards_open(&e.shards, a->dir, err) &&
+            mm_shards_open_as(&e.shards, a->dir, &a->dummy, err) &&
             (a->logits    ? run_logits(&e, err)
              : a->against ? run_divergence(&e, err)
                           : run_likelihood(&e, err));
@@ -505,7 +507,7 @@ static bool run(void *args, mm_err *err) {
 
 /* NOLINTNEXTLINE(readability-function-size): most of it is the option table */
 int main(int argc, char **argv) {
-  eval_args a = {.chunk = 512, .device = "cpu", .input_dtype = "auto", .share = NAN};
+  eval_args a = {.chunk = 512, .device = "cpu", .input_dtype = "auto", .share = NAN, .dummy = MM_DUMMY_NONE(mm_arch_read)};
   const mm_option options[] = {
       {.help = "likelihood of a text"},
       MM_OPTION(STR, "ids", &a.ids, "FILE.json", "print the mean negative log-likelihood of these ids (a flat array)"),
@@ -537,6 +539,7 @@ int main(int argc, char **argv) {
       MM_OPTION_UTILIZATION(&a.share),
       MM_OPTION_THREADS(&a.threads),
       MM_OPTION_PIN(&a.pin),
+      MM_OPTIONS_DUMMY(a.dummy),
       MM_FLAG("json", &a.json, "print the result as JSON; errors as JSON"),
       MM_FLAG("quiet", &a.quiet, "no progress on stderr", .letter = 'q'),
   };

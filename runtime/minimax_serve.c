@@ -7,6 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "convert/model/rule.h"
 #include "loader/companions.h"
 #include "runtime/engine/engine_options.h"
 #include "runtime/engine/load_bar.h"
@@ -250,8 +251,8 @@ static bool serve_all(const serve_args *a, mm_err *err) {
                         .stage = "start",
                         .shared = PTHREAD_MUTEX_INITIALIZER}};
   bool ok = name || mm_fail_memory(err, strlen(a->dir));
-  ok = ok && mm_unpacked_refuse(a->dir, err) && (s.server.replay = mm_replay_open(REPLAY_TOKENS, err)) &&
-       (s.server.reads = mm_read_log_open(err));
+  ok = ok && (mm_dummy_wanted(&a->load.dummy) || mm_unpacked_refuse(a->dir, err)) &&
+       (s.server.replay = mm_replay_open(REPLAY_TOKENS, err)) && (s.server.reads = mm_read_log_open(err));
   ok = ok && open_http(&s, err) && start_loading(&s, err) && mm_http_run(s.server.http, err);
   catch_late_signals(s.server.log.json);
   if (s.loading) pthread_join(s.loader, NULL);
@@ -331,7 +332,7 @@ static bool run_all(void *args, mm_err *err) {
 
 /* Defaults of options that are not given. */
 static const serve_args usual = {
-    .load = {.device = "cpu", .slots = MM_DEFAULT_SLOTS, .memory_share = NAN},
+    .load = {.device = "cpu", .slots = MM_DEFAULT_SLOTS, .memory_share = NAN, .dummy = MM_DUMMY_NONE(mm_arch_read)},
     .http = {.host = "127.0.0.1", .header_max = 64 << 10, .body_max = 32 << 20, .read_time = 60, .write_time = 60, .pending_max = 8 << 20},
     .kv = "auto",
     .input_dtype = "auto",
@@ -381,6 +382,7 @@ int main(int argc, char **argv) {
       MM_OPTION_DEVICE(&a.load.device),
       MM_OPTION_DEVICES(&a.load.devices),
       MM_OPTION_VERIFY(&a.load.verify),
+      MM_OPTIONS_DUMMY(a.load.dummy),
       MM_OPTION_ATTACH(&a.load.attach),
       MM_OPTION(STR, "act-quant", &a.load.act_quant, "WORD",
                 "round the inputs of linears as their scheme defines, or not (on where the device can, else off)", .choices = "on|off"),

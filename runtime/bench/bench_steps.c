@@ -93,10 +93,11 @@ static bool feed_caches(mm_bench *b, const mm_batch *batch, mm_err *err) {
  * chunk would take the longer the more there are. What steps read afterwards is as random. */
 static bool fill_pages(mm_bench *b, uint32_t rows, mm_err *err) {
   const uint32_t per_slot = (uint32_t)mm_ceil_div(b->limits.max_positions, MM_PAGE);
+  const uint32_t piece = b->ops->own_memory ? CHUNK : MM_PAGE; /* a GPU fills itself with the rows, a CPU counts their pairs */
   const mm_paging paging = {.table = b->table, .per_slot = per_slot};
   for (uint32_t s = 0; s < rows; s++) {
     for (uint32_t pos = 0, n; pos < b->c->context; pos += n) {
-      n = (uint32_t)mm_min(CHUNK, b->c->context - pos);
+      n = (uint32_t)mm_min(piece, b->c->context - pos);
       for (uint32_t i = 0; i < mm_ceil_div(n, MM_PAGE); i++) b->table[s * per_slot + i] = s * per_slot + pos / MM_PAGE + i;
       b->span[0] = (mm_span){(int32_t)s, 0, n, 0};
       for (uint32_t i = 0; i < n; i++) b->id[i] = (int32_t)(mm_draw(s, pos + i + UINT64_C(1)) * b->model.vocab);
@@ -267,7 +268,7 @@ void mm_bench_close(mm_bench *b) {
 
 /* ---- the copy rate of a machine ---- */
 
-enum { COPY_BYTES = 256 << 20, COPY_PIECES = 64, COPIES = 5 };
+enum { COPY_BYTES = 256 << 20, COPY_PIECES = 64, COPIES = 3 };
 typedef struct copying {
   char *from, *to;
 } copying;

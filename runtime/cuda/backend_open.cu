@@ -301,9 +301,6 @@ bool check_model(const mm_backend_config *c, mm_err *err) {
                  most = m->vocab > MM_DRAW_IDS ? MM_DRAW_IDS : MM_CU_MAX_TOKENS;
   if (found > most)
     return mm_fail(err, MM_UNSUPPORTED, "E_MODEL", nowhere, "found %s %u; the cuda backend has kernels for at most %u", size, found, most);
-  if (mm_model_extended(m) && c->kv_fp8)
-    return mm_fail(err, MM_UNSUPPORTED, "E_KV", nowhere, "found a model %s and caches in e4m3; the cuda backend has bf16 caches for it",
-                   m->architecture);
   return true;
 }
 

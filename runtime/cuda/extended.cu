@@ -82,7 +82,9 @@ cudaError_t mm_cu_do_select(mm_backend *b, uint32_t layer, mm_act q, mm_act k, c
                                  nullptr,
                                  b->page_table,
                                  b->pages_per_slot,
-                                 b->rows};
+                                 b->rows,
+                                 nullptr,
+                                 nullptr};
   const uint32_t singles = singles_of(b);
   cudaError_t e = mm_cu_place_heads(heads, places(b), b->stream);
   if (e == cudaSuccess && singles) e = mm_cu_select_rows(a, places(b), singles, b->stream);
@@ -107,11 +109,13 @@ cudaError_t mm_cu_do_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, co
                                  values_of(b, k_norm),
                                  b->inv_freq,
                                  (float)b->c.model->norm_eps,
-                                 static_cast<bf16 *>(kv.k),
-                                 static_cast<bf16 *>(kv.v),
+                                 kv.k,
+                                 kv.v,
                                  b->page_table,
                                  b->pages_per_slot,
-                                 b->rows};
+                                 b->rows,
+                                 kv.k_scale,
+                                 kv.v_scale};
   const mm_cu_block_lists lists = lists_of(b, layer);
   const uint32_t singles = singles_of(b), rest = b->rows - singles, most = b->c.limits.max_tokens;
   mm_cu_block_job a = {rows_of(qkv), rows_of(o), b->gqa_work, 0, singles, most, true};

@@ -2,12 +2,14 @@
 #ifndef MM_RUNTIME_SERVE_LOADING_H
 #define MM_RUNTIME_SERVE_LOADING_H
 
+#include "loader/random_weights.h"
 #include "runtime/chat/chat_format.h"
 #include "runtime/schedule/scheduler.h"
 #include "runtime/text/tokenizer.h"
 
 typedef struct mm_loading_config {
   const char *dir, *device;
+  mm_dummy dummy;                        /* random weights, or none */
   const char *act_quant;                 /* "on", "off", or NULL: on where the device can */
   bool kv_fp8, kv_bf16, input_bf16, pin; /* as in mm_engine_config */
   uint64_t positions;                    /* of prompt and reply together; 0: as many as the model has */

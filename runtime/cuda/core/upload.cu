@@ -48,7 +48,7 @@ __device__ uint32_t random_bits(const random_grid &g, size_t i) {
 }
 
 __device__ float row_factor(const random_grid &g, size_t i) {
-  if (g.random.skew == 0) return 1;
+  if (g.random.skew == 0 && g.random.gain == 0) return 1;
   const uint32_t matrix = g.random.first + (uint32_t)(i / ((size_t)g.n * g.k)), row = (uint32_t)(i / g.k % g.n) * g.cell.n;
   return mm_random_factor(&g.random, g.random.seed, matrix, mm_random_row(&g.random, row));
 }
