@@ -10,6 +10,7 @@
 
 #include "formats/hash.h"
 #include "formats/system/file.h"
+#include "formats/system/memory.h"
 
 enum { VOCAB_UNIT = 64, ALIGN = 64 };
 
@@ -194,11 +195,17 @@ static void visit(mm_rank_weights *w, void (*each)(mm_packed *, void *), void *w
   }
 }
 
+/* UINT64_MAX: more than that. */
 static uint64_t plane_bytes(const mm_packed *w, unsigned i) {
-  return mm_round_up(w->lead * mm_plane_elements(w->n, w->k, w->cell[i]) * mm_dtype_size(w->scheme->plane[i].dtype), ALIGN);
+  uint64_t bytes;
+  const uint64_t each = mm_plane_elements(w->n, w->k, w->cell[i]); /* below 2^62 */
+  const bool counted = mm_mul(each, w->lead, &bytes) && mm_mul(bytes, mm_dtype_size(w->scheme->plane[i].dtype), &bytes);
+  return counted && bytes <= UINT64_MAX - ALIGN ? mm_round_up(bytes, ALIGN) : UINT64_MAX;
 }
 static void count(mm_packed *w, void *sum) {
-  for (unsigned i = 0; w->scheme && i < w->scheme->plane_count; i++) *(uint64_t *)sum += plane_bytes(w, i);
+  uint64_t *const all = sum;
+  for (unsigned i = 0; w->scheme && i < w->scheme->plane_count; i++)
+    if (!mm_add(*all, plane_bytes(w, i), all)) *all = UINT64_MAX;
 }
 static void fill(mm_packed *w, void *next) {
   char **at = next;
@@ -211,6 +218,7 @@ static void fill(mm_packed *w, void *next) {
 bool mm_random_fill(mm_rank_weights *w, mm_err *err) {
   uint64_t bytes = 0;
   visit(w, count, &bytes);
+  if (bytes > mm_memory_limit()) return mm_fail_memory(err, bytes);
   void *made = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (made == MAP_FAILED) return mm_fail_memory(err, bytes);
   w->made = made, w->made_bytes = bytes;
@@ -234,10 +242,12 @@ static bool check_unused(const mm_dummy *d, mm_err *err) {
   return d->skew == 0 || refuse(err, "dummy-skew");
 }
 
-static bool find_scheme(const char *option, const char *name, const mm_scheme **out, mm_err *err) {
-  if ((*out = mm_scheme_find(name))) return true;
-  (void)mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--%s: found \"%s\", expected a scheme of docs/quantisation.md", option, name);
-  return false;
+static const mm_scheme *find_scheme(const char *option, const char *name, mm_err *err) {
+  const mm_scheme *s = mm_scheme_find(name);
+  if (!s)
+    (void)mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--%s: found \"%s\", expected a scheme of docs/quantisation.md", option,
+                  name);
+  return s;
 }
 
 static bool read_options(mm_random_model *r, const mm_dummy *d, mm_err *err) {
@@ -248,9 +258,11 @@ static bool read_options(mm_random_model *r, const mm_dummy *d, mm_err *err) {
                          .ep = d->ep ? (uint32_t)d->ep : 1,
                          .pp = d->pp ? (uint32_t)d->pp : 1,
                          .skew = (float)d->skew};
-  if (!(r->skew >= 0 && r->skew < 1))
-    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--dummy-skew: found %g, expected 0 or more and below 1", d->skew);
-  return find_scheme("dummy-quant", quant, &r->linear, err) && find_scheme("dummy-expert-quant", experts, &r->experts, err);
+  r->linear = find_scheme("dummy-quant", quant, err);
+  r->experts = r->linear ? find_scheme("dummy-expert-quant", experts, err) : NULL;
+  return r->linear && r->experts &&
+         ((r->skew >= 0 && r->skew < 1) ||
+          mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--dummy-skew: found %g, expected 0 or more and below 1", d->skew));
 }
 
 /* Files that a tokenizer, a chat format and defaults are read from. */
@@ -285,8 +297,9 @@ static bool seal(mm_pack *p, const mm_random_model *r, mm_err *err) {
 }
 
 static char *copy(mm_pack *p, const char *text, mm_err *err) {
-  char *to = mm_arena_alloc(&p->arena, strlen(text) + 1, err);
-  return to ? strcpy(to, text) : NULL;
+  const size_t n = strlen(text) + 1;
+  char *to = mm_arena_alloc(&p->arena, n, err);
+  return to ? memcpy(to, text, n) : NULL;
 }
 
 bool mm_dummy_wanted(const mm_dummy *d) { return d->format && strcmp(d->format, "dummy") == 0; }

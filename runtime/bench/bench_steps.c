@@ -37,7 +37,7 @@ static bool agree(const mm_bench *b, bool mine, bool *ok) {
 }
 
 /* Backends without sampling of their own end a step by logits for the host. */
-static bool samples(const mm_bench *b) { return b->ops->choose; }
+static bool samples(const mm_bench *b) { return b->ops->choose && b->ops->collect; }
 
 /* Waits for the oldest step queued. Of a pass the first row's logits must be numbers. */
 static bool collect(mm_bench *b, bool pass, double *at, mm_err *err) {

@@ -145,6 +145,21 @@ TEST(size_of_numbers) {
   }
 }
 
+/* More than there is memory, and more than 64 bits count. */
+TEST(too_large) {
+  for (int i = 0; i < 2; i++) {
+    mm_model m = wide(MM_FAMILY_M2);
+    m.hidden = i ? 1u << 30 : 1u << 20, m.intermediate = i ? 1u << 29 : 1u << 20, m.experts = 1024;
+    const mm_random_model r = random_model("f32", "f32", 1, 1, 1);
+    mm_rank_weights w;
+    mm_err err = {0};
+    assert_true(mm_random_weights(&r, &m, 0, &w, &err));
+    assert_false(mm_random_fill(&w, &err));
+    assert_int_equal(err.status, MM_LIMIT);
+    mm_bind_close(&w);
+  }
+}
+
 TEST(refused) {
   static const struct {
     const char *scheme;
