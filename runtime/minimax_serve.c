@@ -124,7 +124,8 @@ static void hurry(int number) {
   hurried = 1;
 }
 
-/* Signals that come while no loop runs: the server is ending already. */
+/* Signals that come while no loop runs: the server is ending already. They count up to the end of the process, which
+ * waits for workers of mpirun behind the last line of the log. */
 static void catch_late_signals(bool json) {
   static const char text[] = "a second signal: ended without waiting for what still ran";
   const struct sigaction late = {.sa_handler = hurry}, end = {.sa_handler = end_process};
@@ -270,8 +271,6 @@ static bool serve_all(const serve_args *a, mm_err *err) {
   mm_replay_close(s.server.replay);
   mm_loading_close(&s.loaded, false);
   mm_read_log_close(s.server.reads);
-  hurried = 1;
-  alarm(0);
   if (ok) mm_log_say(&s.server.log, "ended");
   free(name);
   return ok;
