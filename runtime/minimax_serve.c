@@ -114,7 +114,7 @@ static char hurried_line[160];
 
 static void end_process(int number) {
   (void)number;
-  if (write(STDERR_FILENO, hurried_line, strlen(hurried_line)) < 0) _exit(128 + last_signal);
+  if (mm_log_writable() && write(STDERR_FILENO, hurried_line, strlen(hurried_line)) < 0) _exit(128 + last_signal);
   _exit(128 + last_signal);
 }
 
