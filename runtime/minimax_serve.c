@@ -414,8 +414,9 @@ int main(int argc, char **argv) {
   a.arena = &arena;
   char **args;
   int count;
-  const int status = mm_config_file(&arena, argc, argv, &count, &args, &err) ? mm_program_main(&program, count, args, &a.dir, run_all, &a)
-                                                                             : mm_program_fail(&program, &err);
+  const int status = mm_config_file(&program, &arena, argc, argv, &count, &args, &err)
+                         ? mm_program_main(&program, count, args, &a.dir, run_all, &a)
+                         : mm_program_fail(&program, &err);
   mm_arena_close(&arena);
   MM_FREE(a.keys.item, a.names.item, a.hosts.item, a.origins.item);
   return status;

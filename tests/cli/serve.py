@@ -303,14 +303,14 @@ def config_file():
     """Options from a file; those of the command line win."""
     path = os.path.join(TMP, "serve.conf")
     with open(path, "w") as f:
-        f.write("# a comment\nserved-model-name = named here\n\nmax-model-len 100\n  ignore-generation-config\nlog-format=json\n")
-    with Server(PACKED, "--config", path, "--max-model-len", "64") as s:
+        f.write("# a comment\nserved-model-name = named here\n\nmax-model-len 100\n  ignore-generation-config\nlog-format=json\nthreads 3\n")
+    with Server(PACKED, "--config", path, "-t1", "--max-model-len", "64") as s:
         model = json.loads(s.get("/v1/models"))["data"][0]
         assert json.loads(s.get("/v1/models/named%20here"))["id"] == json.loads(s.get("/v1/models/n%61med%20her%65"))["id"] == "named here"
         for other in ("named%20her", "named%20here%20", "named%2", "named%2zhere", "named%00here"):
             assert s.request("GET", "/v1/models/" + other)[0] == 404, other
         assert (model["id"], model["max_model_len"]) == ("named here", 64) and open(s.log).read().startswith("{")
-    for line in ("--port 1", "port: 1", "no-such-option", "max-queue 0"):
+    for line in ("--port 1", "port: 1", "no-such-option", "max-queue 0", "any-model\n\0api-key X", "config other.conf"):
         with open(path, "w") as f:
             f.write(line + "\n")
         done = subprocess.run([f"{BIN}/minimax-serve", "--config", path, PACKED, "--check"], capture_output=True, timeout=60)
