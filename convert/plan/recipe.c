@@ -226,6 +226,15 @@ bool mm_recipe_parse(mm_recipe *r, const char *text, mm_err *err) {
   return true;
 }
 
+static const char *word_at(const char *const *words, size_t n, unsigned i) { return i < n && words[i] ? words[i] : "unknown"; }
+
+#define WORD_AT(words, i) word_at(words, sizeof(words) / sizeof *(words), i)
+
+void mm_recipe_settings(char *out, size_t cap, unsigned search, unsigned method, unsigned kv, bool nonfinite) {
+  snprintf(out, cap, "--search %s --method %s --kv-scales %s%s", WORD_AT(search_word, search), WORD_AT(method_word, method),
+           WORD_AT(kv_word, kv), nonfinite ? " --allow-nonfinite" : "");
+}
+
 void mm_recipe_close(mm_recipe *r) {
   mm_arena_close(&r->arena);
   *r = (mm_recipe){0};

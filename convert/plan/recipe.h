@@ -49,6 +49,8 @@ MM_MUST_USE bool mm_recipe_parse(mm_recipe *r, const char *text, mm_err *err);
 char *mm_recipe_load(mm_arena *a, const char *path, mm_err *err);
 /* The recipe in that form; what the options of a run put there (digests, nonfinite) is left out. free() it. */
 char *mm_recipe_text(const mm_recipe *r, mm_err *err);
+/* search, method, kv_scales and nonfinite_zero as options, of values that may be anything. */
+void mm_recipe_settings(char *out, size_t cap, unsigned search, unsigned method, unsigned kv, bool nonfinite);
 /* A name for a recipe line. */
 typedef struct mm_preset {
   const char *name, *line, *purpose;
