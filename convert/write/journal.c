@@ -19,7 +19,7 @@ typedef struct mm_journal_header {
   char magic[8];
   uint8_t plan[32];
   uint64_t ranks, source; /* checks */
-  uint64_t quant, cut;    /* quant_words, cut_words: what another plan differs in */
+  uint64_t quant, cut;    /* mm_recipe_code, cut_words: what another plan differs in */
   uint64_t decoding;      /* of what says how the source's words are read, and of the importance file's identity */
   uint8_t layout[32];
   uint64_t level, files;
@@ -51,53 +51,6 @@ static uint64_t source_check(const mm_hf_file *f) {
   return check_of(&s);
 }
 
-#define NO_SCHEME 255
-
-enum { KV_AT = 1, METHOD_AT = 3, SEARCH_AT = 5, RULES_AT = 8, ACT_SCALES_AT = 21, IMPORTANCE_AT = 34, TARGET_AT = 48, SCHEME_AT = 56 };
-#define SETTINGS ((UINT64_C(1) << RULES_AT) - 1)
-#define CHECK    UINT64_C(0x1fff) /* of rules, of the files' digests */
-
-static uint64_t text_check(const char *text, uint64_t mask, unsigned at) {
-  const mm_digest d = mm_sha256(text ? text : "", text ? strlen(text) : 0);
-  return (mm_digest_check(&d) & mask) << at;
-}
-
-static uint64_t rules_check(const mm_recipe *r) {
-  mm_sha256_state s;
-  mm_sha256_begin(&s);
-  for (size_t i = 0; i < r->count; i++) {
-    const char *scheme = r->override[i].scheme ? r->override[i].scheme->name : "";
-    mm_sha256_add(&s, r->override[i].text, strlen(r->override[i].text) + 1);
-    mm_sha256_add(&s, scheme, strlen(scheme) + 1);
-  }
-  return (check_of(&s) & CHECK) << RULES_AT;
-}
-
-/* Packs the recipe: the scheme of all matrices, by its number in the registry; checks of the target format, of the digests of --importance
- * and
- * --act-scales and of the rules; search, method, kv_scales and nonfinite_zero. */
-static uint64_t quant_words(const mm_plan *p) {
-  const mm_recipe *r = &p->recipe;
-  const char *all = r->scheme ? r->scheme->name : "";
-  uint64_t scheme = NO_SCHEME;
-  const mm_scheme *s;
-  for (size_t i = 0; (s = mm_scheme_at(i)); i++)
-    if (strcmp(s->name, all) == 0) scheme = i;
-  return scheme << SCHEME_AT | text_check(mm_target_format_name(p->target_format), 0xff, TARGET_AT) |
-         text_check(r->importance, CHECK, IMPORTANCE_AT) | text_check(r->act_scales, CHECK, ACT_SCALES_AT) | rules_check(r) |
-         (uint64_t)r->search << SEARCH_AT | (uint64_t)r->method << METHOD_AT | (uint64_t)r->kv_scales << KV_AT | r->nonfinite_zero;
-}
-
-static const char *scheme_word(uint64_t quant) {
-  const uint64_t i = quant >> SCHEME_AT;
-  return i == NO_SCHEME || !mm_scheme_at((size_t)i) ? "none" : mm_scheme_at((size_t)i)->name;
-}
-
-static const char *settings_text(uint64_t quant, char out[160]) {
-  mm_recipe_settings(out, 160, quant >> SEARCH_AT & 7, quant >> METHOD_AT & 3, quant >> KV_AT & 3, quant & 1);
-  return out;
-}
-
 enum { CUT_BITS = 12 }; /* of each of tp, ep and pp */
 _Static_assert(MM_MAX_TP < 1 << CUT_BITS && MM_MAX_LAYERS < 1 << CUT_BITS, "a cut fits its bits");
 
@@ -126,7 +79,7 @@ static void plan_checks(const mm_plan *p, mm_journal_header *h) {
     mm_sha256_add(&s, p->pack.source[i].sha256.byte, sizeof p->pack.source[i].sha256.byte);
   }
   h->source = check_of(&s);
-  h->quant = quant_words(p);
+  h->quant = mm_recipe_code(&p->recipe, mm_target_format_name(p->target_format));
   h->cut = cut_words(p);
 }
 
@@ -193,18 +146,9 @@ static bool other_plan(const mm_journal_header *found, const mm_journal_header *
   if (found->cut != h->cut)
     return mm_fail(err, MM_USAGE, "E_RESUME", at, "found a run with %s, expected %s to continue; %s", cut_text(found->cut, a),
                    cut_text(h->cut, b), discards);
-  const uint64_t differ = found->quant ^ h->quant;
-  if (differ >> SCHEME_AT)
-    return mm_fail(err, MM_USAGE, "E_RESUME", at, "found a run with --quant %s, expected --quant %s to continue; %s",
-                   scheme_word(found->quant), scheme_word(h->quant), discards);
-  if (differ & SETTINGS)
-    return mm_fail(err, MM_USAGE, "E_RESUME", at, "found a run with %s, expected %s to continue; %s", settings_text(found->quant, a),
-                   settings_text(h->quant, b), discards);
-  const char *what = differ >> RULES_AT & CHECK        ? "with other rules (--recipe, --ignore, --override, --head)"
-                     : differ >> IMPORTANCE_AT & CHECK ? "with another --importance, or without it"
-                     : differ >> ACT_SCALES_AT & CHECK ? "with another --act-scales, or without it"
-                     : differ                          ? "with another --dialect"
-                     : h->cut >> (3 * CUT_BITS + 2) & 1
+  if (mm_recipe_code_differ(found->quant, h->quant, a, b))
+    return mm_fail(err, MM_USAGE, "E_RESUME", at, "found a run with %s, expected %s to continue; %s", a, b, discards);
+  const char *what = h->cut >> (3 * CUT_BITS + 2) & 1
                          ? "with another --part-size, of another config.json, or of another version of this program"
                          : "of another config.json, or of another version of this program";
   return mm_fail(err, MM_USAGE, "E_RESUME", at, "found a run %s, expected the same to continue; %s", what, discards);
