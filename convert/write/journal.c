@@ -148,10 +148,10 @@ static bool other_plan(const mm_journal_header *found, const mm_journal_header *
                    cut_text(h->cut, b), discards);
   if (mm_recipe_code_differ(found->quant, h->quant, a, b))
     return mm_fail(err, MM_USAGE, "E_RESUME", at, "found a run with %s, expected %s to continue; %s", a, b, discards);
-  const char *what = h->cut >> (3 * CUT_BITS + 2) & 1
-                         ? "with another --part-size, of another config.json, or of another version of this program"
-                         : "of another config.json, or of another version of this program";
-  return mm_fail(err, MM_USAGE, "E_RESUME", at, "found a run %s, expected the same to continue; %s", what, discards);
+  return mm_fail(
+      err, MM_USAGE, "E_RESUME", at,
+      "found a run with another --part-size or config.json, or of another version of this program, expected the same to continue; %s",
+      discards);
 }
 
 /* Refuses a journal that was made for something else, and says for what. */

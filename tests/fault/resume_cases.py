@@ -92,6 +92,10 @@ def says_both():
         cf.ok(CONVERT, "-q", M2, "-o", out, "--resume", *begun)
         killed("fdatasync", 1, M2, "-o", root + "/hf", "--layout", "hf")  # whose part size is of the plan
         refused(root, USAGE, "E_RESUME", "--part-size", args=(M2, "-o", root + "/hf", "--resume", "--layout", "hf", "--part-size", "1M"))
+        for other, says in ((("--tp", "4", *begun[2:]), "with --tp 2 --ep 1 --pp 1 --tp-align split, expected --tp 4"), ((*begun[:4], "--head", "int8"), "lm_head.weight=int8"),
+                            (begun[:4], '"nvfp4; search=absmax", expected "nvfp4"'), ((*begun, "--part-size", "1M"), "--part-size"), ((*begun, "--compress", "zstd"), "--compress"),
+                            (("--layout", "hf"), "--layout")):  # of a finished output
+            refused(root, USAGE, "E_RESUME", "found a finished conversion", says, "--force", args=(M2, "-o", out, "--resume", *other))
 
 
 def records_renumbered():
@@ -160,7 +164,7 @@ def nonfinite_changed():
         done = cf.ok(CONVERT, *allowed, "--resume")
         assert b"\n2 weights were NaN or infinite and are stored as 0\n" in done.stderr, done.stderr
         assert "nonfinite=zero" in cf.packed(out)[1]["quant"]
-        refused(root, USAGE, "E_OUTPUT", args=(*allowed[:-1], "--resume"))
+        refused(root, USAGE, "E_RESUME", args=(*allowed[:-1], "--resume"))
         refused(root, USAGE, "E_RECIPE", "--allow-nonfinite", args=(root + "/src", "-o", root + "/b", "--quant", "bf16; nonfinite=zero"))
 
 
