@@ -176,13 +176,13 @@ def pages(s):
 
 def vllm_names():
     """The names of vLLM stand next to this server's own, with the same values; a model's name is escaped."""
-    with Server(PACKED, "--metric-names", "vllm", "--served-model-name", 'a "b" \\ c') as s:
+    with Server(PACKED, "--metric-names", "vllm", "--served-model-name", 'a "b" \\ \udcffc\u00e9') as s:
         s.post(COMPLETIONS, {**PROMPT, "max_tokens": 3})
         end = time.monotonic() + 20  # a reply may be there before its last step is counted
         while s.metrics()["reply_tokens_total"] < 3 and time.monotonic() < end:
             time.sleep(0.01)
         text, values = s.get("/metrics").decode(), s.metrics()
-        label = 'model_name="a \\"b\\" \\\\ c"'
+        label = 'model_name="a \\"b\\" \\\\ \ufffdc\u00e9"'
         assert f"\nvllm:generation_tokens_total{{{label}}} 3\n" in text and values["reply_tokens_total"] == 3, text
         assert f'\nvllm:time_to_first_token_seconds_bucket{{{label},le="+Inf"}} 1\n' in text, text
         for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total", "prompt_tokens_total",
