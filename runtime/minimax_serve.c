@@ -102,8 +102,10 @@ static void on_loaded(void *user) {
   if (!v->format) mm_log_say(&v->log, "no chat: %s", v->no_format);
   say_cache(v);
   say_kernels(s);
-  mm_log_say(&v->log, "ready after %.2f s: %s, %u positions, temperature %g, top_p %g, top_k %u", mm_now() - v->started, v->name[0],
-             v->positions, v->defaults.temperature, v->defaults.top_p, v->defaults.top_k);
+  char name[400];
+  mm_log_say(&v->log, "ready after %.2f s: %s, %u positions, temperature %g, top_p %g, top_k %u", mm_now() - v->started,
+             mm_escape(name, sizeof name, v->name[0], strlen(v->name[0])), v->positions, v->defaults.temperature, v->defaults.top_p,
+             v->defaults.top_k);
 }
 
 /* ---- Ending ---- */
