@@ -103,8 +103,10 @@ static void on_loaded(void *user) {
   if (!v->format) mm_log_say(&v->log, "no chat: %s", v->no_format);
   say_cache(v);
   say_kernels(s);
-  mm_log_say(&v->log, "ready after %.2f s: %s, %u positions, temperature %g, top_p %g, top_k %u", mm_now() - v->started, v->name[0],
-             v->positions, v->defaults.temperature, v->defaults.top_p, v->defaults.top_k);
+  char name[400];
+  mm_log_say(&v->log, "ready after %.2f s: %s, %u positions, temperature %g, top_p %g, top_k %u", mm_now() - v->started,
+             mm_escape(name, sizeof name, v->name[0], strlen(v->name[0])), v->positions, v->defaults.temperature, v->defaults.top_p,
+             v->defaults.top_k);
 }
 
 /* ---- Ending ---- */
@@ -115,7 +117,7 @@ static char hurried_line[160];
 
 static void end_process(int number) {
   (void)number;
-  if (write(STDERR_FILENO, hurried_line, strlen(hurried_line)) < 0) _exit(128 + last_signal);
+  if (mm_log_writable() && write(STDERR_FILENO, hurried_line, strlen(hurried_line)) < 0) _exit(128 + last_signal);
   _exit(128 + last_signal);
 }
 
@@ -125,7 +127,8 @@ static void hurry(int number) {
   hurried = 1;
 }
 
-/* Signals that come while no loop runs: the server is ending already. */
+/* Signals that come while no loop runs: the server is ending already. They count up to the end of the process, which
+ * waits for workers of mpirun behind the last line of the log. */
 static void catch_late_signals(bool json) {
   static const char text[] = "a second signal: ended without waiting for what still ran";
   const struct sigaction late = {.sa_handler = hurry}, end = {.sa_handler = end_process};
@@ -271,8 +274,6 @@ static bool serve_all(const serve_args *a, mm_err *err) {
   mm_replay_close(s.server.replay);
   mm_loading_close(&s.loaded, false);
   mm_read_log_close(s.server.reads);
-  hurried = 1;
-  alarm(0);
   if (ok) mm_log_say(&s.server.log, "ended");
   free(name);
   return ok;
@@ -320,6 +321,8 @@ static bool settle(serve_args *a, mm_err *err) {
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
                    "--read-timeout and --write-timeout: found %g and %g, expected more than 0 seconds", a->http.read_time,
                    a->http.write_time);
+  if (a->request_time < 0)
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--request-timeout: found %g, expected 0 or more seconds", a->request_time);
   const mm_origins origins = {a->hosts.item, a->hosts.count, a->origins.item, a->origins.count};
   return mm_keys_gather(&a->keys, a->key_file, a->arena, err) && mm_utilization_check(a->load.memory_share, err) &&
          mm_origin_check(&origins, err);
@@ -417,8 +420,9 @@ int main(int argc, char **argv) {
   a.arena = &arena;
   char **args;
   int count;
-  const int status = mm_config_file(&arena, argc, argv, &count, &args, &err) ? mm_program_main(&program, count, args, &a.dir, run_all, &a)
-                                                                             : mm_program_fail(&program, &err);
+  const int status = mm_config_file(&program, &arena, argc, argv, &count, &args, &err)
+                         ? mm_program_main(&program, count, args, &a.dir, run_all, &a)
+                         : mm_program_fail(&program, &err);
   mm_arena_close(&arena);
   MM_FREE(a.keys.item, a.names.item, a.hosts.item, a.origins.item);
   return status;

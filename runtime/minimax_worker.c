@@ -1,4 +1,5 @@
 /* minimax-worker: ranks of a checkpoint in a further process of the run, started by mpirun. */
+#include <signal.h>
 #include <stdlib.h>
 
 #include "convert/model/rule.h"
@@ -18,6 +19,8 @@ static bool work(void *args, mm_err *err) {
   mm_shards shards = {0};
   mm_engine_config c = {0};
   uint32_t *device = NULL;
+  signal(SIGTERM, SIG_IGN); /* launchers signal all processes alike, and a server that drains needs its workers to the last reply */
+  signal(SIGINT, SIG_IGN);
   bool ok = mm_process_group_find(false, &c.world, err);
   if (ok && !c.world)
     ok = mm_fail(

@@ -176,13 +176,13 @@ def pages(s):
 
 def vllm_names():
     """The names of vLLM stand next to this server's own, with the same values; a model's name is escaped."""
-    with Server(PACKED, "--metric-names", "vllm", "--served-model-name", 'a "b" \\ c') as s:
+    with Server(PACKED, "--metric-names", "vllm", "--served-model-name", 'a "b" \\ \udcffc\u00e9') as s:
         s.post(COMPLETIONS, {**PROMPT, "max_tokens": 3})
         end = time.monotonic() + 20  # a reply may be there before its last step is counted
         while s.metrics()["reply_tokens_total"] < 3 and time.monotonic() < end:
             time.sleep(0.01)
         text, values = s.get("/metrics").decode(), s.metrics()
-        label = 'model_name="a \\"b\\" \\\\ c"'
+        label = 'model_name="a \\"b\\" \\\\ \ufffdc\u00e9"'
         assert f"\nvllm:generation_tokens_total{{{label}}} 3\n" in text and values["reply_tokens_total"] == 3, text
         assert f'\nvllm:time_to_first_token_seconds_bucket{{{label},le="+Inf"}} 1\n' in text, text
         for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total", "prompt_tokens_total",
@@ -303,14 +303,14 @@ def config_file():
     """Options from a file; those of the command line win."""
     path = os.path.join(TMP, "serve.conf")
     with open(path, "w") as f:
-        f.write("# a comment\nserved-model-name = named here\n\nmax-model-len 100\n  ignore-generation-config\nlog-format=json\n")
-    with Server(PACKED, "--config", path, "--max-model-len", "64") as s:
+        f.write("# a comment\nserved-model-name = named here\n\nmax-model-len 100\n  ignore-generation-config\nlog-format=json\nthreads 3\n")
+    with Server(PACKED, "--config", path, "-t1", "--max-model-len", "64") as s:
         model = json.loads(s.get("/v1/models"))["data"][0]
         assert json.loads(s.get("/v1/models/named%20here"))["id"] == json.loads(s.get("/v1/models/n%61med%20her%65"))["id"] == "named here"
         for other in ("named%20her", "named%20here%20", "named%2", "named%2zhere", "named%00here"):
             assert s.request("GET", "/v1/models/" + other)[0] == 404, other
         assert (model["id"], model["max_model_len"]) == ("named here", 64) and open(s.log).read().startswith("{")
-    for line in ("--port 1", "port: 1", "no-such-option", "max-queue 0"):
+    for line in ("--port 1", "port: 1", "no-such-option", "max-queue 0", "request-timeout -1", "any-model\n\0api-key X", "config other.conf"):
         with open(path, "w") as f:
             f.write(line + "\n")
         done = subprocess.run([f"{BIN}/minimax-serve", "--config", path, PACKED, "--check"], capture_output=True, timeout=60)
