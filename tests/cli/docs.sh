@@ -67,11 +67,13 @@ for program in "$BUILD"/bin/minimax-*; do
   done <"$TMPDIR/options" | absent "docs" "no page has the option"
 done
 
-# scripts/Dockerfile builds with what scripts/bootstrap.sh installs to build.
+# The images build with what scripts/bootstrap.sh installs to build.
 sed -n "s/^build='\(.*\)'$/\1/p" scripts/bootstrap.sh | tr ' ' '\n' | sort >"$TMPDIR/packages"
 [ "$(wc -l <"$TMPDIR/packages")" -ge 5 ]
-sed -n '/AS build/,/^COPY/p' scripts/Dockerfile | tr -d '\\\n' | sed 's/.*--no-install-recommends//; s/COPY.*//' | tr -s ' ' '\n' | grep . | sort |
-  diff "$TMPDIR/packages" - | absent scripts/Dockerfile "another package than in scripts/bootstrap.sh"
+for image in scripts/Dockerfile scripts/Dockerfile.cuda; do
+  sed -n '/AS build/,/^COPY/p' $image | tr -d '\\\n' | sed 's/.*--no-install-recommends//; s/COPY.*//' | tr -s ' ' '\n' | grep . | sort |
+    diff "$TMPDIR/packages" - | absent $image "another package than in scripts/bootstrap.sh"
+done
 
 cat "$wrong"
 [ ! -s "$wrong" ]
