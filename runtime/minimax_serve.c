@@ -14,6 +14,7 @@
 #include "runtime/serve/config_file.h"
 #include "runtime/serve/key_file.h"
 #include "runtime/serve/loading.h"
+#include "runtime/serve/notify.h"
 #include "runtime/serve/routes.h"
 
 #define WORKERS        3                 /* threads that read long requests, one of them none over a megabyte */
@@ -100,6 +101,7 @@ static void on_loaded(void *user) {
   v->no_format = s->loaded.no_format.text;
   v->trust_user = s->a->trust_user;
   v->state = MM_SERVER_READY;
+  mm_notify("READY=1\nSTATUS=ready");
   if (!v->format) mm_log_say(&v->log, "no chat: %s", v->no_format);
   say_cache(v);
   say_kernels(s);
@@ -148,9 +150,12 @@ static void tick(void *user) {
     mm_http_stop(s->server.http);
   }
   if (!s->failed && mm_read_bytes(&read) < read.wanted && mm_now() - s->may_end >= REPORT_SECONDS) {
-    char text[160];
+    char text[160], status[192];
     s->may_end = mm_now();
-    mm_log_say(&s->server.log, "loading %s", mm_load_bar_text(text, sizeof text, &read));
+    const char *bar = mm_load_bar_text(text, sizeof text, &read);
+    mm_log_say(&s->server.log, "loading %s", bar);
+    snprintf(status, sizeof status, "STATUS=loading %s", bar);
+    mm_notify(status);
   }
   if (s->server.state == MM_SERVER_DRAINING && !s->loading && s->server.calls == 0 && !mm_http_busy(s->server.http))
     mm_http_stop(s->server.http);
@@ -163,6 +168,7 @@ static void on_signal(serve *s, int number) {
     return;
   }
   mm_log_say(&s->server.log, "draining: %u requests; a second signal ends at once", s->server.calls);
+  mm_notify("STOPPING=1\nSTATUS=draining");
   mm_http_drain(s->server.http);
   s->server.state = MM_SERVER_DRAINING;
   tick(s);
