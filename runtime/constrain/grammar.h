@@ -14,6 +14,7 @@
 #define MM_GRAMMAR_EXPONENT    2  /* digits */
 #define MM_LITERALS            UINT16_MAX
 #define MM_GRAMMAR_STACKS      32 /* alternatives that are followed at once */
+#define MM_GRAMMAR_MORE        (MM_GRAMMAR_STACKS - 1)
 
 typedef enum mm_form_kind {
   MM_FORM_CHOICE, /* one of several, which differ in their first byte */
@@ -108,10 +109,11 @@ typedef struct mm_grammar_stack {
 } mm_grammar_stack;
 
 /* All ways to read it: where alternatives begin alike there are several. More than fit are not followed: what they alone allow is not
- * generated. */
+ * generated. The caller sets `more` once, before the first use; most texts never touch that memory. */
 typedef struct mm_grammar {
   uint32_t count;
-  mm_grammar_stack stack[MM_GRAMMAR_STACKS];
+  mm_grammar_stack first;
+  mm_grammar_stack *more; /* [MM_GRAMMAR_MORE] the others; NULL: the first alone is followed */
 } mm_grammar;
 
 /* Order of literals by their bytes, the shorter first. */
@@ -133,8 +135,27 @@ bool mm_grammar_done(const mm_grammar *g);
  * differ. */
 bool mm_grammar_same(const mm_grammar *a, const mm_grammar *b, uint32_t longest);
 void mm_grammar_copy(mm_grammar *to, const mm_grammar *from);
-/* Within a string whose length no bound restricts any more: a byte of mm_is_plain changes nothing that matters for what may follow. */
-bool mm_grammar_in_text(const mm_grammar *g);
-static inline bool mm_is_plain(uint8_t byte) { return byte >= ' ' && byte < 0x7f && byte != '"' && byte != '\\'; }
+/* Of a state: within text of one kind, where the words that may follow depend on a few numbers alone. */
+typedef enum mm_text_kind {
+  MM_TEXT_NONE,
+  MM_TEXT_STRING, /* of JSON, in all ways to read it */
+  MM_TEXT_PROSE   /* of an M2 or M3 value */
+} mm_text_kind;
+typedef struct mm_grammar_text {
+  mm_text_kind kind;
+  uint32_t need, room; /* characters: at least, before its end; at most, UINT32_MAX: any number */
+  bool tags;           /* what words with "<" do depends on more */
+} mm_grammar_text;
+/* For words of at most `longest` bytes. */
+mm_grammar_text mm_grammar_text_of(const mm_grammar *g, uint32_t longest);
+/* Ends the string of a state within one, after so many characters more. False: it may not end there. */
+bool mm_grammar_end_string(mm_grammar *g, uint32_t more);
+/* A byte of mm_is_plain changes nothing that matters for the words of at most `longest` bytes that may follow. */
+bool mm_grammar_in_text(const mm_grammar *g, uint32_t longest);
+static inline bool mm_is_plain(uint8_t byte) { return byte >= ' ' && byte < 0x7f && byte != '"' && byte != '\\' && byte != '<'; }
+/* The automaton that reads the next byte in the only way to read the text; NULL: none does. *at: its state. */
+const mm_automaton *mm_grammar_automaton(const mm_grammar *g, uint32_t *at);
+/* The automaton is in this state. */
+void mm_grammar_set_automaton(mm_grammar *g, uint32_t at);
 
 #endif

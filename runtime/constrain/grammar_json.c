@@ -282,10 +282,7 @@ static mm_outcome step_string(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t 
   return ok ? MM_TAKEN : MM_BAD;
 }
 
-bool mm_value_in_text(const mm_grammar_frame *f) {
-  const mm_form *s = f->form;
-  return s->kind == MM_FORM_STRING && f->phase == STRING_TEXT && s->most == UINT32_MAX && f->count >= s->least;
-}
+bool mm_value_in_string(const mm_grammar_frame *f) { return f->form->kind == MM_FORM_STRING && f->phase == STRING_TEXT; }
 
 /* ---- Objects and arrays ---- */
 

@@ -162,7 +162,7 @@ static void open_tokenizer(bench *b) {
 int main(int argc, char **argv) {
   static bench b = {.seed = UINT64_C(0x2545f4914f6cdd1d)};
   mm_arena a = {0};
-  const int tokens = argc > 1 ? atoi(argv[1]) : 200, rounds = argc > 2 ? atoi(argv[2]) : 20;
+  const int tokens = argc > 1 ? atoi(argv[1]) : 200, rounds = argc > 2 ? (int)mm_max(1, strtoul(argv[2], NULL, 10)) : 20;
   open_tokenizer(&b);
   open_forms(&b, &a);
   b.list = calloc(LARGE_VOCAB, sizeof *b.list);

@@ -22,7 +22,8 @@ static void visit(const mm_value *v, mm_text *out) {
 
 /* The body's own bytes as a walk: the automaton takes what it likes of them. */
 static void walk(const mm_form *form, const uint8_t *data, size_t size) {
-  mm_grammar g, next;
+  static mm_grammar_stack more[2][MM_GRAMMAR_MORE];
+  mm_grammar g = {.more = more[0]}, next = {.more = more[1]};
   mm_grammar_start(&g, form);
   for (size_t i = 0; i < size && !mm_grammar_done(&g); i++) {
     mm_grammar_copy(&next, &g);
