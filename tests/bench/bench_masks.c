@@ -28,7 +28,7 @@ typedef struct bench {
 
 static _Noreturn void die(const mm_err *err) {
   fprintf(stderr, "bench_masks: %s\n", err->text);
-  exit(err->status);
+  exit((int)err->status);
 }
 
 static uint32_t below(bench *b, uint32_t n) {
