@@ -57,16 +57,20 @@ static const uint32_t *form_mask(mm_constraint *c) {
   return mask;
 }
 
-/* c->mask: what the current section allows, and where it may end, what the next does; ends where nothing need follow. */
-static void join(mm_constraint *c, const uint32_t *mask, bool accepts) {
+/* The words, and where the section may end, what the next does; ends where nothing need follow. A mask with no more than the words is not
+ * copied. */
+static const uint32_t *join(mm_constraint *c, const uint32_t *mask, bool accepts) {
   const mm_lexicon *l = c->lexicon;
+  const mm_section *next = &c->section[c->now + 1], *now = &c->section[c->now];
+  const bool instead = now->instead && !c->begun;
+  if (!accepts && !instead) return mask;
   if (mask != c->mask) memcpy(c->mask, mask, l->words_of_mask * sizeof *mask);
-  const bool last = c->now + 1 >= c->sections || c->section[c->now + 1].kind == MM_SECTION_END;
+  const bool last = c->now + 1 >= c->sections || next->kind == MM_SECTION_END;
   if (accepts && last)
     for (uint32_t i = 0; i < l->end_count; i++) mm_mask_set(c->mask, l->end[i]);
-  const mm_section *next = &c->section[c->now + 1], *now = &c->section[c->now];
-  if (now->instead && !c->begun) mm_mask_set(c->mask, now->id);
+  if (instead) mm_mask_set(c->mask, now->id);
   if (accepts && !last && next->kind == MM_SECTION_TOKEN) mm_mask_set(c->mask, next->id);
+  return c->mask;
 }
 
 static const uint32_t *end_alone(mm_constraint *c) {
@@ -102,8 +106,8 @@ const uint32_t *mm_constraint_allowed(mm_constraint *c) {
       return c->mask;
     case MM_SECTION_FORM: break;
   }
-  join(c, form_mask(c), mm_grammar_accepts(&c->state));
-  if (any_of(c->mask, l->words_of_mask)) return c->mask;
+  const uint32_t *mask = join(c, form_mask(c), mm_grammar_accepts(&c->state));
+  if (any_of(mask, l->words_of_mask)) return mask;
   c->stuck = true;
   return end_alone(c);
 }
