@@ -287,7 +287,7 @@ static double scheduled(bench *b, mm_engine *e, uint32_t tokens, bool constraine
   return ms;
 }
 
-static void beside_device(bench *b, uint32_t tokens) {
+static void on_device(bench *b, uint32_t tokens) {
   mm_err err = {0};
   mm_model m = ref_dims(MM_FAMILY_M2, false);
   m.hidden = 64, m.layers = 1, m.vocab = LARGE_VOCAB;
@@ -363,7 +363,7 @@ int main(int argc, char **argv) {
   print(&b, "whole replies of at most 12 tokens");
   steps(&b, 20 * rounds);
   print(&b, "steps of 64 requests");
-  beside_device(&b, (uint32_t)tokens);
+  on_device(&b, (uint32_t)tokens);
   mm_lexicon_close(b.lexicon);
   mm_tokenizer_close(b.tokenizer);
   mm_arena_close(&a);
