@@ -28,6 +28,7 @@ typedef enum mm_form_kind {
   MM_FORM_AUTOMATON, /* a string of `automaton` */
   MM_FORM_DECIMAL,   /* a number of `decimal` */
   MM_FORM_UNION,     /* one of several that may begin alike: the values of the literals */
+  MM_FORM_RULE,      /* the whole text, of `automaton`, which may call others */
   MM_FORM_CALLS,     /* tool calls: `before`, then calls of `literal`, behind each `after` */
   MM_FORM_ELEMENTS,  /* M2: the parameters of a call, and the tag that ends it */
   MM_FORM_VALUE,     /* M2: the text of a parameter, and the tag that ends it; M3: the content of an element */
@@ -49,6 +50,7 @@ typedef enum mm_first {
 #define MM_FIRSTS 7
 
 typedef struct mm_form mm_form;
+typedef struct mm_form_rule mm_form_rule;
 typedef struct mm_literal {
   const char *p; /* n bytes */
   size_t n;
@@ -74,6 +76,7 @@ struct mm_form {
   const mm_automaton *automaton;
   const mm_text_rule *rules; /* that the automaton was made of */
   const mm_decimal *decimal;
+  const mm_form_rule *called; /* of a rule: all rules of its grammar that are called, by their numbers */
   uint32_t least, most;       /* items, members, calls or characters; most UINT32_MAX: any */
   const char *before, *after; /* of calls */
   bool ends;                  /* of calls: the last literal is no call but their end, and comes after at least one */
@@ -83,6 +86,11 @@ struct mm_form {
   bool marked;                /* of a value: M3's, which ends before the mark; its lists and objects are forms of elements */
   bool empty;                 /* of a marked value: it may be nothing */
   unsigned types;             /* of an M2 value: what its reader may make of its text (arguments.h) */
+};
+
+struct mm_form_rule {
+  mm_form form;
+  uint32_t first[8]; /* bits of the bytes that a text of it may begin with */
 };
 
 typedef struct mm_grammar_frame {
@@ -153,8 +161,19 @@ bool mm_grammar_end_string(mm_grammar *g, uint32_t more);
 /* A byte of mm_is_plain changes nothing that matters for the words of at most `longest` bytes that may follow. */
 bool mm_grammar_in_text(const mm_grammar *g, uint32_t longest);
 static inline bool mm_is_plain(uint8_t byte) { return byte >= ' ' && byte < 0x7f && byte != '"' && byte != '\\' && byte != '<'; }
-/* The automaton that reads the next byte in the only way to read the text; NULL: none does. *at: its state. */
-const mm_automaton *mm_grammar_automaton(const mm_grammar *g, uint32_t *at);
+/* The automaton that alone decides on the next byte of a state, in the only way to read the text. */
+typedef struct mm_automaton_place {
+  const mm_automaton *automaton;
+  uint32_t at; /* its state */
+  bool alone;  /* no other rule goes on behind it */
+} mm_automaton_place;
+bool mm_grammar_automaton(const mm_grammar *g, mm_automaton_place *p);
+typedef enum mm_automaton_step {
+  MM_AUTOMATON_REFUSES,
+  MM_AUTOMATON_TAKES, /* p is the place after the byte */
+  MM_AUTOMATON_LEAVES /* the byte may follow, and the automaton alone does not decide on the next one: p is as before */
+} mm_automaton_step;
+mm_automaton_step mm_automaton_take(mm_automaton_place *p, uint8_t byte);
 /* The automaton is in this state. */
 void mm_grammar_set_automaton(mm_grammar *g, uint32_t at);
 

@@ -41,6 +41,11 @@ bool mm_character(mm_grammar_frame *f, uint8_t byte);
 /* One of those. */
 bool mm_character_tail(mm_grammar_frame *f, uint8_t byte);
 
+/* MM_FORM_RULE. */
+mm_outcome mm_rule_step(mm_grammar *all, mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byte);
+/* The text may end here; must end. All frames are of rules then. */
+bool mm_rules_accept(const mm_grammar_stack *g);
+bool mm_rules_done(const mm_grammar_stack *g);
 /* MM_FORM_FIELDS, _ITEMS. */
 mm_outcome mm_fields_step(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byte);
 mm_outcome mm_items_step(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byte);

@@ -418,6 +418,7 @@ static bool between(const mm_grammar_frame *f) {
     case MM_FORM_LITERALS: return !f->form->exact && f->bytes == 0;
     case MM_FORM_AUTOMATON:
     case MM_FORM_UNION: return !f->form->exact && f->phase == 0;
+    case MM_FORM_RULE:
     case MM_FORM_CALLS:
     case MM_FORM_ELEMENTS:
     case MM_FORM_VALUE:
@@ -464,6 +465,7 @@ mm_outcome mm_value_step(mm_grammar *all, mm_grammar_stack *g, uint8_t byte) {
     case MM_FORM_AUTOMATON: return step_automaton(g, f, byte);
     case MM_FORM_DECIMAL: return step_decimal(g, f, byte);
     case MM_FORM_UNION: return step_union(all, g, f);
+    case MM_FORM_RULE: return mm_rule_step(all, g, f, byte);
     case MM_FORM_CALLS:
     case MM_FORM_ELEMENTS:
     case MM_FORM_VALUE:

@@ -54,7 +54,9 @@ static bool counts_alike(const mm_form *s, uint32_t x, uint32_t y, uint32_t long
   if (x == y) return true;
   if (s->kind == MM_FORM_FIELDS && !s->any_names) return false;
   /* It counts properties, whose keys differ, or is no number of things. */
-  if (s->kind == MM_FORM_OBJECT || s->kind == MM_FORM_ELEMENTS || s->kind == MM_FORM_AUTOMATON || s->kind == MM_FORM_DECIMAL) return false;
+  if (s->kind == MM_FORM_OBJECT || s->kind == MM_FORM_ELEMENTS || s->kind == MM_FORM_AUTOMATON || s->kind == MM_FORM_DECIMAL ||
+      s->kind == MM_FORM_RULE)
+    return false;
   if (s->kind == MM_FORM_ARRAY && lo < s->count) return false; /* the next items have forms of their own */
   return hi <= s->least || (lo >= s->least && hi <= s->most);
 }
@@ -120,6 +122,7 @@ bool mm_grammar_step(mm_grammar *g, uint8_t byte) {
 
 static bool stack_accepts(const mm_grammar_stack *g) {
   const mm_grammar_frame *f = &g->frame[0];
+  if (g->depth && f->form->kind == MM_FORM_RULE) return mm_rules_accept(g);
   if (g->depth != 1) return g->depth == 0;
   return f->form->kind >= MM_FORM_CALLS ? mm_calls_accept(f) : mm_value_accepts(f);
 }
@@ -132,6 +135,7 @@ bool mm_grammar_accepts(const mm_grammar *g) {
 
 static bool stack_done(const mm_grammar_stack *g) {
   const mm_grammar_frame *f = &g->frame[0];
+  if (g->depth && f->form->kind == MM_FORM_RULE) return mm_rules_done(g);
   if (g->depth != 1) return g->depth == 0;
   return f->form->kind >= MM_FORM_CALLS ? mm_calls_done(f) : mm_value_done(f);
 }
@@ -189,11 +193,25 @@ bool mm_grammar_in_text(const mm_grammar *g, uint32_t longest) {
   return g->count;
 }
 
-const mm_automaton *mm_grammar_automaton(const mm_grammar *g, uint32_t *at) {
+/* In this state of a rule the next byte alone decides; alone: no rule called it. */
+static bool is_decided(const mm_automaton *m, uint32_t at, bool alone) {
+  return !m->end || (m->first_call[at] == m->first_call[at + 1] && (alone || m->end[at] == MM_AUTOMATON_GOES_ON));
+}
+
+bool mm_grammar_automaton(const mm_grammar *g, mm_automaton_place *p) {
   const mm_grammar_frame *f = g->count == 1 && g->first.depth && !g->first.value ? &g->first.frame[g->first.depth - 1] : NULL;
-  if (!f || f->form->kind != MM_FORM_AUTOMATON || !f->phase) return NULL;
-  *at = f->count;
-  return f->form->automaton;
+  if (!f || !f->phase || (f->form->kind != MM_FORM_AUTOMATON && f->form->kind != MM_FORM_RULE)) return false;
+  *p = (mm_automaton_place){f->form->automaton, f->count, g->first.depth == 1};
+  return is_decided(p->automaton, p->at, p->alone);
+}
+
+mm_automaton_step mm_automaton_take(mm_automaton_place *p, uint8_t byte) {
+  const mm_automaton *m = p->automaton;
+  const uint16_t next = m->next[(size_t)p->at * m->classes + m->class_of[byte]];
+  if (next == MM_AUTOMATON_NONE) return MM_AUTOMATON_REFUSES;
+  if (next == m->last || !is_decided(m, next, p->alone)) return MM_AUTOMATON_LEAVES;
+  p->at = next;
+  return MM_AUTOMATON_TAKES;
 }
 
 void mm_grammar_set_automaton(mm_grammar *g, uint32_t at) { g->first.frame[g->first.depth - 1].count = at; }

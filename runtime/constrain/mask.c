@@ -15,8 +15,9 @@ typedef struct masker {
 static void note_place(const masker *m, uint32_t place) {
   const mm_grammar *g = &m->p->state[place];
   mm_path_place *at = &m->p->at[place];
-  *at = (mm_path_place){.place = place, .in_text = mm_grammar_in_text(g, m->l->longest)};
-  if (!at->in_text) at->automaton = mm_grammar_automaton(g, &at->at);
+  at->place = place;
+  at->in_text = mm_grammar_in_text(g, m->l->longest);
+  at->decided = !at->in_text && mm_grammar_automaton(g, &at->by);
 }
 
 /* The byte may follow after `depth` bytes of a word. */
@@ -24,20 +25,17 @@ static bool step_place(const masker *m, uint32_t depth, uint8_t byte) {
   const mm_path_place *from = &m->p->at[depth];
   mm_path_place *to = &m->p->at[depth + 1];
   mm_grammar *next = &m->p->state[depth + 1];
-  const mm_automaton *a = from->automaton;
   if (from->in_text && mm_is_plain(byte)) {
     *to = *from;
     return true;
   }
-  if (a) {
-    const uint16_t state = a->next[(size_t)from->at * a->classes + a->class_of[byte]];
-    if (state == MM_AUTOMATON_NONE) return false;
+  if (from->decided) {
     *to = *from;
-    to->at = state;
-    if (state != a->last) return true;
+    const mm_automaton_step step = mm_automaton_take(&to->by, byte);
+    if (step != MM_AUTOMATON_LEAVES) return step == MM_AUTOMATON_TAKES;
   }
   mm_grammar_copy(next, &m->p->state[from->place]);
-  if (a) mm_grammar_set_automaton(next, from->at);
+  if (from->decided) mm_grammar_set_automaton(next, from->by.at);
   if (!mm_grammar_step(next, byte)) return false;
   note_place(m, depth + 1);
   return true;

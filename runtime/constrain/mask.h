@@ -6,10 +6,10 @@
 
 /* The state after some bytes of a word. */
 typedef struct mm_path_place {
-  uint32_t place;                /* in the path: its state, or one that differs only in */
-  const mm_automaton *automaton; /* where it is not NULL: */
-  uint32_t at;                   /* the automaton's state */
-  bool in_text;                  /* a plain byte leads to the same state */
+  uint32_t place; /* in the path: its state, or one that differs in the place of its automaton alone */
+  bool in_text;   /* a plain byte leads to the same state */
+  bool decided;   /* by */
+  mm_automaton_place by;
 } mm_path_place;
 
 /* Memory for the states while a mask is made. */

@@ -1,24 +1,13 @@
-/* Bodies of requests: the JSON reader, schemas, and random walks through what a schema lets through. */
+/* Bodies of requests: the JSON reader, schemas, and random walks through what a schema lets through. Strings are regular expressions and
+ * grammars too. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "formats/text.h"
 #include "runtime/constrain/schema.h"
+#include "runtime/constrain/whole_text.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-/* Every value once; numbers and strings are looked at, and quoted again. */
-static void visit(const mm_value *v, mm_text *out) {
-  int64_t n;
-  if (v->type == MM_VALUE_NUMBER && mm_value_int(v, &n) && mm_value_real(v) > 1e300) abort();
-  if (v->type == MM_VALUE_STRING) {
-    if (v->text[v->n] != 0) abort();
-    mm_text_quote(out, v->text, v->n);
-  }
-  size_t count = 0;
-  for (const mm_value *m = v->first; m; m = m->next, count++) visit(m, out);
-  if (count != v->count) abort();
-}
 
 /* The body's own bytes as a walk: the automaton takes what it likes of them. */
 static void walk(const mm_form *form, const uint8_t *data, size_t size) {
@@ -31,6 +20,31 @@ static void walk(const mm_form *form, const uint8_t *data, size_t size) {
     mm_grammar_copy(&g, &next);
     if (!mm_grammar_same(&g, &next, 1 + data[i] % 64)) abort();
   }
+}
+
+static void whole_texts(const char *text, size_t n) {
+  mm_arena a = {0};
+  mm_err none[2] = {{0}};
+  const mm_form *form[] = {mm_whole_regex(&a, text, n, "regex", &none[0]), mm_whole_grammar(&a, text, n, "grammar", &none[1])};
+  for (int i = 0; i < 2; i++) {
+    if (!form[i] && none[i].status == MM_OK) abort();
+    if (form[i]) walk(form[i], (const uint8_t *)text, n);
+  }
+  mm_arena_close(&a);
+}
+
+/* Every value once; numbers and strings are looked at, and quoted again. */
+static void visit(const mm_value *v, mm_text *out) {
+  int64_t n;
+  if (v->type == MM_VALUE_NUMBER && mm_value_int(v, &n) && mm_value_real(v) > 1e300) abort();
+  if (v->type == MM_VALUE_STRING) {
+    if (v->text[v->n] != 0) abort();
+    mm_text_quote(out, v->text, v->n);
+    whole_texts(v->text, v->n);
+  }
+  size_t count = 0;
+  for (const mm_value *m = v->first; m; m = m->next, count++) visit(m, out);
+  if (count != v->count) abort();
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

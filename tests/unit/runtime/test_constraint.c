@@ -5,6 +5,7 @@
 #include "runtime/constrain/call_form.h"
 #include "runtime/constrain/constraint.h"
 #include "runtime/constrain/schema.h"
+#include "runtime/constrain/whole_text.h"
 #include "tests/unit/changed_text.h"
 #include "tests/unit/put_file.h"
 
@@ -332,7 +333,17 @@ TEST(masks_within_texts_are_what_the_automaton_says) {
   const mm_value *v = mm_body_parse(&a, schema, strlen(schema), &err);
   const mm_form *patterns = v ? mm_schema_compile(&a, v, "schema", &err) : NULL;
   if (!patterns) fail_msg("%s", err.text);
+  static const char grammar[] =
+      "root ::= value\nvalue ::= object | list | text | word # a value\nobject ::= \"{\" (pair (\",\" \" \"? pair)*)? \"}\"\n"
+      "pair ::= text \": \" value\nlist ::= \"[\" (value (\",\" value)*)? \"]\"\ntext ::= \"\\\"\" ([^\"\\\\] | \"\\\\\" .)* \"\\\"\"\n"
+      "word ::= \"true\" | \"null\" | [0-9]{1,3}";
+  static const char pattern[] = "^(\\d{4}-\\d\\d|[a-f ]+é?)(, .*)?$";
+  const mm_form *values_of = mm_whole_grammar(&a, grammar, sizeof grammar - 1, "grammar", &err);
+  const mm_form *dates = mm_whole_regex(&a, pattern, sizeof pattern - 1, "regex", &err);
+  if (!values_of || !dates) fail_msg("%s", err.text);
   for (uint64_t seed = 1; seed < 3; seed++) {
+    follow(values_of, "{\"a\": [1,{\"ab\": null},\"x \\\\ \\\"y\"], \"é\": 12}", seed);
+    follow(dates, seed == 1 ? "2026-11, é </p" : "bad fadeé", seed);
     follow(mm_schema_any_object(), "\n{\"a\": \"x\\\"y <z>\\u00e9 \xc3\xa9\xe2\x98\x83\", \"b\": [\"\", -1.5e3, {\"c <\": null}]}", seed);
     follow(patterns, "{\"p\": \"a<éé xé y\", \"s\": \"é\\nb\\\"12\", \"pq\": \"abc\", \"x\\\"\": \"\"}", seed);
     follow(calls,
