@@ -301,7 +301,8 @@ static mm_generation_settings settings(const mm_call *c, mm_choice *ch, uint32_t
       .done = on_done,
   };
   set.request.sampling.seed += UINT64_C(0x9e3779b97f4a7c15) * (ch->index % p->n);
-  if (p->logprobs) set.request.sampling.top_logprobs = (uint32_t)mm_max(1, p->top_logprobs);
+  if (p->logprobs || p->scores)
+    set.request.sampling.top_logprobs = (uint32_t)mm_max(1, mm_max(p->logprobs ? p->top_logprobs : 0, p->scores ? p->top_scores : 0));
   return set;
 }
 

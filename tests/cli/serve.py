@@ -126,14 +126,15 @@ def reasons(s):
 def unserved(s):
     """Fields of other servers that bind a reply are refused by name in every API, or ask for nothing."""
     schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
-    everywhere = {"guided_json": {"type": "object"}, "guided_regex": "a+", "guided_grammar": "root ::= x", "structured_outputs": {"regex": "a"}, "min_tokens": 3,
-                  "bad_words": ["a"], "allowed_token_ids": [1], "prompt_logprobs": 1, "truncate_prompt_tokens": 5, "chat_template": "x", "functions": [{"name": "f"}]}
-    not_chat = {"response_format": schema, "guided_choice": ["a", "b"]}
+    everywhere = {"structural_tag": {"type": "x"}, "min_tokens": 3, "grammar_lazy": True,
+                  "bad_words": ["a"], "allowed_token_ids": [1], "truncate_prompt_tokens": 5, "chat_template": "x", "functions": [{"name": "f"}]}
+    not_openai = {"guided_json": {"type": "object"}, "guided_regex": "a+", "guided_grammar": "root ::= x", "structured_outputs": {"regex": "a"}, "guided_choice": ["a", "b"]}
+    fields = {"/v1/chat/completions": {"prompt_logprobs": 1}, COMPLETIONS: {"response_format": schema}}
     chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
     for path, body in {COMPLETIONS: {**PROMPT, "max_tokens": 1}, "/v1/chat/completions": chat, "/v1/messages": chat, "/v1/responses": {"input": "x", "max_output_tokens": 1}}.items():
-        for name, value in {**everywhere, **({} if "chat" in path else not_chat)}.items():
+        for name, value in {**everywhere, **fields.get(path, {**not_openai, "response_format": schema, "prompt_logprobs": 1})}.items():
             assert name + ":" in s.post(path, {**body, name: value}, 400)["error"]["message"], (path, name)
-    nothing = {**dict.fromkeys([*everywhere, *not_chat]), "min_tokens": 0, "bad_words": [], "response_format": {"type": "text"}}
+    nothing = {**dict.fromkeys([*everywhere, *not_openai]), "grammar_lazy": False, "min_tokens": 0, "bad_words": [], "response_format": {"type": "text"}}
     assert s.post(COMPLETIONS, {**PROMPT, "max_tokens": 1, **nothing})["choices"][0]["text"] == run(PACKED, 1)
 
 

@@ -308,9 +308,30 @@ def cut(s):
     assert final["type"] == "response.failed" and [x["status"] for x in final["response"]["output"]] == ["incomplete"], final
 
 
+def held_texts(s):
+    """A regular expression, a grammar or a choice holds the whole text, at a temperature at which the model writes noise."""
+    pattern, grammar = "[A-Z][a-z]{2,5}( [a-z]{2}){1,2}\\.", 'root ::= list # nested\nlist ::= "[" (item ("," item)*)? "]"\nitem ::= list | [1-9] [0-9]{0,2}'
+    for path, base in ((APIS["chat"][0], {**APIS["chat"][1], **NO_THINKING}), APIS["completions"]):
+        def text(path=path, base=base, **fields):
+            reply = s.post(path, {**base, "max_tokens": 60, "temperature": 3, **fields})["choices"][0]
+            return reply["finish_reason"], reply["message"]["content"] if "message" in reply else reply["text"]
+        for seed in range(3):
+            for fields in ({"guided_regex": pattern}, {"structured_outputs": {"regex": pattern, "json": None}}):
+                finish, got = text(seed=seed, **fields)
+                assert finish == "stop" and re.fullmatch(pattern, got), (path, got)
+            finish, got = text(seed=seed, grammar=grammar)
+            assert finish == "length" or isinstance(json.loads(got), list), (path, got)
+            assert text(seed=seed, structured_outputs={"choice": ["Ur", "Uz and more"]})[1] in ("Ur", "Uz and more")
+        for name, fields in (("regex", {"regex": "(a"}), ("guided_grammar", {"guided_grammar": "root ::= root"}), ("grammar", {"grammar": "a", "regex": "a"}),
+                             ("structured_outputs", {"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}),
+                             ("structured_outputs.regex", {"structured_outputs": {"regex": "a", "choice": ["a"]}})):
+            status, reply = ask(s, path, {**base, **fields})
+            assert status == 400 and name in reply["error"]["message"], (name, status, reply)
+
+
 every_field_in_every_api()
 documented()
 with Server(convert("tests/data/tiny-m2"), "--chat-format", "minimax-m2", "--max-model-len", "512") as server:
-    for test in (all_fields, nothings, formats, within, templates, cut):
+    for test in (all_fields, nothings, formats, held_texts, within, templates, cut):
         test(server)
 print("every field of every API is served, refused by name, or has no effect")
