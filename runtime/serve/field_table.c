@@ -286,6 +286,8 @@ static const field *find(const char *name) { return bsearch(name, fields, sizeof
 
 const char *mm_field_name(size_t i) { return i < sizeof fields / sizeof *fields ? fields[i].name : NULL; }
 
+const char *mm_field_instead(size_t i) { return fields[i].instead; }
+
 mm_field_fate mm_field_fate_of(const char *name, mm_field_api api) {
   const field *f = find(name);
   if (!f) return MM_FIELD_UNKNOWN;

@@ -215,8 +215,18 @@ def keys():
         assert s.post(COMPLETIONS, {**PROMPT, "model": "m"}, 200, {"Authorization": "Bearer two"})["model"] == "m"
         assert s.post(COMPLETIONS, PROMPT, 200, {"x-api-key": "one"})["model"] == "m"
         assert s.request("GET", "/health")[0] == 200 and s.request("GET", "/v1/models")[0] == 401
+        trace = "00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01"
+        bad = [trace.upper(), trace + "0", trace[:-1], trace.replace("00-0a", "ff-0a"), "00-" + "0" * 32 + trace[35:], trace[:36] + "0" * 16 + "-01", "\"" + trace[1:]]
+        for given in [trace, *bad]:
+            s.post(COMPLETIONS, PROMPT, 200, {"x-api-key": "one", "traceparent": given})
         lines = [json.loads(x) for x in open(s.log)]
-        assert [x["status"] for x in lines if "path" in x and x["path"] == COMPLETIONS] == [401, 401, 401, 200, 200]
+        mine = [x for x in lines if "path" in x and x["path"] == COMPLETIONS]
+        assert [x["status"] for x in mine] == [401, 401, 401, 200, 200] + [200] * (1 + len(bad))
+        assert [x.get("traceparent") for x in mine] == [None] * 5 + [trace] + [None] * len(bad)
+        board = json.load(open("scripts/grafana.json"))
+        named = set(re.findall(r"\bminimax_\w+", json.dumps(board["panels"] + board["templating"]["list"])))
+        there = set(re.findall(r"^(\w+?)[{ ]", s.get("/metrics").decode(), re.M))
+        assert len(named) > 15 and named <= there, named - there
 
 
 def keys_elsewhere():
