@@ -142,7 +142,7 @@ static mm_text_pattern *parse_text(parser *p) {
   char *text = mm_arena_alloc(p->arena, (size_t)(close - p->p) + 4, p->err); /* an escape is longer than its character */
   if (!out || !text) return NULL;
   while (p->p < close) {
-    uint32_t code;
+    uint32_t code = 0;
     if (!character(p, &code)) return NULL;
     if (code == 0 || (code >= 0xd800 && code < 0xe000)) return refuse(p, "a character that no text has");
     out->n += put_utf8(code, text + out->n);
@@ -159,7 +159,7 @@ static mm_text_pattern *parse_class(parser *p) {
   const char *begin = p->p;
   const bool complement = take(p, "^");
   while (!at(p, ']')) {
-    uint32_t first, last;
+    uint32_t first = 0, last;
     if (p->p == p->end || *p->p == '\n') return p->p = begin, refuse(p, "a class without its end");
     if (!character(p, &first)) return NULL;
     last = first;

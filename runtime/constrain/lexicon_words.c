@@ -49,7 +49,7 @@ static void add_nodes(mm_trie *t, const item *x, uint32_t from, uint32_t *open, 
 /* Sorts the items. */
 static bool build(mm_trie *t, items *list, mm_err *err) {
   size_t nodes = 0, longest = 0;
-  qsort(list->item, list->count, sizeof *list->item, by_bytes);
+  if (list->count) qsort(list->item, list->count, sizeof *list->item, by_bytes);
   for (size_t i = 0; i < list->count; i++) {
     nodes += list->item[i].n - (i ? shared(&list->item[i - 1], &list->item[i]) : 0);
     longest = mm_max(longest, list->item[i].n);
