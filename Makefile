@@ -207,8 +207,9 @@ bench-cpu: $(BUILD)/tests/bench/bench_cpu $(BUILD)/tests/bench/bench_rows ## tok
 bench-quality: $(PROGRAMS) $(BUILD)/tests/bench/bench_quality $(VENV)/ready ## SQNR gains of the searches, likelihood of the small checkpoints by scheme
 	$(Q)$(BUILD)/tests/bench/bench_quality
 	$(Q)$(VENV)/bin/python tests/bench/quality.py $(BUILD)/bin
-bench-serve: $(PROGRAMS) $(addprefix $(BUILD)/tests/bench/bench_,scheduler reuse tokenizer) ## minimax-serve: its start, streams over HTTP beside the engine alone, a prompt that is known
+bench-serve: $(PROGRAMS) $(addprefix $(BUILD)/tests/bench/bench_,scheduler reuse tokenizer masks) ## minimax-serve: its start, streams over HTTP beside the engine alone, a prompt that is known, masks
 	$(Q)python3 tests/bench/serve.py $(BUILD)
+	$(Q)$(BUILD)/tests/bench/bench_masks
 bench: $(PROGRAMS) $(BENCH) $(NO_HASH) ## conversion rates beside memcpy and the disk of the same run
 	$(Q)scripts/bench_convert.py $(BUILD)/bin
 	$(Q)for b in $(BENCH); do $$b || exit 1; done

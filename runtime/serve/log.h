@@ -13,6 +13,7 @@ typedef struct mm_log {
 typedef struct mm_log_call {
   const char *id, *peer, *method, *path; /* printable; path: without the query */
   const char *why;                       /* why it was refused, or NULL */
+  const char *trace;                     /* its traceparent, "" for none */
   int status;
   double seconds;
   uint32_t choices, prompt_tokens, cached_tokens, reply_tokens;

@@ -126,14 +126,15 @@ def reasons(s):
 def unserved(s):
     """Fields of other servers that bind a reply are refused by name in every API, or ask for nothing."""
     schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
-    everywhere = {"guided_json": {"type": "object"}, "guided_regex": "a+", "guided_grammar": "root ::= x", "structured_outputs": {"regex": "a"}, "min_tokens": 3,
-                  "bad_words": ["a"], "allowed_token_ids": [1], "prompt_logprobs": 1, "truncate_prompt_tokens": 5, "chat_template": "x", "functions": [{"name": "f"}]}
-    not_chat = {"response_format": schema, "guided_choice": ["a", "b"]}
+    everywhere = {"structural_tag": {"type": "x"}, "min_tokens": 3, "grammar_lazy": True,
+                  "bad_words": ["a"], "allowed_token_ids": [1], "truncate_prompt_tokens": 5, "chat_template": "x", "functions": [{"name": "f"}]}
+    not_openai = {"guided_json": {"type": "object"}, "guided_regex": "a+", "guided_grammar": "root ::= x", "structured_outputs": {"regex": "a"}, "guided_choice": ["a", "b"]}
+    fields = {"/v1/chat/completions": {"prompt_logprobs": 1}, COMPLETIONS: {"response_format": schema}}
     chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
     for path, body in {COMPLETIONS: {**PROMPT, "max_tokens": 1}, "/v1/chat/completions": chat, "/v1/messages": chat, "/v1/responses": {"input": "x", "max_output_tokens": 1}}.items():
-        for name, value in {**everywhere, **({} if "chat" in path else not_chat)}.items():
+        for name, value in {**everywhere, **fields.get(path, {**not_openai, "response_format": schema, "prompt_logprobs": 1})}.items():
             assert name + ":" in s.post(path, {**body, name: value}, 400)["error"]["message"], (path, name)
-    nothing = {**dict.fromkeys([*everywhere, *not_chat]), "min_tokens": 0, "bad_words": [], "response_format": {"type": "text"}}
+    nothing = {**dict.fromkeys([*everywhere, *not_openai]), "grammar_lazy": False, "min_tokens": 0, "bad_words": [], "response_format": {"type": "text"}}
     assert s.post(COMPLETIONS, {**PROMPT, "max_tokens": 1, **nothing})["choices"][0]["text"] == run(PACKED, 1)
 
 
@@ -214,8 +215,18 @@ def keys():
         assert s.post(COMPLETIONS, {**PROMPT, "model": "m"}, 200, {"Authorization": "Bearer two"})["model"] == "m"
         assert s.post(COMPLETIONS, PROMPT, 200, {"x-api-key": "one"})["model"] == "m"
         assert s.request("GET", "/health")[0] == 200 and s.request("GET", "/v1/models")[0] == 401
+        trace = "00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01"
+        bad = [trace.upper(), trace + "0", trace[:-1], trace.replace("00-0a", "ff-0a"), "00-" + "0" * 32 + trace[35:], trace[:36] + "0" * 16 + "-01", "\"" + trace[1:]]
+        for given in [trace, *bad]:
+            s.post(COMPLETIONS, PROMPT, 200, {"x-api-key": "one", "traceparent": given})
         lines = [json.loads(x) for x in open(s.log)]
-        assert [x["status"] for x in lines if "path" in x and x["path"] == COMPLETIONS] == [401, 401, 401, 200, 200]
+        mine = [x for x in lines if "path" in x and x["path"] == COMPLETIONS]
+        assert [x["status"] for x in mine] == [401, 401, 401, 200, 200] + [200] * (1 + len(bad))
+        assert [x.get("traceparent") for x in mine] == [None] * 5 + [trace] + [None] * len(bad)
+        board = json.load(open("scripts/grafana.json"))
+        named = set(re.findall(r"\bminimax_\w+", json.dumps(board["panels"] + board["templating"]["list"])))
+        there = set(re.findall(r"^(\w+?)[{ ]", s.get("/metrics").decode(), re.M))
+        assert len(named) > 15 and named <= there, named - there
 
 
 def keys_elsewhere():
