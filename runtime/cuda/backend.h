@@ -232,8 +232,6 @@ void mm_cu_release(void *memory);
 
 /* ---- extended models (extended.cu) ---- */
 
-/* What the kernels of an extended model take; true for others. */
-MM_MUST_USE bool mm_cu_check_extended(const mm_backend_config *c, mm_err *err);
 /* Their buffers and rules, after the caches and the experts' buffers; nothing for others. */
 MM_MUST_USE bool mm_cu_open_extended(mm_backend *b, mm_err *err);
 /* mm_ops.select, gqa and mlp of the step's rows, launched. */

@@ -126,7 +126,8 @@ static_assert(MM_DEVICE_DECODE_ROWS == MM_CU_DECODE_ROWS && MM_DEVICE_FEW_EACH =
               MM_DEVICE_LEAST_INVARIANT == kLeastInvariant && MM_DEVICE_SEEN == MM_CU_SEEN && MM_DEVICE_LOGPROBS == MM_CU_LOGPROBS &&
               MM_DEVICE_TILE == MM_CU_GQA_KEYS);
 static_assert(MM_GPU_RANKS == MM_CU_PEERS && MM_GPU_HIDDEN == MM_CU_MAX_HIDDEN && MM_GPU_WIDTH == MM_CU_MAX_WIDTH &&
-              MM_GPU_EXPERTS == MM_CU_MAX_EXPERTS && MM_GPU_TOP_K == MM_CU_MAX_TOP_K); /* loader/stream/gpu_reads.h */
+              MM_GPU_EXPERTS == MM_CU_MAX_EXPERTS && MM_GPU_TOP_K == MM_CU_MAX_TOP_K && MM_GPU_GROUP_HEADS == MM_CU_BLOCK_GROUP &&
+              MM_GPU_INDEX_HEADS == MM_CU_INDEX_HEADS); /* loader/stream/gpu_reads.h */
 static_assert(MM_DEVICE_LARGEST_BUCKET == kBuckets[sizeof kBuckets / sizeof *kBuckets - 1]);
 
 /* Tables under which every slot has pages of its own, until a batch brings others. */
@@ -295,43 +296,16 @@ bool open_choice(mm_backend *b, mm_err *err) {
 
 /* ---- what the model and the device must be ---- */
 
-/* A size of the model's and the most that the kernels take. */
-struct model_limit {
-  const char *name;
-  uint64_t found, most;
-};
-
 bool check_model(const mm_backend_config *c, mm_err *err) {
   const mm_model *m = c->model;
   const mm_where nowhere = mm_at(NULL, NULL);
-  const uint32_t tp = c->weights->tp;
-  const bool extended = mm_model_extended(m);
-  if (tp > MM_CU_PEERS) return mm_fail(err, MM_UNSUPPORTED, "E_TP", nowhere, "found %u ranks; the cuda backend runs %u", tp, MM_CU_PEERS);
-  const model_limit limits[] = {{"hidden", m->hidden, MM_CU_MAX_HIDDEN},
-                                {"heads x head_dim", (uint64_t)m->heads * m->head_dim, MM_CU_MAX_WIDTH},
-                                {"heads and two of keys and values for each kv head x head_dim, on a rank",
-                                 ((uint64_t)m->heads / tp + 2 * (uint64_t)mm_max(1, m->kv_heads / tp)) * m->head_dim, MM_CU_MAX_WIDTH},
-                                {"heads per kv head", m->kv_heads ? m->heads / m->kv_heads : 0, extended ? (uint64_t)MM_CU_BLOCK_GROUP : 8},
-                                {"experts", m->experts, MM_CU_MAX_EXPERTS},
-                                {"top_k", m->top_k, mm_min(MM_CU_MAX_TOP_K, m->experts)},
-                                {"rotary_dim", m->rotary_dim, m->head_dim},
-                                {"vocab", m->vocab, MM_DRAW_IDS},
-                                {"tokens of a step", c->limits.max_tokens, MM_CU_MAX_TOKENS}};
-  for (const model_limit &l : limits) {
-    if (l.found > l.most)
-      return mm_fail(err, MM_UNSUPPORTED, "E_MODEL", nowhere, "found %s %llu; the cuda backend has kernels for at most %llu", l.name,
-                     (unsigned long long)l.found, (unsigned long long)l.most);
-  }
-  if (m->head_dim != 64 && m->head_dim != 128 && !(extended && m->head_dim == 32))
-    return mm_fail(err, MM_UNSUPPORTED, "E_MODEL", nowhere, "found head_dim %u; the cuda backend has kernels for %s64 and 128", m->head_dim,
-                   extended ? "32, " : "");
-  if (m->hidden % 8 != 0 || m->rotary_dim % 16 != 0 || m->kv_heads == 0 || m->heads % m->kv_heads != 0)
-    return mm_fail(
-        err, MM_UNSUPPORTED, "E_MODEL", nowhere,
-        "found hidden %u, rotary_dim %u, %u heads on %u kv heads; the cuda backend has kernels for multiples of 8, of 16, and of "
-        "the kv heads",
-        m->hidden, m->rotary_dim, m->heads, m->kv_heads);
-  return mm_cu_check_extended(c, err);
+  if (!mm_gpu_takes_model(m, c->weights->tp, err)) return false;
+  const char *const size = m->vocab > MM_DRAW_IDS ? "vocab" : "tokens of a step";
+  const uint32_t found = m->vocab > MM_DRAW_IDS ? m->vocab : c->limits.max_tokens,
+                 most = m->vocab > MM_DRAW_IDS ? MM_DRAW_IDS : MM_CU_MAX_TOKENS;
+  if (found > most)
+    return mm_fail(err, MM_UNSUPPORTED, "E_MODEL", nowhere, "found %s %u; the cuda backend has kernels for at most %u", size, found, most);
+  return true;
 }
 
 /* Each kernel that runs everywhere has a form that MM_CU_SHARED_LEAST is enough for: a device without it is refused before any weight is

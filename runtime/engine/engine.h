@@ -79,14 +79,16 @@ bool mm_engine_batch_invariant(const mm_engine *e);
 
 /* Returns true if mm_engine_queue returns before the step is done, so that it pays to queue the next batch before collecting this one. */
 bool mm_engine_queues(const mm_engine *e);
+/* Returns true if mm_engine_forward returns before the pass is done, so that it pays to make masks before mm_engine_choose. */
+bool mm_engine_defers(const mm_engine *e);
 /* Queues one batch with sampling; what it chooses comes back by mm_engine_collect, in order. A device backend goes on by itself: the
  * next batch may name MM_ID_CHOSEN before this one's choices were collected. Refuses what mm_engine_step refuses, MM_ID_CHOSEN in a
  * slot that nothing was chosen for, and more than MM_QUEUE batches outstanding; MM_USAGE E_SAMPLING for settings out of range,
  * MM_UNSUPPORTED E_SAMPLING for one that the device lacks, by name. */
 MM_MUST_USE bool mm_engine_queue(mm_engine *e, const mm_batch *batch, mm_err *err);
 /* mm_engine_queue in two: the pass, whose logits stay inside, and the choice of a token after each of its output rows, sampling[out_count].
- * Between them the caller may do what it likes but step: a mask of allowed tokens may hang on the choice before. The next step without a
- * choice drops the logits. E_SAMPLING as above; MM_UNSUPPORTED E_DEVICE for devices that choose within the step. */
+ * Between them the caller may do what it likes but step: collect the batch before, drop slots, make a mask of allowed tokens that depends
+ * on the token before. The next step without a choice drops the logits. E_SAMPLING as above; MM_UNSUPPORTED E_DEVICE for devices that choose within the step. */
 MM_MUST_USE bool mm_engine_forward(mm_engine *e, const mm_batch *batch, mm_err *err);
 MM_MUST_USE bool mm_engine_choose(mm_engine *e, const mm_sampling *sampling, mm_err *err);
 /* The pass, and of each of its output rows -ln of the probability of id target[out_count]: score[out_count], in f64. Ids that no step

@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "formats/system/pool.h"
+#include "loader/random_weights.h"
 #include "loader/verify.h"
 #include "runtime/engine/engine_inside.h"
 
@@ -30,7 +31,13 @@ static mm_backend_config config_of(const rank *r) {
 }
 
 /* Once, whichever task comes first. */
-static bool bind_rank(rank *r, mm_err *err) { return r->weights.layer || mm_bind(&r->weights, r->engine->shards, r->index, err); }
+static bool bind_rank(rank *r, mm_err *err) { return r->weights.layer || mm_bind_any(&r->weights, r->engine->shards, r->index, err); }
+
+/* Random weights, where the device does not make them itself. */
+static bool fill_rank(rank *r, mm_err *err) {
+  const bool random = r->engine->shards->random.linear && !r->engine->config.ops->own_memory;
+  return !random || r->weights.made || mm_random_fill(&r->weights, err);
+}
 
 static bool measure_rank(rank *r, mm_err *err) {
   if (!bind_rank(r, err)) return false;
@@ -40,7 +47,7 @@ static bool measure_rank(rank *r, mm_err *err) {
 
 static bool open_rank(rank *r, mm_err *err) {
   mm_engine *const e = r->engine;
-  if (!bind_rank(r, err)) return false;
+  if (!bind_rank(r, err) || !fill_rank(r, err)) return false;
   const mm_backend_config c = config_of(r);
   if (!mm_forward_open(&r->forward, e->config.ops, &c, err)) return false;
   const mm_rank_weights *w = &r->weights;
@@ -358,6 +365,10 @@ static bool open_choices(mm_engine *e, mm_err *err) {
 
 mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm_err *err) {
   const mm_model *m = &shards->pack.model;
+  if (shards->random.linear && (c->verify || c->calibration))
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--load-format dummy: random weights have no %s",
+                   c->verify ? "digests that are to be checked" : "tensors to calibrate"),
+           NULL;
   if (!check_config(m, c, err) || !check_parallel(&shards->pack, c, err)) return NULL;
   mm_engine_share_config(c);
   const uint32_t ranks = mm_pack_ranks(&shards->pack), here = ranks / (c->world ? c->world->processes : 1);

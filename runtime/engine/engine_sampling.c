@@ -117,6 +117,7 @@ bool mm_engine_choose(mm_engine *e, const mm_sampling *sampling, mm_err *err) {
 
 uint32_t mm_engine_samples(const mm_engine *e) { return e->device_chooses ? e->config.ops->sampler.samples : UINT32_MAX; }
 bool mm_engine_queues(const mm_engine *e) { return e->device_chooses; }
+bool mm_engine_defers(const mm_engine *e) { return e->device_chooses && e->config.ops->sampler.keep; }
 
 bool mm_engine_queue(mm_engine *e, const mm_batch *given, mm_err *err) {
   static const mm_sampling none;

@@ -133,11 +133,11 @@ static mm_logprob *logprobs_of(const mm_scheduler *s, step *t, uint32_t out, mm_
   return t->logprob ? t->logprob + (size_t)out * (1 + MM_LOGPROBS) : NULL;
 }
 
-/* How the token after the step's next output is chosen. */
+/* How the token after the step's next output is sampled, but for its mask if that is made while the pass runs. */
 static bool add_output(mm_scheduler *s, step *t, const job *j, uint32_t row, mm_err *err) {
   mm_sampling *set = &s->build.sampling[t->outs];
   *set = j->r.sampling;
-  if (j->r.allow) set->allowed = j->r.allow(j->r.user);
+  if (j->r.allow && !s->deferred) set->allowed = j->r.allow(j->r.user);
   if ((set->logprobs || set->top_logprobs) && !(set->logprobs = logprobs_of(s, t, t->outs, err))) return false;
   s->build.out[t->outs++] = row;
   return true;
@@ -212,12 +212,10 @@ static void count_step(mm_scheduler *s, step *t) {
   s->own.steps++;
 }
 
-/* Returns true if no running job needs its sampled token before its next step can be queued or drafted. */
-static bool can_go_ahead(const mm_scheduler *s) {
-  if (s->drafting) return false;
+static bool any_masks(const mm_scheduler *s) {
   for (uint32_t i = 0; i < s->slots; i++)
-    if (s->slot[i] && s->slot[i]->r.allow) return false;
-  return mm_engine_queues(s->engine);
+    if (s->slot[i] && s->slot[i]->r.allow) return true;
+  return false;
 }
 
 /* Time spent in the engine, by the clock and of this thread. */
@@ -228,28 +226,6 @@ static spell enter_engine(void) { return (spell){mm_now(), mm_scheduler_cpu()}; 
 static void leave_engine(mm_scheduler *s, spell began) {
   s->own.step_seconds += mm_now() - began.wall;
   s->inside += mm_scheduler_cpu() - began.cpu;
-}
-
-bool mm_step_queue(mm_scheduler *s) {
-  s->drafting = mm_drafts_wanted(s);
-  s->ahead = can_go_ahead(s);
-  if (!plan_all(s)) return false;
-  step *t = &s->step[s->queued % MM_QUEUE];
-  mm_batch batch;
-  mm_err err = {0};
-  bool done = build(s, t, &batch, &err);
-  if (done) {
-    const spell began = enter_engine();
-    done = mm_engine_queue(s->engine, &batch, &err);
-    leave_engine(s, began);
-  }
-  if (done) {
-    count_step(s, t);
-    mm_reuse_boundaries(s);
-    s->first = (s->first + 1) % s->slots;
-  } else
-    fail_step(s, &err);
-  return done;
 }
 
 /* ---- what comes back ---- */
@@ -340,4 +316,51 @@ void mm_step_collect(mm_scheduler *s) {
     mm_scheduler_forget(t->choice[i].job);
   }
   mm_drafts_measure(s, t, tokens, mm_now());
+}
+
+/* ---- a step is queued ---- */
+
+/* Masks of a step whose pass is queued. They depend on the tokens of the step before, which are collected first: both while the pass runs.
+ * After a failure nothing is queued any more. */
+static void sample_deferred(mm_scheduler *s) {
+  const step *t = &s->step[(s->queued - 1) % MM_QUEUE];
+  mm_err err = {0};
+  while (s->queued - s->collected > 1) mm_step_collect(s);
+  if (s->queued == s->collected) return; /* that failed */
+  for (uint32_t i = 0; i < t->choices; i++) {
+    const choice *c = &t->choice[i];
+    if (c->scored || !c->job->r.allow || c->job->ended || c->job->turn != c->turn) continue;
+    s->build.sampling[c->first].allowed = c->job->r.allow(c->job->r.user);
+  }
+  const spell began = enter_engine();
+  const bool done = mm_engine_choose(s->engine, s->build.sampling, &err);
+  leave_engine(s, began);
+  if (!done) fail_all(s, &err);
+}
+
+static bool queue_pass(mm_scheduler *s, const mm_batch *batch, mm_err *err) {
+  const spell began = enter_engine();
+  const bool done = s->deferred ? mm_engine_forward(s->engine, batch, err) : mm_engine_queue(s->engine, batch, err);
+  leave_engine(s, began);
+  return done;
+}
+
+bool mm_step_queue(mm_scheduler *s) {
+  const bool masks = any_masks(s);
+  s->drafting = mm_drafts_wanted(s);
+  s->deferred = masks && mm_engine_defers(s->engine);
+  s->ahead = !s->drafting && mm_engine_queues(s->engine) && (!masks || s->deferred);
+  if (!plan_all(s)) return false;
+  step *t = &s->step[s->queued % MM_QUEUE];
+  mm_batch batch;
+  mm_err err = {0};
+  if (!build(s, t, &batch, &err) || !queue_pass(s, &batch, &err)) {
+    fail_step(s, &err);
+    return false;
+  }
+  count_step(s, t);
+  mm_reuse_boundaries(s);
+  s->first = (s->first + 1) % s->slots;
+  if (s->deferred) sample_deferred(s);
+  return true;
 }

@@ -122,6 +122,7 @@ struct mm_scheduler {
   double over;       /* when the last step was collected */
   bool drafting;     /* the next step may have proposals */
   bool ahead;        /* the next step is queued before this one's choices are read */
+  bool deferred;     /* the next step's tokens are sampled in a call of their own, after its masks are made */
 };
 
 /* ---- requests.c ---- */

@@ -20,7 +20,7 @@ static bool find_ends(mm_loaded *l, mm_err *err) {
 
 bool mm_loading_check(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
   l->stage = "headers";
-  if (!mm_shards_open(&l->shards, c->dir, err)) return false;
+  if (!mm_shards_open_as(&l->shards, c->dir, &c->dummy, err)) return false;
   const uint32_t most = (uint32_t)l->shards.pack.model.max_positions;
   if (c->positions > most)
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--max-model-len: found %llu, the model has %u positions",

@@ -2,12 +2,14 @@
 #ifndef MM_RUNTIME_SERVE_LOADING_H
 #define MM_RUNTIME_SERVE_LOADING_H
 
+#include "loader/random_weights.h"
 #include "runtime/chat/chat_format.h"
 #include "runtime/schedule/scheduler.h"
 #include "runtime/text/tokenizer.h"
 
 typedef struct mm_loading_config {
   const char *dir, *device;
+  mm_dummy dummy;          /* random weights, or none */
   const char *act_quant;   /* "on", "off", or NULL: on where the device can */
   mm_run_options options;  /* of which threads, act_quant and batch_invariant are decided by others of these */
   uint64_t positions;      /* of prompt and reply together; 0: as many as the model has */
