@@ -465,7 +465,8 @@ void cuda_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router
   const auto narrow = b->weight.find(router);
   const bool wide = narrow == b->weight.end();
   const void *w = wide ? static_cast<const void *>(b->values[router]) : narrow->second.data;
-  const mm_cu_router m = {w, wide, x.width, wide ? b->router[router] : nullptr, b->route_product, b->c.options.batch_invariant, ahead_of(b, layer)};
+  const mm_cu_router m = {
+      w, wide, x.width, wide ? b->router[router] : nullptr, b->route_product, b->c.options.batch_invariant, ahead_of(b, layer)};
   b->route.bias = bias ? b->values[bias] : nullptr, b->route.slot = b->device.slot;
   b->route.load = b->load + (size_t)layer * b->route.experts;
   const deferred_residual &d = b->deferred;

@@ -88,7 +88,8 @@ bool mm_engine_defers(const mm_engine *e);
 MM_MUST_USE bool mm_engine_queue(mm_engine *e, const mm_batch *batch, mm_err *err);
 /* mm_engine_queue in two: the pass, whose logits stay inside, and the choice of a token after each of its output rows, sampling[out_count].
  * Between them the caller may do what it likes but step: collect the batch before, drop slots, make a mask of allowed tokens that depends
- * on the token before. The next step without a choice drops the logits. E_SAMPLING as above; MM_UNSUPPORTED E_DEVICE for devices that choose within the step. */
+ * on the token before. The next step without a choice drops the logits. E_SAMPLING as above; MM_UNSUPPORTED E_DEVICE for devices that
+ * choose within the step. */
 MM_MUST_USE bool mm_engine_forward(mm_engine *e, const mm_batch *batch, mm_err *err);
 MM_MUST_USE bool mm_engine_choose(mm_engine *e, const mm_sampling *sampling, mm_err *err);
 /* The pass, and of each of its output rows -ln of the probability of id target[out_count]: score[out_count], in f64. Ids that no step

@@ -137,7 +137,7 @@ static mm_logprob *logprobs_of(const mm_scheduler *s, step *t, uint32_t out, mm_
 static bool add_output(mm_scheduler *s, step *t, const job *j, uint32_t row, mm_err *err) {
   mm_sampling *set = &s->build.sampling[t->outs];
   *set = j->r.sampling;
-  if (j->r.allow && !s->deferred) set->allowed = j->r.allow(j->r.user);
+  if (j->r.allow && !s->build.deferred) set->allowed = j->r.allow(j->r.user);
   if ((set->logprobs || set->top_logprobs) && !(set->logprobs = logprobs_of(s, t, t->outs, err))) return false;
   s->build.out[t->outs++] = row;
   return true;
@@ -340,7 +340,7 @@ static void sample_deferred(mm_scheduler *s) {
 
 static bool queue_pass(mm_scheduler *s, const mm_batch *batch, mm_err *err) {
   const spell began = enter_engine();
-  const bool done = s->deferred ? mm_engine_forward(s->engine, batch, err) : mm_engine_queue(s->engine, batch, err);
+  const bool done = s->build.deferred ? mm_engine_forward(s->engine, batch, err) : mm_engine_queue(s->engine, batch, err);
   leave_engine(s, began);
   return done;
 }
@@ -348,8 +348,8 @@ static bool queue_pass(mm_scheduler *s, const mm_batch *batch, mm_err *err) {
 bool mm_step_queue(mm_scheduler *s) {
   const bool masks = any_masks(s);
   s->drafting = mm_drafts_wanted(s);
-  s->deferred = masks && mm_engine_defers(s->engine);
-  s->ahead = !s->drafting && mm_engine_queues(s->engine) && (!masks || s->deferred);
+  s->build.deferred = masks && mm_engine_defers(s->engine);
+  s->ahead = !s->drafting && mm_engine_queues(s->engine) && (!masks || s->build.deferred);
   if (!plan_all(s)) return false;
   step *t = &s->step[s->queued % MM_QUEUE];
   mm_batch batch;
@@ -361,6 +361,6 @@ bool mm_step_queue(mm_scheduler *s) {
   count_step(s, t);
   mm_reuse_boundaries(s);
   s->first = (s->first + 1) % s->slots;
-  if (s->deferred) sample_deferred(s);
+  if (s->build.deferred) sample_deferred(s);
   return true;
 }

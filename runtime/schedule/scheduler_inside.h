@@ -71,6 +71,7 @@ typedef struct step_arrays {
   mm_sampling *sampling;
   mm_bias *bias;  /* [step_tokens] that make the prompt's own token the sampled one */
   uint32_t spare; /* outputs that the step may have besides one for each job, and those of drafts */
+  bool deferred;  /* its tokens are sampled in a call of their own, after its masks are made */
 } step_arrays;
 
 /* Rows of each expert of each layer. */
@@ -122,7 +123,6 @@ struct mm_scheduler {
   double over;       /* when the last step was collected */
   bool drafting;     /* the next step may have proposals */
   bool ahead;        /* the next step is queued before this one's choices are read */
-  bool deferred;     /* the next step's tokens are sampled in a call of their own, after its masks are made */
 };
 
 /* ---- requests.c ---- */

@@ -41,7 +41,7 @@ NOT_RUN = {
     "minimax-serve /models/m2-tp1 --device cuda --attach /run/minimax/hold.sock": "needs a GPU: scripts/gpu.sh has it, part hold",
 }
 WORDS = {"MiniMaxAI/MiniMax-M2.7": TINY, "MiniMaxAI/MiniMax-M1-80k": "tests/data/tiny-m1", "/models/m2.7": "DIR", "/models/m1": "m1", "KEY": "key",
-         "--max-model-len 131072": "--max-model-len 2048", "SRC": TINY, "big-m2": TINY, "DIR": "DIR", "TEXT": "'In the beginning'", "OUT": "packed-up", "NEW": "cut", "N": "4", "…": TINY + " -o few",
+         "--max-model-len 131072": "--max-model-len 2048", "SRC": TINY, "big-m2": TINY, "DIR": "DIR", "M2-config": TINY, "--dummy-tp 4": "--dummy-tp 2", "TEXT": "'In the beginning'", "OUT": "packed-up", "NEW": "cut", "N": "4", "…": TINY + " -o few",
          "/models/m2-tp1": "DIR", "cuda": "cpu"}
 PART = re.compile(r"(?<![\w./-])(" + "|".join(map(re.escape, WORDS)) + r")(?![\w.-])")
 OPERAND = re.compile(r"^minimax-\w+ .*(?<![\w-])(SRC|DIR|OUT|build/|tests/)")

@@ -43,6 +43,31 @@ struct slice_ring {
   static_assert(kSteps >= 2 && kSlices * kSliceRows * kWeights * sizeof(float) <= kBytes && kBytes <= MM_CU_SHARED_LEAST);
 };
 
+/* Writes a block's results from its warps' sums, by way of `part`, [slice, row, part and column]. */
+template <int kTiles, int kParts>
+__device__ __forceinline__ void add_slices(float *to, float *part, const float (&sum)[kParts * kTiles][4], uint32_t n, uint32_t tokens) {
+  using ring = slice_ring<kTiles, kParts>;
+  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = blockIdx.x * kSliceRows, column = blockIdx.y * ring::kColumns;
+#pragma unroll
+  for (uint32_t i = 0; i < kParts * kTiles * 4; i++) {
+    const uint32_t r = lane / 4 + i % 4 / 2 * 8, at = i / 4 * 8 + lane % 4 * 2 + i % 2;
+    part[(warp * kSliceRows + r) * ring::kWeights + at] = sum[i / 4][i % 4];
+  }
+  __syncthreads();
+  for (uint32_t i = threadIdx.x; i < kSliceRows * ring::kColumns; i += kSlices * 32) {
+    const uint32_t r = i / ring::kColumns, c = i % ring::kColumns;
+    float total = 0;
+#pragma unroll
+    for (uint32_t p = kParts; p-- > 0;) {
+      float own = 0;
+#pragma unroll
+      for (uint32_t slice = 0; slice < kSlices; slice++) own += part[(slice * kSliceRows + r) * ring::kWeights + p * ring::kColumns + c];
+      total += own;
+    }
+    if (first + r < tokens && column + c < n) to[(size_t)(first + r) * n + column + c] = total;
+  }
+}
+
 /* to[tokens, n] = x·(Σ w[part])ᵀ, the last part first. A result's bits depend on k alone: slices are added in their order. */
 template <int kTiles, int kParts>
 __global__ void __launch_bounds__(kSlices * 32)
@@ -101,25 +126,7 @@ __global__ void __launch_bounds__(kSlices * 32)
   }
   copy_wait<0>();
   __syncthreads();
-  float *const part = reinterpret_cast<float *>(slice_raw); /* [slice, row, part and column] */
-#pragma unroll
-  for (uint32_t i = 0; i < kParts * kTiles * 4; i++) {
-    const uint32_t r = lane / 4 + i % 4 / 2 * 8, at = i / 4 * 8 + lane % 4 * 2 + i % 2;
-    part[(warp * kSliceRows + r) * ring::kWeights + at] = sum[i / 4][i % 4];
-  }
-  __syncthreads();
-  for (uint32_t i = threadIdx.x; i < kSliceRows * ring::kColumns; i += kSlices * 32) {
-    const uint32_t r = i / ring::kColumns, c = i % ring::kColumns;
-    float total = 0;
-#pragma unroll
-    for (uint32_t p = kParts; p-- > 0;) {
-      float own = 0;
-#pragma unroll
-      for (uint32_t slice = 0; slice < kSlices; slice++) own += part[(slice * kSliceRows + r) * ring::kWeights + p * ring::kColumns + c];
-      total += own;
-    }
-    if (first + r < tokens && column + c < n) to[(size_t)(first + r) * n + column + c] = total;
-  }
+  add_slices<kTiles, kParts>(to, reinterpret_cast<float *>(slice_raw), sum, n, tokens);
 }
 
 template <int kTiles, int kParts>
