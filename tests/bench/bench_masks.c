@@ -294,10 +294,13 @@ static void on_device(bench *b, uint32_t tokens) {
   ref_model ref = ref_build(m);
   ref_shards *cut = ref_cut(&ref, 1);
   mm_ops ops = mm_ops_cpu;
-  ops.begin = gpu_begin, ops.choose = gpu_choose, ops.keep = gpu_keep, ops.choose_kept = gpu_choose_kept, ops.collect = gpu_collect;
-  ops.ids_load = gpu_ids, ops.samples = UINT32_MAX, ops.embed = no_rows, ops.norm = no_norm, ops.linear = no_linear, ops.logits = no_rows;
+  ops.begin = gpu_begin, ops.sampler.choose = gpu_choose, ops.sampler.keep = gpu_keep, ops.sampler.choose_kept = gpu_choose_kept,
+  ops.sampler.collect = gpu_collect;
+  ops.sampler.load_ids = gpu_ids, ops.sampler.samples = UINT32_MAX, ops.embed = no_rows, ops.norm = no_norm, ops.linear = no_linear,
+  ops.logits = no_rows;
   ops.gqa = no_gqa, ops.route = no_route, ops.experts = no_experts, ops.combine = no_combine;
-  const mm_engine_config c = {.ops = &ops, .limits = {.max_tokens = STREAMS, .slots = STREAMS, .max_positions = tokens + 1}, .threads = 1};
+  const mm_engine_config c = {
+      .ops = &ops, .limits = {.max_tokens = STREAMS, .slots = STREAMS, .max_positions = tokens + 1}, .options = {.threads = 1}};
   mm_engine *e = mm_engine_open(&cut->s, &c, &err);
   if (!e) die(&err);
   gpu.b = b;
