@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 build='gcc g++ libc6-dev make pkg-config libzstd-dev libssl-dev libpcre2-dev libevent-dev'
 case ${1-} in
   demo) packages=$build ;;
-  check) packages="$build ca-certificates git libcmocka-dev clang clang-format clang-tidy libclang-rt-14-dev binutils valgrind libc6-dbg strace zstd openssl curl libedit2 python3 python3-venv" ;;
+  check) packages="$build ca-certificates git libcmocka-dev clang clang-format clang-tidy libclang-rt-14-dev binutils valgrind libc6-dbg strace zstd openssl curl python3 python3-venv" ;;
   *) echo "usage: scripts/bootstrap.sh demo | check" >&2; exit 2 ;;
 esac
 target=$1

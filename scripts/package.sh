@@ -66,8 +66,7 @@ include
 share/man/man3
 share/doc/minimax/examples
 END
-package minimax "libc6 (>= $libc)
-Recommends: libedit2" science "converts, verifies and serves MiniMax checkpoints" <<END
+package minimax "libc6 (>= $libc)" science "converts, verifies and serves MiniMax checkpoints" <<END
 bin
 lib/systemd
 share/man

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """minimax-run --chat: a conversation of several turns says what minimax-serve says to the same messages, token for token; messages come from
 -p, a pipe or lines; stop texts, the system message, what goes to stdout and what to stderr, refusals."""
-import ctypes
 import json
 import os
 import pty
@@ -10,7 +9,6 @@ import select
 import signal
 import subprocess
 import sys
-import termios
 import time
 
 sys.path.insert(0, os.path.dirname(__file__))
@@ -95,10 +93,10 @@ def others(packed):
 class Terminal:
     """A conversation with somebody at a terminal."""
 
-    def __init__(self, packed, *args, term="dumb"):
+    def __init__(self, packed, *args):
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
-            os.environ["TERM"] = term
+            os.environ["TERM"] = "dumb"
             os.execv(f"{BIN}/minimax-run", ["minimax-run", packed, "--chat", "--temperature", "0", *args])
         self.seen = ""
 
@@ -180,42 +178,10 @@ def terminal(packed):
     assert t.end() == 0
 
 
-def edited(packed):
-    """By libedit: keys move and delete, also in UTF-8; the lines before come again; Ctrl-C and Ctrl-D end the program, and the terminal is as it was."""
-    try:
-        ctypes.CDLL("libedit.so.2")
-    except OSError:
-        return "without libedit"
-    path = os.path.join(TMP, "edited.json")
-    t = Terminal(packed, "-n", "2", term="vt100")
-    t.until("> ")
-    raw = termios.tcgetattr(t.fd)
-    os.write(t.fd, "é京xb\x02\x7fc\x01a\n".encode())  # back, rubout, a letter; to the start, a letter
-    t.until("up to --max-tokens]\n")
-    os.write(t.fd, b"more \\\nlines\n")
-    t.until("up to --max-tokens]\n")
-    os.write(t.fd, b"\x10\x10\x10\n")  # up three times: the first line
-    t.until("up to --max-tokens]\n")
-    os.write(t.fd, f"/save {path}\n".encode())
-    os.write(t.fd, b"\x04")
-    assert t.end() == 0
-    told = json.load(open(path))["messages"]
-    assert [m["content"] for m in told if m["role"] == "user"] == ["aé京cb", "more \nlines", "aé京cb"], told
-    t = Terminal(packed, "-n", "2", term="vt100")
-    t.until("> ")
-    os.write(t.fd, b"half\x03")
-    status = os.waitpid(t.pid, 0)[1]
-    assert os.waitstatus_to_exitcode(status) == -signal.SIGINT, status
-    assert raw[3] & termios.ICANON == 0 and termios.tcgetattr(t.fd)[3] == termios.tcgetattr(pty.openpty()[1])[3]
-    os.close(t.fd)
-    return "lines edited by libedit"
-
-
 M3 = with_m3_tokens("tests/data/tiny-m2", os.path.join(TMP, "source", "like-m3"))
 for model, form in ((M3, "minimax-m3"), ("tests/data/tiny-m2", "minimax-m2"), ("tests/data/tiny-m1", "minimax-m1")):
     directory = convert(model)
     streams(directory, form, turns(directory, form)[0])
 others(directory)
 terminal(convert("tests/data/tiny-m2"))
-print(edited(convert("tests/data/tiny-m2")) + "; "
-      "conversations of three turns as the server has them, from -p, a pipe and lines; stop texts, streams, refusals")
+print("conversations of three turns as the server has them, from -p, a pipe and lines; stop texts, streams, refusals")
