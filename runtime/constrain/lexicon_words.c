@@ -1,4 +1,4 @@
-/* The lexicon: all words of a tokenizer as tries, and their parts in texts. What a word does to a text is found by the automaton itself. */
+/* The lexicon: all words of a tokenizer as tries, and their parts in texts. The automaton follows the bytes of each word. */
 #include "runtime/constrain/lexicon_inside.h"
 
 #include <stdlib.h>

@@ -63,7 +63,8 @@ fed feed(const side &s, const std::vector<std::vector<int32_t>> &seq, uint32_t f
 std::vector<int32_t> held_out(const std::string &name) {
   std::ifstream in("tests/data/" + name.substr(0, 7) + "/held-out-ids.json");
   std::vector<int32_t> ids;
-  for (uint32_t i = 0; !in && i < 8192; i++) ids.push_back((int32_t)((i * i * 7 + i * 13 + i / 5) % 519)); /* tiny-m3 has no text */
+  for (uint32_t i = 0; name.rfind("tiny-m3", 0) == 0 && i < 8192; i++)
+    ids.push_back((int32_t)((i * i * 7 + i * 13 + i / 5) % 519)); /* tiny-m3 has no text */
   for (char c; in.get(c);) {
     if (c < '0' || c > '9') continue;
     int32_t v;

@@ -214,11 +214,11 @@ cudaError_t mm_cu_split(__nv_bfloat16 *to, const float *w, size_t n, cudaStream_
 cudaError_t mm_cu_route_logits(const mm_cu_router &m, const mm_cu_route &r, const __nv_bfloat16 *x, uint32_t tokens, cudaStream_t s) {
   constexpr uint32_t kMost = 1024;
   if (tokens <= kMost || m.batch_invariant) {
-    const uint32_t rows = ceil_div(tokens, kSliceRows), devices = multiprocessors();
-    const auto logits = m.wide                                      ? multiply_slices<1, kPieces>
-                        : rows * ceil_div(r.experts, 8) <= devices  ? multiply_slices<1, 1>
-                        : rows * ceil_div(r.experts, 16) <= devices ? multiply_slices<2, 1>
-                                                                    : multiply_slices<4, 1>;
+    const uint32_t rows = ceil_div(tokens, kSliceRows), most = multiprocessors();
+    const auto logits = m.wide                                   ? multiply_slices<1, kPieces>
+                        : rows * ceil_div(r.experts, 8) <= most  ? multiply_slices<1, 1>
+                        : rows * ceil_div(r.experts, 16) <= most ? multiply_slices<2, 1>
+                                                                 : multiply_slices<4, 1>;
     return logits(r.logits, x, m.wide ? m.piece : m.w, r.experts, m.k, tokens, s);
   }
   float *to = m.wide ? m.product : r.logits;
