@@ -408,12 +408,13 @@ void cuda_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_pack
   }
   const mm_cu_kv &kv = b->cache[layer].kv;
   const float *qn = q_norm ? b->values[q_norm] : nullptr, *kn = k_norm ? b->values[k_norm] : nullptr;
-  if (q_norm && b->peers) {
+  const uint32_t singles = singles_of(b), rest = b->rows - singles;
+  const bool inside = q_norm && b->peers && !rest && mm_cu_qk_norm_inside(b);
+  if (q_norm && b->peers && !inside) {
     check(b, mm_cu_qk_norm_ranks(b, rows_of(qkv), qn, kn, (float)b->c.model->norm_eps), "norm of q and k");
     qn = kn = nullptr;
   }
-  const uint32_t singles = singles_of(b), rest = b->rows - singles;
-  mm_cu_qkv p = {rows_of(qkv), qn, kn, b->inv_freq, (float)b->c.model->norm_eps, singles};
+  mm_cu_qkv p = {rows_of(qkv), qn, kn, b->inv_freq, (float)b->c.model->norm_eps, singles, inside ? b->peers : nullptr};
   mm_cu_gqa a = {rows_of(qkv), rows_of(o), b->gqa_work, singles, b->c.limits.max_tokens, {b->far, b->device.first, b->device.item}};
   if (!b->far.items) a.far = {};
   if (singles) check(b, mm_cu_gqa_decode(b->heads, places(b), kv, p, a, b->stream), "gqa decode");

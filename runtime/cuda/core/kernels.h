@@ -197,11 +197,13 @@ cudaError_t mm_cu_prepare_pages(const mm_cu_page_work &w, cudaStream_t s);
 
 /* Optional QK norm over all heads (q_norm [heads·d], k_norm [kv_heads·d], f32, or NULL), RoPE with inv_freq[rotary_dim/2], q back in
  * place, k and v into the cache. qkv[T, (heads + 2·kv_heads)·d]. */
+struct mm_cu_peers;
 struct mm_cu_qkv {
   __nv_bfloat16 *qkv;
   const float *q_norm, *k_norm, *inv_freq;
   float eps;
   uint32_t tokens;
+  const mm_cu_peers *ranks = nullptr; /* of gqa_decode: whose columns the norms are over; each has a device of its own */
 };
 cudaError_t mm_cu_rope(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_qkv &a, cudaStream_t s);
 
