@@ -26,6 +26,7 @@ static const scheme_case kSchemes[] = {
     {"int4 g32", MM_CU_INT4, MM_CU_FINE, 1, 32, 4e-3},
     {"nvfp4", MM_CU_E2M1, MM_CU_NV, 1, 16, 3e-3},
     {"mxfp4", MM_CU_E2M1, MM_CU_MX, 1, 32, 3e-3},
+    {"mxfp8", MM_CU_E4M3, MM_CU_MX, 1, 32, 3e-3},
 };
 
 /* Error of products of weights times their scales in bf16, relative to the root of the squares of their terms: numbers of one scale
@@ -400,9 +401,10 @@ void test_linear() {
     check_linear(c, 40, 300, 36992, false, false), check_linear(c, 13, 40, 40960, false, false);
     check_too_long(c, 40, 36992), check_too_long(c, 13, 40960);
   }
-  for (int i : {0, 1, 5, 8, 11, 12}) check_linear(kSchemes[i], 1, 264, 36992, true, false); /* the longest rows of a single token's core */
-  for (int i : {0, 8}) check_linear(kSchemes[i], 1, 40000, 256, true, false);               /* more fours a block than meet at once */
-  for (int i : {1, 8, 11, 12}) { /* several groups a block, every place of the ring used again */
+  for (int i : {0, 1, 5, 8, 11, 12, 13})
+    check_linear(kSchemes[i], 1, 264, 36992, true, false);                    /* the longest rows of a single token's core */
+  for (int i : {0, 8}) check_linear(kSchemes[i], 1, 40000, 256, true, false); /* more fours a block than meet at once */
+  for (int i : {1, 8, 11, 12, 13}) { /* several groups a block, every place of the ring used again */
     check_linear(kSchemes[i], 1, 9000, 2048, true, true);
     check_linear(kSchemes[i], 3, 9000, 2048, true, false);
     check_linear(kSchemes[i], 13, 2100, 3072, true, false);
@@ -417,13 +419,14 @@ void test_linear() {
       if (mm_act_formats[kind].fixed) check_round((mm_act_quant)kind, 0.003f, 11, k);
     }
   }
-  for (int i : {1, 2, 6, 8, 11, 12}) check_one_rounded(kSchemes[i], 300, 3072), check_one_rounded(kSchemes[i], 133, 640);
+  for (int i : {1, 2, 6, 8, 11, 12, 13}) check_one_rounded(kSchemes[i], 300, 3072), check_one_rounded(kSchemes[i], 133, 640);
   const struct {
     int scheme;
     mm_cu_rounding how;
   } ways[] = {{3, {MM_ACT_FP8_TENSOR, 0.003f}}, {4, {MM_ACT_MXFP8, 0}},     {5, {MM_ACT_FP8_GROUP, 0}},       {6, {MM_ACT_FP8_TOKEN, 0}},
               {7, {MM_ACT_FP8_TENSOR, 0}},      {8, {MM_ACT_FP8_TOKEN, 0}}, {8, {MM_ACT_FP8_TENSOR, 0.003f}}, {9, {MM_ACT_INT8_TOKEN, 0}},
-              {10, {MM_ACT_INT8_TOKEN, 0}},     {11, {MM_ACT_NVFP4, 0}},    {11, {MM_ACT_NVFP4, 0.003f}},     {12, {MM_ACT_MXFP4, 0}}};
+              {10, {MM_ACT_INT8_TOKEN, 0}},     {11, {MM_ACT_NVFP4, 0}},    {11, {MM_ACT_NVFP4, 0.003f}},     {12, {MM_ACT_MXFP4, 0}},
+              {13, {MM_ACT_MXFP8, 0}}};
   for (const auto &way : ways) {
     for (uint32_t k : {24u, 1000u, 3072u, 36992u}) check_one_rounded_as(kSchemes[way.scheme], way.how, 133, k);
   }
@@ -455,6 +458,6 @@ void test_linear() {
     check_rounded(40, 300, 20480, 128, 128, wide);
     check_rounded_too_long(40, 20480);
   }
-  for (int i : {0, 1, 8, 11, 12}) check_rows_independent(kSchemes[i]);
+  for (int i : {0, 1, 8, 11, 12, 13}) check_rows_independent(kSchemes[i]);
   check_rounded_independent();
 }

@@ -47,11 +47,14 @@ struct gemv_kind {
   static constexpr bool kOffset = C == MM_CU_INT4 && kHalf;
   static constexpr uint32_t kBack = kOffset ? 2 : 1; /* floats of a chunk */
   /* Bytes of a row's scales in an item: f32 of its eight chunks, or those of its codes. */
-  static constexpr uint32_t kScales = S == MM_CU_COARSE ? 32 : S == MM_CU_NV ? 64 : S == MM_CU_MX ? 32 : 0;
+  static constexpr uint32_t kScales = S == MM_CU_COARSE ? 32 : S == MM_CU_NV ? 64 : S == MM_CU_MX ? kLane : 0;
   static constexpr uint32_t kCodes = kFour * 512, kItem = kCodes + kFour * kScales;
   static constexpr uint32_t kDepth = C == MM_CU_E4M3 ? 4 : 3; /* items of a warp's ring; more make 4-bit codes slower */
   /* Power of two that the f16 of the codes lack (codec::halves); the factor of an NV weight holds 2^8 of it already. */
-  static constexpr float kFactor = kOffset ? 0x1p24f : C != MM_CU_E2M1 || S == MM_CU_MX ? 1.0f : 0x1p6f;
+  static constexpr float kFactor = kOffset                            ? 0x1p24f
+                                   : C == MM_CU_E2M1 && S == MM_CU_NV ? 0x1p6f
+                                   : C == MM_CU_E4M3 && S == MM_CU_MX ? 0x1p-7f
+                                                                      : 1.0f;
 };
 
 /* Places in shared memory, and how many fours a warp touches at most. */
@@ -114,14 +117,16 @@ struct gemv_place {
 template <mm_cu_code C, mm_cu_scale S, class Job>
 struct gemv_fetch {
   using kind = gemv_kind<C, S>;
-  static constexpr uint32_t kQuad = kind::kScales / 8; /* bytes of scales of four lanes and a row; a lane brings those of one row */
+  /* A lane brings kCopy bytes of scales, of kCopied lanes and one row; kCopies lanes bring a row's. */
+  static constexpr uint32_t kCopy = kind::kScales == 64 ? 8 : 4, kCopies = kind::kScales ? kind::kScales / kCopy : 1,
+                            kCopied = 32 / kCopies;
   const mm_cu_weight &w;
   const Job &job;
   const gemv_plan &p;
   const uint32_t each, gap, behind; /* items of a four; bytes */
   const uint32_t most;              /* lanes that have codes of a segment */
   uint32_t left, four, item, rows = 0;
-  uint32_t lane, quad = 0;                         /* in the segment: those of the lane's codes, and of its scales */
+  uint32_t lane, copied = 0;                       /* in the segment: of the lane's codes; of its scales, in kCopied lanes */
   const uint8_t *from = nullptr, *scale = nullptr; /* the lane's part of the first row; of the scales, its segment's row */
 
   __device__ __forceinline__ gemv_fetch(const mm_cu_weight &weight, const Job &j, const gemv_plan &plan, uint32_t count, uint32_t first,
@@ -145,11 +150,11 @@ struct gemv_fetch {
     rows = to.rows, lane = at.segment > last ? p.lanes : at.lane;
     from = w.data + ((size_t)to.matrix * w.n + to.first) * w.pitch + at.lane * 16;
     if constexpr (kind::kScales > 0) {
-      const gemv_place part(p, item * 32 + own % 8 * 4);
+      const gemv_place part(p, item * 32 + own % kCopies * kCopied);
       const four_place of = job.at(four, min(part.segment, last));
-      const uint32_t r = min(own / 8, of.rows - 1), n = of.first + r % 2 * job.gap() + r / 2 * job.behind();
+      const uint32_t r = min(own / kCopies, of.rows - 1), n = of.first + r % 2 * job.gap() + r / 2 * job.behind();
       const uint8_t *base = static_cast<const uint8_t *>(w.scale);
-      quad = part.lane / 4;
+      copied = part.lane / kCopied;
       if (S == MM_CU_COARSE) {
         scale = base + ((size_t)of.matrix * w.scale_rows + (n >> w.cell_n_log2)) * w.scale_pitch * 4;
       } else {
@@ -160,7 +165,7 @@ struct gemv_fetch {
   /* The lane's part to `to` of an item's place. */
   __device__ __forceinline__ void operator()(uint32_t to, uint32_t own) {
     if (left) {
-      if (lane >= p.lanes || quad * 4 >= p.lanes) find();
+      if (lane >= p.lanes || (kind::kScales > 0 && copied * kCopied >= p.lanes)) find();
       const bool some = lane < most;
       const uint8_t *second = from + behind;
       copy16_line(to + own * 16, from, some);
@@ -169,12 +174,13 @@ struct gemv_fetch {
       copy16_line(to + own * 16 + 1536, second + gap, some && rows > 3);
       if constexpr (S == MM_CU_COARSE) {
         constexpr uint32_t kColumns = C == MM_CU_INT4 ? 7 : 6; /* log2 of a quad's, which a cell is a multiple of */
-        const uint32_t cell = quad >> (w.cell_k_log2 - kColumns);
+        const uint32_t cell = copied >> (w.cell_k_log2 - kColumns);
         copy4_to(to + kind::kCodes + own * 4, scale + min(cell, w.scale_pitch - 1) * 4);
       } else if constexpr (kind::kScales > 0) {
-        copy_few_to<kQuad>(to + kind::kCodes + own * kQuad, scale + quad * kQuad, quad * kQuad < w.scale_pitch);
+        if (kFour * kCopies == 32 || own < kFour * kCopies)
+          copy_few_to<kCopy>(to + kind::kCodes + own * kCopy, scale + copied * kCopy, copied * kCopy < w.scale_pitch);
       }
-      left--, from += 512, lane += 32, quad += 8;
+      left--, from += 512, lane += 32, copied += kCopies;
       if (++item == each) item = 0, four += gridDim.x, lane = p.lanes;
     }
     copy_commit();
@@ -210,7 +216,7 @@ template <mm_cu_code C, mm_cu_scale S, class Job>
 __device__ __forceinline__ void gemv_round(const gemv_plan &p, const Job &job, uint32_t first) {
   rounder how = p.how;
   if (S == MM_CU_NV) how.format = {MM_CODE_E2M1, 16, MM_F8_E4M3, true};
-  if (S == MM_CU_MX) how.format = {MM_CODE_E2M1, 32, MM_F8_E8M0, false};
+  if (S == MM_CU_MX) how.format = {C == MM_CU_E2M1 ? MM_CODE_E2M1 : MM_CODE_E4M3, 32, MM_F8_E8M0, false};
   const uint32_t each = gemv_pieces<C, S>(p), total = gemv_all_pieces<C, S>(p, job), step = blockDim.x - first;
   uint32_t *const most = reinterpret_cast<uint32_t *>(gemv_shared + p.sums); /* of 16 pieces each, before there are sums */
   if (how.asks_row()) {
@@ -336,14 +342,16 @@ __device__ __forceinline__ void gemv_fill(const mm_cu_weight &w, const gemv_plan
 
 /* ---- products ---- */
 
-/* MX: what brings the codes' f16 of a lane to the largest scale of its quad, twice in f16, and that scale. */
+/* MX: what brings the codes' f16 of a lane to the largest scale of its quad, twice in f16, and that scale. E4M3: times 2^7, so that the
+ * smallest code is exact down to 2^-22 of that scale. */
+template <mm_cu_code C>
 struct quad_power {
   uint32_t half;
   float most;
   __device__ __forceinline__ explicit quad_power(uint32_t e) {
-    uint32_t top = max(e, __shfl_xor_sync(0xffffffffu, e, 1));
-    top = max(top, __shfl_xor_sync(0xffffffffu, top, 2));
-    const int field = 29 + (int)e - (int)top; /* of 2^14 and less */
+    uint32_t top = max(e, __shfl_xor_sync(0xffffffffu, e, 2));
+    if (C == MM_CU_E2M1) top = max(top, __shfl_xor_sync(0xffffffffu, top, 1)); /* of E4M3 two lanes have 32 columns */
+    const int field = (C == MM_CU_E2M1 ? 29 : 22) + (int)e - (int)top;         /* of 2^14, or 2^7, and less */
     const uint32_t h = field > 0 ? (uint32_t)field << 10 : field > -10 ? 0x200u >> -field : 0;
     half = h << 16 | h;
     most = __uint_as_float(top == 0 ? 0x00400000u : top << 23);
@@ -378,7 +386,7 @@ __device__ __forceinline__ void gemv_add(float (&acc)[kFour], const uint8_t *ite
       if constexpr (S == MM_CU_NV)
         codec<MM_CU_E4M3>::halves(times[r], __byte_perm(reinterpret_cast<const uint16_t *>(scale)[row * 32 + lane], 0, 0x1100));
       if constexpr (S == MM_CU_MX) {
-        const quad_power e(scale[row * 32 + lane]);
+        const quad_power<C> e(scale[row * kind::kScales + lane * kind::kScales / 32]);
         times[r][0] = times[r][1] = e.half, f[r] *= e.most;
       }
       if constexpr (S == MM_CU_COARSE) f[r] *= reinterpret_cast<const float *>(scale)[row * 8 + lane / 4];
