@@ -393,6 +393,12 @@ void cuda_linear(mm_backend *b, mm_act y, mm_act x, const mm_packed *w) {
   b->sent = b->inputs.pushed ? y.data : nullptr;
 }
 
+void cuda_linear_two(mm_backend *b, mm_act y, const mm_packed *w, mm_act z, const mm_packed *v, mm_act x) {
+  if (later(b, cuda_linear_two, y, w, z, v, x) || !begin_op(b)) return;
+  for (const mm_packed *of : {w, v}) check(b, mm_cu_collect_linear(b, of, rows_of(x), nullptr, b->rows), "collect");
+  check(b, b->inputs.linear_two({{b->weight[w], b->weight[v]}, rows_of(x), {rows_of(y), rows_of(z)}}, b->rows, b->stream), "linear");
+}
+
 void cuda_select(mm_backend *b, uint32_t layer, mm_act q, mm_act k, const mm_packed *q_norm, const mm_packed *k_norm) {
   if (later(b, cuda_select, layer, q, k, q_norm, k_norm) || !begin_op(b)) return;
   b->inputs.wrote(q.data), b->inputs.wrote(k.data);
@@ -544,6 +550,7 @@ const mm_ops mm_ops_cuda = {
     .embed = cuda_embed,
     .norm = cuda_norm,
     .linear = cuda_linear,
+    .linear_two = cuda_linear_two,
     .gqa = cuda_gqa,
     .lightning = cuda_lightning,
     .gated_norm = cuda_gated_norm,

@@ -128,8 +128,16 @@ cudaError_t mm_cu_do_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, co
   return mm_cu_gqa_blocks(h, places(b), kv, lists, a, b->stream);
 }
 
+/* A single token's: two launches, in which the activation and the sum with y are. */
+static cudaError_t do_one_mlp(mm_backend *b, mm_act y, mm_act x, const mm_cu_weight &up, const mm_cu_weight &down, bool add) {
+  const cudaError_t e = b->inputs.gated(up, {rows_of(x), b->mlp_middle, b->route.act}, b->stream);
+  return e != cudaSuccess ? e : b->inputs.linear(down, {b->mlp_middle, nullptr, rows_of(y), nullptr, 1, add}, b->stream);
+}
+
 cudaError_t mm_cu_do_mlp(mm_backend *b, mm_act y, mm_act x, const mm_packed *up, const mm_packed *down, bool add) {
   const uint32_t inter = down->k;
+  if (b->inputs.is_one(b->weight[up], b->rows) && b->inputs.is_one(b->weight[down], b->rows))
+    return do_one_mlp(b, y, x, b->weight[up], b->weight[down], add);
   cudaError_t e = mm_cu_collect_linear(b, up, rows_of(x), nullptr, b->rows);
   if (e == cudaSuccess) e = b->inputs.linear(b->weight[up], {rows_of(x), nullptr, nullptr, b->mlp_wide, b->rows}, b->stream);
   b->inputs.wrote(b->mlp_middle);
