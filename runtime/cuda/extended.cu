@@ -11,12 +11,12 @@ static_assert(MM_DEVICE_SCORE_ROWS == MM_CU_SCORE_ROWS && MM_DEVICE_BLOCK_GROUP 
 namespace {
 
 mm_cu_rows places(const mm_backend *b) { return {b->device.slot, b->device.pos}; }
-mm_cu_tiles tiles(const mm_backend *b) { return {b->device.span, b->device.tile, b->step.memory.tiles}; }
+mm_cu_tiles tiles(const mm_backend *b) { return {b->device.span, b->device.tile, b->step.tiles}; }
 bf16 *rows_of(mm_act a) { return static_cast<bf16 *>(a.data); }
 const float *values_of(mm_backend *b, const mm_packed *w) { return w ? b->weights.values[w] : nullptr; }
 
 /* Rows [0, singles) are one token each of a sequence, the rest are prefill chunks. */
-uint32_t singles_of(const mm_backend *b) { return b->step.memory.decode ? b->step.memory.rows : b->step.memory.singles; }
+uint32_t singles_of(const mm_backend *b) { return b->step.decode ? b->step.rows : b->step.singles; }
 
 mm_cu_block_lists lists_of(const mm_backend *b, uint32_t layer) {
   if (b->c.model->attn[layer] != MM_ATTN_SPARSE) return {};
@@ -83,13 +83,13 @@ cudaError_t mm_cu_do_select(mm_backend *b, uint32_t layer, mm_act q, mm_act k, c
                                  nullptr,
                                  b->pages.device_table,
                                  b->pages.per_slot,
-                                 b->step.memory.rows,
+                                 b->step.rows,
                                  nullptr,
                                  nullptr};
   const uint32_t singles = singles_of(b);
   cudaError_t e = mm_cu_place_heads(heads, places(b), b->stream);
   if (e == cudaSuccess && singles) e = mm_cu_select_rows(a, places(b), singles, b->stream);
-  return e == cudaSuccess && singles < b->step.memory.rows ? mm_cu_select_tiles(a, tiles(b), b->stream) : e;
+  return e == cudaSuccess && singles < b->step.rows ? mm_cu_select_tiles(a, tiles(b), b->stream) : e;
 }
 
 cudaError_t mm_cu_do_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm) {
@@ -114,17 +114,17 @@ cudaError_t mm_cu_do_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, co
                                  kv.v,
                                  b->pages.device_table,
                                  b->pages.per_slot,
-                                 b->step.memory.rows,
+                                 b->step.rows,
                                  kv.k_scale,
                                  kv.v_scale};
   const mm_cu_block_lists lists = lists_of(b, layer);
-  const uint32_t singles = singles_of(b), rest = b->step.memory.rows - singles, most = b->c.limits.max_tokens;
+  const uint32_t singles = singles_of(b), rest = b->step.rows - singles, most = b->c.limits.max_tokens;
   mm_cu_block_job a = {rows_of(qkv), rows_of(o), b->attention.work, 0, singles, most, true};
   cudaError_t e = mm_cu_place_heads(heads, places(b), b->stream);
   if (e == cudaSuccess && singles) e = mm_cu_gqa_blocks(h, places(b), kv, lists, a, b->stream);
   if (e != cudaSuccess || !rest) return e;
   if (!lists.block && h.head_dim != 32)
-    return mm_cu_gqa_prefill(h, tiles(b), kv, {rows_of(qkv), rows_of(o), b->attention.work, b->step.memory.rows, most}, b->stream);
+    return mm_cu_gqa_prefill(h, tiles(b), kv, {rows_of(qkv), rows_of(o), b->attention.work, b->step.rows, most}, b->stream);
   a.first = singles, a.count = rest, a.split = false;
   return mm_cu_gqa_blocks(h, places(b), kv, lists, a, b->stream);
 }
@@ -147,5 +147,5 @@ cudaError_t mm_cu_do_mlp(mm_backend *b, mm_act y, mm_act x, const mm_packed *up,
   const mm_cu_linear second = {b->mlp.middle, nullptr, add ? nullptr : rows_of(y), add ? b->mlp.wide : nullptr, b->step.rows};
   if (e == cudaSuccess) e = b->inputs.linear(b->weights.matrix[down], second, b->stream);
   b->inputs.wrote(y.data);
-  return e == cudaSuccess && add ? mm_cu_add_rows(rows_of(y), b->mlp.wide, b->step.memory.rows, y.width, b->stream) : e;
+  return e == cudaSuccess && add ? mm_cu_add_rows(rows_of(y), b->mlp.wide, b->step.rows, y.width, b->stream) : e;
 }
