@@ -63,7 +63,8 @@ struct mm_cu_block_lists {
 };
 /* o[row, heads·d] = softmax(q·k / √d)·v for rows [first, first + count) of the step, whose q (in qkv[row,
  * (heads + 2·kv_heads)·d]) has its norm and RoPE, and whose k and v are in the cache already; zeros for
- * slot -1. split: rows are cut along their positions into parts for more blocks; how depends on count and
+ * slot -1. The lists hold min(top_k, all) blocks and were written before the launch before this one. split: rows, each of a
+ * sequence's only one, are cut along their positions into parts for more blocks; how depends on count and
  * the row alone. work: mm_cu_block_work bytes, zero at first, as it is left. */
 struct mm_cu_block_job {
   const __nv_bfloat16 *qkv;

@@ -15,6 +15,7 @@
  * A job says what the rows are:
  *   fours(), segments()         a row's k axis is so many segments of w.k
  *   at(four, segment)           where the rows lie for that segment
+ *   source(four)                of which weight they are
  *   gap(), behind()           rows from a four's first to its second; from these two to the others
  *   x(segment), times(segment)  the activations, and what their products are multiplied by
  *   rounds()                    activations are rounded to E4M3 in groups of 128
@@ -34,6 +35,11 @@ constexpr int kGemvRegisters = 80; /* of a thread: what is left is room for the 
 
 struct four_place {
   uint32_t matrix, first, rows; /* how many of the four there are */
+};
+struct gemv_source {
+  const uint8_t *data;
+  const void *scale;
+  __device__ __forceinline__ explicit gemv_source(const mm_cu_weight &w) : data(w.data), scale(w.scale) {}
 };
 
 template <mm_cu_code C, mm_cu_scale S>
@@ -148,12 +154,13 @@ struct gemv_fetch {
     const gemv_place at(p, item * 32 + own);
     const four_place to = job.at(four, min(at.segment, last));
     rows = to.rows, lane = at.segment > last ? p.lanes : at.lane;
-    from = w.data + ((size_t)to.matrix * w.n + to.first) * w.pitch + at.lane * 16;
+    const gemv_source source = job.source(four);
+    from = source.data + ((size_t)to.matrix * w.n + to.first) * w.pitch + at.lane * 16;
     if constexpr (kind::kScales > 0) {
       const gemv_place part(p, item * 32 + own % kCopies * kCopied);
       const four_place of = job.at(four, min(part.segment, last));
       const uint32_t r = min(own / kCopies, of.rows - 1), n = of.first + r % 2 * job.gap() + r / 2 * job.behind();
-      const uint8_t *base = static_cast<const uint8_t *>(w.scale);
+      const uint8_t *base = static_cast<const uint8_t *>(source.scale);
       copied = part.lane / kCopied;
       if (S == MM_CU_COARSE) {
         scale = base + ((size_t)of.matrix * w.scale_rows + (n >> w.cell_n_log2)) * w.scale_pitch * 4;
