@@ -123,8 +123,9 @@ cudaError_t mm_cu_do_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, co
   cudaError_t e = mm_cu_place_heads(heads, places(b), b->stream);
   if (e == cudaSuccess && singles) e = mm_cu_gqa_blocks(h, places(b), kv, lists, a, b->stream);
   if (e != cudaSuccess || !rest) return e;
-  if (!lists.block && h.head_dim != 32)
-    return mm_cu_gqa_prefill(h, tiles(b), kv, {rows_of(qkv), rows_of(o), b->attention.work, b->step.rows, most}, b->stream);
+  const mm_cu_gqa rows = {rows_of(qkv), rows_of(o), b->attention.work, b->step.rows, most};
+  if (!lists.block && h.head_dim != 32) return mm_cu_gqa_prefill(h, tiles(b), kv, rows, b->stream);
+  if (mm_cu_takes_block_tiles(h, kv, lists)) return mm_cu_gqa_block_tiles(h, tiles(b), kv, lists, rows, b->stream);
   a.first = singles, a.count = rest, a.split = false;
   return mm_cu_gqa_blocks(h, places(b), kv, lists, a, b->stream);
 }

@@ -77,4 +77,12 @@ size_t mm_cu_block_work(const mm_cu_heads &h, uint32_t max_tokens);
 cudaError_t mm_cu_gqa_blocks(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_block_lists &l,
                              const mm_cu_block_job &a, cudaStream_t s);
 
+/* ---- gqa_block_tiles.cu ---- */
+
+/* The same for the rows of tiles, eight at a time, where the kernel takes such heads, lists and caches: sm_90a, heads of 64 or 128,
+ * blocks of a multiple of 32 positions, bf16. A row's bits depend on its sequence alone. */
+bool mm_cu_takes_block_tiles(const mm_cu_heads &h, const mm_cu_kv &kv, const mm_cu_block_lists &l);
+cudaError_t mm_cu_gqa_block_tiles(const mm_cu_heads &h, const mm_cu_tiles &t, const mm_cu_kv &kv, const mm_cu_block_lists &l,
+                                  const mm_cu_gqa &a, cudaStream_t s);
+
 #endif
