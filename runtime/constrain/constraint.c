@@ -19,7 +19,7 @@ struct mm_constraint {
   const mm_lexicon *lexicon;
   mm_section section[MM_SECTIONS];
   uint32_t sections, now;
-  uint32_t spent; /* tokens of a limited section */
+  uint32_t spent;   /* tokens of a limited section */
   mm_grammar state; /* of a form */
   mm_mask_path path;
   mm_grammar_stack *more; /* of state, of what is kept and of the path; not read before it is written */

@@ -21,9 +21,9 @@ typedef struct mm_section {
   const mm_form *form;
   bool instead, again;
   /* Of a reasoning, a section _UNTIL or _FREE that comes first: */
-  bool limited;  /* after `most` tokens `id` alone may come */
-  bool opened;   /* it begins with the token `open`, which does not count; a reply that begins otherwise has no such section */
-  bool once;     /* `again` goes to the section behind it */
+  bool limited; /* after `most` tokens `id` alone may come */
+  bool opened;  /* it begins with the token `open`, which does not count; a reply that begins otherwise has no such section */
+  bool once;    /* `again` goes to the section behind it */
   int32_t open;
   uint32_t most;
 } mm_section;
