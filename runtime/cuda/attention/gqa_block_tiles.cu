@@ -1,17 +1,19 @@
-/* Attention over blocks for rows of prefill chunks on sm_90a: eight rows of one sequence that stand side by side read the blocks of
- * their lists together, each block once.
+/* Attention over blocks for rows of prefill chunks on sm_90a: eight rows of one sequence that stand side by
+ * side read the blocks of their lists together, each block once.
  *
- * Shapes: grid (eighths of tiles, kv head), 288 threads: a warp for each row, whose up to 16 query heads are the rows of mma.m16n8k16,
- * and one that fetches. Phases:
- * - union: the rows' lists, ascending, become one ascending list of the blocks that any of them reads, and which rows do.
- * - fetch: 32 keys and values at a time go through a ring in shared memory, positions behind the last row's as zeros.
- * - multiply: each warp takes the tiles of its own row's blocks in their order and passes over the others, up to the ring's length ahead
- *   of the slowest; running maximum and sum in base 2.
- * A row's bits depend on that row alone: not on the rows next to it, nor on where its chunk begins. Shared memory: 11 tiles of
- * 32 · 2 · (D + 8) · 2 bytes (191 KB for D = 128) and 7 KB of lists.
+ * Shapes: grid (eighths of tiles, kv head), 288 threads: a warp for each row, whose up to 16 query heads are
+ * the rows of mma.m16n8k16, and one that fetches. Phases:
+ * - union: the rows' lists, ascending, become one ascending list of the blocks that any of them reads, and
+ * which rows do.
+ * - fetch: 32 keys and values at a time go through a ring in shared memory, positions behind the last row's
+ * as zeros.
+ * - multiply: each warp takes the tiles of its own row's blocks in their order and passes over the others,
+ * up to the ring's length ahead of the slowest; running maximum and sum in base 2.
+ * A row's bits depend on that row alone: not on the rows next to it, nor on where its chunk begins. Shared
+ * memory: 11 tiles of 32 · 2 · (D + 8) · 2 bytes (191 KB for D = 128) and 7 KB of lists.
  *
- * Unions are small where neighbours choose alike: of eight rows 1.4 to 2.0 lists' length in a trained model, 5.4 where queries are
- * random. Maths: runtime/cpu/cpu_gqa.c (attend_blocks). */
+ * Unions are small where neighbours select alike: of eight rows 1.4 to 2.0 lists' length in a trained model,
+ * 5.4 where queries are random. Maths: runtime/cpu/cpu_gqa.c (attend_blocks). */
 #include "formats/model.h"
 #include "runtime/cuda/attention/block_attention.h"
 #include "runtime/cuda/core/device.cuh"

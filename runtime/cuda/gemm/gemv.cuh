@@ -57,10 +57,11 @@ struct gemv_kind {
   static constexpr uint32_t kCodes = kFour * 512, kItem = kCodes + kFour * kScales;
   static constexpr uint32_t kDepth = C == MM_CU_E4M3 ? 4 : 3; /* items of a warp's ring; more make 4-bit codes slower */
   /* Power of two that the f16 of the codes lack (codec::halves); the factor of an NV weight holds 2^8 of it already. */
-  static constexpr float kFactor = kOffset                            ? 0x1p24f
-                                   : C == MM_CU_E2M1 && S == MM_CU_NV ? 0x1p6f
-                                   : C == MM_CU_E4M3 && S == MM_CU_MX ? 0x1p-7f
-                                                                      : 1.0f;
+  static constexpr float kFactor = kOffset ? 0x1p24f : C != MM_CU_E2M1 || S == MM_CU_MX ? 1.0f : 0x1p6f;
+  /* E4M3 under MX: a chunk of 64 columns has two scales, so the lanes of a quad share 32 columns, eight each, and then the other 32. */
+  static constexpr bool kByScale = C == MM_CU_E4M3 && S == MM_CU_MX;
+  /* The half that a quad takes first: two quads' first halves lie in banks that the next two quads' do not. */
+  static __device__ __forceinline__ uint32_t first_half(uint32_t quad) { return quad / 2 % 2; }
 };
 
 /* Places in shared memory, and how many fours a warp touches at most. */
@@ -199,12 +200,15 @@ struct gemv_fetch {
 extern __shared__ __align__(16) uint8_t gemv_shared[];
 
 /* Activations come as pieces of eight columns, are stored to shared memory as they are and converted there, so that little code, which each
- * layer fetches again, does it. Piece q of a lane of item c lies at x[(c · kX + q) · 32 + lane]. */
+ * layer fetches again, does it. Piece q of a lane of item c lies at x[(c · kX + q) · 32 + lane]; kByScale: its piece of the half that
+ * it takes first, then of the other one. */
 template <mm_cu_code C, mm_cu_scale S>
 __device__ __forceinline__ uint4 *gemv_piece(const gemv_plan &p, uint32_t i) {
   using kind = gemv_kind<C, S>;
   const uint32_t in = i % (32 * kind::kX);
-  return reinterpret_cast<uint4 *>(gemv_shared + p.x) + (i - in) + in % kind::kX * 32 + in / kind::kX;
+  uint4 *const item = reinterpret_cast<uint4 *>(gemv_shared + p.x) + (i - in);
+  if (kind::kByScale) return item + (in / 4 % 2 ^ kind::first_half(in / 8)) * 32 + in / 8 * 4 + in % 4;
+  return item + in % kind::kX * 32 + in / kind::kX;
 }
 
 /* Pieces of a segment, whole units of 16, and of all items. */
@@ -349,19 +353,19 @@ __device__ __forceinline__ void gemv_fill(const mm_cu_weight &w, const gemv_plan
 
 /* ---- products ---- */
 
-/* MX: what brings the codes' f16 of a lane to the largest scale of its quad, twice in f16, and that scale. E4M3: times 2^7, so that the
- * smallest code is exact down to 2^-22 of that scale. */
-template <mm_cu_code C>
+__device__ __forceinline__ float exponent_value(uint32_t e) { return __uint_as_float(e == 0 ? 0x00400000u : e << 23); }
+
+/* MX of E2M1: what brings the codes' f16 of a lane to the largest scale of its quad, twice in f16, and that scale. */
 struct quad_power {
   uint32_t half;
   float most;
   __device__ __forceinline__ explicit quad_power(uint32_t e) {
-    uint32_t top = max(e, __shfl_xor_sync(0xffffffffu, e, 2));
-    if (C == MM_CU_E2M1) top = max(top, __shfl_xor_sync(0xffffffffu, top, 1)); /* of E4M3 two lanes have 32 columns */
-    const int field = (C == MM_CU_E2M1 ? 29 : 22) + (int)e - (int)top;         /* of 2^14, or 2^7, and less */
+    uint32_t top = max(e, __shfl_xor_sync(0xffffffffu, e, 1));
+    top = max(top, __shfl_xor_sync(0xffffffffu, top, 2));
+    const int field = 29 + (int)e - (int)top; /* of 2^14 and less */
     const uint32_t h = field > 0 ? (uint32_t)field << 10 : field > -10 ? 0x200u >> -field : 0;
     half = h << 16 | h;
-    most = __uint_as_float(top == 0 ? 0x00400000u : top << 23);
+    most = exponent_value(top);
   }
 };
 
@@ -383,17 +387,32 @@ __device__ __forceinline__ void gemv_add(float (&acc)[kFour], const uint8_t *ite
   }
 #pragma unroll
   for (int h = 0; h < 2; h++) {
-    const uint4 code[2] = {reinterpret_cast<const uint4 *>(item)[h * 64 + lane], reinterpret_cast<const uint4 *>(item)[h * 64 + 32 + lane]};
-    const uint32_t word[2][4] = {{code[0].x, code[0].y, code[0].z, code[0].w}, {code[1].x, code[1].y, code[1].z, code[1].w}};
-    float d[2][4] = {}, f[2] = {inverse, inverse};
+    uint32_t word[2][4];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const uint8_t *const codes = item + (h * 2 + r) * 512;
+      if constexpr (kind::kByScale) {
+        const uint8_t *const own = codes + lane / 4 * 64 + lane % 4 * 8;
+        const uint2 front = *reinterpret_cast<const uint2 *>(own + kind::first_half(lane / 4) * 32),
+                    back = *reinterpret_cast<const uint2 *>(own + (kind::first_half(lane / 4) ^ 1) * 32);
+        word[r][0] = front.x, word[r][1] = front.y, word[r][2] = back.x, word[r][3] = back.y;
+      } else {
+        const uint4 code = reinterpret_cast<const uint4 *>(codes)[lane];
+        word[r][0] = code.x, word[r][1] = code.y, word[r][2] = code.z, word[r][3] = code.w;
+      }
+    }
+    float d[2][4] = {}, f[2] = {inverse, inverse}, power[2][2]; /* d: of the words in turn; kByScale: of the two halves */
     uint32_t times[2][2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       const uint32_t row = h * 2 + r;
       if constexpr (S == MM_CU_NV)
         codec<MM_CU_E4M3>::halves(times[r], __byte_perm(reinterpret_cast<const uint16_t *>(scale)[row * 32 + lane], 0, 0x1100));
-      if constexpr (S == MM_CU_MX) {
-        const quad_power<C> e(scale[row * kind::kScales + lane * kind::kScales / 32]);
+      if constexpr (kind::kByScale) {
+        const uint32_t two = reinterpret_cast<const uint16_t *>(scale)[row * 8 + lane / 4], swap = kind::first_half(lane / 4) * 8;
+        power[r][0] = exponent_value(two >> swap & 0xff), power[r][1] = exponent_value(two >> (8 - swap) & 0xff);
+      } else if constexpr (S == MM_CU_MX) {
+        const quad_power e(scale[row * 32 + lane]);
         times[r][0] = times[r][1] = e.half, f[r] *= e.most;
       }
       if constexpr (S == MM_CU_COARSE) f[r] *= reinterpret_cast<const float *>(scale)[row * 8 + lane / 4];
@@ -413,7 +432,7 @@ __device__ __forceinline__ void gemv_add(float (&acc)[kFour], const uint8_t *ite
           } else {
             codec<C>::halves(v[r], word[r][i]);
           }
-          if constexpr (S == MM_CU_NV || S == MM_CU_MX) {
+          if constexpr (S == MM_CU_NV || (S == MM_CU_MX && !kind::kByScale)) {
 #pragma unroll
             for (int j = 0; j < kWord; j++) v[r][j] = mul_half2(v[r][j], times[r][i / 2]);
           } else if constexpr (S == MM_CU_FINE) {
@@ -432,7 +451,7 @@ __device__ __forceinline__ void gemv_add(float (&acc)[kFour], const uint8_t *ite
         for (int j = 0; j < kWord; j += 2) {
           const uint32_t a[4] = {v[0][j], v[1][j], v[0][j + 1], v[1][j + 1]};
           if constexpr (kind::kHalf) {
-            mma_half(d[i % 2], a, b[i * kWord + j], b[i * kWord + j + 1]);
+            mma_half(d[kind::kByScale ? i / 2 : i % 2], a, b[i * kWord + j], b[i * kWord + j + 1]);
           } else {
             mma(d[i % 2], a, b[i * kWord + j], b[i * kWord + j + 1]);
           }
@@ -442,7 +461,9 @@ __device__ __forceinline__ void gemv_add(float (&acc)[kFour], const uint8_t *ite
     const bool odd = threadIdx.x & 4; /* g % 2: the column within the lane's two */
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      const float sum = odd ? d[0][2 * r + 1] + d[1][2 * r + 1] : d[0][2 * r] + d[1][2 * r];
+      float part[2] = {odd ? d[0][2 * r + 1] : d[0][2 * r], odd ? d[1][2 * r + 1] : d[1][2 * r]};
+      if (kind::kByScale) part[0] *= power[r][0], part[1] *= power[r][1];
+      const float sum = part[0] + part[1];
       acc[h * 2 + r] += (kind::kOffset ? sum - offset : sum) * (kind::kHalf ? f[r] : 1.0f);
     }
   }

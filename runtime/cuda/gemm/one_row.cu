@@ -1,5 +1,6 @@
-/* Products of a single row in fewer launches (gemv.cuh): one x with two weights, and the first product of a dense MLP with its
- * activation. A row's sums are those of mm_cu_one, added in an order that the shape of the launch decides. */
+/* Products of a single row in fewer launches (gemv.cuh): one x with two weights, and the first product of a
+ * dense MLP with its activation. A row's sums are those of mm_cu_one, added in an order that the shape of
+ * the launch decides. */
 #include "runtime/cuda/core/launch.h"
 #include "runtime/cuda/core/swiglu.cuh"
 #include "runtime/cuda/gemm/gemv.cuh"
