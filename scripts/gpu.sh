@@ -32,8 +32,9 @@
 #   speed      decode steps beside the copy rate; a mixed step at most 1.10 times its parts apart
 #
 # GPUs of CUDA_VISIBLE_DEVICES are a rank each as far as there are some; else ranks share them. BUDGET=N gives each part N percent of its
-# time (100). MM_SHARED_LIMIT=N: blocks have N KiB of shared memory (99: sm_86, 89 and 120; 163: sm_80), in the parts that `gpu` runs; not for code
-# of sm_90a. MM_SEED=N repeats the random numbers of a run of that seed. Exit status 1 after a failure, 77 without a GPU.
+# time (100). MM_TEST_SMEM=N: blocks of all programs have N KiB of shared memory (99: sm_86, 89 and 120; 163: sm_80); code of sm_90a refuses
+# to run then. MM_TEST_NO_PEER=1: ranks of one process write to host memory. MM_SEED=N repeats the random numbers of a run of that seed.
+# Exit status 1 after a failure, 77 without a GPU.
 set -u
 export LC_ALL=C
 export CUDA_DEVICE_MAX_CONNECTIONS=32 # streams of several ranks on one device do not wait for each other
