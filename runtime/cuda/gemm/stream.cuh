@@ -194,7 +194,8 @@ struct stream_ring {
   __device__ __forceinline__ void fetch_rows(uint32_t to, const uint8_t *data, size_t pitch, uint32_t at, uint32_t pieces) const {
     const uint32_t rows = w.lead * w.n;
     for (uint32_t i = threadIdx.x % 32; i < Job::kBoxes * p.box * pieces; i += 32) {
-      const uint32_t c = i % pieces, r = i / pieces % p.box, run = i / pieces / p.box, in = run * p.run + r;
+      const uint32_t c = i % pieces, at_row = i / pieces, run = Job::kBoxes == 2 && at_row >= p.box, r = at_row - run * p.box;
+      const uint32_t in = run * p.run + r;
       const uint32_t n = row + run * ahead.job.gap() + r;
       const bool valid = n < rows && at + c * 16 < pitch;
       copy16_to(to + (pieces == 1 ? in * 16 : swizzled(in, c)), valid ? data + n * pitch + at + c * 16 : data, valid);
