@@ -134,15 +134,38 @@ struct weight_tile {
   }
 };
 
-/* A warp has 32 rows of x and its part of the columns; halves of its rows that the tile does not have are not multiplied. */
+/* A warp has 32 rows of x and kWide of the columns. */
+template <class Form>
+struct gemm_warps {
+  static constexpr uint32_t kTall = Form::kRows / 32, kWide = Form::kColumns / (Form::kThreads / 32 / kTall), kTiles = kWide / 8;
+  static_assert(kTiles % 2 == 0, "ldmatrix brings two");
+};
+/* acc += the products of stage b. Halves of a warp's rows that the tile does not have are not multiplied. */
+template <class Form>
+__device__ __forceinline__ void gemm_step(float (&acc)[2][gemm_warps<Form>::kTiles][4], const gemm_shared<Form> &sh, int b, uint32_t row0,
+                                          uint32_t col0, uint32_t rows) {
+  const uint32_t lane = threadIdx.x % 32;
+#pragma unroll
+  for (int k = 0; k < kGemmK; k += 16) {
+    uint32_t xa[2][4], f[4];
+#pragma unroll
+    for (int i = 0; i < 2; i++) ldmatrix4(xa[i], &sh.x[b][row0 + i * 16 + lane % 16][k + lane / 16 * 8]);
+#pragma unroll
+    for (int n = 0; n < (int)gemm_warps<Form>::kTiles; n += 2) {
+      ldmatrix4(f, &sh.w[b][col0 + n * 8 + lane % 8 + lane / 16 * 8][k + lane / 8 % 2 * 8]);
+      mma(acc[0][n], xa[0], f[0], f[1]), mma(acc[0][n + 1], xa[0], f[2], f[3]);
+      if (row0 + 16 < rows) mma(acc[1][n], xa[1], f[0], f[1]), mma(acc[1][n + 1], xa[1], f[2], f[3]);
+    }
+  }
+}
+
 template <mm_cu_code C, mm_cu_scale S, class Form, class Job>
 __device__ __forceinline__ void gemm_tile(const mm_cu_weight &w, const Job &job) {
   extern __shared__ uint4 shared_raw[];
   auto &sh = *reinterpret_cast<gemm_shared<Form> *>(shared_raw);
-  constexpr uint32_t kTall = Form::kRows / 32, kWide = Form::kColumns / (Form::kThreads / 32 / kTall), kTiles = kWide / 8;
-  static_assert(kTiles % 2 == 0, "ldmatrix brings two");
+  constexpr uint32_t kTall = gemm_warps<Form>::kTall, kTiles = gemm_warps<Form>::kTiles;
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const uint32_t row0 = warp % kTall * 32, col0 = warp / kTall * kWide, rows = job.rows();
+  const uint32_t row0 = warp % kTall * 32, col0 = warp / kTall * gemm_warps<Form>::kWide, rows = job.rows();
 
   constexpr int kXPieces = Form::kRows * kGemmK / 8 / Form::kThreads;
   const bf16 *x[kXPieces];
@@ -174,19 +197,7 @@ __device__ __forceinline__ void gemm_tile(const mm_cu_weight &w, const Job &job)
     copy_wait<0>();
     __syncthreads();
     if (more) fetch_x(b ^ 1, k0 + kGemmK);
-#pragma unroll
-    for (int k = 0; k < kGemmK; k += 16) {
-      uint32_t xa[2][4], f[4];
-      if (row0 >= rows) break;
-#pragma unroll
-      for (int i = 0; i < 2; i++) ldmatrix4(xa[i], &sh.x[b][row0 + i * 16 + lane % 16][k + lane / 16 * 8]);
-#pragma unroll
-      for (int n = 0; n < (int)kTiles; n += 2) {
-        ldmatrix4(f, &sh.w[b][col0 + n * 8 + lane % 8 + lane / 16 * 8][k + lane / 8 % 2 * 8]);
-        mma(acc[0][n], xa[0], f[0], f[1]), mma(acc[0][n + 1], xa[0], f[2], f[3]);
-        if (row0 + 16 < rows) mma(acc[1][n], xa[1], f[0], f[1]), mma(acc[1][n + 1], xa[1], f[2], f[3]);
-      }
-    }
+    if (row0 < rows) gemm_step<Form>(acc, sh, b, row0, col0, rows);
     if (!more) break;
     wt.store(sh.w[b ^ 1], ahead[0], k0 + kGemmK);
 #pragma unroll
