@@ -29,12 +29,13 @@ static void on_signal(int n) {
 static bool is_stopped(void) { return atomic_load(&progress.stop); }
 
 typedef struct mm_convert_args {
-  const char *source, *output, *layout, *target_format, *align, *part, *ranks, *compress, *importance, *act_scales, *events;
+  const char *source, *output, *layout, *target_format, *align, *part, *ranks, *compress, *importance, *act_scales, *events, *gpu;
   struct { /* which schemes: parts of a recipe */
     const char *quant, *file, *search, *method, *kv_scales, *head;
     mm_option_list ignore, override;
   } recipe;
-  uint64_t tp, ep, pp, threads, part_size, commit_bytes, mem_limit, gpu_memory;
+  uint64_t tp, ep, pp, threads, part_size, commit_bytes, mem_limit;
+  mm_gpu_card card;            /* of --gpu-memory */
   int level;                   /* of compress, 0 without */
   uint32_t process, processes; /* of mpirun */
   bool dry_run, names_only, list, json, quiet, force, outside, nonfinite, resume, restart, unmatched, print_recipe;
@@ -160,7 +161,7 @@ static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_calibration_files 
                         .act_scales = a->act_scales ? &c->act_scales : NULL,
                         .align = align};
   if (!mm_plan_build(plan, hf, &po, err)) return false;
-  if (a->gpu_memory && !mm_verdict_make(verdict, plan, hf, &po, a->gpu_memory, err)) return false;
+  if (a->gpu && !mm_verdict_make(verdict, plan, hf, &po, &a->card, err)) return false;
   if (!a->quiet && a->process == 0) mm_report_notes(stderr, hf, plan);
   if (!a->quiet && a->process == 0 && !a->names_only) note_absent(hf);
   if (!a->names_only || !mm_hf_total_known(hf) || hf->total_size == plan->source_bytes) return true;
@@ -317,7 +318,7 @@ static bool check_args(mm_convert_args *a, mm_err *err) {
                       : !a->dry_run && !a->output          ? "found no -o DIR, expected one (or --dry-run)"
                       : a->target_format && !hf            ? "found --dialect without --layout hf"
                       : a->compress && hf                  ? "found --compress with --layout hf; archives hold packed checkpoints"
-                      : a->gpu_memory && hf                ? "found --gpu-memory with --layout hf, whose files have no ranks"
+                      : a->gpu && hf                       ? "found --gpu-memory with --layout hf, whose files have no ranks"
                       : a->resume && a->restart            ? "found --resume with --restart, which discards what --resume continues"
                       : a->names_only && !a->dry_run       ? "found --names-only without --dry-run"
                       : a->dry_run && a->events            ? "found --events with --dry-run, which has none; --json prints the plan"
@@ -326,7 +327,7 @@ static bool check_args(mm_convert_args *a, mm_err *err) {
                       : a->list && a->quiet && !a->dry_run ? "found --list with --quiet, which prints no plan"
                                                            : NULL;
   if (wrong) return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "%s", wrong);
-  return !a->compress || parse_compress(a->compress, &a->level, err);
+  return (!a->gpu || mm_gpu_card_parse(&a->card, a->gpu, err)) && (!a->compress || parse_compress(a->compress, &a->level, err));
 }
 
 static bool run_all(void *args, mm_err *err) {
@@ -417,9 +418,9 @@ int main(int argc, char **argv) {
       MM_FLAG("dry-run", &a.dry_run, "print the plan with its exact bytes and stop"),
       MM_FLAG("names-only", &a.names_only, "with --dry-run: plan from config.json and the index alone, without weight files"),
       MM_FLAG("list", &a.list, "list every packed tensor of the plan"),
-      MM_OPTION(SIZE, "gpu-memory", &a.gpu_memory, "BYTES",
-                "say what fits GPUs of this size (80G, 80GB): tokens of cache, and the smallest --tp for a sequence of full length",
-                .lo = 1),
+      MM_OPTION(STR, "gpu-memory", &a.gpu, "BYTES|CARD",
+                "say what fits GPUs of this size or name (80G, 80GB, H100, RTX-4090): tokens of cache, the smallest --tp for a sequence of "
+                "full length, and the kernels of a card"),
       {.help = "run"},
       MM_FLAG("force", &a.force, "replace a packed checkpoint of that name (whole until the new one is complete)"),
       MM_FLAG("resume", &a.resume, "continue an interrupted conversion (or start, if there is none)"),

@@ -46,10 +46,10 @@ static bool parse_u64(const mm_option *o, const char *s, mm_err *err) {
   return usage(err, o, s, expected);
 }
 
-static bool parse_size(const mm_option *o, const char *s, mm_err *err) {
+bool mm_option_size(const char *text, uint64_t *bytes) {
   static const char units[] = "KMGT";
   uint64_t v;
-  const char *p = s;
+  const char *p = text;
   bool ok = parse_digits(&p, &v);
   const char *unit = *p ? strchr(units, *p) : NULL;
   if (unit) {
@@ -57,7 +57,13 @@ static bool parse_size(const mm_option *o, const char *s, mm_err *err) {
     for (const char *u = units; ok && u <= unit; u++) ok = mm_mul(v, decimal ? 1000 : 1024, &v);
     p += decimal ? 2 : strcmp(p + 1, "iB") == 0 ? 3 : 1;
   }
-  if (!ok || *p != '\0') return usage(err, o, s, "bytes, as in 512M, 4GiB or 80GB");
+  if (ok) *bytes = v;
+  return ok && *p == '\0';
+}
+
+static bool parse_size(const mm_option *o, const char *s, mm_err *err) {
+  uint64_t v;
+  if (!mm_option_size(s, &v)) return usage(err, o, s, "bytes, as in 512M, 4GiB or 80GB");
   char least[48];
   snprintf(least, sizeof least, "bytes, at least %llu", (unsigned long long)o->lo);
   if (v < o->lo) return usage(err, o, s, least);

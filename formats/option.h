@@ -12,6 +12,9 @@
 MM_MUST_USE bool mm_options_parse(const mm_program *p, int argc, char **argv, const char **operands, size_t *operand_count, bool *done,
                                   mm_err *err);
 
+/* Reads bytes: digits, then nothing, K, M, G, T or KiB … (powers of 1024), KB … (of 1000). False for anything else. */
+bool mm_option_size(const char *text, uint64_t *bytes);
+
 /* Prints "NAME: error: TEXT\n" to stderr in one write and returns the exit status of err (MM_BUG if err holds none). With --json among the
  * arguments the line is an object {"program", "error", "status", "message"}. Where standard output could not be written because its reader
  * is gone, as in "| head", nothing is printed and SIGPIPE ends the process. */

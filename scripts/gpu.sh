@@ -29,11 +29,14 @@
 #   extended   MiniMax-M3 (tests/data/tiny-m3-random, random ids): every op beside the CPU's on the GPU's own numbers, blocks forced where near
 #              ties make them others; chunks, recorded steps and queued choices bit for bit; a sequence of its own longer than its blocks gives the
 #              CPU's likelihood within 0.05
+#   start      by name alone: a process that loads every kernel, with an empty cache of translated PTX and with a full one (limit 2 s); device
+#              memory that is left with all kernels loaded and with none; which code runs
 #   speed      decode steps beside the copy rate; a mixed step at most 1.10 times its parts apart
 #
 # GPUs of CUDA_VISIBLE_DEVICES are a rank each as far as there are some; else ranks share them. BUDGET=N gives each part N percent of its
-# time (100). MM_SHARED_LIMIT=N: blocks have N KiB of shared memory (99: sm_86, 89 and 120; 163: sm_80), in the parts that `gpu` runs; not for code
-# of sm_90a. MM_SEED=N repeats the random numbers of a run of that seed. Exit status 1 after a failure, 77 without a GPU.
+# time (100). MM_TEST_SMEM=N: blocks of all programs have N KiB of shared memory (99: sm_86, 89 and 120; 163: sm_80); code of sm_90a refuses
+# to run then. MM_TEST_NO_PEER=1: ranks of one process write to host memory. MM_SEED=N repeats the random numbers of a run of that seed.
+# Exit status 1 after a failure, 77 without a GPU.
 set -u
 export LC_ALL=C
 export CUDA_DEVICE_MAX_CONNECTIONS=32 # streams of several ranks on one device do not wait for each other
@@ -455,6 +458,24 @@ speed_part() {
   "$build"/bin/minimax-bench layers || row FAIL "speed: minimax-bench layers ended with status $?"
 }
 
+# start_ms: of a process that has every kernel loaded; sets `left` to the bytes that are free then
+start_ms() {
+  from=$(date +%s%N)
+  left=$(CUDA_CACHE_PATH=$work/translated CUDA_CACHE_MAXSIZE=4294967296 CUDA_MODULE_LOADING=$1 "$gpu" memory | awk '$1 == "memory" && $2 == 0 { print $3 }')
+  took=$((($(date +%s%N) - from) / 1000000))
+}
+start_part() {
+  rm -rf "$work/translated"
+  start_ms EAGER
+  row -- "start, every kernel loaded: first $took ms, $left bytes of device memory left"
+  start_ms EAGER
+  [ "$took" -le 2000 ] && [ -n "$left" ] && status=ok || status=FAIL
+  row $status "start, every kernel loaded: second $took ms (limit 2000)"
+  start_ms LAZY
+  row -- "start, no kernel loaded: $took ms, $left bytes of device memory left"
+  "$build"/bin/minimax-run "$work"/models/1/tiny-m2-block_fp8 --device cuda -n 4 -p In 2>&1 >"$work/start.txt" | grep 'tokens at' | sed 's/.*, on /--   start: on /'
+}
+
 invariant_part() {
   ended=0
   for i in 0 1 2 3; do MM_GPU_MODELS=$work/models/$i "$gpu" test invariant || ended=1; done
@@ -469,6 +490,7 @@ speed_rows() {
 run_part() {
   case $1 in
     prepare) prepare ;;
+    start) start_part ;;
     peers) CUDA_MODULE_LOADING=EAGER "$gpu" test peers cut across ;;
     forks) MM_STEPS=${MM_STEPS:-10000} MM_GPU_MODELS=$work/models/0 "$gpu" test forks ;;
     invariant) invariant_part ;;
@@ -495,7 +517,7 @@ run_part() {
 # Seconds that a part may take: on an H100 with 16 cores, twice what it is expected to, or more.
 budget_of() {
   case $1 in
-    prepare) echo 120 ;; peers) echo 200 ;; forks) echo 240 ;; invariant) echo 240 ;; steps) echo 60 ;; ranks) echo 150 ;; processes) echo 200 ;; lost) echo 90 ;; load) echo 60 ;; hold) echo 120 ;; capacity) echo 120 ;; eval) echo 240 ;; collect) echo 90 ;;
+    prepare) echo 120 ;; start) echo 200 ;; peers) echo 200 ;; forks) echo 240 ;; invariant) echo 240 ;; steps) echo 60 ;; ranks) echo 150 ;; processes) echo 200 ;; lost) echo 90 ;; load) echo 60 ;; hold) echo 120 ;; capacity) echo 120 ;; eval) echo 240 ;; collect) echo 90 ;;
     kernels) echo 180 ;; sequences) echo 90 ;; models) echo 180 ;; text) echo 120 ;; speed) echo 120 ;; extended) echo 300 ;;
     *) echo 0 ;;
   esac

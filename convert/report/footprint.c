@@ -70,10 +70,18 @@ static bool judge(const mm_plan *p, uint64_t memory, bool *fit, uint64_t *tokens
   return true;
 }
 
-bool mm_verdict_make(mm_verdict *v, const mm_plan *p, mm_hf *hf, const mm_plan_options *o, uint64_t memory, mm_err *err) {
-  const uint64_t usable = (uint64_t)((double)memory * MM_GPU_SHARE);
+/* The card has code: else nothing of the plan is judged. */
+static bool takes_card(mm_verdict *v, const mm_gpu_card *card) {
+  if (!card->name || card->runs) return true;
+  snprintf(v->refused, sizeof v->refused, "%s is sm_%u, and %s", card->name, card->sm, card->tried);
+  return false;
+}
+
+bool mm_verdict_make(mm_verdict *v, const mm_plan *p, mm_hf *hf, const mm_plan_options *o, const mm_gpu_card *card, mm_err *err) {
+  const uint64_t memory = card->bytes, usable = (uint64_t)((double)memory * MM_GPU_SHARE);
   mm_err refused = {0};
-  *v = (mm_verdict){.memory = memory};
+  *v = (mm_verdict){.memory = memory, .card = *card};
+  if (!takes_card(v, card)) return true;
   if (!judge(p, memory, &v->fits, &v->tokens, &refused, err)) return false;
   if (refused.status != MM_OK) snprintf(v->refused, sizeof v->refused, "%.*s", (int)sizeof v->refused - 1, refused.text);
   for (uint32_t tp = 1; v->tp == 0 && tp <= p->pack.model.heads && tp <= MM_GPU_RANKS; tp++) {

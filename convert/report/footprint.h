@@ -5,6 +5,7 @@
 
 #include "convert/plan/plan.h"
 #include "loader/stream/capacity.h"
+#include "loader/stream/cards.h"
 
 /* The footprint of one rank, in bytes. */
 typedef struct mm_footprint {
@@ -20,12 +21,14 @@ mm_demand mm_verdict_demand(const mm_model *m);
 
 typedef struct mm_verdict {
   uint64_t memory;   /* of a device, as asked; 0: nothing was asked */
+  mm_gpu_card card;  /* that was asked for by name; else {NULL} */
   bool fits;         /* every rank, with a sequence of the model's full length, into MM_GPU_SHARE of it; and the cuda backend takes it */
   uint64_t tokens;   /* of KV cache that minimax-serve makes on such devices, at most as many as its requests can fill; 0 if refused */
   uint32_t tp;       /* the smallest that fits, ep and pp as asked; 0: none does */
-  char refused[384]; /* why the cuda backend does not take the plan on GPUs of any size; "" where it does */
+  char refused[384]; /* why the cuda backend does not take the plan, or the card; "" where it does */
 } mm_verdict;
 /* Judges a plan, and others of its source with another tp, which are built from the same options. */
-MM_MUST_USE bool mm_verdict_make(mm_verdict *v, const mm_plan *p, mm_hf *hf, const mm_plan_options *o, uint64_t memory, mm_err *err);
+MM_MUST_USE bool mm_verdict_make(mm_verdict *v, const mm_plan *p, mm_hf *hf, const mm_plan_options *o, const mm_gpu_card *card,
+                                 mm_err *err);
 
 #endif

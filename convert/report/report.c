@@ -80,6 +80,9 @@ static mm_json *verdict_json(const mm_verdict *v) {
   bool ok = put_number(x, "gpu_memory", v->memory) && mm_json_set(x, "fits", mm_json_new_bool(v->fits)) &&
             put_number(x, "kv_tokens", v->tokens) && (v->tp == 0 || put_number(x, "smallest_tp", v->tp)) &&
             (!*v->refused || mm_json_set(x, "refused", mm_json_new_str(v->refused)));
+  if (ok && v->card.name) ok = mm_json_set(x, "gpu", mm_json_new_str(v->card.name)) && put_number(x, "sm", v->card.sm);
+  if (ok && v->card.runs)
+    ok = mm_json_set(x, "runs", mm_json_new_str(v->card.runs)) && mm_json_set(x, "tried", mm_json_new_str(v->card.tried));
   if (ok) return x;
   mm_json_free(x);
   return NULL;
@@ -183,9 +186,10 @@ static void print_verdict(FILE *f, const mm_plan *p, const mm_verdict *v) {
     fprintf(f, "; the smallest --tp for a full sequence of %llu is %u", most, v->tp);
   else if (v->tp)
     fprintf(f, "; a full sequence of %llu needs --tp %u", most, v->tp);
-  else
+  else if (!v->card.name || v->card.runs)
     fprintf(f, "; no --tp of this model holds a full sequence of %llu: another --quant, or --pp", most);
   fputc('\n', f);
+  if (v->card.runs) fprintf(f, "%s (sm_%u): %s; tried %s\n", v->card.name, v->card.sm, v->card.runs, v->card.tried);
 }
 
 /* The same in lines, and code that is missing. */

@@ -425,9 +425,8 @@ void cuda_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_pack
     qn = kn = nullptr;
   }
   mm_cu_qkv p = {rows_of(qkv), qn, kn, b->attention.inv_freq, (float)b->c.model->norm_eps, singles, inside ? b->peers : nullptr};
-  mm_cu_gqa a = {
-      rows_of(qkv), rows_of(o), b->attention.work, singles, b->c.limits.max_tokens, {b->attention.far, b->device.first, b->device.item}};
-  if (!b->attention.far.items) a.far = {};
+  mm_cu_gqa a = {rows_of(qkv), rows_of(o), b->attention.work, singles, b->c.limits.max_tokens, {}};
+  if (b->attention.far.items) a.far = {b->attention.far, b->device.first, b->device.item};
   if (singles) check(b, mm_cu_gqa_decode(b->heads, places(b), kv, p, a, b->stream), "gqa decode");
   if (!rest) return;
   p.qkv += (size_t)singles * qkv.width, p.tokens = rest, a.tokens = b->step.rows; /* tiles name rows of the whole step */

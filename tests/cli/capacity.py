@@ -41,6 +41,13 @@ def agreement(rng, source, cut, scheme):
     return sorted(set(bf16))
 
 
+def cards(source):
+    """A card's verdict is that of its size; one that no code is built for is refused."""
+    judged = {n: json.loads(run("minimax-convert", source, "--dry-run", "--json", "--gpu-memory", n).stdout)["verdict"] for n in ("rtx 4090", "24GB", "V100")}
+    assert judged["rtx 4090"] == {**judged["24GB"], "gpu": "RTX-4090", "sm": 89, "runs": judged["rtx 4090"]["runs"], "tried": judged["rtx 4090"]["tried"]}, judged
+    assert judged["V100"]["refused"] == "V100 is sm_70, and the kernels need sm_80 or newer" and not judged["V100"]["fits"], judged
+
+
 def share_of_ram(packed):
     """More than a sequence and less than all, by the share; the same in the log, in /metrics and in --check."""
     ram = int(run("minimax-serve", packed, "--check", "--gpu-memory-utilization", "1e-9", status=8).stderr.split("bytes free of ")[1].split(",")[0])
@@ -91,5 +98,6 @@ for source in ("tests/data/tiny-m1", "tests/data/tiny-m2"):
         seen |= set(agreement(rng, source, cut, rng.choice(SCHEMES)))
     assert len(seen) > 2, seen  # some between none and all
 PACKED = convert("tests/data/tiny-m2")
+cards("tests/data/tiny-m2")
 share_of_ram(PACKED)
 refused_first(PACKED)

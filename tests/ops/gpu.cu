@@ -9,7 +9,6 @@
 #include <chrono>
 #include <thread>
 
-#include "runtime/cuda/comm/peers.h"
 #include "runtime/cuda/core/upload.h"
 
 rng g_rng;
@@ -363,9 +362,6 @@ int main(int argc, char **argv) {
     fprintf(stderr, "gpu: no CUDA device\n");
     return 77;
   }
-  const char *const limit = getenv("MM_SHARED_LIMIT"); /* KiB of shared memory that blocks may have */
-  if (limit) mm_cu_shared_limit = strtoul(limit, NULL, 10) * 1024;
-  mm_cu_peers_refused = getenv("MM_NO_PEERS") != NULL; /* ranks write to host memory */
   const std::string what = argc > 1 ? argv[1] : "all";
   if (what == "count") return count_devices(devices);
   if (what == "memory") return print_memory(devices);

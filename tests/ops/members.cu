@@ -11,6 +11,7 @@
 #include <thread>
 #include <tuple>
 
+#include "runtime/cuda/comm/peers.cuh"
 #include "tests/ops/whole.h"
 
 bool g_across;
@@ -39,6 +40,49 @@ void exchange(mm_process_group *w, uint32_t tag, const mm_transfer *out, uint32_
   }
 }
 
+/* With $MM_WATCH=SECONDS: where each rank is, each time that the row has taken so long again: on the host, on its stream, and by the
+ * counters of its sums. The first line needs nothing of the driver, which a waiting call may hold. */
+struct watch {
+  const std::vector<member> &m;
+  double every;
+  std::mutex lock;
+  std::condition_variable ended;
+  bool over = false;
+  std::thread thread;
+
+  explicit watch(const std::vector<member> &members) : m(members), every(getenv("MM_WATCH") ? atof(getenv("MM_WATCH")) : 0) {
+    if (every > 0) thread = std::thread([this] { look(); });
+  }
+  ~watch() {
+    {
+      const std::lock_guard<std::mutex> one(lock);
+      over = true;
+    }
+    ended.notify_all();
+    if (thread.joinable()) thread.join();
+  }
+  void look() {
+    std::unique_lock<std::mutex> l(lock);
+    while (!ended.wait_for(l, std::chrono::duration<double>(every), [this] { return over; })) {
+      for (const member &x : m) printf("     watch: rank %u of %u is at %s\n", x.rank, x.ranks, x.at);
+      for (const member &x : m) printf("     watch: rank %u's stream: %s\n", x.rank, x.s ? cudaGetErrorName(cudaStreamQuery(x.s)) : "-");
+      counters();
+    }
+  }
+  void counters() const {
+    cudaStream_t s;
+    CUDA_OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+    for (const member &x : m) {
+      peer_counters c = {};
+      if (!x.peers) continue;
+      CUDA_OK(cudaMemcpyAsync(&c, mm_cu_peers_view(x.peers).counters, sizeof c, cudaMemcpyDefault, s));
+      CUDA_OK(cudaStreamSynchronize(s));
+      printf("     watch: rank %u: epoch %u, ticket %u, turn %u\n", x.rank, c.epoch, c.ticket, c.turn);
+    }
+    CUDA_OK(cudaStreamDestroy(s));
+  }
+};
+
 }  // namespace
 
 bool on_ranks(uint32_t ranks, double limit_s, const std::function<void(member *)> &f, size_t most) {
@@ -54,6 +98,7 @@ bool on_ranks(uint32_t ranks, double limit_s, const std::function<void(member *)
   CUDA_OK(cudaGetDeviceCount(&devices));
   std::vector<member> m(ranks);
   std::vector<std::thread> threads;
+  const watch seen(m);
   for (uint32_t r = 0; r < ranks; r++) {
     m[r].comm = comm[g_across ? r : 0], m[r].rank = r, m[r].ranks = ranks;
     threads.emplace_back([&, r] {

@@ -22,6 +22,7 @@ struct member {
   char *x = nullptr, *source = nullptr; /* device memory */
   char *host = nullptr;                 /* pinned: a copy of pageable memory may keep another rank of this process waiting */
   bool ok = true;
+  const char *volatile at = "start"; /* what the rank does now: for $MM_WATCH */
 
   /* No rank goes on before all are here. */
   void together() const {

@@ -155,22 +155,25 @@ struct rows_of {
 };
 
 void check_way(uint32_t ranks, uint32_t groups, bool padded, mm_act_quant kind, uint32_t k, way by, const char *name) {
+  const std::string what = "whole rows, " + std::string(name) + ", " + std::to_string(ranks) + " ranks of " + std::to_string(k) +
+                           " columns, " + kWays[by] + (groups > 1 ? ", of two groups" : "") + (padded ? ", padded" : "");
+  if (getenv("MM_WATCH")) printf("     %s …\n", what.c_str());
   const bool ok = on_ranks(ranks, 20, [&](member *m) {
     rows_of rows(*m, by, k, groups, padded);
     mm_cu_whole_rows shared = {m->peers, reinterpret_cast<float *>(m->x), kMost / 8};
     mm_cu_rounding alone = {}, how = {};
     alone.kind = how.kind = kind, how.first_k = rows.first, how.whole_k = rows.whole, how.ranks = &shared;
     for (uint32_t t = 0; t < 3; t++) {
-      rows.fill(t), rows.copy(rows.all, rows.whole), rows.copy(rows.own, rows.k);
+      m->at = "fill", rows.fill(t), rows.copy(rows.all, rows.whole), rows.copy(rows.own, rows.k);
       CUDA_OK(cudaStreamSynchronize(m->s));
-      m->together();
-      rows.round(rows.all, rows.whole, alone), rows.round(rows.own, rows.k, how);
+      m->at = "the barrier", m->together();
+      m->at = "launch, whole", rows.round(rows.all, rows.whole, alone);
+      m->at = "launch, own", rows.round(rows.own, rows.k, how);
+      m->at = "results";
       m->ok = (codes(by) ? rows.same_codes() : rows.same()) && m->ok;
     }
   });
-  report_true("whole rows, " + std::string(name) + ", " + std::to_string(ranks) + " ranks of " + std::to_string(k) + " columns, " +
-                  kWays[by] + (groups > 1 ? ", of two groups" : "") + (padded ? ", padded" : ""),
-              ok);
+  report_true(what, ok);
 }
 void check_kind(uint32_t ranks, mm_act_quant kind, uint32_t k, const char *name) {
   for (const way by : {PICKED, IN_PLACE, CODES, SLOTS, PLACES, PLACED_CODES, LAID}) {

@@ -91,9 +91,9 @@ static bool codes_of(const middle_codes &c, uint32_t pair, const std::vector<dou
 }
 
 /* Where inputs are rounded: a single token's kernel does it, or several's multiply codes. */
-static bool takes_rounded(const expert_case &c, const mm_cu_weight &w13, const mm_cu_weight &w2, uint32_t tokens) {
+static bool takes_rounded(const expert_case &c, const mm_cu_weight &w13, const mm_cu_weight &w2, uint32_t tokens, uint32_t top_k) {
   if (!c.rounded || c.few) return true;
-  return c.groups() || tokens > 1 ? takes_here(MM_CU_EXPERTS_FP8, w13, w2) : takes_here(MM_CU_EXPERTS_ONE, w13, w2, 1);
+  return c.groups() || tokens > 1 ? takes_here(MM_CU_EXPERTS_FP8, w13, w2) : plain_experts(w13, w2, tokens, top_k) == mm_cu_experts_one;
 }
 static void round_inputs(const expert_case &c, std::vector<float> *row, uint32_t tokens) {
   if (c.groups() || tokens > 1) { /* codes are multiplied */
@@ -160,7 +160,7 @@ static void check_experts(const expert_case &c, uint32_t tokens, uint32_t expert
   random_weight(&w13, c.code, c.kind, experts, 2 * inter, hidden, c.cell_n, c.cell_k);
   random_weight(&w2, c.code, c.kind, experts, hidden, inter, c.cell_n, c.cell_k);
   if (c.rounded) w13.d.rounding = w2.d.rounding = c.how;
-  if (!takes_rounded(c, w13.d, w2.d, tokens)) return; /* not of this device */
+  if (!takes_rounded(c, w13.d, w2.d, tokens, top_k)) return; /* not of this device */
   if (c.few && !takes_here(MM_CU_EXPERTS_FEW, w13.d, w2.d)) return;
   middle_codes given;
   const auto out = run_experts(c, w13.d, w2.d, rb.r, dx.p, tokens, &given);
@@ -267,7 +267,7 @@ static void check_cut_experts(const expert_case &c, uint32_t tokens) {
   random_weight(&w13, c.code, c.kind, kExperts, 2 * kInter, kHidden, c.cell_n, c.cell_k);
   random_weight(&w2, c.code, c.kind, kExperts, kHidden, kInter, c.cell_n, c.cell_k);
   if (c.rounded) w13.d.rounding = w2.d.rounding = c.how;
-  if ((c.few && !takes_here(MM_CU_EXPERTS_FEW, w13.d, w2.d)) || !takes_rounded(c, w13.d, w2.d, tokens)) return;
+  if ((c.few && !takes_here(MM_CU_EXPERTS_FEW, w13.d, w2.d)) || !takes_rounded(c, w13.d, w2.d, tokens, kTop)) return;
   buffer<__nv_bfloat16> x;
   x.put(random_bf16((size_t)tokens * kHidden));
   std::vector<int32_t> slots(tokens, 0);
@@ -309,7 +309,7 @@ static void check_rows_independent(const expert_case &c, bool invariant = false)
   random_weight(&w13, c.code, c.kind, experts, 2 * inter, hidden, c.cell_n, c.cell_k);
   random_weight(&w2, c.code, c.kind, experts, hidden, inter, c.cell_n, c.cell_k);
   if (c.rounded) w13.d.rounding = w2.d.rounding = c.how;
-  if ((c.few && !takes_here(MM_CU_EXPERTS_FEW, w13.d, w2.d)) || !takes_rounded(c, w13.d, w2.d, 2)) return; /* not of this device */
+  if ((c.few && !takes_here(MM_CU_EXPERTS_FEW, w13.d, w2.d)) || !takes_rounded(c, w13.d, w2.d, 2, top_k)) return; /* not of this device */
   for (uint32_t i = 0; i < (invariant ? 1 : 3); i++) {
     const uint32_t *const b = invariant ? all : c.few ? few[i] : buckets[i];
     const bool same = same_among_others(b[0], b[1], hidden, [&](const __nv_bfloat16 *x, uint32_t tokens) {

@@ -42,7 +42,7 @@ bool mm_cu_peers_many(const mm_cu_peers *p, uint64_t words);
 bool mm_cu_peers_malloc(const mm_cu_peers *p, void **to, size_t bytes, const char *what, mm_err *err);
 void mm_cu_peers_free(const mm_cu_peers *p, void *memory);
 bool mm_cu_peers_hosted(const mm_cu_peers *p);   /* in host memory */
-extern bool mm_cu_peers_refused;                 /* for tests: no device can write to another's memory */
+extern bool mm_cu_peers_refused;                 /* for tests ($MM_TEST_NO_PEER): no device can write to another's memory */
 bool mm_cu_peers_distinct(const mm_cu_peers *p); /* no two ranks share a device */
 
 /* Once the stream is done: MM_IO E_RANK, naming the rank, when this one timed out waiting for it. True when another rank failed: that rank

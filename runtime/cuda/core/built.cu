@@ -2,6 +2,7 @@
 #include "runtime/cuda/core/built.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <atomic>
@@ -41,10 +42,16 @@ cudaError_t refuse(const char *what, unsigned long long needs, unsigned long lon
   return cudaErrorInvalidConfiguration;
 }
 
+/* $MM_TEST_SMEM in bytes. */
+size_t limit_of_tests() {
+  const char *const kib = getenv("MM_TEST_SMEM");
+  return kib ? strtoul(kib, NULL, 10) * 1024 : 0;
+}
+
 }  // namespace
 
 thread_local bool mm_cu_dry_run = false;
-size_t mm_cu_shared_limit = 0;
+size_t mm_cu_shared_limit = limit_of_tests();
 
 size_t mm_cu_shared_most() {
   int device = 0, most = 0;
@@ -79,9 +86,12 @@ void mm_cu_say_code(char *to, size_t size) {
     snprintf(to, size, "portable kernels (PTX of compute_%d on sm_%d)", a.ptxVersion, here);
   else
     snprintf(to, size, "portable kernels (sm_%d on sm_%d)", a.binaryVersion, here);
+  const size_t used = strlen(to);
+  if (mm_cu_shared_limit)
+    snprintf(to + used, size - used, ", %zu KB of shared memory for a block (MM_TEST_SMEM)", mm_cu_shared_most() / 1024);
 }
 
-static char noted[160];
+static char noted[240];
 
 void mm_cu_note_code() {
   static std::once_flag once;

@@ -25,7 +25,7 @@ const char *mm_cu_noted_code();
 
 /* Bytes of shared memory, static and dynamic, that a block may have on the current device. */
 size_t mm_cu_shared_most();
-/* 0, or the most that blocks may have in tests, as if the device had no more: launches with more are refused. */
+/* 0, or the most that blocks may have in tests, as if the device had no more ($MM_TEST_SMEM, in KiB): launches with more are refused. */
 extern size_t mm_cu_shared_limit;
 /* Every device has so many, from sm_80 on: each kernel that is no kernel of sm_90a has a form that takes no more. */
 #define MM_CU_SHARED_LEAST (99 * 1024)

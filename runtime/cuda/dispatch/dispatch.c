@@ -4,8 +4,11 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The most activations of a single token that fit in shared memory with gemv.cuh's rings and the sums of a few rows, in whole items. */
-#define ONE_COLUMNS 37000
+/* The most activations of a single token that fit in shared memory with gemv.cuh's rings and the sums of a few rows, in whole items: of
+ * MM_CU_ONE_SHARED, and of what every device has. */
+#define ONE_COLUMNS   37000
+#define LEAST_COLUMNS 18432 /* w2 of M1: two experts */
+static uint32_t one_columns(const mm_cu_device *d) { return d->hopper || d->shared >= MM_CU_ONE_SHARED ? ONE_COLUMNS : LEAST_COLUMNS; }
 /* Fewer pairs of token and expert are too few units for the blocks of mm_cu_experts_few. */
 #define LEAST_PAIRS 8
 
@@ -63,7 +66,7 @@ static bool takes_small_batch_fp8(const mm_cu_device *d, const mm_cu_task *q) {
 static bool takes_small_batch_widened(const mm_cu_device *d, const mm_cu_task *q) {
   return d->hopper && q->w->scale_kind != MM_CU_FINE && clusters_fit(d, q, false);
 }
-static bool takes_one(const mm_cu_device *d, const mm_cu_task *q) { return d->hopper && q->tokens == 1 && q->w->k <= ONE_COLUMNS; }
+static bool takes_one(const mm_cu_device *d, const mm_cu_task *q) { return q->tokens == 1 && q->w->k <= one_columns(d); }
 static bool takes_decode_linear(const mm_cu_device *d, const mm_cu_task *q) { return (void)d, q->tokens <= MM_CU_DECODE_ROWS; }
 static bool takes_widened(const mm_cu_device *d, const mm_cu_task *q) { return d->hopper && q->w->code != MM_CU_BF16; }
 static bool takes_gemm(const mm_cu_device *d, const mm_cu_task *q) { return !takes_widened(d, q); }
@@ -99,9 +102,7 @@ static uint32_t mixture_columns(const mm_cu_task *q) {
   const uint32_t longest = 1024; /* columns of an item, of 4-bit codes */
   return (uint32_t)mm_max(q->w->k, q->top_k * mm_round_up(q->w2->k, longest));
 }
-static bool takes_experts_one(const mm_cu_device *d, const mm_cu_task *q) {
-  return d->hopper && q->tokens == 1 && mixture_columns(q) <= ONE_COLUMNS;
-}
+static bool takes_experts_one(const mm_cu_device *d, const mm_cu_task *q) { return q->tokens == 1 && mixture_columns(q) <= one_columns(d); }
 static bool many_takes(const mm_cu_weight *w) {
   const bool coarse = w->scale_kind == MM_CU_COARSE || (w->scale_kind == MM_CU_FINE && w->cell_k_log2 >= 6);
   return w->code != MM_CU_BF16 && (coarse || w->scale_kind == MM_CU_NV || w->scale_kind == MM_CU_MX) && w->k % 32 == 0 && w->n % 8 == 0;

@@ -44,10 +44,14 @@ typedef enum mm_cu_inputs_are {
   MM_CU_AS_ROW_CODES    /* the same under scales of whole rows */
 } mm_cu_inputs_are;
 
+/* Bytes of shared memory with which a single token's kernels have their longest rings (gemv_wide, gemv.cuh). */
+#define MM_CU_ONE_SHARED (227 * 1024)
+
 /* Properties of the built code and of the device that dispatch depends on. */
 typedef struct mm_cu_device {
   bool hopper;      /* sm_90a */
   uint32_t cluster; /* blocks of the largest cluster of whole multiprocessors, of 2, 4 and 8; 0: none */
+  uint32_t shared;  /* bytes of shared memory that a block may have */
 } mm_cu_device;
 
 /* A product that a step asks for. */

@@ -79,12 +79,12 @@ struct one_job {
 };
 
 /* kRound: inputs in another way than gemv_convert rounds them. */
-template <mm_cu_code C, mm_cu_scale S, bool kRound>
+template <mm_cu_code C, mm_cu_scale S, bool kRound, class Ring>
 __global__ void __maxnreg__(kGemvRegisters)
     one(const __grid_constant__ gemv_plan p, const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_linear a) {
   grid_launch_next_early();
   const one_job job{w, a};
-  gemv_rows<C, S>(w, p, job, [&] {
+  gemv_rows<C, S, Ring>(w, p, job, [&] {
     grid_wait();
     gemv_fill<C, S, kRound>(w, p, job, 0);
     __syncthreads();
@@ -95,11 +95,15 @@ struct one_launch {
   const mm_cu_weight &w;
   const mm_cu_linear &a;
   cudaStream_t s;
+  template <mm_cu_code C, mm_cu_scale S, class Ring>
+  cudaError_t in() const {
+    const gemv_plan p = plan_gemv<C, S, Ring>(w, ceil_div(w.n, 4), 1);
+    const auto kernel = gemv_rounds<C, S>(w, MM_CU_ONE) ? one<C, S, C != MM_CU_BF16, Ring> : one<C, S, false, Ring>;
+    return launch(kernel, p.blocks, 32 * p.warps, p.shared, s, p, w, a);
+  }
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
-    const gemv_plan p = plan_gemv<C, S>(w, ceil_div(w.n, 4), 1);
-    const auto kernel = gemv_rounds<C, S>(w, MM_CU_ONE) ? one<C, S, C != MM_CU_BF16> : one<C, S, false>;
-    return launch(kernel, p.blocks, 32 * kGemvWarps, p.shared, s, p, w, a);
+    return gemv_wide_here() ? in<C, S, gemv_wide<C, S>>() : in<C, S, gemv_least<C, S>>();
   }
 };
 

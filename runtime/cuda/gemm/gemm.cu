@@ -5,21 +5,23 @@
 
 namespace {
 
+template <class Form>
 struct dense_job {
   const mm_cu_weight &w;
   const mm_cu_linear &a;
   uint32_t first, column;
 
-  __device__ uint32_t rows() const { return min(a.tokens - first, (uint32_t)kGemmRows); }
+  __device__ uint32_t rows() const { return min(a.tokens - first, (uint32_t)Form::kRows); }
   __device__ const bf16 *x(uint32_t r) const { return a.x + (size_t)(a.rows ? a.rows[first + r] : first + r) * w.k; }
   __device__ weight_row weight(uint32_t r) const { return {0, min(column + r, w.n - 1)}; }
-  __device__ void emit(uint32_t r, uint32_t c, const float (&v)[8][2]) const {
+  template <int N>
+  __device__ void emit(uint32_t r, uint32_t c, const float (&v)[N][2]) const {
     const float f = w.global ? w.global[0] : 1.0f;
     const size_t to = (size_t)(first + r) * w.n + column + c; /* column + c is even */
     const uint32_t left = w.n > column + c ? w.n - column - c : 0;
     if (a.y32 || w.n % 2 != 0) {
 #pragma unroll
-      for (uint32_t i = 0; i < 16; i++) {
+      for (uint32_t i = 0; i < 2 * N; i++) {
         const uint32_t at = i / 2 * 8 + i % 2;
         if (at >= left) continue;
         if (a.y32) {
@@ -30,15 +32,16 @@ struct dense_job {
       }
     } else {
 #pragma unroll
-      for (uint32_t n = 0; n < 8; n++) {
+      for (uint32_t n = 0; n < N; n++) {
         if (n * 8 < left) *reinterpret_cast<uint32_t *>(a.y + to + n * 8) = pack2(v[n][0] * f, v[n][1] * f);
       }
     }
   }
 };
 
-template <mm_cu_code C, mm_cu_scale S>
-__global__ void __launch_bounds__(kGemmThreads, 1) gemm(const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_linear a) {
+template <mm_cu_code C, mm_cu_scale S, class Form>
+__global__ void __launch_bounds__(Form::kThreads, Form::kBlocks)
+    gemm(const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_linear a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr bool kTakes = C == MM_CU_BF16; /* gemm_widened takes the others */
 #else
@@ -46,7 +49,7 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm(const __grid_constant__ 
 #endif
   if constexpr (kTakes) {
     grid_wait_and_launch_next();
-    gemm_tile<C, S>(w, dense_job{w, a, blockIdx.x * kGemmRows, blockIdx.y * kGemmColumns});
+    gemm_tile<C, S, Form>(w, dense_job<Form>{w, a, blockIdx.x * Form::kRows, blockIdx.y * Form::kColumns});
   } else {
     no_such_code();
   }
@@ -57,11 +60,12 @@ template <mm_cu_code C, mm_cu_scale S>
 __global__ void __launch_bounds__(widened_gemm::kThreads, 1)
     gemm_widened(const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_linear a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  const uint32_t high = (a.tokens + kGemmRows - 1) / kGemmRows, wide = (w.n + kGemmColumns - 1) / kGemmColumns;
+  constexpr uint32_t kRows = gemm_large::kRows, kColumns = gemm_large::kColumns;
+  const uint32_t high = (a.tokens + kRows - 1) / kRows, wide = (w.n + kColumns - 1) / kColumns;
   grid_wait_and_launch_next();
   widened_gemm::tiles<C, S>(w, high * wide, [&](uint32_t index) {
     const uint32_t strip = index / (16 * wide), in = index % (16 * wide), tall = min(16u, high - strip * 16);
-    return dense_job{w, a, (strip * 16 + in % tall) * kGemmRows, in / tall * kGemmColumns};
+    return dense_job<gemm_large>{w, a, (strip * 16 + in % tall) * kRows, in / tall * kColumns};
   });
 #else
   no_such_code();
@@ -72,10 +76,15 @@ struct gemm_launch {
   const mm_cu_weight &w;
   const mm_cu_linear &a;
   cudaStream_t s;
+  template <class Form, class Kernel>
+  cudaError_t in(Kernel kernel) const {
+    const gemm_block b = gemm_block_here<Form>();
+    return launch(kernel, dim3(ceil_div(a.tokens, b.rows), ceil_div(w.n, b.columns)), b.threads, b.shared, s, w, a);
+  }
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
-    const gemm_block b = gemm_block_here();
-    return launch(gemm<C, S>, dim3(ceil_div(a.tokens, kGemmRows), ceil_div(w.n, b.columns)), b.threads, b.shared, s, w, a);
+    if (!hopper() && a.tokens <= kGemmSmallStep) return in<gemm_small>(gemm<C, S, gemm_small>);
+    return in<gemm_large>(gemm<C, S, gemm_large>);
   }
 };
 
@@ -88,7 +97,8 @@ struct widened_launch {
     if constexpr (C == MM_CU_BF16) {
       return cudaErrorNotSupported;
     } else {
-      return launch(gemm_widened<C, S>, min(ceil_div(a.tokens, kGemmRows) * ceil_div(w.n, widened_gemm::kColumns), multiprocessors()),
+      return launch(gemm_widened<C, S>,
+                    min(ceil_div(a.tokens, gemm_large::kRows) * ceil_div(w.n, widened_gemm::kColumns), multiprocessors()),
                     widened_gemm::kThreads, sizeof(widened_gemm::shared<C>), s, w, a);
     }
   }

@@ -30,7 +30,7 @@
 #include "runtime/cuda/core/round.cuh"
 #include "runtime/cuda/core/weight.cuh"
 
-constexpr uint32_t kGemvWarps = 16, kFour = 4;
+constexpr uint32_t kFour = 4;
 constexpr int kGemvRegisters = 80; /* of a thread: what is left is room for the small kernels before and after */
 
 struct four_place {
@@ -55,7 +55,6 @@ struct gemv_kind {
   /* Bytes of a row's scales in an item: f32 of its eight chunks, or those of its codes. */
   static constexpr uint32_t kScales = S == MM_CU_COARSE ? 32 : S == MM_CU_NV ? 64 : S == MM_CU_MX ? kLane : 0;
   static constexpr uint32_t kCodes = kFour * 512, kItem = kCodes + kFour * kScales;
-  static constexpr uint32_t kDepth = C == MM_CU_E4M3 ? 4 : 3; /* items of a warp's ring; more make 4-bit codes slower */
   /* Power of two that the f16 of the codes lack (codec::halves); the factor of an NV weight holds 2^8 of it already. */
   static constexpr float kFactor = kOffset ? 0x1p24f : C != MM_CU_E2M1 || S == MM_CU_MX ? 1.0f : 0x1p6f;
   /* E4M3 under MX: a chunk of 64 columns has two scales, so the lanes of a quad share 32 columns, eight each, and then the other 32. */
@@ -64,8 +63,26 @@ struct gemv_kind {
   static __device__ __forceinline__ uint32_t first_half(uint32_t quad) { return quad / 2 % 2; }
 };
 
+/* Warps of a block, items of a warp's ring (more than three make 4-bit codes slower), and shared memory of a block. Where smaller kernels
+ * still end, two blocks of the launch might come to one multiprocessor and none to another, for up to half as much again of the time: so a
+ * block takes at least more than half of the shared memory. */
+template <mm_cu_code C, mm_cu_scale S>
+struct gemv_wide {
+  static constexpr uint32_t kWarps = 16, kDepth = C == MM_CU_E4M3 ? 4 : 3, kLeast = 113 * 1024 + 128, kMost = 224 * 1024;
+};
+/* What every device has room for: dispatch.c has the columns. */
+template <mm_cu_code C, mm_cu_scale S>
+struct gemv_least {
+  static constexpr uint32_t kWarps = S == MM_CU_NV ? 10 : 12, kDepth = 2, kLeast = 50 * 1024, kMost = 96 * 1024;
+  static_assert(kMost + 3072 <= MM_CU_SHARED_LEAST && kWarps * 32 > MM_CU_MAX_EXPERTS,
+                "with the routing of a token; threads beyond it fill");
+};
+/* The first of both. */
+inline bool gemv_wide_here() { return hopper() || mm_cu_shared_most() >= MM_CU_ONE_SHARED; }
+
 /* Places in shared memory, and how many fours a warp touches at most. */
 struct gemv_plan {
+  uint32_t warps;         /* of a block */
   uint32_t blocks, lanes; /* of a launch; of a row's segment, each with 16 bytes */
   uint32_t per_lane;      /* 2^32 / lanes, rounded up: divides numbers below 2^16 */
   uint32_t touched;
@@ -74,20 +91,20 @@ struct gemv_plan {
 };
 
 /* For so many fours: a block a multiprocessor, more where those are few (a slice of a device) or the rows so many that their sums would not
- * fit. Where smaller kernels still end, two blocks of the launch might come to one multiprocessor and none to another, for up to half as
- * much again of the time: so a block takes more than half of the shared memory. */
-template <mm_cu_code C, mm_cu_scale S>
+ * fit. */
+template <mm_cu_code C, mm_cu_scale S, class Ring>
 gemv_plan plan_gemv(const mm_cu_weight &w, uint32_t fours, uint32_t segments) {
-  constexpr uint32_t kMoreThanHalf = 113 * 1024 + 128, kAll = 224 * 1024, kSums = kGemvWarps * kFour * 32;
+  constexpr uint32_t kWarps = Ring::kWarps, kSums = kWarps * kFour * 32;
   gemv_plan p;
+  p.warps = kWarps;
   p.lanes = ceil_div(w.k, 128) * gemv_kind<C, S>::kUnit;
   p.per_lane = (uint32_t)(((UINT64_C(1) << 32) + p.lanes - 1) / p.lanes);
   const uint32_t items = ceil_div(segments * p.lanes, 32);
-  p.x = kGemvWarps * gemv_kind<C, S>::kDepth * gemv_kind<C, S>::kItem;
+  p.x = kWarps * Ring::kDepth * gemv_kind<C, S>::kItem;
   p.back = p.x + items * codec<C>::kPiece * 64, p.sums = p.back + items * 32 * gemv_kind<C, S>::kBack;
-  p.blocks = min(fours, max(multiprocessors(), ceil_div(fours, ((kAll - p.sums) / kSums - 3) * kGemvWarps)));
-  p.touched = (ceil_div(fours, p.blocks) * items + kGemvWarps - 1) / kGemvWarps / items + 2;
-  p.shared = max(p.sums + p.touched * kSums, kMoreThanHalf);
+  p.blocks = min(fours, max(multiprocessors(), ceil_div(fours, ((Ring::kMost - p.sums) / kSums - 3) * kWarps)));
+  p.touched = (ceil_div(fours, p.blocks) * items + kWarps - 1) / kWarps / items + 2;
+  p.shared = max(p.sums + p.touched * kSums, Ring::kLeast);
   p.how = rounder_of(w.rounding);
   return p;
 }
@@ -472,33 +489,34 @@ __device__ __forceinline__ void gemv_add(float (&acc)[kFour], const uint8_t *ite
 /* ---- a block ---- */
 
 /* ready(): called once the first weights are on their way; returns when the activations lie in shared memory. */
-template <mm_cu_code C, mm_cu_scale S, class Job, class Ready>
+template <mm_cu_code C, mm_cu_scale S, class Ring, class Job, class Ready>
 __device__ __forceinline__ void gemv_rows(const mm_cu_weight &w, const gemv_plan &p, const Job &job, const Ready &ready) {
   using kind = gemv_kind<C, S>;
+  constexpr uint32_t kWarps = Ring::kWarps, kRing = Ring::kDepth * kind::kItem;
   const uint4 *const x = reinterpret_cast<const uint4 *>(gemv_shared + p.x);
   const float *const back = reinterpret_cast<const float *>(gemv_shared + p.back);
   float *const sums = reinterpret_cast<float *>(gemv_shared + p.sums);
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4;
   const uint32_t fours = job.fours(), mine = fours > blockIdx.x ? (fours - blockIdx.x - 1) / gridDim.x + 1 : 0;
   const uint32_t each = (job.segments() * p.lanes + 31) / 32, items = mine * each;
-  const uint32_t first = items * warp / kGemvWarps, end = items * (warp + 1) / kGemvWarps;
+  const uint32_t first = items * warp / kWarps, end = items * (warp + 1) / kWarps;
   const uint32_t before = first / max(each, 1); /* fours of the block */
-  __shared__ uint2 span[kGemvWarps];            /* of each warp, the first and the last of the block's fours that it has a part in */
+  __shared__ uint2 span[kWarps];                /* of each warp, the first and the last of the block's fours that it has a part in */
   if (lane == 0) span[warp] = first < end ? make_uint2(before, (end - 1) / each) : make_uint2(1, 0);
   uint32_t four = before * gridDim.x + blockIdx.x, in = first - before * each, left = end - first;
   gemv_fetch<C, S, Job> fetch(w, job, p, left, four, in, each);
-  const uint8_t *const ring = gemv_shared + warp * (kind::kDepth * kind::kItem), *item = ring;
+  const uint8_t *const ring = gemv_shared + warp * kRing, *item = ring;
   uint32_t free = shared_address(ring);
   float *sum = sums + (warp * p.touched * 8 + g) * kFour; /* of this chunk, of the warp's fours one after another */
   float acc[kFour] = {};
   const uint4 *at = x + in * (kind::kX * 32) + lane;
   const float *inverse = back + (in * 8 + g) * kind::kBack;
-  uint32_t ahead = kind::kDepth - 1; /* items to fetch before the first is multiplied; here, so that the code is there once */
+  uint32_t ahead = Ring::kDepth - 1; /* items to fetch before the first is multiplied; here, so that the code is there once */
 #pragma unroll 1
   while (true) {
     if (ahead == 0) {
       if (!left) break;
-      copy_wait<kind::kDepth - 2>();
+      copy_wait<Ring::kDepth - 2>();
       __syncwarp(); /* the scales have come, and the item before is read */
     }
     fetch(free, lane);
@@ -516,7 +534,7 @@ __device__ __forceinline__ void gemv_rows(const mm_cu_weight &w, const gemv_plan
     }
     gemv_add<C, S>(acc, item, at, inverse, w, job, place, k);
     item += kind::kItem, at += kind::kX * 32, inverse += 8 * kind::kBack;
-    if (item == ring + kind::kDepth * kind::kItem) item = ring;
+    if (item == ring + kRing) item = ring;
     if (++in == each) in = 0, four += gridDim.x, at = x + lane, inverse = back + g * kind::kBack;
     if (--left && in) continue;
     if (lane % 4 == g / 2) *reinterpret_cast<float4 *>(sum) = make_float4(acc[0], acc[1], acc[2], acc[3]);
@@ -525,10 +543,10 @@ __device__ __forceinline__ void gemv_rows(const mm_cu_weight &w, const gemv_plan
     for (float &a : acc) a = 0;
   }
   __syncthreads();
-  for (uint32_t i = threadIdx.x / 8; i < (mine + 3) / 4 * 4; i += 4 * kGemvWarps) { /* eight threads a four, one a chunk */
+  for (uint32_t i = threadIdx.x / 8; i < (mine + 3) / 4 * 4; i += 4 * kWarps) { /* eight threads a four, one a chunk */
     float total[kFour] = {};
 #pragma unroll 1
-    for (uint32_t from = i * each * kGemvWarps / max(items, 1); from < kGemvWarps; from++) { /* begins at or before the four */
+    for (uint32_t from = i * each * kWarps / max(items, 1); from < kWarps; from++) { /* begins at or before the four */
       const uint2 s = span[from];
       if (i < s.x && s.x <= s.y) break;
       if (i < s.x || i > s.y) continue; /* has none, or ends before it */

@@ -4,7 +4,7 @@
 #include "runtime/cuda/core/launch.h"
 
 cudaError_t mm_cu_device_here(mm_cu_device *d) {
-  *d = {hopper(), 0};
+  *d = {hopper(), 0, (uint32_t)mm_cu_shared_most()};
   return d->hopper ? mm_cu_largest_cluster(&d->cluster) : cudaSuccess;
 }
 

@@ -65,23 +65,23 @@ struct gated_job {
 };
 
 /* kRound: inputs in another way than gemv_convert rounds them. */
-template <mm_cu_code C, mm_cu_scale S, bool kRound>
+template <mm_cu_code C, mm_cu_scale S, bool kRound, class Ring>
 __global__ void __maxnreg__(kGemvRegisters) one_two(const __grid_constant__ gemv_plan p, const __grid_constant__ mm_cu_two a) {
   grid_launch_next_early();
   const two_job job{a};
-  gemv_rows<C, S>(a.w[0], p, job, [&] {
+  gemv_rows<C, S, Ring>(a.w[0], p, job, [&] {
     grid_wait();
     gemv_fill<C, S, kRound>(a.w[0], p, job, 0);
     __syncthreads();
   });
 }
 
-template <mm_cu_code C, mm_cu_scale S, bool kRound>
+template <mm_cu_code C, mm_cu_scale S, bool kRound, class Ring>
 __global__ void __maxnreg__(kGemvRegisters)
     one_gated(const __grid_constant__ gemv_plan p, const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_gated_row a) {
   grid_launch_next_early();
   const gated_job job{w, a};
-  gemv_rows<C, S>(w, p, job, [&] {
+  gemv_rows<C, S, Ring>(w, p, job, [&] {
     grid_wait();
     gemv_fill<C, S, kRound>(w, p, job, 0);
     __syncthreads();
@@ -91,14 +91,18 @@ __global__ void __maxnreg__(kGemvRegisters)
 struct two_launch {
   const mm_cu_two &a;
   cudaStream_t s;
+  template <mm_cu_code C, mm_cu_scale S, class Ring>
+  cudaError_t in() const {
+    const gemv_plan p = plan_gemv<C, S, Ring>(a.w[0], ceil_div(a.w[0].n, 4) + ceil_div(a.w[1].n, 4), 1);
+    const auto kernel = gemv_rounds<C, S>(a.w[0], MM_CU_ONE) ? one_two<C, S, C != MM_CU_BF16, Ring> : one_two<C, S, false, Ring>;
+    return launch(kernel, p.blocks, 32 * p.warps, p.shared, s, p, a);
+  }
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
     if constexpr (S == MM_CU_FINE) {
       return cudaErrorNotSupported;
     } else {
-      const gemv_plan p = plan_gemv<C, S>(a.w[0], ceil_div(a.w[0].n, 4) + ceil_div(a.w[1].n, 4), 1);
-      const auto kernel = gemv_rounds<C, S>(a.w[0], MM_CU_ONE) ? one_two<C, S, C != MM_CU_BF16> : one_two<C, S, false>;
-      return launch(kernel, p.blocks, 32 * kGemvWarps, p.shared, s, p, a);
+      return gemv_wide_here() ? in<C, S, gemv_wide<C, S>>() : in<C, S, gemv_least<C, S>>();
     }
   }
 };
@@ -107,11 +111,15 @@ struct gated_launch {
   const mm_cu_weight &w;
   const mm_cu_gated_row &a;
   cudaStream_t s;
+  template <mm_cu_code C, mm_cu_scale S, class Ring>
+  cudaError_t in() const {
+    const gemv_plan p = plan_gemv<C, S, Ring>(w, ceil_div(w.n / 2, 2), 1);
+    const auto kernel = gemv_rounds<C, S>(w, MM_CU_ONE) ? one_gated<C, S, C != MM_CU_BF16, Ring> : one_gated<C, S, false, Ring>;
+    return launch(kernel, p.blocks, 32 * p.warps, p.shared, s, p, w, a);
+  }
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
-    const gemv_plan p = plan_gemv<C, S>(w, ceil_div(w.n / 2, 2), 1);
-    const auto kernel = gemv_rounds<C, S>(w, MM_CU_ONE) ? one_gated<C, S, C != MM_CU_BF16> : one_gated<C, S, false>;
-    return launch(kernel, p.blocks, 32 * kGemvWarps, p.shared, s, p, w, a);
+    return gemv_wide_here() ? in<C, S, gemv_wide<C, S>>() : in<C, S, gemv_least<C, S>>();
   }
 };
 

@@ -1,8 +1,7 @@
 /* The core of every decode product: at most 16 activation rows against weight rows streamed once from memory.
  *
  * A block takes groups of at most 48 weight rows. A stage is 128 bytes of every row of a group; stages go through a ring in shared memory,
- * filled far ahead by tensor copies (sm_90a) or cp.async. Row r's 16-byte piece c lies at piece
- * c ^ (r % 8) of its 128 bytes, so that ldmatrix meets no bank twice.
+ * filled far ahead by tensor copies (sm_90a) or cp.async. Row r's 16-byte piece c lies at piece c ^ (r % 8), for ldmatrix's banks.
  *
  * The warps share a row's stages in turn, each with its own part of the ring: weight rows are the M side of mma.m16n8k16, tokens its N
  * side. Lane (g, t) of a fragment holds bytes 4t … 4t+3 of a piece of rows g and g+8; which k an mma slot means is free as long as both
@@ -193,7 +192,8 @@ struct stream_ring {
   __device__ __forceinline__ void fetch_rows(uint32_t to, const uint8_t *data, size_t pitch, uint32_t at, uint32_t pieces) const {
     const uint32_t rows = w.lead * w.n;
     for (uint32_t i = threadIdx.x % 32; i < Job::kBoxes * p.box * pieces; i += 32) {
-      const uint32_t c = i % pieces, r = i / pieces % p.box, run = i / pieces / p.box, in = run * p.run + r;
+      const uint32_t c = i % pieces, at_row = i / pieces, run = Job::kBoxes == 2 && at_row >= p.box, r = at_row - run * p.box;
+      const uint32_t in = run * p.run + r;
       const uint32_t n = row + run * ahead.job.gap() + r;
       const bool valid = n < rows && at + c * 16 < pitch;
       copy16_to(to + (pieces == 1 ? in * 16 : swizzled(in, c)), valid ? data + n * pitch + at + c * 16 : data, valid);

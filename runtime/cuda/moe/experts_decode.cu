@@ -226,7 +226,7 @@ struct one_down {
 };
 
 /* kRound: inputs in another way than gemv_convert rounds them. */
-template <mm_cu_code C, mm_cu_scale S, bool kRound>
+template <mm_cu_code C, mm_cu_scale S, bool kRound, class Ring>
 __global__ void __maxnreg__(kGemvRegisters)
     one_experts_up(const __grid_constant__ gemv_plan p, const __grid_constant__ mm_cu_weight w, const float *global2, bool rounds,
                    const __grid_constant__ mm_cu_route r, const __grid_constant__ mm_cu_experts a) {
@@ -241,10 +241,10 @@ __global__ void __maxnreg__(kGemvRegisters)
   }
   __syncthreads();
   job.used = shared.slots.used;
-  gemv_rows<C, S>(w, p, job, [] {});
+  gemv_rows<C, S, Ring>(w, p, job, [] {});
 }
 
-template <mm_cu_code C, mm_cu_scale S, bool kRound>
+template <mm_cu_code C, mm_cu_scale S, bool kRound, class Ring>
 __global__ void __maxnreg__(kGemvRegisters)
     one_experts_down(const __grid_constant__ gemv_plan p, const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_route r,
                      const __grid_constant__ mm_cu_experts a) {
@@ -252,7 +252,7 @@ __global__ void __maxnreg__(kGemvRegisters)
   grid_launch_next_early();
   read_slots<DOWN>(shared, r, 1, choice_start(r));
   const one_down job{w, a, shared.slots, shared.slots.used};
-  gemv_rows<C, S>(w, p, job, [&] {
+  gemv_rows<C, S, Ring>(w, p, job, [&] {
     if (kRound) {
       if (threadIdx.x < job.used) shared.slots.weight[threadIdx.x] = job.weight(threadIdx.x);
       __syncthreads();
@@ -310,11 +310,16 @@ struct one_up_launch {
   const mm_cu_route &r;
   const mm_cu_experts &a;
   cudaStream_t s;
+  template <mm_cu_code C, mm_cu_scale S, class Ring>
+  cudaError_t in() const {
+    const gemv_plan p = plan_gemv<C, S, Ring>(w, r.top_k * ceil_div(w.n / 2, 2), 1);
+    const auto up =
+        gemv_rounds<C, S>(w, MM_CU_EXPERTS_ONE) ? one_experts_up<C, S, C != MM_CU_BF16, Ring> : one_experts_up<C, S, false, Ring>;
+    return launch(up, p.blocks, 32 * p.warps, p.shared, s, p, w, global2, rounds, r, a);
+  }
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
-    const gemv_plan p = plan_gemv<C, S>(w, r.top_k * ceil_div(w.n / 2, 2), 1);
-    const auto up = gemv_rounds<C, S>(w, MM_CU_EXPERTS_ONE) ? one_experts_up<C, S, C != MM_CU_BF16> : one_experts_up<C, S, false>;
-    return launch(up, p.blocks, 32 * kGemvWarps, p.shared, s, p, w, global2, rounds, r, a);
+    return gemv_wide_here() ? in<C, S, gemv_wide<C, S>>() : in<C, S, gemv_least<C, S>>();
   }
 };
 
@@ -323,11 +328,16 @@ struct one_down_launch {
   const mm_cu_route &r;
   const mm_cu_experts &a;
   cudaStream_t s;
+  template <mm_cu_code C, mm_cu_scale S, class Ring>
+  cudaError_t in() const {
+    const gemv_plan p = plan_gemv<C, S, Ring>(w, ceil_div(w.n, 4), r.top_k);
+    const bool rounds = gemv_rounds<C, S>(w, MM_CU_EXPERTS_ONE);
+    const auto down = rounds ? one_experts_down<C, S, C != MM_CU_BF16, Ring> : one_experts_down<C, S, false, Ring>;
+    return launch(down, p.blocks, 32 * p.warps, p.shared, s, p, w, r, a);
+  }
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
-    const gemv_plan p = plan_gemv<C, S>(w, ceil_div(w.n, 4), r.top_k);
-    const auto down = gemv_rounds<C, S>(w, MM_CU_EXPERTS_ONE) ? one_experts_down<C, S, C != MM_CU_BF16> : one_experts_down<C, S, false>;
-    return launch(down, p.blocks, 32 * kGemvWarps, p.shared, s, p, w, r, a);
+    return gemv_wide_here() ? in<C, S, gemv_wide<C, S>>() : in<C, S, gemv_least<C, S>>();
   }
 };
 

@@ -2,8 +2,8 @@
  *
  * Up: half of a block's weight rows are of w1 and half the matching ones of w3, in alternate groups of eight, so that a thread holds gate
  * and up of the same column; middle[place in the sorted order, I]. Down: pair_out[pair, H] = weight · w2·middle, f32. The sum over a
- * token's choices, which other kernels end with too, is taken in their order: the same bits every time. Tiles of 128 pairs never mix
- * experts; a block finds its expert by counting. */
+ * token's choices, which other kernels end with too, is taken in their order: the same bits every time. Tiles of 128 pairs, or of 32 where
+ * experts have few, never mix experts; a block finds its expert by counting. */
 #include "runtime/cuda/core/fp8.h"
 #include "runtime/cuda/core/launch.h"
 #include "runtime/cuda/core/swiglu.cuh"
@@ -15,21 +15,23 @@ struct expert_tile {
   uint32_t expert, first, rows; /* sorted places [first, first + rows); rows 0: nothing to do */
 };
 
-/* Tile `index` of the list "ceil(count / 128) tiles of each expert, in order"; every thread gets the answer. */
+/* Tile `index` of the list "ceil(count / kRows) tiles of each expert, in order"; every thread gets the answer. */
+template <uint32_t kRows>
 __device__ expert_tile find_tile(const mm_cu_route &r, uint32_t index) {
   __shared__ expert_tile found;
   if (threadIdx.x < 32) {
     if (threadIdx.x == 0) found.rows = 0;
     __syncwarp();
     uint32_t before = 0;
+#pragma unroll 4
     for (uint32_t e0 = 0; e0 < r.experts; e0 += 32) {
       const uint32_t e = e0 + threadIdx.x, from = e < r.experts ? r.offset[e] : 0, to = e < r.experts ? r.offset[e + 1] : 0;
-      const uint32_t tiles = (to - from + kGemmRows - 1) / kGemmRows;
+      const uint32_t tiles = (to - from + kRows - 1) / kRows;
       const uint32_t end = warp_sum_through(tiles);
       const uint32_t start = before + end - tiles;
       if (index >= start && index < start + tiles) {
-        const uint32_t first = from + (index - start) * kGemmRows;
-        found = {e, first, min(to - first, (uint32_t)kGemmRows)};
+        const uint32_t first = from + (index - start) * kRows;
+        found = {e, first, min(to - first, kRows)};
       }
       before += __shfl_sync(0xffffffffu, end, 31);
     }
@@ -51,10 +53,11 @@ struct up_job {
     const uint32_t c = min(column + i / 16 * 8 + i % 8, inter - 1);
     return {tile.expert, i / 8 % 2 == 0 ? c : inter + c};
   }
-  __device__ void emit(uint32_t i, uint32_t c, const float (&v)[8][2]) const {
+  template <int N>
+  __device__ void emit(uint32_t i, uint32_t c, const float (&v)[N][2]) const {
     const float f = w.global ? w.global[tile.expert] : 1.0f;
 #pragma unroll
-    for (int n = 0; n < 8; n += 2) {
+    for (int n = 0; n < N; n += 2) {
       const uint32_t at = column + (c + n * 8) / 16 * 8 + c % 8; /* even, and so is inter */
       if (at >= inter) continue;
       *reinterpret_cast<uint32_t *>(a.middle + (size_t)(tile.first + i) * inter + at) =
@@ -73,31 +76,32 @@ struct down_job {
   __device__ uint32_t rows() const { return tile.rows; }
   __device__ const bf16 *x(uint32_t i) const { return a.middle + (size_t)(tile.first + i) * w.k; }
   __device__ weight_row weight(uint32_t i) const { return {tile.expert, min(column + i, w.n - 1)}; }
-  __device__ void emit(uint32_t i, uint32_t c, const float (&v)[8][2]) const {
+  template <int N>
+  __device__ void emit(uint32_t i, uint32_t c, const float (&v)[N][2]) const {
     const uint32_t pair = r.pair[tile.first + i];
     const float f = r.weight[pair] * (w.global ? w.global[tile.expert] : 1.0f);
 #pragma unroll
-    for (int n = 0; n < 8; n++) {
+    for (int n = 0; n < N; n++) {
       const uint32_t at = column + c + n * 8; /* even, and so is w.n */
       if (at < w.n) *reinterpret_cast<float2 *>(a.pair_out + (size_t)pair * w.n + at) = make_float2(v[n][0] * f, v[n][1] * f);
     }
   }
 };
 
-template <mm_cu_code C, mm_cu_scale S>
-__global__ void __launch_bounds__(kGemmThreads, 1)
+template <mm_cu_code C, mm_cu_scale S, class Form>
+__global__ void __launch_bounds__(Form::kThreads, Form::kBlocks)
     grouped_up(const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_route r, const __grid_constant__ mm_cu_experts a) {
   grid_wait_and_launch_next();
-  const expert_tile tile = find_tile(r, blockIdx.y);
-  if (tile.rows > 0) gemm_tile<C, S>(w, up_job{w, r, a, tile, blockIdx.x * (kGemmColumns / 2), w.n / 2});
+  const expert_tile tile = find_tile<Form::kRows>(r, blockIdx.y);
+  if (tile.rows > 0) gemm_tile<C, S, Form>(w, up_job{w, r, a, tile, blockIdx.x * (Form::kColumns / 2), w.n / 2});
 }
 
-template <mm_cu_code C, mm_cu_scale S>
-__global__ void __launch_bounds__(kGemmThreads, 1)
+template <mm_cu_code C, mm_cu_scale S, class Form>
+__global__ void __launch_bounds__(Form::kThreads, Form::kBlocks)
     grouped_down(const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_route r, const __grid_constant__ mm_cu_experts a) {
   grid_wait_and_launch_next();
-  const expert_tile tile = find_tile(r, blockIdx.y);
-  if (tile.rows > 0) gemm_tile<C, S>(w, down_job{w, r, a, tile, blockIdx.x * kGemmColumns});
+  const expert_tile tile = find_tile<Form::kRows>(r, blockIdx.y);
+  if (tile.rows > 0) gemm_tile<C, S, Form>(w, down_job{w, r, a, tile, blockIdx.x * Form::kColumns});
 }
 
 __global__ void sum_pairs(bf16 *y, const float *pair_out, const __grid_constant__ mm_cu_route r, uint32_t width) {
@@ -114,10 +118,10 @@ __global__ void sum_pairs(bf16 *y, const float *pair_out, const __grid_constant_
   }
 }
 
-/* Tiles there can be at most: one partly filled per expert in use beyond the full ones. */
-unsigned most_tiles(const mm_cu_route &r, uint32_t tokens) {
+/* Tiles of so many rows there can be at most: one partly filled per expert in use beyond the full ones. */
+unsigned most_tiles(const mm_cu_route &r, uint32_t tokens, unsigned rows) {
   const unsigned pairs = tokens * r.top_k;
-  return min(pairs, pairs / kGemmRows + r.experts);
+  return min(pairs, pairs / rows + r.experts);
 }
 
 struct grouped_launch {
@@ -126,11 +130,17 @@ struct grouped_launch {
   const mm_cu_experts &a;
   cudaStream_t s;
   bool up;
+  template <class Form, class Kernel>
+  cudaError_t in(Kernel up_kernel, Kernel down_kernel) const {
+    const gemm_block b = gemm_block_here<Form>();
+    const dim3 grid(ceil_div(w.n, b.columns), most_tiles(r, a.tokens, b.rows));
+    return launch(up ? up_kernel : down_kernel, grid, b.threads, b.shared, s, w, r, a);
+  }
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
-    const unsigned tiles = most_tiles(r, a.tokens);
-    const gemm_block b = gemm_block_here();
-    return launch(up ? grouped_up<C, S> : grouped_down<C, S>, dim3(ceil_div(w.n, b.columns), tiles), b.threads, b.shared, s, w, r, a);
+    const bool few = !hopper() && a.tokens * r.top_k <= kGemmSmallEach * r.experts;
+    if (few) return in<gemm_small>(grouped_up<C, S, gemm_small>, grouped_down<C, S, gemm_small>);
+    return in<gemm_large>(grouped_up<C, S, gemm_large>, grouped_down<C, S, gemm_large>);
   }
 };
 

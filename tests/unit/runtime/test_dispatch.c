@@ -7,17 +7,21 @@
 #include "runtime/cuda/dispatch/dispatch.h"
 #include "tests/unit/unit.h"
 
-static const mm_cu_device devices[] = {{true, 8}, {true, 4}, {true, 2}, {true, 0}, {false, 0}};
+static const mm_cu_device devices[] = {{true, 8, 227 << 10},  {true, 4, 227 << 10},  {true, 2, 227 << 10}, {true, 0, 227 << 10},
+                                       {false, 0, 227 << 10}, {false, 0, 163 << 10}, {false, 0, 99 << 10}};
 static uint32_t chosen[MM_CU_KERNELS];
 
 /* ---- what kernels can do, as their own files say it ---- */
 
-/* gemv.cuh: rings of sixteen warps, a token's activations, and the sums of four fours a warp. */
-static bool one_fits(const mm_cu_weight *w, uint64_t segments) {
-  const uint64_t piece = w->code == MM_CU_BF16 ? 8 : w->code == MM_CU_E4M3 ? 16 : 32, depth = w->code == MM_CU_E4M3 ? 4 : 3;
+/* gemv.cuh: rings of all warps, a token's activations, and the sums of four fours a warp. 3 KiB are left for the routing. */
+static bool one_fits(const mm_cu_device *d, const mm_cu_weight *w, uint64_t segments) {
+  const bool wide = d->shared >= 227 * 1024;
+  const uint64_t piece = w->code == MM_CU_BF16 ? 8 : w->code == MM_CU_E4M3 ? 16 : 32, depth = !wide ? 2 : w->code == MM_CU_E4M3 ? 4 : 3;
+  const uint64_t warps = wide ? 16 : w->scale_kind == MM_CU_NV ? 10 : 12;
   const uint64_t scales = w->scale_kind == MM_CU_NV ? 64 : w->scale_kind == MM_CU_COARSE ? 32 : w->scale_kind == MM_CU_MX ? piece : 0;
   const uint64_t items = segments * mm_ceil_div(w->pitch, 512), back = w->code == MM_CU_INT4 && w->scale_kind == MM_CU_COARSE ? 2 : 1;
-  return 16 * depth * (2048 + 4 * scales) + items * (piece * 64 + 32 * back) + 4 * 16 * 4 * 32 <= 224 * 1024;
+  return warps * depth * (2048 + 4 * scales) + items * (piece * 64 + 32 * back) + 4 * warps * 4 * 32 <=
+         (wide ? 227 * 1024 : 99 * 1024) - 3 * 1024;
 }
 
 /* small_batch.cuh: the rows' shares, the sums, two stages for each group. */
@@ -60,14 +64,14 @@ static bool can(const mm_cu_device *d, mm_cu_kernel kernel, const mm_cu_task *q)
   switch (kernel) {
     case MM_CU_GEMM_FP8: return !w2 && d->hopper && coded(w);
     case MM_CU_SMALL_BATCH_FP8: return !w2 && d->hopper && in_blocks(w) && cluster_fits(d, w, q->tokens, true);
-    case MM_CU_ONE: return !w2 && d->hopper && q->tokens == 1 && one_fits(w, 1);
+    case MM_CU_ONE: return !w2 && q->tokens == 1 && one_fits(d, w, 1);
     case MM_CU_SMALL_BATCH_WIDENED: return !w2 && d->hopper && w->scale_kind != MM_CU_FINE && cluster_fits(d, w, q->tokens, false);
     case MM_CU_DECODE_LINEAR: return !w2 && q->tokens <= 16;
     case MM_CU_GEMM_WIDENED: return !w2 && d->hopper && w->code != MM_CU_BF16;
     case MM_CU_GEMM: return !w2 && (!d->hopper || w->code == MM_CU_BF16);
     case MM_CU_EXPERTS_FEW: return w2 && d->hopper && q->tokens > 1 && few_can(w) && few_can(w2);
     case MM_CU_EXPERTS_FP8: return w2 && d->hopper && q->tokens > 1 && coded(w) && coded(w2) && w->n % 256 == 0 && has_room(w2);
-    case MM_CU_EXPERTS_ONE: return w2 && d->hopper && q->tokens == 1 && one_fits(w, 1) && one_fits(w2, q->top_k);
+    case MM_CU_EXPERTS_ONE: return w2 && q->tokens == 1 && one_fits(d, w, 1) && one_fits(d, w2, q->top_k);
     case MM_CU_EXPERTS_DECODE: return w2 && q->tokens <= 16;
     case MM_CU_EXPERTS_MANY: return w2 && d->hopper && q->tokens > 1 && many_can(w) && many_can(w2);
     case MM_CU_EXPERTS_GEMM: return w2 && q->tokens > 1;
@@ -95,7 +99,9 @@ static bool comes(const mm_cu_weight *w, mm_cu_inputs_are x) {
 
 static void check(const mm_cu_device *d, mm_cu_task q, const char *what) {
   static const uint32_t more[] = {512, 2048, 8192};
-  for (uint32_t i = 1; i <= 300 + sizeof more / sizeof *more; i++) {
+  const uint32_t most = d->shared < 227 << 10 ? 2 : 300 + sizeof more / sizeof *more; /* shared memory decides for a single token alone */
+  for (uint32_t i = 1; i <= most; i++) {
+    if ((i > 20 && i < 62) || (i > 67 && i < 254)) continue; /* nothing changes there */
     q.tokens = i <= 300 ? i : more[i - 301];
     for (int how = 0; how < 3; how++) {
       q.decode = how == 0, q.middle = how == 2;
@@ -123,10 +129,11 @@ static void check_one(const mm_packed *w, const mm_packed *w2, uint32_t top_k, b
 static void test_released_shapes(void **state) {
   (void)state;
   for (size_t i = 0; mm_scheme_at(i); i++)
-    for (uint32_t at = 0; at < 2 * 4 * 2; at++) {
+    for (uint32_t at = 0; at < 2 * 3 * 4; at++) {
+      static const char *const models[] = {"m1", "m2", "m3"};
       const bool act = at % 2;
-      const char *scheme = mm_scheme_at(i)->name, *model = at / 2 % 2 ? "m2" : "m1";
-      const mm_bench_shape s = {model, 8, 200064, scheme, scheme, scheme, 0, 1u << at / 4, 1, 0, 0};
+      const char *scheme = mm_scheme_at(i)->name, *model = models[at / 2 % 3];
+      const mm_bench_shape s = {model, 8, 200064, scheme, scheme, scheme, 0, 1u << at / 6, 1, 0, 0};
       const mm_model m = mm_bench_model(&s);
       mm_rank_weights w;
       mm_err err = {0};
@@ -143,8 +150,8 @@ static void test_released_shapes(void **state) {
 
 /* Columns and rows that no released model has, grids as fine as cuts make them, rows beyond what one block or cluster holds. */
 static void test_odd_shapes(void **state) {
-  static const uint32_t ks[] = {8, 16, 96, 136, 328, 1000, 9216, 20480, 36992, 37008, 40960}, ns[] = {4, 130, 200, 257, 384, 320},
-                        cells[] = {0, 8, 32, 64, 128};
+  static const uint32_t ks[] = {8, 16, 96, 136, 328, 1000, 9216, 20480, 18432, 18448, 36992, 37008, 40960},
+                        ns[] = {4, 130, 200, 257, 384, 320}, cells[] = {0, 8, 32, 64, 128};
   (void)state;
   for (size_t i = 0; mm_scheme_at(i); i++)
     for (size_t at = 0; at < 11 * 6 * 5; at++) {
@@ -263,7 +270,8 @@ static void test_written_down(void **state) {
       {"m1", "block_fp8", true, true, false, true, 1, "experts_up, experts_down"}, /* long rows, inputs as they are */
       {"m1", "block_fp8", true, true, true, true, 3, "round_rows, experts_up, round_slots, experts_down"}, /* six pairs */
       {"m1", "block_fp8", true, true, true, true, 4, "lay_rows, experts_few, lay_rows, experts_few, sum_pairs"},
-      {"m1", "block_fp8", false, true, true, true, 1, "round_rows, experts_up, round_slots, experts_down"},
+      {"m1", "block_fp8", false, true, true, true, 1, "one_experts_up, one_experts_down"},
+      {"m1", "block_fp8", false, true, true, true, 2, "round_rows, experts_up, round_slots, experts_down"},
       {"m1", "block_fp8", false, true, true, true, 17, "round_rows, grouped_up, round_rows, grouped_down, sum_pairs"},
   };
   (void)state;
@@ -278,7 +286,7 @@ static void test_written_down(void **state) {
     const mm_layer_weights *y = &w.layer[0];
     assert_true(mm_cu_describe(rows[i].experts ? &y->w13 : &y->qkv, "w", &a, &err) && mm_cu_describe(&y->w2, "w2", &b, &err));
     if (!rows[i].act) a.rounding = a.whole = b.rounding = b.whole = (mm_cu_rounding){0};
-    const mm_cu_device d = {rows[i].hopper, rows[i].hopper ? 8 : 0};
+    const mm_cu_device d = {rows[i].hopper, rows[i].hopper ? 8 : 0, (rows[i].hopper ? 227 : 99) << 10};
     const mm_cu_task q = {&a, rows[i].experts ? &b : NULL, rows[i].tokens, m.top_k, rows[i].decode, false};
     const mm_cu_choice c = mm_cu_choose_product(&d, &q);
     mm_cu_say_choice(&c, got, sizeof got);
