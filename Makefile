@@ -6,6 +6,8 @@ CC := $(if $(filter default,$(origin CC)),gcc,$(CC))
 V ?= 0
 #: SAN=1           address and undefined-behaviour sanitizers, in build/san; SAN=thread: the thread sanitizer
 SAN ?= 0
+#: FAST=1          no optimisation: compiles in half the time, for tests of the build itself
+FAST ?= 0
 #: CUDA=0          leave the CUDA backend out (built when nvcc is found)
 NVCC ?= $(shell command -v nvcc)
 CUDA ?= $(if $(filter 0,$(SAN)),$(if $(NVCC),1,0),0)
@@ -61,6 +63,8 @@ $(BUILD)/runtime/cpu/cpu_rows_avx512.o $(BUILD)/runtime/cpu/cpu_rows_vbmi.o $(BU
 else ifeq ($(SAN),thread)
 CFLAGS += -O1 -g1 -fsanitize=thread
 LDFLAGS += -fsanitize=thread
+else ifeq ($(FAST),1)
+CFLAGS += -O0 -g1
 else
 CPPFLAGS += -D_FORTIFY_SOURCE=3
 endif
@@ -244,5 +248,5 @@ help: ## this list
 FORCE:
 .PHONY: FORCE all library tests check quick serve-check unit model cli valgrind check-san check-tsan check-clang fuzz fuzzers soak soak-fuzz soak-fuzz-build gpu demo engines exact bench \
   bench-quant bench-cpu bench-quality bench-serve lint format install uninstall dist clean help \
-  lint-format lint-tree lint-words lint-tidy $(T_UNIT) $(T_MODEL) $(T_SCRIPT) $(T_TREE) $(T_SAN) $(T_TSAN) $(T_CLANG) $(T_VALGRIND) $(T_FUZZ)
+  lint-format lint-tree lint-words lint-tidy $(T_UNIT) $(T_MODEL) $(T_SCRIPT) $(T_TREE) $(T_SAN) $(T_TSAN) $(T_CLANG) $(T_PLAIN) $(T_VALGRIND) $(T_FUZZ)
 .SECONDARY:

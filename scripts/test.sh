@@ -32,8 +32,8 @@ mkdir -p "$(dirname "$log")"
 rm -f "$BUILD/$name.result"
 TMPDIR=$(mktemp -d "$BUILD/$name.XXXXXX") || exit 1
 export BUILD TMPDIR PATH="$BUILD/bin:$VENV/bin:$PATH"
-export ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1:allocator_may_return_null=1
-export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+export ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1:allocator_may_return_null=1:allow_addr2line=1
+export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1:allow_addr2line=1
 
 # A test that hangs ends after ten minutes; a build of everything may take longer where other work runs.
 case $name in */build) limit=1800 ;; *) limit=600 ;; esac

@@ -137,7 +137,7 @@ enum { MM_SANITIZED = false };
 #endif
 
 /* Before a loop over registers; clang unrolls those by itself. */
-#if defined __SANITIZE_ADDRESS__ || defined __clang__
+#if defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__ || defined __clang__
 #define MM_UNROLL
 #else
 #define MM_UNROLL _Pragma("GCC unroll 8")
