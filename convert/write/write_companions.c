@@ -130,7 +130,7 @@ static bool bake_image(mm_writer *w, mm_err *err) {
 
 /* A packed source's companions were proven when it was opened; one that has changed since is not copied. */
 static bool still_proven(const mm_writer *w, const char *name, const char *path, const char *text, size_t n, mm_err *err) {
-  const mm_pack *from = w->plan->hf->packed ? mm_packed_pack(w->plan->hf) : NULL;
+  const mm_pack *from = w->plan->hf->manifest;
   const mm_digest d = mm_sha256(text, n);
   for (size_t i = 0; from && i < from->file_count; i++) {
     if (strcmp(from->file[i].name, name) != 0) continue;

@@ -63,6 +63,25 @@ typedef struct rate {
   double seconds[MM_DRAFTS_TIMES], tokens;
 } rate;
 
+/* Arrays of a batch. */
+typedef struct step_arrays {
+  int32_t *id;
+  mm_span *span;
+  uint32_t *out;
+  mm_sampling *sampling;
+  mm_bias *bias;  /* [step_tokens] that make the prompt's own token the sampled one */
+  uint32_t spare; /* outputs that the step may have besides one for each job, and those of drafts */
+  bool deferred;  /* its tokens are sampled in a call of their own, after its masks are made */
+} step_arrays;
+
+/* Rows of each expert of each layer. */
+typedef struct expert_loads {
+  uint64_t *shown; /* [count], under the lock */
+  uint64_t *own;   /* [count], the thread's */
+  size_t count;
+  double read; /* when */
+} expert_loads;
+
 struct mm_scheduler {
   mm_engine *engine;
   mm_scheduler_config c;
@@ -82,11 +101,8 @@ struct mm_scheduler {
   uint32_t live;
   bool closing;
   mm_scheduler_stats stats;
-  uint64_t *load_shown; /* [load_count] */
+  expert_loads load;
 
-  uint64_t *load; /* [load_count] of each expert of each layer */
-  size_t load_count;
-  double load_read;       /* when */
   mm_scheduler_stats own; /* the thread's, published once a step */
   double inside;          /* CPU time of the thread in the engine */
   job **waiting;          /* [waiting_count] */
@@ -100,19 +116,13 @@ struct mm_scheduler {
   step step[MM_QUEUE]; /* step i at i % MM_QUEUE */
   uint64_t queued, collected;
 
-  /* The batch being built. */
-  int32_t *id;
-  mm_span *span;
-  uint32_t *out;
-  mm_sampling *sampling;
-  mm_bias *bias;   /* [step_tokens] that make the prompt's own token the sampled one */
-  uint32_t spare;  /* outputs that the step may have besides one for each job, and those of drafts */
-  int32_t *chosen; /* [step_tokens] of the step being collected */
-  job **order;     /* [slots] the prompts that are being read */
-  rate *rate;      /* [slots + 1, 2] by how many decode: without proposals and with; NULL: none are made */
-  double over;     /* when the last step was collected */
-  bool drafting;   /* the next step may have proposals */
-  bool ahead;      /* the next step is queued before this one's choices are read */
+  step_arrays build; /* the batch being built */
+  int32_t *chosen;   /* [step_tokens] of the step being collected */
+  job **order;       /* [slots] the prompts that are being read */
+  rate *rate;        /* [slots + 1, 2] by how many decode: without proposals and with; NULL: none are made */
+  double over;       /* when the last step was collected */
+  bool drafting;     /* the next step may have proposals */
+  bool ahead;        /* the next step is queued before this one's choices are read */
 };
 
 /* ---- requests.c ---- */

@@ -96,7 +96,7 @@ static bool poisoning_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
 
 static mm_engine *serving_engine(const ref_shards *shards, const mm_ops *ops, mm_limits limits) {
   mm_err err = {0};
-  const mm_engine_config c = {.ops = ops, .limits = limits, .threads = 1};
+  const mm_engine_config c = {.ops = ops, .limits = limits, .options.threads = 1};
   mm_engine *e = mm_engine_open(&shards->s, &c, &err);
   if (!e) fail_msg("%s", err.text);
   return e;
