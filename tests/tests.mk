@@ -72,7 +72,11 @@ check/reproducible: check/plain/build
 
 count = @scripts/test.sh --count $(BUILD) $^
 
-check: $(T_UNIT) $(T_MODEL) $(T_SCRIPT) ## every test; ends with "N passed, N failed"
+# The longest first, so that no CPU waits for one of them in the end (BUILD/check/times).
+T_LONG = $(if $(filter 0,$(SAN)),check/san/build check/lint check/tsan/build) $(filter $(addprefix %/,golden.sh sources.py docs_commands.py \
+  tp_invariance.py calibration.py serve_clients.py journey_prepare.py serve_calls.py serve_hostile.py archive.py serve_connections.py minimax_run.py \
+  layout_hf.py reshard.py convert_same.py quant_oracles.py full_size.py forced_calls.py),$(T_SCRIPT))
+check: $(T_LONG) $(T_UNIT) $(T_MODEL) $(T_SCRIPT) ## every test; ends with "N passed, N failed"
 ifeq ($(SAN),0)
 check: $(T_TREE) $(T_VALGRIND) $(T_SAN) $(T_TSAN) $(T_PLAIN) $(T_FUZZ)
 endif
