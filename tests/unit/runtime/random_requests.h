@@ -43,10 +43,9 @@ static void random_client(serving *w, client *c, uint32_t asks) {
  * few where each step takes long. */
 static void random_requests(serving *w, uint32_t asks, uint32_t rounds) {
   const char *more = getenv("ROUNDS");
-  rounds *= more ? (uint32_t)strtoul(more, NULL, 10) : 1;
+  rounds = more ? rounds * (uint32_t)strtoul(more, NULL, 10) : SANITIZED ? 1 : rounds;
 #ifdef __SANITIZE_THREAD__
   enum { MANY = 9 };
-  rounds = 1;
 #else
   enum { MANY = 24 };
 #endif
