@@ -5,7 +5,8 @@ SCRIPT_TESTS = $(shell find tests/model tests/cli tests/interop tests/fault -max
 # Large enough to take twenty seconds and more under valgrind; the sanitizers see the same code.
 VALGRIND_SKIP = convert/test_hf quant/test_numbers quant/test_schemes runtime/test_sample runtime/test_sample_rows runtime/test_slots \
   formats/test_safetensors quant/test_search runtime/test_input runtime/test_cpu_rows runtime/test_cpu_steps runtime/test_engine runtime/test_processes runtime/test_schedules runtime/test_tokenizer runtime/test_scheduler runtime/test_reuse runtime/test_ahead runtime/test_drafts \
-  runtime/test_dispatch runtime/test_reply loader/test_verify loader/test_archive loader/test_reader convert/test_pattern convert/test_step formats/test_json quant/test_activation
+  runtime/test_dispatch runtime/test_reply loader/test_verify loader/test_archive loader/test_reader convert/test_pattern convert/test_step formats/test_json quant/test_activation \
+  runtime/test_tokenizer_image loader/test_landing formats/test_frame runtime/test_constraint
 VALGRIND_UNIT = $(filter-out $(VALGRIND_SKIP:%=tests/unit/%.c),$(UNIT_SRC))
 export VENV ?= $(CURDIR)/build/venv
 export SAN
