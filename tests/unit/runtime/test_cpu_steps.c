@@ -116,7 +116,7 @@ TEST(same_bits) {
       for (uint32_t cut = 1; cut <= PROMPT; cut = cut == 1 ? 38 : cut == 38 ? PROMPT : PROMPT + 1) {
         run r;
         const bool is_first = level == MM_CPU_PLAIN && cut == 1;
-        if (SANITIZED && !is_first && (level < mm_cpu_best() || cut == 1)) continue; /* minutes; other builds compare them all */
+        if (SANITIZED && !is_first && (level < mm_cpu_best() || cut != 38)) continue; /* minutes; other builds compare them all */
         mm_cpu_limit(level);
         open_run(&r, &ref, 1 + cut % 4, &with[i]);
         r.f.backend->ahead = cut != 1;                                                  /* as where weights are larger than memory */
