@@ -15,7 +15,7 @@ static bool converts_f16(void) {
 }
 #endif
 
-static mm_cpu detect(void) {
+mm_cpu mm_cpu_best(void) {
 #ifdef __x86_64__
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl")) {
@@ -31,11 +31,11 @@ static atomic_int chosen = -1; /* not looked at yet */
 
 mm_cpu mm_cpu_level(void) {
   int level = atomic_load_explicit(&chosen, memory_order_relaxed);
-  if (level < 0) atomic_store_explicit(&chosen, level = (int)detect(), memory_order_relaxed);
+  if (level < 0) atomic_store_explicit(&chosen, level = (int)mm_cpu_best(), memory_order_relaxed);
   return (mm_cpu)level;
 }
 
 void mm_cpu_limit(mm_cpu most) {
-  mm_cpu best = detect();
+  const mm_cpu best = mm_cpu_best();
   atomic_store_explicit(&chosen, (int)(best < most ? best : most), memory_order_relaxed);
 }

@@ -13,7 +13,9 @@
 /* AVX512: F, BW, DQ and VL. VBMI: with VBMI and VNNI too; loops that need neither run as at AVX512. BF16: with products of BF16 too. */
 typedef enum mm_cpu { MM_CPU_PLAIN, MM_CPU_AVX2, MM_CPU_AVX512, MM_CPU_VBMI, MM_CPU_BF16, MM_CPU_BEST = MM_CPU_BF16 } mm_cpu;
 
-/* The best level of this machine, or the limit set below. Any thread. */
+/* The best level of this machine. */
+mm_cpu mm_cpu_best(void);
+/* The same, or the limit set below. Any thread. */
 mm_cpu mm_cpu_level(void);
 /* Never above `most` from now on: for tests and benchmarks that compare levels. */
 void mm_cpu_limit(mm_cpu most);

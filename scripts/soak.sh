@@ -1,6 +1,7 @@
 #!/bin/sh
 # One part of `make soak`: scripts/soak.sh PART. BUILD is the build folder; the part's log is BUILD/soak/PART.log, and what it prints the last
 # line of each program in it: the figures.
+#   clang    unit tests built by clang at -O2, without sanitizers
 #   calls    each system call of a conversion fails, each occurrence, each errno, and it is killed there
 #   alloc    each allocation of each program fails
 #   kill     kill -9 at random moments
@@ -54,6 +55,7 @@ hostile() {
 
 run() {
   case $part in
+    clang) (unset MAKELEVEL MAKEFLAGS MAKEOVERRIDES MFLAGS && make -k BUILD="${BUILD#"$PWD"/}" check-clang) ;;
     calls)
       fault torture.py "$convert" $tiny --every $every && fault torture.py "$convert" $tiny --every $every --resumed && fault torture.py "$convert" $tiny --every $every --kill &&
         fault torture.py "$convert" $tiny --every $((4 * every)) --options "--compress zstd" ;;

@@ -5,10 +5,13 @@ SCRIPT_TESTS = $(shell find tests/model tests/cli tests/interop tests/fault -max
 # Large enough to take twenty seconds and more under valgrind; the sanitizers see the same code.
 VALGRIND_SKIP = convert/test_hf quant/test_numbers quant/test_schemes runtime/test_sample runtime/test_sample_rows runtime/test_slots \
   formats/test_safetensors quant/test_search runtime/test_input runtime/test_cpu_rows runtime/test_cpu_steps runtime/test_engine runtime/test_processes runtime/test_schedules runtime/test_tokenizer runtime/test_scheduler runtime/test_reuse runtime/test_ahead runtime/test_drafts \
-  runtime/test_dispatch runtime/test_reply loader/test_verify loader/test_archive loader/test_reader convert/test_pattern convert/test_step formats/test_json quant/test_activation
+  runtime/test_dispatch runtime/test_reply loader/test_verify loader/test_archive loader/test_reader convert/test_pattern convert/test_step formats/test_json quant/test_activation \
+  runtime/test_tokenizer_image loader/test_landing formats/test_frame runtime/test_constraint
 VALGRIND_UNIT = $(filter-out $(VALGRIND_SKIP:%=tests/unit/%.c),$(UNIT_SRC))
 export VENV ?= $(CURDIR)/build/venv
 export SAN
+SANITIZED = CC=clang SAN=1 FUZZ=1 CUDA=0 BUILD=$(BUILD)/san
+PLAIN = CC=clang CUDA=0 FAST=1
 run = $(Q)BUILD=$(abspath $(BUILD)) scripts/test.sh $@
 
 T_UNIT = $(UNIT_SRC:tests/%.c=check/%)
@@ -20,9 +23,11 @@ T_SAN = check/san/build $(filter-out %/test_dispatch,$(UNIT_SRC:tests/%.c=check/
 TSAN_UNIT = formats/test_pool loader/test_archive loader/test_reader loader/test_verify convert/test_step runtime/test_comm runtime/test_engine \
   runtime/test_away runtime/test_scheduler runtime/test_reuse runtime/test_ahead runtime/test_drafts
 T_TSAN = check/tsan/build $(TSAN_UNIT:%=check/tsan/unit/%) check/tsan/convert
+# In make check clang's code is that of check/san/build, at -O1; make soak runs the units of clang's -O2, too.
 T_CLANG = check/clang/build $(UNIT_SRC:tests/%.c=check/clang/%)
+T_PLAIN = check/plain/build
 T_VALGRIND = $(VALGRIND_UNIT:tests/unit/%.c=check/valgrind/%)
-T_FUZZ = check/fuzz/build $(FUZZ_SRC:tests/fuzz/%.c=check/fuzz/%)
+T_FUZZ = check/san/build $(FUZZ_SRC:tests/fuzz/%.c=check/fuzz/%)
 T_TREE = check/lint check/reproducible
 
 $(T_UNIT) $(T_MODEL): check/%: $(BUILD)/tests/%
@@ -31,7 +36,7 @@ check/unit/runtime/test_nccl: $(PRELOAD)
 $(T_SCRIPT): check/%: $(PROGRAMS) $(MODEL) $(PRELOAD) $(LIBRARY)
 	$(run) tests/$*
 $(filter check/interop/% check/fault/sequences.py,$(T_SCRIPT)): $(VENV)/ready
-$(filter check/cli/new_%,$(T_SCRIPT)): check/clang/build
+$(filter check/cli/new_%,$(T_SCRIPT)): check/plain/build
 ifeq ($(SAN),0) # packed checkpoints of attackers meet programs with sanitizers
 $(filter check/fault/mutations.py,$(T_SCRIPT)): check/san/build
 endif
@@ -48,27 +53,33 @@ check/tsan/convert: check/tsan/build
 	  $(BUILD)/tsan/bin/minimax-verify "$$TMPDIR/out" --source tests/data/tiny-m2 -j 4'
 $(filter-out %/build,$(T_CLANG)): check/clang/%: check/clang/build
 	$(run) $(BUILD)/clang/tests/$*
-$(filter-out %/build,$(T_FUZZ)): check/fuzz/%: check/fuzz/build
-	$(run) scripts/fuzz.sh $(BUILD)/fuzz $* $(FUZZ_SECONDS)
+$(filter-out %/build,$(T_FUZZ)): check/fuzz/%: check/san/build
+	$(run) scripts/fuzz.sh $(BUILD)/san $* $(FUZZ_SECONDS)
+# One build holds clang's warnings, the sanitizers and the coverage that libFuzzer reads.
 check/san/build:
-	$(run) $(MAKE) -k --no-print-directory SAN=1 BUILD=$(BUILD)/san all tests
+	$(run) $(MAKE) -k --no-print-directory $(SANITIZED) all tests fuzzers
 check/tsan/build:
 	$(run) $(MAKE) -k --no-print-directory SAN=thread CUDA=0 BUILD=$(BUILD)/tsan $(TSAN_UNIT:%=$(BUILD)/tsan/tests/unit/%) \
 	  $(BUILD)/tsan/bin/minimax-convert $(BUILD)/tsan/bin/minimax-verify
 check/clang/build:
 	$(run) $(MAKE) -k --no-print-directory CC=clang CUDA=0 BUILD=$(BUILD)/clang all tests
-check/fuzz/build:
-	$(run) $(MAKE) -k --no-print-directory CC=clang SAN=1 FUZZ=1 BUILD=$(BUILD)/fuzz fuzzers
+# Programs for tests of the build itself.
+check/plain/build:
+	$(run) $(MAKE) -k --no-print-directory $(PLAIN) BUILD=$(BUILD)/plain all
 check/lint:
 	$(run) $(MAKE) --no-print-directory lint
-check/reproducible: check/clang/build
-	$(run) scripts/reproducible.sh $(BUILD)/clang/bin $(MAKE) CC=clang CUDA=0
+check/reproducible: check/plain/build
+	$(run) scripts/reproducible.sh $(BUILD)/plain/bin $(MAKE) $(PLAIN)
 
 count = @scripts/test.sh --count $(BUILD) $^
 
-check: $(T_UNIT) $(T_MODEL) $(T_SCRIPT) ## every test; ends with "N passed, N failed"
+# The longest first, so that no CPU waits for one of them in the end (BUILD/check/times).
+T_LONG = $(if $(filter 0,$(SAN)),check/san/build check/lint check/tsan/build) $(filter $(addprefix %/,golden.sh sources.py docs_commands.py \
+  tp_invariance.py calibration.py serve_clients.py journey_prepare.py serve_calls.py serve_hostile.py archive.py serve_connections.py minimax_run.py \
+  layout_hf.py reshard.py convert_same.py quant_oracles.py full_size.py forced_calls.py),$(T_SCRIPT))
+check: $(T_LONG) $(T_UNIT) $(T_MODEL) $(T_SCRIPT) ## every test; ends with "N passed, N failed"
 ifeq ($(SAN),0)
-check: $(T_TREE) $(T_VALGRIND) $(T_SAN) $(T_TSAN) $(T_CLANG) $(T_FUZZ)
+check: $(T_TREE) $(T_VALGRIND) $(T_SAN) $(T_TSAN) $(T_PLAIN) $(T_FUZZ)
 endif
 # What a developer runs at each commit.
 T_QUICK = $(T_UNIT) $(T_MODEL) $(addprefix check/,model/golden.sh) $(addprefix check/interop/,block_fp8.py report_error.py serve_clients.py \
@@ -84,14 +95,14 @@ cli: $(filter-out check/model/%,$(T_SCRIPT)) ## the programs from outside: comma
 valgrind: $(T_VALGRIND) ## small unit tests under valgrind
 check-san: $(T_SAN) ## unit tests and conversions under address and undefined-behaviour sanitizers
 check-tsan: $(T_TSAN) ## what has threads, under the thread sanitizer
-check-clang: $(T_CLANG) ## build with clang, unit tests
+check-clang: $(T_CLANG) ## unit tests built by clang at -O2
 fuzz: $(T_FUZZ) ## FUZZ_SECONDS of libFuzzer on every tests/fuzz/fuzz_*.c
 check serve-check unit model cli valgrind check-san check-tsan check-clang fuzz:
 	$(count)
 
 # Before a release: hours. The parts are in scripts/soak.sh; each runs alone as soak-PART and leaves BUILD/soak/PART.log.
 #: SOAK="kill fuzz" the parts of make soak
-SOAK ?= calls alloc kill resume sequences believed power races flips mutations mpi speed memory layer schedules scheduler serve fuzz
+SOAK ?= clang calls alloc kill resume sequences believed power races flips mutations mpi speed memory layer schedules scheduler serve fuzz
 SOAK_UNIT = $(patsubst %,$(BUILD)/tests/unit/runtime/test_%,schedules scheduler ahead drafts)
 soak: $(PROGRAMS) $(MODEL) $(PRELOAD) $(NO_HASH) $(SOAK_UNIT) $(if $(filter fuzz,$(SOAK)),soak-fuzz-build) ## the fault tests whole, a figure a line; soak-PART for one of them
 	$(Q)failed=0; for p in $(SOAK); do BUILD=$(abspath $(BUILD)) scripts/soak.sh $$p || failed=1; done; exit $$failed
@@ -101,7 +112,7 @@ soak soak-sequences: $(VENV)/ready
 soak-%: $(PROGRAMS) $(MODEL) $(PRELOAD) $(NO_HASH) $(SOAK_UNIT)
 	$(Q)BUILD=$(abspath $(BUILD)) scripts/soak.sh $*
 soak-fuzz-build:
-	$(Q)$(MAKE) --no-print-directory CC=clang SAN=1 FUZZ=1 CUDA=0 BUILD=$(BUILD)/fuzz fuzzers >/dev/null
+	$(Q)$(MAKE) --no-print-directory $(SANITIZED) fuzzers >/dev/null
 	$(Q)$(MAKE) --no-print-directory CC=clang SAN=1 FUZZ=fast CUDA=0 BUILD=$(BUILD)/soak-fuzz fuzzers >/dev/null
 
 $(VENV)/ready:

@@ -2,6 +2,11 @@
 #ifndef MM_RUNTIME_CPU_CPU_OUT_BODY_H
 #define MM_RUNTIME_CPU_CPU_OUT_BODY_H
 
+#if MM_ROLLED
+#undef LEVEL
+#define LEVEL TARGET static inline /* what calls it is one function for all kinds */
+#endif
+
 /* Bytes ahead of the codes that memory is asked for: what it sends while it answers. The second cache is asked, which can wait for more
  * lines at once than the first. NEAR the codes of E4M3 the first one is asked for what the second has by then (RESULTS.md). */
 enum { AHEAD = 16384, NEAR = 2048 };

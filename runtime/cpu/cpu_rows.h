@@ -157,18 +157,19 @@ void mm_cpu_row_factors(const mm_cpu_view *v, uint32_t first, uint32_t rows, flo
 /* a[n]·b[n] by the same rule. */
 float mm_cpu_dot(const float *a, const float *b, uint32_t n);
 
-/* Sanitizers take minutes over the loops as they are: theirs are rolled and take fewer tokens at once, to the same bits. */
+/* Sanitizers, and compilers that do not optimise, take minutes over the loops as they are: theirs are rolled, one for all kinds, and take
+ * fewer tokens at once, to the same bits. */
 #ifndef __has_feature
 #define __has_feature(x) 0
 #endif
-#if defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__ || __has_feature(address_sanitizer)
-enum { MM_SANITIZED = true };
+#if defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__ || __has_feature(address_sanitizer) || !defined __OPTIMIZE__
+#define MM_ROLLED 1
 #else
-enum { MM_SANITIZED = false };
+#define MM_ROLLED 0
 #endif
 
 /* Before a loop over registers; clang unrolls those by itself. */
-#if defined __SANITIZE_ADDRESS__ || defined __clang__
+#if MM_ROLLED || defined __clang__
 #define MM_UNROLL
 #else
 #define MM_UNROLL _Pragma("GCC unroll 8")

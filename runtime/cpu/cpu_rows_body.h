@@ -57,7 +57,7 @@ LEVEL void chunk_step(v16 *sum, const mm_cpu_view *v, mm_cpu_kind kind, uint32_t
 }
 
 /* Chunks of one row against one token, whose parts do not wait for one another: by the same operations as above. */
-enum { ABREAST = MM_SANITIZED ? 1 : 4 };
+enum { ABREAST = MM_ROLLED ? 1 : 4 };
 typedef struct chunk_at {
   const uint8_t *codes, *scale;
   const float *of_x;
@@ -499,7 +499,7 @@ LEVEL void all_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, ui
     t += some;
   }
 #endif
-  if (!MM_SANITIZED) {
+  if (!MM_ROLLED) {
     for (; t + 8 <= tokens; t += 8) some_tokens(v, kind, 8, first, rows, x + t, y + t * stride, stride, sums);
     if (t + 4 <= tokens) some_tokens(v, kind, 4, first, rows, x + t, y + t * stride, stride, sums), t += 4;
   }

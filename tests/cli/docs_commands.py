@@ -135,7 +135,7 @@ def run_page(page, tried):
             subprocess.run(["rm", "-rf", "DIR"], check=True)
         command = re.sub(r"--text FILE", f"--text {ROOT}/tests/data/held-out.txt --limit 1 --window 64", command)
         command = re.sub(r"--ids FILE", f"--ids {TINY}/held-out-ids.json --limit 1", command).replace("--limit 40", "--limit 2")
-        command = command.replace("--max-model-len 32768", "--max-model-len 8192")  # what the small model has
+        command = command.replace("--max-model-len 32768", "--max-model-len 1024")  # the small model's replies go on to the last position
         prepare(command)
         if command.startswith("minimax-serve"):
             if server:
@@ -143,6 +143,8 @@ def run_page(page, tried):
                 server.wait()
             if "--port" not in command:
                 command += f" --port {port}"
+            if "--max-model-len" not in command:
+                command += " --max-model-len 1024"
             if "--chat-format" not in command:  # the small checkpoint has no template
                 command += " --chat-format minimax-m2"
             server = subprocess.Popen(shlex.split(command), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)

@@ -33,7 +33,7 @@ for model in tiny-m1 tiny-m2; do
   for tp in 1 2; do
     out=$TMPDIR/$model-$tp
     "$BUILD/bin/minimax-convert" "tests/data/$model" -o "$out" --quant block_fp8 --tp $tp --quiet
-    "$BUILD/clang/bin/minimax-eval" "$out" --ids-from "$TMPDIR/ids.safetensors" --logits "$out.before.safetensors" --quiet
+    "$BUILD/plain/bin/minimax-eval" "$out" --ids-from "$TMPDIR/ids.safetensors" --logits "$out.before.safetensors" --quiet
     "$eval" "$out" --ids-from "$TMPDIR/ids.safetensors" --logits "$out.after.safetensors" --quiet
     python3 - "$out.before.safetensors" "$out.after.safetensors" <<'END'
 import struct, sys

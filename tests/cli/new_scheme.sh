@@ -10,17 +10,18 @@ for floor in formats quant loader convert runtime; do diff -rq "$floor" "$new/$f
 bin=$built/bin
 remake quant/registry.c "$bin/minimax-convert" "$bin/minimax-verify" "$bin/minimax-inspect" "$bin/minimax-eval"
 nll() {
-  "$bin/minimax-eval" "$1" --ids "tests/data/$model/held-out-ids.json" --limit 2 | sed 's/^nll \([0-9.]*\),.*/\1/'
+  "$1/minimax-eval" "$2" --ids "tests/data/$model/held-out-ids.json" --window 96 --limit 2 | sed 's/^nll \([0-9.]*\),.*/\1/'
 }
 for model in tiny-m1 tiny-m2; do
   "$bin/minimax-convert" "tests/data/$model" -o "$TMPDIR/$model-8" --quant int8 --quiet
+  int8=$(nll "$BUILD/bin" "$TMPDIR/$model-8")
   for tp in 1 4; do
     out=$TMPDIR/$model-$tp
     "$bin/minimax-convert" "tests/data/$model" -o "$out" --quant int7 --tp $tp --quiet
     "$bin/minimax-verify" "$out" --source "tests/data/$model" --min-sqnr 30 >"$TMPDIR/verified"
     "$bin/minimax-inspect" "$out" >"$TMPDIR/listed"
     grep -q ' int7 ' "$TMPDIR/listed"
-    echo "$(nll "$out") $(nll "$TMPDIR/$model-8")" | awk '{ exit !($1 > 0 && ($1 - $2) ^ 2 < 0.01 ^ 2) }'
+    echo "$(nll "$bin" "$out") $int8" | awk '{ exit !($1 > 0 && ($1 - $2) ^ 2 < 0.01 ^ 2) }'
   done
 done
 if "$BUILD/bin/minimax-convert" tests/data/tiny-m1 -o "$TMPDIR/refused" --quant int7 --quiet 2>"$TMPDIR/err"; then

@@ -5,6 +5,7 @@ An encoding is a function of a matrix [N, K] of f32 that returns its tensors {su
 f32 matrix that they stand for. Arrays hold raw elements: BF16 as uint16, FP8 and packed codes as uint8."""
 import json
 import os
+import re
 import struct
 
 import numpy as np
@@ -351,13 +352,13 @@ def is_linear(name):
 
 
 class Checkpoint:
-    """A tiny model's plain weights, {name: f32}, and its configuration."""
+    """A tiny model's plain weights, {name: f32}, and its configuration: of its layers these alone, one with each kind of attention."""
 
-    def __init__(self, path, layers=3):
+    def __init__(self, path, layers=(1, 2)):
         with open(os.path.join(path, "config.json")) as f:
             self.config = json.load(f)
         if "attn_type_list" in self.config:
-            self.config.update(num_hidden_layers=layers, attn_type_list=self.config["attn_type_list"][:layers])
+            self.config.update(num_hidden_layers=len(layers), attn_type_list=[self.config["attn_type_list"][i] for i in layers])
         self.weights = {}
         for file in sorted(os.listdir(path)):
             if not file.startswith("model-"):
@@ -366,9 +367,13 @@ class Checkpoint:
                 (n,) = struct.unpack("<Q", f.read(8))
                 header, data = json.loads(f.read(n)), f.read()
             for name, t in header.items():
-                layer = name.split("layers.")[1].split(".")[0] if "layers." in name else "0"
-                if name == "__metadata__" or int(layer) >= layers:
+                if name == "__metadata__":
                     continue
+                if "layers." in name:
+                    before, layer, after = re.match(r"(.*layers\.)(\d+)(\..*)", name).groups()
+                    if int(layer) not in layers:
+                        continue
+                    name = f"{before}{layers.index(int(layer))}{after}"
                 raw = data[t["data_offsets"][0]:t["data_offsets"][1]]
                 kind = {"BF16": "<u2", "F32": "<f4"}[t["dtype"]]
                 a = np.frombuffer(raw, kind).reshape(t["shape"])

@@ -64,7 +64,8 @@ def kept_scheme(keep, name):
     return "channel_fp8" if keep == "tensor_wise_fp8" and several else keep
 
 
-def check(what, tensors, values, config, keep):
+def check(what, tensors, values, config, keep, numbers=None):
+    """numbers: what another scheme gives for the same numbers in f32, made where None; returns it."""
     source = os.path.join(TMP, what)
     MODEL.write(source, tensors, config)
     for quant in ("f32", "bf16"):
@@ -77,12 +78,15 @@ def check(what, tensors, values, config, keep):
         check_values(source + "-none", "none", values, what)
         for name, scheme, p in planes(Packed(source + "-none")):
             assert name not in values or scheme == kept_scheme(keep, name), (what, name, scheme)
-    plain = os.path.join(TMP, what + "-plain")
-    MODEL.write(plain, {**tensors_of(values), **{n: t for n, t in MODEL.plain().items() if n not in values}}, {})
     other = "mxfp4" if keep != "mxfp4" else "nvfp4a16"
+    if not numbers:
+        plain = os.path.join(TMP, what + "-plain")
+        MODEL.write(plain, {**tensors_of(values), **{n: t for n, t in MODEL.plain().items() if n not in values}}, {})
+        numbers = plain + "-other"
+        convert(plain, numbers, other)
     convert(source, source + "-other", other)
-    convert(plain, plain + "-other", other)
-    assert same_parts(source + "-other", plain + "-other"), f"{what} --quant {other}: not the bytes of the same numbers in f32"
+    assert same_parts(source + "-other", numbers), f"{what} --quant {other}: not the bytes of the same numbers in f32"
+    return numbers
 
 
 def tensors_of(values):
@@ -92,11 +96,11 @@ def tensors_of(values):
 def check_case(name):
     encode, config, keep, stacks = CASES[name]
     tensors, values = MODEL.encoded(encode)
-    check(name, tensors, values, config, keep)
+    numbers = check(name, tensors, values, config, keep)
     if not stacks:
         return 1
     for spelling in STACKS:
-        check(f"{name}-{spelling[0][:-1]}", fuse_experts(tensors, EXPERTS, spelling), values, config, keep)
+        check(f"{name}-{spelling[0][:-1]}", fuse_experts(tensors, EXPERTS, spelling), values, config, keep, numbers)
     return 1 + len(STACKS)
 
 
@@ -147,7 +151,7 @@ def check_common_scale():
             return
         verify = subprocess.run([CONVERT.replace("minimax-convert", "minimax-verify"), source + "-none", "--source", source],
                                 capture_output=True, text=True, check=True)
-        assert "28 of 28 tensors exact" in verify.stdout, verify.stdout
+        assert "19 of 19 tensors exact" in verify.stdout, verify.stdout
         for stored, scheme, p in planes(Packed(source + "-none")):
             if stored in (name + "w1.weight", name + "w3.weight"):
                 stem = stored[:-len("weight")]

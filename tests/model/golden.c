@@ -14,7 +14,9 @@
 #define SELF_LIMIT  0    /* against ourselves, the same tokens fed differently */
 #define LONGEST     700
 #define CHUNKED     300 /* tokens fed in chunks */
-#define KV_HEADS    8   /* of a rank, at most */
+/* By ones: as many, then one piece up to where blocks of 256 end soon, then the rest. */
+enum { FIRST_ONES = 8, LAST_ONES = 250 };
+#define KV_HEADS 8 /* of a rank, at most */
 
 /* The blocks that sparse layers chose for the last prompt, of each rank, layer, kv head of the rank and position: at most four of them;
  * UINT32_MAX for none. */
@@ -108,7 +110,8 @@ static float *run(golden *g, const int32_t *id, uint32_t n, uint32_t chunk) {
   float *logits = calloc((size_t)n * g->vocab, sizeof *logits);
   feed seq = {0, id, n, 0};
   while (logits && seq.pos < n) {
-    uint32_t m = (uint32_t)mm_min(chunk, n - seq.pos);
+    const bool middle = chunk == 1 && seq.pos == FIRST_ONES;
+    uint32_t m = (uint32_t)mm_min(middle ? LAST_ONES - FIRST_ONES : chunk, n - seq.pos);
     step(g, &seq, 1, &m, logits + (size_t)seq.pos * g->vocab);
   }
   return logits;

@@ -318,7 +318,7 @@ TEST(test_changing_what_was_read) {
 TEST(test_keys_met_before) {
   mm_err err = {0};
   char text[128], key[32];
-  for (unsigned i = 0; i < 20000; i++) {
+  for (unsigned i = 0; i < ROUNDS(20000u); i++) {
     const unsigned n = i % 20;
     for (unsigned k = 0; k < n; k++) key[k] = (char)('a' + (i * 2654435761u >> (k + 5)) % 2);
     key[n] = 0;

@@ -109,7 +109,7 @@ static bool check_one(const mm_scheme *s, uint32_t k, uint32_t finer, way with) 
   if (with == SCALED) v.kind = MM_KIND_E4M3_GROUPS;
   v.pairs = with != AS_F32;
   static float y[TOKENS * ROWS], other[TOKENS * ROWS];
-  for (mm_cpu level = MM_CPU_PLAIN; known && level <= MM_CPU_BEST; level++) {
+  for (mm_cpu level = MM_CPU_PLAIN; known && level <= mm_cpu_best(); level++) {
     const float *const *x = ready(&a, &v);
     mm_cpu_limit(level);
     mm_cpu_rows(&v, 0, ROWS, x, TOKENS, level ? other : y, ROWS, sums);
@@ -167,7 +167,7 @@ TEST(integers) {
       for (uint32_t j = 0; j < a.w.k; j++) a.x[t][j] = i == 3 ? (any(2) ? -127.0f : 127.0f) : (float)any(255) - 127;
     (void)ready(&a, &v);
     for (uint32_t t = 0; t < TOKENS; t++) assert_true(mm_cpu_integers(a.ready[t], a.w.k));
-    for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_BEST; level++) {
+    for (mm_cpu level = MM_CPU_PLAIN; level <= mm_cpu_best(); level++) {
       const float *const *x = (const float *const *)a.ready;
       mm_cpu_limit(level);
       mm_cpu_rows(&v, 0, ROWS, x, TOKENS, level ? other : y, ROWS, sums);
@@ -239,7 +239,7 @@ TEST(small_integers) {
       assert_true(mm_cpu_codes((mm_cpu_span *)(void *)a.ready[t], a.x[t], a.w.k, v.kind, scale[t], scales, group, group ? BEFORE : 0));
     }
     const float *const *x = (const float *const *)a.ready;
-    for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_BEST; level++) {
+    for (mm_cpu level = MM_CPU_PLAIN; level <= mm_cpu_best(); level++) {
       mm_cpu_limit(level);
       mm_cpu_rows(&v, 0, ROWS, x, TOKENS, level ? other : y, ROWS, sums);
       if (level == MM_CPU_PLAIN) check_codes(&a, y, scale, group);
@@ -253,7 +253,7 @@ TEST(small_integers) {
     }
     a.x[3][a.w.k / 2] = NAN;
     assert_false(mm_cpu_codes((mm_cpu_span *)(void *)a.ready[3], a.x[3], a.w.k, v.kind, scale[3], scales, group, group ? BEFORE : 0));
-    for (mm_cpu level = MM_CPU_PLAIN; group && level <= MM_CPU_BEST; level++) {
+    for (mm_cpu level = MM_CPU_PLAIN; group && level <= mm_cpu_best(); level++) {
       mm_cpu_limit(level);
       mm_cpu_rows(&v, 0, ROWS, x, 5, other, ROWS, sums);
       for (uint32_t j = 0; j < 5 * ROWS; j++) assert_int_equal(isnan(other[j]) != 0, j / ROWS == 3);
@@ -301,7 +301,7 @@ static bool check_limbs_of(const mm_scheme *s, uint32_t k, uint32_t finer, int w
   for (size_t j = 0; what == 2 && j < LEAD * mm_plane_elements(ROWS, k, a.w.cell[0]); j++)
     a.plane[0][j] = mm_cpu_kinds[kind].e2m1 ? 0xff : 0x88;
   const float *const *x = (const float *const *)a.ready;
-  for (mm_cpu level = MM_CPU_PLAIN; kind != MM_KINDS && level <= MM_CPU_BEST; level++) {
+  for (mm_cpu level = MM_CPU_PLAIN; kind != MM_KINDS && level <= mm_cpu_best(); level++) {
     mm_cpu_limit(level);
     mm_cpu_rows(&v, 0, ROWS, x, TOKENS, level ? other : y, ROWS, sums);
     if (level == MM_CPU_PLAIN) (what ? check_limbs(&a, y) : check_near(&a, y, AS_F32));
@@ -370,7 +370,7 @@ TEST(dots) {
     mm_cpu_limit(MM_CPU_PLAIN);
     const float plain = mm_cpu_dot(a, b, n);
     assert_true(fabs(plain - sum) <= 1e-6 * size);
-    for (mm_cpu level = MM_CPU_AVX2; level <= MM_CPU_BEST; level++) {
+    for (mm_cpu level = MM_CPU_AVX2; level <= mm_cpu_best(); level++) {
       mm_cpu_limit(level);
       const float y = mm_cpu_dot(a, b, n);
       assert_memory_equal(&y, &plain, sizeof y);

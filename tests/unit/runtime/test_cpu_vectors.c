@@ -23,7 +23,7 @@ TEST(exponentials) {
   for (int round = 0; round < 200; round++) {
     const size_t n = 1 + draw() % MOST;
     for (size_t i = 0; i < n; i++) x[i] = near(round % 2 ? 3 : 88), by[i] = near(2), gate[i] = near(9);
-    for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_BEST; level++) {
+    for (mm_cpu level = MM_CPU_PLAIN; level <= mm_cpu_best(); level++) {
       mm_cpu_limit(level);
       const mm_cpu_vectors *v = mm_cpu_vectors_here();
       float(*out)[MOST] = level ? got : plain;
@@ -42,7 +42,7 @@ TEST(exponentials) {
 
 /* No payload of what is no number makes it one. */
 TEST(no_number) {
-  for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_BEST; level++) {
+  for (mm_cpu level = MM_CPU_PLAIN; level <= mm_cpu_best(); level++) {
     mm_cpu_limit(level);
     const mm_cpu_vectors *v = mm_cpu_vectors_here();
     for (uint32_t payload = 1; payload < 1 << 23; payload = payload * 3 + 1) {
@@ -92,7 +92,7 @@ TEST(softmaxes) {
     const uint32_t seen = 1 + draw() % (MOST - QUERIES), all = seen + count - 1;
     for (uint32_t i = 0; i < count * d; i++) q[i / d][i % d] = near(2);
     for (uint32_t i = 0; i < MOST * d; i++) k[i] = i < all * d ? near(2) : NAN, v[i] = i < all * d ? near(1) : NAN;
-    for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_BEST; level++) {
+    for (mm_cpu level = MM_CPU_PLAIN; level <= mm_cpu_best(); level++) {
       mm_cpu_limit(level);
       attend(query, level ? got : plain, 0, count, seen, d);
       for (uint32_t i = 0; i < count; i++) same(plain[i], got[i], d, level);
@@ -126,7 +126,7 @@ TEST(states) {
     memset(S, 0, sizeof S), memset(want, 0, sizeof want);
     for (int t = 0; t < 6; t++) {
       for (uint32_t i = 0; i < 3 * d; i++) x[i / d][i % d] = near(1);
-      for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_BEST; level++) {
+      for (mm_cpu level = MM_CPU_PLAIN; level <= mm_cpu_best(); level++) {
         mm_cpu_limit(level);
         mm_cpu_vectors_here()->state(S[level], o[level], x[0], x[1], x[2], d, decay);
         same(o[0], o[level], d, level), same(S[0], S[level], (size_t)d * d, level);

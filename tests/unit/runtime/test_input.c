@@ -222,7 +222,7 @@ TEST(codes) {
       c.k = round == 0 ? 384 : tp * (1 + below(WIDEST / 2 / tp)); /* 384 over 4: the last rank has a padded block behind the last one */
       coded_inputs(&c);
       for (uint32_t j = 0; j < tp; j++) cut[j] = coded_rank(&c, &r, j, plane[j]);
-      for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_BEST; level++) {
+      for (mm_cpu level = MM_CPU_PLAIN; level <= mm_cpu_best(); level++) {
         mm_cpu_limit(level);
         step(&r, &batch, run, cut, NULL);
         check_found(&c, &r, level);

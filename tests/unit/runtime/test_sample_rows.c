@@ -80,7 +80,7 @@ static void ask(asked *a) {
 TEST(test_adjusted) {
   mm_err err = {0};
   mm_sampler *s = mm_sampler_open(VOCAB, &err);
-  for (int round = 0; round < 2000; round++) {
+  for (int round = 0; round < ROUNDS(2000); round++) {
     asked a;
     float x[VOCAB];
     double want[VOCAB];
@@ -179,7 +179,7 @@ TEST(test_each_rule) {
 TEST(test_logprobs) {
   mm_err err = {0};
   mm_sampler *s = mm_sampler_open(VOCAB, &err);
-  for (uint32_t round = 0; round < 500; round++) {
+  for (uint32_t round = 0; round < ROUNDS(500); round++) {
     mm_logprob got[1 + MM_LOGPROBS];
     const mm_sampling set = {.top_p = 1, .top_logprobs = round % (MM_LOGPROBS + 1), .logprobs = got};
     float x[VOCAB];

@@ -196,7 +196,7 @@ TEST(test_any_bytes) {
                                       "\xc3", "\xe4\xb8", "\xf0\x9f\x98", "\x80", "\xff", "\xc0\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80",
                                       "t<"};
   char text[256];
-  for (int round = 0; round < 20000; round++) {
+  for (int round = 0; round < ROUNDS(20000); round++) {
     size_t n = 0, want = next_random() % 200, count;
     while (n < want) {
       const char *part = parts[next_random() % (sizeof parts / sizeof *parts)];
