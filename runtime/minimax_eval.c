@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "convert/model/rule.h"
@@ -11,6 +12,7 @@
 #include "formats/system/output.h"
 #include "formats/system/pool.h"
 #include "runtime/engine/calibration.h"
+#include "runtime/engine/divergence.h"
 #include "runtime/engine/engine.h"
 #include "runtime/engine/engine_options.h"
 #include "runtime/text/tokenizer.h"
@@ -232,19 +234,27 @@ static bool write_calibration(const eval *e, mm_err *err) {
   return ok;
 }
 
+/* The ids of --text or --ids, and how many windows of `window` ids they have. */
+static int32_t *read_windows(const eval *e, uint64_t *windows, mm_err *err) {
+  const eval_args *a = e->a;
+  size_t count = 0;
+  int32_t *id = a->text ? encode_text(e, &count, err) : read_ids(a->ids, e->shards.pack.model.vocab, &count, err);
+  *windows = count ? (count - 1) / a->window : 0;
+  if (a->limit) *windows = mm_min(*windows, a->limit);
+  if (!id || *windows) return id;
+  mm_fail(err, MM_BAD_INPUT, "E_IDS", mm_at(a->text ? a->text : a->ids, NULL), "found %zu ids, expected more than a window of %llu", count,
+          (unsigned long long)a->window);
+  free(id);
+  return NULL;
+}
+
 /* Windows of `window` ids, each from its own start; every id of a window predicts the next one of the text. */
 static bool run_likelihood(eval *e, mm_err *err) {
   const eval_args *a = e->a;
-  size_t count;
-  const char *from = a->text ? a->text : a->ids;
-  int32_t *id = a->text ? encode_text(e, &count, err) : read_ids(a->ids, e->shards.pack.model.vocab, &count, err);
-  if (!id) return false;
-  uint64_t windows = count ? (count - 1) / a->window : 0;
-  if (a->limit) windows = mm_min(windows, a->limit);
-  bool ok = windows || mm_fail(err, MM_BAD_INPUT, "E_IDS", mm_at(from, NULL), "found %zu ids, expected more than a window of %llu", count,
-                               (unsigned long long)a->window);
-  double *sum = ok ? mm_calloc(windows, sizeof *sum, err) : NULL;
-  ok = sum && open_engine(e, a->window, err);
+  uint64_t windows;
+  int32_t *id = read_windows(e, &windows, err);
+  double *sum = id ? mm_calloc(windows, sizeof *sum, err) : NULL;
+  bool ok = sum && open_engine(e, a->window, err);
   progress p = begin_progress(a->quiet);
   for (uint64_t w = 0; ok && w < windows; w++) {
     say_progress(&p, "windows", w, windows, w * a->window);
@@ -385,23 +395,13 @@ static bool run_logits(eval *e, mm_err *err) {
 /* ---- divergence from another checkpoint's logits ---- */
 
 typedef struct divergence {
-  mm_st st;
+  mm_st st; /* of a file of logits */
   mm_file file;
   const mm_st_tensor *at; /* the other's logits of the current prompt */
   float *row;             /* [vocab] */
-  double sum, *kl;        /* KL(other | this) in nats: of all positions, and of each */
-  uint64_t tokens, agree; /* positions, and those where both like the same id most */
+  eval other;             /* or the other checkpoint */
+  mm_divergence d;
 } divergence;
-
-/* log Σ exp of a row, and its largest entry. */
-static double log_sum(const float *x, uint32_t n, uint32_t *best) {
-  double sum = 0;
-  *best = 0;
-  for (uint32_t i = 1; i < n; i++)
-    if (x[i] > x[*best]) *best = i;
-  for (uint32_t i = 0; i < n; i++) sum += exp((double)x[i] - (double)x[*best]);
-  return (double)x[*best] + log(sum);
-}
 
 static bool add_divergence(void *ctx, eval *e, const mm_batch *b, uint32_t pos, uint32_t count, mm_err *err) {
   divergence *d = ctx;
@@ -410,17 +410,8 @@ static bool add_divergence(void *ctx, eval *e, const mm_batch *b, uint32_t pos, 
   for (uint32_t t = 0; t < count; t++) {
     const float *x = e->logits + (size_t)t * e->vocab;
     if (!mm_file_read(&d->file, d->st.path, d->row, bytes, d->at->offset + (uint64_t)(pos + t) * bytes, err)) return false;
-    uint32_t ours, theirs;
-    double theirs_sum = log_sum(d->row, e->vocab, &theirs), ours_sum = log_sum(x, e->vocab, &ours), kl = 0;
-    for (uint32_t i = 0; i < e->vocab; i++) {
-      double p = (double)d->row[i] - theirs_sum;
-      if (p > -(double)INFINITY) kl += exp(p) * (p - ((double)x[i] - ours_sum));
-    }
-    if (!isfinite(kl))
+    if (!mm_divergence_add(&d->d, d->row, x, e->vocab))
       return mm_fail(err, MM_INTEGRITY, "E_LOGITS", mm_at(d->st.path, d->at->name), "found no finite divergence at position %u", pos + t);
-    d->sum += kl;
-    d->agree += ours == theirs;
-    d->kl[d->tokens++] = kl;
   }
   return true;
 }
@@ -435,36 +426,6 @@ static bool find_logits(divergence *d, const prompts *p, size_t i, uint32_t voca
                  vocab);
 }
 
-static int by_value(const void *a, const void *b) {
-  const double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
-}
-
-/* The least of the sorted divergences that p % of them do not exceed. */
-static double percentile(const divergence *d, uint64_t p) { return d->kl[(d->tokens * p + 99) / 100 - 1]; }
-
-static bool print_divergence(const eval_args *a, const divergence *d, size_t prompt_count, mm_err *err) {
-  const double mean = d->sum / (double)d->tokens, agree = (double)d->agree / (double)d->tokens;
-  qsort(d->kl, d->tokens, sizeof *d->kl, by_value);
-  const double p50 = percentile(d, 50), p90 = percentile(d, 90), p99 = percentile(d, 99), most = percentile(d, 100);
-  if (!a->json) {
-    printf(
-        "KL %.6f nats a token (p50 %.6f, p90 %.6f, p99 %.6f, largest %.4f), same first choice at %.2f %% of %llu tokens in %zu "
-        "prompts\n",
-        mean, p50, p90, p99, most, 100 * agree, (unsigned long long)d->tokens, prompt_count);
-    return true;
-  }
-  mm_json *o = mm_json_new_obj();
-  bool ok = mm_json_set(o, "kl", mm_json_new_real(mean));
-  ok = mm_json_set(o, "kl_p50", mm_json_new_real(p50)) && ok;
-  ok = mm_json_set(o, "kl_p90", mm_json_new_real(p90)) && ok;
-  ok = mm_json_set(o, "kl_p99", mm_json_new_real(p99)) && ok;
-  ok = mm_json_set(o, "kl_most", mm_json_new_real(most)) && ok;
-  ok = mm_json_set(o, "first_choice_share", mm_json_new_real(agree)) && ok;
-  ok = mm_json_set(o, "tokens", mm_json_new_int((int64_t)d->tokens)) && ok;
-  return print_object(o, mm_json_set(o, "prompts", mm_json_new_int((int64_t)prompt_count)) && ok, err);
-}
-
 static bool run_divergence(eval *e, mm_err *err) {
   const uint32_t vocab = e->shards.pack.model.vocab;
   prompts p;
@@ -476,26 +437,75 @@ static bool run_divergence(eval *e, mm_err *err) {
     ok = find_logits(&d, &p, i, vocab, err);
     tokens += p.in[i]->shape.dim[0];
   }
-  ok = ok && (d.kl = mm_calloc(tokens, sizeof *d.kl, err)) && open_engine(e, p.longest, err);
+  ok = ok && (d.d.kl = mm_calloc(tokens, sizeof *d.d.kl, err)) && open_engine(e, p.longest, err);
   progress said = begin_progress(e->a->quiet);
   for (size_t i = 0; ok && i < p.count; i++) {
-    say_progress(&said, "prompts", i, p.count, d.tokens);
+    say_progress(&said, "prompts", i, p.count, d.d.tokens);
     ok = find_logits(&d, &p, i, vocab, err) && feed_prompt(e, &p, i, add_divergence, &d, err);
   }
   end_progress(&said);
-  ok = ok && print_divergence(e->a, &d, p.count, err);
-  MM_FREE(d.row, d.kl);
+  ok = ok && mm_divergence_print(&d.d, "prompts", p.count, e->a->json, err);
+  MM_FREE(d.row, d.d.kl);
   mm_file_close(&d.file);
   mm_st_close(&d.st);
   close_prompts(&p);
   return ok;
 }
 
+static bool add_compared(void *ctx, eval *e, const mm_batch *b, uint32_t pos, uint32_t count, mm_err *err) {
+  divergence *d = ctx;
+  if (!mm_engine_step(e->engine, b, e->logits, err) || !mm_engine_step(d->other.engine, b, d->other.logits, err)) return false;
+  for (uint32_t t = 0; t < count; t++)
+    if (!mm_divergence_add(&d->d, d->other.logits + (size_t)t * e->vocab, e->logits + (size_t)t * e->vocab, e->vocab))
+      return mm_fail(err, MM_INTEGRITY, "E_LOGITS", mm_at(e->a->dir, NULL), "found no finite divergence at position %u of window %llu",
+                     pos + t, (unsigned long long)(d->d.tokens / e->a->window));
+  return true;
+}
+
+/* The reference of --against, with the ids of this checkpoint. */
+static bool open_other(const eval *e, eval *other, mm_err *err) {
+  const uint32_t vocab = e->shards.pack.model.vocab;
+  other->a = e->a;
+  if (!mm_shards_open(&other->shards, e->a->against, err)) return false;
+  if (other->shards.pack.model.vocab != vocab)
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(e->a->against, NULL), "found a model of %u ids, expected %u as in %s",
+                   other->shards.pack.model.vocab, vocab, e->a->dir);
+  return open_engine(other, e->a->window, err);
+}
+
+/* The windows of a text through two checkpoints. */
+static bool run_compared(eval *e, mm_err *err) {
+  const uint64_t window = e->a->window;
+  uint64_t windows = 0;
+  divergence d = {.file = MM_FILE_NONE};
+  int32_t *id = mm_process_group_none(err) ? read_windows(e, &windows, err) : NULL;
+  bool ok =
+      id && (d.d.kl = mm_calloc(windows * window, sizeof *d.d.kl, err)) && open_engine(e, window, err) && open_other(e, &d.other, err);
+  progress p = begin_progress(e->a->quiet);
+  for (uint64_t w = 0; ok && w < windows; w++) {
+    say_progress(&p, "windows", w, windows, d.d.tokens);
+    ok = feed(e, id + w * window, (uint32_t)window, add_compared, &d, err);
+  }
+  end_progress(&p);
+  ok = ok && mm_divergence_print(&d.d, "windows", windows, e->a->json, err);
+  eval_close(&d.other);
+  MM_FREE(id, d.d.kl);
+  return ok;
+}
+
+static bool is_dir(const char *path) {
+  struct stat st;
+  return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
 /* Exactly one of likelihood, logits and divergence is asked for; --window and --limit go with a text. */
 static bool settle(eval_args *a, mm_err *err) {
-  bool scored = a->ids || a->text, prompted = a->logits || a->against;
+  bool scored = a->ids || a->text, compared = scored && a->against, prompted = a->logits || (a->against && !scored);
   if (!(a->ids && a->text) && !(a->logits && a->against) && scored != prompted && prompted == (a->ids_from != NULL) &&
-      (!a->collect || scored)) {
+      (!a->collect || (scored && !compared))) {
+    if (compared && !is_dir(a->against))
+      return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(a->against, NULL),
+                     "found no directory, expected a packed checkpoint (with --ids or --text)");
     if (a->force && !a->collect && !a->logits)
       return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--force goes with --collect or --logits");
     if (prompted && (a->window || a->limit))
@@ -507,7 +517,7 @@ static bool settle(eval_args *a, mm_err *err) {
     return true;
   }
   return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
-                 "expected one of --ids and --text (and --collect), or --ids-from with one of --logits and --against");
+                 "expected one of --ids and --text (and --collect or --against), or --ids-from with one of --logits and --against");
 }
 
 static bool run(void *args, mm_err *err) {
@@ -515,9 +525,10 @@ static bool run(void *args, mm_err *err) {
   eval e = {.a = a};
   bool ok = settle(a, err) && mm_utilization_check(a->share, err) && open_place(a, NULL, err) /* refused before the work */ &&
             mm_shards_open_as(&e.shards, a->dir, &a->dummy, err) &&
-            (a->logits    ? run_logits(&e, err)
-             : a->against ? run_divergence(&e, err)
-                          : run_likelihood(&e, err));
+            (a->logits     ? run_logits(&e, err)
+             : !a->against ? run_likelihood(&e, err)
+             : a->ids_from ? run_divergence(&e, err)
+                           : run_compared(&e, err));
   eval_close(&e);
   return ok;
 }
@@ -541,8 +552,9 @@ int main(int argc, char **argv) {
                 .lo = MM_MOMENTS_LEAST, .hi = MM_MOMENTS_MOST),
       {.help = "logits of prompts"},
       MM_OPTION(STR, "logits", &a.logits, "OUT.safetensors", "write logits.NAME, F32 [tokens, vocab], for every prompt of --ids-from"),
-      MM_OPTION(STR, "against", &a.against, "FILE.safetensors",
-                "print how far the logits of --ids-from are from these, which --logits of another checkpoint wrote: KL divergence"),
+      MM_OPTION(STR, "against", &a.against, "REF",
+                "print the KL divergence from a reference: with --text or --ids a packed checkpoint, with --ids-from a file that --logits "
+                "wrote"),
       MM_OPTION(STR, "ids-from", &a.ids_from, "IN.safetensors", "prompts: every tensor ids.NAME, I32 [tokens]"),
       {.help = "run"},
       MM_FLAG("force", &a.force, "with --collect or --logits: replace a file of that name that minimax-eval did not make"),
@@ -566,6 +578,7 @@ int main(int argc, char **argv) {
       .examples =
           "minimax-eval M2-nvfp4 --ids ids.json --window 512\n"
           "minimax-eval M2-block_fp8 --ids ids.json --collect inputs.safetensors\n"
+          "minimax-eval M2-nvfp4 --text text.txt --against M2-none\n"
           "minimax-eval M2-nvfp4 --ids-from prompts.safetensors --logits logits.safetensors",
       .files =
           "FILE.json  a flat array of token ids\n"

@@ -51,6 +51,21 @@ def likelihood():
         assert "E_USAGE" in run("minimax-eval", f"{TMP}/exact", *wrong, status=2).stderr
 
 
+def text_against(ids):
+    """A text against a checkpoint: as its windows are as prompts against the stored logits, which divergence() has computed in Python."""
+    options = ("--act-quant", "off", "--chunk", 4, "--json")
+    json.dump(ids[3:31], open(f"{TMP}/windows.json", "w"))
+    windows = {f"ids.{i}": ids[3 + 9 * i:12 + 9 * i] for i in range(3)}
+    write_st(f"{TMP}/windows", {k: ("I32", [9], struct.pack("<9i", *v)) for k, v in windows.items()})
+    run("minimax-eval", f"{TMP}/exact", "--ids-from", f"{TMP}/windows", "--logits", f"{TMP}/windows.logits", "--act-quant", "off", "--chunk", 4, "-q")
+    stored = json.loads(run("minimax-eval", f"{TMP}/four", "--ids-from", f"{TMP}/windows", "--against", f"{TMP}/windows.logits", *options).stdout)
+    live = json.loads(run("minimax-eval", f"{TMP}/four", "--ids", f"{TMP}/windows.json", "--window", 9, "--against", f"{TMP}/exact", *options).stdout)
+    assert stored.pop("prompts") == live.pop("windows") == 3 and live == stored and live["tokens"] == 27, (live, stored)
+    text = json.loads(run("minimax-eval", f"{TMP}/four", "--text", f"{TMP}/text", "--window", 9, "--limit", 2, "--against", f"{TMP}/exact", *options).stdout)
+    assert text["windows"] == 2 and text["kl"] > 1e-4, text
+    assert "E_USAGE" in run("minimax-eval", f"{TMP}/four", "--ids", f"{TMP}/windows.json", "--against", f"{TMP}/exact", "--collect", f"{TMP}/c", status=2).stderr
+
+
 def divergence():
     """KL of the four-bit checkpoint from the exact one, computed again in Python; 0 from itself."""
     ids = json.load(open(f"{SOURCE}/held-out-ids.json"))
@@ -76,6 +91,7 @@ def divergence():
     for p in (50, 90, 99):  # the nearest rank
         assert abs(found[f"kl_p{p}"] - sorted(kl)[math.ceil(p / 100 * len(kl)) - 1]) < 1e-9, (p, found, kl)
     assert found["first_choice_share"] == agree / len(kl)
+    text_against(ids)
     write_st(f"{TMP}/other", {"ids.c": ("I32", [2], struct.pack("<2i", 1, 2))})
     assert "logits.c" in run("minimax-eval", f"{TMP}/four", "--ids-from", f"{TMP}/other", "--against", f"{TMP}/exact.logits", status=3).stderr
     return found

@@ -1,0 +1,65 @@
+/* Divergence of the logits of a checkpoint from those of a reference: mean, nearest-rank percentiles, agreement of the likeliest ids. */
+#include "runtime/engine/divergence.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "formats/json.h"
+
+/* log Σ exp of a row, and its largest entry. */
+static double log_sum(const float *x, uint32_t n, uint32_t *best) {
+  double sum = 0;
+  *best = 0;
+  for (uint32_t i = 1; i < n; i++)
+    if (x[i] > x[*best]) *best = i;
+  for (uint32_t i = 0; i < n; i++) sum += exp((double)x[i] - (double)x[*best]);
+  return (double)x[*best] + log(sum);
+}
+
+bool mm_divergence_add(mm_divergence *d, const float *reference, const float *measured, uint32_t vocab) {
+  uint32_t ours, theirs;
+  double theirs_sum = log_sum(reference, vocab, &theirs), ours_sum = log_sum(measured, vocab, &ours), kl = 0;
+  for (uint32_t i = 0; i < vocab; i++) {
+    double p = (double)reference[i] - theirs_sum;
+    if (p > -(double)INFINITY) kl += exp(p) * (p - ((double)measured[i] - ours_sum));
+  }
+  if (!isfinite(kl)) return false;
+  d->sum += kl;
+  d->agree += ours == theirs;
+  d->kl[d->tokens++] = kl;
+  return true;
+}
+
+static int by_value(const void *a, const void *b) {
+  const double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+/* The least of the sorted divergences that p % of them do not exceed. */
+static double percentile(const mm_divergence *d, uint64_t p) { return d->kl[(d->tokens * p + 99) / 100 - 1]; }
+
+bool mm_divergence_print(const mm_divergence *d, const char *unit, uint64_t count, bool json, mm_err *err) {
+  const double mean = d->sum / (double)d->tokens, agree = (double)d->agree / (double)d->tokens;
+  qsort(d->kl, d->tokens, sizeof *d->kl, by_value);
+  const double p50 = percentile(d, 50), p90 = percentile(d, 90), p99 = percentile(d, 99), most = percentile(d, 100);
+  if (!json) {
+    printf("KL %.6f nats a token (p50 %.6f, p90 %.6f, p99 %.6f, largest %.4f), same first choice at %.2f %% of %llu tokens in %llu %s\n",
+           mean, p50, p90, p99, most, 100 * agree, (unsigned long long)d->tokens, (unsigned long long)count, unit);
+    return true;
+  }
+  mm_json *o = mm_json_new_obj();
+  bool ok = mm_json_set(o, "kl", mm_json_new_real(mean));
+  ok = mm_json_set(o, "kl_p50", mm_json_new_real(p50)) && ok;
+  ok = mm_json_set(o, "kl_p90", mm_json_new_real(p90)) && ok;
+  ok = mm_json_set(o, "kl_p99", mm_json_new_real(p99)) && ok;
+  ok = mm_json_set(o, "kl_most", mm_json_new_real(most)) && ok;
+  ok = mm_json_set(o, "first_choice_share", mm_json_new_real(agree)) && ok;
+  ok = mm_json_set(o, "tokens", mm_json_new_int((int64_t)d->tokens)) && ok;
+  ok = mm_json_set(o, unit, mm_json_new_int((int64_t)count)) && ok;
+  char *text = ok ? mm_json_dump(o, false) : NULL;
+  if (text) puts(text);
+  mm_json_free(o);
+  free(text);
+  return text || mm_fail_memory(err, 4096);
+}
