@@ -341,6 +341,7 @@ static const serve_args usual = {
     .queue = 256,
     .step_tokens = MM_DEFAULT_STEP_TOKENS,
     .cache_memory = UINT64_C(1) << 30,
+    .drafts = MM_DRAFTS,
     .connections = 4096};
 
 int main(int argc, char **argv) {
@@ -369,7 +370,7 @@ int main(int argc, char **argv) {
       MM_OPTION(STR, "prefix-cache", &a.prefix_cache, "WORD", "keep prompts for requests that begin alike (on)", .choices = "on|off"),
       MM_OPTION(SIZE, "prefix-cache-memory", &a.cache_memory, "SIZE", "memory of kept prompts' lightning states (1G)"),
       MM_FLAG("batch-invariant", &a.batch_invariant, "the same tokens whatever else runs"),
-      MM_OPTION(U64, "drafts", &a.drafts, "N", "tokens that prompt lookup may propose for a step of a request (0)", .hi = MM_DRAFTS),
+      MM_OPTION(U64, "drafts", &a.drafts, "N", "tokens that prompt lookup may propose for a step of a request, 0: none (7)", .hi = MM_DRAFTS),
       MM_OPTION(REAL, "request-timeout", &a.request_time, "SECONDS", "time of a whole request, 0 for any (0)"),
       MM_OPTION(REAL, "read-timeout", &a.http.read_time, "SECONDS", "time in which a request must arrive whole (60)"),
       MM_OPTION(REAL, "write-timeout", &a.http.write_time, "SECONDS", "time in which a client must take some of its reply (60)"),

@@ -180,6 +180,8 @@ static bool add_job(mm_scheduler *s, step *t, mm_batch *b, job *j, mm_err *err) 
 static bool build(mm_scheduler *s, step *t, mm_batch *b, mm_err *err) {
   bool prompts = false;
   *t = (step){.choice = t->choice, .logprob = t->logprob, .began = mm_now()};
+  /* A device that could have been given this step before the last one was read pays for the lookup, whatever that finds. */
+  t->drafted = s->drafting && mm_engine_queues(s->engine);
   *b = (mm_batch){.id = s->id, .span = s->span, .out = s->out, .sampling = s->sampling};
   for (uint32_t i = 0; i < s->slots; i++) {
     job *j = s->slot[i];

@@ -1,24 +1,25 @@
-/* Prompt lookup: what followed the last tokens of a sequence where they stood in it before is proposed as what follows them now, and the
- * step that computes the next token checks the proposals in rows of their own. Every token is chosen by the model as it would be alone;
- * right proposals save steps, wrong ones cost rows. Measured rates decide whether it is done. */
+/* Prompt lookup: what followed the last tokens of a sequence where they stood before, in it or in an earlier reply, is proposed as what
+ * follows them now, and the step that computes the next token checks the proposals in rows of their own. Every token is sampled by the
+ * model as it would be alone; right proposals save steps, wrong ones cost rows. Measured rates decide whether it is done. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/schedule/scheduler_inside.h"
 
 enum {
-  WINDOW = 16384, /* tokens that are looked through, backwards */
-  GRAM = 3,       /* tokens that have to stand there alike; or else GRAM - 1 */
-  ENOUGH = 3,     /* steps of each way before one is chosen */
-  TRIAL = 64      /* every so many steps the other way is measured */
+  ENOUGH = 3, /* steps of each way before the rates decide */
+  TRIAL = 64  /* every so many steps the other way is measured */
 };
 
 bool mm_drafts_open(mm_scheduler *s, mm_err *err) {
   if (!s->c.drafts || s->lightning) return true;
-  return (s->rate = mm_calloc(2 * (s->slots + (size_t)1), sizeof *s->rate, err));
+  return (s->rate = mm_calloc(2 * (s->slots + (size_t)1), sizeof *s->rate, err)) && (s->replies = mm_reply_index_open(err));
 }
 
-void mm_drafts_close(mm_scheduler *s) { free(s->rate); }
+void mm_drafts_close(mm_scheduler *s) {
+  free(s->rate);
+  mm_reply_index_close(s->replies);
+}
 
 static rate *rate_of(const mm_scheduler *s, uint32_t decoders, bool drafted) { return &s->rate[2 * (size_t)decoders + drafted]; }
 
@@ -45,36 +46,41 @@ bool mm_drafts_wanted(mm_scheduler *s) {
   return s->own.steps % TRIAL ? pays : !pays;
 }
 
-/* Where the last `gram` tokens stood before: the place after them, 0 for nowhere. */
-static uint32_t find_gram(const job *j, uint32_t gram) {
-  const int32_t *end = j->token + j->count - gram;
-  const uint32_t lowest = j->count > WINDOW ? j->count - WINDOW : 0;
-  for (uint32_t at = j->count - gram; at-- > lowest;)
-    if (j->token[at] == end[0] && memcmp(j->token + at, end, gram * sizeof *end) == 0) return at + gram;
-  return 0;
+/* What follows the last tokens where they stood before in this sequence, or in a reply where more of them did. */
+static uint32_t propose(const mm_scheduler *s, job *j, uint32_t most) {
+  uint32_t own, other = 0, n = 0;
+  const uint32_t at = mm_gram_index_find(&j->grams, j->token, j->count, &own);
+  if (s->replies && own < MM_GRAM_MATCH) {
+    int32_t next[MM_DRAFTS];
+    n = mm_reply_index_find(s->replies, j->r.salt, j->token, j->count, next, most, &other);
+    if (n && other > own) return memcpy(j->draft, next, n * sizeof *next), n;
+  }
+  if (!at) return 0;
+  /* A draft continues where the tokens end. */
+  for (n = 0; n < most; n++) j->draft[n] = at + n < j->count ? j->token[at + n] : j->draft[at + n - j->count];
+  return n;
 }
 
 /* As many as were right of late. */
 uint32_t mm_drafts_find(const mm_scheduler *s, job *j, uint32_t most) {
-  const uint32_t reply = j->count - j->r.prompt_count;
+  const uint32_t reply = j->count - j->r.prompt_count, limit = (uint32_t)mm_min(s->c.drafts, j->r.drafts);
   j->drafts = 0;
-  if (!s->drafting || j->r.allow || j->count <= GRAM || reply + 1 >= j->r.max_tokens) return 0;
-  uint32_t at = find_gram(j, GRAM);
-  if (!at) at = find_gram(j, GRAM - 1);
-  if (!at) return 0;
-  const uint32_t likely = 1 + (uint32_t)(j->acceptance * s->c.drafts);
-  most = (uint32_t)mm_min(mm_min(most, j->r.max_tokens - reply - 1), mm_min(likely, s->c.drafts));
-  /* A draft continues where the tokens end. */
-  for (; j->drafts < most; j->drafts++) {
-    const uint32_t from = at + j->drafts;
-    j->draft[j->drafts] = from < j->count ? j->token[from] : j->draft[from - j->count];
-  }
-  return j->drafts;
+  if (!s->drafting || !limit || j->r.allow || reply + 1 >= j->r.max_tokens) return 0;
+  const uint32_t likely = 1 + (uint32_t)(j->acceptance * limit);
+  most = (uint32_t)mm_min(mm_min(most, j->r.max_tokens - reply - 1), mm_min(likely, limit));
+  return j->drafts = most ? propose(s, j, most) : 0;
+}
+
+void mm_drafts_keep(mm_scheduler *s, const job *j) {
+  if (s->replies) mm_reply_index_add(s->replies, j->r.salt, j->token + j->r.prompt_count, j->count - j->r.prompt_count);
 }
 
 void mm_drafts_judge(mm_scheduler *s, job *j, uint32_t drafted, uint32_t right) {
+  s->own.drafts++;
   s->own.drafted += drafted;
   s->own.accepted += right;
+  j->drafted += drafted;
+  j->accepted += right;
   j->acceptance += (((double)right / drafted) - j->acceptance) / 4;
 }
 

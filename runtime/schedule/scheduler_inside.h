@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "runtime/schedule/draft_index.h"
 #include "runtime/schedule/prefix_cache.h"
 #include "runtime/schedule/scheduler.h"
 
@@ -32,10 +33,12 @@ typedef struct job {
   uint32_t cached;          /* tokens of the prompt that the prefix cache had, at its first turn */
   uint32_t drafts;          /* of them, proposed ones behind the last */
   int32_t draft[MM_DRAFTS];
-  double acceptance; /* share of its proposals that were right of late */
-  uint32_t take;     /* tokens that the step being built gives it */
-  uint32_t scored;   /* tokens of the prompt whose logprobs `score` had; the first has none */
-  bool ended;        /* freed when no step names it */
+  double acceptance;          /* share of its proposals that were right of late */
+  uint32_t drafted, accepted; /* of all its steps: tokens proposed, and those that were right */
+  mm_gram_index grams;
+  uint32_t take;   /* tokens that the step being built gives it */
+  uint32_t scored; /* tokens of the prompt whose logprobs `score` had; the first has none */
+  bool ended;      /* freed when no step names it */
 } job;
 
 /* Tokens that one step sampled for one job: outputs [first, first + count) of it, after the tokens from `pos` on. */
@@ -105,14 +108,15 @@ struct mm_scheduler {
   mm_span *span;
   uint32_t *out;
   mm_sampling *sampling;
-  mm_bias *bias;   /* [step_tokens] that make the prompt's own token the sampled one */
-  uint32_t spare;  /* outputs that the step may have besides one for each job, and those of drafts */
-  int32_t *chosen; /* [step_tokens] of the step being collected */
-  job **order;     /* [slots] the prompts that are being read */
-  rate *rate;      /* [slots + 1, 2] by how many decode: without proposals and with; NULL: none are made */
-  double over;     /* when the last step was collected */
-  bool drafting;   /* the next step may have proposals */
-  bool ahead;      /* the next step is queued before this one's choices are read */
+  mm_bias *bias;           /* [step_tokens] that make the prompt's own token the sampled one */
+  uint32_t spare;          /* outputs that the step may have besides one for each job, and those of drafts */
+  int32_t *chosen;         /* [step_tokens] of the step being collected */
+  job **order;             /* [slots] the prompts that are being read */
+  rate *rate;              /* [slots + 1, 2] by how many decode: without proposals and with; NULL: none are made */
+  double over;             /* when the last step was collected */
+  bool drafting;           /* the next step may have proposals */
+  mm_reply_index *replies; /* or NULL, as rate */
+  bool ahead;              /* the next step is queued before this one's choices are read */
 };
 
 /* ---- requests.c ---- */
@@ -168,6 +172,8 @@ void mm_drafts_close(mm_scheduler *s);
 bool mm_drafts_wanted(mm_scheduler *s);
 /* Proposes at most `most` tokens after the job's last one; how many. */
 uint32_t mm_drafts_find(const mm_scheduler *s, job *j, uint32_t most);
+/* The job has ended: its reply is where the next ones are looked up too. */
+void mm_drafts_keep(mm_scheduler *s, const job *j);
 void mm_drafts_judge(mm_scheduler *s, job *j, uint32_t drafted, uint32_t right);
 /* A step was collected now and gave so many tokens. */
 void mm_drafts_measure(mm_scheduler *s, const step *t, uint32_t tokens, double now);

@@ -38,6 +38,13 @@ bool mm_loading_check(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
   return c->own_defaults || mm_ends_defaults(&l->shards.pack, &l->defaults, err);
 }
 
+/* Rows of a step whose logits are wanted, at most. Nothing is proposed for models with lightning layers. */
+static uint32_t outs_of(const mm_model *m, const mm_loading_config *c) {
+  bool lightning = false;
+  for (uint32_t l = 0; l < m->layers; l++) lightning |= m->attn[l] == MM_ATTN_LIGHTNING;
+  return (uint32_t)(c->slots * (1 + (lightning ? 0 : c->scheduler.drafts)));
+}
+
 bool mm_loading_finish(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
   const mm_engine_config e = {
       .ops = mm_ops_find(c->device, err),
@@ -56,7 +63,7 @@ bool mm_loading_finish(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
       .batch_invariant = c->scheduler.batch_invariant,
       .memory = {.fits = true,
                  .share = c->memory_share,
-                 .outs = (uint32_t)(c->slots * (1 + c->scheduler.drafts)),
+                 .outs = outs_of(&l->shards.pack.model, c),
                  .length = "--max-model-len"},
   };
   if (!e.ops) return false;

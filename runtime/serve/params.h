@@ -21,6 +21,8 @@ typedef struct mm_params {
   uint32_t top_logprobs; /* alternatives to return */
   bool stream, include_usage, include_stop, special;
   uint64_t salt;
+  uint32_t drafts;  /* proposals for one step, at most */
+  bool show_drafts; /* usage has how many there were and how many were right */
   int priority;
   double deadline;
 } mm_params;

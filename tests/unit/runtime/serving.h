@@ -233,6 +233,7 @@ static void client_ready(serving *w, client *c) {
   c->r.allow = c->masked ? client_allow : NULL;
   c->r.token = client_token;
   c->r.done = client_done;
+  c->r.drafts = MM_DRAFTS;
   oracle(c);
 }
 
