@@ -310,6 +310,7 @@ static uint32_t deliver_all(mm_scheduler *s, const step *t, const choice *c) {
     if (drafts) j->fed = c->pos + i + 1; /* what comes after in the slot is given anew */
     if (!deliver(s, j, s->chosen[c->first + i], wanted ? t->logprob + (size_t)(c->first + i) * (1 + MM_LOGPROBS) : NULL)) return i + 1;
   }
+  mm_drafts_prefetch(s, j);
   return right + 1;
 }
 

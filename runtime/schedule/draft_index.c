@@ -6,25 +6,37 @@
 #include <string.h>
 
 enum {
-  LONG = 3,       /* tokens of a gram of one sequence, or else */
-  SHORT = 2,      /* these */
-  REPLY_GRAM = 4, /* of a reply of another request */
-  CANDIDATES = 8, /* matches of which the longest is taken */
-  PLACES = 64,    /* places of one hash that are compared at most */
+  REPLY_GRAM = 4, /* tokens of a gram of a reply of another request */
+  CANDIDATES = 4, /* matches of which the longest is taken, or the first */
+  ENOUGH = 8,     /* of so many tokens */
+  TRIES = 64,     /* places of one hash that are compared at most */
+  PLACES = 65535, /* places of a sequence are stored modulo it */
   SIZE_MIN = 256
 };
 
-/* A hash of a gram, in `bits` bits. */
-static uint32_t hash_of(uint64_t salt, const int32_t *gram, uint32_t n, uint32_t bits) {
-  uint64_t h = (salt ^ n) * UINT64_C(0x9e3779b97f4a7c15);
-  for (uint32_t i = 0; i < n; i++) h = (h ^ (h >> 29) ^ (uint32_t)gram[i]) * UINT64_C(0xbf58476d1ce4e5b9);
-  return (uint32_t)((h ^ (h >> 32)) * UINT64_C(0x94d049bb133111eb) >> (64 - bits));
+static uint64_t mix(uint64_t h, uint32_t id) {
+  h = (h ^ id) * UINT64_C(0x9e3779b97f4a7c15);
+  return h ^ (h >> 32);
+}
+
+/* The last 3 tokens or more. */
+static mm_gram_hash hash_last(const int32_t *token, uint32_t count) {
+  const int32_t *end = token + count;
+  const uint64_t two = mix(mix(2, (uint32_t)end[-1]), (uint32_t)end[-2]), three = mix(two, (uint32_t)end[-3]);
+  return (mm_gram_hash){count, (uint32_t)two, (uint32_t)three, count < REPLY_GRAM ? 0 : mix(three, (uint32_t)end[-4])};
+}
+
+/* Equal tokens before two places, `most` at most. */
+static uint32_t equal_before(const int32_t *a, const int32_t *b, uint32_t most) {
+  uint32_t n = 0;
+  while (n < most && a[-1 - (int64_t)n] == b[-1 - (int64_t)n]) n++;
+  return n;
 }
 
 /* ---- one sequence ---- */
 
 void mm_gram_index_close(mm_gram_index *x) {
-  MM_FREE(x->head, x->link);
+  free(x->head);
   *x = (mm_gram_index){0};
 }
 
@@ -35,85 +47,88 @@ static bool make_room(mm_gram_index *x, uint32_t count) {
   if (size == x->size) return true;
   mm_gram_index_close(x);
   mm_err err = {0};
-  x->head = mm_calloc(2 * (size_t)size, sizeof *x->head, &err);
-  x->link = mm_calloc(2 * (size_t)size, sizeof *x->link, &err);
-  if (x->head && x->link) return x->size = size, true;
-  mm_gram_index_close(x);
-  return false;
+  if (!(x->head = mm_calloc(6 * (size_t)size, sizeof *x->head, &err))) return false;
+  x->link = x->head + 4 * (size_t)size;
+  x->size = size;
+  return true;
 }
 
 /* Each length of gram has chains of its own. */
-static uint32_t *head_of(const mm_gram_index *x, const int32_t *gram, uint32_t n) {
-  return &x->head[(size_t)(n - SHORT) * x->size + hash_of(0, gram, n, (uint32_t)__builtin_ctz(x->size))];
+static uint16_t *head_of(const mm_gram_index *x, const mm_gram_hash *h, uint32_t gram) {
+  const uint32_t mask = 2 * x->size - 1;
+  return gram == 2 ? &x->head[h->two & mask] : &x->head[2 * x->size + (h->three & mask)];
 }
 
-static uint32_t *link_of(const mm_gram_index *x, uint32_t gram, uint32_t at) {
-  return &x->link[(size_t)(gram - SHORT) * x->size + (at & (x->size - 1))];
+static uint16_t *link_of(const mm_gram_index *x, uint32_t gram, uint32_t place) {
+  return &x->link[(gram - 2) * x->size + (place & (x->size - 1))];
 }
 
-static void add_gram(mm_gram_index *x, const int32_t *token, uint32_t gram, uint32_t at) {
-  uint32_t *head = head_of(x, token + at, gram);
-  *link_of(x, gram, at) = *head;
-  *head = at + 1;
+static void add_grams(mm_gram_index *x, const mm_gram_hash *h) {
+  for (uint32_t gram = 2; gram <= 3; gram++) {
+    uint16_t *head = head_of(x, h, gram);
+    *link_of(x, gram, h->count) = *head;
+    *head = (uint16_t)(1 + h->count % PLACES);
+  }
 }
 
-/* Equal tokens before two places of one sequence, or of two: those of `a` reach back `most` tokens. */
-static uint32_t equal_before(const int32_t *a, const int32_t *b, uint32_t most) {
-  uint32_t n = 0;
-  while (n < most && a[-1 - (int64_t)n] == b[-1 - (int64_t)n]) n++;
-  return n;
+/* Adds the grams before the last ones, and notes these. */
+static void follow(mm_gram_index *x, const int32_t *token, uint32_t count) {
+  uint32_t next = (uint32_t)mm_max(x->next, 3);
+  if (count > x->size) next = (uint32_t)mm_max(next, count - x->size);
+  for (; next < count; next++) {
+    const mm_gram_hash h = x->at.count == next ? x->at : hash_last(token, next);
+    add_grams(x, &h);
+  }
+  x->next = next;
+  if (x->at.count != count) x->at = hash_last(token, count);
 }
 
-/* The place after the longest of the latest matches of the last `gram` tokens, 0 for none. */
+/* The longest of the latest matches of the last `gram` tokens, 0 for none. */
 static uint32_t find_gram(const mm_gram_index *x, const int32_t *token, uint32_t count, uint32_t gram, uint32_t *matched) {
-  const uint32_t lowest = count > x->size ? count - x->size : 0;
-  uint32_t best = 0, found = 0;
+  const uint32_t candidates = gram == 2 ? 1 : CANDIDATES; /* longer matches would have been found */
+  const uint32_t end = count % PLACES, oldest = (uint32_t)mm_min(count - 3, x->size);
+  uint32_t best = 0, found = 0, age = 0;
   *matched = 0;
-  uint32_t next = *head_of(x, token + count - gram, gram);
-  for (uint32_t i = 0; i < PLACES && found < CANDIDATES && next > lowest; i++) {
-    const uint32_t at = next - 1, end = at + gram, most = (uint32_t)mm_min(end, MM_GRAM_MATCH);
-    const uint32_t equal = equal_before(token + end, token + count, most);
-    if (equal >= gram) found++;
-    if (equal >= gram && equal > *matched) best = end, *matched = equal;
-    next = *link_of(x, gram, at);
-    if (next > at) break; /* the ring has come round: what was here is older than the window */
+  uint32_t stored = *head_of(x, &x->at, gram);
+  for (uint32_t i = 0; i < TRIES && found < candidates && *matched < ENOUGH && stored; i++) {
+    /* Each place is further back than the one before it; else it was there before the window. */
+    const uint32_t back = (end + PLACES - (stored - 1)) % PLACES;
+    if (back > oldest || back <= age) break;
+    age = back;
+    const uint32_t place = count - back, equal = equal_before(token + place, token + count, (uint32_t)mm_min(place, MM_GRAM_MATCH));
+    found += equal >= gram;
+    if (equal >= gram && equal > *matched) best = place, *matched = equal;
+    stored = *link_of(x, gram, place);
   }
   return best;
 }
 
 uint32_t mm_gram_index_find(mm_gram_index *x, const int32_t *token, uint32_t count, uint32_t *matched) {
   *matched = 0;
-  if (count <= LONG || !make_room(x, count)) return 0;
-  if (count > x->size) x->next = (uint32_t)mm_max(x->next, count - x->size);
-  /* The gram at the end is not added before a token follows it. */
-  for (; x->next + LONG < count; x->next++) {
-    add_gram(x, token, SHORT, x->next);
-    add_gram(x, token, LONG, x->next);
-  }
-  const uint32_t at = find_gram(x, token, count, LONG, matched);
-  if (at) return at;
-  /* The gram of 2 that begins at `next` is behind all of the index: it ends before the last token. */
-  if (token[x->next] == token[count - 2] && token[x->next + 1] == token[count - 1]) return *matched = SHORT, x->next + SHORT;
-  return find_gram(x, token, count, SHORT, matched);
+  if (count <= 3 || !make_room(x, count)) return 0;
+  follow(x, token, count);
+  const uint32_t place = find_gram(x, token, count, 3, matched);
+  return place ? place : find_gram(x, token, count, 2, matched);
 }
 
 /* ---- replies of all requests ---- */
 
-enum { RING = MM_REPLY_TOKENS, RING_BITS = 18, NO_ID = -1 };
+enum { RING = MM_REPLY_TOKENS, HEADS = 2 * MM_REPLY_TOKENS, NO_ID = -1 };
 
+/* A link is a place modulo RING and bits of the hash that the place in the table does not have, the lowest of them 1; 0: none. */
 struct mm_reply_index {
-  uint32_t next;   /* place of the next token; all places are modulo 2^32, in the ring modulo RING */
+  uint32_t next;   /* place of the next token, modulo RING */
+  uint32_t filled; /* places that were written, at most RING */
   int32_t *token;  /* [RING] NO_ID ends each reply */
   uint64_t *salt;  /* [RING] */
-  uint32_t *link;  /* [RING] 1 + the place before with the same hash */
-  uint32_t *head;  /* [RING] 1 + the last place with a hash */
-  uint32_t filled; /* places that were written, at most RING */
+  uint32_t *link;  /* [RING] the place before with the same hash, at a gram's last token */
+  uint32_t *head;  /* [HEADS] */
 };
 
 mm_reply_index *mm_reply_index_open(mm_err *err) {
   mm_reply_index *x = mm_calloc(1, sizeof *x, err);
   if (x && (x->token = mm_calloc(RING, sizeof *x->token, err)) && (x->salt = mm_calloc(RING, sizeof *x->salt, err)) &&
-      (x->link = mm_calloc(RING, sizeof *x->link, err)) && (x->head = mm_calloc(RING, sizeof *x->head, err)))
+      (x->link = mm_calloc(RING, sizeof *x->link, err)) && (x->head = mm_calloc(HEADS, sizeof *x->head, err)))
     return x;
   mm_reply_index_close(x);
   return NULL;
@@ -123,11 +138,15 @@ void mm_reply_index_close(mm_reply_index *x) {
   if (x) MM_FREE(x->token, x->salt, x->link, x->head, x);
 }
 
+static uint64_t salted(uint64_t four, uint64_t salt) { return mix(four ^ salt, REPLY_GRAM); }
+static uint32_t *reply_head(const mm_reply_index *x, uint64_t hash) { return &x->head[hash % HEADS]; }
+static uint32_t mark_of(uint64_t hash) { return (uint32_t)(hash >> 32) / RING * RING | RING; }
+
 static void put(mm_reply_index *x, uint64_t salt, int32_t id) {
-  x->token[x->next % RING] = id;
-  x->salt[x->next % RING] = salt;
-  x->link[x->next % RING] = 0;
-  x->next++;
+  x->token[x->next] = id;
+  x->salt[x->next] = salt;
+  x->link[x->next] = 0;
+  x->next = (x->next + 1) % RING;
   x->filled += x->filled < RING;
 }
 
@@ -137,40 +156,51 @@ void mm_reply_index_add(mm_reply_index *x, uint64_t salt, const int32_t *token, 
   const uint32_t first = x->next;
   for (uint32_t i = 0; i < count; i++) put(x, salt, token[i]);
   put(x, salt, NO_ID);
-  for (uint32_t i = 0; i + REPLY_GRAM < count; i++) {
-    uint32_t *head = &x->head[hash_of(salt, token + i, REPLY_GRAM, RING_BITS)];
-    x->link[(first + i) % RING] = *head;
-    *head = first + i + 1;
+  for (uint32_t end = REPLY_GRAM; end < count; end++) {
+    const uint64_t hash = salted(hash_last(token, end).four, salt);
+    const uint32_t place = (first + end - 1) % RING;
+    x->link[place] = *reply_head(x, hash);
+    *reply_head(x, hash) = mark_of(hash) | place;
   }
 }
 
-/* Equal tokens before `end` in the ring and before the sequence's end, `most` at most. */
-static uint32_t equal_in_ring(const mm_reply_index *x, uint64_t salt, uint32_t end, const int32_t *last, uint32_t most) {
+/* Equal tokens at a place and before it in the ring, and before the sequence's end, `most` at most. */
+static uint32_t equal_in_ring(const mm_reply_index *x, uint64_t salt, uint32_t place, const int32_t *end, uint32_t most) {
   uint32_t n = 0;
-  for (; n < most && x->next - (end - 1 - n) <= x->filled; n++) {
-    const uint32_t at = (end - 1 - n) % RING;
-    if (x->token[at] != last[-1 - (int64_t)n] || x->salt[at] != salt) break;
+  for (; n < most; n++) {
+    const uint32_t at = (place - n) % RING;
+    if (x->token[at] != end[-1 - (int64_t)n] || x->salt[at] != salt || (x->next - at - 1) % RING >= x->filled) break;
   }
   return n;
 }
 
-uint32_t mm_reply_index_find(const mm_reply_index *x, uint64_t salt, const int32_t *token, uint32_t count, int32_t *next, uint32_t most,
-                             uint32_t *matched) {
+uint32_t mm_reply_index_find(const mm_reply_index *x, uint64_t salt, const mm_gram_index *own, const int32_t *token, int32_t *next,
+                             uint32_t most, uint32_t *matched) {
+  const uint32_t count = own->at.count, longest = (uint32_t)mm_min(count, MM_GRAM_MATCH);
   *matched = 0;
   if (count < REPLY_GRAM) return 0;
+  const uint64_t hash = salted(own->at.four, salt);
+  const uint32_t mark = mark_of(hash);
   uint32_t best = 0, found = 0, age = 0;
-  uint32_t place = x->head[hash_of(salt, token + count - REPLY_GRAM, REPLY_GRAM, RING_BITS)];
-  for (uint32_t i = 0; i < PLACES && found < CANDIDATES && place; i++) {
-    const uint32_t at = place - 1;
-    if (x->next - at > x->filled || x->next - at <= age) break; /* overwritten, so that all behind it are too */
-    age = x->next - at;
-    const uint32_t equal = equal_in_ring(x, salt, at + REPLY_GRAM, token + count, (uint32_t)mm_min(count, MM_GRAM_MATCH));
-    if (equal >= REPLY_GRAM) found++;
-    if (equal >= REPLY_GRAM && equal > *matched) best = at + REPLY_GRAM, *matched = equal;
-    place = x->link[at % RING];
+  uint32_t link = *reply_head(x, hash);
+  for (uint32_t i = 0; i < TRIES && found < CANDIDATES && *matched < ENOUGH && link; i++) {
+    const uint32_t place = link % RING, back = (x->next - place - 1) % RING;
+    if (back >= x->filled || back <= age) break; /* overwritten, so that all behind it are too */
+    age = back;
+    const uint32_t equal = link - place == mark ? equal_in_ring(x, salt, place, token + count, longest) : 0;
+    found += equal >= REPLY_GRAM;
+    if (equal >= REPLY_GRAM && equal > *matched) best = place + 1, *matched = equal;
+    link = x->link[place];
   }
   uint32_t n = 0;
-  for (; *matched && n < most && x->token[(best + n) % RING] != NO_ID && x->salt[(best + n) % RING] == salt; n++)
-    next[n] = x->token[(best + n) % RING];
+  for (; *matched && n < most && x->token[(best + n) % RING] != NO_ID; n++) next[n] = x->token[(best + n) % RING];
   return n;
+}
+
+void mm_draft_index_prefetch(mm_gram_index *x, const mm_reply_index *replies, uint64_t salt, const int32_t *token, uint32_t count) {
+  if (!x->size || count <= 3 || x->at.count + 1 != count) return; /* the find will see more tokens than these */
+  follow(x, token, count);
+  __builtin_prefetch(head_of(x, &x->at, 3), 1);
+  __builtin_prefetch(head_of(x, &x->at, 2), 1);
+  if (replies) __builtin_prefetch(reply_head(replies, salted(x->at.four, salt)));
 }

@@ -50,9 +50,9 @@ bool mm_drafts_wanted(mm_scheduler *s) {
 static uint32_t propose(const mm_scheduler *s, job *j, uint32_t most) {
   uint32_t own, other = 0, n = 0;
   const uint32_t at = mm_gram_index_find(&j->grams, j->token, j->count, &own);
-  if (s->replies && own < MM_GRAM_MATCH) {
+  if (s->replies && own < MM_GRAM_MATCH / 2 && j->grams.at.count == j->count) {
     int32_t next[MM_DRAFTS];
-    n = mm_reply_index_find(s->replies, j->r.salt, j->token, j->count, next, most, &other);
+    n = mm_reply_index_find(s->replies, j->r.salt, &j->grams, j->token, next, most, &other);
     if (n && other > own) return memcpy(j->draft, next, n * sizeof *next), n;
   }
   if (!at) return 0;
@@ -69,6 +69,10 @@ uint32_t mm_drafts_find(const mm_scheduler *s, job *j, uint32_t most) {
   const uint32_t likely = 1 + (uint32_t)(j->acceptance * limit);
   most = (uint32_t)mm_min(mm_min(most, j->r.max_tokens - reply - 1), mm_min(likely, limit));
   return j->drafts = most ? propose(s, j, most) : 0;
+}
+
+void mm_drafts_prefetch(const mm_scheduler *s, job *j) {
+  if (s->drafting && j->r.drafts && !j->r.allow) mm_draft_index_prefetch(&j->grams, s->replies, j->r.salt, j->token, j->count);
 }
 
 void mm_drafts_keep(mm_scheduler *s, const job *j) {

@@ -172,6 +172,8 @@ void mm_drafts_close(mm_scheduler *s);
 bool mm_drafts_wanted(mm_scheduler *s);
 /* Proposes at most `most` tokens after the job's last one; how many. */
 uint32_t mm_drafts_find(const mm_scheduler *s, job *j, uint32_t most);
+/* The job got a token, and may look proposals up before the next step. */
+void mm_drafts_prefetch(const mm_scheduler *s, job *j);
 /* The job has ended: its reply is where the next ones are looked up too. */
 void mm_drafts_keep(mm_scheduler *s, const job *j);
 void mm_drafts_judge(mm_scheduler *s, job *j, uint32_t drafted, uint32_t right);

@@ -19,13 +19,14 @@ static uint32_t equal_before(const int32_t *text, uint32_t end, const int32_t *l
   return n;
 }
 
-/* The longest of the latest 8 matches of at least 3 tokens that begin within the window, else the latest of 2. */
+/* The longest of the latest 4 matches of at least 3 tokens that end within the window, else the latest of 2. */
 static uint32_t search(const int32_t *token, uint32_t count, uint32_t size, uint32_t *matched) {
   const uint32_t lowest = count > size ? count - size : 0;
   for (uint32_t gram = 3; gram >= 2; gram--) {
     uint32_t best = 0, found = 0;
     *matched = 0;
-    for (uint32_t at = count - gram; at-- > lowest && found < 8;) {
+    for (uint32_t at = count - gram; at-- > 0 && at + gram >= lowest && found < 4 && *matched < 8;) {
+      if (at + gram < 3) break;
       const uint32_t equal = equal_before(token, at + gram, token, count);
       found += equal >= gram;
       if (equal >= gram && equal > *matched) best = at + gram, *matched = equal;
@@ -70,7 +71,7 @@ TEST(test_sequence) {
   free(token);
 }
 
-/* Replies of three salts: the longest of the latest 8 matches under the own one, and never a token of another. */
+/* Replies of three salts: the longest of the latest 4 matches under the own one, and never a token of another. */
 TEST(test_replies) {
   mm_err err = {0};
   static int32_t reply[REPLIES][REPLY];
@@ -97,15 +98,18 @@ TEST(test_replies) {
       const uint32_t of = below(REPLIES), end = 1 + below(length[of]);
       int32_t next[9] = {0}, want_next[9] = {0};
       uint32_t matched, want = 0, want_count = 0, found = 0;
-      for (uint32_t r = REPLIES; r-- > 0 && found < 8;)
-        for (uint32_t at = salt[r] == own ? length[r] : 0; at-- > 4 && found < 8;) {
+      mm_gram_index seen = {0};
+      mm_gram_index_find(&seen, reply[of], end, &matched);
+      for (uint32_t r = REPLIES; r-- > 0 && found < 4 && want < 8;)
+        for (uint32_t at = salt[r] == own ? length[r] : 0; at-- > 4 && found < 4 && want < 8;) {
           const uint32_t equal = equal_before(reply[r], at, reply[of], end);
           found += equal >= 4;
           if (equal < 4 || equal <= want) continue;
           want = equal, want_count = (uint32_t)mm_min(length[r] - at, 7);
           memcpy(want_next, reply[r] + at, want_count * sizeof *want_next);
         }
-      const uint32_t count = mm_reply_index_find(x, own, reply[of], end, next, 7, &matched);
+      const uint32_t count = mm_reply_index_find(x, own, &seen, reply[of], next, 7, &matched);
+      mm_gram_index_close(&seen);
       if (matched == want && count != want_count) fail_msg("%u of %u: found %u, expected %u tokens", i, round, count, want_count);
       assert_int_equal(count, want_count);
       assert_int_equal(matched, want);
