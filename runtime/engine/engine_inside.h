@@ -22,6 +22,7 @@ typedef enum work {
   SCORE,
   CALIBRATE,
   FINISH_LOAD,
+  DRAFT,
   CLOSE
 } work;
 
@@ -120,6 +121,10 @@ struct mm_engine {
   const void *saved;             /* loaded from */
   const int32_t *ids;            /* [id_count], or NULL: what state_to holds from now on */
   uint32_t id_count;
+  mm_batch draft_batch; /* of DRAFT */
+  mm_paging draft_paging;
+  float *draft_logits; /* [out_count, vocab] */
+  size_t draft_logits_cap;
   bool deferred_sampling; /* the step under way ends before the device chooses: mm_engine_choose follows */
   const int32_t *target;  /* [row_count] ids whose scores are wanted, */
   double *score;          /* and room for these */
@@ -167,6 +172,15 @@ void mm_engine_lose(mm_engine *e, const mm_err *why);
 MM_MUST_USE bool mm_engine_run_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err);
 /* MM_USAGE E_BATCH: "WHAT INDEX: found FOUND, expected EXPECTED LIMIT". */
 bool mm_engine_refuse(mm_err *err, const char *what, uint64_t index, int64_t found, const char *expected, uint64_t limit);
+
+/* ---- drafts (engine_drafts.c) ---- */
+
+/* Whether the config's draft can run, and its taps. */
+MM_MUST_USE bool mm_engine_check_draft(const mm_pack *p, mm_engine_config *c, mm_err *err);
+/* Bytes of its cells in a page. */
+uint64_t mm_engine_draft_page(const mm_engine_config *c);
+/* The block of draft_batch, on a rank. */
+MM_MUST_USE bool mm_engine_draft_rank(rank *r, mm_err *err);
 
 /* ---- the size of the KV cache (engine_memory.c) ---- */
 

@@ -30,6 +30,7 @@ static mm_backend_config config_of(const rank *r) {
       .batch_invariant = e->config.batch_invariant,
       .tap = e->config.tap,
       .taps = e->config.taps,
+      .draft = e->config.draft,
       .verify = e->config.verify && e->config.ops->loads ? e->shards : NULL,
       .log = e->config.log,
       .checkpoint = e->shards->pack.seal,
@@ -122,6 +123,7 @@ static bool do_work(rank *r, work w, mm_err *err) {
     case IDS_LOAD: return f->ops->ids_load(f->backend, e->state_to, e->ids, e->id_count, err);
     case SCORE: return f->ops->score(f->backend, e->target, r->weights.rank == 0 ? e->score : NULL, err);
     case CALIBRATE: return f->ops->calibrate(f->backend, err);
+    case DRAFT: return mm_engine_draft_rank(r, err);
     case FINISH_LOAD: return f->ops->finish_load(f->backend, err);
     case CHOOSE: return f->ops->choose_kept(f->backend, e->sampling, e->row_count, err);
     case CLOSE: break;
@@ -360,6 +362,9 @@ static bool open_choices(mm_engine *e, mm_err *err) {
 
 mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm_err *err) {
   const mm_model *m = &shards->pack.model;
+  mm_engine_config own = *c;
+  if (!mm_engine_check_draft(&shards->pack, &own, err)) return NULL;
+  c = &own;
   if (!check_config(m, c, err) || !check_parallel(&shards->pack, c, err)) return NULL;
   mm_engine_share_config(c);
   const uint32_t ranks = mm_pack_ranks(&shards->pack), here = ranks / (c->world ? c->world->processes : 1);
@@ -407,7 +412,7 @@ void mm_engine_close(mm_engine *e) {
   free(e->comm);
   for (uint32_t i = 0; i < MM_QUEUE; i++) free(e->choices[i].id);
   mm_sampler_close(e->sampler);
-  MM_FREE(e->history, e->row, e->choice_logits, e->choice_id, e->never, e->slot, e->score);
+  MM_FREE(e->history, e->row, e->choice_logits, e->choice_id, e->never, e->slot, e->score, e->draft_logits);
   mm_pages_close(e->pages);
   MM_FREE(e->want, e->copy, e->facts, e->order, e->table, e->holds, e);
 }

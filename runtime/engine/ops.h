@@ -8,6 +8,7 @@
 
 #include "formats/model.h"
 #include "loader/bind.h"
+#include "loader/dflash.h"
 #include "loader/stream/read_log.h"
 #include "runtime/engine/comm.h"
 #include "runtime/engine/hold.h"
@@ -98,6 +99,7 @@ typedef struct mm_backend_config {
                             * scheme does not round them otherwise */
   bool pin;                /* each thread stays on a CPU of its own: those of this process in the order of ranks (mm_ops.pins) */
   bool batch_invariant;    /* a row's bits must not depend on the other rows of the step; for backends with batch_invariant_on_request */
+  const mm_dflash *draft;  /* NULL, or the draft whose cells are stored next to the pages' (draft_forward.h); until close */
   const mm_shards *verify; /* digests to check the weights' files against as they are read (mm_ops.loads), or NULL */
   mm_read_log *log;        /* what is read to load them goes there, or NULL */
   mm_digest checkpoint;    /* mm_pack.seal, where weights are held or attached to */
@@ -182,6 +184,14 @@ typedef struct mm_ops {
   void (*select)(mm_backend *b, uint32_t layer, mm_act q, mm_act k, const mm_packed *q_norm, const mm_packed *k_norm);
   /* y = w2(act(w1 x, w3 x)) of a dense MLP, or with `add` y += that: this rank's partial sum. */
   void (*mlp)(mm_backend *b, mm_act y, mm_act x, const mm_packed *up, const mm_packed *down, bool add);
+  /* All NULL in a backend that runs no drafts (mm_backend_config.draft; d = its head_dim).
+   * y[T, Σ width] = the columns of x[0], x[1], … */
+  void (*concat)(mm_backend *b, mm_act y, const mm_act *x, uint32_t count);
+  /* kv[T, 2·kv_heads·d], clobbered: keys and values of the step's rows, into the draft's cells of their positions: k after the norm of
+   * each head and RoPE over all of d. Layer 0 comes first in a step. */
+  void (*draft_store)(mm_backend *b, uint32_t layer, mm_act kv, const mm_packed *k_norm);
+  /* Attention of the rows of each span over the cells before its pos and over one another. qkv is clobbered; o[T, heads·d]. */
+  void (*draft_attend)(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm);
   /* Called before the ops of layer l: a backend whose weights are still arriving waits here, in its own order, for that layer's, and in
    * experts for those of the experts that were chosen. The calls may wait too, until they know what to wait for. A load that fails ends the
    * step with its error, and every later one; a step that was done before needed nothing of what failed. */
@@ -242,6 +252,12 @@ MM_MUST_USE bool mm_devices_read(const char *list, uint32_t ranks, uint32_t **de
 
 /* One step of one rank (forward.c). The acts are opened once per rank. After a step tap[i][T, H] is what layer tap_layer[i] gave the next:
  * the residual stream before the next norm. A head that drafts tokens reads it there, and embeds and ends with the same ops and weights. */
+/* Acts of a draft (draft_forward.h); d NULL: there is none. */
+struct mm_draft_forward {
+  const mm_dflash *d;
+  mm_act taps, context, normed, kv, qkv, o;
+};
+
 typedef struct mm_forward {
   const mm_ops *ops;
   mm_backend *backend;
@@ -250,6 +266,7 @@ typedef struct mm_forward {
   mm_act h, n, spare, qkv, o, gate, branch, index_q, index_k;
   mm_act tap[MM_TAPS];
   uint32_t tap_layer[MM_TAPS], taps;
+  struct mm_draft_forward draft;
   bool deferred_sampling; /* steps without sampling end by keep; choose_kept comes later */
 } mm_forward;
 MM_MUST_USE bool mm_forward_open(mm_forward *f, const mm_ops *ops, const mm_backend_config *c, mm_err *err);
