@@ -179,7 +179,7 @@ static bool add_job(mm_scheduler *s, step *t, mm_batch *b, job *j, mm_err *err) 
 
 static bool build(mm_scheduler *s, step *t, mm_batch *b, mm_err *err) {
   bool prompts = false;
-  *t = (step){.choice = t->choice, .logprob = t->logprob, .began = mm_now()};
+  *t = (step){.choice = t->choice, .logprob = t->logprob, .began = s->draft_began > 0 ? s->draft_began : mm_now()};
   /* A device that could have been given this step before the last one was read pays for the lookup, whatever that finds. */
   t->drafted = s->drafting && mm_engine_queues(s->engine);
   *b = (mm_batch){.id = s->id, .span = s->span, .out = s->out, .sampling = s->sampling};
@@ -234,6 +234,7 @@ static void leave_engine(mm_scheduler *s, spell began) {
 bool mm_step_queue(mm_scheduler *s) {
   s->drafting = mm_drafts_wanted(s);
   s->ahead = can_go_ahead(s);
+  mm_drafts_ask(s);
   if (!plan_all(s)) return false;
   step *t = &s->step[s->queued % MM_QUEUE];
   mm_batch batch;

@@ -13,11 +13,15 @@ enum {
 
 bool mm_drafts_open(mm_scheduler *s, mm_err *err) {
   if (!s->c.drafts || s->lightning) return true;
+  const bool learned = s->engine && mm_engine_drafts(s->engine);
+  if (learned && (!(s->ask = mm_calloc(s->slots, sizeof *s->ask, err)) ||
+                  !(s->ask_draft = mm_calloc(s->slots, MM_DRAFTS * sizeof *s->ask_draft, err))))
+    return false;
   return (s->rate = mm_calloc(2 * (s->slots + (size_t)1), sizeof *s->rate, err)) && (s->replies = mm_reply_index_open(err));
 }
 
 void mm_drafts_close(mm_scheduler *s) {
-  free(s->rate);
+  MM_FREE(s->rate, s->ask, s->ask_draft);
   mm_reply_index_close(s->replies);
 }
 
@@ -46,14 +50,50 @@ bool mm_drafts_wanted(mm_scheduler *s) {
   return s->own.steps % TRIAL ? pays : !pays;
 }
 
-/* What follows the last tokens where they stood before in this sequence, or in a reply where more of them did. */
+/* Proposals for one step of the job at most; 0 where none may be made. */
+static uint32_t limit_of(const mm_scheduler *s, const job *j) {
+  const uint32_t reply = j->count - j->r.prompt_count;
+  if (!s->drafting || j->r.allow || reply + 1 >= j->r.max_tokens) return 0;
+  return (uint32_t)mm_min(mm_min(s->c.drafts, j->r.drafts), j->r.max_tokens - reply - 1);
+}
+
+/* The draft is asked for all that decode at once, or for as many as a step has rows for. */
+void mm_drafts_ask(mm_scheduler *s) {
+  const uint32_t each = s->ask ? (uint32_t)mm_min(s->c.drafts, mm_engine_drafts(s->engine)) : 0;
+  mm_err err = {0};
+  uint32_t n = 0;
+  s->draft_began = 0;
+  for (uint32_t i = 0; each && i < s->slots && (n + 1) * (1 + each) <= s->c.step_tokens; i++) {
+    job *j = s->slot[(s->first + i) % s->slots];
+    if (!j || j->choosing || j->count != j->fed + 1 || !j->fed || !limit_of(s, j)) continue;
+    s->ask[n++] = (mm_draft_ask){(uint32_t)j->slot, j->fed, j->token[j->fed]};
+  }
+  if (!n) return;
+  s->draft_began = mm_now();
+  /* Without them the step goes on; if the engine is broken, that fails too. */
+  if (!mm_engine_draft(s->engine, s->ask, n, each, s->ask_draft, NULL, &err)) return;
+  for (uint32_t i = 0; i < n; i++) {
+    job *j = s->slot[s->ask[i].slot];
+    j->learned = each;
+    j->learned_at = j->count;
+    memcpy(j->learned_draft, s->ask_draft + (size_t)i * each, each * sizeof *s->ask_draft);
+  }
+}
+
+/* What follows the last tokens where many of them stood before, in this sequence or in a reply; else what the draft proposes, where there
+ * is one; else what follows fewer of them. */
 static uint32_t propose(const mm_scheduler *s, job *j, uint32_t most) {
+  const bool learned = j->learned && j->learned_at == j->count;
   uint32_t own, other = 0, n = 0;
   const uint32_t at = mm_gram_index_find(&j->grams, j->token, j->count, &own);
   if (s->replies && own < MM_GRAM_MATCH / 2 && j->grams.at.count == j->count) {
     int32_t next[MM_DRAFTS];
     n = mm_reply_index_find(s->replies, j->r.salt, &j->grams, j->token, next, most, &other);
-    if (n && other > own) return memcpy(j->draft, next, n * sizeof *next), n;
+    if (n && other > own && (!learned || other >= MM_GRAM_MATCH / 2)) return memcpy(j->draft, next, n * sizeof *next), n;
+  }
+  if (learned && own < MM_GRAM_MATCH / 2) {
+    n = (uint32_t)mm_min(most, j->learned);
+    return memcpy(j->draft, j->learned_draft, n * sizeof *j->draft), n;
   }
   if (!at) return 0;
   /* A draft continues where the tokens end. */
@@ -63,11 +103,10 @@ static uint32_t propose(const mm_scheduler *s, job *j, uint32_t most) {
 
 /* As many as were right of late. */
 uint32_t mm_drafts_find(const mm_scheduler *s, job *j, uint32_t most) {
-  const uint32_t reply = j->count - j->r.prompt_count, limit = (uint32_t)mm_min(s->c.drafts, j->r.drafts);
+  const uint32_t limit = limit_of(s, j);
   j->drafts = 0;
-  if (!s->drafting || !limit || j->r.allow || reply + 1 >= j->r.max_tokens) return 0;
-  const uint32_t likely = 1 + (uint32_t)(j->acceptance * limit);
-  most = (uint32_t)mm_min(mm_min(most, j->r.max_tokens - reply - 1), mm_min(likely, limit));
+  if (!limit) return 0;
+  most = (uint32_t)mm_min(most, mm_min(limit, 1 + (uint32_t)(j->acceptance * (double)mm_min(s->c.drafts, j->r.drafts))));
   return j->drafts = most ? propose(s, j, most) : 0;
 }
 

@@ -115,7 +115,7 @@ void mm_scheduler_forget(job *j) {
   if (j->ended && !j->rows_out) free_job(j);
 }
 
-mm_progress mm_scheduler_progress(const job *j) { 
+mm_progress mm_scheduler_progress(const job *j) {
   return (mm_progress){j->r.prompt_count, j->cached, j->count - j->r.prompt_count, j->drafted, j->accepted};
 }
 

@@ -36,6 +36,8 @@ typedef struct job {
   double acceptance;          /* share of its proposals that were right of late */
   uint32_t drafted, accepted; /* of all its steps: tokens proposed, and those that were right */
   mm_gram_index grams;
+  uint32_t learned, learned_at; /* proposals of the engine's draft after so many tokens */
+  int32_t learned_draft[MM_DRAFTS];
   uint32_t take;   /* tokens that the step being built gives it */
   uint32_t scored; /* tokens of the prompt whose logprobs `score` had; the first has none */
   bool ended;      /* freed when no step names it */
@@ -110,6 +112,9 @@ struct mm_scheduler {
   mm_sampling *sampling;
   mm_bias *bias;           /* [step_tokens] that make the prompt's own token the sampled one */
   uint32_t spare;          /* outputs that the step may have besides one for each job, and those of drafts */
+  mm_draft_ask *ask;       /* [slots] of a draft, or NULL */
+  int32_t *ask_draft;      /* [slots, MM_DRAFTS] */
+  double draft_began;      /* when the draft was asked for the next step's proposals; 0: it was not */
   int32_t *chosen;         /* [step_tokens] of the step being collected */
   job **order;             /* [slots] the prompts that are being read */
   rate *rate;              /* [slots + 1, 2] by how many decode: without proposals and with; NULL: none are made */
@@ -170,6 +175,8 @@ void mm_drafts_close(mm_scheduler *s);
 /* Returns true if drafts pay for the number of requests that decode now, as measured; now and then returns the opposite, to measure that
  * too. */
 bool mm_drafts_wanted(mm_scheduler *s);
+/* Asks the engine's draft, if it has one, for proposals for the jobs that the next step decodes. */
+void mm_drafts_ask(mm_scheduler *s);
 /* Proposes at most `most` tokens after the job's last one; how many. */
 uint32_t mm_drafts_find(const mm_scheduler *s, job *j, uint32_t most);
 /* The job got a token, and may look proposals up before the next step. */
