@@ -12,6 +12,7 @@
 #include "convert/plan/target_format.h"
 #include "convert/write/writer.h"
 #include "formats/system/file.h"
+#include "loader/companions.h"
 
 /* Copied byte for byte when the source has them. */
 static const char *const companion[] = {
@@ -161,7 +162,7 @@ static bool copy_companions(mm_writer *w, mm_err *err) {
   mm_pack *pack = &w->plan->pack;
   const size_t most = sizeof companion / sizeof *companion;
   pack->file_count = 0;
-  pack->file = mm_arena_alloc(&pack->arena, (most + 2 + MM_PLAN_TEXTS + CODE_FILES) * sizeof *pack->file, err); /* image, index */
+  pack->file = mm_arena_alloc(&pack->arena, (most + 3 + MM_PLAN_TEXTS + CODE_FILES) * sizeof *pack->file, err); /* image, index, draft */
   if (!pack->file) return false;
   for (size_t i = 0; i < most; i++) {
     const mm_path path = mm_path_of(w->plan->hf->dir, companion[i]);
@@ -188,8 +189,25 @@ static bool write_digests(mm_writer *w, mm_err *err) {
   return ok;
 }
 
+/* --draft, or the draft of a packed source, as it is. */
+static bool write_draft(mm_writer *w, mm_err *err) {
+  mm_pack *pack = &w->plan->pack;
+  const mm_hf *hf = w->plan->hf;
+  if (w->o.draft) return mm_draft_source_write(w->o.draft, w->dir, w->staging, &pack->file[pack->file_count++], err);
+  const mm_pack *from = hf->packed && !w->plan->layout->unfused ? mm_packed_pack(hf) : NULL;
+  for (size_t i = 0; from && i < from->file_count; i++) {
+    if (strcmp(from->file[i].name, MM_DFLASH_FILE) != 0) continue;
+    char *text;
+    const bool ok =
+        mm_verify_companion(from, &from->file[i], &text, err) && put_companion(w, MM_DFLASH_FILE, text, (size_t)from->file[i].size, err);
+    free(text);
+    return ok;
+  }
+  return true;
+}
+
 bool mm_companions_write(mm_writer *w, mm_err *err) {
-  return copy_companions(w, err) && copy_code(w, err) && write_texts(w, err) && write_digests(w, err);
+  return copy_companions(w, err) && write_draft(w, err) && copy_code(w, err) && write_texts(w, err) && write_digests(w, err);
 }
 
 /* ---- a checkpoint that is there, and its source ---- */
@@ -252,6 +270,7 @@ bool mm_companions_same(const mm_plan *plan, const mm_pack *p, mm_bake_fn *bake,
   bool ok = list_code(plan->hf, &names, code, &count, err);
   for (size_t i = 0; ok && i < p->file_count; i++) {
     const mm_pack_file *f = &p->file[i];
+    if (!plan->layout->unfused && strcmp(f->name, MM_DFLASH_FILE) == 0) continue; /* of a source of its own */
     if (!plan->layout->unfused && strcmp(f->name, baked) == 0)
       ok = same_bake(p, f, bake, err);
     else if (!is_made(plan, f->name))

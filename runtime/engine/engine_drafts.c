@@ -8,10 +8,13 @@
 bool mm_engine_check_draft(const mm_pack *p, mm_engine_config *c, mm_err *err) {
   if (!c->draft) return true;
   if (!c->ops->draft_attend)
-    return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(p->dir, NULL), "found a draft; device %s runs none", c->ops->name);
+    return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(p->dir, NULL),
+                   "found a draft; device %s runs none (minimax-serve --drafts 0 leaves it out)", c->ops->name);
   if (p->tp != 1 || p->pp != 1 || c->world || c->calibration)
     return mm_fail(err, MM_UNSUPPORTED, "E_PARALLEL", mm_at(p->dir, NULL),
-                   "found --tp %u --pp %u; a draft runs with 1 of each, in one process, and not while inputs are collected", p->tp, p->pp);
+                   "found --tp %u --pp %u; a draft runs with 1 of each, in one process, and not while inputs are collected "
+                   "(minimax-serve --drafts 0 leaves it out)",
+                   p->tp, p->pp);
   if (c->taps) return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL), "found %u layers to tap next to a draft's", c->taps);
   c->tap = c->draft->c.tap;
   c->taps = c->draft->c.taps;

@@ -84,6 +84,7 @@ void mm_drafts_ask(mm_scheduler *s) {
  * is one; else what follows fewer of them. */
 static uint32_t propose(const mm_scheduler *s, job *j, uint32_t most) {
   const bool learned = j->learned && j->learned_at == j->count;
+  j->from_draft = false;
   uint32_t own, other = 0, n = 0;
   const uint32_t at = mm_gram_index_find(&j->grams, j->token, j->count, &own);
   if (s->replies && own < MM_GRAM_MATCH / 2 && j->grams.at.count == j->count) {
@@ -93,6 +94,7 @@ static uint32_t propose(const mm_scheduler *s, job *j, uint32_t most) {
   }
   if (learned && own < MM_GRAM_MATCH / 2) {
     n = (uint32_t)mm_min(most, j->learned);
+    j->from_draft = true;
     return memcpy(j->draft, j->learned_draft, n * sizeof *j->draft), n;
   }
   if (!at) return 0;
@@ -121,6 +123,7 @@ void mm_drafts_keep(mm_scheduler *s, const job *j) {
 void mm_drafts_judge(mm_scheduler *s, job *j, uint32_t drafted, uint32_t right) {
   s->own.drafts++;
   s->own.drafted += drafted;
+  s->own.learned += j->from_draft ? drafted : 0;
   s->own.accepted += right;
   j->drafted += drafted;
   j->accepted += right;

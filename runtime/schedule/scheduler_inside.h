@@ -38,6 +38,7 @@ typedef struct job {
   mm_gram_index grams;
   uint32_t learned, learned_at; /* proposals of the engine's draft after so many tokens */
   int32_t learned_draft[MM_DRAFTS];
+  bool from_draft; /* those of the last step were the draft's */
   uint32_t take;   /* tokens that the step being built gives it */
   uint32_t scored; /* tokens of the prompt whose logprobs `score` had; the first has none */
   bool ended;      /* freed when no step names it */
