@@ -12,7 +12,6 @@
 #include "convert/plan/target_format.h"
 #include "convert/write/writer.h"
 #include "formats/system/file.h"
-#include "loader/companions.h"
 
 /* Copied byte for byte when the source has them. */
 static const char *const companion[] = {
@@ -192,18 +191,8 @@ static bool write_digests(mm_writer *w, mm_err *err) {
 /* --draft, or the draft of a packed source, as it is. */
 static bool write_draft(mm_writer *w, mm_err *err) {
   mm_pack *pack = &w->plan->pack;
-  const mm_hf *hf = w->plan->hf;
-  if (w->o.draft) return mm_draft_source_write(w->o.draft, w->dir, w->staging, &pack->file[pack->file_count++], err);
-  const mm_pack *from = hf->packed && !w->plan->layout->unfused ? mm_packed_pack(hf) : NULL;
-  for (size_t i = 0; from && i < from->file_count; i++) {
-    if (strcmp(from->file[i].name, MM_DFLASH_FILE) != 0) continue;
-    char *text;
-    const bool ok =
-        mm_verify_companion(from, &from->file[i], &text, err) && put_companion(w, MM_DFLASH_FILE, text, (size_t)from->file[i].size, err);
-    free(text);
-    return ok;
-  }
-  return true;
+  const mm_pack *from = w->plan->hf->packed && !w->plan->layout->unfused ? mm_packed_pack(w->plan->hf) : NULL;
+  return mm_draft_write(w->o.draft, from, w->dir, w->staging, pack->file, &pack->file_count, err);
 }
 
 bool mm_companions_write(mm_writer *w, mm_err *err) {

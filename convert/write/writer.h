@@ -9,8 +9,8 @@
 
 #include <pthread.h>
 
+#include "convert/source/draft_source.h"
 #include "convert/write/blocks.h"
-#include "convert/write/draft_file.h"
 #include "convert/write/journal.h"
 #include "formats/system/staging.h"
 #include "loader/archive/archive.h"

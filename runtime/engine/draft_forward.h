@@ -1,4 +1,4 @@
-/* A DFlash draft beside the target's forward pass, on the same backend and with its embedding and head. */
+/* A DFlash draft next to the target's forward pass, on the same backend and with its embedding and head. */
 #ifndef MM_RUNTIME_DRAFT_FORWARD_H
 #define MM_RUNTIME_DRAFT_FORWARD_H
 

@@ -1,6 +1,6 @@
 /* A Hugging Face checkpoint of a DFlash draft, and the companion draft.safetensors that is made of it (formats/FORMAT-DRAFT.md). */
-#ifndef MM_CONVERT_DRAFT_FILE_H
-#define MM_CONVERT_DRAFT_FILE_H
+#ifndef MM_CONVERT_DRAFT_SOURCE_H
+#define MM_CONVERT_DRAFT_SOURCE_H
 
 #include "formats/pack.h"
 #include "loader/dflash.h"
@@ -16,7 +16,9 @@ typedef struct mm_draft_source {
  * of the target's embedding and head, which are left out: MM_BAD_INPUT E_DRAFT. MM_UNSUPPORTED E_DRAFT for settings that are not served. */
 MM_MUST_USE bool mm_draft_source_open(mm_draft_source *s, const char *dir, const mm_model *target, mm_err *err);
 void mm_draft_source_close(mm_draft_source *s); /* accepts a zeroed or half-opened one */
-/* Writes the companion below `dirfd` and says what the manifest lists: q, k and v are one tensor, and gate and up. */
-MM_MUST_USE bool mm_draft_source_write(const mm_draft_source *s, int dirfd, const char *dir, mm_pack_file *out, mm_err *err);
+/* Writes the companion below `dirfd` and adds it to the manifest's list: of a draft, where q, k and v become one tensor and gate and up
+ * another, or else that of a packed checkpoint, proven by its digest; nothing where neither is there. */
+MM_MUST_USE bool mm_draft_write(const mm_draft_source *s, const mm_pack *from, int dirfd, const char *dir, mm_pack_file *file,
+                                size_t *count, mm_err *err);
 
 #endif

@@ -1,5 +1,5 @@
 /* Reading a draft's config, checking its tensors, and laying them side by side. */
-#include "convert/write/draft_file.h"
+#include "convert/source/draft_source.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "formats/json.h"
+#include "loader/companions.h"
 
 #define CONFIG_MAX (UINT64_C(1) << 20)
 
@@ -184,6 +185,12 @@ void mm_draft_source_close(mm_draft_source *s) {
 
 /* ---- writing ---- */
 
+static const mm_pack_file *find_companion(const mm_pack *p) {
+  for (size_t i = 0; i < p->file_count; i++)
+    if (strcmp(p->file[i].name, MM_DFLASH_FILE) == 0) return &p->file[i];
+  return NULL;
+}
+
 enum { TENSORS = 3 + 8 * MM_DFLASH_LAYERS };
 
 typedef struct draft_output {
@@ -223,14 +230,25 @@ static bool put_all(const mm_draft_source *s, draft_output *o, mm_err *err) {
   return ok;
 }
 
-bool mm_draft_source_write(const mm_draft_source *s, int dirfd, const char *dir, mm_pack_file *out, mm_err *err) {
+/* The companion of a packed checkpoint, byte for byte. */
+static bool put_same(const mm_pack *from, draft_output *o, mm_err *err) {
+  char *text = NULL;
+  const mm_pack_file *f = find_companion(from);
+  const bool ok = mm_verify_companion(from, f, &text, err) && put(o, text, (size_t)f->size, err);
+  free(text);
+  return ok;
+}
+
+bool mm_draft_write(const mm_draft_source *s, const mm_pack *from, int dirfd, const char *dir, mm_pack_file *file, size_t *count,
+                    mm_err *err) {
   const mm_path path = mm_path_of(dir, MM_DFLASH_FILE);
   draft_output o = {.path = path.text};
+  if (!s && (!from || !find_companion(from))) return true;
   unlinkat(dirfd, MM_DFLASH_FILE, 0);
   if ((o.fd = mm_create_at(dirfd, dir, MM_DFLASH_FILE, err)) < 0) return false;
   mm_sha256_begin(&o.digest);
-  const bool ok = put_all(s, &o, err) && mm_fsync(o.fd, path.text, false, err);
+  const bool ok = (s ? put_all(s, &o, err) : put_same(from, &o, err)) && mm_fsync(o.fd, path.text, false, err);
   if (!mm_close(o.fd, path.text, ok ? err : MM_IGNORED) || !ok) return false;
-  *out = (mm_pack_file){.name = MM_DFLASH_FILE, .size = o.at, .sha256 = mm_sha256_end(&o.digest)};
+  file[(*count)++] = (mm_pack_file){.name = MM_DFLASH_FILE, .size = o.at, .sha256 = mm_sha256_end(&o.digest)};
   return true;
 }
