@@ -87,7 +87,7 @@ static bool read_config(mm_dflash_config *c, const mm_json *o, const mm_json_ctx
 }
 
 static bool check_config(const mm_dflash_config *c, const char *path, mm_status status, mm_err *err) {
-  if (c->heads % c->kv_heads) return refuse(err, status, path, "heads", c->heads, "a multiple of kv_heads");
+  if (!c->kv_heads || c->heads % c->kv_heads) return refuse(err, status, path, "heads", c->heads, "a multiple of kv_heads");
   if (c->head_dim % 2) return refuse(err, status, path, "head_dim", c->head_dim, "an even number");
   if (c->block < 2) return refuse(err, status, path, "block", c->block, "2 or more");
   for (uint32_t i = 1; i < c->taps; i++)
@@ -185,8 +185,9 @@ bool mm_dflash_open(mm_dflash *d, const char *dir, const mm_model *target, mm_er
   const char *text = NULL;
   for (size_t i = 0; ok && i < d->st.metadata_count; i++)
     if (strcmp(d->st.metadata[i].key, MM_DFLASH_KEY) == 0) text = d->st.metadata[i].value;
-  if (ok && !text) ok = mm_fail(err, MM_INTEGRITY, "E_DRAFT", mm_at(path.text, NULL), "found no %s in its metadata", MM_DFLASH_KEY);
-  ok = ok && mm_dflash_parse(&d->c, text, path.text, MM_INTEGRITY, err) && mm_dflash_fits(&d->c, path.text, target, MM_INTEGRITY, err);
+  ok = ok && (text || mm_fail(err, MM_INTEGRITY, "E_DRAFT", mm_at(path.text, NULL), "found no %s in its metadata", MM_DFLASH_KEY));
+  ok = ok && text && mm_dflash_parse(&d->c, text, path.text, MM_INTEGRITY, err) &&
+       mm_dflash_fits(&d->c, path.text, target, MM_INTEGRITY, err);
   mm_dflash_tensor t;
   uint32_t count = 0;
   for (; ok && mm_dflash_tensor_at(&d->c, count, &t); count++) ok = bind(d, &t, err);

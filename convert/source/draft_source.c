@@ -215,7 +215,7 @@ static bool put_all(const mm_draft_source *s, draft_output *o, mm_err *err) {
   parts from[TENSORS];
   uint32_t n = 0;
   for (; mm_dflash_tensor_at(&s->c, n, &t[n]); n++) {
-    if (!parts_of(s, &t[n], &from[n], err)) return false;
+    if (!parts_of(s, &t[n], &from[n], err) || !from[n].piece[0]) return false;
     stored[n] = (mm_st_tensor){
         .name = t[n].name, .dtype = from[n].piece[0]->dtype, .shape = t[n].cols ? mm_shape2(t[n].rows, t[n].cols) : mm_shape1(t[n].rows)};
   }

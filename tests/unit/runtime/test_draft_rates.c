@@ -85,6 +85,7 @@ TEST(test_found) {
   mm_gram_index_close(&j.grams);
   j.token = two, j.count = 7;
   assert_int_equal(mm_drafts_find(&s, &j, 99), 0);
+  mm_gram_index_close(&j.grams);
 }
 
 int main(void) { return run_unit_tests(NULL, NULL); }
