@@ -169,7 +169,11 @@ $(NO_HASH): $(NO_HASH).o $(BUILD)/convert/minimax_convert.o $(LIBS_all)
 
 LIB_SONAME = libminimax.so.0
 LIB_OBJ = $(patsubst %.c,$(BUILD)/pic/%.o,$(foreach f,formats quant loader,$(call src_of,$(f))))
-LIB_LIBS := $(shell pkg-config --libs libcrypto libzstd) -lm -lpthread
+LIB_LIBS := $(shell pkg-config --libs libcrypto libzstd)
+ifeq ($(STATIC),1)
+LIB_LIBS := -Wl,-Bstatic $(LIB_LIBS) -Wl,-Bdynamic -Wl,--exclude-libs,ALL
+endif
+LIB_LIBS += -lm -lpthread
 $(BUILD)/pic/%.o: %.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -fPIC -fvisibility=hidden -c $< -o $@
@@ -203,18 +207,19 @@ bench-cpu: $(BUILD)/tests/bench/bench_cpu $(BUILD)/tests/bench/bench_rows ## tok
 bench-quality: $(PROGRAMS) $(BUILD)/tests/bench/bench_quality $(VENV)/ready ## SQNR gains of the searches, likelihood of the small checkpoints by scheme
 	$(Q)$(BUILD)/tests/bench/bench_quality
 	$(Q)$(VENV)/bin/python tests/bench/quality.py $(BUILD)/bin
-bench-serve: $(PROGRAMS) $(addprefix $(BUILD)/tests/bench/bench_,scheduler reuse tokenizer) ## minimax-serve: its start, streams over HTTP beside the engine alone, a prompt that is known
+bench-serve: $(PROGRAMS) $(addprefix $(BUILD)/tests/bench/bench_,scheduler reuse tokenizer masks) ## minimax-serve: its start, streams over HTTP beside the engine alone, a prompt that is known, masks
 	$(Q)python3 tests/bench/serve.py $(BUILD)
+	$(Q)$(BUILD)/tests/bench/bench_masks
 bench: $(PROGRAMS) $(BENCH) $(NO_HASH) ## conversion rates beside memcpy and the disk of the same run
 	$(Q)scripts/bench_convert.py $(BUILD)/bin
 	$(Q)for b in $(BENCH); do $$b || exit 1; done
 
 SOURCES = $(shell find formats quant loader convert runtime tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
-lint: lint-format lint-tree lint-words lint-tidy ## format, clang-tidy, floors, rooms, file lengths, words
+lint: lint-format lint-tree lint-words lint-tidy ## format, clang-tidy, floors, rooms, sizes, words
 lint-format:
 	$(Q)clang-format --dry-run -Werror $(SOURCES)
 lint-tree:
-	$(Q)scripts/floors.sh && scripts/tree.sh && scripts/rooms.py
+	$(Q)scripts/floors.sh && scripts/tree.sh && scripts/rooms.py && scripts/limits.py
 lint-words: ## words of comments, names and types
 	$(Q)scripts/words.py
 # The analyser's steps in a function: a quarter of what it takes by itself, in a third of the time; what it has found so far, it still finds.
@@ -228,11 +233,19 @@ format: ## rewrite the sources in the house style
 install: all ## programs, library, man pages and shell completions below PREFIX
 	$(Q)scripts/install.sh "$(DESTDIR)$(PREFIX)" $(PROGRAMS)
 	$(Q)scripts/install_library.sh "$(DESTDIR)$(PREFIX)" "$(PREFIX)" $(LIB_SO)
+	$(Q)scripts/install_unit.sh "$(DESTDIR)$(PREFIX)" "$(PREFIX)"
 uninstall: ## what install put below PREFIX
+	$(Q)scripts/install_unit.sh --remove "$(DESTDIR)$(PREFIX)" "$(PREFIX)"
 	$(Q)scripts/install_library.sh --remove "$(DESTDIR)$(PREFIX)" "$(PREFIX)" $(LIB_SO)
 	$(Q)scripts/install.sh --remove "$(DESTDIR)$(PREFIX)" $(PROGRAMS)
 dist: ## the committed tree as build/minimax-VERSION.tar.gz
 	$(Q)scripts/dist.sh $(VERSION) $(abspath $(BUILD))/minimax-$(VERSION).tar.gz
+#: TAG=0           make release without the tag; ROOT=DIR: a bare Debian root for its tests, made by debootstrap if absent
+release: ## tarball, .deb packages and wheel into build/release, tried in a bare root, then the tag vVERSION
+	$(Q)$(MAKE) --no-print-directory STATIC=1 BUILD=build/release all
+	$(Q)scripts/package.sh build/release build/release/out
+	$(Q)scripts/release_test.sh build/release/out $(ROOT)
+	$(Q)$(if $(filter 0,$(TAG)),,scripts/tag.sh $(VERSION))
 clean: ## remove what was built
 	rm -rf $(BUILD)
 help: ## this list
@@ -243,6 +256,6 @@ help: ## this list
 .DELETE_ON_ERROR:
 FORCE:
 .PHONY: FORCE all library tests check quick serve-check unit model cli valgrind check-san check-tsan check-clang fuzz fuzzers soak soak-fuzz soak-fuzz-build gpu demo engines exact bench \
-  bench-quant bench-cpu bench-quality bench-serve lint format install uninstall dist clean help \
+  bench-quant bench-cpu bench-quality bench-serve lint format install uninstall dist release clean help \
   lint-format lint-tree lint-words lint-tidy $(T_UNIT) $(T_MODEL) $(T_SCRIPT) $(T_TREE) $(T_SAN) $(T_TSAN) $(T_CLANG) $(T_VALGRIND) $(T_FUZZ)
 .SECONDARY:

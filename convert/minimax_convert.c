@@ -29,9 +29,11 @@ static void on_signal(int n) {
 static bool is_stopped(void) { return atomic_load(&progress.stop); }
 
 typedef struct mm_convert_args {
-  const char *source, *output, *layout, *target_format, *quant, *align, *recipe, *search, *method, *part, *ranks, *compress, *importance,
-      *act_scales, *kv_scales, *events, *head, *draft;
-  mm_option_list ignore, override;
+  const char *source, *output, *layout, *target_format, *align, *part, *ranks, *compress, *importance, *act_scales, *events, *draft;
+  struct { /* which schemes: parts of a recipe */
+    const char *quant, *file, *search, *method, *kv_scales, *head;
+    mm_option_list ignore, override;
+  } recipe;
   uint64_t tp, ep, pp, threads, part_size, commit_bytes, mem_limit, gpu_memory;
   int level;                   /* of compress, 0 without */
   uint32_t process, processes; /* of mpirun */
@@ -42,22 +44,24 @@ typedef struct mm_convert_args {
 /* --quant (a scheme, a preset or a recipe line) or --recipe, then --search, --method, --kv-scales, --ignore, --override and --head, as one
  * line. */
 static char *recipe_line(const mm_convert_args *a, mm_arena *arena, mm_err *err) {
-  if (a->head && strpbrk(a->head, ";=")) {
+  if (a->recipe.head && strpbrk(a->recipe.head, ";=")) {
     mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL), "--head: found \"%s\", expected the name of a scheme (--quant help lists them)",
-            a->head);
+            a->recipe.head);
     return NULL;
   }
-  const char *base = a->recipe ? mm_recipe_load(arena, a->recipe, err) : a->quant;
+  const char *base = a->recipe.file ? mm_recipe_load(arena, a->recipe.file, err) : a->recipe.quant;
   if (!base) return NULL;
   const mm_scheme *scheme = mm_scheme_find(base);
   const char *preset = mm_recipe_preset(base);
   char *line = mm_arena_printf(arena, err, "%s", preset ? preset : scheme ? scheme->name : strcasecmp(base, "none") == 0 ? "none" : base);
-  if (line && a->search) line = mm_arena_printf(arena, err, "%s; search=%s", line, a->search);
-  if (line && a->method) line = mm_arena_printf(arena, err, "%s; method=%s", line, a->method);
-  if (line && a->kv_scales) line = mm_arena_printf(arena, err, "%s; kv_scales=%s", line, a->kv_scales);
-  for (size_t i = 0; line && i < a->ignore.count; i++) line = mm_arena_printf(arena, err, "%s; %s=none", line, a->ignore.item[i]);
-  for (size_t i = 0; line && i < a->override.count; i++) line = mm_arena_printf(arena, err, "%s; %s", line, a->override.item[i]);
-  if (line && a->head) line = mm_arena_printf(arena, err, "%s; lm_head.weight=%s", line, a->head);
+  if (line && a->recipe.search) line = mm_arena_printf(arena, err, "%s; search=%s", line, a->recipe.search);
+  if (line && a->recipe.method) line = mm_arena_printf(arena, err, "%s; method=%s", line, a->recipe.method);
+  if (line && a->recipe.kv_scales) line = mm_arena_printf(arena, err, "%s; kv_scales=%s", line, a->recipe.kv_scales);
+  for (size_t i = 0; line && i < a->recipe.ignore.count; i++)
+    line = mm_arena_printf(arena, err, "%s; %s=none", line, a->recipe.ignore.item[i]);
+  for (size_t i = 0; line && i < a->recipe.override.count; i++)
+    line = mm_arena_printf(arena, err, "%s; %s", line, a->recipe.override.item[i]);
+  if (line && a->recipe.head) line = mm_arena_printf(arena, err, "%s; lm_head.weight=%s", line, a->recipe.head);
   return line;
 }
 
@@ -65,7 +69,7 @@ static char *recipe_line(const mm_convert_args *a, mm_arena *arena, mm_err *err)
 static bool print_words(const mm_convert_args *a, bool *printed, mm_err *err) {
   mm_arena arena = {0};
   mm_recipe recipe = {0};
-  bool ok = true, help = !a->recipe && (strcmp(a->quant, "help") == 0 || strcmp(a->quant, "list") == 0);
+  bool ok = true, help = !a->recipe.file && (strcmp(a->recipe.quant, "help") == 0 || strcmp(a->recipe.quant, "list") == 0);
   *printed = help || a->print_recipe;
   if (help && a->json) {
     char *text = mm_recipe_help_json(err);
@@ -309,7 +313,7 @@ static bool convert(const mm_convert_args *a, mm_plan *plan, const mm_verdict *v
 /* With events of it where they are asked for, by the first of several processes. */
 static bool convert_watched(const mm_convert_args *a, mm_plan *plan, const mm_verdict *verdict, mm_err *err) {
   bool watched = a->events && a->process == 0 && !a->dry_run;
-  const char *const input[] = {a->output, a->source, plan->hf ? plan->hf->dir : NULL, a->recipe, a->importance, a->act_scales};
+  const char *const input[] = {a->output, a->source, plan->hf ? plan->hf->dir : NULL, a->recipe.file, a->importance, a->act_scales};
   const size_t inputs = sizeof input / sizeof *input;
   static const mm_output_mark mark[] = MM_EVENTS_MARKS;
   const mm_output_place place = {
@@ -348,9 +352,9 @@ static bool check_args(mm_convert_args *a, mm_err *err) {
 static bool run_all(void *args, mm_err *err) {
   mm_convert_args *a = args;
   bool printed;
-  if (a->quant && a->recipe)
+  if (a->recipe.quant && a->recipe.file)
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --quant with --recipe, which has a default scheme of its own");
-  if (!a->quant) a->quant = "none";
+  if (!a->recipe.quant) a->recipe.quant = "none";
   if (!print_words(a, &printed, err)) return false;
   if (printed) return true;
   if (!check_args(a, err)) return false;
@@ -386,7 +390,7 @@ int main(int argc, char **argv) {
                 "packed shards, or hf: unsharded, with Hugging Face names and quantization_config (default packed)",
                 .choices = "packed|hf"),
       MM_OPTION(STR, "dialect", &a.target_format, "WORD",
-                "with --layout hf: whose spelling of the scheme, fp8 (Hugging Face), ct (compressed-tensors) or modelopt (default: the "
+                "with --layout hf: target format of the scheme, fp8 (Hugging Face), ct (compressed-tensors) or modelopt (default: the "
                 "first that has it)",
                 .choices = "fp8|ct|modelopt"),
       MM_OPTION(U64, "tp", &a.tp, "N", "tensor-parallel ranks (default 1)", .alias = "tensor-parallel-size", .lo = 1, .hi = MM_MAX_TP),
@@ -402,19 +406,20 @@ int main(int argc, char **argv) {
                 "make an archive, for transport: part by part, so that only one lies there uncompressed (LEVEL 1 to 19, default 1: "
                 "smallest and fastest for weights); minimax-archive unpack gives the checkpoint"),
       {.help = "quantisation"},
-      MM_OPTION(WORD, "quant", &a.quant, "SCHEME",
+      MM_OPTION(WORD, "quant", &a.recipe.quant, "SCHEME",
                 "a scheme, a preset or a recipe's line (default none: kept as stored); help prints what each is", .choices = schemes),
-      MM_OPTION(STR, "recipe", &a.recipe, "FILE", "default scheme, search and rules from a JSON file, instead of --quant"),
+      MM_OPTION(STR, "recipe", &a.recipe.file, "FILE", "default scheme, search and rules from a JSON file, instead of --quant"),
       MM_FLAG("print-recipe", &a.print_recipe, "write the recipe in force, as --recipe reads it, to stdout and stop; needs no SRC"),
-      MM_OPTION(LIST, "ignore", &a.ignore, "PATTERN", "keep tensors of these names as stored (glob, or re:REGEX); may be repeated"),
-      MM_OPTION(LIST, "override", &a.override, "PATTERN=SCHEME", "another scheme for these names; may be repeated, the last match wins"),
-      MM_OPTION(WORD, "head", &a.head, "SCHEME",
+      MM_OPTION(LIST, "ignore", &a.recipe.ignore, "PATTERN", "keep tensors of these names as stored (glob, or re:REGEX); may be repeated"),
+      MM_OPTION(LIST, "override", &a.recipe.override, "PATTERN=SCHEME",
+                "another scheme for these names; may be repeated, the last match wins"),
+      MM_OPTION(WORD, "head", &a.recipe.head, "SCHEME",
                 "of the head, lm_head.weight, after all other rules (default: kept as stored): block_fp8 halves what each decode step "
                 "reads of it"),
       MM_FLAG("allow-unmatched", &a.unmatched, "take patterns that match no tensor; they are an error otherwise"),
-      MM_OPTION(STR, "search", &a.search, "HOW", "how schemes that can choose pick their scales (default mse)",
+      MM_OPTION(STR, "search", &a.recipe.search, "HOW", "how schemes that can choose pick their scales (default mse)",
                 .choices = "absmax|mse|four_six"),
-      MM_OPTION(STR, "method", &a.method, "HOW",
+      MM_OPTION(STR, "method", &a.recipe.method, "HOW",
                 "codes of all schemes with scales: nearest rounds each weight, gptq feeds each error back into the weights after it, by "
                 "the second moments of an --importance file (default nearest)",
                 .choices = "nearest|gptq"),
@@ -424,7 +429,7 @@ int main(int argc, char **argv) {
       MM_OPTION(STR, "act-scales", &a.act_scales, "FILE",
                 "static scales of activations for tensor_wise_fp8, w4afp8 and nvfp4: safetensors of minimax-eval --collect, or names and "
                 "numbers in safetensors or JSON"),
-      MM_OPTION(STR, "kv-scales", &a.kv_scales, "WORD",
+      MM_OPTION(STR, "kv-scales", &a.recipe.kv_scales, "WORD",
                 "scales of a quantised KV cache that the source has: kept as stored, cast to F32, or dropped (default keep)",
                 .choices = "keep|f32|drop"),
       MM_OPTION(STR, "draft", &a.draft, "DIR", "also pack this DFlash draft of the model, config.json and model.safetensors, as stored"),
@@ -479,8 +484,8 @@ int main(int argc, char **argv) {
   mm_mpi_start(&argc, &argv, &a.process, &a.processes);
   int status = schemes ? mm_program_main(&program, argc, argv, &a.source, run_all, &a) : mm_program_fail(&program, &err);
   mm_arena_close(&words);
-  free(a.ignore.item);
-  free(a.override.item);
+  free(a.recipe.ignore.item);
+  free(a.recipe.override.item);
   if (status == MM_OK || a.met)
     mm_mpi_end();
   else

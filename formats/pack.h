@@ -114,7 +114,7 @@ bool mm_align_find(const char *word, mm_align *out); /* false for another word *
 /* The reader allocates every string and array in `arena`, and a writer should too: close frees nothing else. */
 typedef struct mm_pack {
   char *dir;
-  char *tool;  /* "minimax-convert 0.1.0" */
+  char *tool;  /* "minimax-convert 0.2.0" */
   char *quant; /* the recipe, as --quant reads it */
   mm_align tp_align;
   char *target_format; /* of an unsharded checkpoint whose digests these are: how it is spelt, or "none"; else NULL */

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 /* The part of an extent that one rank holds: rows (or columns) own.from … of `whole` at own.at … of its `local` ones, the rest padding. */
 typedef struct share {
@@ -331,6 +332,7 @@ bool mm_bind_check(const mm_shards *s, mm_err *err) {
 }
 
 void mm_bind_close(mm_rank_weights *w) {
+  if (w->made) munmap(w->made, w->made_bytes);
   free(w->layer);
   *w = (mm_rank_weights){0};
 }

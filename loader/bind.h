@@ -34,6 +34,8 @@ typedef struct mm_rank_weights {
   mm_packed embed, head;            /* [vocab_rows, H]: of the first stage, and of the last */
   mm_packed final_norm;             /* [H]: of the last stage */
   mm_layer_weights *layer;          /* [layers]; those of other stages have nothing */
+  void *made;                       /* memory of random planes (random_weights.h), or NULL */
+  size_t made_bytes;
 } mm_rank_weights;
 
 /* rank: stage · tp + tensor-parallel rank. Fails (MM_INTEGRITY) naming the first tensor that is absent, or is not what model, rank and cut

@@ -30,7 +30,7 @@ extern "C" {
 #endif
 
 /* The version of this header; minimax_version() returns that of the library. */
-#define MINIMAX_HEADER_VERSION "0.1.0"
+#define MINIMAX_HEADER_VERSION "0.2.0"
 
 /* Why a call failed. `status` is the exit status that the project's programs give: 2 usage, 3 bad input, 4 unsupported, 5 I/O,
  * 6 integrity, 8 memory or limit. `code` is stable ("E_DIGEST", docs/errors.md). `text` is one line: code, file, tensor, offset, what was
@@ -46,7 +46,7 @@ typedef struct minimax_checkpoint minimax_checkpoint; /* opaque */
 /* The manifest's statements about the whole checkpoint. Strings live until minimax_close. */
 typedef struct minimax_info {
   const char *dir;
-  const char *tool;         /* what wrote it: "minimax-convert 0.1.0" */
+  const char *tool;         /* what wrote it: "minimax-convert 0.2.0" */
   const char *quant;        /* the recipe it was made with: "block_fp8" */
   const char *architecture; /* "MiniMaxM2ForCausalLM" */
   const char *plan;         /* digest of everything decided before the first weight, 64 hexadecimal digits */
@@ -94,7 +94,7 @@ typedef struct minimax_tensor {
   float input_scale;       /* static scale of the activations x; 0: none */
 } minimax_tensor;
 
-/* "0.1.0", of the library that is loaded. */
+/* "0.2.0", of the library that is loaded. */
 MINIMAX_API const char *minimax_version(void);
 
 /* Opens every rank whose files are in DIR. Reads the manifest and every part's header and checks all that they say against each other and

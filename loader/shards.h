@@ -22,9 +22,19 @@ typedef struct mm_shard_rank {
   mm_shard_plane *plane; /* [tensor_count · MM_PACK_PLANES]; NULL where the rank's files are not in the directory */
 } mm_shard_rank;
 
+/* Random weights in place of files: their schemes and their cut. */
+typedef struct mm_random_model {
+  const mm_scheme *linear;  /* of projections, dense MLPs and shared experts; NULL: there are files */
+  const mm_scheme *experts; /* of routed experts */
+  const mm_scheme *head;
+  uint32_t tp, ep, pp;
+  float skew; /* of routers (mm_random), 0 to below 1 */
+} mm_random_model;
+
 typedef struct mm_shards {
   mm_pack pack;
   mm_shard_rank *rank; /* [pp·tp] */
+  mm_random_model random;
 } mm_shards;
 
 /* Opens every rank. Checks: file sizes, part metadata (rank, tp, plan), that the parts of a rank hold exactly the planes of

@@ -12,6 +12,7 @@
 #define MM_QUANT_QUANT_H
 
 #include "formats/tensor.h"
+#include "quant/random.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -119,15 +120,6 @@ typedef struct mm_scheme {
   void (*pack)(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]);
 } mm_scheme;
 
-/* Numbers of a weight that nobody stored, for benchmarks: functions of seed, matrix and place in the uncut weight, so that all cuts hold
- * the same model. Row i here is row from[s] + i - at[s] of the uncut matrix, s the last with at[s] <= i; column 0 is first_k. Matrix 0 here
- * is matrix `first`. */
-typedef struct mm_random {
-  uint32_t seed; /* 0: any numbers */
-  uint32_t first;
-  uint32_t at[3], from[3];
-} mm_random;
-
 /* A packed tensor in memory: `lead` matrices (1 for a plain linear) of [n, k], planes one after the other per lead. Borrows all. */
 typedef struct mm_packed {
   const mm_scheme *scheme;
@@ -164,6 +156,13 @@ static inline uint32_t mm_cells(uint32_t extent, uint32_t cell) { return cell ==
 static inline uint64_t mm_plane_elements(uint32_t n, uint32_t k, mm_cell cell) {
   return (uint64_t)mm_cells(n, cell.n) * mm_cells(k, cell.k);
 }
+
+/* Random numbers in place of planes that no file holds (random.h, random_planes.c), of variance about 1/k, k the columns of the uncut
+ * matrix. The scale under which codes of uniformly random bits have that variance; the E8M0 exponent nearest to a scale. */
+float mm_random_scale(mm_code code, uint32_t k);
+uint8_t mm_random_exponent(float scale);
+/* All bytes of a plane of w, as w->random says; w's shape, cells and cut, but no planes, are there. */
+void mm_random_plane(const mm_packed *w, unsigned plane, void *to);
 
 /* Registry: NULL when unknown. Names are those of docs/quantisation.md and their synonyms ("block_wise_fp8", "FP8_BLOCK"). */
 const mm_scheme *mm_scheme_find(const char *name);

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "convert/model/rule.h"
 #include "formats/safetensors.h"
 #include "formats/system/output.h"
 #include "formats/system/pool.h"
@@ -21,6 +22,7 @@ typedef struct eval_args {
       *input_dtype;                                /* act_quant: NULL where not given */
   uint64_t window, limit, chunk, threads, moments; /* 0 where not given */
   double share;                                    /* NAN where not given */
+  mm_dummy dummy;
   bool json, quiet, pin, force;
 } eval_args;
 
@@ -90,13 +92,12 @@ static bool open_engine(eval *e, uint64_t longest, mm_err *err) {
   mm_engine_config c = {.ops = mm_ops_find(e->a->device, err),
                         .limits = {.max_tokens = e->chunk, .slots = 1, .max_positions = (uint32_t)longest},
                         .calibration = e->calibration,
-                        .pin = e->a->pin,
-                        .memory = {.fits = true, .share = e->a->share, .length = "sequences (--window)"},
-                        .input_bf16 = strcmp(e->a->input_dtype, "bf16") == 0};
+                        .options = {.input_bf16 = strcmp(e->a->input_dtype, "bf16") == 0, .pin = e->a->pin},
+                        .memory = {.fits = true, .share = e->a->share, .length = "sequences (--window)"}};
   if (!c.ops || (e->a->moments && !gather_moments(e, c.ops, err))) return false;
-  c.act_quant = e->a->act_quant ? strcmp(e->a->act_quant, "on") == 0 : c.ops->act_quant;
+  c.options.act_quant = e->a->act_quant ? strcmp(e->a->act_quant, "on") == 0 : c.ops->act_quant;
   if (!mm_process_group_find(true, &c.world, err)) return false;
-  c.threads = mm_engine_threads(e->a->threads, mm_process_group_ranks(c.world, mm_pack_ranks(pack)));
+  c.options.threads = mm_engine_threads(e->a->threads, mm_process_group_ranks(c.world, mm_pack_ranks(pack)));
   e->engine = mm_engine_open(&e->shards, &c, err);
   return e->engine;
 }
@@ -388,7 +389,7 @@ typedef struct divergence {
   mm_file file;
   const mm_st_tensor *at; /* the other's logits of the current prompt */
   float *row;             /* [vocab] */
-  double sum, most;       /* of KL(other | this), in nats */
+  double sum, *kl;        /* KL(other | this) in nats: of all positions, and of each */
   uint64_t tokens, agree; /* positions, and those where both like the same id most */
 } divergence;
 
@@ -418,9 +419,8 @@ static bool add_divergence(void *ctx, eval *e, const mm_batch *b, uint32_t pos, 
     if (!isfinite(kl))
       return mm_fail(err, MM_INTEGRITY, "E_LOGITS", mm_at(d->st.path, d->at->name), "found no finite divergence at position %u", pos + t);
     d->sum += kl;
-    d->most = fmax(d->most, kl);
     d->agree += ours == theirs;
-    d->tokens++;
+    d->kl[d->tokens++] = kl;
   }
   return true;
 }
@@ -435,16 +435,31 @@ static bool find_logits(divergence *d, const prompts *p, size_t i, uint32_t voca
                  vocab);
 }
 
+static int by_value(const void *a, const void *b) {
+  const double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+/* The least of the sorted divergences that p % of them do not exceed. */
+static double percentile(const divergence *d, uint64_t p) { return d->kl[(d->tokens * p + 99) / 100 - 1]; }
+
 static bool print_divergence(const eval_args *a, const divergence *d, size_t prompt_count, mm_err *err) {
-  double mean = d->sum / (double)d->tokens, agree = (double)d->agree / (double)d->tokens;
+  const double mean = d->sum / (double)d->tokens, agree = (double)d->agree / (double)d->tokens;
+  qsort(d->kl, d->tokens, sizeof *d->kl, by_value);
+  const double p50 = percentile(d, 50), p90 = percentile(d, 90), p99 = percentile(d, 99), most = percentile(d, 100);
   if (!a->json) {
-    printf("KL %.6f nats a token (largest %.4f), same first choice at %.2f %% of %llu tokens in %zu prompts\n", mean, d->most, 100 * agree,
-           (unsigned long long)d->tokens, prompt_count);
+    printf(
+        "KL %.6f nats a token (p50 %.6f, p90 %.6f, p99 %.6f, largest %.4f), same first choice at %.2f %% of %llu tokens in %zu "
+        "prompts\n",
+        mean, p50, p90, p99, most, 100 * agree, (unsigned long long)d->tokens, prompt_count);
     return true;
   }
   mm_json *o = mm_json_new_obj();
   bool ok = mm_json_set(o, "kl", mm_json_new_real(mean));
-  ok = mm_json_set(o, "kl_most", mm_json_new_real(d->most)) && ok;
+  ok = mm_json_set(o, "kl_p50", mm_json_new_real(p50)) && ok;
+  ok = mm_json_set(o, "kl_p90", mm_json_new_real(p90)) && ok;
+  ok = mm_json_set(o, "kl_p99", mm_json_new_real(p99)) && ok;
+  ok = mm_json_set(o, "kl_most", mm_json_new_real(most)) && ok;
   ok = mm_json_set(o, "first_choice_share", mm_json_new_real(agree)) && ok;
   ok = mm_json_set(o, "tokens", mm_json_new_int((int64_t)d->tokens)) && ok;
   return print_object(o, mm_json_set(o, "prompts", mm_json_new_int((int64_t)prompt_count)) && ok, err);
@@ -456,8 +471,12 @@ static bool run_divergence(eval *e, mm_err *err) {
   divergence d = {.file = MM_FILE_NONE, .row = mm_calloc(vocab, sizeof *d.row, err)};
   bool ok = open_prompts(&p, e->a->ids_from, vocab, err) && d.row && mm_st_open(&d.st, e->a->against, MM_BAD_INPUT, err) &&
             mm_file_open(&d.file, e->a->against, err);
-  for (size_t i = 0; ok && i < p.count; i++) ok = find_logits(&d, &p, i, vocab, err);
-  ok = ok && open_engine(e, p.longest, err);
+  uint64_t tokens = 0;
+  for (size_t i = 0; ok && i < p.count; i++) {
+    ok = find_logits(&d, &p, i, vocab, err);
+    tokens += p.in[i]->shape.dim[0];
+  }
+  ok = ok && (d.kl = mm_calloc(tokens, sizeof *d.kl, err)) && open_engine(e, p.longest, err);
   progress said = begin_progress(e->a->quiet);
   for (size_t i = 0; ok && i < p.count; i++) {
     say_progress(&said, "prompts", i, p.count, d.tokens);
@@ -465,7 +484,7 @@ static bool run_divergence(eval *e, mm_err *err) {
   }
   end_progress(&said);
   ok = ok && print_divergence(e->a, &d, p.count, err);
-  free(d.row);
+  MM_FREE(d.row, d.kl);
   mm_file_close(&d.file);
   mm_st_close(&d.st);
   close_prompts(&p);
@@ -495,7 +514,7 @@ static bool run(void *args, mm_err *err) {
   eval_args *a = args;
   eval e = {.a = a};
   bool ok = settle(a, err) && mm_utilization_check(a->share, err) && open_place(a, NULL, err) /* refused before the work */ &&
-            mm_shards_open(&e.shards, a->dir, err) &&
+            mm_shards_open_as(&e.shards, a->dir, &a->dummy, err) &&
             (a->logits    ? run_logits(&e, err)
              : a->against ? run_divergence(&e, err)
                           : run_likelihood(&e, err));
@@ -505,7 +524,7 @@ static bool run(void *args, mm_err *err) {
 
 /* NOLINTNEXTLINE(readability-function-size): most of it is the option table */
 int main(int argc, char **argv) {
-  eval_args a = {.chunk = 512, .device = "cpu", .input_dtype = "auto", .share = NAN};
+  eval_args a = {.chunk = 512, .device = "cpu", .input_dtype = "auto", .share = NAN, .dummy = MM_DUMMY_NONE(mm_arch_read)};
   const mm_option options[] = {
       {.help = "likelihood of a text"},
       MM_OPTION(STR, "ids", &a.ids, "FILE.json", "print the mean negative log-likelihood of these ids (a flat array)"),
@@ -537,6 +556,7 @@ int main(int argc, char **argv) {
       MM_OPTION_UTILIZATION(&a.share),
       MM_OPTION_THREADS(&a.threads),
       MM_OPTION_PIN(&a.pin),
+      MM_OPTIONS_DUMMY(a.dummy),
       MM_FLAG("json", &a.json, "print the result as JSON; errors as JSON"),
       MM_FLAG("quiet", &a.quiet, "no progress on stderr", .letter = 'q'),
   };

@@ -7,12 +7,14 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include "convert/model/rule.h"
 #include "runtime/engine/engine_options.h"
 #include "runtime/engine/hold.h"
 
 typedef struct hold_args {
   const char *operand[2]; /* DIR, SOCKET */
   const char *device, *devices;
+  mm_dummy dummy;
   bool verify, json, quiet;
 } hold_args;
 
@@ -47,7 +49,7 @@ static void report(const char *line) {
 static void *load(void *arg) {
   held_rank *r = arg;
   const holder *h = r->all;
-  if (!mm_bind(&r->weights, &h->shards, r->index, &r->err)) return NULL;
+  if (!mm_bind_any(&r->weights, &h->shards, r->index, &r->err)) return NULL;
   const mm_backend_config c = {.model = &h->shards.pack.model,
                                .weights = &r->weights,
                                .comm = h->comm,
@@ -55,7 +57,7 @@ static void *load(void *arg) {
                                .verify = h->a->verify ? &h->shards : NULL,
                                .log = h->log,
                                .checkpoint = h->shards.pack.seal};
-  if (h->ops->hold(&c, &h->held[r->index], &r->memory, &r->err)) return r;
+  if (h->ops->weights.hold(&c, &h->held[r->index], &r->memory, &r->err)) return r;
   mm_comm_abort(h->comm);
   return NULL;
 }
@@ -87,10 +89,10 @@ static bool load_all(holder *h, const sigset_t *signals, mm_err *err) {
 static bool open_all(holder *h, const sigset_t *signals, mm_err *err) {
   const hold_args *a = h->a;
   if (!(h->ops = mm_ops_find(a->device, err))) return false;
-  if (!h->ops->hold)
+  if (!h->ops->weights.hold)
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
                    "found device %s, which reads weights where the page cache has them: nothing is to be held", h->ops->name);
-  if (!mm_shards_open(&h->shards, a->operand[0], err) || !mm_ops_run(h->ops, &h->shards.pack.model, err)) return false;
+  if (!mm_shards_open_as(&h->shards, a->operand[0], &a->dummy, err) || !mm_ops_run(h->ops, &h->shards.pack.model, err)) return false;
   mm_hold *const path = mm_hold_open(a->operand[1], NULL, 0, err); /* what is wrong with it is said before the weights are read */
   mm_hold_close(path);
   if (!path) return false;
@@ -128,7 +130,7 @@ static bool hold(void *args, mm_err *err) {
   ok = socket && say_ready(&h, err) && mm_hold_serve(socket, stop, report, err);
   mm_hold_close(socket);
   for (uint32_t i = 0; i < h.started; i++) {
-    if (h.rank[i].memory) h.ops->release(h.rank[i].memory);
+    if (h.rank[i].memory) h.ops->weights.release(h.rank[i].memory);
     mm_bind_close(&h.rank[i].weights);
   }
   mm_comm_close(h.comm);
@@ -140,11 +142,12 @@ static bool hold(void *args, mm_err *err) {
 }
 
 int main(int argc, char **argv) {
-  hold_args a = {.device = "cuda"};
+  hold_args a = {.device = "cuda", .dummy = MM_DUMMY_NONE(mm_arch_read)};
   const mm_option options[] = {
       MM_OPTION(STR, "device", &a.device, "NAME", "where to keep them (cuda)", .choices = MM_DEVICES),
       MM_OPTION_DEVICES(&a.devices),
       MM_OPTION_VERIFY(&a.verify),
+      MM_OPTIONS_DUMMY(a.dummy),
       MM_FLAG("json", &a.json, "one JSON object when the weights are there; errors as JSON"),
       MM_FLAG("quiet", &a.quiet, "nothing on stderr but errors", .letter = 'q'),
   };

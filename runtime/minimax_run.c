@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "convert/model/rule.h"
 #include "runtime/chat/talk.h"
 #include "runtime/engine/engine.h"
 #include "runtime/engine/engine_options.h"
@@ -26,6 +27,7 @@ typedef struct run_args {
   uint64_t top_k, seed, max_tokens, max_model_len, threads; /* top_k: UINT64_MAX where not given, the others 0 */
   mm_option_list stop;
   double share; /* NAN where not given */
+  mm_dummy dummy;
   bool added_tokens, ignore_eos, json, quiet, verbose, verify, chat, pin;
 } run_args;
 
@@ -162,20 +164,20 @@ static bool open_engine(run *r, mm_err *err) {
                         .verify = r->a->verify,
                         .attach = r->a->attach,
                         .log = r->log,
-                        .kv_fp8 = strcmp(r->a->kv, "fp8") == 0,
-                        .kv_bf16 = strcmp(r->a->kv, "bf16") == 0,
-                        .pin = r->a->pin,
+                        .options = {.kv_fp8 = strcmp(r->a->kv, "fp8") == 0,
+                                    .kv_bf16 = strcmp(r->a->kv, "bf16") == 0,
+                                    .input_bf16 = strcmp(r->a->input_dtype, "bf16") == 0,
+                                    .pin = r->a->pin},
                         .memory = {.fits = true,
                                    .share = r->a->share,
                                    .outs = 1,
-                                   .length = r->a->chat ? "--max-model-len" : "a shorter prompt or --max-tokens, together"},
-                        .input_bf16 = strcmp(r->a->input_dtype, "bf16") == 0};
+                                   .length = r->a->chat ? "--max-model-len" : "a shorter prompt or --max-tokens, together"}};
   if (!c.ops) return false;
-  c.act_quant = r->act_quant = r->a->act_quant ? strcmp(r->a->act_quant, "on") == 0 : c.ops->act_quant;
+  c.options.act_quant = r->act_quant = r->a->act_quant ? strcmp(r->a->act_quant, "on") == 0 : c.ops->act_quant;
   uint32_t *device;
   if (!mm_process_group_find(true, &c.world, err)) return false;
   const uint32_t here = mm_process_group_ranks(c.world, mm_pack_ranks(&r->shards.pack));
-  c.threads = mm_engine_threads(r->a->threads, here);
+  c.options.threads = mm_engine_threads(r->a->threads, here);
   if (!mm_devices_read(r->a->devices, here, &device, err)) return false;
   c.device = device;
   if (!r->a->quiet) r->bar = mm_load_bar_open(r->log);
@@ -235,7 +237,8 @@ static bool run_open(run *r, mm_err *err) {
     return false;
   }
   if (!mm_utilization_check(r->a->share, err)) return false;
-  if (!(r->log = mm_read_log_open(err)) || !mm_shards_open(&r->shards, r->a->dir, err) || !set_sampling(r, err)) return false;
+  if (!(r->log = mm_read_log_open(err)) || !mm_shards_open_as(&r->shards, r->a->dir, &r->a->dummy, err) || !set_sampling(r, err))
+    return false;
   if (!(r->is_end = mm_calloc(r->shards.pack.model.vocab, sizeof *r->is_end, err))) return false;
   if (!open_tokenizer(r, err) || !open_talk(r, err) || !read_prompt(r, err) || !set_limit(r, err)) return false;
   if (!r->a->chat && !set_budget(r, err)) return false;
@@ -503,6 +506,7 @@ static bool run_all(void *args, mm_err *err) {
 
 int main(int argc, char **argv) {
   run_args a = {.device = "cpu",
+                .dummy = MM_DUMMY_NONE(mm_arch_read),
                 .kv = "auto",
                 .input_dtype = "auto",
                 .given = {.temperature = NAN, .top_p = NAN, .min_p = NAN, .repetition = NAN, .presence = NAN, .frequency = NAN},
@@ -549,6 +553,7 @@ int main(int argc, char **argv) {
       MM_OPTION_THREADS(&a.threads),
       MM_OPTION_PIN(&a.pin),
       MM_OPTION_VERIFY(&a.verify),
+      MM_OPTIONS_DUMMY(a.dummy),
       MM_FLAG("verbose", &a.verbose, "say how each file was read, and what took how long", .letter = 'v'),
       MM_FLAG("json", &a.json, "the answer and what it took as one JSON object at the end; errors as JSON"),
       MM_FLAG("quiet", &a.quiet, "no bar, no summary and no reasoning of --chat on stderr", .letter = 'q'),

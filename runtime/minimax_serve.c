@@ -7,12 +7,14 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "convert/model/rule.h"
 #include "loader/companions.h"
 #include "runtime/engine/engine_options.h"
 #include "runtime/engine/load_bar.h"
 #include "runtime/serve/config_file.h"
 #include "runtime/serve/key_file.h"
 #include "runtime/serve/loading.h"
+#include "runtime/serve/notify.h"
 #include "runtime/serve/routes.h"
 
 #define WORKERS        3                 /* threads that read long requests, one of them none over a megabyte */
@@ -99,11 +101,14 @@ static void on_loaded(void *user) {
   v->no_format = s->loaded.no_format.text;
   v->trust_user = s->a->trust_user;
   v->state = MM_SERVER_READY;
+  mm_notify("READY=1\nSTATUS=ready");
   if (!v->format) mm_log_say(&v->log, "no chat: %s", v->no_format);
   say_cache(v);
   say_kernels(s);
-  mm_log_say(&v->log, "ready after %.2f s: %s, %u positions, temperature %g, top_p %g, top_k %u", mm_now() - v->started, v->name[0],
-             v->positions, v->defaults.temperature, v->defaults.top_p, v->defaults.top_k);
+  char name[400];
+  mm_log_say(&v->log, "ready after %.2f s: %s, %u positions, temperature %g, top_p %g, top_k %u", mm_now() - v->started,
+             mm_escape(name, sizeof name, v->name[0], strlen(v->name[0])), v->positions, v->defaults.temperature, v->defaults.top_p,
+             v->defaults.top_k);
 }
 
 /* ---- Ending ---- */
@@ -114,7 +119,7 @@ static char hurried_line[160];
 
 static void end_process(int number) {
   (void)number;
-  if (write(STDERR_FILENO, hurried_line, strlen(hurried_line)) < 0) _exit(128 + last_signal);
+  if (mm_log_writable() && write(STDERR_FILENO, hurried_line, strlen(hurried_line)) < 0) _exit(128 + last_signal);
   _exit(128 + last_signal);
 }
 
@@ -124,7 +129,8 @@ static void hurry(int number) {
   hurried = 1;
 }
 
-/* Signals that come while no loop runs: the server is ending already. */
+/* Signals that come while no loop runs: the server is ending already. They count up to the end of the process, which
+ * waits for workers of mpirun behind the last line of the log. */
 static void catch_late_signals(bool json) {
   static const char text[] = "a second signal: ended without waiting for what still ran";
   const struct sigaction late = {.sa_handler = hurry}, end = {.sa_handler = end_process};
@@ -144,9 +150,12 @@ static void tick(void *user) {
     mm_http_stop(s->server.http);
   }
   if (!s->failed && mm_read_bytes(&read) < read.wanted && mm_now() - s->may_end >= REPORT_SECONDS) {
-    char text[160];
+    char text[160], status[192];
     s->may_end = mm_now();
-    mm_log_say(&s->server.log, "loading %s", mm_load_bar_text(text, sizeof text, &read));
+    const char *bar = mm_load_bar_text(text, sizeof text, &read);
+    mm_log_say(&s->server.log, "loading %s", bar);
+    snprintf(status, sizeof status, "STATUS=loading %s", bar);
+    mm_notify(status);
   }
   if (s->server.state == MM_SERVER_DRAINING && !s->loading && s->server.calls == 0 && !mm_http_busy(s->server.http))
     mm_http_stop(s->server.http);
@@ -159,6 +168,7 @@ static void on_signal(serve *s, int number) {
     return;
   }
   mm_log_say(&s->server.log, "draining: %u requests; a second signal ends at once", s->server.calls);
+  mm_notify("STOPPING=1\nSTATUS=draining");
   mm_http_drain(s->server.http);
   s->server.state = MM_SERVER_DRAINING;
   tick(s);
@@ -250,8 +260,8 @@ static bool serve_all(const serve_args *a, mm_err *err) {
                         .stage = "start",
                         .shared = PTHREAD_MUTEX_INITIALIZER}};
   bool ok = name || mm_fail_memory(err, strlen(a->dir));
-  ok = ok && mm_unpacked_refuse(a->dir, err) && (s.server.replay = mm_replay_open(REPLAY_TOKENS, err)) &&
-       (s.server.reads = mm_read_log_open(err));
+  ok = ok && (mm_dummy_wanted(&a->load.dummy) || mm_unpacked_refuse(a->dir, err)) &&
+       (s.server.replay = mm_replay_open(REPLAY_TOKENS, err)) && (s.server.reads = mm_read_log_open(err));
   ok = ok && open_http(&s, err) && start_loading(&s, err) && mm_http_run(s.server.http, err);
   catch_late_signals(s.server.log.json);
   if (s.loading) pthread_join(s.loader, NULL);
@@ -270,8 +280,6 @@ static bool serve_all(const serve_args *a, mm_err *err) {
   mm_replay_close(s.server.replay);
   mm_loading_close(&s.loaded, false);
   mm_read_log_close(s.server.reads);
-  hurried = 1;
-  alarm(0);
   if (ok) mm_log_say(&s.server.log, "ended");
   free(name);
   return ok;
@@ -303,9 +311,9 @@ static bool check(const serve_args *a, mm_err *err) {
 
 static bool settle(serve_args *a, mm_err *err) {
   a->load.dir = a->dir;
-  a->load.kv_fp8 = strcmp(a->kv, "fp8") == 0;
-  a->load.kv_bf16 = strcmp(a->kv, "bf16") == 0;
-  a->load.input_bf16 = strcmp(a->input_dtype, "bf16") == 0;
+  a->load.options.kv_fp8 = strcmp(a->kv, "fp8") == 0;
+  a->load.options.kv_bf16 = strcmp(a->kv, "bf16") == 0;
+  a->load.options.input_bf16 = strcmp(a->input_dtype, "bf16") == 0;
   a->load.scheduler = (mm_scheduler_config){.step_tokens = (uint32_t)a->step_tokens,
                                             .queue_max = (uint32_t)a->queue,
                                             .cache_bytes = a->cache_memory,
@@ -319,6 +327,8 @@ static bool settle(serve_args *a, mm_err *err) {
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
                    "--read-timeout and --write-timeout: found %g and %g, expected more than 0 seconds", a->http.read_time,
                    a->http.write_time);
+  if (a->request_time < 0)
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--request-timeout: found %g, expected 0 or more seconds", a->request_time);
   const mm_origins origins = {a->hosts.item, a->hosts.count, a->origins.item, a->origins.count};
   return mm_keys_gather(&a->keys, a->key_file, a->arena, err) && mm_utilization_check(a->load.memory_share, err) &&
          mm_origin_check(&origins, err);
@@ -331,7 +341,7 @@ static bool run_all(void *args, mm_err *err) {
 
 /* Defaults of options that are not given. */
 static const serve_args usual = {
-    .load = {.device = "cpu", .slots = MM_DEFAULT_SLOTS, .memory_share = NAN},
+    .load = {.device = "cpu", .slots = MM_DEFAULT_SLOTS, .memory_share = NAN, .dummy = MM_DUMMY_NONE(mm_arch_read)},
     .http = {.host = "127.0.0.1", .header_max = 64 << 10, .body_max = 32 << 20, .read_time = 60, .write_time = 60, .pending_max = 8 << 20},
     .kv = "auto",
     .input_dtype = "auto",
@@ -341,7 +351,6 @@ static const serve_args usual = {
     .queue = 256,
     .step_tokens = MM_DEFAULT_STEP_TOKENS,
     .cache_memory = UINT64_C(1) << 30,
-    .drafts = MM_DRAFTS,
     .connections = 4096};
 
 int main(int argc, char **argv) {
@@ -370,7 +379,7 @@ int main(int argc, char **argv) {
       MM_OPTION(STR, "prefix-cache", &a.prefix_cache, "WORD", "keep prompts for requests that begin alike (on)", .choices = "on|off"),
       MM_OPTION(SIZE, "prefix-cache-memory", &a.cache_memory, "SIZE", "memory of kept prompts' lightning states (1G)"),
       MM_FLAG("batch-invariant", &a.batch_invariant, "the same tokens whatever else runs"),
-      MM_OPTION(U64, "drafts", &a.drafts, "N", "tokens that prompt lookup may propose for a step of a request, 0: none (7)", .hi = MM_DRAFTS),
+      MM_OPTION(U64, "drafts", &a.drafts, "N", "tokens that prompt lookup may propose for a step of a request (0)", .hi = MM_DRAFTS),
       MM_OPTION(REAL, "request-timeout", &a.request_time, "SECONDS", "time of a whole request, 0 for any (0)"),
       MM_OPTION(REAL, "read-timeout", &a.http.read_time, "SECONDS", "time in which a request must arrive whole (60)"),
       MM_OPTION(REAL, "write-timeout", &a.http.write_time, "SECONDS", "time in which a client must take some of its reply (60)"),
@@ -382,13 +391,14 @@ int main(int argc, char **argv) {
       MM_OPTION_DEVICE(&a.load.device),
       MM_OPTION_DEVICES(&a.load.devices),
       MM_OPTION_VERIFY(&a.load.verify),
+      MM_OPTIONS_DUMMY(a.load.dummy),
       MM_OPTION_ATTACH(&a.load.attach),
       MM_OPTION(STR, "act-quant", &a.load.act_quant, "WORD",
                 "round the inputs of linears as their scheme defines, or not (on where the device can, else off)", .choices = "on|off"),
       MM_OPTION_INPUT_DTYPE(&a.input_dtype),
       MM_OPTION_KV_CACHE(&a.kv),
       MM_OPTION_THREADS(&a.load.threads),
-      MM_OPTION_PIN(&a.load.pin),
+      MM_OPTION_PIN(&a.load.options.pin),
       MM_FLAG("ignore-generation-config", &a.load.own_defaults,
               "defaults are temperature 1 and top_p 1, not those of generation_config.json"),
       MM_OPTION(STR, "log-format", &a.log_format, "WORD", "of the lines on stderr (text)", .choices = "text|json"),
@@ -416,8 +426,9 @@ int main(int argc, char **argv) {
   a.arena = &arena;
   char **args;
   int count;
-  const int status = mm_config_file(&arena, argc, argv, &count, &args, &err) ? mm_program_main(&program, count, args, &a.dir, run_all, &a)
-                                                                             : mm_program_fail(&program, &err);
+  const int status = mm_config_file(&program, &arena, argc, argv, &count, &args, &err)
+                         ? mm_program_main(&program, count, args, &a.dir, run_all, &a)
+                         : mm_program_fail(&program, &err);
   mm_arena_close(&arena);
   MM_FREE(a.keys.item, a.names.item, a.hosts.item, a.origins.item);
   return status;

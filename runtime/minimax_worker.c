@@ -1,6 +1,8 @@
 /* minimax-worker: ranks of a checkpoint in a further process of the run, started by mpirun. */
+#include <signal.h>
 #include <stdlib.h>
 
+#include "convert/model/rule.h"
 #include "formats/option.h"
 #include "runtime/engine/engine.h"
 #include "runtime/engine/engine_options.h"
@@ -8,6 +10,7 @@
 typedef struct worker_args {
   const char *dir, *devices;
   uint64_t threads;
+  mm_dummy dummy;
   bool json, quiet;
 } worker_args;
 
@@ -16,15 +19,17 @@ static bool work(void *args, mm_err *err) {
   mm_shards shards = {0};
   mm_engine_config c = {0};
   uint32_t *device = NULL;
+  signal(SIGTERM, SIG_IGN); /* launchers signal all processes alike, and a server that drains needs its workers to the last reply */
+  signal(SIGINT, SIG_IGN);
   bool ok = mm_process_group_find(false, &c.world, err);
   if (ok && !c.world)
-    ok = mm_fail(
-        err, MM_USAGE, "E_MPI", mm_at(NULL, NULL),
-        "found no other process; expected to be started by mpirun beside one: mpirun -n 1 minimax-run ... : -n 1 minimax-worker DIR");
-  ok = ok && mm_shards_open(&shards, a->dir, err);
+    ok = mm_fail(err, MM_USAGE, "E_MPI", mm_at(NULL, NULL),
+                 "found no other process; expected to be started by mpirun together with another program: mpirun -n 1 minimax-run ... : -n "
+                 "1 minimax-worker DIR");
+  ok = ok && mm_shards_open_as(&shards, a->dir, &a->dummy, err);
   if (ok) {
     const uint32_t here = mm_process_group_ranks(c.world, mm_pack_ranks(&shards.pack));
-    c.threads = mm_engine_threads(a->threads, here);
+    c.options.threads = mm_engine_threads(a->threads, here);
     ok = mm_devices_read(a->devices, here, &device, err);
     c.device = device;
   }
@@ -35,10 +40,11 @@ static bool work(void *args, mm_err *err) {
 }
 
 int main(int argc, char **argv) {
-  worker_args a = {0};
+  worker_args a = {.dummy = MM_DUMMY_NONE(mm_arch_read)};
   const mm_option options[] = {
       MM_OPTION_DEVICES(&a.devices),
       MM_OPTION_THREADS(&a.threads),
+      MM_OPTIONS_DUMMY(a.dummy),
       MM_FLAG("json", &a.json, "errors as JSON"),
       MM_FLAG("quiet", &a.quiet, "nothing on stderr but errors, as always here", .letter = 'q'),
   };
@@ -52,7 +58,8 @@ int main(int argc, char **argv) {
       .epilog =
           "For builds with MPI=1. The first process is minimax-run, minimax-serve or minimax-eval, which is asked and chooses; all others "
           "are\n"
-          "this, one a host or several, each with as many ranks, in their order. What the first was told holds for all but --devices and\n"
+          "this, one a host or several, each with as many ranks, in their order. The options of the first one hold for all but --devices "
+          "and\n"
           "--threads. A process that ends early takes all others with it.\n"
           "Exit status: 0 done, 2 usage, 3 bad input, 4 unsupported, 5 I/O, 6 damaged checkpoint, 8 memory or limit.",
   };

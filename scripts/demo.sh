@@ -21,3 +21,5 @@ for model in tiny-m1 tiny-m2; do
   show "minimax-run $packed -p 'In the beginning' --max-tokens 60"
   show "minimax-eval $packed --ids $source/held-out-ids.json --window 512 --limit 40"
 done
+echo
+echo "built in $1/bin; next: $1/bin/minimax-run $demo/tiny-m2 --chat, or docs/from-download-to-chat.md for the released models"

@@ -35,7 +35,7 @@ BEGIN {
   order("quant")
   order("loader < loader/stream loader/archive")
   order("convert/model < convert/source < convert/decode < convert/calibration < convert/plan < convert/write < convert/report")
-  order("runtime/engine runtime/bench < runtime/text runtime/schedule runtime/cpu runtime/cuda/dispatch < runtime/chat runtime/cuda/core \
+  order("runtime/engine < runtime/bench < runtime/text runtime/schedule runtime/cpu runtime/cuda/dispatch < runtime/chat runtime/cuda/core \
          < runtime/constrain runtime/cuda/comm < runtime/serve runtime/cuda/gemm runtime/cuda/attention runtime/cuda/lightning \
          runtime/cuda/sampling < runtime/cuda < runtime/cuda/moe")
   home["openssl"] = "^formats/(hash|sign)\\.c$"

@@ -15,16 +15,17 @@ GPUS = (("80 GB", "80GB"), ("141 GB", "141GB"), ("192 GB", "192GB"))
 SCHEMES = {
     "m2": ("block_fp8", "experts_int4", "fp8_attention_nvfp4_experts", "nvfp4", "bf16"),
     "m1": ("bf16", "block_fp8", "experts_int4", "fp8_attention_nvfp4_experts"),
+    "m3": ("block_fp8", "mxfp8", "experts_int4", "fp8_attention_nvfp4_experts"),
 }
 TITLES = {"m2": "MiniMax-M2, M2.1, M2.5, M2.7: up to 196,608 tokens a sequence", "m1": "MiniMax-M1, Text-01: up to 10,240,000 tokens a sequence",
-          "m3": "MiniMax-M3"}
+          "m3": "MiniMax-M3: up to 524,288 tokens a sequence, text only"}
 HEAD = "| scheme | in all | " + " | ".join(name for name, _ in GPUS) + " |\n|---|---|" + "---|" * len(GPUS)
 
 
 def sources(directory):
     """The checkpoints that are there, made where they are not."""
     shared = os.path.join(os.environ.get("SHARED", "../shared"), "released/minimax-m1")
-    how = {"m2": ["--m2"], "m1": ["--config", f"{shared}/config.json", "--index", f"{shared}/model.safetensors.index.json"]}
+    how = {"m2": ["--m2"], "m3": ["--m3"], "m1": ["--config", f"{shared}/config.json", "--index", f"{shared}/model.safetensors.index.json"]}
     for name, options in how.items():
         path = os.path.join(directory, name)
         if not os.path.exists(path) and (name != "m1" or os.path.exists(shared)):

@@ -154,8 +154,9 @@ static uint32_t look(const mm_act_scales *s, const char *weight, const mm_act_fo
   return found;
 }
 
-bool mm_act_scales_find(const mm_act_scales *s, const mm_pack_tensor *t, const mm_rule *const *rule, uint32_t layer, uint32_t experts,
-                        const mm_scheme *scheme, float *out, uint64_t *without, mm_err *err) {
+bool mm_act_scales_find(const mm_act_scales *s, mm_pack_tensor *t, const mm_rule *const *rule, uint32_t layer, uint32_t experts,
+                        const mm_scheme *scheme, uint64_t *without, mm_err *err) {
+  float *const out = &t->input_scale;
   const mm_act_format *f = &mm_act_formats[scheme->act];
   uint32_t leads = mm_rule_stacks(rule[0]) ? experts : 1, found;
   *out = 0;

@@ -408,8 +408,10 @@ static bool check_products(mm_decoder *d, const mm_matrix *x, const mm_scheme *s
   return mm_decode_finite(d, x, row, d->wide, MM_F32, count, err);
 }
 
-bool mm_decode_planes(mm_decoder *d, const mm_matrix *x, const mm_scheme *s, mm_cell grid, uint32_t row, uint32_t rows, float global,
+bool mm_decode_planes(mm_decoder *d, const mm_matrix *x, const mm_stored_as *as, uint32_t row, uint32_t rows,
                       const void *plane[MM_MAX_PLANES], mm_err *err) {
+  const mm_scheme *const s = as->scheme;
+  const float global = as->global;
   const mm_plane *p = &s->plane[1];
   if (!mm_decode_codes(d, x, row, rows, err)) return false;
   plane[0] = d->raw;
@@ -429,20 +431,20 @@ bool mm_decode_planes(mm_decoder *d, const mm_matrix *x, const mm_scheme *s, mm_
     if (!mm_scale_allowed(s, v)) return bad_scale(d, &x->part[MM_SCALE], &g, i / g.cols, i % g.cols, v, s->signed_scale, err);
   }
   if (!check_products(d, x, s, scales, row, rows, err)) return false;
-  if (!repeat(d, x, grid, scales, mm_dtype_size(p->dtype), rows, err)) return false;
+  if (!repeat(d, x, as->grid, scales, mm_dtype_size(p->dtype), rows, err)) return false;
   plane[1] = d->grid.data;
   return true;
 }
 
 /* Sets *keeps: the numbers of x stay the same under this global scale. */
-static bool keeps_under(mm_decoder *d, const mm_matrix *x, const mm_scheme *s, mm_cell grid, float global, bool *keeps, mm_err *err) {
+static bool keeps_under(mm_decoder *d, const mm_matrix *x, const mm_stored_as *as, bool *keeps, mm_err *err) {
   enum { ROWS = 256 };
   const void *plane[MM_MAX_PLANES];
   float own = 0;
   if (!mm_decode_global(d, x, &own, err)) return false;
   *keeps = true;
-  for (uint32_t row = 0; *keeps && own != global && row < x->rows; row += ROWS) {
-    if (!mm_decode_planes(d, x, s, grid, row, (uint32_t)mm_min(ROWS, x->rows - row), global, plane, err)) return false;
+  for (uint32_t row = 0; *keeps && own != as->global && row < x->rows; row += ROWS) {
+    if (!mm_decode_planes(d, x, as, row, (uint32_t)mm_min(ROWS, x->rows - row), plane, err)) return false;
     *keeps = !d->regraded;
   }
   return true;
@@ -461,7 +463,7 @@ bool mm_decode_common(mm_decoder *d, const mm_matrix *x, unsigned pieces, const 
     while (*out > 0 && *out >= least / BELOW) {
       bool keeps = true;
       for (unsigned i = 0; keeps && i < pieces; i++)
-        if (!keeps_under(d, &x[i], s, grid, *out, &keeps, err)) return false;
+        if (!keeps_under(d, &x[i], &(mm_stored_as){s, grid, *out}, &keeps, err)) return false;
       if (keeps) return true;
       *out /= 2;
     }

@@ -53,10 +53,16 @@ MM_MUST_USE bool mm_decode_common(mm_decoder *d, const mm_matrix *x, unsigned pi
                                   mm_err *err);
 /* The static scale of x's activations as a multiplier; 0: the source has none, or one that calibration never reached. */
 MM_MUST_USE bool mm_decode_input(mm_decoder *d, const mm_matrix *x, float *out, mm_err *err);
-/* The planes of a scheme that keeps x on this grid (mm_encoding_keeps), for these rows. `global` is the scale that the
- * packed tensor's matrices share; only NVFP4 may have another one of its own, and then changes to it. */
-MM_MUST_USE bool mm_decode_planes(mm_decoder *d, const mm_matrix *x, const mm_scheme *s, mm_cell grid, uint32_t row, uint32_t rows,
-                                  float global, const void *plane[MM_MAX_PLANES], mm_err *err);
+/* A scheme that keeps a matrix on this grid (mm_encoding_keeps). `global` is the scale that the packed tensor's matrices share; only NVFP4
+ * may have another one of its own, and then changes to it. */
+typedef struct mm_stored_as {
+  const mm_scheme *scheme;
+  mm_cell grid;
+  float global;
+} mm_stored_as;
+/* The planes of x as the scheme keeps it, for these rows. */
+MM_MUST_USE bool mm_decode_planes(mm_decoder *d, const mm_matrix *x, const mm_stored_as *as, uint32_t row, uint32_t rows,
+                                  const void *plane[MM_MAX_PLANES], mm_err *err);
 
 /* --- between the files of this folder --- */
 /* Rows [row, row + rows) and columns [0, cols) of a matrix of unsigned `bits`-bit numbers that lie several to a little-endian word, one

@@ -5,6 +5,9 @@
 #include <string.h>
 
 #include "convert/model/rule.h"
+#include "formats/system/file.h"
+
+#define CONFIG_MAX (UINT64_C(16) << 20)
 
 #define ROW(name) &name,
 static const mm_arch *const all[] = {MM_ARCH_ROWS};
@@ -100,6 +103,15 @@ const char *mm_arch_name(const mm_arch *a, const mm_json *config) {
   for (size_t i = 0; a->names[i]; i++)
     if (strcmp(folded, a->model_types[i]) == 0) return a->names[i];
   return a->names[0];
+}
+
+bool mm_arch_read(const char *dir, mm_model *m, mm_err *err) {
+  const mm_path path = mm_path_of(dir, "config.json");
+  mm_json *config = mm_json_load(path.text, CONFIG_MAX, err);
+  const mm_arch *a = config ? mm_arch_find(config, path.text, err) : NULL;
+  const bool ok = a && a->read_config(config, path.text, m, err);
+  mm_json_free(config);
+  return ok;
 }
 
 #define RANGE(...)   mm_fail(err, MM_BAD_INPUT, "E_CFG_RANGE", mm_at(c.file, NULL), __VA_ARGS__)

@@ -96,6 +96,9 @@ const mm_arch *mm_arch_find(const mm_json *config, const char *file, mm_err *err
 /* `architectures[0]`, or the one of a's names that model_type stands for; for a config in which mm_arch_find found a. */
 const char *mm_arch_name(const mm_arch *a, const mm_json *config);
 
+/* The model that DIR/config.json describes. Errors of mm_json_load, mm_arch_find and read_config. */
+MM_MUST_USE bool mm_arch_read(const char *dir, mm_model *m, mm_err *err);
+
 /* Elements along a dimension; 1 for MM_DIM_NONE. */
 uint32_t mm_dim_extent(mm_dim d, const mm_model *m);
 /* The pattern with {l} and {e} replaced into out; an absent placeholder is ignored. Returns out. */

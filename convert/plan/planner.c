@@ -49,7 +49,7 @@ static const mm_scheme *as_stored(mm_planner *b, mm_plan_tensor *pt, const mm_pa
 /* NVFP4 matrices that share a packed tensor share a global scale. Where theirs differ by powers of two one almost always keeps them (the
  * writer proves it); where they differ otherwise all numbers are tried now. */
 static bool share_global(mm_planner *b, const mm_plan_tensor *pt, const mm_pack_tensor *t, size_t matrices) {
-  if (!pt->scheme->needs_amax || pt->scheme->plane_count != 3 || b->hf->names_only || b->hf->packed) return true;
+  if (!pt->scheme->needs_amax || pt->scheme->plane_count != 3 || b->hf->names_only || b->hf->manifest) return true;
   for (size_t i = 0; i < matrices; i += t->piece_count) {
     bool alike = true;
     double first = 0;
@@ -70,7 +70,7 @@ static bool share_global(mm_planner *b, const mm_plan_tensor *pt, const mm_pack_
 /* A quantised head or embedding that no rule names becomes BF16, a router F32: engines compute with them so. */
 static const mm_scheme *unquantised(const mm_planner *b, const mm_plan_tensor *pt) {
   const mm_kind kind = pt->rule[0]->kind;
-  if (b->hf->packed || mm_is_plain(&pt->matrix[0]) || (kind != MM_KIND_EMBED && kind != MM_KIND_KEEP)) return NULL;
+  if (b->hf->manifest || mm_is_plain(&pt->matrix[0]) || (kind != MM_KIND_EMBED && kind != MM_KIND_KEEP)) return NULL;
   return mm_scheme_plain(kind == MM_KIND_EMBED ? MM_BF16 : MM_F32);
 }
 
@@ -154,8 +154,7 @@ static bool scale_inputs(mm_planner *b, const mm_plan_tensor *pt, mm_pack_tensor
       t->input_scale = b->p->pack.tensor[x - 1 - b->p->tensor].input_scale;
       return true;
     }
-  return mm_act_scales_find(b->o->act_scales, t, pt->rule, pt->layer, b->p->pack.model.experts, pt->scheme, &t->input_scale, &c->unreached,
-                            b->err);
+  return mm_act_scales_find(b->o->act_scales, t, pt->rule, pt->layer, b->p->pack.model.experts, pt->scheme, &c->unreached, b->err);
 }
 
 /* Unsharded: experts that calibration never reached take the largest scale of their layer's others of the same scheme. */
@@ -203,7 +202,8 @@ static bool find_matrices(mm_planner *b, mm_plan_tensor *pt, const mm_pack_tenso
   for (uint32_t e = 0; e < leads && b->missing < MISSING_MOST; e++)
     for (unsigned i = 0; i < t->piece_count; i++) {
       mm_matrix *x = pt->matrix ? &pt->matrix[e * t->piece_count + i] : &only_counted;
-      mm_found f = mm_hf_matrix(b->hf, &b->p->pack.model, pt->rule, t->piece_count, i, pt->layer, first + e, x, b->err);
+      const mm_rule_piece piece = {pt->rule, t->piece_count, i, pt->layer, first + e};
+      mm_found f = mm_hf_matrix(b->hf, &b->p->pack.model, &piece, x, b->err);
       if (f == MM_FAILED) return false;
       if (f == MM_ABSENT) missing(b, pt->rule[i], pt->layer, first + e);
     }
@@ -319,7 +319,7 @@ static bool find_prefix(mm_planner *b) {
   const mm_hf *hf = b->hf;
   const mm_alias *first = b->arch->naming;
   if (!b->p->layout->unfused || !first || !first->theirs) return true;
-  const mm_pack *from = hf->packed ? mm_packed_pack(hf) : NULL;
+  const mm_pack *from = hf->manifest;
   if (from && from->left_out_count)
     return mm_fail(b->err, MM_UNSUPPORTED, "E_ARCH", mm_at(hf->dir, NULL),
                    "found --layout hf with a packed checkpoint that leaves out %s*, expected the source that it was made from",
@@ -466,7 +466,7 @@ static const char *made_from(const mm_pack *from) {
  * numbers that are packed a second time are others, and files of the two must not be taken for parts of one run, however often they are
  * cut again. */
 static bool add_words(mm_plan *p, const mm_hf *hf, const mm_plan_options *o, mm_err *err) {
-  const mm_pack *from = hf->packed ? mm_packed_pack(hf) : NULL;
+  const mm_pack *from = hf->manifest;
   bool kept = from && strcmp(o->quant, "none") == 0;
   const char *quant = kept ? from->quant : o->quant;
   p->pack.quant = mm_arena_strndup(&p->pack.arena, quant, strlen(quant), err);
@@ -488,7 +488,7 @@ static bool add_format(mm_plan *p, mm_err *err) {
 
 /* Records the source files; a packed source passes its own list on. */
 static bool add_sources(mm_plan *p, const mm_hf *hf, mm_err *err) {
-  const mm_pack *from = hf->packed ? mm_packed_pack(hf) : NULL;
+  const mm_pack *from = hf->manifest;
   size_t count = from ? from->source_count : hf->file_count;
   p->pack.source = mm_calloc(count, sizeof *p->pack.source, err);
   if (!p->pack.source) return false;
@@ -505,7 +505,7 @@ bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err)
   *p = (mm_plan){.hf = hf, .layout = o->layout ? o->layout : &mm_layout_packed, .prefix = "", .importance = o->importance};
   mm_planner b = {.p = p, .hf = hf, .o = o, .err = err, .arch = mm_arch_find(hf->config, hf->config_path, err)};
   if (!b.arch || !b.arch->read_config(hf->config, hf->config_path, &p->pack.model, err)) return false;
-  if (hf->packed && !mm_packed_agrees(mm_packed_pack(hf), b.arch, &p->pack.model, err)) return false;
+  if (hf->manifest && !mm_packed_agrees(hf->manifest, b.arch, &p->pack.model, err)) return false;
   if (p->layout->unfused && (o->tp > 1 || o->pp > 1))
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
                    "found --tp %u --pp %u with --layout hf, whose files are whole: leave both out, engines cut them as they load", o->tp,

@@ -351,3 +351,69 @@ char *mm_recipe_text(const mm_recipe *r, mm_err *err) {
   if (!text) mm_fail_memory(err, 0);
   return text;
 }
+
+/* ---- a recipe in 64 bits ---- */
+
+/* From the lowest bit: nonfinite_zero, kv_scales, method, search; checks of the rules, of the digests of --act-scales and --importance, of
+ * the target format; the scheme of all matrices, by its number in the registry. */
+enum { KV_AT = 1, METHOD_AT = 3, SEARCH_AT = 5, RULES_AT = 8, ACT_SCALES_AT = 21, IMPORTANCE_AT = 34, TARGET_AT = 48, SCHEME_AT = 56 };
+#define SETTINGS       ((UINT64_C(1) << RULES_AT) - 1)
+#define CHECK          UINT64_C(0x1fff) /* of the rules, of a file's digest */
+#define WORD(words, i) words[mm_min(i, sizeof(words) / sizeof *(words)-2)]
+#define NO_SCHEME      255
+
+static uint64_t check_of(mm_sha256_state *s) {
+  const mm_digest d = mm_sha256_end(s);
+  return (uint64_t)(d.byte[0] | d.byte[1] << 8) & CHECK;
+}
+
+static uint64_t text_check(const char *text) {
+  mm_sha256_state s;
+  mm_sha256_begin(&s);
+  if (text) mm_sha256_add(&s, text, strlen(text));
+  return check_of(&s);
+}
+
+static uint64_t rules_check(const mm_recipe *r) {
+  mm_sha256_state s;
+  mm_sha256_begin(&s);
+  for (size_t i = 0; i < r->count; i++) {
+    const char *text[] = {r->override[i].text, r->override[i].scheme ? r->override[i].scheme->name : ""};
+    for (size_t k = 0; k < 2; k++) mm_sha256_add(&s, text[k], strlen(text[k]) + 1);
+  }
+  return check_of(&s);
+}
+
+uint64_t mm_recipe_code(const mm_recipe *r, const char *target_format) {
+  uint64_t scheme = NO_SCHEME;
+  for (size_t i = 0; r->scheme && mm_scheme_at(i); i++)
+    if (mm_scheme_at(i) == r->scheme) scheme = i;
+  const uint64_t checks = (text_check(target_format) & 0xff) << TARGET_AT | text_check(r->importance) << IMPORTANCE_AT |
+                          text_check(r->act_scales) << ACT_SCALES_AT | rules_check(r) << RULES_AT;
+  return scheme << SCHEME_AT | checks | (uint64_t)r->search << SEARCH_AT | (uint64_t)r->method << METHOD_AT |
+         (uint64_t)r->kv_scales << KV_AT | r->nonfinite_zero;
+}
+
+static void options_of(uint64_t code, bool scheme, char out[160]) {
+  const mm_scheme *s = mm_scheme_at((size_t)(code >> SCHEME_AT)); /* NULL: NO_SCHEME */
+  if (scheme)
+    snprintf(out, 160, "--quant %s", s ? s->name : "none");
+  else
+    snprintf(out, 160, "--search %s --method %s --kv-scales %s%s", WORD(search_word, code >> SEARCH_AT & 7),
+             WORD(method_word, code >> METHOD_AT & 3), WORD(kv_word, code >> KV_AT & 3), code & 1 ? " --allow-nonfinite" : "");
+}
+
+bool mm_recipe_code_differ(uint64_t found_code, uint64_t own_code, char found[160], char own[160]) {
+  const uint64_t differ = found_code ^ own_code;
+  const bool scheme = differ >> SCHEME_AT;
+  options_of(found_code, scheme, found);
+  options_of(own_code, scheme, own);
+  if (!differ || scheme || differ & SETTINGS) return differ;
+  snprintf(found, 160, "%s",
+           differ >> RULES_AT & CHECK        ? "other rules (--recipe, --ignore, --override, --head)"
+           : differ >> IMPORTANCE_AT & CHECK ? "another --importance, or without it"
+           : differ >> ACT_SCALES_AT & CHECK ? "another --act-scales, or without it"
+                                             : "another --dialect");
+  snprintf(own, 160, "the same");
+  return true;
+}

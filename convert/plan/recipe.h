@@ -49,6 +49,11 @@ MM_MUST_USE bool mm_recipe_parse(mm_recipe *r, const char *text, mm_err *err);
 char *mm_recipe_load(mm_arena *a, const char *path, mm_err *err);
 /* The recipe in that form; what the options of a run put there (digests, nonfinite) is left out. free() it. */
 char *mm_recipe_text(const mm_recipe *r, mm_err *err);
+/* The recipe and the name of its target format in 64 bits, from which it can be said in what another one differs. */
+uint64_t mm_recipe_code(const mm_recipe *r, const char *target_format);
+/* False: the codes, which may be anything, are equal. found and own: the options of either that differ; own is "the same" where the code
+ * has no more than a check of them. */
+bool mm_recipe_code_differ(uint64_t found_code, uint64_t own_code, char found[160], char own[160]);
 /* A name for a recipe line. */
 typedef struct mm_preset {
   const char *name, *line, *purpose;

@@ -82,9 +82,8 @@ static bool find_pairs(const mm_plan *plan, mm_hf *made, pair *out, mm_error_row
                       .expert = expert_of(t->piece[j].source),
                       .scheme = pt->scheme,
                       .keep = mm_encoding_keeps(&pt->matrix[j], pt->scheme, pt->grid)};
-      mm_found f = pt->passed
-                       ? find_passed(made, pt, &out[n].made)
-                       : mm_hf_matrix(made, &plan->pack.model, pt->rule, t->piece_count, j, pt->layer, out[n].expert, &out[n].made, err);
+      const mm_rule_piece piece = {pt->rule, t->piece_count, j, pt->layer, out[n].expert};
+      mm_found f = pt->passed ? find_passed(made, pt, &out[n].made) : mm_hf_matrix(made, &plan->pack.model, &piece, &out[n].made, err);
       if (f == MM_FAILED) return false;
       if (f == MM_ABSENT)
         return mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at(made->dir, t->piece[j].source), "found no such weight, which its source has");

@@ -79,14 +79,13 @@ static bool open_slot(mm_hf_reader *r, uint32_t file, mm_err *err) {
   return true;
 }
 
-bool mm_hf_read(mm_hf_reader *r, const mm_hf_tensor *t, uint64_t at, void *buf, size_t n, mm_err *err) {
-  if (r->hf->packed) return mm_packed_read(r->hf, t, at, buf, n, err);
+static bool read_file(mm_hf_reader *r, const mm_hf_tensor *t, uint64_t at, void *buf, size_t n, mm_err *err) {
   return open_slot(r, t->file, err) && mm_file_read(&r->slot[r->last].open, r->hf->file[t->file].path, buf, n, t->offset + at, err);
 }
 
-bool mm_hf_stream(mm_hf_reader *r, const mm_hf_tensor *t, uint64_t at, uint8_t *buf, size_t n, size_t *skew, mm_err *err) {
-  *skew = 0;
-  if (r->hf->packed) return mm_packed_read(r->hf, t, at, buf, n, err);
+static bool stream_file(mm_hf_reader *r, const mm_hf_tensor *t, uint64_t at, uint8_t *buf, size_t n, size_t *skew, mm_err *err) {
   return open_slot(r, t->file, err) &&
          mm_file_stream(&r->slot[r->last].open, r->slot[r->last].direct, r->hf->file[t->file].path, buf, n, t->offset + at, skew, err);
 }
+
+const mm_source_kind mm_source_files = {mm_files_matrix, read_file, stream_file};

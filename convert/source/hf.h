@@ -46,7 +46,30 @@ typedef struct mm_quantization {
   uint32_t zero_less; /* GPTQ stores words of zero points less this in each: 1 in its first format, 0 in its second */
 } mm_quantization;
 
+typedef enum mm_found { MM_FOUND, MM_ABSENT, MM_FAILED } mm_found;
+
+/* One of the rules that share a packed name, for one layer and expert. */
+typedef struct mm_rule_piece {
+  const mm_rule *const *rules; /* [count] */
+  unsigned count, i;
+  uint32_t layer, expert;
+} mm_rule_piece;
+
+struct mm_hf;
+struct mm_hf_reader;
+struct mm_matrix;
+
+/* A kind of source: Hugging Face files (hf.c, matrix.c) or a packed checkpoint (packed_source.c). Functions as mm_hf_matrix and so on. */
+typedef struct mm_source_kind {
+  mm_found (*matrix)(struct mm_hf *hf, const mm_model *m, const mm_rule_piece *p, struct mm_matrix *out, mm_err *err);
+  bool (*read)(struct mm_hf_reader *r, const mm_hf_tensor *t, uint64_t at, void *buf, size_t n, mm_err *err);
+  bool (*stream)(struct mm_hf_reader *r, const mm_hf_tensor *t, uint64_t at, uint8_t *buf, size_t n, size_t *skew, mm_err *err);
+} mm_source_kind;
+extern const mm_source_kind mm_source_files, mm_source_packed;
+mm_found mm_files_matrix(struct mm_hf *hf, const mm_model *m, const mm_rule_piece *p, struct mm_matrix *out, mm_err *err);
+
 typedef struct mm_hf {
+  const mm_source_kind *kind;
   char *dir;
   char *config_path;
   mm_json *config;
@@ -54,7 +77,8 @@ typedef struct mm_hf {
   mm_hf_file *file;
   mm_hf_tensor *tensor; /* sorted by canonical name */
   mm_quantization quantization;
-  struct mm_packed_source *packed; /* NULL unless the source is a packed checkpoint */
+  struct mm_packed_source *packed; /* NULL unless the source is a packed checkpoint, */
+  const mm_pack *manifest;         /* and its manifest */
   bool names_only;                 /* opened from the index alone: shapes come from the rules, no weights can be read */
   bool outside_allowed;            /* links may lead anywhere */
   bool nonfinite_allowed;          /* weights that are NaN or infinite are read as 0 */
@@ -97,9 +121,6 @@ bool mm_packed_is(const char *dir);
 /* Opens all ranks of the directory hf->dir; hf->config_path is set too. Checks the manifest, every header and the companion files. */
 MM_MUST_USE bool mm_packed_open(mm_hf *hf, mm_err *err);
 void mm_packed_close(mm_hf *hf); /* of any hf */
-/* The manifest of a packed source. */
-const mm_pack *mm_packed_pack(const mm_hf *hf);
-MM_MUST_USE bool mm_packed_read(const mm_hf *hf, const mm_hf_tensor *t, uint64_t at, void *buf, size_t n, mm_err *err);
 
 /* Every file still is what it was at open; MM_IO E_CHANGED otherwise. */
 MM_MUST_USE bool mm_hf_unchanged(const mm_hf *hf, mm_err *err);
@@ -132,14 +153,12 @@ typedef struct mm_matrix {
   uint32_t rows, cols; /* cols is 1 for a vector */
 } mm_matrix;
 
-typedef enum mm_found { MM_FOUND, MM_ABSENT, MM_FAILED } mm_found;
-
-/* Resolves piece `i` of the rules that share one packed name, for one layer and expert: by its own name, or inside a source tensor
- * that already has the packed (fused) name. Checks dtype, shape and scale and marks what it takes as used. */
-mm_found mm_hf_matrix(mm_hf *hf, const mm_model *m, const mm_rule *const *piece, unsigned pieces, unsigned i, uint32_t layer,
-                      uint32_t expert, mm_matrix *out, mm_err *err);
-/* The same of a packed source, by the piece's own name alone. MM_INTEGRITY E_SHAPE where config.json means other extents. */
-mm_found mm_packed_matrix(mm_hf *hf, const mm_model *m, const mm_rule *r, uint32_t layer, uint32_t expert, mm_matrix *out, mm_err *err);
+/* Resolves a piece: by its own name, or inside a source tensor
+ * that already has the packed (fused) name. Checks dtype, shape and scale and marks what it takes as used. A packed source has the piece's
+ * own name alone, and MM_INTEGRITY E_SHAPE where config.json means other extents. */
+static inline mm_found mm_hf_matrix(mm_hf *hf, const mm_model *m, const mm_rule_piece *p, mm_matrix *out, mm_err *err) {
+  return hf->kind->matrix(hf, m, p, out, err);
+}
 /* Fails on tensors nobody used, but for those known to be redundant (rotary and decay buffers, layers past the last). */
 MM_MUST_USE bool mm_hf_all_used(const mm_hf *hf, const mm_model *m, mm_err *err);
 
@@ -168,8 +187,14 @@ typedef struct mm_hf_reader {
 void mm_hf_reader_open(mm_hf_reader *r, const mm_hf *hf);
 void mm_hf_reader_close(mm_hf_reader *r);
 /* n bytes from byte `at` of tensor t. */
-MM_MUST_USE bool mm_hf_read(mm_hf_reader *r, const mm_hf_tensor *t, uint64_t at, void *buf, size_t n, mm_err *err);
+MM_MUST_USE static inline bool mm_hf_read(mm_hf_reader *r, const mm_hf_tensor *t, uint64_t at, void *buf, size_t n, mm_err *err) {
+  return r->hf->kind->read(r, t, at, buf, n, err);
+}
 /* The same for much data, past the page cache; buf and *skew as mm_file_stream. */
-MM_MUST_USE bool mm_hf_stream(mm_hf_reader *r, const mm_hf_tensor *t, uint64_t at, uint8_t *buf, size_t n, size_t *skew, mm_err *err);
+MM_MUST_USE static inline bool mm_hf_stream(mm_hf_reader *r, const mm_hf_tensor *t, uint64_t at, uint8_t *buf, size_t n, size_t *skew,
+                                            mm_err *err) {
+  *skew = 0;
+  return r->hf->kind->stream(r, t, at, buf, n, skew, err);
+}
 
 #endif

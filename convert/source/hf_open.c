@@ -317,7 +317,8 @@ static bool read_index(mm_hf *hf, const char *path, mm_err *err) {
 }
 
 bool mm_hf_open(mm_hf *hf, const char *dir, const mm_hf_options *o, mm_err *err) {
-  *hf = (mm_hf){.names_only = o->names_only,
+  *hf = (mm_hf){.kind = &mm_source_files,
+                .names_only = o->names_only,
                 .outside_allowed = o->allow_outside_links,
                 .nonfinite_allowed = o->allow_nonfinite,
                 .dry_run = o->dry_run};

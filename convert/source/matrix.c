@@ -7,10 +7,9 @@
 
 #define NAME_MAX_LEN 256
 
-/* Where piece `i` lies: alone under its own name, or fused under the packed one. */
-static mm_site place_of(const mm_model *m, const mm_rule *const *piece, unsigned pieces, unsigned i, uint32_t expert, bool fused,
-                        const char *name) {
-  const mm_rule *r = piece[i];
+/* Where a piece lies: alone under its own name, or fused under the packed one. */
+static mm_site place_of(const mm_model *m, const mm_rule_piece *piece, bool fused, const char *name) {
+  const mm_rule *r = piece->rules[piece->i];
   mm_site p = {.name = name,
                .vector = r->cols == MM_DIM_NONE,
                .rows = mm_dim_extent(r->rows, m),
@@ -19,23 +18,21 @@ static mm_site place_of(const mm_model *m, const mm_rule *const *piece, unsigned
                .assumed = r->rows == MM_DIM_EXPERTS ? MM_F32 : MM_BF16};
   p.piece_rows[0] = p.rows;
   if (!fused) return p;
-  p.piece = i;
-  p.pieces = pieces;
-  for (unsigned j = 0; j < pieces; j++) p.piece_rows[j] = mm_dim_extent(piece[j]->rows, m);
-  if (mm_rule_stacks(r)) p.entry = expert, p.entries = m->experts;
+  p.piece = piece->i;
+  p.pieces = piece->count;
+  for (unsigned j = 0; j < p.pieces; j++) p.piece_rows[j] = mm_dim_extent(piece->rules[j]->rows, m);
+  if (mm_rule_stacks(r)) p.entry = piece->expert, p.entries = m->experts;
   return p;
 }
 
-mm_found mm_hf_matrix(mm_hf *hf, const mm_model *m, const mm_rule *const *piece, unsigned pieces, unsigned i, uint32_t layer,
-                      uint32_t expert, mm_matrix *out, mm_err *err) {
-  const mm_rule *r = piece[i];
-  if (hf->packed) return mm_packed_matrix(hf, m, r, layer, expert, out, err);
+mm_found mm_files_matrix(mm_hf *hf, const mm_model *m, const mm_rule_piece *p, mm_matrix *out, mm_err *err) {
+  const mm_rule *r = p->rules[p->i];
   bool plain_only = r->cols == MM_DIM_NONE; /* any matrix may be quantised, head and router too */
   char name[NAME_MAX_LEN], fused_name[NAME_MAX_LEN];
-  mm_site alone = place_of(m, piece, pieces, i, expert, false, mm_rule_name(name, sizeof name, r->theirs, layer, expert));
-  mm_site fused = place_of(m, piece, pieces, i, expert, true, mm_rule_name(fused_name, sizeof fused_name, r->ours, layer, 0));
+  mm_site alone = place_of(m, p, false, mm_rule_name(name, sizeof name, r->theirs, p->layer, p->expert));
+  mm_site fused = place_of(m, p, true, mm_rule_name(fused_name, sizeof fused_name, r->ours, p->layer, 0));
   const mm_hf_tensor *own = mm_encoding_codes(hf, &alone, plain_only), *whole = NULL;
-  if (pieces > 1 || mm_rule_stacks(r)) whole = mm_encoding_codes(hf, &fused, plain_only);
+  if (p->count > 1 || mm_rule_stacks(r)) whole = mm_encoding_codes(hf, &fused, plain_only);
   if (own && whole) {
     mm_fail(err, MM_BAD_INPUT, "E_DUP_TENSOR", mm_hf_at(hf, own), "found again inside \"%s\" in %s", whole->original,
             hf->file[whole->file].name);
@@ -70,7 +67,7 @@ size_t mm_hf_past_last(const mm_hf *hf, const mm_model *m) {
 
 void mm_hf_left_out(const mm_hf *hf, const mm_arch *a, mm_pack *p) {
   mm_left_out all[MM_LEFT_OUT_MAX] = {{0}};
-  const mm_pack *from = hf->packed ? mm_packed_pack(hf) : NULL;
+  const mm_pack *from = hf->manifest;
   p->left_out_count = 0;
   for (size_t i = 0; from && i < from->left_out_count; i++) p->left_out[p->left_out_count++] = from->left_out[i];
   for (size_t i = 0; i < hf->tensor_count; i++) {

@@ -32,8 +32,6 @@ static bool has(const char *dir, const char *name) { return access(mm_path_of(di
 
 bool mm_packed_is(const char *dir) { return has(dir, MM_MANIFEST) && !has(dir, MM_INDEX_NAME) && !has(dir, "model.safetensors"); }
 
-const mm_pack *mm_packed_pack(const mm_hf *hf) { return &hf->packed->shards.pack; }
-
 void mm_packed_close(mm_hf *hf) {
   if (!hf->packed) return;
   mm_proof_close(&hf->packed->proof);
@@ -77,7 +75,8 @@ static bool coarse_line(const mm_packed_source *p, const mm_packed_entry *e, uns
   return ok;
 }
 
-bool mm_packed_read(const mm_hf *hf, const mm_hf_tensor *t, uint64_t at, void *buf, size_t n, mm_err *err) {
+static bool read_lines(mm_hf_reader *r, const mm_hf_tensor *t, uint64_t at, void *buf, size_t n, mm_err *err) {
+  const mm_hf *hf = r->hf;
   const mm_packed_source *p = hf->packed;
   const mm_packed_entry *e = &p->entry[t->matrix];
   if (t->plane == INPUT_SCALE) {
@@ -95,6 +94,11 @@ bool mm_packed_read(const mm_hf *hf, const mm_hf_tensor *t, uint64_t at, void *b
   for (uint32_t i = 0; i < count; i++)
     if (!coarse_line(p, e, t->plane, first + i, (uint8_t *)buf + i * line, err)) return false;
   return true;
+}
+
+static bool stream_lines(mm_hf_reader *r, const mm_hf_tensor *t, uint64_t at, uint8_t *buf, size_t n, size_t *skew, mm_err *err) {
+  *skew = 0;
+  return read_lines(r, t, at, buf, n, err);
 }
 
 /* ---- grids ---- */
@@ -194,10 +198,11 @@ static bool fits(const mm_hf *hf, const mm_packed_entry *e, const mm_model *m, c
                  mm_whole_rows(&e->whole), mm_whole_cols(&e->whole), rows, cols);
 }
 
-mm_found mm_packed_matrix(mm_hf *hf, const mm_model *m, const mm_rule *r, uint32_t layer, uint32_t expert, mm_matrix *out, mm_err *err) {
+static mm_found matrix_of(mm_hf *hf, const mm_model *m, const mm_rule_piece *piece, mm_matrix *out, mm_err *err) {
   mm_packed_source *p = hf->packed;
+  const mm_rule *r = piece->rules[piece->i];
   char name[256];
-  mm_hf_tensor *codes = mm_hf_find(hf, mm_rule_name(name, sizeof name, r->theirs, layer, expert));
+  mm_hf_tensor *codes = mm_hf_find(hf, mm_rule_name(name, sizeof name, r->theirs, piece->layer, piece->expert));
   if (!codes) return MM_ABSENT;
   mm_packed_entry *e = &p->entry[codes->matrix];
   if (!fits(hf, e, m, r, name, err) || (!e->settled && !settle(hf, e, err))) return MM_FAILED;
@@ -221,6 +226,8 @@ mm_found mm_packed_matrix(mm_hf *hf, const mm_model *m, const mm_rule *r, uint32
   }
   return MM_FOUND;
 }
+
+const mm_source_kind mm_source_packed = {matrix_of, read_lines, stream_lines};
 
 /* ---- opening ---- */
 
@@ -288,7 +295,7 @@ static bool add_matrices(mm_hf *hf, mm_err *err) {
 
 /* All parts; a part's root stands for its content. */
 static bool add_files(mm_hf *hf, mm_err *err) {
-  const mm_pack *p = mm_packed_pack(hf);
+  const mm_pack *p = hf->manifest;
   size_t count = hf->packed->proof.first[mm_pack_ranks(p)];
   hf->file = mm_calloc(count, sizeof *hf->file, err);
   if (!hf->file) return false;
@@ -330,6 +337,8 @@ bool mm_packed_open(mm_hf *hf, mm_err *err) {
   if (!p || !mm_shards_open(&p->shards, hf->dir, err) || !all_ranks(&p->shards.pack, err) || !mm_verify_files(&p->shards.pack, err) ||
       !mm_bind_check(&p->shards, err) || !mm_proof_open(&p->proof, &p->shards, err))
     return false;
+  hf->kind = &mm_source_packed;
+  hf->manifest = &p->shards.pack;
   make_encodings(p);
   hf->quantization.block = (mm_cell){128, 128}; /* strips of rows begin on whole blocks */
   return add_files(hf, err) && add_matrices(hf, err);

@@ -104,3 +104,29 @@ bool mm_finished_check(const mm_plan *p, const char *dir, bool archived, bool ha
   if (!ok && err->status == MM_BAD_INPUT) err->status = MM_INTEGRITY; /* an output's file that is absent or no file */
   return ok;
 }
+
+bool mm_finished_other(const mm_plan *p, const char *dir, mm_err *err) {
+  static const char tail[] = "to find it done; --force replaces it";
+  const mm_where at = mm_at(dir, NULL);
+  const mm_pack *own = &p->pack;
+  mm_pack is = {0};
+  const bool packed = mm_pack_open(&is, dir, MM_IGNORED);
+  if (packed == p->layout->unfused)
+    other(dir, "--layout", err);
+  else if (packed && mm_digest_equal(&is.plan, &own->plan))
+    other(dir, "--compress", err);
+  else if (packed && (is.tp != own->tp || is.ep != own->ep || is.pp != own->pp || is.tp_align != own->tp_align))
+    mm_fail(err, MM_USAGE, "E_RESUME", at,
+            "found a finished conversion with --tp %u --ep %u --pp %u --tp-align %s, expected --tp %u --ep %u --pp %u --tp-align %s %s",
+            is.tp, is.ep, is.pp, mm_align_word(is.tp_align), own->tp, own->ep, own->pp, mm_align_word(own->tp_align), tail);
+  else if (packed && strcmp(is.quant, own->quant) != 0)
+    mm_fail(err, MM_USAGE, "E_RESUME", at, "found a finished conversion with --quant \"%.300s\", expected \"%.300s\" %s", is.quant,
+            own->quant, tail);
+  else
+    other(
+        dir,
+        packed ? "source, --part-size, config.json or version of this program" : "source, --quant, --part-size or version of this program",
+        err);
+  mm_pack_close(&is);
+  return false;
+}

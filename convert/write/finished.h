@@ -10,4 +10,8 @@
  * at. */
 MM_MUST_USE bool mm_finished_check(const mm_plan *p, const char *dir, bool archived, bool hash, unsigned threads, mm_err *err);
 
+/* Fails with MM_USAGE E_RESUME: the finished output in dir, which is not of this plan or archived where this one is not to be, or the other
+ * way round, differs by the options that the line names. */
+bool mm_finished_other(const mm_plan *p, const char *dir, mm_err *err);
+
 #endif

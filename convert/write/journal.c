@@ -12,14 +12,14 @@
 #include "convert/plan/target_format.h"
 #include "formats/system/file.h"
 
-static const char magic[8] = "MMJRNL6\n";
+static const char magic[8] = "MMJRNL7\n";
 
 /* Behind it: uint64_t[files], a check of each source file. */
 typedef struct mm_journal_header {
   char magic[8];
   uint8_t plan[32];
   uint64_t ranks, source; /* checks */
-  uint64_t quant, cut;    /* quant_words, cut_words: what another plan differs in */
+  uint64_t quant, cut;    /* mm_recipe_code, cut_words: what another plan differs in */
   uint64_t decoding;      /* of what says how the source's words are read, and of the importance file's identity */
   uint8_t layout[32];
   uint64_t level, files;
@@ -51,25 +51,6 @@ static uint64_t source_check(const mm_hf_file *f) {
   return check_of(&s);
 }
 
-#define NO_SCHEME 255
-
-/* Packs, from the top, 8 bits for the scheme of all matrices, by its number in the registry; 8 bits for a check of the target format; 48
- * bits for a check of the recipe. */
-static uint64_t quant_words(const mm_plan *p) {
-  const char *target_format = mm_target_format_name(p->target_format), *all = p->recipe.scheme ? p->recipe.scheme->name : "";
-  const mm_digest d = mm_sha256(target_format, strlen(target_format)), q = mm_sha256(p->pack.quant, strlen(p->pack.quant));
-  uint64_t scheme = NO_SCHEME;
-  const mm_scheme *s;
-  for (size_t i = 0; (s = mm_scheme_at(i)); i++)
-    if (strcmp(s->name, all) == 0) scheme = i;
-  return scheme << 56 | (mm_digest_check(&d) & 0xff) << 48 | (mm_digest_check(&q) & 0xffffffffffff);
-}
-
-static const char *scheme_word(uint64_t quant) {
-  const uint64_t i = quant >> 56;
-  return i == NO_SCHEME || !mm_scheme_at((size_t)i) ? "none" : mm_scheme_at((size_t)i)->name;
-}
-
 enum { CUT_BITS = 12 }; /* of each of tp, ep and pp */
 _Static_assert(MM_MAX_TP < 1 << CUT_BITS && MM_MAX_LAYERS < 1 << CUT_BITS, "a cut fits its bits");
 
@@ -98,7 +79,7 @@ static void plan_checks(const mm_plan *p, mm_journal_header *h) {
     mm_sha256_add(&s, p->pack.source[i].sha256.byte, sizeof p->pack.source[i].sha256.byte);
   }
   h->source = check_of(&s);
-  h->quant = quant_words(p);
+  h->quant = mm_recipe_code(&p->recipe, mm_target_format_name(p->target_format));
   h->cut = cut_words(p);
 }
 
@@ -165,14 +146,12 @@ static bool other_plan(const mm_journal_header *found, const mm_journal_header *
   if (found->cut != h->cut)
     return mm_fail(err, MM_USAGE, "E_RESUME", at, "found a run with %s, expected %s to continue; %s", cut_text(found->cut, a),
                    cut_text(h->cut, b), discards);
-  if (found->quant >> 56 != h->quant >> 56)
-    return mm_fail(err, MM_USAGE, "E_RESUME", at, "found a run with --quant %s, expected --quant %s to continue; %s",
-                   scheme_word(found->quant), scheme_word(h->quant), discards);
-  const char *what = (found->quant ^ h->quant) << 16
-                         ? "of this --quant with other options beside it (rules, search, head, calibration, --allow-nonfinite)"
-                     : found->quant != h->quant ? "with another --dialect"
-                                                : "of another config.json, or of another version of this program";
-  return mm_fail(err, MM_USAGE, "E_RESUME", at, "found a run %s, expected the same to continue; %s", what, discards);
+  if (mm_recipe_code_differ(found->quant, h->quant, a, b))
+    return mm_fail(err, MM_USAGE, "E_RESUME", at, "found a run with %s, expected %s to continue; %s", a, b, discards);
+  return mm_fail(
+      err, MM_USAGE, "E_RESUME", at,
+      "found a run with another --part-size or config.json, or of another version of this program, expected the same to continue; %s",
+      discards);
 }
 
 /* Refuses a journal that was made for something else, and says for what. */

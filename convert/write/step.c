@@ -23,7 +23,8 @@ void mm_worker_close(mm_worker *w) {
 /* The planes of the strip on the plan's cells, in w's buffers: kept from the source or packed. */
 static bool pack_strip(mm_worker *w, const mm_strip *s, const void *plane[MM_MAX_PLANES], mm_err *err) {
   const mm_scheme *sc = s->pt->scheme;
-  if (s->keep) return mm_decode_planes(&w->source, s->x, sc, s->pt->grid, s->row, s->rows, s->group, plane, err);
+  const mm_stored_as as = {sc, s->pt->grid, s->group};
+  if (s->keep) return mm_decode_planes(&w->source, s->x, &as, s->row, s->rows, plane, err);
   bool bf16 = mm_is_plain(s->x) && s->x->weight->dtype == MM_BF16; /* packed as it is: the same bytes as through f32, sooner */
   if (!(bf16 ? mm_decode_codes(&w->source, s->x, s->row, s->rows, err) : mm_decode_f32(&w->source, s->x, s->row, s->rows, err)))
     return false;

@@ -96,10 +96,8 @@ static bool is_written(const mm_plan *p, const char *name) {
 /* Writes one companion and lists it in the manifest. */
 static bool put_companion(mm_writer *w, const char *name, const void *bytes, size_t n, mm_err *err) {
   mm_pack *pack = &w->plan->pack;
-  mm_pack_file *f = &pack->file[pack->file_count];
   if (!mm_writer_replace(w, name, bytes, n, err)) return false;
-  *f = (mm_pack_file){.name = name, .size = n, .sha256 = mm_sha256(bytes, n)};
-  pack->file_count++;
+  pack->file[pack->file_count++] = (mm_pack_file){.name = name, .size = n, .sha256 = mm_sha256(bytes, n)};
   return true;
 }
 
@@ -130,7 +128,7 @@ static bool bake_image(mm_writer *w, mm_err *err) {
 
 /* A packed source's companions were proven when it was opened; one that has changed since is not copied. */
 static bool still_proven(const mm_writer *w, const char *name, const char *path, const char *text, size_t n, mm_err *err) {
-  const mm_pack *from = w->plan->hf->packed ? mm_packed_pack(w->plan->hf) : NULL;
+  const mm_pack *from = w->plan->hf->manifest;
   const mm_digest d = mm_sha256(text, n);
   for (size_t i = 0; from && i < from->file_count; i++) {
     if (strcmp(from->file[i].name, name) != 0) continue;
@@ -188,15 +186,10 @@ static bool write_digests(mm_writer *w, mm_err *err) {
   return ok;
 }
 
-/* --draft, or the draft of a packed source, as it is. */
-static bool write_draft(mm_writer *w, mm_err *err) {
-  mm_pack *pack = &w->plan->pack;
-  const mm_pack *from = w->plan->hf->packed && !w->plan->layout->unfused ? mm_packed_pack(w->plan->hf) : NULL;
-  return mm_draft_write(w->o.draft, from, w->dir, w->staging, pack->file, &pack->file_count, err);
-}
-
 bool mm_companions_write(mm_writer *w, mm_err *err) {
-  return copy_companions(w, err) && write_draft(w, err) && copy_code(w, err) && write_texts(w, err) && write_digests(w, err);
+  const mm_pack *from = w->plan->layout->unfused ? NULL : w->plan->hf->manifest; /* whose draft is copied, without --draft */
+  return copy_companions(w, err) && mm_draft_write(w->o.draft, from, w->dir, w->staging, &w->plan->pack, err) && copy_code(w, err) &&
+         write_texts(w, err) && write_digests(w, err);
 }
 
 /* ---- a checkpoint that is there, and its source ---- */
@@ -216,10 +209,8 @@ static bool same_copy(const mm_hf *hf, const mm_pack *p, const mm_pack_file *f, 
   size_t n = 0;
   const mm_path path = mm_path_of(hf->dir, f->name);
   char *text = mm_file_slurp(path.text, COMPANION_MAX, &n, &why);
-  if (!text) {
-    if (why.status != MM_BAD_INPUT) return mm_fail_as(err, &why);
-    return another(p, f->name, "found a companion that this source does not have", err);
-  }
+  if (!text && why.status != MM_BAD_INPUT) return mm_fail_as(err, &why);
+  if (!text) return another(p, f->name, "found a companion that this source does not have", err);
   const mm_digest d = mm_sha256(text, n);
   free(text);
   return mm_digest_equal(&d, &f->sha256) || another(p, f->name, "found another file than this source has of that name", err);
@@ -244,7 +235,7 @@ static bool is_made(const mm_plan *plan, const char *name) {
   static const char *const made[] = {"config.json", "hf_quant_config.json", MM_INDEX_NAME};
   for (size_t i = 0; plan->layout->unfused && i < sizeof made / sizeof *made; i++)
     if (strcmp(name, made[i]) == 0) return true;
-  return is_written(plan, name);
+  return is_written(plan, name) || (!plan->layout->unfused && strcmp(name, MM_DFLASH_FILE) == 0); /* a draft has a source of its own */
 }
 
 static bool is_there(const mm_plan *plan, const mm_pack *p, const char *name, mm_err *err) {
@@ -259,7 +250,6 @@ bool mm_companions_same(const mm_plan *plan, const mm_pack *p, mm_bake_fn *bake,
   bool ok = list_code(plan->hf, &names, code, &count, err);
   for (size_t i = 0; ok && i < p->file_count; i++) {
     const mm_pack_file *f = &p->file[i];
-    if (!plan->layout->unfused && strcmp(f->name, MM_DFLASH_FILE) == 0) continue; /* of a source of its own */
     if (!plan->layout->unfused && strcmp(f->name, baked) == 0)
       ok = same_bake(p, f, bake, err);
     else if (!is_made(plan, f->name))

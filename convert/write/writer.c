@@ -108,6 +108,7 @@ static bool check_target(mm_writer *w, mm_err *err) {
   if (same && w->o.leftover == MM_LEFTOVER_RESUME && !find_complete(w, archived, err)) return false;
   if (w->complete) return true;
   if (!ours) return usage(err, target, "found a directory that is not empty and not a converted checkpoint");
+  if (!w->o.force && w->o.leftover == MM_LEFTOVER_RESUME) return mm_finished_other(w->plan, target, err);
   if (!w->o.force) return usage(err, target, "found a converted checkpoint already there; --force replaces it");
   return extra.status == MM_OK ||
          mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(target, NULL), "found more than a converted checkpoint: %s", extra.text);

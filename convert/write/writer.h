@@ -9,7 +9,7 @@
 
 #include <pthread.h>
 
-#include "convert/source/draft_source.h"
+#include "convert/decode/draft_source.h"
 #include "convert/write/blocks.h"
 #include "convert/write/journal.h"
 #include "formats/system/staging.h"

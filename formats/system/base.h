@@ -17,8 +17,8 @@
 extern "C" {
 #endif
 
-#define MM_VERSION "0.1.0"
-/* "0.1.0 (commit 1a2b3c4, CUDA for 80 90a)": for people; what is written to files has the number alone. */
+#define MM_VERSION "0.2.0"
+/* "0.2.0 (commit 1a2b3c4, CUDA for 80 90a)": for people; what is written to files has the number alone. */
 const char *mm_version(void);
 
 #if defined(__GNUC__)

@@ -1,4 +1,4 @@
-"""Builds the wheel of the Python package: libminimax by `make`, and the modules beside it. A build backend of PEP 517 in the standard
+"""Builds the wheel minimax-packed: libminimax and the programs by `make`, and the Python package. A build backend of PEP 517 in the standard
 library alone, so that `pip install .` needs a C compiler and nothing from a package index."""
 import base64
 import hashlib
@@ -9,7 +9,8 @@ import subprocess
 import zipfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-PACKAGE = os.path.join(ROOT, "loader", "python", "minimax")
+PYTHON = os.path.join(ROOT, "loader", "python")
+NAME = "minimax_packed"  # minimax-packed on PyPI, where `minimax` is a package of others
 
 
 def _version():
@@ -18,43 +19,52 @@ def _version():
 
 
 def _tag():
-    return "py3-none-linux_" + platform.machine()
+    """manylinux_2_N with glibc's version, which pip compares with that of the machine it installs on."""
+    libc, version = platform.libc_ver()
+    system = "manylinux_" + version.replace(".", "_") if libc == "glibc" else "linux"
+    return f"py3-none-{system}_{platform.machine()}"
 
 
 def _metadata():
     with open(os.path.join(ROOT, "docs", "library.md"), encoding="utf-8") as f:
         readme = f.read()
-    return (f"Metadata-Version: 2.1\nName: minimax\nVersion: {_version()}\nSummary: Packed MiniMax checkpoints as numpy and torch views\n"
+    return (f"Metadata-Version: 2.1\nName: minimax-packed\nVersion: {_version()}\nSummary: Converts, verifies and serves MiniMax checkpoints; packed checkpoints as numpy and torch views\n"
             "License: Apache-2.0\nRequires-Python: >=3.9\nRequires-Dist: numpy>=1.22\n"
             "Requires-Dist: torch; extra == 'torch'\nProvides-Extra: torch\n"
             "Requires-Dist: ml_dtypes; extra == 'dtypes'\nProvides-Extra: dtypes\n"
             f"Description-Content-Type: text/markdown\n\n{readme}")
 
 
-def _library():
-    """Path of libminimax.so, made in a folder of its own: `make` with other switches is not disturbed. MINIMAX_LIBRARY names one that is to be
-    taken as it is."""
-    given = os.environ.get("MINIMAX_LIBRARY")
+def _build():
+    """The folder with the programs in bin and the library in lib: $MINIMAX_BUILD, or made here, in a folder of its own, so that `make` with
+    other switches is not disturbed."""
+    given = os.environ.get("MINIMAX_BUILD")
     if given:
         return given
-    subprocess.run(["make", "CUDA=0", "BUILD=build/python", "library"], cwd=ROOT, check=True)
-    return os.path.join(ROOT, "build", "python", "lib", "libminimax.so." + _version())
+    subprocess.run(["make", "CUDA=0", "BUILD=build/python", "all"], cwd=ROOT, check=True)
+    return os.path.join(ROOT, "build", "python")
+
+
+def _read(*path):
+    with open(os.path.join(*path), "rb") as f:
+        return f.read()
 
 
 def _files():
-    """What the wheel holds: name and bytes."""
-    for name in sorted(os.listdir(PACKAGE)):
+    """Files of the wheel: name, bytes and mode. pip puts data/scripts into the environment's bin."""
+    build, prefix = _build(), f"{NAME}-{_version()}"
+    yield "minimax.py", _read(PYTHON, "minimax.py"), 0o644
+    for name in sorted(os.listdir(os.path.join(PYTHON, NAME))):
         if name.endswith((".py", ".typed")):
-            with open(os.path.join(PACKAGE, name), "rb") as f:
-                yield "minimax/" + name, f.read()
-    with open(_library(), "rb") as f:
-        yield "minimax/libminimax.so.0", f.read()
-    info = f"minimax-{_version()}.dist-info/"
-    yield info + "METADATA", _metadata().encode()
-    yield info + "WHEEL", f"Wheel-Version: 1.0\nGenerator: minimax\nRoot-Is-Purelib: false\nTag: {_tag()}\n".encode()
-    yield info + "entry_points.txt", b"[vllm.general_plugins]\nminimax = minimax.vllm:register\n"
-    with open(os.path.join(ROOT, "LICENSE"), "rb") as f:
-        yield info + "LICENSE", f.read()
+            yield f"{NAME}/{name}", _read(PYTHON, NAME, name), 0o644
+    yield NAME + "/libminimax.so.0", _read(build, "lib", "libminimax.so." + _version()), 0o644
+    for name in sorted(os.listdir(os.path.join(build, "bin"))):
+        yield f"{prefix}.data/scripts/{name}", _read(build, "bin", name), 0o755
+    info = prefix + ".dist-info/"
+    yield info + "METADATA", _metadata().encode(), 0o644
+    yield info + "WHEEL", f"Wheel-Version: 1.0\nGenerator: minimax\nRoot-Is-Purelib: false\nTag: {_tag()}\n".encode(), 0o644
+    yield info + "entry_points.txt", f"[vllm.general_plugins]\nminimax = {NAME}.vllm:register\n".encode(), 0o644
+    yield info + "LICENSE", _read(ROOT, "LICENSE"), 0o644
 
 
 def _digest(data):
@@ -62,19 +72,19 @@ def _digest(data):
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
-    name = f"minimax-{_version()}-{_tag()}.whl"
-    record = f"minimax-{_version()}.dist-info/RECORD"
+    name = f"{NAME}-{_version()}-{_tag()}.whl"
+    record = f"{NAME}-{_version()}.dist-info/RECORD"
     rows = []
     with zipfile.ZipFile(os.path.join(wheel_directory, name), "w", zipfile.ZIP_DEFLATED) as z:
-        def put(path, data):
+        def put(path, data, mode):
             entry = zipfile.ZipInfo(path, (1980, 1, 1, 0, 0, 0))  # the same wheel from the same tree
             entry.compress_type = zipfile.ZIP_DEFLATED
-            entry.external_attr = 0o644 << 16
+            entry.external_attr = (0o100000 | mode) << 16
             z.writestr(entry, data)
-        for path, data in _files():
-            put(path, data)
+        for path, data, mode in _files():
+            put(path, data, mode)
             rows.append(f"{path},sha256={_digest(data)},{len(data)}\n")
-        put(record, "".join(rows) + record + ",,\n")
+        put(record, "".join(rows) + record + ",,\n", 0o644)
     return name
 
 

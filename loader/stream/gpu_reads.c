@@ -3,11 +3,24 @@
 
 #include "loader/stream/landing.h"
 
+/* What only models with norms of each head have: index heads, and sizes of their kernels. */
+static bool takes_extended(const mm_model *m, uint32_t tp, mm_err *err) {
+  const mm_where nowhere = mm_at(NULL, NULL);
+  if (m->qk_norm && !m->qk_norm_per_head)
+    return mm_fail(err, MM_UNSUPPORTED, "E_MODEL", nowhere,
+                   "found a norm of q over all heads; the cuda backend has that of each head for %s", m->architecture);
+  const uint32_t heads = (uint32_t)mm_max(1, m->index_heads / tp), dim = m->index_dim;
+  if (!m->index_heads || (heads <= MM_GPU_INDEX_HEADS && (dim == 32 || dim == 64 || dim == 128) && m->index_block % MM_GPU_INDEX_TILE == 0))
+    return true;
+  return mm_fail(err, MM_UNSUPPORTED, "E_MODEL", nowhere,
+                 "found %u index heads of %u on a rank, blocks of %u; the cuda backend has kernels for at most %d of 32, 64 "
+                 "and 128, and multiples of %d",
+                 heads, dim, m->index_block, MM_GPU_INDEX_HEADS, MM_GPU_INDEX_TILE);
+}
+
 bool mm_gpu_takes_model(const mm_model *m, uint32_t tp, mm_err *err) {
   const mm_where nowhere = mm_at(NULL, NULL);
-  if (mm_model_extended(m)) /* as runtime/engine/devices.c does */
-    return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", nowhere,
-                   "found a model with sparse attention, which --device cuda refuses; --device cpu runs it");
+  const bool extended = mm_model_extended(m);
   if (tp > MM_GPU_RANKS)
     return mm_fail(err, MM_UNSUPPORTED, "E_TP", nowhere, "found --tp %u, the cuda backend has up to %d ranks", tp, MM_GPU_RANKS);
   const uint64_t width = ((uint64_t)m->heads / tp + 2 * mm_max(1, m->kv_heads / tp)) * m->head_dim;
@@ -17,7 +30,7 @@ bool mm_gpu_takes_model(const mm_model *m, uint32_t tp, mm_err *err) {
   } limit[] = {{"hidden", m->hidden, MM_GPU_HIDDEN},
                {"heads x head_dim", (uint64_t)m->heads * m->head_dim, MM_GPU_WIDTH},
                {"heads and two of keys and values for each kv head x head_dim, on a rank", width, MM_GPU_WIDTH},
-               {"heads per kv head", m->kv_heads ? m->heads / m->kv_heads : 0, MM_GPU_GROUP},
+               {"heads per kv head", m->kv_heads ? m->heads / m->kv_heads : 0, extended ? MM_GPU_GROUP_HEADS : MM_GPU_GROUP},
                {"experts", m->experts, MM_GPU_EXPERTS},
                {"top_k", m->top_k, mm_min(MM_GPU_TOP_K, m->experts)},
                {"rotary_dim", m->rotary_dim, m->head_dim}};
@@ -25,14 +38,14 @@ bool mm_gpu_takes_model(const mm_model *m, uint32_t tp, mm_err *err) {
     if (limit[i].found > limit[i].most)
       return mm_fail(err, MM_UNSUPPORTED, "E_MODEL", nowhere, "found %s %llu; the cuda backend has kernels for at most %llu", limit[i].name,
                      (unsigned long long)limit[i].found, (unsigned long long)limit[i].most);
-  if ((m->head_dim == 64 || m->head_dim == 128) && m->hidden % 8 == 0 && m->rotary_dim % 16 == 0 && m->kv_heads &&
-      m->heads % m->kv_heads == 0)
-    return true;
+  const bool has_kernel = m->head_dim == 64 || m->head_dim == 128 || (extended && m->head_dim == 32);
+  if (has_kernel && m->hidden % 8 == 0 && m->rotary_dim % 16 == 0 && m->kv_heads && m->heads % m->kv_heads == 0)
+    return !extended || takes_extended(m, tp, err);
   return mm_fail(
       err, MM_UNSUPPORTED, "E_MODEL", nowhere,
-      "found head_dim %u, hidden %u, rotary_dim %u, %u heads on %u kv heads; the cuda backend has kernels for head_dim 64 and 128, "
+      "found head_dim %u, hidden %u, rotary_dim %u, %u heads on %u kv heads; the cuda backend has kernels for head_dim %s64 and 128, "
       "and for multiples of 8, of 16, and of the kv heads",
-      m->head_dim, m->hidden, m->rotary_dim, m->heads, m->kv_heads);
+      m->head_dim, m->hidden, m->rotary_dim, m->heads, m->kv_heads, extended ? "32, " : "");
 }
 
 static bool is_power(uint32_t n) { return (n & (n - 1)) == 0; } /* or 0, the whole extent */

@@ -15,10 +15,13 @@ enum {
   MM_GPU_WIDTH = 16384, /* of a row that is normed */
   MM_GPU_EXPERTS = 256,
   MM_GPU_TOP_K = 16,
-  MM_GPU_GROUP = 8 /* heads per kv head */
+  MM_GPU_GROUP = 8,        /* heads per kv head */
+  MM_GPU_GROUP_HEADS = 16, /* the same with norms of each head */
+  MM_GPU_INDEX_HEADS = 8,  /* index heads of a rank */
+  MM_GPU_INDEX_TILE = 16   /* positions: blocks are multiples */
 };
 
-/* MM_UNSUPPORTED, naming what is found and what the backend takes: E_DEVICE for sparse attention, E_TP, E_MODEL. */
+/* MM_UNSUPPORTED, naming what is found and what the backend takes: E_TP, E_MODEL. */
 MM_MUST_USE bool mm_gpu_takes_model(const mm_model *m, uint32_t tp, mm_err *err);
 /* MM_UNSUPPORTED, naming tensor and scheme: E_SCHEME where no kernel reads the matrix, and E_ACT_QUANT where its inputs cannot be rounded,
  * which is what the backend does unless --act-quant off. True without a scheme. */

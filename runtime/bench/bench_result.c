@@ -24,11 +24,14 @@ void mm_bench_print_copy(double bytes_per_s, bool json) {
 static void open_object(const mm_bench_result *r) {
   printf("{\"subject\":\"%s\",\"model\":\"%s\",\"tp\":%u,\"ep\":%u,\"layers\":%u,\"quant\":\"%s\",\"expert_quant\":\"%s\",\"head\":\"%s\"",
          r->c->subject, r->c->model, r->ranks, r->ep, r->layers, r->c->quant, r->c->experts, r->c->head);
+  if (r->c->dense) printf(",\"dense_layers\":%u", r->c->dense);
+  if (r->c->shrink > 1) printf(",\"shrink\":%u", r->c->shrink);
 }
 
 /* Prints the beginning of every line. */
 static void open_line(const mm_bench_result *r) {
   printf("%s", r->c->model);
+  if (r->c->shrink > 1) printf(" / %u", r->c->shrink);
   if (r->ranks > 1) printf(", tp %u,", r->ranks);
   if (r->ep > 1) printf(" ep %u,", r->ep);
 }

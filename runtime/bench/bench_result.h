@@ -16,6 +16,8 @@ typedef struct mm_bench_case {
   uint32_t batch[8];           /* decode steps of so many sequences; 0 ends */
   uint32_t context;            /* tokens that each holds before */
   uint32_t tokens;             /* of a prefill step; 0: none */
+  uint32_t dense;              /* first layers of M3 that are dense */
+  uint32_t shrink;             /* what widths and experts of the released shapes are divided by; 0: 1 */
 } mm_bench_case;
 
 /* Words of a case are those of tables: none has a character that JSON escapes. Seconds and bytes are of one step, or of one layer's op. */

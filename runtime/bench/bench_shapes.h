@@ -10,15 +10,16 @@ extern "C" {
 #endif
 
 typedef struct mm_bench_shape {
-  const char *model; /* "m1" or "m2" */
+  const char *model; /* "m1", "m2" or "m3" */
   uint32_t layers, vocab;
   const char *quant, *experts, *head; /* schemes of the attention, of the experts and of the head */
   uint32_t rank, tp, ep;              /* whose slices, of how many ranks: 1, 2, 4 or 8; tp / ep of them cut an expert, ep divides tp */
+  uint32_t dense;                     /* first layers of M3 that have full attention and a dense MLP; the rest is sparse */
+  uint32_t shrink;                    /* widths and experts are divided by it, for tests; 0: 1 */
 } mm_bench_shape;
 
 mm_model mm_bench_model(const mm_bench_shape *s);
-/* Weights of one rank without planes, w->layer [m->layers] on the heap; MM_LIMIT. The weights of all cuts belong to the same model
- * (mm_random). */
+/* Weights of one rank without planes (random_weights.h). */
 MM_MUST_USE bool mm_bench_weights(const mm_bench_shape *s, const mm_model *m, mm_rank_weights *w, mm_err *err);
 /* Bytes of one of the `lead` matrices, as stored; its numbers. 0: there is none. */
 double mm_bench_bytes(const mm_packed *w);

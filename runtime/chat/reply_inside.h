@@ -26,6 +26,15 @@ typedef enum mm_reply_block {
   MM_BLOCK_LINE        /* M1: in a JSON object */
 } mm_reply_block;
 
+/* M1: the JSON object of a call. */
+typedef struct mm_reply_object {
+  unsigned depth;       /* braces and brackets */
+  bool quoted, escaped; /* in a string */
+  bool ended;           /* the arguments have ended */
+  bool tried;           /* it may not become a call before its end any more, or is one */
+  size_t sent;          /* bytes of it that were passed on, once it is a call */
+} mm_reply_object;
+
 struct mm_reply {
   mm_reply_settings s;
   const mm_tools *tools; /* the settings' or `own` */
@@ -47,27 +56,23 @@ struct mm_reply {
   mm_text held;     /* white space that may be dropped */
   /* Blocks. */
   mm_reply_block block;
-  mm_text shown;        /* the opening tag, until a call shows that it was one */
-  bool literal;         /* it was shown as content */
-  mm_text in;           /* not yet parsed */
-  mm_text name, key;    /* of the call and parameter at hand */
-  mm_text value;        /* M2, M3: of a parameter whose type is not known before its end; M1: the object */
-  mm_text raw;          /* M3: the call as it was written */
-  mm_text within;       /* M3: names of the elements that are open in the parameter, behind each a ">" */
-  unsigned levels;      /* M3: how many they are */
-  mm_text given;        /* M2: names of the parameters of the call so far, with a ">" before, between and after them */
-  size_t scan;          /* M2: bytes of `in` that were looked at for the end of the value */
-  size_t maybe;         /* M2: where the next parameter may begin in `in` without an end of this one; SIZE_MAX: nowhere */
-  mm_text fragment;     /* scratch */
-  unsigned types;       /* of the parameter */
-  bool begun;           /* the call at hand has a parameter */
-  bool open;            /* a call is open */
-  bool streaming;       /* the parameter is a string and flows */
-  unsigned depth;       /* M1: braces and brackets */
-  bool quoted, escaped; /* M1: in a string */
-  bool ended;           /* M1: the arguments have ended */
-  bool tried;           /* M1: the object may not become a call before its end any more, or is one */
-  size_t sent;          /* M1: bytes of the object that were passed on, once it is a call */
+  mm_text shown;     /* the opening tag, until a call shows that it was one */
+  bool literal;      /* it was shown as content */
+  mm_text in;        /* not yet parsed */
+  mm_text name, key; /* of the call and parameter at hand */
+  mm_text value;     /* M2, M3: of a parameter whose type is not known before its end; M1: the object */
+  mm_text raw;       /* M3: the call as it was written */
+  mm_text within;    /* M3: names of the elements that are open in the parameter, behind each a ">" */
+  unsigned levels;   /* M3: how many they are */
+  mm_text given;     /* M2: names of the parameters of the call so far, with a ">" before, between and after them */
+  size_t scan;       /* M2: bytes of `in` that were looked at for the end of the value */
+  size_t maybe;      /* M2: where the next parameter may begin in `in` without an end of this one; SIZE_MAX: nowhere */
+  mm_text fragment;  /* scratch */
+  unsigned types;    /* of the parameter */
+  bool begun;        /* the call at hand has a parameter */
+  bool open;         /* a call is open */
+  bool streaming;    /* the parameter is a string and flows */
+  mm_reply_object object;
 };
 
 /* Sends an event; of no bytes only where it ends a call. */

@@ -24,12 +24,12 @@ static void begin_call(mm_reply *r, const char *name, size_t n) {
 static void end_call(mm_reply *r) {
   mm_reply_emit(r, MM_REPLY_CALL_END, NULL, 0);
   r->open = false;
-  r->ended = true;
+  r->object.ended = true;
 }
 
 /* Emits the part of r->value that was not passed on as content. */
 static void give_up(mm_reply *r) {
-  const size_t from = r->begun ? r->sent : 0;
+  const size_t from = r->begun ? r->object.sent : 0;
   mm_block_show(r);
   mm_reply_emit(r, MM_REPLY_CONTENT, r->value.p + from, r->value.n - from);
 }
@@ -70,7 +70,7 @@ static void find_arguments(mm_reply *r) {
     mm_text_clear(&r->name);
     mm_text_add(&r->name, name->text, name->n);
     r->open = true;
-    r->sent = r->value.n;
+    r->object.sent = r->value.n;
   }
   mm_arena_close(&a);
 }
@@ -79,8 +79,8 @@ static void find_arguments(mm_reply *r) {
  * is the last: what was not passed on will be content, and a call that was begun has no end. */
 static bool pass_argument(mm_reply *r, bool last) {
   mm_arena a = {0};
-  const mm_value *v = wrapped(r, &a, "{", r->sent + 1, "}");
-  const bool none = v && !v->count && last && r->value.p[r->sent] == '{', ok = v && (v->count == 1 || none);
+  const mm_value *v = wrapped(r, &a, "{", r->object.sent + 1, "}");
+  const bool none = v && !v->count && last && r->value.p[r->object.sent] == '{', ok = v && (v->count == 1 || none);
   mm_arena_close(&a);
   if (!ok) {
     r->open = false;
@@ -89,8 +89,8 @@ static bool pass_argument(mm_reply *r, bool last) {
   if (last) mm_text_put(&r->value, "}");
   if (r->value.failed) return last;
   if (!r->begun) begin_call(r, r->name.p, r->name.n);
-  mm_reply_emit(r, MM_REPLY_ARGUMENTS, r->value.p + r->sent, r->value.n - r->sent);
-  r->sent = r->value.n;
+  mm_reply_emit(r, MM_REPLY_ARGUMENTS, r->value.p + r->object.sent, r->value.n - r->object.sent);
+  r->object.sent = r->value.n;
   if (last) end_call(r);
   return last;
 }
@@ -98,11 +98,11 @@ static bool pass_argument(mm_reply *r, bool last) {
 /* The object ends, or its line ends before it. Text after the arguments is dropped if it is the rest of an object. */
 static void end_object(mm_reply *r, bool whole) {
   mm_arena a = {0};
-  bool call = r->begun && r->ended;
+  bool call = r->begun && r->object.ended;
   if (call && whole) {
-    call = wrapped(r, &a, "{\"\": 0", r->sent, "");
+    call = wrapped(r, &a, "{\"\": 0", r->object.sent, "");
   } else if (call) {
-    size_t at = r->sent;
+    size_t at = r->object.sent;
     while (at < r->value.n && strchr(" \t\r\n", r->value.p[at]) && r->value.p[at]) at++;
     call = at == r->value.n;
   } else if (whole && !r->begun) {
@@ -118,9 +118,9 @@ static void end_object(mm_reply *r, bool whole) {
 
 static void begin_line(mm_reply *r) {
   r->block = *r->in.p == '{' ? MM_BLOCK_LINE : MM_BLOCK_STRAY;
-  r->depth = 0;
-  r->quoted = r->escaped = r->tried = r->begun = r->open = r->ended = false;
-  r->sent = 0;
+  r->object.depth = 0;
+  r->object.quoted = r->object.escaped = r->object.tried = r->begun = r->open = r->object.ended = false;
+  r->object.sent = 0;
   mm_text_clear(&r->value);
 }
 
@@ -158,20 +158,20 @@ static void keep(mm_reply *r, size_t *from, size_t to) {
 static void structure(mm_reply *r, size_t *from, size_t at) {
   const char c = r->in.p[at];
   const bool opens = c == '{' || c == '[', closes = c == '}' || c == ']';
-  r->quoted = c == '"';
-  if (opens && r->depth == 1 && !r->tried) {
+  r->object.quoted = c == '"';
+  if (opens && r->object.depth == 1 && !r->object.tried) {
     keep(r, from, at);
-    r->tried = true;
+    r->object.tried = true;
     if (c == '{') find_arguments(r);
-  } else if (r->open && r->depth == 2 && c == ']') {
+  } else if (r->open && r->object.depth == 2 && c == ']') {
     r->open = false;
-  } else if (r->open && r->depth == 2 && (c == ',' || c == '}')) {
+  } else if (r->open && r->object.depth == 2 && (c == ',' || c == '}')) {
     keep(r, from, at);
     if (r->value.failed) return;
     *from += pass_argument(r, c == '}');
   }
-  r->depth += opens;
-  r->depth -= closes && r->depth;
+  r->object.depth += opens;
+  r->object.depth -= closes && r->object.depth;
 }
 
 static void in_object(mm_reply *r) {
@@ -180,14 +180,14 @@ static void in_object(mm_reply *r) {
   for (; i < r->in.n && !done && !broken && !r->value.failed; i++) {
     const char c = r->in.p[i];
     broken = c == '\n';
-    if (r->escaped) {
-      r->escaped = false;
-    } else if (r->quoted) {
-      r->escaped = c == '\\';
-      r->quoted = c != '"';
+    if (r->object.escaped) {
+      r->object.escaped = false;
+    } else if (r->object.quoted) {
+      r->object.escaped = c == '\\';
+      r->object.quoted = c != '"';
     } else {
       structure(r, &from, i);
-      done = !r->depth;
+      done = !r->object.depth;
     }
   }
   keep(r, &from, i);
@@ -208,14 +208,14 @@ void mm_block_m1_text(mm_reply *r) {
 /* ---- Ends ---- */
 
 bool mm_block_m1_marker(const mm_reply *r, mm_marker m) {
-  if (m == MM_MARK_CALLS_END) return r->block == MM_BLOCK_LINE && r->quoted;
+  if (m == MM_MARK_CALLS_END) return r->block == MM_BLOCK_LINE && r->object.quoted;
   return m != MM_MARK_CALLS || r->block != MM_BLOCK_NEXT;
 }
 
 /* The reply was cut off inside arguments: they are the beginning of JSON. */
 static void cut_arguments(mm_reply *r) {
   if (!r->begun) begin_call(r, r->name.p, r->name.n);
-  mm_reply_emit(r, MM_REPLY_ARGUMENTS, r->value.p + r->sent, r->value.n - r->sent);
+  mm_reply_emit(r, MM_REPLY_ARGUMENTS, r->value.p + r->object.sent, r->value.n - r->object.sent);
 }
 
 void mm_block_m1_end(mm_reply *r, bool whole) {

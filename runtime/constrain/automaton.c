@@ -6,6 +6,8 @@
 
 #define NODES_MAX 65536
 #define RULES_MAX 64
+#define CALLS_MAX 256  /* rules that one rule calls */
+#define END_BYTE  0xfe /* stands behind a whole text while its automaton is made; no text has it */
 #define NO_NODE   UINT32_MAX
 
 typedef struct node {
@@ -13,8 +15,9 @@ typedef struct node {
   uint32_t edges;   /* the first of its edges */
 } node;
 
+/* Symbols: bytes, then rules that are called. */
 typedef struct edge {
-  uint8_t first, last;
+  uint16_t first, last;
   uint32_t to, next;
 } edge;
 
@@ -37,8 +40,11 @@ typedef struct builder {
   size_t node_cap, edge_cap;
   rule_nodes rule[RULES_MAX];
   uint32_t rules;
-  uint8_t class_of[256], example[256]; /* a byte of each class */
-  uint32_t classes;
+  uint8_t class_of[256];
+  uint16_t example[256 + CALLS_MAX]; /* a symbol of each class */
+  uint32_t classes, byte_classes;
+  const mm_grammar_rule *call[CALLS_MAX]; /* [calls] their symbols are 256, 257, … */
+  uint32_t calls;
   uint32_t *pool; /* nodes of all sets */
   size_t pooled, pool_cap;
   set *set;
@@ -74,15 +80,15 @@ static uint32_t new_node(builder *b) {
   return b->nodes++;
 }
 
-static bool add_edge(builder *b, uint32_t from, uint8_t first, uint8_t last, uint32_t to) {
+static bool add_edge(builder *b, uint32_t from, uint16_t first, uint16_t last, uint32_t to) {
   if (!spend(b, 1) || !MM_GROW(b->edge, &b->edge_cap, b->edges + 1, b->err)) return false;
   b->edge[b->edges] = (edge){first, last, to, b->node[from].edges};
   b->node[from].edges = b->edges++;
   return true;
 }
 
-/* A node from which this byte leads to `to`. */
-static uint32_t before(builder *b, uint8_t first, uint8_t last, uint32_t to) {
+/* A node from which these symbols lead to `to`. */
+static uint32_t before(builder *b, uint16_t first, uint16_t last, uint32_t to) {
   const uint32_t n = new_node(b);
   return n != NO_NODE && add_edge(b, n, first, last, to) ? n : NO_NODE;
 }
@@ -133,6 +139,7 @@ static bool add_ascii(builder *b, class_nodes *c, uint8_t code) {
     if (code == '<' || (code < ' ' && code != '\t' && code != '\n' && code != '\r')) return true;
     return add_edge(b, c->begin, code, code, c->tail[0]);
   }
+  if (b->form == MM_AUTOMATON_WHOLE) return code == 0 || add_edge(b, c->begin, code, code, c->tail[0]);
   if (!escape) return code < ' ' || add_edge(b, c->begin, code, code, c->tail[0]);
   if (c->escape == NO_NODE) {
     c->escape = new_node(b);
@@ -143,6 +150,7 @@ static bool add_ascii(builder *b, class_nodes *c, uint8_t code) {
 }
 
 static bool is_plain(const builder *b, uint32_t code) {
+  if (b->form == MM_AUTOMATON_WHOLE) return code && code < 0x80;
   return code >= ' ' && code < 0x80 && (b->form == MM_AUTOMATON_TEXT ? code != '<' : code != '"' && code != '\\');
 }
 
@@ -212,6 +220,19 @@ static uint32_t text_node(builder *b, const char *text, size_t n, uint32_t to) {
   return to;
 }
 
+/* A rule of a grammar: its pattern, or a call, whose text is not empty. */
+static uint32_t rule_node(builder *b, const mm_grammar_rule *r, uint32_t to) {
+  uint32_t i = 0;
+  if (r->dead) return new_node(b);
+  if (!r->called) return pattern_node(b, r->pattern, to);
+  while (i < b->calls && b->call[i] != r) i++;
+  if (i == CALLS_MAX) return refuse(b, ", a rule of which names so many others"), NO_NODE;
+  b->call[i] = r;
+  b->calls = (uint32_t)mm_max(b->calls, i + 1);
+  const uint32_t n = before(b, (uint16_t)(256 + i), (uint16_t)(256 + i), to);
+  return r->empty ? split(b, n, to) : n;
+}
+
 /* A node from which the texts of the pattern lead to `to`. */
 static uint32_t pattern_node(builder *b, const mm_text_pattern *p, uint32_t to) {
   if (!spend(b, 1)) return NO_NODE;
@@ -222,6 +243,7 @@ static uint32_t pattern_node(builder *b, const mm_text_pattern *p, uint32_t to) 
       return to;
     case MM_PATTERN_CHOICE: return choice_node(b, p, to);
     case MM_PATTERN_REPEAT: return repeat_node(b, p, to);
+    case MM_PATTERN_RULE: return rule_node(b, p->rule, to);
     default: return text_node(b, p->text, p->n, to);
   }
 }
@@ -233,7 +255,8 @@ static bool add_rule(builder *b, const mm_text_rule *r) {
   n->first = b->nodes;
   n->last = new_node(b);
   uint32_t to = n->last;
-  if (to != NO_NODE) to = b->form == MM_AUTOMATON_JSON ? text_node(b, "\"", 1, to) : text_node(b, "</parameter>", 12, to);
+  const char *const end = b->form == MM_AUTOMATON_JSON ? "\"" : b->form == MM_AUTOMATON_TEXT ? "</parameter>" : "\xfe";
+  if (to != NO_NODE) to = text_node(b, end, strlen(end), to);
   if (to != NO_NODE) to = pattern_node(b, r->pattern, to);
   if (to != NO_NODE && b->form == MM_AUTOMATON_JSON) to = text_node(b, "\"", 1, to);
   n->begin = to;
@@ -243,14 +266,17 @@ static bool add_rule(builder *b, const mm_text_rule *r) {
 
 /* ---- Sets of nodes ---- */
 
-/* Bytes that no edge distinguishes are one class. */
+/* Bytes that no edge distinguishes are one class; each call is one. */
 static void classify(builder *b) {
   bool begins[257] = {true};
-  for (uint32_t i = 0; i < b->edges; i++) begins[b->edge[i].first] = begins[b->edge[i].last + 1] = true;
+  for (uint32_t i = 0; i < b->edges; i++)
+    if (b->edge[i].first < 256) begins[b->edge[i].first] = begins[b->edge[i].last + 1] = true;
   for (uint32_t i = 0; i < 256; i++) {
-    if (begins[i]) b->example[b->classes++] = (uint8_t)i;
+    if (begins[i]) b->example[b->classes++] = (uint16_t)i;
     b->class_of[i] = (uint8_t)(b->classes - 1);
   }
+  b->byte_classes = b->classes;
+  for (uint32_t i = 0; i < b->calls; i++) b->example[b->classes++] = (uint16_t)(256 + i);
 }
 
 static int compare_nodes(const void *a, const void *b) {
@@ -359,15 +385,15 @@ static bool place_set(builder *b, uint16_t *place) {
   return spend(b, b->listed);
 }
 
-/* Where a byte of the class leads from the set. */
+/* Where a symbol of the class leads from the set. */
 static bool step_set(builder *b, uint32_t from, uint32_t class, uint16_t *place) {
-  const uint8_t byte = b->example[class];
+  const uint16_t symbol = b->example[class];
   uint64_t edges = 1;
   begin_set(b);
   for (uint32_t i = 0; i < b->set[from].count; i++) {
     const node *n = &b->node[b->pool[b->set[from].from + i]];
     for (uint32_t e = n->edges; e != NO_NODE; e = b->edge[e].next, edges++)
-      if (byte >= b->edge[e].first && byte <= b->edge[e].last && !reach(b, b->edge[e].to)) return false;
+      if (symbol >= b->edge[e].first && symbol <= b->edge[e].last && !reach(b, b->edge[e].to)) return false;
   }
   return spend(b, edges) && place_set(b, place);
 }
@@ -445,6 +471,35 @@ static mm_automaton *make_table(builder *b, mm_arena *a) {
   return next ? m : NULL;
 }
 
+/* Which states of a whole text's table end it, and what they call; the byte that stood for the end has no class any more. */
+static bool end_whole(builder *b, mm_automaton *m, mm_arena *a) {
+  const uint8_t end_class = m->class_of[END_BYTE];
+  uint8_t *end = mm_arena_alloc(a, m->states, b->err);
+  uint32_t *first = mm_arena_alloc(a, (m->states + (size_t)1) * sizeof *first, b->err);
+  size_t count = 0;
+  for (size_t i = 0; i < (size_t)m->states * m->classes; i++) count += i % m->classes >= b->byte_classes && m->next[i] != MM_AUTOMATON_NONE;
+  mm_automaton_call *call = mm_arena_alloc(a, (count + 1) * sizeof *call, b->err);
+  if (!end || !first || !call) return false;
+  count = 0;
+  for (uint32_t s = 0; s < m->states; s++) {
+    const uint16_t *row = m->next + (size_t)s * m->classes;
+    bool more = false;
+    first[s] = (uint32_t)count;
+    for (uint32_t k = 0; k < m->classes; k++) {
+      if (row[k] == MM_AUTOMATON_NONE || k == end_class) continue;
+      more = true;
+      if (k >= b->byte_classes) call[count++] = (mm_automaton_call){b->call[k - b->byte_classes]->number, row[k]};
+    }
+    end[s] = row[end_class] == MM_AUTOMATON_NONE ? MM_AUTOMATON_GOES_ON : more ? MM_AUTOMATON_MAY_END : MM_AUTOMATON_ENDS;
+  }
+  first[m->states] = (uint32_t)count;
+  m->class_of[END_BYTE] = m->class_of[0xff];
+  m->end = end;
+  m->first_call = first;
+  m->call = call;
+  return true;
+}
+
 const mm_automaton *mm_automaton_build(mm_arena *a, const mm_text_rule *rules, mm_automaton_form form, mm_automaton_budget *budget,
                                        const char **why, mm_err *err) {
   builder b = {.form = form, .budget = budget, .why = why, .err = err};
@@ -460,6 +515,7 @@ const mm_automaton *mm_automaton_build(mm_arena *a, const mm_text_rule *rules, m
     ok = b.mark && b.list && b.stack && find_sets(&b);
   }
   if (ok) m = make_table(&b, a);
+  if (m && form == MM_AUTOMATON_WHOLE && !end_whole(&b, m, a)) m = NULL;
   MM_FREE(b.node, b.edge, b.pool, b.set, b.bucket, b.next, b.mark, b.list, b.stack);
   return m;
 }

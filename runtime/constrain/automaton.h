@@ -9,16 +9,31 @@
 #define MM_AUTOMATON_NONE   UINT16_MAX
 #define MM_AUTOMATON_STATES 32768
 
+/* A text of rule number `rule` may stand here, and leads to a state. */
+typedef struct mm_automaton_call {
+  uint16_t rule, next;
+} mm_automaton_call;
+
+typedef enum mm_automaton_end {
+  MM_AUTOMATON_GOES_ON,
+  MM_AUTOMATON_MAY_END, /* the text may be complete, and may go on */
+  MM_AUTOMATON_ENDS     /* it is complete */
+} mm_automaton_end;
+
 typedef struct mm_automaton {
   uint8_t class_of[256]; /* bytes of one class lead to the same states */
   uint32_t classes, states;
-  const uint16_t *next; /* [states, classes] from state 0 on; MM_AUTOMATON_NONE: the byte may not follow */
-  uint32_t last;        /* the state in which the text is complete */
+  const uint16_t *next;          /* [states, classes] from state 0 on; MM_AUTOMATON_NONE: the byte may not follow */
+  uint32_t last;                 /* the state in which the text is complete; of MM_AUTOMATON_WHOLE none is ever reached, but: */
+  const uint8_t *end;            /* [states] an mm_automaton_end */
+  const uint32_t *first_call;    /* [states + 1] calls of state i: [first_call[i], first_call[i + 1]) */
+  const mm_automaton_call *call; /* in the order of rules */
 } mm_automaton;
 
 typedef enum mm_automaton_form {
   MM_AUTOMATON_JSON, /* a string of JSON, with its quotes */
-  MM_AUTOMATON_TEXT  /* the text itself and `</parameter>`; it does not hold "<" */
+  MM_AUTOMATON_TEXT, /* the text itself and `</parameter>`; it does not hold "<" */
+  MM_AUTOMATON_WHOLE /* the text itself, up to the end of the reply; it does not hold a byte of zero */
 } mm_automaton_form;
 
 /* What the automata of a request may still cost. */

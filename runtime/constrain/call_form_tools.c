@@ -156,7 +156,7 @@ static bool add_automaton(const maker *m, mm_form *v, const mm_form *string, con
   if (v->types & MM_TYPE_NULL && !null) return mm_call_unserved(m, "\"pattern\" is not served beside such other types");
   /* Where numbers, objects or lists may stand too, the text does not begin as one of these. */
   if (v->types & ~(unsigned)(MM_TYPE_STRING | MM_TYPE_NULL) &&
-      !mm_text_pattern_parse(m->arena, plain, sizeof plain - 1, &rules, &why, m->err))
+      !mm_text_pattern_parse(m->arena, plain, sizeof plain - 1, false, &rules, &why, m->err))
     return false;
   text->exact = true;
   text->automaton = mm_automaton_build(m->arena, rules, MM_AUTOMATON_TEXT, m->budget, &why, m->err);

@@ -1,32 +1,13 @@
-/* Masks. Tokens in the order of their bytes share what was found for their common beginnings, and a mask is kept for states that come
- * again: within a string, most do. */
+/* Constraints: the sections of a reply, and masks that are kept for states that come again: within a string, most do. */
 #include "runtime/constrain/constraint.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/chat/elements.h"
-#include "runtime/chat/reply.h"
+#include "runtime/constrain/mask.h"
 
 #define KEPT 16 /* masks of a constraint */
-
-typedef struct word {
-  const char *bytes;
-  uint32_t n;
-  uint32_t shared; /* bytes that it has in common with the word before */
-  int32_t id;
-} word;
-
-struct mm_lexicon {
-  const mm_tokenizer *tokenizer;
-  const int32_t *end;
-  uint32_t end_count, words_of_mask, longest;
-  word *word; /* [count], by bytes */
-  size_t count;
-  uint32_t *ordinary;            /* mask of all words */
-  int32_t marker[MM_REPLY_TAGS]; /* ids of the tags that mark the parts of a reply, -1 where a tag is no token */
-  int32_t mark;                  /* M3's mark, likewise */
-};
 
 typedef struct kept {
   mm_grammar state;
@@ -34,19 +15,13 @@ typedef struct kept {
   uint64_t used;
 } kept;
 
-/* The state after some bytes of a word. */
-typedef struct mm_path_place {
-  uint32_t place; /* in the path */
-  bool in_text;   /* a plain byte leads to the same state */
-} mm_path_place;
-
 struct mm_constraint {
   const mm_lexicon *lexicon;
   mm_section section[MM_SECTIONS];
   uint32_t sections, now;
   mm_grammar state; /* of a form */
-  mm_grammar *path; /* [longest + 1] states after the bytes of a word */
-  mm_path_place *at;
+  mm_mask_path path;
+  mm_grammar_stack *more; /* of state, of what is kept and of the path; not read before it is written */
   uint32_t *mask;
   kept kept[KEPT];
   uint64_t clock;
@@ -55,99 +30,12 @@ struct mm_constraint {
   bool lost;  /* a token came that was not allowed, or a call instead of a form: nothing is constrained any more */
 };
 
-/* ---- The lexicon ---- */
-
-static int by_bytes(const void *a, const void *b) {
-  const word *x = a, *y = b;
-  const int order = memcmp(x->bytes, y->bytes, x->n < y->n ? x->n : y->n);
-  return order ? order : x->n < y->n ? -1 : x->n > y->n;
-}
-
-static void set_bit(uint32_t *mask, int32_t id) { mask[id / 32] |= UINT32_C(1) << (id % 32); }
-
 static const char mark_byte[] = {MM_REPLY_MARK};
 
 /* It is a word of forms. */
 static bool is_word(const mm_lexicon *l, int32_t id) { return id == l->mark || l->ordinary[id / 32] >> (id % 32) & 1; }
 
-static bool among(const int32_t *ids, uint32_t count, int32_t id) {
-  for (uint32_t i = 0; i < count; i++)
-    if (ids[i] == id) return true;
-  return false;
-}
-
-/* The tags are no words, special or not: a reply's parser takes their ids as tags wherever they stand. */
-static void fill(mm_lexicon *l, uint32_t vocab) {
-  for (uint32_t i = 0; i < MM_REPLY_TAGS; i++) l->marker[i] = mm_tokenizer_find_added(l->tokenizer, mm_reply_tag[i]);
-  for (uint32_t id = 0; id < vocab; id++) {
-    size_t n;
-    const char *bytes = mm_tokenizer_bytes(l->tokenizer, (int32_t)id, &n);
-    if (!bytes || !n || mm_tokenizer_is_special(l->tokenizer, (int32_t)id)) continue;
-    if (among(l->end, l->end_count, (int32_t)id) || among(l->marker, MM_REPLY_TAGS, (int32_t)id)) continue;
-    set_bit(l->ordinary, (int32_t)id);
-    if (memchr(bytes, MM_REPLY_MARK, n)) continue; /* no text has this byte */
-    l->word[l->count++] = (word){.bytes = bytes, .n = (uint32_t)n, .id = (int32_t)id};
-    l->longest = (uint32_t)mm_max(l->longest, n);
-  }
-  l->mark = mm_tokenizer_find_added(l->tokenizer, MM_CHAT_MARK);
-  if (l->mark >= 0 && (uint32_t)l->mark < vocab) l->word[l->count++] = (word){.bytes = mark_byte, .n = 1, .id = l->mark};
-  qsort(l->word, l->count, sizeof *l->word, by_bytes);
-  for (size_t i = 1; i < l->count; i++) {
-    const word *a = &l->word[i - 1];
-    word *b = &l->word[i];
-    while (b->shared < a->n && b->shared < b->n && a->bytes[b->shared] == b->bytes[b->shared]) b->shared++;
-  }
-}
-
-mm_lexicon *mm_lexicon_open(const mm_tokenizer *t, uint32_t vocab, const int32_t *end, uint32_t end_count, mm_err *err) {
-  mm_lexicon *l = mm_calloc(1, sizeof *l, err);
-  if (!l) return NULL;
-  *l = (mm_lexicon){.tokenizer = t, .end = end, .end_count = end_count, .words_of_mask = (uint32_t)mm_ceil_div(vocab, 32)};
-  l->word = mm_calloc(vocab, sizeof *l->word, err);
-  l->ordinary = mm_calloc(l->words_of_mask, sizeof *l->ordinary, err);
-  if (l->word && l->ordinary) {
-    fill(l, vocab);
-    return l;
-  }
-  mm_lexicon_close(l);
-  return NULL;
-}
-
-void mm_lexicon_close(mm_lexicon *l) {
-  if (!l) return;
-  MM_FREE(l->word, l->ordinary, l);
-}
-
 /* ---- Masks ---- */
-
-/* Words whose bytes may follow the state, and the end where it may. c->at[n] is the state after n bytes of the word, a place in c->path:
- * that of n - 1 bytes again where the byte changes nothing. */
-static void mask_form(mm_constraint *c, uint32_t *mask) {
-  const mm_lexicon *l = c->lexicon;
-  memset(mask, 0, l->words_of_mask * sizeof *mask);
-  mm_grammar_copy(&c->path[0], &c->state);
-  c->at[0] = (mm_path_place){0, mm_grammar_in_text(&c->path[0])};
-  uint32_t good = 0; /* bytes of the word before that may follow */
-  for (size_t i = 0; i < l->count; i++) {
-    const word *w = &l->word[i];
-    if (w->shared > good) continue; /* the byte that was wrong is in this one too */
-    good = w->shared;
-    while (good < w->n) {
-      const mm_path_place from = c->at[good];
-      const uint8_t byte = (uint8_t)w->bytes[good];
-      if (from.in_text && mm_is_plain(byte)) {
-        c->at[++good] = from;
-        continue;
-      }
-      mm_grammar *next = &c->path[good + 1];
-      mm_grammar_copy(next, &c->path[from.place]);
-      if (!mm_grammar_step(next, byte)) break;
-      good++;
-      c->at[good] = (mm_path_place){good, mm_grammar_in_text(next)};
-    }
-    if (good == w->n) set_bit(mask, w->id);
-  }
-}
 
 static const uint32_t *form_mask(mm_constraint *c) {
   const mm_lexicon *l = c->lexicon;
@@ -162,29 +50,33 @@ static const uint32_t *form_mask(mm_constraint *c) {
   }
   if (!oldest->mask && !(oldest->mask = malloc(l->words_of_mask * sizeof *oldest->mask))) oldest = NULL;
   uint32_t *mask = oldest ? oldest->mask : c->mask;
-  mask_form(c, mask);
+  mm_mask_words(l, &c->path, &c->state, mask);
   if (!oldest) return mask;
   oldest->used = ++c->clock;
   mm_grammar_copy(&oldest->state, &c->state);
   return mask;
 }
 
-/* c->mask: what the current section allows, and where it may end, what the next does; ends where nothing need follow. */
-static void join(mm_constraint *c, const uint32_t *mask, bool accepts) {
+/* The words, and where the section may end, what the next does; ends where nothing need follow. A mask with no more than the words is not
+ * copied. */
+static const uint32_t *join(mm_constraint *c, const uint32_t *mask, bool accepts) {
   const mm_lexicon *l = c->lexicon;
-  if (mask != c->mask) memcpy(c->mask, mask, l->words_of_mask * sizeof *mask);
-  const bool last = c->now + 1 >= c->sections || c->section[c->now + 1].kind == MM_SECTION_END;
-  if (accepts && last)
-    for (uint32_t i = 0; i < l->end_count; i++) set_bit(c->mask, l->end[i]);
   const mm_section *next = &c->section[c->now + 1], *now = &c->section[c->now];
-  if (now->instead && !c->begun) set_bit(c->mask, now->id);
-  if (accepts && !last && next->kind == MM_SECTION_TOKEN) set_bit(c->mask, next->id);
+  const bool instead = now->instead && !c->begun;
+  if (!accepts && !instead) return mask;
+  if (mask != c->mask) memcpy(c->mask, mask, l->words_of_mask * sizeof *mask);
+  const bool last = c->now + 1 >= c->sections || next->kind == MM_SECTION_END;
+  if (accepts && last)
+    for (uint32_t i = 0; i < l->end_count; i++) mm_mask_set(c->mask, l->end[i]);
+  if (instead) mm_mask_set(c->mask, now->id);
+  if (accepts && !last && next->kind == MM_SECTION_TOKEN) mm_mask_set(c->mask, next->id);
+  return c->mask;
 }
 
 static const uint32_t *end_alone(mm_constraint *c) {
   const mm_lexicon *l = c->lexicon;
   memset(c->mask, 0, l->words_of_mask * sizeof *c->mask);
-  for (uint32_t i = 0; i < l->end_count; i++) set_bit(c->mask, l->end[i]);
+  for (uint32_t i = 0; i < l->end_count; i++) mm_mask_set(c->mask, l->end[i]);
   return c->mask;
 }
 
@@ -205,17 +97,17 @@ const uint32_t *mm_constraint_allowed(mm_constraint *c) {
     case MM_SECTION_END: return end_alone(c);
     case MM_SECTION_UNTIL:
       memcpy(c->mask, l->ordinary, l->words_of_mask * sizeof *c->mask);
-      set_bit(c->mask, s->id);
-      if (s->instead) set_bit(c->mask, s->call);
+      mm_mask_set(c->mask, s->id);
+      if (s->instead) mm_mask_set(c->mask, s->call);
       return c->mask;
     case MM_SECTION_TOKEN:
       memset(c->mask, 0, l->words_of_mask * sizeof *c->mask);
-      set_bit(c->mask, s->id);
+      mm_mask_set(c->mask, s->id);
       return c->mask;
     case MM_SECTION_FORM: break;
   }
-  join(c, form_mask(c), mm_grammar_accepts(&c->state));
-  if (any_of(c->mask, l->words_of_mask)) return c->mask;
+  const uint32_t *mask = join(c, form_mask(c), mm_grammar_accepts(&c->state));
+  if (any_of(mask, l->words_of_mask)) return mask;
   c->stuck = true;
   return end_alone(c);
 }
@@ -289,14 +181,27 @@ void mm_constraint_chosen(mm_constraint *c, int32_t id) {
 
 /* ---- Opening ---- */
 
+/* One piece of memory has the further ways of all states: pages of it are touched where texts fork alone. */
+static bool open_states(mm_constraint *c, mm_err *err) {
+  const size_t path = (size_t)c->lexicon->longest + 1, states = path + KEPT + 1;
+  c->path.state = mm_calloc(path, sizeof *c->path.state, err);
+  c->path.at = mm_calloc(path, sizeof *c->path.at, err);
+  c->more = malloc(states * MM_GRAMMAR_MORE * sizeof *c->more);
+  if (!c->path.state || !c->path.at) return false;
+  if (!c->more) return mm_fail(err, MM_LIMIT, "E_MEMORY", mm_at(NULL, NULL), "no memory for %zu states of a constraint", states);
+  mm_grammar_stack *more = c->more;
+  c->state.more = more;
+  for (int i = 0; i < KEPT; i++) c->kept[i].state.more = more += MM_GRAMMAR_MORE;
+  for (size_t i = 0; i < path; i++) c->path.state[i].more = more += MM_GRAMMAR_MORE;
+  return true;
+}
+
 mm_constraint *mm_constraint_open(const mm_lexicon *l, const mm_section *section, uint32_t sections, mm_err *err) {
   mm_constraint *c = mm_calloc(1, sizeof *c, err);
   if (!c) return NULL;
   c->lexicon = l;
-  c->path = mm_calloc((size_t)l->longest + 1, sizeof *c->path, err);
-  c->at = mm_calloc((size_t)l->longest + 1, sizeof *c->at, err);
   c->mask = mm_calloc(l->words_of_mask, sizeof *c->mask, err);
-  if (!c->path || !c->at || !c->mask) {
+  if (!c->mask || !open_states(c, err)) {
     mm_constraint_close(c);
     return NULL;
   }
@@ -309,5 +214,5 @@ mm_constraint *mm_constraint_open(const mm_lexicon *l, const mm_section *section
 void mm_constraint_close(mm_constraint *c) {
   if (!c) return;
   for (int i = 0; i < KEPT; i++) free(c->kept[i].mask);
-  MM_FREE(c->path, c->at, c->mask, c);
+  MM_FREE(c->path.state, c->path.at, c->more, c->mask, c);
 }

@@ -14,6 +14,7 @@
 #define MM_GRAMMAR_EXPONENT    2  /* digits */
 #define MM_LITERALS            UINT16_MAX
 #define MM_GRAMMAR_STACKS      32 /* alternatives that are followed at once */
+#define MM_GRAMMAR_MORE        (MM_GRAMMAR_STACKS - 1)
 
 typedef enum mm_form_kind {
   MM_FORM_CHOICE, /* one of several, which differ in their first byte */
@@ -27,6 +28,7 @@ typedef enum mm_form_kind {
   MM_FORM_AUTOMATON, /* a string of `automaton` */
   MM_FORM_DECIMAL,   /* a number of `decimal` */
   MM_FORM_UNION,     /* one of several that may begin alike: the values of the literals */
+  MM_FORM_RULE,      /* the whole text, of `automaton`, which may call others */
   MM_FORM_CALLS,     /* tool calls: `before`, then calls of `literal`, behind each `after` */
   MM_FORM_ELEMENTS,  /* M2: the parameters of a call, and the tag that ends it */
   MM_FORM_VALUE,     /* M2: the text of a parameter, and the tag that ends it; M3: the content of an element */
@@ -48,6 +50,7 @@ typedef enum mm_first {
 #define MM_FIRSTS 7
 
 typedef struct mm_form mm_form;
+typedef struct mm_form_rule mm_form_rule;
 typedef struct mm_literal {
   const char *p; /* n bytes */
   size_t n;
@@ -73,6 +76,7 @@ struct mm_form {
   const mm_automaton *automaton;
   const mm_text_rule *rules; /* that the automaton was made of */
   const mm_decimal *decimal;
+  const mm_form_rule *called; /* of a rule: all rules of its grammar that are called, by their numbers */
   uint32_t least, most;       /* items, members, calls or characters; most UINT32_MAX: any */
   const char *before, *after; /* of calls */
   bool ends;                  /* of calls: the last literal is no call but their end, and comes after at least one */
@@ -82,6 +86,11 @@ struct mm_form {
   bool marked;                /* of a value: M3's, which ends before the mark; its lists and objects are forms of elements */
   bool empty;                 /* of a marked value: it may be nothing */
   unsigned types;             /* of an M2 value: what its reader may make of its text (arguments.h) */
+};
+
+struct mm_form_rule {
+  mm_form form;
+  uint32_t first[8]; /* bits of the bytes that a text of it may begin with */
 };
 
 typedef struct mm_grammar_frame {
@@ -108,10 +117,11 @@ typedef struct mm_grammar_stack {
 } mm_grammar_stack;
 
 /* All ways to read it: where alternatives begin alike there are several. More than fit are not followed: what they alone allow is not
- * generated. */
+ * generated. The caller sets `more` once, before the first use; most texts never touch that memory. */
 typedef struct mm_grammar {
   uint32_t count;
-  mm_grammar_stack stack[MM_GRAMMAR_STACKS];
+  mm_grammar_stack first;
+  mm_grammar_stack *more; /* [MM_GRAMMAR_MORE] the others; NULL: the first alone is followed */
 } mm_grammar;
 
 /* Order of literals by their bytes, the shorter first. */
@@ -133,8 +143,38 @@ bool mm_grammar_done(const mm_grammar *g);
  * differ. */
 bool mm_grammar_same(const mm_grammar *a, const mm_grammar *b, uint32_t longest);
 void mm_grammar_copy(mm_grammar *to, const mm_grammar *from);
-/* Within a string whose length no bound restricts any more: a byte of mm_is_plain changes nothing that matters for what may follow. */
-bool mm_grammar_in_text(const mm_grammar *g);
-static inline bool mm_is_plain(uint8_t byte) { return byte >= ' ' && byte < 0x7f && byte != '"' && byte != '\\'; }
+/* Of a state: within text of one kind, where the words that may follow depend on a few numbers alone. */
+typedef enum mm_text_kind {
+  MM_TEXT_NONE,
+  MM_TEXT_STRING, /* of JSON, in all ways to read it */
+  MM_TEXT_PROSE   /* of an M2 or M3 value */
+} mm_text_kind;
+typedef struct mm_grammar_text {
+  mm_text_kind kind;
+  uint32_t need, room; /* characters: at least, before its end; at most, UINT32_MAX: any number */
+  bool tags;           /* what words with "<" do depends on more */
+} mm_grammar_text;
+/* For words of at most `longest` bytes. */
+mm_grammar_text mm_grammar_text_of(const mm_grammar *g, uint32_t longest);
+/* Ends the string of a state within one, after so many characters more. False: it may not end there. */
+bool mm_grammar_end_string(mm_grammar *g, uint32_t more);
+/* A byte of mm_is_plain changes nothing that matters for the words of at most `longest` bytes that may follow. */
+bool mm_grammar_in_text(const mm_grammar *g, uint32_t longest);
+static inline bool mm_is_plain(uint8_t byte) { return byte >= ' ' && byte < 0x7f && byte != '"' && byte != '\\' && byte != '<'; }
+/* The automaton that alone decides on the next byte of a state, in the only way to read the text. */
+typedef struct mm_automaton_place {
+  const mm_automaton *automaton;
+  uint32_t at; /* its state */
+  bool alone;  /* no other rule goes on behind it */
+} mm_automaton_place;
+bool mm_grammar_automaton(const mm_grammar *g, mm_automaton_place *p);
+typedef enum mm_automaton_step {
+  MM_AUTOMATON_REFUSES,
+  MM_AUTOMATON_TAKES, /* p is the place after the byte */
+  MM_AUTOMATON_LEAVES /* the byte may follow, and the automaton alone does not decide on the next one: p is as before */
+} mm_automaton_step;
+mm_automaton_step mm_automaton_take(mm_automaton_place *p, uint8_t byte);
+/* The automaton is in this state. */
+void mm_grammar_set_automaton(mm_grammar *g, uint32_t at);
 
 #endif

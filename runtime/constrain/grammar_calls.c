@@ -257,6 +257,10 @@ enum { VALUE_START, VALUE_TEXT, VALUE_TAIL, VALUE_CLOSE, VALUE_MARKED };
 /* A byte that is not the first of a character. */
 static bool is_tail(uint8_t byte) { return (byte & 0xc0) == 0x80; }
 
+bool mm_value_in_prose(const mm_grammar_frame *f) {
+  return f->form->kind == MM_FORM_VALUE && f->phase == VALUE_TEXT && !f->tag && !f->from && !f->number;
+}
+
 static mm_outcome step_text(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byte) {
   const uint8_t waits = f->tag <= CLOSED ? f->tag : 0; /* bytes that are text unless </parameter> is complete */
   if (f->phase == VALUE_TAIL) {

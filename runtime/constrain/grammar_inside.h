@@ -16,8 +16,10 @@ bool mm_grammar_push(mm_grammar_stack *g, const mm_form *s);
 mm_grammar_stack *mm_grammar_fork(mm_grammar *all, const mm_grammar_stack *g);
 /* The byte for the top value of the stack, of any kind. */
 mm_outcome mm_value_step(mm_grammar *all, mm_grammar_stack *g, uint8_t byte);
-/* Within a string that may end here and has no bound of its length. */
-bool mm_value_in_text(const mm_grammar_frame *f);
+/* Between two characters of a string of JSON. */
+bool mm_value_in_string(const mm_grammar_frame *f);
+/* Between two characters of the text of an M2 or M3 value, where no tag and nothing but a string has begun. */
+bool mm_value_in_prose(const mm_grammar_frame *f);
 /* The text may end with this value of JSON, its lowest; it must. */
 bool mm_value_accepts(const mm_grammar_frame *f);
 bool mm_value_done(const mm_grammar_frame *f);
@@ -39,6 +41,11 @@ bool mm_character(mm_grammar_frame *f, uint8_t byte);
 /* One of those. */
 bool mm_character_tail(mm_grammar_frame *f, uint8_t byte);
 
+/* MM_FORM_RULE. */
+mm_outcome mm_rule_step(mm_grammar *all, mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byte);
+/* The text may end here; must end. All frames are of rules then. */
+bool mm_rules_accept(const mm_grammar_stack *g);
+bool mm_rules_done(const mm_grammar_stack *g);
 /* MM_FORM_FIELDS, _ITEMS. */
 mm_outcome mm_fields_step(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byte);
 mm_outcome mm_items_step(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byte);

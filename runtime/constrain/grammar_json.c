@@ -282,10 +282,7 @@ static mm_outcome step_string(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t 
   return ok ? MM_TAKEN : MM_BAD;
 }
 
-bool mm_value_in_text(const mm_grammar_frame *f) {
-  const mm_form *s = f->form;
-  return s->kind == MM_FORM_STRING && f->phase == STRING_TEXT && s->most == UINT32_MAX && f->count >= s->least;
-}
+bool mm_value_in_string(const mm_grammar_frame *f) { return f->form->kind == MM_FORM_STRING && f->phase == STRING_TEXT; }
 
 /* ---- Objects and arrays ---- */
 
@@ -421,6 +418,7 @@ static bool between(const mm_grammar_frame *f) {
     case MM_FORM_LITERALS: return !f->form->exact && f->bytes == 0;
     case MM_FORM_AUTOMATON:
     case MM_FORM_UNION: return !f->form->exact && f->phase == 0;
+    case MM_FORM_RULE:
     case MM_FORM_CALLS:
     case MM_FORM_ELEMENTS:
     case MM_FORM_VALUE:
@@ -467,6 +465,7 @@ mm_outcome mm_value_step(mm_grammar *all, mm_grammar_stack *g, uint8_t byte) {
     case MM_FORM_AUTOMATON: return step_automaton(g, f, byte);
     case MM_FORM_DECIMAL: return step_decimal(g, f, byte);
     case MM_FORM_UNION: return step_union(all, g, f);
+    case MM_FORM_RULE: return mm_rule_step(all, g, f, byte);
     case MM_FORM_CALLS:
     case MM_FORM_ELEMENTS:
     case MM_FORM_VALUE:

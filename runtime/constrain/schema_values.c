@@ -43,7 +43,7 @@ static bool refused(mm_schema_compiler *p, const char *keyword, const char *why)
 
 static bool add_pattern(mm_schema_compiler *p, const char *keyword, const char *pattern, size_t n, const mm_text_rule **rules) {
   const char *why;
-  return mm_text_pattern_parse(p->arena, pattern, n, rules, &why, p->err) || refused(p, keyword, why);
+  return mm_text_pattern_parse(p->arena, pattern, n, false, rules, &why, p->err) || refused(p, keyword, why);
 }
 
 static bool add_rule(mm_schema_compiler *p, const mm_text_pattern *n, bool negated, const mm_text_rule **rules) {

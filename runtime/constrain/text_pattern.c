@@ -14,6 +14,7 @@ typedef struct parser {
   unsigned depth;
   bool negated;  /* within a lookahead that must fail */
   bool anchored; /* every alternative begins where the text does, with a ^ or without */
+  bool whole;    /* and ends where it does, with a $ or without */
   const char **why;
   mm_err *err;
 } parser;
@@ -310,7 +311,7 @@ static mm_text_pattern *parse_sequence(parser *p, bool whole) {
     if (whole && at(p, '$') && (p->p + 1 == p->end || p->p[1] == '|')) break;
     if (!put_part(n, parse_repeat(p))) return NULL;
   }
-  return whole && !take(p, "$") && !put_part(n, any_text(p)) ? NULL : n;
+  return whole && !take(p, "$") && !p->whole && !put_part(n, any_text(p)) ? NULL : n;
 }
 
 static mm_text_pattern *parse_choice(parser *p, bool whole) {
@@ -362,6 +363,7 @@ static bool parse_lookahead(parser *p, bool negated, const mm_text_rule **rules)
   inner.end = find_outside(p, ')'); /* of this group */
   inner.negated = negated;
   inner.anchored = true;
+  inner.whole = false;
   if (!inner.end) return refuse(p, ": a group without its end");
   if (!add_rule(p, parse_choice(&inner, true), negated, rules)) return false;
   if (inner.p != inner.end) return refuse(p, ": a ) without its group");
@@ -369,8 +371,9 @@ static bool parse_lookahead(parser *p, bool negated, const mm_text_rule **rules)
   return true;
 }
 
-bool mm_text_pattern_parse(mm_arena *a, const char *pattern, size_t n, const mm_text_rule **rules, const char **why, mm_err *err) {
-  parser p = {.arena = a, .p = pattern, .end = pattern + n, .why = why, .err = err};
+bool mm_text_pattern_parse(mm_arena *a, const char *pattern, size_t n, bool whole, const mm_text_rule **rules, const char **why,
+                           mm_err *err) {
+  parser p = {.arena = a, .p = pattern, .end = pattern + n, .anchored = whole, .whole = whole, .why = why, .err = err};
   *why = NULL;
   if (n > MM_PATTERN_BYTES) return refuse(&p, " of so many bytes");
   if (memchr(pattern, 0, n)) return refuse(&p, ": a byte of zero");
@@ -381,9 +384,19 @@ bool mm_text_pattern_parse(mm_arena *a, const char *pattern, size_t n, const mm_
     while ((negated = take(&p, "(?!")) || take(&p, "(?="))
       if (!parse_lookahead(&p, negated, rules)) return false;
   }
-  const mm_text_pattern *whole = parse_choice(&p, true);
-  if (whole && p.p != p.end) return refuse(&p, ": a ) without its group");
-  return add_rule(&p, whole, false, rules);
+  const mm_text_pattern *all = parse_choice(&p, true);
+  if (all && p.p != p.end) return refuse(&p, ": a ) without its group");
+  return add_rule(&p, all, false, rules);
+}
+
+mm_text_pattern *mm_text_pattern_class(mm_arena *a, const mm_code_range *range, uint32_t count, bool complement, const char **why,
+                                       mm_err *err) {
+  parser p = {.arena = a, .why = why, .err = err};
+  ranges r = {0};
+  for (uint32_t i = 0; i < count; i++)
+    if (!add_range(&p, &r, range[i].first, range[i].last)) return NULL;
+  join_ranges(&r);
+  return end_class(&p, &r, complement);
 }
 
 mm_text_pattern *mm_text_pattern_any(mm_arena *a, uint32_t least, uint32_t most, mm_err *err) {

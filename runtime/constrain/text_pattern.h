@@ -20,10 +20,21 @@ typedef enum mm_text_pattern_kind {
   MM_PATTERN_SEQUENCE, /* parts one behind the other, the last one first; no part: the empty text */
   MM_PATTERN_CHOICE,   /* one of the parts */
   MM_PATTERN_REPEAT,   /* the only part, least to most times */
-  MM_PATTERN_BYTES_OF  /* a text as it is */
+  MM_PATTERN_BYTES_OF, /* a text as it is */
+  MM_PATTERN_RULE      /* a text of another rule of its grammar (gbnf.h) */
 } mm_text_pattern_kind;
 
 typedef struct mm_text_pattern mm_text_pattern;
+
+/* What the automaton of another rule needs to know of a rule. */
+typedef struct mm_grammar_rule {
+  const mm_text_pattern *pattern;
+  bool called; /* it has an automaton of its own, number `number`; else its pattern stands in each place that names it */
+  uint16_t number;
+  bool empty; /* its text may be empty */
+  bool dead;  /* it has no text */
+} mm_grammar_rule;
+
 struct mm_text_pattern {
   mm_text_pattern_kind kind;
   const mm_code_range *range; /* [count] ascending, without surrogates */
@@ -32,6 +43,7 @@ struct mm_text_pattern {
   size_t n;
   mm_text_pattern *first, *next; /* parts, linked by next */
   uint32_t least, most;          /* UINT32_MAX: any number */
+  const struct mm_grammar_rule *rule;
 };
 
 /* A condition on the whole text. */
@@ -42,10 +54,15 @@ struct mm_text_rule {
   const mm_text_rule *next;
 };
 
-/* Puts the pattern's conditions before those of *rules. Returns false with the reason in *why, or, for lack of memory, in err. */
-bool mm_text_pattern_parse(mm_arena *a, const char *pattern, size_t n, const mm_text_rule **rules, const char **why, mm_err *err);
+/* Puts the pattern's conditions before those of *rules. whole: the pattern is that of the whole text, with or without ^ and $; else it may
+ * stand anywhere in the text. Returns false with the reason in *why, or, for lack of memory, in err. */
+bool mm_text_pattern_parse(mm_arena *a, const char *pattern, size_t n, bool whole, const mm_text_rule **rules, const char **why,
+                           mm_err *err);
 /* Characters of the texts that fit: the fewest and the most, UINT32_MAX: any number. */
 void mm_text_pattern_lengths(const mm_text_pattern *p, uint32_t *least, uint32_t *most);
+/* One character of these ranges, or of none of them. Returns NULL with the reason in *why, or, for lack of memory, in err. */
+mm_text_pattern *mm_text_pattern_class(mm_arena *a, const mm_code_range *range, uint32_t count, bool complement, const char **why,
+                                       mm_err *err);
 /* A character, any, a number of times. */
 mm_text_pattern *mm_text_pattern_any(mm_arena *a, uint32_t least, uint32_t most, mm_err *err);
 

@@ -33,7 +33,7 @@ uint64_t mm_cpu_ahead(const mm_packed *w, uint32_t lead) {
 void mm_cpu_ahead_experts(const mm_backend *b, uint32_t active, const mm_packed *w13, const mm_packed *w2) {
   uint64_t bytes = 0;
   for (uint32_t a = 0; b->ahead && a < active && bytes < AT_ONCE; a++)
-    bytes += mm_cpu_ahead(w13, b->active[a]) + mm_cpu_ahead(w2, b->active[a]);
+    bytes += mm_cpu_ahead(w13, b->moe.active[a]) + mm_cpu_ahead(w2, b->moe.active[a]);
 }
 
 /* Prefetches the weights of the next layer that every token reads. */

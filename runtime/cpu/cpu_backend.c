@@ -44,7 +44,7 @@ static bool open_caches(mm_backend *b, mm_err *err) {
   uint64_t state, kv, index;
   if (!mm_limits_pages(limits, &pages, err) || !(b->cache = mm_calloc(m->layers, sizeof *b->cache, err))) return false;
   b->per_slot = (uint32_t)mm_ceil_div(limits->max_positions, MM_PAGE);
-  b->kv_size = b->c.kv_bf16 ? 2 : 4;
+  b->kv_size = b->c.options.kv_bf16 ? 2 : 4;
   if (!mm_mul((uint64_t)pages * b->kv_heads, (uint64_t)MM_PAGE * b->d * b->kv_size, &kv)) return mm_fail_memory(err, UINT64_MAX);
   if (!mm_mul((uint64_t)pages * MM_PAGE, m->index_dim * sizeof(float), &index)) return mm_fail_memory(err, UINT64_MAX);
   b->kv_bytes = kv, b->index_bytes = index;
@@ -118,24 +118,25 @@ static bool open_buffers(mm_backend *b, mm_err *err) {
   widen_for_draft(&x, b->c.draft);
   uint64_t pairs = (uint64_t)tokens * m->top_k;
   if (!(b->vector = matrix(b, 1, x.vector, err)) || !(b->sums = matrix(b, tokens, 2, err))) return false;
-  if (!(b->score = matrix(b, tokens, m->experts, err)) || !(b->pick = matrix(b, pairs, 1, err))) return false;
-  if (!(b->pick_weight = matrix(b, pairs, 1, err)) || !(b->first_pair = matrix(b, m->experts + UINT64_C(1), 1, err))) return false;
-  if (!(b->pair_row = matrix(b, pairs, 1, err)) || !(b->pair_weight = matrix(b, pairs, 1, err))) return false;
-  if (!(b->pair_act = matrix(b, pairs, x.inter, err)) || !(b->few = matrix(b, mm_min(tokens, MM_CPU_FEW) * m->top_k, x.experts, err)))
+  if (!(b->moe.score = matrix(b, tokens, m->experts, err)) || !(b->moe.pick = matrix(b, pairs, 1, err))) return false;
+  if (!(b->moe.weight = matrix(b, pairs, 1, err)) || !(b->moe.first_pair = matrix(b, m->experts + UINT64_C(1), 1, err))) return false;
+  if (!(b->moe.pair_row = matrix(b, pairs, 1, err)) || !(b->moe.pair_weight = matrix(b, pairs, 1, err))) return false;
+  if (!(b->moe.pair_act = matrix(b, pairs, x.inter, err)) ||
+      !(b->moe.few = matrix(b, mm_min(tokens, MM_CPU_FEW) * m->top_k, x.experts, err)))
     return false;
-  if (x.mlp && (!(b->mlp_up = matrix(b, tokens, 2 * x.mlp, err)) || !(b->mlp_act = matrix(b, tokens, x.mlp, err)) ||
-                !(b->mlp_out = matrix(b, tokens, m->hidden, err))))
+  if (x.mlp && (!(b->mlp.up = matrix(b, tokens, 2 * x.mlp, err)) || !(b->mlp.act = matrix(b, tokens, x.mlp, err)) ||
+                !(b->mlp.out = matrix(b, tokens, m->hidden, err))))
     return false;
   if (b->index_heads && (!(b->block = matrix(b, (uint64_t)tokens * b->index_heads, m->index_top_k, err)) ||
                          !(b->blocks = matrix(b, tokens, b->index_heads, err))))
     return false;
-  if (!(b->share = matrix(b, b->c.threads, sizeof *b->share / 4, err))) return false;
-  if (b->c.act_quant) {
+  if (!(b->share = matrix(b, b->c.options.threads, sizeof *b->share / 4, err))) return false;
+  if (b->c.options.act_quant) {
     if (!(b->amax = matrix(b, pairs, mm_act_amaxes(&mm_act_formats[MM_ACT_NVFP4], (uint32_t)x.uncut), err))) return false;
     if (!(b->rounded = matrix(b, tokens, x.input, err))) return false;
   }
   if (!(b->row = mm_arena_alloc(&b->arena, tokens * sizeof *b->row, err))) return false;
-  if (!(b->pair_x = mm_arena_alloc(&b->arena, pairs * sizeof *b->pair_x, err)) || !(b->active = matrix(b, m->experts, 1, err)))
+  if (!(b->moe.pair_x = mm_arena_alloc(&b->arena, pairs * sizeof *b->moe.pair_x, err)) || !(b->moe.active = matrix(b, m->experts, 1, err)))
     return false;
   const uint64_t wide = mm_max(MM_CPU_INPUT(x.input + MM_CHUNK), mm_cpu_limbs_floats((uint32_t)x.input));
   const uint64_t wide_act = mm_max(MM_CPU_INPUT(x.inter + MM_CHUNK), mm_cpu_limbs_floats((uint32_t)x.inter));
@@ -143,8 +144,8 @@ static bool open_buffers(mm_backend *b, mm_err *err) {
   b->out_at = MM_CPU_SUMS(MM_CPU_MANY) + MM_CPU_STRIP * ((size_t)x.input + MM_CHUNK);
   const uint64_t attention = mm_cpu_attention_floats(b);
   uint64_t scratch = mm_max(mm_max(b->out_at + 2 * mm_max((uint64_t)tokens * MM_CPU_MANY, MM_CPU_ALONE), attention), m->experts);
-  if (!(b->scratch = mm_arena_alloc(&b->arena, b->c.threads * sizeof *b->scratch, err))) return false;
-  for (unsigned t = 0; t < b->c.threads; t++)
+  if (!(b->scratch = mm_arena_alloc(&b->arena, b->c.options.threads * sizeof *b->scratch, err))) return false;
+  for (unsigned t = 0; t < b->c.options.threads; t++)
     if (!(b->scratch[t] = matrix(b, 1, scratch, err))) return false;
   return true;
 }
@@ -159,7 +160,7 @@ static void cpu_close(mm_backend *b) {
   mm_cpu_draft_close(b);
   free(b->cache);
   free(b->state);
-  free(b->load);
+  free(b->moe.load);
   free(b->logits);
   mm_team_close(b->team);
   mm_arena_close(&b->arena);
@@ -167,7 +168,7 @@ static void cpu_close(mm_backend *b) {
 }
 
 static mm_backend *cpu_open(const mm_backend_config *c, mm_err *err) {
-  if (c->kv_fp8) {
+  if (c->options.kv_fp8) {
     mm_fail(err, MM_UNSUPPORTED, "E_SCHEME", mm_at(NULL, NULL), "found a KV cache in fp8; the cpu backend keeps f32 or bf16");
     return NULL;
   }
@@ -181,11 +182,11 @@ static mm_backend *cpu_open(const mm_backend_config *c, mm_err *err) {
   b->swiglu = (mm_cpu_swiglu){(float)c->model->act_alpha, (float)c->model->act_limit, (float)c->model->act_beta};
   b->vectors = mm_cpu_vectors_here();
   b->ahead = mm_cpu_ahead_pays(b);
-  b->load = mm_calloc((size_t)c->model->layers * c->model->experts, sizeof *b->load, err);
-  b->team = mm_team_open(c->threads, err);
+  b->moe.load = mm_calloc((size_t)c->model->layers * c->model->experts, sizeof *b->moe.load, err);
+  b->team = mm_team_open(c->options.threads, err);
   if (b->team) mm_team_meanwhile(b->team, mm_cpu_soon_ask, &b->soon);
-  if (b->team && c->pin && !mm_team_pin(b->team, c->place.local * c->threads, err)) return cpu_close(b), NULL;
-  if (b->team && b->load && open_caches(b, err) && open_position_tables(b, err) && open_buffers(b, err) && mm_cpu_draft_open(b, err))
+  if (b->team && c->options.pin && !mm_team_pin(b->team, c->place.local * c->options.threads, err)) return cpu_close(b), NULL;
+  if (b->team && b->moe.load && open_caches(b, err) && open_position_tables(b, err) && open_buffers(b, err) && mm_cpu_draft_open(b, err))
     return b;
   cpu_close(b);
   return NULL;
@@ -269,7 +270,7 @@ static bool cpu_read(mm_backend *b, mm_act a, uint32_t rows, float *out, mm_err 
 
 static bool cpu_expert_load(mm_backend *b, uint64_t *load, mm_err *err) {
   (void)err;
-  memcpy(load, b->load, (size_t)b->c.model->layers * b->c.model->experts * sizeof *load);
+  memcpy(load, b->moe.load, (size_t)b->c.model->layers * b->c.model->experts * sizeof *load);
   return true;
 }
 
@@ -323,23 +324,17 @@ const mm_ops mm_ops_cpu = {
     .read = cpu_read,
     .expert_load = cpu_expert_load,
     .act_quant = true,
+    .cache = {true, cpu_state_bytes, cpu_state_copy, cpu_state_save, cpu_state_load},
+    .weights = {.layer = cpu_layer},
     .select = mm_cpu_select,
     .mlp = mm_cpu_mlp,
-    .concat = mm_cpu_concat,
-    .draft_store = mm_cpu_draft_store,
-    .draft_attend = mm_cpu_draft_attend,
+    .draft = {mm_cpu_concat, mm_cpu_draft_store, mm_cpu_draft_attend},
     .calibration = true,
     .pins = true,
     .send = cpu_send,
     .receive = cpu_receive,
-    .layer = cpu_layer,
     .experts_cut = true,
     .across = true,
     .batch_invariant = true,
-    .pages = true,
     .memory = cpu_memory,
-    .state_bytes = cpu_state_bytes,
-    .state_copy = cpu_state_copy,
-    .state_save = cpu_state_save,
-    .state_load = cpu_state_load,
 };

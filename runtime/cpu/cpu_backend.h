@@ -47,6 +47,27 @@ typedef struct mm_cpu_draft {
   size_t score_floats;
 } mm_cpu_draft;
 
+/* The router's choice in the present layer, and its rows sorted by expert. */
+typedef struct mm_cpu_moe {
+  float *score;         /* [max_tokens, E] of the router */
+  uint32_t *pick;       /* [max_tokens, top_k] experts */
+  float *weight;        /* [max_tokens, top_k] */
+  uint32_t *first_pair; /* [E + 1]: where an expert's (row, expert) pairs begin */
+  uint32_t *pair_row;   /* [max_tokens·top_k] sorted by expert */
+  float *pair_weight;   /* [max_tokens·top_k] */
+  float *pair_act;      /* [max_tokens·top_k, Ir]: act(w1 x, w3 x) */
+  const float **pair_x; /* [max_tokens·top_k]: inputs of each pair */
+  uint32_t *active;     /* [E] experts of this rank that some row chose */
+  float *few;           /* [MM_CPU_FEW·top_k, widest of experts]: products of few tokens with the rows of their experts */
+  uint64_t *load;       /* [layers, E] rows that chose the expert, since open */
+} mm_cpu_moe;
+
+/* Dense MLPs and shared experts. */
+typedef struct mm_cpu_mlp_buffers {
+  float *up, *act; /* [max_tokens, 2·Ir], [max_tokens, Ir] */
+  float *out;      /* [max_tokens, H]: what a shared expert adds */
+} mm_cpu_mlp_buffers;
+
 struct mm_backend {
   mm_backend_config c;
   uint32_t heads, kv_heads, d; /* on this rank */
@@ -64,34 +85,23 @@ struct mm_backend {
   float *rope;                 /* [max_tokens, rotary_dim]: cosines, then sines, of the step's rows */
   float *vector;               /* a norm weight or router bias */
   float *sums;                 /* [max_tokens, 2]: sums of squares */
-  float *score;                /* [max_tokens, E] of the router */
-  uint32_t *pick;              /* [max_tokens, top_k] experts */
-  float *pick_weight;          /* [max_tokens, top_k] */
-  uint32_t *first_pair;        /* [E + 1]: where an expert's (row, expert) pairs begin */
-  uint32_t *pair_row;          /* [max_tokens·top_k] sorted by expert */
-  float *pair_weight;          /* [max_tokens·top_k] */
-  float *pair_act;             /* [max_tokens·top_k, Ir]: act(w1 x, w3 x) */
-  float *mlp_up, *mlp_act;     /* [max_tokens, 2·Ir], [max_tokens, Ir] of dense MLPs and shared experts */
-  float *mlp_out;              /* [max_tokens, H]: what a shared expert adds */
-  uint32_t *block;             /* [max_tokens, index_heads, index_top_k]: blocks that the last select chose, ascending */
-  uint32_t *blocks;            /* [max_tokens, index_heads]: how many */
-  mm_cpu_swiglu swiglu;        /* of the model */
-  float *amax;                 /* [max_tokens·top_k, amaxes of the widest row], or scales; this and the next under act_quant only */
-  float *rounded;              /* [max_tokens, widest input] */
-  const float **row;           /* [max_tokens]: inputs of the present product, as its loops read them */
-  const float **pair_x;        /* [max_tokens·top_k]: of each pair */
-  float *turned;               /* copies of inputs in another order, with zeros after them, or rounded with their pairs */
-  uint32_t *active;            /* [E] experts of this rank that some row chose */
-  float **scratch;             /* [threads]: sums of a strip, its rows as f32, then mm_cpu_out; attention's pages; the router's keys */
+  mm_cpu_moe moe;
+  mm_cpu_mlp_buffers mlp;
+  uint32_t *block;      /* [max_tokens, index_heads, index_top_k]: blocks that the last select chose, ascending */
+  uint32_t *blocks;     /* [max_tokens, index_heads]: how many */
+  mm_cpu_swiglu swiglu; /* of the model */
+  float *amax;          /* [max_tokens·top_k, amaxes of the widest row], or scales; this and the next under act_quant only */
+  float *rounded;       /* [max_tokens, widest input] */
+  const float **row;    /* [max_tokens]: inputs of the present product, as its loops read them */
+  float *turned;        /* copies of inputs in another order, with zeros after them, or rounded with their pairs */
+  float **scratch;      /* [threads]: sums of a strip, its rows as f32, then mm_cpu_out; attention's pages; the router's keys */
   size_t out_at;
   mm_cpu_share *share; /* [threads] */
-  float *few;          /* [MM_CPU_FEW·top_k, widest of experts]: products of few tokens with the rows of their experts */
   bool ahead;          /* weights do not fit into memory: cpu_ahead.c */
   uint32_t layer;      /* whose ops these are */
   mm_cpu_soon soon;
   const mm_cpu_vectors *vectors;
   mm_team *team;
-  uint64_t *load; /* [layers, E] rows that chose the expert, since open */
 
   mm_cpu_draft draft; /* nothing without c.draft */
 
@@ -132,7 +142,7 @@ void mm_cpu_each(mm_backend *b, size_t count, uint64_t work, mm_pool_fn *fn, voi
 /* The same where each thread goes through a contiguous share of the items, and helps others when its own is done. */
 void mm_cpu_each_share(mm_backend *b, size_t count, uint64_t work, mm_pool_fn *fn, void *job);
 /* Where the share of thread t begins. */
-static inline size_t mm_cpu_share_begin(const mm_backend *b, size_t count, unsigned t) { return count * t / b->c.threads; }
+static inline size_t mm_cpu_share_begin(const mm_backend *b, size_t count, unsigned t) { return count * t / b->c.options.threads; }
 /* Shows the calibration, if there is one, what matrix `lead` of w is given: row i is x[pick[i]], or x[i] when pick is NULL. */
 void mm_cpu_observe(mm_backend *b, const mm_packed *w, uint32_t lead, const float *x, const uint32_t *pick, uint32_t rows);
 /* Inputs of a linear w: x[T, w->k] itself, or a copy rounded as w's scheme says, valid until the next call (cpu_input.c). */
@@ -171,7 +181,7 @@ mm_cpu_form mm_cpu_form_of(const mm_backend *b, const mm_packed *w);
 void mm_cpu_ready(mm_backend *b, const float **row, const float *x, const uint32_t *pick, uint32_t rows, const mm_packed *w,
                   mm_cpu_form form);
 /* Rows that one thread takes of a weight while one token passes. */
-static inline uint32_t mm_cpu_alone(const mm_backend *b) { return b->c.threads <= 4 ? MM_CPU_ALONE : MM_CPU_STRIP; }
+static inline uint32_t mm_cpu_alone(const mm_backend *b) { return b->c.options.threads <= 4 ? MM_CPU_ALONE : MM_CPU_STRIP; }
 /* The same of one that meets so many tokens. */
 static inline uint32_t mm_cpu_strip(const mm_backend *b, uint32_t tokens) {
   if (b->batch->tokens == 1) return mm_cpu_alone(b);
@@ -196,13 +206,13 @@ void mm_cpu_matmul(mm_backend *b, float *y, const float *x, const uint32_t *pick
 
 /* Asks the kernel to read matrix `lead` of w, which lies in a mapped file, and returns its bytes; nothing where w has no scheme. */
 uint64_t mm_cpu_ahead(const mm_packed *w, uint32_t lead);
-/* The same of the experts b->active[0, active), and of what every token reads of layer l + 1: only where b->ahead. */
+/* The same of the experts b->moe.active[0, active), and of what every token reads of layer l + 1: only where b->ahead. */
 void mm_cpu_ahead_experts(const mm_backend *b, uint32_t active, const mm_packed *w13, const mm_packed *w2);
 void mm_cpu_ahead_layer(mm_backend *b, uint32_t l);
 /* The layers' weights of all ranks of the process are more than 7/8 of the memory that it may use. */
 bool mm_cpu_ahead_pays(const mm_backend *b);
 
-/* Where one token passes: what comes after matrix w of the present layer; w of the experts b->active[0, active). */
+/* Where one token passes: what comes after matrix w of the present layer; w of the experts b->moe.active[0, active). */
 void mm_cpu_soon_after(mm_backend *b, const mm_packed *w);
 void mm_cpu_soon_experts(mm_backend *b, uint32_t active, const mm_packed *w);
 /* Asks for one piece more, if there is one: what waiting threads do. */

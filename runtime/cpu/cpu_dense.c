@@ -9,7 +9,7 @@
 #define WORTH_THREADS (UINT64_C(1) << 17)
 
 void mm_cpu_each(mm_backend *b, size_t count, uint64_t work, mm_pool_fn *fn, void *job) {
-  if (b->c.threads > 1 && work >= WORTH_THREADS) {
+  if (b->c.options.threads > 1 && work >= WORTH_THREADS) {
     mm_either_way(mm_team_run(b->team, count, fn, job, &b->err)); /* end() reports b->err */
     return;
   }
@@ -27,8 +27,8 @@ typedef struct shares {
 static bool next_of_share(void *ctx, size_t call, unsigned worker, mm_err *err) {
   (void)call;
   const shares *s = ctx;
-  for (unsigned i = 0; i < s->b->c.threads; i++) {
-    const unsigned whose = (worker + i) % s->b->c.threads;
+  for (unsigned i = 0; i < s->b->c.options.threads; i++) {
+    const unsigned whose = (worker + i) % s->b->c.options.threads;
     const size_t item = atomic_fetch_add_explicit(&s->b->share[whose].next, 1, memory_order_relaxed);
     if (item < mm_cpu_share_begin(s->b, s->count, whose + 1)) return s->fn(s->job, item, worker, err);
   }
@@ -37,7 +37,7 @@ static bool next_of_share(void *ctx, size_t call, unsigned worker, mm_err *err) 
 
 void mm_cpu_each_share(mm_backend *b, size_t count, uint64_t work, mm_pool_fn *fn, void *job) {
   shares s = {b, fn, job, count};
-  for (unsigned t = 0; t < b->c.threads; t++)
+  for (unsigned t = 0; t < b->c.options.threads; t++)
     atomic_store_explicit(&b->share[t].next, mm_cpu_share_begin(b, count, t), memory_order_relaxed);
   mm_cpu_each(b, count, work, next_of_share, &s);
 }
@@ -212,7 +212,7 @@ void mm_cpu_embed(mm_backend *b, mm_act x, const mm_packed *table) {
     else
       memset(mm_cpu_row(x, t), 0, x.width * sizeof(float));
   }
-  mm_comm_sum(b->c.comm, w->rank, x.data, (size_t)b->batch->tokens * x.width);
+  mm_comm_all_reduce_sum(b->c.comm, w->rank, x.data, (size_t)b->batch->tokens * x.width);
 }
 
 const float *mm_cpu_norm_vector(mm_backend *b, const mm_packed *w) {
@@ -239,7 +239,7 @@ void mm_cpu_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_
   const float *weight = mm_cpu_norm_vector(b, w);
   uint32_t n = o.width, T = b->batch->tokens;
   for (uint32_t t = 0; t < T; t++) b->sums[t] = mm_cpu_dot(mm_cpu_row(o, t), mm_cpu_row(o, t), n);
-  mm_comm_sum(b->c.comm, b->c.weights->rank, b->sums, T);
+  mm_comm_all_reduce_sum(b->c.comm, b->c.weights->rank, b->sums, T);
   float whole = (float)n * (float)b->c.weights->tp;
   for (uint32_t t = 0; t < T; t++) {
     const float *x = mm_cpu_row(o, t), *g = mm_cpu_row(gate, t);
@@ -252,7 +252,7 @@ void mm_cpu_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act b
   const float *weight = w ? mm_cpu_norm_vector(b, w) : NULL;
   float alpha = (float)scale.alpha, beta = (float)scale.beta;
   uint32_t H = h.width;
-  mm_comm_sum(b->c.comm, b->c.weights->rank, branch.data, (size_t)b->batch->tokens * H);
+  mm_comm_all_reduce_sum(b->c.comm, b->c.weights->rank, branch.data, (size_t)b->batch->tokens * H);
   for (uint32_t t = 0; t < b->batch->tokens; t++) {
     const float *res = mm_cpu_row(residual, t), *add = mm_cpu_row(branch, t);
     float *sum = mm_cpu_row(h, t);

@@ -29,7 +29,7 @@ bool mm_cpu_draft_open(mm_backend *b, mm_err *err) {
     if (!(d->k[l] = map_cells(cache_bytes(b, d->pages), err)) || !(d->v[l] = map_cells(cache_bytes(b, d->pages), err))) return false;
   d->score_floats = (size_t)b->c.limits.max_positions + MM_DFLASH_BLOCK;
   return (d->turn = mm_calloc((size_t)b->c.limits.max_tokens * c->head_dim, sizeof *d->turn, err)) &&
-         (d->score = mm_calloc(b->c.threads * d->score_floats, sizeof *d->score, err));
+         (d->score = mm_calloc(b->c.options.threads * d->score_floats, sizeof *d->score, err));
 }
 
 void mm_cpu_draft_close(mm_backend *b) {

@@ -26,7 +26,7 @@ static void norm_all(mm_backend *b, mm_act qkv, const mm_packed *q_norm, const m
     b->sums[2 * t] = mm_cpu_dot(row, row, q);
     b->sums[2 * t + 1] = mm_cpu_dot(row + q, row + q, k);
   }
-  mm_comm_sum(b->c.comm, b->c.weights->rank, b->sums, 2 * (size_t)T);
+  mm_comm_all_reduce_sum(b->c.comm, b->c.weights->rank, b->sums, 2 * (size_t)T);
   /* With more ranks than kv heads every kv head was counted once by each rank that holds it: k·tp counts it as often. */
   float whole_q = (float)q * (float)tp, whole_k = (float)k * (float)tp, eps = (float)m->norm_eps;
   const float *weight = mm_cpu_norm_vector(b, q_norm);

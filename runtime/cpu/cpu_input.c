@@ -32,8 +32,8 @@ mm_cpu_form mm_cpu_form_of(const mm_backend *b, const mm_packed *w) {
   mm_cpu_view v;
   if (w->scheme->code == MM_CODE_PLAIN && w->scheme->plane[0].dtype != MM_BF16) return MM_FORM_F32;
   const bool known = w->first_k % MM_LANE == 0 && mm_cpu_view_of(&v, w, 0);
-  if (!b->c.act_quant || f->code == MM_CODE_PLAIN) {
-    if (b->c.input_bf16) return MM_FORM_BF16;
+  if (!b->c.options.act_quant || f->code == MM_CODE_PLAIN) {
+    if (b->c.options.input_bf16) return MM_FORM_BF16;
     return known && mm_cpu_limbs_kind(&v) != MM_KINDS ? MM_FORM_LIMBS : MM_FORM_F32;
   }
   if (known && mm_cpu_codes_kind(&v, f->code) != MM_KINDS) return MM_FORM_CODES;
@@ -58,19 +58,19 @@ static bool round_row(void *ctx, size_t t, unsigned worker, mm_err *err) {
 
 void mm_cpu_round(mm_backend *b, float *x, uint32_t rows, const mm_packed *w) {
   const mm_act_format *f = &mm_act_formats[w->scheme->act];
-  if (!b->c.act_quant || f->code == MM_CODE_PLAIN) return;
+  if (!b->c.options.act_quant || f->code == MM_CODE_PLAIN) return;
   const uint64_t work = (uint64_t)rows * w->k * 8; /* about so many multiplications */
   rounding j = {.b = b, .w = w, .form = mm_cpu_form_of(b, w)};
   j.x = x;
   j.own = w->whole_k ? (uint32_t)mm_min(w->k, w->whole_k - w->first_k) : w->k;
   j.amaxes = mm_act_amaxes(f, w->whole_k ? w->whole_k : w->k);
   mm_cpu_each(b, rows, work, amax_row, &j);
-  if (w->whole_k) mm_comm_max(b->c.comm, b->c.weights->rank, b->amax, (size_t)rows * j.amaxes);
+  if (w->whole_k) mm_comm_all_reduce_max(b->c.comm, b->c.weights->rank, b->amax, (size_t)rows * j.amaxes);
   mm_cpu_each(b, rows, work, round_row, &j);
 }
 
 const float *mm_cpu_input(mm_backend *b, mm_act x, const mm_packed *w) {
-  if (!b->c.act_quant || w->scheme->act == MM_ACT_KEPT) return x.data;
+  if (!b->c.options.act_quant || w->scheme->act == MM_ACT_KEPT) return x.data;
   memcpy(b->rounded, x.data, (size_t)b->batch->tokens * w->k * sizeof *b->rounded);
   mm_cpu_round(b, b->rounded, b->batch->tokens, w);
   return b->rounded;

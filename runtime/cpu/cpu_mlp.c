@@ -4,14 +4,14 @@
 void mm_cpu_mlp(mm_backend *b, mm_act y, mm_act x, const mm_packed *up, const mm_packed *down, bool add) {
   const uint32_t tokens = b->batch->tokens;
   const size_t ir = down->k;
-  float *const to = add ? b->mlp_out : y.data;
+  float *const to = add ? b->mlp.out : y.data;
   mm_cpu_observe(b, up, 0, x.data, NULL, tokens);
   mm_cpu_soon_after(b, up);
-  mm_cpu_matmul(b, b->mlp_up, mm_cpu_input(b, x, up), NULL, tokens, up, mm_cpu_form_of(b, up));
-  for (size_t t = 0; t < tokens; t++) mm_cpu_activate(b, b->mlp_act + t * ir, b->mlp_up + t * 2 * ir, b->mlp_up + (t * 2 + 1) * ir, ir);
-  mm_cpu_observe(b, down, 0, b->mlp_act, NULL, tokens);
-  mm_cpu_round(b, b->mlp_act, tokens, down);
+  mm_cpu_matmul(b, b->mlp.up, mm_cpu_input(b, x, up), NULL, tokens, up, mm_cpu_form_of(b, up));
+  for (size_t t = 0; t < tokens; t++) mm_cpu_activate(b, b->mlp.act + t * ir, b->mlp.up + t * 2 * ir, b->mlp.up + (t * 2 + 1) * ir, ir);
+  mm_cpu_observe(b, down, 0, b->mlp.act, NULL, tokens);
+  mm_cpu_round(b, b->mlp.act, tokens, down);
   mm_cpu_soon_after(b, down);
-  mm_cpu_matmul(b, to, b->mlp_act, NULL, tokens, down, mm_cpu_form_of(b, down));
+  mm_cpu_matmul(b, to, b->mlp.act, NULL, tokens, down, mm_cpu_form_of(b, down));
   for (size_t i = 0; add && i < (size_t)tokens * y.width; i++) ((float *)y.data)[i] += to[i];
 }

@@ -35,15 +35,15 @@ static void choose(const mm_model *m, float *z, const float *bias, uint32_t *pic
 }
 
 static void sort_by_expert(mm_backend *b) {
-  uint32_t E = b->c.model->experts, k = b->c.model->top_k, *first = b->first_pair;
+  uint32_t E = b->c.model->experts, k = b->c.model->top_k, *first = b->moe.first_pair;
   size_t pairs = (size_t)b->batch->tokens * k;
   memset(first, 0, (E + (size_t)1) * sizeof *first);
-  for (size_t p = 0; p < pairs; p++) first[b->pick[p] + 1]++;
+  for (size_t p = 0; p < pairs; p++) first[b->moe.pick[p] + 1]++;
   for (uint32_t e = 0; e < E; e++) first[e + 1] += first[e];
   for (size_t p = 0; p < pairs; p++) {
-    uint32_t at = first[b->pick[p]]++;
-    b->pair_row[at] = (uint32_t)(p / k);
-    b->pair_weight[at] = b->pick_weight[p];
+    uint32_t at = first[b->moe.pick[p]]++;
+    b->moe.pair_row[at] = (uint32_t)(p / k);
+    b->moe.pair_weight[at] = b->moe.weight[p];
   }
   memmove(first + 1, first, E * sizeof *first); /* filling moved every start to the next one's */
   first[0] = 0;
@@ -52,17 +52,17 @@ static void sort_by_expert(mm_backend *b) {
 void mm_cpu_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router, const mm_packed *bias) {
   const mm_model *m = b->c.model;
   uint32_t T = b->batch->tokens;
-  mm_cpu_matmul(b, b->score, x.data, NULL, T, router, MM_FORM_F32);
+  mm_cpu_matmul(b, b->moe.score, x.data, NULL, T, router, MM_FORM_F32);
   const float *bias_values = bias ? mm_cpu_vector(b, bias) : NULL;
   for (uint32_t t = 0; t < T; t++) {
     size_t at = (size_t)t * m->top_k;
-    choose(m, b->score + (size_t)t * m->experts, bias_values, b->pick + at, b->pick_weight + at, b->scratch[0]);
+    choose(m, b->moe.score + (size_t)t * m->experts, bias_values, b->moe.pick + at, b->moe.weight + at, b->scratch[0]);
   }
   sort_by_expert(b);
   for (uint32_t i = 0; i < b->batch->span_count; i++) {
     const mm_span *s = &b->batch->span[i];
     for (size_t p = (size_t)s->first * m->top_k; s->slot >= 0 && p < ((size_t)s->first + s->count) * m->top_k; p++)
-      b->load[(size_t)layer * m->experts + b->pick[p]]++;
+      b->moe.load[(size_t)layer * m->experts + b->moe.pick[p]]++;
   }
 }
 
@@ -79,7 +79,7 @@ typedef struct experts {
  * threads, if they take turns. */
 static const uint8_t *up_codes(const experts *j, size_t item) {
   if (item >= j->active * j->up_strips) return NULL;
-  return mm_cpu_row_at(j->w13, j->b->active[item / j->up_strips], (uint32_t)(item % j->up_strips) * j->strip);
+  return mm_cpu_row_at(j->w13, j->b->moe.active[item / j->up_strips], (uint32_t)(item % j->up_strips) * j->strip);
 }
 
 /* pair_act of one expert, a strip of its Ir columns. */
@@ -88,17 +88,18 @@ static bool up_strip(void *ctx, size_t item, unsigned worker, mm_err *err) {
   const experts *j = ctx;
   mm_backend *b = j->b;
   const mm_packed *w = j->w13;
-  const uint32_t e = b->active[item / j->up_strips], first = (uint32_t)(item % j->up_strips) * j->strip;
+  const uint32_t e = b->moe.active[item / j->up_strips], first = (uint32_t)(item % j->up_strips) * j->strip;
   const uint32_t ir = w->n / 2, count = (uint32_t)mm_min(j->strip, ir - first), from = j->first[e], rows = j->first[e + 1] - from;
   float *const gate = mm_cpu_out(b, worker), *const up = gate + (size_t)rows * count;
-  mm_cpu_part part = {.w = w, .lead = e, .first = first, .count = count, .x = b->pair_x + from, .tokens = rows, .y = gate, .stride = count};
+  mm_cpu_part part = {
+      .w = w, .lead = e, .first = first, .count = count, .x = b->moe.pair_x + from, .tokens = rows, .y = gate, .stride = count};
   part.form = mm_cpu_form_of(b, w);
   part.next = mm_cpu_row_at(w, e, first + ir);
   mm_cpu_strip_of(b, worker, &part);
-  part.first += ir, part.y = up, part.next = up_codes(j, item + b->c.threads);
+  part.first += ir, part.y = up, part.next = up_codes(j, item + b->c.options.threads);
   mm_cpu_strip_of(b, worker, &part);
   for (uint32_t p = 0; p < rows; p++) {
-    float *act = b->pair_act + (size_t)(from + p) * ir + first;
+    float *act = b->moe.pair_act + (size_t)(from + p) * ir + first;
     mm_cpu_activate(b, act, gate + (size_t)p * count, up + (size_t)p * count, count);
   }
   return true;
@@ -114,15 +115,15 @@ static bool down_strip(void *ctx, size_t item, unsigned worker, mm_err *err) {
   float *const out = mm_cpu_out(b, worker);
   for (uint32_t t = 0; t < b->batch->tokens; t++) memset(mm_cpu_row(j->y, t) + first, 0, count * sizeof(float));
   for (uint32_t a = 0; a < j->active; a++) {
-    const uint32_t e = b->active[a], from = j->first[e], rows = j->first[e + 1] - from;
-    const uint32_t after = first + b->c.threads * j->strip; /* what this thread does next */
-    const uint8_t *next = a + 1 < j->active ? mm_cpu_row_at(w, b->active[a + 1], first) : mm_cpu_row_at(w, b->active[0], after);
-    mm_cpu_part part = {.w = w, .lead = e, .first = first, .count = count, .x = b->pair_x + from, .tokens = rows, .y = out};
+    const uint32_t e = b->moe.active[a], from = j->first[e], rows = j->first[e + 1] - from;
+    const uint32_t after = first + b->c.options.threads * j->strip; /* what this thread does next */
+    const uint8_t *next = a + 1 < j->active ? mm_cpu_row_at(w, b->moe.active[a + 1], first) : mm_cpu_row_at(w, b->moe.active[0], after);
+    mm_cpu_part part = {.w = w, .lead = e, .first = first, .count = count, .x = b->moe.pair_x + from, .tokens = rows, .y = out};
     part.stride = count, part.form = mm_cpu_form_of(b, w), part.next = a + 1 < j->active || after < w->n ? next : NULL;
     mm_cpu_strip_of(b, worker, &part);
     for (uint32_t p = 0; p < rows; p++) {
-      float *row = mm_cpu_row(j->y, b->pair_row[from + p]) + first;
-      for (uint32_t i = 0; i < count; i++) row[i] += b->pair_weight[from + p] * out[(size_t)p * count + i];
+      float *row = mm_cpu_row(j->y, b->moe.pair_row[from + p]) + first;
+      for (uint32_t i = 0; i < count; i++) row[i] += b->moe.pair_weight[from + p] * out[(size_t)p * count + i];
     }
   }
   return true;
@@ -139,14 +140,14 @@ static bool few_strip(void *ctx, size_t item, unsigned worker, mm_err *err) {
   (void)err;
   const few *j = ctx;
   mm_backend *b = j->of->b;
-  const uint32_t e = b->active[item / j->strips], first = (uint32_t)(item % j->strips) * j->of->strip, pair = j->of->first[e];
+  const uint32_t e = b->moe.active[item / j->strips], first = (uint32_t)(item % j->strips) * j->of->strip, pair = j->of->first[e];
   const mm_cpu_part part = {.w = j->w,
                             .lead = e,
                             .first = first,
                             .count = (uint32_t)mm_min(j->of->strip, j->w->n - first),
-                            .x = b->pair_x + pair,
+                            .x = b->moe.pair_x + pair,
                             .tokens = j->of->first[e + 1] - pair,
-                            .y = b->few + (size_t)pair * j->w->n + first,
+                            .y = b->moe.few + (size_t)pair * j->w->n + first,
                             .stride = j->w->n,
                             .form = mm_cpu_form_of(b, j->w)};
   mm_cpu_strip_of(b, worker, &part);
@@ -161,7 +162,7 @@ static void few_up(const experts *j, uint64_t work) {
   const size_t ir = j->w13->n / 2;
   few_products(j, j->w13, work);
   for (size_t p = j->first[0]; p < j->first[j->w13->lead]; p++)
-    mm_cpu_activate(b, b->pair_act + p * ir, b->few + p * 2 * ir, b->few + (p * 2 + 1) * ir, ir);
+    mm_cpu_activate(b, b->moe.pair_act + p * ir, b->moe.few + p * 2 * ir, b->moe.few + (p * 2 + 1) * ir, ir);
 }
 static void few_down(const experts *j, uint64_t work) {
   mm_backend *b = j->b;
@@ -169,37 +170,37 @@ static void few_down(const experts *j, uint64_t work) {
   few_products(j, j->w2, work);
   for (uint32_t t = 0; t < b->batch->tokens; t++) memset(mm_cpu_row(j->y, t), 0, n * sizeof(float));
   for (size_t p = j->first[0]; p < j->first[j->w2->lead]; p++) {
-    float *const y = mm_cpu_row(j->y, b->pair_row[p]);
-    for (size_t i = 0; i < n; i++) y[i] += b->pair_weight[p] * b->few[p * n + i];
+    float *const y = mm_cpu_row(j->y, b->moe.pair_row[p]);
+    for (size_t i = 0; i < n; i++) y[i] += b->moe.pair_weight[p] * b->moe.few[p * n + i];
   }
 }
 
 /* Inputs of each expert: its rows of x, and what its w1 and w3 made of them. */
 static void observe_up(const experts *j, const float *x) {
   const uint32_t *first = j->first;
-  for (uint32_t e = 0; e < j->w13->lead; e++) mm_cpu_observe(j->b, j->w13, e, x, j->b->pair_row + first[e], first[e + 1] - first[e]);
+  for (uint32_t e = 0; e < j->w13->lead; e++) mm_cpu_observe(j->b, j->w13, e, x, j->b->moe.pair_row + first[e], first[e + 1] - first[e]);
 }
 static void observe_down(const experts *j) {
   const uint32_t *first = j->first;
   for (uint32_t e = 0; e < j->w2->lead; e++)
-    mm_cpu_observe(j->b, j->w2, e, j->b->pair_act + (size_t)first[e] * j->w2->k, NULL, first[e + 1] - first[e]);
+    mm_cpu_observe(j->b, j->w2, e, j->b->moe.pair_act + (size_t)first[e] * j->w2->k, NULL, first[e + 1] - first[e]);
 }
 
 /* Rows of experts that other ranks hold are 0, so that the largest magnitudes, which all ranks find together, are their holders'. */
 static void clear_others(const experts *j) {
   mm_backend *b = j->b;
   const size_t k = j->w2->k, end = (size_t)b->batch->tokens * b->c.model->top_k, own = j->first[0], after = j->first[j->w2->lead];
-  memset(b->pair_act, 0, own * k * sizeof *b->pair_act);
-  memset(b->pair_act + after * k, 0, (end - after) * k * sizeof *b->pair_act);
+  memset(b->moe.pair_act, 0, own * k * sizeof *b->moe.pair_act);
+  memset(b->moe.pair_act + after * k, 0, (end - after) * k * sizeof *b->moe.pair_act);
 }
 
 void mm_cpu_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2) {
-  const uint32_t tokens = b->batch->tokens, *const first = b->first_pair + b->c.weights->expert_first;
+  const uint32_t tokens = b->batch->tokens, *const first = b->moe.first_pair + b->c.weights->expert_first;
   const uint32_t pairs = tokens * b->c.model->top_k, own = first[0], end = first[w13->lead];
   const uint64_t down = (uint64_t)pairs * w2->n * w2->k;
   experts j = {.b = b, .y = y, .w13 = w13, .w2 = w2, .first = first};
   for (uint32_t e = 0; e < w13->lead; e++)
-    if (first[e] < first[e + 1]) b->active[j.active++] = e;
+    if (first[e] < first[e + 1]) b->moe.active[j.active++] = e;
   mm_cpu_ahead_experts(b, j.active, w13, w2);
   const bool is_few = tokens <= MM_CPU_FEW && end - own <= 2 * j.active;
   j.strip = mm_cpu_strip(b, j.active ? (end - own) / j.active : 0);
@@ -207,7 +208,7 @@ void mm_cpu_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, con
   mm_cpu_soon_experts(b, j.active, w13);
   observe_up(&j, x.data);
   mm_cpu_ready(b, b->row, mm_cpu_input(b, x, w13), NULL, tokens, w13, mm_cpu_form_of(b, w13));
-  for (uint32_t p = own; p < end; p++) b->pair_x[p] = b->row[b->pair_row[p]];
+  for (uint32_t p = own; p < end; p++) b->moe.pair_x[p] = b->row[b->moe.pair_row[p]];
   mm_cpu_soon_experts(b, j.active, w2);
   if (is_few)
     few_up(&j, 2 * down);
@@ -215,8 +216,8 @@ void mm_cpu_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, con
     mm_cpu_each(b, j.active * j.up_strips, 2 * down, up_strip, &j);
   observe_down(&j);
   clear_others(&j);
-  mm_cpu_round(b, b->pair_act, pairs, w2);
-  mm_cpu_ready(b, b->pair_x, b->pair_act, NULL, pairs, w2, mm_cpu_form_of(b, w2));
+  mm_cpu_round(b, b->moe.pair_act, pairs, w2);
+  mm_cpu_ready(b, b->moe.pair_x, b->moe.pair_act, NULL, pairs, w2, mm_cpu_form_of(b, w2));
   mm_cpu_soon_after(b, w2);
   if (is_few)
     few_down(&j, down);

@@ -31,7 +31,7 @@ static void first_of_shares(mm_backend *b, const mm_packed *w, const uint32_t *l
   const size_t strips = mm_ceil_div(w->n, mm_cpu_alone(b)), count = leads * strips;
   size_t bytes = MOST;
   unsigned shares = 0;
-  for (unsigned t = 0; t < b->c.threads && shares < MM_CPU_SOON; t++) {
+  for (unsigned t = 0; t < b->c.options.threads && shares < MM_CPU_SOON; t++) {
     const size_t item = mm_cpu_share_begin(b, count, t);
     const uint32_t row = (uint32_t)(item % strips) * mm_cpu_alone(b);
     if (item == mm_cpu_share_begin(b, count, t + 1)) continue; /* an empty share */
@@ -62,5 +62,5 @@ void mm_cpu_soon_after(mm_backend *b, const mm_packed *w) {
 }
 
 void mm_cpu_soon_experts(mm_backend *b, uint32_t active, const mm_packed *w) {
-  if (b->batch->tokens == 1 && active) first_of_shares(b, w, b->active, active);
+  if (b->batch->tokens == 1 && active) first_of_shares(b, w, b->moe.active, active);
 }

@@ -7,7 +7,7 @@
  * second such step the ops are collected and captured as a graph; from then on begin uploads the batch, the ops between do nothing, and end
  * or choose replays. Any other step is launched kernel by kernel, and every one once a capture has failed, which is reported.
  *
- * Batch-invariant steps (mm_backend_config.batch_invariant) take the prefill kernels for single tokens too, padded with rows of slot -1 to
+ * Batch-invariant steps (mm_run_options.batch_invariant) take the prefill kernels for single tokens too, padded with rows of slot -1 to
  * so many that products take the prefill kernels; lightning attention goes token by token. No graph is captured then.
  *
  * Nothing waits but end and collect: a step ended by choose leaves its choices on the device, where the next one finds them. */
@@ -53,21 +53,21 @@ bool grow_logits(mm_backend *b, size_t rows, mm_err *err) {
 
 /* Sets the kind of the step and its sizes. */
 void plan_step(mm_backend *b, const mm_batch *batch) {
-  b->decode = !b->c.batch_invariant && batch->tokens > 0 && batch->span_count == batch->tokens;
+  b->decode = !b->c.options.batch_invariant && batch->tokens > 0 && batch->span_count == batch->tokens;
   b->ending = batch->sampling ? GREEDY : LOGITS, b->asked = nullptr, b->keeps = false;
   for (uint32_t i = 0; batch->sampling && i < batch->out_count; i++) {
     b->ending = std::max(b->ending, (step_end)(GREEDY + mm_cu_draws_of(&batch->sampling[i], b->choice.vocab)));
     if (mm_sampling_asks(&batch->sampling[i]) & ~(uint32_t)MM_SAMPLES_MIN_P) b->asked = batch->sampling;
   }
   if (b->asked) b->ending = LOGITS;
-  for (b->singles = 0; !b->c.batch_invariant && !b->decode && b->singles < batch->span_count && batch->span[b->singles].count == 1;)
+  for (b->singles = 0; !b->c.options.batch_invariant && !b->decode && b->singles < batch->span_count && batch->span[b->singles].count == 1;)
     b->singles++;
   const uint32_t bucket = b->decode && batch->out_count == batch->tokens ? bucket_of(b, batch->tokens) : 0;
   b->rows = bucket ? bucket : batch->tokens, b->tokens = batch->tokens;
   if (b->c.calibration && b->rows == 1) b->rows = 2; /* a single token's pairs are not sorted, as mm_cu_collect_experts wants them */
   b->wanted = batch->out_count, b->outs = bucket ? bucket : batch->out_count;
-  if (b->c.batch_invariant && b->rows) b->rows = (uint32_t)mm_max(b->rows, kLeastInvariant);
-  if (b->c.batch_invariant && b->outs) b->outs = (uint32_t)mm_max(b->outs, kLeastInvariant);
+  if (b->c.options.batch_invariant && b->rows) b->rows = (uint32_t)mm_max(b->rows, kLeastInvariant);
+  if (b->c.options.batch_invariant && b->outs) b->outs = (uint32_t)mm_max(b->outs, kLeastInvariant);
   b->spans = batch->span_count, b->tiles = 0;
   b->mode = EAGER, b->graph = nullptr;
 }
@@ -75,7 +75,7 @@ void plan_step(mm_backend *b, const mm_batch *batch) {
 /* Decides between launching, capturing and replaying: after its buffers have their sizes, since growing one drops captured graphs. */
 void plan_mode(mm_backend *b) {
   if (!b->decode || b->outs != b->rows || b->rows > kBuckets[sizeof kBuckets / sizeof *kBuckets - 1]) return;
-  if (b->c.eager || b->unrecorded || b->dry_runs) return;
+  if (b->c.options.eager || b->unrecorded || b->dry_runs) return;
   b->graph = &b->graphs[{b->rows, b->ending}];
   if (b->graph->exec) {
     b->mode = REPLAY;
@@ -119,7 +119,7 @@ step_memory *free_memory(mm_backend *b) {
 
 /* The state of the ops between themselves, as at the start of a step. */
 void start_ops(mm_backend *b) {
-  b->err.status = MM_OK, b->failed = nullptr, b->put_off = {}, b->lost = false;
+  b->err.status = MM_OK, b->failed = nullptr, b->deferred = {}, b->lost = false;
   b->inputs.coded = b->inputs.rounded = nullptr;
   b->inputs.decode = b->decode;
 }
@@ -161,11 +161,13 @@ bool later(mm_backend *b, void (*op)(mm_backend *, Args...), std::common_type_t<
 
 /* Launches the deferred ops. */
 void catch_up(mm_backend *b) {
-  if (!running(b) || !b->put_off.n) return;
-  const cudaError_t e = b->put_off_sums ? mm_cu_combine_ranks(b->peers, b->put_off, b->rows, b->put_off_width, b->put_off_sent, b->stream)
-                                        : mm_cu_combine_rows(b->put_off, b->rows, b->put_off_width, b->stream);
+  const deferred_residual &d = b->deferred;
+  if (!running(b) || d.state == RESIDUAL_NONE) return;
+  const cudaError_t e = d.state == RESIDUAL_SUMMED
+                            ? mm_cu_combine_rows(d.op, b->rows, d.width, b->stream)
+                            : mm_cu_combine_ranks(b->peers, d.op, b->rows, d.width, d.state == RESIDUAL_SENT, b->stream);
   check(b, e, "combine");
-  b->put_off = {};
+  b->deferred = {};
 }
 
 /* All ops that were kept. */
@@ -426,7 +428,7 @@ void cuda_lightning(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv) {
   b->inputs.wrote(o.data);
   const layer_cache &c = b->cache[layer];
   const mm_cu_lightning a = {rows_of(qkv), rows_of(o), c.state, c.slope, b->heads.heads, b->heads.head_dim, b->state_floats};
-  if (b->c.batch_invariant) {
+  if (b->c.options.batch_invariant) {
     check(b, mm_cu_lightning_rows(a, b->device.span, b->spans, b->stream), "lightning rows");
     return;
   }
@@ -464,16 +466,17 @@ void cuda_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router
   const bool wide = narrow == b->weight.end();
   const void *w = wide ? static_cast<const void *>(b->values[router]) : narrow->second.data;
   const mm_cu_router m = {
-      w, wide, x.width, wide ? b->router[router] : nullptr, b->route_product, b->decode, b->c.batch_invariant, ahead_of(b, layer)};
+      w, wide, x.width, wide ? b->router[router] : nullptr, b->route_product, b->c.options.batch_invariant, ahead_of(b, layer)};
   b->route.bias = bias ? b->values[bias] : nullptr, b->route.slot = b->device.slot;
   b->route.load = b->load + (size_t)layer * b->route.experts;
-  const bool alone = b->put_off_sums && b->rows == 1 && mm_cu_peers_distinct(b->peers);
-  if (b->put_off.n == x.data && (!b->put_off_sums || alone)) {
+  const deferred_residual &d = b->deferred;
+  const bool alone = d.state > RESIDUAL_SUMMED && b->rows == 1 && mm_cu_peers_distinct(b->peers);
+  if (d.op.n == x.data && (d.state == RESIDUAL_SUMMED || alone)) {
     check(b,
-          alone ? mm_cu_combine_route_ranks(b->peers, b->put_off, m, b->route, b->stream)
-                : mm_cu_combine_route(b->put_off, m, b->route, b->rows, b->stream),
+          alone ? mm_cu_combine_route_ranks(b->peers, d.op, m, b->route, b->stream)
+                : mm_cu_combine_route(d.op, m, b->route, b->rows, b->stream),
           "route");
-    b->put_off = {};
+    b->deferred = {};
   } else {
     catch_up(b);
     check(b, mm_cu_route_tokens(m, b->route, rows_of(x), b->rows, b->stream), "route");
@@ -499,14 +502,14 @@ void cuda_mlp(mm_backend *b, mm_act y, mm_act x, const mm_packed *up, const mm_p
 void cuda_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps) {
   if (later(b, cuda_combine, h, n, residual, branch, scale, w, eps) || !begin_op(b)) return;
   b->inputs.wrote(h.data), b->inputs.wrote(n.data);
-  b->put_off_sums = mm_cu_combines_ranks(b->peers, b->rows, h.width), b->put_off_sent = b->sent_before == branch.data;
-  if (!b->put_off_sums) check(b, mm_cu_sum_ranks(b, rows_of(branch), h.width), "sum over ranks");
+  const bool partial = mm_cu_combines_ranks(b->peers, b->rows, h.width);
+  if (!partial) check(b, mm_cu_sum_ranks(b, rows_of(branch), h.width), "sum over ranks");
   const float *const norm = b->values[w ? w : mm_cu_any_norm(b)];
   const mm_cu_combine a = {rows_of(h),        rows_of(n), rows_of(residual),
                            rows_of(branch),   norm,       (float)scale.alpha,
                            (float)scale.beta, (float)eps, b->inputs.codes_too(rows_of(n), b->rows, n.width)};
-  b->put_off = a, b->put_off_width = h.width;
-  if (b->c.eager) catch_up(b);
+  b->deferred = {!partial ? RESIDUAL_SUMMED : b->sent_before == branch.data ? RESIDUAL_SENT : RESIDUAL_PARTIAL, a, h.width};
+  if (b->c.options.eager) catch_up(b);
 }
 
 void cuda_copy(mm_backend *b, mm_act to, mm_act from) {
@@ -550,22 +553,21 @@ const mm_ops mm_ops_cuda = {
     .copy = cuda_copy,
     .logits = cuda_logits,
     .end = cuda_end,
-    .choose = cuda_choose,
-    .keep = cuda_keep,
-    .choose_kept = cuda_choose_kept,
-    .collect = cuda_collect,
     .read = cuda_read,
     .expert_load = cuda_expert_load,
     .copy_rate = mm_cu_copy_rate,
     .act_quant = true,
+    .sampler = {.choose = cuda_choose,
+                .keep = cuda_keep,
+                .choose_kept = cuda_choose_kept,
+                .collect = cuda_collect,
+                .load_ids = mm_cu_ids_load,
+                .score = cuda_score,
+                .samples = MM_SAMPLES_MIN_P | MM_SAMPLES_PENALTIES | MM_SAMPLES_BIAS | MM_SAMPLES_MASK | MM_SAMPLES_LOGPROBS},
+    .cache = {true, mm_cu_state_bytes, mm_cu_state_copy, mm_cu_state_save, mm_cu_state_load},
+    .weights = {true, cuda_layer, mm_cu_finish_load, mm_cu_hold, mm_cu_release},
     .select = cuda_select,
     .mlp = cuda_mlp,
-    .layer = cuda_layer,
-    .hold = mm_cu_hold,
-    .release = mm_cu_release,
-    .finish_load = mm_cu_finish_load,
-    .loads = true,
-    .samples = MM_SAMPLES_MIN_P | MM_SAMPLES_PENALTIES | MM_SAMPLES_BIAS | MM_SAMPLES_MASK | MM_SAMPLES_LOGPROBS,
     .calibration = true,
     .calibrate = mm_cu_calibrate,
     .send = cuda_send,
@@ -573,13 +575,6 @@ const mm_ops mm_ops_cuda = {
     .experts_cut = true,
     .across = true,
     .batch_invariant_on_request = true,
-    .pages = true,
-    .state_bytes = mm_cu_state_bytes,
-    .state_copy = mm_cu_state_copy,
-    .state_save = mm_cu_state_save,
-    .state_load = mm_cu_state_load,
-    .ids_load = mm_cu_ids_load,
-    .score = cuda_score,
     .memory = mm_cu_memory_facts,
     .own_memory = true,
     .kernels = mm_cu_noted_code,

@@ -88,6 +88,14 @@ struct step_graph {
 /* Ops launch; or are kept for end or choose, which records them; or do nothing, since the step is recorded. */
 enum step_mode { EAGER, CAPTURE, REPLAY };
 
+/* A residual and norm that the next op does along, or has done first. */
+enum residual_state { RESIDUAL_NONE, RESIDUAL_SUMMED, RESIDUAL_PARTIAL, RESIDUAL_SENT };
+struct deferred_residual {
+  residual_state state = RESIDUAL_NONE; /* PARTIAL: the branch is still this rank's alone; SENT: and the other rank has it */
+  mm_cu_combine op = {};
+  uint32_t width = 0;
+};
+
 struct mm_backend {
   mm_backend_config c;
   mm_cu_memory memory;
@@ -153,10 +161,7 @@ struct mm_backend {
   step_graph *graph = nullptr;
   std::vector<std::function<void()>> kept; /* CAPTURE: the ops so far */
   bool dry_runs = false;                   /* ops are judged, and nothing is done (mm_cu_dry_run) */
-  mm_cu_combine put_off = {};              /* a residual and norm that the next op does along, or has done first; n NULL: none */
-  uint32_t put_off_width = 0;
-  bool put_off_sums = false;                                  /* its branch is still this rank's alone */
-  bool put_off_sent = false;                                  /* and the other rank has it */
+  deferred_residual deferred;
   const void *sent = nullptr, *sent_before = nullptr;         /* rows that an op, and the op before it, sent as it made them */
   std::map<std::pair<uint32_t, step_end>, step_graph> graphs; /* by rows and ending */
   bool unrecorded = false; /* recording has failed, or rows go to another stage: every step is launched kernel by kernel */
@@ -221,14 +226,12 @@ mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err);
 void mm_cu_backend_close(mm_backend *b); /* accepts NULL */
 /* mm_ops.memory. */
 MM_MUST_USE bool mm_cu_memory_facts(const mm_backend_config *c, mm_memory_facts *out, mm_err *err);
-/* mm_ops.hold and release. */
+/* mm_ops.weights.hold and release. */
 MM_MUST_USE bool mm_cu_hold(const mm_backend_config *c, mm_held *held, void **memory, mm_err *err);
 void mm_cu_release(void *memory);
 
 /* ---- extended models (extended.cu) ---- */
 
-/* What the kernels of an extended model take; true for others. */
-MM_MUST_USE bool mm_cu_check_extended(const mm_backend_config *c, mm_err *err);
 /* Their buffers and rules, after the caches and the experts' buffers; nothing for others. */
 MM_MUST_USE bool mm_cu_open_extended(mm_backend *b, mm_err *err);
 /* mm_ops.select, gqa and mlp of the step's rows, launched. */
@@ -293,7 +296,7 @@ MM_MUST_USE bool mm_cu_look_at_load(mm_backend *b, const mm_batch *batch, mm_err
 void mm_cu_wait_for_weights(mm_backend *b, uint32_t group);
 /* The same for the experts selected by the step's rows. The host waits for the router to know them. */
 void mm_cu_wait_for_experts(mm_backend *b);
-/* mm_ops.finish_load. */
+/* mm_ops.weights.finish_load. */
 bool mm_cu_finish_load(mm_backend *b, mm_err *err);
 /* At the end of a step, before any wait: false unless all ranks are there. A rank that has failed reports it to the others. */
 MM_MUST_USE bool mm_cu_come_to_end(mm_backend *b, mm_err *err);

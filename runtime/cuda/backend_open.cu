@@ -48,7 +48,7 @@ struct weights_plan {
   }
   bool settle(const mm_packed *w, const char *name, mm_cu_weight *to, mm_err *err) const {
     to->whole.ranks = &b->whole_rows;
-    if (b->c.act_quant && w != &b->c.weights->head) return mm_cu_rounds(w, name, err);
+    if (b->c.options.act_quant && w != &b->c.weights->head) return mm_cu_rounds(w, name, err);
     to->rounding = to->whole = {}; /* the head's inputs stay as they are */
     return true;
   }
@@ -112,7 +112,7 @@ bool plan_weights(mm_backend *b, mm_cu_load *load, mm_err *err) {
 /* Sets the device properties for dispatch, and whether all products take codes in blocks. */
 bool settle_inputs(mm_backend *b, mm_err *err) {
   if (!mm_cu_check(mm_cu_device_here(&b->inputs.device), "ask for clusters of blocks", err)) return false;
-  b->inputs.all_codes = b->c.act_quant;
+  b->inputs.all_codes = b->c.options.act_quant;
   for (uint32_t l = 0; l < b->c.model->layers; l++) {
     const mm_layer_weights *y = &b->c.weights->layer[l];
     for (const mm_packed *p : {&y->qkv, &y->out, &y->output_gate, &y->mlp_up, &y->mlp_down, &y->w13, &y->w2})
@@ -126,7 +126,8 @@ static_assert(MM_DEVICE_DECODE_ROWS == MM_CU_DECODE_ROWS && MM_DEVICE_FEW_EACH =
               MM_DEVICE_LEAST_INVARIANT == kLeastInvariant && MM_DEVICE_SEEN == MM_CU_SEEN && MM_DEVICE_LOGPROBS == MM_CU_LOGPROBS &&
               MM_DEVICE_TILE == MM_CU_GQA_KEYS);
 static_assert(MM_GPU_RANKS == MM_CU_PEERS && MM_GPU_HIDDEN == MM_CU_MAX_HIDDEN && MM_GPU_WIDTH == MM_CU_MAX_WIDTH &&
-              MM_GPU_EXPERTS == MM_CU_MAX_EXPERTS && MM_GPU_TOP_K == MM_CU_MAX_TOP_K); /* loader/stream/gpu_reads.h */
+              MM_GPU_EXPERTS == MM_CU_MAX_EXPERTS && MM_GPU_TOP_K == MM_CU_MAX_TOP_K && MM_GPU_GROUP_HEADS == MM_CU_BLOCK_GROUP &&
+              MM_GPU_INDEX_HEADS == MM_CU_INDEX_HEADS); /* loader/stream/gpu_reads.h */
 static_assert(MM_DEVICE_LARGEST_BUCKET == kBuckets[sizeof kBuckets / sizeof *kBuckets - 1]);
 
 /* Tables under which every slot has pages of its own, until a batch brings others. */
@@ -150,8 +151,12 @@ bool open_page_work(mm_backend *b, mm_err *err) {
     if (c.kv.k) kv.push_back(c.kv);
   }
   mm_cu_kv *const to = b->memory.array<mm_cu_kv>(kv.size(), err);
-  b->page_work = {
-      b->page_table, to, (uint32_t)kv.size(), b->heads.kv_heads, b->heads.head_dim * (b->c.kv_fp8 ? 1 : 2), b->c.model->index_dim * 2};
+  b->page_work = {b->page_table,
+                  to,
+                  (uint32_t)kv.size(),
+                  b->heads.kv_heads,
+                  b->heads.head_dim * (b->c.options.kv_fp8 ? 1 : 2),
+                  b->c.model->index_dim * 2};
   return to && mm_cu_check(cudaMemcpy(to, kv.data(), kv.size() * sizeof kv[0], cudaMemcpyHostToDevice), "copy caches", err);
 }
 
@@ -162,8 +167,8 @@ bool open_caches(mm_backend *b, mm_err *err) {
   uint32_t pages;
   if (!mm_limits_pages(limits, &pages, err) || !open_table(b, err)) return false;
   const uint64_t cells = (uint64_t)pages * b->heads.kv_heads * MM_CU_PAGE;
-  const uint64_t cell_bytes = b->c.kv_fp8 ? d : 2 * d, plane = mm_round_up(cells * cell_bytes, 256);
-  const uint64_t scales = b->c.kv_fp8 ? mm_round_up(cells * sizeof(float), 256) : 0;
+  const uint64_t cell_bytes = b->c.options.kv_fp8 ? d : 2 * d, plane = mm_round_up(cells * cell_bytes, 256);
+  const uint64_t scales = b->c.options.kv_fp8 ? mm_round_up(cells * sizeof(float), 256) : 0;
   const size_t state = (size_t)b->heads.heads * d * d;
   const mm_rank_weights *w = b->c.weights;
   b->state_floats = (size_t)std::count(m->attn + w->layer_first, m->attn + w->layer_end, MM_ATTN_LIGHTNING) * state;
@@ -189,7 +194,7 @@ bool open_caches(mm_backend *b, mm_err *err) {
       if (!mm_cu_check(cudaMemcpy(c.slope, slope.data(), slope.size() * 4, cudaMemcpyHostToDevice), "copy slopes", err)) return false;
     } else {
       c.kv = {take(plane), take(plane), b->page_table, b->pages_per_slot};
-      if (b->c.kv_fp8) c.kv.k_scale = static_cast<float *>(take(scales)), c.kv.v_scale = static_cast<float *>(take(scales));
+      if (b->c.options.kv_fp8) c.kv.k_scale = static_cast<float *>(take(scales)), c.kv.v_scale = static_cast<float *>(take(scales));
       if (m->attn[l] == MM_ATTN_SPARSE) c.kv.index = static_cast<bf16 *>(take(index));
     }
   }
@@ -240,7 +245,7 @@ bool open_experts(mm_backend *b, mm_err *err) {
   b->whole_rows.room = mm_round_up(pairs * logprobs, 4);
   b->whole_rows.largest = logprobs ? y->array<float>(b->whole_rows.room, err) : nullptr;
   const uint32_t widest = (uint32_t)mm_max(mm_max(m->hidden, dense), b->heads.heads * b->heads.head_dim);
-  return err->status == MM_OK && (!b->c.act_quant || b->inputs.open(y, (uint32_t)tokens, widest, err));
+  return err->status == MM_OK && (!b->c.options.act_quant || b->inputs.open(y, (uint32_t)tokens, widest, err));
 }
 
 bool open_batch(mm_backend *b, mm_err *err) {
@@ -270,7 +275,7 @@ bool open_logits(mm_backend *b, mm_err *err) {
     rows = mm_min(n, b->c.limits.max_tokens);
     break;
   }
-  if (b->c.batch_invariant) rows = mm_max(rows, kLeastInvariant);
+  if (b->c.options.batch_invariant) rows = mm_max(rows, kLeastInvariant);
   return mm_cu_make_logits(b, rows, err);
 }
 
@@ -291,43 +296,16 @@ bool open_choice(mm_backend *b, mm_err *err) {
 
 /* ---- what the model and the device must be ---- */
 
-/* A size of the model's and the most that the kernels take. */
-struct model_limit {
-  const char *name;
-  uint64_t found, most;
-};
-
 bool check_model(const mm_backend_config *c, mm_err *err) {
   const mm_model *m = c->model;
   const mm_where nowhere = mm_at(NULL, NULL);
-  const uint32_t tp = c->weights->tp;
-  const bool extended = mm_model_extended(m);
-  if (tp > MM_CU_PEERS) return mm_fail(err, MM_UNSUPPORTED, "E_TP", nowhere, "found %u ranks; the cuda backend runs %u", tp, MM_CU_PEERS);
-  const model_limit limits[] = {{"hidden", m->hidden, MM_CU_MAX_HIDDEN},
-                                {"heads x head_dim", (uint64_t)m->heads * m->head_dim, MM_CU_MAX_WIDTH},
-                                {"heads and two of keys and values for each kv head x head_dim, on a rank",
-                                 ((uint64_t)m->heads / tp + 2 * (uint64_t)mm_max(1, m->kv_heads / tp)) * m->head_dim, MM_CU_MAX_WIDTH},
-                                {"heads per kv head", m->kv_heads ? m->heads / m->kv_heads : 0, extended ? (uint64_t)MM_CU_BLOCK_GROUP : 8},
-                                {"experts", m->experts, MM_CU_MAX_EXPERTS},
-                                {"top_k", m->top_k, mm_min(MM_CU_MAX_TOP_K, m->experts)},
-                                {"rotary_dim", m->rotary_dim, m->head_dim},
-                                {"vocab", m->vocab, MM_DRAW_IDS},
-                                {"tokens of a step", c->limits.max_tokens, MM_CU_MAX_TOKENS}};
-  for (const model_limit &l : limits) {
-    if (l.found > l.most)
-      return mm_fail(err, MM_UNSUPPORTED, "E_MODEL", nowhere, "found %s %llu; the cuda backend has kernels for at most %llu", l.name,
-                     (unsigned long long)l.found, (unsigned long long)l.most);
-  }
-  if (m->head_dim != 64 && m->head_dim != 128 && !(extended && m->head_dim == 32))
-    return mm_fail(err, MM_UNSUPPORTED, "E_MODEL", nowhere, "found head_dim %u; the cuda backend has kernels for %s64 and 128", m->head_dim,
-                   extended ? "32, " : "");
-  if (m->hidden % 8 != 0 || m->rotary_dim % 16 != 0 || m->kv_heads == 0 || m->heads % m->kv_heads != 0)
-    return mm_fail(
-        err, MM_UNSUPPORTED, "E_MODEL", nowhere,
-        "found hidden %u, rotary_dim %u, %u heads on %u kv heads; the cuda backend has kernels for multiples of 8, of 16, and of "
-        "the kv heads",
-        m->hidden, m->rotary_dim, m->heads, m->kv_heads);
-  return mm_cu_check_extended(c, err);
+  if (!mm_gpu_takes_model(m, c->weights->tp, err)) return false;
+  const char *const size = m->vocab > MM_DRAW_IDS ? "vocab" : "tokens of a step";
+  const uint32_t found = m->vocab > MM_DRAW_IDS ? m->vocab : c->limits.max_tokens,
+                 most = m->vocab > MM_DRAW_IDS ? MM_DRAW_IDS : MM_CU_MAX_TOKENS;
+  if (found > most)
+    return mm_fail(err, MM_UNSUPPORTED, "E_MODEL", nowhere, "found %s %u; the cuda backend has kernels for at most %u", size, found, most);
+  return true;
 }
 
 /* Each kernel that runs everywhere has a form that MM_CU_SHARED_LEAST is enough for: a device without it is refused before any weight is
@@ -404,7 +382,7 @@ bool dry_run(mm_backend *b, mm_err *err) {
   ok = ok && (most < 3 || dry_run_step(&f, most, 2, err));
   ok = ok && dry_run_pages(b, err) && dry_run_asks(b, err);
   b->logits = logits, b->dry_runs = mm_cu_dry_run = false;
-  b->err.status = MM_OK, b->failed = nullptr, b->put_off = {};
+  b->err.status = MM_OK, b->failed = nullptr, b->deferred = {};
   return ok;
 }
 
@@ -557,8 +535,8 @@ mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err) {
   mm_backend *b = new mm_backend;
   const mm_model *m = c->model;
   b->c = *c;
-  if (c->calibration) b->c.eager = true, b->c.limits.max_tokens = (uint32_t)mm_max(2, c->limits.max_tokens);
-  if (c->batch_invariant) b->c.limits.max_tokens = (uint32_t)mm_max(kLeastInvariant, c->limits.max_tokens);
+  if (c->calibration) b->c.options.eager = true, b->c.limits.max_tokens = (uint32_t)mm_max(2, c->limits.max_tokens);
+  if (c->options.batch_invariant) b->c.limits.max_tokens = (uint32_t)mm_max(kLeastInvariant, c->limits.max_tokens);
   b->heads = {m->heads / c->weights->tp, (uint32_t)mm_max(1, m->kv_heads / c->weights->tp), m->head_dim, m->rotary_dim};
   mm_err first = {};
   b->loading.reset(new mm_cu_load);

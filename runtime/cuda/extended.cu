@@ -52,26 +52,6 @@ bool open_mlp(mm_backend *b, mm_err *err) {
 
 }  // namespace
 
-bool mm_cu_check_extended(const mm_backend_config *c, mm_err *err) {
-  const mm_model *m = c->model;
-  const mm_where nowhere = mm_at(NULL, NULL);
-  if (!mm_model_extended(m)) return true;
-  if (c->kv_fp8)
-    return mm_fail(err, MM_UNSUPPORTED, "E_KV", nowhere, "found a model %s and caches in e4m3; the cuda backend has bf16 caches for it",
-                   m->architecture);
-  if (m->qk_norm && !m->qk_norm_per_head)
-    return mm_fail(err, MM_UNSUPPORTED, "E_MODEL", nowhere,
-                   "found a norm of q over all heads; the cuda backend has that of each head for %s", m->architecture);
-  const uint32_t heads = m->index_heads / c->weights->tp, dim = m->index_dim;
-  if (!m->index_heads) return true;
-  if (heads > MM_CU_INDEX_HEADS || (dim != 32 && dim != 64 && dim != 128) || m->index_block % 16 != 0)
-    return mm_fail(err, MM_UNSUPPORTED, "E_MODEL", nowhere,
-                   "found %u index heads of %u on a rank, blocks of %u; the cuda backend has kernels for at most %u of 32, 64 and 128, and "
-                   "multiples of 16",
-                   heads, dim, m->index_block, MM_CU_INDEX_HEADS);
-  return true;
-}
-
 bool mm_cu_open_extended(mm_backend *b, mm_err *err) {
   const mm_model *m = b->c.model;
   b->by_head = mm_model_extended(m);
@@ -102,7 +82,9 @@ cudaError_t mm_cu_do_select(mm_backend *b, uint32_t layer, mm_act q, mm_act k, c
                                  nullptr,
                                  b->page_table,
                                  b->pages_per_slot,
-                                 b->rows};
+                                 b->rows,
+                                 nullptr,
+                                 nullptr};
   const uint32_t singles = singles_of(b);
   cudaError_t e = mm_cu_place_heads(heads, places(b), b->stream);
   if (e == cudaSuccess && singles) e = mm_cu_select_rows(a, places(b), singles, b->stream);
@@ -127,11 +109,13 @@ cudaError_t mm_cu_do_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, co
                                  values_of(b, k_norm),
                                  b->inv_freq,
                                  (float)b->c.model->norm_eps,
-                                 static_cast<bf16 *>(kv.k),
-                                 static_cast<bf16 *>(kv.v),
+                                 kv.k,
+                                 kv.v,
                                  b->page_table,
                                  b->pages_per_slot,
-                                 b->rows};
+                                 b->rows,
+                                 kv.k_scale,
+                                 kv.v_scale};
   const mm_cu_block_lists lists = lists_of(b, layer);
   const uint32_t singles = singles_of(b), rest = b->rows - singles, most = b->c.limits.max_tokens;
   mm_cu_block_job a = {rows_of(qkv), rows_of(o), b->gqa_work, 0, singles, most, true};

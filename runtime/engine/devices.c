@@ -13,9 +13,7 @@ static const mm_ops *const devices[] = {
 };
 
 bool mm_ops_run(const mm_ops *ops, const mm_model *m, mm_err *err) {
-  bool runs = !mm_model_extended(m) || (ops->select && ops->mlp);
-  if (mm_model_extended(m) && strcmp(ops->name, "cuda") == 0) runs = false; /* until its tests have run on a device */
-  if (runs) return true;
+  if (!mm_model_extended(m) || (ops->select && ops->mlp)) return true;
   return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
                  "found device %s and a model %s, whose sparse attention, norms and MLPs it does not compute; expected --device cpu",
                  ops->name, m->architecture);

@@ -16,12 +16,12 @@ void mm_draft_context(const mm_draft_forward *f, const mm_forward *target) {
   const mm_ops *ops = target->ops;
   mm_backend *b = target->backend;
   if (!f->d) return;
-  ops->concat(b, f->taps, target->tap, f->d->c.taps);
+  ops->draft.concat(b, f->taps, target->tap, f->d->c.taps);
   ops->linear(b, f->context, f->taps, &f->d->fc);
   ops->norm(b, f->normed, f->context, &f->d->context_norm, f->d->c.norm_eps);
   for (uint32_t l = 0; l < f->d->c.layers; l++) {
     ops->linear(b, f->kv, f->normed, &f->d->layer[l].kv);
-    ops->draft_store(b, l, f->kv, &f->d->layer[l].k_norm);
+    ops->draft.store(b, l, f->kv, &f->d->layer[l].k_norm);
   }
 }
 
@@ -44,7 +44,7 @@ bool mm_draft_block(const mm_draft_forward *f, const mm_forward *target, const m
   for (uint32_t l = 0; l < f->d->c.layers; l++) {
     const mm_dflash_layer *w = &f->d->layer[l];
     ops->linear(b, f->qkv, n, &w->qkv);
-    ops->draft_attend(b, l, f->o, f->qkv, &w->q_norm, &w->k_norm);
+    ops->draft.attend(b, l, f->o, f->qkv, &w->q_norm, &w->k_norm);
     ops->linear(b, target->branch, f->o, &w->out);
     add_branch(target, &h, &spare, n, &w->post_norm, eps);
     ops->mlp(b, target->branch, n, &w->up, &w->down, false);

@@ -23,15 +23,12 @@ typedef struct mm_engine_memory {
 typedef struct mm_engine_config {
   const mm_ops *ops;
   mm_limits limits;
-  unsigned threads; /* CPU threads per rank, ≥ 1 */
-  bool act_quant;   /* as in mm_backend_config; the ops must be able to */
+  mm_run_options options; /* MM_UNSUPPORTED for what the ops cannot do: E_ACT_QUANT act_quant, E_DEVICE pin and batch_invariant
+                           * (mm_engine_batch_invariant); MM_USAGE E_LIMITS to pin more threads than this process has CPUs */
   struct mm_calibration *calibration;
-  const bool *never;                       /* [vocab]: ids that no step chooses, or NULL; ids whose head row is zero are never chosen */
-  bool eager, kv_fp8, kv_bf16, input_bf16; /* ops.h */
-  bool pin;                                /* ops.h; MM_USAGE E_LIMITS where this process may run on fewer CPUs than it has threads */
-  bool batch_invariant;                    /* mm_engine_batch_invariant is to hold: MM_UNSUPPORTED E_DEVICE where it cannot */
-  const uint32_t *tap;                     /* [taps] layers whose output mm_engine_hidden gives; need not outlive open */
-  uint32_t taps;                           /* ≤ MM_TAPS */
+  const bool *never;      /* [vocab]: ids that no step chooses, or NULL; ids whose head row is zero are never chosen */
+  const uint32_t *tap;    /* [taps] layers whose output mm_engine_hidden gives; need not outlive open */
+  uint32_t taps;          /* ≤ MM_TAPS */
   const mm_dflash *draft; /* NULL, or a draft for mm_engine_draft, until close: its taps are the engine's, tap is NULL then */
   const char *attach;     /* socket of the weights' holder (minimax-hold), or NULL; not with verify: the holder's to do */
   bool verify;            /* digests of all files are checked while they are loaded: MM_INTEGRITY E_DIGEST, at open or by a step */
@@ -48,8 +45,8 @@ mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm
 /* Threads for a config: the value of --threads, or if that is 0 the CPUs of this process divided by its ranks, at least 1. */
 unsigned mm_engine_threads(uint64_t given, uint32_t ranks);
 /* A process of c->world that is not the first: its ranks run the tasks of the first process's engine until that engine is closed. c gives
- * ops, world, threads and device; the first process gives the rest. The first process reports failed tasks; the call returns true when the
- * engine was closed. */
+ * ops, world, options.threads and device; the first process gives the rest. The first process reports failed tasks; the call returns true
+ * when the engine was closed. */
 MM_MUST_USE bool mm_engine_follow(const mm_shards *shards, const mm_engine_config *c, mm_err *err);
 /* Accepts NULL. Memory that a missing rank still uses (E_RANK, below) is not freed. */
 void mm_engine_close(mm_engine *e);
@@ -83,14 +80,17 @@ bool mm_engine_batch_invariant(const mm_engine *e);
 
 /* Returns true if mm_engine_queue returns before the step is done, so that it pays to queue the next batch before collecting this one. */
 bool mm_engine_queues(const mm_engine *e);
+/* Returns true if mm_engine_forward returns before the pass is done, so that it pays to make masks before mm_engine_choose. */
+bool mm_engine_defers(const mm_engine *e);
 /* Queues one batch with sampling; what it chooses comes back by mm_engine_collect, in order. A device backend goes on by itself: the
  * next batch may name MM_ID_CHOSEN before this one's choices were collected. Refuses what mm_engine_step refuses, MM_ID_CHOSEN in a
  * slot that nothing was chosen for, and more than MM_QUEUE batches outstanding; MM_USAGE E_SAMPLING for settings out of range,
  * MM_UNSUPPORTED E_SAMPLING for one that the device lacks, by name. */
 MM_MUST_USE bool mm_engine_queue(mm_engine *e, const mm_batch *batch, mm_err *err);
 /* mm_engine_queue in two: the pass, whose logits stay inside, and the choice of a token after each of its output rows, sampling[out_count].
- * Between them the caller may do what it likes but step: a mask of allowed tokens may hang on the choice before. The next step without a
- * choice drops the logits. E_SAMPLING as above; MM_UNSUPPORTED E_DEVICE for devices that choose within the step. */
+ * Between them the caller may do what it likes but step: collect the batch before, drop slots, make a mask of allowed tokens that depends
+ * on the token before. The next step without a choice drops the logits. E_SAMPLING as above; MM_UNSUPPORTED E_DEVICE for devices that
+ * choose within the step. */
 MM_MUST_USE bool mm_engine_forward(mm_engine *e, const mm_batch *batch, mm_err *err);
 MM_MUST_USE bool mm_engine_choose(mm_engine *e, const mm_sampling *sampling, mm_err *err);
 /* The pass, and of each of its output rows -ln of the probability of id target[out_count]: score[out_count], in f64. Ids that no step
@@ -105,7 +105,7 @@ MM_MUST_USE bool mm_engine_warm(mm_engine *e, const uint32_t *rows, uint32_t n, 
  * and no slot holds anything. */
 MM_MUST_USE bool mm_engine_collect(mm_engine *e, int32_t *id, mm_err *err);
 
-/* ---- slots and their pages. Where the backend gives slots pages of their own (mm_ops.pages), mm_engine_pages is NULL, and fork and resume
+/* ---- slots and their pages. Where the backend gives slots pages of their own (mm_ops.cache), mm_engine_pages is NULL, and fork and resume
  * are MM_UNSUPPORTED E_DEVICE. All of these take their place in the order of steps, queued ones included. ---- */
 
 /* Tokens that the slot holds. */
@@ -139,8 +139,8 @@ typedef struct mm_draft_ask {
 } mm_draft_ask;
 /* Tokens that it proposes at once, 0 without one. */
 uint32_t mm_engine_drafts(const mm_engine *e);
-/* draft[n, each]: for each ask, each ≤ mm_engine_drafts; n · (1 + each) ≤ limits.max_tokens. logits[n, each, vocab], which they are the best
- * of, or NULL. Slots stay as they are. MM_USAGE E_BATCH for a slot that holds fewer tokens than pos. */
+/* draft[n, each]: for each ask, each ≤ mm_engine_drafts; n · (1 + each) ≤ limits.max_tokens. logits[n, each, vocab], which they are the
+ * best of, or NULL. Slots stay as they are. MM_USAGE E_BATCH for a slot that holds fewer tokens than pos. */
 MM_MUST_USE bool mm_engine_draft(mm_engine *e, const mm_draft_ask *ask, uint32_t n, uint32_t each, int32_t *draft, float *logits,
                                  mm_err *err);
 /* load[layers, experts]: how many rows each expert was chosen for since open; of queued steps that were collected at least. */

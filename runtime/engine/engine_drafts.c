@@ -7,7 +7,7 @@
 
 bool mm_engine_check_draft(const mm_pack *p, mm_engine_config *c, mm_err *err) {
   if (!c->draft) return true;
-  if (!c->ops->draft_attend)
+  if (!c->ops->draft.attend)
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(p->dir, NULL),
                    "found a draft; device %s runs none (minimax-serve --drafts 0 leaves it out)", c->ops->name);
   if (p->tp != 1 || p->pp != 1 || c->world || c->calibration)
@@ -30,8 +30,8 @@ uint64_t mm_engine_draft_page(const mm_engine_config *c) {
 uint32_t mm_engine_drafts(const mm_engine *e) { return e->config.draft ? e->config.draft->c.block - 1 : 0; }
 
 bool mm_engine_draft_rank(rank *r, mm_err *err) {
-  const mm_engine *e = r->engine;
-  return mm_draft_block(&r->forward.draft, &r->forward, &e->draft_batch, e->draft_logits, err);
+  const task *t = &r->engine->task;
+  return mm_draft_block(&r->forward.draft, &r->forward, t->draft.batch, t->draft.logits, err);
 }
 
 /* The best id of a row of logits that may be sampled. */
@@ -62,13 +62,14 @@ bool mm_engine_draft(mm_engine *e, const mm_draft_ask *ask, uint32_t n, uint32_t
   if (!check_asks(e, ask, n, each, err) || !mm_engine_all_back(e, err)) return false;
   const uint32_t rows = n * (1 + each), outs = n * each;
   const size_t width = e->rank[0].weights.vocab_rows;
-  if (!MM_GROW(e->draft_logits, &e->draft_logits_cap, outs * width, err)) return false;
-  if (!MM_GROW(e->holds, &e->holds_cap, rows * sizeof(int32_t) + n * sizeof(mm_span) + outs * sizeof(uint32_t), err)) return false;
-  mm_span *span = (mm_span *)(void *)e->holds;
+  if (!MM_GROW(e->draft.logits, &e->draft.logits_cap, outs * width, err)) return false;
+  if (!MM_GROW(e->draft.bytes, &e->draft.bytes_cap, rows * sizeof(int32_t) + n * sizeof(mm_span) + outs * sizeof(uint32_t), err))
+    return false;
+  mm_span *span = (mm_span *)(void *)e->draft.bytes;
   int32_t *id = (int32_t *)(void *)(span + n);
   uint32_t *out = (uint32_t *)(void *)(id + rows), outputs = 0;
   static const mm_paging none = {0};
-  mm_paging *paging = &e->draft_paging;
+  mm_paging *paging = &e->draft.paging;
   *paging = e->pages ? e->paging : none;
   paging->copies = 0;
   for (uint32_t i = 0, row = 0; i < n; i++) {
@@ -76,12 +77,12 @@ bool mm_engine_draft(mm_engine *e, const mm_draft_ask *ask, uint32_t n, uint32_t
     id[row++] = ask[i].id;
     for (uint32_t k = 0; k < each; k++, row++) id[row] = (int32_t)e->config.draft->c.mask_id, out[outputs++] = row;
   }
-  e->draft_batch = (mm_batch){.tokens = rows, .id = id, .span_count = n, .span = span, .out_count = outs, .out = out};
-  e->draft_batch.paging = e->pages ? paging : NULL;
+  e->draft.batch = (mm_batch){.tokens = rows, .id = id, .span_count = n, .span = span, .out_count = outs, .out = out};
+  e->draft.batch.paging = e->pages ? paging : NULL;
   e->stepped = false; /* the rows of the last step are overwritten */
-  if (!mm_engine_run_task(e, DRAFT, err)) return false;
+  if (!mm_engine_run_task(e, &(task){.kind = DRAFT, .draft = {&e->draft.batch, e->draft.logits}}, err)) return false;
   for (uint32_t i = 0; logits && i < outs; i++)
-    memcpy(logits + i * (size_t)e->model->vocab, e->draft_logits + i * width, e->model->vocab * sizeof *logits);
-  for (uint32_t i = 0; i < outs; i++) draft[i] = best_of(e, e->draft_logits + i * width);
+    memcpy(logits + i * (size_t)e->model->vocab, e->draft.logits + i * width, e->model->vocab * sizeof *logits);
+  for (uint32_t i = 0; i < outs; i++) draft[i] = best_of(e, e->draft.logits + i * width);
   return true;
 }

@@ -7,7 +7,7 @@
 
 #include "runtime/engine/engine.h"
 
-typedef enum work {
+typedef enum task_kind {
   MEASURE,
   OPEN,
   STEP,
@@ -24,7 +24,47 @@ typedef enum work {
   FINISH_LOAD,
   DRAFT,
   CLOSE
-} work;
+} task_kind;
+
+/* One task of all ranks, with what each kind of it reads and where its results go. Memory that it names outlives the call that waits for
+ * it; where a rank may come back later (E_RANK), it is the engine's own. */
+typedef struct task {
+  task_kind kind;
+  union {
+    struct {
+      const mm_batch *batch;
+      float *logits;
+      bool deferred_sampling; /* the step ends before the device chooses: mm_engine_choose follows */
+    } step;
+    struct {
+      uint32_t tap, rows;
+      float *out; /* [rows, hidden] */
+    } hidden;
+    struct {
+      uint32_t to, from; /* slots */
+      void *saved;       /* STATE_SAVE: to there */
+      const void *given; /* STATE_LOAD: from there */
+    } state;
+    struct {
+      uint32_t slot, count;
+      const int32_t *id; /* [count], or NULL: what the slot holds from now on */
+    } ids;
+    struct {
+      const mm_sampling *sampling; /* [count] */
+      uint32_t count;
+    } choose;
+    struct {
+      const int32_t *target; /* ids whose scores are wanted, one for each row without a sampled token, */
+      double *score;         /* and room for these */
+    } score;
+    struct {
+      const mm_batch *batch; /* spans that begin with a token of their slot, masks behind it */
+      float *logits;         /* [out_count, vocab_rows] */
+    } draft;
+    int32_t *collected; /* COLLECT: ids */
+    uint64_t *load;     /* LOAD: [layers, experts] */
+  };
+} task;
 
 /* Facts of a rank that all processes know, whichever process has it. */
 typedef struct rank_facts {
@@ -47,7 +87,6 @@ typedef struct choices {
   size_t cap;
 } choices;
 
-/* A row whose logits wait for mm_engine_choose. */
 typedef struct choice_row {
   int32_t slot;
   uint32_t pos;
@@ -66,6 +105,53 @@ typedef struct rank {
   mm_err err;
 } rank;
 
+/* Batches with sampling that were queued, and those of them that are not collected yet. */
+typedef struct batch_queue {
+  uint64_t queued, collected;     /* ever */
+  uint32_t outstanding[MM_QUEUE]; /* out_count of queued batch i at i % MM_QUEUE, */
+  uint64_t pass_of[MM_QUEUE];     /* and `passes` when it was queued */
+  uint64_t lost;                  /* `queued` when slots lost what they held; batches are refused until those are collected, */
+  mm_err loss;                    /* with why */
+  uint64_t passes, proven;        /* ever; passes after `proven` waited in kernels for ranks that may have failed (mm_comm_failed_now) */
+} batch_queue;
+
+/* Unused where the device chooses. */
+typedef struct host_sampling {
+  choices choices[MM_QUEUE]; /* of queued batch i at i % MM_QUEUE */
+  mm_sampler *sampler;
+  int32_t *history; /* [slots, max_positions] ids that the slots hold, -1 where that is not known */
+  float *logits;    /* [out_count, vocab] */
+  int32_t *id;      /* [T] of the step, none MM_ID_CHOSEN */
+  size_t logits_cap, id_cap;
+} host_sampling;
+
+/* Rows of logits that wait for mm_engine_choose. */
+typedef struct unsampled_rows {
+  choice_row *row; /* [count] */
+  uint32_t count;
+  size_t cap;
+} unsampled_rows;
+
+/* Several processes (engine_processes.c): the first one's engine is asked, those of the others follow. */
+typedef struct engine_processes {
+  mm_process_group *group; /* NULL: there is one process */
+  bool opened;             /* all have opened theirs */
+  bool unheard;            /* a rank stayed away from the last task, whose reports wait until it is back */
+  char *order;             /* what the first process sent or this one was sent */
+  size_t order_cap;
+  uint32_t *table; /* of those that follow: [slots, per_slot] */
+} engine_processes;
+
+/* The draft's last block. */
+typedef struct engine_drafts {
+  mm_batch batch;
+  mm_paging paging;
+  char *bytes; /* its arrays */
+  size_t bytes_cap;
+  float *logits; /* [out_count, vocab_rows] */
+  size_t logits_cap;
+} engine_drafts;
+
 struct mm_engine {
   const mm_shards *shards;
   const mm_model *model;
@@ -81,65 +167,29 @@ struct mm_engine {
   mm_page_copy *copy; /* the same */
 
   bool device_chooses;
-  uint64_t queued, collected;     /* batches with sampling, ever */
-  uint32_t outstanding[MM_QUEUE]; /* out_count of queued batch i at i % MM_QUEUE, */
-  uint64_t pass_of[MM_QUEUE];     /* and `passes` when it was queued */
-  uint64_t lost;                  /* `queued` when slots lost what they held; batches are refused until those are collected, */
-  mm_err loss;                    /* with why */
-  uint64_t passes, proven;        /* ever; passes after `proven` waited in kernels for ranks that may have failed (mm_comm_failed_now) */
-  choices choices[MM_QUEUE];      /* the same; unused where the device chooses, like the rest: */
-  mm_sampler *sampler;
-  int32_t *history; /* [slots, max_positions] ids that the slots hold, -1 where that is not known */
-  choice_row *row;  /* [row_count] of logits that wait for their choice */
-  uint32_t row_count;
-  size_t row_cap;
-  float *choice_logits; /* [out_count, vocab] */
-  int32_t *choice_id;   /* [T] of the step, none MM_ID_CHOSEN */
-  size_t choice_logits_cap, choice_id_cap;
+  batch_queue queue;
+  host_sampling host;
+  unsampled_rows unsampled;
 
   pthread_mutex_t lock;
   pthread_cond_t changed;
-  uint64_t task;       /* counts what was handed to the ranks */
-  work work;           /* what it was */
+  uint64_t tasks;      /* counts what was handed to the ranks */
+  task task;           /* the last of them */
   uint32_t busy;       /* ranks that have not finished it */
   bool stop, returned; /* returned: the call has, or is about to; a rank that is still away writes nothing to its caller's memory */
   uint32_t copying;    /* ranks that do */
-  const mm_batch *batch;
-  mm_batch
-      held; /* the batch of the step, in memory of the engine's: a rank that comes back late may read it after the caller has gone on */
-  char *holds;
-  size_t holds_cap;
-  float *logits;
-  int32_t *id;   /* where choices are collected */
+  mm_batch batch;      /* the step's, in memory of the engine's: a rank that comes back late may read it after the caller has gone on */
+  char *batch_bytes;
+  size_t batch_cap;
+  double *score; /* the same of scores */
+  size_t score_cap;
   bool stepped;  /* the last step was done, */
   uint32_t rows; /* of so many rows */
-  uint32_t tap;  /* whose rows are wanted */
-  float *hidden; /* where they go */
-  uint64_t *load;
-  uint32_t state_to, state_from; /* slots */
-  void *state;                   /* saved to */
-  const void *saved;             /* loaded from */
-  const int32_t *ids;            /* [id_count], or NULL: what state_to holds from now on */
-  uint32_t id_count;
-  mm_batch draft_batch; /* of DRAFT */
-  mm_paging draft_paging;
-  float *draft_logits; /* [out_count, vocab] */
-  size_t draft_logits_cap;
-  bool deferred_sampling; /* the step under way ends before the device chooses: mm_engine_choose follows */
-  const int32_t *target;  /* [row_count] ids whose scores are wanted, */
-  double *score;          /* and room for these */
-  size_t score_cap;
-  const mm_sampling *sampling; /* [row_count] of the choice under way */
 
-  /* Several processes (engine_processes.c); NULL where there is one. The first one's engine is asked, those of the others follow. */
-  mm_process_group *world;
-  bool met;             /* all have opened theirs */
-  bool unheard;         /* a rank stayed away from the last task, whose reports wait until it is back */
+  engine_drafts draft;
+  engine_processes processes;
   rank_facts *facts;    /* [pp·tp] */
   uint64_t state_bytes; /* of a slot, all ranks' */
-  char *order;          /* what the first process sent or this one was sent */
-  size_t order_cap;
-  uint32_t *table;      /* of those that follow: [slots, per_slot] */
   uint32_t first, here; /* ranks of this process */
   uint32_t started;     /* threads */
   rank rank[];          /* [here] */
@@ -148,28 +198,28 @@ struct mm_engine {
 /* Hands the next task to every rank and waits for all; the lowest failing rank's error is the task's. If that is E_RANK, the call returns
  * without the missing rank; until it returns, every task fails. A task fails if it would build on passes that failed, or read their
  * results. After that, as after any failure with passes that are not proven, no slot holds anything. */
-MM_MUST_USE bool mm_engine_run_task(mm_engine *e, work w, mm_err *err);
+MM_MUST_USE bool mm_engine_run_task(mm_engine *e, const task *t, mm_err *err);
 /* The same for the ranks of this process alone. */
-MM_MUST_USE bool mm_engine_run_here(mm_engine *e, work w, mm_err *err);
+MM_MUST_USE bool mm_engine_run_here(mm_engine *e, const task *t, mm_err *err);
 
 /* ---- several processes (engine_processes.c); all of these do nothing, or what one does, without a world ---- */
 
 /* By the first process, before anything in which processes may differ. */
 void mm_engine_share_config(const mm_engine_config *c);
 /* By every process, whether its ranks opened or not: all learn of all ranks, or fail alike. */
-MM_MUST_USE bool mm_engine_meet(mm_engine *e, bool ok, mm_err *err);
+MM_MUST_USE bool mm_engine_exchange_facts(mm_engine *e, bool ok, mm_err *err);
 /* The first process sends the task to the others before its own ranks run it. */
-MM_MUST_USE bool mm_engine_announce(mm_engine *e, work w, mm_err *err);
+MM_MUST_USE bool mm_engine_announce(mm_engine *e, const task *t, mm_err *err);
 /* Called after the task: true if all processes completed it; else the error of the lowest process that failed. Results of the other
  * processes' ranks are stored where this one's go. */
-MM_MUST_USE bool mm_engine_hear(mm_engine *e, work w, bool ok, mm_err *err);
+MM_MUST_USE bool mm_engine_hear(mm_engine *e, const task *t, bool ok, mm_err *err);
 
 /* MM_IO E_RANK while a rank has not come back: it still uses what a call would change. */
 MM_MUST_USE bool mm_engine_all_back(mm_engine *e, mm_err *err);
 /* No slot holds anything any more; what is queued stays to be collected, and until then batches are refused with *why. */
 void mm_engine_lose(mm_engine *e, const mm_err *why);
-/* Runs a batch that is ready; logits of ids whose head row is zero become -INFINITY. */
-MM_MUST_USE bool mm_engine_run_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err);
+/* Runs a batch that is ready; logits of ids whose head row is zero become -INFINITY. deferred_sampling: as in task. */
+MM_MUST_USE bool mm_engine_run_step(mm_engine *e, const mm_batch *batch, float *logits, bool deferred_sampling, mm_err *err);
 /* MM_USAGE E_BATCH: "WHAT INDEX: found FOUND, expected EXPECTED LIMIT". */
 bool mm_engine_refuse(mm_err *err, const char *what, uint64_t index, int64_t found, const char *expected, uint64_t limit);
 
@@ -179,7 +229,7 @@ bool mm_engine_refuse(mm_err *err, const char *what, uint64_t index, int64_t fou
 MM_MUST_USE bool mm_engine_check_draft(const mm_pack *p, mm_engine_config *c, mm_err *err);
 /* Bytes of its cells in a page. */
 uint64_t mm_engine_draft_page(const mm_engine_config *c);
-/* The block of draft_batch, on a rank. */
+/* A block of the draft, on a rank. */
 MM_MUST_USE bool mm_engine_draft_rank(rank *r, mm_err *err);
 
 /* ---- the size of the KV cache (engine_memory.c) ---- */
@@ -198,7 +248,7 @@ MM_MUST_USE bool mm_engine_resolve(mm_engine *e, mm_batch *batch, mm_err *err);
 /* The ids of a batch that was done, none MM_ID_CHOSEN, are what its slots hold. */
 void mm_engine_remember(mm_engine *e, const mm_batch *batch);
 static inline int32_t *mm_engine_history(const mm_engine *e, uint32_t slot) {
-  return e->history + (size_t)slot * e->config.limits.max_positions;
+  return e->host.history + (size_t)slot * e->config.limits.max_positions;
 }
 
 #endif

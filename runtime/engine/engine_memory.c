@@ -13,12 +13,12 @@ static mm_demand demand_of(const mm_engine *e) {
                      .slots = c->limits.slots,
                      .positions = c->limits.max_positions,
                      .taps = c->taps,
-                     .cache = c->kv_fp8           ? MM_CACHE_FP8
-                              : gpu || c->kv_bf16 ? MM_CACHE_BF16
-                                                  : MM_CACHE_F32,
-                     .act_quant = c->act_quant,
+                     .cache = c->options.kv_fp8           ? MM_CACHE_FP8
+                              : gpu || c->options.kv_bf16 ? MM_CACHE_BF16
+                                                          : MM_CACHE_F32,
+                     .act_quant = c->options.act_quant,
                      .calibration = c->calibration,
-                     .batch_invariant = c->batch_invariant,
+                     .batch_invariant = c->options.batch_invariant,
                      .across = e->here % e->shards->pack.tp != 0,
                      .attached = c->attach};
 }
@@ -85,9 +85,9 @@ static bool check_given(const mm_engine *e, uint32_t r, const mm_device_memory *
   const mm_rank_memory *need = &e->facts[r].need;
   const uint64_t pages = e->config.limits.pages, free = on->free / mm_max(1, on->ranks) + (d.attached ? need->weights : 0);
   uint64_t cache, all;
-  const bool counted = mm_mul(pages, need->page, &cache) && mm_add(cache, need->weights, &all) && mm_add(all, need->buffers, &all) &&
-                       mm_add(all, need->states, &all);
-  if (!d.gpu || (counted && all <= free)) return true;
+  const uint64_t other = d.gpu ? need->weights + need->buffers : 0; /* a CPU has weights in the page cache */
+  const bool counted = mm_mul(pages, need->page, &cache) && mm_add(cache, other, &all) && mm_add(all, need->states, &all);
+  if (counted && all <= free) return true;
   char found[300];
   return mm_fail(err, MM_LIMIT, "E_MEMORY", mm_at(e->shards->pack.dir, NULL),
                  "rank %u: %llu tokens need %llu bytes of KV cache; %s; expected fewer --kv-cache-tokens", r,

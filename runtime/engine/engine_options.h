@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "formats/option.h"
+#include "loader/random_weights.h"
 #include "runtime/engine/ops.h"
 
 #define MM_OPTION_DEVICE(at)  MM_OPTION(STR, "device", at, "NAME", "where to compute, cpu unless given", .choices = MM_DEVICES)
@@ -26,6 +27,17 @@
   MM_OPTION(STR, "kv-cache-dtype", at, "TYPE",                                                                    \
             "of cached keys and values, fp8 on cuda: e4m3 (auto: the device's own, f32 on cpu and bf16 on cuda)", \
             .choices = "auto|bf16|fp8")
+
+/* Seven options; `at` is an mm_dummy that began as MM_DUMMY_NONE(mm_arch_read). */
+#define MM_OPTIONS_DUMMY(at)                                                                                                              \
+  MM_OPTION(STR, "load-format", &(at).format, "WORD", "packed; dummy: random weights, DIR is any folder with a config.json (packed)",     \
+            .choices = "packed|dummy"),                                                                                                   \
+      MM_OPTION(STR, "dummy-quant", &(at).quant, "SCHEME", "with --load-format dummy: scheme of linears (block_fp8)"),                    \
+      MM_OPTION(STR, "dummy-expert-quant", &(at).experts, "SCHEME", "with dummy: scheme of experts (as --dummy-quant)"),                  \
+      MM_OPTION(U64, "dummy-tp", &(at).tp, "N", "with dummy: tensor-parallel ranks (1)", .lo = 1, .hi = MM_MAX_TP),                       \
+      MM_OPTION(U64, "dummy-ep", &(at).ep, "N", "with dummy: divides them, each holds 1/N of the experts (1)", .lo = 1, .hi = MM_MAX_TP), \
+      MM_OPTION(U64, "dummy-pp", &(at).pp, "N", "with dummy: pipeline stages (1)", .lo = 1, .hi = MM_MAX_LAYERS),                         \
+      MM_OPTION(REAL, "dummy-skew", &(at).skew, "SHARE", "with dummy: routers prefer some experts, from 0 for none to below 1 (0)")
 
 /* share: the value of MM_OPTION_UTILIZATION, NAN: not given. MM_USAGE E_USAGE if it is not a valid fraction. */
 static inline bool mm_utilization_check(double share, mm_err *err) {

@@ -12,26 +12,27 @@ enum { TAG = 0, BUILD_TEXT = 80 };
 
 /* Header of a task's message, sent before its arrays. */
 typedef struct order {
-  uint32_t work, tokens, spans, outs, copies, tap, rows, to, from;
+  uint32_t kind, tokens, spans, outs, copies, tap, rows, to, from;
   uint64_t bytes; /* of those */
 } order;
 
 typedef struct shared_config {
   char device[16];
   mm_limits limits;
-  bool act_quant, eager, kv_fp8, kv_bf16, input_bf16, pin, batch_invariant, verify;
+  mm_run_options options; /* but for threads, which each process has its own of */
+  bool verify;
   uint32_t taps, tap[MM_TAPS];
   bool fits; /* of mm_engine_memory */
   double share;
   uint32_t outs;
 } shared_config;
 
-typedef struct meeting {
+typedef struct process_report {
   mm_digest checkpoint;
   char machine[40]; /* of this boot */
   cpu_set_t cpus;   /* that threads are pinned to; none where they are not */
   mm_err err;
-} meeting;
+} process_report;
 
 static void send_to(mm_process_group *w, uint32_t process, const void *data, size_t n) {
   if (n) w->exchange(w, TAG, &(mm_transfer){process, (void *)(uintptr_t)data, n}, 1, NULL, 0, 0);
@@ -57,7 +58,7 @@ static mm_digest digest_of(const mm_pack *p) {
 }
 
 /* Where a process pins its threads. A machine that has no name takes part as one that all such processes share. */
-static void say_cpus(meeting *m) {
+static void say_cpus(process_report *m) {
   CPU_ZERO(&m->cpus);
   if (sched_getaffinity(0, sizeof m->cpus, &m->cpus) != 0) CPU_ZERO(&m->cpus); /* opening the ranks says why */
   FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
@@ -65,7 +66,7 @@ static void say_cpus(meeting *m) {
 }
 
 /* Processes of one machine that may run on the same CPUs would pin threads to the same ones. */
-static void check_cpus(meeting *all, uint32_t n) {
+static void check_cpus(process_report *all, uint32_t n) {
   for (uint32_t p = 1; p < n; p++)
     for (uint32_t q = 0; q < p; q++) {
       cpu_set_t both;
@@ -78,11 +79,11 @@ static void check_cpus(meeting *all, uint32_t n) {
 }
 
 /* The lowest process that failed says why; who has another checkpoint than the first has failed. Here all say the same of all. */
-bool mm_engine_meet(mm_engine *e, bool ok, mm_err *err) {
-  mm_process_group *const w = e->world;
+bool mm_engine_exchange_facts(mm_engine *e, bool ok, mm_err *err) {
+  mm_process_group *const w = e->processes.group;
   if (!w) return ok;
   const uint32_t n = w->processes, each = e->here;
-  meeting *all = calloc(n, sizeof *all);
+  process_report *all = calloc(n, sizeof *all);
   mm_transfer *out = calloc(4 * (size_t)n, sizeof *out), *in = out + 2 * (size_t)n;
   uint32_t parcels = 0;
   if (!all || !out || !e->facts) { /* a process that ends takes the others, which wait for it, along */
@@ -90,9 +91,9 @@ bool mm_engine_meet(mm_engine *e, bool ok, mm_err *err) {
     free(out);
     return mm_fail(err, MM_LIMIT, "E_MEMORY", mm_at(NULL, NULL), "no memory for what %u processes say", n);
   }
-  meeting *const mine = &all[w->process];
+  process_report *const mine = &all[w->process];
   mine->checkpoint = digest_of(&e->shards->pack);
-  if (e->config.pin) say_cpus(mine);
+  if (e->config.options.pin) say_cpus(mine);
   if (!ok) mine->err = *err;
   for (uint32_t p = 0; p < n; p++) {
     if (p == w->process) continue;
@@ -113,7 +114,7 @@ bool mm_engine_meet(mm_engine *e, bool ok, mm_err *err) {
   }
   free(all);
   free(out);
-  return e->met = ok;
+  return e->processes.opened = ok;
 }
 
 /* Build text, sent first: processes of different builds detect each other before they misread a message. */
@@ -128,13 +129,7 @@ void mm_engine_share_config(const mm_engine_config *c) {
   put_build(build);
   send_to_all(c->world, build, sizeof build);
   shared_config s = {.limits = c->limits,
-                     .act_quant = c->act_quant,
-                     .eager = c->eager,
-                     .kv_fp8 = c->kv_fp8,
-                     .kv_bf16 = c->kv_bf16,
-                     .input_bf16 = c->input_bf16,
-                     .pin = c->pin,
-                     .batch_invariant = c->batch_invariant,
+                     .options = c->options,
                      .verify = c->verify,
                      .taps = c->taps,
                      .fits = c->memory.fits,
@@ -156,8 +151,7 @@ static char *put(char *to, const void *from, size_t n) {
 }
 
 /* Writes the arrays of a step: ids, spans, rows whose logits are wanted, copies of pages, and each span's pages. */
-static char *put_step(const mm_engine *e, char *at) {
-  const mm_batch *b = e->batch;
+static char *put_step(const mm_batch *b, char *at) {
   at = put(at, b->span, b->span_count * sizeof *b->span);
   at = put(at, b->id, b->tokens * sizeof *b->id);
   at = put(at, b->out, b->out_count * sizeof *b->out);
@@ -178,44 +172,49 @@ static size_t step_bytes(const mm_batch *b) {
   return n;
 }
 
-bool mm_engine_announce(mm_engine *e, work w, mm_err *err) {
-  if (!e->world || e->world->process > 0) return true;
-  if (e->unheard && mm_engine_hear(e, w, false, MM_IGNORED)) abort(); /* of a task that failed: it does not become well */
-  order o = {.work = w, .tap = e->tap, .rows = e->rows, .to = e->state_to, .from = e->state_from};
-  if (w == STEP) {
-    const mm_batch *b = e->batch;
+bool mm_engine_announce(mm_engine *e, const task *t, mm_err *err) {
+  if (!e->processes.group || e->processes.group->process > 0) return true;
+  if (e->processes.unheard && mm_engine_hear(e, t, false, MM_IGNORED)) abort(); /* of a task that failed: it does not become well */
+  order o = {.kind = t->kind};
+  if (t->kind == STEP) {
+    const mm_batch *b = t->step.batch;
     o.tokens = b->tokens, o.spans = b->span_count, o.outs = b->out_count, o.copies = b->paging ? b->paging->copies : 0;
     o.bytes = step_bytes(b);
-  } else if (w == STATE_LOAD) {
-    o.bytes = e->state_bytes;
+  } else if (t->kind == HIDDEN) {
+    o.tap = t->hidden.tap, o.rows = t->hidden.rows;
+  } else if (t->kind == STATE_COPY || t->kind == STATE_SAVE || t->kind == STATE_LOAD) {
+    o.to = t->state.to, o.from = t->state.from;
+    if (t->kind == STATE_LOAD) o.bytes = e->state_bytes;
   }
-  if (!MM_GROW(e->order, &e->order_cap, o.bytes, err)) return false;
-  if (o.bytes) w == STEP ? put_step(e, e->order) : put(e->order, e->saved, e->state_bytes);
-  send_to_all(e->world, &o, sizeof o);
-  send_to_all(e->world, e->order, o.bytes);
-  if (w == CLOSE) mm_process_group_part(e->world);
+  if (!MM_GROW(e->processes.order, &e->processes.order_cap, o.bytes, err)) return false;
+  if (o.bytes) t->kind == STEP ? put_step(t->step.batch, e->processes.order) : put(e->processes.order, t->state.given, e->state_bytes);
+  send_to_all(e->processes.group, &o, sizeof o);
+  send_to_all(e->processes.group, e->processes.order, o.bytes);
+  if (t->kind == CLOSE) mm_process_group_part(e->processes.group);
   return true;
 }
 
 /* ---- what came of it ---- */
 
 /* How long processes wait for each other at the end of a task; 0: without end. Ranks of one stage end a step together. */
-static double limit_of(const mm_engine *e, work w) { return w == STEP && e->shards->pack.pp == 1 ? mm_comm_timeout(e->comm[0]) : 0; }
+static double limit_of(const mm_engine *e, const task *t) {
+  return t->kind == STEP && e->shards->pack.pp == 1 ? mm_comm_timeout(e->comm[0]) : 0;
+}
 
 /* Bytes that a rank has for the first process. */
-static size_t result_bytes(const mm_engine *e, work w, uint32_t r) {
+static size_t result_bytes(const mm_engine *e, const task *t, uint32_t r) {
   const rank_facts *f = &e->facts[r];
   const mm_model *m = e->model;
   const bool first = r % e->shards->pack.tp == 0;
-  switch (w) {
+  switch (t->kind) {
     case STEP:
-      if (f->layer_end < m->layers || !e->logits || f->vocab_first >= m->vocab) return 0;
-      return e->batch->out_count * sizeof *e->logits * mm_min(f->vocab_rows, m->vocab - f->vocab_first);
+      if (f->layer_end < m->layers || !t->step.logits || f->vocab_first >= m->vocab) return 0;
+      return t->step.batch->out_count * sizeof *t->step.logits * mm_min(f->vocab_rows, m->vocab - f->vocab_first);
     case HIDDEN: {
-      const uint32_t l = e->rank[0].forward.tap_layer[e->tap];
-      return first && l >= f->layer_first && l < f->layer_end ? e->rows * sizeof *e->hidden * m->hidden : 0;
+      const uint32_t l = e->rank[0].forward.tap_layer[t->hidden.tap];
+      return first && l >= f->layer_first && l < f->layer_end ? t->hidden.rows * sizeof *t->hidden.out * m->hidden : 0;
     }
-    case LOAD: return first ? (f->layer_end - f->layer_first) * sizeof *e->load * m->experts : 0;
+    case LOAD: return first ? (f->layer_end - f->layer_first) * sizeof *t->load * m->experts : 0;
     case STATE_SAVE: return f->state_bytes;
     default: return 0;
   }
@@ -227,32 +226,32 @@ typedef struct chunk {
   size_t bytes, rows, pitch;
 } chunk;
 
-static chunk place_of(const mm_engine *e, work w, uint32_t r) {
+static chunk place_of(const mm_engine *e, const task *t, uint32_t r) {
   const rank_facts *f = &e->facts[r];
-  const size_t bytes = result_bytes(e, w, r);
-  if (w == STEP) {
-    const size_t rows = e->batch->out_count;
-    return (chunk){(char *)(e->logits + f->vocab_first), bytes / mm_max(rows, 1), rows, e->model->vocab * sizeof *e->logits};
+  const size_t bytes = result_bytes(e, t, r);
+  if (t->kind == STEP) {
+    const size_t rows = t->step.batch->out_count;
+    return (chunk){(char *)(t->step.logits + f->vocab_first), bytes / mm_max(rows, 1), rows, e->model->vocab * sizeof *t->step.logits};
   }
-  if (w == HIDDEN) return (chunk){(char *)e->hidden, bytes, 1, 0};
-  if (w == LOAD) return (chunk){(char *)(e->load + (size_t)f->layer_first * e->model->experts), bytes, 1, 0};
+  if (t->kind == HIDDEN) return (chunk){(char *)t->hidden.out, bytes, 1, 0};
+  if (t->kind == LOAD) return (chunk){(char *)(t->load + (size_t)f->layer_first * e->model->experts), bytes, 1, 0};
   size_t at = 0;
   for (uint32_t i = 0; i < r; i++) at += e->facts[i].state_bytes;
-  return (chunk){(char *)e->state + at, bytes, 1, 0};
+  return (chunk){(char *)t->state.saved + at, bytes, 1, 0};
 }
 
-static size_t results_bytes(const mm_engine *e, work w, uint32_t process) {
+static size_t results_bytes(const mm_engine *e, const task *t, uint32_t process) {
   size_t n = 0;
-  for (uint32_t r = process * e->here; r < (process + 1) * e->here; r++) n += result_bytes(e, w, r);
+  for (uint32_t r = process * e->here; r < (process + 1) * e->here; r++) n += result_bytes(e, t, r);
   return n;
 }
 
-/* All that a process's ranks made, side by side in e->order; taken from there, or put there. */
-static void move_results(mm_engine *e, work w, uint32_t process, bool take) {
-  char *at = e->order;
+/* All that a process's ranks made, side by side in e->processes.order; taken from there, or put there. */
+static void move_results(mm_engine *e, const task *t, uint32_t process, bool take) {
+  char *at = e->processes.order;
   for (uint32_t r = process * e->here; r < (process + 1) * e->here; r++) {
-    if (!result_bytes(e, w, r)) continue;
-    const chunk s = place_of(e, w, r);
+    if (!result_bytes(e, t, r)) continue;
+    const chunk s = place_of(e, t, r);
     for (size_t i = 0; i < s.rows; i++, at += s.bytes)
       take ? memcpy(s.at + i * s.pitch, at, s.bytes) : memcpy(at, s.at + i * s.pitch, s.bytes);
   }
@@ -261,22 +260,22 @@ static void move_results(mm_engine *e, work w, uint32_t process, bool take) {
 /* In place of whether all did it: the first process has a rank that is away, and says that when it is back and there is a next task. */
 #define LATER 2u
 
-bool mm_engine_hear(mm_engine *e, work w, bool ok, mm_err *err) {
-  mm_process_group *const world = e->world;
+bool mm_engine_hear(mm_engine *e, const task *t, bool ok, mm_err *err) {
+  mm_process_group *const world = e->processes.group;
   if (!world) return ok;
-  e->unheard = !mm_engine_all_back(e, MM_IGNORED); /* others may wait for who is away */
-  if (e->unheard) {
+  e->processes.unheard = !mm_engine_all_back(e, MM_IGNORED); /* others may wait for who is away */
+  if (e->processes.unheard) {
     const uint32_t later = LATER;
     send_to_all(world, &later, sizeof later);
     return ok;
   }
   bool waited = !ok && strcmp(err->code, "E_RANK") == 0; /* for a rank that failed, or hangs with all of its process */
   size_t most = 0;
-  for (uint32_t p = 1; ok && p < world->processes; p++) most = mm_max(most, results_bytes(e, w, p));
-  ok = ok && MM_GROW(e->order, &e->order_cap, most, err);
+  for (uint32_t p = 1; ok && p < world->processes; p++) most = mm_max(most, results_bytes(e, t, p));
+  ok = ok && MM_GROW(e->processes.order, &e->processes.order_cap, most, err);
   for (uint32_t p = 1; p < world->processes; p++) {
     mm_err theirs;
-    receive_within(world, p, &theirs.status, sizeof theirs.status, waited ? MM_LATE_S : limit_of(e, w));
+    receive_within(world, p, &theirs.status, sizeof theirs.status, waited ? MM_LATE_S : limit_of(e, t));
     if (theirs.status == MM_OK) continue;
     receive_from(world, p, &theirs, sizeof theirs);
     if (ok || (waited && strcmp(theirs.code, "E_RANK") != 0)) *err = (mm_err){0}, mm_fail_as(err, &theirs); /* why it did not come */
@@ -285,83 +284,96 @@ bool mm_engine_hear(mm_engine *e, work w, bool ok, mm_err *err) {
   const uint32_t all = ok;
   send_to_all(world, &all, sizeof all);
   for (uint32_t p = 1; ok && p < world->processes; p++) {
-    receive_from(world, p, e->order, results_bytes(e, w, p));
-    move_results(e, w, p, true);
+    receive_from(world, p, e->processes.order, results_bytes(e, t, p));
+    move_results(e, t, p, true);
   }
   return ok;
 }
 
 /* ---- those that follow ---- */
 
-/* Arrays that the ranks of an order read and write; NULL if memory is short. Arrays of a step lie in e->order. */
+/* The task of an order. Arrays that its ranks read lie in processes.order. */
 typedef struct following {
+  task task;
   mm_batch batch;
   mm_paging paging;
-  char *out; /* logits, hidden states, load or states */
+  char *out; /* they write logits, hidden states, load or states there */
   size_t out_cap;
 } following;
 
 static bool take_step(mm_engine *e, following *f, const order *o, mm_err *err) {
-  const char *at = e->order;
+  const char *at = e->processes.order;
   f->batch = (mm_batch){.tokens = o->tokens, .span_count = o->spans, .out_count = o->outs};
   f->batch.span = (const mm_span *)(const void *)at, at += o->spans * sizeof *f->batch.span;
   f->batch.id = (const int32_t *)(const void *)at, at += o->tokens * sizeof *f->batch.id;
   f->batch.out = (const uint32_t *)(const void *)at, at += o->outs * sizeof *f->batch.out;
   if (e->pages) {
     const uint32_t per_slot = e->paging.per_slot;
-    if (!e->table && !(e->table = mm_calloc((size_t)e->config.limits.slots * per_slot, sizeof *e->table, err))) return false;
-    f->paging = (mm_paging){e->table, per_slot, o->copies, (const mm_page_copy *)(const void *)at};
+    if (!e->processes.table &&
+        !(e->processes.table = mm_calloc((size_t)e->config.limits.slots * per_slot, sizeof *e->processes.table, err)))
+      return false;
+    f->paging = (mm_paging){e->processes.table, per_slot, o->copies, (const mm_page_copy *)(const void *)at};
     at += o->copies * sizeof *f->paging.copy;
     for (uint32_t i = 0; i < o->spans; i++) {
-      const size_t n = pages_of(&f->batch.span[i]) * sizeof *e->table;
-      if (n) memcpy(e->table + (size_t)f->batch.span[i].slot * per_slot, at, n);
+      const size_t n = pages_of(&f->batch.span[i]) * sizeof *e->processes.table;
+      if (n) memcpy(e->processes.table + (size_t)f->batch.span[i].slot * per_slot, at, n);
       at += n;
     }
     f->batch.paging = &f->paging;
   }
-  e->batch = &f->batch;
   return true;
 }
 
 static bool take(mm_engine *e, following *f, const order *o, mm_err *err) {
   const mm_model *m = e->model;
-  e->tap = o->tap, e->rows = o->rows, e->state_to = o->to, e->state_from = o->from;
   size_t out = 0;
-  switch (o->work) {
+  switch (o->kind) {
     case STEP:
       if (!take_step(e, f, o, err)) return false;
-      out = o->outs * sizeof *e->logits * m->vocab;
+      out = o->outs * sizeof(float) * m->vocab;
       break;
-    case HIDDEN: out = o->rows * sizeof *e->hidden * m->hidden; break;
-    case LOAD: out = m->layers * sizeof *e->load * m->experts; break;
+    case HIDDEN: out = o->rows * sizeof(float) * m->hidden; break;
+    case LOAD: out = m->layers * sizeof(uint64_t) * m->experts; break;
     case STATE_SAVE: out = e->state_bytes; break;
     default: break;
   }
   if (!MM_GROW(f->out, &f->out_cap, mm_max(out, 1), err)) return false;
-  e->logits = (float *)(void *)f->out, e->hidden = e->logits, e->load = (uint64_t *)(void *)f->out, e->state = f->out;
-  e->saved = e->order;
+  void *const to = f->out;
+  f->task = (task){.kind = (task_kind)o->kind};
+  switch (o->kind) {
+    case STEP: f->task.step.batch = &f->batch, f->task.step.logits = to; break;
+    case HIDDEN: f->task.hidden.tap = o->tap, f->task.hidden.rows = o->rows, f->task.hidden.out = to; break;
+    case LOAD: f->task.load = to; break;
+    case STATE_COPY:
+    case STATE_SAVE:
+    case STATE_LOAD:
+      f->task.state.to = o->to, f->task.state.from = o->from;
+      f->task.state.saved = to, f->task.state.given = e->processes.order;
+      break;
+    default: break;
+  }
   return true;
 }
 
 static bool follow_one(mm_engine *e, following *f, const order *o, mm_err *err) {
-  mm_process_group *const w = e->world;
+  mm_process_group *const w = e->processes.group;
   const uint32_t me = w->process;
-  if (!MM_GROW(e->order, &e->order_cap, mm_max(o->bytes, 1), err)) return false;
-  receive_from(w, 0, e->order, o->bytes);
+  if (!MM_GROW(e->processes.order, &e->processes.order_cap, mm_max(o->bytes, 1), err)) return false;
+  receive_from(w, 0, e->processes.order, o->bytes);
   if (!take(e, f, o, err)) return false;
   mm_err report = {0};
-  bool ok = mm_engine_run_here(e, (work)o->work, &report);
+  bool ok = mm_engine_run_here(e, &f->task, &report);
   if (!mm_engine_all_back(e, MM_IGNORED)) return mm_fail_as(err, &report);
-  const size_t n = results_bytes(e, (work)o->work, me);
-  ok = ok && MM_GROW(e->order, &e->order_cap, n, &report);
+  const size_t n = results_bytes(e, &f->task, me);
+  ok = ok && MM_GROW(e->processes.order, &e->processes.order_cap, n, &report);
   send_to(w, 0, &report.status, sizeof report.status);
   if (!ok) send_to(w, 0, &report, sizeof report);
   uint32_t all = 0;
-  receive_within(w, 0, &all, sizeof all, limit_of(e, (work)o->work));
+  receive_within(w, 0, &all, sizeof all, limit_of(e, &f->task));
   while (all == LATER) receive_from(w, 0, &all, sizeof all);
   if (!all || n == 0) return true;
-  move_results(e, (work)o->work, me, false);
-  send_to(w, 0, e->order, n);
+  move_results(e, &f->task, me, false);
+  send_to(w, 0, e->processes.order, n);
   return true;
 }
 
@@ -375,16 +387,10 @@ bool mm_engine_follow(const mm_shards *shards, const mm_engine_config *c, mm_err
                    w->process, build, BUILD_TEXT - 1, first);
   shared_config s;
   receive_from(w, 0, &s, sizeof s);
+  s.options.threads = c->options.threads;
   const mm_engine_config own = {.ops = c->ops ? c->ops : mm_ops_find(s.device, err),
                                 .limits = s.limits,
-                                .threads = c->threads,
-                                .act_quant = s.act_quant,
-                                .eager = s.eager,
-                                .kv_fp8 = s.kv_fp8,
-                                .kv_bf16 = s.kv_bf16,
-                                .input_bf16 = s.input_bf16,
-                                .pin = s.pin,
-                                .batch_invariant = s.batch_invariant,
+                                .options = s.options,
                                 .tap = s.tap,
                                 .taps = s.taps,
                                 .verify = s.verify,
@@ -398,7 +404,7 @@ bool mm_engine_follow(const mm_shards *shards, const mm_engine_config *c, mm_err
   bool ok = true;
   for (order o = {0}; ok;) {
     receive_from(w, 0, &o, sizeof o);
-    if (o.work == CLOSE) break;
+    if (o.kind == CLOSE) break;
     ok = follow_one(e, &f, &o, err);
   }
   if (ok) mm_process_group_part(w);

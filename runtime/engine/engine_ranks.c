@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "formats/system/pool.h"
+#include "loader/random_weights.h"
 #include "loader/verify.h"
 #include "runtime/engine/engine_inside.h"
 
@@ -18,27 +19,26 @@ static mm_backend_config config_of(const rank *r) {
       .limits = e->config.limits,
       .comm = e->comm[r->index / e->shards->pack.tp],
       .place = {r->index, r->index - e->first, e->here, e->config.device ? e->config.device[r->index - e->first] : r->index - e->first},
-      .threads = e->config.threads,
-      .act_quant = e->config.act_quant,
+      .options = e->config.options,
       .calibration = e->config.calibration,
       .never = e->never,
-      .eager = e->config.eager,
-      .kv_fp8 = e->config.kv_fp8,
-      .kv_bf16 = e->config.kv_bf16,
-      .input_bf16 = e->config.input_bf16,
-      .pin = e->config.pin,
-      .batch_invariant = e->config.batch_invariant,
       .tap = e->config.tap,
       .taps = e->config.taps,
       .draft = e->config.draft,
-      .verify = e->config.verify && e->config.ops->loads ? e->shards : NULL,
+      .verify = e->config.verify && e->config.ops->weights.loads ? e->shards : NULL,
       .log = e->config.log,
       .checkpoint = e->shards->pack.seal,
       .attach = e->config.attach};
 }
 
 /* Once, whichever task comes first. */
-static bool bind_rank(rank *r, mm_err *err) { return r->weights.layer || mm_bind(&r->weights, r->engine->shards, r->index, err); }
+static bool bind_rank(rank *r, mm_err *err) { return r->weights.layer || mm_bind_any(&r->weights, r->engine->shards, r->index, err); }
+
+/* Random weights, where the device does not make them itself. */
+static bool fill_rank(rank *r, mm_err *err) {
+  const bool random = r->engine->shards->random.linear && !r->engine->config.ops->own_memory;
+  return !random || r->weights.made || mm_random_fill(&r->weights, err);
+}
 
 static bool measure_rank(rank *r, mm_err *err) {
   if (!bind_rank(r, err)) return false;
@@ -48,13 +48,13 @@ static bool measure_rank(rank *r, mm_err *err) {
 
 static bool open_rank(rank *r, mm_err *err) {
   mm_engine *const e = r->engine;
-  if (!bind_rank(r, err)) return false;
+  if (!bind_rank(r, err) || !fill_rank(r, err)) return false;
   const mm_backend_config c = config_of(r);
   if (!mm_forward_open(&r->forward, e->config.ops, &c, err)) return false;
   const mm_rank_weights *w = &r->weights;
   rank_facts *f = &e->facts[r->index];
   f->layer_first = w->layer_first, f->layer_end = w->layer_end, f->vocab_first = w->vocab_first, f->vocab_rows = w->vocab_rows;
-  f->state_bytes = e->config.ops->state_bytes ? e->config.ops->state_bytes(r->forward.backend) : 0;
+  f->state_bytes = e->config.ops->cache.bytes ? e->config.ops->cache.bytes(r->forward.backend) : 0;
   return true;
 }
 
@@ -75,18 +75,19 @@ static void end_copy(mm_engine *e) {
 /* One batch on one rank; its columns of the logits go to their place in the caller's matrix. */
 static bool step_rank(rank *r, mm_err *err) {
   mm_engine *const e = r->engine;
+  const mm_batch *batch = e->task.step.batch;
   const mm_rank_weights *w = &r->weights;
-  if (w->layer_end < e->model->layers) return mm_forward_step(&r->forward, e->batch, NULL, err);
-  r->forward.deferred_sampling = e->deferred_sampling;
-  if (e->batch->sampling || e->deferred_sampling) return mm_forward_step(&r->forward, e->batch, NULL, err);
-  size_t rows = e->batch->out_count, vocab = e->model->vocab;
+  if (w->layer_end < e->model->layers) return mm_forward_step(&r->forward, batch, NULL, err);
+  r->forward.deferred_sampling = e->task.step.deferred_sampling;
+  if (batch->sampling || r->forward.deferred_sampling) return mm_forward_step(&r->forward, batch, NULL, err);
+  size_t rows = batch->out_count, vocab = e->model->vocab;
   if (!MM_GROW(r->logits, &r->logits_cap, rows * w->vocab_rows, err)) return false;
-  if (!mm_forward_step(&r->forward, e->batch, r->logits, err)) return false;
+  if (!mm_forward_step(&r->forward, batch, r->logits, err)) return false;
   if (w->vocab_first >= vocab) return true;
   size_t columns = mm_min(w->vocab_rows, vocab - w->vocab_first);
   if (!begin_copy(e)) return true;
   for (size_t i = 0; i < rows; i++)
-    memcpy(e->logits + i * vocab + w->vocab_first, r->logits + i * w->vocab_rows, columns * sizeof *r->logits);
+    memcpy(e->task.step.logits + i * vocab + w->vocab_first, r->logits + i * w->vocab_rows, columns * sizeof *r->logits);
   end_copy(e);
   return true;
 }
@@ -102,30 +103,32 @@ static bool load_of(rank *r, mm_err *err) {
   const size_t experts = r->engine->model->experts, first = r->weights.layer_first, count = r->weights.layer_end - first;
   uint64_t *load = mm_calloc(r->engine->model->layers * experts, sizeof *load, err);
   const bool ok = load && f->ops->expert_load(f->backend, load, err);
-  if (ok) memcpy(r->engine->load + first * experts, load + first * experts, count * experts * sizeof *load);
+  if (ok) memcpy(r->engine->task.load + first * experts, load + first * experts, count * experts * sizeof *load);
   free(load);
   return ok;
 }
 
-static bool do_work(rank *r, work w, mm_err *err) {
+static bool run_task(rank *r, mm_err *err) {
   const mm_forward *f = &r->forward;
-  const mm_engine *e = r->engine;
-  switch (w) {
+  const task *t = &r->engine->task;
+  switch (t->kind) {
     case MEASURE: return measure_rank(r, err);
     case OPEN: return open_rank(r, err);
     case STEP: return step_rank(r, err);
-    case COLLECT: return f->ops->collect(f->backend, r->weights.rank == 0 ? e->id : NULL, err);
-    case HIDDEN: return !reports(r, f->tap_layer[e->tap]) || f->ops->read(f->backend, f->tap[e->tap], e->rows, e->hidden, err);
+    case COLLECT: return f->ops->sampler.collect(f->backend, r->weights.rank == 0 ? t->collected : NULL, err);
+    case HIDDEN:
+      return !reports(r, f->tap_layer[t->hidden.tap]) ||
+             f->ops->read(f->backend, f->tap[t->hidden.tap], t->hidden.rows, t->hidden.out, err);
     case LOAD: return r->weights.rank > 0 || load_of(r, err);
-    case STATE_COPY: return f->ops->state_copy(f->backend, e->state_to, e->state_from, err);
-    case STATE_SAVE: return f->ops->state_save(f->backend, e->state_from, (char *)e->state + r->state_at, err);
-    case STATE_LOAD: return f->ops->state_load(f->backend, e->state_to, (const char *)e->saved + r->state_at, err);
-    case IDS_LOAD: return f->ops->ids_load(f->backend, e->state_to, e->ids, e->id_count, err);
-    case SCORE: return f->ops->score(f->backend, e->target, r->weights.rank == 0 ? e->score : NULL, err);
+    case STATE_COPY: return f->ops->cache.copy(f->backend, t->state.to, t->state.from, err);
+    case STATE_SAVE: return f->ops->cache.save(f->backend, t->state.from, (char *)t->state.saved + r->state_at, err);
+    case STATE_LOAD: return f->ops->cache.load(f->backend, t->state.to, (const char *)t->state.given + r->state_at, err);
+    case IDS_LOAD: return f->ops->sampler.load_ids(f->backend, t->ids.slot, t->ids.id, t->ids.count, err);
+    case SCORE: return f->ops->sampler.score(f->backend, t->score.target, r->weights.rank == 0 ? t->score.score : NULL, err);
     case CALIBRATE: return f->ops->calibrate(f->backend, err);
     case DRAFT: return mm_engine_draft_rank(r, err);
-    case FINISH_LOAD: return f->ops->finish_load(f->backend, err);
-    case CHOOSE: return f->ops->choose_kept(f->backend, e->sampling, e->row_count, err);
+    case FINISH_LOAD: return f->ops->weights.finish_load(f->backend, err);
+    case CHOOSE: return f->ops->sampler.choose_kept(f->backend, t->choose.sampling, t->choose.count, err);
     case CLOSE: break;
   }
   return false;
@@ -134,20 +137,20 @@ static bool do_work(rank *r, work w, mm_err *err) {
 static void *rank_main(void *arg) {
   rank *r = arg;
   mm_engine *e = r->engine;
-  uint64_t task = 0;
+  uint64_t tasks = 0;
   pthread_mutex_lock(&e->lock);
   while (!e->stop) {
-    if (e->task == task) {
+    if (e->tasks == tasks) {
       pthread_cond_wait(&e->changed, &e->lock);
       continue;
     }
-    task = e->task;
-    const work w = e->work;
-    const bool borders = w == STEP && e->batch->tokens > 0; /* who comes back late may not look at the batch any more */
+    tasks = e->tasks;
+    const task_kind kind = e->task.kind;
+    const bool borders = kind == STEP && e->task.step.batch->tokens > 0; /* who comes back late may not look at the batch any more */
     pthread_mutex_unlock(&e->lock);
-    bool done = do_work(r, w, &r->err);
+    bool done = run_task(r, &r->err);
     if (!done) mm_comm_abort(e->comm[0]);
-    const bool late = !done && strcmp(r->err.code, "E_RANK") == 0, leaves = w == STEP || w == OPEN;
+    const bool late = !done && strcmp(r->err.code, "E_RANK") == 0, leaves = kind == STEP || kind == OPEN;
     if (leaves && !mm_comm_leave(e->comm[r->index / e->shards->pack.tp], borders, late, done ? &r->err : MM_IGNORED)) done = false;
     pthread_mutex_lock(&e->lock);
     r->back = true, r->done = done;
@@ -186,7 +189,7 @@ bool mm_engine_all_back(mm_engine *e, mm_err *err) {
 }
 
 /* Returns true if the task builds on passes that are not proven; COLLECT makes its own check at each batch. */
-static bool doubts(const mm_engine *e, work w) { return e->proven < e->passes && w != COLLECT && w != CLOSE; }
+static bool doubts(const mm_engine *e, task_kind kind) { return e->queue.proven < e->queue.passes && kind != COLLECT && kind != CLOSE; }
 
 /* By what stood before the task, or stands now. */
 static bool sound(const mm_engine *e, bool (*failed_before)(mm_comm *), mm_err *err) {
@@ -195,45 +198,46 @@ static bool sound(const mm_engine *e, bool (*failed_before)(mm_comm *), mm_err *
   return true;
 }
 
-bool mm_engine_run_task(mm_engine *e, work w, mm_err *err) {
+bool mm_engine_run_task(mm_engine *e, const task *t, mm_err *err) {
   if (!mm_engine_all_back(e, err)) return false;
-  const bool doubted = doubts(e, w), reads = w == HIDDEN || w == STATE_SAVE || w == LOAD; /* and has waited for all that was queued */
-  const bool done = mm_engine_announce(e, w, err) && mm_engine_hear(e, w, mm_engine_run_here(e, w, err), err) &&
+  const bool doubted = doubts(e, t->kind);
+  const bool reads = t->kind == HIDDEN || t->kind == STATE_SAVE || t->kind == LOAD; /* and has waited for all that was queued */
+  const bool done = mm_engine_announce(e, t, err) && mm_engine_hear(e, t, mm_engine_run_here(e, t, err), err) &&
                     (!doubted || !reads || sound(e, mm_comm_failed_now, err));
   if (!done && doubted) mm_engine_lose(e, err);
   return done;
 }
 
 /* Under the lock: true if all ranks have completed the task; else fails with the error. A rank that stopped because another one failed sets
- * no error. If a thread that is no rank broke the meeting (mm_comm_fail), possibly no rank has an error, and a rank may have finished
+ * no error. If a thread that is no rank aborted the group (mm_comm_fail), possibly no rank has an error, and a rank may have finished
  * without the data of others. */
 static bool all_done(mm_engine *e, mm_err *err) {
   const mm_err *why = NULL;
-  mm_err broken = {0};
+  mm_err aborted = {0};
   bool ok = true;
   for (uint32_t i = 0; i < e->started; i++) {
     const rank *r = &e->rank[i];
     ok = ok && r->done;
     if (!why && r->back && r->err.status != MM_OK) why = &r->err;
   }
-  if ((!why || strcmp(why->code, "E_RANK") == 0) && mm_comm_fail_reason(e->comm[0], &broken)) why = &broken, ok = false;
+  if ((!why || strcmp(why->code, "E_RANK") == 0) && mm_comm_fail_reason(e->comm[0], &aborted)) why = &aborted, ok = false;
   if (ok) return true;
   if (why) return mm_fail_as(err, why);
-  return e->world || /* another process says it */
+  return e->processes.group || /* another process says it */
          mm_fail(err, MM_BUG, "E_BUG", mm_at(NULL, NULL), "a rank has failed, and none says why");
 }
 
-bool mm_engine_run_here(mm_engine *e, work w, mm_err *err) {
+bool mm_engine_run_here(mm_engine *e, const task *t, mm_err *err) {
   pthread_mutex_lock(&e->lock);
   for (uint32_t r = 0; r < e->started; r++) e->rank[r].err = (mm_err){0}, e->rank[r].back = e->rank[r].done = false;
   for (uint32_t s = 0; s < e->shards->pack.pp; s++) mm_comm_reset(e->comm[s]);
-  if (doubts(e, w) && !sound(e, mm_comm_failed, err)) {
+  if (doubts(e, t->kind) && !sound(e, mm_comm_failed, err)) {
     pthread_mutex_unlock(&e->lock);
     return false;
   }
-  e->task++;
+  e->tasks++;
   e->returned = false;
-  e->work = w;
+  e->task = *t;
   e->busy = e->started;
   pthread_cond_broadcast(&e->changed);
   wait_for_ranks(e);
@@ -245,17 +249,17 @@ bool mm_engine_run_here(mm_engine *e, work w, mm_err *err) {
 static bool check_config(const mm_model *m, const mm_engine_config *c, mm_err *err) {
   const mm_limits *l = &c->limits;
   if (!mm_ops_run(c->ops, m, err)) return false;
-  if (c->act_quant && !c->ops->act_quant)
+  if (c->options.act_quant && !c->ops->act_quant)
     return mm_fail(err, MM_UNSUPPORTED, "E_ACT_QUANT", mm_at(NULL, NULL),
                    "found activation quantisation on for %s, which computes with activations as they are; expected off", c->ops->name);
   if (c->calibration && !c->ops->calibration)
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found device %s, which does not collect inputs of linears",
                    c->ops->name);
-  if (c->batch_invariant && !c->ops->batch_invariant && !c->ops->batch_invariant_on_request)
+  if (c->options.batch_invariant && !c->ops->batch_invariant && !c->ops->batch_invariant_on_request)
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
-                   "found device %s, where the bits of a row hang on what else is in its step; expected one that can keep rows apart",
+                   "found device %s, where a row's bits depend on the other rows of its step; expected a batch-invariant one",
                    c->ops->name);
-  if (c->pin && !c->ops->pins)
+  if (c->options.pin && !c->ops->pins)
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found threads to pin; device %s does not compute with any",
                    c->ops->name);
   if (c->taps > MM_TAPS)
@@ -263,16 +267,16 @@ static bool check_config(const mm_model *m, const mm_engine_config *c, mm_err *e
   for (uint32_t i = 0; i < c->taps; i++)
     if (c->tap[i] >= m->layers)
       return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL), "found layer %u to tap, expected less than %u", c->tap[i], m->layers);
-  if (c->attach && (!c->ops->hold || c->verify))
+  if (c->attach && (!c->ops->weights.hold || c->verify))
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
                    c->verify
                        ? "found weights to attach to and digests to check; whoever holds them does that (minimax-hold --verify-on-load)"
                        : "found device %s, which holds no weights to attach to",
                    c->ops->name);
-  if (l->max_tokens && l->slots && l->max_positions && c->threads && l->max_positions <= m->max_positions) return true;
+  if (l->max_tokens && l->slots && l->max_positions && c->options.threads && l->max_positions <= m->max_positions) return true;
   return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL),
                  "found %u tokens a step, %u slots, %u positions, %u threads; expected at least 1 of each and at most %llu positions",
-                 l->max_tokens, l->slots, l->max_positions, c->threads, (unsigned long long)m->max_positions);
+                 l->max_tokens, l->slots, l->max_positions, c->options.threads, (unsigned long long)m->max_positions);
 }
 
 unsigned mm_engine_threads(uint64_t given, uint32_t ranks) {
@@ -296,14 +300,14 @@ static bool check_parallel(const mm_pack *p, const mm_engine_config *c, mm_err *
 
 /* Where weights stay in their mappings, the digests of all files are checked before the first step. */
 static bool verify_files(const mm_engine *e, mm_err *err) {
-  return !e->config.verify || e->config.ops->loads || mm_verify_blocks(e->shards, mm_pool_cpus(), err);
+  return !e->config.verify || e->config.ops->weights.loads || mm_verify_blocks(e->shards, mm_pool_cpus(), err);
 }
 
 static bool open_comms(mm_engine *e, mm_err *err) {
   const uint32_t pp = e->shards->pack.pp;
   if (!(e->comm = mm_calloc(pp, sizeof *e->comm, err))) return false;
   for (uint32_t s = 0; s < pp; s++) {
-    if (!(e->comm[s] = mm_comm_open_across(e->shards->pack.tp, e->world, s, e->here, err))) return false;
+    if (!(e->comm[s] = mm_comm_open_across(e->shards->pack.tp, e->processes.group, s, e->here, err))) return false;
     if (s) mm_comm_link(e->comm[s - 1], e->comm[s]);
   }
   return true;
@@ -325,17 +329,17 @@ static bool start_ranks(mm_engine *e, mm_err *err) {
 }
 
 /* Returns true if the cache is sized by the available memory. */
-static bool measures(const mm_engine *e) { return e->config.memory.fits && e->config.ops->memory && e->config.ops->pages; }
+static bool measures(const mm_engine *e) { return e->config.memory.fits && e->config.ops->memory && e->config.ops->cache.pages; }
 
 /* A backend that does not read tables has all pages that its slots can fill: fewer would be a promise that it cannot keep. */
 static bool open_pages(mm_engine *e, mm_err *err) {
   const mm_limits *l = &e->config.limits;
   uint32_t pages;
   if (!mm_limits_pages(l, &pages, err)) return false;
-  if (!e->config.ops->pages && l->pages)
+  if (!e->config.ops->cache.pages && l->pages)
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found a limit of %u pages; device %s gives each slot its own",
                    l->pages, e->config.ops->name);
-  if (!e->config.ops->pages) return true;
+  if (!e->config.ops->cache.pages) return true;
   if (!(e->pages = mm_pages_open(pages, l->slots, l->max_positions, err))) return false;
   e->paging = (mm_paging){.table = mm_pages_table(e->pages), .per_slot = mm_pages_per_slot(e->pages)};
   e->want = mm_calloc(l->slots, sizeof *e->want, err);
@@ -351,13 +355,14 @@ static void place_states(mm_engine *e) {
 static bool open_choices(mm_engine *e, mm_err *err) {
   uint32_t vocab = e->model->vocab;
   const mm_pack *pack = &e->shards->pack;
-  e->device_chooses = e->config.ops->choose && pack->pp == 1 && !e->world;
+  e->device_chooses = e->config.ops->sampler.choose && pack->pp == 1 && !e->processes.group;
   if (!(e->never = mm_calloc(vocab, sizeof *e->never, err))) return false;
   if (e->config.never) memcpy(e->never, e->config.never, vocab * sizeof *e->never);
   for (size_t i = 0; i < pack->dead_rows; i++) e->never[pack->dead_row[i]] = true;
   if (e->device_chooses) return true;
   const mm_limits *l = &e->config.limits;
-  return (e->sampler = mm_sampler_open(vocab, err)) && (e->history = mm_calloc(l->slots, l->max_positions * sizeof *e->history, err));
+  return (e->host.sampler = mm_sampler_open(vocab, err)) &&
+         (e->host.history = mm_calloc(l->slots, l->max_positions * sizeof *e->host.history, err));
 }
 
 mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm_err *err) {
@@ -365,12 +370,16 @@ mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm
   mm_engine_config own = *c;
   if (!mm_engine_check_draft(&shards->pack, &own, err)) return NULL;
   c = &own;
+  if (shards->random.linear && (c->verify || c->calibration))
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--load-format dummy: random weights have no %s",
+                   c->verify ? "digests that are to be checked" : "tensors to calibrate"),
+           NULL;
   if (!check_config(m, c, err) || !check_parallel(&shards->pack, c, err)) return NULL;
   mm_engine_share_config(c);
   const uint32_t ranks = mm_pack_ranks(&shards->pack), here = ranks / (c->world ? c->world->processes : 1);
   mm_engine *e = mm_calloc(1, sizeof *e + here * sizeof e->rank[0], err);
   if (!e) return NULL;
-  e->world = c->world;
+  e->processes.group = c->world;
   e->here = here, e->first = c->world ? c->world->process * here : 0;
   e->shards = shards;
   e->model = m;
@@ -381,10 +390,10 @@ mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm
   e->slot = mm_calloc(c->limits.slots, sizeof *e->slot, err);
   e->facts = mm_calloc(ranks, sizeof *e->facts, err);
   const bool ready = e->facts && e->slot && open_comms(e, err) && start_ranks(e, err) && open_choices(e, err);
-  if (mm_engine_meet(e, ready && (!measures(e) || mm_engine_run_here(e, MEASURE, err)), err)) {
+  if (mm_engine_exchange_facts(e, ready && (!measures(e) || mm_engine_run_here(e, &(task){.kind = MEASURE}, err)), err)) {
     const bool sized = (!measures(e) || mm_engine_fit(e, err)) && open_pages(e, err) && verify_files(e, err);
     /* Ranks that open may wait for those of other processes, so none does before all processes are here. */
-    if (mm_engine_meet(e, sized, err) && mm_engine_meet(e, mm_engine_run_here(e, OPEN, err), err)) {
+    if (mm_engine_exchange_facts(e, sized, err) && mm_engine_exchange_facts(e, mm_engine_run_here(e, &(task){.kind = OPEN}, err), err)) {
       place_states(e);
       return e;
     }
@@ -395,8 +404,8 @@ mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm
 
 void mm_engine_close(mm_engine *e) {
   if (!e) return;
-  if (!mm_engine_all_back(e, MM_IGNORED)) return;                   /* a rank that is away uses all this still */
-  if (e->met && !mm_engine_announce(e, CLOSE, MM_IGNORED)) abort(); /* it needs no memory */
+  if (!mm_engine_all_back(e, MM_IGNORED)) return; /* a rank that is away uses all this still */
+  if (e->processes.opened && !mm_engine_announce(e, &(task){.kind = CLOSE}, MM_IGNORED)) abort(); /* it needs no memory */
   pthread_mutex_lock(&e->lock);
   e->stop = true;
   pthread_cond_broadcast(&e->changed);
@@ -410,17 +419,17 @@ void mm_engine_close(mm_engine *e) {
   pthread_mutex_destroy(&e->lock);
   for (uint32_t s = 0; e->comm && s < e->shards->pack.pp; s++) mm_comm_close(e->comm[s]);
   free(e->comm);
-  for (uint32_t i = 0; i < MM_QUEUE; i++) free(e->choices[i].id);
-  mm_sampler_close(e->sampler);
-  MM_FREE(e->history, e->row, e->choice_logits, e->choice_id, e->never, e->slot, e->score, e->draft_logits);
+  for (uint32_t i = 0; i < MM_QUEUE; i++) free(e->host.choices[i].id);
+  mm_sampler_close(e->host.sampler);
+  MM_FREE(e->host.history, e->unsampled.row, e->host.logits, e->host.id, e->never, e->slot, e->score, e->draft.logits, e->draft.bytes);
   mm_pages_close(e->pages);
-  MM_FREE(e->want, e->copy, e->facts, e->order, e->table, e->holds, e);
+  MM_FREE(e->want, e->copy, e->facts, e->processes.order, e->processes.table, e->batch_bytes, e);
 }
 
 const mm_model *mm_engine_model(const mm_engine *e) { return e->model; }
 const mm_limits *mm_engine_limits(const mm_engine *e) { return &e->config.limits; }
 bool mm_engine_batch_invariant(const mm_engine *e) {
-  return e->config.ops->batch_invariant || (e->config.ops->batch_invariant_on_request && e->config.batch_invariant);
+  return e->config.ops->batch_invariant || (e->config.ops->batch_invariant_on_request && e->config.options.batch_invariant);
 }
 
 bool mm_engine_refuse(mm_err *err, const char *what, uint64_t index, int64_t found, const char *expected, uint64_t limit) {
@@ -436,35 +445,34 @@ static void *hold(char **at, const void *from, size_t n) {
 }
 
 /* With no rank away. */
-static bool hold_batch(mm_engine *e, const mm_batch *b, mm_err *err) {
+static bool copy_batch(mm_engine *e, const mm_batch *b, mm_err *err) {
   const size_t draws = b->sampling ? b->out_count * sizeof *b->sampling : 0, spans = b->span_count * sizeof *b->span;
   const size_t ids = b->tokens * sizeof *b->id, outs = b->out_count * sizeof *b->out;
-  if (!MM_GROW(e->holds, &e->holds_cap, draws + spans + ids + outs + 1, err)) return false;
-  char *at = e->holds;
-  e->held = *b;
-  if (b->sampling) e->held.sampling = (const mm_sampling *)hold(&at, b->sampling, draws);
-  e->held.span = (const mm_span *)hold(&at, b->span, spans);
-  e->held.id = (const int32_t *)hold(&at, b->id, ids);
-  e->held.out = (const uint32_t *)hold(&at, b->out, outs);
-  e->batch = &e->held;
+  if (!MM_GROW(e->batch_bytes, &e->batch_cap, draws + spans + ids + outs + 1, err)) return false;
+  char *at = e->batch_bytes;
+  e->batch = *b;
+  if (b->sampling) e->batch.sampling = (const mm_sampling *)hold(&at, b->sampling, draws);
+  e->batch.span = (const mm_span *)hold(&at, b->span, spans);
+  e->batch.id = (const int32_t *)hold(&at, b->id, ids);
+  e->batch.out = (const uint32_t *)hold(&at, b->out, outs);
   return true;
 }
 
 /* A pass whose end nobody waits for, of ranks whose kernels wait for each other, is not proven before something behind it is. */
-static void count_pass(mm_engine *e, const mm_batch *batch) {
+static void count_pass(mm_engine *e, const mm_batch *batch, bool deferred_sampling) {
   bool holds = false;
   for (uint32_t i = 0; i < batch->span_count; i++) holds = holds || batch->span[i].slot >= 0;
-  e->passes += holds;
-  if (!e->device_chooses || e->shards->pack.tp == 1 || !(e->deferred_sampling || batch->sampling)) e->proven = e->passes;
+  e->queue.passes += holds;
+  if (!e->device_chooses || e->shards->pack.tp == 1 || !(deferred_sampling || batch->sampling)) e->queue.proven = e->queue.passes;
 }
 
-bool mm_engine_run_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err) {
+bool mm_engine_run_step(mm_engine *e, const mm_batch *batch, float *logits, bool deferred_sampling, mm_err *err) {
   const mm_pack *pack = &e->shards->pack;
-  e->logits = logits;
-  e->stepped = mm_engine_all_back(e, err) && hold_batch(e, batch, err) && mm_engine_run_task(e, STEP, err);
+  const task t = {.kind = STEP, .step = {&e->batch, logits, deferred_sampling}};
+  e->stepped = mm_engine_all_back(e, err) && copy_batch(e, batch, err) && mm_engine_run_task(e, &t, err);
   e->rows = batch->tokens;
   if (!e->stepped) return false;
-  count_pass(e, batch);
+  count_pass(e, batch, deferred_sampling);
   mm_engine_remember(e, batch);
   for (size_t i = 0; logits && i < batch->out_count; i++)
     for (size_t j = 0; j < pack->dead_rows; j++) logits[i * e->model->vocab + pack->dead_row[j]] = -INFINITY;
@@ -475,8 +483,8 @@ bool mm_engine_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *
   mm_batch plain = *batch;
   plain.sampling = NULL;
   if (!mm_engine_prepare(e, &plain, err)) return false;
-  e->row_count = 0;
-  bool done = (e->device_chooses || mm_engine_resolve(e, &plain, err)) && mm_engine_run_step(e, &plain, logits, err);
+  e->unsampled.count = 0;
+  bool done = (e->device_chooses || mm_engine_resolve(e, &plain, err)) && mm_engine_run_step(e, &plain, logits, false, err);
   mm_engine_keep(e, &plain, done);
   return done;
 }
@@ -484,21 +492,20 @@ bool mm_engine_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *
 bool mm_engine_hidden(mm_engine *e, uint32_t i, float *out, mm_err *err) {
   if (i >= e->config.taps) return mm_engine_refuse(err, "hidden states after batch", e->batches, i, "a tap less than", e->config.taps);
   if (!e->stepped) return mm_engine_refuse(err, "hidden states after batch", e->batches, 0, "steps done, at least", 1);
-  if (e->queued > e->collected)
-    return mm_engine_refuse(err, "hidden states after batch", e->batches, (int64_t)(e->queued - e->collected),
+  if (e->queue.queued > e->queue.collected)
+    return mm_engine_refuse(err, "hidden states after batch", e->batches, (int64_t)(e->queue.queued - e->queue.collected),
                             "batches left to collect, at most", 0);
-  e->tap = i;
-  e->hidden = out;
-  return mm_engine_run_task(e, HIDDEN, err);
+  return mm_engine_run_task(e, &(task){.kind = HIDDEN, .hidden = {i, e->rows, out}}, err);
 }
 
 bool mm_engine_expert_load(mm_engine *e, uint64_t *load, mm_err *err) {
-  e->load = load;
-  return mm_engine_run_task(e, LOAD, err);
+  return mm_engine_run_task(e, &(task){.kind = LOAD, .load = load}, err);
 }
 
-bool mm_engine_finish_load(mm_engine *e, mm_err *err) { return !e->config.ops->finish_load || mm_engine_run_task(e, FINISH_LOAD, err); }
+bool mm_engine_finish_load(mm_engine *e, mm_err *err) {
+  return !e->config.ops->weights.finish_load || mm_engine_run_task(e, &(task){.kind = FINISH_LOAD}, err);
+}
 
 bool mm_engine_calibrate(mm_engine *e, mm_err *err) {
-  return !e->config.calibration || !e->config.ops->calibrate || mm_engine_run_task(e, CALIBRATE, err);
+  return !e->config.calibration || !e->config.ops->calibrate || mm_engine_run_task(e, &(task){.kind = CALIBRATE}, err);
 }

@@ -6,13 +6,13 @@
 #include "runtime/engine/engine_inside.h"
 
 bool mm_engine_resolve(mm_engine *e, mm_batch *batch, mm_err *err) {
-  if (!MM_GROW(e->choice_id, &e->choice_id_cap, batch->tokens, err)) return false;
+  if (!MM_GROW(e->host.id, &e->host.id_cap, batch->tokens, err)) return false;
   for (uint32_t i = 0; i < batch->span_count; i++) {
     const mm_span *s = &batch->span[i];
     for (uint32_t t = s->first; t < s->first + s->count; t++)
-      e->choice_id[t] = batch->id[t] == MM_ID_CHOSEN ? e->slot[s->slot].chosen : batch->id[t];
+      e->host.id[t] = batch->id[t] == MM_ID_CHOSEN ? e->slot[s->slot].chosen : batch->id[t];
   }
-  batch->id = e->choice_id;
+  batch->id = e->host.id;
   return true;
 }
 
@@ -21,31 +21,26 @@ static void keep_rows(mm_engine *e, const mm_batch *batch) {
   for (uint32_t i = 0; i < batch->out_count; i++) {
     const uint32_t row = batch->out[i];
     while (row >= s->first + s->count) s++;
-    e->row[i] = (choice_row){s->slot, s->pos + (row - s->first)};
+    e->unsampled.row[i] = (choice_row){s->slot, s->pos + (row - s->first)};
   }
-  e->row_count = batch->out_count;
+  e->unsampled.count = batch->out_count;
 }
 
 /* The pass, its logits kept here or on the device that chooses. */
 static bool run_pass(mm_engine *e, mm_batch *batch, mm_err *err) {
-  if (!MM_GROW(e->row, &e->row_cap, batch->out_count, err)) return false;
-  if (e->device_chooses) {
-    e->deferred_sampling = true;
-    const bool done = mm_engine_run_step(e, batch, NULL, err);
-    e->deferred_sampling = false;
-    return done;
-  }
-  return MM_GROW(e->choice_logits, &e->choice_logits_cap, batch->out_count * (size_t)e->model->vocab, err) &&
-         mm_engine_resolve(e, batch, err) && mm_engine_run_step(e, batch, e->choice_logits, err);
+  if (!MM_GROW(e->unsampled.row, &e->unsampled.cap, batch->out_count, err)) return false;
+  if (e->device_chooses) return mm_engine_run_step(e, batch, NULL, true, err);
+  return MM_GROW(e->host.logits, &e->host.logits_cap, batch->out_count * (size_t)e->model->vocab, err) &&
+         mm_engine_resolve(e, batch, err) && mm_engine_run_step(e, batch, e->host.logits, false, err);
 }
 
 bool mm_engine_forward(mm_engine *e, const mm_batch *given, mm_err *err) {
   mm_batch batch = *given;
   batch.sampling = NULL;
-  if (e->device_chooses && !e->config.ops->keep)
+  if (e->device_chooses && !e->config.ops->sampler.keep)
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found logits that wait for their choice; device %s chooses at once",
                    e->config.ops->name);
-  e->row_count = 0;
+  e->unsampled.count = 0;
   if (!mm_engine_prepare(e, &batch, err)) return false;
   const bool done = run_pass(e, &batch, err);
   mm_engine_keep(e, &batch, done);
@@ -59,13 +54,13 @@ static int32_t choose_row(mm_engine *e, const mm_sampling *set, const choice_row
     if (e->never[v]) logits[v] = -INFINITY;
   float *own = logits;
   if (set->logprobs) { /* of what the model said; the adjusted copy lies behind all rows */
-    own = e->choice_logits + (size_t)e->row_count * e->model->vocab;
+    own = e->host.logits + (size_t)e->unsampled.count * e->model->vocab;
     memcpy(own, logits, e->model->vocab * sizeof *own);
   }
   const bool held = row->slot >= 0;
-  mm_sample_adjust(e->sampler, set, held ? mm_engine_history(e, (uint32_t)row->slot) : NULL, held ? row->pos + 1 : 0, own);
-  const int32_t id = mm_sample(e->sampler, set, row->pos + UINT64_C(1), own);
-  if (set->logprobs) mm_sample_logprobs(e->sampler, set, id, logits);
+  mm_sample_adjust(e->host.sampler, set, held ? mm_engine_history(e, (uint32_t)row->slot) : NULL, held ? row->pos + 1 : 0, own);
+  const int32_t id = mm_sample(e->host.sampler, set, row->pos + UINT64_C(1), own);
+  if (set->logprobs) mm_sample_logprobs(e->host.sampler, set, id, logits);
   if (!held || row->pos + 1 != e->slot[row->slot].held) return id;
   e->slot[row->slot].chose = true;
   e->slot[row->slot].chosen = id < 0 ? 0 : id;
@@ -74,11 +69,11 @@ static int32_t choose_row(mm_engine *e, const mm_sampling *set, const choice_row
 
 /* Checks that the settings of every row are in range and supported by the device. */
 static bool check_sampling(const mm_engine *e, const mm_sampling *sampling, uint32_t n, mm_err *err) {
-  if (e->queued - e->collected == MM_QUEUE)
+  if (e->queue.queued - e->queue.collected == MM_QUEUE)
     return mm_engine_refuse(err, "batches queued before batch", e->batches, MM_QUEUE, "less than", MM_QUEUE);
   for (uint32_t i = 0; i < n; i++) {
     if (!mm_sampling_check(&sampling[i], e->model->vocab, err)) return false;
-    const uint32_t lacks = e->device_chooses ? mm_sampling_asks(&sampling[i]) & ~e->config.ops->samples : 0;
+    const uint32_t lacks = e->device_chooses ? mm_sampling_asks(&sampling[i]) & ~e->config.ops->sampler.samples : 0;
     if (lacks)
       return mm_fail(err, MM_UNSUPPORTED, "E_SAMPLING", mm_at(NULL, NULL), "found %s for row %u; device %s has none",
                      mm_sampling_word(lacks), i, e->config.ops->name);
@@ -87,42 +82,42 @@ static bool check_sampling(const mm_engine *e, const mm_sampling *sampling, uint
 }
 
 static void note_queued(mm_engine *e, uint32_t outs) {
-  const uint32_t at = (uint32_t)(e->queued++ % MM_QUEUE);
-  e->outstanding[at] = outs, e->pass_of[at] = e->passes;
+  const uint32_t at = (uint32_t)(e->queue.queued++ % MM_QUEUE);
+  e->queue.outstanding[at] = outs, e->queue.pass_of[at] = e->queue.passes;
 }
 
 /* The device chooses from what it kept; the slots whose last rows those are can go on with it. */
 static bool choose_there(mm_engine *e, const mm_sampling *sampling, mm_err *err) {
-  e->sampling = sampling;
-  if (!mm_engine_run_task(e, CHOOSE, err)) {
-    e->row_count = 0; /* the device keeps them no longer */
+  if (!mm_engine_run_task(e, &(task){.kind = CHOOSE, .choose = {sampling, e->unsampled.count}}, err)) {
+    e->unsampled.count = 0; /* the device keeps them no longer */
     return false;
   }
-  for (uint32_t i = 0; i < e->row_count; i++) {
-    const choice_row *row = &e->row[i];
+  for (uint32_t i = 0; i < e->unsampled.count; i++) {
+    const choice_row *row = &e->unsampled.row[i];
     if (row->slot >= 0 && row->pos + 1 == e->slot[row->slot].held) e->slot[row->slot].chose = true;
   }
-  note_queued(e, e->row_count);
-  e->row_count = 0;
+  note_queued(e, e->unsampled.count);
+  e->unsampled.count = 0;
   return true;
 }
 
 bool mm_engine_choose(mm_engine *e, const mm_sampling *sampling, mm_err *err) {
-  if (!check_sampling(e, sampling, e->row_count, err)) return false;
+  if (!check_sampling(e, sampling, e->unsampled.count, err)) return false;
   if (e->device_chooses) return choose_there(e, sampling, err);
-  const uint32_t at = (uint32_t)(e->queued % MM_QUEUE), n = e->row_count;
-  choices *to = &e->choices[at];
+  const uint32_t at = (uint32_t)(e->queue.queued % MM_QUEUE), n = e->unsampled.count;
+  choices *to = &e->host.choices[at];
   const size_t vocab = e->model->vocab;
-  if (!MM_GROW(to->id, &to->cap, n, err) || !MM_GROW(e->choice_logits, &e->choice_logits_cap, (n + (size_t)1) * vocab, err)) return false;
-  for (uint32_t i = 0; i < n; i++) to->id[i] = choose_row(e, &sampling[i], &e->row[i], e->choice_logits + i * vocab);
-  e->row_count = 0;
-  e->outstanding[at] = n;
-  e->queued++;
+  if (!MM_GROW(to->id, &to->cap, n, err) || !MM_GROW(e->host.logits, &e->host.logits_cap, (n + (size_t)1) * vocab, err)) return false;
+  for (uint32_t i = 0; i < n; i++) to->id[i] = choose_row(e, &sampling[i], &e->unsampled.row[i], e->host.logits + i * vocab);
+  e->unsampled.count = 0;
+  e->queue.outstanding[at] = n;
+  e->queue.queued++;
   return true;
 }
 
-uint32_t mm_engine_samples(const mm_engine *e) { return e->device_chooses ? e->config.ops->samples : UINT32_MAX; }
+uint32_t mm_engine_samples(const mm_engine *e) { return e->device_chooses ? e->config.ops->sampler.samples : UINT32_MAX; }
 bool mm_engine_queues(const mm_engine *e) { return e->device_chooses; }
+bool mm_engine_defers(const mm_engine *e) { return e->device_chooses && e->config.ops->sampler.keep; }
 
 bool mm_engine_queue(mm_engine *e, const mm_batch *given, mm_err *err) {
   static const mm_sampling none;
@@ -135,9 +130,9 @@ bool mm_engine_queue(mm_engine *e, const mm_batch *given, mm_err *err) {
     mm_engine_keep(e, given, false);
     return false;
   }
-  e->row_count = 0;
+  e->unsampled.count = 0;
   if (!mm_engine_prepare(e, &batch, err)) return false;
-  const bool done = mm_engine_run_step(e, &batch, NULL, err);
+  const bool done = mm_engine_run_step(e, &batch, NULL, false, err);
   mm_engine_keep(e, &batch, done);
   if (done) note_queued(e, batch.out_count);
   return done;
@@ -155,9 +150,9 @@ static double score_of(const mm_engine *e, const float *logits, int32_t target) 
 /* A device that keeps no logits has given them all: they are reduced here. */
 static bool score_here(mm_engine *e, const mm_batch *batch, const int32_t *target, double *score, mm_err *err) {
   const size_t vocab = e->model->vocab;
-  if (!MM_GROW(e->choice_logits, &e->choice_logits_cap, batch->out_count * vocab, err) || !mm_engine_step(e, batch, e->choice_logits, err))
+  if (!MM_GROW(e->host.logits, &e->host.logits_cap, batch->out_count * vocab, err) || !mm_engine_step(e, batch, e->host.logits, err))
     return false;
-  for (uint32_t i = 0; i < batch->out_count; i++) score[i] = score_of(e, e->choice_logits + i * vocab, target[i]);
+  for (uint32_t i = 0; i < batch->out_count; i++) score[i] = score_of(e, e->host.logits + i * vocab, target[i]);
   return true;
 }
 
@@ -165,31 +160,30 @@ bool mm_engine_score(mm_engine *e, const mm_batch *batch, const int32_t *target,
   for (uint32_t i = 0; i < batch->out_count; i++)
     if (target[i] < 0 || (uint32_t)target[i] >= e->model->vocab)
       return mm_engine_refuse(err, "target of output row", i, target[i], "less than", e->model->vocab);
-  if (!e->device_chooses || !e->config.ops->score) return score_here(e, batch, target, score, err);
+  if (!e->device_chooses || !e->config.ops->sampler.score) return score_here(e, batch, target, score, err);
   if (!mm_engine_forward(e, batch, err)) return false;
-  e->row_count = 0;
+  e->unsampled.count = 0;
   if (!MM_GROW(e->score, &e->score_cap, batch->out_count, err)) return false; /* a rank that does not come back may still write there */
-  e->target = target;
-  if (!mm_engine_run_task(e, SCORE, err)) return false;
+  if (!mm_engine_run_task(e, &(task){.kind = SCORE, .score = {target, e->score}}, err)) return false;
   if (!batch->out_count) return true; /* nor has anyone waited */
   memcpy(score, e->score, batch->out_count * sizeof *score);
-  e->proven = e->passes;
+  e->queue.proven = e->queue.passes;
   return true;
 }
 
 bool mm_engine_collect(mm_engine *e, int32_t *id, mm_err *err) {
-  if (e->collected == e->queued) return mm_engine_refuse(err, "collected after batch", e->batches, 0, "batches queued, at most", MM_QUEUE);
-  uint32_t at = (uint32_t)(e->collected++ % MM_QUEUE);
+  if (e->queue.collected == e->queue.queued)
+    return mm_engine_refuse(err, "collected after batch", e->batches, 0, "batches queued, at most", MM_QUEUE);
+  uint32_t at = (uint32_t)(e->queue.collected++ % MM_QUEUE);
   if (!e->device_chooses) {
-    if (e->outstanding[at]) memcpy(id, e->choices[at].id, e->outstanding[at] * sizeof *id);
+    if (e->queue.outstanding[at]) memcpy(id, e->host.choices[at].id, e->queue.outstanding[at] * sizeof *id);
     return true;
   }
-  e->id = id;
-  if (mm_engine_run_task(e, COLLECT, err)) {
-    e->proven = mm_max(e->proven, e->pass_of[at]);
+  if (mm_engine_run_task(e, &(task){.kind = COLLECT, .collected = id}, err)) {
+    e->queue.proven = mm_max(e->queue.proven, e->queue.pass_of[at]);
     return true;
   }
-  e->collected = e->queued;
+  e->queue.collected = e->queue.queued;
   mm_engine_lose(e, err);
   return false;
 }
@@ -206,9 +200,9 @@ static bool warm_steps(mm_engine *e, const mm_batch *batch, mm_sampling *set, in
     for (int i = 0; i < WARM; i++)
       if (!mm_engine_queue(e, &b, err) || !mm_engine_collect(e, chosen, err)) return false;
   }
-  for (int i = 0; (!e->device_chooses || e->config.ops->keep) && i < WARM; i++)
+  for (int i = 0; (!e->device_chooses || e->config.ops->sampler.keep) && i < WARM; i++)
     if (!mm_engine_forward(e, &b, err)) return false;
-  e->row_count = 0;
+  e->unsampled.count = 0;
   return true;
 }
 
@@ -229,13 +223,13 @@ static bool warm_rows(mm_engine *e, uint32_t rows, mm_err *err) {
 }
 
 bool mm_engine_warm(mm_engine *e, const uint32_t *rows, uint32_t n, mm_err *err) {
-  if (e->queued > e->collected)
-    return mm_engine_refuse(err, "warming after batch", e->batches, (int64_t)(e->queued - e->collected), "batches left to collect, at most",
-                            0);
+  if (e->queue.queued > e->queue.collected)
+    return mm_engine_refuse(err, "warming after batch", e->batches, (int64_t)(e->queue.queued - e->queue.collected),
+                            "batches left to collect, at most", 0);
   for (uint32_t i = 0; i < n; i++) {
     if (rows[i] == 0 || rows[i] > e->config.limits.max_tokens)
       return mm_engine_refuse(err, "rows to warm", i, rows[i], "1 …", e->config.limits.max_tokens);
-    if (e->config.ops->choose && !warm_rows(e, rows[i], err)) return false;
+    if (e->config.ops->sampler.choose && !warm_rows(e, rows[i], err)) return false;
   }
   return true;
 }

@@ -70,14 +70,14 @@ static bool reserve_pages(mm_engine *e, mm_batch *batch, mm_err *err) {
 
 bool mm_engine_prepare(mm_engine *e, mm_batch *batch, mm_err *err) {
   batch->paging = NULL;
-  if (e->collected < e->lost) return mm_fail_as(err, &e->loss);
+  if (e->queue.collected < e->queue.lost) return mm_fail_as(err, &e->queue.loss);
   return mm_engine_all_back(e, err) && check_batch(e, batch, err) && (!e->pages || reserve_pages(e, batch, err));
 }
 
 /* ---- slots ---- */
 
 void mm_engine_remember(mm_engine *e, const mm_batch *batch) {
-  for (uint32_t i = 0; e->history && i < batch->span_count; i++) {
+  for (uint32_t i = 0; e->host.history && i < batch->span_count; i++) {
     const mm_span *s = &batch->span[i];
     if (s->slot >= 0) memcpy(mm_engine_history(e, (uint32_t)s->slot) + s->pos, batch->id + s->first, s->count * sizeof *batch->id);
   }
@@ -93,10 +93,10 @@ void mm_engine_drop(mm_engine *e, uint32_t slot) {
 void mm_engine_lose(mm_engine *e, const mm_err *why) {
   for (uint32_t i = 0; i < e->config.limits.slots; i++) mm_engine_drop(e, i);
   e->stepped = false;
-  e->row_count = 0;
-  e->proven = e->passes;
-  e->loss = *why;
-  e->lost = e->queued;
+  e->unsampled.count = 0;
+  e->queue.proven = e->queue.passes;
+  e->queue.loss = *why;
+  e->queue.lost = e->queue.queued;
 }
 
 mm_pages *mm_engine_pages(mm_engine *e) { return e->pages; }
@@ -111,17 +111,17 @@ static bool check_slots(mm_engine *e, const uint32_t *slot, uint32_t n, mm_err *
   if (!mm_engine_all_back(e, err)) return false;
   for (uint32_t i = 0; i < n; i++)
     if (slot[i] >= e->config.limits.slots) return mm_engine_refuse(err, "slot", i, slot[i], "less than", e->config.limits.slots);
-  if (e->pages && (!has_states(e) || e->config.ops->state_copy)) return true;
+  if (e->pages && (!has_states(e) || e->config.ops->cache.copy)) return true;
   return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found slots that share pages; device %s gives each slot its own",
                  e->config.ops->name);
 }
 
 /* Refuses an operation on a slot whose last row is still to be sampled. */
 static bool check_unchosen(const mm_engine *e, uint32_t slot, mm_err *err) {
-  for (uint32_t i = 0; i < e->row_count; i++)
-    if (e->row[i].slot == (int32_t)slot)
+  for (uint32_t i = 0; i < e->unsampled.count; i++)
+    if (e->unsampled.row[i].slot == (int32_t)slot)
       return mm_engine_refuse(err, "slot to be given what another holds", slot, i, "none of the rows that wait for their choice, of",
-                              e->row_count);
+                              e->unsampled.count);
   return true;
 }
 
@@ -132,13 +132,11 @@ bool mm_engine_fork(mm_engine *e, uint32_t from, const uint32_t *to, uint32_t n,
   const slot_state *source = &e->slot[from];
   for (uint32_t i = 0; i < n; i++) {
     if (to[i] == from) continue;
-    e->state_to = to[i];
-    e->state_from = from;
-    if (has_states(e) && !mm_engine_run_task(e, STATE_COPY, err)) {
+    if (has_states(e) && !mm_engine_run_task(e, &(task){.kind = STATE_COPY, .state = {.to = to[i], .from = from}}, err)) {
       mm_engine_drop(e, to[i]);
       return false;
     }
-    if (e->history) memcpy(mm_engine_history(e, to[i]), mm_engine_history(e, from), source->held * sizeof *e->history);
+    if (e->host.history) memcpy(mm_engine_history(e, to[i]), mm_engine_history(e, from), source->held * sizeof *e->host.history);
     mm_pages_map(e->pages, to[i], mm_pages_table(e->pages) + (size_t)from * e->paging.per_slot, mm_pages_held(e->pages, from));
     e->slot[to[i]] =
         (slot_state){.held = source->held, .last_batch = e->slot[to[i]].last_batch, .chose = source->chose, .chosen = source->chosen};
@@ -149,9 +147,7 @@ bool mm_engine_fork(mm_engine *e, uint32_t from, const uint32_t *to, uint32_t n,
 bool mm_engine_save(mm_engine *e, uint32_t slot, void *state, mm_err *err) {
   if (!check_slots(e, &slot, 1, err)) return false;
   if (!e->slot[slot].held) return mm_engine_refuse(err, "tokens in slot", slot, 0, "at least", 1);
-  e->state_from = slot;
-  e->state = state;
-  return !e->lightning || mm_engine_run_task(e, STATE_SAVE, err);
+  return !e->lightning || mm_engine_run_task(e, &(task){.kind = STATE_SAVE, .state = {.from = slot, .saved = state}}, err);
 }
 
 bool mm_engine_resume(mm_engine *e, uint32_t slot, const uint32_t *page, const int32_t *id, uint32_t tokens, const void *state,
@@ -168,15 +164,11 @@ bool mm_engine_resume(mm_engine *e, uint32_t slot, const uint32_t *page, const i
     if (id[i] < 0 || (uint32_t)id[i] >= e->model->vocab)
       return mm_engine_refuse(err, "id of token", i, id[i], "less than", e->model->vocab);
   mm_pages_map(e->pages, slot, page, count);
-  for (uint32_t i = 0; e->history && i < tokens; i++) mm_engine_history(e, slot)[i] = id ? id[i] : -1;
+  for (uint32_t i = 0; e->host.history && i < tokens; i++) mm_engine_history(e, slot)[i] = id ? id[i] : -1;
   e->slot[slot] = (slot_state){.held = tokens, .last_batch = e->slot[slot].last_batch};
-  e->state_to = slot;
-  e->saved = state;
   if (!tokens) return true;
-  e->ids = id;
-  e->id_count = tokens;
-  const bool loaded =
-      (!e->lightning || mm_engine_run_task(e, STATE_LOAD, err)) && (!e->device_chooses || mm_engine_run_task(e, IDS_LOAD, err));
+  const task states = {.kind = STATE_LOAD, .state = {.to = slot, .given = state}}, ids = {.kind = IDS_LOAD, .ids = {slot, tokens, id}};
+  const bool loaded = (!e->lightning || mm_engine_run_task(e, &states, err)) && (!e->device_chooses || mm_engine_run_task(e, &ids, err));
   if (!loaded) mm_engine_drop(e, slot);
   return loaded;
 }

@@ -111,7 +111,7 @@ bool mm_forward_step(mm_forward *f, const mm_batch *given, float *logits, mm_err
   ops->norm(b, s.n, s.h, &w->layer[w->layer_first].input_norm, m->norm_eps);
   for (uint32_t l = w->layer_first; l < w->layer_end; l++) {
     const mm_layer_weights *layer = &w->layer[l];
-    if (ops->layer) ops->layer(b, l);
+    if (ops->weights.layer) ops->weights.layer(b, l);
     attention(f, s.n, l);
     combine(f, &s, m->attn[l] == MM_ATTN_LIGHTNING ? m->deepnorm_lightning : m->deepnorm_full, &layer->post_norm);
     feed_forward(f, s.n, l);
@@ -121,6 +121,6 @@ bool mm_forward_step(mm_forward *f, const mm_batch *given, float *logits, mm_err
   }
   mm_draft_context(&f->draft, f);
   last ? ops->logits(b, s.n, &w->head) : ops->send(b, s.h);
-  if (batch.sampling) return ops->choose(b, err);
-  return f->deferred_sampling ? ops->keep(b, err) : ops->end(b, last ? logits : NULL, err);
+  if (batch.sampling) return ops->sampler.choose(b, err);
+  return f->deferred_sampling ? ops->sampler.keep(b, err) : ops->end(b, last ? logits : NULL, err);
 }

@@ -1,6 +1,6 @@
 /* Weights that stay on a device while processes that compute with them come and go. A holder (minimax-hold) listens on a Unix socket; a
  * process of the same user asks there for a key and receives the location of the memory. The backend derives the key from checkpoint, rank,
- * layout and device (mm_ops.hold): another one of any of these is another key.
+ * layout and device (mm_ops.weights.hold): another one of any of these is another key.
  *
  * On the socket: the reader sends mm_hold_ask, the holder answers with mm_hold_answer, and the reader keeps the connection as long as it
  * uses the memory. Both are of one machine, so numbers are as the machine has them. */

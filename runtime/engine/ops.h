@@ -46,7 +46,7 @@ typedef struct mm_batch {
   const uint32_t *out; /* [out_count], ascending */
   /* [out_count]: how to choose the token after each output row (the draw is the one of that token's position), or NULL: no choice */
   const mm_sampling *sampling;
-  /* Set by the engine for backends that read it (mm_ops.pages). NULL: page i of slot s is number s·ceil(max_positions/MM_PAGE) + i. */
+  /* Set by the engine for backends that read it (mm_ops.cache). NULL: page i of slot s is number s·ceil(max_positions/MM_PAGE) + i. */
   const mm_paging *paging;
 } mm_batch;
 
@@ -80,30 +80,35 @@ typedef struct mm_rank_place {
   uint32_t device;       /* number of its accelerator on this machine */
 } mm_rank_place;
 
+/* How a run computes, the same in every rank; engine, backends and further processes take it whole. */
+typedef struct mm_run_options {
+  unsigned threads;     /* CPU threads per rank, ≥ 1; no other rank needs as many */
+  bool act_quant;       /* the inputs of linears are rounded as their schemes say (mm_scheme.act); else weights alone are quantised */
+  bool eager;           /* never replay a recorded step: for debuggers, and to look between ops */
+  bool kv_fp8;          /* caches of full attention in e4m3, a scale for each token and head; MM_UNSUPPORTED where there are none */
+  bool kv_bf16;         /* caches of full attention in bf16, where f32 is the backend's own type; MM_UNSUPPORTED where there are none */
+  bool input_bf16;      /* inputs of linears but the router and the head are rounded to bf16, where f32 is the backend's own type and the
+                         * scheme does not round them otherwise */
+  bool pin;             /* each thread stays on a CPU of its own: those of this process in the order of ranks (mm_ops.pins) */
+  bool batch_invariant; /* a row's bits must not depend on the other rows of the step; for backends with batch_invariant_on_request */
+} mm_run_options;
+
 typedef struct mm_backend_config {
   const mm_model *model;
   const mm_rank_weights *weights;
   mm_limits limits;
   mm_comm *comm;
   mm_rank_place place;
-  unsigned threads; /* a hint for CPU backends */
-  bool act_quant;   /* the inputs of linears are rounded as their schemes say (mm_scheme.act); else weights alone are quantised */
+  mm_run_options options;
   struct mm_calibration *calibration; /* NULL, or what the inputs of linears are added to (calibration.h) */
   const bool *never;                  /* [vocab]: ids that are not to be chosen */
-  bool eager;                         /* never replay a recorded step: for debuggers, and to look between ops */
-  bool kv_fp8;             /* caches of full attention in e4m3, a scale for each token and head; MM_UNSUPPORTED where there are none */
-  const uint32_t *tap;     /* [taps] layers whose output the forward pass keeps (mm_forward); need not outlive open */
-  uint32_t taps;           /* ≤ MM_TAPS */
-  bool kv_bf16;            /* caches of full attention in bf16, where f32 is the backend's own type; MM_UNSUPPORTED where there are none */
-  bool input_bf16;         /* inputs of linears but the router and the head are rounded to bf16, where f32 is the backend's own type and the
-                            * scheme does not round them otherwise */
-  bool pin;                /* each thread stays on a CPU of its own: those of this process in the order of ranks (mm_ops.pins) */
-  bool batch_invariant;    /* a row's bits must not depend on the other rows of the step; for backends with batch_invariant_on_request */
-  const mm_dflash *draft;  /* NULL, or the draft whose cells are stored next to the pages' (draft_forward.h); until close */
-  const mm_shards *verify; /* digests to check the weights' files against as they are read (mm_ops.loads), or NULL */
-  mm_read_log *log;        /* what is read to load them goes there, or NULL */
-  mm_digest checkpoint;    /* mm_pack.seal, where weights are held or attached to */
-  const char *attach;      /* the socket of who holds the weights (mm_ops.hold), so that none are read; or NULL */
+  const mm_dflash *draft;             /* NULL, or the draft whose cells are stored next to the pages' (draft_forward.h); until close */
+  const uint32_t *tap;                /* [taps] layers whose output the forward pass keeps (mm_forward); need not outlive open */
+  uint32_t taps;                      /* ≤ MM_TAPS */
+  const mm_shards *verify;            /* digests to check the weights' files against as they are read (mm_ops.weights), or NULL */
+  mm_read_log *log;                   /* what is read to load them goes there, or NULL */
+  mm_digest checkpoint;               /* mm_pack.seal, where weights are held or attached to */
+  const char *attach;                 /* the socket of who holds the weights (mm_ops.weights), so that none are read; or NULL */
 } mm_backend_config;
 
 #define MM_TAPS 8
@@ -113,6 +118,64 @@ typedef struct mm_memory_facts {
   uint64_t total, free; /* bytes */
   mm_digest device;     /* the same for ranks that share it, in whichever process */
 } mm_memory_facts;
+
+/* Sampling on the device. All NULL in a backend that leaves choices to the engine, which then gives no sampling and no MM_ID_CHOSEN. */
+typedef struct mm_sampler_ops {
+  /* In place of end: chooses a token for each output row from the logits of all ranks, the same one on each, keeps it for its slot, and
+   * returns without waiting. */
+  bool (*choose)(mm_backend *b, mm_err *err);
+  /* choose in two, or both NULL: keep ends the step with its logits where they are, until the next begin; choose_kept chooses from them,
+   * sampling[count], of all rows or, whatever was kept, of none. Where that fails, nothing is queued. */
+  bool (*keep)(mm_backend *b, mm_err *err);
+  bool (*choose_kept)(mm_backend *b, const mm_sampling *sampling, uint32_t count, mm_err *err);
+  /* Waits for the oldest step so ended; id[out_count] of it, -1 where no logit was a number; NULL: the ids are not wanted
+   * here, but by another rank. Any failure since its begin. */
+  bool (*collect)(mm_backend *b, int32_t *id, mm_err *err);
+  /* Sets the ids of the slot's tokens to id[count], for penalties; NULL: unknown ids. */
+  bool (*load_ids)(mm_backend *b, uint32_t slot, const int32_t *id, uint32_t count, mm_err *err);
+  /* Scores the rows of keep instead of sampling them: score[out_count] = -ln of the probability of id target[out_count], in f64; ids that
+   * are not to be chosen have none. Waits. May be NULL. */
+  bool (*score)(mm_backend *b, const int32_t *target, double *score, mm_err *err);
+  uint32_t samples; /* MM_SAMPLES_…: settings that choose supports besides temperature, top_p, top_k and seed */
+} mm_sampler_ops;
+
+/* Slots that share pages and states. */
+typedef struct mm_cache_ops {
+  bool pages; /* reads mm_batch.paging. Otherwise every slot has pages of its own, and nothing is shared */
+  /* Lightning states of one slot, all layers of this rank together: bytes of them, the same for every slot, 0 without such layers. They are
+   * those after the last step; copies, saves and loads take their place in the order of steps. Host memory; save waits. A backend that
+   * chooses also has there the ids that the slot holds, and the one chosen last. All NULL where nothing is shared. */
+  uint64_t (*bytes)(mm_backend *b);
+  bool (*copy)(mm_backend *b, uint32_t to, uint32_t from, mm_err *err);
+  bool (*save)(mm_backend *b, uint32_t slot, void *state, mm_err *err);
+  bool (*load)(mm_backend *b, uint32_t slot, const void *state, mm_err *err);
+} mm_cache_ops;
+
+/* Weights that arrive while steps run, or stay on the device for other processes; each may be NULL. */
+typedef struct mm_weights_ops {
+  bool loads; /* reads the weights' files itself, past their mappings: checks mm_backend_config.verify, fills its log */
+  /* Called before the ops of layer l: a backend whose weights are still arriving waits here, in its own order, for that layer's, and in
+   * experts for those of the experts that were chosen. The calls may wait too, until they know what to wait for. A load that fails ends the
+   * step with its error, and every later one; a step that was done before needed nothing of what failed. */
+  void (*layer)(mm_backend *b, uint32_t l);
+  /* Waits until all weights are there and found good, as a load that goes on after open. */
+  bool (*finish_load)(mm_backend *b, mm_err *err);
+  /* Weights that stay on the device for other processes: loads a rank's as open would, of which it reads model, weights, place, verify, log
+   * and checkpoint, and waits until all are there and found good. *held says where an open with `attach` finds them until release. */
+  bool (*hold)(const mm_backend_config *c, mm_held *held, void **memory, mm_err *err);
+  void (*release)(void *memory);
+} mm_weights_ops;
+
+/* A draft next to the target (mm_backend_config.draft; d = its head_dim). */
+typedef struct mm_draft_ops {
+  /* y[T, Σ width] = the columns of x[0], x[1], … */
+  void (*concat)(mm_backend *b, mm_act y, const mm_act *x, uint32_t count);
+  /* kv[T, 2·kv_heads·d], clobbered: keys and values of the step's rows, into the draft's cells of their positions: k after the norm of
+   * each head and RoPE over all of d. Layer 0 comes first in a step. */
+  void (*store)(mm_backend *b, uint32_t layer, mm_act kv, const mm_packed *k_norm);
+  /* Attention of the rows of each span over the cells before its pos and over one another. qkv is clobbered; o[T, heads·d]. */
+  void (*attend)(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm);
+} mm_draft_ops;
 
 typedef struct mm_ops {
   const char *name; /* the --device word */
@@ -153,18 +216,6 @@ typedef struct mm_ops {
    * out may be NULL when out_count is 0. */
   bool (*end)(mm_backend *b, float *out, mm_err *err);
 
-  /* Both NULL in a backend that leaves choices to the engine, which then gives no sampling and no MM_ID_CHOSEN.
-   * In place of end: chooses a token for each output row from the logits of all ranks, the same one on each, keeps it for its slot, and
-   * returns without waiting. */
-  bool (*choose)(mm_backend *b, mm_err *err);
-  /* choose in two, or both NULL: keep ends the step with its logits where they are, until the next begin; choose_kept chooses from them,
-   * sampling[count], of all rows or, whatever was kept, of none. Where that fails, nothing is queued. */
-  bool (*keep)(mm_backend *b, mm_err *err);
-  bool (*choose_kept)(mm_backend *b, const mm_sampling *sampling, uint32_t count, mm_err *err);
-  /* Waits for the oldest step so ended; id[out_count] of it, -1 where no logit was a number; NULL: the ids are not wanted
-   * here, but by another rank. Any failure since its begin. */
-  bool (*collect)(mm_backend *b, int32_t *id, mm_err *err);
-
   /* Rows [0, rows) of an act as f32, out[rows, width] (host): what the last step left there, which is waited for. */
   bool (*read)(mm_backend *b, mm_act a, uint32_t rows, float *out, mm_err *err);
   /* load[layers, experts] (host): how many rows each expert was chosen for since open, by the steps so far, which are waited for. */
@@ -174,6 +225,9 @@ typedef struct mm_ops {
   bool (*copy_rate)(double *rate, mm_err *err);
 
   bool act_quant; /* can round inputs */
+  mm_sampler_ops sampler;
+  mm_cache_ops cache;
+  mm_weights_ops weights;
 
   /* The rest may be NULL, 0 or false. */
   /* Both NULL in a backend that runs no extended models (mm_model_extended), which are refused before it is opened.
@@ -184,28 +238,9 @@ typedef struct mm_ops {
   void (*select)(mm_backend *b, uint32_t layer, mm_act q, mm_act k, const mm_packed *q_norm, const mm_packed *k_norm);
   /* y = w2(act(w1 x, w3 x)) of a dense MLP, or with `add` y += that: this rank's partial sum. */
   void (*mlp)(mm_backend *b, mm_act y, mm_act x, const mm_packed *up, const mm_packed *down, bool add);
-  /* All NULL in a backend that runs no drafts (mm_backend_config.draft; d = its head_dim).
-   * y[T, Σ width] = the columns of x[0], x[1], … */
-  void (*concat)(mm_backend *b, mm_act y, const mm_act *x, uint32_t count);
-  /* kv[T, 2·kv_heads·d], clobbered: keys and values of the step's rows, into the draft's cells of their positions: k after the norm of
-   * each head and RoPE over all of d. Layer 0 comes first in a step. */
-  void (*draft_store)(mm_backend *b, uint32_t layer, mm_act kv, const mm_packed *k_norm);
-  /* Attention of the rows of each span over the cells before its pos and over one another. qkv is clobbered; o[T, heads·d]. */
-  void (*draft_attend)(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm);
-  /* Called before the ops of layer l: a backend whose weights are still arriving waits here, in its own order, for that layer's, and in
-   * experts for those of the experts that were chosen. The calls may wait too, until they know what to wait for. A load that fails ends the
-   * step with its error, and every later one; a step that was done before needed nothing of what failed. */
-  void (*layer)(mm_backend *b, uint32_t l);
-  /* Weights that stay on the device for other processes: loads a rank's as open would, of which it reads model, weights, place, verify, log
-   * and checkpoint, and waits until all are there and found good. *held says where an open with `attach` finds them until release. */
-  bool (*hold)(const mm_backend_config *c, mm_held *held, void **memory, mm_err *err);
-  void (*release)(void *memory);
-  /* Waits until all weights are there and found good, as a load that goes on after open. */
-  bool (*finish_load)(mm_backend *b, mm_err *err);
-  bool loads;       /* reads the weights' files itself, past their mappings: checks mm_backend_config.verify, fills its log */
-  uint32_t samples; /* MM_SAMPLES_…: settings that choose supports besides temperature, top_p, top_k and seed */
-  bool pins;        /* as mm_backend_config.pin asks */
-  bool calibration; /* adds to mm_backend_config.calibration: at each product, or, where calibrate is not NULL, when that is called */
+  mm_draft_ops draft; /* all NULL in a backend that runs no drafts */
+  bool pins;          /* as mm_run_options.pin asks */
+  bool calibration;   /* adds to mm_backend_config.calibration: at each product, or, where calibrate is not NULL, when that is called */
   bool (*calibrate)(mm_backend *b, mm_err *err); /* adds what came together since the last call; between steps. NULL: at each product */
   /* The rows of x to the next pipeline stage, and from the one before; both NULL in a backend without stages. */
   void (*send)(mm_backend *b, mm_act x);
@@ -213,20 +248,7 @@ typedef struct mm_ops {
   bool experts_cut;                /* runs shards that hold some of the experts (--ep) */
   bool across;                     /* ranks of a stage may be of several processes */
   bool batch_invariant;            /* a row's bits depend on the tokens before it alone: not on cuts, other rows or slots */
-  bool batch_invariant_on_request; /* batch_invariant holds if mm_backend_config.batch_invariant is set; steps take longer then */
-  bool pages;                      /* reads mm_batch.paging. Otherwise every slot has pages of its own, and nothing is shared */
-  /* Lightning states of one slot, all layers of this rank together: state_bytes of them, the same for every slot, 0 without such layers.
-   * They are those after the last step; copies, saves and loads take their place in the order of steps. Host memory; save waits. */
-  uint64_t (*state_bytes)(mm_backend *b);
-  /* A backend that chooses also has there the ids that the slot holds, and the one chosen last. */
-  bool (*state_copy)(mm_backend *b, uint32_t to, uint32_t from, mm_err *err);
-  bool (*state_save)(mm_backend *b, uint32_t slot, void *state, mm_err *err);
-  bool (*state_load)(mm_backend *b, uint32_t slot, const void *state, mm_err *err);
-  /* For backends that sample: sets the ids of the slot's tokens to id[count], for penalties; NULL: unknown ids. */
-  bool (*ids_load)(mm_backend *b, uint32_t slot, const int32_t *id, uint32_t count, mm_err *err);
-  /* Scores the rows of keep instead of sampling them: score[out_count] = -ln of the probability of id target[out_count], in f64; ids that
-   * are not to be chosen have none. Waits. */
-  bool (*score)(mm_backend *b, const int32_t *target, double *score, mm_err *err);
+  bool batch_invariant_on_request; /* batch_invariant holds if mm_run_options.batch_invariant is set; steps take longer then */
   /* The memory of the device that an open with this config uses, before that takes any or reads a weight. It reads model, weights and place
    * of the config. NULL: caches are as large as the limits say. */
   bool (*memory)(const mm_backend_config *c, mm_memory_facts *out, mm_err *err);

@@ -9,9 +9,10 @@ bool mm_step_open(mm_scheduler *s, mm_err *err) {
   const size_t rows = s->c.step_tokens;
   for (uint32_t i = 0; i < MM_QUEUE; i++)
     if (!(s->step[i].choice = mm_calloc(2 * (size_t)s->slots, sizeof(choice), err))) return false;
-  return (s->id = mm_calloc(rows, sizeof *s->id, err)) && (s->span = mm_calloc(s->slots, sizeof *s->span, err)) &&
-         (s->out = mm_calloc(rows, sizeof *s->out, err)) && (s->sampling = mm_calloc(rows, sizeof *s->sampling, err)) &&
-         (s->bias = mm_calloc(rows, sizeof *s->bias, err)) && (s->chosen = mm_calloc(rows, sizeof *s->chosen, err)) &&
+  return (s->build.id = mm_calloc(rows, sizeof *s->build.id, err)) && (s->build.span = mm_calloc(s->slots, sizeof *s->build.span, err)) &&
+         (s->build.out = mm_calloc(rows, sizeof *s->build.out, err)) &&
+         (s->build.sampling = mm_calloc(rows, sizeof *s->build.sampling, err)) &&
+         (s->build.bias = mm_calloc(rows, sizeof *s->build.bias, err)) && (s->chosen = mm_calloc(rows, sizeof *s->chosen, err)) &&
          (s->order = mm_calloc(s->slots, sizeof(job *), err));
 }
 
@@ -20,7 +21,7 @@ void mm_step_close(mm_scheduler *s) {
     free(s->step[i].choice);
     free(s->step[i].logprob);
   }
-  MM_FREE(s->id, s->span, s->out, s->sampling, s->bias, s->chosen, s->order);
+  MM_FREE(s->build.id, s->build.span, s->build.out, s->build.sampling, s->build.bias, s->chosen, s->order);
 }
 
 /* ---- how many rows each gets ---- */
@@ -81,8 +82,8 @@ static uint32_t plan_prompts(mm_scheduler *s, uint32_t count, uint32_t budget, u
     job *j = s->order[i];
     const uint32_t own = j == oldest ? kept : 0, more = (uint32_t)mm_min(left_of(s, j) - own, left);
     /* Each row of a prompt that is scored is an output. */
-    const uint32_t cut = mm_reuse_cut(s, j, j->r.score ? (uint32_t)mm_min(own + more, 1 + s->spare) : own + more);
-    if (j->r.score && cut > 1) s->spare -= cut - 1;
+    const uint32_t cut = mm_reuse_cut(s, j, j->r.score ? (uint32_t)mm_min(own + more, 1 + s->build.spare) : own + more);
+    if (j->r.score && cut > 1) s->build.spare -= cut - 1;
     left = left + own - cut;
     rows += j->take = within_pages(s, j, cut, &room);
   }
@@ -94,7 +95,7 @@ static uint32_t plan(mm_scheduler *s, bool *shorted) {
   uint32_t rows = 0, prompts = 0;
   uint64_t room = s->pages ? mm_pages_free(s->pages) : 0;
   *shorted = false;
-  s->spare = s->slots * (1 + s->c.drafts) - s->running;
+  s->build.spare = s->slots * (1 + s->c.drafts) - s->running;
   for (uint32_t i = 0; i < s->slots; i++) {
     job *j = s->slot[(s->first + i) % s->slots];
     if (!j) continue;
@@ -105,7 +106,7 @@ static uint32_t plan(mm_scheduler *s, bool *shorted) {
     const uint32_t drafts = mm_drafts_find(s, j, s->c.step_tokens - rows - 1);
     rows += j->take = within_pages(s, j, 1 + drafts, &room);
     if (j->take) j->drafts = j->take - 1;
-    s->spare -= j->drafts;
+    s->build.spare -= j->drafts;
     *shorted |= !j->take;
   }
   return rows + plan_prompts(s, prompts, s->c.step_tokens - rows, room);
@@ -132,13 +133,13 @@ static mm_logprob *logprobs_of(const mm_scheduler *s, step *t, uint32_t out, mm_
   return t->logprob ? t->logprob + (size_t)out * (1 + MM_LOGPROBS) : NULL;
 }
 
-/* How the token after the step's next output is chosen. */
+/* How the token after the step's next output is sampled, but for its mask if that is made while the pass runs. */
 static bool add_output(mm_scheduler *s, step *t, const job *j, uint32_t row, mm_err *err) {
-  mm_sampling *set = &s->sampling[t->outs];
+  mm_sampling *set = &s->build.sampling[t->outs];
   *set = j->r.sampling;
-  if (j->r.allow) set->allowed = j->r.allow(j->r.user);
+  if (j->r.allow && !s->build.deferred) set->allowed = j->r.allow(j->r.user);
   if ((set->logprobs || set->top_logprobs) && !(set->logprobs = logprobs_of(s, t, t->outs, err))) return false;
-  s->out[t->outs++] = row;
+  s->build.out[t->outs++] = row;
   return true;
 }
 
@@ -149,11 +150,11 @@ static bool add_scores(mm_scheduler *s, step *t, job *j, uint32_t row, mm_err *e
   if (!j->r.score || j->fed >= end) return true;
   t->choice[t->choices++] = (choice){.job = j, .turn = j->turn, .first = t->outs, .count = end - j->fed, .pos = j->fed, .scored = true};
   for (uint32_t at = j->fed; at < end; at++, row++) {
-    mm_sampling *set = &s->sampling[t->outs];
-    s->bias[t->outs] = (mm_bias){.id = j->token[at + 1], .add = 1e30f};
-    *set = (mm_sampling){.top_p = 1, .bias = &s->bias[t->outs], .bias_count = 1, .top_logprobs = j->r.sampling.top_logprobs};
+    mm_sampling *set = &s->build.sampling[t->outs];
+    s->build.bias[t->outs] = (mm_bias){.id = j->token[at + 1], .add = 1e30f};
+    *set = (mm_sampling){.top_p = 1, .bias = &s->build.bias[t->outs], .bias_count = 1, .top_logprobs = j->r.sampling.top_logprobs};
     if (!(set->logprobs = logprobs_of(s, t, t->outs, err))) return false;
-    s->out[t->outs++] = row;
+    s->build.out[t->outs++] = row;
   }
   return true;
 }
@@ -166,8 +167,8 @@ static int32_t id_of(const job *j, uint32_t i) {
 }
 
 static bool add_job(mm_scheduler *s, step *t, mm_batch *b, job *j, mm_err *err) {
-  s->span[b->span_count++] = (mm_span){j->slot, b->tokens, j->take, j->fed};
-  for (uint32_t i = 0; i < j->take; i++) s->id[b->tokens + i] = id_of(j, i);
+  s->build.span[b->span_count++] = (mm_span){j->slot, b->tokens, j->take, j->fed};
+  for (uint32_t i = 0; i < j->take; i++) s->build.id[b->tokens + i] = id_of(j, i);
   if (!add_scores(s, t, j, b->tokens, err)) return false;
   b->tokens += j->take;
   if (j->fed + j->take < j->count) return true;
@@ -179,10 +180,10 @@ static bool add_job(mm_scheduler *s, step *t, mm_batch *b, job *j, mm_err *err) 
 
 static bool build(mm_scheduler *s, step *t, mm_batch *b, mm_err *err) {
   bool prompts = false;
-  *t = (step){.choice = t->choice, .logprob = t->logprob, .began = s->draft_began > 0 ? s->draft_began : mm_now()};
+  *t = (step){.choice = t->choice, .logprob = t->logprob, .began = s->draft.began > 0 ? s->draft.began : mm_now()};
   /* A device that could have been given this step before the last one was read pays for the lookup, whatever that finds. */
-  t->drafted = s->drafting && mm_engine_queues(s->engine);
-  *b = (mm_batch){.id = s->id, .span = s->span, .out = s->out, .sampling = s->sampling};
+  t->drafted = s->draft.wanted && mm_engine_queues(s->engine);
+  *b = (mm_batch){.id = s->build.id, .span = s->build.span, .out = s->build.out, .sampling = s->build.sampling};
   for (uint32_t i = 0; i < s->slots; i++) {
     job *j = s->slot[i];
     if (!j || !j->take) continue;
@@ -213,12 +214,10 @@ static void count_step(mm_scheduler *s, step *t) {
   s->own.steps++;
 }
 
-/* Returns true if no running job needs its sampled token before its next step can be queued or drafted. */
-static bool can_go_ahead(const mm_scheduler *s) {
-  if (s->drafting) return false;
+static bool any_masks(const mm_scheduler *s) {
   for (uint32_t i = 0; i < s->slots; i++)
-    if (s->slot[i] && s->slot[i]->r.allow) return false;
-  return mm_engine_queues(s->engine);
+    if (s->slot[i] && s->slot[i]->r.allow) return true;
+  return false;
 }
 
 /* Time spent in the engine, by the clock and of this thread. */
@@ -229,29 +228,6 @@ static spell enter_engine(void) { return (spell){mm_now(), mm_scheduler_cpu()}; 
 static void leave_engine(mm_scheduler *s, spell began) {
   s->own.step_seconds += mm_now() - began.wall;
   s->inside += mm_scheduler_cpu() - began.cpu;
-}
-
-bool mm_step_queue(mm_scheduler *s) {
-  s->drafting = mm_drafts_wanted(s);
-  s->ahead = can_go_ahead(s);
-  mm_drafts_ask(s);
-  if (!plan_all(s)) return false;
-  step *t = &s->step[s->queued % MM_QUEUE];
-  mm_batch batch;
-  mm_err err = {0};
-  bool done = build(s, t, &batch, &err);
-  if (done) {
-    const spell began = enter_engine();
-    done = mm_engine_queue(s->engine, &batch, &err);
-    leave_engine(s, began);
-  }
-  if (done) {
-    count_step(s, t);
-    mm_reuse_boundaries(s);
-    s->first = (s->first + 1) % s->slots;
-  } else
-    fail_step(s, &err);
-  return done;
 }
 
 /* ---- what comes back ---- */
@@ -343,4 +319,52 @@ void mm_step_collect(mm_scheduler *s) {
     mm_scheduler_forget(t->choice[i].job);
   }
   mm_drafts_measure(s, t, tokens, mm_now());
+}
+
+/* ---- a step is queued ---- */
+
+/* Masks of a step whose pass is queued. They depend on the tokens of the step before, which are collected first: both while the pass runs.
+ * After a failure nothing is queued any more. */
+static void sample_deferred(mm_scheduler *s) {
+  const step *t = &s->step[(s->queued - 1) % MM_QUEUE];
+  mm_err err = {0};
+  while (s->queued - s->collected > 1) mm_step_collect(s);
+  if (s->queued == s->collected) return; /* that failed */
+  for (uint32_t i = 0; i < t->choices; i++) {
+    const choice *c = &t->choice[i];
+    if (c->scored || !c->job->r.allow || c->job->ended || c->job->turn != c->turn) continue;
+    s->build.sampling[c->first].allowed = c->job->r.allow(c->job->r.user);
+  }
+  const spell began = enter_engine();
+  const bool done = mm_engine_choose(s->engine, s->build.sampling, &err);
+  leave_engine(s, began);
+  if (!done) fail_all(s, &err);
+}
+
+static bool queue_pass(mm_scheduler *s, const mm_batch *batch, mm_err *err) {
+  const spell began = enter_engine();
+  const bool done = s->build.deferred ? mm_engine_forward(s->engine, batch, err) : mm_engine_queue(s->engine, batch, err);
+  leave_engine(s, began);
+  return done;
+}
+
+bool mm_step_queue(mm_scheduler *s) {
+  const bool masks = any_masks(s);
+  s->draft.wanted = mm_drafts_wanted(s);
+  s->build.deferred = masks && mm_engine_defers(s->engine);
+  s->ahead = !s->draft.wanted && mm_engine_queues(s->engine) && (!masks || s->build.deferred);
+  mm_drafts_ask(s);
+  if (!plan_all(s)) return false;
+  step *t = &s->step[s->queued % MM_QUEUE];
+  mm_batch batch;
+  mm_err err = {0};
+  if (!build(s, t, &batch, &err) || !queue_pass(s, &batch, &err)) {
+    fail_step(s, &err);
+    return false;
+  }
+  count_step(s, t);
+  mm_reuse_boundaries(s);
+  s->first = (s->first + 1) % s->slots;
+  if (s->build.deferred) sample_deferred(s);
+  return true;
 }

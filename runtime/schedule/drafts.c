@@ -14,18 +14,19 @@ enum {
 bool mm_drafts_open(mm_scheduler *s, mm_err *err) {
   if (!s->c.drafts || s->lightning) return true;
   const bool learned = s->engine && mm_engine_drafts(s->engine);
-  if (learned && (!(s->ask = mm_calloc(s->slots, sizeof *s->ask, err)) ||
-                  !(s->ask_draft = mm_calloc(s->slots, MM_DRAFTS * sizeof *s->ask_draft, err))))
+  if (learned && (!(s->draft.ask = mm_calloc(s->slots, sizeof *s->draft.ask, err)) ||
+                  !(s->draft.asked = mm_calloc(s->slots, MM_DRAFTS * sizeof *s->draft.asked, err))))
     return false;
-  return (s->rate = mm_calloc(2 * (s->slots + (size_t)1), sizeof *s->rate, err)) && (s->replies = mm_reply_index_open(err));
+  return (s->draft.rate = mm_calloc(2 * (s->slots + (size_t)1), sizeof *s->draft.rate, err)) &&
+         (s->draft.replies = mm_reply_index_open(err));
 }
 
 void mm_drafts_close(mm_scheduler *s) {
-  MM_FREE(s->rate, s->ask, s->ask_draft);
-  mm_reply_index_close(s->replies);
+  MM_FREE(s->draft.rate, s->draft.ask, s->draft.asked);
+  mm_reply_index_close(s->draft.replies);
 }
 
-static rate *rate_of(const mm_scheduler *s, uint32_t decoders, bool drafted) { return &s->rate[2 * (size_t)decoders + drafted]; }
+static rate *rate_of(const mm_scheduler *s, uint32_t decoders, bool drafted) { return &s->draft.rate[2 * (size_t)decoders + drafted]; }
 
 /* Median of the last steps' times: a single delayed step does not count. */
 static double median(const rate *r) {
@@ -40,10 +41,10 @@ static double median(const rate *r) {
 }
 
 bool mm_drafts_wanted(mm_scheduler *s) {
-  if (!s->rate) return false;
+  if (!s->draft.rate) return false;
   uint32_t decoders = 0;
   for (uint32_t i = 0; i < s->slots; i++) decoders += s->slot[i] && s->slot[i]->count == s->slot[i]->fed + 1;
-  if (!decoders) return s->drafting;
+  if (!decoders) return s->draft.wanted;
   const rate *plain = rate_of(s, decoders, false), *drafted = rate_of(s, decoders, true);
   if (plain->steps < ENOUGH || drafted->steps < ENOUGH) return plain->steps >= drafted->steps;
   const bool pays = drafted->tokens * median(plain) > plain->tokens * median(drafted);
@@ -53,30 +54,30 @@ bool mm_drafts_wanted(mm_scheduler *s) {
 /* Proposals for one step of the job at most; 0 where none may be made. */
 static uint32_t limit_of(const mm_scheduler *s, const job *j) {
   const uint32_t reply = j->count - j->r.prompt_count;
-  if (!s->drafting || j->r.allow || reply + 1 >= j->r.max_tokens) return 0;
+  if (!s->draft.wanted || j->r.allow || reply + 1 >= j->r.max_tokens) return 0;
   return (uint32_t)mm_min(mm_min(s->c.drafts, j->r.drafts), j->r.max_tokens - reply - 1);
 }
 
 /* The draft is asked for all that decode at once, or for as many as a step has rows for. */
 void mm_drafts_ask(mm_scheduler *s) {
-  const uint32_t each = s->ask ? (uint32_t)mm_min(s->c.drafts, mm_engine_drafts(s->engine)) : 0;
+  const uint32_t each = s->draft.ask ? (uint32_t)mm_min(s->c.drafts, mm_engine_drafts(s->engine)) : 0;
   mm_err err = {0};
   uint32_t n = 0;
-  s->draft_began = 0;
+  s->draft.began = 0;
   for (uint32_t i = 0; each && i < s->slots && (n + 1) * (1 + each) <= s->c.step_tokens; i++) {
     job *j = s->slot[(s->first + i) % s->slots];
     if (!j || j->choosing || j->count != j->fed + 1 || !j->fed || !limit_of(s, j)) continue;
-    s->ask[n++] = (mm_draft_ask){(uint32_t)j->slot, j->fed, j->token[j->fed]};
+    s->draft.ask[n++] = (mm_draft_ask){(uint32_t)j->slot, j->fed, j->token[j->fed]};
   }
   if (!n) return;
-  s->draft_began = mm_now();
+  s->draft.began = mm_now();
   /* Without them the step goes on; if the engine is broken, that fails too. */
-  if (!mm_engine_draft(s->engine, s->ask, n, each, s->ask_draft, NULL, &err)) return;
+  if (!mm_engine_draft(s->engine, s->draft.ask, n, each, s->draft.asked, NULL, &err)) return;
   for (uint32_t i = 0; i < n; i++) {
-    job *j = s->slot[s->ask[i].slot];
+    job *j = s->slot[s->draft.ask[i].slot];
     j->learned = each;
     j->learned_at = j->count;
-    memcpy(j->learned_draft, s->ask_draft + (size_t)i * each, each * sizeof *s->ask_draft);
+    memcpy(j->learned_draft, s->draft.asked + (size_t)i * each, each * sizeof *s->draft.asked);
   }
 }
 
@@ -87,9 +88,9 @@ static uint32_t propose(const mm_scheduler *s, job *j, uint32_t most) {
   j->from_draft = false;
   uint32_t own, other = 0, n = 0;
   const uint32_t at = mm_gram_index_find(&j->grams, j->token, j->count, &own);
-  if (s->replies && own < MM_GRAM_MATCH / 2 && j->grams.at.count == j->count) {
+  if (s->draft.replies && own < MM_GRAM_MATCH / 2 && j->grams.at.count == j->count) {
     int32_t next[MM_DRAFTS];
-    n = mm_reply_index_find(s->replies, j->r.salt, &j->grams, j->token, next, most, &other);
+    n = mm_reply_index_find(s->draft.replies, j->r.salt, &j->grams, j->token, next, most, &other);
     if (n && other > own && (!learned || other >= MM_GRAM_MATCH / 2)) return memcpy(j->draft, next, n * sizeof *next), n;
   }
   if (learned && own < MM_GRAM_MATCH / 2) {
@@ -113,11 +114,11 @@ uint32_t mm_drafts_find(const mm_scheduler *s, job *j, uint32_t most) {
 }
 
 void mm_drafts_prefetch(const mm_scheduler *s, job *j) {
-  if (s->drafting && j->r.drafts && !j->r.allow) mm_draft_index_prefetch(&j->grams, s->replies, j->r.salt, j->token, j->count);
+  if (s->draft.wanted && j->r.drafts && !j->r.allow) mm_draft_index_prefetch(&j->grams, s->draft.replies, j->r.salt, j->token, j->count);
 }
 
 void mm_drafts_keep(mm_scheduler *s, const job *j) {
-  if (s->replies) mm_reply_index_add(s->replies, j->r.salt, j->token + j->r.prompt_count, j->count - j->r.prompt_count);
+  if (s->draft.replies) mm_reply_index_add(s->draft.replies, j->r.salt, j->token + j->r.prompt_count, j->count - j->r.prompt_count);
 }
 
 void mm_drafts_judge(mm_scheduler *s, job *j, uint32_t drafted, uint32_t right) {
@@ -131,9 +132,9 @@ void mm_drafts_judge(mm_scheduler *s, job *j, uint32_t drafted, uint32_t right) 
 }
 
 void mm_drafts_measure(mm_scheduler *s, const step *t, uint32_t tokens, double now) {
-  const double seconds = now - (t->began > s->over ? t->began : s->over);
-  s->over = now;
-  if (!s->rate || !t->decoders || seconds <= 0) return;
+  const double seconds = now - (t->began > s->draft.over ? t->began : s->draft.over);
+  s->draft.over = now;
+  if (!s->draft.rate || !t->decoders || seconds <= 0) return;
   rate *r = rate_of(s, t->decoders, t->drafted);
   r->seconds[r->steps % MM_DRAFTS_TIMES] = seconds;
   r->tokens += r->steps ? (tokens - r->tokens) / 8 : tokens;

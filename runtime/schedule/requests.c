@@ -179,11 +179,11 @@ static void publish(mm_scheduler *s) {
 static void read_load(mm_scheduler *s) {
   const double now = mm_now();
   mm_err err = {0};
-  if (s->running && now - s->load_read < 1) return;
-  s->load_read = now;
-  if (!mm_engine_expert_load(s->engine, s->load, &err)) return; /* the next step fails too, and says so */
+  if (s->running && now - s->load.read < 1) return;
+  s->load.read = now;
+  if (!mm_engine_expert_load(s->engine, s->load.own, &err)) return; /* the next step fails too, and says so */
   pthread_mutex_lock(&s->lock);
-  memcpy(s->load_shown, s->load, s->load_count * sizeof *s->load);
+  memcpy(s->load.shown, s->load.own, s->load.count * sizeof *s->load.own);
   pthread_mutex_unlock(&s->lock);
 }
 
@@ -219,7 +219,7 @@ static void free_scheduler(mm_scheduler *s) {
   mm_reuse_close(s);
   mm_drafts_close(s);
   mm_step_close(s);
-  MM_FREE(s->waiting, s->slot, s->load, s->load_shown, s->mark);
+  MM_FREE(s->waiting, s->slot, s->load.own, s->load.shown, s->mark);
   pthread_mutex_destroy(&s->lock);
   pthread_cond_destroy(&s->changed);
   free(s);
@@ -241,9 +241,9 @@ mm_scheduler *mm_scheduler_open(mm_engine *engine, const mm_scheduler_config *c,
   pthread_mutex_init(&s->lock, NULL);
   pthread_cond_init(&s->changed, NULL);
   publish(s);
-  s->load_count = (size_t)m->layers * m->experts;
-  if ((s->slot = mm_calloc(s->slots, sizeof *s->slot, err)) && (s->load = mm_calloc(s->load_count, sizeof *s->load, err)) &&
-      (s->load_shown = mm_calloc(s->load_count, sizeof *s->load_shown, err)) && (s->mark = mm_calloc(s->own.pages / 8 + 1, 1, err)) &&
+  s->load.count = (size_t)m->layers * m->experts;
+  if ((s->slot = mm_calloc(s->slots, sizeof *s->slot, err)) && (s->load.own = mm_calloc(s->load.count, sizeof *s->load.own, err)) &&
+      (s->load.shown = mm_calloc(s->load.count, sizeof *s->load.shown, err)) && (s->mark = mm_calloc(s->own.pages / 8 + 1, 1, err)) &&
       mm_step_open(s, err) && mm_reuse_open(s, err) && mm_drafts_open(s, err)) {
     const int failed = pthread_create(&s->thread, NULL, work, s);
     if (!failed) return s;
@@ -273,6 +273,6 @@ void mm_scheduler_stats_read(mm_scheduler *s, mm_scheduler_stats *out) {
 
 void mm_scheduler_expert_load(mm_scheduler *s, uint64_t *load) {
   pthread_mutex_lock(&s->lock);
-  memcpy(load, s->load_shown, s->load_count * sizeof *load);
+  memcpy(load, s->load.shown, s->load.count * sizeof *load);
   pthread_mutex_unlock(&s->lock);
 }

@@ -69,6 +69,36 @@ typedef struct rate {
   double seconds[MM_DRAFTS_TIMES], tokens;
 } rate;
 
+/* Arrays of a batch. */
+typedef struct step_arrays {
+  int32_t *id;
+  mm_span *span;
+  uint32_t *out;
+  mm_sampling *sampling;
+  mm_bias *bias;  /* [step_tokens] that make the prompt's own token the sampled one */
+  uint32_t spare; /* outputs that the step may have besides one for each job, and those of drafts */
+  bool deferred;  /* its tokens are sampled in a call of their own, after its masks are made */
+} step_arrays;
+
+/* Proposals of the next steps, and the rates that decide for them. */
+typedef struct step_drafts {
+  rate *rate;              /* [slots + 1, 2] by how many decode: without proposals and with; NULL: none are made */
+  mm_reply_index *replies; /* or NULL, as rate */
+  mm_draft_ask *ask;       /* [slots] of a learned draft, or NULL */
+  int32_t *asked;          /* [slots, MM_DRAFTS] */
+  double began;            /* when the learned draft was asked for the next step's proposals; 0: it was not */
+  double over;             /* when the last step was collected */
+  bool wanted;             /* the next step may have proposals */
+} step_drafts;
+
+/* Rows of each expert of each layer. */
+typedef struct expert_loads {
+  uint64_t *shown; /* [count], under the lock */
+  uint64_t *own;   /* [count], the thread's */
+  size_t count;
+  double read; /* when */
+} expert_loads;
+
 struct mm_scheduler {
   mm_engine *engine;
   mm_scheduler_config c;
@@ -88,11 +118,8 @@ struct mm_scheduler {
   uint32_t live;
   bool closing;
   mm_scheduler_stats stats;
-  uint64_t *load_shown; /* [load_count] */
+  expert_loads load;
 
-  uint64_t *load; /* [load_count] of each expert of each layer */
-  size_t load_count;
-  double load_read;       /* when */
   mm_scheduler_stats own; /* the thread's, published once a step */
   double inside;          /* CPU time of the thread in the engine */
   job **waiting;          /* [waiting_count] */
@@ -106,23 +133,11 @@ struct mm_scheduler {
   step step[MM_QUEUE]; /* step i at i % MM_QUEUE */
   uint64_t queued, collected;
 
-  /* The batch being built. */
-  int32_t *id;
-  mm_span *span;
-  uint32_t *out;
-  mm_sampling *sampling;
-  mm_bias *bias;           /* [step_tokens] that make the prompt's own token the sampled one */
-  uint32_t spare;          /* outputs that the step may have besides one for each job, and those of drafts */
-  mm_draft_ask *ask;       /* [slots] of a draft, or NULL */
-  int32_t *ask_draft;      /* [slots, MM_DRAFTS] */
-  double draft_began;      /* when the draft was asked for the next step's proposals; 0: it was not */
-  int32_t *chosen;         /* [step_tokens] of the step being collected */
-  job **order;             /* [slots] the prompts that are being read */
-  rate *rate;              /* [slots + 1, 2] by how many decode: without proposals and with; NULL: none are made */
-  double over;             /* when the last step was collected */
-  bool drafting;           /* the next step may have proposals */
-  mm_reply_index *replies; /* or NULL, as rate */
-  bool ahead;              /* the next step is queued before this one's choices are read */
+  step_arrays build; /* the batch being built */
+  step_drafts draft;
+  int32_t *chosen; /* [step_tokens] of the step being collected */
+  job **order;     /* [slots] the prompts that are being read */
+  bool ahead;      /* the next step is queued before this one's choices are read */
 };
 
 /* ---- requests.c ---- */

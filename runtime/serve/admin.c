@@ -227,13 +227,26 @@ static void page(mm_server *s, mm_exchange *x) {
   mm_exchange_reply(x, 200, "text/html; charset=utf-8", html, n);
 }
 
+static const struct {
+  const char *path, *what;
+  mm_page *page;
+  bool keyed;
+} pages[] = {{"/", "a page to chat with the model and watch the server", page, false},
+             {"/health", "the process answers", health, false},
+             {"/ready", "requests are served, or what is being loaded", ready, false},
+             {"/metrics", "Prometheus", metrics, false},
+             {"/v1/models", "the model's names and defaults", models, true},
+             {"/version", "the version", version, false},
+             {"/props", "slots, context length and defaults", props, true},
+             {"/openapi.json", "this document", mm_openapi_page, false}};
+
+const char *mm_page_path(size_t i, const char **what) {
+  if (i >= sizeof pages / sizeof *pages) return NULL;
+  *what = pages[i].what;
+  return pages[i].path;
+}
+
 mm_page *mm_page_find(const char *path, bool *keyed) {
-  static const struct {
-    const char *path;
-    mm_page *page;
-    bool keyed;
-  } pages[] = {{"/", page, false},           {"/health", health, false},   {"/ready", ready, false}, {"/metrics", metrics, false},
-               {"/v1/models", models, true}, {"/version", version, false}, {"/props", props, true}};
   for (size_t i = 0; i < sizeof pages / sizeof *pages; i++)
     if (strcmp(pages[i].path, path) == 0) return *keyed = pages[i].keyed, pages[i].page;
   return strncmp(path, MODEL, strlen(MODEL)) == 0 ? (*keyed = true, model) : NULL;

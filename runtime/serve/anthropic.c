@@ -106,7 +106,7 @@ static bool begin(mm_call *c, mm_err *err) {
   if (!c->params.max_tokens) return mm_refuse(c, 400, "max_tokens", "max_tokens: Field required");
   if (!mm_field(c, c->body, "output_config", MM_VALUE_OBJECT, &config) || !mm_field(c, config, "format", MM_VALUE_OBJECT, &format))
     return false;
-  return mm_turn_format(c, "output_config", format, &set, err) && mm_anthropic_conversation(c, &v, &rules, err) &&
+  return mm_turn_format(c, "output_config", format, &set.content, err) && mm_anthropic_conversation(c, &v, &rules, err) &&
          mm_turn_prepare(c, &v, &rules, &set, err);
 }
 

@@ -12,10 +12,15 @@ extern const mm_api mm_api_count_tokens;
 extern const mm_api mm_api_tokenize;   /* POST /tokenize */
 extern const mm_api mm_api_detokenize; /* POST /detokenize */
 
-/* Pages answer requests without a body, at once: GET /health, /ready, /metrics, /v1/models, /v1/models/NAME, /. mm_page_find returns
+/* Pages answer requests without a body, at once: GET /health, /ready, /metrics, /v1/models, /v1/models/NAME, /version, /props,
+ * /openapi.json, /. mm_page_find returns
  * NULL if there is no such path; *keyed: the request needs an API key. */
 typedef void mm_page(mm_server *s, mm_exchange *x);
 mm_page *mm_page_find(const char *path, bool *keyed);
+/* Path i and what it answers with; NULL behind the last. */
+const char *mm_page_path(size_t i, const char **what);
+/* GET /openapi.json: the paths and the fields of requests, from the tables that answer them. */
+void mm_openapi_page(mm_server *s, mm_exchange *x);
 
 /* Printable text of bytes that may be no UTF-8, in pieces: added to `out`; n = 0 ends it. */
 void mm_print_utf8(mm_utf8_stream *u, const char *bytes, size_t n, mm_text *out);

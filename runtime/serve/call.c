@@ -103,6 +103,7 @@ static void close_call(mm_call *c) {
                             .method = c->method,
                             .path = c->path,
                             .why = c->refused ? c->why : NULL,
+                            .trace = c->trace,
                             .status = c->status,
                             .seconds = mm_now() - c->begun,
                             .choices = c->choices,
@@ -308,7 +309,8 @@ static mm_generation_settings settings(const mm_call *c, mm_choice *ch, uint32_t
       .done = on_done,
   };
   set.request.sampling.seed += UINT64_C(0x9e3779b97f4a7c15) * (ch->index % p->n);
-  if (p->logprobs) set.request.sampling.top_logprobs = (uint32_t)mm_max(1, p->top_logprobs);
+  if (p->logprobs || p->scores)
+    set.request.sampling.top_logprobs = (uint32_t)mm_max(1, mm_max(p->logprobs ? p->top_logprobs : 0, p->scores ? p->top_scores : 0));
   return set;
 }
 
@@ -387,6 +389,16 @@ static bool admitted(mm_call *c) {
   return true;
 }
 
+/* Version 00: "00-", 32, 16 and 2 small hexadecimal digits with - between them, the two ids not all zero. Others are ignored, as it asks.
+ */
+static bool is_trace(const char *t) {
+  static const char form[] = "00-xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx-xxxxxxxxxxxxxxxx-xx";
+  size_t i = 0;
+  for (; form[i] && t[i]; i++)
+    if (form[i] == 'x' ? !strchr("0123456789abcdef", t[i]) : t[i] != form[i]) return false;
+  return !form[i] && !t[i] && strspn(t + 3, "0") < 32 && strspn(t + 36, "0") < 16;
+}
+
 void mm_call_begin(mm_server *s, mm_exchange *x, const mm_api *api) {
   mm_call *c = calloc(1, sizeof *c);
   uint8_t random[12] = {0};
@@ -398,6 +410,8 @@ void mm_call_begin(mm_server *s, mm_exchange *x, const mm_api *api) {
   snprintf(c->method, sizeof c->method, "%s", mm_exchange_method(x));
   snprintf(c->path, sizeof c->path, "%s", mm_exchange_path(x));
   snprintf(c->peer, sizeof c->peer, "%s", mm_exchange_peer(x));
+  const char *trace = mm_exchange_header(x, "traceparent");
+  if (trace && is_trace(trace)) snprintf(c->trace, sizeof c->trace, "%s", trace);
   s->calls++;
   if (getrandom(random, sizeof random, 0) != sizeof random) mm_refuse(c, 500, NULL, "no random numbers");
   for (size_t i = 0; i < sizeof random; i++) snprintf(c->id + 2 * i, 3, "%02x", random[i]);

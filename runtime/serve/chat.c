@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "runtime/serve/apis.h"
+#include "runtime/serve/content_fields.h"
 #include "runtime/serve/fields.h"
 #include "runtime/serve/turn.h"
 
@@ -107,34 +108,17 @@ static bool read_fields(mm_call *c, mm_turn_settings *set) {
   return true;
 }
 
-/* vLLM's guided_choice: the content is one of these texts. */
-static bool read_choices(mm_call *c, mm_turn_settings *set, mm_err *err) {
-  const mm_value *list;
-  if (!mm_field(c, c->body, "guided_choice", MM_VALUE_ARRAY, &list)) return false;
-  if (!list || !list->count) return true;
-  mm_str *choice = mm_arena_alloc(&c->arena, list->count * sizeof *choice, err);
-  if (!choice) return false;
-  for (const mm_value *v = list->first; v; v = v->next) {
-    if (v->type != MM_VALUE_STRING || !v->n || v->n > UINT16_MAX)
-      return mm_refuse(c, 400, "guided_choice", "guided_choice: expected texts");
-    choice[set->choices++] = mm_str_of(v);
-  }
-  set->choice = choice;
-  if (set->form) return mm_refuse(c, 400, "guided_choice", "guided_choice: not together with response_format");
-  return set->choices <= UINT16_MAX || mm_refuse(c, 400, "guided_choice", "guided_choice: so many texts");
-}
-
 static bool read_format(mm_call *c, mm_turn_settings *set, mm_err *err) {
   const mm_value *format;
-  return mm_field(c, c->body, "response_format", MM_VALUE_OBJECT, &format) && mm_turn_format(c, "response_format", format, set, err);
+  return mm_field(c, c->body, "response_format", MM_VALUE_OBJECT, &format) &&
+         mm_turn_format(c, "response_format", format, &set->content, err) && mm_content_read(c, &set->content, err);
 }
 
 static bool begin(mm_call *c, mm_err *err) {
   mm_conversation v;
   mm_tool_rules rules;
   mm_turn_settings set = {.call_prefix = "call_", .event = send_event};
-  if (!mm_params_read(c, err) || !read_fields(c, &set) || !read_format(c, &set, err) || !read_choices(c, &set, err) ||
-      !mm_openai_conversation(c, &v, &rules, err))
+  if (!mm_params_read(c, err) || !read_fields(c, &set) || !read_format(c, &set, err) || !mm_openai_conversation(c, &v, &rules, err))
     return false;
   return mm_turn_prepare(c, &v, &rules, &set, err);
 }

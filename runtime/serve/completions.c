@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "runtime/serve/apis.h"
+#include "runtime/serve/content_fields.h"
 #include "runtime/serve/fields.h"
 
 /* Tokens' entries in the four lists of logprobs. Offsets count characters, as Python does. */
@@ -16,11 +17,13 @@ typedef struct completions {
   bool special;         /* control tokens that a prompt's text spells are such */
   bool none;            /* no reply is wanted: its one token is left out */
   lists *logged;        /* [replies] of a whole reply with logprobs, or NULL */
+  mm_text *scores;      /* [replies] prompt_logprobs, or NULL */
   mm_utf8_stream *utf8; /* [replies] of echoed prompts */
   size_t *characters;   /* [replies] of the text so far */
   uint32_t replies;
   mm_text *echoed; /* [prompts] the texts of the prompts, where they are echoed */
   uint32_t prompts;
+  mm_constraint **constraint; /* [replies], where something holds them, or NULL */
 } completions;
 
 /* ---- Shared with chat ---- */
@@ -84,7 +87,9 @@ static void free_lists(lists *l) { MM_FREE(l->token.p, l->logprob.p, l->top.p, l
 static void close_state(void *state) {
   completions *s = state;
   for (uint32_t i = 0; s->logged && i < s->replies; i++) free_lists(&s->logged[i]);
-  MM_FREE(s->logged, s->characters, s->utf8);
+  for (uint32_t i = 0; s->constraint && i < s->replies; i++) mm_constraint_close(s->constraint[i]);
+  for (uint32_t i = 0; s->scores && i < s->replies; i++) free(s->scores[i].p);
+  MM_FREE(s->logged, s->scores, s->characters, s->utf8, s->constraint);
   for (uint32_t i = 0; s->echoed && i < s->prompts; i++) free(s->echoed[i].p);
   free(s->echoed);
   free(s);
@@ -147,34 +152,50 @@ static bool echo_prompts(mm_call *c, completions *s, mm_err *err) {
 
 static bool read_fields(mm_call *c, completions *s) {
   mm_params *p = &c->params;
-  int64_t logprobs = -1;
-  if (!mm_field_int(c, c->body, "logprobs", 0, MM_LOGPROBS, &logprobs) || !mm_field_bool(c, c->body, "echo", &s->echo) ||
+  int64_t logprobs = -1, scores = -1;
+  if (!mm_field_int(c, c->body, "logprobs", 0, MM_LOGPROBS, &logprobs) ||
+      !mm_field_int(c, c->body, "prompt_logprobs", 0, MM_LOGPROBS, &scores) || !mm_field_bool(c, c->body, "echo", &s->echo) ||
       !mm_field_bool(c, c->body, "parse_special", &s->special))
     return false;
   if (s->echo && logprobs >= 0 && p->stream) return mm_refuse(c, 400, "echo", "echo: logprobs of a prompt are not served in a stream");
+  if (scores >= 0 && p->stream) return mm_refuse(c, 400, "prompt_logprobs", "prompt_logprobs: not served in a stream");
+  p->scores = scores >= 0;
+  p->top_scores = p->scores ? (uint32_t)scores : 0;
   p->logprobs = logprobs >= 0;
   p->top_logprobs = p->logprobs ? (uint32_t)logprobs : 0;
   return true;
 }
 
+static bool constrain(mm_call *c, completions *s, const mm_content_rule *rule, mm_err *err) {
+  mm_turn_sections a = {0};
+  if (!mm_content_section(c, rule, &a, err)) return false;
+  if (!a.count) return true;
+  if (!(s->constraint = mm_calloc(s->replies, sizeof *s->constraint, err))) return false;
+  for (uint32_t i = 0; i < s->replies; i++)
+    if (!(s->constraint[i] = mm_constraint_open(c->server->lexicon, a.section, a.count, err))) return false;
+  return true;
+}
+
 static bool begin(mm_call *c, mm_err *err) {
+  mm_content_rule rule = {0};
   completions *s = mm_calloc(1, sizeof *s, err);
   if (!s) return false;
   s->special = c->server->trust_user;
   c->state = s;
   c->close_state = close_state;
   const bool some = mm_value_get(c->body, "max_tokens");
-  if (!mm_params_read(c, err) || !read_fields(c, s) || !read_prompts(c, err)) return false;
+  if (!mm_params_read(c, err) || !read_fields(c, s) || !mm_content_read(c, &rule, err) || !read_prompts(c, err)) return false;
   if ((uint64_t)c->prompts * c->params.n > MM_CHOICES) return mm_refuse(c, 400, "n", "n: more than %d replies in all", MM_CHOICES);
   if (s->echo && !echo_prompts(c, s, err)) return false;
   s->replies = c->prompts * c->params.n;
   if (!(s->characters = mm_calloc(s->replies, sizeof *s->characters, err))) return false;
   if (!(s->utf8 = mm_calloc(s->replies, sizeof *s->utf8, err))) return false;
   if (c->params.logprobs && !c->params.stream && !(s->logged = mm_calloc(s->replies, sizeof *s->logged, err))) return false;
+  if (c->params.scores && !(s->scores = mm_calloc(s->replies, sizeof *s->scores, err))) return false;
   if (!some) c->params.max_tokens = 16; /* as OpenAI has it */
   s->none = some && !c->params.max_tokens;
   if (s->none) c->params.max_tokens = 1;
-  return true;
+  return constrain(c, s, &rule, err);
 }
 
 static void quote_id(const mm_call *c, int32_t id, mm_text *out) {
@@ -219,18 +240,48 @@ static void pass_token(mm_choice *ch, int32_t id) {
   free(text.p);
 }
 
+/* vLLM's entry of a prompt's token: it and the likeliest, by their ids. The rank of one that is not among these is not known. */
+static void add_score(const mm_call *c, const mm_token *t, mm_text *out) {
+  const mm_logprob *own = &t->logprobs[0];
+  for (uint32_t i = 0; i <= c->params.top_scores; i++) {
+    const mm_logprob *l = &t->logprobs[i];
+    uint32_t rank = 1;
+    if (i && (l->id < 0 || l->id == own->id)) continue;
+    while (rank <= t->top && t->logprobs[rank].id != l->id) rank++;
+    mm_text_printf(out, "%s\"%d\":{\"logprob\":", i ? "," : ",{", l->id);
+    mm_text_real(out, (double)l->logprob);
+    if (rank <= t->top)
+      mm_text_printf(out, ",\"rank\":%u,\"decoded_token\":", rank);
+    else
+      mm_text_put(out, ",\"rank\":null,\"decoded_token\":");
+    quote_id(c, l->id, out);
+    mm_text_put(out, "}");
+  }
+  mm_text_put(out, "}");
+}
+
 /* A token of the prompt but the first. */
 static void scored(void *user, const mm_token *t) {
   mm_choice *ch = user;
   completions *s = ch->call->state;
+  if (s->scores) add_score(ch->call, t, &s->scores[ch->index]);
+  if (!s->echo || !s->logged) return;
   add_logprobs(ch->call, t, s->characters[ch->index], &s->logged[ch->index]);
   pass_token(ch, t->id);
 }
+
+static const uint32_t *allow(void *constraint) { return mm_constraint_allowed(constraint); }
+static void chosen(void *constraint, int32_t id) { mm_constraint_chosen(constraint, id); }
 
 /* The first token of an echoed prompt has no logprob. */
 static void shape(mm_choice *ch, mm_generation_settings *set) {
   const mm_call *c = ch->call;
   completions *s = c->state;
+  set->constraint = s->constraint ? s->constraint[ch->index] : NULL;
+  set->allow = allow;
+  set->chosen = chosen;
+  if (s->scores) mm_text_put(&s->scores[ch->index], "[null");
+  if (s->scores) set->scored = scored;
   if (!s->echo || !s->logged) return;
   const int32_t first = c->prompt[ch->index / c->params.n][0];
   lists *l = &s->logged[ch->index];
@@ -291,7 +342,7 @@ static void token(mm_choice *ch, const mm_token *t) {
   mm_call *c = ch->call;
   completions *s = c->state;
   const size_t before = ch->text.n, offset = s->characters[ch->index];
-  const bool logged = t->logprobs && t->id >= 0;
+  const bool logged = t->logprobs && t->id >= 0 && c->params.logprobs;
   if (c->params.stream && ch->tokens == 1) send_echo(ch);
   if (s->none) return;
   if (t->n) mm_print_utf8(&ch->utf8, t->bytes, t->n, &ch->text);
@@ -311,8 +362,14 @@ static void ended(mm_choice *ch) {
   mm_call *c = ch->call;
   const size_t before = ch->text.n;
   if (c->params.stream && ch->tokens == 0) send_echo(ch);
+  const completions *s = c->state;
+  const bool said = ch->ending.why == MM_FINISH_STOP || ch->ending.why == MM_FINISH_LENGTH;
+  if (s->constraint && said && mm_constraint_stuck(s->constraint[ch->index])) {
+    mm_refuse(c, 400, NULL, "after %zu bytes of the reply nothing may follow", ch->text.n);
+    ch->ending.why = MM_FINISH_ERROR;
+  }
   mm_print_utf8(&ch->utf8, "", 0, &ch->text);
-  if (((const completions *)c->state)->none) ch->ending.progress.reply_tokens = 0;
+  if (s->none) ch->ending.progress.reply_tokens = 0;
   if (c->params.stream) send_piece(ch, ch->text.p + before, ch->text.n - before, NULL, &ch->ending);
 }
 
@@ -332,6 +389,8 @@ static void put_choice(mm_call *c, mm_choice *ch) {
     mm_text_put(&c->out, "null");
   mm_text_printf(&c->out, ",\"finish_reason\":\"%s\"", mm_openai_finish(&ch->ending));
   mm_openai_stop_reason(c, &ch->ending, &c->out);
+  if (s->scores) mm_text_printf(&c->out, ",\"prompt_logprobs\":%s]", s->scores[ch->index].p);
+  if (s->scores) c->out.failed |= s->scores[ch->index].failed;
   mm_text_put(&c->out, "}");
 }
 

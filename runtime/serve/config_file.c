@@ -9,19 +9,54 @@
 #define CONFIG_MAX (UINT64_C(1) << 20)
 #define LINES_MAX  4096
 
-/* --config FILE or --config=FILE; NULL: it is not there. */
-static const char *find_file(int argc, char **argv) {
-  for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
-    if (strncmp(argv[i], "--config=", 9) == 0) return argv[i] + 9;
-    if (strcmp(argv[i], "--config") == 0 && i + 1 < argc) return argv[i + 1];
+static const mm_option *find(const mm_program *p, const char *name, size_t n) {
+  for (size_t i = 0; i < p->option_count; i++) {
+    const char *const names[] = {p->options[i].name, p->options[i].alias};
+    for (size_t j = 0; j < 2; j++)
+      if (names[j] && strlen(names[j]) == n && memcmp(names[j], name, n) == 0) return &p->options[i];
   }
   return NULL;
 }
 
-static bool given(int argc, char **argv, const char *name, size_t n) {
-  for (int i = 1; i < argc; i++)
-    if (strncmp(argv[i], "--", 2) == 0 && strncmp(argv[i] + 2, name, n) == 0 && (argv[i][2 + n] == 0 || argv[i][2 + n] == '=')) return true;
+static const mm_option *find_letter(const mm_program *p, char letter) {
+  for (size_t i = 0; i < p->option_count; i++)
+    if (p->options[i].letter == letter) return &p->options[i];
+  return NULL;
+}
+
+/* Whether argv[*i] gives the option. Moves *i over the value of whatever option it gives. */
+static bool gives(const mm_program *p, char **argv, int *i, const mm_option *o) {
+  const char *word = argv[*i];
+  if (word[0] != '-') return false;
+  if (word[1] == '-') {
+    const size_t n = strcspn(word + 2, "=");
+    const mm_option *found = find(p, word + 2, n);
+    if (found && found->kind != MM_OPT_FLAG && !word[2 + n]) ++*i;
+    return found && found == o;
+  }
+  bool hit = false;
+  for (const char *c = word + 1; *c; c++) { /* "-qt2" */
+    const mm_option *found = find_letter(p, *c);
+    hit = hit || (found && found == o);
+    if (!found || found->kind == MM_OPT_FLAG) continue;
+    if (!c[1]) ++*i;
+    break;
+  }
+  return hit;
+}
+
+static bool given(const mm_program *p, int argc, char **argv, const mm_option *o) {
+  for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++)
+    if (gives(p, argv, &i, o)) return true;
   return false;
+}
+
+/* Of --config FILE or --config=FILE; NULL: it is not there. */
+static const char *find_file(const mm_program *p, int argc, char **argv) {
+  const mm_option *config = find(p, "config", 6);
+  for (int i = 1, at; (at = i) < argc && strcmp(argv[i], "--") != 0; i++)
+    if (gives(p, argv, &i, config)) return i > at ? i < argc ? argv[i] : NULL : argv[at] + strlen("--config=");
+  return NULL;
 }
 
 /* One line as an argument; NULL without an error: it has none. */
@@ -42,14 +77,16 @@ static bool read_line(mm_arena *a, const char *file, char *line, size_t number, 
   return *out;
 }
 
-bool mm_config_file(mm_arena *a, int argc, char **argv, int *count, char ***out, mm_err *err) {
-  const char *file = find_file(argc, argv);
+bool mm_config_file(const mm_program *p, mm_arena *a, int argc, char **argv, int *count, char ***out, mm_err *err) {
+  const char *file = find_file(p, argc, argv);
   *count = argc;
   *out = argv;
   if (!file) return true;
   size_t n, lines = 0;
   char *text = mm_file_slurp(file, CONFIG_MAX, &n, err), *copy = text ? mm_arena_strndup(a, text, n, err) : NULL;
   free(text);
+  if (copy && strlen(copy) < n)
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(file, NULL), "found a NUL byte at %zu, expected text", strlen(copy));
   char **all = copy ? mm_arena_alloc(a, ((size_t)argc + LINES_MAX + 1) * sizeof *all, err) : NULL;
   if (!all) return false;
   *count = 0;
@@ -60,7 +97,10 @@ bool mm_config_file(mm_arena *a, int argc, char **argv, int *count, char ***out,
     if (end) *end = 0;
     if (++lines > LINES_MAX) return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(file, NULL), "more than %d lines", LINES_MAX);
     if (!read_line(a, file, line, lines, &option, &name_n, err)) return false;
-    if (option && !given(argc, argv, option + 2, name_n)) all[(*count)++] = option;
+    const mm_option *known = option ? find(p, option + 2, name_n) : NULL;
+    if (known && strcmp(known->name, "config") == 0)
+      return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(file, NULL), "line %zu: found config, expected it on the command line alone", lines);
+    if (option && !(known && given(p, argc, argv, known))) all[(*count)++] = option;
     line = end ? end + 1 : NULL;
   }
   for (int i = 1; i < argc; i++) all[(*count)++] = argv[i];

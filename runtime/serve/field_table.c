@@ -84,7 +84,7 @@ static const field fields[] = {
     KNOWN("dynatemp_exponent", "NNNN"),
     REFUSED("dynatemp_range", "RRRR", ZERO, "not served, expected 0"),
     REFUSED("early_stopping", "RRRR", FALSE, "beams are not served"),
-    REFUSED("ebnf", "RRRR", EMPTY, "not served; response_format and guided_choice of chat completions are"),
+    REFUSED("ebnf", "SSRR", EMPTY, "not served here; chat completions and completions serve it"),
     KNOWN("ec_transfer_params", "NNNN"),
     REFUSED("echo", "RSRR", FALSE, "completions alone serve it"),
     REFUSED("enable_response_messages", "RRRR", FALSE, "not served"),
@@ -96,16 +96,16 @@ static const field fields[] = {
     {"function_call", "RRRR", NOTHING_WORDS, "give it as tool_choice", "auto none"},
     REFUSED("functions", "RRRR", EMPTY, "give them as tools"),
     REFUSED("generation_prompt", "RRRR", EMPTY, "the format is the checkpoint's"),
-    REFUSED("grammar", "RRRR", EMPTY, "not served; response_format of chat completions is"),
-    KNOWN("grammar_lazy", "NNNN"),
-    KNOWN("grammar_triggers", "NNNN"),
+    REFUSED("grammar", "SSRR", EMPTY, "not served here; chat completions and completions serve it"),
+    REFUSED("grammar_lazy", "RRRR", FALSE, "a grammar holds the whole reply"),
+    REFUSED("grammar_triggers", "RRRR", EMPTY, "a grammar holds the whole reply"),
     KNOWN("grammar_type", "NNNN"),
-    REFUSED("guided_choice", "SRRR", EMPTY, "not served here; chat completions serve it"),
+    REFUSED("guided_choice", "SSRR", EMPTY, "not served here; chat completions and completions serve it"),
     KNOWN("guided_decoding_backend", "NNNN"),
-    REFUSED("guided_grammar", "RRRR", EMPTY, "not served; response_format and guided_choice of chat completions are"),
-    REFUSED("guided_json", "RRRR", NULL, "not served; response_format of chat completions is"),
-    REFUSED("guided_regex", "RRRR", EMPTY, "not served; response_format and guided_choice of chat completions are"),
-    KNOWN("guided_whitespace_pattern", "NNNN"),
+    REFUSED("guided_grammar", "SSRR", EMPTY, "not served here; chat completions and completions serve it"),
+    REFUSED("guided_json", "SSRR", NULL, "not served here; chat completions and completions serve it"),
+    REFUSED("guided_regex", "SSRR", EMPTY, "not served here; chat completions and completions serve it"),
+    REFUSED("guided_whitespace_pattern", "RRRR", EMPTY, "blanks of JSON are fixed; a grammar may say where they stand"),
     KNOWN("id_slot", "NNNN"),
     KNOWN("ignore_eos", "SSSS"),
     REFUSED("image", "RRRR", EMPTY, "text alone is served"),
@@ -119,7 +119,7 @@ static const field fields[] = {
     REFUSED("input", "RRSR", NULL, "responses alone take it"),
     REFUSED("input_ids", "RRRR", EMPTY, "give a text, or token ids as the prompt of completions"),
     REFUSED("instructions", "RRSR", EMPTY, "give them as a system message"),
-    REFUSED("json_schema", "RRRR", NULL, "not served; response_format of chat completions is"),
+    REFUSED("json_schema", "SSRR", NULL, "not served here; chat completions and completions serve it"),
     KNOWN("kv_transfer_params", "NNNN"),
     REFUSED("length_penalty", "RRRR", ONE, "not served, expected 1"),
     KNOWN("logit_bias", "SSSS"),
@@ -176,7 +176,7 @@ static const field fields[] = {
     KNOWN("prompt_cache_options", "NNNN"),
     KNOWN("prompt_cache_retention", "NNNN"),
     REFUSED("prompt_embeds", "RRRR", EMPTY, "give a text, or token ids as the prompt of completions"),
-    REFUSED("prompt_logprobs", "RRRR", NULL, "logprobs of a prompt are not served"),
+    REFUSED("prompt_logprobs", "RSRR", NULL, "completions alone serve them"),
     REFUSED("reasoning", "SRSR", EMPTY, "messages have thinking, completions no reasoning"),
     KNOWN("reasoning_budget_end_tag", "NNNN"),
     KNOWN("reasoning_budget_end_tags", "NNNN"),
@@ -187,7 +187,7 @@ static const field fields[] = {
     REFUSED("reasoning_effort", "SRRR", NULL, "responses have reasoning.effort, messages thinking, completions no reasoning"),
     {"reasoning_format", "RRRR", NOTHING_WORDS, "not served; reasoning_split of chat completions is", "auto deepseek"},
     REFUSED("reasoning_split", "SRRR", TRUE, "chat completions alone serve it"),
-    REFUSED("regex", "RRRR", EMPTY, "not served; response_format and guided_choice of chat completions are"),
+    REFUSED("regex", "SSRR", EMPTY, "not served here; chat completions and completions serve it"),
     REFUSED("repeat_last_n", "RRRR", ZERO, "penalties count the whole reply, expected 0"),
     REFUSED("repeat_penalty", "RRRR", ONE, "not served, expected 1"),
     REFUSED("repetition_detection", "RRRR", NULL, "not served; repetition_penalty is"),
@@ -242,7 +242,7 @@ static const field fields[] = {
     KNOWN("stream_options", "SSNN"),
     REFUSED("stream_reasoning", "RRRR", TRUE, "reasoning comes with the reply"),
     REFUSED("structural_tag", "RRRR", NULL, "not served; response_format of chat completions is"),
-    REFUSED("structured_outputs", "RRRR", NULL, "not served; response_format of chat completions is"),
+    REFUSED("structured_outputs", "SSRR", NULL, "not served here; chat completions and completions serve it"),
     REFUSED("suffix", "RRRR", EMPTY, "these models do not fill in"),
     REFUSED("system", "RRRS", EMPTY, "give it as a system message"),
     REFUSED("t_max_predict_ms", "RRRR", NOT_POSITIVE, "not served; timeout is"),
@@ -286,6 +286,8 @@ static int compare(const void *name, const void *f) { return strcmp(name, ((cons
 static const field *find(const char *name) { return bsearch(name, fields, sizeof fields / sizeof *fields, sizeof *fields, compare); }
 
 const char *mm_field_name(size_t i) { return i < sizeof fields / sizeof *fields ? fields[i].name : NULL; }
+
+const char *mm_field_instead(size_t i) { return fields[i].instead; }
 
 mm_field_fate mm_field_fate_of(const char *name, mm_field_api api) {
   const field *f = find(name);

@@ -16,7 +16,9 @@ typedef enum mm_field_fate {
 mm_field_fate mm_field_fate_of(const char *name, mm_field_api api);
 /* The first member of the body that the API must refuse, NULL: there is none. *instead: what is served for it. */
 const mm_value *mm_field_refused(const mm_value *body, mm_field_api api, const char **instead);
-/* Entry i in the order of names, for tests; NULL behind the last. */
+/* Entry i in the order of names; NULL behind the last. */
 const char *mm_field_name(size_t i);
+/* What is served in place of entry i where it is refused; NULL where no API refuses it. */
+const char *mm_field_instead(size_t i);
 
 #endif

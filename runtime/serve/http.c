@@ -84,7 +84,9 @@ struct mm_exchange {
   void *user;
 };
 
+/* No interval is 0, which libevent takes for none. */
 static struct timeval interval(double seconds) {
+  seconds = fmin(fmax(seconds, 1e-6), 1e9);
   return (struct timeval){.tv_sec = (time_t)seconds, .tv_usec = (suseconds_t)(1e6 * (seconds - floor(seconds)))};
 }
 

@@ -20,7 +20,7 @@ static bool find_ends(mm_loaded *l, mm_err *err) {
 
 bool mm_loading_check(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
   l->stage = "headers";
-  if (!mm_shards_open(&l->shards, c->dir, err)) return false;
+  if (!mm_shards_open_as(&l->shards, c->dir, &c->dummy, err)) return false;
   const uint32_t most = (uint32_t)l->shards.pack.model.max_positions;
   if (c->positions > most)
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--max-model-len: found %llu, the model has %u positions",
@@ -65,24 +65,18 @@ bool mm_loading_finish(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
       .attach = c->attach,
       .verify = c->verify,
       .log = c->reads,
-      .kv_fp8 = c->kv_fp8,
-      .kv_bf16 = c->kv_bf16,
-      .input_bf16 = c->input_bf16,
-      .pin = c->pin,
-      .batch_invariant = c->scheduler.batch_invariant,
-      .memory = {.fits = true,
-                 .share = c->memory_share,
-                 .outs = outs_of(&l->shards.pack.model, c),
-                 .length = "--max-model-len"},
+      .options = c->options,
+      .memory = {.fits = true, .share = c->memory_share, .outs = outs_of(&l->shards.pack.model, c), .length = "--max-model-len"},
   };
   if (!e.ops || !open_draft(l, c, err)) return false;
   mm_engine_config with = e;
   with.draft = l->has_draft ? &l->draft : NULL;
-  with.act_quant = c->act_quant ? strcmp(c->act_quant, "on") == 0 : e.ops->act_quant;
+  with.options.act_quant = c->act_quant ? strcmp(c->act_quant, "on") == 0 : e.ops->act_quant;
   uint32_t *device;
   if (!mm_process_group_find(true, &with.world, err)) return false;
   const uint32_t here = mm_process_group_ranks(with.world, mm_pack_ranks(&l->shards.pack));
-  with.threads = mm_engine_threads(c->threads, here);
+  with.options.batch_invariant = c->scheduler.batch_invariant;
+  with.options.threads = mm_engine_threads(c->threads, here);
   if (!mm_devices_read(c->devices, here, &device, err)) return false;
   with.device = device;
   l->stage = "weights";

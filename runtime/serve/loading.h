@@ -2,25 +2,27 @@
 #ifndef MM_RUNTIME_SERVE_LOADING_H
 #define MM_RUNTIME_SERVE_LOADING_H
 
+#include "loader/random_weights.h"
 #include "runtime/chat/chat_format.h"
 #include "runtime/schedule/scheduler.h"
 #include "runtime/text/tokenizer.h"
 
 typedef struct mm_loading_config {
   const char *dir, *device;
-  const char *act_quant;                 /* "on", "off", or NULL: on where the device can */
-  bool kv_fp8, kv_bf16, input_bf16, pin; /* as in mm_engine_config */
-  uint64_t positions;                    /* of prompt and reply together; 0: as many as the model has */
-  uint64_t slots, threads;               /* threads 0: CPUs / ranks */
-  uint64_t kv_tokens;                    /* of all KV caches together; 0: as many as the device's memory holds */
-  double memory_share;                   /* of the device's memory, as in mm_engine_memory */
-  const char *attach;                    /* socket of minimax-hold, or NULL */
-  const char *devices;                   /* numbers of the GPUs, or NULL: as in mm_devices_read */
-  bool verify;                           /* digests are checked */
-  bool whole;                            /* finish waits for all weights, where a device would serve while they arrive */
-  mm_read_log *reads;                    /* as in mm_engine_config; or NULL */
-  const char *chat_format;               /* a name, or NULL: that of the checkpoint's template */
-  bool own_defaults;                     /* generation_config.json is not read */
+  mm_dummy dummy;          /* random weights, or none */
+  const char *act_quant;   /* "on", "off", or NULL: on where the device can */
+  mm_run_options options;  /* of which threads, act_quant and batch_invariant are decided by others of these */
+  uint64_t positions;      /* of prompt and reply together; 0: as many as the model has */
+  uint64_t slots, threads; /* threads 0: CPUs / ranks */
+  uint64_t kv_tokens;      /* of all KV caches together; 0: as many as the device's memory holds */
+  double memory_share;     /* of the device's memory, as in mm_engine_memory */
+  const char *attach;      /* socket of minimax-hold, or NULL */
+  const char *devices;     /* numbers of the GPUs, or NULL: as in mm_devices_read */
+  bool verify;             /* digests are checked */
+  bool whole;              /* finish waits for all weights, where a device would serve while they arrive */
+  mm_read_log *reads;      /* as in mm_engine_config; or NULL */
+  const char *chat_format; /* a name, or NULL: that of the checkpoint's template */
+  bool own_defaults;       /* generation_config.json is not read */
   mm_scheduler_config scheduler;
 } mm_loading_config;
 

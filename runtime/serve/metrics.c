@@ -58,13 +58,18 @@ static const struct {
 
 #define PREFIX "minimax_"
 
-/* A label's value: a backslash, a quote and a newline are escaped. */
+/* A label's value: a backslash, a quote and a newline are escaped; bytes that are not UTF-8, for which a scrape fails, become U+FFFD. */
 static void put_escaped(mm_text *t, const char *s) {
-  for (; *s; s++)
+  for (size_t n; *s; s += n) {
+    const size_t len = (uint8_t)*s < 0x80 ? 1 : mm_utf8_len(s, strlen(s));
+    n = mm_max(len, 1);
     if (*s == '\n')
       mm_text_put(t, "\\n");
+    else if (!len)
+      mm_text_put(t, "\xef\xbf\xbd");
     else
-      mm_text_printf(t, *s == '"' || *s == '\\' ? "\\%c" : "%c", *s);
+      mm_text_printf(t, *s == '"' || *s == '\\' ? "\\%.*s" : "%.*s", (int)n, s);
+  }
 }
 
 /* A line of a value, whose name ends after `name` bytes, with the label, under this prefix and name. */

@@ -19,6 +19,8 @@ typedef struct mm_params {
   uint32_t end_own;      /* the first so many are the checkpoint's */
   bool logprobs;         /* wanted; sampling.top_logprobs is at least 1 then */
   uint32_t top_logprobs; /* alternatives to return */
+  bool scores;           /* the same of the prompt's tokens */
+  uint32_t top_scores;
   bool stream, include_usage, include_stop, special;
   uint64_t salt;
   uint32_t drafts;  /* proposals for one step, at most */

@@ -207,7 +207,7 @@ static void send_event(mm_turn *t, const mm_reply_event *e) {
 static bool read_format(mm_call *c, mm_turn_settings *set, mm_err *err) {
   const mm_value *text, *format;
   return mm_field(c, c->body, "text", MM_VALUE_OBJECT, &text) && mm_field(c, text, "format", MM_VALUE_OBJECT, &format) &&
-         mm_turn_format(c, "text", format, set, err);
+         mm_turn_format(c, "text", format, &set->content, err);
 }
 
 static bool begin(mm_call *c, mm_err *err) {

@@ -249,7 +249,7 @@ bool mm_turn_prepare(mm_call *c, mm_conversation *v, const mm_tool_rules *r, con
   return mm_turn_constrain(c, v, r, set, &s->tools, a.in_reasoning, &a.sections, err) && open_turns(c, &a, err);
 }
 
-bool mm_turn_format(mm_call *c, const char *param, const mm_value *format, mm_turn_settings *set, mm_err *err) {
+bool mm_turn_format(mm_call *c, const char *param, const mm_value *format, mm_content_rule *rule, mm_err *err) {
   const mm_value *type = mm_value_get(format, "type"), *schema = mm_value_get(format, "schema"),
                  *nested = mm_value_get(format, "json_schema");
   const bool object = mm_value_is(type, "json_object");
@@ -261,8 +261,9 @@ bool mm_turn_format(mm_call *c, const char *param, const mm_value *format, mm_tu
     return mm_refuse(c, 400, param, "%s: found json_schema next to %s", param, schema ? "schema" : "the type json_object");
   if (nested) schema = mm_value_get(nested, "schema");
   if (!object && !schema) return mm_refuse(c, 400, param, "%s: json_schema has no schema", param);
-  set->form = schema ? mm_schema_compile(&c->arena, schema, "json_schema", err) : mm_schema_any_object();
-  return set->form;
+  rule->field = param;
+  rule->form = schema ? mm_schema_compile(&c->arena, schema, "json_schema", err) : mm_schema_any_object();
+  return rule->form;
 }
 
 bool mm_turn_start(mm_call *c, mm_err *err) { return mm_call_start(c, shape, err); }

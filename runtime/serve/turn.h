@@ -50,13 +50,19 @@ struct mm_turn {
   mm_reply_kind kind;
 };
 
+/* What holds the content of a reply: nothing, a form, or one of some texts. */
+typedef struct mm_content_rule {
+  const mm_form *form;  /* or NULL */
+  const mm_str *choice; /* [choices] the content is one of these; of a single one, markers are tokens */
+  size_t choices;
+  const char *field; /* of the request, that says so */
+} mm_content_rule;
+
 typedef struct mm_turn_settings {
   const char *call_prefix; /* of ids of calls */
   mm_turn_event *event;    /* or NULL */
   bool append_think;
-  const mm_form *form;  /* of the content, or NULL */
-  const mm_str *choice; /* [choices] the content is one of these; of a single one, markers are tokens */
-  size_t choices;
+  mm_content_rule content;
 } mm_turn_settings;
 
 /* The constraint of a reply: a form, one of some texts, or calls of tools. */
@@ -70,9 +76,16 @@ typedef struct mm_turn_sections {
 MM_MUST_USE bool mm_turn_constrain(mm_call *c, const mm_conversation *v, const mm_tool_rules *r, const mm_turn_settings *set,
                                    const mm_tools *tools, bool in_reasoning, mm_turn_sections *out, mm_err *err);
 
-/* set->form from `{"type": …}`, which may be NULL. A schema stands as `"schema": …` or, as in OpenAI's chat, as
+/* Waits for nothing but the first caller: the server's lexicon is there after it. */
+MM_MUST_USE bool mm_lexicon_ready(mm_server *s, mm_err *err);
+/* A constraint wins over a bias: an allowed id with a forbidding bias ranks after all other allowed ids. */
+void mm_soften_bias(mm_call *c);
+/* Adds the section of one of these texts. */
+MM_MUST_USE bool mm_turn_add_texts(mm_call *c, mm_turn_sections *a, const mm_str *text, size_t count, mm_err *err);
+
+/* rule->form from `{"type": …}`, which may be NULL. A schema stands as `"schema": …` or, as in OpenAI's chat, as
  * `"json_schema": {"schema": …}`. */
-MM_MUST_USE bool mm_turn_format(mm_call *c, const char *param, const mm_value *format, mm_turn_settings *set, mm_err *err);
+MM_MUST_USE bool mm_turn_format(mm_call *c, const char *param, const mm_value *format, mm_content_rule *rule, mm_err *err);
 /* The tokens of a conversation's prompt. */
 MM_MUST_USE bool mm_turn_encode(mm_call *c, mm_conversation *v, mm_prompt_tokens *out, bool *in_reasoning, mm_err *err);
 /* Renders, and makes a turn for each choice; for mm_api.begin. */

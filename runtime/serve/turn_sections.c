@@ -34,7 +34,7 @@ static bool add_reasoning(mm_call *c, mm_turn_sections *a, bool calls) {
 }
 
 /* One of some texts. */
-static bool add_texts(mm_call *c, mm_turn_sections *a, const mm_str *text, size_t count, mm_err *err) {
+bool mm_turn_add_texts(mm_call *c, mm_turn_sections *a, const mm_str *text, size_t count, mm_err *err) {
   mm_form *f = mm_arena_alloc(&c->arena, sizeof *f, err);
   mm_literal *l = mm_arena_alloc(&c->arena, count * sizeof *l, err);
   if (!f || !l) return false;
@@ -70,8 +70,8 @@ static bool add_script(mm_call *c, mm_turn_sections *a, mm_str text, mm_err *err
       if (token && (!next || p < next)) next = p, marker = mm_reply_tag[i];
     }
     const mm_str before = {text.p, next ? (size_t)(next - text.p) : text.n};
-    if (a->count + 2 > MM_SECTIONS) return mm_refuse(c, 400, "guided_choice", "guided_choice: too many markers");
-    if (before.n && !add_texts(c, a, &before, 1, err)) return false;
+    if (a->count + 2 > MM_SECTIONS) return mm_refuse(c, 400, NULL, "the one text of a choice: too many markers");
+    if (before.n && !mm_turn_add_texts(c, a, &before, 1, err)) return false;
     if (!next) break;
     if (!add_token(c, a, MM_SECTION_TOKEN, marker)) return false;
     text = (mm_str){next + strlen(marker), text.n - before.n - strlen(marker)};
@@ -119,7 +119,7 @@ static bool require_call(mm_call *c, mm_turn_sections *a, const wishes *w, mm_er
   static const mm_str newlines[] = {{"\n", 1}, {"\n\n", 2}, {"\n\n\n", 3}};
   const mm_chat_tags *tags = c->server->format->tags;
   if (tags->call_token)
-    return (!tags->newlines || add_texts(c, a, newlines, 3, err)) && add_token(c, a, MM_SECTION_TOKEN, tags->call_token) &&
+    return (!tags->newlines || mm_turn_add_texts(c, a, newlines, 3, err)) && add_token(c, a, MM_SECTION_TOKEN, tags->call_token) &&
            add_block(c, a, w, err);
   const mm_form *calls = calls_form(c, w, false, err);
   if (calls) add_form(a, calls);
@@ -152,13 +152,12 @@ static bool form_or_call(mm_call *c, mm_turn_sections *a, const wishes *w, const
 
 /* ---- All of them ---- */
 
-/* A constraint wins over a bias: an allowed id with a forbidding bias ranks after all other allowed ids. */
-static void soften_bias(mm_call *c) {
+void mm_soften_bias(mm_call *c) {
   mm_bias *bias = (mm_bias *)c->params.sampling.bias; /* the arena's */
   for (uint32_t i = 0; i < c->params.sampling.bias_count; i++) bias[i].add = fmaxf(bias[i].add, -1e30f);
 }
 
-static bool open_lexicon(mm_server *s, mm_err *err) {
+bool mm_lexicon_ready(mm_server *s, mm_err *err) {
   pthread_mutex_lock(&s->shared);
   if (!s->lexicon) s->lexicon = mm_lexicon_open(s->tokenizer, s->vocab, s->end, s->end_count, err);
   const bool lexicon = s->lexicon;
@@ -168,22 +167,24 @@ static bool open_lexicon(mm_server *s, mm_err *err) {
 
 bool mm_turn_constrain(mm_call *c, const mm_conversation *v, const mm_tool_rules *r, const mm_turn_settings *set, const mm_tools *tools,
                        bool in_reasoning, mm_turn_sections *out, mm_err *err) {
-  const mm_form *form = set->form;
+  const mm_content_rule *rule = &set->content;
+  const mm_form *form = rule->form;
   const bool token = c->server->format->tags->call_token; /* calls begin with one */
   wishes w = {.v = v, .rules = r, .tools = tools, .in_reasoning = in_reasoning};
   w.call = r->choice == MM_TOOLS_REQUIRED || r->choice == MM_TOOLS_NAMED;
   for (size_t i = 0; i < v->tool_count; i++) w.strict |= v->tool[i].strict;
-  if (!form && !w.call && !set->choices && !w.strict) return true;
+  if (!form && !w.call && !rule->choices && !w.strict) return true;
   const bool or_call = form && !w.call && v->tool_count; /* the model answers in the form, or calls */
-  if (form && w.call) return mm_refuse(c, 400, "response_format", "response_format: not beside a tool_choice that requires a call");
-  if (or_call && !token) return mm_refuse(c, 400, "response_format", "response_format: not beside tools, in the format of this model");
-  if (set->choices && w.strict && !w.call) return mm_refuse(c, 400, "guided_choice", "guided_choice: not beside tools that are strict");
-  if (!open_lexicon(c->server, err)) return false;
-  soften_bias(c);
-  if (!w.call && !form && !set->choices) return allow_calls(c, out, &w, err);
+  if (form && w.call) return mm_refuse(c, 400, rule->field, "%s: not beside a tool_choice that requires a call", rule->field);
+  if (or_call && !token) return mm_refuse(c, 400, rule->field, "%s: not beside tools, in the format of this model", rule->field);
+  if (rule->choices && w.strict && !w.call) return mm_refuse(c, 400, rule->field, "%s: not beside tools that are strict", rule->field);
+  if (!mm_lexicon_ready(c->server, err)) return false;
+  mm_soften_bias(c);
+  if (!w.call && !form && !rule->choices) return allow_calls(c, out, &w, err);
   if (in_reasoning && !add_reasoning(c, out, token && (w.call || or_call))) return false;
   if (w.call) return require_call(c, out, &w, err);
-  if (set->choices) return set->choices == 1 ? add_script(c, out, set->choice[0], err) : add_texts(c, out, set->choice, set->choices, err);
+  if (rule->choices)
+    return rule->choices == 1 ? add_script(c, out, rule->choice[0], err) : mm_turn_add_texts(c, out, rule->choice, rule->choices, err);
   if (or_call) return form_or_call(c, out, &w, form, err);
   add_form(out, form);
   return true;

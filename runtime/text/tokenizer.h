@@ -16,9 +16,12 @@ MM_MUST_USE bool mm_tokenizer_bake(const char *path, uint32_t vocab, const mm_di
 /* Maps such an image: nothing is parsed or copied, but every table is checked, so that any bytes may come. MM_INTEGRITY E_TOKENIZER for a
  * malformed one, one of another vocabulary or of another tokenizer.json than `source`; MM_UNSUPPORTED for another version. */
 mm_tokenizer *mm_tokenizer_map(const char *path, uint32_t vocab, const mm_digest *source, mm_err *err);
-/* The tokenizer of a packed checkpoint: its image where it has one, else its tokenizer.json. MM_UNSUPPORTED E_TOKENIZER without a
- * tokenizer.json; MM_INTEGRITY E_SIZE where either was changed since. */
+/* The tokenizer of a packed checkpoint: its image where it has one, else its tokenizer.json, or that of ids where nothing of the
+ * model is stored (--load-format dummy). MM_UNSUPPORTED E_TOKENIZER without a tokenizer.json; MM_INTEGRITY E_SIZE where either was changed
+ * since. */
 mm_tokenizer *mm_tokenizer_of(const mm_pack *pack, mm_err *err);
+/* One of `vocab` ids that no file describes: those below 256 are bytes, each other one is its number as a word. */
+mm_tokenizer *mm_tokenizer_of_ids(uint32_t vocab, mm_err *err);
 #define MM_TOKENIZER_IMAGE "tokenizer.bin" /* companion of tokenizer.json */
 void mm_tokenizer_close(mm_tokenizer *t);  /* accepts NULL */
 

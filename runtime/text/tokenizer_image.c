@@ -225,6 +225,7 @@ mm_tokenizer *mm_tokenizer_of(const mm_pack *p, mm_err *err) {
   const mm_pack_file *file, *baked;
   mm_tokenizer *t = NULL;
   char *json = companion_path(p, "tokenizer.json", &file, err);
+  if (!file && p->tensor_count == 0) return mm_tokenizer_of_ids(p->model.vocab, err);
   if (!file) mm_fail(err, MM_UNSUPPORTED, "E_TOKENIZER", mm_at(p->dir, NULL), "the checkpoint has no tokenizer.json");
   if (!json) return NULL;
   char *image = companion_path(p, MM_TOKENIZER_IMAGE, &baked, err);

@@ -205,9 +205,9 @@ static void open_session(session *s, bool m1, uint32_t layers, uint32_t experts,
   s->c = (mm_backend_config){.model = &s->b.m,
                              .weights = &s->b.w,
                              .limits = {.max_tokens = MOST, .slots = 1, .max_positions = MOST + CONTEXT},
-                             .threads = threads,
-                             .act_quant = !strcmp(spec + plus, "+act"),
-                             .input_bf16 = !strcmp(spec + plus, "+bf16")};
+                             .options.threads = threads,
+                             .options.act_quant = !strcmp(spec + plus, "+act"),
+                             .options.input_bf16 = !strcmp(spec + plus, "+bf16")};
   must(s->team && (s->c.comm = mm_comm_open(1, &err)) && mm_forward_open(&s->f, &mm_ops_cpu, &s->c, &err), &err);
   step(&s->f, CONTEXT, 0);
 }

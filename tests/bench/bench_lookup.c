@@ -51,14 +51,14 @@ static int by_value(const void *a, const void *b) {
 /* Seconds of a step: the lowest decile, which other work of the machine does not change. */
 static double measure(uint32_t requests, uint32_t steps, bool repeats, double *begin, double *found, double *scanned) {
   mm_err err = {0};
-  mm_scheduler s = {.slots = requests, .c.drafts = MM_DRAFTS, .drafting = true};
+  mm_scheduler s = {.slots = requests, .c.drafts = MM_DRAFTS, .draft.wanted = true};
   job *j = mm_calloc(requests, sizeof *j, &err);
   double *time = mm_calloc(steps, sizeof *time, &err);
   int32_t *reply = mm_calloc(REPLY, sizeof *reply, &err);
   must(j && time && reply && mm_drafts_open(&s, &err), &err);
   for (uint32_t r = 0; r < REPLIES; r++) {
     for (uint32_t t = 0; t < REPLY; t++) reply[t] = next_id(reply, t, repeats);
-    mm_reply_index_add(s.replies, 0, reply, REPLY);
+    mm_reply_index_add(s.draft.replies, 0, reply, REPLY);
   }
   for (uint32_t i = 0; i < requests; i++) {
     j[i] = (job){.count = PROMPT, .r = {.prompt_count = PROMPT, .max_tokens = steps + 9, .drafts = MM_DRAFTS}, .acceptance = 1};

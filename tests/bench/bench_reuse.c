@@ -62,7 +62,7 @@ static bool compare(const char *name, const mm_shards *shards, const char *devic
   mm_err err = {0};
   const mm_engine_config c = {.ops = mm_ops_find(device, &err),
                               .limits = {.max_tokens = step, .slots = 2, .max_positions = count + 8},
-                              .threads = (unsigned)mm_pool_cpus()};
+                              .options.threads = (unsigned)mm_pool_cpus()};
   mm_engine *e = c.ops ? mm_engine_open(shards, &c, &err) : NULL;
   const mm_scheduler_config sc = {.step_tokens = step, .queue_max = 1, .prefix_cache = true, .cache_bytes = UINT64_C(8) << 30};
   mm_scheduler *s = e ? mm_scheduler_open(e, &sc, &err) : NULL;

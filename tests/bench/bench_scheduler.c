@@ -150,8 +150,8 @@ int main(int argc, char **argv) {
              .batch_invariant = getenv("INVARIANT")};
   const mm_engine_config c = {.ops = mm_ops_find(argc > 2 ? argv[2] : "cpu", &err),
                               .limits = {.max_tokens = b.step, .slots = b.streams, .max_positions = b.prompt + b.reply},
-                              .threads = (unsigned)mm_pool_cpus(),
-                              .batch_invariant = b.batch_invariant};
+                              .options.threads = (unsigned)mm_pool_cpus(),
+                              .options.batch_invariant = b.batch_invariant};
   if (!c.ops || !(b.engine = mm_engine_open(random ? &cut->s : &shards, &c, &err))) die(&err);
   b.vocab = mm_engine_model(b.engine)->vocab;
   const double before = bare(&b);

@@ -11,7 +11,7 @@ import threading
 import time
 
 sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import BIN, Server, convert  # noqa: E402
+from serve_client import BIN, Server  # noqa: E402
 
 
 def bench(url, *args, status=0, env=None):
@@ -159,7 +159,8 @@ def faults():
 
 
 def real():
-    with Server(convert("tests/data/tiny-m2"), "--chat-format", "minimax-m2", "--api-key", "k") as s:
+    """A model of random weights that nobody converted, cut over two ranks."""
+    with Server("tests/data/tiny-m2", "--load-format", "dummy", "--dummy-tp", "2", "--chat-format", "minimax-m2", "--api-key", "k") as s:
         url, key = f"http://127.0.0.1:{s.port}", {"MINIMAX_API_KEY": "k"}
         for more in (["--vocab", 300], ["--endpoint", "chat"]):
             v = figures(url, "--num-prompts", 8, "--input-len", 40, "--output-len", 12, "--range-ratio", 0.5, "--max-concurrency", 3, *more, env=key)

@@ -60,6 +60,7 @@ def share_of_ram(packed):
     given = json.loads(run("minimax-serve", packed, "--check", "--json", "--kv-cache-tokens", 1000, "--gpu-memory-utilization", "1e-9").stdout)
     assert given["kv_cache_tokens"] == given["positions"] == 1024, given
     run("minimax-serve", packed, "--check", "--kv-cache-tokens", 64, "--max-model-len", 65, status=2)
+    assert "expected fewer --kv-cache-tokens" in run("minimax-serve", packed, "--check", "--kv-cache-tokens", 2 ** 31 - 64, status=8).stderr
     for bad in ("0", "-0.5", "1.01"):
         assert "more than 0 and at most 1" in run("minimax-run", packed, "-p", "x", "--gpu-memory-utilization", bad, status=2).stderr
 

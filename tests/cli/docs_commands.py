@@ -26,9 +26,10 @@ NOT_RUN = {
     "hf download MiniMaxAI/MiniMax-M1-80k": "fetches 912 GB",
     "hf download MiniMaxAI/MiniMax-M3": "fetches 854 GB",
     "minimax-serve /models/m1 --device cuda --max-model-len 262144 --chat-format minimax-m1": CHAT,
-    "minimax-convert MiniMaxAI/MiniMax-M3 -o /models/m3 --tp 2 --quant experts_int4": CHAT,
+    "minimax-convert MiniMaxAI/MiniMax-M3 --tp 4 --quant fp8_attention_nvfp4_experts --dry-run --gpu-memory 80GB": CHAT,
+    "minimax-convert MiniMaxAI/MiniMax-M3 -o /models/m3 --tp 4 --quant fp8_attention_nvfp4_experts": CHAT,
+    "minimax-serve /models/m3 --device cuda --max-model-len 131072": CHAT,
     "minimax-verify /models/m3 --source MiniMaxAI/MiniMax-M3": CHAT,
-    "minimax-run /models/m3 --chat --max-model-len 32768": CHAT,
     "./scripts/bootstrap.sh demo": "installs packages; then runs the second half of README's commands",
     "./scripts/bootstrap.sh check": "installs packages; then runs what this test is part of",
     "vllm serve DIR --load-format minimax --tensor-parallel-size 8": "needs vLLM and GPUs; tests/python/test_vllm.py has the loader",
@@ -40,7 +41,7 @@ NOT_RUN = {
     "minimax-serve /models/m2-tp1 --device cuda --attach /run/minimax/hold.sock": "needs a GPU: scripts/gpu.sh has it, part hold",
 }
 WORDS = {"MiniMaxAI/MiniMax-M2.7": TINY, "MiniMaxAI/MiniMax-M1-80k": "tests/data/tiny-m1", "/models/m2.7": "DIR", "/models/m1": "m1", "KEY": "key",
-         "--max-model-len 131072": "--max-model-len 2048", "SRC": TINY, "big-m2": TINY, "DIR": "DIR", "TEXT": "'In the beginning'", "OUT": "packed-up", "NEW": "cut", "N": "4", "…": TINY + " -o few",
+         "--max-model-len 131072": "--max-model-len 2048", "SRC": TINY, "big-m2": TINY, "DIR": "DIR", "M2-config": TINY, "--dummy-tp 4": "--dummy-tp 2", "TEXT": "'In the beginning'", "OUT": "packed-up", "NEW": "cut", "N": "4", "…": TINY + " -o few",
          "/models/m2-tp1": "DIR", "cuda": "cpu"}
 PART = re.compile(r"(?<![\w./-])(" + "|".join(map(re.escape, WORDS)) + r")(?![\w.-])")
 OPERAND = re.compile(r"^minimax-\w+ .*(?<![\w-])(SRC|DIR|OUT|build/|tests/)")

@@ -45,9 +45,10 @@ for place in "$host:/usr" "$host/stage/one:/usr/local" ":$host/new"; do
     recipe install "${place%%:*}" "${place#*:}" | sh -e
   }
   root=${place%%:*}${place#*:}
-  for file in bin/minimax-run lib/libminimax.so include/minimax.h lib/pkgconfig/libminimax.pc share/man/man3/libminimax.3; do
+  for file in bin/minimax-run lib/libminimax.so include/minimax.h lib/pkgconfig/libminimax.pc share/man/man3/libminimax.3 lib/systemd/system/minimax-serve.service; do
     [ -e "$root/$file" ] || { echo "$root/$file: not installed"; exit 1; }
   done
+  grep -q "=${place#*:}/bin/minimax-serve " "$root/lib/systemd/system/minimax-serve.service" || { echo "the unit names other programs"; exit 1; }
   recipe uninstall "${place%%:*}" "${place#*:}" | sh -e
   tree "$host" | diff "$TMPDIR/before" - || { echo "$place: install and uninstall leave another tree"; exit 1; }
 done

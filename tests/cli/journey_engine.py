@@ -73,6 +73,8 @@ def divergence():
             lx, ly = (max(v) + math.log(math.fsum(math.exp(i - max(v)) for i in v)) for v in (x, y))
             kl.append(math.fsum(math.exp(i - lx) * ((i - lx) - (j - ly)) for i, j in zip(x, y)))
     assert abs(found["kl"] - sum(kl) / len(kl)) < 1e-9 and abs(found["kl_most"] - max(kl)) < 1e-9 and found["kl"] > 1e-4, (found, kl)
+    for p in (50, 90, 99):  # the nearest rank
+        assert abs(found[f"kl_p{p}"] - sorted(kl)[math.ceil(p / 100 * len(kl)) - 1]) < 1e-9, (p, found, kl)
     assert found["first_choice_share"] == agree / len(kl)
     write_st(f"{TMP}/other", {"ids.c": ("I32", [2], struct.pack("<2i", 1, 2))})
     assert "logits.c" in run("minimax-eval", f"{TMP}/four", "--ids-from", f"{TMP}/other", "--against", f"{TMP}/exact.logits", status=3).stderr

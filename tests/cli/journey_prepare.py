@@ -254,7 +254,7 @@ def plan():
         assert text in convert(*how, *options).stdout, convert(*how, *options).stdout
     subprocess.run(["python3", "scripts/sparse_checkpoint.py", f"{TMP}/m3", "--m3"], check=True, stdout=subprocess.DEVNULL, timeout=60)
     v = json.loads(convert(f"{TMP}/m3", "--names-only", "--dry-run", "--json", "--tp", 8, "--gpu-memory", "1T").stdout)["verdict"]
-    assert not v["fits"] and "smallest_tp" not in v and "sparse attention" in v["refused"], v
+    assert v["fits"] and v["smallest_tp"] == 1 and v["kv_tokens"] == 16 * 524288 and "refused" not in v, v
     assert "does not fit: " in convert(source, "--dry-run", "--gpu-memory", "4M").stdout
     assert "; no --tp of this model holds a full sequence of " in convert(source, "--dry-run", "--gpu-memory", "64K").stdout
     refused(2, "--layout hf", "minimax-convert", source, "--dry-run", "--layout", "hf", "--gpu-memory", "80G")

@@ -1,5 +1,5 @@
 #!/bin/sh
-# minimax-bench where there is no GPU: what it refuses, in one line by name.
+# minimax-bench where there is no GPU: what it refuses, in one line by name, and small shapes on the CPU.
 set -eu
 # refused STATUS CODE ARGUMENT…
 refused() {
@@ -13,7 +13,7 @@ refused() {
 refused 2 E_USAGE
 refused 2 E_USAGE everything
 refused 2 E_USAGE layers decode
-refused 2 E_USAGE layers --model m3
+refused 2 E_USAGE layers --model m4
 refused 2 E_USAGE layers --quant int3
 refused 2 E_USAGE layers --head int3
 refused 2 E_USAGE layers --vocab 200065
@@ -41,13 +41,32 @@ grep -q '^  65 and more *encode, spread, product' "$TMPDIR/whole"
 "$bench" choices --json | python3 -c '
 import json, sys
 rows = [json.loads(line) for line in sys.stdin]
-assert {r["code"] for r in rows} == {"sm_90a", "other code"} and {r["model"] for r in rows} == {"m1", "m2"}
+assert {r["code"] for r in rows} == {"sm_90a", "other code"} and {r["model"] for r in rows} == {"m1", "m2", "m3"}
 for r in rows:
     assert r["kernels"] and r["schemes"] and r["products"] and r["step"] in ("any", "decode", "prefill") and r["from"] <= r.get("to", 1 << 30), r
 head = [r for r in rows if r["model"] == "m2" and r["code"] == "sm_90a" and r["products"] == ["head"] and r["schemes"] == ["bf16"]]
 assert [(r["from"], r.get("to"), r["step"]) for r in head] == [
     (1, 1, "any"), (2, 16, "any"), (17, 64, "decode"), (17, 64, "prefill"), (65, None, "any")], head
 '
+# On the CPU, narrow shapes of M3: a dense and a sparse layer, a context that is filled in pieces; the bytes that each must move.
+"$bench" kernels --device cpu --model m3 --shrink 64 --layers 2 --vocab 2048 --batch 1 --context 2200 --steps 5 --threads 1 --json >"$TMPDIR/ops"
+python3 - "$TMPDIR/ops" <<'END'
+import json, sys
+at = {r.get("op"): r for r in map(json.loads, open(sys.argv[1]))}
+chosen, selection = at["norm, RoPE, cache write, attention over chosen blocks"], at["index norms, RoPE, key write, selection of blocks"]
+assert {"dense MLP", "shared expert", "index projections", "router", "norm, RoPE, cache write, attention"} <= set(at), set(at)
+# f32 caches of one head of 128: 15 blocks of 128 and the position's own, 2200 % 128 before it; keys of the index at all positions.
+blocks = 2 * (15 * 128 + 2200 % 128 + 1) * 128 * 4
+assert chosen["bytes"] == blocks and selection["bytes"] == 2200 * 128 * 4, (chosen, selection)
+heads, hidden, experts, index = 16 * 128, 96, 4, 128
+matrix = lambda n, k: n * (k + -(-k // 32))  # mxfp8: a byte of scale for each 32 columns
+both = 2 * (matrix(heads + 256, hidden) + matrix(hidden, heads)) + 2 * 2200 * 128 * 4 + blocks + 2200 * 128 * 4
+dense = matrix(2 * 192, hidden) + matrix(hidden, 192)
+expert = matrix(96, hidden) + matrix(hidden, 48)
+layer = at["a layer in its step"]
+sparse = 2 * 2 * index * hidden + 4 * hidden * experts + expert + layer["experts_a_layer"] * expert
+assert abs(layer["bytes"] - (both + dense + sparse) / 2) <= 1, (layer, (both + dense + sparse) / 2)
+END
 [ ! -e /dev/nvidiactl ] || { echo "options refused; a GPU is there"; exit 0; }
 for subject in kernels layers decode prefill mixed; do
   refused "$(grep -qa cudaGetDevice "$BUILD/bin/minimax-bench" && echo 5 || echo 4)" E_CUDA $subject

@@ -226,3 +226,19 @@ noted = subprocess.run(["minimax-convert", odd, "-o", f"{odd}-packed", "--allow-
 assert noted.returncode == 0 and noted.stderr.startswith("note: no tokenizer.bin: E_TOKENIZER"), noted
 assert not os.path.exists(f"{odd}-packed/tokenizer.bin")
 refused(4, "normalizer is not null", f"{odd}-packed", "-p", "And")
+
+# Random weights of a config.json: the same model however cut, and another in other schemes; its ids are words, those below 256 bytes.
+for family, quant, cut in (("m2", "w4a16", "--dummy-tp 2 --dummy-ep 2"), ("m3-random", "mxfp8", "--dummy-tp 4")):
+    bare = os.path.join(TMP, f"bare-{family}")
+    os.mkdir(bare)
+    shutil.copy(f"tests/data/tiny-{family}/config.json", bare)
+    dummy = [bare, "-p", "And so", "--temperature", "0", "--max-tokens", "12", "--load-format", "dummy", "--threads", "1", "-q"]
+    replies = [run(*dummy, "--dummy-quant", quant, *how.split()) for how in ("", cut)]
+    assert replies[0] == replies[1] and re.search(r" \d{3}", replies[0]) and len(set(replies[0].split())) > 3, replies
+assert replies[0] != run(*dummy, "--dummy-quant", quant, "--dummy-skew", "0.9")
+refused(2, "E_TP", *dummy, "--dummy-tp", "3")
+refused(2, "--dummy-skew: found 1", *dummy, "--dummy-skew", "1")
+refused(2, "random weights have no digests", *dummy, "--verify-on-load")
+refused(2, "--dummy-quant: found \"int3\"", *dummy, "--dummy-quant", "int3")
+refused(2, "--dummy-tp: only with --load-format dummy", bare, "-p", "And", "--dummy-tp", "2")
+refused(3, "config.json", TMP, "-p", "And", "--load-format", "dummy")

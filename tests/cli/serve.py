@@ -126,14 +126,15 @@ def reasons(s):
 def unserved(s):
     """Fields of other servers that bind a reply are refused by name in every API, or ask for nothing."""
     schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
-    everywhere = {"guided_json": {"type": "object"}, "guided_regex": "a+", "guided_grammar": "root ::= x", "structured_outputs": {"regex": "a"}, "min_tokens": 3,
-                  "bad_words": ["a"], "allowed_token_ids": [1], "prompt_logprobs": 1, "truncate_prompt_tokens": 5, "chat_template": "x", "functions": [{"name": "f"}]}
-    not_chat = {"response_format": schema, "guided_choice": ["a", "b"]}
+    everywhere = {"structural_tag": {"type": "x"}, "min_tokens": 3, "grammar_lazy": True,
+                  "bad_words": ["a"], "allowed_token_ids": [1], "truncate_prompt_tokens": 5, "chat_template": "x", "functions": [{"name": "f"}]}
+    not_openai = {"guided_json": {"type": "object"}, "guided_regex": "a+", "guided_grammar": "root ::= x", "structured_outputs": {"regex": "a"}, "guided_choice": ["a", "b"]}
+    fields = {"/v1/chat/completions": {"prompt_logprobs": 1}, COMPLETIONS: {"response_format": schema}}
     chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
     for path, body in {COMPLETIONS: {**PROMPT, "max_tokens": 1}, "/v1/chat/completions": chat, "/v1/messages": chat, "/v1/responses": {"input": "x", "max_output_tokens": 1}}.items():
-        for name, value in {**everywhere, **({} if "chat" in path else not_chat)}.items():
+        for name, value in {**everywhere, **fields.get(path, {**not_openai, "response_format": schema, "prompt_logprobs": 1})}.items():
             assert name + ":" in s.post(path, {**body, name: value}, 400)["error"]["message"], (path, name)
-    nothing = {**dict.fromkeys([*everywhere, *not_chat]), "min_tokens": 0, "bad_words": [], "response_format": {"type": "text"}}
+    nothing = {**dict.fromkeys([*everywhere, *not_openai]), "grammar_lazy": False, "min_tokens": 0, "bad_words": [], "response_format": {"type": "text"}}
     assert s.post(COMPLETIONS, {**PROMPT, "max_tokens": 1, **nothing})["choices"][0]["text"] == run(PACKED, 1)
 
 
@@ -176,13 +177,13 @@ def pages(s):
 
 def vllm_names():
     """The names of vLLM stand next to this server's own, with the same values; a model's name is escaped."""
-    with Server(PACKED, "--metric-names", "vllm", "--served-model-name", 'a "b" \\ c') as s:
+    with Server(PACKED, "--metric-names", "vllm", "--served-model-name", 'a "b" \\ \udcffc\u00e9') as s:
         s.post(COMPLETIONS, {**PROMPT, "max_tokens": 3})
         end = time.monotonic() + 20  # a reply may be there before its last step is counted
         while s.metrics()["reply_tokens_total"] < 3 and time.monotonic() < end:
             time.sleep(0.01)
         text, values = s.get("/metrics").decode(), s.metrics()
-        label = 'model_name="a \\"b\\" \\\\ c"'
+        label = 'model_name="a \\"b\\" \\\\ \ufffdc\u00e9"'
         assert f"\nvllm:generation_tokens_total{{{label}}} 3\n" in text and values["reply_tokens_total"] == 3, text
         assert f'\nvllm:time_to_first_token_seconds_bucket{{{label},le="+Inf"}} 1\n' in text, text
         for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total", "prompt_tokens_total",
@@ -214,8 +215,18 @@ def keys():
         assert s.post(COMPLETIONS, {**PROMPT, "model": "m"}, 200, {"Authorization": "Bearer two"})["model"] == "m"
         assert s.post(COMPLETIONS, PROMPT, 200, {"x-api-key": "one"})["model"] == "m"
         assert s.request("GET", "/health")[0] == 200 and s.request("GET", "/v1/models")[0] == 401
+        trace = "00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01"
+        bad = [trace.upper(), trace + "0", trace[:-1], trace.replace("00-0a", "ff-0a"), "00-" + "0" * 32 + trace[35:], trace[:36] + "0" * 16 + "-01", "\"" + trace[1:]]
+        for given in [trace, *bad]:
+            s.post(COMPLETIONS, PROMPT, 200, {"x-api-key": "one", "traceparent": given})
         lines = [json.loads(x) for x in open(s.log)]
-        assert [x["status"] for x in lines if "path" in x and x["path"] == COMPLETIONS] == [401, 401, 401, 200, 200]
+        mine = [x for x in lines if "path" in x and x["path"] == COMPLETIONS]
+        assert [x["status"] for x in mine] == [401, 401, 401, 200, 200] + [200] * (1 + len(bad))
+        assert [x.get("traceparent") for x in mine] == [None] * 5 + [trace] + [None] * len(bad)
+        board = json.load(open("scripts/grafana.json"))
+        named = set(re.findall(r"\bminimax_\w+", json.dumps(board["panels"] + board["templating"]["list"])))
+        there = set(re.findall(r"^(\w+?)[{ ]", s.get("/metrics").decode(), re.M))
+        assert len(named) > 15 and named <= there, named - there
 
 
 def keys_elsewhere():
@@ -303,14 +314,14 @@ def config_file():
     """Options from a file; those of the command line win."""
     path = os.path.join(TMP, "serve.conf")
     with open(path, "w") as f:
-        f.write("# a comment\nserved-model-name = named here\n\nmax-model-len 100\n  ignore-generation-config\nlog-format=json\n")
-    with Server(PACKED, "--config", path, "--max-model-len", "64") as s:
+        f.write("# a comment\nserved-model-name = named here\n\nmax-model-len 100\n  ignore-generation-config\nlog-format=json\nthreads 3\n")
+    with Server(PACKED, "--config", path, "-t1", "--max-model-len", "64") as s:
         model = json.loads(s.get("/v1/models"))["data"][0]
         assert json.loads(s.get("/v1/models/named%20here"))["id"] == json.loads(s.get("/v1/models/n%61med%20her%65"))["id"] == "named here"
         for other in ("named%20her", "named%20here%20", "named%2", "named%2zhere", "named%00here"):
             assert s.request("GET", "/v1/models/" + other)[0] == 404, other
         assert (model["id"], model["max_model_len"]) == ("named here", 64) and open(s.log).read().startswith("{")
-    for line in ("--port 1", "port: 1", "no-such-option", "max-queue 0"):
+    for line in ("--port 1", "port: 1", "no-such-option", "max-queue 0", "request-timeout -1", "any-model\n\0api-key X", "config other.conf"):
         with open(path, "w") as f:
             f.write(line + "\n")
         done = subprocess.run([f"{BIN}/minimax-serve", "--config", path, PACKED, "--check"], capture_output=True, timeout=60)

@@ -135,8 +135,9 @@ def refusals(s):
         assert error["param"] in body, error
     assert s.post(MESSAGES, {**ONE, "messages": [user(long)]}, 400)["error"]["message"].startswith("prompt is too long: ")
     assert s.post(CHAT, {"model": "gpt", "messages": [user("x")]}, 404)["error"]["code"] == "model_not_found"
-    for field in ("functions", "chat_template", "guided_json", "guided_regex", "guided_grammar", "structured_outputs"):
-        assert s.post(CHAT, {**ONE, "messages": [user("x")], field: "x"}, 400)["error"]["param"] == field
+    for field in ("functions", "chat_template", "guided_json", "guided_whitespace_pattern", "structured_outputs"):
+        error = s.post(CHAT, {**ONE, "messages": [user("x")], field: "x"}, 400)["error"]
+        assert error["param"] == field, error
         s.post(CHAT, {**ONE, "messages": [user("x")], field: None})
     for method, path, allow in (("GET", CHAT, "POST, OPTIONS"), ("POST", "/health", "GET, HEAD, OPTIONS"),
                                 ("DELETE", "/v1/models/x", "GET, HEAD, OPTIONS")):

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Connections of minimax-serve: HTTP/1.0, clients that send no more or have left, the limits of bodies and descriptors, pages of other origins,
-what the log says of a request, and a server that drains."""
+what the log says of a request and where nobody reads it, and a server that drains."""
+import fcntl
 import http.client
 import json
 import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -258,6 +260,31 @@ def said():
     assert all(x["error"] for x in lines if "request" in x and x["status"] != 200)
 
 
+def no_reader():
+    """Requests do not wait for a log that nobody reads: lines are dropped, and their number is said when somebody reads again."""
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 8192)
+    process = subprocess.Popen([f"{BIN}/minimax-serve", PACKED, "--port", "0"], stderr=writer)
+    os.close(writer)
+    try:
+        log = b""
+        while b"ready after" not in log:
+            log += os.read(reader, 4096)
+        c = http.client.HTTPConnection("127.0.0.1", int(re.search(rb"http://\S+:(\d+)", log)[1]), timeout=60)
+        for count in (80, 1):
+            for _ in range(count):
+                c.request("POST", COMPLETIONS, "{}")
+                assert c.getresponse().read()
+            log = os.read(reader, 1 << 16).decode()
+        dropped = int(re.search(r"log: (\d+) lines dropped, nobody read them\n", log)[1])
+        assert 20 < dropped < 80 and log.count(" 400 ") == 1, log
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+    os.close(reader)
+
+
 def drains():
     """A server that is about to end still answers, with 503, until the last request has ended."""
     with Server(PACKED) as s:
@@ -324,6 +351,7 @@ no_descriptors()
 idle()
 origins()
 said()
+no_reader()
 drains()
 hangs()
 print("HTTP/1.0, half-closed and leaving clients, limits, origins, the log, a server that drains")

@@ -321,9 +321,44 @@ def cut(s):
     assert final["type"] == "response.failed" and [x["status"] for x in final["response"]["output"]] == ["incomplete"], final
 
 
+def openapi(s):
+    """/openapi.json has the paths that answer, and the fields of each API with what becomes of them."""
+    said = json.loads(s.get("/openapi.json"))
+    assert said["openapi"] == "3.1.0" and set(said) == {"openapi", "info", "paths"}
+    table = [r for r in rows() if "." not in r["field"]]
+    for api, (path, _) in APIS.items():
+        schema = said["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        for key, fate in (("properties", "served"), ("x-refused", "refused"), ("x-without-effect", "none")):
+            assert set(schema[key]) == {r["field"] for r in table if r[api] == fate}, (path, key)
+        assert set(schema["required"]) < set(schema["properties"])
+    pages = {p for p, v in said["paths"].items() if "get" in v}
+    assert {"/", "/health", "/metrics", "/openapi.json", "/v1/models"} < pages and all(s.get(p) for p in pages), pages
+
+
+def held_texts(s):
+    """A regular expression, a grammar or a choice holds the whole text, at a temperature at which the model writes noise."""
+    pattern, grammar = "[A-Z][a-z]{2,5}( [a-z]{2}){1,2}\\.", 'root ::= list # nested\nlist ::= "[" (item ("," item)*)? "]"\nitem ::= list | [1-9] [0-9]{0,2}'
+    for path, base in ((APIS["chat"][0], {**APIS["chat"][1], **NO_THINKING}), APIS["completions"]):
+        def text(path=path, base=base, **fields):
+            reply = s.post(path, {**base, "max_tokens": 60, "temperature": 3, **fields})["choices"][0]
+            return reply["finish_reason"], reply["message"]["content"] if "message" in reply else reply["text"]
+        for seed in range(3):
+            for fields in ({"guided_regex": pattern}, {"structured_outputs": {"regex": pattern, "json": None}}):
+                finish, got = text(seed=seed, **fields)
+                assert finish == "stop" and re.fullmatch(pattern, got), (path, got)
+            finish, got = text(seed=seed, grammar=grammar)
+            assert finish == "length" or isinstance(json.loads(got), list), (path, got)
+            assert text(seed=seed, structured_outputs={"choice": ["Ur", "Uz and more"]})[1] in ("Ur", "Uz and more")
+        for name, fields in (("regex", {"regex": "(a"}), ("guided_grammar", {"guided_grammar": "root ::= root"}), ("grammar", {"grammar": "a", "regex": "a"}),
+                             ("structured_outputs", {"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}),
+                             ("structured_outputs.regex", {"structured_outputs": {"regex": "a", "choice": ["a"]}})):
+            status, reply = ask(s, path, {**base, **fields})
+            assert status == 400 and name in reply["error"]["message"], (name, status, reply)
+
+
 every_field_in_every_api()
 documented()
 with Server(convert("tests/data/tiny-m2"), "--chat-format", "minimax-m2", "--max-model-len", "512") as server:
-    for test in (drafts, all_fields, nothings, formats, within, templates, cut):
+    for test in (drafts, all_fields, nothings, formats, openapi, held_texts, within, templates, cut):
         test(server)
 print("every field of every API is served, refused by name, or has no effect")

@@ -35,6 +35,8 @@ SEEDS = {
                             "tools": [{"type": "function", "name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}]},
     "/v1/chat/completions?schema": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2, "temperature": 0,
                                     "response_format": {"type": "json_schema", "json_schema": {"name": "s", "strict": True, "schema": SCHEMA}}},
+    "/v1/chat/completions?grammar": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2, "grammar": "root ::= \"a\" root | [b-d]{2}"},
+    "/v1/completions?regex": {"prompt": "x", "max_tokens": 2, "prompt_logprobs": 1, "structured_outputs": {"regex": "(a|b){2,}c", "json": None}},
     "/tokenize": {"prompt": "x"},
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "x"}]},
 }

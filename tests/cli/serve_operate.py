@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 
@@ -57,6 +58,23 @@ def unit():
     return "verified by systemd-analyze"
 
 
+def notified():
+    """The service manager hears when requests are served and when they end; the image's health check asks for the same."""
+    heard = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    heard.bind(f"{TMP}/notify")
+    heard.settimeout(60)
+    check = json.loads(re.search(r"CMD (.+)", open("scripts/Dockerfile").read().replace("\\\n", ""))[1])
+    with Server(PACKED, "--max-model-len", "64", prefix=["env", f"NOTIFY_SOCKET={TMP}/notify"]) as s:
+        assert heard.recv(4096) == b"READY=1\nSTATUS=ready"
+        for port, ok in ((s.port, True), (1, False)):
+            done = subprocess.run([w.replace("8000", str(port)) for w in check], capture_output=True)
+            assert (done.returncode == 0) == ok, (check, done)
+    assert heard.recv(4096) == b"STOPPING=1\nSTATUS=draining"
+    for odd in ("", "/", "@", "relative", "/nobody/listens", "/" + "x" * 200):
+        with Server(PACKED, "--max-model-len", "64", prefix=["env", f"NOTIFY_SOCKET={odd}"]):
+            pass
+
+
 def keys():
     """A key that is empty, as of a variable that is not set, would let everybody in."""
     for key in ("", " ", " a", "a ", "a\n", "\x7f"):
@@ -68,6 +86,7 @@ def keys():
         assert status == [200, 401, 401], status
 
 
+notified()
 keys()
 if not shutil.which("curl"):
     print("no curl here")

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """The page of minimax-serve in headless Chromium: it asks nobody but the server, a conversation streams, an error is shown, the status lives,
 a reply of a conversation that was left goes nowhere, a turn that failed is taken out and offered again, nothing overflows, light and dark,
-narrow and wide. Screenshots go to PAGE_SHOTS, if that is set."""
+narrow and wide. Markdown becomes elements, hostile Markdown and HTML run nothing, and conversations stay in the browser: Regenerate, Edit,
+Continue, Escape, results of tools. Screenshots go to PAGE_SHOTS, if that is set."""
 import base64
 import json
 import os
@@ -156,6 +157,130 @@ def failing(b):
     assert b.run("$('talk').textContent") == "" and idle(b)
 
 
+def shape(b, text):
+    """The elements of Markdown, as tags with the text in them."""
+    return b.run("(() => { const e = document.createElement('div'); growing(e)(%s); return [...e.children].map(x => x.innerHTML).join(''); })()" % json.dumps(text))
+
+
+HOSTILE = ["<img src=x onerror=bad=1>", "<script>bad=1</script>", "[x](javascript:bad=1)", "[x](JaVaScRiPt:bad=1)", "[x](data:text/html,<script>)", "<svg/onload=bad=1>",
+           "![i](https://evil.invalid/i.png)", "[a](https://a.invalid/\"onmouseover=\"bad=1)", "`<b>", "```<i>\n", "| a | <b> |\n|---|---|\n| <img src=//evil.invalid/i onerror=bad=1> | c |\n",
+           "\n", "\n\n", "> ", "- ", "1. ", "  ", "**", "*", "_", "~~", "`", "```", "~~~\n", "|", "\\", "# ", "---\n", "[", "](", ")", "<", ">", "&lt;", "word", "https://a.invalid/x", "\u202e", "<!--"]
+
+
+def markdown(b):
+    """Markdown by example; what is hostile makes none but the known elements; text that grows ends as it would at once."""
+    got = shape(b, "# A\nb **c** `d`\n\n- e\n  1. f\n- g\n\n| h | i |\n|---|---|\n| `j` | k\\|l |\n\n```c\n<m>\n\nn\n```\n> o\n\n[p](https://q.invalid/) <r>")
+    for part in ("<h3>A</h3>", "<p>b <strong>c</strong> <code>d</code></p>", "<ul><li>e<ol start=\"1\"><li>f</li></ol></li><li>g</li></ul>", "<th>h</th><th>i</th>",
+                 "<td><code>j</code></td><td>k|l</td>", "<span>c</span>", "<pre><code>&lt;m&gt;\n\nn</code></pre>", "<blockquote><p>o</p></blockquote>",
+                 "<a href=\"https://q.invalid/\" target=\"_blank\" rel=\"noopener noreferrer\">p</a> &lt;r&gt;"):
+        assert part in got, (part, got)
+    wrong = b.run(r"""(async () => {
+      const parts = %s, tags = new Set("DIV P STRONG EM S CODE PRE UL OL LI BLOCKQUOTE H3 H4 H5 H6 HR TABLE TR TH TD A SPAN BUTTON".split(" "));
+      let seed = 7;
+      const next = n => (seed = seed * 1103515245 + 12345 & 0x7fffffff) %% n;
+      for (let round = 0; round < 400; round++) {
+        const text = Array.from({length: next(25)}, () => parts[next(parts.length)] + (next(3) ? "" : " ")).join("");
+        const whole = document.body.appendChild(document.createElement("div")), grown = document.createElement("div"), grow = growing(grown);
+        growing(whole)(text);
+        for (let n = 0; n < text.length; n += 1 + next(9)) grow(text.slice(0, n));
+        grow(text);
+        const html = e => [...e.children].map(x => x.innerHTML).join("");
+        if (html(whole) !== html(grown)) return "grown: " + JSON.stringify(text);
+        for (const e of whole.querySelectorAll("*")) {
+          if (!tags.has(e.tagName)) return e.tagName + " " + JSON.stringify(text);
+          for (const a of e.attributes)
+            if (!["class", "start", "type", "href", "target", "rel"].includes(a.name) || (a.name === "href" && !/^(https?|mailto):/.test(e.href))) return a.name + " " + JSON.stringify(text);
+        }
+        whole.remove();
+      }
+      await new Promise(r => setTimeout(r, 100));
+      return window.bad ? "a script ran" : null;
+    })()""" % json.dumps(HOSTILE))
+    assert wrong is None, wrong
+    for text in ("*a " * 20000, "`" * 30001, "[" * 30000, "> " * 20000, "- " * 20000, "[a](" * 10000, "_a" * 20000, "|" * 20000 + "\n|-", "#" * 30000, "* " * 30000 + "x", "1. " * 20000,
+                 "**a" * 20000, "\\" * 30000, "a " * 30000 + "https://a.invalid" * 2000, "- - " * 9999 + "x\n" * 9999):
+        took = b.run("(() => { const t = performance.now(); growing(document.createElement('div'))(%s); return performance.now() - t; })()" % json.dumps(text))
+        assert took < 5000, (text[:20], took)
+
+
+def fake(b, *replies):
+    """The next replies' deltas; the requests' bodies are in `bodies`."""
+    b.run("window.plain ||= fetch; window.bodies = []; window.next = %s; 0" % json.dumps([
+        "".join("data: " + json.dumps({"choices": [{"delta": d}]}) + "\n\n" for d in r) + 'data: {"choices": [{"delta": {}, "finish_reason": "length"}], "usage": {"completion_tokens": 9}}\n\ndata: [DONE]\n\n'
+        for r in replies]))
+    b.run("window.fetch = (url, o) => o && o.body ? (bodies.push(JSON.parse(o.body)), Promise.resolve(next.length ? new Response(next.shift()) : new Response('{}', {status: 500}))) : plain(url, o); 0")
+
+
+def press(b, name):
+    b.run("[...document.querySelectorAll('footer button, article.failed button')].filter(x => x.textContent == %s).at(-1).click(); 0" % json.dumps(name))
+    b.wait("!running")
+
+
+def shown(b):
+    return b.run("[...document.querySelectorAll('article')].map(a => a.innerText.trim())")
+
+
+def conversations(b):
+    """Regenerate, Edit, Continue, results of tools; a failure brings back what was there; the list opens, deletes."""
+    b.run("localStorage.clear(); $('clear').click(); $('system').value = 'Be brief.'; $('top_p').value = .5; $('thinking').value = 'off'; 0")
+    fake(b, [{"reasoning_content": "think"}, {"content": "**one"}, {"content": "**"}], [{"content": "two"}], [{"content": "s more"}])
+    submit(b, "first", 9)
+    b.wait("!running")
+    body = b.run("bodies[0]")
+    assert body["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "first"}] and body["top_p"] == 0.5
+    assert body["chat_template_kwargs"] == {"enable_thinking": False} and body["temperature"] == 0
+    assert b.run("document.querySelector('article strong').textContent") == "one"
+    assert b.run("document.querySelector('summary').textContent") == "Reasoning 0 s, 1 tokens"
+    foot = b.run("[...document.querySelectorAll('footer')].at(-1).textContent")
+    assert foot.startswith("CopyRegenerateContinue9 tokens, ") and foot.endswith("tokens/s, length"), foot
+    press(b, "Regenerate")
+    assert shown(b) == ["first", "two"] and b.run("bodies[1].messages.length") == 2
+    press(b, "Continue")
+    assert shown(b) == ["first", "twos more"] and b.run("messages[1].content") == "twos more"
+    assert b.run("bodies[2].continue_final_message && !bodies[2].add_generation_prompt && bodies[2].messages.at(-1).content == 'two' && !('meta' in bodies[2].messages.at(-1))")
+    for name in ("Regenerate", "Continue"):  # fails: the reply is there still
+        press(b, name)
+        assert shown(b)[:2] == ["first", "twos more"] and b.run("!!document.querySelector('.error')") and len(b.run("messages")) == 2
+    fake(b, [{"content": "three"}], [{"tool_calls": [{"index": 0, "id": "c1", "function": {"name": "f", "arguments": "{}"}}]}], [{"content": "five"}])
+    press(b, "Edit")
+    assert b.run("$('text').value") == "first" and b.run("document.querySelectorAll('section.cut').length") == 2
+    b.run("document.dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape'})); 0")
+    assert b.run("document.querySelectorAll('section.cut').length") == 0 and b.run("$('text').value") == ""
+    press(b, "Edit")
+    submit(b, "changed", 9)
+    b.wait("!running")
+    assert shown(b) == ["changed", "three"]
+    submit(b, "use a tool", 9)
+    b.wait("!running")
+    b.run("document.querySelector('footer textarea').value = '42'; 0")
+    press(b, "Send results")
+    assert b.run("bodies[2].messages.at(-1)") == {"role": "tool", "tool_call_id": "c1", "content": "42"} and shown(b)[-2:] == ["Result: 42", "five"]
+    first = shown(b)
+    b.run("$('clear').click(); 0")
+    fake(b, [{"content": "other"}])
+    submit(b, "second", 9)
+    b.wait("!running")
+    b.run("$('chats').click(); 0")
+    assert b.run("[...document.querySelectorAll('#list p')].map(p => p.firstChild.textContent)") == ["second", "changed"]
+    b.run("document.querySelectorAll('#list p')[1].firstChild.click(); 0")
+    assert [x.replace("\n", "") for x in shown(b)] == [x.replace("\n", "") for x in first] and b.run("$('list').hidden"), shown(b)
+    b.run("$('chats').click(); document.querySelectorAll('#list p')[0].lastChild.click(); 0")
+    assert b.run("saved().map(c => c.title)") == ["changed"]
+    b.run("localStorage.setItem('chats', '{'); 0")
+    assert b.run("saved()") == []
+    # Without room the oldest conversations go.
+    b.run("localStorage.clear(); for (let n = 0; n < 4; n++) save({id: n, messages: [{role: 'user', content: n + 'x'.repeat(2e6)}]}); 0")
+    assert b.run("saved().map(c => c.id)") in ([3, 2], [3]), b.run("saved().map(c => c.id)")
+    b.run("localStorage.clear(); window.fetch = plain; for (const i of ['system', 'top_p', 'thinking', 'text']) $(i).value = ''; $('clear').click(); 0")
+    # Escape ends a reply of the server; Continue goes on from it.
+    submit(b, "go on", 4000)
+    b.wait("(document.querySelector('details div') || {textContent: ''}).textContent.length > 5")
+    b.run("document.dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape'})); 0")
+    b.wait("!running")
+    assert b.run("messages[1].meta") == "stopped" and idle(b)
+    b.run("$('clear').click(); 0")
+
+
 def mistyped(b, packed):
     """A key that is wrong at first."""
     with Server(packed, "--chat-format", "minimax-m2", "--max-model-len", "256", "--api-key", "right") as server:
@@ -187,6 +312,8 @@ with Server(PACKED, "--chat-format", "minimax-m2") as server:
     b.run("$('clear').click(); 0")
     left(b)
     failing(b)
+    markdown(b)
+    conversations(b)
     # A reply that is held to a call of a tool that the page has.
     think = server.post("/tokenize", {"prompt": "</think>", "parse_special": True})["tokens"][0]
     held = {"guided_choice": ["\n\nLook.\n<minimax:tool_call>\n<invoke name=\"find\">\n<parameter name=\"what\">Ur &lt;é</parameter>\n</invoke>\n</minimax:tool_call>"],
@@ -218,6 +345,20 @@ with Server(PACKED, "--chat-format", "minimax-m2") as server:
             if os.environ.get("PAGE_SHOTS"):
                 with open(f"{os.environ['PAGE_SHOTS']}/{scheme}-{width}.png", "wb") as f:
                     f.write(base64.b64decode(b.call("Page.captureScreenshot")["data"]))
+    sample = ("## Result\n\nThe *first* rows, by `sort -n`:\n\n| name | tokens/s |\n|---|---|\n| prompt | 1,024 |\n| reply | 57.5 |\n\n```python\nfor n in range(3):\n"
+              "    print(n)  # <b>no HTML</b>\n```\n\n1. **Unpack** it\n   - with `tar`\n2. Run it\n\n> quoted\n\nSee [the manual](https://example.invalid/).")
+    b.run("window.tools = 0; $('clear').click(); $('tools').value = ''; $('tools').parentNode.open = false; 0")
+    fake(b, [{"reasoning_content": "Look at the rows."}, {"content": sample}])
+    submit(b, "Show me a table", 400)
+    b.wait("!running")
+    for scheme, width in (("light", 1280), ("dark", 390)):
+        b.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        b.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        assert b.run("document.documentElement.scrollWidth <= innerWidth"), (scheme, width)
+        if os.environ.get("PAGE_SHOTS"):
+            with open(f"{os.environ['PAGE_SHOTS']}/markdown-{scheme}-{width}.png", "wb") as f:
+                f.write(base64.b64decode(b.call("Page.captureScreenshot")["data"]))
+    b.run("window.fetch = plain; $('clear').click(); 0")
     b.run("$('details'), document.querySelector('details').open = true; 0")
     b.asked, asked = set(), b.asked
     mistyped(b, PACKED)

@@ -51,6 +51,25 @@ def scores(s, packed, ids):
     return got["token_logprobs"]
 
 
+def prompt_logprobs(s, ids):
+    """vLLM's form: of each token of the prompt but the first, it and the likeliest, with ranks where they are known; as echo has them."""
+    echo = s.post(COMPLETIONS, {"prompt": ids, "max_tokens": 0, "echo": True, "logprobs": 3})["choices"][0]["logprobs"]
+    for k in (0, 1, 3):
+        got = s.post(COMPLETIONS, {"prompt": ids, "max_tokens": 2, "prompt_logprobs": k})["choices"][0]
+        assert got["logprobs"] is None and got["prompt_logprobs"][0] is None and len(got["prompt_logprobs"]) == len(ids), got
+        for i, entry in list(enumerate(got["prompt_logprobs"]))[1:]:
+            own = entry[str(ids[i])]
+            assert abs(own["logprob"] - echo["token_logprobs"][i]) < 1e-4 and own["decoded_token"] == echo["tokens"][i], (i, own)
+            assert k <= len(entry) <= k + 1 and next(iter(entry)) == str(ids[i])
+            ranked = sorted((e["rank"], e["logprob"]) for e in entry.values() if e["rank"])
+            assert [r for r, _ in ranked][:k] == list(range(1, k + 1)) and [x for _, x in ranked] == sorted((x for _, x in ranked), reverse=True)
+            top = sorted(echo["top_logprobs"][i].values(), reverse=True)[:k]
+            assert all(abs(x - y) < 1e-4 for (_, x), y in zip(ranked, top, strict=False)), (i, entry, top)
+    both = s.post(COMPLETIONS, {"prompt": ids[:9], "max_tokens": 2, "prompt_logprobs": 3, "logprobs": 1, "echo": True})["choices"][0]
+    assert len(both["logprobs"]["tokens"]) == 11 and len(both["prompt_logprobs"]) == 9 and len(both["logprobs"]["top_logprobs"][1]) <= 2
+    assert "prompt_logprobs" in s.post(COMPLETIONS, {"prompt": ids[:9], "prompt_logprobs": 1, "stream": True}, 400)["error"]["message"]
+
+
 def replies(s, ids):
     """A greedy reply's logprobs are those of the same tokens in a prompt."""
     asked = {"prompt": ids, "max_tokens": 12, "temperature": 0, "logprobs": 1, "echo": True}
@@ -73,6 +92,7 @@ for options in (["--max-num-seqs", "3"], ["--max-num-seqs", "1", "--max-num-batc
     with Server(PACKED, *options) as server:
         alone = scores(server, PACKED, IDS[:90])
         replies(server, IDS[:33])
+        prompt_logprobs(server, IDS[:40])
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
             for values in pool.map(lambda i: scores(server, PACKED, IDS[:90]) if i % 2 else server.post(COMPLETIONS, {"prompt": "And", "max_tokens": 20}), [0, 2, 1, 4]):
                 assert isinstance(values, dict) or max(abs(a - b) for a, b in zip(values[1:], alone[1:], strict=True)) < 1e-4

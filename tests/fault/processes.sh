@@ -1,6 +1,6 @@
 #!/bin/sh
 # Ranks in several processes of mpirun: the text of one process, whatever is cut between them; a process that is killed, cannot open its
-# checkpoint, has another one or is another build ends all of them in time; a server answers and ends.
+# checkpoint, has another one or is another build ends all of them in time; a server drains, and ends where its worker hangs.
 set -eu
 cd "$(dirname "$0")/../.."
 if ! command -v mpirun >/dev/null || ! pkg-config --exists ompi-c; then
@@ -61,22 +61,43 @@ run="mpirun --oversubscribe -n 1 $bin/minimax-run $work/tiny-m2-tp2 -p x -q"
     -n 1 sh -c "timeout -s KILL 3 $bin/minimax-worker $work/tiny-m2-tp2"
 }
 
-port=18$(($$ % 900 + 100))
-timeout 120 mpirun --oversubscribe -n 1 sh -c "echo \$\$ >$work/pid; exec $bin/minimax-serve $work/tiny-m2-both --port $port -q --threads 1" : \
-  -n 1 "$bin/minimax-worker" "$work/tiny-m2-both" >"$work/serve.txt" 2>&1 &
-server=$!
-i=0
-until curl -sf "127.0.0.1:$port/ready" >"$work/ready.json" 2>/dev/null; do
-  i=$((i + 1))
-  [ $i -lt 300 ] && kill -0 $server || { cat "$work/serve.txt"; exit 1; }
-  sleep 0.1
-done
-curl -sf "127.0.0.1:$port/v1/completions" -d '{"prompt": "And it came", "max_tokens": 8, "temperature": 0}' | grep -q '"text"'
-kill "$(cat "$work/pid")"
+# serves: starts a server of two processes; their ids lie in server.pid and worker.pid.
+serves() {
+  : >"$work/serve.txt"
+  timeout 120 mpirun --oversubscribe -n 1 sh -c "echo \$\$ >$work/server.pid; exec $bin/minimax-serve $work/tiny-m2-both --port 0 --threads 1" : \
+    -n 1 sh -c "echo \$\$ >$work/worker.pid; exec $bin/minimax-worker $work/tiny-m2-both" >"$work/serve.txt" 2>&1 &
+  server=$!
+  i=0
+  until grep -q 'ready after' "$work/serve.txt"; do
+    i=$((i + 1))
+    [ $i -lt 300 ] && kill -0 $server || { cat "$work/serve.txt"; exit 1; }
+    sleep 0.1
+  done
+  port=$(sed -n 's/.*listening on .*:\([0-9]*\)$/\1/p' "$work/serve.txt")
+}
+complete() { curl -sf "127.0.0.1:$port/v1/completions" -d "{\"prompt\": \"And it came\", \"max_tokens\": $1, \"ignore_eos\": true}"; }
+
+serves
+complete 2000 >"$work/reply.json" &
+reply=$!
+sleep 0.5
+kill "$(cat "$work/server.pid")" "$(cat "$work/worker.pid")" # as launchers do
+wait $reply
+grep -q '"completion_tokens":2000' "$work/reply.json"
 status=0
 wait $server || status=$?
-echo "a server of two processes answered and ended with status $status"
+echo "a server of two processes that were signalled ended its reply, and then with status $status"
 [ $status -eq 0 ]
+
+serves
+kill -s STOP "$(cat "$work/worker.pid")"
+kill "$(cat "$work/server.pid")"
+sleep 0.5
+kill "$(cat "$work/server.pid")" 2>/dev/null
+status=0
+wait $server || status=$?
+echo "two signals end a server whose worker hangs: status $status"
+[ $status -eq 143 ]
 
 make -s MPI=1 CUDA=0 SAN=0 BUILD="$BUILD/mpi" COMMIT=another "$BUILD/mpi/bin/minimax-worker" >/dev/null
 # shellcheck disable=SC2086

@@ -83,11 +83,19 @@ def says_both():
                                        (("--quant", "none", "--layout", "hf"), "--layout packed", "--layout hf"),
                                        (("--tp", "2", "--quant", "int8"), "with --quant nvfp4", "expected --quant int8"),
                                        (("--tp", "2"), "with --quant nvfp4", "expected --quant none"),
-                                       (begun[:4], "other options beside it", "search"),
-                                       ((*begun, "--head", "int8"), "other options beside it", "head"),
+                                       (begun[:4], "with --search absmax --method nearest", "expected --search mse --method nearest"),
+                                       ((*begun, "--kv-scales", "drop"), "--kv-scales keep, expected", "--kv-scales drop to continue"),
+                                       ((*begun, "--allow-nonfinite"), "--kv-scales keep, expected", "--kv-scales keep --allow-nonfinite to continue"),
+                                       ((*begun, "--head", "int8"), "with other rules", "--head"),
                                        ((*begun, "--compress", "zstd:3"), "without --compress", "expected one with --compress zstd:3")):
             refused(root, USAGE, "E_RESUME", found, expected, "--restart", args=(M2, "-o", out, "--resume", *other))
         cf.ok(CONVERT, "-q", M2, "-o", out, "--resume", *begun)
+        killed("fdatasync", 1, M2, "-o", root + "/hf", "--layout", "hf")  # whose part size is of the plan
+        refused(root, USAGE, "E_RESUME", "--part-size", args=(M2, "-o", root + "/hf", "--resume", "--layout", "hf", "--part-size", "1M"))
+        for other, says in ((("--tp", "4", *begun[2:]), "with --tp 2 --ep 1 --pp 1 --tp-align split, expected --tp 4"), ((*begun[:4], "--head", "int8"), "lm_head.weight=int8"),
+                            (begun[:4], '"nvfp4; search=absmax", expected "nvfp4"'), ((*begun, "--part-size", "1M"), "--part-size"), ((*begun, "--compress", "zstd"), "--compress"),
+                            (("--layout", "hf"), "--layout")):  # of a finished output
+            refused(root, USAGE, "E_RESUME", "found a finished conversion", says, "--force", args=(M2, "-o", out, "--resume", *other))
 
 
 def records_renumbered():
@@ -156,7 +164,7 @@ def nonfinite_changed():
         done = cf.ok(CONVERT, *allowed, "--resume")
         assert b"\n2 weights were NaN or infinite and are stored as 0\n" in done.stderr, done.stderr
         assert "nonfinite=zero" in cf.packed(out)[1]["quant"]
-        refused(root, USAGE, "E_OUTPUT", args=(*allowed[:-1], "--resume"))
+        refused(root, USAGE, "E_RESUME", args=(*allowed[:-1], "--resume"))
         refused(root, USAGE, "E_RECIPE", "--allow-nonfinite", args=(root + "/src", "-o", root + "/b", "--quant", "bf16; nonfinite=zero"))
 
 
@@ -190,7 +198,7 @@ def says_what_differs():
         shutil.copytree(M2, root + "/src")
         killed("fdatasync", 2, M2, "-o", root + "/out", "--tp", "2", "--quant", "int8")
         for source, words, *options in ((M2, "with --tp 2 --ep 1", "--tp", "4", "--quant", "int8"), (M2, "--quant int8, expected --quant bf16", "--tp", "2", "--quant", "bf16"),
-                                        (M2, "other options beside it", "--tp", "2", "--quant", "int8", "--ignore", "*.w2.weight"),
+                                        (M2, "with other rules", "--tp", "2", "--quant", "int8", "--ignore", "*.w2.weight"),
                                         ("tests/data/tiny-m1", "another source", "--tp", "2", "--quant", "int8"),
                                         (M2, "another --ranks", "--tp", "2", "--quant", "int8", "--ranks", "0"),
                                         (root + "/src", "changed, moved or copied", "--tp", "2", "--quant", "int8")):

@@ -51,7 +51,7 @@ def two_formats():
             declare(source, "gptq")
             cf.ok(CONVERT, "-q", source, "-o", out, *layout, "--resume")
             declare(source, "gptq_v2")
-            refused(root, USAGE, "E_OUTPUT", args=(source, "-o", out, *layout, "--resume"))
+            refused(root, USAGE, "E_RESUME", args=(source, "-o", out, *layout, "--resume"))
             cf.ok(CONVERT, "-q", source, "-o", root + "/second", *layout)
             assert parts(out) != parts(root + "/second")
             cf.ok("minimax-verify", "-q", root + "/second", "--source", source)

@@ -390,8 +390,8 @@ static void step(const mm_shards *s, const mm_rank_weights *w, mm_comm *comm, bo
                          .weights = w,
                          .limits = {.max_tokens = 3, .slots = 1, .max_positions = positions},
                          .comm = comm,
-                         .threads = 1,
-                         .act_quant = act_quant,
+                         .options.threads = 1,
+                         .options.act_quant = act_quant,
                          .calibration = calibration};
   mm_forward f;
   if (!mm_forward_open(&f, &mm_ops_cpu, &c, &err)) {

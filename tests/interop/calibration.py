@@ -274,7 +274,8 @@ def feedback():
     part = ["--quant", "w4a8", "--part-size", "256K"]
     whole = convert(model, "fed-whole", *part, *gptq)
     convert(model, "fed-begun", *part, *gptq, "--part", "0/2")
-    assert "E_RESUME" in convert(model, "fed-begun", *part, "--resume", "--importance", file, status=2)
+    other = convert(model, "fed-begun", *part, "--resume", "--importance", file, status=2)
+    assert "E_RESUME" in other and "--method gptq --kv-scales keep, expected --search mse --method nearest" in other, other
     same(whole, convert(model, "fed-begun", *part, *gptq, "--resume"))
 
     # Experts that saw no token, one, and ten; a channel that is always 0; numbers that are none.

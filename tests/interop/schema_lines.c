@@ -1,8 +1,8 @@
-/* Replies to JSON schemas by a model that writes noise: tokens that the constraint allows, at random.
+/* Replies to JSON schemas, regular expressions and grammars by a model that writes noise: tokens that the constraint allows, at random.
  * usage: schema_lines TOKENIZER VOCAB. A JSON object on each line of stdin, one on stdout for each:
  *
- *   {"schema": {…}, "tokens": N, "replies": N, "seed": N}
- *       {"whole": [S, …], "length": N, "stuck": N, "ms": of compiling} or {"error": S}
+ *   {"schema": {…} or "regex": S or "grammar": S, "tokens": N, "replies": N, "seed": N, "texts": [S, …]}
+ *       {"whole": [S, …], "length": N, "stuck": N, "ms": of compiling, "accepts": [true where a text is whole, …]} or {"error": S}
  *
  * usage: schema_lines --keywords: the keywords that are served, as docs/serving.md lists them. */
 #include <stdlib.h>
@@ -13,6 +13,7 @@
 #include "formats/text.h"
 #include "runtime/constrain/constraint.h"
 #include "runtime/constrain/schema.h"
+#include "runtime/constrain/whole_text.h"
 
 typedef struct noise {
   mm_tokenizer *tokenizer;
@@ -83,14 +84,30 @@ static int64_t number_of(const mm_value *v, const char *key) {
   return n;
 }
 
+static bool accepts(const mm_form *form, const mm_value *text) {
+  static mm_grammar_stack more[MM_GRAMMAR_MORE];
+  mm_grammar g = {.more = more};
+  mm_grammar_start(&g, form);
+  for (size_t i = 0; i < text->n; i++)
+    if (!mm_grammar_step(&g, (uint8_t)text->text[i])) return false;
+  return mm_grammar_accepts(&g);
+}
+
+static const mm_form *compile(mm_arena *a, const mm_value *v, mm_err *err) {
+  const mm_value *schema = mm_value_get(v, "schema"), *regex = mm_value_get(v, "regex"), *grammar = mm_value_get(v, "grammar");
+  if (regex) return mm_whole_regex(a, regex->text, regex->n, "regex", err);
+  if (grammar) return mm_whole_grammar(a, grammar->text, grammar->n, "grammar", err);
+  return schema ? mm_schema_compile(a, schema, "json_schema", err) : NULL;
+}
+
 static void answer(noise *n, const char *line, size_t len, mm_text *out) {
   mm_err err = {0};
   mm_arena a = {0};
   mm_text reply = {0};
-  const mm_value *v = mm_body_parse(&a, line, len, &err), *schema = mm_value_get(v, "schema");
+  const mm_value *v = mm_body_parse(&a, line, len, &err), *texts = mm_value_get(v, "texts");
   if (!v) exit(3);
   const double begin = now_ms();
-  const mm_form *form = schema ? mm_schema_compile(&a, schema, "json_schema", &err) : NULL;
+  const mm_form *form = compile(&a, v, &err);
   const double ms = now_ms() - begin;
   if (!form) {
     mm_text_printf(out, "{\"ms\": %.3f, \"error\": ", ms);
@@ -108,7 +125,10 @@ static void answer(noise *n, const char *line, size_t len, mm_text *out) {
       if (whole++) mm_text_put(out, ", ");
       mm_text_quote(out, reply.p ? reply.p : "", reply.n);
     }
-    mm_text_printf(out, "], \"length\": %lld, \"stuck\": %lld, \"ms\": %.3f}", (long long)length, (long long)stuck, ms);
+    mm_text_printf(out, "], \"length\": %lld, \"stuck\": %lld, \"ms\": %.3f, \"accepts\": [", (long long)length, (long long)stuck, ms);
+    for (const mm_value *t = texts ? texts->first : NULL; t; t = t->next)
+      mm_text_printf(out, "%s%s", accepts(form, t) ? "true" : "false", t->next ? ", " : "");
+    mm_text_put(out, "]}");
   }
   free(reply.p);
   mm_arena_close(&a);

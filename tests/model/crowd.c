@@ -54,7 +54,7 @@ static mm_engine *open_engine(const mm_shards *shards, uint32_t slots, uint32_t 
   mm_err err = {0};
   const mm_engine_config c = {.ops = &mm_ops_cpu,
                               .limits = {.max_tokens = POSITIONS, .slots = slots, .max_positions = POSITIONS, .pages = pages},
-                              .threads = threads};
+                              .options.threads = threads};
   mm_engine *e = mm_engine_open(shards, &c, &err);
   check(e, &err);
   return e;

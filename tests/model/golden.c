@@ -252,7 +252,7 @@ static void open_all(golden *g, const char *dir, const char *file) {
   static mm_ops ops;
   ops = mm_ops_cpu;
   ops.select = select_and_record;
-  mm_engine_config c = {.ops = &ops, .limits = {.max_tokens = LONGEST, .slots = 3, .max_positions = LONGEST}, .threads = threads};
+  mm_engine_config c = {.ops = &ops, .limits = {.max_tokens = LONGEST, .slots = 3, .max_positions = LONGEST}, .options.threads = threads};
   g->engine = mm_engine_open(&g->shards, &c, &err);
   if (!g->engine) die(&err);
   g->vocab = mm_engine_model(g->engine)->vocab;

@@ -33,9 +33,9 @@ int main(int argc, char **argv) {
                                 .limits = {.max_tokens = MM_DEFAULT_STEP_TOKENS,
                                            .slots = MM_DEFAULT_SLOTS,
                                            .max_positions = (uint32_t)shards.pack.model.max_positions},
-                                .threads = 1,
-                                .act_quant = true,
-                                .kv_fp8 = strcmp(argv[2], "fp8") == 0,
+                                .options.threads = 1,
+                                .options.act_quant = true,
+                                .options.kv_fp8 = strcmp(argv[2], "fp8") == 0,
                                 .memory = {.fits = true, .outs = MM_DEFAULT_SLOTS}};
     bytes = strtoull(argv[i], NULL, 10), given = 0, err = (mm_err){0};
     if (mm_engine_open(&shards, &c, &err)) return 1;

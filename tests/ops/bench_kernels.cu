@@ -138,7 +138,7 @@ static void experts_rate(const char *model, const scheme &s, uint32_t experts, u
     buffer<__nv_bfloat16> x((size_t)kSets * t * hidden), y((size_t)t * hidden);
     fill_random_bf16(router.p, router.n, 3), fill_random_float(norm.p, norm.n, 0.5f, 1.5f, 4);
     fill_random_bf16(x.p, x.n, 11);
-    const mm_cu_router m = {router.p, false, hidden, nullptr, nullptr, true};
+    const mm_cu_router m = {router.p, false, hidden, nullptr, nullptr};
     double used = 0;
     for (int i = 0; i < kSets; i++) {
       routes.emplace_back(new route_buffers(experts, top_k, t, true, nullptr));

@@ -44,7 +44,8 @@ static mm_engine *open_engine(const mm_shards *shards) {
   ops = *backend, ops.open = open_rank, ops.begin = failing_begin, second = NULL;
   fake.wrong[0] = 0, fake.ranks = shards->pack.tp, fake.graphs = 0;
   static const uint32_t device[] = {0, 1, 0, 1};
-  const mm_engine_config c = {.ops = &ops, .limits = {ROWS, SLOTS, POSITIONS, 7}, .threads = 1, .act_quant = true, .device = device};
+  const mm_engine_config c = {
+      .ops = &ops, .limits = {ROWS, SLOTS, POSITIONS, 7}, .options.threads = 1, .options.act_quant = true, .device = device};
   mm_engine *e = mm_engine_open(shards, &c, &err);
   if (!e) report("open", false, err.text);
   return e;
@@ -106,7 +107,7 @@ static void check_collected(const mm_shards *shards, bool collects, const char *
   uint32_t products = 1; /* the head */
   for (uint32_t l = 0; l < shards->pack.model.layers; l++) products += shards->pack.model.attn[l] == MM_ATTN_LIGHTNING ? 5 : 4;
   fake.ranks = mm_pack_ranks(&shards->pack), fake.graphs = 0, fake.wrong[0] = 0;
-  const mm_engine_config config = {.ops = backend, .limits = {1, SLOTS, POSITIONS}, .threads = 1, .calibration = c};
+  const mm_engine_config config = {.ops = backend, .limits = {1, SLOTS, POSITIONS}, .options.threads = 1, .calibration = c};
   mm_engine *e = mm_engine_open(shards, &config, &err);
   bool ok = e && (collects || mm_engine_warm(e, (const uint32_t[]){1}, 1, &err)); /* all weights are there: steps are recorded */
   sums = 0;
@@ -157,8 +158,11 @@ static void check_invariant(const mm_shards *shards, const char *what) {
   static char first[sizeof launched];
   mm_err err = {0};
   fake.ranks = mm_pack_ranks(&shards->pack), fake.graphs = 0, fake.wrong[0] = 0;
-  const mm_engine_config c = {
-      .ops = backend, .limits = {ROWS, SLOTS, POSITIONS, 0}, .threads = 1, .act_quant = true, .batch_invariant = true};
+  const mm_engine_config c = {.ops = backend,
+                              .limits = {ROWS, SLOTS, POSITIONS, 0},
+                              .options.threads = 1,
+                              .options.act_quant = true,
+                              .options.batch_invariant = true};
   mm_engine *e = mm_engine_open(shards, &c, &err);
   bool ok = e && mm_engine_batch_invariant(e) && mm_engine_warm(e, (const uint32_t[]){1}, 1, &err), same = true; /* all weights are there */
   for (size_t i = 0; ok && same && i < 2 * sizeof steps / sizeof *steps; i++) {
@@ -174,7 +178,7 @@ static void check_invariant(const mm_shards *shards, const char *what) {
   ok = ok && same && fake.graphs == 0 && *first;
   report(what, ok, err.status != MM_OK ? err.text : same ? "a step was recorded, or nothing launched" : "other kernels");
   mm_engine_close(e), err = (mm_err){0};
-  const mm_engine_config few = {.ops = backend, .limits = {1, 1, 64, 0}, .threads = 1, .batch_invariant = true};
+  const mm_engine_config few = {.ops = backend, .limits = {1, 1, 64, 0}, .options.threads = 1, .options.batch_invariant = true};
   fake.ranks = mm_pack_ranks(&shards->pack);
   e = mm_engine_open(shards, &few, &err);
   report("steps of one row at most", e && step(e, 1, false, &err), err.text);
@@ -326,7 +330,7 @@ static void check_refused(const mm_shards *shards, const char *what, const char 
   mm_err err = {0};
   const double from = now();
   fake.ranks = 2, fake.wrong[0] = 0;
-  const mm_engine_config c = {.ops = &mm_ops_cuda, .limits = {ROWS, SLOTS, POSITIONS, 7}, .threads = 1, .device = devices};
+  const mm_engine_config c = {.ops = &mm_ops_cuda, .limits = {ROWS, SLOTS, POSITIONS, 7}, .options.threads = 1, .device = devices};
   mm_engine *e = mm_engine_open(shards, &c, &err);
   const double took = now() - from;
   report(what, !e && strcmp(err.code, code) == 0 && strstr(err.text, word) && took < 5, e ? "it opened" : err.text);
@@ -464,7 +468,7 @@ static void *serve(void *hold) {
 
 static mm_engine *attach(const mm_shards *shards, mm_err *err) {
   fake.ranks = mm_pack_ranks(&shards->pack), fake.graphs = 0;
-  const mm_engine_config c = {.ops = &mm_ops_cuda, .limits = {ROWS, SLOTS, POSITIONS, 7}, .threads = 1, .attach = socket_path};
+  const mm_engine_config c = {.ops = &mm_ops_cuda, .limits = {ROWS, SLOTS, POSITIONS, 7}, .options.threads = 1, .attach = socket_path};
   *err = (mm_err){0};
   return mm_engine_open(shards, &c, err);
 }
@@ -480,7 +484,7 @@ static void check_held(const mm_shards *shards, const mm_shards *other, const ch
   for (uint32_t r = 0; ok && r < ranks; r++) {
     const mm_backend_config c = {
         .model = &shards->pack.model, .weights = &weights[r], .place = {r, r, ranks, r}, .checkpoint = shards->pack.seal};
-    ok = mm_bind(&weights[r], shards, r, &err) && mm_ops_cuda.hold(&c, &held[r], &memory[r], &err);
+    ok = mm_bind(&weights[r], shards, r, &err) && mm_ops_cuda.weights.hold(&c, &held[r], &memory[r], &err);
   }
   const uint32_t registered = fake.registers;
   mm_hold *hold = ok ? mm_hold_open(socket_path, held, ranks, &err) : NULL;
@@ -501,7 +505,7 @@ static void check_held(const mm_shards *shards, const mm_shards *other, const ch
   report("the holder ends", done, "it failed");
   mm_hold_close(hold);
   for (uint32_t r = 0; r < ranks; r++) {
-    if (memory[r]) mm_ops_cuda.release(memory[r]);
+    if (memory[r]) mm_ops_cuda.weights.release(memory[r]);
     mm_bind_close(&weights[r]);
   }
   close_engine(NULL, "its calls and its memory");

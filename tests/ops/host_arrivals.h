@@ -44,14 +44,14 @@ static void watched_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *
 }
 static void watched_layer(mm_backend *b, uint32_t l) {
   layer_of_step = l;
-  mm_ops_cuda.layer(b, l);
+  mm_ops_cuda.weights.layer(b, l);
 }
 
 static mm_engine *open_watched(const mm_shards *shards, mm_err *err) {
   static mm_ops watched;
-  watched = mm_ops_cuda, watched.experts = watched_experts, watched.layer = watched_layer;
+  watched = mm_ops_cuda, watched.experts = watched_experts, watched.weights.layer = watched_layer;
   fake.ranks = 1, fake.wrong[0] = 0, fake.copied = 0;
-  const mm_engine_config c = {.ops = &watched, .limits = {4, SLOTS, 64, 7}, .threads = 1, .eager = true};
+  const mm_engine_config c = {.ops = &watched, .limits = {4, SLOTS, 64, 7}, .options.threads = 1, .options.eager = true};
   return mm_engine_open(shards, &c, err);
 }
 
@@ -144,7 +144,7 @@ static void check_bad_rank(const char *dir, bool shared, bool early) {
   fake.copy_us = early ? below(60) * 1000 : 100000 + below(60) * 1000;
   mm_read_log *log = mm_read_log_open(&err);
   const mm_engine_config c = {
-      .ops = &mm_ops_cuda, .limits = {ROWS, SLOTS, POSITIONS, 7}, .threads = 1, .device = device + 2 * shared, .log = log};
+      .ops = &mm_ops_cuda, .limits = {ROWS, SLOTS, POSITIONS, 7}, .options.threads = 1, .device = device + 2 * shared, .log = log};
   const int fd = open(path, O_RDWR);
   bool done = fd >= 0 && pread(fd, rest, size - cut, (off_t)cut) == (ssize_t)(size - cut) && (!early || ftruncate(fd, (off_t)cut) == 0);
   double from = now();

@@ -31,9 +31,9 @@ static void check_memory(const mm_shards *shards, bool kv_fp8, bool collects, co
   static const uint32_t device[] = {0, 1, 0, 1};
   const mm_engine_config config = {.ops = backend,
                                    .limits = {ROWS, SLOTS, POSITIONS, 0},
-                                   .threads = 1,
-                                   .act_quant = !collects,
-                                   .kv_fp8 = kv_fp8,
+                                   .options.threads = 1,
+                                   .options.act_quant = !collects,
+                                   .options.kv_fp8 = kv_fp8,
                                    .device = device,
                                    .calibration = c,
                                    .memory = {.fits = true}};

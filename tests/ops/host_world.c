@@ -77,7 +77,7 @@ static float *logits;
 static void *follow(void *arg) {
   process *p = arg;
   static const uint32_t device[] = {1};
-  const mm_engine_config c = {.ops = &ops, .threads = 1, .device = device, .world = &p->world};
+  const mm_engine_config c = {.ops = &ops, .options.threads = 1, .device = device, .world = &p->world};
   p->ok = mm_engine_follow(p->shards, &c, &p->err);
   return NULL;
 }
@@ -88,7 +88,7 @@ static mm_engine *open_both(const mm_shards *shards, mm_err *err) {
   nccl->on_init = note_init, nccl->on_abort = note_abort, nccl->inits = nccl->aborts = nccl->gathers = 0;
   for (uint32_t i = 0; i < 2; i++) processes[i] = (process){.world = {i, 2, exchange}, .shards = shards};
   pthread_create(&processes[1].thread, NULL, follow, &processes[1]);
-  const mm_engine_config c = {.ops = &ops, .limits = {ROWS, SLOTS, POSITIONS, 7}, .threads = 1, .world = &processes[0].world};
+  const mm_engine_config c = {.ops = &ops, .limits = {ROWS, SLOTS, POSITIONS, 7}, .options.threads = 1, .world = &processes[0].world};
   return mm_engine_open(shards, &c, err);
 }
 

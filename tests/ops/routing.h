@@ -29,7 +29,7 @@ struct router_weight {
   mm_cu_router d = {};
   router_weight(uint32_t experts, uint32_t k, uint32_t tokens) {
     const auto rounded = random_bf16((size_t)experts * k, 1 / sqrt((double)k));
-    d = {nullptr, g_rng.below(2) == 0, k}, d.few = g_rng.below(2) == 0;
+    d = {nullptr, g_rng.below(2) == 0, k};
     if (d.wide) {
       w = random_float((size_t)experts * k, 0, 1 / sqrt((double)k)), wide.put(w), d.w = wide.p;
       piece.open(3 * w.size()), d.piece = piece.p, product.open((size_t)tokens * 3 * experts), d.product = product.p;

@@ -232,7 +232,7 @@ double square(const std::vector<float> &v) { return pow(length(v.data(), (uint32
 std::vector<float> rounded(const pair_backend *b, const mm_packed *w, std::vector<float> x, const std::vector<float> &row,
                            const std::vector<float> &groups) {
   const mm_act_format *f = &mm_act_formats[w->scheme->act];
-  if (!b->c.act_quant || f->code == MM_CODE_PLAIN) return x;
+  if (!b->c.options.act_quant || f->code == MM_CODE_PLAIN) return x;
   std::vector<float> whole(mm_act_amaxes(f, w->k)), amax = whole;
   mm_act_amax(f, row.data(), w->k, 0, whole.data()), mm_act_amax(f, groups.data(), w->k, 0, amax.data());
   amax[0] = whole[0];
@@ -285,7 +285,7 @@ void add_expert(expert_row *to, const pair_backend *b, const mm_packed *w13, con
     const auto v = rounded(b, w2, c & 1 ? high : low, c & 2 ? high : low, c & 4 ? high : low);
     for (uint32_t i = 0; i < inter; i++) most[i] = std::max(most[i], fabsf(v[i] - q[i]));
   }
-  const bool rounds = b->c.act_quant && w2->scheme->act != MM_ACT_KEPT;
+  const bool rounds = b->c.options.act_quant && w2->scheme->act != MM_ACT_KEPT;
   double at_ties = 0;
   for (uint32_t n = 0; n < w2->n; n++, w += inter) {
     own[n] = weight * dot(w, q.data(), inter), other[n] = weight * dot(w, rounds ? moved.data() : q.data(), inter);
@@ -303,7 +303,7 @@ std::vector<float> multiply(pair_backend *b, const mm_packed *w, const std::vect
   each((uint32_t)rows.size(), [&](uint32_t r) {
     std::vector<float> row(x.begin() + (size_t)rows[r] * w->k, x.begin() + (size_t)(rows[r] + 1) * w->k);
     if (rounds) row = rounded(b, w, row, row, row);
-    if (rounds && r == 0 && b->c.act_quant && w->scheme->act != MM_ACT_KEPT) plant_code(&row);
+    if (rounds && r == 0 && b->c.options.act_quant && w->scheme->act != MM_ACT_KEPT) plant_code(&row);
     for (uint32_t i = 0; i < w->n; i++) y[(size_t)r * w->n + i] = dot(weight + (size_t)i * w->k, row.data(), w->k);
   });
   plant_rows(&y, w->n);
@@ -531,16 +531,17 @@ static mm_ops paired_ops() {
     p->logits = multiply(p, head, paired_rows(x, p->batch->tokens), {p->batch->out, p->batch->out + p->batch->out_count}, false);
     mm_ops_cuda.logits(p->gpu, on_gpu(x), head);
   };
-  o.layer = [](mm_backend *b, uint32_t l) { mm_ops_cuda.layer(pair_of(b)->gpu, l); };
+  o.weights.layer = [](mm_backend *b, uint32_t l) { mm_ops_cuda.weights.layer(pair_of(b)->gpu, l); };
   o.end = [](mm_backend *b, float *out, mm_err *err) {
     const pair_backend *p = pair_of(b);
     if (!mm_ops_cuda.end(p->gpu, out, err)) return false;
     compare(LOGITS, p->logits.data(), out, p->batch->out_count, p->c.weights->vocab_rows);
     return true;
   };
-  o.choose = nullptr, o.keep = nullptr, o.choose_kept = nullptr, o.ids_load = nullptr, o.score = nullptr, o.collect = nullptr,
-  o.copy = nullptr, o.read = nullptr, o.expert_load = nullptr, o.copy_rate = nullptr;
-  o.state_bytes = nullptr, o.state_copy = nullptr, o.state_save = nullptr, o.state_load = nullptr;
+  o.sampler.choose = nullptr, o.sampler.keep = nullptr, o.sampler.choose_kept = nullptr, o.sampler.load_ids = nullptr,
+  o.sampler.score = nullptr, o.sampler.collect = nullptr, o.copy = nullptr, o.read = nullptr, o.expert_load = nullptr,
+  o.copy_rate = nullptr;
+  o.cache.bytes = nullptr, o.cache.copy = nullptr, o.cache.save = nullptr, o.cache.load = nullptr;
   return o;
 }
 const mm_ops kPairedOps = paired_ops();

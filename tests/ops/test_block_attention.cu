@@ -5,6 +5,7 @@
  * near ties). */
 #include <algorithm>
 #include <numeric>
+#include <optional>
 
 #include "runtime/cuda/attention/block_attention.h"
 #include "runtime/cuda/core/device.cuh"
@@ -71,6 +72,31 @@ std::string words(const char *what, uint32_t d, uint32_t heads, const world &w) 
   return std::string(what) + " d " + std::to_string(d) + ", " + std::to_string(heads) + " heads, " + std::to_string(w.rows) +
          " rows, up to " + std::to_string(w.last(0));
 }
+
+/* The same in e4m3: cells become what their codes stand for, under a scale that is a power of two, so that bf16 holds them. Cells of NaN
+ * have codes and scales of NaN. */
+struct narrow_cache {
+  std::vector<uint8_t> code;
+  std::vector<float> scale;
+  buffer<uint8_t> dcode;
+  buffer<float> dscale;
+
+  narrow_cache(std::vector<bf16> &v, uint32_t d) : code(v.size()), scale(v.size() / d, NAN) {
+    for (size_t cell = 0; cell < scale.size(); cell++) {
+      float top = 1e-3f;
+      bool there = true;
+      for (uint32_t i = 0; i < d; i++)
+        there &= !std::isnan(to_float(v[cell * d + i])), top = std::max(top, fabsf(to_float(v[cell * d + i])));
+      if (there) scale[cell] = exp2f(ceilf(log2f(top / 448)));
+      for (uint32_t i = 0; i < d; i++) {
+        uint8_t &c = code[cell * d + i];
+        c = there ? nearest_e4m3(to_float(v[cell * d + i]) / scale[cell]) : 0x7f;
+        if (there) v[cell * d + i] = __float2bfloat16((float)(e4m3(c) * scale[cell]));
+      }
+    }
+    dcode.put(code), dscale.put(scale);
+  }
+};
 
 /* ---- heads ---- */
 
@@ -150,6 +176,47 @@ void check_heads(const heads_case &c, const world &w) {
   }
   report(words("heads:", d, c.q_heads, w), relative_error(want, got), 4e-3);
   report_true(words("heads: no other cell and no padding is written,", d, c.q_heads, w), untouched && written == there);
+}
+
+/* Keys and values in e4m3: their codes stand for them under the scale of their cell, and no other cell or scale is written. */
+void check_narrow_heads(const heads_case &c, const world &w) {
+  const uint32_t d = c.d, q_width = c.q_heads * d, kv_width = 2 * c.k_heads * d;
+  const auto q = random_bf16((size_t)w.rows * q_width), kv = random_bf16((size_t)w.rows * kv_width);
+  const auto kn = random_float(d, 1, 0.3);
+  std::vector<float> freq(c.rotary / 2);
+  for (uint32_t i = 0; i < freq.size(); i++) freq[i] = (float)pow(5e6, -2.0 * i / c.rotary);
+  const size_t cells = w.cells(c.k_heads);
+  buffer<bf16> dq, dkv;
+  buffer<uint8_t> code[2] = {buffer<uint8_t>(cells * d), buffer<uint8_t>(cells * d)};
+  buffer<float> dkn, dfreq, scale[2] = {buffer<float>(cells), buffer<float>(cells)};
+  dq.put(q), dkv.put(kv), dkn.put(kn), dfreq.put(freq);
+  for (int i = 0; i < 2; i++) scale[i].put(std::vector<float>(cells, -1)), code[i].put(std::vector<uint8_t>(cells * d, 0x7f));
+  mm_cu_head_work a = {dq.p,      dkv.p,      dkv.p + c.k_heads * d,
+                       q_width,   kv_width,   c.q_heads,
+                       c.k_heads, c.k_heads,  d,
+                       c.rotary,  nullptr,    dkn.p,
+                       dfreq.p,   1e-6f,      code[0].p,
+                       code[1].p, w.dtable.p, w.per_slot,
+                       w.rows,    scale[0].p, scale[1].p};
+  CUDA_OK(mm_cu_place_heads(a, w.drows(), 0));
+  std::vector<double> want, got;
+  size_t written = 0, there = 0;
+  const std::vector<uint8_t> codes[2] = {code[0].get(), code[1].get()};
+  const std::vector<float> scales[2] = {scale[0].get(), scale[1].get()};
+  for (uint32_t r = 0; r < w.rows; r++) {
+    for (uint32_t h = 0; w.slot[r] >= 0 && h < 2 * c.k_heads; h++, there++) {
+      const bool key = h < c.k_heads;
+      const size_t cell = w.cell(w.seq[r], c.k_heads, h % c.k_heads, w.pos[r]);
+      const auto ref = head_ref(&kv[(size_t)r * kv_width + h * d], d, key ? kn.data() : nullptr, freq, w.pos[r], key);
+      want.insert(want.end(), ref.begin(), ref.end());
+      for (uint32_t i = 0; i < d; i++) got.push_back(e4m3(codes[!key][cell * d + i]) * (double)scales[!key][cell]);
+    }
+  }
+  for (const auto &s : scales) {
+    for (const float x : s) written += x != -1;
+  }
+  report(words("heads in e4m3:", d, c.q_heads, w), relative_error(want, got), 4e-2);
+  report_true(words("heads in e4m3: no other cell is written,", d, c.q_heads, w), written == there);
 }
 
 /* ---- selection ---- */
@@ -294,14 +361,14 @@ void attend_ref(const blocks_case &c, const world &w, uint32_t row, uint32_t hea
   for (uint32_t i = 0; i < d; i++) out[i] /= total;
 }
 
-void check_blocks(const blocks_case &c, const world &w, bool split) {
+void check_blocks(const blocks_case &c, const world &w, bool split, bool narrow) {
   const mm_cu_heads &h = c.h;
   const uint32_t d = h.head_dim, width = (h.heads + 2 * h.kv_heads) * d, lists = std::max(1u, c.lists);
   double work = 0;
   for (uint32_t r = 0; r < w.rows; r++) work += (double)w.pos[r] * h.heads * d;
   if (left_out(work)) return;
-  const auto qkv = random_bf16((size_t)w.rows * width, 0.7), k = filled(w, h.kv_heads, d, false, true),
-             v = filled(w, h.kv_heads, d, false, true);
+  const auto qkv = random_bf16((size_t)w.rows * width, 0.7);
+  auto k = filled(w, h.kv_heads, d, false, true), v = filled(w, h.kv_heads, d, false, true);
   std::vector<uint32_t> block((size_t)w.rows * lists * std::max(1u, c.top_k), 0xffffffffu), count((size_t)w.rows * lists, 0);
   std::vector<std::vector<char>> sees((size_t)w.rows * lists);
   for (uint32_t i = 0; i < w.rows * lists; i++) {
@@ -319,7 +386,12 @@ void check_blocks(const blocks_case &c, const world &w, bool split) {
   buffer<uint32_t> dblock, dcount;
   buffer<uint8_t> room(mm_cu_block_work(h, w.rows));
   dqkv.put(qkv), dk.put(k), dv.put(v), dblock.put(block), dcount.put(count), room.zero();
-  const mm_cu_kv kv = {dk.p, dv.p, w.dtable.p, w.per_slot};
+  mm_cu_kv kv = {dk.p, dv.p, w.dtable.p, w.per_slot};
+  std::optional<narrow_cache> nk, nv;
+  if (narrow) {
+    nk.emplace(k, d), nv.emplace(v, d);
+    kv.k = nk->dcode.p, kv.v = nv->dcode.p, kv.k_scale = nk->dscale.p, kv.v_scale = nv->dscale.p;
+  }
   const mm_cu_block_lists l = {c.lists ? dblock.p : nullptr, dcount.p, c.lists, c.top_k, c.size};
   const mm_cu_block_job job = {dqkv.p, o.p, room.p, 0, w.rows, w.rows, split};
   for (int again = 0; again < 2; again++) { /* the counters come back to zero */
@@ -334,7 +406,8 @@ void check_blocks(const blocks_case &c, const world &w, bool split) {
     if (w.slot[row] >= 0) attend_ref(c, w, row, head, qkv, k, v, sees[list], &want[(size_t)i * d]);
   });
   for (size_t i = 0; i < got.size(); i++) got[i] = to_float(out[i]);
-  report(words(c.lists ? "attention over blocks:" : "attention over all, in blocks' kernel:", d, h.heads, w) + (split ? ", split" : ""),
+  report(words(c.lists ? "attention over blocks:" : "attention over all, in blocks' kernel:", d, h.heads, w) + (split ? ", split" : "") +
+             (narrow ? ", e4m3" : ""),
          relative_error(want, got), 6e-3);
   if (split) return;
   buffer<bf16> alone((size_t)w.rows * h.heads * d);
@@ -387,6 +460,7 @@ void test_block_attention() {
                               heads_case{4, 1, 0, 128, 64, true}, heads_case{6, 3, 3, 64, 64, false}, heads_case{20, 5, 5, 64, 32, true}}) {
     check_heads(c, world({200, 0, 63, 64, 9000}, {1, 1, 1, 1, 1}, 3));
     check_heads(c, world({100, 3, 250}, {70, 1, 33}, 0));
+    if (c.v_heads) check_narrow_heads(c, world({100, 3, 250}, {70, 1, 33}, 2));
   }
   for (const bool whole : {true, false}) {
     for (const select_case &c :
@@ -403,8 +477,10 @@ void test_block_attention() {
        {blocks_case{{8, 2, 32, 16}, 2, 16, 4}, blocks_case{{64, 4, 128, 64}, 4, 128, 16}, blocks_case{{16, 1, 128, 64}, 1, 128, 16},
         blocks_case{{12, 4, 64, 32}, 2, 48, 5}, blocks_case{{16, 2, 128, 64}, 0, 0, 0}, blocks_case{{8, 2, 32, 16}, 0, 0, 0}}) {
     const uint32_t far = c.size ? c.size * 20 : 1500;
-    check_blocks(c, world({far + 3, 0, 15, 16, far}, {1, 1, 1, 1, 1}, 3), true);
-    check_blocks(c, world({far + 3}, {1}, 0), true);
-    check_blocks(c, world({far - 40, 0}, {70, 20}, 2), false);
+    for (const bool narrow : {false, true}) {
+      check_blocks(c, world({far + 3, 0, 15, 16, far}, {1, 1, 1, 1, 1}, 3), true, narrow);
+      check_blocks(c, world({far + 3}, {1}, 0), true, narrow);
+      check_blocks(c, world({far - 40, 0}, {70, 20}, 2), false, narrow);
+    }
   }
 }

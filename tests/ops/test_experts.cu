@@ -304,7 +304,7 @@ static void check_rows_independent(const expert_case &c, bool invariant = false)
   const uint32_t few[][2] = {{2, MM_CU_DECODE_ROWS}, {MM_CU_DECODE_ROWS + 1, MM_CU_FEW}, {MM_CU_FEW + 1, 90}},
                  buckets[][2] = {{1, 1}, {2, 8}, {9, MM_CU_DECODE_ROWS}}, all[] = {MM_CU_DECODE_ROWS + 1, 600};
   router_weight router(experts, hidden, all[1]);
-  if (invariant) router.d.few = false, router.d.batch_invariant = true;
+  if (invariant) router.d.batch_invariant = true;
   test_weight w13, w2;
   random_weight(&w13, c.code, c.kind, experts, 2 * inter, hidden, c.cell_n, c.cell_k);
   random_weight(&w2, c.code, c.kind, experts, hidden, inter, c.cell_n, c.cell_k);
@@ -332,7 +332,7 @@ static void check_router_invariant(bool wide) {
   const uint32_t experts = 256, hidden = 3072, least = MM_CU_DECODE_ROWS + 1, most = 800;
   router_weight router(experts, hidden, most);
   if (router.d.wide != wide) return check_router_invariant(wide); /* it is so by chance */
-  router.d.few = false, router.d.batch_invariant = true;
+  router.d.batch_invariant = true;
   const bool same = same_among_others(least, most, hidden, [&](const __nv_bfloat16 *x, uint32_t tokens) {
     route_buffers rb(experts, 8, tokens, true, nullptr);
     CUDA_OK(mm_cu_route_logits(router.d, rb.r, x, tokens, 0));
@@ -423,7 +423,9 @@ void test_experts() {
     check_cut_experts({"block_fp8 rounded", MM_CU_E4M3, MM_CU_COARSE, 128, 128, true}, tokens);
   }
   for (expert_case c : cases) { /* clamped, scaled, by every kernel that takes the codes */
-    c.act = {true, 1.702f, 2, 1}, c.scale = 2;
+    /* A limit near the size of gates and up values, 36 of the FP8 cases and 1.4 of others: far below it the errors of all
+     * would count against what few are left. */
+    c.act = {true, 1.702f, c.code == MM_CU_E4M3 ? 48.0f : 2.0f, 1}, c.scale = 2;
     for (uint32_t tokens : {1u, 2u, 16u, 17u, 100u, 300u}) {
       check_experts(c, tokens, 12, 4, 256, 192, true);
       expert_case few = c, rounded = c;

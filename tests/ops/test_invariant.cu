@@ -1,4 +1,4 @@
-/* Batch-invariant rows on the GPU (mm_engine_config.batch_invariant): the logits of a token are, bit for bit, the same alone and in any
+/* Batch-invariant rows on the GPU (mm_run_options.batch_invariant): the logits of a token are, bit for bit, the same alone and in any
  * crowd, from single tokens and from chunks cut anywhere, after a fork, and where it goes on from kept pages and states. */
 #include <string.h>
 
@@ -19,8 +19,8 @@ struct place {
   place(const mm_shards *shards, bool kv_fp8) : vocab(shards->pack.model.vocab) {
     mm_err err = {};
     mm_engine_config c = {};
-    c.ops = &mm_ops_cuda, c.limits = {ROWS, SLOTS, POSITIONS, 0}, c.threads = 1, c.kv_fp8 = kv_fp8, c.act_quant = true,
-    c.batch_invariant = true;
+    c.ops = &mm_ops_cuda, c.limits = {ROWS, SLOTS, POSITIONS, 0}, c.options.threads = 1, c.options.kv_fp8 = kv_fp8,
+    c.options.act_quant = true, c.options.batch_invariant = true;
     must((engine = mm_engine_open(shards, &c, &err)) != nullptr, err);
   }
   place(const place &) = delete;

@@ -33,7 +33,7 @@ struct opened {
     must(mm_shards_open(&shards, dir.c_str(), &err), err);
     const mm_model *m = &shards.pack.model;
     mm_engine_config c = {};
-    c.ops = ops, c.limits = {rows, kSlots, 512 + rows}, c.threads = 4, c.eager = eager, c.act_quant = rounds;
+    c.ops = ops, c.limits = {rows, kSlots, 512 + rows}, c.options.threads = 4, c.options.eager = eager, c.options.act_quant = rounds;
     c.device = ops == &mm_ops_cpu ? nullptr : device;
     s = {mm_engine_open(&shards, &c, &err), m->vocab, m->hidden, m->layers, false};
     if (!s.engine) report_true("ranks: " + dir + ": " + err.text, false);

@@ -64,7 +64,7 @@ static void check_planted(const side &s, const std::string &name, const std::vec
 static std::vector<float> logits_of(const mm_shards *shards, const mm_ops *ops, const int32_t *ids, uint32_t threads) {
   mm_err err = {};
   mm_engine_config c = {};
-  c.ops = ops, c.limits = {WINDOW, 1, WINDOW}, c.threads = threads, c.act_quant = true;
+  c.ops = ops, c.limits = {WINDOW, 1, WINDOW}, c.options.threads = threads, c.options.act_quant = true;
   mm_engine *e = mm_engine_open(shards, &c, &err);
   must(e != nullptr, err);
   const uint32_t vocab = shards->pack.model.vocab;

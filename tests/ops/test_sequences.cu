@@ -223,7 +223,7 @@ std::vector<float> run(mm_forward *f, const random_step &s) {
   must(mm_forward_step(f, &s.batch, s.batch.sampling ? nullptr : out.data(), &err), err);
   if (s.batch.sampling) {
     std::vector<int32_t> id(s.batch.out_count);
-    must(f->ops->collect(f->backend, id.data(), &err), err);
+    must(f->ops->sampler.collect(f->backend, id.data(), &err), err);
     for (size_t i = 0; i < id.size(); i++) out[i] = (float)id[i];
   }
   return out;
@@ -257,8 +257,8 @@ void check_case(const sequence_case &c, uint32_t steps) {
   mm_err err = {};
   const std::vector<uint8_t> never(VOCAB);
   mm_backend_config config = {};
-  config.model = &wide.m, config.weights = &wide.w, config.limits = {ROWS, SLOTS, POSITIONS}, config.threads = 1;
-  config.act_quant = c.act_quant, config.kv_fp8 = c.kv_fp8, config.never = reinterpret_cast<const bool *>(never.data());
+  config.model = &wide.m, config.weights = &wide.w, config.limits = {ROWS, SLOTS, POSITIONS}, config.options.threads = 1;
+  config.options.act_quant = c.act_quant, config.options.kv_fp8 = c.kv_fp8, config.never = reinterpret_cast<const bool *>(never.data());
   must(mm_forward_open(&f, &mm_ops_cuda, &config, &err), err);
   fill_caches(f.backend);
   work_space space(f.backend);

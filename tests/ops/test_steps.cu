@@ -48,7 +48,7 @@ struct stepper {
   stepper(const mm_shards *shards, uint32_t slots) : vocab(shards->pack.model.vocab), pos(slots, 0) {
     mm_err err = {};
     mm_engine_config c = {};
-    c.ops = &mm_ops_cuda, c.limits = {slots, slots, 512}, c.threads = 1;
+    c.ops = &mm_ops_cuda, c.limits = {slots, slots, 512}, c.options.threads = 1;
     must((engine = mm_engine_open(shards, &c, &err)) != nullptr, err);
     const int32_t id = 0; /* a step of padding waits for all weights; before they are there nothing is recorded */
     const mm_span padding = {-1, 0, 1, 0};
@@ -247,7 +247,7 @@ static void check_built() {
 static uint64_t open_bytes(const mm_shards *shards, uint32_t pages) {
   mm_err err = {};
   mm_engine_config c = {};
-  c.ops = &mm_ops_cuda, c.limits = {64, 64, 196608, pages}, c.threads = 1;
+  c.ops = &mm_ops_cuda, c.limits = {64, 64, 196608, pages}, c.options.threads = 1;
   const uint64_t before = g_allocated;
   mm_engine *e = mm_engine_open(shards, &c, &err);
   must(e != nullptr, err);

@@ -63,6 +63,8 @@ fed feed(const side &s, const std::vector<std::vector<int32_t>> &seq, uint32_t f
 std::vector<int32_t> held_out(const std::string &name) {
   std::ifstream in("tests/data/" + name.substr(0, 7) + "/held-out-ids.json");
   std::vector<int32_t> ids;
+  for (uint32_t i = 0; name.rfind("tiny-m3", 0) == 0 && i < 8192; i++)
+    ids.push_back((int32_t)((i * i * 7 + i * 13 + i / 5) % 519)); /* tiny-m3 has no text */
   for (char c; in.get(c);) {
     if (c < '0' || c > '9') continue;
     int32_t v;
@@ -78,8 +80,8 @@ side open_side(const mm_shards *shards, const mm_ops *ops, uint32_t slots, input
   mm_err err = {};
   mm_engine_config c = {};
   c.tap = taps.data(), c.taps = (uint32_t)taps.size();
-  c.ops = ops, c.limits = {slots * MM_WHOLE_ROWS, slots, 512}, c.threads = 8, c.eager = records, c.kv_fp8 = kv_fp8,
-  c.act_quant = in == ROUNDED;
+  c.ops = ops, c.limits = {slots * MM_WHOLE_ROWS, slots, 512}, c.options.threads = 8, c.options.eager = records, c.options.kv_fp8 = kv_fp8,
+  c.options.act_quant = in == ROUNDED;
   const mm_model *m = &shards->pack.model;
   side s = {mm_engine_open(shards, &c, &err), m->vocab, m->hidden, m->layers, records};
   must(s.engine != nullptr, err);

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "interop"))
-import minimax  # noqa: E402
-from minimax import native  # noqa: E402
+import minimax_packed  # noqa: E402
+from minimax_packed import native  # noqa: E402
 from packed import Packed, cells  # noqa: E402
 
 BUILD = os.environ["BUILD"]
@@ -70,7 +70,7 @@ def weights(tensor, planes):
 def test_views_and_dequantize(folder, scheme):
     path = convert(folder, "tiny-m2", "--tp", "2", "--quant", scheme)
     reader = Packed(path)
-    with minimax.open(path) as c:
+    with minimax_packed.open(path) as c:
         assert c.ranks == [0, 1]
         for r in c.ranks:
             rank = c.rank(r)
@@ -99,7 +99,7 @@ def test_unshard(folder, model, options):
     path = convert(folder, model, *options)
     reader = Packed(path)
     names = []
-    with minimax.open(path) as c:
+    with minimax_packed.open(path) as c:
         for t in reader.manifest["tensors"]:
             spread = [{name: x for name, x in reader.whole(t, p)} for p in t["planes"]]
             for piece in t["pieces"]:
@@ -123,7 +123,7 @@ def test_unshard(folder, model, options):
 
 def test_ml_dtypes(folder):
     path = convert(folder, "tiny-m2", "--tp", "2", "--quant", "block_fp8")
-    plain, typed = minimax.open(path).rank(0), minimax.open(path, ml_dtypes=True).rank(0)
+    plain, typed = minimax_packed.open(path).rank(0), minimax_packed.open(path, ml_dtypes=True).rank(0)
     for name, code in [("model.embed_tokens.weight", "bfloat16"), ("model.layers.0.self_attn.o_proj.weight", "float8_e4m3fn")]:
         assert typed[name].dtype == getattr(ml_dtypes, code)
         assert typed[name].tobytes() == plain[name].tobytes() and plain[name].dtype.kind == "u"
@@ -131,7 +131,7 @@ def test_ml_dtypes(folder):
 
 def test_views_outlive_the_checkpoint(folder):
     path = convert(folder, "tiny-m2", "--tp", "2", "--quant", "nvfp4")
-    c = minimax.open(path)
+    c = minimax_packed.open(path)
     view, tensor = c.rank(1)["lm_head.weight"], c.rank(1).tensor("model.layers.0.self_attn.o_proj.weight")
     before, weights_before = view.tobytes(), tensor.dequantize()
     c.close()
@@ -149,11 +149,11 @@ def test_some_ranks(folder, tmp_path):
     for name in os.listdir(path):
         if name.startswith("model-rank-00000"):
             os.remove(os.path.join(path, name))
-    with minimax.open(path, ranks=[1]) as c:
+    with minimax_packed.open(path, ranks=[1]) as c:
         assert c.ranks == [1] and len(c.rank(1)) > 0
         with pytest.raises(IndexError, match="rank 0 not open"):
             c.rank(0)
-        with pytest.raises(minimax.Error) as e:
+        with pytest.raises(minimax_packed.Error) as e:
             c.unshard("model.layers.0.self_attn.q_proj.weight")
         assert (e.value.status, e.value.code) == (2, "E_RANKS") and "rank 0" in e.value.text
         assert c.unshard("model.norm.weight").shape == (c.info.hidden, 1)  # every rank has all of it
@@ -162,22 +162,22 @@ def test_some_ranks(folder, tmp_path):
     with open(os.path.join(path, name), "r+b") as f:
         f.seek(-1, os.SEEK_END)
         f.write(b"?")
-    with minimax.open(path, ranks=[1]) as c, pytest.raises(minimax.Error) as e:
+    with minimax_packed.open(path, ranks=[1]) as c, pytest.raises(minimax_packed.Error) as e:
         c.verify()
     assert e.value.code == "E_DIGEST"
-    with minimax.open(path, ranks=[]) as c:
+    with minimax_packed.open(path, ranks=[]) as c:
         assert c.ranks == [] and c.info.tp == 2
     for ranks, code in ([5], "E_RANKS"), ([-1], "E_RANKS"), (None, "E_FS_MISSING"):
-        with pytest.raises(minimax.Error) as e:
-            minimax.open(path, ranks=ranks)
+        with pytest.raises(minimax_packed.Error) as e:
+            minimax_packed.open(path, ranks=ranks)
         assert e.value.code == code
 
 
 def test_refusals(folder):
-    c = minimax.open(convert(folder, "tiny-m2", "--tp", "2", "--quant", "nvfp4"))
+    c = minimax_packed.open(convert(folder, "tiny-m2", "--tp", "2", "--quant", "nvfp4"))
     experts = "model.layers.0.block_sparse_moe.experts."
     for name in [experts + "8.w1.weight", experts + "03.w1.weight", experts + "{e}.w1.weight", experts + ".w1.weight", "model.nothing.weight"]:
-        with pytest.raises(minimax.Error) as e:
+        with pytest.raises(minimax_packed.Error) as e:
             c.unshard(name)
         assert (e.value.status, e.value.code) == (2, "E_MISSING")
     tensor = c.rank(0).tensor(experts + "w13_weight")
@@ -196,19 +196,19 @@ def test_refusals(folder):
 def test_verify(folder, tmp_path):
     path = str(tmp_path / "damaged")
     shutil.copytree(convert(folder, "tiny-m2", "--tp", "2", "--quant", "nvfp4"), path)
-    minimax.verify(path)
-    with minimax.open(path) as c:
+    minimax_packed.verify(path)
+    with minimax_packed.open(path) as c:
         plane = c.rank(1).plane("model.layers.1.self_attn.o_proj.weight")
     with open(os.path.join(path, plane.file), "r+b") as f:
         f.seek(plane.offset)
         byte = f.read(1)[0]
         f.seek(plane.offset)
         f.write(bytes([byte ^ 1]))
-    with minimax.open(path) as c, pytest.raises(minimax.Error) as e:
+    with minimax_packed.open(path) as c, pytest.raises(minimax_packed.Error) as e:
         c.verify(threads=2)
     assert (e.value.status, e.value.code) == (6, "E_DIGEST") and plane.file in e.value.text
-    with open(os.path.join(path, "extra"), "w"), pytest.raises(minimax.Error) as e:
-        minimax.verify(path)
+    with open(os.path.join(path, "extra"), "w"), pytest.raises(minimax_packed.Error) as e:
+        minimax_packed.verify(path)
     assert e.value.code == "E_EXTRA"
 
 
@@ -235,7 +235,7 @@ def test_structs_are_those_of_the_header(tmp_path):
 
 def test_torch(folder):
     torch = pytest.importorskip("torch")
-    rank = minimax.open(convert(folder, "tiny-m2", "--tp", "2", "--quant", "block_fp8")).rank(0)
+    rank = minimax_packed.open(convert(folder, "tiny-m2", "--tp", "2", "--quant", "block_fp8")).rank(0)
     for name, a in rank.items():
         t = rank.torch(name)
         assert t.data_ptr() == a.ctypes.data and tuple(t.shape) == a.shape

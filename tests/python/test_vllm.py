@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from m2_source import CONFIG, write
 
-import minimax
-from minimax.fused import Parameter, plan, spellings
-from minimax.vllm import check_layout
+import minimax_packed
+from minimax_packed.fused import Parameter, plan, spellings
+from minimax_packed.vllm import check_layout
 
 CONVERT = os.path.join(os.environ["BUILD"], "bin", "minimax-convert")
 H, I, D = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["head_dim"]
@@ -105,7 +105,7 @@ def convert(source, folder, *options):
 def test_block_fp8(source, tmp_path, tp):
     packed = convert(source, tmp_path, "--tp", str(tp))
     want = vllm_parameters(tp, "block_fp8")
-    with minimax.open(packed) as c:
+    with minimax_packed.open(packed) as c:
         for r in range(tp):
             fills = plan(c.rank(r), want)
             assert {f.parameter for f in fills} == {n for n in want if ".attn." not in n}
@@ -123,7 +123,7 @@ def test_bf16_and_shared_kv_heads(source, tmp_path):
     packed = convert(source, tmp_path, "--tp", "4", "--quant", "bf16")
     want = vllm_parameters(4, "bf16")
     want["model.norm.weight"] = Parameter("F32", (H,))
-    with minimax.open(packed) as c:
+    with minimax_packed.open(packed) as c:
         fills = {f.parameter: f for f in plan(c.rank(3), want)}
         for name in [n for n in want if "_proj." not in n and ".experts." not in n and n != "model.norm.weight"]:
             assert fills[name].array().tobytes() == rank_of(source[1], 4, 3, name, want[name]).tobytes(), name
@@ -143,7 +143,7 @@ def test_per_channel(source, tmp_path, scheme, scale_shape):
         shape = want[name].shape
         want[name] = Parameter(code, shape)
         want[name + "_scale"] = Parameter("F32", (*shape[:-2], *scale_shape(shape[-2])))
-    with minimax.open(packed) as c:
+    with minimax_packed.open(packed) as c:
         fills = plan(c.rank(1), want)
         assert {f.parameter for f in fills} == set(want)
         for f in fills:
@@ -167,7 +167,7 @@ def test_nvfp4(source, tmp_path):
         want[name] = Parameter("U8", (*shape[:-1], shape[-1] // 2))
         want[stem + "weight_scale"] = Parameter("F8_E4M3", (*shape[:-1], shape[-1] // 16))
         want[stem + "weight_scale_2"] = want[stem + "input_scale"] = Parameter("F32", each)
-    with minimax.open(packed) as c:
+    with minimax_packed.open(packed) as c:
         rank = c.rank(0)
         fills = {f.parameter: f for f in plan(rank, want)}
         assert set(fills) == set(want)
@@ -187,7 +187,7 @@ def test_per_tensor_and_inputs(source, tmp_path):
         want[name] = Parameter("F8_E4M3", want[name].shape)
         want[stem + "weight_scale"] = Parameter("F32", shape)
         want[stem + "input_scale"] = Parameter("F32", shape[:1])
-    with minimax.open(packed) as c:
+    with minimax_packed.open(packed) as c:
         rank = c.rank(1)
         fills = {f.parameter: f for f in plan(rank, want)}
         assert set(fills) == set(want)
@@ -212,13 +212,13 @@ def test_kv_scales(source, tmp_path):
         write(folder, extra)
         packed = convert((str(folder),), tmp_path / f"out-{number}", "--tp", "2")
         want = vllm_parameters(2, "block_fp8")
-        with minimax.open(packed) as c:
+        with minimax_packed.open(packed) as c:
             if fits:
                 fills = {f.parameter: f for f in plan(c.rank(0), want)}
                 assert fills[at + "attn.k_scale"].array().view(np.uint16) == 0x3EC0 and fills[at + "attn.k_scale"].array().shape == ()
                 assert at + "attn.q_scale" not in fills and at.replace("0", "1") + "attn.k_scale" not in fills
                 continue
-            with pytest.raises(minimax.Error, match="E_SHAPE.*attn.k_scale is BF16"):
+            with pytest.raises(minimax_packed.Error, match="E_SHAPE.*attn.k_scale is BF16"):
                 plan(c.rank(0), want)
 
 
@@ -235,7 +235,7 @@ def test_refusals(source, tmp_path):
                 del want[key]
             else:
                 want[key] = value
-        with minimax.open(packed) as c, pytest.raises(minimax.Error) as e:
+        with minimax_packed.open(packed) as c, pytest.raises(minimax_packed.Error) as e:
             plan(c.rank(0), want)
         assert e.value.code == code and e.value.status == 4 and text in e.value.text, e.value.text
 
@@ -244,10 +244,10 @@ def test_refusals(source, tmp_path):
     refused("E_SHAPE", "F8_E4M3 [256, 256] of block_fp8", at=Parameter("F8_E4M3", (H, H + 1)))
     refused("E_SHAPE", "is BF16 [256, 256]", at=Parameter("BF16", (H, H)))
     refused("E_SHAPE", "is F32 [2, 1]", **{name + "_scale_inv": Parameter("F32", (2, 1))})  # a coarser grid than is stored
-    with minimax.open(packed, ranks=[]) as c:
+    with minimax_packed.open(packed, ranks=[]) as c:
         check_layout(c.info, 2, 1, 1, "linear")
         for args in (4, 1, 1, "linear"), (2, 2, 1, "linear"), (2, 1, 2, "linear"):
-            with pytest.raises(minimax.Error, match="E_PARALLEL.*minimax-convert .* --tp"):
+            with pytest.raises(minimax_packed.Error, match="E_PARALLEL.*minimax-convert .* --tp"):
                 check_layout(c.info, *args)
 
 
@@ -260,7 +260,7 @@ def beside_vllm(source, packed, tp, names, folder):
     path.write_text(json.dumps(names))
     here = os.path.dirname(os.path.abspath(__file__))
     done = subprocess.run([python, os.path.join(here, "vllm_cpu.py"), source, packed, str(tp), str(path)], capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(minimax.__file__))}, check=False)
+                          env={**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(minimax_packed.__file__))}, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("rank ")]
     assert done.returncode == 0 and len(lines) == tp, done.stdout[-3000:] + done.stderr[-3000:]
     print(*lines, sep="\n")

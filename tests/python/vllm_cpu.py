@@ -98,7 +98,7 @@ def rank(r, source, packed, tp, names, port):
         own = config(source, "auto", tp, source)
         meet(own, r, tp, port)
         theirs, ours = filled(own), filled(config(packed, "minimax", tp, source))
-        from minimax.vllm import parameters
+        from minimax_packed.vllm import parameters
 
         class Module:
             named_parameters = staticmethod(lambda: ours.items())

@@ -14,7 +14,8 @@
 
 /* Heads of a step's rows before they are used: the RMS norm of each head by itself (weights [dim], f32;
  * NULL: none), then RoPE of its first rotary_dim columns; values have neither. Queries go back in place,
- * keys and values to their cells [page][heads][64][dim], bf16. Rows of slot -1 are passed over. */
+ * keys and values to their cells [page][heads][64][dim], bf16, or e4m3 under a scale for each cell (largest magnitude / 448). Rows of
+ * slot -1 are passed over. */
 struct mm_cu_head_work {
   __nv_bfloat16 *q; /* the first row's, as k and v */
   const __nv_bfloat16 *k, *v;
@@ -23,9 +24,10 @@ struct mm_cu_head_work {
   uint32_t dim, rotary_dim; /* dim 32, 64 or 128; rotary_dim even, ≤ dim */
   const float *q_norm, *k_norm, *inv_freq;
   float eps;
-  __nv_bfloat16 *keys, *values;
+  void *keys, *values;
   const uint32_t *table;
   uint32_t pages_per_slot, tokens;
+  float *k_scale, *v_scale; /* [page][heads][64], or NULL: bf16 */
 };
 cudaError_t mm_cu_place_heads(const mm_cu_head_work &a, const mm_cu_rows &r, cudaStream_t s);
 

@@ -1,6 +1,6 @@
 /* Attention of rows over the blocks of positions that were selected for them, or over all positions: single
  * tokens, cut into parts, and rows of prefill chunks, each by itself. Layers whose kv heads have up to
- * sixteen query heads, and heads of 32, 64 or 128, in a bf16 cache.
+ * sixteen query heads, and heads of 32, 64 or 128, in a bf16 cache or an e4m3 one.
  *
  * Shapes: grid (kv head, row, part), 128 threads. A row's positions are a list of tiles of 16 keys, those of
  * its blocks one after another; a warp takes every fourth tile of the block's part, by copies of its own, two
@@ -9,6 +9,9 @@
  * maximum and sum in base 2. Warps merge in shared memory; of several parts the last block to come merges
  * all, in their order. Shared memory: two tiles of keys and values for each warp, (D + 8)·2 bytes a row (68
  * KB for D = 128), dynamic; the warps' results in their place afterwards.
+ *
+ * Tiles of an e4m3 cache are widened to f16 by their warp when it takes them, and multiplied in f16: scores by the keys' scales, the
+ * probabilities by the values' and by 256, which is taken back at the end. Two tiles of codes and one of f16 are 67 KB.
  *
  * The token's own key and value are in the cache already (heads.cu). With split off a row's bits depend on
  * its sequence alone, with it on the number of rows too. A step of many rows of one sequence reads blocks
@@ -33,12 +36,29 @@ template <int D>
 struct key_room {
   bf16 k[kKeys][D + kPad], v[kKeys][D + kPad];
 };
+/* The same as it lies in an e4m3 cache. */
 template <int D>
+struct code_room {
+  uint8_t k[kKeys][D], v[kKeys][D];
+  float k_scale[kKeys], v_scale[kKeys];
+};
+template <int D, bool kFp8>
+struct warp_rooms {
+  key_room<D> fetched[kRooms];
+};
+template <int D>
+struct warp_rooms<D, true> {
+  code_room<D> fetched[kRooms];
+  key_room<D> wide; /* f16 */
+};
+template <int D, bool kFp8>
 union block_shared {
-  key_room<D> room[kWarps][kRooms];
+  warp_rooms<D, kFp8> warp[kWarps];
   block_part<D> part[kWarps];
 };
-static_assert(sizeof(block_shared<128>) + 1024 <= MM_CU_SHARED_LEAST, "it fits everywhere");
+static_assert(sizeof(block_shared<128, false>) + 4096 <= MM_CU_SHARED_LEAST, "it fits everywhere");
+static_assert(sizeof(block_shared<128, true>) + 4096 <= MM_CU_SHARED_LEAST, "it fits everywhere");
+constexpr float kValueUp = 256; /* keeps probabilities times scales of values in the range of f16 */
 
 struct part_space {
   uint32_t *counter; /* [max_tokens, kv_heads], zero between launches */
@@ -76,26 +96,75 @@ __device__ __forceinline__ void fetch_tile(key_room<D> &to, const mm_cu_kv &kv, 
   }
 }
 
-/* Results of a warp so far: of heads g and g + 8. */
 template <int D>
+__device__ __forceinline__ void fetch_tile(code_room<D> &to, const mm_cu_kv &kv, size_t cell, uint32_t valid) {
+  const uint8_t *const k = static_cast<const uint8_t *>(kv.k) + cell * D, *const v = static_cast<const uint8_t *>(kv.v) + cell * D;
+  const uint32_t lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kKeys * D / 16 / 32; i++) {
+    const uint32_t at = (i * 32 + lane) * 16;
+    copy16_or_zero(&to.k[0][0] + at, k + at, at / D < valid);
+    copy16_or_zero(&to.v[0][0] + at, v + at, at / D < valid);
+  }
+  const uint32_t c = lane % (kKeys / 4) * 4;
+  if (lane < kKeys / 4) copy16(&to.k_scale[c], kv.k_scale + cell + c);
+  if (lane >= 16 && lane < 16 + kKeys / 4) copy16(&to.v_scale[c], kv.v_scale + cell + c);
+}
+
+/* A fetched tile as it is multiplied, and the scales of its keys and values. For whole warps. */
+template <int D>
+struct ready_tile {
+  const key_room<D> &room;
+  const float *k_scale, *v_scale; /* NULL: none */
+};
+template <int D>
+__device__ __forceinline__ ready_tile<D> ready(warp_rooms<D, false> &w, uint32_t in) {
+  return {w.fetched[in], nullptr, nullptr};
+}
+template <int D>
+__device__ __forceinline__ ready_tile<D> ready(warp_rooms<D, true> &w, uint32_t in) {
+  const code_room<D> &from = w.fetched[in];
+#pragma unroll
+  for (int i = 0; i < kKeys * D / 16 / 32; i++) {
+    const uint32_t at = (i * 32 + threadIdx.x % 32) * 16, row = at / D, c = at % D;
+    uint4 *const k = reinterpret_cast<uint4 *>(&w.wide.k[row][c]), *const v = reinterpret_cast<uint4 *>(&w.wide.v[row][c]);
+    uint4 wide[2];
+    widen16_half(wide, *reinterpret_cast<const uint4 *>(&from.k[0][0] + at));
+    k[0] = wide[0], k[1] = wide[1];
+    widen16_half(wide, *reinterpret_cast<const uint4 *>(&from.v[0][0] + at));
+    v[0] = wide[0], v[1] = wide[1];
+  }
+  __syncwarp();
+  return {w.wide, from.k_scale, from.v_scale};
+}
+
+/* Results of a warp so far: of heads g and g + 8. */
+template <int D, bool kFp8>
 struct block_sums {
   float o[D / 8][4] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0};
 
   /* A tile, whose first `valid` keys count. */
-  __device__ __forceinline__ void add(const key_room<D> &now, const uint32_t (&q)[D / 16][4], uint32_t valid, float scale) {
+  __device__ __forceinline__ void add(const ready_tile<D> &tile, const uint32_t (&q)[D / 16][4], uint32_t valid, float scale) {
+    const key_room<D> &now = tile.room;
+    const auto multiply = kFp8 ? mma_half : mma;
+    const auto pack = kFp8 ? pack2_half : pack2;
     const uint32_t lane = threadIdx.x % 32, t = lane % 4;
     float s[2][4] = {};
     uint32_t f[4];
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
       ldmatrix4(f, &now.k[lane % 8 + lane / 16 * 8][k * 16 + lane / 8 % 2 * 8]);
-      mma(s[0], q[k], f[0], f[1]);
-      mma(s[1], q[k], f[2], f[3]);
+      multiply(s[0], q[k], f[0], f[1]);
+      multiply(s[1], q[k], f[2], f[3]);
     }
 #pragma unroll
     for (int n = 0; n < 2; n++) {
 #pragma unroll
-      for (int j = 0; j < 4; j++) s[n][j] = n * 8 + 2 * t + j % 2 < valid ? s[n][j] * scale : -INFINITY;
+      for (int j = 0; j < 4; j++) {
+        const uint32_t key = n * 8 + 2 * t + j % 2;
+        if (kFp8) s[n][j] *= tile.k_scale[key];
+        s[n][j] = key < valid ? s[n][j] * scale : -INFINITY;
+      }
     }
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -112,12 +181,20 @@ struct block_sums {
 #pragma unroll
       for (int n = 0; n < D / 8; n++) o[n][2 * half] *= shrink, o[n][2 * half + 1] *= shrink;
     }
-    const uint32_t p[4] = {pack2(s[0][0], s[0][1]), pack2(s[0][2], s[0][3]), pack2(s[1][0], s[1][1]), pack2(s[1][2], s[1][3])};
+#pragma unroll
+    for (int n = 0; n < (kFp8 ? 2 : 0); n++) {
+#pragma unroll
+      for (int j = 0; j < 4; j++) { /* unused cells may hold anything */
+        const uint32_t key = n * 8 + 2 * t + j % 2;
+        s[n][j] *= key < valid ? tile.v_scale[key] * kValueUp : 0.0f;
+      }
+    }
+    const uint32_t p[4] = {pack(s[0][0], s[0][1]), pack(s[0][2], s[0][3]), pack(s[1][0], s[1][1]), pack(s[1][2], s[1][3])};
 #pragma unroll
     for (int n = 0; n < D / 8; n += 2) {
       ldmatrix4_trans(f, &now.v[lane % 16][n * 8 + lane / 16 * 8]);
-      mma(o[n], p, f[0], f[1]);
-      mma(o[n + 1], p, f[2], f[3]);
+      multiply(o[n], p, f[0], f[1]);
+      multiply(o[n + 1], p, f[2], f[3]);
     }
   }
 
@@ -135,29 +212,51 @@ struct block_sums {
   }
 };
 
-/* Joins n results in their order, four columns of a head at a time: put(head, column, o, m, l), o
- * unnormalised. One of them at least has a key. far: they were written by other blocks. */
+/* Joins n ≤ kMostParts results in their order, four columns of a head at a time: put(head, column, o, m, l), o
+ * unnormalised. One of them at least has a key. far: they were written by other blocks. The whole block calls it, and
+ * meets between two calls. */
 template <int D, class Put>
 __device__ __forceinline__ void join_parts(const block_part<D> *p, uint32_t n, uint32_t group, bool far, const Put &put) {
+  constexpr uint32_t kLanes = kThreads / kGroup;
+  __shared__ float factor[kGroup][kMostParts], most[kGroup], all[kGroup];
   const auto read = [&](const float *from) { return far ? __ldcg(from) : *from; };
+  const uint32_t own = threadIdx.x / kLanes, lane = threadIdx.x % kLanes; /* the head whose factors a thread makes */
+  float m[kMostParts / kLanes], top = -INFINITY, total = 0;
+#pragma unroll
+  for (uint32_t i = 0; i < kMostParts / kLanes; i++) {
+    const uint32_t j = i * kLanes + lane;
+    m[i] = j < n && own < group ? read(&p[j].m[own]) : -INFINITY;
+  }
+#pragma unroll
+  for (uint32_t i = 0; i < kMostParts / kLanes; i++) top = fmaxf(top, m[i]);
+#pragma unroll
+  for (uint32_t x = 1; x < kLanes; x *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, x));
+#pragma unroll
+  for (uint32_t i = 0; i < kMostParts / kLanes; i++) {
+    const uint32_t j = i * kLanes + lane;
+    if (j >= n || own >= group) continue;
+    factor[own][j] = exp2f(m[i] - top), total += factor[own][j] * read(&p[j].l[own]);
+  }
+#pragma unroll
+  for (uint32_t x = 1; x < kLanes; x *= 2) total += __shfl_xor_sync(0xffffffffu, total, x);
+  if (lane == 0) most[own] = top, all[own] = total;
+  __syncthreads();
   for (uint32_t i = threadIdx.x; i < group * D / 4; i += kThreads) {
     const uint32_t head = i / (D / 4), c = i % (D / 4) * 4;
-    float top = -INFINITY, total = 0;
     float4 sum = make_float4(0, 0, 0, 0);
-    for (uint32_t j = 0; j < n; j++) top = fmaxf(top, read(&p[j].m[head]));
+#pragma unroll 8
     for (uint32_t j = 0; j < n; j++) {
       const float4 *const from = reinterpret_cast<const float4 *>(&p[j].o[head][c]);
       const float4 v = far ? __ldcg(from) : *from;
-      const float f = exp2f(read(&p[j].m[head]) - top);
-      total += f * read(&p[j].l[head]);
+      const float f = factor[head][j];
       sum.x += f * v.x, sum.y += f * v.y, sum.z += f * v.z, sum.w += f * v.w;
     }
-    put(head, c, sum, top, total);
+    put(head, c, sum, most[head], all[head]);
   }
 }
 
-/* Fragments of the group's queries; zeros for heads that it has not. */
-template <int D>
+/* Fragments of the group's queries, as f16 for an e4m3 cache; zeros for heads that it has not. */
+template <int D, bool kFp8>
 __device__ __forceinline__ void load_queries(uint32_t (&q)[D / 16][4], const bf16 *from, uint32_t group) {
   const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
@@ -166,17 +265,18 @@ __device__ __forceinline__ void load_queries(uint32_t (&q)[D / 16][4], const bf1
     for (int i = 0; i < 4; i++) {
       const uint32_t head = g + i % 2 * 8, c = k * 16 + 2 * t + i / 2 * 8;
       q[k][i] = head < group ? *reinterpret_cast<const uint32_t *>(from + head * D + c) : 0;
+      if (kFp8) q[k][i] = pack2_half(low(q[k][i]), high(q[k][i]));
     }
   }
 }
 
-template <int D>
+template <int D, bool kFp8>
 __global__ void __launch_bounds__(kThreads)
     gqa_blocks(const __grid_constant__ mm_cu_heads h, const __grid_constant__ mm_cu_rows r, const __grid_constant__ mm_cu_kv kv,
                const __grid_constant__ mm_cu_block_lists lists, const __grid_constant__ mm_cu_block_job a,
                const __grid_constant__ part_space space) {
   extern __shared__ __align__(128) uint8_t shared_raw[];
-  auto &sh = *reinterpret_cast<block_shared<D> *>(shared_raw);
+  auto &sh = *reinterpret_cast<block_shared<D, kFp8> *>(shared_raw);
   const uint32_t kv_head = blockIdx.x, row = a.first + blockIdx.y, part = blockIdx.z, group = h.heads / h.kv_heads;
   const uint32_t warp = threadIdx.x / 32;
   bf16 *const o = a.o + ((size_t)row * h.heads + kv_head * group) * D;
@@ -189,13 +289,14 @@ __global__ void __launch_bounds__(kThreads)
   }
   const uint32_t pos = r.pos[row];
   const tile_list list(lists, row, kv_head, h.kv_heads, pos);
-  const uint32_t each = (list.tiles + space.parts * kWarps - 1) / (space.parts * kWarps) * kWarps; /* tiles of a part */
+  const uint32_t turns = (list.tiles + space.parts * kWarps - 1) / (space.parts * kWarps);
+  const uint32_t each = max(turns, (uint32_t)kRooms) * kWarps; /* tiles of a part; few parts are joined sooner than many */
   const uint32_t used = (list.tiles + each - 1) / each, end = min(list.tiles, (part + 1) * each);
   if (part >= used) return;
 
   const uint32_t *const table = kv.table + (size_t)slot * kv.pages_per_slot;
   uint32_t next = part * each + warp; /* the warp's next tile to fetch */
-  const auto fetch = [&](key_room<D> &to) {
+  const auto fetch = [&](auto &to) {
     if (next < end) {
       const uint32_t at = list.position(next);
       fetch_tile<D>(to, kv, mm_cu_cell(table[at / MM_CU_PAGE], h.kv_heads, kv_head) + at % MM_CU_PAGE, pos + 1 - at);
@@ -204,19 +305,19 @@ __global__ void __launch_bounds__(kThreads)
     next += kWarps;
   };
 #pragma unroll
-  for (int i = 0; i < kRooms; i++) fetch(sh.room[warp][i]);
+  for (int i = 0; i < kRooms; i++) fetch(sh.warp[warp].fetched[i]);
   uint32_t q[D / 16][4];
-  load_queries<D>(q, a.qkv + ((size_t)row * (h.heads + 2 * h.kv_heads) + kv_head * group) * D, group);
+  load_queries<D, kFp8>(q, a.qkv + ((size_t)row * (h.heads + 2 * h.kv_heads) + kv_head * group) * D, group);
   const float scale = rsqrtf((float)D) * 1.4426950408889634f;
-  block_sums<D> sums;
+  block_sums<D, kFp8> sums;
   uint32_t in = 0;
 #pragma unroll 1
   for (uint32_t tile = part * each + warp; tile < end; tile += kWarps) {
     copy_wait<kRooms - 1>();
     __syncwarp();
-    sums.add(sh.room[warp][in], q, pos + 1 - list.position(tile), scale);
+    sums.add(ready<D>(sh.warp[warp], in), q, pos + 1 - list.position(tile), scale);
     __syncwarp(); /* all have read it */
-    fetch(sh.room[warp][in]);
+    fetch(sh.warp[warp].fetched[in]);
     in = in + 1 == kRooms ? 0 : in + 1;
   }
   copy_wait<0>();
@@ -225,7 +326,7 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
 
   const auto put_result = [&](uint32_t head, uint32_t c, float4 v, float, float l) {
-    const float f = 1.0f / l;
+    const float f = (kFp8 ? 1.0f / kValueUp : 1.0f) / l;
     *reinterpret_cast<uint2 *>(o + head * D + c) = make_uint2(pack2(f * v.x, f * v.y), pack2(f * v.z, f * v.w));
   };
   if (used == 1) {
@@ -251,7 +352,9 @@ size_t counter_bytes(const mm_cu_heads &h, uint32_t max_tokens) {
 template <int D>
 cudaError_t run(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_block_lists &l, const mm_cu_block_job &a,
                 const part_space &space, cudaStream_t s) {
-  return launch(gqa_blocks<D>, dim3(h.kv_heads, a.count, space.parts), kThreads, sizeof(block_shared<D>), s, h, r, kv, l, a, space);
+  const dim3 grid(h.kv_heads, a.count, space.parts);
+  if (kv.k_scale) return launch(gqa_blocks<D, true>, grid, kThreads, sizeof(block_shared<D, true>), s, h, r, kv, l, a, space);
+  return launch(gqa_blocks<D, false>, grid, kThreads, sizeof(block_shared<D, false>), s, h, r, kv, l, a, space);
 }
 
 }  // namespace
@@ -266,7 +369,7 @@ size_t mm_cu_block_work(const mm_cu_heads &h, uint32_t max_tokens) {
 
 cudaError_t mm_cu_gqa_blocks(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_block_lists &l,
                              const mm_cu_block_job &a, cudaStream_t s) {
-  if (h.heads % h.kv_heads != 0 || h.heads / h.kv_heads > (uint32_t)kGroup || kv.k_scale) return cudaErrorNotSupported;
+  if (h.heads % h.kv_heads != 0 || h.heads / h.kv_heads > (uint32_t)kGroup) return cudaErrorNotSupported;
   if (l.block && (l.heads == 0 || h.kv_heads % l.heads != 0 || l.size == 0 || l.size % kKeys != 0)) return cudaErrorNotSupported;
   if (a.count > a.max_tokens) return cudaErrorInvalidValue;
   if (a.count == 0) return cudaSuccess;

@@ -9,7 +9,7 @@
  *
  * Maths: runtime/cpu/cpu_gqa.c (norm_each, store_row) and cpu_select.c (norm_and_turn): x·rsqrt(mean(x²) +
  * eps)·w in f32, w = 1 + weight where the model says so (added as weights arrive), then columns i and i +
- * rotary/2 turned by pos·inv_freq[i]; one rounding to bf16. */
+ * rotary/2 turned by pos·inv_freq[i]; one rounding to bf16, or to e4m3 under the head's own scale. */
 #include "runtime/cuda/attention/block_attention.h"
 #include "runtime/cuda/core/device.cuh"
 #include "runtime/cuda/core/launch.h"
@@ -21,23 +21,27 @@ constexpr uint32_t kWarps = 16, kThreads = kWarps * 32, kMostHalf = 64;
 /* A head's place among the row's, and where it goes. */
 struct head_place {
   const bf16 *from;
-  bf16 *to;
+  void *to;
   const float *norm; /* NULL: none */
   bool turns;
+  float *scale; /* of e4m3; NULL: bf16 */
 };
 
 template <int D>
 __device__ __forceinline__ head_place place_of(const mm_cu_head_work &a, uint32_t row, uint32_t head, uint32_t slot, uint32_t pos) {
   if (head < a.q_heads) {
     bf16 *const q = a.q + (size_t)row * a.q_pitch + head * D;
-    return {q, q, a.q_norm, true};
+    return {q, q, a.q_norm, true, nullptr};
   }
   const bool key = head < a.q_heads + a.k_heads;
   const uint32_t heads = key ? a.k_heads : a.v_heads, at = head - a.q_heads - (key ? 0 : a.k_heads);
   const uint32_t page = a.table[(size_t)slot * a.pages_per_slot + pos / MM_CU_PAGE];
   const size_t cell = mm_cu_cell(page, heads, at) + pos % MM_CU_PAGE;
   const bf16 *const from = (key ? a.k : a.v) + (size_t)row * a.kv_pitch + at * D;
-  return {from, (key ? a.keys : a.values) + cell * D, key ? a.k_norm : nullptr, key};
+  char *const to = static_cast<char *>(key ? a.keys : a.values);
+  const float *const norm = key ? a.k_norm : nullptr;
+  if (!a.k_scale) return {from, to + cell * D * sizeof(bf16), norm, key, nullptr};
+  return {from, to + cell * D, norm, key, (key ? a.k_scale : a.v_scale) + cell};
 }
 
 template <int D>
@@ -78,8 +82,22 @@ __global__ void __launch_bounds__(kThreads) place_heads(const __grid_constant__ 
       }
     }
   }
+  if (!p.scale) {
+    bf16 *const to = static_cast<bf16 *>(p.to);
 #pragma unroll
-  for (int i = 0; i < kEach; i++) p.to[i * 32 + lane] = __float2bfloat16_rn(x[i]);
+    for (int i = 0; i < kEach; i++) to[i * 32 + lane] = __float2bfloat16_rn(x[i]);
+    return;
+  }
+  float top = kLeastTop;
+#pragma unroll
+  for (int i = 0; i < kEach; i++) top = fmaxf(top, fabsf(x[i]));
+#pragma unroll
+  for (int m = 16; m > 0; m /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, m));
+  const float inverse = 448.0f / top;
+  uint8_t *const to = static_cast<uint8_t *>(p.to);
+#pragma unroll
+  for (int i = 0; i < kEach; i++) to[i * 32 + lane] = __nv_cvt_float_to_fp8(x[i] * inverse, __NV_SATFINITE, __NV_E4M3);
+  if (lane == 0) *p.scale = top / 448.0f;
 }
 
 }  // namespace

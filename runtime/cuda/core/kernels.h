@@ -93,13 +93,12 @@ struct mm_cu_router {
   uint32_t k;
   const void *piece;    /* f32, T > MM_CU_DECODE_ROWS: w as the sum of three bf16 matrices, [3, experts, k] (mm_cu_split), */
   float *product;       /* and room for [T, 3, experts] */
-  bool few;             /* T ≤ MM_CU_FEW take the logits' kernel of T ≤ MM_CU_DECODE_ROWS: faster, other bits than for more */
   bool batch_invariant; /* of more rows than MM_CU_DECODE_ROWS all take one kernel: a row's bits do not depend on how many there are */
   mm_cu_ahead ahead;    /* asked for where a single token's residual comes along */
 };
 /* w[n] as the sum of three bf16 arrays. */
 cudaError_t mm_cu_split(__nv_bfloat16 *to, const float *w, size_t n, cudaStream_t s);
-/* r.logits of x[T, k], T > MM_CU_DECODE_ROWS: the first part of mm_cu_route_tokens, unless m.few takes the other kernel. */
+/* r.logits of x[T, k], T > MM_CU_DECODE_ROWS: the first part of mm_cu_route_tokens. */
 cudaError_t mm_cu_route_logits(const mm_cu_router &m, const mm_cu_route &r, const __nv_bfloat16 *x, uint32_t tokens, cudaStream_t s);
 /* Fills r for x[T, k]: the slot lists for T ≤ MM_CU_DECODE_ROWS, the sorted pairs for T > 1. For a single token it writes the
  * logits alone; mm_cu_experts_one and mm_cu_experts_decode select experts from them and fill in the rest. It clears r.published, so it must

@@ -41,48 +41,47 @@ struct random_grid {
 
 __device__ uint32_t random_bits(const random_grid &g, size_t i) {
   const size_t each = (size_t)g.n * g.k;
-  const uint32_t matrix = g.random.first + (uint32_t)(i / each), at = (uint32_t)(i / g.k % g.n) * g.cell.n;
-  const uint32_t s = g.random.at[2] && at >= g.random.at[2] ? 2 : g.random.at[1] && at >= g.random.at[1] ? 1 : 0;
-  const uint32_t row = g.random.from[s] + at - g.random.at[s], column = g.first_k + (uint32_t)(i % g.k) * g.cell.k;
-  uint64_t x = ((uint64_t)matrix << 48) + ((uint64_t)(g.stored.n ? row / g.stored.n : 0) << 24) + (g.stored.k ? column / g.stored.k : 0);
-  x += g.random.seed * 0x9e3779b97f4a7c15u; /* splitmix64 (Steele, Lea, Flood 2014) */
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-  return (uint32_t)(x >> 32);
+  const uint32_t row = mm_random_row(&g.random, (uint32_t)(i / g.k % g.n) * g.cell.n);
+  const uint32_t column = g.first_k + (uint32_t)(i % g.k) * g.cell.k;
+  return mm_random_bits(g.random.seed, g.random.first + (uint32_t)(i / each), g.stored.n ? row / g.stored.n : 0,
+                        g.stored.k ? column / g.stored.k : 0);
+}
+
+__device__ float row_factor(const random_grid &g, size_t i) {
+  if (g.random.skew == 0 && g.random.gain == 0) return 1;
+  const uint32_t matrix = g.random.first + (uint32_t)(i / ((size_t)g.n * g.k)), row = (uint32_t)(i / g.k % g.n) * g.cell.n;
+  return mm_random_factor(&g.random, g.random.seed, matrix, mm_random_row(&g.random, row));
 }
 
 __global__ void random_floats(float *p, size_t n, float low, float high, const __grid_constant__ random_grid g) {
   for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
-    p[i] = low + (high - low) * (float)(random_bits(g, i) >> 8) * 0x1p-24f;
+    p[i] = row_factor(g, i) * (low + (high - low) * mm_random_share(random_bits(g, i)));
 }
 
-/* Words of random codes of 4 bits (int4: no -8, so that their mean is zero as that of weights is, and rows do not come to choose the same
- * experts), 8 (no NaN of e4m3) or 16 (bf16 of magnitude below `most`); zero from column `end` of a row on. */
+/* Words of random codes of 4, 8 or 16 bits (bf16 of magnitude below `most`); zero from column `end` of a row on. */
 __global__ void random_codes(uint32_t *p, size_t words, uint32_t bits, bool int4, float most, uint32_t end,
                              const __grid_constant__ random_grid g) {
   for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < words; i += (size_t)gridDim.x * blockDim.x) {
-    const uint32_t v = random_bits(g, i), nan = ((v & 0x7f7f7f7fu) + 0x01010101u & 0x80808080u) >> 7;
+    const uint32_t v = random_bits(g, i);
     if (i % g.k >= end) {
       p[i] = int4 ? 0x88888888u : 0;
     } else if (bits == 16) {
-      const bf162 pair = __floats2bfloat162_rn(most * (float)(short)v * 0x1p-15f, most * (float)(short)(v >> 16) * 0x1p-15f);
+      const float unit = most * row_factor(g, i) * 0x1p-15f;
+      const bf162 pair = __floats2bfloat162_rn(unit * (float)(short)v, unit * (float)(short)(v >> 16));
       p[i] = *reinterpret_cast<const uint32_t *>(&pair);
     } else {
-      const uint32_t least = ~(v | v >> 1 | v >> 2 | v >> 3) & 0x11111111u; /* nibbles of value + 8 = 0 */
-      p[i] = bits == 8 ? v & ~nan : int4 ? v | least << 3 : v;
+      p[i] = bits == 8 ? mm_random_bytes(v) : int4 ? mm_random_int4(v) : v;
     }
   }
 }
 
-/* Random byte scales: 2^-7 as e8m0; 2^8 as e4m3, under a global scale of 2^-15. */
-constexpr int kRandomByteScale = 120;
-constexpr float kRandomGlobal = 0x1p-15f;
+constexpr int kRandomE4m3Scale = 120; /* 2^8: what the kernels leave to the global scale */
 
 /* The generator for a weight (or none) and a filled range. Without a seed the numbers differ each time. */
 random_grid grid_of(const mm_packed *w, uint32_t place, uint32_t n, uint32_t k, mm_cell cell, mm_cell stored, uint32_t first_k) {
   static std::atomic<uint32_t> others;
   random_grid g = {w ? w->random : mm_random{}, n, k, first_k, cell, stored};
-  g.random.seed = g.random.seed ? g.random.seed << 2 | place : ++others << 2 | 3;
+  g.random.seed = g.random.seed ? mm_random_seed(g.random.seed, place) : mm_random_seed(++others, 3);
   return g;
 }
 
@@ -93,9 +92,11 @@ bool fill_floats(float *p, size_t n, float low, float high, const random_grid &g
 
 uint32_t columns_of(const mm_packed *w) { return w->whole_k ? w->whole_k : w->k; }
 
-/* Scales under which uniformly random codes have variance 1/k, within a few per cent. */
+/* Under which uniformly random codes have variance 1/k, within a few per cent. */
+float random_scale(const mm_packed *w) { return mm_random_scale(w->scheme->code, columns_of(w)); }
+
 bool fill_scales(const mm_packed *w, const mm_cu_weight *d, float *to, mm_err *err) {
-  const float rms = w->scheme->code == MM_CODE_E4M3 ? 108.0f : 4.2f, scale = 1.0f / (rms * sqrtf((float)columns_of(w)));
+  const float scale = random_scale(w);
   const random_grid g = grid_of(w, 1, d->scale_rows, d->scale_pitch, w->cell[1], w->scheme->plane[1].cell, w->first_k);
   return fill_floats(to, mm_cu_scales(d), 0.9f * scale, 1.1f * scale, g, err);
 }
@@ -222,11 +223,12 @@ cudaError_t mm_cu_reorder(uint8_t *codes, size_t words, const mm_packed *w, cuda
 bool mm_cu_randomise(const mm_packed *w, const mm_cu_weight *d, const mm_cu_places &to, mm_err *err) {
   const uint32_t bits = mm_cu_bits(d->code);
   if (d->scale_kind == MM_CU_NV || d->scale_kind == MM_CU_MX) {
-    if (!mm_cu_check(cudaMemset(to.scale, kRandomByteScale, mm_cu_scales(d)), "cudaMemset", err)) return false;
+    const int byte = d->scale_kind == MM_CU_NV ? kRandomE4m3Scale : mm_random_exponent(random_scale(w));
+    if (!mm_cu_check(cudaMemset(to.scale, byte, mm_cu_scales(d)), "cudaMemset", err)) return false;
   } else if (to.scale && !fill_scales(w, d, static_cast<float *>(to.scale), err)) {
     return false;
   }
-  const float global = kRandomGlobal * 256.0f;
+  const float global = random_scale(w);
   if (to.global && !fill_floats(to.global, w->lead, global, global, grid_of(w, 2, 1, 1, {}, {}, 0), err)) return false;
   const uint32_t each = 32 / bits, words = (uint32_t)(d->pitch / 4);
   random_codes<<<1024, 256>>>(reinterpret_cast<uint32_t *>(to.data), (size_t)w->lead * w->n * words, bits, d->code == MM_CU_INT4,
@@ -239,7 +241,8 @@ bool mm_cu_randomise_f32(const mm_packed *w, float *to, mm_err *err) {
   const size_t n = (size_t)w->lead * w->n * w->k;
   const float most = sqrtf(3.0f / (float)columns_of(w));
   const random_grid g = grid_of(w, 0, w->n, w->k, {1, 1}, {1, 1}, w->first_k);
-  return w->k == 1 ? fill_floats(to, n, 0.99f, 1.01f, g, err) : fill_floats(to, n, -most, most, g, err);
+  if (w->k == 1) return fill_floats(to, n, w->random.centre - 0.01f, w->random.centre + 0.01f, g, err);
+  return fill_floats(to, n, -most, most, g, err);
 }
 
 bool mm_cu_upload(mm_cu_memory *memory, const mm_packed *w, const char *name, mm_cu_weight *out, mm_err *err) {

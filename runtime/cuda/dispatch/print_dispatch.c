@@ -96,7 +96,8 @@ static void merge(rows *all, uint32_t first) {
 static bool add_products(rows *all, const mm_bench_args *a, const char *model, const mm_cu_device *d, const char *quant,
                          const char *experts, const char *head, mm_err *err) {
   const mm_bench_shape shape = {
-      model, 8, 200064, quant ? quant : "bf16", experts ? experts : "bf16", head ? head : "bf16", 0, (uint32_t)a->tp, (uint32_t)a->ep};
+      model,           8, 200064, quant ? quant : "bf16", experts ? experts : "bf16", head ? head : "bf16", 0, (uint32_t)a->tp,
+      (uint32_t)a->ep, 0, 0};
   const bool rounds = strcmp(a->act_quant, "on") == 0;
   const mm_model m = mm_bench_model(&shape);
   const uint32_t first = all->count;
@@ -107,6 +108,8 @@ static bool add_products(rows *all, const mm_bench_args *a, const char *model, c
   known = known &&
           (!quant || (add(all, first, "qkv", &last->qkv, NULL, d, 0, rounds) &&
                       add(all, first, "gate", &y->output_gate, NULL, d, 0, rounds) && add(all, first, "out", &y->out, NULL, d, 0, rounds)));
+  known = known && (!quant || (add(all, first, "shared up", &last->mlp_up, NULL, d, 0, rounds) &&
+                               add(all, first, "shared down", &last->mlp_down, NULL, d, 0, rounds)));
   known = known && (!experts || add(all, first, "experts", &y->w13, &y->w2, d, m.top_k, rounds));
   known = known && (!head || add(all, first, "head", &w.head, NULL, d, 0, false)); /* its inputs are never rounded */
   if (!known) all->count = first;
@@ -184,7 +187,7 @@ static void print_row(const row *r, const char *model, const char *code, bool js
 }
 
 bool mm_bench_print_choices(const mm_bench_args *a, mm_err *err) {
-  static const char *const models[] = {"m1", "m2"};
+  static const char *const models[] = {"m1", "m2", "m3"};
   rows *all = mm_calloc(1, sizeof *all, err);
   bool ok = all;
   for (size_t i = 0; ok && i < sizeof models / sizeof *models; i++)

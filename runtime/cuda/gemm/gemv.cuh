@@ -2,7 +2,8 @@
  *
  * Rows go in fours, every gridDim.x-th of which is a block's: so all blocks read near each other, which the memory rewards. An item is 512
  * bytes of each row of a four, 16 a lane and row; a block's items, four by four, are shared out evenly among its warps, each of which has a
- * ring of them on their way to shared memory. No barrier of the block comes between the first item and the last.
+ * ring of them on their way to shared memory. No barrier of the block comes between the first item and the last. A row's segments, each
+ * padded to 128 columns, follow one another without a gap, so that an item may hold the end of one and several short ones.
  *
  * The product is mma.m16n8k16 turned on its side: a lane's quad, lanes 4g … 4g+3, holds a chunk g of the chunk, of one row as row g of
  * the M side and of another as row g+8, and the activations of the same chunk as column g of the N side. Each lane therefore needs just
@@ -12,8 +13,8 @@
  * The sums of a row by lanes and warps are added in shared memory in an order that the shape alone decides.
  *
  * A job says what the rows are:
- *   fours(), segments()         a row's k axis is so many chunks of w.k
- *   at(four, segment)           where the rows lie for that chunk
+ *   fours(), segments()         a row's k axis is so many segments of w.k
+ *   at(four, segment)           where the rows lie for that segment
  *   gap(), behind()           rows from a four's first to its second; from these two to the others
  *   x(segment), times(segment)  the activations, and what their products are multiplied by
  *   rounds()                    activations are rounded to E4M3 in groups of 128
@@ -38,7 +39,7 @@ struct four_place {
 template <mm_cu_code C, mm_cu_scale S>
 struct gemv_kind {
   static constexpr uint32_t kLane = codec<C>::kPiece; /* columns of 16 bytes */
-  static constexpr uint32_t kChunk = 32 * kLane;      /* columns of an item */
+  static constexpr uint32_t kUnit = 128 / kLane;      /* lanes of 128 columns */
   static constexpr uint32_t kX = kLane / 8;           /* 16-byte pieces of a lane's activations */
   static constexpr bool kHalf = C != MM_CU_BF16 && S != MM_CU_FINE;
   /* INT4 is multiplied as value + 8, which masks alone bring to f16 (codec::offset_halves); 8 times the sum of a chunk's activations is
@@ -55,7 +56,8 @@ struct gemv_kind {
 
 /* Places in shared memory, and how many fours a warp touches at most. */
 struct gemv_plan {
-  uint32_t blocks, chunks; /* of a launch; of a row's segment */
+  uint32_t blocks, lanes; /* of a launch; of a row's segment, each with 16 bytes */
+  uint32_t per_lane;      /* 2^32 / lanes, rounded up: divides numbers below 2^16 */
   uint32_t touched;
   uint32_t x, back, sums, shared;
   rounder how; /* gemv_round */
@@ -68,8 +70,9 @@ template <mm_cu_code C, mm_cu_scale S>
 gemv_plan plan_gemv(const mm_cu_weight &w, uint32_t fours, uint32_t segments) {
   constexpr uint32_t kMoreThanHalf = 113 * 1024 + 128, kAll = 224 * 1024, kSums = kGemvWarps * kFour * 32;
   gemv_plan p;
-  p.chunks = (uint32_t)((w.pitch + 511) / 512);
-  const uint32_t items = segments * p.chunks;
+  p.lanes = ceil_div(w.k, 128) * gemv_kind<C, S>::kUnit;
+  p.per_lane = (uint32_t)(((UINT64_C(1) << 32) + p.lanes - 1) / p.lanes);
+  const uint32_t items = ceil_div(segments * p.lanes, 32);
   p.x = kGemvWarps * gemv_kind<C, S>::kDepth * gemv_kind<C, S>::kItem;
   p.back = p.x + items * codec<C>::kPiece * 64, p.sums = p.back + items * 32 * gemv_kind<C, S>::kBack;
   p.blocks = min(fours, max(multiprocessors(), ceil_div(fours, ((kAll - p.sums) / kSums - 3) * kGemvWarps)));
@@ -93,69 +96,86 @@ __device__ __forceinline__ void copy16_line(uint32_t shared, const void *global,
                : "memory");
 }
 
+/* kBytes: 4 or 8; where !valid zeros. */
+template <int kBytes>
+__device__ __forceinline__ void copy_few_to(uint32_t shared, const void *global, bool valid) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared), "l"(global), "n"(kBytes), "r"(valid ? kBytes : 0) : "memory");
+}
+
+/* The segment that a lane of a four's items lies in, and its place there. */
+struct gemv_place {
+  uint32_t segment, lane;
+  __device__ __forceinline__ gemv_place(const gemv_plan &p, uint32_t at) {
+    segment = __umulhi(at, p.per_lane), lane = at - segment * p.lanes;
+  }
+};
+
 /* The next fetch of a warp, of `left` items. */
 template <mm_cu_code C, mm_cu_scale S, class Job>
 struct gemv_fetch {
   using kind = gemv_kind<C, S>;
-  /* Loads of a row's scales in an item: f32 of its chunks one by one, or 16 bytes each. The first lanes bring the first row's. */
-  static constexpr uint32_t kPieces = S == MM_CU_COARSE ? 8 : kind::kScales / 16;
+  static constexpr uint32_t kQuad = kind::kScales / 8; /* bytes of scales of four lanes and a row; a lane brings those of one row */
   const mm_cu_weight &w;
   const Job &job;
-  const uint32_t chunks, mine; /* of a row's segment; of the chunks, those that the lane has a part in */
-  const uint32_t gap, behind;  /* bytes */
-  uint32_t left, four, segment, chunk, rows;
-  const uint8_t *from = nullptr, *scale; /* the lane's part of the first row, or not found yet; of the scales */
+  const gemv_plan &p;
+  const uint32_t each, gap, behind; /* items of a four; bytes */
+  const uint32_t most;              /* lanes that have codes of a segment */
+  uint32_t left, four, item, rows = 0;
+  uint32_t lane, quad = 0;                         /* in the segment: those of the lane's codes, and of its scales */
+  const uint8_t *from = nullptr, *scale = nullptr; /* the lane's part of the first row; of the scales, its segment's row */
 
-  __device__ __forceinline__ gemv_fetch(const mm_cu_weight &weight, const Job &j, uint32_t count, uint32_t first, uint32_t in,
-                                        uint32_t chunk_count)
+  __device__ __forceinline__ gemv_fetch(const mm_cu_weight &weight, const Job &j, const gemv_plan &plan, uint32_t count, uint32_t first,
+                                        uint32_t in, uint32_t items)
       : w(weight),
         job(j),
-        chunks(chunk_count),
-        mine(((uint32_t)weight.pitch + 511 - threadIdx.x % 32 * 16) / 512),
+        p(plan),
+        each(items),
         gap(j.gap() * (uint32_t)weight.pitch),
         behind(j.behind() * (uint32_t)weight.pitch),
+        most(min((uint32_t)weight.pitch / 16, plan.lanes)),
         left(count),
         four(first),
-        segment(in / chunk_count),
-        chunk(in % chunk_count) {}
+        item(in),
+        lane(plan.lanes) {}
+  /* Behind the last segment: its own rows, with a lane that lies behind their end. */
   __device__ __forceinline__ void find() {
-    const uint32_t lane = threadIdx.x % 32;
-    const four_place p = job.at(four, segment);
-    rows = p.rows;
-    from = w.data + ((size_t)p.matrix * w.n + p.first) * w.pitch + chunk * 512 + lane * 16;
+    const uint32_t own = threadIdx.x % 32, last = job.segments() - 1;
+    const gemv_place at(p, item * 32 + own);
+    const four_place to = job.at(four, min(at.segment, last));
+    rows = to.rows, lane = at.segment > last ? p.lanes : at.lane;
+    from = w.data + ((size_t)to.matrix * w.n + to.first) * w.pitch + at.lane * 16;
     if constexpr (kind::kScales > 0) {
-      const uint32_t r = min(lane / kPieces, rows - 1), n = p.first + r % 2 * job.gap() + r / 2 * job.behind();
+      const gemv_place part(p, item * 32 + own % 8 * 4);
+      const four_place of = job.at(four, min(part.segment, last));
+      const uint32_t r = min(own / 8, of.rows - 1), n = of.first + r % 2 * job.gap() + r / 2 * job.behind();
       const uint8_t *base = static_cast<const uint8_t *>(w.scale);
+      quad = part.lane / 4;
       if (S == MM_CU_COARSE) {
-        scale = base + ((size_t)p.matrix * w.scale_rows + (n >> w.cell_n_log2)) * w.scale_pitch * 4;
+        scale = base + ((size_t)of.matrix * w.scale_rows + (n >> w.cell_n_log2)) * w.scale_pitch * 4;
       } else {
-        scale = base + ((size_t)p.matrix * w.n + n) * w.scale_pitch + lane % kPieces * 16;
+        scale = base + ((size_t)of.matrix * w.n + n) * w.scale_pitch;
       }
     }
   }
   /* The lane's part to `to` of an item's place. */
-  __device__ __forceinline__ void operator()(uint32_t to, uint32_t lane) {
+  __device__ __forceinline__ void operator()(uint32_t to, uint32_t own) {
     if (left) {
-      if (!from) find();
-      const bool some = chunk < mine;
+      if (lane >= p.lanes || quad * 4 >= p.lanes) find();
+      const bool some = lane < most;
       const uint8_t *second = from + behind;
-      copy16_line(to + lane * 16, from, some);
-      copy16_line(to + lane * 16 + 512, from + gap, some && rows > 1);
-      copy16_line(to + lane * 16 + 1024, second, some && rows > 2);
-      copy16_line(to + lane * 16 + 1536, second + gap, some && rows > 3);
-      if constexpr (S == MM_CU_COARSE) {                       /* every lane one */
-        constexpr uint32_t kStretch = C == MM_CU_INT4 ? 7 : 6; /* log2 of its columns, which a cell is a multiple of */
-        const uint32_t cell = (chunk * 8 + lane % 8) >> (w.cell_k_log2 - kStretch);
-        copy4_to(to + kind::kCodes + lane * 4, scale + min(cell, w.scale_pitch - 1) * 4);
+      copy16_line(to + own * 16, from, some);
+      copy16_line(to + own * 16 + 512, from + gap, some && rows > 1);
+      copy16_line(to + own * 16 + 1024, second, some && rows > 2);
+      copy16_line(to + own * 16 + 1536, second + gap, some && rows > 3);
+      if constexpr (S == MM_CU_COARSE) {
+        constexpr uint32_t kColumns = C == MM_CU_INT4 ? 7 : 6; /* log2 of a quad's, which a cell is a multiple of */
+        const uint32_t cell = quad >> (w.cell_k_log2 - kColumns);
+        copy4_to(to + kind::kCodes + own * 4, scale + min(cell, w.scale_pitch - 1) * 4);
       } else if constexpr (kind::kScales > 0) {
-        const uint32_t at = chunk * kind::kScales;
-        if (lane < kFour * kPieces) copy16_to(to + kind::kCodes + lane * 16, scale + at, at + lane % kPieces * 16 < w.scale_pitch);
+        copy_few_to<kQuad>(to + kind::kCodes + own * kQuad, scale + quad * kQuad, quad * kQuad < w.scale_pitch);
       }
-      left--, from += 512;
-      if (++chunk == chunks) {
-        chunk = 0, from = nullptr;
-        if (++segment == job.segments()) segment = 0, four += gridDim.x;
-      }
+      left--, from += 512, lane += 32, quad += 8;
+      if (++item == each) item = 0, four += gridDim.x, lane = p.lanes;
     }
     copy_commit();
   }
@@ -166,12 +186,22 @@ struct gemv_fetch {
 extern __shared__ __align__(16) uint8_t gemv_shared[];
 
 /* Activations come as pieces of eight columns, are stored to shared memory as they are and converted there, so that little code, which each
- * layer fetches again, does it. Piece q of a lane of chunk c lies at x[(c · kX + q) · 32 + lane]. */
+ * layer fetches again, does it. Piece q of a lane of item c lies at x[(c · kX + q) · 32 + lane]. */
 template <mm_cu_code C, mm_cu_scale S>
 __device__ __forceinline__ uint4 *gemv_piece(const gemv_plan &p, uint32_t i) {
   using kind = gemv_kind<C, S>;
-  const uint32_t in = i % (kind::kChunk / 8);
+  const uint32_t in = i % (32 * kind::kX);
   return reinterpret_cast<uint4 *>(gemv_shared + p.x) + (i - in) + in % kind::kX * 32 + in / kind::kX;
+}
+
+/* Pieces of a segment, whole units of 16, and of all items. */
+template <mm_cu_code C, mm_cu_scale S>
+__device__ __forceinline__ uint32_t gemv_pieces(const gemv_plan &p) {
+  return p.lanes * gemv_kind<C, S>::kX;
+}
+template <mm_cu_code C, mm_cu_scale S, class Job>
+__device__ __forceinline__ uint32_t gemv_all_pieces(const gemv_plan &p, const Job &job) {
+  return (job.segments() * p.lanes + 31) / 32 * 32 * gemv_kind<C, S>::kX;
 }
 
 /* Replaces the rows that the calling threads, from `first` on, have stored by the numbers of their codes times job.factor(segment), in
@@ -181,28 +211,30 @@ __device__ __forceinline__ void gemv_round(const gemv_plan &p, const Job &job, u
   rounder how = p.how;
   if (S == MM_CU_NV) how.format = {MM_CODE_E2M1, 16, MM_F8_E4M3, true};
   if (S == MM_CU_MX) how.format = {MM_CODE_E2M1, 32, MM_F8_E8M0, false};
-  const uint32_t each = p.chunks * (gemv_kind<C, S>::kChunk / 8), total = job.segments() * each, step = blockDim.x - first;
-  uint32_t *const most = reinterpret_cast<uint32_t *>(gemv_shared + p.sums); /* of 32 pieces each, before there are sums */
+  const uint32_t each = gemv_pieces<C, S>(p), total = gemv_all_pieces<C, S>(p, job), step = blockDim.x - first;
+  uint32_t *const most = reinterpret_cast<uint32_t *>(gemv_shared + p.sums); /* of 16 pieces each, before there are sums */
   if (how.asks_row()) {
 #pragma unroll 1
-    for (uint32_t i = threadIdx.x - first; i < total; i += step) { /* total and the step are multiples of 32, as are segments */
-      const float own = fmaxf(0.0f, largest8(*gemv_piece<C, S>(p, i)));
-      const uint32_t all = __reduce_max_sync(0xffffffffu, __float_as_uint(own));
-      if (i % 32 == 0) most[i / 32] = all;
+    for (uint32_t i = threadIdx.x - first; i < total; i += step) { /* total and the step are multiples of 32 */
+      float own = fmaxf(0.0f, largest8(*gemv_piece<C, S>(p, i)));
+#pragma unroll
+      for (uint32_t m = 1; m < 16; m <<= 1) own = fmaxf(own, __shfl_xor_sync(0xffffffffu, own, m));
+      if (i % 16 == 0) most[i / 16] = __float_as_uint(own);
     }
     asm volatile("bar.sync 2, %0;" ::"r"(step) : "memory");
   }
 #pragma unroll 1
   for (uint32_t i = threadIdx.x - first; i < total; i += step) {
     uint4 &q = *gemv_piece<C, S>(p, i);
-    const uint32_t segment = i / each, lane = i % 32;
+    const uint32_t segment = min(i / each, job.segments() - 1);
     float scale = 1, v[8];
     if (how.whole_row()) {
       uint32_t row = 0;
-      if (how.asks_row()) {
+      if (how.asks_row()) { /* by the 16 lanes of a unit */
 #pragma unroll 1
-        for (uint32_t j = lane; j < each / 32; j += 32) row = max(row, most[segment * (each / 32) + j]);
-        row = __reduce_max_sync(0xffffffffu, row);
+        for (uint32_t j = i % 16; j < each / 16; j += 16) row = max(row, most[segment * (each / 16) + j]);
+#pragma unroll
+        for (uint32_t m = 1; m < 16; m <<= 1) row = max(row, __shfl_xor_sync(0xffffffffu, row, m));
       }
       scale = how.row_scale(__uint_as_float(row));
     }
@@ -240,7 +272,7 @@ __device__ __forceinline__ void gemv_convert(const gemv_plan &p, const Job &job,
   if (!kind::kHalf) return;
   constexpr uint32_t kStretch = kind::kLane / 2; /* pieces of a chunk */
   float *const back = reinterpret_cast<float *>(gemv_shared + p.back);
-  const uint32_t each = p.chunks * (kind::kChunk / 8), total = job.segments() * each;
+  const uint32_t each = gemv_pieces<C, S>(p), total = gemv_all_pieces<C, S>(p, job);
 #pragma unroll 2
   for (uint32_t i = threadIdx.x - first; i < total; i += blockDim.x - first) { /* total and the step are multiples of 32 */
     uint4 &v = *gemv_piece<C, S>(p, i);
@@ -275,7 +307,7 @@ __device__ __forceinline__ void gemv_convert(const gemv_plan &p, const Job &job,
       for (uint32_t m = 1; m < kStretch; m <<= 1) sum += __shfl_xor_sync(0xffffffffu, sum, m);
       if (i % kStretch == 0) back[i / kStretch * 2 + 1] = sum * 0x1p-21f; /* 8 · 2^-24 */
     }
-    if (i % kStretch == 0) back[i / kStretch * kind::kBack] = inverse * (kind::kFactor * job.times(i / each));
+    if (i % kStretch == 0) back[i / kStretch * kind::kBack] = inverse * (kind::kFactor * job.times(min(i / each, job.segments() - 1)));
     v = make_uint4(q[0], q[1], q[2], q[3]);
   }
 }
@@ -284,14 +316,14 @@ __device__ __forceinline__ void gemv_convert(const gemv_plan &p, const Job &job,
 template <mm_cu_code C, mm_cu_scale S, bool kRound, class Job>
 __device__ __forceinline__ void gemv_fill(const mm_cu_weight &w, const gemv_plan &p, const Job &job, uint32_t first) {
   constexpr uint32_t kAtOnce = 4; /* a thread's loads on their way */
-  const uint32_t each = p.chunks * (gemv_kind<C, S>::kChunk / 8), total = job.segments() * each, step = blockDim.x - first;
+  const uint32_t each = gemv_pieces<C, S>(p), total = gemv_all_pieces<C, S>(p, job), step = blockDim.x - first;
 #pragma unroll 1
   for (uint32_t from = threadIdx.x - first; from < total; from += kAtOnce * step) {
     uint4 v[kAtOnce];
 #pragma unroll
     for (uint32_t j = 0; j < kAtOnce; j++) {
       const uint32_t i = from + j * step, segment = i / each, k = (i - segment * each) * 8;
-      v[j] = i < total && k < w.k ? __ldcg(reinterpret_cast<const uint4 *>(job.x(segment) + k)) : make_uint4(0, 0, 0, 0);
+      v[j] = segment < job.segments() && k < w.k ? __ldcg(reinterpret_cast<const uint4 *>(job.x(segment) + k)) : make_uint4(0, 0, 0, 0);
     }
 #pragma unroll
     for (uint32_t j = 0; j < kAtOnce; j++) {
@@ -412,13 +444,13 @@ __device__ __forceinline__ void gemv_rows(const mm_cu_weight &w, const gemv_plan
   float *const sums = reinterpret_cast<float *>(gemv_shared + p.sums);
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4;
   const uint32_t fours = job.fours(), mine = fours > blockIdx.x ? (fours - blockIdx.x - 1) / gridDim.x + 1 : 0;
-  const uint32_t each = job.segments() * p.chunks, items = mine * each;
+  const uint32_t each = (job.segments() * p.lanes + 31) / 32, items = mine * each;
   const uint32_t first = items * warp / kGemvWarps, end = items * (warp + 1) / kGemvWarps;
   const uint32_t before = first / max(each, 1); /* fours of the block */
   __shared__ uint2 span[kGemvWarps];            /* of each warp, the first and the last of the block's fours that it has a part in */
   if (lane == 0) span[warp] = first < end ? make_uint2(before, (end - 1) / each) : make_uint2(1, 0);
   uint32_t four = before * gridDim.x + blockIdx.x, in = first - before * each, left = end - first;
-  gemv_fetch<C, S, Job> fetch(w, job, left, four, in, p.chunks);
+  gemv_fetch<C, S, Job> fetch(w, job, p, left, four, in, each);
   const uint8_t *const ring = gemv_shared + warp * (kind::kDepth * kind::kItem), *item = ring;
   uint32_t free = shared_address(ring);
   float *sum = sums + (warp * p.touched * 8 + g) * kFour; /* of this chunk, of the warp's fours one after another */
@@ -442,7 +474,10 @@ __device__ __forceinline__ void gemv_rows(const mm_cu_weight &w, const gemv_plan
     free = shared_address(item);
     four_place place = {};
     uint32_t k = 0;
-    if (S == MM_CU_FINE) place = job.at(four, in / p.chunks), k = in % p.chunks * kind::kChunk + lane * kind::kLane;
+    if (S == MM_CU_FINE) {
+      const gemv_place in_row(p, in * 32 + lane);
+      place = job.at(four, min(in_row.segment, job.segments() - 1)), k = in_row.lane * kind::kLane;
+    }
     gemv_add<C, S>(acc, item, at, inverse, w, job, place, k);
     item += kind::kItem, at += kind::kX * 32, inverse += 8 * kind::kBack;
     if (item == ring + kind::kDepth * kind::kItem) item = ring;

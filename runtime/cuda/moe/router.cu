@@ -3,8 +3,8 @@
  * T ≤ 16: one launch. A block has a few experts and tokens, a thread eight columns of all of them; the experts' rows are loaded before
  * it waits for the tokens. A single token may bring its residual and norm along, and the sum of its branch over ranks: each block makes the
  * row for itself. And its choice is left to the kernels that need it (route.cuh). Else the last block to finish chooses, one warp per
- * token, and makes the lists. For more tokens logits (those, up to 64 of a decode step, or router_prefill.cu), choice and a counting sort
- * are launches of their own. Ties go to the lower id. */
+ * token, and makes the lists. For more tokens logits (router_prefill.cu), choice and a counting sort are launches of their own.
+ * Ties go to the lower id. */
 #include "runtime/cuda/backend.h"
 #include "runtime/cuda/comm/peers.cuh"
 #include "runtime/cuda/core/launch.h"
@@ -292,8 +292,7 @@ cudaError_t few(const mm_cu_router &m, const mm_cu_route &r, const mm_cu_combine
 }
 
 cudaError_t many(const mm_cu_router &m, const mm_cu_route &r, const bf16 *x, uint32_t tokens, cudaStream_t s) {
-  cudaError_t e = !m.few || tokens > MM_CU_FEW ? mm_cu_route_logits(m, r, x, tokens, s)
-                                               : (m.wide ? few<float> : few<bf16>)(m, r, nullptr, x, tokens, s);
+  cudaError_t e = mm_cu_route_logits(m, r, x, tokens, s);
   if (e == cudaSuccess) e = launch(choose_many, ceil_div(tokens, kChoosers), kChoosers * 32, 0, s, r, tokens);
   if (e == cudaSuccess) e = launch(sort_pairs, r.experts, kSorters * 32, 0, s, r, tokens);
   return e;

@@ -296,7 +296,7 @@ static inline bool src_decode(const mm_plan *p, mm_err *err) {
       float global = 0;
       if (mm_encoding_keeps(x, scheme, p->tensor[i].grid))
         ok = (!scheme->needs_amax || mm_decode_global(&d, x, &global, err)) &&
-             mm_decode_planes(&d, x, scheme, p->tensor[i].grid, 0, x->rows, global, plane, err);
+             mm_decode_planes(&d, x, &(mm_stored_as){scheme, p->tensor[i].grid, global}, 0, x->rows, plane, err);
       else
         ok = mm_decode_f32(&d, x, 0, x->rows, err);
     }

@@ -38,11 +38,10 @@ static float found(const mm_act_scales *s, const char *ours, const char *scheme,
   const bool stacked = strcmp(ours, W13) == 0;
   const mm_rule *attention[] = {rule("q_proj.weight"), rule("k_proj.weight"), rule("v_proj.weight")};
   const mm_rule *expert[] = {rule("{e}.w1.weight"), rule("{e}.w3.weight")};
-  const mm_pack_tensor t = {.name = ours, .piece_count = stacked ? 2 : 3};
-  float scale = -1;
+  mm_pack_tensor t = {.name = ours, .piece_count = stacked ? 2 : 3, .input_scale = -1};
   mm_err err = {0};
   *without = 0;
-  if (mm_act_scales_find(s, &t, stacked ? expert : attention, 0, 3, mm_scheme_find(scheme), &scale, without, &err)) return scale;
+  if (mm_act_scales_find(s, &t, stacked ? expert : attention, 0, 3, mm_scheme_find(scheme), without, &err)) return t.input_scale;
   assert_string_equal(err.code, "E_ACT_SCALES");
   return 0;
 }

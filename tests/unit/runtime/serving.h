@@ -98,7 +98,7 @@ static const mm_dflash *serving_draft; /* of the next engine that is served, or 
 
 static mm_engine *serving_engine(const ref_shards *shards, const mm_ops *ops, mm_limits limits, const mm_dflash *draft) {
   mm_err err = {0};
-  const mm_engine_config c = {.ops = ops, .limits = limits, .threads = 1, .draft = draft};
+  const mm_engine_config c = {.ops = ops, .limits = limits, .options.threads = 1, .draft = draft};
   mm_engine *e = mm_engine_open(&shards->s, &c, &err);
   if (!e) fail_msg("%s", err.text);
   return e;

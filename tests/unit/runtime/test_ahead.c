@@ -1,5 +1,6 @@
 /* The scheduler on devices that choose by themselves: the next step is queued before the last one's choices are read. The device is the CPU
- * backend with a choice of its own behind it, whose tokens come out only when they are collected; with shared pages and without. */
+ * backend with a choice of its own behind it, whose tokens come out only when they are collected; with shared pages and without. One that
+ * defers keeps the logits of a pass, so that masks are made and the step before is collected in the meantime. */
 #include "tests/unit/runtime/random_requests.h"
 
 enum { SLOTS = 6, ROWS = 64, SAMPLES = MM_SAMPLES_MIN_P | MM_SAMPLES_BIAS | MM_SAMPLES_MASK | MM_SAMPLES_LOGPROBS };
@@ -13,7 +14,9 @@ static struct {
   int32_t queue[MM_QUEUE][ROWS];
   uint32_t count[MM_QUEUE];
   uint64_t queued, collected, ahead; /* ahead: steps queued before the choices of the last one were collected */
-  uint64_t fail_at;                  /* number of the step that fails, from 1; 0: none */
+  uint64_t deferred;                 /* steps sampled after their pass */
+  uint64_t fail_at, fail_choice;     /* numbers of the step that fails, and of the one whose choice does, from 1; 0: none */
+  float logits[ROWS * 64];
 } device;
 
 static bool device_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
@@ -25,25 +28,43 @@ static bool device_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
   return poisoning_begin(b, &device.batch, err);
 }
 
-static bool device_choose(mm_backend *b, mm_err *err) {
-  static float logits[ROWS * 64];
+/* Samples after the rows of device.batch, whose logits are in device.logits. */
+static void sample_rows(const mm_backend *b, const mm_sampling *sampling, uint32_t count) {
   const mm_batch *batch = &device.batch;
   const uint32_t at = (uint32_t)(device.queued % MM_QUEUE), stride = b->c.weights->vocab_rows;
-  if (!mm_ops_cpu.end(b, logits, err)) return false;
   const mm_span *s = batch->span;
-  for (uint32_t i = 0; i < batch->out_count; i++) {
+  for (uint32_t i = 0; i < count; i++) {
     while (batch->out[i] >= s->first + s->count) s++;
-    float *row = logits + (size_t)i * stride, own[64];
-    const mm_sampling *set = &batch->sampling[i];
+    float *row = device.logits + (size_t)i * stride, own[64];
+    const mm_sampling *set = &sampling[i];
     memcpy(own, row, b->c.model->vocab * sizeof *own);
     mm_sample_adjust(device.sampler, set, NULL, 0, own);
     const int32_t id = mm_sample(device.sampler, set, s->pos + (batch->out[i] - s->first) + UINT64_C(1), own);
     if (set->logprobs) mm_sample_logprobs(device.sampler, set, id, row);
     device.queue[at][i] = device.chosen[s->slot] = id;
   }
-  device.count[at] = batch->out_count;
-  device.ahead += device.queued > device.collected;
+  device.count[at] = count;
   device.queued++;
+}
+
+static bool device_choose(mm_backend *b, mm_err *err) {
+  if (!mm_ops_cpu.end(b, device.logits, err)) return false;
+  device.ahead += device.queued > device.collected;
+  sample_rows(b, device.batch.sampling, device.batch.out_count);
+  return true;
+}
+
+/* The batch's arrays are the scheduler's, which builds no other before the choice. */
+static bool device_keep(mm_backend *b, mm_err *err) {
+  device.ahead += device.queued > device.collected;
+  return mm_ops_cpu.end(b, device.logits, err);
+}
+
+static bool device_choose_kept(mm_backend *b, const mm_sampling *sampling, uint32_t count, mm_err *err) {
+  if (device.queued + 1 == device.fail_choice) return mm_fail(err, MM_LIMIT, "E_CUDA", mm_at(NULL, NULL), "no room for the choice");
+  if (device.queued != device.collected) return mm_fail(err, MM_USAGE, "E_BATCH", mm_at(NULL, NULL), "the step before is not collected");
+  device.deferred++;
+  sample_rows(b, sampling, count);
   return true;
 }
 
@@ -63,7 +84,7 @@ static bool device_ids_load(mm_backend *b, uint32_t slot, const int32_t *id, uin
   return true;
 }
 
-static void open_device(serving *w, mm_model m, bool pages, mm_limits l, mm_scheduler_config c) {
+static void open_device(serving *w, mm_model m, bool pages, bool defers, mm_limits l, mm_scheduler_config c) {
   static mm_ops ops;
   mm_err err = {0};
   memset(&device, 0, sizeof device);
@@ -71,11 +92,12 @@ static void open_device(serving *w, mm_model m, bool pages, mm_limits l, mm_sche
   assert_non_null(device.sampler);
   ops = mm_ops_cpu;
   ops.begin = device_begin;
-  ops.choose = device_choose;
-  ops.collect = device_collect;
-  ops.ids_load = device_ids_load;
-  ops.samples = SAMPLES;
-  ops.pages = pages;
+  ops.sampler.choose = device_choose;
+  if (defers) ops.sampler.keep = device_keep, ops.sampler.choose_kept = device_choose_kept;
+  ops.sampler.collect = device_collect;
+  ops.sampler.load_ids = device_ids_load;
+  ops.sampler.samples = SAMPLES;
+  ops.cache.pages = pages;
   serving_open_ops(w, m, 1, &ops, l, c);
 }
 
@@ -89,18 +111,20 @@ TEST(test_random) {
   for (uint32_t k = 0; k < 2; k++)
     for (uint32_t pages = 0; pages < 3; pages++) {
       serving w;
-      open_device(&w, kind(k), pages, (mm_limits){.max_tokens = ROWS, .slots = SLOTS, .pages = pages == 2 ? 9 : 0}, c);
+      open_device(&w, kind(k), pages, k == pages % 2, (mm_limits){.max_tokens = ROWS, .slots = SLOTS, .pages = pages == 2 ? 9 : 0}, c);
       random_requests(&w, SAMPLES, 2);
       close_device(&w);
       print_message("%llu of %llu steps queued ahead\n", (unsigned long long)device.ahead, (unsigned long long)device.queued);
       assert_int_equal(device.queued, device.collected);
+      assert_int_equal(device.deferred > 0, k == pages % 2);
     }
 }
 
 /* One reply: every step but the first is queued before its token is known, and one more than it has tokens for is not. */
 TEST(test_ahead) {
   serving w;
-  open_device(&w, kind(1), true, (mm_limits){.max_tokens = ROWS, .slots = SLOTS}, (mm_scheduler_config){.step_tokens = 40, .queue_max = 1});
+  open_device(&w, kind(1), true, true, (mm_limits){.max_tokens = ROWS, .slots = SLOTS},
+              (mm_scheduler_config){.step_tokens = 40, .queue_max = 1});
   client c = {.r = {.max_tokens = 30}};
   fill(&c, 0, 10);
   client_ready(&w, &c);
@@ -108,6 +132,14 @@ TEST(test_ahead) {
   client_check(&c);
   assert_int_equal(device.queued, 30);
   assert_int_equal(device.ahead, 29);
+  c = (client){.r = {.max_tokens = 30}, .masked = true};
+  fill(&c, 0, 10);
+  client_ready(&w, &c);
+  client_submit(&w, &c);
+  client_check(&c);
+  assert_int_equal(device.queued, 60);
+  assert_int_equal(device.ahead, 58);
+  assert_int_equal(device.deferred, 30);
   c = (client){.r = {.max_tokens = 30, .sampling.frequency = 1}};
   fill(&c, 0, 10);
   client_ready(&w, &c);
@@ -123,12 +155,15 @@ TEST(test_ahead) {
 TEST(test_failure) {
   for (uint32_t at = 1; at < 25; at++) {
     serving w;
-    open_device(&w, kind(at % 2), true, (mm_limits){.max_tokens = ROWS, .slots = 1 + at % 3},
+    open_device(&w, kind(at % 2), true, at % 3 > 0, (mm_limits){.max_tokens = ROWS, .slots = 1 + at % 3},
                 (mm_scheduler_config){.step_tokens = 7, .queue_max = 9, .prefix_cache = true, .cache_bytes = 1 << 16});
-    device.fail_at = at;
+    if (at % 3 == 2)
+      device.fail_choice = at;
+    else
+      device.fail_at = at;
     client c[4];
     for (uint32_t i = 0; i < 4; i++) {
-      c[i] = (client){.r = {.max_tokens = 6}};
+      c[i] = (client){.r = {.max_tokens = 6}, .masked = at % 3 > 0 && i % 2 == 0};
       fill(&c[i], 0, 30 + i);
       client_ready(&w, &c[i]);
     }

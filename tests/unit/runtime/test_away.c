@@ -57,7 +57,7 @@ static void open_two(two *t, const mm_ops *ops) {
   const mm_limits limits = {.max_tokens = 8, .slots = 1, .max_positions = 8};
   t->ref = ref_build(ref_dims(MM_FAMILY_M2, false));
   t->shards = ref_cut(&t->ref, 2);
-  t->e = mm_engine_open(&t->shards->s, &(mm_engine_config){.ops = ops, .limits = limits, .threads = 1}, &err);
+  t->e = mm_engine_open(&t->shards->s, &(mm_engine_config){.ops = ops, .limits = limits, .options.threads = 1}, &err);
   if (!t->e) fail_msg("%s", err.text);
   t->got = malloc(t->ref.m.vocab * sizeof *t->got);
 }

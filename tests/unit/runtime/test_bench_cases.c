@@ -58,4 +58,19 @@ TEST(test_kernels) {
   }
 }
 
+/* M3 is measured where it is named; what options say of its dense layers. */
+TEST(test_m3) {
+  mm_bench_args a = {.subject = "decode", .dense = UINT64_MAX};
+  mm_bench_case c;
+  for (size_t i = 0; mm_bench_case_at(&a, i, &c); i++) assert_string_equal(c.model, "m2");
+  a.model = "m3";
+  assert_true(first(&a).layers == 60 && first(&a).dense == 3);
+  a.subject = "kernels";
+  assert_int_equal(first(&a).dense, 1);
+  a.dense = 0;
+  assert_int_equal(first(&a).dense, 0);
+  a.dense = 9, a.layers = 5;
+  assert_int_equal(first(&a).dense, 5);
+}
+
 int main(void) { return run_unit_tests(NULL, NULL); }

@@ -13,7 +13,7 @@ typedef struct member {
 
 static void *sum_member(void *arg) {
   member *m = arg;
-  for (size_t n = 0; n <= 101; n += 101) mm_comm_sum(m->comm, m->rank, m->x, n);
+  for (size_t n = 0; n <= 101; n += 101) mm_comm_all_reduce_sum(m->comm, m->rank, m->x, n);
   return NULL;
 }
 
@@ -254,7 +254,7 @@ static void *fail_in_the_middle(void *arg) {
     mm_comm_abort(s->comm);
     return NULL;
   }
-  if (s->at == 1) mm_comm_sum(s->comm, s->rank, s->x, 7);
+  if (s->at == 1) mm_comm_all_reduce_sum(s->comm, s->rank, s->x, 7);
   if (s->at == 0) mm_comm_send(s->comm, s->rank, s->x, 7);
   if (s->at == 2) mm_comm_receive(s->comm, s->rank, s->x, 7);
   return NULL;

@@ -5,10 +5,18 @@
 #include "runtime/constrain/call_form.h"
 #include "runtime/constrain/constraint.h"
 #include "runtime/constrain/schema.h"
+#include "runtime/constrain/whole_text.h"
 #include "tests/unit/changed_text.h"
 #include "tests/unit/put_file.h"
 
-#define VOCAB 2048
+#define VOCAB 2056
+
+/* Tokens as large vocabularies have them: the end of a text and what follows. */
+#define MORE(id, content)                    \
+  "{\"id\": " id ", \"content\": \"" content \
+  "\", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, \"normalized\": false, \"special\": false}, "
+static const char more_tokens[] = "\"added_tokens\": [" MORE("2048", "\\\",\\\"") MORE("2049", "a\\\"") MORE("2050", "ab\\\",") MORE(
+    "2051", "é\\\\n\\\"}") MORE("2052", "\\\": \\\"x") MORE("2053", "</parameter>\\n") MORE("2054", "y</parameter>") MORE("2055", "b </p");
 
 static const char *const tag[] = {"<think>", "</think>", "<minimax:tool_call>", "</minimax:tool_call>"};
 static mm_tokenizer *tokenizer;
@@ -29,6 +37,9 @@ static int open_lexicon(void **state) {
     if (changed != text) free(changed);
     changed = next;
   }
+  char *larger = replaced(changed, "", "\"added_tokens\": [", more_tokens);
+  free(changed);
+  changed = larger;
   const char *dir = getenv("TMPDIR");
   char path[512];
   snprintf(path, sizeof path, "%s/tags.json", dir ? dir : "/tmp");
@@ -248,7 +259,8 @@ TEST(texts_of_parameters) {
     mm_err none = {0};
     char *json = mm_arena_printf(&a, &none, "{\"name\": \"f\", \"parameters\": {\"properties\": {\"v\": %s}}}", values[i].schema);
     assert_non_null(json);
-    mm_grammar g;
+    mm_grammar_stack more[MM_GRAMMAR_MORE];
+    mm_grammar g = {.more = more};
     mm_grammar_start(&g, calls_of(&a, &tools, json, true));
     for (const char *p = "\n<invoke name=\"f\">\n<parameter name=\"v\">"; *p; p++) assert_true(mm_grammar_step(&g, (uint8_t)*p));
     const char *p = values[i].text;
@@ -257,6 +269,90 @@ TEST(texts_of_parameters) {
     mm_tools_close(&tools);
     mm_arena_close(&a);
   }
+}
+
+/* The mask at hand against every token tried alone. */
+static void compare_mask(mm_constraint *c, const mm_grammar *g, mm_grammar *try, const char *before) {
+  for (int32_t id = 0; id < VOCAB; id++) {
+    size_t n, k = 0;
+    const char *bytes = mm_tokenizer_bytes(tokenizer, id, &n);
+    bool word = bytes && n && !mm_tokenizer_is_special(tokenizer, id);
+    for (int i = 0; i < 4; i++) word = word && mm_tokenizer_find_added(tokenizer, tag[i]) != id;
+    mm_grammar_copy(try, g);
+    while (word && k < n && mm_grammar_step(try, (uint8_t)bytes[k])) k++;
+    const bool fits = (word && k == n) || (id == end && mm_grammar_accepts(g));
+    if (allows(c, id) != fits) fail_msg("token %d, \"%.*s\", behind %s", id, (int)n, bytes, before);
+  }
+}
+
+/* A text of the form in pieces of random lengths, so that masks are made in the middle of tokens, characters, escapes and tags. */
+static void follow(const mm_form *form, const char *text, uint64_t seed) {
+  mm_grammar_stack more[2][MM_GRAMMAR_MORE];
+  mm_grammar g = {.more = more[0]}, try = {.more = more[1]};
+  const mm_section section[] = {{.kind = MM_SECTION_FORM, .form = form}};
+  mm_err err = {0};
+  char before[32];
+  mm_constraint *c = mm_constraint_open(lexicon, section, 1, &err);
+  assert_non_null(c);
+  mm_grammar_start(&g, form);
+  for (const char *p = text; *p;) {
+    seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    const size_t longest = 1 + (seed >> 33) % 8;
+    int32_t best = -1;
+    size_t best_n = 0, n;
+    snprintf(before, sizeof before, "%.*s", (int)mm_min((size_t)(p - text), sizeof before - 1), p - mm_min((size_t)(p - text), 31));
+    compare_mask(c, &g, &try, before);
+    for (int32_t id = 0; id < VOCAB; id++) {
+      const char *bytes = mm_tokenizer_bytes(tokenizer, id, &n);
+      if (!bytes || n <= best_n || n > longest || strncmp(bytes, p, n) != 0 || !allows(c, id)) continue;
+      best = id;
+      best_n = n;
+    }
+    if (best < 0) fail_msg("nothing of %s may follow %s", p, before);
+    mm_constraint_chosen(c, best);
+    for (size_t i = 0; i < best_n; i++) assert_true(mm_grammar_step(&g, (uint8_t)*p++));
+  }
+  if (!mm_grammar_done(&g)) compare_mask(c, &g, &try, "the end");
+  mm_constraint_close(c);
+}
+
+TEST(masks_within_texts_are_what_the_automaton_says) {
+  mm_arena a = {0};
+  mm_tools tools;
+  const mm_form *calls = calls_of(
+      &a, &tools,
+      "{\"name\": \"f\", \"parameters\": {\"properties\": {\"n\": {\"type\": \"integer\"}, \"s\": {\"type\": \"string\", \"minLength\": 2, "
+      "\"maxLength\": 9}, \"t\": {\"type\": \"string\"}, \"o\": {\"type\": \"object\"}, \"u\": {\"type\": [\"string\", \"null\"], "
+      "\"maxLength\": 12}, \"w\": "
+      "{\"type\": [\"string\", \"null\"], \"maxLength\": 2}}}}",
+      true);
+  mm_err err = {0};
+  static const char schema[] =
+      "{\"type\": \"object\", \"properties\": {\"p\": {\"type\": \"string\", \"pattern\": \"^[a-m<]+( \\\\S|é)*$\"}, \"s\": {\"type\": "
+      "\"string\", \"minLength\": 2, \"maxLength\": 6}}, \"required\": [\"p\", \"s\"], \"additionalProperties\": {\"type\": \"string\"}}";
+  const mm_value *v = mm_body_parse(&a, schema, strlen(schema), &err);
+  const mm_form *patterns = v ? mm_schema_compile(&a, v, "schema", &err) : NULL;
+  if (!patterns) fail_msg("%s", err.text);
+  static const char grammar[] =
+      "root ::= value\nvalue ::= object | list | text | word # a value\nobject ::= \"{\" (pair (\",\" \" \"? pair)*)? \"}\"\n"
+      "pair ::= text \": \" value\nlist ::= \"[\" (value (\",\" value)*)? \"]\"\ntext ::= \"\\\"\" ([^\"\\\\] | \"\\\\\" .)* \"\\\"\"\n"
+      "word ::= \"true\" | \"null\" | [0-9]{1,3}";
+  static const char pattern[] = "^(\\d{4}-\\d\\d|[a-f ]+é?)(, .*)?$";
+  const mm_form *values_of = mm_whole_grammar(&a, grammar, sizeof grammar - 1, "grammar", &err);
+  const mm_form *dates = mm_whole_regex(&a, pattern, sizeof pattern - 1, "regex", &err);
+  if (!values_of || !dates) fail_msg("%s", err.text);
+  for (uint64_t seed = 1; seed < 3; seed++) {
+    follow(values_of, "{\"a\": [1,{\"ab\": null},\"x \\\\ \\\"y\"], \"é\": 12}", seed);
+    follow(dates, seed == 1 ? "2026-11, é </p" : "bad fadeé", seed);
+    follow(mm_schema_any_object(), "\n{\"a\": \"x\\\"y <z>\\u00e9 \xc3\xa9\xe2\x98\x83\", \"b\": [\"\", -1.5e3, {\"c <\": null}]}", seed);
+    follow(patterns, "{\"p\": \"a<éé xé y\", \"s\": \"é\\nb\\\"12\", \"pq\": \"abc\", \"x\\\"\": \"\"}", seed);
+    follow(calls,
+           "\n<invoke name=\"f\">\n" P("n", "-12") P("s", "a<b \xc3\xa9") P("t", "a text, \"<b>\" \xe2\x98\x83 \\ </p\n\t x")
+               P("o", "{\"a\": \"x<y \\n\xc3\xa9\", \"b\": [\"word </p\", 1]}") P("u", "nullable <") P("w", "null") "</invoke>\n",
+           seed);
+  }
+  mm_tools_close(&tools);
+  mm_arena_close(&a);
 }
 
 int main(void) { return run_unit_tests(open_lexicon, close_lexicon); }

@@ -75,10 +75,10 @@ static void open_run(run *r, const ref_model *ref, unsigned threads, const ways 
                                .weights = &r->w,
                                .limits = {.max_tokens = PROMPT, .slots = 1, .max_positions = PROMPT},
                                .comm = r->comm,
-                               .threads = threads,
-                               .kv_bf16 = with->kv_bf16,
-                               .act_quant = with->act_quant,
-                               .input_bf16 = with->input_bf16};
+                               .options.threads = threads,
+                               .options.kv_bf16 = with->kv_bf16,
+                               .options.act_quant = with->act_quant,
+                               .options.input_bf16 = with->input_bf16};
   assert_true(mm_forward_open(&r->f, &mm_ops_cpu, &c, &err));
 }
 static void close_run(run *r) {
@@ -165,7 +165,7 @@ TEST(pinned) {
   open_run(&r, &ref, 1, &(ways){.family = MM_FAMILY_M2});
   feed(&r, 0, PROMPT, free_to_go);
   mm_backend_config c = r.f.backend->c;
-  c.pin = true, c.place.local = mm_pool_cpus() - 1, c.place.ranks = mm_pool_cpus();
+  c.options.pin = true, c.place.local = mm_pool_cpus() - 1, c.place.ranks = mm_pool_cpus();
   mm_forward_close(&r.f);
   assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
   assert_true(mm_forward_open(&r.f, &mm_ops_cpu, &c, &err));
@@ -243,7 +243,7 @@ TEST(next_weights) {
       mm_cpu_soon_after(b, &y->qkv);
       check_halves(b, lightning ? &y->output_gate : &y->out);
       if (lightning) mm_cpu_soon_after(b, &y->output_gate), check_halves(b, &y->out);
-      b->active[0] = 1, b->active[1] = 0;
+      b->moe.active[0] = 1, b->moe.active[1] = 0;
       mm_cpu_soon_experts(b, 2, &y->w13);
       check_soon(b, &y->w13, 1, 0, 0), check_soon(b, &y->w13, 0, 0, 1);
       mm_cpu_soon_experts(b, 2, &y->w2);

@@ -24,8 +24,10 @@ static void start(running *r) {
   r->shards = ref_cut(&r->ref, 1);
   r->random = draft_build(&r->ref.m);
   if (!mm_dflash_open(&r->draft, r->random.dir, &r->ref.m, &err)) fail_msg("%s", err.text);
-  mm_engine_config c = {
-      .ops = &mm_ops_cpu, .limits = {.max_tokens = ROWS, .slots = SLOTS, .max_positions = LENGTH + 8}, .threads = 2, .draft = &r->draft};
+  mm_engine_config c = {.ops = &mm_ops_cpu,
+                        .limits = {.max_tokens = ROWS, .slots = SLOTS, .max_positions = LENGTH + 8},
+                        .options.threads = 2,
+                        .draft = &r->draft};
   if (!(r->engine = mm_engine_open(&r->shards->s, &c, &err))) fail_msg("%s", err.text);
   c.draft = NULL, c.tap = r->random.c.tap, c.taps = r->random.c.taps;
   c.limits.max_tokens = LENGTH;

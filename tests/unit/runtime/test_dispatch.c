@@ -126,7 +126,7 @@ static void test_released_shapes(void **state) {
     for (uint32_t at = 0; at < 2 * 4 * 2; at++) {
       const bool act = at % 2;
       const char *scheme = mm_scheme_at(i)->name, *model = at / 2 % 2 ? "m2" : "m1";
-      const mm_bench_shape s = {model, 8, 200064, scheme, scheme, scheme, 0, 1u << at / 4, 1};
+      const mm_bench_shape s = {model, 8, 200064, scheme, scheme, scheme, 0, 1u << at / 4, 1, 0, 0};
       const mm_model m = mm_bench_model(&s);
       mm_rank_weights w;
       mm_err err = {0};
@@ -263,7 +263,7 @@ static void test_written_down(void **state) {
   };
   (void)state;
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-    const mm_bench_shape s = {rows[i].model, 1, 200064, rows[i].scheme, rows[i].scheme, "bf16", 0, 1, 1};
+    const mm_bench_shape s = {rows[i].model, 1, 200064, rows[i].scheme, rows[i].scheme, "bf16", 0, 1, 1, 0, 0};
     const mm_model m = mm_bench_model(&s);
     mm_rank_weights w;
     mm_err err = {0};
@@ -307,7 +307,7 @@ static void test_cut_inputs(void **state) {
   };
   (void)state;
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-    const mm_bench_shape s = {"m2", 1, 200064, rows[i].scheme, rows[i].scheme, "bf16", 0, rows[i].tp, rows[i].ep};
+    const mm_bench_shape s = {"m2", 1, 200064, rows[i].scheme, rows[i].scheme, "bf16", 0, rows[i].tp, rows[i].ep, 0, 0};
     const mm_model m = mm_bench_model(&s);
     mm_rank_weights w;
     mm_err err = {0};
@@ -339,7 +339,7 @@ static void test_padded_inputs(void **state) {
   };
   (void)state;
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-    const mm_bench_shape s = {"m2", 1, 200064, rows[i].scheme, rows[i].scheme, "bf16", 0, 1, 1};
+    const mm_bench_shape s = {"m2", 1, 200064, rows[i].scheme, rows[i].scheme, "bf16", 0, 1, 1, 0, 0};
     const mm_model m = mm_bench_model(&s);
     mm_rank_weights w;
     mm_err err = {0};

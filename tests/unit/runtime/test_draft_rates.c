@@ -57,7 +57,7 @@ TEST(test_rates) {
 
 /* The tokens that followed the last three tokens before, latest first; else the last two; going on where the tokens end. */
 TEST(test_found) {
-  mm_scheduler s = {.c.drafts = MM_DRAFTS, .drafting = true};
+  mm_scheduler s = {.c.drafts = MM_DRAFTS, .draft.wanted = true};
   int32_t three[] = {1, 2, 3, 4, 5, 1, 2, 3, 6, 7, 9, 2, 3, 8, 1, 2, 3}, two[] = {9, 2, 3, 4, 7, 2, 3}, none[] = {1, 2, 3, 4, 5, 6};
   job j = {.token = three, .count = 17, .r = {.prompt_count = 17, .max_tokens = 99, .drafts = MM_DRAFTS}, .acceptance = 1};
   assert_int_equal(mm_drafts_find(&s, &j, 99), 7);
@@ -81,7 +81,7 @@ TEST(test_found) {
   mm_gram_index_close(&j.grams);
   j.token = none, j.count = 6;
   assert_int_equal(mm_drafts_find(&s, &j, 99), 0);
-  s.drafting = false;
+  s.draft.wanted = false;
   mm_gram_index_close(&j.grams);
   j.token = two, j.count = 7;
   assert_int_equal(mm_drafts_find(&s, &j, 99), 0);

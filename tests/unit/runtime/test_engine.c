@@ -21,7 +21,7 @@ static const mm_limits limits = {.max_tokens = LENGTH, .slots = 3, .max_position
 static void start_built(running *r, uint32_t tp, const mm_ops *ops) {
   mm_err err = {0};
   r->shards = ref_cut(&r->ref, tp);
-  r->engine = mm_engine_open(&r->shards->s, &(mm_engine_config){.ops = ops, .limits = limits, .threads = 1}, &err);
+  r->engine = mm_engine_open(&r->shards->s, &(mm_engine_config){.ops = ops, .limits = limits, .options.threads = 1}, &err);
   if (!r->engine) fail_msg("%s", err.text);
   r->logits = malloc(LENGTH * r->ref.m.vocab * sizeof(float));
 }
@@ -78,7 +78,7 @@ static void check_taps(mm_model m, uint32_t tp) {
   mm_err err = {0};
   const uint32_t H = m.hidden;
   r.shards = ref_cut(&r.ref, tp);
-  mm_engine_config c = {.ops = &mm_ops_cpu, .limits = limits, .threads = 1, .tap = tap, .taps = TAPS};
+  mm_engine_config c = {.ops = &mm_ops_cpu, .limits = limits, .options.threads = 1, .tap = tap, .taps = TAPS};
   if (!(r.engine = mm_engine_open(&r.shards->s, &c, &err))) fail_msg("%s", err.text);
   r.logits = malloc(LENGTH * m.vocab * sizeof(float));
   float *hidden = malloc((size_t)LENGTH * H * sizeof *hidden);
@@ -147,7 +147,7 @@ TEST(test_taps) {
   static const uint32_t none[] = {3}, many[MM_TAPS + 1];
   for (uint32_t i = 0; i < 2; i++) {
     mm_err err = {0};
-    mm_engine_config c = {.ops = &mm_ops_cpu, .limits = limits, .threads = 1, .tap = i ? many : none, .taps = i ? MM_TAPS + 1 : 1};
+    mm_engine_config c = {.ops = &mm_ops_cpu, .limits = limits, .options.threads = 1, .tap = i ? many : none, .taps = i ? MM_TAPS + 1 : 1};
     assert_null(mm_engine_open(&r.shards->s, &c, &err));
     assert_string_equal(err.code, "E_LIMITS");
   }
@@ -197,7 +197,7 @@ TEST(stages) {
       mm_err err = {0};
       float hidden[2][LENGTH * 64];
       uint64_t load[2][REF_LAYERS * 64] = {0};
-      const mm_engine_config c = {.ops = &mm_ops_cpu, .limits = limits, .threads = 1, .tap = tap, .taps = 3};
+      const mm_engine_config c = {.ops = &mm_ops_cpu, .limits = limits, .options.threads = 1, .tap = tap, .taps = 3};
       const uint64_t weights = ref_seed;
       start(&one, ref_dims(MM_FAMILY_M1, tp == 2), tp, &mm_ops_cpu);
       ref_seed = weights;
@@ -374,8 +374,9 @@ TEST(queue) {
       continue_plainly(&r, never, want);
       mm_engine_close(r.engine);
       mm_err err = {0};
-      assert_non_null(r.engine = mm_engine_open(
-                          &r.shards->s, &(mm_engine_config){.ops = &mm_ops_cpu, .limits = limits, .threads = 1, .never = never}, &err));
+      assert_non_null(
+          r.engine = mm_engine_open(&r.shards->s,
+                                    &(mm_engine_config){.ops = &mm_ops_cpu, .limits = limits, .options.threads = 1, .never = never}, &err));
       continue_queued(&r, got);
       assert_memory_equal(want, got, sizeof want);
       never[want[0][0]] = never[want[3][1]] = true; /* and again without these */
@@ -441,7 +442,7 @@ TEST(bad_limits) {
   ref_shards *shards = ref_cut(&ref, 1);
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
     mm_err err = {0};
-    assert_null(mm_engine_open(&shards->s, &(mm_engine_config){.ops = &mm_ops_cpu, .limits = bad[i], .threads = 1}, &err));
+    assert_null(mm_engine_open(&shards->s, &(mm_engine_config){.ops = &mm_ops_cpu, .limits = bad[i], .options.threads = 1}, &err));
     assert_string_equal(err.code, "E_LIMITS");
   }
   ref_uncut(shards);
@@ -523,7 +524,7 @@ static void stage_fails(const mm_ops *ops, int begin, int end) {
   start(&r, ref_dims(MM_FAMILY_M1, true), 2, &mm_ops_cpu);
   mm_engine_close(r.engine);
   ref_cut_stages(r.shards, 2);
-  r.engine = mm_engine_open(&r.shards->s, &(mm_engine_config){.ops = ops, .limits = limits, .threads = 1}, &err);
+  r.engine = mm_engine_open(&r.shards->s, &(mm_engine_config){.ops = ops, .limits = limits, .options.threads = 1}, &err);
   if (!r.engine) fail_msg("%s", err.text);
   fail_at(begin, end);
   step_and_fail(&r);
@@ -542,7 +543,7 @@ TEST(failing_taps) {
   mm_err err = {0};
   float hidden[LENGTH * 64], logits[LENGTH * 64];
   r.shards = ref_cut(&r.ref, 1), r.logits = logits;
-  mm_engine_config c = {.ops = &ops, .limits = limits, .threads = 1, .tap = tap, .taps = 1};
+  mm_engine_config c = {.ops = &ops, .limits = limits, .options.threads = 1, .tap = tap, .taps = 1};
   if (!(r.engine = mm_engine_open(&r.shards->s, &c, &err))) fail_msg("%s", err.text);
   assert_true(step(&r, &(mm_span){0, 0, 3, 0}, 1, &err) && mm_engine_hidden(r.engine, 0, hidden, &err));
   assert_false(step(&r, &(mm_span){0, 0, 3, 3}, 1, &err));
@@ -563,13 +564,13 @@ TEST(failing_opens) {
   for (fail_open = 1; fail_open <= 4; fail_open++) {
     mm_err err = {0};
     opens = 0;
-    assert_null(mm_engine_open(&shards->s, &(mm_engine_config){.ops = &ops, .limits = limits, .threads = 1}, &err));
+    assert_null(mm_engine_open(&shards->s, &(mm_engine_config){.ops = &ops, .limits = limits, .options.threads = 1}, &err));
     assert_string_equal(err.code, "E_TEST");
   }
   fail_open = 0;
   shards->s.pack.tensor[5].rows++; /* and a tensor of another shape than the model's */
   mm_err err = {0};
-  assert_null(mm_engine_open(&shards->s, &(mm_engine_config){.ops = &ops, .limits = limits, .threads = 1}, &err));
+  assert_null(mm_engine_open(&shards->s, &(mm_engine_config){.ops = &ops, .limits = limits, .options.threads = 1}, &err));
   assert_int_equal(err.status, MM_INTEGRITY);
   assert_non_null(strstr(err.text, shards->s.pack.tensor[5].name));
   ref_uncut(shards);

@@ -43,7 +43,7 @@ typedef struct process {
 } process;
 static void *follow(void *arg) {
   process *p = arg;
-  const mm_engine_config c = {.ops = &ops, .threads = 1, .world = &p->world};
+  const mm_engine_config c = {.ops = &ops, .options.threads = 1, .world = &p->world};
   if (mm_engine_follow(p->shards, &c, &p->err) && p->err.status == MM_OK) mm_fail(&p->err, MM_OK, "", mm_at(NULL, NULL), "ended");
   return NULL;
 }
@@ -83,9 +83,9 @@ static sizing draw_round(void) {
   r.c = (mm_engine_config){
       .ops = &ops,
       .limits = {.max_tokens = 1 + (uint32_t)below(64), .slots = 1 + (uint32_t)below(20), .max_positions = 64 + (uint32_t)below(4000)},
-      .threads = 1,
-      .kv_fp8 = r.type == 2,
-      .kv_bf16 = r.type == 1,
+      .options.threads = 1,
+      .options.kv_fp8 = r.type == 2,
+      .options.kv_bf16 = r.type == 1,
       .memory = {.fits = true, .share = below(2) ? 0.3 + 0.1 * (double)below(7) : 0, .length = "--max-model-len"}};
   return r;
 }
@@ -196,7 +196,7 @@ TEST(given_pages) {
   ref_model ref = ref_build(m);
   ref_shards *shards = ref_cut(&ref, 1);
   ops = mm_ops_cpu, ops.open = fake_open, ops.memory = fake_memory, ops.own_memory = true;
-  mm_engine_config c = {.ops = &ops, .limits = {8, 2, 640, 7}, .threads = 1, .memory = {.fits = true, .share = 1e-9}};
+  mm_engine_config c = {.ops = &ops, .limits = {8, 2, 640, 7}, .options.threads = 1, .memory = {.fits = true, .share = 1e-9}};
   there[0] = (mm_memory_facts){UINT64_C(8) << 30, UINT64_C(6) << 30, {{0}}};
   mm_err err = {0};
   assert_null(mm_engine_open(&shards->s, &c, &err));

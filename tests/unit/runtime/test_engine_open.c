@@ -32,7 +32,7 @@ TEST(unsupported_models) {
     assert_true(mm_ops_run(&ops, &m2, &err));
     ref_model ref = ref_build(ref_dims(MM_FAMILY_M3, false));
     ref_shards *shards = ref_cut(&ref, 1);
-    const mm_engine_config c = {.ops = &ops, .limits = {.max_tokens = 8, .slots = 1, .max_positions = 8}, .threads = 1};
+    const mm_engine_config c = {.ops = &ops, .limits = {.max_tokens = 8, .slots = 1, .max_positions = 8}, .options.threads = 1};
     assert_null(mm_engine_open(&shards->s, &c, &err));
     assert_int_equal(err.status, MM_UNSUPPORTED);
     assert_string_equal(err.code, "E_DEVICE");

@@ -9,6 +9,8 @@
 #include "runtime/constrain/schema.h"
 #include "tests/unit/unit.h"
 
+static mm_grammar_stack more[2][MM_GRAMMAR_MORE]; /* of the texts that a test follows */
+
 static const mm_form *compile(mm_arena *a, const char *schema, mm_err *err) {
   const mm_value *v = mm_body_parse(a, schema, strlen(schema), err);
   return v ? mm_schema_compile(a, v, "json_schema", err) : NULL;
@@ -16,7 +18,7 @@ static const mm_form *compile(mm_arena *a, const char *schema, mm_err *err) {
 
 /* How many bytes of the text may stand; all and *whole: it may end there. */
 static size_t taken(const mm_form *f, const char *text, bool *whole) {
-  mm_grammar g;
+  mm_grammar g = {.more = more[0]};
   size_t n = 0;
   mm_grammar_start(&g, f);
   while (text[n] && mm_grammar_step(&g, (uint8_t)text[n])) n++;
@@ -437,7 +439,7 @@ static uint64_t next_random(uint64_t *s) {
 
 /* A text of random bytes that the automaton lets through, closing soon. */
 static size_t walk(const mm_form *f, uint64_t *seed, char *text, size_t cap) {
-  mm_grammar g, try;
+  mm_grammar g = {.more = more[0]}, try = {.more = more[1]};
   size_t n = 0;
   mm_grammar_start(&g, f);
   while (!mm_grammar_done(&g) && !(mm_grammar_accepts(&g) && next_random(seed) % 4 == 0)) {
@@ -526,7 +528,7 @@ TEST(a_call_may_stand_for_the_form) {
 TEST(counts_matter_near_their_bounds_alone) {
   mm_err err = {0};
   mm_arena a = {0};
-  mm_grammar before, now;
+  mm_grammar before = {0}, now = {0};
   int alike[2] = {0};
   mm_grammar_start(&now, compile(&a, "{\"type\": \"string\", \"minLength\": 30, \"maxLength\": 90}", &err));
   assert_true(mm_grammar_step(&now, '"') && mm_grammar_step(&now, 'x'));
@@ -561,7 +563,7 @@ TEST(masks_are_what_the_automaton_says) {
     assert_true(allows(mm_constraint_allowed(c), 40) && allows(mm_constraint_allowed(c), think) && !allows(mm_constraint_allowed(c), end));
     mm_constraint_chosen(c, 40);
     mm_constraint_chosen(c, think);
-    mm_grammar g, try;
+    mm_grammar g = {.more = more[0]}, try = {.more = more[1]};
     mm_grammar_start(&g, form);
     for (int steps = 0; !mm_grammar_done(&g); steps++) {
       if (steps == 400) break;

@@ -18,8 +18,10 @@ static const mm_span span = {0, 0, T, 0};
 static const mm_batch batch = {.tokens = T, .id = ids, .span_count = 1, .span = &span};
 
 static void open_ranks_as(ranks *r, mm_model m, uint32_t tp, bool act_quant, bool input_bf16) {
-  const mm_backend_config c = {
-      .limits = {.max_tokens = T, .slots = 1, .max_positions = T}, .threads = 2, .act_quant = act_quant, .input_bf16 = input_bf16};
+  const mm_backend_config c = {.limits = {.max_tokens = T, .slots = 1, .max_positions = T},
+                               .options.threads = 2,
+                               .options.act_quant = act_quant,
+                               .options.input_bf16 = input_bf16};
   open_backends(r, m, tp, c, WIDEST, !act_quant);
 }
 static void open_ranks(ranks *r, mm_model m, uint32_t tp, bool act_quant) { open_ranks_as(r, m, tp, act_quant, false); }
@@ -450,7 +452,8 @@ TEST(refused) {
   plain.act_quant = false;
   ref_model ref = ref_build(dims());
   ref_shards *shards = ref_cut(&ref, 1);
-  mm_engine_config c = {.ops = &plain, .limits = {.max_tokens = T, .slots = 1, .max_positions = T}, .threads = 1, .act_quant = true};
+  mm_engine_config c = {
+      .ops = &plain, .limits = {.max_tokens = T, .slots = 1, .max_positions = T}, .options.threads = 1, .options.act_quant = true};
   assert_null(mm_engine_open(&shards->s, &c, &err));
   assert_string_equal(err.code, "E_ACT_QUANT");
   ref_uncut(shards);

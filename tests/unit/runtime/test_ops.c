@@ -6,7 +6,7 @@
 #define ROWS 300 /* of a step; more than one block of lightning attention */
 
 static void open_ranks(ranks *r, mm_model m, uint32_t tp, unsigned threads) {
-  const mm_backend_config c = {.limits = {.max_tokens = ROWS, .slots = 3, .max_positions = 2 * ROWS}, .threads = threads};
+  const mm_backend_config c = {.limits = {.max_tokens = ROWS, .slots = 3, .max_positions = 2 * ROWS}, .options.threads = threads};
   open_backends(r, m, tp, c, 256, false);
 }
 

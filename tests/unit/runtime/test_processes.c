@@ -43,7 +43,7 @@ typedef struct process {
 
 static void *follow(void *arg) {
   process *p = arg;
-  const mm_engine_config c = {.ops = &ops, .threads = 1, .world = &p->world};
+  const mm_engine_config c = {.ops = &ops, .options.threads = 1, .world = &p->world};
   p->ok = mm_engine_follow(p->shards, &c, &p->err);
   return NULL;
 }
@@ -52,7 +52,8 @@ static const uint32_t taps[] = {0, 2};
 static const mm_limits limits = {.max_tokens = LENGTH, .slots = SLOTS, .max_positions = LENGTH + 60};
 
 static mm_engine *open_engine(const mm_shards *shards, mm_process_group *w, mm_err *err) {
-  return mm_engine_open(shards, &(mm_engine_config){.ops = &ops, .limits = limits, .threads = 1, .tap = taps, .taps = 2, .world = w}, err);
+  return mm_engine_open(shards,
+                        &(mm_engine_config){.ops = &ops, .limits = limits, .options.threads = 1, .tap = taps, .taps = 2, .world = w}, err);
 }
 
 static void start(process *p, uint32_t n, const mm_shards *shards) {
@@ -299,7 +300,7 @@ TEST(refused) {
   assert_string_equal(err.code, "E_PARALLEL");
   mm_ops whole = mm_ops_cpu;
   whole.across = false, err = (mm_err){0}, w.processes = 2;
-  assert_null(mm_engine_open(&shards->s, &(mm_engine_config){.ops = &whole, .limits = limits, .threads = 1, .world = &w}, &err));
+  assert_null(mm_engine_open(&shards->s, &(mm_engine_config){.ops = &whole, .limits = limits, .options.threads = 1, .world = &w}, &err));
   assert_string_equal(err.code, "E_PARALLEL");
   for (int weights = 0; weights < 2; weights++) { /* of another plan, or of other weights of rank 1 */
     other->s.pack.plan.byte[3] = !weights;
@@ -316,8 +317,9 @@ TEST(refused) {
   process p[2]; /* of one machine, with the same CPUs */
   start(p, 2, &shards->s);
   err = (mm_err){0};
-  assert_null(mm_engine_open(&shards->s,
-                             &(mm_engine_config){.ops = &ops, .limits = limits, .threads = 1, .pin = true, .world = &p[0].world}, &err));
+  assert_null(mm_engine_open(
+      &shards->s, &(mm_engine_config){.ops = &ops, .limits = limits, .options.threads = 1, .options.pin = true, .world = &p[0].world},
+      &err));
   assert_string_equal(err.code, "E_LIMITS");
   assert_non_null(strstr(err.text, "processes 0 and 1: found "));
   pthread_join(p[1].thread, NULL);
@@ -381,7 +383,7 @@ static bool failing_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
 static void failing_layer(mm_backend *b, uint32_t l) {
   const int which = side_of(b);
   const uint32_t r = rank_in(which, b);
-  mm_ops_cpu.layer(b, l);
+  mm_ops_cpu.weights.layer(b, l);
   if (l % 2 == 0 || !fails_here(which, r, MIDDLE)) return;
   faults[which].fails[r] = true;
   mm_comm_abort(faults[which].comm[r]);
@@ -398,19 +400,19 @@ static bool failing_load(mm_backend *b, uint64_t *load, mm_err *err) {
   return passes(b, COUNT_LOAD, err) && mm_ops_cpu.expert_load(b, load, err);
 }
 static bool failing_copy(mm_backend *b, uint32_t to, uint32_t from, mm_err *err) {
-  return passes(b, COPY, err) && mm_ops_cpu.state_copy(b, to, from, err);
+  return passes(b, COPY, err) && mm_ops_cpu.cache.copy(b, to, from, err);
 }
 static bool failing_save(mm_backend *b, uint32_t slot, void *state, mm_err *err) {
-  return passes(b, SAVE, err) && mm_ops_cpu.state_save(b, slot, state, err);
+  return passes(b, SAVE, err) && mm_ops_cpu.cache.save(b, slot, state, err);
 }
 static bool failing_restore(mm_backend *b, uint32_t slot, const void *state, mm_err *err) {
-  return passes(b, RESTORE, err) && mm_ops_cpu.state_load(b, slot, state, err);
+  return passes(b, RESTORE, err) && mm_ops_cpu.cache.load(b, slot, state, err);
 }
 
 static mm_ops failing_ops[2];
 static void *failing_follow(void *arg) {
   process *p = arg;
-  const mm_engine_config c = {.ops = &failing_ops[1], .threads = 1, .world = &p->world};
+  const mm_engine_config c = {.ops = &failing_ops[1], .options.threads = 1, .world = &p->world};
   p->ok = mm_engine_follow(p->shards, &c, &p->err);
   return NULL;
 }
@@ -527,8 +529,8 @@ static void failing_opening(const mm_shards *shards, process *p, uint32_t proces
   mm_err err = {0};
   atomic_store(&faults[1].rank, rank), atomic_store(&faults[1].place, OPENING);
   failing_start(p, processes, shards);
-  assert_null(
-      mm_engine_open(shards, &(mm_engine_config){.ops = &failing_ops[1], .limits = limits, .threads = 1, .world = &p[0].world}, &err));
+  assert_null(mm_engine_open(
+      shards, &(mm_engine_config){.ops = &failing_ops[1], .limits = limits, .options.threads = 1, .world = &p[0].world}, &err));
   assert_string_equal(err.code, "E_TEST");
   for (uint32_t i = 1; i < processes; i++) {
     pthread_join(p[i].thread, NULL);
@@ -552,7 +554,7 @@ static void fail_at_random(mm_model m, uint32_t tp, uint32_t stages, uint32_t pr
   for (int i = 0; i < 2; i++) {
     s[i] = (side){0};
     const mm_engine_config c = {
-        .ops = &failing_ops[i], .limits = limits, .threads = 1, .tap = taps, .taps = 2, .world = i ? &p[0].world : NULL};
+        .ops = &failing_ops[i], .limits = limits, .options.threads = 1, .tap = taps, .taps = 2, .world = i ? &p[0].world : NULL};
     if (!(s[i].e = mm_engine_open(&shards->s, &c, &s[i].err))) fail_msg("%s", s[i].err.text);
     s[i].state = calloc(1, mm_engine_state_bytes(s[i].e) + 1);
   }
@@ -569,9 +571,9 @@ static void fail_at_random(mm_model m, uint32_t tp, uint32_t stages, uint32_t pr
 TEST(random_failures) {
   for (int i = 0; i < 2; i++) {
     failing_ops[i] = mm_ops_cpu, failing_ops[i].open = i ? failing_open_many : failing_open_one, failing_ops[i].begin = failing_begin;
-    failing_ops[i].layer = failing_layer, failing_ops[i].end = failing_end, failing_ops[i].read = failing_read,
+    failing_ops[i].weights.layer = failing_layer, failing_ops[i].end = failing_end, failing_ops[i].read = failing_read,
     failing_ops[i].expert_load = failing_load;
-    failing_ops[i].state_copy = failing_copy, failing_ops[i].state_save = failing_save, failing_ops[i].state_load = failing_restore;
+    failing_ops[i].cache.copy = failing_copy, failing_ops[i].cache.save = failing_save, failing_ops[i].cache.load = failing_restore;
     faults[i].place = -1;
   }
   for (int m1 = 0; m1 < 2; m1++) {

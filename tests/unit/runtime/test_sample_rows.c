@@ -239,7 +239,7 @@ static void open_world_of(world *w, ref_model ref, uint32_t tp, const mm_ops *op
   mm_err err = {0};
   w->ref = ref;
   w->shards = ref_cut(&w->ref, tp);
-  const mm_engine_config c = {.ops = ops, .limits = {.max_tokens = 40, .slots = 3, .max_positions = 100}, .threads = 1};
+  const mm_engine_config c = {.ops = ops, .limits = {.max_tokens = 40, .slots = 3, .max_positions = 100}, .options.threads = 1};
   if (!(w->engine = mm_engine_open(&w->shards->s, &c, &err))) fail_msg("%s", err.text);
 }
 
@@ -448,7 +448,7 @@ TEST(test_lacking) {
       {{.top_p = 1, .logprobs = logprobs}, "logprobs"},
   };
   mm_ops ops = mm_ops_cpu;
-  ops.choose = no_choice;
+  ops.sampler.choose = no_choice;
   world w;
   open_group(&w, 1, &ops);
   const int32_t id = 3;
@@ -489,7 +489,7 @@ static bool collect_sevens(mm_backend *b, int32_t *id, mm_err *err) {
  * sample the same ids; one hands them on. */
 TEST(test_warm_ranks) {
   mm_ops ops = mm_ops_cpu;
-  ops.begin = counting_begin, ops.choose = end_unseen, ops.collect = collect_sevens;
+  ops.begin = counting_begin, ops.sampler.choose = end_unseen, ops.sampler.collect = collect_sevens;
   world w;
   mm_err err = {0};
   const int32_t id[] = {3, 4};
@@ -530,7 +530,8 @@ static bool collect_none(mm_backend *b, int32_t *id, mm_err *err) {
 /* A choice after the pass that fails drops the rows: asked again, nothing waits, and nobody goes on with a choice that was not made. */
 TEST(test_failed_choice) {
   mm_ops ops = mm_ops_cpu;
-  ops.choose = no_choice, ops.keep = keep_rows, ops.choose_kept = choose_late, ops.collect = collect_none, ops.samples = UINT32_MAX;
+  ops.sampler.choose = no_choice, ops.sampler.keep = keep_rows, ops.sampler.choose_kept = choose_late, ops.sampler.collect = collect_none,
+  ops.sampler.samples = UINT32_MAX;
   world w;
   mm_err err = {0};
   const int32_t id[] = {3, 4}, chosen = MM_ID_CHOSEN;

@@ -56,8 +56,9 @@ typedef struct schedule {
 /* Every text token by token in an engine of its own that shares nothing: the bits of the world's engine, and double precision's numbers. */
 static void check_oracle(const world *w, bool bf16) {
   mm_ops ops = mm_ops_cpu;
-  ops.pages = false;
-  const mm_engine_config c = {.ops = &ops, .limits = {.max_tokens = 1, .slots = 1, .max_positions = LENGTH}, .threads = 1, .kv_bf16 = bf16};
+  ops.cache.pages = false;
+  const mm_engine_config c = {
+      .ops = &ops, .limits = {.max_tokens = 1, .slots = 1, .max_positions = LENGTH}, .options.threads = 1, .options.kv_bf16 = bf16};
   mm_err err = {0};
   mm_engine *e = mm_engine_open(&w->shards->s, &c, &err);
   if (!e) fail_msg("%s", err.text);

@@ -33,7 +33,7 @@ static void open_fixture(fixture *x, uint32_t block, uint32_t top_k, uint32_t lo
                                .weights = &x->w,
                                .limits = {.max_tokens = LENGTH, .slots = SLOTS, .max_positions = LENGTH},
                                .comm = x->comm,
-                               .threads = 1 + below(3)};
+                               .options.threads = 1 + below(3)};
   if (!mm_forward_open(&x->f, &mm_ops_cpu, &c, &err)) fail_msg("%s", err.text);
 }
 

@@ -155,10 +155,10 @@ TEST(test_refused) {
 /* A backend that gives each slot its own pages neither takes a limit nor shares. */
 TEST(test_own_pages) {
   mm_ops ops = mm_ops_cpu;
-  ops.pages = false;
+  ops.cache.pages = false;
   ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, false));
   ref_shards *shards = ref_cut(&ref, 1);
-  mm_engine_config c = {.ops = &ops, .limits = {.max_tokens = 1, .slots = 2, .max_positions = 70, .pages = 4}, .threads = 1};
+  mm_engine_config c = {.ops = &ops, .limits = {.max_tokens = 1, .slots = 2, .max_positions = 70, .pages = 4}, .options.threads = 1};
   mm_err err = {0};
   assert_null(mm_engine_open(&shards->s, &c, &err));
   assert_string_equal(err.code, "E_DEVICE");
@@ -226,7 +226,8 @@ TEST(test_memory) {
   m.max_positions = POSITIONS, m.head_dim = 64;
   ref_model ref = ref_build(m);
   ref_shards *shards = ref_cut(&ref, 1);
-  mm_engine_config c = {.ops = &mm_ops_cpu, .limits = {.max_tokens = TOKENS, .slots = MANY, .max_positions = POSITIONS}, .threads = 1};
+  mm_engine_config c = {
+      .ops = &mm_ops_cpu, .limits = {.max_tokens = TOKENS, .slots = MANY, .max_positions = POSITIONS}, .options.threads = 1};
   mm_err err = {0};
   const uint64_t before = resident();
   mm_engine *e = mm_engine_open(&shards->s, &c, &err);
@@ -256,11 +257,12 @@ TEST(test_batch_invariant) {
     mm_ops ops = mm_ops_cpu;
     ops.batch_invariant = always, ops.batch_invariant_on_request = asked;
     mm_err err = {0};
-    mm_engine *e = mm_engine_open(
-        &shards->s,
-        &(mm_engine_config){
-            .ops = &ops, .limits = {.max_tokens = 8, .slots = 1, .max_positions = 64}, .threads = 1, .batch_invariant = batch_invariant},
-        &err);
+    mm_engine *e = mm_engine_open(&shards->s,
+                                  &(mm_engine_config){.ops = &ops,
+                                                      .limits = {.max_tokens = 8, .slots = 1, .max_positions = 64},
+                                                      .options.threads = 1,
+                                                      .options.batch_invariant = batch_invariant},
+                                  &err);
     assert_int_equal(e != NULL, always || asked || !batch_invariant);
     if (e) assert_int_equal(mm_engine_batch_invariant(e), always || (asked && batch_invariant));
     if (!e) assert_string_equal(err.code, "E_DEVICE");

@@ -75,8 +75,8 @@ static inline void open_group(world *w, mm_model m, uint32_t tp, uint32_t stage,
   if (stage) ref_cut_stages(w->shards, stage);
   const mm_engine_config c = {.ops = &ops,
                               .limits = {.max_tokens = LENGTH, .slots = SLOTS, .max_positions = LENGTH, .pages = pages},
-                              .threads = 1,
-                              .kv_bf16 = bf16};
+                              .options.threads = 1,
+                              .options.kv_bf16 = bf16};
   if (!(w->engine = mm_engine_open(&w->shards->s, &c, &err))) fail_msg("%s", err.text);
   w->got = malloc((size_t)LENGTH * m.vocab * sizeof(float));
   for (uint32_t t = 0; t < TEXTS; t++) {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Mapping, 
 
 import numpy as np
 
-from minimax.native import Error, ErrorStruct, GridStruct, check, lib
+from minimax_packed.native import Error, ErrorStruct, GridStruct, check, lib
 
 if TYPE_CHECKING:
     import torch
@@ -216,7 +216,7 @@ class Rank(Mapping[str, np.ndarray]):
 
 
 class Checkpoint:
-    """An open packed checkpoint; ``minimax.open`` makes it. Closing it, or the end of a ``with``, ends its own hold on the mappings; views
+    """An open packed checkpoint; ``minimax_packed.open`` makes it. Closing it, or the end of a ``with``, ends its own hold on the mappings; views
     keep theirs."""
 
     def __init__(self, path: Union[str, "os.PathLike[str]"], ranks: Optional[Iterable[int]] = None, ml_dtypes: bool = False) -> None:

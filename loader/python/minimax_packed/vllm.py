@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
-import minimax
-from minimax.fused import Fill, Parameter, plan
+import minimax_packed
+from minimax_packed.fused import Fill, Parameter, plan
 
 LOAD_FORMAT = "minimax"
 
@@ -44,9 +44,9 @@ def _copy(target: Any, fill: Fill) -> None:
 
 
 def load(model: Any, directory: str, rank: int, verify: bool = False) -> int:
-    """Fills every parameter of a module from one rank; returns how many. Raises ``minimax.Error`` before the first is written if any does
+    """Fills every parameter of a module from one rank; returns how many. Raises ``minimax_packed.Error`` before the first is written if any does
     not fit."""
-    with minimax.open(directory, ranks=[rank]) as c:
+    with minimax_packed.open(directory, ranks=[rank]) as c:
         if verify:
             c.verify()
         fills = plan(c.rank(rank), parameters(model))
@@ -56,14 +56,14 @@ def load(model: Any, directory: str, rank: int, verify: bool = False) -> int:
     return len(fills)
 
 
-def check_layout(info: minimax.Info, tp: int, pp: int, ep: int, placement: str) -> None:
+def check_layout(info: minimax_packed.Info, tp: int, pp: int, ep: int, placement: str) -> None:
     """Refuses a checkpoint that was cut for other ranks. ep: 1, or vLLM's expert-parallel size."""
     found, want = (info.tp, info.pp, info.ep), (tp, pp, ep)
     if found != want:
-        raise minimax.Error(4, "E_PARALLEL", f"E_PARALLEL: {info.dir}: found tp {found[0]}, pp {found[1]}, ep {found[2]}; vLLM runs with tp {tp}, "
-                            f"pp {pp}, ep {ep} (minimax-convert {info.dir} -o NEW --tp {tp} --pp {pp} --ep {ep} cuts it so)")
+        raise minimax_packed.Error(4, "E_PARALLEL", f"E_PARALLEL: {info.dir}: found tp {found[0]}, pp {found[1]}, ep {found[2]}; "
+                                   f"vLLM runs with tp {tp}, pp {pp}, ep {ep} (minimax-convert {info.dir} -o NEW --tp {tp} --pp {pp} --ep {ep} cuts it so)")
     if ep > 1 and placement != "linear":
-        raise minimax.Error(4, "E_PARALLEL", f"E_PARALLEL: {info.dir}: found expert placement {placement} in vLLM, expected linear")
+        raise minimax_packed.Error(4, "E_PARALLEL", f"E_PARALLEL: {info.dir}: found expert placement {placement} in vLLM, expected linear")
 
 
 def register() -> None:
@@ -92,9 +92,10 @@ def register() -> None:
             tp, pp = get_tensor_model_parallel_world_size(), get_pp_group().world_size
             ep = tp if parallel.enable_expert_parallel else 1
             if parallel.data_parallel_size > 1 and ep > 1:
-                raise minimax.Error(4, "E_PARALLEL", "E_PARALLEL: found data-parallel experts in vLLM, which packed checkpoints are not cut for")
+                raise minimax_packed.Error(
+                    4, "E_PARALLEL", "E_PARALLEL: found data-parallel experts in vLLM, which packed checkpoints are not cut for")
             directory = getattr(model_config, "model_weights", None) or model_config.model
-            with minimax.open(directory, ranks=[]) as c:
+            with minimax_packed.open(directory, ranks=[]) as c:
                 check_layout(c.info, tp, pp, ep, getattr(parallel, "expert_placement_strategy", "linear"))
             load(model, directory, get_pp_group().rank_in_group * tp + get_tensor_model_parallel_rank(), self.verify)
 

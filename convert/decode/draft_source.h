@@ -18,7 +18,6 @@ MM_MUST_USE bool mm_draft_source_open(mm_draft_source *s, const char *dir, const
 void mm_draft_source_close(mm_draft_source *s); /* accepts a zeroed or half-opened one */
 /* Writes the companion below `dirfd` and adds it to the manifest's list: of a draft, where q, k and v become one tensor and gate and up
  * another, or else that of a packed checkpoint, proven by its digest; nothing where neither is there. */
-MM_MUST_USE bool mm_draft_write(const mm_draft_source *s, const mm_pack *from, int dirfd, const char *dir, mm_pack_file *file,
-                                size_t *count, mm_err *err);
+MM_MUST_USE bool mm_draft_write(const mm_draft_source *s, const mm_pack *from, int dirfd, const char *dir, mm_pack *pack, mm_err *err);
 
 #endif

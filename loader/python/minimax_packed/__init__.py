@@ -1,8 +1,8 @@
 """Packed MiniMax checkpoints as numpy and torch views, over libminimax.
 
-    import minimax
+    import minimax_packed
 
-    with minimax.open("DIR") as c:
+    with minimax_packed.open("DIR") as c:
         r = c.rank(0)
         codes = r["model.layers.0.block_sparse_moe.experts.w13_weight"]              # a view of the mapped file
         scales = r["model.layers.0.block_sparse_moe.experts.w13_weight_scale_inv"]
@@ -14,8 +14,8 @@ numpy has no BF16 and no FP8: such arrays are views of their bits, uint16 and ui
 Views are read-only and keep the mapping alive."""
 from __future__ import annotations
 
-from minimax.checkpoint import Checkpoint, Info, Piece, Plane, Rank, Tensor, open, verify
-from minimax.native import Error, version
+from minimax_packed.checkpoint import Checkpoint, Info, Piece, Plane, Rank, Tensor, open, verify
+from minimax_packed.native import Error, version
 
 __all__ = ["Checkpoint", "Error", "Info", "Piece", "Plane", "Rank", "Tensor", "open", "verify", "version"]
 __version__ = version()

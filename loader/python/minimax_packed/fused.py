@@ -16,8 +16,8 @@ from typing import Dict, Iterable, List, Mapping, Optional, Tuple, Union
 
 import numpy as np
 
-from minimax.checkpoint import Plane, Rank, Tensor
-from minimax.native import Error
+from minimax_packed.checkpoint import Plane, Rank, Tensor
+from minimax_packed.native import Error
 
 # What an engine creates for a quantised KV cache and sets itself where a checkpoint is silent.
 _KV = (".q_scale", ".k_scale", ".v_scale", ".prob_scale", ".q_zero_point", ".k_zero_point", ".v_zero_point")

@@ -1,5 +1,5 @@
 /* Reading a draft's config, checking its tensors, and laying them side by side. */
-#include "convert/source/draft_source.h"
+#include "convert/decode/draft_source.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -239,8 +239,7 @@ static bool put_same(const mm_pack *from, draft_output *o, mm_err *err) {
   return ok;
 }
 
-bool mm_draft_write(const mm_draft_source *s, const mm_pack *from, int dirfd, const char *dir, mm_pack_file *file, size_t *count,
-                    mm_err *err) {
+bool mm_draft_write(const mm_draft_source *s, const mm_pack *from, int dirfd, const char *dir, mm_pack *pack, mm_err *err) {
   const mm_path path = mm_path_of(dir, MM_DFLASH_FILE);
   draft_output o = {.path = path.text};
   if (!s && (!from || !find_companion(from))) return true;
@@ -249,6 +248,6 @@ bool mm_draft_write(const mm_draft_source *s, const mm_pack *from, int dirfd, co
   mm_sha256_begin(&o.digest);
   const bool ok = (s ? put_all(s, &o, err) : put_same(from, &o, err)) && mm_fsync(o.fd, path.text, false, err);
   if (!mm_close(o.fd, path.text, ok ? err : MM_IGNORED) || !ok) return false;
-  file[(*count)++] = (mm_pack_file){.name = MM_DFLASH_FILE, .size = o.at, .sha256 = mm_sha256_end(&o.digest)};
+  pack->file[pack->file_count++] = (mm_pack_file){.name = MM_DFLASH_FILE, .size = o.at, .sha256 = mm_sha256_end(&o.digest)};
   return true;
 }

@@ -1,0 +1,89 @@
+/* Steps that minimax-bench times, on one rank of a model with random weights: whole passes, single ops of its layers, and the least that
+ * they could take. */
+#ifndef MM_RUNTIME_BENCH_STEPS_H
+#define MM_RUNTIME_BENCH_STEPS_H
+
+#include "runtime/bench/bench_result.h"
+#include "runtime/engine/ops.h"
+
+#define MM_BENCH_RANKS 8 /* at most */
+
+typedef struct mm_bench {
+  const mm_bench_case *c;
+  const mm_ops *ops;
+  uint32_t rank, ranks; /* a thread and a GPU each; the first prints */
+  uint32_t ep;          /* experts are whole on so many groups of them */
+  unsigned threads;     /* CPU threads of a rank */
+  mm_comm *comm;
+  uint32_t steps;
+  bool kv_fp8, act_quant;
+  mm_model model;
+  mm_rank_weights weights;
+  mm_limits limits;
+  mm_forward forward;
+  int32_t *id;           /* [max_tokens] */
+  mm_span *span;         /* [slots] */
+  uint32_t *out;         /* [slots] 0, 1, … */
+  uint32_t *table;       /* [slots, pages of one]: pages of contexts that are filled in pieces */
+  mm_sampling *sampling; /* [slots] greedy */
+  float *logits;         /* of one row, or of all slots' where the host reads them */
+  double *time;          /* [steps] */
+  double copy_rate;      /* bytes read plus written a second */
+  uint64_t drawn;        /* tokens so far */
+  uint32_t turn;         /* of a step of one op: layers gone through, over all rounds */
+  double reached;        /* experts of a layer that a decode step's rows chose, on average */
+  bool json;             /* a line of JSON for each result */
+} mm_bench;
+
+/* Allocates all of it and opens the backend; close accepts a bench that is half open, and leaves it as open wants it. Weights are made
+ * once, until mm_bind_close(&b->weights). */
+MM_MUST_USE bool mm_bench_open(mm_bench *b, mm_err *err);
+void mm_bench_close(mm_bench *b);
+
+/* An op of a layer. */
+typedef struct mm_bench_op {
+  const char *name;
+  bool (*in)(const mm_bench *b, uint32_t layer); /* whether the layer has it */
+  void (*run)(mm_bench *b, uint32_t layer);
+  double (*bytes)(const mm_bench *b, uint32_t layer, uint32_t rows); /* that it must move */
+  uint32_t times; /* that a layer's step has it; 0: a part of another op, or no layer's */
+  bool caches;    /* what it reads depends on the context */
+} mm_bench_op;
+
+/* Fills the slots [0, rows) with contexts. */
+MM_MUST_USE bool mm_bench_fill(mm_bench *b, uint32_t rows, mm_err *err);
+/* Greedy steps of `rows` sequences, each queued before the one before it is collected, all at the position behind the context; *step_s: the
+ * median time from one to the next. Of one op: ROUNDS of it over all layers that have it, instead of the pass; NULL: the pass. */
+MM_MUST_USE bool mm_bench_decode(mm_bench *b, const mm_bench_op *o, uint32_t rows, double *step_s, mm_err *err);
+MM_MUST_USE bool mm_bench_prefill(mm_bench *b, double *step_s, mm_err *err);
+/* Single tokens of `rows` sequences and the first `tokens` tokens of another one: as two steps and as one. step_s[3]: the single tokens,
+ * the prefill chunk, both. */
+MM_MUST_USE bool mm_bench_mixed(mm_bench *b, uint32_t rows, double step_s[3], mm_err *err);
+
+#define MM_BENCH_ROUNDS 4 /* over the layers, in a step of one op */
+
+/* Times every op for itself, and prints them (bench_ops.c). */
+MM_MUST_USE bool mm_bench_measure_ops(mm_bench *b, uint32_t rows, mm_err *err);
+/* Fields common to the results of a case. */
+mm_bench_result mm_bench_result_of(const mm_bench *b, uint32_t rows);
+
+/* Bytes read plus written a second by copies in the memory where steps live: the device's, or this machine's by all threads. */
+MM_MUST_USE bool mm_bench_copy_rate(const mm_ops *ops, unsigned threads, double *rate, mm_err *err);
+
+/* ---- rooflines (roofline.c), of one rank ---- */
+
+/* Rates that bound arithmetic, operations a second: constants, what an H200 reached in large products. Each prefill's line prints them. */
+#define MM_BENCH_FP8_RATE       1.5e15
+#define MM_BENCH_BF16_RATE      7.5e14
+#define MM_BENCH_ATTENTION_RATE 6.5e14
+
+/* Bytes that the attention of a layer must read of its caches, or read and write of its states: rows at position `context`. Index keys of
+ * all positions count for themselves. */
+double mm_bench_cache_bytes(const mm_bench *b, uint32_t layer, uint32_t rows, double context);
+double mm_bench_index_bytes(const mm_bench *b, uint32_t layer, uint32_t rows, double context);
+/* Bytes that a decode step must move: weights once, those of experts that were reached, states in and out, caches. */
+double mm_bench_decode_bytes(const mm_bench *b, uint32_t rows, double context);
+/* Seconds of a prefill of so many tokens from an empty cache: of each part the longer of its bytes and its operations. */
+double mm_bench_prefill_floor(const mm_bench *b, double tokens);
+
+#endif

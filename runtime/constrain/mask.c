@@ -1,0 +1,86 @@
+/* Masks. Words share what was found for their common beginnings, and most words of a text are known without a look at each. */
+#include "runtime/constrain/mask.h"
+
+#include <string.h>
+
+/* What a walk may set: words whose text before has need to room characters. */
+typedef struct masker {
+  const mm_lexicon *l;
+  const mm_mask_path *p;
+  uint32_t need, room;
+  uint32_t *mask;
+} masker;
+
+/* The state in p->state[place] is what stands after `place` bytes. */
+static void note_place(const masker *m, uint32_t place) {
+  const mm_grammar *g = &m->p->state[place];
+  mm_path_place *at = &m->p->at[place];
+  at->place = place;
+  at->in_text = mm_grammar_in_text(g, m->l->longest);
+  at->decided = !at->in_text && mm_grammar_automaton(g, &at->by);
+}
+
+/* The byte may follow after `depth` bytes of a word. */
+static bool step_place(const masker *m, uint32_t depth, uint8_t byte) {
+  const mm_path_place *from = &m->p->at[depth];
+  mm_path_place *to = &m->p->at[depth + 1];
+  mm_grammar *next = &m->p->state[depth + 1];
+  if (from->in_text && mm_is_plain(byte)) {
+    *to = *from;
+    return true;
+  }
+  if (from->decided) {
+    *to = *from;
+    const mm_automaton_step step = mm_automaton_take(&to->by, byte);
+    if (step != MM_AUTOMATON_LEAVES) return step == MM_AUTOMATON_TAKES;
+  }
+  mm_grammar_copy(next, &m->p->state[from->place]);
+  if (from->decided) mm_grammar_set_automaton(next, from->by.at);
+  if (!mm_grammar_step(next, byte)) return false;
+  note_place(m, depth + 1);
+  return true;
+}
+
+static void set_text(const masker *m, const mm_trie *t, uint32_t text) {
+  for (uint32_t i = t->first[text]; i < t->first[text + 1]; i++)
+    if (t->word[i].characters >= m->need && t->word[i].characters <= m->room) mm_mask_set(m->mask, t->word[i].id);
+}
+
+/* Sets the words of texts that may follow p->state[0]. */
+static void walk(const masker *m, const mm_trie *t) {
+  note_place(m, 0);
+  if (t->empty) set_text(m, t, 0);
+  for (uint32_t i = 0; i < t->nodes;) {
+    const mm_trie_node *n = &t->node[i];
+    if (!step_place(m, n->depth, n->byte)) {
+      i = n->next;
+      continue;
+    }
+    if (n->text != MM_TRIE_NONE) set_text(m, t, n->text);
+    i++;
+  }
+}
+
+/* Words with "<" alone, which the mask has for another state. */
+static void walk_tagged(masker *m, const mm_grammar *state) {
+  const mm_trie *t = &m->l->tagged;
+  m->need = 0;
+  m->room = UINT32_MAX;
+  for (uint32_t i = 0; i < t->first[t->texts]; i++) mm_mask_clear(m->mask, t->word[i].id);
+  mm_grammar_copy(&m->p->state[0], state);
+  walk(m, t);
+}
+
+void mm_mask_words(const mm_lexicon *l, const mm_mask_path *p, const mm_grammar *state, uint32_t *mask) {
+  const mm_grammar_text t = mm_grammar_text_of(state, l->longest);
+  masker m = {.l = l, .p = p, .need = t.need, .room = t.kind == MM_TEXT_NONE ? UINT32_MAX : t.room, .mask = mask};
+  if (t.kind != MM_TEXT_NONE) mm_text_words_mask(l, t.kind == MM_TEXT_STRING ? &l->string : &l->prose, t.room, mask);
+  mm_grammar_copy(&p->state[0], state);
+  if (t.kind == MM_TEXT_NONE) {
+    memset(mask, 0, l->words_of_mask * sizeof *mask);
+    walk(&m, &l->all);
+  } else if (t.kind == MM_TEXT_STRING && t.need <= t.room && mm_grammar_end_string(&p->state[0], t.need)) {
+    walk(&m, &l->tails);
+  }
+  if (t.tags) walk_tagged(&m, state);
+}

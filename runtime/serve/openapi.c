@@ -1,0 +1,68 @@
+/* /openapi.json: OpenAPI 3.1 of what the tables of pages and fields say. A field's type is its reader's to check, so none is given here. */
+#include <stdlib.h>
+
+#include "runtime/serve/apis.h"
+#include "runtime/serve/field_table.h"
+
+static const struct {
+  const mm_api *api;
+  const char *what, *required;
+} apis[MM_FIELDS_APIS] = {
+    [MM_FIELDS_CHAT] = {&mm_api_chat, "OpenAI's chat completions", "messages"},
+    [MM_FIELDS_COMPLETIONS] = {&mm_api_completions, "OpenAI's completions", "prompt"},
+    [MM_FIELDS_RESPONSES] = {&mm_api_responses, "OpenAI's responses", "input"},
+    [MM_FIELDS_MESSAGES] = {&mm_api_messages, "Anthropic's messages", "messages"},
+};
+
+/* Members of an object: the API's fields of this fate. */
+static void put_fields(mm_text *t, mm_field_api api, mm_field_fate fate) {
+  const char *comma = "";
+  for (size_t i = 0; mm_field_name(i); i++) {
+    if (mm_field_fate_of(mm_field_name(i), api) != fate) continue;
+    mm_text_put(t, comma);
+    mm_text_quote_string(t, mm_field_name(i));
+    if (fate == MM_FIELD_REFUSED) {
+      mm_text_put(t, ":{\"not\":{},\"description\":");
+      mm_text_quote_string(t, mm_field_instead(i));
+      mm_text_put(t, "}");
+    } else {
+      mm_text_put(t, fate == MM_FIELD_SERVED ? ":{}" : ":{\"description\":\"without effect\"}");
+    }
+    comma = ",";
+  }
+}
+
+static void put_api(mm_text *t, mm_field_api api) {
+  mm_text_printf(t, "\"%s\":{\"post\":{\"summary\":", apis[api].api->path);
+  mm_text_quote_string(t, apis[api].what);
+  mm_text_printf(t,
+                 ",\"requestBody\":{\"required\":true,\"content\":{\"application/json\":{\"schema\":{\"type\":\"object\","
+                 "\"required\":[\"%s\"],\"properties\":{",
+                 apis[api].required);
+  put_fields(t, api, MM_FIELD_SERVED);
+  mm_text_put(t, "},\"x-refused\":{");
+  put_fields(t, api, MM_FIELD_REFUSED);
+  mm_text_put(t, "},\"x-without-effect\":{");
+  put_fields(t, api, MM_FIELD_NO_EFFECT);
+  mm_text_put(t,
+              "}}}}},\"responses\":{\"200\":{\"description\":\"the reply, or its events\"},\"default\":{\"description\":\"an error\"}}}}");
+}
+
+void mm_openapi_page(mm_server *s, mm_exchange *x) {
+  mm_text t = {0};
+  const char *path, *what;
+  (void)s;
+  mm_text_printf(&t, "{\"openapi\":\"3.1.0\",\"info\":{\"title\":\"minimax-serve\",\"version\":\"%s\"},\"paths\":{", MM_VERSION);
+  for (int api = 0; api < MM_FIELDS_APIS; api++) {
+    put_api(&t, (mm_field_api)api);
+    mm_text_put(&t, ",");
+  }
+  for (size_t i = 0; (path = mm_page_path(i, &what)); i++) {
+    mm_text_printf(&t, "%s\"%s\":{\"get\":{\"summary\":", i ? "," : "", path);
+    mm_text_quote_string(&t, what);
+    mm_text_put(&t, ",\"responses\":{\"200\":{\"description\":\"found\"}}}}");
+  }
+  mm_text_put(&t, "}}");
+  mm_exchange_reply(x, t.failed ? 503 : 200, "application/json", t.failed ? "{}" : t.p, t.failed ? 2 : t.n);
+  free(t.p);
+}
