@@ -88,6 +88,7 @@ def packed(tmp, draft, tensors):
     assert run("convert", out, "-o", tmp + "/again", "--tp", "2", "-q") == (0, "")
     with open(out + "/draft.safetensors", "rb") as a, open(tmp + "/again/draft.safetensors", "rb") as b:
         assert a.read() == b.read()
+    refused("E_PARALLEL", 4, "serve", tmp + "/again", "--drafts", "7", "--port", "0")
     with open(tmp + "/again/draft.safetensors", "r+b") as f:
         f.seek(-1, 2)
         last = f.read(1)[0]
@@ -110,7 +111,7 @@ def misfits(tmp, tensors):
 
 def served(out):
     """Greedy and drawn, with penalties and logprobs."""
-    with Server(out, "--max-model-len", "256") as s:
+    with Server(out, "--max-model-len", "256", "--drafts", "7") as s:
         for more in ({"temperature": 0}, {"temperature": 1, "seed": 3}, {"temperature": 0.7, "seed": 4, "frequency_penalty": 0.5, "logprobs": 2}):
             body = {"prompt": "In the beginning", "max_tokens": 40, "ignore_eos": True, **more}
             plain, drafted = (s.post("/v1/completions", {**body, "speculative": x}) for x in (False, True))

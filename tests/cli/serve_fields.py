@@ -358,7 +358,7 @@ def held_texts(s):
 
 every_field_in_every_api()
 documented()
-with Server(convert("tests/data/tiny-m2"), "--chat-format", "minimax-m2", "--max-model-len", "512") as server:
+with Server(convert("tests/data/tiny-m2"), "--chat-format", "minimax-m2", "--max-model-len", "512", "--drafts", "7") as server:
     for test in (drafts, all_fields, nothings, formats, openapi, held_texts, within, templates, cut):
         test(server)
 print("every field of every API is served, refused by name, or has no effect")
