@@ -19,13 +19,14 @@ struct mm_constraint {
   const mm_lexicon *lexicon;
   mm_section section[MM_SECTIONS];
   uint32_t sections, now;
+  uint32_t spent;   /* tokens of a limited section */
   mm_grammar state; /* of a form */
   mm_mask_path path;
   mm_grammar_stack *more; /* of state, of what is kept and of the path; not read before it is written */
   uint32_t *mask;
   kept kept[KEPT];
   uint64_t clock;
-  bool begun; /* the form has more than space */
+  bool begun; /* the form has more than space; the reasoning is open */
   bool stuck; /* nothing was allowed */
   bool lost;  /* a token came that was not allowed, or a call instead of a form: nothing is constrained any more */
 };
@@ -80,6 +81,12 @@ static const uint32_t *end_alone(mm_constraint *c) {
   return c->mask;
 }
 
+static const uint32_t *token_alone(mm_constraint *c, int32_t id) {
+  memset(c->mask, 0, c->lexicon->words_of_mask * sizeof *c->mask);
+  mm_mask_set(c->mask, id);
+  return c->mask;
+}
+
 static bool any_of(const uint32_t *mask, uint32_t words) {
   for (uint32_t i = 0; i < words; i++)
     if (mask[i]) return true;
@@ -92,6 +99,7 @@ const uint32_t *mm_constraint_allowed(mm_constraint *c) {
   if (c->stuck) return end_alone(c); /* also after ends that the request ignores */
   if (c->lost) return NULL;
   if (c->now == c->sections) return end_alone(c);
+  if (s->limited && c->spent >= s->most && (c->begun || !s->opened)) return token_alone(c, s->id);
   switch (s->kind) {
     case MM_SECTION_FREE: return NULL;
     case MM_SECTION_END: return end_alone(c);
@@ -100,10 +108,7 @@ const uint32_t *mm_constraint_allowed(mm_constraint *c) {
       mm_mask_set(c->mask, s->id);
       if (s->instead) mm_mask_set(c->mask, s->call);
       return c->mask;
-    case MM_SECTION_TOKEN:
-      memset(c->mask, 0, l->words_of_mask * sizeof *c->mask);
-      mm_mask_set(c->mask, s->id);
-      return c->mask;
+    case MM_SECTION_TOKEN: return token_alone(c, s->id);
     case MM_SECTION_FORM: break;
   }
   const uint32_t *mask = join(c, form_mask(c), mm_grammar_accepts(&c->state));
@@ -119,14 +124,40 @@ bool mm_constraint_stuck(const mm_constraint *c) { return c->stuck; }
 static void next_section(mm_constraint *c) {
   c->now++;
   c->begun = false;
+  c->spent = 0;
   if (c->now < c->sections && c->section[c->now].kind == MM_SECTION_FORM) mm_grammar_start(&c->state, c->section[c->now].form);
 }
 
 /* A call begins before its place: what stands between is passed over. */
 static void begin_call(mm_constraint *c, int32_t id) {
-  while (c->now < c->sections && (c->section[c->now].kind != MM_SECTION_TOKEN || c->section[c->now].id != id)) c->now++;
+  for (; c->now < c->sections; c->now++) {
+    const mm_section *s = &c->section[c->now];
+    if ((s->kind == MM_SECTION_TOKEN || s->kind == MM_SECTION_FREE) && s->id == id) break;
+  }
   c->lost = c->now == c->sections;
   if (!c->lost) next_section(c);
+}
+
+/* The section before the one that follows `again`. */
+static void rewind_sections(mm_constraint *c) { c->now = c->section[0].once ? 0 : UINT32_MAX; }
+
+static void step_tokens(mm_constraint *c, int32_t id) {
+  const mm_section *s = &c->section[c->now];
+  if (s->opened && !c->begun) {
+    if (id == s->open) {
+      c->begun = true;
+      return;
+    }
+    next_section(c);
+    if (c->now < c->sections) mm_constraint_chosen(c, id);
+    return;
+  }
+  if (s->instead && id == s->call)
+    begin_call(c, id);
+  else if (id == s->id)
+    next_section(c);
+  else if (c->spent < UINT32_MAX)
+    c->spent++;
 }
 
 static void step_form(mm_constraint *c, int32_t id) {
@@ -151,7 +182,7 @@ static void step_form(mm_constraint *c, int32_t id) {
   c->lost |= !text;
   /* If only the next section can follow, it begins now. */
   if (c->lost || !mm_grammar_done(&c->state)) return;
-  if (s->again) c->now = UINT32_MAX;
+  if (s->again) rewind_sections(c);
   next_section(c);
 }
 
@@ -161,18 +192,10 @@ void mm_constraint_chosen(mm_constraint *c, int32_t id) {
   switch (s->kind) {
     case MM_SECTION_END: return;
     case MM_SECTION_FREE:
-      if (id == s->id) next_section(c);
-      return;
-    case MM_SECTION_UNTIL:
-      if (s->instead && id == s->call) {
-        begin_call(c, id);
-        return;
-      }
-      if (id == s->id) next_section(c);
-      return;
+    case MM_SECTION_UNTIL: step_tokens(c, id); return;
     case MM_SECTION_TOKEN:
       if (id != s->id) return;
-      if (s->again) c->now = UINT32_MAX;
+      if (s->again) rewind_sections(c);
       next_section(c);
       return;
     case MM_SECTION_FORM: step_form(c, id);

@@ -8,7 +8,8 @@
 typedef enum mm_section_kind {
   MM_SECTION_UNTIL, /* ordinary tokens, up to the token `id`, which belongs to it; with `instead` the token `call` may end it too: the
                        next section is the one after MM_SECTION_TOKEN of `call`, and without such a section anything may follow */
-  MM_SECTION_FREE,  /* anything, up to the end or to the token `id`, which belongs to it */
+  MM_SECTION_FREE,  /* anything, up to the end or to the token `id`, which belongs to it; `instead` as above, and a section _FREE whose
+                       `id` is `call` counts too */
   MM_SECTION_TOKEN, /* the token `id`; with `again` the first section follows it, and so with a form that ends itself */
   MM_SECTION_FORM,  /* text of `form`; with `instead` the token `id` may stand in its place: what follows is as after `call` above */
   MM_SECTION_END    /* nothing: the sections behind it are reached by a call alone */
@@ -19,6 +20,12 @@ typedef struct mm_section {
   int32_t id, call;
   const mm_form *form;
   bool instead, again;
+  /* Of a reasoning, a section _UNTIL or _FREE that comes first: */
+  bool limited; /* after `most` tokens `id` alone may come */
+  bool opened;  /* it begins with the token `open`, which does not count; a reply that begins otherwise has no such section */
+  bool once;    /* `again` goes to the section behind it */
+  int32_t open;
+  uint32_t most;
 } mm_section;
 
 #define MM_SECTIONS 8

@@ -156,6 +156,16 @@ typedef struct mm_grammar_text {
 } mm_grammar_text;
 /* For words of at most `longest` bytes. */
 mm_grammar_text mm_grammar_text_of(const mm_grammar *g, uint32_t longest);
+/* A state within the text of an M2 value in which a tag may have begun: words whose first byte goes on with no tag may follow it if they
+ * may follow the state *plain, whose `more` stays NULL. False: it is no such state. */
+bool mm_grammar_plain(mm_grammar *plain, const mm_grammar *g);
+typedef enum mm_tag_walk {
+  MM_TAG_GOES_ON,
+  MM_TAG_LEFT, /* its bytes are text */
+  MM_TAG_ENDS  /* it ended its element */
+} mm_tag_walk;
+/* Of a state that a byte led to from one with a tag, at this depth. */
+mm_tag_walk mm_grammar_tag(const mm_grammar *g, uint32_t depth);
 /* Ends the string of a state within one, after so many characters more. False: it may not end there. */
 bool mm_grammar_end_string(mm_grammar *g, uint32_t more);
 /* A byte of mm_is_plain changes nothing that matters for the words of at most `longest` bytes that may follow. */

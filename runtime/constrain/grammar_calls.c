@@ -261,6 +261,27 @@ bool mm_value_in_prose(const mm_grammar_frame *f) {
   return f->form->kind == MM_FORM_VALUE && f->phase == VALUE_TEXT && !f->tag && !f->from && !f->number;
 }
 
+static bool text_in_tag(const mm_grammar_frame *f) {
+  return f->form->kind == MM_FORM_VALUE && f->phase == VALUE_TEXT && !f->form->marked && f->tag;
+}
+
+bool mm_value_in_tag(const mm_grammar_stack *s) {
+  return s->depth && (text_in_tag(&s->frame[s->depth - 1]) || (s->value && s->frame[s->value - 1].tag));
+}
+
+bool mm_value_leave_tag(mm_grammar_stack *s) {
+  mm_grammar_frame *f = s->depth ? &s->frame[s->depth - 1] : NULL;
+  if (f && text_in_tag(f)) {
+    if (f->tag <= CLOSED) f->count += f->tag;
+    no_word(f);
+    f->tag = 0;
+    return true;
+  }
+  if (!f || !s->value || !s->frame[s->value - 1].tag || !mm_value_in_string(f)) return false;
+  s->frame[s->value - 1].tag = 0;
+  return true;
+}
+
 static mm_outcome step_text(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byte) {
   const uint8_t waits = f->tag <= CLOSED ? f->tag : 0; /* bytes that are text unless </parameter> is complete */
   if (f->phase == VALUE_TAIL) {

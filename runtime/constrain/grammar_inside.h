@@ -20,6 +20,10 @@ mm_outcome mm_value_step(mm_grammar *all, mm_grammar_stack *g, uint8_t byte);
 bool mm_value_in_string(const mm_grammar_frame *f);
 /* Between two characters of the text of an M2 or M3 value, where no tag and nothing but a string has begun. */
 bool mm_value_in_prose(const mm_grammar_frame *f);
+/* A tag may have begun in the M2 value that is open. */
+bool mm_value_in_tag(const mm_grammar_stack *s);
+/* Makes of such a state within a text the one in which those bytes are text and nothing else. False: it is no such state. */
+bool mm_value_leave_tag(mm_grammar_stack *s);
 /* The text may end with this value of JSON, its lowest; it must. */
 bool mm_value_accepts(const mm_grammar_frame *f);
 bool mm_value_done(const mm_grammar_frame *f);

@@ -180,6 +180,18 @@ mm_grammar_text mm_grammar_text_of(const mm_grammar *g, uint32_t longest) {
   return t;
 }
 
+bool mm_grammar_plain(mm_grammar *plain, const mm_grammar *g) {
+  if (g->count != 1 || !mm_value_in_tag(&g->first)) return false;
+  plain->more = NULL;
+  mm_grammar_copy(plain, g);
+  return mm_value_leave_tag(&plain->first);
+}
+
+mm_tag_walk mm_grammar_tag(const mm_grammar *g, uint32_t depth) {
+  if (g->count != 1 || g->first.depth != depth) return MM_TAG_ENDS;
+  return mm_value_in_tag(&g->first) ? MM_TAG_GOES_ON : MM_TAG_LEFT;
+}
+
 bool mm_grammar_end_string(mm_grammar *g, uint32_t more) {
   g->first.frame[g->first.depth - 1].count += more;
   return mm_grammar_step(g, '"');

@@ -71,7 +71,44 @@ static void walk_tagged(masker *m, const mm_grammar *state) {
   walk(m, t);
 }
 
+static void clear_subtree(const masker *m, const mm_trie *t, uint32_t from) {
+  for (uint32_t i = from; i < t->node[from].next; i++) {
+    const uint32_t text = t->node[i].text;
+    if (text == MM_TRIE_NONE) continue;
+    for (uint32_t k = t->first[text]; k < t->first[text + 1]; k++) mm_mask_clear(m->mask, t->word[k].id);
+  }
+}
+
+/* Words that go on with a tag which may have begun; the mask has the others. */
+static void walk_tag(masker *m, const mm_grammar *state) {
+  const mm_trie *t = &m->l->all;
+  uint32_t ended = UINT32_MAX; /* bytes of the word before the one that ended the tag */
+  m->need = 0;
+  m->room = UINT32_MAX;
+  mm_grammar_copy(&m->p->state[0], state);
+  for (uint32_t i = 0; i < t->nodes;) {
+    const mm_trie_node *n = &t->node[i];
+    mm_grammar *next = &m->p->state[n->depth + 1];
+    if (n->depth <= ended) ended = UINT32_MAX;
+    mm_grammar_copy(next, &m->p->state[n->depth]);
+    const bool follows = mm_grammar_step(next, n->byte);
+    const mm_tag_walk walk = !follows || ended != UINT32_MAX ? MM_TAG_GOES_ON : mm_grammar_tag(next, state->first.depth);
+    if (!follows) clear_subtree(m, t, i);
+    if (!follows || walk == MM_TAG_LEFT) {
+      i = n->next;
+      continue;
+    }
+    if (walk == MM_TAG_ENDS) ended = n->depth;
+    if (n->text != MM_TRIE_NONE) set_text(m, t, n->text);
+    i++;
+  }
+}
+
 void mm_mask_words(const mm_lexicon *l, const mm_mask_path *p, const mm_grammar *state, uint32_t *mask) {
+  mm_grammar plain;
+  const bool tag = mm_grammar_plain(&plain, state);
+  const mm_grammar *tagged = state;
+  if (tag) state = &plain;
   const mm_grammar_text t = mm_grammar_text_of(state, l->longest);
   masker m = {.l = l, .p = p, .need = t.need, .room = t.kind == MM_TEXT_NONE ? UINT32_MAX : t.room, .mask = mask};
   if (t.kind != MM_TEXT_NONE) mm_text_words_mask(l, t.kind == MM_TEXT_STRING ? &l->string : &l->prose, t.room, mask);
@@ -83,4 +120,5 @@ void mm_mask_words(const mm_lexicon *l, const mm_mask_path *p, const mm_grammar 
     walk(&m, &l->tails);
   }
   if (t.tags) walk_tagged(&m, state);
+  if (tag) walk_tag(&m, tagged);
 }

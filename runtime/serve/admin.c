@@ -187,6 +187,14 @@ static void props(mm_server *s, mm_exchange *x) {
   send_json(x, s->state == MM_SERVER_READY ? 200 : 503, &t);
 }
 
+/* vLLM's path, by which lm-evaluation-harness sees that it can tokenise here. No token is put before a prompt or behind it. */
+static void tokenizer_info(mm_server *s, mm_exchange *x) {
+  mm_text t = {0};
+  (void)s;
+  mm_text_put(&t, "{\"tokenizer_class\":\"minimax\",\"bos_token\":null,\"eos_token\":null,\"pad_token\":null,\"chat_template\":null}");
+  send_json(x, 200, &t);
+}
+
 #define MODEL "/v1/models/"
 
 static int hex_digit(char c) {
@@ -238,6 +246,7 @@ static const struct {
              {"/v1/models", "the model's names and defaults", models, true},
              {"/version", "the version", version, false},
              {"/props", "slots, context length and defaults", props, true},
+             {"/tokenizer_info", "tokens are those of /tokenize, and none is added", tokenizer_info, true},
              {"/openapi.json", "this document", mm_openapi_page, false}};
 
 const char *mm_page_path(size_t i, const char **what) {

@@ -281,6 +281,28 @@ bool mm_reasoning_effort(mm_call *c, mm_thinking *mode) {
   return true;
 }
 
+static bool take_budget(mm_call *c, const mm_value *object, const char *field, int64_t *most) {
+  int64_t n = -1;
+  if (!mm_field_int(c, object, field, -1, INT32_MAX, &n)) return false;
+  if (n >= 0 && (*most < 0 || n < *most)) *most = n;
+  return true;
+}
+
+bool mm_reasoning_budget(mm_call *c, int64_t *most) {
+  static const char *const fields[] = {"thinking_token_budget", "thinking_budget_tokens", "reasoning_budget_tokens"};
+  const bool optional = c->server->format->tags->optional;
+  *most = -1;
+  for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+    if (!take_budget(c, c->body, fields[i], most)) return false;
+    if (*most >= 0 && !optional) return mm_refuse(c, 400, fields[i], "%s: no token ends the reasoning of this model", fields[i]);
+  }
+  if (!take_budget(c, mm_value_get(c->body, "thinking"), "budget_tokens", most) ||
+      !take_budget(c, mm_value_get(c->body, "reasoning"), "max_tokens", most))
+    return false;
+  if (!optional) *most = -1;
+  return true;
+}
+
 /* Fields of other servers for the same: thinking as Anthropic has it, reasoning as responses do. */
 static bool read_effort(mm_call *c, mm_conversation *out) {
   const mm_value *thinking, *effort;

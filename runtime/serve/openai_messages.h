@@ -33,6 +33,9 @@ MM_MUST_USE bool mm_flat_tools(mm_call *c, mm_conversation *out, const char *sch
 MM_MUST_USE bool mm_tool_word(mm_call *c, mm_conversation *v, mm_tool_rules *r, const mm_value **other);
 /* *mode: what `reasoning` of a request asks for, unset where it does not say. */
 MM_MUST_USE bool mm_reasoning_effort(mm_call *c, mm_thinking *mode);
+/* *most: the smallest of the request's budgets of reasoning tokens, -1: there is none. Refused where the format cannot limit it, but for
+ * `thinking` and `reasoning`, which M1 takes without effect. */
+MM_MUST_USE bool mm_reasoning_budget(mm_call *c, int64_t *most);
 /* chat_template_kwargs: what the templates of the formats name. */
 MM_MUST_USE bool mm_template_kwargs(mm_call *c, mm_conversation *out);
 /* True if one of the tools has this name. */

@@ -16,21 +16,37 @@ static mm_section *add(mm_turn_sections *a, mm_section s) {
 
 static void add_form(mm_turn_sections *a, const mm_form *f) { add(a, (mm_section){.kind = MM_SECTION_FORM, .form = f}); }
 
+static bool find_token(mm_call *c, const char *text, int32_t *id) {
+  *id = mm_tokenizer_find(c->server->tokenizer, text);
+  return *id >= 0 || mm_refuse(c, 400, NULL, "the tokenizer has no token %s, without which replies cannot be constrained", text);
+}
+
 static bool add_token(mm_call *c, mm_turn_sections *a, mm_section_kind kind, const char *text) {
-  const int32_t id = mm_tokenizer_find(c->server->tokenizer, text);
-  if (id < 0) return mm_refuse(c, 400, NULL, "the tokenizer has no token %s, without which replies cannot be constrained", text);
+  int32_t id;
+  if (!find_token(c, text, &id)) return false;
   add(a, (mm_section){.kind = kind, .id = id});
   return true;
 }
 
-/* Ends with the tag of its end or, where `calls`, with a call that begins before it. */
-static bool add_reasoning(mm_call *c, mm_turn_sections *a, bool calls) {
+/* Ends with the tag of its end or, where `calls`, with a call that begins before it; after a budget of tokens, -1: none, with the tag. */
+static bool add_reasoning(mm_call *c, mm_turn_sections *a, mm_section_kind kind, bool calls, int64_t budget) {
   const mm_chat_tags *tags = c->server->format->tags;
-  if (!add_token(c, a, MM_SECTION_UNTIL, tags->think_end)) return false;
+  if (!add_token(c, a, kind, tags->think_end)) return false;
   mm_section *s = &a->section[a->count - 1];
   s->call = tags->call_token ? mm_tokenizer_find(c->server->tokenizer, tags->call_token) : -1;
   s->instead = calls && s->call >= 0;
+  s->limited = budget >= 0;
+  s->most = (uint32_t)budget;
   return true;
+}
+
+/* The reasoning of a reply that nothing else constrains up to its end. */
+static bool add_limited(mm_call *c, mm_turn_sections *a, bool in_reasoning, int64_t budget) {
+  if (!add_reasoning(c, a, MM_SECTION_FREE, true, budget)) return false;
+  mm_section *s = &a->section[0];
+  s->once = true;
+  s->opened = !in_reasoning;
+  return in_reasoning || find_token(c, c->server->format->tags->think, &s->open);
 }
 
 /* One of some texts. */
@@ -165,6 +181,14 @@ bool mm_lexicon_ready(mm_server *s, mm_err *err) {
   return lexicon;
 }
 
+/* What follows the reasoning is free, or calls that are held to their tools' schemas. */
+static bool free_reply(mm_call *c, mm_turn_sections *out, const wishes *w, bool limited, int64_t budget, mm_err *err) {
+  if (limited && !add_limited(c, out, w->in_reasoning, budget)) return false;
+  if (w->strict) return allow_calls(c, out, w, err);
+  add(out, (mm_section){.kind = MM_SECTION_FREE, .id = -1});
+  return true;
+}
+
 bool mm_turn_constrain(mm_call *c, const mm_conversation *v, const mm_tool_rules *r, const mm_turn_settings *set, const mm_tools *tools,
                        bool in_reasoning, mm_turn_sections *out, mm_err *err) {
   const mm_content_rule *rule = &set->content;
@@ -173,15 +197,18 @@ bool mm_turn_constrain(mm_call *c, const mm_conversation *v, const mm_tool_rules
   wishes w = {.v = v, .rules = r, .tools = tools, .in_reasoning = in_reasoning};
   w.call = r->choice == MM_TOOLS_REQUIRED || r->choice == MM_TOOLS_NAMED;
   for (size_t i = 0; i < v->tool_count; i++) w.strict |= v->tool[i].strict;
-  if (!form && !w.call && !rule->choices && !w.strict) return true;
+  int64_t budget;
+  if (!mm_reasoning_budget(c, &budget)) return false;
+  const bool limited = budget >= 0 && (in_reasoning || (c->server->format->tags->minimal && v->thinking < MM_THINKING_ENABLED));
+  if (!form && !w.call && !rule->choices && !w.strict && !limited) return true;
   const bool or_call = form && !w.call && v->tool_count; /* the model answers in the form, or calls */
   if (form && w.call) return mm_refuse(c, 400, rule->field, "%s: not beside a tool_choice that requires a call", rule->field);
   if (or_call && !token) return mm_refuse(c, 400, rule->field, "%s: not beside tools, in the format of this model", rule->field);
   if (rule->choices && w.strict && !w.call) return mm_refuse(c, 400, rule->field, "%s: not beside tools that are strict", rule->field);
   if (!mm_lexicon_ready(c->server, err)) return false;
   mm_soften_bias(c);
-  if (!w.call && !form && !rule->choices) return allow_calls(c, out, &w, err);
-  if (in_reasoning && !add_reasoning(c, out, token && (w.call || or_call))) return false;
+  if (!w.call && !form && !rule->choices) return free_reply(c, out, &w, limited, budget, err);
+  if (in_reasoning && !add_reasoning(c, out, MM_SECTION_UNTIL, token && (w.call || or_call), budget)) return false;
   if (w.call) return require_call(c, out, &w, err);
   if (rule->choices)
     return rule->choices == 1 ? add_script(c, out, rule->choice[0], err) : mm_turn_add_texts(c, out, rule->choice, rule->choices, err);

@@ -1,7 +1,8 @@
 /* Masks of constrained replies at 200,064 ids (large_tokenizer.h): microseconds a mask over replies of noise to the everyday schemas
- * (tests/data/schemas.json), what opening a constraint and a short reply take, and steps of 64 requests, each of which takes one token and
- * makes one mask, all by CPU time; then steps of the scheduler on a device that takes 3 ms for each, of 64 free and of 64 constrained
- * requests. bench_masks [TOKENS [ROUNDS]]: of a reply, at most; of each figure. */
+ * (tests/data/schemas.json) and to forced calls of M2's format, each of a tool with one of these schemas; what compiling a form, opening a
+ * constraint and a short reply take, and steps of 64 requests, each of which takes one token and makes one mask, all by CPU time; then
+ * steps of the scheduler on a device that takes 3 ms for each, of 64 free and of 64 constrained requests, half of them forced calls.
+ * bench_masks [TOKENS [ROUNDS]]: of a reply, at most; of each figure. */
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,22 +11,24 @@
 #include <unistd.h>
 
 #include "formats/body.h"
+#include "formats/text.h"
+#include "runtime/constrain/call_form.h"
 #include "runtime/constrain/constraint.h"
 #include "runtime/constrain/schema.h"
 #include "runtime/schedule/scheduler.h"
 #include "tests/bench/large_tokenizer.h"
 #include "tests/unit/runtime/reference.h"
 
-enum { SHORT = 12, STREAMS = 64, FORMS = 64 };
+enum { SHORT = 12, STREAMS = 64, FORMS = 128 };
 
 typedef struct bench {
   mm_tokenizer *tokenizer;
   mm_lexicon *lexicon;
   int32_t end;
   const mm_form *form[FORMS];
-  const char *name[FORMS];
-  size_t forms;
-  int32_t *list; /* [LARGE_VOCAB] */
+  mm_tools tools[FORMS]; /* of forced calls */
+  size_t schemas, forms; /* the first are JSON of schemas, the others calls */
+  int32_t *list;         /* [LARGE_VOCAB] */
   uint64_t seed;
   double *took; /* [taken] seconds */
   size_t taken, cap;
@@ -76,6 +79,12 @@ static double cpu_now(void) {
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+/* A form of a schema for even i, of a call for odd. */
+static size_t form_of(const bench *b, size_t i) {
+  const size_t calls = b->forms - b->schemas;
+  return i % 2 && calls ? b->schemas + i / 2 % calls : i / 2 % b->schemas;
+}
+
 /* One of the allowed ids; half of the time one that closes something. */
 static int32_t pick(bench *b, const uint32_t *mask) {
   uint32_t count = 0, closing = 0;
@@ -121,7 +130,7 @@ static void steps(bench *b, int count) {
   mm_constraint *c[STREAMS];
   int32_t id[STREAMS];
   for (size_t i = 0; i < STREAMS; i++) {
-    c[i] = open_one(b, i % b->forms);
+    c[i] = open_one(b, form_of(b, i));
     id[i] = pick(b, mm_constraint_allowed(c[i]));
   }
   for (int k = 0; k < count; k++) {
@@ -130,7 +139,7 @@ static void steps(bench *b, int count) {
       const double began = cpu_now();
       if (id[i] == b->end) {
         mm_constraint_close(c[i]);
-        c[i] = open_one(b, below(b, (uint32_t)b->forms));
+        c[i] = open_one(b, form_of(b, 2 * below(b, FORMS) + i % 2));
       } else {
         mm_constraint_chosen(c[i], id[i]);
       }
@@ -232,6 +241,7 @@ static void no_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_ac
 typedef struct stream {
   bench *b;
   mm_constraint *constraint; /* NULL: it is free */
+  size_t number;
 } stream;
 
 static const uint32_t *on_allow(void *user) { return mm_constraint_allowed(((stream *)user)->constraint); }
@@ -243,7 +253,7 @@ static bool on_token(void *user, int32_t id, const mm_logprob *logprobs, const m
   if (s->constraint && id != s->b->end) mm_constraint_chosen(s->constraint, id);
   if (!s->constraint || id != s->b->end) return true;
   mm_constraint_close(s->constraint);
-  s->constraint = open_one(s->b, below(s->b, (uint32_t)s->b->forms));
+  s->constraint = open_one(s->b, form_of(s->b, 2 * below(s->b, FORMS) + s->number % 2));
   return true;
 }
 
@@ -263,8 +273,7 @@ static double scheduled(bench *b, mm_engine *e, uint32_t tokens, bool constraine
   mm_scheduler *s = mm_scheduler_open(e, &c, &err);
   if (!s) die(&err);
   for (size_t i = 0; i < STREAMS; i++) {
-    own[i].b = b;
-    own[i].constraint = constrained ? open_one(b, i % b->forms) : NULL;
+    own[i] = (stream){.b = b, .number = i, .constraint = constrained ? open_one(b, form_of(b, i)) : NULL};
     const mm_request r = {.prompt = &prompt,
                           .prompt_count = 1,
                           .max_tokens = tokens,
@@ -316,6 +325,22 @@ static void on_device(bench *b, uint32_t tokens) {
 
 /* ---- all ---- */
 
+/* The form of a forced call of a tool with the schema; NULL: it is not served. */
+static const mm_form *call_of(bench *b, mm_arena *a, const mm_value *schema) {
+  static const bool bound[] = {true};
+  mm_err err = {0}, refused = {0};
+  mm_text json = {0};
+  mm_text_printf(&json, "{\"name\": \"answer\", \"parameters\": %.*s}", (int)schema->raw_n, schema->raw);
+  const char *kept = json.failed ? NULL : mm_arena_strndup(a, json.p, json.n, &err);
+  const mm_chat_tool tool = {.json = {kept, json.n}};
+  free(json.p);
+  if (!kept || !mm_tools_open(&b->tools[b->forms], &tool, 1, &err)) die(&err);
+  const mm_call_rules rules = {.family = MM_CHAT_M2, .tools = &b->tools[b->forms], .bound = bound, .one_call = true};
+  const mm_form *form = mm_call_form(a, &rules, &refused);
+  if (!form) mm_tools_close(&b->tools[b->forms]);
+  return form;
+}
+
 static void open_forms(bench *b, mm_arena *a) {
   mm_err err = {0};
   size_t n;
@@ -324,10 +349,20 @@ static void open_forms(bench *b, mm_arena *a) {
   if (!corpus) die(&err);
   for (const mm_value *v = corpus->first; v && b->forms < FORMS; v = v->next) {
     mm_err refused = {0};
+    const double began = cpu_now();
     b->form[b->forms] = mm_schema_compile(a, mm_value_get(v, "schema"), "json_schema", &refused);
-    b->name[b->forms] = mm_value_shown(mm_value_get(v, "name"));
+    record(b, cpu_now() - began);
     b->forms += b->form[b->forms] != NULL;
   }
+  print(b, "schemas compiled");
+  b->schemas = b->forms;
+  for (const mm_value *v = corpus->first; v && b->forms < FORMS; v = v->next) {
+    const double began = cpu_now();
+    b->form[b->forms] = call_of(b, a, mm_value_get(v, "schema"));
+    record(b, cpu_now() - began);
+    b->forms += b->form[b->forms] != NULL;
+  }
+  print(b, "forced calls compiled");
 }
 
 static void open_tokenizer(bench *b) {
@@ -350,10 +385,13 @@ int main(int argc, char **argv) {
   open_tokenizer(&b);
   open_forms(&b, &a);
   b.list = calloc(LARGE_VOCAB, sizeof *b.list);
-  if (!b.list || !b.forms) return 8;
-  for (int k = 0; k < rounds; k++)
-    for (size_t i = 0; i < b.forms; i++) reply(&b, i, tokens, true);
-  print(&b, "masks of long replies");
+  if (!b.list || !b.schemas || b.forms == b.schemas) return 8;
+  for (size_t from = 0, to = b.schemas; from < b.forms; from = to, to = b.forms) {
+    for (int k = 0; k < rounds; k++)
+      for (size_t i = from; i < to; i++) reply(&b, i, tokens, true);
+    printf("%zu forms: ", to - from);
+    print(&b, from ? "masks of forced calls" : "masks of long replies");
+  }
   for (int k = 0; k < rounds; k++)
     for (size_t i = 0; i < b.forms; i++) {
       const double began = cpu_now();
@@ -367,6 +405,7 @@ int main(int argc, char **argv) {
   steps(&b, 20 * rounds);
   print(&b, "steps of 64 requests");
   on_device(&b, (uint32_t)tokens);
+  for (size_t i = b.schemas; i < b.forms; i++) mm_tools_close(&b.tools[i]);
   mm_lexicon_close(b.lexicon);
   mm_tokenizer_close(b.tokenizer);
   mm_arena_close(&a);

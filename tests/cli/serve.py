@@ -171,6 +171,7 @@ def pages(s):
     assert values["reply_tokens_total"] >= 1 and values['http_replies_total{status="200"}'] > values['http_replies_total{status="400"}'] > 0
     version = json.loads(s.get("/version"))["version"]
     assert any(k.startswith(f'build_info{{version="{version}"') and v == 1 for k, v in values.items()), values
+    assert json.loads(s.get("/tokenizer_info"))["bos_token"] is None
     props = json.loads(s.get("/props"))
     assert props["total_slots"] == values["slots"] and props["default_generation_settings"]["n_ctx"] == 8192 and props["model_alias"] == "tiny-m2"
 

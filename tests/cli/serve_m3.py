@@ -50,6 +50,21 @@ def modes(s):
     assert message("disabled")["content"] and not message("disabled").get("reasoning_content"), message("disabled")
 
 
+def budgets(s):
+    """The reasoning ends after its budget and the tag, in the mode enabled and where an adaptive reply begins with one; what follows is free, or a form."""
+    think = s.post("/tokenize", {"prompt": "<mm:think>", "parse_special": True})["tokens"][0]
+    ask = lambda **how: s.post(CHAT, {"messages": ASK, "max_tokens": 12, "temperature": 0, **how})
+    spent = lambda got: (got["usage"]["completion_tokens_details"]["reasoning_tokens"], bool(got["choices"][0]["message"]["content"]))
+    enabled, adaptive = {"thinking": {"type": "enabled"}}, {"logit_bias": {think: 100}}
+    free = ask(**enabled)["choices"][0]["message"]["reasoning_content"]
+    for n in (0, 1, 5):
+        got = ask(thinking={"type": "enabled", "budget_tokens": n}, reasoning={"max_tokens": 7})
+        assert spent(got) == (n + 1, True) and free.startswith(got["choices"][0]["message"].get("reasoning_content") or ""), (n, got)
+        got = ask(thinking_token_budget=n, guided_choice=["a", "b"], **enabled)
+        assert spent(got) == (n + 1, True) and got["choices"][0]["message"]["content"] in ("a", "b"), (n, got)
+    assert spent(ask(thinking_token_budget=4, **adaptive))[1] and not spent(ask(**adaptive))[1]
+
+
 def scripted(s):
     """A reply that is held to a call, whole and streamed, in all APIs; its message comes back in a history."""
     how = {"temperature": 0, "max_tokens": 300, "guided_choice": [SCRIPT]}
@@ -121,6 +136,7 @@ def refusals(s):
 
 with Server(convert(with_m3_tokens("tests/data/tiny-m2", os.path.join(TMP, "source", "like-m3"))), "--chat-format", "minimax-m3", "--max-model-len", "2048") as server:
     modes(server)
+    budgets(server)
     scripted(server)
     held(server)
     refusals(server)

@@ -143,6 +143,76 @@ TEST(a_form_and_a_call_in_the_reasoning) {
   }
 }
 
+/* Tokens of text, none of which is a tag. */
+static void reason(mm_constraint *c, int tokens) {
+  const int32_t word = mm_tokenizer_find(tokenizer, "a");
+  for (int i = 0; i < tokens; i++) {
+    assert_true(allows(c, word) && allows(c, think_end));
+    mm_constraint_chosen(c, word);
+  }
+}
+
+static void end_of_budget(mm_constraint *c) {
+  assert_false(allows(c, mm_tokenizer_find(tokenizer, "a")) || allows(c, end) || allows(c, call));
+  say(c, "</think>");
+}
+
+/* After its budget of tokens a reasoning ends: before a form, before calls that are held or free, in a reply that may begin without one.
+ * A call within it ends it too. Behind it nothing is counted, nor within another one. */
+TEST(a_reasoning_ends_with_its_budget) {
+  mm_err err = {0};
+  for (int budget = 0; budget < 4; budget++)
+    for (int way = 0; way < 10; way++) {
+      const bool form = way < 2, strict = way & 1, opened = way > 5, short_of = way == 4 || way == 5 || way > 7;
+      const mm_section section[] = {{.kind = form ? MM_SECTION_UNTIL : MM_SECTION_FREE,
+                                     .id = think_end,
+                                     .call = call,
+                                     .instead = !form,
+                                     .limited = true,
+                                     .most = (uint32_t)budget,
+                                     .opened = opened,
+                                     .open = think,
+                                     .once = true},
+                                    {.kind = form ? MM_SECTION_FORM : MM_SECTION_FREE, .id = strict ? call : -1, .form = &lines},
+                                    {.kind = MM_SECTION_FORM, .form = &opening},
+                                    {.kind = MM_SECTION_TOKEN, .id = call_end, .again = true}};
+      mm_constraint *c = mm_constraint_open(lexicon, section, form ? 2 : strict ? 4 : 2, &err);
+      assert_non_null(c);
+      if (opened && !short_of) {
+        assert_null(mm_constraint_allowed(c));
+        mm_constraint_chosen(c, think);
+      }
+      if (!short_of) {
+        reason(c, budget);
+        end_of_budget(c);
+      } else if (budget && !opened) {
+        reason(c, budget - 1);
+      }
+      if (form) {
+        say(c, "\n\n\n");
+        assert_true(allows(c, end) && !allows(c, call));
+      }
+      for (int block = 0; !form && block < 2; block++) {
+        if (!short_of || opened || block) {
+          say(c, "a<think>");
+          reason(c, budget + 2);
+          assert_null(mm_constraint_allowed(c));
+        } else if (!budget) {
+          end_of_budget(c);
+        }
+        say(c, "<minimax:tool_call>");
+        if (strict) {
+          assert_false(allows(c, end) || allows(c, call_end));
+          say(c, "\n<invoke name=\"f\">");
+          assert_false(allows(c, end));
+          say(c, "</minimax:tool_call>");
+        }
+        assert_null(mm_constraint_allowed(c));
+      }
+      mm_constraint_close(c);
+    }
+}
+
 /* A string may spell a tag, by other tokens: the tag's own token would be taken for the tag. */
 TEST(no_tag_stands_in_a_form) {
   const mm_section section[] = {{.kind = MM_SECTION_FORM, .form = mm_schema_any_object()}};
