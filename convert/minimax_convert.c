@@ -29,7 +29,7 @@ static void on_signal(int n) {
 static bool is_stopped(void) { return atomic_load(&progress.stop); }
 
 typedef struct mm_convert_args {
-  const char *source, *output, *layout, *target_format, *align, *part, *ranks, *compress, *importance, *act_scales, *events, *gpu;
+  const char *source, *output, *layout, *target_format, *align, *part, *ranks, *compress, *importance, *act_scales, *events, *gpu, *draft;
   struct { /* which schemes: parts of a recipe */
     const char *quant, *file, *search, *method, *kv_scales, *head;
     mm_option_list ignore, override;
@@ -250,23 +250,11 @@ static bool print_share(const char *part, double seconds, mm_err *err) {
   return mm_program_json(o, ok, err);
 }
 
-static bool convert(const mm_convert_args *a, mm_plan *plan, const mm_verdict *verdict, mm_events *events, mm_err *err) {
-  mm_report_style style = a->json ? MM_REPORT_JSON : MM_REPORT_TEXT;
-  bool first = a->process == 0;
-  if (a->dry_run) return !first || mm_report_plan(stdout, plan, verdict, style, a->list, err);
-  if (!a->quiet && first && !mm_report_plan(stderr, plan, verdict, MM_REPORT_TEXT, a->list, err)) return false;
-  mm_writer_options o = {.target = a->output,
-                         .force = a->force,
-                         .leftover = a->resume    ? MM_LEFTOVER_RESUME
-                                     : a->restart ? MM_LEFTOVER_RESTART
-                                                  : MM_LEFTOVER_REFUSE,
-                         .share = a->process,
-                         .shares = a->processes,
-                         .commit_bytes = a->commit_bytes,
-                         .stop = &progress.stop,
-                         .level = a->level,
-                         .bake = bake_tokenizer,
-                         .baked = MM_TOKENIZER_IMAGE};
+/* All from the staging directory to the summary. */
+static bool convert_with(const mm_convert_args *a, mm_plan *plan, const mm_verdict *verdict, mm_events *events, mm_writer_options o,
+                         mm_err *err) {
+  const mm_report_style style = a->json ? MM_REPORT_JSON : MM_REPORT_TEXT;
+  const bool first = a->process == 0;
   if (a->part && !parse_share(a->part, &o.share, &o.shares, err)) return false;
   if (!share_memory(a, plan, o.level, &o.threads, &o.buffers, err)) return false;
   mm_convert_outcome outcome = {.resumed = a->resume};
@@ -289,6 +277,38 @@ static bool convert(const mm_convert_args *a, mm_plan *plan, const mm_verdict *v
   if (a->json) return print_share(a->part, outcome.seconds, err);
   fprintf(stderr, "part %s done in %.2f s; when all are, --resume without --part publishes\n", a->part, outcome.seconds);
   return true;
+}
+
+static bool convert_draft(const mm_convert_args *a, mm_plan *plan, const mm_draft_source *draft, const mm_verdict *verdict,
+                          mm_events *events, mm_err *err) {
+  mm_report_style style = a->json ? MM_REPORT_JSON : MM_REPORT_TEXT;
+  bool first = a->process == 0;
+  if (a->dry_run) return !first || mm_report_plan(stdout, plan, verdict, style, a->list, err);
+  if (!a->quiet && first && !mm_report_plan(stderr, plan, verdict, MM_REPORT_TEXT, a->list, err)) return false;
+  mm_writer_options o = {.target = a->output,
+                         .force = a->force,
+                         .leftover = a->resume    ? MM_LEFTOVER_RESUME
+                                     : a->restart ? MM_LEFTOVER_RESTART
+                                                  : MM_LEFTOVER_REFUSE,
+                         .share = a->process,
+                         .shares = a->processes,
+                         .commit_bytes = a->commit_bytes,
+                         .stop = &progress.stop,
+                         .level = a->level,
+                         .bake = bake_tokenizer,
+                         .baked = MM_TOKENIZER_IMAGE,
+                         .draft = draft};
+  return convert_with(a, plan, verdict, events, o, err);
+}
+
+static bool convert(const mm_convert_args *a, mm_plan *plan, const mm_verdict *verdict, mm_events *events, mm_err *err) {
+  mm_draft_source draft = {0};
+  if (a->draft && plan->layout->unfused)
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--draft: a checkpoint of --layout %s has none; packed ones do", a->layout);
+  if (a->draft && !mm_draft_source_open(&draft, a->draft, &plan->pack.model, err)) return false;
+  const bool ok = convert_draft(a, plan, a->draft ? &draft : NULL, verdict, events, err);
+  mm_draft_source_close(&draft);
+  return ok;
 }
 
 /* With events of it where they are asked for, by the first of several processes. */
@@ -413,6 +433,7 @@ int main(int argc, char **argv) {
       MM_OPTION(STR, "kv-scales", &a.recipe.kv_scales, "WORD",
                 "scales of a quantised KV cache that the source has: kept as stored, cast to F32, or dropped (default keep)",
                 .choices = "keep|f32|drop"),
+      MM_OPTION(STR, "draft", &a.draft, "DIR", "also pack this DFlash draft of the model, config.json and model.safetensors, as stored"),
       MM_FLAG("allow-nonfinite", &a.nonfinite, "store weights that are NaN or infinite as 0 and say how many; they are an error otherwise"),
       {.help = "plan"},
       MM_FLAG("dry-run", &a.dry_run, "print the plan with its exact bytes and stop"),

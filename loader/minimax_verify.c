@@ -15,6 +15,7 @@
 #include "loader/archive/signature.h"
 #include "loader/bind.h"
 #include "loader/companions.h"
+#include "loader/dflash.h"
 #include "loader/verify.h"
 #include "loader/verify_unsharded.h"
 #include "runtime/text/tokenizer.h"
@@ -298,6 +299,16 @@ static bool choose_level(mm_verify_args *a, mm_err *err) {
   return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--level source goes with --source SRC");
 }
 
+/* The draft that comes with it, if there is one, is that of this model. */
+static bool check_draft(const mm_pack *p, mm_err *err) {
+  mm_dflash d = {0};
+  bool ok = true;
+  for (size_t i = 0; ok && i < p->file_count; i++)
+    if (strcmp(p->file[i].name, MM_DFLASH_FILE) == 0) ok = mm_dflash_open(&d, p->dir, &p->model, err);
+  mm_dflash_close(&d);
+  return ok;
+}
+
 static bool verify(void *args, mm_err *err) {
   mm_verify_args *a = args;
   if (!choose_level(a, err)) return false;
@@ -309,7 +320,7 @@ static bool verify(void *args, mm_err *err) {
   bool files = a->level > MM_LEVEL_HEADER || a->key; /* what was signed are their digests */
   bool ok = mm_shards_open(&s, a->dir, err) && mm_verify_any_rank(&s.pack, err) && (!a->key || check_signature(a, &s.pack, err)) &&
             (files ? mm_verify_files(&s.pack, err) : mm_companion_sizes(&s.pack, err) && mm_verify_listing(&s.pack, err)) &&
-            mm_bind_check(&s, err) && (!files || mm_packed_config(&s.pack, err));
+            mm_bind_check(&s, err) && check_draft(&s.pack, err) && (!files || mm_packed_config(&s.pack, err));
   double start = mm_now();
   if (a->level == MM_LEVEL_SAMPLE) ok = ok && mm_verify_sample(&s, (uint32_t)a->samples, a->seed, threads, err);
   if (full) ok = ok && mm_verify_blocks(&s, threads, err);

@@ -96,10 +96,8 @@ static bool is_written(const mm_plan *p, const char *name) {
 /* Writes one companion and lists it in the manifest. */
 static bool put_companion(mm_writer *w, const char *name, const void *bytes, size_t n, mm_err *err) {
   mm_pack *pack = &w->plan->pack;
-  mm_pack_file *f = &pack->file[pack->file_count];
   if (!mm_writer_replace(w, name, bytes, n, err)) return false;
-  *f = (mm_pack_file){.name = name, .size = n, .sha256 = mm_sha256(bytes, n)};
-  pack->file_count++;
+  pack->file[pack->file_count++] = (mm_pack_file){.name = name, .size = n, .sha256 = mm_sha256(bytes, n)};
   return true;
 }
 
@@ -161,7 +159,7 @@ static bool copy_companions(mm_writer *w, mm_err *err) {
   mm_pack *pack = &w->plan->pack;
   const size_t most = sizeof companion / sizeof *companion;
   pack->file_count = 0;
-  pack->file = mm_arena_alloc(&pack->arena, (most + 2 + MM_PLAN_TEXTS + CODE_FILES) * sizeof *pack->file, err); /* image, index */
+  pack->file = mm_arena_alloc(&pack->arena, (most + 3 + MM_PLAN_TEXTS + CODE_FILES) * sizeof *pack->file, err); /* image, index, draft */
   if (!pack->file) return false;
   for (size_t i = 0; i < most; i++) {
     const mm_path path = mm_path_of(w->plan->hf->dir, companion[i]);
@@ -189,7 +187,9 @@ static bool write_digests(mm_writer *w, mm_err *err) {
 }
 
 bool mm_companions_write(mm_writer *w, mm_err *err) {
-  return copy_companions(w, err) && copy_code(w, err) && write_texts(w, err) && write_digests(w, err);
+  const mm_pack *from = w->plan->layout->unfused ? NULL : w->plan->hf->manifest; /* whose draft is copied, without --draft */
+  return copy_companions(w, err) && mm_draft_write(w->o.draft, from, w->dir, w->staging, &w->plan->pack, err) && copy_code(w, err) &&
+         write_texts(w, err) && write_digests(w, err);
 }
 
 /* ---- a checkpoint that is there, and its source ---- */
@@ -209,10 +209,8 @@ static bool same_copy(const mm_hf *hf, const mm_pack *p, const mm_pack_file *f, 
   size_t n = 0;
   const mm_path path = mm_path_of(hf->dir, f->name);
   char *text = mm_file_slurp(path.text, COMPANION_MAX, &n, &why);
-  if (!text) {
-    if (why.status != MM_BAD_INPUT) return mm_fail_as(err, &why);
-    return another(p, f->name, "found a companion that this source does not have", err);
-  }
+  if (!text && why.status != MM_BAD_INPUT) return mm_fail_as(err, &why);
+  if (!text) return another(p, f->name, "found a companion that this source does not have", err);
   const mm_digest d = mm_sha256(text, n);
   free(text);
   return mm_digest_equal(&d, &f->sha256) || another(p, f->name, "found another file than this source has of that name", err);
@@ -237,7 +235,7 @@ static bool is_made(const mm_plan *plan, const char *name) {
   static const char *const made[] = {"config.json", "hf_quant_config.json", MM_INDEX_NAME};
   for (size_t i = 0; plan->layout->unfused && i < sizeof made / sizeof *made; i++)
     if (strcmp(name, made[i]) == 0) return true;
-  return is_written(plan, name);
+  return is_written(plan, name) || (!plan->layout->unfused && strcmp(name, MM_DFLASH_FILE) == 0); /* a draft has a source of its own */
 }
 
 static bool is_there(const mm_plan *plan, const mm_pack *p, const char *name, mm_err *err) {

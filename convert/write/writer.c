@@ -127,7 +127,7 @@ static DIR *list(int dir, const char *path, const char *what, mm_err *err) {
 static bool is_staged(const void *ctx, const char *name) {
   const mm_writer *w = ctx;
   return mm_part_named(name) || in_unsharded(NULL, name) || strcmp(name, MM_MANIFEST) == 0 || strcmp(name, MM_ARCHIVE) == 0 ||
-         (w->o.baked && strcmp(name, w->o.baked) == 0);
+         strcmp(name, MM_DFLASH_FILE) == 0 || (w->o.baked && strcmp(name, w->o.baked) == 0);
 }
 
 /* Empties the staging directory of what conversions wrote. */

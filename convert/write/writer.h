@@ -9,6 +9,7 @@
 
 #include <pthread.h>
 
+#include "convert/decode/draft_source.h"
 #include "convert/write/blocks.h"
 #include "convert/write/journal.h"
 #include "formats/system/staging.h"
@@ -32,6 +33,7 @@ typedef struct mm_writer_options {
   int level;                /* of zstd: the output is an archive; 0: it is not */
   mm_bake_fn *bake;         /* NULL, or what makes the companion `baked` of the packed layout */
   const char *baked;
+  const mm_draft_source *draft; /* NULL, or what the companion draft.safetensors of the packed layout is made of */
 } mm_writer_options;
 
 typedef struct mm_writer {

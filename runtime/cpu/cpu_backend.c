@@ -102,16 +102,27 @@ static widths widths_of(const mm_rank_weights *w, uint32_t layers) {
   return x;
 }
 
+static void widen_for_draft(widths *x, const mm_dflash *d) {
+  if (!d) return;
+  const uint32_t heads = d->c.heads * d->c.head_dim;
+  x->input = mm_max(x->input, mm_max(d->fc.k, mm_max(heads, d->c.intermediate)));
+  x->uncut = mm_max(x->uncut, x->input);
+  x->vector = mm_max(x->vector, mm_max(d->c.hidden, d->c.head_dim));
+  x->mlp = mm_max(x->mlp, d->c.intermediate);
+}
+
 static bool open_buffers(mm_backend *b, mm_err *err) {
   const mm_model *m = b->c.model;
   uint32_t tokens = b->c.limits.max_tokens;
-  const widths x = widths_of(b->c.weights, m->layers);
+  widths x = widths_of(b->c.weights, m->layers);
+  widen_for_draft(&x, b->c.draft);
   uint64_t pairs = (uint64_t)tokens * m->top_k;
   if (!(b->vector = matrix(b, 1, x.vector, err)) || !(b->sums = matrix(b, tokens, 2, err))) return false;
   if (!(b->moe.score = matrix(b, tokens, m->experts, err)) || !(b->moe.pick = matrix(b, pairs, 1, err))) return false;
   if (!(b->moe.weight = matrix(b, pairs, 1, err)) || !(b->moe.first_pair = matrix(b, m->experts + UINT64_C(1), 1, err))) return false;
   if (!(b->moe.pair_row = matrix(b, pairs, 1, err)) || !(b->moe.pair_weight = matrix(b, pairs, 1, err))) return false;
-  if (!(b->moe.pair_act = matrix(b, pairs, x.inter, err)) || !(b->few = matrix(b, mm_min(tokens, MM_CPU_FEW) * m->top_k, x.experts, err)))
+  if (!(b->moe.pair_act = matrix(b, pairs, x.inter, err)) ||
+      !(b->moe.few = matrix(b, mm_min(tokens, MM_CPU_FEW) * m->top_k, x.experts, err)))
     return false;
   if (x.mlp && (!(b->mlp.up = matrix(b, tokens, 2 * x.mlp, err)) || !(b->mlp.act = matrix(b, tokens, x.mlp, err)) ||
                 !(b->mlp.out = matrix(b, tokens, m->hidden, err))))
@@ -146,6 +157,7 @@ static void cpu_close(mm_backend *b) {
     if (b->cache[l].v) munmap(b->cache[l].v, b->kv_bytes);
     if (b->cache[l].index) munmap(b->cache[l].index, b->index_bytes);
   }
+  mm_cpu_draft_close(b);
   free(b->cache);
   free(b->state);
   free(b->moe.load);
@@ -174,7 +186,8 @@ static mm_backend *cpu_open(const mm_backend_config *c, mm_err *err) {
   b->team = mm_team_open(c->options.threads, err);
   if (b->team) mm_team_meanwhile(b->team, mm_cpu_soon_ask, &b->soon);
   if (b->team && c->options.pin && !mm_team_pin(b->team, c->place.local * c->options.threads, err)) return cpu_close(b), NULL;
-  if (b->team && b->moe.load && open_caches(b, err) && open_position_tables(b, err) && open_buffers(b, err)) return b;
+  if (b->team && b->moe.load && open_caches(b, err) && open_position_tables(b, err) && open_buffers(b, err) && mm_cpu_draft_open(b, err))
+    return b;
   cpu_close(b);
   return NULL;
 }
@@ -228,7 +241,7 @@ static bool cpu_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
   if (!MM_GROW(b->logits, &b->logits_cap, logits, err)) return false;
   b->batch = batch;
   b->err.status = MM_OK;
-  if (batch->paging) copy_pages(b, batch->paging);
+  if (batch->paging) copy_pages(b, batch->paging), mm_cpu_draft_copy(b, batch->paging);
   turn_rows(b);
   return true;
 }
@@ -315,6 +328,7 @@ const mm_ops mm_ops_cpu = {
     .weights = {.layer = cpu_layer},
     .select = mm_cpu_select,
     .mlp = mm_cpu_mlp,
+    .draft = {mm_cpu_concat, mm_cpu_draft_store, mm_cpu_draft_attend},
     .calibration = true,
     .pins = true,
     .send = cpu_send,

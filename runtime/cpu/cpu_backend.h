@@ -38,6 +38,15 @@ typedef struct mm_cpu_cache {
   float *index;   /* sparse: [pages, MM_PAGE, index_dim], index keys after norm and RoPE; f32 whatever k and v are */
 } mm_cpu_cache;
 
+/* Cells of a draft, for every page. */
+typedef struct mm_cpu_draft {
+  uint32_t pages;
+  float *k[MM_DFLASH_LAYERS], *v[MM_DFLASH_LAYERS]; /* [pages, kv_heads, MM_PAGE, d] */
+  float *turn;                                      /* [max_tokens, d]: cosines, then sines, of the step's rows */
+  float *score;                                     /* [threads, score_floats] */
+  size_t score_floats;
+} mm_cpu_draft;
+
 /* The router's choice in the present layer, and its rows sorted by expert. */
 typedef struct mm_cpu_moe {
   float *score;         /* [max_tokens, E] of the router */
@@ -49,6 +58,7 @@ typedef struct mm_cpu_moe {
   float *pair_act;      /* [max_tokens·top_k, Ir]: act(w1 x, w3 x) */
   const float **pair_x; /* [max_tokens·top_k]: inputs of each pair */
   uint32_t *active;     /* [E] experts of this rank that some row chose */
+  float *few;           /* [MM_CPU_FEW·top_k, widest of experts]: products of few tokens with the rows of their experts */
   uint64_t *load;       /* [layers, E] rows that chose the expert, since open */
 } mm_cpu_moe;
 
@@ -87,12 +97,13 @@ struct mm_backend {
   float **scratch;      /* [threads]: sums of a strip, its rows as f32, then mm_cpu_out; attention's pages; the router's keys */
   size_t out_at;
   mm_cpu_share *share; /* [threads] */
-  float *few;          /* [MM_CPU_FEW·top_k, widest of experts]: products of few tokens with the rows of their experts */
   bool ahead;          /* weights do not fit into memory: cpu_ahead.c */
   uint32_t layer;      /* whose ops these are */
   mm_cpu_soon soon;
   const mm_cpu_vectors *vectors;
   mm_team *team;
+
+  mm_cpu_draft draft; /* nothing without c.draft */
 
   const mm_batch *batch;
   float *logits; /* [out_count, vocab_rows] */
@@ -219,6 +230,14 @@ void mm_cpu_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *rout
 void mm_cpu_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2);
 void mm_cpu_select(mm_backend *b, uint32_t layer, mm_act q, mm_act k, const mm_packed *q_norm, const mm_packed *k_norm);
 void mm_cpu_mlp(mm_backend *b, mm_act y, mm_act x, const mm_packed *up, const mm_packed *down, bool add);
+/* ---- cpu_draft.c ---- */
+MM_MUST_USE bool mm_cpu_draft_open(mm_backend *b, mm_err *err);
+void mm_cpu_draft_close(mm_backend *b);
+void mm_cpu_draft_copy(const mm_backend *b, const mm_paging *p); /* the parts of pages that slots go on from */
+void mm_cpu_concat(mm_backend *b, mm_act y, const mm_act *x, uint32_t count);
+void mm_cpu_draft_store(mm_backend *b, uint32_t layer, mm_act kv, const mm_packed *k_norm);
+void mm_cpu_draft_attend(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm);
+
 void mm_cpu_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps);
 void mm_cpu_logits(mm_backend *b, mm_act x, const mm_packed *head);
 

@@ -147,7 +147,7 @@ static bool few_strip(void *ctx, size_t item, unsigned worker, mm_err *err) {
                             .count = (uint32_t)mm_min(j->of->strip, j->w->n - first),
                             .x = b->moe.pair_x + pair,
                             .tokens = j->of->first[e + 1] - pair,
-                            .y = b->few + (size_t)pair * j->w->n + first,
+                            .y = b->moe.few + (size_t)pair * j->w->n + first,
                             .stride = j->w->n,
                             .form = mm_cpu_form_of(b, j->w)};
   mm_cpu_strip_of(b, worker, &part);
@@ -162,7 +162,7 @@ static void few_up(const experts *j, uint64_t work) {
   const size_t ir = j->w13->n / 2;
   few_products(j, j->w13, work);
   for (size_t p = j->first[0]; p < j->first[j->w13->lead]; p++)
-    mm_cpu_activate(b, b->moe.pair_act + p * ir, b->few + p * 2 * ir, b->few + (p * 2 + 1) * ir, ir);
+    mm_cpu_activate(b, b->moe.pair_act + p * ir, b->moe.few + p * 2 * ir, b->moe.few + (p * 2 + 1) * ir, ir);
 }
 static void few_down(const experts *j, uint64_t work) {
   mm_backend *b = j->b;
@@ -171,7 +171,7 @@ static void few_down(const experts *j, uint64_t work) {
   for (uint32_t t = 0; t < b->batch->tokens; t++) memset(mm_cpu_row(j->y, t), 0, n * sizeof(float));
   for (size_t p = j->first[0]; p < j->first[j->w2->lead]; p++) {
     float *const y = mm_cpu_row(j->y, b->moe.pair_row[p]);
-    for (size_t i = 0; i < n; i++) y[i] += b->moe.pair_weight[p] * b->few[p * n + i];
+    for (size_t i = 0; i < n; i++) y[i] += b->moe.pair_weight[p] * b->moe.few[p * n + i];
   }
 }
 

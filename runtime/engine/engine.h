@@ -29,6 +29,7 @@ typedef struct mm_engine_config {
   const bool *never;      /* [vocab]: ids that no step chooses, or NULL; ids whose head row is zero are never chosen */
   const uint32_t *tap;    /* [taps] layers whose output mm_engine_hidden gives; need not outlive open */
   uint32_t taps;          /* ≤ MM_TAPS */
+  const mm_dflash *draft; /* NULL, or a draft for mm_engine_draft, until close: its taps are the engine's, tap is NULL then */
   const char *attach;     /* socket of the weights' holder (minimax-hold), or NULL; not with verify: the holder's to do */
   bool verify;            /* digests of all files are checked while they are loaded: MM_INTEGRITY E_DIGEST, at open or by a step */
   mm_read_log *log;       /* what devices read to load goes there, or NULL; until close */
@@ -131,6 +132,17 @@ MM_MUST_USE bool mm_engine_resume(mm_engine *e, uint32_t slot, const uint32_t *p
  * that one's norm. Hugging Face's hidden_states[layer + 1], but for the last layer, whose entry there comes after the final norm. Refuses
  * (MM_USAGE E_BATCH) an i that is not tapped, a last step that failed or is not collected, and where there was none. */
 MM_MUST_USE bool mm_engine_hidden(mm_engine *e, uint32_t i, float *out, mm_err *err);
+/* Proposals of config.draft: the tokens after `id`, which comes after the `pos` tokens that the slot holds. */
+typedef struct mm_draft_ask {
+  uint32_t slot, pos;
+  int32_t id;
+} mm_draft_ask;
+/* Tokens that it proposes at once, 0 without one. */
+uint32_t mm_engine_drafts(const mm_engine *e);
+/* draft[n, each]: for each ask, each ≤ mm_engine_drafts; n · (1 + each) ≤ limits.max_tokens. logits[n, each, vocab], which they are the
+ * best of, or NULL. Slots stay as they are. MM_USAGE E_BATCH for a slot that holds fewer tokens than pos. */
+MM_MUST_USE bool mm_engine_draft(mm_engine *e, const mm_draft_ask *ask, uint32_t n, uint32_t each, int32_t *draft, float *logits,
+                                 mm_err *err);
 /* load[layers, experts]: how many rows each expert was chosen for since open; of queued steps that were collected at least. */
 MM_MUST_USE bool mm_engine_expert_load(mm_engine *e, uint64_t *load, mm_err *err);
 /* config.calibration has the inputs of every step so far. Before it is written. */

@@ -22,6 +22,7 @@ typedef enum task_kind {
   SCORE,
   CALIBRATE,
   FINISH_LOAD,
+  DRAFT,
   CLOSE
 } task_kind;
 
@@ -56,6 +57,10 @@ typedef struct task {
       const int32_t *target; /* ids whose scores are wanted, one for each row without a sampled token, */
       double *score;         /* and room for these */
     } score;
+    struct {
+      const mm_batch *batch; /* spans that begin with a token of their slot, masks behind it */
+      float *logits;         /* [out_count, vocab_rows] */
+    } draft;
     int32_t *collected; /* COLLECT: ids */
     uint64_t *load;     /* LOAD: [layers, experts] */
   };
@@ -137,6 +142,16 @@ typedef struct engine_processes {
   uint32_t *table; /* of those that follow: [slots, per_slot] */
 } engine_processes;
 
+/* The draft's last block. */
+typedef struct engine_drafts {
+  mm_batch batch;
+  mm_paging paging;
+  char *bytes; /* its arrays */
+  size_t bytes_cap;
+  float *logits; /* [out_count, vocab_rows] */
+  size_t logits_cap;
+} engine_drafts;
+
 struct mm_engine {
   const mm_shards *shards;
   const mm_model *model;
@@ -171,6 +186,7 @@ struct mm_engine {
   bool stepped;  /* the last step was done, */
   uint32_t rows; /* of so many rows */
 
+  engine_drafts draft;
   engine_processes processes;
   rank_facts *facts;    /* [pp·tp] */
   uint64_t state_bytes; /* of a slot, all ranks' */
@@ -206,6 +222,15 @@ void mm_engine_lose(mm_engine *e, const mm_err *why);
 MM_MUST_USE bool mm_engine_run_step(mm_engine *e, const mm_batch *batch, float *logits, bool deferred_sampling, mm_err *err);
 /* MM_USAGE E_BATCH: "WHAT INDEX: found FOUND, expected EXPECTED LIMIT". */
 bool mm_engine_refuse(mm_err *err, const char *what, uint64_t index, int64_t found, const char *expected, uint64_t limit);
+
+/* ---- drafts (engine_drafts.c) ---- */
+
+/* Whether the config's draft can run, and its taps. */
+MM_MUST_USE bool mm_engine_check_draft(const mm_pack *p, mm_engine_config *c, mm_err *err);
+/* Bytes of its cells in a page. */
+uint64_t mm_engine_draft_page(const mm_engine_config *c);
+/* A block of the draft, on a rank. */
+MM_MUST_USE bool mm_engine_draft_rank(rank *r, mm_err *err);
 
 /* ---- the size of the KV cache (engine_memory.c) ---- */
 

@@ -26,7 +26,9 @@ static mm_demand demand_of(const mm_engine *e) {
 bool mm_engine_measure(rank *r, const mm_backend_config *c, mm_err *err) {
   rank_facts *f = &r->engine->facts[r->index];
   const mm_demand d = demand_of(r->engine);
-  return mm_rank_memory_of(&f->need, r->engine->model, &r->weights, &d, err) && r->engine->config.ops->memory(c, &f->memory, err);
+  if (!mm_rank_memory_of(&f->need, r->engine->model, &r->weights, &d, err)) return false;
+  f->need.page += mm_engine_draft_page(&r->engine->config);
+  return r->engine->config.ops->memory(c, &f->memory, err);
 }
 
 /* Memory that ranks of this run have of rank r's device. */

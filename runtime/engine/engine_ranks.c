@@ -24,6 +24,7 @@ static mm_backend_config config_of(const rank *r) {
       .never = e->never,
       .tap = e->config.tap,
       .taps = e->config.taps,
+      .draft = e->config.draft,
       .verify = e->config.verify && e->config.ops->weights.loads ? e->shards : NULL,
       .log = e->config.log,
       .checkpoint = e->shards->pack.seal,
@@ -125,6 +126,7 @@ static bool run_task(rank *r, mm_err *err) {
     case IDS_LOAD: return f->ops->sampler.load_ids(f->backend, t->ids.slot, t->ids.id, t->ids.count, err);
     case SCORE: return f->ops->sampler.score(f->backend, t->score.target, r->weights.rank == 0 ? t->score.score : NULL, err);
     case CALIBRATE: return f->ops->calibrate(f->backend, err);
+    case DRAFT: return mm_engine_draft_rank(r, err);
     case FINISH_LOAD: return f->ops->weights.finish_load(f->backend, err);
     case CHOOSE: return f->ops->sampler.choose_kept(f->backend, t->choose.sampling, t->choose.count, err);
     case CLOSE: break;
@@ -365,6 +367,9 @@ static bool open_choices(mm_engine *e, mm_err *err) {
 
 mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm_err *err) {
   const mm_model *m = &shards->pack.model;
+  mm_engine_config own = *c;
+  if (!mm_engine_check_draft(&shards->pack, &own, err)) return NULL;
+  c = &own;
   if (shards->random.linear && (c->verify || c->calibration))
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--load-format dummy: random weights have no %s",
                    c->verify ? "digests that are to be checked" : "tensors to calibrate"),
@@ -416,7 +421,7 @@ void mm_engine_close(mm_engine *e) {
   free(e->comm);
   for (uint32_t i = 0; i < MM_QUEUE; i++) free(e->host.choices[i].id);
   mm_sampler_close(e->host.sampler);
-  MM_FREE(e->host.history, e->unsampled.row, e->host.logits, e->host.id, e->never, e->slot, e->score);
+  MM_FREE(e->host.history, e->unsampled.row, e->host.logits, e->host.id, e->never, e->slot, e->score, e->draft.logits, e->draft.bytes);
   mm_pages_close(e->pages);
   MM_FREE(e->want, e->copy, e->facts, e->processes.order, e->processes.table, e->batch_bytes, e);
 }

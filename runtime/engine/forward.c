@@ -1,5 +1,5 @@
 /* The model, written once for all families, over the ops of a backend. One call runs one step of one rank. */
-#include "runtime/engine/ops.h"
+#include "runtime/engine/draft_forward.h"
 
 static bool open_acts(mm_forward *f, mm_err *err) {
   const mm_model *m = f->model;
@@ -31,7 +31,8 @@ static bool open_taps(mm_forward *f, const mm_backend_config *c, mm_err *err) {
 bool mm_forward_open(mm_forward *f, const mm_ops *ops, const mm_backend_config *c, mm_err *err) {
   *f = (mm_forward){.ops = ops, .model = c->model, .weights = c->weights};
   f->backend = ops->open(c, err);
-  if (f->backend && open_acts(f, err) && open_taps(f, c, err)) return true;
+  if (f->backend && open_acts(f, err) && open_taps(f, c, err) && mm_draft_forward_open(&f->draft, ops, f->backend, c->draft, err))
+    return true;
   mm_forward_close(f);
   return false;
 }
@@ -117,6 +118,7 @@ bool mm_forward_step(mm_forward *f, const mm_batch *given, float *logits, mm_err
     for (uint32_t i = 0; i < f->taps; i++)
       if (f->tap_layer[i] == l) ops->copy(b, f->tap[i], s.h);
   }
+  mm_draft_context(&f->draft, f);
   last ? ops->logits(b, s.n, &w->head) : ops->send(b, s.h);
   if (batch.sampling) return ops->sampler.choose(b, err);
   return f->deferred_sampling ? ops->sampler.keep(b, err) : ops->end(b, last ? logits : NULL, err);

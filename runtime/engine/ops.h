@@ -8,6 +8,7 @@
 
 #include "formats/model.h"
 #include "loader/bind.h"
+#include "loader/dflash.h"
 #include "loader/stream/read_log.h"
 #include "runtime/engine/comm.h"
 #include "runtime/engine/hold.h"
@@ -101,6 +102,7 @@ typedef struct mm_backend_config {
   mm_run_options options;
   struct mm_calibration *calibration; /* NULL, or what the inputs of linears are added to (calibration.h) */
   const bool *never;                  /* [vocab]: ids that are not to be chosen */
+  const mm_dflash *draft;             /* NULL, or the draft whose cells are stored next to the pages' (draft_forward.h); until close */
   const uint32_t *tap;                /* [taps] layers whose output the forward pass keeps (mm_forward); need not outlive open */
   uint32_t taps;                      /* ≤ MM_TAPS */
   const mm_shards *verify;            /* digests to check the weights' files against as they are read (mm_ops.weights), or NULL */
@@ -163,6 +165,17 @@ typedef struct mm_weights_ops {
   bool (*hold)(const mm_backend_config *c, mm_held *held, void **memory, mm_err *err);
   void (*release)(void *memory);
 } mm_weights_ops;
+
+/* A draft next to the target (mm_backend_config.draft; d = its head_dim). */
+typedef struct mm_draft_ops {
+  /* y[T, Σ width] = the columns of x[0], x[1], … */
+  void (*concat)(mm_backend *b, mm_act y, const mm_act *x, uint32_t count);
+  /* kv[T, 2·kv_heads·d], clobbered: keys and values of the step's rows, into the draft's cells of their positions: k after the norm of
+   * each head and RoPE over all of d. Layer 0 comes first in a step. */
+  void (*store)(mm_backend *b, uint32_t layer, mm_act kv, const mm_packed *k_norm);
+  /* Attention of the rows of each span over the cells before its pos and over one another. qkv is clobbered; o[T, heads·d]. */
+  void (*attend)(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm);
+} mm_draft_ops;
 
 typedef struct mm_ops {
   const char *name; /* the --device word */
@@ -227,8 +240,9 @@ typedef struct mm_ops {
   void (*select)(mm_backend *b, uint32_t layer, mm_act q, mm_act k, const mm_packed *q_norm, const mm_packed *k_norm);
   /* y = w2(act(w1 x, w3 x)) of a dense MLP, or with `add` y += that: this rank's partial sum. */
   void (*mlp)(mm_backend *b, mm_act y, mm_act x, const mm_packed *up, const mm_packed *down, bool add);
-  bool pins;        /* as mm_run_options.pin asks */
-  bool calibration; /* adds to mm_backend_config.calibration: at each product, or, where calibrate is not NULL, when that is called */
+  mm_draft_ops draft; /* all NULL in a backend that runs no drafts */
+  bool pins;          /* as mm_run_options.pin asks */
+  bool calibration;   /* adds to mm_backend_config.calibration: at each product, or, where calibrate is not NULL, when that is called */
   bool (*calibrate)(mm_backend *b, mm_err *err); /* adds what came together since the last call; between steps. NULL: at each product */
   /* The rows of x to the next pipeline stage, and from the one before; both NULL in a backend without stages. */
   void (*send)(mm_backend *b, mm_act x);
@@ -270,6 +284,12 @@ MM_MUST_USE bool mm_devices_read(const char *list, uint32_t ranks, uint32_t **de
 
 /* One step of one rank (forward.c). The acts are opened once per rank. After a step tap[i][T, H] is what layer tap_layer[i] gave the next:
  * the residual stream before the next norm. A head that drafts tokens reads it there, and embeds and ends with the same ops and weights. */
+/* Acts of a draft (draft_forward.h); d NULL: there is none. */
+struct mm_draft_forward {
+  const mm_dflash *d;
+  mm_act taps, context, normed, kv, qkv, o;
+};
+
 typedef struct mm_forward {
   const mm_ops *ops;
   mm_backend *backend;
@@ -278,6 +298,7 @@ typedef struct mm_forward {
   mm_act h, n, spare, qkv, o, gate, branch, index_q, index_k;
   mm_act tap[MM_TAPS];
   uint32_t tap_layer[MM_TAPS], taps;
+  struct mm_draft_forward draft;
   bool deferred_sampling; /* steps without sampling end by keep; choose_kept comes later */
 } mm_forward;
 MM_MUST_USE bool mm_forward_open(mm_forward *f, const mm_ops *ops, const mm_backend_config *c, mm_err *err);

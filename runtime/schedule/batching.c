@@ -180,7 +180,9 @@ static bool add_job(mm_scheduler *s, step *t, mm_batch *b, job *j, mm_err *err) 
 
 static bool build(mm_scheduler *s, step *t, mm_batch *b, mm_err *err) {
   bool prompts = false;
-  *t = (step){.choice = t->choice, .logprob = t->logprob, .began = mm_now()};
+  *t = (step){.choice = t->choice, .logprob = t->logprob, .began = s->draft.began > 0 ? s->draft.began : mm_now()};
+  /* A device that could have been given this step before the last one was read pays for the lookup, whatever that finds. */
+  t->drafted = s->draft.wanted && mm_engine_queues(s->engine);
   *b = (mm_batch){.id = s->build.id, .span = s->build.span, .out = s->build.out, .sampling = s->build.sampling};
   for (uint32_t i = 0; i < s->slots; i++) {
     job *j = s->slot[i];
@@ -285,6 +287,7 @@ static uint32_t deliver_all(mm_scheduler *s, const step *t, const choice *c) {
     if (drafts) j->fed = c->pos + i + 1; /* what comes after in the slot is given anew */
     if (!deliver(s, j, s->chosen[c->first + i], wanted ? t->logprob + (size_t)(c->first + i) * (1 + MM_LOGPROBS) : NULL)) return i + 1;
   }
+  mm_drafts_prefetch(s, j);
   return right + 1;
 }
 
@@ -347,9 +350,10 @@ static bool queue_pass(mm_scheduler *s, const mm_batch *batch, mm_err *err) {
 
 bool mm_step_queue(mm_scheduler *s) {
   const bool masks = any_masks(s);
-  s->drafting = mm_drafts_wanted(s);
+  s->draft.wanted = mm_drafts_wanted(s);
   s->build.deferred = masks && mm_engine_defers(s->engine);
-  s->ahead = !s->drafting && mm_engine_queues(s->engine) && (!masks || s->build.deferred);
+  s->ahead = !s->draft.wanted && mm_engine_queues(s->engine) && (!masks || s->build.deferred);
+  mm_drafts_ask(s);
   if (!plan_all(s)) return false;
   step *t = &s->step[s->queued % MM_QUEUE];
   mm_batch batch;

@@ -1,26 +1,32 @@
-/* Prompt lookup: what followed the last tokens of a sequence where they stood in it before is proposed as what follows them now, and the
- * step that computes the next token checks the proposals in rows of their own. Every token is chosen by the model as it would be alone;
- * right proposals save steps, wrong ones cost rows. Measured rates decide whether it is done. */
+/* Prompt lookup: what followed the last tokens of a sequence where they stood before, in it or in an earlier reply, is proposed as what
+ * follows them now, and the step that computes the next token checks the proposals in rows of their own. Every token is sampled by the
+ * model as it would be alone; right proposals save steps, wrong ones cost rows. Measured rates decide whether it is done. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/schedule/scheduler_inside.h"
 
 enum {
-  WINDOW = 16384, /* tokens that are looked through, backwards */
-  GRAM = 3,       /* tokens that have to stand there alike; or else GRAM - 1 */
-  ENOUGH = 3,     /* steps of each way before one is chosen */
-  TRIAL = 64      /* every so many steps the other way is measured */
+  ENOUGH = 3, /* steps of each way before the rates decide */
+  TRIAL = 64  /* every so many steps the other way is measured */
 };
 
 bool mm_drafts_open(mm_scheduler *s, mm_err *err) {
   if (!s->c.drafts || s->lightning) return true;
-  return (s->rate = mm_calloc(2 * (s->slots + (size_t)1), sizeof *s->rate, err));
+  const bool learned = s->engine && mm_engine_drafts(s->engine);
+  if (learned && (!(s->draft.ask = mm_calloc(s->slots, sizeof *s->draft.ask, err)) ||
+                  !(s->draft.asked = mm_calloc(s->slots, MM_DRAFTS * sizeof *s->draft.asked, err))))
+    return false;
+  return (s->draft.rate = mm_calloc(2 * (s->slots + (size_t)1), sizeof *s->draft.rate, err)) &&
+         (s->draft.replies = mm_reply_index_open(err));
 }
 
-void mm_drafts_close(mm_scheduler *s) { free(s->rate); }
+void mm_drafts_close(mm_scheduler *s) {
+  MM_FREE(s->draft.rate, s->draft.ask, s->draft.asked);
+  mm_reply_index_close(s->draft.replies);
+}
 
-static rate *rate_of(const mm_scheduler *s, uint32_t decoders, bool drafted) { return &s->rate[2 * (size_t)decoders + drafted]; }
+static rate *rate_of(const mm_scheduler *s, uint32_t decoders, bool drafted) { return &s->draft.rate[2 * (size_t)decoders + drafted]; }
 
 /* Median of the last steps' times: a single delayed step does not count. */
 static double median(const rate *r) {
@@ -35,53 +41,100 @@ static double median(const rate *r) {
 }
 
 bool mm_drafts_wanted(mm_scheduler *s) {
-  if (!s->rate) return false;
+  if (!s->draft.rate) return false;
   uint32_t decoders = 0;
   for (uint32_t i = 0; i < s->slots; i++) decoders += s->slot[i] && s->slot[i]->count == s->slot[i]->fed + 1;
-  if (!decoders) return s->drafting;
+  if (!decoders) return s->draft.wanted;
   const rate *plain = rate_of(s, decoders, false), *drafted = rate_of(s, decoders, true);
   if (plain->steps < ENOUGH || drafted->steps < ENOUGH) return plain->steps >= drafted->steps;
   const bool pays = drafted->tokens * median(plain) > plain->tokens * median(drafted);
   return s->own.steps % TRIAL ? pays : !pays;
 }
 
-/* Where the last `gram` tokens stood before: the place after them, 0 for nowhere. */
-static uint32_t find_gram(const job *j, uint32_t gram) {
-  const int32_t *end = j->token + j->count - gram;
-  const uint32_t lowest = j->count > WINDOW ? j->count - WINDOW : 0;
-  for (uint32_t at = j->count - gram; at-- > lowest;)
-    if (j->token[at] == end[0] && memcmp(j->token + at, end, gram * sizeof *end) == 0) return at + gram;
-  return 0;
+/* Proposals for one step of the job at most; 0 where none may be made. */
+static uint32_t limit_of(const mm_scheduler *s, const job *j) {
+  const uint32_t reply = j->count - j->r.prompt_count;
+  if (!s->draft.wanted || j->r.allow || reply + 1 >= j->r.max_tokens) return 0;
+  return (uint32_t)mm_min(mm_min(s->c.drafts, j->r.drafts), j->r.max_tokens - reply - 1);
+}
+
+/* The draft is asked for all that decode at once, or for as many as a step has rows for. */
+void mm_drafts_ask(mm_scheduler *s) {
+  const uint32_t each = s->draft.ask ? (uint32_t)mm_min(s->c.drafts, mm_engine_drafts(s->engine)) : 0;
+  mm_err err = {0};
+  uint32_t n = 0;
+  s->draft.began = 0;
+  for (uint32_t i = 0; each && i < s->slots && (n + 1) * (1 + each) <= s->c.step_tokens; i++) {
+    job *j = s->slot[(s->first + i) % s->slots];
+    if (!j || j->choosing || j->count != j->fed + 1 || !j->fed || !limit_of(s, j)) continue;
+    s->draft.ask[n++] = (mm_draft_ask){(uint32_t)j->slot, j->fed, j->token[j->fed]};
+  }
+  if (!n) return;
+  s->draft.began = mm_now();
+  /* Without them the step goes on; if the engine is broken, that fails too. */
+  if (!mm_engine_draft(s->engine, s->draft.ask, n, each, s->draft.asked, NULL, &err)) return;
+  for (uint32_t i = 0; i < n; i++) {
+    job *j = s->slot[s->draft.ask[i].slot];
+    j->learned = each;
+    j->learned_at = j->count;
+    memcpy(j->learned_draft, s->draft.asked + (size_t)i * each, each * sizeof *s->draft.asked);
+  }
+}
+
+/* What follows the last tokens where many of them stood before, in this sequence or in a reply; else what the draft proposes, where there
+ * is one; else what follows fewer of them. */
+static uint32_t propose(const mm_scheduler *s, job *j, uint32_t most) {
+  const bool learned = j->learned && j->learned_at == j->count;
+  j->from_draft = false;
+  uint32_t own, other = 0, n = 0;
+  const uint32_t at = mm_gram_index_find(&j->grams, j->token, j->count, &own);
+  if (s->draft.replies && own < MM_GRAM_MATCH / 2 && j->grams.at.count == j->count) {
+    int32_t next[MM_DRAFTS];
+    n = mm_reply_index_find(s->draft.replies, j->r.salt, &j->grams, j->token, next, most, &other);
+    if (n && other > own && (!learned || other >= MM_GRAM_MATCH / 2)) return memcpy(j->draft, next, n * sizeof *next), n;
+  }
+  if (learned && own < MM_GRAM_MATCH / 2) {
+    n = (uint32_t)mm_min(most, j->learned);
+    j->from_draft = true;
+    return memcpy(j->draft, j->learned_draft, n * sizeof *j->draft), n;
+  }
+  if (!at) return 0;
+  /* A draft continues where the tokens end. */
+  for (n = 0; n < most; n++) j->draft[n] = at + n < j->count ? j->token[at + n] : j->draft[at + n - j->count];
+  return n;
 }
 
 /* As many as were right of late. */
 uint32_t mm_drafts_find(const mm_scheduler *s, job *j, uint32_t most) {
-  const uint32_t reply = j->count - j->r.prompt_count;
+  const uint32_t limit = limit_of(s, j);
   j->drafts = 0;
-  if (!s->drafting || j->r.allow || j->count <= GRAM || reply + 1 >= j->r.max_tokens) return 0;
-  uint32_t at = find_gram(j, GRAM);
-  if (!at) at = find_gram(j, GRAM - 1);
-  if (!at) return 0;
-  const uint32_t likely = 1 + (uint32_t)(j->acceptance * s->c.drafts);
-  most = (uint32_t)mm_min(mm_min(most, j->r.max_tokens - reply - 1), mm_min(likely, s->c.drafts));
-  /* A draft continues where the tokens end. */
-  for (; j->drafts < most; j->drafts++) {
-    const uint32_t from = at + j->drafts;
-    j->draft[j->drafts] = from < j->count ? j->token[from] : j->draft[from - j->count];
-  }
-  return j->drafts;
+  if (!limit) return 0;
+  most = (uint32_t)mm_min(most, mm_min(limit, 1 + (uint32_t)(j->acceptance * (double)mm_min(s->c.drafts, j->r.drafts))));
+  return j->drafts = most ? propose(s, j, most) : 0;
+}
+
+void mm_drafts_prefetch(const mm_scheduler *s, job *j) {
+  if (s->draft.wanted && j->r.drafts && !j->r.allow) mm_draft_index_prefetch(&j->grams, s->draft.replies, j->r.salt, j->token, j->count);
+}
+
+void mm_drafts_keep(mm_scheduler *s, const job *j) {
+  if (s->draft.replies) mm_reply_index_add(s->draft.replies, j->r.salt, j->token + j->r.prompt_count, j->count - j->r.prompt_count);
 }
 
 void mm_drafts_judge(mm_scheduler *s, job *j, uint32_t drafted, uint32_t right) {
+  s->own.drafts++;
   s->own.drafted += drafted;
+  s->own.learned += j->from_draft ? drafted : 0;
   s->own.accepted += right;
+  j->drafted += drafted;
+  j->accepted += right;
   j->acceptance += (((double)right / drafted) - j->acceptance) / 4;
 }
 
 void mm_drafts_measure(mm_scheduler *s, const step *t, uint32_t tokens, double now) {
-  const double seconds = now - (t->began > s->over ? t->began : s->over);
-  s->over = now;
-  if (!s->rate || !t->decoders || seconds <= 0) return;
+  const double seconds = now - (t->began > s->draft.over ? t->began : s->draft.over);
+  s->draft.over = now;
+  if (!s->draft.rate || !t->decoders || seconds <= 0) return;
   rate *r = rate_of(s, t->decoders, t->drafted);
   r->seconds[r->steps % MM_DRAFTS_TIMES] = seconds;
   r->tokens += r->steps ? (tokens - r->tokens) / 8 : tokens;

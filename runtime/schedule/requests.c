@@ -15,7 +15,10 @@ double mm_scheduler_cpu(void) {
 
 /* ---- a request comes ---- */
 
-static void free_job(job *j) { MM_FREE(j->token, (void *)j->r.stop, (void *)j->r.boundary, (void *)j->r.sampling.bias, j); }
+static void free_job(job *j) {
+  mm_gram_index_close(&j->grams);
+  MM_FREE(j->token, (void *)j->r.stop, (void *)j->r.boundary, (void *)j->r.sampling.bias, j);
+}
 
 /* *array = a copy of array[count]. */
 static bool copy_array(const void **array, size_t count, size_t size, mm_err *err) {
@@ -112,10 +115,13 @@ void mm_scheduler_forget(job *j) {
   if (j->ended && !j->rows_out) free_job(j);
 }
 
-mm_progress mm_scheduler_progress(const job *j) { return (mm_progress){j->r.prompt_count, j->cached, j->count - j->r.prompt_count}; }
+mm_progress mm_scheduler_progress(const job *j) {
+  return (mm_progress){j->r.prompt_count, j->cached, j->count - j->r.prompt_count, j->drafted, j->accepted};
+}
 
 void mm_scheduler_end(mm_scheduler *s, job *j, mm_finish why, const mm_err *err) {
   mm_schedule_leave(s, j, why != MM_FINISH_ERROR);
+  mm_drafts_keep(s, j);
   const mm_progress progress = mm_scheduler_progress(j);
   j->r.done(j->r.user, why, &progress, why == MM_FINISH_ERROR ? err : NULL);
   pthread_mutex_lock(&s->lock);

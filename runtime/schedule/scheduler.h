@@ -15,7 +15,8 @@ typedef struct mm_scheduler_config {
   uint64_t cache_bytes; /* host memory for lightning states of the prefix cache */
   bool prefix_cache;    /* keep pages and states of prompts for requests that begin alike; nothing where the device does not share pages */
   bool batch_invariant; /* the tokens of a request do not depend on what else runs; refused where the device cannot say so */
-  uint32_t drafts;      /* tokens that prompt lookup may propose for one step of a request, ≤ MM_DRAFTS; 0: none */
+  uint32_t drafts;      /* tokens that prompt lookup may propose for one step of a request, ≤ MM_DRAFTS; 0: none. Nothing is proposed
+                         * for models with lightning layers, whose states cannot go back */
 } mm_scheduler_config;
 
 typedef enum mm_finish { MM_FINISH_STOP, MM_FINISH_LENGTH, MM_FINISH_CANCELLED, MM_FINISH_DEADLINE, MM_FINISH_ERROR } mm_finish;
@@ -24,6 +25,7 @@ typedef enum mm_finish { MM_FINISH_STOP, MM_FINISH_LENGTH, MM_FINISH_CANCELLED, 
 typedef struct mm_progress {
   uint32_t prompt_tokens, cached_tokens; /* cached: of the prompt, taken from the prefix cache */
   uint32_t reply_tokens;
+  uint32_t drafted, accepted; /* tokens proposed for the reply, and those of them that were right */
 } mm_progress;
 
 /* One request. Arrays are copied by submit. Callbacks come from the scheduler's thread, never from within submit; they do not wait and
@@ -38,7 +40,8 @@ typedef struct mm_request {
   uint32_t stop_count;
   const uint32_t *boundary; /* [boundary_count] rising lengths of the prompt at which a later request is likely to part (turn ends) */
   uint32_t boundary_count;
-  uint64_t salt;   /* requests share cached prefixes only under equal salts */
+  uint64_t salt;   /* requests share cached prefixes, and replies to look up, only under equal salts */
+  uint32_t drafts; /* proposals for one step at most, as many as the scheduler's config allows; 0: none */
   int priority;    /* larger first */
   double deadline; /* CLOCK_MONOTONIC seconds; 0: none */
   void *user;
@@ -71,7 +74,8 @@ void mm_scheduler_cancel(mm_scheduler *s, uint64_t ticket);
 typedef struct mm_scheduler_stats {
   uint64_t requests, refused; /* refused: for a full queue */
   uint64_t prompt_tokens, cached_tokens, reply_tokens, steps, preempted;
-  uint64_t drafted, accepted; /* tokens proposed by prompt lookup, and those that were right */
+  uint64_t drafts, drafted, accepted; /* rows with proposals, tokens proposed, and those that were right */
+  uint64_t learned;                   /* tokens that the checkpoint's draft proposed, of drafted */
   uint32_t waiting, running, slots, pages, pages_free, pages_cached;
   uint64_t cache_bytes; /* of states in use */
   double step_seconds;  /* spent in the engine, added up */

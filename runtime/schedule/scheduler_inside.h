@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "runtime/schedule/draft_index.h"
 #include "runtime/schedule/prefix_cache.h"
 #include "runtime/schedule/scheduler.h"
 
@@ -32,10 +33,15 @@ typedef struct job {
   uint32_t cached;          /* tokens of the prompt that the prefix cache had, at its first turn */
   uint32_t drafts;          /* of them, proposed ones behind the last */
   int32_t draft[MM_DRAFTS];
-  double acceptance; /* share of its proposals that were right of late */
-  uint32_t take;     /* tokens that the step being built gives it */
-  uint32_t scored;   /* tokens of the prompt whose logprobs `score` had; the first has none */
-  bool ended;        /* freed when no step names it */
+  double acceptance;          /* share of its proposals that were right of late */
+  uint32_t drafted, accepted; /* of all its steps: tokens proposed, and those that were right */
+  mm_gram_index grams;
+  uint32_t learned, learned_at; /* proposals of the engine's draft after so many tokens */
+  int32_t learned_draft[MM_DRAFTS];
+  bool from_draft; /* those of the last step were the draft's */
+  uint32_t take;   /* tokens that the step being built gives it */
+  uint32_t scored; /* tokens of the prompt whose logprobs `score` had; the first has none */
+  bool ended;      /* freed when no step names it */
 } job;
 
 /* Tokens that one step sampled for one job: outputs [first, first + count) of it, after the tokens from `pos` on. */
@@ -73,6 +79,17 @@ typedef struct step_arrays {
   uint32_t spare; /* outputs that the step may have besides one for each job, and those of drafts */
   bool deferred;  /* its tokens are sampled in a call of their own, after its masks are made */
 } step_arrays;
+
+/* Proposals of the next steps, and the rates that decide for them. */
+typedef struct step_drafts {
+  rate *rate;              /* [slots + 1, 2] by how many decode: without proposals and with; NULL: none are made */
+  mm_reply_index *replies; /* or NULL, as rate */
+  mm_draft_ask *ask;       /* [slots] of a learned draft, or NULL */
+  int32_t *asked;          /* [slots, MM_DRAFTS] */
+  double began;            /* when the learned draft was asked for the next step's proposals; 0: it was not */
+  double over;             /* when the last step was collected */
+  bool wanted;             /* the next step may have proposals */
+} step_drafts;
 
 /* Rows of each expert of each layer. */
 typedef struct expert_loads {
@@ -117,12 +134,10 @@ struct mm_scheduler {
   uint64_t queued, collected;
 
   step_arrays build; /* the batch being built */
-  int32_t *chosen;   /* [step_tokens] of the step being collected */
-  job **order;       /* [slots] the prompts that are being read */
-  rate *rate;        /* [slots + 1, 2] by how many decode: without proposals and with; NULL: none are made */
-  double over;       /* when the last step was collected */
-  bool drafting;     /* the next step may have proposals */
-  bool ahead;        /* the next step is queued before this one's choices are read */
+  step_drafts draft;
+  int32_t *chosen; /* [step_tokens] of the step being collected */
+  job **order;     /* [slots] the prompts that are being read */
+  bool ahead;      /* the next step is queued before this one's choices are read */
 };
 
 /* ---- requests.c ---- */
@@ -176,8 +191,14 @@ void mm_drafts_close(mm_scheduler *s);
 /* Returns true if drafts pay for the number of requests that decode now, as measured; now and then returns the opposite, to measure that
  * too. */
 bool mm_drafts_wanted(mm_scheduler *s);
+/* Asks the engine's draft, if it has one, for proposals for the jobs that the next step decodes. */
+void mm_drafts_ask(mm_scheduler *s);
 /* Proposes at most `most` tokens after the job's last one; how many. */
 uint32_t mm_drafts_find(const mm_scheduler *s, job *j, uint32_t most);
+/* The job got a token, and may look proposals up before the next step. */
+void mm_drafts_prefetch(const mm_scheduler *s, job *j);
+/* The job has ended: its reply is where the next ones are looked up too. */
+void mm_drafts_keep(mm_scheduler *s, const job *j);
 void mm_drafts_judge(mm_scheduler *s, job *j, uint32_t drafted, uint32_t right);
 /* A step was collected now and gave so many tokens. */
 void mm_drafts_measure(mm_scheduler *s, const step *t, uint32_t tokens, double now);

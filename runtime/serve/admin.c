@@ -54,8 +54,11 @@ static void put_scheduler(mm_text *t, mm_scheduler *scheduler) {
   mm_metrics_value(t, "kv_cache_usage", "gauge", "Share of the pages that requests hold.",
                    s.pages ? 1 - (double)((uint64_t)s.pages_free + s.pages_cached) / s.pages : 0);
   mm_metrics_value(t, "pages_cached", "gauge", "Pages that the prefix cache holds.", s.pages_cached);
-  mm_metrics_value(t, "drafted_tokens_total", "counter", "Tokens proposed by prompt lookup.", (double)s.drafted);
-  mm_metrics_value(t, "accepted_tokens_total", "counter", "Those of them that were right.", (double)s.accepted);
+  mm_metrics_value(t, "drafts_total", "counter", "Steps of a choice with proposed tokens.", (double)s.drafts);
+  mm_metrics_value(t, "drafted_tokens_total", "counter", "Tokens proposed by prompt lookup and by the checkpoint's draft.",
+                   (double)s.drafted);
+  mm_metrics_value(t, "draft_model_tokens_total", "counter", "Those of them that the checkpoint's draft proposed.", (double)s.learned);
+  mm_metrics_value(t, "accepted_tokens_total", "counter", "Proposed tokens that were right.", (double)s.accepted);
   mm_metrics_value(t, "cache_state_bytes", "gauge", "Bytes of lightning states in the prefix cache.", (double)s.cache_bytes);
 }
 

@@ -9,9 +9,11 @@
 
 /* ---- Shared by the stream and the whole reply ---- */
 
-static void put_usage(const mm_progress *p, mm_text *out) {
-  mm_text_printf(out, "{\"input_tokens\":%u,\"cache_creation_input_tokens\":0,\"cache_read_input_tokens\":%u,\"output_tokens\":%u}",
+static void put_usage(mm_call *c, const mm_progress *p) {
+  mm_text_printf(&c->out, "{\"input_tokens\":%u,\"cache_creation_input_tokens\":0,\"cache_read_input_tokens\":%u,\"output_tokens\":%u",
                  p->prompt_tokens - p->cached_tokens, p->cached_tokens, p->reply_tokens);
+  mm_call_put_drafts(c, p, &c->out);
+  mm_text_put(&c->out, "}");
 }
 
 static void put_head(mm_call *c) {
@@ -88,7 +90,7 @@ static void send_start(mm_call *c) {
   mm_text_put(&c->out, "{\"type\":\"message_start\",\"message\":");
   put_head(c);
   mm_text_put(&c->out, ",\"content\":[],\"stop_reason\":null,\"stop_sequence\":null,\"usage\":");
-  put_usage(&p, &c->out);
+  put_usage(c, &p);
   mm_text_put(&c->out, "}}");
   mm_call_event(c, "message_start");
 }
@@ -162,7 +164,7 @@ static void finish(mm_call *c) {
     mm_text_put(&c->out, "{\"type\":\"message_delta\",\"delta\":{");
     put_stop(ch, &c->out);
     mm_text_put(&c->out, "},\"usage\":");
-    put_usage(&usage, &c->out);
+    put_usage(c, &usage);
     mm_text_put(&c->out, "}");
     mm_call_event(c, "message_delta");
     mm_text_put(&c->out, "{\"type\":\"message_stop\"}");
@@ -176,7 +178,7 @@ static void finish(mm_call *c) {
   mm_text_put(&c->out, "],");
   put_stop(ch, &c->out);
   mm_text_put(&c->out, ",\"usage\":");
-  put_usage(&usage, &c->out);
+  put_usage(c, &usage);
   mm_text_put(&c->out, "}");
   mm_call_reply(c);
 }

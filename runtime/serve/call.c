@@ -176,11 +176,17 @@ mm_progress mm_call_usage(const mm_call *c) {
   for (uint32_t i = 0; i < c->choices; i++) {
     const mm_progress *p = &c->choice[i].ending.progress;
     sum.reply_tokens += p->reply_tokens;
+    sum.drafted += p->drafted;
+    sum.accepted += p->accepted;
     if (i % c->params.n) continue; /* choices of one prompt share it */
     sum.prompt_tokens += c->prompt_count[i / c->params.n];
     sum.cached_tokens += p->cached_tokens;
   }
   return sum;
+}
+
+void mm_call_put_drafts(const mm_call *c, const mm_progress *usage, mm_text *out) {
+  if (c->params.show_drafts) mm_text_printf(out, ",\"num_draft_tokens\":%u,\"num_accepted_tokens\":%u", usage->drafted, usage->accepted);
 }
 
 const char *mm_choice_failure(const mm_choice *ch, int *status) {
@@ -291,6 +297,7 @@ static mm_generation_settings settings(const mm_call *c, mm_choice *ch, uint32_t
                   .stop = p->end,
                   .stop_count = p->end_count,
                   .salt = p->salt,
+                  .drafts = p->drafts,
                   .priority = p->priority,
                   .deadline = p->deadline},
       .stop = p->stop,
@@ -378,6 +385,7 @@ static bool admitted(mm_call *c) {
   if (s->state == MM_SERVER_LOADING) return mm_refuse(c, 503, NULL, "the model is being loaded");
   if (s->state == MM_SERVER_DRAINING) return mm_refuse(c, 503, NULL, "the server is about to end");
   c->params.sampling = s->defaults;
+  c->params.drafts = MM_DRAFTS;
   return true;
 }
 

@@ -92,6 +92,8 @@ void mm_call_stream(mm_call *c);
 void mm_call_event(mm_call *c, const char *event);
 /* The reply's whole usage. */
 mm_progress mm_call_usage(const mm_call *c);
+/* For requests with `speculative`: `,"num_draft_tokens":…,"num_accepted_tokens":…` of a usage. */
+void mm_call_put_drafts(const mm_call *c, const mm_progress *usage, mm_text *out);
 /* The first choice that failed; NULL: none did. */
 const mm_choice *mm_call_failed(const mm_call *c);
 /* The error of the API's form as an object, into out: for streams. */

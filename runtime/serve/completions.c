@@ -51,11 +51,13 @@ void mm_openai_stop_reason(const mm_call *c, const mm_ending *end, mm_text *out)
 
 const char *mm_openai_finish(const mm_ending *end) { return end->why == MM_FINISH_LENGTH ? "length" : "stop"; }
 
-static void put_usage(const mm_progress *p, uint32_t reasoning, mm_text *out) {
-  mm_text_printf(out,
+static void put_usage(mm_call *c, const mm_progress *p, uint32_t reasoning) {
+  mm_text_printf(&c->out,
                  ",\"usage\":{\"prompt_tokens\":%u,\"completion_tokens\":%u,\"total_tokens\":%u,"
-                 "\"prompt_tokens_details\":{\"cached_tokens\":%u},\"completion_tokens_details\":{\"reasoning_tokens\":%u}}",
+                 "\"prompt_tokens_details\":{\"cached_tokens\":%u},\"completion_tokens_details\":{\"reasoning_tokens\":%u",
                  p->prompt_tokens, p->reply_tokens, p->prompt_tokens + p->reply_tokens, p->cached_tokens, reasoning);
+  mm_call_put_drafts(c, p, &c->out);
+  mm_text_put(&c->out, "}}");
 }
 
 void mm_openai_end(mm_call *c, void (*head)(mm_call *c), void (*put)(mm_call *c, mm_choice *ch), uint32_t reasoning) {
@@ -65,7 +67,7 @@ void mm_openai_end(mm_call *c, void (*head)(mm_call *c), void (*put)(mm_call *c,
     mm_text_put(&c->out, ",\"choices\":[");
     for (uint32_t i = 0; !c->params.stream && i < c->choices; i++) put(c, &c->choice[i]);
     mm_text_put(&c->out, "]");
-    put_usage(&usage, reasoning, &c->out);
+    put_usage(c, &usage, reasoning);
     mm_text_put(&c->out, "}");
   }
   if (!c->params.stream) {

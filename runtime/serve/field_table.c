@@ -229,6 +229,7 @@ static const field fields[] = {
     REFUSED("session_params", "RRRR", NULL, "nothing is stored here; send the whole input"),
     KNOWN("skip_special_tokens", "SSSS"),
     KNOWN("spaces_between_special_tokens", "NNNN"),
+    KNOWN("speculative", "SSSS"),
     KNOWN("speed", "NNNN"),
     KNOWN("sse_ping_interval", "NNNN"),
     KNOWN("stop", "SSSS"),

@@ -149,6 +149,22 @@ static bool read_salt(mm_call *c) {
   return true;
 }
 
+/* true and false are as many proposals as the server makes, and none. */
+static bool read_drafts(mm_call *c) {
+  const mm_value *v = mm_value_get(c->body, "speculative");
+  int64_t most = MM_DRAFTS;
+  if (!v) return true;
+  if (v->type == MM_VALUE_BOOL)
+    most = v->truth ? MM_DRAFTS : 0;
+  else if (v->type != MM_VALUE_NUMBER)
+    return mm_refuse(c, 400, "speculative", "speculative: found %s, expected a boolean or a number", mm_value_word(v));
+  else if (!mm_field_int(c, c->body, "speculative", 0, MM_DRAFTS, &most))
+    return false;
+  c->params.drafts = (uint32_t)most;
+  c->params.show_drafts = true;
+  return true;
+}
+
 static bool read_streaming(mm_call *c) {
   const mm_value *options;
   mm_params *p = &c->params;
@@ -174,7 +190,8 @@ bool mm_params_read(mm_call *c, mm_err *err) {
   const mm_value *echo = mm_value_get(c->body, "echo");
   const int64_t least = !(echo && echo->type == MM_VALUE_BOOL && echo->truth); /* an echoed prompt alone is a reply */
   double time = c->server->request_time;
-  if (!mm_fields_check(c) || !read_sampling(c) || !read_bias(c, err) || !read_ends(c, err) || !read_streaming(c) || !read_salt(c))
+  if (!mm_fields_check(c) || !read_sampling(c) || !read_bias(c, err) || !read_ends(c, err) || !read_streaming(c) || !read_salt(c) ||
+      !read_drafts(c))
     return false;
   if (!mm_params_stop(c, "stop") || !mm_field_bool(c, c->body, "skip_special_tokens", &skip_special) ||
       !mm_field_bool(c, c->body, "include_stop_str_in_output", &p->include_stop) || !mm_field_int(c, c->body, "n", 1, MM_CHOICES, &n) ||

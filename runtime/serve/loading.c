@@ -38,6 +38,22 @@ bool mm_loading_check(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
   return c->own_defaults || mm_ends_defaults(&l->shards.pack, &l->defaults, err);
 }
 
+/* Rows of a step whose logits are wanted, at most. Nothing is proposed for models with lightning layers. */
+static uint32_t outs_of(const mm_model *m, const mm_loading_config *c) {
+  bool lightning = false;
+  for (uint32_t l = 0; l < m->layers; l++) lightning |= m->attn[l] == MM_ATTN_LIGHTNING;
+  return (uint32_t)(c->slots * (1 + (lightning ? 0 : c->scheduler.drafts)));
+}
+
+/* The checkpoint's draft, if it has one and proposals are wanted. Where this run cannot have it, it is refused and not left out. */
+static bool open_draft(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
+  const mm_pack *p = &l->shards.pack;
+  bool has = false;
+  for (size_t i = 0; i < p->file_count; i++) has |= strcmp(p->file[i].name, MM_DFLASH_FILE) == 0;
+  l->has_draft = has && c->scheduler.drafts;
+  return !l->has_draft || mm_dflash_open(&l->draft, p->dir, &p->model, err);
+}
+
 bool mm_loading_finish(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
   const mm_engine_config e = {
       .ops = mm_ops_find(c->device, err),
@@ -50,13 +66,11 @@ bool mm_loading_finish(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
       .verify = c->verify,
       .log = c->reads,
       .options = c->options,
-      .memory = {.fits = true,
-                 .share = c->memory_share,
-                 .outs = (uint32_t)(c->slots * (1 + c->scheduler.drafts)),
-                 .length = "--max-model-len"},
+      .memory = {.fits = true, .share = c->memory_share, .outs = outs_of(&l->shards.pack.model, c), .length = "--max-model-len"},
   };
-  if (!e.ops) return false;
+  if (!e.ops || !open_draft(l, c, err)) return false;
   mm_engine_config with = e;
+  with.draft = l->has_draft ? &l->draft : NULL;
   with.options.act_quant = c->act_quant ? strcmp(c->act_quant, "on") == 0 : e.ops->act_quant;
   uint32_t *device;
   if (!mm_process_group_find(true, &with.world, err)) return false;
@@ -78,6 +92,7 @@ bool mm_loading_finish(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
 void mm_loading_close(mm_loaded *l, bool drain) {
   mm_scheduler_close(l->scheduler, drain);
   mm_engine_close(l->engine);
+  mm_dflash_close(&l->draft);
   mm_tokenizer_close(l->tokenizer);
   mm_shards_close(&l->shards);
   free(l->never);

@@ -29,6 +29,8 @@ typedef struct mm_loading_config {
 /* Zero-initialise. */
 typedef struct mm_loaded {
   mm_shards shards;
+  mm_dflash draft; /* has_draft: the engine's */
+  bool has_draft;
   mm_tokenizer *tokenizer;
   mm_engine *engine;
   mm_scheduler *scheduler;

@@ -49,6 +49,7 @@ static const struct {
                  {"reply_tokens_total", "generation_tokens_total"},
                  {"cached_tokens_total", "prefix_cache_hits_total"},
                  {"kv_cache_usage", "kv_cache_usage_perc"},
+                 {"drafts_total", "spec_decode_num_drafts_total"},
                  {"drafted_tokens_total", "spec_decode_num_draft_tokens_total"},
                  {"accepted_tokens_total", "spec_decode_num_accepted_tokens_total"},
                  {"first_token_seconds", "time_to_first_token_seconds"},

@@ -23,6 +23,8 @@ typedef struct mm_params {
   uint32_t top_scores;
   bool stream, include_usage, include_stop, special;
   uint64_t salt;
+  uint32_t drafts;  /* proposals for one step, at most */
+  bool show_drafts; /* usage has how many there were and how many were right */
   int priority;
   double deadline;
 } mm_params;

@@ -60,8 +60,10 @@ static void put_usage(const mm_turn *t, mm_text *out) {
   const mm_progress p = mm_call_usage(t->choice->call);
   mm_text_printf(out,
                  ",\"usage\":{\"input_tokens\":%u,\"input_tokens_details\":{\"cached_tokens\":%u},\"output_tokens\":%u,"
-                 "\"output_tokens_details\":{\"reasoning_tokens\":%u},\"total_tokens\":%u}",
-                 p.prompt_tokens, p.cached_tokens, p.reply_tokens, t->reasoning_tokens, p.prompt_tokens + p.reply_tokens);
+                 "\"total_tokens\":%u,\"output_tokens_details\":{\"reasoning_tokens\":%u",
+                 p.prompt_tokens, p.cached_tokens, p.reply_tokens, p.prompt_tokens + p.reply_tokens, t->reasoning_tokens);
+  mm_call_put_drafts(t->choice->call, &p, out);
+  mm_text_put(out, "}}");
 }
 
 /* error: why it failed, or NULL. */

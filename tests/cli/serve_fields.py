@@ -114,6 +114,19 @@ def unchanged(s, path, base, fields):
         raise AssertionError((path, "fields that have no effect alone"))
 
 
+def drafts(s):
+    """The reply does not depend on proposals; usage has their numbers where the request names them."""
+    body = {**APIS["completions"][1], "max_tokens": 60, "ignore_eos": True}
+    plain = s.post("/v1/completions", body)
+    assert "num_draft_tokens" not in json.dumps(plain)
+    for value, most in ((False, 0), (0, 0), (True, 420), (2, 120)):
+        got = s.post("/v1/completions", {**body, "speculative": value})
+        usage = got["usage"]["completion_tokens_details"]
+        proposed, right = usage["num_draft_tokens"], usage["num_accepted_tokens"]
+        assert got["choices"][0]["text"] == plain["choices"][0]["text"] and right <= proposed <= most, (value, usage)
+        assert (proposed > 0) == (most > 0), (value, usage)
+
+
 def all_fields(s):
     table = list(rows())
     for api, (path, base) in APIS.items():
@@ -351,7 +364,7 @@ def held_texts(s):
 
 every_field_in_every_api()
 documented()
-with Server(convert("tests/data/tiny-m2"), "--chat-format", "minimax-m2", "--max-model-len", "512") as server:
-    for test in (all_fields, nothings, formats, openapi, held_texts, within, templates, cut):
+with Server(convert("tests/data/tiny-m2"), "--chat-format", "minimax-m2", "--max-model-len", "512", "--drafts", "7") as server:
+    for test in (drafts, all_fields, nothings, formats, openapi, held_texts, within, templates, cut):
         test(server)
 print("every field of every API is served, refused by name, or has no effect")

@@ -89,6 +89,7 @@ static mm_scheduler_stats run_crowd(mm_engine *e, request *r) {
                           .prompt_count = r[i].count,
                           .max_tokens = REPLY,
                           .sampling = r[i].sampling,
+                          .drafts = MM_DRAFTS,
                           .user = &r[i],
                           .token = on_token,
                           .done = on_done};

@@ -94,9 +94,11 @@ static bool poisoning_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
 
 /* ---- opening ---- */
 
-static mm_engine *serving_engine(const ref_shards *shards, const mm_ops *ops, mm_limits limits) {
+static const mm_dflash *serving_draft; /* of the next engine that is served, or NULL */
+
+static mm_engine *serving_engine(const ref_shards *shards, const mm_ops *ops, mm_limits limits, const mm_dflash *draft) {
   mm_err err = {0};
-  const mm_engine_config c = {.ops = ops, .limits = limits, .options.threads = 1};
+  const mm_engine_config c = {.ops = ops, .limits = limits, .options.threads = 1, .draft = draft};
   mm_engine *e = mm_engine_open(&shards->s, &c, &err);
   if (!e) fail_msg("%s", err.text);
   return e;
@@ -109,8 +111,8 @@ static void serving_open_ops(serving *w, mm_model m, uint32_t tp, const mm_ops *
   pthread_cond_init(&w->changed, NULL);
   w->shards = ref_cut(&w->ref, tp);
   limits.max_positions = limits.max_positions ? limits.max_positions : POSITIONS;
-  w->alone = serving_engine(w->shards, &mm_ops_cpu, (mm_limits){.max_tokens = POSITIONS, .slots = 1, .max_positions = POSITIONS});
-  w->engine = serving_engine(w->shards, ops, limits);
+  w->alone = serving_engine(w->shards, &mm_ops_cpu, (mm_limits){.max_tokens = POSITIONS, .slots = 1, .max_positions = POSITIONS}, NULL);
+  w->engine = serving_engine(w->shards, ops, limits, serving_draft);
   serving_poisoned = w->engine;
   serving_slots = limits.slots;
   if (!(w->scheduler = mm_scheduler_open(w->engine, &c, &err))) fail_msg("%s", err.text);
@@ -233,6 +235,7 @@ static void client_ready(serving *w, client *c) {
   c->r.allow = c->masked ? client_allow : NULL;
   c->r.token = client_token;
   c->r.done = client_done;
+  c->r.drafts = MM_DRAFTS;
   oracle(c);
 }
 

@@ -57,9 +57,9 @@ TEST(test_rates) {
 
 /* The tokens that followed the last three tokens before, latest first; else the last two; going on where the tokens end. */
 TEST(test_found) {
-  mm_scheduler s = {.c.drafts = MM_DRAFTS, .drafting = true};
+  mm_scheduler s = {.c.drafts = MM_DRAFTS, .draft.wanted = true};
   int32_t three[] = {1, 2, 3, 4, 5, 1, 2, 3, 6, 7, 9, 2, 3, 8, 1, 2, 3}, two[] = {9, 2, 3, 4, 7, 2, 3}, none[] = {1, 2, 3, 4, 5, 6};
-  job j = {.token = three, .count = 17, .r = {.prompt_count = 17, .max_tokens = 99}, .acceptance = 1};
+  job j = {.token = three, .count = 17, .r = {.prompt_count = 17, .max_tokens = 99, .drafts = MM_DRAFTS}, .acceptance = 1};
   assert_int_equal(mm_drafts_find(&s, &j, 99), 7);
   assert_memory_equal(j.draft, ((int32_t[]){6, 7, 9, 2, 3, 8, 1}), sizeof j.draft);
   assert_int_equal(mm_drafts_find(&s, &j, 2), 2);
@@ -67,16 +67,25 @@ TEST(test_found) {
   assert_int_equal(mm_drafts_find(&s, &j, 99), 3); /* and one that is chosen after them */
   j.r.max_tokens = 1;
   assert_int_equal(mm_drafts_find(&s, &j, 99), 0);
+  mm_gram_index_close(&j.grams);
   j.token = two, j.count = j.r.prompt_count = 7, j.r.max_tokens = 99;
   assert_int_equal(mm_drafts_find(&s, &j, 99), 7);
   assert_memory_equal(j.draft, ((int32_t[]){4, 7, 2, 3, 4, 7, 2}), sizeof j.draft);
   j.acceptance = 0;
   assert_int_equal(mm_drafts_find(&s, &j, 99), 1);
+  j.acceptance = 1, j.r.drafts = 2;
+  assert_int_equal(mm_drafts_find(&s, &j, 99), 2);
+  j.r.drafts = 0;
+  assert_int_equal(mm_drafts_find(&s, &j, 99), 0);
+  j.r.drafts = 7;
+  mm_gram_index_close(&j.grams);
   j.token = none, j.count = 6;
   assert_int_equal(mm_drafts_find(&s, &j, 99), 0);
-  s.drafting = false;
+  s.draft.wanted = false;
+  mm_gram_index_close(&j.grams);
   j.token = two, j.count = 7;
   assert_int_equal(mm_drafts_find(&s, &j, 99), 0);
+  mm_gram_index_close(&j.grams);
 }
 
 int main(void) { return run_unit_tests(NULL, NULL); }

@@ -1,4 +1,5 @@
 /* Prompt lookup through the scheduler: replies are those without it, and steps are saved. */
+#include "tests/unit/runtime/random_draft.h"
 #include "tests/unit/runtime/random_requests.h"
 
 /* Verified proposals are what the model chooses alone, whatever it draws with; lookup is for models whose slots can go back. */
@@ -35,6 +36,30 @@ TEST(test_easy) {
   assert_true(t.drafted > 10 && t.accepted == t.drafted);
   assert_int_equal(t.steps, 4 + 89 - t.accepted);
   serving_close(&w, true);
+}
+
+/* The same with a learned draft of random weights: replies are those of the oracle, which has none, and its proposals are made. */
+TEST(test_learned) {
+  mm_err err = {0};
+  const mm_model m = kind(1);
+  for (uint32_t few = 0; few < 2; few++) {
+    serving w;
+    mm_scheduler_stats t;
+    random_draft random = draft_build(&m);
+    mm_dflash draft;
+    if (!mm_dflash_open(&draft, random.dir, &m, &err)) fail_msg("%s", err.text);
+    const mm_scheduler_config c = {.step_tokens = 40, .queue_max = 100, .prefix_cache = true, .drafts = MM_DRAFTS};
+    serving_draft = &draft;
+    serving_open(&w, m, 1, (mm_limits){.max_tokens = 64, .slots = few ? 2 : 6, .pages = few ? 7 : 0}, c);
+    serving_draft = NULL;
+    random_requests(&w, UINT32_MAX, 1);
+    serving_settled(&w, &t);
+    print_message("%llu proposed, %llu right\n", (unsigned long long)t.drafted, (unsigned long long)t.accepted);
+    assert_true(t.learned > 0);
+    serving_close(&w, true);
+    mm_dflash_close(&draft);
+    draft_free(&random);
+  }
 }
 
 int main(void) { return run_unit_tests(NULL, NULL); }

@@ -1,0 +1,253 @@
+/* Reading a draft's config, checking its tensors, and laying them side by side. */
+#include "convert/decode/draft_source.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "formats/json.h"
+#include "loader/companions.h"
+
+#define CONFIG_MAX (UINT64_C(1) << 20)
+
+/* ---- config.json ---- */
+
+static bool lacks(mm_err *err, const char *path, const char *what, const char *expected) {
+  return mm_fail(err, MM_UNSUPPORTED, "E_DRAFT", mm_at(path, NULL), "found %s, expected %s", what, expected);
+}
+
+/* Refuses settings that change the numbers and are not served. */
+static bool check_settings(const mm_json *o, const mm_json *flash, const char *path, mm_err *err) {
+  const mm_json *act = mm_json_get(o, "hidden_act"), *scaling = mm_json_get(o, "rope_scaling");
+  if (mm_json_type_of(flash) != MM_JSON_OBJ) return lacks(err, path, "no dflash_config", "the config of a DFlash draft");
+  if (mm_json_type_of(act) == MM_JSON_STR && strcmp(mm_json_str(act), "silu") != 0) return lacks(err, path, "another hidden_act", "silu");
+  if (mm_json_type_of(scaling) != MM_JSON_NULL) return lacks(err, path, "rope_scaling", "none");
+  if (mm_json_bool(mm_json_get(o, "attention_bias"))) return lacks(err, path, "attention_bias", "none");
+  if (mm_json_bool(mm_json_get(flash, "attention_sink_bias"))) return lacks(err, path, "attention_sink_bias", "none");
+  return true;
+}
+
+static bool need(const mm_json *o, const char *key, uint32_t hi, uint32_t *out, const mm_json_ctx *at, mm_err *err) {
+  int64_t v;
+  if (!mm_json_need_int(o, key, 0, hi, &v, at, err)) return false;
+  *out = (uint32_t)v;
+  return true;
+}
+
+/* Windows and causality of the layers: what the config says of all, else sliding layers are causal. */
+static bool read_layers(mm_dflash_config *c, const mm_json *o, const mm_json *flash, const mm_json_ctx *at, mm_err *err) {
+  const mm_json *types = mm_json_get(o, "layer_types"), *whole = mm_json_get(o, "is_causal"), *own = mm_json_get(flash, "causal");
+  const mm_json *width = mm_json_get(flash, "swa_window_size");
+  if (mm_json_type_of(whole) != MM_JSON_BOOL) whole = own;
+  if (mm_json_type_of(width) != MM_JSON_INT) width = mm_json_get(o, "sliding_window");
+  if (mm_json_type_of(types) == MM_JSON_NULL && mm_json_bool(mm_json_get(flash, "use_swa")))
+    return lacks(err, at->file, "use_swa without layer_types", "layer_types");
+  for (uint32_t l = 0; l < c->layers; l++) {
+    const mm_json *type = mm_json_type_of(types) == MM_JSON_ARR ? mm_json_at(types, l) : NULL;
+    const char *word = mm_json_type_of(type) == MM_JSON_STR ? mm_json_str(type) : "full_attention";
+    const bool sliding = strcmp(word, "sliding_attention") == 0;
+    if (!sliding && strcmp(word, "full_attention") != 0) return lacks(err, at->file, word, "sliding_attention or full_attention");
+    if (sliding && (mm_json_type_of(width) != MM_JSON_INT || mm_json_int(width) < 1 || mm_json_int(width) > INT32_MAX))
+      return lacks(err, at->file, "a sliding layer without sliding_window", "a window of 1 or more");
+    c->window[l] = sliding ? (uint32_t)mm_json_int(width) : 0;
+    c->causal[l] = mm_json_type_of(whole) == MM_JSON_BOOL ? mm_json_bool(whole) : sliding;
+  }
+  return true;
+}
+
+static bool read_config(mm_dflash_config *c, const mm_json *o, const mm_json_ctx *at, mm_err *err) {
+  const mm_json *flash = mm_json_get(o, "dflash_config"), *taps = mm_json_get(flash, "target_layer_ids");
+  const mm_json *rope = mm_json_get(o, "rope_parameters");
+  if (!check_settings(o, flash, at->file, err)) return false;
+  if (!need(o, "num_hidden_layers", MM_DFLASH_LAYERS, &c->layers, at, err) || !need(o, "hidden_size", 1 << 16, &c->hidden, at, err) ||
+      !need(o, "num_attention_heads", 1 << 10, &c->heads, at, err) || !need(o, "num_key_value_heads", 1 << 10, &c->kv_heads, at, err) ||
+      !need(o, "head_dim", 1 << 10, &c->head_dim, at, err) || !need(o, "intermediate_size", 1 << 17, &c->intermediate, at, err) ||
+      !need(o, "block_size", MM_DFLASH_BLOCK, &c->block, at, err) || !need(flash, "mask_token_id", INT32_MAX, &c->mask_id, at, err) ||
+      !mm_json_need_number(o, "rms_norm_eps", &c->norm_eps, at, err) ||
+      !mm_json_need_number(mm_json_get(o, "rope_theta") ? o : rope, "rope_theta", &c->rope_theta, at, err))
+    return false;
+  c->taps = (uint32_t)mm_min(mm_json_size(taps), MM_DFLASH_TAPS + 1);
+  if (mm_json_type_of(taps) != MM_JSON_ARR || !c->taps || c->taps > MM_DFLASH_TAPS)
+    return lacks(err, at->file, "no target_layer_ids, or too many", "1 to 8 layers of the target");
+  for (uint32_t i = 0; i < c->taps; i++) {
+    const mm_json *v = mm_json_at(taps, i);
+    if (mm_json_type_of(v) != MM_JSON_INT || mm_json_int(v) < 0 || mm_json_int(v) >= MM_MAX_LAYERS)
+      return MM_REFUSE(at, err, "target_layer_ids: expected layers of the target");
+    c->tap[i] = (uint32_t)mm_json_int(v);
+  }
+  return read_layers(c, o, flash, at, err);
+}
+
+static bool load_config(mm_draft_source *s, const mm_model *target, mm_err *err) {
+  const mm_path path = mm_path_of(s->dir, "config.json");
+  const mm_json_ctx at = {.file = path.text, .status = MM_BAD_INPUT, .code = "E_DRAFT"};
+  mm_json *o = mm_json_load(path.text, CONFIG_MAX, err);
+  bool ok = o && read_config(&s->c, o, &at, err);
+  mm_json_free(o);
+  /* The rules of the file that will be made. */
+  mm_dflash_config same;
+  char *text = ok ? mm_dflash_text(&s->c, err) : NULL;
+  ok = text && mm_dflash_parse(&same, text, path.text, MM_BAD_INPUT, err) && mm_dflash_fits(&s->c, path.text, target, MM_BAD_INPUT, err);
+  free(text);
+  return ok;
+}
+
+/* ---- tensors ---- */
+
+enum { PIECES = 3 };
+
+/* The source's tensors under one of the file, one above the other. */
+typedef struct parts {
+  const mm_st_tensor *piece[PIECES];
+  uint32_t count;
+} parts;
+
+static const mm_st_tensor *find(const mm_draft_source *s, const char *name) {
+  char prefixed[96];
+  const mm_st_tensor *t = mm_st_find(&s->st, name);
+  snprintf(prefixed, sizeof prefixed, "model.%s", name);
+  return t ? t : mm_st_find(&s->st, prefixed);
+}
+
+/* Fused names and what they are made of; other tensors have one piece of their own name. */
+static bool parts_of(const mm_draft_source *s, const mm_dflash_tensor *t, parts *out, mm_err *err) {
+  static const struct {
+    const char *fused, *piece[PIECES];
+  } fused[] = {{"self_attn.qkv_proj.weight", {"self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"}},
+               {"mlp.gate_up_proj.weight", {"mlp.gate_proj.weight", "mlp.up_proj.weight", NULL}}};
+  const char *name[PIECES] = {t->name, NULL, NULL};
+  char text[PIECES][64];
+  for (size_t i = 0; i < sizeof fused / sizeof *fused; i++) {
+    const char *end = strstr(t->name, fused[i].fused);
+    for (uint32_t k = 0; end && k < PIECES && fused[i].piece[k]; k++) {
+      snprintf(text[k], sizeof text[k], "%.*s%s", (int)(end - t->name), t->name, fused[i].piece[k]);
+      name[k] = text[k];
+    }
+  }
+  uint64_t rows = 0;
+  *out = (parts){0};
+  for (uint32_t k = 0; k < PIECES && name[k]; k++) {
+    const mm_st_tensor *p = find(s, name[k]);
+    if (!p) return mm_fail(err, MM_BAD_INPUT, "E_DRAFT", mm_at(s->st.path, name[k]), "found no such tensor");
+    const bool good = p->shape.rank == (t->cols ? 2 : 1) && (!t->cols || p->shape.dim[1] == t->cols) &&
+                      (p->dtype == MM_BF16 || p->dtype == MM_F32) && (!k || p->dtype == out->piece[0]->dtype);
+    if (!good) {
+      char found[80];
+      return mm_fail(err, MM_BAD_INPUT, "E_DRAFT", mm_at(s->st.path, name[k]), "found %s %s, expected BF16 or F32 with %u columns",
+                     mm_dtype_name(p->dtype), mm_shape_text(&p->shape, found, sizeof found), t->cols ? t->cols : 1);
+    }
+    rows += p->shape.dim[0];
+    out->piece[out->count++] = p;
+  }
+  return rows == t->rows || mm_fail(err, MM_BAD_INPUT, "E_DRAFT", mm_at(s->st.path, name[0]),
+                                    "found %llu rows, expected %u as in the config", (unsigned long long)rows, t->rows);
+}
+
+/* Copies of the target's embedding and head, which the draft shares. */
+static bool is_shared(const char *name) {
+  if (strncmp(name, "model.", 6) == 0) name += 6;
+  return strcmp(name, "embed_tokens.weight") == 0 || strcmp(name, "lm_head.weight") == 0;
+}
+
+static bool check_tensors(const mm_draft_source *s, mm_err *err) {
+  mm_dflash_tensor t;
+  size_t used = 0;
+  for (uint32_t i = 0; mm_dflash_tensor_at(&s->c, i, &t); i++) {
+    parts p;
+    if (!parts_of(s, &t, &p, err)) return false;
+    used += p.count;
+  }
+  for (size_t i = 0; i < s->st.count; i++) used += is_shared(s->st.tensor[i].name);
+  return used == s->st.count || mm_fail(err, MM_BAD_INPUT, "E_DRAFT", mm_at(s->st.path, NULL),
+                                        "found %zu tensors, expected the %zu of a DFlash draft alone", s->st.count, used);
+}
+
+bool mm_draft_source_open(mm_draft_source *s, const char *dir, const mm_model *target, mm_err *err) {
+  const mm_path path = mm_path_of(dir, "model.safetensors");
+  mm_file f = MM_FILE_NONE;
+  *s = (mm_draft_source){.dir = strdup(dir)};
+  bool ok = s->dir || mm_fail_memory(err, 0);
+  ok = ok && load_config(s, target, err) && mm_st_open(&s->st, path.text, MM_BAD_INPUT, err) && check_tensors(s, err) &&
+       mm_file_open(&f, path.text, err) && mm_map_open(&s->map, &f, path.text, err);
+  mm_file_close(&f);
+  if (!ok) mm_draft_source_close(s);
+  return ok;
+}
+
+void mm_draft_source_close(mm_draft_source *s) {
+  mm_map_close(&s->map);
+  mm_st_close(&s->st);
+  free(s->dir);
+  *s = (mm_draft_source){0};
+}
+
+/* ---- writing ---- */
+
+static const mm_pack_file *find_companion(const mm_pack *p) {
+  for (size_t i = 0; i < p->file_count; i++)
+    if (strcmp(p->file[i].name, MM_DFLASH_FILE) == 0) return &p->file[i];
+  return NULL;
+}
+
+enum { TENSORS = 3 + 8 * MM_DFLASH_LAYERS };
+
+typedef struct draft_output {
+  int fd;
+  const char *path;
+  uint64_t at;
+  mm_sha256_state digest;
+} draft_output;
+
+static bool put(draft_output *o, const void *bytes, size_t n, mm_err *err) {
+  if (!mm_pwrite(o->fd, o->path, bytes, n, o->at, err)) return false;
+  mm_sha256_add(&o->digest, bytes, n);
+  o->at += n;
+  return true;
+}
+
+/* Header and tensors, in the file's own order. */
+static bool put_all(const mm_draft_source *s, draft_output *o, mm_err *err) {
+  static const uint64_t page = 4096;
+  mm_dflash_tensor t[TENSORS];
+  mm_st_tensor stored[TENSORS];
+  parts from[TENSORS];
+  uint32_t n = 0;
+  for (; mm_dflash_tensor_at(&s->c, n, &t[n]); n++) {
+    if (!parts_of(s, &t[n], &from[n], err) || !from[n].piece[0]) return false;
+    stored[n] = (mm_st_tensor){
+        .name = t[n].name, .dtype = from[n].piece[0]->dtype, .shape = t[n].cols ? mm_shape2(t[n].rows, t[n].cols) : mm_shape1(t[n].rows)};
+  }
+  char *text = mm_dflash_text(&s->c, err);
+  size_t bytes = 0;
+  void *header = text ? mm_st_header(stored, n, &(struct mm_st_meta){MM_DFLASH_KEY, text}, 1, page, &bytes, err) : NULL;
+  bool ok = header && put(o, header, bytes, err);
+  for (uint32_t i = 0; ok && i < n; i++)
+    for (uint32_t k = 0; ok && k < from[i].count; k++) ok = put(o, s->map.data + from[i].piece[k]->offset, from[i].piece[k]->bytes, err);
+  free(header);
+  free(text);
+  return ok;
+}
+
+/* The companion of a packed checkpoint, byte for byte. */
+static bool put_same(const mm_pack *from, draft_output *o, mm_err *err) {
+  char *text = NULL;
+  const mm_pack_file *f = find_companion(from);
+  const bool ok = mm_verify_companion(from, f, &text, err) && put(o, text, (size_t)f->size, err);
+  free(text);
+  return ok;
+}
+
+bool mm_draft_write(const mm_draft_source *s, const mm_pack *from, int dirfd, const char *dir, mm_pack *pack, mm_err *err) {
+  const mm_path path = mm_path_of(dir, MM_DFLASH_FILE);
+  draft_output o = {.path = path.text};
+  if (!s && (!from || !find_companion(from))) return true;
+  unlinkat(dirfd, MM_DFLASH_FILE, 0);
+  if ((o.fd = mm_create_at(dirfd, dir, MM_DFLASH_FILE, err)) < 0) return false;
+  mm_sha256_begin(&o.digest);
+  const bool ok = (s ? put_all(s, &o, err) : put_same(from, &o, err)) && mm_fsync(o.fd, path.text, false, err);
+  if (!mm_close(o.fd, path.text, ok ? err : MM_IGNORED) || !ok) return false;
+  pack->file[pack->file_count++] = (mm_pack_file){.name = MM_DFLASH_FILE, .size = o.at, .sha256 = mm_sha256_end(&o.digest)};
+  return true;
+}

@@ -1,0 +1,23 @@
+/* A Hugging Face checkpoint of a DFlash draft, and the companion draft.safetensors that is made of it (formats/FORMAT-DRAFT.md). */
+#ifndef MM_CONVERT_DRAFT_SOURCE_H
+#define MM_CONVERT_DRAFT_SOURCE_H
+
+#include "formats/pack.h"
+#include "loader/dflash.h"
+
+typedef struct mm_draft_source {
+  char *dir;
+  mm_dflash_config c;
+  mm_st st;
+  mm_map map;
+} mm_draft_source;
+
+/* DIR/config.json and DIR/model.safetensors. Every tensor of the draft is there, as BF16 or F32 of the right shape, and no other but copies
+ * of the target's embedding and head, which are left out: MM_BAD_INPUT E_DRAFT. MM_UNSUPPORTED E_DRAFT for settings that are not served. */
+MM_MUST_USE bool mm_draft_source_open(mm_draft_source *s, const char *dir, const mm_model *target, mm_err *err);
+void mm_draft_source_close(mm_draft_source *s); /* accepts a zeroed or half-opened one */
+/* Writes the companion below `dirfd` and adds it to the manifest's list: of a draft, where q, k and v become one tensor and gate and up
+ * another, or else that of a packed checkpoint, proven by its digest; nothing where neither is there. */
+MM_MUST_USE bool mm_draft_write(const mm_draft_source *s, const mm_pack *from, int dirfd, const char *dir, mm_pack *pack, mm_err *err);
+
+#endif

@@ -1,0 +1,210 @@
+/* Reading a DFlash draft: config, names and shapes, mapping. */
+#include "loader/dflash.h"
+
+#include <math.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "formats/json.h"
+
+/* ---- the config ---- */
+
+static const struct number {
+  const char *key;
+  size_t at;
+  uint32_t hi;
+} numbers[] = {{"layers", offsetof(mm_dflash_config, layers), MM_DFLASH_LAYERS},
+               {"hidden", offsetof(mm_dflash_config, hidden), 1 << 16},
+               {"heads", offsetof(mm_dflash_config, heads), 1 << 10},
+               {"kv_heads", offsetof(mm_dflash_config, kv_heads), 1 << 10},
+               {"head_dim", offsetof(mm_dflash_config, head_dim), 1 << 10},
+               {"intermediate", offsetof(mm_dflash_config, intermediate), 1 << 17},
+               {"block", offsetof(mm_dflash_config, block), MM_DFLASH_BLOCK},
+               {"mask_id", offsetof(mm_dflash_config, mask_id), INT32_MAX}};
+enum { NUMBERS = sizeof numbers / sizeof *numbers };
+
+static uint32_t *number_of(const mm_dflash_config *c, size_t i) { return (uint32_t *)(void *)((char *)(uintptr_t)c + numbers[i].at); }
+
+char *mm_dflash_text(const mm_dflash_config *c, mm_err *err) {
+  mm_json *o = mm_json_new_obj(), *tap = mm_json_new_arr(), *window = mm_json_new_arr(), *causal = mm_json_new_arr();
+  bool ok = mm_json_put_text(o, "kind", "dflash");
+  for (size_t i = 0; i < NUMBERS; i++) ok = ok && mm_json_put_int(o, numbers[i].key, *number_of(c, i));
+  ok = ok && mm_json_set(o, "norm_eps", mm_json_new_real(c->norm_eps)) && mm_json_set(o, "rope_theta", mm_json_new_real(c->rope_theta));
+  for (uint32_t i = 0; i < c->taps; i++) ok = ok && mm_json_append(tap, mm_json_new_int(c->tap[i]));
+  for (uint32_t l = 0; l < c->layers; l++)
+    ok = ok && mm_json_append(window, mm_json_new_int(c->window[l])) && mm_json_append(causal, mm_json_new_bool(c->causal[l]));
+  ok = mm_json_set(o, "taps", tap) && ok;
+  ok = mm_json_set(o, "windows", window) && ok;
+  ok = mm_json_set(o, "causal", causal) && ok;
+  char *text = ok ? mm_json_dump(o, false) : NULL;
+  mm_json_free(o);
+  if (!text) mm_fail_memory(err, 0);
+  return text;
+}
+
+static bool refuse(mm_err *err, mm_status status, const char *path, const char *what, int64_t found, const char *expected) {
+  return mm_fail(err, status, "E_DRAFT", mm_at(path, NULL), "%s: found %lld, expected %s", what, (long long)found, expected);
+}
+
+/* Fills count[n ≤ most] of an array's integers below hi. */
+static bool read_list(const mm_json *a, const char *key, uint32_t *out, uint32_t n, int64_t hi, const char *path, mm_status status,
+                      mm_err *err) {
+  for (uint32_t i = 0; i < n; i++) {
+    const mm_json *v = mm_json_at(a, i);
+    if (mm_json_type_of(v) != MM_JSON_INT || mm_json_int(v) < 0 || mm_json_int(v) >= hi)
+      return refuse(err, status, path, key, i, "entries that are integers in range");
+    out[i] = (uint32_t)mm_json_int(v);
+  }
+  return true;
+}
+
+static bool read_config(mm_dflash_config *c, const mm_json *o, const mm_json_ctx *at, mm_status status, mm_err *err) {
+  static const char *const keys[] = {"kind",       "layers",       "hidden",  "heads",   "kv_heads",
+                                     "head_dim",   "intermediate", "block",   "mask_id", "norm_eps",
+                                     "rope_theta", "taps",         "windows", "causal",  NULL};
+  const char *kind;
+  if (!mm_json_only_keys(o, keys, at, err) || !mm_json_need_str(o, "kind", &kind, at, err)) return false;
+  if (strcmp(kind, "dflash") != 0) return refuse(err, MM_UNSUPPORTED, at->file, "kind of the draft", 0, "dflash");
+  for (size_t i = 0; i < NUMBERS; i++) {
+    int64_t v;
+    if (!mm_json_need_int(o, numbers[i].key, strcmp(numbers[i].key, "mask_id") != 0, numbers[i].hi, &v, at, err)) return false;
+    *number_of(c, i) = (uint32_t)v;
+  }
+  if (!mm_json_need_number(o, "norm_eps", &c->norm_eps, at, err) || !mm_json_need_number(o, "rope_theta", &c->rope_theta, at, err))
+    return false;
+  const mm_json *tap = mm_json_need(o, "taps", MM_JSON_ARR, at, err), *window = mm_json_need(o, "windows", MM_JSON_ARR, at, err),
+                *causal = mm_json_need(o, "causal", MM_JSON_ARR, at, err);
+  if (!tap || !window || !causal) return false;
+  c->taps = (uint32_t)mm_min(mm_json_size(tap), MM_DFLASH_TAPS + 1);
+  if (!c->taps || c->taps > MM_DFLASH_TAPS) return refuse(err, status, at->file, "taps", c->taps, "1 to 8");
+  if (mm_json_size(window) != c->layers || mm_json_size(causal) != c->layers)
+    return refuse(err, status, at->file, "windows and causal", (int64_t)mm_json_size(window), "one entry a layer");
+  for (uint32_t l = 0; l < c->layers; l++) c->causal[l] = mm_json_bool(mm_json_at(causal, l));
+  return read_list(tap, "taps", c->tap, c->taps, MM_MAX_LAYERS, at->file, status, err) &&
+         read_list(window, "windows", c->window, c->layers, INT32_MAX, at->file, status, err);
+}
+
+static bool check_config(const mm_dflash_config *c, const char *path, mm_status status, mm_err *err) {
+  if (!c->kv_heads || c->heads % c->kv_heads) return refuse(err, status, path, "heads", c->heads, "a multiple of kv_heads");
+  if (c->head_dim % 2) return refuse(err, status, path, "head_dim", c->head_dim, "an even number");
+  if (c->block < 2) return refuse(err, status, path, "block", c->block, "2 or more");
+  for (uint32_t i = 1; i < c->taps; i++)
+    if (c->tap[i] <= c->tap[i - 1]) return refuse(err, status, path, "taps", c->tap[i], "ascending layers");
+  if (!(c->norm_eps > 0 && c->norm_eps < 1) || !(c->rope_theta >= 1 && c->rope_theta < 1e30))
+    return refuse(err, status, path, "norm_eps and rope_theta", 0, "positive numbers");
+  return true;
+}
+
+bool mm_dflash_parse(mm_dflash_config *c, const char *text, const char *path, mm_status status, mm_err *err) {
+  *c = (mm_dflash_config){0};
+  const mm_json_ctx at = {.file = path, .status = status, .code = "E_DRAFT"};
+  mm_json *o = mm_json_parse(text, strlen(text), path, err);
+  const bool ok = o && read_config(c, o, &at, status, err) && check_config(c, path, status, err);
+  mm_json_free(o);
+  return ok;
+}
+
+bool mm_dflash_fits(const mm_dflash_config *c, const char *path, const mm_model *target, mm_status status, mm_err *err) {
+  for (uint32_t l = 0; l < target->layers; l++)
+    if (target->attn[l] != MM_ATTN_FULL)
+      return refuse(err, MM_UNSUPPORTED, path, "a target whose attention is not full, layer", l, "full attention");
+  if (target->norm_offset || target->activation != MM_ACTIVATION_SILU || target->postnorm)
+    return refuse(err, MM_UNSUPPORTED, path, "a target with norms or an activation of another kind", 0, "those of MiniMax-M2");
+  if (c->hidden != target->hidden) return refuse(err, status, path, "hidden of the draft", c->hidden, "the target's");
+  if (c->mask_id >= target->vocab) return refuse(err, status, path, "mask_id", c->mask_id, "an id of the target");
+  /* What the reference reads after the last layer is normalised; a tap here is not. */
+  if (c->tap[c->taps - 1] + 1 >= target->layers)
+    return refuse(err, status, path, "the last tap", c->tap[c->taps - 1], "a layer before the target's last");
+  return true;
+}
+
+/* ---- tensors ---- */
+
+bool mm_dflash_tensor_at(const mm_dflash_config *c, uint32_t i, mm_dflash_tensor *out) {
+  const uint32_t H = c->hidden, d = c->head_dim, I = c->intermediate;
+  const struct {
+    const char *name;
+    uint32_t rows, cols;
+    size_t at;
+  } whole[] = {{"fc.weight", H, c->taps * H, offsetof(mm_dflash, fc)},
+               {"hidden_norm.weight", H, 0, offsetof(mm_dflash, context_norm)},
+               {"norm.weight", H, 0, offsetof(mm_dflash, last_norm)}},
+    each[] = {{"input_layernorm.weight", H, 0, offsetof(mm_dflash_layer, input_norm)},
+              {"post_attention_layernorm.weight", H, 0, offsetof(mm_dflash_layer, post_norm)},
+              {"self_attn.qkv_proj.weight", (c->heads + 2 * c->kv_heads) * d, H, offsetof(mm_dflash_layer, qkv)},
+              {"self_attn.o_proj.weight", H, c->heads * d, offsetof(mm_dflash_layer, out)},
+              {"self_attn.q_norm.weight", d, 0, offsetof(mm_dflash_layer, q_norm)},
+              {"self_attn.k_norm.weight", d, 0, offsetof(mm_dflash_layer, k_norm)},
+              {"mlp.gate_up_proj.weight", 2 * I, H, offsetof(mm_dflash_layer, up)},
+              {"mlp.down_proj.weight", H, I, offsetof(mm_dflash_layer, down)}};
+  enum { WHOLE = sizeof whole / sizeof *whole, EACH = sizeof each / sizeof *each };
+  if (i < WHOLE) {
+    *out = (mm_dflash_tensor){.rows = whole[i].rows, .cols = whole[i].cols, .at = whole[i].at};
+    snprintf(out->name, sizeof out->name, "%s", whole[i].name);
+    return true;
+  }
+  const uint32_t l = (i - WHOLE) / EACH, k = (i - WHOLE) % EACH;
+  if (l >= c->layers) return false;
+  *out = (mm_dflash_tensor){
+      .rows = each[k].rows, .cols = each[k].cols, .at = offsetof(mm_dflash, layer) + l * sizeof(mm_dflash_layer) + each[k].at};
+  snprintf(out->name, sizeof out->name, "layers.%u.%s", l, each[k].name);
+  return true;
+}
+
+static bool bind(mm_dflash *d, const mm_dflash_tensor *want, mm_err *err) {
+  const mm_st_tensor *t = mm_st_find(&d->st, want->name);
+  const mm_shape shape = want->cols ? mm_shape2(want->rows, want->cols) : mm_shape1(want->rows);
+  if (!t) return mm_fail(err, MM_INTEGRITY, "E_DRAFT", mm_at(d->st.path, want->name), "found no such tensor");
+  const mm_scheme *scheme = t->dtype == MM_BF16 || t->dtype == MM_F32 ? mm_scheme_plain(t->dtype) : NULL;
+  if (!scheme || !mm_shape_equal(&t->shape, &shape) || t->offset % mm_dtype_size(t->dtype)) {
+    char found[80], expected[80];
+    return mm_fail(err, MM_INTEGRITY, "E_DRAFT", mm_at(d->st.path, want->name), "found %s %s, expected BF16 or F32 %s, aligned",
+                   mm_dtype_name(t->dtype), mm_shape_text(&t->shape, found, sizeof found),
+                   mm_shape_text(&shape, expected, sizeof expected));
+  }
+  mm_packed *w = (mm_packed *)(void *)((char *)d + want->at);
+  *w = (mm_packed){.scheme = scheme, .lead = 1, .n = want->rows, .k = want->cols ? want->cols : 1};
+  w->plane[0] = d->map.data + t->offset;
+  w->cell[0] = scheme->plane[0].cell;
+  return true;
+}
+
+static bool map_file(mm_dflash *d, const char *path, mm_err *err) {
+  mm_file f = MM_FILE_NONE;
+  const bool ok = mm_file_open(&f, path, err) && mm_map_open(&d->map, &f, path, err);
+  mm_file_close(&f);
+  return ok;
+}
+
+bool mm_dflash_open(mm_dflash *d, const char *dir, const mm_model *target, mm_err *err) {
+  const mm_path path = mm_path_of(dir, MM_DFLASH_FILE);
+  *d = (mm_dflash){0};
+  bool ok = mm_st_open(&d->st, path.text, MM_INTEGRITY, err) && map_file(d, path.text, err);
+  const char *text = NULL;
+  for (size_t i = 0; ok && i < d->st.metadata_count; i++)
+    if (strcmp(d->st.metadata[i].key, MM_DFLASH_KEY) == 0) text = d->st.metadata[i].value;
+  ok = ok && (text || mm_fail(err, MM_INTEGRITY, "E_DRAFT", mm_at(path.text, NULL), "found no %s in its metadata", MM_DFLASH_KEY));
+  ok = ok && text && mm_dflash_parse(&d->c, text, path.text, MM_INTEGRITY, err) &&
+       mm_dflash_fits(&d->c, path.text, target, MM_INTEGRITY, err);
+  mm_dflash_tensor t;
+  uint32_t count = 0;
+  for (; ok && mm_dflash_tensor_at(&d->c, count, &t); count++) ok = bind(d, &t, err);
+  if (ok && d->st.count != count) ok = refuse(err, MM_INTEGRITY, path.text, "tensors", (int64_t)d->st.count, "those of its layers alone");
+  for (uint32_t l = 0; ok && l < d->c.layers; l++) {
+    mm_dflash_layer *y = &d->layer[l];
+    const uint32_t q = d->c.heads * d->c.head_dim;
+    y->kv = y->qkv;
+    y->kv.n -= q;
+    y->kv.plane[0] = (const char *)y->qkv.plane[0] + (size_t)q * y->qkv.k * mm_dtype_size(y->qkv.scheme->plane[0].dtype);
+  }
+  if (!ok) mm_dflash_close(d);
+  return ok;
+}
+
+void mm_dflash_close(mm_dflash *d) {
+  mm_map_close(&d->map);
+  mm_st_close(&d->st);
+  *d = (mm_dflash){0};
+}

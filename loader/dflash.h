@@ -1,0 +1,72 @@
+/* A DFlash draft in a packed checkpoint: the companion draft.safetensors (FORMAT-DRAFT.md). It proposes a block of tokens in one pass; its
+ * embedding and head are the target's. */
+#ifndef MM_LOADER_DFLASH_H
+#define MM_LOADER_DFLASH_H
+
+#include "formats/model.h"
+#include "formats/safetensors.h"
+#include "quant/quant.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define MM_DFLASH_FILE   "draft.safetensors"
+#define MM_DFLASH_KEY    "minimax_draft" /* of its metadata: the config as JSON */
+#define MM_DFLASH_LAYERS 16
+#define MM_DFLASH_TAPS   8
+#define MM_DFLASH_BLOCK  32
+
+/* What the metadata says; all numbers are checked against one another and the target. */
+typedef struct mm_dflash_config {
+  uint32_t layers, hidden, heads, kv_heads, head_dim, intermediate;
+  uint32_t taps, tap[MM_DFLASH_TAPS]; /* layers of the target, ascending: the residual stream after each */
+  uint32_t block;                     /* rows of a pass: the last token, then masks */
+  uint32_t mask_id;
+  double norm_eps, rope_theta;
+  uint32_t window[MM_DFLASH_LAYERS]; /* positions before a row and its own that it reads, 0: all */
+  bool causal[MM_DFLASH_LAYERS];     /* rows of a block do not see those behind them */
+} mm_dflash_config;
+
+typedef struct mm_dflash_layer {
+  mm_packed input_norm, post_norm; /* [H] */
+  mm_packed qkv;                   /* [(heads + 2 · kv_heads) · d, H], q, then k, then v */
+  mm_packed kv;                    /* its rows of k and v */
+  mm_packed out;                   /* [H, heads · d] */
+  mm_packed q_norm, k_norm;        /* [d] */
+  mm_packed up, down;              /* [2 · intermediate, H], gate rows, then up rows; [H, intermediate] */
+} mm_dflash_layer;
+
+typedef struct mm_dflash {
+  mm_dflash_config c;
+  mm_packed fc;                      /* [H, taps · H], columns of the first tap first */
+  mm_packed context_norm, last_norm; /* [H] */
+  mm_dflash_layer layer[MM_DFLASH_LAYERS];
+  mm_st st;
+  mm_map map;
+} mm_dflash;
+
+/* Maps DIR/draft.safetensors and checks it against the target: MM_INTEGRITY E_DRAFT for a file that FORMAT-DRAFT.md does not allow,
+ * MM_UNSUPPORTED E_DRAFT for a target that has none (norms with an offset, another activation, lightning layers). */
+MM_MUST_USE bool mm_dflash_open(mm_dflash *d, const char *dir, const mm_model *target, mm_err *err);
+void mm_dflash_close(mm_dflash *d); /* accepts a zeroed or half-opened one */
+
+/* The config as the metadata has it; free() it. NULL: out of memory. */
+char *mm_dflash_text(const mm_dflash_config *c, mm_err *err);
+/* Reads such a text, and checks it alone: `status` is that of one that breaks the rules. */
+MM_MUST_USE bool mm_dflash_parse(mm_dflash_config *c, const char *text, const char *path, mm_status status, mm_err *err);
+/* Whether a draft fits the target. */
+MM_MUST_USE bool mm_dflash_fits(const mm_dflash_config *c, const char *path, const mm_model *target, mm_status status, mm_err *err);
+
+/* Tensors of the file: their names and shapes, layer by layer; NULL past the end. `layer` is MM_DFLASH_LAYERS for the first three. */
+typedef struct mm_dflash_tensor {
+  char name[64];
+  uint32_t rows, cols; /* cols 0: a vector */
+  size_t at;           /* offsetof in mm_dflash, or in mm_dflash_layer */
+} mm_dflash_tensor;
+bool mm_dflash_tensor_at(const mm_dflash_config *c, uint32_t i, mm_dflash_tensor *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

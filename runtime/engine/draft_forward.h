@@ -1,0 +1,17 @@
+/* A DFlash draft next to the target's forward pass, on the same backend and with its embedding and head. */
+#ifndef MM_RUNTIME_DRAFT_FORWARD_H
+#define MM_RUNTIME_DRAFT_FORWARD_H
+
+#include "runtime/engine/ops.h"
+
+typedef struct mm_draft_forward mm_draft_forward;
+
+/* d NULL: there is none, and context does nothing. */
+MM_MUST_USE bool mm_draft_forward_open(mm_draft_forward *f, const mm_ops *ops, mm_backend *b, const mm_dflash *d, mm_err *err);
+/* Within a step of the target, after its layers: keys and values of its rows, from the taps. */
+void mm_draft_context(const mm_draft_forward *f, const mm_forward *target);
+/* A step of its own: spans of rows that begin with a token of their slot at `pos`, masks behind it; all cells before pos are there. Nothing
+ * of a slot changes. logits[out_count, vocab_rows]. */
+MM_MUST_USE bool mm_draft_block(const mm_draft_forward *f, const mm_forward *target, const mm_batch *batch, float *logits, mm_err *err);
+
+#endif

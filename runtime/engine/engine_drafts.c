@@ -1,0 +1,88 @@
+/* Proposals of a learned draft (engine.h). */
+#include <math.h>
+#include <string.h>
+
+#include "runtime/engine/draft_forward.h"
+#include "runtime/engine/engine_inside.h"
+
+bool mm_engine_check_draft(const mm_pack *p, mm_engine_config *c, mm_err *err) {
+  if (!c->draft) return true;
+  if (!c->ops->draft.attend)
+    return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(p->dir, NULL),
+                   "found a draft; device %s runs none (minimax-serve --drafts 0 leaves it out)", c->ops->name);
+  if (p->tp != 1 || p->pp != 1 || c->world || c->calibration)
+    return mm_fail(err, MM_UNSUPPORTED, "E_PARALLEL", mm_at(p->dir, NULL),
+                   "found --tp %u --pp %u; a draft runs with 1 of each, in one process, and not while inputs are collected "
+                   "(minimax-serve --drafts 0 leaves it out)",
+                   p->tp, p->pp);
+  if (c->taps) return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL), "found %u layers to tap next to a draft's", c->taps);
+  c->tap = c->draft->c.tap;
+  c->taps = c->draft->c.taps;
+  return true;
+}
+
+uint64_t mm_engine_draft_page(const mm_engine_config *c) {
+  if (!c->draft) return 0;
+  const mm_dflash_config *d = &c->draft->c;
+  return UINT64_C(2) * d->layers * d->kv_heads * d->head_dim * MM_PAGE * sizeof(float);
+}
+
+uint32_t mm_engine_drafts(const mm_engine *e) { return e->config.draft ? e->config.draft->c.block - 1 : 0; }
+
+bool mm_engine_draft_rank(rank *r, mm_err *err) {
+  const task *t = &r->engine->task;
+  return mm_draft_block(&r->forward.draft, &r->forward, t->draft.batch, t->draft.logits, err);
+}
+
+/* The best id of a row of logits that may be sampled. */
+static int32_t best_of(const mm_engine *e, const float *logits) {
+  int32_t best = 0;
+  float top = -INFINITY;
+  for (uint32_t i = 0; i < e->model->vocab; i++)
+    if (!e->never[i] && logits[i] > top) top = logits[i], best = (int32_t)i;
+  return best;
+}
+
+static bool check_asks(const mm_engine *e, const mm_draft_ask *ask, uint32_t n, uint32_t each, mm_err *err) {
+  const mm_limits *l = &e->config.limits;
+  if (!each || each > mm_engine_drafts(e)) return mm_engine_refuse(err, "proposals of ask", 0, each, "from 1 to", mm_engine_drafts(e));
+  if ((uint64_t)n * (1 + each) > l->max_tokens) return mm_engine_refuse(err, "asks", n, n, "rows at most", l->max_tokens);
+  for (uint32_t i = 0; i < n; i++) {
+    if (ask[i].slot >= l->slots) return mm_engine_refuse(err, "slot of ask", i, ask[i].slot, "less than", l->slots);
+    if (!ask[i].pos || e->slot[ask[i].slot].held < ask[i].pos)
+      return mm_engine_refuse(err, "position of ask", i, ask[i].pos, "from 1 to", e->slot[ask[i].slot].held);
+    if (ask[i].id < 0 || (uint32_t)ask[i].id >= e->model->vocab)
+      return mm_engine_refuse(err, "id of ask", i, ask[i].id, "less than", e->model->vocab);
+  }
+  return true;
+}
+
+bool mm_engine_draft(mm_engine *e, const mm_draft_ask *ask, uint32_t n, uint32_t each, int32_t *draft, float *logits, mm_err *err) {
+  if (!n) return true;
+  if (!check_asks(e, ask, n, each, err) || !mm_engine_all_back(e, err)) return false;
+  const uint32_t rows = n * (1 + each), outs = n * each;
+  const size_t width = e->rank[0].weights.vocab_rows;
+  if (!MM_GROW(e->draft.logits, &e->draft.logits_cap, outs * width, err)) return false;
+  if (!MM_GROW(e->draft.bytes, &e->draft.bytes_cap, rows * sizeof(int32_t) + n * sizeof(mm_span) + outs * sizeof(uint32_t), err))
+    return false;
+  mm_span *span = (mm_span *)(void *)e->draft.bytes;
+  int32_t *id = (int32_t *)(void *)(span + n);
+  uint32_t *out = (uint32_t *)(void *)(id + rows), outputs = 0;
+  static const mm_paging none = {0};
+  mm_paging *paging = &e->draft.paging;
+  *paging = e->pages ? e->paging : none;
+  paging->copies = 0;
+  for (uint32_t i = 0, row = 0; i < n; i++) {
+    span[i] = (mm_span){(int32_t)ask[i].slot, row, 1 + each, ask[i].pos};
+    id[row++] = ask[i].id;
+    for (uint32_t k = 0; k < each; k++, row++) id[row] = (int32_t)e->config.draft->c.mask_id, out[outputs++] = row;
+  }
+  e->draft.batch = (mm_batch){.tokens = rows, .id = id, .span_count = n, .span = span, .out_count = outs, .out = out};
+  e->draft.batch.paging = e->pages ? paging : NULL;
+  e->stepped = false; /* the rows of the last step are overwritten */
+  if (!mm_engine_run_task(e, &(task){.kind = DRAFT, .draft = {&e->draft.batch, e->draft.logits}}, err)) return false;
+  for (uint32_t i = 0; logits && i < outs; i++)
+    memcpy(logits + i * (size_t)e->model->vocab, e->draft.logits + i * width, e->model->vocab * sizeof *logits);
+  for (uint32_t i = 0; i < outs; i++) draft[i] = best_of(e, e->draft.logits + i * width);
+  return true;
+}

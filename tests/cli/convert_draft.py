@@ -1,0 +1,129 @@
+#!/usr/bin/env python3
+"""A DFlash draft next to a packed checkpoint: --draft packs it as stored, minimax-verify holds it to its digest and to the model, a packed
+source hands it on, and replies of a server that proposes by it are those without. Drafts that do not fit are refused by name."""
+import json
+import os
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.dirname(__file__))
+from serve_client import Server  # noqa: E402
+
+BIN = os.environ["BUILD"] + "/bin/"
+with open("tests/data/tiny-m2/config.json", encoding="utf-8") as config_file:
+    TARGET = json.load(config_file)
+H, HEADS, KV, D, I, LAYERS = TARGET["hidden_size"], 4, 2, 16, 48, 2
+CONFIG = {"num_hidden_layers": LAYERS, "hidden_size": H, "num_attention_heads": HEADS, "num_key_value_heads": KV, "head_dim": D,
+          "intermediate_size": I, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "block_size": 8, "hidden_act": "silu", "sliding_window": 32,
+          "layer_types": ["sliding_attention", "full_attention"],
+          "dflash_config": {"target_layer_ids": [0, TARGET["num_hidden_layers"] - 2], "mask_token_id": 5}}
+RANDOM = random.Random(1)
+
+
+def shapes():
+    yield from (("fc.weight", (H, 2 * H)), ("hidden_norm.weight", (H,)), ("norm.weight", (H,)))
+    for at in range(LAYERS):
+        for name, shape in (("input_layernorm", (H,)), ("post_attention_layernorm", (H,)), ("self_attn.q_proj", (HEADS * D, H)),
+                            ("self_attn.k_proj", (KV * D, H)), ("self_attn.v_proj", (KV * D, H)), ("self_attn.o_proj", (H, HEADS * D)),
+                            ("self_attn.q_norm", (D,)), ("self_attn.k_norm", (D,)), ("mlp.gate_proj", (I, H)), ("mlp.up_proj", (I, H)),
+                            ("mlp.down_proj", (H, I))):
+            yield f"layers.{at}.{name}.weight", shape
+
+
+def bf16(n, vector):
+    """Random numbers, of which no two tensors have the same."""
+    numbers = [(1 if vector else 0) + RANDOM.uniform(-0.3, 0.3) for _ in range(n)]
+    return b"".join(struct.pack("<f", x)[2:] for x in numbers)
+
+
+def save(path, config, tensors):
+    os.makedirs(path)
+    head, data = {}, b""
+    for name, (shape, raw) in tensors.items():
+        head[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(head).encode()
+    with open(path + "/model.safetensors", "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + data)
+    with open(path + "/config.json", "w", encoding="utf-8") as f:
+        json.dump(config, f)
+    return path
+
+
+def run(program, *args):
+    r = subprocess.run([BIN + "minimax-" + program, *args], capture_output=True, text=True, check=False)
+    return r.returncode, r.stderr
+
+
+def refused(code, status, program, *args):
+    got = run(program, *args)
+    assert got[0] == status and code in got[1], (args, got)
+
+
+def stored(path):
+    with open(path, "rb") as f:
+        size = struct.unpack("<Q", f.read(8))[0]
+        head = json.loads(f.read(size))
+        data = f.read()
+    return {k: (v["shape"], data[slice(*v["data_offsets"])]) for k, v in head.items() if k != "__metadata__"}
+
+
+def fused(tensors, at, *names):
+    return b"".join(tensors[f"layers.{at}.{n}.weight"][1] for n in names)
+
+
+def packed(tmp, draft, tensors):
+    """The file has the source's bytes; a changed one is found, and so is a draft of another model."""
+    out = tmp + "/packed"
+    assert run("convert", "tests/data/tiny-m2", "-o", out, "--draft", draft, "-q") == (0, "")
+    assert run("verify", out, "-q")[0] == 0
+    found = stored(out + "/draft.safetensors")
+    assert len(found) == 3 + 8 * LAYERS and found["fc.weight"] == ([H, 2 * H], tensors["fc.weight"][1])
+    for at in range(LAYERS):
+        assert found[f"layers.{at}.self_attn.qkv_proj.weight"][1] == fused(tensors, at, *(f"self_attn.{x}_proj" for x in "qkv"))
+        assert found[f"layers.{at}.mlp.gate_up_proj.weight"][1] == fused(tensors, at, "mlp.gate_proj", "mlp.up_proj")
+    assert run("convert", out, "-o", tmp + "/again", "--tp", "2", "-q") == (0, "")
+    with open(out + "/draft.safetensors", "rb") as a, open(tmp + "/again/draft.safetensors", "rb") as b:
+        assert a.read() == b.read()
+    refused("E_PARALLEL", 4, "serve", tmp + "/again", "--drafts", "7", "--port", "0")
+    with open(tmp + "/again/draft.safetensors", "r+b") as f:
+        f.seek(-1, 2)
+        last = f.read(1)[0]
+        f.seek(-1, 2)
+        f.write(bytes([last ^ 1]))
+    refused("E_DIGEST", 6, "verify", tmp + "/again")
+    return out
+
+
+def misfits(tmp, tensors):
+    flash = CONFIG["dflash_config"]
+    cases = [({"hidden_size": H + 1}, "E_DRAFT", 3), ({"hidden_act": "gelu"}, "E_DRAFT", 4), ({"rope_scaling": {"factor": 2}}, "E_DRAFT", 4),
+             ({"dflash_config": {**flash, "target_layer_ids": [1, TARGET["num_hidden_layers"] - 1]}}, "E_DRAFT", 3),
+             ({"dflash_config": {**flash, "mask_token_id": TARGET["vocab_size"]}}, "E_DRAFT", 3), ({"intermediate_size": I - 1}, "E_DRAFT", 3),
+             ({"dflash_config": {"mask_token_id": 5}}, "E_DRAFT", 4), ({"num_hidden_layers": LAYERS - 1, "layer_types": ["full_attention"]}, "E_DRAFT", 3)]
+    for i, (change, code, status) in enumerate(cases):
+        refused(code, status, "convert", "tests/data/tiny-m2", "-o", tmp + "/no", "--draft", save(f"{tmp}/bad{i}", {**CONFIG, **change}, tensors), "--dry-run")
+    refused("E_USAGE", 2, "convert", "tests/data/tiny-m2", "-o", tmp + "/no", "--draft", tmp + "/draft", "--layout", "hf", "--dry-run")
+
+
+def served(out):
+    """Greedy and drawn, with penalties and logprobs."""
+    with Server(out, "--max-model-len", "256", "--drafts", "7") as s:
+        for more in ({"temperature": 0}, {"temperature": 1, "seed": 3}, {"temperature": 0.7, "seed": 4, "frequency_penalty": 0.5, "logprobs": 2}):
+            body = {"prompt": "In the beginning", "max_tokens": 40, "ignore_eos": True, **more}
+            plain, drafted = (s.post("/v1/completions", {**body, "speculative": x}) for x in (False, True))
+            assert plain["choices"] == drafted["choices"], more
+            assert drafted["usage"]["completion_tokens_details"]["num_draft_tokens"] > 0, drafted["usage"]
+        assert s.metrics()["draft_model_tokens_total"] > 0
+
+
+with tempfile.TemporaryDirectory() as folder:
+    WEIGHTS = {name: (shape, bf16(shape[0] * (shape[1] if len(shape) > 1 else 1), len(shape) == 1)) for name, shape in shapes()}
+    WEIGHTS["lm_head.weight"] = ((2, H), bf16(2 * H, False))
+    OUT = packed(folder, save(folder + "/draft", CONFIG, WEIGHTS), WEIGHTS)
+    misfits(folder, WEIGHTS)
+    served(OUT)
+print("a draft packed, verified, handed on, refused where it does not fit; replies are those without")

@@ -1,0 +1,168 @@
+/* A DFlash draft on the CPU: logits of its blocks against the numbers in double of random_draft.h, however its cells came to be; what a
+ * file may not say. */
+#include <math.h>
+#include <stdio.h>
+
+#include "runtime/engine/engine.h"
+#include "tests/unit/runtime/random_draft.h"
+
+enum { LENGTH = 200, ROWS = 48, SLOTS = 3 };
+
+static int32_t id_at(uint32_t text, uint32_t t) { return (int32_t)((t * t * 3 + t * 7 + text * 11 + t / 50) % 50); }
+
+typedef struct running {
+  ref_model ref;
+  ref_shards *shards;
+  random_draft random;
+  mm_dflash draft;
+  mm_engine *engine, *taps;
+} running;
+
+static void start(running *r) {
+  mm_err err = {0};
+  r->ref = ref_build(ref_dims(MM_FAMILY_M2, false));
+  r->shards = ref_cut(&r->ref, 1);
+  r->random = draft_build(&r->ref.m);
+  if (!mm_dflash_open(&r->draft, r->random.dir, &r->ref.m, &err)) fail_msg("%s", err.text);
+  mm_engine_config c = {.ops = &mm_ops_cpu,
+                        .limits = {.max_tokens = ROWS, .slots = SLOTS, .max_positions = LENGTH + 8},
+                        .options.threads = 2,
+                        .draft = &r->draft};
+  if (!(r->engine = mm_engine_open(&r->shards->s, &c, &err))) fail_msg("%s", err.text);
+  c.draft = NULL, c.tap = r->random.c.tap, c.taps = r->random.c.taps;
+  c.limits.max_tokens = LENGTH;
+  if (!(r->taps = mm_engine_open(&r->shards->s, &c, &err))) fail_msg("%s", err.text);
+}
+
+static void stop(running *r) {
+  mm_engine_close(r->engine);
+  mm_engine_close(r->taps);
+  mm_dflash_close(&r->draft);
+  draft_free(&r->random);
+  ref_uncut(r->shards);
+  ref_free(&r->ref);
+}
+
+static void step(mm_engine *e, uint32_t slot, uint32_t text, uint32_t pos, uint32_t count) {
+  mm_err err = {0};
+  int32_t id[LENGTH];
+  for (uint32_t t = 0; t < count; t++) id[t] = id_at(text, pos + t);
+  const mm_span span = {(int32_t)slot, 0, count, pos};
+  if (!mm_engine_step(e, &(mm_batch){count, id, 1, &span, 0, NULL, NULL, NULL}, NULL, &err)) fail_msg("%s", err.text);
+}
+
+/* tap[LENGTH, taps · H] of a text, all of it in one step of an engine without a draft. */
+static float *taps_of(running *r, uint32_t text) {
+  mm_err err = {0};
+  const uint32_t H = r->ref.m.hidden, taps = r->random.c.taps;
+  float *one = malloc(LENGTH * H * sizeof *one), *all = malloc(LENGTH * taps * H * sizeof *all);
+  step(r->taps, 0, text, 0, LENGTH);
+  for (uint32_t i = 0; i < taps; i++) {
+    assert_true(mm_engine_hidden(r->taps, i, one, &err));
+    for (uint32_t t = 0; t < LENGTH; t++) memcpy(all + (t * taps + i) * H, one + t * H, H * sizeof *one);
+  }
+  mm_engine_drop(r->taps, 0);
+  free(one);
+  return all;
+}
+
+static void check(running *r, const mm_draft_ask *ask, const uint32_t *text, uint32_t n, uint32_t each, float *const *tap) {
+  mm_err err = {0};
+  int32_t found[ROWS];
+  const uint32_t vocab = r->ref.m.vocab;
+  double *want = malloc(each * vocab * sizeof *want);
+  float *got = malloc(n * each * vocab * sizeof *got);
+  if (!mm_engine_draft(r->engine, ask, n, each, found, got, &err)) fail_msg("%s", err.text);
+  for (uint32_t i = 0; i < n; i++) {
+    draft_expect(&r->random, &r->ref, tap[text[i]], ask[i].pos, ask[i].id, each, want);
+    for (uint32_t k = 0; k < each; k++) {
+      const float *logits = got + (i * each + k) * vocab;
+      uint32_t best = 0;
+      for (uint32_t v = 0; v < vocab; v++) {
+        if (!(fabs((double)logits[v] - want[k * vocab + v]) <= 2e-4))
+          fail_msg("ask %u at %u, proposal %u, logit %u: found %.8g, expected %.8g", i, ask[i].pos, k, v, (double)logits[v],
+                   want[k * vocab + v]);
+        if (logits[v] > logits[best]) best = v;
+      }
+      assert_int_equal(found[i * each + k], best);
+    }
+  }
+  free(want), free(got);
+}
+
+/* Prompts in chunks, tokens one by one, proposals that were wrong and are given anew, forks, and a prefix that another slot read. */
+TEST(test_numbers) {
+  running r;
+  mm_err err = {0};
+  start(&r);
+  float *tap[] = {taps_of(&r, 0), taps_of(&r, 1)};
+  for (uint32_t at = 0, n; at < LENGTH; at += n) n = (uint32_t)mm_min(at % 3 ? 17 : 40, LENGTH - at), step(r.engine, 1, 0, at, n);
+  static const uint32_t place[] = {1, 2, 4, 5, 9, 10, MM_PAGE - 1, MM_PAGE, MM_PAGE + 1, 130, LENGTH};
+  for (size_t i = 0; i < sizeof place / sizeof *place; i++) {
+    const mm_draft_ask ask = {1, place[i], id_at(7, place[i])};
+    check(&r, &ask, (uint32_t[]){0}, 1, 1 + (uint32_t)(i * 3) % 7, tap);
+  }
+  step(r.engine, 0, 1, 0, 30);
+  for (uint32_t t = 30; t < 41; t++) {
+    step(r.engine, 0, 3, t, 8); /* of another text: wrong from its first token on */
+    step(r.engine, 0, 1, t, 1);
+    const mm_draft_ask ask[] = {{0, t + 1, id_at(1, t + 1)}, {1, LENGTH - t, 3}};
+    check(&r, ask, (uint32_t[]){1, 0}, 2, 7, tap);
+  }
+  const uint32_t to = 2;
+  assert_true(mm_engine_fork(r.engine, 0, &to, 1, &err));
+  step(r.engine, 0, 3, 41, 5); /* the fork's cells stay */
+  step(r.engine, 2, 1, 41, 20);
+  check(&r, &(mm_draft_ask){2, 61, 9}, (uint32_t[]){1}, 1, 7, tap);
+  uint32_t page[MM_PAGE];
+  const uint32_t *table = mm_pages_table(mm_engine_pages(r.engine)) + 1 * mm_pages_per_slot(mm_engine_pages(r.engine));
+  for (uint32_t i = 0; i * MM_PAGE < 100; i++) mm_pages_hold(mm_engine_pages(r.engine), page[i] = table[i]);
+  mm_engine_drop(r.engine, 1);
+  mm_engine_drop(r.engine, 0);
+  int32_t ids[100];
+  for (uint32_t t = 0; t < 100; t++) ids[t] = id_at(0, t);
+  assert_true(mm_engine_resume(r.engine, 0, page, ids, 100, NULL, &err));
+  check(&r, &(mm_draft_ask){0, 100, 4}, (uint32_t[]){0}, 1, 7, tap);
+  step(r.engine, 0, 0, 100, 3);
+  check(&r, &(mm_draft_ask){0, 103, 4}, (uint32_t[]){0}, 1, 7, tap);
+  for (uint32_t i = 0; i * MM_PAGE < 100; i++) mm_pages_release(mm_engine_pages(r.engine), page[i]);
+  int32_t out[7];
+  assert_false(mm_engine_draft(r.engine, &(mm_draft_ask){0, 104, 4}, 1, 7, out, NULL, &err)); /* more than the slot holds */
+  assert_string_equal(err.code, "E_BATCH");
+  free(tap[0]), free(tap[1]);
+  stop(&r);
+}
+
+/* A config that breaks a rule, and targets that have no draft. */
+TEST(test_refused) {
+  const ref_model ref = {.m = ref_dims(MM_FAMILY_M2, false)};
+  random_draft r = draft_build(&ref.m);
+  const mm_dflash_config good = r.c;
+  for (uint32_t i = 0; i < 9; i++) {
+    mm_err err = {0};
+    mm_dflash d;
+    mm_model target = ref.m;
+    r.c = good;
+    if (i == 0) r.c.tap[1] = 0;
+    if (i == 1) r.c.tap[1] = 2; /* the last layer */
+    if (i == 2) r.c.mask_id = target.vocab;
+    if (i == 3) r.c.block = 1;
+    if (i == 4) target.hidden = 23;
+    if (i == 5) target.activation = MM_ACTIVATION_SWIGLUOAI;
+    if (i == 6) target.attn[1] = MM_ATTN_LIGHTNING;
+    if (i == 7) r.c.rope_theta = 0;
+    draft_write(&r, r.dir);
+    const bool opened = mm_dflash_open(&d, r.dir, &target, &err);
+    if (i < 8) {
+      assert_false(opened);
+      assert_string_equal(err.code, "E_DRAFT");
+      assert_int_equal(err.status, i == 5 || i == 6 ? MM_UNSUPPORTED : MM_INTEGRITY);
+    } else {
+      assert_true(opened);
+      mm_dflash_close(&d);
+    }
+  }
+  draft_free(&r);
+}
+
+int main(void) { return run_unit_tests(NULL, NULL); }
