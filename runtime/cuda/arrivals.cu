@@ -31,16 +31,19 @@ void mm_cu_wait_for_weights(mm_backend *b, uint32_t group) {
 
 void mm_cu_wait_for_experts(mm_backend *b) {
   if (!b->loading) return;
-  const auto list_used = [&] { return mm_cu_check(mm_cu_list_used(b->route, b->used, b->rows, b->stream), "experts in use", &b->err); };
+  const auto list_used = [&] {
+    return mm_cu_check(mm_cu_list_used(b->experts.route, b->experts.used, b->step.rows, b->stream), "experts in use", &b->err);
+  };
   if (b->dry_runs) {
     list_used();
     return;
   }
-  const uint32_t n = b->route.held ? b->route.held : b->route.experts, first = mm_cu_group_of_experts(b->c.model, b->routed);
+  const uint32_t n = b->experts.route.held ? b->experts.route.held : b->experts.route.experts,
+                 first = mm_cu_group_of_experts(b->c.model, b->experts.layer);
   const std::vector<uint32_t> all(MM_CU_MAX_EXPERTS / 32, ~0u);
   const bool near = b->loading->is_near(first, n);
   if (!near && (!list_used() || !mm_cu_check(cudaStreamSynchronize(b->stream), "experts in use", &b->err))) return;
-  if (!b->loading->wait_for(first, n, near ? all.data() : b->used, b->stream, &b->err)) give_up(b);
+  if (!b->loading->wait_for(first, n, near ? all.data() : b->experts.used, b->stream, &b->err)) give_up(b);
 }
 
 bool mm_cu_come_to_end(mm_backend *b, mm_err *err) {

@@ -48,44 +48,46 @@ uint32_t bucket_of(const mm_backend *b, uint32_t rows) {
 bool receives(const mm_backend *b) { return b->c.weights->layer_first > 0; }
 
 bool grow_logits(mm_backend *b, size_t rows, mm_err *err) {
-  return rows <= b->logits_rows || b->dry_runs || mm_cu_make_logits(b, rows, err);
+  return rows <= b->logits.rows || b->dry_runs || mm_cu_make_logits(b, rows, err);
 }
 
 /* Sets the kind of the step and its sizes. */
 void plan_step(mm_backend *b, const mm_batch *batch) {
-  b->decode = !b->c.options.batch_invariant && batch->tokens > 0 && batch->span_count == batch->tokens;
-  b->ending = batch->sampling ? GREEDY : LOGITS, b->asked = nullptr, b->keeps = false;
+  b->step.decode = !b->c.options.batch_invariant && batch->tokens > 0 && batch->span_count == batch->tokens;
+  b->step.ending = batch->sampling ? GREEDY : LOGITS, b->step.asked = nullptr, b->sampler.pending = false;
   for (uint32_t i = 0; batch->sampling && i < batch->out_count; i++) {
-    b->ending = std::max(b->ending, (step_end)(GREEDY + mm_cu_draws_of(&batch->sampling[i], b->choice.vocab)));
-    if (mm_sampling_asks(&batch->sampling[i]) & ~(uint32_t)MM_SAMPLES_MIN_P) b->asked = batch->sampling;
+    b->step.ending = std::max(b->step.ending, (step_end)(GREEDY + mm_cu_draws_of(&batch->sampling[i], b->sampler.args.vocab)));
+    if (mm_sampling_asks(&batch->sampling[i]) & ~(uint32_t)MM_SAMPLES_MIN_P) b->step.asked = batch->sampling;
   }
-  if (b->asked) b->ending = LOGITS;
-  for (b->singles = 0; !b->c.options.batch_invariant && !b->decode && b->singles < batch->span_count && batch->span[b->singles].count == 1;)
-    b->singles++;
-  const uint32_t bucket = b->decode && batch->out_count == batch->tokens ? bucket_of(b, batch->tokens) : 0;
-  b->rows = bucket ? bucket : batch->tokens, b->tokens = batch->tokens;
-  if (b->c.calibration && b->rows == 1) b->rows = 2; /* a single token's pairs are not sorted, as mm_cu_collect_experts wants them */
-  b->wanted = batch->out_count, b->outs = bucket ? bucket : batch->out_count;
-  if (b->c.options.batch_invariant && b->rows) b->rows = (uint32_t)mm_max(b->rows, kLeastInvariant);
-  if (b->c.options.batch_invariant && b->outs) b->outs = (uint32_t)mm_max(b->outs, kLeastInvariant);
-  b->spans = batch->span_count, b->tiles = 0;
-  b->mode = EAGER, b->graph = nullptr;
+  if (b->step.asked) b->step.ending = LOGITS;
+  for (b->step.singles = 0;
+       !b->c.options.batch_invariant && !b->step.decode && b->step.singles < batch->span_count && batch->span[b->step.singles].count == 1;)
+    b->step.singles++;
+  const uint32_t bucket = b->step.decode && batch->out_count == batch->tokens ? bucket_of(b, batch->tokens) : 0;
+  b->step.rows = bucket ? bucket : batch->tokens, b->step.tokens = batch->tokens;
+  if (b->c.calibration && b->step.rows == 1)
+    b->step.rows = 2; /* a single token's pairs are not sorted, as mm_cu_collect_experts wants them */
+  b->step.wanted = batch->out_count, b->step.outs = bucket ? bucket : batch->out_count;
+  if (b->c.options.batch_invariant && b->step.rows) b->step.rows = (uint32_t)mm_max(b->step.rows, kLeastInvariant);
+  if (b->c.options.batch_invariant && b->step.outs) b->step.outs = (uint32_t)mm_max(b->step.outs, kLeastInvariant);
+  b->step.spans = batch->span_count, b->step.tiles = 0;
+  b->capture.mode = EAGER, b->capture.graph = nullptr;
 }
 
 /* Decides between launching, capturing and replaying: after its buffers have their sizes, since growing one drops captured graphs. */
 void plan_mode(mm_backend *b) {
-  if (!b->decode || b->outs != b->rows || b->rows > kBuckets[sizeof kBuckets / sizeof *kBuckets - 1]) return;
-  if (b->c.options.eager || b->unrecorded || b->dry_runs) return;
-  b->graph = &b->graphs[{b->rows, b->ending}];
-  if (b->graph->exec) {
-    b->mode = REPLAY;
-  } else if (b->graph->seen++ > 0 && !b->loading) {
-    b->mode = CAPTURE;
+  if (!b->step.decode || b->step.outs != b->step.rows || b->step.rows > kBuckets[sizeof kBuckets / sizeof *kBuckets - 1]) return;
+  if (b->c.options.eager || b->capture.off || b->dry_runs) return;
+  b->capture.graph = &b->capture.graphs[{b->step.rows, b->step.ending}];
+  if (b->capture.graph->exec) {
+    b->capture.mode = REPLAY;
+  } else if (b->capture.graph->seen++ > 0 && !b->loading) {
+    b->capture.mode = CAPTURE;
   }
 }
 
 /* Rows [0, singles) are one token each of a sequence, the rest are prefill chunks. */
-uint32_t singles_of(const mm_backend *b) { return b->decode ? b->rows : b->singles; }
+uint32_t singles_of(const mm_backend *b) { return b->step.decode ? b->step.rows : b->step.singles; }
 
 /* Bytes of it behind the arrays. */
 size_t fill_batch(mm_backend *b, const mm_batch *batch, const batch_arrays *h) {
@@ -93,20 +95,20 @@ size_t fill_batch(mm_backend *b, const mm_batch *batch, const batch_arrays *h) {
     const mm_span *s = &batch->span[i];
     for (uint32_t t = 0; t < s->count; t++)
       h->id[s->first + t] = batch->id[s->first + t], h->slot[s->first + t] = s->slot, h->pos[s->first + t] = s->pos + t;
-    if (b->decode) continue;
+    if (b->step.decode) continue;
     h->span[i] = {s->slot, s->first, s->count, s->pos};
-    if (i < b->singles) continue;
-    for (uint32_t t = 0; t < s->count; t += MM_CU_TILE) h->tile[b->tiles++] = make_uint2(i, t);
+    if (i < b->step.singles) continue;
+    for (uint32_t t = 0; t < s->count; t += MM_CU_TILE) h->tile[b->step.tiles++] = make_uint2(i, t);
   }
   auto before = [&](uint2 tile) { return batch->span[tile.x].pos + tile.y; };
-  std::sort(h->tile, h->tile + b->tiles, [&](uint2 x, uint2 y) { return before(x) != before(y) ? before(x) > before(y) : x.x < y.x; });
-  for (uint32_t i = batch->tokens; i < b->rows; i++) h->id[i] = 0, h->slot[i] = -1, h->pos[i] = 0;
-  for (uint32_t i = 0; i < b->outs; i++) {
+  std::sort(h->tile, h->tile + b->step.tiles, [&](uint2 x, uint2 y) { return before(x) != before(y) ? before(x) > before(y) : x.x < y.x; });
+  for (uint32_t i = batch->tokens; i < b->step.rows; i++) h->id[i] = 0, h->slot[i] = -1, h->pos[i] = 0;
+  for (uint32_t i = 0; i < b->step.outs; i++) {
     h->out[i] = i < batch->out_count ? batch->out[i] : i;
     const bool draws = batch->sampling && i < batch->out_count;
     h->draw[i] = draws ? mm_cu_draw_of(&batch->sampling[i], h->pos[h->out[i]] + UINT64_C(1)) : mm_cu_draw{};
   }
-  return mm_cu_gqa_list(b->heads, singles_of(b), h->slot, h->pos, b->far, h->first, h->item) * sizeof *h->item;
+  return mm_cu_gqa_list(b->heads, singles_of(b), h->slot, h->pos, b->attention.far, h->first, h->item) * sizeof *h->item;
 }
 
 /* Room for a step: none that belongs to a step whose choices are outstanding, however many steps came since. */
@@ -119,30 +121,30 @@ step_memory *free_memory(mm_backend *b) {
 
 /* The state of the ops between themselves, as at the start of a step. */
 void start_ops(mm_backend *b) {
-  b->err.status = MM_OK, b->failed = nullptr, b->deferred = {}, b->lost = false;
+  b->err.status = MM_OK, b->failed = nullptr, b->step.deferred = {}, b->lost = false;
   b->inputs.coded = b->inputs.rounded = nullptr;
-  b->inputs.decode = b->decode;
+  b->inputs.decode = b->step.decode;
 }
 
 bool cuda_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
   if (b->c.attach && !mm_hold_stands(b->c.attach, b->memory.connection, err)) return false;
   if ((!receives(b) && !mm_cu_look_at_load(b, batch, err)) || !mm_cu_begin_ranks(b, err)) return false;
   plan_step(b, batch);
-  if (!receives(b) && !grow_logits(b, b->outs, err)) return false;
-  plan_mode(b), start_ops(b), b->kept.clear();
-  if (!(b->step = free_memory(b)))
+  if (!receives(b) && !grow_logits(b, b->step.outs, err)) return false;
+  plan_mode(b), start_ops(b), b->capture.ops.clear();
+  if (!(b->step.memory = free_memory(b)))
     return mm_fail(err, MM_USAGE, "E_BATCH", mm_at(NULL, NULL), "found %d steps outstanding, expected at most %d", MM_QUEUE + 1, MM_QUEUE);
   batch_arrays host;
-  size_t bytes = mm_cu_place_batch(b->rows, b->decode, static_cast<char *>(b->step->block), &host);
-  mm_cu_place_batch(b->rows, b->decode, static_cast<char *>(b->device_block), &b->device);
+  size_t bytes = mm_cu_place_batch(b->step.rows, b->step.decode, static_cast<char *>(b->step.memory->block), &host);
+  mm_cu_place_batch(b->step.rows, b->step.decode, static_cast<char *>(b->device_block), &b->device);
   if (b->dry_runs) {
     fill_batch(b, batch, &host);
     return true;
   }
-  if (!mm_cu_check(cudaEventSynchronize(b->step->done), "earlier step", err)) return false;
+  if (!mm_cu_check(cudaEventSynchronize(b->step.memory->done), "earlier step", err)) return false;
   bytes += fill_batch(b, batch, &host);
   if (mm_cu_upload_pages(b, batch, err) &&
-      mm_cu_check(cudaMemcpyAsync(b->device_block, b->step->block, bytes, cudaMemcpyHostToDevice, b->stream), "copy batch", err) &&
+      mm_cu_check(cudaMemcpyAsync(b->device_block, b->step.memory->block, bytes, cudaMemcpyHostToDevice, b->stream), "copy batch", err) &&
       (!b->peers || mm_cu_peers_settle(b->peers, b->stream, err)))
     return true;
   cudaStreamSynchronize(b->stream); /* kernels may read the step's lists of pages, and its memory is free now */
@@ -150,31 +152,31 @@ bool cuda_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
 }
 
 /* True if ops launch kernels now. After a failure nothing is launched. */
-bool running(const mm_backend *b) { return b->mode == EAGER && b->err.status == MM_OK && !b->lost; }
+bool running(const mm_backend *b) { return b->capture.mode == EAGER && b->err.status == MM_OK && !b->lost; }
 
 /* True if the op is not launched now: it is collected for a capture, or part of a captured graph. */
 template <class... Args>
 bool later(mm_backend *b, void (*op)(mm_backend *, Args...), std::common_type_t<Args>... args) {
-  if (b->mode == CAPTURE) b->kept.push_back([=] { op(b, args...); });
-  return b->mode != EAGER;
+  if (b->capture.mode == CAPTURE) b->capture.ops.push_back([=] { op(b, args...); });
+  return b->capture.mode != EAGER;
 }
 
 /* Launches the deferred ops. */
 void catch_up(mm_backend *b) {
-  const deferred_residual &d = b->deferred;
+  const deferred_residual &d = b->step.deferred;
   if (!running(b) || d.state == RESIDUAL_NONE) return;
   const cudaError_t e = d.state == RESIDUAL_SUMMED
-                            ? mm_cu_combine_rows(d.op, b->rows, d.width, b->stream)
-                            : mm_cu_combine_ranks(b->peers, d.op, b->rows, d.width, d.state == RESIDUAL_SENT, b->stream);
+                            ? mm_cu_combine_rows(d.op, b->step.rows, d.width, b->stream)
+                            : mm_cu_combine_ranks(b->peers, d.op, b->step.rows, d.width, d.state == RESIDUAL_SENT, b->stream);
   check(b, e, "combine");
-  b->deferred = {};
+  b->step.deferred = {};
 }
 
 /* All ops that were kept. */
 void run_kept(mm_backend *b) {
   start_ops(b);
-  b->mode = EAGER;
-  for (const auto &op : b->kept) op();
+  b->capture.mode = EAGER;
+  for (const auto &op : b->capture.ops) op();
   catch_up(b);
 }
 
@@ -184,12 +186,12 @@ bool record_kept(mm_backend *b) {
   run_kept(b);
   cudaGraph_t g = nullptr;
   check(b, cudaStreamEndCapture(b->stream, &g), "end capture");
-  if (b->err.status == MM_OK) check(b, cudaGraphInstantiate(&b->graph->exec, g, 0), "instantiate graph");
-  if (b->err.status == MM_OK) check(b, cudaGraphUpload(b->graph->exec, b->stream), "upload graph");
+  if (b->err.status == MM_OK) check(b, cudaGraphInstantiate(&b->capture.graph->exec, g, 0), "instantiate graph");
+  if (b->err.status == MM_OK) check(b, cudaGraphUpload(b->capture.graph->exec, b->stream), "upload graph");
   if (g) cudaGraphDestroy(g);
   if (b->err.status == MM_OK) return true;
-  if (b->graph->exec) cudaGraphExecDestroy(b->graph->exec);
-  b->graph->exec = nullptr;
+  if (b->capture.graph->exec) cudaGraphExecDestroy(b->capture.graph->exec);
+  b->capture.graph->exec = nullptr;
   return false;
 }
 
@@ -199,23 +201,23 @@ void finish_capture(mm_backend *b) {
   if (b->peers && !mm_cu_peers_meet(b->peers, recorded, &recorded, &b->err))
     return; /* all or none; and no rank's kernels wait for one that makes a graph */
   if (recorded) {
-    b->mode = REPLAY;
+    b->capture.mode = REPLAY;
     return;
   }
   cudaGetLastError();
-  fprintf(stderr, "cuda: recording a step of %u rows failed, so steps are launched kernel by kernel from now on: %s\n", b->rows,
+  fprintf(stderr, "cuda: recording a step of %u rows failed, so steps are launched kernel by kernel from now on: %s\n", b->step.rows,
           b->err.text);
   b->drop_graphs();
-  b->graph = nullptr, b->unrecorded = true;
+  b->capture.graph = nullptr, b->capture.off = true;
   run_kept(b);
 }
 
 /* Whatever the ops left to launch. */
 void finish_step(mm_backend *b) {
   catch_up(b);
-  if (b->mode == CAPTURE) finish_capture(b);
-  b->kept.clear();
-  if (b->mode == REPLAY && b->err.status == MM_OK) check(b, cudaGraphLaunch(b->graph->exec, b->stream), "launch graph");
+  if (b->capture.mode == CAPTURE) finish_capture(b);
+  b->capture.ops.clear();
+  if (b->capture.mode == REPLAY && b->err.status == MM_OK) check(b, cudaGraphLaunch(b->capture.graph->exec, b->stream), "launch graph");
 }
 
 /* True without a failure since begin; else hands it on. */
@@ -229,9 +231,10 @@ bool cuda_end(mm_backend *b, float *out, mm_err *err) {
   finish_step(b);
   if (b->dry_runs) return succeeded(b, err);
   const bool here = mm_cu_come_to_end(b, err);
-  if (here && b->err.status == MM_OK && b->wanted)
+  if (here && b->err.status == MM_OK && b->step.wanted)
     check(b,
-          cudaMemcpyAsync(out, b->logits, (size_t)b->wanted * b->c.weights->vocab_rows * sizeof(float), cudaMemcpyDeviceToHost, b->stream),
+          cudaMemcpyAsync(out, b->logits.own, (size_t)b->step.wanted * b->c.weights->vocab_rows * sizeof(float), cudaMemcpyDeviceToHost,
+                          b->stream),
           "copy logits");
   check(b, cudaStreamSynchronize(b->stream), "step");
   return succeeded(b, err) && here && mm_cu_loaded(b, err) && (!b->peers || mm_cu_peers_check(b->peers, err));
@@ -240,13 +243,13 @@ bool cuda_end(mm_backend *b, float *out, mm_err *err) {
 void choose_tokens(mm_backend *b) {
   if (later(b, choose_tokens)) return;
   catch_up(b);
-  const uint32_t rows = b->decode ? b->outs : b->wanted;
+  const uint32_t rows = b->step.decode ? b->step.outs : b->step.wanted;
   if (!running(b) || !rows) return;
   check(b, mm_cu_share_logits(b, rows), "share logits");
   if (b->err.status != MM_OK) return;
-  b->choice.tokens = b->rows;
-  b->choice.out = b->device.out, b->choice.slot = b->device.slot, b->choice.draw = b->device.draw;
-  check(b, mm_cu_choose_tokens(b->choice, rows, (mm_cu_draws)(b->ending - GREEDY), b->stream), "choose");
+  b->sampler.args.tokens = b->step.rows;
+  b->sampler.args.out = b->device.out, b->sampler.args.slot = b->device.slot, b->sampler.args.draw = b->device.draw;
+  check(b, mm_cu_choose_tokens(b->sampler.args, rows, (mm_cu_draws)(b->step.ending - GREEDY), b->stream), "choose");
 }
 
 /* Ranks meet in it, which another one may break. */
@@ -256,11 +259,11 @@ void choose_asked(mm_backend *b, const mm_sampling *sampling) {
 
 /* The step's choices come back by collect. */
 bool queue_choices(mm_backend *b, mm_err *err) {
-  step_memory *m = b->step;
-  m->outs = b->wanted, m->broken = false;
+  step_memory *m = b->step.memory;
+  m->outs = b->step.wanted, m->broken = false;
   const bool here = mm_cu_come_to_end(b, err);
   if (b->err.status == MM_OK && m->outs)
-    check(b, cudaMemcpyAsync(m->id, b->choice.id, m->outs * sizeof *m->id, cudaMemcpyDeviceToHost, b->stream), "copy choices");
+    check(b, cudaMemcpyAsync(m->id, b->sampler.args.id, m->outs * sizeof *m->id, cudaMemcpyDeviceToHost, b->stream), "copy choices");
   if (b->err.status == MM_OK) check(b, cudaEventRecord(m->done, b->stream), "record event");
   if (!succeeded(b, err) || !here) {
     cudaStreamSynchronize(b->stream); /* the batch's upload may be under way, and its memory is free now */
@@ -271,19 +274,19 @@ bool queue_choices(mm_backend *b, mm_err *err) {
 }
 
 bool cuda_choose(mm_backend *b, mm_err *err) {
-  if (!b->asked) choose_tokens(b);
+  if (!b->step.asked) choose_tokens(b);
   finish_step(b);
   if (b->dry_runs) return succeeded(b, err);
-  b->step->logprobs_wanted.clear();
-  if (b->asked && b->err.status == MM_OK && !b->lost) choose_asked(b, b->asked);
+  b->step.memory->logprobs_wanted.clear();
+  if (b->step.asked && b->err.status == MM_OK && !b->lost) choose_asked(b, b->step.asked);
   return queue_choices(b, err);
 }
 
 bool cuda_keep(mm_backend *b, mm_err *err) {
   finish_step(b);
-  if (b->err.status == MM_OK) check(b, cudaEventRecord(b->step->done, b->stream), "record event");
-  b->keeps = !b->lost && succeeded(b, err) && mm_cu_loaded(b, err);
-  if (b->keeps) return true;
+  if (b->err.status == MM_OK) check(b, cudaEventRecord(b->step.memory->done, b->stream), "record event");
+  b->sampler.pending = !b->lost && succeeded(b, err) && mm_cu_loaded(b, err);
+  if (b->sampler.pending) return true;
   if (b->c.comm) mm_comm_abort(b->c.comm); /* as mm_cu_come_to_end */
   cudaStreamSynchronize(b->stream);
   return false;
@@ -291,22 +294,22 @@ bool cuda_keep(mm_backend *b, mm_err *err) {
 
 bool cuda_choose_kept(mm_backend *b, const mm_sampling *sampling, uint32_t count, mm_err *err) {
   b->err.status = MM_OK, b->failed = nullptr, b->lost = false;
-  if (!b->keeps || count == 0) b->step = free_memory(b), b->wanted = b->outs = 0;
-  b->keeps = false;
+  if (!b->sampler.pending || count == 0) b->step.memory = free_memory(b), b->step.wanted = b->step.outs = 0;
+  b->sampler.pending = false;
   choose_asked(b, sampling);
   return queue_choices(b, err);
 }
 
 bool cuda_score(mm_backend *b, const int32_t *target, double *score, mm_err *err) {
-  const size_t n = b->keeps ? b->wanted : 0;
-  b->keeps = false;
+  const size_t n = b->sampler.pending ? b->step.wanted : 0;
+  b->sampler.pending = false;
   if (n == 0) return true;
-  if (!mm_cu_make_room(b, err, [&] { return b->scores.grow(n * (sizeof *score + sizeof *target), false, err); })) return false;
-  double *const out = static_cast<double *>(b->scores.p);
+  if (!mm_cu_make_room(b, err, [&] { return b->sampler.scores.grow(n * (sizeof *score + sizeof *target), false, err); })) return false;
+  double *const out = static_cast<double *>(b->sampler.scores.p);
   int32_t *const ids = reinterpret_cast<int32_t *>(out + n);
   return mm_cu_check(cudaMemcpyAsync(ids, target, n * sizeof *ids, cudaMemcpyHostToDevice, b->stream), "copy targets", err) &&
          mm_cu_check(mm_cu_share_logits(b, (uint32_t)n), "share logits", err) &&
-         mm_cu_check(mm_cu_score(b->choice, ids, out, (uint32_t)n, b->stream), "likelihood", err) &&
+         mm_cu_check(mm_cu_score(b->sampler.args, ids, out, (uint32_t)n, b->stream), "likelihood", err) &&
          (!b->peers || mm_cu_peers_settle(b->peers, b->stream, err)) &&
          mm_cu_check(score ? cudaMemcpyAsync(score, out, n * sizeof *score, cudaMemcpyDeviceToHost, b->stream) : cudaSuccess, "copy scores",
                      err) &&
@@ -341,13 +344,13 @@ bool cuda_collect(mm_backend *b, int32_t *id, mm_err *err) {
 /* At the start of an op: whether it launches anything, with all before it launched. */
 bool begin_op(mm_backend *b) {
   catch_up(b);
-  b->sent_before = b->sent, b->sent = nullptr;
+  b->step.sent_before = b->step.sent, b->step.sent = nullptr;
   return running(b);
 }
 
 /* Lets the kernel of a product of this rank's columns send its rows to the other rank of two, if it can: a combine follows. */
 void send_rows(mm_backend *b, bool partial, mm_act y) {
-  b->inputs.push = partial && b->peers ? mm_cu_push_rows(b->peers, b->rows, y.width) : mm_cu_push{};
+  b->inputs.push = partial && b->peers ? mm_cu_push_rows(b->peers, b->step.rows, y.width) : mm_cu_push{};
 }
 
 mm_cu_rows places(const mm_backend *b) { return {b->device.slot, b->device.pos}; }
@@ -356,10 +359,10 @@ void cuda_embed(mm_backend *b, mm_act x, const mm_packed *table) {
   mm_cu_wait_for_weights(b, 0);
   if (later(b, cuda_embed, x, table) || !begin_op(b)) return;
   b->inputs.wrote(x.data);
-  const mm_cu_weight &w = b->weight[table];
-  const mm_cu_ids ids = {b->device.id,  b->device.slot, b->choice.chosen,         b->c.weights->vocab_first, b->c.weights->vocab_rows,
-                         b->device.pos, b->ids,         b->c.limits.max_positions};
-  check(b, mm_cu_embed(rows_of(x), reinterpret_cast<const bf16 *>(w.data), ids, b->rows, x.width, b->stream), "embed");
+  const mm_cu_weight &w = b->weights.matrix[table];
+  const mm_cu_ids ids = {b->device.id,  b->device.slot, b->sampler.args.chosen,   b->c.weights->vocab_first, b->c.weights->vocab_rows,
+                         b->device.pos, b->sampler.ids, b->c.limits.max_positions};
+  check(b, mm_cu_embed(rows_of(x), reinterpret_cast<const bf16 *>(w.data), ids, b->step.rows, x.width, b->stream), "embed");
   check(b, mm_cu_sum_ranks(b, rows_of(x), x.width), "sum over ranks");
 }
 
@@ -368,8 +371,8 @@ void cuda_receive(mm_backend *b, mm_act x) {
   if (!begin_op(b)) return;
   b->inputs.wrote(x.data);
   if (b->dry_runs) return;
-  b->lost =
-      !mm_cu_receive_rows(b, rows_of(x), x.width, &b->err) || !mm_cu_look_at_load(b, nullptr, &b->err) || !grow_logits(b, b->outs, &b->err);
+  b->lost = !mm_cu_receive_rows(b, rows_of(x), x.width, &b->err) || !mm_cu_look_at_load(b, nullptr, &b->err) ||
+            !grow_logits(b, b->step.outs, &b->err);
   if (b->lost) b->failed = "receive";
 }
 
@@ -382,15 +385,15 @@ void cuda_layer(mm_backend *b, uint32_t l) { mm_cu_wait_for_weights(b, mm_cu_gro
 void cuda_norm(mm_backend *b, mm_act y, mm_act x, const mm_packed *w, double eps) {
   if (later(b, cuda_norm, y, x, w, eps) || !begin_op(b)) return;
   b->inputs.wrote(y.data);
-  check(b, mm_cu_norm(rows_of(y), rows_of(x), b->values[w], (float)eps, b->rows, y.width, b->stream), "norm");
+  check(b, mm_cu_norm(rows_of(y), rows_of(x), b->weights.values[w], (float)eps, b->step.rows, y.width, b->stream), "norm");
 }
 
 void cuda_linear(mm_backend *b, mm_act y, mm_act x, const mm_packed *w) {
   if (later(b, cuda_linear, y, x, w) || !begin_op(b)) return;
-  check(b, mm_cu_collect_linear(b, w, rows_of(x), nullptr, b->rows), "collect");
+  check(b, mm_cu_collect_linear(b, w, rows_of(x), nullptr, b->step.rows), "collect");
   send_rows(b, w->cut_k != 0, y);
-  check(b, b->inputs.linear(b->weight[w], {rows_of(x), nullptr, rows_of(y), nullptr, b->rows}, b->stream), "linear");
-  b->sent = b->inputs.pushed ? y.data : nullptr;
+  check(b, b->inputs.linear(b->weights.matrix[w], {rows_of(x), nullptr, rows_of(y), nullptr, b->step.rows}, b->stream), "linear");
+  b->step.sent = b->inputs.pushed ? y.data : nullptr;
 }
 
 void cuda_select(mm_backend *b, uint32_t layer, mm_act q, mm_act k, const mm_packed *q_norm, const mm_packed *k_norm) {
@@ -402,51 +405,53 @@ void cuda_select(mm_backend *b, uint32_t layer, mm_act q, mm_act k, const mm_pac
 void cuda_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm) {
   if (later(b, cuda_gqa, layer, o, qkv, q_norm, k_norm) || !begin_op(b)) return;
   b->inputs.wrote(o.data);
-  if (b->by_head) {
+  if (b->attention.by_head) {
     check(b, mm_cu_do_gqa(b, layer, o, qkv, q_norm, k_norm), "gqa");
     return;
   }
   const mm_cu_kv &kv = b->cache[layer].kv;
-  const float *qn = q_norm ? b->values[q_norm] : nullptr, *kn = k_norm ? b->values[k_norm] : nullptr;
+  const float *qn = q_norm ? b->weights.values[q_norm] : nullptr, *kn = k_norm ? b->weights.values[k_norm] : nullptr;
   if (q_norm && b->peers) {
     check(b, mm_cu_qk_norm_ranks(b, rows_of(qkv), qn, kn, (float)b->c.model->norm_eps), "norm of q and k");
     qn = kn = nullptr;
   }
-  const uint32_t singles = singles_of(b), rest = b->rows - singles;
-  mm_cu_qkv p = {rows_of(qkv), qn, kn, b->inv_freq, (float)b->c.model->norm_eps, singles};
-  mm_cu_gqa a = {rows_of(qkv), rows_of(o), b->gqa_work, singles, b->c.limits.max_tokens, {b->far, b->device.first, b->device.item}};
-  if (!b->far.items) a.far = {};
+  const uint32_t singles = singles_of(b), rest = b->step.rows - singles;
+  mm_cu_qkv p = {rows_of(qkv), qn, kn, b->attention.inv_freq, (float)b->c.model->norm_eps, singles};
+  mm_cu_gqa a = {
+      rows_of(qkv), rows_of(o), b->attention.work, singles, b->c.limits.max_tokens, {b->attention.far, b->device.first, b->device.item}};
+  if (!b->attention.far.items) a.far = {};
   if (singles) check(b, mm_cu_gqa_decode(b->heads, places(b), kv, p, a, b->stream), "gqa decode");
   if (!rest) return;
-  p.qkv += (size_t)singles * qkv.width, p.tokens = rest, a.tokens = b->rows; /* tiles name rows of the whole step */
+  p.qkv += (size_t)singles * qkv.width, p.tokens = rest, a.tokens = b->step.rows; /* tiles name rows of the whole step */
   check(b, mm_cu_rope(b->heads, {b->device.slot + singles, b->device.pos + singles}, kv, p, b->stream), "rope");
-  check(b, mm_cu_gqa_prefill(b->heads, {b->device.span, b->device.tile, b->tiles}, kv, a, b->stream), "gqa prefill");
+  check(b, mm_cu_gqa_prefill(b->heads, {b->device.span, b->device.tile, b->step.tiles}, kv, a, b->stream), "gqa prefill");
 }
 
 void cuda_lightning(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv) {
   if (later(b, cuda_lightning, layer, o, qkv) || !begin_op(b)) return;
   b->inputs.wrote(o.data);
   const layer_cache &c = b->cache[layer];
-  const mm_cu_lightning a = {rows_of(qkv), rows_of(o), c.state, c.slope, b->heads.heads, b->heads.head_dim, b->state_floats};
+  const mm_cu_lightning a = {rows_of(qkv), rows_of(o), c.state, c.slope, b->heads.heads, b->heads.head_dim, b->states.per_slot};
   if (b->c.options.batch_invariant) {
-    check(b, mm_cu_lightning_rows(a, b->device.span, b->spans, b->stream), "lightning rows");
+    check(b, mm_cu_lightning_rows(a, b->device.span, b->step.spans, b->stream), "lightning rows");
     return;
   }
   const uint32_t singles = singles_of(b);
   if (singles) check(b, mm_cu_lightning_decode(a, places(b), singles, b->stream), "lightning decode");
-  if (singles < b->rows) check(b, mm_cu_lightning_prefill(a, b->device.span + singles, b->spans - singles, b->stream), "lightning prefill");
+  if (singles < b->step.rows)
+    check(b, mm_cu_lightning_prefill(a, b->device.span + singles, b->step.spans - singles, b->stream), "lightning prefill");
 }
 
 void cuda_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_packed *w, double eps) {
   if (later(b, cuda_gated_norm, y, o, gate, w, eps) || !begin_op(b)) return;
   b->inputs.wrote(y.data);
   if (b->peers) {
-    check(b, mm_cu_gated_norm_ranks(b, {rows_of(y), rows_of(o), rows_of(gate), b->values[w], (float)eps, y.width}), "gated norm");
+    check(b, mm_cu_gated_norm_ranks(b, {rows_of(y), rows_of(o), rows_of(gate), b->weights.values[w], (float)eps, y.width}), "gated norm");
     return;
   }
   check(b,
-        mm_cu_gated_norm(rows_of(y), rows_of(o), rows_of(gate), b->values[w], (float)eps, b->rows, y.width,
-                         b->inputs.codes_too(rows_of(y), b->rows, y.width), b->stream),
+        mm_cu_gated_norm(rows_of(y), rows_of(o), rows_of(gate), b->weights.values[w], (float)eps, b->step.rows, y.width,
+                         b->inputs.codes_too(rows_of(y), b->step.rows, y.width), b->stream),
         "gated norm");
 }
 
@@ -454,32 +459,37 @@ void cuda_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_pa
  * save the same time; 16 MB compete with the experts' own reads. */
 mm_cu_ahead ahead_of(mm_backend *b, uint32_t layer) {
   constexpr uint64_t kMost = 6 << 20;
-  if (b->rows > 1 || layer + 1 >= b->c.weights->layer_end) return {};
-  const mm_cu_weight &w = b->weight[&b->c.weights->layer[layer + 1].qkv];
+  if (b->step.rows > 1 || layer + 1 >= b->c.weights->layer_end) return {};
+  const mm_cu_weight &w = b->weights.matrix[&b->c.weights->layer[layer + 1].qkv];
   return {w.data, (uint32_t)mm_min(kMost, (uint64_t)w.lead * w.n * w.pitch)};
 }
 
 void cuda_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router, const mm_packed *bias) {
-  b->routed = layer;
+  b->experts.layer = layer;
   if (later(b, cuda_route, layer, x, router, bias) || !running(b)) return;
-  const auto narrow = b->weight.find(router);
-  const bool wide = narrow == b->weight.end();
-  const void *w = wide ? static_cast<const void *>(b->values[router]) : narrow->second.data;
-  const mm_cu_router m = {
-      w, wide, x.width, wide ? b->router[router] : nullptr, b->route_product, b->c.options.batch_invariant, ahead_of(b, layer)};
-  b->route.bias = bias ? b->values[bias] : nullptr, b->route.slot = b->device.slot;
-  b->route.load = b->load + (size_t)layer * b->route.experts;
-  const deferred_residual &d = b->deferred;
-  const bool alone = d.state > RESIDUAL_SUMMED && b->rows == 1 && mm_cu_peers_distinct(b->peers);
+  const auto narrow = b->weights.matrix.find(router);
+  const bool wide = narrow == b->weights.matrix.end();
+  const void *w = wide ? static_cast<const void *>(b->weights.values[router]) : narrow->second.data;
+  const mm_cu_router m = {w,
+                          wide,
+                          x.width,
+                          wide ? b->weights.router[router] : nullptr,
+                          b->experts.router_product,
+                          b->c.options.batch_invariant,
+                          ahead_of(b, layer)};
+  b->experts.route.bias = bias ? b->weights.values[bias] : nullptr, b->experts.route.slot = b->device.slot;
+  b->experts.route.load = b->experts.load + (size_t)layer * b->experts.route.experts;
+  const deferred_residual &d = b->step.deferred;
+  const bool alone = d.state > RESIDUAL_SUMMED && b->step.rows == 1 && mm_cu_peers_distinct(b->peers);
   if (d.op.n == x.data && (d.state == RESIDUAL_SUMMED || alone)) {
     check(b,
-          alone ? mm_cu_combine_route_ranks(b->peers, d.op, m, b->route, b->stream)
-                : mm_cu_combine_route(d.op, m, b->route, b->rows, b->stream),
+          alone ? mm_cu_combine_route_ranks(b->peers, d.op, m, b->experts.route, b->stream)
+                : mm_cu_combine_route(d.op, m, b->experts.route, b->step.rows, b->stream),
           "route");
-    b->deferred = {};
+    b->step.deferred = {};
   } else {
     catch_up(b);
-    check(b, mm_cu_route_tokens(m, b->route, rows_of(x), b->rows, b->stream), "route");
+    check(b, mm_cu_route_tokens(m, b->experts.route, rows_of(x), b->step.rows, b->stream), "route");
   }
 }
 
@@ -487,11 +497,11 @@ void cuda_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const
   if (later(b, cuda_experts, y, x, w13, w2) || !begin_op(b)) return;
   mm_cu_wait_for_experts(b);
   if (!running(b)) return;
-  const mm_cu_experts a = {rows_of(x), rows_of(y), b->middle, b->pair_out, b->rows};
+  const mm_cu_experts a = {rows_of(x), rows_of(y), b->experts.middle, b->experts.pair_out, b->step.rows};
   check(b, mm_cu_collect_experts(b, w13, w2, a), "collect");
-  send_rows(b, !b->c.weights->layer[b->routed].mlp_up.scheme, y); /* else the shared expert's come on top */
-  check(b, b->inputs.experts(b->weight[w13], b->weight[w2], b->route, a, b->stream), "experts");
-  b->sent = b->inputs.pushed ? y.data : nullptr;
+  send_rows(b, !b->c.weights->layer[b->experts.layer].mlp_up.scheme, y); /* else the shared expert's come on top */
+  check(b, b->inputs.experts(b->weights.matrix[w13], b->weights.matrix[w2], b->experts.route, a, b->stream), "experts");
+  b->step.sent = b->inputs.pushed ? y.data : nullptr;
 }
 
 void cuda_mlp(mm_backend *b, mm_act y, mm_act x, const mm_packed *up, const mm_packed *down, bool add) {
@@ -502,20 +512,20 @@ void cuda_mlp(mm_backend *b, mm_act y, mm_act x, const mm_packed *up, const mm_p
 void cuda_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps) {
   if (later(b, cuda_combine, h, n, residual, branch, scale, w, eps) || !begin_op(b)) return;
   b->inputs.wrote(h.data), b->inputs.wrote(n.data);
-  const bool partial = mm_cu_combines_ranks(b->peers, b->rows, h.width);
+  const bool partial = mm_cu_combines_ranks(b->peers, b->step.rows, h.width);
   if (!partial) check(b, mm_cu_sum_ranks(b, rows_of(branch), h.width), "sum over ranks");
-  const float *const norm = b->values[w ? w : mm_cu_any_norm(b)];
+  const float *const norm = b->weights.values[w ? w : mm_cu_any_norm(b)];
   const mm_cu_combine a = {rows_of(h),        rows_of(n), rows_of(residual),
                            rows_of(branch),   norm,       (float)scale.alpha,
-                           (float)scale.beta, (float)eps, b->inputs.codes_too(rows_of(n), b->rows, n.width)};
-  b->deferred = {!partial ? RESIDUAL_SUMMED : b->sent_before == branch.data ? RESIDUAL_SENT : RESIDUAL_PARTIAL, a, h.width};
+                           (float)scale.beta, (float)eps, b->inputs.codes_too(rows_of(n), b->step.rows, n.width)};
+  b->step.deferred = {!partial ? RESIDUAL_SUMMED : b->step.sent_before == branch.data ? RESIDUAL_SENT : RESIDUAL_PARTIAL, a, h.width};
   if (b->c.options.eager) catch_up(b);
 }
 
 void cuda_copy(mm_backend *b, mm_act to, mm_act from) {
   if (later(b, cuda_copy, to, from) || !begin_op(b)) return;
   b->inputs.wrote(to.data);
-  check(b, mm_cu_copy(rows_of(to), rows_of(from), (size_t)b->rows * to.width, b->stream), "copy");
+  check(b, mm_cu_copy(rows_of(to), rows_of(from), (size_t)b->step.rows * to.width, b->stream), "copy");
 }
 
 bool cuda_read(mm_backend *b, mm_act a, uint32_t rows, float *out, mm_err *err) {
@@ -523,14 +533,15 @@ bool cuda_read(mm_backend *b, mm_act a, uint32_t rows, float *out, mm_err *err) 
 }
 
 bool cuda_expert_load(mm_backend *b, uint64_t *load, mm_err *err) {
-  return mm_cu_download(load, b->load, b->cache.size() * b->route.experts * sizeof *load, b->stream, err);
+  return mm_cu_download(load, b->experts.load, b->cache.size() * b->experts.route.experts * sizeof *load, b->stream, err);
 }
 
 void cuda_logits(mm_backend *b, mm_act x, const mm_packed *head) {
   mm_cu_wait_for_weights(b, mm_cu_group_of_head(b->c.model));
-  if (later(b, cuda_logits, x, head) || !begin_op(b) || b->outs == 0) return;
-  check(b, mm_cu_collect_linear(b, head, rows_of(x), b->device.out, b->wanted), "collect");
-  check(b, b->inputs.linear(b->weight[head], {rows_of(x), b->device.out, nullptr, b->logits, b->outs}, b->stream), "logits");
+  if (later(b, cuda_logits, x, head) || !begin_op(b) || b->step.outs == 0) return;
+  check(b, mm_cu_collect_linear(b, head, rows_of(x), b->device.out, b->step.wanted), "collect");
+  check(b, b->inputs.linear(b->weights.matrix[head], {rows_of(x), b->device.out, nullptr, b->logits.own, b->step.outs}, b->stream),
+        "logits");
 }
 
 }  // namespace

@@ -96,78 +96,128 @@ struct deferred_residual {
   uint32_t width = 0;
 };
 
+/* The step under way: its sizes, and what the ops so far have left to do. */
+struct current_step {
+  uint32_t rows = 0, outs = 0;     /* with padding */
+  uint32_t tokens = 0, wanted = 0; /* rows and outputs without it */
+  uint32_t spans = 0, tiles = 0;   /* not of decode steps */
+  uint32_t singles = 0;            /* rows before the first span of several: attention takes them as a decode step does */
+  bool decode = false;
+  step_end ending = LOGITS;
+  const mm_sampling *asked = nullptr; /* options of its rows, where they are more than draws: sampled after the pass, not captured */
+  step_memory *memory = nullptr;
+  deferred_residual deferred;
+  const void *sent = nullptr, *sent_before = nullptr; /* rows that an op, and the op before it, sent as it made them */
+};
+
+/* Decode steps as CUDA graphs. */
+struct graph_capture {
+  step_mode mode = EAGER;
+  step_graph *graph = nullptr;                                /* of the step under way */
+  std::vector<std::function<void()>> ops;                     /* CAPTURE: the ops so far */
+  std::map<std::pair<uint32_t, step_end>, step_graph> graphs; /* by rows and ending */
+  bool off = false; /* capturing has failed, or rows go to another stage: every step is launched kernel by kernel */
+};
+
+/* Weights on the device. */
+struct device_weights {
+  std::map<const mm_packed *, mm_cu_weight> matrix;
+  std::map<const mm_packed *, const float *> values; /* as f32: norms, bias, routers that are not bf16 */
+  std::map<const mm_packed *, const bf16 *> router;  /* routers that are not bf16, in pieces (mm_cu_router) */
+  std::map<const mm_packed *, mm_cu_sums> sums;      /* of inputs, for c.calibration (collect.h) */
+};
+
+/* Page tables of the slots (paging.cu). */
+struct page_tables {
+  uint32_t *device_table = nullptr, per_slot = 0;
+  std::vector<uint32_t> host_table; /* [slots, per_slot] what device_table holds after all steps so far */
+  bool own = true;                  /* page i of slot s is s * per_slot + i everywhere */
+  std::vector<mm_cu_edit> edits;
+  mm_cu_page_work work = {}; /* but for the lists */
+};
+
+/* Lightning states. */
+struct slot_states {
+  float *data = nullptr; /* [slots, lightning layers, heads, d key, d value] */
+  size_t per_slot = 0;   /* floats */
+};
+
+struct attention_buffers {
+  float *inv_freq = nullptr;
+  void *work = nullptr;
+  mm_cu_far_plan far = {};
+  bool by_head = false;     /* an extended model: norms of each head (extended.cu) */
+  mm_cu_select select = {}; /* an extended model's, but for q and keys */
+};
+
+struct expert_buffers {
+  mm_cu_route route = {};
+  uint32_t layer = 0;       /* that route was last filled for */
+  uint32_t *used = nullptr; /* pinned: experts that a step uses while not all are there; [MM_CU_MAX_EXPERTS / 32] bits */
+  float *router_product = nullptr;
+  bf16 *middle = nullptr; /* rows between w13 and w2 */
+  float *pair_out = nullptr;
+  unsigned long long *load = nullptr; /* [layers, experts] */
+};
+
+/* Of an extended model's MLP. */
+struct mlp_buffers {
+  float *wide = nullptr; /* [max_tokens, widest of the rows between the products, or hidden] */
+  bf16 *middle = nullptr;
+};
+
+struct sampler_buffers {
+  mm_cu_choose args = {};
+  int32_t *ids = nullptr;                     /* [slots, max_positions] that the slots hold */
+  grown options, raw, seen, logprobs, scores; /* of steps whose rows ask for more than a draw (sampling_requests.cu) */
+  bool pending = false;                       /* the logits of the step before are not sampled yet */
+};
+
+struct logits_buffers {
+  float *own = nullptr; /* [rows, vocab_rows] this rank's */
+  size_t rows = 0;
+  float *whole = nullptr;           /* of several ranks: [rows, ranks · vocab_rows], each rank's columns after another's */
+  float *of_rank[MM_CU_PEERS] = {}; /* all ranks' whole */
+};
+
 struct mm_backend {
   mm_backend_config c;
   mm_cu_memory memory;
-  std::unique_ptr<mm_cu_load> loading; /* NULL from the first step on that finds all weights there */
-  uint32_t *used = nullptr;            /* pinned: experts that a step uses while not all are there; [MM_CU_MAX_EXPERTS / 32] bits */
-  mm_cu_peers *peers = nullptr;        /* of a rank of several (ranks.h), as is: */
-  float *squares = nullptr;            /* [max_tokens, 2], and room for two more */
-  __nv_bfloat16 *border = nullptr;     /* pinned, [max_tokens, H]: rows between pipeline stages (stages.cu) */
   cudaStream_t stream = nullptr;
-  std::map<const mm_packed *, mm_cu_weight> weight;
-  std::map<const mm_packed *, const float *> values; /* as f32: norms, bias, routers that are not bf16 */
-  std::map<const mm_packed *, mm_cu_sums> sums;      /* of inputs, for c.calibration (collect.h) */
-  std::map<const mm_packed *, const bf16 *> router;  /* those that are not bf16, in pieces (mm_cu_router) */
-  std::vector<layer_cache> cache;
-  float *states = nullptr; /* [slots, lightning layers, heads, d key, d value] */
-  size_t state_floats = 0; /* of one slot */
-  mm_cu_heads heads = {};
-  float *inv_freq = nullptr;
-  uint32_t *page_table = nullptr, pages_per_slot = 0;
-  std::vector<uint32_t> table; /* [slots, pages_per_slot] what page_table holds after all steps so far */
-  bool own_pages = true;       /* that is page i of slot s at s * pages_per_slot + i everywhere */
-  std::vector<mm_cu_edit> edits;
-  mm_cu_page_work page_work = {}; /* but for the lists */
-  void *gqa_work = nullptr;
-  mm_cu_far_plan far = {};
-  mm_cu_route route = {};
-  uint32_t routed = 0; /* the layer that route was last filled for */
-  float *route_product = nullptr;
-  mm_cu_rounded inputs;
-  mm_cu_whole_rows whole_rows = {}; /* inputs whose scales are of several ranks' columns */
-  bf16 *middle = nullptr;
-  float *pair_out = nullptr;
-  unsigned long long *load = nullptr; /* [layers, experts] */
-  bool by_head = false;               /* an extended model: what follows, and attention with norms of each head (extended.cu) */
-  mm_cu_select select = {};           /* but for q and keys */
-  float *mlp_wide = nullptr;          /* [max_tokens, widest of the rows between the products, or hidden] */
-  bf16 *mlp_middle = nullptr;
+  std::unique_ptr<mm_cu_load> loading; /* NULL from the first step on that finds all weights there */
+  device_weights weights;
 
+  /* ranks (ranks.cu) and stages (stages.cu) */
+  mm_cu_peers *peers = nullptr;     /* of a rank of several, as is: */
+  float *squares = nullptr;         /* [max_tokens, 2], and room for two more */
+  mm_cu_whole_rows whole_rows = {}; /* inputs whose scales are of several ranks' columns */
+  __nv_bfloat16 *border = nullptr;  /* pinned, [max_tokens, H]: rows between pipeline stages */
+
+  /* caches of the slots */
+  std::vector<layer_cache> cache;
+  slot_states states;
+  page_tables pages;
+
+  /* work space of the ops */
+  mm_cu_heads heads = {};
+  mm_cu_rounded inputs;
+  attention_buffers attention;
+  expert_buffers experts;
+  mlp_buffers mlp;
+  sampler_buffers sampler;
+  logits_buffers logits;
+
+  /* steps */
   step_memory memory_of_step[kSteps];
   void *device_block = nullptr;
   batch_arrays device = {};
   std::deque<step_memory *> queued; /* ended by choose, not collected */
-  mm_cu_choose choice = {};
-  int32_t *ids = nullptr;                       /* [slots, max_positions] that the slots hold */
-  grown ask_block, raw, seen, logprobs, scores; /* of steps whose rows ask for more than a draw (sampling_requests.cu) */
-  bool keeps = false;                           /* the logits of the step before wait for their choice */
-
-  float *logits = nullptr; /* [logits_rows, vocab_rows] this rank's */
-  size_t logits_rows = 0;
-  float *whole_logits = nullptr;           /* of several ranks: [logits_rows, ranks · vocab_rows], each rank's columns after another's */
-  float *logits_of_rank[MM_CU_PEERS] = {}; /* all ranks' whole_logits */
-
-  /* the step under way */
-  uint32_t rows = 0, outs = 0;     /* with padding */
-  uint32_t tokens = 0, wanted = 0; /* rows and outputs without it */
-  uint32_t spans = 0, tiles = 0;   /* not of decode steps */
-  bool decode = false;
-  uint32_t singles = 0; /* rows before the first span of several: attention takes them as a decode step does */
-  step_end ending = LOGITS;
-  const mm_sampling *asked = nullptr; /* what its rows ask for, where that is more than draws: chosen after the pass, not recorded */
-  step_memory *step = nullptr;
-  step_mode mode = EAGER;
-  step_graph *graph = nullptr;
-  std::vector<std::function<void()>> kept; /* CAPTURE: the ops so far */
-  bool dry_runs = false;                   /* ops are judged, and nothing is done (mm_cu_dry_run) */
-  deferred_residual deferred;
-  const void *sent = nullptr, *sent_before = nullptr;         /* rows that an op, and the op before it, sent as it made them */
-  std::map<std::pair<uint32_t, step_end>, step_graph> graphs; /* by rows and ending */
-  bool unrecorded = false; /* recording has failed, or rows go to another stage: every step is launched kernel by kernel */
+  current_step step;
+  graph_capture capture;
+  bool dry_runs = false; /* ops are judged, and nothing is done (mm_cu_dry_run) */
   mm_err err = {};
   const char *failed = nullptr; /* the op that err is of */
-  bool lost = false;            /* what another rank was to bring did not come: nothing more is launched, and that one says why */
+  bool lost = false;            /* a message of another rank did not arrive: nothing more is launched, and that rank reports why */
 
   void drop_graphs();
   void drop_logits(); /* and the graphs, which hold their place */

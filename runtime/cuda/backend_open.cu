@@ -24,12 +24,12 @@ struct weights_plan {
   uint32_t group;
 
   bool value(const mm_packed *w, const char *name, mm_err *err) const {
-    return !w->scheme || load->values(w, name, group, &b->values[w], err);
+    return !w->scheme || load->values(w, name, group, &b->weights.values[w], err);
   }
   /* Weights of a norm, to which 1 is added once they are there if the model says so. */
   bool norm(const mm_packed *w, const char *name, mm_err *err) const {
     if (w->scheme && b->c.model->norm_offset) {
-      const float **at = &b->values[w];
+      const float **at = &b->weights.values[w];
       const size_t n = w->n;
       load->after(group, [=](cudaStream_t s) { return mm_cu_add_one(const_cast<float *>(*at), n, s); });
     }
@@ -37,13 +37,13 @@ struct weights_plan {
   }
   bool matrix(const mm_packed *w, const char *name, mm_err *err) const {
     if (!w->scheme) return true;
-    mm_cu_weight *to = &b->weight[w];
+    mm_cu_weight *to = &b->weights.matrix[w];
     return load->matrix(w, name, {group, false, 0}, to, err) && settle(w, name, to, err);
   }
   /* The experts of a layer: each expert's codes are a group of their own. */
   bool experts(const mm_packed *w, const char *name, uint32_t l, mm_err *err) const {
     if (!w->scheme) return true;
-    mm_cu_weight *to = &b->weight[w];
+    mm_cu_weight *to = &b->weights.matrix[w];
     return load->matrix(w, name, {group, true, mm_cu_group_of_experts(b->c.model, l)}, to, err) && settle(w, name, to, err);
   }
   bool settle(const mm_packed *w, const char *name, mm_cu_weight *to, mm_err *err) const {
@@ -55,8 +55,8 @@ struct weights_plan {
   /* A router that is stored as bf16 is read so; another one as f32, and in three pieces of bf16 for many rows. */
   bool router(const mm_packed *w, const char *name, mm_err *err) const {
     if (!w->scheme || (w->scheme->code == MM_CODE_PLAIN && w->scheme->plane[0].dtype == MM_BF16)) return matrix(w, name, err);
-    const bf16 **pieces = &b->router[w];
-    const float **wide = &b->values[w];
+    const bf16 **pieces = &b->weights.router[w];
+    const float **wide = &b->weights.values[w];
     const size_t n = (size_t)w->n * w->k;
     load->after(group, [=](cudaStream_t s) { return mm_cu_split(const_cast<bf16 *>(*pieces), *wide, n, s); });
     return load->room(3 * n, pieces, err) && value(w, name, err);
@@ -97,7 +97,7 @@ bool plan_weights(mm_backend *b, mm_cu_load *load, mm_err *err) {
   const uint32_t layers = b->c.model->layers;
   weights_plan p = {b, load, 0};
   if (!p.matrix(&w->embed, "model.embed_tokens.weight", err)) return false;
-  if (b->weight[&w->embed].code != MM_CU_BF16)
+  if (b->weights.matrix[&w->embed].code != MM_CU_BF16)
     return mm_fail(err, MM_UNSUPPORTED, "E_SCHEME", mm_at(NULL, "model.embed_tokens.weight"),
                    "found scheme %s; the cuda backend embeds bf16", w->embed.scheme->name);
   for (uint32_t l = w->layer_first; l < w->layer_end; l++) {
@@ -116,7 +116,7 @@ bool settle_inputs(mm_backend *b, mm_err *err) {
   for (uint32_t l = 0; l < b->c.model->layers; l++) {
     const mm_layer_weights *y = &b->c.weights->layer[l];
     for (const mm_packed *p : {&y->qkv, &y->out, &y->output_gate, &y->mlp_up, &y->mlp_down, &y->w13, &y->w2})
-      b->inputs.all_codes &= !p->scheme || mm_cu_multiplies_blocks(&b->inputs.device, &b->weight[p]);
+      b->inputs.all_codes &= !p->scheme || mm_cu_multiplies_blocks(&b->inputs.device, &b->weights.matrix[p]);
   }
   return true;
 }
@@ -133,15 +133,16 @@ static_assert(MM_DEVICE_LARGEST_BUCKET == kBuckets[sizeof kBuckets / sizeof *kBu
 /* Tables under which every slot has pages of its own, until a batch brings others. */
 bool open_table(mm_backend *b, mm_err *err) {
   b->memory.what = "tables of pages";
-  b->pages_per_slot = (uint32_t)mm_ceil_div(b->c.limits.max_positions, MM_CU_PAGE);
-  const uint64_t entries = (uint64_t)b->c.limits.slots * b->pages_per_slot;
+  b->pages.per_slot = (uint32_t)mm_ceil_div(b->c.limits.max_positions, MM_CU_PAGE);
+  const uint64_t entries = (uint64_t)b->c.limits.slots * b->pages.per_slot;
   if (entries > UINT32_MAX)
     return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL), "found %u slots of %u pages, expected fewer than 2^32 in all",
-                   b->c.limits.slots, b->pages_per_slot);
-  b->table.resize(entries);
-  for (uint64_t i = 0; i < entries; i++) b->table[i] = (uint32_t)i;
-  b->page_table = b->memory.array<uint32_t>(entries, err);
-  return b->page_table && mm_cu_check(cudaMemcpy(b->page_table, b->table.data(), entries * 4, cudaMemcpyHostToDevice), "copy pages", err);
+                   b->c.limits.slots, b->pages.per_slot);
+  b->pages.host_table.resize(entries);
+  for (uint64_t i = 0; i < entries; i++) b->pages.host_table[i] = (uint32_t)i;
+  b->pages.device_table = b->memory.array<uint32_t>(entries, err);
+  return b->pages.device_table &&
+         mm_cu_check(cudaMemcpy(b->pages.device_table, b->pages.host_table.data(), entries * 4, cudaMemcpyHostToDevice), "copy pages", err);
 }
 
 /* Opens the table of arrays that page copies cover. */
@@ -151,12 +152,8 @@ bool open_page_work(mm_backend *b, mm_err *err) {
     if (c.kv.k) kv.push_back(c.kv);
   }
   mm_cu_kv *const to = b->memory.array<mm_cu_kv>(kv.size(), err);
-  b->page_work = {b->page_table,
-                  to,
-                  (uint32_t)kv.size(),
-                  b->heads.kv_heads,
-                  b->heads.head_dim * (b->c.options.kv_fp8 ? 1 : 2),
-                  b->c.model->index_dim * 2};
+  const uint32_t token_bytes = b->heads.head_dim * (b->c.options.kv_fp8 ? 1 : 2);
+  b->pages.work = {b->pages.device_table, to, (uint32_t)kv.size(), b->heads.kv_heads, token_bytes, b->c.model->index_dim * 2};
   return to && mm_cu_check(cudaMemcpy(to, kv.data(), kv.size() * sizeof kv[0], cudaMemcpyHostToDevice), "copy caches", err);
 }
 
@@ -171,9 +168,9 @@ bool open_caches(mm_backend *b, mm_err *err) {
   const uint64_t scales = b->c.options.kv_fp8 ? mm_round_up(cells * sizeof(float), 256) : 0;
   const size_t state = (size_t)b->heads.heads * d * d;
   const mm_rank_weights *w = b->c.weights;
-  b->state_floats = (size_t)std::count(m->attn + w->layer_first, m->attn + w->layer_end, MM_ATTN_LIGHTNING) * state;
+  b->states.per_slot = (size_t)std::count(m->attn + w->layer_first, m->attn + w->layer_end, MM_ATTN_LIGHTNING) * state;
   b->memory.what = "lightning states";
-  if (b->state_floats && !(b->states = b->memory.array<float>(limits->slots * b->state_floats, err))) return false;
+  if (b->states.per_slot && !(b->states.data = b->memory.array<float>(limits->slots * b->states.per_slot, err))) return false;
   b->cache.resize(m->layers);
   b->memory.what = "the KV cache";
   const uint64_t caches = 2 * (uint64_t)std::count_if(m->attn + w->layer_first, m->attn + w->layer_end, mm_attn_has_cache);
@@ -189,11 +186,11 @@ bool open_caches(mm_backend *b, mm_err *err) {
       std::vector<float> slope(b->heads.heads);
       for (uint32_t h = 0; h < slope.size(); h++) slope[h] = (float)mm_lightning_decay(m, l, first_head + h);
       c.slope = b->memory.array<float>(slope.size(), err);
-      c.state = b->states + lightning++ * state;
+      c.state = b->states.data + lightning++ * state;
       if (!c.slope) return false;
       if (!mm_cu_check(cudaMemcpy(c.slope, slope.data(), slope.size() * 4, cudaMemcpyHostToDevice), "copy slopes", err)) return false;
     } else {
-      c.kv = {take(plane), take(plane), b->page_table, b->pages_per_slot};
+      c.kv = {take(plane), take(plane), b->pages.device_table, b->pages.per_slot};
       if (b->c.options.kv_fp8) c.kv.k_scale = static_cast<float *>(take(scales)), c.kv.v_scale = static_cast<float *>(take(scales));
       if (m->attn[l] == MM_ATTN_SPARSE) c.kv.index = static_cast<bf16 *>(take(index));
     }
@@ -201,8 +198,9 @@ bool open_caches(mm_backend *b, mm_err *err) {
   if (!open_page_work(b, err)) return false;
   std::vector<float> freq(m->rotary_dim / 2);
   for (uint32_t i = 0; i < freq.size(); i++) freq[i] = mm_rope_inv_freq(m, i);
-  b->inv_freq = b->memory.array<float>(freq.size(), err);
-  return b->inv_freq && mm_cu_check(cudaMemcpy(b->inv_freq, freq.data(), freq.size() * 4, cudaMemcpyHostToDevice), "copy frequencies", err);
+  b->attention.inv_freq = b->memory.array<float>(freq.size(), err);
+  return b->attention.inv_freq &&
+         mm_cu_check(cudaMemcpy(b->attention.inv_freq, freq.data(), freq.size() * 4, cudaMemcpyHostToDevice), "copy frequencies", err);
 }
 
 bool open_experts(mm_backend *b, mm_err *err) {
@@ -215,33 +213,35 @@ bool open_experts(mm_backend *b, mm_err *err) {
   const uint64_t slots = mm_min(m->experts, MM_CU_DECODE_ROWS * m->top_k);
   mm_cu_memory *y = &b->memory;
   y->what = "buffers of experts";
-  b->route = {m->experts,
-              m->top_k,
-              m->router == MM_ROUTER_SIGMOID_BIAS,
-              nullptr,
-              nullptr,
-              y->array<float>(tokens * m->experts, err),
-              y->array<uint32_t>(pairs, err),
-              y->array<float>(pairs, err),
-              y->array<uint32_t>(1, err),
-              y->array<uint32_t>(1, err),
-              y->array<uint32_t>(slots, err),
-              y->array<uint32_t>(slots, err),
-              y->array<float>(slots * MM_CU_DECODE_ROWS, err),
-              y->array<unsigned long long>(MM_CU_MAX_TOP_K, err),
-              y->array<uint32_t>(m->experts + UINT64_C(1), err),
-              y->array<uint32_t>(pairs, err)};
+  b->experts.route = {m->experts,
+                      m->top_k,
+                      m->router == MM_ROUTER_SIGMOID_BIAS,
+                      nullptr,
+                      nullptr,
+                      y->array<float>(tokens * m->experts, err),
+                      y->array<uint32_t>(pairs, err),
+                      y->array<float>(pairs, err),
+                      y->array<uint32_t>(1, err),
+                      y->array<uint32_t>(1, err),
+                      y->array<uint32_t>(slots, err),
+                      y->array<uint32_t>(slots, err),
+                      y->array<float>(slots * MM_CU_DECODE_ROWS, err),
+                      y->array<unsigned long long>(MM_CU_MAX_TOP_K, err),
+                      y->array<uint32_t>(m->experts + UINT64_C(1), err),
+                      y->array<uint32_t>(pairs, err)};
   uint32_t first = b->c.weights->layer_first; /* with experts, if any has */
   while (first + 1 < b->c.weights->layer_end && !b->c.weights->layer[first].w13.scheme) first++;
   const mm_packed *own = &b->c.weights->layer[first].w13;
-  if (own->scheme && own->lead < m->experts) b->route.first = b->c.weights->expert_first, b->route.held = own->lead;
-  b->route_product = y->array<float>(tokens > MM_CU_DECODE_ROWS ? tokens * 3 * m->experts : 1, err);
-  b->middle = y->array<bf16>(mm_max(slots * MM_CU_DECODE_ROWS, mm_max(pairs, 3 * mm_min(tokens, MM_CU_FEW_EACH) * m->top_k)) * inter, err);
-  b->pair_out = y->array<float>(tokens > 1 ? pairs * m->hidden : 1, err);
-  b->load = y->array<unsigned long long>((uint64_t)m->layers * m->experts, err);
-  if (!b->c.attach && !mm_cu_check(cudaMallocHost(&b->used, MM_CU_MAX_EXPERTS / 8), "cudaMallocHost", err)) return false;
+  if (own->scheme && own->lead < m->experts) b->experts.route.first = b->c.weights->expert_first, b->experts.route.held = own->lead;
+  b->experts.router_product = y->array<float>(tokens > MM_CU_DECODE_ROWS ? tokens * 3 * m->experts : 1, err);
+  b->experts.middle =
+      y->array<bf16>(mm_max(slots * MM_CU_DECODE_ROWS, mm_max(pairs, 3 * mm_min(tokens, MM_CU_FEW_EACH) * m->top_k)) * inter, err);
+  b->experts.pair_out = y->array<float>(tokens > 1 ? pairs * m->hidden : 1, err);
+  b->experts.load = y->array<unsigned long long>((uint64_t)m->layers * m->experts, err);
+  if (!b->c.attach && !mm_cu_check(cudaMallocHost(&b->experts.used, MM_CU_MAX_EXPERTS / 8), "cudaMallocHost", err)) return false;
   uint64_t logprobs = 0;
-  for (const auto &w : b->weight) logprobs = mm_max(logprobs, w.second.whole.whole_k ? mm_cu_published_largest(&w.second.whole) : 0);
+  for (const auto &w : b->weights.matrix)
+    logprobs = mm_max(logprobs, w.second.whole.whole_k ? mm_cu_published_largest(&w.second.whole) : 0);
   b->whole_rows.room = mm_round_up(pairs * logprobs, 4);
   b->whole_rows.largest = logprobs ? y->array<float>(b->whole_rows.room, err) : nullptr;
   const uint32_t widest = (uint32_t)mm_max(mm_max(m->hidden, dense), b->heads.heads * b->heads.head_dim);
@@ -253,8 +253,8 @@ bool open_batch(mm_backend *b, mm_err *err) {
   b->memory.what = "buffers of attention";
   batch_arrays none;
   const bool by_head = mm_model_extended(b->c.model);
-  if (!by_head) b->far = mm_cu_plan_far(b->heads, b->c.limits.slots, b->c.limits.max_positions);
-  const size_t bytes = mm_cu_place_batch(rows, false, nullptr, &none) + mm_cu_gqa_items(b->heads, rows, b->far) * sizeof(uint2);
+  if (!by_head) b->attention.far = mm_cu_plan_far(b->heads, b->c.limits.slots, b->c.limits.max_positions);
+  const size_t bytes = mm_cu_place_batch(rows, false, nullptr, &none) + mm_cu_gqa_items(b->heads, rows, b->attention.far) * sizeof(uint2);
   for (step_memory &m : b->memory_of_step) {
     if (!mm_cu_check(cudaMallocHost(&m.block, bytes), "cudaMallocHost", err) ||
         !mm_cu_check(cudaMallocHost(&m.id, rows * sizeof *m.id), "cudaMallocHost", err) ||
@@ -264,7 +264,8 @@ bool open_batch(mm_backend *b, mm_err *err) {
       return false;
   }
   return (b->device_block = b->memory.alloc(bytes, err)) &&
-         (b->gqa_work = b->memory.alloc(by_head ? mm_cu_block_work(b->heads, rows) : mm_cu_gqa_work(b->heads, rows, b->far), err));
+         (b->attention.work =
+              b->memory.alloc(by_head ? mm_cu_block_work(b->heads, rows) : mm_cu_gqa_work(b->heads, rows, b->attention.far), err));
 }
 
 /* Logits of a row for each slot, so that steps of single tokens find their room; a prompt whose rows are all wanted makes more. */
@@ -286,10 +287,10 @@ bool open_choice(mm_backend *b, mm_err *err) {
   std::vector<uint32_t> never(MM_CU_WORDS(vocab));
   for (uint32_t i = 0; b->c.never && i < vocab; i++) never[i / 32] |= (uint32_t)(b->c.never[i] != 0) << i % 32;
   uint32_t *mask = y->array<uint32_t>(never.size(), err);
-  b->choice.never = mask, b->choice.vocab = vocab, b->choice.vocab_rows = b->c.weights->tp * b->c.weights->vocab_rows;
-  b->choice.id = y->array<int32_t>(rows, err), b->choice.chosen = y->array<int32_t>(b->c.limits.slots, err);
-  b->choice.best = y->array<unsigned long long>(rows, err), b->choice.ticket = y->array<uint32_t>(rows, err);
-  b->ids = y->array<int32_t>((uint64_t)b->c.limits.slots * b->c.limits.max_positions, err);
+  b->sampler.args.never = mask, b->sampler.args.vocab = vocab, b->sampler.args.vocab_rows = b->c.weights->tp * b->c.weights->vocab_rows;
+  b->sampler.args.id = y->array<int32_t>(rows, err), b->sampler.args.chosen = y->array<int32_t>(b->c.limits.slots, err);
+  b->sampler.args.best = y->array<unsigned long long>(rows, err), b->sampler.args.ticket = y->array<uint32_t>(rows, err);
+  b->sampler.ids = y->array<int32_t>((uint64_t)b->c.limits.slots * b->c.limits.max_positions, err);
   return err->status == MM_OK &&
          mm_cu_check(cudaMemcpy(mask, never.data(), never.size() * sizeof *mask, cudaMemcpyHostToDevice), "copy mask", err);
 }
@@ -346,7 +347,7 @@ bool dry_run_step(mm_forward *f, uint32_t rows, uint32_t each, mm_err *err) {
 
 /* The same for the page copies before a step that continues in other pages. */
 bool dry_run_pages(mm_backend *b, mm_err *err) {
-  mm_cu_page_work w = b->page_work;
+  mm_cu_page_work w = b->pages.work;
   w.edits = kEdits, w.copies = (uint32_t)mm_min(b->c.limits.slots, b->c.limits.max_tokens);
   return mm_cu_check(mm_cu_prepare_pages(w, b->stream), "pages", err);
 }
@@ -354,11 +355,11 @@ bool dry_run_pages(mm_backend *b, mm_err *err) {
 /* A choice that asks for everything, and one that asks for nothing. */
 bool dry_run_asks(mm_backend *b, mm_err *err) {
   mm_cu_asks q = {};
-  q.copies = q.logprobs_wanted = true, q.most_bias = b->choice.vocab, q.penalised = 1, q.longest = b->c.limits.max_positions;
-  return mm_cu_check(mm_cu_choose_tokens(b->choice, b->c.limits.max_tokens, MM_CU_GREEDY, b->stream), "choose", err) &&
-         mm_cu_check(mm_cu_adjust(b->choice, nullptr, q, b->c.limits.max_tokens, b->stream), "adjust", err) &&
-         mm_cu_check(mm_cu_logprobs(b->choice, q, b->c.limits.max_tokens, b->stream), "logprobs", err) &&
-         mm_cu_check(mm_cu_score(b->choice, nullptr, nullptr, b->c.limits.max_tokens, b->stream), "likelihood", err);
+  q.copies = q.logprobs_wanted = true, q.most_bias = b->sampler.args.vocab, q.penalised = 1, q.longest = b->c.limits.max_positions;
+  return mm_cu_check(mm_cu_choose_tokens(b->sampler.args, b->c.limits.max_tokens, MM_CU_GREEDY, b->stream), "choose", err) &&
+         mm_cu_check(mm_cu_adjust(b->sampler.args, nullptr, q, b->c.limits.max_tokens, b->stream), "adjust", err) &&
+         mm_cu_check(mm_cu_logprobs(b->sampler.args, q, b->c.limits.max_tokens, b->stream), "logprobs", err) &&
+         mm_cu_check(mm_cu_score(b->sampler.args, nullptr, nullptr, b->c.limits.max_tokens, b->stream), "likelihood", err);
 }
 
 /* Whatever a step's launches may ask for, this device and the code built for it have: decode steps of every kind of size, and prefills. The
@@ -372,17 +373,17 @@ bool dry_run(mm_backend *b, mm_err *err) {
   mm_act *acts[] = {&f.h, &f.n, &f.spare, &f.branch, &f.qkv, &f.o, &f.gate, &f.index_q, &f.index_k};
   for (uint32_t i = 0; i < sizeof acts / sizeof *acts; i++) *acts[i] = {place + i * 1024, b->c.model->hidden};
   f.qkv.width = qkv, f.o.width = f.gate.width = b->heads.heads * b->heads.head_dim;
-  f.index_q.width = b->select.heads * b->select.dim, f.index_k.width = b->select.dim;
-  float *const logits = b->logits;
-  b->logits = reinterpret_cast<float *>(place), b->dry_runs = mm_cu_dry_run = true;
+  f.index_q.width = b->attention.select.heads * b->attention.select.dim, f.index_k.width = b->attention.select.dim;
+  float *const logits = b->logits.own;
+  b->logits.own = reinterpret_cast<float *>(place), b->dry_runs = mm_cu_dry_run = true;
   const uint32_t most = b->c.limits.max_tokens;
   bool ok = true;
   for (uint32_t rows : {1u, 2u, 8u, 9u, 16u, 17u, 64u, 65u, 256u, 257u, most}) ok = ok && (rows > most || dry_run_step(&f, rows, 1, err));
   for (uint32_t rows : {2u, 16u, 17u, 64u, 65u, 128u, 513u, most}) ok = ok && (rows > most || dry_run_step(&f, rows, rows, err));
   ok = ok && (most < 3 || dry_run_step(&f, most, 2, err));
   ok = ok && dry_run_pages(b, err) && dry_run_asks(b, err);
-  b->logits = logits, b->dry_runs = mm_cu_dry_run = false;
-  b->err.status = MM_OK, b->failed = nullptr, b->deferred = {};
+  b->logits.own = logits, b->dry_runs = mm_cu_dry_run = false;
+  b->err.status = MM_OK, b->failed = nullptr, b->step.deferred = {};
   return ok;
 }
 
@@ -405,17 +406,17 @@ size_t mm_cu_place_batch(uint32_t rows, bool decode, char *base, batch_arrays *a
 }
 
 void mm_backend::drop_graphs() {
-  for (auto &g : graphs) {
+  for (auto &g : capture.graphs) {
     if (g.second.exec) cudaGraphExecDestroy(g.second.exec);
   }
-  graphs.clear();
+  capture.graphs.clear();
 }
 
 void mm_backend::drop_logits() {
   drop_graphs();
-  cudaFree(logits);
-  if (whole_logits) mm_cu_peers_free(peers, whole_logits);
-  logits = whole_logits = nullptr, logits_rows = 0;
+  cudaFree(logits.own);
+  if (logits.whole) mm_cu_peers_free(peers, logits.whole);
+  logits.own = logits.whole = nullptr, logits.rows = 0;
 }
 
 void mm_cu_backend_close(mm_backend *b) {
@@ -426,7 +427,7 @@ void mm_cu_backend_close(mm_backend *b) {
   mm_cu_peers_close(b->peers);
   if (b->stream) cudaStreamDestroy(b->stream);
   cudaFreeHost(b->border);
-  for (grown *g : {&b->ask_block, &b->raw, &b->seen, &b->logprobs, &b->scores}) g->close();
+  for (grown *g : {&b->sampler.options, &b->sampler.raw, &b->sampler.seen, &b->sampler.logprobs, &b->sampler.scores}) g->close();
   for (step_memory &m : b->memory_of_step) {
     cudaFreeHost(m.block);
     cudaFreeHost(m.id);
@@ -436,7 +437,7 @@ void mm_cu_backend_close(mm_backend *b) {
     cudaFreeHost(m.logprobs);
     if (m.done) cudaEventDestroy(m.done);
   }
-  cudaFreeHost(b->used);
+  cudaFreeHost(b->experts.used);
   delete b;
 }
 

@@ -28,11 +28,11 @@ bool read_sums(mm_backend *b, const mm_packed *w, const mm_cu_sums &of, mm_err *
 
 bool open_sums_of(mm_backend *b, const mm_packed *w, mm_err *err) {
   if (!w->scheme) return true;
-  const uint32_t lead = b->weight[w].lead, k = w->k;
+  const uint32_t lead = b->weights.matrix[w].lead, k = w->k;
   const uint64_t n = (uint64_t)lead * k;
   const mm_cu_sums to = {b->memory.array<double>(n, err), b->memory.array<float>(n, err), b->memory.array<unsigned long long>(lead, err),
                          lead, k};
-  b->sums[w] = to;
+  b->weights.sums[w] = to;
   return to.square && to.amax && to.rows;
 }
 
@@ -52,19 +52,19 @@ bool mm_cu_open_sums(mm_backend *b, mm_err *err) {
 
 cudaError_t mm_cu_collect_linear(mm_backend *b, const mm_packed *w, const __nv_bfloat16 *x, const uint32_t *pick, uint32_t rows) {
   if (!b->c.calibration) return cudaSuccess;
-  return mm_cu_add_inputs(b->sums[w], {x, pick, 1, pick ? nullptr : b->device.slot, nullptr, rows}, b->stream);
+  return mm_cu_add_inputs(b->weights.sums[w], {x, pick, 1, pick ? nullptr : b->device.slot, nullptr, rows}, b->stream);
 }
 
 cudaError_t mm_cu_collect_experts(mm_backend *b, const mm_packed *w13, const mm_packed *w2, const mm_cu_experts &a) {
   if (!b->c.calibration) return cudaSuccess;
-  const mm_cu_route &r = b->route;
-  cudaError_t e = mm_cu_add_inputs(b->sums[w13], {a.x, r.pair, r.top_k, nullptr, r.offset, 0}, b->stream);
-  if (e == cudaSuccess) e = b->inputs.middle(b->weight[w13], b->weight[w2], r, a, b->stream);
-  return e != cudaSuccess ? e : mm_cu_add_inputs(b->sums[w2], {a.middle, nullptr, 1, nullptr, r.offset, 0}, b->stream);
+  const mm_cu_route &r = b->experts.route;
+  cudaError_t e = mm_cu_add_inputs(b->weights.sums[w13], {a.x, r.pair, r.top_k, nullptr, r.offset, 0}, b->stream);
+  if (e == cudaSuccess) e = b->inputs.middle(b->weights.matrix[w13], b->weights.matrix[w2], r, a, b->stream);
+  return e != cudaSuccess ? e : mm_cu_add_inputs(b->weights.sums[w2], {a.middle, nullptr, 1, nullptr, r.offset, 0}, b->stream);
 }
 
 bool mm_cu_calibrate(mm_backend *b, mm_err *err) {
-  for (const auto &each : b->sums) {
+  for (const auto &each : b->weights.sums) {
     if (!read_sums(b, each.first, each.second, err)) return false;
   }
   return true;

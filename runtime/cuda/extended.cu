@@ -11,25 +11,26 @@ static_assert(MM_DEVICE_SCORE_ROWS == MM_CU_SCORE_ROWS && MM_DEVICE_BLOCK_GROUP 
 namespace {
 
 mm_cu_rows places(const mm_backend *b) { return {b->device.slot, b->device.pos}; }
-mm_cu_tiles tiles(const mm_backend *b) { return {b->device.span, b->device.tile, b->tiles}; }
+mm_cu_tiles tiles(const mm_backend *b) { return {b->device.span, b->device.tile, b->step.tiles}; }
 bf16 *rows_of(mm_act a) { return static_cast<bf16 *>(a.data); }
-const float *values_of(mm_backend *b, const mm_packed *w) { return w ? b->values[w] : nullptr; }
+const float *values_of(mm_backend *b, const mm_packed *w) { return w ? b->weights.values[w] : nullptr; }
 
 /* Rows [0, singles) are one token each of a sequence, the rest are prefill chunks. */
-uint32_t singles_of(const mm_backend *b) { return b->decode ? b->rows : b->singles; }
+uint32_t singles_of(const mm_backend *b) { return b->step.decode ? b->step.rows : b->step.singles; }
 
 mm_cu_block_lists lists_of(const mm_backend *b, uint32_t layer) {
   if (b->c.model->attn[layer] != MM_ATTN_SPARSE) return {};
-  return {b->select.block, b->select.count, b->select.heads, b->select.top_k, b->select.size};
+  return {b->attention.select.block, b->attention.select.count, b->attention.select.heads, b->attention.select.top_k,
+          b->attention.select.size};
 }
 
 bool open_select(mm_backend *b, mm_err *err) {
   const mm_model *m = b->c.model;
   const mm_rank_weights *w = b->c.weights;
   if (!std::count(m->attn + w->layer_first, m->attn + w->layer_end, MM_ATTN_SPARSE)) return true;
-  mm_cu_select &a = b->select;
+  mm_cu_select &a = b->attention.select;
   b->memory.what = "buffers of the selection of blocks";
-  a.table = b->page_table, a.pages_per_slot = b->pages_per_slot;
+  a.table = b->pages.device_table, a.pages_per_slot = b->pages.per_slot;
   a.heads = (uint32_t)mm_max(1, m->index_heads / w->tp), a.dim = m->index_dim, a.size = m->index_block;
   a.top_k = m->index_top_k, a.local = m->index_local;
   a.most = (uint32_t)mm_ceil_div(b->c.limits.max_positions, a.size);
@@ -45,24 +46,24 @@ bool open_mlp(mm_backend *b, mm_err *err) {
   if (!inter) return true;
   b->memory.what = "buffers of MLPs";
   const uint64_t tokens = b->c.limits.max_tokens;
-  b->mlp_wide = b->memory.array<float>(tokens * mm_max(2 * inter, b->c.model->hidden), err);
-  b->mlp_middle = b->memory.array<bf16>(tokens * inter, err);
-  return b->mlp_wide && b->mlp_middle;
+  b->mlp.wide = b->memory.array<float>(tokens * mm_max(2 * inter, b->c.model->hidden), err);
+  b->mlp.middle = b->memory.array<bf16>(tokens * inter, err);
+  return b->mlp.wide && b->mlp.middle;
 }
 
 }  // namespace
 
 bool mm_cu_open_extended(mm_backend *b, mm_err *err) {
   const mm_model *m = b->c.model;
-  b->by_head = mm_model_extended(m);
-  if (!b->by_head) return true;
-  b->route.scale = m->routed_scale > 0 ? (float)m->routed_scale : 1;
-  b->route.act = {m->activation == MM_ACTIVATION_SWIGLUOAI, (float)m->act_alpha, (float)m->act_limit, (float)m->act_beta};
+  b->attention.by_head = mm_model_extended(m);
+  if (!b->attention.by_head) return true;
+  b->experts.route.scale = m->routed_scale > 0 ? (float)m->routed_scale : 1;
+  b->experts.route.act = {m->activation == MM_ACTIVATION_SWIGLUOAI, (float)m->act_alpha, (float)m->act_limit, (float)m->act_beta};
   return open_select(b, err) && open_mlp(b, err);
 }
 
 cudaError_t mm_cu_do_select(mm_backend *b, uint32_t layer, mm_act q, mm_act k, const mm_packed *q_norm, const mm_packed *k_norm) {
-  mm_cu_select a = b->select;
+  mm_cu_select a = b->attention.select;
   a.q = rows_of(q), a.keys = b->cache[layer].kv.index;
   const mm_cu_head_work heads = {rows_of(q),
                                  rows_of(k),
@@ -76,19 +77,19 @@ cudaError_t mm_cu_do_select(mm_backend *b, uint32_t layer, mm_act q, mm_act k, c
                                  b->c.model->rotary_dim,
                                  values_of(b, q_norm),
                                  values_of(b, k_norm),
-                                 b->inv_freq,
+                                 b->attention.inv_freq,
                                  (float)b->c.model->norm_eps,
                                  b->cache[layer].kv.index,
                                  nullptr,
-                                 b->page_table,
-                                 b->pages_per_slot,
-                                 b->rows,
+                                 b->pages.device_table,
+                                 b->pages.per_slot,
+                                 b->step.rows,
                                  nullptr,
                                  nullptr};
   const uint32_t singles = singles_of(b);
   cudaError_t e = mm_cu_place_heads(heads, places(b), b->stream);
   if (e == cudaSuccess && singles) e = mm_cu_select_rows(a, places(b), singles, b->stream);
-  return e == cudaSuccess && singles < b->rows ? mm_cu_select_tiles(a, tiles(b), b->stream) : e;
+  return e == cudaSuccess && singles < b->step.rows ? mm_cu_select_tiles(a, tiles(b), b->stream) : e;
 }
 
 cudaError_t mm_cu_do_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm) {
@@ -107,36 +108,36 @@ cudaError_t mm_cu_do_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, co
                                  h.rotary_dim,
                                  values_of(b, q_norm),
                                  values_of(b, k_norm),
-                                 b->inv_freq,
+                                 b->attention.inv_freq,
                                  (float)b->c.model->norm_eps,
                                  kv.k,
                                  kv.v,
-                                 b->page_table,
-                                 b->pages_per_slot,
-                                 b->rows,
+                                 b->pages.device_table,
+                                 b->pages.per_slot,
+                                 b->step.rows,
                                  kv.k_scale,
                                  kv.v_scale};
   const mm_cu_block_lists lists = lists_of(b, layer);
-  const uint32_t singles = singles_of(b), rest = b->rows - singles, most = b->c.limits.max_tokens;
-  mm_cu_block_job a = {rows_of(qkv), rows_of(o), b->gqa_work, 0, singles, most, true};
+  const uint32_t singles = singles_of(b), rest = b->step.rows - singles, most = b->c.limits.max_tokens;
+  mm_cu_block_job a = {rows_of(qkv), rows_of(o), b->attention.work, 0, singles, most, true};
   cudaError_t e = mm_cu_place_heads(heads, places(b), b->stream);
   if (e == cudaSuccess && singles) e = mm_cu_gqa_blocks(h, places(b), kv, lists, a, b->stream);
   if (e != cudaSuccess || !rest) return e;
   if (!lists.block && h.head_dim != 32)
-    return mm_cu_gqa_prefill(h, tiles(b), kv, {rows_of(qkv), rows_of(o), b->gqa_work, b->rows, most}, b->stream);
+    return mm_cu_gqa_prefill(h, tiles(b), kv, {rows_of(qkv), rows_of(o), b->attention.work, b->step.rows, most}, b->stream);
   a.first = singles, a.count = rest, a.split = false;
   return mm_cu_gqa_blocks(h, places(b), kv, lists, a, b->stream);
 }
 
 cudaError_t mm_cu_do_mlp(mm_backend *b, mm_act y, mm_act x, const mm_packed *up, const mm_packed *down, bool add) {
   const uint32_t inter = down->k;
-  cudaError_t e = mm_cu_collect_linear(b, up, rows_of(x), nullptr, b->rows);
-  if (e == cudaSuccess) e = b->inputs.linear(b->weight[up], {rows_of(x), nullptr, nullptr, b->mlp_wide, b->rows}, b->stream);
-  b->inputs.wrote(b->mlp_middle);
-  if (e == cudaSuccess) e = mm_cu_activate(b->mlp_middle, b->mlp_wide, b->route.act, b->rows, inter, b->stream);
-  if (e == cudaSuccess) e = mm_cu_collect_linear(b, down, b->mlp_middle, nullptr, b->rows);
-  const mm_cu_linear second = {b->mlp_middle, nullptr, add ? nullptr : rows_of(y), add ? b->mlp_wide : nullptr, b->rows};
-  if (e == cudaSuccess) e = b->inputs.linear(b->weight[down], second, b->stream);
+  cudaError_t e = mm_cu_collect_linear(b, up, rows_of(x), nullptr, b->step.rows);
+  if (e == cudaSuccess) e = b->inputs.linear(b->weights.matrix[up], {rows_of(x), nullptr, nullptr, b->mlp.wide, b->step.rows}, b->stream);
+  b->inputs.wrote(b->mlp.middle);
+  if (e == cudaSuccess) e = mm_cu_activate(b->mlp.middle, b->mlp.wide, b->experts.route.act, b->step.rows, inter, b->stream);
+  if (e == cudaSuccess) e = mm_cu_collect_linear(b, down, b->mlp.middle, nullptr, b->step.rows);
+  const mm_cu_linear second = {b->mlp.middle, nullptr, add ? nullptr : rows_of(y), add ? b->mlp.wide : nullptr, b->step.rows};
+  if (e == cudaSuccess) e = b->inputs.linear(b->weights.matrix[down], second, b->stream);
   b->inputs.wrote(y.data);
-  return e == cudaSuccess && add ? mm_cu_add_rows(rows_of(y), b->mlp_wide, b->rows, y.width, b->stream) : e;
+  return e == cudaSuccess && add ? mm_cu_add_rows(rows_of(y), b->mlp.wide, b->step.rows, y.width, b->stream) : e;
 }

@@ -59,39 +59,40 @@ cudaError_t mm_cu_prepare_pages(const mm_cu_page_work &w, cudaStream_t s) {
 
 /* Where the batch's slots read from other pages than the device's table says, up to the last token that each holds after the step. */
 static void find_edits(mm_backend *b, const mm_batch *batch) {
-  b->edits.clear();
+  b->pages.edits.clear();
   const mm_paging *p = batch->paging;
-  if (!p && b->own_pages) return;
+  if (!p && b->pages.own) return;
   for (uint32_t i = 0; i < batch->span_count; i++) {
     const mm_span *s = &batch->span[i];
     if (s->slot < 0) continue;
-    const uint32_t first = (uint32_t)s->slot * b->pages_per_slot, held = (uint32_t)mm_ceil_div((uint64_t)s->pos + s->count, MM_PAGE);
+    const uint32_t first = (uint32_t)s->slot * b->pages.per_slot, held = (uint32_t)mm_ceil_div((uint64_t)s->pos + s->count, MM_PAGE);
     const uint32_t *wanted = p ? p->table + (size_t)s->slot * p->per_slot : nullptr;
-    if (wanted && memcmp(wanted, &b->table[first], held * sizeof *wanted) == 0) continue;
+    if (wanted && memcmp(wanted, &b->pages.host_table[first], held * sizeof *wanted) == 0) continue;
     for (uint32_t at = 0; at < held; at++) {
       const uint32_t page = wanted ? wanted[at] : first + at;
-      if (b->table[first + at] != page) b->edits.push_back({first + at, page});
+      if (b->pages.host_table[first + at] != page) b->pages.edits.push_back({first + at, page});
     }
   }
 }
 
 bool mm_cu_upload_pages(mm_backend *b, const mm_batch *batch, mm_err *err) {
   find_edits(b, batch);
-  const uint32_t copies = batch->paging && b->page_work.layers ? batch->paging->copies : 0;
-  if (b->edits.empty() && copies == 0) return true;
-  const step_memory *m = b->step;
-  const bool whole = b->edits.size() > kEdits;
-  for (const mm_cu_edit &e : b->edits) b->table[e.at] = e.page, b->own_pages = false;
-  if (!whole) std::copy(b->edits.begin(), b->edits.end(), m->edit);
+  const uint32_t copies = batch->paging && b->pages.work.layers ? batch->paging->copies : 0;
+  if (b->pages.edits.empty() && copies == 0) return true;
+  const step_memory *m = b->step.memory;
+  const bool whole = b->pages.edits.size() > kEdits;
+  for (const mm_cu_edit &e : b->pages.edits) b->pages.host_table[e.at] = e.page, b->pages.own = false;
+  if (!whole) std::copy(b->pages.edits.begin(), b->pages.edits.end(), m->edit);
   if (copies) memcpy(m->copy, batch->paging->copy, copies * sizeof *m->copy);
-  mm_cu_page_work w = b->page_work;
-  w.edit = m->edit, w.edits = whole ? 0 : (uint32_t)b->edits.size(), w.copy = m->copy, w.copies = copies;
+  mm_cu_page_work w = b->pages.work;
+  w.edit = m->edit, w.edits = whole ? 0 : (uint32_t)b->pages.edits.size(), w.copy = m->copy, w.copies = copies;
   /* The table is not pinned: it is read before the call returns. */
-  const bool done = (!whole || mm_cu_check(cudaMemcpyAsync(b->page_table, b->table.data(), b->table.size() * sizeof b->table[0],
-                                                           cudaMemcpyHostToDevice, b->stream),
-                                           "copy pages", err)) &&
-                    mm_cu_check(mm_cu_prepare_pages(w, b->stream), "pages", err);
+  const bool done =
+      (!whole || mm_cu_check(cudaMemcpyAsync(b->pages.device_table, b->pages.host_table.data(),
+                                             b->pages.host_table.size() * sizeof b->pages.host_table[0], cudaMemcpyHostToDevice, b->stream),
+                             "copy pages", err)) &&
+      mm_cu_check(mm_cu_prepare_pages(w, b->stream), "pages", err);
   /* The device's table is unknown then: each slot's next step uploads its own again. */
-  if (!done) std::fill(b->table.begin(), b->table.end(), UINT32_MAX), b->own_pages = false;
+  if (!done) std::fill(b->pages.host_table.begin(), b->pages.host_table.end(), UINT32_MAX), b->pages.own = false;
   return done;
 }

@@ -154,12 +154,12 @@ __global__ void __launch_bounds__(kThreads) reduce_gate_rows(const __grid_consta
 }
 
 /* The rows' norms over ranks fit one kernel, whose blocks wait at once. */
-bool narrow_rows(const mm_backend *b) { return b->rows <= kNarrowRows && mm_cu_peers_small(b->peers, b->rows, b->rows); }
+bool narrow_rows(const mm_backend *b) { return b->step.rows <= kNarrowRows && mm_cu_peers_small(b->peers, b->step.rows, b->step.rows); }
 
 /* b->squares of the step's rows, over all ranks. An odd number of rows sums two numbers that nobody reads. */
 cudaError_t sum_squares(mm_backend *b, const bf16 *x, uint32_t pitch, chunks n) {
-  const cudaError_t e = launch(square_rows, b->rows, kThreads, 0, b->stream, b->squares, x, pitch, n);
-  return e != cudaSuccess ? e : mm_cu_peers_sum_f32(b->peers, b->squares, mm_round_up(2 * (uint64_t)b->rows, 4), b->stream);
+  const cudaError_t e = launch(square_rows, b->step.rows, kThreads, 0, b->stream, b->squares, x, pitch, n);
+  return e != cudaSuccess ? e : mm_cu_peers_sum_f32(b->peers, b->squares, mm_round_up(2 * (uint64_t)b->step.rows, 4), b->stream);
 }
 
 __device__ __forceinline__ uint4 get_piece(const bf16 *from) { return *reinterpret_cast<const uint4 *>(from); }
@@ -237,13 +237,13 @@ bool mm_cu_begin_ranks(mm_backend *b, mm_err *err) {
   const uintptr_t least = reinterpret_cast<uintptr_t>(*std::min_element(queued, queued + b->c.weights->tp));
   while (b->queued.size() >= least) b->queued.pop_back();
   if (b->c.weights->layer_first > 0) {
-    b->logits_rows = 0; /* their memory is given back once rows are here: that waits for a device where the stage before is under way */
+    b->logits.rows = 0; /* their memory is given back once rows are here: that waits for a device where the stage before is under way */
   } else {
     b->drop_logits();
   }
   bool all;
-  if (!mm_cu_peers_meet(b->peers, !b->unrecorded, &all, err)) return false;
-  b->unrecorded = !all;
+  if (!mm_cu_peers_meet(b->peers, !b->capture.off, &all, err)) return false;
+  b->capture.off = !all;
   return true;
 }
 
@@ -252,28 +252,28 @@ bool mm_cu_make_logits(mm_backend *b, size_t rows, mm_err *err) {
   const size_t bytes = rows * b->c.weights->vocab_rows * sizeof(float), all_bytes = bytes * b->c.weights->tp;
   const size_t groups = rows * MM_CU_CHOICE_GROUPS(b->c.model->vocab) * sizeof(uint32_t); /* what draws need lies behind the logits */
   b->drop_logits();
-  bool made = mm_cu_malloc(reinterpret_cast<void **>(&b->logits), b->peers ? bytes : bytes + groups, "logits", err);
+  bool made = mm_cu_malloc(reinterpret_cast<void **>(&b->logits.own), b->peers ? bytes : bytes + groups, "logits", err);
   if (b->peers) {
     made =
-        made && mm_cu_peers_malloc(b->peers, reinterpret_cast<void **>(&b->whole_logits), all_bytes + groups, "logits of all ranks", err);
+        made && mm_cu_peers_malloc(b->peers, reinterpret_cast<void **>(&b->logits.whole), all_bytes + groups, "logits of all ranks", err);
     void *all[MM_CU_PEERS];
-    if (!mm_cu_peers_all_gather(b->peers, made ? b->whole_logits : nullptr, all, err)) made = false;
-    for (uint32_t r = 0; made && r < b->c.weights->tp; r++) made = (b->logits_of_rank[r] = static_cast<float *>(all[r])) != nullptr;
+    if (!mm_cu_peers_all_gather(b->peers, made ? b->logits.whole : nullptr, all, err)) made = false;
+    for (uint32_t r = 0; made && r < b->c.weights->tp; r++) made = (b->logits.of_rank[r] = static_cast<float *>(all[r])) != nullptr;
   }
   if (!made) b->drop_logits();
-  b->logits_rows = made ? rows : 0;
-  float *const all_logits = b->peers ? b->whole_logits : b->logits;
-  b->choice.logits = all_logits, b->choice.largest = reinterpret_cast<uint32_t *>(all_logits + all_bytes / sizeof(float));
+  b->logits.rows = made ? rows : 0;
+  float *const all_logits = b->peers ? b->logits.whole : b->logits.own;
+  b->sampler.args.logits = all_logits, b->sampler.args.largest = reinterpret_cast<uint32_t *>(all_logits + all_bytes / sizeof(float));
   return made;
 }
 
 cudaError_t mm_cu_share_logits(mm_backend *b, uint32_t rows) {
   if (!b->peers || rows == 0) return cudaSuccess;
-  return mm_cu_peers_share(b->peers, b->logits_of_rank, b->logits, rows, b->c.weights->vocab_rows, b->stream);
+  return mm_cu_peers_share(b->peers, b->logits.of_rank, b->logits.own, rows, b->c.weights->vocab_rows, b->stream);
 }
 
 cudaError_t mm_cu_sum_ranks(mm_backend *b, bf16 *x, uint32_t width) {
-  return b->peers ? mm_cu_peers_sum(b->peers, x, (uint64_t)b->rows * width, b->stream) : cudaSuccess;
+  return b->peers ? mm_cu_peers_sum(b->peers, x, (uint64_t)b->step.rows * width, b->stream) : cudaSuccess;
 }
 
 bool mm_cu_combines_ranks(const mm_cu_peers *p, uint32_t rows, uint32_t width) {
@@ -296,13 +296,13 @@ cudaError_t mm_cu_combine_ranks(const mm_cu_peers *p, const mm_cu_combine &a, ui
 cudaError_t mm_cu_qk_norm_ranks(mm_backend *b, bf16 *qkv, const float *q_norm, const float *k_norm, float eps) {
   const uint32_t d = b->heads.head_dim, pitch = (b->heads.heads + 2 * b->heads.kv_heads) * d;
   const qk_norms a = {qkv, q_norm, k_norm, eps, pitch, {{b->heads.heads * d, b->heads.kv_heads * d}}};
-  if (narrow_rows(b)) return launch(reduce_scale_qk, b->rows, kThreads, 0, b->stream, mm_cu_peers_view(b->peers), a);
+  if (narrow_rows(b)) return launch(reduce_scale_qk, b->step.rows, kThreads, 0, b->stream, mm_cu_peers_view(b->peers), a);
   const cudaError_t e = sum_squares(b, qkv, pitch, a.s);
-  return e != cudaSuccess ? e : launch(scale_qk, b->rows, kThreads, 0, b->stream, a, b->squares, b->c.weights->tp);
+  return e != cudaSuccess ? e : launch(scale_qk, b->step.rows, kThreads, 0, b->stream, a, b->squares, b->c.weights->tp);
 }
 
 cudaError_t mm_cu_gated_norm_ranks(mm_backend *b, const mm_cu_gated &a) {
-  if (narrow_rows(b)) return launch(reduce_gate_rows, b->rows, kThreads, 0, b->stream, mm_cu_peers_view(b->peers), a);
+  if (narrow_rows(b)) return launch(reduce_gate_rows, b->step.rows, kThreads, 0, b->stream, mm_cu_peers_view(b->peers), a);
   const cudaError_t e = sum_squares(b, a.o, a.width, {{a.width, 0}});
-  return e != cudaSuccess ? e : launch(gate_rows, b->rows, kThreads, 0, b->stream, a, b->squares, b->c.weights->tp);
+  return e != cudaSuccess ? e : launch(gate_rows, b->step.rows, kThreads, 0, b->stream, a, b->squares, b->c.weights->tp);
 }

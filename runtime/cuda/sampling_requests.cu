@@ -67,15 +67,15 @@ mm_cu_ask ask_of(const mm_sampling *s, uint32_t pos, uint32_t vocab, ask_counts 
 }
 
 void fill_asks(const mm_backend *b, const mm_sampling *set, const batch_arrays &h, const ask_layout &at, char *block) {
-  const size_t words = MM_CU_WORDS(b->choice.vocab);
+  const size_t words = MM_CU_WORDS(b->sampler.args.vocab);
   mm_cu_draw *const draw = reinterpret_cast<mm_cu_draw *>(block + at.draw);
   mm_cu_ask *const row = reinterpret_cast<mm_cu_ask *>(block + at.row);
   mm_bias *const bias = reinterpret_cast<mm_bias *>(block + at.bias);
   uint32_t *const mask = reinterpret_cast<uint32_t *>(block + at.mask);
   ask_counts n;
-  for (uint32_t i = 0; i < b->wanted; i++) {
+  for (uint32_t i = 0; i < b->step.wanted; i++) {
     const uint32_t pos = h.pos[h.out[i]];
-    draw[i] = mm_cu_draw_of(&set[i], pos + UINT64_C(1)), row[i] = ask_of(&set[i], pos, b->choice.vocab, &n);
+    draw[i] = mm_cu_draw_of(&set[i], pos + UINT64_C(1)), row[i] = ask_of(&set[i], pos, b->sampler.args.vocab, &n);
     if (set[i].bias_count) memcpy(bias + row[i].bias_first, set[i].bias, set[i].bias_count * sizeof *bias);
     if (row[i].mask) memcpy(mask + (row[i].mask - 1) * words, set[i].allowed, words * sizeof *mask);
   }
@@ -83,60 +83,61 @@ void fill_asks(const mm_backend *b, const mm_sampling *set, const batch_arrays &
 
 /* Room for the counts, on the device and where logprobs go. */
 bool grow_room(mm_backend *b, const ask_counts &n, size_t block, mm_err *err) {
-  const uint32_t vocab = b->choice.vocab;
-  step_memory *m = b->step;
-  if (!mm_cu_grow_pinned(&m->asks, &m->asks_cap, block, err) || !b->ask_block.grow(block, false, err)) return false;
-  if (n.penalised && !b->seen.grow((size_t)MM_CU_SEEN * vocab * sizeof(uint32_t), true, err)) return false;
-  if (n.raws && !b->raw.grow((size_t)n.raws * vocab * sizeof(float), false, err)) return false;
-  const size_t logprobs = n.logprobs ? (size_t)b->wanted * MM_CU_LOGPROBS : 0;
-  return mm_cu_grow_pinned(&m->logprobs, &m->logprobs_cap, logprobs, err) && b->logprobs.grow(logprobs * sizeof(mm_logprob), false, err);
+  const uint32_t vocab = b->sampler.args.vocab;
+  step_memory *m = b->step.memory;
+  if (!mm_cu_grow_pinned(&m->asks, &m->asks_cap, block, err) || !b->sampler.options.grow(block, false, err)) return false;
+  if (n.penalised && !b->sampler.seen.grow((size_t)MM_CU_SEEN * vocab * sizeof(uint32_t), true, err)) return false;
+  if (n.raws && !b->sampler.raw.grow((size_t)n.raws * vocab * sizeof(float), false, err)) return false;
+  const size_t logprobs = n.logprobs ? (size_t)b->step.wanted * MM_CU_LOGPROBS : 0;
+  return mm_cu_grow_pinned(&m->logprobs, &m->logprobs_cap, logprobs, err) &&
+         b->sampler.logprobs.grow(logprobs * sizeof(mm_logprob), false, err);
 }
 
 mm_cu_asks asks_on_device(const mm_backend *b, const ask_counts &n, const ask_layout &at) {
-  const char *const block = static_cast<const char *>(b->ask_block.p);
+  const char *const block = static_cast<const char *>(b->sampler.options.p);
   mm_cu_asks q = {};
   q.row = reinterpret_cast<const mm_cu_ask *>(block + at.row), q.bias = reinterpret_cast<const mm_bias *>(block + at.bias);
   q.mask = reinterpret_cast<const uint32_t *>(block + at.mask);
-  q.raw = static_cast<float *>(b->raw.p), q.seen = static_cast<uint32_t *>(b->seen.p),
-  q.logprobs = static_cast<mm_logprob *>(b->logprobs.p);
-  q.pos = b->device.pos, q.ids = b->ids, q.positions = b->c.limits.max_positions;
+  q.raw = static_cast<float *>(b->sampler.raw.p), q.seen = static_cast<uint32_t *>(b->sampler.seen.p),
+  q.logprobs = static_cast<mm_logprob *>(b->sampler.logprobs.p);
+  q.pos = b->device.pos, q.ids = b->sampler.ids, q.positions = b->c.limits.max_positions;
   q.copies = n.masks || n.raws, q.logprobs_wanted = n.logprobs, q.most_bias = n.most_bias, q.penalised = n.penalised, q.longest = n.longest;
   return q;
 }
 
 cudaError_t launch_choice(mm_backend *b, const ask_counts &n, const ask_layout &at) {
   const mm_cu_asks q = asks_on_device(b, n, at);
-  mm_cu_choose a = b->choice;
-  a.tokens = b->rows, a.out = b->device.out, a.slot = b->device.slot;
-  a.draw = reinterpret_cast<const mm_cu_draw *>(static_cast<const char *>(b->ask_block.p) + at.draw);
-  cudaError_t e = mm_cu_share_logits(b, b->wanted);
-  if (e == cudaSuccess) e = mm_cu_adjust(a, const_cast<float *>(a.logits), q, b->wanted, b->stream);
-  if (e == cudaSuccess) e = mm_cu_choose_tokens(a, b->wanted, n.draws, b->stream);
-  if (e == cudaSuccess) e = mm_cu_logprobs(a, q, b->wanted, b->stream);
+  mm_cu_choose a = b->sampler.args;
+  a.tokens = b->step.rows, a.out = b->device.out, a.slot = b->device.slot;
+  a.draw = reinterpret_cast<const mm_cu_draw *>(static_cast<const char *>(b->sampler.options.p) + at.draw);
+  cudaError_t e = mm_cu_share_logits(b, b->step.wanted);
+  if (e == cudaSuccess) e = mm_cu_adjust(a, const_cast<float *>(a.logits), q, b->step.wanted, b->stream);
+  if (e == cudaSuccess) e = mm_cu_choose_tokens(a, b->step.wanted, n.draws, b->stream);
+  if (e == cudaSuccess) e = mm_cu_logprobs(a, q, b->step.wanted, b->stream);
   return e;
 }
 
 }  // namespace
 
 bool mm_cu_choose_asked(mm_backend *b, const mm_sampling *set, mm_err *err) {
-  step_memory *m = b->step;
+  step_memory *m = b->step.memory;
   m->logprobs_wanted.clear();
-  if (b->wanted == 0) return true;
+  if (b->step.wanted == 0) return true;
   batch_arrays h;
-  mm_cu_place_batch(b->rows, b->decode, static_cast<char *>(m->block), &h);
+  mm_cu_place_batch(b->step.rows, b->step.decode, static_cast<char *>(m->block), &h);
   ask_counts n;
-  for (uint32_t i = 0; i < b->wanted; i++) ask_of(&set[i], h.pos[h.out[i]], b->choice.vocab, &n);
-  const ask_layout at = lay_asks(b->wanted, n.biases, n.masks, b->choice.vocab);
+  for (uint32_t i = 0; i < b->step.wanted; i++) ask_of(&set[i], h.pos[h.out[i]], b->sampler.args.vocab, &n);
+  const ask_layout at = lay_asks(b->step.wanted, n.biases, n.masks, b->sampler.args.vocab);
   if (!mm_cu_make_room(b, err, [&] { return grow_room(b, n, at.bytes, err); })) return false;
   fill_asks(b, set, h, at, m->asks);
-  if (!mm_cu_check(cudaMemcpyAsync(b->ask_block.p, m->asks, at.bytes, cudaMemcpyHostToDevice, b->stream), "copy sampling", err) ||
+  if (!mm_cu_check(cudaMemcpyAsync(b->sampler.options.p, m->asks, at.bytes, cudaMemcpyHostToDevice, b->stream), "copy sampling", err) ||
       !mm_cu_check(launch_choice(b, n, at), "choose", err))
     return false;
-  for (uint32_t i = 0; n.logprobs && i < b->wanted; i++) {
+  for (uint32_t i = 0; n.logprobs && i < b->step.wanted; i++) {
     if (set[i].logprobs && b->c.weights->rank == 0) m->logprobs_wanted.push_back({i, 1 + set[i].top_logprobs, set[i].logprobs});
   }
-  const size_t logprobs = (size_t)b->wanted * MM_CU_LOGPROBS * sizeof(mm_logprob);
+  const size_t logprobs = (size_t)b->step.wanted * MM_CU_LOGPROBS * sizeof(mm_logprob);
   if (n.logprobs && b->peers && !mm_cu_peers_settle(b->peers, b->stream, err)) return false;
-  return !n.logprobs ||
-         mm_cu_check(cudaMemcpyAsync(m->logprobs, b->logprobs.p, logprobs, cudaMemcpyDeviceToHost, b->stream), "copy logprobs", err);
+  return !n.logprobs || mm_cu_check(cudaMemcpyAsync(m->logprobs, b->sampler.logprobs.p, logprobs, cudaMemcpyDeviceToHost, b->stream),
+                                    "copy logprobs", err);
 }

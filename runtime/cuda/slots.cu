@@ -9,26 +9,27 @@ static bool copy_slot(mm_backend *b, T *p, size_t n, uint32_t to, uint32_t from,
          mm_cu_check(cudaMemcpyAsync(p + to * n, p + from * n, n * sizeof *p, cudaMemcpyDeviceToDevice, b->stream), "copy a slot", err);
 }
 
-uint64_t mm_cu_state_bytes(mm_backend *b) { return b->state_floats * sizeof *b->states; }
+uint64_t mm_cu_state_bytes(mm_backend *b) { return b->states.per_slot * sizeof *b->states.data; }
 
 bool mm_cu_state_copy(mm_backend *b, uint32_t to, uint32_t from, mm_err *err) {
-  return copy_slot(b, b->states, b->state_floats, to, from, err) && copy_slot(b, b->ids, b->c.limits.max_positions, to, from, err) &&
-         copy_slot(b, b->choice.chosen, 1, to, from, err);
+  return copy_slot(b, b->states.data, b->states.per_slot, to, from, err) &&
+         copy_slot(b, b->sampler.ids, b->c.limits.max_positions, to, from, err) && copy_slot(b, b->sampler.args.chosen, 1, to, from, err);
 }
 
 bool mm_cu_state_save(mm_backend *b, uint32_t slot, void *state, mm_err *err) {
-  return mm_cu_download(state, b->states + slot * b->state_floats, mm_cu_state_bytes(b), b->stream, err) && mm_cu_loaded(b, err);
+  return mm_cu_download(state, b->states.data + slot * b->states.per_slot, mm_cu_state_bytes(b), b->stream, err) && mm_cu_loaded(b, err);
 }
 
 /* Waits, so that the caller's memory is its own again. */
 bool mm_cu_state_load(mm_backend *b, uint32_t slot, const void *state, mm_err *err) {
-  return mm_cu_check(cudaMemcpyAsync(b->states + slot * b->state_floats, state, mm_cu_state_bytes(b), cudaMemcpyHostToDevice, b->stream),
-                     "copy states", err) &&
+  return mm_cu_check(
+             cudaMemcpyAsync(b->states.data + slot * b->states.per_slot, state, mm_cu_state_bytes(b), cudaMemcpyHostToDevice, b->stream),
+             "copy states", err) &&
          mm_cu_check(cudaStreamSynchronize(b->stream), "copy states", err);
 }
 
 bool mm_cu_ids_load(mm_backend *b, uint32_t slot, const int32_t *id, uint32_t count, mm_err *err) {
-  int32_t *const to = b->ids + (size_t)slot * b->c.limits.max_positions;
+  int32_t *const to = b->sampler.ids + (size_t)slot * b->c.limits.max_positions;
   if (!id) return mm_cu_check(cudaMemsetAsync(to, 0xff, count * sizeof *to, b->stream), "set ids", err);
   return mm_cu_check(cudaMemcpyAsync(to, id, count * sizeof *to, cudaMemcpyHostToDevice, b->stream), "copy ids", err) &&
          mm_cu_check(cudaStreamSynchronize(b->stream), "copy ids", err);

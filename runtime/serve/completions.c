@@ -226,16 +226,21 @@ static size_t characters_of(const char *text, size_t n) {
   return count;
 }
 
-/* The entry of a token whose text is these bytes: the characters that they complete come after the offset. */
-static void pass_token(mm_choice *ch, int32_t id) {
+/* Counts the characters that these bytes of an echoed prompt complete; n = 0 ends the prompt, as in mm_print_utf8. */
+static void count_prompt(mm_choice *ch, const char *bytes, size_t n) {
   completions *s = ch->call->state;
   mm_text text = {0};
-  size_t n;
-  const char *bytes = mm_tokenizer_bytes(ch->call->server->tokenizer, id, &n);
-  if (bytes && n) mm_print_utf8(&s->utf8[ch->index], bytes, n, &text);
+  mm_print_utf8(&s->utf8[ch->index], bytes, n, &text);
   s->characters[ch->index] += characters_of(text.p ? text.p : "", text.n);
   s->logged[ch->index].token.failed |= text.failed;
   free(text.p);
+}
+
+/* The entry of a token is made: the characters that it completes come after its offset. */
+static void pass_token(mm_choice *ch, int32_t id) {
+  size_t n;
+  const char *bytes = mm_tokenizer_bytes(ch->call->server->tokenizer, id, &n);
+  if (bytes && n) count_prompt(ch, bytes, n);
 }
 
 /* vLLM's entry of a prompt's token: it and the likeliest, by their ids. The rank of one that is not among these is not known. */
@@ -339,8 +344,9 @@ static void send_echo(mm_choice *ch) {
 static void token(mm_choice *ch, const mm_token *t) {
   mm_call *c = ch->call;
   completions *s = c->state;
-  const size_t before = ch->text.n, offset = s->characters[ch->index];
   const bool logged = t->logprobs && t->id >= 0 && c->params.logprobs;
+  if (s->echo && s->logged) count_prompt(ch, "", 0);
+  const size_t before = ch->text.n, offset = s->characters[ch->index];
   if (c->params.stream && ch->tokens == 1) send_echo(ch);
   if (s->none) return;
   if (t->n) mm_print_utf8(&ch->utf8, t->bytes, t->n, &ch->text);

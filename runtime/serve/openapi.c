@@ -14,6 +14,16 @@ static const struct {
     [MM_FIELDS_MESSAGES] = {&mm_api_messages, "Anthropic's messages", "messages"},
 };
 
+/* Paths of POST that take a few fields of their own. */
+static const struct {
+  const mm_api *api;
+  const char *what, *required;
+} others[] = {{&mm_api_count_tokens, "the tokens of a request of Anthropic's messages", "messages"},
+              {&mm_api_tokenize, "the tokens of a text", "prompt"},
+              {&mm_api_detokenize, "the text of tokens", "tokens"}};
+
+#define RESPONSES(what) "\"responses\":{\"200\":{\"description\":\"" what "\"},\"default\":{\"description\":\"an error\"}}}}"
+
 /* Members of an object: the API's fields of this fate. */
 static void put_fields(mm_text *t, mm_field_api api, mm_field_fate fate) {
   const char *comma = "";
@@ -32,20 +42,34 @@ static void put_fields(mm_text *t, mm_field_api api, mm_field_fate fate) {
   }
 }
 
-static void put_api(mm_text *t, mm_field_api api) {
-  mm_text_printf(t, "\"%s\":{\"post\":{\"summary\":", apis[api].api->path);
-  mm_text_quote_string(t, apis[api].what);
+/* A path of POST up to the members of its body's properties. */
+static void begin_post(mm_text *t, const char *path, const char *what, const char *required) {
+  mm_text_printf(t, "\"%s\":{\"post\":{\"summary\":", path);
+  mm_text_quote_string(t, what);
   mm_text_printf(t,
                  ",\"requestBody\":{\"required\":true,\"content\":{\"application/json\":{\"schema\":{\"type\":\"object\","
                  "\"required\":[\"%s\"],\"properties\":{",
-                 apis[api].required);
+                 required);
+}
+
+static void put_api(mm_text *t, mm_field_api api) {
+  begin_post(t, apis[api].api->path, apis[api].what, apis[api].required);
   put_fields(t, api, MM_FIELD_SERVED);
   mm_text_put(t, "},\"x-refused\":{");
   put_fields(t, api, MM_FIELD_REFUSED);
   mm_text_put(t, "},\"x-without-effect\":{");
   put_fields(t, api, MM_FIELD_NO_EFFECT);
+  mm_text_put(t, "}}}}}," RESPONSES("the reply, or its events"));
+}
+
+static void put_others(mm_text *t) {
+  for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+    begin_post(t, others[i].api->path, others[i].what, others[i].required);
+    mm_text_printf(t, "\"%s\":{}}}}}}," RESPONSES("what was counted or made") ",", others[i].required);
+  }
   mm_text_put(t,
-              "}}}}},\"responses\":{\"200\":{\"description\":\"the reply, or its events\"},\"default\":{\"description\":\"an error\"}}}}");
+              "\"/v1/models/{name}\":{\"get\":{\"summary\":\"one name of the model\",\"parameters\":[{\"name\":\"name\",\"in\":\"path\","
+              "\"required\":true,\"schema\":{\"type\":\"string\"}}]," RESPONSES("found") ",");
 }
 
 void mm_openapi_page(mm_server *s, mm_exchange *x) {
@@ -57,6 +81,7 @@ void mm_openapi_page(mm_server *s, mm_exchange *x) {
     put_api(&t, (mm_field_api)api);
     mm_text_put(&t, ",");
   }
+  put_others(&t);
   for (size_t i = 0; (path = mm_page_path(i, &what)); i++) {
     mm_text_printf(&t, "%s\"%s\":{\"get\":{\"summary\":", i ? "," : "", path);
     mm_text_quote_string(&t, what);

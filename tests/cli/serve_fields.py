@@ -319,7 +319,13 @@ def openapi(s):
             assert set(schema[key]) == {r["field"] for r in table if r[api] == fate}, (path, key)
         assert set(schema["required"]) < set(schema["properties"])
     pages = {p for p, v in said["paths"].items() if "get" in v}
-    assert {"/", "/health", "/metrics", "/openapi.json", "/v1/models"} < pages and all(s.get(p) for p in pages), pages
+    name = json.loads(s.get("/v1/models"))["data"][0]["id"]
+    assert {"/", "/health", "/metrics", "/openapi.json", "/v1/models"} < pages and all(s.get(p.format(name=name)) for p in pages), pages
+    # The paths are those of the docs, and no other.
+    with open("docs/serving.md", encoding="utf-8") as f:
+        listed = set(re.findall(r"`((?:GET|POST) /\S*)`", f.read().split("## Paths", 1)[1].split("## Fields", 1)[0]))
+    found = {f"{method.upper()} {p.format(name='NAME')}" for p, v in said["paths"].items() for method in v}
+    assert found == listed, found ^ listed
 
 
 def held_texts(s):

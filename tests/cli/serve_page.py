@@ -281,6 +281,74 @@ def conversations(b):
     b.run("$('clear').click(); 0")
 
 
+WANDER = r"""(async () => {
+  let seed = %d, count = 0, hanging = null;
+  const next = n => (seed = seed * 1103515245 + 12345 & 0x7fffffff) >> 8, pick = n => next() %% n, gone = new Set(), log = [];
+  const wait = async () => { for (let i = 0; i < 4; i++) await new Promise(r => { const c = new MessageChannel(); c.port1.onmessage = r; c.port2.postMessage(0); }); };
+  const data = x => new TextEncoder().encode("data: " + (typeof x === "string" ? x : JSON.stringify(x)) + "\n\n");
+  window.plain ||= fetch;
+  window.fetch = async (url, o) => {
+    if (!o || !o.body) return plain(url, o);
+    const text = JSON.parse(o.body).messages.at(-1).content;
+    if (text.startsWith("bad")) return new Response("{}", {status: 500});
+    return new Response(new ReadableStream({start(c) {
+      if (pick(3)) c.enqueue(data({choices: [{delta: {content: "r" + count++}}]}));
+      const end = () => { c.enqueue(data({choices: [{delta: {content: "!"}, finish_reason: "stop"}]})); c.enqueue(data("[DONE]")); c.close(); };
+      if (!text.startsWith("slow")) return end();
+      hanging = end;
+      o.signal.addEventListener("abort", () => { hanging = null; c.error(o.signal.reason); });
+    }}));
+  };
+  const foot = name => { const all = [...document.querySelectorAll("footer button, article.failed button")].filter(b => b.textContent === name); all.length && all[pick(all.length)].click(); };
+  const listed = which => { $("chats").click(); if ($("list").hidden) $("chats").click(); const p = [...$("list").querySelectorAll("p")]; return p.length ? p[pick(p.length)].querySelectorAll("button")[which] : null; };
+  const acts = {
+    send() { $("text").value = ["good", "bad", "slow", "slow"][pick(4)] + count++; $("form").requestSubmit(); },
+    stop() { $("stop").click(); }, release() { if (hanging) hanging(); hanging = null; }, new() { $("clear").click(); }, enter() { listed(0)?.click(); },
+    delete() { const b = listed(2), n = [...$("list").querySelectorAll("button")].indexOf(b); if (b) { gone.add(saved()[(n - 2) / 3].id); b.click(); } },
+    edit() { foot("Edit"); }, again() { foot("Regenerate"); }, more() { foot("Continue"); }, retry() { foot("Retry"); },
+    keep() { $("form").requestSubmit(); }, escape() { document.dispatchEvent(new KeyboardEvent("keydown", {key: "Escape"})); }};
+  const wrong = () => {
+    if (running) return null;
+    const sections = [...$("talk").children].filter(s => !s.querySelector("article.failed"));
+    if (rows.length !== messages.length || sections.some((s, n) => s !== rows[n]) || sections.length !== rows.length) return "rows are not the messages";
+    for (const [n, m] of messages.entries()) {
+      if (m.role !== (n %% 2 ? "assistant" : "user")) return "roles";
+      if (String(m.content).startsWith("bad")) return "a turn that failed is in the conversation";
+      if (rows[n].querySelector("article").textContent !== m.content) return "row " + n + " is " + rows[n].querySelector("article").textContent + ", not " + m.content;
+    }
+    const cut = rows.map(r => r.classList.contains("cut"));
+    if (cut.some((c, n) => c !== (edited !== null && n >= edited))) return "marks of what an edit replaces";
+    const own = saved().find(c => c.id === chat.id);
+    if (messages.length && JSON.stringify(own?.messages) !== JSON.stringify(messages)) return "the saved conversation";
+    if (saved().some(c => gone.has(c.id))) return "a deleted conversation came back";
+    if (new Set(saved().map(c => c.id)).size !== saved().length) return "two of one number";
+    return document.querySelector("article.failed") && messages.some(m => m.role === "user" && m.content === $("text").value) && edited === null ? "a text that is still there is in the box" : null;
+  };
+  for (let step = 0; step < %d; step++) {
+    const names = Object.keys(acts), name = names[pick(names.length)];
+    acts[name]();
+    log.push(name);
+    await wait();
+    const why = wrong();
+    if (why) return why + " after " + log.slice(-12);
+  }
+  if (hanging) hanging();
+  await wait();
+  window.fetch = plain;
+  localStorage.clear();
+  $("clear").click();
+  $("text").value = "";
+  return wrong();
+})()"""
+
+
+def wander(b, seed, steps):
+    """Random sequences of what a user may press, while replies come, fail or hang: the page shows the conversation that is sent and saved."""
+    b.run("$('max').value = 9; localStorage.clear(); $('clear').click(); 0")
+    why = b.run(WANDER % (seed, steps))
+    assert why is None, why
+
+
 def mistyped(b, packed):
     """A key that is wrong at first."""
     with Server(packed, "--chat-format", "minimax-m2", "--max-model-len", "256", "--api-key", "right") as server:
@@ -314,6 +382,7 @@ with Server(PACKED, "--chat-format", "minimax-m2") as server:
     failing(b)
     markdown(b)
     conversations(b)
+    wander(b, *(int(x) for x in (sys.argv[1:] + ["7", "120"][len(sys.argv) - 1:])[:2]))
     # A reply that is held to a call of a tool that the page has.
     think = server.post("/tokenize", {"prompt": "</think>", "parse_special": True})["tokens"][0]
     held = {"guided_choice": ["\n\nLook.\n<minimax:tool_call>\n<invoke name=\"find\">\n<parameter name=\"what\">Ur &lt;é</parameter>\n</invoke>\n</minimax:tool_call>"],

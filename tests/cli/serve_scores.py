@@ -98,6 +98,12 @@ for options in (["--max-num-seqs", "3"], ["--max-num-seqs", "1", "--max-num-batc
                 assert isinstance(values, dict) or max(abs(a - b) for a, b in zip(values[1:], alone[1:], strict=True)) < 1e-4
         one = server.post(COMPLETIONS, {"prompt": [[7], IDS[:9]], "max_tokens": 0, "echo": True, "logprobs": 0})["choices"]
         assert one[0]["logprobs"]["token_logprobs"] == [None] and len(one[1]["logprobs"]["token_logprobs"]) == 9
+        # A prompt that ends within a character: offsets of the reply are those of the text.
+        cut = server.post("/tokenize", {"prompt": "\U0001f600"})["tokens"][0]
+        assert server.post("/detokenize", {"tokens": [cut]})["prompt"] == "\ufffd"
+        one.append(server.post(COMPLETIONS, {"prompt": [7, cut], "max_tokens": 3, "echo": True, "logprobs": 0, "logit_bias": {IDS[0]: 100}})["choices"][0])
+        offset = one[2]["logprobs"]["text_offset"]
+        assert one[2]["text"][offset[2]:offset[3]] == one[2]["logprobs"]["tokens"][2], one[2]
         assert all(x < 0 and math.isfinite(x) for x in one[1]["logprobs"]["token_logprobs"][1:])
         assert server.request("POST", COMPLETIONS, {"prompt": "a", "max_tokens": 0})[0] == 400
         assert server.request("POST", COMPLETIONS, {"prompt": "a", "echo": True, "logprobs": 1, "stream": True})[0] == 400

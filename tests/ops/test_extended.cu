@@ -8,8 +8,8 @@
 
 void read_blocks(const mm_backend *gpu, std::vector<uint32_t> *block, std::vector<uint32_t> *count) {
   CUDA_OK(cudaDeviceSynchronize());
-  CUDA_OK(cudaMemcpy(block->data(), gpu->select.block, block->size() * 4, cudaMemcpyDeviceToHost));
-  CUDA_OK(cudaMemcpy(count->data(), gpu->select.count, count->size() * 4, cudaMemcpyDeviceToHost));
+  CUDA_OK(cudaMemcpy(block->data(), gpu->attention.select.block, block->size() * 4, cudaMemcpyDeviceToHost));
+  CUDA_OK(cudaMemcpy(count->data(), gpu->attention.select.count, count->size() * 4, cudaMemcpyDeviceToHost));
 }
 
 /* A prompt in chunks, of which the second ends inside a page and a block, then single rows. */

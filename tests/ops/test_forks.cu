@@ -473,13 +473,14 @@ struct schedule {
         };
     for (const layer_cache &c : x->cache) {
       for (uint32_t page = 0; page < tokens.size(); page++) {
-        fill(c.kv.k, x->page_work.token_bytes, page), fill(c.kv.v, x->page_work.token_bytes, page);
+        fill(c.kv.k, x->pages.work.token_bytes, page), fill(c.kv.v, x->pages.work.token_bytes, page);
         fill(c.kv.k_scale, sizeof(float), page), fill(c.kv.v_scale, sizeof(float), page);
       }
     }
     for (uint32_t slot = 0; slot < SLOTS; slot++) {
-      CUDA_OK(cudaMemsetAsync(x->ids + slot * POSITIONS + b.held[slot], 0, (POSITIONS - b.held[slot]) * sizeof *x->ids));
-      if (x->states && !b.held[slot]) CUDA_OK(cudaMemsetAsync(x->states + slot * x->state_floats, 0xff, x->state_floats * sizeof(float)));
+      CUDA_OK(cudaMemsetAsync(x->sampler.ids + slot * POSITIONS + b.held[slot], 0, (POSITIONS - b.held[slot]) * sizeof *x->sampler.ids));
+      if (x->states.data && !b.held[slot])
+        CUDA_OK(cudaMemsetAsync(x->states.data + slot * x->states.per_slot, 0xff, x->states.per_slot * sizeof(float)));
     }
     CUDA_OK(cudaDeviceSynchronize());
   }
@@ -497,8 +498,8 @@ struct schedule {
     CUDA_OK(cudaDeviceSynchronize());
     for (const layer_cache &c : x->cache) {
       if (c.kv.v)
-        CUDA_OK(cudaMemset(static_cast<char *>(c.kv.v) + mm_cu_cell(b.pages_of(slot)[0], x->heads.kv_heads, 0) * x->page_work.token_bytes,
-                           0x3c, x->page_work.token_bytes));
+        CUDA_OK(cudaMemset(static_cast<char *>(c.kv.v) + mm_cu_cell(b.pages_of(slot)[0], x->heads.kv_heads, 0) * x->pages.work.token_bytes,
+                           0x3c, x->pages.work.token_bytes));
     }
     const auto ids = random_ids(POSITIONS, a.vocab);
     return !same_bits(feed_slot(a, slot, ids, a.held[slot], 1), feed_slot(b, slot, ids, b.held[slot], 1));

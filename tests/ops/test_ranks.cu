@@ -193,7 +193,7 @@ bool noting_act(mm_backend *b, uint32_t width, mm_act *out, mm_err *err) {
   return true;
 }
 bool noting_end(mm_backend *b, float *logits, mm_err *err) {
-  const uint32_t rows = b->tokens; /* of this step */
+  const uint32_t rows = b->step.tokens; /* of this step */
   if (!mm_ops_cuda.end(b, logits, err)) return false;
   if (!g_rows.looks) return true;
   mm_act act[2];

@@ -99,21 +99,22 @@ struct work_space {
   buffer<unsigned long long> different;
 
   explicit work_space(mm_backend *b) : different(1) {
-    std::vector<const void *> kept = {b->page_table, b->page_work.kv, b->ids, b->inv_freq, b->choice.never, b->choice.chosen, b->load};
-    for (const auto &w : b->weight) kept.insert(kept.end(), {w.second.data, w.second.scale, w.second.global});
-    for (const auto &v : b->values) kept.push_back(v.second);
-    for (const auto &v : b->router) kept.push_back(v.second);
+    std::vector<const void *> kept = {b->pages.device_table, b->pages.work.kv,       b->sampler.ids, b->attention.inv_freq,
+                                      b->sampler.args.never, b->sampler.args.chosen, b->experts.load};
+    for (const auto &w : b->weights.matrix) kept.insert(kept.end(), {w.second.data, w.second.scale, w.second.global});
+    for (const auto &v : b->weights.values) kept.push_back(v.second);
+    for (const auto &v : b->weights.router) kept.push_back(v.second);
     for (uint32_t l = 0; l < b->cache.size(); l++) {
       const layer_cache &c = b->cache[l];
       kept.insert(kept.end(), {c.slope, c.state, c.kv.k, c.kv.v, c.kv.k_scale, c.kv.v_scale});
     }
-    if (b->states) state.push_back({b->states, SLOTS * b->state_floats * sizeof(float)});
+    if (b->states.data) state.push_back({b->states.data, SLOTS * b->states.per_slot * sizeof(float)});
     for (size_t i = 0; i < b->memory.block.size(); i++) {
       char *const p = static_cast<char *>(b->memory.block[i]), *const end = p + b->memory.bytes[i];
       const bool keep = std::any_of(kept.begin(), kept.end(), [&](const void *k) { return k && k >= p && k < end; });
       if (!keep && p != end) scratch.push_back({p, (size_t)b->memory.bytes[i]});
     }
-    scratch.push_back({b->logits, b->logits_rows * VOCAB * sizeof(float)});
+    scratch.push_back({b->logits.own, b->logits.rows * VOCAB * sizeof(float)});
     for (const area &a : scratch) bytes += a.bytes, left.push_back(copy_of(a));
     for (const area &a : state) before.push_back(copy_of(a)), after.push_back(copy_of(a));
   }
@@ -152,8 +153,8 @@ struct work_space {
 
 /* Caches of sequences that are under way. */
 void fill_caches(mm_backend *b) {
-  const size_t cells = (size_t)SLOTS * b->pages_per_slot * b->heads.kv_heads * MM_CU_PAGE;
-  if (b->states) fill_random_float(b->states, SLOTS * b->state_floats, -0.5f, 0.5f, g_rng.below(1u << 30));
+  const size_t cells = (size_t)SLOTS * b->pages.per_slot * b->heads.kv_heads * MM_CU_PAGE;
+  if (b->states.data) fill_random_float(b->states.data, SLOTS * b->states.per_slot, -0.5f, 0.5f, g_rng.below(1u << 30));
   for (const layer_cache &c : b->cache) {
     for (void *p : {c.kv.k, c.kv.v}) {
       if (!p) continue;

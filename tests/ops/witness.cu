@@ -30,7 +30,7 @@ double dot(const double *a, const double *b, size_t n) {
 /* Keys or values of a slot's first n tokens, one kv head; `n` tokens of d numbers. */
 std::vector<double> cached(const mm_backend *b, const void *data, const float *scale, uint32_t slot, uint32_t head, uint32_t n) {
   const uint32_t d = b->heads.head_dim, pages = (n + MM_CU_PAGE - 1) / MM_CU_PAGE;
-  const size_t bytes = (size_t)MM_CU_PAGE * d * (scale ? 1 : 2), first = (size_t)slot * b->pages_per_slot * b->heads.kv_heads + head;
+  const size_t bytes = (size_t)MM_CU_PAGE * d * (scale ? 1 : 2), first = (size_t)slot * b->pages.per_slot * b->heads.kv_heads + head;
   std::vector<uint8_t> raw(pages * bytes);
   std::vector<float> scales(scale ? pages * MM_CU_PAGE : 0);
   CUDA_OK(cudaMemcpy2D(raw.data(), bytes, static_cast<const uint8_t *>(data) + first * bytes, b->heads.kv_heads * bytes, bytes, pages,
@@ -88,7 +88,7 @@ bool witness::find_row(const mm_batch &batch, place *at) const {
 }
 
 /* True if attention took the row as a decode step does. */
-bool witness::single(const place &at) const { return f->backend->decode || at.row < f->backend->singles; }
+bool witness::single(const place &at) const { return f->backend->step.decode || at.row < f->backend->step.singles; }
 
 /* A row's query as scores take it. Prefill chunks leave it in place; single tokens leave the projection, which is normed and turned here.
  */
@@ -101,10 +101,10 @@ std::vector<double> witness::turned_query(const place &at, uint32_t head) const 
   if (!single(at)) return q;
   if (f->model->qk_norm) {
     const double scale = 1 / sqrt(dot(row.data(), row.data(), all) / all + f->model->norm_eps);
-    const auto w = fetch(b->values.at(&y->q_norm) + head * d, d);
+    const auto w = fetch(b->weights.values.at(&y->q_norm) + head * d, d);
     for (uint32_t i = 0; i < d; i++) q[i] *= scale * w[i];
   }
-  const auto freq = fetch(b->inv_freq, half);
+  const auto freq = fetch(b->attention.inv_freq, half);
   for (uint32_t i = 0; i < half; i++) {
     const double angle = (double)((float)at.pos * freq[i]), x = q[i], z = q[i + half];
     q[i] = x * cos(angle) - z * sin(angle), q[i + half] = z * cos(angle) + x * sin(angle);
@@ -152,7 +152,7 @@ void witness::look_lightning(const place &at, const float *state) {
   }
   const size_t column = (size_t)at.row * heads * d + head * d;
   const auto gate = wide(fetch(numbers_of(f->gate) + column, d)), got = wide(fetch(numbers_of(f->o) + column, d));
-  const auto w = fetch(b->values.at(&y->attn_norm) + head * d, d);
+  const auto w = fetch(b->weights.values.at(&y->attn_norm) + head * d, d);
   for (uint32_t i = 0; i < d; i++) o[i] *= w[i] / (1 + exp(-gate[i]));
   const double factor = dot(o.data(), got.data(), d) / dot(o.data(), o.data(), d);
   for (double &x : o) x *= factor;
@@ -166,7 +166,7 @@ void witness::look_lightning(const place &at, const float *state) {
 
 /* Experts and weights from the router's logits; none where two lie closer than sums in f32 resolve. */
 void witness::look_routing(const place &at) {
-  const mm_cu_route &r = f->backend->route;
+  const mm_cu_route &r = f->backend->experts.route;
   const auto z = fetch(r.logits + (size_t)at.row * r.experts, r.experts);
   const auto bias = r.bias ? fetch(r.bias, r.experts) : std::vector<float>(r.experts);
   const auto id = fetch(r.id + (size_t)at.row * r.top_k, r.top_k);
@@ -193,7 +193,7 @@ void witness::look_routing(const place &at) {
 
 void witness::look_choices(const mm_batch &batch, const std::vector<float> &id) {
   const uint32_t vocab = f->model->vocab;
-  auto logits = fetch(f->backend->logits, (size_t)batch.out_count * vocab);
+  auto logits = fetch(f->backend->logits.own, (size_t)batch.out_count * vocab);
   const mm_span *s = batch.span;
   for (uint32_t i = 0; i < batch.out_count; i++) {
     while (batch.out[i] >= s->first + s->count) s++;
