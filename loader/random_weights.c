@@ -244,9 +244,10 @@ static bool check_unused(const mm_dummy *d, mm_err *err) {
 
 static const mm_scheme *find_scheme(const char *option, const char *name, mm_err *err) {
   const mm_scheme *s = mm_scheme_find(name);
+  const bool none = strcmp(name, "none") == 0;
   if (!s)
-    (void)mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--%s: found \"%s\", expected a scheme of docs/quantisation.md", option,
-                  name);
+    (void)mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--%s: found \"%s\", expected a scheme of docs/quantisation.md%s", option,
+                  name, none ? "; nothing is stored that none could leave as it is: bf16 is not quantised" : "");
   return s;
 }
 

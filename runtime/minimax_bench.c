@@ -170,7 +170,7 @@ int main(int argc, char **argv) {
       MM_FLAG("quiet", &a.quiet, "nothing on stderr but errors, as always here", .letter = 'q'),
   };
   const mm_program program = {
-      MM_PROGRAM("minimax-bench", "time layers of real size on a GPU beside its own copy rate", SUBJECTS, 1, 1, options),
+      MM_PROGRAM("minimax-bench", "time layers of real size on a GPU, compared with its copy rate", SUBJECTS, 1, 1, options),
       .examples =
           "minimax-bench kernels --model m2\n"
           "minimax-bench decode --expert-quant nvfp4 --batch 16 --context 4096\n"

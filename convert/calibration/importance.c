@@ -30,7 +30,7 @@ static bool read_safetensors(mm_importance *m, uint64_t size, mm_err *err) {
     snprintf(rows, sizeof rows, "%.*s.rows", (int)mm_min(stem, 512), t->name);
     const mm_st_tensor *r = mm_st_find(&st, rows);
     if (t->dtype != MM_F32 || !r || r->dtype != MM_I64) {
-      ok = bad(m, t->name, t->offset, err, "found another type than F32, or no .rows of I64 beside it");
+      ok = bad(m, t->name, t->offset, err, "found another type than F32, or no .rows of I64 with it");
       break;
     }
     mm_importance_entry *e = &m->entry[m->count++];

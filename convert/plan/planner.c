@@ -39,7 +39,7 @@ static const mm_scheme *as_stored(mm_planner *b, mm_plan_tensor *pt, const mm_pa
       mm_fail(b->err, MM_UNSUPPORTED, "E_Q_KEEP", at, "found %s", mm_encoding_unkept(x, why));
     else
       mm_fail(b->err, MM_UNSUPPORTED, "E_MIXED", at,
-              "found %s, which cannot be kept beside %s in \"%s\"; expected one encoding per packed tensor (or another --quant)",
+              "found %s, which cannot be stored with %s in \"%s\"; expected one encoding per packed tensor (or another --quant)",
               x->encoding->name, s->name, t->name);
     return NULL;
   }

@@ -131,7 +131,7 @@ static bool spell_in(mm_plan *p, const mm_target_format *d, mm_err *err) {
                      pt->grid.k, d->name, pt->scheme->plane[1].cell.n, pt->scheme->plane[1].cell.k, t->scheme);
     if (!first) first = s;
     if (s != first && !d->mixes)
-      return mm_fail(err, MM_UNSUPPORTED, "E_DIALECT", at, "found %s beside %s, but dialect %s holds one scheme", t->scheme, first->scheme,
+      return mm_fail(err, MM_UNSUPPORTED, "E_DIALECT", at, "found %s and %s, but dialect %s holds one scheme", t->scheme, first->scheme,
                      d->name);
   }
   p->target_format = first ? d : NULL;

@@ -78,7 +78,7 @@ bool mm_landing_layout_of(const mm_packed *w, mm_landing_layout *y) {
   y->pitch = mm_round_up((uint64_t)w->k * y->bits / 8, 16);
   if (w->scheme->plane_count == 1) return true;
   const uint32_t columns = mm_cells(w->k, w->cell[1].k);
-  y->byte_scales = w->scheme->code == MM_CODE_E2M1;
+  y->byte_scales = w->scheme->code == MM_CODE_E2M1 || mm_has_exponents(w);
   y->scale_pitch = y->byte_scales ? mm_round_up(columns, 16) : columns;
   y->scales = (uint64_t)w->lead * (y->byte_scales ? w->n : mm_cells(w->n, w->cell[1].n)) * y->scale_pitch;
   y->global = y->byte_scales && w->scheme->plane_count == 3;

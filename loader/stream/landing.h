@@ -53,6 +53,12 @@ typedef struct mm_landing_plan {
   uint32_t files, groups;
 } mm_landing_plan;
 
+/* True if w is E4M3 codes under one E8M0 exponent for 32 columns of a row, its grid not cut finer. */
+static inline bool mm_has_exponents(const mm_packed *w) {
+  const mm_scheme *s = w->scheme;
+  return s->code == MM_CODE_E4M3 && s->plane_count == 2 && s->plane[1].dtype == MM_U8 && w->cell[1].n == 1 && w->cell[1].k == 32;
+}
+
 /* How a device stores a matrix's planes. */
 typedef struct mm_landing_layout {
   uint32_t bits;        /* of a code: 4, 8 or 16 */

@@ -47,8 +47,8 @@ static void run_gqa(mm_bench *b, uint32_t l) {
 }
 static void run_index(mm_bench *b, uint32_t l) {
   const mm_layer_weights *w = &b->weights.layer[l];
-  b->forward.ops->linear(b->forward.backend, b->forward.index_q, b->forward.n, &w->index_q);
-  b->forward.ops->linear(b->forward.backend, b->forward.index_k, b->forward.n, &w->index_k);
+  const mm_forward *f = &b->forward;
+  mm_linear_two(f->ops, f->backend, f->index_q, &w->index_q, f->index_k, &w->index_k, f->n);
 }
 static void run_select(mm_bench *b, uint32_t l) {
   const mm_layer_weights *w = &b->weights.layer[l];

@@ -81,7 +81,7 @@ static bool feed_caches(mm_bench *b, const mm_batch *batch, mm_err *err) {
     if (ops->weights.layer) ops->weights.layer(at, l);
     ops->linear(at, qkv, f->n, &w->qkv);
     if (b->model.attn[l] == MM_ATTN_SPARSE) {
-      ops->linear(at, f->index_q, f->n, &w->index_q), ops->linear(at, f->index_k, f->n, &w->index_k);
+      mm_linear_two(ops, at, f->index_q, &w->index_q, f->index_k, &w->index_k, f->n);
       ops->select(at, l, f->index_q, f->index_k, &w->index_q_norm, &w->index_k_norm);
     }
     ops->gqa(at, l, f->o, qkv, b->model.qk_norm ? &w->q_norm : NULL, b->model.qk_norm ? &w->k_norm : NULL);

@@ -107,7 +107,7 @@ static bool text_always_ends(const maker *m, const mm_form *v) {
   const bool words = (v->types & MM_TYPE_BOOLEAN && (!f[MM_FIRST_TRUE] || !f[MM_FIRST_FALSE])) ||
                      (v->types & MM_TYPE_NULL && !f[MM_FIRST_NULL]) ||
                      (v->types & (MM_TYPE_INTEGER | MM_TYPE_NUMBER) && !f[MM_FIRST_NUMBER]);
-  return v->most == UINT32_MAX || !words || mm_call_unserved(m, "\"maxLength\" is not served beside such other types");
+  return v->most == UINT32_MAX || !words || mm_call_unserved(m, "\"maxLength\" is not served with such other types");
 }
 
 /* Texts for what are single values: strings, numbers and words, as far as no JSON begins as they do. */
@@ -152,8 +152,8 @@ static bool add_automaton(const maker *m, mm_form *v, const mm_form *string, con
   if (v->marked) return mm_call_unserved(m, "\"pattern\" and \"format\" are not served in this format's calls");
   mm_form *text = mm_call_new(m, MM_FORM_AUTOMATON);
   if (!text) return false;
-  if (v->types & MM_TYPE_BOOLEAN) return mm_call_unserved(m, "\"pattern\" is not served beside booleans");
-  if (v->types & MM_TYPE_NULL && !null) return mm_call_unserved(m, "\"pattern\" is not served beside such other types");
+  if (v->types & MM_TYPE_BOOLEAN) return mm_call_unserved(m, "\"pattern\" is not served with booleans");
+  if (v->types & MM_TYPE_NULL && !null) return mm_call_unserved(m, "\"pattern\" is not served with such other types");
   /* Where numbers, objects or lists may stand too, the text does not begin as one of these. */
   if (v->types & ~(unsigned)(MM_TYPE_STRING | MM_TYPE_NULL) &&
       !mm_text_pattern_parse(m->arena, plain, sizeof plain - 1, false, &rules, &why, m->err))

@@ -105,7 +105,7 @@ bool mm_schema_alone(mm_schema_compiler *p, const mm_value *schema, const char *
   char why[64];
   for (const mm_value *v = schema->first; v; v = v->next) {
     if (mm_schema_is_annotation(v->key) || strcmp(v->key, keyword) == 0 || (with && strcmp(v->key, with) == 0)) continue;
-    snprintf(why, sizeof why, " beside %s", keyword);
+    snprintf(why, sizeof why, " with %s", keyword);
     return mm_schema_unserved(p, v->key, why);
   }
   return true;
@@ -260,7 +260,7 @@ static bool compile_map(mm_schema_compiler *p, const mm_value *schema, const mm_
   if (patterns) {
     if (patterns->type != MM_VALUE_OBJECT) return mm_schema_wrong(p, "patternProperties: expected an object");
     if (names || patterns->count != 1)
-      return mm_schema_unserved(p, "patternProperties", names ? " beside propertyNames" : " of another number than one");
+      return mm_schema_unserved(p, "patternProperties", names ? " with propertyNames" : " of another number than one");
     out->key = key;
     if (!mm_schema_pattern(p, "patternProperties", patterns->first->key, patterns->first->key_n, key)) return false;
     if (!mm_schema_compile_value(p, patterns->first, &out->item)) return false;
@@ -315,8 +315,8 @@ static bool property_bounds(mm_schema_compiler *p, const mm_value *schema, mm_fo
   if (!mm_schema_count(p, schema, "minProperties", &out->least) || !mm_schema_count(p, schema, "maxProperties", &out->most)) return false;
   if (!out->least && out->most == UINT32_MAX) return true;
   const char *which = out->least ? "minProperties" : "maxProperties";
-  if (out->item) return mm_schema_unserved(p, which, " beside properties and additionalProperties");
-  if (out->count > UINT8_MAX - 1) return mm_schema_unserved(p, which, " beside so many properties");
+  if (out->item) return mm_schema_unserved(p, which, " with properties and additionalProperties");
+  if (out->count > UINT8_MAX - 1) return mm_schema_unserved(p, which, " with so many properties");
   if (out->least > out->count || out->least > out->most) return mm_schema_wrong(p, "minProperties: more than there may be");
   return out->literal[0].needed <= out->most || mm_schema_wrong(p, "maxProperties: fewer than are required");
 }
@@ -328,8 +328,8 @@ static bool compile_object(mm_schema_compiler *p, const mm_value *schema, mm_for
   if (properties && properties->type != MM_VALUE_OBJECT) return mm_schema_wrong(p, "properties: expected an object");
   if ((!properties || !properties->count) && (!required || !required->count)) return compile_map(p, schema, more, out);
   *out = (mm_form){.kind = MM_FORM_OBJECT, .most = UINT32_MAX, .closed = is_false(more)};
-  if (mm_value_get(schema, "patternProperties")) return mm_schema_unserved(p, "patternProperties", " beside properties");
-  if (mm_value_get(schema, "propertyNames")) return mm_schema_unserved(p, "propertyNames", " beside properties");
+  if (mm_value_get(schema, "patternProperties")) return mm_schema_unserved(p, "patternProperties", " with properties");
+  if (mm_value_get(schema, "propertyNames")) return mm_schema_unserved(p, "propertyNames", " with properties");
   if (!add_keys(p, properties, required, more, out)) return false;
   const bool schema_of_more = more && more->type == MM_VALUE_OBJECT;
   uint32_t i = 0;
@@ -418,7 +418,7 @@ static bool compile_alternatives(mm_schema_compiler *p, const mm_value *schema, 
   for (size_t i = 0; others && i < count; i++) {
     const mm_value *plain = mm_schema_plain(p, list[i]);
     if (!plain) return p->err->status == MM_OK && mm_schema_wrong(p, "$ref: leads to no schema of this document");
-    if (plain->type != MM_VALUE_OBJECT) return mm_schema_unserved(p, which, " with true or false beside other keywords");
+    if (plain->type != MM_VALUE_OBJECT) return mm_schema_unserved(p, which, " as true or false with other keywords");
     if (!(list[i] = mm_schema_both(p, rest, plain))) return false;
   }
   return mm_schema_any_of(p, list, count, which, out) &&

@@ -130,7 +130,7 @@ const mm_form *mm_schema_other_keys(mm_schema_compiler *p, const mm_form *object
     mm_text_pattern *key = mm_arena_alloc(p->arena, sizeof *key, p->err);
     if (!key) return NULL;
     if (memmem(object->literal[i].p, object->literal[i].n, "\\u003c", 6)) /* a tag in it is written so, which is not what is found here */
-      return mm_schema_unserved(p, "additionalProperties", " beside such a key"), NULL;
+      return mm_schema_unserved(p, "additionalProperties", " with such a key"), NULL;
     *key =
         (mm_text_pattern){.kind = MM_PATTERN_BYTES_OF, .text = object->literal[i].p + 1, .n = object->literal[i].n - 2, .next = all->first};
     all->first = key;

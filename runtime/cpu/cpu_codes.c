@@ -38,7 +38,7 @@ static bool set_lane(mm_cpu_span *to, uint32_t i, const float *x, uint32_t n, mm
   bool all = true;
   for (uint32_t c = 0; c < n; c++) {
     all &= fabsf(x[c] * scale) < INFINITY;
-    code[c] = (int8_t)(x[c] == x[c] ? mm_cpu_of_e2m1(kind) ? 2 * x[c] : x[c] : 0);
+    code[c] = (int8_t)(x[c] == x[c] ? mm_cpu_kinds[kind].e2m1 ? 2 * x[c] : x[c] : 0);
     sum += code[c];
   }
   for (uint32_t h = 0; h < 2; h++) {
@@ -106,7 +106,7 @@ MM_VERSIONS(limbs, (mm_cpu_span * to, const float *x, int32_t zero, float half),
 
 void mm_cpu_limbs_of(mm_cpu_span *to, const float *x, uint32_t k, mm_cpu_kind kind) {
   const int32_t zero = mm_cpu_codes_zero(kind);
-  const float half = mm_cpu_of_e2m1(kind) ? 0.5f : 1;
+  const float half = mm_cpu_kinds[kind].e2m1 ? 0.5f : 1;
   for (; k >= MM_SPAN; k -= MM_SPAN, x += MM_SPAN, to += 3) limbs(to, x, zero, half);
   if (k == 0) return;
   float room[MM_SPAN] = {0};

@@ -22,14 +22,8 @@ MM_INLINE uint32_t mm_cpu_span_column(uint32_t j, uint32_t i, uint32_t b) {
 mm_cpu_kind mm_cpu_codes_kind(const mm_cpu_view *v, mm_code of_inputs);
 /* The same for inputs of f32. */
 mm_cpu_kind mm_cpu_limbs_kind(const mm_cpu_view *v);
-MM_INLINE bool mm_cpu_of_e2m1(mm_cpu_kind k) {
-  return k == MM_KIND_NVFP4_CODES || k == MM_KIND_MXFP4_CODES || k == MM_KIND_NVFP4_LIMBS || k == MM_KIND_MXFP4_LIMBS;
-}
 /* The loops multiply unsigned numbers with signed ones: a nibble's integer plus this. */
-MM_INLINE int32_t mm_cpu_codes_zero(mm_cpu_kind k) { return mm_cpu_of_e2m1(k) ? 12 : 8; }
-/* Bytes of an input, and of a weight's scale along the row. */
-MM_INLINE uint32_t mm_cpu_limbs(mm_cpu_kind k) { return k >= MM_KIND_NVFP4_LIMBS ? 3 : 1; }
-MM_INLINE uint32_t mm_cpu_span_scale_bytes(mm_cpu_kind k) { return mm_cpu_of_e2m1(k) ? 1 : 2; }
+MM_INLINE int32_t mm_cpu_codes_zero(mm_cpu_kind k) { return mm_cpu_kinds[k].e2m1 ? 12 : 8; }
 
 /* A row of inputs, for each span: bytes in the registers' order, what each lane's sum of products with unsigned numbers begins with, and
  * the lane's scale as f32. A span has three limbs, the highest first; the last one's beginnings and scales hold for all three. */

@@ -8,7 +8,7 @@
 
 /* Whose x, for the tokens of a tile, stays in the first cache while all rows pass. */
 enum { SPANS = 6 };
-LEVEL uint32_t spans_of(mm_cpu_kind kind) { return SPANS / mm_cpu_limbs(kind); }
+LEVEL uint32_t spans_of(mm_cpu_kind kind) { return SPANS / mm_cpu_kinds[kind].limbs; }
 
 /* A span of a row as the tiles read it. */
 typedef struct wide_span {
@@ -22,7 +22,7 @@ typedef struct span_room {
 } span_room;
 LEVEL const uint8_t *whole_span(const mm_cpu_view *v, mm_cpu_kind kind, const uint8_t *codes, uint32_t s, const uint8_t **scale,
                                 span_room *room) {
-  const uint32_t begin = s * MM_SPAN, bytes = mm_cpu_span_scale_bytes(kind);
+  const uint32_t begin = s * MM_SPAN, bytes = mm_cpu_kinds[kind].scale_bytes;
   if (*scale) *scale += begin / v->cell * bytes;
   if (begin + MM_SPAN <= v->w->k) return codes + begin / 2;
   memset(room, 0, sizeof *room);
@@ -35,7 +35,7 @@ LEVEL const uint8_t *whole_span(const mm_cpu_view *v, mm_cpu_kind kind, const ui
 LEVEL const uint8_t *span_scales_of(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t row) {
   const mm_cell cell = v->w->cell[v->plane];
   const size_t line = (size_t)v->lead * mm_cells(v->w->n, cell.n) + (cell.n ? row / cell.n : 0);
-  return v->plane ? (const uint8_t *)v->w->plane[v->plane] + line * mm_cells(v->w->k, v->cell) * mm_cpu_span_scale_bytes(kind) : NULL;
+  return v->plane ? (const uint8_t *)v->w->plane[v->plane] + line * mm_cells(v->w->k, v->cell) * mm_cpu_kinds[kind].scale_bytes : NULL;
 }
 
 /* The lanes of one span, S added to sum. */
@@ -47,11 +47,11 @@ LEVEL v16 sum_words(v16 sum, v16 s, mm_cpu_kind kind, v16 own, const mm_cpu_span
 typedef struct limb_at {
   bool first, last;
 } limb_at;
-LEVEL limb_at limb_of(mm_cpu_kind kind, uint32_t l) { return (limb_at){l == 0, l + 1 == mm_cpu_limbs(kind)}; }
+LEVEL limb_at limb_of(mm_cpu_kind kind, uint32_t l) { return (limb_at){l == 0, l + 1 == mm_cpu_kinds[kind].limbs}; }
 
 /* One span against one token, added to sum; scale: NULL where none lies along the row. */
 LEVEL v16 one_span(v16 sum, mm_cpu_kind kind, uint32_t cell, const uint8_t *codes, const uint8_t *scale, const mm_cpu_span *x) {
-  const uint32_t limbs = mm_cpu_limbs(kind);
+  const uint32_t limbs = mm_cpu_kinds[kind].limbs;
   const int32_t *const start = x[limbs - 1].start;
   v64 w[4], total = {0};
   span_widen(w, kind, codes);
@@ -69,8 +69,8 @@ LEVEL v16 one_span(v16 sum, mm_cpu_kind kind, uint32_t cell, const uint8_t *code
 
 LEVEL void one_token_cells(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t cell, uint32_t first, uint32_t rows, const mm_cpu_span *x,
                            float *y) {
-  const uint32_t spans = mm_cells(v->w->k, MM_SPAN), whole = v->w->k / MM_SPAN, limbs = mm_cpu_limbs(kind);
-  const uint32_t step = MM_SPAN / cell * mm_cpu_span_scale_bytes(kind); /* 0 where a scale is over several spans */
+  const uint32_t spans = mm_cells(v->w->k, MM_SPAN), whole = v->w->k / MM_SPAN, limbs = mm_cpu_kinds[kind].limbs;
+  const uint32_t step = MM_SPAN / cell * mm_cpu_kinds[kind].scale_bytes; /* 0 where a scale is over several spans */
   const uint8_t *const end = v->codes + (size_t)(first + rows) * v->row_bytes;
   const ptrdiff_t jump = v->next ? v->next - end : 0;
   _Alignas(64) float lanes[16 * 16];
@@ -83,7 +83,7 @@ LEVEL void one_token_cells(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t cell
       const uint8_t *soon = at + AHEAD;
       soon += soon < end ? 0 : jump;
       ask(soon), ask(soon + 64);
-      if (scales && !step) own = scales + (size_t)s * MM_SPAN / cell * mm_cpu_span_scale_bytes(kind);
+      if (scales && !step) own = scales + (size_t)s * MM_SPAN / cell * mm_cpu_kinds[kind].scale_bytes;
       sum = one_span(sum, kind, cell, at, own, in);
     }
     if (whole < spans) {
@@ -97,7 +97,7 @@ LEVEL void one_token_cells(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t cell
 }
 /* The cells that schemes have, which the compiler then knows, or others. */
 LEVEL void one_token_words(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, uint32_t rows, const mm_cpu_span *x, float *y) {
-  const uint32_t usual = !mm_cpu_of_e2m1(kind) ? MM_CHUNK : kind == MM_KIND_NVFP4_CODES || kind == MM_KIND_NVFP4_LIMBS ? 16 : 32;
+  const uint32_t usual = !mm_cpu_kinds[kind].e2m1 ? MM_CHUNK : mm_cpu_kinds[kind].scale == MM_F8_E4M3 ? 16 : 32;
   if (v->cell == usual)
     one_token_cells(v, kind, usual, first, rows, x, y);
   else
@@ -107,7 +107,7 @@ LEVEL void one_token_words(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t firs
 /* sums[rows, MM_CPU_MANY_TOKENS, 16] of a tile over spans of widened rows, SPANS of each; `from`: whether these are not the first. */
 LEVEL void tile_words(uint32_t rows, uint32_t tokens, mm_cpu_kind kind, uint32_t spans, bool from, const wide_span *w,
                       const mm_cpu_span *const *x, float *sums) {
-  const uint32_t limbs = mm_cpu_limbs(kind);
+  const uint32_t limbs = mm_cpu_kinds[kind].limbs;
   v16 sum[4][8];
   MM_UNROLL
   for (uint32_t r = 0; r < rows; r++) MM_UNROLL
@@ -167,7 +167,7 @@ LEVEL void words_column(uint32_t tokens, uint32_t high, mm_cpu_kind kind, uint32
                                                                  const wide_span *w, const mm_cpu_span *const *x, float *sums) { \
     if (kind == MM_KIND_INT4_CODES)                                                                                              \
       words_column(tokens, high, MM_KIND_INT4_CODES, rows, spans, from, w, x, sums);                                             \
-    else if (mm_cpu_limbs(kind) == 1) /* scales are f32 by then */                                                               \
+    else if (mm_cpu_kinds[kind].limbs == 1) /* scales are f32 by then */                                                         \
       words_column(tokens, high, MM_KIND_NVFP4_CODES, rows, spans, from, w, x, sums);                                            \
     else                                                                                                                         \
       words_column(tokens, high, MM_KIND_NVFP4_LIMBS, rows, spans, from, w, x, sums);                                            \
@@ -208,7 +208,7 @@ LEVEL void many_tokens_words(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t to
 #undef WORDS
       for (uint32_t r = rows * t / tokens; r < rows * (t + some) / tokens; r++)
         for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(next + r * v->row_bytes + i, 0, 2);
-      for (uint32_t i = 0; i < some; i++) in[i] = x[t + i] + (size_t)from * mm_cpu_limbs(kind);
+      for (uint32_t i = 0; i < some; i++) in[i] = x[t + i] + (size_t)from * mm_cpu_kinds[kind].limbs;
 #define WORDS(count, high) \
   if (some == (count)) words_of_##count(rows, kind, n, from > 0, w, in, sums + 16 * t);
       WORD_TILES(WORDS)

@@ -67,9 +67,9 @@ LEVEL v16 v16_scales(mm_cpu_kind kind, const uint8_t *p, uint32_t cell) {
   const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
   const __m512i which = _mm512_srl_epi32(lane, _mm_cvtsi32_si128(cell == 16 ? 1 : cell == 32 ? 2 : 3));
   __m128i raw = _mm_setzero_si128();
-  if (cell == 16) memcpy(&raw, p, mm_cpu_scale_bytes(kind) * 8);
-  if (cell == 32) memcpy(&raw, p, mm_cpu_scale_bytes(kind) * 4);
-  if (cell == 64) memcpy(&raw, p, mm_cpu_scale_bytes(kind) * 2);
+  if (cell == 16) memcpy(&raw, p, mm_cpu_kinds[kind].scale_bytes * 8);
+  if (cell == 32) memcpy(&raw, p, mm_cpu_kinds[kind].scale_bytes * 4);
+  if (cell == 64) memcpy(&raw, p, mm_cpu_kinds[kind].scale_bytes * 2);
   __m512i bits = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_castsi128_si256(raw)), 16);
   if (kind == MM_KIND_NVFP4) return _mm512_permutexvar_ps(which, _mm512_cvtph_ps(e4m3_f16(raw)));
   if (kind == MM_KIND_MXFP4) bits = _mm512_castps_si512(e8m0_f32(raw));
@@ -236,7 +236,7 @@ LEVEL v64 v64_held(v64 a) {
   return a;
 }
 LEVEL void span_widen(v64 w[4], mm_cpu_kind kind, const uint8_t *p) {
-  const __m128i numbers = mm_cpu_of_e2m1(kind)                ? _mm_setr_epi8(E2M1_BYTES)
+  const __m128i numbers = mm_cpu_kinds[kind].e2m1             ? _mm_setr_epi8(E2M1_BYTES)
                           : kind == MM_KIND_INT4_OFFSET_LIMBS ? _mm_setr_epi8(OFFSET_BYTES)
                                                               : _mm_setr_epi8(INT4_BYTES);
   const __m512i table = _mm512_broadcast_i32x4(numbers), low = _mm512_set1_epi8(15);
@@ -266,12 +266,12 @@ LEVEL v16 span_scales_bf16(const uint8_t *p, uint32_t cell) {
   return _mm512_castsi512_ps(_mm512_permutexvar_epi32(_mm512_srl_epi32(lane, _mm_cvtsi32_si128(shift)), bits));
 }
 LEVEL v16 span_scales(mm_cpu_kind kind, const uint8_t *p, uint32_t cell) {
-  if (!mm_cpu_of_e2m1(kind)) return span_scales_bf16(p, cell);
+  if (!mm_cpu_kinds[kind].e2m1) return span_scales_bf16(p, cell);
   const __m128i sixteens = _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15); /* mm_cpu_lane_of */
   const __m128i pairs = _mm_setr_epi8(0, 0, 4, 4, 1, 1, 5, 5, 2, 2, 6, 6, 3, 3, 7, 7);
   const __m128i raw = cell == MM_LANE ? _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(const void *)p), sixteens)
                                       : _mm_shuffle_epi8(_mm_loadl_epi64((const __m128i *)(const void *)p), pairs);
-  return kind == MM_KIND_NVFP4_CODES || kind == MM_KIND_NVFP4_LIMBS ? _mm512_cvtph_ps(e4m3_f16(raw)) : e8m0_f32(raw);
+  return mm_cpu_kinds[kind].scale == MM_F8_E4M3 ? _mm512_cvtph_ps(e4m3_f16(raw)) : e8m0_f32(raw);
 }
 #define WORD_TILES(of) of(6, 2) of(4, 2) of(2, 4) of(1, 4)
 #ifdef MM_VNNI

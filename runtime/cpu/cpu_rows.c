@@ -17,12 +17,6 @@ static mm_cpu_kind kind_of(const mm_packed *w, uint32_t cell, mm_dtype scale) {
   }
 }
 
-/* The type of scales along the row that a kind's loops read. */
-static mm_dtype scale_type(mm_cpu_kind k) {
-  if (k >= MM_KIND_INT4) return MM_BF16;
-  return k == MM_KIND_MXFP8 || k == MM_KIND_MXFP4 ? MM_U8 : k == MM_KIND_NVFP4 ? MM_F8_E4M3 : MM_F32;
-}
-
 static size_t row_bytes(const mm_packed *w) {
   const mm_plane *codes = &w->scheme->plane[0];
   return w->scheme->code == MM_CODE_PLAIN ? w->k * mm_dtype_size(codes->dtype) : mm_cells(w->k, codes->cell.k);
@@ -44,7 +38,7 @@ bool mm_cpu_view_of(mm_cpu_view *v, const mm_packed *w, uint32_t lead) {
   v->row_bytes = row_bytes(w);
   v->codes = mm_cpu_row_at(w, lead, 0);
   if (!v->plane) return v->kind != MM_KIND_MXFP8;
-  if (v->kind <= MM_KIND_F16 || v->kind == MM_KIND_INT8 || scale != scale_type(v->kind)) return false;
+  if (!mm_cpu_kinds[v->kind].scale_bytes || scale != mm_cpu_kinds[v->kind].scale) return false;
   const bool fine = v->cell == 32 || v->cell == 64;
   if (v->kind == MM_KIND_MXFP8 || v->kind == MM_KIND_E4M3_32) return fine;
   return v->cell % MM_CHUNK == 0 || (mm_cpu_nibbles(v->kind) && (fine || v->cell == 16));
@@ -110,8 +104,7 @@ bool mm_cpu_integers(float *row, uint32_t k) {
 
 float mm_cpu_row_factor(const mm_cpu_view *v, uint32_t row) {
   const mm_packed *w = v->w;
-  float f = mm_cpu_e4m3(v->kind) || v->kind == MM_KIND_NVFP4 || v->kind == MM_KIND_NVFP4_LIMBS ? 256 : 1;
-  if (v->kind == MM_KIND_NVFP4_CODES || v->kind == MM_KIND_MXFP4_CODES) f = v->kind == MM_KIND_NVFP4_CODES ? 64 : 0.25f; /* codes doubled */
+  float f = mm_cpu_kinds[v->kind].factor;
   for (unsigned i = 1; v->kind != MM_KIND_F32 && i < w->scheme->plane_count; i++) {
     if (i == v->plane) continue;
     const uint32_t n = w->cell[i].n;
@@ -139,7 +132,7 @@ static mm_cpu_rows_fn *codes_here(void) {
   }
 }
 static mm_cpu_rows_fn *rows_here(const mm_cpu_view *v) {
-  if (v->kind >= MM_KIND_NVFP4_CODES) return codes_here();
+  if (mm_cpu_kinds[v->kind].limbs) return codes_here();
   switch (mm_cpu_level()) {
 #ifdef __x86_64__
     case MM_CPU_BF16:

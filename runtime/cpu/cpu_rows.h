@@ -23,20 +23,20 @@ static inline uint32_t mm_cpu_some(uint32_t left) {
   return (left / 2 + 5) / 6 * 6; /* two of nearly the same size */
 }
 
-/* How codes are widened, and of what type the scales along a row are. E4M3_32, MXFP8: several a chunk, each over 32 or 64 columns. */
+/* Pairs of codes and inputs that loops exist for; mm_cpu_kinds has a row for each. */
 typedef enum mm_cpu_kind {
   MM_KIND_F32,
   MM_KIND_BF16,
   MM_KIND_F16,
-  MM_KIND_E4M3,        /* f32 */
-  MM_KIND_E4M3_32,     /* f32 */
+  MM_KIND_E4M3,
+  MM_KIND_E4M3_32,     /* several scales a chunk, each over 32 or 64 columns; MXFP8 likewise */
   MM_KIND_E4M3_GROUPS, /* as E4M3, inputs with a scale for each chunk (mm_cpu_scales) */
-  MM_KIND_MXFP8,       /* E8M0 */
-  MM_KIND_INT8,        /* none */
-  MM_KIND_INT8_CODES,  /* as INT8, inputs are INT8 too (mm_cpu_integers) */
-  MM_KIND_NVFP4,       /* E4M3 */
-  MM_KIND_MXFP4,       /* E8M0 */
-  MM_KIND_INT4,        /* bf16 */
+  MM_KIND_MXFP8,
+  MM_KIND_INT8,
+  MM_KIND_INT8_CODES, /* as INT8, inputs are INT8 too (mm_cpu_integers) */
+  MM_KIND_NVFP4,
+  MM_KIND_MXFP4,
+  MM_KIND_INT4,
   MM_KIND_INT4_OFFSET,
   MM_KIND_NVFP4_CODES, /* inputs are codes too (cpu_codes.h) */
   MM_KIND_MXFP4_CODES,
@@ -47,6 +47,42 @@ typedef enum mm_cpu_kind {
   MM_KIND_INT4_OFFSET_LIMBS,
   MM_KINDS
 } mm_cpu_kind;
+
+/* Order of a chunk's columns in registers once its codes are widened (mm_cpu_column). */
+typedef enum mm_cpu_order { MM_ORDER_STORED, MM_ORDER_BF16, MM_ORDER_E4M3, MM_ORDER_INT8, MM_ORDER_NIBBLES } mm_cpu_order;
+
+typedef struct mm_cpu_traits {
+  mm_cpu_order order;
+  uint32_t chunk_bytes;
+  mm_dtype scale;       /* type of the scales along the row, */
+  uint32_t scale_bytes; /* 0: the kind has none */
+  float factor;         /* by which codes and scales come out too small */
+  uint32_t limbs;       /* bytes of an input, where rows of inputs are spans (cpu_codes.h); else 0 */
+  bool e2m1;            /* nibbles of spans are E2M1, which are doubled; else INT4 */
+} mm_cpu_traits;
+
+static const mm_cpu_traits mm_cpu_kinds[MM_KINDS] = {
+    [MM_KIND_F32] = {MM_ORDER_STORED, 4 * MM_CHUNK, .factor = 1},
+    [MM_KIND_BF16] = {MM_ORDER_BF16, 2 * MM_CHUNK, .factor = 1},
+    [MM_KIND_F16] = {MM_ORDER_STORED, 2 * MM_CHUNK, .factor = 1},
+    [MM_KIND_E4M3] = {MM_ORDER_E4M3, MM_CHUNK, MM_F32, 4, .factor = 256},
+    [MM_KIND_E4M3_32] = {MM_ORDER_E4M3, MM_CHUNK, MM_F32, 4, .factor = 256},
+    [MM_KIND_E4M3_GROUPS] = {MM_ORDER_E4M3, MM_CHUNK, MM_F32, 4, .factor = 256},
+    [MM_KIND_MXFP8] = {MM_ORDER_E4M3, MM_CHUNK, MM_U8, 1, .factor = 256},
+    [MM_KIND_INT8] = {MM_ORDER_INT8, MM_CHUNK, .factor = 1},
+    [MM_KIND_INT8_CODES] = {MM_ORDER_INT8, MM_CHUNK, .factor = 1},
+    [MM_KIND_NVFP4] = {MM_ORDER_NIBBLES, MM_CHUNK / 2, MM_F8_E4M3, 1, .factor = 256},
+    [MM_KIND_MXFP4] = {MM_ORDER_NIBBLES, MM_CHUNK / 2, MM_U8, 1, .factor = 1},
+    [MM_KIND_INT4] = {MM_ORDER_NIBBLES, MM_CHUNK / 2, MM_BF16, 2, .factor = 1},
+    [MM_KIND_INT4_OFFSET] = {MM_ORDER_NIBBLES, MM_CHUNK / 2, MM_BF16, 2, .factor = 1},
+    [MM_KIND_NVFP4_CODES] = {MM_ORDER_NIBBLES, MM_CHUNK / 2, MM_F8_E4M3, 1, .factor = 64, .limbs = 1, .e2m1 = true},
+    [MM_KIND_MXFP4_CODES] = {MM_ORDER_NIBBLES, MM_CHUNK / 2, MM_U8, 1, .factor = 0.25f, .limbs = 1, .e2m1 = true},
+    [MM_KIND_INT4_CODES] = {MM_ORDER_NIBBLES, MM_CHUNK / 2, MM_BF16, 2, .factor = 1, .limbs = 1},
+    [MM_KIND_NVFP4_LIMBS] = {MM_ORDER_NIBBLES, MM_CHUNK / 2, MM_F8_E4M3, 1, .factor = 256, .limbs = 3, .e2m1 = true},
+    [MM_KIND_MXFP4_LIMBS] = {MM_ORDER_NIBBLES, MM_CHUNK / 2, MM_U8, 1, .factor = 1, .limbs = 3, .e2m1 = true},
+    [MM_KIND_INT4_LIMBS] = {MM_ORDER_NIBBLES, MM_CHUNK / 2, MM_BF16, 2, .factor = 1, .limbs = 3},
+    [MM_KIND_INT4_OFFSET_LIMBS] = {MM_ORDER_NIBBLES, MM_CHUNK / 2, MM_BF16, 2, .factor = 1, .limbs = 3},
+};
 
 /* A packed matrix as the loops see it. */
 typedef struct mm_cpu_view {
@@ -70,30 +106,25 @@ void mm_cpu_view_f32(mm_cpu_view *v, const mm_packed *w, const float *rows, uint
 
 /* Columns of x as the loops read them: k to the next multiple of 128. */
 static inline uint32_t mm_cpu_padded(uint32_t k) { return (k + MM_CHUNK - 1) / MM_CHUNK * MM_CHUNK; }
-MM_INLINE bool mm_cpu_nibbles(mm_cpu_kind k) { return k >= MM_KIND_NVFP4; }
-MM_INLINE bool mm_cpu_e4m3(mm_cpu_kind k) { return k >= MM_KIND_E4M3 && k <= MM_KIND_MXFP8; }
+MM_INLINE bool mm_cpu_nibbles(mm_cpu_kind k) { return mm_cpu_kinds[k].order == MM_ORDER_NIBBLES; }
+MM_INLINE bool mm_cpu_e4m3(mm_cpu_kind k) { return mm_cpu_kinds[k].order == MM_ORDER_E4M3; }
 /* The column of a chunk that lane i of its register j has: where codes come to lie when they are widened. BF16: the high and the low
  * halves of 16 words; E4M3: those of 64 bytes, after bytes of each 128 bits were put between others; nibbles: the four of
  * each half of the word i. */
 MM_INLINE uint32_t mm_cpu_column(mm_cpu_kind k, uint32_t j, uint32_t i) {
-  if (mm_cpu_nibbles(k)) return 8 * i + 4 * ((j + 1) % 2) + j / 2;
-  if (mm_cpu_e4m3(k)) return 64 * (j / 4) + 16 * (i / 4) + 8 * (j / 2 % 2) + 2 * (i % 4) + (j + 1) % 2;
-  if (k == MM_KIND_INT8 || k == MM_KIND_INT8_CODES) return 64 * (j / 4) + 4 * i + j % 4;
-  return k == MM_KIND_BF16 ? 32 * (j / 2) + 2 * i + (j + 1) % 2 : 16 * j + i;
+  switch (mm_cpu_kinds[k].order) {
+    case MM_ORDER_BF16: return 32 * (j / 2) + 2 * i + (j + 1) % 2;
+    case MM_ORDER_E4M3: return 64 * (j / 4) + 16 * (i / 4) + 8 * (j / 2 % 2) + 2 * (i % 4) + (j + 1) % 2;
+    case MM_ORDER_INT8: return 64 * (j / 4) + 4 * i + j % 4;
+    case MM_ORDER_NIBBLES: return 8 * i + 4 * ((j + 1) % 2) + j / 2;
+    case MM_ORDER_STORED: break;
+  }
+  return 16 * j + i;
 }
 /* True if a kind's columns are not in order: x is then given in theirs (mm_cpu_turn). */
-MM_INLINE bool mm_cpu_turned(mm_cpu_kind k) { return k == MM_KIND_BF16 || k >= MM_KIND_E4M3; }
-/* Bytes of a chunk's codes, and of a scale along the row. */
-MM_INLINE uint32_t mm_cpu_chunk_bytes(mm_cpu_kind k) {
-  return mm_cpu_nibbles(k) ? MM_CHUNK / 2 : k >= MM_KIND_E4M3 ? MM_CHUNK : k == MM_KIND_F32 ? 4 * MM_CHUNK : 2 * MM_CHUNK;
-}
-MM_INLINE uint32_t mm_cpu_scale_bytes(mm_cpu_kind k) {
-  return k >= MM_KIND_E4M3 && k <= MM_KIND_E4M3_GROUPS ? 4 : k >= MM_KIND_INT4 ? 2 : 1;
-}
+MM_INLINE bool mm_cpu_turned(mm_cpu_kind k) { return mm_cpu_kinds[k].order != MM_ORDER_STORED; }
 /* x[k] as rows of this kind want it: out[padded(k)]. */
 void mm_cpu_turn(float *out, const float *x, uint32_t k, mm_cpu_kind kind);
-/* True if BF16 holds the kind's codes, so that inputs may be pairs of BF16. */
-MM_INLINE bool mm_cpu_paired(mm_cpu_kind k) { return k != MM_KIND_F32 && k != MM_KIND_F16; }
 /* A row that mm_cpu_turn gave, room for as much behind it as MM_CPU_INPUT says: its numbers, rounded to BF16, and behind them as pairs,
  * lane i of an even register in the high half of a word and that of the next register in the low half. Numbers below 2^-126 become zeros.
  */
@@ -151,7 +182,7 @@ enum { MM_SANITIZED = false };
 
 /* The levels (quant/cpu.h). */
 mm_cpu_rows_fn mm_cpu_rows_plain, mm_cpu_rows_avx2, mm_cpu_rows_avx512, mm_cpu_rows_vbmi, mm_cpu_rows_bf16, mm_cpu_rows_vnni;
-/* From MM_KIND_NVFP4_CODES on, whose x[t] is a row of spans (cpu_codes.h). */
+/* Kinds with limbs, whose x[t] is a row of spans (cpu_codes.h). */
 mm_cpu_rows_fn mm_cpu_codes_plain, mm_cpu_codes_avx2, mm_cpu_codes_avx512, mm_cpu_codes_vnni;
 typedef float mm_cpu_dot_fn(const float *a, const float *b, uint32_t n);
 mm_cpu_dot_fn mm_cpu_dot_plain, mm_cpu_dot_avx2, mm_cpu_dot_avx512;

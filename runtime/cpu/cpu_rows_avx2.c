@@ -61,9 +61,9 @@ LEVEL v16 v16_scales(mm_cpu_kind kind, const uint8_t *p, uint32_t cell) {
   const int shift = cell == 16 ? 1 : cell == 32 ? 2 : 3;
   const __m256i lane = _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0), above = _mm256_add_epi32(lane, _mm256_set1_epi32(8));
   __m128i raw = _mm_setzero_si128();
-  if (cell == 16) memcpy(&raw, p, mm_cpu_scale_bytes(kind) * 8);
-  if (cell == 32) memcpy(&raw, p, mm_cpu_scale_bytes(kind) * 4);
-  if (cell == 64) memcpy(&raw, p, mm_cpu_scale_bytes(kind) * 2);
+  if (cell == 16) memcpy(&raw, p, mm_cpu_kinds[kind].scale_bytes * 8);
+  if (cell == 32) memcpy(&raw, p, mm_cpu_kinds[kind].scale_bytes * 4);
+  if (cell == 64) memcpy(&raw, p, mm_cpu_kinds[kind].scale_bytes * 2);
   __m256 all = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(raw), 16));
   if (kind == MM_KIND_NVFP4) all = _mm256_cvtph_ps(e4m3_f16(raw));
   if (kind == MM_KIND_MXFP4) all = e8m0_f32(_mm256_cvtepu8_epi32(raw));
@@ -148,7 +148,7 @@ LEVEL __m256i span_bytes(mm_cpu_kind kind, const uint8_t *a, const uint8_t *b, i
   const __m256i words = _mm256_castps_si256(j / 2 ? _mm256_shuffle_ps(x, y, 0xdd) : _mm256_shuffle_ps(x, y, 0x88));
   const __m256i last = _mm256_and_si256(j % 2 ? _mm256_srli_epi16(words, 4) : words, _mm256_set1_epi8(15));
   if (kind == MM_KIND_INT4_OFFSET_LIMBS) return last;
-  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(mm_cpu_of_e2m1(kind) ? e2m1 : int4), last);
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(mm_cpu_kinds[kind].e2m1 ? e2m1 : int4), last);
 }
 LEVEL void span_widen(v64 w[4], mm_cpu_kind kind, const uint8_t *p) {
   MM_UNROLL
@@ -167,14 +167,13 @@ LEVEL v16 span_scales_bf16(const uint8_t *p, uint32_t cell) {
   return v16_load(f);
 }
 LEVEL v16 span_scales(mm_cpu_kind kind, const uint8_t *p, uint32_t cell) {
-  if (!mm_cpu_of_e2m1(kind)) return span_scales_bf16(p, cell);
+  if (!mm_cpu_kinds[kind].e2m1) return span_scales_bf16(p, cell);
   const __m128i sixteens = _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15); /* mm_cpu_lane_of */
   const __m128i pairs = _mm_setr_epi8(0, 0, 4, 4, 1, 1, 5, 5, 2, 2, 6, 6, 3, 3, 7, 7);
   const __m128i raw = cell == MM_LANE ? _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(const void *)p), sixteens)
                                       : _mm_shuffle_epi8(_mm_loadl_epi64((const __m128i *)(const void *)p), pairs);
   const __m128i rest = _mm_srli_si128(raw, 8);
-  if (kind == MM_KIND_NVFP4_CODES || kind == MM_KIND_NVFP4_LIMBS)
-    return (v16){_mm256_cvtph_ps(e4m3_f16(raw)), _mm256_cvtph_ps(e4m3_f16(rest))};
+  if (mm_cpu_kinds[kind].scale == MM_F8_E4M3) return (v16){_mm256_cvtph_ps(e4m3_f16(raw)), _mm256_cvtph_ps(e4m3_f16(rest))};
   return (v16){e8m0_f32(_mm256_cvtepu8_epi32(raw)), e8m0_f32(_mm256_cvtepu8_epi32(rest))};
 }
 /* Sums of two products in halves of words: at most 8 · 24 · 128. */

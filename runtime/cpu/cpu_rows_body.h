@@ -10,9 +10,9 @@
 /* A scale as f32; E4M3 a 256th of it. */
 LEVEL float scale_at(mm_cpu_kind kind, const uint8_t *p) {
   uint32_t bits = 0;
-  memcpy(&bits, p, mm_cpu_scale_bytes(kind));
-  if (kind >= MM_KIND_INT4) return mm_bf16_to_f32((uint16_t)bits);
-  return kind == MM_KIND_MXFP8 || kind == MM_KIND_MXFP4 ? mm_e8m0_to_f32((uint8_t)bits) : mm_f32_from_bits(bits);
+  memcpy(&bits, p, mm_cpu_kinds[kind].scale_bytes);
+  if (mm_cpu_kinds[kind].scale == MM_BF16) return mm_bf16_to_f32((uint16_t)bits);
+  return mm_cpu_kinds[kind].scale == MM_U8 ? mm_e8m0_to_f32((uint8_t)bits) : mm_f32_from_bits(bits);
 }
 
 /* Parts of a chunk that have scales of their own: halves where scales cover 32 or 64 columns of E4M3. */
@@ -20,7 +20,7 @@ LEVEL uint32_t pieces_of(mm_cpu_kind kind) { return kind == MM_KIND_E4M3_32 || k
 
 /* The scales of part g of a chunk. */
 LEVEL v16 scales_of(mm_cpu_kind kind, const uint8_t *scale, uint32_t cell, uint32_t g) {
-  const uint32_t bytes = mm_cpu_scale_bytes(kind);
+  const uint32_t bytes = mm_cpu_kinds[kind].scale_bytes;
   if (mm_cpu_nibbles(kind) && cell < MM_CHUNK) return v16_scales(kind, scale, cell);
   if (pieces_of(kind) == 1) return v16_set1(scale_at(kind, scale));
   if (cell == 64) return v16_set1(scale_at(kind, scale + g * bytes));
@@ -97,7 +97,7 @@ LEVEL v16 chunks_abreast(v16 sum, mm_cpu_kind kind, const chunk_at at[ABREAST], 
 LEVEL const uint8_t *row_scales(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t row) {
   const mm_cell cell = v->w->cell[v->plane];
   const size_t line = (size_t)v->lead * mm_cells(v->w->n, cell.n) + (cell.n ? row / cell.n : 0);
-  return v->plane ? (const uint8_t *)v->w->plane[v->plane] + line * mm_cells(v->w->k, cell.k) * mm_cpu_scale_bytes(kind) : NULL;
+  return v->plane ? (const uint8_t *)v->w->plane[v->plane] + line * mm_cells(v->w->k, cell.k) * mm_cpu_kinds[kind].scale_bytes : NULL;
 }
 
 /* Chunk c of a row's codes and its scales: where they are, or copies with zeros after the row's end. */
@@ -107,12 +107,12 @@ typedef struct chunk_room {
 LEVEL const uint8_t *whole_chunk(const mm_cpu_view *v, mm_cpu_kind kind, const uint8_t *codes, uint32_t c, const uint8_t **scale,
                                  chunk_room *room) {
   const uint32_t k = v->w->k;
-  const size_t begin = (size_t)c * mm_cpu_chunk_bytes(kind);
+  const size_t begin = (size_t)c * mm_cpu_kinds[kind].chunk_bytes;
   if ((c + 1) * MM_CHUNK <= k) return codes + begin;
   memset(room, 0, sizeof *room);
   memcpy(room->codes, codes + begin, v->row_bytes - begin);
   if (!*scale) return room->codes;
-  memcpy(room->scales, *scale, mm_cells(k - c * MM_CHUNK, v->cell) * mm_cpu_scale_bytes(kind));
+  memcpy(room->scales, *scale, mm_cells(k - c * MM_CHUNK, v->cell) * mm_cpu_kinds[kind].scale_bytes);
   *scale = room->scales;
   return room->codes;
 }
@@ -125,7 +125,7 @@ LEVEL void ask_ahead(mm_cpu_kind kind, const uint8_t *codes, const uint8_t *end,
   const uint8_t *at = codes + AHEAD;
   at += at < end ? 0 : jump;
   MM_UNROLL
-  for (uint32_t i = 0; i < ABREAST * mm_cpu_chunk_bytes(kind); i += 64) {
+  for (uint32_t i = 0; i < ABREAST * mm_cpu_kinds[kind].chunk_bytes; i += 64) {
     ask(at + i);
     if (mm_cpu_e4m3(kind)) __builtin_prefetch(codes + NEAR + i);
   }
@@ -135,7 +135,7 @@ LEVEL void ask_ahead(mm_cpu_kind kind, const uint8_t *codes, const uint8_t *end,
 LEVEL void one_token(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, uint32_t rows, const float *x, float *y) {
   const uint32_t chunks = mm_cells(v->w->k, MM_CHUNK), whole = v->w->k / MM_CHUNK / ABREAST * ABREAST;
   const uint32_t wide = v->cell > MM_CHUNK ? v->cell / MM_CHUNK : 1; /* chunks under one scale */
-  const uint32_t step = v->plane ? mm_cpu_scale_bytes(kind) * (v->cell < MM_CHUNK ? MM_CHUNK / v->cell : 1) : 0;
+  const uint32_t step = v->plane ? mm_cpu_kinds[kind].scale_bytes * (v->cell < MM_CHUNK ? MM_CHUNK / v->cell : 1) : 0;
   const uint8_t *const end = v->codes + (size_t)(first + rows) * v->row_bytes;
   const ptrdiff_t jump = v->next ? v->next - end : 0;
   const float *const of_x = mm_cpu_scales(x, v->w->k);
@@ -148,10 +148,10 @@ LEVEL void one_token(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, uin
     if (asks_itself(kind) && jump && r + 1 == rows) ask_for_next(end + jump);
     for (; c < whole; c += ABREAST) {
       chunk_at at[ABREAST];
-      if (!asks_itself(kind)) ask_ahead(kind, codes + (size_t)c * mm_cpu_chunk_bytes(kind), end, jump);
+      if (!asks_itself(kind)) ask_ahead(kind, codes + (size_t)c * mm_cpu_kinds[kind].chunk_bytes, end, jump);
       MM_UNROLL
       for (uint32_t i = 0; i < ABREAST; i++) {
-        at[i].codes = codes + (size_t)(c + i) * mm_cpu_chunk_bytes(kind);
+        at[i].codes = codes + (size_t)(c + i) * mm_cpu_kinds[kind].chunk_bytes;
         at[i].scale = scales ? scales + (size_t)(wide > 1 ? (c + i) / wide : c + i) * step : NULL;
         at[i].of_x = of_x + c + i;
         nan |= mm_cpu_e4m3(kind) && bad(at[i].codes);
@@ -177,7 +177,7 @@ LEVEL void some_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t tokens, 
                        float *y, size_t stride, float *sums) {
   const uint32_t chunks = mm_cells(v->w->k, MM_CHUNK), block = BLOCK;
   const uint32_t wide = v->cell > MM_CHUNK ? v->cell / MM_CHUNK : 1; /* chunks under one scale */
-  const uint32_t step = v->plane ? mm_cpu_scale_bytes(kind) * (v->cell < MM_CHUNK ? MM_CHUNK / v->cell : 1) : 0;
+  const uint32_t step = v->plane ? mm_cpu_kinds[kind].scale_bytes * (v->cell < MM_CHUNK ? MM_CHUNK / v->cell : 1) : 0;
   for (uint32_t from = 0; from < chunks; from += block) {
     const uint32_t end = from + block < chunks ? from + block : chunks;
     for (uint32_t r = 0; r < rows; r++) {
@@ -243,7 +243,7 @@ typedef struct tile_room {
 /* Chunks [from, end) of one row. A code that is no number makes the scales none. */
 LEVEL void widen_row(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t row, uint32_t from, uint32_t end, float *to, float *to_scales) {
   const uint32_t pieces = pieces_of(kind), wide = v->cell > MM_CHUNK ? v->cell / MM_CHUNK : 1;
-  const uint32_t step = v->plane ? mm_cpu_scale_bytes(kind) * (v->cell < MM_CHUNK ? MM_CHUNK / v->cell : 1) : 0;
+  const uint32_t step = v->plane ? mm_cpu_kinds[kind].scale_bytes * (v->cell < MM_CHUNK ? MM_CHUNK / v->cell : 1) : 0;
   const uint8_t *codes = v->codes + row * v->row_bytes, *scales = row_scales(v, kind, row);
   for (uint32_t c = from; c < end; c++, to += SPAN, to_scales += 16 * pieces) {
     const uint8_t *scale = scales ? scales + (size_t)(wide > 1 ? c / wide : c) * step : NULL;
@@ -276,7 +276,7 @@ LEVEL void multiply_scales(const tile_room *room, const mm_cpu_view *v, mm_cpu_k
     const uint8_t *const scales = row_scales(v, kind, row);
     for (uint32_t t = 0; t < MM_CPU_MANY_TOKENS; t++, to += TILE_BLOCK)
       for (uint32_t c = from; t < tokens && c < end; c++)
-        to[c - from] = (scales ? scale_at(kind, scales + (size_t)(c / wide) * mm_cpu_scale_bytes(kind)) : 1) * x[t][room->of_x + c];
+        to[c - from] = (scales ? scale_at(kind, scales + (size_t)(c / wide) * mm_cpu_kinds[kind].scale_bytes) : 1) * x[t][room->of_x + c];
   }
 }
 
@@ -429,7 +429,7 @@ LEVEL void many_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t tokens, 
       widen_row(v, kind, first + r, from, from + n, room.w + (size_t)r * TILE_BLOCK * SPAN,
                 room.scales + (size_t)r * TILE_BLOCK * pieces * 16);
     if (kind == MM_KIND_E4M3_GROUPS && LINES == 4) multiply_scales(&room, v, kind, first, rows, tokens, x, from, from + n);
-    const size_t bytes = (size_t)TILE_BLOCK * mm_cpu_chunk_bytes(kind);
+    const size_t bytes = (size_t)TILE_BLOCK * mm_cpu_kinds[kind].chunk_bytes;
     const uint8_t *const codes = v->codes + (size_t)first * v->row_bytes, *const after = v->next ? v->next : codes + rows * v->row_bytes;
     const codes_next next = {from + TILE_BLOCK < chunks ? codes + (from / TILE_BLOCK + 1) * bytes : after, v->row_bytes, bytes};
     all_tiles(tokens, scaling_of(v, kind), n, rows, room, x, (size_t)from * SPAN, &next);

@@ -65,7 +65,7 @@ LEVEL v16 v16_scales(mm_cpu_kind kind, const uint8_t *p, uint32_t cell) {
     const uint32_t at = 8 * i / cell;
     if (kind == MM_KIND_NVFP4) a.f[i] = mm_e4m3_value[p[at]] * 0x1p-8f;
     if (kind == MM_KIND_MXFP4) a.f[i] = mm_e8m0_to_f32(p[at]);
-    if (kind >= MM_KIND_INT4) a.f[i] = mm_bf16_to_f32((uint16_t)(p[2 * at] | p[2 * at + 1] << 8));
+    if (mm_cpu_kinds[kind].scale == MM_BF16) a.f[i] = mm_bf16_to_f32((uint16_t)(p[2 * at] | p[2 * at + 1] << 8));
   }
   return a;
 }
@@ -80,9 +80,11 @@ LEVEL v16 v16_halves(float a, float b) {
 }
 LEVEL void widen(v16 w[8], mm_cpu_kind kind, const uint8_t *p) {
   float f[MM_CHUNK], turned[MM_CHUNK];
-  if (kind <= MM_KIND_F16) (void)mm_widen(f, p, kind == MM_KIND_F32 ? MM_F32 : kind == MM_KIND_BF16 ? MM_BF16 : MM_F16, MM_CHUNK);
+  if (kind == MM_KIND_F32) (void)mm_widen(f, p, MM_F32, MM_CHUNK);
+  if (kind == MM_KIND_BF16) (void)mm_widen(f, p, MM_BF16, MM_CHUNK);
+  if (kind == MM_KIND_F16) (void)mm_widen(f, p, MM_F16, MM_CHUNK);
   for (int i = 0; i < MM_CHUNK; i++) {
-    if (kind > MM_KIND_F16 && kind < MM_KIND_INT8) f[i] = mm_e4m3_value[p[i]] * 0x1p-8f;
+    if (mm_cpu_e4m3(kind)) f[i] = mm_e4m3_value[p[i]] * 0x1p-8f;
     if (kind == MM_KIND_INT8 || kind == MM_KIND_INT8_CODES) f[i] = (float)(int8_t)p[i];
     if (mm_cpu_nibbles(kind)) f[i] = nibble(kind, (uint8_t)(p[i / 2] >> i % 2 * 4 & 15));
   }
@@ -115,8 +117,8 @@ LEVEL void span_widen(v64 w[4], mm_cpu_kind kind, const uint8_t *p) {
   for (uint32_t i = 0; i < MM_SPAN; i++) {
     const uint32_t column = mm_cpu_span_column(i / 64, i % 64 / 4, i % 4);
     const uint8_t c = p[column / 2] >> column % 2 * 4 & 15;
-    const float number = mm_cpu_of_e2m1(kind) ? 2 * nibble(MM_KIND_NVFP4, c)
-                                              : nibble(kind == MM_KIND_INT4_OFFSET_LIMBS ? MM_KIND_INT4_OFFSET : MM_KIND_INT4, c);
+    const float number = mm_cpu_kinds[kind].e2m1 ? 2 * nibble(MM_KIND_NVFP4, c)
+                                                 : nibble(kind == MM_KIND_INT4_OFFSET_LIMBS ? MM_KIND_INT4_OFFSET : MM_KIND_INT4, c);
     w[i / 64].byte[i % 64] = (uint8_t)((int32_t)number + mm_cpu_codes_zero(kind));
   }
 }
@@ -124,10 +126,10 @@ LEVEL v16 span_scales(mm_cpu_kind kind, const uint8_t *p, uint32_t cell) {
   v16 a;
   for (uint32_t i = 0; i < 16; i++) {
     const uint32_t at = MM_LANE * mm_cpu_lane_of(i) / cell;
-    if (!mm_cpu_of_e2m1(kind))
+    if (!mm_cpu_kinds[kind].e2m1)
       a.f[i] = mm_bf16_to_f32((uint16_t)(p[2 * at] | p[2 * at + 1] << 8));
     else
-      a.f[i] = kind == MM_KIND_NVFP4_CODES || kind == MM_KIND_NVFP4_LIMBS ? mm_e4m3_value[p[at]] * 0x1p-8f : mm_e8m0_to_f32(p[at]);
+      a.f[i] = mm_cpu_kinds[kind].scale == MM_F8_E4M3 ? mm_e4m3_value[p[at]] * 0x1p-8f : mm_e8m0_to_f32(p[at]);
   }
   return a;
 }

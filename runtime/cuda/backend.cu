@@ -396,6 +396,13 @@ void cuda_linear(mm_backend *b, mm_act y, mm_act x, const mm_packed *w) {
   b->step.sent = b->inputs.pushed ? y.data : nullptr;
 }
 
+void cuda_linear_two(mm_backend *b, mm_act y, const mm_packed *w, mm_act z, const mm_packed *v, mm_act x) {
+  if (later(b, cuda_linear_two, y, w, z, v, x) || !begin_op(b)) return;
+  for (const mm_packed *of : {w, v}) check(b, mm_cu_collect_linear(b, of, rows_of(x), nullptr, b->step.rows), "collect");
+  const mm_cu_two two = {{b->weights.matrix[w], b->weights.matrix[v]}, rows_of(x), {rows_of(y), rows_of(z)}};
+  check(b, b->inputs.linear_two(two, b->step.rows, b->stream), "linear");
+}
+
 void cuda_select(mm_backend *b, uint32_t layer, mm_act q, mm_act k, const mm_packed *q_norm, const mm_packed *k_norm) {
   if (later(b, cuda_select, layer, q, k, q_norm, k_norm) || !begin_op(b)) return;
   b->inputs.wrote(q.data), b->inputs.wrote(k.data);
@@ -411,12 +418,13 @@ void cuda_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_pack
   }
   const mm_cu_kv &kv = b->cache[layer].kv;
   const float *qn = q_norm ? b->weights.values[q_norm] : nullptr, *kn = k_norm ? b->weights.values[k_norm] : nullptr;
-  if (q_norm && b->peers) {
+  const uint32_t singles = singles_of(b), rest = b->step.rows - singles;
+  const bool inside = q_norm && b->peers && !rest && mm_cu_qk_norm_inside(b);
+  if (q_norm && b->peers && !inside) {
     check(b, mm_cu_qk_norm_ranks(b, rows_of(qkv), qn, kn, (float)b->c.model->norm_eps), "norm of q and k");
     qn = kn = nullptr;
   }
-  const uint32_t singles = singles_of(b), rest = b->step.rows - singles;
-  mm_cu_qkv p = {rows_of(qkv), qn, kn, b->attention.inv_freq, (float)b->c.model->norm_eps, singles};
+  mm_cu_qkv p = {rows_of(qkv), qn, kn, b->attention.inv_freq, (float)b->c.model->norm_eps, singles, inside ? b->peers : nullptr};
   mm_cu_gqa a = {
       rows_of(qkv), rows_of(o), b->attention.work, singles, b->c.limits.max_tokens, {b->attention.far, b->device.first, b->device.item}};
   if (!b->attention.far.items) a.far = {};
@@ -555,6 +563,7 @@ const mm_ops mm_ops_cuda = {
     .embed = cuda_embed,
     .norm = cuda_norm,
     .linear = cuda_linear,
+    .linear_two = cuda_linear_two,
     .gqa = cuda_gqa,
     .lightning = cuda_lightning,
     .gated_norm = cuda_gated_norm,

@@ -325,7 +325,9 @@ mm_cu_push mm_cu_push_rows(const mm_cu_peers *p, uint32_t rows, uint32_t width);
  * distinct devices. */
 cudaError_t mm_cu_combine_route_ranks(const mm_cu_peers *p, const mm_cu_combine &a, const mm_cu_router &m, const mm_cu_route &r,
                                       cudaStream_t s);
-/* q and k of each row of qkv become their RMS norms over all ranks' heads, rounded to bf16; only with b->peers. */
+/* Whether attention of the step's single tokens takes QK norm's sums from the other ranks itself (mm_cu_qkv.ranks); only with b->peers. */
+bool mm_cu_qk_norm_inside(const mm_backend *b);
+/* Else: q and k of each row of qkv become their RMS norms over all ranks' heads, rounded to bf16; only with b->peers. */
 cudaError_t mm_cu_qk_norm_ranks(mm_backend *b, __nv_bfloat16 *qkv, const float *q_norm, const float *k_norm, float eps);
 /* y = sigmoid(gate) · RMS(o; w, eps), the mean square over all ranks' heads; only with b->peers. y may be o. */
 struct mm_cu_gated {

@@ -123,14 +123,23 @@ cudaError_t mm_cu_do_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, co
   cudaError_t e = mm_cu_place_heads(heads, places(b), b->stream);
   if (e == cudaSuccess && singles) e = mm_cu_gqa_blocks(h, places(b), kv, lists, a, b->stream);
   if (e != cudaSuccess || !rest) return e;
-  if (!lists.block && h.head_dim != 32)
-    return mm_cu_gqa_prefill(h, tiles(b), kv, {rows_of(qkv), rows_of(o), b->attention.work, b->step.rows, most}, b->stream);
+  const mm_cu_gqa rows = {rows_of(qkv), rows_of(o), b->attention.work, b->step.rows, most};
+  if (!lists.block && h.head_dim != 32) return mm_cu_gqa_prefill(h, tiles(b), kv, rows, b->stream);
+  if (mm_cu_takes_block_tiles(h, kv, lists)) return mm_cu_gqa_block_tiles(h, tiles(b), kv, lists, rows, b->stream);
   a.first = singles, a.count = rest, a.split = false;
   return mm_cu_gqa_blocks(h, places(b), kv, lists, a, b->stream);
 }
 
+/* A single token's: two launches, in which the activation and the sum with y are. */
+static cudaError_t do_one_mlp(mm_backend *b, mm_act y, mm_act x, const mm_cu_weight &up, const mm_cu_weight &down, bool add) {
+  const cudaError_t e = b->inputs.gated(up, {rows_of(x), b->mlp.middle, b->experts.route.act}, b->stream);
+  return e != cudaSuccess ? e : b->inputs.linear(down, {b->mlp.middle, nullptr, rows_of(y), nullptr, 1, add}, b->stream);
+}
+
 cudaError_t mm_cu_do_mlp(mm_backend *b, mm_act y, mm_act x, const mm_packed *up, const mm_packed *down, bool add) {
   const uint32_t inter = down->k;
+  if (b->inputs.is_one(b->weights.matrix[up], b->step.rows) && b->inputs.is_one(b->weights.matrix[down], b->step.rows))
+    return do_one_mlp(b, y, x, b->weights.matrix[up], b->weights.matrix[down], add);
   cudaError_t e = mm_cu_collect_linear(b, up, rows_of(x), nullptr, b->step.rows);
   if (e == cudaSuccess) e = b->inputs.linear(b->weights.matrix[up], {rows_of(x), nullptr, nullptr, b->mlp.wide, b->step.rows}, b->stream);
   b->inputs.wrote(b->mlp.middle);

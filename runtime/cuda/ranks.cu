@@ -293,6 +293,13 @@ cudaError_t mm_cu_combine_ranks(const mm_cu_peers *p, const mm_cu_combine &a, ui
                 blocks);
 }
 
+/* Not where another stage's kernels may wait on the same device, nor where words lie in the host's memory, which every block would read. Rows
+ * of --batch-invariant have their bits from one kernel, however many of a prompt are with them. */
+bool mm_cu_qk_norm_inside(const mm_backend *b) {
+  return !b->c.options.batch_invariant && !b->border && mm_cu_peers_distinct(b->peers) && !mm_cu_peers_hosted(b->peers) &&
+         mm_cu_peers_small(b->peers, b->step.rows, b->step.rows);
+}
+
 cudaError_t mm_cu_qk_norm_ranks(mm_backend *b, bf16 *qkv, const float *q_norm, const float *k_norm, float eps) {
   const uint32_t d = b->heads.head_dim, pitch = (b->heads.heads + 2 * b->heads.kv_heads) * d;
   const qk_norms a = {qkv, q_norm, k_norm, eps, pitch, {{b->heads.heads * d, b->heads.kv_heads * d}}};

@@ -55,8 +55,7 @@ static void attention(const mm_forward *f, mm_act n, uint32_t l) {
   } else {
     bool norms = f->model->qk_norm;
     if (f->model->attn[l] == MM_ATTN_SPARSE) {
-      ops->linear(b, f->index_q, n, &w->index_q);
-      ops->linear(b, f->index_k, n, &w->index_k);
+      mm_linear_two(ops, b, f->index_q, &w->index_q, f->index_k, &w->index_k, n);
       ops->select(b, l, f->index_q, f->index_k, &w->index_q_norm, &w->index_k_norm);
     }
     ops->gqa(b, l, f->o, qkv, norms ? &w->q_norm : NULL, norms ? &w->k_norm : NULL);

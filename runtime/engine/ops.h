@@ -179,6 +179,8 @@ typedef struct mm_ops {
   /* y[T, n] = x[T, k]·Wᵀ, x rounded first under act_quant: as a whole row, whatever rank holds which part of it. experts (x by w13, the
    * products by w2) and logits round in the same way. */
   void (*linear)(mm_backend *b, mm_act y, mm_act x, const mm_packed *w);
+  /* Two linears of one x. NULL: one after the other (mm_linear_two). */
+  void (*linear_two)(mm_backend *b, mm_act y, const mm_packed *w, mm_act z, const mm_packed *v, mm_act x);
   /* Full attention of layer `layer`: optional QK norm (mean square over all ranks' heads, or of each head), partial RoPE, KV write, causal
    * softmax; in a sparse layer over the blocks that the select before it chose.
    * qkv[T, (hpr + 2·kpr)·d] is clobbered; o[T, hpr·d]. q_norm and k_norm are NULL without QK norm. */
@@ -243,6 +245,14 @@ typedef struct mm_ops {
    * say. */
   const char *(*kernels)(void);
 } mm_ops;
+
+static inline void mm_linear_two(const mm_ops *ops, mm_backend *b, mm_act y, const mm_packed *w, mm_act z, const mm_packed *v, mm_act x) {
+  if (ops->linear_two) {
+    ops->linear_two(b, y, w, z, v, x);
+  } else {
+    ops->linear(b, y, x, w), ops->linear(b, z, x, v);
+  }
+}
 
 extern const mm_ops mm_ops_cpu;
 #ifdef MM_CUDA

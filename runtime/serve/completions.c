@@ -362,6 +362,14 @@ static void token(mm_choice *ch, const mm_token *t) {
   free_lists(&one);
 }
 
+/* Where no reply is wanted, its one token does not say how it ended. */
+static void end_of_none(mm_ending *e) {
+  e->progress.reply_tokens = 0;
+  if (e->why != MM_FINISH_STOP) return;
+  e->why = MM_FINISH_LENGTH;
+  e->stop = e->end_id = -1;
+}
+
 static void ended(mm_choice *ch) {
   mm_call *c = ch->call;
   const size_t before = ch->text.n;
@@ -373,7 +381,7 @@ static void ended(mm_choice *ch) {
     ch->ending.why = MM_FINISH_ERROR;
   }
   mm_print_utf8(&ch->utf8, "", 0, &ch->text);
-  if (s->none) ch->ending.progress.reply_tokens = 0;
+  if (s->none) end_of_none(&ch->ending);
   if (c->params.stream) send_piece(ch, ch->text.p + before, ch->text.n - before, NULL, &ch->ending);
 }
 

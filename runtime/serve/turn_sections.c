@@ -202,9 +202,10 @@ bool mm_turn_constrain(mm_call *c, const mm_conversation *v, const mm_tool_rules
   const bool limited = budget >= 0 && (in_reasoning || (c->server->format->tags->minimal && v->thinking < MM_THINKING_ENABLED));
   if (!form && !w.call && !rule->choices && !w.strict && !limited) return true;
   const bool or_call = form && !w.call && v->tool_count; /* the model answers in the form, or calls */
-  if (form && w.call) return mm_refuse(c, 400, rule->field, "%s: not beside a tool_choice that requires a call", rule->field);
-  if (or_call && !token) return mm_refuse(c, 400, rule->field, "%s: not beside tools, in the format of this model", rule->field);
-  if (rule->choices && w.strict && !w.call) return mm_refuse(c, 400, rule->field, "%s: not beside tools that are strict", rule->field);
+  if (form && w.call) return mm_refuse(c, 400, rule->field, "%s: not together with a tool_choice that requires a call", rule->field);
+  if (or_call && !token) return mm_refuse(c, 400, rule->field, "%s: not together with tools, in the format of this model", rule->field);
+  if (rule->choices && w.strict && !w.call)
+    return mm_refuse(c, 400, rule->field, "%s: not together with tools that are strict", rule->field);
   if (!mm_lexicon_ready(c->server, err)) return false;
   mm_soften_bias(c);
   if (!w.call && !form && !rule->choices) return free_reply(c, out, &w, limited, budget, err);

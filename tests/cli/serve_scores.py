@@ -104,6 +104,10 @@ for options in (["--max-num-seqs", "3"], ["--max-num-seqs", "1", "--max-num-batc
         one.append(server.post(COMPLETIONS, {"prompt": [7, cut], "max_tokens": 3, "echo": True, "logprobs": 0, "logit_bias": {IDS[0]: 100}})["choices"][0])
         offset = one[2]["logprobs"]["text_offset"]
         assert one[2]["text"][offset[2]:offset[3]] == one[2]["logprobs"]["tokens"][2], one[2]
+        # The token that is made where none is wanted does not end the reply.
+        none = {"prompt": [7], "max_tokens": 0, "echo": True, "logprobs": 0, "stop_token_ids": [IDS[0]], "logit_bias": {IDS[0]: 100}}
+        ended = server.post(COMPLETIONS, none)["choices"][0]
+        assert (ended["finish_reason"], ended["stop_reason"]) == ("length", None), ended
         assert all(x < 0 and math.isfinite(x) for x in one[1]["logprobs"]["token_logprobs"][1:])
         assert server.request("POST", COMPLETIONS, {"prompt": "a", "max_tokens": 0})[0] == 400
         assert server.request("POST", COMPLETIONS, {"prompt": "a", "echo": True, "logprobs": 1, "stream": True})[0] == 400

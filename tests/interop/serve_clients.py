@@ -94,7 +94,7 @@ def form_or_call(c, server, extra):
             c.chat.completions.create(**how)
             raise AssertionError("not served beside tools")
         except openai.BadRequestError as e:
-            assert "not beside tools" in e.message, e
+            assert "not together with tools" in e.message, e
         return
     call, = server.post("/tokenize", {"prompt": "<minimax:tool_call>", "parse_special": True}, headers={"x-api-key": "k"})["tokens"]
     formed = 0

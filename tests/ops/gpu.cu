@@ -184,7 +184,9 @@ void random_weight(test_weight *t, mm_cu_code code, mm_cu_scale kind, uint32_t l
     uint32_t group = kind == MM_CU_NV ? 16 : 32;
     d.scale_rows = n, d.scale_pitch = ((k + group - 1) / group + 15) / 16 * 16;
     micro.resize((size_t)lead * n * d.scale_pitch);
-    for (auto &x : micro) x = (uint8_t)(kind == MM_CU_NV ? g_rng.below(0x7f) : 120 + g_rng.below(6));
+    const uint32_t least = code == MM_CU_E4M3 ? 117 : 120; /* of E4M3 every fourth exponent is of a wide range */
+    const auto exponent = [&] { return code == MM_CU_E4M3 && g_rng.below(4) == 0 ? 92 + g_rng.below(31) : least + g_rng.below(6); };
+    for (auto &x : micro) x = (uint8_t)(kind == MM_CU_NV ? g_rng.below(0x7f) : exponent());
   }
   if (kind == MM_CU_NV) {
     for (uint32_t e = 0; e < lead; e++) global.push_back((float)(0.001 + 0.001 * g_rng.uniform()));

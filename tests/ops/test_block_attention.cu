@@ -361,6 +361,23 @@ void attend_ref(const blocks_case &c, const world &w, uint32_t row, uint32_t hea
   for (uint32_t i = 0; i < d; i++) out[i] /= total;
 }
 
+/* o as the kernel of tiles leaves it, poison where no tile has the row. alone: each row is a span of its own. */
+std::vector<bf16> by_tiles(const blocks_case &c, const world &w, const mm_cu_kv &kv, const mm_cu_block_lists &l, const bf16 *qkv,
+                           bool alone) {
+  std::vector<mm_cu_span> span = w.span;
+  std::vector<uint2> tile = w.tile;
+  if (alone) {
+    span.clear(), tile.clear();
+    for (uint32_t r = 0; r < w.rows; r++) tile.push_back(make_uint2(r, 0)), span.push_back({w.slot[r], r, 1, w.pos[r]});
+  }
+  buffer<mm_cu_span> dspan;
+  buffer<uint2> dtile;
+  buffer<bf16> o((size_t)w.rows * c.h.heads * c.h.head_dim);
+  dspan.put(span), dtile.put(tile), o.poison();
+  CUDA_OK(mm_cu_gqa_block_tiles(c.h, {dspan.p, dtile.p, (uint32_t)tile.size()}, kv, l, {qkv, o.p, nullptr, w.rows, w.rows}, 0));
+  return o.get();
+}
+
 void check_blocks(const blocks_case &c, const world &w, bool split, bool narrow) {
   const mm_cu_heads &h = c.h;
   const uint32_t d = h.head_dim, width = (h.heads + 2 * h.kv_heads) * d, lists = std::max(1u, c.lists);
@@ -410,6 +427,13 @@ void check_blocks(const blocks_case &c, const world &w, bool split, bool narrow)
              (narrow ? ", e4m3" : ""),
          relative_error(want, got), 6e-3);
   if (split) return;
+  if (mm_cu_takes_block_tiles(h, kv, l)) {
+    const auto whole_rows = by_tiles(c, w, kv, l, dqkv.p, false), single = by_tiles(c, w, kv, l, dqkv.p, true);
+    for (size_t i = 0; i < got.size(); i++) got[i] = to_float(whole_rows[i]);
+    report(words("attention over blocks, tiles of rows:", d, h.heads, w), relative_error(want, got), 6e-3);
+    report_true(words("attention over blocks, tiles of rows: rows alone, bit for bit,", d, h.heads, w),
+                memcmp(whole_rows.data(), single.data(), whole_rows.size() * sizeof single[0]) == 0);
+  }
   buffer<bf16> alone((size_t)w.rows * h.heads * d);
   for (uint32_t r = 0; r < w.rows; r++) {
     mm_cu_block_job one = job;
@@ -475,7 +499,8 @@ void test_block_attention() {
   check_select({2, 32, 16, 4, 1, true}, world(std::vector<uint32_t>(700, 90), std::vector<uint32_t>(700, 1), 0), true, 0);
   for (const blocks_case &c :
        {blocks_case{{8, 2, 32, 16}, 2, 16, 4}, blocks_case{{64, 4, 128, 64}, 4, 128, 16}, blocks_case{{16, 1, 128, 64}, 1, 128, 16},
-        blocks_case{{12, 4, 64, 32}, 2, 48, 5}, blocks_case{{16, 2, 128, 64}, 0, 0, 0}, blocks_case{{8, 2, 32, 16}, 0, 0, 0}}) {
+        blocks_case{{12, 4, 64, 32}, 2, 48, 5}, blocks_case{{8, 2, 64, 32}, 2, 32, 4}, blocks_case{{16, 2, 128, 64}, 0, 0, 0},
+        blocks_case{{8, 2, 32, 16}, 0, 0, 0}}) {
     const uint32_t far = c.size ? c.size * 20 : 1500;
     for (const bool narrow : {false, true}) {
       check_blocks(c, world({far + 3, 0, 15, 16, far}, {1, 1, 1, 1, 1}, 3), true, narrow);

@@ -24,6 +24,7 @@ static const edge_scheme kEdge[] = {
     {"int4", MM_CU_INT4, MM_CU_COARSE, 1, 128},
     {"nvfp4", MM_CU_E2M1, MM_CU_NV, 1, 16},
     {"mxfp4", MM_CU_E2M1, MM_CU_MX, 1, 32},
+    {"mxfp8", MM_CU_E4M3, MM_CU_MX, 1, 32},
     {"rounded", MM_CU_E4M3, MM_CU_COARSE, 128, 128, true},
     {"channels rounded by tokens", MM_CU_E4M3, MM_CU_COARSE, 1, 0, true, false, {MM_ACT_FP8_TOKEN, 0}},
     {"few bf16", MM_CU_BF16, MM_CU_PLAIN, 0, 0, false, true},
@@ -31,6 +32,7 @@ static const edge_scheme kEdge[] = {
     {"few int4", MM_CU_INT4, MM_CU_COARSE, 1, 128, false, true},
     {"few nvfp4", MM_CU_E2M1, MM_CU_NV, 1, 16, false, true},
     {"few mxfp4", MM_CU_E2M1, MM_CU_MX, 1, 32, false, true},
+    {"few mxfp8", MM_CU_E4M3, MM_CU_MX, 1, 32, false, true},
 };
 
 /* y[tokens, n] in f32 by the kernel that takes such a step. */

@@ -381,6 +381,7 @@ void test_experts() {
       {"int4 g32", MM_CU_INT4, MM_CU_FINE, 1, 32},
       {"nvfp4", MM_CU_E2M1, MM_CU_NV, 1, 16},
       {"mxfp4", MM_CU_E2M1, MM_CU_MX, 1, 32},
+      {"mxfp8", MM_CU_E4M3, MM_CU_MX, 1, 32},
   };
   for (const auto &c : cases) {
     check_experts(c, 1, 8, 4, 256, 192, true);
@@ -398,9 +399,9 @@ void test_experts() {
   check_experts(cases[1], 1, 20, 13, 256, 2816, true); /* more columns than a single token's core takes, with whole items counted */
   check_experts(cases[1], 3, 256, 8, 384, 128, true);
   check_experts(cases[1], 260, 32, 2, 256, 128, false);
-  for (int i : {0, 1, 4, 6, 7}) check_rows_independent(cases[i]), check_rows_independent(cases[i], true);
+  for (int i : {0, 1, 4, 6, 7, 8}) check_rows_independent(cases[i]), check_rows_independent(cases[i], true);
   check_router_invariant(false), check_router_invariant(true);
-  for (int i : {1, 2, 4, 6, 7}) {
+  for (int i : {1, 2, 4, 6, 7, 8}) {
     expert_case c = cases[i];
     c.few = true;
     check_experts(c, 2, 8, 4, 256, 192, true);
@@ -414,7 +415,7 @@ void test_experts() {
     check_rows_independent(c);
   }
   for (uint32_t tokens : {1u, 2u, 16u, 17u, 90u, 300u}) {
-    for (int i : {0, 1, 3, 4, 6}) {
+    for (int i : {0, 1, 3, 4, 6, 8}) {
       expert_case c = cases[i];
       check_cut_experts(c, tokens);
       c.few = true;
@@ -438,7 +439,8 @@ void test_experts() {
   for (uint32_t top_k : {1u, 3u, 8u}) check_experts(rounded, 1, 12, top_k, 384, 256, top_k > 1);
   const expert_case ways[] = {
       {"channel_fp8", MM_CU_E4M3, MM_CU_COARSE, 1, 0, true, false, {MM_ACT_FP8_TOKEN, 0}},
-      {"mxfp8", MM_CU_E4M3, MM_CU_FINE, 1, 32, true, false, {MM_ACT_MXFP8, 0}},
+      {"mxfp8", MM_CU_E4M3, MM_CU_MX, 1, 32, true, false, {MM_ACT_MXFP8, 0}},
+      {"mxfp8 cut", MM_CU_E4M3, MM_CU_FINE, 1, 16, true, false, {MM_ACT_MXFP8, 0}},
       {"w4a8", MM_CU_INT4, MM_CU_COARSE, 1, 0, true, false, {MM_ACT_INT8_TOKEN, 0}},
       {"w4afp8", MM_CU_INT4, MM_CU_COARSE, 1, 128, true, false, {MM_ACT_FP8_TENSOR, 0.02f}},
       {"nvfp4", MM_CU_E2M1, MM_CU_NV, 1, 16, true, false, {MM_ACT_NVFP4, 0}},

@@ -26,6 +26,7 @@ static const scheme_case kSchemes[] = {
     {"int4 g32", MM_CU_INT4, MM_CU_FINE, 1, 32, 4e-3},
     {"nvfp4", MM_CU_E2M1, MM_CU_NV, 1, 16, 3e-3},
     {"mxfp4", MM_CU_E2M1, MM_CU_MX, 1, 32, 3e-3},
+    {"mxfp8", MM_CU_E4M3, MM_CU_MX, 1, 32, 3e-3},
 };
 
 /* Error of products of weights times their scales in bf16, relative to the root of the squares of their terms: numbers of one scale
@@ -374,6 +375,55 @@ static void check_rounded_independent() {
   }
 }
 
+static std::vector<double> product_of(const test_weight &w, const std::vector<__nv_bfloat16> &x) {
+  std::vector<double> y(w.d.n);
+  for (uint32_t i = 0; i < w.d.n; i++) {
+    for (uint32_t j = 0; j < w.d.k; j++) y[i] += (double)to_float(x[j]) * w.w[(size_t)i * w.d.k + j];
+  }
+  return y;
+}
+static void report_row(const std::string &what, const scheme_case &c, const std::vector<double> &want, const buffer<__nv_bfloat16> &y,
+                       double limit) {
+  std::vector<double> got;
+  for (auto v : y.get()) got.push_back(to_float(v));
+  char shape[80];
+  snprintf(shape, sizeof shape, " %-18s n=%zu", c.name, want.size());
+  report("linear T=1, " + what + shape, relative_error(want, got), limit);
+}
+
+/* A single row: two weights in one launch; gates and up values with their activation; on top of what y holds. */
+static void check_one_row(const scheme_case &c, uint32_t n, uint32_t m, uint32_t k) {
+  if (left_out((double)(n + m) * k) || !hopper()) return;
+  test_weight w, v;
+  random_weight(&w, c.code, c.kind, 1, n, k, c.cell_n, c.cell_k), random_weight(&v, c.code, c.kind, 1, m, k, c.cell_n, c.cell_k);
+  const auto x = random_bf16(k);
+  buffer<__nv_bfloat16> dx, y(n), z(m), middle(n / 2), on;
+  dx.put(x);
+  const cudaError_t e = mm_cu_one_two({{w.d, v.d}, dx.p, {y.p, z.p}}, 0);
+  const auto first = product_of(w, x), second = product_of(v, x);
+  if (c.kind == MM_CU_FINE) {
+    report_true(std::string("linear T=1, two of FINE scales: refused ") + c.name, e == cudaErrorNotSupported);
+  } else {
+    CUDA_OK(e);
+    report_row("the first of two", c, first, y, c.limit), report_row("the second of two", c, second, z, c.limit);
+  }
+  const mm_cu_activation act = {true, 1.702f, c.code == MM_CU_E4M3 ? 48.0f : 2.0f, 1};
+  CUDA_OK(mm_cu_one_gated(w.d, {dx.p, middle.p, act}, 0));
+  std::vector<double> gated;
+  for (uint32_t i = 0; i < n / 2; i++) {
+    const double l = act.limit, g = std::min(first[i], l), u = std::max(-l, std::min(first[n / 2 + i], l));
+    gated.push_back((u + 1) * g / (1 + exp(-1.702 * g)));
+  }
+  report_row("gated", c, gated, middle, 8e-3);
+  const auto before = random_bf16(m, 3);
+  on.put(before);
+  mm_cu_linear a = {dx.p, nullptr, on.p, nullptr, 1, true};
+  CUDA_OK(mm_cu_one(v.d, a, 0));
+  std::vector<double> sum = second;
+  for (uint32_t i = 0; i < m; i++) sum[i] += to_float(before[i]);
+  report_row("added", c, sum, on, c.limit);
+}
+
 void test_linear() {
   check_widening<MM_CU_INT4>("int4"), check_widening<MM_CU_E2M1>("e2m1");
   for (const auto &c : kSchemes) {
@@ -400,15 +450,17 @@ void test_linear() {
     check_linear(c, 40, 300, 36992, false, false), check_linear(c, 13, 40, 40960, false, false);
     check_too_long(c, 40, 36992), check_too_long(c, 13, 40960);
   }
-  for (int i : {0, 1, 5, 8, 11, 12}) check_linear(kSchemes[i], 1, 264, 36992, true, false); /* the longest rows of a single token's core */
-  for (int i : {0, 8}) check_linear(kSchemes[i], 1, 40000, 256, true, false);               /* more fours a block than meet at once */
-  for (int i : {1, 8, 11, 12}) { /* several groups a block, every place of the ring used again */
+  for (int i : {0, 1, 5, 8, 11, 12, 13})
+    check_linear(kSchemes[i], 1, 264, 36992, true, false);                    /* the longest rows of a single token's core */
+  for (int i : {0, 8}) check_linear(kSchemes[i], 1, 40000, 256, true, false); /* more fours a block than meet at once */
+  for (int i : {1, 8, 11, 12, 13}) { /* several groups a block, every place of the ring used again */
     check_linear(kSchemes[i], 1, 9000, 2048, true, true);
     check_linear(kSchemes[i], 3, 9000, 2048, true, false);
     check_linear(kSchemes[i], 13, 2100, 3072, true, false);
   }
   check_linear(kSchemes[5], 3, 40, 24, true, false),
       check_linear(kSchemes[5], 1, 40, 24, true, false); /* a rank's share of a tiny expert */
+  for (const auto &c : kSchemes) check_one_row(c, 514, 131, 1024), check_one_row(c, 40, 520, 3072);
   const mm_cu_rounding kinds[] = {{MM_ACT_FP8_GROUP, 0}, {MM_ACT_FP8_TOKEN, 0}, {MM_ACT_FP8_TENSOR, 0}, {MM_ACT_FP8_TENSOR, 0.003f}};
   for (const auto &how : kinds) check_encode(3, 24, how), check_encode(70, 1000, how), check_encode(5, 3072, how);
   for (int kind = MM_ACT_FP8_TENSOR; kind <= MM_ACT_MXFP8; kind++) {
@@ -417,13 +469,14 @@ void test_linear() {
       if (mm_act_formats[kind].fixed) check_round((mm_act_quant)kind, 0.003f, 11, k);
     }
   }
-  for (int i : {1, 2, 6, 8, 11, 12}) check_one_rounded(kSchemes[i], 300, 3072), check_one_rounded(kSchemes[i], 133, 640);
+  for (int i : {1, 2, 6, 8, 11, 12, 13}) check_one_rounded(kSchemes[i], 300, 3072), check_one_rounded(kSchemes[i], 133, 640);
   const struct {
     int scheme;
     mm_cu_rounding how;
   } ways[] = {{3, {MM_ACT_FP8_TENSOR, 0.003f}}, {4, {MM_ACT_MXFP8, 0}},     {5, {MM_ACT_FP8_GROUP, 0}},       {6, {MM_ACT_FP8_TOKEN, 0}},
               {7, {MM_ACT_FP8_TENSOR, 0}},      {8, {MM_ACT_FP8_TOKEN, 0}}, {8, {MM_ACT_FP8_TENSOR, 0.003f}}, {9, {MM_ACT_INT8_TOKEN, 0}},
-              {10, {MM_ACT_INT8_TOKEN, 0}},     {11, {MM_ACT_NVFP4, 0}},    {11, {MM_ACT_NVFP4, 0.003f}},     {12, {MM_ACT_MXFP4, 0}}};
+              {10, {MM_ACT_INT8_TOKEN, 0}},     {11, {MM_ACT_NVFP4, 0}},    {11, {MM_ACT_NVFP4, 0.003f}},     {12, {MM_ACT_MXFP4, 0}},
+              {13, {MM_ACT_MXFP8, 0}}};
   for (const auto &way : ways) {
     for (uint32_t k : {24u, 1000u, 3072u, 36992u}) check_one_rounded_as(kSchemes[way.scheme], way.how, 133, k);
   }
@@ -455,6 +508,6 @@ void test_linear() {
     check_rounded(40, 300, 20480, 128, 128, wide);
     check_rounded_too_long(40, 20480);
   }
-  for (int i : {0, 1, 8, 11, 12}) check_rows_independent(kSchemes[i]);
+  for (int i : {0, 1, 8, 11, 12, 13}) check_rows_independent(kSchemes[i]);
   check_rounded_independent();
 }

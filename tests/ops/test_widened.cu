@@ -155,7 +155,7 @@ void test_widened() {
       {"int4 g128", MM_CU_INT4, MM_CU_COARSE, 1, 128},  {"int4 channel", MM_CU_INT4, MM_CU_COARSE, 1, 0},
       {"int4 g32", MM_CU_INT4, MM_CU_FINE, 1, 32},      {"nvfp4", MM_CU_E2M1, MM_CU_NV, 1, 16},
       {"mxfp4", MM_CU_E2M1, MM_CU_MX, 1, 32},           {"block_fp8", MM_CU_E4M3, MM_CU_COARSE, 128, 128},
-      {"block_fp8 32", MM_CU_E4M3, MM_CU_FINE, 32, 32},
+      {"block_fp8 32", MM_CU_E4M3, MM_CU_FINE, 32, 32}, {"mxfp8", MM_CU_E4M3, MM_CU_MX, 1, 32},
   };
   const std::vector<uint32_t> ragged = {0, 1, 7, 64, 65, 97, 128, 129, 145, 161, 193, 225, 256, 257, 272, 273, 288, 289, 310, 0, 577};
   for (const auto &c : cases) {

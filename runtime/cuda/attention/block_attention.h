@@ -63,7 +63,8 @@ struct mm_cu_block_lists {
 };
 /* o[row, heads·d] = softmax(q·k / √d)·v for rows [first, first + count) of the step, whose q (in qkv[row,
  * (heads + 2·kv_heads)·d]) has its norm and RoPE, and whose k and v are in the cache already; zeros for
- * slot -1. split: rows are cut along their positions into parts for more blocks; how depends on count and
+ * slot -1. The lists hold min(top_k, all) blocks and were written before the launch before this one. split: rows, each of a
+ * sequence's only one, are cut along their positions into parts for more blocks; how depends on count and
  * the row alone. work: mm_cu_block_work bytes, zero at first, as it is left. */
 struct mm_cu_block_job {
   const __nv_bfloat16 *qkv;
@@ -75,5 +76,13 @@ struct mm_cu_block_job {
 size_t mm_cu_block_work(const mm_cu_heads &h, uint32_t max_tokens);
 cudaError_t mm_cu_gqa_blocks(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_block_lists &l,
                              const mm_cu_block_job &a, cudaStream_t s);
+
+/* ---- gqa_block_tiles.cu ---- */
+
+/* The same for the rows of tiles, eight at a time, where the kernel takes such heads, lists and caches: sm_90a, heads of 64 or 128,
+ * blocks of a multiple of 32 positions, bf16. A row's bits depend on its sequence alone. */
+bool mm_cu_takes_block_tiles(const mm_cu_heads &h, const mm_cu_kv &kv, const mm_cu_block_lists &l);
+cudaError_t mm_cu_gqa_block_tiles(const mm_cu_heads &h, const mm_cu_tiles &t, const mm_cu_kv &kv, const mm_cu_block_lists &l,
+                                  const mm_cu_gqa &a, cudaStream_t s);
 
 #endif

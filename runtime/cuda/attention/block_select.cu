@@ -38,6 +38,7 @@ struct lot {
 
 /* Single tokens from row `first` on. */
 struct single_rows {
+  static constexpr bool kEarlier = true; /* the blocks that are scored are of earlier steps */
   mm_cu_rows r;
   uint32_t first;
   __device__ __forceinline__ lot of(uint32_t i, uint32_t) const { return {r.slot[first + i], first + i, 1, r.pos[first + i], i}; }
@@ -45,6 +46,7 @@ struct single_rows {
 };
 /* Tiles from number `first` on, each in lots of so many rows. */
 struct tile_rows {
+  static constexpr bool kEarlier = false;
   mm_cu_tiles t;
   uint32_t first;
   __device__ __forceinline__ lot of(uint32_t i, uint32_t each) const {
@@ -85,11 +87,21 @@ struct key_tile {
 template <int D, uint32_t kColumns, class Lots>
 __global__ void __launch_bounds__(kThreads) block_scores(const __grid_constant__ mm_cu_select a, const __grid_constant__ Lots lots) {
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, tiles = a.size / kKeys;
-  grid_wait_and_launch_next();
   const lot rows = lots.of(blockIdx.x, kColumns * 8 / a.heads);
-  if (rows.slot < 0) return;
   const split last(a, rows.pos + rows.count - 1); /* of the rows the one with the most blocks */
-  if (last.count == last.forced) return;
+  const uint32_t step = gridDim.y * kWarps;
+  uint32_t block = blockIdx.y * kWarps + warp, tile = 0;
+  const bool idle = rows.slot < 0 || last.count == last.forced || block >= last.others;
+  const uint32_t *const table = a.table + (size_t)max(rows.slot, 0) * a.pages_per_slot;
+  const auto tile_at = [&](uint32_t of, uint32_t at) {
+    const uint32_t pos = of * a.size + at * kKeys;
+    return a.keys + ((size_t)table[pos / MM_CU_PAGE] * MM_CU_PAGE + pos % MM_CU_PAGE) * D;
+  };
+  key_tile<D> next;
+  if (Lots::kEarlier && !idle) next.load(tile_at(block, 0));
+  grid_wait_and_launch_next();
+  if (idle) return;
+  if (!Lots::kEarlier) next.load(tile_at(block, 0));
   uint4 q[kColumns][D / 32];
 #pragma unroll
   for (uint32_t n = 0; n < kColumns; n++) {
@@ -99,16 +111,6 @@ __global__ void __launch_bounds__(kThreads) block_scores(const __grid_constant__
     for (int j = 0; j < D / 32; j++)
       q[n][j] = column < rows.count * a.heads ? *reinterpret_cast<const uint4 *>(from + j * 32 + t * 8) : make_uint4(0, 0, 0, 0);
   }
-  const uint32_t *const table = a.table + (size_t)rows.slot * a.pages_per_slot;
-  const uint32_t step = gridDim.y * kWarps;
-  const auto tile_at = [&](uint32_t block, uint32_t tile) {
-    const uint32_t pos = block * a.size + tile * kKeys;
-    return a.keys + ((size_t)table[pos / MM_CU_PAGE] * MM_CU_PAGE + pos % MM_CU_PAGE) * D;
-  };
-  uint32_t block = blockIdx.y * kWarps + warp, tile = 0;
-  if (block >= last.others) return;
-  key_tile<D> next;
-  next.load(tile_at(block, 0));
   float most[kColumns][2];
 #pragma unroll
   for (uint32_t n = 0; n < kColumns; n++) most[n][0] = most[n][1] = -INFINITY;
@@ -167,8 +169,8 @@ __global__ void __launch_bounds__(kThreads) select_blocks(const __grid_constant_
   __shared__ unsigned long long best_of[2][kWarps];
   __shared__ uint32_t found[MM_MAX_BLOCKS];
   const uint32_t head = blockIdx.y, me = threadIdx.x;
-  grid_wait_and_launch_next();
   const lot row = lots.row(blockIdx.x);
+  grid_wait_and_launch_next();
   if (row.count == 0) return;
   const size_t at = (size_t)row.first * a.heads + head;
   uint32_t *const to = a.block + at * a.top_k;

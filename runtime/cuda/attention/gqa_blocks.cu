@@ -13,7 +13,8 @@
  * Tiles of an e4m3 cache are widened to f16 by their warp when it takes them, and multiplied in f16: scores by the keys' scales, the
  * probabilities by the values' and by 256, which is taken back at the end. Two tiles of codes and one of f16 are 67 KB.
  *
- * The token's own key and value are in the cache already (heads.cu). With split off a row's bits depend on
+ * The token's own key and value are in the cache already: the kernel before is heads.cu's, and of single tokens the lists and the tiles
+ * before their own are fetched while that runs (grid_wait). With split off a row's bits depend on
  * its sequence alone, with it on the number of rows too. A step of many rows of one sequence reads blocks
  * that neighbours share from the L2 cache.
  *
@@ -73,10 +74,9 @@ struct tile_list {
   uint32_t tiles;
   __device__ __forceinline__ tile_list(const mm_cu_block_lists &l, uint32_t row, uint32_t kv_head, uint32_t kv_heads, uint32_t pos) {
     block = nullptr, size = l.size, each = l.size / kKeys, tiles = pos / kKeys + 1;
-    if (!l.block) return;
-    const size_t at = (size_t)row * l.heads + kv_head / (kv_heads / l.heads);
-    block = l.block + at * l.top_k;
-    tiles = (l.count[at] - 1) * each + pos % size / kKeys + 1; /* the last block is the row's own */
+    if (!l.block || pos / size < l.top_k) return; /* a list of all blocks need not be read */
+    block = l.block + ((size_t)row * l.heads + kv_head / (kv_heads / l.heads)) * l.top_k;
+    tiles = (l.top_k - 1) * each + pos % size / kKeys + 1; /* the last block is the row's own */
   }
   __device__ __forceinline__ uint32_t position(uint32_t tile) const {
     return block ? block[tile / each] * size + tile % each * kKeys : tile * kKeys;
@@ -280,19 +280,22 @@ __global__ void __launch_bounds__(kThreads)
   const uint32_t kv_head = blockIdx.x, row = a.first + blockIdx.y, part = blockIdx.z, group = h.heads / h.kv_heads;
   const uint32_t warp = threadIdx.x / 32;
   bf16 *const o = a.o + ((size_t)row * h.heads + kv_head * group) * D;
-  grid_wait_and_launch_next();
   const int32_t slot = r.slot[row];
+  const uint32_t pos = r.pos[row];
   if (slot < 0) {
+    grid_wait_and_launch_next();
     if (part > 0) return;
     for (uint32_t i = threadIdx.x; i < group * D; i += kThreads) o[i] = __float2bfloat16_rn(0.0f);
     return;
   }
-  const uint32_t pos = r.pos[row];
   const tile_list list(lists, row, kv_head, h.kv_heads, pos);
   const uint32_t turns = (list.tiles + space.parts * kWarps - 1) / (space.parts * kWarps);
   const uint32_t each = max(turns, (uint32_t)kRooms) * kWarps; /* tiles of a part; few parts are joined sooner than many */
   const uint32_t used = (list.tiles + each - 1) / each, end = min(list.tiles, (part + 1) * each);
-  if (part >= used) return;
+  if (part >= used) {
+    grid_wait_and_launch_next();
+    return;
+  }
 
   const uint32_t *const table = kv.table + (size_t)slot * kv.pages_per_slot;
   uint32_t next = part * each + warp; /* the warp's next tile to fetch */
@@ -304,8 +307,17 @@ __global__ void __launch_bounds__(kThreads)
     copy_commit();
     next += kWarps;
   };
+  /* Of a single token only its own tile is of this step, and its list was complete before heads.cu's kernel began. */
+  bool waited = false;
 #pragma unroll
-  for (int i = 0; i < kRooms; i++) fetch(sh.warp[warp].fetched[i]);
+  for (int i = 0; i < kRooms; i++) {
+    if (!waited && !(a.split && next + 1 < list.tiles)) {
+      grid_wait_and_launch_next();
+      waited = true;
+    }
+    fetch(sh.warp[warp].fetched[i]);
+  }
+  if (!waited) grid_wait_and_launch_next();
   uint32_t q[D / 16][4];
   load_queries<D, kFp8>(q, a.qkv + ((size_t)row * (h.heads + 2 * h.kv_heads) + kv_head * group) * D, group);
   const float scale = rsqrtf((float)D) * 1.4426950408889634f;

@@ -11,7 +11,11 @@
  * and the number of rows alone (mm_cu_gqa_cut): parts beyond those that every row has blocks for are dealt out to blocks, which take them
  * after their own.
  *
+ * Of several ranks, the first block of each row sends the sums of squares of its rank's q and k to the others, and every block of the row
+ * waits for theirs: blocks start in the order of their index, in which a row's first one comes before those that wait for it.
+ *
  * The kernel after may start only once the projection is there: sooner its weights would come between attention and what that waits for. */
+#include "runtime/cuda/comm/peers.cuh"
 #include "runtime/cuda/core/device.cuh"
 #include "runtime/cuda/core/kernels.h"
 #include "runtime/cuda/core/launch.h"
@@ -266,6 +270,48 @@ __device__ __forceinline__ void join(const partial<D> *p, uint32_t n, uint32_t g
   put(head, c, sum, top, total);
 }
 
+/* A block's wait for the projection, and the launch's exchange with the other ranks; of a rank alone c.ranks is 0. */
+struct row_sums {
+  const peer_view &c;
+  uint32_t &epoch; /* shared; for all threads behind the next barrier */
+  bool waited = false;
+
+  __device__ __forceinline__ void wait(bool launch_next) {
+    if (waited) return;
+    waited = true;
+    if (launch_next) {
+      grid_wait_and_launch_next();
+    } else {
+      grid_wait();
+    }
+    if (c.ranks == 0 || threadIdx.x != kThreads - 1) return; /* this warp counts the block, the first one waits for ranks */
+    const uint32_t now = c.counters->epoch;
+    epoch = now;
+    if (arrives_last(c)) c.counters->epoch = now + 1;
+  }
+  /* The row's two sums become those over all ranks, in the order of ranks, in all threads. sends: in the first block of the row. */
+  __device__ __forceinline__ float2 over_ranks(float2 sum, uint32_t row, bool sends) const {
+    __shared__ float2 total;
+    if (threadIdx.x < 32) {
+      const uint32_t r = threadIdx.x, flag = epoch + 1, parity = epoch & 1;
+      uint2 mine = make_uint2(__float_as_uint(sum.x), __float_as_uint(sum.y));
+      if (r < c.ranks && r != c.rank) {
+        if (sends) put_word(c.word(r, parity, c.rank) + row, make_uint4(mine.x, flag, mine.y, flag));
+        mine = peer_timeout(c).word(c.word(c.rank, parity, r) + row, flag, r);
+      }
+      __syncwarp();
+      float2 all = make_float2(0, 0);
+      for (uint32_t k = 0; k < c.ranks; k++) {
+        all.x += __uint_as_float(__shfl_sync(0xffffffffu, mine.x, (int)k));
+        all.y += __uint_as_float(__shfl_sync(0xffffffffu, mine.y, (int)k));
+      }
+      if (r == 0) total = all;
+    }
+    __syncthreads();
+    return total;
+  }
+};
+
 /* A row's queries of one kv head, its own key and value. A thread has a pair of 16-byte pieces of a head: in the rotary part those that
  * turn into each other, else neighbours (rope.cu). Weights and angles are read before the projection is waited for. */
 template <int D, bool kFp8>
@@ -320,20 +366,24 @@ struct own_work {
     return sum;
   }
 
-  /* row: the projection's; to: where the token's own key and value stay, by `cell`, if this block writes them. */
-  __device__ __forceinline__ void run(own_token<D> &own, const mm_cu_kv &kv, const bf16 *row, uint32_t kv_head, size_t cell,
-                                      bool writes) const {
+  /* place: the row and its part; cell: where the token's own key and value stay, if this block writes them. */
+  __device__ __forceinline__ void run(own_token<D> &own, const mm_cu_kv &kv, const row_sums &sums, uint2 place, uint32_t kv_head,
+                                      size_t cell, bool writes) const {
+    const bf16 *const row = p.qkv + (size_t)place.x * (h.heads + 2 * h.kv_heads) * D;
     __shared__ float part[2][kWarps];
     uint4 raw[2] = {};
     if (active) {
       const uint32_t at = head < group ? kv_head * group + head : h.heads + (head - group) * h.kv_heads + kv_head;
       raw[0] = *reinterpret_cast<const uint4 *>(row + at * D + c0), raw[1] = *reinterpret_cast<const uint4 *>(row + at * D + c1);
     }
-    const float2 sum = p.q_norm ? squares(row, part) : float2{};
+    float2 sum = p.q_norm ? squares(row, part) : float2{};
+    const uint32_t ranks = max(sums.c.ranks, 1u);
+    if (p.q_norm && ranks > 1) sum = sums.over_ranks(sum, place.x, kv_head == 0 && place.y == 0);
     float x[2][8];
     widen8(x[0], raw[0]), widen8(x[1], raw[1]);
     if (p.q_norm) {
-      const float scale = rsqrtf(head < group ? sum.x / (float)(h.heads * D) + p.eps : sum.y / (float)(h.kv_heads * D) + p.eps);
+      const float scale =
+          rsqrtf(head < group ? sum.x / (float)(h.heads * D * ranks) + p.eps : sum.y / (float)(h.kv_heads * D * ranks) + p.eps);
       if (head <= group) {
 #pragma unroll
         for (int i = 0; i < 8; i++) x[0][i] *= scale * w[0][i], x[1][i] *= scale * w[1][i];
@@ -380,11 +430,11 @@ struct own_work {
   }
 };
 
-/* One split of a row, by a block. waited: an earlier one has waited for the projection. */
+/* One split of a row, by a block. */
 template <int D, bool kFp8, int kRooms>
 __device__ __forceinline__ void one_split(decode_shared<D, kFp8, kRooms> &sh, own_token<D> &own, const mm_cu_heads &h, const mm_cu_rows &r,
-                                          const mm_cu_kv &kv, const mm_cu_qkv &p, const mm_cu_gqa &a, const work_space &ws, uint32_t row,
-                                          uint32_t split, bool waited) {
+                                          const mm_cu_kv &kv, const mm_cu_qkv &p, const mm_cu_gqa &a, const work_space &ws, row_sums &sums,
+                                          uint32_t row, uint32_t split) {
   const uint32_t kv_head = blockIdx.x, group = h.heads / h.kv_heads;
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   bf16 *o = a.o + ((size_t)row * h.heads + kv_head * group) * D;
@@ -395,7 +445,7 @@ __device__ __forceinline__ void one_split(decode_shared<D, kFp8, kRooms> &sh, ow
   const int32_t slot = r.slot[row];
   const uint32_t pos = r.pos[row];
   if (slot < 0) {
-    if (!waited) grid_wait();
+    sums.wait(false);
     if (split == 0) {
       for (uint32_t i = threadIdx.x; i < group * D; i += kThreads) o[i] = __float2bfloat16_rn(0.0f);
     }
@@ -405,7 +455,7 @@ __device__ __forceinline__ void one_split(decode_shared<D, kFp8, kRooms> &sh, ow
   const uint32_t per_split = ws.cut.part(tiles);
   const uint32_t used = (tiles + per_split - 1) / per_split, end = min(tiles, (split + 1) * per_split);
   if (split >= used) {
-    if (!waited) grid_wait();
+    sums.wait(false);
     return;
   }
 
@@ -429,8 +479,8 @@ __device__ __forceinline__ void one_split(decode_shared<D, kFp8, kRooms> &sh, ow
   if (threadIdx.x < h.rotary_dim / 2) sincosf((float)pos * p.inv_freq[threadIdx.x], &own.sine[threadIdx.x], &own.cosine[threadIdx.x]);
   const size_t own_cell = cell_of(kv.table[(size_t)slot * kv.pages_per_slot + pos / MM_CU_PAGE], pos);
   __syncthreads();
-  if (!waited) grid_wait_and_launch_next();
-  work.run(own, kv, a.qkv + (size_t)row * (h.heads + 2 * h.kv_heads) * D, kv_head, own_cell, split == used - 1);
+  sums.wait(true);
+  work.run(own, kv, sums, make_uint2(row, split), kv_head, own_cell, split == used - 1);
   __syncthreads();
   uint32_t q[D / 16][2];
 #pragma unroll
@@ -498,19 +548,20 @@ __device__ __forceinline__ void one_split(decode_shared<D, kFp8, kRooms> &sh, ow
 template <int D, bool kFp8, int kRooms>
 __global__ void __launch_bounds__(kThreads, 1)
     gqa_step(const __grid_constant__ mm_cu_heads h, const __grid_constant__ mm_cu_rows r, const __grid_constant__ mm_cu_kv kv,
-             const __grid_constant__ mm_cu_qkv p, const __grid_constant__ mm_cu_gqa a, const __grid_constant__ work_space ws) {
+             const __grid_constant__ mm_cu_qkv p, const __grid_constant__ mm_cu_gqa a, const __grid_constant__ work_space ws,
+             const __grid_constant__ peer_view ranks) {
   extern __shared__ __align__(128) uint8_t shared_raw[];
   auto &sh = *reinterpret_cast<decode_shared<D, kFp8, kRooms> *>(shared_raw);
   __shared__ own_token<D> own;
   uint2 more = ws.item ? ws.item[blockIdx.y + gridDim.y * blockIdx.z] : make_uint2(0, 0); /* where they are, and how many */
   uint2 now = make_uint2(blockIdx.y, blockIdx.z), next = now;                             /* the next one is known a turn before */
-  bool waited = false;
+  __shared__ uint32_t epoch;
+  row_sums sums{ranks, epoch};
 #pragma unroll 1
   for (;;) {
     if (more.y) next = ws.item[more.x];
-    one_split<D, kFp8, kRooms>(sh, own, h, r, kv, p, a, ws, now.x, now.y, waited);
+    one_split<D, kFp8, kRooms>(sh, own, h, r, kv, p, a, ws, sums, now.x, now.y);
     if (!more.y) return;
-    waited = true;
     now = next, more.x++, more.y--;
     __syncthreads();
   }
@@ -523,7 +574,7 @@ size_t counter_bytes(const mm_cu_heads &h, uint32_t max_tokens) {
 }
 
 template <int D>
-constexpr size_t kStatic = sizeof(own_token<D>) + 2 * kWarps * sizeof(float) + 128; /* and the last block's word, places between them */
+constexpr size_t kStatic = sizeof(own_token<D>) + 2 * kWarps * sizeof(float) + 160; /* and the last block's word, places between them */
 static_assert(kStatic<128> + sizeof(decode_shared<128, true, 1>) <= MM_CU_SHARED_LEAST, "one room fits everywhere");
 static_assert(kStatic<128> + sizeof(decode_shared<128, false, 1>) <= MM_CU_SHARED_LEAST, "one room fits everywhere");
 
@@ -532,9 +583,10 @@ cudaError_t run_step(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &
                      const work_space &ws, cudaStream_t s) {
   const dim3 grid(h.kv_heads, a.tokens, ws.cut.splits);
   constexpr size_t kMost = sizeof(decode_shared<D, kFp8, kMostRooms>);
+  const peer_view ranks = p.ranks ? mm_cu_peers_view(p.ranks) : peer_view{};
   if (hopper() || kStatic<D> + kMost <= mm_cu_shared_most())
-    return launch(gqa_step<D, kFp8, kMostRooms>, grid, kThreads, kMost, s, h, r, kv, p, a, ws);
-  return launch(gqa_step<D, kFp8, 1>, grid, kThreads, sizeof(decode_shared<D, kFp8, 1>), s, h, r, kv, p, a, ws);
+    return launch(gqa_step<D, kFp8, kMostRooms>, grid, kThreads, kMost, s, h, r, kv, p, a, ws, ranks);
+  return launch(gqa_step<D, kFp8, 1>, grid, kThreads, sizeof(decode_shared<D, kFp8, 1>), s, h, r, kv, p, a, ws, ranks);
 }
 
 template <int D>

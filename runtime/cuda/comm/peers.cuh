@@ -226,16 +226,20 @@ __device__ __forceinline__ void peer_begin(const peer_view &c) {
     grid_wait();
 }
 
-/* True in the threads of the last block to arrive, which alone may count: all have read the counters by then. Writes of the blocks are
- * visible to the next kernel, not within this one. Called by all threads. */
-__device__ __forceinline__ bool last_to_come(const peer_view &c) {
-  __syncthreads();
-  if (threadIdx.x > 0) return false;
+/* By one thread of each block, which has read the counters: true in that of the last block, which alone may count. Writes of the blocks are
+ * visible to the next kernel, not within this one. */
+__device__ __forceinline__ bool arrives_last(const peer_view &c) {
+  const uint32_t blocks = gridDim.x * gridDim.y * gridDim.z;
   uint32_t before = 0;
-  if (gridDim.x > 1) asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(&c.counters->ticket) : "memory");
-  if (before != gridDim.x - 1) return false;
+  if (blocks > 1) asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(&c.counters->ticket) : "memory");
+  if (before != blocks - 1) return false;
   c.counters->ticket = 0;
   return true;
+}
+/* The same, called by all threads. */
+__device__ __forceinline__ bool last_to_come(const peer_view &c) {
+  __syncthreads();
+  return threadIdx.x == 0 && arrives_last(c);
 }
 __device__ __forceinline__ void peer_end(const peer_view &c, uint32_t epoch) {
   if (last_to_come(c)) c.counters->epoch = epoch + 1;

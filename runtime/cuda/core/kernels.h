@@ -19,6 +19,13 @@ cudaError_t mm_cu_refuse(mm_cu_kernel kernel, const mm_cu_task &q);
 
 /* ---- dense ---- */
 
+/* What experts and dense MLPs make of a gate g and an up value u: SiLU(g)·u, or (clamp(u, ±limit) + beta)·g'·sigmoid(alpha·g') with
+ * g' = min(g, limit), in f32 before any rounding. */
+struct mm_cu_activation {
+  bool swigluoai;
+  float alpha, limit, beta;
+};
+
 /* y[T, n] = x[rows, k]·Wᵀ; rows NULL: row t of x, else row rows[t]. Exactly one of y and y32 is given. */
 struct mm_cu_linear {
   const __nv_bfloat16 *x;
@@ -26,9 +33,25 @@ struct mm_cu_linear {
   __nv_bfloat16 *y;
   float *y32;
   uint32_t tokens;
+  bool add = false; /* y += the product; a single row's kernel alone */
 };
 /* A single row. */
 cudaError_t mm_cu_one(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s);
+/* The same of one x with two weights that differ in their rows alone, in one launch; not under FINE scales (one_row.cu). */
+struct mm_cu_two {
+  mm_cu_weight w[2];
+  const __nv_bfloat16 *x;
+  __nv_bfloat16 *y[2];
+};
+bool mm_cu_are_alike(const mm_cu_weight &a, const mm_cu_weight &b);
+cudaError_t mm_cu_one_two(const mm_cu_two &a, cudaStream_t s);
+/* middle[n / 2] of a single row: the activation of a gate, w's first half of rows, and an up value each. */
+struct mm_cu_gated_row {
+  const __nv_bfloat16 *x;
+  __nv_bfloat16 *middle;
+  mm_cu_activation act;
+};
+cudaError_t mm_cu_one_gated(const mm_cu_weight &w, const mm_cu_gated_row &a, cudaStream_t s);
 /* T ≤ MM_CU_DECODE_ROWS. */
 cudaError_t mm_cu_decode_linear(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s);
 /* T ≤ MM_CU_FEW (sm_90a, not under FINE scales), the weights read once at the memory's rate, where a cluster of blocks holds the rows. */
@@ -47,13 +70,6 @@ struct mm_cu_ahead {
 };
 
 /* ---- mixture of experts ---- */
-
-/* What experts and dense MLPs make of a gate g and an up value u: SiLU(g)·u, or (clamp(u, ±limit) + beta)·g'·sigmoid(alpha·g') with
- * g' = min(g, limit), in f32 before any rounding. */
-struct mm_cu_activation {
-  bool swigluoai;
-  float alpha, limit, beta;
-};
 
 #define MM_CU_MAX_HIDDEN  6144 /* columns of the router's input */
 #define MM_CU_MAX_EXPERTS 256
@@ -197,11 +213,13 @@ cudaError_t mm_cu_prepare_pages(const mm_cu_page_work &w, cudaStream_t s);
 
 /* Optional QK norm over all heads (q_norm [heads·d], k_norm [kv_heads·d], f32, or NULL), RoPE with inv_freq[rotary_dim/2], q back in
  * place, k and v into the cache. qkv[T, (heads + 2·kv_heads)·d]. */
+struct mm_cu_peers;
 struct mm_cu_qkv {
   __nv_bfloat16 *qkv;
   const float *q_norm, *k_norm, *inv_freq;
   float eps;
   uint32_t tokens;
+  const mm_cu_peers *ranks = nullptr; /* of gqa_decode: whose columns the norms are over; each has a device of its own */
 };
 cudaError_t mm_cu_rope(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_qkv &a, cudaStream_t s);
 

@@ -103,6 +103,17 @@ struct codec<MM_CU_E2M1> {
   }
 };
 
+/* MX: 2^(e - 127), twice in bf16; 2^-127 is subnormal there. */
+__device__ __forceinline__ uint32_t exponent_pair(uint32_t e) {
+  const uint32_t one = e == 0 ? 0x40 : e << 7;
+  return one << 16 | one;
+}
+/* MX: a register of widened codes times that scale. */
+template <mm_cu_code C>
+__device__ __forceinline__ uint32_t scaled_by(uint32_t v, uint32_t exponents) {
+  return mul2(C == MM_CU_E2M1 ? mul2(v, 0x7e807e80u /* 2^126 */) : v, exponents);
+}
+
 /* Block scales that belong to a piece, as they multiply its registers. */
 template <mm_cu_code C, mm_cu_scale S>
 struct piece_scale {
@@ -136,13 +147,18 @@ struct piece_scale {
         for (int i = 0; i < kPiece / 4; i++) v[h * kPiece / 4 + i] = mul2(v[h * kPiece / 4 + i], m);
       }
     } else if constexpr (S == MM_CU_MX) {
-      uint32_t e = bits == 0 ? 0x40 : bits << 7; /* 2^-127 is a bf16 subnormal */
-      uint32_t m = e << 16 | e;
+      const uint32_t m = exponent_pair(bits);
 #pragma unroll
-      for (int i = 0; i < kPiece / 2; i++) v[i] = mul2(mul2(v[i], 0x7e807e80u /* 2^126 */), m);
+      for (int i = 0; i < kPiece / 2; i++) v[i] = scaled_by<C>(v[i], m);
     }
   }
 };
+
+/* NV, MX: lines of 128 bytes of codes whose scales are 16 bytes. */
+template <mm_cu_code C, mm_cu_scale S>
+constexpr uint32_t kByteSteps = S == MM_CU_NV     ? 1
+                                : C == MM_CU_E4M3 ? 4
+                                                  : 2;
 
 struct weight_row {
   uint32_t matrix, row;
@@ -158,6 +174,7 @@ cudaError_t for_scheme(const mm_cu_weight &w, const F &f) {
     case MM_CU_E4M3:
       if (w.scale_kind == MM_CU_COARSE) return f.template run<MM_CU_E4M3, MM_CU_COARSE>();
       if (w.scale_kind == MM_CU_FINE) return f.template run<MM_CU_E4M3, MM_CU_FINE>();
+      if (w.scale_kind == MM_CU_MX) return f.template run<MM_CU_E4M3, MM_CU_MX>();
       break;
     case MM_CU_INT4:
       if (w.scale_kind == MM_CU_COARSE) return f.template run<MM_CU_INT4, MM_CU_COARSE>();

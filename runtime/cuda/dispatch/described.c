@@ -2,6 +2,7 @@
 #include "runtime/cuda/dispatch/described.h"
 
 #include "formats/system/base.h"
+#include "loader/stream/landing.h"
 
 static bool unsupported(const mm_packed *w, const char *name, mm_err *err) {
   return mm_fail(err, MM_UNSUPPORTED, "E_SCHEME", mm_at(NULL, name),
@@ -76,7 +77,7 @@ bool mm_cu_describe(const mm_packed *w, const char *name, mm_cu_weight *out, mm_
   out->pitch = mm_round_up((uint64_t)w->k * bits / 8, 16);
   if (w->scheme->plane_count == 1) return true;
   if (!cell_log2(w->cell[1].n, &out->cell_n_log2) || !cell_log2(w->cell[1].k, &out->cell_k_log2)) return unsupported(w, name, err);
-  if (out->code == MM_CU_E2M1) {
+  if (out->code == MM_CU_E2M1 || mm_has_exponents(w)) {
     const bool nv = w->scheme->plane_count == 3;
     if (w->cell[1].n != 1 || w->cell[1].k != (nv ? 16 : 32) || (nv && (w->cell[2].n || w->cell[2].k))) return unsupported(w, name, err);
     out->scale_kind = nv ? MM_CU_NV : MM_CU_MX;

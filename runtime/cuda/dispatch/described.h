@@ -20,7 +20,7 @@ typedef enum mm_cu_scale {
   MM_CU_COARSE, /* f32, k cell a multiple of the piece of a warp (64 for E4M3, 128 for INT4), or the whole row */
   MM_CU_FINE,   /* f32, k cell a multiple of 8 */
   MM_CU_NV,     /* e4m3, one per 16 of a row; scale_pitch a multiple of 16, and scale 16-byte aligned */
-  MM_CU_MX      /* e8m0, one per 32 of a row; likewise */
+  MM_CU_MX      /* e8m0 of E2M1 or E4M3, one per 32 of a row; likewise */
 } mm_cu_scale;
 
 /* How the inputs of a product are rounded before it (quant/activation.c): MM_ACT_KEPT, not at all. */

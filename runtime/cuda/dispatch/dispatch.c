@@ -30,7 +30,9 @@ static bool one_rounds(const mm_cu_weight *w) {
   const mm_act_quant kind = w->rounding.kind;
   switch (w->code) {
     case MM_CU_BF16: return false;
-    case MM_CU_E4M3: return mm_act_formats[kind].code == MM_CODE_E4M3;
+    case MM_CU_E4M3:
+      if (w->scale_kind == MM_CU_MX) return kind == MM_ACT_MXFP8 || kind == MM_ACT_FP8_GROUP;
+      return mm_act_formats[kind].code == MM_CODE_E4M3;
     case MM_CU_INT4: return mm_act_formats[kind].code == MM_CODE_E4M3 || mm_act_formats[kind].code == MM_CODE_INT8;
     case MM_CU_E2M1: return kind == (w->scale_kind == MM_CU_NV ? MM_ACT_NVFP4 : MM_ACT_MXFP4) || kind == MM_ACT_FP8_GROUP;
   }
@@ -153,7 +155,7 @@ static const struct kernel_row *row_of(mm_cu_kernel kernel) {
 static bool has_kernels(const mm_cu_weight *w) {
   switch (w->code) {
     case MM_CU_BF16: return w->scale_kind == MM_CU_PLAIN;
-    case MM_CU_E4M3:
+    case MM_CU_E4M3: return w->scale_kind == MM_CU_COARSE || w->scale_kind == MM_CU_FINE || w->scale_kind == MM_CU_MX;
     case MM_CU_INT4: return w->scale_kind == MM_CU_COARSE || w->scale_kind == MM_CU_FINE;
     case MM_CU_E2M1: return w->scale_kind == MM_CU_NV || w->scale_kind == MM_CU_MX;
   }

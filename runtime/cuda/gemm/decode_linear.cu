@@ -56,6 +56,7 @@ struct one_job {
   __device__ uint32_t segments() const { return 1; }
   __device__ uint32_t gap() const { return 1; }
   __device__ uint32_t behind() const { return 2; }
+  __device__ gemv_source source(uint32_t) const { return gemv_source(w); }
   __device__ four_place at(uint32_t four, uint32_t) const { return {0, 4 * four, w.n - 4 * four}; }
   __device__ const bf16 *x(uint32_t) const { return a.x + (size_t)(a.rows ? a.rows[0] : 0) * w.k; }
   __device__ float times(uint32_t) const { return 1; }
@@ -66,10 +67,12 @@ struct one_job {
 #pragma unroll
     for (uint32_t i = 0; i < kFour; i++) {
       if (4 * four + i >= w.n) break;
+      const float v = sum[i] * global;
       if (a.y32) {
-        a.y32[4 * four + i] = sum[i] * global;
+        a.y32[4 * four + i] = v;
       } else {
-        a.y[4 * four + i] = __float2bfloat16_rn(sum[i] * global);
+        bf16 &y = a.y[4 * four + i];
+        y = __float2bfloat16_rn(a.add ? __bfloat162float(y) + v : v);
       }
     }
   }

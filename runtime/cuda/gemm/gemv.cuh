@@ -15,6 +15,7 @@
  * A job says what the rows are:
  *   fours(), segments()         a row's k axis is so many segments of w.k
  *   at(four, segment)           where the rows lie for that segment
+ *   source(four)                of which weight they are
  *   gap(), behind()           rows from a four's first to its second; from these two to the others
  *   x(segment), times(segment)  the activations, and what their products are multiplied by
  *   rounds()                    activations are rounded to E4M3 in groups of 128
@@ -35,6 +36,11 @@ constexpr int kGemvRegisters = 80; /* of a thread: what is left is room for the 
 struct four_place {
   uint32_t matrix, first, rows; /* how many of the four there are */
 };
+struct gemv_source {
+  const uint8_t *data;
+  const void *scale;
+  __device__ __forceinline__ explicit gemv_source(const mm_cu_weight &w) : data(w.data), scale(w.scale) {}
+};
 
 template <mm_cu_code C, mm_cu_scale S>
 struct gemv_kind {
@@ -47,11 +53,15 @@ struct gemv_kind {
   static constexpr bool kOffset = C == MM_CU_INT4 && kHalf;
   static constexpr uint32_t kBack = kOffset ? 2 : 1; /* floats of a chunk */
   /* Bytes of a row's scales in an item: f32 of its eight chunks, or those of its codes. */
-  static constexpr uint32_t kScales = S == MM_CU_COARSE ? 32 : S == MM_CU_NV ? 64 : S == MM_CU_MX ? 32 : 0;
+  static constexpr uint32_t kScales = S == MM_CU_COARSE ? 32 : S == MM_CU_NV ? 64 : S == MM_CU_MX ? kLane : 0;
   static constexpr uint32_t kCodes = kFour * 512, kItem = kCodes + kFour * kScales;
   static constexpr uint32_t kDepth = C == MM_CU_E4M3 ? 4 : 3; /* items of a warp's ring; more make 4-bit codes slower */
   /* Power of two that the f16 of the codes lack (codec::halves); the factor of an NV weight holds 2^8 of it already. */
   static constexpr float kFactor = kOffset ? 0x1p24f : C != MM_CU_E2M1 || S == MM_CU_MX ? 1.0f : 0x1p6f;
+  /* E4M3 under MX: a chunk of 64 columns has two scales, so the lanes of a quad share 32 columns, eight each, and then the other 32. */
+  static constexpr bool kByScale = C == MM_CU_E4M3 && S == MM_CU_MX;
+  /* The half that a quad takes first: two quads' first halves lie in banks that the next two quads' do not. */
+  static __device__ __forceinline__ uint32_t first_half(uint32_t quad) { return quad / 2 % 2; }
 };
 
 /* Places in shared memory, and how many fours a warp touches at most. */
@@ -114,14 +124,16 @@ struct gemv_place {
 template <mm_cu_code C, mm_cu_scale S, class Job>
 struct gemv_fetch {
   using kind = gemv_kind<C, S>;
-  static constexpr uint32_t kQuad = kind::kScales / 8; /* bytes of scales of four lanes and a row; a lane brings those of one row */
+  /* A lane brings kCopy bytes of scales, of kCopied lanes and one row; kCopies lanes bring a row's. */
+  static constexpr uint32_t kCopy = kind::kScales == 64 ? 8 : 4, kCopies = kind::kScales ? kind::kScales / kCopy : 1,
+                            kCopied = 32 / kCopies;
   const mm_cu_weight &w;
   const Job &job;
   const gemv_plan &p;
   const uint32_t each, gap, behind; /* items of a four; bytes */
   const uint32_t most;              /* lanes that have codes of a segment */
   uint32_t left, four, item, rows = 0;
-  uint32_t lane, quad = 0;                         /* in the segment: those of the lane's codes, and of its scales */
+  uint32_t lane, copied = 0;                       /* in the segment: of the lane's codes; of its scales, in kCopied lanes */
   const uint8_t *from = nullptr, *scale = nullptr; /* the lane's part of the first row; of the scales, its segment's row */
 
   __device__ __forceinline__ gemv_fetch(const mm_cu_weight &weight, const Job &j, const gemv_plan &plan, uint32_t count, uint32_t first,
@@ -143,13 +155,14 @@ struct gemv_fetch {
     const gemv_place at(p, item * 32 + own);
     const four_place to = job.at(four, min(at.segment, last));
     rows = to.rows, lane = at.segment > last ? p.lanes : at.lane;
-    from = w.data + ((size_t)to.matrix * w.n + to.first) * w.pitch + at.lane * 16;
+    const gemv_source source = job.source(four);
+    from = source.data + ((size_t)to.matrix * w.n + to.first) * w.pitch + at.lane * 16;
     if constexpr (kind::kScales > 0) {
-      const gemv_place part(p, item * 32 + own % 8 * 4);
+      const gemv_place part(p, item * 32 + own % kCopies * kCopied);
       const four_place of = job.at(four, min(part.segment, last));
-      const uint32_t r = min(own / 8, of.rows - 1), n = of.first + r % 2 * job.gap() + r / 2 * job.behind();
-      const uint8_t *base = static_cast<const uint8_t *>(w.scale);
-      quad = part.lane / 4;
+      const uint32_t r = min(own / kCopies, of.rows - 1), n = of.first + r % 2 * job.gap() + r / 2 * job.behind();
+      const uint8_t *base = static_cast<const uint8_t *>(source.scale);
+      copied = part.lane / kCopied;
       if (S == MM_CU_COARSE) {
         scale = base + ((size_t)of.matrix * w.scale_rows + (n >> w.cell_n_log2)) * w.scale_pitch * 4;
       } else {
@@ -160,7 +173,7 @@ struct gemv_fetch {
   /* The lane's part to `to` of an item's place. */
   __device__ __forceinline__ void operator()(uint32_t to, uint32_t own) {
     if (left) {
-      if (lane >= p.lanes || quad * 4 >= p.lanes) find();
+      if (lane >= p.lanes || (kind::kScales > 0 && copied * kCopied >= p.lanes)) find();
       const bool some = lane < most;
       const uint8_t *second = from + behind;
       copy16_line(to + own * 16, from, some);
@@ -169,12 +182,13 @@ struct gemv_fetch {
       copy16_line(to + own * 16 + 1536, second + gap, some && rows > 3);
       if constexpr (S == MM_CU_COARSE) {
         constexpr uint32_t kColumns = C == MM_CU_INT4 ? 7 : 6; /* log2 of a quad's, which a cell is a multiple of */
-        const uint32_t cell = quad >> (w.cell_k_log2 - kColumns);
+        const uint32_t cell = copied >> (w.cell_k_log2 - kColumns);
         copy4_to(to + kind::kCodes + own * 4, scale + min(cell, w.scale_pitch - 1) * 4);
       } else if constexpr (kind::kScales > 0) {
-        copy_few_to<kQuad>(to + kind::kCodes + own * kQuad, scale + quad * kQuad, quad * kQuad < w.scale_pitch);
+        if (kFour * kCopies == 32 || own < kFour * kCopies)
+          copy_few_to<kCopy>(to + kind::kCodes + own * kCopy, scale + copied * kCopy, copied * kCopy < w.scale_pitch);
       }
-      left--, from += 512, lane += 32, quad += 8;
+      left--, from += 512, lane += 32, copied += kCopies;
       if (++item == each) item = 0, four += gridDim.x, lane = p.lanes;
     }
     copy_commit();
@@ -186,12 +200,15 @@ struct gemv_fetch {
 extern __shared__ __align__(16) uint8_t gemv_shared[];
 
 /* Activations come as pieces of eight columns, are stored to shared memory as they are and converted there, so that little code, which each
- * layer fetches again, does it. Piece q of a lane of item c lies at x[(c · kX + q) · 32 + lane]. */
+ * layer fetches again, does it. Piece q of a lane of item c lies at x[(c · kX + q) · 32 + lane]; kByScale: its piece of the half that
+ * it takes first, then of the other one. */
 template <mm_cu_code C, mm_cu_scale S>
 __device__ __forceinline__ uint4 *gemv_piece(const gemv_plan &p, uint32_t i) {
   using kind = gemv_kind<C, S>;
   const uint32_t in = i % (32 * kind::kX);
-  return reinterpret_cast<uint4 *>(gemv_shared + p.x) + (i - in) + in % kind::kX * 32 + in / kind::kX;
+  uint4 *const item = reinterpret_cast<uint4 *>(gemv_shared + p.x) + (i - in);
+  if (kind::kByScale) return item + (in / 4 % 2 ^ kind::first_half(in / 8)) * 32 + in / 8 * 4 + in % 4;
+  return item + in % kind::kX * 32 + in / kind::kX;
 }
 
 /* Pieces of a segment, whole units of 16, and of all items. */
@@ -210,7 +227,7 @@ template <mm_cu_code C, mm_cu_scale S, class Job>
 __device__ __forceinline__ void gemv_round(const gemv_plan &p, const Job &job, uint32_t first) {
   rounder how = p.how;
   if (S == MM_CU_NV) how.format = {MM_CODE_E2M1, 16, MM_F8_E4M3, true};
-  if (S == MM_CU_MX) how.format = {MM_CODE_E2M1, 32, MM_F8_E8M0, false};
+  if (S == MM_CU_MX) how.format = {C == MM_CU_E2M1 ? MM_CODE_E2M1 : MM_CODE_E4M3, 32, MM_F8_E8M0, false};
   const uint32_t each = gemv_pieces<C, S>(p), total = gemv_all_pieces<C, S>(p, job), step = blockDim.x - first;
   uint32_t *const most = reinterpret_cast<uint32_t *>(gemv_shared + p.sums); /* of 16 pieces each, before there are sums */
   if (how.asks_row()) {
@@ -336,7 +353,9 @@ __device__ __forceinline__ void gemv_fill(const mm_cu_weight &w, const gemv_plan
 
 /* ---- products ---- */
 
-/* MX: what brings the codes' f16 of a lane to the largest scale of its quad, twice in f16, and that scale. */
+__device__ __forceinline__ float exponent_value(uint32_t e) { return __uint_as_float(e == 0 ? 0x00400000u : e << 23); }
+
+/* MX of E2M1: what brings the codes' f16 of a lane to the largest scale of its quad, twice in f16, and that scale. */
 struct quad_power {
   uint32_t half;
   float most;
@@ -346,7 +365,7 @@ struct quad_power {
     const int field = 29 + (int)e - (int)top; /* of 2^14 and less */
     const uint32_t h = field > 0 ? (uint32_t)field << 10 : field > -10 ? 0x200u >> -field : 0;
     half = h << 16 | h;
-    most = __uint_as_float(top == 0 ? 0x00400000u : top << 23);
+    most = exponent_value(top);
   }
 };
 
@@ -368,16 +387,31 @@ __device__ __forceinline__ void gemv_add(float (&acc)[kFour], const uint8_t *ite
   }
 #pragma unroll
   for (int h = 0; h < 2; h++) {
-    const uint4 code[2] = {reinterpret_cast<const uint4 *>(item)[h * 64 + lane], reinterpret_cast<const uint4 *>(item)[h * 64 + 32 + lane]};
-    const uint32_t word[2][4] = {{code[0].x, code[0].y, code[0].z, code[0].w}, {code[1].x, code[1].y, code[1].z, code[1].w}};
-    float d[2][4] = {}, f[2] = {inverse, inverse};
+    uint32_t word[2][4];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const uint8_t *const codes = item + (h * 2 + r) * 512;
+      if constexpr (kind::kByScale) {
+        const uint8_t *const own = codes + lane / 4 * 64 + lane % 4 * 8;
+        const uint2 front = *reinterpret_cast<const uint2 *>(own + kind::first_half(lane / 4) * 32),
+                    back = *reinterpret_cast<const uint2 *>(own + (kind::first_half(lane / 4) ^ 1) * 32);
+        word[r][0] = front.x, word[r][1] = front.y, word[r][2] = back.x, word[r][3] = back.y;
+      } else {
+        const uint4 code = reinterpret_cast<const uint4 *>(codes)[lane];
+        word[r][0] = code.x, word[r][1] = code.y, word[r][2] = code.z, word[r][3] = code.w;
+      }
+    }
+    float d[2][4] = {}, f[2] = {inverse, inverse}, power[2][2]; /* d: of the words in turn; kByScale: of the two halves */
     uint32_t times[2][2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       const uint32_t row = h * 2 + r;
       if constexpr (S == MM_CU_NV)
         codec<MM_CU_E4M3>::halves(times[r], __byte_perm(reinterpret_cast<const uint16_t *>(scale)[row * 32 + lane], 0, 0x1100));
-      if constexpr (S == MM_CU_MX) {
+      if constexpr (kind::kByScale) {
+        const uint32_t two = reinterpret_cast<const uint16_t *>(scale)[row * 8 + lane / 4], swap = kind::first_half(lane / 4) * 8;
+        power[r][0] = exponent_value(two >> swap & 0xff), power[r][1] = exponent_value(two >> (8 - swap) & 0xff);
+      } else if constexpr (S == MM_CU_MX) {
         const quad_power e(scale[row * 32 + lane]);
         times[r][0] = times[r][1] = e.half, f[r] *= e.most;
       }
@@ -398,7 +432,7 @@ __device__ __forceinline__ void gemv_add(float (&acc)[kFour], const uint8_t *ite
           } else {
             codec<C>::halves(v[r], word[r][i]);
           }
-          if constexpr (S == MM_CU_NV || S == MM_CU_MX) {
+          if constexpr (S == MM_CU_NV || (S == MM_CU_MX && !kind::kByScale)) {
 #pragma unroll
             for (int j = 0; j < kWord; j++) v[r][j] = mul_half2(v[r][j], times[r][i / 2]);
           } else if constexpr (S == MM_CU_FINE) {
@@ -417,7 +451,7 @@ __device__ __forceinline__ void gemv_add(float (&acc)[kFour], const uint8_t *ite
         for (int j = 0; j < kWord; j += 2) {
           const uint32_t a[4] = {v[0][j], v[1][j], v[0][j + 1], v[1][j + 1]};
           if constexpr (kind::kHalf) {
-            mma_half(d[i % 2], a, b[i * kWord + j], b[i * kWord + j + 1]);
+            mma_half(d[kind::kByScale ? i / 2 : i % 2], a, b[i * kWord + j], b[i * kWord + j + 1]);
           } else {
             mma(d[i % 2], a, b[i * kWord + j], b[i * kWord + j + 1]);
           }
@@ -427,7 +461,9 @@ __device__ __forceinline__ void gemv_add(float (&acc)[kFour], const uint8_t *ite
     const bool odd = threadIdx.x & 4; /* g % 2: the column within the lane's two */
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      const float sum = odd ? d[0][2 * r + 1] + d[1][2 * r + 1] : d[0][2 * r] + d[1][2 * r];
+      float part[2] = {odd ? d[0][2 * r + 1] : d[0][2 * r], odd ? d[1][2 * r + 1] : d[1][2 * r]};
+      if (kind::kByScale) part[0] *= power[r][0], part[1] *= power[r][1];
+      const float sum = part[0] + part[1];
       acc[h * 2 + r] += (kind::kOffset ? sum - offset : sum) * (kind::kHalf ? f[r] : 1.0f);
     }
   }

@@ -79,6 +79,31 @@ cudaError_t mm_cu_rounded::linear(const mm_cu_weight &w, const mm_cu_linear &a, 
   }
 }
 
+bool mm_cu_rounded::is_one(const mm_cu_weight &w, uint32_t tokens) const {
+  const mm_cu_task q = {&w, nullptr, tokens, 0, decode};
+  return tokens == 1 && mm_cu_choose_product(&device, &q).kernel == MM_CU_ONE;
+}
+
+cudaError_t mm_cu_rounded::linear_two(const mm_cu_two &a, uint32_t tokens, cudaStream_t s) {
+  if (!is_one(a.w[0], tokens) || !mm_cu_are_alike(a.w[0], a.w[1])) {
+    const cudaError_t e = linear(a.w[0], {a.x, nullptr, a.y[0], nullptr, tokens}, s);
+    return e != cudaSuccess ? e : linear(a.w[1], {a.x, nullptr, a.y[1], nullptr, tokens}, s);
+  }
+  wrote(a.y[0]), wrote(a.y[1]), push = {}, pushed = false;
+  const mm_cu_task q = {&a.w[0], nullptr, tokens, 0, decode};
+  mm_cu_two given = a;
+  const cudaError_t e = prepare(mm_cu_choose_product(&device, &q), &given.x, nullptr, tokens, a.w[0], s);
+  return e != cudaSuccess ? e : mm_cu_one_two(given, s);
+}
+
+cudaError_t mm_cu_rounded::gated(const mm_cu_weight &w, const mm_cu_gated_row &a, cudaStream_t s) {
+  wrote(a.middle);
+  const mm_cu_task q = {&w, nullptr, 1, 0, decode};
+  mm_cu_gated_row given = a;
+  const cudaError_t e = prepare(mm_cu_choose_product(&device, &q), &given.x, nullptr, 1, w, s);
+  return e != cudaSuccess ? e : mm_cu_one_gated(w, given, s);
+}
+
 cudaError_t mm_cu_rounded::experts(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
                                    cudaStream_t s) {
   const mm_cu_push to = push;

@@ -30,6 +30,12 @@ struct mm_cu_rounded {
 
   /* y = x·Wᵀ for any T. */
   cudaError_t linear(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s);
+  /* The same with two weights of one x[tokens, k], in one launch for a single row of weights that are alike. */
+  cudaError_t linear_two(const mm_cu_two &a, uint32_t tokens, cudaStream_t s);
+  /* A step of so many rows takes the kernel of a single one for w. */
+  bool is_one(const mm_cu_weight &w, uint32_t tokens) const;
+  /* a.middle of a step for which is_one(w) holds. */
+  cudaError_t gated(const mm_cu_weight &w, const mm_cu_gated_row &a, cudaStream_t s);
   /* r's lists are those of the step. a.middle and a.pair_out have room for each kernel that the step may take, and for max_tokens. */
   cudaError_t experts(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a, cudaStream_t s);
   /* a.middle[T · top_k, I], in the order of sorted pairs and not rounded, of a step of T > 1; a.pair_out is written too. */

@@ -95,7 +95,7 @@ __device__ constexpr uint32_t slot_steps(uint32_t rows) { return rows <= 64 ? 4 
 __device__ __forceinline__ uint32_t steps_of(uint32_t k) { return (k + kPart * 4 - 1) / (kPart * 4) * 4; }
 
 /* The scales of 64 columns of a thread's two rows. COARSE stands for every f32 grid whose cells have 64 columns at least. */
-template <mm_cu_scale S>
+template <mm_cu_code C, mm_cu_scale S>
 struct many_scales {
   uint32_t bits[2];
 
@@ -128,9 +128,9 @@ struct many_scales {
 #pragma unroll
       for (int i = 0; i < R; i++) v[i] = mul2(v[i], m);
     } else {
-      const uint32_t byte = bits[h] >> (8 * q) & 0xff, e = byte == 0 ? 0x40 : byte << 7, m = e << 16 | e;
+      const uint32_t m = exponent_pair(bits[h] >> (q * codec<C>::kPiece / 32 * 8) & 0xff);
 #pragma unroll
-      for (int i = 0; i < R; i++) v[i] = mul2(mul2(v[i], 0x7e807e80u /* 2^126 */), m);
+      for (int i = 0; i < R; i++) v[i] = scaled_by<C>(v[i], m);
     }
   }
 };
@@ -140,7 +140,7 @@ template <mm_cu_code C, mm_cu_scale S>
 struct many_rows {
   uint32_t line, turn; /* of the row whose address it gives to ldmatrix: byte within both boxes, and row % 8 */
   const uint8_t *scale[2];
-  many_scales<S> scales[kStepsOf<C>];
+  many_scales<C, S> scales[kStepsOf<C>];
 
   /* row, row + gap: its rows of the matrix. */
   __device__ __forceinline__ void begin(const mm_cu_weight &w, uint32_t matrix, uint32_t row, uint32_t gap) {

@@ -137,7 +137,7 @@ struct few_operands {
   const float2 *back;   /* [group][N] */
 };
 
-/* out[64, N] += a stage, in wgmma's layout. step: the line's number (MX: two lines share 16 scales). done(): the stage is read. */
+/* out[64, N] += a stage, in wgmma's layout. step: the line's number (kByteSteps lines share 16 scales). done(): the stage is read. */
 template <mm_cu_code C, mm_cu_scale S, uint32_t N, class Done>
 __device__ __forceinline__ void multiply_box(float (&out)[N / 2], const few_operands &from, uint32_t step, const Done &done) {
   using kind = few_kind<C, S>;
@@ -153,7 +153,11 @@ __device__ __forceinline__ void multiply_box(float (&out)[N / 2], const few_oper
     done();
   } else {
     constexpr uint32_t kSums = kind::kColumns / kind::kSum, kEach = 8 / kSums, kRegs = kind::kPiece / 8; /* kEach: pieces of a sum */
-    constexpr uint32_t kAtOnce = kSums == 2 ? (N == 64 ? 1 : 2) : N == 8 ? 8 : N == 16 ? 4 : 2; /* sums under way: what registers allow */
+    constexpr uint32_t kAtOnce = kSums == 2 ? (N == 64 ? 1 : 2)
+                                 : N == 8   ? kSums
+                                 : N == 16  ? 4
+                                            : 2; /* sums under way: what registers allow */
+    static_assert(kAtOnce <= kSums);
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32, row = warp * 16 + lane / 4;
     const uint32_t codes = from.codes + (warp * 16 + lane % 16) * kLine;
     float part[kAtOnce][N / 2];
@@ -165,7 +169,7 @@ __device__ __forceinline__ void multiply_box(float (&out)[N / 2], const few_oper
       for (uint32_t h = 0; h < 2; h++) {
         if (S == MM_CU_COARSE) f[h] *= reinterpret_cast<const float *>(from.scale)[s * 2 / kSums * kBox + row + h * 8];
         if (S == MM_CU_MX) {
-          const uint32_t e = from.scale[(row + 8 * h) * 16 + step % 2 * 8 + s];
+          const uint32_t e = from.scale[(row + 8 * h) * 16 + step % kByteSteps<C, S> * kSums + s];
           f[h] *= __uint_as_float(e == 0 ? 0x00400000u : e << 23);
         }
       }

@@ -34,7 +34,7 @@ struct kept_rows {
       }
       barrier_arrive_copied(full);
     }
-    if (kind::kBytes && lane == 0) tensor_copy(b.shared + to, &maps.other, S == MM_CU_NV ? line * 16 : line / 2 * 16, tile * kBox, full);
+    if (kind::kBytes && lane == 0) tensor_copy(b.shared + to, &maps.other, line / kByteSteps<C, S> * 16, tile * kBox, full);
   }
 
   static __device__ __forceinline__ void copy_rows(const cluster_block &, const cluster_maps &) {}

@@ -147,8 +147,7 @@ struct stream_ring {
       copy4_to(at + i * 128, cell[0] + line[i]), copy4_to(at + i * 128 + rows * 4, cell[1] + line[i]);
     }
   }
-  /* Byte of the stage in a row of byte scales. */
-  __device__ __forceinline__ uint32_t scale_at() const { return S == MM_CU_NV ? ahead.step * 16 : ahead.step / 2 * 16; }
+  __device__ __forceinline__ uint32_t scale_at() const { return ahead.step / kByteSteps<C, S> * 16; } /* in a row of byte scales */
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   /* racecheck says that this writes what ldmatrix reads and cp.async writes elsewhere. The addresses it names lie in the rings of codes and
@@ -340,9 +339,8 @@ struct one_token {
 
 /* ---- scales ---- */
 
-/* The byte scales of rows g and g+8 of a tile, or of row g twice (`second` rows on: 8 or 0): 16 bytes a row, of one stage (NV) or two
- * (MX). */
-template <mm_cu_scale S>
+/* The byte scales of rows g and g+8 of a tile, or of row g twice (`second` rows on: 8 or 0): 16 bytes a row, of kByteSteps stages. */
+template <mm_cu_code C, mm_cu_scale S>
 struct tile_bytes {
   uint32_t word[2][4];
   __device__ __forceinline__ tile_bytes(uint32_t shared, uint32_t second, uint32_t step) {
@@ -354,7 +352,9 @@ struct tile_bytes {
                      : "=r"(word[h][0]), "=r"(word[h][1]), "=r"(word[h][2]), "=r"(word[h][3])
                      : "r"(at)
                      : "memory");
-      } else {
+      } else if (S == MM_CU_MX && C == MM_CU_E4M3) {
+        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word[h][0]) : "r"(at + step % 4 * 4) : "memory");
+      } else if (S == MM_CU_MX) {
         asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(word[h][0]), "=r"(word[h][1]) : "r"(at + step % 2 * 8) : "memory");
       }
     }
@@ -366,9 +366,9 @@ struct tile_bytes {
     codec<MM_CU_E4M3>::halves(twice, __byte_perm(word[h][c / 2], 0, byte));
     return twice[0];
   }
-  /* MX: of piece c. */
-  __device__ __forceinline__ float power(int h, int c) const {
-    const uint32_t e = word[h][c / 4] >> (c % 4 * 8) & 0xff;
+  /* MX: of the stage's 32 columns number i. */
+  __device__ __forceinline__ float power(int h, int i) const {
+    const uint32_t e = word[h][i / 4] >> (i % 4 * 8) & 0xff;
     return __uint_as_float(e == 0 ? 0x00400000u : e << 23);
   }
 };
@@ -406,7 +406,7 @@ __device__ __forceinline__ void stream_tile(tile_sum<kHalves> &acc, uint32_t cod
   tile_sum<kHalves> part[kChains];
 #pragma unroll
   for (auto &chain : part) chain.zero();
-  const tile_bytes<S> bytes(scales + i * 256, second, at.step);
+  const tile_bytes<C, S> bytes(scales + i * 256, second, at.step);
 #pragma unroll
   for (int p = 0; p < 4; p++) {
     const int chain = p * kChains / 4;
@@ -416,6 +416,7 @@ __device__ __forceinline__ void stream_tile(tile_sum<kHalves> &acc, uint32_t cod
 #pragma unroll
       for (int n = 0; n < kHalves; n++) mma(part[chain].v[n], r, x.q[n][2 * p][0], x.q[n][2 * p + 1][0]);
     } else {
+      tile_sum<kHalves> block; /* MX: of 32 columns, a piece of E2M1 or two of E4M3 */
 #pragma unroll
       for (int b = 0; b < 2; b++) {
         const int c = 2 * p + b;
@@ -438,9 +439,8 @@ __device__ __forceinline__ void stream_tile(tile_sum<kHalves> &acc, uint32_t cod
             }
           }
         }
-        tile_sum<kHalves> piece;
-        if (S == MM_CU_MX) piece.zero();
-        tile_sum<kHalves> &to = S == MM_CU_MX ? piece : part[chain];
+        if (S == MM_CU_MX && (b == 0 || kind::kPiece == 32)) block.zero();
+        tile_sum<kHalves> &to = S == MM_CU_MX ? block : part[chain];
 #pragma unroll
         for (int j = 0; j < kind::kRegs; j += 2) {
           const uint32_t a[4] = {v[0][j], v[1][j], v[0][j + 1], v[1][j + 1]};
@@ -453,12 +453,13 @@ __device__ __forceinline__ void stream_tile(tile_sum<kHalves> &acc, uint32_t cod
             }
           }
         }
-        if constexpr (S == MM_CU_MX) {
-          const float s[2] = {bytes.power(0, c), bytes.power(1, c)};
+        if (S == MM_CU_MX && (b == 1 || kind::kPiece == 32)) {
+          const int i = c * kind::kPiece / 32;
+          const float s[2] = {bytes.power(0, i), bytes.power(1, i)};
 #pragma unroll
           for (int n = 0; n < kHalves; n++) {
 #pragma unroll
-            for (int j = 0; j < 4; j++) part[chain].v[n][j] += piece.v[n][j] * s[j / 2];
+            for (int j = 0; j < 4; j++) part[chain].v[n][j] += block.v[n][j] * s[j / 2];
           }
         }
       }

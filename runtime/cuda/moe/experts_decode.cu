@@ -179,6 +179,7 @@ struct one_up {
   __device__ uint32_t segments() const { return 1; }
   __device__ uint32_t gap() const { return inter; }
   __device__ uint32_t behind() const { return 1; }
+  __device__ gemv_source source(uint32_t) const { return gemv_source(w); }
   __device__ four_place at(uint32_t four, uint32_t) const {
     const uint32_t slot = four / each(), column = (four - slot * each()) * 2;
     return {slots.expert[slot], column, 2 * (inter - column)};
@@ -209,6 +210,7 @@ struct one_down {
   __device__ uint32_t segments() const { return used; }
   __device__ uint32_t gap() const { return 1; }
   __device__ uint32_t behind() const { return 2; }
+  __device__ gemv_source source(uint32_t) const { return gemv_source(w); }
   __device__ four_place at(uint32_t four, uint32_t slot) const { return {slots.expert[slot], 4 * four, w.n - 4 * four}; }
   __device__ const bf16 *x(uint32_t slot) const { return a.middle + (size_t)slot * MM_CU_DECODE_ROWS * w.k; }
   __device__ bool rounds() const { return w.rounding.kind == MM_ACT_FP8_GROUP; }

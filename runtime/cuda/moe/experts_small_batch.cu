@@ -160,7 +160,7 @@ __device__ __forceinline__ void fetch_weights(few_shared<C, S, P> &sh, const few
     for (uint32_t box = 0; box < 2; box++) {
       const uint32_t n = unit.expert * w.n + first + box * job.gap;
       tensor_copy_once(shared_address(to.code[box]), codes, step * kLine, n, full);
-      if (S != MM_CU_COARSE) tensor_copy(shared_address(to.scale[box]), scales, S == MM_CU_NV ? step * 16 : step / 2 * 16, n, full);
+      if (S != MM_CU_COARSE) tensor_copy(shared_address(to.scale[box]), scales, step / kByteSteps<C, S> * 16, n, full);
     }
   });
 }

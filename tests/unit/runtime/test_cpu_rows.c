@@ -104,7 +104,7 @@ static bool check_one(const mm_scheme *s, uint32_t k, uint32_t finer, way with) 
   sample a = make(s, k, finer);
   mm_cpu_view v;
   const bool known = mm_cpu_view_of(&v, &a.w, 1);
-  if (with == AS_PAIRS && !mm_cpu_paired(v.kind)) with = AS_F32;
+  if (with == AS_PAIRS && (v.kind == MM_KIND_F32 || v.kind == MM_KIND_F16)) with = AS_F32;
   if (with == SCALED && v.kind != MM_KIND_E4M3) with = AS_F32;
   if (with == SCALED) v.kind = MM_KIND_E4M3_GROUPS;
   v.pairs = with != AS_F32;
@@ -299,7 +299,7 @@ static bool check_limbs_of(const mm_scheme *s, uint32_t k, uint32_t finer, int w
     mm_cpu_limbs_of((mm_cpu_span *)(void *)a.ready[t], a.x[t], k, kind);
   }
   for (size_t j = 0; what == 2 && j < LEAD * mm_plane_elements(ROWS, k, a.w.cell[0]); j++)
-    a.plane[0][j] = mm_cpu_of_e2m1(kind) ? 0xff : 0x88;
+    a.plane[0][j] = mm_cpu_kinds[kind].e2m1 ? 0xff : 0x88;
   const float *const *x = (const float *const *)a.ready;
   for (mm_cpu level = MM_CPU_PLAIN; kind != MM_KINDS && level <= MM_CPU_BEST; level++) {
     mm_cpu_limit(level);

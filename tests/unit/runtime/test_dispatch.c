@@ -15,7 +15,7 @@ static uint32_t chosen[MM_CU_KERNELS];
 /* gemv.cuh: rings of sixteen warps, a token's activations, and the sums of four fours a warp. */
 static bool one_fits(const mm_cu_weight *w, uint64_t segments) {
   const uint64_t piece = w->code == MM_CU_BF16 ? 8 : w->code == MM_CU_E4M3 ? 16 : 32, depth = w->code == MM_CU_E4M3 ? 4 : 3;
-  const uint64_t scales = w->scale_kind == MM_CU_NV ? 64 : w->scale_kind == MM_CU_COARSE || w->scale_kind == MM_CU_MX ? 32 : 0;
+  const uint64_t scales = w->scale_kind == MM_CU_NV ? 64 : w->scale_kind == MM_CU_COARSE ? 32 : w->scale_kind == MM_CU_MX ? piece : 0;
   const uint64_t items = segments * mm_ceil_div(w->pitch, 512), back = w->code == MM_CU_INT4 && w->scale_kind == MM_CU_COARSE ? 2 : 1;
   return 16 * depth * (2048 + 4 * scales) + items * (piece * 64 + 32 * back) + 4 * 16 * 4 * 32 <= 224 * 1024;
 }
@@ -152,7 +152,7 @@ static void test_odd_shapes(void **state) {
       const uint32_t k = ks[at % 11], n = ns[at / 11 % 6], cell = cells[at / 66];
       mm_packed w = {.scheme = s, .lead = 16, .n = n, .k = k};
       for (unsigned j = 0; j < s->plane_count; j++) w.cell[j] = s->plane[j].cell;
-      if (s->plane_count == 2 && s->code != MM_CODE_E2M1) w.cell[1].k = cell;
+      if (s->plane_count == 2 && s->code != MM_CODE_E2M1) w.cell[1].k = cell; /* mxfp8 under 32 has exponents, else f32 */
       mm_packed w2 = w;
       check_one(&w, NULL, 0, true, s->name);
       w.n = 2 * n, w2.n = k, w2.k = n;
@@ -192,7 +192,7 @@ static void test_rounded_inside(void **state) {
       {MM_CU_BF16, MM_CU_PLAIN, {0, 2, 2, 2, 2, 2, 2, 2}}, {MM_CU_E4M3, MM_CU_COARSE, {0, 1, 1, 1, 2, 2, 2, 1}},
       {MM_CU_E4M3, MM_CU_FINE, {0, 1, 1, 1, 2, 2, 2, 1}},  {MM_CU_INT4, MM_CU_COARSE, {0, 1, 1, 1, 1, 2, 2, 1}},
       {MM_CU_INT4, MM_CU_FINE, {0, 1, 1, 1, 1, 2, 2, 1}},  {MM_CU_E2M1, MM_CU_NV, {0, 2, 2, 1, 2, 1, 2, 2}},
-      {MM_CU_E2M1, MM_CU_MX, {0, 2, 2, 1, 2, 2, 1, 2}},
+      {MM_CU_E2M1, MM_CU_MX, {0, 2, 2, 1, 2, 2, 1, 2}},    {MM_CU_E4M3, MM_CU_MX, {0, 2, 2, 1, 2, 2, 2, 1}},
   };
   (void)state;
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
@@ -240,7 +240,9 @@ static void test_written_down(void **state) {
       {"m2", "bf16", true, false, true, true, 64, "small_batch_clusters"},
       {"m2", "bf16", true, false, true, true, 65, "gemm"},
       {"m2", "mxfp8", true, false, true, true, 1, "one"},
-      {"m2", "mxfp8", true, false, true, true, 16, "round_rows, decode_linear"},
+      {"m2", "mxfp8", true, false, true, true, 64, "round_rows, small_batch_clusters"},
+      {"m2", "mxfp8", true, false, true, true, 65, "round_rows, gemm_widened"},
+      {"m2", "mxfp8", false, false, true, true, 16, "round_rows, decode_linear"},
       {"m2", "nvfp4", false, false, true, true, 17, "round_rows, gemm"},
       {"m2", "block_fp8", true, true, true, true, 1, "one_experts_up, one_experts_down"},
       {"m2", "block_fp8", true, true, true, true, 64, "lay_rows, experts_few, lay_rows, experts_few, sum_pairs"},
@@ -254,7 +256,10 @@ static void test_written_down(void **state) {
       {"m2", "nvfp4", true, true, true, true, 1, "one_experts_up, one_experts_down"},
       {"m2", "nvfp4", true, true, true, false, 300,
        "round_rows, find_places, lay_tokens, experts_many, lay_rounded, experts_many, sum_choices"},
-      {"m2", "mxfp8", true, true, true, true, 64, "round_rows, grouped_up, round_rows, grouped_down, sum_pairs"},
+      {"m2", "mxfp8", true, true, true, true, 1, "one_experts_up, one_experts_down"},
+      {"m2", "mxfp8", true, true, true, true, 256, "round_rows, lay_rows, experts_few, round_rows, lay_rows, experts_few, sum_pairs"},
+      {"m2", "mxfp8", true, true, true, false, 64,
+       "round_rows, find_places, lay_tokens, experts_many, lay_rounded, experts_many, sum_choices"},
       {"m1", "block_fp8", true, true, false, true, 1, "experts_up, experts_down"}, /* long rows, inputs as they are */
       {"m1", "block_fp8", true, true, true, true, 3, "round_rows, experts_up, round_slots, experts_down"}, /* six pairs */
       {"m1", "block_fp8", true, true, true, true, 4, "lay_rows, experts_few, lay_rows, experts_few, sum_pairs"},
