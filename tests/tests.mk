@@ -122,6 +122,13 @@ check/interop/serve_langchain.py: $(VENV)-langchain/ready
 $(VENV)-langchain/ready:
 	$(Q)scripts/venv.sh $(VENV)-langchain langchain-openai==1.2.1 langchain-core==1.3.3
 
+# The harness brings 600 MB of packages, so its task is not in make check.
+$(VENV)-lm-eval/ready:
+	$(Q)scripts/venv.sh $(VENV)-lm-eval lm-eval==0.4.13 tenacity aiohttp tqdm requests
+lm-eval: $(PROGRAMS) $(VENV)-lm-eval/ready ## a task of lm-evaluation-harness against minimax-serve, its values those of minimax-eval
+	$(Q)mkdir -p $(BUILD)/lm-eval && rm -rf $(BUILD)/lm-eval/*
+	$(Q)BUILD=$(abspath $(BUILD)) TMPDIR=$(abspath $(BUILD))/lm-eval $(VENV)-lm-eval/bin/python tests/interop/lm_eval_task.py
+
 # Other engines' libraries: 15 GB, so not in make check, which says that their two tests were not run.
 LIBRARIES = $(shell python3 tests/interop/engine_libraries.py $(1))
 $(VENV)-engines/ready:

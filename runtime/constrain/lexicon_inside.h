@@ -46,9 +46,9 @@ struct mm_lexicon {
   int32_t mark;                  /* M3's mark, likewise */
   mm_trie all;
   mm_trie tails;        /* of words that end a string of JSON: what stands behind its quote; the characters are those before */
-  mm_trie tagged;       /* words with "<", and M3's mark */
+  mm_trie tagged;       /* words with "<" that are not among prose, and M3's mark */
   mm_text_words string; /* of JSON */
-  mm_text_words prose;  /* of an M2 value: without "<" */
+  mm_text_words prose;  /* of an M2 value: with no tag and no beginning of one at the end */
 };
 
 /* The words of at most `room` characters, which may be UINT32_MAX; written to mask. */

@@ -125,17 +125,16 @@ static size_t in_string(const item *x, uint32_t *characters) {
   return x->n + (size_t)1;
 }
 
-/* The word is text of an M2 value, which no tag begins in. */
+/* The word is text of an M2 value, at whose end no tag may have begun; nor is there one in it. */
 static bool in_prose(const item *x, uint32_t *characters) {
   static const mm_form any = {.kind = MM_FORM_STRING, .most = UINT32_MAX};
   static const mm_form form = {.kind = MM_FORM_VALUE, .most = UINT32_MAX, .by_first[MM_FIRST_STRING] = &any};
   mm_grammar g;
-  if (memchr(x->bytes, '<', x->n)) return false;
   begin_text(&g, &form, 'x');
   for (size_t i = 0; i < x->n; i++)
-    if (!mm_grammar_step(&g, (uint8_t)x->bytes[i])) return false;
+    if (!mm_grammar_step(&g, (uint8_t)x->bytes[i]) || !g.first.depth) return false;
   *characters = g.first.frame[0].count - 1;
-  return true;
+  return !g.first.frame[0].tag;
 }
 
 static bool add(items *list, item x, mm_err *err) {
@@ -155,8 +154,9 @@ static bool sort_words(mm_lexicon *l, const items *all, items *tails, items *tag
     const size_t end = in_string(x, &characters);
     if (end > x->n) l->string.word[l->string.count++] = (mm_trie_word){x->word.id, characters};
     if (end && end <= x->n) ok = add(tails, (item){x->bytes + end, (uint32_t)(x->n - end), {x->word.id, characters}, 0}, err);
-    if (in_prose(x, &characters)) l->prose.word[l->prose.count++] = (mm_trie_word){x->word.id, characters};
-    if (ok && (memchr(x->bytes, '<', x->n) || x->word.id == l->mark)) ok = add(tagged, *x, err);
+    const bool prose = in_prose(x, &characters);
+    if (prose) l->prose.word[l->prose.count++] = (mm_trie_word){x->word.id, characters};
+    if (ok && ((!prose && memchr(x->bytes, '<', x->n)) || x->word.id == l->mark)) ok = add(tagged, *x, err);
   }
   return ok && end_texts(l, &l->string, err) && end_texts(l, &l->prose, err);
 }

@@ -61,7 +61,7 @@ static void walk(const masker *m, const mm_trie *t) {
   }
 }
 
-/* Words with "<" alone, which the mask has for another state. */
+/* Words with a tag or its beginning alone, which the mask has for another state. */
 static void walk_tagged(masker *m, const mm_grammar *state) {
   const mm_trie *t = &m->l->tagged;
   m->need = 0;

@@ -51,7 +51,9 @@ bool mm_schema_is_open(const mm_schema_compiler *p, const mm_form *s) {
 /* ---- Keywords ---- */
 
 const mm_schema_keyword mm_schema_keywords[] = {
-    {"type", "one type, or a list of them"},
+    {"type",
+     "one type, or a list of them. Without it, values are of the type that `properties`, `items` or the first other keyword of one type is "
+     "for"},
     {"enum", "up to 4,096 texts, numbers, booleans or null; `type` alone may stand next to it"},
     {"const", "one of these; `type` alone may stand next to it"},
     {"properties", "generated in their order"},
@@ -426,6 +428,25 @@ static bool compile_alternatives(mm_schema_compiler *p, const mm_value *schema, 
 /* ---- A schema ---- */
 
 /* One of these decides what a value may be. Other keywords next to it either restrict values of other types only, or are refused. */
+/* The type that the first keyword is for which restricts values of one type alone; NULL: no keyword does. */
+static const mm_value *kind_of(const mm_value *schema) {
+  static const mm_value kinds[] = {{.type = MM_VALUE_STRING, .text = "object", .n = 6},
+                                   {.type = MM_VALUE_STRING, .text = "array", .n = 5},
+                                   {.type = MM_VALUE_STRING, .text = "string", .n = 6},
+                                   {.type = MM_VALUE_STRING, .text = "number", .n = 6}};
+  static const char *const keywords[][9] = {{"required", "additionalProperties", "unevaluatedProperties", "patternProperties",
+                                             "propertyNames", "minProperties", "maxProperties", NULL},
+                                            {"additionalItems", "minItems", "maxItems", NULL},
+                                            {"minLength", "maxLength", "pattern", NULL},
+                                            {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", NULL}};
+  for (const mm_value *v = schema->first; v; v = v->next) {
+    if (strcmp(v->key, "format") == 0 && mm_schema_follows_format(v)) return &kinds[2];
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+      if (listed(keywords[i], v->key)) return &kinds[i];
+  }
+  return NULL;
+}
+
 static bool compile_keywords(mm_schema_compiler *p, const mm_value *schema, mm_form *out) {
   const mm_value *any = mm_value_get(schema, "anyOf"), *type = mm_value_get(schema, "type"), *list = mm_value_get(schema, "enum"),
                  *one = NULL;
@@ -443,10 +464,9 @@ static bool compile_keywords(mm_schema_compiler *p, const mm_value *schema, mm_f
   if (type) return compile_types(p, schema, type, out);
   if (mm_value_get(schema, "properties")) return compile_object(p, schema, out);
   if (mm_value_get(schema, "items") || mm_value_get(schema, "prefixItems")) return compile_array(p, schema, out);
+  const mm_value *kind = kind_of(schema);
+  if (kind) return compile_types(p, schema, kind, out);
   *out = mm_schema_any_value;
-  for (const mm_value *v = schema->first; v; v = v->next)
-    if (!mm_schema_is_annotation(v->key) && (strcmp(v->key, "format") != 0 || mm_schema_follows_format(v)))
-      return mm_schema_unserved(p, v->key, " without a type");
   return true;
 }
 

@@ -181,9 +181,19 @@ static bool sees_all(mm_schema_compiler *p, const mm_value *schema) {
          mm_schema_unserved(p, "unevaluatedProperties", " in a schema that holds together with others");
 }
 
+/* `items` and additionalProperties of `a` are about what its own prefixItems and patternProperties leave: those of `b` would leave less. */
+static bool rests_agree(mm_schema_compiler *p, const mm_value *a, const mm_value *b) {
+  const mm_value *items = mm_value_get(a, "items"), *more = mm_value_get(a, "additionalProperties");
+  if (items && mm_value_get(b, "prefixItems") && !mm_value_get(a, "prefixItems"))
+    return mm_schema_unserved(p, "items", " in a schema of allOf where another one has prefixItems");
+  const bool any = !more || (more->type == MM_VALUE_BOOL && more->truth);
+  return any || !mm_value_get(b, "patternProperties") || mm_value_get(a, "patternProperties") ||
+         mm_schema_unserved(p, "additionalProperties", " in a schema of allOf where another one has patternProperties");
+}
+
 const mm_value *mm_schema_both(mm_schema_compiler *p, const mm_value *a, const mm_value *b) {
   made out;
-  if (!sees_all(p, b) || !keys_agree(p, a, b) || !keys_agree(p, b, a)) return NULL;
+  if (!sees_all(p, b) || !keys_agree(p, a, b) || !keys_agree(p, b, a) || !rests_agree(p, a, b) || !rests_agree(p, b, a)) return NULL;
   if (!spend(p, a->count + b->count + (uint64_t)a->count * b->count / 64) || !begin(p, MM_VALUE_OBJECT, &out)) return NULL;
   for (const mm_value *m = a->first; m; m = m->next)
     if (!put(p, &out, m, NULL)) return NULL;

@@ -163,7 +163,7 @@ TEST(a_reasoning_ends_with_its_budget) {
   mm_err err = {0};
   for (int budget = 0; budget < 4; budget++)
     for (int way = 0; way < 10; way++) {
-      const bool form = way < 2, strict = way & 1, opened = way > 5, short_of = way == 4 || way == 5 || way > 7;
+      const bool form = way<2, strict = way & 1, opened = way> 5, short_of = way == 4 || way == 5 || way > 7;
       const mm_section section[] = {{.kind = form ? MM_SECTION_UNTIL : MM_SECTION_FREE,
                                      .id = think_end,
                                      .call = call,
