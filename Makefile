@@ -119,7 +119,8 @@ tests: $(UNIT) $(MODEL) $(PRELOAD)
 link = $(Q)mkdir -p $(@D) && $(LD) $(LDFLAGS) $(filter-out $(BUILD)/flags,$^) $(LIBS)
 
 # Everything is compiled again when the compiler or a flag changes.
-FLAGS = $(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) $(LIBS) $(NVCCFLAGS)
+LIB_FLAGS = -fPIC -fvisibility=hidden
+FLAGS = $(CC) $(CPPFLAGS) $(CFLAGS) $(LIB_FLAGS) $(LDFLAGS) $(LIBS) $(NVCCFLAGS)
 $(BUILD)/flags: FORCE
 	@mkdir -p $(@D) && echo '$(FLAGS)' | cmp -s - $@ || echo '$(FLAGS)' > $@
 $(BUILD)/%.o: %.c $(BUILD)/flags
@@ -175,7 +176,7 @@ $(NO_HASH): $(NO_HASH).o $(BUILD)/convert/minimax_convert.o $(LIBS_all)
 LIB_SONAME = libminimax.so.0
 # The programs' objects are the library's, too, but for the version, which says what was built.
 LIB_OBJ = $(patsubst $(BUILD)/formats/system/version.o,$(BUILD)/pic/formats/system/version.o,$(foreach f,formats quant loader,$(call obj_of,$(f))))
-$(foreach f,formats quant loader,$(call obj_of,$(f))): private CFLAGS += -fPIC -fvisibility=hidden
+$(foreach f,formats quant loader,$(call obj_of,$(f))): private CFLAGS += $(LIB_FLAGS)
 LIB_LIBS := $(shell pkg-config --libs libcrypto libzstd)
 ifeq ($(STATIC),1)
 LIB_LIBS := -Wl,-Bstatic $(LIB_LIBS) -Wl,-Bdynamic -Wl,--exclude-libs,ALL
@@ -183,7 +184,7 @@ endif
 LIB_LIBS += -lm -lpthread
 $(BUILD)/pic/%.o: %.c $(BUILD)/flags
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -fPIC -fvisibility=hidden -c $< -o $@
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) $(LIB_FLAGS) -c $< -o $@
 $(BUILD)/pic/libminimax.a: $(LIB_OBJ)
 	$(Q)rm -f $@ && ar rcsD $@ $^
 $(LIB_SO): $(BUILD)/loader/library.o $(BUILD)/pic/libminimax.a
