@@ -133,7 +133,7 @@ def run_page(page, tried):
             continue
         if re.search(r"-o DIR\b", command):
             subprocess.run(["rm", "-rf", "DIR"], check=True)
-        command = re.sub(r"--text FILE", f"--text {ROOT}/tests/data/held-out.txt --limit 1 --window 64", command)
+        command = re.sub(r"--text (FILE|text.txt)", f"--text {ROOT}/tests/data/held-out.txt --limit 1 --window 64", command)
         command = re.sub(r"--ids FILE", f"--ids {TINY}/held-out-ids.json --limit 1", command).replace("--limit 40", "--limit 2")
         command = command.replace("--max-model-len 32768", "--max-model-len 1024")  # the small model's replies go on to the last position
         prepare(command)

@@ -31,7 +31,7 @@ sed -n '/^\$ minimax-bench choices --model m2$/,/^```$/p' runtime/cuda/README.md
 "$bench" choices --model m1 --quant block_fp8 --act-quant off | grep -q '^  1 to 3 *experts_up, experts_down$'
 # Cut, out's inputs have scales of all ranks' columns, and are rounded before their product.
 "$bench" choices --model m2 --quant nvfp4 --expert-quant w4a16 --head bf16 --tp 8 >"$TMPDIR/cut"
-grep -c '^m2, .*: ' "$TMPDIR/cut" | grep -qx 7
+grep -c '^m2, .*: ' "$TMPDIR/cut" | grep -qx 8
 grep -qx '  1            round_rows, one' "$TMPDIR/cut"
 # An eighth of an expert's columns has scales too fine for the product of codes; whole experts take it.
 "$bench" choices --model m2 --quant block_fp8 --tp 8 >"$TMPDIR/cut"
