@@ -353,11 +353,14 @@ bool mm_step_queue(mm_scheduler *s) {
   s->draft.wanted = mm_drafts_wanted(s);
   s->build.deferred = masks && mm_engine_defers(s->engine);
   s->ahead = !s->draft.wanted && mm_engine_queues(s->engine) && (!masks || s->build.deferred);
-  mm_drafts_ask(s);
+  mm_err err = {0};
+  if (!mm_drafts_ask(s, &err)) {
+    fail_all(s, &err);
+    return false;
+  }
   if (!plan_all(s)) return false;
   step *t = &s->step[s->queued % MM_QUEUE];
   mm_batch batch;
-  mm_err err = {0};
   if (!build(s, t, &batch, &err) || !queue_pass(s, &batch, &err)) {
     fail_step(s, &err);
     return false;

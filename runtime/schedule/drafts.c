@@ -59,9 +59,8 @@ static uint32_t limit_of(const mm_scheduler *s, const job *j) {
 }
 
 /* The draft is asked for all that decode at once, or for as many as a step has rows for. */
-void mm_drafts_ask(mm_scheduler *s) {
+bool mm_drafts_ask(mm_scheduler *s, mm_err *err) {
   const uint32_t each = s->draft.ask ? (uint32_t)mm_min(s->c.drafts, mm_engine_drafts(s->engine)) : 0;
-  mm_err err = {0};
   uint32_t n = 0;
   s->draft.began = 0;
   for (uint32_t i = 0; each && i < s->slots && (n + 1) * (1 + each) <= s->c.step_tokens; i++) {
@@ -69,16 +68,16 @@ void mm_drafts_ask(mm_scheduler *s) {
     if (!j || j->choosing || j->count != j->fed + 1 || !j->fed || !limit_of(s, j)) continue;
     s->draft.ask[n++] = (mm_draft_ask){(uint32_t)j->slot, j->fed, j->token[j->fed]};
   }
-  if (!n) return;
+  if (!n) return true;
   s->draft.began = mm_now();
-  /* Without them the step goes on; if the engine is broken, that fails too. */
-  if (!mm_engine_draft(s->engine, s->draft.ask, n, each, s->draft.asked, NULL, &err)) return;
+  if (!mm_engine_draft(s->engine, s->draft.ask, n, each, s->draft.asked, NULL, err)) return false;
   for (uint32_t i = 0; i < n; i++) {
     job *j = s->slot[s->draft.ask[i].slot];
     j->learned = each;
     j->learned_at = j->count;
     memcpy(j->learned_draft, s->draft.asked + (size_t)i * each, each * sizeof *s->draft.asked);
   }
+  return true;
 }
 
 /* What follows the last tokens where many of them stood before, in this sequence or in a reply; else what the draft proposes, where there

@@ -191,8 +191,8 @@ void mm_drafts_close(mm_scheduler *s);
 /* Returns true if drafts pay for the number of requests that decode now, as measured; now and then returns the opposite, to measure that
  * too. */
 bool mm_drafts_wanted(mm_scheduler *s);
-/* Asks the engine's draft, if it has one, for proposals for the jobs that the next step decodes. */
-void mm_drafts_ask(mm_scheduler *s);
+/* Asks the engine's draft, if it has one, for proposals for the jobs that the next step decodes. After a failure no slot holds anything. */
+MM_MUST_USE bool mm_drafts_ask(mm_scheduler *s, mm_err *err);
 /* Proposes at most `most` tokens after the job's last one; how many. */
 uint32_t mm_drafts_find(const mm_scheduler *s, job *j, uint32_t most);
 /* The job got a token, and may look proposals up before the next step. */
