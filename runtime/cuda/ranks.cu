@@ -293,8 +293,8 @@ cudaError_t mm_cu_combine_ranks(const mm_cu_peers *p, const mm_cu_combine &a, ui
                 blocks);
 }
 
-/* Not where another stage's kernels may wait on the same device, nor where words lie in the host's memory, which every block would read. Rows
- * of --batch-invariant have their bits from one kernel, however many of a prompt are with them. */
+/* Not where another stage's kernels may wait on the same device, nor where words lie in the host's memory, which every block would read.
+ * Rows of --batch-invariant have their bits from one kernel, however many of a prompt are with them. */
 bool mm_cu_qk_norm_inside(const mm_backend *b) {
   return !b->c.options.batch_invariant && !b->border && mm_cu_peers_distinct(b->peers) && !mm_cu_peers_hosted(b->peers) &&
          mm_cu_peers_small(b->peers, b->step.rows, b->step.rows);

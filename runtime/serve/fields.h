@@ -11,8 +11,8 @@ bool mm_field_bool(mm_call *c, const mm_value *object, const char *key, bool *ou
 bool mm_field(mm_call *c, const mm_value *object, const char *key, mm_value_type type, const mm_value **v);
 
 /* mm_fields_check, then from the body: temperature, top_p, top_k, min_p, the penalties, seed, logit_bias, stop, stop_token_ids, ignore_eos,
- * n, stream, stream_options, skip_special_tokens, include_stop_str_in_output, cache_salt, speculative, priority, timeout, max_tokens. False after a
- * refusal or err.
+ * n, stream, stream_options, skip_special_tokens, include_stop_str_in_output, cache_salt, speculative, priority, timeout, max_tokens. False
+ * after a refusal or err.
  */
 MM_MUST_USE bool mm_params_read(mm_call *c, mm_err *err);
 /* Refuses the fields that the API does not serve although they bind a reply or its prompt elsewhere (field_table.h). */
