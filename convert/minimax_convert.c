@@ -303,8 +303,6 @@ static bool convert_draft(const mm_convert_args *a, mm_plan *plan, const mm_draf
 
 static bool convert(const mm_convert_args *a, mm_plan *plan, const mm_verdict *verdict, mm_events *events, mm_err *err) {
   mm_draft_source draft = {0};
-  if (a->draft && plan->layout->unfused)
-    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--draft: a checkpoint of --layout %s has none; packed ones do", a->layout);
   if (a->draft && !mm_draft_source_open(&draft, a->draft, &plan->pack.model, err)) return false;
   const bool ok = convert_draft(a, plan, a->draft ? &draft : NULL, verdict, events, err);
   mm_draft_source_close(&draft);
@@ -338,6 +336,7 @@ static bool check_args(mm_convert_args *a, mm_err *err) {
                       : !a->dry_run && !a->output          ? "found no -o DIR, expected one (or --dry-run)"
                       : a->target_format && !hf            ? "found --dialect without --layout hf"
                       : a->compress && hf                  ? "found --compress with --layout hf; archives hold packed checkpoints"
+                      : a->draft && hf                     ? "found --draft with --layout hf; packed checkpoints have drafts"
                       : a->gpu && hf                       ? "found --gpu-memory with --layout hf, whose files have no ranks"
                       : a->resume && a->restart            ? "found --resume with --restart, which discards what --resume continues"
                       : a->names_only && !a->dry_run       ? "found --names-only without --dry-run"

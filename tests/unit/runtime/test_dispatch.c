@@ -286,7 +286,7 @@ static void test_written_down(void **state) {
     const mm_layer_weights *y = &w.layer[0];
     assert_true(mm_cu_describe(rows[i].experts ? &y->w13 : &y->qkv, "w", &a, &err) && mm_cu_describe(&y->w2, "w2", &b, &err));
     if (!rows[i].act) a.rounding = a.whole = b.rounding = b.whole = (mm_cu_rounding){0};
-    const mm_cu_device d = {rows[i].hopper, rows[i].hopper ? 8 : 0, (rows[i].hopper ? 227 : 99) << 10};
+    const mm_cu_device d = {rows[i].hopper, rows[i].hopper ? 8 : 0, (rows[i].hopper ? 227U : 99U) << 10};
     const mm_cu_task q = {&a, rows[i].experts ? &b : NULL, rows[i].tokens, m.top_k, rows[i].decode, false};
     const mm_cu_choice c = mm_cu_choose_product(&d, &q);
     mm_cu_say_choice(&c, got, sizeof got);
