@@ -298,7 +298,7 @@ static bool check_limbs_of(const mm_scheme *s, uint32_t k, uint32_t finer, int w
     a.ready[t] = malloc(mm_cpu_limbs_floats(k) * sizeof(float));
     mm_cpu_limbs_of((mm_cpu_span *)(void *)a.ready[t], a.x[t], k, kind);
   }
-  for (size_t j = 0; what == 2 && j < LEAD * mm_plane_elements(ROWS, k, a.w.cell[0]); j++)
+  for (size_t j = 0; what == 2 && kind != MM_KINDS && j < LEAD * mm_plane_elements(ROWS, k, a.w.cell[0]); j++)
     a.plane[0][j] = mm_cpu_kinds[kind].e2m1 ? 0xff : 0x88;
   const float *const *x = (const float *const *)a.ready;
   for (mm_cpu level = MM_CPU_PLAIN; kind != MM_KINDS && level <= mm_cpu_best(); level++) {
