@@ -28,7 +28,7 @@ class M3(Checkpoint):
     """tiny-m3-random: its text model quantised as `kind` says, all else as in the file."""
 
     def __init__(self):
-        super().__init__("tests/data/tiny-m3-random", 5)
+        super().__init__("tests/data/tiny-m3-random", range(5))
         self.linears = [n for n in self.weights if n.startswith(PREFIX) and "_proj." in n or ".experts." in n]
 
     def made(self, kind):
