@@ -194,14 +194,14 @@ static const mm_pack_file *find_companion(const mm_pack *p) {
 enum { TENSORS = 3 + 8 * MM_DFLASH_LAYERS };
 
 typedef struct draft_output {
-  int fd;
+  int fd; /* or -1: only the digest is wanted */
   const char *path;
   uint64_t at;
   mm_sha256_state digest;
 } draft_output;
 
 static bool put(draft_output *o, const void *bytes, size_t n, mm_err *err) {
-  if (!mm_pwrite(o->fd, o->path, bytes, n, o->at, err)) return false;
+  if (o->fd >= 0 && !mm_pwrite(o->fd, o->path, bytes, n, o->at, err)) return false;
   mm_sha256_add(&o->digest, bytes, n);
   o->at += n;
   return true;
@@ -250,4 +250,25 @@ bool mm_draft_write(const mm_draft_source *s, const mm_pack *from, int dirfd, co
   if (!mm_close(o.fd, path.text, ok ? err : MM_IGNORED) || !ok) return false;
   pack->file[pack->file_count++] = (mm_pack_file){.name = MM_DFLASH_FILE, .size = o.at, .sha256 = mm_sha256_end(&o.digest)};
   return true;
+}
+
+bool mm_draft_same(const mm_draft_source *s, const mm_pack *from, const char *dir, mm_err *err) {
+  mm_pack is = {0};
+  draft_output o = {.fd = -1};
+  const mm_pack_file *const given = from ? find_companion(from) : NULL;
+  mm_digest wanted = given ? given->sha256 : (mm_digest){0};
+  mm_sha256_begin(&o.digest);
+  const bool made = !s || put_all(s, &o, err);
+  const mm_digest own = mm_sha256_end(&o.digest);
+  if (s) wanted = own;
+  bool ok = made && mm_pack_open(&is, dir, err);
+  const mm_pack_file *const there = ok ? find_companion(&is) : NULL;
+  if (ok && (there ? !(s || given) || !mm_digest_equal(&there->sha256, &wanted) : s || given))
+    ok = mm_fail(err, MM_USAGE, "E_RESUME", mm_at(dir, NULL), "found a finished conversion %s, expected %s; --force replaces it",
+                 there ? "with a draft" : "without a draft",
+                 !(s || given) ? "none"
+                 : there       ? "another one (--draft)"
+                               : "one (--draft)");
+  mm_pack_close(&is);
+  return ok;
 }

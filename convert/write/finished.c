@@ -106,7 +106,8 @@ bool mm_finished_check(const mm_plan *p, const char *dir, bool archived, bool ha
 }
 
 bool mm_finished_other(const mm_plan *p, const char *dir, mm_err *err) {
-  static const char tail[] = "to find it done; --force replaces it";
+  static const char tail[] = "to find it done; --force replaces it", rest[] = "source, --part-size, config.json or version of this program",
+                    rest_unsharded[] = "source, --quant, --part-size or version of this program";
   const mm_where at = mm_at(dir, NULL);
   const mm_pack *own = &p->pack;
   mm_pack is = {0};
@@ -123,10 +124,7 @@ bool mm_finished_other(const mm_plan *p, const char *dir, mm_err *err) {
     mm_fail(err, MM_USAGE, "E_RESUME", at, "found a finished conversion with --quant \"%.300s\", expected \"%.300s\" %s", is.quant,
             own->quant, tail);
   else
-    other(
-        dir,
-        packed ? "source, --part-size, config.json or version of this program" : "source, --quant, --part-size or version of this program",
-        err);
+    other(dir, packed ? rest : rest_unsharded, err);
   mm_pack_close(&is);
   return false;
 }

@@ -75,7 +75,8 @@ static bool is_empty(const char *path, bool *empty, mm_err *err) {
  * ranks, is refused unless --force replaces it. A share leaves the hashing to the run that publishes. */
 static bool find_complete(mm_writer *w, bool archived, mm_err *err) {
   mm_err why = {0};
-  w->complete = mm_finished_check(w->plan, w->o.target, archived, w->o.shares == 1, w->o.threads, &why);
+  w->complete = mm_finished_check(w->plan, w->o.target, archived, w->o.shares == 1, w->o.threads, &why) &&
+                (w->plan->layout->unfused || mm_draft_same(w->o.draft, w->plan->hf->manifest, w->o.target, &why));
   if (w->complete || (w->o.force && (why.status == MM_INTEGRITY || why.status == MM_USAGE))) return true;
   *err = why;
   return false;

@@ -109,6 +109,19 @@ def misfits(tmp, tensors):
     refused("E_USAGE", 2, "convert", "tests/data/tiny-m2", "-o", tmp + "/no", "--draft", tmp + "/draft", "--layout", "hf", "--dry-run")
 
 
+def finished(tmp, draft, tensors):
+    """--resume over a finished output is done only if its draft is the one that is wanted."""
+    out, source = tmp + "/finished", "tests/data/tiny-m2"
+    other = save(tmp + "/other", CONFIG, {**tensors, "norm.weight": ((H,), bf16(H, True))})
+    for made, wanted in ((None, draft), (draft, other), (draft, None), (draft, draft), (None, None)):
+        assert run("convert", source, "-o", out, "--force", "-q", *(["--draft", made] if made else []))[0] == 0
+        again = ("convert", source, "-o", out, "--resume", *(["--draft", wanted] if wanted else []))
+        if made == wanted:
+            assert run(*again)[0] == 0
+        else:
+            refused("E_RESUME", 2, *again)
+
+
 def served(out):
     """Greedy and drawn, with penalties and logprobs."""
     with Server(out, "--max-model-len", "256", "--drafts", "7") as s:
@@ -125,5 +138,6 @@ with tempfile.TemporaryDirectory() as folder:
     WEIGHTS["lm_head.weight"] = ((2, H), bf16(2 * H, False))
     OUT = packed(folder, save(folder + "/draft", CONFIG, WEIGHTS), WEIGHTS)
     misfits(folder, WEIGHTS)
+    finished(folder, folder + "/draft", WEIGHTS)
     served(OUT)
 print("a draft packed, verified, handed on, refused where it does not fit; replies are those without")
