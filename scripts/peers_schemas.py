@@ -12,7 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-import unittest.mock
+
+from xgrammar_stand_in import stand_in
 
 BUILD, TOKENS, ROUNDS = sys.argv[1], *(int(x) for x in sys.argv[2:] + ["200", "3"][len(sys.argv) - 2:])
 VOCAB, END = 200064, 0
@@ -45,18 +46,6 @@ def llguidance(path):
         return numpy.unpackbits(bitmask[0].view(numpy.uint8), bitorder="little")
 
     return compile_schema, lambda m: masks.fill_next_token_bitmask(m, bitmask, 0), mask, lambda m, i: m.consume_token(i), lambda m: m.is_stopped()
-
-
-def stand_in():
-    """xgrammar imports torch and transformers for names of types alone, as far as masks go: where they are missing, empty ones stand in."""
-    class Type:
-        pass
-    if not importlib.util.find_spec("torch"):
-        sys.modules["torch"] = unittest.mock.MagicMock(__spec__=None, Tensor=Type)
-    for name in ("transformers", "tiktoken", "sentencepiece"):
-        if not importlib.util.find_spec(name):
-            names = dict.fromkeys(("PreTrainedTokenizerBase", "PreTrainedTokenizerFast", "LogitsProcessor"), Type)
-            sys.modules[name] = unittest.mock.MagicMock(__spec__=None, **names)
 
 
 def xgrammar(path):

@@ -12,9 +12,10 @@ import os
 import subprocess
 import sys
 import tempfile
-import unittest.mock
 
 import jsonschema
+
+from xgrammar_stand_in import stand_in
 
 BUILD, SUITE = sys.argv[1:3]
 DRAFT = sys.argv[3] if len(sys.argv) > 3 else "draft2020-12"
@@ -36,18 +37,6 @@ def ours(suite):
                     for i, (_, schema, tests) in enumerate(suite))
     out = subprocess.run([f"{BUILD}/tests/interop/schema_lines", "tests/data/tiny-m2/tokenizer.json", str(VOCAB)], input=lines, capture_output=True, text=True, check=True)
     return [None if "error" in got else (got["accepts"], got["whole"]) for got in map(json.loads, out.stdout.splitlines())]
-
-
-def stand_in():
-    """xgrammar imports torch and transformers for names of types alone, as far as masks go: where they are missing, empty ones stand in."""
-    class Type:
-        pass
-    if not importlib.util.find_spec("torch"):
-        sys.modules["torch"] = unittest.mock.MagicMock(__spec__=None, Tensor=Type)
-    for name in ("transformers", "tiktoken", "sentencepiece"):
-        if not importlib.util.find_spec(name):
-            names = dict.fromkeys(("PreTrainedTokenizerBase", "PreTrainedTokenizerFast", "LogitsProcessor"), Type)
-            sys.modules[name] = unittest.mock.MagicMock(__spec__=None, **names)
 
 
 def xgrammar(suite):
