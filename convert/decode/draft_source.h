@@ -19,7 +19,8 @@ void mm_draft_source_close(mm_draft_source *s); /* accepts a zeroed or half-open
 /* Writes the companion below `dirfd` and adds it to the manifest's list: of a draft, where q, k and v become one tensor and gate and up
  * another, or else that of a packed checkpoint, proven by its digest; nothing where neither is there. */
 MM_MUST_USE bool mm_draft_write(const mm_draft_source *s, const mm_pack *from, int dirfd, const char *dir, mm_pack *pack, mm_err *err);
-/* The finished packed output in `dir` has the draft that mm_draft_write would write, or none where that writes none: else MM_USAGE E_RESUME. */
+/* The finished packed output in `dir` has the draft that mm_draft_write would write, or none where that writes none: else MM_USAGE
+ * E_RESUME. */
 MM_MUST_USE bool mm_draft_same(const mm_draft_source *s, const mm_pack *from, const char *dir, mm_err *err);
 
 #endif

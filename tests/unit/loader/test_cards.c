@@ -2,6 +2,7 @@
 #include "loader/stream/cards.h"
 
 #include <ctype.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "tests/unit/unit.h"
@@ -30,6 +31,17 @@ TEST(names_in_any_case_without_what_separates_them) {
     if (c->runs) assert_int_equal(strstr(c->tried, "99 KB") != NULL, c->sm > 80 && c->sm != 90 && c->sm != 100);
   }
   assert_true(mm_gpu_card_at(0) != NULL);
+}
+
+TEST(docs_have_every_card) {
+  static char text[1 << 16];
+  FILE *f = fopen("docs/hardware.md", "r");
+  assert_non_null(f);
+  text[fread(text, 1, sizeof text - 1, f)] = 0;
+  fclose(f);
+  const mm_gpu_card *c;
+  for (size_t i = 0; (c = mm_gpu_card_at(i)); i++)
+    if (!strstr(text, c->name)) fail_msg("%s is not in docs/hardware.md", c->name);
 }
 
 TEST(sizes_are_no_cards_and_other_words_are_refused) {
