@@ -358,6 +358,7 @@ static const subject kSubjects[] = {
 int main(int argc, char **argv) {
   int devices = 0;
   setvbuf(stdout, NULL, _IOLBF, 0);
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); /* ranks that share a device: mm_devices_read */
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
     fprintf(stderr, "gpu: no CUDA device\n");
     return 77;

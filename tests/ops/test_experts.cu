@@ -62,6 +62,7 @@ struct middle_codes {
   std::vector<uint32_t> place;
   mm_cu_codes d;
   std::vector<__nv_bfloat16> single; /* numbers instead: a single token's, of slots of these experts (place), or by place (few) */
+  std::vector<__nv_bfloat16> decoded; /* y by the grouped products of a decode step, where they are another kernel */
   double at(uint32_t pair, uint32_t i) const { return e4m3(code[(size_t)place[pair] * d.pitch + i]) * scale_of(pair, i); }
   double scale_of(uint32_t pair, uint32_t i) const { return scale[(size_t)(i / 128) * d.scale_pitch + place[pair]]; }
 };
@@ -126,6 +127,14 @@ static std::vector<__nv_bfloat16> run_experts(const expert_case &c, const mm_cu_
   buffer<float> pair_out(decode_linear ? 1 : (size_t)pairs * hidden);
   const auto run = c.few ? mm_cu_experts_few : plain_experts(w13, w2, tokens, r.top_k);
   CUDA_OK(run(w13, w2, r, {x, y.p, middle.p, pair_out.p, tokens}, 0));
+  if (given && !hopper() && tokens > 1 && !c.few && !c.rounded) { /* a decode step's, whose sums may have another order */
+    buffer<__nv_bfloat16> decoded((size_t)tokens * hidden), rows((size_t)pairs * inter);
+    buffer<float> sums((size_t)pairs * hidden);
+    mm_cu_experts a = {x, decoded.p, rows.p, sums.p, tokens};
+    a.decode = true;
+    CUDA_OK(mm_cu_experts_gemm(w13, w2, r, a, 0));
+    given->decoded = decoded.get();
+  }
   if (given && c.rounded && c.few) { /* before they are rounded */
     given->place.resize(pairs), given->single = middle.get();
     std::vector<uint32_t> sorted(pairs);
@@ -245,6 +254,10 @@ static void check_experts(const expert_case &c, uint32_t tokens, uint32_t expert
   snprintf(what, sizeof what, "experts %-18s T=%u E=%u top %u H=%u I=%u%s", c.name, tokens, experts, top_k, hidden, inter,
            c.few ? ", few rows each" : "");
   report(what, relative_error(want, got), c.rounded ? 4e-3 : 8e-3);
+  if (!given.decoded.empty()) {
+    for (size_t i = 0; i < got.size(); i++) got[i] = to_float(given.decoded[i / hidden * step * hidden + i % hidden]);
+    report(std::string(what) + ", decode step", relative_error(want, got), 8e-3);
+  }
   if (c.rounded) report_true(std::string(what) + ": codes and scales between the products", coded);
 }
 

@@ -136,6 +136,7 @@ struct mm_cu_experts {
   float *pair_out; /* [T · top_k, H], only for T > MM_CU_DECODE_ROWS */
   uint32_t tokens;
   mm_cu_push push; /* y's rows, by mm_cu_experts_many */
+  bool decode;     /* all rows are single tokens: their bits need not be those of other steps */
 };
 /* A single token, whose x comes as it is where mm_cu_rounds_inside. */
 cudaError_t mm_cu_experts_one(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,

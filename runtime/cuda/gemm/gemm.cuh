@@ -13,6 +13,8 @@
 #ifndef MM_CUDA_GEMM_CUH
 #define MM_CUDA_GEMM_CUH
 
+#include <type_traits>
+
 #include "runtime/cuda/core/launch.h"
 #include "runtime/cuda/core/weight.cuh"
 #include "runtime/cuda/gemm/gemm_hopper.cuh"
@@ -29,19 +31,38 @@ struct gemm_large {
   static constexpr int kThreads = 256, kColumns = 128, kBlocks = 2;
 #endif
   static constexpr int kAhead = 1; /* steps whose weights are on their way */
+  static constexpr int kStages = 2; /* of activations: those of a step, and of the steps whose copies are under way */
+  static constexpr bool kFolds = false;
 };
 /* Where tiles of 128 rows would be nearly empty: a few rows for each expert, or a step of at most 64. Not on sm_90a. */
+#ifndef STAGES
+#define STAGES 4
+#endif
+#ifndef AHEAD
+#define AHEAD 4
+#endif
 struct gemm_small {
-  static constexpr int kRows = 32, kThreads = 128, kColumns = 64, kBlocks = 4, kAhead = 2;
+  static constexpr int kRows = 32, kThreads = 128, kColumns = 64, kBlocks = 4, kAhead = AHEAD, kStages = STAGES;
+  static constexpr bool kFolds = false;
 };
+/* gemm_small with other sums: codes are multiplied as they are, and the sum over 128 columns is multiplied by its scale in f32. For steps
+ * of single tokens alone, since its bits are not those of the other forms. COARSE scales of 128 columns at least. */
+struct gemm_folded : gemm_small {
+  static constexpr bool kFolds = true;
+};
+constexpr uint32_t kGemmFold = 128; /* columns of such a sum */
+#ifndef FOLDS
+#define FOLDS true
+#endif
+inline bool gemm_folds(const mm_cu_weight &w) { return FOLDS && w.scale_kind == MM_CU_COARSE && (1u << w.cell_k_log2) % kGemmFold == 0; }
 constexpr uint32_t kGemmSmallStep = 64; /* rows of a dense product up to which it is taken */
 constexpr uint32_t kGemmSmallEach = 16; /* rows for each expert, likewise */
 
 template <class Form>
 struct gemm_shared {
-  bf16 x[2][Form::kRows][kGemmK + kGemmPad], w[2][Form::kColumns][kGemmK + kGemmPad];
+  bf16 x[Form::kStages][Form::kRows][kGemmK + kGemmPad], w[2][Form::kColumns][kGemmK + kGemmPad];
 };
-static_assert(sizeof(gemm_shared<gemm_small>) <= MM_CU_SHARED_LEAST / 3, "three blocks fit everywhere");
+static_assert(2 * sizeof(gemm_shared<gemm_small>) <= MM_CU_SHARED_LEAST, "two blocks fit everywhere");
 
 /* Data for the host of the block that the current device runs. */
 struct gemm_block {
@@ -113,7 +134,7 @@ struct weight_tile {
     for (int i = 0; i < kPieces; i++) {
       const size_t at = (size_t)column(k0) / kPiece * 16;
       to.q[i] = at < w.pitch ? *reinterpret_cast<const uint4 *>(row[i] + at) : make_uint4(0, 0, 0, 0);
-      to.f[i].load(w, scale[i], column(k0));
+      if constexpr (!Form::kFolds) to.f[i].load(w, scale[i], column(k0));
     }
   }
   __device__ __forceinline__ void store(bf16 (*to)[kGemmK + kGemmPad], const step &from, uint32_t k0) const {
@@ -121,7 +142,7 @@ struct weight_tile {
     for (int i = 0; i < kPieces; i++) {
       uint32_t v[kPiece / 2];
       codec<C>::widen(v, from.q[i]);
-      from.f[i].apply(v);
+      if constexpr (!Form::kFolds) from.f[i].apply(v);
       if (column(k0) >= w.k) {
 #pragma unroll
         for (int j = 0; j < kPiece / 2; j++) v[j] = 0;
@@ -140,16 +161,16 @@ struct gemm_warps {
   static constexpr uint32_t kTall = Form::kRows / 32, kWide = Form::kColumns / (Form::kThreads / 32 / kTall), kTiles = kWide / 8;
   static_assert(kTiles % 2 == 0, "ldmatrix brings two");
 };
-/* acc += the products of stage b. Halves of a warp's rows that the tile does not have are not multiplied. */
+/* acc += the products of the activations in `stage` and the weights in b. Halves of a warp's rows that the tile does not have are not multiplied. */
 template <class Form>
-__device__ __forceinline__ void gemm_step(float (&acc)[2][gemm_warps<Form>::kTiles][4], const gemm_shared<Form> &sh, int b, uint32_t row0,
-                                          uint32_t col0, uint32_t rows) {
+__device__ __forceinline__ void gemm_step(float (&acc)[2][gemm_warps<Form>::kTiles][4], const gemm_shared<Form> &sh, int b, int stage,
+                                          uint32_t row0, uint32_t col0, uint32_t rows) {
   const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
   for (int k = 0; k < kGemmK; k += 16) {
     uint32_t xa[2][4], f[4];
 #pragma unroll
-    for (int i = 0; i < 2; i++) ldmatrix4(xa[i], &sh.x[b][row0 + i * 16 + lane % 16][k + lane / 16 * 8]);
+    for (int i = 0; i < 2; i++) ldmatrix4(xa[i], &sh.x[stage][row0 + i * 16 + lane % 16][k + lane / 16 * 8]);
 #pragma unroll
     for (int n = 0; n < (int)gemm_warps<Form>::kTiles; n += 2) {
       ldmatrix4(f, &sh.w[b][col0 + n * 8 + lane % 8 + lane / 16 * 8][k + lane / 8 % 2 * 8]);
@@ -158,6 +179,37 @@ __device__ __forceinline__ void gemm_step(float (&acc)[2][gemm_warps<Form>::kTil
     }
   }
 }
+
+/* Of gemm_folded: the sums of a warp's columns over kGemmFold columns of k, and their scales. */
+template <class Form, class Job>
+struct folded_sums {
+  static constexpr uint32_t kTiles = gemm_warps<Form>::kTiles;
+  const float *scale[kTiles][2];
+  float f[kTiles][2];
+  __device__ folded_sums(const mm_cu_weight &w, const Job &job, uint32_t column) {
+#pragma unroll
+    for (uint32_t i = 0; i < 2 * kTiles; i++) {
+      const weight_row at = job.weight(column + i / 2 * 8 + i % 2);
+      scale[i / 2][i % 2] = static_cast<const float *>(w.scale) + ((size_t)at.matrix * w.scale_rows + (at.row >> w.cell_n_log2)) * w.scale_pitch;
+    }
+  }
+  __device__ __forceinline__ void load(const mm_cu_weight &w, uint32_t k0) {
+#pragma unroll
+    for (uint32_t i = 0; i < 2 * kTiles; i++) f[i / 2][i % 2] = scale[i / 2][i % 2][k0 >> w.cell_k_log2];
+  }
+  __device__ __forceinline__ void add(float (&total)[2][kTiles][4], float (&part)[2][kTiles][4]) const {
+#pragma unroll
+    for (uint32_t i = 0; i < 2 * kTiles * 4; i++) {
+      const uint32_t m = i / (kTiles * 4), n = i / 4 % kTiles, j = i % 4;
+      total[m][n][j] = fmaf(part[m][n][j], f[n][j % 2], total[m][n][j]), part[m][n][j] = 0;
+    }
+  }
+};
+/* The other forms have scaled weights. */
+struct no_folding {
+  template <class... T>
+  __device__ no_folding(const T &...) {}
+};
 
 template <mm_cu_code C, mm_cu_scale S, class Form, class Job>
 __device__ __forceinline__ void gemm_tile(const mm_cu_weight &w, const Job &job) {
@@ -174,30 +226,40 @@ __device__ __forceinline__ void gemm_tile(const mm_cu_weight &w, const Job &job)
     const uint32_t r = (i * Form::kThreads + threadIdx.x) / (kGemmK / 8);
     x[i] = job.x(min(r, rows - 1));
   }
-  auto fetch_x = [&](int b, uint32_t k0) {
+  auto fetch_x = [&](int stage, uint32_t k0) {
 #pragma unroll
     for (int i = 0; i < kXPieces; i++) {
       const uint32_t at = i * Form::kThreads + threadIdx.x, r = at / (kGemmK / 8), c = at % (kGemmK / 8) * 8;
-      const bool valid = r < rows && k0 + c < w.k;
-      copy16_or_zero(&sh.x[b][r][c], valid ? x[i] + k0 + c : x[i], valid);
+      if (r >= rows) continue; /* such rows' results are not written */
+      const bool valid = k0 + c < w.k;
+      copy16_or_zero(&sh.x[stage][r][c], valid ? x[i] + k0 + c : x[i], valid);
     }
     copy_commit();
   };
   const weight_tile<C, S, Form, Job> wt(w, job);
   typename weight_tile<C, S, Form, Job>::step ahead[Form::kAhead]; /* of the next steps */
-  float acc[2][kTiles][4] = {};
-  fetch_x(0, 0);
+  float acc[2][kTiles][4] = {}, total[2][kTiles][4] = {};
+  typename std::conditional<Form::kFolds, folded_sums<Form, Job>, no_folding>::type fold(w, job, col0 + 2 * t);
+  constexpr int kStages = Form::kStages;
+#pragma unroll
+  for (int i = 0; i < kStages - 1; i++) fetch_x(i, i * kGemmK);
   wt.fetch(ahead[0], 0);
   wt.store(sh.w[0], ahead[0], 0);
 #pragma unroll
   for (int i = 0; i < Form::kAhead; i++) wt.fetch(ahead[i], (i + 1) * kGemmK);
-  int b = 0;
-  for (uint32_t k0 = 0; k0 < w.k; k0 += kGemmK, b ^= 1) {
+  int b = 0, stage = 0;
+  for (uint32_t k0 = 0; k0 < w.k; k0 += kGemmK, b ^= 1, stage = (stage + 1) % kStages) {
     const bool more = k0 + kGemmK < w.k;
-    copy_wait<0>();
+    copy_wait<kStages - 2>();
     __syncthreads();
-    if (more) fetch_x(b ^ 1, k0 + kGemmK);
-    if (row0 < rows) gemm_step<Form>(acc, sh, b, row0, col0, rows);
+    fetch_x((stage + kStages - 1) % kStages, k0 + (kStages - 1) * kGemmK); /* of the step before this */
+    if constexpr (Form::kFolds) {
+      if (k0 % kGemmFold == 0) fold.load(w, k0);
+    }
+    if (row0 < rows) gemm_step<Form>(acc, sh, b, stage, row0, col0, rows);
+    if constexpr (Form::kFolds) {
+      if (!more || (k0 + kGemmK) % kGemmFold == 0) fold.add(total, acc);
+    }
     if (!more) break;
     wt.store(sh.w[b ^ 1], ahead[0], k0 + kGemmK);
 #pragma unroll
@@ -210,7 +272,10 @@ __device__ __forceinline__ void gemm_tile(const mm_cu_weight &w, const Job &job)
     if (r >= rows) continue;
     float v[kTiles][2];
 #pragma unroll
-    for (uint32_t n = 0; n < kTiles; n++) v[n][0] = acc[i / 2][n][i % 2 * 2], v[n][1] = acc[i / 2][n][i % 2 * 2 + 1];
+    for (uint32_t n = 0; n < kTiles; n++) {
+      const float *const sums = Form::kFolds ? total[i / 2][n] : acc[i / 2][n];
+      v[n][0] = sums[i % 2 * 2], v[n][1] = sums[i % 2 * 2 + 1];
+    }
     job.emit(r, col0 + 2 * t, v);
   }
 }

@@ -111,6 +111,7 @@ cudaError_t mm_cu_rounded::experts(const mm_cu_weight &w13, const mm_cu_weight &
   const mm_cu_task q = {&w13, &w2, a.tokens, r.top_k, decode};
   const mm_cu_choice c = mm_cu_choose_product(&device, &q);
   mm_cu_experts given = a;
+  given.decode = decode;
   const cudaError_t e = prepare(c, &given.x, nullptr, a.tokens, w13, s);
   if (e != cudaSuccess) return e;
   /* codes of middle and their scales take less than its bf16 would, bf16 of pair_out half of its f32: where middle's bf16 comes first,

@@ -139,6 +139,9 @@ struct grouped_launch {
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
     const bool few = !hopper() && a.tokens * r.top_k <= kGemmSmallEach * r.experts;
+    if constexpr (S == MM_CU_COARSE) {
+      if (few && a.decode && gemm_folds(w)) return in<gemm_folded>(grouped_up<C, S, gemm_folded>, grouped_down<C, S, gemm_folded>);
+    }
     if (few) return in<gemm_small>(grouped_up<C, S, gemm_small>, grouped_down<C, S, gemm_small>);
     return in<gemm_large>(grouped_up<C, S, gemm_large>, grouped_down<C, S, gemm_large>);
   }

@@ -4,6 +4,35 @@
 #include "tests/unit/runtime/reference.h"
 #include "tests/unit/unit.h"
 
+/* Ranks that share a device have hardware queues of their own, unless the environment says how many there are. */
+TEST(devices) {
+  static const struct {
+    const char *list, *before, *after; /* the variable */
+  } rows[] = {{"2,0,1", NULL, NULL}, {"0,1,0", NULL, "32"},   {"7,7,7", "4", "4"},
+              {"0,0", NULL, NULL},   {"0,0,0,0", NULL, NULL}, {"0,0,", NULL, NULL}};
+  const char *name = "CUDA_DEVICE_MAX_CONNECTIONS";
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    mm_err err = {0};
+    uint32_t *device = NULL;
+    if (rows[i].before)
+      setenv(name, rows[i].before, 1);
+    else
+      unsetenv(name);
+    assert_int_equal(mm_devices_read(rows[i].list, 3, &device, &err), i < 3);
+    const char *found = getenv(name);
+    if (rows[i].after)
+      assert_string_equal(found, rows[i].after);
+    else
+      assert_null(found);
+    if (i < 3)
+      assert_int_equal(device[0], rows[i].list[0] - '0');
+    else
+      assert_string_equal(err.code, "E_USAGE");
+    free(device);
+  }
+  unsetenv(name);
+}
+
 TEST(threads_of_a_process) {
   const unsigned cpus = mm_pool_cpus();
   assert_int_equal(mm_engine_threads(3, 8), 3);
