@@ -170,7 +170,8 @@ __device__ __forceinline__ void gemm_step(float (&acc)[2][gemm_warps<Form>::kTil
   for (int k = 0; k < kGemmK; k += 16) {
     uint32_t xa[2][4], f[4];
 #pragma unroll
-    for (int i = 0; i < 2; i++) ldmatrix4(xa[i], &sh.x[stage][row0 + i * 16 + lane % 16][k + lane / 16 * 8]);
+    for (int i = 0; i < 2; i++)
+      if (row0 + i * 16 < rows) ldmatrix4(xa[i], &sh.x[stage][row0 + i * 16 + lane % 16][k + lane / 16 * 8]);
 #pragma unroll
     for (int n = 0; n < (int)gemm_warps<Form>::kTiles; n += 2) {
       ldmatrix4(f, &sh.w[b][col0 + n * 8 + lane % 8 + lane / 16 * 8][k + lane / 8 % 2 * 8]);
@@ -247,12 +248,14 @@ __device__ __forceinline__ void gemm_tile(const mm_cu_weight &w, const Job &job)
   wt.store(sh.w[0], ahead[0], 0);
 #pragma unroll
   for (int i = 0; i < Form::kAhead; i++) wt.fetch(ahead[i], (i + 1) * kGemmK);
+  uint32_t k0 = 0;
   int b = 0, stage = 0;
-  for (uint32_t k0 = 0; k0 < w.k; k0 += kGemmK, b ^= 1, stage = (stage + 1) % kStages) {
+  /* One step; `next` holds the weights of the step behind it. False after the last. */
+  const auto step = [&](typename weight_tile<C, S, Form, Job>::step &next) {
     const bool more = k0 + kGemmK < w.k;
     copy_wait<kStages - 2>();
     __syncthreads();
-    fetch_x((stage + kStages - 1) % kStages, k0 + (kStages - 1) * kGemmK); /* of the step before this */
+    fetch_x((stage + kStages - 1) % kStages, k0 + (kStages - 1) * kGemmK); /* into the stage of the step before this */
     if constexpr (Form::kFolds) {
       if (k0 % kGemmFold == 0) fold.load(w, k0);
     }
@@ -260,11 +263,17 @@ __device__ __forceinline__ void gemm_tile(const mm_cu_weight &w, const Job &job)
     if constexpr (Form::kFolds) {
       if (!more || (k0 + kGemmK) % kGemmFold == 0) fold.add(total, acc);
     }
-    if (!more) break;
-    wt.store(sh.w[b ^ 1], ahead[0], k0 + kGemmK);
+    if (more) {
+      wt.store(sh.w[b ^ 1], next, k0 + kGemmK);
+      wt.fetch(next, k0 + (Form::kAhead + 1) * kGemmK);
+    }
+    k0 += kGemmK, b ^= 1, stage = (stage + 1) % kStages;
+    return more;
+  };
+  for (bool more = true; more;) {
 #pragma unroll
-    for (int i = 0; i + 1 < Form::kAhead; i++) ahead[i] = ahead[i + 1];
-    wt.fetch(ahead[Form::kAhead - 1], k0 + (Form::kAhead + 1) * kGemmK);
+    for (int i = 0; i < Form::kAhead; i++) /* each in registers of its own: a move would wait for the load */
+      if (more) more = step(ahead[i]);
   }
 #pragma unroll
   for (int i = 0; i < 4; i++) {
