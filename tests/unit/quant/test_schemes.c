@@ -255,7 +255,7 @@ TEST(test_block_fp8_bf16) {
   static const uint32_t exponent[] = {1, 8, 13, 14, 15, 127, 200, 254};
   const mm_scheme *s = mm_scheme_find("block_fp8");
   matrix m = matrix_open(128, 256);
-  for (uint32_t top = 0; top < 128 * sizeof exponent / sizeof *exponent; top++) {
+  for (uint32_t top = 0; top < 128 * sizeof exponent / sizeof *exponent; top += SANITIZED ? 9 : 1) {
     uint32_t most = exponent[top / 128] << 7 | top % 128;
     for (uint32_t i = 0; i < m.n * m.k; i++) { /* a row of a block is the mantissas of one exponent */
       uint32_t h = i == 0 || i == 128 || i > most ? most : i;

@@ -140,7 +140,7 @@ TEST(every_scheme) {
 
 /* BF16 of every kind of number: halves of the last place, what is too small, too large, or none. */
 TEST(rounds_to_bf16) {
-  for (int i = 0; i < 100000; i++) {
+  for (int i = 0; i < ROUNDS(100000); i++) {
     const uint32_t bits = draw() << 8 ^ draw() ^ (i % 4 ? 0 : 0x8000u);
     const float x = mm_f32_from_bits(i % 4 == 1 ? (bits & 0xffff0000) | 0x8000 : bits), y = mm_cpu_bf16(x);
     const double z = nearest_bf16(x);
@@ -360,7 +360,7 @@ TEST(no_number) {
 
 TEST(dots) {
   static float a[MOST_K], b[MOST_K];
-  for (int i = 0; i < 200; i++) {
+  for (int i = 0; i < ROUNDS(200); i++) {
     const uint32_t n = 1 + any(MOST_K);
     double sum = 0, size = 0;
     for (uint32_t j = 0; j < n; j++) {

@@ -318,7 +318,7 @@ TEST(test_history) {
   open_group(&w, 2, &mm_ops_cpu);
   mm_sampler *s = mm_sampler_open(VOCAB, &err);
   mm_engine *e = w.engine;
-  for (int round = 0; round < 200; round++) {
+  for (int round = 0; round < ROUNDS(200); round++) {
     mm_logprob logprob[4];
     asked a;
     ask(&a);

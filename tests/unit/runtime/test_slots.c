@@ -31,7 +31,7 @@ static void each_world(void (*test)(world *w), uint32_t pages) {
 
 static void any_split(world *w) {
   static const uint32_t size[] = {1, 7, MM_PAGE - 1, MM_PAGE, MM_PAGE + 1, 128, 129};
-  for (size_t i = 0; i < 30; i++) {
+  for (size_t i = 0; i < sizeof size / sizeof *size + ROUNDS(23); i++) {
     const bool random = i >= sizeof size / sizeof *size;
     for (uint32_t pos = 0, n; pos < LENGTH; pos += n) {
       n = (uint32_t)mm_min(random ? 1 + below(90) : size[i], LENGTH - pos);
@@ -49,7 +49,7 @@ static const uint32_t border[] = {1, MM_PAGE - 1, MM_PAGE, MM_PAGE + 1, COMMON};
 /* Three slots go on from one's tokens, the first of them with another text; each as if it had run alone. */
 static void forked(world *w) {
   mm_err err = {0};
-  for (size_t i = 0; i < sizeof border / sizeof *border; i++) {
+  for (size_t i = 0; i < sizeof border / sizeof *border; i += SANITIZED ? 2 : 1) {
     const uint32_t n = border[i], to[] = {3, 1, 5};
     feed_ok(w, 2, 0, 0, n);
     const uint32_t used = mm_pages_count(mm_engine_pages(w->engine)) - mm_pages_free(mm_engine_pages(w->engine));
@@ -78,7 +78,7 @@ static void restored(world *w) {
   mm_pages *pages = mm_engine_pages(w->engine);
   const uint64_t bytes = mm_engine_state_bytes(w->engine);
   char *saved = malloc(bytes + 1);
-  for (size_t i = 0; i < sizeof border / sizeof *border; i++) {
+  for (size_t i = 0; i < sizeof border / sizeof *border; i += SANITIZED ? 2 : 1) {
     const uint32_t n = border[i], count = (uint32_t)mm_ceil_div(n, MM_PAGE);
     uint32_t page[LENGTH / MM_PAGE + 1];
     feed_ok(w, 4, 2, 0, n);
