@@ -29,7 +29,7 @@ typedef struct serve_args {
   mm_option_list keys, names, hosts, origins;
   mm_arena *arena;
   const char *dir, *kv, *input_dtype, *prefix_cache, *log_format, *metric_names, *config, *key_file;
-  uint64_t port, queue, step_tokens, cache_memory, connections, drafts;
+  uint64_t port, queue, step_tokens, cache_memory, kv_offload, connections, drafts;
   double request_time;
   bool any_name, trust_user, batch_invariant, json, quiet, check;
 } serve_args;
@@ -317,9 +317,12 @@ static bool settle(serve_args *a, mm_err *err) {
   a->load.scheduler = (mm_scheduler_config){.step_tokens = (uint32_t)a->step_tokens,
                                             .queue_max = (uint32_t)a->queue,
                                             .cache_bytes = a->cache_memory,
+                                            .offload_bytes = a->kv_offload,
                                             .prefix_cache = strcmp(a->prefix_cache, "on") == 0,
                                             .batch_invariant = a->batch_invariant,
                                             .drafts = (uint32_t)a->drafts};
+  if (a->kv_offload && strcmp(a->prefix_cache, "on") != 0)
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--kv-offload: found --prefix-cache off, whose pages it would keep");
   if (a->http.body_max > UINT64_C(1) << 32)
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--max-body: found %llu bytes, expected 4G or less",
                    (unsigned long long)a->http.body_max);
@@ -378,6 +381,8 @@ int main(int argc, char **argv) {
                 .hi = 1 << 20),
       MM_OPTION(STR, "prefix-cache", &a.prefix_cache, "WORD", "keep prompts for requests that begin alike (on)", .choices = "on|off"),
       MM_OPTION(SIZE, "prefix-cache-memory", &a.cache_memory, "SIZE", "memory of kept prompts' lightning states (1G)"),
+      MM_OPTION(SIZE, "kv-offload", &a.kv_offload, "SIZE",
+                "host memory for pages of kept prompts that leave the device, 0: they are lost (0)"),
       MM_FLAG("batch-invariant", &a.batch_invariant, "the same tokens whatever else runs"),
       MM_OPTION(U64, "drafts", &a.drafts, "N", "tokens that prompt lookup may propose for a step of a request (0)", .hi = MM_DRAFTS),
       MM_OPTION(REAL, "request-timeout", &a.request_time, "SECONDS", "time of a whole request, 0 for any (0)"),

@@ -158,6 +158,7 @@ static void cpu_close(mm_backend *b) {
     if (b->cache[l].index) munmap(b->cache[l].index, b->index_bytes);
   }
   mm_cpu_draft_close(b);
+  mm_cpu_pool_close(b);
   free(b->cache);
   free(b->state);
   free(b->moe.load);
@@ -324,7 +325,8 @@ const mm_ops mm_ops_cpu = {
     .read = cpu_read,
     .expert_load = cpu_expert_load,
     .act_quant = true,
-    .cache = {true, cpu_state_bytes, cpu_state_copy, cpu_state_save, cpu_state_load},
+    .cache = {true, cpu_state_bytes, cpu_state_copy, cpu_state_save, cpu_state_load, mm_cpu_page_bytes, mm_cpu_pool, mm_cpu_move,
+              mm_cpu_moved},
     .weights = {.layer = cpu_layer},
     .select = mm_cpu_select,
     .mlp = mm_cpu_mlp,

@@ -104,6 +104,8 @@ struct mm_backend {
   mm_team *team;
 
   mm_cpu_draft draft; /* nothing without c.draft */
+  char *pool;         /* [places, page_bytes] pages in host memory, mapped; or NULL */
+  uint64_t pool_bytes;
 
   const mm_batch *batch;
   float *logits; /* [out_count, vocab_rows] */
@@ -230,6 +232,13 @@ void mm_cpu_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *rout
 void mm_cpu_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2);
 void mm_cpu_select(mm_backend *b, uint32_t layer, mm_act q, mm_act k, const mm_packed *q_norm, const mm_packed *k_norm);
 void mm_cpu_mlp(mm_backend *b, mm_act y, mm_act x, const mm_packed *up, const mm_packed *down, bool add);
+/* ---- cpu_moves.c: mm_ops.cache's of the same names ---- */
+uint64_t mm_cpu_page_bytes(mm_backend *b);
+MM_MUST_USE bool mm_cpu_pool(mm_backend *b, uint32_t places, mm_err *err);
+void mm_cpu_pool_close(mm_backend *b);
+bool mm_cpu_move(mm_backend *b, uint64_t number, const mm_page_move *move, uint32_t count, mm_err *err);
+bool mm_cpu_moved(mm_backend *b, bool wait, uint64_t *oldest, mm_err *err);
+
 /* ---- cpu_draft.c ---- */
 MM_MUST_USE bool mm_cpu_draft_open(mm_backend *b, mm_err *err);
 void mm_cpu_draft_close(mm_backend *b);
