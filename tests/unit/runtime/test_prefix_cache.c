@@ -152,6 +152,93 @@ TEST(test_random) {
   }
 }
 
+/* ---- a host pool ---- */
+
+enum { PLACES = 3000, FEW = 24, MOVES = 4000 };
+
+/* Where copies go, and those that were listed and not made yet. */
+static struct host {
+  int32_t content[PLACES][MM_PAGE];
+  uint32_t written[PLACES];
+  mm_page_move move[MOVES];
+  uint32_t moves;
+} host;
+
+/* Lists what the cache wants moved; the copies are made now, or later, as the pages are by then. */
+static void move_pages(world *w, bool now) {
+  const mm_page_move *move;
+  static uint64_t number;
+  const uint32_t count = mm_prefix_cache_moves(w->cache, &move);
+  assert_true(host.moves + count <= MOVES);
+  if (count) memcpy(host.move + host.moves, move, count * sizeof *move);
+  host.moves += count;
+  mm_prefix_cache_issued(w->cache, ++number);
+  if (!now) return;
+  for (uint32_t i = 0; i < host.moves; i++) {
+    const mm_page_move m = host.move[i];
+    int32_t *page = w->content[m.page], *place = host.content[m.place];
+    memcpy(m.in ? page : place, m.in ? place : page, sizeof host.content[0]);
+    *(m.in ? &w->written[m.page] : &host.written[m.place]) = m.in ? host.written[m.place] : w->written[m.page];
+  }
+  host.moves = 0;
+  mm_prefix_cache_moved(w->cache, UINT64_MAX);
+  assert_false(mm_prefix_cache_moving(w->cache));
+}
+
+/* What was put is found, for ever where the pool has room for all of it, though the device has few pages. */
+static void random_pool(bool state, uint32_t places) {
+  world *w = open_group(state ? sizeof(uint64_t) : 0, 1 << 20);
+  mm_err err = {0};
+  mm_pages_close(w->pages);
+  mm_prefix_cache_close(w->cache);
+  w->pages = mm_pages_open(FEW, 1, LENGTH, &err);
+  w->cache = mm_prefix_cache_open(w->pages, state ? sizeof(uint64_t) : 0, 1 << 20, &err);
+  assert_true(w->pages && w->cache && mm_prefix_cache_offload(w->cache, places, &err));
+  host.moves = 0;
+  uint32_t found = 0, held[FEW];
+  while (w->puts < PUTS) {
+    const text t = random_text(w);
+    for (uint32_t i = 0; i < 2; i++) {
+      const uint32_t most = i ? 1 + below(t.count) : t.count, loading = mm_prefix_cache_fetch(w->cache, t.salt, t.token, most, true);
+      const bool now = below(2);
+      move_pages(w, now);
+      if (loading && !now) find(w, &t, most, state, false); /* what is on its way is not there */
+      if (now) assert_int_equal(mm_prefix_cache_fetch(w->cache, t.salt, t.token, most, false), 0);
+      found += find(w, &t, most, state, now && places == PLACES) > 0;
+    }
+    while (!put(w, &t, state)) {
+      const bool more = mm_prefix_cache_evict(w->cache);
+      assert_true(more || mm_prefix_cache_moving(w->cache));
+      move_pages(w, !more || !below(3));
+    }
+    const mm_prefix_cache_counts n = mm_prefix_cache_counted(w->cache);
+    assert_true(n.places == places && n.offloaded <= places);
+    memset(held, 0, sizeof held);
+    mm_prefix_cache_held(w->cache, held);
+    if (!mm_pages_check(w->pages, held, &err)) fail_msg("%s", err.text);
+  }
+  const mm_prefix_cache_counts n = mm_prefix_cache_counted(w->cache);
+  print_message("%u found; %llu pages out, %llu in, %u places used\n", found, (unsigned long long)n.out, (unsigned long long)n.in,
+                n.offloaded);
+  assert_true(found > 50 && n.in > 20);
+  move_pages(w, false);
+  mm_prefix_cache_clear(w->cache);
+  assert_int_equal(mm_prefix_cache_counted(w->cache).offloaded, 0);
+  mm_prefix_cache_close(w->cache);
+  assert_int_equal(mm_pages_free(w->pages), FEW);
+  mm_pages_close(w->pages);
+  free(w);
+}
+
+TEST(test_pool) {
+  for (uint32_t i = 0; i < 3; i++)
+    for (uint32_t state = 0; state < 2; state++) {
+      random_pool(state, PLACES);
+      random_pool(state, 40);
+      random_pool(state, 6);
+    }
+}
+
 static text letters(uint64_t salt, int32_t letter, uint32_t count) {
   text t = {.salt = salt, .count = count};
   for (uint32_t i = 0; i < count; i++) t.token[i] = letter;
