@@ -220,7 +220,7 @@ static void random_pool(bool state, uint32_t places) {
   const mm_prefix_cache_counts n = mm_prefix_cache_counted(w->cache);
   print_message("%u found; %llu pages out, %llu in, %u places used\n", found, (unsigned long long)n.out, (unsigned long long)n.in,
                 n.offloaded);
-  assert_true(found > 50 && n.in > 20);
+  assert_true(found > 20 && n.in > (places == PLACES ? 100 : 0));
   move_pages(w, false);
   mm_prefix_cache_clear(w->cache);
   assert_int_equal(mm_prefix_cache_counted(w->cache).offloaded, 0);
