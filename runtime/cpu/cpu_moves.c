@@ -38,18 +38,18 @@ bool mm_cpu_pool(mm_backend *b, uint32_t places, mm_err *err) {
   if (!mm_mul(places, mm_cpu_page_bytes(b), &bytes) || bytes > SIZE_MAX) return mm_fail_memory(err, UINT64_MAX);
   void *p = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) return mm_fail_memory(err, bytes);
-  b->pool = p, b->pool_bytes = bytes;
+  b->mapped.pool = p, b->mapped.pool_bytes = (size_t)bytes;
   return true;
 }
 
 void mm_cpu_pool_close(mm_backend *b) {
-  if (b->pool) munmap(b->pool, (size_t)b->pool_bytes);
+  if (b->mapped.pool) munmap(b->mapped.pool, b->mapped.pool_bytes);
 }
 
 bool mm_cpu_move(mm_backend *b, uint64_t number, const mm_page_move *move, uint32_t count, mm_err *err) {
   (void)number, (void)err;
   const uint64_t bytes = mm_cpu_page_bytes(b);
-  for (uint32_t i = 0; i < count; i++) copy_page(b, move[i].page, b->pool + move[i].place * bytes, move[i].in);
+  for (uint32_t i = 0; i < count; i++) copy_page(b, move[i].page, b->mapped.pool + move[i].place * bytes, move[i].in);
   return true;
 }
 
