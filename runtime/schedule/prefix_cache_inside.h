@@ -1,4 +1,4 @@
-/* The prefix cache's inside: prefix_cache.c (the tree), prefix_pool.c (entries in host memory). */
+/* The prefix cache's inside: prefix_tree.c (the tree), prefix_pool.c (entries in host memory). */
 #ifndef MM_RUNTIME_PREFIX_CACHE_INSIDE_H
 #define MM_RUNTIME_PREFIX_CACHE_INSIDE_H
 
