@@ -238,7 +238,7 @@ void mm_cpu_select(mm_backend *b, uint32_t layer, mm_act q, mm_act k, const mm_p
 void mm_cpu_mlp(mm_backend *b, mm_act y, mm_act x, const mm_packed *up, const mm_packed *down, bool add);
 /* ---- cpu_moves.c: mm_ops.cache's of the same names ---- */
 uint64_t mm_cpu_page_bytes(mm_backend *b);
-MM_MUST_USE bool mm_cpu_pool(mm_backend *b, uint32_t places, mm_err *err);
+char *mm_cpu_pool(mm_backend *b, uint32_t places, mm_err *err);
 void mm_cpu_pool_close(mm_backend *b);
 bool mm_cpu_move(mm_backend *b, uint64_t number, const mm_page_move *move, uint32_t count, mm_err *err);
 bool mm_cpu_moved(mm_backend *b, bool wait, uint64_t *oldest, mm_err *err);

@@ -33,13 +33,13 @@ static uint64_t copy_page(mm_backend *b, uint32_t page, char *place, bool in) {
 
 uint64_t mm_cpu_page_bytes(mm_backend *b) { return copy_page(b, 0, NULL, false); }
 
-bool mm_cpu_pool(mm_backend *b, uint32_t places, mm_err *err) {
+char *mm_cpu_pool(mm_backend *b, uint32_t places, mm_err *err) {
   uint64_t bytes;
-  if (!mm_mul(places, mm_cpu_page_bytes(b), &bytes) || bytes > SIZE_MAX) return mm_fail_memory(err, UINT64_MAX);
+  if (!mm_mul(places, mm_cpu_page_bytes(b), &bytes) || bytes > SIZE_MAX) return mm_fail_memory(err, UINT64_MAX), NULL;
   void *p = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (p == MAP_FAILED) return mm_fail_memory(err, bytes);
+  if (p == MAP_FAILED) return mm_fail_memory(err, bytes), NULL;
   b->mapped.pool = p, b->mapped.pool_bytes = (size_t)bytes;
-  return true;
+  return p;
 }
 
 void mm_cpu_pool_close(mm_backend *b) {

@@ -377,7 +377,7 @@ bool mm_cu_ids_load(mm_backend *b, uint32_t slot, const int32_t *id, uint32_t co
 /* ---- mm_ops' of pages in host memory (moves.cu) ---- */
 
 uint64_t mm_cu_page_bytes(mm_backend *b);
-bool mm_cu_pool(mm_backend *b, uint32_t places, mm_err *err);
+char *mm_cu_pool(mm_backend *b, uint32_t places, mm_err *err);
 void mm_cu_pool_close(mm_backend *b);
 bool mm_cu_move(mm_backend *b, uint64_t number, const mm_page_move *move, uint32_t count, mm_err *err);
 bool mm_cu_moved(mm_backend *b, bool wait, uint64_t *oldest, mm_err *err);

@@ -72,14 +72,15 @@ uint64_t mm_cu_page_bytes(mm_backend *b) {
   return bytes;
 }
 
-bool mm_cu_pool(mm_backend *b, uint32_t places, mm_err *err) {
+char *mm_cu_pool(mm_backend *b, uint32_t places, mm_err *err) {
   host_pool &h = b->pool;
   void *memory = nullptr;
   h.page_bytes = mm_cu_page_bytes(b);
-  if (!mm_cu_check(cudaHostAlloc(&memory, places * h.page_bytes, cudaHostAllocPortable), "pinned memory for pages", err)) return false;
+  if (!mm_cu_check(cudaHostAlloc(&memory, places * h.page_bytes, cudaHostAllocPortable), "pinned memory for pages", err)) return nullptr;
   h.memory = static_cast<char *>(memory);
-  return mm_cu_check(cudaStreamCreateWithFlags(&h.stream, cudaStreamNonBlocking), "cudaStreamCreate", err) &&
-         mm_cu_check(cudaEventCreateWithFlags(&h.before, cudaEventDisableTiming), "cudaEventCreate", err);
+  const bool ok = mm_cu_check(cudaStreamCreateWithFlags(&h.stream, cudaStreamNonBlocking), "cudaStreamCreate", err) &&
+                  mm_cu_check(cudaEventCreateWithFlags(&h.before, cudaEventDisableTiming), "cudaEventCreate", err);
+  return ok ? h.memory : nullptr;
 }
 
 void mm_cu_pool_close(mm_backend *b) {

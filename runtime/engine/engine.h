@@ -135,6 +135,9 @@ uint64_t mm_engine_page_bytes(const mm_engine *e);
 /* Makes a pool of `places` in host memory, once. MM_UNSUPPORTED E_DEVICE for a backend that moves no pages, E_PARALLEL for several
  * processes; MM_LIMIT E_MEMORY where it is more than this machine's memory. */
 MM_MUST_USE bool mm_engine_pool(mm_engine *e, uint32_t places, mm_err *err);
+/* The pool's part of rank r, below `ranks` of the checkpoint, and how many bytes of it a place has. Until close. */
+char *mm_engine_pool_part(const mm_engine *e, uint32_t r, uint64_t *bytes);
+uint32_t mm_engine_ranks(const mm_engine *e);
 /* Every rank copies its parts of move[count], in this order, after the steps and moves so far; it does not wait. The caller has a reference
  * to each page until the copies have ended, and gives it to no step before. *number names the call, failed or not; after a failure
  * places and pages of it hold nothing good. */

@@ -112,6 +112,7 @@ typedef struct rank {
   size_t logits_cap;
   uint64_t state_at; /* where its part of a slot's lightning states is */
   uint64_t moving;   /* number of its first move of pages that has not ended */
+  char *pool;        /* its places in host memory */
   bool back, done;   /* has finished the task, and well; under the engine's lock. Then err is read by others */
   mm_err err;
 } rank;

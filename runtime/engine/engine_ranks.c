@@ -130,7 +130,7 @@ static bool run_task(rank *r, mm_err *err) {
     case DRAFT: return mm_engine_draft_rank(r, err);
     case FINISH_LOAD: return f->ops->weights.finish_load(f->backend, err);
     case CHOOSE: return f->ops->sampler.choose_kept(f->backend, t->choose.sampling, t->choose.count, err);
-    case POOL: return f->ops->cache.pool(f->backend, t->places, err);
+    case POOL: return (r->pool = f->ops->cache.pool(f->backend, t->places, err));
     case MOVE: return f->ops->cache.move(f->backend, t->move.number, t->move.move, t->move.count, err);
     case MOVED: return f->ops->cache.moved(f->backend, t->wait, &r->moving, err);
     case CLOSE: break;

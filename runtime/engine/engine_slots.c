@@ -197,6 +197,12 @@ bool mm_engine_pool(mm_engine *e, uint32_t places, mm_err *err) {
   return mm_engine_run_task(e, &(task){.kind = POOL, .places = places}, err);
 }
 
+char *mm_engine_pool_part(const mm_engine *e, uint32_t r, uint64_t *bytes) {
+  *bytes = e->facts[r].page_bytes;
+  return e->rank[r].pool;
+}
+uint32_t mm_engine_ranks(const mm_engine *e) { return e->started; }
+
 bool mm_engine_move(mm_engine *e, const mm_page_move *move, uint32_t count, uint64_t *number, mm_err *err) {
   *number = e->moves++;
   return mm_engine_run_task(e, &(task){.kind = MOVE, .move = {*number, move, count}}, err);

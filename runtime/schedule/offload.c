@@ -1,8 +1,23 @@
-/* Pages of the prefix cache in host memory. An entry's page is copied out when others need the device's memory, and back when a request
- * has its tokens; both while steps run. Requests whose pages are on their way wait without a slot. */
+/* Pages of the prefix cache in host memory, and on disk. An entry's page is copied out when others need the device's memory, and back when
+ * a request has its tokens; both while steps run. Requests whose pages are on their way wait without a slot. */
 #include <stdlib.h>
 
 #include "runtime/schedule/scheduler_inside.h"
+
+/* A file of as many pages as disk_bytes has room for. */
+static bool open_disk(mm_scheduler *s, mm_err *err) {
+  const uint32_t ranks = mm_engine_ranks(s->engine);
+  const uint64_t blocks = s->c.disk_bytes / s->own.page_bytes;
+  if (!blocks || blocks >= UINT32_MAX)
+    return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(s->c.disk_dir, NULL),
+                   "found %llu bytes of disk for pages of the prefix cache, expected at least %llu, those of one page",
+                   (unsigned long long)s->c.disk_bytes, (unsigned long long)s->own.page_bytes);
+  mm_pool_part *part = mm_calloc(ranks, sizeof *part, err);
+  for (uint32_t r = 0; part && r < ranks; r++) part[r].memory = mm_engine_pool_part(s->engine, r, &part[r].bytes);
+  s->disk = part ? mm_disk_store_open(s->c.disk_dir, (uint32_t)blocks, part, ranks, err) : NULL;
+  free(part);
+  return s->disk && mm_prefix_cache_disk(s->cache, (uint32_t)blocks, err);
+}
 
 bool mm_offload_open(mm_scheduler *s, mm_err *err) {
   const uint64_t page = mm_engine_page_bytes(s->engine), places = page ? s->c.offload_bytes / page : 0;
@@ -13,7 +28,13 @@ bool mm_offload_open(mm_scheduler *s, mm_err *err) {
                    (unsigned long long)s->c.offload_bytes, (unsigned long long)page);
   if (!mm_engine_pool(s->engine, (uint32_t)places, err) || !mm_prefix_cache_offload(s->cache, (uint32_t)places, err)) return false;
   s->own.page_bytes = page;
-  return s->offload = true;
+  s->offload = true;
+  return !s->c.disk_dir || open_disk(s, err);
+}
+
+void mm_offload_close(mm_scheduler *s) {
+  mm_offload_wait(s);
+  mm_disk_store_close(s->disk);
 }
 
 /* Copies that have ended free their pages. After a failure nobody knows what was copied, and the pages stay taken until the engine says
@@ -28,18 +49,46 @@ static void notice(mm_scheduler *s, bool wait) {
     s->moves_failed = true;
 }
 
+/* The same of the disk, whose failures cost their own entries alone. */
+static void notice_disk(mm_scheduler *s, bool wait) {
+  mm_disk_end end[64];
+  mm_err why = {0};
+  bool failed = false;
+  if (!s->disk || !mm_prefix_cache_copying(s->cache)) return;
+  for (uint32_t n; (n = mm_disk_store_ended(s->disk, wait, end, sizeof end / sizeof *end, &why)) > 0;)
+    for (uint32_t i = 0; i < n; i++) {
+      mm_prefix_cache_copied(s->cache, &end[i]);
+      failed |= !end[i].ok;
+    }
+  if (failed && s->c.report) s->c.report(s->c.user, &why);
+}
+
 void mm_offload_poll(mm_scheduler *s) {
   notice(s, false);
+  notice_disk(s, false);
   /* No entry is good. A request that was just found one has entered by now, and no other was yet given one that was copied. */
   if (s->moves_failed) mm_prefix_cache_clear(s->cache);
   s->moves_failed = false;
 }
 
-void mm_offload_wait(mm_scheduler *s) { notice(s, true); }
+void mm_offload_wait(mm_scheduler *s) {
+  notice(s, true);
+  notice_disk(s, true);
+}
+
+/* Gives the disk's threads the copies that the cache has listed. */
+static void issue_copies(mm_scheduler *s) {
+  mm_err err = {0};
+  const mm_disk_move *move;
+  const uint32_t count = s->disk ? mm_prefix_cache_copies(s->cache, &move) : 0;
+  if (!count || mm_disk_store_move(s->disk, move, count, &err)) return;
+  for (uint32_t i = 0; i < count; i++) mm_prefix_cache_copied(s->cache, &(mm_disk_end){move[i], false});
+}
 
 /* Gives the engine the moves that the cache has listed. */
 static void issue(mm_scheduler *s) {
   mm_err err = {0};
+  issue_copies(s);
   const mm_page_move *move;
   uint64_t number;
   const uint32_t count = mm_prefix_cache_moves(s->cache, &move);
@@ -49,16 +98,23 @@ static void issue(mm_scheduler *s) {
   s->moves_failed |= !done;
 }
 
+/* A prompt that the pool cannot hold comes from disk in so many parts at most, and the rest of it is computed. */
+enum { STARTS = 64 };
+
 bool mm_offload_fetch(mm_scheduler *s, job *j) {
   if (!s->offload || j->r.score || s->moves_failed) return false;
-  const bool start = j->fetched != j->turn + 1;
-  const uint32_t loading = mm_prefix_cache_fetch(s->cache, j->r.salt, j->token, j->count - 1, start);
-  if (!loading || !start) return loading;
-  j->fetched = j->turn + 1;
-  s->own.fetched++;
-  issue(s);
-  notice(s, false);
-  return mm_prefix_cache_fetch(s->cache, j->r.salt, j->token, j->count - 1, false);
+  if (j->fetched != j->turn + 1) j->fetched = j->turn + 1, j->starts = 0, j->reads = true;
+  mm_prefix_cache_coming n = mm_prefix_cache_fetch(s->cache, j->r.salt, j->token, j->count - 1, false);
+  while (!n.loading && !n.reading && j->reads && j->starts < STARTS) {
+    n = mm_prefix_cache_fetch(s->cache, j->r.salt, j->token, j->count - 1, true);
+    j->reads = n.reading > 0;
+    if (!n.loading && !n.reading) return false;
+    s->own.fetched += j->starts++ == 0;
+    issue(s);
+    notice(s, false);
+    n = mm_prefix_cache_fetch(s->cache, j->r.salt, j->token, j->count - 1, false);
+  }
+  return n.loading || n.reading;
 }
 
 void mm_offload_ahead(mm_scheduler *s) {
@@ -67,6 +123,7 @@ void mm_offload_ahead(mm_scheduler *s) {
   const uint64_t wanted = mm_min(2 * each, mm_pages_count(s->pages) / 8);
   while ((uint64_t)mm_pages_free(s->pages) + mm_prefix_cache_leaving(s->cache) < wanted)
     if (!mm_prefix_cache_evict(s->cache)) break;
+  mm_prefix_cache_spill(s->cache);
   issue(s);
 }
 

@@ -4,6 +4,7 @@
 #define MM_RUNTIME_SERVE_PREFIX_CACHE_H
 
 #include "runtime/engine/pages.h"
+#include "runtime/schedule/disk_store.h"
 
 typedef struct mm_prefix_cache mm_prefix_cache;
 
@@ -39,13 +40,31 @@ void mm_prefix_cache_issued(mm_prefix_cache *c, uint64_t number);
 void mm_prefix_cache_moved(mm_prefix_cache *c, uint64_t oldest);
 bool mm_prefix_cache_moving(const mm_prefix_cache *c);      /* some move has not ended */
 uint32_t mm_prefix_cache_leaving(const mm_prefix_cache *c); /* pages on their way out */
-/* Pages of token[most] that are on their way in; 0: the device has all that it will. `start`: first lists moves for those in the pool, as
- * far as there are pages, for which others are moved out. */
-uint32_t mm_prefix_cache_fetch(mm_prefix_cache *c, uint64_t salt, const int32_t *token, uint32_t most, bool start);
+/* Pages that are on their way: to the device, and from disk to the pool. */
+typedef struct mm_prefix_cache_coming {
+  uint32_t loading, reading;
+} mm_prefix_cache_coming;
+/* Of the pages of token[most]; all 0: the device has what it will have. `start`: first lists what brings those in the pool to the device,
+ * as far as there are pages, for which others are moved out, and those on disk to the pool, as far as there are places. */
+mm_prefix_cache_coming mm_prefix_cache_fetch(mm_prefix_cache *c, uint64_t salt, const int32_t *token, uint32_t most, bool start);
+
+/* ---- Blocks on disk (disk_store.h), for entries that leave the pool ---- */
+
+MM_MUST_USE bool mm_prefix_cache_disk(mm_prefix_cache *c, uint32_t blocks, mm_err *err);
+/* Lists copies to disk, so that places become free before they are needed. */
+void mm_prefix_cache_spill(mm_prefix_cache *c);
+/* Copies to be made now, in any order: move[returned], valid until the next call. */
+uint32_t mm_prefix_cache_copies(mm_prefix_cache *c, const mm_disk_move **move);
+/* One of them has ended. An entry whose copy failed is dropped. */
+void mm_prefix_cache_copied(mm_prefix_cache *c, const mm_disk_end *end);
+bool mm_prefix_cache_copying(const mm_prefix_cache *c); /* some has not */
 
 typedef struct mm_prefix_cache_counts {
-  uint32_t places, offloaded; /* of the pool, and those in use */
+  uint32_t places, offloaded; /* of the pool, and those in use **/
   uint64_t out, in;           /* pages moved since open */
+  uint32_t blocks, on_disk;   /* of the disk, and those in use **/
+  uint64_t written, read;     /* pages since open */
+  uint64_t failed;            /* copies that did */
 } mm_prefix_cache_counts;
 mm_prefix_cache_counts mm_prefix_cache_counted(const mm_prefix_cache *c);
 

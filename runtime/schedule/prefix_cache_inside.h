@@ -1,4 +1,5 @@
-/* The prefix cache's inside: prefix_tree.c (the tree), prefix_pool.c (entries in host memory). */
+/* The prefix cache's inside: prefix_tree.c (the tree), prefix_pool.c (entries in host memory), prefix_disk.c (entries on
+ * disk). */
 #ifndef MM_RUNTIME_PREFIX_CACHE_INSIDE_H
 #define MM_RUNTIME_PREFIX_CACHE_INSIDE_H
 
@@ -23,9 +24,11 @@ struct node {
   snapshot *snapshot;
   uint64_t salt;
   uint32_t page, place;   /* of the device, or of the host pool: one of them is NONE. The parent of a node with a page has one */
+  uint32_t block;         /* of the disk, where both are NONE, or while it is copied to the place or from there; else NONE */
   uint32_t on_device;     /* children with a page */
   uint32_t moves;         /* of it, not ended */
   bool loading, fetching; /* its page is being filled; it is about to be given one */
+  bool copied, reading;   /* a copy between its place and block has not ended; it is one to the place */
   uint32_t count;
   int32_t token[MM_PAGE]; /* [count] */
 };
@@ -39,11 +42,12 @@ typedef struct move {
   node *node; /* NULL: dropped since */
   uint64_t number;
   mm_page_move m;
+  bool frees; /* the place is nobody's any more: it is free when this has ended */
 } move;
 
 /* Of the host pool. */
 typedef struct pool {
-  uint32_t places, free_count, used;
+  uint32_t places, free_count;
   uint32_t *free; /* [free_count] a stack */
   move *move;     /* [moves], oldest first; the last `listed` are not given to the engine yet */
   uint32_t moves, listed, leaving;
@@ -55,14 +59,32 @@ typedef struct pool {
   uint64_t out, in;
 } pool;
 
+/* A copy between a place and a block that has not ended. node NULL: dropped since, both are free afterwards. */
+typedef struct disk_copy {
+  node *node;
+  mm_disk_move m;
+} disk_copy;
+
+typedef struct disk {
+  uint32_t blocks, free_count; /* blocks 0: there is none */
+  uint32_t *free;              /* [free_count] a stack */
+  disk_copy *copy;             /* [copies]; the last `listed` are not given to the store yet */
+  uint32_t copies, listed, leaving;
+  size_t copy_cap;
+  mm_disk_move *list; /* [listed] */
+  size_t list_cap;
+  uint64_t out, in, failed;
+} disk;
+
 #define NONE UINT32_MAX
 
 struct mm_prefix_cache {
   mm_pages *pages;
   uint64_t state_bytes, budget, used;
   node root; /* has no page */
-  node_list device, host;
+  node_list device, host, on_disk;
   pool pool;
+  disk disk;
   snapshot **snapshot; /* [snapshots] */
   size_t snapshots, snapshot_cap;
   uint64_t uses;
@@ -72,7 +94,9 @@ struct mm_prefix_cache {
 
 /* ---- order of use ---- */
 
-static inline node_list *list_of(mm_prefix_cache *c, const node *n) { return n->page == NONE ? &c->host : &c->device; }
+static inline node_list *list_of(mm_prefix_cache *c, const node *n) {
+  return n->page != NONE ? &c->device : n->place != NONE ? &c->host : &c->on_disk;
+}
 
 static inline void unlink_node(mm_prefix_cache *c, const node *n) {
   node_list *l = list_of(c, n);
@@ -106,7 +130,20 @@ void mm_prefix_give_page(mm_prefix_cache *c, node *n, uint32_t page);
 void mm_prefix_drop_leaf(mm_prefix_cache *c, node *n);
 /* A node goes with everything below it. */
 void mm_prefix_drop_tree(mm_prefix_cache *c, node *n);
-/* The moves of a node that goes end without it (prefix_pool.c). */
+
+/* ---- prefix_pool.c ---- */
+/* The moves of a node that goes end without it. */
 void mm_prefix_forget_moves(mm_prefix_cache *c, const node *n);
+/* A free place, if there is one or an entry of the pool can go. */
+bool mm_prefix_find_place(mm_prefix_cache *c);
+/* A place is nobody's any more. */
+void mm_prefix_free_place(mm_prefix_cache *c, uint32_t place);
+
+/* ---- prefix_disk.c ---- */
+/* The node's copy between place and block, if it has one, ends without it, and frees both; else its block, if it has one, is free. Returns
+ * true if the place is that copy's. */
+bool mm_prefix_leave_disk(mm_prefix_cache *c, node *n);
+/* The node, which is on disk, is read into a place; false if there is none. */
+bool mm_prefix_read(mm_prefix_cache *c, node *n);
 
 #endif

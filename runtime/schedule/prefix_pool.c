@@ -34,11 +34,28 @@ static bool add_move(mm_prefix_cache *c, node *n, uint32_t page, uint32_t place,
   return true;
 }
 
-/* A free place, if there is one or an entry of the pool can go. */
-static bool find_place(mm_prefix_cache *c) {
+/* Copies of the device are made in order, so that a place may be given away while some are left; the disk's are not. */
+void mm_prefix_free_place(mm_prefix_cache *c, uint32_t place) {
+  pool *p = &c->pool;
+  for (uint32_t i = p->moves; c->disk.blocks && i-- > 0;)
+    if (p->move[i].m.place == place) {
+      p->move[i].frees = true;
+      return;
+    }
+  p->free[p->free_count++] = place;
+}
+
+/* Entries that have a place below this one, which is in the pool. */
+static bool has_places_below(const node *n) {
+  const node *k = n->child;
+  while (k && k->place == NONE) k = k->next;
+  return k;
+}
+
+bool mm_prefix_find_place(mm_prefix_cache *c) {
   node *n = c->host.oldest;
-  while (!c->pool.free_count && n && (n->child || n->fetching)) n = n->newer;
-  if (!c->pool.free_count && n) mm_prefix_drop_leaf(c, n);
+  while (!c->pool.free_count && n && (n->fetching || n->copied || (c->disk.blocks && n->moves) || has_places_below(n))) n = n->newer;
+  if (!c->pool.free_count && n) mm_prefix_drop_tree(c, n);
   return c->pool.free_count > 0;
 }
 
@@ -50,7 +67,6 @@ static bool move_out(mm_prefix_cache *c, node *n) {
   mm_pages_hold(c->pages, page);
   mm_prefix_give_up(c, n);
   n->place = p->free[--p->free_count];
-  p->used++;
   p->leaving++;
   link_newest(c, n);
   return true;
@@ -95,6 +111,7 @@ void mm_prefix_cache_moved(mm_prefix_cache *c, uint64_t oldest) {
     if (m->node && m->m.in && m->node->page == m->m.page) m->node->loading = false;
     mm_pages_release(c->pages, m->m.page);
     p->leaving -= !m->m.in;
+    if (m->frees) p->free[p->free_count++] = m->m.place;
   }
   p->moves -= ended;
   if (ended) memmove(p->move, p->move + ended, p->moves * sizeof *p->move);
@@ -104,7 +121,17 @@ bool mm_prefix_cache_moving(const mm_prefix_cache *c) { return c->pool.moves > 0
 uint32_t mm_prefix_cache_leaving(const mm_prefix_cache *c) { return c->pool.leaving; }
 
 mm_prefix_cache_counts mm_prefix_cache_counted(const mm_prefix_cache *c) {
-  return (mm_prefix_cache_counts){c->pool.places, c->pool.used, c->pool.out, c->pool.in};
+  const pool *p = &c->pool;
+  const disk *d = &c->disk;
+  return (mm_prefix_cache_counts){.places = p->places,
+                                  .offloaded = p->places - p->free_count,
+                                  .out = p->out,
+                                  .in = p->in,
+                                  .blocks = d->blocks,
+                                  .on_disk = d->blocks - d->free_count,
+                                  .written = d->out,
+                                  .read = d->in,
+                                  .failed = d->failed};
 }
 
 /* The node that was not used for longest of those whose page nobody else needs. Nodes that slots use are skipped and become the newest: the
@@ -122,7 +149,7 @@ static node *oldest_idle(mm_prefix_cache *c) {
 
 bool mm_prefix_cache_evict(mm_prefix_cache *c) {
   /* First the place: an entry that goes for it may take others along. */
-  const bool place = c->pool.places && find_place(c);
+  const bool place = c->pool.places && mm_prefix_find_place(c);
   node *n = oldest_idle(c);
   if (n && !(place && move_out(c, n))) mm_prefix_drop_tree(c, n);
   return n;
@@ -160,18 +187,27 @@ static void fetch_path(mm_prefix_cache *c, node *const *path, uint32_t count) {
   }
 }
 
-uint32_t mm_prefix_cache_fetch(mm_prefix_cache *c, uint64_t salt, const int32_t *token, uint32_t most, bool start) {
+/* Starts what brings path[count] nearer: entries on disk are read, and those before them that are in the pool go to the device. */
+static void start_path(mm_prefix_cache *c, node *const *path, uint32_t count) {
+  uint32_t ready = 0;
+  while (ready < count && path[ready]->place != NONE && !path[ready]->reading) ready++;
+  for (uint32_t i = ready; i < count; i++)
+    if (path[i]->place == NONE && !mm_prefix_read(c, path[i])) break;
+  fetch_path(c, path, ready);
+}
+
+mm_prefix_cache_coming mm_prefix_cache_fetch(mm_prefix_cache *c, uint64_t salt, const int32_t *token, uint32_t most, bool start) {
+  mm_prefix_cache_coming coming = {0};
   const hit h = mm_prefix_find(c, false, salt, token, most);
-  if (!c->pool.places || h.tokens <= mm_prefix_find(c, true, salt, token, most).tokens) return 0;
+  if (!c->pool.places || h.tokens <= mm_prefix_find(c, true, salt, token, most).tokens) return coming;
   node **const end = c->pool.path + mm_ceil_div(h.tokens, MM_PAGE), **path = end, *n = h.last;
   for (; n->page == NONE && n != &c->root; n = n->parent) n->fetching = true, *--path = n;
   if (start && path < end) {
     if (n != &c->root) mm_pages_hold(c->pages, n->page); /* its pages stay */
-    fetch_path(c, path, (uint32_t)(end - path));
+    start_path(c, path, (uint32_t)(end - path));
     if (n != &c->root) mm_pages_release(c->pages, n->page);
   }
   for (node **p = path; p < end; p++) (*p)->fetching = false;
-  uint32_t loading = 0;
-  for (n = h.last; n != &c->root; n = n->parent) loading += n->loading;
-  return loading;
+  for (n = h.last; n != &c->root; n = n->parent) coming.loading += n->loading, coming.reading += n->reading;
+  return coming;
 }

@@ -29,10 +29,9 @@ static void touch(mm_prefix_cache *c, node *n) {
 
 void mm_prefix_give_up(mm_prefix_cache *c, node *n) {
   unlink_node(c, n);
-  if (n->page == NONE) {
-    c->pool.free[c->pool.free_count++] = n->place;
-    c->pool.used--;
-  } else {
+  const bool shared = mm_prefix_leave_disk(c, n);
+  if (n->place != NONE && !shared) mm_prefix_free_place(c, n->place);
+  if (n->page != NONE) {
     mm_pages_release(c->pages, n->page);
     n->parent->on_device--;
     c->nodes--;
@@ -107,7 +106,8 @@ void mm_prefix_cache_close(mm_prefix_cache *c) {
   mm_prefix_cache_clear(c);
   mm_prefix_cache_issued(c, 0);
   mm_prefix_cache_moved(c, UINT64_MAX);
-  MM_FREE(c->snapshot, c->pool.free, c->pool.move, c->pool.list, (void *)c->pool.path, c->pool.page, c);
+  MM_FREE(c->snapshot, c->pool.free, c->pool.move, c->pool.list, (void *)c->pool.path, c->pool.page, c->disk.free, c->disk.copy,
+          c->disk.list, c);
 }
 
 /* ---- finding ---- */
@@ -182,7 +182,7 @@ static node *add_child(mm_prefix_cache *c, node *parent, uint64_t salt, const in
   if (!n) return NULL;
   n->parent = parent;
   n->salt = salt;
-  n->place = NONE;
+  n->place = n->block = NONE;
   n->count = count;
   memcpy(n->token, token, count * sizeof *token);
   n->next = parent->child;

@@ -171,6 +171,8 @@ static void publish(mm_scheduler *s) {
   if (s->offload) {
     const mm_prefix_cache_counts n = mm_prefix_cache_counted(s->cache);
     own->places = n.places, own->places_used = n.offloaded, own->pages_out = n.out, own->pages_in = n.in;
+    own->blocks = n.blocks, own->blocks_used = n.on_disk, own->pages_written = n.written, own->pages_read = n.read;
+    own->disk_failed = n.failed;
   }
   pthread_mutex_lock(&s->lock);
   own->requests = s->stats.requests;

@@ -18,7 +18,7 @@ bool mm_reuse_open(mm_scheduler *s, mm_err *err) {
 }
 
 void mm_reuse_close(mm_scheduler *s) {
-  mm_offload_wait(s);
+  mm_offload_close(s);
   mm_prefix_cache_close(s->cache);
   free(s->page);
 }

@@ -30,6 +30,8 @@ typedef struct job {
   bool duplicate;    /* it waits for what another is reading just now: */
   uint64_t duplicate_of;
   uint32_t duplicate_until; /* until that one was given so many tokens */
+  uint32_t starts;          /* how often in that turn; again where the last time read from disk */
+  bool reads;               /* it did, or there was none */
   uint32_t fetched;         /* 1 + the turn for which its cached prefix was fetched from host memory */
   uint32_t cached;          /* tokens of the prompt that the prefix cache had, at its first turn */
   uint32_t drafts;          /* of them, proposed ones behind the last */
@@ -107,6 +109,7 @@ struct mm_scheduler {
   bool lightning;
   bool offload;           /* the prefix cache has a pool in host memory */
   bool moves_failed;      /* some copies between both have: what it has is to be dropped */
+  mm_disk_store *disk;    /* NULL: pages that leave it are lost */
   mm_pages *pages;        /* NULL: slots have pages of their own */
   mm_prefix_cache *cache; /* or NULL */
   uint32_t *page;         /* [pages of a slot] receives those of the cache */
@@ -190,11 +193,12 @@ void mm_reuse_clear(mm_scheduler *s);
 
 /* ---- offload.c: pages of the prefix cache in host memory; nothing of it does anything without a pool ---- */
 MM_MUST_USE bool mm_offload_open(mm_scheduler *s, mm_err *err);
-/* Returns true if pages of the job's cached prefix are on their way to the device; starts that, once a turn. */
+void mm_offload_close(mm_scheduler *s);
+/* Returns true if pages of the job's cached prefix are on their way to the device; starts that, at most a few times a turn. */
 bool mm_offload_fetch(mm_scheduler *s, job *j);
 /* Notices copies that have ended. */
 void mm_offload_poll(mm_scheduler *s);
-/* Waits until all have. */
+/* Waits until all have that are not on their way to disk. */
 void mm_offload_wait(mm_scheduler *s);
 /* After a step was queued: moves pages out before the next steps need theirs. */
 void mm_offload_ahead(mm_scheduler *s);
