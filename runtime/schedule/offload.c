@@ -4,6 +4,8 @@
 
 #include "runtime/schedule/scheduler_inside.h"
 
+#define REPORT_S 10 /* seconds between two failures of the disk that are reported; all are counted */
+
 /* A file of as many pages as disk_bytes has room for. */
 static bool open_disk(mm_scheduler *s, mm_err *err) {
   const uint32_t ranks = mm_engine_ranks(s->engine);
@@ -60,7 +62,9 @@ static void notice_disk(mm_scheduler *s, bool wait) {
       mm_prefix_cache_copied(s->cache, &end[i]);
       failed |= !end[i].ok;
     }
-  if (failed && s->c.report) s->c.report(s->c.user, &why);
+  if (!failed || !s->c.report || mm_now() - s->reported < REPORT_S) return;
+  s->reported = mm_now();
+  s->c.report(s->c.user, &why);
 }
 
 void mm_offload_poll(mm_scheduler *s) {

@@ -16,7 +16,7 @@ typedef struct mm_scheduler_config {
   uint64_t offload_bytes; /* host memory for pages that leave the prefix cache; 0: they are lost */
   const char *disk_dir;   /* NULL, or a folder for pages that leave that memory, until close; with disk_bytes of them at most */
   uint64_t disk_bytes;
-  void (*report)(void *user, const mm_err *err); /* NULL, or called by the thread for a failure that no request has */
+  void (*report)(void *user, const mm_err *err); /* NULL, or called by the thread for failures that no request has, now and then */
   void *user;
   bool prefix_cache;    /* keep pages and states of prompts for requests that begin alike; nothing where the device does not share pages */
   bool batch_invariant; /* the tokens of a request do not depend on what else runs; refused where the device cannot say so */

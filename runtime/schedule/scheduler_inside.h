@@ -110,6 +110,7 @@ struct mm_scheduler {
   bool offload;           /* the prefix cache has a pool in host memory */
   bool moves_failed;      /* some copies between both have: what it has is to be dropped */
   mm_disk_store *disk;    /* NULL: pages that leave it are lost */
+  double reported;        /* when a failure of the disk was */
   mm_pages *pages;        /* NULL: slots have pages of their own */
   mm_prefix_cache *cache; /* or NULL */
   uint32_t *page;         /* [pages of a slot] receives those of the cache */

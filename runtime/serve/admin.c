@@ -67,6 +67,11 @@ static void put_scheduler(mm_text *t, mm_scheduler *scheduler) {
   mm_metrics_value(t, "offload_out_bytes_total", "counter", "Bytes of pages copied to host memory.", page * (double)s.pages_out);
   mm_metrics_value(t, "offload_in_bytes_total", "counter", "Bytes of pages copied back.", page * (double)s.pages_in);
   mm_metrics_value(t, "offload_hits_total", "counter", "Choices for which pages were copied back.", (double)s.fetched);
+  mm_metrics_value(t, "offload_disk_bytes_max", "gauge", "Bytes of disk for pages of the prefix cache.", page * s.blocks);
+  mm_metrics_value(t, "offload_disk_bytes", "gauge", "Bytes of them in use.", page * s.blocks_used);
+  mm_metrics_value(t, "offload_disk_written_bytes_total", "counter", "Bytes of pages written to disk.", page * (double)s.pages_written);
+  mm_metrics_value(t, "offload_disk_read_bytes_total", "counter", "Bytes of pages read back.", page * (double)s.pages_read);
+  mm_metrics_value(t, "offload_disk_failed_total", "counter", "Pages that could not be written or read.", (double)s.disk_failed);
 }
 
 static void put_cache(mm_text *t, const mm_server *s) {

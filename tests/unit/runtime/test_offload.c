@@ -72,7 +72,8 @@ static bool late_moved(mm_backend *b, bool wait, uint64_t *oldest, mm_err *err) 
 
 static mm_model any_kind(uint32_t k) { return k < 2 ? kind(k) : ref_dims(MM_FAMILY_M3, false); }
 
-static void run_random(uint32_t k, uint32_t tp, mm_limits l, uint32_t places, mm_scheduler_config c, const mm_dflash *draft) {
+static void run_random(uint32_t k, uint32_t tp, mm_limits l, uint32_t places, uint32_t blocks, mm_scheduler_config c,
+                       const mm_dflash *draft) {
   serving w;
   mm_scheduler_stats t;
   mm_ops ops = mm_ops_cpu;
@@ -83,14 +84,17 @@ static void run_random(uint32_t k, uint32_t tp, mm_limits l, uint32_t places, mm
   serving_draft = NULL;
   mm_scheduler_close(w.scheduler, true);
   mm_err err = {0};
+  c.disk_dir = blocks ? getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp" : NULL;
+  c.disk_bytes = blocks * mm_engine_page_bytes(w.engine);
   c.offload_bytes = places * mm_engine_page_bytes(w.engine) + mm_engine_page_bytes(w.engine) - 1;
   if (!(w.scheduler = mm_scheduler_open(w.engine, &c, &err))) fail_msg("%s", err.text);
   random_requests(&w, UINT32_MAX, 1);
   serving_settled(&w, &t);
-  print_message("%llu requests fetched %llu pages of %llu that left, %u of %u places used\n", (unsigned long long)t.fetched,
-                (unsigned long long)t.pages_in, (unsigned long long)t.pages_out, t.places_used, t.places);
+  print_message("%llu requests fetched %llu pages of %llu that left, %u of %u places used; %llu written, %llu read\n",
+                (unsigned long long)t.fetched, (unsigned long long)t.pages_in, (unsigned long long)t.pages_out, t.places_used, t.places,
+                (unsigned long long)t.pages_written, (unsigned long long)t.pages_read);
   assert_int_equal(t.places, places);
-  assert_true(t.places_used <= t.places && t.pages_in <= t.pages_out);
+  assert_true(t.places_used <= t.places && t.pages_in <= t.pages_out && t.blocks == blocks && !t.disk_failed);
   assert_true(t.fetched || late.fail_every || k == 0 || places < 20);
   serving_close(&w, true);
 }
@@ -102,11 +106,11 @@ TEST(test_random) {
   for (uint32_t k = 0; k < 3; k++) {
     const bool all = getenv("ROUNDS");
     late.fail_every = 0;
-    if (all || k != 1) run_random(k, 2, (mm_limits){.max_tokens = 64, .slots = 6, .pages = 9}, 40, c, NULL);
-    if (all || k == 1) run_random(k, 1, (mm_limits){.max_tokens = 64, .slots = 6, .pages = 16}, 5, c, NULL);
-    if (all) run_random(k, 1, (mm_limits){.max_tokens = 64, .slots = 2, .pages = 8}, 1, narrow, NULL);
+    if (all || k != 1) run_random(k, 2, (mm_limits){.max_tokens = 64, .slots = 6, .pages = 9}, 40, 0, c, NULL);
+    if (all || k == 1) run_random(k, 1, (mm_limits){.max_tokens = 64, .slots = 6, .pages = 16}, 5, 40, c, NULL);
+    if (all) run_random(k, 1, (mm_limits){.max_tokens = 64, .slots = 2, .pages = 8}, 1, 3, narrow, NULL);
     late.fail_every = 12;
-    if (all || k == 1) run_random(k, 2, (mm_limits){.max_tokens = 64, .slots = 6, .pages = 12}, 30, c, NULL);
+    if (all || k == 1) run_random(k, 2, (mm_limits){.max_tokens = 64, .slots = 6, .pages = 12}, 30, 9, c, NULL);
   }
 }
 
@@ -119,7 +123,7 @@ TEST(test_drafts) {
   if (!mm_dflash_open(&draft, random.dir, &m, &err)) fail_msg("%s", err.text);
   const mm_scheduler_config c = {.step_tokens = 40, .queue_max = 100, .prefix_cache = true, .drafts = MM_DRAFTS};
   late.fail_every = 0;
-  run_random(1, 1, (mm_limits){.max_tokens = 64, .slots = 3, .pages = 8}, 40, c, &draft);
+  run_random(1, 1, (mm_limits){.max_tokens = 64, .slots = 3, .pages = 8}, 6, 40, c, &draft);
   mm_dflash_close(&draft);
   draft_free(&random);
 }
