@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "formats/hash.h"
@@ -132,9 +133,19 @@ bool mm_disk_store_move(mm_disk_store *d, const mm_disk_move *move, uint32_t cou
   return ok;
 }
 
-uint32_t mm_disk_store_ended(mm_disk_store *d, bool wait, mm_disk_end *end, uint32_t most, mm_err *why) {
+/* Under the lock. */
+static void wait_for_any(mm_disk_store *d) {
+  struct timespec until;
+  clock_gettime(CLOCK_MONOTONIC, &until);
+  until.tv_nsec += (long)(MM_DISK_WAIT_S * 1e9);
+  if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
+  for (int late = 0; !d->ends && !late;) late = pthread_cond_clockwait(&d->changed, &d->lock, CLOCK_MONOTONIC, &until);
+}
+
+uint32_t mm_disk_store_ended(mm_disk_store *d, mm_disk_wait wait, mm_disk_end *end, uint32_t most, mm_err *why) {
   pthread_mutex_lock(&d->lock);
-  while (wait && d->reads) pthread_cond_wait(&d->changed, &d->lock);
+  while (wait == MM_DISK_READS && d->reads) pthread_cond_wait(&d->changed, &d->lock);
+  if (wait == MM_DISK_ANY) wait_for_any(d);
   const uint32_t n = (uint32_t)mm_min(most, d->ends);
   if (n) memcpy(end, d->end + d->ends - n, n * sizeof *end);
   d->ends -= n;

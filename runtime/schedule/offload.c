@@ -52,12 +52,12 @@ static void notice(mm_scheduler *s, bool wait) {
 }
 
 /* The same of the disk, whose failures cost their own entries alone. */
-static void notice_disk(mm_scheduler *s, bool wait) {
+static void notice_disk(mm_scheduler *s, mm_disk_wait wait) {
   mm_disk_end end[64];
   mm_err why = {0};
   bool failed = false;
   if (!s->disk || !mm_prefix_cache_copying(s->cache)) return;
-  for (uint32_t n; (n = mm_disk_store_ended(s->disk, wait, end, sizeof end / sizeof *end, &why)) > 0;)
+  for (uint32_t n; (n = mm_disk_store_ended(s->disk, wait, end, sizeof end / sizeof *end, &why)) > 0; wait = MM_DISK_NOW)
     for (uint32_t i = 0; i < n; i++) {
       mm_prefix_cache_copied(s->cache, &end[i]);
       failed |= !end[i].ok;
@@ -69,7 +69,7 @@ static void notice_disk(mm_scheduler *s, bool wait) {
 
 void mm_offload_poll(mm_scheduler *s) {
   notice(s, false);
-  notice_disk(s, false);
+  notice_disk(s, MM_DISK_NOW);
   /* No entry is good. A request that was just found one has entered by now, and no other was yet given one that was copied. */
   if (s->moves_failed) mm_prefix_cache_clear(s->cache);
   s->moves_failed = false;
@@ -77,7 +77,7 @@ void mm_offload_poll(mm_scheduler *s) {
 
 void mm_offload_wait(mm_scheduler *s) {
   notice(s, true);
-  notice_disk(s, true);
+  notice_disk(s, MM_DISK_READS);
 }
 
 /* Gives the disk's threads the copies that the cache has listed. */
@@ -121,12 +121,23 @@ bool mm_offload_fetch(mm_scheduler *s, job *j) {
   return n.loading || n.reading;
 }
 
+/* Entries that leave need a place each. Where all are taken and some are on their way to disk, those are waited for, though not long: what
+ * is lost at a prompt's beginning takes the rest of it along. */
+static void make_place(mm_scheduler *s) {
+  if (!s->disk) return;
+  mm_prefix_cache_spill(s->cache);
+  issue_copies(s);
+  if (!mm_prefix_cache_has_place(s->cache)) notice_disk(s, MM_DISK_ANY);
+}
+
 void mm_offload_ahead(mm_scheduler *s) {
   if (!s->offload) return;
   const uint64_t each = mm_ceil_div(s->c.step_tokens, MM_PAGE) + s->slots;
   const uint64_t wanted = mm_min(2 * each, mm_pages_count(s->pages) / 8);
-  while ((uint64_t)mm_pages_free(s->pages) + mm_prefix_cache_leaving(s->cache) < wanted)
+  while ((uint64_t)mm_pages_free(s->pages) + mm_prefix_cache_leaving(s->cache) < wanted) {
+    if (s->disk && !mm_prefix_cache_has_place(s->cache)) break; /* later, when there is one */
     if (!mm_prefix_cache_evict(s->cache)) break;
+  }
   mm_prefix_cache_spill(s->cache);
   issue(s);
 }
@@ -135,7 +146,9 @@ uint32_t mm_offload_evict(mm_scheduler *s) {
   const uint32_t before = mm_pages_free(s->pages);
   if (!mm_prefix_cache_moving(s->cache)) {
     const uint32_t together = (uint32_t)mm_min(64, 1 + mm_pages_count(s->pages) / 16);
-    for (uint32_t i = 0; i < together && mm_prefix_cache_evict(s->cache); i++) {}
+    make_place(s);
+    for (uint32_t i = 0; i < together && mm_prefix_cache_evict(s->cache); i++)
+      if (s->disk && !mm_prefix_cache_has_place(s->cache)) break;
     issue(s);
   }
   notice(s, true);

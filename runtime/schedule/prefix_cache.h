@@ -57,7 +57,8 @@ void mm_prefix_cache_spill(mm_prefix_cache *c);
 uint32_t mm_prefix_cache_copies(mm_prefix_cache *c, const mm_disk_move **move);
 /* One of them has ended. An entry whose copy failed is dropped. */
 void mm_prefix_cache_copied(mm_prefix_cache *c, const mm_disk_end *end);
-bool mm_prefix_cache_copying(const mm_prefix_cache *c); /* some has not */
+bool mm_prefix_cache_has_place(const mm_prefix_cache *c); /* some place is free */
+bool mm_prefix_cache_copying(const mm_prefix_cache *c);   /* some has not */
 
 typedef struct mm_prefix_cache_counts {
   uint32_t places, offloaded; /* of the pool, and those in use **/

@@ -117,6 +117,7 @@ void mm_prefix_cache_moved(mm_prefix_cache *c, uint64_t oldest) {
   if (ended) memmove(p->move, p->move + ended, p->moves * sizeof *p->move);
 }
 
+bool mm_prefix_cache_has_place(const mm_prefix_cache *c) { return c->pool.free_count > 0; }
 bool mm_prefix_cache_moving(const mm_prefix_cache *c) { return c->pool.moves > 0; }
 uint32_t mm_prefix_cache_leaving(const mm_prefix_cache *c) { return c->pool.leaving; }
 

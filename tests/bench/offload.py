@@ -2,10 +2,12 @@
 """Time to the first token of a prompt that is new, of the same prompt again, and of the same again after other prompts took its pages:
 offload.py SERVER DIR PROMPT [OPTION ...]
 
-SERVER: the program; DIR and the options are given to it; PROMPT: tokens. Three rounds of prompts; the first warms the device up, the best of
-the others counts. Choose --kv-cache-tokens for one prompt and a little, and --kv-offload for two."""
+SERVER: the program; DIR and the options are given to it; PROMPT: tokens. ROUNDS (3) of prompts; the first warms the device up, the best of
+the others counts. OTHERS (1) prompts take the pages in each. --kv-cache-tokens has room for one prompt and a little, --kv-offload for two; for
+the disk's time that has room for one and a little too, and OTHERS is 3."""
 import http.client
 import json
+import os
 import re
 import socket
 import subprocess
@@ -13,6 +15,7 @@ import sys
 import time
 
 server, folder, count, options = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4:]
+rounds, others = int(os.environ.get("ROUNDS", 3)), int(os.environ.get("OTHERS", 1))
 with socket.socket() as s:
     s.bind(("127.0.0.1", 0))
     port = s.getsockname()[1]
@@ -43,22 +46,24 @@ def moved():
 try:
     while process.poll() is None:
         try:
-            if get("/health")[0] == 200:
+            if get("/v1/completions", json.dumps({"prompt": [5, 6], "max_tokens": 1}))[0] == 200:
                 break
         except OSError:
             pass
         time.sleep(0.05)
     best = {}
-    for i in range(3):
-        times = {"new": ask(2 * i), "again": ask(2 * i)}
-        ask(2 * i + 1)
+    for i in range(rounds):
+        text = (1 + others) * i
+        times = {"new": ask(text), "again": ask(text)}
+        for k in range(others):
+            ask(text + 1 + k)
         time.sleep(0.3)  # the figures are published after a step
         before = moved()
-        times["after others"] = ask(2 * i)
+        times["after others"] = ask(text)
         time.sleep(0.3)
-        came = moved()["in_bytes_total"] - before["in_bytes_total"]
+        came, read = (moved()[k] - before[k] for k in ("in_bytes_total", "disk_read_bytes_total"))
         print(f"round {i}: " + ", ".join(f"{k} {1e3 * t:.1f} ms ({n} cached)" for k, (t, n) in times.items()) +
-              f"; {came / 1e9:.3f} GB came back", flush=True)
+              f"; {came / 1e9:.3f} GB came back, {read / 1e9:.3f} GB of it from disk", flush=True)
         for k, (t, _) in times.items():
             best[k] = min(best.get(k, t), t) if i > 1 else t
     print(f"{count} tokens: new {1e3 * best['new']:.1f} ms, again {100 * best['again'] / best['new']:.2f} %, "
