@@ -16,9 +16,9 @@ static bool open_disk(mm_scheduler *s, mm_err *err) {
                    (unsigned long long)s->c.disk_bytes, (unsigned long long)s->own.page_bytes);
   mm_pool_part *part = mm_calloc(ranks, sizeof *part, err);
   for (uint32_t r = 0; part && r < ranks; r++) part[r].memory = mm_engine_pool_part(s->engine, r, &part[r].bytes);
-  s->disk = part ? mm_disk_store_open(s->c.disk_dir, (uint32_t)blocks, part, ranks, err) : NULL;
+  s->offload.disk = part ? mm_disk_store_open(s->c.disk_dir, (uint32_t)blocks, part, ranks, err) : NULL;
   free(part);
-  return s->disk && mm_prefix_cache_disk(s->cache, (uint32_t)blocks, err);
+  return s->offload.disk && mm_prefix_cache_disk(s->cache, (uint32_t)blocks, err);
 }
 
 bool mm_offload_open(mm_scheduler *s, mm_err *err) {
@@ -30,13 +30,13 @@ bool mm_offload_open(mm_scheduler *s, mm_err *err) {
                    (unsigned long long)s->c.offload_bytes, (unsigned long long)page);
   if (!mm_engine_pool(s->engine, (uint32_t)places, err) || !mm_prefix_cache_offload(s->cache, (uint32_t)places, err)) return false;
   s->own.page_bytes = page;
-  s->offload = true;
+  s->offload.on = true;
   return !s->c.disk_dir || open_disk(s, err);
 }
 
 void mm_offload_close(mm_scheduler *s) {
   mm_offload_wait(s);
-  mm_disk_store_close(s->disk);
+  mm_disk_store_close(s->offload.disk);
 }
 
 /* Copies that have ended free their pages. After a failure nobody knows what was copied, and the pages stay taken until the engine says
@@ -44,11 +44,11 @@ void mm_offload_close(mm_scheduler *s) {
 static void notice(mm_scheduler *s, bool wait) {
   mm_err err = {0};
   uint64_t oldest;
-  if (!s->offload || !mm_prefix_cache_moving(s->cache)) return;
+  if (!s->offload.on || !mm_prefix_cache_moving(s->cache)) return;
   if (mm_engine_moved(s->engine, wait, &oldest, &err))
     mm_prefix_cache_moved(s->cache, oldest);
   else
-    s->moves_failed = true;
+    s->offload.moves_failed = true;
 }
 
 /* The same of the disk, whose failures cost their own entries alone. */
@@ -56,14 +56,14 @@ static void notice_disk(mm_scheduler *s, mm_disk_wait wait) {
   mm_disk_end end[64];
   mm_err why = {0};
   bool failed = false;
-  if (!s->disk || !mm_prefix_cache_copying(s->cache)) return;
-  for (uint32_t n; (n = mm_disk_store_ended(s->disk, wait, end, sizeof end / sizeof *end, &why)) > 0; wait = MM_DISK_NOW)
+  if (!s->offload.disk || !mm_prefix_cache_copying(s->cache)) return;
+  for (uint32_t n; (n = mm_disk_store_ended(s->offload.disk, wait, end, sizeof end / sizeof *end, &why)) > 0; wait = MM_DISK_NOW)
     for (uint32_t i = 0; i < n; i++) {
       mm_prefix_cache_copied(s->cache, &end[i]);
       failed |= !end[i].ok;
     }
-  if (!failed || !s->c.report || mm_now() - s->reported < REPORT_S) return;
-  s->reported = mm_now();
+  if (!failed || !s->c.report || mm_now() - s->offload.reported < REPORT_S) return;
+  s->offload.reported = mm_now();
   s->c.report(s->c.user, &why);
 }
 
@@ -71,8 +71,8 @@ void mm_offload_poll(mm_scheduler *s) {
   notice(s, false);
   notice_disk(s, MM_DISK_NOW);
   /* No entry is good. A request that was just found one has entered by now, and no other was yet given one that was copied. */
-  if (s->moves_failed) mm_prefix_cache_clear(s->cache);
-  s->moves_failed = false;
+  if (s->offload.moves_failed) mm_prefix_cache_clear(s->cache);
+  s->offload.moves_failed = false;
 }
 
 void mm_offload_wait(mm_scheduler *s) {
@@ -84,8 +84,8 @@ void mm_offload_wait(mm_scheduler *s) {
 static void issue_copies(mm_scheduler *s) {
   mm_err err = {0};
   const mm_disk_move *move;
-  const uint32_t count = s->disk ? mm_prefix_cache_copies(s->cache, &move) : 0;
-  if (!count || mm_disk_store_move(s->disk, move, count, &err)) return;
+  const uint32_t count = s->offload.disk ? mm_prefix_cache_copies(s->cache, &move) : 0;
+  if (!count || mm_disk_store_move(s->offload.disk, move, count, &err)) return;
   for (uint32_t i = 0; i < count; i++) mm_prefix_cache_copied(s->cache, &(mm_disk_end){move[i], false});
 }
 
@@ -99,14 +99,14 @@ static void issue(mm_scheduler *s) {
   if (!count) return;
   const bool done = mm_engine_move(s->engine, move, count, &number, &err);
   mm_prefix_cache_issued(s->cache, number);
-  s->moves_failed |= !done;
+  s->offload.moves_failed |= !done;
 }
 
 /* A prompt that the pool cannot hold comes from disk in so many parts at most, and the rest of it is computed. */
 enum { STARTS = 64 };
 
 bool mm_offload_fetch(mm_scheduler *s, job *j) {
-  if (!s->offload || j->r.score || s->moves_failed) return false;
+  if (!s->offload.on || j->r.score || s->offload.moves_failed) return false;
   if (j->fetched != j->turn + 1) j->fetched = j->turn + 1, j->starts = 0, j->reads = true;
   mm_prefix_cache_coming n = mm_prefix_cache_fetch(s->cache, j->r.salt, j->token, j->count - 1, false);
   while (!n.loading && !n.reading && j->reads && j->starts < STARTS) {
@@ -124,18 +124,18 @@ bool mm_offload_fetch(mm_scheduler *s, job *j) {
 /* Entries that leave need a place each. Where all are taken and some are on their way to disk, those are waited for, though not long: what
  * is lost at a prompt's beginning takes the rest of it along. */
 static void make_place(mm_scheduler *s) {
-  if (!s->disk) return;
+  if (!s->offload.disk) return;
   mm_prefix_cache_spill(s->cache);
   issue_copies(s);
   if (!mm_prefix_cache_has_place(s->cache)) notice_disk(s, MM_DISK_ANY);
 }
 
 void mm_offload_ahead(mm_scheduler *s) {
-  if (!s->offload) return;
+  if (!s->offload.on) return;
   const uint64_t each = mm_ceil_div(s->c.step_tokens, MM_PAGE) + s->slots;
   const uint64_t wanted = mm_min(2 * each, mm_pages_count(s->pages) / 8);
   while ((uint64_t)mm_pages_free(s->pages) + mm_prefix_cache_leaving(s->cache) < wanted) {
-    if (s->disk && !mm_prefix_cache_has_place(s->cache)) break; /* later, when there is one */
+    if (s->offload.disk && !mm_prefix_cache_has_place(s->cache)) break; /* later, when there is one */
     if (!mm_prefix_cache_evict(s->cache)) break;
   }
   mm_prefix_cache_spill(s->cache);
@@ -148,7 +148,7 @@ uint32_t mm_offload_evict(mm_scheduler *s) {
     const uint32_t together = (uint32_t)mm_min(64, 1 + mm_pages_count(s->pages) / 16);
     make_place(s);
     for (uint32_t i = 0; i < together && mm_prefix_cache_evict(s->cache); i++)
-      if (s->disk && !mm_prefix_cache_has_place(s->cache)) break;
+      if (s->offload.disk && !mm_prefix_cache_has_place(s->cache)) break;
     issue(s);
   }
   notice(s, true);

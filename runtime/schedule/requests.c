@@ -168,7 +168,7 @@ static void publish(mm_scheduler *s) {
   own->pages_free = s->pages ? mm_pages_free(s->pages) : 0;
   own->pages_cached = s->cache ? mm_prefix_cache_pages(s->cache) : 0;
   own->cache_bytes = s->cache ? mm_prefix_cache_state_bytes(s->cache) : 0;
-  if (s->offload) {
+  if (s->offload.on) {
     const mm_prefix_cache_counts n = mm_prefix_cache_counted(s->cache);
     own->places = n.places, own->places_used = n.offloaded, own->pages_out = n.out, own->pages_in = n.in;
     own->blocks = n.blocks, own->blocks_used = n.on_disk, own->pages_written = n.written, own->pages_read = n.read;

@@ -124,7 +124,7 @@ bool mm_reuse_duplicate(mm_scheduler *s, job *j) {
 /* ---- leaving ---- */
 
 uint32_t mm_reuse_evict(mm_scheduler *s) {
-  if (s->offload) return mm_offload_evict(s);
+  if (s->offload.on) return mm_offload_evict(s);
   const uint32_t before = s->cache ? mm_pages_free(s->pages) : 0;
   return s->cache && mm_prefix_cache_evict(s->cache) ? mm_pages_free(s->pages) - before : 0;
 }

@@ -102,15 +102,20 @@ typedef struct expert_loads {
   double read; /* when */
 } expert_loads;
 
+/* Of pages of the prefix cache in host memory. */
+typedef struct offload_state {
+  bool on;             /* the prefix cache has a pool there */
+  bool moves_failed;   /* some copies between both have: what it has is to be dropped */
+  mm_disk_store *disk; /* NULL: pages that leave it are lost */
+  double reported;     /* when a failure of the disk was */
+} offload_state;
+
 struct mm_scheduler {
   mm_engine *engine;
   mm_scheduler_config c;
   uint32_t slots, vocab;
   bool lightning;
-  bool offload;           /* the prefix cache has a pool in host memory */
-  bool moves_failed;      /* some copies between both have: what it has is to be dropped */
-  mm_disk_store *disk;    /* NULL: pages that leave it are lost */
-  double reported;        /* when a failure of the disk was */
+  offload_state offload;
   mm_pages *pages;        /* NULL: slots have pages of their own */
   mm_prefix_cache *cache; /* or NULL */
   uint32_t *page;         /* [pages of a slot] receives those of the cache */
