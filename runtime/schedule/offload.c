@@ -44,7 +44,7 @@ void mm_offload_close(mm_scheduler *s) {
 static void notice(mm_scheduler *s, bool wait) {
   mm_err err = {0};
   uint64_t oldest;
-  if (!s->offload.on || !mm_prefix_cache_moving(s->cache)) return;
+  if (!s->offload.on || s->offload.moves_failed || !mm_prefix_cache_moving(s->cache)) return;
   if (mm_engine_moved(s->engine, wait, &oldest, &err))
     mm_prefix_cache_moved(s->cache, oldest);
   else
@@ -67,15 +67,20 @@ static void notice_disk(mm_scheduler *s, mm_disk_wait wait) {
   s->c.report(s->c.user, &why);
 }
 
-void mm_offload_poll(mm_scheduler *s) {
-  notice(s, false);
-  notice_disk(s, MM_DISK_NOW);
-  /* No entry is good. A request that was just found one has entered by now, and no other was yet given one that was copied. */
+/* No entry is good any more. None was given to a request since: fetches stop at once, and no move counts as ended. */
+static void drop_failed(mm_scheduler *s) {
   if (s->offload.moves_failed) mm_prefix_cache_clear(s->cache);
   s->offload.moves_failed = false;
 }
 
+void mm_offload_poll(mm_scheduler *s) {
+  drop_failed(s);
+  notice(s, false);
+  notice_disk(s, MM_DISK_NOW);
+}
+
 void mm_offload_wait(mm_scheduler *s) {
+  drop_failed(s);
   notice(s, true);
   notice_disk(s, MM_DISK_READS);
 }
@@ -143,14 +148,13 @@ void mm_offload_ahead(mm_scheduler *s) {
 }
 
 uint32_t mm_offload_evict(mm_scheduler *s) {
-  const uint32_t before = mm_pages_free(s->pages);
-  if (!mm_prefix_cache_moving(s->cache)) {
-    const uint32_t together = (uint32_t)mm_min(64, 1 + mm_pages_count(s->pages) / 16);
-    make_place(s);
-    for (uint32_t i = 0; i < together && mm_prefix_cache_evict(s->cache); i++)
-      if (s->offload.disk && !mm_prefix_cache_has_place(s->cache)) break;
-    issue(s);
-  }
+  const uint32_t before = mm_pages_free(s->pages), together = (uint32_t)mm_min(64, 1 + mm_pages_count(s->pages) / 16);
+  notice(s, true); /* those on their way out are free first */
+  if (mm_pages_free(s->pages) > before) return mm_pages_free(s->pages) - before;
+  make_place(s);
+  for (uint32_t i = 0; i < together && mm_prefix_cache_evict(s->cache); i++)
+    if (s->offload.disk && !mm_prefix_cache_has_place(s->cache)) break;
+  issue(s);
   notice(s, true);
   return mm_pages_free(s->pages) - before;
 }

@@ -13,6 +13,7 @@ static struct {
   } call[RANKS][CALLS];
   uint32_t first[RANKS], calls[RANKS];
   uint32_t fail_every; /* about so many calls go well between two that fail; 0: all go well */
+  bool fail_fetches;   /* every other call that copies to the device fails, and no other */
   uint64_t failed, waited;
   uint32_t state[RANKS];
 } late;
@@ -41,7 +42,9 @@ static bool late_leaves(uint32_t rank, uint32_t page) {
 
 static bool late_move(mm_backend *b, uint64_t number, const mm_page_move *move, uint32_t count, mm_err *err) {
   const uint32_t rank = late_rank(b), calls = late.calls[rank];
-  const bool well = late_fails(rank, err);
+  bool well = late_fails(rank, err);
+  for (uint32_t i = 0; i < count && late.fail_fetches && well; i++)
+    if (move[i].in) well = late_below(rank, 2) || mm_fail(err, MM_IO, "E_IO", mm_at(NULL, NULL), "a fetch that fails"), i = count;
   assert_true(calls < CALLS);
   struct late *c = &late.call[rank][calls];
   *c = (struct late){number, well ? count : late_below(rank, count), malloc(count * sizeof *move)};
@@ -111,6 +114,9 @@ TEST(test_random) {
     if (all) run_random(k, 1, (mm_limits){.max_tokens = 64, .slots = 2, .pages = 8}, 1, 3, narrow, NULL);
     late.fail_every = 12;
     if (all || k == 1) run_random(k, 2, (mm_limits){.max_tokens = 64, .slots = 6, .pages = 12}, 30, 9, c, NULL);
+    late.fail_every = 0, late.fail_fetches = true;
+    if (all || k == 1) run_random(k, 1, (mm_limits){.max_tokens = 64, .slots = 6, .pages = 9}, 40, 0, c, NULL);
+    late.fail_fetches = false;
   }
 }
 
