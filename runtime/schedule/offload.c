@@ -9,7 +9,7 @@
 /* A file of as many pages as disk_bytes has room for. */
 static bool open_disk(mm_scheduler *s, mm_err *err) {
   const uint32_t ranks = mm_engine_ranks(s->engine);
-  const uint64_t blocks = s->c.disk_bytes / s->own.page_bytes;
+  const uint64_t blocks = s->c.disk_bytes / mm_max(1, s->own.page_bytes);
   if (!blocks || blocks >= UINT32_MAX)
     return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(s->c.disk_dir, NULL),
                    "found %llu bytes of disk for pages of the prefix cache, expected at least %llu, those of one page",

@@ -32,8 +32,8 @@ void mm_prefix_cache_clear(mm_prefix_cache *c);
  * used for longest leave the pool first. Snapshots of states stay where they are. ---- */
 
 MM_MUST_USE bool mm_prefix_cache_offload(mm_prefix_cache *c, uint32_t places, mm_err *err);
-/* Moves to be made now, in this order: move[returned], valid until the next call. Until they have ended their pages are not free. */
-uint32_t mm_prefix_cache_moves(mm_prefix_cache *c, const mm_page_move **move);
+/* Moves to be made now, in this order: list[returned], valid until the next call. Until they have ended their pages are not free. */
+uint32_t mm_prefix_cache_moves(mm_prefix_cache *c, const mm_page_move **list);
 /* All of those were given to the engine, under this number. */
 void mm_prefix_cache_issued(mm_prefix_cache *c, uint64_t number);
 /* All moves with numbers below `oldest` have ended. */
@@ -53,8 +53,8 @@ mm_prefix_cache_coming mm_prefix_cache_fetch(mm_prefix_cache *c, uint64_t salt, 
 MM_MUST_USE bool mm_prefix_cache_disk(mm_prefix_cache *c, uint32_t blocks, mm_err *err);
 /* Lists copies to disk, so that places become free before they are needed. */
 void mm_prefix_cache_spill(mm_prefix_cache *c);
-/* Copies to be made now, in any order: move[returned], valid until the next call. */
-uint32_t mm_prefix_cache_copies(mm_prefix_cache *c, const mm_disk_move **move);
+/* Copies to be made now, in any order: list[returned], valid until the next call. */
+uint32_t mm_prefix_cache_copies(mm_prefix_cache *c, const mm_disk_move **list);
 /* One of them has ended. An entry whose copy failed is dropped. */
 void mm_prefix_cache_copied(mm_prefix_cache *c, const mm_disk_end *end);
 bool mm_prefix_cache_has_place(const mm_prefix_cache *c); /* some place is free */

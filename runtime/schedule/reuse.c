@@ -6,6 +6,9 @@
 
 bool mm_reuse_open(mm_scheduler *s, mm_err *err) {
   const uint64_t state_bytes = mm_engine_state_bytes(s->engine);
+  if (s->c.offload_bytes && !(s->c.prefix_cache && s->pages))
+    return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
+                   "found host memory for pages of the prefix cache, and no such cache of pages that slots share");
   if (!s->c.prefix_cache || !s->pages) return true;
   if (state_bytes > s->c.cache_bytes)
     return mm_fail(
