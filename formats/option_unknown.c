@@ -53,7 +53,9 @@ static const foreign table[] = {
     {"chat-template", "chat-format", SERVED ", by the name --chat-format"},
     {"speculative-config", "drafts", SERVED ", by the name --drafts"},
     {"cpu-offload-gb", NULL, "weights stay on the GPUs; nothing is offloaded"},
-    {"swap-space", NULL, "the KV cache stays on the GPUs; nothing is swapped"},
+    {"swap-space", "kv-offload", SERVED ", by the name --kv-offload"},
+    {"kv-offloading-size", "kv-offload", SERVED ", by the name --kv-offload"},
+    {"hicache-size", "kv-offload", SERVED ", by the name --kv-offload"},
     {"n-gpu-layers", "device", "--device cuda computes every layer on GPUs"},
 };
 

@@ -33,8 +33,8 @@ static char *map_cache(size_t bytes, mm_err *err) {
 }
 
 static bool open_kv(mm_backend *b, mm_cpu_cache *c, bool sparse, mm_err *err) {
-  return (c->k = map_cache(b->kv_bytes, err)) && (c->v = map_cache(b->kv_bytes, err)) &&
-         (!sparse || (c->index = (float *)(void *)map_cache(b->index_bytes, err)));
+  return (c->k = map_cache(b->mapped.kv_bytes, err)) && (c->v = map_cache(b->mapped.kv_bytes, err)) &&
+         (!sparse || (c->index = (float *)(void *)map_cache(b->mapped.index_bytes, err)));
 }
 
 static bool open_caches(mm_backend *b, mm_err *err) {
@@ -47,7 +47,7 @@ static bool open_caches(mm_backend *b, mm_err *err) {
   b->kv_size = b->c.options.kv_bf16 ? 2 : 4;
   if (!mm_mul((uint64_t)pages * b->kv_heads, (uint64_t)MM_PAGE * b->d * b->kv_size, &kv)) return mm_fail_memory(err, UINT64_MAX);
   if (!mm_mul((uint64_t)pages * MM_PAGE, m->index_dim * sizeof(float), &index)) return mm_fail_memory(err, UINT64_MAX);
-  b->kv_bytes = kv, b->index_bytes = index;
+  b->mapped.kv_bytes = kv, b->mapped.index_bytes = index;
   for (uint32_t l = b->c.weights->layer_first; l < b->c.weights->layer_end; l++) {
     if (m->attn[l] == MM_ATTN_LIGHTNING)
       b->cache[l].state = lightning++;
@@ -153,11 +153,12 @@ static bool open_buffers(mm_backend *b, mm_err *err) {
 static void cpu_close(mm_backend *b) {
   if (!b) return;
   for (uint32_t l = 0; b->cache && l < b->c.model->layers; l++) {
-    if (b->cache[l].k) munmap(b->cache[l].k, b->kv_bytes);
-    if (b->cache[l].v) munmap(b->cache[l].v, b->kv_bytes);
-    if (b->cache[l].index) munmap(b->cache[l].index, b->index_bytes);
+    if (b->cache[l].k) munmap(b->cache[l].k, b->mapped.kv_bytes);
+    if (b->cache[l].v) munmap(b->cache[l].v, b->mapped.kv_bytes);
+    if (b->cache[l].index) munmap(b->cache[l].index, b->mapped.index_bytes);
   }
   mm_cpu_draft_close(b);
+  mm_cpu_pool_close(b);
   free(b->cache);
   free(b->state);
   free(b->moe.load);
@@ -324,7 +325,8 @@ const mm_ops mm_ops_cpu = {
     .read = cpu_read,
     .expert_load = cpu_expert_load,
     .act_quant = true,
-    .cache = {true, cpu_state_bytes, cpu_state_copy, cpu_state_save, cpu_state_load},
+    .cache = {true, cpu_state_bytes, cpu_state_copy, cpu_state_save, cpu_state_load, mm_cpu_page_bytes, mm_cpu_pool, mm_cpu_move,
+              mm_cpu_moved},
     .weights = {.layer = cpu_layer},
     .select = mm_cpu_select,
     .mlp = mm_cpu_mlp,

@@ -38,6 +38,13 @@ typedef struct mm_cpu_cache {
   float *index;   /* sparse: [pages, MM_PAGE, index_dim], index keys after norm and RoPE; f32 whatever k and v are */
 } mm_cpu_cache;
 
+/* Memory that is mapped, and touched as it is used. */
+typedef struct mm_cpu_mapped {
+  size_t kv_bytes, index_bytes; /* of each k and v, and of each index */
+  char *pool;                   /* [places, page_bytes] pages in host memory (cpu_moves.c), or NULL */
+  size_t pool_bytes;
+} mm_cpu_mapped;
+
 /* Cells of a draft, for every page. */
 typedef struct mm_cpu_draft {
   uint32_t pages;
@@ -74,17 +81,16 @@ struct mm_backend {
   uint32_t index_heads;        /* the same; 0 without sparse layers */
   mm_arena arena;              /* every buffer below but the caches and logits */
   mm_cpu_cache *cache;         /* [layers] */
-  size_t kv_bytes;             /* of each k and v: mapped, and touched as pages are used */
-  size_t index_bytes;          /* of each index */
-  uint32_t kv_size;            /* of a number: 4, or 2 for bf16 */
-  uint32_t per_slot;           /* pages of a slot at its longest */
-  float *state;                /* [slots, lightning layers, heads, d (key), d (value)] */
-  size_t state_floats;         /* of one slot */
-  float *slope;                /* [layers, heads] */
-  float *inv_freq;             /* [rotary_dim/2] */
-  float *rope;                 /* [max_tokens, rotary_dim]: cosines, then sines, of the step's rows */
-  float *vector;               /* a norm weight or router bias */
-  float *sums;                 /* [max_tokens, 2]: sums of squares */
+  mm_cpu_mapped mapped;
+  uint32_t kv_size;    /* of a number: 4, or 2 for bf16 */
+  uint32_t per_slot;   /* pages of a slot at its longest */
+  float *state;        /* [slots, lightning layers, heads, d (key), d (value)] */
+  size_t state_floats; /* of one slot */
+  float *slope;        /* [layers, heads] */
+  float *inv_freq;     /* [rotary_dim/2] */
+  float *rope;         /* [max_tokens, rotary_dim]: cosines, then sines, of the step's rows */
+  float *vector;       /* a norm weight or router bias */
+  float *sums;         /* [max_tokens, 2]: sums of squares */
   mm_cpu_moe moe;
   mm_cpu_mlp_buffers mlp;
   uint32_t *block;      /* [max_tokens, index_heads, index_top_k]: blocks that the last select chose, ascending */
@@ -230,6 +236,13 @@ void mm_cpu_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *rout
 void mm_cpu_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2);
 void mm_cpu_select(mm_backend *b, uint32_t layer, mm_act q, mm_act k, const mm_packed *q_norm, const mm_packed *k_norm);
 void mm_cpu_mlp(mm_backend *b, mm_act y, mm_act x, const mm_packed *up, const mm_packed *down, bool add);
+/* ---- cpu_moves.c: mm_ops.cache's of the same names ---- */
+uint64_t mm_cpu_page_bytes(mm_backend *b);
+char *mm_cpu_pool(mm_backend *b, uint32_t places, mm_err *err);
+void mm_cpu_pool_close(mm_backend *b);
+bool mm_cpu_move(mm_backend *b, uint64_t number, const mm_page_move *move, uint32_t count, mm_err *err);
+bool mm_cpu_moved(mm_backend *b, bool wait, uint64_t *oldest, mm_err *err);
+
 /* ---- cpu_draft.c ---- */
 MM_MUST_USE bool mm_cpu_draft_open(mm_backend *b, mm_err *err);
 void mm_cpu_draft_close(mm_backend *b);

@@ -46,7 +46,6 @@ uint32_t bucket_of(const mm_backend *b, uint32_t rows) {
 
 /* A later stage makes and gives back memory once it has its rows: until then the devices may not be idle, if earlier ones share them. */
 bool receives(const mm_backend *b) { return b->c.weights->layer_first > 0; }
-
 bool grow_logits(mm_backend *b, size_t rows, mm_err *err) {
   return rows <= b->logits.rows || b->dry_runs || mm_cu_make_logits(b, rows, err);
 }
@@ -583,7 +582,8 @@ const mm_ops mm_ops_cuda = {
                 .load_ids = mm_cu_ids_load,
                 .score = cuda_score,
                 .samples = MM_SAMPLES_MIN_P | MM_SAMPLES_PENALTIES | MM_SAMPLES_BIAS | MM_SAMPLES_MASK | MM_SAMPLES_LOGPROBS},
-    .cache = {true, mm_cu_state_bytes, mm_cu_state_copy, mm_cu_state_save, mm_cu_state_load},
+    .cache = {true, mm_cu_state_bytes, mm_cu_state_copy, mm_cu_state_save, mm_cu_state_load, mm_cu_page_bytes, mm_cu_pool, mm_cu_move,
+              mm_cu_moved},
     .weights = {true, cuda_layer, mm_cu_finish_load, mm_cu_hold, mm_cu_release},
     .select = cuda_select,
     .mlp = cuda_mlp,

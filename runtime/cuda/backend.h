@@ -136,6 +136,16 @@ struct page_tables {
   mm_cu_page_work work = {}; /* but for the lists */
 };
 
+/* Pages in host memory (moves.cu). */
+struct host_pool {
+  char *memory = nullptr; /* pinned: [places, page_bytes] */
+  size_t page_bytes = 0;
+  cudaStream_t stream = nullptr;
+  cudaEvent_t before = nullptr;                           /* the steps so far */
+  std::deque<std::pair<uint64_t, cudaEvent_t>> under_way; /* calls of move that have not ended: their numbers, and when they have */
+  std::vector<cudaEvent_t> idle;
+};
+
 /* Lightning states. */
 struct slot_states {
   float *data = nullptr; /* [slots, lightning layers, heads, d key, d value] */
@@ -197,6 +207,7 @@ struct mm_backend {
   std::vector<layer_cache> cache;
   slot_states states;
   page_tables pages;
+  host_pool pool;
 
   /* work space of the ops */
   mm_cu_heads heads = {};
@@ -362,6 +373,14 @@ bool mm_cu_state_copy(mm_backend *b, uint32_t to, uint32_t from, mm_err *err);
 bool mm_cu_state_save(mm_backend *b, uint32_t slot, void *state, mm_err *err);
 bool mm_cu_state_load(mm_backend *b, uint32_t slot, const void *state, mm_err *err);
 bool mm_cu_ids_load(mm_backend *b, uint32_t slot, const int32_t *id, uint32_t count, mm_err *err);
+
+/* ---- mm_ops' of pages in host memory (moves.cu) ---- */
+
+uint64_t mm_cu_page_bytes(mm_backend *b);
+char *mm_cu_pool(mm_backend *b, uint32_t places, mm_err *err);
+void mm_cu_pool_close(mm_backend *b);
+bool mm_cu_move(mm_backend *b, uint64_t number, const mm_page_move *move, uint32_t count, mm_err *err);
+bool mm_cu_moved(mm_backend *b, bool wait, uint64_t *oldest, mm_err *err);
 
 /* ---- a pipeline stage, --pp (stages.cu): rows go through the host ---- */
 

@@ -423,6 +423,7 @@ void mm_cu_backend_close(mm_backend *b) {
   if (!b) return;
   b->loading.reset();
   if (b->stream) cudaStreamSynchronize(b->stream);
+  mm_cu_pool_close(b);
   b->drop_logits(); /* and recorded steps, which NCCL waits for */
   mm_cu_peers_close(b->peers);
   if (b->stream) cudaStreamDestroy(b->stream);

@@ -128,6 +128,24 @@ MM_MUST_USE bool mm_engine_save(mm_engine *e, uint32_t slot, void *state, mm_err
 MM_MUST_USE bool mm_engine_resume(mm_engine *e, uint32_t slot, const uint32_t *page, const int32_t *id, uint32_t tokens, const void *state,
                                   mm_err *err);
 
+/* ---- pages in host memory: a pool of places, of which each rank has its part ---- */
+
+/* Bytes of a page, all layers and ranks; 0 where the backend moves none. */
+uint64_t mm_engine_page_bytes(const mm_engine *e);
+/* Makes a pool of `places` in host memory, once. MM_UNSUPPORTED E_DEVICE for a backend that moves no pages, E_PARALLEL for several
+ * processes; MM_LIMIT E_MEMORY where it is more than this machine's memory. */
+MM_MUST_USE bool mm_engine_pool(mm_engine *e, uint32_t places, mm_err *err);
+/* The pool's part of rank r, below `ranks` of the checkpoint, and how many bytes of it a place has. Until close. */
+char *mm_engine_pool_part(const mm_engine *e, uint32_t r, uint64_t *bytes);
+uint32_t mm_engine_ranks(const mm_engine *e);
+/* Every rank copies its parts of move[count], in this order, after the steps and moves so far; it does not wait. The caller has a reference
+ * to each page until the copies have ended, and gives it to no step before. *number names the call, failed or not; after a failure
+ * places and pages of it hold nothing good. */
+MM_MUST_USE bool mm_engine_move(mm_engine *e, const mm_page_move *move, uint32_t count, uint64_t *number, mm_err *err);
+/* *oldest: calls with numbers below it have ended in every rank. wait: until all have. After a failure pages and places of calls that had
+ * not ended hold nothing good, and they may still be written. */
+MM_MUST_USE bool mm_engine_moved(mm_engine *e, bool wait, uint64_t *oldest, mm_err *err);
+
 /* Hidden states, for heads that draft tokens: out[T, H], of all rows of the last step, what layer config.tap[i] gives the next one, before
  * that one's norm. Hugging Face's hidden_states[layer + 1], but for the last layer, whose entry there comes after the final norm. Refuses
  * (MM_USAGE E_BATCH) an i that is not tapped, a last step that failed or is not collected, and where there was none. */

@@ -23,6 +23,9 @@ typedef enum task_kind {
   CALIBRATE,
   FINISH_LOAD,
   DRAFT,
+  POOL,
+  MOVE,
+  MOVED,
   CLOSE
 } task_kind;
 
@@ -61,6 +64,13 @@ typedef struct task {
       const mm_batch *batch; /* spans that begin with a token of their slot, masks behind it */
       float *logits;         /* [out_count, vocab_rows] */
     } draft;
+    struct {
+      uint64_t number;
+      const mm_page_move *move; /* [count] */
+      uint32_t count;
+    } move;
+    uint32_t places;    /* POOL */
+    bool wait;          /* MOVED: until all moves have ended */
     int32_t *collected; /* COLLECT: ids */
     uint64_t *load;     /* LOAD: [layers, experts] */
   };
@@ -69,7 +79,7 @@ typedef struct task {
 /* Facts of a rank that all processes know, whichever process has it. */
 typedef struct rank_facts {
   uint32_t layer_first, layer_end, vocab_first, vocab_rows;
-  uint64_t state_bytes;
+  uint64_t state_bytes, page_bytes;
   mm_rank_memory need; /* of MEASURE, as is: */
   mm_memory_facts memory;
 } rank_facts;
@@ -101,6 +111,8 @@ typedef struct rank {
   float *logits; /* [out_count, vocab_rows] of the current step */
   size_t logits_cap;
   uint64_t state_at; /* where its part of a slot's lightning states is */
+  uint64_t moving;   /* number of its first move of pages that has not ended */
+  char *pool;        /* its places in host memory */
   bool back, done;   /* has finished the task, and well; under the engine's lock. Then err is read by others */
   mm_err err;
 } rank;
@@ -190,6 +202,7 @@ struct mm_engine {
   engine_processes processes;
   rank_facts *facts;    /* [pp·tp] */
   uint64_t state_bytes; /* of a slot, all ranks' */
+  uint64_t moves;       /* calls of mm_engine_move */
   uint32_t first, here; /* ranks of this process */
   uint32_t started;     /* threads */
   rank rank[];          /* [here] */

@@ -55,6 +55,7 @@ static bool open_rank(rank *r, mm_err *err) {
   rank_facts *f = &e->facts[r->index];
   f->layer_first = w->layer_first, f->layer_end = w->layer_end, f->vocab_first = w->vocab_first, f->vocab_rows = w->vocab_rows;
   f->state_bytes = e->config.ops->cache.bytes ? e->config.ops->cache.bytes(r->forward.backend) : 0;
+  f->page_bytes = e->config.ops->cache.page_bytes ? e->config.ops->cache.page_bytes(r->forward.backend) : 0;
   return true;
 }
 
@@ -129,6 +130,9 @@ static bool run_task(rank *r, mm_err *err) {
     case DRAFT: return mm_engine_draft_rank(r, err);
     case FINISH_LOAD: return f->ops->weights.finish_load(f->backend, err);
     case CHOOSE: return f->ops->sampler.choose_kept(f->backend, t->choose.sampling, t->choose.count, err);
+    case POOL: return (r->pool = f->ops->cache.pool(f->backend, t->places, err));
+    case MOVE: return f->ops->cache.move(f->backend, t->move.number, t->move.move, t->move.count, err);
+    case MOVED: return f->ops->cache.moved(f->backend, t->wait, &r->moving, err);
     case CLOSE: break;
   }
   return false;

@@ -1,6 +1,7 @@
 /* Contents of an engine's slots: batches are checked against them, pages reserved, states moved. */
 #include <string.h>
 
+#include "formats/system/memory.h"
 #include "runtime/engine/engine_inside.h"
 
 static bool check_ids(const mm_engine *e, const mm_batch *b, const mm_span *s, mm_err *err) {
@@ -171,4 +172,45 @@ bool mm_engine_resume(mm_engine *e, uint32_t slot, const uint32_t *page, const i
   const bool loaded = (!e->lightning || mm_engine_run_task(e, &states, err)) && (!e->device_chooses || mm_engine_run_task(e, &ids, err));
   if (!loaded) mm_engine_drop(e, slot);
   return loaded;
+}
+
+/* ---- pages in host memory ---- */
+
+uint64_t mm_engine_page_bytes(const mm_engine *e) {
+  uint64_t bytes = 0;
+  for (uint32_t r = 0; r < mm_pack_ranks(&e->shards->pack); r++) bytes += e->facts[r].page_bytes;
+  return bytes;
+}
+
+bool mm_engine_pool(mm_engine *e, uint32_t places, mm_err *err) {
+  const uint64_t bytes = mm_engine_page_bytes(e), limit = mm_memory_limit();
+  if (!e->pages || !e->config.ops->cache.pool)
+    return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found pages to move to host memory; device %s moves none",
+                   e->config.ops->name);
+  if (e->processes.group)
+    return mm_fail(err, MM_UNSUPPORTED, "E_PARALLEL", mm_at(NULL, NULL), "found %u processes; moving pages to host memory needs 1",
+                   e->processes.group->processes);
+  if (places > limit / mm_max(bytes, 1))
+    return mm_fail(err, MM_LIMIT, "E_MEMORY", mm_at(NULL, NULL),
+                   "found %u pages of %llu bytes to have room for in host memory, expected at most %llu bytes in all", places,
+                   (unsigned long long)bytes, (unsigned long long)limit);
+  return mm_engine_run_task(e, &(task){.kind = POOL, .places = places}, err);
+}
+
+char *mm_engine_pool_part(const mm_engine *e, uint32_t r, uint64_t *bytes) {
+  *bytes = e->facts[r].page_bytes;
+  return e->rank[r].pool;
+}
+uint32_t mm_engine_ranks(const mm_engine *e) { return e->started; }
+
+bool mm_engine_move(mm_engine *e, const mm_page_move *move, uint32_t count, uint64_t *number, mm_err *err) {
+  *number = e->moves++;
+  return mm_engine_run_task(e, &(task){.kind = MOVE, .move = {*number, move, count}}, err);
+}
+
+bool mm_engine_moved(mm_engine *e, bool wait, uint64_t *oldest, mm_err *err) {
+  if (!mm_engine_run_task(e, &(task){.kind = MOVED, .wait = wait}, err)) return false;
+  *oldest = UINT64_MAX;
+  for (uint32_t r = 0; r < e->started; r++) *oldest = mm_min(*oldest, e->rank[r].moving);
+  return true;
 }

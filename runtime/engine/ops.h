@@ -149,6 +149,16 @@ typedef struct mm_cache_ops {
   bool (*copy)(mm_backend *b, uint32_t to, uint32_t from, mm_err *err);
   bool (*save)(mm_backend *b, uint32_t slot, void *state, mm_err *err);
   bool (*load)(mm_backend *b, uint32_t slot, const void *state, mm_err *err);
+  /* Pages in host memory; all NULL in a backend that moves none. Bytes of a page with all that this rank stores in it: keys, values, their
+   * scales, index keys, cells of a draft. */
+  uint64_t (*page_bytes)(mm_backend *b);
+  /* Room for so many pages in host memory, once, before the first move: place p begins p · page_bytes behind what it returns. */
+  char *(*pool)(mm_backend *b, uint32_t places, mm_err *err);
+  /* Copies move[count] in this order, after the steps and moves so far, without waiting. No step reads or writes their pages until `moved`
+   * says that they have ended. Numbers rise. */
+  bool (*move)(mm_backend *b, uint64_t number, const mm_page_move *move, uint32_t count, mm_err *err);
+  /* *oldest: number of the first move that has not ended, UINT64_MAX when all have. wait: until all have. */
+  bool (*moved)(mm_backend *b, bool wait, uint64_t *oldest, mm_err *err);
 } mm_cache_ops;
 
 /* Weights that arrive while steps run, or stay on the device for other processes; each may be NULL. */

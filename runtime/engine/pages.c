@@ -57,6 +57,12 @@ static uint32_t take(mm_pages *p) {
   return page;
 }
 
+bool mm_pages_take(mm_pages *p, uint32_t *page) {
+  if (!mm_pages_free(p)) return false;
+  *page = take(p);
+  return true;
+}
+
 void mm_pages_hold(mm_pages *p, uint32_t page) { p->refs[page]++; }
 void mm_pages_release(mm_pages *p, uint32_t page) {
   if (--p->refs[page] == 0) p->stack[p->free_count++] = page;

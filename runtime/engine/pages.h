@@ -37,6 +37,12 @@ typedef struct mm_page_copy {
   uint32_t from, to, tokens;
 } mm_page_copy;
 
+/* A page is copied to a place of the host pool, or from there. */
+typedef struct mm_page_move {
+  uint32_t page, place;
+  bool in; /* to the page */
+} mm_page_move;
+
 /* Makes every page that is about to be written the slot's own. Shared ones stay as they are for the others; of one that is written from the
  * middle on the part before has to be copied: copy[*copies], at most one for each want. No copy reads a page that another one writes.
  * Each slot is wanted once. MM_LIMIT E_PAGES with nothing changed when there are too few pages for all wants together. */
@@ -47,6 +53,8 @@ void mm_pages_cut(mm_pages *p, uint32_t slot, uint32_t tokens);
 /* The slot maps these pages, in place of all it had; each gains a reference. page[count] may be another slot's table. */
 void mm_pages_map(mm_pages *p, uint32_t slot, const uint32_t *page, uint32_t count);
 
+/* A page that nobody refers to, with one reference from now on; false if there is none. */
+MM_MUST_USE bool mm_pages_take(mm_pages *p, uint32_t *page);
 /* One more reference to a page that somebody refers to already, and one less. */
 void mm_pages_hold(mm_pages *p, uint32_t page);
 void mm_pages_release(mm_pages *p, uint32_t page);

@@ -47,10 +47,9 @@ static uint64_t pages_for(const mm_scheduler *s, const job *j, uint32_t rows) {
 static uint32_t within_pages(mm_scheduler *s, const job *j, uint32_t rows, uint64_t *room) {
   if (!s->pages) return rows;
   for (uint32_t over; rows && pages_for(s, j, rows) > *room;) {
-    if (mm_reuse_evict(s)) {
-      (*room)++;
-      continue;
-    }
+    const uint32_t freed = mm_reuse_evict(s);
+    *room += freed;
+    if (freed) continue;
     over = (j->fed + rows) % MM_PAGE; /* back to the border before */
     rows -= (uint32_t)mm_min(rows, over ? over : MM_PAGE);
   }
@@ -367,6 +366,7 @@ bool mm_step_queue(mm_scheduler *s) {
   }
   count_step(s, t);
   mm_reuse_boundaries(s);
+  mm_offload_ahead(s);
   s->first = (s->first + 1) % s->slots;
   if (s->build.deferred) sample_deferred(s);
   return true;

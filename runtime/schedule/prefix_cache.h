@@ -4,6 +4,7 @@
 #define MM_RUNTIME_SERVE_PREFIX_CACHE_H
 
 #include "runtime/engine/pages.h"
+#include "runtime/schedule/disk_store.h"
 
 typedef struct mm_prefix_cache mm_prefix_cache;
 
@@ -12,8 +13,8 @@ typedef struct mm_prefix_cache mm_prefix_cache;
 mm_prefix_cache *mm_prefix_cache_open(mm_pages *pages, uint64_t state_bytes, uint64_t budget, mm_err *err);
 void mm_prefix_cache_close(mm_prefix_cache *c); /* accepts NULL; releases its pages */
 
-/* How many of token[most] are there under this salt, from the first on, 0 for none: in page[ceil(n / MM_PAGE)], with the states after the
- * last of them in *state (NULL without lightning layers). Both are valid until the next call. */
+/* How many of token[most] are on the device under this salt, from the first on, 0 for none: in page[ceil(n / MM_PAGE)], with the states
+ * after the last of them in *state (NULL without lightning layers). Both are valid until the next call. */
 uint32_t mm_prefix_cache_find(mm_prefix_cache *c, uint64_t salt, const int32_t *token, uint32_t most, uint32_t *page, const void **state);
 /* token[count] lie in page[ceil(count / MM_PAGE)], which somebody refers to; what the cache does not have yet it holds. Out of memory it
  * keeps less. For models without lightning layers. */
@@ -21,12 +22,54 @@ void mm_prefix_cache_put(mm_prefix_cache *c, uint64_t salt, const int32_t *token
 /* The same with room for the states after the last token, to be filled by the caller before the next call; NULL when they are there
  * already, when the budget has no room for any, or out of memory. Snapshots that were not used for longest make room. */
 void *mm_prefix_cache_put_state(mm_prefix_cache *c, uint64_t salt, const int32_t *token, uint32_t count, const uint32_t *page);
-/* Releases the page that was not used for longest of those that nobody else refers to, and what cannot be reached without it; false when
- * there is none. */
+/* Gives up the page that was not used for longest of those that nobody else refers to; false when there is none. Without a host pool it is
+ * released, with what cannot be reached without it; with one it is moved there, and free when that move has ended. */
 bool mm_prefix_cache_evict(mm_prefix_cache *c);
+/* Drops every entry; moves that have not ended hold their pages until then. */
 void mm_prefix_cache_clear(mm_prefix_cache *c);
 
-uint32_t mm_prefix_cache_pages(const mm_prefix_cache *c);       /* held */
+/* ---- A pool of places in host memory (mm_engine_offload). An entry has a page of the device or a place of the pool. Entries that were not
+ * used for longest leave the pool first. Snapshots of states stay where they are. ---- */
+
+MM_MUST_USE bool mm_prefix_cache_offload(mm_prefix_cache *c, uint32_t places, mm_err *err);
+/* Moves to be made now, in this order: list[returned], valid until the next call. Until they have ended their pages are not free. */
+uint32_t mm_prefix_cache_moves(mm_prefix_cache *c, const mm_page_move **list);
+/* All of those were given to the engine, under this number. */
+void mm_prefix_cache_issued(mm_prefix_cache *c, uint64_t number);
+/* All moves with numbers below `oldest` have ended. */
+void mm_prefix_cache_moved(mm_prefix_cache *c, uint64_t oldest);
+bool mm_prefix_cache_moving(const mm_prefix_cache *c);      /* some move has not ended */
+uint32_t mm_prefix_cache_leaving(const mm_prefix_cache *c); /* pages on their way out */
+/* Pages that are on their way: to the device, and from disk to the pool. */
+typedef struct mm_prefix_cache_coming {
+  uint32_t loading, reading;
+} mm_prefix_cache_coming;
+/* Of the pages of token[most]; all 0: the device has what it will have. `start`: first lists what brings those in the pool to the device,
+ * as far as there are pages, for which others are moved out, and those on disk to the pool, as far as there are places. */
+mm_prefix_cache_coming mm_prefix_cache_fetch(mm_prefix_cache *c, uint64_t salt, const int32_t *token, uint32_t most, bool start);
+
+/* ---- Blocks on disk (disk_store.h), for entries that leave the pool ---- */
+
+MM_MUST_USE bool mm_prefix_cache_disk(mm_prefix_cache *c, uint32_t blocks, mm_err *err);
+/* Lists copies to disk, so that places become free before they are needed. */
+void mm_prefix_cache_spill(mm_prefix_cache *c);
+/* Copies to be made now, in any order: list[returned], valid until the next call. */
+uint32_t mm_prefix_cache_copies(mm_prefix_cache *c, const mm_disk_move **list);
+/* One of them has ended. An entry whose copy failed is dropped. */
+void mm_prefix_cache_copied(mm_prefix_cache *c, const mm_disk_end *end);
+bool mm_prefix_cache_has_place(const mm_prefix_cache *c); /* some place is free */
+bool mm_prefix_cache_copying(const mm_prefix_cache *c);   /* some has not */
+
+typedef struct mm_prefix_cache_counts {
+  uint32_t places, offloaded; /* of the pool, and those in use **/
+  uint64_t out, in;           /* pages moved since open */
+  uint32_t blocks, on_disk;   /* of the disk, and those in use **/
+  uint64_t written, read;     /* pages since open */
+  uint64_t failed;            /* copies that did */
+} mm_prefix_cache_counts;
+mm_prefix_cache_counts mm_prefix_cache_counted(const mm_prefix_cache *c);
+
+uint32_t mm_prefix_cache_pages(const mm_prefix_cache *c);       /* held on the device */
 uint64_t mm_prefix_cache_state_bytes(const mm_prefix_cache *c); /* of snapshots */
 /* held[pages] += 1 for each page held, as mm_pages_check takes them. */
 void mm_prefix_cache_held(const mm_prefix_cache *c, uint32_t *held);

@@ -168,6 +168,12 @@ static void publish(mm_scheduler *s) {
   own->pages_free = s->pages ? mm_pages_free(s->pages) : 0;
   own->pages_cached = s->cache ? mm_prefix_cache_pages(s->cache) : 0;
   own->cache_bytes = s->cache ? mm_prefix_cache_state_bytes(s->cache) : 0;
+  if (s->offload.on) {
+    const mm_prefix_cache_counts n = mm_prefix_cache_counted(s->cache);
+    own->places = n.places, own->places_used = n.offloaded, own->pages_out = n.out, own->pages_in = n.in;
+    own->blocks = n.blocks, own->blocks_used = n.on_disk, own->pages_written = n.written, own->pages_read = n.read;
+    own->disk_failed = n.failed;
+  }
   pthread_mutex_lock(&s->lock);
   own->requests = s->stats.requests;
   own->refused = s->stats.refused;
@@ -193,7 +199,10 @@ static void *work(void *arg) {
     mm_schedule(s);
     const bool queued = mm_step_queue(s);
     const uint64_t keep = queued && s->ahead;
-    if (!queued && s->queued > s->collected) mm_step_collect(s);
+    if (!queued && s->queued > s->collected)
+      mm_step_collect(s);
+    else if (!queued)
+      mm_offload_wait(s);
     while (queued && s->queued - s->collected > keep) mm_step_collect(s);
     s->own.own_seconds = mm_scheduler_cpu() - s->inside;
     read_load(s); /* who sees that nothing runs sees what ran */

@@ -6,6 +6,9 @@
 
 bool mm_reuse_open(mm_scheduler *s, mm_err *err) {
   const uint64_t state_bytes = mm_engine_state_bytes(s->engine);
+  if (s->c.offload_bytes && !(s->c.prefix_cache && s->pages))
+    return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
+                   "found host memory for pages of the prefix cache, and no such cache of pages that slots share");
   if (!s->c.prefix_cache || !s->pages) return true;
   if (state_bytes > s->c.cache_bytes)
     return mm_fail(
@@ -14,10 +17,11 @@ bool mm_reuse_open(mm_scheduler *s, mm_err *err) {
         (unsigned long long)s->c.cache_bytes, (unsigned long long)state_bytes);
   s->cache = mm_prefix_cache_open(s->pages, state_bytes, s->c.cache_bytes, err);
   s->page = s->cache ? mm_calloc(mm_pages_per_slot(s->pages), sizeof *s->page, err) : NULL;
-  return s->page;
+  return s->page && mm_offload_open(s, err);
 }
 
 void mm_reuse_close(mm_scheduler *s) {
+  mm_offload_close(s);
   mm_prefix_cache_close(s->cache);
   free(s->page);
 }
@@ -122,7 +126,11 @@ bool mm_reuse_duplicate(mm_scheduler *s, job *j) {
 
 /* ---- leaving ---- */
 
-bool mm_reuse_evict(mm_scheduler *s) { return s->cache && mm_prefix_cache_evict(s->cache); }
+uint32_t mm_reuse_evict(mm_scheduler *s) {
+  if (s->offload.on) return mm_offload_evict(s);
+  const uint32_t before = s->cache ? mm_pages_free(s->pages) : 0;
+  return s->cache && mm_prefix_cache_evict(s->cache) ? mm_pages_free(s->pages) - before : 0;
+}
 
 void mm_reuse_clear(mm_scheduler *s) {
   if (s->cache) mm_prefix_cache_clear(s->cache);

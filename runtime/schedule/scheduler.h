@@ -10,9 +10,14 @@
 
 typedef struct mm_scheduler mm_scheduler;
 typedef struct mm_scheduler_config {
-  uint32_t step_tokens; /* rows of one step, decode and prompt together; ≤ the engine's max_tokens */
-  uint32_t queue_max;   /* requests that may wait, not counting requests that have slots; the next is refused */
-  uint64_t cache_bytes; /* host memory for lightning states of the prefix cache */
+  uint32_t step_tokens;   /* rows of one step, decode and prompt together; ≤ the engine's max_tokens */
+  uint32_t queue_max;     /* requests that may wait, not counting requests that have slots; the next is refused */
+  uint64_t cache_bytes;   /* host memory for lightning states of the prefix cache */
+  uint64_t offload_bytes; /* host memory for pages that leave the prefix cache; 0: they are lost */
+  const char *disk_dir;   /* NULL, or a folder for pages that leave that memory, until close; with disk_bytes of them at most */
+  uint64_t disk_bytes;
+  void (*report)(void *user, const mm_err *err); /* NULL, or called by the thread for failures that no request has, now and then */
+  void *user;
   bool prefix_cache;    /* keep pages and states of prompts for requests that begin alike; nothing where the device does not share pages */
   bool batch_invariant; /* the tokens of a request do not depend on what else runs; refused where the device cannot say so */
   uint32_t drafts;      /* tokens that prompt lookup may propose for one step of a request, ≤ MM_DRAFTS; 0: none. Nothing is proposed
@@ -77,9 +82,14 @@ typedef struct mm_scheduler_stats {
   uint64_t drafts, drafted, accepted; /* rows with proposals, tokens proposed, and those that were right */
   uint64_t learned;                   /* tokens that the checkpoint's draft proposed, of drafted */
   uint32_t waiting, running, slots, pages, pages_free, pages_cached;
-  uint64_t cache_bytes; /* of states in use */
-  double step_seconds;  /* spent in the engine, added up */
-  double own_seconds;   /* CPU time of the scheduler's thread outside the engine, callbacks included */
+  uint64_t cache_bytes;         /* of states in use */
+  uint32_t places, places_used; /* of pages in host memory */
+  uint64_t page_bytes;          /* of each */
+  uint32_t blocks, blocks_used; /* of pages on disk */
+  uint64_t pages_written, pages_read, disk_failed;
+  uint64_t pages_out, pages_in, fetched; /* pages moved there and back, and requests that had some fetched */
+  double step_seconds;                   /* spent in the engine, added up */
+  double own_seconds;                    /* CPU time of the scheduler's thread outside the engine, callbacks included */
 } mm_scheduler_stats;
 void mm_scheduler_stats_read(mm_scheduler *s, mm_scheduler_stats *out); /* any thread */
 /* load[layers, experts] of mm_engine_expert_load, as it was a second ago or since nothing runs. Any thread. */

@@ -1,6 +1,6 @@
 /* The scheduler's inside: requests.c (they come and go), schedule.c (who has a slot), reuse.c (what
- * the prefix cache keeps of them and gives them), drafts.c (prompt lookup), batching.c (what the slots are given and what
- * comes back). Everything but what `lock` guards belongs to the scheduler's thread. */
+ * the prefix cache keeps of them and gives them), offload.c (its pages in host memory), drafts.c (prompt lookup), batching.c (what the
+ * slots are given and what comes back). Everything but what `lock` guards belongs to the scheduler's thread. */
 #ifndef MM_RUNTIME_SERVE_SCHEDULER_INSIDE_H
 #define MM_RUNTIME_SERVE_SCHEDULER_INSIDE_H
 
@@ -30,6 +30,9 @@ typedef struct job {
   bool duplicate;    /* it waits for what another is reading just now: */
   uint64_t duplicate_of;
   uint32_t duplicate_until; /* until that one was given so many tokens */
+  uint32_t starts;          /* how often in that turn; again where the last time read from disk */
+  bool reads;               /* it did, or there was none */
+  uint32_t fetched;         /* 1 + the turn for which its cached prefix was fetched from host memory */
   uint32_t cached;          /* tokens of the prompt that the prefix cache had, at its first turn */
   uint32_t drafts;          /* of them, proposed ones behind the last */
   int32_t draft[MM_DRAFTS];
@@ -99,11 +102,20 @@ typedef struct expert_loads {
   double read; /* when */
 } expert_loads;
 
+/* Of pages of the prefix cache in host memory. */
+typedef struct offload_state {
+  bool on;             /* the prefix cache has a pool there */
+  bool moves_failed;   /* some copies between both have: what it has is to be dropped */
+  mm_disk_store *disk; /* NULL: pages that leave it are lost */
+  double reported;     /* when a failure of the disk was */
+} offload_state;
+
 struct mm_scheduler {
   mm_engine *engine;
   mm_scheduler_config c;
   uint32_t slots, vocab;
   bool lightning;
+  offload_state offload;
   mm_pages *pages;        /* NULL: slots have pages of their own */
   mm_prefix_cache *cache; /* or NULL */
   uint32_t *page;         /* [pages of a slot] receives those of the cache */
@@ -180,10 +192,24 @@ void mm_reuse_boundaries(mm_scheduler *s);
 uint32_t mm_reuse_cut(const mm_scheduler *s, const job *j, uint32_t rows);
 /* Returns true if a running job is about to compute more of this job's prompt than the cache has. */
 bool mm_reuse_duplicate(mm_scheduler *s, job *j);
-/* A page more is free, if the cache has one that it alone refers to. */
-bool mm_reuse_evict(mm_scheduler *s);
+/* Frees pages that the cache alone refers to; how many. Waits for their copies if they go to host memory. */
+uint32_t mm_reuse_evict(mm_scheduler *s);
 /* Nothing is kept: of what slots held, after a failure nobody knows what is good. */
 void mm_reuse_clear(mm_scheduler *s);
+
+/* ---- offload.c: pages of the prefix cache in host memory; nothing of it does anything without a pool ---- */
+MM_MUST_USE bool mm_offload_open(mm_scheduler *s, mm_err *err);
+void mm_offload_close(mm_scheduler *s);
+/* Returns true if pages of the job's cached prefix are on their way to the device; starts that, at most a few times a turn. */
+bool mm_offload_fetch(mm_scheduler *s, job *j);
+/* Notices copies that have ended. */
+void mm_offload_poll(mm_scheduler *s);
+/* Waits until all have that are not on their way to disk. */
+void mm_offload_wait(mm_scheduler *s);
+/* After a step was queued: moves pages out before the next steps need theirs. */
+void mm_offload_ahead(mm_scheduler *s);
+/* As mm_reuse_evict. */
+uint32_t mm_offload_evict(mm_scheduler *s);
 
 /* ---- drafts.c ---- */
 MM_MUST_USE bool mm_drafts_open(mm_scheduler *s, mm_err *err);

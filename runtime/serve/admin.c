@@ -60,6 +60,18 @@ static void put_scheduler(mm_text *t, mm_scheduler *scheduler) {
   mm_metrics_value(t, "draft_model_tokens_total", "counter", "Those of them that the checkpoint's draft proposed.", (double)s.learned);
   mm_metrics_value(t, "accepted_tokens_total", "counter", "Proposed tokens that were right.", (double)s.accepted);
   mm_metrics_value(t, "cache_state_bytes", "gauge", "Bytes of lightning states in the prefix cache.", (double)s.cache_bytes);
+  const double page = (double)s.page_bytes;
+  mm_metrics_value(t, "offload_bytes_max", "gauge", "Bytes of host memory for pages of the prefix cache.", page * s.places);
+  mm_metrics_value(t, "offload_bytes", "gauge", "Bytes of them in use.", page * s.places_used);
+  mm_metrics_value(t, "offload_pages", "gauge", "Pages of the prefix cache in host memory.", s.places_used);
+  mm_metrics_value(t, "offload_out_bytes_total", "counter", "Bytes of pages copied to host memory.", page * (double)s.pages_out);
+  mm_metrics_value(t, "offload_in_bytes_total", "counter", "Bytes of pages copied back.", page * (double)s.pages_in);
+  mm_metrics_value(t, "offload_hits_total", "counter", "Choices for which pages were copied back.", (double)s.fetched);
+  mm_metrics_value(t, "offload_disk_bytes_max", "gauge", "Bytes of disk for pages of the prefix cache.", page * s.blocks);
+  mm_metrics_value(t, "offload_disk_bytes", "gauge", "Bytes of them in use.", page * s.blocks_used);
+  mm_metrics_value(t, "offload_disk_written_bytes_total", "counter", "Bytes of pages written to disk.", page * (double)s.pages_written);
+  mm_metrics_value(t, "offload_disk_read_bytes_total", "counter", "Bytes of pages read back.", page * (double)s.pages_read);
+  mm_metrics_value(t, "offload_disk_failed_total", "counter", "Pages that could not be written or read.", (double)s.disk_failed);
 }
 
 static void put_cache(mm_text *t, const mm_server *s) {

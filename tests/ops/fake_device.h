@@ -227,6 +227,11 @@ cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t pit
   for (size_t i = 0; i < rows; i++) cudaMemcpy((char *)to + i * to_pitch, (const char *)from + i * pitch, width, kind);
   return cudaSuccess;
 }
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t pitch, size_t width, size_t rows,
+                              enum cudaMemcpyKind kind, cudaStream_t s) {
+  for (size_t i = 0; i < rows; i++) cudaMemcpyAsync((char *)to + i * to_pitch, (const char *)from + i * pitch, width, kind, s);
+  return cudaSuccess;
+}
 cudaError_t cudaMemset(void *p, int v, size_t bytes) {
   fake_idle("cudaMemset");
   fake_range("cudaMemset", p, bytes, true);
@@ -287,6 +292,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags) { return (v
 cudaError_t cudaEventCreate(cudaEvent_t *e) { return cudaEventCreateWithFlags(e, 0); }
 cudaError_t cudaEventDestroy(cudaEvent_t e) { return free(e), cudaSuccess; }
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) { return (void)e, (void)s, cudaSuccess; }
+cudaError_t cudaEventQuery(cudaEvent_t e) { return (void)e, cudaSuccess; }
 cudaError_t cudaEventSynchronize(cudaEvent_t e) { return (void)e, cudaSuccess; }
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t a, cudaEvent_t b) { return (void)a, (void)b, *ms = 1, cudaSuccess; }
 

@@ -240,7 +240,7 @@ static void check_slots(const mm_shards *shards) {
   const uint32_t *page = mm_pages_table(mm_engine_pages(e));
   int32_t held[70] = {0};
   ok = ok && mm_engine_resume(e, 3, page, held, 70, state, &err) && mm_engine_resume(e, 2, page, NULL, 70, state, &err);
-  report("slots forked, saved, restored, chosen for by every rule", ok, err.text);
+  report("slots forked, saved, restored, chosen for by every rule; pages moved", ok && move_pages(e, &err), err.text);
   free(state);
   close_engine(e, "its calls and its memory");
 }

@@ -23,6 +23,29 @@ static bool choose_step(mm_engine *e, mm_err *err) {
   return mm_engine_queue(e, &(mm_batch){SLOTS, id, SLOTS, span, SLOTS, out, set, NULL}, err) && mm_engine_collect(e, chosen, err);
 }
 
+/* Bytes of places that go to pages of the device come back in other places, all of every rank, neighbours copied together or not. */
+static bool move_pages(mm_engine *e, mm_err *err) {
+  enum { PAGES = 3, PLACES = 9 };
+  uint32_t page[PAGES];
+  uint64_t number, oldest, bytes;
+  bool ok = mm_engine_pool(e, PLACES, err);
+  for (uint32_t i = 0; ok && i < PAGES; i++) ok = mm_pages_take(mm_engine_pages(e), &page[i]);
+  for (uint32_t r = 0; ok && r < mm_engine_ranks(e); r++) {
+    char *at = mm_engine_pool_part(e, r, &bytes);
+    for (uint64_t i = 0; i < PLACES * bytes; i++) at[i] = (char)((i * 2654435761u >> 7) + r);
+  }
+  const mm_page_move move[] = {{page[0], 0, true},  {page[1], 1, true},  {page[2], 2, true},
+                               {page[2], 5, false}, {page[1], 4, false}, {page[0], 8, false}};
+  ok = ok && mm_engine_move(e, move, 2, &number, err) && mm_engine_move(e, move + 2, 4, &number, err) &&
+       mm_engine_moved(e, true, &oldest, err) && oldest > number;
+  for (uint32_t r = 0; ok && r < mm_engine_ranks(e); r++) {
+    const char *at = mm_engine_pool_part(e, r, &bytes);
+    ok = memcmp(at, at + 8 * bytes, bytes) == 0 && memcmp(at + bytes, at + 4 * bytes, 2 * bytes) == 0 && memcmp(at, at + bytes, bytes) != 0;
+  }
+  for (uint32_t i = 0; i < PAGES; i++) mm_pages_release(mm_engine_pages(e), page[i]);
+  return ok || mm_fail(err, MM_BUG, "E_TEST", mm_at(NULL, NULL), "pages that were moved hold other bytes");
+}
+
 /* Allocations, whatever steps ask for, are what the size of the cache leaves room for (loader/stream/capacity.h). */
 static void check_memory(const mm_shards *shards, bool kv_fp8, bool collects, const char *what) {
   mm_err err = {0};

@@ -331,12 +331,16 @@ struct schedule {
   bool lightning;
   std::vector<std::vector<int32_t>> id = std::vector<std::vector<int32_t>>(SLOTS);
   std::vector<entry> cache;
-  uint32_t forks = 0, resumed = 0, refused = 0, mixed = 0;
+  const char *why = "";
+  uint32_t forks = 0, resumed = 0, refused = 0, mixed = 0, moved = 0, moved_at = 0;
+  static constexpr uint32_t PLACES = 2 * POSITIONS / MM_PAGE;
 
   schedule(const mm_shards *shards, uint32_t pages, bool kv_fp8) : a(shards, pages, kv_fp8), b(shards, pages, kv_fp8) {
     lightning = mm_engine_state_bytes(a.engine) > 0;
     for (uint32_t slot = 0; slot < 3; slot++) feed_slot(b, slot, random_ids(90, b.vocab), 0, 90);
     for (uint32_t slot : {1u, 0u, 2u}) b.drop(slot);
+    mm_err err = {};
+    for (world *x : w) must(mm_engine_pool(x->engine, PLACES, &err), err);
   }
   void drop(uint32_t slot) {
     for (world *x : w) x->drop(slot);
@@ -385,6 +389,39 @@ struct schedule {
     id[slot].assign(e.id.begin(), e.id.begin() + n), resumed++;
   }
 
+  /* An entry's pages go to host memory and come back in other pages: in the second world neighbours rise, fall, or have no order, and the
+   * moves are given in two calls. Both worlds move, since slots that shared the pages do not any more, which takes pages. */
+  void move() {
+    if (cache.empty()) return;
+    entry &e = cache[g_rng.below((uint32_t)cache.size())];
+    bool done = true;
+    for (int i = 0; i < 2; i++) done &= move_in(*w[i], &e.in[i].page, i ? g_rng.below(3) : 0, i > 0);
+    moved += done;
+  }
+  static bool move_in(world &x, std::vector<uint32_t> *page, uint32_t order, bool cuts) {
+    const uint32_t n = (uint32_t)page->size();
+    std::vector<uint32_t> fresh, place(PLACES);
+    mm_pages *const p = mm_engine_pages(x.engine);
+    for (uint32_t taken; fresh.size() < n && mm_pages_take(p, &taken);) fresh.push_back(taken);
+    const bool all = fresh.size() == n;
+    for (uint32_t i = 0; i < PLACES; i++) place[i] = order == 1 ? PLACES - 1 - i : i;
+    for (uint32_t i = 0; order == 2 && i < PLACES; i++) std::swap(place[i], place[i + g_rng.below(PLACES - i)]);
+    std::vector<mm_page_move> move;
+    for (uint32_t i = 0; i < n; i++) move.push_back({(*page)[i], place[i], false});
+    for (uint32_t i = 0; i < n && all; i++) move.push_back({fresh[i], place[i], true});
+    mm_err err = {};
+    uint64_t number, oldest;
+    const uint32_t cut = cuts ? g_rng.below((uint32_t)move.size()) : 0;
+    must((!cut || mm_engine_move(x.engine, move.data(), cut, &number, &err)) &&
+             mm_engine_move(x.engine, move.data() + cut, (uint32_t)move.size() - cut, &number, &err),
+         err);
+    do must(mm_engine_moved(x.engine, false, &oldest, &err), err);
+    while (oldest <= number);
+    for (uint32_t old : all ? *page : fresh) mm_pages_release(p, old);
+    if (all) *page = fresh;
+    return all;
+  }
+
   step random_step() {
     step s;
     std::vector<uint32_t> slot(SLOTS);
@@ -430,7 +467,9 @@ struct schedule {
     std::vector<float> given[2];
     poison();
     const bool done = run(a, s, &asks, &given[0]);
+    why = "short of pages in one world alone";
     if (run(b, s, &asks, &given[1]) != done) return false;
+    why = "other bits";
     if (!done) {
       refused++, forget();
       drop(g_rng.below(SLOTS));
@@ -524,14 +563,20 @@ void check_schedules(const mm_shards *shards, const std::string &name, bool kv_f
     if (what >= 6 && what < 8) s.keep();
     if (what >= 8 && what < 11) s.resume();
     if (what == 11) s.forget();
+    if (what >= 12 && what < 15) s.move(), s.moved_at = i;
     if (!s.one_step()) wrong++, first = i;
   }
   char text[300];
   snprintf(text, sizeof text,
-           "%s%s: %u steps, %u with stretches beside single tokens, %u forks, %u resumed, %u short of pages: %s those in other pages, the "
+           "%s%s: %u steps, %u with stretches beside single tokens, %u forks, %u resumed, %u moved to the host and back, %u short of "
+           "pages: %s those in other pages, the "
            "rest poison",
-           name.c_str(), kv_fp8 ? ", fp8 cache" : "", steps, s.mixed, s.forks, s.resumed, s.refused, wrong ? "not" : "the bits of");
-  report_true(text + (wrong ? ", first at step " + std::to_string(first) : std::string()), wrong == 0 && s.forks && s.resumed && s.mixed);
+           name.c_str(), kv_fp8 ? ", fp8 cache" : "", steps, s.mixed, s.forks, s.resumed, s.moved, s.refused,
+           wrong ? "not" : "the bits of");
+  report_true(text + (wrong ? ", first at step " + std::to_string(first) + ": " + s.why + ", " + std::to_string(first - s.moved_at) +
+                                  " steps after the last move"
+                            : std::string()),
+              wrong == 0 && s.forks && s.resumed && s.moved && s.mixed);
   report_true(name + ": one value of one token planted is found", s.finds_planted());
   report_true(name + ": every page is free or held at the end", s.balanced());
 }

@@ -74,7 +74,7 @@ static bool device_collect(mm_backend *b, int32_t *id, mm_err *err) {
   if (device.collected != device.fail_at) return true;
   device.collected = device.queued;
   for (uint32_t l = 0; l < b->c.model->layers; l++)
-    if (b->cache[l].k) memset(b->cache[l].k, 0xff, b->kv_bytes), memset(b->cache[l].v, 0xff, b->kv_bytes);
+    if (b->cache[l].k) memset(b->cache[l].k, 0xff, b->mapped.kv_bytes), memset(b->cache[l].v, 0xff, b->mapped.kv_bytes);
   return mm_fail(err, MM_IO, "E_CUDA", mm_at(NULL, NULL), "the device is on fire");
 }
 

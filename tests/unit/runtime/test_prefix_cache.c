@@ -152,6 +152,128 @@ TEST(test_random) {
   }
 }
 
+/* ---- a host pool, and a disk behind it ---- */
+
+enum { PLACES = 3000, FEW = 24, MOVES = 4000 };
+
+/* Where copies go, and those that were listed and not made yet. */
+static struct host {
+  int32_t content[PLACES][MM_PAGE], block[PLACES][MM_PAGE];
+  uint32_t written[PLACES], on_disk[PLACES];
+  mm_page_move move[MOVES];
+  mm_disk_move copy[MOVES];
+  uint32_t moves, copies;
+  uint64_t number;
+} host;
+
+static void copy_cells(int32_t *page, uint32_t *written, int32_t *to, uint32_t *to_written, bool in) {
+  memcpy(in ? page : to, in ? to : page, MM_PAGE * sizeof *page);
+  *(in ? written : to_written) = in ? *to_written : *written;
+}
+
+/* Makes copies of the disk that were listed, in any order, or all; about one in `fail` fails, leaving noise. */
+static void copy_blocks(world *w, bool all, uint32_t fail) {
+  const mm_disk_move *list;
+  const uint32_t count = mm_prefix_cache_copies(w->cache, &list);
+  assert_true(host.copies + count <= MOVES);
+  if (count) memcpy(host.copy + host.copies, list, count * sizeof *list);
+  host.copies += count;
+  while (host.copies && (all || below(4))) {
+    mm_disk_move *at = &host.copy[below(host.copies)];
+    const mm_disk_end end = {*at, !fail || below(fail)};
+    const mm_disk_move *m = &end.move;
+    *at = host.copy[--host.copies];
+    copy_cells(host.content[m->place], &host.written[m->place], host.block[m->block], &host.on_disk[m->block], m->in);
+    if (!end.ok) memset(m->in ? host.content[m->place] : host.block[m->block], 0xee, sizeof host.block[0]);
+    mm_prefix_cache_copied(w->cache, &end);
+  }
+  if (all) assert_false(mm_prefix_cache_copying(w->cache));
+}
+
+/* Lists what the cache wants moved; the copies are made now, or later, as the pages are by then. */
+static void move_pages(world *w, bool now, uint32_t fail) {
+  const mm_page_move *move;
+  const uint32_t count = mm_prefix_cache_moves(w->cache, &move);
+  assert_true(host.moves + count <= MOVES);
+  if (count) memcpy(host.move + host.moves, move, count * sizeof *move);
+  host.moves += count;
+  mm_prefix_cache_issued(w->cache, ++host.number);
+  for (uint32_t i = 0; now && i < host.moves; i++) {
+    const mm_page_move m = host.move[i];
+    copy_cells(w->content[m.page], &w->written[m.page], host.content[m.place], &host.written[m.place], m.in);
+  }
+  if (now) host.moves = 0, mm_prefix_cache_moved(w->cache, UINT64_MAX), assert_false(mm_prefix_cache_moving(w->cache));
+  copy_blocks(w, now, fail);
+}
+
+/* All that the cache has of a text is on the device, as far as there is room; or it is on the way. Returns true if it is. */
+static bool fetch(world *w, const text *t, uint32_t most, bool now, uint32_t fail) {
+  mm_prefix_cache_coming n;
+  for (uint32_t i = 0; i < 20; i++) {
+    n = mm_prefix_cache_fetch(w->cache, t->salt, t->token, most, true);
+    move_pages(w, now, fail);
+    if (!now || !(n.loading || n.reading)) return now;
+  }
+  return true;
+}
+
+/* What was put is found, for ever where the pool, or the disk behind it, has room for all of it, though the device has few pages. */
+static void random_pool(bool state, uint32_t places, uint32_t blocks, uint32_t fail) {
+  world *w = open_group(state ? sizeof(uint64_t) : 0, 1 << 20);
+  mm_err err = {0};
+  mm_prefix_cache_close(w->cache);
+  mm_pages_close(w->pages);
+  w->pages = mm_pages_open(FEW, 1, LENGTH, &err);
+  w->cache = mm_prefix_cache_open(w->pages, state ? sizeof(uint64_t) : 0, 1 << 20, &err);
+  assert_true(w->pages && w->cache && mm_prefix_cache_offload(w->cache, places, &err));
+  assert_true(!blocks || mm_prefix_cache_disk(w->cache, blocks, &err));
+  host.moves = host.copies = 0;
+  const bool lasts = (places == PLACES || blocks == PLACES) && !fail;
+  uint32_t found = 0;
+  while (w->puts < PUTS) {
+    const text t = random_text(w);
+    for (uint32_t i = 0; i < 2; i++) {
+      const uint32_t most = i ? 1 + below(t.count) : t.count;
+      const bool there = fetch(w, &t, most, below(2), fail);
+      found += find(w, &t, most, state, there && lasts) > 0;
+    }
+    while (!put(w, &t, state)) {
+      const bool more = mm_prefix_cache_evict(w->cache);
+      assert_true(more || mm_prefix_cache_moving(w->cache));
+      move_pages(w, !more || blocks || !below(3), fail);
+      mm_prefix_cache_spill(w->cache);
+    }
+    mm_prefix_cache_spill(w->cache);
+    move_pages(w, blocks, fail); /* places are free before they are needed */
+    uint32_t held[FEW] = {0};
+    mm_prefix_cache_held(w->cache, held);
+    if (!mm_pages_check(w->pages, held, &err)) fail_msg("%s", err.text);
+  }
+  const mm_prefix_cache_counts n = mm_prefix_cache_counted(w->cache);
+  print_message("%u found; %llu pages out, %llu in, %u of %u places used; %llu written, %llu read, %llu failed, %u of %u blocks used\n",
+                found, (unsigned long long)n.out, (unsigned long long)n.in, n.offloaded, n.places, (unsigned long long)n.written,
+                (unsigned long long)n.read, (unsigned long long)n.failed, n.on_disk, n.blocks);
+  assert_true(found > 20 && n.in > (lasts ? 100 : 0) && (!blocks || n.read > (lasts ? 100 : 0)));
+  move_pages(w, true, 0);
+  mm_prefix_cache_clear(w->cache);
+  assert_true(mm_prefix_cache_counted(w->cache).offloaded == 0 && mm_prefix_cache_counted(w->cache).on_disk == 0);
+  mm_prefix_cache_close(w->cache);
+  assert_int_equal(mm_pages_free(w->pages), FEW);
+  mm_pages_close(w->pages);
+  free(w);
+}
+
+TEST(test_pool) {
+  for (uint32_t state = 0; state < 2; state++) {
+    random_pool(state, PLACES, 0, 0);
+    random_pool(state, 40, 0, 0);
+    random_pool(state, 6, 0, 0);
+    random_pool(state, 40, PLACES, 0);
+    random_pool(state, 40, PLACES, 9);
+    random_pool(state, 12, 30, 0);
+  }
+}
+
 static text letters(uint64_t salt, int32_t letter, uint32_t count) {
   text t = {.salt = salt, .count = count};
   for (uint32_t i = 0; i < count; i++) t.token[i] = letter;

@@ -1,43 +1,10 @@
 /* The tree's nodes are pages: the tokens that one holds, after those of its parent. A node of fewer than MM_PAGE tokens has no children.
- * With lightning layers every leaf has a snapshot. */
-#include "runtime/schedule/prefix_cache.h"
-
+ * With lightning layers every leaf has a snapshot. With a host pool, pages leave the device from the leaves on, and come back from the root
+ * on. */
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct node node;
-
-/* The states after the first `tokens` tokens of a node's page. */
-typedef struct snapshot {
-  struct snapshot *next; /* of the node */
-  node *node;
-  uint64_t used; /* when, in finds and puts */
-  uint32_t tokens;
-  size_t place; /* in the list of all */
-  char *state;
-} snapshot;
-
-struct node {
-  node *parent, *child;  /* the first of them */
-  node *next, *previous; /* among the parent's */
-  node *newer, *older;   /* of all, by use */
-  snapshot *snapshot;
-  uint64_t salt;
-  uint32_t page, count;
-  int32_t token[MM_PAGE]; /* [count] */
-};
-
-struct mm_prefix_cache {
-  mm_pages *pages;
-  uint64_t state_bytes, budget, used;
-  node root; /* has no page */
-  node *newest, *oldest;
-  snapshot **snapshot; /* [snapshots] */
-  size_t snapshots, snapshot_cap;
-  uint64_t uses;
-  char *spare; /* the room of a snapshot that went, for the next one: fresh memory costs a fault a page */
-  uint32_t nodes;
-};
+#include "runtime/schedule/prefix_cache_inside.h"
 
 mm_prefix_cache *mm_prefix_cache_open(mm_pages *pages, uint64_t state_bytes, uint64_t budget, mm_err *err) {
   mm_prefix_cache *c = mm_calloc(1, sizeof *c, err);
@@ -48,26 +15,7 @@ mm_prefix_cache *mm_prefix_cache_open(mm_pages *pages, uint64_t state_bytes, uin
   return c;
 }
 
-void mm_prefix_cache_close(mm_prefix_cache *c) {
-  if (!c) return;
-  mm_prefix_cache_clear(c);
-  free(c->snapshot);
-  free(c);
-}
-
 /* ---- order of use ---- */
-
-static void unlink_node(mm_prefix_cache *c, const node *n) {
-  *(n->newer ? &n->newer->older : &c->newest) = n->older;
-  *(n->older ? &n->older->newer : &c->oldest) = n->newer;
-}
-
-static void link_newest(mm_prefix_cache *c, node *n) {
-  n->newer = NULL;
-  n->older = c->newest;
-  *(c->newest ? &c->newest->newer : &c->oldest) = n;
-  c->newest = n;
-}
 
 /* A node and those above it were used; the ones above are newer, so that leaves go first. */
 static void touch(mm_prefix_cache *c, node *n) {
@@ -75,6 +23,28 @@ static void touch(mm_prefix_cache *c, node *n) {
     unlink_node(c, n);
     link_newest(c, n);
   }
+}
+
+/* ---- pages and places ---- */
+
+void mm_prefix_give_up(mm_prefix_cache *c, node *n) {
+  unlink_node(c, n);
+  const bool shared = mm_prefix_leave_disk(c, n);
+  if (n->place != NONE && !shared) mm_prefix_free_place(c, n->place);
+  if (n->page != NONE) {
+    mm_pages_release(c->pages, n->page);
+    n->parent->on_device--;
+    c->nodes--;
+  }
+  n->page = n->place = NONE;
+  n->loading = false;
+}
+
+void mm_prefix_give_page(mm_prefix_cache *c, node *n, uint32_t page) {
+  n->page = page;
+  n->parent->on_device++;
+  c->nodes++;
+  link_newest(c, n);
 }
 
 /* ---- leaving ---- */
@@ -91,44 +61,53 @@ static void drop_state(mm_prefix_cache *c, snapshot *s) {
   free(s);
 }
 
-/* A leaf goes, and above it what is then of no use. */
-static void drop_leaf(mm_prefix_cache *c, node *n) {
-  do {
-    node *parent = n->parent;
-    while (n->snapshot) drop_state(c, n->snapshot);
-    *(n->previous ? &n->previous->next : &parent->child) = n->next;
-    if (n->next) n->next->previous = n->previous;
-    unlink_node(c, n);
-    mm_pages_release(c->pages, n->page);
-    c->nodes--;
-    free(n);
-    n = parent;
-  } while (c->state_bytes && n != &c->root && !n->child && !n->snapshot);
+/* The parent of a node without children, which goes. */
+static node *drop_node(mm_prefix_cache *c, node *n) {
+  node *parent = n->parent;
+  while (n->snapshot) drop_state(c, n->snapshot);
+  *(n->previous ? &n->previous->next : &parent->child) = n->next;
+  if (n->next) n->next->previous = n->previous;
+  mm_prefix_forget_moves(c, n);
+  mm_prefix_give_up(c, n);
+  free(n);
+  return parent;
 }
 
-bool mm_prefix_cache_evict(mm_prefix_cache *c) {
-  /* Nodes that slots use are skipped and become the newest: the next call does not visit them again. */
-  node *stop = c->newest;
-  for (node *n = c->oldest, *newer; n; n = newer) {
-    newer = n == stop ? NULL : n->newer;
-    if (!n->child && mm_pages_references(c->pages, n->page) == 1) {
-      drop_leaf(c, n);
-      return true;
-    }
-    unlink_node(c, n);
-    link_newest(c, n);
+/* Above a node that went: nodes that are then of no use go. */
+static void drop_useless(mm_prefix_cache *c, node *n) {
+  while (c->state_bytes && n != &c->root && !n->child && !n->snapshot) n = drop_node(c, n);
+}
+
+void mm_prefix_drop_leaf(mm_prefix_cache *c, node *n) { drop_useless(c, drop_node(c, n)); }
+
+void mm_prefix_drop_tree(mm_prefix_cache *c, node *n) {
+  node *const top = n->parent;
+  for (bool last = false; !last;) {
+    node *leaf = n;
+    while (leaf->child) leaf = leaf->child;
+    last = leaf == n;
+    drop_node(c, leaf);
   }
-  return false;
+  drop_useless(c, top);
 }
 
 void mm_prefix_cache_clear(mm_prefix_cache *c) {
   while (c->root.child) {
     node *n = c->root.child;
     while (n->child) n = n->child;
-    drop_leaf(c, n);
+    mm_prefix_drop_leaf(c, n);
   }
   free(c->spare);
   c->spare = NULL;
+}
+
+void mm_prefix_cache_close(mm_prefix_cache *c) {
+  if (!c) return;
+  mm_prefix_cache_clear(c);
+  mm_prefix_cache_issued(c, 0);
+  mm_prefix_cache_moved(c, UINT64_MAX);
+  MM_FREE(c->snapshot, c->pool.free, c->pool.move, c->pool.list, (void *)c->pool.path, c->pool.page, c->disk.free, c->disk.copy,
+          c->disk.list, c);
 }
 
 /* ---- finding ---- */
@@ -139,23 +118,26 @@ static uint32_t common(const int32_t *a, const int32_t *b, uint32_t most) {
   return n;
 }
 
-/* The child that begins most like token[count]; *alike: how many tokens, 0 with NULL. */
-static node *nearest(const node *parent, uint64_t salt, const int32_t *token, uint32_t count, uint32_t *alike) {
+static bool is_ready(const node *n) { return n->page != NONE && !n->loading; }
+
+/* The child that begins most like token[count], of several one on the device; *alike: how many tokens, 0 with NULL. ready: only nodes that
+ * are on the device. */
+static node *nearest(const node *parent, bool ready, uint64_t salt, const int32_t *token, uint32_t count, uint32_t *alike) {
   node *best = NULL;
   *alike = 0;
-  for (node *n = parent->child; n && *alike < count; n = n->next) {
-    if (n->salt != salt || n->token[0] != token[0]) continue;
+  for (node *n = parent->child; n && !(best && *alike == count && is_ready(best)); n = n->next) {
+    if (n->salt != salt || n->token[0] != token[0] || (ready && !is_ready(n))) continue;
     const uint32_t same = common(n->token, token, (uint32_t)mm_min(n->count, count));
-    if (same > *alike) best = n, *alike = same;
+    if (same > *alike || (same == *alike && best && is_ready(n) && !is_ready(best))) best = n, *alike = same;
   }
   return best;
 }
 
 /* The last of the children's snapshots that lies within token[count]; pages that part later may have it in common. */
-static snapshot *last_state(const node *parent, uint64_t salt, const int32_t *token, uint32_t count) {
+static snapshot *last_state(const node *parent, bool ready, uint64_t salt, const int32_t *token, uint32_t count) {
   snapshot *best = NULL;
   for (node *n = parent->child; n; n = n->next) {
-    if (n->salt != salt || n->token[0] != token[0]) continue;
+    if (n->salt != salt || n->token[0] != token[0] || (ready && !is_ready(n))) continue;
     const uint32_t same = common(n->token, token, (uint32_t)mm_min(n->count, count));
     for (snapshot *s = n->snapshot; s; s = s->next)
       if (s->tokens <= same && (!best || s->tokens > best->tokens)) best = s;
@@ -168,31 +150,29 @@ static void use_state(mm_prefix_cache *c, snapshot *s) {
   touch(c, s->node);
 }
 
-uint32_t mm_prefix_cache_find(mm_prefix_cache *c, uint64_t salt, const int32_t *token, uint32_t most, uint32_t *page, const void **state) {
-  uint32_t found = 0;
-  node *n = &c->root, *last = &c->root;
-  snapshot *snap = NULL;
+hit mm_prefix_find(mm_prefix_cache *c, bool ready, uint64_t salt, const int32_t *token, uint32_t most) {
+  hit h = {.last = &c->root};
+  node *n = &c->root;
   for (uint32_t at = 0, alike = MM_PAGE; at < most && alike == MM_PAGE; at += MM_PAGE) {
     const uint32_t here = (uint32_t)mm_min(MM_PAGE, most - at);
-    snapshot *s = c->state_bytes ? last_state(n, salt, token + at, here) : NULL;
-    if (s) {
-      snap = s;
-      found = at + s->tokens;
-    }
-    if (!(n = nearest(n, salt, token + at, here, &alike))) break;
-    page[at / MM_PAGE] = n->page;
-    if (!c->state_bytes) {
-      last = n;
-      found = at + alike;
-    }
+    snapshot *s = c->state_bytes ? last_state(n, ready, salt, token + at, here) : NULL;
+    if (s) h = (hit){at + s->tokens, s->node, s};
+    if (!(n = nearest(n, ready, salt, token + at, here, &alike))) break;
+    if (!c->state_bytes) h = (hit){at + alike, n, NULL};
   }
-  *state = snap ? snap->state : NULL;
-  if (snap) {
-    page[(found - 1) / MM_PAGE] = snap->node->page;
-    use_state(c, snap);
-  } else
-    touch(c, last);
-  return found;
+  return h;
+}
+
+uint32_t mm_prefix_cache_find(mm_prefix_cache *c, uint64_t salt, const int32_t *token, uint32_t most, uint32_t *page, const void **state) {
+  const hit h = mm_prefix_find(c, true, salt, token, most);
+  uint32_t at = (uint32_t)mm_ceil_div(h.tokens, MM_PAGE);
+  for (const node *n = h.last; n != &c->root; n = n->parent) page[--at] = n->page;
+  *state = h.snap ? h.snap->state : NULL;
+  if (h.snap)
+    use_state(c, h.snap);
+  else
+    touch(c, h.last);
+  return h.tokens;
 }
 
 /* ---- keeping ---- */
@@ -202,23 +182,22 @@ static node *add_child(mm_prefix_cache *c, node *parent, uint64_t salt, const in
   if (!n) return NULL;
   n->parent = parent;
   n->salt = salt;
-  n->page = page;
+  n->place = n->block = NONE;
   n->count = count;
   memcpy(n->token, token, count * sizeof *token);
   n->next = parent->child;
   if (n->next) n->next->previous = n;
   parent->child = n;
   mm_pages_hold(c->pages, page);
-  link_newest(c, n);
-  c->nodes++;
+  mm_prefix_give_page(c, n, page);
   return n;
 }
 
-/* The page that holds more of the same tokens takes the other's place. */
+/* A page that holds as many or more of the same tokens replaces the node's page or place. */
 static void extend(mm_prefix_cache *c, node *n, const int32_t *token, uint32_t count, uint32_t page) {
   mm_pages_hold(c->pages, page);
-  mm_pages_release(c->pages, n->page);
-  n->page = page;
+  mm_prefix_give_up(c, n);
+  mm_prefix_give_page(c, n, page);
   n->count = count;
   memcpy(n->token, token, count * sizeof *token);
 }
@@ -228,13 +207,13 @@ static node *put(mm_prefix_cache *c, uint64_t salt, const int32_t *token, uint32
   node *n = &c->root;
   for (uint32_t at = 0, here, alike; at < count; at += here) {
     here = (uint32_t)mm_min(MM_PAGE, count - at);
-    node *child = nearest(n, salt, token + at, here, &alike);
-    if (child && alike < here && alike == child->count)
+    node *child = nearest(n, false, salt, token + at, here, &alike);
+    if (child && alike == child->count && (alike < here || child->page == NONE))
       extend(c, child, token + at, here, page[at / MM_PAGE]);
     else if (!child || alike < here)
       child = add_child(c, n, salt, token + at, here, page[at / MM_PAGE]);
     if (!child) {
-      if (c->state_bytes && n != &c->root && !n->child && !n->snapshot) drop_leaf(c, n);
+      if (c->state_bytes && n != &c->root && !n->child && !n->snapshot) mm_prefix_drop_leaf(c, n);
       return NULL;
     }
     n = child;
@@ -261,8 +240,8 @@ static snapshot *new_state(mm_prefix_cache *c) {
 static snapshot *state_at(const mm_prefix_cache *c, uint64_t salt, const int32_t *token, uint32_t count) {
   const node *n = &c->root;
   uint32_t at = 0, alike = MM_PAGE;
-  for (; n && alike == MM_PAGE && count - at > MM_PAGE; at += MM_PAGE) n = nearest(n, salt, token + at, MM_PAGE, &alike);
-  snapshot *s = n && alike == MM_PAGE ? last_state(n, salt, token + at, count - at) : NULL;
+  for (; n && alike == MM_PAGE && count - at > MM_PAGE; at += MM_PAGE) n = nearest(n, false, salt, token + at, MM_PAGE, &alike);
+  snapshot *s = n && alike == MM_PAGE ? last_state(n, false, salt, token + at, count - at) : NULL;
   return s && s->tokens == count - at ? s : NULL;
 }
 
@@ -273,7 +252,7 @@ static void drop_oldest(mm_prefix_cache *c) {
     if (c->snapshot[i]->used < oldest->used) oldest = c->snapshot[i];
   node *n = oldest->node;
   drop_state(c, oldest);
-  if (!n->snapshot && !n->child) drop_leaf(c, n);
+  if (!n->snapshot && !n->child) mm_prefix_drop_leaf(c, n);
 }
 
 void *mm_prefix_cache_put_state(mm_prefix_cache *c, uint64_t salt, const int32_t *token, uint32_t count, const uint32_t *page) {
@@ -307,5 +286,6 @@ void *mm_prefix_cache_put_state(mm_prefix_cache *c, uint64_t salt, const int32_t
 uint32_t mm_prefix_cache_pages(const mm_prefix_cache *c) { return c->nodes; }
 uint64_t mm_prefix_cache_state_bytes(const mm_prefix_cache *c) { return c->used; }
 void mm_prefix_cache_held(const mm_prefix_cache *c, uint32_t *held) {
-  for (const node *n = c->oldest; n; n = n->newer) held[n->page]++;
+  for (const node *n = c->device.oldest; n; n = n->newer) held[n->page]++;
+  for (uint32_t i = 0; i < c->pool.moves; i++) held[c->pool.move[i].m.page]++;
 }

@@ -1,0 +1,214 @@
+/* Entries of the prefix cache in a pool of host memory, and on their way there and back (prefix_cache.h). */
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/schedule/prefix_cache_inside.h"
+
+void mm_prefix_forget_moves(mm_prefix_cache *c, const node *n) {
+  for (uint32_t i = 0; n->moves && i < c->pool.moves; i++)
+    if (c->pool.move[i].node == n) c->pool.move[i].node = NULL;
+}
+
+/* ---- the host pool ---- */
+
+bool mm_prefix_cache_offload(mm_prefix_cache *c, uint32_t places, mm_err *err) {
+  pool *p = &c->pool;
+  const size_t pages = mm_pages_per_slot(c->pages);
+  if (!(p->free = mm_calloc(places, sizeof *p->free, err)) || !(p->path = mm_calloc(pages, sizeof(node *), err)) ||
+      !(p->page = mm_calloc(pages, sizeof *p->page, err)))
+    return false;
+  /* Leaves leave first: their places come after those of their parents, as their pages do. */
+  for (uint32_t i = 0; i < places; i++) p->free[i] = i;
+  p->places = p->free_count = places;
+  return true;
+}
+
+static bool add_move(mm_prefix_cache *c, node *n, uint32_t page, uint32_t place, bool in) {
+  pool *p = &c->pool;
+  mm_err err = {0};
+  if (!MM_GROW(p->move, &p->move_cap, (size_t)p->moves + 1, &err)) return false;
+  p->move[p->moves++] = (move){.node = n, .number = UINT64_MAX, .m = {page, place, in}};
+  p->listed++;
+  n->moves++;
+  *(in ? &p->in : &p->out) += 1;
+  return true;
+}
+
+/* Copies of the device are made in order, so that a place may be given away while some are left; the disk's are not. */
+void mm_prefix_free_place(mm_prefix_cache *c, uint32_t place) {
+  pool *p = &c->pool;
+  for (uint32_t i = p->moves; c->disk.blocks && i-- > 0;)
+    if (p->move[i].m.place == place) {
+      p->move[i].frees = true;
+      return;
+    }
+  p->free[p->free_count++] = place;
+}
+
+/* Entries that have a place below this one, which is in the pool. */
+static bool has_places_below(const node *n) {
+  const node *k = n->child;
+  while (k && k->place == NONE) k = k->next;
+  return k;
+}
+
+bool mm_prefix_find_place(mm_prefix_cache *c) {
+  node *n = c->host.oldest;
+  while (!c->pool.free_count && n && (n->fetching || n->copied || (c->disk.blocks && n->moves) || has_places_below(n))) n = n->newer;
+  if (!c->pool.free_count && n) mm_prefix_drop_tree(c, n);
+  return c->pool.free_count > 0;
+}
+
+/* The node's page is copied to a place, and is free when that has ended. */
+static bool move_out(mm_prefix_cache *c, node *n) {
+  pool *p = &c->pool;
+  const uint32_t page = n->page;
+  if (!p->free_count || !add_move(c, n, page, p->free[p->free_count - 1], false)) return false;
+  mm_pages_hold(c->pages, page);
+  mm_prefix_give_up(c, n);
+  n->place = p->free[--p->free_count];
+  p->leaving++;
+  link_newest(c, n);
+  return true;
+}
+
+/* The node's place is copied to the page, to which the caller has a reference that becomes the node's. */
+static bool move_in(mm_prefix_cache *c, node *n, uint32_t page) {
+  if (!add_move(c, n, page, n->place, true)) return false;
+  mm_pages_hold(c->pages, page);
+  mm_prefix_give_up(c, n);
+  mm_prefix_give_page(c, n, page);
+  n->loading = true;
+  return true;
+}
+
+uint32_t mm_prefix_cache_moves(mm_prefix_cache *c, const mm_page_move **list) {
+  pool *p = &c->pool;
+  mm_err err = {0};
+  *list = NULL;
+  if (!p->listed) return 0;
+  if (!MM_GROW(p->list, &p->list_cap, p->listed, &err)) {
+    mm_prefix_cache_clear(c); /* nothing was copied: no entry is good */
+    mm_prefix_cache_issued(c, 0);
+    return 0;
+  }
+  for (uint32_t i = 0; i < p->listed; i++) p->list[i] = p->move[p->moves - p->listed + i].m;
+  *list = p->list;
+  return p->listed;
+}
+
+void mm_prefix_cache_issued(mm_prefix_cache *c, uint64_t number) {
+  pool *p = &c->pool;
+  for (; p->listed; p->listed--) p->move[p->moves - p->listed].number = number;
+}
+
+void mm_prefix_cache_moved(mm_prefix_cache *c, uint64_t oldest) {
+  pool *p = &c->pool;
+  uint32_t ended = 0;
+  for (; ended < p->moves && p->move[ended].number < oldest; ended++) {
+    const move *m = &p->move[ended];
+    if (m->node) m->node->moves--;
+    if (m->node && m->m.in && m->node->page == m->m.page) m->node->loading = false;
+    mm_pages_release(c->pages, m->m.page);
+    p->leaving -= !m->m.in;
+    if (m->frees) p->free[p->free_count++] = m->m.place;
+  }
+  p->moves -= ended;
+  if (ended) memmove(p->move, p->move + ended, p->moves * sizeof *p->move);
+}
+
+bool mm_prefix_cache_has_place(const mm_prefix_cache *c) { return c->pool.free_count > 0; }
+bool mm_prefix_cache_moving(const mm_prefix_cache *c) { return c->pool.moves > 0; }
+uint32_t mm_prefix_cache_leaving(const mm_prefix_cache *c) { return c->pool.leaving; }
+
+mm_prefix_cache_counts mm_prefix_cache_counted(const mm_prefix_cache *c) {
+  const pool *p = &c->pool;
+  const disk *d = &c->disk;
+  return (mm_prefix_cache_counts){.places = p->places,
+                                  .offloaded = p->places - p->free_count,
+                                  .out = p->out,
+                                  .in = p->in,
+                                  .blocks = d->blocks,
+                                  .on_disk = d->blocks - d->free_count,
+                                  .written = d->out,
+                                  .read = d->in,
+                                  .failed = d->failed};
+}
+
+/* The node that was not used for longest of those whose page nobody else needs. Nodes that slots use are skipped and become the newest: the
+ * next call does not visit them again. */
+static node *oldest_idle(mm_prefix_cache *c) {
+  node *stop = c->device.newest;
+  for (node *n = c->device.oldest, *newer; n; n = newer) {
+    newer = n == stop ? NULL : n->newer;
+    if (!n->on_device && !n->moves && mm_pages_references(c->pages, n->page) == 1) return n;
+    unlink_node(c, n);
+    link_newest(c, n);
+  }
+  return NULL;
+}
+
+bool mm_prefix_cache_evict(mm_prefix_cache *c) {
+  /* First the place: an entry that goes for it may take others along. */
+  const bool place = c->pool.places && mm_prefix_find_place(c);
+  node *n = oldest_idle(c);
+  if (n && !(place && move_out(c, n))) mm_prefix_drop_tree(c, n);
+  return n;
+}
+
+/* ---- fetching ---- */
+
+static int by_number(const void *a, const void *b) {
+  const uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+  return (x > y) - (x < y);
+}
+
+/* A page with a reference for the caller, of another entry if none is free: the copies are made in order. */
+static bool make_page(mm_prefix_cache *c, uint32_t *page) {
+  if (mm_pages_take(c->pages, page)) return true;
+  if (!mm_prefix_cache_evict(c)) return false;
+  if (mm_pages_take(c->pages, page)) return true; /* it was not moved */
+  *page = c->pool.move[c->pool.moves - 1].m.page;
+  mm_pages_hold(c->pages, *page);
+  return true;
+}
+
+/* Lists moves for path[count], in the order of pages, so that copies of neighbours become one. */
+static void fetch_path(mm_prefix_cache *c, node *const *path, uint32_t count) {
+  uint32_t *const page = c->pool.page;
+  for (uint32_t at = 0, made = 1; at < count && made; at += made) {
+    const uint32_t most = (uint32_t)mm_min(count - at, mm_max(1, c->pool.free_count));
+    for (made = 0; made < most && make_page(c, &page[made]);) made++;
+    qsort(page, made, sizeof *page, by_number);
+    for (uint32_t i = 0; i < made; i++) {
+      if (move_in(c, path[at + i], page[i])) continue;
+      for (; i < made; i++) mm_pages_release(c->pages, page[i]);
+      return;
+    }
+  }
+}
+
+/* Starts what brings path[count] nearer: entries on disk are read, and those before them that are in the pool go to the device. */
+static void start_path(mm_prefix_cache *c, node *const *path, uint32_t count) {
+  uint32_t ready = 0;
+  while (ready < count && path[ready]->place != NONE && !path[ready]->reading) ready++;
+  for (uint32_t i = ready; i < count; i++)
+    if (path[i]->place == NONE && !mm_prefix_read(c, path[i])) break;
+  fetch_path(c, path, ready);
+}
+
+mm_prefix_cache_coming mm_prefix_cache_fetch(mm_prefix_cache *c, uint64_t salt, const int32_t *token, uint32_t most, bool start) {
+  mm_prefix_cache_coming coming = {0};
+  const hit h = mm_prefix_find(c, false, salt, token, most);
+  if (!c->pool.places || h.tokens <= mm_prefix_find(c, true, salt, token, most).tokens) return coming;
+  node **const end = c->pool.path + mm_ceil_div(h.tokens, MM_PAGE), **path = end, *n = h.last;
+  for (; n->page == NONE && n != &c->root; n = n->parent) n->fetching = true, *--path = n;
+  if (start && path < end) {
+    if (n != &c->root) mm_pages_hold(c->pages, n->page); /* its pages stay */
+    start_path(c, path, (uint32_t)(end - path));
+    if (n != &c->root) mm_pages_release(c->pages, n->page);
+  }
+  for (node **p = path; p < end; p++) (*p)->fetching = false;
+  for (n = h.last; n != &c->root; n = n->parent) coming.loading += n->loading, coming.reading += n->reading;
+  return coming;
+}

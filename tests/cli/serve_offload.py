@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""minimax-serve --kv-offload: a prompt whose pages left the device comes back from host memory, or from disk, with the reply that it had, also
+where the file was damaged or cut; the metrics count pages and bytes; tenants do not share it; starts that cannot are refused."""
+import glob
+import os
+import subprocess
+import sys
+
+sys.path.insert(0, os.path.dirname(__file__))
+from serve_client import BIN, TMP, Server, convert  # noqa: E402
+
+PACKED = {m: convert(f"tests/data/{m}", *extra) for m, extra in (("tiny-m1", []), ("tiny-m2", ["--tp", "2"]))}
+
+
+def metrics(s):
+    return {name.removeprefix("offload_"): value for name, value in s.metrics().items() if name.startswith("offload_")}
+
+
+def complete(s, prompt, **fields):
+    """(tokens that were cached, reply) of a prompt of ids."""
+    said = s.post("/v1/completions", {"prompt": prompt, "max_tokens": 5, "temperature": 1, "seed": 3, "logprobs": 2, **fields})
+    return said["usage"]["prompt_tokens_details"]["cached_tokens"], said["choices"][0]
+
+
+def text(first, count):
+    return [first] + [3 + (i * i + 5 * i) % 200 for i in range(count - 1)]
+
+
+def evicted(model):
+    """Prompts A, B, A, each of more than half of the pages."""
+    with Server(PACKED[model], "--kv-cache-tokens", "192", "--max-model-len", "150", "--max-num-seqs", "1", "-t", "1", "--kv-offload", "64M") as s:
+        first = complete(s, text(5, 100))
+        assert first[0] == 0 and complete(s, text(6, 100))[0] == 0
+        again = complete(s, text(5, 100))
+        assert again == (99, first[1]), (model, first, again)
+        found = metrics(s)
+        assert found["hits_total"] == 1 and found["in_bytes_total"] > 0, found
+        assert found["out_bytes_total"] >= found["in_bytes_total"] and found["bytes"] <= found["bytes_max"] <= 64 << 20, found
+        assert complete(s, text(6, 100))[0] == 99 and complete(s, text(5, 66), cache_salt="other")[0] == 0
+
+
+def on_disk():
+    """Five prompts again and again, with room for two in memory: some come from disk, and are computed when the file was damaged, then cut."""
+    with Server(PACKED["tiny-m2"], "--kv-cache-tokens", "192", "--max-model-len", "150", "--max-num-seqs", "1", "-t", "1", "--kv-offload", "1M",
+                "--kv-offload-dir", TMP, "--kv-offload-disk", "20M") as s:
+        assert not [f for f in os.listdir(TMP) if f.startswith("minimax-kv")]  # the file has no name
+        file = [f for f in glob.glob(f"/proc/{s.process.pid}/fd/*") if "minimax-kv" in os.readlink(f)]
+        assert len(file) == 1 and os.stat(file[0]).st_mode & 0o777 == 0o600, file
+        first = [complete(s, text(i, 70)) for i in range(5)]
+        assert [cached for cached, _ in first] == [0] * 5
+        for damage in (None, flip, lambda f, size: f.truncate(1000)):
+            with open(file[0], "r+b") as f:
+                size = f.seek(0, os.SEEK_END)
+                if damage:
+                    damage(f, size)
+            before = metrics(s)
+            again = [complete(s, text(i, 70)) for i in range(5)]
+            assert [reply for _, reply in again] == [reply for _, reply in first]
+            found = metrics(s)
+            change = {k: found[k] - before[k] for k in found}
+            assert 0 < size <= found["disk_bytes_max"] <= 20 << 20 and found["disk_bytes"] <= found["disk_bytes_max"], found
+            assert damage or (change["disk_read_bytes_total"] > 0 and change["disk_failed_total"] == 0), (change, again)
+            assert not damage or change["disk_failed_total"] > 0, (change, again)
+        assert "E_DIGEST" in open(s.log).read()
+
+
+def flip(f, size):
+    """Another bit in every block."""
+    for at in range(1000, size, 65536):
+        f.seek(at)
+        byte = f.read(1)
+        f.seek(at)
+        f.write(bytes([byte[0] ^ 1]))
+
+
+for name in PACKED:
+    evicted(name)
+on_disk()
+for options, code, word in ((["--kv-offload", "1K"], 2, "E_LIMITS"), (["--kv-offload", "1M", "--prefix-cache", "off"], 2, "E_USAGE"),
+                            (["--kv-offload", "100T"], 8, "E_MEMORY"),
+                            (["--kv-offload", "1M", "--kv-offload-dir", TMP], 2, "E_USAGE"),
+                            (["--kv-offload", "1M", "--kv-offload-dir", TMP, "--kv-offload-disk", "1K"], 2, "E_LIMITS"),
+                            (["--kv-offload", "1M", "--kv-offload-dir", TMP + "/none", "--kv-offload-disk", "1M"], 5, "E_IO")):
+    done = subprocess.run([f"{BIN}/minimax-serve", PACKED["tiny-m2"], "--port", "0", *options], capture_output=True, text=True)
+    assert done.returncode == code and word in done.stderr, done
