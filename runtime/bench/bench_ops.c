@@ -147,8 +147,14 @@ static bool time_op(mm_bench *b, const mm_bench_op *o, uint32_t rows, double *st
 }
 
 mm_bench_result mm_bench_result_of(const mm_bench *b, uint32_t rows) {
-  return (mm_bench_result){
-      .c = b->c, .layers = b->c->layers, .batch = rows, .ranks = b->ranks, .ep = b->ep, .kv_fp8 = b->kv_fp8, .copy_rate = b->copy_rate};
+  return (mm_bench_result){.c = b->c,
+                           .layers = b->c->layers,
+                           .batch = rows,
+                           .each = b->each,
+                           .ranks = b->ranks,
+                           .ep = b->ep,
+                           .kv_fp8 = b->kv_fp8,
+                           .copy_rate = b->copy_rate};
 }
 
 static void print_op(const mm_bench *b, uint32_t rows, const char *name, double seconds, double bytes) {

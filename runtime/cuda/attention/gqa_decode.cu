@@ -254,8 +254,8 @@ __device__ __forceinline__ void join(const partial<D> *p, uint32_t n, uint32_t g
   put(head, c, sum, top, total);
 }
 
-/* One split of a row, by a block. */
-template <int D, bool kFp8, int kRooms>
+/* One split of a row, by a block. kPlaced: the row's query lies in o, its key and value in the cache (gqa_place). */
+template <int D, bool kFp8, int kRooms, bool kPlaced>
 __device__ __forceinline__ void one_split(decode_shared<D, kFp8, kRooms> &sh, own_token<D> &own, const mm_cu_heads &h, const mm_cu_rows &r,
                                           const mm_cu_kv &kv, const mm_cu_qkv &p, const mm_cu_gqa &a, const work_space &ws, row_sums &sums,
                                           uint32_t row, uint32_t split) {
@@ -287,30 +287,41 @@ __device__ __forceinline__ void one_split(decode_shared<D, kFp8, kRooms> &sh, ow
   auto cell_of = [&](uint32_t page, uint32_t at) { return ((size_t)page * h.kv_heads + kv_head) * MM_CU_PAGE + at % MM_CU_PAGE; };
   auto page_of = [&](uint32_t tile) { return tile < end ? kv.table[(size_t)slot * kv.pages_per_slot + tile / (MM_CU_PAGE / kKeys)] : 0; };
   uint32_t next = split * per_split + warp, page = page_of(next); /* the warp's next tile to fetch; its page is known a turn before */
+  const uint32_t there = kPlaced ? pos + 1 : pos;                 /* keys in the cache */
+  const uint32_t early = kPlaced && !sums.waited ? pos - mm_cu_rows_before(r, row) : pos; /* of them before the step */
   auto fetch_keys = [&](warp_room<D, kFp8> &room) {
-    if (next < end) fetch_half<D>(room.k, kv.k, kv.k_scale, cell_of(page, next * kKeys), pos - next * kKeys);
+    if (next < end) fetch_half<D>(room.k, kv.k, kv.k_scale, cell_of(page, next * kKeys), there - next * kKeys);
     copy_commit();
   };
   auto fetch_values = [&](warp_room<D, kFp8> &room) {
-    if (next < end) fetch_half<D>(room.v, kv.v, kv.v_scale, cell_of(page, next * kKeys), pos - next * kKeys);
+    if (next < end) fetch_half<D>(room.v, kv.v, kv.v_scale, cell_of(page, next * kKeys), there - next * kKeys);
     copy_commit();
     next += kWarps;
     page = page_of(next);
   };
 #pragma unroll
-  for (int i = 0; i < kRooms; i++) fetch_keys(rooms[i]), fetch_values(rooms[i]);
-  const own_work<D, kFp8> work(h, p, kv_head);
-  if (threadIdx.x < h.rotary_dim / 2) sincosf((float)pos * p.inv_freq[threadIdx.x], &own.sine[threadIdx.x], &own.cosine[threadIdx.x]);
-  const size_t own_cell = cell_of(kv.table[(size_t)slot * kv.pages_per_slot + pos / MM_CU_PAGE], pos);
-  __syncthreads();
-  sums.wait(true);
-  work.run(own, kv, sums, make_uint2(row, split), kv_head, own_cell, split == used - 1);
-  __syncthreads();
+  for (int i = 0; i < kRooms; i++) {
+    if (kPlaced && next < end && (next + 1) * kKeys > early) sums.wait(true);
+    fetch_keys(rooms[i]), fetch_values(rooms[i]);
+  }
+  const uint16_t *from = &own.q[g][2 * t];
+  if constexpr (kPlaced) {
+    sums.wait(true);
+    from = reinterpret_cast<const uint16_t *>(o) + g * D + 2 * t;
+  } else {
+    const own_work<D, kFp8> work(h, p, kv_head);
+    if (threadIdx.x < h.rotary_dim / 2) sincosf((float)pos * p.inv_freq[threadIdx.x], &own.sine[threadIdx.x], &own.cosine[threadIdx.x]);
+    const size_t own_cell = cell_of(kv.table[(size_t)slot * kv.pages_per_slot + pos / MM_CU_PAGE], pos);
+    __syncthreads();
+    sums.wait(true);
+    work.run(own, kv, sums, make_uint2(row, split), kv_head, own_cell, split == used - 1);
+    __syncthreads();
+  }
   uint32_t q[D / 16][2];
 #pragma unroll
   for (int j = 0; j < D / 16; j++) {
 #pragma unroll
-    for (int i = 0; i < 2; i++) q[j][i] = g < group ? *reinterpret_cast<const uint32_t *>(&own.q[g][j * 16 + i * 8 + 2 * t]) : 0;
+    for (int i = 0; i < 2; i++) q[j][i] = g < group ? *reinterpret_cast<const uint32_t *>(from + j * 16 + i * 8) : 0;
   }
   const float scale = rsqrtf((float)D) * 1.4426950408889634f;
   running<D> sum;
@@ -320,7 +331,7 @@ __device__ __forceinline__ void one_split(decode_shared<D, kFp8, kRooms> &sh, ow
     auto &room = rooms[in];
     in = in + 1 == kRooms ? 0 : in + 1;
     const uint32_t valid = pos + 1 - tile * kKeys;
-    const bool last = tile == tiles - 1;
+    const bool last = !kPlaced && tile == tiles - 1;
     float e[4];
     copy_wait<2 * kRooms - 1>();
     __syncwarp();
@@ -369,7 +380,33 @@ __device__ __forceinline__ void one_split(decode_shared<D, kFp8, kRooms> &sh, ow
   join<D, 12>(of_row, used, group, elsewhere{}, put_result);
 }
 
-template <int D, bool kFp8, int kRooms>
+/* Ahead of verify rows' attention: their queries to o, as the tensor cores take them, their keys and values to the cache. */
+template <int D, bool kFp8>
+__global__ void __launch_bounds__(kThreads)
+    gqa_place(const __grid_constant__ mm_cu_heads h, const __grid_constant__ mm_cu_rows r, const __grid_constant__ mm_cu_kv kv,
+              const __grid_constant__ mm_cu_qkv p, const __grid_constant__ mm_cu_gqa a, const __grid_constant__ peer_view ranks) {
+  __shared__ own_token<D> own;
+  __shared__ uint32_t epoch;
+  row_sums sums{ranks, epoch};
+  const uint32_t kv_head = blockIdx.x, row = blockIdx.y, group = h.heads / h.kv_heads;
+  const int32_t slot = r.slot[row];
+  if (slot < 0) {
+    sums.wait(true);
+    return;
+  }
+  const uint32_t pos = r.pos[row], page = kv.table[(size_t)slot * kv.pages_per_slot + pos / MM_CU_PAGE];
+  const own_work<D, kFp8> work(h, p, kv_head);
+  if (threadIdx.x < h.rotary_dim / 2) sincosf((float)pos * p.inv_freq[threadIdx.x], &own.sine[threadIdx.x], &own.cosine[threadIdx.x]);
+  __syncthreads();
+  sums.wait(true);
+  work.run(own, kv, sums, make_uint2(row, 0), kv_head, mm_cu_cell(page, h.kv_heads, kv_head) + pos % MM_CU_PAGE, true);
+  __syncthreads();
+  uint4 *const to = reinterpret_cast<uint4 *>(a.o + ((size_t)row * h.heads + kv_head * group) * D);
+  for (uint32_t i = threadIdx.x; i < group * D / 8; i += kThreads)
+    to[i] = *reinterpret_cast<const uint4 *>(&own.q[i / (D / 8)][i % (D / 8) * 8]);
+}
+
+template <int D, bool kFp8, int kRooms, bool kPlaced>
 __global__ void __launch_bounds__(kThreads, 1)
     gqa_step(const __grid_constant__ mm_cu_heads h, const __grid_constant__ mm_cu_rows r, const __grid_constant__ mm_cu_kv kv,
              const __grid_constant__ mm_cu_qkv p, const __grid_constant__ mm_cu_gqa a, const __grid_constant__ work_space ws,
@@ -384,7 +421,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll 1
   for (;;) {
     if (more.y) next = ws.item[more.x];
-    one_split<D, kFp8, kRooms>(sh, own, h, r, kv, p, a, ws, sums, now.x, now.y);
+    one_split<D, kFp8, kRooms, kPlaced>(sh, own, h, r, kv, p, a, ws, sums, now.x, now.y);
     if (!more.y) return;
     now = next, more.x++, more.y--;
     __syncthreads();
@@ -402,21 +439,32 @@ constexpr size_t kStatic = sizeof(own_token<D>) + 2 * kWarps * sizeof(float) + 1
 static_assert(kStatic<128> + sizeof(decode_shared<128, true, 1>) <= MM_CU_SHARED_LEAST, "one room fits everywhere");
 static_assert(kStatic<128> + sizeof(decode_shared<128, false, 1>) <= MM_CU_SHARED_LEAST, "one room fits everywhere");
 
-template <int D, bool kFp8>
+template <int D, bool kFp8, bool kPlaced>
 cudaError_t run_step(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_qkv &p, const mm_cu_gqa &a,
                      const work_space &ws, cudaStream_t s) {
   const dim3 grid(h.kv_heads, a.tokens, ws.cut.splits);
   constexpr size_t kMost = sizeof(decode_shared<D, kFp8, kMostRooms>);
   const peer_view ranks = p.ranks ? mm_cu_peers_view(p.ranks) : peer_view{};
   if (hopper() || kStatic<D> + kMost <= mm_cu_shared_most())
-    return launch(gqa_step<D, kFp8, kMostRooms>, grid, kThreads, kMost, s, h, r, kv, p, a, ws, ranks);
-  return launch(gqa_step<D, kFp8, 1>, grid, kThreads, sizeof(decode_shared<D, kFp8, 1>), s, h, r, kv, p, a, ws, ranks);
+    return launch(gqa_step<D, kFp8, kMostRooms, kPlaced>, grid, kThreads, kMost, s, h, r, kv, p, a, ws, ranks);
+  return launch(gqa_step<D, kFp8, 1, kPlaced>, grid, kThreads, sizeof(decode_shared<D, kFp8, 1>), s, h, r, kv, p, a, ws, ranks);
+}
+
+template <int D, bool kFp8>
+cudaError_t run_rows(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_qkv &p, const mm_cu_gqa &a,
+                     const work_space &ws, cudaStream_t s) {
+  if (!a.verifies) return run_step<D, kFp8, false>(h, r, kv, p, a, ws, s);
+  const peer_view ranks = p.ranks ? mm_cu_peers_view(p.ranks) : peer_view{};
+  const cudaError_t e = launch(gqa_place<D, kFp8>, dim3(h.kv_heads, a.tokens), kThreads, 0, s, h, r, kv, p, a, ranks);
+  mm_cu_qkv placed = p;
+  placed.ranks = nullptr;
+  return e != cudaSuccess ? e : run_step<D, kFp8, true>(h, r, kv, placed, a, ws, s);
 }
 
 template <int D>
 cudaError_t run(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_qkv &p, const mm_cu_gqa &a, const work_space &ws,
                 cudaStream_t s) {
-  return kv.k_scale ? run_step<D, true>(h, r, kv, p, a, ws, s) : run_step<D, false>(h, r, kv, p, a, ws, s);
+  return kv.k_scale ? run_rows<D, true>(h, r, kv, p, a, ws, s) : run_rows<D, false>(h, r, kv, p, a, ws, s);
 }
 
 }  // namespace

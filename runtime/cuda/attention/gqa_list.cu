@@ -39,10 +39,18 @@ mm_cu_far_plan mm_cu_plan_far(const mm_cu_heads &h, uint32_t slots, uint32_t max
   return plan;
 }
 
+/* A row in chunks is longer than one, so that it has at most twice as many of them as it has chunks' lengths: of twice the chunk for each
+ * row of a slot all rows have no more than the slots' had. */
+mm_cu_far_plan mm_cu_plan_far_rows(const mm_cu_far_plan &plan, uint32_t slots, uint32_t rows) {
+  mm_cu_far_plan larger = plan;
+  if (rows > slots) larger.chunk *= 2 * ceil_div(rows, slots), larger.even = false;
+  return larger;
+}
+
 mm_cu_gqa_cut mm_cu_cut_rows(const mm_cu_heads &h, uint32_t rows, const mm_cu_far_plan &plan) {
   const uint32_t splits = mm_cu_gqa_splits(h, rows), blocks = rows * splits;
   const bool at_once = blocks * h.kv_heads <= multiprocessors();
-  return {splits, plan.items ? plan.chunk : UINT32_MAX, at_once ? blocks : 1};
+  return {splits, plan.items ? plan.chunk : UINT32_MAX, at_once && plan.even ? blocks : 1};
 }
 
 size_t mm_cu_gqa_items(const mm_cu_heads &h, uint32_t max_tokens, const mm_cu_far_plan &plan) {
