@@ -103,7 +103,8 @@ size_t fill_batch(mm_backend *b, const mm_batch *batch, const batch_arrays *h) {
     const bool draws = batch->sampling && i < batch->out_count;
     h->draw[i] = draws ? mm_cu_draw_of(&batch->sampling[i], h->pos[h->out[i]] + UINT64_C(1)) : mm_cu_draw{};
   }
-  return mm_cu_gqa_list(b->heads, mm_cu_singles(b), h->slot, h->pos, mm_cu_far_now(b), h->first, h->item) * sizeof *h->item;
+  const auto list = b->step.verifies ? mm_cu_gqa_verify_list : mm_cu_gqa_list;
+  return list(b->heads, mm_cu_singles(b), h->slot, h->pos, mm_cu_far_now(b), h->first, h->item) * sizeof *h->item;
 }
 
 /* Room for a step: none that belongs to a step whose choices are outstanding, however many steps came since. */

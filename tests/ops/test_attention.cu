@@ -65,11 +65,12 @@ struct far_list {
   far_list(const mm_cu_heads &h, uint32_t chunk, uint32_t slots, uint32_t keys) {
     if (chunk) plan = mm_cu_plan_far(h, slots, keys + 1, chunk);
   }
-  mm_cu_far put(const mm_cu_heads &h, const std::vector<int32_t> &slot, const std::vector<uint32_t> &pos, uint32_t rows) {
+  mm_cu_far put(const mm_cu_heads &h, const std::vector<int32_t> &slot, const std::vector<uint32_t> &pos, uint32_t rows,
+                decltype(&mm_cu_gqa_list) list = mm_cu_gqa_list) {
     if (!plan.items) return {};
     std::vector<uint32_t> at(rows);
     std::vector<uint2> all(mm_cu_gqa_items(h, rows, plan));
-    const size_t n = mm_cu_gqa_list(h, rows, slot.data(), pos.data(), plan, at.data(), all.data());
+    const size_t n = list(h, rows, slot.data(), pos.data(), plan, at.data(), all.data());
     const mm_cu_gqa_cut cut = mm_cu_cut_rows(h, rows, plan);
     for (uint32_t i = 0; i < rows; i++) {
       const uint32_t tiles = pos[i] / MM_CU_GQA_KEYS + 1, parts = (tiles - 1) / cut.part(tiles) + 1;
@@ -91,7 +92,8 @@ static output_bits bits_of(const buffer<__nv_bfloat16> &b) {
 /* Verify rows as rows of a slot each, whose tables name the same pages: they find the keys that the verify rows have left, and write them
  * again. */
 static output_bits as_single_rows(const mm_cu_heads &h, const std::vector<uint32_t> &seq_of, const std::vector<uint32_t> &table,
-                                  mm_cu_kv kv, const uint32_t *pos, const mm_cu_qkv &p, mm_cu_gqa a) {
+                                  mm_cu_kv kv, const std::vector<uint32_t> &pos, const mm_cu_qkv &p, mm_cu_gqa a) {
+  const uint32_t rows = (uint32_t)pos.size();
   std::vector<int32_t> slot(seq_of.size());
   std::vector<uint32_t> tables;
   for (uint32_t t = 0; t < seq_of.size(); t++) {
@@ -99,11 +101,13 @@ static output_bits as_single_rows(const mm_cu_heads &h, const std::vector<uint32
     slot[t] = (int32_t)t, tables.insert(tables.end(), own, own + kv.pages_per_slot);
   }
   buffer<int32_t> dslot;
-  buffer<uint32_t> dtable;
-  buffer<__nv_bfloat16> o(seq_of.size() * h.heads * h.head_dim);
-  dslot.put(slot), dtable.put(tables);
-  kv.table = dtable.p, a.o = o.p, a.verifies = false;
-  CUDA_OK(mm_cu_gqa_decode(h, {dslot.p, pos}, kv, p, a, 0));
+  buffer<uint32_t> dtable, dpos;
+  buffer<__nv_bfloat16> o((size_t)rows * h.heads * h.head_dim);
+  dslot.put(slot), dtable.put(tables), dpos.put(pos);
+  far_list far(h, 0, rows, 0);
+  far.plan = a.far.plan;
+  kv.table = dtable.p, a.o = o.p, a.verifies = false, a.far = far.put(h, slot, pos, rows);
+  CUDA_OK(mm_cu_gqa_decode(h, {dslot.p, dpos.p}, kv, p, a, 0));
   return bits_of(o);
 }
 
@@ -163,7 +167,7 @@ static void check_gqa(const attention_case &c, const std::vector<uint32_t> &befo
   mm_cu_gqa a = {dqkv.p, o.p, work.p, tokens, tokens, {}, c.verifies};
   const bool decode = c.verifies || *std::max_element(count.begin(), count.end()) == 1;
   if (decode) {
-    a.far = far.put(h, slot, pos, tokens);
+    a.far = far.put(h, slot, pos, tokens, c.verifies ? mm_cu_gqa_verify_list : mm_cu_gqa_list);
     CUDA_OK(mm_cu_gqa_decode(h, rows, kv, p, a, 0));
     o.poison();
     CUDA_OK(mm_cu_gqa_decode(h, rows, kv, p, a, 0)); /* again: the counters must come back to zero */
@@ -173,7 +177,7 @@ static void check_gqa(const attention_case &c, const std::vector<uint32_t> &befo
   }
   auto out = o.get();
   k.get(), v.get();
-  const bool same = !c.verifies || as_single_rows(h, seq_of, table, kv, dpos.p, p, a) == bits_of(o);
+  const bool same = !c.verifies || as_single_rows(h, seq_of, table, kv, pos, p, a) == bits_of(o);
 
   auto turned = [&](const __nv_bfloat16 *x, const float *w, double scale, uint32_t p, uint32_t i) {
     auto value = [&](uint32_t j) { return (double)to_float(x[j]) * (c.norm ? scale * w[j] : 1.0); };

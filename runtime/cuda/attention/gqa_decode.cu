@@ -15,247 +15,15 @@
  * waits for theirs: blocks start in the order of their index, in which a row's first one comes before those that wait for it.
  *
  * The kernel after may start only once the projection is there: sooner its weights would come between attention and what that waits for. */
-#include "runtime/cuda/attention/own_token.cuh"
+#include "runtime/cuda/attention/gqa.h"
+#include "runtime/cuda/attention/gqa_tiles.cuh"
+
+using namespace gqa_tiles;
 
 namespace {
 
-constexpr int kWarps = kGqaWarps, kThreads = kGqaThreads, kGroup = kGqaGroup, kKeys = MM_CU_GQA_KEYS;
-constexpr int kMostRooms = 2; /* of a warp */
-
-/* An unnormalised result: o = Σ exp2(s - m)·v, l = Σ exp2(s - m), per head of the group. */
-template <int D>
-struct partial {
-  float o[kGroup][D], m[kGroup], l[kGroup];
-};
-
-struct work_space {
-  uint32_t *counter; /* [rows, kv_heads], zero between launches */
-  float *part;       /* [rows, kv_heads, splits] of partial<D> */
-  mm_cu_gqa_cut cut;
-  /* Rows that are cut into more chunks than that: */
-  float *far;            /* [items of all of them, kv_heads] of partial<D>; a row's are [kv_heads, its splits] from first[row] items on */
-  const uint32_t *first; /* [rows] */
-  const uint2 *item;     /* splits that no block of the grid has (mm_cu_far), or NULL */
-};
-
-/* Keys or values of a tile, bf16 or f16; the 16-byte piece c of row r lies at piece c ^ (r % 8). */
-template <int D>
-struct wide_half {
-  uint16_t at[kKeys][D];
-};
-/* The same in e4m3, as it lies in the cache. */
-template <int D>
-struct narrow_half {
-  uint8_t at[kKeys][D];
-  float scale[kKeys];
-};
-template <int D, bool kFp8>
-struct warp_room {
-  wide_half<D> k, v;
-};
-template <int D>
-struct warp_room<D, true> {
-  narrow_half<D> k, v;
-  wide_half<D> wide; /* of the one that is being multiplied */
-};
+/* One split of a row, by a block. */
 template <int D, bool kFp8, int kRooms>
-union decode_shared {
-  warp_room<D, kFp8> room[kWarps][kRooms];
-  partial<D> part[kWarps];
-};
-
-template <int D>
-__device__ __forceinline__ uint16_t *piece(wide_half<D> &m, uint32_t row, uint32_t c) {
-  return &m.at[row][(c ^ row % 8) * 8];
-}
-
-/* Starts the copy of 16 keys or values from `cell` (token and head) on; those at or past valid become zeros, so that what the cache holds
- * there never reaches a sum. */
-template <int D>
-__device__ __forceinline__ void fetch_half(wide_half<D> &to, const void *cache, const float *, size_t cell, uint32_t valid) {
-  const bf16 *from = static_cast<const bf16 *>(cache) + cell * D;
-#pragma unroll
-  for (int i = 0; i < kKeys * D / 8 / 32; i++) {
-    const uint32_t at = i * 32 + threadIdx.x % 32, row = at / (D / 8), c = at % (D / 8);
-    copy16_or_zero(piece<D>(to, row, c), from + at * 8, row < valid);
-  }
-}
-template <int D>
-__device__ __forceinline__ void fetch_half(narrow_half<D> &to, const void *cache, const float *scale, size_t cell, uint32_t valid) {
-  const uint8_t *from = static_cast<const uint8_t *>(cache) + cell * D;
-  const uint32_t lane = threadIdx.x % 32;
-#pragma unroll
-  for (int i = 0; i < kKeys * D / 16 / 32; i++) {
-    const uint32_t at = (i * 32 + lane) * 16, row = at / D;
-    copy16_or_zero(&to.at[0][0] + at, from + at, row < valid);
-  }
-  if (lane < kKeys / 4) copy16(&to.scale[lane * 4], scale + cell + lane * 4);
-}
-
-/* Probabilities times the value scales of an e4m3 cache are f16: a power of two, taken back at the end, keeps them in range for values of
- * 1e-4 to 1e5. */
-constexpr float kValueUp = 256;
-
-/* The 8 x 8 matrix of 16-bit values spread over the warp (lane (g, t): row g, columns 2t, 2t+1), turned. */
-__device__ __forceinline__ uint32_t turn(uint32_t pair) {
-  uint32_t r;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(pair));
-  return r;
-}
-
-/* Lays the token's own key or value into row `row` of what was fetched. */
-template <int D>
-__device__ __forceinline__ void lay_own(wide_half<D> &to, const uint16_t (&own)[D], float, uint32_t row) {
-  const uint32_t lane = threadIdx.x % 32;
-  if (lane < D / 8) *reinterpret_cast<uint4 *>(piece<D>(to, row, lane)) = *reinterpret_cast<const uint4 *>(own + lane * 8);
-}
-template <int D>
-__device__ __forceinline__ void lay_own(narrow_half<D> &to, const uint16_t (&own)[D], float scale, uint32_t row) {
-  const uint32_t lane = threadIdx.x % 32;
-  if (lane < D / 16) *reinterpret_cast<uint4 *>(to.at[row] + lane * 16) = *reinterpret_cast<const uint4 *>(own + lane * 8);
-  if (lane == 16) to.scale[row] = scale;
-}
-
-/* The operand: fetched keys or values, widened where they are e4m3. For whole warps. */
-template <int D>
-__device__ __forceinline__ wide_half<D> &ready_half(warp_room<D, false> &, wide_half<D> &from) {
-  return from;
-}
-template <int D>
-__device__ __forceinline__ wide_half<D> &ready_half(warp_room<D, true> &room, narrow_half<D> &from) {
-#pragma unroll
-  for (int i = 0; i < kKeys * D / 16 / 32; i++) {
-    const uint32_t at = (i * 32 + threadIdx.x % 32) * 16, row = at / D, c = at % D / 8;
-    uint4 wide[2];
-    widen16_half(wide, *reinterpret_cast<const uint4 *>(&from.at[0][0] + at));
-    *reinterpret_cast<uint4 *>(piece<D>(room.wide, row, c)) = wide[0];
-    *reinterpret_cast<uint4 *>(piece<D>(room.wide, row, c + 1)) = wide[1];
-  }
-  __syncwarp();
-  return room.wide;
-}
-
-/* Scales of the keys g and g + 8; those of a cell that holds none may be anything. */
-template <int D>
-__device__ __forceinline__ float scale_of(const wide_half<D> &, uint32_t) {
-  return 1.0f;
-}
-template <int D>
-__device__ __forceinline__ float scale_of(const narrow_half<D> &from, uint32_t key) {
-  return from.scale[key];
-}
-
-/* Partial sums of a warp: lane (g, t) holds heads 2t and 2t+1, columns 16j + g and + 8. l is this lane's share. */
-template <int D>
-struct running {
-  float o[D / 16][4] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0};
-};
-
-/* The scores of 16 keys, those at or past valid -inf, times `scale`: lane (g, t) has keys g (0, 1) and g + 8 of heads 2t and 2t+1. */
-template <int D, bool kFp8>
-__device__ __forceinline__ void score(float (&e)[4], warp_room<D, kFp8> &room, uint32_t valid, float scale,
-                                      const uint32_t (&q)[D / 16][2]) {
-  const uint32_t lane = threadIdx.x % 32, g = lane / 4;
-  const auto multiply = kFp8 ? mma_half : mma;
-  auto &k = ready_half<D>(room, room.k);
-  uint32_t a[4];
-  float s[2][4] = {};
-#pragma unroll
-  for (int j = 0; j < D / 16; j++) {
-    ldmatrix4(a, piece<D>(k, lane % 16, 2 * j + lane / 16));
-    multiply(s[j % 2], a, q[j][0], q[j][1]);
-  }
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    const uint32_t key = g + i / 2 * 8;
-    e[i] = key < valid ? (s[0][i] + s[1][i]) * (scale * scale_of(room.k, key)) : -INFINITY;
-  }
-}
-
-/* Scores relative to the largest so far (online softmax); earlier sums are scaled down. */
-template <int D>
-__device__ __forceinline__ void soften(float (&e)[4], running<D> &r) {
-#pragma unroll
-  for (int h = 0; h < 2; h++) {
-    float top = fmaxf(r.m[h], fmaxf(e[h], e[h + 2]));
-#pragma unroll
-    for (int d = 4; d < 32; d *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, d));
-    const float shrink = exp2f(r.m[h] - top);
-    r.m[h] = top;
-    e[h] = exp2f(e[h] - top), e[h + 2] = exp2f(e[h + 2] - top);
-    r.l[h] = r.l[h] * shrink + e[h] + e[h + 2];
-#pragma unroll
-    for (int j = 0; j < D / 16; j++) r.o[j][h] *= shrink, r.o[j][h + 2] *= shrink;
-  }
-}
-
-template <int D, bool kFp8>
-__device__ __forceinline__ void add_values(running<D> &r, warp_room<D, kFp8> &room, uint32_t valid, const float (&e)[4]) {
-  const uint32_t lane = threadIdx.x % 32, g = lane / 4;
-  const auto multiply = kFp8 ? mma_half : mma;
-  const auto pack = kFp8 ? pack2_half : pack2;
-  float f[2] = {1, 1};
-  if (kFp8) f[0] = g < valid ? scale_of(room.v, g) * kValueUp : 0.0f, f[1] = g + 8 < valid ? scale_of(room.v, g + 8) * kValueUp : 0.0f;
-  const uint32_t p[2] = {turn(pack(e[0] * f[0], e[1] * f[0])), turn(pack(e[2] * f[1], e[3] * f[1]))};
-  auto &v = ready_half<D>(room, room.v);
-  uint32_t a[4];
-#pragma unroll
-  for (int j = 0; j < D / 16; j++) {
-    ldmatrix4_trans(a, piece<D>(v, lane % 8 + lane / 16 * 8, 2 * j + lane / 8 % 2));
-    multiply(r.o[j], a, p[0], p[1]);
-  }
-}
-
-/* Where partial results lie: in this block's shared memory, or in memory, written by others. */
-struct here {
-  template <class T>
-  __device__ __forceinline__ T operator()(const T *p) const {
-    return *p;
-  }
-};
-struct elsewhere {
-  template <class T>
-  __device__ __forceinline__ T operator()(const T *p) const {
-    return __ldcg(p);
-  }
-};
-
-/* Joins n partial results, kAtOnce at a time, four columns of a head to a thread: put(head, column, o, m, l), o unnormalised. */
-template <int D, uint32_t kAtOnce, class Where, class Put>
-__device__ __forceinline__ void join(const partial<D> *p, uint32_t n, uint32_t group, Where at, Put put) {
-  static_assert(kGroup * D <= kThreads * 4);
-  const uint32_t head = threadIdx.x / (D / 4), c = threadIdx.x % (D / 4) * 4;
-  if (head >= group) return;
-  float4 sum = make_float4(0, 0, 0, 0);
-  float top = -INFINITY, total = 0;
-#pragma unroll 1
-  for (uint32_t j0 = 0; j0 < n; j0 += kAtOnce) {
-    float4 v[kAtOnce];
-    float m[kAtOnce], l[kAtOnce];
-#pragma unroll
-    for (uint32_t j = 0; j < kAtOnce; j++) { /* all loads before the first use */
-      const partial<D> &from = p[min(j0 + j, n - 1)];
-      v[j] = at(reinterpret_cast<const float4 *>(&from.o[head][c])), l[j] = at(&from.l[head]);
-      m[j] = j0 + j < n ? at(&from.m[head]) : -INFINITY;
-    }
-    float most = top;
-#pragma unroll
-    for (uint32_t j = 0; j < kAtOnce; j++) most = fmaxf(most, m[j]);
-    const float shrink = exp2f(top - most);
-    top = most, total *= shrink;
-    sum.x *= shrink, sum.y *= shrink, sum.z *= shrink, sum.w *= shrink;
-#pragma unroll
-    for (uint32_t j = 0; j < kAtOnce; j++) {
-      const float f = exp2f(m[j] - top);
-      total += f * l[j];
-      sum.x += f * v[j].x, sum.y += f * v[j].y, sum.z += f * v[j].z, sum.w += f * v[j].w;
-    }
-  }
-  put(head, c, sum, top, total);
-}
-
-/* One split of a row, by a block. kPlaced: the row's query lies in o, its key and value in the cache (gqa_place). */
-template <int D, bool kFp8, int kRooms, bool kPlaced>
 __device__ __forceinline__ void one_split(decode_shared<D, kFp8, kRooms> &sh, own_token<D> &own, const mm_cu_heads &h, const mm_cu_rows &r,
                                           const mm_cu_kv &kv, const mm_cu_qkv &p, const mm_cu_gqa &a, const work_space &ws, row_sums &sums,
                                           uint32_t row, uint32_t split) {
@@ -287,41 +55,30 @@ __device__ __forceinline__ void one_split(decode_shared<D, kFp8, kRooms> &sh, ow
   auto cell_of = [&](uint32_t page, uint32_t at) { return ((size_t)page * h.kv_heads + kv_head) * MM_CU_PAGE + at % MM_CU_PAGE; };
   auto page_of = [&](uint32_t tile) { return tile < end ? kv.table[(size_t)slot * kv.pages_per_slot + tile / (MM_CU_PAGE / kKeys)] : 0; };
   uint32_t next = split * per_split + warp, page = page_of(next); /* the warp's next tile to fetch; its page is known a turn before */
-  const uint32_t there = kPlaced ? pos + 1 : pos;                 /* keys in the cache */
-  const uint32_t early = kPlaced && !sums.waited ? pos - mm_cu_rows_before(r, row) : pos; /* of them before the step */
   auto fetch_keys = [&](warp_room<D, kFp8> &room) {
-    if (next < end) fetch_half<D>(room.k, kv.k, kv.k_scale, cell_of(page, next * kKeys), there - next * kKeys);
+    if (next < end) fetch_half<D>(room.k, kv.k, kv.k_scale, cell_of(page, next * kKeys), pos - next * kKeys);
     copy_commit();
   };
   auto fetch_values = [&](warp_room<D, kFp8> &room) {
-    if (next < end) fetch_half<D>(room.v, kv.v, kv.v_scale, cell_of(page, next * kKeys), there - next * kKeys);
+    if (next < end) fetch_half<D>(room.v, kv.v, kv.v_scale, cell_of(page, next * kKeys), pos - next * kKeys);
     copy_commit();
     next += kWarps;
     page = page_of(next);
   };
 #pragma unroll
-  for (int i = 0; i < kRooms; i++) {
-    if (kPlaced && next < end && (next + 1) * kKeys > early) sums.wait(true);
-    fetch_keys(rooms[i]), fetch_values(rooms[i]);
-  }
-  const uint16_t *from = &own.q[g][2 * t];
-  if constexpr (kPlaced) {
-    sums.wait(true);
-    from = reinterpret_cast<const uint16_t *>(o) + g * D + 2 * t;
-  } else {
-    const own_work<D, kFp8> work(h, p, kv_head);
-    if (threadIdx.x < h.rotary_dim / 2) sincosf((float)pos * p.inv_freq[threadIdx.x], &own.sine[threadIdx.x], &own.cosine[threadIdx.x]);
-    const size_t own_cell = cell_of(kv.table[(size_t)slot * kv.pages_per_slot + pos / MM_CU_PAGE], pos);
-    __syncthreads();
-    sums.wait(true);
-    work.run(own, kv, sums, make_uint2(row, split), kv_head, own_cell, split == used - 1);
-    __syncthreads();
-  }
+  for (int i = 0; i < kRooms; i++) fetch_keys(rooms[i]), fetch_values(rooms[i]);
+  const own_work<D, kFp8> work(h, p, kv_head);
+  if (threadIdx.x < h.rotary_dim / 2) sincosf((float)pos * p.inv_freq[threadIdx.x], &own.sine[threadIdx.x], &own.cosine[threadIdx.x]);
+  const size_t own_cell = cell_of(kv.table[(size_t)slot * kv.pages_per_slot + pos / MM_CU_PAGE], pos);
+  __syncthreads();
+  sums.wait(true);
+  work.run(own, kv, sums, make_uint2(row, split), kv_head, own_cell, split == used - 1);
+  __syncthreads();
   uint32_t q[D / 16][2];
 #pragma unroll
   for (int j = 0; j < D / 16; j++) {
 #pragma unroll
-    for (int i = 0; i < 2; i++) q[j][i] = g < group ? *reinterpret_cast<const uint32_t *>(from + j * 16 + i * 8) : 0;
+    for (int i = 0; i < 2; i++) q[j][i] = g < group ? *reinterpret_cast<const uint32_t *>(&own.q[g][j * 16 + i * 8 + 2 * t]) : 0;
   }
   const float scale = rsqrtf((float)D) * 1.4426950408889634f;
   running<D> sum;
@@ -331,7 +88,7 @@ __device__ __forceinline__ void one_split(decode_shared<D, kFp8, kRooms> &sh, ow
     auto &room = rooms[in];
     in = in + 1 == kRooms ? 0 : in + 1;
     const uint32_t valid = pos + 1 - tile * kKeys;
-    const bool last = !kPlaced && tile == tiles - 1;
+    const bool last = tile == tiles - 1;
     float e[4];
     copy_wait<2 * kRooms - 1>();
     __syncwarp();
@@ -380,33 +137,7 @@ __device__ __forceinline__ void one_split(decode_shared<D, kFp8, kRooms> &sh, ow
   join<D, 12>(of_row, used, group, elsewhere{}, put_result);
 }
 
-/* Ahead of verify rows' attention: their queries to o, as the tensor cores take them, their keys and values to the cache. */
-template <int D, bool kFp8>
-__global__ void __launch_bounds__(kThreads)
-    gqa_place(const __grid_constant__ mm_cu_heads h, const __grid_constant__ mm_cu_rows r, const __grid_constant__ mm_cu_kv kv,
-              const __grid_constant__ mm_cu_qkv p, const __grid_constant__ mm_cu_gqa a, const __grid_constant__ peer_view ranks) {
-  __shared__ own_token<D> own;
-  __shared__ uint32_t epoch;
-  row_sums sums{ranks, epoch};
-  const uint32_t kv_head = blockIdx.x, row = blockIdx.y, group = h.heads / h.kv_heads;
-  const int32_t slot = r.slot[row];
-  if (slot < 0) {
-    sums.wait(true);
-    return;
-  }
-  const uint32_t pos = r.pos[row], page = kv.table[(size_t)slot * kv.pages_per_slot + pos / MM_CU_PAGE];
-  const own_work<D, kFp8> work(h, p, kv_head);
-  if (threadIdx.x < h.rotary_dim / 2) sincosf((float)pos * p.inv_freq[threadIdx.x], &own.sine[threadIdx.x], &own.cosine[threadIdx.x]);
-  __syncthreads();
-  sums.wait(true);
-  work.run(own, kv, sums, make_uint2(row, 0), kv_head, mm_cu_cell(page, h.kv_heads, kv_head) + pos % MM_CU_PAGE, true);
-  __syncthreads();
-  uint4 *const to = reinterpret_cast<uint4 *>(a.o + ((size_t)row * h.heads + kv_head * group) * D);
-  for (uint32_t i = threadIdx.x; i < group * D / 8; i += kThreads)
-    to[i] = *reinterpret_cast<const uint4 *>(&own.q[i / (D / 8)][i % (D / 8) * 8]);
-}
-
-template <int D, bool kFp8, int kRooms, bool kPlaced>
+template <int D, bool kFp8, int kRooms>
 __global__ void __launch_bounds__(kThreads, 1)
     gqa_step(const __grid_constant__ mm_cu_heads h, const __grid_constant__ mm_cu_rows r, const __grid_constant__ mm_cu_kv kv,
              const __grid_constant__ mm_cu_qkv p, const __grid_constant__ mm_cu_gqa a, const __grid_constant__ work_space ws,
@@ -421,7 +152,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll 1
   for (;;) {
     if (more.y) next = ws.item[more.x];
-    one_split<D, kFp8, kRooms, kPlaced>(sh, own, h, r, kv, p, a, ws, sums, now.x, now.y);
+    one_split<D, kFp8, kRooms>(sh, own, h, r, kv, p, a, ws, sums, now.x, now.y);
     if (!more.y) return;
     now = next, more.x++, more.y--;
     __syncthreads();
@@ -439,32 +170,21 @@ constexpr size_t kStatic = sizeof(own_token<D>) + 2 * kWarps * sizeof(float) + 1
 static_assert(kStatic<128> + sizeof(decode_shared<128, true, 1>) <= MM_CU_SHARED_LEAST, "one room fits everywhere");
 static_assert(kStatic<128> + sizeof(decode_shared<128, false, 1>) <= MM_CU_SHARED_LEAST, "one room fits everywhere");
 
-template <int D, bool kFp8, bool kPlaced>
+template <int D, bool kFp8>
 cudaError_t run_step(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_qkv &p, const mm_cu_gqa &a,
                      const work_space &ws, cudaStream_t s) {
   const dim3 grid(h.kv_heads, a.tokens, ws.cut.splits);
   constexpr size_t kMost = sizeof(decode_shared<D, kFp8, kMostRooms>);
   const peer_view ranks = p.ranks ? mm_cu_peers_view(p.ranks) : peer_view{};
   if (hopper() || kStatic<D> + kMost <= mm_cu_shared_most())
-    return launch(gqa_step<D, kFp8, kMostRooms, kPlaced>, grid, kThreads, kMost, s, h, r, kv, p, a, ws, ranks);
-  return launch(gqa_step<D, kFp8, 1, kPlaced>, grid, kThreads, sizeof(decode_shared<D, kFp8, 1>), s, h, r, kv, p, a, ws, ranks);
-}
-
-template <int D, bool kFp8>
-cudaError_t run_rows(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_qkv &p, const mm_cu_gqa &a,
-                     const work_space &ws, cudaStream_t s) {
-  if (!a.verifies) return run_step<D, kFp8, false>(h, r, kv, p, a, ws, s);
-  const peer_view ranks = p.ranks ? mm_cu_peers_view(p.ranks) : peer_view{};
-  const cudaError_t e = launch(gqa_place<D, kFp8>, dim3(h.kv_heads, a.tokens), kThreads, 0, s, h, r, kv, p, a, ranks);
-  mm_cu_qkv placed = p;
-  placed.ranks = nullptr;
-  return e != cudaSuccess ? e : run_step<D, kFp8, true>(h, r, kv, placed, a, ws, s);
+    return launch(gqa_step<D, kFp8, kMostRooms>, grid, kThreads, kMost, s, h, r, kv, p, a, ws, ranks);
+  return launch(gqa_step<D, kFp8, 1>, grid, kThreads, sizeof(decode_shared<D, kFp8, 1>), s, h, r, kv, p, a, ws, ranks);
 }
 
 template <int D>
 cudaError_t run(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_qkv &p, const mm_cu_gqa &a, const work_space &ws,
                 cudaStream_t s) {
-  return kv.k_scale ? run_rows<D, true>(h, r, kv, p, a, ws, s) : run_rows<D, false>(h, r, kv, p, a, ws, s);
+  return kv.k_scale ? run_step<D, true>(h, r, kv, p, a, ws, s) : run_step<D, false>(h, r, kv, p, a, ws, s);
 }
 
 }  // namespace
@@ -501,6 +221,7 @@ cudaError_t mm_cu_gqa_decode(const mm_cu_heads &h, const mm_cu_rows &r, const mm
   char *const parts = static_cast<char *>(a.work) + counter_bytes(h, a.max_tokens);
   ws.part = reinterpret_cast<float *>(parts), ws.far = reinterpret_cast<float *>(parts + near_parts(h, a.max_tokens) * part_bytes(h));
   ws.first = a.far.first, ws.item = a.far.item;
+  if (a.verifies) return mm_cu_gqa_verify(h, r, kv, p, a, {ws.counter, ws.part, ws.far, ws.cut}, s);
   if (h.head_dim == 128) return run<128>(h, r, kv, p, a, ws, s);
   if (h.head_dim == 64) return run<64>(h, r, kv, p, a, ws, s);
   return cudaErrorNotSupported;

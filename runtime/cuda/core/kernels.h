@@ -251,7 +251,9 @@ mm_cu_far_plan mm_cu_plan_far_rows(const mm_cu_far_plan &plan, uint32_t slots, u
 struct mm_cu_far {
   mm_cu_far_plan plan;
   const uint32_t *first = nullptr; /* [rows] where the row's partial results lie, in items */
-  const uint2 *item = nullptr;     /* of each block (row + rows · split): where its items begin, and how many; then items: row and split */
+  /* of each block (row + rows · split): where its items begin, and how many; then items: row and split, of verify rows row + 65536 · rows
+   */
+  const uint2 *item = nullptr;
 };
 /* How a step's rows are cut: a row into as many parts as every row has blocks or, where those would be larger, into chunks. Where all
  * blocks run at once (unit) and the row is long enough, the number of chunks is a multiple of the number of blocks: a part costs as much as
@@ -291,6 +293,10 @@ uint32_t mm_cu_gqa_splits(const mm_cu_heads &h, uint32_t rows);
  * parts beyond its blocks go one by one to the block that has least to read. */
 size_t mm_cu_gqa_list(const mm_cu_heads &h, uint32_t rows, const int32_t *slot, const uint32_t *pos, const mm_cu_far_plan &plan,
                       uint32_t *first, uint2 *item);
+/* The same for verify rows: all parts, none of which a block has by itself, and up to MM_CU_TOGETHER rows of a sequence in one item. */
+#define MM_CU_TOGETHER 4
+size_t mm_cu_gqa_verify_list(const mm_cu_heads &h, uint32_t rows, const int32_t *slot, const uint32_t *pos, const mm_cu_far_plan &plan,
+                             uint32_t *first, uint2 *item);
 size_t mm_cu_gqa_items(const mm_cu_heads &h, uint32_t max_tokens, const mm_cu_far_plan &plan);
 cudaError_t mm_cu_gqa_decode(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_qkv &p, const mm_cu_gqa &a,
                              cudaStream_t s);

@@ -1,6 +1,7 @@
 /* Verify rows of whole models on the GPU. A step of 2 to 8 rows of one sequence, each an output, against eight sequences that bring a token
  * each: logits of each row, to the bit, since both have eight rows; then the sequence goes on from where its proposals were wrong. Such
- * steps are recorded, beside other sequences' rows and padding too. Batch-invariant engines are held to the same by test_invariant. */
+ * steps are recorded, with rows of other sequences and padding among them. Batch-invariant engines are held to the same by test_invariant.
+ */
 #include <string.h>
 
 #include <algorithm>
@@ -112,7 +113,7 @@ void check_model(const mm_shards *shards, const std::string &name, bool kv_fp8, 
 
 }  // namespace
 
-void test_verify() {
+void test_proposals() {
   for (const std::string &folder : model_folders()) {
     mm_shards shards = {};
     mm_err err = {};
