@@ -8,7 +8,8 @@
 #   peers      sums over ranks, bit for bit; ranks that do not come; inputs rounded under scales of rows that are cut
 #   forks      slots: forked, restored, chunks, page borders; schedules of MM_STEPS (10,000) steps among poison; 10,000 draws; scores
 #   invariant  --batch-invariant: every row's bits the same alone and in a crowd, both models in every scheme
-#   verify     rows of proposals: each one's logits those of a single token in a step of as many rows, bit for bit, recorded and not; M2 and M3
+#   verify     rows of proposals: each one's logits those of a single token in a step of as many rows, bit for bit, recorded and not; M2 and M3; random requests to two servers
+#              with --batch-invariant, of which one has proposals: the same replies
 #   steps      recorded steps, warming, refusals
 #   ranks      checkpoints cut for two to eight ranks, --ep and --pp among them, beside one and the CPU; a rank that fails; MM_STEPS (10,000)
 #              steps after which the ranks of a stage hold the same rows
@@ -485,6 +486,8 @@ verify_part() {
   extended_models
   ended=0
   for models in "$work/models/1" "$work/models/3" "$work/extended"; do MM_GPU_MODELS=$models "$gpu" test verify || ended=1; done
+  DEVICE=cuda BUILD=$build TMPDIR=$work python3 tests/fault/serve_sequences.py 120 >"$work/drafts.txt" 2>&1 && status=ok || status=FAIL
+  row $status "verify: random requests to servers with proposals and without: $(tail -n 1 "$work/drafts.txt")"
   return $ended
 }
 
