@@ -7,7 +7,7 @@
  *
  * Each row's sums are those of a single token in a step of as many rows, in the same order: the same bits. Only tiles before the sequence's
  * first row are fetched before gqa_place is waited for. A block holds running sums of all its rows, 36 registers each for D = 128; queries
- * lie in shared memory, rows (D + 8) · 2 bytes apart. */
+ * lie in shared memory, rows (D + 8) · 2 bytes from one another. */
 #include "runtime/cuda/attention/gqa.h"
 #include "runtime/cuda/attention/gqa_tiles.cuh"
 
