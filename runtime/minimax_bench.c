@@ -31,12 +31,13 @@ static bool measure_decode(mm_bench *b, uint32_t rows, mm_err *err) {
 }
 
 /* Single tokens, and as many rows of fewer sequences. */
-static bool measure_layers(mm_bench *b, uint32_t rows, mm_err *err) {
+static bool measure_rows(mm_bench *b, uint32_t rows, mm_err *err) {
+  const bool kernels = strcmp(b->c->subject, "kernels") == 0;
   b->each = 1;
-  if (!mm_bench_fill(b, rows, err) || !measure_decode(b, rows, err)) return false;
+  if (kernels ? !mm_bench_measure_ops(b, rows, err) : !mm_bench_fill(b, rows, err) || !measure_decode(b, rows, err)) return false;
   if (!b->c->verify) return true;
   b->each = b->c->verify;
-  return measure_decode(b, rows, err);
+  return kernels ? mm_bench_measure_ops(b, rows, err) : measure_decode(b, rows, err);
 }
 
 static bool measure_prefill(mm_bench *b, mm_err *err) {
@@ -59,9 +60,8 @@ static bool measure_mixed(mm_bench *b, mm_err *err) {
 static bool measure(mm_bench *b, mm_err *err) {
   const mm_bench_case *c = b->c;
   if (strcmp(c->subject, "mixed") == 0) return measure_mixed(b, err);
-  const bool kernels = strcmp(c->subject, "kernels") == 0;
   for (int i = 0; i < 8 && c->batch[i]; i++)
-    if (!(kernels ? mm_bench_measure_ops : measure_layers)(b, c->batch[i], err)) return false;
+    if (!measure_rows(b, c->batch[i], err)) return false;
   return !c->tokens || measure_prefill(b, err);
 }
 
@@ -169,7 +169,7 @@ int main(int argc, char **argv) {
       MM_OPTION(U64, "batch", &a.batch, "N",
                 "sequences of a decode step (1, 4, 16, 64 and 256; 1, 16, 64 and 256 for kernels, 1 for decode, 63 for mixed)", .lo = 1,
                 .hi = 256),
-      MM_OPTION(U64, "verify", &a.verify, "N", "layers, decode: --batch (1) times N rows, as single tokens and as N of a sequence", .lo = 2,
+      MM_OPTION(U64, "verify", &a.verify, "N", "--batch (1) times N rows of decode steps, as single tokens and as N of a sequence", .lo = 2,
                 .hi = 8),
       MM_OPTION(U64, "context", &a.context, "N", "tokens that each of them holds (1024)", .lo = 1, .hi = 1 << 20),
       MM_OPTION(U64, "tokens", &a.tokens, "N", "of a prefill step (8192), of the prefill chunk (512 for mixed)", .lo = 1, .hi = 1 << 20),

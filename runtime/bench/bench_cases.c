@@ -46,7 +46,7 @@ static mm_bench_case adjusted(mm_bench_case c, const mm_bench_args *a) {
   if (a->head) c.head = a->head;
   if (a->vocab) c.vocab = (uint32_t)strtoul(a->vocab, NULL, 10);
   if (a->batch && c.batch[0]) c.batch[0] = (uint32_t)a->batch, c.batch[1] = 0;
-  if (a->verify && (strcmp(c.subject, "layers") == 0 || strcmp(c.subject, "decode") == 0)) {
+  if (a->verify && c.batch[0] && strcmp(c.subject, "mixed") != 0) {
     c.verify = (uint32_t)a->verify;
     c.batch[0] = (uint32_t)mm_max(a->batch, 1) * c.verify, c.batch[1] = 0;
   }

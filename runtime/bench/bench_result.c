@@ -39,14 +39,17 @@ static void open_line(const mm_bench_result *r) {
 void mm_bench_print_op(const mm_bench_result *r, const char *op, bool json) {
   if (json) {
     open_object(r);
-    printf(",\"op\":\"%s\",\"batch\":%u,\"seconds\":%.9g", op, r->batch, r->seconds);
+    printf(",\"op\":\"%s\",\"batch\":%u,\"seconds\":%.9g", op, r->batch / r->each, r->seconds);
+    if (r->each > 1) printf(",\"verify\":%u", r->each);
     if (r->bytes > 0) printf(",\"bytes\":%.0f,\"of_copy\":%.4f", r->bytes, r->bytes / r->seconds / r->copy_rate);
     if (r->reached > 0) printf(",\"experts_a_layer\":%.3f", r->reached);
     puts("}");
     return;
   }
   open_line(r);
-  printf(" %s/%s/%s B=%u %s: %.2f us", r->c->quant, r->c->experts, r->c->head, r->batch, op, r->seconds * 1e6);
+  char each[32] = "";
+  if (r->each > 1) snprintf(each, sizeof each, " x %u rows", r->each);
+  printf(" %s/%s/%s B=%u%s %s: %.2f us", r->c->quant, r->c->experts, r->c->head, r->batch / r->each, each, op, r->seconds * 1e6);
   if (r->bytes > 0) printf(", %.1f MB, %.2f of copy", r->bytes * 1e-6, r->bytes / r->seconds / r->copy_rate);
   if (r->reached > 0) printf(", %.1f experts a layer", r->reached);
   printf("\n");

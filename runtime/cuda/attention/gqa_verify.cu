@@ -78,6 +78,7 @@ __device__ __forceinline__ void score_rows(float (&e)[kTogether][4], warp_room<D
   }
 #pragma unroll
   for (int i = 0; i < kTogether; i++) {
+    if (i >= rows.count) continue;
 #pragma unroll
     for (int x = 0; x < 4; x++) {
       const uint32_t key = g + x / 2 * 8;
@@ -96,6 +97,7 @@ __device__ __forceinline__ void add_rows(running<D> (&sum)[kTogether], warp_room
   uint32_t p[kTogether][2];
 #pragma unroll
   for (int i = 0; i < kTogether; i++) {
+    if (i >= rows.count) continue;
     float f[2] = {1, 1};
     if (kFp8) {
       f[0] = at + g <= rows.pos + i ? scale_of(room.v, g) * kValueUp : 0.0f;
