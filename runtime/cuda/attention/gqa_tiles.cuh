@@ -159,8 +159,8 @@ __device__ __forceinline__ void score(float (&e)[4], warp_room<D, kFp8> &room, u
   }
 }
 
-/* Scores relative to the largest so far (online softmax); earlier sums are scaled down. */
-template <int D>
+/* Scores relative to the largest so far (online softmax); earlier sums are scaled down. kVotes: not by 1, which is most of the time. */
+template <int D, bool kVotes = false>
 __device__ __forceinline__ void soften(float (&e)[4], running<D> &r) {
 #pragma unroll
   for (int h = 0; h < 2; h++) {
@@ -171,6 +171,7 @@ __device__ __forceinline__ void soften(float (&e)[4], running<D> &r) {
     r.m[h] = top;
     e[h] = exp2f(e[h] - top), e[h + 2] = exp2f(e[h + 2] - top);
     r.l[h] = r.l[h] * shrink + e[h] + e[h + 2];
+    if (kVotes && !__any_sync(0xffffffffu, shrink != 1.0f)) continue;
 #pragma unroll
     for (int j = 0; j < D / 16; j++) r.o[j][h] *= shrink, r.o[j][h + 2] *= shrink;
   }

@@ -259,7 +259,7 @@ __device__ __forceinline__ void one_part(decode_shared<D, kFp8, kRooms> &sh, que
     to_come.fetch_keys(room);
 #pragma unroll
     for (int i = 0; i < kTogether; i++) {
-      if (i < part.count && at <= pos + i) soften<D>(e[i], sum[i]);
+      if (i < part.count && at <= pos + i) soften<D, true>(e[i], sum[i]);
     }
     copy_wait<2 * kRooms - 1>();
     __syncwarp();
