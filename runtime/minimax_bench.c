@@ -20,14 +20,24 @@
 
 /* ---- Cases ---- */
 
-static bool measure_layers(mm_bench *b, uint32_t rows, mm_err *err) {
+static bool measure_decode(mm_bench *b, uint32_t rows, mm_err *err) {
   mm_bench_result r = mm_bench_result_of(b, rows);
-  if (!mm_bench_fill(b, rows, err) || !mm_bench_decode(b, NULL, rows, &r.seconds, err)) return false;
+  if (!mm_bench_decode(b, NULL, rows, &r.seconds, err)) return false;
   r.bytes = mm_bench_decode_bytes(b, rows, b->c->context + 1);
   r.floor_s = r.bytes / b->copy_rate;
   r.reached = b->reached;
   if (b->rank == 0) mm_bench_print_decode(&r, b->json);
   return true;
+}
+
+/* Single tokens, and as many rows of fewer sequences. */
+static bool measure_rows(mm_bench *b, uint32_t rows, mm_err *err) {
+  const bool kernels = strcmp(b->c->subject, "kernels") == 0;
+  b->each = 1;
+  if (kernels ? !mm_bench_measure_ops(b, rows, err) : !mm_bench_fill(b, rows, err) || !measure_decode(b, rows, err)) return false;
+  if (!b->c->verify) return true;
+  b->each = b->c->verify;
+  return kernels ? mm_bench_measure_ops(b, rows, err) : measure_decode(b, rows, err);
 }
 
 static bool measure_prefill(mm_bench *b, mm_err *err) {
@@ -50,9 +60,8 @@ static bool measure_mixed(mm_bench *b, mm_err *err) {
 static bool measure(mm_bench *b, mm_err *err) {
   const mm_bench_case *c = b->c;
   if (strcmp(c->subject, "mixed") == 0) return measure_mixed(b, err);
-  const bool kernels = strcmp(c->subject, "kernels") == 0;
   for (int i = 0; i < 8 && c->batch[i]; i++)
-    if (!(kernels ? mm_bench_measure_ops : measure_layers)(b, c->batch[i], err)) return false;
+    if (!measure_rows(b, c->batch[i], err)) return false;
   return !c->tokens || measure_prefill(b, err);
 }
 
@@ -127,6 +136,7 @@ static bool bench_all(void *args, mm_err *err) {
                   .ep = (uint32_t)a->ep,
                   .threads = threads,
                   .steps = (uint32_t)a->steps,
+                  .each = 1,
                   .kv_fp8 = strcmp(a->kv, "fp8") == 0,
                   .act_quant = strcmp(a->act_quant, "on") == 0,
                   .copy_rate = copy_rate,
@@ -159,6 +169,8 @@ int main(int argc, char **argv) {
       MM_OPTION(U64, "batch", &a.batch, "N",
                 "sequences of a decode step (1, 4, 16, 64 and 256; 1, 16, 64 and 256 for kernels, 1 for decode, 63 for mixed)", .lo = 1,
                 .hi = 256),
+      MM_OPTION(U64, "verify", &a.verify, "N", "--batch (1) times N rows of decode steps, as single tokens and as N of a sequence", .lo = 2,
+                .hi = 8),
       MM_OPTION(U64, "context", &a.context, "N", "tokens that each of them holds (1024)", .lo = 1, .hi = 1 << 20),
       MM_OPTION(U64, "tokens", &a.tokens, "N", "of a prefill step (8192), of the prefill chunk (512 for mixed)", .lo = 1, .hi = 1 << 20),
       MM_OPTION(U64, "steps", &a.steps, "N", "decode steps that count (64)", .lo = 5, .hi = 100000),
@@ -174,6 +186,7 @@ int main(int argc, char **argv) {
       .examples =
           "minimax-bench kernels --model m2\n"
           "minimax-bench decode --expert-quant nvfp4 --batch 16 --context 4096\n"
+          "minimax-bench layers --model m2 --verify 8 --context 32768\n"
           "minimax-bench choices --model m2 --quant nvfp4\n"
           "minimax-bench serve http://127.0.0.1:8000 --max-concurrency 16",
       .epilog =

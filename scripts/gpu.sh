@@ -8,6 +8,8 @@
 #   peers      sums over ranks, bit for bit; ranks that do not come; inputs rounded under scales of rows that are cut
 #   forks      slots: forked, restored, chunks, page borders; schedules of MM_STEPS (10,000) steps among poison; 10,000 draws; scores
 #   invariant  --batch-invariant: every row's bits the same alone and in a crowd, both models in every scheme
+#   verify     rows of proposals: each one's logits those of a single token in a step of as many rows, bit for bit, recorded and not; M2 and M3; random requests to two servers
+#              with --batch-invariant, of which one has proposals: the same replies
 #   steps      recorded steps, warming, refusals
 #   ranks      checkpoints cut for two to eight ranks, --ep and --pp among them, beside one and the CPU; a rank that fails; MM_STEPS (10,000)
 #              steps after which the ranks of a stage hold the same rows
@@ -44,7 +46,7 @@ cd "$(dirname "$0")/.." || exit 2
 [ $# -gt 0 ] || { echo "usage: scripts/gpu.sh BUILD [PART ...]" >&2; exit 2; }
 build=$1 work=$1/gpu
 shift
-parts=${*:-prepare peers forks invariant steps ranks processes lost load hold capacity eval collect kernels sequences models extended text speed}
+parts=${*:-prepare peers forks invariant verify steps ranks processes lost load hold capacity eval collect kernels sequences models extended text speed}
 schemes='none bf16 block_fp8 channel_fp8 tensor_wise_fp8 w4a16 w4afp8 w4a8 nvfp4 mxfp4 mxfp8'
 prompt='And it came to pass, that the king said unto his servant, What'
 gpu=$build/tests/ops/gpu
@@ -431,12 +433,16 @@ text_part() {
   done
 }
 
-extended_part() {
+extended_models() {
   mkdir -p "$work/extended"
   for scheme in none mxfp8 block_fp8 nvfp4 mxfp8_attention_nvfp4_experts; do
     to=$work/extended/tiny-m3-$scheme
     [ -e "$to" ] || "$build"/bin/minimax-convert tests/data/tiny-m3-random -o "$to" --quant $scheme -q || row FAIL "extended: $to"
   done
+}
+
+extended_part() {
+  extended_models
   MM_GPU_MODELS=$work/extended "$gpu" test extended
   ended=$?
   python3 - >"$work/extended/ids.json" <<'END'
@@ -476,6 +482,15 @@ start_part() {
   "$build"/bin/minimax-run "$work"/models/1/tiny-m2-block_fp8 --device cuda -n 4 -p In 2>&1 >"$work/start.txt" | grep 'tokens at' | sed 's/.*, on /--   start: on /'
 }
 
+verify_part() {
+  extended_models
+  ended=0
+  for models in "$work/models/1" "$work/models/3" "$work/extended"; do MM_GPU_MODELS=$models "$gpu" test verify || ended=1; done
+  DEVICE=cuda BUILD=$build TMPDIR=$work python3 tests/fault/serve_sequences.py 120 >"$work/drafts.txt" 2>&1 && status=ok || status=FAIL
+  row $status "verify: random requests to servers with proposals and without: $(tail -n 1 "$work/drafts.txt")"
+  return $ended
+}
+
 invariant_part() {
   ended=0
   for i in 0 1 2 3; do MM_GPU_MODELS=$work/models/$i "$gpu" test invariant || ended=1; done
@@ -494,6 +509,7 @@ run_part() {
     peers) CUDA_MODULE_LOADING=EAGER "$gpu" test peers cut across ;;
     forks) MM_STEPS=${MM_STEPS:-10000} MM_GPU_MODELS=$work/models/0 "$gpu" test forks ;;
     invariant) invariant_part ;;
+    verify) verify_part ;;
     steps) MM_GPU_MODELS=$work/models/0 "$gpu" test steps ;;
     ranks) CUDA_MODULE_LOADING=EAGER MM_GPU_RANKS=$work/ranks "$gpu" test ranks ;;
     processes) processes_part ;;
@@ -517,7 +533,7 @@ run_part() {
 # Seconds that a part may take: on an H100 with 16 cores, twice what it is expected to, or more.
 budget_of() {
   case $1 in
-    prepare) echo 120 ;; start) echo 200 ;; peers) echo 200 ;; forks) echo 240 ;; invariant) echo 240 ;; steps) echo 60 ;; ranks) echo 150 ;; processes) echo 200 ;; lost) echo 90 ;; load) echo 60 ;; hold) echo 120 ;; capacity) echo 120 ;; eval) echo 240 ;; collect) echo 90 ;;
+    prepare) echo 120 ;; start) echo 200 ;; peers) echo 200 ;; forks) echo 240 ;; invariant) echo 240 ;; verify) echo 240 ;; steps) echo 60 ;; ranks) echo 150 ;; processes) echo 200 ;; lost) echo 90 ;; load) echo 60 ;; hold) echo 120 ;; capacity) echo 120 ;; eval) echo 240 ;; collect) echo 90 ;;
     kernels) echo 180 ;; sequences) echo 90 ;; models) echo 180 ;; text) echo 120 ;; speed) echo 120 ;; extended) echo 300 ;;
     *) echo 0 ;;
   esac

@@ -6,23 +6,23 @@
 
 /* M3 in its release's schemes; 60 layers are the whole of it. */
 #define M3(subject, layers, vocab, experts, ...) \
-  { subject, "m3", layers, vocab, "mxfp8", experts, "bf16", __VA_ARGS__, 0 }
+  { subject, "m3", layers, vocab, "mxfp8", experts, "bf16", __VA_ARGS__, 0, 0 }
 
 static const mm_bench_case cases[] = {
-    {"kernels", "m1", 8, 200064, "block_fp8", "block_fp8", "bf16", {1, 16, 64, 256}, 1024, 0, 0, 0},
-    {"kernels", "m2", 8, 200064, "block_fp8", "block_fp8", "bf16", {1, 16, 64, 256}, 1024, 0, 0, 0},
+    {"kernels", "m1", 8, 200064, "block_fp8", "block_fp8", "bf16", {1, 16, 64, 256}, 1024, 0, 0, 0, 0},
+    {"kernels", "m2", 8, 200064, "block_fp8", "block_fp8", "bf16", {1, 16, 64, 256}, 1024, 0, 0, 0, 0},
     M3("kernels", 4, 200064, "mxfp8", {1, 16, 64, 256}, 1024, 0, 1),
-    {"layers", "m1", 8, 2048, "block_fp8", "block_fp8", "bf16", {1, 4, 16, 64, 256}, 1024, 0, 0, 0},
-    {"layers", "m2", 8, 2048, "block_fp8", "block_fp8", "bf16", {1, 4, 16, 64, 256}, 1024, 0, 0, 0},
+    {"layers", "m1", 8, 2048, "block_fp8", "block_fp8", "bf16", {1, 4, 16, 64, 256}, 1024, 0, 0, 0, 0},
+    {"layers", "m2", 8, 2048, "block_fp8", "block_fp8", "bf16", {1, 4, 16, 64, 256}, 1024, 0, 0, 0, 0},
     M3("layers", 4, 2048, "mxfp8", {1, 4, 16, 64, 256}, 1024, 0, 0),
-    {"decode", "m2", 62, 200064, "block_fp8", "w4a16", "bf16", {1}, 1024, 0, 0, 0},
-    {"decode", "m2", 62, 200064, "block_fp8", "nvfp4", "bf16", {1}, 1024, 0, 0, 0},
+    {"decode", "m2", 62, 200064, "block_fp8", "w4a16", "bf16", {1}, 1024, 0, 0, 0, 0},
+    {"decode", "m2", 62, 200064, "block_fp8", "nvfp4", "bf16", {1}, 1024, 0, 0, 0, 0},
     M3("decode", 60, 200064, "nvfp4", {1}, 1024, 0, 3),
-    {"prefill", "m1", 8, 2048, "block_fp8", "block_fp8", "bf16", {0}, 0, 8192, 0, 0},
-    {"prefill", "m2", 8, 2048, "block_fp8", "block_fp8", "bf16", {0}, 0, 8192, 0, 0},
+    {"prefill", "m1", 8, 2048, "block_fp8", "block_fp8", "bf16", {0}, 0, 8192, 0, 0, 0},
+    {"prefill", "m2", 8, 2048, "block_fp8", "block_fp8", "bf16", {0}, 0, 8192, 0, 0, 0},
     M3("prefill", 4, 2048, "mxfp8", {0}, 0, 8192, 0),
-    {"mixed", "m1", 8, 2048, "block_fp8", "block_fp8", "bf16", {63}, 1024, 512, 0, 0},
-    {"mixed", "m2", 8, 2048, "block_fp8", "block_fp8", "bf16", {63}, 1024, 512, 0, 0},
+    {"mixed", "m1", 8, 2048, "block_fp8", "block_fp8", "bf16", {63}, 1024, 512, 0, 0, 0},
+    {"mixed", "m2", 8, 2048, "block_fp8", "block_fp8", "bf16", {63}, 1024, 512, 0, 0, 0},
     M3("mixed", 4, 2048, "mxfp8", {63}, 1024, 512, 0),
 };
 
@@ -46,6 +46,10 @@ static mm_bench_case adjusted(mm_bench_case c, const mm_bench_args *a) {
   if (a->head) c.head = a->head;
   if (a->vocab) c.vocab = (uint32_t)strtoul(a->vocab, NULL, 10);
   if (a->batch && c.batch[0]) c.batch[0] = (uint32_t)a->batch, c.batch[1] = 0;
+  if (a->verify && c.batch[0] && strcmp(c.subject, "mixed") != 0) {
+    c.verify = (uint32_t)a->verify;
+    c.batch[0] = (uint32_t)mm_max(a->batch, 1) * c.verify, c.batch[1] = 0;
+  }
   if (a->context && c.context) c.context = (uint32_t)a->context;
   if (a->tokens && c.tokens) c.tokens = (uint32_t)a->tokens;
   return c;

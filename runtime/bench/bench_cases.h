@@ -10,6 +10,7 @@
 typedef struct mm_bench_args {
   const char *subject, *model, *quant, *experts, *head, *vocab, *kv, *act_quant, *device;
   uint64_t layers, batch, context, tokens, steps; /* 0: the subject's own */
+  uint64_t verify;                                /* 0: no verify rows */
   uint64_t dense;                                 /* UINT64_MAX: the subject's own */
   uint64_t shrink, threads;
   uint64_t tp, ep; /* ranks, and among how many groups of them experts are divided */

@@ -101,7 +101,9 @@ static double gate_bytes(const mm_bench *b, uint32_t l, uint32_t rows) {
   return (void)rows, mm_bench_bytes(&b->weights.layer[l].output_gate);
 }
 static double route_bytes(const mm_bench *b, uint32_t l, uint32_t rows) { return (void)rows, mm_bench_bytes(&b->weights.layer[l].router); }
-static double cache_bytes(const mm_bench *b, uint32_t l, uint32_t rows) { return mm_bench_cache_bytes(b, l, rows, b->c->context); }
+static double cache_bytes(const mm_bench *b, uint32_t l, uint32_t rows) {
+  return mm_bench_cache_bytes(b, l, rows / b->each, b->c->context);
+}
 static double experts_bytes(const mm_bench *b, uint32_t l, uint32_t rows) {
   const mm_layer_weights *w = &b->weights.layer[l];
   return (void)rows, b->reached * (mm_bench_bytes(&w->w13) + mm_bench_bytes(&w->w2));
@@ -110,7 +112,9 @@ static double index_bytes(const mm_bench *b, uint32_t l, uint32_t rows) {
   const mm_layer_weights *w = &b->weights.layer[l];
   return (void)rows, mm_bench_bytes(&w->index_q) + mm_bench_bytes(&w->index_k);
 }
-static double select_bytes(const mm_bench *b, uint32_t l, uint32_t rows) { return mm_bench_index_bytes(b, l, rows, b->c->context); }
+static double select_bytes(const mm_bench *b, uint32_t l, uint32_t rows) {
+  return mm_bench_index_bytes(b, l, rows / b->each, b->c->context);
+}
 static double mlp_bytes(const mm_bench *b, uint32_t l, uint32_t rows) {
   const mm_layer_weights *w = &b->weights.layer[l];
   return (void)rows, mm_bench_bytes(&w->mlp_up) + mm_bench_bytes(&w->mlp_down);
@@ -147,8 +151,14 @@ static bool time_op(mm_bench *b, const mm_bench_op *o, uint32_t rows, double *st
 }
 
 mm_bench_result mm_bench_result_of(const mm_bench *b, uint32_t rows) {
-  return (mm_bench_result){
-      .c = b->c, .layers = b->c->layers, .batch = rows, .ranks = b->ranks, .ep = b->ep, .kv_fp8 = b->kv_fp8, .copy_rate = b->copy_rate};
+  return (mm_bench_result){.c = b->c,
+                           .layers = b->c->layers,
+                           .batch = rows,
+                           .each = b->each,
+                           .ranks = b->ranks,
+                           .ep = b->ep,
+                           .kv_fp8 = b->kv_fp8,
+                           .copy_rate = b->copy_rate};
 }
 
 static void print_op(const mm_bench *b, uint32_t rows, const char *name, double seconds, double bytes) {

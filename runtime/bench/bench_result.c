@@ -39,14 +39,17 @@ static void open_line(const mm_bench_result *r) {
 void mm_bench_print_op(const mm_bench_result *r, const char *op, bool json) {
   if (json) {
     open_object(r);
-    printf(",\"op\":\"%s\",\"batch\":%u,\"seconds\":%.9g", op, r->batch, r->seconds);
+    printf(",\"op\":\"%s\",\"batch\":%u,\"seconds\":%.9g", op, r->batch / r->each, r->seconds);
+    if (r->each > 1) printf(",\"verify\":%u", r->each);
     if (r->bytes > 0) printf(",\"bytes\":%.0f,\"of_copy\":%.4f", r->bytes, r->bytes / r->seconds / r->copy_rate);
     if (r->reached > 0) printf(",\"experts_a_layer\":%.3f", r->reached);
     puts("}");
     return;
   }
   open_line(r);
-  printf(" %s/%s/%s B=%u %s: %.2f us", r->c->quant, r->c->experts, r->c->head, r->batch, op, r->seconds * 1e6);
+  char each[32] = "";
+  if (r->each > 1) snprintf(each, sizeof each, " x %u rows", r->each);
+  printf(" %s/%s/%s B=%u%s %s: %.2f us", r->c->quant, r->c->experts, r->c->head, r->batch / r->each, each, op, r->seconds * 1e6);
   if (r->bytes > 0) printf(", %.1f MB, %.2f of copy", r->bytes * 1e-6, r->bytes / r->seconds / r->copy_rate);
   if (r->reached > 0) printf(", %.1f experts a layer", r->reached);
   printf("\n");
@@ -56,15 +59,18 @@ void mm_bench_print_decode(const mm_bench_result *r, bool json) {
   const double rate = r->batch / r->seconds;
   if (json) {
     open_object(r);
-    printf(",\"batch\":%u,\"context\":%u,\"kv_fp8\":%s,\"seconds\":%.9g,\"tokens_per_s\":%.6g", r->batch, r->c->context,
+    printf(",\"batch\":%u,\"context\":%u,\"kv_fp8\":%s,\"seconds\":%.9g,\"tokens_per_s\":%.6g", r->batch / r->each, r->c->context,
            r->kv_fp8 ? "true" : "false", r->seconds, rate);
+    if (r->each > 1) printf(",\"verify\":%u", r->each);
     printf(",\"experts_a_layer\":%.3f,\"bytes\":%.0f,\"floor_s\":%.9g}\n", r->reached, r->bytes, r->floor_s);
     return;
   }
   open_line(r);
-  printf(" x %u %s/%s/%s, decode B=%u context %u%s: %.1f us, %.1f tokens/s, %.1f experts a layer, %.3f GB, floor %.1f us, %.2f x floor\n",
-         r->layers, r->c->quant, r->c->experts, r->c->head, r->batch, r->c->context, r->kv_fp8 ? " fp8" : "", r->seconds * 1e6, rate,
-         r->reached, r->bytes * 1e-9, r->floor_s * 1e6, r->seconds / r->floor_s);
+  char each[32] = "";
+  if (r->each > 1) snprintf(each, sizeof each, " x %u rows", r->each);
+  printf(" x %u %s/%s/%s, decode B=%u%s context %u%s: %.1f us, %.1f tokens/s, %.1f experts a layer, %.3f GB, floor %.1f us, %.2f x floor\n",
+         r->layers, r->c->quant, r->c->experts, r->c->head, r->batch / r->each, each, r->c->context, r->kv_fp8 ? " fp8" : "",
+         r->seconds * 1e6, rate, r->reached, r->bytes * 1e-9, r->floor_s * 1e6, r->seconds / r->floor_s);
 }
 
 void mm_bench_print_prefill(const mm_bench_result *r, bool json) {

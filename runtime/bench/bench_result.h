@@ -18,12 +18,14 @@ typedef struct mm_bench_case {
   uint32_t tokens;             /* of a prefill step; 0: none */
   uint32_t dense;              /* first layers of M3 that are dense */
   uint32_t shrink;             /* what widths and experts of the released shapes are divided by; 0: 1 */
+  uint32_t verify;             /* rows of a sequence in steps of batch rows, measured next to single tokens; 0: not */
 } mm_bench_case;
 
 /* Words of a case are those of tables: none has a character that JSON escapes. Seconds and bytes are of one step, or of one layer's op. */
 typedef struct mm_bench_result {
   const mm_bench_case *c;
   uint32_t layers, batch; /* that were measured */
+  uint32_t each;          /* rows of a decode step for each sequence: of batch / each */
   uint32_t ranks, ep;     /* a GPU each; bytes and floor are those of one. Experts are whole on ep groups of them */
   bool kv_fp8;
   double copy_rate;      /* bytes read plus written a second */

@@ -150,9 +150,10 @@ static bool count_experts(mm_bench *b, const mm_bench_op *o, const mm_batch *bat
 }
 
 bool mm_bench_decode(mm_bench *b, const mm_bench_op *o, uint32_t rows, double *step_s, mm_err *err) {
-  for (uint32_t s = 0; s < rows; s++) b->span[s] = (mm_span){(int32_t)s, s, 1, b->c->context};
+  const uint32_t each = b->each, sequences = rows / each;
+  for (uint32_t s = 0; s < sequences; s++) b->span[s] = (mm_span){(int32_t)s, s * each, each, b->c->context};
   draw_ids(b, rows);
-  const mm_batch batch = {rows, b->id, rows, b->span, rows, b->out, samples(b) ? b->sampling : NULL, NULL};
+  const mm_batch batch = {rows, b->id, sequences, b->span, rows, b->out, samples(b) ? b->sampling : NULL, NULL};
   if (!queue_step(b, o, &batch, err)) return false;
   const double start = mm_now();
   double before = start, at = start;
@@ -245,7 +246,7 @@ bool mm_bench_open(mm_bench *b, mm_err *err) {
   const uint32_t slots = most_rows(c) + with_prefill, chunk = (uint32_t)mm_min(CHUNK, (uint64_t)c->context * slots);
   b->limits = (mm_limits){.max_tokens = (uint32_t)mm_max(mm_max(slots, chunk), c->tokens + (with_prefill ? slots : 0)),
                           .slots = slots,
-                          .max_positions = (uint32_t)mm_max(c->context + 1, c->tokens)};
+                          .max_positions = (uint32_t)mm_max(c->context + mm_max(1, c->verify), c->tokens)};
   const mm_bench_shape shape = {c->model, c->layers, c->vocab, c->quant, c->experts, c->head,
                                 b->rank,  b->ranks,  b->ep,    c->dense, c->shrink};
   b->model = mm_bench_model(&shape);

@@ -30,6 +30,7 @@ typedef struct mm_bench {
   double *time;          /* [steps] */
   double copy_rate;      /* bytes read plus written a second */
   uint64_t drawn;        /* tokens so far */
+  uint32_t each;         /* rows of a decode step for each of its sequences */
   uint32_t turn;         /* of a step of one op: layers gone through, over all rounds */
   double reached;        /* experts of a layer that a decode step's rows chose, on average */
   bool json;             /* a line of JSON for each result */
@@ -52,8 +53,9 @@ typedef struct mm_bench_op {
 
 /* Fills the slots [0, rows) with contexts. */
 MM_MUST_USE bool mm_bench_fill(mm_bench *b, uint32_t rows, mm_err *err);
-/* Greedy steps of `rows` sequences, each queued before the one before it is collected, all at the position behind the context; *step_s: the
- * median time from one to the next. Of one op: ROUNDS of it over all layers that have it, instead of the pass; NULL: the pass. */
+/* Greedy steps of `rows` rows, b->each of a sequence, each queued before the one before it is collected, all at the position behind the
+ * context; *step_s: the median time from one to the next. Of one op: ROUNDS of it over all layers that have it, instead of the pass; NULL:
+ * the pass. */
 MM_MUST_USE bool mm_bench_decode(mm_bench *b, const mm_bench_op *o, uint32_t rows, double *step_s, mm_err *err);
 MM_MUST_USE bool mm_bench_prefill(mm_bench *b, double *step_s, mm_err *err);
 /* Single tokens of `rows` sequences and the first `tokens` tokens of another one: as two steps and as one. step_s[3]: the single tokens,
@@ -77,8 +79,8 @@ MM_MUST_USE bool mm_bench_copy_rate(const mm_ops *ops, unsigned threads, double 
 #define MM_BENCH_BF16_RATE      7.5e14
 #define MM_BENCH_ATTENTION_RATE 6.5e14
 
-/* Bytes that the attention of a layer must read of its caches, or read and write of its states: rows at position `context`. Index keys of
- * all positions count for themselves. */
+/* Bytes that the attention of a layer must read of its caches, or read and write of its states: sequences at position `context`. Index keys
+ * of all positions count for themselves. */
 double mm_bench_cache_bytes(const mm_bench *b, uint32_t layer, uint32_t rows, double context);
 double mm_bench_index_bytes(const mm_bench *b, uint32_t layer, uint32_t rows, double context);
 /* Bytes that a decode step must move: weights once, those of experts that were reached, states in and out, caches. */

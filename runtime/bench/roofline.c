@@ -38,7 +38,7 @@ double mm_bench_decode_bytes(const mm_bench *b, uint32_t rows, double context) {
     const mm_packed *const whole[] = {&y->qkv, &y->out, &y->output_gate, &y->router, &y->index_q, &y->index_k, &y->mlp_up, &y->mlp_down};
     for (size_t i = 0; i < sizeof whole / sizeof *whole; i++) sum += mm_bench_bytes(whole[i]);
     sum += b->reached * (mm_bench_bytes(&y->w13) + mm_bench_bytes(&y->w2));
-    sum += mm_bench_cache_bytes(b, l, rows, context) + mm_bench_index_bytes(b, l, rows, context);
+    sum += mm_bench_cache_bytes(b, l, rows / b->each, context) + mm_bench_index_bytes(b, l, rows / b->each, context);
   }
   return sum;
 }

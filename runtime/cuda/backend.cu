@@ -1,11 +1,12 @@
 /* The CUDA backend of ops.h for one rank on one device: weights uploaded at open, caches and buffers allocated there, kernels launched
  * on one stream.
  *
- * A step whose spans are single tokens takes the decode kernels. In a step that has both, the single tokens come first and
- * their attention takes the decode kernel too; products go by the number of rows. Where every row's output is wanted it is padded with rows
- * of slot -1 to one of a few sizes, up to 256; its calls then depend on that size alone, and all else is read from device memory. At the
- * second such step the ops are collected and captured as a graph; from then on begin uploads the batch, the ops between do nothing, and end
- * or choose replays. Any other step is launched kernel by kernel, and every one once a capture has failed, which is reported.
+ * A step whose spans are single tokens, or verify rows (step_rows.cu), takes the decode kernels. In a step that has prefill chunks too,
+ * they come first and their attention takes the decode kernel; products go by the number of rows. Where every row's output is wanted it is
+ * padded with rows of slot -1 to one of a few sizes, up to 256; its calls then depend on that size alone, and all else is read from device
+ * memory. At the second such step the ops are collected and captured as a graph; from then on begin uploads the batch, the ops between do
+ * nothing, and end or choose replays. Any other step is launched kernel by kernel, and every one once a capture has failed, which is
+ * reported.
  *
  * Batch-invariant steps (mm_run_options.batch_invariant) take the prefill kernels for single tokens too, padded with rows of slot -1 to
  * so many that products take the prefill kernels; lightning attention goes token by token. No graph is captured then.
@@ -52,16 +53,13 @@ bool grow_logits(mm_backend *b, size_t rows, mm_err *err) {
 
 /* Sets the kind of the step and its sizes. */
 void plan_step(mm_backend *b, const mm_batch *batch) {
-  b->step.decode = !b->c.options.batch_invariant && batch->tokens > 0 && batch->span_count == batch->tokens;
+  mm_cu_sort_rows(b, batch);
   b->step.ending = batch->sampling ? GREEDY : LOGITS, b->step.asked = nullptr, b->sampler.pending = false;
   for (uint32_t i = 0; batch->sampling && i < batch->out_count; i++) {
     b->step.ending = std::max(b->step.ending, (step_end)(GREEDY + mm_cu_draws_of(&batch->sampling[i], b->sampler.args.vocab)));
     if (mm_sampling_asks(&batch->sampling[i]) & ~(uint32_t)MM_SAMPLES_MIN_P) b->step.asked = batch->sampling;
   }
   if (b->step.asked) b->step.ending = LOGITS;
-  for (b->step.singles = 0;
-       !b->c.options.batch_invariant && !b->step.decode && b->step.singles < batch->span_count && batch->span[b->step.singles].count == 1;)
-    b->step.singles++;
   const uint32_t bucket = b->step.decode && batch->out_count == batch->tokens ? bucket_of(b, batch->tokens) : 0;
   b->step.rows = bucket ? bucket : batch->tokens, b->step.tokens = batch->tokens;
   if (b->c.calibration && b->step.rows == 1)
@@ -77,16 +75,13 @@ void plan_step(mm_backend *b, const mm_batch *batch) {
 void plan_mode(mm_backend *b) {
   if (!b->step.decode || b->step.outs != b->step.rows || b->step.rows > kBuckets[sizeof kBuckets / sizeof *kBuckets - 1]) return;
   if (b->c.options.eager || b->capture.off || b->dry_runs) return;
-  b->capture.graph = &b->capture.graphs[{b->step.rows, b->step.ending}];
+  b->capture.graph = &b->capture.graphs[{b->step.rows, b->step.ending, b->step.verifies}];
   if (b->capture.graph->exec) {
     b->capture.mode = REPLAY;
   } else if (b->capture.graph->seen++ > 0 && !b->loading) {
     b->capture.mode = CAPTURE;
   }
 }
-
-/* Rows [0, singles) are one token each of a sequence, the rest are prefill chunks. */
-uint32_t singles_of(const mm_backend *b) { return b->step.decode ? b->step.rows : b->step.singles; }
 
 /* Bytes of it behind the arrays. */
 size_t fill_batch(mm_backend *b, const mm_batch *batch, const batch_arrays *h) {
@@ -96,7 +91,7 @@ size_t fill_batch(mm_backend *b, const mm_batch *batch, const batch_arrays *h) {
       h->id[s->first + t] = batch->id[s->first + t], h->slot[s->first + t] = s->slot, h->pos[s->first + t] = s->pos + t;
     if (b->step.decode) continue;
     h->span[i] = {s->slot, s->first, s->count, s->pos};
-    if (i < b->step.singles) continue;
+    if (i < b->step.single_spans) continue;
     for (uint32_t t = 0; t < s->count; t += MM_CU_TILE) h->tile[b->step.tiles++] = make_uint2(i, t);
   }
   auto before = [&](uint2 tile) { return batch->span[tile.x].pos + tile.y; };
@@ -107,7 +102,8 @@ size_t fill_batch(mm_backend *b, const mm_batch *batch, const batch_arrays *h) {
     const bool draws = batch->sampling && i < batch->out_count;
     h->draw[i] = draws ? mm_cu_draw_of(&batch->sampling[i], h->pos[h->out[i]] + UINT64_C(1)) : mm_cu_draw{};
   }
-  return mm_cu_gqa_list(b->heads, singles_of(b), h->slot, h->pos, b->attention.far, h->first, h->item) * sizeof *h->item;
+  const auto list = b->step.verifies ? mm_cu_gqa_verify_list : mm_cu_gqa_list;
+  return list(b->heads, mm_cu_singles(b), h->slot, h->pos, mm_cu_far_now(b), h->first, h->item) * sizeof *h->item;
 }
 
 /* Room for a step: none that belongs to a step whose choices are outstanding, however many steps came since. */
@@ -417,15 +413,15 @@ void cuda_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_pack
   }
   const mm_cu_kv &kv = b->cache[layer].kv;
   const float *qn = q_norm ? b->weights.values[q_norm] : nullptr, *kn = k_norm ? b->weights.values[k_norm] : nullptr;
-  const uint32_t singles = singles_of(b), rest = b->step.rows - singles;
+  const uint32_t singles = mm_cu_singles(b), rest = b->step.rows - singles;
   const bool inside = q_norm && b->peers && !rest && mm_cu_qk_norm_inside(b);
   if (q_norm && b->peers && !inside) {
     check(b, mm_cu_qk_norm_ranks(b, rows_of(qkv), qn, kn, (float)b->c.model->norm_eps), "norm of q and k");
     qn = kn = nullptr;
   }
   mm_cu_qkv p = {rows_of(qkv), qn, kn, b->attention.inv_freq, (float)b->c.model->norm_eps, singles, inside ? b->peers : nullptr};
-  mm_cu_gqa a = {rows_of(qkv), rows_of(o), b->attention.work, singles, b->c.limits.max_tokens, {}};
-  if (b->attention.far.items) a.far = {b->attention.far, b->device.first, b->device.item};
+  mm_cu_gqa a = {rows_of(qkv), rows_of(o), b->attention.work, singles, b->c.limits.max_tokens, {}, b->step.verifies};
+  if (b->attention.far.items) a.far = {mm_cu_far_now(b), b->device.first, b->device.item};
   if (singles) check(b, mm_cu_gqa_decode(b->heads, places(b), kv, p, a, b->stream), "gqa decode");
   if (!rest) return;
   p.qkv += (size_t)singles * qkv.width, p.tokens = rest, a.tokens = b->step.rows; /* tiles name rows of the whole step */
@@ -442,7 +438,7 @@ void cuda_lightning(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv) {
     check(b, mm_cu_lightning_rows(a, b->device.span, b->step.spans, b->stream), "lightning rows");
     return;
   }
-  const uint32_t singles = singles_of(b);
+  const uint32_t singles = mm_cu_singles(b);
   if (singles) check(b, mm_cu_lightning_decode(a, places(b), singles, b->stream), "lightning decode");
   if (singles < b->step.rows)
     check(b, mm_cu_lightning_prefill(a, b->device.span + singles, b->step.spans - singles, b->stream), "lightning prefill");

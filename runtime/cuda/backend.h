@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -101,8 +102,10 @@ struct current_step {
   uint32_t rows = 0, outs = 0;     /* with padding */
   uint32_t tokens = 0, wanted = 0; /* rows and outputs without it */
   uint32_t spans = 0, tiles = 0;   /* not of decode steps */
-  uint32_t singles = 0;            /* rows before the first span of several: attention takes them as a decode step does */
+  uint32_t singles = 0;            /* rows before the first prefill chunk: attention takes them as a decode step does */
+  uint32_t single_spans = 0;       /* whose spans are so many */
   bool decode = false;
+  bool verifies = false; /* some of those spans have several rows */
   step_end ending = LOGITS;
   const mm_sampling *asked = nullptr; /* options of its rows, where they are more than draws: sampled after the pass, not captured */
   step_memory *memory = nullptr;
@@ -113,9 +116,9 @@ struct current_step {
 /* Decode steps as CUDA graphs. */
 struct graph_capture {
   step_mode mode = EAGER;
-  step_graph *graph = nullptr;                                /* of the step under way */
-  std::vector<std::function<void()>> ops;                     /* CAPTURE: the ops so far */
-  std::map<std::pair<uint32_t, step_end>, step_graph> graphs; /* by rows and ending */
+  step_graph *graph = nullptr;                                       /* of the step under way */
+  std::vector<std::function<void()>> ops;                            /* CAPTURE: the ops so far */
+  std::map<std::tuple<uint32_t, step_end, bool>, step_graph> graphs; /* by rows and ending, and whether it verifies */
   bool off = false; /* capturing has failed, or rows go to another stage: every step is launched kernel by kernel */
 };
 
@@ -242,6 +245,16 @@ inline uint32_t mm_cu_group_of_experts(const mm_model *m, uint32_t l) { return m
 /* used[MM_CU_MAX_EXPERTS / 32], pinned: bit e % 32 of used[e / 32] for every expert that some row of the step's routing chooses
  * (used_experts.cu). */
 cudaError_t mm_cu_list_used(const mm_cu_route &r, uint32_t *used, uint32_t tokens, cudaStream_t s);
+
+/* Sets the step's kind: which of its rows take the kernels of decode steps (step_rows.cu). */
+void mm_cu_sort_rows(mm_backend *b, const mm_batch *batch);
+/* Rows [0, singles) are single tokens or verify rows, the rest are prefill chunks. */
+inline uint32_t mm_cu_singles(const mm_backend *b) { return b->step.decode ? b->step.rows : b->step.singles; }
+/* How attention of those rows is cut. */
+inline mm_cu_far_plan mm_cu_far_now(const mm_backend *b) {
+  const mm_cu_far_plan &plan = b->attention.far;
+  return b->step.verifies ? mm_cu_plan_far_rows(plan, b->c.limits.slots, mm_cu_singles(b)) : plan;
+}
 
 /* Arrays of a step inside one block; returns its bytes. Every step's are uploaded before its kernels, so nothing is left of a step whose
  * rows were others. A span has at least one row, a tile at most 64 of one span. */

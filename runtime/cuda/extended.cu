@@ -15,9 +15,6 @@ mm_cu_tiles tiles(const mm_backend *b) { return {b->device.span, b->device.tile,
 bf16 *rows_of(mm_act a) { return static_cast<bf16 *>(a.data); }
 const float *values_of(mm_backend *b, const mm_packed *w) { return w ? b->weights.values[w] : nullptr; }
 
-/* Rows [0, singles) are one token each of a sequence, the rest are prefill chunks. */
-uint32_t singles_of(const mm_backend *b) { return b->step.decode ? b->step.rows : b->step.singles; }
-
 mm_cu_block_lists lists_of(const mm_backend *b, uint32_t layer) {
   if (b->c.model->attn[layer] != MM_ATTN_SPARSE) return {};
   return {b->attention.select.block, b->attention.select.count, b->attention.select.heads, b->attention.select.top_k,
@@ -86,7 +83,7 @@ cudaError_t mm_cu_do_select(mm_backend *b, uint32_t layer, mm_act q, mm_act k, c
                                  b->step.rows,
                                  nullptr,
                                  nullptr};
-  const uint32_t singles = singles_of(b);
+  const uint32_t singles = mm_cu_singles(b);
   cudaError_t e = mm_cu_place_heads(heads, places(b), b->stream);
   if (e == cudaSuccess && singles) e = mm_cu_select_rows(a, places(b), singles, b->stream);
   return e == cudaSuccess && singles < b->step.rows ? mm_cu_select_tiles(a, tiles(b), b->stream) : e;
@@ -118,7 +115,7 @@ cudaError_t mm_cu_do_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, co
                                  kv.k_scale,
                                  kv.v_scale};
   const mm_cu_block_lists lists = lists_of(b, layer);
-  const uint32_t singles = singles_of(b), rest = b->step.rows - singles, most = b->c.limits.max_tokens;
+  const uint32_t singles = mm_cu_singles(b), rest = b->step.rows - singles, most = b->c.limits.max_tokens;
   mm_cu_block_job a = {rows_of(qkv), rows_of(o), b->attention.work, 0, singles, most, true};
   cudaError_t e = mm_cu_place_heads(heads, places(b), b->stream);
   if (e == cudaSuccess && singles) e = mm_cu_gqa_blocks(h, places(b), kv, lists, a, b->stream);

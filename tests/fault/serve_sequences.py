@@ -294,9 +294,10 @@ def model(source, chat, options, count):
         jobs.append((path, body, rng.choice(["at once", "at once", "at once", "stream", "stream", "stream", "slow", "late", "leave"])))
     length = rng.choice([160, 720])
     kv = str(rng.choice([160, 192, 256]) * length // 160)
+    common = ["--batch-invariant", "-t", "1", "--chat-format", chat, "--device", os.environ.get("DEVICE", "cpu")]
     small = ["--max-num-seqs", rng.choice(["2", "3", "5"]), "--max-num-batched-tokens", rng.choice(["8", "17", "64"]), "--kv-cache-tokens", kv, "--max-model-len", str(length),
-             "--prefix-cache-memory", rng.choice(["512K", "1M", "64M"]), "--drafts", rng.choice(["0", "3"]), "--batch-invariant", "-t", "1", "--chat-format", chat]
-    plenty = ["--max-num-seqs", "1", "--prefix-cache", "off", "--max-model-len", str(length), "--batch-invariant", "-t", "1", "--chat-format", chat]
+             "--prefix-cache-memory", rng.choice(["512K", "1M", "64M"]), "--drafts", rng.choice(["0", "3", "7"]), *common]
+    plenty = ["--max-num-seqs", "1", "--prefix-cache", "off", "--max-model-len", str(length), *common]
     with Patient(packed, *plenty) as calm, Patient(packed, *small) as busy:
         descriptors = len(os.listdir(f"/proc/{busy.process.pid}/fd"))
         expected = [ask(calm, path, body) for path, body, _ in jobs]

@@ -347,6 +347,7 @@ static const subject kSubjects[] = {
     {"steps", test_steps, NULL},
     {"forks", test_forks, NULL},
     {"invariant", test_invariant, NULL},
+    {"verify", test_proposals, NULL},
     {"sequences", test_sequences, NULL},
     {"models", test_models, NULL},
     {"rounded", test_rounded, NULL},

@@ -193,6 +193,7 @@ static void check_invariant(const mm_shards *shards, const char *what) {
   close_engine(e, "its calls and its memory");
 }
 
+#include "tests/ops/host_proposals.h"
 /* The `failing`-th step of its size fails on one rank, in begin, or for want of room; then all go on. */
 static void check_failing(const mm_shards *shards, int failing, bool room) {
   mm_err err = {0};
@@ -533,7 +534,7 @@ static int check_extended(char **dir) {
     check_memory(&one, false, i, "extended model: memory of one rank");
     check_memory(&two, false, i, "extended model: memory of two ranks");
   }
-  check_invariant(&one, "extended model: the same kernels for any batch-invariant step");
+  check_invariant(&one, "extended model: the same kernels for any batch-invariant step"), check_verify(&one), check_verify(&two);
   free(logits);
   mm_shards_close(&one), mm_shards_close(&two);
   printf("%d failure(s)\n", failures);
@@ -566,8 +567,8 @@ int main(int argc, char **argv) {
   fake.fail_malloc_of = 1 << 20, check_refused(&two, "a device that is full", "E_MEMORY", "bytes free of");
   check_refused(&two, "a device that is not there", "E_DEVICE", "device 7"), check_hanging(&two, false);
   if (two.pack.model.qk_norm) check_hanging(&two, true); /* once is enough: it takes its time */
-  check_invariant(&one, "rows apart: the same kernels for any step");
-  check_invariant(&two, "rows apart on two ranks");
+  check_invariant(&one, "rows apart: the same kernels for any step"), check_invariant(&two, "rows apart on two ranks");
+  check_verify(&one), check_verify(&two);
   check_slots(&one), check_slots(&two), check_ahead(&two, 0), check_ahead(&two, 1), check_ahead(&two, 3);
   check_doubts(&two);
   check_tables(&one);

@@ -5,8 +5,9 @@
 
 struct attention_case {
   mm_cu_heads h;
-  bool norm, fp8;     /* QK norm; an e4m3 cache */
-  uint32_t chunk = 0; /* tiles of 16 keys; 0: rows are not cut into chunks */
+  bool norm, fp8;        /* QK norm; an e4m3 cache */
+  uint32_t chunk = 0;    /* tiles of 16 keys; 0: rows are not cut into chunks */
+  bool verifies = false; /* rows of a sequence as verify rows */
 };
 
 /* One side (keys or values) of a cache, on both machines. Cells not yet used hold NaN, and NaN scales. */
@@ -61,20 +62,54 @@ struct far_list {
   buffer<uint32_t> first;
   buffer<uint2> item;
 
-  far_list(const mm_cu_heads &h, uint32_t chunk, uint32_t rows, uint32_t keys) {
-    if (chunk) plan = mm_cu_plan_far(h, rows, keys + 1, chunk);
+  far_list(const mm_cu_heads &h, uint32_t chunk, uint32_t slots, uint32_t keys) {
+    if (chunk) plan = mm_cu_plan_far(h, slots, keys + 1, chunk);
   }
-  mm_cu_far put(const mm_cu_heads &h, const std::vector<int32_t> &slot, const std::vector<uint32_t> &pos, uint32_t rows) {
+  mm_cu_far put(const mm_cu_heads &h, const std::vector<int32_t> &slot, const std::vector<uint32_t> &pos, uint32_t rows,
+                decltype(&mm_cu_gqa_list) list = mm_cu_gqa_list) {
     if (!plan.items) return {};
     std::vector<uint32_t> at(rows);
     std::vector<uint2> all(mm_cu_gqa_items(h, rows, plan));
-    const size_t n = mm_cu_gqa_list(h, rows, slot.data(), pos.data(), plan, at.data(), all.data());
+    const size_t n = list(h, rows, slot.data(), pos.data(), plan, at.data(), all.data());
+    const mm_cu_gqa_cut cut = mm_cu_cut_rows(h, rows, plan);
+    for (uint32_t i = 0; i < rows; i++) {
+      const uint32_t tiles = pos[i] / MM_CU_GQA_KEYS + 1, parts = (tiles - 1) / cut.part(tiles) + 1;
+      if (parts > cut.splits && at[i] + parts > plan.items) report_true("gqa: partial results have the room that was planned", false);
+    }
     if (n > all.size()) report_true("gqa: the list of chunks has the room that it asked for", false);
     all.resize(n);
     first.put(at), item.put(all);
     return {plan, first.p, item.p};
   }
 };
+
+using output_bits = std::vector<uint16_t>;
+static output_bits bits_of(const buffer<__nv_bfloat16> &b) {
+  const auto v = b.get();
+  return {(const uint16_t *)v.data(), (const uint16_t *)v.data() + v.size()};
+}
+
+/* Verify rows as rows of a slot each, whose tables name the same pages: they find the keys that the verify rows have left, and write them
+ * again. */
+static output_bits as_single_rows(const mm_cu_heads &h, const std::vector<uint32_t> &seq_of, const std::vector<uint32_t> &table,
+                                  mm_cu_kv kv, const std::vector<uint32_t> &pos, const mm_cu_qkv &p, mm_cu_gqa a) {
+  const uint32_t rows = (uint32_t)pos.size();
+  std::vector<int32_t> slot(seq_of.size());
+  std::vector<uint32_t> tables;
+  for (uint32_t t = 0; t < seq_of.size(); t++) {
+    const auto own = table.begin() + (long)(seq_of[t] * kv.pages_per_slot);
+    slot[t] = (int32_t)t, tables.insert(tables.end(), own, own + kv.pages_per_slot);
+  }
+  buffer<int32_t> dslot;
+  buffer<uint32_t> dtable, dpos;
+  buffer<__nv_bfloat16> o((size_t)rows * h.heads * h.head_dim);
+  dslot.put(slot), dtable.put(tables), dpos.put(pos);
+  far_list far(h, 0, rows, 0);
+  far.plan = a.far.plan;
+  kv.table = dtable.p, a.o = o.p, a.verifies = false, a.far = far.put(h, slot, pos, rows);
+  CUDA_OK(mm_cu_gqa_decode(h, {dslot.p, dpos.p}, kv, p, a, 0));
+  return bits_of(o);
+}
 
 /* One step over sequences that hold `before` tokens each and bring `count` more. */
 static void check_gqa(const attention_case &c, const std::vector<uint32_t> &before, const std::vector<uint32_t> &count) {
@@ -122,16 +157,17 @@ static void check_gqa(const attention_case &c, const std::vector<uint32_t> &befo
   buffer<uint2> dtile;
   k.put(), v.put(), dqkv.put(qkv), dqn.put(qn), dkn.put(kn), dfreq.put(freq), dslot.put(slot), dpos.put(pos), dtable.put(table);
   dspan.put(span), dtile.put(tile);
-  far_list far(h, c.chunk, tokens, most);
+  far_list far(h, c.chunk, seqs, most);
   buffer<uint8_t> work(mm_cu_gqa_work(h, tokens, far.plan));
+  if (c.verifies) far.plan = mm_cu_plan_far_rows(far.plan, seqs, tokens);
   work.zero();
   mm_cu_rows rows = {dslot.p, dpos.p};
   mm_cu_kv kv = {k.data(), v.data(), dtable.p, per_slot, k.dscale.p, v.dscale.p};
   const mm_cu_qkv p = {dqkv.p, c.norm ? dqn.p : nullptr, c.norm ? dkn.p : nullptr, dfreq.p, 1e-6f, tokens};
-  mm_cu_gqa a = {dqkv.p, o.p, work.p, tokens, tokens};
-  const bool decode = *std::max_element(count.begin(), count.end()) == 1;
+  mm_cu_gqa a = {dqkv.p, o.p, work.p, tokens, tokens, {}, c.verifies};
+  const bool decode = c.verifies || *std::max_element(count.begin(), count.end()) == 1;
   if (decode) {
-    a.far = far.put(h, slot, pos, tokens);
+    a.far = far.put(h, slot, pos, tokens, c.verifies ? mm_cu_gqa_verify_list : mm_cu_gqa_list);
     CUDA_OK(mm_cu_gqa_decode(h, rows, kv, p, a, 0));
     o.poison();
     CUDA_OK(mm_cu_gqa_decode(h, rows, kv, p, a, 0)); /* again: the counters must come back to zero */
@@ -141,6 +177,7 @@ static void check_gqa(const attention_case &c, const std::vector<uint32_t> &befo
   }
   auto out = o.get();
   k.get(), v.get();
+  const bool same = !c.verifies || as_single_rows(h, seq_of, table, kv, pos, p, a) == bits_of(o);
 
   auto turned = [&](const __nv_bfloat16 *x, const float *w, double scale, uint32_t p, uint32_t i) {
     auto value = [&](uint32_t j) { return (double)to_float(x[j]) * (c.norm ? scale * w[j] : 1.0); };
@@ -191,6 +228,7 @@ static void check_gqa(const attention_case &c, const std::vector<uint32_t> &befo
   char what[160];
   snprintf(what, sizeof what, "gqa %s %u/%u heads x %u, %u rows, up to %u keys%s%s%s", decode ? "decode" : "prefill", h.heads, h.kv_heads,
            d, tokens, most, c.norm ? ", qk norm" : "", c.fp8 ? ", fp8 cache" : "", c.chunk ? ", in chunks" : "");
+  if (c.verifies) report_true(std::string(what) + ": verify rows = single rows, bit for bit", same);
   report(std::string(what) + ": cache", relative_error(kv_want, kv_got), c.fp8 ? 3e-2 : 3e-3);
   report(what, relative_error(want, got), 1e-2);
 }
@@ -365,6 +403,21 @@ static void check_dealing(const mm_cu_heads &h, uint32_t steps) {
   report(what, worst, h.kv_heads == 8 ? 64 : 256);
 }
 
+/* Random numbers of verify rows, of up to nine sequences of any length, at the borders of tiles, pages and chunks. */
+static void check_verify(bool fp8) {
+  const mm_cu_heads tiny = {8, 2, 64, 32}, m1 = {64, 8, 128, 64}, m2 = {48, 8, 128, 64};
+  check_gqa({m2, true, fp8, 0, true}, {0}, {MM_CU_VERIFY});
+  check_gqa({m2, true, fp8, 8, true}, {5000}, {MM_CU_VERIFY});
+  check_gqa({m2, true, fp8, 256, true}, {40000, 900}, {MM_CU_VERIFY, 5});
+  check_gqa({m2, true, fp8, 8, true}, {121, 124, 127, 3000}, {8, 8, 8, 2});
+  for (uint32_t i = 0; i < 12; i++) {
+    std::vector<uint32_t> before(1 + g_rng.below(9)), count(before.size());
+    for (auto &n : before) n = g_rng.below(3) ? 64 * g_rng.below(12) + 64 - g_rng.below(10) : g_rng.below(i % 4 ? 300 : 6000);
+    for (auto &n : count) n = 1 + g_rng.below(MM_CU_VERIFY);
+    check_gqa({i % 3 == 0 ? tiny : i % 3 == 1 ? m1 : m2, i % 3 != 1, fp8, i % 2 ? 8u : 0u, true}, before, count);
+  }
+}
+
 void test_attention() {
   for (const mm_cu_heads &h : {mm_cu_heads{48, 8, 128, 64}, {64, 8, 128, 64}, {8, 2, 64, 32}, {6, 1, 128, 64}}) check_dealing(h, 400);
   for (bool fp8 : {false, true}) {
@@ -376,6 +429,7 @@ void test_attention() {
   }
   check_work_size({48, 8, 128, 64});
   for (bool fp8 : {false, true}) {
+    check_verify(fp8);
     const attention_case tiny = {{8, 2, 64, 32}, true, fp8}, m1 = {{64, 8, 128, 64}, false, fp8}, m2 = {{48, 8, 128, 64}, true, fp8};
     check_gqa(tiny, {0, 5, 63, 64, 200}, {1, 1, 1, 1, 1});
     check_gqa(m1, {1000}, {1});

@@ -491,6 +491,7 @@ void test_block_attention() {
          {select_case{2, 32, 16, 4, 1, whole}, select_case{4, 128, 128, 16, 1, whole}, select_case{1, 128, 128, 16, 2, whole},
           select_case{3, 64, 48, 5, 2, whole}, select_case{8, 64, 32, 64, 3, whole}, select_case{2, 32, 16, 3, 3, whole}}) {
       check_select(c, world({c.size * 40 + 7, 0, c.size * c.top_k - 1, c.size * c.top_k, c.size * 9}, {1, 1, 1, 1, 1}, 3), true, 30);
+      check_select(c, world({c.size * 40 - 4, 0, c.size * c.top_k - 3, c.size * 9}, {8, 7, 8, 1}, 3), true, 30); /* verify rows */
       check_select(c, world({c.size * 21 - 30, 0, 5}, {130, 90, 1}, 2), false, 30);
       if (!whole) check_select_alone(c, world({c.size * 21 - 30, 0, 5}, {130, 90, 1}, 0));
     }
@@ -505,6 +506,7 @@ void test_block_attention() {
     for (const bool narrow : {false, true}) {
       check_blocks(c, world({far + 3, 0, 15, 16, far}, {1, 1, 1, 1, 1}, 3), true, narrow);
       check_blocks(c, world({far + 3}, {1}, 0), true, narrow);
+      check_blocks(c, world({far - 3, 0, 15, far + 60}, {8, 8, 2, 7}, 3), true, narrow); /* verify rows */
       check_blocks(c, world({far - 40, 0}, {70, 20}, 2), false, narrow);
     }
   }

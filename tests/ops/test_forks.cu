@@ -427,16 +427,22 @@ struct schedule {
     std::vector<uint32_t> slot(SLOTS);
     for (uint32_t i = 0; i < SLOTS; i++) slot[i] = i;
     for (uint32_t i = 0; i < SLOTS; i++) std::swap(slot[i], slot[i + g_rng.below(SLOTS - i)]);
+    const bool verifies = g_rng.below(3) == 0; /* every row is an output: those of a few rows are verify rows */
     const uint32_t singles = g_rng.below(6), chunks = singles ? g_rng.below(3) : 1 + g_rng.below(2);
     for (uint32_t i = 0; i < singles + chunks && i < SLOTS; i++) {
-      const uint32_t left = ROWS - (uint32_t)s.id.size(), count = i < singles ? 1 : 1 + g_rng.below(std::min(left - 8, 80u));
+      const uint32_t left = ROWS - (uint32_t)s.id.size(),
+                     most = i >= singles ? std::min(left - 8, 80u)
+                            : verifies   ? 8
+                                         : 1,
+                     count = 1 + g_rng.below(most);
       uint32_t pos = a.held[slot[i]];
       if (!lightning && pos && g_rng.below(8) == 0) pos = g_rng.below(pos);
       if (pos + count > POSITIONS || g_rng.below(30) == 0) pos = 0;
       s.add(slot[i], pos, random_ids(count, 300).data(), count);
       if (left - count < 16) break;
     }
-    s.last_rows(), mixed += singles && chunks;
+    verifies ? s.all_rows() : s.last_rows();
+    mixed += singles && chunks;
     return s;
   }
 

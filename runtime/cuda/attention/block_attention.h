@@ -48,7 +48,7 @@ struct mm_cu_select {
   uint32_t *count;                         /* [rows of the step, heads]; 0 for slot -1 */
 };
 inline size_t mm_cu_score_floats(uint32_t heads, uint32_t most) { return (size_t)MM_CU_SCORE_ROWS * heads * most; }
-/* Rows [0, tokens) of the step, each a sequence's only one. */
+/* Rows [0, tokens) of the step, each a sequence's only one, or one of up to MM_CU_VERIFY side by side. */
 cudaError_t mm_cu_select_rows(const mm_cu_select &a, const mm_cu_rows &r, uint32_t tokens, cudaStream_t s);
 /* The rows of the tiles. A row's scores and blocks have the bits that mm_cu_select_rows gives it. */
 cudaError_t mm_cu_select_tiles(const mm_cu_select &a, const mm_cu_tiles &t, cudaStream_t s);
@@ -63,8 +63,8 @@ struct mm_cu_block_lists {
 };
 /* o[row, heads·d] = softmax(q·k / √d)·v for rows [first, first + count) of the step, whose q (in qkv[row,
  * (heads + 2·kv_heads)·d]) has its norm and RoPE, and whose k and v are in the cache already; zeros for
- * slot -1. The lists hold min(top_k, all) blocks and were written before the launch before this one. split: rows, each of a
- * sequence's only one, are cut along their positions into parts for more blocks; how depends on count and
+ * slot -1. The lists hold min(top_k, all) blocks and were written before the launch before this one. split: rows, as
+ * mm_cu_select_rows takes them, are cut along their positions into parts for more blocks; how depends on count and
  * the row alone. work: mm_cu_block_work bytes, zero at first, as it is left. */
 struct mm_cu_block_job {
   const __nv_bfloat16 *qkv;

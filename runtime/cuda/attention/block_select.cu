@@ -36,19 +36,20 @@ struct lot {
   uint32_t first, count, pos, place;
 };
 
-/* Single tokens from row `first` on. */
+/* Single tokens from row `first` on, and verify rows. */
 struct single_rows {
-  static constexpr bool kEarlier = true; /* the blocks that are scored are of earlier steps */
   mm_cu_rows r;
   uint32_t first;
+  /* Positions of its sequence that are of earlier steps. */
+  __device__ __forceinline__ uint32_t earlier(const lot &l) const { return l.slot < 0 ? 0 : l.pos - mm_cu_rows_before(r, l.first); }
   __device__ __forceinline__ lot of(uint32_t i, uint32_t) const { return {r.slot[first + i], first + i, 1, r.pos[first + i], i}; }
   __device__ __forceinline__ lot row(uint32_t i) const { return of(i, 1); }
 };
 /* Tiles from number `first` on, each in lots of so many rows. */
 struct tile_rows {
-  static constexpr bool kEarlier = false;
   mm_cu_tiles t;
   uint32_t first;
+  __device__ __forceinline__ uint32_t earlier(const lot &) const { return 0; }
   __device__ __forceinline__ lot of(uint32_t i, uint32_t each) const {
     const uint32_t lots = (MM_CU_TILE + each - 1) / each, at = i % lots * each;
     const uint2 tile = t.tile[first + i / lots];
@@ -98,10 +99,11 @@ __global__ void __launch_bounds__(kThreads) block_scores(const __grid_constant__
     return a.keys + ((size_t)table[pos / MM_CU_PAGE] * MM_CU_PAGE + pos % MM_CU_PAGE) * D;
   };
   key_tile<D> next;
-  if (Lots::kEarlier && !idle) next.load(tile_at(block, 0));
+  const bool early = !idle && block * a.size + kKeys <= lots.earlier(rows);
+  if (early) next.load(tile_at(block, 0));
   grid_wait_and_launch_next();
   if (idle) return;
-  if (!Lots::kEarlier) next.load(tile_at(block, 0));
+  if (!early) next.load(tile_at(block, 0));
   uint4 q[kColumns][D / 32];
 #pragma unroll
   for (uint32_t n = 0; n < kColumns; n++) {

@@ -307,11 +307,12 @@ __global__ void __launch_bounds__(kThreads)
     copy_commit();
     next += kWarps;
   };
-  /* Of a single token only its own tile is of this step, and its list was complete before heads.cu's kernel began. */
+  /* Only the tiles from its sequence's first row on are of this step, and its list was complete before heads.cu's kernel began. */
+  const uint32_t early = a.split ? pos - mm_cu_rows_before(r, row) : 0;
   bool waited = false;
 #pragma unroll
   for (int i = 0; i < kRooms; i++) {
-    if (!waited && !(a.split && next + 1 < list.tiles)) {
+    if (!waited && next < end && list.position(next) + kKeys > early) {
       grid_wait_and_launch_next();
       waited = true;
     }

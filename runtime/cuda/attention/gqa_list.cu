@@ -39,55 +39,128 @@ mm_cu_far_plan mm_cu_plan_far(const mm_cu_heads &h, uint32_t slots, uint32_t max
   return plan;
 }
 
+/* A row in chunks is longer than one, so that it has at most twice as many of them as it has chunks' lengths: of twice the chunk for each
+ * row of a slot all rows have no more than the slots' had. */
+mm_cu_far_plan mm_cu_plan_far_rows(const mm_cu_far_plan &plan, uint32_t slots, uint32_t rows) {
+  mm_cu_far_plan larger = plan;
+  if (rows > slots) larger.chunk *= 2 * ceil_div(rows, slots), larger.even = false;
+  return larger;
+}
+
 mm_cu_gqa_cut mm_cu_cut_rows(const mm_cu_heads &h, uint32_t rows, const mm_cu_far_plan &plan) {
   const uint32_t splits = mm_cu_gqa_splits(h, rows), blocks = rows * splits;
   const bool at_once = blocks * h.kv_heads <= multiprocessors();
-  return {splits, plan.items ? plan.chunk : UINT32_MAX, at_once ? blocks : 1};
+  return {splits, plan.items ? plan.chunk : UINT32_MAX, at_once && plan.even ? blocks : 1};
 }
 
 size_t mm_cu_gqa_items(const mm_cu_heads &h, uint32_t max_tokens, const mm_cu_far_plan &plan) {
   if (!plan.items) return 0;
   size_t blocks = 0;
   for (uint32_t rows = 1; rows <= max_tokens; rows++) blocks = max(blocks, (size_t)rows * mm_cu_gqa_splits(h, rows));
-  return plan.items + blocks;
+  return plan.items + 2 * blocks;
 }
+
+/* A step's rows and how they are cut. */
+struct cut_rows {
+  const int32_t *slot;
+  const uint32_t *pos;
+  mm_cu_gqa_cut cut;
+
+  uint32_t tiles(uint32_t row) const { return slot[row] < 0 ? 0 : pos[row] / MM_CU_GQA_KEYS + 1; }
+  uint32_t part(uint32_t row) const { return cut.part(tiles(row)); }
+  uint32_t parts(uint32_t row) const { return ceil_div(tiles(row), part(row)); }
+  uint32_t tiles_of(uint32_t row, uint32_t split) const {
+    const uint32_t from = split * part(row);
+    return from < tiles(row) ? min(part(row), tiles(row) - from) : 0;
+  }
+  /* first[rows], and the partial results of all rows in chunks. */
+  uint32_t place(uint32_t rows, uint32_t *first) const {
+    uint32_t places = 0;
+    for (uint32_t i = 0; i < rows; i++) {
+      first[i] = places;
+      if (parts(i) > cut.splits) places += parts(i);
+    }
+    return places;
+  }
+};
+
+/* Items that go one by one to the block that has least to do. */
+struct dealer {
+  using load = std::pair<uint32_t, uint32_t>; /* cost, block */
+  std::vector<load> least;                    /* a heap, the least loaded block first */
+  std::vector<std::pair<uint32_t, uint2>> dealt;
+
+  explicit dealer(uint32_t blocks) : least(blocks) {
+    for (uint32_t b = 0; b < blocks; b++) least[b] = {0, b};
+  }
+  void start() { std::make_heap(least.begin(), least.end(), std::greater<load>()); }
+  void deal(uint2 item, uint32_t cost) {
+    std::pop_heap(least.begin(), least.end(), std::greater<load>());
+    dealt.push_back({least.back().second, item});
+    least.back().first += cost;
+    std::push_heap(least.begin(), least.end(), std::greater<load>());
+  }
+  /* Of each block where its items are and how many, then the items. */
+  size_t write(uint2 *item) const {
+    const uint32_t blocks = (uint32_t)least.size();
+    for (uint32_t b = 0; b < blocks; b++) item[b] = make_uint2(blocks, 0);
+    for (const auto &d : dealt) item[d.first].y++;
+    for (uint32_t b = 1; b < blocks; b++) item[b].x = item[b - 1].x + item[b - 1].y;
+    std::vector<uint32_t> at(blocks);
+    for (const auto &[block, what] : dealt) item[item[block].x + at[block]++] = what;
+    return blocks + dealt.size();
+  }
+};
 
 size_t mm_cu_gqa_list(const mm_cu_heads &h, uint32_t rows, const int32_t *slot, const uint32_t *pos, const mm_cu_far_plan &plan,
                       uint32_t *first, uint2 *item) {
   if (!plan.items || !rows) return 0;
-  const mm_cu_gqa_cut cut = mm_cu_cut_rows(h, rows, plan);
-  const uint32_t blocks = rows * cut.splits;
-  const auto tiles_of = [&](uint32_t row) { return slot[row] < 0 ? 0 : pos[row] / MM_CU_GQA_KEYS + 1; };
-  const auto parts_of = [&](uint32_t row) { return ceil_div(tiles_of(row), cut.part(tiles_of(row))); };
+  const cut_rows c = {slot, pos, mm_cu_cut_rows(h, rows, plan)};
+  const uint32_t blocks = rows * c.cut.splits;
   const auto cost_of = [&](uint32_t row, uint32_t part) {
-    const uint32_t tiles = tiles_of(row), from = part * cut.part(tiles);
-    return from < tiles ? min(cut.part(tiles), tiles - from) + MM_CU_GQA_COST : 0;
+    const uint32_t tiles = c.tiles_of(row, part);
+    return tiles ? tiles + MM_CU_GQA_COST : 0;
   };
-  uint32_t places = 0;
-  for (uint32_t i = 0; i < rows; i++) {
-    first[i] = places;
-    if (parts_of(i) > cut.splits) places += parts_of(i);
-  }
-  for (uint32_t b = 0; b < blocks; b++) item[b] = make_uint2(blocks, 0);
-  if (!places) return blocks;
+  dealer d(blocks);
+  if (!c.place(rows, first)) return d.write(item);
+  for (uint32_t b = 0; b < blocks; b++) d.least[b].first = cost_of(b % rows, b / rows);
+  d.start();
+  for (uint32_t i = 0; i < rows; i++)
+    for (uint32_t s = c.cut.splits; s < c.parts(i); s++) d.deal(make_uint2(i, s), cost_of(i, s));
+  return d.write(item);
+}
 
-  using load = std::pair<uint32_t, uint32_t>; /* tiles, block */
-  std::vector<load> least(blocks);            /* a heap, the least loaded block first */
-  std::vector<std::pair<uint32_t, uint2>> dealt;
-  for (uint32_t b = 0; b < blocks; b++) least[b] = {cost_of(b % rows, b / rows), b};
-  std::make_heap(least.begin(), least.end(), std::greater<load>());
-  for (uint32_t i = 0; i < rows; i++) {
-    for (uint32_t s = cut.splits; s < parts_of(i); s++) {
-      std::pop_heap(least.begin(), least.end(), std::greater<load>());
-      load &to = least.back();
-      dealt.push_back({to.second, make_uint2(i, s)});
-      item[to.second].y++;
-      to.first += cost_of(i, s);
-      std::push_heap(least.begin(), least.end(), std::greater<load>());
+/* Items of up to `most` rows of one sequence that are cut alike. */
+static std::vector<uint2> together(const cut_rows &c, uint32_t rows, uint32_t most) {
+  std::vector<uint2> items;
+  for (uint32_t i = 0, n; i < rows; i += n) {
+    for (n = 1; n < most && i + n < rows && c.slot[i] >= 0 && c.slot[i + n] == c.slot[i] && c.part(i + n) == c.part(i);) n++;
+    const uint32_t last = i + n - 1;
+    for (uint32_t s = 0, from = i; s < mm_max(1, c.parts(last)); s++) {
+      while (from < last && c.parts(from) <= s) from++; /* later rows are longer */
+      items.push_back(make_uint2(from | (last - from + 1) << 16, s));
     }
   }
-  for (uint32_t b = 1; b < blocks; b++) item[b].x = item[b - 1].x + item[b - 1].y;
-  std::vector<uint32_t> at(blocks);
-  for (const auto &[block, what] : dealt) item[item[block].x + at[block]++] = what;
-  return blocks + dealt.size();
+  return items;
+}
+
+size_t mm_cu_gqa_verify_list(const mm_cu_heads &h, uint32_t rows, const int32_t *slot, const uint32_t *pos, const mm_cu_far_plan &plan,
+                             uint32_t *first, uint2 *item) {
+  if (!plan.items || !rows) return 0;
+  const cut_rows c = {slot, pos, mm_cu_cut_rows(h, rows, plan)};
+  c.place(rows, first);
+  std::vector<uint2> items;
+  for (uint32_t most = MM_CU_TOGETHER; most > 0; most /= 2) { /* as many as leave most multiprocessors something to do */
+    items = together(c, rows, most);
+    if (items.size() * h.kv_heads * 4 >= 3 * multiprocessors()) break;
+  }
+  /* Sequences go through their parts side by side: what rows in several items read comes from memory once. */
+  std::stable_sort(items.begin(), items.end(), [](const uint2 &x, const uint2 &y) { return x.y < y.y; });
+  dealer d(rows * c.cut.splits);
+  d.start();
+  for (const uint2 &i : items) {
+    const uint32_t count = i.x >> 16, tiles = c.tiles_of((i.x & 0xffff) + count - 1, i.y);
+    d.deal(i, tiles ? tiles * (3 + count) / 4 + MM_CU_GQA_COST : 0);
+  }
+  return d.write(item);
 }

@@ -176,6 +176,17 @@ struct mm_cu_rows {
   const int32_t *slot; /* [T]; -1: padding */
   const uint32_t *pos; /* [T] tokens before this one in its sequence */
 };
+/* Rows of a sequence that verify proposals: side by side, so many at most. */
+#define MM_CU_VERIFY 8
+#ifdef __CUDACC__
+/* Rows of the same sequence right before this one, whose slot is not -1: their keys and values are of this step. */
+__device__ __forceinline__ uint32_t mm_cu_rows_before(const mm_cu_rows &r, uint32_t row) {
+  uint32_t n = 0;
+#pragma unroll
+  for (uint32_t i = 1; i < MM_CU_VERIFY; i++) n += row >= i && r.slot[row - min(i, row)] == r.slot[row];
+  return n;
+}
+#endif
 
 #define MM_CU_PAGE 64
 /* One layer's KV cache: pages of 64 positions, [page][kv head][64][d], found through table[slot · pages_per_slot + pos / 64]. Numbers are
@@ -231,14 +242,19 @@ cudaError_t mm_cu_rope(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv
 struct mm_cu_far_plan {
   uint32_t chunk = 0; /* in tiles of 16 tokens, a multiple of MM_CU_GQA_WARPS; 0: no chunks */
   uint32_t items = 0; /* that rows in chunks have at most, together */
+  bool even = true;   /* chunks are rounded to whole turns of the blocks */
 };
 /* chunk: another than the usual, for tests. */
 mm_cu_far_plan mm_cu_plan_far(const mm_cu_heads &h, uint32_t slots, uint32_t max_positions, uint32_t chunk = 0);
+/* The same room for more rows than slots, each of which may be as long: in larger chunks. Of no more it is the plan itself. */
+mm_cu_far_plan mm_cu_plan_far_rows(const mm_cu_far_plan &plan, uint32_t slots, uint32_t rows);
 /* In device memory, of mm_cu_gqa_list. */
 struct mm_cu_far {
   mm_cu_far_plan plan;
   const uint32_t *first = nullptr; /* [rows] where the row's partial results lie, in items */
-  const uint2 *item = nullptr;     /* of each block (row + rows · split): where its items begin, and how many; then items: row and split */
+  /* of each block (row + rows · split): where its items begin, and how many; then items: row and split, of verify rows row + 65536 · rows
+   */
+  const uint2 *item = nullptr;
 };
 /* How a step's rows are cut: a row into as many parts as every row has blocks or, where those would be larger, into chunks. Where all
  * blocks run at once (unit) and the row is long enough, the number of chunks is a multiple of the number of blocks: a part costs as much as
@@ -259,15 +275,17 @@ struct mm_cu_gqa_cut {
 };
 mm_cu_gqa_cut mm_cu_cut_rows(const mm_cu_heads &h, uint32_t rows, const mm_cu_far_plan &plan);
 
-/* mm_cu_rope, and o[T, heads·d], for rows that are one token each, of a slot one. work: mm_cu_gqa_work(max_tokens) bytes, zero at first;
+/* mm_cu_rope, and o[T, heads·d], for rows that are one token each, of a slot one; or, with verifies, up to MM_CU_VERIFY side by side: two
+ * launches, and each row has the bits that it has as a slot's only one. work: mm_cu_gqa_work(max_tokens) bytes, zero at first;
  * one for steps of any T ≤ max_tokens, in any order.
- * The cache before each row's position is read at once (grid_wait): no kernel may still be writing it. */
+ * The cache before each slot's first row is read at once (grid_wait): no kernel may still be writing it. */
 struct mm_cu_gqa {
   const __nv_bfloat16 *qkv;
   __nv_bfloat16 *o;
   void *work;
   uint32_t tokens, max_tokens;
   mm_cu_far far = {};
+  bool verifies = false;
 };
 size_t mm_cu_gqa_work(const mm_cu_heads &h, uint32_t max_tokens, const mm_cu_far_plan &plan = {});
 /* Parts that every row of a step of so many has blocks for. */
@@ -276,6 +294,10 @@ uint32_t mm_cu_gqa_splits(const mm_cu_heads &h, uint32_t rows);
  * parts beyond its blocks go one by one to the block that has least to read. */
 size_t mm_cu_gqa_list(const mm_cu_heads &h, uint32_t rows, const int32_t *slot, const uint32_t *pos, const mm_cu_far_plan &plan,
                       uint32_t *first, uint2 *item);
+/* The same for verify rows: all parts, none of which a block has by itself, and up to MM_CU_TOGETHER rows of a sequence in one item. */
+#define MM_CU_TOGETHER 4
+size_t mm_cu_gqa_verify_list(const mm_cu_heads &h, uint32_t rows, const int32_t *slot, const uint32_t *pos, const mm_cu_far_plan &plan,
+                             uint32_t *first, uint2 *item);
 size_t mm_cu_gqa_items(const mm_cu_heads &h, uint32_t max_tokens, const mm_cu_far_plan &plan);
 cudaError_t mm_cu_gqa_decode(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_qkv &p, const mm_cu_gqa &a,
                              cudaStream_t s);

@@ -16,7 +16,10 @@ static void fill(client *c, uint32_t text, uint32_t count) {
   c->r.prompt_count = count;
 }
 
-static mm_model kind(uint32_t i) { return ref_dims(i ? MM_FAMILY_M2 : MM_FAMILY_M1, !i); }
+static mm_model kind(uint32_t i) {
+  static const mm_family family[] = {MM_FAMILY_M1, MM_FAMILY_M2, MM_FAMILY_M3};
+  return ref_dims(family[i], !i);
+}
 
 /* asks: what the device's choice has (MM_SAMPLES_…). */
 static void random_client(serving *w, client *c, uint32_t asks) {
@@ -26,7 +29,10 @@ static void random_client(serving *w, client *c, uint32_t asks) {
   c->r.sampling.top_p = below(3) ? 1 : 0.9;
   c->r.sampling.repetition = below(4) || !(asks & MM_SAMPLES_PENALTIES) ? 0 : 1.3;
   c->r.sampling.frequency = below(4) || !(asks & MM_SAMPLES_PENALTIES) ? 0 : 0.5;
+  c->r.sampling.presence = below(6) || !(asks & MM_SAMPLES_PENALTIES) ? 0 : 0.7;
+  c->r.sampling.min_p = below(6) || !(asks & MM_SAMPLES_MIN_P) ? 0 : 0.05;
   c->r.sampling.top_logprobs = below(4) ? 0 : 2;
+  c->fewer = below(4) ? 0 : below(MM_DRAFTS + 1);
   c->bias = (mm_bias){(int32_t)below(50), 2};
   c->r.sampling.bias_count = below(4) == 0;
   c->stop[0] = (int32_t)below(50), c->stop[1] = (int32_t)below(50);

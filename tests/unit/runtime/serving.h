@@ -39,6 +39,7 @@ typedef struct client {
   uint32_t boundary[4];
   mm_bias bias;
   uint32_t leave_at; /* `token` returns false at this token of the reply, from 1; 0: never */
+  uint32_t fewer;    /* proposals than MM_DRAFTS */
   bool masked;       /* only ids that are, like the number of tokens so far, odd or even */
   uint32_t mask[16]; /* for up to 512 ids */
   uint64_t ticket;
@@ -235,7 +236,7 @@ static void client_ready(serving *w, client *c) {
   c->r.allow = c->masked ? client_allow : NULL;
   c->r.token = client_token;
   c->r.done = client_done;
-  c->r.drafts = MM_DRAFTS;
+  c->r.drafts = MM_DRAFTS - c->fewer;
   oracle(c);
 }
 
