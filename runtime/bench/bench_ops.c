@@ -21,6 +21,7 @@ static bool in_normed(const mm_bench *b, uint32_t l) { return b->model.qk_norm &
 static bool in_routed(const mm_bench *b, uint32_t l) { return b->model.ffn[l] == MM_FFN_EXPERTS; }
 static bool in_dense(const mm_bench *b, uint32_t l) { return !in_routed(b, l); }
 static bool in_shared(const mm_bench *b, uint32_t l) { return in_routed(b, l) && b->model.shared_intermediate; }
+static bool in_unshared(const mm_bench *b, uint32_t l) { return in_routed(b, l) && !b->model.shared_intermediate; }
 static bool in_cut(const mm_bench *b, uint32_t l) { return (void)l, b->ranks > 1; }
 
 /* The step's first of the layers that are so. */
@@ -90,6 +91,11 @@ static void run_experts(mm_bench *b, uint32_t l) {
   b->forward.ops->experts(b->forward.backend, b->forward.branch, b->forward.n, &b->weights.layer[l].w13, &b->weights.layer[l].w2);
 }
 
+static void run_experts_shared(mm_bench *b, uint32_t l) {
+  if (is_first(b, in_routed)) run_route(b, l);
+  mm_experts_shared(b->forward.ops, b->forward.backend, b->forward.branch, b->forward.n, &b->weights.layer[l]);
+}
+
 static void run_head(mm_bench *b, uint32_t l) {
   (void)l;
   b->forward.ops->logits(b->forward.backend, b->forward.n, &b->weights.head);
@@ -115,6 +121,9 @@ static double mlp_bytes(const mm_bench *b, uint32_t l, uint32_t rows) {
   const mm_layer_weights *w = &b->weights.layer[l];
   return (void)rows, mm_bench_bytes(&w->mlp_up) + mm_bench_bytes(&w->mlp_down);
 }
+static double experts_shared_bytes(const mm_bench *b, uint32_t l, uint32_t rows) {
+  return experts_bytes(b, l, rows) + mlp_bytes(b, l, rows);
+}
 static double head_bytes(const mm_bench *b, uint32_t l, uint32_t rows) { return (void)l, (void)rows, mm_bench_bytes(&b->weights.head); }
 static double no_bytes(const mm_bench *b, uint32_t l, uint32_t rows) { return (void)b, (void)l, (void)rows, 0; }
 
@@ -134,8 +143,10 @@ static const mm_bench_op timed_ops[] = {
     {"norm alone", in_all, run_norm, no_bytes, 0, false},
     {"embedding and its sum over ranks", in_cut, run_embed, no_bytes, 0, false},
     {"router", in_routed, run_route, route_bytes, 1, false},
-    {"experts, and a router for all layers", in_routed, run_experts, experts_bytes, 1, false},
-    {"shared expert", in_shared, run_mlp, mlp_bytes, 1, false},
+    {"experts, and a router for all layers", in_unshared, run_experts, experts_bytes, 1, false},
+    {"routed experts alone, and a router for all layers", in_shared, run_experts, experts_bytes, 0, false},
+    {"shared expert", in_shared, run_mlp, mlp_bytes, 0, false},
+    {"experts with the shared one, and a router for all layers", in_shared, run_experts_shared, experts_shared_bytes, 1, false},
     {"dense MLP", in_dense, run_mlp, mlp_bytes, 1, false},
     {"head", in_last, run_head, head_bytes, 0, false},
 };

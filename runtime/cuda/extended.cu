@@ -150,3 +150,18 @@ cudaError_t mm_cu_do_mlp(mm_backend *b, mm_act y, mm_act x, const mm_packed *up,
   b->inputs.wrote(y.data);
   return e == cudaSuccess && add ? mm_cu_add_rows(rows_of(y), b->mlp.wide, b->step.rows, y.width, b->stream) : e;
 }
+
+static mm_cu_shared shared_of(mm_backend *b, const mm_packed *up, const mm_packed *down) {
+  return {b->weights.matrix[up], b->weights.matrix[down], b->mlp.middle};
+}
+
+bool mm_cu_joins_experts(mm_backend *b, const mm_packed *w13, const mm_packed *w2, const mm_packed *up, const mm_packed *down) {
+  return b->step.rows == 1 &&
+         b->inputs.joins(b->weights.matrix[w13], b->weights.matrix[w2], shared_of(b, up, down), b->experts.route.top_k, b->step.rows);
+}
+
+cudaError_t mm_cu_do_experts_shared(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2, const mm_packed *up,
+                                    const mm_packed *down) {
+  const mm_cu_experts a = {rows_of(x), rows_of(y), b->experts.middle, b->experts.pair_out, 1};
+  return b->inputs.experts_shared(b->weights.matrix[w13], b->weights.matrix[w2], b->experts.route, a, shared_of(b, up, down), b->stream);
+}

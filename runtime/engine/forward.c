@@ -71,9 +71,14 @@ static void feed_forward(const mm_forward *f, mm_act n, uint32_t l) {
   const bool routed = f->model->ffn[l] == MM_FFN_EXPERTS;
   if (routed) {
     ops->route(f->backend, l, n, &w->router, w->router_bias.scheme ? &w->router_bias : NULL);
-    ops->experts(f->backend, f->branch, n, &w->w13, &w->w2);
+    if (w->mlp_up.scheme) {
+      mm_experts_shared(ops, f->backend, f->branch, n, w);
+    } else {
+      ops->experts(f->backend, f->branch, n, &w->w13, &w->w2);
+    }
+  } else if (w->mlp_up.scheme) {
+    ops->mlp(f->backend, f->branch, n, &w->mlp_up, &w->mlp_down, false);
   }
-  if (w->mlp_up.scheme) ops->mlp(f->backend, f->branch, n, &w->mlp_up, &w->mlp_down, routed);
 }
 
 /* The rows between two layers: h before the norm, n after it. */

@@ -133,6 +133,20 @@ cudaError_t mm_cu_rounded::experts(const mm_cu_weight &w13, const mm_cu_weight &
   }
 }
 
+bool mm_cu_rounded::joins(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_shared &a, uint32_t top_k, uint32_t tokens) const {
+  const mm_cu_task q = {&w13, &w2, tokens, top_k, decode};
+  return is_one(a.up, tokens) && is_one(a.down, tokens) && mm_cu_choose_product(&device, &q).kernel == MM_CU_EXPERTS_ONE &&
+         mm_cu_joins_shared(w13, w2, a, top_k);
+}
+
+cudaError_t mm_cu_rounded::experts_shared(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
+                                          const mm_cu_shared &shared, cudaStream_t s) {
+  wrote(a.y), wrote(shared.middle), push = {}, pushed = false;
+  const cudaError_t e = mm_cu_experts_joined(w13, w2, r, a, shared, s);
+  if (e != cudaSuccess || mm_cu_joins_down(w2, shared)) return e;
+  return linear(shared.down, {shared.middle, nullptr, a.y, nullptr, 1, true}, s);
+}
+
 cudaError_t mm_cu_rounded::middle(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
                                   cudaStream_t s) {
   const mm_cu_task q = {&w13, &w2, a.tokens, r.top_k, decode, true};

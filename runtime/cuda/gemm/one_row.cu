@@ -16,7 +16,7 @@ struct two_job {
   __device__ uint32_t segments() const { return 1; }
   __device__ uint32_t gap() const { return 1; }
   __device__ uint32_t behind() const { return 2; }
-  __device__ gemv_source source(uint32_t four) const { return gemv_source(a.w[four >= of_first()]); }
+  __device__ gemv_source source(uint32_t four, uint32_t) const { return gemv_source(a.w[four >= of_first()]); }
   __device__ four_place at(uint32_t four, uint32_t) const {
     const bool second = four >= of_first();
     const uint32_t first = 4 * (second ? four - of_first() : four);
@@ -48,7 +48,7 @@ struct gated_job {
   __device__ uint32_t segments() const { return 1; }
   __device__ uint32_t gap() const { return inter(); }
   __device__ uint32_t behind() const { return 1; }
-  __device__ gemv_source source(uint32_t) const { return gemv_source(w); }
+  __device__ gemv_source source(uint32_t, uint32_t) const { return gemv_source(w); }
   __device__ four_place at(uint32_t four, uint32_t) const { return {0, 2 * four, 2 * (inter() - 2 * four)}; }
   __device__ const bf16 *x(uint32_t) const { return a.x; }
   __device__ float times(uint32_t) const { return 1; }
@@ -127,7 +127,7 @@ struct gated_launch {
 
 bool mm_cu_are_alike(const mm_cu_weight &a, const mm_cu_weight &b) {
   const mm_cu_rounding &of_a = *mm_cu_rounding_of(&a), &of_b = *mm_cu_rounding_of(&b);
-  return a.code == b.code && a.scale_kind == b.scale_kind && a.scale_kind != MM_CU_FINE && a.lead == 1 && b.lead == 1 && a.k == b.k &&
+  return a.code == b.code && a.scale_kind == b.scale_kind && a.scale_kind != MM_CU_FINE && a.k == b.k &&
          a.pitch == b.pitch && a.scale_pitch == b.scale_pitch && a.cell_n_log2 == b.cell_n_log2 && a.cell_k_log2 == b.cell_k_log2 &&
          of_a.kind == of_b.kind && of_a.fixed == of_b.fixed && of_a.whole_k == of_b.whole_k;
 }
