@@ -16,7 +16,6 @@ static bool in_last(const mm_bench *b, uint32_t l) { return l + 1 == b->model.la
 static bool in_lightning(const mm_bench *b, uint32_t l) { return b->model.attn[l] == MM_ATTN_LIGHTNING; }
 static bool in_full(const mm_bench *b, uint32_t l) { return b->model.attn[l] == MM_ATTN_FULL; }
 static bool in_sparse(const mm_bench *b, uint32_t l) { return b->model.attn[l] == MM_ATTN_SPARSE; }
-static bool in_cached(const mm_bench *b, uint32_t l) { return mm_attn_has_cache(b->model.attn[l]); }
 static bool in_normed(const mm_bench *b, uint32_t l) { return b->model.qk_norm && !b->model.qk_norm_per_head && in_full(b, l); }
 static bool in_routed(const mm_bench *b, uint32_t l) { return b->model.ffn[l] == MM_FFN_EXPERTS; }
 static bool in_dense(const mm_bench *b, uint32_t l) { return !in_routed(b, l); }
@@ -50,6 +49,11 @@ static void run_index(mm_bench *b, uint32_t l) {
   const mm_layer_weights *w = &b->weights.layer[l];
   const mm_forward *f = &b->forward;
   mm_linear_two(f->ops, f->backend, f->index_q, &w->index_q, f->index_k, &w->index_k, f->n);
+}
+static void run_three(mm_bench *b, uint32_t l) {
+  const mm_layer_weights *w = &b->weights.layer[l];
+  const mm_forward *f = &b->forward;
+  mm_linear_three(f->ops, f->backend, (mm_three){{qkv_of(b, l), f->index_q, f->index_k}, {&w->qkv, &w->index_q, &w->index_k}}, f->n);
 }
 static void run_select(mm_bench *b, uint32_t l) {
   const mm_layer_weights *w = &b->weights.layer[l];
@@ -116,6 +120,7 @@ static double index_bytes(const mm_bench *b, uint32_t l, uint32_t rows) {
   const mm_layer_weights *w = &b->weights.layer[l];
   return (void)rows, mm_bench_bytes(&w->index_q) + mm_bench_bytes(&w->index_k);
 }
+static double three_bytes(const mm_bench *b, uint32_t l, uint32_t rows) { return qkv_bytes(b, l, rows) + index_bytes(b, l, rows); }
 static double select_bytes(const mm_bench *b, uint32_t l, uint32_t rows) { return mm_bench_index_bytes(b, l, rows, b->c->context); }
 static double mlp_bytes(const mm_bench *b, uint32_t l, uint32_t rows) {
   const mm_layer_weights *w = &b->weights.layer[l];
@@ -129,8 +134,10 @@ static double no_bytes(const mm_bench *b, uint32_t l, uint32_t rows) { return (v
 
 static const mm_bench_op timed_ops[] = {
     {"qkv projection, lightning", in_lightning, run_qkv, qkv_bytes, 1, false},
-    {"qkv projection, full", in_cached, run_qkv, qkv_bytes, 1, false},
-    {"index projections", in_sparse, run_index, index_bytes, 1, false},
+    {"qkv projection, full", in_full, run_qkv, qkv_bytes, 1, false},
+    {"qkv projection alone, sparse", in_sparse, run_qkv, qkv_bytes, 0, false},
+    {"index projections", in_sparse, run_index, index_bytes, 0, false},
+    {"qkv and index projections", in_sparse, run_three, three_bytes, 1, false},
     {"index norms, RoPE, key write, selection of blocks", in_sparse, run_select, select_bytes, 1, true},
     {"norm, RoPE, cache write, attention", in_full, run_gqa, cache_bytes, 1, true},
     {"norm, RoPE, cache write, attention over chosen blocks", in_sparse, run_sparse_gqa, cache_bytes, 1, true},

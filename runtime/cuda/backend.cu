@@ -403,6 +403,15 @@ void cuda_linear_two(mm_backend *b, mm_act y, const mm_packed *w, mm_act z, cons
   check(b, b->inputs.linear_two(two, b->step.rows, b->stream), "linear");
 }
 
+void cuda_linear_three(mm_backend *b, mm_three of, mm_act x) {
+  if (!mm_cu_joins_linears(b, of)) {
+    cuda_linear(b, of.y[0], x, of.w[0]), cuda_linear_two(b, of.y[1], of.w[1], of.y[2], of.w[2], x);
+    return;
+  }
+  if (later(b, cuda_linear_three, of, x) || !begin_op(b)) return;
+  check(b, mm_cu_do_linears(b, of, x), "linear");
+}
+
 void cuda_select(mm_backend *b, uint32_t layer, mm_act q, mm_act k, const mm_packed *q_norm, const mm_packed *k_norm) {
   if (later(b, cuda_select, layer, q, k, q_norm, k_norm) || !begin_op(b)) return;
   b->inputs.wrote(q.data), b->inputs.wrote(k.data);
@@ -533,14 +542,6 @@ void cuda_copy(mm_backend *b, mm_act to, mm_act from) {
   check(b, mm_cu_copy(rows_of(to), rows_of(from), (size_t)b->step.rows * to.width, b->stream), "copy");
 }
 
-bool cuda_read(mm_backend *b, mm_act a, uint32_t rows, float *out, mm_err *err) {
-  return mm_cu_download_rows(out, rows_of(a), (size_t)rows * a.width, b->stream, err);
-}
-
-bool cuda_expert_load(mm_backend *b, uint64_t *load, mm_err *err) {
-  return mm_cu_download(load, b->experts.load, b->cache.size() * b->experts.route.experts * sizeof *load, b->stream, err);
-}
-
 void cuda_logits(mm_backend *b, mm_act x, const mm_packed *head) {
   mm_cu_wait_for_weights(b, mm_cu_group_of_head(b->c.model));
   if (later(b, cuda_logits, x, head) || !begin_op(b) || b->step.outs == 0) return;
@@ -569,8 +570,8 @@ const mm_ops mm_ops_cuda = {
     .copy = cuda_copy,
     .logits = cuda_logits,
     .end = cuda_end,
-    .read = cuda_read,
-    .expert_load = cuda_expert_load,
+    .read = mm_cu_read_rows,
+    .expert_load = mm_cu_expert_load,
     .copy_rate = mm_cu_copy_rate,
     .act_quant = true,
     .sampler = {.choose = cuda_choose,
@@ -584,7 +585,7 @@ const mm_ops mm_ops_cuda = {
     .weights = {true, cuda_layer, mm_cu_finish_load, mm_cu_hold, mm_cu_release},
     .select = cuda_select,
     .mlp = cuda_mlp,
-    .joined = {cuda_linear_two, cuda_experts_shared},
+    .joined = {cuda_linear_two, cuda_linear_three, cuda_experts_shared},
     .calibration = true,
     .calibrate = mm_cu_calibrate,
     .send = cuda_send,

@@ -290,6 +290,9 @@ MM_MUST_USE bool mm_cu_open_extended(mm_backend *b, mm_err *err);
 /* mm_ops.select, gqa and mlp of the step's rows, launched. */
 cudaError_t mm_cu_do_select(mm_backend *b, uint32_t layer, mm_act q, mm_act k, const mm_packed *q_norm, const mm_packed *k_norm);
 cudaError_t mm_cu_do_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm);
+/* linear_three of a step of one row, where it says that it is one launch. */
+bool mm_cu_joins_linears(mm_backend *b, const mm_three &of);
+cudaError_t mm_cu_do_linears(mm_backend *b, const mm_three &of, mm_act x);
 /* experts_shared of a step of one row, where it says that it launches that. */
 bool mm_cu_joins_experts(mm_backend *b, const mm_packed *w13, const mm_packed *w2, const mm_packed *up, const mm_packed *down);
 cudaError_t mm_cu_do_experts_shared(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2, const mm_packed *up,
@@ -369,6 +372,9 @@ bool mm_cu_state_copy(mm_backend *b, uint32_t to, uint32_t from, mm_err *err);
 bool mm_cu_state_save(mm_backend *b, uint32_t slot, void *state, mm_err *err);
 bool mm_cu_state_load(mm_backend *b, uint32_t slot, const void *state, mm_err *err);
 bool mm_cu_ids_load(mm_backend *b, uint32_t slot, const int32_t *id, uint32_t count, mm_err *err);
+/* mm_ops.read and expert_load. */
+bool mm_cu_read_rows(mm_backend *b, mm_act a, uint32_t rows, float *out, mm_err *err);
+bool mm_cu_expert_load(mm_backend *b, uint64_t *load, mm_err *err);
 
 /* ---- a pipeline stage, --pp (stages.cu): rows go through the host ---- */
 

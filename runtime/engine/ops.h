@@ -177,10 +177,18 @@ typedef struct mm_draft_ops {
   void (*attend)(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm);
 } mm_draft_ops;
 
-/* Two ops as one, with fewer launches. NULL: one after the other (mm_linear_two, mm_experts_shared). */
+/* Linears of one x: y[i][T, n] = x·W[i]ᵀ. */
+typedef struct mm_three {
+  mm_act y[3];
+  const mm_packed *w[3];
+} mm_three;
+
+/* Several ops as one, with fewer launches. NULL: one after the other (mm_linear_two, mm_linear_three, mm_experts_shared). */
 typedef struct mm_joined_ops {
   /* Two linears of one x. */
   void (*linear_two)(mm_backend *b, mm_act y, const mm_packed *w, mm_act z, const mm_packed *v, mm_act x);
+  /* Three: of a sparse layer's attention, then of its index branch. */
+  void (*linear_three)(mm_backend *b, mm_three of, mm_act x);
   /* experts, then mlp of the shared expert on top. */
   void (*experts_shared)(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2, const mm_packed *up,
                          const mm_packed *down);
@@ -273,6 +281,14 @@ static inline void mm_linear_two(const mm_ops *ops, mm_backend *b, mm_act y, con
     ops->joined.linear_two(b, y, w, z, v, x);
   } else {
     ops->linear(b, y, x, w), ops->linear(b, z, x, v);
+  }
+}
+
+static inline void mm_linear_three(const mm_ops *ops, mm_backend *b, mm_three of, mm_act x) {
+  if (ops->joined.linear_three) {
+    ops->joined.linear_three(b, of, x);
+  } else {
+    ops->linear(b, of.y[0], x, of.w[0]), mm_linear_two(ops, b, of.y[1], of.w[1], of.y[2], of.w[2], x);
   }
 }
 

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "runtime/cuda/core/experts_shared.h"
+#include "runtime/cuda/core/joined.h"
 #include "tests/ops/gpu.h"
 #include "tests/ops/routing.h"
 

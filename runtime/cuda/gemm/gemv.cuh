@@ -120,6 +120,11 @@ bool gemv_rounds(const mm_cu_weight &w, mm_cu_kernel kernel) {
   return mm_cu_rounds_inside(kernel, &w) && !converts;
 }
 
+/* Kernels that make several products hold one way of rounding for each scheme (mm_cu_rounds_joined): gemv_round, or under COARSE scales
+ * gemv_convert's of groups of 128. */
+template <mm_cu_scale S>
+constexpr bool kJoinedRounds = S == MM_CU_NV || S == MM_CU_MX;
+
 /* As copy16_to, and the rest of the 128 bytes to the L2 cache; where !valid nothing is read. */
 __device__ __forceinline__ void copy16_line(uint32_t shared, const void *global, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(shared), "l"(global), "r"(valid ? 16 : 0),

@@ -96,6 +96,11 @@ cudaError_t mm_cu_rounded::linear_two(const mm_cu_two &a, uint32_t tokens, cudaS
   return e != cudaSuccess ? e : mm_cu_one_two(given, s);
 }
 
+cudaError_t mm_cu_rounded::linear_three(const mm_cu_three &a, cudaStream_t s) {
+  wrote(a.y), wrote(a.two.y[0]), wrote(a.two.y[1]), push = {}, pushed = false;
+  return mm_cu_one_three(a, s);
+}
+
 cudaError_t mm_cu_rounded::gated(const mm_cu_weight &w, const mm_cu_gated_row &a, cudaStream_t s) {
   wrote(a.middle);
   const mm_cu_task q = {&w, nullptr, 1, 0, decode};

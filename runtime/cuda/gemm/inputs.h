@@ -2,7 +2,7 @@
 #ifndef MM_CUDA_INPUTS_H
 #define MM_CUDA_INPUTS_H
 
-#include "runtime/cuda/core/experts_shared.h"
+#include "runtime/cuda/core/joined.h"
 #include "runtime/cuda/core/fp8.h"
 #include "runtime/cuda/core/upload.h"
 
@@ -33,6 +33,8 @@ struct mm_cu_rounded {
   cudaError_t linear(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s);
   /* The same with two weights of one x[tokens, k], in one launch for a single row of weights that are alike. */
   cudaError_t linear_two(const mm_cu_two &a, uint32_t tokens, cudaStream_t s);
+  /* Three of a step of one row for which mm_cu_joins_three holds. */
+  cudaError_t linear_three(const mm_cu_three &a, cudaStream_t s);
   /* A step of so many rows takes the kernel of a single one for w. */
   bool is_one(const mm_cu_weight &w, uint32_t tokens) const;
   /* a.middle of a step for which is_one(w) holds. */

@@ -9,7 +9,7 @@
  * same form as the routed experts'. Elsewhere the caller adds its product to y.
  *
  * Roundings, sums and launch order are those of one_experts_up and one_experts_down (experts_decode.cu). */
-#include "runtime/cuda/core/experts_shared.h"
+#include "runtime/cuda/core/joined.h"
 
 #include "runtime/cuda/core/fp8.h"
 #include "runtime/cuda/moe/experts_one.cuh"
@@ -18,10 +18,6 @@ namespace {
 
 /* Bytes that a block reads while another one chooses experts: about 4 us of a multiprocessor's part of the rate. */
 constexpr uint64_t kChoiceBytes = 128 << 10;
-
-/* Inputs are rounded by gemv_round; under COARSE scales gemv_convert rounds groups of 128. */
-template <mm_cu_scale S>
-constexpr bool kRounds = S == MM_CU_NV || S == MM_CU_MX;
 
 /* Factors of the middles: w2's, or those come with its rounding. */
 struct joined_factors {
@@ -83,7 +79,7 @@ __global__ void __maxnreg__(kGemvRegisters)
     const shared_up job{shared.up, shared, a.x, after.shared, r.act};
     gemv_rows<D, T, gemv_wide<D, T>>(shared.up, v, job, [&] {
       grid_wait_and_launch_next();
-      gemv_fill<D, T, kRounds<T>>(shared.up, v, job, 0);
+      gemv_fill<D, T, kJoinedRounds<T>>(shared.up, v, job, 0);
       __syncthreads();
     });
     return;
@@ -95,7 +91,7 @@ __global__ void __maxnreg__(kGemvRegisters)
   if (threadIdx.x < kChoiceThreads) {
     choose_slots(chosen.slots, chosen.room, r, start, p.block() == 0);
   } else {
-    gemv_fill<C, S, kRounds<S>>(w, p, job, kChoiceThreads);
+    gemv_fill<C, S, kJoinedRounds<S>>(w, p, job, kChoiceThreads);
   }
   __syncthreads();
   job.used = chosen.slots.used;
@@ -111,12 +107,12 @@ __global__ void __maxnreg__(kGemvRegisters)
   read_slots<DOWN>(chosen, r, 1, choice_start(r));
   const all_down job(w, a, chosen.slots, shared);
   gemv_rows<C, S, gemv_wide<C, S>>(w, p, job, [&] {
-    if (kRounds<S>) {
+    if (kJoinedRounds<S>) {
       if (threadIdx.x < job.used) chosen.slots.weight[threadIdx.x] = job.weight(threadIdx.x);
       __syncthreads();
     }
     grid_wait();
-    gemv_fill<C, S, kRounds<S>>(w, p, job, 0);
+    gemv_fill<C, S, kJoinedRounds<S>>(w, p, job, 0);
     __syncthreads();
   });
 }
@@ -178,12 +174,6 @@ struct joined_down_launch {
   }
 };
 
-/* The kernels here hold the code that rounds w's inputs. */
-bool rounds_here(const mm_cu_weight &w) {
-  const bool bytes = w.scale_kind == MM_CU_NV || w.scale_kind == MM_CU_MX, group = w.rounding.kind == MM_ACT_FP8_GROUP;
-  if (w.whole.kind != MM_ACT_KEPT) return false;
-  return w.rounding.kind == MM_ACT_KEPT || (mm_cu_rounds_inside(MM_CU_ONE, &w) && group != bytes);
-}
 bool is_coarse8(const mm_cu_weight &w) { return w.code == MM_CU_E4M3 && w.scale_kind == MM_CU_COARSE; }
 bool is_mx8(const mm_cu_weight &w) { return w.code == MM_CU_E4M3 && w.scale_kind == MM_CU_MX; }
 bool is_narrow(const mm_cu_weight &w) { return w.scale_kind == MM_CU_NV || (w.code == MM_CU_INT4 && w.scale_kind == MM_CU_COARSE); }
@@ -195,13 +185,13 @@ bool mm_cu_joins_shared(const mm_cu_weight &w13, const mm_cu_weight &w2, const m
   const bool pair = is_narrow(w13) ? same || is_coarse8(a.up) || is_mx8(a.up) : same && (is_coarse8(w13) || is_mx8(w13));
   const mm_cu_task all = {&w13, &w2, 1, top_k + 1};
   mm_cu_device d;
-  return pair && gemv_wide_here() && rounds_here(w13) && rounds_here(w2) && rounds_here(a.up) && mm_cu_device_here(&d) == cudaSuccess &&
-         mm_cu_takes(&d, MM_CU_EXPERTS_ONE, &all);
+  return pair && gemv_wide_here() && mm_cu_rounds_joined(w13) && mm_cu_rounds_joined(w2) && mm_cu_rounds_joined(a.up) &&
+         mm_cu_device_here(&d) == cudaSuccess && mm_cu_takes(&d, MM_CU_EXPERTS_ONE, &all);
 }
 
 bool mm_cu_joins_down(const mm_cu_weight &w2, const mm_cu_shared &a) {
   const bool known = is_narrow(w2) || is_coarse8(w2) || is_mx8(w2);
-  return known && rounds_here(a.down) && w2.n == a.down.n && mm_cu_are_alike(w2, a.down);
+  return known && mm_cu_rounds_joined(a.down) && w2.n == a.down.n && mm_cu_are_alike(w2, a.down);
 }
 
 cudaError_t mm_cu_experts_joined(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,

@@ -1,6 +1,7 @@
-/* The experts of a single token in the launches of a shared expert next to them (experts_shared.cu). */
-#ifndef MM_CUDA_EXPERTS_SHARED_H
-#define MM_CUDA_EXPERTS_SHARED_H
+/* Products of a single token that one launch makes side by side: experts with a shared one (experts_shared.cu), and
+ * linears of one row with weights of different codes (one_row.cu). */
+#ifndef MM_CUDA_JOINED_H
+#define MM_CUDA_JOINED_H
 
 #include "runtime/cuda/core/kernels.h"
 
@@ -18,5 +19,17 @@ bool mm_cu_joins_down(const mm_cu_weight &w2, const mm_cu_shared &a);
  * experts, and shared.middle is there. */
 cudaError_t mm_cu_experts_joined(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
                                  const mm_cu_shared &shared, cudaStream_t s);
+
+/* y = x·Wᵀ of a single row, next to two linears of the same x. */
+struct mm_cu_three {
+  mm_cu_weight w;
+  __nv_bfloat16 *y;
+  mm_cu_two two;
+};
+/* True where mm_cu_one_three takes these weights: the two are bf16, or of w's code. */
+bool mm_cu_joins_three(const mm_cu_three &a);
+cudaError_t mm_cu_one_three(const mm_cu_three &a, cudaStream_t s);
+/* The kernels that make several products of a single row round the inputs of w, or those are not rounded. */
+bool mm_cu_rounds_joined(const mm_cu_weight &w);
 
 #endif
