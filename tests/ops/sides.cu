@@ -542,7 +542,7 @@ static mm_ops paired_ops() {
   o.sampler.choose = nullptr, o.sampler.keep = nullptr, o.sampler.choose_kept = nullptr, o.sampler.load_ids = nullptr,
   o.sampler.score = nullptr, o.sampler.collect = nullptr, o.copy = nullptr, o.read = nullptr, o.expert_load = nullptr,
   o.copy_rate = nullptr;
-  o.cache.bytes = nullptr, o.cache.copy = nullptr, o.cache.save = nullptr, o.cache.load = nullptr;
+  o.cache = {o.cache.pages}; /* no state, and pages stay where they are */
   return o;
 }
 const mm_ops kPairedOps = paired_ops();
