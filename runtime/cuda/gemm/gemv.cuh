@@ -89,7 +89,7 @@ struct gemv_plan {
   uint32_t touched;
   uint32_t x, back, sums, shared;
   bool rounds; /* kRound: the inputs are not rounded yet */
-  rounder how; /* gemv_round */
+  rounder how; /* gemv_rounder */
 
   __device__ __forceinline__ uint32_t block() const { return blockIdx.x - start; }
 };
@@ -120,7 +120,7 @@ bool gemv_rounds(const mm_cu_weight &w, mm_cu_kernel kernel) {
   return mm_cu_rounds_inside(kernel, &w) && !converts;
 }
 
-/* Kernels that make several products hold one way of rounding for each scheme (mm_cu_rounds_joined): gemv_round, or under COARSE scales
+/* Kernels that make several products hold one way of rounding for each scheme (mm_cu_rounds_joined): gemv_rounder, or under COARSE scales
  * gemv_convert's of groups of 128. */
 template <mm_cu_scale S>
 constexpr bool kJoinedRounds = S == MM_CU_NV || S == MM_CU_MX;
@@ -247,16 +247,24 @@ __device__ __forceinline__ uint32_t gemv_all_pieces(const gemv_plan &p, const Jo
   return (job.segments() * p.lanes + 31) / 32 * 32 * gemv_kind<C, S>::kX;
 }
 
-/* Replaces the rows that the calling threads, from `first` on, have stored by the numbers of their codes times job.factor(segment), in
- * bf16, as launches before the product write them (encode.cu). */
-template <mm_cu_code C, mm_cu_scale S, class Job>
-__device__ __forceinline__ void gemv_round(const gemv_plan &p, const Job &job, uint32_t first) {
-  rounder how = p.how;
-  if (S == MM_CU_NV) how.format = {MM_CODE_E2M1, 16, MM_F8_E4M3, true};
-  if (S == MM_CU_MX) how.format = {C == MM_CU_E2M1 ? MM_CODE_E2M1 : MM_CODE_E4M3, 32, MM_F8_E8M0, false};
-  const uint32_t each = gemv_pieces<C, S>(p), total = gemv_all_pieces<C, S>(p, job), step = blockDim.x - first;
-  uint32_t *const most = reinterpret_cast<uint32_t *>(gemv_shared + p.sums); /* of 16 pieces each, before there are sums */
-  if (how.asks_row()) {
+/* Rounds pieces to the numbers of their codes times job.factor(segment), in bf16, as launches before the product write them (encode.cu). */
+template <mm_cu_code C, mm_cu_scale S>
+struct gemv_rounder {
+  rounder how;
+  uint32_t *most; /* of 16 pieces each */
+  uint32_t each, segment = ~0u;
+  float row = 1; /* the segment's scale */
+
+  __device__ __forceinline__ explicit gemv_rounder(const gemv_plan &p)
+      : how(p.how), most(reinterpret_cast<uint32_t *>(gemv_shared + p.sums)), each(gemv_pieces<C, S>(p)) { /* before there are sums */
+    if (S == MM_CU_NV) how.format = {MM_CODE_E2M1, 16, MM_F8_E4M3, true};
+    if (S == MM_CU_MX) how.format = {C == MM_CU_E2M1 ? MM_CODE_E2M1 : MM_CODE_E4M3, 32, MM_F8_E8M0, false};
+  }
+  /* Of pieces that the calling threads, from `first` on, have stored: before operator() where scales are of whole rows. */
+  template <class Job>
+  __device__ __forceinline__ void find_largest(const gemv_plan &p, const Job &job, uint32_t first) const {
+    const uint32_t total = gemv_all_pieces<C, S>(p, job), step = blockDim.x - first;
+    if (!how.asks_row()) return;
 #pragma unroll 1
     for (uint32_t i = threadIdx.x - first; i < total; i += step) { /* total and the step are multiples of 32 */
       float own = fmaxf(0.0f, largest8(*gemv_piece<C, S>(p, i)));
@@ -266,28 +274,32 @@ __device__ __forceinline__ void gemv_round(const gemv_plan &p, const Job &job, u
     }
     asm volatile("bar.sync 2, %0;" ::"r"(step) : "memory");
   }
+  /* The scale of the row that piece i is of, by the 16 lanes of a unit. */
+  __device__ __forceinline__ void find_row(uint32_t i, uint32_t of) {
+    uint32_t top = 0;
+    if (!__any_sync(0xffffffffu, of != segment)) return;
+    segment = of;
+    if (how.asks_row()) {
 #pragma unroll 1
-  for (uint32_t i = threadIdx.x - first; i < total; i += step) {
-    uint4 &q = *gemv_piece<C, S>(p, i);
-    const uint32_t segment = min(i / each, job.segments() - 1);
-    float scale = 1, v[8];
-    if (how.whole_row()) {
-      uint32_t row = 0;
-      if (how.asks_row()) { /* by the 16 lanes of a unit */
-#pragma unroll 1
-        for (uint32_t j = i % 16; j < each / 16; j += 16) row = max(row, most[segment * (each / 16) + j]);
+      for (uint32_t j = i % 16; j < each / 16; j += 16) top = max(top, most[of * (each / 16) + j]);
 #pragma unroll
-        for (uint32_t m = 1; m < 16; m <<= 1) row = max(row, __shfl_xor_sync(0xffffffffu, row, m));
-      }
-      scale = how.row_scale(__uint_as_float(row));
+      for (uint32_t m = 1; m < 16; m <<= 1) top = max(top, __shfl_xor_sync(0xffffffffu, top, m));
     }
+    row = how.row_scale(__uint_as_float(top));
+  }
+  /* Piece i, q, of a whole warp's. */
+  template <class Job>
+  __device__ __forceinline__ uint4 operator()(const Job &job, uint32_t i, uint4 q) {
+    const uint32_t of = min(i / each, job.segments() - 1);
+    float scale = 1, own = 1, v[8];
+    if (how.whole_row()) find_row(i, of), scale = row;
     if (how.format.group) {
-      float own = largest8(q);
+      own = largest8(q);
 #pragma unroll 1
       for (uint32_t m = 1; m < how.format.group / 8; m <<= 1) own = fmaxf(own, __shfl_xor_sync(0xffffffffu, own, m));
-      if (own == 0) continue; /* zeros stay so */
       scale = how.group_scale(own, scale);
     }
+    if (own == 0) return q; /* zeros stay so */
     widen8(v, q);
     const auto to_numbers = [&](mm_code code) {
       how.format.code = code;
@@ -300,25 +312,33 @@ __device__ __forceinline__ void gemv_round(const gemv_plan &p, const Job &job, u
     } else {
       to_numbers(MM_CODE_E4M3);
     }
-    const float factor = job.factor(segment);
+    const float factor = job.factor(of);
 #pragma unroll
     for (float &x : v) x *= factor;
-    q = narrow8(v);
+    return narrow8(v);
   }
-}
+};
 
 /* Pieces that the calling thread has stored: threadIdx.x - first + j · step. back: the inverse scales of each chunk's eight chunks,
  * times job.times(segment), each with its offset if there is one. Warps call it whole. */
 template <mm_cu_code C, mm_cu_scale S, bool kRound, class Job>
 __device__ __forceinline__ void gemv_convert(const gemv_plan &p, const Job &job, uint32_t first) {
   using kind = gemv_kind<C, S>;
-  if (!kind::kHalf) return;
+  gemv_rounder<C, S> rounded(p);
+  const bool rounds = kRound && p.rounds;
+  if (!kind::kHalf && !kRound) return;
+  if (rounds) rounded.find_largest(p, job, first);
   constexpr uint32_t kStretch = kind::kLane / 2; /* pieces of a chunk */
   float *const back = reinterpret_cast<float *>(gemv_shared + p.back);
   const uint32_t each = gemv_pieces<C, S>(p), total = gemv_all_pieces<C, S>(p, job);
-#pragma unroll 2
+#pragma unroll(kRound ? 1 : 2)
   for (uint32_t i = threadIdx.x - first; i < total; i += blockDim.x - first) { /* total and the step are multiples of 32 */
-    uint4 &v = *gemv_piece<C, S>(p, i);
+    uint4 &place = *gemv_piece<C, S>(p, i);
+    const uint4 v = rounds ? rounded(job, i, place) : place;
+    if (!kind::kHalf) {
+      place = v;
+      continue;
+    }
     uint32_t q[4] = {v.x, v.y, v.z, v.w};
     const uint32_t all = max2(max2(q[0] & 0x7fff7fffu, q[1] & 0x7fff7fffu), max2(q[2] & 0x7fff7fffu, q[3] & 0x7fff7fffu));
     uint32_t largest = max(all & 0xffffu, all >> 16);
@@ -351,7 +371,7 @@ __device__ __forceinline__ void gemv_convert(const gemv_plan &p, const Job &job,
       if (i % kStretch == 0) back[i / kStretch * 2 + 1] = sum * 0x1p-21f; /* 8 · 2^-24 */
     }
     if (i % kStretch == 0) back[i / kStretch * kind::kBack] = inverse * (kind::kFactor * job.times(min(i / each, job.segments() - 1)));
-    v = make_uint4(q[0], q[1], q[2], q[3]);
+    place = make_uint4(q[0], q[1], q[2], q[3]);
   }
 }
 
@@ -372,9 +392,6 @@ __device__ __forceinline__ void gemv_fill(const mm_cu_weight &w, const gemv_plan
     for (uint32_t j = 0; j < kAtOnce; j++) {
       if (from + j * step < total) *gemv_piece<C, S>(p, from + j * step) = v[j];
     }
-  }
-  if constexpr (kRound) {
-    if (p.rounds) gemv_round<C, S>(p, job, first);
   }
   gemv_convert<C, S, kRound>(p, job, first);
 }
