@@ -2,8 +2,8 @@
 #ifndef MM_CUDA_INPUTS_H
 #define MM_CUDA_INPUTS_H
 
-#include "runtime/cuda/core/joined.h"
 #include "runtime/cuda/core/fp8.h"
+#include "runtime/cuda/core/joined.h"
 #include "runtime/cuda/core/upload.h"
 
 /* Room for the rounded inputs of one product, kept for the next ones that read the same. */

@@ -9,8 +9,8 @@
  *
  * Up lets the next kernel start only after its own wait, so down may read what the router wrote before up at once, and fetch w2 while up
  * still runs: the slot lists; of a single token the slots that up has written by then, or the logits. */
-#include "runtime/cuda/core/joined.h"
 #include "runtime/cuda/core/fp8.h"
+#include "runtime/cuda/core/joined.h"
 #include "runtime/cuda/core/launch.h"
 #include "runtime/cuda/gemm/stream.cuh"
 #include "runtime/cuda/moe/experts_one.cuh"
