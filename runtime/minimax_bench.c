@@ -15,7 +15,7 @@
 #include "runtime/engine/engine.h"
 #include "runtime/engine/engine_options.h"
 
-#define SUBJECTS "kernels|layers|decode|prefill|mixed|choices"
+#define SUBJECTS "kernels|layers|decode|prefill|attention|mixed|choices"
 #define SCHEMES  "bf16|block_fp8|channel_fp8|tensor_wise_fp8|w4a16|w4afp8|w4a8|nvfp4|nvfp4a16|mxfp4|mxfp8"
 
 /* ---- Cases ---- */
@@ -57,8 +57,18 @@ static bool measure_mixed(mm_bench *b, mm_err *err) {
   return true;
 }
 
+static bool measure_attention(mm_bench *b, mm_err *err) {
+  const mm_bench_result r = mm_bench_result_of(b, 0);
+  double part_s[3], ops[2];
+  if (!mm_bench_attention(b, part_s, err)) return false;
+  mm_bench_attention_ops(b, b->c->context, ops);
+  if (b->rank == 0) mm_bench_print_attention(&r, part_s, ops, b->json);
+  return true;
+}
+
 static bool measure(mm_bench *b, mm_err *err) {
   const mm_bench_case *c = b->c;
+  if (strcmp(c->subject, "attention") == 0) return measure_attention(b, err);
   if (strcmp(c->subject, "mixed") == 0) return measure_mixed(b, err);
   for (int i = 0; i < 8 && c->batch[i]; i++)
     if (!measure_rows(b, c->batch[i], err)) return false;
@@ -171,8 +181,10 @@ int main(int argc, char **argv) {
                 .hi = 256),
       MM_OPTION(U64, "verify", &a.verify, "N", "--batch (1) times N rows of decode steps, as single tokens and as N of a sequence", .lo = 2,
                 .hi = 8),
-      MM_OPTION(U64, "context", &a.context, "N", "tokens that each of them holds (1024)", .lo = 1, .hi = 1 << 20),
-      MM_OPTION(U64, "tokens", &a.tokens, "N", "of a prefill step (8192), of the prefill chunk (512 for mixed)", .lo = 1, .hi = 1 << 20),
+      MM_OPTION(U64, "context", &a.context, "N", "tokens that each of them holds (1024), of the prompt (131072 for attention)", .lo = 1,
+                .hi = 1 << 20),
+      MM_OPTION(U64, "tokens", &a.tokens, "N", "of a prefill step (8192), of a prefill chunk (512 for mixed, 8192 for attention)", .lo = 1,
+                .hi = 1 << 20),
       MM_OPTION(U64, "steps", &a.steps, "N", "decode steps that count (64)", .lo = 5, .hi = 100000),
       MM_OPTION(STR, "device", &a.device, "NAME", "where to compute (cuda)", .choices = "cpu|cuda"),
       MM_OPTION_THREADS(&a.threads),
@@ -198,6 +210,7 @@ int main(int argc, char **argv) {
           "with a prefill chunk of one sequence, in one step and in two. Medians. A floor is the least bytes over the copy "
           "rate\n"
           "of the same run; of a prefill, where that is longer, the operations over rates that are constants and stand in its line.\n"
+          "attention: a long prompt of M3 in chunks, a sparse layer's selection and chosen blocks, and a full layer of the same heads.\n"
           "choices: which kernels the CUDA backend takes for each product, by the scheme and the tokens of a step, on GPUs that run code "
           "of\n"
           "sm_90a and on others; it asks for no GPU, and takes --quant for the experts too.\n"

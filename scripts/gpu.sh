@@ -6,7 +6,8 @@
 #   prepare    the checkpoints that others read, by the CPU alone: BUILD/gpu/models and /ranks; kept if they are there. NAME_head: the
 #              head in 8 bits; nvfp4a16 comes last, so that parts find the others in the same folders
 #   peers      sums over ranks, bit for bit; ranks that do not come; inputs rounded under scales of rows that are cut
-#   forks      slots: forked, restored, chunks, page borders; schedules of MM_STEPS (10,000) steps among poison; 10,000 draws; scores
+#   forks      slots: forked, restored, chunks, page borders; schedules of MM_STEPS (10,000) steps among poison; 10,000 draws; scores; of
+#              MiniMax-M3 too
 #   invariant  --batch-invariant: every row's bits the same alone and in a crowd, both models in every scheme
 #   verify     rows of proposals: each one's logits those of a single token in a step of as many rows, bit for bit, recorded and not; M2 and M3; random requests to two servers
 #              with --batch-invariant, of which one has proposals: the same replies
@@ -433,6 +434,19 @@ text_part() {
   done
 }
 
+forks_part() {
+  mkdir -p "$work/forks"
+  for scheme in none mxfp8; do
+    to=$work/forks/tiny-m3-$scheme
+    [ -e "$to" ] || "$build"/bin/minimax-convert tests/data/tiny-m3-random -o "$to" --quant $scheme -q || row FAIL "forks: $to"
+  done
+  ended=0
+  for models in models/0 forks; do
+    MM_STEPS=${MM_STEPS:-10000} MM_GPU_MODELS=$work/$models "$gpu" test forks || ended=1
+  done
+  return $ended
+}
+
 extended_models() {
   mkdir -p "$work/extended"
   for scheme in none mxfp8 block_fp8 nvfp4 mxfp8_attention_nvfp4_experts; do
@@ -507,7 +521,7 @@ run_part() {
     prepare) prepare ;;
     start) start_part ;;
     peers) CUDA_MODULE_LOADING=EAGER "$gpu" test peers cut across ;;
-    forks) MM_STEPS=${MM_STEPS:-10000} MM_GPU_MODELS=$work/models/0 "$gpu" test forks ;;
+    forks) forks_part ;;
     invariant) invariant_part ;;
     verify) verify_part ;;
     steps) MM_GPU_MODELS=$work/models/0 "$gpu" test steps ;;
@@ -521,7 +535,7 @@ run_part() {
     capacity) capacity_part ;;
     eval) eval_part ;;
     collect) collect_part ;;
-    kernels) "$gpu" test linear experts widened attention blocks lightning rows choice edges ;;
+    kernels) "$gpu" test linear experts shared widened attention blocks lightning rows choice edges ;;
     sequences) "$gpu" test sequences ;;
     models) models_part ;;
     text) text_part ;;
@@ -533,7 +547,7 @@ run_part() {
 # Seconds that a part may take: on an H100 with 16 cores, twice what it is expected to, or more.
 budget_of() {
   case $1 in
-    prepare) echo 120 ;; start) echo 200 ;; peers) echo 200 ;; forks) echo 240 ;; invariant) echo 240 ;; verify) echo 240 ;; steps) echo 60 ;; ranks) echo 150 ;; processes) echo 200 ;; lost) echo 90 ;; load) echo 60 ;; hold) echo 120 ;; capacity) echo 120 ;; eval) echo 240 ;; collect) echo 90 ;;
+    prepare) echo 120 ;; start) echo 200 ;; peers) echo 200 ;; forks) echo 480 ;; invariant) echo 240 ;; verify) echo 240 ;; steps) echo 60 ;; ranks) echo 150 ;; processes) echo 200 ;; lost) echo 90 ;; load) echo 60 ;; hold) echo 120 ;; capacity) echo 120 ;; eval) echo 240 ;; collect) echo 90 ;;
     kernels) echo 180 ;; sequences) echo 90 ;; models) echo 180 ;; text) echo 120 ;; speed) echo 120 ;; extended) echo 300 ;;
     *) echo 0 ;;
   esac

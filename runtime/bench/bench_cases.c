@@ -21,6 +21,7 @@ static const mm_bench_case cases[] = {
     {"prefill", "m1", 8, 2048, "block_fp8", "block_fp8", "bf16", {0}, 0, 8192, 0, 0, 0},
     {"prefill", "m2", 8, 2048, "block_fp8", "block_fp8", "bf16", {0}, 0, 8192, 0, 0, 0},
     M3("prefill", 4, 2048, "mxfp8", {0}, 0, 8192, 0),
+    M3("attention", 2, 2048, "mxfp8", {0}, 131072, 8192, 1),
     {"mixed", "m1", 8, 2048, "block_fp8", "block_fp8", "bf16", {63}, 1024, 512, 0, 0, 0},
     {"mixed", "m2", 8, 2048, "block_fp8", "block_fp8", "bf16", {63}, 1024, 512, 0, 0, 0},
     M3("mixed", 4, 2048, "mxfp8", {63}, 1024, 512, 0),

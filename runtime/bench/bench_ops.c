@@ -16,11 +16,11 @@ static bool in_last(const mm_bench *b, uint32_t l) { return l + 1 == b->model.la
 static bool in_lightning(const mm_bench *b, uint32_t l) { return b->model.attn[l] == MM_ATTN_LIGHTNING; }
 static bool in_full(const mm_bench *b, uint32_t l) { return b->model.attn[l] == MM_ATTN_FULL; }
 static bool in_sparse(const mm_bench *b, uint32_t l) { return b->model.attn[l] == MM_ATTN_SPARSE; }
-static bool in_cached(const mm_bench *b, uint32_t l) { return mm_attn_has_cache(b->model.attn[l]); }
 static bool in_normed(const mm_bench *b, uint32_t l) { return b->model.qk_norm && !b->model.qk_norm_per_head && in_full(b, l); }
 static bool in_routed(const mm_bench *b, uint32_t l) { return b->model.ffn[l] == MM_FFN_EXPERTS; }
 static bool in_dense(const mm_bench *b, uint32_t l) { return !in_routed(b, l); }
 static bool in_shared(const mm_bench *b, uint32_t l) { return in_routed(b, l) && b->model.shared_intermediate; }
+static bool in_unshared(const mm_bench *b, uint32_t l) { return in_routed(b, l) && !b->model.shared_intermediate; }
 static bool in_cut(const mm_bench *b, uint32_t l) { return (void)l, b->ranks > 1; }
 
 /* The step's first of the layers that are so. */
@@ -49,6 +49,11 @@ static void run_index(mm_bench *b, uint32_t l) {
   const mm_layer_weights *w = &b->weights.layer[l];
   const mm_forward *f = &b->forward;
   mm_linear_two(f->ops, f->backend, f->index_q, &w->index_q, f->index_k, &w->index_k, f->n);
+}
+static void run_three(mm_bench *b, uint32_t l) {
+  const mm_layer_weights *w = &b->weights.layer[l];
+  const mm_forward *f = &b->forward;
+  mm_linear_three(f->ops, f->backend, (mm_three){{qkv_of(b, l), f->index_q, f->index_k}, {&w->qkv, &w->index_q, &w->index_k}}, f->n);
 }
 static void run_select(mm_bench *b, uint32_t l) {
   const mm_layer_weights *w = &b->weights.layer[l];
@@ -90,6 +95,11 @@ static void run_experts(mm_bench *b, uint32_t l) {
   b->forward.ops->experts(b->forward.backend, b->forward.branch, b->forward.n, &b->weights.layer[l].w13, &b->weights.layer[l].w2);
 }
 
+static void run_experts_shared(mm_bench *b, uint32_t l) {
+  if (is_first(b, in_routed)) run_route(b, l);
+  mm_experts_shared(b->forward.ops, b->forward.backend, b->forward.branch, b->forward.n, &b->weights.layer[l]);
+}
+
 static void run_head(mm_bench *b, uint32_t l) {
   (void)l;
   b->forward.ops->logits(b->forward.backend, b->forward.n, &b->weights.head);
@@ -112,6 +122,7 @@ static double index_bytes(const mm_bench *b, uint32_t l, uint32_t rows) {
   const mm_layer_weights *w = &b->weights.layer[l];
   return (void)rows, mm_bench_bytes(&w->index_q) + mm_bench_bytes(&w->index_k);
 }
+static double three_bytes(const mm_bench *b, uint32_t l, uint32_t rows) { return qkv_bytes(b, l, rows) + index_bytes(b, l, rows); }
 static double select_bytes(const mm_bench *b, uint32_t l, uint32_t rows) {
   return mm_bench_index_bytes(b, l, rows / b->each, b->c->context);
 }
@@ -119,13 +130,18 @@ static double mlp_bytes(const mm_bench *b, uint32_t l, uint32_t rows) {
   const mm_layer_weights *w = &b->weights.layer[l];
   return (void)rows, mm_bench_bytes(&w->mlp_up) + mm_bench_bytes(&w->mlp_down);
 }
+static double experts_shared_bytes(const mm_bench *b, uint32_t l, uint32_t rows) {
+  return experts_bytes(b, l, rows) + mlp_bytes(b, l, rows);
+}
 static double head_bytes(const mm_bench *b, uint32_t l, uint32_t rows) { return (void)l, (void)rows, mm_bench_bytes(&b->weights.head); }
 static double no_bytes(const mm_bench *b, uint32_t l, uint32_t rows) { return (void)b, (void)l, (void)rows, 0; }
 
 static const mm_bench_op timed_ops[] = {
     {"qkv projection, lightning", in_lightning, run_qkv, qkv_bytes, 1, false},
-    {"qkv projection, full", in_cached, run_qkv, qkv_bytes, 1, false},
-    {"index projections", in_sparse, run_index, index_bytes, 1, false},
+    {"qkv projection, full", in_full, run_qkv, qkv_bytes, 1, false},
+    {"qkv projection alone, sparse", in_sparse, run_qkv, qkv_bytes, 0, false},
+    {"index projections", in_sparse, run_index, index_bytes, 0, false},
+    {"qkv and index projections", in_sparse, run_three, three_bytes, 1, false},
     {"index norms, RoPE, key write, selection of blocks", in_sparse, run_select, select_bytes, 1, true},
     {"norm, RoPE, cache write, attention", in_full, run_gqa, cache_bytes, 1, true},
     {"norm, RoPE, cache write, attention over chosen blocks", in_sparse, run_sparse_gqa, cache_bytes, 1, true},
@@ -138,8 +154,10 @@ static const mm_bench_op timed_ops[] = {
     {"norm alone", in_all, run_norm, no_bytes, 0, false},
     {"embedding and its sum over ranks", in_cut, run_embed, no_bytes, 0, false},
     {"router", in_routed, run_route, route_bytes, 1, false},
-    {"experts, and a router for all layers", in_routed, run_experts, experts_bytes, 1, false},
-    {"shared expert", in_shared, run_mlp, mlp_bytes, 1, false},
+    {"experts, and a router for all layers", in_unshared, run_experts, experts_bytes, 1, false},
+    {"routed experts alone, and a router for all layers", in_shared, run_experts, experts_bytes, 0, false},
+    {"shared expert", in_shared, run_mlp, mlp_bytes, 0, false},
+    {"experts with the shared one, and a router for all layers", in_shared, run_experts_shared, experts_shared_bytes, 1, false},
     {"dense MLP", in_dense, run_mlp, mlp_bytes, 1, false},
     {"head", in_last, run_head, head_bytes, 0, false},
 };

@@ -89,6 +89,23 @@ void mm_bench_print_prefill(const mm_bench_result *r, bool json) {
   printf("; assumed: FP8 %.2f, BF16 %.2f, attention %.2f PFLOP/s\n", r->rate[0] * 1e-15, r->rate[1] * 1e-15, r->rate[2] * 1e-15);
 }
 
+void mm_bench_print_attention(const mm_bench_result *r, const double part_s[3], const double ops[2], bool json) {
+  const double sparse = part_s[0] + part_s[1];
+  if (json) {
+    open_object(r);
+    printf(",\"context\":%u,\"tokens\":%u,\"selection_s\":%.9g,\"chosen_blocks_s\":%.9g", r->c->context, r->c->tokens, part_s[0],
+           part_s[1]);
+    printf(",\"full_s\":%.9g,\"chosen_blocks_ops\":%.6g,\"full_ops\":%.6g}\n", part_s[2], ops[0], ops[1]);
+    return;
+  }
+  open_line(r);
+  printf(
+      ", attention of a layer, a prompt of %u in chunks of %u: selection %.2f ms, chosen blocks %.2f ms (%.0f TFLOP/s); over all %.2f ms "
+      "(%.0f TFLOP/s), %.2f x both\n",
+      r->c->context, r->c->tokens, part_s[0] * 1e3, part_s[1] * 1e3, ops[0] / part_s[1] * 1e-12, part_s[2] * 1e3,
+      ops[1] / part_s[2] * 1e-12, part_s[2] / sparse);
+}
+
 void mm_bench_print_mixed(const mm_bench_result *r, const double seconds[3], bool json) {
   if (json) {
     open_object(r);

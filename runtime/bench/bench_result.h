@@ -41,6 +41,8 @@ void mm_bench_print_copy(double bytes_per_s, bool json);
 void mm_bench_print_op(const mm_bench_result *r, const char *op, bool json);
 void mm_bench_print_decode(const mm_bench_result *r, bool json);
 void mm_bench_print_prefill(const mm_bench_result *r, bool json);
+/* part_s: selection, attention over chosen blocks, attention over all; ops: of the last two. */
+void mm_bench_print_attention(const mm_bench_result *r, const double part_s[3], const double ops[2], bool json);
 /* seconds: of decoding alone, of the prefill chunk alone, of both in one step. */
 void mm_bench_print_mixed(const mm_bench_result *r, const double seconds[3], bool json);
 

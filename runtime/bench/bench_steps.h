@@ -62,6 +62,12 @@ MM_MUST_USE bool mm_bench_prefill(mm_bench *b, double *step_s, mm_err *err);
  * the prefill chunk, both. */
 MM_MUST_USE bool mm_bench_mixed(mm_bench *b, uint32_t rows, double step_s[3], mm_err *err);
 
+/* A prompt of `context` tokens of a model with sparse and full layers, in chunks of `tokens`; part_s[3] of a whole prompt: selection of
+ * blocks, attention over those, attention of a full layer (bench_attention.c). */
+MM_MUST_USE bool mm_bench_attention(mm_bench *b, double part_s[3], mm_err *err);
+/* Operations of the products of queries with keys and of weights with values: over chosen blocks, and over all positions. */
+void mm_bench_attention_ops(const mm_bench *b, double tokens, double ops[2]);
+
 #define MM_BENCH_ROUNDS 4 /* over the layers, in a step of one op */
 
 /* Times every op for itself, and prints them (bench_ops.c). */

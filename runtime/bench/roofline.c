@@ -59,6 +59,12 @@ static double attention_s(const mm_bench *b, uint32_t l, double tokens) {
   return (4 * q * keys + 2 * index * scored) / MM_BENCH_ATTENTION_RATE;
 }
 
+void mm_bench_attention_ops(const mm_bench *b, double tokens, double ops[2]) {
+  const mm_model *m = &b->model;
+  const double q = (double)m->heads * m->head_dim / b->ranks, most = fmin(tokens, (double)m->index_top_k * m->index_block);
+  ops[0] = 4 * q * (most * most / 2 + (tokens - most) * most), ops[1] = 2 * q * tokens * tokens;
+}
+
 double mm_bench_prefill_floor(const mm_bench *b, double tokens) {
   const mm_model *m = &b->model;
   double sum = 0;

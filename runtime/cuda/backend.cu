@@ -398,6 +398,15 @@ void cuda_linear_two(mm_backend *b, mm_act y, const mm_packed *w, mm_act z, cons
   check(b, b->inputs.linear_two(two, b->step.rows, b->stream), "linear");
 }
 
+void cuda_linear_three(mm_backend *b, mm_three of, mm_act x) {
+  if (!mm_cu_joins_linears(b, of)) {
+    cuda_linear(b, of.y[0], x, of.w[0]), cuda_linear_two(b, of.y[1], of.w[1], of.y[2], of.w[2], x);
+    return;
+  }
+  if (later(b, cuda_linear_three, of, x) || !begin_op(b)) return;
+  check(b, mm_cu_do_linears(b, of, x), "linear");
+}
+
 void cuda_select(mm_backend *b, uint32_t layer, mm_act q, mm_act k, const mm_packed *q_norm, const mm_packed *k_norm) {
   if (later(b, cuda_select, layer, q, k, q_norm, k_norm) || !begin_op(b)) return;
   b->inputs.wrote(q.data), b->inputs.wrote(k.data);
@@ -457,28 +466,15 @@ void cuda_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_pa
         "gated norm");
 }
 
-/* While a token's experts are chosen, nothing else can be read: the next layer's first weights are. 4 and 8 MB
- * save the same time; 16 MB compete with the experts' own reads. */
-mm_cu_ahead ahead_of(mm_backend *b, uint32_t layer) {
-  constexpr uint64_t kMost = 6 << 20;
-  if (b->step.rows > 1 || layer + 1 >= b->c.weights->layer_end) return {};
-  const mm_cu_weight &w = b->weights.matrix[&b->c.weights->layer[layer + 1].qkv];
-  return {w.data, (uint32_t)mm_min(kMost, (uint64_t)w.lead * w.n * w.pitch)};
-}
-
 void cuda_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router, const mm_packed *bias) {
   b->experts.layer = layer;
   if (later(b, cuda_route, layer, x, router, bias) || !running(b)) return;
   const auto narrow = b->weights.matrix.find(router);
   const bool wide = narrow == b->weights.matrix.end();
   const void *w = wide ? static_cast<const void *>(b->weights.values[router]) : narrow->second.data;
-  const mm_cu_router m = {w,
-                          wide,
-                          x.width,
-                          wide ? b->weights.router[router] : nullptr,
-                          b->experts.router_product,
-                          b->c.options.batch_invariant,
-                          ahead_of(b, layer)};
+  const bf16 *const piece = wide ? b->weights.router[router] : nullptr;
+  const bool invariant = b->c.options.batch_invariant;
+  const mm_cu_router m = {w, wide, x.width, piece, b->experts.router_product, invariant, mm_cu_ahead_of(b, layer)};
   b->experts.route.bias = bias ? b->weights.values[bias] : nullptr, b->experts.route.slot = b->device.slot;
   b->experts.route.load = b->experts.load + (size_t)layer * b->experts.route.experts;
   const deferred_residual &d = b->step.deferred;
@@ -511,6 +507,17 @@ void cuda_mlp(mm_backend *b, mm_act y, mm_act x, const mm_packed *up, const mm_p
   check(b, mm_cu_do_mlp(b, y, x, up, down, add), "mlp");
 }
 
+void cuda_experts_shared(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2, const mm_packed *up,
+                         const mm_packed *down) {
+  if (!mm_cu_joins_experts(b, w13, w2, up, down)) {
+    cuda_experts(b, y, x, w13, w2), cuda_mlp(b, y, x, up, down, true);
+    return;
+  }
+  if (later(b, cuda_experts_shared, y, x, w13, w2, up, down) || !begin_op(b)) return;
+  mm_cu_wait_for_experts(b);
+  if (running(b)) check(b, mm_cu_do_experts_shared(b, y, x, w13, w2, up, down), "experts");
+}
+
 void cuda_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps) {
   if (later(b, cuda_combine, h, n, residual, branch, scale, w, eps) || !begin_op(b)) return;
   b->inputs.wrote(h.data), b->inputs.wrote(n.data);
@@ -528,14 +535,6 @@ void cuda_copy(mm_backend *b, mm_act to, mm_act from) {
   if (later(b, cuda_copy, to, from) || !begin_op(b)) return;
   b->inputs.wrote(to.data);
   check(b, mm_cu_copy(rows_of(to), rows_of(from), (size_t)b->step.rows * to.width, b->stream), "copy");
-}
-
-bool cuda_read(mm_backend *b, mm_act a, uint32_t rows, float *out, mm_err *err) {
-  return mm_cu_download_rows(out, rows_of(a), (size_t)rows * a.width, b->stream, err);
-}
-
-bool cuda_expert_load(mm_backend *b, uint64_t *load, mm_err *err) {
-  return mm_cu_download(load, b->experts.load, b->cache.size() * b->experts.route.experts * sizeof *load, b->stream, err);
 }
 
 void cuda_logits(mm_backend *b, mm_act x, const mm_packed *head) {
@@ -557,7 +556,6 @@ const mm_ops mm_ops_cuda = {
     .embed = cuda_embed,
     .norm = cuda_norm,
     .linear = cuda_linear,
-    .linear_two = cuda_linear_two,
     .gqa = cuda_gqa,
     .lightning = cuda_lightning,
     .gated_norm = cuda_gated_norm,
@@ -567,8 +565,8 @@ const mm_ops mm_ops_cuda = {
     .copy = cuda_copy,
     .logits = cuda_logits,
     .end = cuda_end,
-    .read = cuda_read,
-    .expert_load = cuda_expert_load,
+    .read = mm_cu_read_rows,
+    .expert_load = mm_cu_expert_load,
     .copy_rate = mm_cu_copy_rate,
     .act_quant = true,
     .sampler = {.choose = cuda_choose,
@@ -583,6 +581,7 @@ const mm_ops mm_ops_cuda = {
     .weights = {true, cuda_layer, mm_cu_finish_load, mm_cu_hold, mm_cu_release},
     .select = cuda_select,
     .mlp = cuda_mlp,
+    .joined = {cuda_linear_two, cuda_linear_three, cuda_experts_shared},
     .calibration = true,
     .calibrate = mm_cu_calibrate,
     .send = cuda_send,

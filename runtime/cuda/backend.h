@@ -304,6 +304,9 @@ MM_MUST_USE bool mm_cu_memory_facts(const mm_backend_config *c, mm_memory_facts 
 MM_MUST_USE bool mm_cu_hold(const mm_backend_config *c, mm_held *held, void **memory, mm_err *err);
 void mm_cu_release(void *memory);
 
+/* Weights that the router of `layer` asks for ahead (arrivals.cu). */
+mm_cu_ahead mm_cu_ahead_of(mm_backend *b, uint32_t layer);
+
 /* ---- extended models (extended.cu) ---- */
 
 /* Their buffers and rules, after the caches and the experts' buffers; nothing for others. */
@@ -311,6 +314,13 @@ MM_MUST_USE bool mm_cu_open_extended(mm_backend *b, mm_err *err);
 /* mm_ops.select, gqa and mlp of the step's rows, launched. */
 cudaError_t mm_cu_do_select(mm_backend *b, uint32_t layer, mm_act q, mm_act k, const mm_packed *q_norm, const mm_packed *k_norm);
 cudaError_t mm_cu_do_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm);
+/* linear_three of a step of one row, where it says that it is one launch. */
+bool mm_cu_joins_linears(mm_backend *b, const mm_three &of);
+cudaError_t mm_cu_do_linears(mm_backend *b, const mm_three &of, mm_act x);
+/* experts_shared of a step of one row, where it says that it launches that. */
+bool mm_cu_joins_experts(mm_backend *b, const mm_packed *w13, const mm_packed *w2, const mm_packed *up, const mm_packed *down);
+cudaError_t mm_cu_do_experts_shared(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2, const mm_packed *up,
+                                    const mm_packed *down);
 cudaError_t mm_cu_do_mlp(mm_backend *b, mm_act y, mm_act x, const mm_packed *up, const mm_packed *down, bool add);
 
 /* ---- a calibration (calibrate.cu) ---- */
@@ -386,6 +396,9 @@ bool mm_cu_state_copy(mm_backend *b, uint32_t to, uint32_t from, mm_err *err);
 bool mm_cu_state_save(mm_backend *b, uint32_t slot, void *state, mm_err *err);
 bool mm_cu_state_load(mm_backend *b, uint32_t slot, const void *state, mm_err *err);
 bool mm_cu_ids_load(mm_backend *b, uint32_t slot, const int32_t *id, uint32_t count, mm_err *err);
+/* mm_ops.read and expert_load. */
+bool mm_cu_read_rows(mm_backend *b, mm_act a, uint32_t rows, float *out, mm_err *err);
+bool mm_cu_expert_load(mm_backend *b, uint64_t *load, mm_err *err);
 
 /* ---- mm_ops' of pages in host memory (moves.cu) ---- */
 

@@ -147,3 +147,31 @@ cudaError_t mm_cu_do_mlp(mm_backend *b, mm_act y, mm_act x, const mm_packed *up,
   b->inputs.wrote(y.data);
   return e == cudaSuccess && add ? mm_cu_add_rows(rows_of(y), b->mlp.wide, b->step.rows, y.width, b->stream) : e;
 }
+
+static mm_cu_three three_of(mm_backend *b, const mm_three &of, mm_act x) {
+  mm_cu_two two = {{b->weights.matrix[of.w[1]], b->weights.matrix[of.w[2]]}, rows_of(x), {rows_of(of.y[1]), rows_of(of.y[2])}};
+  return {b->weights.matrix[of.w[0]], rows_of(of.y[0]), two};
+}
+
+bool mm_cu_joins_linears(mm_backend *b, const mm_three &of) {
+  if (b->step.rows != 1) return false;
+  const mm_cu_three a = three_of(b, of, of.y[0]);
+  return b->inputs.is_one(a.w, 1) && b->inputs.is_one(a.two.w[0], 1) && mm_cu_joins_three(a);
+}
+
+cudaError_t mm_cu_do_linears(mm_backend *b, const mm_three &of, mm_act x) { return b->inputs.linear_three(three_of(b, of, x), b->stream); }
+
+static mm_cu_shared shared_of(mm_backend *b, const mm_packed *up, const mm_packed *down) {
+  return {b->weights.matrix[up], b->weights.matrix[down], b->mlp.middle};
+}
+
+bool mm_cu_joins_experts(mm_backend *b, const mm_packed *w13, const mm_packed *w2, const mm_packed *up, const mm_packed *down) {
+  return b->step.rows == 1 &&
+         b->inputs.joins(b->weights.matrix[w13], b->weights.matrix[w2], shared_of(b, up, down), b->experts.route.top_k, b->step.rows);
+}
+
+cudaError_t mm_cu_do_experts_shared(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2, const mm_packed *up,
+                                    const mm_packed *down) {
+  const mm_cu_experts a = {rows_of(x), rows_of(y), b->experts.middle, b->experts.pair_out, 1};
+  return b->inputs.experts_shared(b->weights.matrix[w13], b->weights.matrix[w2], b->experts.route, a, shared_of(b, up, down), b->stream);
+}

@@ -34,3 +34,11 @@ bool mm_cu_ids_load(mm_backend *b, uint32_t slot, const int32_t *id, uint32_t co
   return mm_cu_check(cudaMemcpyAsync(to, id, count * sizeof *to, cudaMemcpyHostToDevice, b->stream), "copy ids", err) &&
          mm_cu_check(cudaStreamSynchronize(b->stream), "copy ids", err);
 }
+
+bool mm_cu_read_rows(mm_backend *b, mm_act a, uint32_t rows, float *out, mm_err *err) {
+  return mm_cu_download_rows(out, static_cast<const __nv_bfloat16 *>(a.data), (size_t)rows * a.width, b->stream, err);
+}
+
+bool mm_cu_expert_load(mm_backend *b, uint64_t *load, mm_err *err) {
+  return mm_cu_download(load, b->experts.load, b->cache.size() * b->experts.route.experts * sizeof *load, b->stream, err);
+}

@@ -48,17 +48,19 @@ static void attention(const mm_forward *f, mm_act n, uint32_t l) {
   mm_backend *b = f->backend;
   const mm_layer_weights *w = &f->weights->layer[l];
   mm_act qkv = {f->qkv.data, w->qkv.n}; /* the two kinds of layer differ in width */
-  ops->linear(b, qkv, n, &w->qkv);
+  const bool sparse = f->model->attn[l] == MM_ATTN_SPARSE;
+  if (sparse) {
+    mm_linear_three(ops, b, (mm_three){{qkv, f->index_q, f->index_k}, {&w->qkv, &w->index_q, &w->index_k}}, n);
+  } else {
+    ops->linear(b, qkv, n, &w->qkv);
+  }
   if (f->model->attn[l] == MM_ATTN_LIGHTNING) {
     ops->lightning(b, l, f->o, qkv);
     ops->linear(b, f->gate, n, &w->output_gate);
     ops->gated_norm(b, f->o, f->o, f->gate, &w->attn_norm, f->model->lightning_norm_eps);
   } else {
     bool norms = f->model->qk_norm;
-    if (f->model->attn[l] == MM_ATTN_SPARSE) {
-      mm_linear_two(ops, b, f->index_q, &w->index_q, f->index_k, &w->index_k, n);
-      ops->select(b, l, f->index_q, f->index_k, &w->index_q_norm, &w->index_k_norm);
-    }
+    if (sparse) ops->select(b, l, f->index_q, f->index_k, &w->index_q_norm, &w->index_k_norm);
     ops->gqa(b, l, f->o, qkv, norms ? &w->q_norm : NULL, norms ? &w->k_norm : NULL);
   }
   ops->linear(b, f->branch, f->o, &w->out);
@@ -71,9 +73,14 @@ static void feed_forward(const mm_forward *f, mm_act n, uint32_t l) {
   const bool routed = f->model->ffn[l] == MM_FFN_EXPERTS;
   if (routed) {
     ops->route(f->backend, l, n, &w->router, w->router_bias.scheme ? &w->router_bias : NULL);
-    ops->experts(f->backend, f->branch, n, &w->w13, &w->w2);
+    if (w->mlp_up.scheme) {
+      mm_experts_shared(ops, f->backend, f->branch, n, w);
+    } else {
+      ops->experts(f->backend, f->branch, n, &w->w13, &w->w2);
+    }
+  } else if (w->mlp_up.scheme) {
+    ops->mlp(f->backend, f->branch, n, &w->mlp_up, &w->mlp_down, false);
   }
-  if (w->mlp_up.scheme) ops->mlp(f->backend, f->branch, n, &w->mlp_up, &w->mlp_down, routed);
 }
 
 /* The rows between two layers: h before the norm, n after it. */

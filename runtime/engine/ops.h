@@ -187,6 +187,23 @@ typedef struct mm_draft_ops {
   void (*attend)(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm);
 } mm_draft_ops;
 
+/* Linears of one x: y[i][T, n] = x·W[i]ᵀ. */
+typedef struct mm_three {
+  mm_act y[3];
+  const mm_packed *w[3];
+} mm_three;
+
+/* Several ops as one, with fewer launches. NULL: one after the other (mm_linear_two, mm_linear_three, mm_experts_shared). */
+typedef struct mm_joined_ops {
+  /* Two linears of one x. */
+  void (*linear_two)(mm_backend *b, mm_act y, const mm_packed *w, mm_act z, const mm_packed *v, mm_act x);
+  /* Three: of a sparse layer's attention, then of its index branch. */
+  void (*linear_three)(mm_backend *b, mm_three of, mm_act x);
+  /* experts, then mlp of the shared expert on top. */
+  void (*experts_shared)(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2, const mm_packed *up,
+                         const mm_packed *down);
+} mm_joined_ops;
+
 typedef struct mm_ops {
   const char *name; /* the --device word */
   mm_backend *(*open)(const mm_backend_config *c, mm_err *err);
@@ -202,8 +219,6 @@ typedef struct mm_ops {
   /* y[T, n] = x[T, k]·Wᵀ, x rounded first under act_quant: as a whole row, whatever rank holds which part of it. experts (x by w13, the
    * products by w2) and logits round in the same way. */
   void (*linear)(mm_backend *b, mm_act y, mm_act x, const mm_packed *w);
-  /* Two linears of one x. NULL: one after the other (mm_linear_two). */
-  void (*linear_two)(mm_backend *b, mm_act y, const mm_packed *w, mm_act z, const mm_packed *v, mm_act x);
   /* Full attention of layer `layer`: optional QK norm (mean square over all ranks' heads, or of each head), partial RoPE, KV write, causal
    * softmax; in a sparse layer over the blocks that the select before it chose.
    * qkv[T, (hpr + 2·kpr)·d] is clobbered; o[T, hpr·d]. q_norm and k_norm are NULL without QK norm. */
@@ -250,6 +265,7 @@ typedef struct mm_ops {
   void (*select)(mm_backend *b, uint32_t layer, mm_act q, mm_act k, const mm_packed *q_norm, const mm_packed *k_norm);
   /* y = w2(act(w1 x, w3 x)) of a dense MLP, or with `add` y += that: this rank's partial sum. */
   void (*mlp)(mm_backend *b, mm_act y, mm_act x, const mm_packed *up, const mm_packed *down, bool add);
+  mm_joined_ops joined;
   mm_draft_ops draft; /* all NULL in a backend that runs no drafts */
   bool pins;          /* as mm_run_options.pin asks */
   bool calibration;   /* adds to mm_backend_config.calibration: at each product, or, where calibrate is not NULL, when that is called */
@@ -271,10 +287,26 @@ typedef struct mm_ops {
 } mm_ops;
 
 static inline void mm_linear_two(const mm_ops *ops, mm_backend *b, mm_act y, const mm_packed *w, mm_act z, const mm_packed *v, mm_act x) {
-  if (ops->linear_two) {
-    ops->linear_two(b, y, w, z, v, x);
+  if (ops->joined.linear_two) {
+    ops->joined.linear_two(b, y, w, z, v, x);
   } else {
     ops->linear(b, y, x, w), ops->linear(b, z, x, v);
+  }
+}
+
+static inline void mm_linear_three(const mm_ops *ops, mm_backend *b, mm_three of, mm_act x) {
+  if (ops->joined.linear_three) {
+    ops->joined.linear_three(b, of, x);
+  } else {
+    ops->linear(b, of.y[0], x, of.w[0]), mm_linear_two(ops, b, of.y[1], of.w[1], of.y[2], of.w[2], x);
+  }
+}
+
+static inline void mm_experts_shared(const mm_ops *ops, mm_backend *b, mm_act y, mm_act x, const mm_layer_weights *w) {
+  if (ops->joined.experts_shared) {
+    ops->joined.experts_shared(b, y, x, &w->w13, &w->w2, &w->mlp_up, &w->mlp_down);
+  } else {
+    ops->experts(b, y, x, &w->w13, &w->w2), ops->mlp(b, y, x, &w->mlp_up, &w->mlp_down, true);
   }
 }
 

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Likelihood of the two small checkpoints' held-out text for every scheme and search.
+"""Likelihood of small checkpoints' held-out text for every scheme and search.
 
   quality.py BIN [--limit WINDOWS] [--schemes A,B] [--models A,B] [--searches A,B]
 
-BIN is the folder of the programs. One row for each model, scheme and search: negative log-likelihood (NLL) a token over windows of 512, its distance
+BIN is the folder of the programs. A model is a folder of tests/data, or a path to one. One row for each model,
+scheme and search: negative log-likelihood (NLL) a token over windows of 512, its distance
 from the unquantised checkpoint and from the same scheme's absmax; then the Kullback-Leibler divergence (KL) of the next token's distribution
 from the unquantised checkpoint's, which is how much likelihood the quantisation costs on text that the checkpoint itself would write, and its
 distance from absmax. The row gptq
@@ -30,14 +31,18 @@ def log_softmax(x):
     return x - np.log(np.exp(x).sum(1, keepdims=True))
 
 
+def place(model):
+    return model if "/" in model else f"tests/data/{model}"
+
+
 def calibration(args, model, scored, folder):
     """Second moments over the ids behind the scored windows."""
-    out, rest, packed = (os.path.join(folder, f"{model}.{end}") for end in ("safetensors", "json", "none"))
+    out, rest, packed = (os.path.join(folder, f"{os.path.basename(model)}.{end}") for end in ("safetensors", "json", "none"))
     if os.path.exists(out):
         return out
-    with open(f"tests/data/{model}/held-out-ids.json", encoding="utf-8") as f, open(rest, "w", encoding="utf-8") as to:
+    with open(f"{place(model)}/held-out-ids.json", encoding="utf-8") as f, open(rest, "w", encoding="utf-8") as to:
         json.dump(json.load(f)[scored * WINDOW + 1:], to)
-    subprocess.run([f"{args.bin}/minimax-convert", f"tests/data/{model}", "-o", packed, "--quiet"], check=True)
+    subprocess.run([f"{args.bin}/minimax-convert", place(model), "-o", packed, "--quiet"], check=True)
     subprocess.run([f"{args.bin}/minimax-eval", packed, "--ids", rest, "--act-quant", "off", "--quiet", "--collect", out, "--moments", "512"],
                    check=True, stdout=subprocess.DEVNULL)
     return out
@@ -49,7 +54,7 @@ def windows(args, model, scheme, search, ids, folder):
     extra = ["--search", search] if search else []
     if search == "gptq":
         extra = ["--method", "gptq", "--importance", calibration(args, model, len(ids), folder)]
-    subprocess.run([f"{args.bin}/minimax-convert", f"tests/data/{model}", "-o", out, "--force", "--quant", scheme, "--quiet", *extra], check=True)
+    subprocess.run([f"{args.bin}/minimax-convert", place(model), "-o", out, "--force", "--quant", scheme, "--quiet", *extra], check=True)
     for begin in range(0, len(ids), BATCH):
         count = min(BATCH, len(ids) - begin)
         save_file({f"ids.{i}": ids[begin + i, :WINDOW].copy() for i in range(count)}, prompts)
@@ -87,13 +92,14 @@ def main():
     print("| model | scheme | search | NLL | less `bf16` | less absmax | KL | less absmax |\n|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         for model in args.models.split(","):
-            with open(f"tests/data/{model}/held-out-ids.json", encoding="utf-8") as f:
+            with open(f"{place(model)}/held-out-ids.json", encoding="utf-8") as f:
                 text = np.array(json.load(f), "i4")
             count = min(args.limit, (len(text) - 1) // WINDOW) // 2 * 2
             ids = np.stack([text[i * WINDOW:(i + 1) * WINDOW + 1] for i in range(count)])
             plain = []
             none, _ = measure(args, model, "bf16", None, ids, plain, folder)
-            print(f"| {model} | `bf16` | | {none.mean():.4f} | {count * WINDOW} tokens | | | |", flush=True)
+            name = os.path.basename(model)
+            print(f"| {name} | `bf16` | | {none.mean():.4f} | {count * WINDOW} tokens | | | |", flush=True)
             for scheme in args.schemes.split(","):
                 absmax = None
                 for search in ["absmax", *(x for x in SEARCHES[scheme] if x in args.searches.split(","))]:
@@ -101,7 +107,7 @@ def main():
                     absmax = absmax or found
                     than = [distance(x, y) for x, y in zip(found, absmax)]
                     words = ["", ""] if search == "absmax" else [f"{than[0][0]:+.4f} ± {than[0][1]:.4f}", f"{than[1][0]:+.5f} ± {than[1][1]:.5f}"]
-                    print(f"| {model} | `{scheme}` | {search} | {found[0].mean():.4f} | {'%+.4f ± %.4f' % distance(found[0], none)} | {words[0]} "
+                    print(f"| {name} | `{scheme}` | {search} | {found[0].mean():.4f} | {'%+.4f ± %.4f' % distance(found[0], none)} | {words[0]} "
                           f"| {found[1].mean():.5f} | {words[1]} |", flush=True)
                     worse += [f"{model} {scheme}: {what} of {search} is worse than absmax by {mean:.5f} ± {error:.5f}"
                               for what, (mean, error) in zip(("NLL", "KL"), than) if search == "mse" and mean > 3 * error]

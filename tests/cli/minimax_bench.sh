@@ -48,6 +48,14 @@ head = [r for r in rows if r["model"] == "m2" and r["code"] == "sm_90a" and r["p
 assert [(r["from"], r.get("to"), r["step"]) for r in head] == [
     (1, 1, "any"), (2, 16, "any"), (17, 64, "decode"), (17, 64, "prefill"), (65, None, "any")], head
 '
+# The attention of a prompt of two chunks, of a sparse and a full layer: 210 tokens, all of them in chosen blocks.
+"$bench" attention --device cpu --model m3 --shrink 64 --context 210 --tokens 128 --threads 1 --json | python3 -c '
+import json, sys
+r = [json.loads(line) for line in sys.stdin][-1]
+assert r["context"] == 210 and r["chosen_blocks_s"] > 0 and r["full_s"] > 0 and r["chosen_blocks_ops"] == r["full_ops"] == 180634000, r
+'
+"$bench" attention --device cpu --model m3 --shrink 64 --layers 1 >"$TMPDIR/one" 2>&1 && exit 1
+grep -q "expected both kinds" "$TMPDIR/one"
 # On the CPU, narrow shapes of M3: a dense and a sparse layer, a context that is filled in pieces; the bytes that each must move.
 "$bench" kernels --device cpu --model m3 --shrink 64 --layers 2 --vocab 2048 --batch 1 --context 2200 --steps 5 --threads 1 --json >"$TMPDIR/ops"
 python3 - "$TMPDIR/ops" <<'END'

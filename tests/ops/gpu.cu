@@ -336,6 +336,7 @@ static const subject kSubjects[] = {
     {"across", test_across, bench_across},
     {"linear", test_linear, bench_linear},
     {"experts", test_experts, bench_experts},
+    {"shared", test_shared, NULL},
     {"widened", test_widened, bench_widened},
     {"products", NULL, bench_products},
     {"attention", test_attention, bench_attention},

@@ -157,6 +157,7 @@ void test_peers();
 void test_across();
 void test_linear();
 void test_experts();
+void test_shared();
 void test_widened();
 void test_attention();
 void test_block_attention();

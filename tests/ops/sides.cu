@@ -471,7 +471,7 @@ static mm_ops paired_ops() {
     mm_ops_cuda.linear(p->gpu, on_gpu(y), on_gpu(x), w);
     compare(LINEAR, want.data(), paired_rows(y, p->batch->tokens).data(), p->batch->tokens, y.width);
   };
-  o.linear_two = nullptr; /* each by itself */
+  o.joined = {}; /* each by itself */
   o.gqa = [](mm_backend *b, uint32_t layer, mm_act y, mm_act qkv, const mm_packed *q, const mm_packed *k) {
     const pair_backend *p = pair_of(b);
     share(p, qkv);

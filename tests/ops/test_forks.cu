@@ -503,6 +503,10 @@ struct schedule {
     return tokens;
   }
 
+  char *index_key(const layer_cache &c, uint32_t page, uint32_t token) const {
+    return reinterpret_cast<char *>(c.kv.index) + ((size_t)page * MM_PAGE + token) * b.backend->pages.work.index_bytes;
+  }
+
   /* Pages that nobody holds in the second world become NaN, ids other ids. */
   void poison() {
     const mm_backend *x = b.backend;
@@ -520,6 +524,8 @@ struct schedule {
       for (uint32_t page = 0; page < tokens.size(); page++) {
         fill(c.kv.k, x->pages.work.token_bytes, page), fill(c.kv.v, x->pages.work.token_bytes, page);
         fill(c.kv.k_scale, sizeof(float), page), fill(c.kv.v_scale, sizeof(float), page);
+        if (c.kv.index && tokens[page] < MM_PAGE)
+          CUDA_OK(cudaMemsetAsync(index_key(c, page, tokens[page]), 0xff, (MM_PAGE - tokens[page]) * x->pages.work.index_bytes));
       }
     }
     for (uint32_t slot = 0; slot < SLOTS; slot++) {
@@ -548,6 +554,22 @@ struct schedule {
     }
     const auto ids = random_ids(POSITIONS, a.vocab);
     return !same_bits(feed_slot(a, slot, ids, a.held[slot], 1), feed_slot(b, slot, ids, b.held[slot], 1));
+  }
+
+  bool selects() const {
+    return std::any_of(b.backend->cache.begin(), b.backend->cache.end(), [](const layer_cache &c) { return c.kv.index != nullptr; });
+  }
+  /* Index keys of the first 16 tokens of a long context, overwritten in the second world: other blocks are read then. */
+  bool finds_planted_index() {
+    constexpr uint32_t N = 2 * ROWS;
+    while (!cache.empty()) forget();
+    for (uint32_t slot = 0; slot < SLOTS; slot++) drop(slot);
+    const auto ids = random_ids(N + 1, a.vocab);
+    for (world *x : w) feed_slot(*x, 0, ids, 0, ROWS), feed_slot(*x, 0, ids, ROWS, ROWS);
+    CUDA_OK(cudaDeviceSynchronize());
+    for (const layer_cache &c : b.backend->cache)
+      if (c.kv.index) CUDA_OK(cudaMemset(index_key(c, b.pages_of(0)[0], 0), 0x45, 16 * b.backend->pages.work.index_bytes));
+    return !same_bits(feed_slot(a, 0, ids, N, 1), feed_slot(b, 0, ids, N, 1));
   }
 
   bool balanced() {
@@ -584,6 +606,7 @@ void check_schedules(const mm_shards *shards, const std::string &name, bool kv_f
                             : std::string()),
               wrong == 0 && s.forks && s.resumed && s.moved && s.mixed);
   report_true(name + ": one value of one token planted is found", s.finds_planted());
+  if (s.selects()) report_true(name + ": index keys planted are found", s.finds_planted_index());
   report_true(name + ": every page is free or held at the end", s.balanced());
 }
 

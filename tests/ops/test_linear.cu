@@ -1,4 +1,5 @@
 /* Dense products against a double product of the same numbers, every scheme, odd shapes among them. */
+#include "runtime/cuda/core/joined.h"
 #include "runtime/cuda/core/launch.h"
 #include "runtime/cuda/core/weight.cuh"
 #include "tests/ops/gpu.h"
@@ -406,6 +407,23 @@ static void check_one_row(const scheme_case &c, uint32_t n, uint32_t m, uint32_t
   } else {
     CUDA_OK(e);
     report_row("the first of two", c, first, y, c.limit), report_row("the second of two", c, second, z, c.limit);
+  }
+  for (bool narrow : {true, false}) { /* next to a pair of bf16, or of w's code */
+    test_weight p, q;
+    const mm_cu_code code = narrow ? MM_CU_BF16 : c.code;
+    const mm_cu_scale kind = narrow ? MM_CU_PLAIN : c.kind;
+    random_weight(&p, code, kind, 1, m, k, c.cell_n, c.cell_k), random_weight(&q, code, kind, 1, m / 4, k, c.cell_n, c.cell_k);
+    buffer<__nv_bfloat16> a(n), b(m), d(m / 4);
+    const mm_cu_three three = {w.d, a.p, {{p.d, q.d}, dx.p, {b.p, d.p}}};
+    const cudaError_t joined = mm_cu_one_three(three, 0);
+    if (!mm_cu_joins_three(three)) {
+      const bool none = c.kind == MM_CU_FINE || (c.code == MM_CU_E2M1 && c.kind == MM_CU_MX);
+      report_true(std::string("linear T=1, three: refused ") + c.name, none && joined == cudaErrorNotSupported);
+      continue;
+    }
+    CUDA_OK(joined);
+    report_row("the first of three", c, first, a, c.limit), report_row("the second of three", c, product_of(p, x), b, c.limit);
+    report_row("the third of three", c, product_of(q, x), d, c.limit);
   }
   const mm_cu_activation act = {true, 1.702f, c.code == MM_CU_E4M3 ? 48.0f : 2.0f, 1};
   CUDA_OK(mm_cu_one_gated(w.d, {dx.p, middle.p, act}, 0));

@@ -56,7 +56,7 @@ struct one_job {
   __device__ uint32_t segments() const { return 1; }
   __device__ uint32_t gap() const { return 1; }
   __device__ uint32_t behind() const { return 2; }
-  __device__ gemv_source source(uint32_t) const { return gemv_source(w); }
+  __device__ gemv_source source(uint32_t, uint32_t) const { return gemv_source(w); }
   __device__ four_place at(uint32_t four, uint32_t) const { return {0, 4 * four, w.n - 4 * four}; }
   __device__ const bf16 *x(uint32_t) const { return a.x + (size_t)(a.rows ? a.rows[0] : 0) * w.k; }
   __device__ float times(uint32_t) const { return 1; }

@@ -1,6 +1,6 @@
 /* The core of a single token's decode products: weight rows, each read once from memory, times one row of activations.
  *
- * Rows go in fours, every gridDim.x-th of which is a block's: so all blocks read near each other, which the memory rewards. An item is 512
+ * Rows go in fours, every p.blocks-th of which is a block's: so all blocks read near each other, which the memory rewards. An item is 512
  * bytes of each row of a four, 16 a lane and row; a block's items, four by four, are shared out evenly among its warps, each of which has a
  * ring of them on their way to shared memory. No barrier of the block comes between the first item and the last. A row's segments, each
  * padded to 128 columns, follow one another without a gap, so that an item may hold the end of one and several short ones.
@@ -15,7 +15,7 @@
  * A job says what the rows are:
  *   fours(), segments()         a row's k axis is so many segments of w.k
  *   at(four, segment)           where the rows lie for that segment
- *   source(four)                of which weight they are
+ *   source(four, segment)       of which weight they are
  *   gap(), behind()           rows from a four's first to its second; from these two to the others
  *   x(segment), times(segment)  the activations, and what their products are multiplied by
  *   rounds()                    activations are rounded to E4M3 in groups of 128
@@ -83,17 +83,21 @@ inline bool gemv_wide_here() { return hopper() || mm_cu_shared_most() >= MM_CU_O
 /* Places in shared memory, and how many fours a warp touches at most. */
 struct gemv_plan {
   uint32_t warps;         /* of a block */
-  uint32_t blocks, lanes; /* of a launch; of a row's segment, each with 16 bytes */
+  uint32_t blocks, lanes; /* of the product; of a row's segment, each with 16 bytes */
+  uint32_t start;         /* the launch's blocks before the product's, where it makes two products side by side */
   uint32_t per_lane;      /* 2^32 / lanes, rounded up: divides numbers below 2^16 */
   uint32_t touched;
   uint32_t x, back, sums, shared;
-  rounder how; /* gemv_round */
+  bool rounds; /* kRound: the inputs are not rounded yet */
+  rounder how; /* gemv_rounder */
+
+  __device__ __forceinline__ uint32_t block() const { return blockIdx.x - start; }
 };
 
-/* For so many fours: a block a multiprocessor, more where those are few (a slice of a device) or the rows so many that their sums would not
+/* For so many fours: the given number of blocks, one a multiprocessor; more where the rows are so many that their sums would not
  * fit. */
 template <mm_cu_code C, mm_cu_scale S, class Ring>
-gemv_plan plan_gemv(const mm_cu_weight &w, uint32_t fours, uint32_t segments) {
+gemv_plan plan_gemv(const mm_cu_weight &w, uint32_t fours, uint32_t segments, uint32_t blocks = multiprocessors()) {
   constexpr uint32_t kWarps = Ring::kWarps, kSums = kWarps * kFour * 32;
   gemv_plan p;
   p.warps = kWarps;
@@ -102,10 +106,10 @@ gemv_plan plan_gemv(const mm_cu_weight &w, uint32_t fours, uint32_t segments) {
   const uint32_t items = ceil_div(segments * p.lanes, 32);
   p.x = kWarps * Ring::kDepth * gemv_kind<C, S>::kItem;
   p.back = p.x + items * codec<C>::kPiece * 64, p.sums = p.back + items * 32 * gemv_kind<C, S>::kBack;
-  p.blocks = min(fours, max(multiprocessors(), ceil_div(fours, ((Ring::kMost - p.sums) / kSums - 3) * kWarps)));
+  p.blocks = min(fours, max(blocks, ceil_div(fours, ((Ring::kMost - p.sums) / kSums - 3) * kWarps)));
   p.touched = (ceil_div(fours, p.blocks) * items + kWarps - 1) / kWarps / items + 2;
   p.shared = max(p.sums + p.touched * kSums, Ring::kLeast);
-  p.how = rounder_of(w.rounding);
+  p.start = 0, p.rounds = w.rounding.kind != MM_ACT_KEPT, p.how = rounder_of(w.rounding);
   return p;
 }
 
@@ -115,6 +119,11 @@ bool gemv_rounds(const mm_cu_weight &w, mm_cu_kernel kernel) {
   const bool converts = gemv_kind<C, S>::kHalf && w.rounding.kind == MM_ACT_FP8_GROUP;
   return mm_cu_rounds_inside(kernel, &w) && !converts;
 }
+
+/* Kernels that make several products hold one way of rounding for each scheme (mm_cu_rounds_joined): gemv_rounder, or under COARSE scales
+ * gemv_convert's of groups of 128. */
+template <mm_cu_scale S>
+constexpr bool kJoinedRounds = S == MM_CU_NV || S == MM_CU_MX;
 
 /* As copy16_to, and the rest of the 128 bytes to the L2 cache; where !valid nothing is read. */
 __device__ __forceinline__ void copy16_line(uint32_t shared, const void *global, bool valid) {
@@ -172,13 +181,13 @@ struct gemv_fetch {
     const gemv_place at(p, item * 32 + own);
     const four_place to = job.at(four, min(at.segment, last));
     rows = to.rows, lane = at.segment > last ? p.lanes : at.lane;
-    const gemv_source source = job.source(four);
+    const gemv_source source = job.source(four, min(at.segment, last));
     from = source.data + ((size_t)to.matrix * w.n + to.first) * w.pitch + at.lane * 16;
     if constexpr (kind::kScales > 0) {
       const gemv_place part(p, item * 32 + own % kCopies * kCopied);
       const four_place of = job.at(four, min(part.segment, last));
       const uint32_t r = min(own / kCopies, of.rows - 1), n = of.first + r % 2 * job.gap() + r / 2 * job.behind();
-      const uint8_t *base = static_cast<const uint8_t *>(source.scale);
+      const uint8_t *base = static_cast<const uint8_t *>(job.source(four, min(part.segment, last)).scale);
       copied = part.lane / kCopied;
       if (S == MM_CU_COARSE) {
         scale = base + ((size_t)of.matrix * w.scale_rows + (n >> w.cell_n_log2)) * w.scale_pitch * 4;
@@ -206,7 +215,7 @@ struct gemv_fetch {
           copy_few_to<kCopy>(to + kind::kCodes + own * kCopy, scale + copied * kCopy, copied * kCopy < w.scale_pitch);
       }
       left--, from += 512, lane += 32, copied += kCopies;
-      if (++item == each) item = 0, four += gridDim.x, lane = p.lanes;
+      if (++item == each) item = 0, four += p.blocks, lane = p.lanes;
     }
     copy_commit();
   }
@@ -238,16 +247,24 @@ __device__ __forceinline__ uint32_t gemv_all_pieces(const gemv_plan &p, const Jo
   return (job.segments() * p.lanes + 31) / 32 * 32 * gemv_kind<C, S>::kX;
 }
 
-/* Replaces the rows that the calling threads, from `first` on, have stored by the numbers of their codes times job.factor(segment), in
- * bf16, as launches before the product write them (encode.cu). */
-template <mm_cu_code C, mm_cu_scale S, class Job>
-__device__ __forceinline__ void gemv_round(const gemv_plan &p, const Job &job, uint32_t first) {
-  rounder how = p.how;
-  if (S == MM_CU_NV) how.format = {MM_CODE_E2M1, 16, MM_F8_E4M3, true};
-  if (S == MM_CU_MX) how.format = {C == MM_CU_E2M1 ? MM_CODE_E2M1 : MM_CODE_E4M3, 32, MM_F8_E8M0, false};
-  const uint32_t each = gemv_pieces<C, S>(p), total = gemv_all_pieces<C, S>(p, job), step = blockDim.x - first;
-  uint32_t *const most = reinterpret_cast<uint32_t *>(gemv_shared + p.sums); /* of 16 pieces each, before there are sums */
-  if (how.asks_row()) {
+/* Rounds pieces to the numbers of their codes times job.factor(segment), in bf16, as launches before the product write them (encode.cu). */
+template <mm_cu_code C, mm_cu_scale S>
+struct gemv_rounder {
+  rounder how;
+  uint32_t *most; /* of 16 pieces each */
+  uint32_t each, segment = ~0u;
+  float row = 1; /* the segment's scale */
+
+  __device__ __forceinline__ explicit gemv_rounder(const gemv_plan &p)
+      : how(p.how), most(reinterpret_cast<uint32_t *>(gemv_shared + p.sums)), each(gemv_pieces<C, S>(p)) { /* before there are sums */
+    if (S == MM_CU_NV) how.format = {MM_CODE_E2M1, 16, MM_F8_E4M3, true};
+    if (S == MM_CU_MX) how.format = {C == MM_CU_E2M1 ? MM_CODE_E2M1 : MM_CODE_E4M3, 32, MM_F8_E8M0, false};
+  }
+  /* Of pieces that the calling threads, from `first` on, have stored: before operator() where scales are of whole rows. */
+  template <class Job>
+  __device__ __forceinline__ void find_largest(const gemv_plan &p, const Job &job, uint32_t first) const {
+    const uint32_t total = gemv_all_pieces<C, S>(p, job), step = blockDim.x - first;
+    if (!how.asks_row()) return;
 #pragma unroll 1
     for (uint32_t i = threadIdx.x - first; i < total; i += step) { /* total and the step are multiples of 32 */
       float own = fmaxf(0.0f, largest8(*gemv_piece<C, S>(p, i)));
@@ -257,28 +274,32 @@ __device__ __forceinline__ void gemv_round(const gemv_plan &p, const Job &job, u
     }
     asm volatile("bar.sync 2, %0;" ::"r"(step) : "memory");
   }
+  /* The scale of the row that piece i is of, by the 16 lanes of a unit. */
+  __device__ __forceinline__ void find_row(uint32_t i, uint32_t of) {
+    uint32_t top = 0;
+    if (!__any_sync(0xffffffffu, of != segment)) return;
+    segment = of;
+    if (how.asks_row()) {
 #pragma unroll 1
-  for (uint32_t i = threadIdx.x - first; i < total; i += step) {
-    uint4 &q = *gemv_piece<C, S>(p, i);
-    const uint32_t segment = min(i / each, job.segments() - 1);
-    float scale = 1, v[8];
-    if (how.whole_row()) {
-      uint32_t row = 0;
-      if (how.asks_row()) { /* by the 16 lanes of a unit */
-#pragma unroll 1
-        for (uint32_t j = i % 16; j < each / 16; j += 16) row = max(row, most[segment * (each / 16) + j]);
+      for (uint32_t j = i % 16; j < each / 16; j += 16) top = max(top, most[of * (each / 16) + j]);
 #pragma unroll
-        for (uint32_t m = 1; m < 16; m <<= 1) row = max(row, __shfl_xor_sync(0xffffffffu, row, m));
-      }
-      scale = how.row_scale(__uint_as_float(row));
+      for (uint32_t m = 1; m < 16; m <<= 1) top = max(top, __shfl_xor_sync(0xffffffffu, top, m));
     }
+    row = how.row_scale(__uint_as_float(top));
+  }
+  /* Piece i, q, of a whole warp's. */
+  template <class Job>
+  __device__ __forceinline__ uint4 operator()(const Job &job, uint32_t i, uint4 q) {
+    const uint32_t of = min(i / each, job.segments() - 1);
+    float scale = 1, own = 1, v[8];
+    if (how.whole_row()) find_row(i, of), scale = row;
     if (how.format.group) {
-      float own = largest8(q);
+      own = largest8(q);
 #pragma unroll 1
       for (uint32_t m = 1; m < how.format.group / 8; m <<= 1) own = fmaxf(own, __shfl_xor_sync(0xffffffffu, own, m));
-      if (own == 0) continue; /* zeros stay so */
       scale = how.group_scale(own, scale);
     }
+    if (own == 0) return q; /* zeros stay so */
     widen8(v, q);
     const auto to_numbers = [&](mm_code code) {
       how.format.code = code;
@@ -291,25 +312,33 @@ __device__ __forceinline__ void gemv_round(const gemv_plan &p, const Job &job, u
     } else {
       to_numbers(MM_CODE_E4M3);
     }
-    const float factor = job.factor(segment);
+    const float factor = job.factor(of);
 #pragma unroll
     for (float &x : v) x *= factor;
-    q = narrow8(v);
+    return narrow8(v);
   }
-}
+};
 
 /* Pieces that the calling thread has stored: threadIdx.x - first + j · step. back: the inverse scales of each chunk's eight chunks,
  * times job.times(segment), each with its offset if there is one. Warps call it whole. */
 template <mm_cu_code C, mm_cu_scale S, bool kRound, class Job>
 __device__ __forceinline__ void gemv_convert(const gemv_plan &p, const Job &job, uint32_t first) {
   using kind = gemv_kind<C, S>;
-  if (!kind::kHalf) return;
+  gemv_rounder<C, S> rounded(p);
+  const bool rounds = kRound && p.rounds;
+  if (!kind::kHalf && !kRound) return;
+  if (rounds) rounded.find_largest(p, job, first);
   constexpr uint32_t kStretch = kind::kLane / 2; /* pieces of a chunk */
   float *const back = reinterpret_cast<float *>(gemv_shared + p.back);
   const uint32_t each = gemv_pieces<C, S>(p), total = gemv_all_pieces<C, S>(p, job);
-#pragma unroll 2
+#pragma unroll(kRound ? 1 : 2)
   for (uint32_t i = threadIdx.x - first; i < total; i += blockDim.x - first) { /* total and the step are multiples of 32 */
-    uint4 &v = *gemv_piece<C, S>(p, i);
+    uint4 &place = *gemv_piece<C, S>(p, i);
+    const uint4 v = rounds ? rounded(job, i, place) : place;
+    if (!kind::kHalf) {
+      place = v;
+      continue;
+    }
     uint32_t q[4] = {v.x, v.y, v.z, v.w};
     const uint32_t all = max2(max2(q[0] & 0x7fff7fffu, q[1] & 0x7fff7fffu), max2(q[2] & 0x7fff7fffu, q[3] & 0x7fff7fffu));
     uint32_t largest = max(all & 0xffffu, all >> 16);
@@ -342,7 +371,7 @@ __device__ __forceinline__ void gemv_convert(const gemv_plan &p, const Job &job,
       if (i % kStretch == 0) back[i / kStretch * 2 + 1] = sum * 0x1p-21f; /* 8 · 2^-24 */
     }
     if (i % kStretch == 0) back[i / kStretch * kind::kBack] = inverse * (kind::kFactor * job.times(min(i / each, job.segments() - 1)));
-    v = make_uint4(q[0], q[1], q[2], q[3]);
+    place = make_uint4(q[0], q[1], q[2], q[3]);
   }
 }
 
@@ -364,7 +393,6 @@ __device__ __forceinline__ void gemv_fill(const mm_cu_weight &w, const gemv_plan
       if (from + j * step < total) *gemv_piece<C, S>(p, from + j * step) = v[j];
     }
   }
-  if constexpr (kRound) gemv_round<C, S>(p, job, first);
   gemv_convert<C, S, kRound>(p, job, first);
 }
 
@@ -497,13 +525,13 @@ __device__ __forceinline__ void gemv_rows(const mm_cu_weight &w, const gemv_plan
   const float *const back = reinterpret_cast<const float *>(gemv_shared + p.back);
   float *const sums = reinterpret_cast<float *>(gemv_shared + p.sums);
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4;
-  const uint32_t fours = job.fours(), mine = fours > blockIdx.x ? (fours - blockIdx.x - 1) / gridDim.x + 1 : 0;
+  const uint32_t fours = job.fours(), mine = fours > p.block() ? (fours - p.block() - 1) / p.blocks + 1 : 0;
   const uint32_t each = (job.segments() * p.lanes + 31) / 32, items = mine * each;
   const uint32_t first = items * warp / kWarps, end = items * (warp + 1) / kWarps;
   const uint32_t before = first / max(each, 1); /* fours of the block */
   __shared__ uint2 span[kWarps];                /* of each warp, the first and the last of the block's fours that it has a part in */
   if (lane == 0) span[warp] = first < end ? make_uint2(before, (end - 1) / each) : make_uint2(1, 0);
-  uint32_t four = before * gridDim.x + blockIdx.x, in = first - before * each, left = end - first;
+  uint32_t four = before * p.blocks + p.block(), in = first - before * each, left = end - first;
   gemv_fetch<C, S, Job> fetch(w, job, p, left, four, in, each);
   const uint8_t *const ring = gemv_shared + warp * kRing, *item = ring;
   uint32_t free = shared_address(ring);
@@ -535,7 +563,7 @@ __device__ __forceinline__ void gemv_rows(const mm_cu_weight &w, const gemv_plan
     gemv_add<C, S>(acc, item, at, inverse, w, job, place, k);
     item += kind::kItem, at += kind::kX * 32, inverse += 8 * kind::kBack;
     if (item == ring + kRing) item = ring;
-    if (++in == each) in = 0, four += gridDim.x, at = x + lane, inverse = back + g * kind::kBack;
+    if (++in == each) in = 0, four += p.blocks, at = x + lane, inverse = back + g * kind::kBack;
     if (--left && in) continue;
     if (lane % 4 == g / 2) *reinterpret_cast<float4 *>(sum) = make_float4(acc[0], acc[1], acc[2], acc[3]);
     sum += 8 * kFour;
@@ -558,7 +586,7 @@ __device__ __forceinline__ void gemv_rows(const mm_cu_weight &w, const gemv_plan
 #pragma unroll
       for (uint32_t m = 1; m < 8; m <<= 1) total[j] += __shfl_xor_sync(0xffffffffu, total[j], m);
     }
-    if (i < mine && threadIdx.x % 8 == 0) job.emit(i * gridDim.x + blockIdx.x, total);
+    if (i < mine && threadIdx.x % 8 == 0) job.emit(i * p.blocks + p.block(), total);
   }
 }
 

@@ -96,6 +96,11 @@ cudaError_t mm_cu_rounded::linear_two(const mm_cu_two &a, uint32_t tokens, cudaS
   return e != cudaSuccess ? e : mm_cu_one_two(given, s);
 }
 
+cudaError_t mm_cu_rounded::linear_three(const mm_cu_three &a, cudaStream_t s) {
+  wrote(a.y), wrote(a.two.y[0]), wrote(a.two.y[1]), push = {}, pushed = false;
+  return mm_cu_one_three(a, s);
+}
+
 cudaError_t mm_cu_rounded::gated(const mm_cu_weight &w, const mm_cu_gated_row &a, cudaStream_t s) {
   wrote(a.middle);
   const mm_cu_task q = {&w, nullptr, 1, 0, decode};
@@ -132,6 +137,20 @@ cudaError_t mm_cu_rounded::experts(const mm_cu_weight &w13, const mm_cu_weight &
     case MM_CU_EXPERTS_GEMM: return mm_cu_experts_gemm(w13, w2, r, given, s);
     default: return cudaErrorNotSupported;
   }
+}
+
+bool mm_cu_rounded::joins(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_shared &a, uint32_t top_k, uint32_t tokens) const {
+  const mm_cu_task q = {&w13, &w2, tokens, top_k, decode};
+  return is_one(a.up, tokens) && is_one(a.down, tokens) && mm_cu_choose_product(&device, &q).kernel == MM_CU_EXPERTS_ONE &&
+         mm_cu_joins_shared(w13, w2, a, top_k);
+}
+
+cudaError_t mm_cu_rounded::experts_shared(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
+                                          const mm_cu_shared &shared, cudaStream_t s) {
+  wrote(a.y), wrote(shared.middle), push = {}, pushed = false;
+  const cudaError_t e = mm_cu_experts_joined(w13, w2, r, a, shared, s);
+  if (e != cudaSuccess || mm_cu_joins_down(w2, shared)) return e;
+  return linear(shared.down, {shared.middle, nullptr, a.y, nullptr, 1, true}, s);
 }
 
 cudaError_t mm_cu_rounded::middle(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,

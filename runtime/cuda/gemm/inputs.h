@@ -3,6 +3,7 @@
 #define MM_CUDA_INPUTS_H
 
 #include "runtime/cuda/core/fp8.h"
+#include "runtime/cuda/core/joined.h"
 #include "runtime/cuda/core/upload.h"
 
 /* Room for the rounded inputs of one product, kept for the next ones that read the same. */
@@ -32,12 +33,19 @@ struct mm_cu_rounded {
   cudaError_t linear(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s);
   /* The same with two weights of one x[tokens, k], in one launch for a single row of weights that are alike. */
   cudaError_t linear_two(const mm_cu_two &a, uint32_t tokens, cudaStream_t s);
+  /* Three of a step of one row for which mm_cu_joins_three holds. */
+  cudaError_t linear_three(const mm_cu_three &a, cudaStream_t s);
   /* A step of so many rows takes the kernel of a single one for w. */
   bool is_one(const mm_cu_weight &w, uint32_t tokens) const;
   /* a.middle of a step for which is_one(w) holds. */
   cudaError_t gated(const mm_cu_weight &w, const mm_cu_gated_row &a, cudaStream_t s);
   /* r's lists are those of the step. a.middle and a.pair_out have room for each kernel that the step may take, and for max_tokens. */
   cudaError_t experts(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a, cudaStream_t s);
+  /* A step of so many rows takes the kernels that a shared expert joins. */
+  bool joins(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_shared &a, uint32_t top_k, uint32_t tokens) const;
+  /* Routed experts and the shared one of a step for which joins() holds. */
+  cudaError_t experts_shared(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
+                             const mm_cu_shared &shared, cudaStream_t s);
   /* a.middle[T · top_k, I], in the order of sorted pairs and not rounded, of a step of T > 1; a.pair_out is written too. */
   cudaError_t middle(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a, cudaStream_t s);
 

@@ -10,11 +10,10 @@
  * Up lets the next kernel start only after its own wait, so down may read what the router wrote before up at once, and fetch w2 while up
  * still runs: the slot lists; of a single token the slots that up has written by then, or the logits. */
 #include "runtime/cuda/core/fp8.h"
+#include "runtime/cuda/core/joined.h"
 #include "runtime/cuda/core/launch.h"
-#include "runtime/cuda/core/swiglu.cuh"
-#include "runtime/cuda/gemm/gemv.cuh"
 #include "runtime/cuda/gemm/stream.cuh"
-#include "runtime/cuda/moe/route.cuh"
+#include "runtime/cuda/moe/experts_one.cuh"
 
 namespace {
 
@@ -23,51 +22,6 @@ namespace {
 template <mm_cu_code C>
 __host__ __device__ constexpr uint32_t expert_warps(int tokens) {
   return tokens == 1 && codec<C>::kPiece == 32 ? 16 : kStreamWarps;
-}
-
-/* For a kernel of so many tokens: the experts in use, ascending, their tokens as bits, and the weight of token 0. */
-template <int kTokens>
-struct slots_of {
-  static constexpr uint32_t kMost = kTokens * MM_CU_MAX_TOP_K;
-  uint32_t used, expert[kMost], tokens[kMost];
-  float weight[kMost];
-};
-/* Code that chooses for a single token, which kernels for eight take too (stream_plan.cu). */
-template <int kTokens>
-struct slots_and_room {
-  slots_of<kTokens> slots;
-  choice_room room;
-};
-template <>
-struct slots_and_room<MM_CU_DECODE_ROWS> {
-  slots_of<MM_CU_DECODE_ROWS> slots;
-};
-
-/* The step's slots into shared memory, for up and down. For a single token, up selects them and its first block publishes them; down reads
- * the published list, or selects too. */
-enum phase { UP, DOWN };
-template <phase kPhase, int kTokens>
-__device__ void read_slots(slots_and_room<kTokens> &to, const mm_cu_route &r, uint32_t tokens, const choice_start &start) {
-  slots_of<kTokens> &s = to.slots;
-  if constexpr (kTokens < MM_CU_DECODE_ROWS) {
-    __shared__ bool published;
-    if (tokens == 1) {
-      if (kPhase == DOWN) {
-        if (threadIdx.x < 32) published = published_slots(s, r);
-        __syncthreads();
-        if (published) return;
-      }
-      if (threadIdx.x < kChoiceThreads) choose_slots(s, to.room, r, start, kPhase == UP && blockIdx.x == 0);
-      __syncthreads();
-      return;
-    }
-  }
-  const uint32_t used = __ldcg(r.used);
-  for (uint32_t i = threadIdx.x; i < used; i += blockDim.x)
-    s.expert[i] = __ldcg(&r.slot_expert[i]), s.tokens[i] = __ldcg(&r.slot_tokens[i]),
-    s.weight[i] = __ldcg(&r.slot_weight[i * MM_CU_DECODE_ROWS]);
-  if (threadIdx.x == 0) s.used = used;
-  __syncthreads();
 }
 
 template <mm_cu_code C, int kMost>
@@ -163,67 +117,6 @@ __global__ void __launch_bounds__(32 * expert_warps<C>(kTokens), stream_blocks(k
 }
 
 /* ---- a single token ---- */
-
-/* Fours of two columns, each of w1 and w3. */
-struct one_up {
-  const mm_cu_weight &w;
-  const mm_cu_experts &a;
-  const float *global2;
-  bool later; /* w2's inputs are rounded before they are weighted */
-  const mm_cu_activation &act;
-  const slots_of<1> &slots;
-  uint32_t used, inter;
-
-  __device__ uint32_t each() const { return (inter + 1) / 2; }
-  __device__ uint32_t fours() const { return used * each(); }
-  __device__ uint32_t segments() const { return 1; }
-  __device__ uint32_t gap() const { return inter; }
-  __device__ uint32_t behind() const { return 1; }
-  __device__ gemv_source source(uint32_t) const { return gemv_source(w); }
-  __device__ four_place at(uint32_t four, uint32_t) const {
-    const uint32_t slot = four / each(), column = (four - slot * each()) * 2;
-    return {slots.expert[slot], column, 2 * (inter - column)};
-  }
-  __device__ const bf16 *x(uint32_t) const { return a.x; }
-  __device__ float times(uint32_t) const { return 1; }
-  __device__ bool rounds() const { return w.rounding.kind == MM_ACT_FP8_GROUP; }
-  __device__ float factor(uint32_t) const { return 1; }
-  __device__ void emit(uint32_t four, const float (&sum)[kFour]) const {
-    const uint32_t slot = four / each(), column = (four - slot * each()) * 2, expert = slots.expert[slot];
-    const float global = w.global ? w.global[expert] : 1.0f;
-    const float scale = later ? 1.0f : slots.weight[slot] * (global2 ? global2[expert] : 1.0f);
-    bf16 *to = a.middle + (size_t)slot * MM_CU_DECODE_ROWS * inter + column;
-#pragma unroll
-    for (uint32_t i = 0; i < 2; i++) {
-      if (column + i < inter) to[i] = __float2bfloat16_rn(activated(act, sum[2 * i] * global, sum[2 * i + 1] * global) * scale);
-    }
-  }
-};
-
-struct one_down {
-  const mm_cu_weight &w;
-  const mm_cu_experts &a;
-  const slots_of<1> &slots;
-  uint32_t used;
-
-  __device__ uint32_t fours() const { return (w.n + 3) / 4; }
-  __device__ uint32_t segments() const { return used; }
-  __device__ uint32_t gap() const { return 1; }
-  __device__ uint32_t behind() const { return 2; }
-  __device__ gemv_source source(uint32_t) const { return gemv_source(w); }
-  __device__ four_place at(uint32_t four, uint32_t slot) const { return {slots.expert[slot], 4 * four, w.n - 4 * four}; }
-  __device__ const bf16 *x(uint32_t slot) const { return a.middle + (size_t)slot * MM_CU_DECODE_ROWS * w.k; }
-  __device__ bool rounds() const { return w.rounding.kind == MM_ACT_FP8_GROUP; }
-  __device__ float weight(uint32_t slot) const { return slots.weight[slot] * (w.global ? w.global[slots.expert[slot]] : 1.0f); }
-  __device__ float factor(uint32_t slot) const { return slots.weight[slot]; } /* which holds weight() by then */
-  __device__ float times(uint32_t slot) const { return rounds() ? weight(slot) : 1.0f; }
-  __device__ void emit(uint32_t four, const float (&sum)[kFour]) const {
-#pragma unroll
-    for (uint32_t i = 0; i < kFour; i++) {
-      if (4 * four + i < w.n) a.y[4 * four + i] = __float2bfloat16_rn(sum[i]);
-    }
-  }
-};
 
 /* kRound: inputs in another way than gemv_convert rounds them. */
 template <mm_cu_code C, mm_cu_scale S, bool kRound, class Ring>
@@ -343,6 +236,10 @@ struct one_down_launch {
 
 }  // namespace
 
+cudaError_t mm_cu_experts_one_down(const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a, cudaStream_t s) {
+  return for_scheme(w2, one_down_launch{w2, r, a, s});
+}
+
 cudaError_t mm_cu_experts_one(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
                               cudaStream_t s) {
   const mm_cu_rounding *const before = mm_cu_rounds_before(MM_CU_EXPERTS_ONE, &w2);
@@ -350,7 +247,7 @@ cudaError_t mm_cu_experts_one(const mm_cu_weight &w13, const mm_cu_weight &w2, c
   cudaError_t e = mm_cu_refuse(MM_CU_EXPERTS_ONE, {&w13, &w2, a.tokens, r.top_k});
   if (e == cudaSuccess) e = for_scheme(w13, one_up_launch{w13, w2.global, rounds, r, a, s});
   if (e == cudaSuccess && before) e = mm_cu_round_slots(a.middle, a.tokens, w2.k, r, w2.global, *before, s);
-  return e != cudaSuccess ? e : for_scheme(w2, one_down_launch{w2, r, a, s});
+  return e != cudaSuccess ? e : mm_cu_experts_one_down(w2, r, a, s);
 }
 
 cudaError_t mm_cu_experts_decode(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
