@@ -32,7 +32,7 @@ static bool move_pages(mm_engine *e, mm_err *err) {
   for (uint32_t i = 0; ok && i < PAGES; i++) ok = mm_pages_take(mm_engine_pages(e), &page[i]);
   for (uint32_t r = 0; ok && r < mm_engine_ranks(e); r++) {
     char *at = mm_engine_pool_part(e, r, &bytes);
-    for (uint64_t i = 0; i < PLACES * bytes; i++) at[i] = (char)((i * 2654435761u >> 7) + r);
+    for (uint64_t i = 0; i < PLACES * bytes; i++) at[i] = (char)((i * i + r + 1) * UINT64_C(0x9e3779b97f4a7c15) >> 56);
   }
   const mm_page_move move[] = {{page[0], 0, true},  {page[1], 1, true},  {page[2], 2, true},
                                {page[2], 5, false}, {page[1], 4, false}, {page[0], 8, false}};
