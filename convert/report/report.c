@@ -1,6 +1,7 @@
 /* Plan, progress and summary for people (text) and pipelines (JSON). */
 #include "convert/report/report.h"
 
+#include "convert/decode/follow.h"
 #include "convert/plan/card.h"
 #include "convert/plan/target_format.h"
 #include "formats/system/pool.h"
@@ -309,9 +310,16 @@ static void draw(const mm_watch *w, double elapsed) {
   memset(bar, '-', 30);
   memset(bar, '#', filled < 30 ? filled : 30);
   bar[30] = 0;
+  const char *waiting = mm_follow_waiting(w->p->hf);
   if (w->tty) fprintf(stderr, "\r[%s] ", bar);
-  fprintf(stderr, "%.2f of %.2f GB (%.0f %%), %.2f GB/s, %.0f s left, RSS %.0f MiB%s", done / 1e9, all / 1e9,
-          all > 0 ? 100 * done / all : 100, rate / 1e9, eta, (double)peak_rss() / (1 << 20), w->tty ? "  " : "\n");
+  fprintf(stderr, "%.2f of %.2f GB (%.0f %%), %.2f GB/s, ", done / 1e9, all / 1e9, all > 0 ? 100 * done / all : 100, rate / 1e9);
+  if (waiting) {
+    fputs("waiting for ", stderr);
+    mm_show_to(stderr, waiting);
+  } else {
+    fprintf(stderr, "%.0f s left, RSS %.0f MiB", eta, (double)peak_rss() / (1 << 20));
+  }
+  fputs(w->tty ? "\033[K" : "\n", stderr);
 }
 
 static void put_progress(const mm_watch *w, double elapsed) {

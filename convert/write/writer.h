@@ -34,6 +34,11 @@ typedef struct mm_writer_options {
   mm_bake_fn *bake;         /* NULL, or what makes the companion `baked` of the packed layout */
   const char *baked;
   const mm_draft_source *draft; /* NULL, or what the companion draft.safetensors of the packed layout is made of */
+  const struct mm_followed {    /* NULL, or a source that is being downloaded (followed.h), */
+    mm_hf *hf;                  /* of the plan, */
+    const mm_plan_options *plan;
+    bool proven; /* and whether the index's total_size is that of the plan */
+  } * followed;
 } mm_writer_options;
 
 typedef struct mm_writer {
