@@ -142,8 +142,11 @@ static void note_absent(const mm_hf *hf) {
 
 /* Opens the source; one that is being downloaded as soon as its config and index are there. */
 static bool open_source(const mm_convert_args *a, mm_hf *hf, mm_err *err) {
-  const mm_follow_options fo = {
-      .timeout_s = (double)a->follow.timeout_s, .quiet_s = (double)a->follow.quiet_s, .frees = a->follow.frees, .stop = &progress.stop};
+  const mm_follow_options fo = {.timeout_s = (double)a->follow.timeout_s,
+                                .quiet_s = (double)a->follow.quiet_s,
+                                .frees = a->follow.frees,
+                                .target = a->resume ? a->output : NULL,
+                                .stop = &progress.stop};
   mm_hf_options ho = {.allow_outside_links = a->outside,
                       .names_only = a->names_only || a->follow.on,
                       .allow_nonfinite = a->nonfinite,
@@ -156,11 +159,10 @@ static bool open_source(const mm_convert_args *a, mm_hf *hf, mm_err *err) {
   return true;
 }
 
-/* What is made of a plan's inputs; lives as long as the plan, which --follow makes twice. */
+/* The inputs of a plan. --follow makes it twice. */
 typedef struct mm_planning {
   mm_calibration_files calibration;
   mm_plan_options options;
-  bool proven; /* the index's total_size is the plan's */
 } mm_planning;
 
 static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_planning *planning, mm_plan *plan, mm_verdict *verdict, mm_err *err) {
@@ -186,9 +188,8 @@ static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_planning *planning
   if (a->gpu && !mm_verdict_make(verdict, plan, hf, &planning->options, &a->card, err)) return false;
   if (!a->quiet && a->process == 0) mm_report_notes(stderr, hf, plan);
   if (!a->quiet && a->process == 0 && !a->names_only && !a->follow.on) note_absent(hf);
-  planning->proven = mm_hf_total_known(hf) && hf->total_size == plan->source_bytes;
-  if (a->follow.frees && !planning->proven && !a->quiet)
-    fputs("note: the index's total_size does not prove the plan: no file is freed before all of them are there\n", stderr);
+  if (a->follow.frees && !mm_follow_proven(hf) && !a->quiet)
+    fputs("note: the index's total_size does not prove the plan yet: no file is freed before headers do\n", stderr);
   if (!a->names_only || !mm_hf_total_known(hf) || hf->total_size == plan->source_bytes) return true;
   return mm_fail(err, MM_BAD_INPUT, "E_IDX", mm_at(hf->dir, NULL), "found total_size %llu in the index, expected %llu from the names",
                  (unsigned long long)hf->total_size, (unsigned long long)plan->source_bytes);
@@ -411,7 +412,7 @@ static bool run_all(void *args, mm_err *err) {
   mm_verdict verdict = {0};
   a->met = true;
   bool ok = mm_mpi_all(make_plan(a, &hf, &planning, &plan, &verdict, err));
-  const struct mm_followed followed = {&hf, &planning.options, planning.proven};
+  const struct mm_followed followed = {&hf, &planning.options};
   ok = ok && convert_watched(a, &plan, &verdict, &followed, err);
   mm_plan_close(&plan);
   mm_importance_close(&planning.calibration.importance);

@@ -40,22 +40,39 @@ static bool begin(mm_records *r, int parent, const char kind[8], mm_err *err) {
   return mm_pwrite(r->fd, r->name, kind, KIND, 0, err) && mm_fsync(r->fd, r->name, false, err) && mm_fsync(parent, ".", true, err);
 }
 
-bool mm_records_open(mm_records *r, int parent, const char *name, const char kind[8], mm_record_fn *fn, void *ctx, mm_err *err) {
+/* Reads the file open at r->fd; r->size is what is good of it, 0 where the run that made it died at once. */
+static bool read_file(mm_records *r, const char kind[8], mm_record_fn *fn, void *ctx, mm_err *err) {
   struct stat s;
-  *r = (mm_records){.fd = openat(parent, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC), .name = name};
-  if (r->fd < 0 && errno != ENOENT) return mm_fail_errno(err, mm_at(name, NULL), "open", errno);
-  if (r->fd < 0) return (r->fd = mm_create_at(parent, ".", name, err)) >= 0 && begin(r, parent, kind, err);
+  const char *name = r->name;
   if (fstat(r->fd, &s) != 0) return mm_fail_errno(err, mm_at(name, NULL), "look at", errno);
   if (!S_ISREG(s.st_mode)) return mm_fail(err, MM_USAGE, "E_RESUME", mm_at(name, NULL), "found something that is no file of records");
   const mm_file f = {.fd = r->fd, .size = (uint64_t)s.st_size};
-  if (f.size < KIND) return begin(r, parent, kind, err); /* the run that made it died at once */
+  if (f.size < KIND) return true;
   uint8_t *text = mm_calloc(f.size, 1, err);
   bool ok = text && mm_file_read(&f, name, text, f.size, 0, err);
   if (ok && memcmp(text, kind, KIND) != 0)
     ok = mm_fail(err, MM_USAGE, "E_RESUME", mm_at(name, NULL), "found a file of another kind or version; --restart discards it");
   ok = ok && read_all(text, f.size, fn, ctx, &r->size, err);
   free(text);
-  return ok && (mm_ftruncate(r->fd, r->size) == 0 || mm_fail_errno(err, mm_at(name, NULL), "cut", errno));
+  return ok;
+}
+
+bool mm_records_read(mm_records *r, int parent, const char *name, const char kind[8], mm_record_fn *fn, void *ctx, mm_err *err) {
+  *r = (mm_records){.fd = openat(parent, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC), .name = name};
+  if (r->fd < 0) return errno == ENOENT || mm_fail_errno(err, mm_at(name, NULL), "open", errno);
+  const bool ok = read_file(r, kind, fn, ctx, err);
+  close(r->fd);
+  r->fd = -1;
+  return ok;
+}
+
+bool mm_records_open(mm_records *r, int parent, const char *name, const char kind[8], mm_record_fn *fn, void *ctx, mm_err *err) {
+  *r = (mm_records){.fd = openat(parent, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC), .name = name};
+  if (r->fd < 0 && errno != ENOENT) return mm_fail_errno(err, mm_at(name, NULL), "open", errno);
+  if (r->fd < 0) return (r->fd = mm_create_at(parent, ".", name, err)) >= 0 && begin(r, parent, kind, err);
+  if (!read_file(r, kind, fn, ctx, err)) return false;
+  if (r->size == 0) return begin(r, parent, kind, err);
+  return (mm_ftruncate(r->fd, r->size) == 0 || mm_fail_errno(err, mm_at(name, NULL), "cut", errno));
 }
 
 bool mm_records_add(mm_records *r, const void *payload, size_t n, mm_err *err) {

@@ -23,6 +23,8 @@ typedef bool mm_record_fn(void *ctx, const uint8_t *payload, size_t n, mm_err *e
 /* Opens parent/name, made where it is absent, and gives each record to fn, in order. `kind` has eight bytes; a file that begins otherwise
  * is MM_USAGE E_RESUME. parent and name are borrowed; the caller sees to it that one run at a time has the file open. */
 MM_MUST_USE bool mm_records_open(mm_records *r, int parent, const char *name, const char kind[8], mm_record_fn *fn, void *ctx, mm_err *err);
+/* The same without opening it: r->size is 0 where the file is absent, and r is closed. Another run may add meanwhile. */
+MM_MUST_USE bool mm_records_read(mm_records *r, int parent, const char *name, const char kind[8], mm_record_fn *fn, void *ctx, mm_err *err);
 MM_MUST_USE bool mm_records_add(mm_records *r, const void *payload, size_t n, mm_err *err);
 void mm_records_close(mm_records *r); /* accepts MM_RECORDS_NONE */
 

@@ -12,9 +12,11 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "convert/decode/forms.h"
 #include "convert/source/index.h"
 #include "convert/source/locate.h"
 #include "formats/records.h"
+#include "formats/system/staging.h"
 
 #define POLL_MS    50
 #define LOOK_POLLS 20 /* polls between looks at the whole directory */
@@ -361,10 +363,15 @@ bool mm_follow_look(const mm_hf *hf, uint32_t file, bool *there, mm_err *err) {
 bool mm_follow_frees(const mm_hf *hf) { return hf->follow && hf->follow->o.frees; }
 const char *mm_follow_waiting(const mm_hf *hf) { return hf->follow ? atomic_load(&hf->follow->waiting) : NULL; }
 
-bool mm_follow_all_known(const mm_hf *hf) {
-  for (uint32_t i = 0; i < hf->file_count; i++)
-    if (atomic_load(&hf->follow->file[i].state) == MM_AWAITED) return false;
-  return true;
+bool mm_follow_proven(const mm_hf *hf) {
+  uint64_t total = 0;
+  bool all = true, sized = hf->total_given;
+  for (uint32_t i = 0; i < hf->file_count; i++) all = all && atomic_load(&hf->follow->file[i].state) != MM_AWAITED;
+  for (size_t i = 0; i < hf->tensor_count; i++) {
+    total += hf->tensor[i].bytes;
+    sized = sized && hf->tensor[i].bytes > 0;
+  }
+  return all || (sized && total == hf->total_size);
 }
 
 /* ---- the record ---- */
@@ -451,10 +458,7 @@ void mm_follow_forget(mm_hf *hf) {
     hf->file[i].header = (mm_digest){{0}};
     hf->follow->file[i] = (mm_followed_file){0};
   }
-  for (size_t i = 0; i < hf->tensor_count; i++) {
-    hf->tensor[i].found = false;
-    if (!hf->tensor[i].used) hf->tensor[i].bytes = 0;
-  }
+  for (size_t i = 0; i < hf->tensor_count; i++) hf->tensor[i].found = false; /* its form stays, for the plan */
 }
 
 void mm_follow_assume(mm_hf *hf, const mm_pack *made) {
@@ -501,6 +505,38 @@ static void digest_names(struct mm_follow *x) {
   x->names = mm_sha256_end(&s);
 }
 
+/* Takes the headers that an interrupted run recorded. *needless: the output is finished and says itself what it was made of. */
+static bool peek(struct mm_follow *x, bool *needless, mm_err *err) {
+  mm_staging at = MM_STAGING_NONE;
+  mm_records seen = MM_RECORDS_NONE;
+  *needless = false;
+  if (!x->o.target) return true;
+  bool ok = mm_staging_name(&at, x->o.target, NULL, err);
+  const char *name = ok ? mm_arena_printf(&at.arena, err, "%s.sources", at.name) : NULL;
+  ok = name && mm_records_read(&seen, at.parent, name, record_kind, read_record, x, err);
+  *needless = ok && seen.size == 0 && exists(mm_path_of(x->o.target, MM_MANIFEST).text);
+  mm_staging_close(&at);
+  return ok;
+}
+
+/* Reads headers until there is one of each kind of tensor, and lends their forms to the others. */
+static bool learn(struct mm_follow *x, const mm_forms *forms, mm_err *err) {
+  mm_hf *hf = x->hf;
+  mm_wait w = {.o = &x->o, .dir = hf->dir, .since = mm_now()};
+  uint32_t lacks;
+  bool needless, ok = peek(x, &needless, err);
+  for (uint32_t i = 0; i < hf->file_count; i++) hf->file[i].freed = false;
+  while (ok) {
+    for (uint32_t i = 0; ok && i < hf->file_count; i++)
+      ok = x->file[i].recorded || atomic_load(&x->file[i].state) == MM_ARRIVED || look_for(x, i, err) || err->status == MM_OK;
+    if (!ok || !mm_forms_lack(forms, hf, &lacks, err) || needless) break;
+    atomic_store(&x->waiting, hf->file[lacks].name);
+    ok = wait_once(&w, hf->file[lacks].name, " (the plan needs its header)", err);
+  }
+  atomic_store(&x->waiting, NULL);
+  return ok && err->status == MM_OK && mm_forms_lend(forms, hf, err);
+}
+
 bool mm_follow_open(mm_hf *hf, const mm_follow_options *o, mm_err *err) {
   struct mm_follow *x = mm_calloc(1, sizeof *x, err);
   if (!x) return false;
@@ -515,7 +551,11 @@ bool mm_follow_open(mm_hf *hf, const mm_follow_options *o, mm_err *err) {
   for (size_t i = 0; i < hf->tensor_count; i++) x->original[i] = &hf->tensor[i];
   mm_sort(x->original, hf->tensor_count, sizeof *x->original, by_original);
   digest_names(x);
-  return true;
+  mm_forms forms = {0};
+  const bool ok = mm_forms_open(&forms, hf, err) && learn(x, &forms, err);
+  mm_forms_close(&forms);
+  mm_follow_forget(hf);
+  return ok;
 }
 
 void mm_follow_close(mm_hf *hf) {

@@ -9,15 +9,17 @@
 #include "convert/source/hf.h"
 
 typedef struct mm_follow_options {
-  double timeout_s; /* without a file that is needed, and without any change of the directory */
-  double quiet_s;   /* without a change before the companions, which may come last, are copied */
-  bool frees;       /* --delete-source */
+  double timeout_s;   /* without a file that is needed, and without any change of the directory */
+  double quiet_s;     /* without a change before the companions, which may come last, are copied */
+  bool frees;         /* --delete-source */
+  const char *target; /* where --resume continues: the headers in its record count, and a finished one needs none. NULL: anew */
   const _Atomic bool *stop;
 } mm_follow_options;
 
 /* Waits until the directory has config.json and the index; *dir is made of what the user gave by mm_source_locate. */
 MM_MUST_USE bool mm_follow_texts(const char *given, const mm_follow_options *o, mm_err *err);
-/* hf was opened from names. Its readers wait from now on. */
+/* hf was opened from names. Waits until some tensor of each kind of layer has its header, by which all others are planned; its readers wait
+ * from now on. */
 MM_MUST_USE bool mm_follow_open(mm_hf *hf, const mm_follow_options *o, mm_err *err);
 void mm_follow_close(mm_hf *hf); /* of any hf */
 
@@ -35,8 +37,8 @@ void mm_follow_abandon(const mm_hf *hf, const mm_err *why);
 /* Looks once: *there when the file is whole and agrees with the plan. */
 MM_MUST_USE bool mm_follow_look(const mm_hf *hf, uint32_t file, bool *there, mm_err *err);
 bool mm_follow_frees(const mm_hf *hf);
-/* Each header was read, now or by an earlier run: hf->file has its digest and size. */
-bool mm_follow_all_known(const mm_hf *hf);
+/* The plan cannot be another than that of all headers: they were read, or the tensors have the total_size of the index. */
+bool mm_follow_proven(const mm_hf *hf);
 /* Records that the file is not needed any more, then removes it. MM_IO E_CHANGED where another file has its name by now. */
 MM_MUST_USE bool mm_follow_free(const mm_hf *hf, uint32_t file, mm_err *err);
 /* Takes sizes and headers' digests from the manifest of a finished output of the same files; an arriving file must have them. */

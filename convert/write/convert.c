@@ -6,7 +6,6 @@
 
 #include "convert/decode/follow.h"
 #include "convert/plan/fill.h"
-#include "convert/write/followed.h"
 #include "convert/write/step.h"
 #include "formats/system/file.h"
 #include "formats/system/pool.h"

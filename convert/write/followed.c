@@ -1,5 +1,5 @@
 /* Freeing sources after each part, and the last words of a plan that was made before the headers were there. */
-#include "convert/write/followed.h"
+#include "convert/write/writer.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -46,7 +46,7 @@ static void find_needed(const mm_plan *p, uint32_t part, bool *needed) {
 
 bool mm_followed_part_done(mm_writer *w, uint32_t part, mm_err *err) {
   const mm_hf *hf = w->plan->hf;
-  if (!mm_follow_frees(hf) || !(w->o.followed->proven || mm_follow_all_known(hf))) return true;
+  if (!mm_follow_frees(hf) || !mm_follow_proven(hf)) return true;
   bool *needed = mm_calloc(hf->file_count, sizeof *needed, err), ok = needed;
   if (ok) find_needed(w->plan, part, needed);
   for (uint32_t i = 0; ok && i < hf->file_count; i++) {

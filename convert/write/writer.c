@@ -14,7 +14,6 @@
 #include "convert/decode/follow.h"
 #include "convert/plan/finished.h"
 #include "convert/plan/layout_hf.h"
-#include "convert/write/followed.h"
 #include "formats/system/file.h"
 #include "loader/verify.h"
 
