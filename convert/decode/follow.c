@@ -27,6 +27,7 @@ typedef enum mm_arrival { MM_AWAITED, MM_ARRIVED, MM_FREED } mm_arrival;
 typedef struct mm_followed_file {
   _Atomic int state;
   bool recorded, refetched; /* its header is in the record; it came again after it was freed */
+  bool learned;             /* the plan is made of its header, too */
   bool growing;             /* it was seen cut */
   mm_file_id id;            /* of the record, else as it was seen last */
   double since;             /* when it was seen so first */
@@ -40,6 +41,7 @@ struct mm_follow {
   mm_hf_tensor **original; /* [tensor_count], by their names in the index */
   mm_digest names;         /* of all names and files of the index */
   mm_records record;
+  bool record_there; /* an interrupted run left one */
   _Atomic(const char *) waiting;
   pthread_mutex_t failing;
   _Atomic bool failed;
@@ -456,7 +458,7 @@ void mm_follow_forget(mm_hf *hf) {
     hf->file[i].freed = false;
     hf->file[i].id = (mm_file_id){0};
     hf->file[i].header = (mm_digest){{0}};
-    hf->follow->file[i] = (mm_followed_file){0};
+    hf->follow->file[i] = (mm_followed_file){.learned = hf->follow->file[i].learned};
   }
   for (size_t i = 0; i < hf->tensor_count; i++) hf->tensor[i].found = false; /* its form stays, for the plan */
 }
@@ -488,7 +490,12 @@ bool mm_follow_begin(mm_hf *hf, int parent, const char *name, bool anew, mm_err 
     mm_follow_forget(hf);
     ok = mm_records_open(&x->record, parent, name, record_kind, read_record, x, err);
   }
-  return ok && (x->record.size > head || record(x, BEGUN, 0, x->names.byte, sizeof x->names.byte, err));
+  ok = ok && (x->record.size > head || record(x, BEGUN, 0, x->names.byte, sizeof x->names.byte, err));
+  for (uint32_t i = 0; ok && i < hf->file_count; i++) { /* a later run plans by the same headers; none has changed */
+    bool there;
+    if (x->file[i].learned || (x->file[i].recorded && !hf->file[i].freed)) ok = mm_follow_look(hf, i, &there, err);
+  }
+  return ok;
 }
 
 /* ---- opening and closing ---- */
@@ -514,6 +521,7 @@ static bool peek(struct mm_follow *x, bool *needless, mm_err *err) {
   bool ok = mm_staging_name(&at, x->o.target, NULL, err);
   const char *name = ok ? mm_arena_printf(&at.arena, err, "%s.sources", at.name) : NULL;
   ok = name && mm_records_read(&seen, at.parent, name, record_kind, read_record, x, err);
+  x->record_there = ok && seen.size > 0;
   *needless = ok && seen.size == 0 && exists(mm_path_of(x->o.target, MM_MANIFEST).text);
   mm_staging_close(&at);
   return ok;
@@ -525,15 +533,20 @@ static bool learn(struct mm_follow *x, const mm_forms *forms, mm_err *err) {
   mm_wait w = {.o = &x->o, .dir = hf->dir, .since = mm_now()};
   uint32_t lacks;
   bool needless, ok = peek(x, &needless, err);
-  for (uint32_t i = 0; i < hf->file_count; i++) hf->file[i].freed = false;
-  while (ok) {
+  bool enough = ok && x->record_there && !mm_forms_lack(forms, hf, &lacks, err);
+  while (ok && !enough) {
     for (uint32_t i = 0; ok && i < hf->file_count; i++)
       ok = x->file[i].recorded || atomic_load(&x->file[i].state) == MM_ARRIVED || look_for(x, i, err) || err->status == MM_OK;
-    if (!ok || !mm_forms_lack(forms, hf, &lacks, err) || needless) break;
+    enough = !ok || !mm_forms_lack(forms, hf, &lacks, err) || needless;
+    if (enough) break;
     atomic_store(&x->waiting, hf->file[lacks].name);
     ok = wait_once(&w, hf->file[lacks].name, " (the plan needs its header)", err);
   }
   atomic_store(&x->waiting, NULL);
+  for (uint32_t i = 0; i < hf->file_count; i++) {
+    hf->file[i].freed = false;
+    x->file[i].learned = atomic_load(&x->file[i].state) == MM_ARRIVED;
+  }
   return ok && err->status == MM_OK && mm_forms_lend(forms, hf, err);
 }
 

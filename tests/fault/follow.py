@@ -234,7 +234,7 @@ def cases():
     # Rules between options.
     for wrong in (["--delete-source"], ["--follow", "--dry-run"], ["--follow", "--layout", "hf"], ["--follow", "--compress", "zstd"], ["--follow", "--part", "0/2"],
                   ["--follow", "--delete-source", "--ranks", "0"], ["--follow", "--delete-source", "--allow-outside-links"]):
-        run(source, "-o", work + "/wrong", *wrong, status=2, says=["E_USAGE", wrong[0]])
+        run(source, "-o", work + "/wrong", *wrong, status=2, says=["E_USAGE", next(w for w in reversed(wrong) if w.startswith("--"))])
 
 
 try:
