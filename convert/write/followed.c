@@ -48,6 +48,7 @@ bool mm_followed_part_done(mm_writer *w, uint32_t part, mm_err *err) {
   const mm_hf *hf = w->plan->hf;
   if (!mm_follow_frees(hf) || !mm_follow_proven(hf)) return true;
   bool *needed = mm_calloc(hf->file_count, sizeof *needed, err), ok = needed;
+  ok = ok && mm_fsync(w->dir, w->staging, true, err); /* the parts' names are as durable as their bytes */
   if (ok) find_needed(w->plan, part, needed);
   for (uint32_t i = 0; ok && i < hf->file_count; i++) {
     bool there = false;
@@ -134,22 +135,18 @@ static bool same_names(const mm_pack *made, const mm_hf *hf) {
   return same;
 }
 
-bool mm_followed_published(mm_writer *w, mm_err *err) {
+bool mm_followed_published(mm_writer *w, mm_digest *mine, mm_err *err) {
   mm_pack made = {0};
   mm_plan full = {0};
   mm_hf *hf = w->o.followed->hf;
-  mm_err why = {0};
   bool ok = true;
-  if (mm_pack_open(&made, w->o.target, &why) && same_names(&made, hf)) {
+  if (mm_pack_open(&made, w->o.target, MM_IGNORED) && same_names(&made, hf)) {
     mm_follow_assume(hf, &made);
     const mm_digest before = w->plan->pack.plan;
     ok = plan_again(w, &full, err);
-    if (ok && !mm_digest_equal(&made.plan, &full.pack.plan)) {
-      mm_follow_forget(hf);
-      mm_plan_close(&full);
-      ok = plan_again(w, &full, err);
-      w->plan->pack.plan = before;
-    }
+    *mine = w->plan->pack.plan;
+    w->plan->pack.plan = before; /* the journal's, until all headers are there */
+    if (ok && !mm_digest_equal(&made.plan, mine)) mm_follow_forget(hf);
   }
   mm_plan_close(&full);
   mm_pack_close(&made);

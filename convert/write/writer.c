@@ -102,12 +102,12 @@ static bool check_target(mm_writer *w, mm_err *err) {
   const char *target = w->o.target;
   if (!look_at_target(w, err)) return false;
   if (w->stage.found != MM_TARGET_FULL) return true;
-  if (w->o.followed && w->o.leftover == MM_LEFTOVER_RESUME && !mm_followed_published(w, err)) return false;
-  mm_digest old;
+  mm_digest old, mine = w->plan->pack.plan;
+  if (w->o.followed && w->o.leftover == MM_LEFTOVER_RESUME && !mm_followed_published(w, &mine, err)) return false;
   mm_err extra = {0};
   bool archived, ours = is_ours(target, &old, &archived, &extra, err);
   if (err->status != MM_OK) return false;
-  bool same = ours && mm_digest_equal(&old, &w->plan->pack.plan) && archived == (w->o.level > 0);
+  bool same = ours && mm_digest_equal(&old, &mine) && archived == (w->o.level > 0);
   if (same && w->o.leftover == MM_LEFTOVER_RESUME && !find_complete(w, archived, err)) return false;
   if (w->complete) return true;
   if (!ours) return usage(err, target, "found a directory that is not empty and not a converted checkpoint");

@@ -113,8 +113,8 @@ MM_MUST_USE bool mm_writer_replace(mm_writer *w, const char *name, const void *t
 
 /* --- followed.c: a source that is being downloaded. Files that are not needed any more are freed after each part, and the plan's digest,
  * which needs every file's header, is put into the parts at the end --- */
-/* Where the target is the finished output of this plan: gives the plan the digest that it has with the manifest's sources. */
-MM_MUST_USE bool mm_followed_published(mm_writer *w, mm_err *err);
+/* Into *mine the digest that the plan has with the sources of the target's manifest, if they have the names of this one's. */
+MM_MUST_USE bool mm_followed_published(mm_writer *w, mm_digest *mine, mm_err *err);
 /* Opens the record of sources, with the staging directory taken. */
 MM_MUST_USE bool mm_followed_begin(mm_writer *w, mm_err *err);
 /* Part `part` and those before it are on disk and journaled. No reader has a file open. */

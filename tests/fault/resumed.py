@@ -25,7 +25,10 @@ def wrong(out, reference, resume):
     if os.path.exists(out) and not same(out, reference):
         return "something incomplete has the final name"
     p = subprocess.run(resume, capture_output=True, check=False)
-    left = [x for x in os.listdir(os.path.dirname(out)) if x != os.path.basename(out)]
+    parent = os.path.dirname(out)
+    left = [x for x in os.listdir(parent) if x not in (os.path.basename(out), "source")]
+    if os.path.isdir(parent + "/source"):  # of --follow --delete-source
+        left += [x for x in os.listdir(parent + "/source") if x.endswith(".safetensors")]
     if p.returncode == 0 and same(out, reference) and not left:
         return None
     return f"--resume: status {p.returncode}, left {left}: {p.stderr.decode(errors='replace')}"
