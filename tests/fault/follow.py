@@ -6,13 +6,10 @@ next to the file or in the Hub client's folder, then a rename; or growing in pla
 --resume. The output must be byte for byte that of a plain conversion, no weight file may be left, and what has the final name is complete
 whenever it is looked at. Then single cases: a download that stops, a damaged output whose source is gone, --restart, headers that differ from
 the plan. Exit status 1 unless all hold."""
-import filecmp
-import json
 import os
 import random
 import re
 import shutil
-import struct
 import subprocess
 import sys
 import tempfile
@@ -21,6 +18,7 @@ import time
 
 sys.path.insert(0, "tests/cli")
 from convert_files import INDEX, Checkpoint  # noqa: E402
+from resumed import same, split  # noqa: E402
 
 convert = sys.argv[1]
 runs = int(sys.argv[2]) if len(sys.argv) > 2 else 3
@@ -32,28 +30,8 @@ OPTIONS = (["--tp", "2", "--quant", "nvfp4a16", "--part-size", "400K"], ["--quan
            ["--tp", "4", "--ep", "2", "--quant", "nvfp4", "--part-size", "700K"])
 
 
-def split(source, path, files, total=True):
-    """The checkpoint in the order of its layers, in so many files of about one size."""
-    c = Checkpoint.load(source)
-    layer = lambda k: (int(re.search(r"layers\.(\d+)", k)[1]) if "layers." in k else -1 if "embed" in k else 999, k)
-    c.tensors = {k: c.tensors[k] for k in sorted(c.tensors, key=layer)}
-    size, at, c.file = sum(len(t[2]) for t in c.tensors.values()), 0, {}
-    for k, t in c.tensors.items():
-        c.file[k] = f"model-{min(files, at * files // size + 1):05d}-of-{files:05d}.safetensors"
-        at += len(t[2])
-    c.index = json.dumps({"metadata": {"total_size": size} if total else {}, "weight_map": dict(sorted(c.file.items()))})
-    c.save(path)
-    shutil.copy(source + "/tokenizer.json", path)
-    return path
-
-
 def weights(path):
     return sorted(n for n in os.listdir(path) if n.startswith("model-"))
-
-
-def same(a, b):
-    names = sorted(os.listdir(a))
-    return names == sorted(os.listdir(b)) and filecmp.cmpfiles(a, b, names, shallow=False)[0] == names
 
 
 def run(*args, status=0, says=()):

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 
-from resumed import wrong
+from resumed import split, wrong
 
 CALLS = "openat,mkdirat,renameat2,unlink,unlinkat,pwrite64,write,ftruncate,fallocate,fsync,fdatasync,fchmod"
 
@@ -32,6 +32,8 @@ parser.add_argument("--options", default="", help="more options of the conversio
 parser.add_argument("--follow", action="store_true")
 args = parser.parse_args()
 work = os.path.realpath(tempfile.mkdtemp(prefix="mm-power-"))
+if args.follow:
+    args.source = split(args.source, work + "/split", 8)
 
 
 def command(parent, *more):
