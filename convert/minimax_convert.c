@@ -140,13 +140,20 @@ static void note_absent(const mm_hf *hf) {
   mm_json_free(config);
 }
 
+static void print_waiting(const char *name) {
+  fputs("waiting for ", stderr);
+  mm_show_to(stderr, name);
+  fputs(", which the plan needs\n", stderr);
+}
+
 /* Opens the source; one that is being downloaded as soon as its config and index are there. */
 static bool open_source(const mm_convert_args *a, mm_hf *hf, mm_err *err) {
   const mm_follow_options fo = {.timeout_s = (double)a->follow.timeout_s,
                                 .quiet_s = (double)a->follow.quiet_s,
                                 .frees = a->follow.frees,
                                 .target = a->resume ? a->output : NULL,
-                                .stop = &progress.stop};
+                                .stop = &progress.stop,
+                                .waiting = a->quiet ? NULL : print_waiting};
   mm_hf_options ho = {.allow_outside_links = a->outside,
                       .names_only = a->names_only || a->follow.on,
                       .allow_nonfinite = a->nonfinite,
@@ -361,13 +368,14 @@ static bool convert_watched(const mm_convert_args *a, mm_plan *plan, const mm_ve
 /* The rules of --follow and --delete-source, or NULL. */
 static const char *wrong_follow(const mm_convert_args *a, bool hf) {
   const bool on = a->follow.on, frees = a->follow.frees;
-  return frees && !on                    ? "found --delete-source without --follow"
-         : on && a->dry_run              ? "found --follow with --dry-run; --names-only plans without the weights"
-         : on && hf                      ? "found --follow with --layout hf, which copies what only the headers describe"
-         : on && a->compress             ? "found --follow with --compress; minimax-archive pack makes an archive of the output"
-         : on && a->part                 ? "found --follow with --part, whose runs would wait for each other"
-         : on && a->processes > 1        ? "found --follow under mpirun, expected one process"
-         : frees && a->ranks             ? "found --delete-source with --ranks: other ranks need the source, too"
+  return frees && !on             ? "found --delete-source without --follow"
+         : on && a->dry_run       ? "found --follow with --dry-run; --names-only plans without the weights"
+         : on && hf               ? "found --follow with --layout hf, which copies what only the headers describe"
+         : on && a->compress      ? "found --follow with --compress; minimax-archive pack makes an archive of the output"
+         : on && a->part          ? "found --follow with --part, whose runs would wait for each other"
+         : on && a->processes > 1 ? "found --follow under mpirun, expected one process"
+         : on && a->follow.quiet_s >= a->follow.timeout_s ? "found --follow-quiet not below --follow-timeout"
+         : frees && a->ranks                              ? "found --delete-source with --ranks: other ranks need the source, too"
          : frees && a->outside           ? "found --delete-source with --allow-outside-links, expected files of the download itself"
          : on && mm_packed_is(a->source) ? "found --follow with a packed checkpoint, expected a download with an index"
                                          : NULL;

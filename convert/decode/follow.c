@@ -28,9 +28,7 @@ typedef struct mm_followed_file {
   _Atomic int state;
   bool recorded, refetched; /* its header is in the record; it came again after it was freed */
   bool learned;             /* the plan is made of its header, too */
-  bool growing;             /* it was seen cut */
-  mm_file_id id;            /* of the record, else as it was seen last */
-  double since;             /* when it was seen so first */
+  mm_file_id id;            /* of the record */
 } mm_followed_file;
 
 struct mm_follow {
@@ -79,7 +77,8 @@ typedef struct mm_wait {
   double since;    /* of the last change */
   uint64_t change; /* a number that changes with the directory */
   unsigned polls;
-  bool unfinished; /* a temporary name is there */
+  const char *named;    /* what o->waiting had last */
+  char unfinished[256]; /* a temporary name that is there, or "" */
 } mm_wait;
 
 /* Adds the names, sizes and times of dir/below to the wait's number. */
@@ -94,7 +93,8 @@ static void look_at(mm_wait *w, const char *below, uint64_t *change) {
     uint64_t x = (uint64_t)s.st_ino;
     for (const char *c = name; *c; c++) x = mm_scatter(x ^ (uint8_t)*c);
     *change += mm_scatter(x ^ mm_scatter((uint64_t)s.st_size ^ mm_scatter((uint64_t)s.st_mtim.tv_sec ^ (uint64_t)s.st_mtim.tv_nsec << 32)));
-    if (mm_ends_with(name, ".incomplete") || mm_ends_with(name, ".part") || mm_ends_with(name, ".aria2")) w->unfinished = true;
+    if (mm_ends_with(name, ".incomplete") || mm_ends_with(name, ".part") || mm_ends_with(name, ".aria2"))
+      snprintf(w->unfinished, sizeof w->unfinished, "%s/%s", below, name);
   }
   closedir(d);
 }
@@ -102,7 +102,7 @@ static void look_at(mm_wait *w, const char *below, uint64_t *change) {
 /* Sees a change of the directory, of the places where the Hub's clients download to, and of the Hub cache's blobs. */
 static void look_around(mm_wait *w) {
   uint64_t change = 1;
-  w->unfinished = false;
+  w->unfinished[0] = 0;
   look_at(w, ".", &change);
   look_at(w, ".cache/huggingface/download", &change);
   look_at(w, "../../blobs", &change);
@@ -116,6 +116,7 @@ static bool wait_once(mm_wait *w, const char *what, const char *more, mm_err *er
   if (atomic_load(w->o->stop))
     return mm_fail(err, MM_INTERRUPTED, "E_INTERRUPTED", mm_at(NULL, NULL), "stopped by a signal; --resume continues");
   if (w->polls++ % LOOK_POLLS == 0) look_around(w);
+  if (w->polls > LOOK_POLLS && w->o->waiting && what != w->named) w->o->waiting(w->named = what);
   if (mm_now() - w->since >= w->o->timeout_s)
     return mm_fail(err, MM_INTERRUPTED, "E_FOLLOW", mm_at(mm_path_of(w->dir, what).text, NULL),
                    "found no such file whole, and no change of its directory for %.0f s%s; --resume continues when the download does",
@@ -124,16 +125,17 @@ static bool wait_once(mm_wait *w, const char *what, const char *more, mm_err *er
   return true;
 }
 
-/* Seconds after which a file that was seen growing counts as whole. */
-static double moment(double quiet_s) { return quiet_s < 1 ? quiet_s : 1; }
+/* True if what changed at that time has not done so for a moment: a file may be copied, then get its times. A time to come says nothing. */
+static bool is_still(int64_t changed_ns, double quiet_s) {
+  struct timespec now;
+  if (clock_gettime(CLOCK_REALTIME, &now) != 0) return true;
+  const double age = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec - 1e-9 * (double)changed_ns;
+  return age < 0 || age >= (quiet_s < 1 ? quiet_s : 1);
+}
 
-/* A file that has not changed for a moment: one that is written in place is not read half. */
 static bool is_settled(const char *path, double quiet_s) {
   struct stat s;
-  struct timespec now;
-  if (stat(path, &s) != 0 || clock_gettime(CLOCK_REALTIME, &now) != 0) return false;
-  const double age = (double)(now.tv_sec - s.st_mtim.tv_sec) + 1e-9 * (double)(now.tv_nsec - s.st_mtim.tv_nsec);
-  return age < 0 || age >= moment(quiet_s);
+  return stat(path, &s) == 0 && is_still(s.st_ctim.tv_sec * INT64_C(1000000000) + s.st_ctim.tv_nsec, quiet_s);
 }
 
 bool mm_follow_texts(const char *given, const mm_follow_options *o, mm_err *err) {
@@ -236,14 +238,9 @@ static bool take_file(struct mm_follow *x, uint32_t file, const mm_file *f, mm_e
   if (!same_id(&own->id, &f->id) && own->recorded && !own->refetched)
     return mm_fail(err, MM_USAGE, "E_RESUME", mm_at(to->path, NULL),
                    "found this file changed, moved or copied since the interrupted run; --restart discards it");
-  if (!own->recorded && !same_id(&own->id, &f->id)) {
-    own->id = f->id;
-    own->since = mm_now();
-  }
-  if (own->growing && mm_now() - own->since < moment(x->o.quiet_s)) return false;
+  if (!is_still(f->id.ctime_ns, x->o.quiet_s)) return false;
   uint8_t *header = read_header(f, to->path, &n, err);
   bool ok = header && mm_st_parse(&st, to->path, header, n, f->size, MM_BAD_INPUT, &why);
-  own->growing = !ok;
   if (!ok && header && strcmp(why.code, "E_TRUNCATED") != 0) mm_fail_as(err, &why);
   if (ok && own->recorded && !mm_digest_equal(&to->header, &st.header))
     ok = mm_fail(err, MM_USAGE, "E_RESUME", mm_at(to->path, NULL), "found another header than before it was freed");
@@ -310,6 +307,7 @@ static bool await(struct mm_follow *x, uint32_t file, mm_err *err) {
     absent = 0;
     for (uint32_t i = 0; i < hf->file_count; i++) absent += atomic_load(&x->file[i].state) == MM_AWAITED && !exists(hf->file[i].path);
     snprintf(more, sizeof more, " (of %zu files, %zu are not there)", hf->file_count, absent);
+    w.named = hf->file[file].name; /* progress says it */
     if (!wait_once(&w, hf->file[file].name, more, err)) return false;
   }
   return true;
@@ -336,10 +334,10 @@ bool mm_follow_await_all(const mm_hf *hf, mm_err *err) {
   for (;;) {
     look_around(&w);
     const bool there = exists(path.text);
-    const double quiet = w.unfinished && x->o.quiet_s < UNFINISHED ? UNFINISHED : x->o.quiet_s;
+    const double quiet = w.unfinished[0] && x->o.quiet_s < UNFINISHED ? UNFINISHED : x->o.quiet_s;
     if (there && mm_now() - w.since >= quiet) break;
     atomic_store(&x->waiting, there ? "files that may still come" : tokenizer);
-    if (!(ok = wait_once(&w, tokenizer, "", err))) break;
+    if (!(ok = wait_once(&w, there && w.unfinished[0] ? w.unfinished : tokenizer, "", err))) break;
   }
   atomic_store(&x->waiting, NULL);
   return ok;
@@ -564,6 +562,7 @@ bool mm_follow_open(mm_hf *hf, const mm_follow_options *o, mm_err *err) {
   for (size_t i = 0; i < hf->tensor_count; i++) x->original[i] = &hf->tensor[i];
   mm_sort(x->original, hf->tensor_count, sizeof *x->original, by_original);
   digest_names(x);
+  if (o->frees && access(hf->dir, W_OK) != 0) return mm_fail_errno(err, mm_at(hf->dir, NULL), "remove files from", errno);
   mm_forms forms = {0};
   const bool ok = mm_forms_open(&forms, hf, err) && learn(x, &forms, err);
   mm_forms_close(&forms);

@@ -14,6 +14,7 @@ typedef struct mm_follow_options {
   bool frees;         /* --delete-source */
   const char *target; /* where --resume continues: the headers in its record count, and a finished one needs none. NULL: anew */
   const _Atomic bool *stop;
+  void (*waiting)(const char *name); /* called once for each file that the plan waits for; NULL: none is */
 } mm_follow_options;
 
 /* Waits until the directory has config.json and the index; *dir is made of what the user gave by mm_source_locate. */

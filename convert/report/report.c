@@ -327,6 +327,8 @@ static void put_progress(const mm_watch *w, double elapsed) {
   bool ok = mm_json_set(j, "seconds", mm_json_new_real(elapsed)) && put_number(j, "source_bytes", w->p->source_bytes) &&
             put_number(j, "done_bytes", atomic_load(&w->progress->read_bytes)) &&
             put_number(j, "kept_bytes", atomic_load(&w->progress->kept_bytes)) && put_number(j, "rss_bytes", peak_rss());
+  const char *waiting = mm_follow_waiting(w->p->hf);
+  ok = ok && (!waiting || mm_json_set(j, "waiting_for", mm_json_new_str(waiting)));
   if (!ok) mm_json_free(j);
   mm_events_put(w->events, "progress", ok ? j : NULL);
 }

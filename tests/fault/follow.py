@@ -35,8 +35,8 @@ def weights(path):
 
 
 def run(*args, status=0, says=()):
-    p = subprocess.run([convert, *args, "--quiet", "--follow-quiet", "0"] if "--follow" in args else [convert, *args, "--quiet"], capture_output=True,
-                       text=True, timeout=120)
+    quiet = ["--follow-quiet", "0"] if "--follow" in args and "--follow-quiet" not in args else []
+    p = subprocess.run([convert, *args, "--quiet", *quiet], capture_output=True, text=True, timeout=120)
     if p.returncode != status or any(s not in p.stderr for s in says) or p.stderr.count("\n") > 1 + p.stderr.count("note:"):
         raise AssertionError(f"{args}: status {p.returncode}, expected {status} {says}\n{p.stderr}")
     return p.stderr
@@ -211,7 +211,7 @@ def cases():
     assert same(parent + "/out", parent + "/plain")
     # Rules between options.
     for wrong in (["--delete-source"], ["--follow", "--dry-run"], ["--follow", "--layout", "hf"], ["--follow", "--compress", "zstd"], ["--follow", "--part", "0/2"],
-                  ["--follow", "--delete-source", "--ranks", "0"], ["--follow", "--delete-source", "--allow-outside-links"]):
+                  ["--follow", "--delete-source", "--ranks", "0"], ["--follow", "--follow-timeout", "9", "--follow-quiet", "9"], ["--follow", "--delete-source", "--allow-outside-links"]):
         run(source, "-o", work + "/wrong", *wrong, status=2, says=["E_USAGE", next(w for w in reversed(wrong) if w.startswith("--"))])
 
 
