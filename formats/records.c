@@ -20,7 +20,7 @@ static uint64_t check_of(const void *payload, size_t n) {
 }
 
 /* Gives the whole records of text[n] to fn; *end is where the last one ends. */
-static bool read_all(const uint8_t *text, uint64_t n, mm_record_fn *fn, void *ctx, uint64_t *end, mm_err *err) {
+static bool read_all(const char *name, const uint8_t *text, uint64_t n, mm_record_fn *fn, void *ctx, uint64_t *end, mm_err *err) {
   uint64_t at = KIND;
   for (*end = at; n - at >= LENGTH + CHECK; *end = at) {
     uint32_t length;
@@ -28,7 +28,10 @@ static bool read_all(const uint8_t *text, uint64_t n, mm_record_fn *fn, void *ct
     memcpy(&length, text + at, LENGTH);
     if (length > n - at - LENGTH - CHECK) break;
     memcpy(&check, text + at + LENGTH + length, CHECK);
-    if (check != check_of(text + at + LENGTH, length)) break;
+    if (check != check_of(text + at + LENGTH, length)) {
+      if (at + LENGTH + length + CHECK == n) break; /* torn */
+      return mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at_offset(name, NULL, at), "found a damaged record with others behind it");
+    }
     if (!fn(ctx, text + at + LENGTH, length, err)) return false;
     at += LENGTH + (uint64_t)length + CHECK;
   }
@@ -52,7 +55,7 @@ static bool read_file(mm_records *r, const char kind[8], mm_record_fn *fn, void 
   bool ok = text && mm_file_read(&f, name, text, f.size, 0, err);
   if (ok && memcmp(text, kind, KIND) != 0)
     ok = mm_fail(err, MM_USAGE, "E_RESUME", mm_at(name, NULL), "found a file of another kind or version; --restart discards it");
-  ok = ok && read_all(text, f.size, fn, ctx, &r->size, err);
+  ok = ok && read_all(name, text, f.size, fn, ctx, &r->size, err);
   free(text);
   return ok;
 }

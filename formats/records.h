@@ -1,5 +1,6 @@
 /* A file of checked records that only grows: {u32 length, payload, u64 check}, behind eight bytes that say of what kind. A check is the
- * first eight bytes of the payload's SHA-256. Each record is synced before the call that adds it returns. A torn tail is cut at opening. */
+ * first eight bytes of the payload's SHA-256. Each record is synced before the call that adds it returns. A torn tail is cut at opening;
+ * damage before the last record is MM_INTEGRITY E_DIGEST. */
 #ifndef MM_FORMATS_RECORDS_H
 #define MM_FORMATS_RECORDS_H
 

@@ -135,7 +135,6 @@ static mm_journal_header *make_header(const mm_plan *p, int level, mm_err *err) 
 }
 
 static const char *level_text(uint64_t level, char out[32]) {
-  if (level & FOLLOWED) return "with --follow";
   snprintf(out, 32, level ? "with --compress zstd:%llu" : "without --compress", (unsigned long long)level);
   return out;
 }
@@ -164,6 +163,11 @@ static bool same_header(const mm_journal_header *found, const mm_journal_header 
   mm_where at = mm_at(name, NULL);
   if (memcmp(found->magic, h->magic, sizeof h->magic) != 0)
     return mm_fail(err, MM_USAGE, "E_RESUME", at, "found something that is not a journal of this version; %s", discards);
+  if ((found->level ^ h->level) & FOLLOWED) {
+    const bool was = found->level & FOLLOWED;
+    return mm_fail(err, MM_USAGE, "E_RESUME", at, "found a run with%s --follow, expected one with%s it to continue; %s", was ? "" : "out",
+                   was ? "out" : "", discards);
+  }
   if (memcmp(found->plan, h->plan, sizeof h->plan) != 0 || found->files != h->files) return other_plan(found, h, at, err);
   if (found->ranks != h->ranks || memcmp(found->layout, h->layout, sizeof h->layout) != 0)
     return mm_fail(err, MM_USAGE, "E_RESUME", at, "found a run with another %s, expected the same to continue; %s",

@@ -196,6 +196,17 @@ def cases():
         shutil.copy(f"{parent}/source2/{n}", parent + "/download")
     run(*args, status=4, says=["E_FOLLOW", name, "found F32", "expected BF16"])
     assert os.path.exists(parent + "/.out.partial"), "the only copy of what was freed"
+    # A damaged record of sources says so; a run of the other kind does not continue this one.
+    source, to, args, parent = stopped("damaged", 9, 6, ["--delete-source"])
+    with open(parent + "/.out.partial.sources", "r+b") as f:
+        f.seek(60)
+        f.write(b"x")
+    for how in ("--resume", "--restart"):
+        run(*args, how, status=6, says=["E_DIGEST", ".out.partial.sources"])
+    source, to, args, parent = stopped("plainly", 4, 2)
+    for n in weights(source):
+        shutil.copy(f"{source}/{n}", to)
+    run(*args[:-1], "--resume", status=2, says=["E_RESUME", "with --follow"])
     # A file that changed since it was read; a link.
     source, to, args, parent = stopped("changed", 5, 3)
     os.utime(f"{to}/{weights(source)[0]}", (1, 1))
