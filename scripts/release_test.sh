@@ -86,12 +86,15 @@ else
   rm -r "$root/debs"
 fi
 
+# The library of the wheel, without numpy, which its module needs.
+loads='import ctypes, sys; import importlib.util as u; p = u.find_spec("minimax_packed").submodule_search_locations[0]
+ctypes.CDLL(p + "/libminimax.so.0").minimax_version'
 if [ -x "$root/usr/bin/python3" ]; then
   cp "$out"/minimax_packed-*.whl "$root/try"
   in_root python3 -m venv /try/venv
   in_root sh -c '/try/venv/bin/pip --disable-pip-version-check --no-cache-dir -q install --no-deps --no-index /try/*.whl'
   text /try/venv/bin
-  in_root /try/venv/bin/python -c 'import minimax_packed'
+  in_root /try/venv/bin/python -c "$loads"
   in_root /try/venv/bin/pip --disable-pip-version-check -q uninstall -y minimax-packed
   [ -z "$(find "$root/try/venv" -name '*minimax*')" ] || fail "pip uninstall leaves $(find "$root/try/venv" -name '*minimax*')"
   rm -r "$root/try/venv" "$root"/try/*.whl
@@ -103,8 +106,7 @@ python3 -m venv "$work/venv"
 "$work/venv/bin/pip" --disable-pip-version-check -q install --no-deps --no-index "$out"/minimax_packed-*.whl
 "$work/venv/bin/minimax-convert" tests/data/tiny-m2 -o "$work/packed" -q >/dev/null
 "$work/venv/bin/minimax" run "$work/packed" -p 'In the beginning' --max-tokens 40 2>/dev/null | grep -q 'of the LORD' || fail "no text by the wheel"
-"$work/venv/bin/python" -c 'import ctypes, sys; import importlib.util as u; p = u.find_spec("minimax_packed").submodule_search_locations[0]
-ctypes.CDLL(p + "/libminimax.so.0").minimax_version'
+"$work/venv/bin/python" -c "$loads"
 "$work/venv/bin/pip" --disable-pip-version-check -q uninstall -y minimax-packed
 [ -z "$(find "$work/venv" -name '*minimax*')" ] || fail "pip uninstall leaves $(find "$work/venv" -name '*minimax*')"
 echo "tarball and packages in an empty folder, the wheel in a virtual environment: text from each, nothing left behind"
