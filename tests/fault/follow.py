@@ -220,6 +220,18 @@ def cases():
     run(parent, "-o", parent + "/out", "--follow", "--restart")
     run(source, "-o", parent + "/plain")
     assert same(parent + "/out", parent + "/plain")
+    # A failure ends the run at once, though other threads wait for files that never come.
+    parent = work + "/fails"
+    c = Checkpoint.load(split("tests/data/tiny-m2", parent + "/source", 9))
+    name = next(k for k in c.tensors if k.endswith("layers.0.self_attn.o_proj.weight"))
+    dtype, shape, data = c.tensors[name]
+    c.tensors[name] = (dtype, shape, b"\x7f" * len(data))
+    c.save(parent + "/download")
+    for n in weights(parent + "/download")[4:]:
+        os.unlink(f"{parent}/download/{n}")
+    start = time.monotonic()
+    run(parent + "/download", "-o", parent + "/out", "--quant", "bf16", "--follow", "--follow-timeout", "60", "--jobs", "8", status=3, says=[name])
+    assert time.monotonic() - start < 30
     # Rules between options.
     for wrong in (["--delete-source"], ["--follow", "--dry-run"], ["--follow", "--layout", "hf"], ["--follow", "--compress", "zstd"], ["--follow", "--part", "0/2"],
                   ["--follow", "--delete-source", "--ranks", "0"], ["--follow", "--follow-timeout", "9", "--follow-quiet", "9"], ["--follow", "--delete-source", "--allow-outside-links"]):
