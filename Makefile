@@ -252,7 +252,7 @@ uninstall: ## what install put below PREFIX
 	$(Q)scripts/install.sh --remove "$(DESTDIR)$(PREFIX)" $(PROGRAMS)
 dist: ## the committed tree as build/minimax-VERSION.tar.gz
 	$(Q)scripts/dist.sh $(VERSION) $(abspath $(BUILD))/minimax-$(VERSION).tar.gz
-#: TAG=0           make release without the tag; ROOT=DIR: a bare Debian root for its tests, made by debootstrap if absent
+#: TAG=0           make release without the tag; ROOT="DIR…": bare roots for its tests, named for their releases, made by debootstrap if absent (bookworm, trixie, noble)
 release: ## tarball, .deb packages and wheel into build/release, tried in a bare root, then the tag vVERSION
 	$(Q)$(MAKE) --no-print-directory STATIC=1 BUILD=build/release all
 	$(Q)scripts/package.sh build/release build/release/out

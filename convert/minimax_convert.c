@@ -6,9 +6,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "convert/decode/follow.h"
+#include "convert/report/mpi.h"
 #include "convert/report/notes.h"
 #include "convert/report/report.h"
-#include "convert/write/mpi.h"
 #include "formats/option.h"
 #include "formats/system/pool.h"
 #include "runtime/text/tokenizer.h"
@@ -34,6 +35,10 @@ typedef struct mm_convert_args {
     const char *quant, *file, *search, *method, *kv_scales, *head;
     mm_option_list ignore, override;
   } recipe;
+  struct { /* of a source that is being downloaded */
+    bool on, frees;
+    uint64_t timeout_s, quiet_s;
+  } follow;
   uint64_t tp, ep, pp, threads, part_size, commit_bytes, mem_limit;
   mm_gpu_card card;            /* of --gpu-memory */
   int level;                   /* of compress, 0 without */
@@ -135,35 +140,63 @@ static void note_absent(const mm_hf *hf) {
   mm_json_free(config);
 }
 
-static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_calibration_files *c, mm_plan *plan, mm_verdict *verdict, mm_err *err) {
+static void print_waiting(const char *name) {
+  fputs("waiting for ", stderr);
+  mm_show_to(stderr, name);
+  fputs(", which the plan needs\n", stderr);
+}
+
+/* Opens the source; one that is being downloaded as soon as its config and index are there. */
+static bool open_source(const mm_convert_args *a, mm_hf *hf, mm_err *err) {
+  const mm_follow_options fo = {.timeout_s = (double)a->follow.timeout_s,
+                                .quiet_s = (double)a->follow.quiet_s,
+                                .frees = a->follow.frees,
+                                .target = a->resume ? a->output : NULL,
+                                .stop = &progress.stop,
+                                .waiting = a->quiet ? NULL : print_waiting};
   mm_hf_options ho = {.allow_outside_links = a->outside,
-                      .names_only = a->names_only,
+                      .names_only = a->names_only || a->follow.on,
                       .allow_nonfinite = a->nonfinite,
                       .for_plan = true,
                       .dry_run = a->dry_run,
                       .one_thread = a->threads == 1};
-  if (!mm_hf_open(hf, a->source, &ho, err)) return false;
+  if (a->follow.on && !mm_follow_texts(a->source, &fo, err)) return false;
+  if (!mm_hf_open(hf, a->source, &ho, err) || (a->follow.on && !mm_follow_open(hf, &fo, err))) return false;
   if (!a->quiet && a->process == 0 && strcmp(a->source, hf->dir) != 0) fprintf(stderr, "source: %s\n", hf->dir);
+  return true;
+}
+
+/* The inputs of a plan. --follow makes it twice. */
+typedef struct mm_planning {
+  mm_calibration_files calibration;
+  mm_plan_options options;
+} mm_planning;
+
+static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_planning *planning, mm_plan *plan, mm_verdict *verdict, mm_err *err) {
+  mm_calibration_files *c = &planning->calibration;
+  if (!open_source(a, hf, err)) return false;
   char *recipe = open_calibration(a, c, recipe_line(a, &hf->arena, err), &hf->arena, err);
   if (!recipe) return false;
   mm_align align = MM_ALIGN_SPLIT;
   mm_align_find(a->align, &align); /* one of its words */
-  mm_plan_options po = {.quant = recipe,
-                        .tp = (uint32_t)a->tp,
-                        .ep = (uint32_t)a->ep,
-                        .pp = (uint32_t)a->pp,
-                        .part_size = a->part_size,
-                        .ranks = a->ranks,
-                        .layout = strcmp(a->layout, mm_layout_hf.word) == 0 ? &mm_layout_hf : &mm_layout_packed,
-                        .target_format = a->target_format,
-                        .allow_unmatched = a->unmatched,
-                        .importance = a->importance ? &c->importance : NULL,
-                        .act_scales = a->act_scales ? &c->act_scales : NULL,
-                        .align = align};
-  if (!mm_plan_build(plan, hf, &po, err)) return false;
-  if (a->gpu && !mm_verdict_make(verdict, plan, hf, &po, &a->card, err)) return false;
+  planning->options = (mm_plan_options){.quant = recipe,
+                                        .tp = (uint32_t)a->tp,
+                                        .ep = (uint32_t)a->ep,
+                                        .pp = (uint32_t)a->pp,
+                                        .part_size = a->part_size,
+                                        .ranks = a->ranks,
+                                        .layout = strcmp(a->layout, mm_layout_hf.word) == 0 ? &mm_layout_hf : &mm_layout_packed,
+                                        .target_format = a->target_format,
+                                        .allow_unmatched = a->unmatched,
+                                        .importance = a->importance ? &c->importance : NULL,
+                                        .act_scales = a->act_scales ? &c->act_scales : NULL,
+                                        .align = align};
+  if (!mm_plan_build(plan, hf, &planning->options, err)) return false;
+  if (a->gpu && !mm_verdict_make(verdict, plan, hf, &planning->options, &a->card, err)) return false;
   if (!a->quiet && a->process == 0) mm_report_notes(stderr, hf, plan);
-  if (!a->quiet && a->process == 0 && !a->names_only) note_absent(hf);
+  if (!a->quiet && a->process == 0 && !a->names_only && !a->follow.on) note_absent(hf);
+  if (a->follow.frees && !mm_follow_proven(hf) && !a->quiet)
+    fputs("note: the index's total_size does not prove the plan yet: no file is freed before headers do\n", stderr);
   if (!a->names_only || !mm_hf_total_known(hf) || hf->total_size == plan->source_bytes) return true;
   return mm_fail(err, MM_BAD_INPUT, "E_IDX", mm_at(hf->dir, NULL), "found total_size %llu in the index, expected %llu from the names",
                  (unsigned long long)hf->total_size, (unsigned long long)plan->source_bytes);
@@ -280,7 +313,7 @@ static bool convert_with(const mm_convert_args *a, mm_plan *plan, const mm_verdi
 }
 
 static bool convert_draft(const mm_convert_args *a, mm_plan *plan, const mm_draft_source *draft, const mm_verdict *verdict,
-                          mm_events *events, mm_err *err) {
+                          const struct mm_followed *followed, mm_events *events, mm_err *err) {
   mm_report_style style = a->json ? MM_REPORT_JSON : MM_REPORT_TEXT;
   bool first = a->process == 0;
   if (a->dry_run) return !first || mm_report_plan(stdout, plan, verdict, style, a->list, err);
@@ -297,20 +330,23 @@ static bool convert_draft(const mm_convert_args *a, mm_plan *plan, const mm_draf
                          .level = a->level,
                          .bake = bake_tokenizer,
                          .baked = MM_TOKENIZER_IMAGE,
-                         .draft = draft};
+                         .draft = draft,
+                         .followed = a->follow.on ? followed : NULL};
   return convert_with(a, plan, verdict, events, o, err);
 }
 
-static bool convert(const mm_convert_args *a, mm_plan *plan, const mm_verdict *verdict, mm_events *events, mm_err *err) {
+static bool convert(const mm_convert_args *a, mm_plan *plan, const mm_verdict *verdict, const struct mm_followed *followed,
+                    mm_events *events, mm_err *err) {
   mm_draft_source draft = {0};
   if (a->draft && !mm_draft_source_open(&draft, a->draft, &plan->pack.model, err)) return false;
-  const bool ok = convert_draft(a, plan, a->draft ? &draft : NULL, verdict, events, err);
+  const bool ok = convert_draft(a, plan, a->draft ? &draft : NULL, verdict, followed, events, err);
   mm_draft_source_close(&draft);
   return ok;
 }
 
 /* With events of it where they are asked for, by the first of several processes. */
-static bool convert_watched(const mm_convert_args *a, mm_plan *plan, const mm_verdict *verdict, mm_err *err) {
+static bool convert_watched(const mm_convert_args *a, mm_plan *plan, const mm_verdict *verdict, const struct mm_followed *followed,
+                            mm_err *err) {
   bool watched = a->events && a->process == 0 && !a->dry_run;
   const char *const input[] = {a->output, a->source, plan->hf ? plan->hf->dir : NULL, a->recipe.file, a->importance, a->act_scales};
   const size_t inputs = sizeof input / sizeof *input;
@@ -321,13 +357,29 @@ static bool convert_watched(const mm_convert_args *a, mm_plan *plan, const mm_ve
   mm_events *events = watched ? mm_events_open(&place, err) : NULL;
   if (watched && !events) return false;
   mm_err late = {0};
-  bool ok = convert(a, plan, verdict, events, err);
+  bool ok = convert(a, plan, verdict, followed, events, err);
   if (!ok) mm_report_failed(events, err);
   if (!mm_events_close(events, &late)) fprintf(stderr, "note: events are missing: %s\n", late.text);
   return ok;
 }
 
 #define OPERANDS "SRC -o DIR"
+
+/* The rules of --follow and --delete-source, or NULL. */
+static const char *wrong_follow(const mm_convert_args *a, bool hf) {
+  const bool on = a->follow.on, frees = a->follow.frees;
+  return frees && !on             ? "found --delete-source without --follow"
+         : on && a->dry_run       ? "found --follow with --dry-run; --names-only plans without the weights"
+         : on && hf               ? "found --follow with --layout hf, which copies what only the headers describe"
+         : on && a->compress      ? "found --follow with --compress; minimax-archive pack makes an archive of the output"
+         : on && a->part          ? "found --follow with --part, whose runs would wait for each other"
+         : on && a->processes > 1 ? "found --follow under mpirun, expected one process"
+         : on && a->follow.quiet_s >= a->follow.timeout_s ? "found --follow-quiet not below --follow-timeout"
+         : frees && a->ranks                              ? "found --delete-source with --ranks: other ranks need the source, too"
+         : frees && a->outside           ? "found --delete-source with --allow-outside-links, expected files of the download itself"
+         : on && mm_packed_is(a->source) ? "found --follow with a packed checkpoint, expected a download with an index"
+                                         : NULL;
+}
 
 /* Checks the rules between options. */
 static bool check_args(mm_convert_args *a, mm_err *err) {
@@ -345,6 +397,7 @@ static bool check_args(mm_convert_args *a, mm_err *err) {
                       : a->dry_run && a->mem_limit         ? "found --mem-limit with --dry-run, which reads no weight"
                       : a->list && a->quiet && !a->dry_run ? "found --list with --quiet, which prints no plan"
                                                            : NULL;
+  if (!wrong) wrong = wrong_follow(a, hf);
   if (wrong) return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "%s", wrong);
   return (!a->gpu || mm_gpu_card_parse(&a->card, a->gpu, err)) && (!a->compress || parse_compress(a->compress, &a->level, err));
 }
@@ -363,13 +416,16 @@ static bool run_all(void *args, mm_err *err) {
   sigaction(SIGTERM, &action, NULL);
   mm_hf hf = {0};
   mm_plan plan = {0};
-  mm_calibration_files calibration = {0};
+  mm_planning planning = {0};
   mm_verdict verdict = {0};
   a->met = true;
-  bool ok = mm_mpi_all(make_plan(a, &hf, &calibration, &plan, &verdict, err)) && convert_watched(a, &plan, &verdict, err);
+  bool ok = mm_mpi_all(make_plan(a, &hf, &planning, &plan, &verdict, err));
+  const struct mm_followed followed = {&hf, &planning.options};
+  ok = ok && convert_watched(a, &plan, &verdict, &followed, err);
   mm_plan_close(&plan);
-  mm_importance_close(&calibration.importance);
-  mm_act_scales_close(&calibration.act_scales);
+  mm_importance_close(&planning.calibration.importance);
+  mm_act_scales_close(&planning.calibration.act_scales);
+  mm_follow_close(&hf);
   mm_hf_close(&hf);
   if (!ok && err->status == MM_OK && a->processes > 1)
     mm_fail(err, MM_INTERRUPTED, "E_INTERRUPTED", mm_at(NULL, NULL), "another process failed");
@@ -378,8 +434,14 @@ static bool run_all(void *args, mm_err *err) {
 
 /* NOLINTNEXTLINE(readability-function-size): most of it is the option table */
 int main(int argc, char **argv) {
-  mm_convert_args a = {
-      .layout = "packed", .align = "split", .tp = 1, .ep = 1, .pp = 1, .part_size = UINT64_C(4) << 30, .commit_bytes = UINT64_C(64) << 20};
+  mm_convert_args a = {.layout = "packed",
+                       .align = "split",
+                       .follow = {.timeout_s = 3600, .quiet_s = 10},
+                       .tp = 1,
+                       .ep = 1,
+                       .pp = 1,
+                       .part_size = UINT64_C(4) << 30,
+                       .commit_bytes = UINT64_C(64) << 20};
   mm_err err = {0};
   mm_arena words = {0};
   const char *schemes = mm_recipe_words(&words, &err);
@@ -459,6 +521,19 @@ int main(int argc, char **argv) {
           "with the figure needed",
           .lo = 1),
       MM_FLAG("allow-outside-links", &a.outside, "follow links that leave the checkpoint and its Hub cache"),
+      {.help = "download"},
+      MM_FLAG(
+          "follow", &a.follow.on,
+          "convert SRC while it is being downloaded: waits for each file that comes next, from when config.json and the index are there"),
+      MM_FLAG("delete-source", &a.follow.frees,
+              "with --follow: remove each weight file of SRC once all that is made of it is on disk and in the journal; cannot be undone"),
+      MM_OPTION(U64, "follow-timeout", &a.follow.timeout_s, "SECONDS",
+                "with --follow: give up, status 75, when SRC has not changed for so long and a file is missing (default 3600)", .lo = 1,
+                .hi = 10000000),
+      MM_OPTION(U64, "follow-quiet", &a.follow.quiet_s, "SECONDS",
+                "with --follow: copy the tokenizer and other small files, which may come last, when SRC has not changed for so long "
+                "(default 10)",
+                .hi = 86400),
       {.help = "messages"},
       MM_FLAG("json", &a.json, "plan, summary or what --quant help prints, as JSON on stdout; errors as JSON"),
       MM_OPTION(STR, "events", &a.events, "FILE",
@@ -471,6 +546,7 @@ int main(int argc, char **argv) {
           "minimax-convert MiniMax-M2 -o M2-nvfp4 --tp 8 --quant nvfp4 --dry-run\n"
           "minimax-convert MiniMax-M2 -o M2-nvfp4 --tp 8 --quant nvfp4\n"
           "minimax-convert MiniMax-M2 -o M2-nvfp4 --tp 8 --quant nvfp4 --resume\n"
+          "minimax-convert MiniMax-M2 -o M2-nvfp4 --tp 8 --quant nvfp4 --resume --follow --delete-source\n"
           "minimax-convert MiniMax-M1-80k -o M1-fp8 --layout hf --quant block_fp8",
       .files =
           "SRC/model.safetensors.index.json, SRC/config.json  what the source holds; its tokenizer and template are copied\n"

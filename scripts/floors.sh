@@ -41,9 +41,9 @@ BEGIN {
   home["openssl"] = "^formats/(hash|sign)\\.c$"
   home["zstd"] = "^formats/frame\\.c$"
   home["event2"] = "^runtime/serve/http\\.c$"
-  home["pcre2"] = "^(convert/plan/pattern|runtime/text/tokenizer)\\.c$"
+  home["pcre2"] = "^(convert/model/pattern|runtime/text/tokenizer)\\.c$"
   home["cuda|cub|nccl"] = "^runtime/cuda/"
-  home["mpi"] = "^(convert/write/mpi|runtime/engine/processes)\\.c$"
+  home["mpi"] = "^(convert/report/mpi|runtime/engine/processes)\\.c$"
 }
 FNR == 1 && !floor(FILENAME) { complain("is in no layer (formats, quant, loader, convert, runtime)") }
 FNR == 1 && floor(FILENAME) && floor(FILENAME) < 5 && !(folder_of(FILENAME) in room) { complain("is in no folder of the table in scripts/floors.sh") }

@@ -61,12 +61,14 @@ run() {
         fault torture.py "$convert" $tiny --every $((4 * every)) --options "--compress zstd" ;;
     alloc) fault alloc.py --every $every ;;
     kill)
-      fault kill.py "$convert" tests/data/tiny-m1 $(((scale + 1) / 2)) -- $archive && fault kill.py "$convert" $tiny $((5 * scale)) ;;
+      fault kill.py "$convert" tests/data/tiny-m1 $(((scale + 1) / 2)) -- $archive && fault kill.py "$convert" $tiny $((5 * scale)) &&
+        fault follow.py "$convert" $scale ;;
     resume) fault resume_options.py $((20 * scale)) ;;
     sequences) fault sequences.py $((20 * scale)) "$(random)" ;;
     believed) fault believed.py $((20 * scale)) "$(random)" ;;
     power)
-      fault power.py "$convert" $tiny $((2 * scale)) --options "--compress zstd" && fault power.py "$convert" $tiny $((20 * scale)) ;;
+      fault power.py "$convert" $tiny $((2 * scale)) --options "--compress zstd" && fault power.py "$convert" $tiny $((20 * scale)) &&
+        fault power.py "$convert" tests/data/tiny-m2 $((5 * scale)) --follow ;;
     races) fault races.py $((5 * scale)) ;;
     flips) FLIPS=$((100 * scale)) fault flips.py ;;
     mutations) MUTATIONS=$((50 * scale)) fault mutations.py ;;

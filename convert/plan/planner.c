@@ -123,13 +123,16 @@ static bool feed_back(mm_planner *b, mm_plan_tensor *pt, const mm_pack_tensor *t
 /* The source's own static scale where it means the same to the scheme: the largest of those that share the tensor. */
 static bool own_input_scale(mm_planner *b, const mm_plan_tensor *pt, mm_pack_tensor *t, size_t matrices) {
   uint64_t without = 0;
-  for (size_t i = 0; i < matrices && !b->hf->names_only; i += t->piece_count) {
+  for (size_t i = 0; i < matrices; i += t->piece_count) {
     float most = 0;
     for (size_t j = i; j < i + t->piece_count; j++) {
       const mm_matrix *x = &pt->matrix[j];
       const mm_scheme *own = x->encoding->scheme ? mm_scheme_find(x->encoding->scheme) : NULL;
       float v = 0;
-      if (own && own->act == pt->scheme->act && !mm_decode_input(&b->source, x, &v, b->err)) return false;
+      if (b->hf->follow && own && own->act == pt->scheme->act && x->part[MM_INPUT].tensor)
+        return mm_fail(b->err, MM_UNSUPPORTED, "E_FOLLOW", mm_hf_at(b->hf, x->part[MM_INPUT].tensor),
+                       "found a static scale of activations, whose number the plan needs: convert the whole download without --follow");
+      if (!b->hf->names_only && own && own->act == pt->scheme->act && !mm_decode_input(&b->source, x, &v, b->err)) return false;
       most = fmaxf(most, v);
       b->p->calibrated.given += v > 0;
       b->p->calibrated.ones += v == 1;

@@ -1,6 +1,7 @@
 /* Plan, progress and summary for people (text) and pipelines (JSON). */
 #include "convert/report/report.h"
 
+#include "convert/decode/follow.h"
 #include "convert/plan/card.h"
 #include "convert/plan/target_format.h"
 #include "formats/system/pool.h"
@@ -309,9 +310,16 @@ static void draw(const mm_watch *w, double elapsed) {
   memset(bar, '-', 30);
   memset(bar, '#', filled < 30 ? filled : 30);
   bar[30] = 0;
+  const char *waiting = mm_follow_waiting(w->p->hf);
   if (w->tty) fprintf(stderr, "\r[%s] ", bar);
-  fprintf(stderr, "%.2f of %.2f GB (%.0f %%), %.2f GB/s, %.0f s left, RSS %.0f MiB%s", done / 1e9, all / 1e9,
-          all > 0 ? 100 * done / all : 100, rate / 1e9, eta, (double)peak_rss() / (1 << 20), w->tty ? "  " : "\n");
+  fprintf(stderr, "%.2f of %.2f GB (%.0f %%), %.2f GB/s, ", done / 1e9, all / 1e9, all > 0 ? 100 * done / all : 100, rate / 1e9);
+  if (waiting) {
+    fputs("waiting for ", stderr);
+    mm_show_to(stderr, waiting);
+  } else {
+    fprintf(stderr, "%.0f s left, RSS %.0f MiB", eta, (double)peak_rss() / (1 << 20));
+  }
+  fputs(w->tty ? "\033[K" : "\n", stderr);
 }
 
 static void put_progress(const mm_watch *w, double elapsed) {
@@ -319,6 +327,8 @@ static void put_progress(const mm_watch *w, double elapsed) {
   bool ok = mm_json_set(j, "seconds", mm_json_new_real(elapsed)) && put_number(j, "source_bytes", w->p->source_bytes) &&
             put_number(j, "done_bytes", atomic_load(&w->progress->read_bytes)) &&
             put_number(j, "kept_bytes", atomic_load(&w->progress->kept_bytes)) && put_number(j, "rss_bytes", peak_rss());
+  const char *waiting = mm_follow_waiting(w->p->hf);
+  ok = ok && (!waiting || mm_json_set(j, "waiting_for", mm_json_new_str(waiting)));
   if (!ok) mm_json_free(j);
   mm_events_put(w->events, "progress", ok ? j : NULL);
 }

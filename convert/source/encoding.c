@@ -318,11 +318,12 @@ static void assume_form(mm_hf_tensor *t, const mm_stored_form *f, const mm_site 
   if (!mm_shape_bytes(&t->shape, t->dtype, &t->bytes)) t->bytes = 0;
 }
 
-/* Without headers, the released forms: the rule's plain type, or block FP8 where a weight_scale_inv is listed. */
+/* Without headers, the released forms: the rule's plain type, or block FP8 where a weight_scale_inv is listed. A tensor whose form is known
+ * from elsewhere keeps it. */
 static void assume(mm_hf *hf, const mm_site *p, bool plain_only) {
   static const mm_stored_form scale = {.span = MM_SPAN_GRID};
   mm_hf_tensor *t = find(hf, p, "weight"), *s = plain_only ? NULL : find(hf, p, "weight_scale_inv");
-  if (!t) return;
+  if (!t || (t->bytes > 0 && hf->follow)) return;
   assume_form(t, &mm_encodings[0].codes, p, (mm_cell){1, 1}, s ? MM_F8_E4M3 : p->assumed);
   if (s) assume_form(s, &scale, p, hf->quantization.block, MM_F32);
 }

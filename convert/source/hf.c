@@ -37,7 +37,7 @@ static bool unchanged(mm_file_id id, const char *path, mm_err *err) {
 
 bool mm_hf_unchanged(const mm_hf *hf, mm_err *err) {
   for (size_t i = 0; i < hf->file_count; i++)
-    if (!unchanged(hf->file[i].id, hf->file[i].path, err)) return false;
+    if (!hf->file[i].freed && !unchanged(hf->file[i].id, hf->file[i].path, err)) return false;
   for (size_t i = 0; i < hf->text_count; i++)
     if (!unchanged(hf->text[i].id, hf->text[i].path, err)) return false;
   return true;
@@ -62,6 +62,7 @@ void mm_hf_reader_close(mm_hf_reader *r) {
 static bool open_slot(mm_hf_reader *r, uint32_t file, mm_err *err) {
   const mm_hf_file *f = &r->hf->file[file];
   if (r->slot[r->last].file == file) return true;
+  if (r->hf->await && !r->hf->await(r->hf, file, err)) return false;
   r->last ^= 1;
   if (r->slot[r->last].file == file) return true;
   close_slot(r, r->last);

@@ -16,6 +16,7 @@ typedef struct mm_hf_file {
   char *path;
   mm_file_id id;
   mm_digest header; /* SHA-256 of the first data_start bytes */
+  bool freed;       /* removed after its use, under --delete-source */
 } mm_hf_file;
 
 typedef struct mm_hf_tensor {
@@ -82,7 +83,9 @@ typedef struct mm_hf {
   bool names_only;                 /* opened from the index alone: shapes come from the rules, no weights can be read */
   bool outside_allowed;            /* links may lead anywhere */
   bool nonfinite_allowed;          /* weights that are NaN or infinite are read as 0 */
-  bool dry_run;                    /* only planned: where weights are absent, names_only is what the user may want */
+  struct mm_follow *follow;        /* NULL, or how files are awaited that are being downloaded (convert/decode/follow.h), */
+  bool (*await)(const struct mm_hf *hf, uint32_t file, mm_err *err); /* and what waits for one before it is opened */
+  bool dry_run; /* only planned: where weights are absent, names_only is what the user may want */
   size_t text_count;
   struct mm_hf_text {
     const char *path;

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "convert/decode/follow.h"
 #include "convert/plan/fill.h"
 #include "convert/write/step.h"
 #include "formats/system/file.h"
@@ -30,7 +31,7 @@ static uint64_t step_bytes(const mm_plan *p, const mm_step *s) {
   return bytes;
 }
 
-static bool run_item(void *ctx, size_t item, unsigned worker, mm_err *err) {
+static bool do_item(void *ctx, size_t item, unsigned worker, mm_err *err) {
   mm_convert_job *job = ctx;
   uint32_t step = (uint32_t)(job->first + item);
   const mm_step *s = &job->p->step[step];
@@ -58,6 +59,19 @@ static bool run_item(void *ctx, size_t item, unsigned worker, mm_err *err) {
   return true;
 }
 
+static bool run_item(void *ctx, size_t item, unsigned worker, mm_err *err) {
+  const bool ok = do_item(ctx, item, worker, err);
+  if (!ok) mm_follow_abandon(((mm_convert_job *)ctx)->p->hf, err); /* others may wait for a file that is hours away */
+  return ok;
+}
+
+/* Files that no part behind this one needs leave the disk, if the user wants that. */
+static bool free_sources(mm_convert_job *job, uint32_t part, unsigned threads, mm_err *err) {
+  if (!mm_follow_frees(job->p->hf)) return true;
+  for (unsigned i = 0; i < threads; i++) mm_hf_reader_close(&job->worker[i].source.reader);
+  return mm_followed_part_done(job->out, part, err);
+}
+
 static bool run_parts(mm_convert_job *job, unsigned threads, mm_err *err) {
   mm_plan *p = job->p;
   size_t end = 0;
@@ -67,7 +81,7 @@ static bool run_parts(mm_convert_job *job, unsigned threads, mm_err *err) {
     if (part % job->out->o.shares != job->out->o.share) continue;
     bool finished;
     if (!mm_writer_begin_part(job->out, part, &finished, err) || !mm_pool_run(threads, end - job->first, run_item, job, err) ||
-        !(finished || mm_writer_end_part(job->out, err)))
+        !(finished || mm_writer_end_part(job->out, err)) || !free_sources(job, part, threads, err))
       return false;
     for (uint32_t r = 0; r < p->pack.tp; r++) atomic_fetch_add(&job->progress->written_bytes, p->part[part].file[r].size);
   }
@@ -110,11 +124,12 @@ bool mm_convert_run(mm_plan *p, const mm_writer_options *o, mm_convert_progress 
     atomic_store(&progress->read_bytes, p->source_bytes);
     atomic_store(&progress->kept_bytes, p->source_bytes);
   }
+  if (opened && out.complete && o->followed && !mm_followed_end(&out, err)) opened = false;
   bool ok = opened && (out.complete ? manifest_digest(p, o->target, manifest, err) : run_all(&job, o->threads, manifest, err));
   if (!ok && err->status == MM_INTERRUPTED) {
     mm_err late = {0}; /* the interruption is reported; without this record more is done again, nothing else */
     mm_either_way(mm_writer_commit(&out, &late));
   }
-  mm_writer_close(&out, ok || (opened ? job.ended || resumable(err->status) : !out.fresh));
+  mm_writer_close(&out, ok || (opened ? job.ended || p->hf->follow || resumable(err->status) : !out.fresh));
   return ok;
 }

@@ -26,6 +26,7 @@ typedef struct mm_journal_header {
 } mm_journal_header;
 _Static_assert(sizeof(mm_journal_header) == 128, "the header has no padding");
 
+#define FOLLOWED    (UINT64_C(1) << 32) /* in the level */
 #define JOURNAL_MAX (UINT64_C(4) << 30)
 
 static size_t header_bytes(const mm_plan *p) { return sizeof(mm_journal_header) + p->hf->file_count * sizeof(uint64_t); }
@@ -42,10 +43,12 @@ static void add_identity(mm_sha256_state *s, const mm_file_id *f) {
   mm_sha256_add(s, id, sizeof id);
 }
 
-static uint64_t source_check(const mm_hf_file *f) {
+/* Of a source that is followed, the record next to the journal has the identities. */
+static uint64_t source_check(const mm_hf_file *f, bool followed) {
   mm_sha256_state s;
   mm_sha256_begin(&s);
   mm_sha256_add(&s, f->name, strlen(f->name) + 1);
+  if (followed) return check_of(&s);
   add_identity(&s, &f->id);
   mm_sha256_add(&s, f->header.byte, sizeof f->header.byte);
   return check_of(&s);
@@ -122,12 +125,12 @@ static mm_journal_header *make_header(const mm_plan *p, int level, mm_err *err) 
   if (!h) return NULL;
   memcpy(h->magic, magic, sizeof magic);
   memcpy(h->plan, p->pack.plan.byte, sizeof h->plan);
-  h->level = (uint64_t)level;
+  h->level = (uint64_t)level | (p->hf->follow ? FOLLOWED : 0);
   h->files = p->hf->file_count;
   h->decoding = decoding_check(&p->hf->quantization, p->importance);
   plan_checks(p, h);
   plan_digests(p, h);
-  for (size_t i = 0; i < p->hf->file_count; i++) ((uint64_t *)(h + 1))[i] = source_check(&p->hf->file[i]);
+  for (size_t i = 0; i < p->hf->file_count; i++) ((uint64_t *)(h + 1))[i] = source_check(&p->hf->file[i], p->hf->follow);
   return h;
 }
 
@@ -160,6 +163,11 @@ static bool same_header(const mm_journal_header *found, const mm_journal_header 
   mm_where at = mm_at(name, NULL);
   if (memcmp(found->magic, h->magic, sizeof h->magic) != 0)
     return mm_fail(err, MM_USAGE, "E_RESUME", at, "found something that is not a journal of this version; %s", discards);
+  if ((found->level ^ h->level) & FOLLOWED) {
+    const bool was = found->level & FOLLOWED;
+    return mm_fail(err, MM_USAGE, "E_RESUME", at, "found a run with%s --follow, expected one with%s it to continue; %s", was ? "" : "out",
+                   was ? "out" : "", discards);
+  }
   if (memcmp(found->plan, h->plan, sizeof h->plan) != 0 || found->files != h->files) return other_plan(found, h, at, err);
   if (found->ranks != h->ranks || memcmp(found->layout, h->layout, sizeof h->layout) != 0)
     return mm_fail(err, MM_USAGE, "E_RESUME", at, "found a run with another %s, expected the same to continue; %s",

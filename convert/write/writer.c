@@ -11,8 +11,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "convert/decode/follow.h"
+#include "convert/plan/finished.h"
 #include "convert/plan/layout_hf.h"
-#include "convert/write/finished.h"
 #include "formats/system/file.h"
 #include "loader/verify.h"
 
@@ -101,11 +102,12 @@ static bool check_target(mm_writer *w, mm_err *err) {
   const char *target = w->o.target;
   if (!look_at_target(w, err)) return false;
   if (w->stage.found != MM_TARGET_FULL) return true;
-  mm_digest old;
+  mm_digest old, mine = w->plan->pack.plan;
+  if (w->o.followed && w->o.leftover == MM_LEFTOVER_RESUME && !mm_followed_published(w, &mine, err)) return false;
   mm_err extra = {0};
   bool archived, ours = is_ours(target, &old, &archived, &extra, err);
   if (err->status != MM_OK) return false;
-  bool same = ours && mm_digest_equal(&old, &w->plan->pack.plan) && archived == (w->o.level > 0);
+  bool same = ours && mm_digest_equal(&old, &mine) && archived == (w->o.level > 0);
   if (same && w->o.leftover == MM_LEFTOVER_RESUME && !find_complete(w, archived, err)) return false;
   if (w->complete) return true;
   if (!ours) return usage(err, target, "found a directory that is not empty and not a converted checkpoint");
@@ -312,6 +314,7 @@ static bool open_journal(mm_writer *w, mm_err *err) {
     mm_journal_close(&w->journal);
   }
   if (!resume && (!clear(w, err) || !each_journal(w, remove_journal, err))) return false;
+  if (!resume && !w->o.followed) mm_followed_forget(w);
   if (!mm_journal_create(&w->journal, w->parent, w->journal_name, w->plan, err)) return false;
   if (!resume || each_journal(w, merge_journal, err)) return true;
   remove_journal(w, w->journal_name, MM_IGNORED); /* new and empty: the shares can be continued without it */
@@ -340,15 +343,17 @@ static uint64_t largest_part(const mm_plan *p) {
   return most;
 }
 
-/* Refuses an output that cannot fit. The size of an archive is not known before it is made: only one part must fit. */
+/* Refuses an output that cannot fit. The size of an archive is not known before it is made, and a source may be freed meanwhile: only one
+ * part must fit then. */
 static bool check_space(mm_writer *w, mm_err *err) {
-  uint64_t have = staged_bytes(w), whole = w->o.level > 0 ? largest_part(w->plan) : w->plan->output_bytes;
+  uint64_t have = staged_bytes(w), whole = w->o.level > 0 || mm_follow_frees(w->plan->hf) ? largest_part(w->plan) : w->plan->output_bytes;
   return mm_staging_room(&w->stage, whole > have ? whole - have : 0, err);
 }
 
 /* Removes the staging directory and all journals. The directory, which is the lock, goes last. */
 static bool remove_staging(mm_writer *w, mm_err *err) {
   if (!clear(w, err) || !each_journal(w, remove_journal, err)) return false;
+  mm_followed_forget(w);
   return unlinkat(w->parent, w->staging_name, AT_REMOVEDIR) == 0 || mm_fail_errno(err, mm_at(w->staging, NULL), "remove", errno);
 }
 
@@ -375,8 +380,9 @@ bool mm_writer_open(mm_writer *w, mm_plan *p, const mm_writer_options *o, mm_err
   if (w->complete) return w->o.shares > 1 || remove_own_leftover(w, err);
   w->journal.level = o->level;
   w->skip = mm_calloc(p->step_count, sizeof *w->skip, err);
-  return w->skip && mm_companions_check(w, err) && take_staging(w, err) && open_journal(w, err) && check_space(w, err) &&
-         mm_blocks_open(&w->blocks, p, w->dir, w->staging, o->buffers, err) && (o->level == 0 || mm_writer_archive_open(w, err));
+  return w->skip && mm_companions_check(w, err) && take_staging(w, err) && (!w->o.followed || mm_followed_begin(w, err)) &&
+         open_journal(w, err) && check_space(w, err) && mm_blocks_open(&w->blocks, p, w->dir, w->staging, o->buffers, err) &&
+         (o->level == 0 || mm_writer_archive_open(w, err));
 }
 
 static void drop_pending(mm_step_entry *e, size_t n) {
@@ -555,6 +561,7 @@ static bool check_staged(mm_writer *w, mm_err *err) {
 }
 
 bool mm_writer_publish(mm_writer *w, mm_digest *manifest, mm_err *err) {
+  if (w->o.followed && !mm_followed_finish(w, err)) return false;
   if (!mm_companions_write(w, err) || !write_table(w, err) || !remove_stale(w, err) || !mm_hf_unchanged(w->plan->hf, err) ||
       !write_manifest(w, manifest, err) || !check_staged(w, err))
     return false;
@@ -565,5 +572,5 @@ bool mm_writer_publish(mm_writer *w, mm_digest *manifest, mm_err *err) {
     close(w->dir);
     w->dir = w->stage.dir = -1;
   }
-  return ok;
+  return ok && (!w->o.followed || mm_followed_end(w, err));
 }

@@ -34,6 +34,10 @@ typedef struct mm_writer_options {
   mm_bake_fn *bake;         /* NULL, or what makes the companion `baked` of the packed layout */
   const char *baked;
   const mm_draft_source *draft; /* NULL, or what the companion draft.safetensors of the packed layout is made of */
+  const struct mm_followed {    /* NULL, or a source that is being downloaded */
+    mm_hf *hf;                  /* of the plan */
+    const mm_plan_options *plan;
+  } * followed;
 } mm_writer_options;
 
 typedef struct mm_writer {
@@ -106,5 +110,20 @@ MM_MUST_USE bool mm_writer_remove_plain(mm_writer *w, uint32_t part, mm_err *err
 mm_archive_part *mm_writer_archived(const mm_writer *w, uint32_t part, uint32_t rank);
 /* A file of the staging directory, written anew: a resumed run may find its own there. */
 MM_MUST_USE bool mm_writer_replace(mm_writer *w, const char *name, const void *text, size_t n, mm_err *err);
+
+/* --- followed.c: a source that is being downloaded. Files that are not needed any more are freed after each part, and the plan's digest,
+ * which needs every file's header, is put into the parts at the end --- */
+/* Into *mine the digest that the plan has with the sources of the target's manifest, if they have the names of this one's. */
+MM_MUST_USE bool mm_followed_published(mm_writer *w, mm_digest *mine, mm_err *err);
+/* Opens the record of sources, with the staging directory taken. */
+MM_MUST_USE bool mm_followed_begin(mm_writer *w, mm_err *err);
+/* Part `part` and those before it are on disk and journaled. No reader has a file open. */
+MM_MUST_USE bool mm_followed_part_done(mm_writer *w, uint32_t part, mm_err *err);
+/* Waits for what has not come, then gives plan, manifest and every part the digest that a plan from all headers has. */
+MM_MUST_USE bool mm_followed_finish(mm_writer *w, mm_err *err);
+/* The target is complete: frees the other files and removes the record. */
+MM_MUST_USE bool mm_followed_end(mm_writer *w, mm_err *err);
+/* Removes a record, of any run. */
+void mm_followed_forget(const mm_writer *w);
 
 #endif

@@ -4,20 +4,24 @@
 A conversion is traced with strace and every change below its output's parent is recorded. A random point and a random fate of the changes
 that were not synced by then make a state: all of them kept, all lost, one of them lost, one of them kept, or the last write torn in half.
 (File data is certain after fsync or fdatasync of that file, a name after fsync of its directory; anything else may be lost or kept.) In every
-state nothing incomplete may have the final name, and --resume must end with the reference output, byte for byte, and nothing beside it."""
+state nothing incomplete may have the final name, and --resume must end with the reference output, byte for byte, and nothing beside it. With
+--follow the source is converted by --follow --delete-source, and the removals of its files are changes, too."""
 import argparse
+import hashlib
+import json
 import multiprocessing.pool
 import os
 import random
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
 
-from resumed import wrong
+from resumed import split, wrong
 
-CALLS = "openat,mkdirat,renameat2,unlinkat,pwrite64,write,ftruncate,fallocate,fsync,fdatasync,fchmod"
+CALLS = "openat,mkdirat,renameat2,unlink,unlinkat,pwrite64,write,ftruncate,fallocate,fsync,fdatasync,fchmod"
 
 parser = argparse.ArgumentParser()
 parser.add_argument("convert")
@@ -25,13 +29,18 @@ parser.add_argument("source")
 parser.add_argument("states", type=int)
 parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "little"))
 parser.add_argument("--options", default="", help="more options of the conversion, in one word")
+parser.add_argument("--follow", action="store_true")
 args = parser.parse_args()
 work = os.path.realpath(tempfile.mkdtemp(prefix="mm-power-"))
+if args.follow:
+    args.source = split(args.source, work + "/split", 8)
 
 
 def command(parent, *more):
-    return [args.convert, args.source, "-o", os.path.join(parent, "out"), "--tp", "2", "--quant", "block_fp8", "-q", "-j", "1", "--part-size", "4M",
-            "--journal-every", "256K", *args.options.split(), *more]
+    follow = ["--follow", "--delete-source", "--follow-quiet", "0", "--follow-timeout", "2"]
+    return [args.convert, os.path.join(parent, "source") if args.follow else args.source, "-o", os.path.join(parent, "out"), "--tp", "2", "--quant",
+            "block_fp8", "-q", "-j", "1", "--part-size", "600K" if args.follow else "4M", "--journal-every", "256K", *args.options.split(),
+            *(follow if args.follow else []), *more]
 
 
 def unhex(text):
@@ -57,7 +66,7 @@ def record(parent):
             folders = [unhex(x).decode() if "\\x" in x else x for x in re.findall(r"(?:\d+|AT_FDCWD)<([^>]*)>", rest)]
             texts = [unhex(x) for x in re.findall(r'"((?:\\x[0-9a-f]{2})*)"', rest)]
             path = inside(folders[0]) if folders else None
-            if call in ("openat", "mkdirat", "unlinkat", "renameat2"):
+            if call in ("openat", "mkdirat", "unlink", "unlinkat", "renameat2"):
                 names = [inside(os.path.join(folders[i] if i < len(folders) else os.getcwd(), t.decode())) for i, t in enumerate(texts)]
                 if call == "openat" and names[0] and "O_CREAT" in rest:
                     number[names[0]] = count
@@ -65,7 +74,7 @@ def record(parent):
                     count += 1
                 elif call == "mkdirat" and names[0]:
                     changes.append(("mkdir", names[0]))
-                elif call == "unlinkat" and names[0]:
+                elif call in ("unlink", "unlinkat") and names[0]:
                     changes.append(("unlink", names[0]))
                 elif call == "renameat2" and names[0]:
                     changes.append(("rename", names[0], names[1]))
@@ -104,7 +113,7 @@ def unsynced(changes, point):
 
 
 def build(changes, point, lost, torn, parent):
-    names, data, folders = {}, {}, {"."}
+    names, data, folders, gone = {}, {}, {"."}, set()
     for i, c in enumerate(changes[:point]):
         if i in lost or c[0] in ("sync", "syncdir"):
             continue
@@ -115,6 +124,7 @@ def build(changes, point, lost, torn, parent):
             folders.add(c[1])
         elif c[0] == "unlink":
             names.pop(c[1], None)
+            gone.add(c[1])
             folders.discard(c[1])
         elif c[0] == "rename" and c[1] in folders:
             folders = {c[2] if f == c[1] else f for f in folders}
@@ -134,6 +144,35 @@ def build(changes, point, lost, torn, parent):
         if (os.path.dirname(name) or ".") in folders:
             with open(os.path.join(parent, name), "wb") as f:
                 f.write(data[n])
+    if args.follow:
+        shutil.copytree(args.source, parent + "/source", ignore=lambda _, files: [f for f in files if "source/" + f in gone])
+        same_inodes(parent)
+
+
+def same_inodes(parent):
+    """Gives the record of sources the inodes and times of the copies that stand for the files of then."""
+    path, at = parent + "/.out.partial.sources", 8
+    if not os.path.exists(path):
+        return
+    with open(path, "rb") as f:
+        text = bytearray(f.read())
+    with open(args.source + "/model.safetensors.index.json", encoding="utf-8") as f:
+        names = sorted(set(json.load(f)["weight_map"].values()))
+    while at + 12 <= len(text):
+        (n,) = struct.unpack_from("<I", text, at)
+        what, file = struct.unpack_from("<II", text, at + 4)
+        payload = memoryview(text)[at + 4 : at + 4 + n]
+        if at + 12 + n > len(text) or hashlib.sha256(payload).digest()[:8] != text[at + 4 + n : at + 12 + n]:
+            break
+        copy = f"{parent}/source/{names[file]}"
+        if what > 1 and os.path.exists(copy):
+            s = os.stat(copy)
+            struct.pack_into("<QQqq", text, at + 12, s.st_size, s.st_ino, s.st_mtime_ns, s.st_ctime_ns)
+            text[at + 4 + n : at + 12 + n] = hashlib.sha256(payload).digest()[:8]
+        payload.release()
+        at += 12 + n
+    with open(path, "wb") as f:
+        f.write(text)
 
 
 def state(changes, rng):
@@ -167,6 +206,8 @@ def check(changes, number, reference):
 try:
     first = os.path.join(work, "first")
     os.mkdir(first)
+    if args.follow:
+        shutil.copytree(args.source, first + "/source")
     recorded = record(first)
     reference = os.path.join(first, "out")
     with multiprocessing.pool.ThreadPool(os.cpu_count()) as pool:

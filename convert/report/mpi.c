@@ -1,5 +1,5 @@
 /* The only file that knows MPI. */
-#include "convert/write/mpi.h"
+#include "convert/report/mpi.h"
 
 #ifdef MM_MPI
 #include <mpi.h>

@@ -1,5 +1,5 @@
 /* Comparing a finished output with the plan, and hashing it. */
-#include "convert/write/finished.h"
+#include "convert/plan/finished.h"
 
 #include <stdio.h>
 #include <stdlib.h>

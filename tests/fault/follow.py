@@ -1,0 +1,246 @@
+#!/usr/bin/env python3
+"""follow.py CONVERT [RUNS [SEED]]: minimax-convert --follow --delete-source while a checkpoint is being downloaded.
+
+Each run puts the files of a checkpoint into a directory in a random order, at random times and in the ways of downloaders (a temporary name
+next to the file or in the Hub client's folder, then a rename; or growing in place), kills the converter at random moments, and goes on with
+--resume. The output must be byte for byte that of a plain conversion, no weight file may be left, and what has the final name is complete
+whenever it is looked at. Then single cases: a download that stops, a damaged output whose source is gone, --restart, headers that differ from
+the plan. Exit status 1 unless all hold."""
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+sys.path.insert(0, "tests/cli")
+from convert_files import INDEX, Checkpoint  # noqa: E402
+from resumed import same, split  # noqa: E402
+
+convert = sys.argv[1]
+runs = int(sys.argv[2]) if len(sys.argv) > 2 else 3
+seed = int(sys.argv[3]) if len(sys.argv) > 3 else int.from_bytes(os.urandom(4), "little")
+work = tempfile.mkdtemp(prefix="mm-follow-")
+TEXTS = ("config.json", INDEX)
+OPTIONS = (["--tp", "2", "--quant", "nvfp4a16", "--part-size", "400K"], ["--quant", "block_fp8", "--part-size", "300K"],
+           ["--tp", "2", "--pp", "2", "--part-size", "1M"], ["--quant", "w4a16", "--search", "absmax", "--head", "block_fp8", "--part-size", "500K"],
+           ["--tp", "4", "--ep", "2", "--quant", "nvfp4", "--part-size", "700K"])
+
+
+def weights(path):
+    return sorted(n for n in os.listdir(path) if n.startswith("model-"))
+
+
+def run(*args, status=0, says=()):
+    quiet = ["--follow-quiet", "0"] if "--follow" in args and "--follow-quiet" not in args else []
+    p = subprocess.run([convert, *args, "--quiet", *quiet], capture_output=True, text=True, timeout=120)
+    if p.returncode != status or any(s not in p.stderr for s in says) or p.stderr.count("\n") > 1 + p.stderr.count("note:"):
+        raise AssertionError(f"{args}: status {p.returncode}, expected {status} {says}\n{p.stderr}")
+    return p.stderr
+
+
+class Download(threading.Thread):
+    """Puts files into a directory as downloaders do. A client of the Hub puts texts first and the tokenizer last."""
+
+    def __init__(self, source, to, rng, seconds):
+        super().__init__()
+        self.source, self.to, self.rng, self.names = source, to, rng, weights(source)
+        os.makedirs(to + "/.cache/huggingface/download")
+        for i in range(len(self.names)):  # in order, a little out of order, or in none
+            j = min(len(self.names) - 1, i + rng.choice((0, 0, 1, 3, 99)))
+            self.names[i], self.names[j] = self.names[j], self.names[i]
+        self.waits = [rng.random() * 2 * seconds / len(self.names) for _ in self.names]
+
+    def run(self):
+        for name in TEXTS:
+            shutil.copy(f"{self.source}/{name}", f"{self.to}/.{name}")
+            os.rename(f"{self.to}/.{name}", f"{self.to}/{name}")
+        for name, wait in zip(self.names, self.waits):
+            way = self.rng.randrange(3)
+            temporary = f"{self.to}/{name}" if way == 2 else f"{self.to}/.cache/huggingface/download/{name}.incomplete" if way else f"{self.to}/{name}.incomplete"
+            with open(f"{self.source}/{name}", "rb") as f:
+                data = f.read()
+            with open(temporary, "wb") as f:
+                cuts = [0, *sorted(self.rng.randrange(len(data)) for _ in range(3)), len(data)]
+                for a, b in zip(cuts, cuts[1:]):
+                    f.write(data[a:b])
+                    f.flush()
+                    time.sleep(wait / 4)
+            if way != 2:
+                os.rename(temporary, f"{self.to}/{name}")
+        shutil.copy(self.source + "/tokenizer.json", self.to)
+
+
+def attempt(number):
+    rng = random.Random(f"{seed} {number}")
+    family, options = rng.choice(("m1", "m2", "m2")), rng.choice(OPTIONS)
+    parent = f"{work}/run{number}"
+    source, plain, out, to = (f"{parent}/{n}" for n in ("source", "plain", "out", "download"))
+    split(f"tests/data/tiny-{family}", source, rng.randrange(2, 14))
+    run(source, "-o", plain, *options)
+    command = [convert, to, "-o", out, *options, "--follow", "--delete-source", "--follow-quiet", "0", "--resume", "--quiet"]
+    os.makedirs(to)
+    download = Download(source, to, rng, rng.choice((0.1, 0.5, 1)))
+    download.start()
+    kills = 0
+    for _ in range(30):
+        p = subprocess.Popen([*command, "--jobs", str(rng.randrange(1, 5)), "--journal-every", rng.choice(("100K", "1M", "64M"))], stderr=subprocess.PIPE)
+        if kills < 6 and rng.random() < 0.8:
+            try:
+                p.wait(rng.random() * rng.choice((0.1, 0.4, 1.2)))
+            except subprocess.TimeoutExpired:
+                p.kill()
+                kills += 1
+        err = p.communicate(timeout=120)[1].decode()
+        assert not os.path.exists(out) or same(out, plain), f"{options}: something else than the whole output has the final name"
+        if p.returncode == 0:
+            break
+        assert p.returncode == -9, f"{options}: status {p.returncode}: {err}"
+    download.join()
+    assert same(out, plain), f"{options}: differs"
+    left = sorted(os.listdir(parent)), weights(to)
+    assert left == (["download", "out", "plain", "source"], []), f"left: {left}"
+    command[command.index("--resume")] = "--resume"  # once more: the sources are gone, the output is what they gave
+    known = (0, 2) if family == "m1" else (0,)  # its router is not of the released type: nothing says so once the sources are gone
+    assert subprocess.run(command, timeout=60, check=False, stderr=subprocess.PIPE).returncode in known, "finished, and then not"
+    shutil.rmtree(parent)
+    return kills
+
+
+def stopped(name, files, arrive, more=()):
+    """A download of which `arrive` files came, converted until it waits in vain: (source, directory, arguments)."""
+    parent = f"{work}/{name}"
+    source = split("tests/data/tiny-m2", parent + "/source", files)
+    to, args = parent + "/download", [parent + "/download", "-o", parent + "/out", "--tp", "2", "--quant", "nvfp4a16", "--part-size", "300K", "--follow", *more]
+    os.makedirs(to)
+    for n in (*TEXTS, *weights(source)[:arrive]):
+        shutil.copy(f"{source}/{n}", to)
+    err = run(*args, "--follow-timeout", "1", status=75, says=("E_FOLLOW", weights(source)[arrive], f"of {files} files, {files - arrive} are not there"))
+    assert "--resume" in err and not os.path.exists(parent + "/out")
+    run(source, "-o", parent + "/plain", *args[3:9])
+    return source, to, args, parent
+
+
+def finish(source, to, args, parent, *more):
+    """The rest comes; the output is that of a plain conversion."""
+    for n in weights(source):
+        if not os.path.exists(f"{to}/{n}") and n in finish.missing:
+            shutil.copy(f"{source}/{n}", to)
+    shutil.copy(source + "/tokenizer.json", to)
+    run(*args, *more)
+    assert same(parent + "/out", parent + "/plain"), parent
+
+
+def missing(source, to):
+    finish.missing = [n for n in weights(source) if not os.path.exists(f"{to}/{n}")]
+
+
+def cases():
+    # A download that stops, with and without removal, goes on.
+    source, to, args, parent = stopped("stops", 9, 5)
+    missing(source, to)
+    assert len(weights(to)) == 5
+    finish(source, to, args, parent, "--resume")
+    source, to, args, parent = stopped("frees", 9, 6, ["--delete-source"])
+    gone = [n for n in weights(source)[:6] if not os.path.exists(f"{to}/{n}")]
+    assert 2 <= len(gone) < 6, gone
+    # Other options, a plain run, --restart: none takes away what the sources gave.
+    run(*("block_fp8" if a == "nvfp4a16" else a for a in args), "--resume", status=2, says=["E_RESUME"])
+    run(*args, status=2, says=["E_LEFTOVER"])
+    run(*args, "--restart", status=2, says=["E_FREED", gone[0]])
+    run(*args[:-2], "--restart", status=3, says=["E_FS_MISSING"])
+    # A block of the output is damaged whose source is gone: said by name; with the file fetched again all is well.
+    staged = f"{parent}/.out.partial"
+    part = sorted(n for n in os.listdir(staged) if n.endswith(".safetensors"))[0]
+    with open(f"{staged}/{part}", "r+b") as f:
+        f.seek(-100, 2)
+        f.write(b"damage")
+    err = run(*args, "--resume", "--follow-timeout", "1", status=6, says=["E_FREED", "fetch this file again"])
+    named = re.search(r"model-\d+-of-\d+\.safetensors", err)[0]
+    assert named in gone, err
+    for n in gone:
+        shutil.copy(f"{source}/{n}", to)
+    finish.missing = weights(source)[6:]
+    finish(source, to, args, parent, "--resume")
+    assert weights(to) == []
+    # All of it fetched again: --restart may.
+    source, to, args, parent = stopped("again", 9, 6, ["--delete-source"])
+    finish.missing = weights(source)
+    finish(source, to, args, parent, "--restart")
+    # Without a total in the index nothing is removed before all headers were seen.
+    parent = work + "/unproven"
+    source = split("tests/data/tiny-m2", parent + "/source", 6, total=False)
+    os.makedirs(parent + "/download")
+    for n in (*TEXTS, *weights(source)[:5]):
+        shutil.copy(f"{source}/{n}", parent + "/download")
+    args = [parent + "/download", "-o", parent + "/out", "--part-size", "300K", "--follow", "--delete-source"]
+    run(*args, "--follow-timeout", "1", status=75)
+    assert len(weights(parent + "/download")) == 5
+    # A header that is not that of other layers.
+    parent = work + "/other"
+    c = Checkpoint.load(split("tests/data/tiny-m2", parent + "/source", 4))
+    name = [k for k in c.tensors if k.endswith("input_layernorm.weight")][-1]
+    dtype, shape, data = c.tensors[name]
+    c.tensors[name] = ("F32", shape, b"".join(b"\0\0" + data[i : i + 2] for i in range(0, len(data), 2)))
+    c.index = open(parent + "/source/" + INDEX, encoding="utf-8").read()
+    c.save(parent + "/source2")
+    os.makedirs(parent + "/download")
+    args = [parent + "/download", "-o", parent + "/out", "--part-size", "300K", "--follow", "--delete-source", "--resume"]
+    for n in (*TEXTS, *weights(parent + "/source2")[:2]):
+        shutil.copy(f"{parent}/source2/{n}", parent + "/download")
+    run(*args, "--follow-timeout", "1", status=75)
+    for n in weights(parent + "/source2")[2:]:
+        shutil.copy(f"{parent}/source2/{n}", parent + "/download")
+    run(*args, status=4, says=["E_FOLLOW", name, "found F32", "expected BF16"])
+    assert os.path.exists(parent + "/.out.partial"), "the only copy of what was freed"
+    # A damaged record of sources says so; a run of the other kind does not continue this one.
+    source, to, args, parent = stopped("damaged", 9, 6, ["--delete-source"])
+    with open(parent + "/.out.partial.sources", "r+b") as f:
+        f.seek(60)
+        f.write(b"x")
+    for how in ("--resume", "--restart"):
+        run(*args, how, status=6, says=["E_DIGEST", ".out.partial.sources"])
+    source, to, args, parent = stopped("plainly", 4, 2)
+    for n in weights(source):
+        shutil.copy(f"{source}/{n}", to)
+    run(*args[:-1], "--resume", status=2, says=["E_RESUME", "with --follow"])
+    # A file that changed since it was read; a link.
+    source, to, args, parent = stopped("changed", 5, 3)
+    os.utime(f"{to}/{weights(source)[0]}", (1, 1))
+    run(*args, "--resume", status=2, says=["E_RESUME", weights(source)[0]])
+    parent = work + "/links"
+    source = split("tests/data/tiny-m2", parent + "/blobs", 3)
+    os.makedirs(parent + "/snapshots/abc")
+    for n in os.listdir(source):
+        os.symlink(f"../../blobs/{n}", f"{parent}/snapshots/abc/{n}")
+    run(parent, "-o", parent + "/out", "--follow", "--delete-source", status=2, says=["a link"])
+    run(parent, "-o", parent + "/out", "--follow", "--restart")
+    run(source, "-o", parent + "/plain")
+    assert same(parent + "/out", parent + "/plain")
+    # A failure ends the run at once, though other threads wait for files that never come.
+    parent = work + "/fails"
+    c = Checkpoint.load(split("tests/data/tiny-m2", parent + "/source", 9))
+    name = next(k for k in c.tensors if k.endswith("layers.0.self_attn.o_proj.weight"))
+    dtype, shape, data = c.tensors[name]
+    c.tensors[name] = (dtype, shape, b"\x7f" * len(data))
+    c.save(parent + "/download")
+    for n in weights(parent + "/download")[4:]:
+        os.unlink(f"{parent}/download/{n}")
+    start = time.monotonic()
+    run(parent + "/download", "-o", parent + "/out", "--quant", "bf16", "--follow", "--follow-timeout", "60", "--jobs", "8", status=3, says=[name])
+    assert time.monotonic() - start < 30
+    # Rules between options.
+    for wrong in (["--delete-source"], ["--follow", "--dry-run"], ["--follow", "--layout", "hf"], ["--follow", "--compress", "zstd"], ["--follow", "--part", "0/2"],
+                  ["--follow", "--delete-source", "--ranks", "0"], ["--follow", "--follow-timeout", "9", "--follow-quiet", "9"], ["--follow", "--delete-source", "--allow-outside-links"]):
+        run(source, "-o", work + "/wrong", *wrong, status=2, says=["E_USAGE", next(w for w in reversed(wrong) if w.startswith("--"))])
+
+
+try:
+    kills = sum(attempt(i) for i in range(runs))
+    cases()
+    print(f"follow: {runs} downloads, {kills} kills, each output as a plain conversion's, no source left (seed {seed})")
+finally:
+    shutil.rmtree(work)
