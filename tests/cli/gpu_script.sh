@@ -57,7 +57,7 @@ gpu() {
 
 gpu 1 1 forks nothing
 expect 'ok   schedules of 5'
-expect 'FAIL part forks: 1 of 1 rows, [0-9]+ of 2 s, over its budget'
+expect 'FAIL part forks: 1 of 1 rows, [0-9]+ of 4 s, over its budget'
 expect 'FAIL part nothing: there is none'
 gpu 1 50 prepare peers steps ranks eval kernels sequences models text speed
 expect 'ok   sums \(limit 0\)'
