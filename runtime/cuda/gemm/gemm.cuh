@@ -30,19 +30,13 @@ struct gemm_large {
 #else
   static constexpr int kThreads = 256, kColumns = 128, kBlocks = 2;
 #endif
-  static constexpr int kAhead = 1; /* steps whose weights are on their way */
+  static constexpr int kAhead = 1;  /* steps whose weights are on their way */
   static constexpr int kStages = 2; /* of activations: those of a step, and of the steps whose copies are under way */
   static constexpr bool kFolds = false;
 };
 /* Where tiles of 128 rows would be nearly empty: a few rows for each expert, or a step of at most 64. Not on sm_90a. */
-#ifndef STAGES
-#define STAGES 4
-#endif
-#ifndef AHEAD
-#define AHEAD 4
-#endif
 struct gemm_small {
-  static constexpr int kRows = 32, kThreads = 128, kColumns = 64, kBlocks = 4, kAhead = AHEAD, kStages = STAGES;
+  static constexpr int kRows = 32, kThreads = 128, kColumns = 64, kBlocks = 4, kAhead = 4, kStages = 4;
   static constexpr bool kFolds = false;
 };
 /* gemm_small with other sums: codes are multiplied as they are, and the sum over 128 columns is multiplied by its scale in f32. For steps
@@ -51,10 +45,7 @@ struct gemm_folded : gemm_small {
   static constexpr bool kFolds = true;
 };
 constexpr uint32_t kGemmFold = 128; /* columns of such a sum */
-#ifndef FOLDS
-#define FOLDS true
-#endif
-inline bool gemm_folds(const mm_cu_weight &w) { return FOLDS && w.scale_kind == MM_CU_COARSE && (1u << w.cell_k_log2) % kGemmFold == 0; }
+inline bool gemm_folds(const mm_cu_weight &w) { return w.scale_kind == MM_CU_COARSE && (1u << w.cell_k_log2) % kGemmFold == 0; }
 constexpr uint32_t kGemmSmallStep = 64; /* rows of a dense product up to which it is taken */
 constexpr uint32_t kGemmSmallEach = 16; /* rows for each expert, likewise */
 
@@ -161,7 +152,8 @@ struct gemm_warps {
   static constexpr uint32_t kTall = Form::kRows / 32, kWide = Form::kColumns / (Form::kThreads / 32 / kTall), kTiles = kWide / 8;
   static_assert(kTiles % 2 == 0, "ldmatrix brings two");
 };
-/* acc += the products of the activations in `stage` and the weights in b. Halves of a warp's rows that the tile does not have are not multiplied. */
+/* acc += the products of the activations in `stage` and the weights in b. Halves of a warp's rows that the tile does not have are not
+ * multiplied. */
 template <class Form>
 __device__ __forceinline__ void gemm_step(float (&acc)[2][gemm_warps<Form>::kTiles][4], const gemm_shared<Form> &sh, int b, int stage,
                                           uint32_t row0, uint32_t col0, uint32_t rows) {
@@ -191,7 +183,8 @@ struct folded_sums {
 #pragma unroll
     for (uint32_t i = 0; i < 2 * kTiles; i++) {
       const weight_row at = job.weight(column + i / 2 * 8 + i % 2);
-      scale[i / 2][i % 2] = static_cast<const float *>(w.scale) + ((size_t)at.matrix * w.scale_rows + (at.row >> w.cell_n_log2)) * w.scale_pitch;
+      scale[i / 2][i % 2] =
+          static_cast<const float *>(w.scale) + ((size_t)at.matrix * w.scale_rows + (at.row >> w.cell_n_log2)) * w.scale_pitch;
     }
   }
   __device__ __forceinline__ void load(const mm_cu_weight &w, uint32_t k0) {
