@@ -41,7 +41,7 @@ BEGIN {
   home["openssl"] = "^formats/(hash|sign)\\.c$"
   home["zstd"] = "^formats/frame\\.c$"
   home["event2"] = "^runtime/serve/http\\.c$"
-  home["pcre2"] = "^(convert/plan/pattern|runtime/text/tokenizer)\\.c$"
+  home["pcre2"] = "^(convert/model/pattern|runtime/text/tokenizer)\\.c$"
   home["cuda|cub|nccl"] = "^runtime/cuda/"
   home["mpi"] = "^(convert/write/mpi|runtime/engine/processes)\\.c$"
 }

@@ -12,7 +12,7 @@
 #define MM_CONVERT_RECIPE_H
 
 #include "convert/model/rule.h"
-#include "convert/plan/pattern.h"
+#include "convert/model/pattern.h"
 #include "quant/quant.h"
 
 #define MM_RECIPE_BYTES    (UINT64_C(64) << 10) /* of the line, and of a recipe file */

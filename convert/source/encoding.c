@@ -414,6 +414,11 @@ bool mm_encoding_is_words(const mm_matrix *x) {
   return !mm_is_plain(x) && !mm_encoding_is_grid(x) && x->weight->dtype == MM_I32 && !x->reordered;
 }
 
+const char *mm_encoding_words_form(const mm_matrix *x) {
+  if (!mm_encoding_is_words(x) || x->encoding->codes.span != MM_SPAN_TURNED) return NULL;
+  return x->encoding->order ? "awq" : "gptq";
+}
+
 /* True if a scheme's scales, and zero points where there are some, hold those of x. */
 static bool holds_scales(const mm_matrix *x, const mm_scheme *s) {
   const mm_encoding *e = x->encoding;

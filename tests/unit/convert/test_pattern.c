@@ -6,7 +6,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "convert/plan/pattern.h"
+#include "convert/model/pattern.h"
 #include "convert/plan/recipe.h"
 #include "tests/unit/unit.h"
 

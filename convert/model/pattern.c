@@ -1,5 +1,5 @@
 /* Patterns by PCRE2; globs are written as its expressions. */
-#include "convert/plan/pattern.h"
+#include "convert/model/pattern.h"
 
 #include <ctype.h>
 #include <stdio.h>
