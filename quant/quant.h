@@ -152,6 +152,9 @@ static inline uint32_t mm_scheme_rows(const mm_scheme *s) {
 /* True if a scheme's scale may be v: the rule of packers, of converters that pass scales through, and of minimax-verify. */
 bool mm_scale_allowed(const mm_scheme *s, float v);
 
+/* False if element i of plane 1 is a word with another zero point than codes have, or with bits of neither. */
+bool mm_zero_allowed(const mm_scheme *s, const void *plane, size_t i);
+
 /* Rows [row, row + rows) of matrix `lead` as f32, out[rows, k]: codes decoded by scheme->code times the scale planes on their stored grid.
  */
 void mm_unpack(const mm_packed *m, uint32_t lead, uint32_t row, uint32_t rows, float *out);

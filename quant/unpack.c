@@ -23,6 +23,12 @@ bool mm_scale_allowed(const mm_scheme *s, float v) {
   return most > 0 && most <= 0x1.fffffep127f;
 }
 
+bool mm_zero_allowed(const mm_scheme *s, const void *plane, size_t i) {
+  if (!mm_has_zeros(s)) return true;
+  const int8_t zero = mm_zero_value(plane, i), most = s->code == MM_CODE_INT8 ? 127 : 7;
+  return (((const uint32_t *)plane)[i] & ~SCALE_BITS) == (uint8_t)zero && zero <= most && zero >= -most - 1;
+}
+
 enum { LONG = 64, SHORT = 16 }; /* columns under one scale; fewer only on finer or odd grids */
 
 /* t[i] = the value of code i times s[i / LONG]. */
