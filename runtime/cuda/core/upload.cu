@@ -9,6 +9,7 @@
 
 #include <atomic>
 
+#include "quant/numbers.h"
 #include "runtime/cuda/core/launch.h"
 #include "runtime/cuda/core/weight.cuh"
 
