@@ -74,6 +74,15 @@ static const mm_scheme *unquantised(const mm_planner *b, const mm_plan_tensor *p
   return mm_scheme_plain(kind == MM_KIND_EMBED ? MM_BF16 : MM_F32);
 }
 
+/* The grid of a scheme that a recipe names: the source's groups where the scheme keeps all of its integers. */
+static mm_cell named_grid(const mm_plan_tensor *pt, size_t matrices) {
+  const mm_scheme *s = pt->scheme;
+  const mm_cell grid = s->scale_of ? mm_encoding_grid(pt->matrix, matrices, s) : s->plane[1].cell;
+  for (size_t i = 0; s->scale_of && i < matrices; i++)
+    if (!mm_encoding_keeps(&pt->matrix[i], s, grid)) return s->plane[1].cell;
+  return grid;
+}
+
 static bool choose(mm_planner *b, mm_plan_tensor *pt, const mm_pack_tensor *t, size_t matrices) {
   const char *names[MM_PACK_PIECES + 2] = {t->name};
   for (unsigned i = 0; i < t->piece_count; i++) names[1 + i] = t->piece[i].source;
@@ -81,7 +90,7 @@ static bool choose(mm_planner *b, mm_plan_tensor *pt, const mm_pack_tensor *t, s
   pt->as_stored = !pt->scheme;
   if (!pt->scheme) pt->scheme = unquantised(b, pt);
   if (pt->scheme)
-    pt->grid = pt->scheme->plane[1].cell;
+    pt->grid = named_grid(pt, matrices);
   else if (!(pt->scheme = as_stored(b, pt, t, matrices)) || !share_global(b, pt, t, matrices))
     return false;
   pt->search = mm_recipe_search(&b->p->recipe, pt->scheme);
