@@ -452,9 +452,9 @@ int main(int argc, char **argv) {
                 "packed shards, or hf: unsharded, with Hugging Face names and quantization_config (default packed)",
                 .choices = "packed|hf"),
       MM_OPTION(STR, "dialect", &a.target_format, "WORD",
-                "with --layout hf: target format of the scheme, fp8 (Hugging Face), ct (compressed-tensors) or modelopt (default: the "
-                "first that has it)",
-                .choices = "fp8|ct|modelopt"),
+                "with --layout hf: target format of the scheme, fp8 (Hugging Face), ct (compressed-tensors), modelopt, gptq or awq "
+                "(default: the source's, if it kept its integers, or the first that has the scheme)",
+                .choices = "fp8|ct|modelopt|gptq|awq"),
       MM_OPTION(U64, "tp", &a.tp, "N", "tensor-parallel ranks (default 1)", .alias = "tensor-parallel-size", .lo = 1, .hi = MM_MAX_TP),
       MM_OPTION(U64, "ep", &a.ep, "N",
                 "expert-parallel groups inside the tp ranks: each holds 1/N of the experts, cut among tp/N ranks (default 1)",

@@ -5,10 +5,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "convert/plan/packed_agrees.h"
 #include "convert/report/exact.h"
 #include "convert/report/report_error.h"
 #include "convert/source/locate.h"
+#include "convert/source/packed_agrees.h"
 #include "formats/option.h"
 #include "formats/system/file.h"
 #include "formats/system/pool.h"

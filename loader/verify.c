@@ -136,6 +136,9 @@ static bool check_scales(const mm_shards *s, const mm_packed *m, size_t tensor, 
     uint64_t count = (uint64_t)m->lead * mm_cells(m->n, m->cell[i].n) * mm_cells(m->k, m->cell[i].k);
     for (uint64_t j = 0; j < count; j++) {
       float v = mm_scale_value(scales->dtype, m->plane[i], j);
+      if (!mm_zero_allowed(m->scheme, m->plane[i], j))
+        return mm_fail(err, MM_INTEGRITY, "E_SCALE", plane_at(s, rank, tensor, i),
+                       "found a word at element %llu that has more than a scale and a zero point of the codes", (unsigned long long)j);
       if (mm_scale_allowed(m->scheme, v) || (v == 0 && is_padding(p, t, i, rank, j))) continue;
       return mm_fail(err, MM_INTEGRITY, "E_SCALE", plane_at(s, rank, tensor, i), "found scale %g at element %llu, expected a %s number",
                      (double)v, (unsigned long long)j, m->scheme->signed_scale ? "finite nonzero" : "positive");

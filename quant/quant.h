@@ -31,8 +31,12 @@ typedef struct mm_plane {
   bool scale; /* may be stored on a finer grid; codes may not */
 } mm_plane;
 
-/* Element i of a scale plane as f32. U8 holds E8M0 exponents, as other tools write them. */
+/* Element i of a scale plane as f32. U8 holds E8M0 exponents, as other tools write them. U32 holds a scale whose f32 has no bits below the
+ * 19 upper ones and, in the low byte, a zero point of codes. */
 float mm_scale_value(mm_dtype t, const void *plane, size_t i);
+/* The word of a scale and a zero point, and the zero point of element i of a plane of such words. */
+uint32_t mm_scale_word(float scale, int8_t zero);
+int8_t mm_zero_value(const void *plane, size_t i);
 
 /* How scales are chosen. ABSMAX follows the convention of the format's own tools; MSE takes, from a fixed window of scales, the
  * one with the least squared error of the group. */
@@ -101,7 +105,8 @@ void mm_act_round(const mm_act_format *f, float *x, uint32_t k, uint32_t first, 
  * groups, of each from amax[1] on, which those of NVFP4 are multiplied with that of the row. BF16 holds the numbers. */
 void mm_act_codes(const mm_act_format *f, float *x, uint32_t k, uint32_t first, float *amax, float fixed);
 
-/* A weight is the value of its code times the product of the scales over it, in plane order, in f32. */
+/* A weight is the value of its code, less the zero point over it where plane 1 is of U32, times the product of the scales over it, in plane
+ * order, in f32. */
 typedef struct mm_scheme {
   const char *name;       /* the --quant word, the file's name, the manifest's word */
   const char *synonym[4]; /* words of other tools for the same bytes, in any case; NULL when fewer */
@@ -113,6 +118,7 @@ typedef struct mm_scheme {
   mm_plane plane[MM_MAX_PLANES];
   bool needs_amax;
   bool signed_scale; /* scales may be below 0; otherwise all are above. They are finite and never 0 */
+  mm_dtype scale_of; /* plane 1 is of U32 or F16: the type of the source's scales */
   unsigned searches; /* bits 1u << mm_search, beyond ABSMAX; MSE, where present, is the default */
   /* Fills plane[i] densely for a strip of mm_scheme_rows rows or a multiple of them (the last of a matrix may be shorter): ceil(n/cell.n) x
    * ceil(k/cell.k) elements of the scheme's own cells; a {0, 0} plane is written whole by every strip, always the same. Deterministic: the
@@ -133,6 +139,9 @@ typedef struct mm_packed {
   mm_random random;                 /* of a weight without planes */
 } mm_packed;
 
+/* True if plane 1 has a zero point with each scale. */
+static inline bool mm_has_zeros(const mm_scheme *s) { return s->plane_count > 1 && s->plane[1].dtype == MM_U32; }
+
 /* Rows under one element of a scheme's planes: pack takes multiples of them. */
 static inline uint32_t mm_scheme_rows(const mm_scheme *s) {
   uint32_t rows = 1;
@@ -142,6 +151,9 @@ static inline uint32_t mm_scheme_rows(const mm_scheme *s) {
 
 /* True if a scheme's scale may be v: the rule of packers, of converters that pass scales through, and of minimax-verify. */
 bool mm_scale_allowed(const mm_scheme *s, float v);
+
+/* False if element i of plane 1 is a word with another zero point than codes have, or with bits of neither. */
+bool mm_zero_allowed(const mm_scheme *s, const void *plane, size_t i);
 
 /* Rows [row, row + rows) of matrix `lead` as f32, out[rows, k]: codes decoded by scheme->code times the scale planes on their stored grid.
  */

@@ -40,7 +40,8 @@ static void fill_codes(mm_code code, uint32_t seed, uint32_t matrix, uint32_t ro
 
 static void put(mm_dtype t, float x, void *to, size_t i) {
   const uint16_t half = t == MM_BF16 ? mm_f32_to_bf16(x) : mm_f32_to_f16(x);
-  if (t == MM_F32)
+  if (t == MM_U32) x = mm_f32_from_bits(mm_scale_word(x, 0));
+  if (mm_dtype_size(t) == 4)
     memcpy((char *)to + 4 * i, &x, sizeof x);
   else
     memcpy((char *)to + 2 * i, &half, sizeof half);

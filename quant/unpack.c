@@ -2,18 +2,31 @@
  * stores them. */
 #include "quant/tile.h"
 
+#define SCALE_BITS 0xffffe000u
+
 float mm_scale_value(mm_dtype t, const void *plane, size_t i) {
   switch (t) {
     case MM_F32: return ((const float *)plane)[i];
     case MM_BF16: return mm_bf16_to_f32(((const uint16_t *)plane)[i]);
+    case MM_F16: return mm_f16_to_f32(((const uint16_t *)plane)[i]);
+    case MM_U32: return mm_f32_from_bits(((const uint32_t *)plane)[i] & SCALE_BITS);
     case MM_F8_E4M3: return mm_e4m3_value[((const uint8_t *)plane)[i]];
     default: return mm_e8m0_to_f32(((const uint8_t *)plane)[i]);
   }
 }
 
+uint32_t mm_scale_word(float scale, int8_t zero) { return (mm_f32_bits(scale) & SCALE_BITS) | (uint8_t)zero; }
+int8_t mm_zero_value(const void *plane, size_t i) { return (int8_t)(uint8_t)((const uint32_t *)plane)[i]; }
+
 bool mm_scale_allowed(const mm_scheme *s, float v) {
   float most = s->signed_scale && v < 0 ? -v : v;
   return most > 0 && most <= 0x1.fffffep127f;
+}
+
+bool mm_zero_allowed(const mm_scheme *s, const void *plane, size_t i) {
+  if (!mm_has_zeros(s)) return true;
+  const int8_t zero = mm_zero_value(plane, i), most = s->code == MM_CODE_INT8 ? 127 : 7;
+  return (((const uint32_t *)plane)[i] & ~SCALE_BITS) == (uint8_t)zero && zero <= most && zero >= -most - 1;
 }
 
 enum { LONG = 64, SHORT = 16 }; /* columns under one scale; fewer only on finer or odd grids */
@@ -50,6 +63,18 @@ static void tile_scales(float *s, const mm_packed *m, uint32_t lead, uint32_t ro
   }
 }
 
+/* Codes in t[count · step] become weights: less the zero points over columns k + c · step of a row, times the scales s[c]. */
+MM_INLINE void scale_with_zeros(float *t, const mm_packed *m, uint32_t lead, uint32_t row, uint32_t k, uint32_t step, uint32_t count,
+                                const float *s) {
+  const mm_cell cell = m->cell[1];
+  const size_t line = (size_t)lead * mm_cells(m->n, cell.n) + (cell.n ? row / cell.n : 0);
+  for (uint32_t c = 0; c < count; c++) {
+    const size_t at = line * mm_cells(m->k, cell.k) + (cell.k ? (k + c * step) / cell.k : 0);
+    const float zero = mm_zero_value(m->plane[1], at);
+    for (uint32_t i = c * step; i < (c + 1) * step; i++) t[i] = (t[i] - zero) * s[c];
+  }
+}
+
 MM_INLINE void unpack_row_body(const mm_packed *m, uint32_t lead, uint32_t row, float *out) {
   uint32_t per_byte = m->scheme->plane[0].cell.k, step = LONG;
   for (unsigned i = 1; i < m->scheme->plane_count; i++)
@@ -67,10 +92,12 @@ MM_INLINE void unpack_row_body(const mm_packed *m, uint32_t lead, uint32_t row, 
     }
     tile_scales(s, m, lead, row, k, step, mm_cells(count, step));
     for (uint32_t ahead = 8 * MM_TILE; whole && ahead < 9 * MM_TILE; ahead += 64) __builtin_prefetch(codes + (k + ahead) / per_byte);
-    decode(t, whole ? codes + k / per_byte : pad, m->scheme->code, step == LONG ? s : one);
-    for (uint32_t i = 0; step < LONG && step >= SHORT && i < MM_TILE; i += SHORT)
+    const bool zeros = mm_has_zeros(m->scheme);
+    decode(t, whole ? codes + k / per_byte : pad, m->scheme->code, step == LONG && !zeros ? s : one);
+    if (zeros) scale_with_zeros(t, m, lead, row, k, step, mm_cells(count, step), s);
+    for (uint32_t i = 0; !zeros && step < LONG && step >= SHORT && i < MM_TILE; i += SHORT)
       for (uint32_t j = i; j < i + SHORT; j += MM_LANES) MM_LANES_AT(t + j) *= s[i / step];
-    for (uint32_t i = 0; step < SHORT && i < count; i++) t[i] *= s[i / step];
+    for (uint32_t i = 0; !zeros && step < SHORT && i < count; i++) t[i] *= s[i / step];
     if (!whole) memcpy(out + k, room, count * sizeof *room);
   }
 }

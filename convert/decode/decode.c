@@ -17,7 +17,7 @@ void mm_decoder_open(mm_decoder *d, const mm_hf *hf) {
 void mm_decoder_close(mm_decoder *d) {
   mm_hf_reader_close(&d->reader);
   MM_FREE(d->buffer, d->scale, d->wide);
-  mm_room *room[] = {&d->stored, &d->grid, &d->codes, &d->zero, &d->order, &d->smooth, &d->whole};
+  mm_room *room[] = {&d->stored, &d->grid, &d->codes, &d->zero, &d->order, &d->smooth, &d->words, &d->whole};
   for (size_t i = 0; i < sizeof room / sizeof *room; i++) free(room[i]->data);
 }
 
@@ -149,6 +149,7 @@ static float scale_value(const void *p, mm_dtype t, size_t i) {
     case MM_BF16: return mm_bf16_to_f32(((const uint16_t *)p)[i]);
     case MM_F16: return mm_f16_to_f32(((const uint16_t *)p)[i]);
     case MM_F8_E4M3: return mm_e4m3_value[((const uint8_t *)p)[i]];
+    case MM_U32: return mm_scale_value(t, p, i);
     default: return mm_e8m0_to_f32(((const uint8_t *)p)[i]);
   }
 }
@@ -346,11 +347,13 @@ static bool decode_integers(mm_decoder *d, const mm_matrix *x, uint32_t row, uin
 /* Codes in rows of their own under scales: what a packed scheme's unpack reads, on the source's grid. */
 static bool decode_grid(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t rows, mm_err *err) {
   if (!decode_scales(d, x, row, rows, err) || !mm_decode_codes(d, x, row, rows, err)) return false;
-  bool pairs = x->encoding->code >= MM_CODE_E2M1;
-  mm_scheme view = {.code = x->encoding->code,
-                    .plane_count = 2,
-                    .plane = {{.dtype = MM_U8, .cell = {1, pairs ? 2 : 1}}, {.dtype = MM_F32, .cell = x->cell, .scale = true}}};
-  mm_packed m = {.scheme = &view, .lead = 1, .n = rows, .k = x->cols, .plane = {d->raw, d->scale}, .cell = {view.plane[0].cell, x->cell}};
+  const bool pairs = x->encoding->code >= MM_CODE_E2M1, zeros = x->part[MM_SCALE].tensor->dtype == MM_U32;
+  mm_scheme view = {
+      .code = x->encoding->code,
+      .plane_count = 2,
+      .plane = {{.dtype = MM_U8, .cell = {1, pairs ? 2 : 1}}, {.dtype = zeros ? MM_U32 : MM_F32, .cell = x->cell, .scale = true}}};
+  const void *scales = zeros ? d->stored.data : d->scale;
+  mm_packed m = {.scheme = &view, .lead = 1, .n = rows, .k = x->cols, .plane = {d->raw, scales}, .cell = {view.plane[0].cell, x->cell}};
   mm_unpack(&m, 0, 0, rows, d->wide);
   return true;
 }
@@ -408,19 +411,57 @@ static bool check_products(mm_decoder *d, const mm_matrix *x, const mm_scheme *s
   return mm_decode_finite(d, x, row, d->wide, MM_F32, count, err);
 }
 
+/* The planes of integers in words: codes as the scheme stores them in d->raw, scales and zero points in d->words. */
+static bool decode_words(mm_decoder *d, const mm_matrix *x, const mm_scheme *s, uint32_t row, uint32_t rows, mm_err *err) {
+  const uint32_t groups = mm_cells(x->cols, x->cell.k);
+  const bool int8 = x->encoding->code == MM_CODE_INT8;
+  const size_t n = (size_t)rows * groups;
+  if (!read_words(d, x, row, rows, err) || !read_zeros(d, x, row, rows, groups, err) || !read_order(d, x, groups, err) ||
+      !decode_scales(d, x, row, rows, err) || !mm_grow(&d->words.data, &d->words.cap, n, sizeof(uint32_t), err))
+    return false;
+  const uint32_t *order = d->order.data, g = x->cell.k ? x->cell.k : x->cols;
+  for (uint32_t k = 0; k < x->cols; k++)
+    if (order[k] != k / g)
+      return mm_fail(
+          err, MM_UNSUPPORTED, "E_Q_KEEP", at_element(d, &x->part[MM_ORDER], k),
+          "found group %u of column %u, expected %u: columns out of the order of their groups (desc_act), which no packed scheme "
+          "holds; expected another --quant",
+          order[k], k, k / g);
+  uint8_t *code = d->codes.data, *to = code;
+  for (uint32_t r = 0; r < rows; r++)
+    for (uint32_t k = 0; k < x->cols; k += int8 ? 1 : 2) {
+      const uint8_t *c = code + (size_t)r * x->cols + k;
+      *to++ = (uint8_t)(int8 ? c[0] ^ 0x80 : c[0] | (k + 1 < x->cols ? c[1] << 4 : 0));
+    }
+  d->raw = code;
+  const uint8_t *zero = d->zero.data;
+  for (size_t i = 0; i < n; i++) {
+    if (mm_has_zeros(s))
+      ((uint32_t *)d->words.data)[i] = mm_scale_word(d->scale[i], (int8_t)(int8 ? zero[i] - 128 : zero[i] - 8));
+    else if (s->plane[1].dtype == MM_F16)
+      ((uint16_t *)d->words.data)[i] = mm_f32_to_f16(d->scale[i]);
+    else if (s->plane[1].dtype == MM_BF16)
+      ((uint16_t *)d->words.data)[i] = mm_f32_to_bf16(d->scale[i]);
+    else
+      ((float *)d->words.data)[i] = d->scale[i];
+  }
+  return true;
+}
+
 bool mm_decode_planes(mm_decoder *d, const mm_matrix *x, const mm_stored_as *as, uint32_t row, uint32_t rows,
                       const void *plane[MM_MAX_PLANES], mm_err *err) {
   const mm_scheme *const s = as->scheme;
   const float global = as->global;
   const mm_plane *p = &s->plane[1];
-  if (!mm_decode_codes(d, x, row, rows, err)) return false;
+  const bool words = mm_encoding_is_words(x);
+  if (!(words ? decode_words(d, x, s, row, rows, err) : mm_decode_codes(d, x, row, rows, err))) return false;
   plane[0] = d->raw;
   if (mm_is_plain(x)) return true;
   if (s->code != x->encoding->code) /* a nibble's two's complement and its offset binary */
     for (size_t i = 0, n = (size_t)rows * mm_cells(x->cols, 2); i < n; i++) ((uint8_t *)d->raw)[i] ^= 0x88;
   if (x->part[MM_GLOBAL].tensor && !mm_decode_global(d, x, &d->global, err)) return false;
-  if (!decode_scales(d, x, row, rows, err)) return false;
-  const void *scales = p->dtype == MM_F32 ? d->scale : d->stored.data;
+  if (!words && !decode_scales(d, x, row, rows, err)) return false;
+  const void *scales = words ? d->words.data : p->dtype == MM_F32 ? d->scale : d->stored.data;
   d->regraded =
       x->part[MM_GLOBAL].tensor && d->global != global && !mm_nvfp4_regrade(d->raw, d->stored.data, rows, x->cols, d->global, global);
   d->global = global;

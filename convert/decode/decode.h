@@ -22,7 +22,7 @@ typedef struct mm_decoder {
   float *wide;  /* numbers */
   size_t scale_cap, wide_cap;
   mm_room stored; /* the tensor read last, as it is stored */
-  mm_room grid, codes, zero, order, smooth;
+  mm_room grid, codes, zero, order, smooth, words;
   mm_room whole; /* the codes of whole_of, from whole_at */
   const mm_hf_tensor *whole_of;
   uint64_t whole_at;

@@ -1,6 +1,8 @@
 /* From a step to byte ranges of output files. */
 #include "convert/plan/fill.h"
 
+#include <string.h>
+
 #include "convert/plan/target_format.h"
 
 static void set_piece(mm_strip *s, uint32_t piece) {
@@ -10,7 +12,7 @@ static void set_piece(mm_strip *s, uint32_t piece) {
 
 /* Rows [row, …) as many as one strip has. */
 static void set_rows(mm_strip *s, uint32_t row) {
-  uint32_t unit = mm_strip_rows(s->plan->hf, s->pt->scheme, s->x->cols);
+  uint32_t unit = mm_plan_strip_rows(s->plan, s->tensor);
   s->row = row;
   s->rows = (uint32_t)mm_min(unit, s->x->rows - row);
 }
@@ -73,6 +75,24 @@ bool mm_share_of(const mm_strip *s, unsigned plane, uint32_t rank, mm_share *out
   return true;
 }
 
+uint32_t mm_run_cell(const mm_run *r, uint32_t i) { return r->cell == 0 ? 0 : (r->first + i * r->step) / r->cell; }
+
+/* Consecutive equal cells go as one memcpy. */
+void mm_share_gather(const mm_share *x, const uint8_t *plane, uint32_t plane_cols, size_t size, uint8_t *slice) {
+  const mm_run *rows = &x->rows, *cols = &x->cols;
+  bool dense = cols->step == cols->cell;
+  if (cols->count < x->stored_cols) memset(slice, 0, (size_t)rows->count * x->stored_cols * size);
+  for (uint32_t i = 0; i < rows->count; i++) {
+    const uint8_t *from = plane + (size_t)mm_run_cell(rows, i) * plane_cols * size;
+    uint8_t *to = slice + ((size_t)i * x->stored_cols + cols->to) * size;
+    if (dense) {
+      memcpy(to, from + (size_t)mm_run_cell(cols, 0) * size, cols->count * size);
+      continue;
+    }
+    for (uint32_t j = 0; j < cols->count; j++) memcpy(to + j * size, from + (size_t)mm_run_cell(cols, j) * size, size);
+  }
+}
+
 bool mm_share_companions(const mm_strip *s, mm_share *out) {
   const mm_target_naming *spelt = s->pt->naming;
   if (!spelt || s->row > 0 || !(spelt->shape || spelt->input)) return false;
@@ -80,8 +100,19 @@ bool mm_share_companions(const mm_strip *s, mm_share *out) {
   return true;
 }
 
+bool mm_share_words(const mm_strip *s, unsigned plane, mm_share *out) {
+  if (plane >= s->t->plane_count) return false;
+  const mm_place *at = &s->pt->place[s->piece][plane];
+  *out = (mm_share){.at = at->offset, .bytes = at->bytes};
+  return true;
+}
+
 static bool strip_fills(const mm_strip *s, mm_fill_fn *fn, void *ctx) {
   mm_share x;
+  const bool words = s->pt->naming && s->pt->naming->form;
+  for (unsigned i = 0; words && mm_share_words(s, i, &x); i++)
+    if (!fn(ctx, 0, x.at, x.bytes)) return false;
+  if (words) return true;
   for (unsigned i = 0; i < s->pt->scheme->plane_count; i++)
     for (uint32_t r = 0; r < s->plan->pack.tp; r++)
       if (mm_share_of(s, i, r, &x) && !fn(ctx, r, x.at, x.bytes)) return false;

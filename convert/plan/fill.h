@@ -38,6 +38,12 @@ typedef struct mm_share {
 
 /* False when the rank takes nothing of it, or is not wanted. */
 bool mm_share_of(const mm_strip *s, unsigned plane, uint32_t rank, mm_share *out);
+/* The cell of the strip's plane that stored cell i of a run is. */
+uint32_t mm_run_cell(const mm_run *r, uint32_t i);
+/* A share of a plane into slice[rows.count][stored_cols]: whole stored rows, padding columns zero. */
+void mm_share_gather(const mm_share *x, const uint8_t *plane, uint32_t plane_cols, size_t size, uint8_t *slice);
+/* Tensor `plane` of a target format's words, all of it, on rank 0. False past the last. */
+bool mm_share_words(const mm_strip *s, unsigned plane, mm_share *out);
 /* The tensor that is stored with the strip in addition to its planes, on rank 0: a shape or a static scale. False if there is none. */
 bool mm_share_companions(const mm_strip *s, mm_share *out);
 

@@ -25,6 +25,10 @@ static mm_shape shape_of(const mm_plan *p, uint32_t tensor, uint32_t piece, unsi
   const mm_scheme *scheme = p->tensor[tensor].scheme;
   uint32_t rows = t->piece[piece].rows;
   if (p->tensor[tensor].passed) return p->tensor[tensor].passed->shape;
+  if (s && s->form) {
+    const mm_words_matrix m = mm_target_words_of(p, tensor, piece);
+    return mm_words_shape(&m, s->role[plane]);
+  }
   if (t->vector) return mm_shape1(rows);
   if (s && s->shape && plane == scheme->plane_count) return mm_shape1(2);
   if (s && x->cell_n == 0 && x->cell_k == 0) return s->scalar ? (mm_shape){0} : mm_shape1(1);

@@ -133,9 +133,10 @@ MM_MUST_USE bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, 
 void mm_plan_close(mm_plan *p);
 
 /* --- between the files of the plan --- */
-/* Rows of a strip: as many as fit MM_STRIP_BYTES of f32, a multiple of the scheme's strip and of the source's block. */
+/* Rows of a strip: as many as fit MM_STRIP_BYTES of f32, a multiple of the scheme's strip and of the source's block; all where a target
+ * format's words are no rows of ours. */
 #define MM_STRIP_BYTES (UINT64_C(8) << 20)
-uint32_t mm_strip_rows(const mm_hf *hf, const mm_scheme *s, uint32_t cols);
+uint32_t mm_plan_strip_rows(const mm_plan *p, uint32_t tensor);
 /* Cuts of the model for this tp, and the stored cells that fit them (cut.c). */
 MM_MUST_USE bool mm_cut_feasible(const mm_model *m, const mm_plan_options *o, const char *file, mm_err *err);
 MM_MUST_USE bool mm_cut_find(mm_plan *p, const mm_rule *r, mm_align align, uint32_t *index, mm_err *err);

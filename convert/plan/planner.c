@@ -7,10 +7,10 @@
 #include <string.h>
 
 #include "convert/decode/decode.h"
-#include "convert/plan/packed_agrees.h"
 #include "convert/plan/target_format.h"
 #include "convert/source/encoding.h"
 #include "convert/source/kv_rules.h"
+#include "convert/source/packed_agrees.h"
 
 #define MISSING_MOST 10000 /* tensors counted as missing */
 
@@ -74,6 +74,15 @@ static const mm_scheme *unquantised(const mm_planner *b, const mm_plan_tensor *p
   return mm_scheme_plain(kind == MM_KIND_EMBED ? MM_BF16 : MM_F32);
 }
 
+/* The grid of a scheme that a recipe names: the source's groups where the scheme keeps all of its integers. */
+static mm_cell named_grid(const mm_plan_tensor *pt, size_t matrices) {
+  const mm_scheme *s = pt->scheme;
+  const mm_cell grid = s->scale_of ? mm_encoding_grid(pt->matrix, matrices, s) : s->plane[1].cell;
+  for (size_t i = 0; s->scale_of && i < matrices; i++)
+    if (!mm_encoding_keeps(&pt->matrix[i], s, grid)) return s->plane[1].cell;
+  return grid;
+}
+
 static bool choose(mm_planner *b, mm_plan_tensor *pt, const mm_pack_tensor *t, size_t matrices) {
   const char *names[MM_PACK_PIECES + 2] = {t->name};
   for (unsigned i = 0; i < t->piece_count; i++) names[1 + i] = t->piece[i].source;
@@ -81,7 +90,7 @@ static bool choose(mm_planner *b, mm_plan_tensor *pt, const mm_pack_tensor *t, s
   pt->as_stored = !pt->scheme;
   if (!pt->scheme) pt->scheme = unquantised(b, pt);
   if (pt->scheme)
-    pt->grid = pt->scheme->plane[1].cell;
+    pt->grid = named_grid(pt, matrices);
   else if (!(pt->scheme = as_stored(b, pt, t, matrices)) || !share_global(b, pt, t, matrices))
     return false;
   pt->search = mm_recipe_search(&b->p->recipe, pt->scheme);
@@ -405,8 +414,11 @@ static bool add_tensors(mm_planner *b) {
   return fail_missing(b);
 }
 
-uint32_t mm_strip_rows(const mm_hf *hf, const mm_scheme *s, uint32_t cols) {
-  uint32_t unit = mm_scheme_rows(s), block = hf->quantization.block.n ? hf->quantization.block.n : 1;
+uint32_t mm_plan_strip_rows(const mm_plan *p, uint32_t tensor) {
+  const mm_plan_tensor *pt = &p->tensor[tensor];
+  const uint32_t cols = p->pack.tensor[tensor].whole_cols, side = p->hf->quantization.block.n;
+  if (pt->naming && pt->naming->form) return UINT32_MAX / 2;
+  uint32_t unit = mm_scheme_rows(pt->scheme), block = side ? side : 1;
   unit = unit / (uint32_t)mm_gcd(unit, block) * block;
   uint64_t rows = MM_STRIP_BYTES / (4 * (uint64_t)cols) / unit * unit;
   return (uint32_t)mm_min(mm_max(rows, unit), UINT32_MAX / 2 / unit * unit);
@@ -429,7 +441,7 @@ static bool add_steps(mm_plan *p, mm_err *err) {
         if (!add_step(p, &cap, (mm_step){i, e, MM_ALL_PIECES, 0, 0}, err)) return false;
         continue;
       }
-      uint32_t unit = mm_strip_rows(p->hf, s, t->whole_cols);
+      uint32_t unit = mm_plan_strip_rows(p, i);
       for (unsigned j = 0; j < t->piece_count; j++)
         for (uint32_t row = 0; row < t->piece[j].rows; row += unit)
           if (!add_step(p, &cap, (mm_step){i, e, j, row, (uint32_t)mm_min(unit, t->piece[j].rows - row)}, err)) return false;
@@ -480,13 +492,16 @@ static bool add_words(mm_plan *p, const mm_hf *hf, const mm_plan_options *o, mm_
 }
 
 /* GPTQ stores zero points in two formats that look alike. A checkpoint made from the second one records that, also when it is cut again,
- * so that its plan differs from that of the first. */
+ * so that its plan differs from that of the first. Words that are kept record theirs too, to be written so again. */
 static bool add_format(mm_plan *p, mm_err *err) {
   bool second = false;
   const mm_pack_tensor *t = p->pack.tensor;
   for (size_t i = 0; !second && i < p->pack.tensor_count; i++)
     second = mm_encoding_second_gptq(p->hf, p->tensor[i].matrix, (size_t)mm_max(1, t[i].whole_lead) * t[i].piece_count);
-  return !second || (p->pack.tool = mm_arena_printf(&p->pack.arena, err, "%s, from gptq_v2", p->pack.tool));
+  const char *form = second ? "gptq_v2" : NULL;
+  for (size_t i = 0; !form && i < p->pack.tensor_count; i++)
+    if (p->tensor[i].as_stored && p->tensor[i].scheme->scale_of) form = mm_encoding_words_form(p->tensor[i].matrix);
+  return !form || (p->pack.tool = mm_arena_printf(&p->pack.arena, err, "%s, from %s", p->pack.tool, form));
 }
 
 /* Records the source files; a packed source passes its own list on. */

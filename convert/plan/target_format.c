@@ -20,13 +20,16 @@ static mm_json *fp8_config(const mm_plan *p, mm_json *list, mm_err *err);
 static mm_json *ct_config(const mm_plan *p, mm_json *list, mm_err *err);
 static mm_json *modelopt_config(const mm_plan *p, mm_json *list, mm_err *err);
 static mm_json *modelopt_file(const mm_plan *p, mm_json *list, mm_err *err);
+static mm_json *words_config(const mm_plan *p, mm_json *list, mm_err *err);
 
 static const mm_target_format fp8 = {.name = "fp8", .config = fp8_config}, ct = {.name = "ct", .mixes = true, .config = ct_config},
                               modelopt = {.name = "modelopt",
                                           .config = modelopt_config,
                                           .file = "hf_quant_config.json",
-                                          .file_config = modelopt_file};
-static const mm_target_format *const target_formats[] = {&fp8, &ct, &modelopt}; /* in the order in which they are tried */
+                                          .file_config = modelopt_file},
+                              gptq = {.name = "gptq", .config = words_config}, awq = {.name = "awq", .config = words_config};
+/* In the order in which they are tried, after the one that a source of words came in. */
+static const mm_target_format *const target_formats[] = {&fp8, &ct, &modelopt, &gptq, &awq};
 
 /* JSON of compressed-tensors. */
 #define FLOAT(bits) "{\"num_bits\": " bits ", \"type\": \"float\", \"symmetric\": true, "
@@ -43,6 +46,21 @@ static const mm_target_format *const target_formats[] = {&fp8, &ct, &modelopt}; 
 
 #define IN(by, word, ...) \
   { .target_format = &by, .scheme = word, __VA_ARGS__ }
+#define ROLES(last) \
+  { MM_WORDS_CODES, MM_WORDS_SCALES, MM_WORDS_ZEROS, last }
+#define GPTQ(word, bits, sym)                                                                                    \
+  IN(gptq, word, .suffix = {".qweight", ".scales", ".qzeros", ".g_idx"}, .form = MM_WORDS_GPTQ, .words = MM_I32, \
+     .role = ROLES(MM_WORDS_ORDER), .config = "{\"quant_method\": \"gptq\", \"bits\": " bits ", \"desc_act\": false, \"sym\": " sym "}")
+#define AWQ(word)                                                                                                                   \
+  IN(awq, word, .suffix = {".qweight", ".scales", ".qzeros"}, .form = MM_WORDS_AWQ, .words = MM_I32, .role = ROLES(MM_WORDS_ZEROS), \
+     .config = "{\"quant_method\": \"awq\", \"bits\": 4, \"version\": \"gemm\", \"zero_point\": true}")
+#define CT_ZEROS(word, bits)                                                                                                               \
+  IN(ct, word, .suffix = {".weight_packed", ".weight_scale", ".weight_zero_point", ".weight_shape"}, .form = MM_WORDS_CT, .words = MM_I32, \
+     .role = ROLES(MM_WORDS_SHAPE),                                                                                                        \
+     .config = "{\"num_bits\": " bits ", \"type\": \"int\", \"symmetric\": false, \"actorder\": null, " STATIC)
+#define CT_SYMMETRIC(word, bits)                                                                                     \
+  IN(ct, word, .suffix = {".weight_packed", ".weight_scale", ".weight_shape"}, .form = MM_WORDS_CT, .words = MM_I32, \
+     .role = {MM_WORDS_CODES, MM_WORDS_SCALES, MM_WORDS_SHAPE}, .config = INT(bits) "\"actorder\": null, " STATIC)
 static const mm_target_naming naming[] = {
     IN(fp8, "block_fp8", .suffix = {".weight", ".weight_scale_inv"},
        .config = "{\"activation_scheme\": \"dynamic\", \"fmt\": \"float8_e4m3fn\", \"quant_method\": \"fp8\", "
@@ -82,6 +100,20 @@ static const mm_target_naming naming[] = {
        .algorithm = "W4A16_NVFP4", .config = "{\"weights\": " MODELOPT4 "}"),
     IN(modelopt, "nvfp4", .suffix = {".weight", ".weight_scale", ".weight_scale_2"}, .input = ".input_scale", .scalar = true,
        .whole_groups = true, .algorithm = "NVFP4", .config = "{\"weights\": " MODELOPT4 ", \"input_activations\": " MODELOPT4 "}"),
+    CT_SYMMETRIC("w4a16_f16", "4"),
+    CT_SYMMETRIC("w8a16_f16", "8"),
+    CT_ZEROS("w4a16_zero", "4"),
+    CT_ZEROS("w4a16_zero_bf16", "4"),
+    CT_ZEROS("w8a16_zero", "8"),
+    CT_ZEROS("w8a16_zero_bf16", "8"),
+    GPTQ("w4a16_f16", "4", "true"),
+    GPTQ("w8a16_f16", "8", "true"),
+    GPTQ("w4a16_zero", "4", "false"),
+    GPTQ("w4a16_zero_bf16", "4", "false"),
+    GPTQ("w8a16_zero", "8", "false"),
+    GPTQ("w8a16_zero_bf16", "8", "false"),
+    AWQ("w4a16_zero"),
+    AWQ("w4a16_zero_bf16"),
 };
 #undef IN
 #define NAMINGS (sizeof naming / sizeof *naming)
@@ -107,9 +139,33 @@ static bool no_naming(const mm_target_format *d, const mm_pack_tensor *t, mm_err
                  t->input_scale > 0 ? fixed : "", d->name, known);
 }
 
+/* Groups of the tensors seen: a config has one size. Rows under one scale count as a group of any size that is not smaller. */
+typedef struct words_seen {
+  uint32_t group, widest; /* columns of a group; of the widest row under one scale */
+} words_seen;
+
+static bool fits_words(const mm_plan *p, const mm_target_format *d, uint32_t tensor, words_seen *seen, mm_err *err) {
+  const mm_pack_tensor *t = &p->pack.tensor[tensor];
+  const mm_cell grid = p->tensor[tensor].grid;
+  const mm_where at = mm_at(p->hf->dir, t->piece[0].source);
+  const uint32_t per = p->tensor[tensor].scheme->code == MM_CODE_INT8 ? 4 : 8;
+  bool whole = t->cols % per == 0 && grid.n == 1 && (grid.k == 0 || t->cols % grid.k == 0);
+  for (unsigned j = 0; j < t->piece_count; j++) whole = whole && t->piece[j].rows % per == 0;
+  if (!whole)
+    return mm_fail(err, MM_UNSUPPORTED, "E_DIALECT", at, "found [%u, %u] in groups of %u columns, but dialect %s holds whole words of %u",
+                   t->rows, t->cols, grid.k, d->name, per);
+  const uint32_t before = seen->group;
+  if (grid.k) seen->group = grid.k;
+  if (!grid.k) seen->widest = (uint32_t)mm_max(seen->widest, t->cols);
+  if ((before == 0 || before == seen->group) && (seen->group == 0 || seen->widest <= seen->group)) return true;
+  return mm_fail(err, MM_UNSUPPORTED, "E_DIALECT", at, "found groups of %u columns and others of %u, but dialect %s holds one size",
+                 seen->group, before && before != seen->group ? before : seen->widest, d->name);
+}
+
 /* Spells every tensor in d, or says what it cannot spell. */
 static bool spell_in(mm_plan *p, const mm_target_format *d, mm_err *err) {
   const mm_target_naming *first = NULL;
+  words_seen seen = {0};
   for (size_t i = 0; i < p->pack.tensor_count; i++) {
     const mm_pack_tensor *t = &p->pack.tensor[i];
     mm_plan_tensor *pt = &p->tensor[i];
@@ -125,7 +181,8 @@ static bool spell_in(mm_plan *p, const mm_target_format *d, mm_err *err) {
       return mm_fail(err, MM_UNSUPPORTED, "E_DIALECT", at,
                      "found %s of %u columns, but dialect %s holds whole groups of %u (--override gives it another scheme)", t->scheme,
                      t->cols, d->name, group_of(s, pt->scheme));
-    if (pt->grid.n != pt->scheme->plane[1].cell.n || pt->grid.k != pt->scheme->plane[1].cell.k)
+    if (s->form && !fits_words(p, d, (uint32_t)i, &seen, err)) return false;
+    if (!s->form && (pt->grid.n != pt->scheme->plane[1].cell.n || pt->grid.k != pt->scheme->plane[1].cell.k))
       return mm_fail(err, MM_UNSUPPORTED, "E_DIALECT", at,
                      "found %s with a scale for %u x %u, but dialect %s writes %u x %u (--quant %s makes it so)", t->scheme, pt->grid.n,
                      pt->grid.k, d->name, pt->scheme->plane[1].cell.n, pt->scheme->plane[1].cell.k, t->scheme);
@@ -146,16 +203,46 @@ bool mm_target_format_file(const char *name) {
 
 const char *mm_target_format_name(const mm_target_format *d) { return d ? d->name : "none"; }
 
+mm_words_matrix mm_target_words_of(const mm_plan *p, uint32_t tensor, uint32_t piece) {
+  const mm_pack_tensor *t = &p->pack.tensor[tensor];
+  const mm_plan_tensor *pt = &p->tensor[tensor];
+  return (mm_words_matrix){.form = pt->naming->form,
+                           .rows = t->piece[piece].rows,
+                           .cols = t->cols,
+                           .group = pt->grid.k,
+                           .scheme = pt->scheme,
+                           .zero_less = strstr(p->pack.tool, ", from gptq_v2") ? 0 : 1};
+}
+
+/* What a source of words came in, as the tool's words record it (planner.c); NULL: they do not. */
+static const mm_target_format *target_formats_from(const mm_plan *p) {
+  return strstr(p->pack.tool, ", from awq") ? &awq : strstr(p->pack.tool, ", from gptq") ? &gptq : NULL;
+}
+
+/* The tensors of words in place of the planes. */
+static void spell_words(const mm_target_naming *s, const mm_scheme *scheme, mm_pack_tensor *t) {
+  t->plane_count = 0;
+  for (unsigned j = 0; j < MM_MAX_PLANES && s->suffix[j]; j++) {
+    const mm_dtype type = s->role[j] == MM_WORDS_SCALES ? scheme->scale_of : s->role[j] == MM_WORDS_SHAPE ? MM_I64 : s->words;
+    t->plane[t->plane_count++] = (mm_pack_plane){.suffix = s->suffix[j], .dtype = type};
+  }
+}
+
 bool mm_target_format_spell(mm_plan *p, const char *word, mm_err *err) {
   const size_t count = sizeof target_formats / sizeof *target_formats;
-  bool ok = false;
+  bool ok = !word && target_formats_from(p) && spell_in(p, target_formats_from(p), MM_IGNORED);
   for (size_t i = 0; !ok && i < count; i++)
     if (!word || strcmp(word, target_formats[i]->name) == 0) ok = spell_in(p, target_formats[i], word ? err : MM_IGNORED);
   if (!ok && !word) return spell_in(p, &ct, err); /* the widest format gives the reason */
-  if (!ok) return mm_fail(err, MM_USAGE, "E_DIALECT", mm_at(NULL, NULL), "found dialect \"%s\", expected fp8, ct or modelopt", word);
+  if (!ok)
+    return mm_fail(err, MM_USAGE, "E_DIALECT", mm_at(NULL, NULL), "found dialect \"%s\", expected fp8, ct, modelopt, gptq or awq", word);
   for (size_t i = 0; i < p->pack.tensor_count; i++) {
     mm_pack_tensor *t = &p->pack.tensor[i];
     const mm_target_naming *s = p->tensor[i].naming;
+    if (s && s->form) {
+      spell_words(s, p->tensor[i].scheme, t);
+      continue;
+    }
     for (unsigned j = 0; s && j < t->plane_count; j++) t->plane[j].suffix = s->suffix[j];
     if (s && s->words) t->plane[0].dtype = s->words;
     if (s && s->shape) t->plane[t->plane_count++] = (mm_pack_plane){.suffix = ".weight_shape", .dtype = MM_I64};
@@ -260,6 +347,37 @@ static const mm_target_naming *first_naming(const mm_plan *p) {
 static mm_json *fp8_config(const mm_plan *p, mm_json *list, mm_err *err) {
   mm_json *o = parse(first_naming(p)->config, err);
   return complete(o, mm_json_set(o, "modules_to_not_convert", list));
+}
+
+/* Columns of a group; -1: the whole row. */
+static mm_json *group_size(const mm_plan *p, const mm_target_naming *s) {
+  int64_t group = -1;
+  for (size_t i = 0; group < 0 && i < p->pack.tensor_count; i++)
+    if (p->tensor[i].naming == s && p->tensor[i].grid.k) group = p->tensor[i].grid.k;
+  return mm_json_new_int(group);
+}
+
+/* GPTQModel's rules for modules that are not quantised; takes the list over. */
+static mm_json *left_out_rules(mm_json *list) {
+  mm_json *rules = mm_json_new_obj();
+  bool ok = rules && list;
+  char rule[512];
+  for (size_t i = 0; ok && i < mm_json_size(list); i++) {
+    snprintf(rule, sizeof rule, "-:^%s$", mm_json_str(mm_json_at(list, i)));
+    ok = mm_json_set(rules, rule, mm_json_new_obj());
+  }
+  mm_json_free(list);
+  return complete(rules, ok);
+}
+
+static mm_json *words_config(const mm_plan *p, mm_json *list, mm_err *err) {
+  const mm_target_naming *s = first_naming(p);
+  const bool second = strstr(p->pack.tool, ", from gptq_v2");
+  mm_json *o = parse(s->config, err);
+  bool ok = mm_json_set(o, "group_size", group_size(p, s));
+  if (s->form == MM_WORDS_AWQ) return complete(o, mm_json_set(o, "modules_to_not_convert", list) && ok);
+  ok = mm_json_set(o, "checkpoint_format", mm_json_new_str(second ? "gptq_v2" : "gptq")) && ok;
+  return complete(o, mm_json_set(o, "dynamic", left_out_rules(list)) && ok);
 }
 
 static mm_json *producer(void) {
@@ -393,10 +511,19 @@ static mm_json *targets(const mm_plan *p, const mm_target_naming *s) {
   return complete(list, ok);
 }
 
-static bool add_group(mm_json *groups, const mm_target_naming *s, mm_json *modules, mm_err *err) {
+/* compressed-tensors' group of words; config is its weights. */
+static mm_json *words_group(const mm_plan *p, const mm_target_naming *s, mm_err *err) {
+  mm_json *o = parse("{\"format\": \"pack-quantized\", \"input_activations\": null, \"output_activations\": null}", err);
+  mm_json *weights = parse(s->config, err), *size = group_size(p, s);
+  bool ok = mm_json_set(weights, "strategy", mm_json_new_str(size && mm_json_int(size) < 0 ? "channel" : "group"));
+  ok = mm_json_set(weights, "group_size", size) && ok;
+  return complete(o, mm_json_set(o, "weights", weights) && ok);
+}
+
+static bool add_group(mm_json *groups, const mm_plan *p, const mm_target_naming *s, mm_json *modules, mm_err *err) {
   char name[32];
   snprintf(name, sizeof name, "group_%zu", mm_json_size(groups));
-  mm_json *group = parse(s->config, err);
+  mm_json *group = s->form ? words_group(p, s, err) : parse(s->config, err);
   bool ok = mm_json_set(group, "targets", modules);
   return mm_json_set(groups, name, group) && ok;
 }
@@ -411,8 +538,8 @@ static mm_json *ct_groups(const mm_plan *p, mm_err *err) {
   mm_json *o = mm_json_new_obj();
   bool ok = o;
   for (size_t i = 0; ok && i < NAMINGS; i++)
-    if (i != most && count[i] > 0) ok = add_group(o, &naming[i], targets(p, &naming[i]), err);
-  return complete(o, ok && add_group(o, &naming[most], words("Linear"), err));
+    if (i != most && count[i] > 0) ok = add_group(o, p, &naming[i], targets(p, &naming[i]), err);
+  return complete(o, ok && add_group(o, p, &naming[most], words("Linear"), err));
 }
 
 /* Engines ask for the experts of a layer by projections that no file has ("experts.0.gate_proj"): an expression covers them where none of

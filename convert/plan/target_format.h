@@ -3,10 +3,13 @@
  *
  *   fp8       transformers' FineGrainedFP8 and, of block_fp8, DeepSeek's, vLLM's and SGLang's: quant_method "fp8"
  *   ct        compressed-tensors: one config group per scheme
- *   modelopt  NVIDIA Model Optimizer, with hf_quant_config.json next to config.json */
+ *   modelopt  NVIDIA Model Optimizer, with hf_quant_config.json next to config.json
+ *   gptq      GPTQ's words, as GPTQModel and AutoRound write them
+ *   awq       AutoAWQ's words */
 #ifndef MM_CONVERT_TARGET_FORMAT_H
 #define MM_CONVERT_TARGET_FORMAT_H
 
+#include "convert/decode/words.h"
 #include "convert/plan/plan.h"
 
 typedef struct mm_target_format mm_target_format;
@@ -17,6 +20,8 @@ typedef struct mm_target_naming {
   const char *suffix[MM_MAX_PLANES]; /* of the scheme's planes, behind the module's name */
   const char *input;                 /* a further suffix, of the inputs' static scale, F32; NULL: the inputs have none */
   mm_dtype words;                    /* the type of the codes, when several of ours make one word of theirs; else the scheme's */
+  mm_words_form form;                /* NONE but where the tensors below are no planes of ours */
+  uint8_t role[MM_MAX_PLANES];       /* then: mm_words_role of each suffix */
   bool shape;                        /* a further ".weight_shape", I64 [2]: rows and columns */
   bool reciprocal;                   /* the scale of the whole matrix and that of its inputs are stored as 1/scale */
   bool scalar;                       /* they have shape [], not [1] */
@@ -33,6 +38,8 @@ MM_MUST_USE bool mm_target_format_spell(mm_plan *p, const char *word, mm_err *er
  * module that is not quantised is listed by its full name, which every engine's way of matching (exact, substring, glob, suffix)
  * understands. */
 MM_MUST_USE bool mm_target_format_texts(mm_plan *p, mm_err *err);
+/* A matrix of the plan as words of its naming; without its planes. */
+mm_words_matrix mm_target_words_of(const mm_plan *p, uint32_t tensor, uint32_t piece);
 /* Its word; "none" for NULL. */
 const char *mm_target_format_name(const mm_target_format *d);
 /* True if a target format has a config file of that name. */

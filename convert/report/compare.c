@@ -147,7 +147,7 @@ static bool compare_step(void *ctx, size_t item, unsigned worker, mm_err *err) {
     const mm_piece *x = &t->piece[i];
     const mm_cut *cut = &p->cut[x->cut];
     uint32_t from = step->piece == MM_ALL_PIECES ? 0 : step->row, end = step->piece == MM_ALL_PIECES ? x->rows : step->row + step->rows;
-    uint32_t unit = mm_strip_rows(job->plan->hf, job->plan->tensor[step->tensor].scheme, t->whole_cols);
+    uint32_t unit = mm_plan_strip_rows(job->plan, step->tensor);
     const mm_matrix *matrix = &job->plan->tensor[step->tensor].matrix[step->lead * t->piece_count + i];
     for (uint32_t row = from; row < end; row += unit) {
       uint32_t rows = (uint32_t)mm_min(unit, end - row);

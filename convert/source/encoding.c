@@ -304,6 +304,8 @@ static bool take(mm_hf *hf, const mm_site *p, const mm_encoding *e, mm_matrix *o
     return mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_hf_at(hf, t),
                    "found GPTQ's words, but %s declares \"%s\", which leaves open how zero points are stored", hf->quantization.path,
                    hf->quantization.method);
+  out->symmetric = e->less && hf->quantization.symmetric;
+  out->reordered = hf->quantization.order;
   for (unsigned i = 0; i < MM_COMPANIONS; i++)
     if (!companion(hf, p, e, (mm_companion)i, out, err)) return false;
   for (size_t i = 0; i < sizeof e->unread / sizeof *e->unread; i++) mark_used(hf, p, e->unread[i]);
@@ -409,16 +411,32 @@ bool mm_encoding_is_grid(const mm_matrix *x) {
   return x->weight->dtype != MM_I32 || x->cols % f->cell.k == 0; /* no padding at the end of a row */
 }
 
+bool mm_encoding_is_words(const mm_matrix *x) {
+  return !mm_is_plain(x) && !mm_encoding_is_grid(x) && x->weight->dtype == MM_I32 && !x->reordered;
+}
+
+const char *mm_encoding_words_form(const mm_matrix *x) {
+  if (!mm_encoding_is_words(x) || x->encoding->codes.span != MM_SPAN_TURNED) return NULL;
+  return x->encoding->order ? "awq" : "gptq";
+}
+
+/* True if a scheme's scales, and zero points where there are some, hold those of x. */
+static bool holds_scales(const mm_matrix *x, const mm_scheme *s) {
+  const mm_encoding *e = x->encoding;
+  const mm_dtype own = s->plane[1].dtype, t = x->part[MM_SCALE].tensor->dtype;
+  if (t == MM_U32) return own == t && mm_scheme_find(e->scheme)->scale_of == s->scale_of; /* of a packed source */
+  if (mm_has_zeros(s)) return t == s->scale_of;
+  if (x->part[MM_ZERO].tensor && !x->symmetric) return false;
+  return own == t || own == MM_F32 || (own == MM_U8 && t == MM_F8_E8M0);
+}
+
 bool mm_encoding_keeps(const mm_matrix *x, const mm_scheme *s, mm_cell grid) {
   const mm_encoding *e = x->encoding;
-  const mm_plane *p = &s->plane[1];
   if (mm_is_plain(x)) return s == mm_scheme_plain(x->weight->dtype);
-  if (!mm_encoding_is_grid(x) || x->part[MM_SMOOTH].tensor || !same_codes(e->code, s->code)) return false;
+  if (!(mm_encoding_is_grid(x) || mm_encoding_is_words(x)) || x->part[MM_SMOOTH].tensor || !same_codes(e->code, s->code)) return false;
   if (s->plane_count != (e->part[MM_GLOBAL].suffix ? 3 : 2)) return false;
   if (e->signed_scale && s->code >= MM_CODE_E2M1 && !s->signed_scale) return false; /* nor does such a scheme have code -8 */
-  mm_dtype t = x->part[MM_SCALE].tensor->dtype;
-  bool typed_alike = p->dtype == t || p->dtype == MM_F32 || (p->dtype == MM_U8 && t == MM_F8_E8M0);
-  return typed_alike && covers(x->cell.n, grid.n, x->rows) && covers(x->cell.k, grid.k, x->cols);
+  return holds_scales(x, s) && covers(x->cell.n, grid.n, x->rows) && covers(x->cell.k, grid.k, x->cols);
 }
 
 /* The choices, with SQNR as tests/interop/sources.py measures it; it is about the same for every encoding. */
@@ -433,19 +451,19 @@ const char *mm_encoding_unkept(const mm_matrix *x, char out[640]) {
   const struct {
     bool holds;
     const char *what;
-  } why[] = {{words, "words along columns"},
-             {!words && e->codes.cell.n > 1, "bytes of two rows"},
-             {x->part[MM_ZERO].tensor != NULL, "zero points"},
-             {x->part[MM_ORDER].tensor != NULL, "a group for each column"},
+  } why[] = {{e->codes.cell.n > 1 && !words, "bytes of two rows"},
+             {x->part[MM_ZERO].tensor != NULL && !x->symmetric, "zero points"},
+             {x->reordered, "columns out of the order of their groups (desc_act)"},
              {x->part[MM_SMOOTH].tensor != NULL, "a factor for each column"},
-             {int4 && s && s->dtype != MM_BF16, s ? mm_dtype_name(s->dtype) : ""}};
+             {int4 && s && s->dtype == MM_F32, "F32"}};
   size_t n = (size_t)snprintf(out, 640, "%s", e->name), count = 0;
   for (size_t i = 0; i < sizeof why / sizeof *why; i++)
     if (why[i].holds)
       n += (size_t)snprintf(out + n, 640 - n, "%s%s%s", count++ ? ", " : " with ", why[i].what,
-                            i + 1 == sizeof why / sizeof *why ? " scales (w4a16 has BF16)" : "");
-  if (count == 0 && s)
-    n += (size_t)snprintf(out + n, 640 - n, " with scales of %s for %u x %u", mm_dtype_name(s->dtype), x->cell.n, x->cell.k);
+                            i + 1 == sizeof why / sizeof *why ? " scales (the schemes have F16 or BF16)" : "");
+  if (s && s->dtype == MM_F32 ? !int4 : count == 0 && s)
+    n += (size_t)snprintf(out + n, 640 - n, "%s scales of %s for %u x %u", count ? "," : " with", mm_dtype_name(s->dtype), x->cell.n,
+                          x->cell.k);
   snprintf(out + n, 640 - n, ", %s", CHOICES);
   return out;
 }
@@ -467,16 +485,29 @@ bool mm_encoding_second_gptq(const mm_hf *hf, const mm_matrix *x, size_t matrice
   return hf->quantization.zero_less == 0 && i < matrices;
 }
 
+/* The scheme of weight-only integers that has scales of this type; NULL: none, or another kind of codes. */
+static const mm_scheme *kept_integers(const mm_matrix *x) {
+  const mm_encoding *e = x->encoding;
+  const mm_dtype t = x->part[MM_SCALE].tensor->dtype;
+  const bool zeros = x->part[MM_ZERO].tensor && !x->symmetric;
+  const bool int4 = e->code == MM_CODE_INT4_OFFSET, int8 = e->code == MM_CODE_INT8;
+  if (x->weight->dtype != MM_I32 || !(int4 || int8) || (!zeros && e->scheme && (int8 || t == MM_BF16))) return NULL;
+  if (t == MM_F16) return mm_scheme_find(int4 ? zeros ? "w4a16_zero" : "w4a16_f16" : zeros ? "w8a16_zero" : "w8a16_f16");
+  if (t == MM_BF16) return mm_scheme_find(int4 ? "w4a16_zero_bf16" : "w8a16_zero_bf16");
+  return NULL;
+}
+
 const mm_scheme *mm_encoding_scheme(const mm_matrix *x, size_t matrices, unsigned pieces) {
   const mm_encoding *e = x->encoding;
   if (mm_is_plain(x)) return mm_scheme_plain(x->weight->dtype);
-  if (!e->scheme) return NULL;
   if (e->packed) return mm_scheme_find(e->scheme);
   if (e->part[MM_GLOBAL].suffix) {
     bool input = false; /* calibration that missed some experts still is calibration */
     for (size_t i = 0; i < matrices; i++) input = input || x[i].part[MM_INPUT].tensor;
     return mm_scheme_find(input ? "nvfp4" : "nvfp4a16");
   }
-  const mm_scheme *s = mm_scheme_find(e->scheme);
+  const mm_scheme *s = mm_encoding_is_words(x) || x->part[MM_SCALE].tensor->dtype == MM_F16 ? kept_integers(x) : NULL;
+  if (!s && !e->scheme) return NULL;
+  if (!s) s = mm_scheme_find(e->scheme);
   return s->needs_amax && pieces > 1 ? mm_scheme_find("channel_fp8") : s; /* each piece has a scale of its own */
 }

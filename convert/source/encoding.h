@@ -81,6 +81,11 @@ static inline unsigned mm_code_bits(const mm_matrix *x) {
 static inline bool mm_is_plain(const mm_matrix *x) { return x->encoding->code == MM_CODE_PLAIN; }
 /* True when each row's codes lie together, in bytes, and their scales alone say what they stand for. */
 bool mm_encoding_is_grid(const mm_matrix *x);
+/* True of integers in words of I32 that lie on their side or have zero points, in the order of their groups: mm_decode_planes makes a
+ * scheme's planes of them. */
+bool mm_encoding_is_words(const mm_matrix *x);
+/* The target format that writes x's words as they are, "awq" or "gptq"; NULL: x has none, or those of compressed-tensors. */
+const char *mm_encoding_words_form(const mm_matrix *x);
 /* True when scheme s holds x bit for bit, scales (plane 1) stored on this grid: the same codes under the same scales on it or a coarser
  * one. */
 bool mm_encoding_keeps(const mm_matrix *x, const mm_scheme *s, mm_cell grid);

@@ -129,6 +129,16 @@ static bool read_awq(mm_declared *d, mm_err *err) {
   return read_group(d, mm_json_get(d->obj, key), key, err);
 }
 
+/* True if a rule of GPTQModel's "dynamic" is for quantised modules: "-:" stands before those that are not. */
+static bool names_modules(const mm_json *dynamic) {
+  const mm_json *rule;
+  const char *name;
+  void *iter = NULL;
+  while (mm_json_type_of(dynamic) == MM_JSON_OBJ && mm_json_next(dynamic, &iter, &name, &rule))
+    if (strncmp(name, "-:", 2) != 0) return true;
+  return false;
+}
+
 static bool read_gptq(mm_declared *d, mm_err *err) {
   const char *format = word(d->obj, "checkpoint_format");
   bool sym = false, desc = false;
@@ -140,7 +150,7 @@ static bool read_gptq(mm_declared *d, mm_err *err) {
   if (!read_bits(d, d->obj, "bits", false, err) || !read_module_bits(d, "dynamic", err)) return false;
   if (!mm_config_bool_or(c, "sym", &sym, err) || !mm_config_bool_or(c, "desc_act", &desc, err)) return false;
   const mm_json *dynamic = mm_json_get(d->obj, "dynamic");
-  d->several_groups = mm_json_type_of(dynamic) == MM_JSON_OBJ && mm_json_size(dynamic) > 0;
+  d->several_groups = names_modules(dynamic);
   d->q->gptq = true;
   d->q->zero_less = strcmp(format, "gptq") == 0;
   d->q->symmetric = sym && !d->several_groups;

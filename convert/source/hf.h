@@ -154,6 +154,8 @@ typedef struct mm_matrix {
   mm_source part[MM_COMPANIONS];
   mm_cell cell;        /* weights under one scale */
   uint32_t rows, cols; /* cols is 1 for a vector */
+  bool symmetric;      /* declared: all its zero points are the middle code */
+  bool reordered;      /* declared: its columns are not in the order of their groups (desc_act) */
 } mm_matrix;
 
 /* Resolves a piece: by its own name, or inside a source tensor

@@ -54,29 +54,10 @@ static bool pack_strip(mm_worker *w, const mm_strip *s, const void *plane[MM_MAX
   return sc->code != MM_CODE_PLAIN || mm_decode_finite(&w->source, s->x, s->row, w->plane[0], sc->plane[0].dtype, n, err);
 }
 
-static uint32_t strip_cell(const mm_run *r, uint32_t i) { return r->cell == 0 ? 0 : (r->first + i * r->step) / r->cell; }
-
-/* One rank's share of a plane into slice[rows.count][stored_cols]: whole stored rows, padding columns zero. Consecutive equal cells go as
- * one memcpy. */
-static void gather(const mm_run *rows, const mm_run *cols, const uint8_t *plane, uint32_t plane_cols, uint32_t stored_cols, size_t size,
-                   uint8_t *slice) {
-  bool dense = cols->step == cols->cell;
-  if (cols->count < stored_cols) memset(slice, 0, (size_t)rows->count * stored_cols * size);
-  for (uint32_t i = 0; i < rows->count; i++) {
-    const uint8_t *from = plane + (size_t)strip_cell(rows, i) * plane_cols * size;
-    uint8_t *to = slice + ((size_t)i * stored_cols + cols->to) * size;
-    if (dense) {
-      memcpy(to, from + (size_t)strip_cell(cols, 0) * size, cols->count * size);
-      continue;
-    }
-    for (uint32_t j = 0; j < cols->count; j++) memcpy(to + j * size, from + (size_t)strip_cell(cols, j) * size, size);
-  }
-}
-
-/* True if a rank's share lies in the plane as it will lie in the file: whole rows that follow each other. */
-static bool is_chunk(const mm_run *rows, const mm_run *cols, uint32_t plane_cols, uint32_t stored_cols) {
-  return cols->step == cols->cell && cols->count == stored_cols && plane_cols == stored_cols &&
-         (rows->count == 1 || rows->step == rows->cell);
+/* True if a share lies in the plane as it will lie in the file: whole rows that follow each other. */
+static bool is_chunk(const mm_share *x, uint32_t plane_cols) {
+  return x->cols.step == x->cols.cell && x->cols.count == x->stored_cols && plane_cols == x->stored_cols &&
+         (x->rows.count == 1 || x->rows.step == x->rows.cell);
 }
 
 /* Gives every rank its share of every plane of the packed strip. */
@@ -88,10 +69,10 @@ static bool scatter(mm_worker *w, const mm_strip *s, const void *const plane[MM_
     for (uint32_t r = 0; r < s->plan->pack.tp; r++) {
       mm_share x;
       if (!mm_share_of(s, i, r, &x)) continue;
-      const void *bytes = (const uint8_t *)plane[i] + strip_cell(&x.rows, 0) * x.row_bytes;
-      if (s->pt->naming || !is_chunk(&x.rows, &x.cols, plane_cols, x.stored_cols)) {
+      const void *bytes = (const uint8_t *)plane[i] + mm_run_cell(&x.rows, 0) * x.row_bytes;
+      if (s->pt->naming || !is_chunk(&x, plane_cols)) {
         if (!mm_grow(&w->slice, &w->slice_cap, x.bytes, 1, err)) return false;
-        gather(&x.rows, &x.cols, plane[i], plane_cols, x.stored_cols, size, w->slice);
+        mm_share_gather(&x, plane[i], plane_cols, size, w->slice);
         if (s->pt->naming) mm_target_format_scale(s->pt->naming, sc, i, w->slice, x.bytes);
         bytes = w->slice;
       }
@@ -114,6 +95,20 @@ static bool put_companion(const mm_strip *s, const mm_taker *to, mm_err *err) {
   const mm_given g = {
       .strip = s, .plane = s->pt->scheme->plane_count, .offset = x.at, .bytes = spelt->shape ? (const void *)shape : &input, .n = x.bytes};
   return to->take(to->ctx, &g, err);
+}
+
+/* Gives every tensor of a matrix in words of a target format. */
+static bool put_words(mm_worker *w, const mm_strip *s, const void *const plane[MM_MAX_PLANES], const mm_taker *to, mm_err *err) {
+  mm_words_matrix m = mm_target_words_of(s->plan, s->tensor, s->piece);
+  mm_share x;
+  m.codes = plane[0], m.scales = plane[1];
+  for (unsigned i = 0; mm_share_words(s, i, &x); i++) {
+    if (!mm_grow(&w->slice, &w->slice_cap, x.bytes, 1, err)) return false;
+    mm_words_put(&m, s->pt->naming->role[i], w->slice);
+    const mm_given g = {.strip = s, .plane = i, .offset = x.at, .bytes = w->slice, .n = x.bytes};
+    if (!to->take(to->ctx, &g, err)) return false;
+  }
+  return true;
 }
 
 static bool is_head(const mm_pack_tensor *t) { return strcmp(t->name, "lm_head.weight") == 0; }
@@ -143,6 +138,7 @@ static bool run_strip(mm_worker *w, mm_strip *s, const mm_taker *to, mm_err *err
   if (!pack_strip(w, s, plane, err)) return false;
   w->zeroed += w->source.zeroed;
   if (is_head(s->t) && !note_dead_rows(w, s, plane, err)) return false;
+  if (to && s->pt->naming && s->pt->naming->form) return put_words(w, s, plane, to, err);
   return !to || (scatter(w, s, plane, to, err) && put_companion(s, to, err));
 }
 

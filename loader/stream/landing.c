@@ -75,6 +75,7 @@ bool mm_landing_layout_of(const mm_packed *w, mm_landing_layout *y) {
     case MM_CODE_E2M1: y->bits = 4; break;
   }
   if (w->scheme->code == MM_CODE_PLAIN && w->scheme->plane[0].dtype != MM_BF16) return false;
+  if (mm_has_zeros(w->scheme)) return false;
   y->pitch = mm_round_up((uint64_t)w->k * y->bits / 8, 16);
   if (w->scheme->plane_count == 1) return true;
   const uint32_t columns = mm_cells(w->k, w->cell[1].k);

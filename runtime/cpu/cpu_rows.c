@@ -28,6 +28,7 @@ const uint8_t *mm_cpu_row_at(const mm_packed *w, uint32_t lead, uint32_t row) {
 
 bool mm_cpu_view_of(mm_cpu_view *v, const mm_packed *w, uint32_t lead) {
   *v = (mm_cpu_view){.w = w, .lead = lead};
+  if (mm_has_zeros(w->scheme)) return false;
   for (unsigned i = 1; i < w->scheme->plane_count; i++) {
     if (w->cell[i].k == 0) continue;
     if (v->plane) return false;

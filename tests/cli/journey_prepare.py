@@ -34,7 +34,7 @@ def schemes():
     assert convert("--quant", "list").stdout == table
     named = re.findall(r"^(\w+) +(?:[\d.]+|-) +(?:[\d.]+|-)  \S", table, re.M)
     presets = re.findall(r"^(\w+) +.*\(.*; \*.experts.*\)$", table, re.M)
-    assert len(named) == 15 and named[0] == "none" and "w4afp8" in named and len(presets) == 7, table
+    assert len(named) == 21 and named[0] == "none" and "w4afp8" in named and len(presets) == 7, table
     for word in ("--help", "--help-man", "--help-bash", "--help-zsh", "--help-fish"):
         text = convert(word).stdout
         missing = [n for n in named + presets if not re.search(rf"\b{n}\b", text)]

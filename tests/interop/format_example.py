@@ -16,7 +16,8 @@ CONVERT = os.path.join(os.environ["BUILD"], "bin", "minimax-convert")
 SOURCE, EXPERT = "model.layers.0.block_sparse_moe.experts.{e}.w1.weight", 3
 # Least SQNR in dB: a bit more is what each scheme reaches on this matrix.
 LEAST = {"none": np.inf, "bf16": np.inf, "f16": 160, "f32": np.inf, "block_fp8": 31, "tensor_wise_fp8": 31, "channel_fp8": 31, "mxfp8": 31,
-         "int8": 43, "w4a8": 19, "w4afp8": 20, "w4a16": 20, "mxfp4": 19, "nvfp4": 21.5, "nvfp4a16": 21.5}
+         "int8": 43, "w4a8": 19, "w4afp8": 20, "w4a16": 20, "mxfp4": 19, "nvfp4": 21.5, "nvfp4a16": 21.5,
+         "w4a16_f16": 18, "w4a16_zero": 18, "w4a16_zero_bf16": 18, "w8a16_f16": 43, "w8a16_zero": 43, "w8a16_zero_bf16": 43}
 
 with open("formats/FORMAT.md", encoding="utf-8") as f:
     (code,) = re.findall(r"```python\n(.*?)```", f.read(), re.S)

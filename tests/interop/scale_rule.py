@@ -12,8 +12,10 @@ BIN, TMP = os.path.join(os.environ["BUILD"], "bin"), os.environ["TMPDIR"]
 BLOCK = 4 << 20
 BAD = {"F32": {"zero": "00000000", "negative": "000080bf", "infinite": "0000807f", "NaN": "0000c07f"},
        "BF16": {"zero": "0000", "negative": "80bf", "infinite": "807f", "NaN": "c07f"},
+       "F16": {"zero": "0000", "negative": "00bc", "infinite": "007c", "NaN": "007e"},
+       "U32": {"zero": "00000000", "negative": "000080bf", "infinite": "0000807f", "NaN": "0000c07f", "more than a zero point": "0001803f"},
        "F8_E4M3": {"zero": "00", "negative": "b8", "NaN": "7f"}, "U8": {"NaN": "ff"}}
-EITHER = ("int8", "w4a16", "w4afp8")
+EITHER = ("int8", "w4a16", "w4afp8", "w4a16_f16", "w4a16_zero", "w8a16_zero")
 
 
 def digest(b):
@@ -35,7 +37,8 @@ def verify(out):
 
 
 tried = 0
-for scheme in ("block_fp8", "tensor_wise_fp8", "channel_fp8", "mxfp8", "int8", "nvfp4", "nvfp4a16", "mxfp4", "w4a16", "w4afp8", "w4a8"):
+for scheme in ("block_fp8", "tensor_wise_fp8", "channel_fp8", "mxfp8", "int8", "nvfp4", "nvfp4a16", "mxfp4", "w4a16", "w4afp8", "w4a8",
+               "w4a16_f16", "w4a16_zero", "w8a16_zero"):
     out = os.path.join(TMP, scheme)
     shutil.rmtree(out, ignore_errors=True)
     subprocess.run([os.path.join(BIN, "minimax-convert"), "tests/data/tiny-m2", "-o", out, "--quiet", "--quant", scheme], check=True)

@@ -19,7 +19,8 @@ MODELS = ["tests/data/tiny-m1", "tests/data/tiny-m2", M3, os.path.join(os.enviro
 CUTS = ["--tp 2", "--tp 4", "--tp 8", "--tp 8 --tp-align pad", "--tp 4 --ep 2", "--tp 8 --ep 4 --pp 2"]
 M3_CUTS = ["--tp 8", "--tp 8 --tp-align pad", "--tp 4 --ep 2 --pp 3"]
 with open("quant/registry.c", encoding="utf-8") as f:
-    SCHEMES = ["none"] + re.findall(r"ROW\((\w+)\)", f.read())
+    ALIKE = {"w4a16_zero_bf16", "w8a16_f16", "w8a16_zero_bf16"}  # planes of the types and cells of others
+    SCHEMES = [s for s in ["none"] + re.findall(r"ROW\((\w+)\)", f.read()) if s not in ALIKE]
 
 
 def convert(model, quant, cut):
@@ -69,7 +70,7 @@ def check(model, quant):
     """One model and scheme: what was found wrong, or nothing."""
     one = convert(model, quant, "--tp 1")
     for cut in M3_CUTS if model == M3 else CUTS:
-        if quant == "w4a16" and "pad" in cut:
+        if quant.startswith("w4a16") and "pad" in cut:
             continue  # refused: its zero byte is not a zero weight
         many = convert(model, quant, cut)
         found = differences(one, many)

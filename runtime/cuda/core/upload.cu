@@ -9,6 +9,7 @@
 
 #include <atomic>
 
+#include "quant/numbers.h"
 #include "runtime/cuda/core/launch.h"
 #include "runtime/cuda/core/weight.cuh"
 
@@ -120,6 +121,7 @@ float scale_value(const mm_packed *w, size_t i) {
       memcpy(&f, &bits, sizeof f);
       return f;
     }
+    case MM_F16: return mm_f16_to_f32(static_cast<const uint16_t *>(w->plane[1])[i]);
     default: { /* e8m0 */
       const uint8_t e = static_cast<const uint8_t *>(w->plane[1])[i];
       const uint32_t bits = e == 0 ? 0x00400000u : (uint32_t)e << 23;

@@ -51,10 +51,17 @@ TEST(test_exact) {
 
 /* Tensors that cannot pass through say so; all others do. */
 TEST(test_keeping) {
-  static const char *const kept[] = {"compressed-tensors block FP8", "FP8_PB_WO", "tensor-wise FP8", "per-channel FP8", "MXFP8",
-                                     "compressed-tensors NVFP4",     "MXFP4"};
-  static const char *const lost[] = {"NVFP4", "int4",      "int4, asymmetric, reordered", "ModelOpt int4", "int8", "SGLang W4AFP8", "AWQ",
-                                     "GPTQ",  "GPTQ int8", "compressed-tensors block FP8" /* 4 x 3, which divides no 128 */};
+  static const char *const kept[] = {"compressed-tensors block FP8",
+                                     "FP8_PB_WO",
+                                     "tensor-wise FP8",
+                                     "per-channel FP8",
+                                     "MXFP8",
+                                     "compressed-tensors NVFP4",
+                                     "MXFP4",
+                                     "int4",
+                                     "AWQ"};
+  static const char *const lost[] = {"NVFP4",     "int4, asymmetric, reordered", "ModelOpt int4", "int8", "SGLang W4AFP8", "GPTQ",
+                                     "GPTQ int8", "compressed-tensors block FP8" /* 4 x 3, which divides no 128 */};
   for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
     source *s = encoded(form_of(kept[i]));
     if (strstr(kept[i], "tensors block")) src_config(s, "[4,3]", "[128,128]");
@@ -79,11 +86,9 @@ TEST(test_keeping) {
 /* A refusal to keep a source says what of it no scheme has. */
 TEST(test_reasons) {
   static const char *const why[][2] = {
-      {"AWQ", "found AWQ with words along columns, zero points, F16 scales (w4a16 has BF16), which no"},
-      {"GPTQ", "found GPTQ int4 with words along columns, zero points, a group for each column, F16 scales (w4a16 has BF16), which"},
-      {"GPTQ int8", "found GPTQ int8 with words along columns, zero points, which"},
-      {"int4", "found compressed-tensors int4 with F16 scales (w4a16 has BF16), which"},
-      {"int4, asymmetric, reordered", "found compressed-tensors int4 with zero points, a group for each column, F16 scales"},
+      {"GPTQ", "found GPTQ int4 with zero points, columns out of the order of their groups (desc_act), which no"},
+      {"GPTQ int8", "found GPTQ int8 with zero points, scales of F32 for 1 x 8, which"},
+      {"int4, asymmetric, reordered", "found compressed-tensors int4 with zero points, columns out of the order of their groups"},
       {"ModelOpt int4", "found ModelOpt int4 with bytes of two rows, F32 scales"},
       {"int8", "found per-channel int8 with a factor for each column, which"},
       {"compressed-tensors block FP8", "found compressed-tensors block FP8 with scales of F32 for 4 x 3, which"}};
@@ -93,6 +98,10 @@ TEST(test_reasons) {
     src_refused(s, (src_options){.depth = SRC_PLAN, .quant = "none"}, why[i][0], MM_UNSUPPORTED, "E_Q_KEEP", why[i][1]);
     src_close(s);
   }
+  source *s = encoded(form_of("GPTQ v2")); /* which does not declare desc_act */
+  src_write(s);
+  src_refused(s, (src_options){.depth = SRC_READ, .quant = "none"}, "GPTQ v2", MM_UNSUPPORTED, "E_Q_KEEP", "found group ");
+  src_close(s);
 }
 
 int main(void) { return run_unit_tests(NULL, NULL); }

@@ -146,7 +146,7 @@ TEST(test_refused) {
       {"int8; lm_head*=int8", "ct", 128, MM_UNSUPPORTED, "tensor \"lm_head.weight\": found int8, but engines keep embedding and head"},
       {"w4a16", "ct", 192, MM_UNSUPPORTED, "w4a16 of 192 columns, but dialect ct holds whole groups of 128"},
       {"block_fp8; *.o_proj.*=tensor_wise_fp8", "fp8", 128, MM_UNSUPPORTED, "found tensor_wise_fp8 and block_fp8"},
-      {"int8", "gguf", 128, MM_USAGE, "found dialect \"gguf\", expected fp8, ct or modelopt"}};
+      {"int8", "gguf", 128, MM_USAGE, "found dialect \"gguf\", expected fp8, ct, modelopt, gptq or awq"}};
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
     planned *p = plan_of(rows[i].quant, rows[i].target_format, rows[i].inter);
     if (p->ok || p->err.status != rows[i].status || strcmp(p->err.code, "E_DIALECT") != 0 || !strstr(p->err.text, rows[i].says))

@@ -57,7 +57,8 @@ static mm_landing_layout layout_of(const mm_packed *w) {
   mm_landing_layout y = {.bits = s->plane[0].cell.k == 2 ? 4 : (uint32_t)(8 * mm_dtype_size(s->plane[0].dtype))};
   y.pitch = mm_round_up((uint64_t)w->k * y.bits / 8, draw(2) ? 16 : 4);
   if (s->plane_count == 1) return y;
-  y.byte_scales = s->plane[1].dtype != MM_F32 && s->plane[1].dtype != MM_BF16 && (s->plane[1].dtype != MM_U8 || draw(2));
+  y.byte_scales =
+      s->plane[1].dtype != MM_F32 && s->plane[1].dtype != MM_BF16 && s->plane[1].dtype != MM_F16 && (s->plane[1].dtype != MM_U8 || draw(2));
   y.scale_pitch = mm_round_up(mm_cells(w->k, w->cell[1].k), y.byte_scales ? 16 : 1);
   y.scales = (uint64_t)w->lead * mm_cells(w->n, w->cell[1].n) * y.scale_pitch;
   y.global = s->plane_count == 3, y.global_factor = 256;
@@ -71,7 +72,8 @@ static void make_item(world *x, item *t, bool in_file) {
   const bool small = draw(3) == 0;
   *t = (item){.groups = {(uint32_t)draw(GROUPS), draw(2), (uint32_t)(GROUPS + LEADS * (t - x->item))}, .values = small};
   do w->scheme = mm_scheme_at(draw(schemes));
-  while (w->scheme->plane_count > 3 || (w->scheme->plane_count == 1 && !small && w->scheme->plane[0].dtype != MM_BF16));
+  while (w->scheme->plane_count > 3 || mm_has_zeros(w->scheme) ||
+         (w->scheme->plane_count == 1 && !small && w->scheme->plane[0].dtype != MM_BF16));
   w->lead = 1 + (uint32_t)draw(LEADS), w->n = 1 + (uint32_t)draw(small ? 60 : 400), w->k = 8 * (1 + (uint32_t)draw(small ? 4 : 60));
   for (unsigned p = 0; p < w->scheme->plane_count; p++) {
     w->cell[p] = w->scheme->plane[p].cell;

@@ -128,7 +128,13 @@ TEST(schemes) {
              {"mxfp4", MM_ACT_MXFP4},
              {"w4a16", MM_ACT_KEPT},
              {"w4afp8", MM_ACT_FP8_TENSOR},
-             {"w4a8", MM_ACT_INT8_TOKEN}};
+             {"w4a8", MM_ACT_INT8_TOKEN},
+             {"w4a16_f16", MM_ACT_KEPT},
+             {"w4a16_zero", MM_ACT_KEPT},
+             {"w4a16_zero_bf16", MM_ACT_KEPT},
+             {"w8a16_f16", MM_ACT_KEPT},
+             {"w8a16_zero", MM_ACT_KEPT},
+             {"w8a16_zero_bf16", MM_ACT_KEPT}};
   size_t n = sizeof row / sizeof *row;
   for (size_t i = 0; i < n; i++) assert_int_equal(mm_scheme_find(row[i].name)->act, row[i].act);
   assert_null(mm_scheme_at(n));

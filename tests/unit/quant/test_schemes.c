@@ -42,6 +42,10 @@ static double stored_scale(const mm_packed *m, unsigned plane, size_t i) {
     case MM_BF16:
       return ldexp((halves[i] & 0x7f) + (halves[i] & 0x7f80 ? 128 : 0), (halves[i] & 0x7f80 ? halves[i] >> 7 & 255 : 1) - 134) *
              (halves[i] & 0x8000 ? -1 : 1);
+    case MM_F16: return ldexp((halves[i] & 0x3ff) + (halves[i] & 0x7c00 ? 1024 : 0), (halves[i] & 0x7c00 ? halves[i] >> 10 & 31 : 1) - 25);
+    case MM_U32:
+      assert_int_equal(((const uint32_t *)m->plane[plane])[i] & 0x1fff, 0); /* packed with the zero point 0 */
+      return (double)floats[i];
     case MM_F8_E4M3: return code_value(MM_CODE_E4M3, bytes[i]);
     case MM_U8: return ldexp(1, bytes[i] - 127);
     default: fail();
@@ -64,7 +68,7 @@ static float scale_of(const mm_packed *m, uint32_t row, uint32_t col) {
 
 /* The code that w should get under scale s: the nearest value to the f32 quotient, ties to the even code, in value order. */
 static int nearest_code(const mm_scheme *sc, float w, float s) {
-  double y = (double)(float)((double)w / (double)s);
+  double y = fmin(1e6, fmax(-1e6, (double)(float)((double)w / (double)s))); /* where distances to codes still differ */
   int best = -1;
   for (int c = 0; c < code_count(sc->code); c++) {
     if (!code_allowed(sc, c)) continue;
@@ -128,6 +132,15 @@ static double absmax_scale(const mm_packed *p, float amax, float amax_all) {
     int e;
     frexpf(s, &e);
     return ldexp(rint(ldexp((double)s, 8 - e)), e - 8); /* 8 significant bits */
+  }
+  if (p->scheme->scale_of == MM_F16 || p->scheme->scale_of == MM_BF16) {
+    if (amax == 0) return 1;
+    const float s = amax / (p->scheme->code == MM_CODE_INT8 ? 127.0f : 7.0f);
+    int e;
+    frexpf(s, &e);
+    if (p->scheme->scale_of == MM_BF16) return ldexp(rint(ldexp((double)s, 8 - e)), e - 8);
+    const int step = e - 11 > -24 ? e - 11 : -24; /* 11 significant bits, whole 2^-24, from one of those to the largest */
+    return fmin(65504, fmax(0x1p-24, ldexp(rint(ldexp((double)s, -step)), step)));
   }
   if (strcmp(name, "nvfp4") == 0 || strcmp(name, "nvfp4a16") == 0) {
     float s2 = amax_all / 2688.0f, s = amax / (6.0f * s2);
@@ -398,7 +411,7 @@ TEST(test_extremes) {
     p = pack_matrix(s, &m, search);
     double expected = sqnr(&m, &p);
     packed_close(&p);
-    for (int e = -96; e <= 120; e += 24) {
+    for (int e = -96; e <= 120 && s->scale_of != MM_F16; e += 24) { /* F16 has fewer sizes */
       for (uint32_t j = 0; j < N * K; j++) matrix_set(&scaled, j / K, j % K, ldexp((double)m.w[j], e));
       p = pack_matrix(s, &scaled, search);
       if (fabs(sqnr(&scaled, &p) - expected) > 1e-6) fail_msg("%s: %f dB at 2^%d, %f at 1", s->name, sqnr(&scaled, &p), e, expected);
@@ -489,7 +502,7 @@ TEST(test_registry) {
     assert_true(!s->plane[0].scale && s->plane[0].suffix[0] == 0);
     for (unsigned i = 1; i < s->plane_count; i++) assert_true(s->plane[i].scale);
   }
-  assert_int_equal(count, 14);
+  assert_int_equal(count, 20);
   assert_null(mm_scheme_at(count + 1));
   assert_ptr_equal(mm_scheme_plain(MM_BF16), mm_scheme_find("bf16"));
   assert_ptr_equal(mm_scheme_plain(MM_F32), mm_scheme_find("f32"));
@@ -516,7 +529,7 @@ TEST(test_ends_of_f32) {
   for (size_t i = 0; mm_scheme_at(i); i++)
     for (size_t j = 0; j < sizeof top / sizeof *top * 4; j++) {
       const mm_scheme *s = mm_scheme_at(i);
-      if (!quantised(s)) continue;
+      if (!quantised(s) || s->scale_of == MM_F16) continue; /* which saturates far from the ends */
       matrix m = matrix_open(N, K);
       float amax = mm_f32_from_bits(top[j / 4]);
       for (uint32_t x = 0; x < N * K; x++) {

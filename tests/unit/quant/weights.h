@@ -25,7 +25,7 @@ static double uniform(void) { /* (0, 1), xorshift64 */
 }
 static double gaussian(void) { return sqrt(-2 * log(uniform())) * cos(6.283185307179586 * uniform()); }
 /* Student-t with 5 degrees of freedom: heavy tails. */
-static double student(void) {
+static inline double student(void) {
   double x = gaussian(), s = 0;
   for (int i = 0; i < 5; i++) {
     double g = gaussian();

@@ -1,6 +1,6 @@
 /* Compares a manifest with its source: its model with config.json, and its pieces with the rules of the architecture. The runtime goes by
  * a tensor's name and the order of its pieces, a conversion by the names of the pieces: both must mean the same. */
-#include "convert/plan/packed_agrees.h"
+#include "convert/source/packed_agrees.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,0 +1,131 @@
+#!/usr/bin/env python3
+"""Integers of AWQ, GPTQ and compressed-tensors stay as their tools made them: packed for eight ranks, cut again for one, written back by
+`--layout hf`, every tensor of the source comes back bit for bit, in its own naming scheme. The numbers in between are those of published.py:
+By itself two of them; "all" for every one. minimax-verify finds the source in the packed checkpoint, f32 from the packed one is the source's numbers, and logits of the kept and of the
+f32 checkpoint agree within 2e-4. Any number of jobs gives the same bytes, as does a run that is killed and resumed; what cannot be written is
+refused by name."""
+import filecmp
+import glob
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+
+import numpy as np
+from decoded import planes
+from packed import Packed, Part
+from published import CASES, Checkpoint, awq, gptq, gptq_config, method
+
+BIN = os.path.join(os.environ["BUILD"], "bin")
+TMP = os.environ["TMPDIR"]
+MODEL = Checkpoint("tests/data/tiny-m1")
+KEPT = [name for name, case in CASES.items() if case[2] and re.match(r"w[48]a16_", case[2])]
+RUN = {"awq", "gptq_v1", "gptq_v1_asym", "gptq_8bit_asym"}  # whose logits are computed
+
+
+def run(program, *words, status=0):
+    p = subprocess.run([os.path.join(BIN, program), *words, "-q"], capture_output=True, text=True)
+    assert p.returncode == status, (program, words, p.returncode, p.stderr)
+    return p.stdout + p.stderr
+
+
+def tensors(path):
+    return {name: (dtype, shape, part.bytes[begin:end]) for file in sorted(glob.glob(path + "/*.safetensors"))
+            for part in [Part(file)] for name, (dtype, shape, begin, end) in part.tensors.items()}
+
+
+def same_files(a, b):
+    names = sorted(os.listdir(a))
+    assert names == sorted(os.listdir(b)) and filecmp.cmpfiles(a, b, names, shallow=False)[0] == names, (a, b)
+
+
+def logits(path):
+    ids = np.arange(1, 40, dtype="<i4")
+    header = json.dumps({"ids.one": {"dtype": "I32", "shape": [len(ids)], "data_offsets": [0, ids.nbytes]}}).encode()
+    with open(TMP + "/ids.safetensors", "wb") as f:
+        f.write(struct.pack("<Q", len(header)) + header + ids.tobytes())
+    run("minimax-eval", path, "--ids-from", TMP + "/ids.safetensors", "--logits", path + "-logits", "-t", "2")
+    return np.frombuffer(Part(path + "-logits").elements("logits.one").tobytes(), "f4")
+
+
+def check(name):
+    encode, config, scheme, _ = CASES[name]
+    source = os.path.join(TMP, name)
+    made, values = MODEL.encoded(encode)
+    MODEL.write(source, made, config)
+    run("minimax-convert", source, "-o", source + "-8", "--tp", "8")
+    run("minimax-verify", source + "-8", "--source", source)
+    run("minimax-convert", source + "-8", "-o", source + "-1")
+    run("minimax-convert", source, "-o", source + "-once")
+    same_files(source + "-1", source + "-once")
+    run("minimax-convert", source + "-8", "-o", source + "-hf", "--layout", "hf", "--jobs", "3")
+    run("minimax-convert", source, "-o", source + "-hf1", "--layout", "hf", "--jobs", "1")
+    wanted = tensors(source)
+    for out in ("-hf", "-hf1"):
+        found = tensors(source + out)
+        differing = [n for n in {**wanted, **found} if wanted.get(n) != found.get(n)]
+        assert not differing, (name, out, differing[:3])
+    run("minimax-verify", source + "-hf", "--source", source + "-8")
+    run("minimax-convert", source + "-hf", "-o", source + "-back")
+    found = {n: s for n, s, _ in planes(Packed(source + "-back")) if n in values}
+    assert len(found) == len(values) and set(found.values()) == {scheme}, (name, found)
+    run("minimax-convert", source + "-8", "-o", source + "-f32", "--quant", "f32")
+    count = 0
+    for n, _, p in planes(Packed(source + "-f32")):
+        if n in values:
+            assert (p[0].view("u4") == values[n].view("u4")).all(), (name, n)
+            count += 1
+    assert count == len(values)
+    if name not in RUN:
+        return 0
+    worst = 0
+    for tp in ("-8", "-1"):
+        a, b = logits(source + tp), logits(source + "-f32")
+        worst = max(worst, np.abs(a - b).max())
+        assert np.abs(b).max() > 1 and worst < 2e-4, (name, tp, worst)
+    return worst
+
+
+def check_killed():
+    """A run that is killed after some steps and resumed gives the bytes of one that was not."""
+    source = os.path.join(TMP, "awq")
+    for layout in ([], ["--layout", "hf"]):
+        whole = source + "-whole" + "".join(layout)
+        run("minimax-convert", source, "-o", whole, "--jobs", "1", *layout)
+        for calls in (9, 40):
+            out = f"{whole}-{calls}"
+            p = subprocess.run(["strace", "-f", "-qq", "-o", "/dev/null", "-e", f"inject=pwrite64:signal=KILL:when={calls}", BIN + "/minimax-convert", source, "-o", out, "--jobs", "1", "-q", *layout],
+                               capture_output=True, text=True)
+            if p.returncode == 0:
+                continue
+            run("minimax-convert", source, "-o", out, "--resume", "--jobs", "2", *layout)
+            same_files(whole, out)
+
+
+def check_refusals():
+    """Two sizes of groups have no place in one config; AWQ has no 8-bit integers; an order of columns is found when it is read."""
+    source = os.path.join(TMP, "two-sizes")
+    made, _ = MODEL.encoded(gptq(4, 64, 1), {".w2.": gptq(4, 32, 1)})
+    MODEL.write(source, made, method("gptq", bits=4, sym=True, desc_act=False, dynamic={".*w2.*": {"group_size": 32}}))
+    run("minimax-convert", source, "-o", source + "-2", "--tp", "2")
+    said = run("minimax-convert", source + "-2", "-o", source + "-hf", "--layout", "hf", "--dialect", "gptq", status=4)
+    assert "E_DIALECT" in said and "groups of 32 columns and others of 64" in said, said
+    said = run("minimax-convert", TMP + "/gptq_8bit", "-o", source + "-awq", "--layout", "hf", "--dialect", "awq", status=4)
+    assert "E_DIALECT" in said and "w8a16_f16" in said, said
+    source = os.path.join(TMP, "order")
+    made, _ = MODEL.encoded(gptq(4, 64, 1, act_order=True))
+    MODEL.write(source, made, gptq_config(4, 64, sym=True))
+    said = run("minimax-convert", source, "-o", source + "-1", status=4)
+    assert "E_Q_KEEP" in said and "desc_act" in said and "g_idx" in said, said
+    run("minimax-convert", source, "-o", source + "-int8", "--quant", "int8")
+
+
+assert len(KEPT) >= 12, KEPT
+names = KEPT if sys.argv[1:] == ["all"] else sys.argv[1:] or ["awq", "gptq_8bit"]
+worst = max(check(name) for name in names)
+if "awq" in names and "gptq_8bit" in names:
+    check_killed()
+    check_refusals()
+print(f"{len(names)} checkpoints in words: packed, cut and written back with every bit; logits within {worst:.1e}")
