@@ -202,14 +202,10 @@ int main(int argc, char **argv) {
           "minimax-bench choices --model m2 --quant nvfp4\n"
           "minimax-bench serve http://127.0.0.1:8000 --max-concurrency 16",
       .epilog =
-          "Weights are random and made on the device; nothing is read from disk. kernels: each op of a layer, the head, a layer in its "
-          "step. layers: "
-          "decode\n"
-          "steps of eight layers. decode: steps of the whole of M2 with 4-bit experts. prefill: one step of many tokens. mixed: single "
-          "tokens\n"
-          "with a prefill chunk of one sequence, in one step and in two. Medians. A floor is the least bytes over the copy "
-          "rate\n"
-          "of the same run; of a prefill, where that is longer, the operations over rates that are constants and stand in its line.\n"
+          "Medians. Weights are random, made on the device; nothing is read from disk. kernels: each op of a layer, the head, a layer.\n"
+          "layers: decode steps of eight layers. decode: steps of the whole of M2 with 4-bit experts. prefill: one step of many tokens.\n"
+          "mixed: single tokens with a prefill chunk of one sequence, in one step and in two. A floor is the least bytes over the\n"
+          "copy rate of the same run; of a prefill, where that is longer, the operations over constant rates, which its line shows.\n"
           "attention: a long prompt of M3 in chunks, a sparse layer's selection and chosen blocks, and a full layer of the same heads.\n"
           "choices: which kernels the CUDA backend takes for each product, by the scheme and the tokens of a step, on GPUs that run code "
           "of\n"

@@ -5,7 +5,7 @@
 
 #include "convert/calibration/act_scales.h"
 #include "convert/calibration/second_moments.h"
-#include "convert/plan/recipe.h"
+#include "convert/model/recipe.h"
 #include "convert/source/index.h"
 #include "formats/pack.h"
 

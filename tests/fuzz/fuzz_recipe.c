@@ -2,7 +2,7 @@
  */
 #include <string.h>
 
-#include "convert/plan/recipe.h"
+#include "convert/model/recipe.h"
 #include "tests/fuzz/given_file.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -61,7 +61,7 @@ struct middle_codes {
   std::vector<float> scale;
   std::vector<uint32_t> place;
   mm_cu_codes d;
-  std::vector<__nv_bfloat16> single; /* numbers instead: a single token's, of slots of these experts (place), or by place (few) */
+  std::vector<__nv_bfloat16> single;  /* numbers instead: a single token's, of slots of these experts (place), or by place (few) */
   std::vector<__nv_bfloat16> decoded; /* y by the grouped products of a decode step, where they are another kernel */
   double at(uint32_t pair, uint32_t i) const { return e4m3(code[(size_t)place[pair] * d.pitch + i]) * scale_of(pair, i); }
   double scale_of(uint32_t pair, uint32_t i) const { return scale[(size_t)(i / 128) * d.scale_pitch + place[pair]]; }

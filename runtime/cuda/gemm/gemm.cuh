@@ -146,6 +146,31 @@ struct weight_tile {
   }
 };
 
+/* The addresses of this thread's pieces of the activations. Rows that the tile does not have are not copied: their results are not written.
+ */
+template <class Form, class Job>
+struct activation_tile {
+  static constexpr int kPieces = Form::kRows * kGemmK / 8 / Form::kThreads;
+  const bf16 *x[kPieces];
+  uint32_t rows, k;
+
+  __device__ activation_tile(const Job &job, uint32_t columns) : rows(job.rows()), k(columns) {
+#pragma unroll
+    for (int i = 0; i < kPieces; i++) x[i] = job.x(min((i * Form::kThreads + threadIdx.x) / (kGemmK / 8), rows - 1));
+  }
+  /* Starts the copy of columns [k0, k0 + kGemmK), a group of its own; columns past k become zeros. */
+  __device__ __forceinline__ void fetch(bf16 (*to)[kGemmK + kGemmPad], uint32_t k0) const {
+#pragma unroll
+    for (int i = 0; i < kPieces; i++) {
+      const uint32_t at = i * Form::kThreads + threadIdx.x, r = at / (kGemmK / 8), c = at % (kGemmK / 8) * 8;
+      if (r >= rows) continue;
+      const bool valid = k0 + c < k;
+      copy16_or_zero(&to[r][c], valid ? x[i] + k0 + c : x[i], valid);
+    }
+    copy_commit();
+  }
+};
+
 /* A warp has 32 rows of x and kWide of the columns. */
 template <class Form>
 struct gemm_warps {
@@ -213,30 +238,14 @@ __device__ __forceinline__ void gemm_tile(const mm_cu_weight &w, const Job &job)
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const uint32_t row0 = warp % kTall * 32, col0 = warp / kTall * gemm_warps<Form>::kWide, rows = job.rows();
 
-  constexpr int kXPieces = Form::kRows * kGemmK / 8 / Form::kThreads;
-  const bf16 *x[kXPieces];
-#pragma unroll
-  for (int i = 0; i < kXPieces; i++) {
-    const uint32_t r = (i * Form::kThreads + threadIdx.x) / (kGemmK / 8);
-    x[i] = job.x(min(r, rows - 1));
-  }
-  auto fetch_x = [&](int stage, uint32_t k0) {
-#pragma unroll
-    for (int i = 0; i < kXPieces; i++) {
-      const uint32_t at = i * Form::kThreads + threadIdx.x, r = at / (kGemmK / 8), c = at % (kGemmK / 8) * 8;
-      if (r >= rows) continue; /* such rows' results are not written */
-      const bool valid = k0 + c < w.k;
-      copy16_or_zero(&sh.x[stage][r][c], valid ? x[i] + k0 + c : x[i], valid);
-    }
-    copy_commit();
-  };
+  const activation_tile<Form, Job> xt(job, w.k);
   const weight_tile<C, S, Form, Job> wt(w, job);
   typename weight_tile<C, S, Form, Job>::step ahead[Form::kAhead]; /* of the next steps */
   float acc[2][kTiles][4] = {}, total[2][kTiles][4] = {};
   typename std::conditional<Form::kFolds, folded_sums<Form, Job>, no_folding>::type fold(w, job, col0 + 2 * t);
   constexpr int kStages = Form::kStages;
 #pragma unroll
-  for (int i = 0; i < kStages - 1; i++) fetch_x(i, i * kGemmK);
+  for (int i = 0; i < kStages - 1; i++) xt.fetch(sh.x[i], i * kGemmK);
   wt.fetch(ahead[0], 0);
   wt.store(sh.w[0], ahead[0], 0);
 #pragma unroll
@@ -248,7 +257,7 @@ __device__ __forceinline__ void gemm_tile(const mm_cu_weight &w, const Job &job)
     const bool more = k0 + kGemmK < w.k;
     copy_wait<kStages - 2>();
     __syncthreads();
-    fetch_x((stage + kStages - 1) % kStages, k0 + (kStages - 1) * kGemmK); /* into the stage of the step before this */
+    xt.fetch(sh.x[(stage + kStages - 1) % kStages], k0 + (kStages - 1) * kGemmK); /* into the stage of the step before this */
     if constexpr (Form::kFolds) {
       if (k0 % kGemmFold == 0) fold.load(w, k0);
     }

@@ -7,7 +7,7 @@
 #include <time.h>
 
 #include "convert/model/pattern.h"
-#include "convert/plan/recipe.h"
+#include "convert/model/recipe.h"
 #include "tests/unit/unit.h"
 
 static uint32_t seed = 1;

@@ -1,6 +1,6 @@
 /* convert/recipe: what a line gives to which tensor, what is refused, and the three forms of a recipe (line, preset, file) against each
  * other. */
-#include "convert/plan/recipe.h"
+#include "convert/model/recipe.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* Parsing recipes and matching names. */
-#include "convert/plan/recipe.h"
+#include "convert/model/recipe.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -11,8 +11,8 @@
 #ifndef MM_CONVERT_RECIPE_H
 #define MM_CONVERT_RECIPE_H
 
-#include "convert/model/rule.h"
 #include "convert/model/pattern.h"
+#include "convert/model/rule.h"
 #include "quant/quant.h"
 
 #define MM_RECIPE_BYTES    (UINT64_C(64) << 10) /* of the line, and of a recipe file */
