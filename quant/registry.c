@@ -3,15 +3,19 @@
 
 #include "quant/quant.h"
 
-#define SCHEMES(ROW)                                                                                                       \
-  ROW(bf16)                                                                                                                \
-  ROW(f16)                                                                                                                 \
-  ROW(f32)                                                                                                                 \
-  ROW(block_fp8)                                                                                                           \
-  ROW(tensor_wise_fp8)                                                                                                     \
-  ROW(channel_fp8)                                                                                                         \
-  ROW(mxfp8) ROW(int8) ROW(nvfp4) ROW(nvfp4a16) ROW(mxfp4) ROW(w4a16) ROW(w4afp8) ROW(w4a8) ROW(w4a16_f16) ROW(w4a16_zero) \
-      ROW(w4a16_zero_bf16) ROW(w8a16_f16) ROW(w8a16_zero) ROW(w8a16_zero_bf16)
+#define SCHEMES(ROW)   \
+  ROW(bf16)            \
+  ROW(f16)             \
+  ROW(f32)             \
+  ROW(block_fp8)       \
+  ROW(tensor_wise_fp8) \
+  ROW(channel_fp8)     \
+  ROW(mxfp8)           \
+  ROW(int8)            \
+  ROW(nvfp4)           \
+  ROW(nvfp4a16)        \
+  ROW(mxfp4)           \
+  ROW(w4a16) ROW(w4afp8) ROW(w4a8) ROW(w4a16_f16) ROW(w4a16_zero) ROW(w4a16_zero_bf16) ROW(w8a16_f16) ROW(w8a16_zero) ROW(w8a16_zero_bf16)
 
 #define DECLARE(name) extern const mm_scheme mm_scheme_##name;
 SCHEMES(DECLARE)

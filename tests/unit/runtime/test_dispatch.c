@@ -271,7 +271,7 @@ static void test_written_down(void **state) {
       {"m1", "block_fp8", true, true, true, true, 3, "round_rows, experts_up, round_slots, experts_down"}, /* six pairs */
       {"m1", "block_fp8", true, true, true, true, 4, "lay_rows, experts_few, lay_rows, experts_few, sum_pairs"},
       {"m1", "block_fp8", false, true, true, true, 1, "one_experts_up, one_experts_down"},
-      {"m1", "block_fp8", false, true, true, true, 2, "round_rows, experts_up, round_slots, experts_down"},
+      {"m1", "block_fp8", false, true, true, true, 2, "round_rows, grouped_up, round_rows, grouped_down, sum_pairs"},
       {"m1", "block_fp8", false, true, true, true, 17, "round_rows, grouped_up, round_rows, grouped_down, sum_pairs"},
   };
   (void)state;
