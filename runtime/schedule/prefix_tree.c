@@ -49,10 +49,8 @@ void mm_prefix_give_page(mm_prefix_cache *c, node *n, uint32_t page) {
 
 /* ---- leaving ---- */
 
-static void drop_state(mm_prefix_cache *c, snapshot *s) {
-  snapshot **at = &s->node->snapshot;
-  while (*at != s) at = &(*at)->next;
-  *at = s->next;
+/* A snapshot that no node lists any more. */
+static void forget_state(mm_prefix_cache *c, snapshot *s) {
   c->snapshot[s->place] = c->snapshot[--c->snapshots];
   c->snapshot[s->place]->place = s->place;
   c->used -= c->state_bytes;
@@ -61,10 +59,17 @@ static void drop_state(mm_prefix_cache *c, snapshot *s) {
   free(s);
 }
 
+static void drop_state(mm_prefix_cache *c, snapshot *s) {
+  snapshot **at = &s->node->snapshot;
+  while (*at != s) at = &(*at)->next;
+  *at = s->next;
+  forget_state(c, s);
+}
+
 /* The parent of a node without children, which goes. */
 static node *drop_node(mm_prefix_cache *c, node *n) {
   node *parent = n->parent;
-  while (n->snapshot) drop_state(c, n->snapshot);
+  for (snapshot *s; (s = n->snapshot) != NULL;) n->snapshot = s->next, forget_state(c, s);
   *(n->previous ? &n->previous->next : &parent->child) = n->next;
   if (n->next) n->next->previous = n->previous;
   mm_prefix_forget_moves(c, n);

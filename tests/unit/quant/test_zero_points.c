@@ -12,8 +12,8 @@ TEST(test_zero_points) {
   for (size_t i = 0; mm_scheme_at(i); i++)
     for (size_t j = 0; mm_has_zeros(mm_scheme_at(i)) && j < 6 * sizeof group / sizeof *group; j++) {
       const mm_scheme *s = mm_scheme_at(i);
-      const uint32_t g = group[j / 6],
-                     k = g ? g * (1 + (uint32_t)(uniform() * (MOST / g - 1))) : 2 + (uint32_t)(uniform() * (MOST / 2 - 1)) * 2;
+      const uint32_t g = group[j / 6], unit = g ? g : 2, most = MOST / unit - 1;
+      const uint32_t k = unit * (1 + (uint32_t)(uniform() * most));
       mm_packed m = {.scheme = s, .lead = LEAD, .n = N, .k = k, .plane = {codes, words}, .cell = {s->plane[0].cell, {1, g}}};
       for (size_t b = 0; b < sizeof codes; b++) codes[b] = (uint8_t)(uniform() * 256);
       for (size_t b = 0; b < sizeof words / sizeof *words; b++)
