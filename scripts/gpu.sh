@@ -42,7 +42,6 @@
 # Exit status 1 after a failure, 77 without a GPU.
 set -u
 export LC_ALL=C
-export CUDA_DEVICE_MAX_CONNECTIONS=32 # streams of several ranks on one device do not wait for each other
 cd "$(dirname "$0")/.." || exit 2
 [ $# -gt 0 ] || { echo "usage: scripts/gpu.sh BUILD [PART ...]" >&2; exit 2; }
 build=$1 work=$1/gpu

@@ -1,5 +1,5 @@
-/* Entries of the prefix cache on disk, and on their way there and back (prefix_cache.h). Those that were not used for longest leave the
- * pool before their places are needed; each has its place until its copy has ended. */
+/* Entries of the prefix cache on disk, and on their way there and back (prefix_cache.h). The least recently used entries leave
+ * the pool before their places are needed; each has its place until its copy has ended. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -9,6 +9,7 @@ import glob
 import json
 import os
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -50,6 +51,21 @@ def logits(path):
     return np.frombuffer(Part(path + "-logits").elements("logits.one").tobytes(), "f4")
 
 
+def check_followed(source):
+    """--follow, which plans before it reads, gives the bytes of a plain conversion; it needs an index and a tokenizer."""
+    indexed = source + "-indexed"
+    shutil.copytree(source, indexed)
+    shutil.copy("tests/data/tiny-m1/tokenizer.json", indexed)
+    part = Part(os.path.join(indexed, "model.safetensors"))
+    total = sum(end - begin for _, _, begin, end in part.tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": {t: "model.safetensors" for t in part.tensors}}
+    with open(os.path.join(indexed, "model.safetensors.index.json"), "w") as f:
+        json.dump(index, f)
+    run("minimax-convert", indexed, "-o", indexed + "-8", "--tp", "8")
+    run("minimax-convert", indexed, "-o", indexed + "-followed", "--tp", "8", "--follow", "--follow-quiet", "0", "--follow-timeout", "20")
+    same_files(indexed + "-8", indexed + "-followed")
+
+
 def check(name):
     encode, config, scheme, _ = CASES[name]
     source = os.path.join(TMP, name)
@@ -57,6 +73,7 @@ def check(name):
     MODEL.write(source, made, config)
     run("minimax-convert", source, "-o", source + "-8", "--tp", "8")
     run("minimax-verify", source + "-8", "--source", source)
+    check_followed(source)
     run("minimax-convert", source + "-8", "-o", source + "-1")
     run("minimax-convert", source, "-o", source + "-once")
     same_files(source + "-1", source + "-once")

@@ -567,7 +567,7 @@ int main(int argc, char **argv) {
   fake.fail_malloc_of = 1 << 20, check_refused(&two, "a device that is full", "E_MEMORY", "bytes free of");
   check_refused(&two, "a device that is not there", "E_DEVICE", "device 7"), check_hanging(&two, false);
   if (two.pack.model.qk_norm) check_hanging(&two, true); /* once is enough: it takes its time */
-  check_invariant(&one, "rows apart: the same kernels for any step"), check_invariant(&two, "rows apart on two ranks");
+  check_invariant(&one, "batch-invariant: the same kernels for any step"), check_invariant(&two, "batch-invariant on two ranks");
   check_verify(&one), check_verify(&two);
   check_slots(&one), check_slots(&two), check_ahead(&two, 0), check_ahead(&two, 1), check_ahead(&two, 3);
   check_doubts(&two);

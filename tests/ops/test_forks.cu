@@ -517,7 +517,7 @@ void check_schedules(const mm_shards *shards, const std::string &name, bool kv_f
   }
   char text[300];
   snprintf(text, sizeof text,
-           "%s%s: %u steps, %u with stretches beside single tokens, %u forks, %u resumed, %u moved to the host and back, %u short of "
+           "%s%s: %u steps, %u with prefill chunks next to single tokens, %u forks, %u resumed, %u moved to the host and back, %u short of "
            "pages: %s those in other pages, the "
            "rest poison",
            name.c_str(), kv_fp8 ? ", fp8 cache" : "", steps, s.mixed, s.forks, s.resumed, s.moved, s.refused,
