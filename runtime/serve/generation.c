@@ -141,6 +141,14 @@ static bool is_end(const mm_generation *g, int32_t id) {
   return false;
 }
 
+/* The reply has ended: text that could still have become a tag is content. True: a stop string is in it. */
+static bool look_at_rest(mm_generation *g) {
+  mm_reply_seen rest = {0};
+  if (!g->set.watch || !g->set.stop_count || g->ending.stop >= 0) return false;
+  mm_reply_watch_rest(g->set.watch, &rest);
+  return rest.n && match(g, rest.text, rest.n);
+}
+
 /* The token's letter is the last that is held. True: the reply ends with it. */
 static bool look(mm_generation *g, const letter *l) {
   const mm_token *t = &l->token;
@@ -182,6 +190,7 @@ static bool on_token(void *user, int32_t id, const mm_logprob *logprobs, const m
   *g->held_last = l;
   g->held_last = &l->next;
   if (!end && (g->set.stop_count || g->set.watch)) return !look(g, l);
+  look_at_rest(g);
   release_all(g);
   return true;
 }
@@ -212,6 +221,7 @@ static void on_done(void *user, mm_finish why, const mm_progress *progress, cons
   mm_generation *g = user;
   g->ending.why = why;
   g->ending.progress = *progress;
+  if (why == MM_FINISH_LENGTH && !g->starved && look_at_rest(g)) g->ending.why = MM_FINISH_STOP;
   if (g->starved) g->ending.why = MM_FINISH_ERROR;
   if (g->starved)
     mm_fail_memory(&g->err, sizeof(letter));

@@ -82,3 +82,8 @@ bool mm_reply_watch_token(mm_reply_watch *w, int32_t id, const char *bytes, size
   out->enough = w->one_call && w->ended;
   return !w->text.failed;
 }
+
+void mm_reply_watch_rest(const mm_reply_watch *w, mm_reply_seen *out) {
+  *out = (mm_reply_seen){0};
+  if (mm_reply_where(w->reply) == MM_REPLY_UNDECIDED) out->text = w->text.p, out->n = w->text.n;
+}

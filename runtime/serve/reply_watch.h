@@ -22,5 +22,7 @@ mm_reply_watch *mm_reply_watch_open(const mm_reply_settings *s, bool special, bo
 void mm_reply_watch_close(mm_reply_watch *w); /* accepts NULL */
 /* The next token. *out is valid until the next call. False: want of memory. */
 MM_MUST_USE bool mm_reply_watch_token(mm_reply_watch *w, int32_t id, const char *bytes, size_t n, bool is_special, mm_reply_seen *out);
+/* The end of the reply: text that waits until then is content. out->text is valid until the watch closes. */
+void mm_reply_watch_rest(const mm_reply_watch *w, mm_reply_seen *out);
 
 #endif

@@ -250,6 +250,10 @@ def gone_wrong(s):
     for script in (RIGHT + "\n" + RIGHT, RIGHT + "\n" + WRONG, WRONG + "\n" + RIGHT, WRONG + "\n" + RIGHT + "\n" + RIGHT):
         got = reply(s, guided_choice=[script], max_tokens=500, parallel_tool_calls=False)
         assert calls(got) == [("get_weather", '{"city": "Ur"}')] and got["finish_reason"] == "tool_calls", got
+    # A stop string counts in a reply that ends, by itself or by the limit, within what may begin a tag.
+    for how in ({"guided_choice": ["\n<th"]}, {"guided_choice": ["<think "], "max_tokens": 2}):
+        got = reply(s, stop="<", **how)
+        assert (got["message"]["content"], got["finish_reason"], got["stop_reason"]) == ("", "stop", "<"), got
 
 
 with Server(changed("tests/data/tiny-m2"), "--chat-format", "minimax-m2", "--max-model-len", "1024") as server:
