@@ -1,4 +1,5 @@
 /* minimax-serve: an HTTP server over a packed checkpoint. */
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -8,6 +9,7 @@
 #include <unistd.h>
 
 #include "convert/model/rule.h"
+#include "formats/system/staging.h"
 #include "loader/companions.h"
 #include "runtime/engine/engine_options.h"
 #include "runtime/engine/load_bar.h"
@@ -313,6 +315,16 @@ static bool check(const serve_args *a, mm_err *err) {
   return ok && mm_program_written(err);
 }
 
+/* The pages' folder does not lie in the checkpoint, whose files minimax-verify counts. */
+static bool check_kv_dir(const serve_args *a, mm_err *err) {
+  const int fd = a->kv_dir ? open(a->kv_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+  if (fd < 0) return true; /* the scheduler says why it cannot be used */
+  const int inside = mm_lies_in(fd, a->dir);
+  close(fd);
+  return inside != 1 || mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(a->kv_dir, NULL),
+                                "--kv-offload-dir: found a folder inside the checkpoint, expected one elsewhere");
+}
+
 static bool settle(serve_args *a, mm_err *err) {
   a->load.dir = a->dir;
   a->load.options.kv_fp8 = strcmp(a->kv, "fp8") == 0;
@@ -331,6 +343,7 @@ static bool settle(serve_args *a, mm_err *err) {
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--kv-offload: found --prefix-cache off, whose pages it would keep");
   if (!a->kv_dir != !a->kv_disk || (a->kv_dir && !a->kv_offload))
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--kv-offload-dir, --kv-offload-disk: expected both, and --kv-offload");
+  if (!check_kv_dir(a, err)) return false;
   if (a->http.body_max > UINT64_C(1) << 32)
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--max-body: found %llu bytes, expected 4G or less",
                    (unsigned long long)a->http.body_max);

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "formats/json.h"
+#include "formats/system/output.h"
 #include "runtime/chat/reply.h"
 #include "runtime/text/stops.h"
 
@@ -130,6 +131,8 @@ static bool put_message(mm_json *list, mm_role role, const mm_text *content, con
 
 static bool save(const mm_talk *t, const char *path, mm_err *err) {
   const mm_text none = {0};
+  const mm_output_place place = {.path = path, MM_OUTPUT_INPUTS(t->c.pack->dir), .force = true}; /* of an old file fopen says so */
+  if (!mm_output_check(&place, err)) return false;
   mm_json *o = mm_json_new_obj(), *list = mm_json_new_arr();
   bool ok = list && (!t->own_system || put_message(list, MM_ROLE_SYSTEM, &t->system, &none));
   for (size_t i = 0; ok && i < t->count; i++) ok = put_message(list, t->message[i].role, &t->message[i].content, &t->message[i].reasoning);

@@ -138,6 +138,8 @@ def terminal(packed):
     first = t.say(SAID[0])
     assert re.search(r"\n\[\d+ tokens at [\d.]+/s up to (--max-tokens|a stop text|an end token)\]\n> $", first), first
     assert "create" not in t.say("/save " + path) and "E_IO" in t.say("/save " + path)
+    files = os.listdir(packed)
+    assert "E_OUTPUT" in t.say(f"/save {packed}/said.json") and os.listdir(packed) == files
     told = json.load(open(path))["messages"]
     want = objects(chat(packed, "--json", "-q", "--temperature", "0", "-n", "12", "--stop", "\n", "--system", "Be brief.", said=SAID[0])[0])[0]
     assert [m["role"] for m in told] == ["system", "user", "assistant"] and told[1]["content"] == SAID[0], told

@@ -80,6 +80,7 @@ for options, code, word in ((["--kv-offload", "1K"], 2, "E_LIMITS"), (["--kv-off
                             (["--kv-offload", "100T"], 8, "E_MEMORY"),
                             (["--kv-offload", "1M", "--kv-offload-dir", TMP], 2, "E_USAGE"),
                             (["--kv-offload", "1M", "--kv-offload-dir", TMP, "--kv-offload-disk", "1K"], 2, "E_LIMITS"),
-                            (["--kv-offload", "1M", "--kv-offload-dir", TMP + "/none", "--kv-offload-disk", "1M"], 5, "E_IO")):
-    done = subprocess.run([f"{BIN}/minimax-serve", PACKED["tiny-m2"], "--port", "0", *options], capture_output=True, text=True)
+                            (["--kv-offload", "1M", "--kv-offload-dir", TMP + "/none", "--kv-offload-disk", "1M"], 5, "E_IO"),
+                            (["--kv-offload", "1M", "--kv-offload-dir", PACKED["tiny-m2"], "--kv-offload-disk", "1M"], 2, "E_OUTPUT")):
+    done = subprocess.run([f"{BIN}/minimax-serve", PACKED["tiny-m2"], "--port", "0", *options], capture_output=True, text=True, timeout=60)
     assert done.returncode == code and word in done.stderr, done
