@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "convert/model/rule.h"
+#include "formats/system/output.h"
 #include "runtime/engine/engine_options.h"
 #include "runtime/engine/hold.h"
 
@@ -88,6 +89,7 @@ static bool load_all(holder *h, const sigset_t *signals, mm_err *err) {
 
 static bool open_all(holder *h, const sigset_t *signals, mm_err *err) {
   const hold_args *a = h->a;
+  if (!mm_output_outside(a->operand[1], a->operand[0], err)) return false;
   if (!(h->ops = mm_ops_find(a->device, err))) return false;
   if (!h->ops->weights.hold)
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),

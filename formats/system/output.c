@@ -167,6 +167,16 @@ bool mm_output_check(const mm_output_place *p, mm_err *err) {
   return ok;
 }
 
+bool mm_output_outside(const char *path, const char *input, mm_err *err) {
+  const mm_output_place p = {.path = path, MM_OUTPUT_INPUTS(input)};
+  char real[PATH_MAX];
+  const char *name = "";
+  int parent = -1;
+  const bool ok = open_parent(&p, &parent, real, &name, err);
+  if (parent >= 0) close(parent);
+  return ok;
+}
+
 /* Refuses a file whose place, behind all links, is in the directory. */
 static bool not_in(const char *dir, const char *file, mm_err *err) {
   char real[PATH_MAX], shown[PATH_MAX];

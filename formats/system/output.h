@@ -50,6 +50,8 @@ typedef struct mm_output {
 /* Refuses before the work what mm_output_open would refuse: MM_USAGE E_OUTPUT for a directory, a device or, without stream, a FIFO or
  * terminal; for an input, a path in an input directory, or a file that the rule above protects. MM_IO if there is no such directory. */
 MM_MUST_USE bool mm_output_check(const mm_output_place *p, mm_err *err);
+/* The rule's part for what is no file, such as a socket: MM_USAGE E_OUTPUT for a path in the directory `input`. */
+MM_MUST_USE bool mm_output_outside(const char *path, const char *input, mm_err *err);
 /* The same rule for a directory that may be replaced: no input is a file in it, or a link to one. MM_USAGE E_OUTPUT names it. */
 MM_MUST_USE bool mm_output_dir_check(const char *dir, const char *const *input, size_t inputs, mm_err *err);
 /* Opens the file itself, for lines that are appended; a new one is made. A FIFO that nobody reads is waited for, and a note says so;

@@ -65,6 +65,7 @@ def refusals(root):
     for out, says in ((root + "/out/report.json", inside), (root + "/link.json", inside), (root + "/door/r.csv", inside), (root + "/dir.json", "directory"),
                       (root + "/dangling.json", "link to nothing"), (os.path.join(os.path.abspath(SRC), "report.json"), inside)):
         cf.assert_error(report(root, out), VERIFY, 2, "E_OUTPUT", says)
+    cf.assert_error(cf.run("minimax-hold", root + "/out", root + "/door/sock"), "minimax-hold", 2, "E_OUTPUT", inside)
     assert tree(root) == before
     cf.ok(VERIFY, "-q", root + "/out")
 
