@@ -54,7 +54,7 @@ const mm_schema_keyword mm_schema_keywords[] = {
     {"type",
      "one type, or a list of them. Without it, values are of the type that `properties`, `items` or the first other keyword of one type is "
      "for"},
-    {"enum", "up to 4,096 texts, numbers, booleans or null; `type` alone may stand next to it"},
+    {"enum", "up to 4,096 values, up to 32 of them objects and 32 lists; `type` alone may stand next to it"},
     {"const", "one of these; `type` alone may stand next to it"},
     {"properties", "generated in their order"},
     {"required", "a key that `properties` lacks holds what `additionalProperties` says, or anything"},
@@ -127,8 +127,7 @@ static bool known_keywords(mm_schema_compiler *p, const mm_value *schema) {
 
 /* ---- Values of enum and const ---- */
 
-/* A string of JSON that spells a tag of M2's calls, which a parameter of these could not hold: with each "<" as an escape. */
-static bool escape_tags(mm_schema_compiler *p, mm_literal *l) {
+bool mm_schema_escape_tags(mm_schema_compiler *p, mm_literal *l) {
   if (!mm_spells_tag(l->p, l->n)) return true;
   mm_text t = {0};
   for (size_t i = 0; i < l->n; i++) mm_text_add(&t, l->p[i] == '<' ? "\\u003c" : &l->p[i], l->p[i] == '<' ? 6 : 1);
@@ -145,7 +144,7 @@ static bool add_literal(mm_schema_compiler *p, mm_schema_choice *b, const mm_val
                    v->raw_n, UINT16_MAX);
   mm_form *s = b->own[mm_schema_first(v->raw[0])];
   s->literal[s->count] = (mm_literal){.p = v->raw, .n = v->raw_n};
-  return escape_tags(p, &s->literal[s->count++]);
+  return mm_schema_escape_tags(p, &s->literal[s->count++]);
 }
 
 /* ---- Types together with values ---- */
@@ -176,8 +175,7 @@ static unsigned firsts_of(mm_schema_compiler *p, const mm_value *types) {
   return all;
 }
 
-/* The reader of bodies takes NaN and Infinity, which an answer may not hold. */
-static bool is_json(mm_schema_compiler *p, const mm_value *v) {
+bool mm_schema_is_json(mm_schema_compiler *p, const mm_value *v) {
   const char last = v->raw[v->raw_n - 1];
   return v->type != MM_VALUE_NUMBER || (last >= '0' && last <= '9') ||
          mm_schema_wrong(
@@ -199,16 +197,20 @@ static bool compile_values(mm_schema_compiler *p, const mm_value *first, size_t 
   if ((p->values += most) > MM_LITERALS) return mm_schema_too_many(p, "values of enum and const in the schema", p->values, MM_LITERALS);
   out->kind = MM_FORM_CHOICE;
   for (const mm_value *v = first; i < most; v = v->next, i++) {
-    if (!is_json(p, v)) return false;
+    if (!mm_schema_is_json(p, v)) return false;
     if (!is_of(v, firsts)) continue;
-    if (v->type == MM_VALUE_OBJECT || v->type == MM_VALUE_ARRAY) return mm_schema_unserved(p, p->keyword, " with objects or lists");
-    count[mm_schema_first(v->raw[0])]++;
+    if (v->type != MM_VALUE_OBJECT && v->type != MM_VALUE_ARRAY) {
+      count[mm_schema_first(v->raw[0])]++;
+      continue;
+    }
+    const mm_form *exact = mm_schema_exact(p, v, 0);
+    if (!exact || !mm_schema_add(p, &b, exact)) return false;
   }
   for (int k = 0; k < MM_FIRSTS; k++)
     if (count[k] && !mm_schema_own_literals(p, &b, k, count[k])) return false;
   i = 0;
   for (const mm_value *v = first; i < most; v = v->next, i++)
-    if (is_of(v, firsts) && !add_literal(p, &b, v)) return false;
+    if (is_of(v, firsts) && v->type != MM_VALUE_OBJECT && v->type != MM_VALUE_ARRAY && !add_literal(p, &b, v)) return false;
   mm_schema_end_choice(&b);
   return true;
 }
@@ -239,8 +241,7 @@ static bool has_property(const mm_value *properties, const mm_value *key) {
   return false;
 }
 
-/* The key with its quotes, in JSON. */
-static bool quote_key(mm_schema_compiler *p, const char *key, size_t n, mm_literal *out) {
+bool mm_schema_quote_key(mm_schema_compiler *p, const char *key, size_t n, mm_literal *out) {
   mm_text t = {0};
   mm_text_quote(&t, key, n);
   if (!t.failed && t.n <= UINT16_MAX) {
@@ -248,7 +249,7 @@ static bool quote_key(mm_schema_compiler *p, const char *key, size_t n, mm_liter
     out->n = t.n;
   }
   free(t.p);
-  return out->p ? escape_tags(p, out) : mm_schema_unserved(p, "properties", " with keys so long");
+  return out->p ? mm_schema_escape_tags(p, out) : mm_schema_unserved(p, "properties", " with keys so long");
 }
 
 /* An object without properties: any keys, or those of propertyNames or patternProperties. */
@@ -290,7 +291,7 @@ static bool add_keys(mm_schema_compiler *p, const mm_value *properties, const mm
   if (!(out->literal = mm_arena_alloc(p->arena, most * sizeof *out->literal, p->err))) return false;
   for (const mm_value *v = properties ? properties->first : NULL; v; v = v->next) {
     mm_literal *l = &out->literal[out->count++];
-    if (!quote_key(p, v->key, v->key_n, l)) return false;
+    if (!mm_schema_quote_key(p, v->key, v->key_n, l)) return false;
     l->required = is_required(required, v);
   }
   for (const mm_value *v = required ? required->first : NULL; v; v = v->next) {
@@ -298,7 +299,7 @@ static bool add_keys(mm_schema_compiler *p, const mm_value *properties, const mm
     bool there = false;
     if (v->type != MM_VALUE_STRING) return mm_schema_wrong(p, "required: expected a list of keys");
     if (has_property(properties, v)) continue;
-    if (!quote_key(p, v->text, v->n, &l)) return false;
+    if (!mm_schema_quote_key(p, v->text, v->n, &l)) return false;
     for (uint32_t i = properties ? (uint32_t)properties->count : 0; i < out->count && !there; i++)
       there = mm_literal_compare(&out->literal[i], &l) == 0;
     if (there) continue;
@@ -457,7 +458,7 @@ static bool compile_keywords(mm_schema_compiler *p, const mm_value *schema, mm_f
   if (one) {
     const unsigned firsts = firsts_of(p, type);
     p->keyword = "const";
-    return firsts && mm_schema_alone(p, schema, "const", "type") && is_json(p, one) &&
+    return firsts && mm_schema_alone(p, schema, "const", "type") && mm_schema_is_json(p, one) &&
            (is_of(one, firsts) || mm_schema_wrong(p, "const: not of the type")) && compile_values(p, one, 1, firsts, out);
   }
   if (list) return mm_schema_alone(p, schema, "enum", "type") && compile_enum(p, list, type, out);

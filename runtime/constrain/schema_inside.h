@@ -62,6 +62,17 @@ bool mm_schema_is_annotation(const char *key);
 /* True if only annotations and the keywords of `with` stand next to the deciding keyword, so that no keyword is ignored. */
 bool mm_schema_alone(mm_schema_compiler *p, const mm_value *schema, const char *keyword, const char *with);
 
+/* A string of JSON that spells a tag of M2's calls, which a parameter of these could not hold: with each "<" as an escape. */
+bool mm_schema_escape_tags(mm_schema_compiler *p, mm_literal *l);
+/* The key with its quotes, in JSON. */
+bool mm_schema_quote_key(mm_schema_compiler *p, const char *key, size_t n, mm_literal *out);
+/* The reader of bodies takes NaN and Infinity, which an answer may not hold. */
+bool mm_schema_is_json(mm_schema_compiler *p, const mm_value *v);
+
+/* ---- schema_exact.c ---- */
+/* The form of one value alone. NULL after an error. */
+const mm_form *mm_schema_exact(mm_schema_compiler *p, const mm_value *v, unsigned depth);
+
 /* ---- schema_merge.c ---- */
 /* The schema without $ref and allOf at its top. NULL after an error, or without one: leads to no schema. */
 const mm_value *mm_schema_plain(mm_schema_compiler *p, const mm_value *schema);
