@@ -78,6 +78,10 @@ const mm_form *mm_schema_exact(mm_schema_compiler *p, const mm_value *v, unsigne
 const mm_value *mm_schema_plain(mm_schema_compiler *p, const mm_value *schema);
 /* A schema that says what both say. */
 const mm_value *mm_schema_both(mm_schema_compiler *p, const mm_value *a, const mm_value *b);
+/* A schema that says what both schemas, of any kind, say. */
+const mm_value *mm_schema_all_of(mm_schema_compiler *p, const mm_value *a, const mm_value *b);
+/* The schema without its `not`, which is of types alone: the others as its types. */
+const mm_value *mm_schema_apply_not(mm_schema_compiler *p, const mm_value *schema, const mm_value *member);
 /* A copy without this keyword. */
 const mm_value *mm_schema_without(mm_schema_compiler *p, const mm_value *schema, const char *keyword);
 
@@ -93,7 +97,7 @@ void mm_schema_end_choice(mm_schema_choice *b);
 /* Literals of this choice alone that begin so, with room for `more`. */
 mm_form *mm_schema_own_literals(mm_schema_compiler *p, mm_schema_choice *b, int first, uint32_t more);
 /* anyOf or oneOf. */
-bool mm_schema_any_of(mm_schema_compiler *p, const mm_value *const *list, size_t count, const char *keyword, mm_form *out);
+bool mm_schema_any_of(mm_schema_compiler *p, const mm_value **list, size_t count, const char *keyword, mm_form *out);
 /* Every alternative is of one of the types. */
 bool mm_schema_choice_is_of(const mm_form *choice, unsigned firsts);
 

@@ -322,7 +322,7 @@ TEST(what_is_not_served_is_refused_by_name) {
       {"{\"oneOf\": [{\"type\": \"object\", \"properties\": {\"a\": {\"const\": 1}}, \"required\": [\"a\"]}, "
        "{\"type\": \"object\", \"properties\": {\"a\": {\"enum\": [1, 2]}}, \"required\": [\"a\"], \"additionalProperties\": false}]}",
        "two objects have no required key that distinguishes them"},
-      {"{\"const\": {}}", "\"const\""},
+      {"{\"not\": {\"minLength\": 2}}", "\"not\" is not served of other keywords than type"},
       {"{\"oneOf\": 1}", "oneOf"},
       {"{\"type\": \"string\", \"minLength\": -1}", "minLength"},
       {"{\"allOf\": [false]}", "false"},
