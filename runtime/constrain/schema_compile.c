@@ -93,14 +93,32 @@ const mm_schema_keyword mm_schema_keywords[] = {
     {"then", ""},
     {"else", ""},
     {"allOf", "schemas that can be read as one"},
-    {"$ref", "a JSON pointer within the schema (RFC 6901); keywords next to it hold too"},
+    {"$ref", "within the schema: a JSON pointer (RFC 6901), an `$anchor`, an `$id`; keywords next to it hold too"},
     {NULL, NULL},
 };
 
-const char *const mm_schema_annotations[] = {"$defs",         "definitions",      "$schema",         "$id",           "$comment",
-                                             "title",         "description",      "default",         "example",       "examples",
-                                             "deprecated",    "readOnly",         "writeOnly",       "strict",        "nullable",
-                                             "discriminator", "contentMediaType", "contentEncoding", "contentSchema", NULL};
+const char *const mm_schema_annotations[] = {"$defs",
+                                             "definitions",
+                                             "$schema",
+                                             "$id",
+                                             "$comment",
+                                             "title",
+                                             "description",
+                                             "default",
+                                             "example",
+                                             "examples",
+                                             "deprecated",
+                                             "readOnly",
+                                             "writeOnly",
+                                             "strict",
+                                             "nullable",
+                                             "discriminator",
+                                             "contentMediaType",
+                                             "contentEncoding",
+                                             "contentSchema",
+                                             "$anchor",
+                                             "$dynamicAnchor",
+                                             NULL};
 
 static bool listed(const char *const *list, const char *key) {
   while (*list && strcmp(*list, key) != 0) list++;
@@ -555,8 +573,8 @@ bool mm_schema_compile_value(mm_schema_compiler *p, const mm_value *schema, cons
 const mm_form *mm_schema_compile_within(mm_arena *a, const mm_value *schema, const char *where, mm_automaton_budget *budget, mm_err *err) {
   mm_schema_compiler p = {.arena = a, .root = schema, .budget = budget, .where = where, .keyword = "anyOf", .err = err};
   const mm_form *s = NULL;
-  const bool ok = mm_schema_compile_value(&p, schema, &s);
-  MM_FREE(p.done, p.merged);
+  const bool ok = mm_schema_find_references(&p) && mm_schema_compile_value(&p, schema, &s);
+  MM_FREE(p.done, p.merged, p.place, p.reference);
   return ok ? s : NULL;
 }
 

@@ -8,6 +8,7 @@
 #define MM_SCHEMA_DEPTH      24
 #define MM_SCHEMA_COPIES     ((size_t)4 * MM_LITERALS) /* values of enum that alternatives copy from each other or compare */
 #define MM_SCHEMA_MERGED     (1u << 18)                /* keywords and properties copied to merge schemas */
+#define MM_SCHEMA_PLACES     1024                      /* schemas with $id or $anchor */
 #define MM_SCHEMA_ANY_NUMBER (1u << MM_FIRSTS)         /* besides the bits of an mm_first: and not integers alone */
 
 typedef struct mm_schema_compiled {
@@ -30,6 +31,11 @@ typedef struct mm_schema_text {
 } mm_schema_text;
 #define MM_SCHEMA_TEXTS 64 /* of the newest */
 
+/* A $ref, by the address of its text, and the URI of the schema that it stands in. */
+typedef struct mm_schema_reference {
+  const char *text, *base;
+} mm_schema_reference;
+
 typedef struct mm_schema_compiler {
   mm_arena *arena;
   const mm_value *root;
@@ -39,6 +45,10 @@ typedef struct mm_schema_compiler {
   size_t merged_count, merged_cap;
   mm_schema_text text[MM_SCHEMA_TEXTS];
   size_t texts;
+  struct mm_schema_place *place; /* [places] */
+  size_t places, place_cap;
+  mm_schema_reference *reference; /* [references] in the order of their addresses */
+  size_t references, reference_cap;
   size_t values; /* of enum and const */
   size_t copied; /* of them, to unite alternatives */
   uint64_t merging;
@@ -72,6 +82,12 @@ bool mm_schema_is_json(mm_schema_compiler *p, const mm_value *v);
 /* ---- schema_exact.c ---- */
 /* The form of one value alone. NULL after an error. */
 const mm_form *mm_schema_exact(mm_schema_compiler *p, const mm_value *v, unsigned depth);
+
+/* ---- schema_refs.c ---- */
+/* Finds the URIs and anchors of the root's schemas. */
+bool mm_schema_find_references(mm_schema_compiler *p);
+/* Where a $ref leads; NULL: to no schema of the document. */
+const mm_value *mm_schema_follow(mm_schema_compiler *p, const mm_value *reference);
 
 /* ---- schema_merge.c ---- */
 /* The schema without $ref and allOf at its top. NULL after an error, or without one: leads to no schema. */

@@ -297,7 +297,7 @@ static const mm_value *merge(mm_schema_compiler *p, const mm_value *schema, cons
   const mm_value *out = mm_schema_without(p, schema, reference ? "$ref" : "allOf");
   if (out && !reference && mm_value_get(out, "allOf")) return mm_schema_wrong(p, "allOf: stands there twice"), NULL;
   if (out && reference) {
-    const mm_value *target = mm_value_follow(p->root, reference);
+    const mm_value *target = mm_schema_follow(p, reference);
     out = target ? join(p, out, mm_schema_plain(p, target)) : NULL;
   }
   for (const mm_value *v = all && !reference ? all->first : NULL; v && out; v = v->next) out = join(p, out, mm_schema_plain(p, v));
@@ -307,14 +307,12 @@ static const mm_value *merge(mm_schema_compiler *p, const mm_value *schema, cons
 const mm_value *mm_schema_plain(mm_schema_compiler *p, const mm_value *schema) {
   for (int i = 0; i < 32; i++) {
     if (schema->type != MM_VALUE_OBJECT) return schema;
-    /* $id makes a document of its own of a schema, in which $ref has another meaning. */
-    if (schema != p->root && mm_value_get(schema, "$id")) return mm_schema_unserved(p, "$id", " below the whole schema"), NULL;
     const mm_value *reference = mm_value_get(schema, "$ref"), *all = mm_value_get(schema, "allOf");
     if (!reference && !all) return schema;
     if (all && (all->type != MM_VALUE_ARRAY || !all->count)) return mm_schema_wrong(p, "allOf: expected a list of schemas"), NULL;
     const bool one = !reference && all->count == 1 && only_annotations(schema, "allOf");
     if (one || (reference && only_annotations(schema, "$ref"))) {
-      schema = one ? all->first : mm_value_follow(p->root, reference);
+      schema = one ? all->first : mm_schema_follow(p, reference);
       if (!schema) return NULL;
       continue;
     }
