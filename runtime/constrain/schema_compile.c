@@ -89,6 +89,8 @@ const mm_schema_keyword mm_schema_keywords[] = {
      "as `anyOf`, of alternatives that name their types and have no value in common: values of `enum`, or objects that differ in a "
      "required key"},
     {"not", "a schema of `type` alone; `false`"},
+    {"dependentRequired", "alternatives with and without each key: up to 32"},
+    {"dependentSchemas", "the same"},
     {"if", "without `then` and `else`, which say nothing without it"},
     {"then", ""},
     {"else", ""},
@@ -520,13 +522,14 @@ static const mm_value *kind_of(const mm_value *schema) {
 static bool compile_keywords(mm_schema_compiler *p, const mm_value *schema, mm_form *out) {
   const mm_value *any = mm_value_get(schema, "anyOf"), *type = mm_value_get(schema, "type"), *list = mm_value_get(schema, "enum"),
                  *one = NULL;
+  if (!any) any = mm_value_get(schema, "oneOf");
   for (const mm_value *v = schema->first; v; v = v->next) {
     if (strcmp(v->key, "const") == 0) one = v;
-    if (strcmp(v->key, "not") != 0) continue;
-    const mm_value *rest = mm_schema_apply_not(p, schema, v);
+    const bool no = strcmp(v->key, "not") == 0;
+    if (!no && (any || (strcmp(v->key, "dependentRequired") != 0 && strcmp(v->key, "dependentSchemas") != 0))) continue;
+    const mm_value *rest = no ? mm_schema_apply_not(p, schema, v) : mm_schema_apply_dependent(p, schema, v);
     return rest && compile_keywords(p, rest, out);
   }
-  if (!any) any = mm_value_get(schema, "oneOf");
   if (any) return compile_alternatives(p, schema, any, type, out);
   if (one) {
     const unsigned firsts = firsts_of(p, type);

@@ -98,6 +98,8 @@ const mm_value *mm_schema_both(mm_schema_compiler *p, const mm_value *a, const m
 const mm_value *mm_schema_all_of(mm_schema_compiler *p, const mm_value *a, const mm_value *b);
 /* The schema without its `not`, which is of types alone: the others as its types. */
 const mm_value *mm_schema_apply_not(mm_schema_compiler *p, const mm_value *schema, const mm_value *member);
+/* The schema with alternatives in place of the first entry of dependentRequired or dependentSchemas: without its key, and with it. */
+const mm_value *mm_schema_apply_dependent(mm_schema_compiler *p, const mm_value *schema, const mm_value *member);
 /* A copy without this keyword. */
 const mm_value *mm_schema_without(mm_schema_compiler *p, const mm_value *schema, const char *keyword);
 

@@ -62,8 +62,9 @@ const mm_value *mm_schema_all_of(mm_schema_compiler *p, const mm_value *a, const
 
 /* Both in place of `to`. */
 static bool set_both(mm_schema_compiler *p, mm_value *to, const mm_value *b) {
-  if (equal_text(to, b)) return true;
-  mm_value *object = all_of(p, to, b);
+  if (equal_text(to, b) || (to->type == MM_VALUE_BOOL && !to->truth)) return true;
+  const bool none = b->type == MM_VALUE_BOOL && !b->truth;
+  mm_value *object = none ? copy_member(p, b) : all_of(p, to, b);
   if (!object) return false;
   object->key = to->key;
   object->key_n = to->key_n;
@@ -272,6 +273,54 @@ const mm_value *mm_schema_apply_not(mm_schema_compiler *p, const mm_value *schem
     return mm_schema_unserved(p, "not", " of the type integer next to other types"), NULL;
   const mm_value *others = other_types(p, type);
   return others ? mm_schema_both(p, rest, others) : NULL;
+}
+
+/* ---- dependentRequired and dependentSchemas ---- */
+
+/* {name: {key: value}}, or {name: [value]} for a NULL key of no bytes. */
+static const mm_value *keyword_of(mm_schema_compiler *p, const char *name, const char *key, size_t n, const mm_value *value) {
+  made inner, outer;
+  if (!begin(p, key ? MM_VALUE_OBJECT : MM_VALUE_ARRAY, &inner) || !put(p, &inner, value, key ? key : "")) return NULL;
+  inner.last->key_n = n;
+  return begin(p, MM_VALUE_OBJECT, &outer) && put(p, &outer, inner.value, name) ? outer.value : NULL;
+}
+
+/* What holds where the key is there. */
+static const mm_value *with_key(mm_schema_compiler *p, const mm_value *entry, bool schemas) {
+  const mm_value key = {.type = MM_VALUE_STRING, .text = entry->key, .n = entry->key_n, .raw = ""};
+  const mm_value *required = keyword_of(p, "required", NULL, 0, &key);
+  made more;
+  if (!required || schemas) return required ? all_of(p, required, entry) : NULL;
+  if (entry->type != MM_VALUE_ARRAY) return mm_schema_wrong(p, "dependentRequired: expected lists of keys"), NULL;
+  return begin(p, MM_VALUE_OBJECT, &more) && put(p, &more, entry, "required") ? all_of(p, required, more.value) : NULL;
+}
+
+static bool requires_key(const mm_value *schema, const mm_value *entry) {
+  const mm_value *list = mm_value_get(schema, "required");
+  for (const mm_value *v = list ? list->first : NULL; v; v = v->next)
+    if (v->type == MM_VALUE_STRING && v->n == entry->key_n && memcmp(v->text, entry->key, v->n) == 0) return true;
+  return false;
+}
+
+const mm_value *mm_schema_apply_dependent(mm_schema_compiler *p, const mm_value *schema, const mm_value *member) {
+  static const mm_value none = {.type = MM_VALUE_BOOL, .text = "", .raw = "false", .raw_n = 5};
+  const mm_value *entry = member->first, *out = mm_schema_without(p, schema, member->key);
+  made rest, list, choice;
+  if (!out || (member->type == MM_VALUE_OBJECT && !entry)) return out;
+  if (member->type != MM_VALUE_OBJECT) return mm_schema_wrong(p, "dependentRequired, dependentSchemas: expected an object"), NULL;
+  if (!spend(p, member->count) || !begin(p, MM_VALUE_OBJECT, &rest)) return NULL;
+  for (const mm_value *v = entry->next; v; v = v->next)
+    if (!put(p, &rest, v, NULL)) return NULL;
+  const bool schemas = key_is(member, "dependentSchemas"), needed = requires_key(out, entry);
+  const bool never = entry->type == MM_VALUE_BOOL && !entry->truth;
+  const mm_value *without = needed ? &none : keyword_of(p, "properties", entry->key, entry->key_n, &none),
+                 *with = never ? &none : with_key(p, entry, schemas);
+  if (!without || !with || !begin(p, MM_VALUE_ARRAY, &list) || !put(p, &list, without, "") || !put(p, &list, with, "")) return NULL;
+  if (!begin(p, MM_VALUE_OBJECT, &choice)) return NULL;
+  for (const mm_value *v = out->first; v; v = v->next)
+    if (!put(p, &choice, v, NULL)) return NULL;
+  if (rest.value->count && !put(p, &choice, rest.value, member->key)) return NULL;
+  return put(p, &choice, list.value, "anyOf") ? choice.value : NULL;
 }
 
 /* ---- $ref and allOf ---- */

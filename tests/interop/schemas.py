@@ -137,6 +137,10 @@ class Schemas:
             s["required"].append("more")
         if r.random() < 0.15:
             s["properties"][r.choice([k for k in KEYS if k not in keys])] = False
+        if r.random() < 0.15:
+            s["dependentRequired"] = {r.choice(keys): r.sample(keys, 1) + ["dep"], r.choice(KEYS): r.sample(KEYS, 1)}
+        if r.random() < 0.1:
+            s["dependentSchemas"] = {r.choice(keys): {"properties": {r.choice(keys): self.any(0), "z2": {"const": 2}}, "required": ["z2"]}, r.choice(KEYS): False}
         if r.random() < 0.15 and "additionalProperties" not in s:
             s["unevaluatedProperties"] = r.choice([False, self.any(depth)])
         if r.random() < 0.2:
