@@ -30,6 +30,8 @@ FIXED = [  # a reading of one of these that is too wide gives invalid replies at
      "$defs": {"n": {"$id": "two", "$ref": "#/$defs/n", "$defs": {"n": {"$anchor": "n", "const": 5}}}, "o": {"$anchor": "n", "const": 6}}},
     {"properties": {"a": {"$ref": "urn:x:y"}, "b": {"$ref": "#k"}}, "required": ["a", "b"], "$defs": {"k": {"$anchor": "k", "type": "null"},
      "y": {"$id": "urn:x:y", "$ref": "#k", "$defs": {"k": {"$dynamicAnchor": "k", "type": "boolean"}}}}},
+    {"type": "object", "properties": {"a": {"const": 1}, "b": {"const": 2}, "c": {"const": 3}}, "dependentRequired": {"a": ["b"], "c": ["a"]}},
+    {"properties": {"a": {"const": 1}, "b": {"const": 2}}, "required": ["b"], "dependentSchemas": {"a": False, "b": {"properties": {"b": {"type": "integer"}}}}},
     {"enum": [{"a": {"b": [{}]}}, [[]], {"a": 1}]},
     {"type": "object", "properties": {"a": False, "b": True}, "unevaluatedProperties": {"type": "null"}},
     {"prefixItems": [{"const": 1}, False, True], "unevaluatedItems": False},
