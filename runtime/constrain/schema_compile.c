@@ -83,7 +83,7 @@ const mm_schema_keyword mm_schema_keywords[] = {
     {"maximum", "as `minimum`"},
     {"exclusiveMinimum", "as `minimum`; a number"},
     {"exclusiveMaximum", "as `minimum`; a number"},
-    {"multipleOf", "a whole number"},
+    {"multipleOf", "a whole number; for `number` also halves, quarters and so on, as 0.5 or 1.25"},
     {"anyOf", "up to 32 alternatives that begin alike; keywords next to it hold for each of them"},
     {"oneOf",
      "as `anyOf`, of alternatives that name their types and have no value in common: values of `enum`, or objects that differ in a "

@@ -32,6 +32,7 @@ FIXED = [  # a reading of one of these that is too wide gives invalid replies at
      "y": {"$id": "urn:x:y", "$ref": "#k", "$defs": {"k": {"$dynamicAnchor": "k", "type": "boolean"}}}}},
     {"type": "object", "properties": {"a": {"const": 1}, "b": {"const": 2}, "c": {"const": 3}}, "dependentRequired": {"a": ["b"], "c": ["a"]}},
     {"properties": {"a": {"const": 1}, "b": {"const": 2}}, "required": ["b"], "dependentSchemas": {"a": False, "b": {"properties": {"b": {"type": "integer"}}}}},
+    {"type": "number", "multipleOf": 0.75, "minimum": -3},
     {"enum": [{"a": {"b": [{}]}}, [[]], {"a": 1}]},
     {"type": "object", "properties": {"a": False, "b": True}, "unevaluatedProperties": {"type": "null"}},
     {"prefixItems": [{"const": 1}, False, True], "unevaluatedItems": False},
@@ -115,7 +116,7 @@ class Schemas:
         if r.random() < 0.5:
             s[r.choice(["maximum", "exclusiveMaximum"])] = low + r.choice([0, 1, 1.5, 7, 0.25, 1000, r.randint(0, 10**9)])
         if r.random() < 0.2:
-            s["multipleOf"] = r.choice([1, 2, 3, 7, 10, 12, 100, 365])
+            s["multipleOf"] = r.choice([1, 2, 3, 7, 10, 12, 100, 365, 0.5, 1.25, 0.0625])
         return s
 
     def object(self, depth):
