@@ -31,7 +31,7 @@ static bool has_scheme(const char *uri, size_t n) {
 
 /* The n bytes of a reference, without a fragment, as a URI in out[URI_MAX + 1]. False: it has dots, or is too long. */
 static bool resolve(const char *base, const char *text, size_t n, char *out) {
-  if (!n) return strcpy(out, base);
+  if (!n) return memcpy(out, base, strlen(base) + 1);
   if (n >= 2 && text[0] == '.' && text[1] == '/') text += 2, n -= 2;
   const char *authority = strstr(base, "://"), *from = authority ? authority + 3 : base, *slash = strrchr(from, '/');
   size_t head = 0;
