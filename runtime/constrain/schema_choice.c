@@ -203,6 +203,8 @@ static bool forms_differ(mm_schema_compiler *p, const mm_form *x, const mm_form 
   const mm_form *const both[2] = {x, y};
   *differ = false;
   if (!x || !y || mm_schema_is_open(p, x) || mm_schema_is_open(p, y)) return true;
+  for (size_t i = 0; i < p->count; i++)
+    if ((p->done[i].form == x || p->done[i].form == y) && !names_types(p, p->done[i].schema, 0)) return p->err->status == MM_OK;
   const unsigned common = beginnings(x) & beginnings(y);
   for (int first = 0; first < MM_FIRSTS; first++) {
     if (!(common & 1u << first)) continue;
@@ -279,10 +281,18 @@ static bool one_alone_fits(mm_schema_compiler *p, const mm_value *const *list, c
 
 /* ---- anyOf and oneOf ---- */
 
-bool mm_schema_any_of(mm_schema_compiler *p, const mm_value *const *list, size_t count, const char *keyword, mm_form *out) {
+/* Leaves out alternatives that are false; how many are left. */
+static size_t without_false(const mm_value **list, size_t count) {
+  size_t n = 0;
+  for (size_t i = 0; i < count; i++)
+    if (list[i]->type != MM_VALUE_BOOL || list[i]->truth) list[n++] = list[i];
+  return n;
+}
+
+bool mm_schema_any_of(mm_schema_compiler *p, const mm_value **list, size_t count, const char *keyword, mm_form *out) {
   const mm_form **all = mm_arena_alloc(p->arena, count * sizeof *all, p->err);
   mm_schema_choice b = {.form = out};
-  if (!all) return false;
+  if (!all || !(count = without_false(list, count))) return all && mm_schema_wrong(p, "found the schema false, which no value fits");
   out->kind = MM_FORM_CHOICE;
   for (size_t i = 0; i < count; i++) {
     if (!mm_schema_compile_value(p, list[i], &all[i])) return false;

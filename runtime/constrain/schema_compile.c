@@ -54,13 +54,13 @@ const mm_schema_keyword mm_schema_keywords[] = {
     {"type",
      "one type, or a list of them. Without it, values are of the type that `properties`, `items` or the first other keyword of one type is "
      "for"},
-    {"enum", "up to 4,096 texts, numbers, booleans or null; `type` alone may stand next to it"},
+    {"enum", "up to 4,096 values, up to 32 of them objects and 32 lists; `type` alone may stand next to it"},
     {"const", "one of these; `type` alone may stand next to it"},
     {"properties", "generated in their order"},
     {"required", "a key that `properties` lacks holds what `additionalProperties` says, or anything"},
     {"additionalProperties",
      "a schema: next to `properties` further keys stand behind them. `true`: none do. Without `properties`: of all keys"},
-    {"unevaluatedProperties", "`false`, as in `additionalProperties`"},
+    {"unevaluatedProperties", "as `additionalProperties`, not in a schema of `allOf`"},
     {"patternProperties", "one pattern, without `properties` and `propertyNames`: all keys match it"},
     {"propertyNames", "without `properties`; a schema of strings"},
     {"minProperties", "without `properties`: 1 at most. With `properties`: up to 254 of them, and no schema in `additionalProperties`"},
@@ -68,6 +68,10 @@ const mm_schema_keyword mm_schema_keywords[] = {
     {"items", "a schema, `false`, or a list, which is read as `prefixItems`"},
     {"prefixItems", "the first items; `items` is for those behind them"},
     {"additionalItems", "behind a list of `items`"},
+    {"unevaluatedItems", "as `items`, not in a schema of `allOf` and not with `contains`"},
+    {"contains", "narrowed: the items that fit stand behind those of `prefixItems`, before all others"},
+    {"minContains", ""},
+    {"maxContains", "narrowed: the list has no more items"},
     {"minItems", ""},
     {"maxItems", ""},
     {"uniqueItems", "`false`"},
@@ -79,20 +83,44 @@ const mm_schema_keyword mm_schema_keywords[] = {
     {"maximum", "as `minimum`"},
     {"exclusiveMinimum", "as `minimum`; a number"},
     {"exclusiveMaximum", "as `minimum`; a number"},
-    {"multipleOf", "a whole number"},
+    {"multipleOf", "a whole number; for `number` also halves, quarters and so on, as 0.5 or 1.25"},
     {"anyOf", "up to 32 alternatives that begin alike; keywords next to it hold for each of them"},
     {"oneOf",
      "as `anyOf`, of alternatives that name their types and have no value in common: values of `enum`, or objects that differ in a "
      "required key"},
+    {"not", "a schema of `type` alone; `false`"},
+    {"dependentRequired", "alternatives with and without each key: up to 32"},
+    {"dependentSchemas", "the same"},
+    {"if", "without `then` and `else`, which say nothing without it"},
+    {"then", ""},
+    {"else", ""},
     {"allOf", "schemas that can be read as one"},
-    {"$ref", "a JSON pointer within the schema (RFC 6901); keywords next to it hold too"},
+    {"$ref", "within the schema: a JSON pointer (RFC 6901), an `$anchor`, an `$id`; keywords next to it hold too"},
     {NULL, NULL},
 };
 
-const char *const mm_schema_annotations[] = {"$defs",         "definitions",      "$schema",         "$id",     "$comment",
-                                             "title",         "description",      "default",         "example", "examples",
-                                             "deprecated",    "readOnly",         "writeOnly",       "strict",  "nullable",
-                                             "discriminator", "contentMediaType", "contentEncoding", NULL};
+const char *const mm_schema_annotations[] = {"$defs",
+                                             "definitions",
+                                             "$schema",
+                                             "$id",
+                                             "$comment",
+                                             "title",
+                                             "description",
+                                             "default",
+                                             "example",
+                                             "examples",
+                                             "deprecated",
+                                             "readOnly",
+                                             "writeOnly",
+                                             "strict",
+                                             "nullable",
+                                             "discriminator",
+                                             "contentMediaType",
+                                             "contentEncoding",
+                                             "contentSchema",
+                                             "$anchor",
+                                             "$dynamicAnchor",
+                                             NULL};
 
 static bool listed(const char *const *list, const char *key) {
   while (*list && strcmp(*list, key) != 0) list++;
@@ -119,7 +147,8 @@ static bool known_keywords(mm_schema_compiler *p, const mm_value *schema) {
     while (k->name && strcmp(k->name, v->key) != 0) k++;
     if (!k->name && !mm_schema_is_annotation(v->key)) return mm_schema_unserved(p, v->key, "");
     if (strcmp(v->key, "uniqueItems") == 0 && !is_false(v)) return mm_schema_unserved(p, v->key, "");
-    if (strcmp(v->key, "unevaluatedProperties") == 0 && v->type != MM_VALUE_BOOL) return mm_schema_unserved(p, v->key, " with a schema");
+    if (strcmp(v->key, "if") == 0 && (mm_value_get(schema, "then") || mm_value_get(schema, "else")))
+      return mm_schema_unserved(p, v->key, " with then or else");
   }
   const mm_value *required = mm_value_get(schema, "required");
   return !required || required->type == MM_VALUE_ARRAY || mm_schema_wrong(p, "required: expected a list of keys");
@@ -127,8 +156,7 @@ static bool known_keywords(mm_schema_compiler *p, const mm_value *schema) {
 
 /* ---- Values of enum and const ---- */
 
-/* A string of JSON that spells a tag of M2's calls, which a parameter of these could not hold: with each "<" as an escape. */
-static bool escape_tags(mm_schema_compiler *p, mm_literal *l) {
+bool mm_schema_escape_tags(mm_schema_compiler *p, mm_literal *l) {
   if (!mm_spells_tag(l->p, l->n)) return true;
   mm_text t = {0};
   for (size_t i = 0; i < l->n; i++) mm_text_add(&t, l->p[i] == '<' ? "\\u003c" : &l->p[i], l->p[i] == '<' ? 6 : 1);
@@ -145,7 +173,7 @@ static bool add_literal(mm_schema_compiler *p, mm_schema_choice *b, const mm_val
                    v->raw_n, UINT16_MAX);
   mm_form *s = b->own[mm_schema_first(v->raw[0])];
   s->literal[s->count] = (mm_literal){.p = v->raw, .n = v->raw_n};
-  return escape_tags(p, &s->literal[s->count++]);
+  return mm_schema_escape_tags(p, &s->literal[s->count++]);
 }
 
 /* ---- Types together with values ---- */
@@ -176,8 +204,7 @@ static unsigned firsts_of(mm_schema_compiler *p, const mm_value *types) {
   return all;
 }
 
-/* The reader of bodies takes NaN and Infinity, which an answer may not hold. */
-static bool is_json(mm_schema_compiler *p, const mm_value *v) {
+bool mm_schema_is_json(mm_schema_compiler *p, const mm_value *v) {
   const char last = v->raw[v->raw_n - 1];
   return v->type != MM_VALUE_NUMBER || (last >= '0' && last <= '9') ||
          mm_schema_wrong(
@@ -199,16 +226,20 @@ static bool compile_values(mm_schema_compiler *p, const mm_value *first, size_t 
   if ((p->values += most) > MM_LITERALS) return mm_schema_too_many(p, "values of enum and const in the schema", p->values, MM_LITERALS);
   out->kind = MM_FORM_CHOICE;
   for (const mm_value *v = first; i < most; v = v->next, i++) {
-    if (!is_json(p, v)) return false;
+    if (!mm_schema_is_json(p, v)) return false;
     if (!is_of(v, firsts)) continue;
-    if (v->type == MM_VALUE_OBJECT || v->type == MM_VALUE_ARRAY) return mm_schema_unserved(p, p->keyword, " with objects or lists");
-    count[mm_schema_first(v->raw[0])]++;
+    if (v->type != MM_VALUE_OBJECT && v->type != MM_VALUE_ARRAY) {
+      count[mm_schema_first(v->raw[0])]++;
+      continue;
+    }
+    const mm_form *exact = mm_schema_exact(p, v, 0);
+    if (!exact || !mm_schema_add(p, &b, exact)) return false;
   }
   for (int k = 0; k < MM_FIRSTS; k++)
     if (count[k] && !mm_schema_own_literals(p, &b, k, count[k])) return false;
   i = 0;
   for (const mm_value *v = first; i < most; v = v->next, i++)
-    if (is_of(v, firsts) && !add_literal(p, &b, v)) return false;
+    if (is_of(v, firsts) && v->type != MM_VALUE_OBJECT && v->type != MM_VALUE_ARRAY && !add_literal(p, &b, v)) return false;
   mm_schema_end_choice(&b);
   return true;
 }
@@ -239,8 +270,7 @@ static bool has_property(const mm_value *properties, const mm_value *key) {
   return false;
 }
 
-/* The key with its quotes, in JSON. */
-static bool quote_key(mm_schema_compiler *p, const char *key, size_t n, mm_literal *out) {
+bool mm_schema_quote_key(mm_schema_compiler *p, const char *key, size_t n, mm_literal *out) {
   mm_text t = {0};
   mm_text_quote(&t, key, n);
   if (!t.failed && t.n <= UINT16_MAX) {
@@ -248,7 +278,7 @@ static bool quote_key(mm_schema_compiler *p, const char *key, size_t n, mm_liter
     out->n = t.n;
   }
   free(t.p);
-  return out->p ? escape_tags(p, out) : mm_schema_unserved(p, "properties", " with keys so long");
+  return out->p ? mm_schema_escape_tags(p, out) : mm_schema_unserved(p, "properties", " with keys so long");
 }
 
 /* An object without properties: any keys, or those of propertyNames or patternProperties. */
@@ -289,18 +319,20 @@ static bool add_keys(mm_schema_compiler *p, const mm_value *properties, const mm
   if (most > 2 * (size_t)MM_SCHEMAS_MAX) return mm_schema_unserved(p, "properties", ", so many of them");
   if (!(out->literal = mm_arena_alloc(p->arena, most * sizeof *out->literal, p->err))) return false;
   for (const mm_value *v = properties ? properties->first : NULL; v; v = v->next) {
+    if (is_false(v) && is_required(required, v)) return mm_schema_wrong(p, "required: a key whose schema is false");
+    if (is_false(v)) continue;
     mm_literal *l = &out->literal[out->count++];
-    if (!quote_key(p, v->key, v->key_n, l)) return false;
+    if (!mm_schema_quote_key(p, v->key, v->key_n, l)) return false;
     l->required = is_required(required, v);
   }
+  const uint32_t declared = out->count;
   for (const mm_value *v = required ? required->first : NULL; v; v = v->next) {
     mm_literal l = {.required = true};
     bool there = false;
     if (v->type != MM_VALUE_STRING) return mm_schema_wrong(p, "required: expected a list of keys");
     if (has_property(properties, v)) continue;
-    if (!quote_key(p, v->text, v->n, &l)) return false;
-    for (uint32_t i = properties ? (uint32_t)properties->count : 0; i < out->count && !there; i++)
-      there = mm_literal_compare(&out->literal[i], &l) == 0;
+    if (!mm_schema_quote_key(p, v->text, v->n, &l)) return false;
+    for (uint32_t i = declared; i < out->count && !there; i++) there = mm_literal_compare(&out->literal[i], &l) == 0;
     if (there) continue;
     if (is_false(more)) return mm_schema_wrong(p, "required: a key that additionalProperties refuses");
     out->literal[out->count++] = l;
@@ -318,13 +350,13 @@ static bool property_bounds(mm_schema_compiler *p, const mm_value *schema, mm_fo
   if (out->item) return mm_schema_unserved(p, which, " with properties and additionalProperties");
   if (out->count > UINT8_MAX - 1) return mm_schema_unserved(p, which, " with so many properties");
   if (out->least > out->count || out->least > out->most) return mm_schema_wrong(p, "minProperties: more than there may be");
-  return out->literal[0].needed <= out->most || mm_schema_wrong(p, "maxProperties: fewer than are required");
+  return !out->count || out->literal[0].needed <= out->most || mm_schema_wrong(p, "maxProperties: fewer than are required");
 }
 
 static bool compile_object(mm_schema_compiler *p, const mm_value *schema, mm_form *out) {
   const mm_value *properties = mm_value_get(schema, "properties"), *more = mm_value_get(schema, "additionalProperties"),
                  *required = mm_value_get(schema, "required");
-  if (!more) more = mm_value_get(schema, "unevaluatedProperties");
+  if (!more) more = mm_value_get(schema, "unevaluatedProperties"); /* the schema is one: known_keywords refuses alternatives */
   if (properties && properties->type != MM_VALUE_OBJECT) return mm_schema_wrong(p, "properties: expected an object");
   if ((!properties || !properties->count) && (!required || !required->count)) return compile_map(p, schema, more, out);
   *out = (mm_form){.kind = MM_FORM_OBJECT, .most = UINT32_MAX, .closed = is_false(more)};
@@ -333,8 +365,10 @@ static bool compile_object(mm_schema_compiler *p, const mm_value *schema, mm_for
   if (!add_keys(p, properties, required, more, out)) return false;
   const bool schema_of_more = more && more->type == MM_VALUE_OBJECT;
   uint32_t i = 0;
-  for (const mm_value *v = properties ? properties->first : NULL; v; v = v->next)
-    if (!mm_schema_compile_value(p, v, &out->literal[i++].value)) return false;
+  for (const mm_value *v = properties ? properties->first : NULL; v; v = v->next) {
+    if (is_false(v) && schema_of_more) return mm_schema_unserved(p, "properties", " with false and a schema of additionalProperties");
+    if (!is_false(v) && !mm_schema_compile_value(p, v, &out->literal[i++].value)) return false;
+  }
   const mm_form *other = &mm_schema_any_value;
   if (schema_of_more && !mm_schema_compile_value(p, more, &other)) return false;
   for (; i < out->count; i++) out->literal[i].value = other;
@@ -345,6 +379,40 @@ static bool compile_object(mm_schema_compiler *p, const mm_value *schema, mm_for
 
 /* ---- Arrays ---- */
 
+/* The items that `contains` asks for, behind the first ones: a list has no more items than may fit it. */
+static bool add_contained(mm_schema_compiler *p, const mm_value *schema, const mm_value *items, uint32_t *count, mm_form *out) {
+  const mm_value *contains = mm_value_get(schema, "contains");
+  uint32_t least = 1, most = UINT32_MAX;
+  if (!contains) return true;
+  if (!mm_schema_count(p, schema, "minContains", &least) || !mm_schema_count(p, schema, "maxContains", &most)) return false;
+  if (least > most) return mm_schema_wrong(p, "minContains: more than maxContains");
+  out->most = (uint32_t)mm_min(out->most, most);
+  if (!least) return true;
+  if (is_false(items)) return mm_schema_unserved(p, "contains", " where no further items may stand");
+  if (*count + least > MM_SCHEMAS_MAX) return mm_schema_too_many(p, "schemas in one", (size_t)*count + least, MM_SCHEMAS_MAX);
+  const mm_value *both = items ? mm_schema_all_of(p, items, contains) : contains;
+  const mm_form *form;
+  mm_literal *l = mm_arena_alloc(p->arena, ((size_t)*count + least) * sizeof *l, p->err);
+  if (!both || !l || !mm_schema_compile_value(p, both, &form)) return false;
+  if (*count) memcpy(l, out->literal, *count * sizeof *l);
+  out->literal = l;
+  for (uint32_t i = 0; i < least; i++) l[(*count)++].value = form;
+  out->least = *count;
+  return *count <= most || mm_schema_unserved(p, "maxContains", " with so many items of prefixItems");
+}
+
+/* Items in front of the others. A schema false ends the list. */
+static bool add_first_items(mm_schema_compiler *p, const mm_value *first, uint32_t *count, mm_form *out) {
+  if (first && first->type != MM_VALUE_ARRAY) return mm_schema_wrong(p, "prefixItems: expected a list of schemas");
+  if (first && first->count > MM_SCHEMAS_MAX) return mm_schema_too_many(p, "schemas in one", first->count, MM_SCHEMAS_MAX);
+  if (first && !(out->literal = mm_arena_alloc(p->arena, (first->count + 1) * sizeof *out->literal, p->err))) return false;
+  for (const mm_value *v = first ? first->first : NULL; v; v = v->next) {
+    if (is_false(v)) return out->most = *count, true;
+    if (!mm_schema_compile_value(p, v, &out->literal[(*count)++].value)) return false;
+  }
+  return true;
+}
+
 static bool compile_array(mm_schema_compiler *p, const mm_value *schema, mm_form *out) {
   const mm_value *items = mm_value_get(schema, "items"), *first = mm_value_get(schema, "prefixItems");
   *out = (mm_form){.kind = MM_FORM_ARRAY, .item = &mm_schema_any_value, .most = UINT32_MAX};
@@ -352,15 +420,19 @@ static bool compile_array(mm_schema_compiler *p, const mm_value *schema, mm_form
     first = items;
     items = mm_value_get(schema, "additionalItems");
   }
-  if (first && first->type != MM_VALUE_ARRAY) return mm_schema_wrong(p, "prefixItems: expected a list of schemas");
-  if (first && first->count > MM_SCHEMAS_MAX) return mm_schema_too_many(p, "schemas in one", first->count, MM_SCHEMAS_MAX);
-  if (first && !(out->literal = mm_arena_alloc(p->arena, (first->count + 1) * sizeof *out->literal, p->err))) return false;
-  uint32_t count = 0; /* out->count when all are there: the array may be in use before, by none of them */
-  for (const mm_value *v = first ? first->first : NULL; v; v = v->next)
-    if (!mm_schema_compile_value(p, v, &out->literal[count++].value)) return false;
-  out->count = count;
+  const mm_value *rest = mm_value_get(schema, "unevaluatedItems");
+  if (rest && !(rest->type == MM_VALUE_BOOL && rest->truth) && mm_value_get(schema, "contains"))
+    return mm_schema_unserved(p, "unevaluatedItems", " with contains");
+  if (!items) items = rest;
+  uint32_t count = 0, least = 0, most = UINT32_MAX; /* out->count when all are there: the array may be in use before, by none of them */
+  if (!add_first_items(p, first, &count, out)) return false;
+  if (out->most != UINT32_MAX && mm_value_get(schema, "contains")) return mm_schema_unserved(p, "contains", " with prefixItems that end");
+  if (!add_contained(p, schema, items, &count, out)) return false;
   if (items && !is_false(items) && !mm_schema_compile_value(p, items, &out->item)) return false;
-  if (!mm_schema_count(p, schema, "minItems", &out->least) || !mm_schema_count(p, schema, "maxItems", &out->most)) return false;
+  if (!mm_schema_count(p, schema, "minItems", &least) || !mm_schema_count(p, schema, "maxItems", &most)) return false;
+  out->count = count;
+  out->least = (uint32_t)mm_max(out->least, least);
+  out->most = (uint32_t)mm_min(out->most, most);
   if (is_false(items)) out->most = (uint32_t)mm_min(out->most, count);
   return out->least <= out->most || mm_schema_wrong(p, "minItems: more than maxItems");
 }
@@ -436,7 +508,7 @@ static const mm_value *kind_of(const mm_value *schema) {
                                    {.type = MM_VALUE_STRING, .text = "number", .n = 6}};
   static const char *const keywords[][9] = {{"required", "additionalProperties", "unevaluatedProperties", "patternProperties",
                                              "propertyNames", "minProperties", "maxProperties", NULL},
-                                            {"additionalItems", "minItems", "maxItems", NULL},
+                                            {"additionalItems", "minItems", "maxItems", "contains", "unevaluatedItems", NULL},
                                             {"minLength", "maxLength", "pattern", NULL},
                                             {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", NULL}};
   for (const mm_value *v = schema->first; v; v = v->next) {
@@ -450,14 +522,19 @@ static const mm_value *kind_of(const mm_value *schema) {
 static bool compile_keywords(mm_schema_compiler *p, const mm_value *schema, mm_form *out) {
   const mm_value *any = mm_value_get(schema, "anyOf"), *type = mm_value_get(schema, "type"), *list = mm_value_get(schema, "enum"),
                  *one = NULL;
-  for (const mm_value *v = schema->first; v; v = v->next)
-    if (strcmp(v->key, "const") == 0) one = v;
   if (!any) any = mm_value_get(schema, "oneOf");
+  for (const mm_value *v = schema->first; v; v = v->next) {
+    if (strcmp(v->key, "const") == 0) one = v;
+    const bool no = strcmp(v->key, "not") == 0;
+    if (!no && (any || (strcmp(v->key, "dependentRequired") != 0 && strcmp(v->key, "dependentSchemas") != 0))) continue;
+    const mm_value *rest = no ? mm_schema_apply_not(p, schema, v) : mm_schema_apply_dependent(p, schema, v);
+    return rest && compile_keywords(p, rest, out);
+  }
   if (any) return compile_alternatives(p, schema, any, type, out);
   if (one) {
     const unsigned firsts = firsts_of(p, type);
     p->keyword = "const";
-    return firsts && mm_schema_alone(p, schema, "const", "type") && is_json(p, one) &&
+    return firsts && mm_schema_alone(p, schema, "const", "type") && mm_schema_is_json(p, one) &&
            (is_of(one, firsts) || mm_schema_wrong(p, "const: not of the type")) && compile_values(p, one, 1, firsts, out);
   }
   if (list) return mm_schema_alone(p, schema, "enum", "type") && compile_enum(p, list, type, out);
@@ -499,8 +576,8 @@ bool mm_schema_compile_value(mm_schema_compiler *p, const mm_value *schema, cons
 const mm_form *mm_schema_compile_within(mm_arena *a, const mm_value *schema, const char *where, mm_automaton_budget *budget, mm_err *err) {
   mm_schema_compiler p = {.arena = a, .root = schema, .budget = budget, .where = where, .keyword = "anyOf", .err = err};
   const mm_form *s = NULL;
-  const bool ok = mm_schema_compile_value(&p, schema, &s);
-  MM_FREE(p.done, p.merged);
+  const bool ok = mm_schema_find_references(&p) && mm_schema_compile_value(&p, schema, &s);
+  MM_FREE(p.done, p.merged, p.place, p.reference);
   return ok ? s : NULL;
 }
 

@@ -8,6 +8,7 @@
 #define MM_SCHEMA_DEPTH      24
 #define MM_SCHEMA_COPIES     ((size_t)4 * MM_LITERALS) /* values of enum that alternatives copy from each other or compare */
 #define MM_SCHEMA_MERGED     (1u << 18)                /* keywords and properties copied to merge schemas */
+#define MM_SCHEMA_PLACES     1024                      /* schemas with $id or $anchor */
 #define MM_SCHEMA_ANY_NUMBER (1u << MM_FIRSTS)         /* besides the bits of an mm_first: and not integers alone */
 
 typedef struct mm_schema_compiled {
@@ -30,6 +31,11 @@ typedef struct mm_schema_text {
 } mm_schema_text;
 #define MM_SCHEMA_TEXTS 64 /* of the newest */
 
+/* A $ref, by the address of its text, and the URI of the schema that it stands in. */
+typedef struct mm_schema_reference {
+  const char *text, *base;
+} mm_schema_reference;
+
 typedef struct mm_schema_compiler {
   mm_arena *arena;
   const mm_value *root;
@@ -39,6 +45,10 @@ typedef struct mm_schema_compiler {
   size_t merged_count, merged_cap;
   mm_schema_text text[MM_SCHEMA_TEXTS];
   size_t texts;
+  struct mm_schema_place *place; /* [places] */
+  size_t places, place_cap;
+  mm_schema_reference *reference; /* [references] in the order of their addresses */
+  size_t references, reference_cap;
   size_t values; /* of enum and const */
   size_t copied; /* of them, to unite alternatives */
   uint64_t merging;
@@ -62,11 +72,34 @@ bool mm_schema_is_annotation(const char *key);
 /* True if only annotations and the keywords of `with` stand next to the deciding keyword, so that no keyword is ignored. */
 bool mm_schema_alone(mm_schema_compiler *p, const mm_value *schema, const char *keyword, const char *with);
 
+/* A string of JSON that spells a tag of M2's calls, which a parameter of these could not hold: with each "<" as an escape. */
+bool mm_schema_escape_tags(mm_schema_compiler *p, mm_literal *l);
+/* The key with its quotes, in JSON. */
+bool mm_schema_quote_key(mm_schema_compiler *p, const char *key, size_t n, mm_literal *out);
+/* The reader of bodies takes NaN and Infinity, which an answer may not hold. */
+bool mm_schema_is_json(mm_schema_compiler *p, const mm_value *v);
+
+/* ---- schema_exact.c ---- */
+/* The form of one value alone. NULL after an error. */
+const mm_form *mm_schema_exact(mm_schema_compiler *p, const mm_value *v, unsigned depth);
+
+/* ---- schema_refs.c ---- */
+/* Finds the URIs and anchors of the root's schemas. */
+bool mm_schema_find_references(mm_schema_compiler *p);
+/* Where a $ref leads; NULL: to no schema of the document. */
+const mm_value *mm_schema_follow(mm_schema_compiler *p, const mm_value *reference);
+
 /* ---- schema_merge.c ---- */
 /* The schema without $ref and allOf at its top. NULL after an error, or without one: leads to no schema. */
 const mm_value *mm_schema_plain(mm_schema_compiler *p, const mm_value *schema);
 /* A schema that says what both say. */
 const mm_value *mm_schema_both(mm_schema_compiler *p, const mm_value *a, const mm_value *b);
+/* A schema that says what both schemas, of any kind, say. */
+const mm_value *mm_schema_all_of(mm_schema_compiler *p, const mm_value *a, const mm_value *b);
+/* The schema without its `not`, which is of types alone: the others as its types. */
+const mm_value *mm_schema_apply_not(mm_schema_compiler *p, const mm_value *schema, const mm_value *member);
+/* The schema with alternatives in place of the first entry of dependentRequired or dependentSchemas: without its key, and with it. */
+const mm_value *mm_schema_apply_dependent(mm_schema_compiler *p, const mm_value *schema, const mm_value *member);
 /* A copy without this keyword. */
 const mm_value *mm_schema_without(mm_schema_compiler *p, const mm_value *schema, const char *keyword);
 
@@ -82,7 +115,7 @@ void mm_schema_end_choice(mm_schema_choice *b);
 /* Literals of this choice alone that begin so, with room for `more`. */
 mm_form *mm_schema_own_literals(mm_schema_compiler *p, mm_schema_choice *b, int first, uint32_t more);
 /* anyOf or oneOf. */
-bool mm_schema_any_of(mm_schema_compiler *p, const mm_value *const *list, size_t count, const char *keyword, mm_form *out);
+bool mm_schema_any_of(mm_schema_compiler *p, const mm_value **list, size_t count, const char *keyword, mm_form *out);
 /* Every alternative is of one of the types. */
 bool mm_schema_choice_is_of(const mm_form *choice, unsigned firsts);
 

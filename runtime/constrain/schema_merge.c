@@ -51,16 +51,25 @@ static bool equal_text(const mm_value *a, const mm_value *b) {
 
 static bool key_is(const mm_value *m, const char *key) { return strcmp(m->key, key) == 0; }
 
-/* {"allOf": [a, b]} in place of `to`. */
-static bool set_both(mm_schema_compiler *p, mm_value *to, const mm_value *b) {
+/* {"allOf": [a, b]} */
+static mm_value *all_of(mm_schema_compiler *p, const mm_value *a, const mm_value *b) {
   made list, object;
-  if (equal_text(to, b)) return true;
-  if (!begin(p, MM_VALUE_ARRAY, &list) || !put(p, &list, to, "") || !put(p, &list, b, "")) return false;
-  if (!begin(p, MM_VALUE_OBJECT, &object) || !put(p, &object, list.value, "allOf")) return false;
-  object.value->key = to->key;
-  object.value->key_n = to->key_n;
-  object.value->next = to->next;
-  *to = *object.value;
+  if (!begin(p, MM_VALUE_ARRAY, &list) || !put(p, &list, a, "") || !put(p, &list, b, "")) return NULL;
+  return begin(p, MM_VALUE_OBJECT, &object) && put(p, &object, list.value, "allOf") ? object.value : NULL;
+}
+
+const mm_value *mm_schema_all_of(mm_schema_compiler *p, const mm_value *a, const mm_value *b) { return all_of(p, a, b); }
+
+/* Both in place of `to`. */
+static bool set_both(mm_schema_compiler *p, mm_value *to, const mm_value *b) {
+  if (equal_text(to, b) || (to->type == MM_VALUE_BOOL && !to->truth)) return true;
+  const bool none = b->type == MM_VALUE_BOOL && !b->truth;
+  mm_value *object = none ? copy_member(p, b) : all_of(p, to, b);
+  if (!object) return false;
+  object->key = to->key;
+  object->key_n = to->key_n;
+  object->next = to->next;
+  *to = *object;
   return true;
 }
 
@@ -174,11 +183,22 @@ static bool keys_agree(mm_schema_compiler *p, const mm_value *a, const mm_value 
   return true;
 }
 
-/* unevaluatedProperties sees the properties of its own schema alone. */
+/* unevaluatedProperties and unevaluatedItems see the keywords of their own schema alone. */
 static bool sees_all(mm_schema_compiler *p, const mm_value *schema) {
-  const mm_value *more = mm_value_get(schema, "unevaluatedProperties");
-  return !more || (more->type == MM_VALUE_BOOL && more->truth) ||
-         mm_schema_unserved(p, "unevaluatedProperties", " in a schema that holds together with others");
+  static const char *const key[] = {"unevaluatedProperties", "unevaluatedItems"};
+  for (int i = 0; i < 2; i++) {
+    const mm_value *more = mm_value_get(schema, key[i]);
+    if (more && !(more->type == MM_VALUE_BOOL && more->truth))
+      return mm_schema_unserved(p, key[i], " in a schema that holds together with others");
+  }
+  return true;
+}
+
+/* A keyword that says nothing without another one of its own schema, which it lacks: that of another schema is not meant. */
+static bool says_nothing(const mm_value *schema, const mm_value *m) {
+  if (key_is(m, "then") || key_is(m, "else")) return !mm_value_get(schema, "if");
+  if (key_is(m, "if")) return !mm_value_get(schema, "then") && !mm_value_get(schema, "else");
+  return (key_is(m, "minContains") || key_is(m, "maxContains")) && !mm_value_get(schema, "contains");
 }
 
 /* `items` and additionalProperties of `a` are about what its own prefixItems and patternProperties leave: those of `b` would leave less. */
@@ -196,8 +216,9 @@ const mm_value *mm_schema_both(mm_schema_compiler *p, const mm_value *a, const m
   if (!sees_all(p, b) || !keys_agree(p, a, b) || !keys_agree(p, b, a) || !rests_agree(p, a, b) || !rests_agree(p, b, a)) return NULL;
   if (!spend(p, a->count + b->count + (uint64_t)a->count * b->count / 64) || !begin(p, MM_VALUE_OBJECT, &out)) return NULL;
   for (const mm_value *m = a->first; m; m = m->next)
-    if (!put(p, &out, m, NULL)) return NULL;
+    if (!says_nothing(a, m) && !put(p, &out, m, NULL)) return NULL;
   for (const mm_value *m = b->first; m; m = m->next) {
+    if (says_nothing(b, m)) continue;
     mm_value *there = find(out.value, m);
     if (there && mm_schema_is_annotation(m->key)) continue;
     if (there ? !both_of(p, &out, there, m) : !put(p, &out, m, NULL)) return NULL;
@@ -211,6 +232,95 @@ const mm_value *mm_schema_without(mm_schema_compiler *p, const mm_value *schema,
   for (const mm_value *m = schema->first; m; m = m->next)
     if (!key_is(m, keyword) && !key_is(m, "$id") && !put(p, &out, m, NULL)) return NULL;
   return out.value;
+}
+
+/* ---- not ---- */
+
+/* The other types than these. An integer is a number: without one of them both go. */
+static const mm_value *other_types(mm_schema_compiler *p, const mm_value *types) {
+  static const char *const all[] = {"object", "array", "string", "number", "integer", "boolean", "null"};
+  made list, object;
+  if (!begin(p, MM_VALUE_ARRAY, &list)) return NULL;
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+    bool found = false;
+    const mm_value word = {.type = MM_VALUE_STRING, .text = all[i], .n = strlen(all[i]), .raw = ""};
+    for (const mm_value *v = types->type == MM_VALUE_ARRAY ? types->first : types; v; v = types->type == MM_VALUE_ARRAY ? v->next : NULL)
+      found |= mm_value_is(v, all[i]) || ((i == 3 || i == 4) && (mm_value_is(v, "number") || mm_value_is(v, "integer")));
+    if (!found && i != 4 && !put(p, &list, &word, "")) return NULL;
+  }
+  if (!list.value->count) return mm_schema_wrong(p, "not: no type is left"), NULL;
+  return begin(p, MM_VALUE_OBJECT, &object) && put(p, &object, list.value, "type") ? object.value : NULL;
+}
+
+const mm_value *mm_schema_apply_not(mm_schema_compiler *p, const mm_value *schema, const mm_value *member) {
+  const mm_value *what = mm_schema_plain(p, member), *type = mm_value_get(what, "type"), *rest = mm_schema_without(p, schema, "not");
+  if ((!what || !rest) && p->err->status == MM_OK) mm_schema_wrong(p, "$ref: leads to no schema of this document");
+  if (!what || !rest) return NULL;
+  if (mm_value_get(rest, "not")) return mm_schema_wrong(p, "not: stands there twice"), NULL;
+  if (what->type == MM_VALUE_BOOL && !what->truth) return rest;
+  if (what->type == MM_VALUE_BOOL) return mm_schema_wrong(p, "not: found the schema true, which every value fits"), NULL;
+  if (what->type != MM_VALUE_OBJECT) return mm_schema_wrong(p, "not: found something else than a schema"), NULL;
+  bool number = false, integer = false;
+  for (const mm_value *m = what->first; m; m = m->next)
+    if (!key_is(m, "type") && !mm_schema_is_annotation(m->key)) return mm_schema_unserved(p, "not", " of other keywords than type"), NULL;
+  if (!type) return mm_schema_wrong(p, "not: found a schema that every value fits"), NULL;
+  for (const mm_value *v = type->type == MM_VALUE_ARRAY ? type->first : type; v; v = type->type == MM_VALUE_ARRAY ? v->next : NULL) {
+    number |= mm_value_is(v, "number");
+    integer |= mm_value_is(v, "integer");
+  }
+  const mm_value *own = mm_value_get(rest, "type");
+  if (integer && !number && own && !mm_value_is(own, "integer"))
+    return mm_schema_unserved(p, "not", " of the type integer next to other types"), NULL;
+  const mm_value *others = other_types(p, type);
+  return others ? mm_schema_both(p, rest, others) : NULL;
+}
+
+/* ---- dependentRequired and dependentSchemas ---- */
+
+/* {name: {key: value}}, or {name: [value]} for a NULL key of no bytes. */
+static const mm_value *keyword_of(mm_schema_compiler *p, const char *name, const char *key, size_t n, const mm_value *value) {
+  made inner, outer;
+  if (!begin(p, key ? MM_VALUE_OBJECT : MM_VALUE_ARRAY, &inner) || !put(p, &inner, value, key ? key : "")) return NULL;
+  inner.last->key_n = n;
+  return begin(p, MM_VALUE_OBJECT, &outer) && put(p, &outer, inner.value, name) ? outer.value : NULL;
+}
+
+/* What holds where the key is there. */
+static const mm_value *with_key(mm_schema_compiler *p, const mm_value *entry, bool schemas) {
+  const mm_value key = {.type = MM_VALUE_STRING, .text = entry->key, .n = entry->key_n, .raw = ""};
+  const mm_value *required = keyword_of(p, "required", NULL, 0, &key);
+  made more;
+  if (!required || schemas) return required ? all_of(p, required, entry) : NULL;
+  if (entry->type != MM_VALUE_ARRAY) return mm_schema_wrong(p, "dependentRequired: expected lists of keys"), NULL;
+  return begin(p, MM_VALUE_OBJECT, &more) && put(p, &more, entry, "required") ? all_of(p, required, more.value) : NULL;
+}
+
+static bool requires_key(const mm_value *schema, const mm_value *entry) {
+  const mm_value *list = mm_value_get(schema, "required");
+  for (const mm_value *v = list ? list->first : NULL; v; v = v->next)
+    if (v->type == MM_VALUE_STRING && v->n == entry->key_n && memcmp(v->text, entry->key, v->n) == 0) return true;
+  return false;
+}
+
+const mm_value *mm_schema_apply_dependent(mm_schema_compiler *p, const mm_value *schema, const mm_value *member) {
+  static const mm_value none = {.type = MM_VALUE_BOOL, .text = "", .raw = "false", .raw_n = 5};
+  const mm_value *entry = member->first, *out = mm_schema_without(p, schema, member->key);
+  made rest, list, choice;
+  if (!out || (member->type == MM_VALUE_OBJECT && !entry)) return out;
+  if (member->type != MM_VALUE_OBJECT) return mm_schema_wrong(p, "dependentRequired, dependentSchemas: expected an object"), NULL;
+  if (!spend(p, member->count) || !begin(p, MM_VALUE_OBJECT, &rest)) return NULL;
+  for (const mm_value *v = entry->next; v; v = v->next)
+    if (!put(p, &rest, v, NULL)) return NULL;
+  const bool schemas = key_is(member, "dependentSchemas"), needed = requires_key(out, entry);
+  const bool never = entry->type == MM_VALUE_BOOL && !entry->truth;
+  const mm_value *without = needed ? &none : keyword_of(p, "properties", entry->key, entry->key_n, &none),
+                 *with = never ? &none : with_key(p, entry, schemas);
+  if (!without || !with || !begin(p, MM_VALUE_ARRAY, &list) || !put(p, &list, without, "") || !put(p, &list, with, "")) return NULL;
+  if (!begin(p, MM_VALUE_OBJECT, &choice)) return NULL;
+  for (const mm_value *v = out->first; v; v = v->next)
+    if (!put(p, &choice, v, NULL)) return NULL;
+  if (rest.value->count && !put(p, &choice, rest.value, member->key)) return NULL;
+  return put(p, &choice, list.value, "anyOf") ? choice.value : NULL;
 }
 
 /* ---- $ref and allOf ---- */
@@ -236,7 +346,7 @@ static const mm_value *merge(mm_schema_compiler *p, const mm_value *schema, cons
   const mm_value *out = mm_schema_without(p, schema, reference ? "$ref" : "allOf");
   if (out && !reference && mm_value_get(out, "allOf")) return mm_schema_wrong(p, "allOf: stands there twice"), NULL;
   if (out && reference) {
-    const mm_value *target = mm_value_follow(p->root, reference);
+    const mm_value *target = mm_schema_follow(p, reference);
     out = target ? join(p, out, mm_schema_plain(p, target)) : NULL;
   }
   for (const mm_value *v = all && !reference ? all->first : NULL; v && out; v = v->next) out = join(p, out, mm_schema_plain(p, v));
@@ -246,14 +356,12 @@ static const mm_value *merge(mm_schema_compiler *p, const mm_value *schema, cons
 const mm_value *mm_schema_plain(mm_schema_compiler *p, const mm_value *schema) {
   for (int i = 0; i < 32; i++) {
     if (schema->type != MM_VALUE_OBJECT) return schema;
-    /* $id makes a document of its own of a schema, in which $ref has another meaning. */
-    if (schema != p->root && mm_value_get(schema, "$id")) return mm_schema_unserved(p, "$id", " below the whole schema"), NULL;
     const mm_value *reference = mm_value_get(schema, "$ref"), *all = mm_value_get(schema, "allOf");
     if (!reference && !all) return schema;
     if (all && (all->type != MM_VALUE_ARRAY || !all->count)) return mm_schema_wrong(p, "allOf: expected a list of schemas"), NULL;
     const bool one = !reference && all->count == 1 && only_annotations(schema, "allOf");
     if (one || (reference && only_annotations(schema, "$ref"))) {
-      schema = one ? all->first : mm_value_follow(p->root, reference);
+      schema = one ? all->first : mm_schema_follow(p, reference);
       if (!schema) return NULL;
       continue;
     }

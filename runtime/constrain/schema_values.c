@@ -151,6 +151,15 @@ static bool bound(mm_schema_compiler *p, const mm_value *schema, const char *key
   return true;
 }
 
+/* A step such as 0.5 or 1.25, whose multiples a double holds exactly: its digits, and how many stand behind the point. */
+static bool exact_step(const mm_value *multiple, mm_decimal_bound *step) {
+  if (!mm_decimal_read(multiple->text, multiple->n, step) || step->exponent >= 0 || step->exponent < -MM_DECIMAL_DIGITS) return false;
+  uint64_t rest = step->digits;
+  for (int i = 0; i < -step->exponent; i++, rest /= 5)
+    if (rest % 5) return false;
+  return true;
+}
+
 bool mm_schema_number(mm_schema_compiler *p, const mm_value *schema, bool whole, mm_form *out) {
   const mm_value *multiple = mm_value_get(schema, "multipleOf");
   mm_decimal_bound at[4];
@@ -163,10 +172,13 @@ bool mm_schema_number(mm_schema_compiler *p, const mm_value *schema, bool whole,
     return false;
   if (multiple && multiple->type != MM_VALUE_NUMBER) return mm_schema_wrong(p, "multipleOf: expected a number");
   if (multiple && mm_value_real(multiple) <= 0) return mm_schema_wrong(p, "multipleOf: expected a number above 0");
-  if (multiple && !mm_value_int(multiple, &step)) return mm_schema_unserved(p, "multipleOf", " of what is no whole number of 64 bits");
+  mm_decimal_bound fraction = {0};
+  const bool parts = multiple && !mm_value_int(multiple, &step);
+  if (parts && (whole || !exact_step(multiple, &fraction)))
+    return mm_schema_unserved(p, "multipleOf", " of what is no whole number of 64 bits, nor a number of halves, quarters, eighths");
   if (!multiple && !b.least && !b.most && !b.above && !b.below) return true;
   if (!(d = mm_arena_alloc(p->arena, sizeof *d, p->err))) return false;
-  if (!mm_decimal_of(&b, whole || multiple, d))
+  if (!mm_decimal_of(&b, whole || (multiple && !parts), d))
     return mm_schema_unserved(p,
                               b.least   ? "minimum"
                               : b.most  ? "maximum"
@@ -174,7 +186,12 @@ bool mm_schema_number(mm_schema_compiler *p, const mm_value *schema, bool whole,
                                         : "exclusiveMaximum",
                               " with so many digits");
   for (int i = 0; i < 2 && !whole; i++) d->most[i] = mm_min(d->most[i], UINT64_C(1000000000000000) - 1); /* a double holds them */
-  d->step = (uint64_t)step;
+  if (parts && d->places < -fraction.exponent) return mm_schema_unserved(p, "multipleOf", " with so many digits");
+  for (int i = -fraction.exponent; parts && i < d->places; i++) {
+    if (fraction.digits > UINT64_MAX / 10) return mm_schema_unserved(p, "multipleOf", " with so many digits");
+    fraction.digits *= 10;
+  }
+  d->step = parts ? fraction.digits : (uint64_t)step;
   *out = (mm_form){.kind = MM_FORM_DECIMAL, .decimal = d};
   return mm_decimal_any(d) || mm_schema_wrong(p, "minimum, maximum, multipleOf: no number fits them");
 }
