@@ -13,8 +13,10 @@ NVCC ?= $(shell command -v nvcc)
 CUDA ?= $(if $(filter 0,$(SAN)),$(if $(NVCC),1,0),0)
 #: CUDA_ARCH="90a" GPU code to build ("80 90a compute_80"): 90a is code for sm_90a, compute_80 is PTX for every GPU from sm_80 on
 CUDA_ARCH ?= 80 90a compute_80
-#: STATIC=1        link zstd, OpenSSL, PCRE2 and libevent into the programs, to carry them to another machine
+#: STATIC=1        link zstd, OpenSSL, PCRE2, libevent and libedit into the programs, to carry them to another machine
 STATIC ?= 0
+#: LIBEDIT=0       leave libedit out, which edits lines of minimax-run --chat (linked when pkg-config finds it)
+LIBEDIT ?= $(shell pkg-config --exists libedit && echo 1 || echo 0)
 #: MPI=1           conversions and runs over several processes with mpirun (Open MPI)
 MPI ?= 0
 #: BUILD=DIR       where everything built goes (build)
@@ -44,6 +46,8 @@ LDFLAGS = -pie -Wl,--as-needed -Wl,-z,relro,-z,now -Wl,-z,noexecstack
 LD = $(CC)
 PKG_CFLAGS := $(shell pkg-config --cflags $(PKGS))
 LIBS := $(shell pkg-config --libs $(PKGS))
+LIBEDIT_LIBS := $(if $(filter 1,$(LIBEDIT)),$(shell pkg-config --libs $(if $(filter 1,$(STATIC)),--static) libedit))
+LIBS += $(LIBEDIT_LIBS)
 ifeq ($(STATIC),1)
 LIBS := -Wl,-Bstatic $(LIBS) -Wl,-Bdynamic
 endif
@@ -116,6 +120,7 @@ LIBRARY = $(LIB_SO) $(BUILD)/lib/libminimax.a
 
 all: $(PROGRAMS) $(if $(filter 0,$(SAN)),$(LIBRARY)) ## build the programs into build/bin, the library into build/lib
 	@echo "$(if $(filter 1,$(CUDA)),CUDA backend: built with $(NVCC),CUDA backend: not built ($(if $(NVCC),CUDA=0,no nvcc found)))"
+	@$(if $(LIBEDIT_LIBS),:,echo "libedit: not linked, minimax-run --chat does not edit lines (LIBEDIT=$(LIBEDIT))")
 tests: $(UNIT) $(MODEL) $(PRELOAD)
 
 link = $(Q)mkdir -p $(@D) && $(LD) $(LDFLAGS) $(filter-out $(BUILD)/flags,$^) $(LIBS)
@@ -142,6 +147,9 @@ $(BUILD)/formats/system/version.o: private CPPFLAGS += -DMM_CUDA_ARCH='"$(CUDA_A
 $(BUILD)/pic/formats/system/version.o: private CPPFLAGS += -UMM_CUDA # the library has no GPU code
 $(BUILD)/formats/system/version.o $(BUILD)/pic/formats/system/version.o: $(BUILD)/commit
 $(BUILD)/runtime/serve/page.o: runtime/serve/page.html
+ifneq ($(LIBEDIT_LIBS),)
+$(BUILD)/runtime/chat/line_edit.o: private CPPFLAGS += -DMM_LIBEDIT $(shell pkg-config --cflags libedit)
+endif
 
 define floor_rule
 $(call lib,$(1)): $(call obj_of,$(1))
