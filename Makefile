@@ -44,12 +44,14 @@ CPPFLAGS = -I. -D_GNU_SOURCE $(PKG_CFLAGS) -MMD -MP
 CFLAGS = -std=c11 -O2 -g -ffile-prefix-map=$(CURDIR)=. -fPIE -fstack-protector-strong -fstack-clash-protection $(WARN)
 LDFLAGS = -pie -Wl,--as-needed -Wl,-z,relro,-z,now -Wl,-z,noexecstack
 LD = $(CC)
+# A comma, for arguments of functions.
+, := ,
 PKG_CFLAGS := $(shell pkg-config --cflags $(PKGS))
 LIBS := $(shell pkg-config --libs $(PKGS))
 LIBEDIT_LIBS := $(if $(filter 1,$(LIBEDIT)),$(shell pkg-config --libs $(if $(filter 1,$(STATIC)),--static) libedit))
-LIBS += $(LIBEDIT_LIBS)
 ifeq ($(STATIC),1)
 LIBS := -Wl,-Bstatic $(LIBS) -Wl,-Bdynamic
+LIBEDIT_LIBS := $(if $(LIBEDIT_LIBS),-Wl$(,)-Bstatic $(LIBEDIT_LIBS) -Wl$(,)-Bdynamic)
 endif
 LIBS += -lm -lpthread
 ifeq ($(MPI),1)
@@ -57,7 +59,6 @@ CPPFLAGS += -DMM_MPI $(shell pkg-config --cflags-only-I ompi-c | sed 's/-I/-isys
 LIBS += $(shell pkg-config --libs ompi-c)
 endif
 
-, := ,
 ifeq ($(SAN),1)
 SANITIZE = -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 # Sanitised code compiles twice as fast at -O1 as at -O2, with the same checks.
@@ -127,7 +128,7 @@ link = $(Q)mkdir -p $(@D) && $(LD) $(LDFLAGS) $(filter-out $(BUILD)/flags,$^) $(
 
 # Everything is compiled again when the compiler or a flag changes.
 LIB_FLAGS = -fPIC -fvisibility=hidden
-FLAGS = $(CC) $(CPPFLAGS) $(CFLAGS) $(LIB_FLAGS) $(LDFLAGS) $(LIBS) $(NVCCFLAGS)
+FLAGS = $(CC) $(CPPFLAGS) $(CFLAGS) $(LIB_FLAGS) $(LDFLAGS) $(LIBS) $(LIBEDIT_LIBS) $(NVCCFLAGS)
 $(BUILD)/flags: FORCE
 	@mkdir -p $(@D) && echo '$(FLAGS)' | cmp -s - $@ || echo '$(FLAGS)' > $@
 $(BUILD)/%.o: %.c $(BUILD)/flags
@@ -149,6 +150,8 @@ $(BUILD)/formats/system/version.o $(BUILD)/pic/formats/system/version.o: $(BUILD
 $(BUILD)/runtime/serve/page.o: runtime/serve/page.html
 ifneq ($(LIBEDIT_LIBS),)
 $(BUILD)/runtime/chat/line_edit.o: private CPPFLAGS += -DMM_LIBEDIT $(shell pkg-config --cflags libedit)
+# Only the program that uses it: a static libevent would take functions of libbsd, which libedit brings, in place of the C library's.
+$(BUILD)/bin/minimax-run: private LIBS := $(LIBEDIT_LIBS) $(LIBS)
 endif
 
 define floor_rule
