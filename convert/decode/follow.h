@@ -17,10 +17,11 @@ typedef struct mm_follow_options {
   void (*waiting)(const char *name); /* called once for each file that the plan waits for; NULL: none is */
 } mm_follow_options;
 
-/* Waits until the directory has config.json and the index; *dir is made of what the user gave by mm_source_locate. */
-MM_MUST_USE bool mm_follow_texts(const char *given, const mm_follow_options *o, mm_err *err);
-/* hf was opened from names. Waits until some tensor of each kind of layer has its header, by which all others are planned; its readers wait
- * from now on. */
+/* Waits until the directory of what the user gave (mm_source_locate) has config.json and the index. *single: it has the one file that needs
+ * no index instead, whole, and nothing has come for quiet_s. */
+MM_MUST_USE bool mm_follow_texts(const char *given, const mm_follow_options *o, bool *single, mm_err *err);
+/* hf was opened from names, or a single file from its header. Waits until some tensor of each kind of layer has its header, by which all
+ * others are planned; its readers wait from now on. */
 MM_MUST_USE bool mm_follow_open(mm_hf *hf, const mm_follow_options *o, mm_err *err);
 void mm_follow_close(mm_hf *hf); /* of any hf */
 

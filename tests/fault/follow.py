@@ -138,6 +138,39 @@ def missing(source, to):
     finish.missing = [n for n in weights(source) if not os.path.exists(f"{to}/{n}")]
 
 
+def single():
+    """A checkpoint of one file has no index: the file is whole, then nothing more comes; one that grows, or has a companion, is waited for."""
+    parent = work + "/single"
+    source, to = f"{parent}/source", f"{parent}/download"
+    c = Checkpoint.load("tests/data/tiny-m2")
+    c.file, c.index = dict.fromkeys(c.file, "model.safetensors"), ""
+    c.save(source)
+    shutil.copy("tests/data/tiny-m2/tokenizer.json", source)
+    run(source, "-o", parent + "/plain", "--tp", "2", "--quant", "nvfp4a16", "--part-size", "300K")
+    os.makedirs(to)
+    args = [to, "-o", parent + "/out", "--tp", "2", "--quant", "nvfp4a16", "--part-size", "300K", "--follow"]
+    shutil.copy(source + "/config.json", to)
+    data = open(source + "/model.safetensors", "rb").read()
+    for n in (100, len(data) - 1):
+        with open(to + "/model.safetensors", "wb") as f:
+            f.write(data[:n])
+        run(*args, "--follow-timeout", "1", status=75, says=["E_FOLLOW", INDEX])
+    child = subprocess.Popen([convert, *args, "--follow-quiet", "1", "--follow-timeout", "60"], stderr=subprocess.PIPE)
+    with open(to + "/model.safetensors", "ab") as f:
+        f.write(data[-1:])
+    shutil.copy(source + "/tokenizer.json", to)
+    assert child.wait(60) == 0, child.stderr.read()
+    assert same(parent + "/out", parent + "/plain")
+    shutil.rmtree(parent + "/out")
+    open(to + "/model.safetensors.aria2", "w").close()
+    run(*args, "--follow-timeout", "1", status=75, says=["E_FOLLOW", INDEX])
+    os.unlink(to + "/model.safetensors.aria2")
+    run(*args, "--delete-source", status=2, says=["E_USAGE", "a checkpoint of one file"])
+    with open(to + "/model.safetensors", "wb") as f:
+        f.write(data[:8] + b"x" + data[9:])
+    run(*args, "--follow-timeout", "60", status=3, says=["model.safetensors"])
+
+
 def cases():
     # A download that stops, with and without removal, goes on.
     source, to, args, parent = stopped("stops", 9, 5)
@@ -232,6 +265,7 @@ def cases():
     start = time.monotonic()
     run(parent + "/download", "-o", parent + "/out", "--quant", "bf16", "--follow", "--follow-timeout", "60", "--jobs", "8", status=3, says=[name])
     assert time.monotonic() - start < 30
+    single()
     # Rules between options.
     for wrong in (["--delete-source"], ["--follow", "--dry-run"], ["--follow", "--layout", "hf"], ["--follow", "--compress", "zstd"], ["--follow", "--part", "0/2"],
                   ["--follow", "--delete-source", "--ranks", "0"], ["--follow", "--follow-timeout", "9", "--follow-quiet", "9"], ["--follow", "--delete-source", "--allow-outside-links"]):
