@@ -4,22 +4,9 @@
 #ifndef MM_CONVERT_FOLLOW_H
 #define MM_CONVERT_FOLLOW_H
 
-#include <stdatomic.h>
-
+#include "convert/decode/follow_wait.h"
 #include "convert/source/hf.h"
 
-typedef struct mm_follow_options {
-  double timeout_s;   /* without a file that is needed, and without any change of the directory */
-  double quiet_s;     /* without a change before the companions, which may come last, are copied */
-  bool frees;         /* --delete-source */
-  const char *target; /* where --resume continues: the headers in its record count, and a finished one needs none. NULL: anew */
-  const _Atomic bool *stop;
-  void (*waiting)(const char *name); /* called once for each file that the plan waits for; NULL: none is */
-} mm_follow_options;
-
-/* Waits until the directory of what the user gave (mm_source_locate) has config.json and the index. *single: it has the one file that needs
- * no index instead, whole, and nothing has come for quiet_s. */
-MM_MUST_USE bool mm_follow_texts(const char *given, const mm_follow_options *o, bool *single, mm_err *err);
 /* hf was opened from names, or a single file from its header. Waits until some tensor of each kind of layer has its header, by which all
  * others are planned; its readers wait from now on. */
 MM_MUST_USE bool mm_follow_open(mm_hf *hf, const mm_follow_options *o, mm_err *err);

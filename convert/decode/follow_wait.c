@@ -11,6 +11,7 @@
 
 #include "convert/source/index.h"
 #include "convert/source/locate.h"
+#include "formats/safetensors.h"
 
 #define POLL_MS    50
 #define LOOK_POLLS 20 /* polls between looks at the whole directory */

@@ -1,9 +1,23 @@
-/* A wait for files of a download, inside --follow: it ends when the program is to stop, or after timeout_s without a change. */
+/* A wait for files of a download (--follow): it ends when the program is to stop, or after timeout_s without a change. */
 #ifndef MM_CONVERT_FOLLOW_WAIT_H
 #define MM_CONVERT_FOLLOW_WAIT_H
 
-#include "convert/decode/follow.h"
+#include <stdatomic.h>
 
+#include "formats/system/file.h"
+
+typedef struct mm_follow_options {
+  double timeout_s;   /* without a file that is needed, and without any change of the directory */
+  double quiet_s;     /* without a change before the companions, which may come last, are copied */
+  bool frees;         /* --delete-source */
+  const char *target; /* where --resume continues: the headers in its record count, and a finished one needs none. NULL: anew */
+  const _Atomic bool *stop;
+  void (*waiting)(const char *name); /* called once for each file that the plan waits for; NULL: none is */
+} mm_follow_options;
+
+/* Waits until the directory of what the user gave (mm_source_locate) has config.json and the index. *single: it has the one file that needs
+ * no index instead, whole, and nothing has come for quiet_s. */
+MM_MUST_USE bool mm_follow_texts(const char *given, const mm_follow_options *o, bool *single, mm_err *err);
 typedef struct mm_wait {
   const mm_follow_options *o;
   const char *dir;
