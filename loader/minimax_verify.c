@@ -26,7 +26,7 @@
 typedef enum mm_verify_level { MM_LEVEL_HEADER, MM_LEVEL_SAMPLE, MM_LEVEL_FULL, MM_LEVEL_SOURCE } mm_verify_level;
 
 typedef struct mm_verify_args {
-  const char *dir, *source, *level_word, *key, *report;
+  const char *dir, *source, *level_word, *key, *report, *divergence;
   mm_verify_level level;
   double min_sqnr;
   uint64_t threads, samples, seed;
@@ -66,6 +66,17 @@ static bool write_report(const mm_verify_args *a, const mm_error_report *r, mm_e
   const mm_output_place place = {.path = a->report, MM_OUTPUT_INPUTS(a->dir, a->source, found, a->key), .force = a->force, .stream = true};
   const bool ok = r ? mm_report_write(place, r, err) : mm_report_place_ok(place, err);
   mm_arena_close(&arena);
+  return ok;
+}
+
+/* Shows the errors and writes the report, with the divergence of --divergence. */
+static bool report_errors(const mm_verify_args *a, mm_error_report *r, mm_err *err) {
+  mm_json *divergence = NULL;
+  mm_report_rank(r);
+  bool ok = !a->divergence || mm_report_divergence_read(&divergence, a->divergence, a->dir, r->manifest, err);
+  r->divergence = divergence;
+  ok = ok && print_errors(a, r, err) && (!a->report || write_report(a, r, err)) && good_enough(a, r, err);
+  mm_json_free(divergence);
   return ok;
 }
 
@@ -120,8 +131,7 @@ static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *
   for (size_t i = 0; ok && i < n; i++)
     if (e[i].count > 0) r.row[r.count++] = (mm_error_row){s->pack.tensor[i].name, s->pack.tensor[i].scheme, e[i], i};
   r.absent = n - r.count;
-  if (ok) mm_report_rank(&r);
-  ok = ok && print_errors(a, &r, err) && (!a->report || write_report(a, &r, err)) && good_enough(a, &r, err);
+  ok = ok && report_errors(a, &r, err);
   free(r.row);
   free(e);
   mm_plan_close(&plan);
@@ -246,8 +256,7 @@ static bool unsharded_against_source(const mm_verify_args *a, const mm_pack *p, 
             mm_companions_same(&plan, p, NULL, MM_TOKENIZER_IMAGE, err) && mm_exact_unsharded(&plan, &made, p, (unsigned)a->threads, err) &&
             mm_compare_unsharded(&plan, &made, (unsigned)a->threads, &r.row, &r.count, err);
   if (!ok && err->status == MM_USAGE) err->status = MM_UNSUPPORTED; /* the digests' words, not the user's */
-  if (ok) mm_report_rank(&r);
-  ok = ok && print_errors(a, &r, err) && (!a->report || write_report(a, &r, err)) && good_enough(a, &r, err);
+  ok = ok && report_errors(a, &r, err);
   free(r.row);
   mm_plan_close(&plan);
   mm_hf_close(&made);
@@ -289,8 +298,11 @@ static bool choose_level(mm_verify_args *a, mm_err *err) {
   const bool sampled = a->samples > 0 || a->seed != NO_SEED;
   const char *wrong = !a->source && (a->report || isfinite(a->min_sqnr) || a->list) ? "--report, --min-sqnr and --list go with --source SRC"
                       : a->force && !a->report                                      ? "--force goes with --report FILE"
-                      : sampled && a->level != MM_LEVEL_SAMPLE                      ? "--samples and --seed go with --level sample"
-                                                                                    : NULL;
+                      : a->divergence && !a->source                                 ? "--divergence goes with --source SRC"
+                      : a->divergence && a->report && mm_ends_with(a->report, ".csv")
+                          ? "--divergence: found a .csv report, expected .json or .html"
+                      : sampled && a->level != MM_LEVEL_SAMPLE ? "--samples and --seed go with --level sample"
+                                                               : NULL;
   if (wrong) return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "%s", wrong);
   if (a->samples == 0) a->samples = 16;
   if (a->seed == NO_SEED) a->seed = fresh_seed();
@@ -345,6 +357,8 @@ int main(int argc, char **argv) {
       MM_OPTION(STR, "key", &a.key, "PUBLIC.pem", "the checkpoint must be signed with this EC key (minimax-archive sign)"),
       MM_OPTION(STR, "source", &a.source, "SRC", "also compare every weight with the checkpoint it was made from"),
       MM_OPTION(STR, "report", &a.report, "FILE", "with --source: errors of every tensor as .json, .csv or .html (a page of figures)"),
+      MM_OPTION(STR, "divergence", &a.divergence, "FILE",
+                "with --source: the output of minimax-eval DIR --against REF --json, for report and --json"),
       MM_FLAG("force", &a.force, "with --report: replace a file of that name that is no report"),
       MM_OPTION(REAL, "min-sqnr", &a.min_sqnr, "DB", "with --source: exit 6 if a tensor's SQNR is below this"),
       MM_FLAG("list", &a.list, "with --source: every tensor, worst SQNR first"),

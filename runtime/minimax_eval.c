@@ -403,6 +403,11 @@ typedef struct divergence {
   mm_divergence d;
 } divergence;
 
+static bool print_divergence(const divergence *d, const eval *e, const char *unit, uint64_t count, mm_err *err) {
+  const mm_divergence_of of = {e->a->dir, e->a->against, &e->shards.pack, unit, count};
+  return mm_divergence_print(&d->d, &of, e->a->json, err);
+}
+
 static bool add_divergence(void *ctx, eval *e, const mm_batch *b, uint32_t pos, uint32_t count, mm_err *err) {
   divergence *d = ctx;
   size_t bytes = (size_t)e->vocab * sizeof *d->row;
@@ -444,7 +449,7 @@ static bool run_divergence(eval *e, mm_err *err) {
     ok = find_logits(&d, &p, i, vocab, err) && feed_prompt(e, &p, i, add_divergence, &d, err);
   }
   end_progress(&said);
-  ok = ok && mm_divergence_print(&d.d, "prompts", p.count, e->a->json, err);
+  ok = ok && print_divergence(&d, e, "prompts", p.count, err);
   MM_FREE(d.row, d.d.kl);
   mm_file_close(&d.file);
   mm_st_close(&d.st);
@@ -487,7 +492,7 @@ static bool run_compared(eval *e, mm_err *err) {
     ok = feed(e, id + w * window, (uint32_t)window, add_compared, &d, err);
   }
   end_progress(&p);
-  ok = ok && mm_divergence_print(&d.d, "windows", windows, e->a->json, err);
+  ok = ok && print_divergence(&d, e, "windows", windows, err);
   eval_close(&d.other);
   MM_FREE(id, d.d.kl);
   return ok;

@@ -341,7 +341,9 @@ static void put_units(FILE *f) {
       "<dt>clipped<dd>weights that lay beyond the largest code, further off than half its step; of packed checkpoints.\n"
       "<dt>flushed<dd>weights that are not 0 and became 0.\n"
       "<dt>scales<dd>least and largest magnitude of what codes are multiplied with; of packed checkpoints.\n"
-      "<dt>not finite<dd>weights that are NaN or infinite; they are in no sum.\n</dl>\n",
+      "<dt>not finite<dd>weights that are NaN or infinite; they are in no sum.\n"
+      "<dt>KL divergence<dd>Σ p · ln(p / q) over the vocabulary, p the reference's probability of a token and q this checkpoint's.\n"
+      "<dt>top-1 agreement<dd>positions where both have the same most likely token.\n</dl>\n",
       f);
 }
 
@@ -349,6 +351,7 @@ bool mm_report_html(FILE *f, const mm_error_report *r) {
   put_head(f);
   put_verdict(f, r);
   put_facts(f, r);
+  if (r->divergence) mm_report_divergence_html(f, r->divergence, put_text);
   put_histogram(f, r, mm_sqnr_db, 0, 60, "tensors by SQNR, dB (exact ones left out)");
   put_histogram(f, r, largest_error, -5, 1, "tensors by largest error, log10 (exact ones left out)");
   fputs("<h2>Layer x tensor</h2>\n", f);
