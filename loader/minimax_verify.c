@@ -10,6 +10,7 @@
 #include "convert/source/locate.h"
 #include "convert/source/packed_agrees.h"
 #include "formats/option.h"
+#include "formats/system/bar.h"
 #include "formats/system/file.h"
 #include "formats/system/pool.h"
 #include "loader/archive/signature.h"
@@ -35,6 +36,7 @@ typedef struct mm_verify_args {
 
 static bool print_errors(const mm_verify_args *a, const mm_error_report *r, mm_err *err) {
   size_t exact = mm_report_exact(r);
+  mm_bar_clear();
   if (a->json) {
     mm_json *o = mm_report_json(r);
     return mm_program_json(o, o != NULL, err);
@@ -265,7 +267,7 @@ static bool unsharded_against_source(const mm_verify_args *a, const mm_pack *p, 
 }
 
 /* Verifies the output of minimax-convert --layout hf by the digests file in its directory. */
-static bool verify_unsharded(const mm_verify_args *a, mm_err *err) {
+static bool verify_unsharded(const mm_verify_args *a, mm_bar *bar, mm_err *err) {
   mm_pack p = {0};
   size_t seen = 0;
   uint32_t samples = a->level >= MM_LEVEL_FULL ? UINT32_MAX : (uint32_t)a->samples;
@@ -274,9 +276,11 @@ static bool verify_unsharded(const mm_verify_args *a, mm_err *err) {
     ok = mm_fail(err, MM_UNSUPPORTED, "E_SIGNATURE", mm_at(a->dir, NULL),
                  "found --key with an unsharded checkpoint; packed ones are signed");
   double start = mm_now();
+  mm_bar_verb(bar, "hashing");
   ok = ok && (a->level == MM_LEVEL_HEADER || mm_unsharded_blocks(&p, samples, a->seed, (unsigned)a->threads, &seen, err));
   mm_looked looked = {.p = &p, .unsharded = true, .seconds = mm_now() - start};
   if (ok) count_parts(&looked, a);
+  mm_bar_verb(bar, "comparing");
   ok = ok && say(a, &looked, err) && (a->level < MM_LEVEL_SOURCE || unsharded_against_source(a, &p, err));
   mm_pack_close(&p);
   return ok;
@@ -321,11 +325,9 @@ static bool check_draft(const mm_pack *p, mm_err *err) {
   return ok;
 }
 
-static bool verify(void *args, mm_err *err) {
-  mm_verify_args *a = args;
-  if (!choose_level(a, err)) return false;
+static bool verify(mm_verify_args *a, mm_bar *bar, mm_err *err) {
   if (access(mm_path_of(a->dir, MM_DIGESTS).text, F_OK) == 0 && access(mm_path_of(a->dir, MM_MANIFEST).text, F_OK) != 0)
-    return verify_unsharded(a, err);
+    return verify_unsharded(a, bar, err);
   mm_shards s = {0};
   unsigned threads = (unsigned)a->threads;
   bool full = a->level >= MM_LEVEL_FULL;
@@ -334,14 +336,26 @@ static bool verify(void *args, mm_err *err) {
             (files ? mm_verify_files(&s.pack, err) : mm_companion_sizes(&s.pack, err) && mm_verify_listing(&s.pack, err)) &&
             mm_bind_check(&s, err) && check_draft(&s.pack, err) && (!files || mm_packed_config(&s.pack, err));
   double start = mm_now();
+  mm_bar_verb(bar, "hashing");
   if (a->level == MM_LEVEL_SAMPLE) ok = ok && mm_verify_sample(&s, (uint32_t)a->samples, a->seed, threads, err);
   if (full) ok = ok && mm_verify_blocks(&s, threads, err);
   mm_looked looked = {.p = &s.pack, .seconds = mm_now() - start};
+  mm_bar_verb(bar, "checking numbers");
   if (full) ok = ok && mm_verify_numbers(&s, threads, err);
   if (ok) count_parts(&looked, a);
+  mm_bar_verb(bar, "comparing");
   ok = ok && mm_shards_unchanged(&s, err) && say(a, &looked, err) &&
        (a->level < MM_LEVEL_SOURCE || (against_source(a, &s, err) && mm_shards_unchanged(&s, err)));
   mm_shards_close(&s);
+  return ok;
+}
+
+static bool run(void *args, mm_err *err) {
+  mm_verify_args *a = args;
+  if (!choose_level(a, err)) return false;
+  mm_bar *bar = mm_bar_open(a->quiet);
+  const bool ok = verify(a, bar, err);
+  mm_bar_close(bar);
   return ok;
 }
 
@@ -385,5 +399,5 @@ int main(int argc, char **argv) {
           "unsupported, 5 I/O, "
           "6 damaged, incomplete or below --min-sqnr, 8 memory or limit.",
   };
-  return mm_program_main(&program, argc, argv, &a.dir, verify, &a);
+  return mm_program_main(&program, argc, argv, &a.dir, run, &a);
 }

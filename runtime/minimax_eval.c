@@ -9,6 +9,7 @@
 
 #include "convert/model/rule.h"
 #include "formats/safetensors.h"
+#include "formats/system/bar.h"
 #include "formats/system/output.h"
 #include "formats/system/pool.h"
 #include "runtime/engine/calibration.h"
@@ -28,26 +29,27 @@ typedef struct eval_args {
   bool json, quiet, pin, force;
 } eval_args;
 
-/* Progress on stderr: a line that is written over on a terminal, a line every five seconds otherwise. */
+/* Progress on stderr (formats/system/bar.h). */
 typedef struct progress {
   double start, said;
-  bool quiet, tty, drawn;
+  bool quiet, tty;
 } progress;
 
 static progress begin_progress(bool quiet) { return (progress){.start = mm_now(), .said = mm_now(), .quiet = quiet, .tty = isatty(2)}; }
 
 /* `done` of `all` (windows, prompts), `tokens` so far. */
 static void say_progress(progress *p, const char *what, uint64_t done, uint64_t all, uint64_t tokens) {
-  double t = mm_now(), took = t - p->start;
+  const double t = mm_now(), took = t - p->start, share = (double)done / (double)all;
+  char facts[120];
   if (p->quiet || t - p->said < (p->tty ? 0.5 : 5) || done == 0) return;
   p->said = t;
-  p->drawn = p->tty;
-  fprintf(stderr, "%s%llu of %llu %s, %.0f tokens/s, %.0f s left%s", p->tty ? "\r" : "", (unsigned long long)done, (unsigned long long)all,
-          what, (double)tokens / took, took / (double)done * (double)(all - done), p->tty ? "   " : "\n");
+  snprintf(facts, sizeof facts, "%llu of %llu %s, %.0f tokens/s", (unsigned long long)done, (unsigned long long)all, what,
+           (double)tokens / took);
+  mm_bar_draw(&(mm_bar_line){"", share, facts, took / share - took, ""});
 }
 
 static void end_progress(const progress *p) {
-  if (p->drawn) fputc('\n', stderr);
+  if (!p->quiet) mm_bar_clear();
 }
 
 /* A checkpoint at work on one sequence. */

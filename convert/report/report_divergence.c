@@ -45,9 +45,12 @@ static double at(const mm_json *o, const char *key) { return mm_json_number(mm_j
 void mm_report_divergence_html(FILE *f, const mm_json *o, void (*put_text)(FILE *, const char *)) {
   fputs("<h2>Outputs</h2>\n<dl>\n<dt>reference<dd>", f);
   put_text(f, mm_json_str(mm_json_get(o, "reference")));
-  fprintf(f,
-          "\n<dt>KL divergence<dd>%.6f nats a token on average; p50 %.6f, p90 %.6f, p99 %.6f, largest %.4f\n"
-          "<dt>top-1 agreement<dd>%.2f %% of %lld tokens\n</dl>\n",
-          at(o, "kl"), at(o, "kl_p50"), at(o, "kl_p90"), at(o, "kl_p99"), at(o, "kl_most"), 100 * at(o, "first_choice_share"),
-          (long long)mm_json_int(mm_json_get(o, "tokens")));
+  fprintf(
+      f,
+      "\n<dt>KL divergence<dd>%.6f nats a token on average; p50 %.6f, p90 %.6f, p99 %.6f, largest %.4f\n"
+      "<dt>top-1 agreement<dd>%.2f %% of %lld tokens\n</dl>\n"
+      "<p>KL divergence is Σ p · ln(p / q) over the vocabulary, p the reference's probability of a token and q this checkpoint's. Top-1 "
+      "agreement is the share of positions where both have the same most likely token.</p>\n",
+      at(o, "kl"), at(o, "kl_p50"), at(o, "kl_p90"), at(o, "kl_p99"), at(o, "kl_most"), 100 * at(o, "first_choice_share"),
+      (long long)mm_json_int(mm_json_get(o, "tokens")));
 }

@@ -341,9 +341,7 @@ static void put_units(FILE *f) {
       "<dt>clipped<dd>weights that lay beyond the largest code, further off than half its step; of packed checkpoints.\n"
       "<dt>flushed<dd>weights that are not 0 and became 0.\n"
       "<dt>scales<dd>least and largest magnitude of what codes are multiplied with; of packed checkpoints.\n"
-      "<dt>not finite<dd>weights that are NaN or infinite; they are in no sum.\n"
-      "<dt>KL divergence<dd>Σ p · ln(p / q) over the vocabulary, p the reference's probability of a token and q this checkpoint's.\n"
-      "<dt>top-1 agreement<dd>positions where both have the same most likely token.\n</dl>\n",
+      "<dt>not finite<dd>weights that are NaN or infinite; they are in no sum.\n</dl>\n",
       f);
 }
 
