@@ -236,6 +236,32 @@ def edited(packed):
     return "lines edited by libedit"
 
 
+def transcripts(packed):
+    """minimax-eval --conversations: each line is scored as the ids of its rendering, which is written here by hand."""
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "In the beginning"},
+             {"role": "assistant", "reasoning_content": "dropped before a later question", "content": "And God said"},
+             {"role": "user", "content": "And then é?"}, {"role": "assistant", "reasoning_content": "Genesis.", "content": "And it was so."}]
+    text = ("]~!b[]~b]system\nBe brief.[e~[\n]~b]user\nIn the beginning[e~[\n]~b]ai\nAnd God said[e~[\n"
+            "]~b]user\nAnd then é?[e~[\n]~b]ai\n<think>\nGenesis.\n</think>\n\nAnd it was so.[e~[\n")
+    with Server(packed, "--chat-format", "minimax-m2") as s:
+        ids = s.post("/tokenize", {"prompt": text, "parse_special": True})["tokens"]
+
+    def score(kind, name, content, status=0):
+        path = os.path.join(TMP, name)
+        with open(path, "w", encoding="utf-8") as f:
+            f.write(content)
+        done = subprocess.run([f"{BIN}/minimax-eval", packed, kind, path, "--window", "9", "--json"], capture_output=True, text=True, timeout=60)
+        assert done.returncode == status, done
+        return done.stdout or done.stderr
+
+    lines = [json.dumps({"messages": turns}), "", json.dumps(turns, ensure_ascii=False)]
+    assert score("--conversations", "c.jsonl", "\n".join(lines)) == score("--ids", "ids.json", json.dumps(ids + ids))
+    for bad, why in (("{", "line 2"), ("[]", "line 2"), ('[{"role": "nobody", "content": "x"}]', "line 2"), ('[{"role": "user", "content": 1}]', "line 2")):
+        said = score("--conversations", "bad.jsonl", lines[0] + "\n" + bad + "\n", status=3)
+        assert why in said and "bad.jsonl" in said, said
+    assert "no conversation" in score("--conversations", "none.jsonl", "\n\n", status=3)
+
+
 signal.alarm(300)  # no wait of this script is longer
 M3 = with_m3_tokens("tests/data/tiny-m2", os.path.join(TMP, "source", "like-m3"))
 for model, form in ((M3, "minimax-m3"), ("tests/data/tiny-m2", "minimax-m2"), ("tests/data/tiny-m1", "minimax-m1")):
@@ -243,5 +269,6 @@ for model, form in ((M3, "minimax-m3"), ("tests/data/tiny-m2", "minimax-m2"), ("
     streams(directory, form, turns(directory, form)[0])
 others(directory)
 terminal(convert("tests/data/tiny-m2"))
+transcripts(convert("tests/data/tiny-m2"))
 print(edited(convert("tests/data/tiny-m2")) + "; "
       "conversations of three turns as the server has them, from -p, a pipe and lines; stop texts, streams, refusals")
