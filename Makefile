@@ -13,8 +13,10 @@ NVCC ?= $(shell command -v nvcc)
 CUDA ?= $(if $(filter 0,$(SAN)),$(if $(NVCC),1,0),0)
 #: CUDA_ARCH="90a" GPU code to build ("80 90a compute_80"): 90a is code for sm_90a, compute_80 is PTX for every GPU from sm_80 on
 CUDA_ARCH ?= 80 90a compute_80
-#: STATIC=1        link zstd, OpenSSL, PCRE2 and libevent into the programs, to carry them to another machine
+#: STATIC=1        link zstd, OpenSSL, PCRE2, libevent and libedit into the programs, to carry them to another machine
 STATIC ?= 0
+#: LIBEDIT=0       leave libedit out, which edits lines of minimax-run --chat (linked when pkg-config finds it)
+LIBEDIT ?= $(shell pkg-config --exists libedit && echo 1 || echo 0)
 #: MPI=1           conversions and runs over several processes with mpirun (Open MPI)
 MPI ?= 0
 #: BUILD=DIR       where everything built goes (build)
@@ -42,10 +44,14 @@ CPPFLAGS = -I. -D_GNU_SOURCE $(PKG_CFLAGS) -MMD -MP
 CFLAGS = -std=c11 -O2 -g -ffile-prefix-map=$(CURDIR)=. -fPIE -fstack-protector-strong -fstack-clash-protection $(WARN)
 LDFLAGS = -pie -Wl,--as-needed -Wl,-z,relro,-z,now -Wl,-z,noexecstack
 LD = $(CC)
+# A comma, for arguments of functions.
+, := ,
 PKG_CFLAGS := $(shell pkg-config --cflags $(PKGS))
 LIBS := $(shell pkg-config --libs $(PKGS))
+LIBEDIT_LIBS := $(if $(filter 1,$(LIBEDIT)),$(shell pkg-config --libs $(if $(filter 1,$(STATIC)),--static) libedit))
 ifeq ($(STATIC),1)
 LIBS := -Wl,-Bstatic $(LIBS) -Wl,-Bdynamic
+LIBEDIT_LIBS := $(if $(LIBEDIT_LIBS),-Wl$(,)-Bstatic $(LIBEDIT_LIBS) -Wl$(,)-Bdynamic)
 endif
 LIBS += -lm -lpthread
 ifeq ($(MPI),1)
@@ -53,7 +59,6 @@ CPPFLAGS += -DMM_MPI $(shell pkg-config --cflags-only-I ompi-c | sed 's/-I/-isys
 LIBS += $(shell pkg-config --libs ompi-c)
 endif
 
-, := ,
 ifeq ($(SAN),1)
 SANITIZE = -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 # Sanitised code compiles twice as fast at -O1 as at -O2, with the same checks.
@@ -116,13 +121,14 @@ LIBRARY = $(LIB_SO) $(BUILD)/lib/libminimax.a
 
 all: $(PROGRAMS) $(if $(filter 0,$(SAN)),$(LIBRARY)) ## build the programs into build/bin, the library into build/lib
 	@echo "$(if $(filter 1,$(CUDA)),CUDA backend: built with $(NVCC),CUDA backend: not built ($(if $(NVCC),CUDA=0,no nvcc found)))"
+	@$(if $(LIBEDIT_LIBS),:,echo "libedit: not linked, minimax-run --chat does not edit lines (LIBEDIT=$(LIBEDIT))")
 tests: $(UNIT) $(MODEL) $(PRELOAD)
 
 link = $(Q)mkdir -p $(@D) && $(LD) $(LDFLAGS) $(filter-out $(BUILD)/flags,$^) $(LIBS)
 
 # Everything is compiled again when the compiler or a flag changes.
 LIB_FLAGS = -fPIC -fvisibility=hidden
-FLAGS = $(CC) $(CPPFLAGS) $(CFLAGS) $(LIB_FLAGS) $(LDFLAGS) $(LIBS) $(NVCCFLAGS)
+FLAGS = $(CC) $(CPPFLAGS) $(CFLAGS) $(LIB_FLAGS) $(LDFLAGS) $(LIBS) $(LIBEDIT_LIBS) $(NVCCFLAGS)
 $(BUILD)/flags: FORCE
 	@mkdir -p $(@D) && echo '$(FLAGS)' | cmp -s - $@ || echo '$(FLAGS)' > $@
 $(BUILD)/%.o: %.c $(BUILD)/flags
@@ -142,6 +148,11 @@ $(BUILD)/formats/system/version.o: private CPPFLAGS += -DMM_CUDA_ARCH='"$(CUDA_A
 $(BUILD)/pic/formats/system/version.o: private CPPFLAGS += -UMM_CUDA # the library has no GPU code
 $(BUILD)/formats/system/version.o $(BUILD)/pic/formats/system/version.o: $(BUILD)/commit
 $(BUILD)/runtime/serve/page.o: runtime/serve/page.html
+ifneq ($(LIBEDIT_LIBS),)
+$(BUILD)/runtime/chat/line_edit.o: private CPPFLAGS += -DMM_LIBEDIT $(shell pkg-config --cflags libedit)
+# Only the program that uses it: a static libevent would take functions of libbsd, which libedit brings, in place of the C library's.
+$(BUILD)/bin/minimax-run: private LIBS := $(LIBEDIT_LIBS) $(LIBS)
+endif
 
 define floor_rule
 $(call lib,$(1)): $(call obj_of,$(1))

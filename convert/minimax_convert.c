@@ -146,7 +146,7 @@ static void print_waiting(const char *name) {
   fputs(", which the plan needs\n", stderr);
 }
 
-/* Opens the source; one that is being downloaded as soon as its config and index are there. */
+/* Opens the source; one that is being downloaded as soon as its config and index, or its only file, are there. */
 static bool open_source(const mm_convert_args *a, mm_hf *hf, mm_err *err) {
   const mm_follow_options fo = {.timeout_s = (double)a->follow.timeout_s,
                                 .quiet_s = (double)a->follow.quiet_s,
@@ -155,12 +155,14 @@ static bool open_source(const mm_convert_args *a, mm_hf *hf, mm_err *err) {
                                 .stop = &progress.stop,
                                 .waiting = a->quiet ? NULL : print_waiting};
   mm_hf_options ho = {.allow_outside_links = a->outside,
-                      .names_only = a->names_only || a->follow.on,
+                      .names_only = a->names_only,
                       .allow_nonfinite = a->nonfinite,
                       .for_plan = true,
                       .dry_run = a->dry_run,
                       .one_thread = a->threads == 1};
-  if (a->follow.on && !mm_follow_texts(a->source, &fo, err)) return false;
+  bool single = false;
+  if (a->follow.on && !mm_follow_texts(a->source, &fo, &single, err)) return false;
+  if (a->follow.on && !single) ho.names_only = true;
   if (!mm_hf_open(hf, a->source, &ho, err) || (a->follow.on && !mm_follow_open(hf, &fo, err))) return false;
   if (!a->quiet && a->process == 0 && strcmp(a->source, hf->dir) != 0) fprintf(stderr, "source: %s\n", hf->dir);
   return true;

@@ -6,6 +6,7 @@
 
 #include "formats/frame.h"
 #include "formats/option.h"
+#include "formats/system/bar.h"
 #include "formats/system/pool.h"
 #include "loader/archive/archive.h"
 #include "loader/archive/signature.h"
@@ -22,8 +23,11 @@ static bool pack_or_unpack(const mm_archive_args *a, bool pack, mm_err *err) {
   double start = mm_now();
   const char *dir = a->operand[1];
   unsigned threads = (unsigned)a->threads;
+  mm_bar *bar = mm_bar_open(a->quiet);
+  mm_bar_verb(bar, pack ? "packing" : "unpacking");
   bool ok = pack ? mm_archive_pack(dir, a->output, a->level ? (int)a->level : 1, threads, &t, err)
                  : mm_archive_unpack(dir, a->output, threads, &t, err);
+  mm_bar_close(bar);
   if (!ok) return false;
   double seconds = mm_now() - start;
   if (a->json) {
@@ -71,7 +75,10 @@ static bool list(const mm_archive_args *a, mm_err *err) {
 
 static bool sign(const mm_archive_args *a, mm_err *err) {
   mm_key *key = mm_key_open(a->key, true, err);
+  mm_bar *bar = mm_bar_open(a->quiet);
+  mm_bar_verb(bar, "hashing");
   bool ok = key && mm_signature_make(a->operand[1], key, a->key, (unsigned)a->threads, err);
+  mm_bar_close(bar);
   mm_key_close(key);
   if (ok && a->json) {
     mm_json *o = mm_json_new_obj();

@@ -10,6 +10,7 @@
 #include "convert/source/locate.h"
 #include "convert/source/packed_agrees.h"
 #include "formats/option.h"
+#include "formats/system/bar.h"
 #include "formats/system/file.h"
 #include "formats/system/pool.h"
 #include "loader/archive/signature.h"
@@ -26,7 +27,7 @@
 typedef enum mm_verify_level { MM_LEVEL_HEADER, MM_LEVEL_SAMPLE, MM_LEVEL_FULL, MM_LEVEL_SOURCE } mm_verify_level;
 
 typedef struct mm_verify_args {
-  const char *dir, *source, *level_word, *key, *report;
+  const char *dir, *source, *level_word, *key, *report, *divergence;
   mm_verify_level level;
   double min_sqnr;
   uint64_t threads, samples, seed;
@@ -35,6 +36,7 @@ typedef struct mm_verify_args {
 
 static bool print_errors(const mm_verify_args *a, const mm_error_report *r, mm_err *err) {
   size_t exact = mm_report_exact(r);
+  mm_bar_clear();
   if (a->json) {
     mm_json *o = mm_report_json(r);
     return mm_program_json(o, o != NULL, err);
@@ -66,6 +68,17 @@ static bool write_report(const mm_verify_args *a, const mm_error_report *r, mm_e
   const mm_output_place place = {.path = a->report, MM_OUTPUT_INPUTS(a->dir, a->source, found, a->key), .force = a->force, .stream = true};
   const bool ok = r ? mm_report_write(place, r, err) : mm_report_place_ok(place, err);
   mm_arena_close(&arena);
+  return ok;
+}
+
+/* Shows the errors and writes the report, with the divergence of --divergence. */
+static bool report_errors(const mm_verify_args *a, mm_error_report *r, mm_err *err) {
+  mm_json *divergence = NULL;
+  mm_report_rank(r);
+  bool ok = !a->divergence || mm_report_divergence_read(&divergence, a->divergence, a->dir, r->manifest, err);
+  r->divergence = divergence;
+  ok = ok && print_errors(a, r, err) && (!a->report || write_report(a, r, err)) && good_enough(a, r, err);
+  mm_json_free(divergence);
   return ok;
 }
 
@@ -120,8 +133,7 @@ static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *
   for (size_t i = 0; ok && i < n; i++)
     if (e[i].count > 0) r.row[r.count++] = (mm_error_row){s->pack.tensor[i].name, s->pack.tensor[i].scheme, e[i], i};
   r.absent = n - r.count;
-  if (ok) mm_report_rank(&r);
-  ok = ok && print_errors(a, &r, err) && (!a->report || write_report(a, &r, err)) && good_enough(a, &r, err);
+  ok = ok && report_errors(a, &r, err);
   free(r.row);
   free(e);
   mm_plan_close(&plan);
@@ -246,8 +258,7 @@ static bool unsharded_against_source(const mm_verify_args *a, const mm_pack *p, 
             mm_companions_same(&plan, p, NULL, MM_TOKENIZER_IMAGE, err) && mm_exact_unsharded(&plan, &made, p, (unsigned)a->threads, err) &&
             mm_compare_unsharded(&plan, &made, (unsigned)a->threads, &r.row, &r.count, err);
   if (!ok && err->status == MM_USAGE) err->status = MM_UNSUPPORTED; /* the digests' words, not the user's */
-  if (ok) mm_report_rank(&r);
-  ok = ok && print_errors(a, &r, err) && (!a->report || write_report(a, &r, err)) && good_enough(a, &r, err);
+  ok = ok && report_errors(a, &r, err);
   free(r.row);
   mm_plan_close(&plan);
   mm_hf_close(&made);
@@ -256,7 +267,7 @@ static bool unsharded_against_source(const mm_verify_args *a, const mm_pack *p, 
 }
 
 /* Verifies the output of minimax-convert --layout hf by the digests file in its directory. */
-static bool verify_unsharded(const mm_verify_args *a, mm_err *err) {
+static bool verify_unsharded(const mm_verify_args *a, mm_bar *bar, mm_err *err) {
   mm_pack p = {0};
   size_t seen = 0;
   uint32_t samples = a->level >= MM_LEVEL_FULL ? UINT32_MAX : (uint32_t)a->samples;
@@ -265,9 +276,11 @@ static bool verify_unsharded(const mm_verify_args *a, mm_err *err) {
     ok = mm_fail(err, MM_UNSUPPORTED, "E_SIGNATURE", mm_at(a->dir, NULL),
                  "found --key with an unsharded checkpoint; packed ones are signed");
   double start = mm_now();
+  mm_bar_verb(bar, "hashing");
   ok = ok && (a->level == MM_LEVEL_HEADER || mm_unsharded_blocks(&p, samples, a->seed, (unsigned)a->threads, &seen, err));
   mm_looked looked = {.p = &p, .unsharded = true, .seconds = mm_now() - start};
   if (ok) count_parts(&looked, a);
+  mm_bar_verb(bar, "comparing");
   ok = ok && say(a, &looked, err) && (a->level < MM_LEVEL_SOURCE || unsharded_against_source(a, &p, err));
   mm_pack_close(&p);
   return ok;
@@ -289,8 +302,11 @@ static bool choose_level(mm_verify_args *a, mm_err *err) {
   const bool sampled = a->samples > 0 || a->seed != NO_SEED;
   const char *wrong = !a->source && (a->report || isfinite(a->min_sqnr) || a->list) ? "--report, --min-sqnr and --list go with --source SRC"
                       : a->force && !a->report                                      ? "--force goes with --report FILE"
-                      : sampled && a->level != MM_LEVEL_SAMPLE                      ? "--samples and --seed go with --level sample"
-                                                                                    : NULL;
+                      : a->divergence && !a->source                                 ? "--divergence goes with --source SRC"
+                      : a->divergence && a->report && mm_ends_with(a->report, ".csv")
+                          ? "--divergence: found a .csv report, expected .json or .html"
+                      : sampled && a->level != MM_LEVEL_SAMPLE ? "--samples and --seed go with --level sample"
+                                                               : NULL;
   if (wrong) return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "%s", wrong);
   if (a->samples == 0) a->samples = 16;
   if (a->seed == NO_SEED) a->seed = fresh_seed();
@@ -309,11 +325,9 @@ static bool check_draft(const mm_pack *p, mm_err *err) {
   return ok;
 }
 
-static bool verify(void *args, mm_err *err) {
-  mm_verify_args *a = args;
-  if (!choose_level(a, err)) return false;
+static bool verify(mm_verify_args *a, mm_bar *bar, mm_err *err) {
   if (access(mm_path_of(a->dir, MM_DIGESTS).text, F_OK) == 0 && access(mm_path_of(a->dir, MM_MANIFEST).text, F_OK) != 0)
-    return verify_unsharded(a, err);
+    return verify_unsharded(a, bar, err);
   mm_shards s = {0};
   unsigned threads = (unsigned)a->threads;
   bool full = a->level >= MM_LEVEL_FULL;
@@ -322,14 +336,26 @@ static bool verify(void *args, mm_err *err) {
             (files ? mm_verify_files(&s.pack, err) : mm_companion_sizes(&s.pack, err) && mm_verify_listing(&s.pack, err)) &&
             mm_bind_check(&s, err) && check_draft(&s.pack, err) && (!files || mm_packed_config(&s.pack, err));
   double start = mm_now();
+  mm_bar_verb(bar, "hashing");
   if (a->level == MM_LEVEL_SAMPLE) ok = ok && mm_verify_sample(&s, (uint32_t)a->samples, a->seed, threads, err);
   if (full) ok = ok && mm_verify_blocks(&s, threads, err);
   mm_looked looked = {.p = &s.pack, .seconds = mm_now() - start};
+  mm_bar_verb(bar, "checking numbers");
   if (full) ok = ok && mm_verify_numbers(&s, threads, err);
   if (ok) count_parts(&looked, a);
+  mm_bar_verb(bar, "comparing");
   ok = ok && mm_shards_unchanged(&s, err) && say(a, &looked, err) &&
        (a->level < MM_LEVEL_SOURCE || (against_source(a, &s, err) && mm_shards_unchanged(&s, err)));
   mm_shards_close(&s);
+  return ok;
+}
+
+static bool run(void *args, mm_err *err) {
+  mm_verify_args *a = args;
+  if (!choose_level(a, err)) return false;
+  mm_bar *bar = mm_bar_open(a->quiet);
+  const bool ok = verify(a, bar, err);
+  mm_bar_close(bar);
   return ok;
 }
 
@@ -345,6 +371,8 @@ int main(int argc, char **argv) {
       MM_OPTION(STR, "key", &a.key, "PUBLIC.pem", "the checkpoint must be signed with this EC key (minimax-archive sign)"),
       MM_OPTION(STR, "source", &a.source, "SRC", "also compare every weight with the checkpoint it was made from"),
       MM_OPTION(STR, "report", &a.report, "FILE", "with --source: errors of every tensor as .json, .csv or .html (a page of figures)"),
+      MM_OPTION(STR, "divergence", &a.divergence, "FILE",
+                "with --source: the output of minimax-eval DIR --against REF --json, for report and --json"),
       MM_FLAG("force", &a.force, "with --report: replace a file of that name that is no report"),
       MM_OPTION(REAL, "min-sqnr", &a.min_sqnr, "DB", "with --source: exit 6 if a tensor's SQNR is below this"),
       MM_FLAG("list", &a.list, "with --source: every tensor, worst SQNR first"),
@@ -371,5 +399,5 @@ int main(int argc, char **argv) {
           "unsupported, 5 I/O, "
           "6 damaged, incomplete or below --min-sqnr, 8 memory or limit.",
   };
-  return mm_program_main(&program, argc, argv, &a.dir, verify, &a);
+  return mm_program_main(&program, argc, argv, &a.dir, run, &a);
 }

@@ -52,6 +52,7 @@ static bool check_block(void *ctx, size_t item, unsigned worker, mm_err *err) {
   (void)worker;
   const mm_block_job *job = ctx;
   const mm_digest_block *b = &job->block[item];
+  mm_pool_at(job->s->pack.rank[b->rank].part[b->part].file);
   return mm_verify_block(job->s, b->rank, b->part, b->index, err);
 }
 
@@ -153,6 +154,7 @@ static bool check_tensor(void *ctx, size_t item, unsigned worker, mm_err *err) {
   uint32_t rank = (uint32_t)(item / s->pack.tensor_count);
   const size_t tensor = item % s->pack.tensor_count;
   if (!mm_pack_holds(&s->pack, &s->pack.tensor[tensor], rank) || !s->rank[rank].plane) return true;
+  mm_pool_at(s->pack.tensor[tensor].name);
   mm_packed m = mm_shards_tensor(s, rank, tensor);
   if (!check_scales(s, &m, tensor, rank, err)) return false;
   uint32_t unit = (uint32_t)mm_min(m.n, mm_max(1, (UINT64_C(1) << 20) / m.k));

@@ -229,6 +229,7 @@ static bool check_agreement(void *ctx, size_t item, unsigned worker, mm_err *err
   const mm_shards *s = ctx;
   uint32_t rank = (uint32_t)(item / s->pack.tensor_count);
   size_t tensor = item % s->pack.tensor_count;
+  mm_pool_at(s->pack.tensor[tensor].name);
   return !is_open(s, &s->pack.tensor[tensor], rank) || (check_padding(s, rank, tensor, err) && check_copies(s, rank, tensor, err) &&
                                                         check_split_cells(s, rank, tensor, err) && check_dead_rows(s, rank, tensor, err));
 }

@@ -70,6 +70,7 @@ static bool check_block(void *ctx, size_t item, unsigned worker, mm_err *err) {
   mm_name_list names = {0};
   mm_file f = MM_FILE_NONE;
   const mm_path path = mm_path_of(j->p->dir, part->file);
+  mm_pool_at(part->file);
   bool ok = mm_file_open(&f, path.text, err) && mm_file_read(&f, path.text, j->buffer[worker], n, at, err);
   mm_file_close(&f);
   if (!ok) return false;

@@ -9,8 +9,10 @@
 
 #include "convert/model/rule.h"
 #include "formats/safetensors.h"
+#include "formats/system/bar.h"
 #include "formats/system/output.h"
 #include "formats/system/pool.h"
+#include "runtime/chat/transcripts.h"
 #include "runtime/engine/calibration.h"
 #include "runtime/engine/divergence.h"
 #include "runtime/engine/engine.h"
@@ -20,7 +22,7 @@
 #define IDS_MAX (UINT64_C(1) << 30) /* bytes of --ids, --text and of one ids tensor */
 
 typedef struct eval_args {
-  const char *dir, *ids, *text, *logits, *ids_from, *against, *act_quant, *collect, *device,
+  const char *dir, *ids, *text, *chats, *logits, *ids_from, *against, *act_quant, *collect, *device,
       *input_dtype;                                /* act_quant: NULL where not given */
   uint64_t window, limit, chunk, threads, moments; /* 0 where not given */
   double share;                                    /* NAN where not given */
@@ -28,26 +30,27 @@ typedef struct eval_args {
   bool json, quiet, pin, force;
 } eval_args;
 
-/* Progress on stderr: a line that is written over on a terminal, a line every five seconds otherwise. */
+/* Progress on stderr (formats/system/bar.h). */
 typedef struct progress {
   double start, said;
-  bool quiet, tty, drawn;
+  bool quiet, tty;
 } progress;
 
 static progress begin_progress(bool quiet) { return (progress){.start = mm_now(), .said = mm_now(), .quiet = quiet, .tty = isatty(2)}; }
 
 /* `done` of `all` (windows, prompts), `tokens` so far. */
 static void say_progress(progress *p, const char *what, uint64_t done, uint64_t all, uint64_t tokens) {
-  double t = mm_now(), took = t - p->start;
+  const double t = mm_now(), took = t - p->start, share = (double)done / (double)all;
+  char facts[120];
   if (p->quiet || t - p->said < (p->tty ? 0.5 : 5) || done == 0) return;
   p->said = t;
-  p->drawn = p->tty;
-  fprintf(stderr, "%s%llu of %llu %s, %.0f tokens/s, %.0f s left%s", p->tty ? "\r" : "", (unsigned long long)done, (unsigned long long)all,
-          what, (double)tokens / took, took / (double)done * (double)(all - done), p->tty ? "   " : "\n");
+  snprintf(facts, sizeof facts, "%llu of %llu %s, %.0f tokens/s", (unsigned long long)done, (unsigned long long)all, what,
+           (double)tokens / took);
+  mm_bar_draw(&(mm_bar_line){"", share, facts, took / share - took, ""});
 }
 
 static void end_progress(const progress *p) {
-  if (p->drawn) fputc('\n', stderr);
+  if (!p->quiet) mm_bar_clear();
 }
 
 /* A checkpoint at work on one sequence. */
@@ -132,7 +135,7 @@ static bool open_place(const eval_args *a, mm_output *out, mm_err *err) {
   static const mm_output_mark logits = {.at = 8, .head = "{\"__metadata__\":{\"format\":\"minimax-logits\""},
                               collected = {.at = 8, .head = "{\"__metadata__\":{\"format\":\"minimax-calibration\""};
   const mm_output_place place = {.path = path,
-                                 MM_OUTPUT_INPUTS(a->dir, a->ids, a->text, a->ids_from, a->against),
+                                 MM_OUTPUT_INPUTS(a->dir, a->ids, a->text, a->chats, a->ids_from, a->against),
                                  .mark = a->logits ? &logits : &collected,
                                  .marks = 1,
                                  .force = a->force};
@@ -171,21 +174,6 @@ static int32_t *read_ids(const char *path, uint32_t vocab, size_t *count, mm_err
   }
   mm_json_free(root);
   if (ok) return id;
-  free(id);
-  return NULL;
-}
-
-/* The ids of --text, in the checkpoint's own tokenizer; control tokens in it are read as text. */
-static int32_t *encode_text(const eval *e, size_t *count, mm_err *err) {
-  size_t n = 0;
-  int32_t *id = NULL;
-  char *text = mm_file_slurp(e->a->text, IDS_MAX, &n, err);
-  mm_tokenizer *t = text ? mm_tokenizer_of(&e->shards.pack, err) : NULL;
-  bool ok = t && mm_tokenizer_encode(t, text, n, false, &id, count, err);
-  mm_tokenizer_close(t);
-  free(text);
-  if (ok && *count == 0) mm_fail(err, MM_BAD_INPUT, "E_IDS", mm_at(e->a->text, NULL), "found no text");
-  if (ok && *count > 0) return id;
   free(id);
   return NULL;
 }
@@ -238,12 +226,19 @@ static bool write_calibration(const eval *e, mm_err *err) {
 static int32_t *read_windows(const eval *e, uint64_t *windows, mm_err *err) {
   const eval_args *a = e->a;
   size_t count = 0;
-  int32_t *id = a->text ? encode_text(e, &count, err) : read_ids(a->ids, e->shards.pack.model.vocab, &count, err);
+  const mm_pack *p = &e->shards.pack;
+  int32_t *id = a->text    ? mm_text_ids(p, a->text, &count, err)
+                : a->chats ? mm_transcripts_ids(p, a->chats, &count, err)
+                           : read_ids(a->ids, p->model.vocab, &count, err);
   *windows = count ? (count - 1) / a->window : 0;
   if (a->limit) *windows = mm_min(*windows, a->limit);
   if (!id || *windows) return id;
-  mm_fail(err, MM_BAD_INPUT, "E_IDS", mm_at(a->text ? a->text : a->ids, NULL), "found %zu ids, expected more than a window of %llu", count,
-          (unsigned long long)a->window);
+  mm_fail(err, MM_BAD_INPUT, "E_IDS",
+          mm_at(a->text  ? a->text
+                : a->ids ? a->ids
+                         : a->chats,
+                NULL),
+          "found %zu ids, expected more than a window of %llu", count, (unsigned long long)a->window);
   free(id);
   return NULL;
 }
@@ -403,6 +398,11 @@ typedef struct divergence {
   mm_divergence d;
 } divergence;
 
+static bool print_divergence(const divergence *d, const eval *e, const char *unit, uint64_t count, mm_err *err) {
+  const mm_divergence_of of = {e->a->dir, e->a->against, &e->shards.pack, unit, count};
+  return mm_divergence_print(&d->d, &of, e->a->json, err);
+}
+
 static bool add_divergence(void *ctx, eval *e, const mm_batch *b, uint32_t pos, uint32_t count, mm_err *err) {
   divergence *d = ctx;
   size_t bytes = (size_t)e->vocab * sizeof *d->row;
@@ -444,7 +444,7 @@ static bool run_divergence(eval *e, mm_err *err) {
     ok = find_logits(&d, &p, i, vocab, err) && feed_prompt(e, &p, i, add_divergence, &d, err);
   }
   end_progress(&said);
-  ok = ok && mm_divergence_print(&d.d, "prompts", p.count, e->a->json, err);
+  ok = ok && print_divergence(&d, e, "prompts", p.count, err);
   MM_FREE(d.row, d.d.kl);
   mm_file_close(&d.file);
   mm_st_close(&d.st);
@@ -487,7 +487,7 @@ static bool run_compared(eval *e, mm_err *err) {
     ok = feed(e, id + w * window, (uint32_t)window, add_compared, &d, err);
   }
   end_progress(&p);
-  ok = ok && mm_divergence_print(&d.d, "windows", windows, e->a->json, err);
+  ok = ok && print_divergence(&d, e, "windows", windows, err);
   eval_close(&d.other);
   MM_FREE(id, d.d.kl);
   return ok;
@@ -500,16 +500,17 @@ static bool is_dir(const char *path) {
 
 /* Exactly one of likelihood, logits and divergence is asked for; --window and --limit go with a text. */
 static bool settle(eval_args *a, mm_err *err) {
-  bool scored = a->ids || a->text, compared = scored && a->against, prompted = a->logits || (a->against && !scored);
-  if (!(a->ids && a->text) && !(a->logits && a->against) && scored != prompted && prompted == (a->ids_from != NULL) &&
+  const int texts = (a->ids != NULL) + (a->text != NULL) + (a->chats != NULL);
+  bool scored = texts, compared = scored && a->against, prompted = a->logits || (a->against && !scored);
+  if (texts <= 1 && !(a->logits && a->against) && scored != prompted && prompted == (a->ids_from != NULL) &&
       (!a->collect || (scored && !compared))) {
     if (compared && !is_dir(a->against))
       return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(a->against, NULL),
-                     "found no directory, expected a packed checkpoint (with --ids or --text)");
+                     "found no directory, expected a packed checkpoint (with --ids, --text or --conversations)");
     if (a->force && !a->collect && !a->logits)
       return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--force goes with --collect or --logits");
     if (prompted && (a->window || a->limit))
-      return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--window and --limit: only with --ids or --text");
+      return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--window and --limit: only with --ids, --text or --conversations");
     if (a->moments && (!a->collect || a->moments % MM_MOMENTS_LEAST))
       return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--moments: only with --collect, and a multiple of %d",
                      (int)MM_MOMENTS_LEAST);
@@ -540,12 +541,13 @@ int main(int argc, char **argv) {
       {.help = "likelihood of a text"},
       MM_OPTION(STR, "ids", &a.ids, "FILE.json", "print the mean negative log-likelihood of these ids (a flat array)"),
       MM_OPTION(STR, "text", &a.text, "FILE", "the same of a text, in the checkpoint's own tokenizer"),
+      MM_OPTION(STR, "conversations", &a.chats, "FILE", "the same of JSON Lines of {\"messages\": […]}, by the checkpoint's chat format"),
       MM_OPTION(U64, "window", &a.window, "N", "ids that are scored together, each window from its own start (default 512)", .lo = 1,
                 .hi = INT32_MAX),
       MM_OPTION(U64, "limit", &a.limit, "N", "at most so many windows (default all)", .lo = 1),
-      MM_OPTION(
-          STR, "collect", &a.collect, "OUT.safetensors",
-          "with --ids or --text: what the inputs of every linear look like: what minimax-convert reads with --importance and --act-scales"),
+      MM_OPTION(STR, "collect", &a.collect, "OUT.safetensors",
+                "with --ids, --text or --conversations: what the inputs of every linear look like: what minimax-convert reads with "
+                "--importance and --act-scales"),
       MM_OPTION(U64, "moments", &a.moments, "N",
                 "with --collect: also the second moments of the inputs, between all columns of a block of N (128 to 1024 in steps of "
                 "128): what minimax-convert --method gptq reads; 4 N bytes of memory for each input channel of each expert",

@@ -11,7 +11,7 @@ case $(. /etc/os-release 2>/dev/null && echo "${VERSION_CODENAME-}") in
   noble) clang=18 ;;
   *) clang=14 ;;
 esac
-build='gcc g++ libc6-dev make pkg-config libzstd-dev libssl-dev libpcre2-dev libevent-dev'
+build='gcc g++ libc6-dev make pkg-config libzstd-dev libssl-dev libpcre2-dev libevent-dev libedit-dev'
 case ${1-} in
   demo) packages=$build ;;
   check) packages="$build ca-certificates git libcmocka-dev clang clang-format clang-tidy libclang-rt-$clang-dev binutils valgrind libc6-dbg strace zstd openssl curl python3 python3-venv" ;;

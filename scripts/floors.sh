@@ -40,6 +40,7 @@ BEGIN {
          runtime/cuda/sampling < runtime/cuda < runtime/cuda/moe")
   home["openssl"] = "^formats/(hash|sign)\\.c$"
   home["zstd"] = "^formats/frame\\.c$"
+  home["histedit"] = "^runtime/chat/line_edit\\.c$"
   home["event2"] = "^runtime/serve/http\\.c$"
   home["pcre2"] = "^(convert/model/pattern|runtime/text/tokenizer)\\.c$"
   home["cuda|cub|nccl"] = "^runtime/cuda/"

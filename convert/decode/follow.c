@@ -12,15 +12,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "convert/decode/follow_wait.h"
 #include "convert/decode/forms.h"
-#include "convert/source/index.h"
-#include "convert/source/locate.h"
 #include "formats/records.h"
 #include "formats/system/staging.h"
-
-#define POLL_MS    50
-#define LOOK_POLLS 20 /* polls between looks at the whole directory */
-#define UNFINISHED 60 /* seconds of quiet where a temporary name is left: an older download's, perhaps */
 
 typedef enum mm_arrival { MM_AWAITED, MM_ARRIVED, MM_FREED } mm_arrival;
 
@@ -55,11 +50,6 @@ typedef struct mm_source_record {
 enum { BEGUN = 1, ARRIVED, FREED }; /* of a record */
 static const char record_kind[8] = "MMSRC01\n";
 
-static void pause_ms(int ms) {
-  const struct timespec t = {0, ms * 1000000L};
-  nanosleep(&t, NULL);
-}
-
 static bool exists(const char *path) {
   struct stat s;
   return lstat(path, &s) == 0;
@@ -67,87 +57,6 @@ static bool exists(const char *path) {
 
 static bool same_id(const mm_file_id *a, const mm_file_id *b) {
   return a->size == b->size && a->ino == b->ino && a->mtime_ns == b->mtime_ns && a->ctime_ns == b->ctime_ns;
-}
-
-/* ---- a wait with an end ---- */
-
-typedef struct mm_wait {
-  const mm_follow_options *o;
-  const char *dir;
-  double since;    /* of the last change */
-  uint64_t change; /* a number that changes with the directory */
-  unsigned polls;
-  const char *named;    /* what o->waiting had last */
-  char unfinished[256]; /* a temporary name that is there, or "" */
-} mm_wait;
-
-/* Adds the names, sizes and times of dir/below to the wait's number. */
-static void look_at(mm_wait *w, const char *below, uint64_t *change) {
-  const mm_path path = mm_path_of(w->dir, below);
-  DIR *d = opendir(path.text);
-  const char *name;
-  struct stat s;
-  if (!d) return;
-  while (mm_dir_next(d, path.text, &name, MM_IGNORED) && name) {
-    if (fstatat(dirfd(d), name, &s, AT_SYMLINK_NOFOLLOW) != 0) continue;
-    uint64_t x = (uint64_t)s.st_ino;
-    for (const char *c = name; *c; c++) x = mm_scatter(x ^ (uint8_t)*c);
-    *change += mm_scatter(x ^ mm_scatter((uint64_t)s.st_size ^ mm_scatter((uint64_t)s.st_mtim.tv_sec ^ (uint64_t)s.st_mtim.tv_nsec << 32)));
-    if (mm_ends_with(name, ".incomplete") || mm_ends_with(name, ".part") || mm_ends_with(name, ".aria2"))
-      snprintf(w->unfinished, sizeof w->unfinished, "%s/%s", below, name);
-  }
-  closedir(d);
-}
-
-/* Sees a change of the directory, of the places where the Hub's clients download to, and of the Hub cache's blobs. */
-static void look_around(mm_wait *w) {
-  uint64_t change = 1;
-  w->unfinished[0] = 0;
-  look_at(w, ".", &change);
-  look_at(w, ".cache/huggingface/download", &change);
-  look_at(w, "../../blobs", &change);
-  if (change == w->change) return;
-  w->change = change;
-  w->since = mm_now();
-}
-
-/* Sleeps once; false when the program is to stop or timeout_s have passed without a change. `what` is waited for. */
-static bool wait_once(mm_wait *w, const char *what, const char *more, mm_err *err) {
-  if (atomic_load(w->o->stop))
-    return mm_fail(err, MM_INTERRUPTED, "E_INTERRUPTED", mm_at(NULL, NULL), "stopped by a signal; --resume continues");
-  if (w->polls++ % LOOK_POLLS == 0) look_around(w);
-  if (w->polls > LOOK_POLLS && w->o->waiting && what != w->named) w->o->waiting(w->named = what);
-  if (mm_now() - w->since >= w->o->timeout_s)
-    return mm_fail(err, MM_INTERRUPTED, "E_FOLLOW", mm_at(mm_path_of(w->dir, what).text, NULL),
-                   "found no such file whole, and no change of its directory for %.0f s%s; --resume continues when the download does",
-                   w->o->timeout_s, more);
-  pause_ms(POLL_MS);
-  return true;
-}
-
-/* True if what changed at that time has not done so for a moment: a file may be copied, then get its times. A time to come says nothing. */
-static bool is_still(int64_t changed_ns, double quiet_s) {
-  struct timespec now;
-  if (clock_gettime(CLOCK_REALTIME, &now) != 0) return true;
-  const double age = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec - 1e-9 * (double)changed_ns;
-  return age < 0 || age >= (quiet_s < 1 ? quiet_s : 1);
-}
-
-static bool is_settled(const char *path, double quiet_s) {
-  struct stat s;
-  return stat(path, &s) == 0 && is_still(s.st_ctim.tv_sec * INT64_C(1000000000) + s.st_ctim.tv_nsec, quiet_s);
-}
-
-bool mm_follow_texts(const char *given, const mm_follow_options *o, mm_err *err) {
-  static const char *const text[] = {"config.json", MM_INDEX_NAME};
-  mm_arena arena = {0};
-  const char *dir = mm_source_locate(given, &arena, err);
-  mm_wait w = {.o = o, .dir = dir, .since = mm_now()};
-  bool ok = dir;
-  for (size_t i = 0; ok && i < 2; i++)
-    for (mm_path path = mm_path_of(dir, text[i]); ok && !is_settled(path.text, o->quiet_s);) ok = wait_once(&w, text[i], "", err);
-  mm_arena_close(&arena);
-  return ok;
 }
 
 /* ---- a file that arrives ---- */
@@ -214,20 +123,6 @@ static bool record(struct mm_follow *x, uint32_t what, uint32_t file, const void
   return ok;
 }
 
-/* The header of an open file, or NULL where the file is not whole yet (err is unset) or not to be read. */
-static uint8_t *read_header(const mm_file *f, const char *path, size_t *n, mm_err *err) {
-  uint8_t prefix[8];
-  uint64_t length;
-  if (f->size < sizeof prefix || !mm_file_read(f, path, prefix, sizeof prefix, 0, err)) return NULL;
-  memcpy(&length, prefix, sizeof length);
-  if (length == 0 || (length <= MM_ST_HEADER_MAX && length > f->size - sizeof prefix)) return NULL; /* allocated before it is written */
-  *n = (size_t)mm_min(f->size, sizeof prefix + (length <= MM_ST_HEADER_MAX ? length : 512));
-  uint8_t *header = mm_calloc(*n, 1, err);
-  if (header && mm_file_read(f, path, header, *n, 0, err)) return header;
-  free(header);
-  return NULL;
-}
-
 /* False with err unset while the file is not whole. */
 static bool take_file(struct mm_follow *x, uint32_t file, const mm_file *f, mm_err *err) {
   mm_hf_file *to = &x->hf->file[file];
@@ -238,8 +133,8 @@ static bool take_file(struct mm_follow *x, uint32_t file, const mm_file *f, mm_e
   if (!same_id(&own->id, &f->id) && own->recorded && !own->refetched)
     return mm_fail(err, MM_USAGE, "E_RESUME", mm_at(to->path, NULL),
                    "found this file changed, moved or copied since the interrupted run; --restart discards it");
-  if (!is_still(f->id.ctime_ns, x->o.quiet_s)) return false;
-  uint8_t *header = read_header(f, to->path, &n, err);
+  if (!mm_wait_still(f->id.ctime_ns, x->o.quiet_s)) return false;
+  uint8_t *header = mm_wait_header(f, to->path, &n, err);
   bool ok = header && mm_st_parse(&st, to->path, header, n, f->size, MM_BAD_INPUT, &why);
   if (!ok && header && strcmp(why.code, "E_TRUNCATED") != 0) mm_fail_as(err, &why);
   if (ok && own->recorded && !mm_digest_equal(&to->header, &st.header))
@@ -263,16 +158,11 @@ static bool take_file(struct mm_follow *x, uint32_t file, const mm_file *f, mm_e
 
 /* Looks for the file once. False with err unset while it is not whole. */
 static bool look_for(struct mm_follow *x, uint32_t file, mm_err *err) {
-  static const char *const partial[] = {".incomplete", ".part", ".aria2"};
   const mm_hf_file *f = &x->hf->file[file];
-  char name[NAME_MAX + sizeof ".incomplete"];
   mm_err why = {0};
   mm_file open_file = MM_FILE_NONE;
   struct stat s;
-  for (size_t i = 0; i < sizeof partial / sizeof *partial; i++) {
-    snprintf(name, sizeof name, "%s%s", f->name, partial[i]);
-    if (exists(mm_path_of(x->hf->dir, name).text)) return false;
-  }
+  if (mm_wait_partial(x->hf->dir, f->name)) return false;
   if (lstat(f->path, &s) != 0 || !mm_hf_inside(x->hf, f->path, err)) return false;
   if (x->o.frees && S_ISLNK(s.st_mode))
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(f->path, NULL),
@@ -308,7 +198,7 @@ static bool await(struct mm_follow *x, uint32_t file, mm_err *err) {
     for (uint32_t i = 0; i < hf->file_count; i++) absent += atomic_load(&x->file[i].state) == MM_AWAITED && !exists(hf->file[i].path);
     snprintf(more, sizeof more, " (of %zu files, %zu are not there)", hf->file_count, absent);
     w.named = hf->file[file].name; /* progress says it */
-    if (!wait_once(&w, hf->file[file].name, more, err)) return false;
+    if (!mm_wait_once(&w, hf->file[file].name, more, err)) return false;
   }
   return true;
 }
@@ -332,12 +222,11 @@ bool mm_follow_await_all(const mm_hf *hf, mm_err *err) {
   const mm_path path = mm_path_of(hf->dir, tokenizer);
   bool ok = true;
   for (;;) {
-    look_around(&w);
+    mm_wait_look(&w);
     const bool there = exists(path.text);
-    const double quiet = w.unfinished[0] && x->o.quiet_s < UNFINISHED ? UNFINISHED : x->o.quiet_s;
-    if (there && mm_now() - w.since >= quiet) break;
+    if (there && mm_wait_quiet(&w)) break;
     atomic_store(&x->waiting, there ? "files that may still come" : tokenizer);
-    if (!(ok = wait_once(&w, there && w.unfinished[0] ? w.unfinished : tokenizer, "", err))) break;
+    if (!(ok = mm_wait_once(&w, there && w.unfinished[0] ? w.unfinished : tokenizer, "", err))) break;
   }
   atomic_store(&x->waiting, NULL);
   return ok;
@@ -538,7 +427,7 @@ static bool learn(struct mm_follow *x, const mm_forms *forms, mm_err *err) {
     enough = !ok || !mm_forms_lack(forms, hf, &lacks, err) || needless;
     if (enough) break;
     atomic_store(&x->waiting, hf->file[lacks].name);
-    ok = wait_once(&w, hf->file[lacks].name, " (the plan needs its header)", err);
+    ok = mm_wait_once(&w, hf->file[lacks].name, " (the plan needs its header)", err);
   }
   atomic_store(&x->waiting, NULL);
   for (uint32_t i = 0; i < hf->file_count; i++) {

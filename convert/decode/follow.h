@@ -4,23 +4,11 @@
 #ifndef MM_CONVERT_FOLLOW_H
 #define MM_CONVERT_FOLLOW_H
 
-#include <stdatomic.h>
-
+#include "convert/decode/follow_wait.h"
 #include "convert/source/hf.h"
 
-typedef struct mm_follow_options {
-  double timeout_s;   /* without a file that is needed, and without any change of the directory */
-  double quiet_s;     /* without a change before the companions, which may come last, are copied */
-  bool frees;         /* --delete-source */
-  const char *target; /* where --resume continues: the headers in its record count, and a finished one needs none. NULL: anew */
-  const _Atomic bool *stop;
-  void (*waiting)(const char *name); /* called once for each file that the plan waits for; NULL: none is */
-} mm_follow_options;
-
-/* Waits until the directory has config.json and the index; *dir is made of what the user gave by mm_source_locate. */
-MM_MUST_USE bool mm_follow_texts(const char *given, const mm_follow_options *o, mm_err *err);
-/* hf was opened from names. Waits until some tensor of each kind of layer has its header, by which all others are planned; its readers wait
- * from now on. */
+/* hf was opened from names, or a single file from its header. Waits until some tensor of each kind of layer has its header, by which all
+ * others are planned; its readers wait from now on. */
 MM_MUST_USE bool mm_follow_open(mm_hf *hf, const mm_follow_options *o, mm_err *err);
 void mm_follow_close(mm_hf *hf); /* of any hf */
 

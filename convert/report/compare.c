@@ -142,6 +142,7 @@ static bool compare_step(void *ctx, size_t item, unsigned worker, mm_err *err) {
   const mm_pack *p = &job->plan->pack;
   const mm_pack_tensor *t = &p->tensor[step->tensor];
   mm_tensor_error *sum = &job->sum[item];
+  mm_pool_at(t->name);
   for (uint32_t i = 0; i < t->piece_count; i++) {
     if (step->piece != MM_ALL_PIECES && step->piece != i) continue;
     const mm_piece *x = &t->piece[i];

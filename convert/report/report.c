@@ -4,9 +4,11 @@
 #include "convert/decode/follow.h"
 #include "convert/plan/card.h"
 #include "convert/plan/target_format.h"
+#include "formats/system/bar.h"
 #include "formats/system/pool.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -298,28 +300,27 @@ struct mm_watch {
   mm_events *events; /* NULL: none */
   bool drawn, tty, shown;
   double start;
+  mm_pool_watch watch; /* of the conversion's threads: the tensor they are at */
   mm_ticker *ticker;
 };
 
-static void draw(const mm_watch *w, double elapsed) {
-  double done = (double)atomic_load(&w->progress->read_bytes), all = (double)w->p->source_bytes;
-  double rate = elapsed > 0 ? (done - (double)atomic_load(&w->progress->kept_bytes)) / elapsed : 0,
-         eta = rate > 0 ? (all - done) / rate : 0;
-  char bar[31];
-  size_t filled = all > 0 ? (size_t)(30 * (done / all)) : 0;
-  memset(bar, '-', 30);
-  memset(bar, '#', filled < 30 ? filled : 30);
-  bar[30] = 0;
+static void draw(mm_watch *w, double elapsed) {
+  const double done = (double)atomic_load(&w->progress->read_bytes), all = (double)w->p->source_bytes;
+  const double rate = elapsed > 0 ? (done - (double)atomic_load(&w->progress->kept_bytes)) / elapsed : 0;
   const char *waiting = mm_follow_waiting(w->p->hf);
-  if (w->tty) fprintf(stderr, "\r[%s] ", bar);
-  fprintf(stderr, "%.2f of %.2f GB (%.0f %%), %.2f GB/s, ", done / 1e9, all / 1e9, all > 0 ? 100 * done / all : 100, rate / 1e9);
+  char facts[320], name[sizeof w->watch.name];
+  int n = snprintf(facts, sizeof facts, "%.2f of %.2f GB (%.0f %%), %.2f GB/s", done / 1e9, all / 1e9, all > 0 ? 100 * done / all : 100,
+                   rate / 1e9);
+  pthread_mutex_lock(&w->watch.lock);
+  memcpy(name, w->watch.name, sizeof name);
+  pthread_mutex_unlock(&w->watch.lock);
   if (waiting) {
-    fputs("waiting for ", stderr);
-    mm_show_to(stderr, waiting);
-  } else {
-    fprintf(stderr, "%.0f s left, RSS %.0f MiB", eta, (double)peak_rss() / (1 << 20));
+    n += snprintf(facts + n, sizeof facts - (size_t)n, ", waiting for ");
+    mm_show(facts + n, mm_min(160, sizeof facts - (size_t)n), waiting);
   }
-  fputs(w->tty ? "\033[K" : "\n", stderr);
+  const mm_bar_line line = {"", all > 0 ? done / all : 0, facts, rate > 0 && !waiting ? (all - done) / rate : (double)NAN,
+                            waiting ? "" : name};
+  mm_bar_draw(&line);
 }
 
 static void put_progress(const mm_watch *w, double elapsed) {
@@ -337,7 +338,7 @@ static void look(void *ctx, unsigned second) {
   mm_watch *w = ctx;
   const double elapsed = mm_now() - w->start;
   if (second && w->events) put_progress(w, elapsed);
-  if (!second && w->tty && w->shown) fputc('\n', stderr);
+  if (!second && w->tty && w->shown) fputc('\n', stderr); /* the last line stays */
   if (!second || !w->drawn || (!w->tty && second % 5 != 0)) return;
   draw(w, elapsed);
   w->shown = true;
@@ -347,11 +348,16 @@ mm_watch *mm_watch_open(const mm_plan *p, const mm_convert_progress *progress, m
   mm_watch *w = events || drawn ? calloc(1, sizeof *w) : NULL;
   if (!w) return NULL;
   *w = (mm_watch){.p = p, .progress = progress, .events = events, .drawn = drawn, .tty = isatty(2), .start = mm_now()};
+  pthread_mutex_init(&w->watch.lock, NULL);
+  mm_pool_watched(&w->watch);
   w->ticker = mm_ticker_open(1000, look, w);
   return w;
 }
 
 void mm_watch_close(mm_watch *w) {
-  if (w) mm_ticker_close(w->ticker);
+  if (!w) return;
+  mm_pool_watched(NULL);
+  mm_ticker_close(w->ticker);
+  pthread_mutex_destroy(&w->watch.lock);
   free(w);
 }

@@ -81,6 +81,7 @@ mm_json *mm_report_json(const mm_error_report *r) {
   for (size_t i = 0; ok && i < sizeof fact / sizeof *fact; i++) ok = !fact[i][1] || mm_json_set(o, fact[i][0], mm_json_new_str(fact[i][1]));
   ok = ok && mm_json_set(o, "exact_tensors", mm_json_new_int((int64_t)mm_report_exact(r)));
   ok = ok && (r->absent == 0 || mm_json_set(o, "absent_tensors", mm_json_new_int((int64_t)r->absent)));
+  ok = ok && (!r->divergence || mm_report_divergence_put(o, r->divergence));
   for (size_t i = 0; ok && i < r->count; i++) {
     mm_json *row = row_json(&r->row[i], r->unscaled);
     ok = row && mm_json_append(list, row);

@@ -15,6 +15,7 @@ typedef struct mm_error_report {
   size_t absent;               /* tensors that no rank in the directory holds: in no row */
   const char *tool;            /* that packed it, or NULL */
   const char *manifest, *plan; /* SHA-256 in hexadecimal, or NULL */
+  const mm_json *divergence;   /* of mm_report_divergence_read, or NULL */
   bool unscaled;               /* scales were not looked at: what was clipped and the scales are left out */
 } mm_error_report;
 
@@ -24,7 +25,8 @@ bool mm_error_exact(const mm_tensor_error *e);
 size_t mm_report_exact(const mm_error_report *r); /* how many are */
 
 /* {"checkpoint", "source", "quant", "packed_by", "compared_by", "manifest_sha256", "plan_sha256", "exact_tensors": N,
- * "absent_tensors": N (absent when 0), "tensors": [{"name", "scheme", "count", "sqnr_db" (absent when infinite), …}]}; NULL without memory.
+ * "absent_tensors": N (absent when 0), "divergence": {…} (absent unless read), "tensors": [{"name", "scheme", "count", "sqnr_db" (absent
+ * when infinite), …}]}; NULL without memory.
  */
 mm_json *mm_report_json(const mm_error_report *r);
 /* One line of names, one line a tensor. */
@@ -34,6 +36,12 @@ void mm_report_csv(FILE *f, const mm_error_report *r);
  * memory. */
 bool mm_report_html(FILE *f, const mm_error_report *r);
 #define MM_REPORT_TITLE "Error of a packed checkpoint"
+
+/* Reads the JSON of minimax-eval DIR --against REF: KL divergence and top-1 agreement of a checkpoint with this manifest's digest
+ * (hexadecimal). MM_USAGE E_USAGE: of another checkpoint. */
+MM_MUST_USE bool mm_report_divergence_read(mm_json **out, const char *path, const char *dir, const char *manifest, mm_err *err);
+bool mm_report_divergence_put(mm_json *report, const mm_json *divergence);
+void mm_report_divergence_html(FILE *f, const mm_json *divergence, void (*put_text)(FILE *, const char *));
 
 /* Writes a file (formats/system/output.h) in the format that its name ends in, .json, .csv or .html; other endings are MM_USAGE E_USAGE.
  * place->mark is set here: a report of the same format is replaced. */

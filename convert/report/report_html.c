@@ -349,6 +349,7 @@ bool mm_report_html(FILE *f, const mm_error_report *r) {
   put_head(f);
   put_verdict(f, r);
   put_facts(f, r);
+  if (r->divergence) mm_report_divergence_html(f, r->divergence, put_text);
   put_histogram(f, r, mm_sqnr_db, 0, 60, "tensors by SQNR, dB (exact ones left out)");
   put_histogram(f, r, largest_error, -5, 1, "tensors by largest error, log10 (exact ones left out)");
   fputs("<h2>Layer x tensor</h2>\n", f);

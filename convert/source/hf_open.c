@@ -19,7 +19,6 @@
 #include "formats/system/hub.h"
 #include "formats/system/pool.h"
 
-#define SINGLE_FILE    "model.safetensors"
 #define HEADER_THREADS 2 /* few: each may hold a header of 100 MB */
 
 static char *join(mm_hf *hf, const char *name, mm_err *err) { return mm_arena_printf(&hf->arena, err, "%s/%s", hf->dir, name); }
@@ -82,9 +81,9 @@ static bool no_weights(const mm_hf *hf, const char *index, mm_err *err) {
   if (!ok) return false;
   if (count == 0)
     return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(index, NULL),
-                   "found neither this index nor " SINGLE_FILE " nor another weight file");
+                   "found neither this index nor " MM_SINGLE_NAME " nor another weight file");
   return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(index, NULL),
-                 "found no index and no " SINGLE_FILE ", but %zu weight file%s, first %s: fetch the index, too", count,
+                 "found no index and no " MM_SINGLE_NAME ", but %zu weight file%s, first %s: fetch the index, too", count,
                  count == 1 ? "" : "s", mm_escape(shown, sizeof shown, first, strlen(first)));
 }
 
@@ -324,7 +323,7 @@ bool mm_hf_open(mm_hf *hf, const char *dir, const mm_hf_options *o, mm_err *err)
                 .dry_run = o->dry_run};
   hf->dir = mm_source_locate(dir, &hf->arena, err);
   if (!hf->dir) return false;
-  char *index = join(hf, MM_INDEX_NAME, err), *single = join(hf, SINGLE_FILE, err);
+  char *index = join(hf, MM_INDEX_NAME, err), *single = join(hf, MM_SINGLE_NAME, err);
   hf->config_path = join(hf, "config.json", err);
   if (!index || !single || !hf->config_path) return false;
   if (!read_config(hf, err)) return false;
@@ -336,18 +335,18 @@ bool mm_hf_open(mm_hf *hf, const char *dir, const mm_hf_options *o, mm_err *err)
   } else {
     hf->file = mm_calloc(1, sizeof *hf->file, err);
     if (!hf->file) return false;
-    *hf->file = (mm_hf_file){.name = SINGLE_FILE};
+    *hf->file = (mm_hf_file){.name = MM_SINGLE_NAME};
     hf->file_count = 1;
   }
   bool names_single = false;
   for (size_t i = 0; i < hf->file_count; i++) {
     hf->file[i].path = join(hf, hf->file[i].name, err);
     if (!hf->file[i].path) return false;
-    names_single = names_single || strcmp(hf->file[i].name, SINGLE_FILE) == 0;
+    names_single = names_single || strcmp(hf->file[i].name, MM_SINGLE_NAME) == 0;
   }
   if (indexed && !names_single && exists(single))
     return mm_fail(err, MM_BAD_INPUT, "E_AMBIGUOUS", mm_at(hf->dir, NULL),
-                   "found both %s and %s, which the index does not name: remove one", MM_INDEX_NAME, SINGLE_FILE);
+                   "found both %s and %s, which the index does not name: remove one", MM_INDEX_NAME, MM_SINGLE_NAME);
   if (o->names_only && !indexed)
     return mm_fail(err, MM_BAD_INPUT, "E_IDX", mm_at(index, NULL), "found no index, expected one for --names-only");
   if (o->for_plan && !check_model(hf, err)) return false;

@@ -4,8 +4,9 @@
 
 #include "convert/source/hf.h"
 
-#define MM_INDEX_NAME "model.safetensors.index.json"
-#define MM_INDEX_MAX  (UINT64_C(64) << 20)
+#define MM_INDEX_NAME  "model.safetensors.index.json"
+#define MM_SINGLE_NAME "model.safetensors" /* the file of a checkpoint without an index */
+#define MM_INDEX_MAX   (UINT64_C(64) << 20)
 
 /* Fills hf->file (names), hf->tensor (original name and file, sorted by name) and hf->total_size from the text of an index. Names stay
  * where they stand in it, terminated there: the text must outlive hf. File names must be plain base names; duplicate tensors and malformed

@@ -30,7 +30,7 @@ typedef struct mm_packed_source {
 
 static bool has(const char *dir, const char *name) { return access(mm_path_of(dir, name).text, F_OK) == 0; }
 
-bool mm_packed_is(const char *dir) { return has(dir, MM_MANIFEST) && !has(dir, MM_INDEX_NAME) && !has(dir, "model.safetensors"); }
+bool mm_packed_is(const char *dir) { return has(dir, MM_MANIFEST) && !has(dir, MM_INDEX_NAME) && !has(dir, MM_SINGLE_NAME); }
 
 void mm_packed_close(mm_hf *hf) {
   if (!hf->packed) return;

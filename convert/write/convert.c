@@ -46,6 +46,7 @@ static bool do_item(void *ctx, size_t item, unsigned worker, mm_err *err) {
     return true;
   }
   /* Which rows of the head are zero no journal says: they are found again. */
+  mm_pool_at(job->p->pack.tensor[s->tensor].name);
   if ((!kept || mm_step_of_head(job->p, s)) &&
       (!mm_step_run(w, job->p, s, kept ? NULL : &job->out->blocks, err) || !mm_writer_dead_rows(job->out, w->dead, w->dead_count, err)))
     return false;

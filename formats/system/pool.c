@@ -4,9 +4,13 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
+
+static _Thread_local mm_pool_watch *watched; /* of the runs to come; of the run, in its threads */
+static _Thread_local bool in_item;
 
 typedef struct work {
   mm_pool_fn *fn;
@@ -15,6 +19,7 @@ typedef struct work {
   size_t next, count;   /* count drops to 0 on a failure: nothing more is taken */
   size_t failed;        /* lowest failing item, SIZE_MAX while there is none */
   mm_err err;
+  mm_pool_watch *watch;
 } work;
 
 typedef struct worker {
@@ -23,15 +28,47 @@ typedef struct worker {
   pthread_t thread;
 } worker;
 
+void mm_pool_watched(mm_pool_watch *w) { watched = w; }
+
+void mm_pool_at(const char *name) {
+  if (!watched) return;
+  pthread_mutex_lock(&watched->lock);
+  snprintf(watched->name, sizeof watched->name, "%s", name);
+  pthread_mutex_unlock(&watched->lock);
+}
+
+/* A run of `count` items begins; 0: it has ended. */
+static void begin_watch(mm_pool_watch *w, size_t count) {
+  if (!w) return;
+  pthread_mutex_lock(&w->lock);
+  w->since = mm_now();
+  w->done = 0;
+  w->count = count;
+  w->name[0] = 0;
+  pthread_mutex_unlock(&w->lock);
+}
+
+static void count_item(mm_pool_watch *w) {
+  if (!w) return;
+  pthread_mutex_lock(&w->lock);
+  w->done++;
+  pthread_mutex_unlock(&w->lock);
+}
+
 static void *run_worker(void *arg) {
   worker *self = arg;
   work *w = self->work;
+  mm_pool_watch *const before = watched;
+  const bool nested = in_item;
+  watched = nested ? before : w->watch;
+  in_item = true;
   pthread_mutex_lock(&w->lock);
   while (w->next < w->count) {
     size_t item = w->next++;
     pthread_mutex_unlock(&w->lock);
     mm_err err = {0};
     bool ok = w->fn(w->ctx, item, self->index, &err);
+    count_item(w->watch);
     pthread_mutex_lock(&w->lock);
     if (ok) continue;
     w->count = 0;
@@ -41,6 +78,8 @@ static void *run_worker(void *arg) {
     }
   }
   pthread_mutex_unlock(&w->lock);
+  watched = before;
+  in_item = nested;
   return NULL;
 }
 
@@ -48,7 +87,8 @@ bool mm_pool_run(unsigned threads, size_t count, mm_pool_fn *fn, void *ctx, mm_e
   if (threads > count) threads = count ? (unsigned)count : 1;
   worker *workers = mm_calloc(threads, sizeof *workers, err);
   if (!workers) return false;
-  work w = {.fn = fn, .ctx = ctx, .lock = PTHREAD_MUTEX_INITIALIZER, .count = count, .failed = SIZE_MAX};
+  work w = {.fn = fn, .ctx = ctx, .lock = PTHREAD_MUTEX_INITIALIZER, .count = count, .failed = SIZE_MAX, .watch = in_item ? NULL : watched};
+  begin_watch(w.watch, count);
   unsigned started = 1; /* worker 0 is the caller */
   for (; started < threads; started++) {
     workers[started] = (worker){.work = &w, .index = started};
@@ -58,6 +98,7 @@ bool mm_pool_run(unsigned threads, size_t count, mm_pool_fn *fn, void *ctx, mm_e
   run_worker(&workers[0]);
   for (unsigned i = 1; i < started; i++) pthread_join(workers[i].thread, NULL);
   free(workers);
+  begin_watch(w.watch, 0);
   return w.failed == SIZE_MAX || mm_fail_as(err, &w.err);
 }
 

@@ -17,6 +17,17 @@ typedef bool mm_pool_fn(void *ctx, size_t item, unsigned worker, mm_err *err);
  * lowest-numbered failing worker call that was recorded first is copied to err. Fewer threads than asked (EAGAIN) is
  * not an error as long as one runs. */
 MM_MUST_USE bool mm_pool_run(unsigned threads, size_t count, mm_pool_fn *fn, void *ctx, mm_err *err);
+/* Runs of one thread, watched by another (formats/system/bar.h). */
+typedef struct mm_pool_watch {
+  pthread_mutex_t lock; /* guards all that follows */
+  double since;         /* when the run began */
+  size_t done, count;   /* items of the run; count is 0 between runs */
+  char name[256];       /* of the file or tensor that was last begun, or "" */
+} mm_pool_watch;
+/* Later calls of mm_pool_run by this thread write there; NULL: nowhere. A run inside an item is not watched. */
+void mm_pool_watched(mm_pool_watch *w);
+/* By an item of a run: what it works at. */
+void mm_pool_at(const char *name);
 /* Threads that stay: runs follow each other without one being made. A thread that waits for the next run looks for it for some
  * microseconds and then sleeps. One thread at a time calls run. */
 typedef struct mm_team mm_team;

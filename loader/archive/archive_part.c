@@ -102,6 +102,7 @@ static bool give_up(packing *k, size_t b) {
 static bool pack_block(void *ctx, size_t b, unsigned worker, mm_err *err) {
   packing *k = ctx;
   const mm_archive_lane *l = &k->lanes->lane[worker];
+  mm_pool_at(k->p->part->file);
   if (k->lanes->stopped && k->lanes->stopped(k->lanes->ctx)) {
     mm_fail(err, MM_INTERRUPTED, "E_INTERRUPTED", mm_at(NULL, NULL), "stopped by a signal; --resume continues");
     return give_up(k, b);
@@ -156,6 +157,7 @@ static bool unpack_block(void *ctx, size_t b, unsigned worker, mm_err *err) {
   const mm_archive_lane *l = &u->lane[worker];
   const mm_part *p = u->part->part;
   const mm_archive_frame *f = &u->part->frame[b];
+  mm_pool_at(p->file);
   uint64_t at = b * MM_HASH_BLOCK, n = mm_min(MM_HASH_BLOCK, p->size - at);
   char place[sizeof(mm_path) + 32];
   snprintf(place, sizeof place, "%s: block %zu", u->from.text, b);

@@ -187,6 +187,7 @@ static bool hash_part(void *ctx, size_t i, unsigned worker, mm_err *err) {
   (void)worker;
   (void)err;
   const part_hashing *h = ctx;
+  mm_pool_at(h->item[i].name);
   h->item[i].digest = mm_sha256(h->map[i]->data, h->map[i]->size);
   return true;
 }

@@ -9,9 +9,10 @@
 #include "runtime/bench/load_report.h"
 
 #define LENGTH_MAX (1u << 20)
+#define SET_MAX    (UINT64_C(2) << 30) /* bytes of --dataset-path */
 
 typedef struct load_args {
-  const char *url, *model, *endpoint, *goodput;
+  const char *url, *model, *endpoint, *goodput, *dataset;
   uint64_t requests, input, output, vocab, concurrency, seed;
   double ratio, rate, timeout;
   bool stop_at_eos, json, quiet;
@@ -51,7 +52,48 @@ static void put_prompt(mm_text *t, const load_args *a, bool chat, uint64_t n, ui
   mm_text_put(t, chat ? "\"}]" : "]");
 }
 
-static bool make_requests(const load_args *a, const char *model, mm_load_request *r, mm_err *err) {
+/* The first question of conversation `i` of a ShareGPT file: [{"conversations": [{"from": "human", "value": TEXT}, …]}, …]; NULL with an
+ * error. */
+static const char *question(const mm_json *set, const char *path, size_t i, mm_err *err) {
+  const mm_json *turn = mm_json_at(mm_json_get(mm_json_at(set, i), "conversations"), 0), *value = mm_json_get(turn, "value");
+  if (mm_json_type_of(value) == MM_JSON_STR && *mm_json_str(value)) return mm_json_str(value);
+  mm_fail(err, MM_BAD_INPUT, "E_JSON", mm_at(path, NULL),
+          "conversation %zu: found no \"conversations\" that begin with a \"value\" of text", i);
+  return NULL;
+}
+
+/* A prompt of the set: each conversation once, in an order by the seed, then again. */
+static bool put_question(mm_text *t, const load_args *a, const mm_json *set, size_t *order, size_t i, uint64_t *state, mm_err *err) {
+  const size_t n = mm_json_size(set), k = i % n;
+  if (k == 0)
+    for (size_t j = n; j-- > 1;) { /* Fisher and Yates */
+      const size_t other = draw(state) % (j + 1), mine = order[j];
+      order[j] = order[other], order[other] = mine;
+    }
+  const char *text = question(set, a->dataset, order[k], err);
+  if (!text) return false;
+  const bool chat = strcmp(a->endpoint, "chat") == 0;
+  mm_text_put(t, chat ? "\"messages\":[{\"role\":\"user\",\"content\":" : "\"prompt\":");
+  mm_text_quote_string(t, text);
+  mm_text_put(t, chat ? "}]" : "");
+  return true;
+}
+
+/* The conversations of --dataset-path, and room for their order; *set is NULL where none is given. */
+static bool open_set(const load_args *a, mm_json **set, size_t **order, mm_err *err) {
+  *set = NULL;
+  if (!a->dataset) return true;
+  *set = mm_json_load(a->dataset, SET_MAX, err);
+  if (!*set) return false;
+  const size_t n = mm_json_type_of(*set) == MM_JSON_ARR ? mm_json_size(*set) : 0;
+  if (!n)
+    return mm_fail(err, MM_BAD_INPUT, "E_JSON", mm_at(a->dataset, NULL), "expected a list of conversations, as ShareGPT's files have it");
+  *order = mm_calloc(n, sizeof **order, err);
+  for (size_t i = 0; *order && i < n; i++) (*order)[i] = i;
+  return *order;
+}
+
+static bool fill_requests(const load_args *a, const char *model, const mm_json *set, size_t *order, mm_load_request *r, mm_err *err) {
   const bool chat = strcmp(a->endpoint, "chat") == 0;
   uint64_t state = a->seed;
   double at = 0;
@@ -62,13 +104,23 @@ static bool make_requests(const load_args *a, const char *model, mm_load_request
     mm_text_quote_string(t, model);
     mm_text_printf(t, ",\"max_tokens\":%llu,\"temperature\":0,\"stream\":true,\"stream_options\":{\"include_usage\":true},%s",
                    (unsigned long long)out, a->stop_at_eos ? "" : "\"ignore_eos\":true,");
-    put_prompt(t, a, chat, in, &state);
+    if (!set) put_prompt(t, a, chat, in, &state);
+    if (set && !put_question(t, a, set, order, i, &state, err)) return false;
     mm_text_put(t, "}");
     if (t->failed) return mm_fail_memory(err, t->n);
     r[i].at = at;
     if (a->rate > 0) at -= log(fraction(&state)) / a->rate; /* Poisson arrivals */
   }
   return true;
+}
+
+static bool make_requests(const load_args *a, const char *model, mm_load_request *r, mm_err *err) {
+  mm_json *set;
+  size_t *order = NULL;
+  const bool ok = open_set(a, &set, &order, err) && fill_requests(a, model, set, order, r, err);
+  mm_json_free(set);
+  free(order);
+  return ok;
 }
 
 /* ---- words of the command line ---- */
@@ -172,6 +224,8 @@ int mm_load_test_main(int argc, char **argv) {
       MM_OPTION(STR, "model", &a.model, "NAME", "the model's name in requests (the first that the server has)"),
       MM_OPTION(STR, "endpoint", &a.endpoint, "WORD", "prompts of random token ids, or conversations of random words (completions)",
                 .choices = "completions|chat"),
+      MM_OPTION(STR, "dataset-path", &a.dataset, "FILE",
+                "prompts from a file of ShareGPT's form: the first text of each conversation, in random order (random prompts)"),
       MM_OPTION(U64, "num-prompts", &a.requests, "N", "requests in all (100)", .lo = 1, .hi = 1 << 20),
       MM_OPTION(U64, "random-input-len", &a.input, "N", "tokens of a prompt, in chat words (1024)", .alias = "input-len", .lo = 1,
                 .hi = LENGTH_MAX),
@@ -198,7 +252,8 @@ int mm_load_test_main(int argc, char **argv) {
       .epilog =
           "Any server with /v1/completions or /v1/chat/completions can be measured. MINIMAX_API_KEY in the environment is its key.\n"
           "ttft: from sending to the first text. tpot: the time after it over the other tokens. itl: between pieces. e2el: the whole.\n"
-          "Exit status: 0 done, 2 usage, 3 the server's answer is no JSON, 5 no request was completed, 8 memory.",
+          "Exit status: 0 done, 2 usage, 3 the server's answer is no JSON or the data set not of its form, 5 no request was completed, 8 "
+          "memory.",
   };
   return mm_program_main(&program, argc, argv, &a.url, load_test, &a);
 }

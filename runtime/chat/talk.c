@@ -8,6 +8,7 @@
 
 #include "formats/json.h"
 #include "formats/system/output.h"
+#include "runtime/chat/line_edit.h"
 #include "runtime/chat/reply.h"
 #include "runtime/text/stops.h"
 
@@ -26,7 +27,9 @@ struct mm_talk {
   bool own_system; /* there is one; else the format's own */
   said *message;   /* [count] */
   size_t count, cap;
-  mm_reply *reply; /* of the last message */
+  mm_reply *reply;    /* of the last message */
+  mm_line_edit *edit; /* NULL: lines are read by getline */
+  bool listened;      /* opening `edit` was tried */
   mm_stops stops;
   bool stopped, thinking; /* thinking: reasoning was printed, and nothing after it */
   mm_err err;             /* what a callback met */
@@ -64,6 +67,7 @@ void mm_talk_close(mm_talk *t) {
   cut(t, 0);
   free(t->message);
   free(t->system.p);
+  mm_line_edit_close(t->edit);
   mm_reply_close(t->reply);
   mm_stops_close(&t->stops);
   free(t);
@@ -86,9 +90,18 @@ bool mm_talk_say(mm_talk *t, const char *text, size_t n, mm_err *err) {
 }
 
 /* A line without its end; NULL at the end of stdin or after a failure. free() it. */
-static char *read_line(size_t *n, bool first, mm_err *err) {
+static char *read_line(mm_talk *t, size_t *n, bool first, mm_err *err) {
   char *line = NULL;
   size_t cap = 0;
+  if (!t->listened) t->edit = mm_line_edit_open();
+  t->listened = true;
+  if (t->edit) {
+    const char *edited = mm_line_edit_read(t->edit, first);
+    if (!edited) return NULL;
+    *n = strcspn(edited, "\n");
+    if (!(line = strndup(edited, *n))) mm_fail_memory(err, *n);
+    return line;
+  }
   if (isatty(STDIN_FILENO)) fputs(first ? "> " : ". ", stderr);
   errno = 0;
   const ssize_t got = getline(&line, &cap, stdin);
@@ -237,7 +250,7 @@ bool mm_talk_listen(mm_talk *t, bool *more, mm_err *err) {
   *more = false;
   while (on) {
     size_t n;
-    char *line = read_line(&n, text.n == 0, err);
+    char *line = read_line(t, &n, text.n == 0, err);
     if (!line) break;
     const bool slash = t->c.commands && !text.n && line[0] == '/';
     if (slash && line[1] != '/') {
@@ -265,10 +278,11 @@ static void print(mm_talk *t, FILE *to, const char *text, size_t n) {
     mm_fail_errno(&t->err, mm_at(to == stdout ? "stdout" : "stderr", NULL), "write", errno);
 }
 
-/* Reasoning is dim where stderr is a terminal. */
+/* Where stderr is a terminal, reasoning is dim and begins with a word that marks it. */
 static void think(mm_talk *t, const char *text, size_t n) {
+  static const char mark[] = "\033[2mReasoning: ";
   if (t->c.silent || !t->c.thoughts) return;
-  if (!t->thinking && isatty(STDERR_FILENO)) print(t, stderr, "\033[2m", 4);
+  if (!t->thinking && isatty(STDERR_FILENO)) print(t, stderr, mark, sizeof mark - 1);
   t->thinking = true;
   print(t, stderr, text, n);
 }

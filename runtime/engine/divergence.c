@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "formats/json.h"
+#include "loader/companions.h"
 
 /* log Σ exp of a row, and its largest entry. */
 static double log_sum(const float *x, uint32_t n, uint32_t *best) {
@@ -39,24 +40,33 @@ static int by_value(const void *a, const void *b) {
 /* The least of the sorted divergences that p % of them do not exceed. */
 static double percentile(const mm_divergence *d, uint64_t p) { return d->kl[(d->tokens * p + 99) / 100 - 1]; }
 
-bool mm_divergence_print(const mm_divergence *d, const char *unit, uint64_t count, bool json, mm_err *err) {
+bool mm_divergence_print(const mm_divergence *d, const mm_divergence_of *of, bool json, mm_err *err) {
+  char manifest[MM_HEX_LEN + 1];
   const double mean = d->sum / (double)d->tokens, agree = (double)d->agree / (double)d->tokens;
   qsort(d->kl, d->tokens, sizeof *d->kl, by_value);
   const double p50 = percentile(d, 50), p90 = percentile(d, 90), p99 = percentile(d, 99), most = percentile(d, 100);
   if (!json) {
     printf("KL %.6f nats a token (p50 %.6f, p90 %.6f, p99 %.6f, largest %.4f), same first choice at %.2f %% of %llu tokens in %llu %s\n",
-           mean, p50, p90, p99, most, 100 * agree, (unsigned long long)d->tokens, (unsigned long long)count, unit);
+           mean, p50, p90, p99, most, 100 * agree, (unsigned long long)d->tokens, (unsigned long long)of->count, of->unit);
     return true;
   }
+  size_t n;
+  char *bytes = mm_manifest_again(of->pack, &n, err);
+  if (!bytes) return false;
+  const mm_digest digest = mm_sha256(bytes, n);
+  free(bytes);
+  mm_digest_hex(&digest, manifest);
   mm_json *o = mm_json_new_obj();
-  bool ok = mm_json_set(o, "kl", mm_json_new_real(mean));
+  bool ok = mm_json_put_text(o, "checkpoint", of->checkpoint) && mm_json_put_text(o, "reference", of->reference) &&
+            mm_json_put_text(o, "manifest_sha256", manifest);
+  ok = mm_json_set(o, "kl", mm_json_new_real(mean)) && ok;
   ok = mm_json_set(o, "kl_p50", mm_json_new_real(p50)) && ok;
   ok = mm_json_set(o, "kl_p90", mm_json_new_real(p90)) && ok;
   ok = mm_json_set(o, "kl_p99", mm_json_new_real(p99)) && ok;
   ok = mm_json_set(o, "kl_most", mm_json_new_real(most)) && ok;
   ok = mm_json_set(o, "first_choice_share", mm_json_new_real(agree)) && ok;
   ok = mm_json_set(o, "tokens", mm_json_new_int((int64_t)d->tokens)) && ok;
-  ok = mm_json_set(o, unit, mm_json_new_int((int64_t)count)) && ok;
+  ok = mm_json_set(o, of->unit, mm_json_new_int((int64_t)of->count)) && ok;
   char *text = ok ? mm_json_dump(o, false) : NULL;
   if (text) puts(text);
   mm_json_free(o);

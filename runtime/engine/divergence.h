@@ -2,7 +2,7 @@
 #ifndef MM_RUNTIME_DIVERGENCE_H
 #define MM_RUNTIME_DIVERGENCE_H
 
-#include "formats/system/base.h"
+#include "formats/pack.h"
 
 typedef struct mm_divergence {
   double sum, *kl;        /* KL(reference | measured) in nats: of all positions, and of each, in memory of the caller */
@@ -11,7 +11,14 @@ typedef struct mm_divergence {
 
 /* Adds a position from two rows of logits [vocab]. False without an error where the divergence is no finite number. */
 MM_MUST_USE bool mm_divergence_add(mm_divergence *d, const float *reference, const float *measured, uint32_t vocab);
-/* Sorts d->kl and prints the result of `count` prompts or windows, which `unit` names, as a line or as JSON. */
-MM_MUST_USE bool mm_divergence_print(const mm_divergence *d, const char *unit, uint64_t count, bool json, mm_err *err);
+/* A result of `count` prompts or windows, which `unit` names. */
+typedef struct mm_divergence_of {
+  const char *checkpoint, *reference; /* as the user named them */
+  const mm_pack *pack;                /* of the checkpoint, which minimax-verify --divergence knows by its manifest's SHA-256 */
+  const char *unit;
+  uint64_t count;
+} mm_divergence_of;
+/* Sorts d->kl and prints the result as a line or as JSON. */
+MM_MUST_USE bool mm_divergence_print(const mm_divergence *d, const mm_divergence_of *of, bool json, mm_err *err);
 
 #endif

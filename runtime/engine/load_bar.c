@@ -1,11 +1,13 @@
 /* The bar of a load (load_bar.h): what is drawn when the log is looked at. */
 #include "runtime/engine/load_bar.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "formats/system/bar.h"
 #include "formats/system/pool.h"
 
 #define CELLS 30
@@ -32,9 +34,15 @@ static void look(void *ctx, unsigned n) {
   mm_load_bar *b = ctx;
   char text[160];
   const mm_read_stats s = mm_read_log_stats(b->log);
-  const bool busy = n && s.wanted > 0 && mm_read_bytes(&s) < s.wanted;
-  if (busy) fprintf(stderr, b->tty ? "\r%s  " : "loading %s\n", mm_load_bar_text(text, sizeof text, &s));
-  if (!busy && b->drawn && b->tty) fprintf(stderr, "\r\033[K");
+  const uint64_t read = mm_read_bytes(&s);
+  const bool busy = n && s.wanted > 0 && read < s.wanted;
+  if (busy) {
+    const double share = (double)read / (double)s.wanted;
+    snprintf(text, sizeof text, "%.1f of %.1f GB, %.0f %%, %.1f GB/s", (double)read * 1e-9, (double)s.wanted * 1e-9, 100 * share,
+             s.seconds > 0 ? (double)read * 1e-9 / s.seconds : 0);
+    mm_bar_draw(&(mm_bar_line){"loading", share, text, read ? s.seconds / share - s.seconds : (double)NAN, ""});
+  }
+  if (!busy && b->drawn && b->tty) mm_bar_clear();
   b->drawn = busy;
 }
 

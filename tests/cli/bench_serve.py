@@ -11,7 +11,7 @@ import threading
 import time
 
 sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import BIN, Server  # noqa: E402
+from serve_client import BIN, TMP, Server  # noqa: E402
 
 
 def bench(url, *args, status=0, env=None):
@@ -141,6 +141,28 @@ def known():
     assert came[-1] - came[0] > 0.01, came  # 200 a second at random times
 
 
+def sharegpt():
+    """Prompts of a file: each conversation once a round, in an order by the seed; what is no such file is refused."""
+    path, texts = os.path.join(TMP, "sharegpt.json"), [f'question {i}: "é\n\\' for i in range(5)]
+
+    def write(o):
+        with open(path, "w", encoding="utf-8") as f:
+            json.dump(o, f)
+
+    write([{"id": str(i), "conversations": [{"from": "human", "value": t}, {"from": "gpt", "value": "reply"}]} for i, t in enumerate(texts)])
+    orders = []
+    for endpoint, seed in (("completions", 1), ("chat", 1), ("chat", 2)):
+        s = Known()
+        v = figures(s.url, "--num-prompts", 10, "--output-len", 2, "--dataset-path", path, "--endpoint", endpoint, "--seed", seed, "--max-concurrency", 1)
+        got = [x["request"]["messages"][0]["content"] if endpoint == "chat" else x["request"]["prompt"] for x in s.seen]
+        assert v["completed"] == 10 and sorted(got[:5]) == sorted(got[5:]) == sorted(texts), got
+        orders.append(got)
+    assert orders[0] == orders[1] != orders[2] and orders[0][:5] != texts
+    for bad in ({}, [], [1], [{"conversations": []}], [{"conversations": [{"from": "human"}]}]):
+        write(bad)
+        assert "E_JSON" in bench(s.url, "--model", "m", "--dataset-path", path, status=3).stderr, bad
+
+
 def faults():
     for fault, text in (("status", "status 503: busy"), ("early", "ended early"), ("error", "overloaded"), ("json", "no JSON"), ("done", "no [DONE]")):
         s = Known(fault)
@@ -172,6 +194,7 @@ def real():
 
 
 known()
+sharegpt()
 faults()
 real()
 print("load tests: lengths, times, percentiles, goodput, failures; completions and chat")

@@ -53,6 +53,11 @@ def save(path, config, tensors):
     return path
 
 
+def weights():
+    tensors = {name: (shape, bf16(shape[0] * (shape[1] if len(shape) > 1 else 1), len(shape) == 1)) for name, shape in shapes()}
+    return {**tensors, "lm_head.weight": ((2, H), bf16(2 * H, False))}
+
+
 def run(program, *args):
     r = subprocess.run([BIN + "minimax-" + program, *args], capture_output=True, text=True, check=False)
     return r.returncode, r.stderr
@@ -133,11 +138,15 @@ def served(out):
         assert s.metrics()["draft_model_tokens_total"] > 0
 
 
-with tempfile.TemporaryDirectory() as folder:
-    WEIGHTS = {name: (shape, bf16(shape[0] * (shape[1] if len(shape) > 1 else 1), len(shape) == 1)) for name, shape in shapes()}
-    WEIGHTS["lm_head.weight"] = ((2, H), bf16(2 * H, False))
-    OUT = packed(folder, save(folder + "/draft", CONFIG, WEIGHTS), WEIGHTS)
-    misfits(folder, WEIGHTS)
-    finished(folder, folder + "/draft", WEIGHTS)
-    served(OUT)
-print("a draft packed, verified, handed on, refused where it does not fit; replies are those without")
+def main(folder):
+    tensors = weights()
+    out = packed(folder, save(folder + "/draft", CONFIG, tensors), tensors)
+    misfits(folder, tensors)
+    finished(folder, folder + "/draft", tensors)
+    served(out)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as work:
+        main(work)
+    print("a draft packed, verified, handed on, refused where it does not fit; replies are those without")

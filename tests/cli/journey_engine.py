@@ -60,6 +60,7 @@ def text_against(ids):
     run("minimax-eval", f"{TMP}/exact", "--ids-from", f"{TMP}/windows", "--logits", f"{TMP}/windows.logits", "--act-quant", "off", "--chunk", 4, "-q")
     stored = json.loads(run("minimax-eval", f"{TMP}/four", "--ids-from", f"{TMP}/windows", "--against", f"{TMP}/windows.logits", *options).stdout)
     live = json.loads(run("minimax-eval", f"{TMP}/four", "--ids", f"{TMP}/windows.json", "--window", 9, "--against", f"{TMP}/exact", *options).stdout)
+    assert (stored.pop("reference"), live.pop("reference")) == (f"{TMP}/windows.logits", f"{TMP}/exact") and live["checkpoint"] == f"{TMP}/four"
     assert stored.pop("prompts") == live.pop("windows") == 3 and live == stored and live["tokens"] == 27, (live, stored)
     text = json.loads(run("minimax-eval", f"{TMP}/four", "--text", f"{TMP}/text", "--window", 9, "--limit", 2, "--against", f"{TMP}/exact", *options).stdout)
     assert text["windows"] == 2 and text["kl"] > 1e-4, text
@@ -97,8 +98,31 @@ def divergence():
     return found
 
 
+def report():
+    """The divergence stands in the report of the weights' errors, of the same checkpoint alone."""
+    said = run("minimax-eval", f"{TMP}/four", "--text", f"{TMP}/text", "--window", 9, "--limit", 2, "--against", f"{TMP}/exact", "--json").stdout
+    open(f"{TMP}/kl.json", "w").write(said)
+    want, verify = json.loads(said), ("minimax-verify", f"{TMP}/four", "--source", SOURCE, "-q", "--divergence", f"{TMP}/kl.json")
+    run(*verify, "--report", f"{TMP}/r.html")
+    run(*verify, "--report", f"{TMP}/r.json")
+    assert json.load(open(f"{TMP}/r.json"))["divergence"] == want == json.loads(run(*verify, "--json").stdout)["divergence"]
+    page = open(f"{TMP}/r.html", encoding="utf-8").read()
+    for text in (f"<dd>{want['kl']:.6f} nats", f"p50 {want['kl_p50']:.6f}, p90 {want['kl_p90']:.6f}, p99 {want['kl_p99']:.6f}, largest {want['kl_most']:.4f}",
+                 f"<dd>{100 * want['first_choice_share']:.2f} % of 18 tokens", f"<dd>{TMP}/exact\n"):
+        assert text in page, text
+    assert "E_USAGE" in run("minimax-verify", f"{TMP}/exact", *verify[2:], status=2).stderr
+    assert "E_USAGE" in run(*verify, "--report", f"{TMP}/r.csv", status=2).stderr
+    for key in want.keys() - {"checkpoint", "windows"}:
+        json.dump({k: v for k, v in want.items() if k != key}, open(f"{TMP}/kl.json", "w"))
+        assert f'no "{key}"' in run(*verify, status=3).stderr
+    open(f"{TMP}/kl.json", "w").write(json.dumps({**want, "reference": "<img src=x onerror=y>"}))
+    run(*verify, "--report", f"{TMP}/r.html")
+    assert "<img" not in open(f"{TMP}/r.html", encoding="utf-8").read()
+
+
 if __name__ == "__main__":
     shards()
     likelihood()
     kl = divergence()
+    report()
     print(f"shards, likelihood, divergence: as one who writes an engine reads them; KL {kl['kl']:.5f} nats")

@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 
 sys.path.insert(0, os.path.dirname(__file__))
@@ -93,11 +94,15 @@ def others(packed):
 class Terminal:
     """A conversation with somebody at a terminal."""
 
-    def __init__(self, packed, *args):
+    def __init__(self, packed, *args, term="dumb", then=None):
+        """then: words for the shell, after the program."""
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
-            os.environ["TERM"] = "dumb"
-            os.execv(f"{BIN}/minimax-run", ["minimax-run", packed, "--chat", "--temperature", "0", *args])
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background job ignores it, and so would the program
+            os.environ.update(TERM=term, HOME="/nonexistent")
+            shell = ("/bin/sh", "-c", f'trap : INT; "$0" "$@"; {then}') if then else ()
+            words = (*shell, f"{BIN}/minimax-run", packed, "--chat", "--temperature", "0", *args)
+            os.execv(words[0], words)
         self.seen = ""
 
     def until(self, text, seconds=60):
@@ -117,10 +122,29 @@ class Terminal:
         os.write(self.fd, line.encode() + b"\n")
         return self.until(until)
 
-    def end(self):
-        status = os.waitpid(self.pid, 0)[1]
+    def keys(self, keys, seconds=30):
+        """Keys for libedit, once it reads them: before that, shortly behind the prompt, the terminal itself edits the line."""
+        end = time.monotonic() + seconds
+        while termios.tcgetattr(self.fd)[3] & termios.ICANON:
+            assert time.monotonic() < end, ("lines are not edited", self.seen[-2000:])
+            time.sleep(0.002)
+        os.write(self.fd, keys.encode())
+
+    def end(self, seconds=30):
+        """The exit status. The terminal is read meanwhile: a program that restores its modes waits until its output is read."""
+        end = time.monotonic() + seconds
+        while not (done := os.waitpid(self.pid, os.WNOHANG))[0]:
+            if time.monotonic() > end:
+                os.kill(self.pid, signal.SIGKILL)
+                os.waitpid(self.pid, 0)
+                raise AssertionError(("no end", self.seen[-2000:]))
+            if select.select([self.fd], [], [], 0.02)[0]:
+                try:
+                    self.seen += os.read(self.fd, 65536).decode(errors="replace")
+                except OSError:  # the program has closed it
+                    time.sleep(0.02)
         os.close(self.fd)
-        return os.waitstatus_to_exitcode(status)
+        return os.waitstatus_to_exitcode(done[1])
 
 
 def terminal(packed):
@@ -136,6 +160,7 @@ def terminal(packed):
     assert "unknown command /nothing\\x1b[1m; /help lists them" in said, said
     assert "(the format's own)" in t.say("/system") and "Be brief." not in t.say("/system Be brief.").split("\n", 1)[1] and "\nBe brief.\n" in t.say("/system")
     first = t.say(SAID[0])
+    assert first.split("\n", 1)[1].startswith("\x1b[2mReasoning: "), first
     assert re.search(r"\n\[\d+ tokens at [\d.]+/s up to (--max-tokens|a stop text|an end token)\]\n> $", first), first
     assert "create" not in t.say("/save " + path) and "E_IO" in t.say("/save " + path)
     files = os.listdir(packed)
@@ -180,10 +205,72 @@ def terminal(packed):
     assert t.end() == 0
 
 
+def edited(packed):
+    """By libedit: keys move and delete, UTF-8 included; earlier lines come again; several lines are one message; Ctrl-C and Ctrl-D end
+    the program, after which the terminal has its modes."""
+    if subprocess.run(["pkg-config", "--exists", "libedit"], check=False).returncode:
+        return "no libedit, lines are not edited"
+    path, ready = os.path.join(TMP, "edited.json"), "up to --max-tokens]\n"
+    t = Terminal(packed, "-n", "2", "--ignore-eos", term="vt100")
+    t.until("> ")
+    t.keys("é京xb\x02\x7fc\x01a\n")  # back, rubout, a letter; to the start, a letter
+    t.until(ready)
+    t.keys("more \\\nlines\n")
+    t.until(ready)
+    t.keys("\x10\x10\x10\n")  # three lines up: the first one
+    t.until(ready)
+    t.keys("\x12mor\x05\x7f\x7f!\n")  # found by its beginning; at its end, two letters less
+    t.until(ready)
+    t.keys(f"/save {path}\n/nothing\n")
+    t.until("unknown command /nothing;")
+    t.keys("\x04")
+    assert t.end() == 0
+    said = [m["content"] for m in json.load(open(path))["messages"] if m["role"] == "user"]
+    assert said == ["aé京cb", "more \nlines", "aé京cb", "more!"], said
+    t = Terminal(packed, "-n", "2", term="vt100", then="echo status $?; stty -a; echo done")
+    t.until("> ")
+    t.keys("half")
+    t.until("half")
+    t.keys("\x03")
+    after = t.until("done\n")
+    assert "status 130\n" in after and " icanon " in after and " echo " in after, after
+    assert t.end() == 0
+    return "lines edited by libedit"
+
+
+def transcripts(packed):
+    """minimax-eval --conversations: each line is scored as the ids of its rendering, which is written here by hand."""
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "In the beginning"},
+             {"role": "assistant", "reasoning_content": "dropped before a later question", "content": "And God said"},
+             {"role": "user", "content": "And then é?"}, {"role": "assistant", "reasoning_content": "Genesis.", "content": "And it was so."}]
+    text = ("]~!b[]~b]system\nBe brief.[e~[\n]~b]user\nIn the beginning[e~[\n]~b]ai\nAnd God said[e~[\n"
+            "]~b]user\nAnd then é?[e~[\n]~b]ai\n<think>\nGenesis.\n</think>\n\nAnd it was so.[e~[\n")
+    with Server(packed, "--chat-format", "minimax-m2") as s:
+        ids = s.post("/tokenize", {"prompt": text, "parse_special": True})["tokens"]
+
+    def score(kind, name, content, status=0):
+        path = os.path.join(TMP, name)
+        with open(path, "w", encoding="utf-8") as f:
+            f.write(content)
+        done = subprocess.run([f"{BIN}/minimax-eval", packed, kind, path, "--window", "9", "--json"], capture_output=True, text=True, timeout=60)
+        assert done.returncode == status, done
+        return done.stdout or done.stderr
+
+    lines = [json.dumps({"messages": turns}), "", json.dumps(turns, ensure_ascii=False)]
+    assert score("--conversations", "c.jsonl", "\n".join(lines)) == score("--ids", "ids.json", json.dumps(ids + ids))
+    for bad, why in (("{", "line 2"), ("[]", "line 2"), ('[{"role": "nobody", "content": "x"}]', "line 2"), ('[{"role": "user", "content": 1}]', "line 2")):
+        said = score("--conversations", "bad.jsonl", lines[0] + "\n" + bad + "\n", status=3)
+        assert why in said and "bad.jsonl" in said, said
+    assert "no conversation" in score("--conversations", "none.jsonl", "\n\n", status=3)
+
+
+signal.alarm(300)  # no wait of this script is longer
 M3 = with_m3_tokens("tests/data/tiny-m2", os.path.join(TMP, "source", "like-m3"))
 for model, form in ((M3, "minimax-m3"), ("tests/data/tiny-m2", "minimax-m2"), ("tests/data/tiny-m1", "minimax-m1")):
     directory = convert(model)
     streams(directory, form, turns(directory, form)[0])
 others(directory)
 terminal(convert("tests/data/tiny-m2"))
-print("conversations of three turns as the server has them, from -p, a pipe and lines; stop texts, streams, refusals")
+transcripts(convert("tests/data/tiny-m2"))
+print(edited(convert("tests/data/tiny-m2")) + "; "
+      "conversations of three turns as the server has them, from -p, a pipe and lines; stop texts, streams, refusals")

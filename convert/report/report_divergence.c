@@ -1,0 +1,56 @@
+/* The divergence of a checkpoint's logits in its report: read from the JSON of minimax-eval --against, shown above the weights' errors. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "convert/report/report_error.h"
+
+#define FILE_MAX (UINT64_C(1) << 20) /* bytes of the JSON */
+
+static const char *const figure[] = {"kl", "kl_p50", "kl_p90", "kl_p99", "kl_most", "first_choice_share", "tokens"};
+
+bool mm_report_divergence_read(mm_json **out, const char *path, const char *dir, const char *manifest, mm_err *err) {
+  mm_json *o = mm_json_load(path, FILE_MAX, err);
+  if (!o) return false;
+  const mm_json *made = mm_json_get(o, "manifest_sha256");
+  const char *lacks = mm_json_type_of(made) != MM_JSON_STR                          ? "manifest_sha256"
+                      : mm_json_type_of(mm_json_get(o, "reference")) != MM_JSON_STR ? "reference"
+                                                                                    : NULL;
+  for (size_t i = 0; !lacks && i < sizeof figure / sizeof *figure; i++) {
+    const mm_json_type type = mm_json_type_of(mm_json_get(o, figure[i]));
+    if (type != MM_JSON_INT && (type != MM_JSON_REAL || i + 1 == sizeof figure / sizeof *figure)) lacks = figure[i];
+  }
+  bool ok = true;
+  if (lacks)
+    ok = mm_fail(err, MM_BAD_INPUT, "E_JSON", mm_at(path, NULL),
+                 "found no \"%s\", expected the output of minimax-eval --against REF --json", lacks);
+  else if (strcmp(mm_json_str(made), manifest) != 0)
+    ok = mm_fail(err, MM_USAGE, "E_USAGE", mm_at(path, NULL),
+                 "found the divergence of a checkpoint with manifest %.12s…, expected %.12s… of %s", mm_json_str(made), manifest, dir);
+  if (ok)
+    *out = o;
+  else
+    mm_json_free(o);
+  return ok;
+}
+
+bool mm_report_divergence_put(mm_json *report, const mm_json *divergence) {
+  char *text = mm_json_dump(divergence, false);
+  mm_json *copy = text ? mm_json_parse(text, strlen(text), "divergence", MM_IGNORED) : NULL;
+  free(text);
+  return copy && mm_json_set(report, "divergence", copy);
+}
+
+static double at(const mm_json *o, const char *key) { return mm_json_number(mm_json_get(o, key)); }
+
+void mm_report_divergence_html(FILE *f, const mm_json *o, void (*put_text)(FILE *, const char *)) {
+  fputs("<h2>Outputs</h2>\n<dl>\n<dt>reference<dd>", f);
+  put_text(f, mm_json_str(mm_json_get(o, "reference")));
+  fprintf(
+      f,
+      "\n<dt>KL divergence<dd>%.6f nats a token on average; p50 %.6f, p90 %.6f, p99 %.6f, largest %.4f\n"
+      "<dt>top-1 agreement<dd>%.2f %% of %lld tokens\n</dl>\n"
+      "<p>KL divergence is Σ p · ln(p / q) over the vocabulary, p the reference's probability of a token and q this checkpoint's. Top-1 "
+      "agreement is the share of positions where both have the same most likely token.</p>\n",
+      at(o, "kl"), at(o, "kl_p50"), at(o, "kl_p90"), at(o, "kl_p99"), at(o, "kl_most"), 100 * at(o, "first_choice_share"),
+      (long long)mm_json_int(mm_json_get(o, "tokens")));
+}
