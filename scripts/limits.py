@@ -11,29 +11,16 @@ LAYERS = "formats", "quant", "loader", "convert", "runtime"
 OVER = {
     "fields": set(),
     "lines": {
-        "runtime/cuda/attention/block_select.cu:block_scores",
-        "runtime/cuda/attention/gqa_blocks.cu:gqa_blocks",
         "runtime/cuda/attention/gqa_decode.cu:one_split",
         "runtime/cuda/attention/gqa_hopper.cu:consume",
         "runtime/cuda/attention/gqa_hopper.cu:produce",
         "runtime/cuda/attention/gqa_prefill.cu:gqa_tile",
         "runtime/cuda/attention/rope.cu:rope",
         "runtime/cuda/gemm/gemv.cuh:gemv_add",
-        "runtime/cuda/gemm/gemv.cuh:gemv_rows",
         "runtime/cuda/gemm/small_batch_rows.cuh:multiply_box",
-        "runtime/cuda/gemm/stream.cuh:stream_tile",
-        "runtime/cuda/lightning/lightning_hopper.cu:convert",
-        "runtime/cuda/lightning/lightning_hopper.cu:put_out",
         "runtime/cuda/lightning/lightning_prefill.cu:lightning_span",
-        "runtime/cuda/moe/router.cu:block_logits",
-        "runtime/cuda/sampling/large_sampling.cu:find_cut",
     },
-    "parameters": {
-        "runtime/cuda/attention/gqa_decode.cu:one_split",
-        "runtime/cuda/core/row.cuh:normalise_row",
-        "runtime/cuda/core/rows.cu:mm_cu_gated_norm",
-        "runtime/cuda/moe/experts_prefill.cu:make_tile",
-    },
+    "parameters": set(),
 }
 TOKEN = re.compile(r'//[^\n]*|/\*.*?\*/|R"\((?:.|\n)*?\)"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'|^[ \t]*#(?:[^\n\\]|\\\n|\\.)*', re.S | re.M)
 FUNCTION = re.compile(r"\)\s*(?:const|noexcept|override|\s)*$")

@@ -39,8 +39,9 @@ __global__ void __launch_bounds__(kGroups *kMaxWarps * 32, 1)
   __shared__ float part[kGroups][2][kMaxWarps * kTurns]; /* a group's rows take turns: who writes one again has met all that read it */
   const mm_cu_combine &a = m.a;
   const uint32_t group = threadIdx.x / m.threads, thread = threadIdx.x % m.threads, pieces = m.width / 8;
+  const row_columns own_columns = {thread, m.threads, m.width};
   float w[kTurns][8];
-  each_turn<kTurns>(thread, m.threads, m.width, [&](int i, uint32_t column) { load8(w[i], a.w + column); });
+  each_turn<kTurns>(own_columns, [&](int i, uint32_t column) { load8(w[i], a.w + column); });
   uint32_t epoch;
   if constexpr (kSent) {
     grid_wait_and_launch_next();
@@ -65,7 +66,7 @@ __global__ void __launch_bounds__(kGroups *kMaxWarps * 32, 1)
     const uint32_t row = first + k;
     const size_t at = (size_t)row * m.width;
     normalise_row<kTurns>(
-        thread, m.threads, m.width, a.eps, part[group][k / kGroups % 2],
+        own_columns, a.eps, part[group][k / kGroups % 2],
         [&](int, uint32_t column, float v[8]) {
           const size_t piece = (at + column) / 8;
           const uint4 own = branch[piece], other = get_word(c.sum(c.rank, parity) + piece);
