@@ -32,22 +32,6 @@ struct step_job {
   const work_space &ws;
 };
 
-/* Writes a warp's running sums as its part: the lane's query heads 2t and 2t + 1. */
-template <int D, bool kFp8>
-__device__ __forceinline__ void put_part(partial<D> &to, running<D> &sum) {
-  const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  constexpr float down = kFp8 ? 1 / kValueUp : 1;
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
-#pragma unroll
-    for (int d = 4; d < 32; d *= 2) sum.l[i] += __shfl_xor_sync(0xffffffffu, sum.l[i], d);
-    if (g == 0) to.m[2 * t + i] = sum.m[i], to.l[2 * t + i] = sum.l[i];
-#pragma unroll
-    for (int j = 0; j < D / 16; j++)
-      to.o[2 * t + i][j * 16 + g] = sum.o[j][i] * down, to.o[2 * t + i][j * 16 + 8 + g] = sum.o[j][i + 2] * down;
-  }
-}
-
 /* One split of a row, by a block. */
 template <int D, bool kFp8, int kRooms>
 __device__ __forceinline__ void one_split(decode_shared<D, kFp8, kRooms> &sh, own_token<D> &own, const step_job &job, row_sums &sums,
@@ -137,7 +121,7 @@ __device__ __forceinline__ void one_split(decode_shared<D, kFp8, kRooms> &sh, ow
   copy_wait<0>();
   __syncthreads();
 
-  put_part<D, kFp8>(sh.part[warp], sum);
+  put_warp<D, kFp8>(sh.part[warp], sum);
   __syncthreads();
   partial<D> *const of_row = used > ws.cut.splits
                                  ? reinterpret_cast<partial<D> *>(ws.far) + ((size_t)ws.first[row] * h.kv_heads + kv_head * used)
