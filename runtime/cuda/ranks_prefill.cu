@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(32) meet_ranks(const __grid_constant__ peer_vi
   grid_wait();
   const uint32_t epoch = c.counters->epoch;
   peer_timeout p(c);
-  meet(c, &p, 0, epoch & 1, epoch + 1);
+  peer_barrier(c, &p, 0, epoch & 1, epoch + 1);
   peer_end(c, epoch);
 }
 
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kGroups *kMaxWarps * 32, 1)
         threadIdx.x, n * pieces, blockDim.x, [&](uint32_t i) { return branch[begin + i]; },
         [&](uint32_t i, uint4 v) { put_word(to + i, v); });
     peer_timeout p(c);
-    here = meet(c, &p, 0, parity, epoch + 1);
+    here = peer_barrier(c, &p, 0, parity, epoch + 1);
   }
   for (uint32_t k = group; here && k < n; k += kGroups) {
     const uint32_t row = first + k;

@@ -214,7 +214,7 @@ struct block_sums {
 
 /* Joins n ≤ kMostParts results in their order, four columns of a head at a time: put(head, column, o, m, l), o
  * unnormalised. One of them at least has a key. far: they were written by other blocks. The whole block calls it, and
- * meets between two calls. */
+ * has a barrier between two calls. */
 template <int D, class Put>
 __device__ __forceinline__ void join_parts(const block_part<D> *p, uint32_t n, uint32_t group, bool far, const Put &put) {
   constexpr uint32_t kLanes = kThreads / kGroup;

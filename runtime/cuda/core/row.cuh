@@ -23,11 +23,11 @@ __device__ __forceinline__ void each_turn(const row_columns &own, const F &f) {
 }
 
 /* value(i, c, v) yields columns [c, c + 8) before the norm, weights(i, c, w) its weights there; finish(i, c, v) takes them after it. The
- * row stays in registers between its sum and its use. meet() is a barrier of the threads; part[threads / 32 · kTurns] is shared memory that
- * they write before it and read behind it. Bits do not depend on the number of threads. */
-template <int kTurns, class Value, class Weights, class Finish, class Meet>
+ * row stays in registers between its sum and its use. barrier() is one of the row's threads; part[threads / 32 · kTurns] is shared memory
+ * that they write before it and read behind it. Bits do not depend on the number of threads. */
+template <int kTurns, class Value, class Weights, class Finish, class Barrier>
 __device__ __forceinline__ void normalise_row(const row_columns &own, float eps, float *part, const Value &value, const Weights &weights,
-                                              const Finish &finish, const Meet &meet) {
+                                              const Finish &finish, const Barrier &barrier) {
   float v[kTurns][8], sum[kTurns] = {};
   each_turn<kTurns>(own, [&](int i, uint32_t c) {
     value(i, c, v[i]);
@@ -38,7 +38,7 @@ __device__ __forceinline__ void normalise_row(const row_columns &own, float eps,
     sum[i] = warp_sum(sum[i]);
     if (threadIdx.x % 32 == 0) part[(i * own.threads + own.thread) / 32] = sum[i];
   }
-  meet();
+  barrier();
   const float scale = norm_scale(part, (own.width + 255) / 256, own.width, eps);
   each_turn<kTurns>(own, [&](int i, uint32_t c) {
     float w[8];
