@@ -434,137 +434,140 @@ static bool run_all(void *args, mm_err *err) {
   return ok;
 }
 
-/* NOLINTNEXTLINE(readability-function-size): most of it is the option table */
+/* The options, before the command line is read with their defaults. */
+static mm_convert_args settings = {.layout = "packed",
+                                   .align = "split",
+                                   .follow = {.timeout_s = 3600, .quiet_s = 10},
+                                   .tp = 1,
+                                   .ep = 1,
+                                   .pp = 1,
+                                   .part_size = UINT64_C(4) << 30,
+                                   .commit_bytes = UINT64_C(64) << 20};
+
+static char schemes[1024]; /* words of --quant, written by main */
+static const mm_option options[] = {
+    {.help = "output"},
+    MM_OPTION(STR, "output", &settings.output, "DIR", "the packed checkpoint to make; appears when complete", .letter = 'o'),
+    MM_OPTION(STR, "layout", &settings.layout, "WORD",
+              "packed shards, or hf: unsharded, with Hugging Face names and quantization_config (default packed)", .choices = "packed|hf"),
+    MM_OPTION(STR, "dialect", &settings.target_format, "WORD",
+              "with --layout hf: target format of the scheme, fp8 (Hugging Face), ct (compressed-tensors), modelopt, gptq or awq "
+              "(default: the source's, if it kept its integers, or the first that has the scheme)",
+              .choices = "fp8|ct|modelopt|gptq|awq"),
+    MM_OPTION(U64, "tp", &settings.tp, "N", "tensor-parallel ranks (default 1)", .alias = "tensor-parallel-size", .lo = 1, .hi = MM_MAX_TP),
+    MM_OPTION(U64, "ep", &settings.ep, "N",
+              "expert-parallel groups inside the tp ranks: each holds 1/N of the experts, cut among tp/N ranks (default 1)",
+              .alias = "expert-parallel-size", .lo = 1, .hi = MM_MAX_TP),
+    MM_OPTION(U64, "pp", &settings.pp, "N", "pipeline stages of whole layers, tp ranks each (default 1)", .alias = "pipeline-parallel-size",
+              .lo = 1, .hi = MM_MAX_LAYERS),
+    MM_OPTION(STR, "tp-align", &settings.align, "HOW",
+              "a cut inside a scale's block: finer scale grid, zero padding, or refusal (default split)", .choices = MM_ALIGN_WORDS),
+    MM_OPTION(SIZE, "part-size", &settings.part_size, "BYTES", "largest part file (default 4G; a larger tensor gets its own part)",
+              .lo = 1),
+    MM_OPTION(STR, "compress", &settings.compress, "zstd[:LEVEL]",
+              "make an archive, for transport: part by part, so that only one lies there uncompressed (LEVEL 1 to 19, default 1: "
+              "smallest and fastest for weights); minimax-archive unpack gives the checkpoint"),
+    {.help = "quantisation"},
+    MM_OPTION(WORD, "quant", &settings.recipe.quant, "SCHEME",
+              "a scheme, a preset or a recipe's line (default none: kept as stored); help prints what each is", .choices = schemes),
+    MM_OPTION(STR, "recipe", &settings.recipe.file, "FILE", "default scheme, search and rules from a JSON file, instead of --quant"),
+    MM_FLAG("print-recipe", &settings.print_recipe, "write the recipe in force, as --recipe reads it, to stdout and stop; needs no SRC"),
+    MM_OPTION(LIST, "ignore", &settings.recipe.ignore, "PATTERN",
+              "keep tensors of these names as stored (glob, or re:REGEX); may be repeated"),
+    MM_OPTION(LIST, "override", &settings.recipe.override, "PATTERN=SCHEME",
+              "another scheme for these names; may be repeated, the last match wins"),
+    MM_OPTION(WORD, "head", &settings.recipe.head, "SCHEME",
+              "of the head, lm_head.weight, after all other rules (default: kept as stored): block_fp8 halves what each decode step "
+              "reads of it"),
+    MM_FLAG("allow-unmatched", &settings.unmatched, "take patterns that match no tensor; they are an error otherwise"),
+    MM_OPTION(STR, "search", &settings.recipe.search, "HOW", "how schemes that can choose pick their scales (default mse)",
+              .choices = "absmax|mse|four_six"),
+    MM_OPTION(STR, "method", &settings.recipe.method, "HOW",
+              "codes of all schemes with scales: nearest rounds each weight, gptq feeds each error back into the weights after it, by "
+              "the second moments of an --importance file (default nearest)",
+              .choices = "nearest|gptq"),
+    MM_OPTION(STR, "importance", &settings.importance, "FILE",
+              "weigh errors by what each input channel sees when scales are searched: safetensors of minimax-eval --collect, or an "
+              "importance matrix of llama.cpp"),
+    MM_OPTION(STR, "act-scales", &settings.act_scales, "FILE",
+              "static scales of activations for tensor_wise_fp8, w4afp8 and nvfp4: safetensors of minimax-eval --collect, or names and "
+              "numbers in safetensors or JSON"),
+    MM_OPTION(STR, "kv-scales", &settings.recipe.kv_scales, "WORD",
+              "scales of a quantised KV cache that the source has: kept as stored, cast to F32, or dropped (default keep)",
+              .choices = "keep|f32|drop"),
+    MM_OPTION(STR, "draft", &settings.draft, "DIR",
+              "also pack this DFlash draft of the model, config.json and model.safetensors, as stored"),
+    MM_FLAG("allow-nonfinite", &settings.nonfinite,
+            "store weights that are NaN or infinite as 0 and say how many; they are an error otherwise"),
+    {.help = "plan"},
+    MM_FLAG("dry-run", &settings.dry_run, "print the plan with its exact bytes and stop"),
+    MM_FLAG("names-only", &settings.names_only, "with --dry-run: plan from config.json and the index alone, without weight files"),
+    MM_FLAG("list", &settings.list, "list every packed tensor of the plan"),
+    MM_OPTION(STR, "gpu-memory", &settings.gpu, "BYTES|CARD",
+              "say what fits GPUs of this size or name (80G, 80GB, H100, RTX-4090): tokens of cache, the smallest --tp for a sequence of "
+              "full length, and the kernels of a card"),
+    {.help = "run"},
+    MM_FLAG("force", &settings.force, "replace a packed checkpoint of that name (whole until the new one is complete)"),
+    MM_FLAG("resume", &settings.resume, "continue an interrupted conversion (or start, if there is none)"),
+    MM_FLAG("restart", &settings.restart, "discard an interrupted conversion and start anew"),
+    MM_OPTION(STR, "ranks", &settings.ranks, "LIST",
+              "only the files of these ranks, such as 0,2-5; they fit those of other runs of the same plan"),
+    MM_OPTION(STR, "part", &settings.part, "I/N",
+              "only the I-th of N shares of the output (I from 0), for job arrays; a last run with --resume publishes"),
+    MM_OPTION(SIZE, "journal-every", &settings.commit_bytes, "BYTES",
+              "source bytes between journal records, about what a crash costs (default 64M)", .lo = 1),
+    MM_OPTION(U64, "jobs", &settings.threads, "N", "threads (default: CPUs and four, which wait for the disk in turn)", .letter = 'j',
+              .lo = 1, .hi = 1024),
+    MM_OPTION(SIZE, "mem-limit", &settings.mem_limit, "BYTES",
+              "never use more memory (default 256M + 64M a thread, with --compress 78M a thread, from zstd:2 on 142M); too little exits 8 "
+              "with the figure needed",
+              .lo = 1),
+    MM_FLAG("allow-outside-links", &settings.outside, "follow links that leave the checkpoint and its Hub cache"),
+    {.help = "download"},
+    MM_FLAG("follow", &settings.follow.on,
+            "convert SRC while it is being downloaded: waits for each file that comes next, from when config.json and the index are there"),
+    MM_FLAG("delete-source", &settings.follow.frees,
+            "with --follow: remove each weight file of SRC once all that is made of it is on disk and in the journal; cannot be undone"),
+    MM_OPTION(U64, "follow-timeout", &settings.follow.timeout_s, "SECONDS",
+              "with --follow: give up, status 75, when SRC has not changed for so long and a file is missing (default 3600)", .lo = 1,
+              .hi = 10000000),
+    MM_OPTION(U64, "follow-quiet", &settings.follow.quiet_s, "SECONDS",
+              "with --follow: copy the tokenizer and other small files, which may come last, when SRC has not changed for so long "
+              "(default 10)",
+              .hi = 86400),
+    {.help = "messages"},
+    MM_FLAG("json", &settings.json, "plan, summary or what --quant help prints, as JSON on stdout; errors as JSON"),
+    MM_OPTION(STR, "events", &settings.events, "FILE",
+              "append a line of JSON to FILE as the run begins, every second, and as it is done or failed"),
+    MM_FLAG("quiet", &settings.quiet, "no plan, progress or summary on stderr", .letter = 'q'),
+};
+
+static const mm_program program = {
+    MM_PROGRAM("minimax-convert", "turn a Hugging Face or packed checkpoint into packed tensor-parallel shards", OPERANDS, 0, 1, options),
+    .examples =
+        "minimax-convert MiniMax-M2 -o M2-nvfp4 --tp 8 --quant nvfp4 --dry-run\n"
+        "minimax-convert MiniMax-M2 -o M2-nvfp4 --tp 8 --quant nvfp4\n"
+        "minimax-convert MiniMax-M2 -o M2-nvfp4 --tp 8 --quant nvfp4 --resume\n"
+        "minimax-convert MiniMax-M2 -o M2-nvfp4 --tp 8 --quant nvfp4 --resume --follow --delete-source\n"
+        "minimax-convert MiniMax-M1-80k -o M1-fp8 --layout hf --quant block_fp8",
+    .files =
+        "SRC/model.safetensors.index.json, SRC/config.json  what the source holds; its tokenizer and template are copied\n"
+        "DIR/manifest.json  the packed checkpoint's description (formats/FORMAT.md)\n"
+        ".NAME.partial  beside DIR: a run that is at work or was interrupted; --resume continues it, --restart takes it away",
+    .epilog =
+        "Exit status: 0 done, 2 usage, 3 bad input, 4 valid but unsupported, 5 I/O, 6 damaged (a finished output, under --resume), 7 "
+        "output "
+        "locked, 8 memory or limit, 75 interrupted (--resume continues).",
+};
+
 int main(int argc, char **argv) {
-  mm_convert_args a = {.layout = "packed",
-                       .align = "split",
-                       .follow = {.timeout_s = 3600, .quiet_s = 10},
-                       .tp = 1,
-                       .ep = 1,
-                       .pp = 1,
-                       .part_size = UINT64_C(4) << 30,
-                       .commit_bytes = UINT64_C(64) << 20};
   mm_err err = {0};
-  mm_arena words = {0};
-  const char *schemes = mm_recipe_words(&words, &err);
-  const mm_option options[] = {
-      {.help = "output"},
-      MM_OPTION(STR, "output", &a.output, "DIR", "the packed checkpoint to make; appears when complete", .letter = 'o'),
-      MM_OPTION(STR, "layout", &a.layout, "WORD",
-                "packed shards, or hf: unsharded, with Hugging Face names and quantization_config (default packed)",
-                .choices = "packed|hf"),
-      MM_OPTION(STR, "dialect", &a.target_format, "WORD",
-                "with --layout hf: target format of the scheme, fp8 (Hugging Face), ct (compressed-tensors), modelopt, gptq or awq "
-                "(default: the source's, if it kept its integers, or the first that has the scheme)",
-                .choices = "fp8|ct|modelopt|gptq|awq"),
-      MM_OPTION(U64, "tp", &a.tp, "N", "tensor-parallel ranks (default 1)", .alias = "tensor-parallel-size", .lo = 1, .hi = MM_MAX_TP),
-      MM_OPTION(U64, "ep", &a.ep, "N",
-                "expert-parallel groups inside the tp ranks: each holds 1/N of the experts, cut among tp/N ranks (default 1)",
-                .alias = "expert-parallel-size", .lo = 1, .hi = MM_MAX_TP),
-      MM_OPTION(U64, "pp", &a.pp, "N", "pipeline stages of whole layers, tp ranks each (default 1)", .alias = "pipeline-parallel-size",
-                .lo = 1, .hi = MM_MAX_LAYERS),
-      MM_OPTION(STR, "tp-align", &a.align, "HOW",
-                "a cut inside a scale's block: finer scale grid, zero padding, or refusal (default split)", .choices = MM_ALIGN_WORDS),
-      MM_OPTION(SIZE, "part-size", &a.part_size, "BYTES", "largest part file (default 4G; a larger tensor gets its own part)", .lo = 1),
-      MM_OPTION(STR, "compress", &a.compress, "zstd[:LEVEL]",
-                "make an archive, for transport: part by part, so that only one lies there uncompressed (LEVEL 1 to 19, default 1: "
-                "smallest and fastest for weights); minimax-archive unpack gives the checkpoint"),
-      {.help = "quantisation"},
-      MM_OPTION(WORD, "quant", &a.recipe.quant, "SCHEME",
-                "a scheme, a preset or a recipe's line (default none: kept as stored); help prints what each is", .choices = schemes),
-      MM_OPTION(STR, "recipe", &a.recipe.file, "FILE", "default scheme, search and rules from a JSON file, instead of --quant"),
-      MM_FLAG("print-recipe", &a.print_recipe, "write the recipe in force, as --recipe reads it, to stdout and stop; needs no SRC"),
-      MM_OPTION(LIST, "ignore", &a.recipe.ignore, "PATTERN", "keep tensors of these names as stored (glob, or re:REGEX); may be repeated"),
-      MM_OPTION(LIST, "override", &a.recipe.override, "PATTERN=SCHEME",
-                "another scheme for these names; may be repeated, the last match wins"),
-      MM_OPTION(WORD, "head", &a.recipe.head, "SCHEME",
-                "of the head, lm_head.weight, after all other rules (default: kept as stored): block_fp8 halves what each decode step "
-                "reads of it"),
-      MM_FLAG("allow-unmatched", &a.unmatched, "take patterns that match no tensor; they are an error otherwise"),
-      MM_OPTION(STR, "search", &a.recipe.search, "HOW", "how schemes that can choose pick their scales (default mse)",
-                .choices = "absmax|mse|four_six"),
-      MM_OPTION(STR, "method", &a.recipe.method, "HOW",
-                "codes of all schemes with scales: nearest rounds each weight, gptq feeds each error back into the weights after it, by "
-                "the second moments of an --importance file (default nearest)",
-                .choices = "nearest|gptq"),
-      MM_OPTION(STR, "importance", &a.importance, "FILE",
-                "weigh errors by what each input channel sees when scales are searched: safetensors of minimax-eval --collect, or an "
-                "importance matrix of llama.cpp"),
-      MM_OPTION(STR, "act-scales", &a.act_scales, "FILE",
-                "static scales of activations for tensor_wise_fp8, w4afp8 and nvfp4: safetensors of minimax-eval --collect, or names and "
-                "numbers in safetensors or JSON"),
-      MM_OPTION(STR, "kv-scales", &a.recipe.kv_scales, "WORD",
-                "scales of a quantised KV cache that the source has: kept as stored, cast to F32, or dropped (default keep)",
-                .choices = "keep|f32|drop"),
-      MM_OPTION(STR, "draft", &a.draft, "DIR", "also pack this DFlash draft of the model, config.json and model.safetensors, as stored"),
-      MM_FLAG("allow-nonfinite", &a.nonfinite, "store weights that are NaN or infinite as 0 and say how many; they are an error otherwise"),
-      {.help = "plan"},
-      MM_FLAG("dry-run", &a.dry_run, "print the plan with its exact bytes and stop"),
-      MM_FLAG("names-only", &a.names_only, "with --dry-run: plan from config.json and the index alone, without weight files"),
-      MM_FLAG("list", &a.list, "list every packed tensor of the plan"),
-      MM_OPTION(STR, "gpu-memory", &a.gpu, "BYTES|CARD",
-                "say what fits GPUs of this size or name (80G, 80GB, H100, RTX-4090): tokens of cache, the smallest --tp for a sequence of "
-                "full length, and the kernels of a card"),
-      {.help = "run"},
-      MM_FLAG("force", &a.force, "replace a packed checkpoint of that name (whole until the new one is complete)"),
-      MM_FLAG("resume", &a.resume, "continue an interrupted conversion (or start, if there is none)"),
-      MM_FLAG("restart", &a.restart, "discard an interrupted conversion and start anew"),
-      MM_OPTION(STR, "ranks", &a.ranks, "LIST",
-                "only the files of these ranks, such as 0,2-5; they fit those of other runs of the same plan"),
-      MM_OPTION(STR, "part", &a.part, "I/N",
-                "only the I-th of N shares of the output (I from 0), for job arrays; a last run with --resume publishes"),
-      MM_OPTION(SIZE, "journal-every", &a.commit_bytes, "BYTES",
-                "source bytes between journal records, about what a crash costs (default 64M)", .lo = 1),
-      MM_OPTION(U64, "jobs", &a.threads, "N", "threads (default: CPUs and four, which wait for the disk in turn)", .letter = 'j', .lo = 1,
-                .hi = 1024),
-      MM_OPTION(
-          SIZE, "mem-limit", &a.mem_limit, "BYTES",
-          "never use more memory (default 256M + 64M a thread, with --compress 78M a thread, from zstd:2 on 142M); too little exits 8 "
-          "with the figure needed",
-          .lo = 1),
-      MM_FLAG("allow-outside-links", &a.outside, "follow links that leave the checkpoint and its Hub cache"),
-      {.help = "download"},
-      MM_FLAG(
-          "follow", &a.follow.on,
-          "convert SRC while it is being downloaded: waits for each file that comes next, from when config.json and the index are there"),
-      MM_FLAG("delete-source", &a.follow.frees,
-              "with --follow: remove each weight file of SRC once all that is made of it is on disk and in the journal; cannot be undone"),
-      MM_OPTION(U64, "follow-timeout", &a.follow.timeout_s, "SECONDS",
-                "with --follow: give up, status 75, when SRC has not changed for so long and a file is missing (default 3600)", .lo = 1,
-                .hi = 10000000),
-      MM_OPTION(U64, "follow-quiet", &a.follow.quiet_s, "SECONDS",
-                "with --follow: copy the tokenizer and other small files, which may come last, when SRC has not changed for so long "
-                "(default 10)",
-                .hi = 86400),
-      {.help = "messages"},
-      MM_FLAG("json", &a.json, "plan, summary or what --quant help prints, as JSON on stdout; errors as JSON"),
-      MM_OPTION(STR, "events", &a.events, "FILE",
-                "append a line of JSON to FILE as the run begins, every second, and as it is done or failed"),
-      MM_FLAG("quiet", &a.quiet, "no plan, progress or summary on stderr", .letter = 'q'),
-  };
-  const mm_program program = {
-      MM_PROGRAM("minimax-convert", "turn a Hugging Face or packed checkpoint into packed tensor-parallel shards", OPERANDS, 0, 1, options),
-      .examples =
-          "minimax-convert MiniMax-M2 -o M2-nvfp4 --tp 8 --quant nvfp4 --dry-run\n"
-          "minimax-convert MiniMax-M2 -o M2-nvfp4 --tp 8 --quant nvfp4\n"
-          "minimax-convert MiniMax-M2 -o M2-nvfp4 --tp 8 --quant nvfp4 --resume\n"
-          "minimax-convert MiniMax-M2 -o M2-nvfp4 --tp 8 --quant nvfp4 --resume --follow --delete-source\n"
-          "minimax-convert MiniMax-M1-80k -o M1-fp8 --layout hf --quant block_fp8",
-      .files =
-          "SRC/model.safetensors.index.json, SRC/config.json  what the source holds; its tokenizer and template are copied\n"
-          "DIR/manifest.json  the packed checkpoint's description (formats/FORMAT.md)\n"
-          ".NAME.partial  beside DIR: a run that is at work or was interrupted; --resume continues it, --restart takes it away",
-      .epilog =
-          "Exit status: 0 done, 2 usage, 3 bad input, 4 valid but unsupported, 5 I/O, 6 damaged (a finished output, under --resume), 7 "
-          "output "
-          "locked, 8 memory or limit, 75 interrupted (--resume continues).",
-  };
-  mm_mpi_start(&argc, &argv, &a.process, &a.processes);
-  int status = schemes ? mm_program_main(&program, argc, argv, &a.source, run_all, &a) : mm_program_fail(&program, &err);
-  mm_arena_close(&words);
-  free(a.recipe.ignore.item);
-  free(a.recipe.override.item);
-  if (status == MM_OK || a.met)
+  const bool ok = mm_recipe_words(schemes, sizeof schemes, &err);
+  mm_mpi_start(&argc, &argv, &settings.process, &settings.processes);
+  int status = ok ? mm_program_main(&program, argc, argv, &settings.source, run_all, &settings) : mm_program_fail(&program, &err);
+  free(settings.recipe.ignore.item);
+  free(settings.recipe.override.item);
+  if (status == MM_OK || settings.met)
     mm_mpi_end();
   else
     mm_mpi_abort(status);

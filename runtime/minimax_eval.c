@@ -534,60 +534,62 @@ static bool run(void *args, mm_err *err) {
   return ok;
 }
 
-/* NOLINTNEXTLINE(readability-function-size): most of it is the option table */
-int main(int argc, char **argv) {
-  eval_args a = {.chunk = 512, .device = "cpu", .input_dtype = "auto", .share = NAN, .dummy = MM_DUMMY_NONE(mm_arch_read)};
-  const mm_option options[] = {
-      {.help = "likelihood of a text"},
-      MM_OPTION(STR, "ids", &a.ids, "FILE.json", "print the mean negative log-likelihood of these ids (a flat array)"),
-      MM_OPTION(STR, "text", &a.text, "FILE", "the same of a text, in the checkpoint's own tokenizer"),
-      MM_OPTION(STR, "conversations", &a.chats, "FILE", "the same of JSON Lines of {\"messages\": […]}, by the checkpoint's chat format"),
-      MM_OPTION(U64, "window", &a.window, "N", "ids that are scored together, each window from its own start (default 512)", .lo = 1,
-                .hi = INT32_MAX),
-      MM_OPTION(U64, "limit", &a.limit, "N", "at most so many windows (default all)", .lo = 1),
-      MM_OPTION(STR, "collect", &a.collect, "OUT.safetensors",
-                "with --ids, --text or --conversations: what the inputs of every linear look like: what minimax-convert reads with "
-                "--importance and --act-scales"),
-      MM_OPTION(U64, "moments", &a.moments, "N",
-                "with --collect: also the second moments of the inputs, between all columns of a block of N (128 to 1024 in steps of "
-                "128): what minimax-convert --method gptq reads; 4 N bytes of memory for each input channel of each expert",
-                .lo = MM_MOMENTS_LEAST, .hi = MM_MOMENTS_MOST),
-      {.help = "logits of prompts"},
-      MM_OPTION(STR, "logits", &a.logits, "OUT.safetensors", "write logits.NAME, F32 [tokens, vocab], for every prompt of --ids-from"),
-      MM_OPTION(STR, "against", &a.against, "REF",
-                "print the KL divergence from a reference: with --text or --ids a packed checkpoint, with --ids-from a file that --logits "
-                "wrote"),
-      MM_OPTION(STR, "ids-from", &a.ids_from, "IN.safetensors", "prompts: every tensor ids.NAME, I32 [tokens]"),
-      {.help = "run"},
-      MM_FLAG("force", &a.force, "with --collect or --logits: replace a file of that name that minimax-eval did not make"),
-      MM_OPTION(U64, "chunk", &a.chunk, "N", "tokens fed at once (default 512)", .lo = 1, .hi = UINT32_MAX),
-      MM_OPTION(
-          STR, "act-quant", &a.act_quant, "WORD",
-          "round the inputs of linears as their scheme defines, or not: weights alone are quantised then (default on where the device can)",
-          .choices = "on|off"),
-      MM_OPTION_INPUT_DTYPE(&a.input_dtype),
-      MM_OPTION_DEVICE(&a.device),
-      MM_OPTION_UTILIZATION(&a.share),
-      MM_OPTION_THREADS(&a.threads),
-      MM_OPTION_PIN(&a.pin),
-      MM_OPTIONS_DUMMY(a.dummy),
-      MM_FLAG("json", &a.json, "print the result as JSON; errors as JSON"),
-      MM_FLAG("quiet", &a.quiet, "no progress on stderr", .letter = 'q'),
-  };
-  const mm_program program = {
-      MM_PROGRAM("minimax-eval", "likelihood of a text, logits of prompts, or their divergence from others, under a packed checkpoint",
-                 "DIR", 1, 1, options),
-      .examples =
-          "minimax-eval M2-nvfp4 --ids ids.json --window 512\n"
-          "minimax-eval M2-block_fp8 --ids ids.json --collect inputs.safetensors\n"
-          "minimax-eval M2-nvfp4 --text text.txt --against M2-none\n"
-          "minimax-eval M2-nvfp4 --ids-from prompts.safetensors --logits logits.safetensors",
-      .files =
-          "FILE.json  a flat array of token ids\n"
-          "OUT.safetensors  appears when it is complete",
-      .may_end = mm_process_group_none,
-      .epilog =
-          "Exit status: 0 done, 2 usage, 3 bad input, 4 valid but unsupported, 5 I/O, 6 integrity of the checkpoint, 8 memory or limit.",
-  };
-  return mm_program_main(&program, argc, argv, &a.dir, run, &a);
-}
+/* The options, before the command line is read with their defaults. */
+static eval_args settings = {.chunk = 512, .device = "cpu", .input_dtype = "auto", .share = NAN, .dummy = MM_DUMMY_NONE(mm_arch_read)};
+
+static const mm_option options[] = {
+    {.help = "likelihood of a text"},
+    MM_OPTION(STR, "ids", &settings.ids, "FILE.json", "print the mean negative log-likelihood of these ids (a flat array)"),
+    MM_OPTION(STR, "text", &settings.text, "FILE", "the same of a text, in the checkpoint's own tokenizer"),
+    MM_OPTION(STR, "conversations", &settings.chats, "FILE",
+              "the same of JSON Lines of {\"messages\": […]}, by the checkpoint's chat format"),
+    MM_OPTION(U64, "window", &settings.window, "N", "ids that are scored together, each window from its own start (default 512)", .lo = 1,
+              .hi = INT32_MAX),
+    MM_OPTION(U64, "limit", &settings.limit, "N", "at most so many windows (default all)", .lo = 1),
+    MM_OPTION(STR, "collect", &settings.collect, "OUT.safetensors",
+              "with --ids, --text or --conversations: what the inputs of every linear look like: what minimax-convert reads with "
+              "--importance and --act-scales"),
+    MM_OPTION(U64, "moments", &settings.moments, "N",
+              "with --collect: also the second moments of the inputs, between all columns of a block of N (128 to 1024 in steps of "
+              "128): what minimax-convert --method gptq reads; 4 N bytes of memory for each input channel of each expert",
+              .lo = MM_MOMENTS_LEAST, .hi = MM_MOMENTS_MOST),
+    {.help = "logits of prompts"},
+    MM_OPTION(STR, "logits", &settings.logits, "OUT.safetensors", "write logits.NAME, F32 [tokens, vocab], for every prompt of --ids-from"),
+    MM_OPTION(STR, "against", &settings.against, "REF",
+              "print the KL divergence from a reference: with --text or --ids a packed checkpoint, with --ids-from a file that --logits "
+              "wrote"),
+    MM_OPTION(STR, "ids-from", &settings.ids_from, "IN.safetensors", "prompts: every tensor ids.NAME, I32 [tokens]"),
+    {.help = "run"},
+    MM_FLAG("force", &settings.force, "with --collect or --logits: replace a file of that name that minimax-eval did not make"),
+    MM_OPTION(U64, "chunk", &settings.chunk, "N", "tokens fed at once (default 512)", .lo = 1, .hi = UINT32_MAX),
+    MM_OPTION(
+        STR, "act-quant", &settings.act_quant, "WORD",
+        "round the inputs of linears as their scheme defines, or not: weights alone are quantised then (default on where the device can)",
+        .choices = "on|off"),
+    MM_OPTION_INPUT_DTYPE(&settings.input_dtype),
+    MM_OPTION_DEVICE(&settings.device),
+    MM_OPTION_UTILIZATION(&settings.share),
+    MM_OPTION_THREADS(&settings.threads),
+    MM_OPTION_PIN(&settings.pin),
+    MM_OPTIONS_DUMMY(settings.dummy),
+    MM_FLAG("json", &settings.json, "print the result as JSON; errors as JSON"),
+    MM_FLAG("quiet", &settings.quiet, "no progress on stderr", .letter = 'q'),
+};
+
+static const mm_program program = {
+    MM_PROGRAM("minimax-eval", "likelihood of a text, logits of prompts, or their divergence from others, under a packed checkpoint", "DIR",
+               1, 1, options),
+    .examples =
+        "minimax-eval M2-nvfp4 --ids ids.json --window 512\n"
+        "minimax-eval M2-block_fp8 --ids ids.json --collect inputs.safetensors\n"
+        "minimax-eval M2-nvfp4 --text text.txt --against M2-none\n"
+        "minimax-eval M2-nvfp4 --ids-from prompts.safetensors --logits logits.safetensors",
+    .files =
+        "FILE.json  a flat array of token ids\n"
+        "OUT.safetensors  appears when it is complete",
+    .may_end = mm_process_group_none,
+    .epilog =
+        "Exit status: 0 done, 2 usage, 3 bad input, 4 valid but unsupported, 5 I/O, 6 integrity of the checkpoint, 8 memory or limit.",
+};
+
+int main(int argc, char **argv) { return mm_program_main(&program, argc, argv, &settings.dir, run, &settings); }

@@ -504,75 +504,80 @@ static bool run_all(void *args, mm_err *err) {
   return ok;
 }
 
+/* The options, before the command line is read with their defaults. */
+static run_args settings = {.device = "cpu",
+                            .dummy = MM_DUMMY_NONE(mm_arch_read),
+                            .kv = "auto",
+                            .input_dtype = "auto",
+                            .given = {.temperature = NAN, .top_p = NAN, .min_p = NAN, .repetition = NAN, .presence = NAN, .frequency = NAN},
+                            .share = NAN,
+                            .top_k = UINT64_MAX};
+
+static const mm_option options[] = {
+    MM_OPTION(STR, "prompt", &settings.prompt, "TEXT", "text to continue, - for that of standard input", .letter = 'p'),
+    MM_OPTION(STR, "prompt-file", &settings.prompt_file, "FILE", "the same from a file, its last newline included"),
+    MM_FLAG("added-tokens", &settings.added_tokens,
+            "read control tokens such as <end_of_sentence> in the prompt as tokens (default: as text)"),
+    MM_FLAG(
+        "chat", &settings.chat,
+        "a conversation: -p is the user's message; without it each line of standard input is one, or several that end with a backslash; "
+        "/help at a terminal"),
+    MM_OPTION(STR, "system", &settings.system, "TEXT", "of --chat: the system message (the format's own)"),
+    MM_OPTION(STR, "chat-format", &settings.chat_format, "NAME",
+              "of --chat: how it is rendered (as the checkpoint's template does, or its family)", .choices = MM_CHAT_FORMATS),
+    MM_OPTION(U64, "max-tokens", &settings.max_tokens, "N", "tokens to generate at most (256; of --chat as many as there is room for)",
+              .letter = 'n', .lo = 1, .hi = INT32_MAX),
+    MM_OPTION(U64, "max-model-len", &settings.max_model_len, "N",
+              "tokens of prompt and answer at most (as many as the model has positions; of --chat 32768 of them)", .lo = 2,
+              .hi = INT32_MAX),
+    MM_FLAG("ignore-eos", &settings.ignore_eos, "do not stop at end tokens"),
+    MM_OPTION(LIST, "stop", &settings.stop, "TEXT", "end before this text; may be repeated"),
+    MM_OPTION(REAL, "temperature", &settings.given.temperature, "X",
+              "0: always the likeliest token (0; of --chat this and the next four as generation_config.json says)"),
+    MM_OPTION(U64, "top-k", &settings.top_k, "N", "draw from the N likeliest tokens, 0 for all (0)", .hi = INT32_MAX),
+    MM_OPTION(REAL, "top-p", &settings.given.top_p, "X", "draw from the likeliest tokens that together reach probability X (1)"),
+    MM_OPTION(REAL, "min-p", &settings.given.min_p, "X", "draw no token less likely than X times the likeliest (0)"),
+    MM_OPTION(REAL, "repetition-penalty", &settings.given.repetition, "X",
+              "divide logits above 0 of tokens that prompt or answer hold by X, multiply others (1)"),
+    MM_OPTION(REAL, "presence-penalty", &settings.given.presence, "X", "subtract X from logits of tokens that the answer holds (0)"),
+    MM_OPTION(REAL, "frequency-penalty", &settings.given.frequency, "X", "the same for each time that it holds them (0)"),
+    MM_OPTION(U64, "seed", &settings.seed, "N", "of the draws (0)"),
+    MM_OPTION_DEVICE(&settings.device),
+    MM_OPTION_DEVICES(&settings.devices),
+    MM_OPTION_ATTACH(&settings.attach),
+    MM_OPTION(STR, "act-quant", &settings.act_quant, "WORD",
+              "round the inputs of linears as their scheme defines, or not: weights alone are quantised then (on where the device can, "
+              "else off)",
+              .choices = "on|off"),
+    MM_OPTION_INPUT_DTYPE(&settings.input_dtype),
+    MM_OPTION_KV_CACHE(&settings.kv),
+    MM_OPTION_UTILIZATION(&settings.share),
+    MM_OPTION_THREADS(&settings.threads),
+    MM_OPTION_PIN(&settings.pin),
+    MM_OPTION_VERIFY(&settings.verify),
+    MM_OPTIONS_DUMMY(settings.dummy),
+    MM_FLAG("verbose", &settings.verbose, "say how each file was read, and what took how long", .letter = 'v'),
+    MM_FLAG("json", &settings.json, "the answer and what it took as one JSON object at the end; errors as JSON"),
+    MM_FLAG("quiet", &settings.quiet, "no bar, no summary and no reasoning of --chat on stderr", .letter = 'q'),
+};
+
+static const mm_program program = {
+    MM_PROGRAM("minimax-run", "continue a text with a packed checkpoint", "DIR -p TEXT", 1, 1, options),
+    .examples =
+        "minimax-run M2-nvfp4 --chat\n"
+        "minimax-run M2-nvfp4 -p \"The capital of France is\" -n 32\n"
+        "minimax-run M2-nvfp4 --prompt-file prompt.txt --temperature 0.8 --top-p 0.95 --seed 7",
+    .files =
+        "DIR/tokenizer.json, DIR/tokenizer.bin  the tokenizer, and its tables laid out for fast starts\n"
+        "DIR/generation_config.json, DIR/config.json  eos_token_id: where an answer ends",
+    .may_end = mm_process_group_none,
+    .epilog =
+        "Without --chat the prompt is used as it is. Text goes to stdout as it is generated, the reasoning of --chat to "
+        "stderr.\n" MM_ENGINE_STATUSES,
+};
+
 int main(int argc, char **argv) {
-  run_args a = {.device = "cpu",
-                .dummy = MM_DUMMY_NONE(mm_arch_read),
-                .kv = "auto",
-                .input_dtype = "auto",
-                .given = {.temperature = NAN, .top_p = NAN, .min_p = NAN, .repetition = NAN, .presence = NAN, .frequency = NAN},
-                .share = NAN,
-                .top_k = UINT64_MAX};
-  const mm_option options[] = {
-      MM_OPTION(STR, "prompt", &a.prompt, "TEXT", "text to continue, - for that of standard input", .letter = 'p'),
-      MM_OPTION(STR, "prompt-file", &a.prompt_file, "FILE", "the same from a file, its last newline included"),
-      MM_FLAG("added-tokens", &a.added_tokens, "read control tokens such as <end_of_sentence> in the prompt as tokens (default: as text)"),
-      MM_FLAG(
-          "chat", &a.chat,
-          "a conversation: -p is the user's message; without it each line of standard input is one, or several that end with a backslash; "
-          "/help at a terminal"),
-      MM_OPTION(STR, "system", &a.system, "TEXT", "of --chat: the system message (the format's own)"),
-      MM_OPTION(STR, "chat-format", &a.chat_format, "NAME",
-                "of --chat: how it is rendered (as the checkpoint's template does, or its family)", .choices = MM_CHAT_FORMATS),
-      MM_OPTION(U64, "max-tokens", &a.max_tokens, "N", "tokens to generate at most (256; of --chat as many as there is room for)",
-                .letter = 'n', .lo = 1, .hi = INT32_MAX),
-      MM_OPTION(U64, "max-model-len", &a.max_model_len, "N",
-                "tokens of prompt and answer at most (as many as the model has positions; of --chat 32768 of them)", .lo = 2,
-                .hi = INT32_MAX),
-      MM_FLAG("ignore-eos", &a.ignore_eos, "do not stop at end tokens"),
-      MM_OPTION(LIST, "stop", &a.stop, "TEXT", "end before this text; may be repeated"),
-      MM_OPTION(REAL, "temperature", &a.given.temperature, "X",
-                "0: always the likeliest token (0; of --chat this and the next four as generation_config.json says)"),
-      MM_OPTION(U64, "top-k", &a.top_k, "N", "draw from the N likeliest tokens, 0 for all (0)", .hi = INT32_MAX),
-      MM_OPTION(REAL, "top-p", &a.given.top_p, "X", "draw from the likeliest tokens that together reach probability X (1)"),
-      MM_OPTION(REAL, "min-p", &a.given.min_p, "X", "draw no token less likely than X times the likeliest (0)"),
-      MM_OPTION(REAL, "repetition-penalty", &a.given.repetition, "X",
-                "divide logits above 0 of tokens that prompt or answer hold by X, multiply others (1)"),
-      MM_OPTION(REAL, "presence-penalty", &a.given.presence, "X", "subtract X from logits of tokens that the answer holds (0)"),
-      MM_OPTION(REAL, "frequency-penalty", &a.given.frequency, "X", "the same for each time that it holds them (0)"),
-      MM_OPTION(U64, "seed", &a.seed, "N", "of the draws (0)"),
-      MM_OPTION_DEVICE(&a.device),
-      MM_OPTION_DEVICES(&a.devices),
-      MM_OPTION_ATTACH(&a.attach),
-      MM_OPTION(STR, "act-quant", &a.act_quant, "WORD",
-                "round the inputs of linears as their scheme defines, or not: weights alone are quantised then (on where the device can, "
-                "else off)",
-                .choices = "on|off"),
-      MM_OPTION_INPUT_DTYPE(&a.input_dtype),
-      MM_OPTION_KV_CACHE(&a.kv),
-      MM_OPTION_UTILIZATION(&a.share),
-      MM_OPTION_THREADS(&a.threads),
-      MM_OPTION_PIN(&a.pin),
-      MM_OPTION_VERIFY(&a.verify),
-      MM_OPTIONS_DUMMY(a.dummy),
-      MM_FLAG("verbose", &a.verbose, "say how each file was read, and what took how long", .letter = 'v'),
-      MM_FLAG("json", &a.json, "the answer and what it took as one JSON object at the end; errors as JSON"),
-      MM_FLAG("quiet", &a.quiet, "no bar, no summary and no reasoning of --chat on stderr", .letter = 'q'),
-  };
-  const mm_program program = {
-      MM_PROGRAM("minimax-run", "continue a text with a packed checkpoint", "DIR -p TEXT", 1, 1, options),
-      .examples =
-          "minimax-run M2-nvfp4 --chat\n"
-          "minimax-run M2-nvfp4 -p \"The capital of France is\" -n 32\n"
-          "minimax-run M2-nvfp4 --prompt-file prompt.txt --temperature 0.8 --top-p 0.95 --seed 7",
-      .files =
-          "DIR/tokenizer.json, DIR/tokenizer.bin  the tokenizer, and its tables laid out for fast starts\n"
-          "DIR/generation_config.json, DIR/config.json  eos_token_id: where an answer ends",
-      .may_end = mm_process_group_none,
-      .epilog =
-          "Without --chat the prompt is used as it is. Text goes to stdout as it is generated, the reasoning of --chat to "
-          "stderr.\n" MM_ENGINE_STATUSES,
-  };
-  const int status = mm_program_main(&program, argc, argv, &a.dir, run_all, &a);
-  free(a.stop.item);
+  const int status = mm_program_main(&program, argc, argv, &settings.dir, run_all, &settings);
+  free(settings.stop.item);
   return status;
 }

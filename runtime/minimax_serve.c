@@ -363,8 +363,8 @@ static bool run_all(void *args, mm_err *err) {
   return settle(a, err) && (a->check ? check(a, err) : serve_all(a, err));
 }
 
-/* Defaults of options that are not given. */
-static const serve_args usual = {
+/* The options, before the command line is read with their defaults. */
+static serve_args settings = {
     .load = {.device = "cpu", .slots = MM_DEFAULT_SLOTS, .memory_share = NAN, .dummy = MM_DUMMY_NONE(mm_arch_read)},
     .http = {.host = "127.0.0.1", .header_max = 64 << 10, .body_max = 32 << 20, .read_time = 60, .write_time = 60, .pending_max = 8 << 20},
     .kv = "auto",
@@ -377,87 +377,89 @@ static const serve_args usual = {
     .cache_memory = UINT64_C(1) << 30,
     .connections = 4096};
 
+static const mm_option options[] = {
+    MM_OPTION(STR, "host", &settings.http.host, "ADDRESS", "address to listen on (127.0.0.1)"),
+    MM_OPTION(U64, "port", &settings.port, "N", "port to listen on, 0: a free one (8000)", .hi = UINT16_MAX),
+    MM_OPTION(LIST, "api-key", &settings.keys, "KEY",
+              "requests must carry this key or another one given; other users of the machine see it"),
+    MM_OPTION(STR, "api-key-file", &settings.key_file, "FILE", "the same of the keys in a file, one a line"),
+    MM_OPTION(LIST, "allow-host", &settings.hosts, "NAME",
+              "without a key, also requests whose Host or Origin is this name, as a proxy may pass it on; * for any"),
+    MM_OPTION(LIST, "allow-origin", &settings.origins, "ORIGIN",
+              "pages from there may read replies in a browser (CORS): https://NAME, https://NAME:PORT or null; * for any (none)"),
+    MM_OPTION(LIST, "served-model-name", &settings.names, "NAME", "name of the model in requests and replies (the directory's)"),
+    MM_FLAG("any-model", &settings.any_name, "answer requests for any model's name"),
+    MM_OPTION(U64, "max-model-len", &settings.load.positions, "N",
+              "tokens of prompt and reply at most (as many as the model has positions)", .lo = 2, .hi = INT32_MAX),
+    MM_OPTION(U64, "max-num-seqs", &settings.load.slots, "N", "requests that run at a time (16)", .lo = 1, .hi = 4096),
+    MM_OPTION(U64, "max-num-batched-tokens", &settings.step_tokens, "N", "tokens of one step, prompts and replies together (512)", .lo = 1,
+              .hi = 1 << 20),
+    MM_OPTION(U64, "kv-cache-tokens", &settings.load.kv_tokens, "N", "tokens of all KV caches together (as many as fit in memory)",
+              .hi = INT32_MAX),
+    MM_OPTION_UTILIZATION(&settings.load.memory_share),
+    MM_OPTION(U64, "max-queue", &settings.queue, "N", "requests that wait at most, more are refused with status 429 (256)", .lo = 1,
+              .hi = 1 << 20),
+    MM_OPTION(STR, "prefix-cache", &settings.prefix_cache, "WORD", "keep prompts for requests that begin alike (on)", .choices = "on|off"),
+    MM_OPTION(SIZE, "prefix-cache-memory", &settings.cache_memory, "SIZE", "memory of kept prompts' lightning states (1G)"),
+    MM_OPTION(SIZE, "kv-offload", &settings.kv_offload, "SIZE",
+              "host memory for pages of kept prompts that leave the device, 0: they are lost (0)"),
+    MM_OPTION(STR, "kv-offload-dir", &settings.kv_dir, "DIR", "folder for a file of pages that leave host memory (none: they are lost)"),
+    MM_OPTION(SIZE, "kv-offload-disk", &settings.kv_disk, "SIZE", "bytes of that file at most (0)"),
+    MM_FLAG("batch-invariant", &settings.batch_invariant, "the same tokens whatever else runs"),
+    MM_OPTION(U64, "drafts", &settings.drafts, "N", "tokens that prompt lookup may propose for a step of a request (0)", .hi = MM_DRAFTS),
+    MM_OPTION(REAL, "request-timeout", &settings.request_time, "SECONDS", "time of a whole request, 0 for any (0)"),
+    MM_OPTION(REAL, "read-timeout", &settings.http.read_time, "SECONDS", "time in which a request must arrive whole (60)"),
+    MM_OPTION(REAL, "write-timeout", &settings.http.write_time, "SECONDS", "time in which a client must take some of its reply (60)"),
+    MM_OPTION(SIZE, "max-body", &settings.http.body_max, "SIZE", "bytes of a request at most (32M)"),
+    MM_OPTION(U64, "max-connections", &settings.connections, "N", "open connections at most, more wait (4096)", .lo = 1, .hi = 1 << 20),
+    MM_OPTION(STR, "chat-format", &settings.load.chat_format, "NAME", "how conversations are rendered (as the checkpoint's template does)",
+              .choices = MM_CHAT_FORMATS),
+    MM_FLAG("trust-user-tokens", &settings.trust_user, "control tokens that users spell are not text"),
+    MM_OPTION_DEVICE(&settings.load.device),
+    MM_OPTION_DEVICES(&settings.load.devices),
+    MM_OPTION_VERIFY(&settings.load.verify),
+    MM_OPTIONS_DUMMY(settings.load.dummy),
+    MM_OPTION_ATTACH(&settings.load.attach),
+    MM_OPTION(STR, "act-quant", &settings.load.act_quant, "WORD",
+              "round the inputs of linears as their scheme defines, or not (on where the device can, else off)", .choices = "on|off"),
+    MM_OPTION_INPUT_DTYPE(&settings.input_dtype),
+    MM_OPTION_KV_CACHE(&settings.kv),
+    MM_OPTION_THREADS(&settings.load.threads),
+    MM_OPTION_PIN(&settings.load.options.pin),
+    MM_FLAG("ignore-generation-config", &settings.load.own_defaults,
+            "defaults are temperature 1 and top_p 1, not those of generation_config.json"),
+    MM_OPTION(STR, "log-format", &settings.log_format, "WORD", "of the lines on stderr (text)", .choices = "text|json"),
+    MM_OPTION(STR, "metric-names", &settings.metric_names, "WORD",
+              "of /metrics (minimax); vllm: also the names that vLLM's dashboards read", .choices = "minimax|vllm"),
+    MM_OPTION(STR, "config", &settings.config, "FILE", "more options, one a line without dashes; those of the command line win"),
+    MM_FLAG("check", &settings.check, "load everything, say whether it can be served, and end"),
+    MM_FLAG("json", &settings.json, "what --check finds, the log and errors as JSON"),
+    MM_FLAG("quiet", &settings.quiet, "log errors alone", .letter = 'q'),
+};
+
+static const mm_program program = {
+    MM_PROGRAM("minimax-serve", "serve a packed checkpoint over HTTP", "DIR", 1, 1, options),
+    .examples =
+        "minimax-serve M2-nvfp4\n"
+        "minimax-serve M2-nvfp4 --host 0.0.0.0 --api-key-file keys.txt --max-num-seqs 64\n"
+        "curl -s 127.0.0.1:8000/v1/chat/completions -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}'",
+    .may_end = mm_process_group_none,
+    .epilog =
+        "/v1/chat/completions, /v1/responses, /v1/completions and /v1/models as OpenAI has them, /v1/messages as Anthropic has it;\n"
+        "/health, /ready, /metrics, /tokenize, /detokenize; / is a page to chat with the model.\n"
+        "SIGTERM and SIGINT let running requests end; a second one ends the server within two seconds.\n" MM_ENGINE_STATUSES,
+};
+
 int main(int argc, char **argv) {
-  serve_args a = usual;
-  const mm_option options[] = {
-      MM_OPTION(STR, "host", &a.http.host, "ADDRESS", "address to listen on (127.0.0.1)"),
-      MM_OPTION(U64, "port", &a.port, "N", "port to listen on, 0: a free one (8000)", .hi = UINT16_MAX),
-      MM_OPTION(LIST, "api-key", &a.keys, "KEY", "requests must carry this key or another one given; other users of the machine see it"),
-      MM_OPTION(STR, "api-key-file", &a.key_file, "FILE", "the same of the keys in a file, one a line"),
-      MM_OPTION(LIST, "allow-host", &a.hosts, "NAME",
-                "without a key, also requests whose Host or Origin is this name, as a proxy may pass it on; * for any"),
-      MM_OPTION(LIST, "allow-origin", &a.origins, "ORIGIN",
-                "pages from there may read replies in a browser (CORS): https://NAME, https://NAME:PORT or null; * for any (none)"),
-      MM_OPTION(LIST, "served-model-name", &a.names, "NAME", "name of the model in requests and replies (the directory's)"),
-      MM_FLAG("any-model", &a.any_name, "answer requests for any model's name"),
-      MM_OPTION(U64, "max-model-len", &a.load.positions, "N", "tokens of prompt and reply at most (as many as the model has positions)",
-                .lo = 2, .hi = INT32_MAX),
-      MM_OPTION(U64, "max-num-seqs", &a.load.slots, "N", "requests that run at a time (16)", .lo = 1, .hi = 4096),
-      MM_OPTION(U64, "max-num-batched-tokens", &a.step_tokens, "N", "tokens of one step, prompts and replies together (512)", .lo = 1,
-                .hi = 1 << 20),
-      MM_OPTION(U64, "kv-cache-tokens", &a.load.kv_tokens, "N", "tokens of all KV caches together (as many as fit in memory)",
-                .hi = INT32_MAX),
-      MM_OPTION_UTILIZATION(&a.load.memory_share),
-      MM_OPTION(U64, "max-queue", &a.queue, "N", "requests that wait at most, more are refused with status 429 (256)", .lo = 1,
-                .hi = 1 << 20),
-      MM_OPTION(STR, "prefix-cache", &a.prefix_cache, "WORD", "keep prompts for requests that begin alike (on)", .choices = "on|off"),
-      MM_OPTION(SIZE, "prefix-cache-memory", &a.cache_memory, "SIZE", "memory of kept prompts' lightning states (1G)"),
-      MM_OPTION(SIZE, "kv-offload", &a.kv_offload, "SIZE",
-                "host memory for pages of kept prompts that leave the device, 0: they are lost (0)"),
-      MM_OPTION(STR, "kv-offload-dir", &a.kv_dir, "DIR", "folder for a file of pages that leave host memory (none: they are lost)"),
-      MM_OPTION(SIZE, "kv-offload-disk", &a.kv_disk, "SIZE", "bytes of that file at most (0)"),
-      MM_FLAG("batch-invariant", &a.batch_invariant, "the same tokens whatever else runs"),
-      MM_OPTION(U64, "drafts", &a.drafts, "N", "tokens that prompt lookup may propose for a step of a request (0)", .hi = MM_DRAFTS),
-      MM_OPTION(REAL, "request-timeout", &a.request_time, "SECONDS", "time of a whole request, 0 for any (0)"),
-      MM_OPTION(REAL, "read-timeout", &a.http.read_time, "SECONDS", "time in which a request must arrive whole (60)"),
-      MM_OPTION(REAL, "write-timeout", &a.http.write_time, "SECONDS", "time in which a client must take some of its reply (60)"),
-      MM_OPTION(SIZE, "max-body", &a.http.body_max, "SIZE", "bytes of a request at most (32M)"),
-      MM_OPTION(U64, "max-connections", &a.connections, "N", "open connections at most, more wait (4096)", .lo = 1, .hi = 1 << 20),
-      MM_OPTION(STR, "chat-format", &a.load.chat_format, "NAME", "how conversations are rendered (as the checkpoint's template does)",
-                .choices = MM_CHAT_FORMATS),
-      MM_FLAG("trust-user-tokens", &a.trust_user, "control tokens that users spell are not text"),
-      MM_OPTION_DEVICE(&a.load.device),
-      MM_OPTION_DEVICES(&a.load.devices),
-      MM_OPTION_VERIFY(&a.load.verify),
-      MM_OPTIONS_DUMMY(a.load.dummy),
-      MM_OPTION_ATTACH(&a.load.attach),
-      MM_OPTION(STR, "act-quant", &a.load.act_quant, "WORD",
-                "round the inputs of linears as their scheme defines, or not (on where the device can, else off)", .choices = "on|off"),
-      MM_OPTION_INPUT_DTYPE(&a.input_dtype),
-      MM_OPTION_KV_CACHE(&a.kv),
-      MM_OPTION_THREADS(&a.load.threads),
-      MM_OPTION_PIN(&a.load.options.pin),
-      MM_FLAG("ignore-generation-config", &a.load.own_defaults,
-              "defaults are temperature 1 and top_p 1, not those of generation_config.json"),
-      MM_OPTION(STR, "log-format", &a.log_format, "WORD", "of the lines on stderr (text)", .choices = "text|json"),
-      MM_OPTION(STR, "metric-names", &a.metric_names, "WORD", "of /metrics (minimax); vllm: also the names that vLLM's dashboards read",
-                .choices = "minimax|vllm"),
-      MM_OPTION(STR, "config", &a.config, "FILE", "more options, one a line without dashes; those of the command line win"),
-      MM_FLAG("check", &a.check, "load everything, say whether it can be served, and end"),
-      MM_FLAG("json", &a.json, "what --check finds, the log and errors as JSON"),
-      MM_FLAG("quiet", &a.quiet, "log errors alone", .letter = 'q'),
-  };
-  const mm_program program = {
-      MM_PROGRAM("minimax-serve", "serve a packed checkpoint over HTTP", "DIR", 1, 1, options),
-      .examples =
-          "minimax-serve M2-nvfp4\n"
-          "minimax-serve M2-nvfp4 --host 0.0.0.0 --api-key-file keys.txt --max-num-seqs 64\n"
-          "curl -s 127.0.0.1:8000/v1/chat/completions -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}'",
-      .may_end = mm_process_group_none,
-      .epilog =
-          "/v1/chat/completions, /v1/responses, /v1/completions and /v1/models as OpenAI has them, /v1/messages as Anthropic has it;\n"
-          "/health, /ready, /metrics, /tokenize, /detokenize; / is a page to chat with the model.\n"
-          "SIGTERM and SIGINT let running requests end; a second one ends the server within two seconds.\n" MM_ENGINE_STATUSES,
-  };
   mm_err err = {0};
   mm_arena arena = {0};
-  a.arena = &arena;
+  settings.arena = &arena;
   char **args;
   int count;
   const int status = mm_config_file(&program, &arena, argc, argv, &count, &args, &err)
-                         ? mm_program_main(&program, count, args, &a.dir, run_all, &a)
+                         ? mm_program_main(&program, count, args, &settings.dir, run_all, &settings)
                          : mm_program_fail(&program, &err);
   mm_arena_close(&arena);
-  MM_FREE(a.keys.item, a.names.item, a.hosts.item, a.origins.item);
+  MM_FREE(settings.keys.item, settings.names.item, settings.hosts.item, settings.origins.item);
   return status;
 }

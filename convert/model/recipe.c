@@ -41,17 +41,12 @@ static void put_words(FILE *f, const char *between) {
   for (size_t i = 0; (p = mm_preset_at(i)); i++) fprintf(f, "%s%s", between, p->name);
 }
 
-char *mm_recipe_words(mm_arena *a, mm_err *err) {
-  char *text = NULL, *kept = NULL;
-  size_t n = 0;
-  FILE *f = open_memstream(&text, &n);
-  if (f) put_words(f, "|");
-  if (f && mm_close_text(f, &text))
-    kept = mm_arena_strndup(a, text, n, err);
-  else
-    mm_fail_memory(err, n);
-  free(text);
-  return kept;
+bool mm_recipe_words(char *text, size_t n, mm_err *err) {
+  FILE *f = fmemopen(text, n, "w");
+  if (!f) return mm_fail_memory(err, n);
+  put_words(f, "|");
+  const bool written = !ferror(f) && ftell(f) < (long)n;
+  return (fclose(f) == 0 && written) || mm_fail(err, MM_BUG, "E_BUG", mm_at(NULL, NULL), "words of --quant: expected at most %zu bytes", n);
 }
 
 void mm_recipe_help(FILE *f) {

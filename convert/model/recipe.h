@@ -61,8 +61,8 @@ typedef struct mm_preset {
 const mm_preset *mm_preset_at(size_t i); /* NULL past the end */
 /* The line of a named preset ("experts_nvfp4", …), or NULL. */
 const char *mm_recipe_preset(const char *name);
-/* Every word that --quant takes as it is: none, schemes, presets, between `|`. NULL on want of memory. */
-char *mm_recipe_words(mm_arena *a, mm_err *err);
+/* Writes every word that --quant takes as it is into text[n]: none, schemes, presets, separated by `|`. */
+MM_MUST_USE bool mm_recipe_words(char *text, size_t n, mm_err *err);
 /* The same as a table: name, bits, SQNR, purpose, and the synonyms of schemes. */
 void mm_recipe_help(FILE *f);
 /* The same: {"schemes": [{"name", "bits", "sqnr_db", "purpose", "synonyms"}], "presets": [{"name", "purpose", "recipe"}]}, without bits and

@@ -171,5 +171,21 @@ static bool packed_digest(const mm_plan *p, mm_digest *out, mm_err *err) {
   return true;
 }
 
-const mm_layout mm_layout_packed = {"packed",    "packed",     MM_MANIFEST, "manifest",    false,
-                                    packed_name, packed_shape, packed_file, packed_digest, packed_manifest};
+static bool packed_part(const char *file, unsigned *rank, unsigned *number) {
+  return sscanf(file, "model-rank-%9u-part-%9u.", rank, number) == 2;
+}
+
+static const char *const none_made[] = {NULL};
+const mm_layout mm_layout_packed = {.word = "packed",
+                                    .kind = "packed",
+                                    .last = MM_MANIFEST,
+                                    .last_kind = "manifest",
+                                    .digest_key = "manifest_sha256",
+                                    .made = none_made,
+                                    .extras = true,
+                                    .name = packed_name,
+                                    .shape = packed_shape,
+                                    .file = packed_file,
+                                    .part = packed_part,
+                                    .digest = packed_digest,
+                                    .finish = packed_manifest};

@@ -129,7 +129,26 @@ static char *index_of(const mm_plan *p, mm_err *err) {
   return NULL;
 }
 
-const mm_layout mm_layout_hf = {"hf", "unsharded", MM_INDEX_NAME, "index", true, name_of, shape_of, file_of, digest_of, index_of};
+static bool part_of(const char *file, unsigned *rank, unsigned *number) {
+  *rank = 0;
+  return sscanf(file, "model-%9u-of-", number) == 1 && (*number)-- > 0;
+}
+
+static const char *const made[] = {"config.json", "hf_quant_config.json", MM_INDEX_NAME, NULL};
+const mm_layout mm_layout_hf = {.word = "hf",
+                                .kind = "unsharded",
+                                .last = MM_INDEX_NAME,
+                                .last_kind = "index",
+                                .digest_key = "index_sha256",
+                                .digests = MM_DIGESTS,
+                                .made = made,
+                                .unfused = true,
+                                .name = name_of,
+                                .shape = shape_of,
+                                .file = file_of,
+                                .part = part_of,
+                                .digest = digest_of,
+                                .finish = index_of};
 
 bool mm_code_file(const char *name) {
   size_t n = strlen(name), plain = strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_");

@@ -113,10 +113,15 @@ static inline mm_part *mm_plan_entry(const mm_plan *p, uint32_t part, uint32_t r
 typedef struct mm_layout {
   const char *word, *kind;      /* "hf", of --layout; "unsharded", for people */
   const char *last, *last_kind; /* the file that is written last, such as manifest.json, and its kind: "manifest" */
+  const char *digest_key;       /* of that file's digest in a summary: "manifest_sha256" */
+  const char *digests;          /* the file of digests that this layout adds, or NULL: the last file has them */
+  const char *const *made;      /* companions of the source that this layout makes itself, up to NULL */
   bool unfused;                 /* each piece of a tensor is stored by itself, uncut: one rank */
+  bool extras;                  /* a draft and the tokenizer's image may be among its files */
   char *(*name)(const mm_plan *p, uint32_t tensor, uint32_t piece, unsigned plane, mm_arena *a, mm_err *err);
   mm_shape (*shape)(const mm_plan *p, uint32_t tensor, uint32_t piece, unsigned plane);
   char *(*file)(mm_plan *p, uint32_t rank, uint32_t number, mm_err *err); /* of a part, in the plan's arena */
+  bool (*part)(const char *file, unsigned *rank, unsigned *number);       /* the part that a name begins as, from 0; false: none */
   bool (*digest)(const mm_plan *p, mm_digest *out, mm_err *err);          /* of all that fixes the output but sizes and contents */
   char *(*finish)(const mm_plan *p, mm_err *err);                         /* the text of the last file; free() it */
 } mm_layout;

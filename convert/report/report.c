@@ -258,7 +258,7 @@ static mm_json *summary_json(const mm_plan *p, const mm_convert_outcome *o) {
             mm_json_set(j, "read_gb_per_s", mm_json_new_real(fresh / o->seconds / 1e9)) &&
             mm_json_set(j, "written_gb_per_s", mm_json_new_real((double)p->output_bytes / o->seconds / 1e9)) &&
             put_number(j, "zeroed_weights", o->zeroed) && put_number(j, "peak_rss_bytes", peak_rss()) &&
-            mm_json_set(j, p->layout->unfused ? "index_sha256" : "manifest_sha256", mm_json_new_str(hex));
+            mm_json_set(j, p->layout->digest_key, mm_json_new_str(hex));
   if (ok) return j;
   mm_json_free(j);
   return NULL;

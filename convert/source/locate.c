@@ -1,4 +1,4 @@
-/* From the word that a user gives to a source's directory. */
+/* Finds the directory of a source: a path, or a name in the Hub's cache, with or without a revision. */
 #include "convert/source/locate.h"
 
 #include <dirent.h>
@@ -18,7 +18,7 @@ static bool is_dir(const char *path) {
   return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
-/* Also of a link to nothing. */
+/* True for a broken link too. */
 static bool holds(const char *dir, const char *name) {
   struct stat st;
   return lstat(mm_path_of(dir, name).text, &st) == 0;

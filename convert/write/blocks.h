@@ -25,9 +25,9 @@ typedef struct mm_put_log {
 } mm_put_log;
 
 typedef enum mm_block_state {
-  MM_BLOCK_ASSEMBLED,
-  MM_BLOCK_CACHED,
-  MM_BLOCK_DONE /* on disk, digest in the manifest's part */
+  MM_BLOCK_ASSEMBLED, /* gathered in a buffer, written and hashed once it is full */
+  MM_BLOCK_CACHED,    /* each put is written to the file at once, through the page cache; also where no buffer is free */
+  MM_BLOCK_DONE       /* on disk, digest in the manifest's part */
 } mm_block_state;
 
 typedef struct mm_block {

@@ -165,29 +165,29 @@ static bool copy_companions(mm_writer *w, mm_err *err) {
     const mm_path path = mm_path_of(w->plan->hf->dir, companion[i]);
     if (faccessat(AT_FDCWD, path.text, F_OK, AT_SYMLINK_NOFOLLOW) != 0 || is_written(w->plan, companion[i])) continue;
     if (!copy_companion(w, companion[i], err)) return false;
-    if (w->o.bake && !w->plan->layout->unfused && strcmp(companion[i], "tokenizer.json") == 0 && !bake_image(w, err)) return false;
+    if (w->o.bake && w->plan->layout->extras && strcmp(companion[i], "tokenizer.json") == 0 && !bake_image(w, err)) return false;
   }
   return true;
 }
 
-/* The digests of all files of the unsharded layout but themselves and the card; the index, which comes last, among them. */
+/* The digests of all files but themselves and the card, where the layout has a file of them; the index, which comes last, among them. */
 static bool write_digests(mm_writer *w, mm_err *err) {
   mm_pack *pack = &w->plan->pack;
-  if (!w->plan->layout->unfused) return true;
+  if (!w->plan->layout->digests) return true;
   char *index = w->plan->layout->finish(w->plan, err), *text = NULL;
   mm_pack_file *f = &pack->file[pack->file_count++];
   *f = (mm_pack_file){.name = MM_INDEX_NAME, .size = index ? strlen(index) : 0};
   if (index) f->sha256 = mm_sha256(index, f->size);
   pack->target_format = mm_arena_printf(&pack->arena, err, "%s", mm_target_format_name(w->plan->target_format));
-  bool ok =
-      index && pack->target_format && (text = mm_digests_text(pack, err)) && mm_writer_replace(w, MM_DIGESTS, text, strlen(text), err);
+  bool ok = index && pack->target_format && (text = mm_digests_text(pack, err)) &&
+            mm_writer_replace(w, w->plan->layout->digests, text, strlen(text), err);
   free(index);
   free(text);
   return ok;
 }
 
 bool mm_companions_write(mm_writer *w, mm_err *err) {
-  const mm_pack *from = w->plan->layout->unfused ? NULL : w->plan->hf->manifest; /* whose draft is copied, without --draft */
+  const mm_pack *from = w->plan->layout->extras ? w->plan->hf->manifest : NULL; /* whose draft is copied, without --draft */
   return copy_companions(w, err) && mm_draft_write(w->o.draft, from, w->dir, w->staging, &w->plan->pack, err) && copy_code(w, err) &&
          write_texts(w, err) && write_digests(w, err);
 }
@@ -230,12 +230,11 @@ static bool same_bake(const mm_pack *p, const mm_pack_file *f, mm_bake_fn *bake,
   return ok;
 }
 
-/* True for files that the unsharded layout makes itself, and for those that the plan writes. */
+/* True for files that the layout makes itself, and for those that the plan writes. */
 static bool is_made(const mm_plan *plan, const char *name) {
-  static const char *const made[] = {"config.json", "hf_quant_config.json", MM_INDEX_NAME};
-  for (size_t i = 0; plan->layout->unfused && i < sizeof made / sizeof *made; i++)
-    if (strcmp(name, made[i]) == 0) return true;
-  return is_written(plan, name) || (!plan->layout->unfused && strcmp(name, MM_DFLASH_FILE) == 0); /* a draft has a source of its own */
+  for (const char *const *made = plan->layout->made; *made; made++)
+    if (strcmp(name, *made) == 0) return true;
+  return is_written(plan, name) || (plan->layout->extras && strcmp(name, MM_DFLASH_FILE) == 0); /* a draft has a source of its own */
 }
 
 static bool is_there(const mm_plan *plan, const mm_pack *p, const char *name, mm_err *err) {
@@ -250,7 +249,7 @@ bool mm_companions_same(const mm_plan *plan, const mm_pack *p, mm_bake_fn *bake,
   bool ok = list_code(plan->hf, &names, code, &count, err);
   for (size_t i = 0; ok && i < p->file_count; i++) {
     const mm_pack_file *f = &p->file[i];
-    if (!plan->layout->unfused && strcmp(f->name, baked) == 0)
+    if (plan->layout->extras && strcmp(f->name, baked) == 0)
       ok = same_bake(p, f, bake, err);
     else if (!is_made(plan, f->name))
       ok = (mm_companions_has(f->name) || mm_code_file(f->name) || another(p, f->name, "found a file that no conversion writes", err)) &&

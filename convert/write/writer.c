@@ -77,7 +77,7 @@ static bool is_empty(const char *path, bool *empty, mm_err *err) {
 static bool find_complete(mm_writer *w, bool archived, mm_err *err) {
   mm_err why = {0};
   w->complete = mm_finished_check(w->plan, w->o.target, archived, w->o.shares == 1, w->o.threads, &why) &&
-                (w->plan->layout->unfused || mm_draft_same(w->o.draft, w->plan->hf->manifest, w->o.target, &why));
+                (!w->plan->layout->extras || mm_draft_same(w->o.draft, w->plan->hf->manifest, w->o.target, &why));
   if (w->complete || (w->o.force && (why.status == MM_INTEGRITY || why.status == MM_USAGE))) return true;
   *err = why;
   return false;
@@ -516,10 +516,7 @@ static bool is_part(const mm_writer *w, const char *name) {
   const mm_pack *p = &w->plan->pack;
   unsigned rank = 0, part = 0;
   const char *end = w->o.level > 0 ? ".zst" : "";
-  if (w->plan->layout->unfused ? sscanf(name, "model-%9u-of-", &part) != 1 || part-- == 0
-                               : sscanf(name, "model-rank-%9u-part-%9u.", &rank, &part) != 2)
-    return false;
-  if (rank >= mm_pack_ranks(p) || part >= p->rank[rank].part_count) return false;
+  if (!w->plan->layout->part(name, &rank, &part) || rank >= mm_pack_ranks(p) || part >= p->rank[rank].part_count) return false;
   const char *file = p->rank[rank].part[part].file;
   size_t n = strlen(file);
   return strncmp(name, file, n) == 0 && strcmp(name + n, end) == 0;
@@ -530,7 +527,7 @@ static bool is_due(const void *ctx, const char *name) {
   const mm_writer *w = ctx;
   const mm_plan *p = w->plan;
   bool due = is_part(w, name) || strcmp(name, p->layout->last) == 0 || (w->o.level > 0 && strcmp(name, MM_ARCHIVE) == 0) ||
-             (p->layout->unfused && strcmp(name, MM_DIGESTS) == 0);
+             (p->layout->digests && strcmp(name, p->layout->digests) == 0);
   for (size_t i = 0; !due && i < p->pack.file_count; i++) due = strcmp(name, p->pack.file[i].name) == 0;
   for (size_t i = 0; !due && i < MM_PLAN_TEXTS && p->text[i].name; i++) due = strcmp(name, p->text[i].name) == 0;
   return due;

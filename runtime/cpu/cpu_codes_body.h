@@ -104,16 +104,23 @@ LEVEL void one_token_words(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t firs
     one_token_cells(v, kind, v->plane ? v->cell : MM_SPAN, first, rows, x, y);
 }
 
-/* sums[rows, MM_CPU_MANY_TOKENS, 16] of a tile over spans of widened rows, SPANS of each; `from`: whether these are not the first. */
-LEVEL void tile_words(uint32_t rows, uint32_t tokens, mm_cpu_kind kind, uint32_t spans, bool from, const wide_span *w,
-                      const mm_cpu_span *const *x, float *sums) {
+/* Widened spans of rows, [rows, SPANS], of which `spans` are in use. */
+typedef struct wide_rows {
+  const wide_span *w;
+  uint32_t rows, spans;
+  bool from; /* these are not the rows' first spans: products are added to sums */
+} wide_rows;
+
+/* sums[rows, MM_CPU_MANY_TOKENS, 16] of a tile: the first `rows` of `wide`. */
+LEVEL void tile_words(uint32_t rows, uint32_t tokens, mm_cpu_kind kind, wide_rows wide, const mm_cpu_span *const *x, float *sums) {
+  const wide_span *const w = wide.w;
   const uint32_t limbs = mm_cpu_kinds[kind].limbs;
   v16 sum[4][8];
   MM_UNROLL
   for (uint32_t r = 0; r < rows; r++) MM_UNROLL
-  for (uint32_t t = 0; t < tokens; t++) sum[r][t] = from ? v16_load(sums + (r * MM_CPU_MANY_TOKENS + t) * 16) : v16_zero();
+  for (uint32_t t = 0; t < tokens; t++) sum[r][t] = wide.from ? v16_load(sums + (r * MM_CPU_MANY_TOKENS + t) * 16) : v16_zero();
   MM_ROLL
-  for (uint32_t s = 0; s < spans; s++) {
+  for (uint32_t s = 0; s < wide.spans; s++) {
     v64 total[4][8];
     MM_UNROLL
     for (uint32_t l = 0; l < limbs; l++) {
@@ -152,25 +159,22 @@ LEVEL void tile_words(uint32_t rows, uint32_t tokens, mm_cpu_kind kind, uint32_t
   for (uint32_t t = 0; t < tokens; t++) v16_store(sums + (r * MM_CPU_MANY_TOKENS + t) * 16, sum[r][t]);
 }
 
-typedef void words_fn(uint32_t rows, mm_cpu_kind kind, uint32_t spans, bool from, const wide_span *w, const mm_cpu_span *const *x,
-                      float *sums);
 /* A tile's tokens under all rows, by `high` of them and what is left by ones. */
-LEVEL void words_column(uint32_t tokens, uint32_t high, mm_cpu_kind kind, uint32_t rows, uint32_t spans, bool from, const wide_span *w,
-                        const mm_cpu_span *const *x, float *sums) {
+LEVEL void words_column(uint32_t tokens, uint32_t high, mm_cpu_kind kind, wide_rows wide, const mm_cpu_span *const *x, float *sums) {
   uint32_t r = 0;
-  for (; r + high <= rows; r += high)
-    tile_words(high, tokens, kind, spans, from, w + (size_t)r * SPANS, x, sums + (size_t)r * MM_CPU_MANY_TOKENS * 16);
-  for (; r < rows; r++) tile_words(1, tokens, kind, spans, from, w + (size_t)r * SPANS, x, sums + (size_t)r * MM_CPU_MANY_TOKENS * 16);
+  for (; r + high <= wide.rows; r += high, wide.w += (size_t)high * SPANS)
+    tile_words(high, tokens, kind, wide, x, sums + (size_t)r * MM_CPU_MANY_TOKENS * 16);
+  for (; r < wide.rows; r++, wide.w += SPANS) tile_words(1, tokens, kind, wide, x, sums + (size_t)r * MM_CPU_MANY_TOKENS * 16);
 }
-#define WORDS(tokens, high)                                                                                                      \
-  TARGET static __attribute__((noinline)) void words_of_##tokens(uint32_t rows, mm_cpu_kind kind, uint32_t spans, bool from,     \
-                                                                 const wide_span *w, const mm_cpu_span *const *x, float *sums) { \
-    if (kind == MM_KIND_INT4_CODES)                                                                                              \
-      words_column(tokens, high, MM_KIND_INT4_CODES, rows, spans, from, w, x, sums);                                             \
-    else if (mm_cpu_kinds[kind].limbs == 1) /* scales are f32 by then */                                                         \
-      words_column(tokens, high, MM_KIND_NVFP4_CODES, rows, spans, from, w, x, sums);                                            \
-    else                                                                                                                         \
-      words_column(tokens, high, MM_KIND_NVFP4_LIMBS, rows, spans, from, w, x, sums);                                            \
+#define WORDS(tokens, high)                                                                                                            \
+  TARGET static __attribute__((noinline)) void words_of_##tokens(mm_cpu_kind kind, const wide_rows *wide, const mm_cpu_span *const *x, \
+                                                                 float *sums) {                                                        \
+    if (kind == MM_KIND_INT4_CODES)                                                                                                    \
+      words_column(tokens, high, MM_KIND_INT4_CODES, *wide, x, sums);                                                                  \
+    else if (mm_cpu_kinds[kind].limbs == 1) /* scales are f32 by then */                                                               \
+      words_column(tokens, high, MM_KIND_NVFP4_CODES, *wide, x, sums);                                                                 \
+    else                                                                                                                               \
+      words_column(tokens, high, MM_KIND_NVFP4_LIMBS, *wide, x, sums);                                                                 \
   }
 WORD_TILES(WORDS)
 #undef WORDS
@@ -190,11 +194,12 @@ LEVEL void widen_spans(wide_span *to, const mm_cpu_view *v, mm_cpu_kind kind, ui
 
 /* Two to MM_CPU_MANY_TOKENS tokens. */
 LEVEL void many_tokens_words(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t tokens, uint32_t first, uint32_t rows,
-                             const mm_cpu_span *const *x, float *y, size_t stride, float *sums) {
+                             const mm_cpu_span *const *x, rows_out to) {
   const uint32_t spans = mm_cells(v->w->k, MM_SPAN), block = spans_of(kind);
-  wide_span *const w = (wide_span *)(void *)(sums + (size_t)rows * MM_CPU_MANY_TOKENS * 16);
+  wide_span *const w = (wide_span *)(void *)(to.sums + (size_t)rows * MM_CPU_MANY_TOKENS * 16);
   for (uint32_t from = 0; from < spans; from += block) {
     const uint32_t n = from + block < spans ? block : spans - from;
+    const wide_rows wide = {w, rows, n, from > 0};
     for (uint32_t r = 0; r < rows; r++) widen_spans(w + (size_t)r * SPANS, v, kind, first + r, from, from + n);
     const size_t bytes = (size_t)block * MM_SPAN / 2;
     const uint8_t *const codes = v->codes + (size_t)first * v->row_bytes, *const after = v->next ? v->next : codes + rows * v->row_bytes;
@@ -210,36 +215,37 @@ LEVEL void many_tokens_words(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t to
         for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(next + r * v->row_bytes + i, 0, 2);
       for (uint32_t i = 0; i < some; i++) in[i] = x[t + i] + (size_t)from * mm_cpu_kinds[kind].limbs;
 #define WORDS(count, high) \
-  if (some == (count)) words_of_##count(rows, kind, n, from > 0, w, in, sums + 16 * t);
+  if (some == (count)) words_of_##count(kind, &wide, in, to.sums + 16 * t);
       WORD_TILES(WORDS)
 #undef WORDS
     }
   }
-  tokens_out(v, tokens, first, rows, y, stride, sums);
+  tokens_out(v, tokens, first, rows, to);
 }
 
 LEVEL void all_tokens_words(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens,
-                            float *y, size_t stride, float *sums) {
+                            rows_out to) {
   const mm_cpu_span *in[MM_CPU_MANY_TOKENS];
   for (uint32_t t = 0, some; t < tokens; t += some) {
     some = mm_cpu_some(tokens - t);
     for (uint32_t i = 0; i < some; i++) in[i] = (const mm_cpu_span *)(const void *)x[t + i];
     if (some == 1)
-      one_token_words(v, kind, first, rows, in[0], y + t * stride);
+      one_token_words(v, kind, first, rows, in[0], to.y + t * to.stride);
     else
-      many_tokens_words(v, kind, some, first, rows, in, y + t * stride, stride, sums);
+      many_tokens_words(v, kind, some, first, rows, in, out_from(to, t));
   }
 }
 
 TARGET static void rows_of_codes(const mm_cpu_view *v, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens, float *y,
                                  size_t stride, float *sums) {
+  const rows_out to = {y, stride, sums};
   switch (v->kind) {
-    case MM_KIND_NVFP4_CODES: all_tokens_words(v, MM_KIND_NVFP4_CODES, first, rows, x, tokens, y, stride, sums); break;
-    case MM_KIND_MXFP4_CODES: all_tokens_words(v, MM_KIND_MXFP4_CODES, first, rows, x, tokens, y, stride, sums); break;
-    case MM_KIND_INT4_CODES: all_tokens_words(v, MM_KIND_INT4_CODES, first, rows, x, tokens, y, stride, sums); break;
-    case MM_KIND_NVFP4_LIMBS: all_tokens_words(v, MM_KIND_NVFP4_LIMBS, first, rows, x, tokens, y, stride, sums); break;
-    case MM_KIND_MXFP4_LIMBS: all_tokens_words(v, MM_KIND_MXFP4_LIMBS, first, rows, x, tokens, y, stride, sums); break;
-    case MM_KIND_INT4_LIMBS: all_tokens_words(v, MM_KIND_INT4_LIMBS, first, rows, x, tokens, y, stride, sums); break;
-    default: all_tokens_words(v, MM_KIND_INT4_OFFSET_LIMBS, first, rows, x, tokens, y, stride, sums); break;
+    case MM_KIND_NVFP4_CODES: all_tokens_words(v, MM_KIND_NVFP4_CODES, first, rows, x, tokens, to); break;
+    case MM_KIND_MXFP4_CODES: all_tokens_words(v, MM_KIND_MXFP4_CODES, first, rows, x, tokens, to); break;
+    case MM_KIND_INT4_CODES: all_tokens_words(v, MM_KIND_INT4_CODES, first, rows, x, tokens, to); break;
+    case MM_KIND_NVFP4_LIMBS: all_tokens_words(v, MM_KIND_NVFP4_LIMBS, first, rows, x, tokens, to); break;
+    case MM_KIND_MXFP4_LIMBS: all_tokens_words(v, MM_KIND_MXFP4_LIMBS, first, rows, x, tokens, to); break;
+    case MM_KIND_INT4_LIMBS: all_tokens_words(v, MM_KIND_INT4_LIMBS, first, rows, x, tokens, to); break;
+    default: all_tokens_words(v, MM_KIND_INT4_OFFSET_LIMBS, first, rows, x, tokens, to); break;
   }
 }

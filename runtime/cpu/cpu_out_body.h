@@ -44,14 +44,25 @@ LEVEL void row_out(const mm_cpu_view *v, uint32_t first, uint32_t rows, uint32_t
   sums_of(y + from, some, lanes, 16, factor);
 }
 
-/* y[tokens · stride] of sums[rows, MM_CPU_MANY_TOKENS, 16]. */
-LEVEL void tokens_out(const mm_cpu_view *v, uint32_t tokens, uint32_t first, uint32_t rows, float *y, size_t stride, const float *sums) {
+/* Destination of a call: row r of token t is y[t · stride + r]; sums: memory of mm_cpu_rows. */
+typedef struct rows_out {
+  float *y;
+  size_t stride;
+  float *sums;
+} rows_out;
+LEVEL rows_out out_from(rows_out to, uint32_t token) {
+  to.y += token * to.stride;
+  return to;
+}
+
+/* Writes the results of sums[rows, MM_CPU_MANY_TOKENS, 16]. */
+LEVEL void tokens_out(const mm_cpu_view *v, uint32_t tokens, uint32_t first, uint32_t rows, rows_out to) {
   float factor[16];
   for (uint32_t r = 0; r < rows; r += 16) {
     const uint32_t some = rows - r < 16 ? rows - r : 16;
     mm_cpu_row_factors(v, first + r, some, factor);
     for (uint32_t t = 0; t < tokens; t++)
-      sums_of(y + t * stride + r, some, sums + ((size_t)r * MM_CPU_MANY_TOKENS + t) * 16, (size_t)MM_CPU_MANY_TOKENS * 16, factor);
+      sums_of(to.y + t * to.stride + r, some, to.sums + ((size_t)r * MM_CPU_MANY_TOKENS + t) * 16, (size_t)MM_CPU_MANY_TOKENS * 16, factor);
   }
 }
 

@@ -174,7 +174,7 @@ enum { BLOCK = 4 }; /* chunks whose x, for MM_CPU_TOKENS tokens, stays in the fi
 
 /* Two to MM_CPU_TOKENS tokens. */
 LEVEL void some_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t tokens, uint32_t first, uint32_t rows, const float *const *x,
-                       float *y, size_t stride, float *sums) {
+                       rows_out to) {
   const uint32_t chunks = mm_cells(v->w->k, MM_CHUNK), block = BLOCK;
   const uint32_t wide = v->cell > MM_CHUNK ? v->cell / MM_CHUNK : 1; /* chunks under one scale */
   const uint32_t step = v->plane ? mm_cpu_kinds[kind].scale_bytes * (v->cell < MM_CHUNK ? MM_CHUNK / v->cell : 1) : 0;
@@ -182,7 +182,7 @@ LEVEL void some_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t tokens, 
     const uint32_t end = from + block < chunks ? from + block : chunks;
     for (uint32_t r = 0; r < rows; r++) {
       const uint8_t *codes = v->codes + (first + r) * v->row_bytes, *scales = row_scales(v, kind, first + r);
-      float *row_sums = sums + (size_t)r * tokens * 16;
+      float *row_sums = to.sums + (size_t)r * tokens * 16;
       bool nan = false;
       v16 sum[MM_CPU_TOKENS];
       MM_UNROLL
@@ -203,7 +203,7 @@ LEVEL void some_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t tokens, 
       }
       const float factor = mm_cpu_row_factor(v, first + r);
       MM_UNROLL
-      for (uint32_t t = 0; t < tokens; t++) y[t * stride + r] = v16_sum(sum[t]) * factor;
+      for (uint32_t t = 0; t < tokens; t++) to.y[t * to.stride + r] = v16_sum(sum[t]) * factor;
     }
   }
 }
@@ -237,7 +237,7 @@ typedef struct tile_room {
   /* Where x has scales, products of both with pairs: [lines of w's scales, MM_CPU_MANY_TOKENS, TILE_BLOCK], `high` rows under a line, of
    * which those before the first one of w are of the line before. */
   float *products;
-  uint32_t before, high;
+  uint32_t before, high, rows;
 } tile_room;
 
 /* Chunks [from, end) of one row. A code that is no number makes the scales none. */
@@ -267,12 +267,13 @@ LEVEL void widen_row(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t row, uint3
 
 LEVEL float *sum_at(const tile_room *room, uint32_t r, uint32_t t) { return room->sums + ((size_t)r * MM_CPU_MANY_TOKENS + t) * 16; }
 
-/* The products of chunks [from, end) for all lines and tokens. */
-LEVEL void multiply_scales(const tile_room *room, const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, uint32_t rows, uint32_t tokens,
-                           const float *const *x, uint32_t from, uint32_t end) {
+/* Of MM_KIND_E4M3_GROUPS: the products of chunks [from, end) for all lines and tokens. */
+LEVEL void multiply_scales(const tile_room *room, const mm_cpu_view *v, uint32_t first, uint32_t tokens, const float *const *x,
+                           uint32_t from, uint32_t end) {
+  const mm_cpu_kind kind = MM_KIND_E4M3_GROUPS;
   const uint32_t wide = v->cell > MM_CHUNK ? v->cell / MM_CHUNK : 1;
   float *to = room->products;
-  for (uint32_t row = first - room->before; row < first + rows; row += room->high) {
+  for (uint32_t row = first - room->before; row < first + room->rows; row += room->high) {
     const uint8_t *const scales = row_scales(v, kind, row);
     for (uint32_t t = 0; t < MM_CPU_MANY_TOKENS; t++, to += TILE_BLOCK)
       for (uint32_t c = from; t < tokens && c < end; c++)
@@ -349,34 +350,34 @@ typedef struct tile_next {
 } tile_next;
 
 /* A tile's tokens under all rows, by `high` of them and what is left by ones. */
-LEVEL void tile_column(uint32_t tokens, uint32_t high, scaling how, uint32_t chunks, uint32_t rows, tile_room room, const float *const *x,
-                       size_t at, const tile_next *next) {
+LEVEL void tile_column(uint32_t tokens, uint32_t high, scaling how, uint32_t chunks, tile_room room, const float *const *x, size_t at,
+                       const tile_next *next) {
   const uint32_t pieces = how == HALVES ? 2 : 1;
   uint32_t r = 0;
-  for (; r + high <= rows; r += high) {
+  for (; r + high <= room.rows; r += high) {
     for (uint32_t i = 0; i < high; i += 2) /* 64 rows ask for a block of each token */
       for (uint32_t t = 0; t < next->tokens; t++) __builtin_prefetch(next->x[t] + next->at + 8 * (r + i));
     tile_step(high, tokens, how, chunks, &room, x, at);
     room.sums += (size_t)high * MM_CPU_MANY_TOKENS * 16, room.w += (size_t)high * TILE_BLOCK * SPAN;
     room.scales += (size_t)high * TILE_BLOCK * pieces * 16, room.before += high;
   }
-  for (; r < rows; r++) {
+  for (; r < room.rows; r++) {
     tile_step(1, tokens, how, chunks, &room, x, at);
     room.sums += (size_t)MM_CPU_MANY_TOKENS * 16, room.w += (size_t)TILE_BLOCK * SPAN, room.scales += (size_t)TILE_BLOCK * pieces * 16;
     room.before++;
   }
 }
-#define TILE(tokens, high)                                                                                                          \
-  TARGET static __attribute__((noinline)) void tile_of_##tokens(scaling how, uint32_t chunks, uint32_t rows, const tile_room *room, \
-                                                                const float *const *x, size_t at, const tile_next *next) {          \
-    if (how == NONE)                                                                                                                \
-      tile_column(tokens, high, NONE, chunks, rows, *room, x, at, next);                                                            \
-    else if (how == GROUPS)                                                                                                         \
-      tile_column(tokens, high, GROUPS, chunks, rows, *room, x, at, next);                                                          \
-    else if (how == WHOLE)                                                                                                          \
-      tile_column(tokens, high, WHOLE, chunks, rows, *room, x, at, next);                                                           \
-    else                                                                                                                            \
-      tile_column(tokens, high, HALVES, chunks, rows, *room, x, at, next);                                                          \
+#define TILE(tokens, high)                                                                                                 \
+  TARGET static __attribute__((noinline)) void tile_of_##tokens(scaling how, uint32_t chunks, const tile_room *room,       \
+                                                                const float *const *x, size_t at, const tile_next *next) { \
+    if (how == NONE)                                                                                                       \
+      tile_column(tokens, high, NONE, chunks, *room, x, at, next);                                                         \
+    else if (how == GROUPS)                                                                                                \
+      tile_column(tokens, high, GROUPS, chunks, *room, x, at, next);                                                       \
+    else if (how == WHOLE)                                                                                                 \
+      tile_column(tokens, high, WHOLE, chunks, *room, x, at, next);                                                        \
+    else                                                                                                                   \
+      tile_column(tokens, high, HALVES, chunks, *room, x, at, next);                                                       \
   }
 TILES(TILE)
 #undef TILE
@@ -388,7 +389,7 @@ typedef struct codes_next {
 } codes_next;
 
 /* All tokens under widened rows. */
-TARGET static void all_tiles(uint32_t tokens, scaling how, uint32_t chunks, uint32_t rows, tile_room room, const float *const *x, size_t at,
+TARGET static void all_tiles(uint32_t tokens, scaling how, uint32_t chunks, tile_room room, const float *const *x, size_t at,
                              const codes_next *codes) {
   for (uint32_t t = 0; t < tokens;) {
     const uint32_t left = tokens - t;
@@ -397,13 +398,13 @@ TARGET static void all_tiles(uint32_t tokens, scaling how, uint32_t chunks, uint
   if (!some && left >= (n)) some = (n);
     TILES(TILE)
 #undef TILE
-    for (uint32_t r = rows * t / tokens; r < rows * (t + some) / tokens; r++)
+    for (uint32_t r = room.rows * t / tokens; r < room.rows * (t + some) / tokens; r++)
       for (size_t i = 0; i < codes->bytes; i += 64) __builtin_prefetch(codes->codes + r * codes->row_bytes + i, 0, 2);
     const bool last = left == some;
     const uint32_t after = last ? tokens : left - some;
     const tile_next next = {last ? x : x + t + some, after < some ? after : some, last ? at + (size_t)TILE_BLOCK * SPAN : at};
 #define TILE(n, high) \
-  if (some == (n)) tile_of_##n(how, chunks, rows, &room, x + t, at, &next);
+  if (some == (n)) tile_of_##n(how, chunks, &room, x + t, at, &next);
     TILES(TILE)
 #undef TILE
     t += some, room.sums += 16 * some, room.products += some * TILE_BLOCK;
@@ -412,15 +413,16 @@ TARGET static void all_tiles(uint32_t tokens, scaling how, uint32_t chunks, uint
 
 /* Up to MM_CPU_MANY_TOKENS tokens. */
 LEVEL void many_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t tokens, uint32_t first, uint32_t rows, const float *const *x,
-                       float *y, size_t stride, float *sums) {
+                       rows_out to) {
   const uint32_t chunks = mm_cells(v->w->k, MM_CHUNK), pieces = pieces_of(kind);
   const uint32_t high = v->plane && v->w->cell[v->plane].n ? v->w->cell[v->plane].n : v->w->n;
-  const tile_room room = {.sums = sums,
-                          .w = sums + (size_t)rows * MM_CPU_MANY_TOKENS * 16,
-                          .scales = sums + (size_t)rows * (MM_CPU_MANY_TOKENS * 16 + TILE_BLOCK * SPAN),
-                          .products = sums + (size_t)rows * (MM_CPU_MANY_TOKENS * 16 + TILE_BLOCK * (SPAN + pieces * 16)),
+  const tile_room room = {.sums = to.sums,
+                          .w = to.sums + (size_t)rows * MM_CPU_MANY_TOKENS * 16,
+                          .scales = to.sums + (size_t)rows * (MM_CPU_MANY_TOKENS * 16 + TILE_BLOCK * SPAN),
+                          .products = to.sums + (size_t)rows * (MM_CPU_MANY_TOKENS * 16 + TILE_BLOCK * (SPAN + pieces * 16)),
                           .high = high,
                           .before = first % high,
+                          .rows = rows,
                           .of_x = kind == MM_KIND_E4M3_GROUPS ? (size_t)chunks * (SPAN + (LINES == 8 ? MM_CHUNK / 2 : 0)) : 0};
 
   for (uint32_t from = 0; from < chunks; from += TILE_BLOCK) {
@@ -428,13 +430,13 @@ LEVEL void many_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t tokens, 
     for (uint32_t r = 0; r < rows; r++)
       widen_row(v, kind, first + r, from, from + n, room.w + (size_t)r * TILE_BLOCK * SPAN,
                 room.scales + (size_t)r * TILE_BLOCK * pieces * 16);
-    if (kind == MM_KIND_E4M3_GROUPS && LINES == 4) multiply_scales(&room, v, kind, first, rows, tokens, x, from, from + n);
+    if (kind == MM_KIND_E4M3_GROUPS && LINES == 4) multiply_scales(&room, v, first, tokens, x, from, from + n);
     const size_t bytes = (size_t)TILE_BLOCK * mm_cpu_kinds[kind].chunk_bytes;
     const uint8_t *const codes = v->codes + (size_t)first * v->row_bytes, *const after = v->next ? v->next : codes + rows * v->row_bytes;
     const codes_next next = {from + TILE_BLOCK < chunks ? codes + (from / TILE_BLOCK + 1) * bytes : after, v->row_bytes, bytes};
-    all_tiles(tokens, scaling_of(v, kind), n, rows, room, x, (size_t)from * SPAN, &next);
+    all_tiles(tokens, scaling_of(v, kind), n, room, x, (size_t)from * SPAN, &next);
   }
-  tokens_out(v, tokens, first, rows, y, stride, sums);
+  tokens_out(v, tokens, first, rows, to);
 }
 #endif
 
@@ -474,44 +476,44 @@ LEVEL void one_in_pairs(const mm_cpu_view *v, uint32_t first, uint32_t rows, con
 
 /* Pairs pay in tiles, and where they lie in memory; fewer tokens take the inputs as f32, to the same bits. */
 LEVEL void all_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens,
-                      float *y, size_t stride, float *sums) {
+                      rows_out to) {
   const float *pairs[MM_CPU_MANY_TOKENS];
   uint32_t t = 0;
   while (tokens - t >= MM_CPU_TILED) {
     const uint32_t some = mm_cpu_some(tokens - t);
     for (uint32_t i = 0; i < some; i++) pairs[i] = x[t + i] + mm_cpu_padded(v->w->k);
-    many_tokens(v, kind, some, first, rows, pairs, y + t * stride, stride, sums);
+    many_tokens(v, kind, some, first, rows, pairs, out_from(to, t));
     t += some;
   }
   if (kind == MM_KIND_BF16 && tokens - t == 1)
-    one_in_pairs(v, first, rows, x[t] + mm_cpu_padded(v->w->k), y + t * stride);
+    one_in_pairs(v, first, rows, x[t] + mm_cpu_padded(v->w->k), to.y + t * to.stride);
   else if (t < tokens)
-    mm_cpu_rows_vbmi(v, first, rows, x + t, tokens - t, y + t * stride, stride, sums);
+    mm_cpu_rows_vbmi(v, first, rows, x + t, tokens - t, to.y + t * to.stride, to.stride, to.sums);
 }
 #else
 LEVEL void all_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens,
-                      float *y, size_t stride, float *sums) {
+                      rows_out to) {
   uint32_t t = 0;
 #ifdef TILES
   while (tokens - t >= MM_CPU_TILED) {
     const uint32_t some = mm_cpu_some(tokens - t);
-    many_tokens(v, kind, some, first, rows, x + t, y + t * stride, stride, sums);
+    many_tokens(v, kind, some, first, rows, x + t, out_from(to, t));
     t += some;
   }
 #endif
   if (!MM_ROLLED) {
-    for (; t + 8 <= tokens; t += 8) some_tokens(v, kind, 8, first, rows, x + t, y + t * stride, stride, sums);
-    if (t + 4 <= tokens) some_tokens(v, kind, 4, first, rows, x + t, y + t * stride, stride, sums), t += 4;
+    for (; t + 8 <= tokens; t += 8) some_tokens(v, kind, 8, first, rows, x + t, out_from(to, t));
+    if (t + 4 <= tokens) some_tokens(v, kind, 4, first, rows, x + t, out_from(to, t)), t += 4;
   }
-  for (; t + 2 <= tokens; t += 2) some_tokens(v, kind, 2, first, rows, x + t, y + t * stride, stride, sums);
-  if (t < tokens) one_token(v, kind, first, rows, x[t], y + t * stride);
+  for (; t + 2 <= tokens; t += 2) some_tokens(v, kind, 2, first, rows, x + t, out_from(to, t));
+  if (t < tokens) one_token(v, kind, first, rows, x[t], to.y + t * to.stride);
 }
 #endif
 
 #define KIND(name)                                                                                                                      \
   TARGET static void rows_##name(const mm_cpu_view *v, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens, float *y, \
                                  size_t stride, float *sums) {                                                                          \
-    all_tokens(v, MM_KIND_##name, first, rows, x, tokens, y, stride, sums);                                                             \
+    all_tokens(v, MM_KIND_##name, first, rows, x, tokens, (rows_out){y, stride, sums});                                                 \
   }
 KIND(E4M3)
 KIND(E4M3_32)

@@ -81,7 +81,7 @@ TARGET static void some_tokens(const mm_cpu_view *v, uint32_t first, uint32_t ro
                  : tile_of_1)(rows, codes, v->row_bytes, k, x + t, sums + 16 * t, MM_CPU_MANY_TOKENS);
     t += some;
   }
-  tokens_out(v, tokens, first, rows, y, stride, sums);
+  tokens_out(v, tokens, first, rows, (rows_out){y, stride, sums});
 }
 
 TARGET static void one_token(const mm_cpu_view *v, uint32_t first, uint32_t rows, const float *x, float *y) {

@@ -456,14 +456,13 @@ void cuda_lightning(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv) {
 void cuda_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_packed *w, double eps) {
   if (later(b, cuda_gated_norm, y, o, gate, w, eps) || !begin_op(b)) return;
   b->inputs.wrote(y.data);
+  const mm_cu_gated a = {rows_of(y), rows_of(o), rows_of(gate), b->weights.values[w], (float)eps, y.width};
   if (b->peers) {
-    check(b, mm_cu_gated_norm_ranks(b, {rows_of(y), rows_of(o), rows_of(gate), b->weights.values[w], (float)eps, y.width}), "gated norm");
+    check(b, mm_cu_gated_norm_ranks(b, a), "gated norm");
     return;
   }
-  check(b,
-        mm_cu_gated_norm(rows_of(y), rows_of(o), rows_of(gate), b->weights.values[w], (float)eps, b->step.rows, y.width,
-                         b->inputs.codes_too(rows_of(y), b->step.rows, y.width), b->stream),
-        "gated norm");
+  const uint32_t rows = b->step.rows;
+  check(b, mm_cu_gated_norm(a, rows, b->inputs.codes_too(a.y, rows, y.width), b->stream), "gated norm");
 }
 
 void cuda_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router, const mm_packed *bias) {

@@ -363,14 +363,7 @@ cudaError_t mm_cu_combine_route_ranks(const mm_cu_peers *p, const mm_cu_combine 
 bool mm_cu_qk_norm_inside(const mm_backend *b);
 /* Else: q and k of each row of qkv become their RMS norms over all ranks' heads, rounded to bf16; only with b->peers. */
 cudaError_t mm_cu_qk_norm_ranks(mm_backend *b, __nv_bfloat16 *qkv, const float *q_norm, const float *k_norm, float eps);
-/* y = sigmoid(gate) · RMS(o; w, eps), the mean square over all ranks' heads; only with b->peers. y may be o. */
-struct mm_cu_gated {
-  __nv_bfloat16 *y;
-  const __nv_bfloat16 *o, *gate; /* [rows, width] */
-  const float *w;
-  float eps;
-  uint32_t width;
-};
+/* mm_cu_gated_norm with the mean square over all ranks' heads; only with b->peers. y may be o. */
 cudaError_t mm_cu_gated_norm_ranks(mm_backend *b, const mm_cu_gated &a);
 
 /* ---- weights that arrive (arrivals.cu) ---- */

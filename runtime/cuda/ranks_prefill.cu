@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(32) meet_ranks(const __grid_constant__ peer_vi
   grid_wait();
   const uint32_t epoch = c.counters->epoch;
   peer_timeout p(c);
-  meet(c, &p, 0, epoch & 1, epoch + 1);
+  peer_barrier(c, &p, 0, epoch & 1, epoch + 1);
   peer_end(c, epoch);
 }
 
@@ -39,8 +39,9 @@ __global__ void __launch_bounds__(kGroups *kMaxWarps * 32, 1)
   __shared__ float part[kGroups][2][kMaxWarps * kTurns]; /* a group's rows take turns: who writes one again has met all that read it */
   const mm_cu_combine &a = m.a;
   const uint32_t group = threadIdx.x / m.threads, thread = threadIdx.x % m.threads, pieces = m.width / 8;
+  const row_columns own_columns = {thread, m.threads, m.width};
   float w[kTurns][8];
-  each_turn<kTurns>(thread, m.threads, m.width, [&](int i, uint32_t column) { load8(w[i], a.w + column); });
+  each_turn<kTurns>(own_columns, [&](int i, uint32_t column) { load8(w[i], a.w + column); });
   uint32_t epoch;
   if constexpr (kSent) {
     grid_wait_and_launch_next();
@@ -59,13 +60,13 @@ __global__ void __launch_bounds__(kGroups *kMaxWarps * 32, 1)
         threadIdx.x, n * pieces, blockDim.x, [&](uint32_t i) { return branch[begin + i]; },
         [&](uint32_t i, uint4 v) { put_word(to + i, v); });
     peer_timeout p(c);
-    here = meet(c, &p, 0, parity, epoch + 1);
+    here = peer_barrier(c, &p, 0, parity, epoch + 1);
   }
   for (uint32_t k = group; here && k < n; k += kGroups) {
     const uint32_t row = first + k;
     const size_t at = (size_t)row * m.width;
     normalise_row<kTurns>(
-        thread, m.threads, m.width, a.eps, part[group][k / kGroups % 2],
+        own_columns, a.eps, part[group][k / kGroups % 2],
         [&](int, uint32_t column, float v[8]) {
           const size_t piece = (at + column) / 8;
           const uint4 own = branch[piece], other = get_word(c.sum(c.rank, parity) + piece);

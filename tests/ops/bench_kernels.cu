@@ -337,7 +337,7 @@ static void rows_rate(uint32_t tokens, uint32_t width) {
   });
   snprintf(what, sizeof what, "combine + norm T=%u width %u", tokens, width);
   row(what, us, 8.0 * (double)n);
-  us = time_graph(64, [&](cudaStream_t st, int) { CUDA_OK(mm_cu_gated_norm(c.p, a.p, b.p, w.p, 1e-6f, tokens, width, {}, st)); });
+  us = time_graph(64, [&](cudaStream_t st, int) { CUDA_OK(mm_cu_gated_norm({c.p, a.p, b.p, w.p, 1e-6f, width}, tokens, {}, st)); });
   snprintf(what, sizeof what, "gated norm T=%u width %u", tokens, width);
   row(what, us, 6.0 * (double)n);
   if (width != 8192) return;

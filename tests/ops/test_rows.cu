@@ -44,7 +44,7 @@ static void check_row_kernels(uint32_t tokens, uint32_t width) {
   compare("norm", y, [&](uint32_t t, uint32_t i) { return plain((size_t)t * width + i) * scale[t] * w[i]; });
   y.poison();
   code_buffers codes(tokens, width);
-  CUDA_OK(mm_cu_gated_norm(y.p, dx.p, dg.p, dw.p, 1e-5f, tokens, width, codes.d, 0));
+  CUDA_OK(mm_cu_gated_norm({y.p, dx.p, dg.p, dw.p, 1e-5f, width}, tokens, codes.d, 0));
   report_true("gated norm: codes T=" + std::to_string(tokens), same_codes(codes, y, width));
   compare("gated norm", y, [&](uint32_t t, uint32_t i) {
     return plain((size_t)t * width + i) * scale[t] * w[i] / (1 + exp(-(double)to_float(gate[(size_t)t * width + i])));

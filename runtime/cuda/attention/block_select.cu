@@ -85,9 +85,42 @@ struct key_tile {
   }
 };
 
+/* The queries of a lot as operands: pairs of a row and an index head, eight to an n; zeros behind the last. */
+template <int D, uint32_t kColumns>
+__device__ __forceinline__ void load_queries(uint4 (&q)[kColumns][D / 32], const mm_cu_select &a, const lot &rows) {
+#pragma unroll
+  for (uint32_t n = 0; n < kColumns; n++) {
+    const uint32_t column = n * 8 + threadIdx.x % 32 / 4;
+    const bf16 *const from = a.q + ((size_t)rows.first * a.heads + column) * D;
+#pragma unroll
+    for (int j = 0; j < D / 32; j++) {
+      const bool inside = column < rows.count * a.heads;
+      q[n][j] = inside ? *reinterpret_cast<const uint4 *>(from + j * 32 + threadIdx.x % 4 * 8) : make_uint4(0, 0, 0, 0);
+    }
+  }
+}
+
+/* Writes a block's scores, the largest product of each column over the warp, and begins the next block's. */
+template <uint32_t kColumns>
+__device__ __forceinline__ void put_scores(const mm_cu_select &a, const lot &rows, uint32_t block, float (&most)[kColumns][2]) {
+  const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (uint32_t n = 0; n < kColumns; n++) {
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) {
+      float v = most[n][i];
+#pragma unroll
+      for (int m = 4; m < 32; m *= 2) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, m));
+      const uint32_t column = n * 8 + 2 * t + i, row = column / a.heads, head = column % a.heads;
+      if (g == 0 && row < rows.count) a.score[((size_t)(rows.place + row) * a.heads + head) * a.most + block] = v;
+      most[n][i] = -INFINITY;
+    }
+  }
+}
+
 template <int D, uint32_t kColumns, class Lots>
 __global__ void __launch_bounds__(kThreads) block_scores(const __grid_constant__ mm_cu_select a, const __grid_constant__ Lots lots) {
-  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, tiles = a.size / kKeys;
+  const uint32_t warp = threadIdx.x / 32, tiles = a.size / kKeys;
   const lot rows = lots.of(blockIdx.x, kColumns * 8 / a.heads);
   const split last(a, rows.pos + rows.count - 1); /* of the rows the one with the most blocks */
   const uint32_t step = gridDim.y * kWarps;
@@ -105,14 +138,7 @@ __global__ void __launch_bounds__(kThreads) block_scores(const __grid_constant__
   if (idle) return;
   if (!early) next.load(tile_at(block, 0));
   uint4 q[kColumns][D / 32];
-#pragma unroll
-  for (uint32_t n = 0; n < kColumns; n++) {
-    const uint32_t column = n * 8 + g;
-    const bf16 *const from = a.q + ((size_t)rows.first * a.heads + column) * D;
-#pragma unroll
-    for (int j = 0; j < D / 32; j++)
-      q[n][j] = column < rows.count * a.heads ? *reinterpret_cast<const uint4 *>(from + j * 32 + t * 8) : make_uint4(0, 0, 0, 0);
-  }
+  load_queries<D>(q, a, rows);
   float most[kColumns][2];
 #pragma unroll
   for (uint32_t n = 0; n < kColumns; n++) most[n][0] = most[n][1] = -INFINITY;
@@ -135,18 +161,7 @@ __global__ void __launch_bounds__(kThreads) block_scores(const __grid_constant__
       most[n][0] = fmaxf(most[n][0], fmaxf(d[0], d[2])), most[n][1] = fmaxf(most[n][1], fmaxf(d[1], d[3]));
     }
     if (ends) {
-#pragma unroll
-      for (uint32_t n = 0; n < kColumns; n++) {
-#pragma unroll
-        for (uint32_t i = 0; i < 2; i++) {
-          float v = most[n][i];
-#pragma unroll
-          for (int m = 4; m < 32; m *= 2) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, m));
-          const uint32_t column = n * 8 + 2 * t + i, row = column / a.heads, head = column % a.heads;
-          if (g == 0 && row < rows.count) a.score[((size_t)(rows.place + row) * a.heads + head) * a.most + block] = v;
-          most[n][i] = -INFINITY;
-        }
-      }
+      put_scores(a, rows, block, most);
       if (block_after >= last.others) return;
     }
     block = block_after, tile = tile_after;

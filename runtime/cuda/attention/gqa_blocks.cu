@@ -214,7 +214,7 @@ struct block_sums {
 
 /* Joins n ≤ kMostParts results in their order, four columns of a head at a time: put(head, column, o, m, l), o
  * unnormalised. One of them at least has a key. far: they were written by other blocks. The whole block calls it, and
- * meets between two calls. */
+ * has a barrier between two calls. */
 template <int D, class Put>
 __device__ __forceinline__ void join_parts(const block_part<D> *p, uint32_t n, uint32_t group, bool far, const Put &put) {
   constexpr uint32_t kLanes = kThreads / kGroup;
@@ -255,6 +255,32 @@ __device__ __forceinline__ void join_parts(const block_part<D> *p, uint32_t n, u
   }
 }
 
+/* A block's result of a row under one kv head. */
+struct row_result {
+  bf16 *o;
+  uint32_t group, part, used; /* query heads; this part, of so many that have keys */
+  size_t place;               /* of the row and kv head in the launch */
+};
+
+/* Joins the warps' results, and in the last block of several those of all parts. */
+template <int D, bool kFp8>
+__device__ __forceinline__ void put_row(const row_result &r, const block_part<D> *of_warps, const part_space &space) {
+  const auto put_result = [&](uint32_t head, uint32_t c, float4 v, float, float l) {
+    const float f = (kFp8 ? 1.0f / kValueUp : 1.0f) / l;
+    *reinterpret_cast<uint2 *>(r.o + head * D + c) = make_uint2(pack2(f * v.x, f * v.y), pack2(f * v.z, f * v.w));
+  };
+  if (r.used == 1) {
+    join_parts<D>(of_warps, kWarps, r.group, false, put_result);
+    return;
+  }
+  block_part<D> *const of_row = static_cast<block_part<D> *>(space.part) + r.place * space.parts;
+  join_parts<D>(of_warps, kWarps, r.group, false, [&](uint32_t head, uint32_t c, float4 v, float m, float l) {
+    *reinterpret_cast<float4 *>(&of_row[r.part].o[head][c]) = v;
+    if (c == 0) of_row[r.part].m[head] = m, of_row[r.part].l[head] = l;
+  });
+  if (last_of(space.counter + r.place, r.used)) join_parts<D>(of_row, r.used, r.group, true, put_result);
+}
+
 /* Fragments of the group's queries, as f16 for an e4m3 cache; zeros for heads that it has not. */
 template <int D, bool kFp8>
 __device__ __forceinline__ void load_queries(uint32_t (&q)[D / 16][4], const bf16 *from, uint32_t group) {
@@ -270,6 +296,15 @@ __device__ __forceinline__ void load_queries(uint32_t (&q)[D / 16][4], const bf1
   }
 }
 
+/* The tiles [first, end) of a part of a row, one of `used` parts that have any. Few parts are joined sooner than many. */
+struct part_tiles {
+  uint32_t used, first, end;
+  __device__ __forceinline__ part_tiles(uint32_t tiles, uint32_t part, uint32_t parts) {
+    const uint32_t turns = (tiles + parts * kWarps - 1) / (parts * kWarps), each = max(turns, (uint32_t)kRooms) * kWarps;
+    used = (tiles + each - 1) / each, first = part * each, end = min(tiles, (part + 1) * each);
+  }
+};
+
 template <int D, bool kFp8>
 __global__ void __launch_bounds__(kThreads)
     gqa_blocks(const __grid_constant__ mm_cu_heads h, const __grid_constant__ mm_cu_rows r, const __grid_constant__ mm_cu_kv kv,
@@ -284,23 +319,20 @@ __global__ void __launch_bounds__(kThreads)
   const uint32_t pos = r.pos[row];
   if (slot < 0) {
     grid_wait_and_launch_next();
-    if (part > 0) return;
-    for (uint32_t i = threadIdx.x; i < group * D; i += kThreads) o[i] = __float2bfloat16_rn(0.0f);
+    for (uint32_t i = threadIdx.x; part == 0 && i < group * D; i += kThreads) o[i] = __float2bfloat16_rn(0.0f);
     return;
   }
   const tile_list list(lists, row, kv_head, h.kv_heads, pos);
-  const uint32_t turns = (list.tiles + space.parts * kWarps - 1) / (space.parts * kWarps);
-  const uint32_t each = max(turns, (uint32_t)kRooms) * kWarps; /* tiles of a part; few parts are joined sooner than many */
-  const uint32_t used = (list.tiles + each - 1) / each, end = min(list.tiles, (part + 1) * each);
-  if (part >= used) {
+  const part_tiles own(list.tiles, part, space.parts);
+  if (part >= own.used) {
     grid_wait_and_launch_next();
     return;
   }
 
   const uint32_t *const table = kv.table + (size_t)slot * kv.pages_per_slot;
-  uint32_t next = part * each + warp; /* the warp's next tile to fetch */
+  uint32_t next = own.first + warp; /* the warp's next tile to fetch */
   const auto fetch = [&](auto &to) {
-    if (next < end) {
+    if (next < own.end) {
       const uint32_t at = list.position(next);
       fetch_tile<D>(to, kv, mm_cu_cell(table[at / MM_CU_PAGE], h.kv_heads, kv_head) + at % MM_CU_PAGE, pos + 1 - at);
     }
@@ -312,7 +344,7 @@ __global__ void __launch_bounds__(kThreads)
   bool waited = false;
 #pragma unroll
   for (int i = 0; i < kRooms; i++) {
-    if (!waited && next < end && list.position(next) + kKeys > early) {
+    if (!waited && next < own.end && list.position(next) + kKeys > early) {
       grid_wait_and_launch_next();
       waited = true;
     }
@@ -323,36 +355,19 @@ __global__ void __launch_bounds__(kThreads)
   load_queries<D, kFp8>(q, a.qkv + ((size_t)row * (h.heads + 2 * h.kv_heads) + kv_head * group) * D, group);
   const float scale = rsqrtf((float)D) * 1.4426950408889634f;
   block_sums<D, kFp8> sums;
-  uint32_t in = 0;
 #pragma unroll 1
-  for (uint32_t tile = part * each + warp; tile < end; tile += kWarps) {
+  for (uint32_t tile = own.first + warp, in = 0; tile < own.end; tile += kWarps, in = in + 1 == kRooms ? 0 : in + 1) {
     copy_wait<kRooms - 1>();
     __syncwarp();
     sums.add(ready<D>(sh.warp[warp], in), q, pos + 1 - list.position(tile), scale);
     __syncwarp(); /* all have read it */
     fetch(sh.warp[warp].fetched[in]);
-    in = in + 1 == kRooms ? 0 : in + 1;
   }
   copy_wait<0>();
   __syncthreads();
   sums.put(sh.part[warp]);
   __syncthreads();
-
-  const auto put_result = [&](uint32_t head, uint32_t c, float4 v, float, float l) {
-    const float f = (kFp8 ? 1.0f / kValueUp : 1.0f) / l;
-    *reinterpret_cast<uint2 *>(o + head * D + c) = make_uint2(pack2(f * v.x, f * v.y), pack2(f * v.z, f * v.w));
-  };
-  if (used == 1) {
-    join_parts<D>(sh.part, kWarps, group, false, put_result);
-    return;
-  }
-  const size_t place = (size_t)blockIdx.y * h.kv_heads + kv_head;
-  block_part<D> *const of_row = static_cast<block_part<D> *>(space.part) + place * space.parts;
-  join_parts<D>(sh.part, kWarps, group, false, [&](uint32_t head, uint32_t c, float4 v, float m, float l) {
-    *reinterpret_cast<float4 *>(&of_row[part].o[head][c]) = v;
-    if (c == 0) of_row[part].m[head] = m, of_row[part].l[head] = l;
-  });
-  if (last_of(space.counter + place, used)) join_parts<D>(of_row, used, group, true, put_result);
+  put_row<D, kFp8>({o, group, part, own.used, (size_t)blockIdx.y * h.kv_heads + kv_head}, sh.part, space);
 }
 
 /* Parts of each row: so many that every multiprocessor has two blocks, or one part. */

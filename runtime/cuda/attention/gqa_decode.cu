@@ -22,20 +22,32 @@ using namespace gqa_tiles;
 
 namespace {
 
+/* The kernel's parameters. */
+struct step_job {
+  const mm_cu_heads &h;
+  const mm_cu_rows &r;
+  const mm_cu_kv &kv;
+  const mm_cu_qkv &p;
+  const mm_cu_gqa &a;
+  const work_space &ws;
+};
+
 /* One split of a row, by a block. */
 template <int D, bool kFp8, int kRooms>
-__device__ __forceinline__ void one_split(decode_shared<D, kFp8, kRooms> &sh, own_token<D> &own, const mm_cu_heads &h, const mm_cu_rows &r,
-                                          const mm_cu_kv &kv, const mm_cu_qkv &p, const mm_cu_gqa &a, const work_space &ws, row_sums &sums,
+__device__ __forceinline__ void one_split(decode_shared<D, kFp8, kRooms> &sh, own_token<D> &own, const step_job &job, row_sums &sums,
                                           uint32_t row, uint32_t split) {
+  const mm_cu_heads &h = job.h;
+  const mm_cu_kv &kv = job.kv;
+  const work_space &ws = job.ws;
   const uint32_t kv_head = blockIdx.x, group = h.heads / h.kv_heads;
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  bf16 *o = a.o + ((size_t)row * h.heads + kv_head * group) * D;
+  bf16 *o = job.a.o + ((size_t)row * h.heads + kv_head * group) * D;
   auto put_result = [&](uint32_t head, uint32_t c, float4 v, float, float l) {
     const float f = 1.0f / l;
     *reinterpret_cast<uint2 *>(o + head * D + c) = make_uint2(pack2(f * v.x, f * v.y), pack2(f * v.z, f * v.w));
   };
-  const int32_t slot = r.slot[row];
-  const uint32_t pos = r.pos[row];
+  const int32_t slot = job.r.slot[row];
+  const uint32_t pos = job.r.pos[row];
   if (slot < 0) {
     sums.wait(false);
     if (split == 0) {
@@ -67,8 +79,8 @@ __device__ __forceinline__ void one_split(decode_shared<D, kFp8, kRooms> &sh, ow
   };
 #pragma unroll
   for (int i = 0; i < kRooms; i++) fetch_keys(rooms[i]), fetch_values(rooms[i]);
-  const own_work<D, kFp8> work(h, p, kv_head);
-  if (threadIdx.x < h.rotary_dim / 2) sincosf((float)pos * p.inv_freq[threadIdx.x], &own.sine[threadIdx.x], &own.cosine[threadIdx.x]);
+  const own_work<D, kFp8> work(h, job.p, kv_head);
+  if (threadIdx.x < h.rotary_dim / 2) sincosf((float)pos * job.p.inv_freq[threadIdx.x], &own.sine[threadIdx.x], &own.cosine[threadIdx.x]);
   const size_t own_cell = cell_of(kv.table[(size_t)slot * kv.pages_per_slot + pos / MM_CU_PAGE], pos);
   __syncthreads();
   sums.wait(true);
@@ -109,17 +121,7 @@ __device__ __forceinline__ void one_split(decode_shared<D, kFp8, kRooms> &sh, ow
   copy_wait<0>();
   __syncthreads();
 
-  partial<D> &mine_of_warp = sh.part[warp];
-  constexpr float down = kFp8 ? 1 / kValueUp : 1;
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
-#pragma unroll
-    for (int d = 4; d < 32; d *= 2) sum.l[i] += __shfl_xor_sync(0xffffffffu, sum.l[i], d);
-    if (g == 0) mine_of_warp.m[2 * t + i] = sum.m[i], mine_of_warp.l[2 * t + i] = sum.l[i];
-#pragma unroll
-    for (int j = 0; j < D / 16; j++)
-      mine_of_warp.o[2 * t + i][j * 16 + g] = sum.o[j][i] * down, mine_of_warp.o[2 * t + i][j * 16 + 8 + g] = sum.o[j][i + 2] * down;
-  }
+  put_warp<D, kFp8>(sh.part[warp], sum);
   __syncthreads();
   partial<D> *const of_row = used > ws.cut.splits
                                  ? reinterpret_cast<partial<D> *>(ws.far) + ((size_t)ws.first[row] * h.kv_heads + kv_head * used)
@@ -152,7 +154,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll 1
   for (;;) {
     if (more.y) next = ws.item[more.x];
-    one_split<D, kFp8, kRooms>(sh, own, h, r, kv, p, a, ws, sums, now.x, now.y);
+    one_split<D, kFp8, kRooms>(sh, own, {h, r, kv, p, a, ws}, sums, now.x, now.y);
     if (!more.y) return;
     now = next, more.x++, more.y--;
     __syncthreads();

@@ -138,6 +138,22 @@ struct running {
   float o[D / 16][4] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0};
 };
 
+/* Writes a warp's running sums of a row as its part: the lane's query heads 2t and 2t + 1. */
+template <int D, bool kFp8>
+__device__ __forceinline__ void put_warp(partial<D> &to, running<D> &sum) {
+  const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  constexpr float down = kFp8 ? 1 / kValueUp : 1;
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+#pragma unroll
+    for (int d = 4; d < 32; d *= 2) sum.l[i] += __shfl_xor_sync(0xffffffffu, sum.l[i], d);
+    if (g == 0) to.m[2 * t + i] = sum.m[i], to.l[2 * t + i] = sum.l[i];
+#pragma unroll
+    for (int j = 0; j < D / 16; j++)
+      to.o[2 * t + i][j * 16 + g] = sum.o[j][i] * down, to.o[2 * t + i][j * 16 + 8 + g] = sum.o[j][i + 2] * down;
+  }
+}
+
 /* The scores of 16 keys, those at or past valid -inf, times `scale`: lane (g, t) has keys g (0, 1) and g + 8 of heads 2t and 2t+1. */
 template <int D, bool kFp8>
 __device__ __forceinline__ void score(float (&e)[4], warp_room<D, kFp8> &room, uint32_t valid, float scale,

@@ -117,22 +117,6 @@ __device__ __forceinline__ void add_rows(running<D> (&sum)[kTogether], warp_room
   }
 }
 
-/* Warps' sums of a row to shared memory. */
-template <int D, bool kFp8>
-__device__ __forceinline__ void put_warp(partial<D> &to, running<D> &sum) {
-  const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  constexpr float down = kFp8 ? 1 / kValueUp : 1;
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
-#pragma unroll
-    for (int d = 4; d < 32; d *= 2) sum.l[i] += __shfl_xor_sync(0xffffffffu, sum.l[i], d);
-    if (g == 0) to.m[2 * t + i] = sum.m[i], to.l[2 * t + i] = sum.l[i];
-#pragma unroll
-    for (int j = 0; j < D / 16; j++)
-      to.o[2 * t + i][j * 16 + g] = sum.o[j][i] * down, to.o[2 * t + i][j * 16 + 8 + g] = sum.o[j][i + 2] * down;
-  }
-}
-
 /* What all parts of the launch read. */
 struct verify_step {
   const mm_cu_heads &h;

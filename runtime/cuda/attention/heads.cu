@@ -4,7 +4,7 @@
  *
  * Shapes: a row has q_heads + k_heads + v_heads heads of D = 32, 64 or 128 columns. Grid (row, sixteen
  * heads), 512 threads, a warp for each head, D / 32 columns to a lane at a distance of 32. Shared memory: the
- * row's cosines and sines, and D floats for each warp, in which columns that turn into each other meet (9 KB
+ * row's cosines and sines, and D floats for each warp, through which its lanes exchange the columns of a rotation (9 KB
  * at most, static).
  *
  * Maths: runtime/cpu/cpu_gqa.c (norm_each, store_row) and cpu_select.c (norm_and_turn): x·rsqrt(mean(x²) +
@@ -47,7 +47,7 @@ __device__ __forceinline__ head_place place_of(const mm_cu_head_work &a, uint32_
 template <int D>
 __global__ void __launch_bounds__(kThreads) place_heads(const __grid_constant__ mm_cu_head_work a, const __grid_constant__ mm_cu_rows r) {
   constexpr int kEach = D / 32;
-  __shared__ float cosine[kMostHalf], sine[kMostHalf], meet[kWarps][D];
+  __shared__ float cosine[kMostHalf], sine[kMostHalf], columns[kWarps][D];
   const uint32_t row = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = a.rotary_dim / 2;
   const uint32_t head = blockIdx.y * kWarps + warp;
   const float freq = threadIdx.x < half ? a.inv_freq[threadIdx.x] : 0.0f;
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kThreads) place_heads(const __grid_constant__ 
     for (int i = 0; i < kEach; i++) x[i] *= scale * p.norm[i * 32 + lane];
   }
   if (p.turns) {
-    float *const all = meet[warp];
+    float *const all = columns[warp];
 #pragma unroll
     for (int i = 0; i < kEach; i++) all[i * 32 + lane] = x[i];
     __syncwarp();

@@ -226,8 +226,8 @@ struct hello {
   uint64_t host;
 };
 
-/* All ranks are here. */
-bool meet(mm_cu_across *a) {
+/* Returns true once all ranks have called it; false if one has failed. */
+bool rank_barrier(mm_cu_across *a) {
   std::vector<char> all(a->ranks);
   const char mine = 0;
   return mm_comm_all_gather(a->comm, a->rank, &mine, all.data(), 1);
@@ -243,7 +243,7 @@ bool join(mm_cu_across *a, mm_err *err) {
   for (uint32_t r = 0; r < a->ranks; r++) {
     if (all[r].host != mine.host && !mm_nccl_check_hosts(&a->lib, err)) return false;
   }
-  if (!meet(a) || !start_in_time(a, all[0].id, err)) return false;
+  if (!rank_barrier(a) || !start_in_time(a, all[0].id, err)) return false;
   a->seen->arrived = a->seen->done = 0;
   a->over = a->aborted = false, a->broken = WELL;
   a->watcher = std::thread(watch, a);
@@ -377,7 +377,7 @@ bool mm_cu_across_check(const mm_cu_across *a, mm_err *err) {
 }
 
 bool mm_cu_across_reset(mm_cu_across *a, mm_err *err) {
-  if (!meet(a)) return false; /* all ranks have seen the failure */
+  if (!rank_barrier(a)) return false; /* all ranks have seen the failure */
   mm_comm_recover(a->comm);
   part_ways(a);
   return zero_count(a, err) && join(a, err);

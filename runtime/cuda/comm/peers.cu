@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kThreads) reduce_many(const __grid_constant__ 
     each_of<uint4>(
         first, count(to), step, [&](uint32_t i) { return x[to * share + i]; }, [&](uint32_t i, uint4 v) { put_word(part + i, v); });
   }
-  bool here = meet(c, &p, 0, parity, flag);
+  bool here = peer_barrier(c, &p, 0, parity, flag);
   const auto add = [&](uint32_t i) {
     total<T, R, 4> t;
     for (uint32_t r = 0; r < c.ranks; r++) {
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kThreads) reduce_many(const __grid_constant__ 
     x[c.rank * share + i] = v;
     for (uint32_t k = 1; k < c.ranks; k++) put_word(c.sum((c.rank + k) % c.ranks, parity) + c.rank * share + i, v);
   });
-  here = here && meet(c, &p, 1, parity, flag);
+  here = here && peer_barrier(c, &p, 1, parity, flag);
   for (uint32_t r = 0; here && r < c.ranks; r++) {
     if (r == c.rank) continue;
     each_of<uint4>(
@@ -114,13 +114,13 @@ __global__ void __launch_bounds__(kThreads) share_rows(const __grid_constant__ p
   const uint32_t epoch = c.counters->epoch, flag = epoch + 1, parity = epoch & 1, each = a.n / (uint32_t)(sizeof(T) / sizeof(float));
   const uint64_t count = (uint64_t)a.rows * each, step = (uint64_t)gridDim.x * kThreads;
   peer_timeout p(c);
-  const bool here = meet(c, &p, 0, parity, flag);
+  const bool here = peer_barrier(c, &p, 0, parity, flag);
   for (uint64_t i = blockIdx.x * kThreads + threadIdx.x; here && i < count; i += step) {
     const uint64_t to = i / each * c.ranks * each + c.rank * each + i % each;
     const T v = reinterpret_cast<const T *>(a.own)[i];
     for (uint32_t k = 0; k < c.ranks; k++) reinterpret_cast<T *>(a.all[(c.rank + k) % c.ranks])[to] = v;
   }
-  if (here) meet(c, &p, 1, parity, flag);
+  if (here) peer_barrier(c, &p, 1, parity, flag);
   peer_end(c, epoch);
 }
 

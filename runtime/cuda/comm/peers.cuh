@@ -132,7 +132,7 @@ struct peer_timeout {
 };
 
 /* Publishes this block's data of the round to all ranks and waits for theirs. False for all threads when a rank timed out. */
-__device__ __forceinline__ bool meet(const peer_view &c, peer_timeout *p, uint32_t round, uint32_t parity, uint32_t flag) {
+__device__ __forceinline__ bool peer_barrier(const peer_view &c, peer_timeout *p, uint32_t round, uint32_t parity, uint32_t flag) {
   __threadfence_system();
   __syncthreads();
   const uint32_t r = threadIdx.x;

@@ -367,8 +367,14 @@ cudaError_t mm_cu_add_one(float *w, size_t n, cudaStream_t s);
 cudaError_t mm_cu_norm(__nv_bfloat16 *y, const __nv_bfloat16 *x, const float *w, float eps, uint32_t tokens, uint32_t width,
                        cudaStream_t s);
 /* y = sigmoid(gate) · RMS(o; w, eps). codes, unless nothing: y's too; then width is whole groups. */
-cudaError_t mm_cu_gated_norm(__nv_bfloat16 *y, const __nv_bfloat16 *o, const __nv_bfloat16 *gate, const float *w, float eps,
-                             uint32_t tokens, uint32_t width, const mm_cu_codes &codes, cudaStream_t s);
+struct mm_cu_gated {
+  __nv_bfloat16 *y;
+  const __nv_bfloat16 *o, *gate; /* [rows, width] */
+  const float *w;
+  float eps;
+  uint32_t width;
+};
+cudaError_t mm_cu_gated_norm(const mm_cu_gated &a, uint32_t tokens, const mm_cu_codes &codes, cudaStream_t s);
 /* h = alpha·residual + beta·branch, n = RMS(h; w, eps); codes likewise n's, T > 1. */
 struct mm_cu_combine {
   __nv_bfloat16 *h, *n;

@@ -6,37 +6,41 @@
 #include "runtime/cuda/core/fp8.cuh"
 #include "runtime/cuda/core/norm.cuh"
 
-/* f(turn, first column) of the columns of a row that thread `thread` of so many has: those side by side have eight each, in kTurns turns.
- */
+/* The columns of a row that one of its threads works on: eight in each turn, next to those of the threads before and after it. */
+struct row_columns {
+  uint32_t thread, threads, width;
+};
+
+/* Calls f(turn, first column) for each of kTurns turns. */
 template <int kTurns, class F>
-__device__ __forceinline__ void each_turn(uint32_t thread, uint32_t threads, uint32_t width, const F &f) {
+__device__ __forceinline__ void each_turn(const row_columns &own, const F &f) {
 #pragma unroll
   for (int i = 0; i < kTurns; i++) {
-    const uint32_t c = (i * threads + thread) * 8;
-    if (c >= width) break;
+    const uint32_t c = (i * own.threads + own.thread) * 8;
+    if (c >= own.width) break;
     f(i, c);
   }
 }
 
 /* value(i, c, v) yields columns [c, c + 8) before the norm, weights(i, c, w) its weights there; finish(i, c, v) takes them after it. The
- * row stays in registers between its sum and its use. meet() is a barrier of the threads; part[threads / 32 · kTurns] is shared memory that
- * they write before it and read behind it. Bits do not depend on the number of threads. */
-template <int kTurns, class Value, class Weights, class Finish, class Meet>
-__device__ __forceinline__ void normalise_row(uint32_t thread, uint32_t threads, uint32_t width, float eps, float *part, const Value &value,
-                                              const Weights &weights, const Finish &finish, const Meet &meet) {
+ * row stays in registers between its sum and its use. barrier() is one of the row's threads; part[threads / 32 · kTurns] is shared memory
+ * that they write before it and read behind it. Bits do not depend on the number of threads. */
+template <int kTurns, class Value, class Weights, class Finish, class Barrier>
+__device__ __forceinline__ void normalise_row(const row_columns &own, float eps, float *part, const Value &value, const Weights &weights,
+                                              const Finish &finish, const Barrier &barrier) {
   float v[kTurns][8], sum[kTurns] = {};
-  each_turn<kTurns>(thread, threads, width, [&](int i, uint32_t c) {
+  each_turn<kTurns>(own, [&](int i, uint32_t c) {
     value(i, c, v[i]);
     sum[i] = square8(v[i]);
   });
 #pragma unroll
   for (int i = 0; i < kTurns; i++) {
     sum[i] = warp_sum(sum[i]);
-    if (threadIdx.x % 32 == 0) part[(i * threads + thread) / 32] = sum[i];
+    if (threadIdx.x % 32 == 0) part[(i * own.threads + own.thread) / 32] = sum[i];
   }
-  meet();
-  const float scale = norm_scale(part, (width + 255) / 256, width, eps);
-  each_turn<kTurns>(thread, threads, width, [&](int i, uint32_t c) {
+  barrier();
+  const float scale = norm_scale(part, (own.width + 255) / 256, own.width, eps);
+  each_turn<kTurns>(own, [&](int i, uint32_t c) {
     float w[8];
     weights(i, c, w);
     scale8(v[i], scale, w);

@@ -12,15 +12,16 @@ static_assert(kMaxThreads * kMaxTurns * 8 == MM_CU_MAX_WIDTH);
 template <class Value, class Finish>
 __device__ __forceinline__ void normalise(uint32_t width, float eps, const float *w, const Value &value, const Finish &finish) {
   __shared__ float part[kMaxThreads / 32 * kMaxTurns];
+  const row_columns own = {threadIdx.x, blockDim.x, width};
   float f[kMaxTurns][8];
   grid_launch_next_early();
-  each_turn<kMaxTurns>(threadIdx.x, blockDim.x, width, [&](int i, uint32_t c) { load8(f[i], w + c); });
+  each_turn<kMaxTurns>(own, [&](int i, uint32_t c) { load8(f[i], w + c); });
   grid_wait();
   const auto weights = [&](int i, uint32_t, float v[8]) {
 #pragma unroll
     for (int j = 0; j < 8; j++) v[j] = f[i][j];
   };
-  normalise_row<kMaxTurns>(threadIdx.x, blockDim.x, width, eps, part, value, weights, finish, [] { __syncthreads(); });
+  normalise_row<kMaxTurns>(own, eps, part, value, weights, finish, [] { __syncthreads(); });
 }
 
 __global__ void norm_rows(bf16 *y, const bf16 *x, const float *w, float eps, uint32_t width) {
@@ -101,11 +102,10 @@ cudaError_t mm_cu_norm(bf16 *y, const bf16 *x, const float *w, float eps, uint32
   return launch(norm_rows, tokens, threads, 0, s, y, x, w, eps, width);
 }
 
-cudaError_t mm_cu_gated_norm(bf16 *y, const bf16 *o, const bf16 *gate, const float *w, float eps, uint32_t tokens, uint32_t width,
-                             const mm_cu_codes &codes, cudaStream_t s) {
+cudaError_t mm_cu_gated_norm(const mm_cu_gated &a, uint32_t tokens, const mm_cu_codes &codes, cudaStream_t s) {
   unsigned threads;
-  if (!row_threads(tokens, width, &threads) || !codes_fit(codes, tokens, width)) return cudaErrorInvalidValue;
-  return launch(gated_norm_rows, tokens, threads, 0, s, y, o, gate, w, eps, width, codes);
+  if (!row_threads(tokens, a.width, &threads) || !codes_fit(codes, tokens, a.width)) return cudaErrorInvalidValue;
+  return launch(gated_norm_rows, tokens, threads, 0, s, a.y, a.o, a.gate, a.w, a.eps, a.width, codes);
 }
 
 cudaError_t mm_cu_combine_rows(const mm_cu_combine &a, uint32_t tokens, uint32_t width, cudaStream_t s) {

@@ -516,6 +516,29 @@ __device__ __forceinline__ void gemv_add(float (&acc)[kFour], const uint8_t *ite
 
 /* ---- a block ---- */
 
+/* Emits the sums of the block's fours over its warps. span: of each warp the first and the last four that it has a part in. */
+template <class Ring, class Job>
+__device__ __forceinline__ void gemv_emit(const gemv_plan &p, const Job &job, const uint2 *span, uint32_t mine, uint32_t each) {
+  const float *const sums = reinterpret_cast<const float *>(gemv_shared + p.sums);
+  for (uint32_t i = threadIdx.x / 8; i < (mine + 3) / 4 * 4; i += 4 * Ring::kWarps) { /* eight threads a four, one a chunk */
+    float total[kFour] = {};
+#pragma unroll 1
+    for (uint32_t from = i * each * Ring::kWarps / max(mine * each, 1); from < Ring::kWarps; from++) { /* begins at or before the four */
+      const uint2 s = span[from];
+      if (i < s.x && s.x <= s.y) break;
+      if (i < s.x || i > s.y) continue; /* has none, or ends before it */
+      const float4 v = reinterpret_cast<const float4 *>(sums)[(from * p.touched + i - s.x) * 8 + threadIdx.x % 8];
+      total[0] += v.x, total[1] += v.y, total[2] += v.z, total[3] += v.w;
+    }
+#pragma unroll
+    for (uint32_t j = 0; j < kFour; j++) {
+#pragma unroll
+      for (uint32_t m = 1; m < 8; m <<= 1) total[j] += __shfl_xor_sync(0xffffffffu, total[j], m);
+    }
+    if (i < mine && threadIdx.x % 8 == 0) job.emit(i * p.blocks + p.block(), total);
+  }
+}
+
 /* ready(): called once the first weights are on their way; returns when the activations lie in shared memory. */
 template <mm_cu_code C, mm_cu_scale S, class Ring, class Job, class Ready>
 __device__ __forceinline__ void gemv_rows(const mm_cu_weight &w, const gemv_plan &p, const Job &job, const Ready &ready) {
@@ -571,23 +594,7 @@ __device__ __forceinline__ void gemv_rows(const mm_cu_weight &w, const gemv_plan
     for (float &a : acc) a = 0;
   }
   __syncthreads();
-  for (uint32_t i = threadIdx.x / 8; i < (mine + 3) / 4 * 4; i += 4 * kWarps) { /* eight threads a four, one a chunk */
-    float total[kFour] = {};
-#pragma unroll 1
-    for (uint32_t from = i * each * kWarps / max(items, 1); from < kWarps; from++) { /* begins at or before the four */
-      const uint2 s = span[from];
-      if (i < s.x && s.x <= s.y) break;
-      if (i < s.x || i > s.y) continue; /* has none, or ends before it */
-      const float4 v = reinterpret_cast<const float4 *>(sums)[(from * p.touched + i - s.x) * 8 + threadIdx.x % 8];
-      total[0] += v.x, total[1] += v.y, total[2] += v.z, total[3] += v.w;
-    }
-#pragma unroll
-    for (uint32_t j = 0; j < kFour; j++) {
-#pragma unroll
-      for (uint32_t m = 1; m < 8; m <<= 1) total[j] += __shfl_xor_sync(0xffffffffu, total[j], m);
-    }
-    if (i < mine && threadIdx.x % 8 == 0) job.emit(i * p.blocks + p.block(), total);
-  }
+  gemv_emit<Ring>(p, job, span, mine, each);
 }
 
 #endif

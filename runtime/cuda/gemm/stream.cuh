@@ -24,17 +24,6 @@
 #include "runtime/cuda/core/weight.cuh"
 #include "runtime/cuda/gemm/stream_plan.h"
 
-struct row_group {
-  uint32_t first, count;
-};
-
-/* Group i of a part. */
-__device__ __forceinline__ row_group stream_share(const stream_plan &p, uint32_t i) {
-  return {i * p.rows_each + min(i, p.rows_over), p.rows_each + (i < p.rows_over)};
-}
-/* Blocks that must fit a multiprocessor's registers. */
-__host__ __device__ constexpr int stream_blocks(int tokens, uint32_t warps) { return tokens == 1 && warps == 12 ? 2 : 1; }
-
 template <mm_cu_code C, mm_cu_scale S>
 struct stream_kind {
   static constexpr int kPiece = codec<C>::kPiece; /* weights of 16 bytes */
@@ -395,6 +384,41 @@ struct tile_sum {
   }
 };
 
+/* Codes of piece c, in rows g and g + 8 of tile i, as f16; NV under their scales, FINE as bf16 under theirs. */
+template <mm_cu_code C, mm_cu_scale S, class Job>
+__device__ __forceinline__ void widen_piece(uint32_t (&v)[2][stream_kind<C, S>::kRegs], const uint32_t *codes, int c, int i,
+                                            const tile_bytes<C, S> &bytes, const mm_cu_weight &w, const stream_cursor<Job> &at) {
+  using kind = stream_kind<C, S>;
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    codec<C>::halves(v[h], codes[h]);
+    if constexpr (S == MM_CU_NV) {
+      const uint32_t s = bytes.half(h, c);
+#pragma unroll
+      for (int j = 0; j < kind::kRegs; j++) v[h][j] = mul_half2(v[h][j], s);
+    } else if constexpr (S == MM_CU_FINE) {
+      const uint32_t k = (at.step * 8 + c) * kind::kPiece + threadIdx.x % 4 * (kind::kPiece / 4);
+      const float f =
+          __ldg(scale_matrix(w, at) + scale_row(w, at, i * 16 + h * 8 + threadIdx.x % 32 / 4) + (min(k, w.k - 1) >> w.cell_k_log2));
+#pragma unroll
+      for (int j = 0; j < kind::kRegs; j++) {
+        const float2 wide = __half22float2(*reinterpret_cast<const __half2 *>(&v[h][j]));
+        v[h][j] = pack2(wide.x * f, wide.y * f);
+      }
+    }
+  }
+}
+
+/* COARSE: scales of rows g and g + 8 of tile i, for each half of the stage. */
+template <class Job>
+__device__ __forceinline__ void tile_scales(float (&scale)[2][2], uint32_t scales, int i, uint32_t second, const stream_cursor<Job> &at) {
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    const uint32_t from = scales + (i * 16 + h * second + threadIdx.x % 32 / 4) * 4;
+    scale[h][0] = shared_float(from), scale[h][1] = shared_float(from + Job::kBoxes * at.p.run * 4);
+  }
+}
+
 /* acc += one tile of a stage, tile i of the group. codes: the lane's ldmatrix address of the tile's piece 0; scales: of the stage;
  * second: 8, or 0 if the tile's second half lies behind the stage, where the first is read again and its sums are not used. */
 template <mm_cu_code C, mm_cu_scale S, int kHalves, class Job>
@@ -421,24 +445,7 @@ __device__ __forceinline__ void stream_tile(tile_sum<kHalves> &acc, uint32_t cod
       for (int b = 0; b < 2; b++) {
         const int c = 2 * p + b;
         uint32_t v[2][kind::kRegs];
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-          codec<C>::halves(v[h], r[2 * b + h]);
-          if constexpr (S == MM_CU_NV) {
-            const uint32_t s = bytes.half(h, c);
-#pragma unroll
-            for (int j = 0; j < kind::kRegs; j++) v[h][j] = mul_half2(v[h][j], s);
-          } else if constexpr (S == MM_CU_FINE) {
-            const uint32_t k = (at.step * 8 + c) * kind::kPiece + threadIdx.x % 4 * (kind::kPiece / 4);
-            const float f =
-                __ldg(scale_matrix(w, at) + scale_row(w, at, i * 16 + h * 8 + threadIdx.x % 32 / 4) + (min(k, w.k - 1) >> w.cell_k_log2));
-#pragma unroll
-            for (int j = 0; j < kind::kRegs; j++) {
-              const float2 wide = __half22float2(*reinterpret_cast<const __half2 *>(&v[h][j]));
-              v[h][j] = pack2(wide.x * f, wide.y * f);
-            }
-          }
-        }
+        widen_piece<C, S>(v, r + 2 * b, c, i, bytes, w, at);
         if (S == MM_CU_MX && (b == 0 || kind::kPiece == 32)) block.zero();
         tile_sum<kHalves> &to = S == MM_CU_MX ? block : part[chain];
 #pragma unroll
@@ -454,8 +461,7 @@ __device__ __forceinline__ void stream_tile(tile_sum<kHalves> &acc, uint32_t cod
           }
         }
         if (S == MM_CU_MX && (b == 1 || kind::kPiece == 32)) {
-          const int i = c * kind::kPiece / 32;
-          const float s[2] = {bytes.power(0, i), bytes.power(1, i)};
+          const float s[2] = {bytes.power(0, c * kind::kPiece / 32), bytes.power(1, c * kind::kPiece / 32)};
 #pragma unroll
           for (int n = 0; n < kHalves; n++) {
 #pragma unroll
@@ -466,13 +472,7 @@ __device__ __forceinline__ void stream_tile(tile_sum<kHalves> &acc, uint32_t cod
     }
   }
   float scale[2][2];
-  if (S == MM_CU_COARSE) {
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-      const uint32_t from = scales + (i * 16 + h * second + threadIdx.x % 32 / 4) * 4;
-      scale[h][0] = shared_float(from), scale[h][1] = shared_float(from + Job::kBoxes * at.p.run * 4);
-    }
-  }
+  if (S == MM_CU_COARSE) tile_scales(scale, scales, i, second, at);
 #pragma unroll
   for (int n = 0; n < kHalves; n++) {
 #pragma unroll

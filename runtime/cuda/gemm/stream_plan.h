@@ -30,6 +30,18 @@ struct stream_plan {
   uint32_t warps;                                /* of a block */
 };
 
+struct row_group {
+  uint32_t first, count;
+};
+
+/* Group i of a part. */
+__device__ __forceinline__ row_group stream_share(const stream_plan &p, uint32_t i) {
+  return {i * p.rows_each + min(i, p.rows_over), p.rows_each + (i < p.rows_over)};
+}
+
+/* Blocks that must fit a multiprocessor's registers. */
+__host__ __device__ constexpr int stream_blocks(int tokens, uint32_t warps) { return tokens == 1 && warps == 12 ? 2 : 1; }
+
 struct stream_source {
   CUtensorMap codes, scales;
 };

@@ -70,6 +70,26 @@ struct raw_pieces {
   uint4 piece[6];
 };
 
+/* A warp's part of the tile in a stage: rows [first, first + 4) of q and k also go to the other block, `other` bytes from this one. */
+__device__ __forceinline__ void publish_rows(pair_shared &sh, uint32_t stage, uint32_t first, uint32_t other, bool first_warp) {
+  stores_before_wgmma();
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) {
+    const uint32_t full = shared_address(&sh.tile_full[stage]);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const uint32_t from = shared_address(i < 2 ? sh.tile[stage].q[i] : sh.tile[stage].k[i - 2]) + first * 128;
+      copy_pair(from + other, from, 4 * 128, full + other);
+    }
+    if (first_warp) {
+      barrier_arrive_expecting(full, 2 * 32 * D * sizeof(bf16)); /* the other block's half of q and k */
+    } else {
+      barrier_arrive(full);
+    }
+  }
+  __syncwarp();
+}
+
 /* Each warp takes four rows of q and k and eight of v. A tile's stores are made known, and copied to the other block, while the next
  * tile is converted: fences wait for all loads and stores before them. */
 __device__ __forceinline__ void convert(const span_job &j, pair_shared &sh, uint32_t thread) {
@@ -89,24 +109,6 @@ __device__ __forceinline__ void convert(const span_job &j, pair_shared &sh, uint
       if (now && fetched + (i < 4 ? row + i % 2 * 2 : v_row + i % 2 * 4) < j.count) to.piece[i] = load_once(from);
     }
     fetched += C, qk += step, v += step;
-  };
-  auto publish = [&](uint32_t of) { /* this warp's part of the tile in stage `of` */
-                                    stores_before_wgmma();
-                                    __syncwarp();
-                                    if (lane == 0) {
-                                      const uint32_t full = shared_address(&sh.tile_full[of]);
-#pragma unroll
-                                      for (int i = 0; i < 4; i++) {
-                                        const uint32_t from = shared_address(i < 2 ? sh.tile[of].q[i] : sh.tile[of].k[i - 2]) + first * 128;
-                                        copy_pair(from + other, from, 4 * 128, full + other);
-                                      }
-                                      if (warp == 0) {
-                                        barrier_arrive_expecting(full, 2 * 32 * D * sizeof(bf16)); /* the other block's half of q and k */
-                                      } else {
-                                        barrier_arrive(full);
-                                      }
-                                    }
-                                    __syncwarp();
   };
   auto work = [&](raw_pieces &raw, raw_pieces &next, uint32_t t) {
     const float last = (float)min(j.count - t * C, (uint32_t)C) - 1.0f;
@@ -129,7 +131,7 @@ __device__ __forceinline__ void convert(const span_job &j, pair_shared &sh, uint
       for (int n = 0; n < 8; n++) x[n] *= f;
       decayed[i % 2] = narrow8(x);
     }
-    if (t > 0) publish(stage == 0 ? kStages - 1 : stage - 1);
+    if (t > 0) publish_rows(sh, stage == 0 ? kStages - 1 : stage - 1, first, other, warp == 0);
     barrier_wait(shared_address(&sh.tile_empty[stage]), parity);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -146,7 +148,7 @@ __device__ __forceinline__ void convert(const span_job &j, pair_shared &sh, uint
     work(a, b, t);
     if (t + 1 < j.tiles) work(b, a, t + 1);
   }
-  publish(stage == 0 ? kStages - 1 : stage - 1);
+  publish_rows(sh, stage == 0 ? kStages - 1 : stage - 1, first, other, warp == 0);
 }
 
 /* A warp is done with a tile: both blocks' converters may overwrite it. */
@@ -191,6 +193,23 @@ __device__ __forceinline__ void carry_state(const span_job &j, pair_shared &sh, 
   }
 #pragma unroll
   for (int i = 0; i < 64; i++) j.state[(size_t)(i / 4 * 8 + 2 * t4 + i % 2) * D + value + i % 4 / 2 * 8] = s[i];
+}
+
+/* Writes the results of a tile: the thread's rows `row` and row + 8, columns as o of wgmma64 lies. */
+__device__ __forceinline__ void store_out(const span_job &j, const float (&o)[32], uint32_t first, uint32_t row) {
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    const uint32_t at = first + row + half * 8;
+#pragma unroll
+    for (int n = 0; n < 8; n += 4) {
+      uint32_t w[4];
+#pragma unroll
+      for (int i = 0; i < 4; i++) w[i] = pack2(o[(n + i) * 4 + 2 * half], o[(n + i) * 4 + 2 * half + 1]);
+      turn_words(w);
+      bf16 *const to = j.out + (size_t)at * j.o_stride + (n + threadIdx.x % 4) * 8;
+      if (at < j.count) __stcs(reinterpret_cast<uint4 *>(to), make_uint4(w[0], w[1], w[2], w[3]));
+    }
+  }
 }
 
 __device__ __forceinline__ void put_out(const span_job &j, pair_shared &sh, uint32_t thread) {
@@ -240,19 +259,7 @@ __device__ __forceinline__ void put_out(const span_job &j, pair_shared &sh, uint
     scores(min(t + 1, j.tiles - 1)); /* while this tile's results are stored; the last one's again, unused: a branch would serialise */
     wgmma_wait<1>(o);
     release_tile(j, sh, stage);
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-      const uint32_t at = t * C + row + half * 8;
-#pragma unroll
-      for (int n = 0; n < 8; n += 4) {
-        uint32_t w[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) w[i] = pack2(o[(n + i) * 4 + 2 * half], o[(n + i) * 4 + 2 * half + 1]);
-        turn_words(w);
-        if (at < j.count)
-          __stcs(reinterpret_cast<uint4 *>(j.out + (size_t)at * j.o_stride + (n + t4) * 8), make_uint4(w[0], w[1], w[2], w[3]));
-      }
-    }
+    store_out(j, o, t * C, row);
     wgmma_wait<0>(p);
   }
 }

@@ -48,15 +48,21 @@ __device__ __forceinline__ uint4 rows_of_tokens(uint32_t (&v)[4]) {
   return make_uint4(v[0], v[1], v[2], v[3]);
 }
 
-/* A tile from its first step to its end. at: the column of the result that the warp's weight rows begin with. Between its products and its
- * results next(). */
+/* The group's place in a tile: the result's column that the warp's weight rows begin with; slot and line of the rings where the tile
+ * begins; leads: this group's products come first. */
+struct tile_place {
+  uint32_t at, slot, line;
+  bool leads;
+};
+
+/* A tile from its first step to its end. Between its products and its results next(). */
 template <phase kPhase, mm_cu_code C, mm_cu_scale S, uint32_t N, class Next>
-__device__ __forceinline__ void make_tile(const many_job &job, many_shared &sh, const many_note &note, many_rows<C, S> &rows, uint32_t at,
-                                          uint32_t slot, uint32_t line, bool leads, const Next &next) {
+__device__ __forceinline__ void make_tile(const many_job &job, many_shared &sh, const many_note &note, many_rows<C, S> &rows,
+                                          const tile_place &place, const Next &next) {
   const mm_cu_weight &w = job.w;
-  const uint32_t lane = threadIdx.x % 32;
+  const uint32_t lane = threadIdx.x % 32, at = place.at;
   float acc[N / 2];
-  multiply_tile<C, S, N>(acc, sh, w, rows, slot, line, leads);
+  multiply_tile<C, S, N>(acc, sh, w, rows, place.slot, place.line, place.leads);
   next();
 #pragma unroll
   for (uint32_t n = 0; n < N / 8; n += 4) {
@@ -218,15 +224,15 @@ __device__ __forceinline__ void consume(many_shared &sh, const many_job &job, ui
   if (more && group == 1) asm volatile("bar.sync 1, 256;" ::: "memory");
   for (uint32_t n = 0, slot = 0, line = 0; more; n++, line += lines) {
     const many_note &note = sh.note[n % kNotes];
-    const uint32_t taken = tile_rows(note.t.rows).taken, at = first_row<kPhase>(note.t, rank) + begin;
-    const bool leads = n == 0 && group == 0;
+    const uint32_t taken = tile_rows(note.t.rows).taken;
+    const tile_place place = {first_row<kPhase>(note.t, rank) + begin, slot, line, n == 0 && group == 0};
     const auto next = [&] { begin_tile(n + 1); };
     switch (taken) {
-      case 64: make_tile<kPhase, C, S, 64>(job, sh, note, rows, at, slot, line, leads, next); break;
-      case 128: make_tile<kPhase, C, S, 128>(job, sh, note, rows, at, slot, line, leads, next); break;
-      case 144: make_tile<kPhase, C, S, 144>(job, sh, note, rows, at, slot, line, leads, next); break;
-      case 192: make_tile<kPhase, C, S, 192>(job, sh, note, rows, at, slot, line, leads, next); break;
-      default: make_tile<kPhase, C, S, 256>(job, sh, note, rows, at, slot, line, leads, next); break;
+      case 64: make_tile<kPhase, C, S, 64>(job, sh, note, rows, place, next); break;
+      case 128: make_tile<kPhase, C, S, 128>(job, sh, note, rows, place, next); break;
+      case 144: make_tile<kPhase, C, S, 144>(job, sh, note, rows, place, next); break;
+      case 192: make_tile<kPhase, C, S, 192>(job, sh, note, rows, place, next); break;
+      default: make_tile<kPhase, C, S, 256>(job, sh, note, rows, place, next); break;
     }
     slot += steps / slot_steps(taken);
     __syncwarp();

@@ -110,7 +110,7 @@ __device__ __forceinline__ void choice_sync() { asm volatile("bar.sync 1, %0;" :
 
 /* The step's slots, ascending by expert, from the single token's logits, to shared memory: what choose_experts chooses, sooner. Each warp
  * ranks its 32 experts, then all rank the warps' best. `keep`: the choice and the slots are written down too, as those of several tokens
- * are. For threads below kChoiceThreads; the block has to meet before it reads. */
+ * are. For threads below kChoiceThreads; the block needs a barrier before it reads. */
 template <class Slots>
 __device__ __forceinline__ void choose_slots(Slots &to, choice_room &room, const mm_cu_route &r, const choice_start &start, bool keep) {
   constexpr uint32_t kBest = choice_room::kBest, kWarps = choice_room::kWarps;

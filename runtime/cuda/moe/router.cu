@@ -59,22 +59,61 @@ __device__ __forceinline__ float spread_sums(const float (&v)[N]) {
 /* Where a single token's row comes from: it is there; a residual and a branch; the same with the branch summed over ranks. */
 enum row_source { THERE, MIXED, SUMMED };
 
+/* Eight columns of the block's experts; zeros behind the last expert and column. */
+template <class W, int kExperts>
+__device__ __forceinline__ void load_experts(piece_of<W> (&w)[kExperts], const mm_cu_router &m, uint32_t experts, uint32_t column) {
+#pragma unroll
+  for (int e = 0; e < kExperts; e++) {
+    const uint32_t expert = blockIdx.x * kExperts + e;
+    w[e].zero();
+    if (column < m.k && expert < experts) w[e].load(static_cast<const W *>(m.w) + (size_t)expert * m.k + column);
+  }
+}
+
+/* Products of the loaded experts and rows, summed over the block's columns; logits of the first n tokens are written. */
+template <class W, int kExperts, int kTokens>
+__device__ __forceinline__ void put_logits(const piece_of<W> (&w)[kExperts], const uint4 (&raw)[kTokens], const mm_cu_route &r,
+                                           uint32_t n) {
+  __shared__ float part[kExperts * kTokens][kMaxWarps];
+  float acc[kExperts * kTokens];
+#pragma unroll
+  for (int e = 0; e < kExperts; e++) {
+    float f[8];
+    w[e].widen(f);
+#pragma unroll
+    for (int t = 0; t < kTokens; t++) {
+      float v[8], sum = 0;
+      widen8(v, raw[t]);
+#pragma unroll
+      for (int i = 0; i < 8; i++) sum += f[i] * v[i];
+      acc[e * kTokens + t] = sum;
+    }
+  }
+  float sum = spread_sums<kExperts * kTokens>(acc);
+#pragma unroll
+  for (int i = kExperts * kTokens; i < 32; i *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, i);
+  if (threadIdx.x % 32 < kExperts * kTokens) part[threadIdx.x % 32][threadIdx.x / 32] = sum;
+  __syncthreads();
+  if (threadIdx.x < kExperts * kTokens) {
+    const uint32_t expert = blockIdx.x * kExperts + threadIdx.x / kTokens, t = threadIdx.x % kTokens;
+    float logit = 0;
+    for (uint32_t i = 0; i < blockDim.x / 32; i++) logit += part[threadIdx.x][i];
+    if (expert < r.experts && t < n) r.logits[(size_t)(blockIdx.y * kTokens + t) * r.experts + expert] = logit;
+  }
+}
+
 /* logits[token, expert] of kExperts experts and kTokens tokens; x, or a.n, which it makes and some block writes down. SUMMED: each block
  * sends a warp's part of the rank's branch, and all wait for the others'; the turn is left in *turn. */
 template <class W, int kExperts, int kTokens, row_source kSource>
 __device__ __forceinline__ void block_logits(const mm_cu_router &m, const mm_cu_route &r, const mm_cu_combine &a, const bf16 *x,
                                              uint32_t tokens, const peer_view *c = nullptr, peer_turn *turn = nullptr) {
   constexpr bool kMix = kSource != THERE;
-  __shared__ float norm_part[kTokens][kMaxWarps], part[kExperts * kTokens][kMaxWarps];
-  const uint32_t expert0 = blockIdx.x * kExperts, first = blockIdx.y * kTokens, n = min(tokens - first, kTokens);
+  __shared__ float norm_part[kTokens][kMaxWarps];
+  const uint32_t first = blockIdx.y * kTokens, n = min(tokens - first, kTokens);
   const uint32_t column = threadIdx.x * 8, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   const bool inside = column < m.k;
   piece_of<W> w[kExperts];
-#pragma unroll
-  for (int e = 0; e < kExperts; e++) {
-    w[e].zero();
-    if (inside && expert0 + e < r.experts) w[e].load(static_cast<const W *>(m.w) + (size_t)(expert0 + e) * m.k + column);
-  }
+  load_experts(w, m, r.experts, column);
   float norm[8] = {};
   if (kMix && inside) load8(norm, a.w + column);
   grid_wait();
@@ -124,31 +163,7 @@ __device__ __forceinline__ void block_logits(const mm_cu_router &m, const mm_cu_
       if (t < n && inside) raw[t] = *reinterpret_cast<const uint4 *>(x + (size_t)(first + t) * m.k + column);
     }
   }
-  float acc[kExperts * kTokens];
-#pragma unroll
-  for (int e = 0; e < kExperts; e++) {
-    float f[8];
-    w[e].widen(f);
-#pragma unroll
-    for (int t = 0; t < kTokens; t++) {
-      float v[8], sum = 0;
-      widen8(v, raw[t]);
-#pragma unroll
-      for (int i = 0; i < 8; i++) sum += f[i] * v[i];
-      acc[e * kTokens + t] = sum;
-    }
-  }
-  float sum = spread_sums<kExperts * kTokens>(acc);
-#pragma unroll
-  for (int i = kExperts * kTokens; i < 32; i *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, i);
-  if (threadIdx.x % 32 < kExperts * kTokens) part[threadIdx.x % 32][warp] = sum;
-  __syncthreads();
-  if (threadIdx.x < kExperts * kTokens) {
-    const uint32_t expert = expert0 + threadIdx.x / kTokens, t = threadIdx.x % kTokens;
-    float logit = 0;
-    for (uint32_t i = 0; i < warps; i++) logit += part[threadIdx.x][i];
-    if (expert < r.experts && t < n) r.logits[(size_t)(first + t) * r.experts + expert] = logit;
-  }
+  put_logits(w, raw, r, n);
 }
 
 /* A single token's experts are published once they are chosen (mm_cu_route). */

@@ -104,6 +104,8 @@ struct row_part : row_masses {
   template <class Wanted>
   __device__ uint32_t lowest_key(Wanted wanted) const;
   __device__ uint32_t gather(u64 from, u64 to) const;
+  __device__ __forceinline__ void count_bins(u64 from, u64 to, int shift, bool by_depth);
+  __device__ __forceinline__ void sort_cut(uint32_t listed, uint32_t count, u64 wanted, u64 mass_above) const;
   __device__ row_cut find_cut(uint32_t count, double part, u64 all);
   __device__ u64 largest(uint32_t count, uint32_t *n);
   __device__ u64 race(const row_cut &kept, u64 draw) const;
@@ -228,6 +230,51 @@ __device__ uint32_t row_part<kHolds>::gather(u64 from, u64 to) const {
   return n;
 }
 
+/* Adds this block's ids from standing `from` to `to`, and their masses, to all blocks' bins of one digit: of ~depth >> 2, or of the
+ * standing. */
+template <bool kHolds>
+__device__ __forceinline__ void row_part<kHolds>::count_bins(u64 from, u64 to, int shift, bool by_depth) {
+  const uint32_t t = threadIdx.x;
+  for (uint32_t begin = 0; begin < slots; begin += kSegment) {
+    __syncthreads(); /* what shares the bins' memory has been read */
+    for (uint32_t i = t; i < 3 * kBins * kColumns; i += kThreads) (&m.bins[0][0][0])[i] = 0;
+    __syncthreads();
+    scan(from, to, begin, min(begin + kSegment, slots), [&](u64 at) {
+      const uint32_t d = depth(key_of(at));
+      const u64 mass = mm_draw_mass(d);
+      const uint32_t bin = (by_depth ? ~d >> 2 >> shift : (uint32_t)(at >> shift)) & (kBins - 1), column = t % kColumns;
+      atomicAdd(&m.bins[0][bin][column], 1u);
+      atomicAdd(&m.bins[1][bin][column], (uint32_t)mass & 0xfffff), atomicAdd(&m.bins[2][bin][column], (uint32_t)(mass >> 20));
+    });
+    __syncthreads();
+    static_assert(kThreads == kBins * kColumns && kColumns == 8, "a thread for each column of a bin");
+    const uint32_t bin = t / 8, column = t % 8;
+    uint32_t n = m.bins[0][bin][column];
+    u64 mass = m.bins[1][bin][column] + ((u64)m.bins[2][bin][column] << 20);
+#pragma unroll
+    for (int b = 4; b > 0; b /= 2) n += __shfl_xor_sync(0xffffffffu, n, b), mass += __shfl_xor_sync(0xffffffffu, mass, b);
+    if (n && t % 8 < kBlocks) {
+      row_room *const other = in_block(&m, t % 8);
+      atomicAdd(&other->bin_count[set][bin], n), atomicAdd(&other->bin_mass[set][bin], mass);
+    }
+  }
+}
+
+/* In the first block: sorts the listed ids, and gives all blocks the cut at the first that makes `count` of them, or with the mass above
+ * them `wanted`; else at the last. */
+template <bool kHolds>
+__device__ __forceinline__ void row_part<kHolds>::sort_cut(uint32_t listed, uint32_t count, u64 wanted, u64 mass_above) const {
+  const uint32_t t = threadIdx.x;
+  const u64 mine = sort_few(&m.few.room, listed);
+  u64 all_listed;
+  const u64 mass = mass_above + sum_through(t < listed ? mm_draw_mass(depth(key_of(mine))) : 0, &all_listed, &m.few.room);
+  const bool enough = t < listed && (t + 1 >= count || mass >= wanted);
+  const uint32_t before = join_block<kThreads>(enough ? t : kThreads, smaller());
+  if (t == before || (t + 1 == listed && before == kThreads)) {
+    for (uint32_t b = 0; b < kBlocks; b++) in_block(&m, b)->cut = mine, in_block(&m, b)->cut_mass = mass;
+  }
+}
+
 /* The fewest from the top that are `count` or hold the share `part` of `all`, 0 standing for the mass of the row; everything when they
  * never do. */
 template <bool kHolds>
@@ -239,29 +286,7 @@ __device__ row_cut row_part<kHolds>::find_cut(uint32_t count, double part, u64 a
   bool by_depth = true;
   int shift = 24;
   for (;;) {
-    for (uint32_t begin = 0; begin < slots; begin += kSegment) {
-      __syncthreads(); /* what shares the bins' memory has been read */
-      for (uint32_t i = t; i < 3 * kBins * kColumns; i += kThreads) (&m.bins[0][0][0])[i] = 0;
-      __syncthreads();
-      scan(from, to, begin, min(begin + kSegment, slots), [&](u64 at) {
-        const uint32_t d = depth(key_of(at));
-        const u64 mass = mm_draw_mass(d);
-        const uint32_t bin = (by_depth ? ~d >> 2 >> shift : (uint32_t)(at >> shift)) & (kBins - 1), column = t % kColumns;
-        atomicAdd(&m.bins[0][bin][column], 1u);
-        atomicAdd(&m.bins[1][bin][column], (uint32_t)mass & 0xfffff), atomicAdd(&m.bins[2][bin][column], (uint32_t)(mass >> 20));
-      });
-      __syncthreads();
-      static_assert(kThreads == kBins * kColumns && kColumns == 8, "a thread for each column of a bin");
-      const uint32_t bin = t / 8, column = t % 8;
-      uint32_t n = m.bins[0][bin][column];
-      u64 mass = m.bins[1][bin][column] + ((u64)m.bins[2][bin][column] << 20);
-#pragma unroll
-      for (int b = 4; b > 0; b /= 2) n += __shfl_xor_sync(0xffffffffu, n, b), mass += __shfl_xor_sync(0xffffffffu, mass, b);
-      if (n && t % 8 < kBlocks) {
-        row_room *const other = in_block(&m, t % 8);
-        atomicAdd(&other->bin_count[set][bin], n), atomicAdd(&other->bin_mass[set][bin], mass);
-      }
-    }
+    count_bins(from, to, shift, by_depth);
     const uint32_t *const bin_count = m.bin_count[set];
     const u64 *const bin_mass = m.bin_mass[set];
     set ^= 1;
@@ -303,16 +328,7 @@ __device__ row_cut row_part<kHolds>::find_cut(uint32_t count, double part, u64 a
     }
   }
   const uint32_t listed = gather(from, to);
-  if (rank == 0) {
-    const u64 mine = sort_few(&m.few.room, listed);
-    u64 all_listed;
-    const u64 mass = mass_above + sum_through(t < listed ? mm_draw_mass(depth(key_of(mine))) : 0, &all_listed, &m.few.room);
-    const bool enough = t < listed && (count_above + t + 1 >= count || mass >= wanted);
-    const uint32_t before = join_block<kThreads>(enough ? t : kThreads, smaller());
-    if (t == before || (t + 1 == listed && before == kThreads)) {
-      for (uint32_t b = 0; b < kBlocks; b++) in_block(&m, b)->cut = mine, in_block(&m, b)->cut_mass = mass;
-    }
-  }
+  if (rank == 0) sort_cut(listed, count_above < count ? count - count_above : 0, wanted, mass_above);
   row_sync();
   return {m.cut, m.cut_mass};
 }
