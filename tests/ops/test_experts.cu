@@ -400,9 +400,11 @@ void test_experts() {
     check_experts(c, 1, 8, 4, 256, 192, true);
     check_experts(c, 7, 32, 2, 256, 128, false);
     check_experts(c, 16, 24, 8, 256, 192, true);
+    check_experts(c, 30, 12, 4, 256, 192, true); /* ten rows each */
     check_experts(c, 53, 200, 5, 256, 64, true);
     check_experts(c, 100, 12, 3, 256, 192, true);
   }
+  for (int i : {1, 4, 6}) check_experts(cases[i], 3, 4, 2, 3328, 64, true); /* more columns than a decode tile holds at a time */
   check_experts(cases[1], 1, 6, 3, 1536, 1280, true);
   check_experts(cases[1], 2, 6, 3, 1536, 1280, true);
   check_experts(cases[6], 11, 6, 3, 1536, 1280, true);

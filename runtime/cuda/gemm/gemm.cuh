@@ -13,8 +13,6 @@
 #ifndef MM_CUDA_GEMM_CUH
 #define MM_CUDA_GEMM_CUH
 
-#include <type_traits>
-
 #include "runtime/cuda/core/launch.h"
 #include "runtime/cuda/core/weight.cuh"
 #include "runtime/cuda/gemm/gemm_hopper.cuh"
@@ -32,20 +30,11 @@ struct gemm_large {
 #endif
   static constexpr int kAhead = 1;  /* steps whose weights are on their way */
   static constexpr int kStages = 2; /* of activations: those of a step, and of the steps whose copies are under way */
-  static constexpr bool kFolds = false;
 };
 /* Where tiles of 128 rows would be nearly empty: a few rows for each expert, or a step of at most 64. Not on sm_90a. */
 struct gemm_small {
   static constexpr int kRows = 32, kThreads = 128, kColumns = 64, kBlocks = 4, kAhead = 4, kStages = 4;
-  static constexpr bool kFolds = false;
 };
-/* gemm_small with other sums: codes are multiplied as they are, and the sum over 128 columns is multiplied by its scale in f32. For steps
- * of single tokens alone, since its bits are not those of the other forms. COARSE scales of 128 columns at least. */
-struct gemm_folded : gemm_small {
-  static constexpr bool kFolds = true;
-};
-constexpr uint32_t kGemmFold = 128; /* columns of such a sum */
-inline bool gemm_folds(const mm_cu_weight &w) { return w.scale_kind == MM_CU_COARSE && (1u << w.cell_k_log2) % kGemmFold == 0; }
 constexpr uint32_t kGemmSmallStep = 64; /* rows of a dense product up to which it is taken */
 constexpr uint32_t kGemmSmallEach = 16; /* rows for each expert, likewise */
 
@@ -125,7 +114,7 @@ struct weight_tile {
     for (int i = 0; i < kPieces; i++) {
       const size_t at = (size_t)column(k0) / kPiece * 16;
       to.q[i] = at < w.pitch ? *reinterpret_cast<const uint4 *>(row[i] + at) : make_uint4(0, 0, 0, 0);
-      if constexpr (!Form::kFolds) to.f[i].load(w, scale[i], column(k0));
+      to.f[i].load(w, scale[i], column(k0));
     }
   }
   __device__ __forceinline__ void store(bf16 (*to)[kGemmK + kGemmPad], const step &from, uint32_t k0) const {
@@ -133,7 +122,7 @@ struct weight_tile {
     for (int i = 0; i < kPieces; i++) {
       uint32_t v[kPiece / 2];
       codec<C>::widen(v, from.q[i]);
-      if constexpr (!Form::kFolds) from.f[i].apply(v);
+      from.f[i].apply(v);
       if (column(k0) >= w.k) {
 #pragma unroll
         for (int j = 0; j < kPiece / 2; j++) v[j] = 0;
@@ -198,38 +187,6 @@ __device__ __forceinline__ void gemm_step(float (&acc)[2][gemm_warps<Form>::kTil
   }
 }
 
-/* Of gemm_folded: the sums of a warp's columns over kGemmFold columns of k, and their scales. */
-template <class Form, class Job>
-struct folded_sums {
-  static constexpr uint32_t kTiles = gemm_warps<Form>::kTiles;
-  const float *scale[kTiles][2];
-  float f[kTiles][2];
-  __device__ folded_sums(const mm_cu_weight &w, const Job &job, uint32_t column) {
-#pragma unroll
-    for (uint32_t i = 0; i < 2 * kTiles; i++) {
-      const weight_row at = job.weight(column + i / 2 * 8 + i % 2);
-      scale[i / 2][i % 2] =
-          static_cast<const float *>(w.scale) + ((size_t)at.matrix * w.scale_rows + (at.row >> w.cell_n_log2)) * w.scale_pitch;
-    }
-  }
-  __device__ __forceinline__ void load(const mm_cu_weight &w, uint32_t k0) {
-#pragma unroll
-    for (uint32_t i = 0; i < 2 * kTiles; i++) f[i / 2][i % 2] = scale[i / 2][i % 2][k0 >> w.cell_k_log2];
-  }
-  __device__ __forceinline__ void add(float (&total)[2][kTiles][4], float (&part)[2][kTiles][4]) const {
-#pragma unroll
-    for (uint32_t i = 0; i < 2 * kTiles * 4; i++) {
-      const uint32_t m = i / (kTiles * 4), n = i / 4 % kTiles, j = i % 4;
-      total[m][n][j] = fmaf(part[m][n][j], f[n][j % 2], total[m][n][j]), part[m][n][j] = 0;
-    }
-  }
-};
-/* The other forms have scaled weights. */
-struct no_folding {
-  template <class... T>
-  __device__ no_folding(const T &...) {}
-};
-
 template <mm_cu_code C, mm_cu_scale S, class Form, class Job>
 __device__ __forceinline__ void gemm_tile(const mm_cu_weight &w, const Job &job) {
   extern __shared__ uint4 shared_raw[];
@@ -241,8 +198,7 @@ __device__ __forceinline__ void gemm_tile(const mm_cu_weight &w, const Job &job)
   const activation_tile<Form, Job> xt(job, w.k);
   const weight_tile<C, S, Form, Job> wt(w, job);
   typename weight_tile<C, S, Form, Job>::step ahead[Form::kAhead]; /* of the next steps */
-  float acc[2][kTiles][4] = {}, total[2][kTiles][4] = {};
-  typename std::conditional<Form::kFolds, folded_sums<Form, Job>, no_folding>::type fold(w, job, col0 + 2 * t);
+  float acc[2][kTiles][4] = {};
   constexpr int kStages = Form::kStages;
 #pragma unroll
   for (int i = 0; i < kStages - 1; i++) xt.fetch(sh.x[i], i * kGemmK);
@@ -258,13 +214,7 @@ __device__ __forceinline__ void gemm_tile(const mm_cu_weight &w, const Job &job)
     copy_wait<kStages - 2>();
     __syncthreads();
     xt.fetch(sh.x[(stage + kStages - 1) % kStages], k0 + (kStages - 1) * kGemmK); /* into the stage of the step before this */
-    if constexpr (Form::kFolds) {
-      if (k0 % kGemmFold == 0) fold.load(w, k0);
-    }
     if (row0 < rows) gemm_step<Form>(acc, sh, b, stage, row0, col0, rows);
-    if constexpr (Form::kFolds) {
-      if (!more || (k0 + kGemmK) % kGemmFold == 0) fold.add(total, acc);
-    }
     if (more) {
       wt.store(sh.w[b ^ 1], next, k0 + kGemmK);
       wt.fetch(next, k0 + (Form::kAhead + 1) * kGemmK);
@@ -284,8 +234,7 @@ __device__ __forceinline__ void gemm_tile(const mm_cu_weight &w, const Job &job)
     float v[kTiles][2];
 #pragma unroll
     for (uint32_t n = 0; n < kTiles; n++) {
-      const float *const sums = Form::kFolds ? total[i / 2][n] : acc[i / 2][n];
-      v[n][0] = sums[i % 2 * 2], v[n][1] = sums[i % 2 * 2 + 1];
+      v[n][0] = acc[i / 2][n][i % 2 * 2], v[n][1] = acc[i / 2][n][i % 2 * 2 + 1];
     }
     job.emit(r, col0 + 2 * t, v);
   }

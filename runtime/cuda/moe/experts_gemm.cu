@@ -7,6 +7,7 @@
 #include "runtime/cuda/core/fp8.h"
 #include "runtime/cuda/core/launch.h"
 #include "runtime/cuda/core/swiglu.cuh"
+#include "runtime/cuda/gemm/decode_tile.cuh"
 #include "runtime/cuda/gemm/gemm.cuh"
 
 namespace {
@@ -23,7 +24,7 @@ __device__ expert_tile find_tile(const mm_cu_route &r, uint32_t index) {
     if (threadIdx.x == 0) found.rows = 0;
     __syncwarp();
     uint32_t before = 0;
-#pragma unroll 4
+#pragma unroll 8
     for (uint32_t e0 = 0; e0 < r.experts; e0 += 32) {
       const uint32_t e = e0 + threadIdx.x, from = e < r.experts ? r.offset[e] : 0, to = e < r.experts ? r.offset[e + 1] : 0;
       const uint32_t tiles = (to - from + kRows - 1) / kRows;
@@ -104,6 +105,32 @@ __global__ void __launch_bounds__(Form::kThreads, Form::kBlocks)
   if (tile.rows > 0) gemm_tile<C, S, Form>(w, down_job{w, r, a, tile, blockIdx.x * Form::kColumns});
 }
 
+template <mm_cu_code C, mm_cu_scale S, class Form>
+__global__ void __launch_bounds__(kTileThreads, Form::kBlocks)
+    decode_up(const __grid_constant__ tile_plan p, const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_route r,
+              const __grid_constant__ mm_cu_experts a) {
+#ifndef __CUDA_ARCH_FEAT_SM90_ALL
+  grid_wait_and_launch_next();
+  const expert_tile tile = find_tile<Form::kRows>(r, blockIdx.y);
+  if (tile.rows > 0) decode_tile<C, S, Form>(w, p, up_job{w, r, a, tile, blockIdx.x * (Form::kColumns / 2), w.n / 2});
+#else
+  no_such_code();
+#endif
+}
+
+template <mm_cu_code C, mm_cu_scale S, class Form>
+__global__ void __launch_bounds__(kTileThreads, Form::kBlocks)
+    decode_down(const __grid_constant__ tile_plan p, const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_route r,
+                const __grid_constant__ mm_cu_experts a) {
+#ifndef __CUDA_ARCH_FEAT_SM90_ALL
+  grid_wait_and_launch_next();
+  const expert_tile tile = find_tile<Form::kRows>(r, blockIdx.y);
+  if (tile.rows > 0) decode_tile<C, S, Form>(w, p, down_job{w, r, a, tile, blockIdx.x * Form::kColumns});
+#else
+  no_such_code();
+#endif
+}
+
 __global__ void sum_pairs(bf16 *y, const float *pair_out, const __grid_constant__ mm_cu_route r, uint32_t width) {
   grid_wait_and_launch_next();
   for (uint32_t c = threadIdx.x * 4; c < width; c += blockDim.x * 4) {
@@ -136,11 +163,21 @@ struct grouped_launch {
     const dim3 grid(ceil_div(w.n, b.columns), most_tiles(r, a.tokens, b.rows));
     return launch(up ? up_kernel : down_kernel, grid, b.threads, b.shared, s, w, r, a);
   }
+  template <mm_cu_code C, mm_cu_scale S, class Form>
+  cudaError_t decode() const {
+    const tile_plan p = plan_tile<C, Form>(w);
+    const dim3 grid(ceil_div(w.n, Form::kColumns), most_tiles(r, a.tokens, Form::kRows));
+    return launch(up ? decode_up<C, S, Form> : decode_down<C, S, Form>, grid, kTileThreads, p.shared, s, p, w, r, a);
+  }
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
-    const bool few = !hopper() && a.tokens * r.top_k <= kGemmSmallEach * r.experts;
-    if constexpr (S == MM_CU_COARSE) {
-      if (few && a.decode && gemm_folds(w)) return in<gemm_folded>(grouped_up<C, S, gemm_folded>, grouped_down<C, S, gemm_folded>);
+    const uint32_t pairs = a.tokens * r.top_k;
+    const bool few = !hopper() && pairs <= kGemmSmallEach * r.experts;
+    if constexpr (kTileTakes<C, S>) {
+      if (few && a.decode && tile_takes(w))
+        return pairs <= 4 * r.experts   ? decode<C, S, decode_form<1, 4>>()
+               : pairs <= 8 * r.experts ? decode<C, S, decode_form<2, 4>>()
+                                        : decode<C, S, decode_form<4, 4>>();
     }
     if (few) return in<gemm_small>(grouped_up<C, S, gemm_small>, grouped_down<C, S, gemm_small>);
     return in<gemm_large>(grouped_up<C, S, gemm_large>, grouped_down<C, S, gemm_large>);

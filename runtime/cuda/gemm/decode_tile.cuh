@@ -1,0 +1,306 @@
+/* The core of portable products with a few rows of x for each weight row (of experts in decode steps): weights are read once, at
+ * the memory's rate, and go from memory to registers.
+ *
+ * mma.m16n8k16 has 16 weight rows on its M side and eight rows of x on its N side. A lane (g, t) = (lane / 4, lane % 4) reads 16 bytes of
+ * weight rows g and g + 8: consecutive codes of a row are then one lane's, and each product of 16 columns takes four of each lane. Columns
+ * of x lie in shared memory in that order, so that no code moves between lanes. A step is 128 bytes of each of a warp's 16 rows.
+ *
+ * Codes become f16 times a power of two by shifts and masks; x is f16 times the power of two of its row in the chunk of columns that
+ * shared memory holds (half_scale), as in gemv.cuh. Sums of 128 columns are multiplied by scales in f32, E2M1 by its scales before.
+ *
+ * Eight warps: kGroups groups of 16 weight rows, each of which 8 / kGroups warps share by steps. Their sums are added in order: a row's
+ * bits depend on the shape alone. Jobs are those of gemm.cuh. */
+#ifndef MM_CUDA_DECODE_TILE_CUH
+#define MM_CUDA_DECODE_TILE_CUH
+
+#include "runtime/cuda/core/launch.h"
+#include "runtime/cuda/core/weight.cuh"
+
+constexpr uint32_t kTileThreads = 256;
+
+/* kTiles: eights of x's rows; kGroups: sixteens of weight rows. */
+template <uint32_t kTileCount, uint32_t kGroupCount>
+struct decode_form {
+  static constexpr uint32_t kTiles = kTileCount, kGroups = kGroupCount;
+  static constexpr uint32_t kRows = 8 * kTiles, kColumns = 16 * kGroups, kSplit = kTileThreads / 32 / kGroups;
+  static constexpr uint32_t kBlocks = 2, kAhead = kTiles < 4 ? 3 : 2;  /* steps whose codes are on their way */
+  static constexpr uint32_t kMost = kTiles < 4 ? 3072 / kTiles : 1024; /* columns of x in shared memory at a time, about */
+};
+
+/* Codes of a step on their way through registers, for weight rows g and g + 8. */
+template <mm_cu_code C, mm_cu_scale S>
+struct tile_codes {
+  static constexpr uint32_t kPiece = codec<C>::kPiece, kStep = 8 * kPiece;
+  static constexpr uint32_t kSums = S == MM_CU_COARSE ? kStep / 128 : 1;                          /* sums of a step with a scale each */
+  static constexpr float kFactor = C == MM_CU_E4M3 ? 0x1p8f : C == MM_CU_INT4 ? 0x1p24f : 0x1p6f; /* what the f16 of codes lack */
+  uint4 q[2][2];                                                                                  /* [half of the step][row] */
+  float f[kSums][2];                                                                              /* COARSE */
+  uint16_t micro[2][2];                                                                           /* NV, of the lane's piece */
+};
+template <mm_cu_code C, mm_cu_scale S>
+constexpr bool kTileTakes = (S == MM_CU_COARSE && C != MM_CU_BF16) || S == MM_CU_NV;
+/* Cells of COARSE scales are of whole sums. */
+inline bool tile_takes(const mm_cu_weight &w) {
+  return w.code != MM_CU_BF16 && (w.scale_kind == MM_CU_NV || (w.scale_kind == MM_CU_COARSE && w.cell_k_log2 >= 7));
+}
+
+/* Columns of a step of all warps of a group; of x in shared memory at a time, whole turns of a warp's registers. */
+template <mm_cu_code C, class Form>
+constexpr uint32_t kTurnStep = 8 * codec<C>::kPiece *Form::kSplit;
+template <mm_cu_code C, class Form>
+constexpr uint32_t kTileChunk = Form::kMost / (kTurnStep<C, Form> * Form::kAhead) * (kTurnStep<C, Form> * Form::kAhead);
+
+/* Shared memory: x[kRows][pitch bytes], the rows' inverse scales; at the end sums[kSplit][kRows][kColumns + 4]. */
+struct tile_plan {
+  uint32_t chunk, pitch, inverse, shared;
+};
+template <mm_cu_code C, class Form>
+tile_plan plan_tile(const mm_cu_weight &w) {
+  static_assert(kTileChunk<C, Form> > 0, "whole turns fit");
+  tile_plan p;
+  p.chunk = min(kTileChunk<C, Form>, ceil_div(w.k, kTurnStep<C, Form>) * kTurnStep<C, Form>);
+  p.pitch = 2 * p.chunk + 64, p.inverse = Form::kRows * p.pitch;
+  p.shared = max(p.inverse + Form::kRows * 4, Form::kSplit * Form::kRows * (Form::kColumns + 4) * 4);
+  return p;
+}
+
+/* Where at < end, 16 bytes of two rows that are read once; else nothing. */
+__device__ __forceinline__ void load_two(uint4 (&to)[2], const uint8_t *first, const uint8_t *second, uint32_t at, uint32_t end) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.lt.u32 p, %10, %11;\n"
+      "@p ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%8];\n"
+      "@p ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%4,%5,%6,%7}, [%9];\n}"
+      : "+r"(to[0].x), "+r"(to[0].y), "+r"(to[0].z), "+r"(to[0].w), "+r"(to[1].x), "+r"(to[1].y), "+r"(to[1].z), "+r"(to[1].w)
+      : "l"(first), "l"(second), "r"(at), "r"(end));
+}
+__device__ __forceinline__ void load_two(uint16_t (&to)[2], const uint8_t *first, const uint8_t *second, uint32_t at, uint32_t end) {
+  asm volatile("{\n.reg .pred p;\nsetp.lt.u32 p, %4, %5;\n@p ld.global.nc.u16 %0, [%2];\n@p ld.global.nc.u16 %1, [%3];\n}"
+               : "+h"(to[0]), "+h"(to[1])
+               : "l"(first), "l"(second), "r"(at), "r"(end));
+}
+__device__ __forceinline__ void load_two(float (&to)[2], const uint8_t *first, const uint8_t *second, uint32_t at, uint32_t end) {
+  asm volatile("{\n.reg .pred p;\nsetp.lt.u32 p, %4, %5;\n@p ld.global.nc.f32 %0, [%2];\n@p ld.global.nc.f32 %1, [%3];\n}"
+               : "+f"(to[0]), "+f"(to[1])
+               : "l"(first), "l"(second), "r"(at), "r"(end));
+}
+
+/* A warp's weights. Behind a row's end registers keep what they hold, which stands for finite numbers: x is zero there. */
+template <mm_cu_code C, mm_cu_scale S, class Form>
+struct tile_rows {
+  using codes = tile_codes<C, S>;
+  const mm_cu_weight &w;
+  const uint8_t *row[2], *scale[2]; /* the lane's bytes of the next step; COARSE: the rows' first scales */
+  uint32_t byte, column;            /* of the next step: the lane's first byte of a row, the step's first column */
+
+  template <class Job>
+  __device__ __forceinline__ tile_rows(const mm_cu_weight &weight, const Job &job, uint32_t first, uint32_t split) : w(weight) {
+    const uint32_t lane = threadIdx.x % 32;
+    byte = split * 128 + lane % 4 * 16, column = split * codes::kStep;
+#pragma unroll
+    for (uint32_t r = 0; r < 2; r++) {
+      const weight_row at = job.weight(first + r * 8 + lane / 4);
+      row[r] = w.data + ((size_t)at.matrix * w.n + at.row) * w.pitch + byte;
+      const size_t of = ((size_t)at.matrix * w.scale_rows + (at.row >> w.cell_n_log2)) * w.scale_pitch;
+      scale[r] = static_cast<const uint8_t *>(w.scale) + (S == MM_CU_NV ? of + byte / 8 : of * sizeof(float));
+      asm volatile("" : "+l"(row[r]), "+l"(scale[r])); /* else each fetch would compute them again */
+    }
+  }
+  __device__ __forceinline__ void fetch(codes &to) {
+#pragma unroll
+    for (uint32_t h = 0; h < 2; h++) {
+      load_two(to.q[h], row[0] + h * 64, row[1] + h * 64, byte + h * 64, (uint32_t)w.pitch);
+      if constexpr (S == MM_CU_NV) load_two(to.micro[h], scale[0] + h * 8, scale[1] + h * 8, byte + h * 64, w.k / 2);
+    }
+    if constexpr (S == MM_CU_COARSE) {
+#pragma unroll
+      for (uint32_t i = 0; i < codes::kSums; i++) {
+        const uint32_t k = column + i * 128, at = k >> w.cell_k_log2;
+        load_two(to.f[i], scale[0] + at * sizeof(float), scale[1] + at * sizeof(float), k, w.k);
+      }
+    }
+#pragma unroll
+    for (uint32_t r = 0; r < 2; r++) row[r] += 128 * Form::kSplit, scale[r] += S == MM_CU_NV ? 16 * Form::kSplit : 0;
+    byte += 128 * Form::kSplit, column += codes::kStep * Form::kSplit;
+  }
+};
+
+/* Registers of a word's f16, as the columns of x lie (tile_piece): E4M3 the odd codes and the even ones, without 2^8. */
+template <mm_cu_code C>
+__device__ __forceinline__ void tile_halves(uint32_t (&out)[codec<C>::kPiece / 8], uint32_t w) {
+  if constexpr (C == MM_CU_E4M3) {
+    const uint32_t even = w << 8;
+    out[0] = and_or(w, 0x80008000u, (w & 0x7f007f00u) >> 1), out[1] = and_or(even, 0x80008000u, (even & 0x7f007f00u) >> 1);
+  } else if constexpr (C == MM_CU_INT4) {
+    codec<C>::offset_halves(out, w);
+  } else if constexpr (C == MM_CU_E2M1) {
+    codec<C>::halves(out, w);
+  }
+}
+
+/* Two NV scales as pairs of f16, exactly. */
+__device__ __forceinline__ void tile_micro(uint32_t (&out)[2], uint32_t two) {
+  const uint32_t high = two & 0x7f00u;
+  out[0] = mul_half2((two & 0x7fu) * 0x00800080u, 0x5c005c00u /* 2^8 */), out[1] = mul_half2(high << 15 | high >> 1, 0x5c005c00u);
+}
+
+/* acc += half a step: x at the lane's row of the first tile. */
+template <mm_cu_code C, mm_cu_scale S, class Form>
+__device__ __forceinline__ void tile_multiply(float (&acc)[Form::kTiles][4], const uint8_t *x, uint32_t pitch, const uint4 (&q)[2],
+                                              const uint16_t (&micro)[2]) {
+  constexpr uint32_t kPiece = codec<C>::kPiece, kWord = kPiece / 8;
+  uint32_t b[Form::kTiles][kPiece / 2], times[2][2];
+#pragma unroll
+  for (uint32_t n = 0; n < Form::kTiles; n++) {
+#pragma unroll
+    for (uint32_t i = 0; i < kPiece / 8; i++) {
+      const uint4 v = *reinterpret_cast<const uint4 *>(x + n * 8 * pitch + i * 64);
+      b[n][4 * i] = v.x, b[n][4 * i + 1] = v.y, b[n][4 * i + 2] = v.z, b[n][4 * i + 3] = v.w;
+    }
+  }
+  if constexpr (S == MM_CU_NV) tile_micro(times[0], micro[0]), tile_micro(times[1], micro[1]);
+  const uint32_t word[2][4] = {{q[0].x, q[0].y, q[0].z, q[0].w}, {q[1].x, q[1].y, q[1].z, q[1].w}};
+#pragma unroll
+  for (uint32_t i = 0; i < 4; i++) {
+    uint32_t v[2][kWord];
+#pragma unroll
+    for (uint32_t r = 0; r < 2; r++) {
+      tile_halves<C>(v[r], word[r][i]);
+      if constexpr (S == MM_CU_NV) {
+#pragma unroll
+        for (uint32_t j = 0; j < kWord; j++) v[r][j] = mul_half2(v[r][j], times[r][i / 2]);
+      }
+    }
+#pragma unroll
+    for (uint32_t j = 0; j < kWord; j += 2) {
+      const uint32_t a[4] = {v[0][j], v[1][j], v[0][j + 1], v[1][j + 1]};
+      const uint32_t offset[4] = {0x80088008u, 0x80088008u, 0x80808080u, 0x80808080u}; /* INT4: -8, as codec::offset_halves has it */
+#pragma unroll
+      for (uint32_t n = 0; n < Form::kTiles; n++) {
+        mma_half(acc[n], a, b[n][i * kWord + j], b[n][i * kWord + j + 1]);
+        if constexpr (C == MM_CU_INT4) mma_half(acc[n], offset, b[n][i * kWord + j], b[n][i * kWord + j + 1]);
+      }
+    }
+  }
+}
+
+/* The place of piece i, eight columns, in a row of x: pieces of the four lanes of a half step side by side. */
+template <mm_cu_code C>
+__device__ __forceinline__ uint4 *tile_piece(uint8_t *row, uint32_t i) {
+  constexpr uint32_t kHalf = codec<C>::kPiece / 2, kLane = codec<C>::kPiece / 8; /* pieces of a half step, and of a lane */
+  const uint32_t in = i % kHalf;
+  return reinterpret_cast<uint4 *>(row) + (i - in + in % kLane * 4 + in / kLane);
+}
+
+/* Columns [k0, k0 + p.chunk) of x to shared memory, a row a warp; zeros past w.k. */
+template <mm_cu_code C, mm_cu_scale S, class Form, class Job>
+__device__ __forceinline__ void tile_fill(uint8_t *shared, const tile_plan &p, const mm_cu_weight &w, const Job &job, uint32_t k0) {
+  const uint32_t lane = threadIdx.x % 32,
+                 pieces = min(p.chunk, (w.k - k0 + kTurnStep<C, Form> - 1) / kTurnStep<C, Form> * kTurnStep<C, Form>) / 8;
+  for (uint32_t r = threadIdx.x / 32; r < job.rows(); r += kTileThreads / 32) {
+    const bf16 *const x = job.x(r) + k0;
+    uint8_t *const to = shared + r * p.pitch;
+    uint32_t most = 0;
+#pragma unroll 4
+    for (uint32_t i = lane; i < pieces; i += 32) {
+      const uint4 q = k0 + 8 * i < w.k ? __ldcg(reinterpret_cast<const uint4 *>(x + 8 * i)) : make_uint4(0, 0, 0, 0);
+      *tile_piece<C>(to, i) = q;
+      most = max2(most, max2(max2(q.x & 0x7fff7fffu, q.y & 0x7fff7fffu), max2(q.z & 0x7fff7fffu, q.w & 0x7fff7fffu)));
+    }
+#pragma unroll
+    for (uint32_t m = 1; m < 32; m <<= 1) most = max2(most, __shfl_xor_sync(0xffffffffu, most, m));
+    const half_scale scale(max(most & 0xffffu, most >> 16));
+    if (lane == 0) reinterpret_cast<float *>(shared + p.inverse)[r] = scale.inverse * tile_codes<C, S>::kFactor;
+#pragma unroll 2
+    for (uint32_t i = lane; i < pieces; i += 32) {
+      uint4 &place = *tile_piece<C>(to, i);
+      uint4 q = place;
+      q.x = scale.convert(q.x), q.y = scale.convert(q.y), q.z = scale.convert(q.z), q.w = scale.convert(q.w);
+      if constexpr (C == MM_CU_E4M3) {
+        q = make_uint4(__byte_perm(q.x, q.y, 0x7632), __byte_perm(q.x, q.y, 0x5410), __byte_perm(q.z, q.w, 0x7632),
+                       __byte_perm(q.z, q.w, 0x5410));
+      } else if constexpr (C == MM_CU_INT4) {
+        q.y = mul_half2(q.y, 0x2c002c00u), q.w = mul_half2(q.w, 0x2c002c00u); /* 2^-4: those codes are 2^4 times as large */
+      }
+      place = q;
+    }
+  }
+}
+
+/* The sums of all warps of each group, to the job. */
+template <class Form, class Job>
+__device__ __forceinline__ void tile_emit(float *sums, const Job &job, const float (&total)[Form::kTiles][4]) {
+  constexpr uint32_t kPitch = Form::kColumns + 4, kSet = Form::kRows * kPitch;
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, rows = job.rows();
+  __syncthreads(); /* x is read */
+#pragma unroll
+  for (uint32_t i = 0; i < Form::kTiles * 4; i++) {
+    const uint32_t row = i / 4 * 8 + lane % 4 * 2 + i % 2, column = warp % Form::kGroups * 16 + i / 2 % 2 * 8 + lane / 4;
+    sums[warp / Form::kGroups * kSet + row * kPitch + column] = total[i / 4][i % 4];
+  }
+  __syncthreads();
+  for (uint32_t i = threadIdx.x; i < rows * Form::kGroups * 4; i += kTileThreads) {
+    const uint32_t row = i / (Form::kGroups * 4), column = i / 4 % Form::kGroups * 16 + i % 4 * 2;
+    float v[2][2] = {};
+#pragma unroll
+    for (uint32_t s = 0; s < Form::kSplit; s++) {
+      const float *const from = sums + s * kSet + row * kPitch + column;
+#pragma unroll
+      for (uint32_t n = 0; n < 4; n++) v[n / 2][n % 2] += from[n / 2 * 8 + n % 2];
+    }
+    job.emit(row, column, v);
+  }
+}
+
+/* A block's tile: job.rows() ≤ Form::kRows. */
+template <mm_cu_code C, mm_cu_scale S, class Form, class Job>
+__device__ __forceinline__ void decode_tile(const mm_cu_weight &w, const tile_plan &p, const Job &job) {
+  using codes = tile_codes<C, S>;
+  extern __shared__ uint4 shared_raw[];
+  uint8_t *const shared = reinterpret_cast<uint8_t *>(shared_raw);
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, split = warp / Form::kGroups;
+  tile_rows<C, S, Form> rows(w, job, warp % Form::kGroups * 16, split);
+  codes ahead[Form::kAhead] = {};
+#pragma unroll
+  for (uint32_t i = 0; i < Form::kAhead; i++) rows.fetch(ahead[i]);
+  const uint32_t steps = (w.k + kTurnStep<C, Form> - 1) / kTurnStep<C, Form>; /* of each warp: products of zeros among them */
+  float total[Form::kTiles][4] = {}, inverse[Form::kTiles][2];
+  uint32_t filled = 0; /* columns of the chunks so far */
+  const uint8_t *x = nullptr;
+  const uint8_t *const first = shared + lane / 4 * p.pitch + lane % 4 * 16 + split * codes::kStep * 2;
+  const auto fill = [&] {
+    if (filled) __syncthreads();
+    tile_fill<C, S, Form>(shared, p, w, job, filled);
+    __syncthreads();
+    filled += p.chunk, x = first;
+#pragma unroll
+    for (uint32_t n = 0; n < Form::kTiles; n++) {
+      const float2 v = reinterpret_cast<const float2 *>(shared + p.inverse)[n * 4 + lane % 4];
+      inverse[n][0] = v.x, inverse[n][1] = v.y;
+    }
+  };
+  const auto step = [&](codes &now) {
+    float acc[Form::kTiles][4] = {};
+#pragma unroll
+    for (uint32_t h = 0; h < 2; h++) {
+      tile_multiply<C, S, Form>(acc, x + h * codes::kStep, p.pitch, now.q[h], now.micro[h]);
+      if (codes::kSums == 1 && h == 0) continue;
+#pragma unroll
+      for (uint32_t i = 0; i < Form::kTiles * 4; i++) {
+        const float times = inverse[i / 4][i % 2] * (S == MM_CU_COARSE ? now.f[codes::kSums == 2 ? h : 0][i % 4 / 2] : 1.0f);
+        total[i / 4][i % 4] = fmaf(acc[i / 4][i % 4], times, total[i / 4][i % 4]), acc[i / 4][i % 4] = 0;
+      }
+    }
+    x += 2 * kTurnStep<C, Form>;
+    rows.fetch(now);
+  };
+#pragma unroll 1
+  for (uint32_t j = 0; j < steps; j += Form::kAhead) {
+    if (j * kTurnStep<C, Form> == filled) fill(); /* the same in all warps */
+#pragma unroll
+    for (uint32_t i = 0; i < Form::kAhead; i++) /* each in registers of its own: a move would wait for the load */
+      if (j + i < steps) step(ahead[i]);
+  }
+  tile_emit<Form>(reinterpret_cast<float *>(shared), job, total);
+}
+
+#endif
