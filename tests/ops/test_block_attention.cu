@@ -387,7 +387,7 @@ std::vector<bf16> by_tiles(const blocks_case &c, const world &w, const mm_cu_kv 
   return o.get();
 }
 
-/* A kernel of tiles beside `want`, and each row alone beside the row among others. */
+/* A kernel of tiles compared with `want`, and each row alone with the row among others. */
 void check_tiles(const char *what, const blocks_case &c, const world &w, const mm_cu_kv &kv, const mm_cu_block_lists &l, const bf16 *qkv,
                  const std::vector<double> &want, tiles_fn attend) {
   const auto whole_rows = by_tiles(c, w, kv, l, qkv, false, attend), single = by_tiles(c, w, kv, l, qkv, true, attend);

@@ -6,10 +6,10 @@
 
 #include "runtime/cuda/core/kernels.h"
 
-#define MM_CU_BLOCK_GROUP 16  /* query heads of a kv head at most */
-#define MM_CU_INDEX_HEADS 8   /* index heads of a rank at most */
+#define MM_CU_BLOCK_GROUP 16    /* query heads of a kv head at most */
+#define MM_CU_INDEX_HEADS 8     /* index heads of a rank at most */
 #define MM_CU_BLOCK_PAIRS 16384 /* of a row and a block that are attended to at a time in prompts; ≥ MM_MAX_BLOCKS · MM_CU_TILE */
-#define MM_CU_SCORE_ROWS  512 /* rows whose scores there is room for; a multiple of MM_CU_TILE */
+#define MM_CU_SCORE_ROWS  512   /* rows whose scores there is room for; a multiple of MM_CU_TILE */
 
 /* ---- heads.cu ---- */
 

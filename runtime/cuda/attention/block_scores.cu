@@ -124,9 +124,8 @@ __device__ __forceinline__ void fetch_queries(score_shared &sh, const bf16 *q, u
 
 /* kM: of 64 queries for each group. */
 template <uint32_t kM>
-__global__ void __launch_bounds__(kThreads, 1)
-    tile_scores(const __grid_constant__ CUtensorMap keys, const __grid_constant__ mm_cu_select a, const __grid_constant__ mm_cu_tiles tiles,
-                uint32_t first) {
+__global__ void __launch_bounds__(kThreads, 1) tile_scores(const __grid_constant__ CUtensorMap keys, const __grid_constant__ mm_cu_select a,
+                                                           const __grid_constant__ mm_cu_tiles tiles, uint32_t first) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t raw[];
   score_shared &sh = *reinterpret_cast<score_shared *>(raw);
@@ -138,7 +137,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   const block_range range = {blockIdx.y, gridDim.y, last.count == last.forced ? 0 : last.others};
   if (span.slot < 0 || range.first >= range.end) return;
   if (threadIdx.x == 0) {
-    for (uint32_t i = 0; i < kStages; i++) barrier_open(shared_address(&sh.full[i]), 1), barrier_open(shared_address(&sh.empty[i]), kGroups * 4);
+    for (uint32_t i = 0; i < kStages; i++)
+      barrier_open(shared_address(&sh.full[i]), 1), barrier_open(shared_address(&sh.empty[i]), kGroups * 4);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();

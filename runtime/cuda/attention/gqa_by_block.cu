@@ -24,7 +24,7 @@ namespace {
 
 constexpr uint32_t kDim = 128, kKeys = 128, kStrip = 128, kHalves = kDim * sizeof(bf16) / kStrip;
 constexpr uint32_t kListThreads = 512, kThreads = 512, kGroups = 3, kStages = 2, kTile = 64 /* queries */, kJobTiles = 8;
-constexpr uint32_t kMostTiles = 16; /* of a round */
+constexpr uint32_t kMostTiles = 16;                         /* of a round */
 constexpr uint32_t kLeastGroup = 8, kMostBlocks = 48 << 10; /* of a sequence: counters in shared memory */
 
 /* Rows that read a block: entries [first, first + count). A row's position is its number + shift. */
@@ -151,14 +151,16 @@ __global__ void __launch_bounds__(kListThreads)
   for (uint32_t b = threadIdx.x; b < blocks; b += kListThreads) counter[b] = 0;
   __syncthreads();
   const auto for_choices = [&](const auto &f) { /* f(row of the step, place, number in the list, block) */
-    for (uint32_t e = threadIdx.x; e < own.count * MM_CU_TILE * l.top_k; e += kListThreads) {
-      const uint32_t i = e % l.top_k, at = e / l.top_k / MM_CU_TILE, row = e / l.top_k % MM_CU_TILE, in_span = own.from[at] + row;
-      if (in_span >= span.count || i >= blocks_of(l, span.pos + in_span)) continue;
-      const bool all = (span.pos + in_span) / kKeys < l.top_k; /* a list of all blocks need not be read */
-      const uint32_t of_step = span.first + in_span;
-      f(of_step, r.place(own.tile[at], span, own.from[at], row), i,
-        all ? i : l.block[((size_t)of_step * l.heads + blockIdx.y) * l.top_k + i]);
-    }
+                                                for (uint32_t e = threadIdx.x; e < own.count * MM_CU_TILE * l.top_k; e += kListThreads) {
+                                                  const uint32_t i = e % l.top_k, at = e / l.top_k / MM_CU_TILE,
+                                                                 row = e / l.top_k % MM_CU_TILE, in_span = own.from[at] + row;
+                                                  if (in_span >= span.count || i >= blocks_of(l, span.pos + in_span)) continue;
+                                                  const bool all =
+                                                      (span.pos + in_span) / kKeys < l.top_k; /* a list of all blocks need not be read */
+                                                  const uint32_t of_step = span.first + in_span;
+                                                  f(of_step, r.place(own.tile[at], span, own.from[at], row), i,
+                                                    all ? i : l.block[((size_t)of_step * l.heads + blockIdx.y) * l.top_k + i]);
+                                                }
   };
   for_choices([&](uint32_t, uint32_t, uint32_t, uint32_t block) { atomicAdd(counter + block, 1); });
   __syncthreads();
@@ -190,7 +192,8 @@ __device__ __forceinline__ void clear_values(uint8_t (*v)[kKeys * kStrip], uint3
 }
 
 /* The warp that takes jobs, and fetches their keys and values. */
-__device__ __forceinline__ void fetch_blocks(attend_shared &sh, const attend_maps &maps, const shape &x, const mm_cu_kv &kv, const scratch &s) {
+__device__ __forceinline__ void fetch_blocks(attend_shared &sh, const attend_maps &maps, const shape &x, const mm_cu_kv &kv,
+                                             const scratch &s) {
   const uint32_t lane = threadIdx.x % 32, items = s.counter[0] * x.each;
   uint32_t next = 0, here_parity = 0;
   const auto take = [&]() { next = lane == 0 ? atomicAdd(s.counter + 2, 1) : 0; };
@@ -262,7 +265,8 @@ __device__ __forceinline__ void fetch_queries(attend_shared &sh, const CUtensorM
       __syncwarp();
       if (lane >= here) continue;
       for (uint32_t c = 0; c < kHalves; c++)
-        tensor_copy(shared_address(sh.q[group][room][c]) + lane * x.group * kStrip, &map, c * kStrip, own.x * pitch + now.head * x.group, full);
+        tensor_copy(shared_address(sh.q[group][room][c]) + lane * x.group * kStrip, &map, c * kStrip, own.x * pitch + now.head * x.group,
+                    full);
     }
   }
 }
@@ -292,46 +296,56 @@ __device__ __forceinline__ void soften(float (&s)[kKeys / 2], float (&top)[2], f
   }
 }
 
-/* Keys behind a row's own, of whose block the last that counts is number `last`. */
-__device__ __forceinline__ void hide_keys(float (&s)[kKeys / 2], const uint32_t (&last)[2]) {
+/* A row of 64 queries whose results a thread has a part of, and where they go. */
+struct row_result {
+  bool there;
+  uint32_t place, head, last; /* last: the last key of the block that counts */
+};
+
+/* Keys behind the rows' own. */
+__device__ __forceinline__ void hide_keys(float (&s)[kKeys / 2], const row_result (&r)[2]) {
 #pragma unroll
   for (uint32_t half = 0; half < 2; half++) {
-    if (last[half] >= kKeys - 1) continue;
+    if (r[half].last >= kKeys - 1) continue;
 #pragma unroll
     for (uint32_t n = 0; n < kKeys / 8; n++) {
 #pragma unroll
       for (uint32_t i = 0; i < 2; i++) {
         float &x = s[4 * n + 2 * half + i];
-        x = n * 8 + threadIdx.x % 4 * 2 + i > last[half] ? -INFINITY : x;
+        x = n * 8 + threadIdx.x % 4 * 2 + i > r[half].last ? -INFINITY : x;
       }
     }
   }
 }
 
-/* A tile's results, unnormalised. */
-__device__ __forceinline__ void put_part(const scratch &s, const shape &x, uint32_t place, uint32_t head, uint32_t half, const float (&o)[kDim / 2],
-                                         float top, float sum, bool there) {
+/* Unnormalised results of row `half` of a thread's two. */
+__device__ __forceinline__ void put_part(const scratch &s, const shape &x, const row_result &r, uint32_t half, const float (&o)[kDim / 2],
+                                         float2 top_and_sum) {
   const uint32_t t = threadIdx.x % 4;
-  const size_t at = (size_t)place * x.h.heads + head;
-  if (there && t == 0) s.tops[at] = make_float2(top, sum);
+  const size_t at = (size_t)r.place * x.h.heads + r.head;
+  if (r.there && t == 0) s.tops[at] = top_and_sum;
 #pragma unroll
   for (uint32_t n = 0; n < kDim / 8; n += 4) {
     uint32_t w[4];
 #pragma unroll
     for (uint32_t i = 0; i < 4; i++) w[i] = pack2(o[(n + i) * 4 + 2 * half], o[(n + i) * 4 + 2 * half + 1]);
     turn_words(w);
-    if (there) __stcs(reinterpret_cast<uint4 *>(s.part + at * kDim + n * 8 + t * 8), make_uint4(w[0], w[1], w[2], w[3]));
+    if (r.there) __stcs(reinterpret_cast<uint4 *>(s.part + at * kDim + n * 8 + t * 8), make_uint4(w[0], w[1], w[2], w[3]));
   }
 }
 
-/* 64 queries, which are in room `room`, against the job's block. */
-__device__ __forceinline__ void multiply_tile(attend_shared &sh, const shape &x, const scratch &s, const job &now, uint32_t stage,
-                                              uint32_t parity, uint32_t group, uint32_t room, uint32_t here, float scale) {
+/* A group's next 64 queries: in which room, how many rows of them there are, and in which stage the job's block is. */
+struct tile_turn {
+  uint32_t group, room, here, stage, parity;
+};
+
+__device__ __forceinline__ void multiply_tile(attend_shared &sh, const shape &x, const scratch &s, const job &now, const tile_turn &y,
+                                              float scale) {
   const uint32_t warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-  const uint32_t q = shared_address(sh.q[group][room]), k = shared_address(sh.k[stage]), v = shared_address(sh.v[stage]);
-  uint32_t p[kKeys / 16][4], place[2], head[2], last[2];
+  const uint32_t q = shared_address(sh.q[y.group][y.room]), k = shared_address(sh.k[y.stage]), v = shared_address(sh.v[y.stage]);
+  uint32_t p[kKeys / 16][4];
+  row_result r[2];
   float top[2], sum[2];
-  bool there[2];
   {
     float score[kKeys / 2];
     wgmma_begin();
@@ -342,27 +356,27 @@ __device__ __forceinline__ void multiply_tile(attend_shared &sh, const shape &x,
 #pragma unroll
     for (uint32_t half = 0; half < 2; half++) {
       const uint32_t row = warp * 16 + half * 8, of = row / x.group;
-      const entry e = sh.rows[group][room][of];
-      there[half] = of < here, place[half] = e.y, head[half] = now.head * x.group + row % x.group + lane / 4;
-      last[half] = there[half] ? e.x + now.shift - now.block * kKeys : kKeys;
+      const entry e = sh.rows[y.group][y.room][of];
+      r[half] = {of < y.here, e.y, now.head * x.group + row % x.group + lane / 4, e.x + now.shift - now.block * kKeys};
+      if (!r[half].there) r[half].last = kKeys;
     }
     wgmma_wait<0>(score);
     __syncwarp();
-    if (lane == 0) barrier_arrive(shared_address(&sh.q_empty[group][room]));
-    hide_keys(score, last);
+    if (lane == 0) barrier_arrive(shared_address(&sh.q_empty[y.group][y.room]));
+    hide_keys(score, r);
     soften(score, top, sum, scale);
 #pragma unroll
     for (uint32_t i = 0; i < kKeys / 4; i++) p[i / 4][i % 4] = pack2(score[2 * i], score[2 * i + 1]);
   }
   float o[kDim / 2] = {};
-  barrier_wait(shared_address(&sh.v_full[stage]), parity);
+  barrier_wait(shared_address(&sh.v_full[y.stage]), y.parity);
   wgmma_begin();
 #pragma unroll
   for (uint32_t i = 0; i < kKeys / 16; i++) wgmma128_turned(o, p[i], operand(v + i * 16 * kStrip, kKeys * kStrip));
   wgmma_commit();
   wgmma_wait<0>(o);
 #pragma unroll
-  for (uint32_t half = 0; half < 2; half++) put_part(s, x, place[half], head[half], half, o, top[half], sum[half], there[half]);
+  for (uint32_t half = 0; half < 2; half++) put_part(s, x, r[half], half, o, make_float2(top[half], sum[half]));
 }
 
 __device__ __forceinline__ void multiply_jobs(attend_shared &sh, const shape &x, const scratch &s, uint32_t group) {
@@ -379,7 +393,7 @@ __device__ __forceinline__ void multiply_jobs(attend_shared &sh, const shape &x,
       const uint32_t mine = (turn + i) / kGroups, room = mine % kStages;
       barrier_wait(shared_address(&sh.q_full[group][room]), mine / kStages % 2);
       barrier_wait(shared_address(&sh.k_full[stage]), parity);
-      multiply_tile(sh, x, s, now, stage, parity, group, room, now.count - i * rows, scale);
+      multiply_tile(sh, x, s, now, {group, room, now.count - i * rows, stage, parity}, scale);
     }
     turn += tiles;
     __syncwarp();
@@ -389,9 +403,8 @@ __device__ __forceinline__ void multiply_jobs(attend_shared &sh, const shape &x,
 
 #endif
 
-__global__ void __launch_bounds__(kThreads, 1)
-    multiply_blocks(const __grid_constant__ attend_maps maps, const __grid_constant__ shape x, const __grid_constant__ mm_cu_kv kv,
-                    const __grid_constant__ scratch s) {
+__global__ void __launch_bounds__(kThreads, 1) multiply_blocks(const __grid_constant__ attend_maps maps, const __grid_constant__ shape x,
+                                                               const __grid_constant__ mm_cu_kv kv, const __grid_constant__ scratch s) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t raw[];
   attend_shared &sh = *reinterpret_cast<attend_shared *>(raw);
@@ -410,8 +423,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   const uint32_t group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   if (group == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
-    if (threadIdx.x < 32) fetch_blocks(sh, maps, x, kv, s);
-    else if (threadIdx.x < 64) fetch_queries(sh, maps.q, x, s);
+    if (threadIdx.x < 32)
+      fetch_blocks(sh, maps, x, kv, s);
+    else if (threadIdx.x < 64)
+      fetch_queries(sh, maps.q, x, s);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
     multiply_jobs(sh, x, s, group - 1);
@@ -484,8 +499,8 @@ bool mm_cu_takes_by_block(const mm_cu_heads &h, const mm_cu_kv &kv, const mm_cu_
          kv.pages_per_slot / (kKeys / MM_CU_PAGE) < kMostBlocks;
 }
 
-cudaError_t mm_cu_gqa_by_block(const mm_cu_heads &h, const mm_cu_tiles &t, const mm_cu_kv &kv, const mm_cu_block_lists &l, const mm_cu_gqa &a,
-                               cudaStream_t s) {
+cudaError_t mm_cu_gqa_by_block(const mm_cu_heads &h, const mm_cu_tiles &t, const mm_cu_kv &kv, const mm_cu_block_lists &l,
+                               const mm_cu_gqa &a, cudaStream_t s) {
   if (!mm_cu_takes_by_block(h, kv, l)) return cudaErrorNotSupported;
   const shape x = {h, h.heads / h.kv_heads, h.kv_heads / l.heads};
   const uint32_t most = rows_of_round(l.top_k);
@@ -498,8 +513,8 @@ cudaError_t mm_cu_gqa_by_block(const mm_cu_heads &h, const mm_cu_tiles &t, const
   w.part = reinterpret_cast<bf16 *>(at), w.tops = reinterpret_cast<float2 *>(w.part + results * kDim);
   attend_maps maps;
   const uint64_t row = kDim * sizeof(bf16);
-  cudaError_t e = mm_cu_map_boxes(&maps.q, a.qkv, row, (uint64_t)a.tokens * (h.heads + 2 * h.kv_heads), kStrip, x.group,
-                                  CU_TENSOR_MAP_SWIZZLE_128B);
+  cudaError_t e =
+      mm_cu_map_boxes(&maps.q, a.qkv, row, (uint64_t)a.tokens * (h.heads + 2 * h.kv_heads), kStrip, x.group, CU_TENSOR_MAP_SWIZZLE_128B);
   /* The largest row number, which the page table bounds. */
   if (e == cudaSuccess) e = mm_cu_map_boxes(&maps.k, kv.k, row, INT32_MAX, kStrip, MM_CU_PAGE, CU_TENSOR_MAP_SWIZZLE_128B);
   if (e == cudaSuccess) e = mm_cu_map_boxes(&maps.v, kv.v, row, INT32_MAX, kStrip, MM_CU_PAGE, CU_TENSOR_MAP_SWIZZLE_128B);
