@@ -526,7 +526,8 @@ void test_block_attention() {
       check_blocks(c, world({far - 40, 0}, {70, 20}, 2), false, narrow);
     }
   }
-  /* By block: rounds of four tiles, of two sequences together; jobs of one block. */
+  /* By block: rounds of four tiles, of two sequences together; rounds by index head; one round of all. */
   check_blocks({{8, 1, 128, 64}, 1, 128, 64}, world({128 * 66 + 5, 40}, {130, 200}, 3), false, false);
+  check_blocks({{32, 4, 128, 64}, 2, 128, 64}, world({128 * 9 + 5, 40}, {130, 200}, 3), false, false);
   check_blocks({{32, 2, 128, 64}, 1, 128, 3}, world({128 * 3 - 40, 500, 0}, {100, 1, 200}, 1), false, false);
 }

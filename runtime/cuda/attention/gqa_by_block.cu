@@ -3,9 +3,10 @@
  *
  * Neighbours may choose alike (of a trained model) or not at all (random queries: eight rows, eight lists); a block
  * of 128 keys is 64 KB of reads for 16 heads of a row, which alone would take longer than multiplying them. Launches,
- * for so many tiles at a time as there is room for results (16,384 pairs of a row and a block):
+ * for so many tiles at a time as there is room for results (16,384 pairs of a row and a block for each index head;
+ * many rows for one of the heads after the other, so that more of them share a block):
  * - list: grid (tiles, index heads), 512 threads. Of each sequence the first tile counts its rows' choices of each
- *   block, and cuts the rows of a block into jobs of up to eight times 64 queries. Shared memory: a counter a block.
+ *   block, and cuts the rows of a block into jobs of up to 16 times 64 queries. Shared memory: a counter a block.
  * - multiply: a block a multiprocessor, 512 threads, jobs as they come: a warp fetches keys and values (TMA, a ring
  *   of two jobs), one the queries (64 at a time, row by row, a ring of two for each group); three groups of 128
  *   multiply, each 64 queries at once: q·kᵀ (wgmma), probabilities in registers, p·v. Shared memory: 225 KB.
@@ -23,8 +24,8 @@
 namespace {
 
 constexpr uint32_t kDim = 128, kKeys = 128, kStrip = 128, kHalves = kDim * sizeof(bf16) / kStrip;
-constexpr uint32_t kListThreads = 512, kThreads = 512, kGroups = 3, kStages = 2, kTile = 64 /* queries */, kJobTiles = 8;
-constexpr uint32_t kMostTiles = 16;                         /* of a round */
+constexpr uint32_t kListThreads = 512, kThreads = 512, kGroups = 3, kStages = 2, kTile = 64 /* queries */, kJobTiles = 16;
+constexpr uint32_t kLeastRows = 1024, kMostTiles = 64;      /* of a round of all heads, at most; of a round */
 constexpr uint32_t kLeastGroup = 8, kMostBlocks = 48 << 10; /* of a sequence: counters in shared memory */
 
 /* Rows that read a block: entries [first, first + count). A row's position is its number + shift. */
@@ -43,10 +44,11 @@ struct scratch {
   float2 *tops; /* [place, heads]: largest score, base 2, and sum */
   bf16 *part;   /* [place, heads, kDim] */
 };
-/* Tiles of one round. whole: all of the step, a row's place is its number; else place: 64 · tile + row. */
+/* Tiles and index heads of one round. whole: all of the step, a row's place is its number; else place: 64 · tile + row. */
 struct round_tiles {
   mm_cu_tiles t;
   bool whole;
+  uint32_t head, heads;
   __device__ __forceinline__ uint32_t place(uint32_t tile, const mm_cu_span &span, uint32_t from, uint32_t row) const {
     return whole ? span.first + from + row : tile * MM_CU_TILE + row;
   }
@@ -63,7 +65,8 @@ struct attend_maps {
 };
 struct shape {
   mm_cu_heads h;
-  uint32_t group, each; /* query heads of a kv head; kv heads of an index head */
+  uint32_t group, each;   /* query heads of a kv head; kv heads of an index head */
+  uint32_t first, stride; /* query heads of the round: the first, and how many */
 };
 
 __device__ __forceinline__ uint32_t blocks_of(const mm_cu_block_lists &l, uint32_t pos) { return min(l.top_k, pos / l.size + 1); }
@@ -82,14 +85,15 @@ __device__ __forceinline__ bool find_tiles(own_tiles &own, const round_tiles &r,
     for (uint32_t i = threadIdx.x; i * MM_CU_TILE < span.count; i += blockDim.x) own.from[i] = i * MM_CU_TILE, own.tile[i] = 0;
     if (threadIdx.x == 0) own.count = (span.count + MM_CU_TILE - 1) / MM_CU_TILE;
   } else {
-    for (uint32_t i = 0; i < blockIdx.x; i++) {
-      if (r.t.tile[i].x == tile.x) return false;
-    }
-    if (threadIdx.x == 0) {
-      own.count = 0;
-      for (uint32_t i = blockIdx.x; i < r.t.count; i++) {
-        if (r.t.tile[i].x == tile.x) own.from[own.count] = r.t.tile[i].y, own.tile[own.count++] = i;
-      }
+    bool earlier = false;
+    for (uint32_t i = threadIdx.x; i < blockIdx.x; i += blockDim.x) earlier |= r.t.tile[i].x == tile.x;
+    if (__syncthreads_or(earlier)) return false;
+    for (uint32_t base = 0, found = 0; threadIdx.x < 32 && base < r.t.count; base += 32) { /* a warp */
+      const uint32_t i = base + threadIdx.x;
+      const uint2 other = i < r.t.count ? r.t.tile[i] : make_uint2(0xffffffffu, 0);
+      const uint32_t all = __ballot_sync(0xffffffffu, other.x == tile.x), at = found + __popc(all & ((1u << threadIdx.x) - 1));
+      if (other.x == tile.x) own.from[at] = other.y, own.tile[at] = i;
+      found += __popc(all), own.count = found;
     }
   }
   __syncthreads();
@@ -119,7 +123,8 @@ __device__ __forceinline__ uint32_t sum_before(uint32_t v, uint32_t &total) {
 }
 
 /* Counters of blocks become the first entry of each, and jobs for them. The whole block. */
-__device__ __forceinline__ void put_jobs(uint32_t *counter, uint32_t blocks, const scratch &s, const mm_cu_span &span, uint32_t each_job) {
+__device__ __forceinline__ void put_jobs(uint32_t *counter, uint32_t blocks, const scratch &s, const mm_cu_span &span, uint32_t head,
+                                         uint32_t each_job) {
   __shared__ uint32_t first_entry, first_job;
   const uint32_t share = (blocks + kListThreads - 1) / kListThreads;
   const uint32_t begin = min(blocks, threadIdx.x * share), end = min(blocks, begin + share);
@@ -132,7 +137,7 @@ __device__ __forceinline__ void put_jobs(uint32_t *counter, uint32_t blocks, con
   for (uint32_t b = begin; b < end; b++) {
     const uint32_t count = counter[b], keys = min(kKeys, span.pos + span.count - b * kKeys);
     for (uint32_t i = 0; i < count; i += each_job)
-      s.jobs[job_at++] = {(uint32_t)span.slot, b, keys, blockIdx.y, span.pos - span.first, entry_at + i, min(each_job, count - i), 0};
+      s.jobs[job_at++] = {(uint32_t)span.slot, b, keys, head, span.pos - span.first, entry_at + i, min(each_job, count - i), 0};
     counter[b] = entry_at, entry_at += count;
   }
   __syncthreads();
@@ -147,7 +152,7 @@ __global__ void __launch_bounds__(kListThreads)
   const mm_cu_span span = r.t.span[tile.x];
   grid_wait_and_launch_next();
   if (span.slot < 0 || !find_tiles(own, r, span, tile)) return;
-  const uint32_t blocks = (span.pos + span.count - 1) / kKeys + 1;
+  const uint32_t blocks = (span.pos + span.count - 1) / kKeys + 1, head = r.head + blockIdx.y;
   for (uint32_t b = threadIdx.x; b < blocks; b += kListThreads) counter[b] = 0;
   __syncthreads();
   const auto for_choices = [&](const auto &f) { /* f(row of the step, place, number in the list, block) */
@@ -159,12 +164,12 @@ __global__ void __launch_bounds__(kListThreads)
                                                       (span.pos + in_span) / kKeys < l.top_k; /* a list of all blocks need not be read */
                                                   const uint32_t of_step = span.first + in_span;
                                                   f(of_step, r.place(own.tile[at], span, own.from[at], row), i,
-                                                    all ? i : l.block[((size_t)of_step * l.heads + blockIdx.y) * l.top_k + i]);
+                                                    all ? i : l.block[((size_t)of_step * l.heads + head) * l.top_k + i]);
                                                 }
   };
   for_choices([&](uint32_t, uint32_t, uint32_t, uint32_t block) { atomicAdd(counter + block, 1); });
   __syncthreads();
-  put_jobs(counter, blocks, s, span, each_job);
+  put_jobs(counter, blocks, s, span, head, each_job);
   for_choices([&](uint32_t row, uint32_t place, uint32_t i, uint32_t block) {
     s.entries[atomicAdd(counter + block, 1)] = make_uint2(row, place * l.top_k + i);
   });
@@ -248,16 +253,15 @@ __device__ __forceinline__ void fetch_queries(attend_shared &sh, const CUtensorM
     barrier_wait(shared_address(&sh.job_full[stage]), n / kStages % 2);
     const job now = sh.next[stage];
     if (now.count == 0) return;
-    entry e[2];
-#pragma unroll
-    for (uint32_t i = 0; i < 2; i++) e[i] = i * 32 + lane < now.count ? s.entries[now.first + i * 32 + lane] : make_uint2(0, 0);
+    const auto read = [&](uint32_t from) { return from + lane < now.count ? s.entries[now.first + from + lane] : make_uint2(0, 0); };
+    entry e = {}, after = read(0); /* 32 at a time */
     __syncwarp();
     if (lane == 0) barrier_arrive(shared_address(&sh.empty[stage]));
     for (uint32_t at = 0; at < now.count; at += rows, turn++) {
       const uint32_t group = turn % kGroups, room = turn / kGroups % kStages, here = min(rows, now.count - at);
       const uint32_t full = shared_address(&sh.q_full[group][room]), from = (at + lane) % 32;
-      entry own; /* all rows of a tile are of one half */
-      own.x = __shfl_sync(0xffffffffu, at < 32 ? e[0].x : e[1].x, from), own.y = __shfl_sync(0xffffffffu, at < 32 ? e[0].y : e[1].y, from);
+      if (at % 32 == 0) e = after, after = read(at + 32);
+      const entry own = make_uint2(__shfl_sync(0xffffffffu, e.x, from), __shfl_sync(0xffffffffu, e.y, from));
       barrier_wait(shared_address(&sh.q_empty[group][room]), (turn / (kGroups * kStages) % 2) ^ 1);
       if (lane < here) sh.rows[group][room][lane] = own;
       __syncwarp();
@@ -322,7 +326,7 @@ __device__ __forceinline__ void hide_keys(float (&s)[kKeys / 2], const row_resul
 __device__ __forceinline__ void put_part(const scratch &s, const shape &x, const row_result &r, uint32_t half, const float (&o)[kDim / 2],
                                          float2 top_and_sum) {
   const uint32_t t = threadIdx.x % 4;
-  const size_t at = (size_t)r.place * x.h.heads + r.head;
+  const size_t at = (size_t)r.place * x.stride + r.head - x.first;
   if (r.there && t == 0) s.tops[at] = top_and_sum;
 #pragma unroll
   for (uint32_t n = 0; n < kDim / 8; n += 4) {
@@ -442,7 +446,7 @@ __global__ void __launch_bounds__(256)
     join_blocks(const __grid_constant__ round_tiles r, const __grid_constant__ shape x, const __grid_constant__ mm_cu_block_lists l,
                 const __grid_constant__ scratch s, bf16 *o) {
   const uint32_t tile_number = blockIdx.x / MM_CU_TILE, row = blockIdx.x % MM_CU_TILE;
-  const uint32_t head = blockIdx.y * x.group + threadIdx.x / (kDim / 8), c = threadIdx.x % (kDim / 8) * 8;
+  const uint32_t head = x.first + blockIdx.y * x.group + threadIdx.x / (kDim / 8), c = threadIdx.x % (kDim / 8) * 8;
   const uint2 tile = r.t.tile[tile_number];
   const mm_cu_span span = r.t.span[tile.x];
   grid_wait_and_launch_next();
@@ -454,13 +458,13 @@ __global__ void __launch_bounds__(256)
     return;
   }
   const uint32_t blocks = blocks_of(l, span.pos + tile.y + row);
-  const size_t at = (size_t)r.place(tile_number, span, tile.y, row) * l.top_k * x.h.heads + head;
+  const size_t at = (size_t)r.place(tile_number, span, tile.y, row) * l.top_k * x.stride + head - x.first;
   float most = -INFINITY, total = 0, sum[8] = {};
-  for (uint32_t i = 0; i < blocks; i++) most = fmaxf(most, s.tops[at + i * x.h.heads].x);
+  for (uint32_t i = 0; i < blocks; i++) most = fmaxf(most, s.tops[at + i * x.stride].x);
 #pragma unroll 8
   for (uint32_t i = 0; i < blocks; i++) {
-    const float2 top = s.tops[at + i * x.h.heads];
-    const uint4 v = __ldcs(reinterpret_cast<const uint4 *>(s.part + (at + i * x.h.heads) * kDim + c));
+    const float2 top = s.tops[at + i * x.stride];
+    const uint4 v = __ldcs(reinterpret_cast<const uint4 *>(s.part + (at + i * x.stride) * kDim + c));
     const float f = exp2f(top.x - most);
     const uint32_t w[4] = {v.x, v.y, v.z, v.w};
     total = fmaf(f, top.y, total);
@@ -478,8 +482,20 @@ __global__ void __launch_bounds__(256)
 
 size_t up(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-/* Rows of a round: whole tiles. */
-uint32_t rows_of_round(uint32_t top_k) { return min(kMostTiles * MM_CU_TILE, MM_CU_BLOCK_PAIRS / top_k / MM_CU_TILE * MM_CU_TILE); }
+/* Rows of a round of all heads: whole tiles. */
+uint32_t rows_of_round(uint32_t top_k) { return min(kLeastRows, MM_CU_BLOCK_PAIRS / top_k / MM_CU_TILE * MM_CU_TILE); }
+
+/* Launches of one round. */
+cudaError_t run(const round_tiles &r, shape x, const attend_maps &maps, const mm_cu_kv &kv, const mm_cu_block_lists &l, const scratch &w,
+                bf16 *o, cudaStream_t s) {
+  const uint32_t blocks = kv.pages_per_slot / (kKeys / MM_CU_PAGE) + 1, kv_heads = r.heads * x.each;
+  x.first = r.head * x.each * x.group, x.stride = kv_heads * x.group;
+  cudaError_t e =
+      launch(list_rows, dim3(r.t.count, r.heads), kListThreads, blocks * sizeof(uint32_t), s, r, l, w, kJobTiles * kTile / x.group);
+  if (e == cudaSuccess) e = launch(multiply_blocks, dim3(multiprocessors()), kThreads, sizeof(attend_shared), s, maps, x, kv, w);
+  if (e != cudaSuccess) return e;
+  return launch(join_blocks, dim3(r.t.count * MM_CU_TILE, kv_heads), x.group * (kDim / 8), 0, s, r, x, l, w, o);
+}
 
 }  // namespace
 
@@ -502,7 +518,7 @@ bool mm_cu_takes_by_block(const mm_cu_heads &h, const mm_cu_kv &kv, const mm_cu_
 cudaError_t mm_cu_gqa_by_block(const mm_cu_heads &h, const mm_cu_tiles &t, const mm_cu_kv &kv, const mm_cu_block_lists &l,
                                const mm_cu_gqa &a, cudaStream_t s) {
   if (!mm_cu_takes_by_block(h, kv, l)) return cudaErrorNotSupported;
-  const shape x = {h, h.heads / h.kv_heads, h.kv_heads / l.heads};
+  const shape x = {h, h.heads / h.kv_heads, h.kv_heads / l.heads, 0, 0};
   const uint32_t most = rows_of_round(l.top_k);
   const size_t pairs = (size_t)min(a.max_tokens, most) * l.top_k, lists = pairs * l.heads, results = pairs * h.heads;
   char *at = static_cast<char *>(a.work);
@@ -518,13 +534,12 @@ cudaError_t mm_cu_gqa_by_block(const mm_cu_heads &h, const mm_cu_tiles &t, const
   /* The largest row number, which the page table bounds. */
   if (e == cudaSuccess) e = mm_cu_map_boxes(&maps.k, kv.k, row, INT32_MAX, kStrip, MM_CU_PAGE, CU_TENSOR_MAP_SWIZZLE_128B);
   if (e == cudaSuccess) e = mm_cu_map_boxes(&maps.v, kv.v, row, INT32_MAX, kStrip, MM_CU_PAGE, CU_TENSOR_MAP_SWIZZLE_128B);
+  /* Few rows in rounds of all heads; many in rounds of one, so that more of them read a block together. */
   const bool whole = a.tokens <= most;
-  const uint32_t each = whole ? t.count : most / MM_CU_TILE, blocks = kv.pages_per_slot / (kKeys / MM_CU_PAGE) + 1;
-  for (uint32_t i = 0; e == cudaSuccess && i < t.count; i += each) {
-    const round_tiles r = {{t.span, t.tile + i, min(each, t.count - i)}, whole};
-    e = launch(list_rows, dim3(r.t.count, l.heads), kListThreads, blocks * sizeof(uint32_t), s, r, l, w, kJobTiles * kTile / x.group);
-    if (e == cudaSuccess) e = launch(multiply_blocks, dim3(multiprocessors()), kThreads, sizeof(attend_shared), s, maps, x, kv, w);
-    if (e == cudaSuccess) e = launch(join_blocks, dim3(r.t.count * MM_CU_TILE, h.kv_heads), x.group * (kDim / 8), 0, s, r, x, l, w, a.o);
+  const uint32_t each = whole ? t.count : min(kMostTiles, most * l.heads / MM_CU_TILE), heads = whole ? l.heads : 1;
+  for (uint32_t i = 0; i < t.count; i += each) {
+    for (uint32_t head = 0; e == cudaSuccess && head < l.heads; head += heads)
+      e = run({{t.span, t.tile + i, min(each, t.count - i)}, whole, head, heads}, x, maps, kv, l, w, a.o, s);
   }
   return e;
 }
