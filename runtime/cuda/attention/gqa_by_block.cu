@@ -5,8 +5,8 @@
  * of 128 keys is 64 KB of reads for 16 heads of a row, which alone would take longer than multiplying them. Launches,
  * for so many tiles at a time as there is room for results (16,384 pairs of a row and a block for each index head;
  * many rows for one of the heads after the other, so that more of them share a block):
- * - list: grid (tiles, index heads), 512 threads. Of each sequence the first tile counts its rows' choices of each
- *   block, and cuts the rows of a block into jobs of up to 16 times 64 queries. Shared memory: a counter a block.
+ * - list: grid (tiles, index heads), 512 threads, for the rounds of all heads. Of each sequence the first tile counts its rows' choices of
+ * each block, and cuts the rows of a block into jobs of up to 16 times 64 queries. Shared memory: a counter a block.
  * - multiply: a block a multiprocessor, 512 threads, jobs as they come: a warp fetches keys and values (TMA, a ring
  *   of two jobs), one the queries (64 at a time, row by row, a ring of two for each group); three groups of 128
  *   multiply, each 64 queries at once: q·kᵀ (wgmma), probabilities in registers, p·v. Shared memory: 225 KB.
@@ -43,12 +43,18 @@ struct scratch {
   entry *entries;
   float2 *tops; /* [place, heads]: largest score, base 2, and sum */
   bf16 *part;   /* [place, heads, kDim] */
+
+  /* Of a round with jobs of its own, number `round` of those that are listed together, of so many pairs each. */
+  __host__ __device__ scratch of(uint32_t round, uint32_t pairs) const {
+    return {counter + 3 * round, jobs + (size_t)round * pairs, entries + (size_t)round * pairs, tops, part};
+  }
 };
-/* Tiles and index heads of one round. whole: all of the step, a row's place is its number; else place: 64 · tile + row. */
+/* Tiles of a round. whole: all of the step in one round of all index heads, and a row's place is its number; else a
+ * round for each index head, and place: 64 · tile + row. */
 struct round_tiles {
   mm_cu_tiles t;
   bool whole;
-  uint32_t head, heads;
+  uint32_t pairs; /* of a round */
   __device__ __forceinline__ uint32_t place(uint32_t tile, const mm_cu_span &span, uint32_t from, uint32_t row) const {
     return whole ? span.first + from + row : tile * MM_CU_TILE + row;
   }
@@ -144,7 +150,7 @@ __device__ __forceinline__ void put_jobs(uint32_t *counter, uint32_t blocks, con
 }
 
 __global__ void __launch_bounds__(kListThreads)
-    list_rows(const __grid_constant__ round_tiles r, const __grid_constant__ mm_cu_block_lists l, const __grid_constant__ scratch s,
+    list_rows(const __grid_constant__ round_tiles r, const __grid_constant__ mm_cu_block_lists l, const __grid_constant__ scratch all,
               uint32_t each_job) {
   extern __shared__ uint32_t counter[];
   __shared__ own_tiles own;
@@ -152,7 +158,8 @@ __global__ void __launch_bounds__(kListThreads)
   const mm_cu_span span = r.t.span[tile.x];
   grid_wait_and_launch_next();
   if (span.slot < 0 || !find_tiles(own, r, span, tile)) return;
-  const uint32_t blocks = (span.pos + span.count - 1) / kKeys + 1, head = r.head + blockIdx.y;
+  const uint32_t blocks = (span.pos + span.count - 1) / kKeys + 1, head = blockIdx.y;
+  const scratch s = r.whole ? all : all.of(head, r.pairs);
   for (uint32_t b = threadIdx.x; b < blocks; b += kListThreads) counter[b] = 0;
   __syncthreads();
   const auto for_choices = [&](const auto &f) { /* f(row of the step, place, number in the list, block) */
@@ -485,16 +492,24 @@ size_t up(size_t bytes) { return (bytes + 255) / 256 * 256; }
 /* Rows of a round of all heads: whole tiles. */
 uint32_t rows_of_round(uint32_t top_k) { return min(kLeastRows, MM_CU_BLOCK_PAIRS / top_k / MM_CU_TILE * MM_CU_TILE); }
 
-/* Launches of one round. */
-cudaError_t run(const round_tiles &r, shape x, const attend_maps &maps, const mm_cu_kv &kv, const mm_cu_block_lists &l, const scratch &w,
-                bf16 *o, cudaStream_t s) {
-  const uint32_t blocks = kv.pages_per_slot / (kKeys / MM_CU_PAGE) + 1, kv_heads = r.heads * x.each;
-  x.first = r.head * x.each * x.group, x.stride = kv_heads * x.group;
-  cudaError_t e =
-      launch(list_rows, dim3(r.t.count, r.heads), kListThreads, blocks * sizeof(uint32_t), s, r, l, w, kJobTiles * kTile / x.group);
-  if (e == cudaSuccess) e = launch(multiply_blocks, dim3(multiprocessors()), kThreads, sizeof(attend_shared), s, maps, x, kv, w);
+/* Rows and index heads of rounds in a step of so many rows: few in rounds of all heads; many in rounds of one head,
+ * so that more of them read a block together. */
+struct round_shape {
+  bool whole;
+  uint32_t rows, heads;
+  round_shape(uint32_t tokens, uint32_t index_heads, uint32_t top_k) {
+    const uint32_t most = rows_of_round(top_k);
+    whole = tokens <= most;
+    rows = whole ? tokens : min(kMostTiles * MM_CU_TILE, most * index_heads), heads = whole ? index_heads : 1;
+  }
+};
+
+/* Jobs and results of one round. */
+cudaError_t run(const round_tiles &r, const shape &x, const attend_maps &maps, const mm_cu_kv &kv, const mm_cu_block_lists &l,
+                const scratch &w, bf16 *o, cudaStream_t s) {
+  const cudaError_t e = launch(multiply_blocks, dim3(multiprocessors()), kThreads, sizeof(attend_shared), s, maps, x, kv, w);
   if (e != cudaSuccess) return e;
-  return launch(join_blocks, dim3(r.t.count * MM_CU_TILE, kv_heads), x.group * (kDim / 8), 0, s, r, x, l, w, o);
+  return launch(join_blocks, dim3(r.t.count * MM_CU_TILE, x.stride / x.group), x.group * (kDim / 8), 0, s, r, x, l, w, o);
 }
 
 }  // namespace
@@ -507,7 +522,8 @@ bool mm_cu_wants_by_block(const mm_cu_heads &h, uint32_t index_heads, uint32_t s
 
 size_t mm_cu_by_block_work(const mm_cu_heads &h, uint32_t index_heads, uint32_t top_k, uint32_t max_tokens) {
   const size_t pairs = (size_t)min(max_tokens, rows_of_round(top_k)) * top_k;
-  return 256 + up(pairs * index_heads * (sizeof(job) + sizeof(entry))) + up(pairs * h.heads * (sizeof(float2) + kDim * sizeof(bf16)));
+  const size_t listed = (size_t)round_shape(max_tokens, index_heads, top_k).rows * top_k * index_heads;
+  return 256 + up(listed * (sizeof(job) + sizeof(entry))) + up(pairs * h.heads * (sizeof(float2) + kDim * sizeof(bf16)));
 }
 
 bool mm_cu_takes_by_block(const mm_cu_heads &h, const mm_cu_kv &kv, const mm_cu_block_lists &l) {
@@ -518,28 +534,32 @@ bool mm_cu_takes_by_block(const mm_cu_heads &h, const mm_cu_kv &kv, const mm_cu_
 cudaError_t mm_cu_gqa_by_block(const mm_cu_heads &h, const mm_cu_tiles &t, const mm_cu_kv &kv, const mm_cu_block_lists &l,
                                const mm_cu_gqa &a, cudaStream_t s) {
   if (!mm_cu_takes_by_block(h, kv, l)) return cudaErrorNotSupported;
-  const shape x = {h, h.heads / h.kv_heads, h.kv_heads / l.heads, 0, 0};
-  const uint32_t most = rows_of_round(l.top_k);
-  const size_t pairs = (size_t)min(a.max_tokens, most) * l.top_k, lists = pairs * l.heads, results = pairs * h.heads;
+  const uint32_t group = h.heads / h.kv_heads, kv_each = h.kv_heads / l.heads;
+  const size_t listed = (size_t)round_shape(a.max_tokens, l.heads, l.top_k).rows * l.top_k * l.heads;
+  const size_t results = (size_t)min(a.max_tokens, rows_of_round(l.top_k)) * l.top_k * h.heads;
   char *at = static_cast<char *>(a.work);
   scratch w;
   w.counter = reinterpret_cast<uint32_t *>(at), at += 256;
-  w.jobs = reinterpret_cast<job *>(at), w.entries = reinterpret_cast<entry *>(w.jobs + lists);
-  at += up(lists * (sizeof(job) + sizeof(entry)));
+  w.jobs = reinterpret_cast<job *>(at), w.entries = reinterpret_cast<entry *>(w.jobs + listed),
+  at += up(listed * (sizeof(job) + sizeof(entry)));
   w.part = reinterpret_cast<bf16 *>(at), w.tops = reinterpret_cast<float2 *>(w.part + results * kDim);
   attend_maps maps;
   const uint64_t row = kDim * sizeof(bf16);
   cudaError_t e =
-      mm_cu_map_boxes(&maps.q, a.qkv, row, (uint64_t)a.tokens * (h.heads + 2 * h.kv_heads), kStrip, x.group, CU_TENSOR_MAP_SWIZZLE_128B);
+      mm_cu_map_boxes(&maps.q, a.qkv, row, (uint64_t)a.tokens * (h.heads + 2 * h.kv_heads), kStrip, group, CU_TENSOR_MAP_SWIZZLE_128B);
   /* The largest row number, which the page table bounds. */
   if (e == cudaSuccess) e = mm_cu_map_boxes(&maps.k, kv.k, row, INT32_MAX, kStrip, MM_CU_PAGE, CU_TENSOR_MAP_SWIZZLE_128B);
   if (e == cudaSuccess) e = mm_cu_map_boxes(&maps.v, kv.v, row, INT32_MAX, kStrip, MM_CU_PAGE, CU_TENSOR_MAP_SWIZZLE_128B);
-  /* Few rows in rounds of all heads; many in rounds of one, so that more of them read a block together. */
-  const bool whole = a.tokens <= most;
-  const uint32_t each = whole ? t.count : min(kMostTiles, most * l.heads / MM_CU_TILE), heads = whole ? l.heads : 1;
+  const round_shape rounds(a.tokens, l.heads, l.top_k);
+  const uint32_t each = rounds.whole ? t.count : rounds.rows / MM_CU_TILE, blocks = kv.pages_per_slot / (kKeys / MM_CU_PAGE) + 1;
   for (uint32_t i = 0; i < t.count; i += each) {
-    for (uint32_t head = 0; e == cudaSuccess && head < l.heads; head += heads)
-      e = run({{t.span, t.tile + i, min(each, t.count - i)}, whole, head, heads}, x, maps, kv, l, w, a.o, s);
+    const round_tiles r = {{t.span, t.tile + i, min(each, t.count - i)}, rounds.whole, rounds.rows * l.top_k};
+    if (e == cudaSuccess)
+      e = launch(list_rows, dim3(r.t.count, l.heads), kListThreads, blocks * sizeof(uint32_t), s, r, l, w, kJobTiles * kTile / group);
+    for (uint32_t head = 0; e == cudaSuccess && head < l.heads; head += rounds.heads) {
+      const shape x = {h, group, kv_each, head * kv_each * group, rounds.heads * kv_each * group};
+      e = run(r, x, maps, kv, l, w.of(rounds.whole ? 0 : head, r.pairs), a.o, s);
+    }
   }
   return e;
 }
