@@ -140,6 +140,18 @@ static void add_experts(uint64_t *sum, const sizes *x) {
   if (x->d->act_quant && published) add(sum, x->pairs * published + 4, 4);
 }
 
+/* Jobs, and results of rows for each of their blocks, where the kernel of that takes the model (gqa_by_block.cu). */
+static void add_by_block(uint64_t *sum, const sizes *x, uint64_t index_heads) {
+  const mm_model *m = x->m;
+  const uint64_t group = x->heads / x->kv_heads, top_k = m->index_top_k;
+  const bool heads = m->head_dim == 128 && (group == 8 || group == 16) && x->heads % x->kv_heads == 0 && x->kv_heads % index_heads == 0;
+  if (!heads || m->index_block != 128 || top_k == 0 || x->d->cache == MM_CACHE_FP8) return;
+  const uint64_t most = mm_min(1024, MM_DEVICE_BLOCK_PAIRS / top_k / 64 * 64), rows = mm_min(x->rows, most);
+  const uint64_t listed = x->rows <= most ? x->rows : mm_min(4096, most * index_heads);
+  add(sum, 256 + mm_round_up(listed * top_k * index_heads * 40, 256) + mm_round_up(rows * top_k * x->heads * (8 + 2 * UINT64_C(128)), 256),
+      1);
+}
+
 /* What extended models add: index rows, scores and lists of blocks, rows of MLPs, parts of rows that several blocks read. */
 static void add_extended(uint64_t *sum, const sizes *x) {
   const mm_model *m = x->m;
@@ -150,6 +162,7 @@ static void add_extended(uint64_t *sum, const sizes *x) {
     add(sum, x->rows * heads * m->index_dim, 2), add(sum, x->rows * m->index_dim, 2);
     add(sum, MM_DEVICE_SCORE_ROWS * heads * mm_ceil_div(x->d->positions, m->index_block), 4);
     add(sum, x->rows * heads * m->index_top_k, 4), add(sum, x->rows * heads, 4);
+    add_by_block(sum, x, heads);
   }
   if (x->dense) add(sum, x->rows * mm_max(2 * x->dense, m->hidden), 4), add(sum, x->rows * x->dense, 2);
   if (mm_model_extended(m)) add(sum, 2 * MM_DEVICE_MULTIPROCESSORS * part, 1);

@@ -85,6 +85,7 @@ enum {
   MM_DEVICE_ITEMS = 2048,          /* chunks that rows are cut into */
   MM_DEVICE_MULTIPROCESSORS = 192, /* of a GPU at most */
   MM_DEVICE_SCORE_ROWS = 512,      /* rows whose blocks are scored at a time */
+  MM_DEVICE_BLOCK_PAIRS = 16384,   /* of a row and a block whose results there is room for */
   MM_DEVICE_BLOCK_GROUP = 16,      /* query heads of a part of a row over blocks */
 };
 

@@ -161,6 +161,7 @@ struct attention_buffers {
   mm_cu_far_plan far = {};
   bool by_head = false;     /* an extended model: norms of each head (extended.cu) */
   mm_cu_select select = {}; /* an extended model's, but for q and keys */
+  void *by_block = nullptr; /* work space of attention by block (gqa_by_block.cu), where it is wanted */
 };
 
 struct expert_buffers {

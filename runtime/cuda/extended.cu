@@ -6,7 +6,9 @@
 
 #include "runtime/cuda/backend.h"
 
-static_assert(MM_DEVICE_SCORE_ROWS == MM_CU_SCORE_ROWS && MM_DEVICE_BLOCK_GROUP == MM_CU_BLOCK_GROUP, "as capacity.h counts");
+static_assert(MM_DEVICE_SCORE_ROWS == MM_CU_SCORE_ROWS && MM_DEVICE_BLOCK_GROUP == MM_CU_BLOCK_GROUP &&
+                  MM_DEVICE_BLOCK_PAIRS == MM_CU_BLOCK_PAIRS,
+              "as capacity.h counts");
 
 namespace {
 
@@ -34,7 +36,10 @@ bool open_select(mm_backend *b, mm_err *err) {
   const uint64_t lists = (uint64_t)b->c.limits.max_tokens * a.heads;
   a.score = b->memory.array<float>(mm_cu_score_floats(a.heads, a.most), err);
   a.block = b->memory.array<uint32_t>(lists * a.top_k, err), a.count = b->memory.array<uint32_t>(lists, err);
-  return a.score && a.block && a.count;
+  if (!a.score || !a.block || !a.count) return false;
+  if (b->c.options.kv_fp8 || !mm_cu_wants_by_block(b->heads, a.heads, a.size, a.top_k)) return true;
+  b->attention.by_block = b->memory.alloc(mm_cu_by_block_work(b->heads, a.heads, a.top_k, b->c.limits.max_tokens), err);
+  return b->attention.by_block;
 }
 
 bool open_mlp(mm_backend *b, mm_err *err) {
@@ -122,6 +127,10 @@ cudaError_t mm_cu_do_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, co
   if (e != cudaSuccess || !rest) return e;
   const mm_cu_gqa rows = {rows_of(qkv), rows_of(o), b->attention.work, b->step.rows, most};
   if (!lists.block && h.head_dim != 32) return mm_cu_gqa_prefill(h, tiles(b), kv, rows, b->stream);
+  if (mm_cu_takes_by_block(h, kv, lists)) {
+    const mm_cu_gqa by_block = {rows.qkv, rows.o, b->attention.by_block, rows.tokens, most};
+    return mm_cu_gqa_by_block(h, tiles(b), kv, lists, by_block, b->stream);
+  }
   if (mm_cu_takes_block_tiles(h, kv, lists)) return mm_cu_gqa_block_tiles(h, tiles(b), kv, lists, rows, b->stream);
   a.first = singles, a.count = rest, a.split = false;
   return mm_cu_gqa_blocks(h, places(b), kv, lists, a, b->stream);

@@ -361,9 +361,12 @@ void attend_ref(const blocks_case &c, const world &w, uint32_t row, uint32_t hea
   for (uint32_t i = 0; i < d; i++) out[i] /= total;
 }
 
-/* o as the kernel of tiles leaves it, poison where no tile has the row. alone: each row is a span of its own. */
+typedef cudaError_t (*tiles_fn)(const mm_cu_heads &, const mm_cu_tiles &, const mm_cu_kv &, const mm_cu_block_lists &, const mm_cu_gqa &,
+                                cudaStream_t);
+
+/* o as a kernel of tiles leaves it at its second call, poison where no tile has the row. alone: each row is a span of its own. */
 std::vector<bf16> by_tiles(const blocks_case &c, const world &w, const mm_cu_kv &kv, const mm_cu_block_lists &l, const bf16 *qkv,
-                           bool alone) {
+                           bool alone, tiles_fn attend) {
   std::vector<mm_cu_span> span = w.span;
   std::vector<uint2> tile = w.tile;
   if (alone) {
@@ -373,9 +376,26 @@ std::vector<bf16> by_tiles(const blocks_case &c, const world &w, const mm_cu_kv 
   buffer<mm_cu_span> dspan;
   buffer<uint2> dtile;
   buffer<bf16> o((size_t)w.rows * c.h.heads * c.h.head_dim);
-  dspan.put(span), dtile.put(tile), o.poison();
-  CUDA_OK(mm_cu_gqa_block_tiles(c.h, {dspan.p, dtile.p, (uint32_t)tile.size()}, kv, l, {qkv, o.p, nullptr, w.rows, w.rows}, 0));
+  std::vector<uint8_t> room(c.lists ? mm_cu_by_block_work(c.h, c.lists, c.top_k, w.rows) : 0, 0xff);
+  std::fill(room.begin(), room.begin() + std::min<size_t>(256, room.size()), (uint8_t)0);
+  buffer<uint8_t> work;
+  work.put(room), dspan.put(span), dtile.put(tile);
+  for (int again = 0; again < 2; again++) {
+    o.poison();
+    CUDA_OK(attend(c.h, {dspan.p, dtile.p, (uint32_t)tile.size()}, kv, l, {qkv, o.p, work.p, w.rows, w.rows}, 0));
+  }
   return o.get();
+}
+
+/* A kernel of tiles compared with `want`, and each row alone with the row among others. */
+void check_tiles(const char *what, const blocks_case &c, const world &w, const mm_cu_kv &kv, const mm_cu_block_lists &l, const bf16 *qkv,
+                 const std::vector<double> &want, tiles_fn attend) {
+  const auto whole_rows = by_tiles(c, w, kv, l, qkv, false, attend), single = by_tiles(c, w, kv, l, qkv, true, attend);
+  std::vector<double> got;
+  for (const bf16 x : whole_rows) got.push_back(to_float(x));
+  report(words(what, c.h.head_dim, c.h.heads, w), relative_error(want, got), 6e-3);
+  report_true(words(what, c.h.head_dim, c.h.heads, w) + ": rows alone, bit for bit",
+              memcmp(whole_rows.data(), single.data(), whole_rows.size() * sizeof single[0]) == 0);
 }
 
 void check_blocks(const blocks_case &c, const world &w, bool split, bool narrow) {
@@ -427,13 +447,9 @@ void check_blocks(const blocks_case &c, const world &w, bool split, bool narrow)
              (narrow ? ", e4m3" : ""),
          relative_error(want, got), 6e-3);
   if (split) return;
-  if (mm_cu_takes_block_tiles(h, kv, l)) {
-    const auto whole_rows = by_tiles(c, w, kv, l, dqkv.p, false), single = by_tiles(c, w, kv, l, dqkv.p, true);
-    for (size_t i = 0; i < got.size(); i++) got[i] = to_float(whole_rows[i]);
-    report(words("attention over blocks, tiles of rows:", d, h.heads, w), relative_error(want, got), 6e-3);
-    report_true(words("attention over blocks, tiles of rows: rows alone, bit for bit,", d, h.heads, w),
-                memcmp(whole_rows.data(), single.data(), whole_rows.size() * sizeof single[0]) == 0);
-  }
+  if (mm_cu_takes_block_tiles(h, kv, l))
+    check_tiles("attention over blocks, tiles of rows:", c, w, kv, l, dqkv.p, want, mm_cu_gqa_block_tiles);
+  if (mm_cu_takes_by_block(h, kv, l)) check_tiles("attention by block:", c, w, kv, l, dqkv.p, want, mm_cu_gqa_by_block);
   buffer<bf16> alone((size_t)w.rows * h.heads * d);
   for (uint32_t r = 0; r < w.rows; r++) {
     mm_cu_block_job one = job;
@@ -510,4 +526,8 @@ void test_block_attention() {
       check_blocks(c, world({far - 40, 0}, {70, 20}, 2), false, narrow);
     }
   }
+  /* By block: rounds of four tiles, of two sequences together; rounds by index head; one round of all. */
+  check_blocks({{8, 1, 128, 64}, 1, 128, 64}, world({128 * 66 + 5, 40}, {130, 200}, 3), false, false);
+  check_blocks({{32, 4, 128, 64}, 2, 128, 64}, world({128 * 9 + 5, 40}, {130, 200}, 3), false, false);
+  check_blocks({{32, 2, 128, 64}, 1, 128, 3}, world({128 * 3 - 40, 500, 0}, {100, 1, 200}, 1), false, false);
 }

@@ -6,9 +6,10 @@
 
 #include "runtime/cuda/core/kernels.h"
 
-#define MM_CU_BLOCK_GROUP 16  /* query heads of a kv head at most */
-#define MM_CU_INDEX_HEADS 8   /* index heads of a rank at most */
-#define MM_CU_SCORE_ROWS  512 /* rows whose scores there is room for; a multiple of MM_CU_TILE */
+#define MM_CU_BLOCK_GROUP 16    /* query heads of a kv head at most */
+#define MM_CU_INDEX_HEADS 8     /* index heads of a rank at most */
+#define MM_CU_BLOCK_PAIRS 16384 /* of a row and a block that are attended to at a time in prompts; ≥ MM_MAX_BLOCKS · MM_CU_TILE */
+#define MM_CU_SCORE_ROWS  512   /* rows whose scores there is room for; a multiple of MM_CU_TILE */
 
 /* ---- heads.cu ---- */
 
@@ -84,5 +85,16 @@ cudaError_t mm_cu_gqa_blocks(const mm_cu_heads &h, const mm_cu_rows &r, const mm
 bool mm_cu_takes_block_tiles(const mm_cu_heads &h, const mm_cu_kv &kv, const mm_cu_block_lists &l);
 cudaError_t mm_cu_gqa_block_tiles(const mm_cu_heads &h, const mm_cu_tiles &t, const mm_cu_kv &kv, const mm_cu_block_lists &l,
                                   const mm_cu_gqa &a, cudaStream_t s);
+
+/* ---- gqa_by_block.cu ---- */
+
+/* The same, each block for all rows that read it: sm_90a, heads of 128, 8 or 16 of them for a kv head, blocks of 128 positions, bf16. A
+ * row's bits depend on its sequence alone. a.work: mm_cu_by_block_work bytes, the first 256 zero at first, as they are left; a.tokens: rows
+ * of the step. */
+bool mm_cu_wants_by_block(const mm_cu_heads &h, uint32_t index_heads, uint32_t size, uint32_t top_k); /* by shapes alone */
+bool mm_cu_takes_by_block(const mm_cu_heads &h, const mm_cu_kv &kv, const mm_cu_block_lists &l);
+size_t mm_cu_by_block_work(const mm_cu_heads &h, uint32_t index_heads, uint32_t top_k, uint32_t max_tokens);
+cudaError_t mm_cu_gqa_by_block(const mm_cu_heads &h, const mm_cu_tiles &t, const mm_cu_kv &kv, const mm_cu_block_lists &l,
+                               const mm_cu_gqa &a, cudaStream_t s);
 
 #endif

@@ -20,7 +20,7 @@
  *
  * Maths: runtime/cpu/cpu_select.c (block_score, offer, choose_blocks). */
 #include "formats/model.h"
-#include "runtime/cuda/attention/block_attention.h"
+#include "runtime/cuda/attention/block_split.cuh"
 #include "runtime/cuda/core/device.cuh"
 #include "runtime/cuda/core/launch.h"
 
@@ -59,16 +59,6 @@ struct tile_rows {
     return {here ? span.slot : -1, span.first + from, here, span.pos + from, i / lots * MM_CU_TILE + at};
   }
   __device__ __forceinline__ lot row(uint32_t i) const { return of(i, 1); }
-};
-
-/* How many blocks of a row at this position are read whatever their scores, which stand last, and how many
- * of those before them. */
-struct split {
-  uint32_t all, count, forced, others;
-  __device__ __forceinline__ split(const mm_cu_select &a, uint32_t pos) {
-    all = pos / a.size + 1, count = min(a.top_k, all);
-    forced = all > count ? a.local : count, others = all - forced;
-  }
 };
 
 /* Sixteen bytes of the keys g and g + 8 of a tile in every 32 columns. */
@@ -122,7 +112,7 @@ template <int D, uint32_t kColumns, class Lots>
 __global__ void __launch_bounds__(kThreads) block_scores(const __grid_constant__ mm_cu_select a, const __grid_constant__ Lots lots) {
   const uint32_t warp = threadIdx.x / 32, tiles = a.size / kKeys;
   const lot rows = lots.of(blockIdx.x, kColumns * 8 / a.heads);
-  const split last(a, rows.pos + rows.count - 1); /* of the rows the one with the most blocks */
+  const block_split last(a, rows.pos + rows.count - 1); /* of the rows the one with the most blocks */
   const uint32_t step = gridDim.y * kWarps;
   uint32_t block = blockIdx.y * kWarps + warp, tile = 0;
   const bool idle = rows.slot < 0 || last.count == last.forced || block >= last.others;
@@ -195,7 +185,7 @@ __global__ void __launch_bounds__(kThreads) select_blocks(const __grid_constant_
     if (me == 0) a.count[at] = 0;
     return;
   }
-  const split s(a, row.pos);
+  const block_split s(a, row.pos);
   const uint32_t wanted = s.count - s.forced;
   if (me == 0) a.count[at] = s.count;
   if (me < s.forced) to[wanted + me] = s.others + me;
@@ -266,7 +256,12 @@ cudaError_t mm_cu_select_tiles(const mm_cu_select &a, const mm_cu_tiles &t, cuda
   cudaError_t e = cudaSuccess;
   for (uint32_t i = 0; e == cudaSuccess && i < t.count; i += most) {
     const uint32_t tiles = min(t.count - i, most);
-    e = run<kWide>(a, tile_rows{t, i}, tiles * lots, tiles * MM_CU_TILE, s);
+    if (!mm_cu_takes_tile_scores(a)) {
+      e = run<kWide>(a, tile_rows{t, i}, tiles * lots, tiles * MM_CU_TILE, s);
+      continue;
+    }
+    e = mm_cu_tile_scores(a, t, i, tiles, s);
+    if (e == cudaSuccess) e = launch(select_blocks<tile_rows>, dim3(tiles * MM_CU_TILE, a.heads), kThreads, 0, s, a, tile_rows{t, i});
   }
   return e;
 }
