@@ -72,7 +72,7 @@ $(BUILD)/runtime/cpu/cpu_rows_%.o: private CFLAGS += $(if $(findstring clang,$(C
 $(BUILD)/runtime/cpu/cpu_rows_avx512.o $(BUILD)/runtime/cpu/cpu_rows_vbmi.o $(BUILD)/runtime/cpu/cpu_rows_bf16.o $(BUILD)/runtime/cpu/cpu_rows_vnni.o: private CFLAGS += $(if $(findstring clang,$(CC)),,--param asan-use-after-return=0)
 else ifeq ($(SAN),thread)
 CFLAGS += -O1 -g1 -fsanitize=thread
-# Loops over numbers, which take no locks and start no threads: four fifths of the time were theirs. Their callers are watched.
+# Loops over numbers, which take no locks and start no threads: most of the time was theirs. Their callers are watched.
 $(BUILD)/runtime/cpu/cpu_rows_%.o $(BUILD)/runtime/cpu/cpu_vectors.o: private CFLAGS += -fno-sanitize=thread
 LDFLAGS += -fsanitize=thread $(if $(shell command -v ld.gold),-fuse-ld=gold)
 else ifeq ($(FAST),1)
