@@ -16,8 +16,12 @@
 
 namespace {
 
-/* Bytes that a block reads while another one chooses experts: about 4 us of a multiprocessor's part of the rate. */
-constexpr uint64_t kChoiceBytes = 128 << 10;
+/* Bytes that a block reads while another one chooses experts, by measurement (RESULTS.md): about 4 us of a multiprocessor's part of
+ * the rate; twice that in front of NVFP4, whose routed bytes come more slowly. */
+template <mm_cu_scale S>
+constexpr uint64_t choice_bytes() {
+  return S == MM_CU_NV ? 256 << 10 : 128 << 10;
+}
 
 /* Factors of the middles: w2's, or those come with its rounding. */
 struct joined_factors {
@@ -118,8 +122,9 @@ __global__ void __maxnreg__(kGemvRegisters)
 }
 
 /* The shared expert's blocks of so many: bytes in the proportion of all, and of those that others read too late. */
+template <mm_cu_scale S>
 uint32_t shared_blocks(uint32_t blocks, uint64_t shared, uint64_t routed) {
-  const uint64_t all = shared + routed + blocks * kChoiceBytes, mine = (blocks * shared + all / 2) / all;
+  const uint64_t all = shared + routed + blocks * choice_bytes<S>(), mine = (blocks * shared + all / 2) / all;
   return (uint32_t)mm_max(1, mm_min(mine, blocks - 1));
 }
 
@@ -136,7 +141,7 @@ struct joined_up_launch {
     if (all < 2) return cudaErrorNotSupported;
     gemv_plan v =
         plan_gemv<D, T, gemv_wide<D, T>>(shared.up, ceil_div(shared.up.n / 2, 2), 1,
-                                         shared_blocks(all, (uint64_t)shared.up.n * shared.up.pitch, (uint64_t)r.top_k * w.n * w.pitch));
+                                         shared_blocks<S>(all, (uint64_t)shared.up.n * shared.up.pitch, (uint64_t)r.top_k * w.n * w.pitch));
     gemv_plan p = plan_gemv<C, S, gemv_wide<C, S>>(w, r.top_k * each, 1, all - v.blocks);
     p.start = v.blocks;
     const bool rounds = w2.rounding.kind != MM_ACT_KEPT;
