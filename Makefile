@@ -257,8 +257,8 @@ lint-words: ## words of comments, names and types
 TIDY_NODES ?= 20000
 TIDY_DEPTH = $(patsubst %,--extra-arg=%,-Xclang -analyzer-config -Xclang max-nodes=$(TIDY_NODES))
 lint-tidy:
-	$(Q)printf '%s\n' $(filter %.c,$(SOURCES)) | xargs -P $(shell nproc) -n 6 sh -c 'said=$$(clang-tidy --quiet $(TIDY_DEPTH) "$$@" -- -std=c11 -D_GNU_SOURCE -I. \
-	  -Iloader $(PKG_CFLAGS) 2>&1 | grep -vE "^[0-9]+ warnings? generated"); [ -z "$$said" ] || printf "%s\n" "$$said"' sh | { ! grep .; }
+	$(Q)printf '%s\n' $(filter %.c,$(SOURCES)) | xargs -P $(shell nproc) -I{} sh -c 'said=$$(clang-tidy --quiet $(TIDY_DEPTH) {} -- -std=c11 -D_GNU_SOURCE -I. \
+	  -Iloader $(PKG_CFLAGS) 2>&1 | grep -vE "^[0-9]+ warnings? generated"); [ -z "$$said" ] || printf "%s\n" "$$said"' | { ! grep .; }
 format: ## rewrite the sources in the house style
 	$(Q)clang-format -i $(SOURCES)
 
