@@ -547,8 +547,8 @@ static const mm_option options[] = {
               .hi = INT32_MAX),
     MM_OPTION(U64, "limit", &settings.limit, "N", "at most so many windows (default all)", .lo = 1),
     MM_OPTION(STR, "collect", &settings.collect, "OUT.safetensors",
-              "with --ids, --text or --conversations: what the inputs of every linear look like: what minimax-convert reads with "
-              "--importance and --act-scales"),
+              "with --ids, --text or --conversations: what the inputs of every linear look like: minimax-convert's --importance and "
+              "--act-scales read it"),
     MM_OPTION(U64, "moments", &settings.moments, "N",
               "with --collect: also the second moments of the inputs, between all columns of a block of N (128 to 1024 in steps of "
               "128): what minimax-convert --method gptq reads; 4 N bytes of memory for each input channel of each expert",

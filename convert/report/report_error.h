@@ -41,7 +41,7 @@ bool mm_report_html(FILE *f, const mm_error_report *r);
  * (hexadecimal). MM_USAGE E_USAGE: of another checkpoint. */
 MM_MUST_USE bool mm_report_divergence_read(mm_json **out, const char *path, const char *dir, const char *manifest, mm_err *err);
 bool mm_report_divergence_put(mm_json *report, const mm_json *divergence);
-void mm_report_divergence_html(FILE *f, const mm_json *divergence, void (*put_text)(FILE *, const char *));
+void mm_report_divergence_html(FILE *f, const mm_json *o, void (*put_text)(FILE *, const char *));
 
 /* Writes a file (formats/system/output.h) in the format that its name ends in, .json, .csv or .html; other endings are MM_USAGE E_USAGE.
  * place->mark is set here: a report of the same format is replaced. */

@@ -104,8 +104,8 @@ static bool fill_requests(const load_args *a, const char *model, const mm_json *
     mm_text_quote_string(t, model);
     mm_text_printf(t, ",\"max_tokens\":%llu,\"temperature\":0,\"stream\":true,\"stream_options\":{\"include_usage\":true},%s",
                    (unsigned long long)out, a->stop_at_eos ? "" : "\"ignore_eos\":true,");
-    if (!set) put_prompt(t, a, chat, in, &state);
-    if (set && !put_question(t, a, set, order, i, &state, err)) return false;
+    if (!order) put_prompt(t, a, chat, in, &state);
+    if (order && !put_question(t, a, set, order, i, &state, err)) return false;
     mm_text_put(t, "}");
     if (t->failed) return mm_fail_memory(err, t->n);
     r[i].at = at;

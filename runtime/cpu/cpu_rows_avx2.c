@@ -208,7 +208,7 @@ void mm_cpu_rows_avx2(const mm_cpu_view *v, uint32_t first, uint32_t rows, const
 }
 void mm_cpu_codes_avx2(const mm_cpu_view *v, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens, float *y, size_t stride,
                        float *sums) {
-  rows_of_codes(v, first, rows, x, tokens, y, stride, sums);
+  rows_of_codes(v, first, rows, x, tokens, (rows_out){y, stride, sums});
 }
 float mm_cpu_dot_avx2(const float *a, const float *b, uint32_t n) { return dot(a, b, n); }
 #endif
