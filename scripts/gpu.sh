@@ -499,7 +499,8 @@ verify_part() {
   extended_models
   ended=0
   for models in "$work/models/1" "$work/models/3" "$work/extended"; do MM_GPU_MODELS=$models "$gpu" test verify || ended=1; done
-  DEVICE=cuda BUILD=$build TMPDIR=$work python3 tests/fault/serve_sequences.py 120 >"$work/drafts.txt" 2>&1 && status=ok || status=FAIL
+  [ "$devices" -gt 1 ] && pair=0,1 || pair=0,0
+  DEVICE=cuda DEVICES=$pair BUILD=$build TMPDIR=$work python3 tests/fault/serve_sequences.py 120 >"$work/drafts.txt" 2>&1 && status=ok || status=FAIL
   row $status "verify: random requests to servers with proposals and without: $(tail -n 1 "$work/drafts.txt")"
   return $ended
 }

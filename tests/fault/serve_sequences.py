@@ -295,6 +295,8 @@ def model(source, chat, options, count):
     length = rng.choice([160, 720])
     kv = str(rng.choice([160, 192, 256]) * length // 160)
     common = ["--batch-invariant", "-t", "1", "--chat-format", chat, "--device", os.environ.get("DEVICE", "cpu")]
+    if "DEVICES" in os.environ:  # one for each rank, as many as a checkpoint has
+        common += ["--devices", ",".join(os.environ["DEVICES"].split(",")[:2 if "--tp" in options else 1])]
     small = ["--max-num-seqs", rng.choice(["2", "3", "5"]), "--max-num-batched-tokens", rng.choice(["8", "17", "64"]), "--kv-cache-tokens", kv, "--max-model-len", str(length),
              "--prefix-cache-memory", rng.choice(["512K", "1M", "64M"]), "--drafts", rng.choice(["0", "3", "7"]), *common]
     plenty = ["--max-num-seqs", "1", "--prefix-cache", "off", "--max-model-len", str(length), *common]
