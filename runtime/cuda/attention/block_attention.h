@@ -51,7 +51,8 @@ struct mm_cu_select {
 inline size_t mm_cu_score_floats(uint32_t heads, uint32_t most) { return (size_t)MM_CU_SCORE_ROWS * heads * most; }
 /* Rows [0, tokens) of the step, each a sequence's only one, or one of up to MM_CU_VERIFY side by side. */
 cudaError_t mm_cu_select_rows(const mm_cu_select &a, const mm_cu_rows &r, uint32_t tokens, cudaStream_t s);
-/* The rows of the tiles. A row's scores and blocks have the bits that mm_cu_select_rows gives it. */
+/* The rows of the tiles. A row's scores do not depend on its tile. They are those of mm_cu_select_rows but, where mm_cu_takes_tile_scores,
+ * for the last bit of sums; its blocks are the same but where two scores are that near. */
 cudaError_t mm_cu_select_tiles(const mm_cu_select &a, const mm_cu_tiles &t, cudaStream_t s);
 
 /* ---- gqa_blocks.cu ---- */
