@@ -56,8 +56,8 @@ void mm_blocks_close(mm_blocks *b) {
   *b = (mm_blocks){0};
 }
 
-/* Blocks that hold nothing but codes are assembled; all others start as CACHED. `filled` counts a block's codes meanwhile. */
-/* Blocks that codes alone fill are assembled; others, which hold a header or scales too, are cached. */
+/* Blocks that codes alone fill are assembled; others, which hold a header or scales too, are cached. `filled` counts a block's codes
+ * meanwhile. */
 static void choose_states(mm_blocks *b, uint32_t rank) {
   const mm_plan *p = b->plan;
   uint64_t base = layout_of(b, rank)->header_bytes;
