@@ -146,9 +146,11 @@ static void add_by_block(uint64_t *sum, const sizes *x, uint64_t index_heads) {
   const uint64_t group = x->heads / x->kv_heads, top_k = m->index_top_k;
   const bool heads = m->head_dim == 128 && (group == 8 || group == 16) && x->heads % x->kv_heads == 0 && x->kv_heads % index_heads == 0;
   if (!heads || m->index_block != 128 || top_k == 0 || x->d->cache == MM_CACHE_FP8) return;
-  const uint64_t most = mm_min(1024, MM_DEVICE_BLOCK_PAIRS / top_k / 64 * 64), rows = mm_min(x->rows, most);
-  const uint64_t listed = x->rows <= most ? x->rows : mm_min(4096, most * index_heads);
-  add(sum, 256 + mm_round_up(listed * top_k * index_heads * 40, 256) + mm_round_up(rows * top_k * x->heads * (8 + 2 * UINT64_C(128)), 256),
+  const uint64_t most = mm_min(MM_DEVICE_BLOCK_ROWS, MM_DEVICE_BLOCK_PAIRS / top_k / 64 * 64), rows = mm_min(x->rows, most);
+  const uint64_t listed = x->rows <= most ? x->rows : mm_min(MM_DEVICE_BLOCK_ROWS_HEAD, most * index_heads);
+  add(sum,
+      256 + mm_round_up(listed * top_k * index_heads * MM_DEVICE_BLOCK_JOB, 256) +
+          mm_round_up(rows * top_k * x->heads * (8 + 2 * UINT64_C(128)), 256),
       1);
 }
 

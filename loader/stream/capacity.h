@@ -86,7 +86,10 @@ enum {
   MM_DEVICE_MULTIPROCESSORS = 192, /* of a GPU at most */
   MM_DEVICE_SCORE_ROWS = 512,      /* rows whose blocks are scored at a time */
   MM_DEVICE_BLOCK_PAIRS = 16384,   /* of a row and a block whose results there is room for */
-  MM_DEVICE_BLOCK_GROUP = 16,      /* query heads of a part of a row over blocks */
+  MM_DEVICE_BLOCK_ROWS = 1024,     /* rows of a round over blocks at most, and of one of a single index head */
+  MM_DEVICE_BLOCK_ROWS_HEAD = 4096,
+  MM_DEVICE_BLOCK_JOB = 40,   /* bytes of a job and a row that it lists */
+  MM_DEVICE_BLOCK_GROUP = 16, /* query heads of a part of a row over blocks */
 };
 
 #ifdef __cplusplus

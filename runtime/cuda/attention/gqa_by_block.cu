@@ -15,6 +15,7 @@
  * Neither jobs nor the order of rows in them are always the same, but a result is its row's and its block's alone,
  * and so a row's bits are. Maths: runtime/cpu/cpu_gqa.c (attend_blocks). */
 #include "formats/model.h"
+#include "loader/stream/capacity.h"
 #include "runtime/cuda/attention/block_attention.h"
 #include "runtime/cuda/core/device.cuh"
 #include "runtime/cuda/core/hopper.cuh"
@@ -36,6 +37,9 @@ struct job {
 static_assert(sizeof(job) == 32, "read as two words of sixteen bytes");
 /* A row of the step, and the place of its result: place · top_k + number in its list. */
 typedef uint2 entry;
+static_assert(kLeastRows == MM_DEVICE_BLOCK_ROWS && kMostTiles * MM_CU_TILE == MM_DEVICE_BLOCK_ROWS_HEAD &&
+                  sizeof(job) + sizeof(entry) == MM_DEVICE_BLOCK_JOB && MM_CU_TILE == 64 && kDim == 128,
+              "as capacity.h counts");
 
 struct scratch {
   uint32_t *counter; /* jobs, entries, jobs taken; zero between launches */
