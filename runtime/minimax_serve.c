@@ -156,9 +156,9 @@ static void tick(void *user) {
     mm_http_stop(s->server.http);
   }
   if (!s->failed && mm_read_bytes(&read) < read.wanted && mm_now() - s->may_end >= REPORT_SECONDS) {
-    char text[160], status[192];
+    char text[MM_BAR_MAX], status[MM_BAR_MAX + sizeof "STATUS=loading "];
     s->may_end = mm_now();
-    const char *bar = mm_load_bar_text(text, sizeof text, &read);
+    const char *bar = mm_load_bar_text(text, &read);
     mm_log_say(&s->server.log, "loading %s", bar);
     snprintf(status, sizeof status, "STATUS=loading %s", bar);
     mm_notify(status);

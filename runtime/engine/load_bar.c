@@ -4,13 +4,11 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
-#include "formats/system/bar.h"
 #include "formats/system/pool.h"
 
-#define CELLS 30
+#define FACTS 160 /* bytes of amounts and rates */
 
 struct mm_load_bar {
   mm_read_log *log;
@@ -18,30 +16,29 @@ struct mm_load_bar {
   mm_ticker *ticker;
 };
 
-char *mm_load_bar_text(char *out, size_t cap, const mm_read_stats *s) {
+/* The line of a load; its facts lie in the caller's text. */
+static mm_bar_line line_of(char facts[FACTS], const char *verb, const mm_read_stats *s) {
   const uint64_t read = mm_read_bytes(s);
   const double share = s->wanted ? (double)mm_min(read, s->wanted) / (double)s->wanted : 0;
-  char bar[CELLS + 1];
-  memset(bar, '-', CELLS);
-  memset(bar, '#', (size_t)(CELLS * share));
-  bar[CELLS] = 0;
-  snprintf(out, cap, "[%s] %.1f of %.1f GB, %.0f %%, %.1f GB/s", bar, (double)read * 1e-9, (double)s->wanted * 1e-9, 100 * share,
+  snprintf(facts, FACTS, "%.1f of %.1f GB, %.0f %%, %.1f GB/s", (double)read * 1e-9, (double)s->wanted * 1e-9, 100 * share,
            s->seconds > 0 ? (double)read * 1e-9 / s->seconds : 0);
-  return out;
+  return (mm_bar_line){verb, share, facts, share > 0 ? s->seconds / share - s->seconds : (double)NAN, ""};
+}
+
+const char *mm_load_bar_text(char out[MM_BAR_MAX], const mm_read_stats *s) {
+  char facts[FACTS];
+  mm_bar_line line = line_of(facts, "", s);
+  line.left_s = (double)NAN;
+  return mm_bar_text(out, 0, &line);
 }
 
 static void look(void *ctx, unsigned n) {
   mm_load_bar *b = ctx;
-  char text[160];
+  char facts[FACTS];
   const mm_read_stats s = mm_read_log_stats(b->log);
-  const uint64_t read = mm_read_bytes(&s);
-  const bool busy = n && s.wanted > 0 && read < s.wanted;
-  if (busy) {
-    const double share = (double)read / (double)s.wanted;
-    snprintf(text, sizeof text, "%.1f of %.1f GB, %.0f %%, %.1f GB/s", (double)read * 1e-9, (double)s.wanted * 1e-9, 100 * share,
-             s.seconds > 0 ? (double)read * 1e-9 / s.seconds : 0);
-    mm_bar_draw(&(mm_bar_line){"loading", share, text, read ? s.seconds / share - s.seconds : (double)NAN, ""});
-  }
+  const bool busy = n && s.wanted > 0 && mm_read_bytes(&s) < s.wanted;
+  const mm_bar_line line = line_of(facts, "loading", &s);
+  if (busy) mm_bar_draw(&line);
   if (!busy && b->drawn && b->tty) mm_bar_clear();
   b->drawn = busy;
 }

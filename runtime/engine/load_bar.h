@@ -2,6 +2,7 @@
 #ifndef MM_RUNTIME_LOAD_BAR_H
 #define MM_RUNTIME_LOAD_BAR_H
 
+#include "formats/system/bar.h"
 #include "loader/stream/read_log.h"
 
 typedef struct mm_load_bar mm_load_bar;
@@ -11,7 +12,7 @@ mm_load_bar *mm_load_bar_open(mm_read_log *log);
 /* Takes the bar away. Accepts NULL. */
 void mm_load_bar_close(mm_load_bar *b);
 
-/* "[####------] 11.6 of 28.9 GB, 40 %, 49.8 GB/s": the bar's text, cap bytes of room. Returns out. */
-char *mm_load_bar_text(char *out, size_t cap, const mm_read_stats *s);
+/* "[####------] 11.6 of 28.9 GB, 40 %, 49.8 GB/s": the bar's text. Returns out. */
+const char *mm_load_bar_text(char out[MM_BAR_MAX], const mm_read_stats *s);
 
 #endif
