@@ -71,6 +71,16 @@ char *mm_manifest_again(const mm_pack *p, size_t *n, mm_err *err) {
   return NULL;
 }
 
+bool mm_manifest_hex(const mm_pack *p, char hex[MM_HEX_LEN + 1], mm_err *err) {
+  size_t n;
+  char *text = mm_manifest_again(p, &n, err);
+  if (!text) return false;
+  const mm_digest d = mm_sha256(text, n);
+  mm_digest_hex(&d, hex);
+  free(text);
+  return true;
+}
+
 bool mm_verify_companion(const mm_pack *p, const mm_pack_file *f, char **text, mm_err *err) {
   const mm_path path = mm_path_of(p->dir, f->name);
   size_t n = 0;

@@ -82,17 +82,6 @@ static bool report_errors(const mm_verify_args *a, mm_error_report *r, mm_err *e
   return ok;
 }
 
-/* SHA-256 of the whole manifest, or of an unsharded checkpoint's digests: what a conversion's last words give. */
-static bool manifest_hex(const mm_pack *p, char hex[MM_HEX_LEN + 1], mm_err *err) {
-  size_t n;
-  char *text = mm_manifest_again(p, &n, err);
-  if (!text) return false;
-  const mm_digest d = mm_sha256(text, n);
-  mm_digest_hex(&d, hex);
-  free(text);
-  return true;
-}
-
 /* As a conversion does; a tokenizer that gives no image gives none here. */
 static bool bake_tokenizer(const char *path, uint32_t vocab, const mm_digest *source, uint8_t **image, size_t *n, mm_err *err) {
   mm_err why = {0};
@@ -124,7 +113,7 @@ static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *
                        .manifest = manifest,
                        .plan = planned};
   mm_digest_hex(&s->pack.plan, planned);
-  bool ok = e && r.row && manifest_hex(&s->pack, manifest, err) && mm_hf_open(&hf, a->source, &ho, err) &&
+  bool ok = e && r.row && mm_manifest_hex(&s->pack, manifest, err) && mm_hf_open(&hf, a->source, &ho, err) &&
             mm_plan_build(&plan, &hf, &po, err) && mm_compare_plan(&plan, s, err) && mm_exact_words(&plan, &s->pack, err) &&
             mm_companions_same(&plan, &s->pack, bake_tokenizer, MM_TOKENIZER_IMAGE, err) &&
             mm_exact_weights(&plan, s, (unsigned)a->threads, err) && mm_compare(&plan, s, (unsigned)a->threads, e, err) &&
@@ -253,7 +242,7 @@ static bool unsharded_against_source(const mm_verify_args *a, const mm_pack *p, 
   mm_error_report r = {
       .dir = a->dir, .source = a->source, .quant = p->quant, .tool = p->tool, .manifest = digests, .plan = planned, .unscaled = true};
   mm_digest_hex(&p->plan, planned);
-  bool ok = manifest_hex(p, digests, err) && mm_hf_open(&hf, a->source, &ho, err) && mm_hf_open(&made, a->dir, &mo, err) &&
+  bool ok = mm_manifest_hex(p, digests, err) && mm_hf_open(&hf, a->source, &ho, err) && mm_hf_open(&made, a->dir, &mo, err) &&
             mm_plan_build(&plan, &hf, &po, err) && mm_exact_words(&plan, p, err) && mm_exact_texts(&plan, &made, p, err) &&
             mm_companions_same(&plan, p, NULL, MM_TOKENIZER_IMAGE, err) && mm_exact_unsharded(&plan, &made, p, (unsigned)a->threads, err) &&
             mm_compare_unsharded(&plan, &made, (unsigned)a->threads, &r.row, &r.count, err);

@@ -399,7 +399,8 @@ typedef struct divergence {
 } divergence;
 
 static bool print_divergence(const divergence *d, const eval *e, const char *unit, uint64_t count, mm_err *err) {
-  const mm_divergence_of of = {e->a->dir, e->a->against, &e->shards.pack, unit, count};
+  const mm_pack *pack = mm_dummy_wanted(&e->a->dummy) ? NULL : &e->shards.pack;
+  const mm_divergence_of of = {e->a->dir, e->a->against, pack, unit, count};
   return mm_divergence_print(&d->d, &of, e->a->json, err);
 }
 

@@ -50,15 +50,10 @@ bool mm_divergence_print(const mm_divergence *d, const mm_divergence_of *of, boo
            mean, p50, p90, p99, most, 100 * agree, (unsigned long long)d->tokens, (unsigned long long)of->count, of->unit);
     return true;
   }
-  size_t n;
-  char *bytes = mm_manifest_again(of->pack, &n, err);
-  if (!bytes) return false;
-  const mm_digest digest = mm_sha256(bytes, n);
-  free(bytes);
-  mm_digest_hex(&digest, manifest);
+  if (of->pack && !mm_manifest_hex(of->pack, manifest, err)) return false;
   mm_json *o = mm_json_new_obj();
   bool ok = mm_json_put_text(o, "checkpoint", of->checkpoint) && mm_json_put_text(o, "reference", of->reference) &&
-            mm_json_put_text(o, "manifest_sha256", manifest);
+            (!of->pack || mm_json_put_text(o, "manifest_sha256", manifest));
   ok = mm_json_set(o, "kl", mm_json_new_real(mean)) && ok;
   ok = mm_json_set(o, "kl_p50", mm_json_new_real(p50)) && ok;
   ok = mm_json_set(o, "kl_p90", mm_json_new_real(p90)) && ok;

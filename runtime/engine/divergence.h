@@ -14,7 +14,7 @@ MM_MUST_USE bool mm_divergence_add(mm_divergence *d, const float *reference, con
 /* A result of `count` prompts or windows, which `unit` names. */
 typedef struct mm_divergence_of {
   const char *checkpoint, *reference; /* as the user named them */
-  const mm_pack *pack;                /* of the checkpoint, which minimax-verify --divergence knows by its manifest's SHA-256 */
+  const mm_pack *pack; /* of the checkpoint, which minimax-verify --divergence knows by its manifest's SHA-256; NULL: it has none */
   const char *unit;
   uint64_t count;
 } mm_divergence_of;

@@ -118,6 +118,8 @@ def report():
     open(f"{TMP}/kl.json", "w").write(json.dumps({**want, "reference": "<img src=x onerror=y>"}))
     run(*verify, "--report", f"{TMP}/r.html")
     assert "<img" not in open(f"{TMP}/r.html", encoding="utf-8").read()
+    dummy = run("minimax-eval", SOURCE, "--load-format", "dummy", "--text", f"{TMP}/text", "--window", 9, "--limit", 1, "--against", f"{TMP}/exact", "--json").stdout
+    assert json.loads(dummy)["tokens"] == 9 and "manifest_sha256" not in dummy  # random weights have no manifest
 
 
 if __name__ == "__main__":
