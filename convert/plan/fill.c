@@ -57,7 +57,7 @@ bool mm_share_of(const mm_strip *s, unsigned plane, uint32_t rank, mm_share *out
   const mm_piece *x = &s->t->piece[s->piece];
   const mm_cut *cut = &s->plan->pack.cut[x->cut];
   const mm_pack_plane *stored = &s->t->plane[plane];
-  const mm_place *place = &s->pt->place[s->plan->layout->unfused ? s->piece : 0][plane];
+  const mm_place *place = mm_plan_place(s->plan, s->pt, s->piece, plane);
   mm_cell cell = mm_plan_cell(s->pt, plane);
   if (!mm_plan_wants(s->plan, s->pt->part, rank)) return false;
   uint32_t first = mm_pack_first_lead(&s->plan->pack, s->t, rank);

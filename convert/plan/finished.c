@@ -97,10 +97,12 @@ static bool check_unsharded(const mm_plan *p, const char *dir, bool hash, unsign
   return ok && (!hash || hash_unsharded(dir, threads, err));
 }
 
+static bool has_manifest(const mm_plan *p) { return strcmp(p->layout->last, MM_MANIFEST) == 0; }
+
 bool mm_finished_check(const mm_plan *p, const char *dir, bool archived, bool hash, unsigned threads, mm_err *err) {
-  bool ok = p->layout->unfused ? check_unsharded(p, dir, hash, threads, err)
-            : archived         ? check_archive(p, dir, hash, threads, err)
-                               : check_packed(p, dir, hash, threads, err);
+  bool ok = !has_manifest(p) ? check_unsharded(p, dir, hash, threads, err)
+            : archived       ? check_archive(p, dir, hash, threads, err)
+                             : check_packed(p, dir, hash, threads, err);
   if (!ok && err->status == MM_BAD_INPUT) err->status = MM_INTEGRITY; /* an output's file that is absent or no file */
   return ok;
 }
@@ -112,7 +114,7 @@ bool mm_finished_other(const mm_plan *p, const char *dir, mm_err *err) {
   const mm_pack *own = &p->pack;
   mm_pack is = {0};
   const bool packed = mm_pack_open(&is, dir, MM_IGNORED);
-  if (packed == p->layout->unfused)
+  if (packed != has_manifest(p))
     other(dir, "--layout", err);
   else if (packed && mm_digest_equal(&is.plan, &own->plan))
     other(dir, "--compress", err);

@@ -81,11 +81,11 @@ static bool make_header(mm_plan *p, uint32_t rank, uint32_t part, mm_st_tensor *
   snprintf(text[1], sizeof text[1], "%u", p->part[part].stage * p->pack.tp + rank);
   snprintf(text[2], sizeof text[2], "%u", p->pack.tp);
   snprintf(text[3], sizeof text[3], "%u", p->part[part].number);
-  const struct mm_st_meta packed[] = {{"format", MM_PACK_FORMAT}, {"version", text[0]}, {"rank", text[1]}, {"tp", text[2]},
-                                      {"part", text[3]},          {"plan", plan}},
-                          unsharded[] = {{"format", "pt"}, {"plan", plan}}; /* transformers loads no other format */
-  const struct mm_st_meta *meta = p->layout->unfused ? unsharded : packed;
-  size_t meta_count = p->layout->unfused ? sizeof unsharded / sizeof *unsharded : sizeof packed / sizeof *packed;
+  const struct mm_st_meta slice[] = {{"version", text[0]}, {"rank", text[1]}, {"tp", text[2]}, {"part", text[3]}};
+  struct mm_st_meta meta[6] = {{"format", p->layout->format}};
+  size_t meta_count = 1;
+  for (size_t i = 0; p->layout->roles.cuts && i < sizeof slice / sizeof *slice; i++) meta[meta_count++] = slice[i];
+  meta[meta_count++] = (struct mm_st_meta){"plan", plan};
   mm_plan_file *out = &p->part[part].file[rank];
   out->header = mm_st_header(st, count, meta, meta_count, DATA_ALIGN, &out->header_bytes, err);
   if (!out->header) return false;
@@ -182,6 +182,8 @@ const mm_layout mm_layout_packed = {.word = "packed",
                                     .last_kind = "manifest",
                                     .digest_key = "manifest_sha256",
                                     .made = none_made,
+                                    .format = MM_PACK_FORMAT,
+                                    .roles = {.joins = true, .stacks = true, .cuts = true, .doubles_kv = true},
                                     .extras = true,
                                     .name = packed_name,
                                     .shape = packed_shape,

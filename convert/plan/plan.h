@@ -108,6 +108,16 @@ static inline mm_part *mm_plan_entry(const mm_plan *p, uint32_t part, uint32_t r
   return &p->pack.rank[p->part[part].stage * p->pack.tp + rank].part[p->part[part].number];
 }
 
+/* How a layout stores the tensors of a source, by their role. */
+typedef struct mm_layout_roles {
+  bool joins;       /* pieces that share a packed name (q, k, v; w1, w3) are rows of one tensor; false: each is stored by itself */
+  bool stacks;      /* the experts of a layer are one tensor [E, n, k]; false: each is stored by itself */
+  bool cuts;        /* each rank has its slice of a tensor; false: there is one rank, which has all of it */
+  bool doubles_kv;  /* a scale that k and v share is stored for each; false: once */
+  bool keeps_names; /* tensors have the names of the source */
+  bool copies;      /* what is no part of the text model is copied in its own shape; false: left out */
+} mm_layout_roles;
+
 /* The names and shapes of stored tensors, and their files: packed shards (layout.c), or a checkpoint with Hugging Face names, "unsharded",
  * that transformers, vLLM and SGLang load (layout_hf.c). */
 typedef struct mm_layout {
@@ -116,8 +126,11 @@ typedef struct mm_layout {
   const char *digest_key;       /* of that file's digest in a summary: "manifest_sha256" */
   const char *digests;          /* the file of digests that this layout adds, or NULL: the last file has them */
   const char *const *made;      /* companions of the source that this layout makes itself, up to NULL */
-  bool unfused;                 /* each piece of a tensor is stored by itself, uncut: one rank */
-  bool extras;                  /* a draft and the tokenizer's image may be among its files */
+  const char *format;           /* of a part's __metadata__ */
+  uint64_t code;                /* in a journal */
+  mm_layout_roles roles;
+  bool target_formats; /* quantised tensors have the names and words of a target format of engines */
+  bool extras;         /* a draft and the tokenizer's image may be among its files */
   char *(*name)(const mm_plan *p, uint32_t tensor, uint32_t piece, unsigned plane, mm_arena *a, mm_err *err);
   mm_shape (*shape)(const mm_plan *p, uint32_t tensor, uint32_t piece, unsigned plane);
   char *(*file)(mm_plan *p, uint32_t rank, uint32_t number, mm_err *err); /* of a part, in the plan's arena */
@@ -127,9 +140,13 @@ typedef struct mm_layout {
 } mm_layout;
 extern const mm_layout mm_layout_packed, mm_layout_hf;
 
-/* Pieces of a tensor that are stored by themselves; packed ones share their tensor. */
+/* Pieces of a tensor that are stored by themselves; joined ones share their tensor. */
 static inline uint32_t mm_plan_stored(const mm_plan *p, size_t tensor) {
-  return p->layout->unfused ? p->pack.tensor[tensor].piece_count : 1;
+  return p->layout->roles.joins ? 1 : p->pack.tensor[tensor].piece_count;
+}
+/* Where a piece's plane lies, or the plane of the tensor that it is joined in. */
+static inline const mm_place *mm_plan_place(const mm_plan *p, const mm_plan_tensor *t, uint32_t piece, unsigned plane) {
+  return &t->place[p->layout->roles.joins ? 0 : piece][plane];
 }
 
 /* Builds the plan or refuses: infeasible tp (MM_UNSUPPORTED E_TP, naming the dimension and the sizes that would do), missing or

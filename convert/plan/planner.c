@@ -228,11 +228,11 @@ static bool place_pieces(mm_planner *b, const mm_plan_tensor *pt, mm_pack_tensor
   for (unsigned i = 0; i < t->piece_count; i++) {
     mm_piece *x = &t->piece[i];
     mm_rule rule = *pt->rule[i];
-    if (b->p->layout->unfused) rule.divide = MM_WHOLE;
+    if (!b->p->layout->roles.cuts) rule.divide = MM_WHOLE;
     if (!mm_cut_find(b->p, &rule, b->o->align, &x->cut, b->err)) return false;
     const mm_cut *c = &b->p->pack.cut[x->cut];
     x->rows = mm_dim_extent(pt->rule[i]->rows, m);
-    x->local_at = b->p->layout->unfused ? 0 : t->rows;
+    x->local_at = b->p->layout->roles.joins ? t->rows : 0;
     x->local_rows = c->axis == MM_AXIS_ROWS ? c->local : x->rows;
     t->rows += x->local_rows;
     t->whole_cols = mm_dim_extent(pt->rule[i]->cols, m);
@@ -244,7 +244,7 @@ static bool place_pieces(mm_planner *b, const mm_plan_tensor *pt, mm_pack_tensor
 /* The name with {l} replaced and, in a stack of experts, {e} left standing. */
 static const char *source_name(mm_planner *b, const mm_rule *r, uint32_t layer, uint32_t expert) {
   char name[256];
-  if (b->p->layout->unfused) {
+  if (b->p->layout->roles.keeps_names) {
     mm_rule_name(name, sizeof name, r->theirs, layer, expert);
     return mm_arena_printf(&b->p->pack.arena, b->err, "%s%s", b->p->prefix, name);
   }
@@ -260,7 +260,7 @@ static uint32_t stage_of(const mm_planner *b, const mm_rule *r, uint32_t layer) 
   return r < b->first_layer_rule ? 0 : p->pp - 1;
 }
 
-/* `expert` counts in the unsharded layout only: the packed one stacks all of them in one tensor. */
+/* `expert` counts where experts are not stacked. */
 static bool add_tensor(mm_planner *b, const mm_rule *const *rules, unsigned pieces, uint32_t layer, uint32_t expert) {
   mm_plan *p = b->p;
   if (!MM_GROW(p->pack.tensor, &b->tensor_cap, p->pack.tensor_count + 1, b->err) ||
@@ -273,7 +273,7 @@ static bool add_tensor(mm_planner *b, const mm_rule *const *rules, unsigned piec
   char name[256];
   mm_rule_name(name, sizeof name, rules[0]->ours, layer, 0);
   t->name = mm_arena_strndup(&p->pack.arena, name, strlen(name), b->err);
-  t->whole_lead = mm_rule_stacks(rules[0]) && !p->layout->unfused ? p->pack.model.experts : 0;
+  t->whole_lead = mm_rule_stacks(rules[0]) && p->layout->roles.stacks ? p->pack.model.experts : 0;
   t->lead = t->whole_lead / p->pack.ep;
   t->stage = stage_of(b, rules[0], layer);
   if (!t->name) return false;
@@ -302,7 +302,7 @@ static bool add_rules(mm_planner *b, size_t from, size_t to, uint32_t layer) {
     unsigned n = 0;
     for (; i < to && n < MM_PACK_PIECES && (n == 0 || strcmp(a->rule[i].ours, piece[0]->ours) == 0); i++)
       if (mm_rule_applies(&a->rule[i], &b->p->pack.model, layer)) piece[n++] = &a->rule[i];
-    uint32_t times = n > 0 && b->p->layout->unfused && mm_rule_stacks(piece[0]) ? b->p->pack.model.experts : n > 0;
+    uint32_t times = n > 0 && !b->p->layout->roles.stacks && mm_rule_stacks(piece[0]) ? b->p->pack.model.experts : n > 0;
     for (uint32_t e = 0; e < times && b->missing < MISSING_MOST; e++)
       if (!add_tensor(b, piece, n, layer, e)) return false;
   }
@@ -312,7 +312,7 @@ static bool add_rules(mm_planner *b, size_t from, size_t to, uint32_t layer) {
 static bool add_kv_scales(mm_planner *b, uint32_t layer) {
   const mm_plan *p = b->p;
   const mm_rule *rule[MM_KV_RULES];
-  unsigned n = mm_kv_rules(b->hf, &p->pack.model, layer, p->layout->unfused, rule);
+  unsigned n = mm_kv_rules(b->hf, &p->pack.model, layer, p->layout->roles.doubles_kv, rule);
   for (unsigned i = 0; i < n; i++) {
     char name[256];
     if (p->recipe.kv_scales == MM_KV_DROP)
@@ -330,7 +330,7 @@ static bool find_prefix(mm_planner *b) {
   static const char embedding[] = "model.embed_tokens.weight";
   const mm_hf *hf = b->hf;
   const mm_alias *first = b->arch->naming;
-  if (!b->p->layout->unfused || !first || !first->theirs) return true;
+  if (!b->p->layout->roles.keeps_names || !first || !first->theirs) return true;
   const mm_pack *from = hf->manifest;
   if (from && from->left_out_count)
     return mm_fail(b->err, MM_UNSUPPORTED, "E_ARCH", mm_at(hf->dir, NULL),
@@ -375,14 +375,14 @@ static bool pass_tensor(mm_planner *b, mm_hf_tensor *t) {
 }
 
 static bool pass_tensors(mm_planner *b) {
-  for (size_t i = 0; b->p->layout->unfused && i < b->hf->tensor_count; i++) {
+  for (size_t i = 0; b->p->layout->roles.copies && i < b->hf->tensor_count; i++) {
     if (!b->hf->tensor[i].left_out) continue;
     if (b->hf->names_only)
       return mm_fail(b->err, MM_USAGE, "E_USAGE", mm_hf_at(b->hf, &b->hf->tensor[i]),
                      "found --names-only with a tensor that --layout hf copies in its own shape, which its file says");
     if (!pass_tensor(b, &b->hf->tensor[i])) return false;
   }
-  if (b->p->layout->unfused) b->p->pack.left_out_count = 0;
+  if (b->p->layout->roles.copies) b->p->pack.left_out_count = 0;
   return true;
 }
 
@@ -524,7 +524,7 @@ bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err)
   mm_planner b = {.p = p, .hf = hf, .o = o, .err = err, .arch = mm_arch_find(hf->config, hf->config_path, err)};
   if (!b.arch || !b.arch->read_config(hf->config, hf->config_path, &p->pack.model, err)) return false;
   if (hf->manifest && !mm_packed_agrees(hf->manifest, b.arch, &p->pack.model, err)) return false;
-  if (p->layout->unfused && (o->tp > 1 || o->pp > 1))
+  if (!p->layout->roles.cuts && (o->tp > 1 || o->pp > 1))
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
                    "found --tp %u --pp %u with --layout hf, whose files are whole: leave both out, engines cut them as they load", o->tp,
                    o->pp);
@@ -549,7 +549,8 @@ bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err)
   bool ok = add_tensors(&b);
   mm_decoder_close(&b.source);
   if (!ok || !mm_hf_all_used(hf, &p->pack.model, err) || !add_format(p, err) || !add_sources(p, hf, err)) return false;
-  const bool named = p->layout->unfused && (!o->made || (o->target_format && !p->recipe.act_scales)); /* the scales are not at hand */
+  const bool named =
+      p->layout->target_formats && (!o->made || (o->target_format && !p->recipe.act_scales)); /* the scales are not at hand */
   const char *format = o->target_format && strcmp(o->target_format, "none") != 0 ? o->target_format : NULL;
   if (named && !(mm_target_format_spell(p, format, err) && mm_target_format_texts(p, err))) return false;
   return read_ranks(p, o->ranks, err) && mm_lay_out(p, o->part_size, err) && add_steps(p, err);

@@ -37,7 +37,7 @@ typedef struct mm_plan_row {
 static mm_plan_row listed(const mm_plan *p, size_t i, uint32_t piece) {
   const mm_pack_tensor *t = &p->pack.tensor[i];
   mm_plan_row x = {.name = t->name, .scheme = t->scheme, .lead = t->lead, .rows = t->rows, .cols = t->cols};
-  if (p->layout->unfused) {
+  if (!p->layout->roles.joins) {
     x.name = t->piece[piece].source;
     x.rows = t->piece[piece].rows;
   }
@@ -47,7 +47,7 @@ static mm_plan_row listed(const mm_plan *p, size_t i, uint32_t piece) {
 
 static size_t output_tensors(const mm_plan *p) {
   size_t n = 0;
-  for (size_t i = 0; i < p->pack.tensor_count; i++) n += p->layout->unfused ? mm_plan_stored(p, i) * p->pack.tensor[i].plane_count : 1;
+  for (size_t i = 0; i < p->pack.tensor_count; i++) n += p->layout->roles.joins ? 1 : mm_plan_stored(p, i) * p->pack.tensor[i].plane_count;
   return n;
 }
 
@@ -119,7 +119,7 @@ static mm_json *plan_json(const mm_plan *p, const mm_verdict *v, bool tensors) {
        mm_json_set(j, "source_bytes", mm_json_new_int((int64_t)p->source_bytes)) &&
        mm_json_set(j, "output_tensors", mm_json_new_int((int64_t)output_tensors(p))) &&
        mm_json_set(j, "output_bytes", mm_json_new_int((int64_t)p->output_bytes)) && mm_json_set(j, "parts", mm_json_new_int(p->part_count));
-  if (p->layout->unfused)
+  if (p->layout->target_formats)
     ok = ok && mm_json_set(j, "dialect", mm_json_new_str(mm_target_format_name(p->target_format))) &&
          mm_json_set(j, "notes", caveats_json(p));
   if (p->recipe.importance)
@@ -162,7 +162,7 @@ static void print_ranks(FILE *f, const mm_plan *p) {
     }
     if (!p->wanted[r]) continue;
     char size[32], experts[32], attention[32], rest[32], kv[32];
-    if (p->layout->unfused)
+    if (!p->layout->roles.cuts)
       fprintf(f, "  in all: %llu bytes (%s)", (unsigned long long)x.bytes, sized(size, x.bytes));
     else if (next - r > 1)
       fprintf(f, "  ranks %u-%u: %llu bytes (%s) each", r, next - 1, (unsigned long long)x.bytes, sized(size, x.bytes));
@@ -211,7 +211,7 @@ bool mm_report_plan(FILE *f, const mm_plan *p, const mm_verdict *v, mm_report_st
   mm_show_to(f, p->pack.model.architecture);
   fprintf(f, ": %zu tensors, %llu bytes (%s) of weights in %zu files\n", used_names(p), (unsigned long long)p->source_bytes,
           sized(size, p->source_bytes), p->hf->file_count);
-  if (p->layout->unfused)
+  if (p->layout->target_formats)
     fprintf(f, "plan: --layout hf%s%s --quant \"", p->target_format ? " --dialect " : "",
             p->target_format ? mm_target_format_name(p->target_format) : "");
   else

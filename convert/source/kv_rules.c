@@ -31,14 +31,14 @@ static const mm_rule *choose(const mm_hf *hf, uint32_t layer, const mm_rule pair
   return t ? &pair[mm_shape_count(&t->shape, &n) && n != 1] : NULL;
 }
 
-unsigned mm_kv_rules(const mm_hf *hf, const mm_model *m, uint32_t layer, bool unfused, const mm_rule *rule[MM_KV_RULES]) {
+unsigned mm_kv_rules(const mm_hf *hf, const mm_model *m, uint32_t layer, bool doubled, const mm_rule *rule[MM_KV_RULES]) {
   unsigned n = 0;
   if (!mm_rule_applies(&own[0][0], m, layer)) return 0;
   for (size_t i = 0; i < MM_KV_RULES; i++)
     if ((rule[n] = choose(hf, layer, own[i]))) n++;
   for (unsigned i = 0; i < n; i++) /* a kv_scale next to one of these contradicts it and stays unused */
     if (strcmp(rule[i]->ours, shared[0][0].ours) == 0 || strcmp(rule[i]->ours, shared[1][0].ours) == 0) return n;
-  for (size_t i = 0; i < (unfused ? 1 : 2) && n < MM_KV_RULES; i++)
+  for (size_t i = 0; i < (doubled ? 2 : 1) && n < MM_KV_RULES; i++)
     if ((rule[n] = choose(hf, layer, shared[i]))) n++;
   return n;
 }

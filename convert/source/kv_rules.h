@@ -6,9 +6,9 @@
 
 #define MM_KV_RULES 5 /* of one layer at most */
 
-/* Rules for the scales that the source has for this layer, into rule[]; returns how many. A scale that k and v share becomes two, but
- * stays one in the unsharded layout, which keeps the source's own names. */
-unsigned mm_kv_rules(const mm_hf *hf, const mm_model *m, uint32_t layer, bool unfused, const mm_rule *rule[MM_KV_RULES]);
+/* Rules for the scales that the source has for this layer, into rule[]; returns how many. A scale that k and v share becomes one for
+ * each if `doubled`. */
+unsigned mm_kv_rules(const mm_hf *hf, const mm_model *m, uint32_t layer, bool doubled, const mm_rule *rule[MM_KV_RULES]);
 
 /* True if `ours` may be made from `theirs`, both with {l}; *known: `ours` is such a scale at all. */
 bool mm_kv_pair(const char *ours, const char *theirs, bool *known);

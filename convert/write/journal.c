@@ -61,7 +61,7 @@ _Static_assert(MM_MAX_TP < 1 << CUT_BITS && MM_MAX_LAYERS < 1 << CUT_BITS, "a cu
 static uint64_t cut_words(const mm_plan *p) {
   const mm_pack *k = &p->pack;
   return (uint64_t)k->tp | (uint64_t)k->ep << CUT_BITS | (uint64_t)k->pp << 2 * CUT_BITS | (uint64_t)k->tp_align << 3 * CUT_BITS |
-         (uint64_t)p->layout->unfused << (3 * CUT_BITS + 2);
+         p->layout->code << (3 * CUT_BITS + 2);
 }
 
 /* As options; the journal's words may be anything. */

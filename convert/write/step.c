@@ -76,7 +76,7 @@ static bool scatter(mm_worker *w, const mm_strip *s, const void *const plane[MM_
         if (s->pt->naming) mm_target_format_scale(s->pt->naming, sc, i, w->slice, x.bytes);
         bytes = w->slice;
       }
-      const uint64_t base = s->pt->place[s->plan->layout->unfused ? s->piece : 0][i].offset;
+      const uint64_t base = mm_plan_place(s->plan, s->pt, s->piece, i)->offset;
       const mm_given g = {.strip = s, .plane = i, .rank = r, .at = x.at - base, .offset = x.at, .bytes = bytes, .n = x.bytes};
       if (!to->take(to->ctx, &g, err)) return false;
     }
