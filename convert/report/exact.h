@@ -19,6 +19,11 @@ MM_MUST_USE bool mm_exact_weights(const mm_plan *plan, const mm_shards *s, unsig
  * a Gaussian matrix. */
 MM_MUST_USE bool mm_exact_bounds(const mm_plan *plan, const mm_shards *s, const mm_tensor_error *e, mm_err *err);
 
+/* Checks that the files of a checkpoint are byte copies of those of its source, none of which is missing, and that `baked` is what `bake`
+ * makes of its tokenizer.json; the files that the plan writes itself are left out. MM_INTEGRITY E_SOURCE names the first file that
+ * differs. */
+MM_MUST_USE bool mm_companions_same(const mm_plan *plan, const mm_pack *p, mm_bake_fn *bake, const char *baked, mm_err *err);
+
 /* Of an unsharded checkpoint `made`, whose digests p holds; the plan has the same layout and format. Its config and index, and, where the
  * plan has them, the files that it writes. */
 MM_MUST_USE bool mm_exact_texts(const mm_plan *plan, const mm_hf *made, const mm_pack *p, mm_err *err);

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "convert/decode/follow.h"
+#include "convert/plan/companion_names.h"
 #include "convert/plan/finished.h"
 #include "convert/plan/layout_hf.h"
 #include "formats/system/file.h"

@@ -87,12 +87,6 @@ MM_MUST_USE bool mm_writer_end_part(mm_writer *w, mm_err *err);
 MM_MUST_USE bool mm_writer_publish(mm_writer *w, mm_digest *manifest, mm_err *err);
 
 /* --- companion files of the weights --- */
-/* True if a file of that name is copied from a source that has it, in every layout. */
-bool mm_companions_has(const char *name);
-/* Checks that the files of a checkpoint are byte copies of those of its source, none of which is missing, and that `baked` is what `bake`
- * makes of its tokenizer.json; the files that the plan writes itself are left out. MM_INTEGRITY E_SOURCE names the first file that
- * differs. */
-MM_MUST_USE bool mm_companions_same(const mm_plan *plan, const mm_pack *p, mm_bake_fn *bake, const char *baked, mm_err *err);
 /* Refuses at the start what could not be copied at the end. */
 MM_MUST_USE bool mm_companions_check(mm_writer *w, mm_err *err);
 /* Copies and writes them, and lists them in w->plan->pack.file; the unsharded layout's digests come last. */
