@@ -306,14 +306,6 @@ static bool check_header(int fd, const char *name, const mm_plan *p, int level, 
   return ok;
 }
 
-/* Reads n bytes, or those that are there: the share that writes this journal may cut its torn tail meanwhile. */
-static bool read_there(const mm_file *f, const char *name, uint8_t *zeroed, size_t n, mm_err *err) {
-  mm_err why = {0};
-  if (mm_file_read(f, name, zeroed, n, 0, &why) || strcmp(why.code, "E_SHORT_READ") == 0) return true; /* zeros are no record */
-  *err = why;
-  return false;
-}
-
 /* Reads the journal open at fd into j; *end is the size that is good, 0 when it died before its header was written. */
 static bool read_journal(mm_journal *j, int fd, const char *name, const mm_plan *p, uint64_t *end, mm_err *err) {
   size_t n = 0;
@@ -323,7 +315,7 @@ static bool read_journal(mm_journal *j, int fd, const char *name, const mm_plan 
   if (!whole) return true;
   uint8_t *text = mm_calloc(n, 1, err);
   mm_file f = {.fd = fd, .size = n};
-  bool ok = text && read_there(&f, name, text, n, err) && mm_journal_parse(j, text, header_bytes(p), n, end, err);
+  bool ok = text && mm_file_read(&f, name, text, n, 0, err) && mm_journal_parse(j, text, header_bytes(p), n, end, err);
   free(text);
   return ok;
 }

@@ -31,9 +31,8 @@ bool mm_companions_check(mm_writer *w, mm_err *err) {
   size_t count = 0;
   mm_arena names = {0};
   bool ok = true;
-  for (size_t i = 0; ok && i < MM_COMPANION_NAMES; i++)
-    if (faccessat(AT_FDCWD, mm_path_of(hf->dir, mm_companion_name[i]).text, F_OK, AT_SYMLINK_NOFOLLOW) ==
-        0) /* a link to nothing is not absent */
+  for (size_t i = 0; ok && i < MM_COMPANION_NAMES; i++) /* a link to nothing is not absent */
+    if (faccessat(AT_FDCWD, mm_path_of(hf->dir, mm_companion_name[i]).text, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
       ok = can_copy(hf, mm_companion_name[i], err);
   ok = ok && mm_companions_code(hf, &names, code, &count, err);
   for (size_t i = 0; ok && i < count; i++) ok = can_copy(hf, code[i], err);
@@ -106,8 +105,8 @@ static bool copy_code(mm_writer *w, mm_err *err) {
 static bool copy_companions(mm_writer *w, mm_err *err) {
   mm_pack *pack = &w->plan->pack;
   pack->file_count = 0;
-  pack->file = mm_arena_alloc(&pack->arena, (MM_COMPANION_NAMES + 3 + MM_PLAN_TEXTS + MM_COMPANION_CODE) * sizeof *pack->file,
-                              err); /* image, index, draft */
+  const size_t most = MM_COMPANION_NAMES + 3 + MM_PLAN_TEXTS + MM_COMPANION_CODE; /* and image, index, draft */
+  pack->file = mm_arena_alloc(&pack->arena, most * sizeof *pack->file, err);
   if (!pack->file) return false;
   for (size_t i = 0; i < MM_COMPANION_NAMES; i++) {
     const mm_path path = mm_path_of(w->plan->hf->dir, mm_companion_name[i]);

@@ -3,12 +3,8 @@
 
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "convert/decode/follow.h"
@@ -17,8 +13,6 @@
 #include "convert/plan/layout_hf.h"
 #include "formats/system/file.h"
 #include "loader/verify.h"
-
-#define SHARE_WAITS 500 /* of about ten milliseconds */
 
 /* A file that an unsharded checkpoint of ours may hold. */
 static bool in_unsharded(const void *ctx, const char *name) {
@@ -61,16 +55,6 @@ static bool is_ours(const char *path, mm_digest *plan, bool *archived, mm_err *e
   if (packed) *plan = pack.plan;
   mm_pack_close(&pack);
   return ours;
-}
-
-static bool is_empty(const char *path, bool *empty, mm_err *err) {
-  DIR *d = opendir(path);
-  if (!d) return mm_fail_errno(err, mm_at(path, NULL), "list", errno);
-  const char *name;
-  const bool ok = mm_dir_next(d, path, &name, err);
-  *empty = !name;
-  closedir(d);
-  return ok;
 }
 
 /* Sets w->complete when the target, an output of this plan, is proven to be what this run would make. One that is damaged, or of other
@@ -118,221 +102,6 @@ static bool check_target(mm_writer *w, mm_err *err) {
          mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(target, NULL), "found more than a converted checkpoint: %s", extra.text);
 }
 
-static DIR *list(int dir, const char *path, const char *what, mm_err *err) {
-  int fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  DIR *d = fd < 0 ? NULL : fdopendir(fd);
-  if (d) return d;
-  mm_fail_errno(err, mm_at(path, NULL), what, errno);
-  if (fd >= 0) close(fd);
-  return NULL;
-}
-
-/* A name that a conversion writes, whatever its options. */
-static bool is_staged(const void *ctx, const char *name) {
-  const mm_writer *w = ctx;
-  return mm_part_named(name) || in_unsharded(NULL, name) || strcmp(name, MM_MANIFEST) == 0 || strcmp(name, MM_ARCHIVE) == 0 ||
-         strcmp(name, MM_DFLASH_FILE) == 0 || (w->o.baked && strcmp(name, w->o.baked) == 0);
-}
-
-/* Empties the staging directory of what conversions wrote. */
-static bool clear(mm_writer *w, mm_err *err) { return mm_staging_clear(&w->stage, is_staged, w, err); }
-
-/* Shares wait for each other in turns that differ, so that they do not meet at the same moment again. */
-static void wait_turn(int waits) { usleep(1000 + 7919u * ((unsigned)getpid() + (unsigned)waits) % 20000u); }
-static bool may_wait(const mm_writer *w, int waits) { return waits < SHARE_WAITS && !(w->o.stop && *w->o.stop); }
-
-/* Shares write side by side; those with --restart wait for the one that discards what was there. */
-static bool take_staging(mm_writer *w, mm_err *err) {
-  const bool waits = w->o.shares > 1 && w->o.leftover == MM_LEFTOVER_RESTART;
-  mm_err why = {0};
-  bool ok = mm_staging_take(&w->stage, w->o.shares > 1, &why);
-  for (int i = 0; !ok && waits && why.status == MM_LOCKED && may_wait(w, i); i++) {
-    wait_turn(i);
-    why = (mm_err){0};
-    ok = mm_staging_take(&w->stage, true, &why);
-  }
-  if (!ok) *err = why;
-  w->dir = w->stage.dir;
-  return ok;
-}
-
-/* True if it is the journal of a whole run or of a shard: "q.partial.journal" may be another output's name. */
-static bool is_journal(const mm_writer *w, const char *name) {
-  static const char ending[] = ".journal";
-  unsigned share, shares;
-  int end = 0;
-  size_t n = strlen(w->staging_name);
-  if (strncmp(name, w->staging_name, n) != 0 || strncmp(name + n, ending, strlen(ending)) != 0) return false;
-  const char *rest = name + n + strlen(ending);
-  return *rest == 0 || (sscanf(rest, ".%9u-%9u%n", &share, &shares, &end) == 2 && end > 0 && rest[end] == 0);
-}
-
-/* Calls fn for every journal of this output, the shares' too; stops when it returns false. */
-static bool each_journal(mm_writer *w, bool (*fn)(mm_writer *w, const char *name, mm_err *err), mm_err *err) {
-  DIR *d = list(w->parent, w->staging, "list the parent of", err);
-  if (!d) return false;
-  bool ok;
-  const char *name;
-  while ((ok = mm_dir_next(d, w->staging, &name, err)) && name)
-    if (is_journal(w, name) && !(ok = fn(w, name, err))) break;
-  closedir(d);
-  return ok;
-}
-
-static bool refuse_leftover(mm_writer *w, const char *name, mm_err *err) {
-  (void)name;
-  return mm_fail(err, MM_USAGE, "E_LEFTOVER", mm_at(w->staging, NULL),
-                 "found an interrupted conversion; --resume continues it, --restart discards it");
-}
-
-static bool merge_journal(mm_writer *w, const char *name, mm_err *err) {
-  return strcmp(name, w->journal_name) == 0 || mm_journal_merge(&w->journal, w->parent, name, w->plan, err);
-}
-
-static bool remove_journal(mm_writer *w, const char *name, mm_err *err) {
-  return unlinkat(w->parent, name, 0) == 0 || errno == ENOENT || mm_fail_errno(err, mm_at(name, NULL), "remove", errno);
-}
-
-/* Once the staging directory has its final name, another run may begin: a locked journal is that run's. */
-static bool remove_free_journal(mm_writer *w, const char *name, mm_err *err) {
-  int fd = openat(w->parent, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-  bool held = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
-  bool ok = held || remove_journal(w, name, err);
-  if (fd >= 0) close(fd);
-  return ok;
-}
-
-/* Refuses files in the staging directory that no interrupted run of ours left: each has its journal. */
-static bool check_foreign(mm_writer *w, mm_err *err) {
-  mm_err leftover = {0};
-  bool empty = false;
-  if (!is_empty(w->staging, &empty, err)) return false;
-  if (empty || (!each_journal(w, refuse_leftover, &leftover) && leftover.status == MM_USAGE)) return true;
-  if (leftover.status == MM_OK) return usage(err, w->staging, "found files in it that no interrupted conversion left");
-  *err = leftover;
-  return false;
-}
-
-static bool journal_fits(mm_writer *w, const char *name, mm_err *err) { return mm_journal_fits(w->parent, name, w->plan, w->o.level, err); }
-
-/* True if a run that is at work holds the journal. */
-static bool is_held(const mm_writer *w, const char *name) {
-  int fd = openat(w->parent, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-  bool held = fd >= 0 && flock(fd, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
-  if (fd >= 0) close(fd);
-  return held;
-}
-
-/* Refuses a journal of other options whose run is at work. */
-static bool ended(mm_writer *w, const char *name, mm_err *err) {
-  mm_err why = {0};
-  if (journal_fits(w, name, &why) || why.status != MM_USAGE || !is_held(w, name)) return true;
-  return mm_fail(err, MM_LOCKED, "E_LOCKED", mm_at(name, NULL), "found another run writing this output with other options");
-}
-
-static bool lock_dir(const mm_writer *w, int how) { return flock(w->dir, how) == 0 || mm_no_locks(errno); }
-
-/* With the directory for itself alone, a share discards what still does not fit: another may have been here before. */
-static bool discard_alone(mm_writer *w, mm_err *err) {
-  mm_err why = {0};
-  bool fits = each_journal(w, journal_fits, &why);
-  if (!fits && why.status != MM_USAGE) return *err = why, false;
-  return (fits || (clear(w, err) && each_journal(w, remove_journal, err))) &&
-         (lock_dir(w, LOCK_SH) || mm_fail_errno(err, mm_at(w->staging, NULL), "lock", errno));
-}
-
-/* Takes the directory again, shared with other shards; false while one has it alone, or when it has its final name by now. */
-static bool shares_again(const mm_writer *w) {
-  struct stat held, named;
-  return lock_dir(w, LOCK_SH | LOCK_NB) && fstat(w->dir, &held) == 0 &&
-         fstatat(w->parent, w->staging_name, &named, AT_SYMLINK_NOFOLLOW) == 0 && mm_same_file(&held, &named);
-}
-
-/* Refuses a shard if runs with other options left files, since the last run could not publish both. With --restart all those files are
- * discarded, unless one of those runs is at work. Shards that start together wait here for each other: each releases the directory while
- * it waits, so that one of them has it alone. */
-static bool discard_others(mm_writer *w, mm_err *err) {
-  for (int waits = 0; may_wait(w, waits); waits++) {
-    mm_err why = {0};
-    if (waits > 0) wait_turn(waits);
-    if (waits > 0 && !shares_again(w)) continue;
-    if (each_journal(w, journal_fits, &why)) return true;
-    if (w->o.leftover != MM_LEFTOVER_RESTART || why.status != MM_USAGE) return *err = why, false;
-    if (!each_journal(w, ended, err)) return false;
-    if (lock_dir(w, LOCK_EX | LOCK_NB)) return discard_alone(w, err);
-    flock(w->dir, LOCK_UN);
-  }
-  if (w->o.stop && *w->o.stop)
-    return mm_fail(err, MM_INTERRUPTED, "E_INTERRUPTED", mm_at(NULL, NULL), "stopped by a signal; what was there is still there");
-  return mm_fail(err, MM_LOCKED, "E_LOCKED", mm_at(w->staging, NULL), "found another run writing this output with other options");
-}
-
-/* Refuses a shard while a shard of another count is at work: shards of both counts make the same parts, so they may run one after the
- * other, not at the same time. */
-static bool same_count(mm_writer *w, const char *name, mm_err *err) {
-  const char *a = strrchr(w->journal_name, '-'), *b = strrchr(name, '-');
-  if (strcmp(a, b ? b : "") == 0 || !is_held(w, name)) return true;
-  return mm_fail(err, MM_LOCKED, "E_LOCKED", mm_at(name, NULL), "found a share at work that is one of another number, expected one of %u",
-                 w->o.shares);
-}
-
-/* Opens a share's own journal: the one that it continues, or a new one. Other shares may write theirs meanwhile, so that journals of other
- * options are looked for before this one is made and again after. */
-static bool open_own_journal(mm_writer *w, mm_err *err) {
-  if (!discard_others(w, err) || !each_journal(w, same_count, err)) return false;
-  bool absent = faccessat(w->parent, w->journal_name, F_OK, AT_SYMLINK_NOFOLLOW) != 0;
-  if (w->o.leftover == MM_LEFTOVER_REFUSE && !absent) return refuse_leftover(w, NULL, err);
-  if (w->o.leftover == MM_LEFTOVER_RESUME && !absent) {
-    if (mm_journal_resume(&w->journal, w->parent, w->journal_name, w->plan, &absent, err)) return true;
-    if (!absent) return false;
-    mm_journal_close(&w->journal);
-  }
-  if (!mm_journal_create(&w->journal, w->parent, w->journal_name, w->plan, err)) return false;
-  if (each_journal(w, journal_fits, err) && each_journal(w, same_count, err)) return true;
-  remove_journal(w, w->journal_name, MM_IGNORED);
-  return false;
-}
-
-/* Opens a shard's journal and adds the claims of other runs of the same options, whole runs or shards of another number: their parts are
- * this one's now. Claims that shards at work add to their journals meanwhile are of their own parts. */
-static bool open_share_journal(mm_writer *w, mm_err *err) {
-  return open_own_journal(w, err) && (w->o.leftover == MM_LEFTOVER_RESTART || each_journal(w, merge_journal, err));
-}
-
-/* Opens the journal of an interrupted run, adding what the journals of its shares claim, or a new one. */
-static bool open_journal(mm_writer *w, mm_err *err) {
-  if (!check_foreign(w, err)) return false;
-  mm_err leftover = {0};
-  bool absent = faccessat(w->parent, w->journal_name, F_OK, AT_SYMLINK_NOFOLLOW) != 0, resume = w->o.leftover == MM_LEFTOVER_RESUME;
-  w->fresh = !resume || each_journal(w, refuse_leftover, &leftover);
-  if (w->o.shares > 1) return open_share_journal(w, err);
-  if (w->o.leftover == MM_LEFTOVER_REFUSE && !each_journal(w, refuse_leftover, err)) return false;
-  if (resume && !each_journal(w, journal_fits, err)) return false; /* before there is one of this run */
-  if (resume && !absent) {
-    w->fresh = false;
-    if (mm_journal_resume(&w->journal, w->parent, w->journal_name, w->plan, &absent, err)) return each_journal(w, merge_journal, err);
-    if (!absent) return false;
-    mm_journal_close(&w->journal);
-  }
-  if (!resume && (!clear(w, err) || !each_journal(w, remove_journal, err))) return false;
-  if (!resume && !w->o.followed) mm_followed_forget(w);
-  if (!mm_journal_create(&w->journal, w->parent, w->journal_name, w->plan, err)) return false;
-  if (!resume || each_journal(w, merge_journal, err)) return true;
-  remove_journal(w, w->journal_name, MM_IGNORED); /* new and empty: the shares can be continued without it */
-  mm_journal_close(&w->journal);
-  return false;
-}
-
-static uint64_t staged_bytes(const mm_writer *w) {
-  uint64_t n = 0;
-  struct stat s;
-  for (uint32_t r = 0; r < w->plan->pack.tp; r++)
-    for (uint32_t i = 0; i < w->plan->part_count; i++)
-      if (mm_plan_wants(w->plan, i, r) && fstatat(w->dir, mm_plan_entry(w->plan, i, r)->file, &s, AT_SYMLINK_NOFOLLOW) == 0)
-        n += (uint64_t)s.st_blocks * 512;
-  return n;
-}
-
 /* Bytes of the files of the largest part. */
 static uint64_t largest_part(const mm_plan *p) {
   uint64_t most = 0;
@@ -347,42 +116,20 @@ static uint64_t largest_part(const mm_plan *p) {
 /* Refuses an output that cannot fit. The size of an archive is not known before it is made, and a source may be freed meanwhile: only one
  * part must fit then. */
 static bool check_space(mm_writer *w, mm_err *err) {
-  uint64_t have = staged_bytes(w), whole = w->o.level > 0 || mm_follow_frees(w->plan->hf) ? largest_part(w->plan) : w->plan->output_bytes;
+  uint64_t have = 0, whole = w->o.level > 0 || mm_follow_frees(w->plan->hf) ? largest_part(w->plan) : w->plan->output_bytes;
+  if (!mm_runs_staged(w, &have, err)) return false;
   return mm_staging_room(&w->stage, whole > have ? whole - have : 0, err);
-}
-
-/* Removes the staging directory and all journals. The directory, which is the lock, goes last. */
-static bool remove_staging(mm_writer *w, mm_err *err) {
-  if (!clear(w, err) || !each_journal(w, remove_journal, err)) return false;
-  mm_followed_forget(w);
-  return unlinkat(w->parent, w->staging_name, AT_REMOVEDIR) == 0 || mm_fail_errno(err, mm_at(w->staging, NULL), "remove", errno);
-}
-
-/* Removes what a run left that died after its rename: the journal and, under --force, the checkpoint that it replaced. An interrupted
- * conversion of other options stays, and so do files without a journal. */
-static bool remove_own_leftover(mm_writer *w, mm_err *err) {
-  mm_err why = {0};
-  bool empty = true, journals = !each_journal(w, refuse_leftover, &why);
-  if (!journals && faccessat(w->parent, w->staging_name, F_OK, AT_SYMLINK_NOFOLLOW) != 0) return true;
-  if (!take_staging(w, err)) return false;
-  why = (mm_err){0};
-  if (!each_journal(w, journal_fits, &why)) {
-    if (why.status != MM_USAGE) *err = why;
-    return why.status == MM_USAGE;
-  }
-  if (!journals && !is_empty(w->staging, &empty, err)) return false;
-  return !empty || remove_staging(w, err);
 }
 
 bool mm_writer_open(mm_writer *w, mm_plan *p, const mm_writer_options *o, mm_err *err) {
   *w = (mm_writer){.plan = p, .o = *o, .parent = -1, .dir = -1, .stage = MM_STAGING_NONE, .journal = {.fd = -1}};
   pthread_mutex_init(&w->lock, NULL);
   if (!check_target(w, err)) return false;
-  if (w->complete) return w->o.shares > 1 || remove_own_leftover(w, err);
+  if (w->complete) return w->o.shares > 1 || mm_runs_remove_done(w, err);
   w->journal.level = o->level;
   w->skip = mm_calloc(p->step_count, sizeof *w->skip, err);
-  return w->skip && mm_companions_check(w, err) && take_staging(w, err) && (!w->o.followed || mm_followed_begin(w, err)) &&
-         open_journal(w, err) && check_space(w, err) && mm_blocks_open(&w->blocks, p, w->dir, w->staging, o->buffers, err) &&
+  return w->skip && mm_companions_check(w, err) && mm_runs_take(w, err) && (!w->o.followed || mm_followed_begin(w, err)) &&
+         mm_runs_begin(w, err) && check_space(w, err) && mm_blocks_open(&w->blocks, p, w->dir, w->staging, o->buffers, err) &&
          (o->level == 0 || mm_writer_archive_open(w, err));
 }
 
@@ -395,7 +142,8 @@ void mm_writer_close(mm_writer *w, bool keep) {
   bool started = w->journal.fd >= 0;
   mm_blocks_close(&w->blocks);
   mm_journal_close(&w->journal);
-  if (!keep && w->dir >= 0 && started && w->o.shares == 1) remove_staging(w, MM_IGNORED);
+  if (!keep && w->dir >= 0 && started && w->o.shares == 1) mm_either_way(mm_runs_remove(w, MM_IGNORED));
+  if (w->dir >= 0 && w->dir != w->stage.dir) close(w->dir);
   mm_staging_close(&w->stage);
   drop_pending(w->pending, w->pending_count);
   mm_archive_lanes_close(&w->lanes);
@@ -536,12 +284,12 @@ static bool is_due(const void *ctx, const char *name) {
 
 /* Removes what a run that came this far before wrote and this one does not: the source may have fewer companions now. */
 static bool remove_stale(mm_writer *w, mm_err *err) {
-  DIR *d = list(w->dir, w->staging, "list", err);
+  DIR *d = mm_dir_at(w->dir, w->staging, "list", err);
   if (!d) return false;
   bool ok;
   const char *name;
   while ((ok = mm_dir_next(d, w->staging, &name, err)) && name)
-    if (is_staged(w, name) && !is_due(w, name) && !(ok = unlinkat(w->dir, name, 0) == 0)) {
+    if (mm_runs_writes(w, name) && !is_due(w, name) && !(ok = unlinkat(w->dir, name, 0) == 0)) {
       mm_fail_errno(err, mm_at(mm_path_of(w->staging, name).text, NULL), "remove", errno);
       break;
     }
@@ -565,7 +313,7 @@ bool mm_writer_publish(mm_writer *w, mm_digest *manifest, mm_err *err) {
     return false;
   if (!mm_staging_publish(&w->stage, err)) return false;
   mm_journal_close(&w->journal);
-  bool ok = each_journal(w, remove_free_journal, err);
+  bool ok = mm_runs_forget(w, err);
   if (ok) { /* it has its name: nothing is staged */
     close(w->dir);
     w->dir = w->stage.dir = -1;

@@ -44,12 +44,12 @@ typedef struct mm_writer {
   mm_plan *plan;
   mm_writer_options o;
   mm_staging stage;
-  char *staging; /* of stage: ".NAME.partial" next to the target */
-  const char *staging_name;
-  char *journal_name; /* ".NAME.partial.journal", for a share with ".I-N" behind it */
-  int parent, dir;    /* of stage: descriptors of the target's parent and the staging directory; -1 when closed */
-  bool fresh;         /* this run began the journal: there was nothing to continue */
-  bool complete;      /* resume found the target finished already */
+  const char *staging_name; /* of stage: ".NAME.partial" next to the target */
+  char *staging;            /* where this run's files are: that directory, or a folder "I-N" in it */
+  char *journal_name;       /* ".NAME.partial.journal", for a shard with ".I-N" behind it */
+  int parent, dir;          /* descriptors of the target's parent and of `staging`; -1 when closed */
+  bool fresh;               /* this run began the journal: there was nothing to continue */
+  bool complete;            /* resume found the target finished already */
   mm_blocks blocks;
   mm_journal journal;
   mm_archive archive;     /* its table: every part's entry, by rank and part */
@@ -104,6 +104,24 @@ MM_MUST_USE bool mm_writer_remove_plain(mm_writer *w, uint32_t part, mm_err *err
 mm_archive_part *mm_writer_archived(const mm_writer *w, uint32_t part, uint32_t rank);
 /* A file of the staging directory, written anew: a resumed run may find its own there. */
 MM_MUST_USE bool mm_writer_replace(mm_writer *w, const char *name, const void *text, size_t n, mm_err *err);
+
+/* --- runs.c: the journals and files of all runs that make this output --- */
+/* A name that a conversion writes, whatever its options; ctx: the writer. */
+bool mm_runs_writes(const void *ctx, const char *name);
+/* Takes the staging directory, shared with other shards: MM_LOCKED when another run holds it. */
+MM_MUST_USE bool mm_runs_take(mm_writer *w, mm_err *err);
+/* With the staging directory taken: opens the journal and the place of this run's files, and takes over what ended runs of the same plan
+ * made. MM_USAGE E_RESUME or E_LEFTOVER for what other runs left, MM_LOCKED while another run makes the same parts. */
+MM_MUST_USE bool mm_runs_begin(mm_writer *w, mm_err *err);
+/* *bytes: of the plan's parts on disk, of all runs. */
+MM_MUST_USE bool mm_runs_staged(mm_writer *w, uint64_t *bytes, mm_err *err);
+/* Removes the journals of runs that have ended: the target is complete. */
+MM_MUST_USE bool mm_runs_forget(mm_writer *w, mm_err *err);
+/* Removes the staging directory and all journals. The directory, which is the lock, goes last. */
+MM_MUST_USE bool mm_runs_remove(mm_writer *w, mm_err *err);
+/* Removes what a run left that died after its rename: the journal and, under --force, the checkpoint that it replaced. An interrupted
+ * conversion of other options stays, and so do files without a journal. */
+MM_MUST_USE bool mm_runs_remove_done(mm_writer *w, mm_err *err);
 
 /* --- followed.c: a source that is being downloaded. Files that are not needed any more are freed after each part, and the plan's digest,
  * which needs every file's header, is put into the parts at the end --- */

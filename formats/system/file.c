@@ -207,6 +207,15 @@ bool mm_write_file_at(int dirfd, const char *dir, const char *name, const void *
   return ok;
 }
 
+DIR *mm_dir_at(int dir, const char *path, const char *what, mm_err *err) {
+  int fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  DIR *d = fd < 0 ? NULL : fdopendir(fd);
+  if (d) return d;
+  mm_fail_errno(err, mm_at(path, NULL), what, errno);
+  if (fd >= 0) close(fd);
+  return NULL;
+}
+
 bool mm_dir_next(DIR *d, const char *path, const char **name, mm_err *err) {
   const struct dirent *e;
   do {

@@ -198,13 +198,8 @@ static bool remove_ours(const mm_staging *s, const char *name, bool ours, mm_err
 }
 
 bool mm_staging_clear(const mm_staging *s, bool (*ours)(const void *ctx, const char *name), const void *ctx, mm_err *err) {
-  int fd = openat(s->dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  DIR *d = fd < 0 ? NULL : fdopendir(fd);
-  if (!d) {
-    mm_fail_errno(err, mm_at(s->path, NULL), "list", errno);
-    if (fd >= 0) close(fd);
-    return false;
-  }
+  DIR *d = mm_dir_at(s->dir, s->path, "list", err);
+  if (!d) return false;
   bool ok = true, listed;
   const char *name;
   while ((listed = mm_dir_next(d, s->path, &name, err)) && name) ok = remove_ours(s, name, ours(ctx, name), err) && ok;
