@@ -36,7 +36,8 @@ typedef struct member {
 struct mm_json {
   uint8_t type; /* mm_json_type */
   uint8_t home, form;
-  size_t n; /* bytes of a string, members of an object or array */
+  bool failed; /* to take a member */
+  size_t n;    /* bytes of a string, members of an object or array */
   union {
     int64_t integer;
     double real;
@@ -397,6 +398,12 @@ mm_json *mm_json_new_str(const char *s) {
   return j;
 }
 
+mm_json *mm_json_new_digest(const mm_digest *d) {
+  char hex[MM_HEX_LEN + 1];
+  mm_digest_hex(d, hex);
+  return mm_json_new_str(hex);
+}
+
 /* A part of what was read stays as it is: it is only ever had as const. */
 static bool may_change(const mm_json *j) { return j && j->home != PART; }
 
@@ -407,34 +414,38 @@ static char *keep_key(mm_json *obj, const char *key) {
 }
 
 /* Takes value, where it fails too. */
-static bool add(mm_json *to, const char *key, mm_json *value) {
+static mm_json *add(mm_json *to, const char *key, mm_json *value) {
   const bool full = to->form == TIGHT || (to->n & (to->n - 1)) == 0;
   char *own = NULL;
-  if ((full && !widen(to)) || (key && !(own = keep_key(to, key)))) {
-    mm_json_free(value);
-    return false;
+  if (value && (!full || widen(to)) && (!key || (own = keep_key(to, key)))) {
+    to->member[to->n++] = (member){own, value};
+    return value;
   }
-  to->member[to->n++] = (member){own, value};
-  return true;
+  to->failed = true;
+  mm_json_free(value);
+  return NULL;
 }
 
-bool mm_json_set(mm_json *obj, const char *key, mm_json *value) {
-  const bool able = may_change(obj) && value;
-  const size_t i = able ? place_of(obj, key) : 0;
-  if (able && i < obj->n) {
+mm_json *mm_json_set(mm_json *obj, const char *key, mm_json *value) {
+  const size_t i = may_change(obj) ? place_of(obj, key) : 0;
+  if (may_change(obj) && (!value || i == obj->n)) return add(obj, key, value);
+  if (may_change(obj)) {
     mm_json_free(obj->member[i].value);
-    obj->member[i].value = value;
-    return true;
+    return obj->member[i].value = value;
   }
-  if (able) return add(obj, key, value);
   mm_json_free(value);
-  return false;
+  return NULL;
 }
 
-bool mm_json_append(mm_json *arr, mm_json *value) {
-  if (may_change(arr) && value) return add(arr, NULL, value);
+mm_json *mm_json_append(mm_json *arr, mm_json *value) {
+  if (may_change(arr)) return add(arr, NULL, value);
   mm_json_free(value);
-  return false;
+  return NULL;
+}
+
+mm_json *mm_json_put(mm_json *obj, const mm_json_field *field) {
+  for (; field->key; field++) mm_json_set(obj, field->key, field->value);
+  return obj;
 }
 
 void mm_json_remove(mm_json *obj, const char *key) {
@@ -520,13 +531,34 @@ static void write_value(FILE *f, const mm_json *j, bool pretty, int depth) {
   }
 }
 
+bool mm_json_failed(const mm_json *j) {
+  bool failed = !j || j->failed;
+  for (size_t i = 0; !failed && holds(j) && j->form != PACKED && i < j->n; i++) failed = mm_json_failed(value_at(j, i));
+  return failed;
+}
+
 char *mm_json_dump(const mm_json *j, bool pretty) {
   char *text = NULL;
   size_t n;
-  FILE *f = open_memstream(&text, &n);
+  FILE *f = mm_json_failed(j) ? NULL : open_memstream(&text, &n);
   if (!f) return NULL;
   write_value(f, j, pretty, 0);
   if (mm_close_text(f, &text)) return text;
   free(text);
   return NULL;
+}
+
+char *mm_json_text(mm_json *j, bool pretty, mm_err *err) {
+  char *text = mm_json_dump(j, pretty);
+  mm_json_free(j);
+  if (!text) mm_fail_memory(err, 0);
+  return text;
+}
+
+mm_json *mm_json_copy(const mm_json *j, mm_err *err) {
+  char *text = mm_json_dump(j, false);
+  mm_json *copy = text ? mm_json_parse(text, strlen(text), "copy", err) : NULL;
+  if (!text) mm_fail_memory(err, 0);
+  free(text);
+  return copy;
 }
