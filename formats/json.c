@@ -459,8 +459,7 @@ void mm_json_remove(mm_json *obj, const char *key) {
 
 /* The character of len bytes at s by its number. */
 static void write_escape(FILE *f, const char *s, size_t len) {
-  uint32_t c = (uint8_t)*s & (0x7Fu >> (len > 1 ? len : 0));
-  for (size_t i = 1; i < len; i++) c = c << 6 | ((uint8_t)s[i] & 0x3F);
+  const uint32_t c = mm_utf8_next(&s, s + len);
   if (c > 0xFFFF)
     fprintf(f, "\\u%04X\\u%04X", 0xD7C0 + (c >> 10), 0xDC00 + (c & 0x3FF));
   else
