@@ -39,7 +39,7 @@ bool mm_json_digest(const mm_json *arr, size_t i, mm_digest *out);
 /* Iterates an object in insertion order: start with *iter = NULL, ends with false. */
 bool mm_json_next(const mm_json *obj, void **iter, const char **key, const mm_json **value);
 
-/* Values of a known type (the caller checked it). Strings may hold NUL bytes: use the length. */
+/* Of values of other types 0, false or NULL. Strings may hold NUL bytes: use the length. */
 int64_t mm_json_int(const mm_json *j);
 double mm_json_number(const mm_json *j); /* MM_JSON_INT or MM_JSON_REAL */
 bool mm_json_bool(const mm_json *j);
