@@ -458,75 +458,75 @@ void mm_json_remove(mm_json *obj, const char *key) {
 /* Writing */
 
 /* The character of len bytes at s by its number. */
-static void write_escape(FILE *f, const char *s, size_t len) {
+static void write_escape(mm_text *t, const char *s, size_t len) {
   const uint32_t c = mm_utf8_next(&s, s + len);
   if (c > 0xFFFF)
-    fprintf(f, "\\u%04X\\u%04X", 0xD7C0 + (c >> 10), 0xDC00 + (c & 0x3FF));
+    mm_text_printf(t, "\\u%04X\\u%04X", 0xD7C0 + (c >> 10), 0xDC00 + (c & 0x3FF));
   else
-    fprintf(f, "\\u%04X", c);
+    mm_text_printf(t, "\\u%04X", c);
 }
 
-static void write_string(FILE *f, const char *s, size_t n, bool ascii) {
+static void write_string(mm_text *t, const char *s, size_t n, bool ascii) {
   static const char from[] = "\"\\\b\f\n\r\t", to[] = "\"\\bfnrt";
-  putc('"', f);
+  mm_text_put(t, "\"");
   for (size_t i = 0, start = 0; i <= n;) {
     const uint8_t c = i < n ? (uint8_t)s[i] : 0;
     const char *p = c ? strchr(from, c) : NULL;
     if (c >= 0x20 && !p && !(ascii && c >= 0x7F) && ++i) continue;
-    fwrite(s + start, 1, i - start, f);
+    mm_text_add(t, s + start, i - start);
     const size_t len = i < n ? mm_utf8_len(s + i, n - i) : 1;
     if (p)
-      fprintf(f, "\\%c", to[p - from]);
+      mm_text_printf(t, "\\%c", to[p - from]);
     else if (i < n)
-      write_escape(f, s + i, len);
+      write_escape(t, s + i, len);
     start = i += len;
   }
-  putc('"', f);
+  mm_text_put(t, "\"");
 }
 
 /* With a point or an exponent, so that it is read as a real number again; the exponent without plus and zeros. */
-static void write_real(FILE *f, double v) {
+static void write_real(mm_text *t, double v) {
   char text[32];
   const locale_t own = uselocale(newlocale(LC_ALL_MASK, "C", (locale_t)0));
   snprintf(text, sizeof text, "%.17g", v);
   uselocale(own);
   char *e = strchr(text, 'e');
   if (e) *e++ = 0;
-  fputs(text, f);
+  mm_text_put(t, text);
   if (e)
-    fprintf(f, "e%ld", strtol(e, NULL, 10));
+    mm_text_printf(t, "e%ld", strtol(e, NULL, 10));
   else if (!strchr(text, '.'))
-    fputs(".0", f);
+    mm_text_put(t, ".0");
 }
 
-static void write_value(FILE *f, const mm_json *j, bool pretty, int depth);
+static void write_value(mm_text *t, const mm_json *j, bool pretty, int depth);
 
-static void write_members(FILE *f, const mm_json *j, bool pretty, int depth) {
+static void write_members(mm_text *t, const mm_json *j, bool pretty, int depth) {
   const bool keyed = j->type == MM_JSON_OBJ;
-  putc(keyed ? '{' : '[', f);
+  mm_text_put(t, keyed ? "{" : "[");
   for (size_t i = 0; i < j->n; i++) {
-    if (i) putc(',', f);
-    if (pretty) fprintf(f, "\n%*s", depth + 1, "");
-    if (keyed) write_string(f, key_at(j, i), strlen(key_at(j, i)), pretty);
-    if (keyed) fputs(pretty ? ": " : ":", f);
+    if (i) mm_text_put(t, ",");
+    if (pretty) mm_text_printf(t, "\n%*s", depth + 1, "");
+    if (keyed) write_string(t, key_at(j, i), strlen(key_at(j, i)), pretty);
+    if (keyed) mm_text_put(t, pretty ? ": " : ":");
     if (j->form == PACKED)
-      write_string(f, packed_at(j, i), MM_HEX_LEN, pretty);
+      write_string(t, packed_at(j, i), MM_HEX_LEN, pretty);
     else
-      write_value(f, value_at(j, i), pretty, depth + 1);
+      write_value(t, value_at(j, i), pretty, depth + 1);
   }
-  if (pretty && j->n) fprintf(f, "\n%*s", depth, "");
-  putc(keyed ? '}' : ']', f);
+  if (pretty && j->n) mm_text_printf(t, "\n%*s", depth, "");
+  mm_text_put(t, keyed ? "}" : "]");
 }
 
-static void write_value(FILE *f, const mm_json *j, bool pretty, int depth) {
+static void write_value(mm_text *t, const mm_json *j, bool pretty, int depth) {
   switch (j->type) {
-    case MM_JSON_NULL: fputs("null", f); break;
-    case MM_JSON_BOOL: fputs(j->truth ? "true" : "false", f); break;
-    case MM_JSON_INT: fprintf(f, "%" PRId64, j->integer); break;
-    case MM_JSON_REAL: write_real(f, j->real); break;
-    case MM_JSON_STR: write_string(f, j->string, j->n, pretty); break;
+    case MM_JSON_NULL: mm_text_put(t, "null"); break;
+    case MM_JSON_BOOL: mm_text_put(t, j->truth ? "true" : "false"); break;
+    case MM_JSON_INT: mm_text_printf(t, "%" PRId64, j->integer); break;
+    case MM_JSON_REAL: write_real(t, j->real); break;
+    case MM_JSON_STR: write_string(t, j->string, j->n, pretty); break;
     case MM_JSON_ARR:
-    case MM_JSON_OBJ: write_members(f, j, pretty, depth); break;
+    case MM_JSON_OBJ: write_members(t, j, pretty, depth); break;
   }
 }
 
@@ -536,22 +536,22 @@ bool mm_json_failed(const mm_json *j) {
   return failed;
 }
 
+void mm_json_write(mm_text *t, const mm_json *j, bool pretty) {
+  t->failed = t->failed || mm_json_failed(j);
+  if (!t->failed) write_value(t, j, pretty, 0);
+}
+
 char *mm_json_dump(const mm_json *j, bool pretty) {
-  char *text = NULL;
-  size_t n;
-  FILE *f = mm_json_failed(j) ? NULL : open_memstream(&text, &n);
-  if (!f) return NULL;
-  write_value(f, j, pretty, 0);
-  if (mm_close_text(f, &text)) return text;
-  free(text);
-  return NULL;
+  mm_text t = {0};
+  mm_json_write(&t, j, pretty);
+  return mm_text_take(&t, MM_IGNORED);
 }
 
 char *mm_json_text(mm_json *j, bool pretty, mm_err *err) {
-  char *text = mm_json_dump(j, pretty);
+  mm_text t = {0};
+  mm_json_write(&t, j, pretty);
   mm_json_free(j);
-  if (!text) mm_fail_memory(err, 0);
-  return text;
+  return mm_text_take(&t, err);
 }
 
 mm_json *mm_json_copy(const mm_json *j, mm_err *err) {

@@ -5,6 +5,7 @@
 #define MM_FORMATS_JSON_H
 
 #include "formats/hash.h"
+#include "formats/text.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -92,7 +93,9 @@ static inline mm_json *mm_json_put_int(mm_json *obj, const char *key, uint64_t n
 static inline mm_json *mm_json_put_list(mm_json *obj, const char *key) { return mm_json_set(obj, key, mm_json_new_arr()); }
 bool mm_json_failed(const mm_json *j);              /* a failure in it or below it; NULL is one */
 void mm_json_remove(mm_json *obj, const char *key); /* absent: nothing happens */
-/* Text, keys in insertion order, 1-space indent when `pretty`; free() it. NULL on want of memory and for a tree with a failure. */
+/* Appends j to t, keys in insertion order, 1-space indent when `pretty`. A tree with a failure makes t one. */
+void mm_json_write(mm_text *t, const mm_json *j, bool pretty);
+/* The same as a text; free() it. NULL on want of memory and for a tree with a failure. */
 char *mm_json_dump(const mm_json *j, bool pretty);
 /* The same; takes j over, and says MM_LIMIT E_MEMORY. */
 char *mm_json_text(mm_json *j, bool pretty, mm_err *err);

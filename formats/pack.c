@@ -153,57 +153,35 @@ static mm_json *pack_json(const mm_pack *p) {
   return o;
 }
 
-static bool put_node(FILE *f, const mm_json *j) {
-  char *text = mm_json_dump(j, false);
-  bool ok = text && fputs(text, f) >= 0;
-  free(text);
-  return ok;
-}
-
 /* One member a line, and in lists of objects one object a line: `grep` finds a tensor, `diff` shows what changed. */
-static bool put_lines(FILE *f, const mm_json *root) {
+static void put_lines(mm_text *t, const mm_json *root) {
   void *iter = NULL;
   const char *key, *before = "{\n";
   const mm_json *value;
-  bool ok = true;
-  while (ok && mm_json_next(root, &iter, &key, &value)) {
-    fprintf(f, "%s\"%s\":", before, key);
-    before = ",\n";
-    if (mm_json_type_of(value) != MM_JSON_ARR || mm_json_type_of(mm_json_at(value, 0)) != MM_JSON_OBJ) {
-      ok = put_node(f, value);
-      continue;
+  for (; mm_json_next(root, &iter, &key, &value); before = ",\n") {
+    mm_text_printf(t, "%s\"%s\":", before, key);
+    const bool list = mm_json_type_of(value) == MM_JSON_ARR && mm_json_type_of(mm_json_at(value, 0)) == MM_JSON_OBJ;
+    if (!list) mm_json_write(t, value, false);
+    for (size_t i = 0; list && i < mm_json_size(value); i++) {
+      mm_text_put(t, i == 0 ? "[\n" : ",\n");
+      mm_json_write(t, mm_json_at(value, i), false);
     }
-    for (size_t i = 0; ok && i < mm_json_size(value); i++) {
-      fputs(i == 0 ? "[\n" : ",\n", f);
-      ok = put_node(f, mm_json_at(value, i));
-    }
-    fputs("\n]", f);
+    if (list) mm_text_put(t, "\n]");
   }
-  fputs(before, f);
-  return ok;
+  mm_text_put(t, before);
 }
 
-/* The digest of the text so far, as its last member. */
-static bool put_seal(FILE *f, char *const *text, const size_t *n) {
-  char hex[MM_HEX_LEN + 1];
-  if (fflush(f) != 0) return false;
-  const mm_digest d = mm_sha256(*text, *n);
-  mm_digest_hex(&d, hex);
-  return fprintf(f, MM_MANIFEST_SEAL, hex) > 0;
-}
-
-/* Takes root over; NULL when there was no memory for it. */
+/* Takes root over. The last member is the digest of the text before it. NULL when there was no memory for it. */
 static char *sealed_text(mm_json *root, mm_err *err) {
-  char *text = NULL;
-  size_t n;
-  FILE *f = mm_json_failed(root) ? NULL : open_memstream(&text, &n);
-  bool ok = f && put_lines(f, root) && put_seal(f, &text, &n);
-  if (f && !mm_close_text(f, &text)) ok = false;
+  mm_text t = {.failed = mm_json_failed(root)};
+  char hex[MM_HEX_LEN + 1];
+  put_lines(&t, root);
   mm_json_free(root);
-  if (ok) return text;
-  free(text);
-  mm_fail_memory(err, 0);
-  return NULL;
+  if (t.failed) return mm_text_take(&t, err);
+  const mm_digest d = mm_sha256(t.p, t.n);
+  mm_digest_hex(&d, hex);
+  mm_text_printf(&t, MM_MANIFEST_SEAL, hex);
+  return mm_text_take(&t, err);
 }
 
 char *mm_pack_text(const mm_pack *p, mm_err *err) { return sealed_text(pack_json(p), err); }

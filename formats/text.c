@@ -84,6 +84,15 @@ void mm_text_real(mm_text *t, double x) {
   mm_text_put(t, text);
 }
 
+char *mm_text_take(mm_text *t, mm_err *err) {
+  mm_text_add(t, "", 0);
+  char *string = t->failed ? NULL : t->p;
+  if (!string) free(t->p);
+  if (!string) mm_fail_memory(err, 0);
+  *t = (mm_text){0};
+  return string;
+}
+
 void mm_text_clear(mm_text *t) {
   t->n = 0;
   t->failed = false;

@@ -218,8 +218,8 @@ void mm_recipe_close(mm_recipe *r) {
   *r = (mm_recipe){0};
 }
 
-/* A rule of a file to the line f; false where the line would mean something else by it. */
-static bool put_rule(FILE *f, const mm_json *rule, const mm_json_ctx *c, mm_err *err) {
+/* A rule of a file to the line t; false where the line would mean something else by it. */
+static bool put_rule(mm_text *t, const mm_json *rule, const mm_json_ctx *c, mm_err *err) {
   static const char *const keys[] = {"match", "scheme", NULL}, *const fields[] = {"search",     "method",     "kv_scales", "nonfinite",
                                                                                   "importance", "act_scales", NULL};
   const char *match = NULL, *word = NULL;
@@ -231,12 +231,12 @@ static bool put_rule(FILE *f, const mm_json *rule, const mm_json_ctx *c, mm_err 
   const size_t n = strlen(match);
   if (n == 0 || strchr(match, ';') || strchr(" \t", match[0]) || strchr(" \t", match[n - 1]) || one_of(fields, match, &field))
     return bad(c, "a pattern that is empty, holds \";\", begins or ends with a blank, or is the name of a field:", match, err);
-  fprintf(f, "; %s=%s", match, word);
+  mm_text_printf(t, "; %s=%s", match, word);
   return true;
 }
 
-/* The line to f; false after what is refused. */
-static bool put_line(FILE *f, const mm_json *j, const mm_json_ctx *c, mm_err *err) {
+/* The line to t; false after what is refused. */
+static bool put_line(mm_text *t, const mm_json *j, const mm_json_ctx *c, mm_err *err) {
   static const char *const keys[] = {"default", "search", "method", "kv_scales", "rules", NULL};
   const char *word = NULL, *search = "mse", *method = "nearest", *kv = "keep";
   const mm_scheme *scheme;
@@ -249,27 +249,23 @@ static bool put_line(FILE *f, const mm_json *j, const mm_json_ctx *c, mm_err *er
   if (!one_of(search_word, search, &choice)) return bad(c, "unknown search", search, err);
   if (!one_of(method_word, method, &choice)) return bad(c, "unknown method", method, err);
   if (!one_of(kv_word, kv, &choice)) return bad(c, "unknown use of KV scales", kv, err);
-  fprintf(f, "%s; search=%s", word, search);
-  if (strcmp(method, "nearest") != 0) fprintf(f, "; method=%s", method);
-  if (strcmp(kv, "keep") != 0) fprintf(f, "; kv_scales=%s", kv);
+  mm_text_printf(t, "%s; search=%s", word, search);
+  if (strcmp(method, "nearest") != 0) mm_text_printf(t, "; method=%s", method);
+  if (strcmp(kv, "keep") != 0) mm_text_printf(t, "; kv_scales=%s", kv);
   const mm_json *rules = mm_json_get(j, "rules");
   if (rules && !mm_json_need(j, "rules", MM_JSON_ARR, c, err)) return false;
   for (size_t i = 0; i < mm_json_size(rules); i++)
-    if (!put_rule(f, mm_json_at(rules, i), c, err)) return false;
+    if (!put_rule(t, mm_json_at(rules, i), c, err)) return false;
   return true;
 }
 
 char *mm_recipe_load(mm_arena *a, const char *path, mm_err *err) {
   const mm_json_ctx c = {path, MM_BAD_INPUT, "E_RECIPE"};
   mm_json *j = mm_json_load(path, MM_RECIPE_BYTES, err);
-  char *text = NULL, *line = NULL;
-  size_t n = 0;
-  FILE *f = j ? open_memstream(&text, &n) : NULL;
-  if (j && !f) mm_fail_memory(err, n);
-  bool put = f && put_line(f, j, &c, err), whole = f && mm_close_text(f, &text);
-  if (put && !whole) mm_fail_memory(err, n);
-  if (put && whole) line = mm_arena_strndup(a, text, n, err);
-  free(text);
+  mm_text t = {0};
+  char *line = NULL;
+  if (j && put_line(&t, j, &c, err)) line = t.failed ? (mm_fail_memory(err, t.n), NULL) : mm_arena_strndup(a, t.p, t.n, err);
+  free(t.p);
   mm_json_free(j);
   return line;
 }
