@@ -280,9 +280,7 @@ static bool bake_tokenizer(const char *path, uint32_t vocab, const mm_digest *so
 }
 
 static bool print_share(const char *part, double seconds, mm_err *err) {
-  mm_json *o = mm_json_new_obj();
-  const bool ok = mm_json_set(o, "part", mm_json_new_str(part)) && mm_json_set(o, "seconds", mm_json_new_real(seconds));
-  return mm_program_json(o, ok, err);
+  return mm_program_json(MM_JSON_NEW({"part", mm_json_new_str(part)}, {"seconds", mm_json_new_real(seconds)}), true, err);
 }
 
 /* All from the staging directory to the summary. */

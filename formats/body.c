@@ -173,20 +173,14 @@ bool mm_value_int(const mm_value *v, int64_t *out) {
 
 /* ---- References ---- */
 
-static int hex_digit(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  c |= 0x20;
-  return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
 /* Text without the percent escapes of a URI; its length, SIZE_MAX: a "%" begins none. */
 static size_t unescape_uri(const char *at, size_t n, char *out) {
   size_t len = 0;
   for (size_t i = 0; i < n; i++) {
     out[len++] = at[i];
     if (at[i] != '%') continue;
-    if (n - i < 3 || hex_digit(at[i + 1]) < 0 || hex_digit(at[i + 2]) < 0) return SIZE_MAX;
-    out[len - 1] = (char)(16 * hex_digit(at[i + 1]) + hex_digit(at[i + 2]));
+    if (n - i < 3 || mm_hex_digit(at[i + 1]) < 0 || mm_hex_digit(at[i + 2]) < 0) return SIZE_MAX;
+    out[len - 1] = (char)(16 * mm_hex_digit(at[i + 1]) + mm_hex_digit(at[i + 2]));
     i += 2;
   }
   return len;

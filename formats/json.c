@@ -1,4 +1,4 @@
-/* JSON documents: trees of what scan.h reads, required fields with one error line each, building and writing. */
+/* JSON documents: trees of what scan.h reads, building and writing. */
 #include "formats/json.h"
 
 #include <inttypes.h>
@@ -36,7 +36,8 @@ typedef struct member {
 struct mm_json {
   uint8_t type; /* mm_json_type */
   uint8_t home, form;
-  size_t n; /* bytes of a string, members of an object or array */
+  bool failed; /* to take a member */
+  size_t n;    /* bytes of a string, members of an object or array */
   union {
     int64_t integer;
     double real;
@@ -370,72 +371,6 @@ bool mm_json_bool(const mm_json *j) { return mm_json_type_of(j) == MM_JSON_BOOL 
 const char *mm_json_str(const mm_json *j) { return mm_json_type_of(j) == MM_JSON_STR ? j->string : NULL; }
 size_t mm_json_str_len(const mm_json *j) { return mm_json_type_of(j) == MM_JSON_STR ? j->n : 0; }
 
-static const char *type_name(mm_json_type t) {
-  static const char *const name[] = {"null", "a boolean", "an integer", "a real number", "a string", "an array", "an object"};
-  return name[t];
-}
-
-static bool wrong_type(const mm_json *found, const char *key, const char *expected, const mm_json_ctx *c, mm_err *err) {
-  const char *what = found ? type_name(mm_json_type_of(found)) : "nothing";
-  return mm_fail(err, c->status, c->code, mm_at(c->file, NULL), "key \"%s\": found %s, expected %s", key, what, expected);
-}
-
-const mm_json *mm_json_need(const mm_json *obj, const char *key, mm_json_type type, const mm_json_ctx *c, mm_err *err) {
-  const mm_json *j = mm_json_get(obj, key);
-  if (j && mm_json_type_of(j) == type) return j;
-  wrong_type(j, key, type_name(type), c, err);
-  return NULL;
-}
-
-bool mm_json_need_int(const mm_json *obj, const char *key, int64_t lo, int64_t hi, int64_t *out, const mm_json_ctx *c, mm_err *err) {
-  const mm_json *j = mm_json_need(obj, key, MM_JSON_INT, c, err);
-  if (!j) return false;
-  *out = mm_json_int(j);
-  if (*out >= lo && *out <= hi) return true;
-  return mm_fail(err, c->status, c->code, mm_at(c->file, NULL), "key \"%s\": found %lld, expected %lld to %lld", key, (long long)*out,
-                 (long long)lo, (long long)hi);
-}
-
-bool mm_json_need_number(const mm_json *obj, const char *key, double *out, const mm_json_ctx *c, mm_err *err) {
-  const mm_json *j = mm_json_get(obj, key);
-  if (mm_json_type_of(j) != MM_JSON_INT && mm_json_type_of(j) != MM_JSON_REAL) return wrong_type(j, key, "a number", c, err);
-  *out = mm_json_number(j);
-  return true;
-}
-
-bool mm_json_need_bool(const mm_json *obj, const char *key, bool *out, const mm_json_ctx *c, mm_err *err) {
-  const mm_json *j = mm_json_need(obj, key, MM_JSON_BOOL, c, err);
-  if (!j) return false;
-  *out = mm_json_bool(j);
-  return true;
-}
-
-/* The caller gets no length, so a NUL inside would cut the string unseen. */
-bool mm_json_need_str(const mm_json *obj, const char *key, const char **out, const mm_json_ctx *c, mm_err *err) {
-  const mm_json *j = mm_json_need(obj, key, MM_JSON_STR, c, err);
-  if (!j) return false;
-  *out = mm_json_str(j);
-  if (strlen(*out) == mm_json_str_len(j)) return true;
-  return mm_fail(err, c->status, c->code, mm_at(c->file, NULL), "key \"%s\": found a string with a NUL character", key);
-}
-
-bool mm_json_only_keys(const mm_json *obj, const char *const *keys, const mm_json_ctx *c, mm_err *err) {
-  void *iter = NULL;
-  const char *key;
-  const mm_json *value;
-  const char *const *next = keys; /* most objects have their keys in the order of the list */
-  while (mm_json_next(obj, &iter, &key, &value)) {
-    const char *const *k = *next && strcmp(*next, key) == 0 ? next : keys;
-    while (*k && strcmp(*k, key) != 0) k++;
-    next = *k ? k + 1 : keys;
-    if (*k) continue;
-    char shown[256];
-    return mm_fail(err, c->status, c->code, mm_at(c->file, NULL), "found unknown key \"%s\"",
-                   mm_escape(shown, sizeof shown, key, strlen(key)));
-  }
-  return true;
-}
-
 /* Building */
 
 static mm_json *node(mm_json n) {
@@ -463,6 +398,12 @@ mm_json *mm_json_new_str(const char *s) {
   return j;
 }
 
+mm_json *mm_json_new_digest(const mm_digest *d) {
+  char hex[MM_HEX_LEN + 1];
+  mm_digest_hex(d, hex);
+  return mm_json_new_str(hex);
+}
+
 /* A part of what was read stays as it is: it is only ever had as const. */
 static bool may_change(const mm_json *j) { return j && j->home != PART; }
 
@@ -473,34 +414,38 @@ static char *keep_key(mm_json *obj, const char *key) {
 }
 
 /* Takes value, where it fails too. */
-static bool add(mm_json *to, const char *key, mm_json *value) {
+static mm_json *add(mm_json *to, const char *key, mm_json *value) {
   const bool full = to->form == TIGHT || (to->n & (to->n - 1)) == 0;
   char *own = NULL;
-  if ((full && !widen(to)) || (key && !(own = keep_key(to, key)))) {
-    mm_json_free(value);
-    return false;
+  if (value && (!full || widen(to)) && (!key || (own = keep_key(to, key)))) {
+    to->member[to->n++] = (member){own, value};
+    return value;
   }
-  to->member[to->n++] = (member){own, value};
-  return true;
+  to->failed = true;
+  mm_json_free(value);
+  return NULL;
 }
 
-bool mm_json_set(mm_json *obj, const char *key, mm_json *value) {
-  const bool able = may_change(obj) && value;
-  const size_t i = able ? place_of(obj, key) : 0;
-  if (able && i < obj->n) {
+mm_json *mm_json_set(mm_json *obj, const char *key, mm_json *value) {
+  const size_t i = may_change(obj) ? place_of(obj, key) : 0;
+  if (may_change(obj) && (!value || i == obj->n)) return add(obj, key, value);
+  if (may_change(obj)) {
     mm_json_free(obj->member[i].value);
-    obj->member[i].value = value;
-    return true;
+    return obj->member[i].value = value;
   }
-  if (able) return add(obj, key, value);
   mm_json_free(value);
-  return false;
+  return NULL;
 }
 
-bool mm_json_append(mm_json *arr, mm_json *value) {
-  if (may_change(arr) && value) return add(arr, NULL, value);
+mm_json *mm_json_append(mm_json *arr, mm_json *value) {
+  if (may_change(arr)) return add(arr, NULL, value);
   mm_json_free(value);
-  return false;
+  return NULL;
+}
+
+mm_json *mm_json_put(mm_json *obj, const mm_json_field *field) {
+  for (; field->key; field++) mm_json_set(obj, field->key, field->value);
+  return obj;
 }
 
 void mm_json_remove(mm_json *obj, const char *key) {
@@ -513,86 +458,106 @@ void mm_json_remove(mm_json *obj, const char *key) {
 /* Writing */
 
 /* The character of len bytes at s by its number. */
-static void write_escape(FILE *f, const char *s, size_t len) {
-  uint32_t c = (uint8_t)*s & (0x7Fu >> (len > 1 ? len : 0));
-  for (size_t i = 1; i < len; i++) c = c << 6 | ((uint8_t)s[i] & 0x3F);
+static void write_escape(mm_text *t, const char *s, size_t len) {
+  const uint32_t c = mm_utf8_next(&s, s + len);
   if (c > 0xFFFF)
-    fprintf(f, "\\u%04X\\u%04X", 0xD7C0 + (c >> 10), 0xDC00 + (c & 0x3FF));
+    mm_text_printf(t, "\\u%04X\\u%04X", 0xD7C0 + (c >> 10), 0xDC00 + (c & 0x3FF));
   else
-    fprintf(f, "\\u%04X", c);
+    mm_text_printf(t, "\\u%04X", c);
 }
 
-static void write_string(FILE *f, const char *s, size_t n, bool ascii) {
+static void write_string(mm_text *t, const char *s, size_t n, bool ascii) {
   static const char from[] = "\"\\\b\f\n\r\t", to[] = "\"\\bfnrt";
-  putc('"', f);
+  mm_text_put(t, "\"");
   for (size_t i = 0, start = 0; i <= n;) {
     const uint8_t c = i < n ? (uint8_t)s[i] : 0;
     const char *p = c ? strchr(from, c) : NULL;
     if (c >= 0x20 && !p && !(ascii && c >= 0x7F) && ++i) continue;
-    fwrite(s + start, 1, i - start, f);
+    mm_text_add(t, s + start, i - start);
     const size_t len = i < n ? mm_utf8_len(s + i, n - i) : 1;
     if (p)
-      fprintf(f, "\\%c", to[p - from]);
+      mm_text_printf(t, "\\%c", to[p - from]);
     else if (i < n)
-      write_escape(f, s + i, len);
+      write_escape(t, s + i, len);
     start = i += len;
   }
-  putc('"', f);
+  mm_text_put(t, "\"");
 }
 
 /* With a point or an exponent, so that it is read as a real number again; the exponent without plus and zeros. */
-static void write_real(FILE *f, double v) {
+static void write_real(mm_text *t, double v) {
   char text[32];
   const locale_t own = uselocale(newlocale(LC_ALL_MASK, "C", (locale_t)0));
   snprintf(text, sizeof text, "%.17g", v);
   uselocale(own);
   char *e = strchr(text, 'e');
   if (e) *e++ = 0;
-  fputs(text, f);
+  mm_text_put(t, text);
   if (e)
-    fprintf(f, "e%ld", strtol(e, NULL, 10));
+    mm_text_printf(t, "e%ld", strtol(e, NULL, 10));
   else if (!strchr(text, '.'))
-    fputs(".0", f);
+    mm_text_put(t, ".0");
 }
 
-static void write_value(FILE *f, const mm_json *j, bool pretty, int depth);
+static void write_value(mm_text *t, const mm_json *j, bool pretty, int depth);
 
-static void write_members(FILE *f, const mm_json *j, bool pretty, int depth) {
+static void write_members(mm_text *t, const mm_json *j, bool pretty, int depth) {
   const bool keyed = j->type == MM_JSON_OBJ;
-  putc(keyed ? '{' : '[', f);
+  mm_text_put(t, keyed ? "{" : "[");
   for (size_t i = 0; i < j->n; i++) {
-    if (i) putc(',', f);
-    if (pretty) fprintf(f, "\n%*s", depth + 1, "");
-    if (keyed) write_string(f, key_at(j, i), strlen(key_at(j, i)), pretty);
-    if (keyed) fputs(pretty ? ": " : ":", f);
+    if (i) mm_text_put(t, ",");
+    if (pretty) mm_text_printf(t, "\n%*s", depth + 1, "");
+    if (keyed) write_string(t, key_at(j, i), strlen(key_at(j, i)), pretty);
+    if (keyed) mm_text_put(t, pretty ? ": " : ":");
     if (j->form == PACKED)
-      write_string(f, packed_at(j, i), MM_HEX_LEN, pretty);
+      write_string(t, packed_at(j, i), MM_HEX_LEN, pretty);
     else
-      write_value(f, value_at(j, i), pretty, depth + 1);
+      write_value(t, value_at(j, i), pretty, depth + 1);
   }
-  if (pretty && j->n) fprintf(f, "\n%*s", depth, "");
-  putc(keyed ? '}' : ']', f);
+  if (pretty && j->n) mm_text_printf(t, "\n%*s", depth, "");
+  mm_text_put(t, keyed ? "}" : "]");
 }
 
-static void write_value(FILE *f, const mm_json *j, bool pretty, int depth) {
+static void write_value(mm_text *t, const mm_json *j, bool pretty, int depth) {
   switch (j->type) {
-    case MM_JSON_NULL: fputs("null", f); break;
-    case MM_JSON_BOOL: fputs(j->truth ? "true" : "false", f); break;
-    case MM_JSON_INT: fprintf(f, "%" PRId64, j->integer); break;
-    case MM_JSON_REAL: write_real(f, j->real); break;
-    case MM_JSON_STR: write_string(f, j->string, j->n, pretty); break;
+    case MM_JSON_NULL: mm_text_put(t, "null"); break;
+    case MM_JSON_BOOL: mm_text_put(t, j->truth ? "true" : "false"); break;
+    case MM_JSON_INT: mm_text_printf(t, "%" PRId64, j->integer); break;
+    case MM_JSON_REAL: write_real(t, j->real); break;
+    case MM_JSON_STR: write_string(t, j->string, j->n, pretty); break;
     case MM_JSON_ARR:
-    case MM_JSON_OBJ: write_members(f, j, pretty, depth); break;
+    case MM_JSON_OBJ: write_members(t, j, pretty, depth); break;
   }
+}
+
+bool mm_json_failed(const mm_json *j) {
+  bool failed = !j || j->failed;
+  for (size_t i = 0; !failed && holds(j) && j->form != PACKED && i < j->n; i++) failed = mm_json_failed(value_at(j, i));
+  return failed;
+}
+
+void mm_json_write(mm_text *t, const mm_json *j, bool pretty) {
+  t->failed = t->failed || mm_json_failed(j);
+  if (!t->failed) write_value(t, j, pretty, 0);
 }
 
 char *mm_json_dump(const mm_json *j, bool pretty) {
-  char *text = NULL;
-  size_t n;
-  FILE *f = open_memstream(&text, &n);
-  if (!f) return NULL;
-  write_value(f, j, pretty, 0);
-  if (mm_close_text(f, &text)) return text;
+  mm_text t = {0};
+  mm_json_write(&t, j, pretty);
+  return mm_text_take(&t, MM_IGNORED);
+}
+
+char *mm_json_text(mm_json *j, bool pretty, mm_err *err) {
+  mm_text t = {0};
+  mm_json_write(&t, j, pretty);
+  mm_json_free(j);
+  return mm_text_take(&t, err);
+}
+
+mm_json *mm_json_copy(const mm_json *j, mm_err *err) {
+  char *text = mm_json_dump(j, false);
+  mm_json *copy = text ? mm_json_parse(text, strlen(text), "copy", err) : NULL;
+  if (!text) mm_fail_memory(err, 0);
   free(text);
-  return NULL;
+  return copy;
 }

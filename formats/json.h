@@ -5,6 +5,7 @@
 #define MM_FORMATS_JSON_H
 
 #include "formats/hash.h"
+#include "formats/text.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -39,7 +40,7 @@ bool mm_json_digest(const mm_json *arr, size_t i, mm_digest *out);
 /* Iterates an object in insertion order: start with *iter = NULL, ends with false. */
 bool mm_json_next(const mm_json *obj, void **iter, const char **key, const mm_json **value);
 
-/* Values of a known type (the caller checked it). Strings may hold NUL bytes: use the length. */
+/* Of values of other types 0, false or NULL. Strings may hold NUL bytes: use the length. */
 int64_t mm_json_int(const mm_json *j);
 double mm_json_number(const mm_json *j); /* MM_JSON_INT or MM_JSON_REAL */
 bool mm_json_bool(const mm_json *j);
@@ -64,23 +65,41 @@ const mm_json *mm_json_need(const mm_json *obj, const char *key, mm_json_type ty
 /* Every key of obj is among the NULL-terminated list, else fails naming the first unknown one. */
 MM_MUST_USE bool mm_json_only_keys(const mm_json *obj, const char *const *keys, const mm_json_ctx *c, mm_err *err);
 
-/* Building. New nodes are owned; set/append take over value's ownership also on failure and return false only for
- * want of memory. Passing a NULL value or container is that failure, so that calls nest. */
+/* Building. New nodes are owned. A failure is want of memory, text that is not UTF-8 or a number that is not finite; it stays in the tree:
+ * NULL as a value fails its container, NULL as a container is passed over, so calls need no check before mm_json_dump or mm_json_failed. */
 mm_json *mm_json_new_obj(void);
 mm_json *mm_json_new_arr(void);
 mm_json *mm_json_new_str(const char *s); /* NULL for a NULL s, and for what is not UTF-8 */
 mm_json *mm_json_new_int(int64_t v);
-mm_json *mm_json_new_real(double v); /* finite; written with 17 significant digits */
+static inline mm_json *mm_json_new_u64(uint64_t v) { return mm_json_new_int((int64_t)v); } /* at most INT64_MAX */
+mm_json *mm_json_new_real(double v);                                                       /* finite; written with 17 significant digits */
 mm_json *mm_json_new_bool(bool v);
-bool mm_json_set(mm_json *obj, const char *key, mm_json *value);
-bool mm_json_append(mm_json *arr, mm_json *value);
-static inline bool mm_json_put_text(mm_json *obj, const char *key, const char *text) {
+mm_json *mm_json_new_digest(const mm_digest *d); /* its hexadecimal digits */
+/* Take value over, also where they fail; return it, borrowed, or NULL. */
+mm_json *mm_json_set(mm_json *obj, const char *key, mm_json *value);
+mm_json *mm_json_append(mm_json *arr, mm_json *value);
+/* Sets fields up to one without a key; returns obj. */
+typedef struct mm_json_field {
+  const char *key;
+  mm_json *value;
+} mm_json_field;
+mm_json *mm_json_put(mm_json *obj, const mm_json_field *field);
+#define MM_JSON_PUT(obj, ...) mm_json_put(obj, (const mm_json_field[]){__VA_ARGS__, {NULL, NULL}})
+#define MM_JSON_NEW(...)      MM_JSON_PUT(mm_json_new_obj(), __VA_ARGS__)
+static inline mm_json *mm_json_put_text(mm_json *obj, const char *key, const char *text) {
   return mm_json_set(obj, key, mm_json_new_str(text));
 }
-static inline bool mm_json_put_int(mm_json *obj, const char *key, uint64_t n) { return mm_json_set(obj, key, mm_json_new_int((int64_t)n)); }
+static inline mm_json *mm_json_put_int(mm_json *obj, const char *key, uint64_t n) { return mm_json_set(obj, key, mm_json_new_u64(n)); }
+static inline mm_json *mm_json_put_list(mm_json *obj, const char *key) { return mm_json_set(obj, key, mm_json_new_arr()); }
+bool mm_json_failed(const mm_json *j);              /* a failure in it or below it; NULL is one */
 void mm_json_remove(mm_json *obj, const char *key); /* absent: nothing happens */
-/* Text, keys in insertion order, 1-space indent when `pretty`; free() it. NULL on want of memory. */
+/* Appends j to t, keys in insertion order, 1-space indent when `pretty`. A tree with a failure makes t one. */
+void mm_json_write(mm_text *t, const mm_json *j, bool pretty);
+/* The same as a text; free() it. NULL on want of memory and for a tree with a failure. */
 char *mm_json_dump(const mm_json *j, bool pretty);
+/* The same; takes j over, and says MM_LIMIT E_MEMORY. */
+char *mm_json_text(mm_json *j, bool pretty, mm_err *err);
+mm_json *mm_json_copy(const mm_json *j, mm_err *err); /* of an object or array, to be changed */
 /* Writes into out the words in which an error line shows a value: a short value itself, else its type or how many entries it has;
  * "nothing" for NULL. */
 #define MM_JSON_SHOWN 80

@@ -93,34 +93,18 @@ static size_t field_size(const field *f) {
   return 0;
 }
 
-static mm_json *deepnorm_to_json(const mm_deepnorm *d) {
-  mm_json *o = mm_json_new_obj();
-  if (mm_json_set(o, "alpha", mm_json_new_real(d->alpha)) && mm_json_set(o, "beta", mm_json_new_real(d->beta))) return o;
-  mm_json_free(o);
-  return NULL;
-}
-
 static mm_json *field_to_json(const field *f, const void *at) {
+  const mm_deepnorm *d = at;
   switch (f->kind) {
     case FIELD_NAME: return mm_json_new_str(at);
     case FIELD_WORD: return mm_json_new_str(f->words[*(const int *)at]);
     case FIELD_BOOL: return mm_json_new_bool(*(const bool *)at);
     case FIELD_U32: return mm_json_new_int(*(const uint32_t *)at);
-    case FIELD_U64: return mm_json_new_int((int64_t) * (const uint64_t *)at);
+    case FIELD_U64: return mm_json_new_u64(*(const uint64_t *)at);
     case FIELD_REAL: return mm_json_new_real(*(const double *)at);
-    case FIELD_DEEPNORM: return deepnorm_to_json(at);
+    case FIELD_DEEPNORM: return MM_JSON_NEW({"alpha", mm_json_new_real(d->alpha)}, {"beta", mm_json_new_real(d->beta)});
   }
   return NULL;
-}
-
-static mm_json *layers_to_json(const mm_model *m, const uint8_t *value) {
-  mm_json *list = mm_json_new_arr();
-  for (uint32_t l = 0; l < m->layers; l++) {
-    if (mm_json_append(list, mm_json_new_int(value[l]))) continue;
-    mm_json_free(list);
-    return NULL;
-  }
-  return list;
 }
 
 bool mm_model_extended(const mm_model *m) {
@@ -132,19 +116,17 @@ bool mm_model_extended(const mm_model *m) {
   return false;
 }
 
-mm_json *mm_model_to_json(const mm_model *m, mm_err *err) {
+mm_json *mm_model_to_json(const mm_model *m) {
   mm_json *o = mm_json_new_obj();
   const bool more = mm_model_extended(m);
-  bool ok = true;
-  for (size_t i = 0; ok && i < FIELD_COUNT; i++)
-    ok = (fields[i].more && !more) || mm_json_set(o, fields[i].key, field_to_json(&fields[i], (const char *)m + fields[i].offset));
-  for (size_t i = 0; ok && i < LIST_COUNT; i++)
-    ok =
-        (layer_lists[i].more && !more) || mm_json_set(o, layer_lists[i].key, layers_to_json(m, (const uint8_t *)m + layer_lists[i].offset));
-  if (ok) return o;
-  mm_json_free(o);
-  mm_fail_memory(err, sizeof *m);
-  return NULL;
+  for (size_t i = 0; i < FIELD_COUNT; i++)
+    if (!fields[i].more || more) mm_json_set(o, fields[i].key, field_to_json(&fields[i], (const char *)m + fields[i].offset));
+  for (size_t i = 0; i < LIST_COUNT; i++) {
+    if (layer_lists[i].more && !more) continue;
+    mm_json *list = mm_json_put_list(o, layer_lists[i].key);
+    for (uint32_t l = 0; l < m->layers; l++) mm_json_append(list, mm_json_new_int(((const uint8_t *)m + layer_lists[i].offset)[l]));
+  }
+  return o;
 }
 
 static bool read_name(const mm_json *obj, const char *key, char *out, const mm_json_ctx *c, mm_err *err) {

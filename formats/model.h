@@ -87,8 +87,9 @@ typedef struct mm_model {
 
 /* Whether a model has any of the fields that a manifest of versions 1 and 2 does not hold (formats/FORMAT-3.md). */
 bool mm_model_extended(const mm_model *m);
-/* The manifest's "model" object: every field above by its own name, the last ones where one of them is not 0. A new reference, or NULL. */
-mm_json *mm_model_to_json(const mm_model *m, mm_err *err);
+/* The manifest's "model" object: every field above by its own name, the last ones where one of them is not 0. Owned; a failure
+ * stays in it. */
+mm_json *mm_model_to_json(const mm_model *m);
 /* Reads and checks that object; unknown or missing keys are refused by name (MM_INTEGRITY). Of the last fields all are there or none. */
 MM_MUST_USE bool mm_model_from_json(mm_model *m, const mm_json *obj, const char *file, mm_err *err);
 /* Range and divisibility rules that hold for every model (heads % kv_heads, top_k ≤ experts, rotary_dim ≤ head_dim,

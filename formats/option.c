@@ -232,10 +232,9 @@ bool mm_program_written(mm_err *err) {
   return mm_fail_errno(err, mm_at(STDOUT, NULL), "write", errno ? errno : EIO);
 }
 
-bool mm_program_json(mm_json *o, bool ok, mm_err *err) {
-  char *text = ok ? mm_json_dump(o, true) : NULL;
-  mm_json_free(o);
-  if (!text) return mm_fail_memory(err, 0);
+bool mm_program_json(mm_json *o, bool pretty, mm_err *err) {
+  char *text = mm_json_text(o, pretty, err);
+  if (!text) return false;
   puts(text);
   free(text);
   return true;
@@ -248,18 +247,6 @@ static bool reader_left(const mm_err *err) {
   return err->status == MM_IO && strncmp(err->text, text, sizeof text - 1) == 0 && poll(&p, 1, 0) == 1 && p.revents & POLLERR;
 }
 
-/* The line of an error as one JSON object; NULL on want of memory. free() it. */
-static char *json_line(const mm_program *p, const char *code, int status, const char *text) {
-  mm_json *o = mm_json_new_obj();
-  bool ok = mm_json_set(o, "program", mm_json_new_str(p->name));
-  ok = mm_json_set(o, "error", mm_json_new_str(code)) && ok;
-  ok = mm_json_set(o, "status", mm_json_new_int(status)) && ok;
-  ok = mm_json_set(o, "message", mm_json_new_str(text)) && ok;
-  char *line = ok ? mm_json_dump(o, false) : NULL;
-  mm_json_free(o);
-  return line;
-}
-
 int mm_program_fail(const mm_program *p, const mm_err *err) {
   bool known = err->status != MM_OK;
   int status = known ? (int)err->status : MM_BUG;
@@ -268,7 +255,11 @@ int mm_program_fail(const mm_program *p, const mm_err *err) {
     signal(SIGPIPE, SIG_DFL);
     raise(SIGPIPE);
   }
-  char *json = json_errors ? json_line(p, known ? err->code : "E_BUG", status, text) : NULL;
+  char *json =
+      json_errors ? mm_json_text(MM_JSON_NEW({"program", mm_json_new_str(p->name)}, {"error", mm_json_new_str(known ? err->code : "E_BUG")},
+                                             {"status", mm_json_new_int(status)}, {"message", mm_json_new_str(text)}),
+                                 false, MM_IGNORED)
+                  : NULL;
   char line[2 * sizeof err->text];
   int n = json ? snprintf(line, sizeof line, "%s\n", json) : snprintf(line, sizeof line, "%s: error: %s\n", p->name, text);
   if (n >= (int)sizeof line) n = (int)sizeof line - 1;

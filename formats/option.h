@@ -21,8 +21,8 @@ bool mm_option_size(const char *text, uint64_t *bytes);
 int mm_program_fail(const mm_program *p, const mm_err *err);
 /* Flushes standard output; MM_IO E_IO when something of it could not be written. */
 MM_MUST_USE bool mm_program_written(mm_err *err);
-/* Prints an object that was made whole (ok), indented, to stdout; MM_LIMIT E_MEMORY where it was not. Frees o. */
-MM_MUST_USE bool mm_program_json(mm_json *o, bool ok, mm_err *err);
+/* Prints an object to stdout, indented when `pretty`; MM_LIMIT E_MEMORY for a tree with a failure. Frees o. */
+MM_MUST_USE bool mm_program_json(mm_json *o, bool pretty, mm_err *err);
 /* The whole of a main: starts the program, parses as mm_options_parse does, calls run(args) unless --help or its like was all, and writes
  * what stdout still holds. Returns the exit status; a failure has had its line. */
 int mm_program_main(const mm_program *p, int argc, char **argv, const char **operands, bool (*run)(void *args, mm_err *err), void *args);

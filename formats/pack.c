@@ -69,204 +69,129 @@ void mm_pack_close(mm_pack *p) {
   memset(p, 0, sizeof *p);
 }
 
-/* Building: NULL anywhere is want of memory and passes upwards; what was built so far is freed on the way. */
+/* Building: a failure stays in the tree (json.h). */
 
-static mm_json *complete(mm_json *o, bool ok) {
-  if (ok) return o;
-  mm_json_free(o);
-  return NULL;
+static void put_u32s(mm_json *list, const uint32_t *v, size_t count) {
+  for (size_t i = 0; i < count; i++) mm_json_append(list, mm_json_new_int(v[i]));
 }
 
-/* A new empty array, borrowed from `o`, which holds it as member `key`. */
-static mm_json *new_list(mm_json *o, const char *key) {
-  mm_json *a = mm_json_new_arr();
-  return mm_json_set(o, key, a) ? a : NULL;
-}
-
-static mm_json *digest_json(const mm_digest *d) {
-  char hex[MM_HEX_LEN + 1];
-  mm_digest_hex(d, hex);
-  return mm_json_new_str(hex);
-}
-
-static bool put_u32s(mm_json *list, const uint32_t *v, size_t count) {
-  bool ok = list;
-  for (size_t i = 0; ok && i < count; i++) ok = mm_json_append(list, mm_json_new_int(v[i]));
-  return ok;
-}
-
-static mm_json *range_json(const mm_range *r) {
-  mm_json *a = mm_json_new_arr();
-  return complete(a, put_u32s(a, (const uint32_t[]){r->at, r->from, r->count}, 3));
-}
-
-static mm_json *cut_json(const mm_cut *c, uint32_t tp) {
+static void put_cut(mm_json *list, const mm_cut *c, uint32_t tp) {
   static const char *const axis[] = {[MM_AXIS_NONE] = "none", [MM_AXIS_ROWS] = "rows", [MM_AXIS_COLS] = "cols"};
-  mm_json *o = mm_json_new_obj();
-  bool ok = mm_json_set(o, "axis", mm_json_new_str(axis[c->axis]));
-  if (c->axis == MM_AXIS_NONE) return complete(o, ok);
-  ok = ok && mm_json_set(o, "whole", mm_json_new_int(c->whole)) && mm_json_set(o, "local", mm_json_new_int(c->local));
-  mm_json *ranks = new_list(o, "ranks");
-  for (uint32_t i = 0; i < tp; i++) ok = mm_json_append(ranks, range_json(&c->rank[i])) && ok;
-  return complete(o, ok);
+  mm_json *o = mm_json_append(list, MM_JSON_NEW({"axis", mm_json_new_str(axis[c->axis])}));
+  if (c->axis == MM_AXIS_NONE) return;
+  MM_JSON_PUT(o, {"whole", mm_json_new_int(c->whole)}, {"local", mm_json_new_int(c->local)});
+  mm_json *ranks = mm_json_put_list(o, "ranks");
+  for (uint32_t i = 0; i < tp; i++)
+    put_u32s(mm_json_append(ranks, mm_json_new_arr()), (const uint32_t[]){c->rank[i].at, c->rank[i].from, c->rank[i].count}, 3);
 }
 
-static mm_json *plane_json(const mm_pack_plane *p) {
-  mm_json *o = mm_json_new_obj();
-  return complete(o, mm_json_set(o, "suffix", mm_json_new_str(p->suffix)) &&
-                         mm_json_set(o, "dtype", mm_json_new_str(mm_dtype_name(p->dtype))) &&
-                         put_u32s(new_list(o, "cell"), (const uint32_t[]){p->cell_n, p->cell_k}, 2) &&
-                         (!p->grid.known || put_u32s(new_list(o, "grid"), (const uint32_t[]){p->grid.n, p->grid.k}, 2)));
+static void put_plane(mm_json *list, const mm_pack_plane *p) {
+  mm_json *o =
+      mm_json_append(list, MM_JSON_NEW({"suffix", mm_json_new_str(p->suffix)}, {"dtype", mm_json_new_str(mm_dtype_name(p->dtype))}));
+  put_u32s(mm_json_put_list(o, "cell"), (const uint32_t[]){p->cell_n, p->cell_k}, 2);
+  if (p->grid.known) put_u32s(mm_json_put_list(o, "grid"), (const uint32_t[]){p->grid.n, p->grid.k}, 2);
 }
 
-static mm_json *piece_json(const mm_piece *p) {
-  mm_json *o = mm_json_new_obj();
-  return complete(o, mm_json_set(o, "source", mm_json_new_str(p->source)) && mm_json_set(o, "rows", mm_json_new_int(p->rows)) &&
-                         mm_json_set(o, "at", mm_json_new_int(p->local_at)) &&
-                         mm_json_set(o, "local_rows", mm_json_new_int(p->local_rows)) && mm_json_set(o, "cut", mm_json_new_int(p->cut)));
-}
-
-static mm_json *tensor_json(const mm_pack_tensor *t) {
-  mm_json *o = mm_json_new_obj();
-  bool ok = mm_json_set(o, "name", mm_json_new_str(t->name)) && mm_json_set(o, "scheme", mm_json_new_str(t->scheme)) &&
-            mm_json_set(o, "vector", mm_json_new_bool(t->vector)) && mm_json_set(o, "stage", mm_json_new_int(t->stage)) &&
-            mm_json_set(o, "lead", mm_json_new_int(t->lead)) && mm_json_set(o, "whole_lead", mm_json_new_int(t->whole_lead)) &&
-            mm_json_set(o, "rows", mm_json_new_int(t->rows)) && mm_json_set(o, "cols", mm_json_new_int(t->cols)) &&
-            mm_json_set(o, "whole_cols", mm_json_new_int(t->whole_cols)) &&
-            (t->input_scale == 0 || mm_json_set(o, "input_scale", mm_json_new_real((double)t->input_scale)));
-  mm_json *planes = new_list(o, "planes"), *pieces = new_list(o, "pieces");
-  for (unsigned i = 0; i < t->plane_count; i++) ok = mm_json_append(planes, plane_json(&t->plane[i])) && ok;
-  for (unsigned i = 0; i < t->piece_count; i++) ok = mm_json_append(pieces, piece_json(&t->piece[i])) && ok;
-  return complete(o, ok);
-}
-
-static mm_json *part_json(const mm_part *p) {
-  mm_json *o = mm_json_new_obj();
-  bool ok = mm_json_set(o, "file", mm_json_new_str(p->file)) && mm_json_set(o, "size", mm_json_new_int((int64_t)p->size)) &&
-            mm_json_set(o, "root", digest_json(&p->root));
-  mm_json *blocks = new_list(o, "blocks");
-  ok = blocks && ok;
-  for (size_t b = 0; b < p->block_count; b++) ok = mm_json_append(blocks, digest_json(&p->block[b])) && ok;
-  return complete(o, ok);
-}
-
-static mm_json *rank_json(const mm_rank_parts *r) {
-  mm_json *o = mm_json_new_obj(), *parts = new_list(o, "parts");
-  bool ok = parts;
-  for (size_t i = 0; i < r->part_count; i++) ok = mm_json_append(parts, part_json(&r->part[i])) && ok;
-  return complete(o, ok);
-}
-
-static bool put_files(mm_json *list, const mm_pack_file *f, size_t count, const char *digest_key) {
-  bool ok = list;
-  for (size_t i = 0; i < count; i++) {
-    mm_json *o = mm_json_new_obj();
-    bool set = mm_json_set(o, "name", mm_json_new_str(f[i].name)) && mm_json_set(o, "size", mm_json_new_int((int64_t)f[i].size)) &&
-               mm_json_set(o, digest_key, digest_json(&f[i].sha256));
-    ok = mm_json_append(list, complete(o, set)) && ok;
+static void put_tensor(mm_json *list, const mm_pack_tensor *t) {
+  mm_json *o = mm_json_append(
+      list,
+      MM_JSON_NEW({"name", mm_json_new_str(t->name)}, {"scheme", mm_json_new_str(t->scheme)}, {"vector", mm_json_new_bool(t->vector)},
+                  {"stage", mm_json_new_int(t->stage)}, {"lead", mm_json_new_int(t->lead)}, {"whole_lead", mm_json_new_int(t->whole_lead)},
+                  {"rows", mm_json_new_int(t->rows)}, {"cols", mm_json_new_int(t->cols)}, {"whole_cols", mm_json_new_int(t->whole_cols)}));
+  if (t->input_scale != 0) mm_json_set(o, "input_scale", mm_json_new_real((double)t->input_scale));
+  mm_json *planes = mm_json_put_list(o, "planes"), *pieces = mm_json_put_list(o, "pieces");
+  for (unsigned i = 0; i < t->plane_count; i++) put_plane(planes, &t->plane[i]);
+  for (unsigned i = 0; i < t->piece_count; i++) {
+    const mm_piece *p = &t->piece[i];
+    mm_json_append(pieces, MM_JSON_NEW({"source", mm_json_new_str(p->source)}, {"rows", mm_json_new_int(p->rows)},
+                                       {"at", mm_json_new_int(p->local_at)}, {"local_rows", mm_json_new_int(p->local_rows)},
+                                       {"cut", mm_json_new_int(p->cut)}));
   }
-  return ok;
 }
 
-static mm_json *parallel_json(const mm_pack *p) {
-  mm_json *o = mm_json_new_obj();
-  return complete(o, mm_json_set(o, "tp", mm_json_new_int(p->tp)) && mm_json_set(o, "ep", mm_json_new_int(p->ep)) &&
-                         mm_json_set(o, "pp", mm_json_new_int(p->pp)));
+static void put_parts(mm_json *o, const mm_rank_parts *r) {
+  mm_json *parts = mm_json_put_list(o, "parts");
+  for (size_t i = 0; i < r->part_count; i++) {
+    const mm_part *p = &r->part[i];
+    mm_json *x = mm_json_append(
+        parts, MM_JSON_NEW({"file", mm_json_new_str(p->file)}, {"size", mm_json_new_u64(p->size)}, {"root", mm_json_new_digest(&p->root)}));
+    mm_json *blocks = mm_json_put_list(x, "blocks");
+    for (size_t b = 0; b < p->block_count; b++) mm_json_append(blocks, mm_json_new_digest(&p->block[b]));
+  }
 }
 
-static bool put_left_out(mm_json *list, const mm_pack *p) {
-  bool ok = list;
+static void put_files(mm_json *o, const char *key, const mm_pack_file *f, size_t count, const char *digest_key) {
+  mm_json *list = mm_json_put_list(o, key);
+  for (size_t i = 0; i < count; i++)
+    mm_json_append(list, MM_JSON_NEW({"name", mm_json_new_str(f[i].name)}, {"size", mm_json_new_u64(f[i].size)},
+                                     {digest_key, mm_json_new_digest(&f[i].sha256)}));
+}
+
+static void put_left_out(mm_json *o, const mm_pack *p) {
+  mm_json *list = mm_json_put_list(o, "left_out");
   for (size_t i = 0; i < p->left_out_count; i++) {
     const mm_left_out *x = &p->left_out[i];
-    mm_json *o = mm_json_new_obj();
-    const bool set = mm_json_set(o, "prefix", mm_json_new_str(x->prefix)) &&
-                     mm_json_set(o, "tensors", mm_json_new_int((int64_t)x->tensors)) &&
-                     mm_json_set(o, "bytes", mm_json_new_int((int64_t)x->bytes));
-    ok = mm_json_append(list, complete(o, set)) && ok;
+    mm_json_append(list, MM_JSON_NEW({"prefix", mm_json_new_str(x->prefix)}, {"tensors", mm_json_new_u64(x->tensors)},
+                                     {"bytes", mm_json_new_u64(x->bytes)}));
   }
-  return ok;
 }
 
-static mm_json *pack_json(const mm_pack *p, mm_err *err) {
-  mm_json *o = mm_json_new_obj();
-  bool ok = mm_json_set(o, "format", mm_json_new_str(MM_PACK_FORMAT)) && mm_json_set(o, "version", mm_json_new_int(mm_pack_version(p))) &&
-            mm_json_set(o, "tool", mm_json_new_str(p->tool)) && mm_json_set(o, "quant", mm_json_new_str(p->quant)) &&
-            mm_json_set(o, "tp_align", mm_json_new_str(mm_align_word(p->tp_align))) && mm_json_set(o, "plan", digest_json(&p->plan)) &&
-            mm_json_set(o, "model", mm_model_to_json(&p->model, err)) && mm_json_set(o, "parallel", parallel_json(p));
-  mm_json *cuts = new_list(o, "cuts"), *tensors = new_list(o, "tensors"), *ranks = new_list(o, "ranks");
-  ok = cuts && ok;
-  for (size_t i = 0; i < p->cut_count; i++) ok = mm_json_append(cuts, cut_json(&p->cut[i], p->tp)) && ok;
-  for (size_t i = 0; i < p->tensor_count; i++) ok = mm_json_append(tensors, tensor_json(&p->tensor[i])) && ok;
-  for (uint32_t i = 0; i < mm_pack_ranks(p); i++) ok = mm_json_append(ranks, rank_json(&p->rank[i])) && ok;
-  ok = put_files(new_list(o, "sources"), p->source, p->source_count, "header_sha256") && ok;
-  ok = put_files(new_list(o, "files"), p->file, p->file_count, "sha256") && ok;
-  if (mm_pack_version(p) == MM_PACK_VERSION3) ok = put_left_out(new_list(o, "left_out"), p) && ok;
-  return complete(o, put_u32s(new_list(o, "dead_rows"), p->dead_row, p->dead_rows) && ok);
-}
-
-static bool put_node(FILE *f, const mm_json *j) {
-  char *text = mm_json_dump(j, false);
-  bool ok = text && fputs(text, f) >= 0;
-  free(text);
-  return ok;
+static mm_json *pack_json(const mm_pack *p) {
+  mm_json *o = MM_JSON_NEW(
+      {"format", mm_json_new_str(MM_PACK_FORMAT)}, {"version", mm_json_new_int(mm_pack_version(p))}, {"tool", mm_json_new_str(p->tool)},
+      {"quant", mm_json_new_str(p->quant)}, {"tp_align", mm_json_new_str(mm_align_word(p->tp_align))},
+      {"plan", mm_json_new_digest(&p->plan)}, {"model", mm_model_to_json(&p->model)},
+      {"parallel", MM_JSON_NEW({"tp", mm_json_new_int(p->tp)}, {"ep", mm_json_new_int(p->ep)}, {"pp", mm_json_new_int(p->pp)})});
+  mm_json *cuts = mm_json_put_list(o, "cuts"), *tensors = mm_json_put_list(o, "tensors"), *ranks = mm_json_put_list(o, "ranks");
+  for (size_t i = 0; i < p->cut_count; i++) put_cut(cuts, &p->cut[i], p->tp);
+  for (size_t i = 0; i < p->tensor_count; i++) put_tensor(tensors, &p->tensor[i]);
+  for (uint32_t i = 0; i < mm_pack_ranks(p); i++) put_parts(mm_json_append(ranks, mm_json_new_obj()), &p->rank[i]);
+  put_files(o, "sources", p->source, p->source_count, "header_sha256");
+  put_files(o, "files", p->file, p->file_count, "sha256");
+  if (mm_pack_version(p) == MM_PACK_VERSION3) put_left_out(o, p);
+  put_u32s(mm_json_put_list(o, "dead_rows"), p->dead_row, p->dead_rows);
+  return o;
 }
 
 /* One member a line, and in lists of objects one object a line: `grep` finds a tensor, `diff` shows what changed. */
-static bool put_lines(FILE *f, const mm_json *root) {
+static void put_lines(mm_text *t, const mm_json *root) {
   void *iter = NULL;
   const char *key, *before = "{\n";
   const mm_json *value;
-  bool ok = true;
-  while (ok && mm_json_next(root, &iter, &key, &value)) {
-    fprintf(f, "%s\"%s\":", before, key);
-    before = ",\n";
-    if (mm_json_type_of(value) != MM_JSON_ARR || mm_json_type_of(mm_json_at(value, 0)) != MM_JSON_OBJ) {
-      ok = put_node(f, value);
-      continue;
+  for (; mm_json_next(root, &iter, &key, &value); before = ",\n") {
+    mm_text_printf(t, "%s\"%s\":", before, key);
+    const bool list = mm_json_type_of(value) == MM_JSON_ARR && mm_json_type_of(mm_json_at(value, 0)) == MM_JSON_OBJ;
+    if (!list) mm_json_write(t, value, false);
+    for (size_t i = 0; list && i < mm_json_size(value); i++) {
+      mm_text_put(t, i == 0 ? "[\n" : ",\n");
+      mm_json_write(t, mm_json_at(value, i), false);
     }
-    for (size_t i = 0; ok && i < mm_json_size(value); i++) {
-      fputs(i == 0 ? "[\n" : ",\n", f);
-      ok = put_node(f, mm_json_at(value, i));
-    }
-    fputs("\n]", f);
+    if (list) mm_text_put(t, "\n]");
   }
-  fputs(before, f);
-  return ok;
+  mm_text_put(t, before);
 }
 
-/* The digest of the text so far, as its last member. */
-static bool put_seal(FILE *f, char *const *text, const size_t *n) {
-  char hex[MM_HEX_LEN + 1];
-  if (fflush(f) != 0) return false;
-  const mm_digest d = mm_sha256(*text, *n);
-  mm_digest_hex(&d, hex);
-  return fprintf(f, MM_MANIFEST_SEAL, hex) > 0;
-}
-
-/* Takes root over; NULL when there was no memory for it. */
+/* Takes root over. The last member is the digest of the text before it. NULL when there was no memory for it. */
 static char *sealed_text(mm_json *root, mm_err *err) {
-  char *text = NULL;
-  size_t n;
-  FILE *f = root ? open_memstream(&text, &n) : NULL;
-  bool ok = f && put_lines(f, root) && put_seal(f, &text, &n);
-  if (f && !mm_close_text(f, &text)) ok = false;
+  mm_text t = {.failed = mm_json_failed(root)};
+  char hex[MM_HEX_LEN + 1];
+  put_lines(&t, root);
   mm_json_free(root);
-  if (ok) return text;
-  free(text);
-  mm_fail_memory(err, 0);
-  return NULL;
+  if (t.failed) return mm_text_take(&t, err);
+  const mm_digest d = mm_sha256(t.p, t.n);
+  mm_digest_hex(&d, hex);
+  mm_text_printf(&t, MM_MANIFEST_SEAL, hex);
+  return mm_text_take(&t, err);
 }
 
-char *mm_pack_text(const mm_pack *p, mm_err *err) { return sealed_text(pack_json(p, err), err); }
+char *mm_pack_text(const mm_pack *p, mm_err *err) { return sealed_text(pack_json(p), err); }
 
 char *mm_digests_text(const mm_pack *p, mm_err *err) {
-  mm_json *o = mm_json_new_obj(), *parts = NULL;
-  bool ok = mm_json_set(o, "format", mm_json_new_str(MM_DIGESTS_WORD)) && mm_json_set(o, "version", mm_json_new_int(MM_PACK_VERSION)) &&
-            mm_json_set(o, "tool", mm_json_new_str(p->tool)) && mm_json_set(o, "quant", mm_json_new_str(p->quant)) &&
-            mm_json_set(o, "dialect", mm_json_new_str(p->target_format)) && mm_json_set(o, "plan", digest_json(&p->plan));
-  ok = ok && (parts = new_list(o, "parts"));
-  for (size_t i = 0; ok && i < p->rank[0].part_count; i++) ok = mm_json_append(parts, part_json(&p->rank[0].part[i]));
-  ok = ok && put_files(new_list(o, "sources"), p->source, p->source_count, "header_sha256") &&
-       put_files(new_list(o, "files"), p->file, p->file_count, "sha256");
-  return sealed_text(complete(o, ok), err);
+  mm_json *o = MM_JSON_NEW({"format", mm_json_new_str(MM_DIGESTS_WORD)}, {"version", mm_json_new_int(MM_PACK_VERSION)},
+                           {"tool", mm_json_new_str(p->tool)}, {"quant", mm_json_new_str(p->quant)},
+                           {"dialect", mm_json_new_str(p->target_format)}, {"plan", mm_json_new_digest(&p->plan)});
+  put_parts(o, &p->rank[0]);
+  put_files(o, "sources", p->source, p->source_count, "header_sha256");
+  put_files(o, "files", p->file, p->file_count, "sha256");
+  return sealed_text(o, err);
 }

@@ -66,8 +66,7 @@ static int hex4(const char *p, size_t n) {
   int v = 0;
   if (n < 4) return -1;
   for (int i = 0; i < 4; i++) {
-    char c = p[i];
-    int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+    const int digit = mm_hex_digit(p[i]);
     if (digit < 0) return -1;
     v = v * 16 + digit;
   }
@@ -240,17 +239,6 @@ bool mm_scan_end(mm_scan *s, mm_err *err) {
   return s->pos == s->len || fail(s, "E_JSON", "nothing but white space after the value", err);
 }
 
-static size_t put_utf8(char *out, uint32_t c) {
-  if (c < 0x80) {
-    out[0] = (char)c;
-    return 1;
-  }
-  size_t n = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
-  for (size_t i = n - 1; i > 0; i--, c >>= 6) out[i] = (char)(0x80 | (c & 0x3F));
-  out[0] = (char)((0xF00 >> n) | c); /* lead bytes 110…, 1110…, 11110… */
-  return n;
-}
-
 size_t mm_scan_copy(mm_scan_str s, char *out) {
   size_t to = 0;
   if (!s.escaped) {
@@ -262,7 +250,7 @@ size_t mm_scan_copy(mm_scan_str s, char *out) {
     uint32_t code;
     size_t len = s.p[from] == '\\' ? escape_len(s.p + from, s.n - from, &code) : 0;
     if (len) {
-      to += put_utf8(out + to, surrogate(code) ? 0xFFFD : code);
+      to += mm_utf8_put(out + to, surrogate(code) ? 0xFFFD : code);
       from += len;
     } else {
       out[to++] = s.p[from++];

@@ -5,11 +5,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Room for n bytes more and the NUL. */
+static bool widen(mm_text *t, size_t n) {
+  t->failed = t->failed || (t->cap - t->n <= n && !MM_GROW(t->p, &t->cap, t->n + n + 1, MM_IGNORED));
+  return !t->failed;
+}
+
 void mm_text_add(mm_text *t, const char *bytes, size_t n) {
-  if (t->failed || !MM_GROW(t->p, &t->cap, t->n + n + 1, MM_IGNORED)) {
-    t->failed = true;
-    return;
-  }
+  if (!widen(t, n)) return;
   if (n) memcpy(t->p + t->n, bytes, n);
   t->p[t->n += n] = 0;
 }
@@ -18,15 +21,16 @@ void mm_text_put(mm_text *t, const char *string) { mm_text_add(t, string, strlen
 
 void mm_text_printf(mm_text *t, const char *fmt, ...) {
   va_list args, again;
+  if (t->failed) return;
   va_start(args, fmt);
   va_copy(again, args);
-  const int n = vsnprintf(NULL, 0, fmt, args);
+  const size_t room = t->cap - t->n;
+  const int n = vsnprintf(room ? t->p + t->n : NULL, room, fmt, args);
   va_end(args);
-  if (n >= 0 && !t->failed && MM_GROW(t->p, &t->cap, t->n + (size_t)n + 1, MM_IGNORED)) {
-    vsnprintf(t->p + t->n, (size_t)n + 1, fmt, again);
+  t->failed = n < 0;
+  if (widen(t, (size_t)n)) {
+    if ((size_t)n >= room) vsnprintf(t->p + t->n, (size_t)n + 1, fmt, again);
     t->n += (size_t)n;
-  } else {
-    t->failed = true;
   }
   va_end(again);
 }
@@ -82,6 +86,15 @@ void mm_text_real(mm_text *t, double x) {
     if (strtod(text, NULL) == x) break;
   }
   mm_text_put(t, text);
+}
+
+char *mm_text_take(mm_text *t, mm_err *err) {
+  mm_text_add(t, "", 0);
+  char *string = t->failed ? NULL : t->p;
+  if (!string) free(t->p);
+  if (!string) mm_fail_memory(err, 0);
+  *t = (mm_text){0};
+  return string;
 }
 
 void mm_text_clear(mm_text *t) {

@@ -21,6 +21,8 @@ void mm_text_quote_string(mm_text *t, const char *string);
 void mm_text_quote_or_null(mm_text *t, const char *string);
 /* Appends a JSON number with as many digits as distinguish it from all others, or null if it is not finite. */
 void mm_text_real(mm_text *t, double x);
+/* Its string, which the caller frees; NULL with MM_LIMIT E_MEMORY where it failed. */
+char *mm_text_take(mm_text *t, mm_err *err);
 /* Empties it and keeps its memory. */
 void mm_text_clear(mm_text *t);
 

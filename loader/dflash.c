@@ -28,20 +28,16 @@ enum { NUMBERS = sizeof numbers / sizeof *numbers };
 static uint32_t *number_of(const mm_dflash_config *c, size_t i) { return (uint32_t *)(void *)((char *)(uintptr_t)c + numbers[i].at); }
 
 char *mm_dflash_text(const mm_dflash_config *c, mm_err *err) {
-  mm_json *o = mm_json_new_obj(), *tap = mm_json_new_arr(), *window = mm_json_new_arr(), *causal = mm_json_new_arr();
-  bool ok = mm_json_put_text(o, "kind", "dflash");
-  for (size_t i = 0; i < NUMBERS; i++) ok = ok && mm_json_put_int(o, numbers[i].key, *number_of(c, i));
-  ok = ok && mm_json_set(o, "norm_eps", mm_json_new_real(c->norm_eps)) && mm_json_set(o, "rope_theta", mm_json_new_real(c->rope_theta));
-  for (uint32_t i = 0; i < c->taps; i++) ok = ok && mm_json_append(tap, mm_json_new_int(c->tap[i]));
-  for (uint32_t l = 0; l < c->layers; l++)
-    ok = ok && mm_json_append(window, mm_json_new_int(c->window[l])) && mm_json_append(causal, mm_json_new_bool(c->causal[l]));
-  ok = mm_json_set(o, "taps", tap) && ok;
-  ok = mm_json_set(o, "windows", window) && ok;
-  ok = mm_json_set(o, "causal", causal) && ok;
-  char *text = ok ? mm_json_dump(o, false) : NULL;
-  mm_json_free(o);
-  if (!text) mm_fail_memory(err, 0);
-  return text;
+  mm_json *o = MM_JSON_NEW({"kind", mm_json_new_str("dflash")});
+  for (size_t i = 0; i < NUMBERS; i++) mm_json_put_int(o, numbers[i].key, *number_of(c, i));
+  MM_JSON_PUT(o, {"norm_eps", mm_json_new_real(c->norm_eps)}, {"rope_theta", mm_json_new_real(c->rope_theta)});
+  mm_json *tap = mm_json_put_list(o, "taps"), *window = mm_json_put_list(o, "windows"), *causal = mm_json_put_list(o, "causal");
+  for (uint32_t i = 0; i < c->taps; i++) mm_json_append(tap, mm_json_new_int(c->tap[i]));
+  for (uint32_t l = 0; l < c->layers; l++) {
+    mm_json_append(window, mm_json_new_int(c->window[l]));
+    mm_json_append(causal, mm_json_new_bool(c->causal[l]));
+  }
+  return mm_json_text(o, false, err);
 }
 
 static bool refuse(mm_err *err, mm_status status, const char *path, const char *what, int64_t found, const char *expected) {

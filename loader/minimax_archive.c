@@ -30,34 +30,24 @@ static bool pack_or_unpack(const mm_archive_args *a, bool pack, mm_err *err) {
   mm_bar_close(bar);
   if (!ok) return false;
   double seconds = mm_now() - start;
-  if (a->json) {
-    mm_json *o = mm_json_new_obj();
-    ok = mm_json_set(o, "output", mm_json_new_str(a->output)) && mm_json_put_int(o, "bytes", t.bytes) &&
-         mm_json_put_int(o, "packed", t.packed) && mm_json_set(o, "seconds", mm_json_new_real(seconds));
-    return mm_program_json(o, ok, err);
-  }
+  if (a->json)
+    return mm_program_json(MM_JSON_NEW({"output", mm_json_new_str(a->output)}, {"bytes", mm_json_new_u64(t.bytes)},
+                                       {"packed", mm_json_new_u64(t.packed)}, {"seconds", mm_json_new_real(seconds)}),
+                           true, err);
   if (a->quiet) return true;
   fprintf(stderr, "%s %s: parts of %.3f GB in %.3f GB (%.2f %%), %.2f GB/s\n", pack ? "packed" : "unpacked", dir, (double)t.bytes / 1e9,
           (double)t.packed / 1e9, 100.0 * (double)t.packed / (double)t.bytes, (double)t.bytes / seconds / 1e9);
   return true;
 }
 
-static mm_json *part_json(const mm_archive_part *p) {
-  mm_json *o = mm_json_new_obj();
-  bool ok = mm_json_set(o, "file", mm_json_new_str(p->part->file));
-  ok = mm_json_put_int(o, "blocks", p->part->block_count) && ok;
-  ok = mm_json_put_int(o, "bytes", p->part->size) && ok;
-  if (mm_json_put_int(o, "packed", p->size) && ok) return o;
-  mm_json_free(o);
-  return NULL;
-}
-
 static bool list_json(const mm_archive *x, mm_err *err) {
-  mm_json *o = mm_json_new_obj(), *parts = mm_json_new_arr();
-  bool ok = o && parts;
-  for (size_t i = 0; ok && i < x->part_count; i++) ok = mm_json_append(parts, part_json(&x->part[i]));
-  ok = mm_json_set(o, "parts", parts) && ok;
-  return mm_program_json(o, ok, err);
+  mm_json *o = mm_json_new_obj(), *parts = mm_json_put_list(o, "parts");
+  for (size_t i = 0; i < x->part_count; i++) {
+    const mm_archive_part *p = &x->part[i];
+    mm_json_append(parts, MM_JSON_NEW({"file", mm_json_new_str(p->part->file)}, {"blocks", mm_json_new_u64(p->part->block_count)},
+                                      {"bytes", mm_json_new_u64(p->part->size)}, {"packed", mm_json_new_u64(p->size)}));
+  }
+  return mm_program_json(o, true, err);
 }
 
 static bool list(const mm_archive_args *a, mm_err *err) {
@@ -80,11 +70,9 @@ static bool sign(const mm_archive_args *a, mm_err *err) {
   bool ok = key && mm_signature_make(a->operand[1], key, a->key, (unsigned)a->threads, err);
   mm_bar_close(bar);
   mm_key_close(key);
-  if (ok && a->json) {
-    mm_json *o = mm_json_new_obj();
-    return mm_program_json(
-        o, mm_json_set(o, "signed", mm_json_new_str(a->operand[1])) && mm_json_set(o, "signature", mm_json_new_str(MM_SIGNATURE)), err);
-  }
+  if (ok && a->json)
+    return mm_program_json(MM_JSON_NEW({"signed", mm_json_new_str(a->operand[1])}, {"signature", mm_json_new_str(MM_SIGNATURE)}), true,
+                           err);
   if (ok && !a->quiet) fprintf(stderr, "signed %s: %s\n", a->operand[1], MM_SIGNATURE);
   return ok;
 }

@@ -179,114 +179,81 @@ static void print_summary(const mm_inspect_args *a, const mm_listing *l) {
   }
 }
 
-/* ---- JSON: as in pack.c, NULL anywhere is want of memory and passes upwards ---- */
-
-static mm_json *whole(mm_json *j, bool ok) {
-  if (ok) return j;
-  mm_json_free(j);
-  return NULL;
-}
-
-static bool put_digest(mm_json *o, const char *key, const mm_digest *d) {
-  char hex[MM_HEX_LEN + 1];
-  mm_digest_hex(d, hex);
-  return mm_json_put_text(o, key, hex);
-}
+/* ---- JSON ---- */
 
 static mm_json *shape_json(const mm_shape *s) {
   mm_json *list = mm_json_new_arr();
-  bool ok = list;
-  for (unsigned i = 0; ok && i < s->rank; i++) ok = mm_json_append(list, mm_json_new_int((int64_t)s->dim[i]));
-  return whole(list, ok);
-}
-
-/* Describes the stored planes of a packed tensor: codes, then scales. */
-static mm_json *planes_json(const mm_pack_tensor *t) {
-  mm_json *list = mm_json_new_arr();
-  bool ok = list;
-  for (unsigned p = 0; ok && p < t->plane_count; p++) {
-    mm_json *o = mm_json_new_obj();
-    mm_shape shape = mm_pack_plane_shape(t, p), cell = mm_shape2(t->plane[p].cell_n, t->plane[p].cell_k);
-    ok = mm_json_put_text(o, "suffix", t->plane[p].suffix) && mm_json_put_text(o, "dtype", mm_dtype_name(t->plane[p].dtype)) &&
-         mm_json_set(o, "shape", shape_json(&shape)) && mm_json_set(o, "cell", shape_json(&cell));
-    ok = mm_json_append(list, o) && ok;
-  }
-  return whole(list, ok);
+  for (unsigned i = 0; i < s->rank; i++) mm_json_append(list, mm_json_new_u64(s->dim[i]));
+  return list;
 }
 
 static mm_json *tensor_json(const mm_listing *l, const mm_inspect_row *x) {
-  mm_json *o = mm_json_new_obj();
-  bool ok = o && mm_json_put_text(o, "name", x->name);
-  if (l->kind == SOURCE && l->hf.names_only) return whole(o, ok && mm_json_put_text(o, "file", x->file));
-  ok = ok && mm_json_put_text(o, "type", x->type) && mm_json_set(o, "shape", shape_json(&x->dims)) && mm_json_put_int(o, "bytes", x->bytes);
-  if (x->file) ok = ok && mm_json_put_text(o, "file", x->file);
-  if (l->kind == ONE_FILE) ok = ok && mm_json_put_int(o, "offset", l->st.tensor[x->index].offset);
-  if (l->kind == PACKED) {
-    const mm_pack_tensor *t = &l->shards.pack.tensor[x->index];
-    ok =
-        ok && mm_json_put_text(o, "scheme", t->scheme) && mm_json_put_int(o, "stage", t->stage) && mm_json_set(o, "planes", planes_json(t));
+  mm_json *o = MM_JSON_NEW({"name", mm_json_new_str(x->name)});
+  if (l->kind == SOURCE && l->hf.names_only) return MM_JSON_PUT(o, {"file", mm_json_new_str(x->file)});
+  MM_JSON_PUT(o, {"type", mm_json_new_str(x->type)}, {"shape", shape_json(&x->dims)}, {"bytes", mm_json_new_u64(x->bytes)});
+  if (x->file) mm_json_put_text(o, "file", x->file);
+  if (l->kind == ONE_FILE) mm_json_put_int(o, "offset", l->st.tensor[x->index].offset);
+  if (l->kind != PACKED) return o;
+  const mm_pack_tensor *t = &l->shards.pack.tensor[x->index];
+  MM_JSON_PUT(o, {"scheme", mm_json_new_str(t->scheme)}, {"stage", mm_json_new_int(t->stage)});
+  mm_json *planes = mm_json_put_list(o, "planes"); /* codes, then scales */
+  for (unsigned p = 0; p < t->plane_count; p++) {
+    const mm_shape shape = mm_pack_plane_shape(t, p), cell = mm_shape2(t->plane[p].cell_n, t->plane[p].cell_k);
+    mm_json_append(
+        planes, MM_JSON_NEW({"suffix", mm_json_new_str(t->plane[p].suffix)}, {"dtype", mm_json_new_str(mm_dtype_name(t->plane[p].dtype))},
+                            {"shape", shape_json(&shape)}, {"cell", shape_json(&cell)}));
   }
-  return whole(o, ok);
+  return o;
 }
 
-static bool add_file(mm_json *list, const char *name, uint64_t size, const char *key, const mm_digest *d) {
-  mm_json *o = mm_json_new_obj();
-  bool ok = o && mm_json_put_text(o, "file", name) && mm_json_put_int(o, "size", size) && (!key || put_digest(o, key, d));
-  return mm_json_append(list, o) && ok;
+/* d: its digest under `key`, or NULL. */
+static void add_file(mm_json *list, const char *name, uint64_t size, const char *key, const mm_digest *d) {
+  mm_json *o = mm_json_append(list, MM_JSON_NEW({"file", mm_json_new_str(name)}, {"size", mm_json_new_u64(size)}));
+  if (key) mm_json_set(o, key, mm_json_new_digest(d));
 }
 
 /* The parts of each rank with their digests, and the companions. */
-static bool put_packed(mm_json *o, const mm_inspect_args *a, const mm_pack *p) {
-  mm_json *ranks = mm_json_new_arr(), *companions = mm_json_new_arr();
-  bool ok = mm_json_put_text(o, "tool", p->tool) && mm_json_put_text(o, "architecture", p->model.architecture) &&
-            mm_json_put_int(o, "tp", p->tp) && mm_json_put_int(o, "ep", p->ep) && mm_json_put_int(o, "pp", p->pp) &&
-            mm_json_put_text(o, "quant", p->quant) && mm_json_put_text(o, "tp_align", mm_align_word(p->tp_align)) &&
-            put_digest(o, "plan", &p->plan);
-  for (uint32_t r = 0; ok && r < mm_pack_ranks(p); r++) {
+static void put_packed(mm_json *o, const mm_inspect_args *a, const mm_pack *p) {
+  MM_JSON_PUT(o, {"tool", mm_json_new_str(p->tool)}, {"architecture", mm_json_new_str(p->model.architecture)},
+              {"tp", mm_json_new_int(p->tp)}, {"ep", mm_json_new_int(p->ep)}, {"pp", mm_json_new_int(p->pp)},
+              {"quant", mm_json_new_str(p->quant)}, {"tp_align", mm_json_new_str(mm_align_word(p->tp_align))},
+              {"plan", mm_json_new_digest(&p->plan)});
+  mm_json *ranks = mm_json_put_list(o, "ranks"), *companions = mm_json_put_list(o, "companions");
+  for (uint32_t r = 0; r < mm_pack_ranks(p); r++) {
     if (!rank_wanted(a, r)) continue;
-    mm_json *rank = mm_json_new_obj(), *parts = mm_json_new_arr();
-    for (size_t i = 0; ok && i < p->rank[r].part_count; i++)
-      ok = add_file(parts, p->rank[r].part[i].file, p->rank[r].part[i].size, "sha256_tree", &p->rank[r].part[i].root);
-    ok = mm_json_put_int(rank, "rank", r) && ok;
-    ok = mm_json_set(rank, "parts", parts) && ok;
-    ok = mm_json_append(ranks, rank) && ok;
+    mm_json *parts = mm_json_set(mm_json_append(ranks, MM_JSON_NEW({"rank", mm_json_new_int(r)})), "parts", mm_json_new_arr());
+    for (size_t i = 0; i < p->rank[r].part_count; i++)
+      add_file(parts, p->rank[r].part[i].file, p->rank[r].part[i].size, "sha256_tree", &p->rank[r].part[i].root);
   }
-  for (size_t i = 0; ok && i < p->file_count; i++)
-    ok = add_file(companions, p->file[i].name, p->file[i].size, "sha256", &p->file[i].sha256);
-  ok = mm_json_set(o, "ranks", ranks) && ok;
-  return mm_json_set(o, "companions", companions) && ok;
+  for (size_t i = 0; i < p->file_count; i++) add_file(companions, p->file[i].name, p->file[i].size, "sha256", &p->file[i].sha256);
 }
 
-static bool put_source(mm_json *o, const mm_hf *hf) {
-  mm_json *list = mm_json_new_arr();
-  const mm_json *names = mm_json_get(hf->config, "architectures");
-  const char *name = mm_json_type_of(mm_json_at(names, 0)) == MM_JSON_STR ? mm_json_str(mm_json_at(names, 0)) : NULL;
-  bool ok = !name || mm_json_put_text(o, "architecture", name);
-  for (size_t i = 0; ok && i < hf->file_count; i++)
-    ok = add_file(list, hf->file[i].name, hf->file[i].id.size, hf->names_only ? NULL : "header_sha256", &hf->file[i].header);
-  return mm_json_set(o, "files", list) && ok;
+static void put_source(mm_json *o, const mm_hf *hf) {
+  const mm_json *name = mm_json_at(mm_json_get(hf->config, "architectures"), 0);
+  if (mm_json_type_of(name) == MM_JSON_STR) mm_json_put_text(o, "architecture", mm_json_str(name));
+  mm_json *list = mm_json_put_list(o, "files");
+  for (size_t i = 0; i < hf->file_count; i++)
+    add_file(list, hf->file[i].name, hf->file[i].id.size, hf->names_only ? NULL : "header_sha256", &hf->file[i].header);
 }
 
-static bool put_file(mm_json *o, const mm_st *st) {
-  mm_json *meta = mm_json_new_obj();
-  bool ok = mm_json_put_int(o, "size", st->id.size) && put_digest(o, "header_sha256", &st->header);
-  for (size_t i = 0; ok && i < st->metadata_count; i++) ok = mm_json_put_text(meta, st->metadata[i].key, st->metadata[i].value);
-  return mm_json_set(o, "metadata", meta) && ok;
+static void put_file(mm_json *o, const mm_st *st) {
+  MM_JSON_PUT(o, {"size", mm_json_new_u64(st->id.size)}, {"header_sha256", mm_json_new_digest(&st->header)});
+  mm_json *meta = mm_json_set(o, "metadata", mm_json_new_obj());
+  for (size_t i = 0; i < st->metadata_count; i++) mm_json_put_text(meta, st->metadata[i].key, st->metadata[i].value);
 }
 
 static bool print_json(const mm_inspect_args *a, const mm_listing *l, mm_err *err) {
-  mm_json *o = mm_json_new_obj(), *list = a->summary ? NULL : mm_json_new_arr();
   uint64_t bytes;
   size_t count = total(a, l, &bytes);
-  bool ok = o && mm_json_put_text(o, "kind", kind_word[l->kind]) && mm_json_put_text(o, "path", a->dir[0]) &&
-            mm_json_put_int(o, "tensor_count", count) && mm_json_put_int(o, "bytes", bytes);
-  if (l->kind == PACKED) ok = ok && put_packed(o, a, &l->shards.pack);
-  if (l->kind == SOURCE) ok = ok && put_source(o, &l->hf);
-  if (l->kind == ONE_FILE) ok = ok && put_file(o, &l->st);
-  for (size_t i = 0; ok && list && i < l->count; i++)
-    if (wanted(a, l, &l->item[i])) ok = mm_json_append(list, tensor_json(l, &l->item[i]));
-  if (!a->summary) ok = mm_json_set(o, "tensors", list) && ok;
-  return mm_program_json(o, ok, err);
+  mm_json *o = MM_JSON_NEW({"kind", mm_json_new_str(kind_word[l->kind])}, {"path", mm_json_new_str(a->dir[0])},
+                           {"tensor_count", mm_json_new_u64(count)}, {"bytes", mm_json_new_u64(bytes)});
+  if (l->kind == PACKED) put_packed(o, a, &l->shards.pack);
+  if (l->kind == SOURCE) put_source(o, &l->hf);
+  if (l->kind == ONE_FILE) put_file(o, &l->st);
+  mm_json *list = a->summary ? NULL : mm_json_put_list(o, "tensors");
+  for (size_t i = 0; list && i < l->count; i++)
+    if (wanted(a, l, &l->item[i])) mm_json_append(list, tensor_json(l, &l->item[i]));
+  return mm_program_json(o, true, err);
 }
 
 static bool print_listing(const mm_inspect_args *a, const mm_listing *l, mm_err *err) {
@@ -349,21 +316,20 @@ typedef struct mm_differences {
   mm_json *list; /* NULL: lines */
 } mm_differences;
 
-static mm_json *form_json(const mm_inspect_row *x) {
-  mm_json *o = mm_json_new_obj();
-  return whole(o, mm_json_put_text(o, "type", x->type) && mm_json_set(o, "shape", shape_json(&x->dims)));
+static void put_form(mm_json *o, const char *key, const mm_inspect_row *x) {
+  if (x) mm_json_set(o, key, MM_JSON_NEW({"type", mm_json_new_str(x->type)}, {"shape", shape_json(&x->dims)}));
 }
 
 /* x or y is NULL where only the other checkpoint has the tensor. */
-static bool put_difference(mm_differences *d, const mm_inspect_row *x, const mm_inspect_row *y, const char *what, mm_err *err) {
+static void put_difference(mm_differences *d, const mm_inspect_row *x, const mm_inspect_row *y, const char *what) {
   const mm_inspect_row *one = x ? x : y;
   char name[512];
   d->count++;
   if (d->list) {
-    mm_json *o = mm_json_new_obj();
-    bool ok = mm_json_put_text(o, "name", one->name) && mm_json_put_text(o, "what", what) &&
-              (!x || mm_json_set(o, "first", form_json(x))) && (!y || mm_json_set(o, "second", form_json(y)));
-    return (mm_json_append(d->list, o) && ok) || mm_fail_memory(err, 0);
+    mm_json *o = mm_json_append(d->list, MM_JSON_NEW({"name", mm_json_new_str(one->name)}, {"what", mm_json_new_str(what)}));
+    put_form(o, "first", x);
+    put_form(o, "second", y);
+    return;
   }
   mm_show(name, sizeof name, one->name);
   if (x && y)
@@ -374,7 +340,6 @@ static bool put_difference(mm_differences *d, const mm_inspect_row *x, const mm_
                                               : "");
   else
     printf("%c %s: %s %s\n", x ? '-' : '+', name, one->type, one->shape);
-  return true;
 }
 
 static bool diff_pair(const mm_inspect_args *args, const mm_listing *a, const mm_inspect_row *x, const mm_listing *b,
@@ -388,7 +353,8 @@ static bool diff_pair(const mm_inspect_args *args, const mm_listing *a, const mm
       return false;
     if (!same) what = "bytes";
   }
-  return !what || put_difference(d, x, y, what, err);
+  if (what) put_difference(d, x, y, what);
+  return true;
 }
 
 /* Prints the result of a finished comparison. */
@@ -402,13 +368,12 @@ static bool print_diff(const mm_inspect_args *args, const mm_listing *a, const m
     puts("");
     return true;
   }
-  mm_json *o = mm_json_new_obj();
-  bool ok = mm_json_set(o, "same", mm_json_new_bool(d->count == 0)) && mm_json_put_int(o, "tensor_count", a->count) &&
-            mm_json_set(o, "data", mm_json_new_bool(args->data));
-  if (open < all) ok = ok && mm_json_put_int(o, "ranks", all) && mm_json_put_int(o, "ranks_compared", open);
-  ok = mm_json_set(o, "differences", d->list) && ok;
+  mm_json *o = MM_JSON_NEW({"same", mm_json_new_bool(d->count == 0)}, {"tensor_count", mm_json_new_u64(a->count)},
+                           {"data", mm_json_new_bool(args->data)});
+  if (open < all) MM_JSON_PUT(o, {"ranks", mm_json_new_int(all)}, {"ranks_compared", mm_json_new_int(open)});
+  mm_json_set(o, "differences", d->list);
   d->list = NULL; /* taken */
-  return mm_program_json(o, ok, err);
+  return mm_program_json(o, true, err);
 }
 
 static bool diff(const mm_inspect_args *args, const mm_listing *a, const mm_listing *b, mm_err *err) {
@@ -427,7 +392,10 @@ static bool diff(const mm_inspect_args *args, const mm_listing *a, const mm_list
   while (ok && (i < a->count || j < b->count)) {
     int c = i == a->count ? 1 : j == b->count ? -1 : strcmp(a->item[i].name, b->item[j].name);
     const mm_inspect_row *x = c <= 0 ? &a->item[i++] : NULL, *y = c >= 0 ? &b->item[j++] : NULL;
-    ok = x && y ? diff_pair(args, a, x, b, y, &d, err) : put_difference(&d, x, y, x ? "removed" : "added", err);
+    if (x && y)
+      ok = diff_pair(args, a, x, b, y, &d, err);
+    else
+      put_difference(&d, x, y, x ? "removed" : "added");
   }
   ok = ok && print_diff(args, a, b, &d, err);
   mm_json_free(d.list);

@@ -37,10 +37,7 @@ typedef struct mm_verify_args {
 static bool print_errors(const mm_verify_args *a, const mm_error_report *r, mm_err *err) {
   size_t exact = mm_report_exact(r);
   mm_bar_clear();
-  if (a->json) {
-    mm_json *o = mm_report_json(r);
-    return mm_program_json(o, o != NULL, err);
-  }
+  if (a->json) return mm_program_json(mm_report_json(r), true, err);
   printf("against %s: %zu of %zu tensors exact", a->source, exact, r->count);
   if (r->absent) printf("; %zu tensors are not in this directory", r->absent);
   puts("");
@@ -186,30 +183,23 @@ static void print_summary(const mm_verify_args *a, const mm_looked *l) {
   fputs(a->key ? "signed with the key given\n" : l->unsharded ? "integrity only\n" : "integrity only, no signature checked\n", stderr);
 }
 
-/* "absent_ranks", where there are any. */
-static bool put_absent(mm_json *o, const mm_pack *p) {
-  mm_json *list = mm_json_new_arr();
-  bool ok = list;
-  for (uint32_t r = 0; ok && r < mm_pack_ranks(p); r++)
-    if (p->rank[r].part_count == 0) ok = mm_json_append(list, mm_json_new_int(r));
-  if (ok && mm_json_size(list) > 0) return mm_json_set(o, "absent_ranks", list);
-  mm_json_free(list);
-  return ok;
-}
-
 /* The same as JSON on stdout; with --source, the errors of tensors stand there instead. */
 static bool print_looked(const mm_verify_args *a, const mm_looked *l, mm_err *err) {
   static const char *const word[] = {"header", "sample", "full", "source"};
-  mm_json *o = mm_json_new_obj();
-  bool ok = mm_json_set(o, "checkpoint", mm_json_new_str(a->dir)) &&
-            mm_json_set(o, "kind", mm_json_new_str(l->unsharded ? "unsharded" : "packed")) &&
-            mm_json_set(o, "level", mm_json_new_str(word[a->level])) && mm_json_set(o, "quant", mm_json_new_str(l->p->quant)) &&
-            mm_json_set(o, "ranks", mm_json_new_int(mm_pack_ranks(l->p))) && put_absent(o, l->p) &&
-            mm_json_set(o, "bytes", mm_json_new_int((int64_t)l->bytes)) && mm_json_set(o, "blocks", mm_json_new_int((int64_t)l->blocks)) &&
-            mm_json_set(o, "hashed_blocks", mm_json_new_int((int64_t)l->hashed)) &&
-            (a->level != MM_LEVEL_SAMPLE || mm_json_set(o, "seed", mm_json_new_int((int64_t)a->seed))) &&
-            mm_json_set(o, "signed", mm_json_new_bool(a->key != NULL));
-  return mm_program_json(o, ok, err);
+  mm_json *o = MM_JSON_NEW({"checkpoint", mm_json_new_str(a->dir)}, {"kind", mm_json_new_str(l->unsharded ? "unsharded" : "packed")},
+                           {"level", mm_json_new_str(word[a->level])}, {"quant", mm_json_new_str(l->p->quant)},
+                           {"ranks", mm_json_new_int(mm_pack_ranks(l->p))});
+  mm_json *absent = NULL;
+  for (uint32_t r = 0; r < mm_pack_ranks(l->p); r++) {
+    if (l->p->rank[r].part_count > 0) continue;
+    if (!absent) absent = mm_json_put_list(o, "absent_ranks");
+    mm_json_append(absent, mm_json_new_int(r));
+  }
+  MM_JSON_PUT(o, {"bytes", mm_json_new_u64(l->bytes)}, {"blocks", mm_json_new_u64(l->blocks)},
+              {"hashed_blocks", mm_json_new_u64(l->hashed)});
+  if (a->level == MM_LEVEL_SAMPLE) mm_json_put_int(o, "seed", a->seed);
+  mm_json_set(o, "signed", mm_json_new_bool(a->key != NULL));
+  return mm_program_json(o, true, err);
 }
 
 static bool say(const mm_verify_args *a, const mm_looked *l, mm_err *err) {

@@ -283,11 +283,9 @@ static bool find_companions(mm_pack *p, mm_err *err) {
 
 /* The digest of all that the weights follow from. */
 static bool seal(mm_pack *p, const mm_random_model *r, mm_err *err) {
-  mm_json *model = mm_model_to_json(&p->model, err);
-  char *text = model ? mm_json_dump(model, false) : NULL, cut[160];
+  char *text = mm_json_text(mm_model_to_json(&p->model), false, err), cut[160];
+  if (!text) return false;
   snprintf(cut, sizeof cut, "dummy %s %s %u %u %u %.9g", r->linear->name, r->experts->name, r->tp, r->ep, r->pp, (double)r->skew);
-  mm_json_free(model);
-  if (!text) return mm_fail_memory(err, 0);
   mm_sha256_state h;
   mm_sha256_begin(&h);
   mm_sha256_add(&h, cut, strlen(cut));

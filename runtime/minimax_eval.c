@@ -178,15 +178,6 @@ static int32_t *read_ids(const char *path, uint32_t vocab, size_t *count, mm_err
   return NULL;
 }
 
-/* Takes o over; `ok`: all of it is there. */
-static bool print_object(mm_json *o, bool ok, mm_err *err) {
-  char *text = ok ? mm_json_dump(o, false) : NULL;
-  if (text) puts(text);
-  mm_json_free(o);
-  free(text);
-  return text || mm_fail_memory(err, 4096);
-}
-
 /* sum: of each window, summed over its tokens. */
 static bool print_likelihood(const eval_args *a, const double *sum, uint64_t windows, mm_err *err) {
   const uint64_t tokens = windows * a->window;
@@ -204,14 +195,11 @@ static bool print_likelihood(const eval_args *a, const double *sum, uint64_t win
            (unsigned long long)windows, (unsigned long long)a->window);
     return true;
   }
-  mm_json *o = mm_json_new_obj();
-  bool ok = mm_json_set(o, "nll", mm_json_new_real(nll)) && mm_json_set(o, "perplexity", mm_json_new_real(exp(nll))) &&
-            mm_json_set(o, "tokens", mm_json_new_int((int64_t)tokens)) && mm_json_set(o, "windows", mm_json_new_int((int64_t)windows)) &&
-            mm_json_set(o, "window", mm_json_new_int((int64_t)a->window));
-  mm_json *each = mm_json_new_arr();
-  for (uint64_t w = 0; ok && w < windows; w++) ok = mm_json_append(each, mm_json_new_real(sum[w] / (double)a->window));
-  ok = mm_json_set(o, "window_nll", each) && ok;
-  return print_object(o, ok, err);
+  mm_json *o = MM_JSON_NEW({"nll", mm_json_new_real(nll)}, {"perplexity", mm_json_new_real(exp(nll))}, {"tokens", mm_json_new_u64(tokens)},
+                           {"windows", mm_json_new_u64(windows)}, {"window", mm_json_new_u64(a->window)});
+  mm_json *each = mm_json_put_list(o, "window_nll");
+  for (uint64_t w = 0; w < windows; w++) mm_json_append(each, mm_json_new_real(sum[w] / (double)a->window));
+  return mm_program_json(o, false, err);
 }
 
 static bool write_calibration(const eval *e, mm_err *err) {
@@ -382,9 +370,7 @@ static bool run_logits(eval *e, mm_err *err) {
     printf("%s: logits of %zu prompts\n", path, count);
     return true;
   }
-  mm_json *o = mm_json_new_obj();
-  ok = mm_json_set(o, "logits", mm_json_new_str(path));
-  return print_object(o, mm_json_set(o, "prompts", mm_json_new_int((int64_t)count)) && ok, err);
+  return mm_program_json(MM_JSON_NEW({"logits", mm_json_new_str(path)}, {"prompts", mm_json_new_u64(count)}), false, err);
 }
 
 /* ---- divergence from another checkpoint's logits ---- */

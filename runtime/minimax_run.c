@@ -325,16 +325,12 @@ static const char *end_word(const run *r) {
 
 /* The answer and what it took as one object. */
 static bool print_json(const run *r, mm_err *err) {
-  mm_json *o = mm_json_new_obj();
-  bool ok = mm_json_set(o, "text", mm_json_new_str(r->talk ? mm_talk_content(r->talk) : r->answer));
-  if (r->talk) ok = mm_json_set(o, "reasoning", mm_json_new_str(mm_talk_reasoning(r->talk))) && ok;
-  ok = mm_json_set(o, "end", mm_json_new_str(end_word(r))) && ok;
-  ok = mm_json_set(o, "prompt_tokens", mm_json_new_int((int64_t)r->prompt_count)) && ok;
-  ok = mm_json_set(o, "tokens", mm_json_new_int(r->generated)) && ok;
-  ok = mm_json_set(o, "load_s", mm_json_new_real(r->load_s)) && ok;
-  ok = mm_json_set(o, "prefill_s", mm_json_new_real(r->prefill_s)) && ok;
-  ok = mm_json_set(o, "decode_s", mm_json_new_real(r->decode_s)) && ok;
-  return mm_program_json(o, ok, err);
+  mm_json *o = MM_JSON_NEW({"text", mm_json_new_str(r->talk ? mm_talk_content(r->talk) : r->answer)});
+  if (r->talk) mm_json_put_text(o, "reasoning", mm_talk_reasoning(r->talk));
+  MM_JSON_PUT(o, {"end", mm_json_new_str(end_word(r))}, {"prompt_tokens", mm_json_new_u64(r->prompt_count)},
+              {"tokens", mm_json_new_int(r->generated)}, {"load_s", mm_json_new_real(r->load_s)},
+              {"prefill_s", mm_json_new_real(r->prefill_s)}, {"decode_s", mm_json_new_real(r->decode_s)});
+  return mm_program_json(o, true, err);
 }
 
 /* Adds the bytes to the JSON object's text. */

@@ -292,13 +292,11 @@ static bool serve_all(const serve_args *a, mm_err *err) {
 }
 
 static bool print_check(const serve_args *a, const mm_loaded *l, mm_err *err) {
-  mm_json *o = mm_json_new_obj();
   const mm_engine_cache cache = mm_engine_cache_of(l->engine);
-  const bool ok = mm_json_set(o, "checkpoint", mm_json_new_str(a->dir)) && mm_json_set(o, "positions", mm_json_new_int(positions_of(l))) &&
-                  mm_json_set(o, "chat", mm_json_new_bool(l->format != NULL)) &&
-                  mm_json_set(o, "kv_cache_tokens", mm_json_new_int((int64_t)cache.tokens)) &&
-                  mm_json_set(o, "kv_cache_bytes", mm_json_new_int((int64_t)cache.bytes));
-  return mm_program_json(o, ok, err);
+  return mm_program_json(MM_JSON_NEW({"checkpoint", mm_json_new_str(a->dir)}, {"positions", mm_json_new_int(positions_of(l))},
+                                     {"chat", mm_json_new_bool(l->format != NULL)}, {"kv_cache_tokens", mm_json_new_u64(cache.tokens)},
+                                     {"kv_cache_bytes", mm_json_new_u64(cache.bytes)}),
+                         true, err);
 }
 
 static bool check(const serve_args *a, mm_err *err) {

@@ -90,17 +90,8 @@ static bool take_header(struct mm_follow *x, uint32_t file, const mm_st *st, mm_
   for (size_t i = 0; i < st->count; i++) {
     const mm_st_tensor *s = &st->tensor[i];
     mm_hf_tensor *t = find_original(x, s->name);
-    if (!t)
-      return mm_fail(err, MM_BAD_INPUT, "E_IDX_TENSOR", mm_at(f->path, s->name), "found in this file, but the index does not list it");
-    if (t->file != file)
-      return mm_fail(err, MM_BAD_INPUT, "E_DUP_TENSOR", mm_at(f->path, s->name), "found in this file, but the index lists it in %s",
-                     hf->file[t->file].name);
-    if (!as_planned(hf, t, s, err)) return false;
-    t->found = true;
-    t->dtype = s->dtype;
-    t->shape = s->shape;
-    t->offset = s->offset;
-    t->bytes = s->bytes;
+    if (!mm_hf_listed(hf, t, file, s, err) || !as_planned(hf, t, s, err)) return false;
+    mm_hf_take(t, s);
   }
   for (size_t i = 0; i < hf->tensor_count; i++) {
     due += hf->tensor[i].file == file;

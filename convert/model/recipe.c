@@ -71,40 +71,32 @@ void mm_recipe_help(FILE *f) {
 }
 
 /* To two or one digits, as they are printed. */
-static bool put_figure(mm_json *o, const char *key, double x, double digits) {
-  return !(x > 0) || mm_json_set(o, key, mm_json_new_real(round(x * digits) / digits));
+static void put_figure(mm_json *o, const char *key, double x, double digits) {
+  if (x > 0) mm_json_set(o, key, mm_json_new_real(round(x * digits) / digits));
 }
 
-static bool add_scheme(mm_json *list, const mm_scheme *s) {
-  mm_json *o = mm_json_new_obj(), *synonyms = mm_json_new_arr();
-  bool ok = mm_json_put_text(o, "name", s->name) && put_figure(o, "bits", mm_scheme_bits(s) + 1e-6, 100) &&
-            put_figure(o, "sqnr_db", (double)s->sqnr, 10) && mm_json_put_text(o, "purpose", s->purpose);
-  for (size_t j = 0; ok && j < sizeof s->synonym / sizeof *s->synonym && s->synonym[j]; j++)
-    ok = mm_json_append(synonyms, mm_json_new_str(s->synonym[j]));
-  ok = mm_json_set(o, "synonyms", synonyms) && ok;
-  return mm_json_append(list, o) && ok;
+static void add_scheme(mm_json *list, const mm_scheme *s) {
+  mm_json *o = mm_json_append(list, MM_JSON_NEW({"name", mm_json_new_str(s->name)}));
+  put_figure(o, "bits", mm_scheme_bits(s) + 1e-6, 100);
+  put_figure(o, "sqnr_db", (double)s->sqnr, 10);
+  mm_json_put_text(o, "purpose", s->purpose);
+  mm_json *synonyms = mm_json_put_list(o, "synonyms");
+  for (size_t j = 0; j < sizeof s->synonym / sizeof *s->synonym && s->synonym[j]; j++)
+    mm_json_append(synonyms, mm_json_new_str(s->synonym[j]));
 }
 
 char *mm_recipe_help_json(mm_err *err) {
   const mm_scheme *s;
   const mm_preset *p;
-  mm_json *o = mm_json_new_obj(), *schemes = mm_json_new_arr(), *presets = mm_json_new_arr(), *none = mm_json_new_obj();
-  bool ok = mm_json_put_text(none, "name", "none") &&
-            mm_json_put_text(none, "purpose", "every weight as it is stored, codes and scales too") &&
-            mm_json_set(none, "synonyms", mm_json_new_arr());
-  ok = mm_json_append(schemes, none) && ok;
-  for (size_t i = 0; ok && (s = mm_scheme_at(i)); i++) ok = add_scheme(schemes, s);
-  for (size_t i = 0; ok && (p = mm_preset_at(i)); i++) {
-    mm_json *x = mm_json_new_obj();
-    ok = mm_json_put_text(x, "name", p->name) && mm_json_put_text(x, "purpose", p->purpose) && mm_json_put_text(x, "recipe", p->line);
-    ok = mm_json_append(presets, x) && ok;
-  }
-  ok = mm_json_set(o, "schemes", schemes) && ok;
-  ok = mm_json_set(o, "presets", presets) && ok;
-  char *text = ok ? mm_json_dump(o, true) : NULL;
-  mm_json_free(o);
-  if (!text) mm_fail_memory(err, 0);
-  return text;
+  mm_json *o = mm_json_new_obj(), *schemes = mm_json_put_list(o, "schemes"), *presets = mm_json_put_list(o, "presets");
+  mm_json_append(schemes, MM_JSON_NEW({"name", mm_json_new_str("none")},
+                                      {"purpose", mm_json_new_str("every weight as it is stored, codes and scales too")},
+                                      {"synonyms", mm_json_new_arr()}));
+  for (size_t i = 0; (s = mm_scheme_at(i)); i++) add_scheme(schemes, s);
+  for (size_t i = 0; (p = mm_preset_at(i)); i++)
+    mm_json_append(presets, MM_JSON_NEW({"name", mm_json_new_str(p->name)}, {"purpose", mm_json_new_str(p->purpose)},
+                                        {"recipe", mm_json_new_str(p->line)}));
+  return mm_json_text(o, true, err);
 }
 
 /* The context of errors in a recipe's line; a recipe file has its own. */
@@ -226,8 +218,8 @@ void mm_recipe_close(mm_recipe *r) {
   *r = (mm_recipe){0};
 }
 
-/* A rule of a file to the line f; false where the line would mean something else by it. */
-static bool put_rule(FILE *f, const mm_json *rule, const mm_json_ctx *c, mm_err *err) {
+/* A rule of a file to the line t; false where the line would mean something else by it. */
+static bool put_rule(mm_text *t, const mm_json *rule, const mm_json_ctx *c, mm_err *err) {
   static const char *const keys[] = {"match", "scheme", NULL}, *const fields[] = {"search",     "method",     "kv_scales", "nonfinite",
                                                                                   "importance", "act_scales", NULL};
   const char *match = NULL, *word = NULL;
@@ -239,12 +231,12 @@ static bool put_rule(FILE *f, const mm_json *rule, const mm_json_ctx *c, mm_err 
   const size_t n = strlen(match);
   if (n == 0 || strchr(match, ';') || strchr(" \t", match[0]) || strchr(" \t", match[n - 1]) || one_of(fields, match, &field))
     return bad(c, "a pattern that is empty, holds \";\", begins or ends with a blank, or is the name of a field:", match, err);
-  fprintf(f, "; %s=%s", match, word);
+  mm_text_printf(t, "; %s=%s", match, word);
   return true;
 }
 
-/* The line to f; false after what is refused. */
-static bool put_line(FILE *f, const mm_json *j, const mm_json_ctx *c, mm_err *err) {
+/* The line to t; false after what is refused. */
+static bool put_line(mm_text *t, const mm_json *j, const mm_json_ctx *c, mm_err *err) {
   static const char *const keys[] = {"default", "search", "method", "kv_scales", "rules", NULL};
   const char *word = NULL, *search = "mse", *method = "nearest", *kv = "keep";
   const mm_scheme *scheme;
@@ -257,27 +249,23 @@ static bool put_line(FILE *f, const mm_json *j, const mm_json_ctx *c, mm_err *er
   if (!one_of(search_word, search, &choice)) return bad(c, "unknown search", search, err);
   if (!one_of(method_word, method, &choice)) return bad(c, "unknown method", method, err);
   if (!one_of(kv_word, kv, &choice)) return bad(c, "unknown use of KV scales", kv, err);
-  fprintf(f, "%s; search=%s", word, search);
-  if (strcmp(method, "nearest") != 0) fprintf(f, "; method=%s", method);
-  if (strcmp(kv, "keep") != 0) fprintf(f, "; kv_scales=%s", kv);
+  mm_text_printf(t, "%s; search=%s", word, search);
+  if (strcmp(method, "nearest") != 0) mm_text_printf(t, "; method=%s", method);
+  if (strcmp(kv, "keep") != 0) mm_text_printf(t, "; kv_scales=%s", kv);
   const mm_json *rules = mm_json_get(j, "rules");
   if (rules && !mm_json_need(j, "rules", MM_JSON_ARR, c, err)) return false;
   for (size_t i = 0; i < mm_json_size(rules); i++)
-    if (!put_rule(f, mm_json_at(rules, i), c, err)) return false;
+    if (!put_rule(t, mm_json_at(rules, i), c, err)) return false;
   return true;
 }
 
 char *mm_recipe_load(mm_arena *a, const char *path, mm_err *err) {
   const mm_json_ctx c = {path, MM_BAD_INPUT, "E_RECIPE"};
   mm_json *j = mm_json_load(path, MM_RECIPE_BYTES, err);
-  char *text = NULL, *line = NULL;
-  size_t n = 0;
-  FILE *f = j ? open_memstream(&text, &n) : NULL;
-  if (j && !f) mm_fail_memory(err, n);
-  bool put = f && put_line(f, j, &c, err), whole = f && mm_close_text(f, &text);
-  if (put && !whole) mm_fail_memory(err, n);
-  if (put && whole) line = mm_arena_strndup(a, text, n, err);
-  free(text);
+  mm_text t = {0};
+  char *line = NULL;
+  if (j && put_line(&t, j, &c, err)) line = t.failed ? (mm_fail_memory(err, t.n), NULL) : mm_arena_strndup(a, t.p, t.n, err);
+  free(t.p);
   mm_json_free(j);
   return line;
 }
@@ -325,26 +313,15 @@ mm_search mm_recipe_search(const mm_recipe *r, const mm_scheme *scheme) {
 
 static const char *scheme_name(const mm_scheme *s) { return s ? s->name : "none"; }
 
-static mm_json *rule_json(const mm_override *o) {
-  mm_json *rule = mm_json_new_obj();
-  bool ok = mm_json_set(rule, "match", mm_json_new_str(o->text));
-  if (mm_json_set(rule, "scheme", mm_json_new_str(scheme_name(o->scheme))) && ok) return rule;
-  mm_json_free(rule);
-  return NULL;
-}
-
 char *mm_recipe_text(const mm_recipe *r, mm_err *err) {
-  mm_json *j = mm_json_new_obj(), *rules = mm_json_new_arr();
-  bool ok = mm_json_set(j, "default", mm_json_new_str(scheme_name(r->scheme)));
-  ok = mm_json_set(j, "search", mm_json_new_str(search_word[r->search])) && ok;
-  if (r->method != MM_METHOD_NEAREST) ok = mm_json_set(j, "method", mm_json_new_str(method_word[r->method])) && ok;
-  ok = mm_json_set(j, "kv_scales", mm_json_new_str(kv_word[r->kv_scales])) && ok;
-  for (size_t i = 0; i < r->count; i++) ok = mm_json_append(rules, rule_json(&r->override[i])) && ok;
-  ok = mm_json_set(j, "rules", rules) && ok;
-  char *text = ok ? mm_json_dump(j, true) : NULL;
-  mm_json_free(j);
-  if (!text) mm_fail_memory(err, 0);
-  return text;
+  mm_json *j = MM_JSON_NEW({"default", mm_json_new_str(scheme_name(r->scheme))}, {"search", mm_json_new_str(search_word[r->search])});
+  if (r->method != MM_METHOD_NEAREST) mm_json_put_text(j, "method", method_word[r->method]);
+  mm_json_put_text(j, "kv_scales", kv_word[r->kv_scales]);
+  mm_json *rules = mm_json_put_list(j, "rules");
+  for (size_t i = 0; i < r->count; i++)
+    mm_json_append(rules, MM_JSON_NEW({"match", mm_json_new_str(r->override[i].text)},
+                                      {"scheme", mm_json_new_str(scheme_name(r->override[i].scheme))}));
+  return mm_json_text(j, true, err);
 }
 
 /* ---- a recipe in 64 bits ---- */

@@ -98,7 +98,7 @@ bool mm_card_lacks(const mm_hf *hf, char *name, size_t cap) {
   void *at = NULL;
   const char *key;
   const mm_json *map = mm_json_get(hf->config, "auto_map"), *of;
-  while (mm_json_type_of(map) == MM_JSON_OBJ && mm_json_next(map, &at, &key, &of)) {
+  while (mm_json_next(map, &at, &key, &of)) {
     if (lacks(hf, of, name, cap)) return true;
     for (size_t i = 0; mm_json_type_of(of) == MM_JSON_ARR && i < mm_json_size(of); i++)
       if (lacks(hf, mm_json_at(of, i), name, cap)) return true;

@@ -92,41 +92,28 @@ static bool digest_of(const mm_plan *p, mm_digest *out, mm_err *err) {
   return true;
 }
 
-typedef struct mm_index_writer {
-  FILE *f;
-  const char *before;
-} mm_index_writer;
-
 /* Names are the rules': they need no escapes. */
 static bool put_stored(void *ctx, const mm_plan *p, uint32_t tensor, uint32_t piece, unsigned plane, const char *name, mm_err *err) {
-  mm_index_writer *w = ctx;
+  mm_text *t = ctx;
   (void)piece, (void)plane, (void)err;
-  fprintf(w->f, "%s  \"%s\": \"%s\"", w->before, name, p->pack.rank[0].part[p->tensor[tensor].part].file);
-  w->before = ",\n";
+  mm_text_printf(t, "%s  \"%s\": \"%s\"", t->n && t->p[t->n - 1] == '"' ? ",\n" : "", name,
+                 p->pack.rank[0].part[p->tensor[tensor].part].file);
   return true;
 }
 
 static char *index_of(const mm_plan *p, mm_err *err) {
-  char *text = NULL, plan[MM_HEX_LEN + 1];
-  size_t n;
+  char plan[MM_HEX_LEN + 1];
   uint64_t total = 0;
   for (size_t i = 0; i < p->pack.tensor_count; i++)
     for (unsigned j = 0; j < MM_PACK_PIECES; j++)
       for (unsigned k = 0; k < MM_PACK_PLANES; k++) total += p->tensor[i].place[j][k].bytes;
-  mm_index_writer w = {.f = open_memstream(&text, &n), .before = ""};
-  if (!w.f) {
-    mm_fail_memory(err, BUFSIZ);
-    return NULL;
-  }
+  mm_text t = {0};
   mm_digest_hex(&p->pack.plan, plan);
-  fprintf(w.f, "{\n \"metadata\": {\n  \"total_size\": %llu,\n  \"plan\": \"%s\"\n },\n \"weight_map\": {\n", (unsigned long long)total,
-          plan);
-  bool ok = each_stored(p, put_stored, &w, err);
-  fputs("\n }\n}\n", w.f);
-  if (!mm_close_text(w.f, &text)) ok = mm_fail_memory(err, n);
-  if (ok) return text;
-  free(text);
-  return NULL;
+  mm_text_printf(&t, "{\n \"metadata\": {\n  \"total_size\": %llu,\n  \"plan\": \"%s\"\n },\n \"weight_map\": {\n",
+                 (unsigned long long)total, plan);
+  t.failed = t.failed || !each_stored(p, put_stored, &t, err);
+  mm_text_put(&t, "\n }\n}\n");
+  return mm_text_take(&t, err);
 }
 
 static bool part_of(const char *file, unsigned *rank, unsigned *number) {

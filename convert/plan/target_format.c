@@ -258,21 +258,15 @@ void mm_target_format_scale(const mm_target_naming *s, const mm_scheme *scheme, 
   if (s->reciprocal && cell->n == 0 && cell->k == 0) *(float *)stored = 1.0f / *(float *)stored;
 }
 
-/* ---- configs; as in pack.c, NULL anywhere is want of memory and passes upwards ---- */
-
-static mm_json *complete(mm_json *o, bool ok) {
-  if (ok) return o;
-  mm_json_free(o);
-  return NULL;
-}
+/* ---- configs ---- */
 
 static mm_json *parse(const char *text, mm_err *err) { return mm_json_parse(text, strlen(text), "quantization_config", err); }
 
 /* A matrix's module: its name without ".weight". */
-static bool add_module(mm_json *list, const char *source) {
+static void add_module(mm_json *list, const char *source) {
   char name[256];
   snprintf(name, sizeof name, "%.*s", (int)(strlen(source) - strlen(".weight")), source);
-  return mm_json_append(list, mm_json_new_str(name));
+  mm_json_append(list, mm_json_new_str(name));
 }
 
 /* "model.layers.0.self_attn.q_proj.weight", the first of several that engines fuse: the module's name in them; false for others. */
@@ -303,39 +297,38 @@ static bool is_expert(const mm_plan *p, size_t i, uint32_t layer) {
 }
 
 /* Some engines ask for the experts of a layer as one module: listed too where none of them is quantised. `i` is the first. */
-static bool add_experts(mm_json *list, const mm_plan *p, size_t i) {
+static void add_experts(mm_json *list, const mm_plan *p, size_t i) {
   uint32_t layer = p->tensor[i].layer;
   const char *source = p->pack.tensor[i].piece[0].source;
   char name[256];
   for (size_t j = i; j < p->pack.tensor_count && is_expert(p, j, layer); j++)
-    if (p->tensor[j].naming) return true;
+    if (p->tensor[j].naming) return;
   size_t n = (size_t)(strstr(source, ".experts.") + strlen(".experts") - source);
   snprintf(name, sizeof name, "%.*s", (int)n, source);
-  if (!mm_json_append(list, mm_json_new_str(name))) return false;
-  return !mlp_name(source, n, name) || mm_json_append(list, mm_json_new_str(name));
+  mm_json_append(list, mm_json_new_str(name));
+  if (mlp_name(source, n, name)) mm_json_append(list, mm_json_new_str(name));
 }
 
 /* A matrix that is not among the experts: by the name of the module that it is fused into, and under ".mlp.", too. */
-static bool add_aliases(mm_json *list, const mm_pack_tensor *t) {
+static void add_aliases(mm_json *list, const mm_pack_tensor *t) {
   char name[256];
   const char *source = t->piece[0].source;
-  if (fused_name(source, t->piece_count, name) && !mm_json_append(list, mm_json_new_str(name))) return false;
-  return !mlp_name(source, strlen(source) - strlen(".weight"), name) || mm_json_append(list, mm_json_new_str(name));
+  if (fused_name(source, t->piece_count, name)) mm_json_append(list, mm_json_new_str(name));
+  if (mlp_name(source, strlen(source) - strlen(".weight"), name)) mm_json_append(list, mm_json_new_str(name));
 }
 
 static mm_json *left_out(const mm_plan *p) {
   mm_json *list = mm_json_new_arr();
-  bool ok = list;
-  for (size_t i = 0; ok && i < p->pack.tensor_count; i++) {
+  for (size_t i = 0; i < p->pack.tensor_count; i++) {
     const mm_pack_tensor *t = &p->pack.tensor[i];
     const mm_hf_tensor *passed = p->tensor[i].passed;
-    if (passed && passed->shape.rank > 1 && mm_ends_with(passed->original, ".weight")) ok = add_module(list, passed->original);
+    if (passed && passed->shape.rank > 1 && mm_ends_with(passed->original, ".weight")) add_module(list, passed->original);
     if (t->vector || p->tensor[i].naming) continue;
-    if (is_expert(p, i, p->tensor[i].layer) && !is_expert(p, i - 1, p->tensor[i].layer)) ok = add_experts(list, p, i);
-    for (unsigned j = 0; ok && j < t->piece_count; j++) ok = add_module(list, t->piece[j].source);
-    if (p->tensor[i].rule[0]->kind != MM_KIND_EXPERT) ok = ok && add_aliases(list, t);
+    if (is_expert(p, i, p->tensor[i].layer) && !is_expert(p, i - 1, p->tensor[i].layer)) add_experts(list, p, i);
+    for (unsigned j = 0; j < t->piece_count; j++) add_module(list, t->piece[j].source);
+    if (p->tensor[i].rule[0]->kind != MM_KIND_EXPERT) add_aliases(list, t);
   }
-  return complete(list, ok);
+  return list;
 }
 
 static const mm_target_naming *first_naming(const mm_plan *p) {
@@ -345,8 +338,7 @@ static const mm_target_naming *first_naming(const mm_plan *p) {
 }
 
 static mm_json *fp8_config(const mm_plan *p, mm_json *list, mm_err *err) {
-  mm_json *o = parse(first_naming(p)->config, err);
-  return complete(o, mm_json_set(o, "modules_to_not_convert", list));
+  return MM_JSON_PUT(parse(first_naming(p)->config, err), {"modules_to_not_convert", list});
 }
 
 /* Columns of a group; -1: the whole row. */
@@ -359,55 +351,44 @@ static mm_json *group_size(const mm_plan *p, const mm_target_naming *s) {
 
 /* GPTQModel's rules for modules that are not quantised; takes the list over. */
 static mm_json *left_out_rules(mm_json *list) {
-  mm_json *rules = mm_json_new_obj();
-  bool ok = rules && list;
+  mm_json *rules = mm_json_failed(list) ? NULL : mm_json_new_obj();
   char rule[512];
-  for (size_t i = 0; ok && i < mm_json_size(list); i++) {
+  for (size_t i = 0; i < mm_json_size(list); i++) {
     snprintf(rule, sizeof rule, "-:^%s$", mm_json_str(mm_json_at(list, i)));
-    ok = mm_json_set(rules, rule, mm_json_new_obj());
+    mm_json_set(rules, rule, mm_json_new_obj());
   }
   mm_json_free(list);
-  return complete(rules, ok);
+  return rules;
 }
 
 static mm_json *words_config(const mm_plan *p, mm_json *list, mm_err *err) {
   const mm_target_naming *s = first_naming(p);
   const bool second = strstr(p->pack.tool, ", from gptq_v2");
-  mm_json *o = parse(s->config, err);
-  bool ok = mm_json_set(o, "group_size", group_size(p, s));
-  if (s->form == MM_WORDS_AWQ) return complete(o, mm_json_set(o, "modules_to_not_convert", list) && ok);
-  ok = mm_json_set(o, "checkpoint_format", mm_json_new_str(second ? "gptq_v2" : "gptq")) && ok;
-  return complete(o, mm_json_set(o, "dynamic", left_out_rules(list)) && ok);
+  mm_json *o = MM_JSON_PUT(parse(s->config, err), {"group_size", group_size(p, s)});
+  if (s->form == MM_WORDS_AWQ) return MM_JSON_PUT(o, {"modules_to_not_convert", list});
+  return MM_JSON_PUT(o, {"checkpoint_format", mm_json_new_str(second ? "gptq_v2" : "gptq")}, {"dynamic", left_out_rules(list)});
 }
 
-static mm_json *producer(void) {
-  mm_json *o = mm_json_new_obj();
-  return complete(o, mm_json_set(o, "name", mm_json_new_str("modelopt")) && mm_json_set(o, "version", mm_json_new_str("0.41.0")));
-}
+static mm_json *producer(void) { return MM_JSON_NEW({"name", mm_json_new_str("modelopt")}, {"version", mm_json_new_str("0.41.0")}); }
 
 static mm_json *words(const char *word) {
   mm_json *a = mm_json_new_arr();
-  return complete(a, mm_json_append(a, mm_json_new_str(word)));
+  mm_json_append(a, mm_json_new_str(word));
+  return a;
 }
 
 static mm_json *modelopt_config(const mm_plan *p, mm_json *list, mm_err *err) {
   const mm_target_naming *s = first_naming(p);
-  mm_json *o = mm_json_new_obj(), *groups = mm_json_new_obj(), *group = parse(s->config, err);
-  bool ok = mm_json_set(group, "targets", words("Linear"));
-  ok = mm_json_set(groups, "group_0", group) && ok;
-  ok = mm_json_set(o, "quant_method", mm_json_new_str("modelopt")) && mm_json_set(o, "quant_algo", mm_json_new_str(s->algorithm)) && ok;
-  ok = mm_json_set(o, "config_groups", groups) && ok;
-  ok = mm_json_set(o, "ignore", list) && ok;
-  return complete(o, mm_json_set(o, "producer", producer()) && ok);
+  mm_json *group = MM_JSON_PUT(parse(s->config, err), {"targets", words("Linear")});
+  return MM_JSON_NEW({"quant_method", mm_json_new_str("modelopt")}, {"quant_algo", mm_json_new_str(s->algorithm)},
+                     {"config_groups", MM_JSON_NEW({"group_0", group})}, {"ignore", list}, {"producer", producer()});
 }
 
 static mm_json *modelopt_file(const mm_plan *p, mm_json *list, mm_err *err) {
   const mm_target_naming *s = first_naming(p);
-  mm_json *o = mm_json_new_obj(), *q = parse("{\"kv_cache_quant_algo\": null, \"group_size\": 16}", err);
-  bool ok = mm_json_set(q, "quant_algo", mm_json_new_str(s->algorithm));
-  ok = mm_json_set(q, "exclude_modules", list) && ok;
-  ok = mm_json_set(o, "producer", producer()) && ok;
-  return complete(o, mm_json_set(o, "quantization", q) && ok);
+  mm_json *q = parse("{\"kv_cache_quant_algo\": null, \"group_size\": 16}", err);
+  MM_JSON_PUT(q, {"quant_algo", mm_json_new_str(s->algorithm)}, {"exclude_modules", list});
+  return MM_JSON_NEW({"producer", producer()}, {"quantization", q});
 }
 
 /* Projections of an expert, as transformers and the engines that follow it call them. */
@@ -415,7 +396,7 @@ static const char *const projection[][2] = {{"w1", "gate_proj"}, {"w3", "up_proj
 
 /* A regular expression for a module and what else engines call it: "model.layers.{l}.block_sparse_moe.experts.{e}.w1" is
  * "re:^model\.layers\.\d+\.(block_sparse_moe|mlp)\.experts\.\d+\.(w1|gate_proj)$". */
-static bool add_pattern(mm_json *list, const char *module, size_t n) {
+static void add_pattern(mm_json *list, const char *module, size_t n) {
   static const char moe[] = "block_sparse_moe";
   char re[512];
   size_t at = (size_t)snprintf(re, sizeof re, "re:^");
@@ -445,35 +426,36 @@ static bool add_pattern(mm_json *list, const char *module, size_t n) {
     i += taken;
   }
   snprintf(re + at, sizeof re - at, "$");
-  return mm_json_append(list, mm_json_new_str(re));
+  mm_json_append(list, mm_json_new_str(re));
 }
 
 static size_t module_length(const char *name) { return strlen(name) - strlen(".weight"); }
 
 /* A rule's modules in all layers, and where engines fuse them the fused one: "qkv_proj", the experts of a layer as one. */
-static bool add_rule(mm_json *list, const char *prefix, const mm_plan_tensor *pt, unsigned piece, unsigned pieces, bool all_experts) {
+static void add_rule(mm_json *list, const char *prefix, const mm_plan_tensor *pt, unsigned piece, unsigned pieces, bool all_experts) {
   char theirs[256], name[256];
   snprintf(theirs, sizeof theirs, "%s%s", prefix, pt->rule[piece]->theirs);
   const char *experts = strstr(theirs, ".experts.{e}.");
-  if (!add_pattern(list, theirs, module_length(theirs))) return false;
-  if (piece == 0 && fused_name(theirs, pieces, name) && !add_pattern(list, name, strlen(name))) return false;
-  if (!experts || !all_experts || piece != 0 || pieces != 2) return true; /* w2 comes with w1 and w3 */
-  snprintf(name, sizeof name, "%.*s", (int)(experts + strlen(".experts") - theirs), theirs);
-  if (!add_pattern(list, name, strlen(name))) return false;
-  snprintf(name, sizeof name, "%.*s.gate_up_proj", (int)(experts + strlen(".experts") - theirs), theirs);
-  if (!add_pattern(list, name, strlen(name))) return false;
-  snprintf(name, sizeof name, "%.*s.down_proj", (int)(experts + strlen(".experts") - theirs), theirs);
-  return add_pattern(list, name, strlen(name));
+  add_pattern(list, theirs, module_length(theirs));
+  if (piece == 0 && fused_name(theirs, pieces, name)) add_pattern(list, name, strlen(name));
+  if (!experts || !all_experts || piece != 0 || pieces != 2) return; /* w2 comes with w1 and w3 */
+  static const char *const fused[] = {"", ".gate_up_proj", ".down_proj"};
+  for (size_t i = 0; i < sizeof fused / sizeof *fused; i++) {
+    snprintf(name, sizeof name, "%.*s%s", (int)(experts + strlen(".experts") - theirs), theirs, fused[i]);
+    add_pattern(list, name, strlen(name));
+  }
 }
 
 /* One tensor's modules by name: experts by an expression, since engines call their projections otherwise, too. */
-static bool add_named(mm_json *list, const mm_pack_tensor *t) {
+static void add_named(mm_json *list, const mm_pack_tensor *t) {
   char name[256];
   bool expert = strstr(t->piece[0].source, ".experts.");
   for (unsigned j = 0; j < t->piece_count; j++)
-    if (!(expert ? add_pattern(list, t->piece[j].source, module_length(t->piece[j].source)) : add_module(list, t->piece[j].source)))
-      return false;
-  return !fused_name(t->piece[0].source, t->piece_count, name) || mm_json_append(list, mm_json_new_str(name));
+    if (expert)
+      add_pattern(list, t->piece[j].source, module_length(t->piece[j].source));
+    else
+      add_module(list, t->piece[j].source);
+  if (fused_name(t->piece[0].source, t->piece_count, name)) mm_json_append(list, mm_json_new_str(name));
 }
 
 /* True if every expert of every layer has this naming scheme. */
@@ -493,39 +475,40 @@ static bool whole_rule(const mm_plan *p, const mm_rule *r, const mm_target_namin
 /* The modules of one naming: one expression for a whole rule, each by its name otherwise. */
 static mm_json *targets(const mm_plan *p, const mm_target_naming *s) {
   const mm_rule *last = NULL; /* tensors of one rule mostly follow one another */
-  bool whole = false, ok = true;
+  bool whole = false;
   const bool every = all_experts(p, s);
   mm_json *list = mm_json_new_arr(), *done = mm_json_new_obj(); /* rules that are listed as a whole */
-  for (size_t i = 0; ok && i < p->pack.tensor_count; i++) {
+  for (size_t i = 0; i < p->pack.tensor_count; i++) {
     const mm_pack_tensor *t = &p->pack.tensor[i];
     const mm_plan_tensor *pt = &p->tensor[i];
     if (pt->naming != s) continue;
     if (pt->rule[0] != last) whole = whole_rule(p, pt->rule[0], s);
     last = pt->rule[0];
     if (whole && mm_json_get(done, last->theirs)) continue;
-    for (unsigned j = 0; ok && whole && j < t->piece_count; j++) ok = add_rule(list, p->prefix, pt, j, t->piece_count, every);
-    ok = ok && (whole || add_named(list, t));
-    ok = ok && (!whole || mm_json_set(done, last->theirs, mm_json_new_bool(true)));
+    for (unsigned j = 0; whole && j < t->piece_count; j++) add_rule(list, p->prefix, pt, j, t->piece_count, every);
+    if (whole)
+      mm_json_set(done, last->theirs, mm_json_new_bool(true));
+    else
+      add_named(list, t);
   }
+  if (mm_json_failed(done)) mm_json_append(list, NULL);
   mm_json_free(done);
-  return complete(list, ok);
+  return list;
 }
 
 /* compressed-tensors' group of words; config is its weights. */
 static mm_json *words_group(const mm_plan *p, const mm_target_naming *s, mm_err *err) {
   mm_json *o = parse("{\"format\": \"pack-quantized\", \"input_activations\": null, \"output_activations\": null}", err);
   mm_json *weights = parse(s->config, err), *size = group_size(p, s);
-  bool ok = mm_json_set(weights, "strategy", mm_json_new_str(size && mm_json_int(size) < 0 ? "channel" : "group"));
-  ok = mm_json_set(weights, "group_size", size) && ok;
-  return complete(o, mm_json_set(o, "weights", weights) && ok);
+  MM_JSON_PUT(weights, {"strategy", mm_json_new_str(size && mm_json_int(size) < 0 ? "channel" : "group")}, {"group_size", size});
+  return MM_JSON_PUT(o, {"weights", weights});
 }
 
-static bool add_group(mm_json *groups, const mm_plan *p, const mm_target_naming *s, mm_json *modules, mm_err *err) {
+static void add_group(mm_json *groups, const mm_plan *p, const mm_target_naming *s, mm_json *modules, mm_err *err) {
   char name[32];
   snprintf(name, sizeof name, "group_%zu", mm_json_size(groups));
   mm_json *group = s->form ? words_group(p, s, err) : parse(s->config, err);
-  bool ok = mm_json_set(group, "targets", modules);
-  return mm_json_set(groups, name, group) && ok;
+  mm_json_set(groups, name, MM_JSON_PUT(group, {"targets", modules}));
 }
 
 /* The group of the commonest naming names every linear module and comes last: readers take the first group that a module fits. */
@@ -536,17 +519,16 @@ static mm_json *ct_groups(const mm_plan *p, mm_err *err) {
   for (size_t i = 0; i < NAMINGS; i++)
     if (count[i] > count[most]) most = i;
   mm_json *o = mm_json_new_obj();
-  bool ok = o;
-  for (size_t i = 0; ok && i < NAMINGS; i++)
-    if (i != most && count[i] > 0) ok = add_group(o, p, &naming[i], targets(p, &naming[i]), err);
-  return complete(o, ok && add_group(o, p, &naming[most], words("Linear"), err));
+  for (size_t i = 0; i < NAMINGS; i++)
+    if (i != most && count[i] > 0) add_group(o, p, &naming[i], targets(p, &naming[i]), err);
+  add_group(o, p, &naming[most], words("Linear"), err);
+  return o;
 }
 
 /* Engines ask for the experts of a layer by projections that no file has ("experts.0.gate_proj"): an expression covers them where none of
  * the layer's experts is quantised. */
-static bool ignore_experts(mm_json *list, const mm_plan *p) {
-  bool ok = true;
-  for (size_t i = 0; ok && i < p->pack.tensor_count; i++) {
+static void ignore_experts(mm_json *list, const mm_plan *p) {
+  for (size_t i = 0; i < p->pack.tensor_count; i++) {
     const uint32_t layer = p->tensor[i].layer;
     bool some = false, first = is_expert(p, i, layer) && !is_expert(p, i - 1, layer);
     for (size_t j = i; first && j < p->pack.tensor_count && is_expert(p, j, layer); j++) some = some || p->tensor[j].naming;
@@ -554,41 +536,40 @@ static bool ignore_experts(mm_json *list, const mm_plan *p) {
     for (size_t k = 0, n = 0; p->prefix[k] && n + 3 < sizeof prefix; k++)
       n += (size_t)snprintf(prefix + n, sizeof prefix - n, p->prefix[k] == '.' ? "\\%c" : "%c", p->prefix[k]);
     snprintf(re, sizeof re, "re:^%smodel\\.layers\\.%u\\.(block_sparse_moe|mlp)\\.experts\\..*$", prefix, layer);
-    if (first && !some) ok = mm_json_append(list, mm_json_new_str(re));
+    if (first && !some) mm_json_append(list, mm_json_new_str(re));
   }
-  return ok;
 }
 
 static mm_json *ct_config(const mm_plan *p, mm_json *list, mm_err *err) {
   mm_json *groups = ct_groups(p, err), *o = parse("{\"kv_cache_scheme\": null}", err);
-  bool ok = list && ignore_experts(list, p);
-  ok = mm_json_set(o, "quant_method", mm_json_new_str("compressed-tensors")) && ok;
   const mm_json *format = mm_json_get(mm_json_get(groups, "group_0"), "format");
-  ok = mm_json_set(o, "format", mm_json_new_str(mm_json_size(groups) > 1 ? "mixed-precision" : mm_json_str(format))) && ok;
-  ok = mm_json_set(o, "quantization_status", mm_json_new_str("compressed")) && ok;
-  ok = mm_json_set(o, "config_groups", groups) && ok;
-  return complete(o, mm_json_set(o, "ignore", list) && ok);
+  ignore_experts(list, p);
+  return MM_JSON_PUT(o, {"quant_method", mm_json_new_str("compressed-tensors")},
+                     {"format", mm_json_new_str(mm_json_size(groups) > 1 ? "mixed-precision" : mm_json_str(format))},
+                     {"quantization_status", mm_json_new_str("compressed")}, {"config_groups", groups}, {"ignore", list});
 }
 
 /* Into the plan's arena; takes j over. */
 static const char *text_of(mm_plan *p, mm_json *j, mm_err *err) {
-  char *text = j ? mm_json_dump(j, true) : NULL, *kept = text ? mm_arena_printf(&p->pack.arena, err, "%s\n", text) : NULL;
-  if (!text) mm_fail_memory(err, 0);
+  char *text = mm_json_text(j, true, err), *kept = text ? mm_arena_printf(&p->pack.arena, err, "%s\n", text) : NULL;
   free(text);
-  mm_json_free(j);
   return kept;
 }
 
-bool mm_target_format_texts(mm_plan *p, mm_err *err) {
-  char *source = mm_json_dump(p->hf->config, false);
-  mm_json *config = source ? mm_json_parse(source, strlen(source), p->hf->config_path, err) : NULL;
-  free(source);
-  if (!config) return mm_fail_memory(err, 0);
+mm_json *mm_target_format_plain(const mm_hf *hf, mm_err *err) {
+  mm_json *config = mm_json_copy(hf->config, err);
+  if (!config) return NULL;
   mm_json_remove(config, "quantization_config");
   mm_json_remove(config, "compression_config");
+  return config;
+}
+
+bool mm_target_format_texts(mm_plan *p, mm_err *err) {
+  mm_json *config = mm_target_format_plain(p->hf, err);
+  if (!config) return false;
   const mm_target_format *d = p->target_format;
-  bool ok = !d || mm_json_set(config, "quantization_config", d->config(p, left_out(p), err));
-  p->text[0] = (mm_plan_text){"config.json", text_of(p, complete(config, ok), err)};
+  if (d) mm_json_set(config, "quantization_config", d->config(p, left_out(p), err));
+  p->text[0] = (mm_plan_text){"config.json", text_of(p, config, err)};
   p->text[1] = (mm_plan_text){MM_CARD, mm_card_text(p, d ? d->name : NULL, err)};
   if (d && d->file) p->text[2] = (mm_plan_text){d->file, text_of(p, d->file_config(p, left_out(p), err), err)};
   return p->text[0].text && p->text[1].text && (!p->text[2].name || p->text[2].text);

@@ -40,9 +40,8 @@ void mm_events_put(mm_events *e, const char *event, mm_json *fields) {
   struct timespec t;
   if (e) {
     clock_gettime(CLOCK_REALTIME, &t);
-    bool ok = mm_json_set(fields, "event", mm_json_new_str(event));
-    ok = mm_json_set(fields, "time", mm_json_new_real((double)t.tv_sec + 1e-9 * (double)t.tv_nsec)) && ok;
-    char *line = ok ? mm_json_dump(fields, false) : NULL;
+    MM_JSON_PUT(fields, {"event", mm_json_new_str(event)}, {"time", mm_json_new_real((double)t.tv_sec + 1e-9 * (double)t.tv_nsec)});
+    char *line = mm_json_dump(fields, false);
     if (line)
       put_line(e, line);
     else

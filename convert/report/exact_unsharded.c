@@ -18,16 +18,8 @@ static bool another(const mm_pack *p, const char *name, const char *what, mm_err
 
 /* A config as JSON without its quantization; free() it. */
 static char *plain_config(const mm_hf *hf, mm_err *err) {
-  char *text = mm_json_dump(hf->config, false);
-  mm_json *config = text ? mm_json_parse(text, strlen(text), hf->config_path, err) : NULL;
-  free(text);
-  if (!config) return NULL;
-  mm_json_remove(config, "quantization_config");
-  mm_json_remove(config, "compression_config");
-  text = mm_json_dump(config, false);
-  mm_json_free(config);
-  if (!text) mm_fail_memory(err, 0);
-  return text;
+  mm_json *config = mm_target_format_plain(hf, err);
+  return config ? mm_json_text(config, false, err) : NULL;
 }
 
 static bool same_config(const mm_plan *plan, const mm_hf *made, const mm_pack *p, mm_err *err) {

@@ -19,9 +19,8 @@ static bool written(FILE *f, mm_err *err) {
 }
 
 static bool print_json(FILE *f, mm_json *j, mm_err *err) {
-  char *text = j ? mm_json_dump(j, true) : NULL;
-  mm_json_free(j);
-  if (!text) return mm_fail_memory(err, 0);
+  char *text = mm_json_text(j, true, err);
+  if (!text) return false;
   fprintf(f, "%s\n", text);
   free(text);
   return written(f, err);
@@ -57,88 +56,62 @@ static size_t used_names(const mm_plan *p) {
   return n;
 }
 
-static mm_json *listed_json(mm_plan_row t) {
-  mm_json *x = mm_json_new_obj();
-  if (mm_json_set(x, "name", mm_json_new_str(t.name)) && mm_json_set(x, "scheme", mm_json_new_str(t.scheme)) &&
-      mm_json_set(x, "lead", mm_json_new_int(t.lead)) && mm_json_set(x, "rows", mm_json_new_int(t.rows)) &&
-      mm_json_set(x, "cols", mm_json_new_int(t.cols)) && mm_json_set(x, "bytes", mm_json_new_int((int64_t)t.bytes)))
-    return x;
-  mm_json_free(x);
-  return NULL;
-}
-
-static bool put_number(mm_json *j, const char *key, uint64_t n) { return mm_json_set(j, key, mm_json_new_int((int64_t)n)); }
-
 static mm_json *footprint_json(const mm_footprint *f) {
-  mm_json *x = mm_json_new_obj();
-  if (put_number(x, "experts", f->experts) && put_number(x, "attention", f->attention) && put_number(x, "rest", f->rest) &&
-      put_number(x, "kv_bytes_per_token", f->kv_token) && put_number(x, "state_bytes_per_sequence", f->state))
-    return x;
-  mm_json_free(x);
-  return NULL;
+  return MM_JSON_NEW({"experts", mm_json_new_u64(f->experts)}, {"attention", mm_json_new_u64(f->attention)},
+                     {"rest", mm_json_new_u64(f->rest)}, {"kv_bytes_per_token", mm_json_new_u64(f->kv_token)},
+                     {"state_bytes_per_sequence", mm_json_new_u64(f->state)});
 }
 
 static mm_json *verdict_json(const mm_verdict *v) {
-  mm_json *x = mm_json_new_obj();
-  bool ok = put_number(x, "gpu_memory", v->memory) && mm_json_set(x, "fits", mm_json_new_bool(v->fits)) &&
-            put_number(x, "kv_tokens", v->tokens) && (v->tp == 0 || put_number(x, "smallest_tp", v->tp)) &&
-            (!*v->refused || mm_json_set(x, "refused", mm_json_new_str(v->refused)));
-  if (ok && v->card.name) ok = mm_json_set(x, "gpu", mm_json_new_str(v->card.name)) && put_number(x, "sm", v->card.sm);
-  if (ok && v->card.runs)
-    ok = mm_json_set(x, "runs", mm_json_new_str(v->card.runs)) && mm_json_set(x, "tried", mm_json_new_str(v->card.tried));
-  if (ok) return x;
-  mm_json_free(x);
-  return NULL;
+  mm_json *x = MM_JSON_NEW({"gpu_memory", mm_json_new_u64(v->memory)}, {"fits", mm_json_new_bool(v->fits)},
+                           {"kv_tokens", mm_json_new_u64(v->tokens)});
+  if (v->tp > 0) mm_json_put_int(x, "smallest_tp", v->tp);
+  if (*v->refused) mm_json_put_text(x, "refused", v->refused);
+  if (v->card.name) MM_JSON_PUT(x, {"gpu", mm_json_new_str(v->card.name)}, {"sm", mm_json_new_int(v->card.sm)});
+  if (v->card.runs) MM_JSON_PUT(x, {"runs", mm_json_new_str(v->card.runs)}, {"tried", mm_json_new_str(v->card.tried)});
+  return x;
 }
 
-/* The known faults of engines in reading the schemes of the plan, as sentences. */
-static mm_json *caveats_json(const mm_plan *p) {
-  mm_json *list = mm_json_new_arr();
-  const char *what;
-  bool ok = list;
-  for (size_t at = 0; ok && (what = mm_card_caveat(p, mm_target_format_name(p->target_format), &at));)
-    ok = mm_json_append(list, mm_json_new_str(what));
-  if (ok) return list;
-  mm_json_free(list);
-  return NULL;
+static void put_tensors(mm_json *j, const mm_plan *p) {
+  mm_json *list = mm_json_put_list(j, "tensors");
+  for (size_t i = 0; i < p->pack.tensor_count; i++)
+    for (uint32_t k = 0; k < mm_plan_stored(p, i); k++) {
+      const mm_plan_row t = listed(p, i, k);
+      mm_json_append(
+          list, MM_JSON_NEW({"name", mm_json_new_str(t.name)}, {"scheme", mm_json_new_str(t.scheme)}, {"lead", mm_json_new_int(t.lead)},
+                            {"rows", mm_json_new_int(t.rows)}, {"cols", mm_json_new_int(t.cols)}, {"bytes", mm_json_new_u64(t.bytes)}));
+    }
 }
 
 static mm_json *plan_json(const mm_plan *p, const mm_verdict *v, bool tensors) {
-  mm_json *j = mm_json_new_obj(), *ranks = mm_json_new_arr(), *kinds = mm_json_new_arr(), *list = tensors ? mm_json_new_arr() : NULL;
-  bool ok = j && ranks && kinds;
-  for (uint32_t r = 0; ok && r < mm_pack_ranks(&p->pack); r++) {
-    mm_footprint f = mm_footprint_of(p, r);
-    ok = mm_json_append(ranks, mm_json_new_int((int64_t)f.bytes)) && mm_json_append(kinds, footprint_json(&f));
+  const struct mm_calibrated *c = &p->calibrated;
+  mm_json *j = MM_JSON_NEW({"architecture", mm_json_new_str(p->pack.model.architecture)}, {"quant", mm_json_new_str(p->pack.quant)},
+                           {"tp", mm_json_new_int(p->pack.tp)}, {"ep", mm_json_new_int(p->pack.ep)}, {"pp", mm_json_new_int(p->pack.pp)},
+                           {"source_tensors", mm_json_new_u64(used_names(p))}, {"source_bytes", mm_json_new_u64(p->source_bytes)},
+                           {"output_tensors", mm_json_new_u64(output_tensors(p))}, {"output_bytes", mm_json_new_u64(p->output_bytes)},
+                           {"parts", mm_json_new_int(p->part_count)});
+  if (p->layout->target_formats) {
+    const char *what;
+    mm_json_put_text(j, "dialect", mm_target_format_name(p->target_format));
+    mm_json *notes = mm_json_put_list(j, "notes"); /* known faults of engines in reading the plan's schemes */
+    for (size_t at = 0; (what = mm_card_caveat(p, mm_target_format_name(p->target_format), &at));)
+      mm_json_append(notes, mm_json_new_str(what));
   }
-  for (size_t i = 0; ok && list && i < p->pack.tensor_count; i++)
-    for (uint32_t k = 0; ok && k < mm_plan_stored(p, i); k++) ok = mm_json_append(list, listed_json(listed(p, i, k)));
-  ok = ok && mm_json_set(j, "architecture", mm_json_new_str(p->pack.model.architecture)) &&
-       mm_json_set(j, "quant", mm_json_new_str(p->pack.quant)) && mm_json_set(j, "tp", mm_json_new_int(p->pack.tp)) &&
-       mm_json_set(j, "ep", mm_json_new_int(p->pack.ep)) && mm_json_set(j, "pp", mm_json_new_int(p->pack.pp)) &&
-       mm_json_set(j, "source_tensors", mm_json_new_int((int64_t)used_names(p))) &&
-       mm_json_set(j, "source_bytes", mm_json_new_int((int64_t)p->source_bytes)) &&
-       mm_json_set(j, "output_tensors", mm_json_new_int((int64_t)output_tensors(p))) &&
-       mm_json_set(j, "output_bytes", mm_json_new_int((int64_t)p->output_bytes)) && mm_json_set(j, "parts", mm_json_new_int(p->part_count));
-  if (p->layout->target_formats)
-    ok = ok && mm_json_set(j, "dialect", mm_json_new_str(mm_target_format_name(p->target_format))) &&
-         mm_json_set(j, "notes", caveats_json(p));
   if (p->recipe.importance)
-    ok = ok && mm_json_set(j, "weighed_matrices", mm_json_new_int((int64_t)p->calibrated.weighed)) &&
-         mm_json_set(j, "unweighed_too_few_tokens", mm_json_new_int((int64_t)p->calibrated.too_few)) &&
-         mm_json_set(j, "unweighed_no_entry", mm_json_new_int((int64_t)p->calibrated.no_entry));
+    MM_JSON_PUT(j, {"weighed_matrices", mm_json_new_u64(c->weighed)}, {"unweighed_too_few_tokens", mm_json_new_u64(c->too_few)},
+                {"unweighed_no_entry", mm_json_new_u64(c->no_entry)});
   if (p->recipe.method == MM_METHOD_GPTQ)
-    ok = ok && mm_json_set(j, "fed_back_matrices", mm_json_new_int((int64_t)p->calibrated.fed_back)) &&
-         mm_json_set(j, "nearest_no_moments", mm_json_new_int((int64_t)p->calibrated.no_moments));
-  if (p->calibrated.scaled > 0)
-    ok = ok && mm_json_set(j, "scaled_tensors", mm_json_new_int((int64_t)p->calibrated.scaled)) &&
-         mm_json_set(j, "unreached_experts", mm_json_new_int((int64_t)p->calibrated.unreached));
-  ok = mm_json_set(j, "rank_bytes", ranks) && ok;
-  ok = mm_json_set(j, "rank_footprint", kinds) && ok;
-  if (v && v->memory) ok = mm_json_set(j, "verdict", verdict_json(v)) && ok;
-  if (list) ok = mm_json_set(j, "tensors", list) && ok;
-  if (ok) return j;
-  mm_json_free(j);
-  return NULL;
+    MM_JSON_PUT(j, {"fed_back_matrices", mm_json_new_u64(c->fed_back)}, {"nearest_no_moments", mm_json_new_u64(c->no_moments)});
+  if (c->scaled > 0) MM_JSON_PUT(j, {"scaled_tensors", mm_json_new_u64(c->scaled)}, {"unreached_experts", mm_json_new_u64(c->unreached)});
+  mm_json *ranks = mm_json_put_list(j, "rank_bytes"), *kinds = mm_json_put_list(j, "rank_footprint");
+  for (uint32_t r = 0; r < mm_pack_ranks(&p->pack); r++) {
+    const mm_footprint f = mm_footprint_of(p, r);
+    mm_json_append(ranks, mm_json_new_u64(f.bytes));
+    mm_json_append(kinds, footprint_json(&f));
+  }
+  if (v && v->memory) mm_json_set(j, "verdict", verdict_json(v));
+  if (tensors) put_tensors(j, p);
+  return j;
 }
 
 /* As people count memory: "27.0 GiB", "913 KiB". */
@@ -250,18 +223,12 @@ static uint64_t peak_rss(void) {
 }
 
 static mm_json *summary_json(const mm_plan *p, const mm_convert_outcome *o) {
-  char hex[MM_HEX_LEN + 1];
-  mm_digest_hex(&o->manifest, hex);
-  mm_json *j = plan_json(p, NULL, false);
   double fresh = (double)(p->source_bytes - o->kept);
-  bool ok = j && mm_json_set(j, "seconds", mm_json_new_real(o->seconds)) && put_number(j, "kept_bytes", o->kept) &&
-            mm_json_set(j, "read_gb_per_s", mm_json_new_real(fresh / o->seconds / 1e9)) &&
-            mm_json_set(j, "written_gb_per_s", mm_json_new_real((double)p->output_bytes / o->seconds / 1e9)) &&
-            put_number(j, "zeroed_weights", o->zeroed) && put_number(j, "peak_rss_bytes", peak_rss()) &&
-            mm_json_set(j, p->layout->digest_key, mm_json_new_str(hex));
-  if (ok) return j;
-  mm_json_free(j);
-  return NULL;
+  return MM_JSON_PUT(plan_json(p, NULL, false), {"seconds", mm_json_new_real(o->seconds)}, {"kept_bytes", mm_json_new_u64(o->kept)},
+                     {"read_gb_per_s", mm_json_new_real(fresh / o->seconds / 1e9)},
+                     {"written_gb_per_s", mm_json_new_real((double)p->output_bytes / o->seconds / 1e9)},
+                     {"zeroed_weights", mm_json_new_u64(o->zeroed)}, {"peak_rss_bytes", mm_json_new_u64(peak_rss())},
+                     {p->layout->digest_key, mm_json_new_digest(&o->manifest)});
 }
 
 bool mm_report_summary(FILE *f, const mm_plan *p, const mm_convert_outcome *o, mm_report_style style, mm_err *err) {
@@ -286,12 +253,10 @@ void mm_report_done(mm_events *e, const mm_plan *p, const mm_convert_outcome *o)
 }
 
 void mm_report_failed(mm_events *e, const mm_err *why) {
-  if (!e) return;
-  mm_json *j = mm_json_new_obj();
-  bool ok = mm_json_set(j, "error", mm_json_new_str(why->code)) && mm_json_set(j, "status", mm_json_new_int(why->status)) &&
-            mm_json_set(j, "message", mm_json_new_str(why->text));
-  if (!ok) mm_json_free(j);
-  mm_events_put(e, "failed", ok ? j : NULL);
+  if (e)
+    mm_events_put(e, "failed",
+                  MM_JSON_NEW({"error", mm_json_new_str(why->code)}, {"status", mm_json_new_int(why->status)},
+                              {"message", mm_json_new_str(why->text)}));
 }
 
 struct mm_watch {
@@ -324,14 +289,13 @@ static void draw(mm_watch *w, double elapsed) {
 }
 
 static void put_progress(const mm_watch *w, double elapsed) {
-  mm_json *j = mm_json_new_obj();
-  bool ok = mm_json_set(j, "seconds", mm_json_new_real(elapsed)) && put_number(j, "source_bytes", w->p->source_bytes) &&
-            put_number(j, "done_bytes", atomic_load(&w->progress->read_bytes)) &&
-            put_number(j, "kept_bytes", atomic_load(&w->progress->kept_bytes)) && put_number(j, "rss_bytes", peak_rss());
+  mm_json *j =
+      MM_JSON_NEW({"seconds", mm_json_new_real(elapsed)}, {"source_bytes", mm_json_new_u64(w->p->source_bytes)},
+                  {"done_bytes", mm_json_new_u64(atomic_load(&w->progress->read_bytes))},
+                  {"kept_bytes", mm_json_new_u64(atomic_load(&w->progress->kept_bytes))}, {"rss_bytes", mm_json_new_u64(peak_rss())});
   const char *waiting = mm_follow_waiting(w->p->hf);
-  ok = ok && (!waiting || mm_json_set(j, "waiting_for", mm_json_new_str(waiting)));
-  if (!ok) mm_json_free(j);
-  mm_events_put(w->events, "progress", ok ? j : NULL);
+  if (waiting) mm_json_put_text(j, "waiting_for", waiting);
+  mm_events_put(w->events, "progress", j);
 }
 
 static void look(void *ctx, unsigned second) {

@@ -33,13 +33,6 @@ bool mm_report_divergence_read(mm_json **out, const char *path, const char *dir,
   return ok;
 }
 
-bool mm_report_divergence_put(mm_json *report, const mm_json *divergence) {
-  char *text = mm_json_dump(divergence, false);
-  mm_json *copy = text ? mm_json_parse(text, strlen(text), "divergence", MM_IGNORED) : NULL;
-  free(text);
-  return copy && mm_json_set(report, "divergence", copy);
-}
-
 static double at(const mm_json *o, const char *key) { return mm_json_number(mm_json_get(o, key)); }
 
 void mm_report_divergence_html(FILE *f, const mm_json *o, void (*put_text)(FILE *, const char *)) {

@@ -54,22 +54,18 @@ static mm_json *row_json(const mm_error_row *x, bool unscaled) {
   figure f[FIGURES];
   figures_of(&x->e, unscaled, f);
   double db = mm_sqnr_db(&x->e);
-  mm_json *o = mm_json_new_obj();
-  bool ok = o && mm_json_set(o, "name", mm_json_new_str(x->name)) && mm_json_set(o, "scheme", mm_json_new_str(x->scheme)) &&
-            mm_json_set(o, "count", mm_json_new_int((int64_t)x->e.count)) &&
-            mm_json_set(o, "nonfinite", mm_json_new_int((int64_t)x->e.nonfinite)) &&
-            (!isfinite(db) || mm_json_set(o, "sqnr_db", mm_json_new_real(db)));
-  for (int i = 0; ok && i < FIGURES; i++) ok = isnan(f[i].value) || mm_json_set(o, f[i].name, mm_json_new_real(f[i].value));
+  mm_json *o = MM_JSON_NEW({"name", mm_json_new_str(x->name)}, {"scheme", mm_json_new_str(x->scheme)},
+                           {"count", mm_json_new_u64(x->e.count)}, {"nonfinite", mm_json_new_u64(x->e.nonfinite)});
+  if (isfinite(db)) mm_json_set(o, "sqnr_db", mm_json_new_real(db));
+  for (int i = 0; i < FIGURES; i++)
+    if (!isnan(f[i].value)) mm_json_set(o, f[i].name, mm_json_new_real(f[i].value));
   if (has_worst(&x->e))
-    ok = ok && mm_json_set(o, "worst_expert", mm_json_new_int(x->e.worst_lead)) &&
-         mm_json_set(o, "worst_expert_sqnr_db", mm_json_new_real(x->e.worst_db));
-  if (ok) return o;
-  mm_json_free(o);
-  return NULL;
+    MM_JSON_PUT(o, {"worst_expert", mm_json_new_int(x->e.worst_lead)}, {"worst_expert_sqnr_db", mm_json_new_real(x->e.worst_db)});
+  return o;
 }
 
 mm_json *mm_report_json(const mm_error_report *r) {
-  mm_json *o = mm_json_new_obj(), *list = mm_json_new_arr();
+  mm_json *o = mm_json_new_obj();
   const char *const fact[][2] = {{"checkpoint", r->dir},
                                  {"source", r->source},
                                  {"quant", r->quant},
@@ -77,19 +73,14 @@ mm_json *mm_report_json(const mm_error_report *r) {
                                  {"compared_by", "minimax-verify " MM_VERSION},
                                  {"manifest_sha256", r->manifest},
                                  {"plan_sha256", r->plan}};
-  bool ok = o && list;
-  for (size_t i = 0; ok && i < sizeof fact / sizeof *fact; i++) ok = !fact[i][1] || mm_json_set(o, fact[i][0], mm_json_new_str(fact[i][1]));
-  ok = ok && mm_json_set(o, "exact_tensors", mm_json_new_int((int64_t)mm_report_exact(r)));
-  ok = ok && (r->absent == 0 || mm_json_set(o, "absent_tensors", mm_json_new_int((int64_t)r->absent)));
-  ok = ok && (!r->divergence || mm_report_divergence_put(o, r->divergence));
-  for (size_t i = 0; ok && i < r->count; i++) {
-    mm_json *row = row_json(&r->row[i], r->unscaled);
-    ok = row && mm_json_append(list, row);
-  }
-  if (ok && mm_json_set(o, "tensors", list)) return o;
-  if (!ok) mm_json_free(list);
-  mm_json_free(o);
-  return NULL;
+  for (size_t i = 0; i < sizeof fact / sizeof *fact; i++)
+    if (fact[i][1]) mm_json_put_text(o, fact[i][0], fact[i][1]);
+  mm_json_put_int(o, "exact_tensors", mm_report_exact(r));
+  if (r->absent > 0) mm_json_put_int(o, "absent_tensors", r->absent);
+  if (r->divergence) mm_json_set(o, "divergence", mm_json_copy(r->divergence, MM_IGNORED));
+  mm_json *list = mm_json_put_list(o, "tensors");
+  for (size_t i = 0; i < r->count; i++) mm_json_append(list, row_json(&r->row[i], r->unscaled));
+  return o;
 }
 
 /* A CSV field after RFC 4180: names come from a file. */
@@ -120,10 +111,8 @@ void mm_report_csv(FILE *f, const mm_error_report *r) {
   }
 }
 
-static bool write_json(FILE *f, const mm_error_report *r) {
-  mm_json *o = mm_report_json(r);
-  char *text = o ? mm_json_dump(o, true) : NULL;
-  mm_json_free(o);
+static bool write_json(FILE *f, const mm_error_report *r, mm_err *err) {
+  char *text = mm_json_text(mm_report_json(r), true, err);
   if (text) fprintf(f, "%s\n", text);
   free(text);
   return text != NULL;
@@ -157,7 +146,7 @@ bool mm_report_place_ok(mm_output_place place, mm_err *err) { return mark_of(&pl
 static bool write_format(FILE *f, const char *path, const mm_error_report *r, mm_err *err) {
   bool ok = true;
   switch (ending(path)[1]) {
-    case 'j': ok = write_json(f, r) || mm_fail_memory(err, 0); break;
+    case 'j': ok = write_json(f, r, err); break;
     case 'c': mm_report_csv(f, r); break;
     default: ok = mm_report_html(f, r) || mm_fail_memory(err, 0);
   }

@@ -26,8 +26,7 @@ size_t mm_report_exact(const mm_error_report *r); /* how many are */
 
 /* {"checkpoint", "source", "quant", "packed_by", "compared_by", "manifest_sha256", "plan_sha256", "exact_tensors": N,
  * "absent_tensors": N (absent when 0), "divergence": {…} (absent unless read), "tensors": [{"name", "scheme", "count", "sqnr_db" (absent
- * when infinite), …}]}; NULL without memory.
- */
+ * when infinite), …}]}. */
 mm_json *mm_report_json(const mm_error_report *r);
 /* One line of names, one line a tensor. */
 void mm_report_csv(FILE *f, const mm_error_report *r);
@@ -40,7 +39,6 @@ bool mm_report_html(FILE *f, const mm_error_report *r);
 /* Reads the JSON of minimax-eval DIR --against REF: KL divergence and top-1 agreement of a checkpoint with this manifest's digest
  * (hexadecimal). MM_USAGE E_USAGE: of another checkpoint. */
 MM_MUST_USE bool mm_report_divergence_read(mm_json **out, const char *path, const char *dir, const char *manifest, mm_err *err);
-bool mm_report_divergence_put(mm_json *report, const mm_json *divergence);
 void mm_report_divergence_html(FILE *f, const mm_json *o, void (*put_text)(FILE *, const char *));
 
 /* Writes a file (formats/system/output.h) in the format that its name ends in, .json, .csv or .html; other endings are MM_USAGE E_USAGE.

@@ -28,10 +28,7 @@ static bool refuse(const char *path, const char *code, const char *what, const c
 }
 
 /* The string under a key, or NULL. */
-static const char *word(const mm_json *obj, const char *key) {
-  const mm_json *v = mm_json_get(obj, key);
-  return mm_json_type_of(v) == MM_JSON_STR ? mm_json_str(v) : NULL;
-}
+static const char *word(const mm_json *obj, const char *key) { return mm_json_str(mm_json_get(obj, key)); }
 
 /* True if w is one of the words of a list, between blanks. */
 static bool listed(const char *list, const char *w) {
@@ -85,7 +82,7 @@ static bool read_module_bits(const mm_declared *d, const char *key, mm_err *err)
   const mm_json *rules = mm_json_get(d->obj, key), *rule;
   const char *name;
   void *iter = NULL;
-  while (mm_json_type_of(rules) == MM_JSON_OBJ && mm_json_next(rules, &iter, &name, &rule))
+  while (mm_json_next(rules, &iter, &name, &rule))
     if (mm_json_type_of(rule) == MM_JSON_OBJ && !read_bits(d, rule, "bits", true, err)) return false;
   return true;
 }
@@ -134,7 +131,7 @@ static bool names_modules(const mm_json *dynamic) {
   const mm_json *rule;
   const char *name;
   void *iter = NULL;
-  while (mm_json_type_of(dynamic) == MM_JSON_OBJ && mm_json_next(dynamic, &iter, &name, &rule))
+  while (mm_json_next(dynamic, &iter, &name, &rule))
     if (strncmp(name, "-:", 2) != 0) return true;
   return false;
 }

@@ -113,6 +113,9 @@ void mm_hf_close(mm_hf *hf);
 const mm_hf_tensor *mm_hf_sort(mm_hf *hf);
 mm_hf_tensor *mm_hf_find(const mm_hf *hf, const char *canonical);
 /* Its file and its name there, for a failure. */
+/* What the header of file number `file` says of a tensor, t where the index lists it, else NULL: MM_BAD_INPUT if it is not of that file. */
+MM_MUST_USE bool mm_hf_listed(const mm_hf *hf, const mm_hf_tensor *t, uint32_t file, const mm_st_tensor *s, mm_err *err);
+void mm_hf_take(mm_hf_tensor *t, const mm_st_tensor *s);
 static inline mm_where mm_hf_at(const mm_hf *hf, const mm_hf_tensor *t) { return mm_at(hf->file[t->file].path, t->original); }
 /* A file of the checkpoint may be a link into its own folder or into the Hub cache's blobs (snapshots/REV/x -> ../../blobs/SHA256); one
  * that leads elsewhere is MM_BAD_INPUT E_FS_OUTSIDE unless that was allowed. A path that cannot be resolved passes: opening it gives the

@@ -121,18 +121,8 @@ static bool read_header(void *ctx, size_t index, unsigned worker, mm_err *err) {
   for (size_t i = 0; ok && i < st.count; i++) {
     const mm_st_tensor *s = &st.tensor[i];
     t = find_original(hf, t ? t + 1 : hf->tensor, s->name);
-    if (!t) {
-      ok = mm_fail(err, MM_BAD_INPUT, "E_IDX_TENSOR", mm_at(f->path, s->name), "found in this file, but the index does not list it");
-    } else if (t->file != index) {
-      ok = mm_fail(err, MM_BAD_INPUT, "E_DUP_TENSOR", mm_at(f->path, s->name), "found in this file, but the index lists it in %s",
-                   hf->file[t->file].name);
-    } else {
-      t->found = true;
-      t->dtype = s->dtype;
-      t->shape = s->shape;
-      t->offset = s->offset;
-      t->bytes = s->bytes;
-    }
+    ok = mm_hf_listed(hf, t, (uint32_t)index, s, err);
+    if (ok) mm_hf_take(t, s);
   }
   mm_st_close(&st);
   return ok;

@@ -30,6 +30,27 @@ size_t mm_utf8_len(const char *text, size_t n) {
   return 0;
 }
 
+uint32_t mm_utf8_next(const char **p, const char *end) {
+  const uint8_t *s = (const uint8_t *)*p;
+  const size_t len = mm_utf8_len(*p, (size_t)(end - *p));
+  uint32_t point = len > 1 ? s[0] & (0x7Fu >> len) : s[0];
+  for (size_t i = 1; i < len; i++) point = point << 6 | (s[i] & 0x3F);
+  *p += len ? len : 1;
+  return point;
+}
+
+size_t mm_utf8_put(char out[4], uint32_t code) {
+  const size_t n = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+  for (size_t i = n - 1; i > 0; i--, code >>= 6) out[i] = (char)(0x80 | (code & 0x3F));
+  out[0] = (char)(n == 1 ? code : (0xF00u >> n) | code); /* lead bytes 110…, 1110…, 11110… */
+  return n;
+}
+
+int mm_hex_digit(char c) {
+  const char small = (char)(c | 0x20);
+  return c >= '0' && c <= '9' ? c - '0' : small >= 'a' && small <= 'f' ? small - 'a' + 10 : -1;
+}
+
 /* Characters that a terminal obeys, or that change how others are shown, without a glyph of their own: C1 controls, the soft hyphen,
  * direction marks, embeddings, overrides and isolates, zero-width characters, line separators, the byte order mark, annotations, tags. */
 static const struct {
@@ -43,8 +64,7 @@ static size_t showable(const char *text, size_t n) {
   if (s[0] < 0x20 || s[0] == 0x7F) return 0;
   size_t len = mm_utf8_len(text, n);
   if (len < 2) return len;
-  uint32_t point = s[0] & (0x7Fu >> len);
-  for (size_t i = 1; i < len; i++) point = point << 6 | (s[i] & 0x3F);
+  const uint32_t point = mm_utf8_next(&text, text + len);
   for (size_t i = 0; i < sizeof hidden / sizeof *hidden; i++)
     if (point >= hidden[i].first && point <= hidden[i].last) return 0;
   return len;

@@ -103,6 +103,12 @@ void mm_show_to(FILE *f, const char *text);
 /* Length (1–4) of the valid UTF-8 sequence at the start of text (n ≥ 1 bytes); 0 if there is none: overlong forms, surrogates
  * and code points beyond U+10FFFF are invalid. */
 size_t mm_utf8_len(const char *text, size_t n);
+/* The code point at *p, before end; *p moves past it. A byte that begins no valid sequence is one of its own. */
+uint32_t mm_utf8_next(const char **p, const char *end);
+/* Writes a code point up to 0x1FFFFF; returns its length. */
+size_t mm_utf8_put(char out[4], uint32_t code);
+/* The value of a hexadecimal digit; -1 of others. */
+int mm_hex_digit(char c);
 
 /* Checked arithmetic for every size that comes from a file: false on overflow, *out then unspecified. */
 static inline bool mm_add(uint64_t a, uint64_t b, uint64_t *out) { return !__builtin_add_overflow(a, b, out); }

@@ -167,26 +167,17 @@ static bool copy_companions(const mm_pack *p, const mm_staging *s, mm_err *err) 
 }
 
 /* One part a line. */
-static void put_table(FILE *f, const mm_archive *a) {
-  fprintf(f, "{\n\"format\":\"%s\",\n\"version\":%d,\n\"parts\":[", MM_ARCHIVE_FORMAT, MM_ARCHIVE_VERSION);
-  for (size_t i = 0; i < a->part_count; i++) {
-    fprintf(f, "%s\n{\"file\":\"%s\",\"frames\":[", i ? "," : "", a->part[i].file);
-    for (size_t b = 0; b < a->part[i].part->block_count; b++)
-      fprintf(f, "%s[%u,%u]", b ? "," : "", a->part[i].frame[b].bytes, a->part[i].frame[b].stride);
-    fputs("]}", f);
-  }
-  fputs("\n]\n}\n", f);
-}
-
 char *mm_archive_text(const mm_archive *a, mm_err *err) {
-  char *text = NULL;
-  size_t n = 0;
-  FILE *f = open_memstream(&text, &n);
-  if (f) put_table(f, a);
-  if (f && mm_close_text(f, &text)) return text;
-  free(text);
-  mm_fail_memory(err, n);
-  return NULL;
+  mm_text t = {0};
+  mm_text_printf(&t, "{\n\"format\":\"%s\",\n\"version\":%d,\n\"parts\":[", MM_ARCHIVE_FORMAT, MM_ARCHIVE_VERSION);
+  for (size_t i = 0; i < a->part_count; i++) {
+    mm_text_printf(&t, "%s\n{\"file\":\"%s\",\"frames\":[", i ? "," : "", a->part[i].file);
+    for (size_t b = 0; b < a->part[i].part->block_count; b++)
+      mm_text_printf(&t, "%s[%u,%u]", b ? "," : "", a->part[i].frame[b].bytes, a->part[i].frame[b].stride);
+    mm_text_put(&t, "]}");
+  }
+  mm_text_put(&t, "\n]\n}\n");
+  return mm_text_take(&t, err);
 }
 
 static bool write_table(const mm_archive *a, const mm_staging *s, mm_err *err) {

@@ -79,56 +79,30 @@ static char *encoding_of(const char *statement, size_t n, size_t *length, mm_err
 
 /* ---- making ---- */
 
-static mm_json *hex_json(const mm_digest *d) {
-  char hex[MM_HEX_LEN + 1];
-  mm_digest_hex(d, hex);
-  return mm_json_new_str(hex);
-}
-
-/* `value`, now owned by `o` as its member `key`; NULL for want of memory. */
-static mm_json *member(mm_json *o, const char *key, mm_json *value) { return mm_json_set(o, key, value) ? value : NULL; }
-
-static bool put_resources(mm_json *list, const resources *r) {
-  bool ok = list;
-  for (size_t i = 0; ok && i < r->count; i++) {
-    mm_json *o = mm_json_new_obj();
-    ok = mm_json_append(list, o) && mm_json_set(o, "name", mm_json_new_str(r->item[i].name)) &&
-         mm_json_set(o, "algorithm", mm_json_new_str("sha256")) && mm_json_set(o, "digest", hex_json(&r->item[i].digest));
-  }
-  return ok;
-}
-
-static bool put_statement(mm_json *o, const char *model, const resources *r, const mm_digest *root) {
-  bool ok = mm_json_set(o, "_type", mm_json_new_str(STATEMENT_TYPE));
-  mm_json *subject = mm_json_new_obj();
-  ok = mm_json_append(member(o, "subject", mm_json_new_arr()), subject) && ok && mm_json_set(subject, "name", mm_json_new_str(model)) &&
-       mm_json_set(member(subject, "digest", mm_json_new_obj()), "sha256", hex_json(root)) &&
-       mm_json_set(o, "predicateType", mm_json_new_str(PREDICATE_TYPE));
-  if (!ok) return false;
-  mm_json *predicate = member(o, "predicate", mm_json_new_obj()), *s = member(predicate, "serialization", mm_json_new_obj());
-  return mm_json_set(s, "method", mm_json_new_str("files")) && mm_json_set(s, "hash_type", mm_json_new_str("sha256")) &&
-         mm_json_set(s, "allow_symlinks", mm_json_new_bool(false)) &&
-         mm_json_append(member(s, "ignore_paths", mm_json_new_arr()), mm_json_new_str(MM_SIGNATURE)) &&
-         put_resources(member(predicate, "resources", mm_json_new_arr()), r);
-}
-
 static char *statement_text(const char *model, const resources *r, mm_err *err) {
   const mm_digest root = root_of(r);
-  mm_json *o = mm_json_new_obj();
-  char *text = put_statement(o, model, r, &root) ? mm_json_dump(o, false) : NULL;
-  mm_json_free(o);
-  if (!text) mm_fail_memory(err, r->count);
-  return text;
+  mm_json *o = MM_JSON_NEW({"_type", mm_json_new_str(STATEMENT_TYPE)});
+  mm_json *subject = mm_json_append(mm_json_put_list(o, "subject"), MM_JSON_NEW({"name", mm_json_new_str(model)}));
+  mm_json_set(subject, "digest", MM_JSON_NEW({"sha256", mm_json_new_digest(&root)}));
+  mm_json_set(o, "predicateType", mm_json_new_str(PREDICATE_TYPE));
+  mm_json *predicate = mm_json_set(o, "predicate", mm_json_new_obj());
+  mm_json *s = mm_json_set(predicate, "serialization",
+                           MM_JSON_NEW({"method", mm_json_new_str("files")}, {"hash_type", mm_json_new_str("sha256")},
+                                       {"allow_symlinks", mm_json_new_bool(false)}));
+  mm_json_append(mm_json_put_list(s, "ignore_paths"), mm_json_new_str(MM_SIGNATURE));
+  mm_json *list = mm_json_put_list(predicate, "resources");
+  for (size_t i = 0; i < r->count; i++)
+    mm_json_append(list, MM_JSON_NEW({"name", mm_json_new_str(r->item[i].name)}, {"algorithm", mm_json_new_str("sha256")},
+                                     {"digest", mm_json_new_digest(&r->item[i].digest)}));
+  return mm_json_text(o, false, err);
 }
 
-static bool put_bundle(mm_json *o, const char *payload, const char *signature, const mm_digest *fingerprint) {
-  bool ok = mm_json_set(o, "mediaType", mm_json_new_str(BUNDLE_TYPE));
-  mm_json *material = member(o, "verificationMaterial", mm_json_new_obj()), *envelope = member(o, "dsseEnvelope", mm_json_new_obj());
-  mm_json *entry = mm_json_new_obj();
-  return mm_json_append(member(envelope, "signatures", mm_json_new_arr()), entry) && ok &&
-         mm_json_set(entry, "sig", mm_json_new_str(signature)) && mm_json_set(envelope, "payloadType", mm_json_new_str(PAYLOAD_TYPE)) &&
-         mm_json_set(envelope, "payload", mm_json_new_str(payload)) &&
-         mm_json_set(member(material, "publicKey", mm_json_new_obj()), "hint", hex_json(fingerprint));
+static mm_json *bundle_json(const char *payload, const char *signature, const mm_digest *fingerprint) {
+  mm_json *hint = MM_JSON_NEW({"hint", mm_json_new_digest(fingerprint)}), *envelope = mm_json_new_obj();
+  mm_json_append(mm_json_put_list(envelope, "signatures"), MM_JSON_NEW({"sig", mm_json_new_str(signature)}));
+  MM_JSON_PUT(envelope, {"payloadType", mm_json_new_str(PAYLOAD_TYPE)}, {"payload", mm_json_new_str(payload)});
+  return MM_JSON_NEW({"mediaType", mm_json_new_str(BUNDLE_TYPE)}, {"verificationMaterial", MM_JSON_NEW({"publicKey", hint})},
+                     {"dsseEnvelope", envelope});
 }
 
 static char *bundle_text(const char *statement, const mm_key *key, mm_err *err) {
@@ -137,12 +111,8 @@ static char *bundle_text(const char *statement, const mm_key *key, mm_err *err) 
   mm_digest fingerprint;
   char *signed_text = encoding_of(statement, strlen(statement), &n, err), *signature = NULL, *payload = NULL, *text = NULL;
   if (signed_text && mm_key_sign(key, signed_text, n, raw, &length, err) && mm_key_fingerprint(key, &fingerprint, err) &&
-      (signature = mm_base64(raw, length, err)) && (payload = mm_base64(statement, strlen(statement), err))) {
-    mm_json *o = mm_json_new_obj();
-    text = put_bundle(o, payload, signature, &fingerprint) ? mm_json_dump(o, false) : NULL;
-    mm_json_free(o);
-    if (!text) mm_fail_memory(err, n);
-  }
+      (signature = mm_base64(raw, length, err)) && (payload = mm_base64(statement, strlen(statement), err)))
+    text = mm_json_text(bundle_json(payload, signature, &fingerprint), false, err);
   MM_FREE(payload, signature, signed_text);
   return text;
 }

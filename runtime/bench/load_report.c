@@ -72,62 +72,52 @@ static bool gather(sums *x, const mm_load_goal *goal, const mm_load_request *r, 
   return true;
 }
 
-static bool put_real(mm_json *o, const char *key, double v) { return mm_json_set(o, key, mm_json_new_real(v)); }
+static void put_real(mm_json *o, const char *key, double v) { mm_json_set(o, key, mm_json_new_real(v)); }
 
-static bool put_series(mm_json *o, const series *s) {
+static void put_series(mm_json *o, const series *s) {
   char key[48];
-  bool ok = true;
   const struct {
     const char *word;
     double v;
   } row[] = {{"mean", mean(s)}, {"median", percentile(s, 50)}, {"std", deviation(s)}};
-  for (size_t i = 0; ok && i < sizeof row / sizeof *row; i++) {
+  for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
     snprintf(key, sizeof key, "%s_%s_ms", row[i].word, s->name);
-    ok = put_real(o, key, 1e3 * row[i].v);
+    put_real(o, key, 1e3 * row[i].v);
   }
-  for (size_t i = 0; ok && i < SHOWN; i++) {
+  for (size_t i = 0; i < SHOWN; i++) {
     snprintf(key, sizeof key, "p%.0f_%s_ms", shown[i], s->name);
-    ok = put_real(o, key, 1e3 * percentile(s, shown[i]));
+    put_real(o, key, 1e3 * percentile(s, shown[i]));
   }
-  return ok;
 }
 
 /* A value for each request, in the order of the requests; those of failed ones are 0, "" or empty. */
-static bool put_lists(mm_json *o, const mm_load_request *r, size_t count) {
-  mm_json *in = mm_json_new_arr(), *out = mm_json_new_arr(), *first = mm_json_new_arr(), *gaps = mm_json_new_arr(),
-          *why = mm_json_new_arr();
-  bool ok = true;
-  for (size_t i = 0; ok && i < count; i++) {
-    mm_json *g = mm_json_new_arr();
-    for (size_t j = 0; ok && r[i].done && j < r[i].gaps; j++) ok = mm_json_append(g, mm_json_new_real(r[i].gap[j]));
-    ok = mm_json_append(gaps, g) && ok && mm_json_append(in, mm_json_new_int((int64_t)r[i].input)) &&
-         mm_json_append(out, mm_json_new_int(r[i].done ? (int64_t)r[i].output : 0)) &&
-         mm_json_append(first, mm_json_new_real(r[i].done ? r[i].first - r[i].sent : 0)) && mm_json_append(why, mm_json_new_str(r[i].why));
+static void put_lists(mm_json *o, const mm_load_request *r, size_t count) {
+  mm_json *in = mm_json_put_list(o, "input_lens"), *out = mm_json_put_list(o, "output_lens"), *first = mm_json_put_list(o, "ttfts"),
+          *gaps = mm_json_put_list(o, "itls"), *why = mm_json_put_list(o, "errors");
+  for (size_t i = 0; i < count; i++) {
+    mm_json_append(in, mm_json_new_u64(r[i].input));
+    mm_json_append(out, mm_json_new_u64(r[i].done ? r[i].output : 0));
+    mm_json_append(first, mm_json_new_real(r[i].done ? r[i].first - r[i].sent : 0));
+    mm_json_append(why, mm_json_new_str(r[i].why));
+    mm_json *g = mm_json_append(gaps, mm_json_new_arr());
+    for (size_t j = 0; r[i].done && j < r[i].gaps; j++) mm_json_append(g, mm_json_new_real(r[i].gap[j]));
   }
-  ok = mm_json_set(o, "input_lens", in) && ok;
-  ok = mm_json_set(o, "output_lens", out) && ok;
-  ok = mm_json_set(o, "ttfts", first) && ok;
-  ok = mm_json_set(o, "itls", gaps) && ok;
-  return mm_json_set(o, "errors", why) && ok;
 }
 
 static mm_json *to_json(const mm_load_run_facts *x, const sums *y, const mm_load_request *r, size_t count) {
-  mm_json *o = mm_json_new_obj();
-  const bool goal = has_goal(&x->goal);
-  bool ok = mm_json_put_text(o, "model_id", x->model) && mm_json_put_text(o, "base_url", x->url) &&
-            mm_json_put_text(o, "endpoint", x->endpoint) && mm_json_put_int(o, "num_prompts", count) &&
-            (x->rate > 0 ? put_real(o, "request_rate", x->rate) : mm_json_put_text(o, "request_rate", "inf")) &&
-            mm_json_put_int(o, "max_concurrency", x->concurrency) && put_real(o, "duration", x->seconds) &&
-            mm_json_put_int(o, "completed", y->completed) && mm_json_put_int(o, "failed", count - y->completed) &&
-            mm_json_put_int(o, "total_input_tokens", y->input) && mm_json_put_int(o, "total_output_tokens", y->output) &&
-            put_real(o, "request_throughput", (double)y->completed / x->seconds) &&
-            (!goal || put_real(o, "request_goodput", (double)y->good / x->seconds)) &&
-            put_real(o, "output_throughput", (double)y->output / x->seconds) &&
-            put_real(o, "total_token_throughput", (double)(y->input + y->output) / x->seconds);
-  for (size_t i = 0; ok && i < SERIES; i++) ok = put_series(o, &y->s[i]);
-  if (ok && put_lists(o, r, count)) return o;
-  mm_json_free(o);
-  return NULL;
+  mm_json *o = MM_JSON_NEW({"model_id", mm_json_new_str(x->model)}, {"base_url", mm_json_new_str(x->url)},
+                           {"endpoint", mm_json_new_str(x->endpoint)}, {"num_prompts", mm_json_new_u64(count)},
+                           {"request_rate", x->rate > 0 ? mm_json_new_real(x->rate) : mm_json_new_str("inf")},
+                           {"max_concurrency", mm_json_new_u64(x->concurrency)}, {"duration", mm_json_new_real(x->seconds)},
+                           {"completed", mm_json_new_u64(y->completed)}, {"failed", mm_json_new_u64(count - y->completed)},
+                           {"total_input_tokens", mm_json_new_u64(y->input)}, {"total_output_tokens", mm_json_new_u64(y->output)});
+  put_real(o, "request_throughput", (double)y->completed / x->seconds);
+  if (has_goal(&x->goal)) put_real(o, "request_goodput", (double)y->good / x->seconds);
+  put_real(o, "output_throughput", (double)y->output / x->seconds);
+  put_real(o, "total_token_throughput", (double)(y->input + y->output) / x->seconds);
+  for (size_t i = 0; i < SERIES; i++) put_series(o, &y->s[i]);
+  put_lists(o, r, count);
+  return o;
 }
 
 static void print(FILE *f, const mm_load_run_facts *x, const sums *y, size_t count) {
@@ -151,12 +141,10 @@ bool mm_load_report(FILE *f, const mm_load_run_facts *x, const mm_load_request *
                   [E2EL] = {.name = "e2el", .title = "whole request"}}};
   bool ok = gather(&y, &x->goal, r, count, err);
   if (ok && json) {
-    mm_json *o = to_json(x, &y, r, count);
-    char *text = o ? mm_json_dump(o, true) : NULL;
-    ok = text || mm_fail_memory(err, 0);
+    char *text = mm_json_text(to_json(x, &y, r, count), true, err);
     if (text) fprintf(f, "%s\n", text);
+    ok = text;
     free(text);
-    mm_json_free(o);
   } else if (ok) {
     print(f, x, &y, count);
   }

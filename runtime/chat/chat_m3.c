@@ -192,11 +192,7 @@ bool mm_render_m3(mm_renderer *r) {
 #define TAG    MM_REPLY_MARK /* the mark, within the parser */
 #define LEVELS 64            /* elements within elements */
 
-static bool is_space(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
-
 static mm_str str_of(const mm_text *t) { return (mm_str){t->p ? t->p : "", t->n}; }
-
-static bool same(mm_str a, mm_str b) { return a.n == b.n && memcmp(a.p, b.p, a.n) == 0; }
 
 /* The tag opens a call: *name without its quotes; *empty: it closes it too. A name that is empty is none. */
 static bool opens_call(const mm_element_tag *t, mm_str *name, bool *empty) {
@@ -206,14 +202,14 @@ static bool opens_call(const mm_element_tag *t, mm_str *name, bool *empty) {
   s += sizeof word - 1;
   *empty = end > s && end[-1] == '/';
   end -= *empty;
-  while (s < end && is_space(*s)) s++;
-  while (s < end && is_space(end[-1])) end--;
+  while (s < end && mm_is_space(*s)) s++;
+  while (s < end && mm_is_space(end[-1])) end--;
   if (end - s >= 2 && (*s == '"' || *s == '\'') && end[-1] == *s) s++, end--;
   *name = (mm_str){s, (size_t)(end - s)};
   return name->n > 0;
 }
 
-static bool closes(const mm_element_tag *t, const char *name) { return t->closing && same(t->name, (mm_str){name, strlen(name)}); }
+static bool closes(const mm_element_tag *t, const char *name) { return t->closing && mm_str_equal(t->name, (mm_str){name, strlen(name)}); }
 
 /* ---- Calls and parameters ---- */
 
@@ -286,9 +282,9 @@ static void begin_value(mm_reply *r, const mm_element_tag *t) {
 /* Text that may still become null, also by its end. */
 static bool may_be_null(const mm_text *t) {
   size_t at = 0, word = 0;
-  while (at < t->n && is_space(t->p[at])) at++;
+  while (at < t->n && mm_is_space(t->p[at])) at++;
   while (at < t->n && word < 4 && (t->p[at] | 0x20) == "null"[word]) at++, word++;
-  while (at < t->n && is_space(t->p[at])) at++;
+  while (at < t->n && mm_is_space(t->p[at])) at++;
   return at == t->n;
 }
 
@@ -420,7 +416,7 @@ static bool in_value(mm_reply *r) {
   if (!r->in.n) return false;
   const mm_tag_match found = mm_element_take(r->in.p, r->in.n, &t);
   if (found == MM_TAG_PARTIAL) return false;
-  if (found == MM_TAG_NO || (t.closing ? !same(t.name, innermost(r)) : r->levels == LEVELS)) {
+  if (found == MM_TAG_NO || (t.closing ? !mm_str_equal(t.name, innermost(r)) : r->levels == LEVELS)) {
     give_up(r);
     return true;
   }
@@ -465,5 +461,5 @@ bool mm_block_m3_marker(const mm_reply *r, mm_marker m) {
   if (m != MM_MARK_CALLS && m != MM_MARK_CALLS_END) return true;
   if (r->in.n) return false; /* a tag that was begun is none */
   if (m == MM_MARK_CALLS) return r->open;
-  return r->block == MM_BLOCK_VALUE && same(innermost(r), (mm_str){"tool_call", 9});
+  return r->block == MM_BLOCK_VALUE && mm_str_equal(innermost(r), (mm_str){"tool_call", 9});
 }

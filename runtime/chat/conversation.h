@@ -5,12 +5,16 @@
 #ifndef MM_RUNTIME_CONVERSATION_H
 #define MM_RUNTIME_CONVERSATION_H
 
+#include <string.h>
+
 #include "formats/system/base.h"
 
 typedef struct mm_str {
   const char *p; /* n bytes, not terminated; NULL: absent */
   size_t n;
 } mm_str;
+static inline bool mm_str_equal(mm_str a, mm_str b) { return a.n == b.n && memcmp(a.p, b.p, a.n) == 0; }
+static inline bool mm_is_space(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
 
 /* The author of a text. Text of a user never becomes a control token, even if it spells one. */
 typedef enum mm_owner { MM_OWNER_USER, MM_OWNER_TRUSTED } mm_owner;

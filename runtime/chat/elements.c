@@ -10,13 +10,9 @@
 #define GAP  64   /* bytes of white space between the mark and its tag */
 #define NAME 4096 /* bytes of a tag's name; a longer one is none */
 
-static bool is_space(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
-
-static bool same(mm_str a, mm_str b) { return a.n == b.n && memcmp(a.p, b.p, a.n) == 0; }
-
 mm_tag_match mm_element_take(const char *s, size_t n, mm_element_tag *out) {
   size_t at = 1;
-  while (at < n && at <= GAP && is_space(s[at])) at++;
+  while (at < n && at <= GAP && mm_is_space(s[at])) at++;
   if (at == n) return MM_TAG_PARTIAL;
   if (s[at] != '<') return MM_TAG_NO;
   if (++at == n) return MM_TAG_PARTIAL;
@@ -64,7 +60,7 @@ static bool split(mm_str content, elements *out) {
   while (s < end) {
     const char *mark = mm_element_text(s, end);
     bool blank = true;
-    for (const char *c = s; c < mark; c++) blank = blank && is_space(*c);
+    for (const char *c = s; c < mark; c++) blank = blank && mm_is_space(*c);
     if (!blank) mm_text_add(&out->text, s, (size_t)(mark - s));
     mm_element_tag t;
     if (mark == end || mm_element_take(mark, (size_t)(end - mark), &t) != MM_TAG_YES) break;
@@ -140,7 +136,7 @@ static group *group_by_name(elements *all, size_t *count) {
   if (!g) return NULL;
   if (all->count) qsort(all->item, all->count, sizeof *all->item, by_name);
   for (size_t i = 0; i < all->count; i++) {
-    if (!i || !same(all->item[i].name, all->item[i - 1].name)) g[(*count)++] = (group){.first = &all->item[i]};
+    if (!i || !mm_str_equal(all->item[i].name, all->item[i - 1].name)) g[(*count)++] = (group){.first = &all->item[i]};
     g[*count - 1].count++;
   }
   qsort(g, *count, sizeof *g, by_place);
@@ -180,7 +176,7 @@ void mm_element_value(mm_text *out, const mm_value *root, const mm_value *schema
   }
   elements all = {0};
   if (!split(content, &all)) out->failed = true;
-  const bool item = all.count && same(all.item[0].name, (mm_str){"item", 4});
+  const bool item = all.count && mm_str_equal(all.item[0].name, (mm_str){"item", 4});
   const bool list = (types & both) == MM_TYPE_ARRAY || ((types & both) != MM_TYPE_OBJECT && item);
   if (list && !all.text.n)
     put_list(out, root, mm_schema_items(root, schema), all.item, all.count);

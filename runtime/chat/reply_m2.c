@@ -21,8 +21,6 @@ static tag_match tag_at(const mm_reply *r, size_t at, const char *tag) {
   return left < len ? TAG_PARTIAL : TAG_YES;
 }
 
-static bool is_space(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
-
 static mm_str in_str(const mm_text *t) { return (mm_str){t->p ? t->p : "", t->n}; }
 
 /* ---- Calls and parameters ---- */
@@ -64,10 +62,10 @@ static void begin_value(mm_reply *r) {
 /* True if the text may still become null: it is a prefix of "null", with any white space around it. */
 static bool may_be_null(const char *text, size_t n) {
   size_t at = 0;
-  while (at < n && is_space(text[at])) at++;
+  while (at < n && mm_is_space(text[at])) at++;
   for (const char *word = "null"; *word && at < n; word++, at++)
     if (text[at] != *word) return false;
-  while (at < n && is_space(text[at])) at++;
+  while (at < n && mm_is_space(text[at])) at++;
   return at == n;
 }
 
@@ -157,8 +155,8 @@ static tag_match take_header(const mm_reply *r, size_t at, header *out) {
   out->used = to + 1;
   out->empty = to && s[to - 1] == '/';
   to -= out->empty;
-  while (from < to && is_space(s[from])) from++;
-  while (from < to && is_space(s[to - 1])) to--;
+  while (from < to && mm_is_space(s[from])) from++;
+  while (from < to && mm_is_space(s[to - 1])) to--;
   if (to - from >= 2 && (s[from] == '"' || s[from] == '\'') && s[to - 1] == s[from]) from++, to--;
   out->name = (mm_str){s + from, to - from};
   return TAG_YES;
@@ -231,7 +229,7 @@ static bool in_key(mm_reply *r) {
 static tag_match followed_by(const mm_reply *r, size_t from, const char *const *tags, size_t count) {
   size_t next = from;
   tag_match best = TAG_NO;
-  while (next < r->in.n && next - from < GAP_MAX && is_space(r->in.p[next])) next++;
+  while (next < r->in.n && next - from < GAP_MAX && mm_is_space(r->in.p[next])) next++;
   if (next - from == GAP_MAX) return TAG_NO;
   if (next == r->in.n) return TAG_PARTIAL;
   for (size_t i = 0; i < count; i++) {

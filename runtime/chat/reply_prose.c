@@ -94,11 +94,9 @@ static void put_prose(mm_reply *r, const char *text, size_t n) {
   mm_reply_emit(r, r->reasoning && !r->s.append_think ? MM_REPLY_REASONING : MM_REPLY_CONTENT, text, n);
 }
 
-static bool is_space(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
-
 static size_t space_length(const char *text, size_t n) {
   size_t i = 0;
-  while (i < n && is_space(text[i])) i++;
+  while (i < n && mm_is_space(text[i])) i++;
   return i;
 }
 

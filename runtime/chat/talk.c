@@ -132,25 +132,20 @@ static const char *const role_words[] = {[MM_ROLE_SYSTEM] = "system", [MM_ROLE_U
 static const char *text_of(const mm_text *t) { return t->p ? t->p : ""; }
 
 /* {"role": …, "content": …}, and the reasoning of a reply, as chat completions have it. */
-static bool put_message(mm_json *list, mm_role role, const mm_text *content, const mm_text *reasoning) {
-  mm_json *o = mm_json_new_obj();
-  bool ok = o && mm_json_set(o, "role", mm_json_new_str(role_words[role]));
-  ok = ok && mm_json_set(o, "content", mm_json_new_str(text_of(content)));
-  if (ok && reasoning->n) ok = mm_json_set(o, "reasoning_content", mm_json_new_str(text_of(reasoning)));
-  if (ok) return mm_json_append(list, o);
-  mm_json_free(o);
-  return false;
+static void put_message(mm_json *list, mm_role role, const mm_text *content, const mm_text *reasoning) {
+  mm_json *o =
+      mm_json_append(list, MM_JSON_NEW({"role", mm_json_new_str(role_words[role])}, {"content", mm_json_new_str(text_of(content))}));
+  if (reasoning->n) mm_json_put_text(o, "reasoning_content", text_of(reasoning));
 }
 
 static bool save(const mm_talk *t, const char *path, mm_err *err) {
   const mm_text none = {0};
   const mm_output_place place = {.path = path, MM_OUTPUT_INPUTS(t->c.pack->dir), .force = true}; /* of an old file fopen says so */
   if (!mm_output_check(&place, err)) return false;
-  mm_json *o = mm_json_new_obj(), *list = mm_json_new_arr();
-  bool ok = list && (!t->own_system || put_message(list, MM_ROLE_SYSTEM, &t->system, &none));
-  for (size_t i = 0; ok && i < t->count; i++) ok = put_message(list, t->message[i].role, &t->message[i].content, &t->message[i].reasoning);
-  ok = mm_json_set(o, "messages", list) && ok;
-  char *text = ok ? mm_json_dump(o, true) : NULL;
+  mm_json *o = mm_json_new_obj(), *list = mm_json_put_list(o, "messages");
+  if (t->own_system) put_message(list, MM_ROLE_SYSTEM, &t->system, &none);
+  for (size_t i = 0; i < t->count; i++) put_message(list, t->message[i].role, &t->message[i].content, &t->message[i].reasoning);
+  char *text = mm_json_dump(o, true);
   mm_json_free(o);
   if (!text) return mm_fail(err, MM_LIMIT, "E_MEMORY", mm_at(path, NULL), "found a message that is no UTF-8, or no memory for the text");
   FILE *f = fopen(path, "wxe");
@@ -158,7 +153,7 @@ static bool save(const mm_talk *t, const char *path, mm_err *err) {
     free(text);
     return mm_fail_errno(err, mm_at(path, NULL), "create", errno);
   }
-  ok = fputs(text, f) >= 0 && fputc('\n', f) != EOF;
+  bool ok = fputs(text, f) >= 0 && fputc('\n', f) != EOF;
   ok = fclose(f) == 0 && ok;
   free(text);
   return ok || mm_fail_errno(err, mm_at(path, NULL), "write", errno);

@@ -298,14 +298,12 @@ static bool add_call(maker *m, bool bound, mm_form *calls) {
   return ok;
 }
 
-static bool same(mm_str a, mm_str b) { return a.n == b.n && memcmp(a.p, b.p, a.n) == 0; }
-
 /* If several tools have the same name, the first one is called. */
 static bool is_called(const mm_call_rules *r, size_t i) {
   const mm_str name = mm_tools_name(r->tools, i);
-  if (r->only.p && !same(r->only, name)) return false;
+  if (r->only.p && !mm_str_equal(r->only, name)) return false;
   for (size_t k = 0; k < i; k++)
-    if (same(mm_tools_name(r->tools, k), name)) return false;
+    if (mm_str_equal(mm_tools_name(r->tools, k), name)) return false;
   return true;
 }
 

@@ -100,10 +100,9 @@ static mm_text_pattern *parse_reference(parser *p) {
 
 static bool hex(parser *p, unsigned digits, uint32_t *code) {
   for (*code = 0; digits; digits--, p->p++) {
-    const char c = p->p < p->end ? *p->p : 0, small = (char)(c | 0x20);
-    const bool digit = c >= '0' && c <= '9';
-    if (!digit && (small < 'a' || small > 'f')) return refuse(p, "an escape that is not complete");
-    *code = *code << 4 | (uint32_t)(digit ? c - '0' : small - 'a' + 10);
+    const int digit = p->p < p->end ? mm_hex_digit(*p->p) : -1;
+    if (digit < 0) return refuse(p, "an escape that is not complete");
+    *code = *code << 4 | (uint32_t)digit;
   }
   return *code < MM_CODE_POINTS || refuse(p, "an escape of no character");
 }
@@ -111,27 +110,12 @@ static bool hex(parser *p, unsigned digits, uint32_t *code) {
 /* A character, or an escape of one; the text is JSON's, and therefore valid UTF-8. */
 static bool character(parser *p, uint32_t *code) {
   static const char letters[] = "trn\\\"[]-^", codes[] = "\t\r\n\\\"[]-^";
-  if (!take(p, "\\")) {
-    const uint8_t c = (uint8_t)*p->p++;
-    const int more = c < 0xc0 ? 0 : c < 0xe0 ? 1 : c < 0xf0 ? 2 : 3;
-    *code = more == 0 ? c : more == 1 ? c & 0x1f : more == 2 ? c & 0x0f : c & 7;
-    for (int i = 0; i < more && p->p < p->end; i++) *code = *code << 6 | ((uint8_t)*p->p++ & 0x3f);
-    return true;
-  }
+  if (!take(p, "\\")) return *code = mm_utf8_next(&p->p, p->end), true;
   const char c = p->p < p->end ? *p->p++ : 0, *letter = c ? strchr(letters, c) : NULL;
   if (c == 'x') return hex(p, 2, code);
   if (c == 'u') return hex(p, 4, code);
   if (c == 'U') return hex(p, 8, code);
   return letter ? (*code = (uint32_t)codes[letter - letters], true) : refuse(p, "an unknown escape") != NULL;
-}
-
-static size_t put_utf8(uint32_t code, char *out) {
-  if (code < 0x80) return out[0] = (char)code, 1;
-  const int more = code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
-  static const uint8_t lead[] = {0, 0xc0, 0xe0, 0xf0};
-  out[0] = (char)(lead[more] | code >> 6 * more);
-  for (int i = 1; i <= more; i++) out[i] = (char)(0x80 | (code >> 6 * (more - i) & 0x3f));
-  return (size_t)more + 1;
 }
 
 static mm_text_pattern *parse_text(parser *p) {
@@ -145,7 +129,7 @@ static mm_text_pattern *parse_text(parser *p) {
     uint32_t code = 0;
     if (!character(p, &code)) return NULL;
     if (code == 0 || (code >= 0xd800 && code < 0xe000)) return refuse(p, "a character that no text has");
-    out->n += put_utf8(code, text + out->n);
+    out->n += mm_utf8_put(text + out->n, code);
     p->now->patterns++;
   }
   p->p = close + 1;

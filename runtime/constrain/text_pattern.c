@@ -128,23 +128,13 @@ static mm_text_pattern *end_class(parser *p, ranges *r, bool complement) {
 
 /* ---- Characters ---- */
 
-/* A character of UTF-8; the pattern is JSON's text, and therefore valid. */
-static uint32_t character(parser *p) {
-  const uint8_t c = (uint8_t)*p->p++;
-  const int more = c < 0xc0 ? 0 : c < 0xe0 ? 1 : c < 0xf0 ? 2 : 3;
-  uint32_t code = more == 0 ? c : more == 1 ? c & 0x1f : more == 2 ? c & 0x0f : c & 7;
-  for (int i = 0; i < more && p->p < p->end; i++) code = code << 6 | ((uint8_t)*p->p++ & 0x3f);
-  return code;
-}
+static uint32_t character(parser *p) { return mm_utf8_next(&p->p, p->end); }
 
 static bool hex(parser *p, unsigned digits, uint32_t *code) {
-  *code = 0;
-  for (unsigned i = 0; i < digits; i++) {
-    if (p->p == p->end) return refuse(p, ": an escape that is not complete");
-    const char c = *p->p++, small = (char)(c | 0x20);
-    const bool digit = c >= '0' && c <= '9';
-    if (!digit && (small < 'a' || small > 'f')) return refuse(p, ": an escape that is not complete");
-    *code = *code << 4 | (uint32_t)(digit ? c - '0' : small - 'a' + 10);
+  for (*code = 0; digits; digits--) {
+    const int digit = p->p < p->end ? mm_hex_digit(*p->p++) : -1;
+    if (digit < 0) return refuse(p, ": an escape that is not complete");
+    *code = *code << 4 | (uint32_t)digit;
   }
   return true;
 }

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "formats/json.h"
+#include "formats/option.h"
 #include "loader/companions.h"
 
 /* log Σ exp of a row, and its largest entry. */
@@ -51,20 +51,10 @@ bool mm_divergence_print(const mm_divergence *d, const mm_divergence_of *of, boo
     return true;
   }
   if (of->pack && !mm_manifest_hex(of->pack, manifest, err)) return false;
-  mm_json *o = mm_json_new_obj();
-  bool ok = mm_json_put_text(o, "checkpoint", of->checkpoint) && mm_json_put_text(o, "reference", of->reference) &&
-            (!of->pack || mm_json_put_text(o, "manifest_sha256", manifest));
-  ok = mm_json_set(o, "kl", mm_json_new_real(mean)) && ok;
-  ok = mm_json_set(o, "kl_p50", mm_json_new_real(p50)) && ok;
-  ok = mm_json_set(o, "kl_p90", mm_json_new_real(p90)) && ok;
-  ok = mm_json_set(o, "kl_p99", mm_json_new_real(p99)) && ok;
-  ok = mm_json_set(o, "kl_most", mm_json_new_real(most)) && ok;
-  ok = mm_json_set(o, "first_choice_share", mm_json_new_real(agree)) && ok;
-  ok = mm_json_set(o, "tokens", mm_json_new_int((int64_t)d->tokens)) && ok;
-  ok = mm_json_set(o, of->unit, mm_json_new_int((int64_t)of->count)) && ok;
-  char *text = ok ? mm_json_dump(o, false) : NULL;
-  if (text) puts(text);
-  mm_json_free(o);
-  free(text);
-  return text || mm_fail_memory(err, 4096);
+  mm_json *o = MM_JSON_NEW({"checkpoint", mm_json_new_str(of->checkpoint)}, {"reference", mm_json_new_str(of->reference)});
+  if (of->pack) mm_json_put_text(o, "manifest_sha256", manifest);
+  MM_JSON_PUT(o, {"kl", mm_json_new_real(mean)}, {"kl_p50", mm_json_new_real(p50)}, {"kl_p90", mm_json_new_real(p90)},
+              {"kl_p99", mm_json_new_real(p99)}, {"kl_most", mm_json_new_real(most)}, {"first_choice_share", mm_json_new_real(agree)},
+              {"tokens", mm_json_new_u64(d->tokens)}, {of->unit, mm_json_new_u64(of->count)});
+  return mm_program_json(o, false, err);
 }

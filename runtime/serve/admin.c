@@ -209,15 +209,10 @@ static void tokenizer_info(mm_server *s, mm_exchange *x) {
 
 #define MODEL "/v1/models/"
 
-static int hex_digit(char c) {
-  const char digits[] = "0123456789abcdef", *p = c ? strchr(digits, c | (c >= 'A' ? 0x20 : 0)) : NULL;
-  return p ? (int)(p - digits) : -1;
-}
-
 /* True if the path equals this name; a byte of the path may be written as % and two hexadecimal digits. */
 static bool path_is(const char *path, const char *name) {
   for (; *path && *name; name++) {
-    const int high = *path == '%' ? hex_digit(path[1]) : -1, low = high < 0 ? -1 : hex_digit(path[2]);
+    const int high = *path == '%' ? mm_hex_digit(path[1]) : -1, low = high < 0 ? -1 : mm_hex_digit(path[2]);
     if ((uint8_t)*name != (low < 0 ? (uint8_t)*path : 16 * high + low)) return false;
     path += low < 0 ? 1 : 3;
   }

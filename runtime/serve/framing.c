@@ -230,17 +230,11 @@ static size_t read_bytes(mm_framing *f, const char *bytes, size_t n) {
   return used;
 }
 
-static int hex_digit(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  c |= 0x20;
-  return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
 /* 1*HEXDIG [ ";" any ]. Extensions are passed over. */
 static bool read_size(mm_framing *f, const char *line) {
   size_t n = 0;
   uint64_t size = 0;
-  for (; hex_digit(line[n]) >= 0; n++) size = size >> 59 ? UINT64_MAX >> 1 : 16 * size + (uint64_t)hex_digit(line[n]);
+  for (; mm_hex_digit(line[n]) >= 0; n++) size = size >> 59 ? UINT64_MAX >> 1 : 16 * size + (uint64_t)mm_hex_digit(line[n]);
   if (!n || n > SIZE_DIGITS || (line[n] && line[n] != ';')) return refuse(f, 400, "the size of a chunk is not a hexadecimal number");
   if (size > f->body_max - f->body.n) return refuse(f, 413, too_large);
   f->left = size;

@@ -17,9 +17,9 @@ static void fuzz_config(const char *text, size_t size) {
   if (ok != (err.status == MM_OK)) abort();
   if (ok) {
     if (!mm_model_check(&m, "config.json", MM_BAD_INPUT, "E_CFG_RANGE", &err)) abort();
-    mm_json *j = mm_model_to_json(&m, &err);
+    mm_json *j = mm_model_to_json(&m);
     if (!j || !mm_model_from_json(&back, j, "manifest.json", &err)) abort();
-    mm_json *k = mm_model_to_json(&back, &err);
+    mm_json *k = mm_model_to_json(&back);
     char *before = mm_json_dump(j, false), *after = k ? mm_json_dump(k, false) : NULL;
     if (!before || !after || strcmp(before, after) != 0) abort();
     free(before);

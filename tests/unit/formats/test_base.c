@@ -187,6 +187,23 @@ TEST(test_utf8) {
   }
 }
 
+TEST(test_code_points) {
+  for (uint32_t code = 0; code < 0x110000; code++) {
+    char s[5] = {0};
+    const char *p = s;
+    const size_t n = mm_utf8_put(s, code);
+    if (code >= 0xD800 && code < 0xE000) continue;
+    if (mm_utf8_next(&p, s + n) != code || p != s + n || utf8_by_arithmetic((const uint8_t *)s, n) != n) fail_msg("U+%04X", code);
+  }
+  for (int c = 0; c < 256; c++) {
+    const char *p = (char[]){(char)c, 'x'};
+    if (c >= 0x80) assert_true(mm_utf8_next(&p, p + 2) == (uint32_t)c && *p == 'x');
+    char *end, digit[2] = {(char)c, 0};
+    const long v = strtol(digit, &end, 16);
+    assert_int_equal(mm_hex_digit((char)c), c && !*end ? v : -1);
+  }
+}
+
 TEST(test_arithmetic) {
   uint64_t v;
   assert_true(mm_add(UINT64_MAX - 1, 1, &v));

@@ -273,6 +273,26 @@ TEST(test_building) {
   mm_json_free(NULL);
 }
 
+/* A failure anywhere below a tree, and only such a one, leaves it without a text. */
+TEST(test_failures_stay) {
+  mm_err err = {0};
+  for (int which = 0; which < 6; which++) {
+    mm_json *o = MM_JSON_NEW({"a", mm_json_new_int(1)}), *list = mm_json_set(o, "list", mm_json_new_arr());
+    mm_json *x = mm_json_append(list, MM_JSON_NEW({"b", mm_json_new_bool(true)}, {"c", which == 0 ? NULL : mm_json_new_str("c")}));
+    if (which == 1) mm_json_put_text(x, "d", "\xff");
+    if (which == 2) mm_json_append(list, mm_json_new_real(1 / 0.0));
+    if (which == 3) assert_null(mm_json_put_int(mm_json_set(x, "\xff", mm_json_new_obj()), "e", 1));
+    if (which == 4) mm_json_append(list, MM_JSON_PUT(NULL, {"f", mm_json_new_int(2)}));
+    assert_int_equal(mm_json_failed(o), which < 5);
+    char *text = mm_json_text(o, false, &err);
+    if (which < 5) assert_null(text);
+    if (which < 5) assert_string_equal(err.text, "E_MEMORY: cannot allocate 0 bytes");
+    if (which == 5) assert_string_equal(text, "{\"a\":1,\"list\":[{\"b\":true,\"c\":\"c\"}]}");
+    free(text);
+  }
+  assert_null(mm_json_dump(NULL, false));
+}
+
 static void dumps(const mm_json *j, const char *want) {
   char *text = mm_json_dump(j, false);
   assert_string_equal(text, want);
@@ -292,8 +312,6 @@ TEST(test_changing_what_was_read) {
   assert_int_equal(mm_json_int(c), 3);
   for (uint64_t i = 0; i < 9; i++) assert_true(mm_json_put_int(j, (char[]){(char)('p' + i), 0}, i));
   for (uint64_t i = 0; i < 9; i += 2) mm_json_remove(j, (char[]){(char)('p' + i), 0});
-  assert_false(mm_json_set(j, "n", NULL));
-  assert_false(mm_json_set(j, "\xff", mm_json_new_int(1)));
   mm_json *l = parse("[1,[2]]", &err);
   assert_true(mm_json_append(l, mm_json_new_int(3)) && mm_json_append(l, mm_json_new_str("s")) && mm_json_append(l, parse("[]", &err)));
   assert_true(mm_json_set(j, "l", l) && mm_json_set(o, "j", j));
@@ -305,6 +323,9 @@ TEST(test_changing_what_was_read) {
   mm_json_remove((mm_json *)(uintptr_t)a, "x");
   mm_json_free((mm_json *)(uintptr_t)a);
   assert_int_equal(mm_json_size(mm_json_get(a, "x")), 2);
+  assert_false(mm_json_set(j, "n", NULL) || mm_json_set(j, "\xff", mm_json_new_int(1)) || mm_json_append(l, NULL));
+  assert_int_equal(mm_json_size(j), 8);
+  assert_true(mm_json_failed(o));
   assert_true(mm_json_set(o, "j", mm_json_new_arr()));
   dumps(o, "{\"j\":[]}");
   mm_json_free(o);
