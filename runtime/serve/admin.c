@@ -128,6 +128,16 @@ static void put_build(mm_text *t) {
                  MM_VERSION, mm_version());
 }
 
+static void put_forms(mm_text *t, mm_form_cache *forms) {
+  const mm_form_cache_stats s = mm_form_cache_read(forms);
+  mm_metrics_value(t, "form_cache_hits_total", "counter", "Schemas, grammars and tools of requests that were compiled before.",
+                   (double)s.hits);
+  mm_metrics_value(t, "form_cache_misses_total", "counter", "Those that were compiled, or refused.", (double)s.misses);
+  mm_metrics_value(t, "form_cache_forms", "gauge", "Compiled forms in memory.", (double)s.forms);
+  mm_metrics_value(t, "form_cache_bytes", "gauge", "Bytes of them.", (double)s.bytes);
+  mm_metrics_value(t, "form_cache_bytes_max", "gauge", "Bytes above which those that no request holds are dropped.", (double)s.bytes_max);
+}
+
 static void metrics(mm_server *s, mm_exchange *x) {
   mm_text t = {0}, out = {0};
   put_build(&t);
@@ -138,6 +148,7 @@ static void metrics(mm_server *s, mm_exchange *x) {
   mm_metrics_write(&s->metrics, &t);
   if (s->scheduler) put_scheduler(&t, s->scheduler), put_cache(&t, s);
   if (s->scheduler) put_experts(&t, s);
+  put_forms(&t, s->forms);
   put_replies(&t, s);
   if (!t.failed) mm_metrics_label(t.p, s->name[0], s->vllm_names, &out);
   const bool failed = t.failed || out.failed;
