@@ -81,10 +81,11 @@ static bool read_several(mm_call *c, const mm_value *object, mm_content_rule *ru
                                       "structured_outputs.grammar", "structured_outputs.choice"};
   for (const mm_value *v = object->first; v; v = v->next) {
     size_t i = 0;
-    if (is_nothing(v)) continue;
     while (i < sizeof of_structured / sizeof *of_structured && strcmp(v->key, of_structured[i].name) != 0) i++;
-    if (i == sizeof of_structured / sizeof *of_structured)
-      return mm_refuse(c, 400, "structured_outputs", "structured_outputs: %.60s is not served", v->key);
+    const bool known = i < sizeof of_structured / sizeof *of_structured;
+    const bool empty_grammar = known && of_structured[i].kind == GRAMMAR && v->type == MM_VALUE_STRING; /* has no root: refused */
+    if (is_nothing(v) && !empty_grammar) continue;
+    if (!known) return mm_refuse(c, 400, "structured_outputs", "structured_outputs: %.60s is not served", v->key);
     if (!read_one(c, v, of_structured[i].kind, names[i], rule, err)) return false;
   }
   return true;

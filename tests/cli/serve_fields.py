@@ -174,6 +174,8 @@ def documented():
     lists = {"served": "".join(re.findall(r"^\| (`.*?) \|", section, re.M)),
              "refused": re.search(r"^- Refused.*?(?=^- )", section, re.S | re.M).group(0),
              "none": re.search(r"^- Without effect.*?\n\n", section, re.S | re.M).group(0)}
+    missing = [n for n, f in fates.items() if "." not in n and "served" in f and f"`{n}`" not in lists["served"]]
+    assert not missing, missing  # every served field has its row
     for fate, text in lists.items():
         names = re.findall(r"`(\w+)`", text)
         assert len(names) > 10, fate
@@ -359,6 +361,8 @@ def as_others(s):
         used = [e["usage"] for e in events]
         assert all(u["total_tokens"] == u["prompt_tokens"] + u["completion_tokens"] and u["prompt_tokens"] == used[0]["prompt_tokens"] for u in used), used
         assert used[-1]["completion_tokens"] == body.get("n", 1) * used[-2]["completion_tokens"] == body.get("n", 1) * body["max_tokens"], used
+    empty = s.post("/v1/completions", {**prompt, "structured_outputs": {"grammar": ""}}, 400)["error"]
+    assert empty["param"] == "structured_outputs.grammar" or "structured_outputs.grammar" in empty["message"], empty
     # The token itself is among the likeliest, if only as one more (OpenAI's reference: up to logprobs + 1 elements).
     for k in (0, 1, 3):
         choice = s.post("/v1/completions", {**prompt, "echo": True, "temperature": 1.5, "seed": 5, "max_tokens": 12, "logprobs": k})["choices"][0]
