@@ -124,7 +124,7 @@ sys.modules["tests"], sys.modules["tests.utils"] = tests, utils
 
 def pytest_collection_modifyitems(config, items):
     """Tests of a server alone: the others are of vLLM's own classes."""
-    keep = [i for i in items if any("server" in n or n in ("client", "async_client") for n in i.fixturenames)]
+    keep = [i for i in items if any(n in ("server", "client", "async_client") or n.startswith("server_with") for n in i.fixturenames)]
     config.hook.pytest_deselected(items=[i for i in items if i not in keep])
     items[:] = keep
 '''
@@ -141,7 +141,7 @@ def llama(root):
         f.write(LLAMA_SERVER)
     os.chmod(f"{root}/llama-server", 0o755)
     os.environ["LLAMA_SERVER_BIN_PATH"] = f"{root}/llama-server"
-    return place, ["-m", "not slow", *(TESTS or ["unit"])]
+    return place, ["-m", "not slow", "-o", "junit_logging=all", *(TESTS or ["unit"])]
 
 
 def vllm(root):
@@ -183,7 +183,7 @@ def main():
         place, args = (llama if SUITE == "llama.cpp" else vllm)(root)
         os.environ.update(MINIMAX_SERVE=os.path.abspath(f"{BUILD}/bin/minimax-serve"), MINIMAX_DIR=os.path.abspath(DIR), CHAT_FORMAT=FORMAT, TMPDIR=root)
         result = f"{root}/result.xml"
-        subprocess.run([sys.executable, "-m", "pytest", "-q", "--tb=short", "--timeout=90", "-p", "no:cacheprovider", "-o", "junit_logging=all", f"--junitxml={result}", *args],
+        subprocess.run([sys.executable, "-m", "pytest", "-q", "--tb=short", "--timeout=90", "-p", "no:cacheprovider", f"--junitxml={result}", *args],
                        cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
         report(result)
 
