@@ -32,7 +32,7 @@ typedef struct serve_args {
   mm_arena *arena;
   const char *dir, *kv, *input_dtype, *prefix_cache, *log_format, *metric_names, *config, *key_file;
   const char *kv_dir;
-  uint64_t port, queue, step_tokens, cache_memory, kv_offload, kv_disk, connections, drafts;
+  uint64_t port, queue, step_tokens, cache_memory, form_cache, kv_offload, kv_disk, connections, drafts;
   double request_time;
   bool any_name, trust_user, batch_invariant, json, quiet, check;
 } serve_args;
@@ -267,7 +267,8 @@ static bool serve_all(const serve_args *a, mm_err *err) {
                         .shared = PTHREAD_MUTEX_INITIALIZER}};
   bool ok = name || mm_fail_memory(err, strlen(a->dir));
   ok = ok && (mm_dummy_wanted(&a->load.dummy) || mm_unpacked_refuse(a->dir, err)) &&
-       (s.server.replay = mm_replay_open(REPLAY_TOKENS, err)) && (s.server.reads = mm_read_log_open(err));
+       (s.server.forms = mm_form_cache_open(a->form_cache, err)) && (s.server.replay = mm_replay_open(REPLAY_TOKENS, err)) &&
+       (s.server.reads = mm_read_log_open(err));
   ok = ok && open_http(&s, err) && start_loading(&s, err) && mm_http_run(s.server.http, err);
   catch_late_signals(s.server.log.json);
   if (s.loading) pthread_join(s.loader, NULL);
@@ -282,6 +283,7 @@ static bool serve_all(const serve_args *a, mm_err *err) {
   s.loaded.scheduler = s.server.scheduler = NULL;
   mm_outbox_close(s.server.outbox);
   mm_http_close(s.server.http);
+  mm_form_cache_close(s.server.forms);
   mm_lexicon_close(s.server.lexicon);
   mm_replay_close(s.server.replay);
   mm_loading_close(&s.loaded, false);
@@ -373,6 +375,7 @@ static serve_args settings = {
     .queue = 256,
     .step_tokens = MM_DEFAULT_STEP_TOKENS,
     .cache_memory = UINT64_C(1) << 30,
+    .form_cache = UINT64_C(64) << 20,
     .connections = 4096};
 
 static const mm_option options[] = {
@@ -399,6 +402,7 @@ static const mm_option options[] = {
               .hi = 1 << 20),
     MM_OPTION(STR, "prefix-cache", &settings.prefix_cache, "WORD", "keep prompts for requests that begin alike (on)", .choices = "on|off"),
     MM_OPTION(SIZE, "prefix-cache-memory", &settings.cache_memory, "SIZE", "memory of kept prompts' lightning states (1G)"),
+    MM_OPTION(SIZE, "form-cache", &settings.form_cache, "SIZE", "memory of schemas and grammars that are compiled and in no request (64M)"),
     MM_OPTION(SIZE, "kv-offload", &settings.kv_offload, "SIZE",
               "host memory for pages of kept prompts that leave the device, 0: they are lost (0)"),
     MM_OPTION(STR, "kv-offload-dir", &settings.kv_dir, "DIR", "folder for a file of pages that leave host memory (none: they are lost)"),

@@ -279,6 +279,12 @@ void *mm_arena_alloc(mm_arena *a, size_t n, mm_err *err) {
   return p;
 }
 
+size_t mm_arena_bytes(const mm_arena *a) {
+  size_t bytes = 0;
+  for (const struct mm_arena_chunk *c = a->chunk; c; c = c->next) bytes += sizeof *c + c->cap;
+  return bytes;
+}
+
 char *mm_arena_strndup(mm_arena *a, const char *s, size_t n, mm_err *err) {
   if (n == SIZE_MAX) {
     mm_fail_memory(err, n);

@@ -166,6 +166,7 @@ typedef struct mm_arena {
   struct mm_arena_chunk *chunk;
 } mm_arena;
 void *mm_arena_alloc(mm_arena *a, size_t n, mm_err *err) MM_NEEDS(3); /* 16-byte aligned, zeroed */
+size_t mm_arena_bytes(const mm_arena *a);                             /* of memory that it has taken */
 char *mm_arena_strndup(mm_arena *a, const char *s, size_t n, mm_err *err);
 /* printf into the arena. */
 char *mm_arena_printf(mm_arena *a, mm_err *err, const char *fmt, ...) MM_PRINTF(3, 4);

@@ -1,5 +1,5 @@
 /* Constraints: the sections of a reply, and masks that are kept for states that come again: within a string, most do. */
-#include "runtime/constrain/constraint.h"
+#include "runtime/constrain/constrain.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,9 +3,9 @@
 #define MM_RUNTIME_SERVE_GRAMMAR_H
 
 #include "runtime/constrain/automaton.h"
+#include "runtime/constrain/constrain.h"
 #include "runtime/constrain/decimal.h"
 
-#define MM_GRAMMAR_DEPTH 32 /* values within values */
 #define MM_GRAMMAR_SPACE                                                                                       \
   24                              /* blanks between two tokens of JSON at most, newlines first and one of them \
                                    * (two at the start): models that may write more do not stop */
@@ -49,7 +49,6 @@ typedef enum mm_first {
 } mm_first;
 #define MM_FIRSTS 7
 
-typedef struct mm_form mm_form;
 typedef struct mm_form_rule mm_form_rule;
 typedef struct mm_literal {
   const char *p; /* n bytes */
@@ -108,7 +107,7 @@ typedef struct mm_grammar_frame {
 
 /* One way to read the text so far. */
 typedef struct mm_grammar_stack {
-  mm_grammar_frame frame[MM_GRAMMAR_DEPTH];
+  mm_grammar_frame frame[MM_FORM_DEPTH];
   uint32_t depth;
   uint32_t value; /* depth of the M2 value whose JSON is open, 0: none */
   bool one_line;

@@ -320,7 +320,7 @@ static bool is_text_or_number(const mm_form *s) {
 
 /* The form of a marked value's elements; NULL: it has none, or nothing more fits on the stack. */
 static const mm_form *elements_of(const mm_grammar_stack *g, const mm_form *s) {
-  if (g->depth == MM_GRAMMAR_DEPTH) return NULL;
+  if (g->depth == MM_FORM_DEPTH) return NULL;
   return s->by_first[MM_FIRST_OBJECT] ? s->by_first[MM_FIRST_OBJECT] : s->by_first[MM_FIRST_ARRAY];
 }
 

@@ -310,7 +310,7 @@ static bool may_close(const mm_grammar_frame *f) {
 
 static bool may_go_on(const mm_grammar_stack *g, const mm_grammar_frame *f) {
   uint32_t first, end;
-  if (g->depth == MM_GRAMMAR_DEPTH) return false;
+  if (g->depth == MM_FORM_DEPTH) return false;
   if (f->form->kind != MM_FORM_OBJECT) return f->count < f->form->most;
   properties_next(f, &first, &end);
   return first < end || f->form->item;

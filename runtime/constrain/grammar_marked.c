@@ -32,7 +32,7 @@ mm_outcome mm_items_step(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byte)
   const mm_form *s = f->form;
   if (f->phase == CLOSE) return step_close(f, "item", 4, byte) ? MM_TAKEN : MM_BAD;
   if (f->bytes == 2 && byte == '/') return leave(g, f->count >= s->least);
-  if (f->bytes == 2 && (f->count >= s->most || g->depth == MM_GRAMMAR_DEPTH)) return MM_BAD;
+  if (f->bytes == 2 && (f->count >= s->most || g->depth == MM_FORM_DEPTH)) return MM_BAD;
   if (byte != item[f->bytes++]) return MM_BAD;
   if (f->bytes < sizeof item) return MM_TAKEN;
   f->count++;
@@ -72,7 +72,7 @@ static mm_outcome step_any(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byt
   }
   if (f->bytes < 2) return byte == (f->bytes++ ? '<' : MM_GRAMMAR_MARK) ? MM_TAKEN : MM_BAD;
   if (byte == '/') return leave(g, f->count >= s->least);
-  if (f->count >= s->most || g->depth == MM_GRAMMAR_DEPTH) return MM_BAD;
+  if (f->count >= s->most || g->depth == MM_FORM_DEPTH) return MM_BAD;
   f->count++;
   f->phase = NAME;
   f->to = g->named;
@@ -101,7 +101,7 @@ mm_outcome mm_fields_step(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byte
   }
   const uint32_t end = mm_properties_end(f);
   if (!f->bytes && byte == '/') return leave(g, end == f->count || !s->literal[end - 1].required);
-  if (f->count == s->count || g->depth == MM_GRAMMAR_DEPTH || !mm_literal_step(f, f->count, end, byte)) return MM_BAD;
+  if (f->count == s->count || g->depth == MM_FORM_DEPTH || !mm_literal_step(f, f->count, end, byte)) return MM_BAD;
   const int place = mm_literal_place(f, f->count, end);
   if (place < 0) return MM_TAKEN;
   f->count = (uint32_t)place + 1;

@@ -8,7 +8,7 @@ static mm_grammar_stack *way(mm_grammar *g, uint32_t i) { return i ? &g->more[i 
 static const mm_grammar_stack *way_of(const mm_grammar *g, uint32_t i) { return i ? &g->more[i - 1] : &g->first; }
 
 bool mm_grammar_push(mm_grammar_stack *g, const mm_form *s) {
-  if (g->depth == MM_GRAMMAR_DEPTH) return false;
+  if (g->depth == MM_FORM_DEPTH) return false;
   g->frame[g->depth++] = (mm_grammar_frame){.form = s};
   return true;
 }

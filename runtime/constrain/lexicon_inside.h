@@ -3,8 +3,8 @@
 #define MM_RUNTIME_CONSTRAIN_LEXICON_INSIDE_H
 
 #include "runtime/chat/reply.h"
+#include "runtime/constrain/constrain.h"
 #include "runtime/constrain/grammar.h"
-#include "runtime/constrain/lexicon.h"
 
 #define MM_TRIE_NONE UINT32_MAX
 

@@ -128,6 +128,16 @@ static void put_build(mm_text *t) {
                  MM_VERSION, mm_version());
 }
 
+static void put_forms(mm_text *t, mm_form_cache *forms) {
+  const mm_form_cache_stats s = mm_form_cache_read(forms);
+  mm_metrics_value(t, "form_cache_hits_total", "counter", "Schemas, grammars and tools of requests that were compiled before.",
+                   (double)s.hits);
+  mm_metrics_value(t, "form_cache_misses_total", "counter", "Those that were compiled, or refused.", (double)s.misses);
+  mm_metrics_value(t, "form_cache_forms", "gauge", "Compiled forms in memory.", (double)s.forms);
+  mm_metrics_value(t, "form_cache_bytes", "gauge", "Bytes of them.", (double)s.bytes);
+  mm_metrics_value(t, "form_cache_bytes_max", "gauge", "Bytes above which those that no request holds are dropped.", (double)s.bytes_max);
+}
+
 static void metrics(mm_server *s, mm_exchange *x) {
   mm_text t = {0}, out = {0};
   put_build(&t);
@@ -138,6 +148,7 @@ static void metrics(mm_server *s, mm_exchange *x) {
   mm_metrics_write(&s->metrics, &t);
   if (s->scheduler) put_scheduler(&t, s->scheduler), put_cache(&t, s);
   if (s->scheduler) put_experts(&t, s);
+  put_forms(&t, s->forms);
   put_replies(&t, s);
   if (!t.failed) mm_metrics_label(t.p, s->name[0], s->vllm_names, &out);
   const bool failed = t.failed || out.failed;
@@ -150,7 +161,8 @@ static void put_model(const mm_server *s, const char *name, mm_text *t) {
   const mm_sampling *d = &s->defaults;
   mm_text_put(t, "{\"id\":");
   mm_text_quote_string(t, name);
-  mm_text_printf(t, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"minimax\"", (long long)s->created);
+  mm_text_printf(t, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"minimax\",\"parent\":null,\"root\":", (long long)s->created);
+  mm_text_quote_string(t, s->name[0]);
   if (s->state == MM_SERVER_READY) {
     mm_text_printf(t, ",\"max_model_len\":%u,\"defaults\":{\"temperature\":", s->positions);
     mm_text_real(t, d->temperature);
@@ -207,7 +219,19 @@ static void tokenizer_info(mm_server *s, mm_exchange *x) {
   send_json(x, 200, &t);
 }
 
-#define MODEL "/v1/models/"
+#define VERSION "/v1"
+#define MODEL   "/v1/models/"
+
+bool mm_path_is_short(const char *path, const char *whole) {
+  return strncmp(whole, VERSION "/", strlen(VERSION "/")) == 0 && strcmp(whole + strlen(VERSION), path) == 0;
+}
+
+/* The model that a path names, with /v1 before it or without; NULL: it is another path. */
+static const char *model_of(const char *path) {
+  const char *shorter = MODEL + strlen(VERSION);
+  if (strncmp(path, MODEL, strlen(MODEL)) == 0) return path + strlen(MODEL);
+  return strncmp(path, shorter, strlen(shorter)) == 0 ? path + strlen(shorter) : NULL;
+}
 
 /* True if the path equals this name; a byte of the path may be written as % and two hexadecimal digits. */
 static bool path_is(const char *path, const char *name) {
@@ -222,7 +246,7 @@ static bool path_is(const char *path, const char *name) {
 static void model(mm_server *s, mm_exchange *x) {
   mm_text t = {0};
   for (size_t i = 0; i < s->names; i++) {
-    if (!path_is(mm_exchange_path(x) + strlen(MODEL), s->name[i])) continue;
+    if (!path_is(model_of(mm_exchange_path(x)), s->name[i])) continue;
     put_model(s, s->name[i], &t);
     send_json(x, 200, &t);
     return;
@@ -264,8 +288,8 @@ const char *mm_page_path(size_t i, const char **what) {
 
 mm_page *mm_page_find(const char *path, bool *keyed) {
   for (size_t i = 0; i < sizeof pages / sizeof *pages; i++)
-    if (strcmp(pages[i].path, path) == 0) return *keyed = pages[i].keyed, pages[i].page;
-  return strncmp(path, MODEL, strlen(MODEL)) == 0 ? (*keyed = true, model) : NULL;
+    if (strcmp(pages[i].path, path) == 0 || mm_path_is_short(path, pages[i].path)) return *keyed = pages[i].keyed, pages[i].page;
+  return model_of(path) ? (*keyed = true, model) : NULL;
 }
 
 /* ---- The tokenizer ---- */
@@ -287,6 +311,7 @@ static bool tokenize(mm_call *c, mm_err *err) {
   size_t n;
   if (!plain(c)) return false;
   if (!mm_field(c, c->body, "prompt", MM_VALUE_STRING, &text) || !mm_field_bool(c, c->body, "parse_special", &special)) return false;
+  if (!text && !mm_field(c, c->body, "content", MM_VALUE_STRING, &text)) return false; /* llama.cpp's name */
   if (!text) return mm_refuse(c, 400, "prompt", "prompt: expected a text");
   if (!mm_tokenizer_encode(c->server->tokenizer, text->text, text->n, special, &ids, &n, err)) return false;
   mm_text_printf(&c->out, "{\"count\":%zu,\"max_model_len\":%u,\"tokens\":[", n, c->server->positions);
@@ -316,8 +341,10 @@ static bool detokenize(mm_call *c, mm_err *err) {
     if (n) mm_print_utf8(&u, bytes, n, &text);
   }
   mm_print_utf8(&u, "", 0, &text);
-  mm_text_put(&c->out, "{\"prompt\":");
-  mm_text_quote(&c->out, text.p ? text.p : "", text.n);
+  for (int i = 0; i < 2; i++) { /* vLLM's name, and llama.cpp's */
+    mm_text_put(&c->out, i ? ",\"content\":" : "{\"prompt\":");
+    mm_text_quote(&c->out, text.p ? text.p : "", text.n);
+  }
   mm_text_put(&c->out, "}");
   c->out.failed |= text.failed;
   free(text.p);

@@ -17,6 +17,8 @@ extern const mm_api mm_api_detokenize; /* POST /detokenize */
  * NULL if there is no such path; *keyed: the request needs an API key. */
 typedef void mm_page(mm_server *s, mm_exchange *x);
 mm_page *mm_page_find(const char *path, bool *keyed);
+/* True if `path` is the path `whole` without its /v1, as llama.cpp's server takes it too. */
+bool mm_path_is_short(const char *path, const char *whole);
 /* Path i and what it answers with; NULL behind the last. */
 const char *mm_page_path(size_t i, const char **what);
 /* GET /openapi.json: the paths and the fields of requests, from the tables that answer them. */
@@ -28,6 +30,10 @@ void mm_print_utf8(mm_utf8_stream *u, const char *bytes, size_t n, mm_text *out)
 const char *mm_openai_finish(const mm_ending *end);
 /* ,"stop_reason": as vLLM has it: the stop string or the id of stop_token_ids that ended the reply, or null. */
 void mm_openai_stop_reason(const mm_call *c, const mm_ending *end, mm_text *out);
+/* The model's name, and the build as `system_fingerprint`. */
+void mm_openai_put_model(mm_call *c);
+/* Ends the one choice of a chunk of a stream, with the usage that stream_options want, and sends it. */
+void mm_openai_end_chunk(mm_choice *ch);
 /* The reply as OpenAI has it, or the end of the stream: head begins an object of the API's, put adds a choice. reasoning: tokens of the
  * reply that are reasoning. */
 void mm_openai_end(mm_call *c, void (*head)(mm_call *c), void (*put)(mm_call *c, mm_choice *ch), uint32_t reasoning);

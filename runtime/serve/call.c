@@ -88,6 +88,7 @@ static void call_free(mm_call *c) {
   }
   if (c->close_state) c->close_state(c->state);
   MM_FREE(c->choice, c->prompt, c->prompt_count, c->out.p);
+  mm_forms_release(&c->forms);
   mm_arena_close(&c->arena);
   c->server->calls--;
   free(c);
@@ -406,7 +407,7 @@ void mm_call_begin(mm_server *s, mm_exchange *x, const mm_api *api) {
     mm_exchange_reply(x, 503, "text/plain", "", 0);
     return;
   }
-  *c = (mm_call){.server = s, .x = x, .api = api, .begun = mm_now(), .created = (int64_t)time(NULL)};
+  *c = (mm_call){.server = s, .x = x, .api = api, .forms.cache = s->forms, .begun = mm_now(), .created = (int64_t)time(NULL)};
   snprintf(c->method, sizeof c->method, "%s", mm_exchange_method(x));
   snprintf(c->path, sizeof c->path, "%s", mm_exchange_path(x));
   snprintf(c->peer, sizeof c->peer, "%s", mm_exchange_peer(x));

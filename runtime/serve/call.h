@@ -46,7 +46,8 @@ struct mm_call {
   mm_server *server;
   mm_exchange *x;
   const mm_api *api;
-  mm_arena arena; /* lives as long as the call */
+  mm_arena arena;      /* lives as long as the call */
+  mm_held_forms forms; /* likewise */
   const mm_value *body;
   char id[25];                          /* random, hexadecimal */
   char method[24], path[200], peer[64]; /* for the log, cut where they are longer */

@@ -12,7 +12,7 @@
 static void put_head(mm_call *c) {
   mm_text_printf(&c->out, "{\"id\":\"chatcmpl-%s\",\"object\":\"chat.completion%s\",\"created\":%lld,\"model\":", c->id,
                  c->params.stream ? ".chunk" : "", (long long)c->created);
-  mm_text_quote_string(&c->out, c->server->name[0]);
+  mm_openai_put_model(c);
 }
 
 /* Begins a chunk of a choice, up to its delta. */
@@ -35,8 +35,7 @@ static void end_chunk(mm_choice *ch, const char *finish) {
   else
     mm_text_put(&c->out, ",\"finish_reason\":null");
   if (finish) mm_openai_stop_reason(c, &ch->ending, &c->out);
-  mm_text_put(&c->out, c->params.include_usage ? "}],\"usage\":null}" : "}]}");
-  mm_call_event(c, NULL);
+  mm_openai_end_chunk(ch);
 }
 
 static void send_role(mm_choice *ch) {

@@ -80,6 +80,22 @@ void mm_openai_end(mm_call *c, void (*head)(mm_call *c), void (*put)(mm_call *c,
   mm_exchange_end(c->x);
 }
 
+void mm_openai_put_model(mm_call *c) {
+  mm_text_quote_string(&c->out, c->server->name[0]);
+  mm_text_put(&c->out, ",\"system_fingerprint\":\"build-" MM_VERSION "\"");
+}
+
+void mm_openai_end_chunk(mm_choice *ch) {
+  mm_call *c = ch->call;
+  const mm_params *p = &c->params;
+  const uint32_t prompt = c->prompt_count[ch->index / p->n];
+  mm_text_put(&c->out, p->include_usage && !p->running_usage ? "}],\"usage\":null}" : p->include_usage ? "}],\"usage\":" : "}]}");
+  if (p->include_usage && p->running_usage)
+    mm_text_printf(&c->out, "{\"prompt_tokens\":%u,\"completion_tokens\":%u,\"total_tokens\":%llu}}", prompt, ch->tokens,
+                   (unsigned long long)prompt + ch->tokens);
+  mm_call_event(c, NULL);
+}
+
 /* ---- The request ---- */
 
 static void free_lists(lists *l) { MM_FREE(l->token.p, l->logprob.p, l->top.p, l->offset.p); }
@@ -218,6 +234,15 @@ static void add_logprobs(const mm_call *c, const mm_token *t, size_t offset, lis
     mm_text_put(&l->top, ":");
     mm_text_real(&l->top, (double)t->logprobs[1 + i].logprob);
   }
+  /* As OpenAI has it, the token itself is among them, if only as one more. */
+  uint32_t own = 1;
+  while (own <= c->params.top_logprobs && t->logprobs[own].id >= 0 && t->logprobs[own].id != t->logprobs[0].id) own++;
+  if (own > c->params.top_logprobs || t->logprobs[own].id < 0) {
+    mm_text_put(&l->top, own > 1 ? "," : "");
+    quote_id(c, t->logprobs[0].id, &l->top);
+    mm_text_put(&l->top, ":");
+    mm_text_real(&l->top, (double)t->logprobs[0].logprob);
+  }
   mm_text_put(&l->top, "}");
   mm_text_printf(&l->offset, "%s%zu", comma, offset);
 }
@@ -314,7 +339,7 @@ static void put_logprobs(const lists *l, mm_text *out) {
 
 static void put_head(mm_call *c) {
   mm_text_printf(&c->out, "{\"id\":\"cmpl-%s\",\"object\":\"text_completion\",\"created\":%lld,\"model\":", c->id, (long long)c->created);
-  mm_text_quote_string(&c->out, c->server->name[0]);
+  mm_openai_put_model(c);
 }
 
 /* One choice of a stream; end NULL: not its last. */
@@ -334,8 +359,7 @@ static void send_piece(mm_choice *ch, const char *text, size_t n, const lists *l
   } else {
     mm_text_put(&c->out, ",\"finish_reason\":null");
   }
-  mm_text_put(&c->out, c->params.include_usage ? "}],\"usage\":null}" : "}]}");
-  mm_call_event(c, NULL);
+  mm_openai_end_chunk(ch);
 }
 
 static void send_echo(mm_choice *ch) {
@@ -403,7 +427,10 @@ static void put_choice(mm_call *c, mm_choice *ch) {
     mm_text_put(&c->out, "null");
   mm_text_printf(&c->out, ",\"finish_reason\":\"%s\"", mm_openai_finish(&ch->ending));
   mm_openai_stop_reason(c, &ch->ending, &c->out);
-  if (s->scores) mm_text_printf(&c->out, ",\"prompt_logprobs\":%s]", s->scores[ch->index].p);
+  if (s->scores)
+    mm_text_printf(&c->out, ",\"prompt_logprobs\":%s]", s->scores[ch->index].p);
+  else
+    mm_text_put(&c->out, ",\"prompt_logprobs\":null");
   if (s->scores) c->out.failed |= s->scores[ch->index].failed;
   mm_text_put(&c->out, "}");
 }

@@ -3,8 +3,6 @@
 
 #include <string.h>
 
-#include "runtime/constrain/schema.h"
-#include "runtime/constrain/whole_text.h"
 #include "runtime/serve/fields.h"
 
 typedef enum content_kind { SCHEMA, ANY_OBJECT, REGEX, GRAMMAR, CHOICE, SEVERAL } content_kind;
@@ -53,7 +51,7 @@ static bool read_schema(mm_call *c, const mm_value *v, const char *field, mm_con
   if (!v && why.status != MM_BAD_INPUT) return *err = why, false;
   if (!v) return mm_refuse(c, 400, field, "%s: found a text that is no JSON, expected a schema or the text of one", field);
   if (v->type != MM_VALUE_OBJECT && v->type != MM_VALUE_BOOL) return wrong(c, v, field, "a schema");
-  rule->form = mm_schema_compile(&c->arena, v, field, err);
+  rule->form = mm_forms_schema(&c->forms, v, field, err);
   return rule->form;
 }
 
@@ -68,13 +66,12 @@ static bool read_one(mm_call *c, const mm_value *v, content_kind kind, const cha
     case CHOICE: return read_choices(c, v, field, rule, err);
     case ANY_OBJECT:
       if (v->type != MM_VALUE_BOOL) return wrong(c, v, field, "a boolean");
-      rule->form = mm_schema_any_object();
+      rule->form = mm_form_any_object();
       return true;
     default: break;
   }
   if (v->type != MM_VALUE_STRING) return wrong(c, v, field, "a string");
-  rule->form =
-      kind == REGEX ? mm_whole_regex(&c->arena, v->text, v->n, field, err) : mm_whole_grammar(&c->arena, v->text, v->n, field, err);
+  rule->form = kind == REGEX ? mm_forms_regex(&c->forms, mm_str_of(v), field, err) : mm_forms_grammar(&c->forms, mm_str_of(v), field, err);
   return rule->form;
 }
 
@@ -84,10 +81,11 @@ static bool read_several(mm_call *c, const mm_value *object, mm_content_rule *ru
                                       "structured_outputs.grammar", "structured_outputs.choice"};
   for (const mm_value *v = object->first; v; v = v->next) {
     size_t i = 0;
-    if (is_nothing(v)) continue;
     while (i < sizeof of_structured / sizeof *of_structured && strcmp(v->key, of_structured[i].name) != 0) i++;
-    if (i == sizeof of_structured / sizeof *of_structured)
-      return mm_refuse(c, 400, "structured_outputs", "structured_outputs: %.60s is not served", v->key);
+    const bool known = i < sizeof of_structured / sizeof *of_structured;
+    const bool empty_grammar = known && of_structured[i].kind == GRAMMAR && v->type == MM_VALUE_STRING; /* has no root: refused */
+    if (is_nothing(v) && !empty_grammar) continue;
+    if (!known) return mm_refuse(c, 400, "structured_outputs", "structured_outputs: %.60s is not served", v->key);
     if (!read_one(c, v, of_structured[i].kind, names[i], rule, err)) return false;
   }
   return true;

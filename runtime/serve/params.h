@@ -21,7 +21,7 @@ typedef struct mm_params {
   uint32_t top_logprobs; /* alternatives to return */
   bool scores;           /* the same of the prompt's tokens */
   uint32_t top_scores;
-  bool stream, include_usage, include_stop, special;
+  bool stream, include_usage, running_usage, include_stop, special; /* running_usage: in every chunk, of its choice alone */
   uint64_t salt;
   uint32_t drafts;  /* proposals for one step, at most */
   bool show_drafts; /* usage has how many there were and how many were right */

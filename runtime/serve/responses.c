@@ -2,7 +2,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/constrain/schema.h"
 #include "runtime/serve/apis.h"
 #include "runtime/serve/fields.h"
 #include "runtime/serve/responses_input.h"

@@ -7,7 +7,7 @@
 #include "loader/stream/read_log.h"
 #include "runtime/chat/chat_format.h"
 #include "runtime/chat/replay.h"
-#include "runtime/constrain/constraint.h"
+#include "runtime/constrain/constrain.h"
 #include "runtime/serve/generation.h"
 #include "runtime/serve/log.h"
 #include "runtime/serve/metrics.h"
@@ -26,12 +26,13 @@ struct mm_server {
   size_t names;
   const char *const *key; /* [keys] of which a request must carry one; none: all may */
   size_t keys;
-  bool local;          /* it listens for its own machine, and takes requests without a key: they must name that machine */
-  mm_origins origins;  /* further names of this machine, and pages of other hosts that may read replies */
-  double request_time; /* seconds that a request may take in all; 0: any */
-  mm_read_log *reads;  /* what a device reads to load; on the CPU, which maps files, nothing */
-  double started;      /* CLOCK_MONOTONIC */
-  int64_t created;     /* Unix seconds */
+  bool local;           /* it listens for its own machine, and takes requests without a key: they must name that machine */
+  mm_origins origins;   /* further names of this machine, and pages of other hosts that may read replies */
+  double request_time;  /* seconds that a request may take in all; 0: any */
+  mm_form_cache *forms; /* compiled for requests */
+  mm_read_log *reads;   /* what a device reads to load; on the CPU, which maps files, nothing */
+  double started;       /* CLOCK_MONOTONIC */
+  int64_t created;      /* Unix seconds */
   /* Set when loading is done, in the loop; read there alone. */
   mm_server_state state;
   const char *stage; /* what is being loaded; any thread may set it */

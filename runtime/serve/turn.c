@@ -6,7 +6,6 @@
 #include <sys/random.h>
 
 #include "runtime/chat/arguments.h"
-#include "runtime/constrain/schema.h"
 #include "runtime/serve/history.h"
 
 /* State shared by all turns of a call: mm_call.state. */
@@ -154,7 +153,7 @@ void mm_turn_ended(mm_choice *ch) {
     mm_refuse(ch->call, 400, NULL,
               "after %zu bytes of the reply the schema lets nothing follow: found values that do not end, expected at most %d "
               "within each other",
-              t->content.n, MM_GRAMMAR_DEPTH);
+              t->content.n, MM_FORM_DEPTH);
     t->failed = true;
   }
   if (t->failed) ch->ending.why = MM_FINISH_ERROR;
@@ -246,7 +245,7 @@ bool mm_turn_prepare(mm_call *c, mm_conversation *v, const mm_tool_rules *r, con
   if (!mm_turn_encode(c, v, &p, &a.in_reasoning, err)) return false;
   c->boundary = p.user_end < p.count ? (uint32_t)p.user_end : 0;
   if (!mm_call_add_prompt(c, p.id, p.count, err) || !mm_tools_open(&s->tools, v->tool, v->tool_count, err)) return false;
-  return mm_turn_constrain(c, v, r, set, &s->tools, a.in_reasoning, &a.sections, err) && open_turns(c, &a, err);
+  return mm_turn_constrain(c, v, r, set, a.in_reasoning, &a.sections, err) && open_turns(c, &a, err);
 }
 
 bool mm_turn_format(mm_call *c, const char *param, const mm_value *format, mm_content_rule *rule, mm_err *err) {
@@ -262,7 +261,7 @@ bool mm_turn_format(mm_call *c, const char *param, const mm_value *format, mm_co
   if (nested) schema = mm_value_get(nested, "schema");
   if (!object && !schema) return mm_refuse(c, 400, param, "%s: json_schema has no schema", param);
   rule->field = param;
-  rule->form = schema ? mm_schema_compile(&c->arena, schema, "json_schema", err) : mm_schema_any_object();
+  rule->form = schema ? mm_forms_schema(&c->forms, schema, "json_schema", err) : mm_form_any_object();
   return rule->form;
 }
 

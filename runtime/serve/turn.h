@@ -4,7 +4,7 @@
 
 #include "runtime/chat/arguments.h"
 #include "runtime/chat/reply.h"
-#include "runtime/constrain/constraint.h"
+#include "runtime/constrain/constrain.h"
 #include "runtime/serve/openai_messages.h"
 
 typedef struct mm_turn_call {
@@ -71,10 +71,9 @@ typedef struct mm_turn_sections {
   uint32_t count; /* 0: to nothing */
 } mm_turn_sections;
 
-/* For a conversation whose tools are `tools`, and whose reply begins in the reasoning or not. The server's lexicon is there where there are
- * sections. */
+/* For a conversation whose reply begins in the reasoning or not. The server's lexicon is there where there are sections. */
 MM_MUST_USE bool mm_turn_constrain(mm_call *c, const mm_conversation *v, const mm_tool_rules *r, const mm_turn_settings *set,
-                                   const mm_tools *tools, bool in_reasoning, mm_turn_sections *out, mm_err *err);
+                                   bool in_reasoning, mm_turn_sections *out, mm_err *err);
 
 /* Waits for nothing but the first caller: the server's lexicon is there after it. */
 MM_MUST_USE bool mm_lexicon_ready(mm_server *s, mm_err *err);

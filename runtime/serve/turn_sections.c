@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "runtime/chat/elements.h"
-#include "runtime/constrain/call_form.h"
 
 /* ---- Pieces ---- */
 
@@ -51,14 +50,9 @@ static bool add_limited(mm_call *c, mm_turn_sections *a, bool in_reasoning, int6
 
 /* One of some texts. */
 bool mm_turn_add_texts(mm_call *c, mm_turn_sections *a, const mm_str *text, size_t count, mm_err *err) {
-  mm_form *f = mm_arena_alloc(&c->arena, sizeof *f, err);
-  mm_literal *l = mm_arena_alloc(&c->arena, count * sizeof *l, err);
-  if (!f || !l) return false;
-  for (size_t i = 0; i < count; i++) l[i] = (mm_literal){.p = text[i].p, .n = text[i].n};
-  *f = (mm_form){.kind = MM_FORM_LITERALS, .exact = true, .literal = l, .count = (uint32_t)count};
-  mm_literals_sort(f);
-  add_form(a, f);
-  return true;
+  const mm_form *f = mm_form_texts(&c->arena, text, count, err);
+  if (f) add_form(a, f);
+  return f;
 }
 
 /* The text with M3's mark as the byte that it is in forms. */
@@ -100,32 +94,32 @@ static bool add_script(mm_call *c, mm_turn_sections *a, mm_str text, mm_err *err
 typedef struct wishes {
   const mm_conversation *v;
   const mm_tool_rules *rules;
-  const mm_tools *tools;
   bool in_reasoning;
   bool call;   /* one must be made */
   bool strict; /* one that is begun is held to its tool's schema, if the tool says so */
 } wishes;
 
 /* The form of the calls; NULL after a refusal or err. */
-static const mm_form *calls_form(mm_call *c, const wishes *w, bool begun, mm_err *err) {
+static const mm_form *calls_form(mm_call *c, const wishes *w, mm_call_place place, mm_err *err) {
   bool *bound = mm_arena_alloc(&c->arena, w->v->tool_count * sizeof *bound, err);
   if (!bound) return NULL;
   for (size_t i = 0; i < w->v->tool_count; i++) bound[i] = w->call || w->v->tool[i].strict;
   if (!c->server->format->tags->call_token && mm_tokenizer_find_added(c->server->tokenizer, "<tool_calls>") >= 0)
     return mm_refuse(c, 400, "tools", "tools: <tool_calls> is a token of this tokenizer, with which calls cannot be constrained"), NULL;
-  const mm_call_rules rules = {.family = c->server->format->family,
-                               .tools = w->tools,
-                               .bound = bound,
-                               .only = w->rules->choice == MM_TOOLS_NAMED ? w->rules->name : (mm_str){0},
-                               .one_call = w->rules->one_call,
-                               .begun = begun};
-  return mm_call_form(&c->arena, &rules, err);
+  const mm_call_limits limits = {.family = c->server->format->family,
+                                 .tool = w->v->tool,
+                                 .tools = w->v->tool_count,
+                                 .bound = bound,
+                                 .only = w->rules->choice == MM_TOOLS_NAMED ? w->rules->name : (mm_str){0},
+                                 .one_call = w->rules->one_call,
+                                 .place = place};
+  return mm_forms_calls(&c->forms, &limits, err);
 }
 
 /* M2, M3: a block of calls, of which the token that begins it is there. M3's form has its end. */
 static bool add_block(mm_call *c, mm_turn_sections *a, const wishes *w, mm_err *err) {
   const mm_chat_tags *tags = c->server->format->tags;
-  const mm_form *calls = calls_form(c, w, true, err);
+  const mm_form *calls = calls_form(c, w, MM_CALLS_ALONE, err);
   if (!calls) return false;
   add_form(a, calls);
   return tags->marked || add_token(c, a, MM_SECTION_TOKEN, tags->calls_end);
@@ -137,7 +131,7 @@ static bool require_call(mm_call *c, mm_turn_sections *a, const wishes *w, mm_er
   if (tags->call_token)
     return (!tags->newlines || mm_turn_add_texts(c, a, newlines, 3, err)) && add_token(c, a, MM_SECTION_TOKEN, tags->call_token) &&
            add_block(c, a, w, err);
-  const mm_form *calls = calls_form(c, w, false, err);
+  const mm_form *calls = calls_form(c, w, MM_CALLS_ALONE, err);
   if (calls) add_form(a, calls);
   return calls;
 }
@@ -150,7 +144,7 @@ static bool allow_calls(mm_call *c, mm_turn_sections *a, const wishes *w, mm_err
     a->section[a->count - 1].again = true;
     return true;
   }
-  const mm_form *calls = calls_form(c, w, true, err), *prose = calls ? mm_call_prose(&c->arena, calls, w->in_reasoning, err) : NULL;
+  const mm_form *prose = calls_form(c, w, w->in_reasoning ? MM_CALLS_IN_REASONING : MM_CALLS_IN_CONTENT, err);
   if (prose) add_form(a, prose);
   return prose;
 }
@@ -189,12 +183,12 @@ static bool free_reply(mm_call *c, mm_turn_sections *out, const wishes *w, bool 
   return true;
 }
 
-bool mm_turn_constrain(mm_call *c, const mm_conversation *v, const mm_tool_rules *r, const mm_turn_settings *set, const mm_tools *tools,
-                       bool in_reasoning, mm_turn_sections *out, mm_err *err) {
+bool mm_turn_constrain(mm_call *c, const mm_conversation *v, const mm_tool_rules *r, const mm_turn_settings *set, bool in_reasoning,
+                       mm_turn_sections *out, mm_err *err) {
   const mm_content_rule *rule = &set->content;
   const mm_form *form = rule->form;
   const bool token = c->server->format->tags->call_token; /* calls begin with one */
-  wishes w = {.v = v, .rules = r, .tools = tools, .in_reasoning = in_reasoning};
+  wishes w = {.v = v, .rules = r, .in_reasoning = in_reasoning};
   w.call = r->choice == MM_TOOLS_REQUIRED || r->choice == MM_TOOLS_NAMED;
   for (size_t i = 0; i < v->tool_count; i++) w.strict |= v->tool[i].strict;
   int64_t budget;

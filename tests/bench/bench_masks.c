@@ -13,7 +13,7 @@
 #include "formats/body.h"
 #include "formats/text.h"
 #include "runtime/constrain/call_form.h"
-#include "runtime/constrain/constraint.h"
+#include "runtime/constrain/constrain.h"
 #include "runtime/constrain/schema.h"
 #include "runtime/schedule/scheduler.h"
 #include "tests/bench/large_tokenizer.h"
@@ -341,6 +341,32 @@ static const mm_form *call_of(bench *b, mm_arena *a, const mm_value *schema) {
   return form;
 }
 
+/* Forms of schemas, and of forced calls, that the cache has. */
+static void find_forms(bench *b, const mm_value *corpus, bool calls) {
+  static const bool bound[] = {true};
+  mm_err err = {0};
+  mm_form_cache *cache = mm_form_cache_open((size_t)64 << 20, &err);
+  if (!cache) die(&err);
+  for (const mm_value *v = corpus->first; v; v = v->next) {
+    const mm_value *schema = mm_value_get(v, "schema");
+    mm_held_forms held = {.cache = cache};
+    mm_text json = {0};
+    mm_text_printf(&json, "{\"name\": \"answer\", \"parameters\": %.*s}", (int)schema->raw_n, schema->raw);
+    const mm_chat_tool tool = {.json = {json.p, json.n}};
+    const mm_call_limits limits = {.family = MM_CHAT_M2, .tool = &tool, .tools = 1, .bound = bound, .one_call = true};
+    for (int i = 0; i < 20 && !json.failed; i++) {
+      mm_err refused = {0};
+      const double began = cpu_now();
+      const mm_form *f = calls ? mm_forms_calls(&held, &limits, &refused) : mm_forms_schema(&held, schema, "json_schema", &refused);
+      mm_forms_release(&held);
+      if (f && i) record(b, cpu_now() - began);
+    }
+    free(json.p);
+  }
+  print(b, calls ? "forced calls from the cache" : "schemas from the cache");
+  mm_form_cache_close(cache);
+}
+
 static void open_forms(bench *b, mm_arena *a) {
   mm_err err = {0};
   size_t n;
@@ -355,6 +381,7 @@ static void open_forms(bench *b, mm_arena *a) {
     b->forms += b->form[b->forms] != NULL;
   }
   print(b, "schemas compiled");
+  find_forms(b, corpus, false);
   b->schemas = b->forms;
   for (const mm_value *v = corpus->first; v && b->forms < FORMS; v = v->next) {
     const double began = cpu_now();
@@ -363,6 +390,7 @@ static void open_forms(bench *b, mm_arena *a) {
     b->forms += b->form[b->forms] != NULL;
   }
   print(b, "forced calls compiled");
+  find_forms(b, corpus, true);
 }
 
 static void open_tokenizer(bench *b) {

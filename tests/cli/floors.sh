@@ -20,7 +20,7 @@ put() {
   printf '#include "runtime/engine/ops.h"\n#include "loader/bind.h"\n' >runtime/cpu/linear.c
   printf '#include <cuda_runtime.h>\n#include "runtime/engine/ops.h"\n' >runtime/cuda/linear.cu
   printf '#include "runtime/engine/engine.h"\n#include "convert/plan/plan.h"\n' >convert/minimax_convert.c
-  printf '#include "runtime/engine/engine.h"\n#include "convert/plan/plan.h"\n' >tests/test_all.c
+  printf '#include "runtime/engine/engine.h"\n#include "runtime/constrain/grammar.h"\n' >tests/test_all.c
   [ -z "$1" ] || { mkdir -p "$(dirname "$1")" && printf '%b\n' "$2" >>"$1"; }
 }
 count=0
@@ -62,6 +62,8 @@ refuse runtime/text/bpe.c '#include "runtime/chat/reply.h"'
 refuse runtime/chat/reply_m1.c '#include "runtime/serve/body.h"'
 refuse runtime/schedule/reuse.c '#include "runtime/text/bpe.h"'
 refuse runtime/constrain/schema_compile.c '#include "runtime/serve/call.h"'
+refuse runtime/serve/turn.c '#include "runtime/constrain/grammar.h"'
+refuse runtime/minimax_serve.c '#include "runtime/constrain/schema.h"'
 refuse runtime/cuda/dispatch/print_dispatch.c '#include "runtime/cuda/core/device.cuh"'
 refuse runtime/cuda/core/rows.cu '#include "runtime/cuda/comm/peers.h"'
 refuse runtime/cuda/comm/peers.cu '#include "runtime/cuda/gemm/inputs.h"'

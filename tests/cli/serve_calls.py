@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Calls of tools that minimax-serve begins, ends, cuts off or gives up: what a reply then says; biases beside constraints, and schemas
-without an end. The small checkpoints know no chat: what
+"""Calls of tools that minimax-serve begins, ends, cuts off or gives up: what a reply then says; biases beside constraints, schemas
+without an end, and forms that are compiled once. The small checkpoints know no chat: what
 they say is scripted by logit_bias and guided_choice. The tags of M2 are no special tokens, as in the released tokenizer."""
 import concurrent.futures
 import json
@@ -256,6 +256,33 @@ def gone_wrong(s):
         assert (got["message"]["content"], got["finish_reason"], got["stop_reason"]) == ("", "stop", "<"), got
 
 
+def compiled_once(s):
+    """A schema, a grammar or a required call that an earlier request had is not compiled again; the reply is the same."""
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}, "s": {"type": "string", "maxLength": 9}}, "required": ["n", "s"]}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    held = ({"response_format": form}, {"guided_regex": "[a-f]{1,9}"}, {"grammar": 'root ::= "a" | "b" root'}, {"tools": tools, "tool_choice": "required"},
+            {"tools": [{**tools[0], "function": {**tools[0]["function"], "strict": True}}]})
+    body = {"messages": ASK, "max_tokens": 24, "temperature": 1.5, "seed": 7, "chat_template_kwargs": {"enable_thinking": False}}
+
+    def message(how):
+        got, = s.post(CHAT, {**body, **how})["choices"]
+        for call in got["message"].get("tool_calls") or []:
+            del call["id"]
+        return got
+
+    found = []
+    for turn in (0, 1):
+        before = s.metrics()
+        found.append([message(how) for how in held])
+        after = s.metrics()
+        changes = [after[f"form_cache_{name}"] - before[f"form_cache_{name}"] for name in ("misses_total", "hits_total", "forms")]
+        assert changes == ([0, len(held), 0] if turn else [len(held), 0, len(held)]), (turn, changes)
+    assert found[0] == found[1], found
+    values = s.metrics()
+    assert 0 < values["form_cache_bytes"] <= values["form_cache_bytes_max"] == 1 << 26, values
+
+
 with Server(changed("tests/data/tiny-m2"), "--chat-format", "minimax-m2", "--max-model-len", "1024") as server:
     begun_in_reasoning(server)
     cut_off(server)
@@ -265,7 +292,8 @@ with Server(changed("tests/data/tiny-m2"), "--chat-format", "minimax-m2", "--max
     unserved(server)
     endless(server)
     refused_among_others(server)
+    compiled_once(server)
 with Server(changed("tests/data/tiny-m1", WRONG), "--chat-format", "minimax-m1", "--max-model-len", "1024") as server:
     gone_wrong(server)
     unserved(server)
-print("calls begun in the reasoning, cut off, gone wrong; biases, schemas without an end")
+print("calls begun in the reasoning, cut off, gone wrong; biases, schemas without an end; forms that are compiled once")

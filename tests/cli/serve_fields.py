@@ -174,6 +174,8 @@ def documented():
     lists = {"served": "".join(re.findall(r"^\| (`.*?) \|", section, re.M)),
              "refused": re.search(r"^- Refused.*?(?=^- )", section, re.S | re.M).group(0),
              "none": re.search(r"^- Without effect.*?\n\n", section, re.S | re.M).group(0)}
+    missing = [n for n, f in fates.items() if "." not in n and "served" in f and f"`{n}`" not in lists["served"]]
+    assert not missing, missing  # every served field has its row
     for fate, text in lists.items():
         names = re.findall(r"`(\w+)`", text)
         assert len(names) > 10, fate
@@ -341,6 +343,35 @@ def openapi(s):
     assert found == listed, found ^ listed
 
 
+def as_others(s):
+    """What the servers' tests of llama.cpp and vLLM look for: paths without /v1, their names of fields, usage in every chunk."""
+    prompt = {"prompt": "In the beginning", "temperature": 0}
+    chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2, "temperature": 0}
+    short, whole = (s.post(path, chat) for path in ("/chat/completions", "/v1/chat/completions"))
+    assert short["choices"] == whole["choices"] and short["system_fingerprint"] == whole["system_fingerprint"] == f"build-{json.loads(s.get('/version'))['version']}"
+    assert s.get("/models") == s.get("/v1/models") and s.get("/models/tiny-m2") == s.get("/v1/models/tiny-m2")
+    model = json.loads(s.get("/v1/models"))["data"][0]
+    assert model["root"] == "tiny-m2" and model["parent"] is None
+    assert s.post("/completions", prompt, 404)["error"]["message"] == "there is no POST /completions"
+    text = "In the beginning"
+    ids = s.post("/tokenize", {"content": text})["tokens"]
+    assert ids == s.post("/tokenize", {"prompt": text})["tokens"] and s.post("/detokenize", {"tokens": ids}) == {"prompt": text, "content": text}
+    for path, body in (("/v1/completions", {**prompt, "n": 2, "max_tokens": 3}), ("/v1/chat/completions", chat)):
+        events = s.events(path, {**body, "stream_options": {"include_usage": True, "continuous_usage_stats": True}})
+        used = [e["usage"] for e in events]
+        assert all(u["total_tokens"] == u["prompt_tokens"] + u["completion_tokens"] and u["prompt_tokens"] == used[0]["prompt_tokens"] for u in used), used
+        assert used[-1]["completion_tokens"] == body.get("n", 1) * used[-2]["completion_tokens"] == body.get("n", 1) * body["max_tokens"], used
+    empty = s.post("/v1/completions", {**prompt, "structured_outputs": {"grammar": ""}}, 400)["error"]
+    assert empty["param"] == "structured_outputs.grammar" or "structured_outputs.grammar" in empty["message"], empty
+    # The token itself is among the likeliest, if only as one more (OpenAI's reference: up to logprobs + 1 elements).
+    for k in (0, 1, 3):
+        choice = s.post("/v1/completions", {**prompt, "echo": True, "temperature": 1.5, "seed": 5, "max_tokens": 12, "logprobs": k})["choices"][0]
+        got = choice["logprobs"]
+        assert choice["prompt_logprobs"] is None and got["top_logprobs"][0] is None
+        for token, value, top in list(zip(got["tokens"], got["token_logprobs"], got["top_logprobs"], strict=True))[1:]:
+            assert top[token] == value and max(k, 1) <= len(top) <= k + 1, (k, token, value, top)
+
+
 def held_texts(s):
     """A regular expression, a grammar or a choice holds the whole text, at a temperature at which the model writes noise."""
     pattern, grammar = "[A-Z][a-z]{2,5}( [a-z]{2}){1,2}\\.", 'root ::= list # nested\nlist ::= "[" (item ("," item)*)? "]"\nitem ::= list | [1-9] [0-9]{0,2}'
@@ -365,6 +396,6 @@ def held_texts(s):
 every_field_in_every_api()
 documented()
 with Server(convert("tests/data/tiny-m2"), "--chat-format", "minimax-m2", "--max-model-len", "512", "--drafts", "7") as server:
-    for test in (drafts, all_fields, nothings, formats, openapi, held_texts, within, templates, cut):
+    for test in (drafts, all_fields, nothings, formats, openapi, held_texts, within, templates, cut, as_others):
         test(server)
-print("every field of every API is served, refused by name, or has no effect")
+print("every field of every API is served, refused by name, or has no effect; replies as others' tests want them")

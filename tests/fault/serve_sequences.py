@@ -291,7 +291,8 @@ def model(source, chat, options, count):
     jobs = []
     for i in range(count):
         path, body = request(rng, starts, vocab)
-        jobs.append((path, body, rng.choice(["at once", "at once", "at once", "stream", "stream", "stream", "slow", "late", "leave"])))
+        how = rng.choice(["at once", "at once", "at once", "stream", "stream", "stream", "slow", "late", "leave"])
+        jobs.append((path, body, "at once" if "echo" in body and "logprobs" in body else how))  # a stream has no logprobs of its prompt
     length = rng.choice([160, 720])
     kv = str(rng.choice([160, 192, 256]) * length // 160)
     common = ["--batch-invariant", "-t", "1", "--chat-format", chat, "--device", os.environ.get("DEVICE", "cpu")]
@@ -299,7 +300,7 @@ def model(source, chat, options, count):
         common += ["--devices", ",".join(os.environ["DEVICES"].split(",")[:2 if "--tp" in options else 1])]
     small = ["--max-num-seqs", rng.choice(["2", "3", "5"]), "--max-num-batched-tokens", rng.choice(["8", "17", "64"]), "--kv-cache-tokens", kv, "--max-model-len", str(length),
              "--prefix-cache-memory", rng.choice(["512K", "1M", "64M"]), "--drafts", rng.choice(["0", "3", "7"]), *common]
-    plenty = ["--max-num-seqs", "1", "--prefix-cache", "off", "--max-model-len", str(length), *common]
+    plenty = ["--max-num-seqs", "1", "--prefix-cache", "off", "--form-cache", "0", "--max-model-len", str(length), *common]
     with Patient(packed, *plenty) as calm, Patient(packed, *small) as busy:
         descriptors = len(os.listdir(f"/proc/{busy.process.pid}/fd"))
         expected = [ask(calm, path, body) for path, body, _ in jobs]

@@ -12,7 +12,7 @@
 #include "formats/body.h"
 #include "runtime/chat/reply.h"
 #include "runtime/constrain/call_form.h"
-#include "runtime/constrain/constraint.h"
+#include "runtime/constrain/constrain.h"
 
 #define CALLS_MAX 512
 

@@ -11,7 +11,7 @@
 
 #include "formats/body.h"
 #include "formats/text.h"
-#include "runtime/constrain/constraint.h"
+#include "runtime/constrain/constrain.h"
 #include "runtime/constrain/schema.h"
 #include "runtime/constrain/whole_text.h"
 

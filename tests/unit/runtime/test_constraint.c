@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "runtime/constrain/call_form.h"
-#include "runtime/constrain/constraint.h"
+#include "runtime/constrain/constrain.h"
 #include "runtime/constrain/schema.h"
 #include "runtime/constrain/whole_text.h"
 #include "tests/unit/changed_text.h"
@@ -237,7 +237,7 @@ TEST(a_form_that_is_stuck_stays_so) {
   mm_constraint *c = mm_constraint_open(lexicon, section, 1, &err);
   assert_non_null(c);
   const int32_t open = mm_tokenizer_find(tokenizer, "["), blank = mm_tokenizer_find(tokenizer, " ");
-  for (int i = 0; i < 4 * MM_GRAMMAR_DEPTH && !allows(c, end); i++) mm_constraint_chosen(c, allows(c, open) ? open : blank);
+  for (int i = 0; i < 4 * MM_FORM_DEPTH && !allows(c, end); i++) mm_constraint_chosen(c, allows(c, open) ? open : blank);
   assert_true(allows(c, end) && mm_constraint_stuck(c));
   for (int i = 0; i < 3; i++) {
     mm_constraint_chosen(c, end);

@@ -5,7 +5,7 @@
 
 #include "formats/json.h"
 #include "formats/text.h"
-#include "runtime/constrain/constraint.h"
+#include "runtime/constrain/constrain.h"
 #include "runtime/constrain/schema.h"
 #include "tests/unit/unit.h"
 

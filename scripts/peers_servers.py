@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+"""The server tests of llama.cpp and of vLLM against minimax-serve: which pass, and why the others do not. Their files come with the sources of
+two packages of PyPI: `pip download --no-deps --no-binary :all: llama-cpp-python==0.3.36` and `… vllm==0.33.0`. llama.cpp's server is replaced by
+a script that translates its options; vLLM, torch and transformers by stand-ins, and its class that starts a server by one that starts ours.
+Options that minimax-serve lacks reach it from llama.cpp's tests, so that it refuses them by name. Wanted next to this Python: pytest,
+pytest-asyncio, pytest-timeout, openai, anthropic, requests, regex, filelock, aiohttp, numpy, prometheus_client.
+usage: peers_servers.py BUILD llama.cpp|vllm SDIST DIR [CHAT-FORMAT [TEST…]]   (DIR: a packed checkpoint)"""
+import collections
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import xml.etree.ElementTree as ElementTree
+
+BUILD, SUITE, SDIST, DIR = sys.argv[1:5]
+FORMAT = sys.argv[5] if len(sys.argv) > 5 else "minimax-m1"
+TESTS = sys.argv[6:]
+
+LLAMA_SERVER = """#!/usr/bin/env python3
+import os, sys
+taken = {"--port": "--port", "--host": "--host", "--alias": "--served-model-name", "--ctx-size": "--max-model-len", "--parallel": "--max-num-seqs",
+         "--api-key": "--api-key", "--cors-origins": "--allow-origin"}
+values = {"--temp", "--seed", "--hf-repo", "--hf-file", "--model", "--model-url", "--batch-size", "--ubatch-size", "--threads", "--n-gpu-layers", "-ctk", "-ctv",
+          "-fa", "--reasoning-format", "--reasoning", "--cache-ram", "--n-predict"}
+flags = {"--offline", "--cont-batching", "--metrics", "--kv-unified", "--swa-full", "--no-slots", "--jinja", "--no-jinja", "--verbose", "--slots",
+         "--no-cache-idle-slots", "--backend_sampling"}
+args, out = sys.argv[1:], []
+while args:
+    a = args.pop(0)
+    if a in taken:
+        out += [taken[a], args.pop(0)]
+    elif a in values:
+        args.pop(0)
+    elif a not in flags:
+        out.append(a)
+os.execv(os.environ["MINIMAX_SERVE"], ["minimax-serve", os.environ["MINIMAX_DIR"], "--any-model", "--chat-format", os.environ["CHAT_FORMAT"], *out])
+"""
+
+VLLM_CONFTEST = '''
+import importlib.abc, importlib.machinery, os, re, subprocess, sys, tempfile, time, types
+import openai, pytest
+from unittest.mock import MagicMock
+
+
+class StandIn(types.ModuleType):
+    __path__ = []
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        setattr(self, name, type(name, (Exception,), {}) if name.endswith("Error") else MagicMock(name=f"{self.__name__}.{name}"))
+        return self.__dict__[name]
+
+
+ROOTS = {"vllm", "torch", "transformers", "huggingface_hub", "ray", "msgspec", "zmq", "fastapi", "uvicorn", "starlette", "tblib", "cloudpickle", "safetensors",
+         "openai_harmony", "schemathesis", "hypothesis", "mcp", "pybase64", "PIL", "blake3", "xgrammar", "lm_eval", "mistral_common", "partial_json_parser",
+         "opentelemetry", "tensorizer", "peft", "librosa", "soundfile", "tests.models", "tests.conftest"}
+
+
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, path=None, target=None):
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if name.split(".")[0] in ROOTS or name in ROOTS else None
+
+    def create_module(self, spec):
+        return StandIn(spec.name)
+
+    def exec_module(self, module):
+        pass
+
+
+sys.meta_path.insert(0, Finder())
+import torch
+torch.iinfo = lambda t: types.SimpleNamespace(min=-2**63, max=2**63 - 1)
+TAKEN = {"--max-model-len", "--max-num-seqs", "--served-model-name", "--api-key", "--max-num-batched-tokens"}
+
+
+class Server:
+    DUMMY_API_KEY = "token-abc123"
+
+    def __init__(self, model, args, **_):
+        own = {"--served-model-name": model, "--max-model-len": "2048"}
+        for name, value in zip(args, args[1:]):
+            if name in TAKEN:
+                own[name] = str(min(2048, int(value)) if name == "--max-model-len" else value)
+        self.log = tempfile.mktemp(dir=os.environ["TMPDIR"])
+        self.proc = subprocess.Popen([os.environ["MINIMAX_SERVE"], os.environ["MINIMAX_DIR"], "--any-model", "--chat-format", os.environ["CHAT_FORMAT"], "--port",
+                                      "0", "--metric-names", "vllm", *(x for pair in own.items() for x in pair)], stderr=open(self.log, "w"))
+        while "ready after" not in open(self.log).read():
+            if self.proc.poll() is not None:
+                raise RuntimeError(open(self.log).read())
+            time.sleep(0.01)
+        self.url_root = "http://127.0.0.1:" + re.search(r"listening on http://.+:(\\d+)", open(self.log).read()).group(1)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.proc.terminate()
+        self.proc.wait()
+
+    def url_for(self, *parts):
+        return self.url_root + "/" + "/".join(p.strip("/") for p in parts)
+
+    def get_client(self, **k):
+        return openai.OpenAI(base_url=self.url_for("v1"), api_key=self.DUMMY_API_KEY, max_retries=0, **{"timeout": 60, **k})
+
+    def get_async_client(self, **k):
+        return openai.AsyncOpenAI(base_url=self.url_for("v1"), api_key=self.DUMMY_API_KEY, max_retries=0, **{"timeout": 60, **k})
+
+    def get_async_client_anthropic(self, **k):
+        import anthropic
+        return anthropic.AsyncAnthropic(base_url=self.url_root, api_key=self.DUMMY_API_KEY, max_retries=0, **k)
+
+
+utils = StandIn("tests.utils")
+utils.RemoteOpenAIServer = utils.RemoteVLLMServer = utils.RemoteOpenAIServerCustom = Server
+utils.create_new_process_for_each_test = utils.multi_gpu_test = lambda *a, **k: (lambda f: f)
+tests = types.ModuleType("tests")
+tests.__path__ = [os.path.dirname(os.path.abspath(__file__)) + "/tests"]
+sys.modules["tests"], sys.modules["tests.utils"] = tests, utils
+
+
+def pytest_collection_modifyitems(config, items):
+    """Tests of a server alone: the others are of vLLM's own classes."""
+    keep = [i for i in items if any(n in ("server", "client", "async_client") or n.startswith("server_with") for n in i.fixturenames)]
+    config.hook.pytest_deselected(items=[i for i in items if i not in keep])
+    items[:] = keep
+'''
+
+
+def llama(root):
+    place = f"{root}/{os.listdir(root)[0]}/vendor/llama.cpp/tools/server/tests"
+    with open(f"{place}/utils.py", encoding="utf-8") as f:
+        text = f.read().replace("import wget\n", "").replace('make_request("GET", "/health"', 'make_request("GET", "/ready"')
+    text = re.sub(r"( +)server\.offline = False\n +server\.start\(\)\n +server\.stop\(\)", r"\1pass  # no model is downloaded", text)
+    with open(f"{place}/utils.py", "w", encoding="utf-8") as f:
+        f.write(text)
+    with open(f"{root}/llama-server", "w", encoding="utf-8") as f:
+        f.write(LLAMA_SERVER)
+    os.chmod(f"{root}/llama-server", 0o755)
+    os.environ["LLAMA_SERVER_BIN_PATH"] = f"{root}/llama-server"
+    return place, ["-m", "not slow", "-o", "junit_logging=all", *(TESTS or ["unit"])]
+
+
+def vllm(root):
+    place = f"{root}/{os.listdir(root)[0]}"
+    for folder, _, names in os.walk(f"{place}/tests"):
+        for name in (n for n in names if n.endswith(".py")):
+            with open(f"{folder}/{name}", encoding="utf-8") as f:
+                text = f.read()
+            with open(f"{folder}/{name}", "w", encoding="utf-8") as f:
+                f.write(re.sub(r"from \.{3,}utils import", "from tests.utils import", text))
+    with open(f"{place}/conftest.py", "w", encoding="utf-8") as f:
+        f.write(VLLM_CONFTEST)
+    under = "tests/entrypoints/"
+    wanted = ["openai", "serve/instrumentator", "serve/tokenize", "serve/middleware", "anthropic/test_messages.py"]
+    return place, ["-o", "asyncio_mode=auto", "--import-mode=importlib", "--continue-on-collection-errors", *(TESTS or [under + x for x in wanted])]
+
+
+def report(path):
+    """Counts, and the last line of each error with the tests that have it."""
+    counts, why = collections.Counter(), collections.defaultdict(list)
+    for case in ElementTree.parse(path).getroot().iter("testcase"):
+        bad = next((case.find(x) for x in ("failure", "error") if case.find(x) is not None), None)
+        counts["failed" if bad is not None else "skipped" if case.find("skipped") is not None else "passed"] += 1
+        if bad is not None:
+            lines = [x[1:].strip() for x in (bad.text or "").splitlines() if x.startswith("E  ")] or [bad.get("message", "")]
+            whole, line = "".join(case.itertext()), next((x for x in lines if "Error" in x), lines[0])
+            said = re.findall(r"minimax-serve: error: (.*)", whole) if "process died" in line else re.findall(r"POST \S+ 4\d\d \S+ (.*)", whole) if re.match(r".*\b4\d\d ==|KeyError", line) else []
+            text = re.sub(r"\d{4,}|127.0.0.1:\d+", "N", f"{line[:60]}: {said[-1]}" if said else line)
+            why[text[:150]].append(case.get("classname").split(".")[-1] + "::" + case.get("name"))
+    print(f"{SUITE}: {counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped")
+    for text, tests in sorted(why.items(), key=lambda x: -len(x[1])):
+        print(f"  {len(tests)} {text}: {', '.join(tests[:3])}{', …' if len(tests) > 3 else ''}")
+
+
+def main():
+    with tempfile.TemporaryDirectory() as root:
+        with tarfile.open(SDIST) as tar:
+            tar.extractall(root, [m for m in tar if "/tools/server/tests/" in m.name or re.match(r"[^/]+/tests/entrypoints/", m.name)])
+        place, args = (llama if SUITE == "llama.cpp" else vllm)(root)
+        os.environ.update(MINIMAX_SERVE=os.path.abspath(f"{BUILD}/bin/minimax-serve"), MINIMAX_DIR=os.path.abspath(DIR), CHAT_FORMAT=FORMAT, TMPDIR=root)
+        result = f"{root}/result.xml"
+        subprocess.run([sys.executable, "-m", "pytest", "-q", "--tb=short", "--timeout=90", "-p", "no:cacheprovider", f"--junitxml={result}", *args],
+                       cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+        report(result)
+
+
+main()
