@@ -172,6 +172,41 @@ class Schemas:
             s["unevaluatedItems"] = s.pop("items")
         return s
 
+    def part(self, depth):
+        """A schema without a type, as a condition has it."""
+        r = self.rng
+        key = r.choice(KEYS)
+        return r.choice([
+            lambda: {"properties": {key: r.choice([{"const": r.choice(VALUES)}, self.any(0)])}},
+            lambda: {"properties": {key: {"enum": r.sample([1, 2, "a", "x", None, True], 2)}}, "required": [key]},
+            lambda: {"required": r.sample(KEYS, r.randint(1, 2))}, lambda: {"type": r.choice(["object", "string", ["integer", "null"]])},
+            lambda: {"minLength": r.randint(0, 3)}, lambda: {"maximum": r.randint(-5, 5)}, lambda: {"exclusiveMinimum": 0}, lambda: {"pattern": r.choice(PATTERNS)},
+            lambda: {"items": self.any(0)}, lambda: {"prefixItems": [self.any(0), {"const": 1}]}, lambda: {"contains": {"type": "string"}}, lambda: {"maxItems": r.randint(0, 2)},
+            lambda: {"enum": r.sample(VALUES, 3)}, lambda: self.any(depth), lambda: {"not": self.part(0)}, lambda: {"additionalProperties": r.choice([False, self.any(0)])},
+            lambda: {"minProperties": 1}, lambda: {"patternProperties": {r.choice(["^a", "b$", "[x-z]"]): self.any(0)}}, lambda: {"uniqueItems": False},
+            lambda: {"anyOf": [self.part(0), self.part(0)]}, lambda: {"oneOf": [self.part(0), self.part(0)]}, lambda: {"allOf": [self.part(0), self.part(0)]},
+            lambda: {"if": self.part(0), "then": self.part(0), "else": self.part(0)}, lambda: {"multipleOf": r.choice([2, 3])}, lambda: r.choice([True, False])])()
+
+    def mixed(self, depth):
+        """Conditions, and unevaluatedProperties and unevaluatedItems next to and within them."""
+        r = self.rng
+        s = r.choice([{}, self.object(depth), self.array(depth), self.part(depth), self.string(), self.number()])
+        s = s if isinstance(s, dict) else {}
+        if r.random() < 0.4:
+            s["if"] = self.part(depth)
+            s.update(r.choice([{"then": self.part(depth)}, {"else": self.part(depth)}, {"then": self.part(depth), "else": self.part(depth)}]))
+        for key in ("anyOf", "oneOf", "allOf"):
+            if r.random() < 0.25:
+                s[key] = [self.part(depth) for _ in range(r.randint(1, 3))]
+        if r.random() < 0.25:
+            s["not"] = self.part(depth)
+        for key in ("unevaluatedProperties", "unevaluatedItems"):
+            if r.random() < 0.25:
+                s[key] = r.choice([False, False, True, self.any(0)])
+        if r.random() < 0.2:
+            s = {"allOf": [s, self.part(depth), {r.choice(["unevaluatedProperties", "unevaluatedItems"]): r.choice([False, self.any(0)])}]}
+        return s
+
     def conditions(self, depth):
         """Keywords that say nothing, and those that stand in other schemas of allOf, where they mean nothing either."""
         r = self.rng
@@ -201,7 +236,7 @@ class Schemas:
             return r.choice([self.string, self.number, lambda: {"type": "boolean"}, lambda: {"enum": r.sample([1, 2.5, "x", "a", "é", None, True], 3)},
                              lambda: {"type": [r.choice(["string", "integer"]), "null"]}, lambda: {"const": r.choice(VALUES)},
                              lambda: {"enum": r.sample(VALUES, 4)}])()
-        return r.choice([self.object, self.object, self.array, self.array, self.union, self.both, self.conditions])(depth - 1)
+        return r.choice([self.object, self.object, self.array, self.array, self.union, self.both, self.conditions, self.mixed])(depth - 1)
 
 
 def generated():
