@@ -117,6 +117,7 @@ const mm_schema_keyword mm_schema_keywords[] = {
     {"allOf",
      "schemas that can be read as one. Narrowed: a key that matches a pattern of one of them fits `additionalProperties` of the others"},
     {"$ref", "within the schema: a JSON pointer (RFC 6901), an `$anchor`, an `$id`; keywords next to it hold too"},
+    {"$dynamicRef", "the same; leads to the outermost `$dynamicAnchor` of the schemas with an `$id` that lead to it. Not next to `$ref`"},
     {NULL, NULL},
 };
 
@@ -166,6 +167,7 @@ static bool known_keywords(mm_schema_compiler *p, const mm_value *schema) {
     while (k->name && strcmp(k->name, v->key) != 0) k++;
     if (!k->name && !mm_schema_is_annotation(v->key) && v->key != mm_schema_no_match && v->key != mm_schema_no_text)
       return mm_schema_unserved(p, v->key, "");
+    if (strcmp(v->key, "$dynamicRef") == 0) return mm_schema_unserved(p, v->key, " there"); /* copies have none */
     if (strcmp(v->key, "uniqueItems") == 0 && !mm_schema_is_false(v)) return mm_schema_unserved(p, v->key, "");
   }
   const mm_value *required = mm_value_get(schema, "required");
@@ -572,12 +574,14 @@ bool mm_schema_compile_value(mm_schema_compiler *p, const mm_value *schema, cons
 const mm_form *mm_schema_compile_within(mm_arena *a, const mm_value *schema, const char *where, mm_automaton_budget *budget, mm_err *err) {
   mm_schema_compiler p = {.arena = a, .root = schema, .budget = budget, .where = where, .keyword = "anyOf", .err = err};
   const mm_form *s = NULL;
-  const bool ok = mm_schema_find_references(&p) && mm_schema_compile_value(&p, schema, &s);
+  bool ok = mm_schema_find_references(&p);
+  if (ok && p.dynamic) ok = (schema = mm_schema_copy_of(&p, schema, NULL));
+  ok = ok && mm_schema_compile_value(&p, schema, &s);
   if (!ok && p.none && p.narrowed) {
     *err = (mm_err){0};
     mm_schema_unserved(&p, "not", " where no value is left that is served; `if` and `oneOf` need it too");
   }
-  MM_FREE(p.done, p.merged, p.place, p.reference);
+  MM_FREE(p.done, p.merged, p.place, p.reference, p.part);
   return ok ? s : NULL;
 }
 

@@ -39,6 +39,15 @@ typedef struct mm_schema_reference {
   const char *text, *base;
 } mm_schema_reference;
 
+/* A schema, and the URI of the part of the document that it stands in. */
+typedef struct mm_schema_part {
+  const mm_value *schema;
+  const char *base;
+} mm_schema_part;
+
+typedef struct mm_schema_scope mm_schema_scope;
+typedef struct mm_schema_copy mm_schema_copy;
+
 typedef struct mm_schema_compiler {
   mm_arena *arena;
   const mm_value *root;
@@ -52,6 +61,11 @@ typedef struct mm_schema_compiler {
   size_t places, place_cap;
   mm_schema_reference *reference; /* [references] in the order of their addresses */
   size_t references, reference_cap;
+  bool dynamic;         /* the document has a $dynamicRef */
+  mm_schema_part *part; /* [parts] of such a document, in the order of their addresses */
+  size_t parts, part_cap;
+  const mm_schema_scope *scopes;
+  mm_schema_copy *copies;
   size_t values; /* of enum and const */
   size_t copied; /* of them, to unite alternatives */
   uint64_t merging;
@@ -104,6 +118,19 @@ const mm_form *mm_schema_exact(mm_schema_compiler *p, const mm_value *v, unsigne
 bool mm_schema_find_references(mm_schema_compiler *p);
 /* Where a $ref leads; NULL: to no schema of the document. */
 const mm_value *mm_schema_follow(mm_schema_compiler *p, const mm_value *reference);
+/* True if a member of a schema is a schema, or several of them in a list or an object. */
+bool mm_schema_holds(const mm_value *member, bool *several);
+/* The URI of the part of the document that a schema stands in. */
+const char *mm_schema_base(const mm_schema_compiler *p, const mm_value *schema);
+/* The schema of this part with the $dynamicAnchor. NULL: none, or several. */
+const mm_value *mm_schema_dynamic_place(const mm_schema_compiler *p, const char *base, const char *anchor);
+
+/* ---- schema_scope.c ---- */
+/* A copy of the schema whose references lead to copies. NULL after an error. */
+const mm_value *mm_schema_copy_of(mm_schema_compiler *p, const mm_value *schema, const mm_schema_scope *scope);
+/* A reference of such a copy, and where it leads. */
+bool mm_schema_is_copied(const mm_value *reference);
+const mm_value *mm_schema_follow_copied(mm_schema_compiler *p, const mm_value *reference);
 
 /* ---- schema_made.c ---- */
 /* An object or list that is made here. Its text is not at hand: raw_n is 0. */

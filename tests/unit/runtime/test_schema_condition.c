@@ -77,6 +77,22 @@ static const struct {
     {"{'properties': {'ab': {'minimum': 3}}, 'patternProperties': {'^a': {'type': 'integer'}}, 'additionalProperties': {'type': 'null'}}",
      {"{'ab': 3, 'b': null}"},
      {"{'ab': 3.5}", "{'ab': 2}", "{'ac': null}"}},
+    /* The outermost part that leads there has the anchor. */
+    {"{'$id': 'http://a.example/root', '$ref': 'list', '$defs': {'s': {'$dynamicAnchor': 'item', 'type': 'string'}, 'list': {'$id': "
+     "'list', "
+     "'type': 'array', 'items': {'$dynamicRef': '#item'}, '$defs': {'item': {'$dynamicAnchor': 'item', 'type': 'integer'}}}}}",
+     {"['a']", "[]"},
+     {"[1]"}},
+    {"{'$id': 'http://a.example/root', '$ref': 'list', '$defs': {'s': {'$anchor': 'item', 'type': 'string'}, 'list': {'$id': 'list', "
+     "'type': 'array', 'items': {'$dynamicRef': '#item'}, '$defs': {'item': {'$dynamicAnchor': 'item', 'type': 'integer'}}}}}",
+     {"[1]"},
+     {"['a']"}},
+    {"{'$id': 'http://a.example/root', 'properties': {'a': {'$ref': 'list'}, 'b': {'$ref': 'strings'}}, '$defs': {'strings': {'$id': "
+     "'strings', "
+     "'$ref': 'list', '$defs': {'s': {'$dynamicAnchor': 'item', 'type': 'string'}}}, 'list': {'$id': 'list', 'type': 'array', 'items': "
+     "{'$dynamicRef': '#item'}, '$defs': {'item': {'$dynamicAnchor': 'item', 'type': 'integer'}}}}}",
+     {"{'a': [1], 'b': ['a']}"},
+     {"{'a': ['a']}", "{'b': [1]}"}},
     /* A part that no value fits is left out. */
     {"{'type': 'object', 'properties': {'a': {'not': {}}, 'b': {}}}", {"{'b': 1}"}, {"{'a': 1}"}},
     {"{'anyOf': [{'allOf': [{'type': 'string'}, {'type': 'null'}]}, {'type': 'null'}]}", {"null"}, {"'a'"}},
@@ -118,6 +134,7 @@ TEST(contradictions_and_what_is_not_served_differ) {
       {"{'not': {'uniqueItems': true}}", "\"not\" is not served of such keywords"},
       {"{'if': {'propertyNames': {'maxLength': 2}}, 'then': {'minProperties': 1}}", "\"not\" is not served of such keywords"},
       {"{'type': 'string', 'not': {'pattern': '^a|b'}}", "\"not\" is not served of a pattern"},
+      {"{'\\u0024dynamicRef': '#'}", "\"$dynamicRef\" is not served"},
       {"{'not pattern': 'a'}", "\"not pattern\" is not served"},
       {"{'properties': {'\xc3\xa9': {}}, 'patternProperties': {'^a': {}}}", "\"patternProperties\" is not served next to a key"},
   };
@@ -143,6 +160,11 @@ TEST(hostile_conditions_have_bounds) {
       {"{'patternProperties': {'a': {}", ", '^[ab]*a[ab]{%d}$': {'type': 'null'}", "}, 'additionalProperties': {'type': 'string'}}"},
       {"{'$ref': '#/$defs/a', '$defs': {'a': {'oneOf': [", "{'properties': {'x%d': {'oneOf': [{'$ref': '#/$defs/a'}, {}]}}}, ",
        "{'type': 'null'}]}}}"},
+      {"{'anyOf': [",
+       "{'$id': 'r%d', '$dynamicAnchor': 'n', 'properties': {'x': {'$dynamicRef': '#n'}, 'y': {'$ref': 'r1'}, 'z': {'$ref': 'r2'}, 'w': "
+       "{'$ref': 'r3'}, "
+       "'v': {'$ref': 'r4'}}}, ",
+       "{'$dynamicRef': 'r1#n'}]}"},
       {"{'enum': ['a'], 'anyOf': [", "{'enum': ['b%d', 'a'], 'oneOf': [{'maxLength': 1}, {'minLength': 1}]}, ", "{}]}"},
   };
   struct rusage before, after;
