@@ -220,8 +220,7 @@ static bool values_differ(mm_schema_compiler *p, const mm_form *const *all, size
   return true;
 }
 
-/* Sets *differ: two forms are known to have no value in common: their literals differ, or they begin differently. */
-static bool forms_differ(mm_schema_compiler *p, const mm_form *x, const mm_form *y, bool *differ) {
+bool mm_schema_forms_differ(mm_schema_compiler *p, const mm_form *x, const mm_form *y, bool *differ) {
   const mm_form *const both[2] = {x, y};
   *differ = false;
   if (!x || !y || mm_schema_is_open(p, x) || mm_schema_is_open(p, y)) return true;
@@ -251,7 +250,7 @@ static bool objects_differ(mm_schema_compiler *p, const mm_form *x, const mm_for
     if (!mine->required) continue;
     if (!theirs)
       *differ = y->closed;
-    else if (!forms_differ(p, mine->value, theirs->value, differ))
+    else if (!mm_schema_forms_differ(p, mine->value, theirs->value, differ))
       return false;
   }
   return true;

@@ -93,7 +93,9 @@ const mm_schema_keyword mm_schema_keywords[] = {
     {"maxContains", "narrowed: the list has no more items"},
     {"minItems", ""},
     {"maxItems", ""},
-    {"uniqueItems", "`false`"},
+    {"uniqueItems",
+     "`true`: items of `enum`, `const` and `boolean`, up to 256 values, narrowed to one order, that of their texts; first items that "
+     "differ; at most one item; `false`"},
     {"minLength", "characters"},
     {"maxLength", "characters"},
     {"pattern", "see below"},
@@ -102,7 +104,9 @@ const mm_schema_keyword mm_schema_keywords[] = {
     {"maximum", "as `minimum`"},
     {"exclusiveMinimum", "as `minimum`; a number"},
     {"exclusiveMaximum", "as `minimum`; a number"},
-    {"multipleOf", "a whole number; for `number` also halves, quarters and so on, as 0.5 or 1.25; two that hold together are whole"},
+    {"multipleOf",
+     "a whole number; for `number` also halves, quarters and so on, as 0.5 or 1.25; for `integer` 1 / n too, as 0.01; two that hold "
+     "together are whole"},
     {"anyOf", "up to 32 alternatives that begin alike; keywords next to it hold for each of them"},
     {"oneOf", "as `anyOf`. Alternatives that name no types, or have values in common, are each read with `not` of the others"},
     {"not",
@@ -168,7 +172,6 @@ static bool known_keywords(mm_schema_compiler *p, const mm_value *schema) {
     if (!k->name && !mm_schema_is_annotation(v->key) && v->key != mm_schema_no_match && v->key != mm_schema_no_text)
       return mm_schema_unserved(p, v->key, "");
     if (strcmp(v->key, "$dynamicRef") == 0) return mm_schema_unserved(p, v->key, " there"); /* copies have none */
-    if (strcmp(v->key, "uniqueItems") == 0 && !mm_schema_is_false(v)) return mm_schema_unserved(p, v->key, "");
   }
   const mm_value *required = mm_value_get(schema, "required");
   return !required || required->type == MM_VALUE_ARRAY || mm_schema_wrong(p, "required: expected a list of keys");
@@ -324,83 +327,11 @@ static bool compile_some_values(mm_schema_compiler *p, const mm_value *schema, c
                            : mm_schema_none(p, "enum, const: found no value of what else the schema says");
 }
 
-/* ---- Arrays ---- */
-
-/* The items that `contains` asks for, behind the first ones: a list has no more items than may fit it. */
-static bool add_contained(mm_schema_compiler *p, const mm_value *schema, const mm_value *contains, const mm_value *items, uint32_t *count,
-                          mm_form *out) {
-  uint32_t least = 1, most = UINT32_MAX;
-  if (!mm_schema_count(p, schema, "minContains", &least) || !mm_schema_count(p, schema, "maxContains", &most)) return false;
-  if (least > most) return mm_schema_none(p, "minContains: more than maxContains");
-  out->most = (uint32_t)mm_min(out->most, most);
-  if (!least) return true;
-  if (mm_schema_is_false(items)) return mm_schema_unserved(p, "contains", " where no further items may stand");
-  if (*count + least > MM_SCHEMAS_MAX) return mm_schema_too_many(p, "schemas in one", (size_t)*count + least, MM_SCHEMAS_MAX);
-  const mm_value *both = items ? mm_schema_all_of(p, items, contains) : contains;
-  const mm_form *form;
-  mm_literal *l = mm_arena_alloc(p->arena, ((size_t)*count + least) * sizeof *l, p->err);
-  if (!both || !l || !mm_schema_compile_value(p, both, &form)) return false;
-  if (*count) memcpy(l, out->literal, *count * sizeof *l);
-  out->literal = l;
-  for (uint32_t i = 0; i < least; i++) l[(*count)++].value = form;
-  out->least = *count;
-  return *count <= most || mm_schema_unserved(p, "maxContains", " with so many items of prefixItems");
-}
-
-/* Items in front of the others. A schema that no value fits ends the list. */
-static bool add_first_items(mm_schema_compiler *p, const mm_value *first, uint32_t *count, mm_form *out) {
-  if (first && first->type != MM_VALUE_ARRAY) return mm_schema_wrong(p, "prefixItems: expected a list of schemas");
-  if (first && first->count > MM_SCHEMAS_MAX) return mm_schema_too_many(p, "schemas in one", first->count, MM_SCHEMAS_MAX);
-  if (first && !(out->literal = mm_arena_alloc(p->arena, (first->count + 1) * sizeof *out->literal, p->err))) return false;
-  for (const mm_value *v = first ? first->first : NULL; v; v = v->next) {
-    if (!mm_schema_compile_value(p, v, &out->literal[*count].value)) {
-      if (!mm_schema_leave_out(p)) return false;
-      return out->most = *count, true;
-    }
-    (*count)++;
-  }
-  return true;
-}
-
-/* What items behind the first ones hold to: `items`, or unevaluatedItems, to which an item that `contains` asks for is none of its own. */
-static const mm_value *items_of(const mm_value *schema, const mm_value *items, bool *contained) {
-  const mm_value *rest = mm_value_get(schema, "unevaluatedItems"), *contains = mm_value_get(schema, "contains");
-  *contained = !items && rest && contains && !mm_schema_is_true(rest);
-  if (items || !rest) return items;
-  return *contained && mm_schema_is_false(rest) ? contains : rest;
-}
-
-static bool compile_array(mm_schema_compiler *p, const mm_value *schema, mm_form *out) {
-  const mm_value *items = mm_value_get(schema, "items"), *first = mm_value_get(schema, "prefixItems");
-  bool contained;
-  *out = (mm_form){.kind = MM_FORM_ARRAY, .item = &mm_schema_any_value, .most = UINT32_MAX};
-  if (!first && items && items->type == MM_VALUE_ARRAY) {
-    first = items;
-    items = mm_value_get(schema, "additionalItems");
-  }
-  items = items_of(schema, items, &contained);
-  uint32_t count = 0, least = 0, most = UINT32_MAX; /* out->count when all are there: the array may be in use before, by none of them */
-  if (!add_first_items(p, first, &count, out)) return false;
-  if (out->most != UINT32_MAX && mm_value_get(schema, "contains")) return mm_schema_unserved(p, "contains", " with prefixItems that end");
-  for (const mm_value *v = schema->first; v; v = v->next)
-    if (strcmp(v->key, "contains") == 0 && !add_contained(p, schema, v, contained ? NULL : items, &count, out)) return false;
-  if (items && !mm_schema_compile_value(p, items, &out->item)) {
-    if (!mm_schema_leave_out(p)) return false;
-    out->most = (uint32_t)mm_min(out->most, count);
-    out->item = &mm_schema_any_value;
-  }
-  if (!mm_schema_count(p, schema, "minItems", &least) || !mm_schema_count(p, schema, "maxItems", &most)) return false;
-  out->count = count;
-  out->least = (uint32_t)mm_max(out->least, least);
-  out->most = (uint32_t)mm_min(out->most, most);
-  return out->least <= out->most || mm_schema_none(p, "minItems: more than maxItems");
-}
-
 /* ---- Types ---- */
 
 static bool compile_type(mm_schema_compiler *p, const mm_value *schema, const mm_value *type, mm_form *out) {
   if (mm_value_is(type, "object")) return mm_schema_compile_object(p, schema, out);
-  if (mm_value_is(type, "array")) return compile_array(p, schema, out);
+  if (mm_value_is(type, "array")) return mm_schema_compile_array(p, schema, out);
   if (mm_value_is(type, "string")) return mm_schema_string(p, schema, out);
   if (mm_value_is(type, "number")) return mm_schema_number(p, schema, false, out);
   if (mm_value_is(type, "integer")) return mm_schema_number(p, schema, true, out);
@@ -491,11 +422,12 @@ static const mm_value *kind_of(const mm_value *schema) {
                                    {.type = MM_VALUE_STRING, .text = "number", .n = 6}};
   if (mm_value_get(schema, "properties")) return &kinds[0];
   if (mm_value_get(schema, "items") || mm_value_get(schema, "prefixItems")) return &kinds[1];
-  static const char *const keywords[][9] = {{"required", "additionalProperties", "unevaluatedProperties", "patternProperties",
-                                             "propertyNames", "minProperties", "maxProperties", NULL},
-                                            {"additionalItems", "minItems", "maxItems", "contains", "unevaluatedItems", NULL},
-                                            {"minLength", "maxLength", "pattern", NULL},
-                                            {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", NULL}};
+  static const char *const keywords[][9] = {
+      {"required", "additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames", "minProperties", "maxProperties",
+       NULL},
+      {"additionalItems", "minItems", "maxItems", "contains", "unevaluatedItems", "uniqueItems", NULL},
+      {"minLength", "maxLength", "pattern", NULL},
+      {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", NULL}};
   for (const mm_value *v = schema->first; v; v = v->next) {
     if (strcmp(v->key, "format") == 0 && mm_schema_follows_format(v)) return &kinds[2];
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)

@@ -109,6 +109,9 @@ bool mm_schema_is_json(mm_schema_compiler *p, const mm_value *v);
 /* ---- schema_object.c ---- */
 bool mm_schema_compile_object(mm_schema_compiler *p, const mm_value *schema, mm_form *out);
 
+/* ---- schema_array.c ---- */
+bool mm_schema_compile_array(mm_schema_compiler *p, const mm_value *schema, mm_form *out);
+
 /* ---- schema_exact.c ---- */
 /* The form of one value alone. NULL after an error. */
 const mm_form *mm_schema_exact(mm_schema_compiler *p, const mm_value *v, unsigned depth);
@@ -198,6 +201,8 @@ void mm_schema_end_choice(mm_schema_choice *b);
 mm_form *mm_schema_own_literals(mm_schema_compiler *p, mm_schema_choice *b, int first, uint32_t more);
 /* anyOf or oneOf. */
 bool mm_schema_any_of(mm_schema_compiler *p, const mm_value **list, size_t count, const char *keyword, mm_form *out);
+/* Sets *differ: two forms are known to have no value in common: their literals differ, or they begin differently. */
+bool mm_schema_forms_differ(mm_schema_compiler *p, const mm_form *x, const mm_form *y, bool *differ);
 /* Every alternative is of one of the types. */
 bool mm_schema_choice_is_of(const mm_form *choice, unsigned firsts);
 

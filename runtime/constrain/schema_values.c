@@ -222,6 +222,18 @@ static bool exact_step(const mm_value *multiple, mm_decimal_bound *step) {
   return true;
 }
 
+/* Every whole number is a multiple of this one, 1 / n: in doubles too, where a number of 53 bits by the double next to 1 / n is rounded to
+ * a whole one. That holds if the double is off by less than 2^-54 of itself: half of the distance of two doubles is no less. */
+static bool divides_whole(const mm_value *multiple) {
+  mm_decimal_bound m;
+  if (!mm_decimal_read(multiple->text, multiple->n, &m) || m.exponent >= 0 || m.exponent < -MM_DECIMAL_DIGITS) return false;
+  uint64_t power = 1;
+  for (int i = 0; i < -m.exponent; i++) power *= 10;
+  if (!m.digits || power % m.digits) return false;
+  const long double n = (long double)(power / m.digits), off = (long double)mm_value_real(multiple) * n - 1;
+  return off < 0x1.fp-55L && off > -0x1.fp-55L; /* it is computed to 2^-63 */
+}
+
 bool mm_schema_number(mm_schema_compiler *p, const mm_value *schema, bool whole, mm_form *out) {
   const mm_value *multiple = mm_value_get(schema, "multipleOf");
   mm_decimal_bound at[4];
@@ -235,7 +247,7 @@ bool mm_schema_number(mm_schema_compiler *p, const mm_value *schema, bool whole,
   if (multiple && multiple->type != MM_VALUE_NUMBER) return mm_schema_wrong(p, "multipleOf: expected a number");
   if (multiple && mm_value_real(multiple) <= 0) return mm_schema_wrong(p, "multipleOf: expected a number above 0");
   mm_decimal_bound fraction = {0};
-  const bool parts = multiple && !mm_value_int(multiple, &step);
+  const bool parts = multiple && !mm_value_int(multiple, &step) && !(whole && divides_whole(multiple));
   if (parts && (whole || !exact_step(multiple, &fraction)))
     return mm_schema_unserved(p, "multipleOf", " of what is no whole number of 64 bits, nor a number of halves, quarters, eighths");
   if (!multiple && !b.least && !b.most && !b.above && !b.below) return true;

@@ -34,6 +34,16 @@ FIXED = [  # a reading of one of these that is too wide gives invalid replies at
     {"properties": {"a": {"const": 1}, "b": {"const": 2}}, "required": ["b"], "dependentSchemas": {"a": False, "b": {"properties": {"b": {"type": "integer"}}}}},
     {"type": "number", "multipleOf": 0.75, "minimum": -3},
     {"enum": [{"a": {"b": [{}]}}, [[]], {"a": 1}]},
+    {"type": "array", "items": {"enum": ["b", "a", 1, 1.0, None, "\u0061", 10]}, "uniqueItems": True, "minItems": 3, "maxItems": 4},
+    {"type": "array", "items": {"type": ["boolean", "null"]}, "uniqueItems": True, "minItems": 2},
+    {"prefixItems": [{"type": "boolean"}, {"enum": ["x", 1]}, {"type": "string"}], "uniqueItems": True, "type": "array", "minItems": 1},
+    {"properties": {"a": {"type": "string"}}, "not": {"properties": {"b": {"type": "string"}}, "required": ["b"]}, "unevaluatedProperties": False},
+    {"type": "object", "properties": {"k": {"enum": ["a", "b"]}, "v": {}}, "required": ["k", "v"], "if": {"properties": {"k": {"const": "a"}}},
+     "then": {"properties": {"v": {"type": "string"}}}, "else": {"properties": {"v": {"type": "integer", "multipleOf": 0.0001}}}},
+    {"oneOf": [{"type": "integer", "minimum": 2}, {"maximum": 4}, {"const": 3}]},
+    {"allOf": [{"properties": {"foo": True}, "unevaluatedProperties": False}, {"anyOf": [{"properties": {"bar": True}}, {"required": ["foo"]}]}]},
+    {"$id": "http://a.example/r", "$ref": "list", "$defs": {"s": {"$dynamicAnchor": "i", "const": "x"}, "list": {"$id": "list", "type": "array",
+     "minItems": 1, "items": {"$dynamicRef": "#i"}, "$defs": {"i": {"$dynamicAnchor": "i", "type": "integer"}}}}},
     {"type": "object", "properties": {"a": False, "b": True}, "unevaluatedProperties": {"type": "null"}},
     {"prefixItems": [{"const": 1}, False, True], "unevaluatedItems": False},
     {"type": "array", "prefixItems": [{"type": "null"}], "anyOf": [{"prefixItems": [True, {"const": 2}]}, {"maxItems": 1}], "unevaluatedItems": {"const": 3}},
@@ -170,6 +180,9 @@ class Schemas:
                 s["maxContains"] = r.randint(1, 4)
         elif r.random() < 0.3:
             s["unevaluatedItems"] = s.pop("items")
+        if r.random() < 0.15:
+            s["uniqueItems"] = True
+            s["items"] = r.choice([{"enum": r.sample(VALUES + [7.0, 1, "b"], 5)}, {"type": "boolean"}, {"const": 1}])
         return s
 
     def part(self, depth):

@@ -77,6 +77,14 @@ static const struct {
     {"{'properties': {'ab': {'minimum': 3}}, 'patternProperties': {'^a': {'type': 'integer'}}, 'additionalProperties': {'type': 'null'}}",
      {"{'ab': 3, 'b': null}"},
      {"{'ab': 3.5}", "{'ab': 2}", "{'ac': null}"}},
+    /* Items that all differ: literals in the order of their texts, as many left as are needed. */
+    {"{'type': 'array', 'items': {'enum': ['b', 'a', 1, 1.0]}, 'uniqueItems': true, 'minItems': 2}",
+     {"['a', 1]", "['a', 'b', 1]", "['b', 1]"},
+     {"['a', 'a']", "['b', 'a']", "[1]", "['a', 1, 1.0]"}},
+    {"{'type': 'array', 'items': {'type': 'boolean'}, 'uniqueItems': true}", {"[false, true]", "[]"}, {"[true, true]"}},
+    {"{'prefixItems': [{'type': 'string'}, {'type': 'null'}, {'const': 'a'}], 'uniqueItems': true}", {"['a', null]"}, {"['a', null, 'a']"}},
+    {"{'uniqueItems': true}", {"[1]"}, {"[1, 1]"}},
+    {"{'type': 'integer', 'multipleOf': 1e-8}", {"7"}, {"0.5"}},
     /* The outermost part that leads there has the anchor. */
     {"{'$id': 'http://a.example/root', '$ref': 'list', '$defs': {'s': {'$dynamicAnchor': 'item', 'type': 'string'}, 'list': {'$id': "
      "'list', "
