@@ -146,6 +146,7 @@ const char *const mm_schema_annotations[] = {"$defs",
                                              "contentSchema",
                                              "$anchor",
                                              "$dynamicAnchor",
+                                             "$vocabulary",
                                              NULL};
 
 static bool listed(const char *const *list, const char *key) {

@@ -230,7 +230,8 @@ static bool divides_whole(const mm_value *multiple) {
   uint64_t power = 1;
   for (int i = 0; i < -m.exponent; i++) power *= 10;
   if (!m.digits || power % m.digits) return false;
-  const long double n = (long double)(power / m.digits), off = (long double)mm_value_real(multiple) * n - 1;
+  const uint64_t count = power / m.digits;
+  const long double n = (long double)count, off = (long double)mm_value_real(multiple) * n - 1;
   return off < 0x1.fp-55L && off > -0x1.fp-55L; /* it is computed to 2^-63 */
 }
 
