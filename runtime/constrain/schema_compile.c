@@ -79,7 +79,8 @@ const mm_schema_keyword mm_schema_keywords[] = {
     {"unevaluatedProperties", "as `additionalProperties`, behind all that other keywords of its schema declare"},
     {"patternProperties",
      "without `propertyNames`. Narrowed: all keys of an object without `properties` match the same pattern and no other one; next to "
-     "`properties` no further keys match one"},
+     "`properties` further keys fit `additionalProperties`, or, where that is no schema, match the first pattern alone, without a number "
+     "of properties"},
     {"propertyNames", "without `properties`; a schema of strings"},
     {"minProperties", "without `properties`: 1 at most. With `properties`: up to 254 of them, and no schema in `additionalProperties`"},
     {"maxProperties", "the same, and any number without `properties`"},

@@ -215,8 +215,9 @@ typedef struct mm_schema_format {
   const char *name, *pattern;
 } mm_schema_format;
 extern const mm_schema_format mm_schema_formats[]; /* that are followed; the last has no name */
-/* Any key but the object's and those that match one of the patterns, as an automaton. */
-const mm_form *mm_schema_other_keys(mm_schema_compiler *p, const mm_form *object, const mm_value *patterns);
+/* Any key but the object's and those that match one of the patterns other than `match`, which all match, as an automaton; match NULL: none.
+ */
+const mm_form *mm_schema_other_keys(mm_schema_compiler *p, const mm_form *object, const mm_value *patterns, const mm_value *match);
 /* Sets *out: the key matches the pattern of a member of patternProperties. */
 bool mm_schema_key_matches(mm_schema_compiler *p, const mm_value *pattern, const char *key, size_t n, bool *out);
 /* A string that matches the pattern. */

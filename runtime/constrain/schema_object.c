@@ -46,7 +46,7 @@ static bool add_map(mm_schema_compiler *p, mm_schema_choice *b, const mm_form *l
   if (!map) return false;
   *map = *like;
   const bool ok = one ? add_pattern(p, patterns, one, map)
-                      : (map->key = mm_schema_other_keys(p, &none, patterns)) && mm_schema_compile_value(p, more, &map->item);
+                      : (map->key = mm_schema_other_keys(p, &none, patterns, NULL)) && mm_schema_compile_value(p, more, &map->item);
   if (!ok) return mm_schema_leave_out(p);
   return mm_schema_add(p, b, map);
 }
@@ -203,8 +203,10 @@ bool mm_schema_compile_object(mm_schema_compiler *p, const mm_value *schema, mm_
   if (mm_value_get(schema, "propertyNames")) return mm_schema_unserved(p, "propertyNames", " with properties");
   if (!add_keys(p, schema, more, &d, out) || !compile_members(p, d, out)) return false;
   const mm_form *other = NULL, *key = NULL;
-  if (more && more->type == MM_VALUE_OBJECT) {
-    const bool ok = mm_schema_compile_value(p, more, &other) && (key = mm_schema_other_keys(p, out, patterns));
+  const mm_value *match = patterns ? patterns->first : NULL, *of = more && more->type == MM_VALUE_OBJECT ? more : match;
+  const bool counted = mm_value_get(schema, "minProperties") || mm_value_get(schema, "maxProperties");
+  if (of && (of == more || !counted)) {
+    const bool ok = mm_schema_compile_value(p, of, &other) && (key = mm_schema_other_keys(p, out, patterns, of == more ? NULL : match));
     if (!ok && !mm_schema_leave_out(p)) return false;
   }
   if (key) {

@@ -177,7 +177,7 @@ bool mm_schema_pattern(mm_schema_compiler *p, const char *keyword, const char *p
   return add_pattern(p, keyword, pattern, n, &rules) && build(p, keyword, rules, out);
 }
 
-const mm_form *mm_schema_other_keys(mm_schema_compiler *p, const mm_form *object, const mm_value *patterns) {
+const mm_form *mm_schema_other_keys(mm_schema_compiler *p, const mm_form *object, const mm_value *patterns, const mm_value *match) {
   const mm_text_rule *rules = NULL;
   mm_form *out = mm_arena_alloc(p->arena, sizeof *out, p->err);
   mm_text_pattern *all = mm_arena_alloc(p->arena, sizeof *all, p->err);
@@ -192,7 +192,9 @@ const mm_form *mm_schema_other_keys(mm_schema_compiler *p, const mm_form *object
         (mm_text_pattern){.kind = MM_PATTERN_BYTES_OF, .text = object->literal[i].p + 1, .n = object->literal[i].n - 2, .next = all->first};
     all->first = key;
   }
+  if (match && !add_pattern(p, "patternProperties", match->key, match->key_n, &rules)) return NULL;
   for (const mm_value *m = patterns ? patterns->first : NULL; m; m = m->next) {
+    if (m == match) continue;
     const mm_value text = {.type = MM_VALUE_STRING, .text = m->key, .n = m->key_n};
     if (!add_no_match(p, &text, &rules)) return NULL;
   }

@@ -101,6 +101,9 @@ static const struct {
      "{'$dynamicRef': '#item'}, '$defs': {'item': {'$dynamicAnchor': 'item', 'type': 'integer'}}}}}",
      {"{'a': [1], 'b': ['a']}"},
      {"{'a': ['a']}", "{'b': [1]}"}},
+    {"{'properties': {'xa': {'type': 'null'}}, 'patternProperties': {'^x': {}}, 'additionalProperties': false}",
+     {"{'xa': null, 'xb': 1}", "{'xb': 1}"},
+     {"{'xb': 1, 'xa': 1}", "{'a': 1}", "{'xa': 1}"}},
     /* A part that no value fits is left out. */
     {"{'type': 'object', 'properties': {'a': {'not': {}}, 'b': {}}}", {"{'b': 1}"}, {"{'a': 1}"}},
     {"{'anyOf': [{'allOf': [{'type': 'string'}, {'type': 'null'}]}, {'type': 'null'}]}", {"null"}, {"'a'"}},
