@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """JSON-Schema-Test-Suite by minimax-serve's schemas and, where they are installed, by xgrammar and llguidance: groups whose schema is served;
-of these the ones of which every invalid instance is refused; and replies of noise by minimax-serve, each of which must be valid. The suite
-comes with the sources of the package jsonschema: `pip download --no-binary jsonschema jsonschema==4.26.0`, then its folder json.
-usage: peers_suite.py BUILD SUITE [DRAFT]"""
+of these the ones of which every invalid instance is refused; and replies of noise by minimax-serve, each of which must be valid. Documents that a
+schema refers to (the suite's remotes, the metaschemas) are embedded in its $defs, as JSON Schema 2020-12 bundles them: no engine fetches any;
+--alone leaves them out. The suite comes with the sources of the package jsonschema: `pip download --no-binary jsonschema jsonschema==4.26.0`, then its folder json.
+usage: peers_suite.py BUILD SUITE [DRAFT] [--alone]"""
 import collections
+import copy
 import glob
 import importlib.metadata
 import importlib.util
@@ -12,23 +14,69 @@ import os
 import subprocess
 import sys
 import tempfile
+import urllib.parse
 
 import jsonschema
+import jsonschema_specifications
+import referencing.jsonschema
 
 from xgrammar_stand_in import stand_in
 
-BUILD, SUITE = sys.argv[1:3]
-DRAFT = sys.argv[3] if len(sys.argv) > 3 else "draft2020-12"
+ALONE = "--alone" in sys.argv
+ARGUMENTS = [x for x in sys.argv[1:] if x != "--alone"]
+BUILD, SUITE = ARGUMENTS[:2]
+DRAFT = ARGUMENTS[2] if len(ARGUMENTS) > 2 else "draft2020-12"
 VOCAB = 2048
 VALIDATOR = jsonschema.validators.validator_for({"$schema": {"draft7": "http://json-schema.org/draft-07/schema#"}.get(DRAFT, "")}, jsonschema.Draft202012Validator)
 
 
-def groups():
-    """(keyword, schema, [(instance, valid), …]) of the suite's required tests."""
+def remotes():
+    """The documents that schemas of the suite may refer to, by their URIs."""
+    documents = {uri: resource.contents for uri, resource in jsonschema_specifications.REGISTRY.items()}
+    for path in glob.glob(f"{SUITE}/remotes/**/*.json", recursive=True):
+        place = os.path.relpath(path, f"{SUITE}/remotes")
+        if not place.startswith("draft") or place.startswith(DRAFT):
+            with open(path, encoding="utf-8") as f:
+                documents[f"http://localhost:1234/{place}"] = json.load(f)
+    return documents
+
+
+def references(value, base):
+    """The URIs that $ref and $dynamicRef of the schema lead to, without fragments."""
+    if isinstance(value, list):
+        for x in value:
+            yield from references(x, base)
+    if isinstance(value, dict):
+        base = urllib.parse.urljoin(base, value["$id"]) if isinstance(value.get("$id"), str) else base
+        for key, x in value.items():
+            if key in ("$ref", "$dynamicRef") and isinstance(x, str):
+                yield urllib.parse.urldefrag(urllib.parse.urljoin(base, x)).url
+            yield from references(x, base)
+
+
+def bundled(schema, documents):
+    """The schema with the documents that it refers to, each with the URI that leads to it."""
+    needed, found = list(references(schema, "")), {}
+    while needed:
+        uri = needed.pop()
+        if uri not in documents or uri in found or (isinstance(schema, dict) and schema.get("$id") == uri):
+            continue
+        found[uri] = copy.deepcopy(documents[uri])
+        own = found[uri].setdefault("$id", uri)
+        needed += references(found[uri], uri)
+        if own.rstrip("#") != uri:  # it was fetched from another place than its name
+            found[uri] = {"$id": uri, "$ref": own, "$defs": {"named": found[uri]}}
+    if not found:
+        return schema
+    return {**schema, "$defs": {**schema.get("$defs", {}), **{f"document {i}": x for i, x in enumerate(found.values())}}}
+
+
+def groups(documents):
+    """(keyword, schema with the documents that it needs, [(instance, valid), …]) of the suite's required tests."""
     for path in sorted(glob.glob(f"{SUITE}/tests/{DRAFT}/*.json")):
         with open(path, encoding="utf-8") as f:
             for group in json.load(f):
-                yield os.path.basename(path)[:-5], group["schema"], [(t["data"], t["valid"]) for t in group["tests"]]
+                yield os.path.basename(path)[:-5], bundled(group["schema"], documents), [(t["data"], t["valid"]) for t in group["tests"]]
 
 
 def ours(suite):
@@ -100,13 +148,15 @@ def report(name, suite, results):
 
 
 def main():
-    suite = list(groups())
+    documents = remotes()
+    suite = list(groups({} if ALONE else documents))
     results = ours(suite)
     tables = {"minimax-serve": report("minimax-serve", suite, results)}
     replies = 0
-    for (keyword, schema, _), got in zip(suite, results, strict=True):
+    registry = referencing.Registry().with_resources((uri, referencing.jsonschema.DRAFT202012.create_resource(x)) for uri, x in documents.items())
+    for (_, schema, _), got in zip(groups({}), results, strict=True):
         for text in got[1] if got else []:
-            VALIDATOR(schema).validate(json.loads(text)), keyword
+            VALIDATOR(schema, registry=registry).validate(json.loads(text))
             replies += 1
     print(f"minimax-serve: {replies} whole replies, each valid")
     for name, engine in (("xgrammar", xgrammar), ("llguidance", llguidance)):

@@ -69,6 +69,7 @@ static const mm_form *content(maker *m, const mm_form *json, const mm_value *sch
 }
 
 static const mm_form *items(maker *m, const mm_form *json, const mm_value *schema) {
+  if (json->unique) return mm_call_unserved(m, "\"uniqueItems\" is not served in this format's calls"), NULL;
   if (json->kind != MM_FORM_ARRAY || json->count)
     return mm_call_unserved(m, "alternatives of lists and first items are not served in this format's calls"), NULL;
   mm_form *f = mm_call_new(m, MM_FORM_ITEMS);

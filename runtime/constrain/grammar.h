@@ -66,6 +66,7 @@ struct mm_form {
   const mm_form *by_first[MM_FIRSTS];
   bool exact;            /* of literals, automata and unions: no blanks before */
   bool closed;           /* of an object: the schema refuses every other key */
+  bool unique;           /* of an array without first items: each item, a literal of one form, comes behind the last in their order */
   mm_literal *literal;   /* [count] the texts in the order of their bytes (mm_literals_sort), or the keys of an object with their quotes;
                           * the first items of an array; alternatives */
   uint32_t count;        /* MM_LITERALS at most */
@@ -94,9 +95,11 @@ struct mm_form_rule {
 
 typedef struct mm_grammar_frame {
   const mm_form *form;
-  uint32_t count;    /* items or characters so far; the next property; the state of an automaton; of a decimal: half of its digits */
+  uint32_t count;    /* items or characters so far; the next property; the state of an automaton; of a decimal: half of its digits; of
+                      * literals of a unique array: the first that may stand, and, times 65536, the end of those; else 0 */
   uint16_t bytes;    /* of a literal that are there; if any, */
-  uint16_t from, to; /* literals [from, to), in the order of their bytes, have them; of a whole key: from is the key */
+  uint16_t from, to; /* literals [from, to), in the order of their bytes, have them; of a whole key: from is the key; of a unique array:
+                      * from is the first literal that the next item may be */
   uint8_t phase, space, digits, tail; /* digits of an object: its members, where their number has bounds */
   uint8_t lo, hi; /* of the next byte of a character; of a number: how its digits compare with the largest, and its sign or exponent */
   uint8_t tag;    /* of an M2 value: so much of a tag stands at its end; of an object: 1 behind a key that it does not declare */

@@ -80,10 +80,12 @@ int mm_literal_place(const mm_grammar_frame *f, uint32_t first, uint32_t end) {
 }
 
 static mm_outcome step_literals(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byte) {
+  const uint32_t first = f->count & UINT16_MAX, end = f->count ? f->count >> 16 : f->form->count;
   uint16_t which;
-  if (mm_literal_step(f, 0, f->form->count, byte)) return MM_TAKEN;
-  if (!literal_whole(f, 0, f->form->count, &which)) return MM_BAD;
+  if (mm_literal_step(f, first, end, byte)) return MM_TAKEN;
+  if (!literal_whole(f, first, end, &which)) return MM_BAD;
   g->depth--;
+  if (g->depth && g->frame[g->depth - 1].form->unique) g->frame[g->depth - 1].from = (uint16_t)(which + 1);
   return MM_AGAIN;
 }
 
@@ -311,6 +313,7 @@ static bool may_close(const mm_grammar_frame *f) {
 static bool may_go_on(const mm_grammar_stack *g, const mm_grammar_frame *f) {
   uint32_t first, end;
   if (g->depth == MM_FORM_DEPTH) return false;
+  if (f->form->unique && f->from >= f->form->item->count) return false;
   if (f->form->kind != MM_FORM_OBJECT) return f->count < f->form->most;
   properties_next(f, &first, &end);
   return first < end || f->form->item;
@@ -348,7 +351,11 @@ static mm_outcome begin_member(mm_grammar *all, mm_grammar_stack *g, mm_grammar_
                                                : s->item;
   f->count++;
   f->phase = s->kind == MM_FORM_MAP ? COLON : NEXT;
-  return mm_grammar_push(g, item) ? MM_AGAIN : MM_BAD;
+  if (!mm_grammar_push(g, item)) return MM_BAD;
+  /* As many literals stay behind as the list needs more items. */
+  const uint32_t needed = s->least > f->count ? s->least - f->count : 0;
+  if (s->unique) g->frame[g->depth - 1].count = f->from | (item->count - needed) << 16;
+  return MM_AGAIN;
 }
 
 static mm_outcome step_key(mm_grammar_frame *f, uint8_t byte) {

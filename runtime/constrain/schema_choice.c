@@ -137,19 +137,41 @@ static unsigned beginnings(const mm_form *s) {
   return all;
 }
 
-/* True if the schema names the types of its values. Values of other types may fit a schema without types, though none is generated. */
-static bool names_types(mm_schema_compiler *p, const mm_value *schema, unsigned depth) {
+/* True if values may fit the schema that are of none of its form's types, or of its form's literals: because of a condition. */
+static bool is_conditional(mm_schema_compiler *p, const mm_value *schema, unsigned depth) {
+  static const char *const conditions[] = {"not", "if", "dependentRequired", "dependentSchemas"};
   const mm_value *v = mm_schema_plain(p, schema);
-  if (!v || v->type != MM_VALUE_OBJECT || depth == MM_SCHEMA_DEPTH) return false;
+  if (!v || depth == MM_SCHEMA_DEPTH || !mm_schema_spend(p, v->count)) return true;
+  bool values = false, others = false;
+  for (const mm_value *m = v->first; m; m = m->next) {
+    for (size_t i = 0; i < sizeof conditions / sizeof *conditions; i++)
+      if (strcmp(m->key, conditions[i]) == 0) return true;
+    const bool one = strcmp(m->key, "enum") == 0 || strcmp(m->key, "const") == 0, list = m->key[0] == 'a' || m->key[0] == 'o';
+    others |= (one && values) || (!one && strcmp(m->key, "type") != 0 && !mm_schema_is_annotation(m->key));
+    values |= one;
+    if (!list || (strcmp(m->key, "anyOf") != 0 && strcmp(m->key, "oneOf") != 0)) continue;
+    for (const mm_value *a = m->first; a; a = a->next)
+      if (is_conditional(p, a, depth + 1)) return true;
+  }
+  return values && others;
+}
+
+/* True if the schema names the types of its values. Values of other types may fit a schema without types, though none is generated. */
+static bool has_types(mm_schema_compiler *p, const mm_value *schema, unsigned depth) {
+  const mm_value *v = mm_schema_plain(p, schema);
+  if (!v || v->type != MM_VALUE_OBJECT || depth == MM_SCHEMA_DEPTH || !mm_schema_spend(p, v->count)) return false;
   for (const mm_value *m = v->first; m; m = m->next)
     if (strcmp(m->key, "type") == 0 || strcmp(m->key, "enum") == 0 || strcmp(m->key, "const") == 0) return true;
   const mm_value *list = mm_value_get(v, "anyOf");
   if (!list) list = mm_value_get(v, "oneOf");
   if (!list) return false;
   for (const mm_value *m = list->first; m; m = m->next)
-    if (!names_types(p, m, depth + 1)) return false;
+    if (!has_types(p, m, depth + 1)) return false;
   return true;
 }
+
+/* True if no value fits the schema that is of other types, or other than the literals, of its form. */
+static bool names_types(mm_schema_compiler *p, const mm_value *schema) { return has_types(p, schema, 0) && !is_conditional(p, schema, 0); }
 
 /* A value of enum or const, of one of the alternatives. */
 typedef struct owned {
@@ -198,13 +220,12 @@ static bool values_differ(mm_schema_compiler *p, const mm_form *const *all, size
   return true;
 }
 
-/* Sets *differ: two forms are known to have no value in common: their literals differ, or they begin differently. */
-static bool forms_differ(mm_schema_compiler *p, const mm_form *x, const mm_form *y, bool *differ) {
+bool mm_schema_forms_differ(mm_schema_compiler *p, const mm_form *x, const mm_form *y, bool *differ) {
   const mm_form *const both[2] = {x, y};
   *differ = false;
   if (!x || !y || mm_schema_is_open(p, x) || mm_schema_is_open(p, y)) return true;
   for (size_t i = 0; i < p->count; i++)
-    if ((p->done[i].form == x || p->done[i].form == y) && !names_types(p, p->done[i].schema, 0)) return p->err->status == MM_OK;
+    if ((p->done[i].form == x || p->done[i].form == y) && !names_types(p, p->done[i].schema)) return p->err->status == MM_OK;
   const unsigned common = beginnings(x) & beginnings(y);
   for (int first = 0; first < MM_FIRSTS; first++) {
     if (!(common & 1u << first)) continue;
@@ -229,7 +250,7 @@ static bool objects_differ(mm_schema_compiler *p, const mm_form *x, const mm_for
     if (!mine->required) continue;
     if (!theirs)
       *differ = y->closed;
-    else if (!forms_differ(p, mine->value, theirs->value, differ))
+    else if (!mm_schema_forms_differ(p, mine->value, theirs->value, differ))
       return false;
   }
   return true;
@@ -259,7 +280,7 @@ static bool one_alone_fits(mm_schema_compiler *p, const mm_value *const *list, c
   unsigned seen = 0, twice = 0;
   if (count == 1) return true;
   for (size_t i = 0; i < count; i++) {
-    if (!names_types(p, list[i], 0))
+    if (!names_types(p, list[i]))
       return p->err->status == MM_OK && mm_schema_unserved(p, "oneOf", " with an alternative that names no type");
     const unsigned now = beginnings(all[i]);
     twice |= seen & now;
@@ -281,26 +302,28 @@ static bool one_alone_fits(mm_schema_compiler *p, const mm_value *const *list, c
 
 /* ---- anyOf and oneOf ---- */
 
-/* Leaves out alternatives that are false; how many are left. */
-static size_t without_false(const mm_value **list, size_t count) {
-  size_t n = 0;
-  for (size_t i = 0; i < count; i++)
-    if (list[i]->type != MM_VALUE_BOOL || list[i]->truth) list[n++] = list[i];
-  return n;
-}
-
 bool mm_schema_any_of(mm_schema_compiler *p, const mm_value **list, size_t count, const char *keyword, mm_form *out) {
   const mm_form **all = mm_arena_alloc(p->arena, count * sizeof *all, p->err);
   mm_schema_choice b = {.form = out};
-  if (!all || !(count = without_false(list, count))) return all && mm_schema_wrong(p, "found the schema false, which no value fits");
+  size_t n = 0;
+  if (!all) return false;
   out->kind = MM_FORM_CHOICE;
-  for (size_t i = 0; i < count; i++) {
-    if (!mm_schema_compile_value(p, list[i], &all[i])) return false;
-    if (all[i]->kind == MM_FORM_CHOICE && mm_schema_is_open(p, all[i]))
+  for (size_t i = 0; i < count; i++) { /* those that no value fits are left out */
+    list[n] = list[i];
+    if (!mm_schema_compile_value(p, list[i], &all[n])) {
+      if (!mm_schema_forget_none(p)) return false;
+      continue;
+    }
+    if (all[n]->kind == MM_FORM_CHOICE && mm_schema_is_open(p, all[n]))
       return mm_schema_unserved(p, "$ref", " from an alternative to what holds it");
+    n++;
   }
-  if (keyword[0] == 'o' && !one_alone_fits(p, list, all, count)) return false;
-  for (size_t i = 0; i < count; i++) {
+  if (!n) return mm_schema_none(p, "anyOf, oneOf, if: no alternative is left");
+  if (keyword[0] == 'o' && !one_alone_fits(p, list, all, n)) {
+    p->overlap = p->err->status == MM_UNSUPPORTED;
+    return false;
+  }
+  for (size_t i = 0; i < n; i++) {
     p->keyword = keyword;
     if (!mm_schema_add(p, &b, all[i])) return false;
   }

@@ -3,74 +3,26 @@
 
 #include "runtime/constrain/schema_inside.h"
 
-/* ---- Objects of schemas ---- */
-
-static mm_value *copy_member(mm_schema_compiler *p, const mm_value *m) {
-  mm_value *copy = mm_arena_alloc(p->arena, sizeof *copy, p->err);
-  if (!copy) return NULL;
-  *copy = *m;
-  copy->next = NULL;
-  return copy;
+/* The same text. Where the document has several parts, one of a $ref may mean different schemas. */
+static bool equal_text(const mm_schema_compiler *p, const mm_value *a, const mm_value *b) {
+  if (!a->raw_n || a->raw_n != b->raw_n || memcmp(a->raw, b->raw, a->raw_n) != 0) return false;
+  return p->places < 2 || !memmem(a->raw, a->raw_n, "$ref", 4);
 }
 
-/* An object or list that is made here. Its text is not at hand: raw_n is 0. */
-typedef struct made {
-  mm_value *value, *last;
-} made;
-
-static bool begin(mm_schema_compiler *p, mm_value_type type, made *out) {
-  *out = (made){.value = mm_arena_alloc(p->arena, sizeof *out->value, p->err)};
-  if (!out->value) return false;
-  *out->value = (mm_value){.type = type, .text = "", .raw = ""};
+/* Puts another value in the place of `to`, a member that is made here. */
+static bool set(mm_value *to, const mm_value *value) {
+  if (!value) return false;
+  const mm_value old = *to;
+  *to = *value;
+  to->key = old.key;
+  to->key_n = old.key_n;
+  to->next = old.next;
   return true;
 }
-
-/* A copy of the member, under another key if one is given; NULL after an error. */
-static mm_value *put(mm_schema_compiler *p, made *m, const mm_value *member, const char *key) {
-  mm_value *copy = copy_member(p, member);
-  if (!copy) return NULL;
-  if (key) copy->key = key, copy->key_n = strlen(key);
-  if (m->last)
-    m->last->next = copy;
-  else
-    m->value->first = copy;
-  m->last = copy;
-  m->value->count++;
-  return copy;
-}
-
-static bool spend(mm_schema_compiler *p, uint64_t members) {
-  p->merging += members + 1;
-  return p->merging <= MM_SCHEMA_MERGED ||
-         mm_schema_too_many(p, "keywords and properties of schemas that hold together", p->merging, MM_SCHEMA_MERGED);
-}
-
-static bool equal_text(const mm_value *a, const mm_value *b) {
-  return a->raw_n && a->raw_n == b->raw_n && memcmp(a->raw, b->raw, a->raw_n) == 0;
-}
-
-static bool key_is(const mm_value *m, const char *key) { return strcmp(m->key, key) == 0; }
-
-/* {"allOf": [a, b]} */
-static mm_value *all_of(mm_schema_compiler *p, const mm_value *a, const mm_value *b) {
-  made list, object;
-  if (!begin(p, MM_VALUE_ARRAY, &list) || !put(p, &list, a, "") || !put(p, &list, b, "")) return NULL;
-  return begin(p, MM_VALUE_OBJECT, &object) && put(p, &object, list.value, "allOf") ? object.value : NULL;
-}
-
-const mm_value *mm_schema_all_of(mm_schema_compiler *p, const mm_value *a, const mm_value *b) { return all_of(p, a, b); }
 
 /* Both in place of `to`. */
 static bool set_both(mm_schema_compiler *p, mm_value *to, const mm_value *b) {
-  if (equal_text(to, b) || (to->type == MM_VALUE_BOOL && !to->truth)) return true;
-  const bool none = b->type == MM_VALUE_BOOL && !b->truth;
-  mm_value *object = none ? copy_member(p, b) : all_of(p, to, b);
-  if (!object) return false;
-  object->key = to->key;
-  object->key_n = to->key_n;
-  object->next = to->next;
-  *to = *object;
-  return true;
+  return equal_text(p, to, b) || set(to, mm_schema_all_of(p, to, b));
 }
 
 /* ---- Two of a keyword ---- */
@@ -78,8 +30,8 @@ static bool set_both(mm_schema_compiler *p, mm_value *to, const mm_value *b) {
 /* The types that both allow: those of one list that the other has; an integer is a number. */
 static bool both_types(mm_schema_compiler *p, mm_value *to, const mm_value *b) {
   const mm_value *lists[2] = {to, b};
-  made out;
-  if (!begin(p, MM_VALUE_ARRAY, &out)) return false;
+  mm_schema_made out;
+  if (!mm_schema_begin(p, MM_VALUE_ARRAY, &out)) return false;
   for (int side = 0; side < 2; side++) {
     const mm_value *mine = lists[side], *others = lists[!side];
     for (const mm_value *v = mine->type == MM_VALUE_ARRAY ? mine->first : mine; v; v = mine->type == MM_VALUE_ARRAY ? v->next : NULL) {
@@ -89,48 +41,39 @@ static bool both_types(mm_schema_compiler *p, mm_value *to, const mm_value *b) {
         found |= v->type == MM_VALUE_STRING && w->type == MM_VALUE_STRING &&
                  (side ? mm_value_is(v, "integer") && mm_value_is(w, "number")
                        : mm_value_is(v, w->text) || (mm_value_is(v, "integer") && mm_value_is(w, "number")));
-      if (found && !put(p, &out, v, "")) return false;
+      if (found && !mm_schema_put(p, &out, v, "")) return false;
     }
   }
-  if (!out.value->count) return mm_schema_wrong(p, "allOf: its schemas have no type in common");
-  out.value->key = to->key;
-  out.value->key_n = to->key_n;
-  out.value->next = to->next;
-  *to = *out.value;
-  return true;
+  if (!out.value->count) return mm_schema_none(p, "allOf: its schemas have no type in common");
+  return set(to, out.value);
 }
 
 /* The values of both lists. */
 static bool both_lists(mm_schema_compiler *p, mm_value *to, const mm_value *b) {
-  made out;
+  mm_schema_made out;
   if (to->type != MM_VALUE_ARRAY || b->type != MM_VALUE_ARRAY) return mm_schema_wrong(p, "required: expected a list of keys");
-  if (!spend(p, to->count + b->count) || !begin(p, MM_VALUE_ARRAY, &out)) return false;
+  if (!mm_schema_spend(p, to->count + b->count) || !mm_schema_begin(p, MM_VALUE_ARRAY, &out)) return false;
   for (const mm_value *v = to->first; v; v = v->next)
-    if (!put(p, &out, v, NULL)) return false;
+    if (!mm_schema_put(p, &out, v, NULL)) return false;
   for (const mm_value *v = b->first; v; v = v->next)
-    if (!put(p, &out, v, NULL)) return false;
+    if (!mm_schema_put(p, &out, v, NULL)) return false;
   to->first = out.value->first;
   to->count = out.value->count;
   to->raw_n = 0;
   return true;
 }
 
-static mm_value *find(const mm_value *object, const mm_value *like) {
-  for (const mm_value *m = object->first; m; m = m->next)
-    if (m->key_n == like->key_n && memcmp(m->key, like->key, m->key_n) == 0) return (mm_value *)(uintptr_t)m; /* made here */
-  return NULL;
-}
-
 /* The properties of both; one that both have holds to both schemas. */
 static bool both_properties(mm_schema_compiler *p, mm_value *to, const mm_value *b) {
-  made out;
+  mm_schema_made out;
   if (to->type != MM_VALUE_OBJECT || b->type != MM_VALUE_OBJECT) return mm_schema_wrong(p, "properties: expected an object");
-  if (!spend(p, to->count + b->count + (uint64_t)to->count * b->count / 64) || !begin(p, MM_VALUE_OBJECT, &out)) return false;
+  if (!mm_schema_spend(p, to->count + b->count + (uint64_t)to->count * b->count / 64) || !mm_schema_begin(p, MM_VALUE_OBJECT, &out))
+    return false;
   for (const mm_value *v = to->first; v; v = v->next)
-    if (!put(p, &out, v, NULL)) return false;
+    if (!mm_schema_put(p, &out, v, NULL)) return false;
   for (const mm_value *v = b->first; v; v = v->next) {
-    mm_value *there = find(out.value, v);
-    if (there ? !set_both(p, there, v) : !put(p, &out, v, NULL)) return false;
+    mm_value *there = mm_schema_find(out.value, v);
+    if (there ? !set_both(p, there, v) : !mm_schema_put(p, &out, v, NULL)) return false;
   }
   to->first = out.value->first;
   to->count = out.value->count;
@@ -142,215 +85,230 @@ static bool both_properties(mm_schema_compiler *p, mm_value *to, const mm_value 
 static bool both_bounds(mm_schema_compiler *p, mm_value *to, const mm_value *b, bool larger) {
   if (to->type != MM_VALUE_NUMBER || b->type != MM_VALUE_NUMBER) return mm_schema_unserved(p, to->key, " twice in allOf");
   const double x = mm_value_real(to), y = mm_value_real(b);
-  if (x == y) return equal_text(to, b) || mm_schema_unserved(p, to->key, " twice in allOf, almost equal");
+  if (x == y) return equal_text(p, to, b) || mm_schema_unserved(p, to->key, " twice in allOf, almost equal");
   if ((y > x) != larger) return true;
-  const mm_value old = *to;
-  *to = *b;
-  to->next = old.next;
-  return true;
+  return set(to, b);
+}
+
+/* The values that both have, of enum or const. */
+static bool both_values(mm_schema_compiler *p, mm_value *to, const mm_value *b) {
+  const bool mine = mm_schema_key_is(to, "enum"), theirs = mm_schema_key_is(b, "enum");
+  mm_schema_made out;
+  if ((mine && to->type != MM_VALUE_ARRAY) || (theirs && b->type != MM_VALUE_ARRAY))
+    return mm_schema_wrong(p, "enum: expected a list of values");
+  if (!mm_schema_spend(p, (mine ? to->count : 1) * (uint64_t)(theirs ? b->count : 1) / 64) || !mm_schema_begin(p, MM_VALUE_ARRAY, &out))
+    return false;
+  for (const mm_value *v = mine ? to->first : to; v; v = mine ? v->next : NULL) {
+    bool found = false;
+    for (const mm_value *w = theirs ? b->first : b; w && !found; w = theirs ? w->next : NULL) found = mm_schema_equal(v, w);
+    if (found && !mm_schema_put(p, &out, v, "")) return false;
+  }
+  if (!out.value->count) return mm_schema_none(p, "enum: no value is in both lists");
+  return !mine || set(to, out.value);
+}
+
+/* The least number that is a multiple of both. */
+static bool both_multiples(mm_schema_compiler *p, mm_value *to, const mm_value *b) {
+  int64_t x, y;
+  if (!mm_value_int(to, &x) || !mm_value_int(b, &y) || x <= 0 || y <= 0) return mm_schema_unserved(p, to->key, " twice in allOf");
+  int64_t r = x, q = y, both;
+  while (q) {
+    const int64_t rest = r % q;
+    r = q;
+    q = rest;
+  }
+  if (__builtin_mul_overflow(x / r, y, &both)) return mm_schema_unserved(p, to->key, " twice in allOf");
+  return set(to, mm_schema_whole(p, both));
+}
+
+/* Keywords that may stand in a schema several times here, each of them followed. */
+static bool may_repeat(const mm_value *m) {
+  static const char *const keys[] = {"pattern", "format", "anyOf", "oneOf", "not", "contains", mm_schema_no_match, mm_schema_no_text};
+  for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+    if (mm_schema_key_is(m, keys[i])) return true;
+  return false;
 }
 
 /* `to`, a member that is made here, holds to what b says too. */
-static bool both_of(mm_schema_compiler *p, made *out, mm_value *to, const mm_value *b) {
+static bool both_of(mm_schema_compiler *p, mm_schema_made *out, mm_value *to, const mm_value *b) {
   static const char *const larger[] = {"minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties"},
                            *const smaller[] = {"maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties"};
   for (size_t i = 0; i < sizeof larger / sizeof *larger; i++) {
-    if (key_is(to, larger[i])) return both_bounds(p, to, b, true);
-    if (key_is(to, smaller[i])) return both_bounds(p, to, b, false);
+    if (mm_schema_key_is(to, larger[i])) return both_bounds(p, to, b, true);
+    if (mm_schema_key_is(to, smaller[i])) return both_bounds(p, to, b, false);
   }
-  if (key_is(to, "properties")) return both_properties(p, to, b);
-  if (key_is(to, "required")) return both_lists(p, to, b);
-  if (key_is(to, "type")) return both_types(p, to, b);
-  if (equal_text(to, b)) return true;
-  if (key_is(to, "pattern") || key_is(to, "format")) return put(p, out, b, NULL); /* the compiler follows each of them */
-  if (key_is(to, "items")) return set_both(p, to, b);
-  if (key_is(to, "additionalProperties") || key_is(to, "unevaluatedProperties")) {
-    if (to->type == MM_VALUE_BOOL && b->type == MM_VALUE_BOOL) return to->truth = to->truth && b->truth, true;
-    if (to->type == MM_VALUE_OBJECT && b->type == MM_VALUE_OBJECT) return set_both(p, to, b);
-  }
+  if (mm_schema_key_is(to, "properties")) return both_properties(p, to, b);
+  if (mm_schema_key_is(to, "required")) return both_lists(p, to, b);
+  if (mm_schema_key_is(to, "type")) return both_types(p, to, b);
+  if (mm_schema_key_is(to, "enum") || mm_schema_key_is(to, "const")) return both_values(p, to, b);
+  if (equal_text(p, to, b)) return true;
+  if (may_repeat(to)) return mm_schema_put(p, out, b, NULL);
+  if (mm_schema_key_is(to, "multipleOf")) return both_multiples(p, to, b);
+  if (mm_schema_key_is(to, "patternProperties")) return both_properties(p, to, b);
+  if (mm_schema_key_is(to, "additionalProperties") || mm_schema_key_is(to, "propertyNames")) return set_both(p, to, b);
+  if (mm_schema_key_is(to, "uniqueItems") && to->type == MM_VALUE_BOOL && b->type == MM_VALUE_BOOL) return to->truth |= b->truth, true;
   return mm_schema_unserved(p, to->key, " in two schemas that hold together");
 }
 
-/* Keys of `b` that the additionalProperties of `a` would refuse, or hold to a schema of their own. */
-static bool keys_agree(mm_schema_compiler *p, const mm_value *a, const mm_value *b) {
-  const mm_value *more = mm_value_get(a, "additionalProperties"), *mine = mm_value_get(a, "properties"),
-                 *theirs = mm_value_get(b, "properties");
-  if (!more || (more->type == MM_VALUE_BOOL && more->truth) || !theirs || theirs->type != MM_VALUE_OBJECT) return true;
-  if (!spend(p, (mine ? mine->count : 0) * (uint64_t)theirs->count / 64)) return false;
-  for (const mm_value *v = theirs->first; v; v = v->next)
-    if (!mine || !find(mine, v))
-      return mm_schema_unserved(p, "additionalProperties", " in a schema of allOf where another one has further properties");
-  return true;
+/* ---- Other keys and items ---- */
+
+/* True if the key of a property matches one of the patterns. */
+static bool key_matches(mm_schema_compiler *p, const mm_value *patterns, const mm_value *property, bool *out) {
+  for (const mm_value *m = patterns ? patterns->first : NULL; m; m = m->next) {
+    if (!mm_schema_key_matches(p, m, property->key, property->key_n, out)) return false;
+    if (*out) return true;
+  }
+  return *out = false, true;
 }
 
-/* unevaluatedProperties and unevaluatedItems see the keywords of their own schema alone. */
-static bool sees_all(mm_schema_compiler *p, const mm_value *schema) {
-  static const char *const key[] = {"unevaluatedProperties", "unevaluatedItems"};
-  for (int i = 0; i < 2; i++) {
-    const mm_value *more = mm_value_get(schema, key[i]);
-    if (more && !(more->type == MM_VALUE_BOOL && more->truth))
-      return mm_schema_unserved(p, key[i], " in a schema that holds together with others");
+/* The properties or patterns of a schema, held to the additionalProperties of another one that does not name them. */
+static const mm_value *close_members(mm_schema_compiler *p, const mm_value *members, const mm_value *by, bool patterns) {
+  const mm_value *more = mm_value_get(by, "additionalProperties"), *own = mm_value_get(by, "properties"),
+                 *matched = mm_value_get(by, "patternProperties"), *named = patterns ? matched : own;
+  mm_schema_made out;
+  if (members->type != MM_VALUE_OBJECT) return members;
+  if (!mm_schema_spend(p, members->count + (named ? named->count : 0) * (uint64_t)members->count / 64) ||
+      !mm_schema_begin(p, MM_VALUE_OBJECT, &out))
+    return NULL;
+  for (const mm_value *v = members->first; v; v = v->next) {
+    bool open = mm_schema_find(named, v);
+    mm_value *m = mm_schema_put(p, &out, v, NULL);
+    if (!m || (!open && !patterns && !key_matches(p, matched, v, &open))) return NULL;
+    if (!open && !set(m, mm_schema_all_of(p, v, more))) return NULL;
   }
-  return true;
+  return out.value;
+}
+
+/* The schema, with what the additionalProperties of another one say of its properties and patterns. A key that matches a pattern of both is
+ * held to more than it must be. */
+static const mm_value *closed(mm_schema_compiler *p, const mm_value *schema, const mm_value *by) {
+  static const char *const keys[] = {"properties", "patternProperties"};
+  const mm_value *more = mm_value_get(by, "additionalProperties");
+  mm_schema_made out;
+  if (!more || mm_schema_is_true(more) || (!mm_value_get(schema, keys[0]) && !mm_value_get(schema, keys[1]))) return schema;
+  if (!mm_schema_spend(p, schema->count) || !mm_schema_begin(p, MM_VALUE_OBJECT, &out)) return NULL;
+  for (const mm_value *m = schema->first; m; m = m->next) {
+    mm_value *copy = mm_schema_put(p, &out, m, NULL);
+    if (!copy) return NULL;
+    for (int i = 0; i < 2; i++)
+      if (mm_schema_key_is(m, keys[i]) && !set(copy, close_members(p, m, by, i == 1))) return NULL;
+  }
+  return out.value;
+}
+
+static bool is_about_items(const mm_value *m) {
+  return mm_schema_key_is(m, "prefixItems") || mm_schema_key_is(m, "items") || mm_schema_key_is(m, "additionalItems");
+}
+
+static const mm_value *first_items(const mm_value *schema) {
+  const mm_value *items = mm_value_get(schema, "items"), *first = mm_value_get(schema, "prefixItems");
+  return !first && items && items->type == MM_VALUE_ARRAY ? items : first;
+}
+
+static const mm_value *other_items(const mm_value *schema) {
+  const mm_value *items = mm_value_get(schema, "items");
+  return items && items->type == MM_VALUE_ARRAY ? mm_value_get(schema, "additionalItems") : items;
+}
+
+/* The first items of both, each held to both schemas, and the items behind them. */
+static bool put_items(mm_schema_compiler *p, mm_schema_made *out, const mm_value *const both[2]) {
+  const mm_value *at[2], *rest[2];
+  mm_schema_made list;
+  for (int i = 0; i < 2; i++) {
+    const mm_value *first = first_items(both[i]);
+    if (first && first->type != MM_VALUE_ARRAY) return mm_schema_wrong(p, "prefixItems: expected a list of schemas");
+    at[i] = first ? first->first : NULL;
+    rest[i] = other_items(both[i]);
+    if (!mm_schema_spend(p, first ? first->count : 0)) return false;
+  }
+  if (!mm_schema_begin(p, MM_VALUE_ARRAY, &list)) return false;
+  while (at[0] || at[1]) {
+    const mm_value *item[2];
+    for (int i = 0; i < 2; i++) {
+      item[i] = at[i] ? at[i] : rest[i] ? rest[i] : &mm_schema_true;
+      if (at[i]) at[i] = at[i]->next;
+    }
+    const mm_value *one = mm_schema_all_of(p, item[0], item[1]);
+    if (!one || !mm_schema_put(p, &list, one, "")) return false;
+  }
+  if (list.value->count && !mm_schema_put(p, out, list.value, "prefixItems")) return false;
+  if (!rest[0] && !rest[1]) return true;
+  const mm_value *more = rest[0] && rest[1] ? mm_schema_all_of(p, rest[0], rest[1]) : rest[0] ? rest[0] : rest[1];
+  return more && mm_schema_put(p, out, more, "items");
 }
 
 /* A keyword that says nothing without another one of its own schema, which it lacks: that of another schema is not meant. */
 static bool says_nothing(const mm_value *schema, const mm_value *m) {
-  if (key_is(m, "then") || key_is(m, "else")) return !mm_value_get(schema, "if");
-  if (key_is(m, "if")) return !mm_value_get(schema, "then") && !mm_value_get(schema, "else");
-  return (key_is(m, "minContains") || key_is(m, "maxContains")) && !mm_value_get(schema, "contains");
+  if (mm_schema_key_is(m, "then") || mm_schema_key_is(m, "else")) return !mm_value_get(schema, "if");
+  if (mm_schema_key_is(m, "if")) return !mm_value_get(schema, "then") && !mm_value_get(schema, "else");
+  return (mm_schema_key_is(m, "minContains") || mm_schema_key_is(m, "maxContains")) && !mm_value_get(schema, "contains");
 }
 
-/* `items` and additionalProperties of `a` are about what its own prefixItems and patternProperties leave: those of `b` would leave less. */
-static bool rests_agree(mm_schema_compiler *p, const mm_value *a, const mm_value *b) {
-  const mm_value *items = mm_value_get(a, "items"), *more = mm_value_get(a, "additionalProperties");
-  if (items && mm_value_get(b, "prefixItems") && !mm_value_get(a, "prefixItems"))
-    return mm_schema_unserved(p, "items", " in a schema of allOf where another one has prefixItems");
-  const bool any = !more || (more->type == MM_VALUE_BOOL && more->truth);
-  return any || !mm_value_get(b, "patternProperties") || mm_value_get(a, "patternProperties") ||
-         mm_schema_unserved(p, "additionalProperties", " in a schema of allOf where another one has patternProperties");
+/* The member of `made` that m is to be united with. */
+static mm_value *counterpart(const mm_value *made, const mm_value *m) {
+  static const mm_value names[] = {{.key = "enum", .key_n = 4}, {.key = "const", .key_n = 5}};
+  mm_value *there = mm_schema_find(made, m);
+  for (int i = 0; i < 2 && !there && (mm_schema_key_is(m, "enum") || mm_schema_key_is(m, "const")); i++)
+    there = mm_schema_find(made, &names[i]);
+  return there;
 }
 
 const mm_value *mm_schema_both(mm_schema_compiler *p, const mm_value *a, const mm_value *b) {
-  made out;
-  if (!sees_all(p, b) || !keys_agree(p, a, b) || !keys_agree(p, b, a) || !rests_agree(p, a, b) || !rests_agree(p, b, a)) return NULL;
-  if (!spend(p, a->count + b->count + (uint64_t)a->count * b->count / 64) || !begin(p, MM_VALUE_OBJECT, &out)) return NULL;
-  for (const mm_value *m = a->first; m; m = m->next)
-    if (!says_nothing(a, m) && !put(p, &out, m, NULL)) return NULL;
-  for (const mm_value *m = b->first; m; m = m->next) {
-    if (says_nothing(b, m)) continue;
-    mm_value *there = find(out.value, m);
-    if (there && mm_schema_is_annotation(m->key)) continue;
-    if (there ? !both_of(p, &out, there, m) : !put(p, &out, m, NULL)) return NULL;
+  const mm_value *x = mm_schema_resolve(p, a), *y = x ? mm_schema_resolve(p, b) : NULL, *both[2] = {y ? closed(p, x, y) : NULL, NULL};
+  mm_schema_made out;
+  if (!both[0] || !(both[1] = closed(p, y, x))) return NULL;
+  const bool items = (first_items(x) || other_items(x)) && (first_items(y) || other_items(y));
+  const bool counted = mm_value_get(x, "contains") && mm_value_get(y, "contains") &&
+                       (mm_value_get(x, "minContains") || mm_value_get(x, "maxContains") || mm_value_get(y, "minContains") ||
+                        mm_value_get(y, "maxContains"));
+  if (counted) return mm_schema_unserved(p, "minContains, maxContains", " in two schemas that hold together"), NULL;
+  if (!mm_schema_spend(p, a->count + b->count + (uint64_t)a->count * b->count / 64) || !mm_schema_begin(p, MM_VALUE_OBJECT, &out))
+    return NULL;
+  for (int i = 0; i < 2; i++) {
+    for (const mm_value *m = both[i]->first; m; m = m->next) {
+      if (says_nothing(both[i], m) || (items && is_about_items(m))) continue;
+      mm_value *there = i ? counterpart(out.value, m) : NULL;
+      if (there && mm_schema_is_annotation(m->key)) continue;
+      if (there ? !both_of(p, &out, there, m) : !mm_schema_put(p, &out, m, NULL)) return NULL;
+    }
   }
-  return out.value;
-}
-
-const mm_value *mm_schema_without(mm_schema_compiler *p, const mm_value *schema, const char *keyword) {
-  made out;
-  if (!spend(p, schema->count) || !begin(p, MM_VALUE_OBJECT, &out)) return NULL;
-  for (const mm_value *m = schema->first; m; m = m->next)
-    if (!key_is(m, keyword) && !key_is(m, "$id") && !put(p, &out, m, NULL)) return NULL;
-  return out.value;
-}
-
-/* ---- not ---- */
-
-/* The other types than these. An integer is a number: without one of them both go. */
-static const mm_value *other_types(mm_schema_compiler *p, const mm_value *types) {
-  static const char *const all[] = {"object", "array", "string", "number", "integer", "boolean", "null"};
-  made list, object;
-  if (!begin(p, MM_VALUE_ARRAY, &list)) return NULL;
-  for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-    bool found = false;
-    const mm_value word = {.type = MM_VALUE_STRING, .text = all[i], .n = strlen(all[i]), .raw = ""};
-    for (const mm_value *v = types->type == MM_VALUE_ARRAY ? types->first : types; v; v = types->type == MM_VALUE_ARRAY ? v->next : NULL)
-      found |= mm_value_is(v, all[i]) || ((i == 3 || i == 4) && (mm_value_is(v, "number") || mm_value_is(v, "integer")));
-    if (!found && i != 4 && !put(p, &list, &word, "")) return NULL;
-  }
-  if (!list.value->count) return mm_schema_wrong(p, "not: no type is left"), NULL;
-  return begin(p, MM_VALUE_OBJECT, &object) && put(p, &object, list.value, "type") ? object.value : NULL;
-}
-
-const mm_value *mm_schema_apply_not(mm_schema_compiler *p, const mm_value *schema, const mm_value *member) {
-  const mm_value *what = mm_schema_plain(p, member), *type = mm_value_get(what, "type"), *rest = mm_schema_without(p, schema, "not");
-  if ((!what || !rest) && p->err->status == MM_OK) mm_schema_wrong(p, "$ref: leads to no schema of this document");
-  if (!what || !rest) return NULL;
-  if (mm_value_get(rest, "not")) return mm_schema_wrong(p, "not: stands there twice"), NULL;
-  if (what->type == MM_VALUE_BOOL && !what->truth) return rest;
-  if (what->type == MM_VALUE_BOOL) return mm_schema_wrong(p, "not: found the schema true, which every value fits"), NULL;
-  if (what->type != MM_VALUE_OBJECT) return mm_schema_wrong(p, "not: found something else than a schema"), NULL;
-  bool number = false, integer = false;
-  for (const mm_value *m = what->first; m; m = m->next)
-    if (!key_is(m, "type") && !mm_schema_is_annotation(m->key)) return mm_schema_unserved(p, "not", " of other keywords than type"), NULL;
-  if (!type) return mm_schema_wrong(p, "not: found a schema that every value fits"), NULL;
-  for (const mm_value *v = type->type == MM_VALUE_ARRAY ? type->first : type; v; v = type->type == MM_VALUE_ARRAY ? v->next : NULL) {
-    number |= mm_value_is(v, "number");
-    integer |= mm_value_is(v, "integer");
-  }
-  const mm_value *own = mm_value_get(rest, "type");
-  if (integer && !number && own && !mm_value_is(own, "integer"))
-    return mm_schema_unserved(p, "not", " of the type integer next to other types"), NULL;
-  const mm_value *others = other_types(p, type);
-  return others ? mm_schema_both(p, rest, others) : NULL;
-}
-
-/* ---- dependentRequired and dependentSchemas ---- */
-
-/* {name: {key: value}}, or {name: [value]} for a NULL key of no bytes. */
-static const mm_value *keyword_of(mm_schema_compiler *p, const char *name, const char *key, size_t n, const mm_value *value) {
-  made inner, outer;
-  if (!begin(p, key ? MM_VALUE_OBJECT : MM_VALUE_ARRAY, &inner) || !put(p, &inner, value, key ? key : "")) return NULL;
-  inner.last->key_n = n;
-  return begin(p, MM_VALUE_OBJECT, &outer) && put(p, &outer, inner.value, name) ? outer.value : NULL;
-}
-
-/* What holds where the key is there. */
-static const mm_value *with_key(mm_schema_compiler *p, const mm_value *entry, bool schemas) {
-  const mm_value key = {.type = MM_VALUE_STRING, .text = entry->key, .n = entry->key_n, .raw = ""};
-  const mm_value *required = keyword_of(p, "required", NULL, 0, &key);
-  made more;
-  if (!required || schemas) return required ? all_of(p, required, entry) : NULL;
-  if (entry->type != MM_VALUE_ARRAY) return mm_schema_wrong(p, "dependentRequired: expected lists of keys"), NULL;
-  return begin(p, MM_VALUE_OBJECT, &more) && put(p, &more, entry, "required") ? all_of(p, required, more.value) : NULL;
-}
-
-static bool requires_key(const mm_value *schema, const mm_value *entry) {
-  const mm_value *list = mm_value_get(schema, "required");
-  for (const mm_value *v = list ? list->first : NULL; v; v = v->next)
-    if (v->type == MM_VALUE_STRING && v->n == entry->key_n && memcmp(v->text, entry->key, v->n) == 0) return true;
-  return false;
-}
-
-const mm_value *mm_schema_apply_dependent(mm_schema_compiler *p, const mm_value *schema, const mm_value *member) {
-  static const mm_value none = {.type = MM_VALUE_BOOL, .text = "", .raw = "false", .raw_n = 5};
-  const mm_value *entry = member->first, *out = mm_schema_without(p, schema, member->key);
-  made rest, list, choice;
-  if (!out || (member->type == MM_VALUE_OBJECT && !entry)) return out;
-  if (member->type != MM_VALUE_OBJECT) return mm_schema_wrong(p, "dependentRequired, dependentSchemas: expected an object"), NULL;
-  if (!spend(p, member->count) || !begin(p, MM_VALUE_OBJECT, &rest)) return NULL;
-  for (const mm_value *v = entry->next; v; v = v->next)
-    if (!put(p, &rest, v, NULL)) return NULL;
-  const bool schemas = key_is(member, "dependentSchemas"), needed = requires_key(out, entry);
-  const bool never = entry->type == MM_VALUE_BOOL && !entry->truth;
-  const mm_value *without = needed ? &none : keyword_of(p, "properties", entry->key, entry->key_n, &none),
-                 *with = never ? &none : with_key(p, entry, schemas);
-  if (!without || !with || !begin(p, MM_VALUE_ARRAY, &list) || !put(p, &list, without, "") || !put(p, &list, with, "")) return NULL;
-  if (!begin(p, MM_VALUE_OBJECT, &choice)) return NULL;
-  for (const mm_value *v = out->first; v; v = v->next)
-    if (!put(p, &choice, v, NULL)) return NULL;
-  if (rest.value->count && !put(p, &choice, rest.value, member->key)) return NULL;
-  return put(p, &choice, list.value, "anyOf") ? choice.value : NULL;
+  return !items || put_items(p, &out, both) ? out.value : NULL;
 }
 
 /* ---- $ref and allOf ---- */
 
 static bool only_annotations(const mm_value *schema, const char *keyword) {
   for (const mm_value *m = schema->first; m; m = m->next)
-    if (!key_is(m, keyword) && !mm_schema_is_annotation(m->key)) return false;
+    if (!mm_schema_key_is(m, keyword) && !mm_schema_is_annotation(m->key)) return false;
   return true;
 }
 
-/* Both, where either may be true, which says nothing. */
+/* Both, where b may be true, which says nothing. */
 static const mm_value *join(mm_schema_compiler *p, const mm_value *a, const mm_value *b) {
   if (!b) return NULL;
-  if (b->type == MM_VALUE_BOOL && b->truth) return a;
-  if (b->type == MM_VALUE_BOOL) return mm_schema_wrong(p, "found the schema false, which no value fits"), NULL;
+  if (mm_schema_is_true(b)) return a;
+  if (mm_schema_is_false(b)) return mm_schema_none(p, "found the schema false"), NULL;
   if (b->type != MM_VALUE_OBJECT) return mm_schema_wrong(p, "found something else than an object as a schema"), NULL;
-  if (!sees_all(p, b)) return NULL;
+  if (!(b = mm_schema_seal(p, b))) return NULL;
   return only_annotations(a, "") ? b : mm_schema_both(p, a, b);
 }
 
 /* The schema itself without the keyword, and what the keyword leads to. */
 static const mm_value *merge(mm_schema_compiler *p, const mm_value *schema, const mm_value *reference, const mm_value *all) {
-  const mm_value *out = mm_schema_without(p, schema, reference ? "$ref" : "allOf");
-  if (out && !reference && mm_value_get(out, "allOf")) return mm_schema_wrong(p, "allOf: stands there twice"), NULL;
+  const mm_value *out = mm_schema_without(p, schema, reference ? reference : all);
   if (out && reference) {
     const mm_value *target = mm_schema_follow(p, reference);
     out = target ? join(p, out, mm_schema_plain(p, target)) : NULL;
   }
   for (const mm_value *v = all && !reference ? all->first : NULL; v && out; v = v->next) out = join(p, out, mm_schema_plain(p, v));
   return out ? mm_schema_plain(p, out) : NULL;
+}
+
+/* The schema that was merged before. */
+static const mm_value *merged_before(mm_schema_compiler *p, const mm_schema_merged *m, const char *keyword) {
+  if (m->open) return mm_schema_unserved(p, keyword, " of a schema to itself"), NULL;
+  if (!m->plain && m->none) return mm_schema_none(p, "allOf, $ref: schemas that contradict each other"), NULL;
+  return m->plain ? m->plain : (mm_schema_unserved(p, keyword, " of such schemas"), NULL);
 }
 
 const mm_value *mm_schema_plain(mm_schema_compiler *p, const mm_value *schema) {
@@ -365,10 +323,8 @@ const mm_value *mm_schema_plain(mm_schema_compiler *p, const mm_value *schema) {
       if (!schema) return NULL;
       continue;
     }
-    for (size_t k = 0; k < p->merged_count; k++) {
-      if (p->merged[k].schema != schema) continue;
-      return p->merged[k].open ? (mm_schema_unserved(p, reference ? "$ref" : "allOf", " of a schema to itself"), NULL) : p->merged[k].plain;
-    }
+    for (size_t k = 0; k < p->merged_count; k++)
+      if (p->merged[k].schema == schema) return merged_before(p, &p->merged[k], reference ? "$ref" : "allOf");
     if (p->merge_depth == MM_SCHEMA_DEPTH)
       return mm_schema_too_many(p, "schemas within each other", MM_SCHEMA_DEPTH + 1, MM_SCHEMA_DEPTH), NULL;
     if (p->merged_count == MM_SCHEMAS_MAX) return mm_schema_too_many(p, "schemas in one", MM_SCHEMAS_MAX + 1, MM_SCHEMAS_MAX), NULL;
@@ -380,6 +336,7 @@ const mm_value *mm_schema_plain(mm_schema_compiler *p, const mm_value *schema) {
     p->merge_depth--;
     p->merged[place].plain = plain;
     p->merged[place].open = false;
+    p->merged[place].none = p->none;
     return plain;
   }
   return NULL;

@@ -11,12 +11,13 @@ typedef struct mm_schema_place {
   const char *uri;    /* without a fragment */
   const char *anchor; /* NULL: the schema of the URI itself */
   const mm_value *schema;
+  bool dynamic; /* a $dynamicAnchor */
 } place;
 
-static bool add_place(mm_schema_compiler *p, const char *uri, const char *anchor, const mm_value *schema) {
+static bool add_place(mm_schema_compiler *p, const char *uri, const char *anchor, bool dynamic, const mm_value *schema) {
   if (p->places == MM_SCHEMA_PLACES) return mm_schema_too_many(p, "schemas with $id or $anchor", p->places + 1, MM_SCHEMA_PLACES);
   if (!MM_GROW(p->place, &p->place_cap, p->places + 1, p->err)) return false;
-  p->place[p->places++] = (place){uri, anchor, schema};
+  p->place[p->places++] = (place){uri, anchor, schema, dynamic};
   return true;
 }
 
@@ -100,18 +101,22 @@ static bool begin_document(mm_schema_compiler *p, const mm_value *schema, const 
   const bool good = n + 1 >= id->n && resolve(*base, id->text, n, uri) && !(old && mm_value_get(schema, "$ref"));
   if (!good) return schema == p->root || mm_schema_unserved(p, "$id", " with a fragment, dots, or a $ref of draft 7 next to it");
   *base = mm_arena_strndup(p->arena, uri, strlen(uri), p->err);
-  return *base && (schema == p->root || add_place(p, *base, NULL, schema));
+  return *base && (schema == p->root || add_place(p, *base, NULL, false, schema));
 }
 
 static bool walk(mm_schema_compiler *p, const mm_value *schema, const char *base) {
   const mm_value *id = mm_value_get(schema, "$id"), *anchor = mm_value_get(schema, "$anchor"), *ref = mm_value_get(schema, "$ref");
   if (schema->type != MM_VALUE_OBJECT) return true;
   if (id && id->type == MM_VALUE_STRING && !begin_document(p, schema, id, &base)) return false;
-  if (schema == p->root && !add_place(p, base, NULL, schema)) return false;
-  if (anchor && anchor->type == MM_VALUE_STRING && !add_place(p, base, anchor->text, schema)) return false;
+  if (schema == p->root && !add_place(p, base, NULL, false, schema)) return false;
+  if (anchor && anchor->type == MM_VALUE_STRING && !add_place(p, base, anchor->text, false, schema)) return false;
   anchor = mm_value_get(schema, "$dynamicAnchor");
-  if (anchor && anchor->type == MM_VALUE_STRING && !add_place(p, base, anchor->text, schema)) return false;
+  if (anchor && anchor->type == MM_VALUE_STRING && !add_place(p, base, anchor->text, true, schema)) return false;
   if (ref && ref->type == MM_VALUE_STRING && !add_reference(p, ref, base)) return false;
+  ref = mm_value_get(schema, "$dynamicRef");
+  if (ref && ref->type == MM_VALUE_STRING && !add_reference(p, ref, base)) return false;
+  if (p->dynamic && !MM_GROW(p->part, &p->part_cap, p->parts + 1, p->err)) return false;
+  if (p->dynamic) p->part[p->parts++] = (mm_schema_part){schema, base};
   for (const mm_value *m = schema->first; m; m = m->next) {
     const holds kind = what_holds(m);
     if (kind == A_SCHEMA && !walk(p, m, base)) return false;
@@ -126,8 +131,27 @@ static int compare_references(const void *a, const void *b) {
   return (x > y) - (x < y);
 }
 
+bool mm_schema_holds(const mm_value *member, bool *several) {
+  const holds kind = what_holds(member);
+  *several = kind == SCHEMAS;
+  return kind != NO_SCHEMA;
+}
+
+static int compare_parts(const void *a, const void *b) {
+  const uintptr_t x = (uintptr_t)((const mm_schema_part *)a)->schema, y = (uintptr_t)((const mm_schema_part *)b)->schema;
+  return (x > y) - (x < y);
+}
+
+const char *mm_schema_base(const mm_schema_compiler *p, const mm_value *schema) {
+  const mm_schema_part key = {schema, NULL};
+  const mm_schema_part *part = p->parts ? bsearch(&key, p->part, p->parts, sizeof key, compare_parts) : NULL;
+  return part ? part->base : "";
+}
+
 bool mm_schema_find_references(mm_schema_compiler *p) {
+  p->dynamic = memmem(p->root->raw, p->root->raw_n, "\"$dynamicRef\"", 13);
   if (!walk(p, p->root, "")) return false;
+  if (p->parts) qsort(p->part, p->parts, sizeof *p->part, compare_parts);
   if (p->references) qsort(p->reference, p->references, sizeof *p->reference, compare_references);
   return true;
 }
@@ -146,8 +170,20 @@ static const mm_value *find_place(const mm_schema_compiler *p, const char *uri, 
   return found;
 }
 
+const mm_value *mm_schema_dynamic_place(const mm_schema_compiler *p, const char *base, const char *anchor) {
+  const mm_value *found = NULL;
+  for (size_t i = 0; i < p->places; i++) {
+    const place *at = &p->place[i];
+    if (!at->dynamic || strcmp(at->uri, base) != 0 || strcmp(at->anchor, anchor) != 0) continue;
+    if (found && found != at->schema) return NULL;
+    found = at->schema;
+  }
+  return found;
+}
+
 const mm_value *mm_schema_follow(mm_schema_compiler *p, const mm_value *reference) {
   if (!reference || reference->type != MM_VALUE_STRING) return NULL;
+  if (mm_schema_is_copied(reference)) return mm_schema_follow_copied(p, reference);
   const mm_schema_reference key = {reference->text, NULL};
   const mm_schema_reference *known = p->references ? bsearch(&key, p->reference, p->references, sizeof key, compare_references) : NULL;
   if (!known) return p->places == 1 ? mm_value_follow(p->root, reference) : NULL; /* of what no keyword makes a schema */

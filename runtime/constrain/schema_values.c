@@ -38,6 +38,7 @@ bool mm_schema_follows_format(const mm_value *format) { return pattern_of(format
 /* ---- Strings ---- */
 
 static bool refused(mm_schema_compiler *p, const char *keyword, const char *why) {
+  if (why && strcmp(why, ": no text fits") == 0) p->none = p->err->status == MM_OK;
   return why && mm_schema_unserved(p, keyword, why); /* without a reason: for lack of memory */
 }
 
@@ -66,6 +67,36 @@ static bool lengths_hold(const mm_text_rule *rules, uint32_t least, uint32_t mos
   return low && high;
 }
 
+/* The texts that do not match the pattern: those behind whose beginning no text that matches stands. */
+static bool add_no_match(mm_schema_compiler *p, const mm_value *pattern, const mm_text_rule **rules) {
+  const bool begins = pattern->n && pattern->text[0] == '^';
+  mm_text t = {0};
+  if (pattern->type != MM_VALUE_STRING) return mm_schema_wrong(p, "pattern: expected a text");
+  if (begins && memchr(pattern->text, '|', pattern->n)) return mm_schema_unserved(p, "not", " of a pattern with ^ and |");
+  const bool several = memchr(pattern->text, '|', pattern->n);
+  mm_text_put(&t, begins ? "^(?!" : several ? "^(?![\\s\\S]*(?:" : "^(?![\\s\\S]*");
+  mm_text_add(&t, pattern->text + begins, pattern->n - begins);
+  mm_text_put(&t, several ? "))" : ")");
+  const bool ok = t.failed ? mm_fail_memory(p->err, t.n) : add_pattern(p, "not", t.p, t.n, rules);
+  free(t.p);
+  return ok;
+}
+
+/* One of the texts. */
+static mm_text_pattern *texts_of(mm_schema_compiler *p, const mm_value *texts) {
+  mm_text_pattern *all = mm_arena_alloc(p->arena, sizeof *all, p->err);
+  if (all) *all = (mm_text_pattern){.kind = MM_PATTERN_CHOICE};
+  for (const mm_value *v = texts->first; v && all; v = v->next) {
+    mm_text_pattern *one = mm_arena_alloc(p->arena, sizeof *one, p->err);
+    mm_literal l = {0};
+    if (!one || !mm_schema_quote_key(p, v->text, v->n, &l)) return NULL;
+    if (memmem(l.p, l.n, "\\u003c", 6)) return mm_schema_unserved(p, "not", " of a text that holds a tag"), NULL;
+    *one = (mm_text_pattern){.kind = MM_PATTERN_BYTES_OF, .text = l.p + 1, .n = l.n - 2, .next = all->first};
+    all->first = one;
+  }
+  return all;
+}
+
 static bool build(mm_schema_compiler *p, const char *keyword, const mm_text_rule *rules, mm_form *out) {
   const char *why;
   *out = (mm_form){.kind = MM_FORM_AUTOMATON, .most = UINT32_MAX, .rules = rules};
@@ -85,6 +116,22 @@ static bool text_form(mm_schema_compiler *p, const char *keyword, const mm_text 
   return t->conditions;
 }
 
+/* Adds a rule for a condition of the texts, and its words to `conditions`, by which forms are found again. */
+static bool add_condition(mm_schema_compiler *p, const mm_value *m, mm_text *conditions, const char **keyword, const mm_text_rule **rules) {
+  const bool format = mm_schema_key_is(m, "format"), no_match = m->key == mm_schema_no_match, no_text = m->key == mm_schema_no_text;
+  const char *text = format ? pattern_of(m) : m->text;
+  if (m->type == MM_VALUE_NULL || !(format ? text != NULL : no_match || no_text || mm_schema_key_is(m, "pattern"))) return true;
+  if (!no_text && m->type != MM_VALUE_STRING) return mm_schema_wrong(p, "pattern: expected a text");
+  if (format && !*rules) *keyword = "format";
+  if (no_match || no_text) mm_text_put(conditions, no_match ? "not " : "none ");
+  for (const mm_value *v = no_text ? m->first : NULL; v; v = v->next) mm_text_add(conditions, v->text, v->n + 1);
+  if (no_text)
+    return add_rule(p, mm_text_pattern_any(p->arena, 0, UINT32_MAX, p->err), false, rules) && add_rule(p, texts_of(p, m), true, rules);
+  mm_text_add(conditions, text, format ? strlen(text) + 1 : m->n + 1);
+  if (no_match) return add_no_match(p, m, rules);
+  return add_pattern(p, format ? "format" : "pattern", text, format ? strlen(text) : m->n, rules);
+}
+
 bool mm_schema_string(mm_schema_compiler *p, const mm_value *schema, mm_form *out) {
   const mm_text_rule *rules = NULL;
   const char *keyword = "pattern";
@@ -92,16 +139,8 @@ bool mm_schema_string(mm_schema_compiler *p, const mm_value *schema, mm_form *ou
   bool ok = true;
   *out = mm_schema_any_string;
   if (!mm_schema_count(p, schema, "minLength", &out->least) || !mm_schema_count(p, schema, "maxLength", &out->most)) return false;
-  if (out->least > out->most) return mm_schema_wrong(p, "minLength: more than maxLength");
-  for (const mm_value *v = schema->first; v && ok; v = v->next) {
-    const bool pattern = strcmp(v->key, "pattern") == 0, format = strcmp(v->key, "format") == 0;
-    const char *text = format ? pattern_of(v) : v->text;
-    if (v->type == MM_VALUE_NULL || (!pattern && (!format || !text))) continue;
-    if (v->type != MM_VALUE_STRING) return free(conditions.p), mm_schema_wrong(p, "pattern: expected a text");
-    if (format && !rules) keyword = "format";
-    mm_text_add(&conditions, text, format ? strlen(text) + 1 : v->n + 1);
-    ok = add_pattern(p, pattern ? "pattern" : "format", text, format ? strlen(text) : v->n, &rules);
-  }
+  if (out->least > out->most) return mm_schema_none(p, "minLength: more than maxLength");
+  for (const mm_value *v = schema->first; v && ok; v = v->next) ok = add_condition(p, v, &conditions, &keyword, &rules);
   if (ok && rules) {
     const uint32_t least = out->least, most = out->most;
     if (!lengths_hold(rules, least, most)) {
@@ -115,12 +154,30 @@ bool mm_schema_string(mm_schema_compiler *p, const mm_value *schema, mm_form *ou
   return ok;
 }
 
+bool mm_schema_key_matches(mm_schema_compiler *p, const mm_value *pattern, const char *key, size_t n, bool *out) {
+  mm_form form;
+  mm_text t = {0};
+  mm_grammar g = {0};
+  for (size_t i = 0; i < n; i++) /* classes are exact within ASCII */
+    if (key[i] < ' ') return mm_schema_unserved(p, "patternProperties", " next to a key of other characters than ASCII");
+  *out = false;
+  if (!mm_schema_pattern(p, "patternProperties", pattern->key, pattern->key_n, &form)) return mm_schema_forget_none(p);
+  mm_text_quote(&t, key, n);
+  if (t.failed) return mm_fail_memory(p->err, n);
+  mm_grammar_start(&g, &form);
+  size_t taken = 0;
+  while (taken < t.n && mm_grammar_step(&g, (uint8_t)t.p[taken])) taken++;
+  *out = taken == t.n;
+  free(t.p);
+  return true;
+}
+
 bool mm_schema_pattern(mm_schema_compiler *p, const char *keyword, const char *pattern, size_t n, mm_form *out) {
   const mm_text_rule *rules = NULL;
   return add_pattern(p, keyword, pattern, n, &rules) && build(p, keyword, rules, out);
 }
 
-const mm_form *mm_schema_other_keys(mm_schema_compiler *p, const mm_form *object) {
+const mm_form *mm_schema_other_keys(mm_schema_compiler *p, const mm_form *object, const mm_value *patterns, const mm_value *match) {
   const mm_text_rule *rules = NULL;
   mm_form *out = mm_arena_alloc(p->arena, sizeof *out, p->err);
   mm_text_pattern *all = mm_arena_alloc(p->arena, sizeof *all, p->err);
@@ -135,7 +192,14 @@ const mm_form *mm_schema_other_keys(mm_schema_compiler *p, const mm_form *object
         (mm_text_pattern){.kind = MM_PATTERN_BYTES_OF, .text = object->literal[i].p + 1, .n = object->literal[i].n - 2, .next = all->first};
     all->first = key;
   }
-  return add_rule(p, all, true, &rules) && build(p, "additionalProperties", rules, out) ? out : NULL;
+  if (match && !add_pattern(p, "patternProperties", match->key, match->key_n, &rules)) return NULL;
+  for (const mm_value *m = patterns ? patterns->first : NULL; m; m = m->next) {
+    if (m == match) continue;
+    const mm_value text = {.type = MM_VALUE_STRING, .text = m->key, .n = m->key_n};
+    if (!add_no_match(p, &text, &rules)) return NULL;
+  }
+  const bool named = !all->first || add_rule(p, all, true, &rules); /* a choice has alternatives */
+  return named && build(p, "additionalProperties", rules, out) ? out : NULL;
 }
 
 /* ---- Numbers ---- */
@@ -160,6 +224,19 @@ static bool exact_step(const mm_value *multiple, mm_decimal_bound *step) {
   return true;
 }
 
+/* Every whole number is a multiple of this one, 1 / n: in doubles too, where a number of 53 bits by the double next to 1 / n is rounded to
+ * a whole one. That holds if the double is off by less than 2^-54 of itself: half of the distance of two doubles is no less. */
+static bool divides_whole(const mm_value *multiple) {
+  mm_decimal_bound m;
+  if (!mm_decimal_read(multiple->text, multiple->n, &m) || m.exponent >= 0 || m.exponent < -MM_DECIMAL_DIGITS) return false;
+  uint64_t power = 1;
+  for (int i = 0; i < -m.exponent; i++) power *= 10;
+  if (!m.digits || power % m.digits) return false;
+  const uint64_t count = power / m.digits;
+  const long double n = (long double)count, off = (long double)mm_value_real(multiple) * n - 1;
+  return off < 0x1.fp-55L && off > -0x1.fp-55L; /* it is computed to 2^-63 */
+}
+
 bool mm_schema_number(mm_schema_compiler *p, const mm_value *schema, bool whole, mm_form *out) {
   const mm_value *multiple = mm_value_get(schema, "multipleOf");
   mm_decimal_bound at[4];
@@ -173,7 +250,7 @@ bool mm_schema_number(mm_schema_compiler *p, const mm_value *schema, bool whole,
   if (multiple && multiple->type != MM_VALUE_NUMBER) return mm_schema_wrong(p, "multipleOf: expected a number");
   if (multiple && mm_value_real(multiple) <= 0) return mm_schema_wrong(p, "multipleOf: expected a number above 0");
   mm_decimal_bound fraction = {0};
-  const bool parts = multiple && !mm_value_int(multiple, &step);
+  const bool parts = multiple && !mm_value_int(multiple, &step) && !(whole && divides_whole(multiple));
   if (parts && (whole || !exact_step(multiple, &fraction)))
     return mm_schema_unserved(p, "multipleOf", " of what is no whole number of 64 bits, nor a number of halves, quarters, eighths");
   if (!multiple && !b.least && !b.most && !b.above && !b.below) return true;
@@ -193,5 +270,5 @@ bool mm_schema_number(mm_schema_compiler *p, const mm_value *schema, bool whole,
   }
   d->step = parts ? fraction.digits : (uint64_t)step;
   *out = (mm_form){.kind = MM_FORM_DECIMAL, .decimal = d};
-  return mm_decimal_any(d) || mm_schema_wrong(p, "minimum, maximum, multipleOf: no number fits them");
+  return mm_decimal_any(d) || mm_schema_none(p, "minimum, maximum, multipleOf: no number fits them");
 }

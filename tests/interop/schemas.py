@@ -34,6 +34,16 @@ FIXED = [  # a reading of one of these that is too wide gives invalid replies at
     {"properties": {"a": {"const": 1}, "b": {"const": 2}}, "required": ["b"], "dependentSchemas": {"a": False, "b": {"properties": {"b": {"type": "integer"}}}}},
     {"type": "number", "multipleOf": 0.75, "minimum": -3},
     {"enum": [{"a": {"b": [{}]}}, [[]], {"a": 1}]},
+    {"type": "array", "items": {"enum": ["b", "a", 1, 1.0, None, "\u0061", 10]}, "uniqueItems": True, "minItems": 3, "maxItems": 4},
+    {"type": "array", "items": {"type": ["boolean", "null"]}, "uniqueItems": True, "minItems": 2},
+    {"prefixItems": [{"type": "boolean"}, {"enum": ["x", 1]}, {"type": "string"}], "uniqueItems": True, "type": "array", "minItems": 1},
+    {"properties": {"a": {"type": "string"}}, "not": {"properties": {"b": {"type": "string"}}, "required": ["b"]}, "unevaluatedProperties": False},
+    {"type": "object", "properties": {"k": {"enum": ["a", "b"]}, "v": {}}, "required": ["k", "v"], "if": {"properties": {"k": {"const": "a"}}},
+     "then": {"properties": {"v": {"type": "string"}}}, "else": {"properties": {"v": {"type": "integer", "multipleOf": 0.0001}}}},
+    {"oneOf": [{"type": "integer", "minimum": 2}, {"maximum": 4}, {"const": 3}]},
+    {"allOf": [{"properties": {"foo": True}, "unevaluatedProperties": False}, {"anyOf": [{"properties": {"bar": True}}, {"required": ["foo"]}]}]},
+    {"$id": "http://a.example/r", "$ref": "list", "$defs": {"s": {"$dynamicAnchor": "i", "const": "x"}, "list": {"$id": "list", "type": "array",
+     "minItems": 1, "items": {"$dynamicRef": "#i"}, "$defs": {"i": {"$dynamicAnchor": "i", "type": "integer"}}}}},
     {"type": "object", "properties": {"a": False, "b": True}, "unevaluatedProperties": {"type": "null"}},
     {"prefixItems": [{"const": 1}, False, True], "unevaluatedItems": False},
     {"type": "array", "prefixItems": [{"type": "null"}], "anyOf": [{"prefixItems": [True, {"const": 2}]}, {"maxItems": 1}], "unevaluatedItems": {"const": 3}},
@@ -170,6 +180,44 @@ class Schemas:
                 s["maxContains"] = r.randint(1, 4)
         elif r.random() < 0.3:
             s["unevaluatedItems"] = s.pop("items")
+        if r.random() < 0.15:
+            s["uniqueItems"] = True
+            s["items"] = r.choice([{"enum": r.sample(VALUES + [7.0, 1, "b"], 5)}, {"type": "boolean"}, {"const": 1}])
+        return s
+
+    def part(self, depth):
+        """A schema without a type, as a condition has it."""
+        r = self.rng
+        key = r.choice(KEYS)
+        return r.choice([
+            lambda: {"properties": {key: r.choice([{"const": r.choice(VALUES)}, self.any(0)])}},
+            lambda: {"properties": {key: {"enum": r.sample([1, 2, "a", "x", None, True], 2)}}, "required": [key]},
+            lambda: {"required": r.sample(KEYS, r.randint(1, 2))}, lambda: {"type": r.choice(["object", "string", ["integer", "null"]])},
+            lambda: {"minLength": r.randint(0, 3)}, lambda: {"maximum": r.randint(-5, 5)}, lambda: {"exclusiveMinimum": 0}, lambda: {"pattern": r.choice(PATTERNS)},
+            lambda: {"items": self.any(0)}, lambda: {"prefixItems": [self.any(0), {"const": 1}]}, lambda: {"contains": {"type": "string"}}, lambda: {"maxItems": r.randint(0, 2)},
+            lambda: {"enum": r.sample(VALUES, 3)}, lambda: self.any(depth), lambda: {"not": self.part(0)}, lambda: {"additionalProperties": r.choice([False, self.any(0)])},
+            lambda: {"minProperties": 1}, lambda: {"patternProperties": {r.choice(["^a", "b$", "[x-z]"]): self.any(0)}}, lambda: {"uniqueItems": False},
+            lambda: {"anyOf": [self.part(0), self.part(0)]}, lambda: {"oneOf": [self.part(0), self.part(0)]}, lambda: {"allOf": [self.part(0), self.part(0)]},
+            lambda: {"if": self.part(0), "then": self.part(0), "else": self.part(0)}, lambda: {"multipleOf": r.choice([2, 3])}, lambda: r.choice([True, False])])()
+
+    def mixed(self, depth):
+        """Conditions, and unevaluatedProperties and unevaluatedItems next to and within them."""
+        r = self.rng
+        s = r.choice([{}, self.object(depth), self.array(depth), self.part(depth), self.string(), self.number()])
+        s = s if isinstance(s, dict) else {}
+        if r.random() < 0.4:
+            s["if"] = self.part(depth)
+            s.update(r.choice([{"then": self.part(depth)}, {"else": self.part(depth)}, {"then": self.part(depth), "else": self.part(depth)}]))
+        for key in ("anyOf", "oneOf", "allOf"):
+            if r.random() < 0.25:
+                s[key] = [self.part(depth) for _ in range(r.randint(1, 3))]
+        if r.random() < 0.25:
+            s["not"] = self.part(depth)
+        for key in ("unevaluatedProperties", "unevaluatedItems"):
+            if r.random() < 0.25:
+                s[key] = r.choice([False, False, True, self.any(0)])
+        if r.random() < 0.2:
+            s = {"allOf": [s, self.part(depth), {r.choice(["unevaluatedProperties", "unevaluatedItems"]): r.choice([False, self.any(0)])}]}
         return s
 
     def conditions(self, depth):
@@ -201,7 +249,7 @@ class Schemas:
             return r.choice([self.string, self.number, lambda: {"type": "boolean"}, lambda: {"enum": r.sample([1, 2.5, "x", "a", "é", None, True], 3)},
                              lambda: {"type": [r.choice(["string", "integer"]), "null"]}, lambda: {"const": r.choice(VALUES)},
                              lambda: {"enum": r.sample(VALUES, 4)}])()
-        return r.choice([self.object, self.object, self.array, self.array, self.union, self.both, self.conditions])(depth - 1)
+        return r.choice([self.object, self.object, self.array, self.array, self.union, self.both, self.conditions, self.mixed])(depth - 1)
 
 
 def generated():

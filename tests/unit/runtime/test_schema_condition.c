@@ -1,0 +1,210 @@
+/* Schemas with conditions: not, if, oneOf, dependent keys, keywords that see other ones, and schemas that hold together. */
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "formats/text.h"
+#include "runtime/constrain/schema.h"
+#include "tests/unit/unit.h"
+
+static mm_grammar_stack more[MM_GRAMMAR_MORE];
+
+static const mm_form *compile(mm_arena *a, const char *schema, mm_err *err) {
+  const mm_value *v = mm_body_parse(a, schema, strlen(schema), err);
+  return v ? mm_schema_compile(a, v, "json_schema", err) : NULL;
+}
+
+static bool lets_through(const mm_form *f, const char *text) {
+  mm_grammar g = {.more = more};
+  mm_grammar_start(&g, f);
+  for (const char *c = text; *c; c++)
+    if (!mm_grammar_step(&g, (uint8_t)*c)) return false;
+  return mm_grammar_accepts(&g);
+}
+
+/* Texts that may be generated, and texts that must not. */
+static const struct {
+  const char *schema, *good[3], *bad[4];
+} cases[] = {
+    {"{'not': {'minLength': 2}}", {"'a'"}, {"'ab'", "1"}},
+    {"{'type': ['string', 'boolean'], 'not': {'enum': ['a', true]}}", {"'b'", "false", "'aa'"}, {"'a'", "true"}},
+    {"{'type': 'integer', 'not': {'const': 5}}", {"4", "6"}, {"5"}},
+    {"{'type': 'string', 'not': {'pattern': '^a.*z$'}}", {"'az '", "'b'"}, {"'az'", "'abz'"}},
+    {"{'type': 'object', 'properties': {'a': {'type': 'string'}, 'b': {}}, 'not': {'required': ['a', 'b']}}",
+     {"{'a': 'x'}", "{'b': 1}", "{}"},
+     {"{'a': 'x', 'b': 1}"}},
+    {"{'type': 'object', 'properties': {'k': {'enum': ['a', 'b']}, 'v': {}}, 'required': ['k', 'v'], "
+     "'if': {'properties': {'k': {'const': 'a'}}}, 'then': {'properties': {'v': {'type': 'string'}}}, "
+     "'else': {'properties': {'v': {'type': 'integer'}}}}",
+     {"{'k': 'a', 'v': 's'}", "{'k': 'b', 'v': 1}"},
+     {"{'k': 'a', 'v': 1}", "{'k': 'b', 'v': 's'}"}},
+    {"{'if': {'exclusiveMaximum': 0}, 'then': {'minimum': -10}, 'else': {'multipleOf': 2}}", {"-10", "4", "0"}, {"-11", "3", "'a'"}},
+    {"{'if': true, 'then': {'const': 1}, 'else': {'const': 2}}", {"1"}, {"2"}},
+    /* A value that fits two alternatives is not generated. */
+    {"{'type': 'string', 'oneOf': [{'minLength': 2}, {'maxLength': 4}]}", {"'a'", "'abcde'"}, {"'ab'", "'abcd'"}},
+    {"{'oneOf': [{'const': 'a'}, {'enum': ['b', 'a']}]}", {"'b'"}, {"'a'"}},
+    {"{'oneOf': [{'type': 'object', 'properties': {'a': {'type': 'string'}}, 'required': ['a']}, "
+     "{'type': 'object', 'properties': {'b': {'type': 'string'}}}]}",
+     {"{'a': 'x', 'b': 1}", "{'b': 's'}", "{}"},
+     {"{'a': 'x', 'b': 's'}", "{'a': 'x'}"}},
+    /* The alternatives of both lists, the multiples of both numbers, the values of both lists. */
+    {"{'allOf': [{'multipleOf': 4}, {'anyOf': [{'maximum': 8}, {'minimum': 24}]}], 'anyOf': [{'multipleOf': 6}]}",
+     {"0", "24"},
+     {"4", "12"}},
+    {"{'allOf': [{'enum': [1, 'a', 2]}, {'enum': [2.0, 'a']}, {'type': 'number'}]}", {"2"}, {"1", "'a'"}},
+    {"{'enum': ['a', 'bcd', 1], 'maxLength': 2}", {"'a'", "1"}, {"'bcd'"}},
+    /* What holds for a key that only the other schema declares. */
+    {"{'allOf': [{'properties': {'a': {}}, 'additionalProperties': {'type': 'null'}}, {'properties': {'a': {'type': 'integer'}, 'b': "
+     "{}}}]}",
+     {"{'a': 1, 'b': null}"},
+     {"{'a': 1, 'b': 2}"}},
+    {"{'allOf': [{'prefixItems': [{'minimum': 3}]}], 'items': {'minimum': 5}, 'minItems': 2}", {"[5, 5]"}, {"[4, 5]", "[5, 4]"}},
+    /* Keywords of the alternative count, and those of a cousin do not. */
+    {"{'properties': {'a': {}}, 'anyOf': [{'properties': {'b': {}}, 'required': ['b']}, {'required': ['a']}], 'unevaluatedProperties': "
+     "false}",
+     {"{'a': 1, 'b': 1}", "{'b': 1}", "{'a': 1}"},
+     {"{'c': 1}", "{}"}},
+    {"{'allOf': [{'properties': {'a': true}}, {'properties': {'b': true}, 'unevaluatedProperties': false}]}", {"{'b': 1}"}, {"{'a': 1}"}},
+    {"{'properties': {'a': {}}, 'not': {'properties': {'b': {'type': 'string'}}, 'required': ['b']}, 'unevaluatedProperties': {'type': "
+     "'null'}}",
+     {"{'a': 1}"},
+     {"{'b': 5}", "{'b': 's'}"}},
+    {"{'prefixItems': [{'const': 1}], 'contains': {'type': 'string'}, 'unevaluatedItems': false}", {"[1, 'a']"}, {"[1, 2]", "[1, 'a', 2]"}},
+    /* Keys of patterns. */
+    {"{'patternProperties': {'^a': {'type': 'integer'}, 'b$': {'type': 'string'}}}",
+     {"{'ax': 1}", "{'xb': 's'}"},
+     {"{'ab': 1}", "{'c': 1}"}},
+    {"{'properties': {'ab': {'minimum': 3}}, 'patternProperties': {'^a': {'type': 'integer'}}, 'additionalProperties': {'type': 'null'}}",
+     {"{'ab': 3, 'b': null}"},
+     {"{'ab': 3.5}", "{'ab': 2}", "{'ac': null}"}},
+    /* Items that all differ: literals in the order of their texts, as many left as are needed. */
+    {"{'type': 'array', 'items': {'enum': ['b', 'a', 1, 1.0]}, 'uniqueItems': true, 'minItems': 2}",
+     {"['a', 1]", "['a', 'b', 1]", "['b', 1]"},
+     {"['a', 'a']", "['b', 'a']", "[1]", "['a', 1, 1.0]"}},
+    {"{'type': 'array', 'items': {'type': 'boolean'}, 'uniqueItems': true}", {"[false, true]", "[]"}, {"[true, true]"}},
+    {"{'prefixItems': [{'type': 'string'}, {'type': 'null'}, {'const': 'a'}], 'uniqueItems': true}", {"['a', null]"}, {"['a', null, 'a']"}},
+    {"{'uniqueItems': true}", {"[1]"}, {"[1, 1]"}},
+    {"{'type': 'integer', 'multipleOf': 1e-8}", {"7"}, {"0.5"}},
+    /* The outermost part that leads there has the anchor. */
+    {"{'$id': 'http://a.example/root', '$ref': 'list', '$defs': {'s': {'$dynamicAnchor': 'item', 'type': 'string'}, 'list': {'$id': "
+     "'list', "
+     "'type': 'array', 'items': {'$dynamicRef': '#item'}, '$defs': {'item': {'$dynamicAnchor': 'item', 'type': 'integer'}}}}}",
+     {"['a']", "[]"},
+     {"[1]"}},
+    {"{'$id': 'http://a.example/root', '$ref': 'list', '$defs': {'s': {'$anchor': 'item', 'type': 'string'}, 'list': {'$id': 'list', "
+     "'type': 'array', 'items': {'$dynamicRef': '#item'}, '$defs': {'item': {'$dynamicAnchor': 'item', 'type': 'integer'}}}}}",
+     {"[1]"},
+     {"['a']"}},
+    {"{'$id': 'http://a.example/root', 'properties': {'a': {'$ref': 'list'}, 'b': {'$ref': 'strings'}}, '$defs': {'strings': {'$id': "
+     "'strings', "
+     "'$ref': 'list', '$defs': {'s': {'$dynamicAnchor': 'item', 'type': 'string'}}}, 'list': {'$id': 'list', 'type': 'array', 'items': "
+     "{'$dynamicRef': '#item'}, '$defs': {'item': {'$dynamicAnchor': 'item', 'type': 'integer'}}}}}",
+     {"{'a': [1], 'b': ['a']}"},
+     {"{'a': ['a']}", "{'b': [1]}"}},
+    {"{'properties': {'xa': {'type': 'null'}}, 'patternProperties': {'^x': {}}, 'additionalProperties': false}",
+     {"{'xa': null, 'xb': 1}", "{'xb': 1}"},
+     {"{'xb': 1, 'xa': 1}", "{'a': 1}", "{'xa': 1}"}},
+    /* A part that no value fits is left out. */
+    {"{'type': 'object', 'properties': {'a': {'not': {}}, 'b': {}}}", {"{'b': 1}"}, {"{'a': 1}"}},
+    {"{'anyOf': [{'allOf': [{'type': 'string'}, {'type': 'null'}]}, {'type': 'null'}]}", {"null"}, {"'a'"}},
+    {"{'dependentSchemas': {'a': true, 'b': false}, 'type': 'object', 'properties': {'a': {}, 'b': {}}}", {"{'a': 1}", "{}"}, {"{'b': 1}"}},
+};
+
+static const char *quoted(char *to, size_t size, const char *text) {
+  snprintf(to, size, "%s", text);
+  for (char *c = to; *c; c++)
+    if (*c == '\'') *c = '"';
+  return to;
+}
+
+TEST(conditions_let_through_what_they_say) {
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    mm_arena a = {0};
+    mm_err err = {0};
+    char schema[1024], text[64];
+    const mm_form *f = compile(&a, quoted(schema, sizeof schema, cases[i].schema), &err);
+    if (!f) fail_msg("%s: %s", schema, err.text);
+    for (int k = 0; k < 3 && cases[i].good[k]; k++)
+      if (!lets_through(f, quoted(text, sizeof text, cases[i].good[k]))) fail_msg("%s: %s is refused", schema, text);
+    for (int k = 0; k < 4 && cases[i].bad[k]; k++)
+      if (lets_through(f, quoted(text, sizeof text, cases[i].bad[k]))) fail_msg("%s: %s is let through", schema, text);
+    mm_arena_close(&a);
+  }
+}
+
+TEST(contradictions_and_what_is_not_served_differ) {
+  static const char *const refused[][2] = {
+      {"{'not': {}}", "no value fits"},
+      {"{'allOf': [true, false]}", "no value fits"},
+      {"{'anyOf': [false, {'not': true}]}", "no value fits"},
+      {"{'type': 'object', 'properties': {'a': {'type': 'number', 'maximum': 1, 'minimum': 2}}, 'required': ['a']}", "no value fits"},
+      {"{'oneOf': [{'type': 'array'}, {'type': 'array', 'items': {}}]}", "\"oneOf\" is not served"},
+      {"{'type': 'number', 'not': {'type': 'integer'}}", "\"not\" is not served where no value is left"},
+      {"{'type': 'object', 'properties': {'a': {'type': 'number', 'not': {'type': 'integer'}}}}",
+       "\"not\" is not served where no value is left"},
+      {"{'not': {'uniqueItems': true}}", "\"not\" is not served of such keywords"},
+      {"{'if': {'propertyNames': {'maxLength': 2}}, 'then': {'minProperties': 1}}", "\"not\" is not served of such keywords"},
+      {"{'type': 'string', 'not': {'pattern': '^a|b'}}", "\"not\" is not served of a pattern"},
+      {"{'\\u0024dynamicRef': '#'}", "\"$dynamicRef\" is not served"},
+      {"{'not pattern': 'a'}", "\"not pattern\" is not served"},
+      {"{'properties': {'\xc3\xa9': {}}, 'patternProperties': {'^a': {}}}", "\"patternProperties\" is not served next to a key"},
+  };
+  for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+    mm_arena a = {0};
+    mm_err err = {0};
+    char schema[1024];
+    if (compile(&a, quoted(schema, sizeof schema, refused[i][0]), &err)) fail_msg("%s is served", schema);
+    if (strcmp(err.code, "E_SCHEMA") != 0 || !strstr(err.text, refused[i][1])) fail_msg("%s: %s", schema, err.text);
+    mm_arena_close(&a);
+  }
+}
+
+/* Schemas whose alternatives would multiply: each is compiled or refused within its budget of time and memory. */
+TEST(hostile_conditions_have_bounds) {
+  static const char *const part[][3] = {
+      {"{'allOf': [", "{'anyOf': [{'minimum': %d}, {'maxLength': 3}, {'required': ['a']}]}, ", "{}]}"},
+      {"{'oneOf': [", "{'properties': {'a%d': {'type': 'string'}}}, ", "{}]}"},
+      {"{'allOf': [", "{'if': {'required': ['a%d']}, 'then': {'required': ['b']}, 'else': {'maxProperties': 3}}, ", "{}]}"},
+      {"{'not': {'anyOf': [", "{'allOf': [{'not': {'minimum': %d}}, {'not': {'$ref': '#/not'}}]}, ", "{}]}}"},
+      {"{'unevaluatedProperties': false, 'allOf': [", "{'anyOf': [{'properties': {'a%d': {}}}, {'unevaluatedProperties': false}]}, ",
+       "{}]}"},
+      {"{'patternProperties': {'a': {}", ", '^[ab]*a[ab]{%d}$': {'type': 'null'}", "}, 'additionalProperties': {'type': 'string'}}"},
+      {"{'$ref': '#/$defs/a', '$defs': {'a': {'oneOf': [", "{'properties': {'x%d': {'oneOf': [{'$ref': '#/$defs/a'}, {}]}}}, ",
+       "{'type': 'null'}]}}}"},
+      {"{'anyOf': [",
+       "{'$id': 'r%d', '$dynamicAnchor': 'n', 'properties': {'x': {'$dynamicRef': '#n'}, 'y': {'$ref': 'r1'}, 'z': {'$ref': 'r2'}, 'w': "
+       "{'$ref': 'r3'}, "
+       "'v': {'$ref': 'r4'}}}, ",
+       "{'$dynamicRef': 'r1#n'}]}"},
+      {"{'enum': ['a'], 'anyOf': [", "{'enum': ['b%d', 'a'], 'oneOf': [{'maxLength': 1}, {'minLength': 1}]}, ", "{}]}"},
+  };
+  static const int parts[sizeof part / sizeof *part] = {1024, 1024, 16, 1024, 1024, 16, 1024, 16, 1024}; /* of each, which takes longest */
+  struct rusage before, after;
+  getrusage(RUSAGE_SELF, &before);
+  for (size_t i = 0; i < sizeof part / sizeof *part; i++) {
+    mm_arena a = {0};
+    mm_err err = {0};
+    mm_text t = {0};
+    mm_text_put(&t, part[i][0]);
+    for (int k = 0; k < parts[i]; k++) {
+      const char *number = strchr(part[i][1], '%');
+      mm_text_add(&t, part[i][1], (size_t)(number - part[i][1]));
+      mm_text_printf(&t, "%d%s", 1 + k, number + 2);
+    }
+    mm_text_put(&t, part[i][2]);
+    assert_false(t.failed);
+    for (char *c = t.p; *c; c++)
+      if (*c == '\'') *c = '"';
+    const mm_form *f = compile(&a, t.p, &err);
+    if (!f && strcmp(err.code, "E_SCHEMA") != 0) fail_msg("%zu: %s", i, err.text);
+    free(t.p);
+    mm_arena_close(&a);
+  }
+  getrusage(RUSAGE_SELF, &after);
+  const double s =
+      (double)(after.ru_utime.tv_sec - before.ru_utime.tv_sec) + (double)(after.ru_utime.tv_usec - before.ru_utime.tv_usec) / 1e6;
+  if (s > 6) fail_msg("%.1f s", s); /* of processor time, with the sanitizers too */
+  if (after.ru_maxrss - before.ru_maxrss > 150 << 10) fail_msg("%ld KiB more", after.ru_maxrss - before.ru_maxrss);
+}
+
+int main(void) { return run_unit_tests(NULL, NULL); }
