@@ -43,6 +43,7 @@ static bool read_choices(mm_call *c, const mm_value *list, const char *field, mm
     choice[rule->choices++] = mm_str_of(v);
   }
   rule->choice = choice;
+  rule->as_written = rule->choices > 1;
   return true;
 }
 
@@ -73,6 +74,7 @@ static bool read_one(mm_call *c, const mm_value *v, content_kind kind, const cha
     default: break;
   }
   if (v->type != MM_VALUE_STRING) return wrong(c, v, field, "a string");
+  rule->as_written = true;
   rule->form =
       kind == REGEX ? mm_whole_regex(&c->arena, v->text, v->n, field, err) : mm_whole_grammar(&c->arena, v->text, v->n, field, err);
   return rule->form;
