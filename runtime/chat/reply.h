@@ -3,7 +3,7 @@
  *
  * Markers (<think>, </think>, the tags around tool calls) are matched by token id where the tokenizer has them as tokens, and then the
  * same text of other tokens is text; otherwise by text. Text that does not parse as a call is content. Only white space around the
- * markers is dropped: the newlines that the template puts there, and text that is white space alone. */
+ * markers is dropped: the newlines that the template puts there, and text that is white space alone. Of content `as_written` none is. */
 #ifndef MM_RUNTIME_REPLY_H
 #define MM_RUNTIME_REPLY_H
 
@@ -36,6 +36,7 @@ typedef struct mm_reply_settings {
   bool calls;                   /* tool calls are looked for; otherwise they are text. Ask for it where the request has tools. */
   bool in_reasoning;            /* mm_prompt's */
   bool append_think;            /* minimax-append-think: reasoning is content, after "<think>" */
+  bool as_written;              /* the content is held to a form that counts white space: none is dropped, and <think> in it is text */
   mm_reply_sink *sink;
   void *user;
 } mm_reply_settings;

@@ -111,7 +111,7 @@ static void put_lead(mm_reply *r) {
 
 /* White space waits while nothing else has come, and so does a newline that may be the last. */
 static void prose_text(mm_reply *r, const char *text, size_t n) {
-  const size_t space = r->fresh ? space_length(text, n) : 0;
+  const size_t space = r->fresh && (r->reasoning || !r->s.as_written) ? space_length(text, n) : 0;
   mm_text_add(&r->held, text, space);
   text += space;
   n -= space;
@@ -149,7 +149,7 @@ static void append_close(mm_reply *r) {
 static void prose_marker(mm_reply *r, mm_marker m, const char *text, size_t n) {
   const mm_chat_tags *tags = r->s.format->tags;
   const bool by_id = r->marker_id[m] >= 0, raw = r->s.append_think, first = r->fresh && r->silent;
-  if (m == MM_MARK_THINK && !r->reasoning && (first || by_id)) {
+  if (m == MM_MARK_THINK && !r->reasoning && (by_id || (first && !r->s.as_written))) {
     prose_ends(r, true);
     r->append_open = raw;
     if (raw && !r->silent) append_begin(r);

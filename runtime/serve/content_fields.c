@@ -41,6 +41,7 @@ static bool read_choices(mm_call *c, const mm_value *list, const char *field, mm
     choice[rule->choices++] = mm_str_of(v);
   }
   rule->choice = choice;
+  rule->as_written = rule->choices > 1;
   return true;
 }
 
@@ -71,6 +72,7 @@ static bool read_one(mm_call *c, const mm_value *v, content_kind kind, const cha
     default: break;
   }
   if (v->type != MM_VALUE_STRING) return wrong(c, v, field, "a string");
+  rule->as_written = true;
   rule->form = kind == REGEX ? mm_forms_regex(&c->forms, mm_str_of(v), field, err) : mm_forms_grammar(&c->forms, mm_str_of(v), field, err);
   return rule->form;
 }

@@ -12,8 +12,9 @@ struct mm_reply_watch {
   mm_reply *reply;
   const mm_chat_format *format;
   bool special, one_call, ended;
-  mm_text text;  /* to be looked at with this token, or as long as it waits */
-  unsigned lead; /* so many newlines may still be the template's */
+  unsigned newlines; /* behind the end of the reasoning */
+  mm_text text;      /* to be looked at with this token, or as long as it waits */
+  unsigned lead;     /* so many newlines may still be the template's */
 };
 
 static void note(void *user, const mm_reply_event *e) {
@@ -28,6 +29,7 @@ mm_reply_watch *mm_reply_watch_open(const mm_reply_settings *s, bool special, bo
   own.sink = note;
   own.user = w;
   w->format = s->format;
+  w->newlines = s->format->tags->newlines && !s->as_written ? LEAD : 0;
   w->special = special;
   w->one_call = one_call;
   if ((w->reply = mm_reply_open(&own, err))) return w;
@@ -55,7 +57,7 @@ static bool step(mm_reply_watch *w, int32_t id, const char *bytes, size_t n, mm_
   const mm_reply_place now = mm_reply_where(w->reply);
   if (now == MM_REPLY_IN_REASONING || before == MM_REPLY_IN_REASONING) {
     mm_text_clear(&w->text);
-    w->lead = now == MM_REPLY_IN_REASONING || !w->format->tags->newlines ? 0 : LEAD;
+    w->lead = now == MM_REPLY_IN_REASONING ? 0 : w->newlines;
     out->again = true;
     if (now != MM_REPLY_IN_REASONING && mm_reply_in_calls(w->reply) && mm_reply_is_tag(w->format, bytes, n)) add(w, bytes, n);
   } else {

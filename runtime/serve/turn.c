@@ -199,6 +199,7 @@ static bool open_turns(mm_call *c, const start *a, mm_err *err) {
                                  .calls = a->tools,
                                  .in_reasoning = a->in_reasoning,
                                  .append_think = s->set.append_think,
+                                 .as_written = s->set.content.as_written,
                                  .sink = on_event};
   if (!(s->turn = mm_calloc(c->params.n, sizeof *s->turn, err))) return false;
   for (; s->turns < c->params.n; s->turns++) {

@@ -53,8 +53,9 @@ struct mm_turn {
 /* What holds the content of a reply: nothing, a form, or one of some texts. */
 typedef struct mm_content_rule {
   const mm_form *form;  /* or NULL */
-  const mm_str *choice; /* [choices] the content is one of these; of a single one, markers are tokens */
+  const mm_str *choice; /* [choices] the content is one of these; of a single one, markers are tokens, and it is read as a reply */
   size_t choices;
+  bool as_written;   /* white space of the content counts: it is none of JSON */
   const char *field; /* of the request, that says so */
 } mm_content_rule;
 

@@ -174,6 +174,19 @@ def biased(s):
             assert got["message"]["content"] in list(said), (never, got)
 
 
+def white_space_held(s, reasons):
+    """White space that the content is held to is in the content, also directly behind the reasoning and where nothing else is; tags in it are text."""
+    end = {"logit_bias": {str(id_of(s, "</think>")): 100}} if reasons else {}
+    for form, texts in (({"regex": "\n\nI"}, ["\n\nI"]), ({"grammar": 'root ::= "\\n"'}, ["\n"]), ({"guided_choice": [" ", "\n"]}, [" ", "\n"]),
+                        ({"regex": "<think>I</think>H"}, ["<think>I</think>H"])):
+        for how in (end, {"chat_template_kwargs": {"enable_thinking": False}})[:1 + reasons]:
+            got = reply(s, tools=[], **form, **how)
+            assert got["message"]["content"] in texts and got["finish_reason"] == "stop", (form, got)
+    if reasons:
+        got = reply(s, tools=[], regex="\n\nI", stop="\n\n", **end)
+        assert (got["message"]["content"], got["stop_reason"]) == ("", "\n\n"), got
+
+
 def unserved(s):
     """A call that must be made, or of a strict tool, is held to the whole schema, or the request is refused by the tool and the keyword."""
     odd = {"type": "object", "properties": {"city": {"type": "string", "pattern": "(?<=a)b"}}}
@@ -289,11 +302,13 @@ with Server(changed("tests/data/tiny-m2"), "--chat-format", "minimax-m2", "--max
     one_call(server)
     stops_behind_reasoning(server)
     biased(server)
+    white_space_held(server, True)
     unserved(server)
     endless(server)
     refused_among_others(server)
     compiled_once(server)
 with Server(changed("tests/data/tiny-m1", WRONG), "--chat-format", "minimax-m1", "--max-model-len", "1024") as server:
     gone_wrong(server)
+    white_space_held(server, False)
     unserved(server)
 print("calls begun in the reasoning, cut off, gone wrong; biases, schemas without an end; forms that are compiled once")

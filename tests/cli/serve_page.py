@@ -268,6 +268,19 @@ def conversations(b):
     assert b.run("saved().map(c => c.title)") == ["changed"]
     b.run("localStorage.setItem('chats', '{'); 0")
     assert b.run("saved()") == []
+    b.run("window.kept = Storage.prototype.setItem; 0")
+    # Something else under that name, and a browser that keeps nothing, stop no conversation.
+    for other in ('{"a": 1}', "5", "[null]", '[1, {"id": 1}]', '[{"id": 1, "messages": [null]}]', '[{"id": 1, "messages": [{"role": "user"}]}]', None):
+        b.run("localStorage.clear(); $('clear').click(); 0")
+        b.run("localStorage.setItem('chats', %s); 0" % json.dumps(other) if other else "Storage.prototype.setItem = () => { throw new Error('full'); }; 0")
+        fake(b, [{"content": "kept"}])
+        submit(b, "stored", 9)
+        b.wait("!running")
+        assert said(b) == ["user:stored", "assistant:"] and idle(b), other
+        b.run("$('chats').click(); 0")
+        assert b.run("[...document.querySelectorAll('#list p')].map(p => p.firstChild.textContent)") == ["stored"] * bool(other), other
+        b.run("$('chats').click(); 0")
+    b.run("Storage.prototype.setItem = kept; $('clear').click(); 0")
     # Without room the oldest conversations go.
     b.run("localStorage.clear(); for (let n = 0; n < 4; n++) save({id: n, messages: [{role: 'user', content: n + 'x'.repeat(2e6)}]}); 0")
     assert b.run("saved().map(c => c.id)") in ([3, 2], [3]), b.run("saved().map(c => c.id)")

@@ -46,7 +46,7 @@ typedef struct feeding {
   size_t cuts;
   const mm_tokenizer *tokenizer; /* markers come by id */
   const char *format;
-  bool in_reasoning, calls, whole, append;
+  bool in_reasoning, calls, whole, append, as_written;
 } feeding;
 
 static const char *const markers[] = {"<think>", "</think>", "<minimax:tool_call>", "</minimax:tool_call>"};
@@ -81,6 +81,7 @@ static char *transcript_of(const feeding *f) {
                                .calls = f->calls,
                                .in_reasoning = f->in_reasoning,
                                .append_think = f->append,
+                               .as_written = f->as_written,
                                .sink = note,
                                .user = &t};
   mm_text_put(&t.text, "");
@@ -368,14 +369,19 @@ TEST(test_m1) {
 TEST(test_settings) {
   static const struct {
     const char *text, *expected, *format;
-    bool in_reasoning, calls, append;
+    bool in_reasoning, calls, append, as_written;
   } one[] = {
       {"t\n" BEGIN INVOKE("f", "") END "\n</think>\n\nx" BEGIN, R "t\n" BEGIN INVOKE("f", "") END C "x" BEGIN, "minimax-m2", true, false,
-       false},
-      {"t\n</think>\n\nHi", C "<think>t\n</think>\n\nHi", "minimax-m2", true, true, true},
-      {"t" BEGIN INVOKE("f", "") END, C "<think>t\n</think>\n\n" T "f" A "{}" E, "minimax-m2", true, true, true},
-      {"Hi", C "Hi", "minimax-m2", false, true, true},
-      {"<think>\nt\n</think>\n\nHi", C "<think>t\n</think>\n\nHi", "minimax-m1", false, true, true},
+       false, false},
+      {"t\n</think>\n\nHi", C "<think>t\n</think>\n\nHi", "minimax-m2", true, true, true, false},
+      {"t" BEGIN INVOKE("f", "") END, C "<think>t\n</think>\n\n" T "f" A "{}" E, "minimax-m2", true, true, true, false},
+      {"Hi", C "Hi", "minimax-m2", false, true, true, false},
+      {"<think>\nt\n</think>\n\nHi", C "<think>t\n</think>\n\nHi", "minimax-m1", false, true, true, false},
+      /* content that is held to a form keeps its white space, and spells what it likes */
+      {"t\n</think>\n\nHi\n\n", R "t" C "\n\nHi\n\n", "minimax-m2", true, true, false, true},
+      {"t</think>\n", R "t" C "\n", "minimax-m2", true, false, false, true},
+      {" \t\n ", C " \t\n ", "minimax-m3", false, true, false, true},
+      {"\n<think>\nt\n</think>\n\nHi", C "\n<think>\nt\n</think>\n\nHi", "minimax-m1", false, false, false, true},
   };
   for (size_t i = 0; i < sizeof one / sizeof *one; i++) {
     const feeding f = {.text = one[i].text,
@@ -384,6 +390,7 @@ TEST(test_settings) {
                        .in_reasoning = one[i].in_reasoning,
                        .calls = one[i].calls,
                        .append = one[i].append,
+                       .as_written = one[i].as_written,
                        .whole = true};
     same_for_all_cuts(f, one[i].expected);
   }
