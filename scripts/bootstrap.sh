@@ -1,7 +1,7 @@
 #!/bin/sh
 # scripts/bootstrap.sh demo | check: installs what is missing with apt (as root or with sudo), then runs `make demo` or
-# `make check`. Arguments after the first go to make. Tested on Debian 12; has the package names of Debian 13 and
-# Ubuntu 24.04.
+# `make check`. Arguments after the first go to make. The demo was run in bare roots of Debian 12, Debian 13
+# and Ubuntu 24.04.
 set -eu
 cd "$(dirname "$0")/.."
 
