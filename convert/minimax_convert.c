@@ -185,7 +185,7 @@ static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_planning *planning
                                         .tp = (uint32_t)a->tp,
                                         .ep = (uint32_t)a->ep,
                                         .pp = (uint32_t)a->pp,
-                                        .part_size = a->part_size,
+                                        .part_size = a->part_size || a->follow.frees ? a->part_size : MM_PART_SIZE,
                                         .ranks = a->ranks,
                                         .layout = strcmp(a->layout, mm_layout_hf.word) == 0 ? &mm_layout_hf : &mm_layout_packed,
                                         .target_format = a->target_format,
@@ -193,10 +193,14 @@ static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_planning *planning
                                         .importance = a->importance ? &c->importance : NULL,
                                         .act_scales = a->act_scales ? &c->act_scales : NULL,
                                         .align = align};
-  if (!mm_plan_build(plan, hf, &planning->options, err)) return false;
+  mm_err why = {0};
+  if (!mm_plan_build(plan, hf, &planning->options, &why)) /* of types that the files would say */
+    return mm_follow_comparable(hf, err) && mm_fail_as(err, &why);
   if (a->gpu && !mm_verdict_make(verdict, plan, hf, &planning->options, &a->card, err)) return false;
   if (!a->quiet && a->process == 0) mm_report_notes(stderr, hf, plan);
   if (!a->quiet && a->process == 0 && !a->names_only && !a->follow.on) note_absent(hf);
+  if (a->follow.frees && !a->part_size && !a->quiet)
+    fprintf(stderr, "note: --part-size %llu, by the size of the output\n", (unsigned long long)plan->part_size);
   if (a->follow.frees && !mm_follow_proven(hf) && !a->quiet)
     fputs("note: the index's total_size does not prove the plan yet: no file is freed before headers do\n", stderr);
   if (!a->names_only || !mm_hf_total_known(hf) || hf->total_size == plan->source_bytes) return true;
@@ -439,7 +443,6 @@ static mm_convert_args settings = {.layout = "packed",
                                    .tp = 1,
                                    .ep = 1,
                                    .pp = 1,
-                                   .part_size = UINT64_C(4) << 30,
                                    .commit_bytes = UINT64_C(64) << 20};
 
 static char schemes[1024]; /* words of --quant, written by main */
@@ -460,8 +463,8 @@ static const mm_option options[] = {
               .lo = 1, .hi = MM_MAX_LAYERS),
     MM_OPTION(STR, "tp-align", &settings.align, "HOW",
               "a cut inside a scale's block: finer scale grid, zero padding, or refusal (default split)", .choices = MM_ALIGN_WORDS),
-    MM_OPTION(SIZE, "part-size", &settings.part_size, "BYTES", "largest part file (default 4G; a larger tensor gets its own part)",
-              .lo = 1),
+    MM_OPTION(SIZE, "part-size", &settings.part_size, "BYTES",
+              "largest part file (default 4G, with --delete-source a 32nd of a rank's output; a larger tensor gets its own part)", .lo = 1),
     MM_OPTION(STR, "compress", &settings.compress, "zstd[:LEVEL]",
               "make an archive, for transport: part by part, so that only one lies there uncompressed (LEVEL 1 to 19, default 1: "
               "smallest and fastest for weights); minimax-archive unpack gives the checkpoint"),

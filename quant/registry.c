@@ -43,7 +43,7 @@ double mm_scheme_bits(const mm_scheme *s) {
   double bytes = 0;
   for (unsigned i = 0; i < s->plane_count; i++)
     bytes += (double)mm_plane_elements(ROWS, ROWS, s->plane[i].cell) * (double)mm_dtype_size(s->plane[i].dtype);
-  return 8 * bytes / ROWS / ROWS;
+  return 8 * bytes / (double)ROWS / (double)ROWS;
 }
 
 const mm_scheme *mm_scheme_plain(mm_dtype t) {

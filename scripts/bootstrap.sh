@@ -1,11 +1,11 @@
 #!/bin/sh
 # scripts/bootstrap.sh demo | check: installs what is missing with apt (as root or with sudo), then runs `make demo` or
-# `make check`. Arguments after the first go to make. Tested on Debian 12; has the package names of Debian 13 and
-# Ubuntu 24.04.
+# `make check`. Arguments after the first go to make. The demo was run in bare roots of Debian 12, Debian 13
+# and Ubuntu 24.04.
 set -eu
 cd "$(dirname "$0")/.."
 
-# The sanitizers' runtime has the version of the system's clang in its name.
+# OpenSSL 3.5's static library, of Debian 13, needs zlib. The sanitizers' runtime has the version of the system's clang in its name.
 case $(. /etc/os-release 2>/dev/null && echo "${VERSION_CODENAME-}") in
   trixie) clang=19 ;;
   noble) clang=18 ;;
@@ -14,7 +14,7 @@ esac
 build='gcc g++ libc6-dev make pkg-config libzstd-dev libssl-dev libpcre2-dev libevent-dev libedit-dev'
 case ${1-} in
   demo) packages=$build ;;
-  check) packages="$build ca-certificates git libcmocka-dev clang clang-format clang-tidy libclang-rt-$clang-dev binutils valgrind libc6-dbg strace zstd openssl curl python3 python3-venv" ;;
+  check) packages="$build ca-certificates git zlib1g-dev libcmocka-dev clang clang-format clang-tidy libclang-rt-$clang-dev binutils valgrind libc6-dbg strace zstd openssl curl python3 python3-venv" ;;
   *) echo "usage: scripts/bootstrap.sh demo | check" >&2; exit 2 ;;
 esac
 target=$1

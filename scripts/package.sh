@@ -22,11 +22,25 @@ stage() {
   strip --strip-unneeded "$1$2"/bin/* "$1$2/lib/libminimax.so.$version"
 }
 
+# notices: the licences of the libraries that STATIC=1 linked into the programs, which BUILD/flags has, from the packages that have those libraries.
+notices() {
+  for name in $(tr ' ' '\n' <"$build/flags" 2>/dev/null | sed -n '/^-Wl,-Bstatic$/,/^-Wl,-Bdynamic$/s/^-l//p' | sort -u); do
+    archive=$(readlink -f "$(gcc -print-file-name="lib$name.a")")
+    owner=$(dpkg -S "$archive" | cut -d: -f1) text=/usr/share/doc/$owner/copyright
+    [ -r "$text" ] || { echo "package: no licence of $archive ($text)" >&2; return 1; }
+    printf '\n==== %s, linked into the programs: the copyright file of %s ====\n\n' "lib$name" "$owner"
+    cat "$text"
+  done
+}
+notices >"$work/notices"
+cat LICENSE "$work/notices" >"$work/copyright"
+
 top=minimax-$version-linux-$(uname -m)
 stage "$work/tar/$top" /usr/local
 mv "$work/tar/$top/usr/local"/* "$work/tar/$top"
 rmdir -p "$work/tar/$top/usr/local" 2>/dev/null || :
-cp LICENSE README.md CHANGELOG.md "$work/tar/$top"
+cp README.md CHANGELOG.md "$work/tar/$top"
+install -m 644 "$work/copyright" "$work/tar/$top/LICENSE"
 tar -C "$work/tar" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" -c "$top" | gzip "-${level}n" >"$out/$top.tar.gz"
 
 stage "$work/all" /usr
@@ -39,7 +53,7 @@ package() {
     mkdir -p "$root/usr/$(dirname "$path")"
     mv "$work/all/usr/"$path "$root/usr/$(dirname "$path")/" # a pattern
   done
-  install -D -m 644 LICENSE "$root/usr/share/doc/$1/copyright"
+  install -D -m 644 "$work/copyright" "$root/usr/share/doc/$1/copyright"
   mkdir "$root/DEBIAN"
   cat >"$root/DEBIAN/control" <<END
 Package: $1
@@ -80,5 +94,6 @@ left=$(find "$work/all" ! -type d)
 mkdir -p "$work/wheel/bin" "$work/wheel/lib"
 cp "$work/minimax/usr/bin"/* "$work/wheel/bin"
 cp "$work/libminimax0/usr/lib/libminimax.so.$version" "$work/wheel/lib"
+cp "$work/copyright" "$work/wheel/LICENSE"
 MINIMAX_BUILD="$work/wheel" python3 -c 'import sys; sys.path.insert(0, "loader/python"); import package; package.build_wheel(sys.argv[1])' "$out"
 (cd "$out" && sha256sum ./*"$version"* >SHA256SUMS)

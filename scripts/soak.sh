@@ -62,7 +62,7 @@ run() {
     alloc) fault alloc.py --every $every ;;
     kill)
       fault kill.py "$convert" tests/data/tiny-m1 $(((scale + 1) / 2)) -- $archive && fault kill.py "$convert" $tiny $((5 * scale)) &&
-        fault follow.py "$convert" $scale ;;
+        fault follow.py "$convert" $scale && fault follow_disk.py "$convert" ;;
     resume) fault resume_options.py $((20 * scale)) ;;
     sequences) fault sequences.py $((20 * scale)) "$(random)" ;;
     believed) fault believed.py $((20 * scale)) "$(random)" ;;

@@ -398,7 +398,7 @@ static bool check_products(mm_decoder *d, const mm_matrix *x, const mm_scheme *s
   float most = 0;
   for (size_t i = 0; i < n; i++) most = fmaxf(most, fabsf(mm_scale_value(s->plane[1].dtype, scales, i)));
   if (s->plane_count > 2) most *= d->global;
-  if (most <= FLT_MAX / LARGEST_CODE / 2) return true;
+  if (most <= FLT_MAX / (float)LARGEST_CODE / 2) return true;
   const mm_packed m = {.scheme = s,
                        .lead = 1,
                        .n = rows,
@@ -501,7 +501,7 @@ bool mm_decode_common(mm_decoder *d, const mm_matrix *x, unsigned pieces, const 
   }
   for (unsigned p = 0; p < pieces && p < MOST; p++) {
     *out = own[p];
-    while (*out > 0 && *out >= least / BELOW) {
+    while (*out > 0 && *out >= least / (float)BELOW) {
       bool keeps = true;
       for (unsigned i = 0; keeps && i < pieces; i++)
         if (!keeps_under(d, &x[i], &(mm_stored_as){s, grid, *out}, &keeps, err)) return false;

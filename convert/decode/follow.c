@@ -341,6 +341,26 @@ void mm_follow_forget(mm_hf *hf) {
   for (size_t i = 0; i < hf->tensor_count; i++) hf->tensor[i].found = false; /* its form stays, for the plan */
 }
 
+bool mm_follow_made_of(const mm_hf *hf, const mm_pack *made) {
+  bool same = made->source_count == hf->file_count;
+  for (size_t i = 0; same && i < hf->file_count; i++) same = strcmp(made->source[i].name, hf->file[i].name) == 0;
+  return same;
+}
+
+bool mm_follow_comparable(const mm_hf *hf, mm_err *err) {
+  const struct mm_follow *x = hf->follow;
+  mm_pack made = {0};
+  uint32_t i = 0;
+  const bool finished =
+      x && !x->record_there && x->o.target && mm_pack_open(&made, x->o.target, MM_IGNORED) && mm_follow_made_of(hf, &made);
+  mm_pack_close(&made);
+  while (finished && i < hf->file_count && exists(hf->file[i].path)) i++;
+  if (!finished || i == hf->file_count) return true;
+  return mm_fail(err, MM_USAGE, "E_FREED", mm_at(hf->file[i].path, NULL),
+                 "found it gone and the output finished, so nothing says whether this command would make the same; minimax-verify proves "
+                 "the output");
+}
+
 void mm_follow_assume(mm_hf *hf, const mm_pack *made) {
   for (uint32_t i = 0; i < hf->file_count; i++) {
     hf->file[i].id.size = made->source[i].size;

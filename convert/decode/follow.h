@@ -30,6 +30,10 @@ bool mm_follow_frees(const mm_hf *hf);
 bool mm_follow_proven(const mm_hf *hf);
 /* Records that the file is not needed any more, then removes it. MM_IO E_CHANGED where another file has its name by now. */
 MM_MUST_USE bool mm_follow_free(const mm_hf *hf, uint32_t file, mm_err *err);
+/* The output was made of files of these names. */
+bool mm_follow_made_of(const mm_hf *hf, const mm_pack *made);
+/* The target is a finished output of these files and one of them is not there, so that its header cannot be read: MM_USAGE E_FREED. */
+MM_MUST_USE bool mm_follow_comparable(const mm_hf *hf, mm_err *err);
 /* Takes sizes and headers' digests from the manifest of a finished output of the same files; an arriving file must have them. */
 void mm_follow_assume(mm_hf *hf, const mm_pack *made);
 /* As if no header had been read. */

@@ -7,6 +7,9 @@
 #include "convert/plan/plan.h"
 
 #define DATA_ALIGN 4096
+/* Parts of a rank where none gives their size. Source files are freed after a part, so one part on all ranks is on the disk twice: 1/32 of
+ * the output. */
+#define SMALL_PARTS 32
 
 /* Sizes that are multiples of 4 KiB first, then of 256, 16, 4 and 2, then the rest: what comes first keeps the next aligned, and every
  * element begins on a multiple of its own size. */
@@ -34,22 +37,30 @@ static bool open_part(mm_plan *p, size_t *cap, uint32_t stage, mm_err *err) {
   return true;
 }
 
+/* Sizes every plane. *all: bytes of one rank of each stage. */
+static bool size_planes(mm_plan *p, uint64_t *all, mm_err *err) {
+  *all = 0;
+  for (uint32_t i = 0; i < p->pack.tensor_count; i++)
+    for (uint32_t j = 0; j < mm_plan_stored(p, i); j++)
+      for (unsigned k = 0; k < p->pack.tensor[i].plane_count; k++) {
+        uint64_t *bytes = &p->tensor[i].place[j][k].bytes;
+        mm_shape s = p->layout->shape(p, i, j, k);
+        if (!mm_shape_bytes(&s, p->pack.tensor[i].plane[k].dtype, bytes) || __builtin_add_overflow(*all, *bytes, all))
+          return mm_fail(err, MM_LIMIT, "E_SIZE", mm_at(NULL, p->pack.tensor[i].name), "found a size beyond 64 bits");
+      }
+  return true;
+}
+
 /* A part ends with its stage, and before it would exceed part_size. */
-static bool fill_parts(mm_plan *p, uint64_t part_size, mm_err *err) {
+static bool fill_parts(mm_plan *p, mm_err *err) {
   uint64_t in_part = 0;
   size_t cap = 0;
   for (uint32_t i = 0; i < p->pack.tensor_count; i++) {
     const mm_pack_tensor *t = &p->pack.tensor[i];
     uint64_t total = 0;
     for (uint32_t j = 0; j < mm_plan_stored(p, i); j++)
-      for (unsigned k = 0; k < t->plane_count; k++) {
-        uint64_t *bytes = &p->tensor[i].place[j][k].bytes;
-        mm_shape s = p->layout->shape(p, i, j, k);
-        if (!mm_shape_bytes(&s, t->plane[k].dtype, bytes))
-          return mm_fail(err, MM_LIMIT, "E_SIZE", mm_at(NULL, t->name), "found a size beyond 64 bits");
-        total += *bytes + 512; /* its share of the header */
-      }
-    bool fits = p->part_count > 0 && p->part[p->part_count - 1].stage == t->stage && in_part + total <= part_size;
+      for (unsigned k = 0; k < t->plane_count; k++) total += p->tensor[i].place[j][k].bytes + 512; /* its share of the header */
+    bool fits = p->part_count > 0 && p->part[p->part_count - 1].stage == t->stage && in_part + total <= p->part_size;
     if (!fits && !open_part(p, &cap, t->stage, err)) return false;
     in_part = total + (fits ? in_part : DATA_ALIGN);
     p->tensor[i].part = p->part_count - 1;
@@ -133,7 +144,10 @@ static bool name_parts(mm_plan *p, mm_err *err) {
 }
 
 bool mm_lay_out(mm_plan *p, uint64_t part_size, mm_err *err) {
-  if (!fill_parts(p, part_size, err) || !name_parts(p, err) || !p->layout->digest(p, &p->pack.plan, err)) return false;
+  uint64_t all;
+  if (!size_planes(p, &all, err)) return false;
+  p->part_size = part_size > 0 ? part_size : mm_max(UINT64_C(1) << 20, mm_min(MM_PART_SIZE, all / SMALL_PARTS));
+  if (!fill_parts(p, err) || !name_parts(p, err) || !p->layout->digest(p, &p->pack.plan, err)) return false;
   for (uint32_t w = 0; w < mm_pack_ranks(&p->pack); w++)
     if (!p->wanted[w]) p->pack.rank[w].part_count = 0;
   char plan[MM_HEX_LEN + 1];

@@ -9,11 +9,14 @@
 #include "convert/source/index.h"
 #include "formats/pack.h"
 
+#define MM_PART_SIZE (UINT64_C(4) << 30) /* unless an option says another */
+
 typedef struct mm_plan_options {
   const char *quant;               /* a recipe (recipe.h): "none", "bf16", "nvfp4a16; *self_attn*=block_fp8" */
   uint32_t tp, ep, pp;             /* ep divides tp: tp/ep ranks share experts and cut them; pp stages of whole layers */
   mm_align align;                  /* what to do where a cut falls inside a scale's block */
-  uint64_t part_size;              /* a part ends before it would exceed this (one larger tensor still gets a part of its own) */
+  uint64_t part_size;              /* a part ends before it would exceed this (one larger tensor still gets a part of its own); 0: by the
+                                    * output's size, so that a source that is freed part by part needs little room (mm_lay_out) */
   const char *ranks;               /* "0,2-5": only these ranks\' files are made; NULL: all */
   const struct mm_layout *layout;  /* NULL: the packed one */
   const char *target_format;       /* target format of the Hugging Face layout, or "none"; NULL: the first that fits */
@@ -81,6 +84,7 @@ typedef struct mm_plan {
   mm_pack pack; /* the manifest to be; digests are filled by the writer */
   mm_plan_tensor *tensor;
   uint32_t part_count; /* of all stages */
+  uint64_t part_size;  /* the most bytes of a part of more than one tensor */
   mm_plan_part *part;
   bool *wanted; /* [pp·tp] ranks whose files are made */
   const struct mm_layout *layout;

@@ -103,7 +103,7 @@ static double largest_error(const mm_tensor_error *e) { return log10(e->max_abs)
 static void put_histogram(FILE *f, const mm_error_report *r, double (*value)(const mm_tensor_error *), double least, double most,
                           const char *title) {
   size_t count[BINS] = {0}, top = 1;
-  const double width = (most - least) / BINS;
+  const double width = (most - least) / (double)BINS;
   for (size_t i = 0; i < r->count; i++) {
     double x = value(&r->row[i].e);
     if (!isfinite(x)) continue;
@@ -115,9 +115,9 @@ static void put_histogram(FILE *f, const mm_error_report *r, double (*value)(con
   fprintf(f, "</figcaption><svg viewBox=\"0 0 %d %d\" width=\"%d\" role=\"img\">\n", BINS * BIN_WIDTH + 2 * MARGIN, PLOT + MARGIN,
           BINS * BIN_WIDTH + 2 * MARGIN);
   for (int i = 0; i < BINS; i++) {
-    double height = PLOT * (double)count[i] / (double)top;
-    fprintf(f, "<rect class=\"bar\" x=\"%d\" y=\"%.1f\" width=\"%d\" height=\"%.1f\"", MARGIN + i * BIN_WIDTH, PLOT - height, BIN_WIDTH - 1,
-            height);
+    double height = (double)PLOT * (double)count[i] / (double)top;
+    fprintf(f, "<rect class=\"bar\" x=\"%d\" y=\"%.1f\" width=\"%d\" height=\"%.1f\"", MARGIN + i * BIN_WIDTH, (double)PLOT - height,
+            BIN_WIDTH - 1, height);
     if (value == mm_sqnr_db) {
       fputs(" style=\"fill:", f);
       put_colour(f, least + (i + 0.5) * width);

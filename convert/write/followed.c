@@ -129,10 +129,9 @@ bool mm_followed_finish(mm_writer *w, mm_err *err) {
 
 /* ---- a target that is there ---- */
 
-static bool same_names(const mm_pack *made, const mm_hf *hf) {
-  bool same = made->source_count == hf->file_count;
-  for (size_t i = 0; same && i < hf->file_count; i++) same = strcmp(made->source[i].name, hf->file[i].name) == 0;
-  return same;
+/* What the manifest says of its options is what this plan has. */
+static bool same_options(const mm_pack *a, const mm_pack *b) {
+  return a->tp == b->tp && a->ep == b->ep && a->pp == b->pp && a->tp_align == b->tp_align && strcmp(a->quant, b->quant) == 0;
 }
 
 bool mm_followed_published(mm_writer *w, mm_digest *mine, mm_err *err) {
@@ -140,13 +139,15 @@ bool mm_followed_published(mm_writer *w, mm_digest *mine, mm_err *err) {
   mm_plan full = {0};
   mm_hf *hf = w->o.followed->hf;
   bool ok = true;
-  if (mm_pack_open(&made, w->o.target, MM_IGNORED) && same_names(&made, hf)) {
+  if (mm_pack_open(&made, w->o.target, MM_IGNORED) && mm_follow_made_of(hf, &made)) {
     mm_follow_assume(hf, &made);
     const mm_digest before = w->plan->pack.plan;
     ok = plan_again(w, &full, err);
     *mine = w->plan->pack.plan;
     w->plan->pack.plan = before; /* the journal's, until all headers are there */
-    if (ok && !mm_digest_equal(&made.plan, mine)) mm_follow_forget(hf);
+    const bool other = ok && !mm_digest_equal(&made.plan, mine);
+    if (other && !w->o.force && same_options(&made, &w->plan->pack)) ok = mm_follow_comparable(hf, err); /* types were guessed */
+    if (other) mm_follow_forget(hf);
   }
   mm_plan_close(&full);
   mm_pack_close(&made);

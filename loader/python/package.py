@@ -64,7 +64,8 @@ def _files():
     yield info + "METADATA", _metadata().encode(), 0o644
     yield info + "WHEEL", f"Wheel-Version: 1.0\nGenerator: minimax\nRoot-Is-Purelib: false\nTag: {_tag()}\n".encode(), 0o644
     yield info + "entry_points.txt", f"[vllm.general_plugins]\nminimax = {NAME}.vllm:register\n".encode(), 0o644
-    yield info + "LICENSE", _read(ROOT, "LICENSE"), 0o644
+    own = os.path.exists(os.path.join(build, "LICENSE"))  # with the notices of what was linked in (scripts/package.sh)
+    yield info + "LICENSE", _read(build if own else ROOT, "LICENSE"), 0o644
 
 
 def _digest(data):

@@ -292,7 +292,7 @@ bool mm_bench_copy_rate(const mm_ops *ops, unsigned threads, double *rate, mm_er
     ok = mm_pool_run(threads, COPY_PIECES, copy_piece, &c, err);
     if (i >= 0) time[i] = mm_now() - from;
   }
-  if (ok) *rate = 2.0 * COPY_BYTES / mm_bench_median(time, COPIES);
+  if (ok) *rate = 2.0 * (double)COPY_BYTES / mm_bench_median(time, COPIES);
   MM_FREE(c.from, c.to);
   return ok;
 }

@@ -239,7 +239,7 @@ static void obey(session *s) {
     if (prompt < 0 || prompt > MOST) exit(2);
     const double rate = line[0] == 'r' ? read_rate(&s->b, s->team) : 0, before = user_time();
     const double tokens = line[0] == 'r' ? 0 : rate_of(s, (uint32_t)prompt);
-    printf("%.6g %.6g\n", rate + tokens, (prompt ? (double)prompt : STEPS) / (user_time() - before + 1e-9));
+    printf("%.6g %.6g\n", rate + tokens, (prompt ? (double)prompt : (double)STEPS) / (user_time() - before + 1e-9));
   }
 }
 

@@ -21,7 +21,7 @@ typedef struct reply {
 
 static void die(const mm_err *err) {
   fprintf(stderr, "bench_reuse: %s\n", err->text);
-  exit(err->status);
+  exit((int)err->status);
 }
 
 static bool on_token(void *user, int32_t id, const mm_logprob *logprobs, const mm_progress *p) {

@@ -71,7 +71,7 @@ static double ceiling(bool has, void (*loop)(void), int per_step) {
   for (int i = 0; has && i < 5; i++) {
     const double begin = own_time();
     loop();
-    const double rate = 10.0 * LOOPS * per_step / (own_time() - begin) / 1e9;
+    const double rate = 10.0 * (double)LOOPS * per_step / (own_time() - begin) / 1e9;
     best = rate > best ? rate : best;
   }
   return best;
@@ -153,7 +153,7 @@ static double rate_of(const mm_packed *w, uint32_t tokens, size_t rows, form in_
   for (int turn = 0; turn < TURNS; turn++) {
     const double begin = own_time();
     for (size_t done = 0; done < rows; done += STRIP) mm_cpu_rows(&v, (uint32_t)(done % w->n), STRIP, x, tokens, y, STRIP, sums);
-    const double rate = (double)rows * K * tokens / (own_time() - begin) / 1e9;
+    const double rate = (double)rows * (double)K * tokens / (own_time() - begin) / 1e9;
     best = rate > best ? rate : best;
   }
   return best;
@@ -167,7 +167,7 @@ static void row(const char *name) {
   }
   const size_t bytes = row_bytes(s), far_rows = FAR_BYTES / bytes / STRIP * STRIP;
   const mm_packed near = matrix(s, NEAR_ROWS), far = matrix(s, (uint32_t)far_rows);
-  const double each = (double)bytes / K, cached = rate_of(&near, 1, 32768, SINGLE), streamed = rate_of(&far, 1, far_rows, SINGLE);
+  const double each = (double)bytes / (double)K, cached = rate_of(&near, 1, 32768, SINGLE), streamed = rate_of(&far, 1, far_rows, SINGLE);
   const double many = 2 * rate_of(&near, MM_CPU_MANY_TOKENS, 2048, SINGLE), paired = 2 * rate_of(&near, MM_CPU_MANY_TOKENS, 2048, PAIRS);
   printf("%-12s %12.1f %12.1f %9.1f %15.0f %10.0f", name, cached, streamed, streamed * each, many, paired);
   if (s->code == MM_CODE_INT8)

@@ -24,7 +24,7 @@ typedef struct bench {
 
 static void die(const mm_err *err) {
   fprintf(stderr, "bench_scheduler: %s\n", err->text);
-  exit(err->status);
+  exit((int)err->status);
 }
 
 static void *room(size_t n, size_t size) {

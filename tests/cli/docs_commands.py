@@ -31,6 +31,7 @@ NOT_RUN = {
     "minimax-serve /models/m3 --device cuda --max-model-len 131072": CHAT,
     "minimax-verify /models/m3 --source MiniMaxAI/MiniMax-M3": CHAT,
     "./scripts/bootstrap.sh demo": "installs packages; then runs the second half of README's commands",
+    "minimax run build/demo/tiny-m2 --chat": "works on what the demo made; tests/cli/run_chat.py converses",
     "./scripts/bootstrap.sh check": "installs packages; then runs what this test is part of",
     "vllm serve DIR --load-format minimax --tensor-parallel-size 8": "needs vLLM and GPUs; tests/python/test_vllm.py has the loader",
     "minimax-hold DIR SOCKET": "needs a GPU: scripts/gpu.sh has it, part hold",

@@ -31,6 +31,8 @@ def packages():
     for path in ("bin/minimax", "bin/minimax-bench", f"lib/libminimax.so.{VERSION}", "lib/libminimax.a"):
         os.makedirs(os.path.dirname(f"{small}/{path}"), exist_ok=True)
         shutil.copy(f"{BUILD}/{path}", f"{small}/{path}")
+    with open(f"{small}/flags", "w") as f:  # of a static build
+        f.write("-O2 -lm -Wl,-Bstatic -lzstd -lcrypto -Wl,-Bdynamic -lpthread -Wl,-Bstatic -ledit -lbsd -Wl,-Bdynamic\n")
     run("scripts/package.sh", small, out, "1")
     run("sha256sum", "--quiet", "-c", "SHA256SUMS", cwd=out)
     programs = [f"{small}/bin/{p}" for p in ("minimax", "minimax-bench")]
@@ -43,18 +45,28 @@ def packages():
         deb, = (f"{out}/{f}" for f in os.listdir(out) if f.startswith(f"{name}_{VERSION}_"))
         assert run("dpkg-deb", "-f", deb, "Version") == VERSION and run("dpkg-deb", "-f", deb, "Depends").startswith(need)
         run("dpkg-deb", "-x", deb, f"{TMP}/{name}")
+        licences(open(f"{TMP}/{name}/usr/share/doc/{name}/copyright", encoding="utf-8").read())
         parts.append({f for f in files(f"{TMP}/{name}/usr") if f != f"share/doc/{name}/copyright"})
     assert sum(map(len, parts)) == len(installed) and set().union(*parts) == installed, installed ^ set().union(*parts)
     assert "=/usr/bin/minimax-serve " in open(f"{TMP}/minimax/usr/lib/systemd/system/minimax-serve.service").read()
     assert run(f"{TMP}/minimax/usr/bin/minimax", "--version").startswith(f"minimax {VERSION} ")
     with tarfile.open(next(f"{out}/{f}" for f in os.listdir(out) if f.endswith(".tar.gz"))) as t:
         inside = {m.name.split("/", 1)[1] for m in t.getmembers() if not m.isdir()}
+        licences(t.extractfile(next(m for m in t.getmembers() if m.name.endswith("/LICENSE"))).read().decode())
     assert inside == installed | {"LICENSE", "README.md", "CHANGELOG.md"}, inside ^ installed
     wheel(next(f"{out}/{f}" for f in os.listdir(out) if f.endswith(".whl")))
 
 
+def licences(text):
+    """The project's, then that of each library that was linked in."""
+    found = re.findall(r"^==== lib(\S+), linked into the programs: the copyright file of \S+ ====$", text, re.M)
+    assert text.startswith(open("LICENSE", encoding="utf-8").read()) and found == ["bsd", "crypto", "edit", "zstd"], found
+    assert text.count("Redistributions in binary form must reproduce") >= 2
+
+
 def wheel(path):
     with zipfile.ZipFile(path) as z:
+        licences(z.read(f"minimax_packed-{VERSION}.dist-info/LICENSE").decode())
         names = set(z.namelist())
         rows = [line.split(",") for line in z.read(f"minimax_packed-{VERSION}.dist-info/RECORD").decode().splitlines()]
         assert {r[0] for r in rows} == names and {"minimax.py", "minimax_packed/libminimax.so.0"} <= names

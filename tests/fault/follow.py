@@ -103,7 +103,8 @@ def attempt(number):
     os.makedirs(parent)
     split(model, source, rng.randrange(2, 14))
     run(source, "-o", plain, *options)
-    command = [convert, to, "-o", out, *options, "--follow", "--delete-source", "--follow-quiet", "0", "--resume", "--quiet"]
+    given = options[:-2] if options[-1] == "1M" else options  # the default part of so small an output under --delete-source
+    command = [convert, to, "-o", out, *given, "--follow", "--delete-source", "--follow-quiet", "0", "--resume", "--quiet"]
     os.makedirs(to)
     download = Download(source, to, rng, rng.choice((0.1, 0.5, 1)))
     download.start()
@@ -126,10 +127,10 @@ def attempt(number):
     left = sorted(os.listdir(parent)), weights(to)
     assert left == (["download", "out", "plain", "source"], []), f"left: {left}"
     command[command.index("--resume")] = "--resume"  # once more: the sources are gone, the output is what they gave
-    # Types of m1's router and of 4-bit codes are not those of a released model: nothing says so once the sources are gone.
-    known = (0, 3) if kind == "codes" else (0, 2) if family == "m1" else (0,)
-    again = subprocess.run(command, timeout=60, check=False, stderr=subprocess.PIPE)
-    assert again.returncode in known, ("finished, and then not", again)
+    # Types of m1's router and of 4-bit codes are not those of a released model: without the sources it is not known what they would give.
+    again = subprocess.run(command, timeout=60, check=False, stderr=subprocess.PIPE, text=True)
+    known = again.returncode == 0 or (again.returncode == 2 and (kind == "codes" or family == "m1") and "E_FREED" in again.stderr and "minimax-verify" in again.stderr)
+    assert known, ("finished, and then not", kind, family, again)
     shutil.rmtree(parent)
     return kills
 

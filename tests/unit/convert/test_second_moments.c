@@ -59,7 +59,7 @@ static void check_mix(const char *which, const char *end, bool shared) {
   for (int i = 0; i < K; i++)
     for (int j = 0; j < K; j++)
       for (int e = 0; e < E; e++) pool[i][j] += (double)rows[e] / 1011 * entry(e, i, j);
-  for (int i = 0; i < K; i++) mean += pool[i][i] / K;
+  for (int i = 0; i < K; i++) mean += pool[i][i] / (double)K;
   const uint32_t turn[] = {3, 0, 1, 2, 2, 0};
   for (size_t n = 0; n < 6; n++) {
     const int e = (int)turn[n];
@@ -68,7 +68,7 @@ static void check_mix(const char *which, const char *end, bool shared) {
     for (int i = 0; i < K; i++)
       for (int j = 0; j < K; j++)
         mix[i][j] = ((double)rows[e] * entry(e, i, j) + 64 * (shared ? pool[i][j] : i == j ? mean : 0)) / ((double)rows[e] + 64) / mean;
-    for (int i = 0; i < K; i++) diagonal += mix[i][i] / K;
+    for (int i = 0; i < K; i++) diagonal += mix[i][i] / (double)K;
     for (uint32_t i = 0; i < K; i++)
       for (uint32_t j = 0; j < K; j++) {
         const double want = mix[w.f.order[i]][w.f.order[j]] + (i == j ? 0.01 * diagonal + 1e-6 : 0);

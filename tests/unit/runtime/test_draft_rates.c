@@ -42,7 +42,7 @@ static double share(const machine *m, uint32_t decoders) {
     drafted += t.drafted;
   }
   mm_drafts_close(&s);
-  return (double)drafted / STEPS;
+  return (double)drafted / (double)STEPS;
 }
 
 TEST(test_rates) {

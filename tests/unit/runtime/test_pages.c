@@ -176,7 +176,7 @@ TEST(random_operations) {
 /* A reference too many is a leak, one too few a double free later: the check names the page, wherever it was planted. */
 TEST(planted) {
   model *m = open_model();
-  for (uint32_t round = 0, leaks = 0, frees = 0; leaks < 200 || frees < 200; round++) {
+  for (uint32_t leaks = 0, frees = 0; leaks < 200 || frees < 200;) {
     run(m, 5);
     const uint32_t page = below(PAGES);
     mm_err err = {0};

@@ -165,7 +165,7 @@ TEST(test_each_rule) {
       if (k == 0) plain[i] = p[i];
       if (p[i] == 0) assert_int_equal(seen[i], 0);
       if (p[i] == 0) continue;
-      chi2 += (seen[i] - p[i] * N) * (seen[i] - p[i] * N) / (p[i] * N);
+      chi2 += (seen[i] - p[i] * (double)N) * (seen[i] - p[i] * (double)N) / (p[i] * (double)N);
       freedom++;
     }
     assert_true(freedom >= 3 && batch_invariant > 0.02);
