@@ -121,7 +121,7 @@ static bool not_by_stages(const mm_cu_device *d, const mm_cu_task *q) {
   return (void)d, q->w->code != MM_CU_E4M3 || q->w->rounding.kind != MM_ACT_KEPT || q->w->pitch <= 4096;
 }
 /* Without sm_90a grouped products of small tiles read several rows' experts faster than stages do (M2, 16 rows: 1,187 us, by tiles 771). */
-static bool by_stages(const mm_cu_device *d, const mm_cu_task *q) { return !q->middle && (d->hopper || q->tokens == 1); }
+static bool by_stages(const mm_cu_device *d, const mm_cu_task *q) { return !q->middle && (d->hopper || q->tokens <= 1); }
 
 /* ---- the table ---- */
 

@@ -100,12 +100,12 @@ static bool comes(const mm_cu_weight *w, mm_cu_inputs_are x) {
 static void check(const mm_cu_device *d, mm_cu_task q, const char *what) {
   static const uint32_t more[] = {512, 2048, 8192};
   const uint32_t most = d->shared < 227 << 10 ? 2 : 300 + sizeof more / sizeof *more; /* shared memory decides for a single token alone */
-  for (uint32_t i = 1; i <= most; i++) {
-    if ((i > 20 && i < 62) || (i > 67 && i < 254)) continue; /* nothing changes there */
+  for (uint32_t i = 0; i <= most; i++) {                                              /* steps of no rows among them */
+    if ((i > 20 && i < 62) || (i > 67 && i < 254)) continue;                          /* nothing changes there */
     q.tokens = i <= 300 ? i : more[i - 301];
     for (int how = 0; how < 3; how++) {
       q.decode = how == 0, q.middle = how == 2;
-      if (q.middle && (!q.w2 || q.tokens == 1)) continue;
+      if (q.middle && (!q.w2 || q.tokens < 2)) continue;
       const mm_cu_choice c = mm_cu_choose_product(d, &q);
       bool ok = can(d, c.kernel, &q) && mm_cu_takes(d, c.kernel, &q) && reads(c.kernel, c.x) && comes(q.w, c.x);
       ok = ok && (q.w2 ? comes(q.w2, c.middle) && reads(c.kernel, c.middle) : c.middle == MM_CU_KEPT);
