@@ -1,12 +1,13 @@
-/* The core of portable products with a few rows of x for each weight row (of experts in decode steps): weights are read once, at
- * the memory's rate, and go from memory to registers.
+/* The core of portable products with a few rows of x for each weight row (of decode steps): weights are read once, at the memory's rate,
+ * and go from memory to registers.
  *
  * mma.m16n8k16 has 16 weight rows on its M side and eight rows of x on its N side. A lane (g, t) = (lane / 4, lane % 4) reads 16 bytes of
  * weight rows g and g + 8: consecutive codes of a row are then one lane's, and each product of 16 columns takes four of each lane. Columns
  * of x lie in shared memory in that order, so that no code moves between lanes. A step is 128 bytes of each of a warp's 16 rows.
  *
  * Codes become f16 times a power of two by shifts and masks; x is f16 times the power of two of its row in the chunk of columns that
- * shared memory holds (half_scale), as in gemv.cuh. Sums of 128 columns are multiplied by scales in f32, E2M1 by its scales before.
+ * shared memory holds (half_scale), as in gemv.cuh. Sums of 128 columns are multiplied by scales in f32, E2M1 by its scales before. BF16
+ * weights are multiplied as they are, and x too.
  *
  * Eight warps: kGroups groups of 16 weight rows, each of which 8 / kGroups warps share by steps. Their sums are added in order: a row's
  * bits depend on the shape alone. Jobs are those of gemm.cuh. */
@@ -23,26 +24,22 @@ template <uint32_t kTileCount, uint32_t kGroupCount>
 struct decode_form {
   static constexpr uint32_t kTiles = kTileCount, kGroups = kGroupCount;
   static constexpr uint32_t kRows = 8 * kTiles, kColumns = 16 * kGroups, kSplit = kTileThreads / 32 / kGroups;
-  static constexpr uint32_t kBlocks = 2, kAhead = kTiles < 4 ? 3 : 2;  /* steps whose codes are on their way */
-  static constexpr uint32_t kMost = kTiles < 4 ? 3072 / kTiles : 1024; /* columns of x in shared memory at a time, about */
+  static constexpr uint32_t kBlocks = 2, kAhead = kTiles < 4 ? 3 : 2;    /* steps whose codes are on their way */
+  static constexpr uint32_t kMost = (kTiles < 4 ? 3072 : 4096) / kTiles; /* columns of x in shared memory at a time, about */
 };
 
 /* Codes of a step on their way through registers, for weight rows g and g + 8. */
 template <mm_cu_code C, mm_cu_scale S>
 struct tile_codes {
   static constexpr uint32_t kPiece = codec<C>::kPiece, kStep = 8 * kPiece;
-  static constexpr uint32_t kSums = S == MM_CU_COARSE ? kStep / 128 : 1;                          /* sums of a step with a scale each */
-  static constexpr float kFactor = C == MM_CU_E4M3 ? 0x1p8f : C == MM_CU_INT4 ? 0x1p24f : 0x1p6f; /* what the f16 of codes lack */
-  uint4 q[2][2];                                                                                  /* [half of the step][row] */
-  float f[kSums][2];                                                                              /* COARSE */
-  uint16_t micro[2][2];                                                                           /* NV, of the lane's piece */
+  static constexpr uint32_t kSums = S == MM_CU_COARSE ? kStep / 128 : 1; /* sums of a step with a scale each */
+  static constexpr float kFactor = C == MM_CU_E4M3 ? 0x1p8f : C == MM_CU_INT4 ? 0x1p24f : C == MM_CU_E2M1 ? 0x1p6f : 1; /* what f16 lack */
+  uint4 q[2][2];        /* [half of the step][row] */
+  float f[kSums][2];    /* COARSE */
+  uint16_t micro[2][2]; /* NV, of the lane's piece */
 };
 template <mm_cu_code C, mm_cu_scale S>
-constexpr bool kTileTakes = (S == MM_CU_COARSE && C != MM_CU_BF16) || S == MM_CU_NV;
-/* Cells of COARSE scales are of whole sums. */
-inline bool tile_takes(const mm_cu_weight &w) {
-  return w.code != MM_CU_BF16 && (w.scale_kind == MM_CU_NV || (w.scale_kind == MM_CU_COARSE && w.cell_k_log2 >= 7));
-}
+constexpr bool kTileTakes = S == MM_CU_COARSE || S == MM_CU_NV || C == MM_CU_BF16; /* mm_cu_tile_takes */
 
 /* Columns of a step of all warps of a group; of x in shared memory at a time, whole turns of a warp's registers. */
 template <mm_cu_code C, class Form>
@@ -57,6 +54,7 @@ struct tile_plan {
 template <mm_cu_code C, class Form>
 tile_plan plan_tile(const mm_cu_weight &w) {
   static_assert(kTileChunk<C, Form> > 0, "whole turns fit");
+  static_assert(Form::kRows * (2 * kTileChunk<C, Form> + 68) <= MM_CU_SHARED_LEAST, "a block fits everywhere");
   tile_plan p;
   p.chunk = min(kTileChunk<C, Form>, ceil_div(w.k, kTurnStep<C, Form>) * kTurnStep<C, Form>);
   p.pitch = 2 * p.chunk + 64, p.inverse = Form::kRows * p.pitch;
@@ -101,7 +99,7 @@ struct tile_rows {
       const weight_row at = job.weight(first + r * 8 + lane / 4);
       row[r] = w.data + ((size_t)at.matrix * w.n + at.row) * w.pitch + byte;
       const size_t of = ((size_t)at.matrix * w.scale_rows + (at.row >> w.cell_n_log2)) * w.scale_pitch;
-      scale[r] = static_cast<const uint8_t *>(w.scale) + (S == MM_CU_NV ? of + byte / 8 : of * sizeof(float));
+      scale[r] = static_cast<const uint8_t *>(w.scale) + (S == MM_CU_NV ? of + byte / 8 : of * sizeof(float)); /* BF16: not read */
       asm volatile("" : "+l"(row[r]), "+l"(scale[r])); /* else each fetch would compute them again */
     }
   }
@@ -157,6 +155,14 @@ __device__ __forceinline__ void tile_multiply(float (&acc)[Form::kTiles][4], con
       b[n][4 * i] = v.x, b[n][4 * i + 1] = v.y, b[n][4 * i + 2] = v.z, b[n][4 * i + 3] = v.w;
     }
   }
+  if constexpr (C == MM_CU_BF16) {
+#pragma unroll
+    for (uint32_t n = 0; n < Form::kTiles; n++) {
+      mma(acc[n], (const uint32_t[]){q[0].x, q[1].x, q[0].y, q[1].y}, b[n][0], b[n][1]);
+      mma(acc[n], (const uint32_t[]){q[0].z, q[1].z, q[0].w, q[1].w}, b[n][2], b[n][3]);
+    }
+    return;
+  }
   if constexpr (S == MM_CU_NV) tile_micro(times[0], micro[0]), tile_micro(times[1], micro[1]);
   const uint32_t word[2][4] = {{q[0].x, q[0].y, q[0].z, q[0].w}, {q[1].x, q[1].y, q[1].z, q[1].w}};
 #pragma unroll
@@ -204,8 +210,10 @@ __device__ __forceinline__ void tile_fill(uint8_t *shared, const tile_plan &p, c
     for (uint32_t i = lane; i < pieces; i += 32) {
       const uint4 q = k0 + 8 * i < w.k ? __ldcg(reinterpret_cast<const uint4 *>(x + 8 * i)) : make_uint4(0, 0, 0, 0);
       *tile_piece<C>(to, i) = q;
-      most = max2(most, max2(max2(q.x & 0x7fff7fffu, q.y & 0x7fff7fffu), max2(q.z & 0x7fff7fffu, q.w & 0x7fff7fffu)));
+      if constexpr (C != MM_CU_BF16)
+        most = max2(most, max2(max2(q.x & 0x7fff7fffu, q.y & 0x7fff7fffu), max2(q.z & 0x7fff7fffu, q.w & 0x7fff7fffu)));
     }
+    if constexpr (C == MM_CU_BF16) continue;
 #pragma unroll
     for (uint32_t m = 1; m < 32; m <<= 1) most = max2(most, __shfl_xor_sync(0xffffffffu, most, m));
     const half_scale scale(max(most & 0xffffu, most >> 16));
@@ -273,7 +281,7 @@ __device__ __forceinline__ void decode_tile(const mm_cu_weight &w, const tile_pl
     __syncthreads();
     filled += p.chunk, x = first;
 #pragma unroll
-    for (uint32_t n = 0; n < Form::kTiles; n++) {
+    for (uint32_t n = 0; n < Form::kTiles && C != MM_CU_BF16; n++) {
       const float2 v = reinterpret_cast<const float2 *>(shared + p.inverse)[n * 4 + lane % 4];
       inverse[n][0] = v.x, inverse[n][1] = v.y;
     }
@@ -282,8 +290,8 @@ __device__ __forceinline__ void decode_tile(const mm_cu_weight &w, const tile_pl
     float acc[Form::kTiles][4] = {};
 #pragma unroll
     for (uint32_t h = 0; h < 2; h++) {
-      tile_multiply<C, S, Form>(acc, x + h * codes::kStep, p.pitch, now.q[h], now.micro[h]);
-      if (codes::kSums == 1 && h == 0) continue;
+      tile_multiply<C, S, Form>(C == MM_CU_BF16 ? total : acc, x + h * codes::kStep, p.pitch, now.q[h], now.micro[h]);
+      if (C == MM_CU_BF16 || (codes::kSums == 1 && h == 0)) continue;
 #pragma unroll
       for (uint32_t i = 0; i < Form::kTiles * 4; i++) {
         const float times = inverse[i / 4][i % 2] * (S == MM_CU_COARSE ? now.f[codes::kSums == 2 ? h : 0][i % 4 / 2] : 1.0f);

@@ -174,7 +174,7 @@ struct grouped_launch {
     const uint32_t pairs = a.tokens * r.top_k;
     const bool few = !hopper() && pairs <= kGemmSmallEach * r.experts;
     if constexpr (kTileTakes<C, S>) {
-      if (few && a.decode && tile_takes(w))
+      if (few && a.decode && mm_cu_tile_takes(&w))
         return pairs <= 4 * r.experts   ? decode<C, S, decode_form<1, 4>>()
                : pairs <= 8 * r.experts ? decode<C, S, decode_form<2, 4>>()
                                         : decode<C, S, decode_form<4, 4>>();
