@@ -28,15 +28,20 @@ struct decode_form {
   static constexpr uint32_t kMost = (kTiles < 4 ? 3072 : 4096) / kTiles; /* columns of x in shared memory at a time, about */
 };
 
+/* What the f16 of codes lack. */
+template <mm_cu_code C>
+constexpr float kTileFactor = C == MM_CU_E4M3   ? 0x1p8f
+                              : C == MM_CU_INT4 ? 0x1p24f
+                                                : 0x1p6f;
+
 /* Codes of a step on their way through registers, for weight rows g and g + 8. */
 template <mm_cu_code C, mm_cu_scale S>
 struct tile_codes {
   static constexpr uint32_t kPiece = codec<C>::kPiece, kStep = 8 * kPiece;
   static constexpr uint32_t kSums = S == MM_CU_COARSE ? kStep / 128 : 1; /* sums of a step with a scale each */
-  static constexpr float kFactor = C == MM_CU_E4M3 ? 0x1p8f : C == MM_CU_INT4 ? 0x1p24f : C == MM_CU_E2M1 ? 0x1p6f : 1; /* what f16 lack */
-  uint4 q[2][2];        /* [half of the step][row] */
-  float f[kSums][2];    /* COARSE */
-  uint16_t micro[2][2]; /* NV, of the lane's piece */
+  uint4 q[2][2];                                                         /* [half of the step][row] */
+  float f[kSums][2];                                                     /* COARSE */
+  uint16_t micro[2][2];                                                  /* NV, of the lane's piece */
 };
 template <mm_cu_code C, mm_cu_scale S>
 constexpr bool kTileTakes = S == MM_CU_COARSE || S == MM_CU_NV || C == MM_CU_BF16; /* mm_cu_tile_takes */
@@ -47,18 +52,18 @@ constexpr uint32_t kTurnStep = 8 * codec<C>::kPiece *Form::kSplit;
 template <mm_cu_code C, class Form>
 constexpr uint32_t kTileChunk = Form::kMost / (kTurnStep<C, Form> * Form::kAhead) * (kTurnStep<C, Form> * Form::kAhead);
 
-/* Shared memory: x[kRows][pitch bytes], the rows' inverse scales; at the end sums[kSplit][kRows][kColumns + 4]. */
+/* Shared memory: x[kRows][pitch bytes], the rows' inverse scales and largest magnitudes; at the end sums[kSplit][kRows][kColumns + 4]. */
 struct tile_plan {
   uint32_t chunk, pitch, inverse, shared;
 };
 template <mm_cu_code C, class Form>
 tile_plan plan_tile(const mm_cu_weight &w) {
   static_assert(kTileChunk<C, Form> > 0, "whole turns fit");
-  static_assert(Form::kRows * (2 * kTileChunk<C, Form> + 68) <= MM_CU_SHARED_LEAST, "a block fits everywhere");
+  static_assert(Form::kRows * (2 * kTileChunk<C, Form> + 72) <= MM_CU_SHARED_LEAST, "a block fits everywhere");
   tile_plan p;
   p.chunk = min(kTileChunk<C, Form>, ceil_div(w.k, kTurnStep<C, Form>) * kTurnStep<C, Form>);
   p.pitch = 2 * p.chunk + 64, p.inverse = Form::kRows * p.pitch;
-  p.shared = max(p.inverse + Form::kRows * 4, Form::kSplit * Form::kRows * (Form::kColumns + 4) * 4);
+  p.shared = max(p.inverse + Form::kRows * 8, Form::kSplit * Form::kRows * (Form::kColumns + 4) * 4);
   return p;
 }
 
@@ -197,31 +202,61 @@ __device__ __forceinline__ uint4 *tile_piece(uint8_t *row, uint32_t i) {
   return reinterpret_cast<uint4 *>(row) + (i - in + in % kLane * 4 + in / kLane);
 }
 
-/* Columns [k0, k0 + p.chunk) of x to shared memory, a row a warp; zeros past w.k. */
-template <mm_cu_code C, mm_cu_scale S, class Form, class Job>
-__device__ __forceinline__ void tile_fill(uint8_t *shared, const tile_plan &p, const mm_cu_weight &w, const Job &job, uint32_t k0) {
-  const uint32_t lane = threadIdx.x % 32,
-                 pieces = min(p.chunk, (w.k - k0 + kTurnStep<C, Form> - 1) / kTurnStep<C, Form> * kTurnStep<C, Form>) / 8;
-  for (uint32_t r = threadIdx.x / 32; r < job.rows(); r += kTileThreads / 32) {
-    const bf16 *const x = job.x(r) + k0;
-    uint8_t *const to = shared + r * p.pitch;
-    uint32_t most = 0;
-#pragma unroll 4
-    for (uint32_t i = lane; i < pieces; i += 32) {
-      const uint4 q = k0 + 8 * i < w.k ? __ldcg(reinterpret_cast<const uint4 *>(x + 8 * i)) : make_uint4(0, 0, 0, 0);
-      *tile_piece<C>(to, i) = q;
-      if constexpr (C != MM_CU_BF16)
-        most = max2(most, max2(max2(q.x & 0x7fff7fffu, q.y & 0x7fff7fffu), max2(q.z & 0x7fff7fffu, q.w & 0x7fff7fffu)));
-    }
-    if constexpr (C == MM_CU_BF16) continue;
+/* Columns [k0, k0 + p.chunk) of x to shared memory, zeros past w.k, in f16 under the power of two of each row's largest magnitude there.
+ * All threads take pieces of all rows in turn. */
+template <mm_cu_code C, class Form, class Job>
+struct tile_filler {
+  static constexpr uint32_t kAtOnce = 4; /* loads of a thread on their way */
+  static_assert(C == MM_CU_BF16 || kTurnStep<C, Form> % 256 == 0, "a warp's pieces are of one row");
+  const tile_plan &p;
+  const mm_cu_weight &w;
+  const Job &job;
+  uint8_t *shared;
+  uint32_t *largest; /* of each row, zero before; zeros again afterwards */
+  uint32_t k0, pieces, all, per;
+
+  __device__ __forceinline__ tile_filler(uint8_t *to, const tile_plan &plan, const mm_cu_weight &weight, const Job &j, uint32_t first)
+      : p(plan), w(weight), job(j), shared(to), largest(reinterpret_cast<uint32_t *>(to + plan.inverse) + Form::kRows), k0(first) {
+    constexpr uint32_t kTurn = kTurnStep<C, Form>;
+    pieces = min(p.chunk, (w.k - k0 + kTurn - 1) / kTurn * kTurn) / 8, all = job.rows() * pieces;
+    per = (1u << 24) / pieces + 1; /* all · pieces < 2^24 */
+  }
+  __device__ __forceinline__ uint32_t row_of(uint32_t i) const { return i * per >> 24; }
+  __device__ __forceinline__ uint4 *place(uint32_t i) const {
+    const uint32_t row = row_of(i);
+    return tile_piece<C>(shared + row * p.pitch, i - row * pieces);
+  }
+  __device__ __forceinline__ void load() const {
+#pragma unroll 1
+    for (uint32_t from = threadIdx.x; from < all; from += kAtOnce * kTileThreads) {
+      uint4 v[kAtOnce];
 #pragma unroll
-    for (uint32_t m = 1; m < 32; m <<= 1) most = max2(most, __shfl_xor_sync(0xffffffffu, most, m));
-    const half_scale scale(max(most & 0xffffu, most >> 16));
-    if (lane == 0) reinterpret_cast<float *>(shared + p.inverse)[r] = scale.inverse * tile_codes<C, S>::kFactor;
+      for (uint32_t j = 0; j < kAtOnce; j++) {
+        const uint32_t i = from + j * kTileThreads, row = row_of(i), k = k0 + (i - row * pieces) * 8;
+        v[j] = i < all && k < w.k ? __ldcg(reinterpret_cast<const uint4 *>(job.x(row) + k)) : make_uint4(0, 0, 0, 0);
+      }
+#pragma unroll
+      for (uint32_t j = 0; j < kAtOnce; j++) {
+        const uint32_t i = from + j * kTileThreads;
+        if (i >= all) break;
+        const uint4 q = v[j];
+        *place(i) = q;
+        if (C == MM_CU_BF16) continue;
+        const uint32_t both = max2(max2(q.x & 0x7fff7fffu, q.y & 0x7fff7fffu), max2(q.z & 0x7fff7fffu, q.w & 0x7fff7fffu));
+        const uint32_t most = __reduce_max_sync(0xffffffffu, max(both & 0xffffu, both >> 16));
+        if (threadIdx.x % 32 == 0) atomicMax(&largest[row_of(i)], most);
+      }
+    }
+  }
+  /* What load() brought, by the same threads, to f16 under the row's scale. */
+  __device__ __forceinline__ void convert() const {
+    if (threadIdx.x < Form::kRows)
+      reinterpret_cast<float *>(shared + p.inverse)[threadIdx.x] = half_scale(largest[threadIdx.x]).inverse * kTileFactor<C>;
 #pragma unroll 2
-    for (uint32_t i = lane; i < pieces; i += 32) {
-      uint4 &place = *tile_piece<C>(to, i);
-      uint4 q = place;
+    for (uint32_t i = threadIdx.x; i < all; i += kTileThreads) {
+      const half_scale scale(largest[row_of(i)]);
+      uint4 &to = *place(i);
+      uint4 q = to;
       q.x = scale.convert(q.x), q.y = scale.convert(q.y), q.z = scale.convert(q.z), q.w = scale.convert(q.w);
       if constexpr (C == MM_CU_E4M3) {
         q = make_uint4(__byte_perm(q.x, q.y, 0x7632), __byte_perm(q.x, q.y, 0x5410), __byte_perm(q.z, q.w, 0x7632),
@@ -229,10 +264,20 @@ __device__ __forceinline__ void tile_fill(uint8_t *shared, const tile_plan &p, c
       } else if constexpr (C == MM_CU_INT4) {
         q.y = mul_half2(q.y, 0x2c002c00u), q.w = mul_half2(q.w, 0x2c002c00u); /* 2^-4: those codes are 2^4 times as large */
       }
-      place = q;
+      to = q;
     }
   }
-}
+  /* All threads of the block together; nobody reads x. */
+  __device__ __forceinline__ void operator()() const {
+    load();
+    if constexpr (C != MM_CU_BF16) {
+      __syncthreads();
+      convert();
+    }
+    __syncthreads();
+    if (C != MM_CU_BF16 && threadIdx.x < Form::kRows) largest[threadIdx.x] = 0; /* and a barrier comes before the next */
+  }
+};
 
 /* The sums of all warps of each group, to the job. */
 template <class Form, class Job>
@@ -266,6 +311,7 @@ __device__ __forceinline__ void decode_tile(const mm_cu_weight &w, const tile_pl
   extern __shared__ uint4 shared_raw[];
   uint8_t *const shared = reinterpret_cast<uint8_t *>(shared_raw);
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, split = warp / Form::kGroups;
+  if (threadIdx.x < Form::kRows) reinterpret_cast<uint32_t *>(shared + p.inverse)[Form::kRows + threadIdx.x] = 0;
   tile_rows<C, S, Form> rows(w, job, warp % Form::kGroups * 16, split);
   codes ahead[Form::kAhead] = {};
 #pragma unroll
@@ -276,9 +322,8 @@ __device__ __forceinline__ void decode_tile(const mm_cu_weight &w, const tile_pl
   const uint8_t *x = nullptr;
   const uint8_t *const first = shared + lane / 4 * p.pitch + lane % 4 * 16 + split * codes::kStep * 2;
   const auto fill = [&] {
-    if (filled) __syncthreads();
-    tile_fill<C, S, Form>(shared, p, w, job, filled);
     __syncthreads();
+    tile_filler<C, Form, Job>(shared, p, w, job, filled)();
     filled += p.chunk, x = first;
 #pragma unroll
     for (uint32_t n = 0; n < Form::kTiles && C != MM_CU_BF16; n++) {
