@@ -51,6 +51,9 @@ template <mm_cu_code C, class Form>
 constexpr uint32_t kTurnStep = 8 * codec<C>::kPiece *Form::kSplit;
 template <mm_cu_code C, class Form>
 constexpr uint32_t kTileChunk = Form::kMost / (kTurnStep<C, Form> * Form::kAhead) * (kTurnStep<C, Form> * Form::kAhead);
+/* Columns that shared memory is filled by: a warp's pieces are of one row, whose largest number it finds. */
+template <mm_cu_code C, class Form>
+constexpr uint32_t kFillStep = C == MM_CU_BF16 || kTurnStep<C, Form> > 256 ? kTurnStep<C, Form> : 256;
 
 /* Shared memory: x[kRows][pitch bytes], the rows' inverse scales and largest magnitudes; at the end sums[kSplit][kRows][kColumns + 4]. */
 struct tile_plan {
@@ -58,10 +61,10 @@ struct tile_plan {
 };
 template <mm_cu_code C, class Form>
 tile_plan plan_tile(const mm_cu_weight &w) {
-  static_assert(kTileChunk<C, Form> > 0, "whole turns fit");
+  static_assert(kTileChunk<C, Form> > 0 && kTileChunk<C, Form> % kFillStep<C, Form> == 0, "whole turns fit");
   static_assert(Form::kRows * (2 * kTileChunk<C, Form> + 72) <= MM_CU_SHARED_LEAST, "a block fits everywhere");
   tile_plan p;
-  p.chunk = min(kTileChunk<C, Form>, ceil_div(w.k, kTurnStep<C, Form>) * kTurnStep<C, Form>);
+  p.chunk = min(kTileChunk<C, Form>, ceil_div(w.k, kFillStep<C, Form>) * kFillStep<C, Form>);
   p.pitch = 2 * p.chunk + 64, p.inverse = Form::kRows * p.pitch;
   p.shared = max(p.inverse + Form::kRows * 8, Form::kSplit * Form::kRows * (Form::kColumns + 4) * 4);
   return p;
@@ -207,7 +210,6 @@ __device__ __forceinline__ uint4 *tile_piece(uint8_t *row, uint32_t i) {
 template <mm_cu_code C, class Form, class Job>
 struct tile_filler {
   static constexpr uint32_t kAtOnce = 4; /* loads of a thread on their way */
-  static_assert(C == MM_CU_BF16 || kTurnStep<C, Form> % 256 == 0, "a warp's pieces are of one row");
   const tile_plan &p;
   const mm_cu_weight &w;
   const Job &job;
@@ -217,8 +219,8 @@ struct tile_filler {
 
   __device__ __forceinline__ tile_filler(uint8_t *to, const tile_plan &plan, const mm_cu_weight &weight, const Job &j, uint32_t first)
       : p(plan), w(weight), job(j), shared(to), largest(reinterpret_cast<uint32_t *>(to + plan.inverse) + Form::kRows), k0(first) {
-    constexpr uint32_t kTurn = kTurnStep<C, Form>;
-    pieces = min(p.chunk, (w.k - k0 + kTurn - 1) / kTurn * kTurn) / 8, all = job.rows() * pieces;
+    constexpr uint32_t kStep = kFillStep<C, Form>;
+    pieces = min(p.chunk, (w.k - k0 + kStep - 1) / kStep * kStep) / 8, all = job.rows() * pieces;
     per = (1u << 24) / pieces + 1; /* all · pieces < 2^24 */
   }
   __device__ __forceinline__ uint32_t row_of(uint32_t i) const { return i * per >> 24; }
