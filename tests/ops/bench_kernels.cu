@@ -69,7 +69,7 @@ static void bench_decode_linear(const scheme &s, uint32_t n, uint32_t k, std::ve
   fill_random_bf16(x.p, x.n, 7);
   for (uint32_t t : tokens) {
     const int count = (int)w.size() * 4;
-    const auto product = t > 1 && takes_here(MM_CU_SMALL_BATCH_WIDENED, w[0]->d, t) ? mm_cu_small_batch_widened : plain_linear(w[0]->d, t);
+    const auto few = t > 1 ? few_linear(w[0]->d, t) : NULL, product = few ? few : plain_linear(w[0]->d, t);
     double us = time_graph(count, [&](cudaStream_t st, int i) {
       CUDA_OK(product(w[(size_t)i % w.size()]->d, {x.p, nullptr, y.p, nullptr, t}, st));
     });
@@ -546,7 +546,7 @@ void profile_kernels() {
     buffer<__nv_bfloat16> x((size_t)MM_CU_FEW * w.d.k), y((size_t)MM_CU_FEW * w.d.n);
     fill_random_bf16(x.p, x.n, 7);
     for (uint32_t t : {1u, 8u, 64u}) {
-      const auto product = t > 1 && takes_here(MM_CU_SMALL_BATCH_WIDENED, w.d, t) ? mm_cu_small_batch_widened : plain_linear(w.d, t);
+      const auto few = t > 1 ? few_linear(w.d, t) : NULL, product = few ? few : plain_linear(w.d, t);
       CUDA_OK(product(w.d, {x.p, nullptr, y.p, nullptr, t}, 0));
       CUDA_OK(cudaDeviceSynchronize());
     }

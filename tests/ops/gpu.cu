@@ -91,6 +91,11 @@ decltype(&mm_cu_gemm) plain_linear(const mm_cu_weight &w, uint32_t tokens) {
   return takes_here(MM_CU_GEMM, w, tokens) ? mm_cu_gemm : mm_cu_gemm_widened;
 }
 
+decltype(&mm_cu_gemm) few_linear(const mm_cu_weight &w, uint32_t tokens) {
+  if (takes_here(MM_CU_SMALL_BATCH_WIDENED, w, tokens)) return mm_cu_small_batch_widened;
+  return takes_here(MM_CU_DECODE_DENSE, w, tokens) ? mm_cu_decode_dense : NULL;
+}
+
 decltype(&mm_cu_experts_gemm) plain_experts(const mm_cu_weight &w13, const mm_cu_weight &w2, uint32_t tokens, uint32_t top_k) {
   mm_cu_device d;
   CUDA_OK(mm_cu_device_here(&d));

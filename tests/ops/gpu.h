@@ -45,6 +45,8 @@ inline bool takes_here(mm_cu_kernel kernel, const mm_cu_weight &w13, const mm_cu
 }
 /* The function that multiplies rows as they are here, but for the kernels of a few rows. */
 decltype(&mm_cu_gemm) plain_linear(const mm_cu_weight &w, uint32_t tokens);
+/* That of a few rows; NULL where this device has none for the weight. */
+decltype(&mm_cu_gemm) few_linear(const mm_cu_weight &w, uint32_t tokens);
 decltype(&mm_cu_experts_gemm) plain_experts(const mm_cu_weight &w13, const mm_cu_weight &w2, uint32_t tokens, uint32_t top_k);
 
 inline float to_float(__nv_bfloat16 v) { return __bfloat162float(v); }

@@ -47,7 +47,7 @@ static std::vector<float> product(const edge_scheme &c, const test_weight &w, co
     CUDA_OK((decode_linear ? mm_cu_small_batch_fp8 : mm_cu_gemm_fp8)(w.d, {codes.d, nullptr, y.p}, 0));
     return y.get();
   }
-  CUDA_OK((c.few ? mm_cu_small_batch_widened : plain_linear(w.d, tokens))(w.d, {dx.p, nullptr, nullptr, y.p, tokens}, 0));
+  CUDA_OK((c.few ? few_linear(w.d, tokens) : plain_linear(w.d, tokens))(w.d, {dx.p, nullptr, nullptr, y.p, tokens}, 0));
   return y.get();
 }
 
@@ -60,8 +60,7 @@ static void check_strange_rows(const edge_scheme &c, uint32_t tokens, uint32_t n
   test_weight w;
   random_weight(&w, c.code, c.kind, 1, n, k, c.cell_n, c.cell_k);
   if (c.rounded) w.d.rounding = c.how;
-  if ((c.rounded && !takes_here(MM_CU_GEMM_FP8, w.d)) || (c.few && !takes_here(MM_CU_SMALL_BATCH_WIDENED, w.d, tokens)))
-    return; /* not of this device */
+  if ((c.rounded && !takes_here(MM_CU_GEMM_FP8, w.d)) || (c.few && !few_linear(w.d, tokens))) return; /* not of this device */
   auto x = random_bf16((size_t)tokens * k);
   const auto plain = product(c, w, x, tokens);
   const double kinds[] = {NAN, INFINITY, -INFINITY, 3.3e38};
@@ -92,7 +91,7 @@ static void check_sizes(const edge_scheme &c, uint32_t tokens, uint32_t n, uint3
   test_weight w;
   random_weight(&w, c.code, c.kind, 1, n, k, c.cell_n, c.cell_k);
   if (c.rounded) w.d.rounding = c.how;
-  if ((c.rounded && !takes_here(MM_CU_GEMM_FP8, w.d)) || (c.few && !takes_here(MM_CU_SMALL_BATCH_WIDENED, w.d, tokens))) return;
+  if ((c.rounded && !takes_here(MM_CU_GEMM_FP8, w.d)) || (c.few && !few_linear(w.d, tokens))) return;
   const double sizes[] = {1, 3e4, 1e-30, 0x1p-125, 1e30, 1e-6};
   auto x = random_bf16((size_t)tokens * k);
   std::vector<float> plain;

@@ -42,7 +42,7 @@ static void check_linear(const scheme_case &c, uint32_t tokens, uint32_t n, uint
   if (left_out((double)tokens * n * k)) return;
   test_weight w;
   random_weight(&w, c.code, c.kind, 1, n, k, c.cell_n, c.cell_k);
-  if (few && !takes_here(MM_CU_SMALL_BATCH_WIDENED, w.d, tokens)) return; /* not of this device */
+  if (few && !few_linear(w.d, tokens)) return; /* not of this device */
   const uint32_t rows = gather ? tokens * 3 : tokens;
   auto x = random_bf16((size_t)rows * k);
   std::vector<uint32_t> pick(tokens);
@@ -52,7 +52,7 @@ static void check_linear(const scheme_case &c, uint32_t tokens, uint32_t n, uint
   buffer<uint32_t> dpick;
   dx.put(x), dpick.put(pick);
   mm_cu_linear a = {dx.p, gather ? dpick.p : nullptr, wide ? nullptr : y.p, wide ? y32.p : nullptr, tokens};
-  CUDA_OK((few ? mm_cu_small_batch_widened : plain_linear(w.d, tokens))(w.d, a, 0));
+  CUDA_OK((few ? few_linear(w.d, tokens) : plain_linear(w.d, tokens))(w.d, a, 0));
   std::vector<double> want((size_t)tokens * n), size((size_t)tokens * n), got;
   parallel(tokens, [&](uint32_t t) {
     for (uint32_t i = 0; i < n; i++) {
@@ -341,10 +341,10 @@ static void check_rows_independent(const scheme_case &c) {
   test_weight w;
   random_weight(&w, c.code, c.kind, 1, n, k, c.cell_n, c.cell_k);
   for (auto &b : buckets) {
-    if (b.few && !takes_here(MM_CU_SMALL_BATCH_WIDENED, w.d, b.most)) continue;
+    if (b.few && !few_linear(w.d, b.most)) continue;
     const bool same = same_among_others(b.least, b.most, k, [&](const __nv_bfloat16 *x, uint32_t tokens) {
       buffer<float> y((size_t)tokens * n);
-      CUDA_OK((b.few ? mm_cu_small_batch_widened : plain_linear(w.d, b.most))(w.d, {x, nullptr, nullptr, y.p, tokens}, 0));
+      CUDA_OK((b.few ? few_linear(w.d, b.most) : plain_linear(w.d, b.most))(w.d, {x, nullptr, nullptr, y.p, tokens}, 0));
       return y.get();
     });
     char what[120];

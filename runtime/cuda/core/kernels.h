@@ -54,6 +54,8 @@ struct mm_cu_gated_row {
 cudaError_t mm_cu_one_gated(const mm_cu_weight &w, const mm_cu_gated_row &a, cudaStream_t s);
 /* T ≤ MM_CU_DECODE_ROWS. */
 cudaError_t mm_cu_decode_linear(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s);
+/* T ≤ MM_CU_FEW, in code that is not of sm_90a, of weights that mm_cu_tile_takes. */
+cudaError_t mm_cu_decode_dense(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s);
 /* T ≤ MM_CU_FEW (sm_90a, not under FINE scales), the weights read once at the memory's rate, where a cluster of blocks holds the rows. */
 cudaError_t mm_cu_small_batch_widened(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s);
 /* The most blocks of such a cluster that the current device has room for; 0: none. */

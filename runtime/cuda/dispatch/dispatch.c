@@ -67,6 +67,12 @@ static bool takes_small_batch_widened(const mm_cu_device *d, const mm_cu_task *q
   return d->hopper && q->w->scale_kind != MM_CU_FINE && clusters_fit(d, q, false);
 }
 static bool takes_one(const mm_cu_device *d, const mm_cu_task *q) { return q->tokens == 1 && q->w->k <= one_columns(d); }
+bool mm_cu_tile_takes(const mm_cu_weight *w) {
+  return w->scale_kind == MM_CU_PLAIN || w->scale_kind == MM_CU_NV || (w->scale_kind == MM_CU_COARSE && w->cell_k_log2 >= 7);
+}
+static bool takes_decode_dense(const mm_cu_device *d, const mm_cu_task *q) {
+  return !d->hopper && q->tokens <= MM_CU_FEW && mm_cu_tile_takes(q->w);
+}
 static bool takes_decode_linear(const mm_cu_device *d, const mm_cu_task *q) { return (void)d, q->tokens <= MM_CU_DECODE_ROWS; }
 static bool takes_widened(const mm_cu_device *d, const mm_cu_task *q) { return d->hopper && q->w->code != MM_CU_BF16; }
 static bool takes_gemm(const mm_cu_device *d, const mm_cu_task *q) { return !takes_widened(d, q); }
@@ -136,6 +142,7 @@ static const struct kernel_row {
     {MM_CU_GEMM_FP8, takes_codes, many_codes, "product", NULL, NULL, NULL},
     {MM_CU_ONE, takes_one, always, "one", NULL, NULL, NULL},
     {MM_CU_SMALL_BATCH_WIDENED, takes_small_batch_widened, few_rows, "small_batch_clusters", NULL, NULL, NULL},
+    {MM_CU_DECODE_DENSE, takes_decode_dense, few_rows, "decode_dense", NULL, NULL, NULL},
     {MM_CU_DECODE_LINEAR, takes_decode_linear, always, "decode_linear", NULL, NULL, NULL},
     {MM_CU_GEMM_WIDENED, takes_widened, always, "gemm_widened", NULL, NULL, NULL},
     {MM_CU_GEMM, takes_gemm, always, "gemm", NULL, NULL, NULL},

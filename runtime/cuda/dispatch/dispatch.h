@@ -22,6 +22,7 @@ typedef enum mm_cu_kernel {
   MM_CU_SMALL_BATCH_FP8,
   MM_CU_ONE,
   MM_CU_SMALL_BATCH_WIDENED,
+  MM_CU_DECODE_DENSE,
   MM_CU_DECODE_LINEAR, /* mm_cu_decode_linear */
   MM_CU_GEMM_WIDENED,
   MM_CU_GEMM,
@@ -71,6 +72,8 @@ typedef struct mm_cu_choice {
 mm_cu_choice mm_cu_choose_product(const mm_cu_device *d, const mm_cu_task *q);
 /* The kernel can do this, whether it is worth it or not. */
 bool mm_cu_takes(const mm_cu_device *d, mm_cu_kernel kernel, const mm_cu_task *q);
+/* decode_tile.cuh reads it: not FINE or MX, and COARSE cells of whole sums of 128 columns. */
+bool mm_cu_tile_takes(const mm_cu_weight *w);
 /* The kernel rounds w's inputs itself, as w says: they are given as they are. */
 bool mm_cu_rounds_inside(mm_cu_kernel kernel, const mm_cu_weight *w);
 /* How w's inputs are rounded before a kernel that takes them as numbers; NULL: not. */

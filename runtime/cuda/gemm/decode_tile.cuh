@@ -1,12 +1,13 @@
-/* The core of portable products with a few rows of x for each weight row (of experts in decode steps): weights are read once, at
- * the memory's rate, and go from memory to registers.
+/* The core of portable products with a few rows of x for each weight row (of decode steps): weights are read once, at the memory's rate,
+ * and go from memory to registers.
  *
  * mma.m16n8k16 has 16 weight rows on its M side and eight rows of x on its N side. A lane (g, t) = (lane / 4, lane % 4) reads 16 bytes of
  * weight rows g and g + 8: consecutive codes of a row are then one lane's, and each product of 16 columns takes four of each lane. Columns
  * of x lie in shared memory in that order, so that no code moves between lanes. A step is 128 bytes of each of a warp's 16 rows.
  *
  * Codes become f16 times a power of two by shifts and masks; x is f16 times the power of two of its row in the chunk of columns that
- * shared memory holds (half_scale), as in gemv.cuh. Sums of 128 columns are multiplied by scales in f32, E2M1 by its scales before.
+ * shared memory holds (half_scale), as in gemv.cuh. Sums of 128 columns are multiplied by scales in f32, E2M1 by its scales before. BF16
+ * weights are multiplied as they are, and x too.
  *
  * Eight warps: kGroups groups of 16 weight rows, each of which 8 / kGroups warps share by steps. Their sums are added in order: a row's
  * bits depend on the shape alone. Jobs are those of gemm.cuh. */
@@ -23,44 +24,49 @@ template <uint32_t kTileCount, uint32_t kGroupCount>
 struct decode_form {
   static constexpr uint32_t kTiles = kTileCount, kGroups = kGroupCount;
   static constexpr uint32_t kRows = 8 * kTiles, kColumns = 16 * kGroups, kSplit = kTileThreads / 32 / kGroups;
-  static constexpr uint32_t kBlocks = 2, kAhead = kTiles < 4 ? 3 : 2;  /* steps whose codes are on their way */
-  static constexpr uint32_t kMost = kTiles < 4 ? 3072 / kTiles : 1024; /* columns of x in shared memory at a time, about */
+  static constexpr uint32_t kBlocks = 2, kAhead = kTiles < 4 ? 3 : 2;    /* steps whose codes are on their way */
+  static constexpr uint32_t kMost = (kTiles < 4 ? 3072 : 4096) / kTiles; /* columns of x in shared memory at a time, about */
 };
+
+/* What the f16 of codes lack. */
+template <mm_cu_code C>
+constexpr float kTileFactor = C == MM_CU_E4M3   ? 0x1p8f
+                              : C == MM_CU_INT4 ? 0x1p24f
+                                                : 0x1p6f;
 
 /* Codes of a step on their way through registers, for weight rows g and g + 8. */
 template <mm_cu_code C, mm_cu_scale S>
 struct tile_codes {
   static constexpr uint32_t kPiece = codec<C>::kPiece, kStep = 8 * kPiece;
-  static constexpr uint32_t kSums = S == MM_CU_COARSE ? kStep / 128 : 1;                          /* sums of a step with a scale each */
-  static constexpr float kFactor = C == MM_CU_E4M3 ? 0x1p8f : C == MM_CU_INT4 ? 0x1p24f : 0x1p6f; /* what the f16 of codes lack */
-  uint4 q[2][2];                                                                                  /* [half of the step][row] */
-  float f[kSums][2];                                                                              /* COARSE */
-  uint16_t micro[2][2];                                                                           /* NV, of the lane's piece */
+  static constexpr uint32_t kSums = S == MM_CU_COARSE ? kStep / 128 : 1; /* sums of a step with a scale each */
+  uint4 q[2][2];                                                         /* [half of the step][row] */
+  float f[kSums][2];                                                     /* COARSE */
+  uint16_t micro[2][2];                                                  /* NV, of the lane's piece */
 };
 template <mm_cu_code C, mm_cu_scale S>
-constexpr bool kTileTakes = (S == MM_CU_COARSE && C != MM_CU_BF16) || S == MM_CU_NV;
-/* Cells of COARSE scales are of whole sums. */
-inline bool tile_takes(const mm_cu_weight &w) {
-  return w.code != MM_CU_BF16 && (w.scale_kind == MM_CU_NV || (w.scale_kind == MM_CU_COARSE && w.cell_k_log2 >= 7));
-}
+constexpr bool kTileTakes = S == MM_CU_COARSE || S == MM_CU_NV || C == MM_CU_BF16; /* mm_cu_tile_takes */
 
 /* Columns of a step of all warps of a group; of x in shared memory at a time, whole turns of a warp's registers. */
 template <mm_cu_code C, class Form>
 constexpr uint32_t kTurnStep = 8 * codec<C>::kPiece *Form::kSplit;
 template <mm_cu_code C, class Form>
 constexpr uint32_t kTileChunk = Form::kMost / (kTurnStep<C, Form> * Form::kAhead) * (kTurnStep<C, Form> * Form::kAhead);
+/* Columns that shared memory is filled by: a warp's pieces are of one row, whose largest number it finds. */
+template <mm_cu_code C, class Form>
+constexpr uint32_t kFillStep = C == MM_CU_BF16 || kTurnStep<C, Form> > 256 ? kTurnStep<C, Form> : 256;
 
-/* Shared memory: x[kRows][pitch bytes], the rows' inverse scales; at the end sums[kSplit][kRows][kColumns + 4]. */
+/* Shared memory: x[kRows][pitch bytes], the rows' inverse scales and largest magnitudes; at the end sums[kSplit][kRows][kColumns + 4]. */
 struct tile_plan {
   uint32_t chunk, pitch, inverse, shared;
 };
 template <mm_cu_code C, class Form>
 tile_plan plan_tile(const mm_cu_weight &w) {
-  static_assert(kTileChunk<C, Form> > 0, "whole turns fit");
+  static_assert(kTileChunk<C, Form> > 0 && kTileChunk<C, Form> % kFillStep<C, Form> == 0, "whole turns fit");
+  static_assert(Form::kRows * (2 * kTileChunk<C, Form> + 72) <= MM_CU_SHARED_LEAST, "a block fits everywhere");
   tile_plan p;
-  p.chunk = min(kTileChunk<C, Form>, ceil_div(w.k, kTurnStep<C, Form>) * kTurnStep<C, Form>);
+  p.chunk = min(kTileChunk<C, Form>, ceil_div(w.k, kFillStep<C, Form>) * kFillStep<C, Form>);
   p.pitch = 2 * p.chunk + 64, p.inverse = Form::kRows * p.pitch;
-  p.shared = max(p.inverse + Form::kRows * 4, Form::kSplit * Form::kRows * (Form::kColumns + 4) * 4);
+  p.shared = max(p.inverse + Form::kRows * 8, Form::kSplit * Form::kRows * (Form::kColumns + 4) * 4);
   return p;
 }
 
@@ -101,7 +107,7 @@ struct tile_rows {
       const weight_row at = job.weight(first + r * 8 + lane / 4);
       row[r] = w.data + ((size_t)at.matrix * w.n + at.row) * w.pitch + byte;
       const size_t of = ((size_t)at.matrix * w.scale_rows + (at.row >> w.cell_n_log2)) * w.scale_pitch;
-      scale[r] = static_cast<const uint8_t *>(w.scale) + (S == MM_CU_NV ? of + byte / 8 : of * sizeof(float));
+      scale[r] = static_cast<const uint8_t *>(w.scale) + (S == MM_CU_NV ? of + byte / 8 : of * sizeof(float)); /* BF16: not read */
       asm volatile("" : "+l"(row[r]), "+l"(scale[r])); /* else each fetch would compute them again */
     }
   }
@@ -157,6 +163,14 @@ __device__ __forceinline__ void tile_multiply(float (&acc)[Form::kTiles][4], con
       b[n][4 * i] = v.x, b[n][4 * i + 1] = v.y, b[n][4 * i + 2] = v.z, b[n][4 * i + 3] = v.w;
     }
   }
+  if constexpr (C == MM_CU_BF16) {
+#pragma unroll
+    for (uint32_t n = 0; n < Form::kTiles; n++) {
+      mma(acc[n], (const uint32_t[]){q[0].x, q[1].x, q[0].y, q[1].y}, b[n][0], b[n][1]);
+      mma(acc[n], (const uint32_t[]){q[0].z, q[1].z, q[0].w, q[1].w}, b[n][2], b[n][3]);
+    }
+    return;
+  }
   if constexpr (S == MM_CU_NV) tile_micro(times[0], micro[0]), tile_micro(times[1], micro[1]);
   const uint32_t word[2][4] = {{q[0].x, q[0].y, q[0].z, q[0].w}, {q[1].x, q[1].y, q[1].z, q[1].w}};
 #pragma unroll
@@ -191,29 +205,60 @@ __device__ __forceinline__ uint4 *tile_piece(uint8_t *row, uint32_t i) {
   return reinterpret_cast<uint4 *>(row) + (i - in + in % kLane * 4 + in / kLane);
 }
 
-/* Columns [k0, k0 + p.chunk) of x to shared memory, a row a warp; zeros past w.k. */
-template <mm_cu_code C, mm_cu_scale S, class Form, class Job>
-__device__ __forceinline__ void tile_fill(uint8_t *shared, const tile_plan &p, const mm_cu_weight &w, const Job &job, uint32_t k0) {
-  const uint32_t lane = threadIdx.x % 32,
-                 pieces = min(p.chunk, (w.k - k0 + kTurnStep<C, Form> - 1) / kTurnStep<C, Form> * kTurnStep<C, Form>) / 8;
-  for (uint32_t r = threadIdx.x / 32; r < job.rows(); r += kTileThreads / 32) {
-    const bf16 *const x = job.x(r) + k0;
-    uint8_t *const to = shared + r * p.pitch;
-    uint32_t most = 0;
-#pragma unroll 4
-    for (uint32_t i = lane; i < pieces; i += 32) {
-      const uint4 q = k0 + 8 * i < w.k ? __ldcg(reinterpret_cast<const uint4 *>(x + 8 * i)) : make_uint4(0, 0, 0, 0);
-      *tile_piece<C>(to, i) = q;
-      most = max2(most, max2(max2(q.x & 0x7fff7fffu, q.y & 0x7fff7fffu), max2(q.z & 0x7fff7fffu, q.w & 0x7fff7fffu)));
-    }
+/* Columns [k0, k0 + p.chunk) of x to shared memory, zeros past w.k, in f16 under the power of two of each row's largest magnitude there.
+ * All threads take pieces of all rows in turn. */
+template <mm_cu_code C, class Form, class Job>
+struct tile_filler {
+  static constexpr uint32_t kAtOnce = 4; /* loads of a thread on their way */
+  const tile_plan &p;
+  const mm_cu_weight &w;
+  const Job &job;
+  uint8_t *shared;
+  uint32_t *largest; /* of each row, zero before; zeros again afterwards */
+  uint32_t k0, pieces, all, per;
+
+  __device__ __forceinline__ tile_filler(uint8_t *to, const tile_plan &plan, const mm_cu_weight &weight, const Job &j, uint32_t first)
+      : p(plan), w(weight), job(j), shared(to), largest(reinterpret_cast<uint32_t *>(to + plan.inverse) + Form::kRows), k0(first) {
+    constexpr uint32_t kStep = kFillStep<C, Form>;
+    pieces = min(p.chunk, (w.k - k0 + kStep - 1) / kStep * kStep) / 8, all = job.rows() * pieces;
+    per = (1u << 24) / pieces + 1; /* all · pieces < 2^24 */
+  }
+  __device__ __forceinline__ uint32_t row_of(uint32_t i) const { return i * per >> 24; }
+  __device__ __forceinline__ uint4 *place(uint32_t i) const {
+    const uint32_t row = row_of(i);
+    return tile_piece<C>(shared + row * p.pitch, i - row * pieces);
+  }
+  __device__ __forceinline__ void load() const {
+#pragma unroll 1
+    for (uint32_t from = threadIdx.x; from < all; from += kAtOnce * kTileThreads) {
+      uint4 v[kAtOnce];
 #pragma unroll
-    for (uint32_t m = 1; m < 32; m <<= 1) most = max2(most, __shfl_xor_sync(0xffffffffu, most, m));
-    const half_scale scale(max(most & 0xffffu, most >> 16));
-    if (lane == 0) reinterpret_cast<float *>(shared + p.inverse)[r] = scale.inverse * tile_codes<C, S>::kFactor;
+      for (uint32_t j = 0; j < kAtOnce; j++) {
+        const uint32_t i = from + j * kTileThreads, row = row_of(i), k = k0 + (i - row * pieces) * 8;
+        v[j] = i < all && k < w.k ? __ldcg(reinterpret_cast<const uint4 *>(job.x(row) + k)) : make_uint4(0, 0, 0, 0);
+      }
+#pragma unroll
+      for (uint32_t j = 0; j < kAtOnce; j++) {
+        const uint32_t i = from + j * kTileThreads;
+        if (i >= all) break;
+        const uint4 q = v[j];
+        *place(i) = q;
+        if (C == MM_CU_BF16) continue;
+        const uint32_t both = max2(max2(q.x & 0x7fff7fffu, q.y & 0x7fff7fffu), max2(q.z & 0x7fff7fffu, q.w & 0x7fff7fffu));
+        const uint32_t most = __reduce_max_sync(0xffffffffu, max(both & 0xffffu, both >> 16));
+        if (threadIdx.x % 32 == 0) atomicMax(&largest[row_of(i)], most);
+      }
+    }
+  }
+  /* What load() brought, by the same threads, to f16 under the row's scale. */
+  __device__ __forceinline__ void convert() const {
+    if (threadIdx.x < Form::kRows)
+      reinterpret_cast<float *>(shared + p.inverse)[threadIdx.x] = half_scale(largest[threadIdx.x]).inverse * kTileFactor<C>;
 #pragma unroll 2
-    for (uint32_t i = lane; i < pieces; i += 32) {
-      uint4 &place = *tile_piece<C>(to, i);
-      uint4 q = place;
+    for (uint32_t i = threadIdx.x; i < all; i += kTileThreads) {
+      const half_scale scale(largest[row_of(i)]);
+      uint4 &to = *place(i);
+      uint4 q = to;
       q.x = scale.convert(q.x), q.y = scale.convert(q.y), q.z = scale.convert(q.z), q.w = scale.convert(q.w);
       if constexpr (C == MM_CU_E4M3) {
         q = make_uint4(__byte_perm(q.x, q.y, 0x7632), __byte_perm(q.x, q.y, 0x5410), __byte_perm(q.z, q.w, 0x7632),
@@ -221,10 +266,20 @@ __device__ __forceinline__ void tile_fill(uint8_t *shared, const tile_plan &p, c
       } else if constexpr (C == MM_CU_INT4) {
         q.y = mul_half2(q.y, 0x2c002c00u), q.w = mul_half2(q.w, 0x2c002c00u); /* 2^-4: those codes are 2^4 times as large */
       }
-      place = q;
+      to = q;
     }
   }
-}
+  /* All threads of the block together; nobody reads x. */
+  __device__ __forceinline__ void operator()() const {
+    load();
+    if constexpr (C != MM_CU_BF16) {
+      __syncthreads();
+      convert();
+    }
+    __syncthreads();
+    if (C != MM_CU_BF16 && threadIdx.x < Form::kRows) largest[threadIdx.x] = 0; /* and a barrier comes before the next */
+  }
+};
 
 /* The sums of all warps of each group, to the job. */
 template <class Form, class Job>
@@ -258,6 +313,7 @@ __device__ __forceinline__ void decode_tile(const mm_cu_weight &w, const tile_pl
   extern __shared__ uint4 shared_raw[];
   uint8_t *const shared = reinterpret_cast<uint8_t *>(shared_raw);
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, split = warp / Form::kGroups;
+  if (threadIdx.x < Form::kRows) reinterpret_cast<uint32_t *>(shared + p.inverse)[Form::kRows + threadIdx.x] = 0;
   tile_rows<C, S, Form> rows(w, job, warp % Form::kGroups * 16, split);
   codes ahead[Form::kAhead] = {};
 #pragma unroll
@@ -268,12 +324,11 @@ __device__ __forceinline__ void decode_tile(const mm_cu_weight &w, const tile_pl
   const uint8_t *x = nullptr;
   const uint8_t *const first = shared + lane / 4 * p.pitch + lane % 4 * 16 + split * codes::kStep * 2;
   const auto fill = [&] {
-    if (filled) __syncthreads();
-    tile_fill<C, S, Form>(shared, p, w, job, filled);
     __syncthreads();
+    tile_filler<C, Form, Job>(shared, p, w, job, filled)();
     filled += p.chunk, x = first;
 #pragma unroll
-    for (uint32_t n = 0; n < Form::kTiles; n++) {
+    for (uint32_t n = 0; n < Form::kTiles && C != MM_CU_BF16; n++) {
       const float2 v = reinterpret_cast<const float2 *>(shared + p.inverse)[n * 4 + lane % 4];
       inverse[n][0] = v.x, inverse[n][1] = v.y;
     }
@@ -282,8 +337,8 @@ __device__ __forceinline__ void decode_tile(const mm_cu_weight &w, const tile_pl
     float acc[Form::kTiles][4] = {};
 #pragma unroll
     for (uint32_t h = 0; h < 2; h++) {
-      tile_multiply<C, S, Form>(acc, x + h * codes::kStep, p.pitch, now.q[h], now.micro[h]);
-      if (codes::kSums == 1 && h == 0) continue;
+      tile_multiply<C, S, Form>(C == MM_CU_BF16 ? total : acc, x + h * codes::kStep, p.pitch, now.q[h], now.micro[h]);
+      if (C == MM_CU_BF16 || (codes::kSums == 1 && h == 0)) continue;
 #pragma unroll
       for (uint32_t i = 0; i < Form::kTiles * 4; i++) {
         const float times = inverse[i / 4][i % 2] * (S == MM_CU_COARSE ? now.f[codes::kSums == 2 ? h : 0][i % 4 / 2] : 1.0f);

@@ -2,7 +2,7 @@
  * 256 weight rows: gemm_hopper.cuh, and gemm_widened.cuh where weights are codes), or of few rows 32 with 64.
  *
  * Activations go to shared memory as they are (cp.async); weights are fetched as codes into registers one step ahead, widened there,
- * scaled, rounded to bf16 and stored, so device memory never holds them wide. Eight warps, 32 x 64 results each, or four of 32 x 16,
+ * scaled, rounded to bf16 and stored, so device memory never holds them wide. Four warps, 64 x 64 results each, or of 32 x 16,
  * mma.m16n8k16.
  *
  * A job says which rows, as in stream.cuh:
@@ -26,14 +26,15 @@ struct gemm_large {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   static constexpr int kThreads = hopper_gemm::kThreads, kColumns = hopper_gemm::kColumns, kBlocks = 1;
 #else
-  static constexpr int kThreads = 256, kColumns = 128, kBlocks = 2;
+  static constexpr int kThreads = 128, kColumns = 128, kBlocks = 2;
 #endif
+  static constexpr int kHalves = 4; /* sixteens of a warp's rows */
   static constexpr int kAhead = 1;  /* steps whose weights are on their way */
   static constexpr int kStages = 2; /* of activations: those of a step, and of the steps whose copies are under way */
 };
 /* Where tiles of 128 rows would be nearly empty: a few rows for each expert, or a step of at most 64. Not on sm_90a. */
 struct gemm_small {
-  static constexpr int kRows = 32, kThreads = 128, kColumns = 64, kBlocks = 4, kAhead = 4, kStages = 4;
+  static constexpr int kRows = 32, kThreads = 128, kColumns = 64, kBlocks = 4, kHalves = 2, kAhead = 4, kStages = 4;
 };
 constexpr uint32_t kGemmSmallStep = 64; /* rows of a dense product up to which it is taken */
 constexpr uint32_t kGemmSmallEach = 16; /* rows for each expert, likewise */
@@ -82,9 +83,11 @@ struct tile_scale<C, MM_CU_COARSE> {
   __device__ __forceinline__ void load(const mm_cu_weight &w, size_t at, uint32_t k) {
     f = k < w.k ? static_cast<const float *>(w.scale)[at + (k >> w.cell_k_log2)] : 0.0f;
   }
+  /* The scale as a sum of two bf16: codes times it, off by 2^-16 before they are rounded. */
   __device__ __forceinline__ void apply(uint32_t v[]) const {
+    const uint32_t most = pack2(f, f), rest = pack2(f - low(most), f - low(most));
 #pragma unroll
-    for (int j = 0; j < codec<C>::kPiece / 2; j++) v[j] = pack2(low(v[j]) * f, high(v[j]) * f);
+    for (int j = 0; j < codec<C>::kPiece / 2; j++) v[j] = fma2(v[j], most, mul2(v[j], rest));
   }
 };
 
@@ -160,29 +163,31 @@ struct activation_tile {
   }
 };
 
-/* A warp has 32 rows of x and kWide of the columns. */
+/* A warp has kHigh rows of x and kWide of the columns. */
 template <class Form>
 struct gemm_warps {
-  static constexpr uint32_t kTall = Form::kRows / 32, kWide = Form::kColumns / (Form::kThreads / 32 / kTall), kTiles = kWide / 8;
+  static constexpr uint32_t kHigh = 16 * Form::kHalves, kTall = Form::kRows / kHigh, kWide = Form::kColumns / (Form::kThreads / 32 / kTall),
+                            kTiles = kWide / 8;
   static_assert(kTiles % 2 == 0, "ldmatrix brings two");
 };
-/* acc += the products of the activations in `stage` and the weights in b. Halves of a warp's rows that the tile does not have are not
- * multiplied. */
-template <class Form>
-__device__ __forceinline__ void gemm_step(float (&acc)[2][gemm_warps<Form>::kTiles][4], const gemm_shared<Form> &sh, int b, int stage,
-                                          uint32_t row0, uint32_t col0, uint32_t rows) {
+/* acc += the products of the activations in `stage` and the weights in b. Sixteens of a warp's rows that the tile does not have are not
+ * multiplied; kWhole: it has all. */
+template <class Form, bool kWhole>
+__device__ __forceinline__ void gemm_step(float (&acc)[Form::kHalves][gemm_warps<Form>::kTiles][4], const gemm_shared<Form> &sh, int b,
+                                          int stage, uint32_t row0, uint32_t col0, uint32_t rows) {
   const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
   for (int k = 0; k < kGemmK; k += 16) {
-    uint32_t xa[2][4], f[4];
+    uint32_t xa[Form::kHalves][4], f[4];
 #pragma unroll
-    for (int i = 0; i < 2; i++)
-      if (row0 + i * 16 < rows) ldmatrix4(xa[i], &sh.x[stage][row0 + i * 16 + lane % 16][k + lane / 16 * 8]);
+    for (int i = 0; i < Form::kHalves; i++)
+      if (kWhole || row0 + i * 16 < rows) ldmatrix4(xa[i], &sh.x[stage][row0 + i * 16 + lane % 16][k + lane / 16 * 8]);
 #pragma unroll
     for (int n = 0; n < (int)gemm_warps<Form>::kTiles; n += 2) {
       ldmatrix4(f, &sh.w[b][col0 + n * 8 + lane % 8 + lane / 16 * 8][k + lane / 8 % 2 * 8]);
-      mma(acc[0][n], xa[0], f[0], f[1]), mma(acc[0][n + 1], xa[0], f[2], f[3]);
-      if (row0 + 16 < rows) mma(acc[1][n], xa[1], f[0], f[1]), mma(acc[1][n + 1], xa[1], f[2], f[3]);
+#pragma unroll
+      for (int i = 0; i < Form::kHalves; i++)
+        if (kWhole || row0 + i * 16 < rows) mma(acc[i][n], xa[i], f[0], f[1]), mma(acc[i][n + 1], xa[i], f[2], f[3]);
     }
   }
 }
@@ -193,12 +198,12 @@ __device__ __forceinline__ void gemm_tile(const mm_cu_weight &w, const Job &job)
   auto &sh = *reinterpret_cast<gemm_shared<Form> *>(shared_raw);
   constexpr uint32_t kTall = gemm_warps<Form>::kTall, kTiles = gemm_warps<Form>::kTiles;
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const uint32_t row0 = warp % kTall * 32, col0 = warp / kTall * gemm_warps<Form>::kWide, rows = job.rows();
+  const uint32_t row0 = warp % kTall * gemm_warps<Form>::kHigh, col0 = warp / kTall * gemm_warps<Form>::kWide, rows = job.rows();
 
   const activation_tile<Form, Job> xt(job, w.k);
   const weight_tile<C, S, Form, Job> wt(w, job);
   typename weight_tile<C, S, Form, Job>::step ahead[Form::kAhead]; /* of the next steps */
-  float acc[2][kTiles][4] = {};
+  float acc[Form::kHalves][kTiles][4] = {};
   constexpr int kStages = Form::kStages;
 #pragma unroll
   for (int i = 0; i < kStages - 1; i++) xt.fetch(sh.x[i], i * kGemmK);
@@ -214,7 +219,11 @@ __device__ __forceinline__ void gemm_tile(const mm_cu_weight &w, const Job &job)
     copy_wait<kStages - 2>();
     __syncthreads();
     xt.fetch(sh.x[(stage + kStages - 1) % kStages], k0 + (kStages - 1) * kGemmK); /* into the stage of the step before this */
-    if (row0 < rows) gemm_step<Form>(acc, sh, b, stage, row0, col0, rows);
+    if (row0 + gemm_warps<Form>::kHigh <= rows) {
+      gemm_step<Form, true>(acc, sh, b, stage, row0, col0, rows);
+    } else if (row0 < rows) {
+      gemm_step<Form, false>(acc, sh, b, stage, row0, col0, rows);
+    }
     if (more) {
       wt.store(sh.w[b ^ 1], next, k0 + kGemmK);
       wt.fetch(next, k0 + (Form::kAhead + 1) * kGemmK);
@@ -228,7 +237,7 @@ __device__ __forceinline__ void gemm_tile(const mm_cu_weight &w, const Job &job)
       if (more) more = step(ahead[i]);
   }
 #pragma unroll
-  for (int i = 0; i < 4; i++) {
+  for (int i = 0; i < 2 * Form::kHalves; i++) {
     const uint32_t r = row0 + i * 8 + g;
     if (r >= rows) continue;
     float v[kTiles][2];

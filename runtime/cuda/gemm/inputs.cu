@@ -72,6 +72,7 @@ cudaError_t mm_cu_rounded::linear(const mm_cu_weight &w, const mm_cu_linear &a, 
     case MM_CU_SMALL_BATCH_FP8: return mm_cu_small_batch_fp8(w, coded, s);
     case MM_CU_ONE: return mm_cu_one(w, given, s);
     case MM_CU_SMALL_BATCH_WIDENED: return mm_cu_small_batch_widened(w, given, s);
+    case MM_CU_DECODE_DENSE: return mm_cu_decode_dense(w, given, s);
     case MM_CU_DECODE_LINEAR: return mm_cu_decode_linear(w, given, s);
     case MM_CU_GEMM_WIDENED: return mm_cu_gemm_widened(w, given, s);
     case MM_CU_GEMM: return mm_cu_gemm(w, given, s);

@@ -151,6 +151,8 @@ unsigned most_tiles(const mm_cu_route &r, uint32_t tokens, unsigned rows) {
   return min(pairs, pairs / rows + r.experts);
 }
 
+constexpr uint32_t kWideExperts = 1024; /* weight rows from which a block has 128 of them in place of 64: it starts half as often */
+
 struct grouped_launch {
   const mm_cu_weight &w;
   const mm_cu_route &r;
@@ -169,15 +171,18 @@ struct grouped_launch {
     const dim3 grid(ceil_div(w.n, Form::kColumns), most_tiles(r, a.tokens, Form::kRows));
     return launch(up ? decode_up<C, S, Form> : decode_down<C, S, Form>, grid, kTileThreads, p.shared, s, p, w, r, a);
   }
+  template <mm_cu_code C, mm_cu_scale S, uint32_t kGroups>
+  cudaError_t decode_few(uint32_t pairs) const {
+    return pairs <= 4 * r.experts   ? decode<C, S, decode_form<1, kGroups>>()
+           : pairs <= 8 * r.experts ? decode<C, S, decode_form<2, kGroups>>()
+                                    : decode<C, S, decode_form<4, kGroups>>();
+  }
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
     const uint32_t pairs = a.tokens * r.top_k;
     const bool few = !hopper() && pairs <= kGemmSmallEach * r.experts;
     if constexpr (kTileTakes<C, S>) {
-      if (few && a.decode && tile_takes(w))
-        return pairs <= 4 * r.experts   ? decode<C, S, decode_form<1, 4>>()
-               : pairs <= 8 * r.experts ? decode<C, S, decode_form<2, 4>>()
-                                        : decode<C, S, decode_form<4, 4>>();
+      if (few && a.decode && mm_cu_tile_takes(&w)) return w.n < kWideExperts ? decode_few<C, S, 4>(pairs) : decode_few<C, S, 8>(pairs);
     }
     if (few) return in<gemm_small>(grouped_up<C, S, gemm_small>, grouped_down<C, S, gemm_small>);
     return in<gemm_large>(grouped_up<C, S, gemm_large>, grouped_down<C, S, gemm_large>);

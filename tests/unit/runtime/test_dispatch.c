@@ -59,6 +59,11 @@ static bool many_can(const mm_cu_weight *w) {
   return w->code != MM_CU_BF16 && w->k % 32 == 0 && w->n % 8 == 0 && (w->scale_kind != MM_CU_FINE || w->cell_k_log2 >= 6);
 }
 
+/* decode_tile.cuh: scales of sums of 128 columns, or of each 16 in f16. */
+static bool whole_sums(const mm_cu_weight *w) {
+  return w->code == MM_CU_BF16 || w->scale_kind == MM_CU_NV || (w->scale_kind == MM_CU_COARSE && w->cell_k_log2 >= 7);
+}
+
 static bool can(const mm_cu_device *d, mm_cu_kernel kernel, const mm_cu_task *q) {
   const mm_cu_weight *w = q->w, *w2 = q->w2;
   switch (kernel) {
@@ -66,6 +71,7 @@ static bool can(const mm_cu_device *d, mm_cu_kernel kernel, const mm_cu_task *q)
     case MM_CU_SMALL_BATCH_FP8: return !w2 && d->hopper && in_blocks(w) && cluster_fits(d, w, q->tokens, true);
     case MM_CU_ONE: return !w2 && q->tokens == 1 && one_fits(d, w, 1);
     case MM_CU_SMALL_BATCH_WIDENED: return !w2 && d->hopper && w->scale_kind != MM_CU_FINE && cluster_fits(d, w, q->tokens, false);
+    case MM_CU_DECODE_DENSE: return !w2 && !d->hopper && q->tokens <= 64 && whole_sums(w);
     case MM_CU_DECODE_LINEAR: return !w2 && q->tokens <= 16;
     case MM_CU_GEMM_WIDENED: return !w2 && d->hopper && w->code != MM_CU_BF16;
     case MM_CU_GEMM: return !w2 && (!d->hopper || w->code == MM_CU_BF16);
@@ -250,7 +256,11 @@ static void test_written_down(void **state) {
       {"m2", "mxfp8", true, false, true, true, 64, "round_rows, small_batch_clusters"},
       {"m2", "mxfp8", true, false, true, true, 65, "round_rows, gemm_widened"},
       {"m2", "mxfp8", false, false, true, true, 16, "round_rows, decode_linear"},
-      {"m2", "nvfp4", false, false, true, true, 17, "round_rows, gemm"},
+      {"m2", "nvfp4", false, false, true, true, 17, "round_rows, decode_dense"},
+      {"m2", "nvfp4", false, false, true, false, 17, "round_rows, gemm"},
+      {"m2", "block_fp8", false, false, true, false, 16, "round_rows, decode_dense"},
+      {"m2", "bf16", false, false, true, true, 64, "decode_dense"},
+      {"m2", "bf16", false, false, true, true, 65, "gemm"},
       {"m2", "block_fp8", true, true, true, true, 1, "one_experts_up, one_experts_down"},
       {"m2", "block_fp8", true, true, true, true, 64, "lay_rows, experts_few, lay_rows, experts_few, sum_pairs"},
       {"m2", "block_fp8", true, true, true, true, 65, "encode, spread, product, product, sum_choices"},
