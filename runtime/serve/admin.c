@@ -228,7 +228,7 @@ bool mm_path_is_short(const char *path, const char *whole) {
 
 /* The model that a path names, with /v1 before it or without; NULL: it is another path. */
 static const char *model_of(const char *path) {
-  const char *shorter = MODEL + strlen(VERSION);
+  const char *shorter = &MODEL[strlen(VERSION)];
   if (strncmp(path, MODEL, strlen(MODEL)) == 0) return path + strlen(MODEL);
   return strncmp(path, shorter, strlen(shorter)) == 0 ? path + strlen(shorter) : NULL;
 }
