@@ -322,7 +322,7 @@ static bool compile_some_values(mm_schema_compiler *p, const mm_value *schema, c
   if (!mm_value_get(rest, "type") && !mm_value_get(rest, "enum") && !mm_schema_put(p, &typed, types.value, "type")) return false;
   if (!mm_schema_compile_value(p, typed.value, &form)) return false;
   for (const mm_value *v = first; v; v = list ? v->next : NULL) {
-    bool fits;
+    bool fits = false;
     if (!lets_through(p, form, v, &fits) || (fits && !mm_schema_put(p, &some, v, ""))) return false;
   }
   return some.value->count ? compile_enum(p, some.value, NULL, out)
