@@ -111,7 +111,7 @@ static char *index_of(const mm_plan *p, mm_err *err) {
   mm_digest_hex(&p->pack.plan, plan);
   mm_text_printf(&t, "{\n \"metadata\": {\n  \"total_size\": %llu,\n  \"plan\": \"%s\"\n },\n \"weight_map\": {\n",
                  (unsigned long long)total, plan);
-  t.failed = t.failed || !each_stored(p, put_stored, &t, err);
+  if (!each_stored(p, put_stored, &t, err)) return free(t.p), NULL;
   mm_text_put(&t, "\n }\n}\n");
   return mm_text_take(&t, err);
 }

@@ -308,7 +308,7 @@ bool mm_schema_any_of(mm_schema_compiler *p, const mm_value **list, size_t count
   size_t n = 0;
   if (!all) return false;
   out->kind = MM_FORM_CHOICE;
-  for (size_t i = 0; i < count; i++) { /* those that no value fits are left out */
+  for (size_t i = 0; i < count; i++) { /* one that no value fits is left out */
     list[n] = list[i];
     if (!mm_schema_compile_value(p, list[i], &all[n])) {
       if (!mm_schema_forget_none(p)) return false;

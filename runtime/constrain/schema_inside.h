@@ -174,7 +174,8 @@ const mm_value *mm_schema_both(mm_schema_compiler *p, const mm_value *a, const m
 /* The schema, a plain one, with anyOf in place of `if` with `then` or `else`, and of the first entry of dependentRequired or
  * dependentSchemas; as it is where it has none. */
 const mm_value *mm_schema_resolve(mm_schema_compiler *p, const mm_value *schema);
-/* The alternatives of `any`, a member of the schema, each with what else the schema says. Those that no value fits are left out. */
+/* The alternatives of `any`, a member of the schema, each with what else the schema says. An alternative that no value fits is left
+ * out. */
 const mm_value **mm_schema_alternatives(mm_schema_compiler *p, const mm_value *schema, const mm_value *any, bool exclusive, size_t *count);
 /* The plain schema with unevaluatedProperties and unevaluatedItems as additionalProperties and items, so that it can be read together with
  * others, which they do not see. */

@@ -41,7 +41,7 @@ static const mm_value *other_types(mm_schema_compiler *p, const mm_value *types)
 
 /* ---- One keyword ---- */
 
-/* Adds {key: value}, an alternative that breaks the keyword. */
+/* Adds a schema whose values break the keyword; NULL: it could not be made, and the error says why. */
 static bool add(mm_schema_compiler *p, mm_schema_made *list, const mm_value *schema) {
   return schema && mm_schema_put(p, list, schema, "");
 }

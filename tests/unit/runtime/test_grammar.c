@@ -6,15 +6,10 @@
 #include "formats/json.h"
 #include "formats/text.h"
 #include "runtime/constrain/constrain.h"
-#include "runtime/constrain/schema.h"
+#include "tests/unit/runtime/schema_of.h"
 #include "tests/unit/unit.h"
 
 static mm_grammar_stack more[2][MM_GRAMMAR_MORE]; /* of the texts that a test follows */
-
-static const mm_form *compile(mm_arena *a, const char *schema, mm_err *err) {
-  const mm_value *v = mm_body_parse(a, schema, strlen(schema), err);
-  return v ? mm_schema_compile(a, v, "json_schema", err) : NULL;
-}
 
 /* How many bytes of the text may stand; all and *whole: it may end there. */
 static size_t taken(const mm_form *f, const char *text, bool *whole) {
@@ -367,45 +362,6 @@ TEST(many_values_take_little_memory_and_are_limited) {
     mm_arena_close(&a);
   }
   getrusage(RUSAGE_SELF, &after);
-  if (after.ru_maxrss - before.ru_maxrss > 150 << 10) fail_msg("%ld KiB more", after.ru_maxrss - before.ru_maxrss);
-}
-
-/* Schemas that would be large: each is compiled or refused within its budget of time and memory. */
-TEST(hostile_schemas_have_bounds) {
-  static const char *const part[][3] = {
-      {"{\"anyOf\": [", "{\"type\": \"string\", \"pattern\": \"(a|b|c)*a(a|b|c){%d}\"}, ", "{}]}"},
-      {"{\"anyOf\": [", "{\"type\": \"string\", \"pattern\": \"^.{1,9%d}$\"}, ", "{}]}"},
-      {"{\"type\": \"array\", \"prefixItems\": [", "{\"type\": \"string\", \"pattern\": \"^(x?){%d00}x{2000}$\"}, ", "{}]}"},
-      {"{\"allOf\": [", "{\"$ref\": \"#/allOf/%d\"}, {\"$ref\": \"#\"}, ", "{}]}"},
-      {"{\"$ref\": \"#/$defs/a\", \"$defs\": {\"a\": {\"allOf\": [",
-       "{\"properties\": {\"x\": {\"allOf\": [{\"$ref\": \"#/$defs/a\"}, {\"title\": \"%d\"}]}}}, ",
-       "{\"properties\": {\"x\": {\"$ref\": \"#/$defs/a\"}}}]}}}"},
-      {"{\"allOf\": [", "{\"$id\": \"a%d/\", \"$anchor\": \"b\", \"$ref\": \"#b\"}, ", "{}]}"},
-      {"{\"oneOf\": [", "{\"type\": \"object\", \"properties\": {\"k\": {\"const\": %d}}, \"required\": [\"k\"]}, ",
-       "{\"type\": \"null\"}]}"},
-  };
-  struct rusage before, after;
-  getrusage(RUSAGE_SELF, &before);
-  for (size_t i = 0; i < sizeof part / sizeof *part; i++) {
-    mm_arena a = {0};
-    mm_err err = {0};
-    mm_text t = {0};
-    mm_text_put(&t, part[i][0]);
-    for (int k = 0; k < 1000; k++) {
-      const char *number = strchr(part[i][1], '%');
-      mm_text_add(&t, part[i][1], (size_t)(number - part[i][1]));
-      mm_text_printf(&t, "%d%s", 1 + k % 100 + (i == 6 ? k : 0), number + 2);
-    }
-    mm_text_put(&t, part[i][2]);
-    const mm_form *f = t.failed ? NULL : compile(&a, t.p, &err);
-    if (!f && strcmp(err.code, "E_SCHEMA") != 0) fail_msg("%zu: %s", i, err.text);
-    free(t.p);
-    mm_arena_close(&a);
-  }
-  getrusage(RUSAGE_SELF, &after);
-  const double s =
-      (double)(after.ru_utime.tv_sec - before.ru_utime.tv_sec) + (double)(after.ru_utime.tv_usec - before.ru_utime.tv_usec) / 1e6;
-  if (s > 6) fail_msg("%.1f s", s); /* of processor time, with the sanitizers too */
   if (after.ru_maxrss - before.ru_maxrss > 150 << 10) fail_msg("%ld KiB more", after.ru_maxrss - before.ru_maxrss);
 }
 

@@ -1,18 +1,11 @@
 /* Schemas with conditions: not, if, oneOf, dependent keys, keywords that see other ones, and schemas that hold together. */
 #include <stdio.h>
 #include <string.h>
-#include <sys/resource.h>
 
-#include "formats/text.h"
-#include "runtime/constrain/schema.h"
+#include "tests/unit/runtime/schema_of.h"
 #include "tests/unit/unit.h"
 
 static mm_grammar_stack more[MM_GRAMMAR_MORE];
-
-static const mm_form *compile(mm_arena *a, const char *schema, mm_err *err) {
-  const mm_value *v = mm_body_parse(a, schema, strlen(schema), err);
-  return v ? mm_schema_compile(a, v, "json_schema", err) : NULL;
-}
 
 static bool lets_through(const mm_form *f, const char *text) {
   mm_grammar g = {.more = more};
@@ -157,54 +150,6 @@ TEST(contradictions_and_what_is_not_served_differ) {
     if (strcmp(err.code, "E_SCHEMA") != 0 || !strstr(err.text, refused[i][1])) fail_msg("%s: %s", schema, err.text);
     mm_arena_close(&a);
   }
-}
-
-/* Schemas whose alternatives would multiply: each is compiled or refused within its budget of time and memory. */
-TEST(hostile_conditions_have_bounds) {
-  static const char *const part[][3] = {
-      {"{'allOf': [", "{'anyOf': [{'minimum': %d}, {'maxLength': 3}, {'required': ['a']}]}, ", "{}]}"},
-      {"{'oneOf': [", "{'properties': {'a%d': {'type': 'string'}}}, ", "{}]}"},
-      {"{'allOf': [", "{'if': {'required': ['a%d']}, 'then': {'required': ['b']}, 'else': {'maxProperties': 3}}, ", "{}]}"},
-      {"{'not': {'anyOf': [", "{'allOf': [{'not': {'minimum': %d}}, {'not': {'$ref': '#/not'}}]}, ", "{}]}}"},
-      {"{'unevaluatedProperties': false, 'allOf': [", "{'anyOf': [{'properties': {'a%d': {}}}, {'unevaluatedProperties': false}]}, ",
-       "{}]}"},
-      {"{'patternProperties': {'a': {}", ", '^[ab]*a[ab]{%d}$': {'type': 'null'}", "}, 'additionalProperties': {'type': 'string'}}"},
-      {"{'$ref': '#/$defs/a', '$defs': {'a': {'oneOf': [", "{'properties': {'x%d': {'oneOf': [{'$ref': '#/$defs/a'}, {}]}}}, ",
-       "{'type': 'null'}]}}}"},
-      {"{'anyOf': [",
-       "{'$id': 'r%d', '$dynamicAnchor': 'n', 'properties': {'x': {'$dynamicRef': '#n'}, 'y': {'$ref': 'r1'}, 'z': {'$ref': 'r2'}, 'w': "
-       "{'$ref': 'r3'}, "
-       "'v': {'$ref': 'r4'}}}, ",
-       "{'$dynamicRef': 'r1#n'}]}"},
-      {"{'enum': ['a'], 'anyOf': [", "{'enum': ['b%d', 'a'], 'oneOf': [{'maxLength': 1}, {'minLength': 1}]}, ", "{}]}"},
-  };
-  static const int parts[sizeof part / sizeof *part] = {1024, 1024, 16, 1024, 1024, 16, 1024, 16, 1024}; /* of each, which takes longest */
-  struct rusage before, after;
-  getrusage(RUSAGE_SELF, &before);
-  for (size_t i = 0; i < sizeof part / sizeof *part; i++) {
-    mm_arena a = {0};
-    mm_err err = {0};
-    mm_text t = {0};
-    mm_text_put(&t, part[i][0]);
-    for (int k = 0; k < parts[i]; k++) {
-      const char *number = strchr(part[i][1], '%');
-      mm_text_add(&t, part[i][1], (size_t)(number - part[i][1]));
-      mm_text_printf(&t, "%d%s", 1 + k, number + 2);
-    }
-    mm_text_put(&t, part[i][2]);
-    assert_false(t.failed);
-    for (char *c = t.p; *c; c++)
-      if (*c == '\'') *c = '"';
-    const mm_form *f = compile(&a, t.p, &err);
-    if (!f && strcmp(err.code, "E_SCHEMA") != 0) fail_msg("%zu: %s", i, err.text);
-    free(t.p);
-    mm_arena_close(&a);
-  }
-  getrusage(RUSAGE_SELF, &after);
-  const double s =
-      (double)(after.ru_utime.tv_sec - before.ru_utime.tv_sec) + (double)(after.ru_utime.tv_usec - before.ru_utime.tv_usec) / 1e6;
-  if (s > 6) fail_msg("%.1f s", s); /* of processor time, with the sanitizers too */
-  if (after.ru_maxrss - before.ru_maxrss > 150 << 10) fail_msg("%ld KiB more", after.ru_maxrss - before.ru_maxrss);
 }
 
 int main(void) { return run_unit_tests(NULL, NULL); }

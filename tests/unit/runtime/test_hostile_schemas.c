@@ -1,0 +1,75 @@
+/* Schemas that would be large, and alternatives that would multiply: each is compiled or refused within its budget of time and memory. */
+#include <stdlib.h>
+#include <sys/resource.h>
+
+#include "formats/text.h"
+#include "tests/unit/runtime/schema_of.h"
+#include "tests/unit/unit.h"
+
+#define MOST_SECONDS   6 /* of processor time for all, with the sanitizers too */
+#define MOST_KIBIBYTES (150 << 10)
+
+/* A schema: `before`, then `count` times `part` with a number from 1 to `numbers` in the place of %, then `after`; ' stands for ". */
+typedef struct hostile {
+  const char *before, *part, *after;
+  int count, numbers;
+} hostile;
+
+static const hostile schemas[] = {
+    {"{'anyOf': [", "{'type': 'string', 'pattern': '(a|b|c)*a(a|b|c){%}'}, ", "{}]}", 1000, 100},
+    {"{'anyOf': [", "{'type': 'string', 'pattern': '^.{1,9%}$'}, ", "{}]}", 1000, 100},
+    {"{'type': 'array', 'prefixItems': [", "{'type': 'string', 'pattern': '^(x?){%00}x{2000}$'}, ", "{}]}", 1000, 100},
+    {"{'allOf': [", "{'$ref': '#/allOf/%'}, {'$ref': '#'}, ", "{}]}", 1000, 100},
+    {"{'$ref': '#/$defs/a', '$defs': {'a': {'allOf': [", "{'properties': {'x': {'allOf': [{'$ref': '#/$defs/a'}, {'title': '%'}]}}}, ",
+     "{'properties': {'x': {'$ref': '#/$defs/a'}}}]}}}", 1000, 100},
+    {"{'allOf': [", "{'$id': 'a%/', '$anchor': 'b', '$ref': '#b'}, ", "{}]}", 1000, 100},
+    {"{'oneOf': [", "{'type': 'object', 'properties': {'k': {'const': %}}, 'required': ['k']}, ", "{'type': 'null'}]}", 1000, 1000},
+    {"{'allOf': [", "{'anyOf': [{'minimum': %}, {'maxLength': 3}, {'required': ['a']}]}, ", "{}]}", 1024, 1024},
+    {"{'oneOf': [", "{'properties': {'a%': {'type': 'string'}}}, ", "{}]}", 1024, 1024},
+    {"{'allOf': [", "{'if': {'required': ['a%']}, 'then': {'required': ['b']}, 'else': {'maxProperties': 3}}, ", "{}]}", 16, 16},
+    {"{'not': {'anyOf': [", "{'allOf': [{'not': {'minimum': %}}, {'not': {'$ref': '#/not'}}]}, ", "{}]}}", 1024, 1024},
+    {"{'unevaluatedProperties': false, 'allOf': [", "{'anyOf': [{'properties': {'a%': {}}}, {'unevaluatedProperties': false}]}, ", "{}]}",
+     1024, 1024},
+    {"{'patternProperties': {'a': {}", ", '^[ab]*a[ab]{%}$': {'type': 'null'}", "}, 'additionalProperties': {'type': 'string'}}", 16, 16},
+    {"{'$ref': '#/$defs/a', '$defs': {'a': {'oneOf': [", "{'properties': {'x%': {'oneOf': [{'$ref': '#/$defs/a'}, {}]}}}, ",
+     "{'type': 'null'}]}}}", 1024, 1024},
+    {"{'anyOf': [",
+     "{'$id': 'r%', '$dynamicAnchor': 'n', 'properties': {'x': {'$dynamicRef': '#n'}, 'y': {'$ref': 'r1'}, 'z': {'$ref': 'r2'}, "
+     "'w': {'$ref': 'r3'}, 'v': {'$ref': 'r4'}}}, ",
+     "{'$dynamicRef': 'r1#n'}]}", 16, 16},
+    {"{'enum': ['a'], 'anyOf': [", "{'enum': ['b%', 'a'], 'oneOf': [{'maxLength': 1}, {'minLength': 1}]}, ", "{}]}", 1024, 1024},
+};
+
+static void put(mm_text *t, const hostile *h) {
+  const char *number = strchr(h->part, '%');
+  mm_text_put(t, h->before);
+  for (int k = 0; k < h->count; k++) {
+    mm_text_add(t, h->part, (size_t)(number - h->part));
+    mm_text_printf(t, "%d%s", 1 + k % h->numbers, number + 1);
+  }
+  mm_text_put(t, h->after);
+  assert_false(t->failed);
+  for (char *c = t->p; *c; c++)
+    if (*c == '\'') *c = '"';
+}
+
+TEST(each_is_compiled_or_refused) {
+  struct rusage before, after;
+  getrusage(RUSAGE_SELF, &before);
+  for (size_t i = 0; i < sizeof schemas / sizeof *schemas; i++) {
+    mm_arena a = {0};
+    mm_err err = {0};
+    mm_text t = {0};
+    put(&t, &schemas[i]);
+    if (!compile(&a, t.p, &err) && strcmp(err.code, "E_SCHEMA") != 0) fail_msg("%s: %s", schemas[i].part, err.text);
+    free(t.p);
+    mm_arena_close(&a);
+  }
+  getrusage(RUSAGE_SELF, &after);
+  const double s =
+      (double)(after.ru_utime.tv_sec - before.ru_utime.tv_sec) + (double)(after.ru_utime.tv_usec - before.ru_utime.tv_usec) / 1e6;
+  if (s > MOST_SECONDS) fail_msg("%.1f s", s);
+  if (after.ru_maxrss - before.ru_maxrss > MOST_KIBIBYTES) fail_msg("%ld KiB more", after.ru_maxrss - before.ru_maxrss);
+}
+
+int main(void) { return run_unit_tests(NULL, NULL); }
