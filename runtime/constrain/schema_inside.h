@@ -15,15 +15,16 @@
 typedef struct mm_schema_compiled {
   const mm_value *schema;
   mm_form *form;
-  bool open; /* what it holds is being compiled */
-  bool none; /* no value fits */
+  bool open;     /* what it holds is being compiled */
+  bool none;     /* no value fits */
+  bool narrowed; /* unless it is one that was left out */
 } mm_schema_compiled;
 
 /* A schema of $ref or allOf, and the one that says the same without them. */
 typedef struct mm_schema_merged {
   const mm_value *schema, *plain; /* plain NULL: no value fits, or an error */
   bool open;                      /* it is being merged */
-  bool none;
+  bool none, narrowed;
 } mm_schema_merged;
 
 /* A string's conditions that were compiled before. */
@@ -90,6 +91,8 @@ bool mm_schema_none(mm_schema_compiler *p, const char *what);
 bool mm_schema_forget_none(mm_schema_compiler *p);
 /* The same, unless values of a negation were left out, which might have fitted. */
 bool mm_schema_leave_out(mm_schema_compiler *p);
+/* The same for an alternative of oneOf, which is said to overlap with others then. */
+bool mm_schema_leave_out_one(mm_schema_compiler *p);
 bool mm_schema_unserved(mm_schema_compiler *p, const char *keyword, const char *why);
 bool mm_schema_too_many(mm_schema_compiler *p, const char *what, size_t found, size_t most);
 bool mm_schema_count(mm_schema_compiler *p, const mm_value *schema, const char *key, uint32_t *out);
@@ -174,6 +177,9 @@ const mm_value *mm_schema_both(mm_schema_compiler *p, const mm_value *a, const m
 /* The schema, a plain one, with anyOf in place of `if` with `then` or `else`, and of the first entry of dependentRequired or
  * dependentSchemas; as it is where it has none. */
 const mm_value *mm_schema_resolve(mm_schema_compiler *p, const mm_value *schema);
+/* What the rest, a plain schema, and one of any kind say together. The rest's unevaluatedProperties and unevaluatedItems see it, its own do
+ * not see the rest. NULL after an error, also where no value fits. */
+const mm_value *mm_schema_with(mm_schema_compiler *p, const mm_value *rest, const mm_value *one);
 /* The alternatives of `any`, a member of the schema, each with what else the schema says. An alternative that no value fits is left
  * out. */
 const mm_value **mm_schema_alternatives(mm_schema_compiler *p, const mm_value *schema, const mm_value *any, bool exclusive, size_t *count);

@@ -174,6 +174,7 @@ static const mm_value *close_members(mm_schema_compiler *p, const mm_value *memb
     bool open = mm_schema_find(named, v);
     mm_value *m = mm_schema_put(p, &out, v, NULL);
     if (!m || (!open && !patterns && !key_matches(p, matched, v, &open))) return NULL;
+    p->narrowed |= patterns && !open;
     if (!open && !set(m, mm_schema_all_of(p, v, more))) return NULL;
   }
   return out.value;
@@ -307,6 +308,7 @@ static const mm_value *merge(mm_schema_compiler *p, const mm_value *schema, cons
 /* The schema that was merged before. */
 static const mm_value *merged_before(mm_schema_compiler *p, const mm_schema_merged *m, const char *keyword) {
   if (m->open) return mm_schema_unserved(p, keyword, " of a schema to itself"), NULL;
+  p->narrowed |= m->narrowed;
   if (!m->plain && m->none) return mm_schema_none(p, "allOf, $ref: schemas that contradict each other"), NULL;
   return m->plain ? m->plain : (mm_schema_unserved(p, keyword, " of such schemas"), NULL);
 }
@@ -337,6 +339,7 @@ const mm_value *mm_schema_plain(mm_schema_compiler *p, const mm_value *schema) {
     p->merged[place].plain = plain;
     p->merged[place].open = false;
     p->merged[place].none = p->none;
+    p->merged[place].narrowed = p->none && p->narrowed;
     return plain;
   }
   return NULL;
