@@ -27,7 +27,7 @@ static mm_form *literals_of(mm_schema_compiler *p, const mm_form *item) {
       const mm_literal *one = &all[i]->literal[k];
       bool there = false;
       if (!(value[out->count] = mm_body_parse(p->arena, one->p, one->n, p->err))) return NULL;
-      for (uint32_t j = 0; j < out->count && !there; j++) there = mm_schema_equal(value[j], value[out->count]);
+      for (uint32_t j = 0; j < out->count && !there; j++) there = mm_schema_equal(p, value[j], value[out->count]);
       if (!there) l[out->count++] = *one;
     }
   }

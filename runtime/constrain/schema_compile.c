@@ -311,11 +311,11 @@ static bool lets_through(mm_schema_compiler *p, const mm_form *form, const mm_va
 static bool is_values(const mm_value *m) { return strcmp(m->key, "enum") == 0 || strcmp(m->key, "const") == 0; }
 
 /* The value is of every list of the schema, and every const. */
-static bool is_listed(const mm_value *schema, const mm_value *v) {
+static bool is_listed(mm_schema_compiler *p, const mm_value *schema, const mm_value *v) {
   for (const mm_value *m = schema->first; m; m = m->next) {
     const bool list = m->key[0] == 'e' && m->type == MM_VALUE_ARRAY;
     bool found = !is_values(m);
-    for (const mm_value *w = list ? m->first : m; w && !found; w = list ? w->next : NULL) found = mm_schema_equal(v, w);
+    for (const mm_value *w = list ? m->first : m; w && !found; w = list ? w->next : NULL) found = mm_schema_equal(p, v, w);
     if (!found) return false;
   }
   return true;
@@ -350,7 +350,7 @@ static bool compile_some_values(mm_schema_compiler *p, const mm_value *schema, c
   bool known = true;
   for (const mm_value *v = first; v; v = list ? v->next : NULL) {
     bool fits = false;
-    if (!is_listed(rest, v)) continue;
+    if (!is_listed(p, rest, v)) continue;
     if (!lets_through(p, form, v, &fits) || (fits && !mm_schema_put(p, &some, v, ""))) return false;
     known &= fits || v->type != MM_VALUE_NUMBER || (v->raw_n <= 16 && !memchr(v->raw, 'e', v->raw_n) && !memchr(v->raw, 'E', v->raw_n));
   }

@@ -100,9 +100,10 @@ static bool both_values(mm_schema_compiler *p, mm_value *to, const mm_value *b) 
     return false;
   for (const mm_value *v = mine ? to->first : to; v; v = mine ? v->next : NULL) {
     bool found = false;
-    for (const mm_value *w = theirs ? b->first : b; w && !found; w = theirs ? w->next : NULL) found = mm_schema_equal(v, w);
+    for (const mm_value *w = theirs ? b->first : b; w && !found; w = theirs ? w->next : NULL) found = mm_schema_equal(p, v, w);
     if (found && !mm_schema_put(p, &out, v, "")) return false;
   }
+  if (p->err->status != MM_OK) return false;
   if (!out.value->count) return mm_schema_none(p, "enum: no value is in both lists");
   return !mine || set(to, out.value);
 }
