@@ -128,7 +128,9 @@ const mm_schema_keyword mm_schema_keywords[] = {
     {"else", ""},
     {"allOf",
      "schemas that can be read as one. Narrowed: a key that matches a pattern of one of them fits `additionalProperties` of the others"},
-    {"$ref", "within the schema: a JSON pointer (RFC 6901), an `$anchor`, an `$id`; keywords next to it hold too"},
+    {"$ref",
+     "within the schema: a JSON pointer (RFC 6901), an `$anchor`, an `$id`; keywords next to it hold too, unless `$schema` names draft 7 "
+     "or an older one"},
     {"$dynamicRef", "the same; leads to the outermost `$dynamicAnchor` of the schemas with an `$id` that lead to it. Not next to `$ref`"},
     {NULL, NULL},
 };

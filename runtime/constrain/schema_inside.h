@@ -62,6 +62,7 @@ typedef struct mm_schema_compiler {
   size_t places, place_cap;
   mm_schema_reference *reference; /* [references] in the order of their addresses */
   size_t references, reference_cap;
+  bool old;             /* the document is of draft 7 or older: a $ref stands alone, whatever is next to it */
   bool dynamic;         /* the document has a $dynamicRef */
   mm_schema_part *part; /* [parts] of such a document, in the order of their addresses */
   size_t parts, part_cap;

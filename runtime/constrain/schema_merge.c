@@ -321,7 +321,7 @@ const mm_value *mm_schema_plain(mm_schema_compiler *p, const mm_value *schema) {
     if (!reference && !all) return schema;
     if (all && (all->type != MM_VALUE_ARRAY || !all->count)) return mm_schema_wrong(p, "allOf: expected a list of schemas"), NULL;
     const bool one = !reference && all->count == 1 && only_annotations(schema, "allOf");
-    if (one || (reference && only_annotations(schema, "$ref"))) {
+    if (one || (reference && (p->old || only_annotations(schema, "$ref")))) {
       schema = one ? all->first : mm_schema_follow(p, reference);
       if (!schema) return NULL;
       continue;

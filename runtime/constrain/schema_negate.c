@@ -224,6 +224,7 @@ static const mm_value *negate(mm_schema_compiler *p, const mm_value *schema) {
   if (!mm_schema_spend(p, schema->count) || !mm_schema_begin(p, MM_VALUE_ARRAY, &list)) return NULL;
   for (const mm_value *m = schema->first; m; m = m->next) {
     bool known;
+    if (p->old && !mm_schema_key_is(m, "$ref") && mm_value_get(schema, "$ref")) continue;
     if (!not_keyword(p, schema, m, &list, &known)) return NULL;
     left_out |= !known;
   }

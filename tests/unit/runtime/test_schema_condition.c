@@ -43,6 +43,11 @@ static const struct {
     {"{'type': 'object', 'properties': {'a': {}, 'b': {}}, 'not': {'not': {'properties': {'a': {}}, 'unevaluatedProperties': false}}}",
      {"{'a': 1}", "{}"},
      {"{'b': 1}"}},
+    /* Draft 7: next to $ref nothing else counts. */
+    {"{'$schema': 'http://json-schema.org/draft-07/schema#', 'type': 'integer', 'not': {'$ref': '#/definitions/k', 'minimum': 5}, "
+     "'definitions': {'k': {'maximum': 10}}}",
+     {"11"},
+     {"4", "7"}},
     /* Of a list the entry says nothing. */
     {"{'type': 'array', 'dependentSchemas': {'a': {'items': true}}, 'unevaluatedItems': false}", {"[]"}, {"[1]"}},
     {"{'oneOf': [{'type': 'object', 'properties': {'a': {'type': 'string'}}, 'required': ['a']}, "
