@@ -42,6 +42,9 @@ static bool may_be_empty(const mm_form *const *by_first, unsigned types) {
   return f->kind == MM_FORM_OBJECT || f->least == 0;
 }
 
+/* The elements of an object or list may have some within. */
+static bool has_members(const mm_form *f) { return f->kind == MM_FORM_ITEMS || f->any_names ? f->most > 0 : f->count > 0; }
+
 static const mm_form *items(maker *m, const mm_form *json, const mm_value *schema);
 
 /* The content of an element whose value is of the JSON form. A schema may hold itself. */
@@ -63,6 +66,8 @@ static const mm_form *content(maker *m, const mm_form *json, const mm_value *sch
   if (object && list) return mm_call_unserved(m, "may be an object or a list, which this format's calls do not distinguish"), NULL;
   if (object && !(f->by_first[MM_FIRST_OBJECT] = fields(m, object, schema))) return NULL;
   if (list && !(f->by_first[MM_FIRST_ARRAY] = items(m, list, schema))) return NULL;
+  for (int i = MM_FIRST_OBJECT; i <= MM_FIRST_ARRAY; i++) /* the reader makes another value of an empty element */
+    if (f->by_first[i] && !f->empty && !has_members(f->by_first[i])) f->by_first[i] = NULL;
   bool any = f->item || f->empty;
   for (int i = 0; i < MM_FIRSTS; i++) any |= f->by_first[i] != NULL;
   return any || mm_call_unserved(m, "has no value that this format's calls can hold") ? f : NULL;

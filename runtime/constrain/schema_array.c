@@ -27,7 +27,7 @@ static mm_form *literals_of(mm_schema_compiler *p, const mm_form *item) {
       const mm_literal *one = &all[i]->literal[k];
       bool there = false;
       if (!(value[out->count] = mm_body_parse(p->arena, one->p, one->n, p->err))) return NULL;
-      for (uint32_t j = 0; j < out->count && !there; j++) there = mm_schema_equal(value[j], value[out->count]);
+      for (uint32_t j = 0; j < out->count && !there; j++) there = mm_schema_equal(p, value[j], value[out->count]);
       if (!there) l[out->count++] = *one;
     }
   }
@@ -81,7 +81,9 @@ static bool add_contained(mm_schema_compiler *p, const mm_value *schema, const m
   const mm_value *both = items ? mm_schema_all_of(p, items, contains) : contains;
   const mm_form *form;
   mm_literal *l = mm_arena_alloc(p->arena, ((size_t)*count + least) * sizeof *l, p->err);
-  if (!both || !l || !mm_schema_compile_value(p, both, &form)) return false;
+  if (!both || !l) return false;
+  if (!mm_schema_compile_value(p, both, &form))
+    return *count && mm_schema_forget_none(p) ? mm_schema_unserved(p, "contains", " of first items alone") : false;
   if (*count) memcpy(l, out->literal, *count * sizeof *l);
   out->literal = l;
   for (uint32_t i = 0; i < least; i++) l[(*count)++].value = form;
@@ -135,6 +137,8 @@ bool mm_schema_compile_array(mm_schema_compiler *p, const mm_value *schema, mm_f
   out->count = count;
   out->least = (uint32_t)mm_max(out->least, least);
   out->most = (uint32_t)mm_min(out->most, most);
+  if (out->least > out->most && least <= most && most && mm_value_get(schema, "contains")) /* one item counts once here */
+    return mm_schema_unserved(p, "contains", " with so many items, or so few");
   if (out->least > out->most) return mm_schema_none(p, "minItems: more than maxItems");
   return !mm_schema_is_true(mm_value_get(schema, "uniqueItems")) || keep_unique(p, schema, out);
 }

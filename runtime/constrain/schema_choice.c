@@ -311,7 +311,7 @@ bool mm_schema_any_of(mm_schema_compiler *p, const mm_value **list, size_t count
   for (size_t i = 0; i < count; i++) { /* one that no value fits is left out */
     list[n] = list[i];
     if (!mm_schema_compile_value(p, list[i], &all[n])) {
-      if (!mm_schema_forget_none(p)) return false;
+      if (keyword[0] == 'o' ? !mm_schema_leave_out_one(p) : !mm_schema_forget_none(p)) return false;
       continue;
     }
     if (all[n]->kind == MM_FORM_CHOICE && mm_schema_is_open(p, all[n]))

@@ -31,6 +31,13 @@ bool mm_schema_none(mm_schema_compiler *p, const char *what) {
 
 bool mm_schema_leave_out(mm_schema_compiler *p) { return !p->narrowed && mm_schema_forget_none(p); }
 
+bool mm_schema_leave_out_one(mm_schema_compiler *p) {
+  if (!p->none || !p->narrowed) return mm_schema_forget_none(p);
+  mm_schema_forget_none(p);
+  p->overlap = true;
+  return mm_schema_unserved(p, "oneOf", " with an alternative whose values are not all known");
+}
+
 bool mm_schema_forget_none(mm_schema_compiler *p) {
   if (!p->none) return false;
   *p->err = (mm_err){0};
@@ -121,7 +128,9 @@ const mm_schema_keyword mm_schema_keywords[] = {
     {"else", ""},
     {"allOf",
      "schemas that can be read as one. Narrowed: a key that matches a pattern of one of them fits `additionalProperties` of the others"},
-    {"$ref", "within the schema: a JSON pointer (RFC 6901), an `$anchor`, an `$id`; keywords next to it hold too"},
+    {"$ref",
+     "within the schema: a JSON pointer (RFC 6901), an `$anchor`, an `$id`; keywords next to it hold too, unless `$schema` names draft 7 "
+     "or an older one"},
     {"$dynamicRef", "the same; leads to the outermost `$dynamicAnchor` of the schemas with an `$id` that lead to it. Not next to `$ref`"},
     {NULL, NULL},
 };
@@ -285,8 +294,11 @@ static bool compile_enum(mm_schema_compiler *p, const mm_value *list, const mm_v
 static bool lets_through(mm_schema_compiler *p, const mm_form *form, const mm_value *v, bool *out) {
   mm_grammar g = {0};
   mm_text t = {0};
+  const double x = v->type == MM_VALUE_NUMBER ? mm_value_real(v) : 0;
   if (v->type == MM_VALUE_STRING)
     mm_text_quote(&t, v->text, v->n);
+  else if (v->type == MM_VALUE_NUMBER && x == floor(x) && fabs(x) < 1e15) /* 1.0 and 1e2 are whole numbers too */
+    mm_text_printf(&t, "%.0f", x + 0);                                    /* no -0 */
   else
     mm_text_add(&t, v->raw, v->raw_n);
   if (t.failed) return mm_fail_memory(p->err, v->n);
@@ -298,6 +310,19 @@ static bool lets_through(mm_schema_compiler *p, const mm_form *form, const mm_va
   return true;
 }
 
+static bool is_values(const mm_value *m) { return strcmp(m->key, "enum") == 0 || strcmp(m->key, "const") == 0; }
+
+/* The value is of every list of the schema, and every const. */
+static bool is_listed(mm_schema_compiler *p, const mm_value *schema, const mm_value *v) {
+  for (const mm_value *m = schema->first; m; m = m->next) {
+    const bool list = m->key[0] == 'e' && m->type == MM_VALUE_ARRAY;
+    bool found = !is_values(m);
+    for (const mm_value *w = list ? m->first : m; w && !found; w = list ? w->next : NULL) found = mm_schema_equal(p, v, w);
+    if (!found) return false;
+  }
+  return true;
+}
+
 /* The values of enum or const that the other keywords of the schema let through. */
 static bool compile_some_values(mm_schema_compiler *p, const mm_value *schema, const mm_value *values, mm_form *out) {
   static const mm_value words[] = {{.type = MM_VALUE_STRING, .text = "null", .n = 4},
@@ -306,11 +331,14 @@ static bool compile_some_values(mm_schema_compiler *p, const mm_value *schema, c
                                    {.type = MM_VALUE_STRING, .text = "string", .n = 6}};
   const bool list = strcmp(values->key, "enum") == 0;
   const mm_value *rest = mm_schema_without(p, schema, values), *first = list ? values->first : values;
+  const mm_value *others = rest ? mm_value_get(rest, "enum") : NULL;
   const mm_form *form;
   mm_schema_made types, typed, some;
-  if (list && values->type != MM_VALUE_ARRAY) return mm_schema_wrong(p, "enum: expected a list of values");
+  if ((list && values->type != MM_VALUE_ARRAY) || (others && others->type != MM_VALUE_ARRAY))
+    return mm_schema_wrong(p, "enum: expected a list of values");
   if (!rest || !mm_schema_begin(p, MM_VALUE_ARRAY, &types) || !mm_schema_begin(p, MM_VALUE_OBJECT, &typed) ||
-      !mm_schema_begin(p, MM_VALUE_ARRAY, &some) || !mm_schema_spend(p, list ? values->count : 1))
+      !mm_schema_begin(p, MM_VALUE_ARRAY, &some) ||
+      !mm_schema_spend(p, (list ? values->count : 1) * (uint64_t)(others ? others->count : 1)))
     return false;
   for (const mm_value *v = first; v; v = list ? v->next : NULL) {
     if (v->type >= MM_VALUE_ARRAY) return mm_schema_alone(p, schema, values->key, "type");
@@ -318,13 +346,17 @@ static bool compile_some_values(mm_schema_compiler *p, const mm_value *schema, c
     if (types.value->count < 64 && !mm_schema_put(p, &types, &words[v->type], "")) return false;
   }
   for (const mm_value *m = rest->first; m; m = m->next)
-    if (!mm_schema_put(p, &typed, m, NULL)) return false;
-  if (!mm_value_get(rest, "type") && !mm_value_get(rest, "enum") && !mm_schema_put(p, &typed, types.value, "type")) return false;
+    if (!is_values(m) && !mm_schema_put(p, &typed, m, NULL)) return false;
+  if (!mm_value_get(rest, "type") && !mm_schema_put(p, &typed, types.value, "type")) return false;
   if (!mm_schema_compile_value(p, typed.value, &form)) return false;
+  bool known = true;
   for (const mm_value *v = first; v; v = list ? v->next : NULL) {
     bool fits = false;
+    if (!is_listed(p, rest, v)) continue;
     if (!lets_through(p, form, v, &fits) || (fits && !mm_schema_put(p, &some, v, ""))) return false;
+    known &= fits || v->type != MM_VALUE_NUMBER || (v->raw_n <= 16 && !memchr(v->raw, 'e', v->raw_n) && !memchr(v->raw, 'E', v->raw_n));
   }
+  if (!some.value->count && !known) return mm_schema_unserved(p, values->key, " of such values next to other keywords");
   return some.value->count ? compile_enum(p, some.value, NULL, out)
                            : mm_schema_none(p, "enum, const: found no value of what else the schema says");
 }
@@ -487,6 +519,7 @@ static bool compile_new(mm_schema_compiler *p, const mm_value *schema, const mm_
   p->narrowed = narrowed | (!ok && p->narrowed);
   p->done[place].open = false;
   p->done[place].none = !ok;
+  p->done[place].narrowed = !ok && p->narrowed;
   if (!ok) p->count = place + p->none; /* others lead to this one */
   return ok;
 }
@@ -499,6 +532,7 @@ bool mm_schema_compile_value(mm_schema_compiler *p, const mm_value *schema, cons
   if (schema->type != MM_VALUE_OBJECT) return mm_schema_wrong(p, "found something else than an object as a schema");
   for (size_t i = 0; i < p->count; i++) {
     if (p->done[i].schema != schema) continue;
+    p->narrowed |= p->done[i].narrowed;
     if (p->done[i].none) return mm_schema_none(p, "found a schema that contradicts itself");
     return *out = p->done[i].form, true;
   }

@@ -24,10 +24,12 @@ static const mm_value *resolve_if(mm_schema_compiler *p, const mm_value *schema,
 
 /* ---- dependentRequired and dependentSchemas ---- */
 
-/* What holds where the key is there. */
-static const mm_value *with_key(mm_schema_compiler *p, const mm_value *entry, bool schemas) {
+/* What holds of an object that has the key. Of other values the entry says nothing, not even which items are evaluated. */
+static const mm_value *with_key(mm_schema_compiler *p, const mm_value *entry, bool schemas, bool there) {
   const mm_value key = {.type = MM_VALUE_STRING, .text = entry->key, .n = entry->key_n, .raw = ""};
+  const mm_value object = {.type = MM_VALUE_STRING, .text = "object", .n = 6, .raw = ""};
   const mm_value *required = mm_schema_list_of(p, "required", &key, NULL);
+  if (required && schemas && !there) required = mm_schema_all_of(p, mm_schema_of(p, "type", &object), required);
   if (!required || schemas) return mm_schema_all_of(p, required, entry);
   if (entry->type != MM_VALUE_ARRAY) return mm_schema_wrong(p, "dependentRequired: expected lists of keys"), NULL;
   return mm_schema_all_of(p, required, mm_schema_of(p, "required", entry));
@@ -58,8 +60,9 @@ static const mm_value *resolve_entry(mm_schema_compiler *p, const mm_value *sche
   if (!mm_schema_spend(p, member->count + out->count) || !mm_schema_begin(p, MM_VALUE_OBJECT, &rest)) return NULL;
   for (const mm_value *v = entry->next; v; v = v->next)
     if (!mm_schema_put(p, &rest, v, NULL)) return NULL;
-  const mm_value *without = requires_key(out, entry) ? &mm_schema_false : without_key(p, entry),
-                 *with = mm_schema_is_false(entry) ? entry : with_key(p, entry, mm_schema_key_is(member, "dependentSchemas")),
+  const bool there = requires_key(out, entry);
+  const mm_value *without = there ? &mm_schema_false : without_key(p, entry),
+                 *with = mm_schema_is_false(entry) ? entry : with_key(p, entry, mm_schema_key_is(member, "dependentSchemas"), there),
                  *list = without && with ? mm_schema_list_of(p, "anyOf", without, with) : NULL;
   if (!list || !mm_schema_begin(p, MM_VALUE_OBJECT, &choice)) return NULL;
   for (const mm_value *v = out->first; v; v = v->next)
@@ -98,8 +101,7 @@ static const mm_value *alone(mm_schema_compiler *p, const mm_value *any, const m
   return !fits || mm_schema_put(p, &out, fits, "not") ? out.value : NULL;
 }
 
-/* What the rest and the alternative say together. */
-static const mm_value *with_rest(mm_schema_compiler *p, const mm_value *rest, const mm_value *one) {
+const mm_value *mm_schema_with(mm_schema_compiler *p, const mm_value *rest, const mm_value *one) {
   const mm_value *plain = mm_schema_plain(p, one);
   if (!plain && p->err->status == MM_OK) mm_schema_wrong(p, "$ref: leads to no schema of this document");
   if (!plain) return NULL;
@@ -111,13 +113,14 @@ static const mm_value *with_rest(mm_schema_compiler *p, const mm_value *rest, co
 
 const mm_value **mm_schema_alternatives(mm_schema_compiler *p, const mm_value *schema, const mm_value *any, bool exclusive, size_t *count) {
   const mm_value *rest = mm_schema_without(p, schema, any), **list = mm_arena_alloc(p->arena, any->count * sizeof *list, p->err);
+  const bool one_alone = !exclusive && any->key[0] == 'o';
   *count = 0;
   if (!rest || !list) return NULL;
   for (const mm_value *v = any->first; v; v = v->next) {
-    const mm_value *one = exclusive ? alone(p, any, v) : v, *both = one ? with_rest(p, rest, one) : NULL;
+    const mm_value *one = exclusive ? alone(p, any, v) : v, *both = one ? mm_schema_with(p, rest, one) : NULL;
     if (both)
       list[(*count)++] = both;
-    else if (!mm_schema_forget_none(p))
+    else if (one_alone ? !mm_schema_leave_out_one(p) : !mm_schema_forget_none(p))
       return NULL;
   }
   return *count ? list : (mm_schema_none(p, "anyOf, oneOf, if: no alternative is left"), NULL);

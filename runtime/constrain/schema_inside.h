@@ -15,15 +15,16 @@
 typedef struct mm_schema_compiled {
   const mm_value *schema;
   mm_form *form;
-  bool open; /* what it holds is being compiled */
-  bool none; /* no value fits */
+  bool open;     /* what it holds is being compiled */
+  bool none;     /* no value fits */
+  bool narrowed; /* unless it is one that was left out */
 } mm_schema_compiled;
 
 /* A schema of $ref or allOf, and the one that says the same without them. */
 typedef struct mm_schema_merged {
   const mm_value *schema, *plain; /* plain NULL: no value fits, or an error */
   bool open;                      /* it is being merged */
-  bool none;
+  bool none, narrowed;
 } mm_schema_merged;
 
 /* A string's conditions that were compiled before. */
@@ -61,6 +62,7 @@ typedef struct mm_schema_compiler {
   size_t places, place_cap;
   mm_schema_reference *reference; /* [references] in the order of their addresses */
   size_t references, reference_cap;
+  bool old;             /* the document is of draft 7 or older: a $ref stands alone, whatever is next to it */
   bool dynamic;         /* the document has a $dynamicRef */
   mm_schema_part *part; /* [parts] of such a document, in the order of their addresses */
   size_t parts, part_cap;
@@ -90,6 +92,8 @@ bool mm_schema_none(mm_schema_compiler *p, const char *what);
 bool mm_schema_forget_none(mm_schema_compiler *p);
 /* The same, unless values of a negation were left out, which might have fitted. */
 bool mm_schema_leave_out(mm_schema_compiler *p);
+/* The same for an alternative of oneOf, which is said to overlap with others then. */
+bool mm_schema_leave_out_one(mm_schema_compiler *p);
 bool mm_schema_unserved(mm_schema_compiler *p, const char *keyword, const char *why);
 bool mm_schema_too_many(mm_schema_compiler *p, const char *what, size_t found, size_t most);
 bool mm_schema_count(mm_schema_compiler *p, const mm_value *schema, const char *key, uint32_t *out);
@@ -161,8 +165,8 @@ mm_value *mm_schema_find(const mm_value *object, const mm_value *like);
 const mm_value *mm_schema_without(mm_schema_compiler *p, const mm_value *schema, const mm_value *member);
 /* A whole number. NULL after an error. */
 const mm_value *mm_schema_whole(mm_schema_compiler *p, int64_t n);
-/* Equal values; numbers as doubles. */
-bool mm_schema_equal(const mm_value *a, const mm_value *b);
+/* Equal values; numbers as doubles. False after an error too. */
+bool mm_schema_equal(mm_schema_compiler *p, const mm_value *a, const mm_value *b);
 
 /* ---- schema_merge.c ---- */
 /* The schema without $ref and allOf at its top. NULL after an error, or without one: leads to no schema. */
@@ -174,6 +178,9 @@ const mm_value *mm_schema_both(mm_schema_compiler *p, const mm_value *a, const m
 /* The schema, a plain one, with anyOf in place of `if` with `then` or `else`, and of the first entry of dependentRequired or
  * dependentSchemas; as it is where it has none. */
 const mm_value *mm_schema_resolve(mm_schema_compiler *p, const mm_value *schema);
+/* What the rest, a plain schema, and one of any kind say together. The rest's unevaluatedProperties and unevaluatedItems see it, its own do
+ * not see the rest. NULL after an error, also where no value fits. */
+const mm_value *mm_schema_with(mm_schema_compiler *p, const mm_value *rest, const mm_value *one);
 /* The alternatives of `any`, a member of the schema, each with what else the schema says. An alternative that no value fits is left
  * out. */
 const mm_value **mm_schema_alternatives(mm_schema_compiler *p, const mm_value *schema, const mm_value *any, bool exclusive, size_t *count);

@@ -73,7 +73,7 @@ const mm_value *mm_schema_without(mm_schema_compiler *p, const mm_value *schema,
   return out.value;
 }
 
-bool mm_schema_equal(const mm_value *a, const mm_value *b) {
+bool mm_schema_equal(mm_schema_compiler *p, const mm_value *a, const mm_value *b) {
   if (a->type != b->type) return false;
   switch (a->type) {
     case MM_VALUE_NULL: return true;
@@ -82,11 +82,13 @@ bool mm_schema_equal(const mm_value *a, const mm_value *b) {
     case MM_VALUE_STRING: return a->n == b->n && memcmp(a->text, b->text, a->n) == 0;
     default: break;
   }
-  if (a->count != b->count) return false;
+  if (a->count != b->count || !mm_schema_spend(p, a->count / 64)) return false;
   const mm_value *y = b->first;
   for (const mm_value *x = a->first; x; x = x->next, y = y->next) {
-    const mm_value *other = a->type == MM_VALUE_OBJECT ? mm_schema_find(b, x) : y;
-    if (!other || !mm_schema_equal(x, other)) return false;
+    const bool here = a->type == MM_VALUE_ARRAY || (x->key_n == y->key_n && memcmp(x->key, y->key, x->key_n) == 0);
+    if (!here && !mm_schema_spend(p, b->count / 64)) return false;
+    const mm_value *other = here ? y : mm_schema_find(b, x);
+    if (!other || !mm_schema_equal(p, x, other)) return false;
   }
   return true;
 }

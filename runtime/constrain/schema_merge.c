@@ -100,9 +100,10 @@ static bool both_values(mm_schema_compiler *p, mm_value *to, const mm_value *b) 
     return false;
   for (const mm_value *v = mine ? to->first : to; v; v = mine ? v->next : NULL) {
     bool found = false;
-    for (const mm_value *w = theirs ? b->first : b; w && !found; w = theirs ? w->next : NULL) found = mm_schema_equal(v, w);
+    for (const mm_value *w = theirs ? b->first : b; w && !found; w = theirs ? w->next : NULL) found = mm_schema_equal(p, v, w);
     if (found && !mm_schema_put(p, &out, v, "")) return false;
   }
+  if (p->err->status != MM_OK) return false;
   if (!out.value->count) return mm_schema_none(p, "enum: no value is in both lists");
   return !mine || set(to, out.value);
 }
@@ -174,6 +175,7 @@ static const mm_value *close_members(mm_schema_compiler *p, const mm_value *memb
     bool open = mm_schema_find(named, v);
     mm_value *m = mm_schema_put(p, &out, v, NULL);
     if (!m || (!open && !patterns && !key_matches(p, matched, v, &open))) return NULL;
+    p->narrowed |= patterns && !open;
     if (!open && !set(m, mm_schema_all_of(p, v, more))) return NULL;
   }
   return out.value;
@@ -307,6 +309,7 @@ static const mm_value *merge(mm_schema_compiler *p, const mm_value *schema, cons
 /* The schema that was merged before. */
 static const mm_value *merged_before(mm_schema_compiler *p, const mm_schema_merged *m, const char *keyword) {
   if (m->open) return mm_schema_unserved(p, keyword, " of a schema to itself"), NULL;
+  p->narrowed |= m->narrowed;
   if (!m->plain && m->none) return mm_schema_none(p, "allOf, $ref: schemas that contradict each other"), NULL;
   return m->plain ? m->plain : (mm_schema_unserved(p, keyword, " of such schemas"), NULL);
 }
@@ -318,7 +321,7 @@ const mm_value *mm_schema_plain(mm_schema_compiler *p, const mm_value *schema) {
     if (!reference && !all) return schema;
     if (all && (all->type != MM_VALUE_ARRAY || !all->count)) return mm_schema_wrong(p, "allOf: expected a list of schemas"), NULL;
     const bool one = !reference && all->count == 1 && only_annotations(schema, "allOf");
-    if (one || (reference && only_annotations(schema, "$ref"))) {
+    if (one || (reference && (p->old || only_annotations(schema, "$ref")))) {
       schema = one ? all->first : mm_schema_follow(p, reference);
       if (!schema) return NULL;
       continue;
@@ -337,6 +340,7 @@ const mm_value *mm_schema_plain(mm_schema_compiler *p, const mm_value *schema) {
     p->merged[place].plain = plain;
     p->merged[place].open = false;
     p->merged[place].none = p->none;
+    p->merged[place].narrowed = p->none && p->narrowed;
     return plain;
   }
   return NULL;

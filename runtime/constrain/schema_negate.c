@@ -224,6 +224,7 @@ static const mm_value *negate(mm_schema_compiler *p, const mm_value *schema) {
   if (!mm_schema_spend(p, schema->count) || !mm_schema_begin(p, MM_VALUE_ARRAY, &list)) return NULL;
   for (const mm_value *m = schema->first; m; m = m->next) {
     bool known;
+    if (p->old && !mm_schema_key_is(m, "$ref") && mm_value_get(schema, "$ref")) continue;
     if (!not_keyword(p, schema, m, &list, &known)) return NULL;
     left_out |= !known;
   }
@@ -244,7 +245,5 @@ const mm_value *mm_schema_negate(mm_schema_compiler *p, const mm_value *schema) 
 
 const mm_value *mm_schema_apply_not(mm_schema_compiler *p, const mm_value *schema, const mm_value *member) {
   const mm_value *rest = mm_schema_without(p, schema, member), *others = rest ? mm_schema_negate(p, member) : NULL;
-  if (!others || !(rest = mm_schema_seal(p, rest)) || mm_schema_is_true(others)) return others ? rest : NULL;
-  others = mm_schema_plain(p, others);
-  return others ? mm_schema_both(p, rest, others) : NULL;
+  return others && (rest = mm_schema_seal(p, rest)) ? mm_schema_with(p, rest, others) : NULL;
 }

@@ -65,7 +65,7 @@ static bool compile_patterns(mm_schema_compiler *p, const mm_value *patterns, co
   if (map) return map->kind != MM_FORM_MAP || (*out = *map, true);
   *out = *like;
   out->most = 0;
-  return !out->least || mm_schema_none(p, "minProperties: more than there may be");
+  return !out->least || mm_schema_unserved(p, "minProperties", " where keys match no pattern that is left");
 }
 
 /* An object without properties: any keys, or those of propertyNames or patternProperties. */

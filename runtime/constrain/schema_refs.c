@@ -96,9 +96,7 @@ static bool add_reference(mm_schema_compiler *p, const mm_value *reference, cons
 static bool begin_document(mm_schema_compiler *p, const mm_value *schema, const mm_value *id, const char **base) {
   char uri[URI_MAX + 1];
   const size_t n = before_fragment(id);
-  const mm_value *version = mm_value_get(p->root, "$schema");
-  const bool old = version && version->type == MM_VALUE_STRING && strstr(version->text, "/draft-0");
-  const bool good = n + 1 >= id->n && resolve(*base, id->text, n, uri) && !(old && mm_value_get(schema, "$ref"));
+  const bool good = n + 1 >= id->n && resolve(*base, id->text, n, uri) && !(p->old && mm_value_get(schema, "$ref"));
   if (!good) return schema == p->root || mm_schema_unserved(p, "$id", " with a fragment, dots, or a $ref of draft 7 next to it");
   *base = mm_arena_strndup(p->arena, uri, strlen(uri), p->err);
   return *base && (schema == p->root || add_place(p, *base, NULL, false, schema));
@@ -149,6 +147,8 @@ const char *mm_schema_base(const mm_schema_compiler *p, const mm_value *schema) 
 }
 
 bool mm_schema_find_references(mm_schema_compiler *p) {
+  const mm_value *version = mm_value_get(p->root, "$schema");
+  p->old = version && version->type == MM_VALUE_STRING && strstr(version->text, "/draft-0");
   p->dynamic = memmem(p->root->raw, p->root->raw_n, "\"$dynamicRef\"", 13);
   if (!walk(p, p->root, "")) return false;
   if (p->parts) qsort(p->part, p->parts, sizeof *p->part, compare_parts);

@@ -102,7 +102,7 @@ class Schemas:
         if pick < 6:
             return self.mixed(depth)
         if pick == 6:
-            return self.rng.choice([{}, {"description": "of any type"}, True, {"$ref": "#/$defs/word"}, {"$ref": "#/$defs/a%25b~1c"}])
+            return self.rng.choice([{}, {"description": "of any type"}, True, {"$ref": "#/$defs/word"}, {"$ref": "#/$defs/a%25b~1c"}, {"enum": ["b", []]}])
         if pick == 7:
             least = self.rng.randrange(2)
             return {"type": "array", "items": self.value(depth - 1), "minItems": least, "maxItems": least + self.rng.randrange(3)}

@@ -72,4 +72,21 @@ TEST(each_is_compiled_or_refused) {
   if (after.ru_maxrss - before.ru_maxrss > MOST_KIBIBYTES) fail_msg("%ld KiB more", after.ru_maxrss - before.ru_maxrss);
 }
 
+/* Equal values whose keys stand in opposite orders: each is looked for among all. */
+TEST(wide_values_are_not_compared_without_end) {
+  mm_arena a = {0};
+  mm_err err = {0};
+  mm_text t = {0};
+  mm_text_put(&t, "{\"allOf\": [{\"const\": {\"k\": 0");
+  for (int k = 0; k < 20000; k++) mm_text_printf(&t, ", \"k%d\": 0", k);
+  mm_text_put(&t, "}}, {\"const\": {\"k\": 0");
+  for (int k = 20000; k--;) mm_text_printf(&t, ", \"k%d\": 0", k);
+  mm_text_put(&t, "}}]}");
+  assert_false(t.failed);
+  assert_null(compile(&a, t.p, &err));
+  if (!strstr(err.text, "expected at most")) fail_msg("%s", err.text);
+  free(t.p);
+  mm_arena_close(&a);
+}
+
 int main(void) { return run_unit_tests(NULL, NULL); }

@@ -36,6 +36,20 @@ static const struct {
     /* A value that fits two alternatives is not generated. */
     {"{'type': 'string', 'oneOf': [{'minLength': 2}, {'maxLength': 4}]}", {"'a'", "'abcde'"}, {"'ab'", "'abcd'"}},
     {"{'oneOf': [{'const': 'a'}, {'enum': ['b', 'a']}]}", {"'b'"}, {"'a'"}},
+    {"{'type': 'string', 'oneOf': [{'not': {'const': 'a'}}, {'not': {'not': {'const': 'b'}}}]}", {"'c'"}, {"'a'", "'b'"}},
+    {"{'type': 'number', 'oneOf': [{'minimum': 2}, {'not': {'enum': [2.5, 2]}}]}", {"2", "2.5"}, {"3"}},
+    {"{'enum': [1, 'a', 2], 'const': 1.0}", {"1.0"}, {"2"}},
+    {"{'enum': [100.0, 1e1, -0.0, 7], 'multipleOf': 2}", {"100.0", "1e1", "-0.0"}, {"7"}},
+    {"{'type': 'object', 'properties': {'a': {}, 'b': {}}, 'not': {'not': {'properties': {'a': {}}, 'unevaluatedProperties': false}}}",
+     {"{'a': 1}", "{}"},
+     {"{'b': 1}"}},
+    /* Draft 7: next to $ref nothing else counts. */
+    {"{'$schema': 'http://json-schema.org/draft-07/schema#', 'type': 'integer', 'not': {'$ref': '#/definitions/k', 'minimum': 5}, "
+     "'definitions': {'k': {'maximum': 10}}}",
+     {"11"},
+     {"4", "7"}},
+    /* Of a list the entry says nothing. */
+    {"{'type': 'array', 'dependentSchemas': {'a': {'items': true}}, 'unevaluatedItems': false}", {"[]"}, {"[1]"}},
     {"{'oneOf': [{'type': 'object', 'properties': {'a': {'type': 'string'}}, 'required': ['a']}, "
      "{'type': 'object', 'properties': {'b': {'type': 'string'}}}]}",
      {"{'a': 'x', 'b': 1}", "{'b': 's'}", "{}"},
@@ -138,6 +152,15 @@ TEST(contradictions_and_what_is_not_served_differ) {
       {"{'not': {'uniqueItems': true}}", "\"not\" is not served of such keywords"},
       {"{'if': {'propertyNames': {'maxLength': 2}}, 'then': {'minProperties': 1}}", "\"not\" is not served of such keywords"},
       {"{'type': 'string', 'not': {'pattern': '^a|b'}}", "\"not\" is not served of a pattern"},
+      {"{'not': {'not': {'$ref': '#/$defs/a'}}}", "$ref: leads to no schema"},
+      {"{'const': 100.0, 'oneOf': [{}, {'multipleOf': 2}]}", "\"oneOf\" is not served"},
+      {"{'not': {'not': 5}}", "found something else than an object"},
+      {"{'type': 'array', 'oneOf': [{'minItems': 2}, {'contains': {'const': 1}, 'maxContains': 1, 'minItems': 2}]}",
+       "\"contains\" is not served with so many items"},
+      {"{'type': 'array', 'oneOf': [{'minItems': 1}, {'prefixItems': [{'const': 1}], 'contains': {'const': 1}, 'items': {'const': 2}}]}",
+       "\"contains\" is not served of first items alone"},
+      {"{'oneOf': [{'type': 'object'}, {'type': 'object', 'patternProperties': {'^a': false}, 'minProperties': 1}]}",
+       "\"minProperties\" is not served"},
       {"{'\\u0024dynamicRef': '#'}", "\"$dynamicRef\" is not served"},
       {"{'not pattern': 'a'}", "\"not pattern\" is not served"},
       {"{'properties': {'\xc3\xa9': {}}, 'patternProperties': {'^a': {}}}", "\"patternProperties\" is not served next to a key"},
