@@ -276,11 +276,24 @@ static bool companion(mm_hf *hf, const mm_site *p, const mm_encoding *e, mm_comp
   return true;
 }
 
-/* A group that the configuration knows. */
+/* A power of two that makes as many groups of the columns as groups of g do, the last one shorter; 0: there is none, or g is one. */
+static uint32_t other_group(uint32_t cols, uint32_t g) {
+  uint32_t p = 8;
+  while (p < cols && mm_cells(cols, p) > mm_cells(cols, g)) p *= 2;
+  return (g & (g - 1)) != 0 && g < cols && p < cols && mm_cells(cols, p) == mm_cells(cols, g) ? p : 0;
+}
+
+/* A group that the configuration knows, or the only one that can be meant. */
 static bool group_declared(const mm_hf *hf, const mm_matrix *x, mm_err *err) {
   const mm_quantization *q = &hf->quantization;
   uint32_t g = x->cell.k ? x->cell.k : x->cols;
   bool known = q->groups == 0 || x->encoding->part[MM_SCALE].cell.k != MM_CELL_GROUP;
+  const uint32_t other = x->encoding->part[MM_SCALE].cell.k == MM_CELL_GROUP && !x->part[MM_ORDER].tensor ? other_group(x->cols, g) : 0;
+  if (q->groups == 0 && other)
+    return mm_fail(
+        err, MM_BAD_INPUT, "E_Q_SHAPE", mm_hf_at(hf, x->part[MM_SCALE].tensor),
+        "found %u groups of %u columns, which may be groups of %u or of %u with a shorter last one, expected one group_size in %s",
+        mm_cells(x->cols, g), x->cols, g, other, q->path);
   for (unsigned i = 0; i < q->groups; i++) known = known || q->group[i] == g || (q->group[i] > x->cols && g == x->cols);
   const mm_hf_tensor *s = x->part[MM_SCALE].tensor;
   return known || mm_fail(err, MM_BAD_INPUT, "E_Q_SHAPE", mm_hf_at(hf, s),

@@ -174,6 +174,24 @@ TEST(test_scale_values) {
   }
 }
 
+/* Two scales over 40 columns are groups of 20, or of 32 and a rest; only a declared size decides. */
+TEST(test_undeclared_groups) {
+  for (int groups = 5; groups > 0; groups -= 3) {
+    source *s = encoded(form_of("ModelOpt int4"));
+    src_config(s, "\"W4A16_AWQ\",\"group_size\":8", "\"MIXED_PRECISION\"");
+    src_tensor *t = src_find(s, W1 "weight_scale");
+    reshape(t, t->dim[0], (uint64_t)groups);
+    src_write(s);
+    src_options o = {.depth = SRC_READ, .quant = "f32"};
+    if (groups == 5)
+      src_accepted(s, o, "groups of 8");
+    else
+      src_refused(s, o, "groups of 20 or 32", MM_BAD_INPUT, "E_Q_SHAPE",
+                  "found 2 groups of 40 columns, which may be groups of 20 or of 32 with a shorter last one, expected one group_size in");
+    src_close(s);
+  }
+}
+
 TEST(test_order) {
   REFUSED("GPTQ", "g_idx", group_five, "E_Q_ORDER", "found group 5 of column 1, expected 0 to 4");
   REFUSED("GPTQ", "g_idx", group_minus_one, "E_Q_ORDER", "found group -1 of column 1, expected 0 to 4");
