@@ -233,8 +233,9 @@ static bool unsharded_against_source(const mm_verify_args *a, const mm_pack *p, 
       .dir = a->dir, .source = a->source, .quant = p->quant, .tool = p->tool, .manifest = digests, .plan = planned, .unscaled = true};
   mm_digest_hex(&p->plan, planned);
   bool ok = mm_manifest_hex(p, digests, err) && mm_hf_open(&hf, a->source, &ho, err) && mm_hf_open(&made, a->dir, &mo, err) &&
-            mm_plan_build(&plan, &hf, &po, err) && mm_exact_words(&plan, p, err) && mm_exact_texts(&plan, &made, p, err) &&
-            mm_companions_same(&plan, p, NULL, MM_TOKENIZER_IMAGE, err) && mm_exact_unsharded(&plan, &made, p, (unsigned)a->threads, err) &&
+            mm_plan_build(&plan, &hf, &po, err) && mm_exact_words(&plan, p, err) && mm_exact_inputs(&plan, &made, err) &&
+            mm_exact_texts(&plan, &made, p, err) && mm_companions_same(&plan, p, NULL, MM_TOKENIZER_IMAGE, err) &&
+            mm_exact_unsharded(&plan, &made, p, (unsigned)a->threads, err) &&
             mm_compare_unsharded(&plan, &made, (unsigned)a->threads, &r.row, &r.count, err);
   if (!ok && err->status == MM_USAGE) err->status = MM_UNSUPPORTED; /* the digests' words, not the user's */
   ok = ok && report_errors(a, &r, err);

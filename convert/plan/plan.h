@@ -156,6 +156,8 @@ static inline const mm_place *mm_plan_place(const mm_plan *p, const mm_plan_tens
 /* Builds the plan or refuses: infeasible tp (MM_UNSUPPORTED E_TP, naming the dimension and the sizes that would do), missing or
  * unknown tensors, mixed encodings. Borrows hf until close. */
 MM_MUST_USE bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err);
+/* Unsharded: all experts of a layer take the largest static scale of their inputs, as in a packed checkpoint. */
+void mm_plan_join_inputs(mm_plan *p);
 void mm_plan_close(mm_plan *p);
 
 /* --- between the files of the plan --- */

@@ -169,21 +169,25 @@ static bool scale_inputs(mm_planner *b, const mm_plan_tensor *pt, mm_pack_tensor
   return mm_act_scales_find(b->o->act_scales, t, pt->rule, pt->layer, b->p->pack.model.experts, pt->scheme, &c->unreached, b->err);
 }
 
-/* Unsharded: experts that calibration never reached take the largest scale of their layer's others of the same scheme. */
-static void share_input_scales(mm_plan *p) {
+/* Unsharded: experts that calibration never reached take the largest scale of their layer's others of the same scheme; with `all`, every
+ * expert does. */
+static void share_input_scales(mm_plan *p, bool all) {
   for (size_t i = 0, end; i < p->pack.tensor_count; i = end) {
     for (end = i + 1; end < p->pack.tensor_count && same_inputs(&p->tensor[end], &p->tensor[i]);) end++;
     for (size_t j = i; j < end; j++) {
       const mm_scheme *s = p->tensor[j].scheme;
       float most = 0;
-      if (!mm_act_formats[s->act].fixed || p->pack.tensor[j].input_scale > 0) continue;
+      const bool reached = p->pack.tensor[j].input_scale > 0;
+      if (!mm_act_formats[s->act].fixed || (reached && !all)) continue;
       for (size_t k = i; k < end; k++)
         if (p->tensor[k].scheme == s) most = fmaxf(most, p->pack.tensor[k].input_scale);
       p->pack.tensor[j].input_scale = most;
-      p->calibrated.unreached += most > 0;
+      p->calibrated.unreached += most > 0 && !reached;
     }
   }
 }
+
+void mm_plan_join_inputs(mm_plan *p) { share_input_scales(p, true); }
 
 /* A calibration file that changes nothing is a mistake of the user's, and refused. */
 static bool calibration_used(const mm_planner *b) {
@@ -408,7 +412,7 @@ static bool add_tensors(mm_planner *b) {
   if (!add_rules(b, last, a->rule_count, 0)) return false;
   if (b->missing == 0) {
     if (!pass_tensors(b)) return false;
-    share_input_scales(b->p);
+    share_input_scales(b->p, false);
     return (b->o->made || b->o->allow_unmatched || mm_recipe_all_hit(&b->p->recipe, b->err)) && calibration_used(b);
   }
   return fail_missing(b);

@@ -66,12 +66,31 @@ static mm_found find_passed(const mm_hf *made, const mm_plan_tensor *pt, mm_matr
   return MM_FOUND;
 }
 
+/* Sets *one: the matrices of a tensor whose scheme has one scale for all of them share one in the source too, or one was found for them
+ * that keeps their numbers. Otherwise they are packed anew. */
+static bool one_scale(mm_decoder *d, const mm_plan_tensor *pt, unsigned pieces, bool *one, mm_err *err) {
+  float first = 0, other = 0;
+  *one = true;
+  if (pieces < 2 || !pt->scheme->needs_amax || (pt->as_stored && pt->scheme->plane_count > 2)) return true;
+  for (unsigned i = 0; *one && i < pieces; i++) {
+    if (!mm_encoding_keeps(&pt->matrix[i], pt->scheme, pt->grid)) {
+      *one = false;
+    } else {
+      if (!mm_decode_global(d, &pt->matrix[i], i == 0 ? &first : &other, err)) return false;
+      *one = i == 0 || other == first;
+    }
+  }
+  return true;
+}
+
 /* Finds every matrix in `made`; rows get their names. */
-static bool find_pairs(const mm_plan *plan, mm_hf *made, pair *out, mm_error_row *rows, size_t *count, mm_err *err) {
+static bool find_pairs(mm_decoder *d, const mm_plan *plan, mm_hf *made, pair *out, mm_error_row *rows, size_t *count, mm_err *err) {
   *count = 0;
   for (size_t i = 0, n = 0; i < plan->pack.tensor_count; i++) {
     const mm_pack_tensor *t = &plan->pack.tensor[i];
     const mm_plan_tensor *pt = &plan->tensor[i];
+    bool one;
+    if (!one_scale(d, pt, t->piece_count, &one, err)) return false;
     if (*count == 0 || strcmp(rows[*count - 1].name, t->name) != 0) {
       rows[*count] = (mm_error_row){.name = t->name, .scheme = t->scheme, .place = *count};
       ++*count;
@@ -81,7 +100,7 @@ static bool find_pairs(const mm_plan *plan, mm_hf *made, pair *out, mm_error_row
                       .row = *count - 1,
                       .expert = expert_of(t->piece[j].source),
                       .scheme = pt->scheme,
-                      .keep = mm_encoding_keeps(&pt->matrix[j], pt->scheme, pt->grid)};
+                      .keep = one && mm_encoding_keeps(&pt->matrix[j], pt->scheme, pt->grid)};
       const mm_rule_piece piece = {pt->rule, t->piece_count, j, pt->layer, out[n].expert};
       mm_found f = pt->passed ? find_passed(made, pt, &out[n].made) : mm_hf_matrix(made, &plan->pack.model, &piece, &out[n].made, err);
       if (f == MM_FAILED) return false;
@@ -113,7 +132,10 @@ bool mm_compare_unsharded(const mm_plan *plan, mm_hf *made, unsigned threads, mm
            .made = mm_calloc(threads, sizeof *j.made, err),
            .unit = (uint32_t)(a / mm_gcd(a, b) * b)};
   *rows = mm_calloc(plan->pack.tensor_count + 1, sizeof **rows, err);
-  bool ok = j.pair && j.source && j.made && *rows && find_pairs(plan, made, j.pair, *rows, count, err);
+  mm_decoder globals;
+  mm_decoder_open(&globals, plan->hf);
+  bool ok = j.pair && j.source && j.made && *rows && find_pairs(&globals, plan, made, j.pair, *rows, count, err);
+  mm_decoder_close(&globals);
   for (unsigned i = 0; ok && i < threads; i++) {
     mm_decoder_open(&j.source[i], plan->hf);
     mm_decoder_open(&j.made[i], made);

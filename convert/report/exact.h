@@ -27,6 +27,9 @@ MM_MUST_USE bool mm_companions_same(const mm_plan *plan, const mm_pack *p, mm_ba
 /* Of an unsharded checkpoint `made`, whose digests p holds; the plan has the same layout and format. Its config and index, and, where the
  * plan has them, the files that it writes. */
 MM_MUST_USE bool mm_exact_texts(const mm_plan *plan, const mm_hf *made, const mm_pack *p, mm_err *err);
+/* Gives all experts of a layer the largest static scale of their inputs where the checkpoint has that for the first one that the source
+ * gives another: it was made from a packed checkpoint, which has one scale for them. */
+MM_MUST_USE bool mm_exact_inputs(mm_plan *plan, const mm_hf *made, mm_err *err);
 /* The names, types and shapes of all tensors, and every byte that mm_exact_weights compares. Not looked at where the recipe takes static
  * scales of activations from a file. */
 MM_MUST_USE bool mm_exact_unsharded(const mm_plan *plan, const mm_hf *made, const mm_pack *p, unsigned threads, mm_err *err);

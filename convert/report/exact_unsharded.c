@@ -63,6 +63,44 @@ bool mm_exact_texts(const mm_plan *plan, const mm_hf *made, const mm_pack *p, mm
   return true;
 }
 
+/* ---- static scales of activations ---- */
+
+/* Sets *equal: tensor i of the plan has, in its first piece, the stored scale of its inputs. */
+static bool has_input_scale(const mm_plan *plan, const mm_hf *made, uint32_t i, bool *equal, mm_err *err) {
+  mm_arena names = {0};
+  const float scale = plan->pack.tensor[i].input_scale, expected = plan->tensor[i].naming->reciprocal ? 1 / scale : scale;
+  const char *name = plan->layout->name(plan, i, 0, plan->tensor[i].scheme->plane_count, &names, err);
+  float found = 0;
+  bool ok = name != NULL;
+  for (size_t j = 0; ok && j < made->tensor_count; j++) {
+    const mm_hf_tensor *t = &made->tensor[j];
+    if (strcmp(t->original, name) != 0 || t->bytes != sizeof found) continue;
+    mm_hf_reader reader;
+    mm_hf_reader_open(&reader, made);
+    ok = mm_hf_read(&reader, t, 0, &found, sizeof found, err);
+    mm_hf_reader_close(&reader);
+    break;
+  }
+  mm_arena_close(&names);
+  *equal = found == expected;
+  return ok;
+}
+
+bool mm_exact_inputs(mm_plan *plan, const mm_hf *made, mm_err *err) {
+  const size_t n = plan->pack.tensor_count;
+  float *own = mm_calloc(n + 1, sizeof *own, err);
+  if (!own) return false;
+  for (size_t i = 0; i < n; i++) own[i] = plan->pack.tensor[i].input_scale;
+  mm_plan_join_inputs(plan);
+  size_t first = 0;
+  while (first < n && plan->pack.tensor[first].input_scale == own[first]) first++;
+  bool joint = false;
+  const bool ok = first == n || !plan->tensor[first].naming || has_input_scale(plan, made, (uint32_t)first, &joint, err);
+  for (size_t i = 0; !joint && i < n; i++) plan->pack.tensor[i].input_scale = own[i];
+  free(own);
+  return ok;
+}
+
 /* ---- tensors ---- */
 
 typedef struct thread_state {

@@ -9,6 +9,8 @@ import random
 import shutil
 import subprocess
 
+from published import CASES, Checkpoint, modelopt, nvfp4
+
 BIN, TMP = os.path.join(os.environ["BUILD"], "bin"), os.environ["TMPDIR"]
 BLOCK = 4 << 20
 
@@ -220,6 +222,36 @@ def resealed(rng, model, quant, *options):
     return len(changes)
 
 
+def flipped(path, ending):
+    """The last bit of the first tensor of that name's scale changed, and sealed."""
+    part = next(f"{path}/{n}" for n in os.listdir(path) if n.startswith("model-"))
+    data = bytearray(open(part, "rb").read())
+    start = 8 + int.from_bytes(data[:8], "little")
+    at = next(t["data_offsets"][0] for n, t in json.loads(data[8:start]).items() if n.endswith(ending))
+    data[start + at] ^= 1
+    open(part, "wb").write(data)
+    seal(path)
+
+
+def published_scales():
+    """Sources with a scale for each matrix where a scheme has one for several: of weights, which are rounded again, and of activations, of
+    which a packed checkpoint holds the largest; its export is proven against the first source too."""
+    model = Checkpoint("tests/data/tiny-m1")
+    several = model.encoded(nvfp4("modelopt"), {".w3.": nvfp4("modelopt", top=0.73)})[0]
+    for name, config, tensors, quant, ending in (("tensor_fp8", *CASES["tensor_fp8"][1:2], model.encoded(CASES["tensor_fp8"][0])[0], "tensor_wise_fp8", ".activation_scale"),
+                                                 ("nvfp4", modelopt("NVFP4", group_size=16), several, "nvfp4", ".weight_scale")):
+        model.write(f"{TMP}/{name}", tensors, config)
+        run("minimax-convert", f"{TMP}/{name}", "-o", f"{TMP}/whole", "-q", "--quant", quant)
+        for source, out in ((f"{TMP}/{name}", f"{TMP}/direct"), (f"{TMP}/whole", f"{TMP}/joint")):
+            run("minimax-convert", source, "-o", out, "-q", "--layout", "hf", *(["--quant", quant] if source != f"{TMP}/whole" else []))
+            run("minimax-verify", out, "-q", "--source", f"{TMP}/{name}")
+            flipped(out, f"experts.1.w1{ending}")
+            run("minimax-verify", out, "-q")
+            assert "E_SOURCE" in run("minimax-verify", out, "-q", "--source", f"{TMP}/{name}", status=6).stderr
+        for path in ("whole", "direct", "joint"):
+            shutil.rmtree(f"{TMP}/{path}")
+
+
 def main():
     seed = random.randrange(1 << 32)
     print(f"seed {seed}", flush=True)
@@ -233,6 +265,7 @@ def main():
     tried = [resealed(rng, *x) for x in (("tiny-m1", "nvfp4a16", "--dialect", "modelopt"), ("tiny-m2", "channel_fp8"), ("tiny-m3-random", "block_fp8"), ("tiny-m1", "none"))]
     assert sum(tried) > 25, tried
     companions()
+    published_scales()
     print("unsharded checkpoints are proven by their digests and against their source, and hold code, licence and card")
 
 
