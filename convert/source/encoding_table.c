@@ -92,8 +92,8 @@ const mm_encoding mm_encodings[] = {
              .part = {[MM_SCALE] = GRID("weight_scale", FLOAT, 1, MM_CELL_GROUP), [MM_SMOOTH] = SMOOTH, [MM_INPUT] = INPUT("input_scale")},
              .unread = {"weight_scale_2"}), /* W4A8's second scale is for its FP8 products */
     ENCODING("per-channel int8", MM_CODE_INT8, GRID("weight", BIT(MM_I8), 1, 1),
-             .part = {[MM_SCALE] = PER_ROW, [MM_SMOOTH] = SMOOTH, [MM_INPUT] = INPUT("input_scale")}, .unread = {"input_zero_point"},
-             .scheme = "int8"),
+             .part = {[MM_SCALE] = PER_ROW, [MM_SMOOTH] = SMOOTH, [MM_INPUT] = INPUT("input_scale")}, .signed_scale = true,
+             .unread = {"input_zero_point"}, .scheme = "int8"),
     ENCODING("AWQ", MM_CODE_INT4_OFFSET, TURNED("qweight", BIT(MM_I32), 8, 1),
              .part = {[MM_SCALE] = TURNED("scales", FLOAT, 1, MM_CELL_GROUP), [MM_ZERO] = TURNED("qzeros", BIT(MM_I32), 8, MM_CELL_GROUP)},
              .signed_scale = true, .order = awq_order),

@@ -152,7 +152,8 @@ TEST(test_scale_values) {
                                         {"NVFP4", "pre_quant_scale"}};
   for (size_t i = 0; i < sizeof form / sizeof *form; i++) {
     bool exponent = strncmp(form[i][0], "MX", 2) == 0;
-    bool may_be_negative = strstr(form[i][0], "W4AFP8") || strcmp(form[i][0], "int4") == 0 || form[i][1][0] == 's';
+    bool may_be_negative = strstr(form[i][0], "W4AFP8") || strcmp(form[i][0], "int4") == 0 || form[i][1][0] == 's' ||
+                           (strcmp(form[i][0], "int8") == 0 && form[i][1][0] == 'w');
     REFUSED(form[i][0], form[i][1], nan_value, "E_Q_SCALE", "found scale ");
     REFUSED(form[i][0], form[i][1], nan_value, "E_Q_SCALE", form[i][1]);
     if (!exponent) REFUSED(form[i][0], form[i][1], zero_value, "E_Q_SCALE", "found scale 0 of block row ");
@@ -162,7 +163,7 @@ TEST(test_scale_values) {
           "found scale 5e+35 of block row 0, column 0, expected a positive number, at most ");
   REFUSED("compressed-tensors NVFP4", "weight_global_scale", tiny_value, "E_Q_SCALE", "found scale 2e-36 of block row 0, column 0");
   static const char *const negative[][2] = {
-      {"int4", "weight_scale"}, {"AWQ", "scales"}, {"GPTQ", "scales"}, {"SGLang W4AFP8", "weight_scale_inv"}};
+      {"int4", "weight_scale"}, {"int8", "weight_scale"}, {"AWQ", "scales"}, {"GPTQ", "scales"}, {"SGLang W4AFP8", "weight_scale_inv"}};
   for (size_t i = 0; i < sizeof negative / sizeof *negative; i++) {
     source *s = encoded(form_of(negative[i][0]));
     char name[128];
