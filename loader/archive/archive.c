@@ -1,6 +1,7 @@
 /* Archives: their table, and whole checkpoints to archives and back, a part at a time. */
 #include "loader/archive/archive.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -130,10 +131,13 @@ bool mm_archive_open(mm_archive *a, const char *dir, mm_err *err) {
   char *table = NULL;
   size_t n;
   mm_err e = {0};
-  if (access(mm_path_of(dir, MM_ARCHIVE).text, F_OK) != 0 && access(mm_path_of(dir, MM_MANIFEST).text, F_OK) == 0)
+  if (access(mm_path_of(dir, MM_ARCHIVE).text, F_OK) != 0 && (errno == ENOENT || errno == ENOTDIR)) {
+    if (access(mm_path_of(dir, MM_MANIFEST).text, F_OK) != 0)
+      return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(dir, NULL), "found no " MM_ARCHIVE " there, expected an archive");
     return mm_fail(err, MM_INTEGRITY, "E_ARCHIVE", mm_at(dir, NULL),
                    "found a packed checkpoint, or an archive without its " MM_ARCHIVE
                    "; minimax-archive pack makes an archive of a checkpoint");
+  }
   bool ok = read_text(dir, MM_ARCHIVE, &table, &n, &e) && read_text(dir, MM_MANIFEST, &a->manifest, &a->manifest_bytes, &e) &&
             mm_pack_parse(&a->pack, dir, a->manifest, a->manifest_bytes, &e) && mm_archive_parse(a, table, n, &e) && check_sizes(a, &e) &&
             mm_nothing_else(dir, listed, a, &e);

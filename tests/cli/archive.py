@@ -105,7 +105,7 @@ run("minimax-archive", "pack", a, "-o", b, expect=2)
 run("minimax-archive", "pack", a, "-o", work + "/no/c", expect=5)
 run("minimax-archive", "pack", b, "-o", c, expect=4)
 run("minimax-archive", "unpack", a, "-o", c, expect=6)
-run("minimax-archive", "unpack", work, "-o", c, expect=6)
+run("minimax-archive", "unpack", work, "-o", c, expect=3)
 nothing_left("packed", "archive")
 
 # Hostile archives: one file replaced.
@@ -171,6 +171,10 @@ for name, text in (("manifest.json", b"{}"), ("archive.json", b"[" * 100000), ("
         open(f"{b}/{name}", "wb").write(kept)
 r = run("minimax-archive", "unpack", work + "/packed", "-o", c, expect=6)
 assert "E_ARCHIVE" in r.stderr and "found a packed checkpoint" in r.stderr and "minimax-archive pack" in r.stderr
+for other in "nowhere", "README.md", "tests/data/tiny-m1":
+    for words in ["list", other], ["unpack", other, "-o", work + "/never"]:
+        assert f"E_FS_MISSING: {other}: found no archive.json there" in run("minimax-archive", *words, expect=3).stderr
+assert not os.path.exists(work + "/never")
 nothing_left("packed", "archive")
 
 # Files that may not grow (SIGXFSZ ignored): I/O error, nothing left.
