@@ -380,7 +380,7 @@ static bool put_end(run *r, mm_err *err) {
 
 /* From the token after the prompt on. Where the engine queues, it always has a step to do while a token is on its way to stdout. */
 static bool generate(run *r, int32_t id, mm_err *err) {
-  static const int32_t chosen = MM_ID_CHOSEN;
+  static const int32_t chosen = MM_ID_SAMPLED;
   const uint32_t ahead = mm_engine_queues(r->engine) ? 2 : 0;
   double start = mm_now();
   for (r->generated = 1;; r->generated++) {

@@ -37,7 +37,7 @@ static bool agree(const mm_bench *b, bool mine, bool *ok) {
 }
 
 /* Backends without sampling of their own end a step by logits for the host. */
-static bool samples(const mm_bench *b) { return b->ops->sampler.choose && b->ops->sampler.collect; }
+static bool samples(const mm_bench *b) { return b->ops->sampler.sample && b->ops->sampler.collect; }
 
 /* Waits for the oldest step queued. Of a pass the first row's logits must be numbers. */
 static bool collect(mm_bench *b, bool pass, double *at, mm_err *err) {
@@ -65,7 +65,7 @@ static bool queue_step(mm_bench *b, const mm_bench_op *o, const mm_batch *batch,
     if (ops->weights.layer) ops->weights.layer(b->forward.backend, l);
     if (o->in(b, l)) o->run(b, l);
   }
-  return samples(b) ? ops->sampler.choose(b->forward.backend, err) : ops->end(b->forward.backend, b->logits, err);
+  return samples(b) ? ops->sampler.sample(b->forward.backend, err) : ops->end(b->forward.backend, b->logits, err);
 }
 
 /* The keys and values of a prefill chunk in all layers, without the rest of them. */

@@ -57,7 +57,7 @@ void plan_step(mm_backend *b, const mm_batch *batch) {
   b->step.ending = batch->sampling ? GREEDY : LOGITS, b->step.asked = nullptr, b->sampler.pending = false;
   for (uint32_t i = 0; batch->sampling && i < batch->out_count; i++) {
     b->step.ending = std::max(b->step.ending, (step_end)(GREEDY + mm_cu_draws_of(&batch->sampling[i], b->sampler.args.vocab)));
-    if (mm_sampling_asks(&batch->sampling[i]) & ~(uint32_t)MM_SAMPLES_MIN_P) b->step.asked = batch->sampling;
+    if (mm_sampling_options(&batch->sampling[i]) & ~(uint32_t)MM_SAMPLES_MIN_P) b->step.asked = batch->sampling;
   }
   if (b->step.asked) b->step.ending = LOGITS;
   const uint32_t bucket = b->step.decode && batch->out_count == batch->tokens ? bucket_of(b, batch->tokens) : 0;
@@ -568,9 +568,9 @@ const mm_ops mm_ops_cuda = {
     .expert_load = mm_cu_expert_load,
     .copy_rate = mm_cu_copy_rate,
     .act_quant = true,
-    .sampler = {.choose = cuda_choose,
-                .keep = cuda_keep,
-                .choose_kept = cuda_choose_kept,
+    .sampler = {.sample = cuda_choose,
+                .defer = cuda_keep,
+                .sample_deferred = cuda_choose_kept,
                 .collect = cuda_collect,
                 .load_ids = mm_cu_ids_load,
                 .score = cuda_score,

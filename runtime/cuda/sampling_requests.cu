@@ -49,7 +49,7 @@ struct ask_counts {
 
 /* One row: what is asked, its places among the others of its kind. */
 mm_cu_ask ask_of(const mm_sampling *s, uint32_t pos, uint32_t vocab, ask_counts *n) {
-  const uint32_t asks = mm_sampling_asks(s);
+  const uint32_t asks = mm_sampling_options(s);
   mm_cu_ask a;
   if (asks & MM_SAMPLES_MASK) a.mask = ++n->masks;
   a.bias_first = n->biases, a.bias_count = s->bias_count;

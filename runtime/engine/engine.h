@@ -26,7 +26,7 @@ typedef struct mm_engine_config {
   mm_run_options options; /* MM_UNSUPPORTED for what the ops cannot do: E_ACT_QUANT act_quant, E_DEVICE pin and batch_invariant
                            * (mm_engine_batch_invariant); MM_USAGE E_LIMITS to pin more threads than this process has CPUs */
   struct mm_calibration *calibration;
-  const bool *never;      /* [vocab]: ids that no step chooses, or NULL; ids whose head row is zero are never chosen */
+  const bool *never;      /* [vocab]: ids that no step samples, or NULL; ids whose head row is zero are never sampled */
   const uint32_t *tap;    /* [taps] layers whose output mm_engine_hidden gives; need not outlive open */
   uint32_t taps;          /* ≤ MM_TAPS */
   const mm_dflash *draft; /* NULL, or a draft for mm_engine_draft, until close: its taps are the engine's, tap is NULL then */
@@ -36,7 +36,7 @@ typedef struct mm_engine_config {
   const uint32_t *device; /* [ranks of this process] numbers of their accelerators, or NULL: 0, 1, …; need not outlive open */
   mm_engine_memory memory;
   mm_process_group *world; /* NULL, or until close: each process has as many ranks, in their order. The first opens the engine and is asked;
-                            * the others follow (mm_engine_follow). Tokens are chosen by the host then, and all ranks of a stage are of one
+                            * the others follow (mm_engine_follow). The host samples then, and all ranks of a stage are of one
                             * process on devices that cannot do otherwise (mm_ops.across): MM_UNSUPPORTED E_PARALLEL */
 } mm_engine_config;
 
@@ -69,37 +69,37 @@ const mm_limits *mm_engine_limits(const mm_engine *e);
 /* The KV cache of an engine whose memory.fits was set; all 0 where its device gives each slot its own. */
 typedef struct mm_engine_cache {
   uint64_t tokens;    /* of all sequences together */
-  uint64_t bytes;     /* of the rank that keeps the most */
+  uint64_t bytes;     /* of the rank that stores the most */
   uint64_t sequences; /* of max_positions tokens that fit */
 } mm_engine_cache;
 mm_engine_cache mm_engine_cache_of(const mm_engine *e);
-/* MM_SAMPLES_…: what choices may ask for. */
+/* Bits MM_SAMPLES_…: the sampling options that the engine supports. */
 uint32_t mm_engine_samples(const mm_engine *e);
 /* Returns true if a row's bits depend on the tokens before it alone: not on prefill chunks, other rows or slots. */
 bool mm_engine_batch_invariant(const mm_engine *e);
 
 /* Returns true if mm_engine_queue returns before the step is done, so that it pays to queue the next batch before collecting this one. */
 bool mm_engine_queues(const mm_engine *e);
-/* Returns true if mm_engine_forward returns before the pass is done, so that it pays to make masks before mm_engine_choose. */
+/* Returns true if mm_engine_forward returns before the pass is done, so that it pays to make masks before mm_engine_sample. */
 bool mm_engine_defers(const mm_engine *e);
-/* Queues one batch with sampling; what it chooses comes back by mm_engine_collect, in order. A device backend goes on by itself: the
- * next batch may name MM_ID_CHOSEN before this one's choices were collected. Refuses what mm_engine_step refuses, MM_ID_CHOSEN in a
- * slot that nothing was chosen for, and more than MM_QUEUE batches outstanding; MM_USAGE E_SAMPLING for settings out of range,
+/* Queues one batch with sampling; mm_engine_collect returns the sampled tokens, in order. On a device that samples, the
+ * next batch may name MM_ID_SAMPLED before this one's tokens were collected. Refuses what mm_engine_step refuses, MM_ID_SAMPLED in a
+ * slot that no token was sampled for, and more than MM_QUEUE batches outstanding; MM_USAGE E_SAMPLING for settings out of range,
  * MM_UNSUPPORTED E_SAMPLING for one that the device lacks, by name. */
 MM_MUST_USE bool mm_engine_queue(mm_engine *e, const mm_batch *batch, mm_err *err);
-/* mm_engine_queue in two: the pass, whose logits stay inside, and the choice of a token after each of its output rows, sampling[out_count].
- * Between them the caller may do what it likes but step: collect the batch before, drop slots, make a mask of allowed tokens that depends
- * on the token before. The next step without a choice drops the logits. E_SAMPLING as above; MM_UNSUPPORTED E_DEVICE for devices that
- * choose within the step. */
+/* mm_engine_queue in two calls: the pass, whose logits stay in the engine, and the sampling of a token after each of its output rows,
+ * sampling[out_count]. Between them the caller may call anything but a step: collect the batch before, drop slots, make a mask of allowed
+ * tokens that depends on the token before. A step in between drops the logits. E_SAMPLING as above; MM_UNSUPPORTED E_DEVICE for devices
+ * that sample within the step. */
 MM_MUST_USE bool mm_engine_forward(mm_engine *e, const mm_batch *batch, mm_err *err);
-MM_MUST_USE bool mm_engine_choose(mm_engine *e, const mm_sampling *sampling, mm_err *err);
+MM_MUST_USE bool mm_engine_sample(mm_engine *e, const mm_sampling *sampling, mm_err *err);
 /* The pass, and of each of its output rows -ln of the probability of id target[out_count]: score[out_count], in f64. Ids that no step
- * chooses have no share; one of them scores infinity. A device that can reduces the logits there. MM_USAGE E_BATCH for targets of vocab and
+ * samples have no share; one of them scores infinity. A device that can reduces the logits there. MM_USAGE E_BATCH for targets of vocab and
  * above. */
 MM_MUST_USE bool mm_engine_score(mm_engine *e, const mm_batch *batch, const int32_t *target, double *score, mm_err *err);
-/* Runs steps of padding of rows[n] single tokens each, ended in every way that steps end, so that a device that records its steps has
- * recorded these before the first request; nothing where none does. Slots stay as they are. MM_USAGE E_BATCH for more rows than a step may
- * have, and while batches are left to collect. */
+/* Runs steps of padding of rows[n] single tokens each, ended in every way that steps end, so that a device that captures its steps as
+ * graphs has done so before the first request; does nothing on other devices. Slots stay as they are. MM_USAGE E_BATCH for more rows than a
+ * step may have, and while batches are left to collect. */
 MM_MUST_USE bool mm_engine_warm(mm_engine *e, const uint32_t *rows, uint32_t n, mm_err *err);
 /* Waits for the oldest queued batch: id[out_count] of it, -1 where no logit was a number. After a failure nothing is queued any more
  * and no slot holds anything. */
@@ -115,8 +115,8 @@ void mm_engine_drop(mm_engine *e, uint32_t slot);
 /* The allocator, so that a prefix cache can hold pages beyond their slot. Pages held elsewhere are never written: their
  * slot goes on in a copy. */
 mm_pages *mm_engine_pages(mm_engine *e);
-/* Each of slots to[n] holds what `from` holds, in the same pages, and what was chosen after it. MM_USAGE E_BATCH for a slot of which rows
- * wait for mm_engine_choose, here and in mm_engine_resume. */
+/* Each of slots to[n] holds what `from` holds, in the same pages, and the token sampled after it. MM_USAGE E_BATCH for a slot of which rows
+ * wait for mm_engine_sample, here and in mm_engine_resume. */
 MM_MUST_USE bool mm_engine_fork(mm_engine *e, uint32_t from, const uint32_t *to, uint32_t n, mm_err *err);
 /* Bytes of the lightning states of one slot, all layers and ranks; 0 for a model without such layers. */
 uint64_t mm_engine_state_bytes(const mm_engine *e);
@@ -161,7 +161,7 @@ uint32_t mm_engine_drafts(const mm_engine *e);
  * best of, or NULL. Slots stay as they are. MM_USAGE E_BATCH for a slot that holds fewer tokens than pos. */
 MM_MUST_USE bool mm_engine_draft(mm_engine *e, const mm_draft_ask *ask, uint32_t n, uint32_t each, int32_t *draft, float *logits,
                                  mm_err *err);
-/* load[layers, experts]: how many rows each expert was chosen for since open; of queued steps that were collected at least. */
+/* load[layers, experts]: how many rows were routed to each expert since open; of queued steps that were collected at least. */
 MM_MUST_USE bool mm_engine_expert_load(mm_engine *e, uint64_t *load, mm_err *err);
 /* config.calibration has the inputs of every step so far. Before it is written. */
 MM_MUST_USE bool mm_engine_calibrate(mm_engine *e, mm_err *err);

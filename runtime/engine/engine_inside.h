@@ -1,5 +1,5 @@
-/* The engine's inside: engine_ranks.c (ranks and steps), engine_slots.c (what slots hold), engine_memory.c (the
- * size of the KV cache) and engine_sampling.c (tokens chosen from logits). */
+/* Internals of the engine: engine_ranks.c (ranks and steps), engine_slots.c (what slots hold), engine_memory.c (the
+ * size of the KV cache) and engine_sampling.c (tokens sampled from logits). */
 #ifndef MM_RUNTIME_ENGINE_INSIDE_H
 #define MM_RUNTIME_ENGINE_INSIDE_H
 
@@ -18,7 +18,7 @@ typedef enum task_kind {
   STATE_SAVE,
   STATE_LOAD,
   IDS_LOAD,
-  CHOOSE,
+  SAMPLE_DEFERRED,
   SCORE,
   CALIBRATE,
   FINISH_LOAD,
@@ -37,7 +37,7 @@ typedef struct task {
     struct {
       const mm_batch *batch;
       float *logits;
-      bool deferred_sampling; /* the step ends before the device chooses: mm_engine_choose follows */
+      bool deferred_sampling; /* the step ends before the device samples: mm_engine_sample follows */
     } step;
     struct {
       uint32_t tap, rows;
@@ -55,7 +55,7 @@ typedef struct task {
     struct {
       const mm_sampling *sampling; /* [count] */
       uint32_t count;
-    } choose;
+    } sample;
     struct {
       const int32_t *target; /* ids whose scores are wanted, one for each row without a sampled token, */
       double *score;         /* and room for these */
@@ -87,20 +87,21 @@ typedef struct rank_facts {
 typedef struct slot_state {
   uint32_t held;       /* tokens that its caches hold */
   uint64_t last_batch; /* number of the last batch that named it */
-  bool chose;          /* some step chose a token after its last row */
-  int32_t chosen;      /* that token, where the engine chooses */
+  bool sampled;        /* some step sampled a token after its last row */
+  int32_t sampled_id;  /* that token, where the engine samples it */
 } slot_state;
 
-/* The choices of a step that the engine itself made, until they are collected. */
-typedef struct choices {
+/* Tokens of a step that the engine itself sampled, until they are collected. */
+typedef struct sampled_tokens {
   int32_t *id;
   size_t cap;
-} choices;
+} sampled_tokens;
 
-typedef struct choice_row {
+/* An output row: its slot (-1: padding) and position. */
+typedef struct output_row {
   int32_t slot;
   uint32_t pos;
-} choice_row;
+} output_row;
 
 typedef struct rank {
   mm_engine *engine;
@@ -127,19 +128,19 @@ typedef struct batch_queue {
   uint64_t passes, proven;        /* ever; passes after `proven` waited in kernels for ranks that may have failed (mm_comm_failed_now) */
 } batch_queue;
 
-/* Unused where the device chooses. */
+/* Unused where the device samples. */
 typedef struct host_sampling {
-  choices choices[MM_QUEUE]; /* of queued batch i at i % MM_QUEUE */
+  sampled_tokens sampled[MM_QUEUE]; /* of queued batch i at i % MM_QUEUE */
   mm_sampler *sampler;
   int32_t *history; /* [slots, max_positions] ids that the slots hold, -1 where that is not known */
   float *logits;    /* [out_count, vocab] */
-  int32_t *id;      /* [T] of the step, none MM_ID_CHOSEN */
+  int32_t *id;      /* [T] of the step, none MM_ID_SAMPLED */
   size_t logits_cap, id_cap;
 } host_sampling;
 
-/* Rows of logits that wait for mm_engine_choose. */
+/* Rows of logits that wait for mm_engine_sample. */
 typedef struct unsampled_rows {
-  choice_row *row; /* [count] */
+  output_row *row; /* [count] */
   uint32_t count;
   size_t cap;
 } unsampled_rows;
@@ -170,7 +171,7 @@ struct mm_engine {
   mm_engine_config config;
   mm_comm **comm;   /* [pp]: the ranks of each stage */
   bool lightning;   /* some layer keeps a state that cannot go back */
-  bool *never;      /* [vocab] ids that are not to be chosen */
+  bool *never;      /* [vocab] ids that no step samples */
   slot_state *slot; /* [slots] */
   uint64_t batches;
   mm_pages *pages; /* NULL where the backend gives each slot its own */
@@ -178,7 +179,7 @@ struct mm_engine {
   mm_page_want *want; /* [slots] of a step */
   mm_page_copy *copy; /* the same */
 
-  bool device_chooses;
+  bool device_samples;
   batch_queue queue;
   host_sampling host;
   unsampled_rows unsampled;
@@ -255,10 +256,10 @@ MM_MUST_USE bool mm_engine_fit(mm_engine *e, mm_err *err);
 /* Checks that the batch may run; if it may, its pages become the slots' own. */
 MM_MUST_USE bool mm_engine_prepare(mm_engine *e, mm_batch *batch, mm_err *err);
 /* Updates the slots after a batch: they hold all of it, or nothing if it failed. */
-void mm_engine_keep(mm_engine *e, const mm_batch *batch, bool done);
-/* Gives the batch its ids with every MM_ID_CHOSEN replaced, where the engine chooses. */
+void mm_engine_update_slots(mm_engine *e, const mm_batch *batch, bool done);
+/* Gives the batch its ids with every MM_ID_SAMPLED replaced, where the engine samples. */
 MM_MUST_USE bool mm_engine_resolve(mm_engine *e, mm_batch *batch, mm_err *err);
-/* The ids of a batch that was done, none MM_ID_CHOSEN, are what its slots hold. */
+/* The ids of a batch that was done, none MM_ID_SAMPLED, are what its slots hold. */
 void mm_engine_remember(mm_engine *e, const mm_batch *batch);
 static inline int32_t *mm_engine_history(const mm_engine *e, uint32_t slot) {
   return e->host.history + (size_t)slot * e->config.limits.max_positions;

@@ -1,6 +1,6 @@
 /* The engine of several processes. The first one's is asked; before each task it sends the others what their ranks need to know of it
- * (mm_engine_announce), all do it, and they report and give what theirs made (mm_engine_hear). Slots, pages and choices are the first one's
- * alone: a backend knows pages by the table that comes with a step. */
+ * (mm_engine_announce), all do it, and they report and give what theirs made (mm_engine_hear). Slots, pages and sampling are the first
+ * one's alone: a backend knows pages by the table that comes with a step. */
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -93,7 +93,7 @@ static bool step_rank(rank *r, mm_err *err) {
   return true;
 }
 
-/* All ranks of a stage have the same hidden states and choices: the first one reports them. */
+/* All ranks of a stage have the same hidden states and tokens: the first one reports them. */
 static bool reports(const rank *r, uint32_t layer) {
   return r->weights.rank == 0 && layer >= r->weights.layer_first && layer < r->weights.layer_end;
 }
@@ -129,7 +129,7 @@ static bool run_task(rank *r, mm_err *err) {
     case CALIBRATE: return f->ops->calibrate(f->backend, err);
     case DRAFT: return mm_engine_draft_rank(r, err);
     case FINISH_LOAD: return f->ops->weights.finish_load(f->backend, err);
-    case CHOOSE: return f->ops->sampler.choose_kept(f->backend, t->choose.sampling, t->choose.count, err);
+    case SAMPLE_DEFERRED: return f->ops->sampler.sample_deferred(f->backend, t->sample.sampling, t->sample.count, err);
     case POOL: return (r->pool = f->ops->cache.pool(f->backend, t->places, err));
     case MOVE: return f->ops->cache.move(f->backend, t->move.number, t->move.move, t->move.count, err);
     case MOVED: return f->ops->cache.moved(f->backend, t->wait, &r->moving, err);
@@ -356,14 +356,14 @@ static void place_states(mm_engine *e) {
     if (r - e->first < e->here) e->rank[r - e->first].state_at = e->state_bytes;
 }
 
-static bool open_choices(mm_engine *e, mm_err *err) {
+static bool open_sampling(mm_engine *e, mm_err *err) {
   uint32_t vocab = e->model->vocab;
   const mm_pack *pack = &e->shards->pack;
-  e->device_chooses = e->config.ops->sampler.choose && pack->pp == 1 && !e->processes.group;
+  e->device_samples = e->config.ops->sampler.sample && pack->pp == 1 && !e->processes.group;
   if (!(e->never = mm_calloc(vocab, sizeof *e->never, err))) return false;
   if (e->config.never) memcpy(e->never, e->config.never, vocab * sizeof *e->never);
   for (size_t i = 0; i < pack->dead_rows; i++) e->never[pack->dead_row[i]] = true;
-  if (e->device_chooses) return true;
+  if (e->device_samples) return true;
   const mm_limits *l = &e->config.limits;
   return (e->host.sampler = mm_sampler_open(vocab, err)) &&
          (e->host.history = mm_calloc(l->slots, l->max_positions * sizeof *e->host.history, err));
@@ -393,7 +393,7 @@ mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm
   pthread_cond_init(&e->changed, NULL);
   e->slot = mm_calloc(c->limits.slots, sizeof *e->slot, err);
   e->facts = mm_calloc(ranks, sizeof *e->facts, err);
-  const bool ready = e->facts && e->slot && open_comms(e, err) && start_ranks(e, err) && open_choices(e, err);
+  const bool ready = e->facts && e->slot && open_comms(e, err) && start_ranks(e, err) && open_sampling(e, err);
   if (mm_engine_exchange_facts(e, ready && (!measures(e) || mm_engine_run_here(e, &(task){.kind = MEASURE}, err)), err)) {
     const bool sized = (!measures(e) || mm_engine_fit(e, err)) && open_pages(e, err) && verify_files(e, err);
     /* Ranks that open may wait for those of other processes, so none does before all processes are here. */
@@ -423,7 +423,7 @@ void mm_engine_close(mm_engine *e) {
   pthread_mutex_destroy(&e->lock);
   for (uint32_t s = 0; e->comm && s < e->shards->pack.pp; s++) mm_comm_close(e->comm[s]);
   free(e->comm);
-  for (uint32_t i = 0; i < MM_QUEUE; i++) free(e->host.choices[i].id);
+  for (uint32_t i = 0; i < MM_QUEUE; i++) free(e->host.sampled[i].id);
   mm_sampler_close(e->host.sampler);
   MM_FREE(e->host.history, e->unsampled.row, e->host.logits, e->host.id, e->never, e->slot, e->score, e->draft.logits, e->draft.bytes);
   mm_pages_close(e->pages);
@@ -467,7 +467,7 @@ static void count_pass(mm_engine *e, const mm_batch *batch, bool deferred_sampli
   bool holds = false;
   for (uint32_t i = 0; i < batch->span_count; i++) holds = holds || batch->span[i].slot >= 0;
   e->queue.passes += holds;
-  if (!e->device_chooses || e->shards->pack.tp == 1 || !(deferred_sampling || batch->sampling)) e->queue.proven = e->queue.passes;
+  if (!e->device_samples || e->shards->pack.tp == 1 || !(deferred_sampling || batch->sampling)) e->queue.proven = e->queue.passes;
 }
 
 bool mm_engine_run_step(mm_engine *e, const mm_batch *batch, float *logits, bool deferred_sampling, mm_err *err) {
@@ -488,8 +488,8 @@ bool mm_engine_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *
   plain.sampling = NULL;
   if (!mm_engine_prepare(e, &plain, err)) return false;
   e->unsampled.count = 0;
-  bool done = (e->device_chooses || mm_engine_resolve(e, &plain, err)) && mm_engine_run_step(e, &plain, logits, false, err);
-  mm_engine_keep(e, &plain, done);
+  bool done = (e->device_samples || mm_engine_resolve(e, &plain, err)) && mm_engine_run_step(e, &plain, logits, false, err);
+  mm_engine_update_slots(e, &plain, done);
   return done;
 }
 

@@ -6,8 +6,9 @@
 
 static bool check_ids(const mm_engine *e, const mm_batch *b, const mm_span *s, mm_err *err) {
   for (uint32_t i = s->first; i < s->first + s->count; i++) {
-    bool known = b->id[i] == MM_ID_CHOSEN ? s->slot >= 0 && e->slot[s->slot].chose : b->id[i] >= 0 && (uint32_t)b->id[i] < e->model->vocab;
-    if (!known) return mm_engine_refuse(err, "id of row", i, b->id[i], "one that was chosen, or less than", e->model->vocab);
+    bool known =
+        b->id[i] == MM_ID_SAMPLED ? s->slot >= 0 && e->slot[s->slot].sampled : b->id[i] >= 0 && (uint32_t)b->id[i] < e->model->vocab;
+    if (!known) return mm_engine_refuse(err, "id of row", i, b->id[i], "one that was sampled, or less than", e->model->vocab);
   }
   return true;
 }
@@ -46,7 +47,7 @@ static bool check_batch(mm_engine *e, const mm_batch *b, mm_err *err) {
   return true;
 }
 
-void mm_engine_keep(mm_engine *e, const mm_batch *batch, bool done) {
+void mm_engine_update_slots(mm_engine *e, const mm_batch *batch, bool done) {
   for (uint32_t i = 0, out = 0; i < batch->span_count; i++) {
     const mm_span *s = &batch->span[i];
     if (s->slot < 0) continue;
@@ -54,7 +55,7 @@ void mm_engine_keep(mm_engine *e, const mm_batch *batch, bool done) {
     slot->held = done ? s->pos + s->count : 0;
     if (!done && e->pages) mm_pages_cut(e->pages, (uint32_t)s->slot, 0);
     while (out < batch->out_count && batch->out[out] + 1 < s->first + s->count) out++;
-    slot->chose = done && batch->sampling && out < batch->out_count && batch->out[out] + 1 == s->first + s->count;
+    slot->sampled = done && batch->sampling && out < batch->out_count && batch->out[out] + 1 == s->first + s->count;
   }
 }
 
@@ -105,7 +106,7 @@ mm_pages *mm_engine_pages(mm_engine *e) { return e->pages; }
 uint64_t mm_engine_state_bytes(const mm_engine *e) { return e->state_bytes; }
 
 /* Returns true if the backend keeps more of a slot than its pages. */
-static bool has_states(const mm_engine *e) { return e->lightning || e->device_chooses; }
+static bool has_states(const mm_engine *e) { return e->lightning || e->device_samples; }
 
 /* Slots below the limit, and a backend that can share what they hold. */
 static bool check_slots(mm_engine *e, const uint32_t *slot, uint32_t n, mm_err *err) {
@@ -118,10 +119,10 @@ static bool check_slots(mm_engine *e, const uint32_t *slot, uint32_t n, mm_err *
 }
 
 /* Refuses an operation on a slot whose last row is still to be sampled. */
-static bool check_unchosen(const mm_engine *e, uint32_t slot, mm_err *err) {
+static bool check_unsampled(const mm_engine *e, uint32_t slot, mm_err *err) {
   for (uint32_t i = 0; i < e->unsampled.count; i++)
     if (e->unsampled.row[i].slot == (int32_t)slot)
-      return mm_engine_refuse(err, "slot to be given what another holds", slot, i, "none of the rows that wait for their choice, of",
+      return mm_engine_refuse(err, "slot to be given what another holds", slot, i, "none of the rows that wait for sampling, of",
                               e->unsampled.count);
   return true;
 }
@@ -129,7 +130,7 @@ static bool check_unchosen(const mm_engine *e, uint32_t slot, mm_err *err) {
 bool mm_engine_fork(mm_engine *e, uint32_t from, const uint32_t *to, uint32_t n, mm_err *err) {
   if (!check_slots(e, &from, 1, err) || !check_slots(e, to, n, err)) return false;
   for (uint32_t i = 0; i < n; i++)
-    if (to[i] != from && !check_unchosen(e, to[i], err)) return false;
+    if (to[i] != from && !check_unsampled(e, to[i], err)) return false;
   const slot_state *source = &e->slot[from];
   for (uint32_t i = 0; i < n; i++) {
     if (to[i] == from) continue;
@@ -139,8 +140,8 @@ bool mm_engine_fork(mm_engine *e, uint32_t from, const uint32_t *to, uint32_t n,
     }
     if (e->host.history) memcpy(mm_engine_history(e, to[i]), mm_engine_history(e, from), source->held * sizeof *e->host.history);
     mm_pages_map(e->pages, to[i], mm_pages_table(e->pages) + (size_t)from * e->paging.per_slot, mm_pages_held(e->pages, from));
-    e->slot[to[i]] =
-        (slot_state){.held = source->held, .last_batch = e->slot[to[i]].last_batch, .chose = source->chose, .chosen = source->chosen};
+    e->slot[to[i]] = (slot_state){
+        .held = source->held, .last_batch = e->slot[to[i]].last_batch, .sampled = source->sampled, .sampled_id = source->sampled_id};
   }
   return true;
 }
@@ -153,7 +154,7 @@ bool mm_engine_save(mm_engine *e, uint32_t slot, void *state, mm_err *err) {
 
 bool mm_engine_resume(mm_engine *e, uint32_t slot, const uint32_t *page, const int32_t *id, uint32_t tokens, const void *state,
                       mm_err *err) {
-  if (!check_slots(e, &slot, 1, err) || !check_unchosen(e, slot, err)) return false;
+  if (!check_slots(e, &slot, 1, err) || !check_unsampled(e, slot, err)) return false;
   const uint32_t count = (uint32_t)mm_ceil_div(tokens, MM_PAGE);
   if (tokens > e->config.limits.max_positions)
     return mm_engine_refuse(err, "tokens for slot", slot, tokens, "at most", e->config.limits.max_positions);
@@ -169,7 +170,7 @@ bool mm_engine_resume(mm_engine *e, uint32_t slot, const uint32_t *page, const i
   e->slot[slot] = (slot_state){.held = tokens, .last_batch = e->slot[slot].last_batch};
   if (!tokens) return true;
   const task states = {.kind = STATE_LOAD, .state = {.to = slot, .given = state}}, ids = {.kind = IDS_LOAD, .ids = {slot, tokens, id}};
-  const bool loaded = (!e->lightning || mm_engine_run_task(e, &states, err)) && (!e->device_chooses || mm_engine_run_task(e, &ids, err));
+  const bool loaded = (!e->lightning || mm_engine_run_task(e, &states, err)) && (!e->device_samples || mm_engine_run_task(e, &ids, err));
   if (!loaded) mm_engine_drop(e, slot);
   return loaded;
 }

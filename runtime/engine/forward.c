@@ -127,6 +127,6 @@ bool mm_forward_step(mm_forward *f, const mm_batch *given, float *logits, mm_err
   }
   mm_draft_context(&f->draft, f);
   last ? ops->logits(b, s.n, &w->head) : ops->send(b, s.h);
-  if (batch.sampling) return ops->sampler.choose(b, err);
-  return f->deferred_sampling ? ops->sampler.keep(b, err) : ops->end(b, last ? logits : NULL, err);
+  if (batch.sampling) return ops->sampler.sample(b, err);
+  return f->deferred_sampling ? ops->sampler.defer(b, err) : ops->end(b, last ? logits : NULL, err);
 }

@@ -35,22 +35,22 @@ typedef struct mm_paging {
   const mm_page_copy *copy; /* [copies] */
 } mm_paging;
 
-#define MM_ID_CHOSEN (-1) /* as an id: the token chosen after the last row that its slot was given */
+#define MM_ID_SAMPLED (-1) /* as an id: the token sampled after the last row of its slot */
 
 typedef struct mm_batch {
   uint32_t tokens;   /* T ≤ limits.max_tokens */
-  const int32_t *id; /* [T], each in [0, vocab) or MM_ID_CHOSEN */
+  const int32_t *id; /* [T], each in [0, vocab) or MM_ID_SAMPLED */
   uint32_t span_count;
   const mm_span *span; /* cover the rows 0 … T-1 in order */
   uint32_t out_count;  /* rows whose logits are wanted */
   const uint32_t *out; /* [out_count], ascending */
-  /* [out_count]: how to choose the token after each output row (the draw is the one of that token's position), or NULL: no choice */
+  /* [out_count]: how to sample the token after each output row (the random number is that of the token's position), or NULL: no sampling */
   const mm_sampling *sampling;
   /* Set by the engine for backends that read it (mm_ops.cache). NULL: page i of slot s is number s·ceil(max_positions/MM_PAGE) + i. */
   const mm_paging *paging;
 } mm_batch;
 
-/* Steps whose choices may be outstanding at a time. */
+/* Queued steps whose tokens are not collected yet, at most. */
 #define MM_QUEUE 4
 
 typedef struct mm_limits {
@@ -101,9 +101,9 @@ typedef struct mm_backend_config {
   mm_rank_place place;
   mm_run_options options;
   struct mm_calibration *calibration; /* NULL, or what the inputs of linears are added to (calibration.h) */
-  const bool *never;                  /* [vocab]: ids that are not to be chosen */
+  const bool *never;                  /* [vocab]: ids that are never sampled */
   const mm_dflash *draft;             /* NULL, or the draft whose cells are stored next to the pages' (draft_forward.h); until close */
-  const uint32_t *tap;                /* [taps] layers whose output the forward pass keeps (mm_forward); need not outlive open */
+  const uint32_t *tap;                /* [taps] layers whose output the forward pass copies (mm_forward); need not outlive open */
   uint32_t taps;                      /* ≤ MM_TAPS */
   const mm_shards *verify;            /* digests to check the weights' files against as they are read (mm_ops.weights), or NULL */
   mm_read_log *log;                   /* what is read to load them goes there, or NULL */
@@ -119,24 +119,25 @@ typedef struct mm_memory_facts {
   mm_digest device;     /* the same for ranks that share it, in whichever process */
 } mm_memory_facts;
 
-/* Sampling on the device. All NULL in a backend that leaves choices to the engine, which then gives no sampling and no MM_ID_CHOSEN. */
+/* Sampling on the device. All NULL in a backend that leaves sampling to the engine: its batches then have neither sampling nor
+ * MM_ID_SAMPLED. */
 typedef struct mm_sampler_ops {
-  /* In place of end: chooses a token for each output row from the logits of all ranks, the same one on each, keeps it for its slot, and
+  /* In place of end: samples a token for each output row from the logits of all ranks, the same one on each, stores it for its slot, and
    * returns without waiting. */
-  bool (*choose)(mm_backend *b, mm_err *err);
-  /* choose in two, or both NULL: keep ends the step with its logits where they are, until the next begin; choose_kept chooses from them,
-   * sampling[count], of all rows or, whatever was kept, of none. Where that fails, nothing is queued. */
-  bool (*keep)(mm_backend *b, mm_err *err);
-  bool (*choose_kept)(mm_backend *b, const mm_sampling *sampling, uint32_t count, mm_err *err);
+  bool (*sample)(mm_backend *b, mm_err *err);
+  /* `sample` in two calls, or both NULL: defer ends the step and leaves its logits on the device until the next begin; sample_deferred
+   * samples from them, sampling[count], for all rows or for none. If it fails, nothing is queued. */
+  bool (*defer)(mm_backend *b, mm_err *err);
+  bool (*sample_deferred)(mm_backend *b, const mm_sampling *sampling, uint32_t count, mm_err *err);
   /* Waits for the oldest step so ended; id[out_count] of it, -1 where no logit was a number; NULL: the ids are not wanted
    * here, but by another rank. Any failure since its begin. */
   bool (*collect)(mm_backend *b, int32_t *id, mm_err *err);
   /* Sets the ids of the slot's tokens to id[count], for penalties; NULL: unknown ids. */
   bool (*load_ids)(mm_backend *b, uint32_t slot, const int32_t *id, uint32_t count, mm_err *err);
-  /* Scores the rows of keep instead of sampling them: score[out_count] = -ln of the probability of id target[out_count], in f64; ids that
-   * are not to be chosen have none. Waits. May be NULL. */
+  /* Scores the rows of defer instead of sampling them: score[out_count] = -ln of the probability of id target[out_count], in f64; ids that
+   * are never sampled have none. Waits. May be NULL. */
   bool (*score)(mm_backend *b, const int32_t *target, double *score, mm_err *err);
-  uint32_t samples; /* MM_SAMPLES_…: settings that choose supports besides temperature, top_p, top_k and seed */
+  uint32_t samples; /* MM_SAMPLES_…: options that `sample` supports besides temperature, top_p, top_k and seed */
 } mm_sampler_ops;
 
 /* Slots that share pages and states. */
@@ -144,7 +145,7 @@ typedef struct mm_cache_ops {
   bool pages; /* reads mm_batch.paging. Otherwise every slot has pages of its own, and nothing is shared */
   /* Lightning states of one slot, all layers of this rank together: bytes of them, the same for every slot, 0 without such layers. They are
    * those after the last step; copies, saves and loads take their place in the order of steps. Host memory; save waits. A backend that
-   * chooses also has there the ids that the slot holds, and the one chosen last. All NULL where nothing is shared. */
+   * samples also stores there the ids that the slot holds, and the one sampled last. All NULL where nothing is shared. */
   uint64_t (*bytes)(mm_backend *b);
   bool (*copy)(mm_backend *b, uint32_t to, uint32_t from, mm_err *err);
   bool (*save)(mm_backend *b, uint32_t slot, void *state, mm_err *err);
@@ -165,7 +166,7 @@ typedef struct mm_cache_ops {
 typedef struct mm_weights_ops {
   bool loads; /* reads the weights' files itself, past their mappings: checks mm_backend_config.verify, fills its log */
   /* Called before the ops of layer l: a backend whose weights are still arriving waits here, in its own order, for that layer's, and in
-   * experts for those of the experts that were chosen. The calls may wait too, until they know what to wait for. A load that fails ends the
+   * experts for those of the routed experts. The calls may wait too, until they know what to wait for. A load that fails ends the
    * step with its error, and every later one; a step that was done before needed nothing of what failed. */
   void (*layer)(mm_backend *b, uint32_t l);
   /* Waits until all weights are there and found good, as a load that goes on after open. */
@@ -220,15 +221,15 @@ typedef struct mm_ops {
    * products by w2) and logits round in the same way. */
   void (*linear)(mm_backend *b, mm_act y, mm_act x, const mm_packed *w);
   /* Full attention of layer `layer`: optional QK norm (mean square over all ranks' heads, or of each head), partial RoPE, KV write, causal
-   * softmax; in a sparse layer over the blocks that the select before it chose.
+   * softmax; in a sparse layer over the blocks that the select before it selected.
    * qkv[T, (hpr + 2·kpr)·d] is clobbered; o[T, hpr·d]. q_norm and k_norm are NULL without QK norm. */
   void (*gqa)(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm);
   /* Lightning attention: SiLU on qkv[T, hpr·3·d] (per head q, k, v), state update, o[T, hpr·d]. qkv is clobbered. */
   void (*lightning)(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv);
   /* y = sigmoid(gate) · RMS(o; w, eps), the mean square over all ranks' heads: y, o, gate [T, hpr·d]. y may be o. */
   void (*gated_norm)(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_packed *w, double eps);
-  /* Chooses top_k experts and weights for each row of x[T, H]; kept inside the backend until the next route. bias may be NULL. Experts of
-   * rows that are not padding count as load of the layer's experts. */
+  /* Selects top_k experts and their weights for each row of x[T, H]; the backend stores both until the next route. bias may be NULL.
+   * Experts of rows that are not padding count as load of the layer's experts. */
   void (*route)(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router, const mm_packed *bias);
   /* y = Σ weight · w2(act(w1 x, w3 x)) over the routed experts, times routed_scale: this rank's partial sum. */
   void (*experts)(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2);
@@ -245,7 +246,7 @@ typedef struct mm_ops {
 
   /* Rows [0, rows) of an act as f32, out[rows, width] (host): what the last step left there, which is waited for. */
   bool (*read)(mm_backend *b, mm_act a, uint32_t rows, float *out, mm_err *err);
-  /* load[layers, experts] (host): how many rows each expert was chosen for since open, by the steps so far, which are waited for. */
+  /* load[layers, experts] (host): how many rows were routed to each expert since open, by the steps so far, which are waited for. */
   bool (*expert_load)(mm_backend *b, uint64_t *load, mm_err *err);
 
   /* Bytes read plus written a second by a copy within the device's memory, measured now; NULL where steps do not live there. */
@@ -314,7 +315,7 @@ extern const mm_ops mm_ops_cpu;
 #ifdef MM_CUDA
 extern const mm_ops mm_ops_cuda;
 #endif
-/* The backends that there are, as an option's choices; the first is the default. A build without CUDA says so when it is asked. */
+/* The backends that there are, as an option's values; the first is the default. A build without CUDA says so when it is asked. */
 #define MM_DEVICES "cpu|cuda"
 /* The backend of this name; MM_UNSUPPORTED E_DEVICE naming those that were built. */
 const mm_ops *mm_ops_find(const char *name, mm_err *err);
@@ -342,11 +343,11 @@ typedef struct mm_forward {
   mm_act tap[MM_TAPS];
   uint32_t tap_layer[MM_TAPS], taps;
   struct mm_draft_forward draft;
-  bool deferred_sampling; /* steps without sampling end by keep; choose_kept comes later */
+  bool deferred_sampling; /* steps without sampling end by defer; sample_deferred comes later */
 } mm_forward;
 MM_MUST_USE bool mm_forward_open(mm_forward *f, const mm_ops *ops, const mm_backend_config *c, mm_err *err);
 void mm_forward_close(mm_forward *f);
-/* With batch->sampling the step ends by choose, and logits is not used. A stage that is not the last has no outputs. */
+/* With batch->sampling the step ends by sample, and logits is not used. A stage that is not the last has no outputs. */
 MM_MUST_USE bool mm_forward_step(mm_forward *f, const mm_batch *batch, float *logits, mm_err *err);
 
 #ifdef __cplusplus

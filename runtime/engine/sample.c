@@ -52,15 +52,15 @@ static bool penalised(const mm_sampling *set) {
   return (set->repetition != 0 && set->repetition != 1) || set->presence != 0 || set->frequency != 0;
 }
 
-uint32_t mm_sampling_asks(const mm_sampling *set) {
+uint32_t mm_sampling_options(const mm_sampling *set) {
   return (set->min_p > 0 ? MM_SAMPLES_MIN_P : 0u) | (penalised(set) ? MM_SAMPLES_PENALTIES : 0u) |
          (set->bias_count ? MM_SAMPLES_BIAS : 0u) | (set->allowed ? MM_SAMPLES_MASK : 0u) | (set->logprobs ? MM_SAMPLES_LOGPROBS : 0u);
 }
 
-const char *mm_sampling_word(uint32_t asks) {
+const char *mm_sampling_word(uint32_t options) {
   static const char *const word[] = {"min_p", "penalties", "logit bias", "a mask of allowed tokens", "logprobs"};
   for (size_t i = 0; i < sizeof word / sizeof *word; i++)
-    if (asks >> i & 1) return word[i];
+    if (options >> i & 1) return word[i];
   return "nothing";
 }
 
@@ -182,7 +182,7 @@ void mm_sample_adjust(mm_sampler *s, const mm_sampling *set, const int32_t *held
   if (penalised(set)) penalise(s, set, held, count, logits);
 }
 
-void mm_sample_logprobs(const mm_sampler *s, const mm_sampling *set, int32_t chosen, const float *logits) {
+void mm_sample_logprobs(const mm_sampler *s, const mm_sampling *set, int32_t id, const float *logits) {
   mm_logprob *out = set->logprobs, *top = out + 1;
   const int32_t best = greedy(logits, s->vocab);
   double sum = 0;
@@ -196,7 +196,7 @@ void mm_sample_logprobs(const mm_sampler *s, const mm_sampling *set, int32_t cho
     for (; at > 0 && logits[i] > logits[top[at - 1].id]; at--) top[at] = top[at - 1];
     top[at].id = (int32_t)i;
   }
-  out->id = chosen;
+  out->id = id;
   for (uint32_t i = count; i < set->top_logprobs; i++) top[i].id = -1;
   for (uint32_t i = 0; i <= set->top_logprobs; i++)
     out[i].logprob = out[i].id < 0 ? -INFINITY : (float)((double)logits[out[i].id] - logits[best] - log(sum));

@@ -8,29 +8,29 @@
 bool mm_step_open(mm_scheduler *s, mm_err *err) {
   const size_t rows = s->c.step_tokens;
   for (uint32_t i = 0; i < MM_QUEUE; i++)
-    if (!(s->step[i].choice = mm_calloc(2 * (size_t)s->slots, sizeof(choice), err))) return false;
+    if (!(s->step[i].group = mm_calloc(2 * (size_t)s->slots, sizeof(output_group), err))) return false;
   return (s->build.id = mm_calloc(rows, sizeof *s->build.id, err)) && (s->build.span = mm_calloc(s->slots, sizeof *s->build.span, err)) &&
          (s->build.out = mm_calloc(rows, sizeof *s->build.out, err)) &&
          (s->build.sampling = mm_calloc(rows, sizeof *s->build.sampling, err)) &&
-         (s->build.bias = mm_calloc(rows, sizeof *s->build.bias, err)) && (s->chosen = mm_calloc(rows, sizeof *s->chosen, err)) &&
+         (s->build.bias = mm_calloc(rows, sizeof *s->build.bias, err)) && (s->sampled = mm_calloc(rows, sizeof *s->sampled, err)) &&
          (s->order = mm_calloc(s->slots, sizeof(job *), err));
 }
 
 void mm_step_close(mm_scheduler *s) {
   for (uint32_t i = 0; i < MM_QUEUE; i++) {
-    free(s->step[i].choice);
+    free(s->step[i].group);
     free(s->step[i].logprob);
   }
-  MM_FREE(s->build.id, s->build.span, s->build.out, s->build.sampling, s->build.bias, s->chosen, s->order);
+  MM_FREE(s->build.id, s->build.span, s->build.out, s->build.sampling, s->build.bias, s->sampled, s->order);
 }
 
 /* ---- how many rows each gets ---- */
 
-/* Tokens of the job that its slot was not given; one that is being chosen counts where steps go ahead. */
+/* Tokens of the job that its slot was not given; one that is being sampled counts where steps go ahead. */
 static uint32_t left_of(const mm_scheduler *s, const job *j) {
-  const uint32_t reply = j->count - j->r.prompt_count + j->choosing;
-  if (reply >= j->r.max_tokens || (j->choosing && !s->ahead)) return 0;
-  return j->count + j->choosing - j->fed;
+  const uint32_t reply = j->count - j->r.prompt_count + j->in_flight;
+  if (reply >= j->r.max_tokens || (j->in_flight && !s->ahead)) return 0;
+  return j->count + j->in_flight - j->fed;
 }
 
 /* Pages that `rows` more tokens in the job's slot take, as mm_pages_reserve counts them. */
@@ -147,7 +147,7 @@ static bool add_output(mm_scheduler *s, step *t, const job *j, uint32_t row, mm_
 static bool add_scores(mm_scheduler *s, step *t, job *j, uint32_t row, mm_err *err) {
   const uint32_t end = (uint32_t)mm_min(j->fed + j->take, j->r.prompt_count - 1);
   if (!j->r.score || j->fed >= end) return true;
-  t->choice[t->choices++] = (choice){.job = j, .turn = j->turn, .first = t->outs, .count = end - j->fed, .pos = j->fed, .scored = true};
+  t->group[t->groups++] = (output_group){.job = j, .turn = j->turn, .first = t->outs, .count = end - j->fed, .pos = j->fed, .scored = true};
   for (uint32_t at = j->fed; at < end; at++, row++) {
     mm_sampling *set = &s->build.sampling[t->outs];
     s->build.bias[t->outs] = (mm_bias){.id = j->token[at + 1], .add = 1e30f};
@@ -162,7 +162,7 @@ static bool add_scores(mm_scheduler *s, step *t, job *j, uint32_t row, mm_err *e
 static int32_t id_of(const job *j, uint32_t i) {
   const uint32_t at = j->fed + i;
   if (at < j->count) return j->token[at];
-  return j->drafts ? j->draft[at - j->count] : MM_ID_CHOSEN;
+  return j->drafts ? j->draft[at - j->count] : MM_ID_SAMPLED;
 }
 
 static bool add_job(mm_scheduler *s, step *t, mm_batch *b, job *j, mm_err *err) {
@@ -171,7 +171,7 @@ static bool add_job(mm_scheduler *s, step *t, mm_batch *b, job *j, mm_err *err) 
   if (!add_scores(s, t, j, b->tokens, err)) return false;
   b->tokens += j->take;
   if (j->fed + j->take < j->count) return true;
-  t->choice[t->choices++] = (choice){j, j->turn, t->outs, 1 + j->drafts, j->fed, false};
+  t->group[t->groups++] = (output_group){j, j->turn, t->outs, 1 + j->drafts, j->fed, false};
   for (uint32_t row = b->tokens - 1 - j->drafts; row < b->tokens; row++)
     if (!add_output(s, t, j, row, err)) return false;
   return true;
@@ -179,7 +179,7 @@ static bool add_job(mm_scheduler *s, step *t, mm_batch *b, job *j, mm_err *err) 
 
 static bool build(mm_scheduler *s, step *t, mm_batch *b, mm_err *err) {
   bool prompts = false;
-  *t = (step){.choice = t->choice, .logprob = t->logprob, .began = s->draft.began > 0 ? s->draft.began : mm_now()};
+  *t = (step){.group = t->group, .logprob = t->logprob, .began = s->draft.began > 0 ? s->draft.began : mm_now()};
   /* A device that could have been given this step before the last one was read pays for the lookup, whatever that finds. */
   t->drafted = s->draft.wanted && mm_engine_queues(s->engine);
   *b = (mm_batch){.id = s->build.id, .span = s->build.span, .out = s->build.out, .sampling = s->build.sampling};
@@ -191,7 +191,7 @@ static bool build(mm_scheduler *s, step *t, mm_batch *b, mm_err *err) {
     if (!add_job(s, t, b, j, err)) return false;
   }
   b->out_count = t->outs;
-  t->decoders = prompts ? 0 : t->choices;
+  t->decoders = prompts ? 0 : t->groups;
   return true;
 }
 
@@ -205,9 +205,9 @@ static void fail_step(mm_scheduler *s, const mm_err *err) {
 static void count_step(mm_scheduler *s, step *t) {
   for (uint32_t i = 0; i < s->slots; i++)
     if (s->slot[i]) s->slot[i]->fed += s->slot[i]->take;
-  for (uint32_t i = 0; i < t->choices; i++) {
-    if (!t->choice[i].scored) t->choice[i].job->choosing += t->choice[i].count;
-    t->choice[i].job->rows_out++;
+  for (uint32_t i = 0; i < t->groups; i++) {
+    if (!t->group[i].scored) t->group[i].job->in_flight += t->group[i].count;
+    t->group[i].job->rows_out++;
   }
   s->queued++;
   s->own.steps++;
@@ -234,7 +234,7 @@ static void leave_engine(mm_scheduler *s, spell began) {
 /* One token of the reply; false when the job has ended. */
 static bool deliver(mm_scheduler *s, job *j, int32_t id, const mm_logprob *logprob) {
   mm_err err = {0};
-  j->choosing--;
+  j->in_flight--;
   if (id < 0)
     mm_fail(&err, MM_INTEGRITY, "E_LOGITS", mm_at(NULL, NULL), "no logit after %u tokens is a number", j->count);
   else
@@ -254,37 +254,37 @@ static bool deliver(mm_scheduler *s, job *j, int32_t id, const mm_logprob *logpr
 }
 
 /* Hands on the logprobs of the prompt's tokens that have not been before: the job may have given way and read its prompt anew. */
-static void deliver_scores(const mm_scheduler *s, const step *t, const choice *c) {
-  job *j = c->job;
-  for (uint32_t i = 0; i < c->count; i++) {
-    mm_logprob *l = t->logprob + (size_t)(c->first + i) * (1 + MM_LOGPROBS);
-    const int32_t id = j->token[c->pos + i + 1];
-    if (c->pos + i < j->scored) continue;
-    if (s->chosen[c->first + i] != id) l[0] = (mm_logprob){id, -INFINITY}; /* an id that no step samples */
-    j->scored = c->pos + i + 1;
+static void deliver_scores(const mm_scheduler *s, const step *t, const output_group *g) {
+  job *j = g->job;
+  for (uint32_t i = 0; i < g->count; i++) {
+    mm_logprob *l = t->logprob + (size_t)(g->first + i) * (1 + MM_LOGPROBS);
+    const int32_t id = j->token[g->pos + i + 1];
+    if (g->pos + i < j->scored) continue;
+    if (s->sampled[g->first + i] != id) l[0] = (mm_logprob){id, -INFINITY}; /* an id that no step samples */
+    j->scored = g->pos + i + 1;
     j->r.score(j->r.user, l);
   }
 }
 
 /* Delivers the tokens that a step sampled for the job, up to the first wrong draft; returns their number. */
-static uint32_t deliver_all(mm_scheduler *s, const step *t, const choice *c) {
-  job *j = c->job;
-  if (j->ended || j->turn != c->turn) return 0;
-  if (c->scored) {
-    deliver_scores(s, t, c);
+static uint32_t deliver_all(mm_scheduler *s, const step *t, const output_group *g) {
+  job *j = g->job;
+  if (j->ended || j->turn != g->turn) return 0;
+  if (g->scored) {
+    deliver_scores(s, t, g);
     return 0;
   }
   const bool wanted = j->r.sampling.logprobs || j->r.sampling.top_logprobs;
-  const uint32_t drafts = c->count - 1;
+  const uint32_t drafts = g->count - 1;
   uint32_t right = 0;
-  while (right < drafts && s->chosen[c->first + right] == j->draft[right]) right++;
+  while (right < drafts && s->sampled[g->first + right] == j->draft[right]) right++;
   if (drafts) {
     mm_drafts_judge(s, j, drafts, right);
-    j->choosing = right + 1;
+    j->in_flight = right + 1;
   }
   for (uint32_t i = 0; i <= right; i++) {
-    if (drafts) j->fed = c->pos + i + 1; /* what comes after in the slot is given anew */
-    if (!deliver(s, j, s->chosen[c->first + i], wanted ? t->logprob + (size_t)(c->first + i) * (1 + MM_LOGPROBS) : NULL)) return i + 1;
+    if (drafts) j->fed = g->pos + i + 1; /* what comes after in the slot is given anew */
+    if (!deliver(s, j, s->sampled[g->first + i], wanted ? t->logprob + (size_t)(g->first + i) * (1 + MM_LOGPROBS) : NULL)) return i + 1;
   }
   mm_drafts_prefetch(s, j);
   return right + 1;
@@ -297,7 +297,7 @@ static void fail_all(mm_scheduler *s, const mm_err *err) {
     if (s->slot[i]) mm_scheduler_end(s, s->slot[i], MM_FINISH_ERROR, err);
   for (; s->collected < s->queued; s->collected++) {
     const step *t = &s->step[s->collected % MM_QUEUE];
-    for (uint32_t i = 0; i < t->choices; i++) mm_scheduler_forget(t->choice[i].job);
+    for (uint32_t i = 0; i < t->groups; i++) mm_scheduler_forget(t->group[i].job);
   }
 }
 
@@ -305,7 +305,7 @@ void mm_step_collect(mm_scheduler *s) {
   const step *t = &s->step[s->collected % MM_QUEUE];
   mm_err err = {0};
   const spell began = enter_engine();
-  const bool done = mm_engine_collect(s->engine, s->chosen, &err);
+  const bool done = mm_engine_collect(s->engine, s->sampled, &err);
   leave_engine(s, began);
   if (!done) {
     fail_all(s, &err);
@@ -313,9 +313,9 @@ void mm_step_collect(mm_scheduler *s) {
   }
   s->collected++;
   uint32_t tokens = 0;
-  for (uint32_t i = 0; i < t->choices; i++) {
-    tokens += deliver_all(s, t, &t->choice[i]);
-    mm_scheduler_forget(t->choice[i].job);
+  for (uint32_t i = 0; i < t->groups; i++) {
+    tokens += deliver_all(s, t, &t->group[i]);
+    mm_scheduler_forget(t->group[i].job);
   }
   mm_drafts_measure(s, t, tokens, mm_now());
 }
@@ -329,13 +329,13 @@ static void sample_deferred(mm_scheduler *s) {
   mm_err err = {0};
   while (s->queued - s->collected > 1) mm_step_collect(s);
   if (s->queued == s->collected) return; /* that failed */
-  for (uint32_t i = 0; i < t->choices; i++) {
-    const choice *c = &t->choice[i];
-    if (c->scored || !c->job->r.allow || c->job->ended || c->job->turn != c->turn) continue;
-    s->build.sampling[c->first].allowed = c->job->r.allow(c->job->r.user);
+  for (uint32_t i = 0; i < t->groups; i++) {
+    const output_group *g = &t->group[i];
+    if (g->scored || !g->job->r.allow || g->job->ended || g->job->turn != g->turn) continue;
+    s->build.sampling[g->first].allowed = g->job->r.allow(g->job->r.user);
   }
   const spell began = enter_engine();
-  const bool done = mm_engine_choose(s->engine, s->build.sampling, &err);
+  const bool done = mm_engine_sample(s->engine, s->build.sampling, &err);
   leave_engine(s, began);
   if (!done) fail_all(s, &err);
 }

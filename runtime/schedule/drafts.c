@@ -65,7 +65,7 @@ bool mm_drafts_ask(mm_scheduler *s, mm_err *err) {
   s->draft.began = 0;
   for (uint32_t i = 0; each && i < s->slots && (n + 1) * (1 + each) <= s->c.step_tokens; i++) {
     job *j = s->slot[(s->first + i) % s->slots];
-    if (!j || j->choosing || j->count != j->fed + 1 || !j->fed || !limit_of(s, j)) continue;
+    if (!j || j->in_flight || j->count != j->fed + 1 || !j->fed || !limit_of(s, j)) continue;
     s->draft.ask[n++] = (mm_draft_ask){(uint32_t)j->slot, j->fed, j->token[j->fed]};
   }
   if (!n) return true;

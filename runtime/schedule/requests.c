@@ -72,9 +72,9 @@ static bool check_request(const mm_scheduler *s, const mm_request *r, mm_err *er
   set.logprobs = set.top_logprobs || set.logprobs ? &logprob : NULL;
   if (!mm_sampling_check(&set, s->vocab, err)) return false;
   const uint32_t scores = r->score ? MM_SAMPLES_BIAS | MM_SAMPLES_LOGPROBS : 0;
-  const uint32_t lacks = (mm_sampling_asks(&set) | scores) & ~mm_engine_samples(s->engine);
+  const uint32_t lacks = (mm_sampling_options(&set) | scores) & ~mm_engine_samples(s->engine);
   return !lacks ||
-         mm_fail(err, MM_UNSUPPORTED, "E_SAMPLING", mm_at(NULL, NULL), "found %s; the device's choice has none", mm_sampling_word(lacks));
+         mm_fail(err, MM_UNSUPPORTED, "E_SAMPLING", mm_at(NULL, NULL), "found %s; the device's sampler has none", mm_sampling_word(lacks));
 }
 
 bool mm_scheduler_submit(mm_scheduler *s, const mm_request *r, uint64_t *ticket, mm_err *err) {

@@ -29,7 +29,7 @@ void mm_reuse_close(mm_scheduler *s) {
 reuse mm_reuse_find(mm_scheduler *s, const job *j) {
   reuse hit = {0};
   if (!s->cache || j->r.score) return hit; /* every token of a prompt that is scored is computed */
-  /* The last token is always computed: what follows it is chosen from its logits. */
+  /* The last token is always computed: the next one is sampled from its logits. */
   hit.tokens = mm_prefix_cache_find(s->cache, j->r.salt, j->token, j->count - 1, s->page, &hit.state);
   for (uint32_t i = 0; i < hit.tokens; i += MM_PAGE) mm_pages_hold(s->pages, s->page[i / MM_PAGE]);
   return hit;

@@ -52,7 +52,7 @@ void mm_schedule_leave(mm_scheduler *s, job *j, bool keep) {
 void mm_schedule_preempt(mm_scheduler *s, job *j) {
   mm_schedule_leave(s, j, true);
   j->turn++;
-  j->fed = j->choosing = 0;
+  j->fed = j->in_flight = 0;
   s->own.preempted++;
   mm_schedule_join(s, j);
 }

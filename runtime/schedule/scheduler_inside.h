@@ -1,4 +1,4 @@
-/* The scheduler's inside: requests.c (they come and go), schedule.c (who has a slot), reuse.c (what
+/* Internals of the scheduler: requests.c (they come and go), schedule.c (who has a slot), reuse.c (what
  * the prefix cache keeps of them and gives them), offload.c (its pages in host memory), drafts.c (prompt lookup), batching.c (what the
  * slots are given and what comes back). Everything but what `lock` guards belongs to the scheduler's thread. */
 #ifndef MM_RUNTIME_SERVE_SCHEDULER_INSIDE_H
@@ -11,7 +11,7 @@
 #include "runtime/schedule/prefix_cache.h"
 #include "runtime/schedule/scheduler.h"
 
-/* A request while it lives. Its slot is given token[fed …]; what is chosen after token[count - 1] becomes token[count]. */
+/* A request while it lives. Its slot is given token[fed …]; the token sampled after token[count - 1] becomes token[count]. */
 typedef struct job {
   struct job *next, *previous; /* among the living; under the lock */
   struct job *next_in;         /* the same, until the thread has seen it */
@@ -22,12 +22,12 @@ typedef struct job {
   int32_t *token; /* [count]: the prompt, then the reply */
   size_t token_cap;
   uint32_t count;
-  uint32_t fed;      /* tokens that its slot was given, steps under way included */
-  uint32_t choosing; /* choices under way */
-  int32_t slot;      /* -1: none, it waits */
-  uint32_t turn;     /* how often it had a slot: choices of steps of an earlier turn are not its any more */
-  uint32_t rows_out; /* entries of steps under way that name it */
-  bool duplicate;    /* it waits for what another is reading just now: */
+  uint32_t fed;       /* tokens that its slot was given, steps under way included */
+  uint32_t in_flight; /* tokens that steps under way sample for it */
+  int32_t slot;       /* -1: none, it waits */
+  uint32_t turn;      /* how often it had a slot: tokens of steps of an earlier turn are discarded */
+  uint32_t rows_out;  /* entries of steps under way that name it */
+  bool duplicate;     /* it waits for what another is reading just now: */
   uint64_t duplicate_of;
   uint32_t duplicate_until; /* until that one was given so many tokens */
   uint32_t starts;          /* how often in that turn; again where the last time read from disk */
@@ -48,17 +48,17 @@ typedef struct job {
 } job;
 
 /* Tokens that one step sampled for one job: outputs [first, first + count) of it, after the tokens from `pos` on. */
-typedef struct choice {
+typedef struct output_group {
   job *job;
   uint32_t turn, first, count, pos;
   bool scored; /* they are tokens of the prompt, whose logprobs are wanted */
-} choice;
+} output_group;
 
 /* A step that was queued and not collected. */
 typedef struct step {
-  choice *choice;      /* [choices], room for two of every slot */
+  output_group *group; /* [groups], at most two of each slot */
   mm_logprob *logprob; /* [step_tokens, 1 + MM_LOGPROBS], allocated when first asked for */
-  uint32_t choices, outs;
+  uint32_t groups, outs;
   double began;      /* when it was queued */
   uint32_t decoders; /* requests that it decodes for; 0 where it reads prompts too */
   bool drafted;      /* with proposals among its rows */
@@ -147,9 +147,9 @@ struct mm_scheduler {
 
   step_arrays build; /* the batch being built */
   step_drafts draft;
-  int32_t *chosen; /* [step_tokens] of the step being collected */
-  job **order;     /* [slots] the prompts that are being read */
-  bool ahead;      /* the next step is queued before this one's choices are read */
+  int32_t *sampled; /* [step_tokens] of the step being collected */
+  job **order;      /* [slots] the prompts that are being read */
+  bool ahead;       /* the next step is queued before this one's tokens are read */
 };
 
 /* ---- requests.c ---- */
@@ -234,7 +234,7 @@ MM_MUST_USE bool mm_step_open(mm_scheduler *s, mm_err *err);
 void mm_step_close(mm_scheduler *s);
 /* Queues the next step, if there is anything to do; true if it was. */
 bool mm_step_queue(mm_scheduler *s);
-/* Waits for the oldest step and hands out what it chose. */
+/* Waits for the oldest step and delivers its tokens. */
 void mm_step_collect(mm_scheduler *s);
 
 #endif

@@ -303,7 +303,7 @@ static void on_device(bench *b, uint32_t tokens) {
   ref_model ref = ref_build(m);
   ref_shards *cut = ref_cut(&ref, 1);
   mm_ops ops = mm_ops_cpu;
-  ops.begin = gpu_begin, ops.sampler.choose = gpu_choose, ops.sampler.keep = gpu_keep, ops.sampler.choose_kept = gpu_choose_kept,
+  ops.begin = gpu_begin, ops.sampler.sample = gpu_choose, ops.sampler.defer = gpu_keep, ops.sampler.sample_deferred = gpu_choose_kept,
   ops.sampler.collect = gpu_collect;
   ops.sampler.load_ids = gpu_ids, ops.sampler.samples = UINT32_MAX, ops.embed = no_rows, ops.norm = no_norm, ops.linear = no_linear,
   ops.logits = no_rows;

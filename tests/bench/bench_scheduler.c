@@ -67,7 +67,7 @@ static double bare(const bench *b) {
   const double start = mm_now();
   const uint32_t ahead = mm_engine_queues(b->engine);
   for (uint32_t t = 0; t + 1 < b->reply + ahead; t++) {
-    for (uint32_t s = 0; s < b->streams; s++) id[s] = MM_ID_CHOSEN, out[s] = s, span[s] = (mm_span){(int32_t)s, s, 1, b->prompt + t};
+    for (uint32_t s = 0; s < b->streams; s++) id[s] = MM_ID_SAMPLED, out[s] = s, span[s] = (mm_span){(int32_t)s, s, 1, b->prompt + t};
     const mm_batch batch = {b->streams, id, b->streams, span, b->streams, out, set, NULL};
     if (t + 1 < b->reply && !mm_engine_queue(b->engine, &batch, &err)) die(&err);
     if (t >= ahead && !mm_engine_collect(b->engine, chosen, &err)) die(&err);

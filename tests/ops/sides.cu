@@ -539,7 +539,7 @@ static mm_ops paired_ops() {
     compare(LOGITS, p->logits.data(), out, p->batch->out_count, p->c.weights->vocab_rows);
     return true;
   };
-  o.sampler.choose = nullptr, o.sampler.keep = nullptr, o.sampler.choose_kept = nullptr, o.sampler.load_ids = nullptr,
+  o.sampler.sample = nullptr, o.sampler.defer = nullptr, o.sampler.sample_deferred = nullptr, o.sampler.load_ids = nullptr,
   o.sampler.score = nullptr, o.sampler.collect = nullptr, o.copy = nullptr, o.read = nullptr, o.expert_load = nullptr,
   o.copy_rate = nullptr;
   o.cache = {mm_ops_cuda.cache.pages}; /* neither of the two can move, save or restore for both */

@@ -46,7 +46,7 @@ bool chosen_forked(world &a) {
   const mm_batch b = s.batch(&greedy);
   const uint32_t to[] = {1, 2};
   int32_t id = -1;
-  const int32_t chosen = MM_ID_CHOSEN;
+  const int32_t chosen = MM_ID_SAMPLED;
   mm_err err = {};
   must(mm_engine_queue(a.engine, &b, &err) && mm_engine_fork(a.engine, 0, to, 2, &err), err); /* queued, not collected */
   must(mm_engine_collect(a.engine, &id, &err), err);
@@ -190,7 +190,7 @@ void check_deferred(const mm_shards *shards, const std::string &name) {
   std::vector<std::vector<uint32_t>> mask;
   bool parity = true;
   for (uint32_t n = 0; n < N; n++) {
-    const int32_t id = n ? MM_ID_CHOSEN : 5;
+    const int32_t id = n ? MM_ID_SAMPLED : 5;
     step s;
     s.add(0, n, &id, 1), s.last_rows();
     mm_sampling set = {0.9, 0.99, 0, 77};
@@ -201,7 +201,7 @@ void check_deferred(const mm_shards *shards, const std::string &name) {
     mask.emplace_back((a.vocab + 31) / 32, n && got[0].back() % 2 ? 0x55555555u : 0xaaaaaaaau);
     set.allowed = mask.back().data();
     got[0].push_back(-2), got[1].push_back(-2);
-    must(mm_engine_choose(a.engine, &set, &err), err);
+    must(mm_engine_sample(a.engine, &set, &err), err);
     batch = s.batch(&set);
     must(mm_engine_queue(b.engine, &batch, &err) && mm_engine_collect(b.engine, &got[1].back(), &err), err);
   }

@@ -128,7 +128,7 @@ static void check_queue(const mm_shards *shards, const std::string &name, const 
     f = feed(s, want, prompt + t, 1);
   }
   const std::vector<mm_sampling> greedy(n, {0, 1, 0, 0});
-  const std::vector<int32_t> chosen(n, MM_ID_CHOSEN);
+  const std::vector<int32_t> chosen(n, MM_ID_SAMPLED);
   std::vector<int32_t> id, tokens(n);
   std::vector<uint32_t> last, each;
   std::vector<mm_span> span;

@@ -110,7 +110,7 @@ static void check_outstanding(const mm_shards *shards, const std::string &name) 
     uint32_t other = 0;
     mm_err err = {};
     for (uint32_t i = 0; i < 12; i++) {
-      const int32_t id = i == 0 ? 5 : MM_ID_CHOSEN;
+      const int32_t id = i == 0 ? 5 : MM_ID_SAMPLED;
       const uint32_t out = 0;
       const mm_span span = {0, 0, 1, i};
       const mm_sampling sampling = {1.5, 1, 0, 3};

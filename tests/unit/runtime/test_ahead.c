@@ -24,7 +24,7 @@ static bool device_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
   device.batch.id = device.id;
   for (uint32_t i = 0; i < batch->span_count; i++)
     for (uint32_t t = batch->span[i].first; t < batch->span[i].first + batch->span[i].count; t++)
-      device.id[t] = batch->id[t] == MM_ID_CHOSEN ? device.chosen[batch->span[i].slot] : batch->id[t];
+      device.id[t] = batch->id[t] == MM_ID_SAMPLED ? device.chosen[batch->span[i].slot] : batch->id[t];
   return poisoning_begin(b, &device.batch, err);
 }
 
@@ -47,7 +47,7 @@ static void sample_rows(const mm_backend *b, const mm_sampling *sampling, uint32
   device.queued++;
 }
 
-static bool device_choose(mm_backend *b, mm_err *err) {
+static bool device_sample(mm_backend *b, mm_err *err) {
   if (!mm_ops_cpu.end(b, device.logits, err)) return false;
   device.ahead += device.queued > device.collected;
   sample_rows(b, device.batch.sampling, device.batch.out_count);
@@ -55,12 +55,12 @@ static bool device_choose(mm_backend *b, mm_err *err) {
 }
 
 /* The batch's arrays are the scheduler's, which builds no other before the choice. */
-static bool device_keep(mm_backend *b, mm_err *err) {
+static bool device_defer(mm_backend *b, mm_err *err) {
   device.ahead += device.queued > device.collected;
   return mm_ops_cpu.end(b, device.logits, err);
 }
 
-static bool device_choose_kept(mm_backend *b, const mm_sampling *sampling, uint32_t count, mm_err *err) {
+static bool device_sample_deferred(mm_backend *b, const mm_sampling *sampling, uint32_t count, mm_err *err) {
   if (device.queued + 1 == device.fail_choice) return mm_fail(err, MM_LIMIT, "E_CUDA", mm_at(NULL, NULL), "no room for the choice");
   if (device.queued != device.collected) return mm_fail(err, MM_USAGE, "E_BATCH", mm_at(NULL, NULL), "the step before is not collected");
   device.deferred++;
@@ -92,8 +92,8 @@ static void open_device(serving *w, mm_model m, bool pages, bool defers, mm_limi
   assert_non_null(device.sampler);
   ops = mm_ops_cpu;
   ops.begin = device_begin;
-  ops.sampler.choose = device_choose;
-  if (defers) ops.sampler.keep = device_keep, ops.sampler.choose_kept = device_choose_kept;
+  ops.sampler.sample = device_sample;
+  if (defers) ops.sampler.defer = device_defer, ops.sampler.sample_deferred = device_sample_deferred;
   ops.sampler.collect = device_collect;
   ops.sampler.load_ids = device_ids_load;
   ops.sampler.samples = SAMPLES;

@@ -345,7 +345,7 @@ static void continue_plainly(running *r, const bool *never, int32_t to[NEW][2]) 
 /* The same queued ahead, the tokens never seen on the way; rows in the other order half of the time, a padding row between. */
 static void continue_queued(running *r, int32_t to[NEW][2]) {
   static const mm_sampling greedy[] = {{.top_p = 1}, {.top_p = 1}};
-  static const int32_t chosen[] = {MM_ID_CHOSEN, 0, MM_ID_CHOSEN};
+  static const int32_t chosen[] = {MM_ID_SAMPLED, 0, MM_ID_SAMPLED};
   int32_t id[8];
   mm_err err = {0};
   for (uint32_t i = 0; i < 8; i++) id[i] = i < 5 ? id_at(0, i) : id_at(1, i - 5);
@@ -410,7 +410,7 @@ TEST(queue_refusals) {
   running r;
   start(&r, ref_dims(MM_FAMILY_M2, false), 1, &mm_ops_cpu);
   const mm_sampling greedy = {.top_p = 1}, cold = {.temperature = -1, .top_p = 1};
-  const int32_t id[] = {3, 4}, chosen = MM_ID_CHOSEN;
+  const int32_t id[] = {3, 4}, chosen = MM_ID_SAMPLED;
   const uint32_t first = 0, second = 1;
   int32_t got[2];
   mm_err err = {0};

@@ -358,14 +358,14 @@ TEST(test_deferred) {
   mm_span span;
   uint32_t out;
   mm_batch batch = last_of(id, &span, &out, 0, 0, 5);
-  const int32_t chosen = MM_ID_CHOSEN;
+  const int32_t chosen = MM_ID_SAMPLED;
   for (uint32_t n = 0; n < 20; n++) {
     uint32_t allowed[2] = {UINT32_MAX, UINT32_MAX};
     if (got >= 0) allowed[0] = got % 2 ? 0x55555555 : 0xaaaaaaaa, allowed[1] = allowed[0]; /* even after odd, odd after even */
     const mm_sampling set = {.temperature = 1, .top_p = 1, .seed = 5, .allowed = allowed};
     assert_true(mm_engine_forward(w.engine, &batch, &err));
     const int32_t before = got;
-    assert_true(mm_engine_choose(w.engine, &set, &err) && mm_engine_collect(w.engine, &got, &err));
+    assert_true(mm_engine_sample(w.engine, &set, &err) && mm_engine_collect(w.engine, &got, &err));
     if (before >= 0) assert_int_equal((before + got) % 2, 1);
     if (n == 0) {
       mm_span other;
@@ -390,7 +390,7 @@ TEST(test_deferred) {
   assert_true(mm_engine_step(w.engine, &batch, (float[VOCAB]){0}, &err));
   const mm_sampling greedy = {.top_p = 1};
   int32_t none = 77;
-  assert_true(mm_engine_choose(w.engine, &greedy, &err) && mm_engine_collect(w.engine, &none, &err));
+  assert_true(mm_engine_sample(w.engine, &greedy, &err) && mm_engine_collect(w.engine, &none, &err));
   assert_int_equal(none, 77); /* no row was waiting */
   close_group(&w);
 }
@@ -448,7 +448,7 @@ TEST(test_lacking) {
       {{.top_p = 1, .logprobs = logprobs}, "logprobs"},
   };
   mm_ops ops = mm_ops_cpu;
-  ops.sampler.choose = no_choice;
+  ops.sampler.sample = no_choice;
   world w;
   open_group(&w, 1, &ops);
   const int32_t id = 3;
@@ -489,7 +489,7 @@ static bool collect_sevens(mm_backend *b, int32_t *id, mm_err *err) {
  * sample the same ids; one hands them on. */
 TEST(test_warm_ranks) {
   mm_ops ops = mm_ops_cpu;
-  ops.begin = counting_begin, ops.sampler.choose = end_unseen, ops.sampler.collect = collect_sevens;
+  ops.begin = counting_begin, ops.sampler.sample = end_unseen, ops.sampler.collect = collect_sevens;
   world w;
   mm_err err = {0};
   const int32_t id[] = {3, 4};
@@ -530,11 +530,11 @@ static bool collect_none(mm_backend *b, int32_t *id, mm_err *err) {
 /* A choice after the pass that fails drops the rows: asked again, nothing waits, and nobody goes on with a choice that was not made. */
 TEST(test_failed_choice) {
   mm_ops ops = mm_ops_cpu;
-  ops.sampler.choose = no_choice, ops.sampler.keep = keep_rows, ops.sampler.choose_kept = choose_late, ops.sampler.collect = collect_none,
-  ops.sampler.samples = UINT32_MAX;
+  ops.sampler.sample = no_choice, ops.sampler.defer = keep_rows, ops.sampler.sample_deferred = choose_late,
+  ops.sampler.collect = collect_none, ops.sampler.samples = UINT32_MAX;
   world w;
   mm_err err = {0};
-  const int32_t id[] = {3, 4}, chosen = MM_ID_CHOSEN;
+  const int32_t id[] = {3, 4}, chosen = MM_ID_SAMPLED;
   const mm_sampling greedy = {.top_p = 1};
   mm_span span;
   uint32_t out;
@@ -547,11 +547,11 @@ TEST(test_failed_choice) {
     assert_string_equal(err.code, "E_BATCH");
   }
   err = (mm_err){0};
-  assert_false(mm_engine_choose(w.engine, &greedy, &err));
+  assert_false(mm_engine_sample(w.engine, &greedy, &err));
   assert_string_equal(err.code, "E_MEMORY");
   err.status = MM_OK;
   int32_t none = 77;
-  assert_true(mm_engine_choose(w.engine, &greedy, &err) && mm_engine_collect(w.engine, &none, &err));
+  assert_true(mm_engine_sample(w.engine, &greedy, &err) && mm_engine_collect(w.engine, &none, &err));
   assert_int_equal(none, 77);
   assert_int_equal(chosen_rows, 0);
   batch = last_of(&chosen, &span, &out, 1, 2, 1);
@@ -562,7 +562,7 @@ TEST(test_failed_choice) {
   assert_true(mm_engine_forward(w.engine, &batch, &err));
   batch = last_of(id, &span, &out, 1, 7, 1); /* a gap */
   assert_false(mm_engine_forward(w.engine, &batch, &err));
-  assert_true(mm_engine_choose(w.engine, &greedy, &err) && mm_engine_collect(w.engine, &none, &err));
+  assert_true(mm_engine_sample(w.engine, &greedy, &err) && mm_engine_collect(w.engine, &none, &err));
   assert_int_equal(chosen_rows, 0);
   assert_int_equal(none, 77);
   close_group(&w);

@@ -140,7 +140,7 @@ static void add_span(schedule *s, step *t, uint32_t slot) {
     }
     t->id[t->rows++] = token(text, pos + i);
   }
-  if (pos && pos == held && s->chosen[slot] == token(text, pos) && below(2)) t->id[t->span[at].first] = MM_ID_CHOSEN, s->named++;
+  if (pos && pos == held && s->chosen[slot] == token(text, pos) && below(2)) t->id[t->span[at].first] = MM_ID_SAMPLED, s->named++;
   if (below(6)) return;
   t->span[t->spans++] = (mm_span){-1, t->rows, 2, below(9)};
   t->id[t->rows++] = 3, t->id[t->rows++] = 4;
@@ -226,7 +226,7 @@ static bool queue_step(schedule *s, step *t, bool batch_invariant, mm_err *err) 
     bool waits = false;
     for (uint32_t i = 0; i < t->spans; i++) waits |= t->span[i].slot == (int32_t)from || t->span[i].slot == (int32_t)to;
     if (!waits) fork_slot(s, from, to);
-    assert_true(mm_engine_choose(s->w.engine, t->set, err));
+    assert_true(mm_engine_sample(s->w.engine, t->set, err));
   }
   expect_all(s, t);
   s->queued[s->queue++] = t;
