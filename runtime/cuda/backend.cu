@@ -5,13 +5,13 @@
  * they come first and their attention takes the decode kernel; products go by the number of rows. Where every row's output is wanted it is
  * padded with rows of slot -1 to one of a few sizes, up to 256; its calls then depend on that size alone, and all else is read from device
  * memory. At the second such step the ops are collected and captured as a graph; from then on begin uploads the batch, the ops between do
- * nothing, and end or choose replays. Any other step is launched kernel by kernel, and every one once a capture has failed, which is
+ * nothing, and end or sample replays. Any other step is launched kernel by kernel, and every one once a capture has failed, which is
  * reported.
  *
  * Batch-invariant steps (mm_run_options.batch_invariant) take the prefill kernels for single tokens too, padded with rows of slot -1 to
  * so many that products take the prefill kernels; lightning attention goes token by token. No graph is captured then.
  *
- * Nothing waits but end and collect: a step ended by choose leaves its choices on the device, where the next one finds them. */
+ * Only end and collect wait for the device: a step ended by sample leaves its tokens there, where the next step reads them. */
 #include <stdio.h>
 #include <string.h>
 
@@ -54,12 +54,12 @@ bool grow_logits(mm_backend *b, size_t rows, mm_err *err) {
 /* Sets the kind of the step and its sizes. */
 void plan_step(mm_backend *b, const mm_batch *batch) {
   mm_cu_sort_rows(b, batch);
-  b->step.ending = batch->sampling ? GREEDY : LOGITS, b->step.asked = nullptr, b->sampler.pending = false;
+  b->step.ending = batch->sampling ? GREEDY : LOGITS, b->step.options = nullptr, b->sampler.pending = false;
   for (uint32_t i = 0; batch->sampling && i < batch->out_count; i++) {
-    b->step.ending = std::max(b->step.ending, (step_end)(GREEDY + mm_cu_draws_of(&batch->sampling[i], b->sampler.args.vocab)));
-    if (mm_sampling_options(&batch->sampling[i]) & ~(uint32_t)MM_SAMPLES_MIN_P) b->step.asked = batch->sampling;
+    b->step.ending = std::max(b->step.ending, (step_end)(GREEDY + mm_cu_sampling_of(&batch->sampling[i], b->sampler.args.vocab)));
+    if (mm_sampling_options(&batch->sampling[i]) & ~(uint32_t)MM_SAMPLES_MIN_P) b->step.options = batch->sampling;
   }
-  if (b->step.asked) b->step.ending = LOGITS;
+  if (b->step.options) b->step.ending = LOGITS;
   const uint32_t bucket = b->step.decode && batch->out_count == batch->tokens ? bucket_of(b, batch->tokens) : 0;
   b->step.rows = bucket ? bucket : batch->tokens, b->step.tokens = batch->tokens;
   if (b->c.calibration && b->step.rows == 1)
@@ -83,7 +83,7 @@ void plan_mode(mm_backend *b) {
   }
 }
 
-/* Bytes of it behind the arrays. */
+/* Writes the batch to pinned memory; returns the bytes behind the arrays. */
 size_t fill_batch(mm_backend *b, const mm_batch *batch, const batch_arrays *h) {
   for (uint32_t i = 0; i < batch->span_count; i++) {
     const mm_span *s = &batch->span[i];
@@ -99,14 +99,14 @@ size_t fill_batch(mm_backend *b, const mm_batch *batch, const batch_arrays *h) {
   for (uint32_t i = batch->tokens; i < b->step.rows; i++) h->id[i] = 0, h->slot[i] = -1, h->pos[i] = 0;
   for (uint32_t i = 0; i < b->step.outs; i++) {
     h->out[i] = i < batch->out_count ? batch->out[i] : i;
-    const bool draws = batch->sampling && i < batch->out_count;
-    h->draw[i] = draws ? mm_cu_draw_of(&batch->sampling[i], h->pos[h->out[i]] + UINT64_C(1)) : mm_cu_draw{};
+    const bool samples = batch->sampling && i < batch->out_count;
+    h->sampling[i] = samples ? mm_cu_row_sampling_of(&batch->sampling[i], h->pos[h->out[i]] + UINT64_C(1)) : mm_cu_row_sampling{};
   }
   const auto list = b->step.verifies ? mm_cu_gqa_verify_list : mm_cu_gqa_list;
   return list(b->heads, mm_cu_singles(b), h->slot, h->pos, mm_cu_far_now(b), h->first, h->item) * sizeof *h->item;
 }
 
-/* Room for a step: none that belongs to a step whose choices are outstanding, however many steps came since. */
+/* Host memory for a step: not that of a step whose tokens are not collected yet. */
 step_memory *free_memory(mm_backend *b) {
   for (step_memory &m : b->memory_of_step) {
     if (std::find(b->queued.begin(), b->queued.end(), &m) == b->queued.end()) return &m;
@@ -146,10 +146,10 @@ bool cuda_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
   return false;
 }
 
-/* True if ops launch kernels now. After a failure nothing is launched. */
+/* Returns true if ops launch kernels now. After a failure nothing is launched. */
 bool running(const mm_backend *b) { return b->capture.mode == EAGER && b->err.status == MM_OK && !b->lost; }
 
-/* True if the op is not launched now: it is collected for a capture, or part of a captured graph. */
+/* Returns true if the op is not launched now: it is collected for a capture, or part of a captured graph. */
 template <class... Args>
 bool later(mm_backend *b, void (*op)(mm_backend *, Args...), std::common_type_t<Args>... args) {
   if (b->capture.mode == CAPTURE) b->capture.ops.push_back([=] { op(b, args...); });
@@ -167,18 +167,18 @@ void catch_up(mm_backend *b) {
   b->step.deferred = {};
 }
 
-/* All ops that were kept. */
-void run_kept(mm_backend *b) {
+/* Launches all collected ops. */
+void run_collected(mm_backend *b) {
   start_ops(b);
   b->capture.mode = EAGER;
   for (const auto &op : b->capture.ops) op();
   catch_up(b);
 }
 
-/* The ops that were kept as a graph; nothing of them is done yet, whatever comes of it. */
-bool record_kept(mm_backend *b) {
+/* Captures the collected ops as a graph; launches none of them, also after a failure. */
+bool record_graph(mm_backend *b) {
   if (!mm_cu_check(cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeThreadLocal), "begin capture", &b->err)) return false;
-  run_kept(b);
+  run_collected(b);
   cudaGraph_t g = nullptr;
   check(b, cudaStreamEndCapture(b->stream, &g), "end capture");
   if (b->err.status == MM_OK) check(b, cudaGraphInstantiate(&b->capture.graph->exec, g, 0), "instantiate graph");
@@ -190,11 +190,11 @@ bool record_kept(mm_backend *b) {
   return false;
 }
 
-/* A step that cannot be recorded is launched like any other, and so are all after it: slots keep what they hold. */
+/* A step that cannot be captured is launched like any other, and so are all after it; no slot loses its state. */
 void finish_capture(mm_backend *b) {
-  bool recorded = record_kept(b);
+  bool recorded = record_graph(b);
   if (b->peers && !mm_cu_peers_meet(b->peers, recorded, &recorded, &b->err))
-    return; /* all or none; and no rank's kernels wait for one that makes a graph */
+    return; /* all ranks replay or none; and no rank's kernels wait for a rank that instantiates a graph */
   if (recorded) {
     b->capture.mode = REPLAY;
     return;
@@ -204,10 +204,10 @@ void finish_capture(mm_backend *b) {
           b->err.text);
   b->drop_graphs();
   b->capture.graph = nullptr, b->capture.off = true;
-  run_kept(b);
+  run_collected(b);
 }
 
-/* Whatever the ops left to launch. */
+/* Launches the deferred ops, or the graph. */
 void finish_step(mm_backend *b) {
   catch_up(b);
   if (b->capture.mode == CAPTURE) finish_capture(b);
@@ -215,7 +215,7 @@ void finish_step(mm_backend *b) {
   if (b->capture.mode == REPLAY && b->err.status == MM_OK) check(b, cudaGraphLaunch(b->capture.graph->exec, b->stream), "launch graph");
 }
 
-/* True without a failure since begin; else hands it on. */
+/* Returns true if nothing failed since begin; else copies the error. */
 bool succeeded(const mm_backend *b, mm_err *err) {
   if (b->err.status == MM_OK) return true;
   if (err->status == MM_OK) *err = b->err;
@@ -235,30 +235,30 @@ bool cuda_end(mm_backend *b, float *out, mm_err *err) {
   return succeeded(b, err) && here && mm_cu_loaded(b, err) && (!b->peers || mm_cu_peers_check(b->peers, err));
 }
 
-void choose_tokens(mm_backend *b) {
-  if (later(b, choose_tokens)) return;
+void sample_tokens(mm_backend *b) {
+  if (later(b, sample_tokens)) return;
   catch_up(b);
   const uint32_t rows = b->step.decode ? b->step.outs : b->step.wanted;
   if (!running(b) || !rows) return;
   check(b, mm_cu_share_logits(b, rows), "share logits");
   if (b->err.status != MM_OK) return;
   b->sampler.args.tokens = b->step.rows;
-  b->sampler.args.out = b->device.out, b->sampler.args.slot = b->device.slot, b->sampler.args.draw = b->device.draw;
-  check(b, mm_cu_choose_tokens(b->sampler.args, rows, (mm_cu_draws)(b->step.ending - GREEDY), b->stream), "choose");
+  b->sampler.args.out = b->device.out, b->sampler.args.slot = b->device.slot, b->sampler.args.sampling = b->device.sampling;
+  check(b, mm_cu_sample_tokens(b->sampler.args, rows, (mm_cu_sampling)(b->step.ending - GREEDY), b->stream), "sample");
 }
 
-/* Ranks meet in it, which another one may break. */
-void choose_asked(mm_backend *b, const mm_sampling *sampling) {
-  if (!mm_cu_choose_asked(b, sampling, &b->err)) b->failed = "choose", b->lost = b->err.status == MM_OK;
+/* Collective: another rank may abort it. */
+void sample_with_options(mm_backend *b, const mm_sampling *sampling) {
+  if (!mm_cu_sample_with_options(b, sampling, &b->err)) b->failed = "sample", b->lost = b->err.status == MM_OK;
 }
 
-/* The step's choices come back by collect. */
-bool queue_choices(mm_backend *b, mm_err *err) {
+/* Copies the sampled ids to pinned memory; collect returns them. */
+bool queue_results(mm_backend *b, mm_err *err) {
   step_memory *m = b->step.memory;
   m->outs = b->step.wanted, m->broken = false;
   const bool here = mm_cu_come_to_end(b, err);
   if (b->err.status == MM_OK && m->outs)
-    check(b, cudaMemcpyAsync(m->id, b->sampler.args.id, m->outs * sizeof *m->id, cudaMemcpyDeviceToHost, b->stream), "copy choices");
+    check(b, cudaMemcpyAsync(m->id, b->sampler.args.id, m->outs * sizeof *m->id, cudaMemcpyDeviceToHost, b->stream), "copy ids");
   if (b->err.status == MM_OK) check(b, cudaEventRecord(m->done, b->stream), "record event");
   if (!succeeded(b, err) || !here) {
     cudaStreamSynchronize(b->stream); /* the batch's upload may be under way, and its memory is free now */
@@ -268,16 +268,16 @@ bool queue_choices(mm_backend *b, mm_err *err) {
   return true;
 }
 
-bool cuda_choose(mm_backend *b, mm_err *err) {
-  if (!b->step.asked) choose_tokens(b);
+bool cuda_sample(mm_backend *b, mm_err *err) {
+  if (!b->step.options) sample_tokens(b);
   finish_step(b);
   if (b->dry_runs) return succeeded(b, err);
   b->step.memory->logprobs_wanted.clear();
-  if (b->step.asked && b->err.status == MM_OK && !b->lost) choose_asked(b, b->step.asked);
-  return queue_choices(b, err);
+  if (b->step.options && b->err.status == MM_OK && !b->lost) sample_with_options(b, b->step.options);
+  return queue_results(b, err);
 }
 
-bool cuda_keep(mm_backend *b, mm_err *err) {
+bool cuda_defer(mm_backend *b, mm_err *err) {
   finish_step(b);
   if (b->err.status == MM_OK) check(b, cudaEventRecord(b->step.memory->done, b->stream), "record event");
   b->sampler.pending = !b->lost && succeeded(b, err) && mm_cu_loaded(b, err);
@@ -287,12 +287,12 @@ bool cuda_keep(mm_backend *b, mm_err *err) {
   return false;
 }
 
-bool cuda_choose_kept(mm_backend *b, const mm_sampling *sampling, uint32_t count, mm_err *err) {
+bool cuda_sample_deferred(mm_backend *b, const mm_sampling *sampling, uint32_t count, mm_err *err) {
   b->err.status = MM_OK, b->failed = nullptr, b->lost = false;
   if (!b->sampler.pending || count == 0) b->step.memory = free_memory(b), b->step.wanted = b->step.outs = 0;
   b->sampler.pending = false;
-  choose_asked(b, sampling);
-  return queue_choices(b, err);
+  sample_with_options(b, sampling);
+  return queue_results(b, err);
 }
 
 bool cuda_score(mm_backend *b, const int32_t *target, double *score, mm_err *err) {
@@ -312,8 +312,8 @@ bool cuda_score(mm_backend *b, const int32_t *target, double *score, mm_err *err
          (!b->peers || mm_cu_peers_check(b->peers, err));
 }
 
-/* The step's choices are there, on this rank and on all. */
-bool chosen(mm_backend *b, const step_memory *m, mm_err *err) {
+/* Waits for the step; returns true if it succeeded on all ranks. */
+bool results_good(mm_backend *b, const step_memory *m, mm_err *err) {
   const bool done = mm_cu_check(cudaEventSynchronize(m->done), "step", err) && mm_cu_loaded(b, err);
   if (!b->peers) return done;
   bool here = done && mm_cu_peers_check(b->peers, err), all;
@@ -324,7 +324,7 @@ bool chosen(mm_backend *b, const step_memory *m, mm_err *err) {
 bool cuda_collect(mm_backend *b, int32_t *id, mm_err *err) {
   const step_memory *m = b->queued.front();
   b->queued.pop_front();
-  const bool done = chosen(b, m, err);
+  const bool done = results_good(b, m, err);
   if (done && id) memcpy(id, m->id, m->outs * sizeof *id);
   for (size_t i = 0; done && i < m->logprobs_wanted.size(); i++) {
     const mm_cu_logprobs_wanted &t = m->logprobs_wanted[i];
@@ -336,7 +336,7 @@ bool cuda_collect(mm_backend *b, int32_t *id, mm_err *err) {
 
 /* ---- ops ---- */
 
-/* At the start of an op: whether it launches anything, with all before it launched. */
+/* Called first by each op: launches what earlier ops deferred; returns true if the op launches kernels. */
 bool begin_op(mm_backend *b) {
   catch_up(b);
   b->step.sent_before = b->step.sent, b->step.sent = nullptr;
@@ -355,7 +355,7 @@ void cuda_embed(mm_backend *b, mm_act x, const mm_packed *table) {
   if (later(b, cuda_embed, x, table) || !begin_op(b)) return;
   b->inputs.wrote(x.data);
   const mm_cu_weight &w = b->weights.matrix[table];
-  const mm_cu_ids ids = {b->device.id,  b->device.slot, b->sampler.args.chosen,   b->c.weights->vocab_first, b->c.weights->vocab_rows,
+  const mm_cu_ids ids = {b->device.id,  b->device.slot, b->sampler.args.last_id,  b->c.weights->vocab_first, b->c.weights->vocab_rows,
                          b->device.pos, b->sampler.ids, b->c.limits.max_positions};
   check(b, mm_cu_embed(rows_of(x), reinterpret_cast<const bf16 *>(w.data), ids, b->step.rows, x.width, b->stream), "embed");
   check(b, mm_cu_sum_ranks(b, rows_of(x), x.width), "sum over ranks");
@@ -568,9 +568,9 @@ const mm_ops mm_ops_cuda = {
     .expert_load = mm_cu_expert_load,
     .copy_rate = mm_cu_copy_rate,
     .act_quant = true,
-    .sampler = {.sample = cuda_choose,
-                .defer = cuda_keep,
-                .sample_deferred = cuda_choose_kept,
+    .sampler = {.sample = cuda_sample,
+                .defer = cuda_defer,
+                .sample_deferred = cuda_sample_deferred,
                 .collect = cuda_collect,
                 .load_ids = mm_cu_ids_load,
                 .score = cuda_score,

@@ -24,7 +24,7 @@
 struct batch_arrays {
   int32_t *id, *slot;
   uint32_t *pos, *out;
-  mm_cu_draw *draw;
+  mm_cu_row_sampling *sampling;
   uint32_t *first; /* of rows in chunks (mm_cu_far), as is what comes last: */
   uint2 *item;
   /* of steps that are not decode steps */
@@ -49,17 +49,17 @@ struct grown {
 /* The host's side of a step under way. */
 struct step_memory {
   void *block = nullptr;      /* pinned; batch_arrays as uploaded */
-  int32_t *id = nullptr;      /* pinned; what it chose */
-  cudaEvent_t done = nullptr; /* its choices are here */
+  int32_t *id = nullptr;      /* pinned; the sampled ids */
+  cudaEvent_t done = nullptr; /* id is complete */
   uint32_t outs = 0;
   mm_cu_edit *edit = nullptr;   /* [kEdits] pinned: what the kernels that prepare its pages read */
   mm_page_copy *copy = nullptr; /* [slots] likewise */
-  char *asks = nullptr;         /* pinned: what its rows ask for, as uploaded */
-  size_t asks_cap = 0;
+  char *options = nullptr;      /* pinned: the sampling options of its rows, as uploaded */
+  size_t options_cap = 0;
   mm_logprob *logprobs = nullptr; /* pinned: [outs, MM_CU_LOGPROBS], rows with logprobs */
   size_t logprobs_cap = 0;
   std::vector<mm_cu_logprobs_wanted> logprobs_wanted; /* whose those are */
-  bool broken = false;                                /* it was under way when some rank failed: its choices are none */
+  bool broken = false;                                /* it was under way when some rank failed: its ids are invalid */
 };
 constexpr uint32_t kEdits = 4096;         /* of a step's page tables; of more the whole table is uploaded */
 constexpr uint32_t kSteps = MM_QUEUE + 1; /* a step may begin while as many as may be are outstanding */
@@ -71,10 +71,9 @@ constexpr uint32_t kBuckets[] = {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 2
 /* Least number of rows of a batch-invariant step. */
 constexpr uint32_t kLeastInvariant = MM_CU_DECODE_ROWS + 1;
 
-/* The end of a step after the forward pass. */
-/* Logits, or choices: of which draws at most (mm_cu_draws). */
-enum step_end { LOGITS, GREEDY, FEW_DRAWS, DRAWS };
-static_assert(FEW_DRAWS == GREEDY + MM_CU_FEW_DRAWS && DRAWS == GREEDY + MM_CU_DRAWS);
+/* How a step ends: with its logits, or with ids, sampled by the kernels of the row that needs most (mm_cu_sampling). */
+enum step_end { LOGITS, GREEDY, SMALL_TOP_K, ANY_SAMPLING };
+static_assert(SMALL_TOP_K == GREEDY + MM_CU_SMALL_TOP_K && ANY_SAMPLING == GREEDY + MM_CU_ANY_SAMPLING);
 
 struct layer_cache {
   float *state, *slope; /* lightning; slot 0's state */
@@ -86,7 +85,7 @@ struct step_graph {
   cudaGraphExec_t exec = nullptr;
 };
 
-/* Ops launch; or are kept for end or choose, which records them; or do nothing, since the step is recorded. */
+/* Ops launch their kernels; or are collected for end or sample, which captures them; or do nothing, since a graph of the step exists. */
 enum step_mode { EAGER, CAPTURE, REPLAY };
 
 /* A residual and norm that the next op does along, or has done first. */
@@ -107,7 +106,8 @@ struct current_step {
   bool decode = false;
   bool verifies = false; /* some of those spans have several rows */
   step_end ending = LOGITS;
-  const mm_sampling *asked = nullptr; /* options of its rows, where they are more than draws: sampled after the pass, not captured */
+  const mm_sampling *options =
+      nullptr; /* sampling options beyond mm_cu_row_sampling; such rows are sampled after the pass, outside the graph. NULL: none */
   step_memory *memory = nullptr;
   deferred_residual deferred;
   const void *sent = nullptr, *sent_before = nullptr; /* rows that an op, and the op before it, sent as it made them */
@@ -181,9 +181,9 @@ struct mlp_buffers {
 };
 
 struct sampler_buffers {
-  mm_cu_choose args = {};
+  mm_cu_sample args = {};
   int32_t *ids = nullptr;                     /* [slots, max_positions] that the slots hold */
-  grown options, raw, seen, logprobs, scores; /* of steps whose rows ask for more than a draw (sampling_requests.cu) */
+  grown options, raw, seen, logprobs, scores; /* of steps whose rows have such options (sampling_requests.cu) */
   bool pending = false;                       /* the logits of the step before are not sampled yet */
 };
 
@@ -226,7 +226,7 @@ struct mm_backend {
   step_memory memory_of_step[kSteps];
   void *device_block = nullptr;
   batch_arrays device = {};
-  std::deque<step_memory *> queued; /* ended by choose, not collected */
+  std::deque<step_memory *> queued; /* ended by sample, not collected */
   current_step step;
   graph_capture capture;
   bool dry_runs = false; /* ops are judged, and nothing is done (mm_cu_dry_run) */
@@ -274,7 +274,7 @@ bool mm_cu_grow_pinned(T **p, size_t *cap, size_t n, mm_err *err) {
   return true;
 }
 
-/* Before tokens are chosen or scored from the step's logits: they are those of the whole vocabulary from now on (ranks.cu). Collective. */
+/* Gathers the logits of the whole vocabulary on every rank, before tokens are sampled or scored from them (ranks.cu). Collective. */
 cudaError_t mm_cu_share_logits(mm_backend *b, uint32_t rows);
 /* Room for logits of so many rows, in place of what there is; collective. False, and no room on any rank, when some rank finds none. */
 MM_MUST_USE bool mm_cu_make_logits(mm_backend *b, size_t rows, mm_err *err);
@@ -290,9 +290,9 @@ bool mm_cu_make_room(mm_backend *b, mm_err *err, const F &grow) {
   return mm_cu_peers_meet(b->peers, made, &all, err) && all;
 }
 
-/* Chooses a token for each wanted row of the step whose logits are there, whatever its row asks for: launched, not recorded. Logprobs
+/* Samples a token for each wanted row of the step whose logits are there, under all options: launched, not captured. Logprobs
  * go to the step's memory (sampling_requests.cu). */
-MM_MUST_USE bool mm_cu_choose_asked(mm_backend *b, const mm_sampling *set, mm_err *err);
+MM_MUST_USE bool mm_cu_sample_with_options(mm_backend *b, const mm_sampling *set, mm_err *err);
 
 /* Before the batch's upload: the device's table says for the batch's slots what the batch does, and its copies are made (paging.cu). */
 MM_MUST_USE bool mm_cu_upload_pages(mm_backend *b, const mm_batch *batch, mm_err *err);

@@ -91,7 +91,7 @@ bool plan_layer(weights_plan p, uint32_t l, mm_err *err) {
   return ok && p.norm(&y->input_norm, of("input_layernorm.weight"), err);
 }
 
-/* Where every weight will lie, by its shape; no device is asked. In the order of layers, which is that of the files. */
+/* Where every weight will lie, by its shape; no device is options. In the order of layers, which is that of the files. */
 bool plan_weights(mm_backend *b, mm_cu_load *load, mm_err *err) {
   const mm_rank_weights *w = b->c.weights;
   const uint32_t layers = b->c.model->layers;
@@ -280,7 +280,7 @@ bool open_logits(mm_backend *b, mm_err *err) {
   return mm_cu_make_logits(b, rows, err);
 }
 
-bool open_choice(mm_backend *b, mm_err *err) {
+bool open_sampler(mm_backend *b, mm_err *err) {
   const uint32_t rows = b->c.limits.max_tokens, vocab = b->c.model->vocab;
   mm_cu_memory *y = &b->memory;
   y->what = "buffers of sampling";
@@ -288,7 +288,7 @@ bool open_choice(mm_backend *b, mm_err *err) {
   for (uint32_t i = 0; b->c.never && i < vocab; i++) never[i / 32] |= (uint32_t)(b->c.never[i] != 0) << i % 32;
   uint32_t *mask = y->array<uint32_t>(never.size(), err);
   b->sampler.args.never = mask, b->sampler.args.vocab = vocab, b->sampler.args.vocab_rows = b->c.weights->tp * b->c.weights->vocab_rows;
-  b->sampler.args.id = y->array<int32_t>(rows, err), b->sampler.args.chosen = y->array<int32_t>(b->c.limits.slots, err);
+  b->sampler.args.id = y->array<int32_t>(rows, err), b->sampler.args.last_id = y->array<int32_t>(b->c.limits.slots, err);
   b->sampler.args.best = y->array<unsigned long long>(rows, err), b->sampler.args.ticket = y->array<uint32_t>(rows, err);
   b->sampler.ids = y->array<int32_t>((uint64_t)b->c.limits.slots * b->c.limits.max_positions, err);
   return err->status == MM_OK &&
@@ -352,11 +352,11 @@ bool dry_run_pages(mm_backend *b, mm_err *err) {
   return mm_cu_check(mm_cu_prepare_pages(w, b->stream), "pages", err);
 }
 
-/* A choice that asks for everything, and one that asks for nothing. */
-bool dry_run_asks(mm_backend *b, mm_err *err) {
-  mm_cu_asks q = {};
+/* Sampling with all options, and with none. */
+bool dry_run_sampling(mm_backend *b, mm_err *err) {
+  mm_cu_sample_options q = {};
   q.copies = q.logprobs_wanted = true, q.most_bias = b->sampler.args.vocab, q.penalised = 1, q.longest = b->c.limits.max_positions;
-  return mm_cu_check(mm_cu_choose_tokens(b->sampler.args, b->c.limits.max_tokens, MM_CU_GREEDY, b->stream), "choose", err) &&
+  return mm_cu_check(mm_cu_sample_tokens(b->sampler.args, b->c.limits.max_tokens, MM_CU_GREEDY, b->stream), "sample", err) &&
          mm_cu_check(mm_cu_adjust(b->sampler.args, nullptr, q, b->c.limits.max_tokens, b->stream), "adjust", err) &&
          mm_cu_check(mm_cu_logprobs(b->sampler.args, q, b->c.limits.max_tokens, b->stream), "logprobs", err) &&
          mm_cu_check(mm_cu_score(b->sampler.args, nullptr, nullptr, b->c.limits.max_tokens, b->stream), "likelihood", err);
@@ -381,7 +381,7 @@ bool dry_run(mm_backend *b, mm_err *err) {
   for (uint32_t rows : {1u, 2u, 8u, 9u, 16u, 17u, 64u, 65u, 256u, 257u, most}) ok = ok && (rows > most || dry_run_step(&f, rows, 1, err));
   for (uint32_t rows : {2u, 16u, 17u, 64u, 65u, 128u, 513u, most}) ok = ok && (rows > most || dry_run_step(&f, rows, rows, err));
   ok = ok && (most < 3 || dry_run_step(&f, most, 2, err));
-  ok = ok && dry_run_pages(b, err) && dry_run_asks(b, err);
+  ok = ok && dry_run_pages(b, err) && dry_run_sampling(b, err);
   b->logits.own = logits, b->dry_runs = mm_cu_dry_run = false;
   b->err.status = MM_OK, b->failed = nullptr, b->step.deferred = {};
   return ok;
@@ -399,7 +399,7 @@ size_t mm_cu_place_batch(uint32_t rows, bool decode, char *base, batch_arrays *a
   };
   a->id = static_cast<int32_t *>(take(4)), a->slot = static_cast<int32_t *>(take(4));
   a->pos = static_cast<uint32_t *>(take(4)), a->out = static_cast<uint32_t *>(take(4));
-  a->draw = static_cast<mm_cu_draw *>(take(sizeof(mm_cu_draw))), a->first = static_cast<uint32_t *>(take(4));
+  a->sampling = static_cast<mm_cu_row_sampling *>(take(sizeof(mm_cu_row_sampling))), a->first = static_cast<uint32_t *>(take(4));
   if (!decode) a->span = static_cast<mm_cu_span *>(take(sizeof(mm_cu_span))), a->tile = static_cast<uint2 *>(take(sizeof(uint2)));
   a->item = reinterpret_cast<uint2 *>(base + at);
   return at;
@@ -434,7 +434,7 @@ void mm_cu_backend_close(mm_backend *b) {
     cudaFreeHost(m.id);
     cudaFreeHost(m.edit);
     cudaFreeHost(m.copy);
-    cudaFreeHost(m.asks);
+    cudaFreeHost(m.options);
     cudaFreeHost(m.logprobs);
     if (m.done) cudaEventDestroy(m.done);
   }
@@ -529,7 +529,7 @@ bool mm_cu_memory_facts(const mm_backend_config *c, mm_memory_facts *out, mm_err
   return true;
 }
 
-/* Weights are on their way from their files before the device is asked for anything: its own start takes longer than the first of them.
+/* Weights are on their way from their files before the device is options for anything: its own start takes longer than the first of them.
  * They go on arriving after this returns. */
 mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err) {
   if (!check_model(c, err)) return nullptr;
@@ -551,7 +551,7 @@ mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err) {
   ok = ok && check_shared(&first) &&
        mm_cu_check(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking), "cudaStreamCreate", &first) && find_weights(b, &first);
   ok = ok && settle_inputs(b, err);
-  ok = ok && open_caches(b, &first) && open_experts(b, &first) && open_batch(b, &first) && open_choice(b, &first) &&
+  ok = ok && open_caches(b, &first) && open_experts(b, &first) && open_batch(b, &first) && open_sampler(b, &first) &&
        mm_cu_open_extended(b, &first) && mm_cu_open_stage(b, &first) && mm_cu_open_sums(b, &first) &&
        mm_cu_check(cudaStreamSynchronize(0), "open", &first);
   mm_read_log_mark(c->log, "caches");

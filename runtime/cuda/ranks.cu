@@ -250,7 +250,7 @@ bool mm_cu_begin_ranks(mm_backend *b, mm_err *err) {
 /* On all ranks or on none, since they meet here; and no rank's kernels wait for one whose device frees memory. */
 bool mm_cu_make_logits(mm_backend *b, size_t rows, mm_err *err) {
   const size_t bytes = rows * b->c.weights->vocab_rows * sizeof(float), all_bytes = bytes * b->c.weights->tp;
-  const size_t groups = rows * MM_CU_CHOICE_GROUPS(b->c.model->vocab) * sizeof(uint32_t); /* what draws need lies behind the logits */
+  const size_t groups = rows * MM_CU_SAMPLE_GROUPS(b->c.model->vocab) * sizeof(uint32_t); /* scratch of sampling, behind the logits */
   b->drop_logits();
   bool made = mm_cu_malloc(reinterpret_cast<void **>(&b->logits.own), b->peers ? bytes : bytes + groups, "logits", err);
   if (b->peers) {

@@ -1,4 +1,4 @@
-/* State of slots other than pages (ops.h): lightning states, the ids they were given, the one chosen last. The stream keeps all of it in
+/* State of slots other than pages (ops.h): lightning states, the ids that they hold, the id sampled last. The stream keeps all of it in
  * the order of steps, and no kernel of a step overtakes its batch's upload. */
 #include "runtime/cuda/backend.h"
 
@@ -13,7 +13,7 @@ uint64_t mm_cu_state_bytes(mm_backend *b) { return b->states.per_slot * sizeof *
 
 bool mm_cu_state_copy(mm_backend *b, uint32_t to, uint32_t from, mm_err *err) {
   return copy_slot(b, b->states.data, b->states.per_slot, to, from, err) &&
-         copy_slot(b, b->sampler.ids, b->c.limits.max_positions, to, from, err) && copy_slot(b, b->sampler.args.chosen, 1, to, from, err);
+         copy_slot(b, b->sampler.ids, b->c.limits.max_positions, to, from, err) && copy_slot(b, b->sampler.args.last_id, 1, to, from, err);
 }
 
 bool mm_cu_state_save(mm_backend *b, uint32_t slot, void *state, mm_err *err) {

@@ -478,12 +478,12 @@ struct choice_case {
 static void choice_rate(uint32_t rows, const choice_case &c) {
   const uint32_t vocab = 200064, sets = 2, positions = 1024;
   buffer<float> x;
-  buffer<mm_cu_draw> draw;
-  buffer<uint32_t> never(MM_CU_WORDS(vocab)), out, ticket(rows), largest(rows * MM_CU_CHOICE_GROUPS(vocab)), mask, pos;
+  buffer<mm_cu_row_sampling> draw;
+  buffer<uint32_t> never(MM_CU_WORDS(vocab)), out, ticket(rows), largest(rows * MM_CU_SAMPLE_GROUPS(vocab)), mask, pos;
   buffer<uint32_t> seen((size_t)MM_CU_SEEN * vocab);
   buffer<int32_t> slot, id(rows), chosen(rows), held;
   buffer<unsigned long long> best(rows);
-  buffer<mm_cu_ask> ask;
+  buffer<mm_cu_row_options> ask;
   buffer<mm_logprob> logprobs((size_t)rows * MM_CU_LOGPROBS);
   std::vector<float> v = random_float(vocab, 0, 3), all;
   for (uint32_t i = 0; c.peaked && i < 40; i++) v[g_rng.below(vocab)] = 32 - 0.5f * (float)i;
@@ -491,8 +491,8 @@ static void choice_rate(uint32_t rows, const choice_case &c) {
     std::rotate(v.begin(), v.begin() + 1 + g_rng.below(vocab - 1), v.end());
     all.insert(all.end(), v.begin(), v.end());
   }
-  std::vector<mm_cu_draw> set(rows);
-  std::vector<mm_cu_ask> asks(rows);
+  std::vector<mm_cu_row_sampling> set(rows);
+  std::vector<mm_cu_row_options> asks(rows);
   std::vector<uint32_t> place(rows), allowed((size_t)rows * MM_CU_WORDS(vocab));
   std::vector<int32_t> slots(rows), ids((size_t)rows * positions);
   for (uint32_t i = 0; i < rows; i++) {
@@ -506,15 +506,15 @@ static void choice_rate(uint32_t rows, const choice_case &c) {
   for (auto &t : ids) t = (int32_t)g_rng.below(vocab);
   x.put(all), draw.put(set), out.put(place), slot.put(slots), mask.put(allowed), held.put(ids), ask.put(asks);
   pos.put(std::vector<uint32_t>(rows, positions - 1)), never.zero(), best.zero(), ticket.zero(), seen.zero();
-  mm_cu_asks q = {};
+  mm_cu_sample_options q = {};
   q.row = ask.p, q.mask = mask.p, q.seen = seen.p, q.logprobs = logprobs.p, q.pos = pos.p, q.ids = held.p, q.positions = positions;
   q.copies = c.masks, q.logprobs_wanted = c.logprobs > 0, q.penalised = c.penalties ? rows : 0, q.longest = positions;
-  const mm_cu_draws kind = !c.draws ? MM_CU_GREEDY : mm_cu_draws_few(c.top_k, vocab) ? MM_CU_FEW_DRAWS : MM_CU_DRAWS;
+  const mm_cu_sampling kind = !c.draws ? MM_CU_GREEDY : mm_cu_small_top_k(c.top_k, vocab) ? MM_CU_SMALL_TOP_K : MM_CU_ANY_SAMPLING;
   const double us = time_graph(8, [&](cudaStream_t st, int i) {
     float *const from = x.p + (size_t)(i % sets) * rows * vocab;
-    const mm_cu_choose a = {from, never.p, vocab, vocab, rows, out.p, slot.p, draw.p, id.p, chosen.p, best.p, ticket.p, largest.p};
+    const mm_cu_sample a = {from, never.p, vocab, vocab, rows, out.p, slot.p, draw.p, id.p, chosen.p, best.p, ticket.p, largest.p};
     CUDA_OK(mm_cu_adjust(a, from, q, rows, st));
-    CUDA_OK(mm_cu_choose_tokens(a, rows, kind, st));
+    CUDA_OK(mm_cu_sample_tokens(a, rows, kind, st));
     CUDA_OK(mm_cu_logprobs(a, q, rows, st));
   });
   char what[120];

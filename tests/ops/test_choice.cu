@@ -61,26 +61,26 @@ static void check_choice(uint32_t vocab, const std::vector<choice_settings> &set
   const std::vector<float> x = random_logits((size_t)rows * pitch, sigma);
   const std::vector<uint8_t> never = random_never(vocab);
   std::vector<mm_sampling> sampling;
-  std::vector<mm_cu_draw> draw;
+  std::vector<mm_cu_row_sampling> draw;
   std::vector<uint32_t> out;
   std::vector<int32_t> slot;
   for (uint32_t i = 0; i < rows; i++) {
     sampling.push_back({set[i].temperature, set[i].top_p, set[i].top_k, g_rng.next(), set[i].min_p});
-    draw.push_back(mm_cu_draw_of(&sampling[i], i + 1));
+    draw.push_back(mm_cu_row_sampling_of(&sampling[i], i + 1));
     slot.push_back((int32_t)(slots - 1 - i)), slot.push_back((int32_t)(slots - 1 - i)); /* two rows of each sequence, the later wanted */
     out.push_back(2 * i + 1);
   }
   slot[1] = -1; /* padding: chosen for nobody */
   buffer<float> dx;
-  buffer<mm_cu_draw> ddraw;
-  buffer<uint32_t> dnever, dout, ticket(rows), largest((size_t)rows * MM_CU_CHOICE_GROUPS(vocab));
+  buffer<mm_cu_row_sampling> ddraw;
+  buffer<uint32_t> dnever, dout, ticket(rows), largest((size_t)rows * MM_CU_SAMPLE_GROUPS(vocab));
   buffer<int32_t> dslot, id(rows), chosen(slots);
   buffer<unsigned long long> best(rows);
   dx.put(x), dnever.put(words_of(never)), ddraw.put(draw), dout.put(out), dslot.put(slot), best.zero(), ticket.zero();
-  const mm_cu_choose a = {dx.p, dnever.p, vocab, pitch, 2 * rows, dout.p, dslot.p, ddraw.p, id.p, chosen.p, best.p, ticket.p, largest.p};
-  mm_cu_draws draws = MM_CU_GREEDY;
-  for (const mm_sampling &s : sampling) draws = std::max(draws, mm_cu_draws_of(&s, vocab));
-  for (int i = 0; i < 2; i++) CUDA_OK(mm_cu_choose_tokens(a, rows, draws, 0)); /* twice: the counters come back to zero */
+  const mm_cu_sample a = {dx.p, dnever.p, vocab, pitch, 2 * rows, dout.p, dslot.p, ddraw.p, id.p, chosen.p, best.p, ticket.p, largest.p};
+  mm_cu_sampling draws = MM_CU_GREEDY;
+  for (const mm_sampling &s : sampling) draws = std::max(draws, mm_cu_sampling_of(&s, vocab));
+  for (int i = 0; i < 2; i++) CUDA_OK(mm_cu_sample_tokens(a, rows, draws, 0)); /* twice: the counters come back to zero */
   const auto got = id.get(), kept = chosen.get();
   std::vector<uint8_t> differs(rows);
   parallel(rows, [&](uint32_t i) {
@@ -118,7 +118,7 @@ static void check_logprobs(uint32_t vocab, uint32_t rows, double sigma) {
   const uint32_t pitch = random_pitch(vocab);
   const std::vector<float> x = random_logits((size_t)rows * pitch, sigma), raw = random_logits((size_t)rows * vocab, sigma);
   const std::vector<uint8_t> never = random_never(vocab);
-  std::vector<mm_cu_ask> ask(rows);
+  std::vector<mm_cu_row_options> ask(rows);
   std::vector<int32_t> chosen(rows);
   for (uint32_t i = 0; i < rows; i++) {
     ask[i].logprobs = g_rng.below(MM_CU_LOGPROBS + 1), ask[i].raw = g_rng.below(3) ? 0 : 1 + i;
@@ -126,13 +126,13 @@ static void check_logprobs(uint32_t vocab, uint32_t rows, double sigma) {
   }
   buffer<float> dx, draw;
   buffer<uint32_t> dnever;
-  buffer<mm_cu_ask> dask;
+  buffer<mm_cu_row_options> dask;
   buffer<int32_t> id;
   buffer<mm_logprob> logprobs((size_t)rows * MM_CU_LOGPROBS);
   dx.put(x), draw.put(raw), dnever.put(words_of(never)), dask.put(ask), id.put(chosen), logprobs.zero();
-  mm_cu_choose a = {};
+  mm_cu_sample a = {};
   a.logits = dx.p, a.never = dnever.p, a.vocab = vocab, a.vocab_rows = pitch, a.id = id.p;
-  mm_cu_asks q = {};
+  mm_cu_sample_options q = {};
   q.row = dask.p, q.raw = draw.p, q.logprobs = logprobs.p, q.logprobs_wanted = true;
   CUDA_OK(mm_cu_logprobs(a, q, rows, 0));
   const auto got = logprobs.get();
@@ -162,8 +162,8 @@ static void check_logprobs(uint32_t vocab, uint32_t rows, double sigma) {
 static void check_no_choice() {
   const uint32_t vocab = 1000;
   buffer<float> x;
-  buffer<mm_cu_draw> draw;
-  buffer<uint32_t> never, out, ticket(2), largest(2 * MM_CU_CHOICE_GROUPS(vocab));
+  buffer<mm_cu_row_sampling> draw;
+  buffer<uint32_t> never, out, ticket(2), largest(2 * MM_CU_SAMPLE_GROUPS(vocab));
   buffer<int32_t> slot, id(2), chosen(2);
   buffer<unsigned long long> best(2);
   std::vector<float> v(2 * vocab, NAN);
@@ -171,8 +171,8 @@ static void check_no_choice() {
   std::vector<uint8_t> mask(vocab, 0);
   mask[7] = 1;
   x.put(v), never.put(words_of(mask)), draw.put({{1, 0, 1, 5}, {}}), out.put({0, 1}), slot.put({0, 1}), best.zero(), ticket.zero();
-  CUDA_OK(mm_cu_choose_tokens({x.p, never.p, vocab, vocab, 2, out.p, slot.p, draw.p, id.p, chosen.p, best.p, ticket.p, largest.p}, 2,
-                              MM_CU_DRAWS, 0));
+  CUDA_OK(mm_cu_sample_tokens({x.p, never.p, vocab, vocab, 2, out.p, slot.p, draw.p, id.p, chosen.p, best.p, ticket.p, largest.p}, 2,
+                              MM_CU_ANY_SAMPLING, 0));
   report_true("choice from no number: none", id.get() == std::vector<int32_t>{-1, -1});
 }
 

@@ -99,8 +99,8 @@ struct work_space {
   buffer<unsigned long long> different;
 
   explicit work_space(mm_backend *b) : different(1) {
-    std::vector<const void *> kept = {b->pages.device_table, b->pages.work.kv,       b->sampler.ids, b->attention.inv_freq,
-                                      b->sampler.args.never, b->sampler.args.chosen, b->experts.load};
+    std::vector<const void *> kept = {b->pages.device_table, b->pages.work.kv,        b->sampler.ids, b->attention.inv_freq,
+                                      b->sampler.args.never, b->sampler.args.last_id, b->experts.load};
     for (const auto &w : b->weights.matrix) kept.insert(kept.end(), {w.second.data, w.second.scale, w.second.global});
     for (const auto &v : b->weights.values) kept.push_back(v.second);
     for (const auto &v : b->weights.router) kept.push_back(v.second);

@@ -352,10 +352,10 @@ struct mm_cu_codes {
 /* to[n] = from[n], n % 8 == 0. */
 cudaError_t mm_cu_copy(__nv_bfloat16 *to, const __nv_bfloat16 *from, size_t n, cudaStream_t s);
 
-/* x[t] = table[id[t]], where id -1 is chosen[slot[t]]; the table is that of ids [first, first + count). Zeros for others, and for slot -1.
+/* x[t] = table[id[t]], where id -1 is last_id[slot[t]]; the table is that of ids [first, first + count). Zeros for others, and for slot -1.
  * kept, unless NULL: kept[slot[t], pos[t]] becomes that id. */
 struct mm_cu_ids {
-  const int32_t *id, *slot, *chosen;
+  const int32_t *id, *slot, *last_id;
   uint32_t first, count;
   const uint32_t *pos;
   int32_t *kept; /* [slots, positions] */

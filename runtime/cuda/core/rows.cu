@@ -65,7 +65,7 @@ __global__ void embed_rows(bf16 *x, const bf16 *table, const __grid_constant__ m
   grid_wait();
   const int32_t slot = ids.slot[blockIdx.x];
   int32_t id = ids.id[blockIdx.x];
-  if (id < 0 && slot >= 0) id = ids.chosen[slot];
+  if (id < 0 && slot >= 0) id = ids.last_id[slot];
   if (ids.kept && slot >= 0 && threadIdx.x == 0) ids.kept[(size_t)slot * ids.positions + ids.pos[blockIdx.x]] = id;
   uint4 *to = reinterpret_cast<uint4 *>(x + (size_t)blockIdx.x * width);
   const bool there = slot >= 0 && (uint32_t)id - ids.first < ids.count;

@@ -23,7 +23,7 @@
 
 namespace {
 
-constexpr uint32_t kBlocks = MM_ROW_BLOCKS, kThreads = kChoiceThreads, kWarps = kChoiceWarps;
+constexpr uint32_t kBlocks = MM_ROW_BLOCKS, kThreads = kSampleThreads, kWarps = kSampleWarps;
 constexpr uint32_t kChunk = 128, kAhead = 4; /* ids that a warp reads at a time; such reads under way */
 constexpr uint32_t kGroups = kThreads / 8;
 constexpr uint32_t kDigit = 6, kBins = 1u << kDigit, kColumns = 8;
@@ -35,7 +35,7 @@ struct alignas(16) row_room {
   union {
     uint32_t bins[3][kBins][kColumns]; /* this block's ids; the lowest 20 bits of their masses; the rest */
     struct {
-      few_room room;                                   /* its list: of the first block */
+      sorted_shared room;                              /* its list: of the first block */
       alignas(16) uint32_t largest[kGroups * kBlocks]; /* each group's largest key */
     } few;
   };
@@ -109,7 +109,7 @@ struct row_part : row_masses {
   __device__ row_cut find_cut(uint32_t count, double part, u64 all);
   __device__ u64 largest(uint32_t count, uint32_t *n);
   __device__ u64 race(const row_cut &kept, u64 draw) const;
-  __device__ row_part(row_room &m, const float *logits, const mm_cu_choose &a, uint32_t slots)
+  __device__ row_part(row_room &m, const float *logits, const mm_cu_sample &a, uint32_t slots)
       : row_masses{0, 1},
         m(m),
         held(reinterpret_cast<uint32_t *>(&m + 1)),
@@ -219,7 +219,7 @@ __device__ uint32_t row_part<kHolds>::gather(u64 from, u64 to) const {
   scan(from, to, 0, slots, [&](u64 at) {
     atomicAdd(&m.sent, 1u);
     const uint32_t place = atomicAdd(&first->listed, 1u);
-    if (place < kFew) first->few.room.list[place] = at;
+    if (place < kSorted) first->few.room.list[place] = at;
   });
   __syncthreads();
   if (threadIdx.x < kBlocks) in_block(&m, threadIdx.x)->given[rank] = m.sent;
@@ -265,7 +265,7 @@ __device__ __forceinline__ void row_part<kHolds>::count_bins(u64 from, u64 to, i
 template <bool kHolds>
 __device__ __forceinline__ void row_part<kHolds>::sort_cut(uint32_t listed, uint32_t count, u64 wanted, u64 mass_above) const {
   const uint32_t t = threadIdx.x;
-  const u64 mine = sort_few(&m.few.room, listed);
+  const u64 mine = sort_ids(&m.few.room, listed);
   u64 all_listed;
   const u64 mass = mass_above + sum_through(t < listed ? mm_draw_mass(depth(key_of(mine))) : 0, &all_listed, &m.few.room);
   const bool enough = t < listed && (t + 1 >= count || mass >= wanted);
@@ -320,7 +320,7 @@ __device__ row_cut row_part<kHolds>::find_cut(uint32_t count, double part, u64 a
     } else {
       from = max(from, found), to = min(to, found | ((UINT64_C(1) << shift) - 1));
     }
-    if (bin_count[bin] <= kFew) break; /* the last digit of a standing leaves one id */
+    if (bin_count[bin] <= kSorted) break; /* the last digit of a standing leaves one id */
     if (by_depth && shift == 0) {
       by_depth = false, found = 0, shift = 60;
     } else {
@@ -338,10 +338,10 @@ template <bool kHolds>
 __device__ u64 row_part<kHolds>::largest(uint32_t count, uint32_t *n) {
   const uint32_t from = bound_of(m.few.largest, kGroups * kBlocks, count, &m.few.room);
   uint32_t found = gather((u64)from << 32, ~UINT64_C(0));
-  if (found > kFew) found = gather(find_cut(count, 1, 0).cut, ~UINT64_C(0));
+  if (found > kSorted) found = gather(find_cut(count, 1, 0).cut, ~UINT64_C(0));
   *n = min(found, count);
   if (rank) return 0;
-  const u64 mine = sort_few(&m.few.room, found);
+  const u64 mine = sort_ids(&m.few.room, found);
   return threadIdx.x < count ? mine : 0;
 }
 
@@ -365,13 +365,13 @@ __device__ u64 row_part<kHolds>::race(const row_cut &kept, u64 draw) const {
 extern __shared__ __align__(16) uint8_t row_memory[];
 
 template <bool kHolds>
-__global__ void __launch_bounds__(kThreads, 2) draw_from_row(const __grid_constant__ mm_cu_choose a, uint32_t slots) {
+__global__ void __launch_bounds__(kThreads, 2) sample_large(const __grid_constant__ mm_cu_sample a, uint32_t slots) {
   const uint32_t i = blockIdx.x / kBlocks;
   grid_wait_and_launch_next();
   if (a.best[i] == 0) return;
   row_room &m = *reinterpret_cast<row_room *>(row_memory);
   row_part<kHolds> p(m, a.logits + (size_t)i * a.vocab_rows, a, slots);
-  const mm_cu_draw set = a.draw[i];
+  const mm_cu_row_sampling set = a.sampling[i];
   p.top = from_ordered(key_of(p.load())), p.scale = set.scale;
   const u64 least = set.least ? set.least : 1; /* masses fall with the depth (random_draw.h) */
   p.last = (u64)p.lowest_key([&](uint32_t d) { return mm_draw_mass(d) >= least; }) << 32;
@@ -389,18 +389,18 @@ __global__ void __launch_bounds__(kThreads, 2) draw_from_row(const __grid_consta
   row_sync();
   if (p.rank || threadIdx.x) return;
   for (uint32_t b = 0; b < kBlocks; b++) first = min(first, m.first[b]);
-  keep(a, i, slot_of(a, i), (int32_t)(first & (MM_DRAW_IDS - 1)));
+  store_id(a, i, slot_of(a, i), (int32_t)(first & (MM_DRAW_IDS - 1)));
 }
 
 /* A row's logprobs, from the logits as the model gave them. */
 template <bool kHolds>
 __global__ void __launch_bounds__(kThreads, 2)
-    write_logprobs(const __grid_constant__ mm_cu_choose a, const __grid_constant__ mm_cu_asks q, uint32_t slots) {
+    write_logprobs(const __grid_constant__ mm_cu_sample a, const __grid_constant__ mm_cu_sample_options q, uint32_t slots) {
   grid_wait_and_launch_next();
   const uint32_t i = blockIdx.x / kBlocks;
-  const mm_cu_ask ask = q.row[i];
-  if (!ask.logprobs) return;
-  const float *const logits = ask.raw ? q.raw + (size_t)(ask.raw - 1) * a.vocab : a.logits + (size_t)i * a.vocab_rows;
+  const mm_cu_row_options options = q.row[i];
+  if (!options.logprobs) return;
+  const float *const logits = options.raw ? q.raw + (size_t)(options.raw - 1) * a.vocab : a.logits + (size_t)i * a.vocab_rows;
   row_room &m = *reinterpret_cast<row_room *>(row_memory);
   row_part<kHolds> p(m, logits, a, slots);
   const u64 best = p.load();
@@ -409,7 +409,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   p.scan(1, ~UINT64_C(0), 0, slots, [&](u64 at) { sum += exp((double)from_ordered(key_of(at)) - p.top); });
   sum = join_block<kThreads>(sum, plus());
   if (threadIdx.x == 0) in_block(&m, 0)->sum[p.rank] = sum;
-  const uint32_t most = ask.logprobs - 1;
+  const uint32_t most = options.logprobs - 1;
   uint32_t n = 0;
   u64 mine = 0;
   if (most && best) {
@@ -428,7 +428,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 /* Launches kernel(args…, slots), a cluster a row: held(args…, slots) where blocks have room for its keys. */
 template <class Kernel, class... Args>
-cudaError_t launch_rows(Kernel *kernel, Kernel *held, const mm_cu_choose &a, uint32_t rows, cudaStream_t s, Args... args) {
+cudaError_t launch_rows(Kernel *kernel, Kernel *held, const mm_cu_sample &a, uint32_t rows, cudaStream_t s, Args... args) {
   const unsigned blocks = mm_cu_built_here() >= MM_CU_BUILT_DEPENDENT ? kBlocks : 1;
   const uint32_t slots = ceil_div(ceil_div(a.vocab, kChunk), blocks) * kChunk;
   const size_t room = sizeof(row_room), all = room + slots * sizeof(uint32_t);
@@ -438,10 +438,10 @@ cudaError_t launch_rows(Kernel *kernel, Kernel *held, const mm_cu_choose &a, uin
 
 }  // namespace
 
-cudaError_t mm_cu_draw_rest(const mm_cu_choose &a, uint32_t rows, cudaStream_t s) {
-  return launch_rows(draw_from_row<false>, draw_from_row<true>, a, rows, s, a);
+cudaError_t mm_cu_sample_rest(const mm_cu_sample &a, uint32_t rows, cudaStream_t s) {
+  return launch_rows(sample_large<false>, sample_large<true>, a, rows, s, a);
 }
 
-cudaError_t mm_cu_logprobs(const mm_cu_choose &a, const mm_cu_asks &q, uint32_t rows, cudaStream_t s) {
+cudaError_t mm_cu_logprobs(const mm_cu_sample &a, const mm_cu_sample_options &q, uint32_t rows, cudaStream_t s) {
   return q.logprobs_wanted ? launch_rows(write_logprobs<false>, write_logprobs<true>, a, rows, s, a, q) : cudaSuccess;
 }

@@ -1,21 +1,21 @@
-/* The next token from logits, and how likely given tokens are.
+/* Sampling of the next token from logits, and the log-likelihood of given tokens.
  *
- * Many blocks a row, each offers its best to one 64-bit maximum; the last block of the row has its choice, if that is greedy. For draws
- * under a top-k of few they also leave the largest key of each group of ids. k groups have one of at least the k-th largest of these, so
- * all that is kept is at least that, and lies in a group that reaches it: the last block reads those groups again, a little more than k,
- * and sorts the ids that are not below it. All other draws are left for large_sampling.cu. */
+ * Many blocks a row, each offers its best to one 64-bit maximum; the last block of the row has its id, if sampling is greedy. Under
+ * a small top-k they also leave the largest key of each group of ids. k groups have one of at least the k-th largest of these, so
+ * all ids of the top k have at least that key, and lie in a group that reaches it: the last block reads those groups again, a little more
+ * than k, and sorts the ids that are not below it. All other rows are left for large_sampling.cu. */
 #include "runtime/cuda/core/launch.h"
 #include "runtime/cuda/sampling/sampling.cuh"
 
 namespace {
 
-constexpr uint32_t kThreads = kChoiceThreads, kScoreThreads = 1024;
+constexpr uint32_t kThreads = kSampleThreads, kScoreThreads = 1024;
 constexpr uint32_t kAhead = 4;                                     /* loads of four logits that a thread has under way */
-constexpr uint32_t kGroup = MM_CU_CHOICE_GROUP, kRun = 2 * kGroup; /* ids that a warp reads at a time */
-constexpr uint32_t kMostGroups = MM_CU_CHOICE_GROUPS(MM_CU_FEW_VOCAB);
+constexpr uint32_t kGroup = MM_CU_SAMPLE_GROUP, kRun = 2 * kGroup; /* ids that a warp reads at a time */
+constexpr uint32_t kMostGroups = MM_CU_SAMPLE_GROUPS(MM_CU_SMALL_TOP_K_VOCAB);
 static_assert(kRun == kAhead * 32 * 4, "two loads a group");
 
-struct draw_room : few_room {
+struct sample_shared : sorted_shared {
   alignas(16) uint32_t largest[kMostGroups]; /* of all groups */
   alignas(16) uint32_t mine[kThreads];       /* each thread's largest of those that are read again: */
   uint32_t group[kMostGroups];
@@ -25,22 +25,22 @@ struct draw_room : few_room {
 __device__ __forceinline__ uint32_t largest_of(uint4 x) { return max(max(x.x, x.y), max(x.z, x.w)); }
 
 /* Sends those of four ids that are not below the bound, above 0, to the list, as far as it has room. */
-__device__ __forceinline__ void list_four(draw_room *m, uint4 keys, uint32_t first, uint32_t bound) {
+__device__ __forceinline__ void list_four(sample_shared *m, uint4 keys, uint32_t first, uint32_t bound) {
   const uint32_t of[] = {keys.x, keys.y, keys.z, keys.w};
   if (largest_of(keys) < bound) return;
 #pragma unroll
   for (uint32_t j = 0; j < 4; j++) {
     if (of[j] < bound) continue;
     const uint32_t at = atomicAdd(&m->listed, 1u);
-    if (at < kFew) m->list[at] = standing(of[j], first + j);
+    if (at < kSorted) m->list[at] = standing(of[j], first + j);
   }
 }
 
 /* The k largest of a row, falling, one a thread, where too many are near the k-th: group after group, each with the best before it. Equal
  * keys of later groups are not among them. */
-__device__ u64 largest_in_turn(draw_room *m, const logits_row &row, uint32_t groups, uint32_t k, uint32_t bound) {
+__device__ u64 largest_in_turn(sample_shared *m, const logits_row &row, uint32_t groups, uint32_t k, uint32_t bound) {
   const uint32_t t = threadIdx.x;
-  static_assert(kGroup + kMostListed <= kFew, "a group beside the best before it");
+  static_assert(kGroup + kMostListed <= kSorted, "a group next to the best before it");
   u64 mine = 0, last = 0; /* the thread's; the k-th */
   for (uint32_t g = 0; g < groups; g++) {
     if (m->largest[g] < bound || (last && m->largest[g] <= key_of(last))) continue;
@@ -49,7 +49,7 @@ __device__ u64 largest_in_turn(draw_room *m, const logits_row &row, uint32_t gro
     const uint32_t id = g * kGroup + t;
     if (t < kGroup) m->list[k + t] = standing(row.key(id), id);
     __syncthreads();
-    mine = sort_few(m, k + kGroup);
+    mine = sort_ids(m, k + kGroup);
     __syncthreads();
     if (t == k - 1) m->list[0] = mine;
     __syncthreads();
@@ -58,10 +58,11 @@ __device__ u64 largest_in_turn(draw_room *m, const logits_row &row, uint32_t gro
   return t < k ? mine : 0;
 }
 
-/* The draw of a row under a top-k of few, by one block. */
-__device__ int32_t draw_from_few(const mm_cu_choose &a, const logits_row &row, const uint32_t *largest, const mm_cu_draw &set, u64 best) {
-  __shared__ draw_room m;
-  const uint32_t t = threadIdx.x, groups = MM_CU_CHOICE_GROUPS(a.vocab);
+/* Samples a row under a small top-k, by one block. */
+__device__ int32_t sample_small_top_k(const mm_cu_sample &a, const logits_row &row, const uint32_t *largest, const mm_cu_row_sampling &set,
+                                      u64 best) {
+  __shared__ sample_shared m;
+  const uint32_t t = threadIdx.x, groups = MM_CU_SAMPLE_GROUPS(a.vocab);
   const uint32_t places = (groups + 127) / 128 * 128;
   for (uint32_t g = t; g < places; g += kThreads) m.largest[g] = g < groups ? __ldcg(largest + g) : 0;
   if (t == 0) m.groups = m.listed = 0;
@@ -93,8 +94,8 @@ __device__ int32_t draw_from_few(const mm_cu_choose &a, const logits_row &row, c
     }
     m.mine[t] = most;
     __syncthreads();
-    if (m.listed <= kFew) {
-      mine = sort_few(&m, m.listed);
+    if (m.listed <= kSorted) {
+      mine = sort_ids(&m, m.listed);
       if (t >= set.top_k) mine = 0;
       break;
     }
@@ -103,20 +104,20 @@ __device__ int32_t draw_from_few(const mm_cu_choose &a, const logits_row &row, c
     if (t == 0) m.listed = 0;
     __syncthreads();
   }
-  return draw_of_few({from_ordered(key_of(best)), set.scale}, mine, set, &m);
+  return sample_of_sorted({from_ordered(key_of(best)), set.scale}, mine, set, &m);
 }
 
-template <bool kDraws>
-__global__ void __launch_bounds__(kThreads, 2) best_of_row(const __grid_constant__ mm_cu_choose a) {
+template <bool kSamples>
+__global__ void __launch_bounds__(kThreads, 2) best_of_row(const __grid_constant__ mm_cu_sample a) {
   const uint32_t i = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const logits_row row(a.logits + (size_t)i * a.vocab_rows, a);
-  uint32_t *const largest = a.largest + (size_t)i * MM_CU_CHOICE_GROUPS(a.vocab);
+  uint32_t *const largest = a.largest + (size_t)i * MM_CU_SAMPLE_GROUPS(a.vocab);
   grid_wait_and_launch_next();
   const int32_t slot = slot_of(a, i);
-  mm_cu_draw set;
-  if (kDraws) set = a.draw[i];
+  mm_cu_row_sampling set;
+  if (kSamples) set = a.sampling[i];
   u64 best = 0;
-  for (uint32_t run = blockIdx.x * kChoiceWarps + warp; run * kRun < a.vocab; run += gridDim.x * kChoiceWarps) {
+  for (uint32_t run = blockIdx.x * kSampleWarps + warp; run * kRun < a.vocab; run += gridDim.x * kSampleWarps) {
     const uint32_t first = run * kRun + 4 * lane;
     uint4 keys[kAhead];
     uint32_t of[kAhead];
@@ -125,7 +126,7 @@ __global__ void __launch_bounds__(kThreads, 2) best_of_row(const __grid_constant
     row.keys_ahead(of, keys);
 #pragma unroll
     for (uint32_t n = 0; n < kAhead; n++) best = max(best, best_of(keys[n], first + n * 128));
-    if (kDraws) {
+    if (kSamples) {
 #pragma unroll
       for (uint32_t g = 0; g < 2; g++) {
         const uint32_t most = __reduce_max_sync(0xffffffffu, max(largest_of(keys[2 * g]), largest_of(keys[2 * g + 1])));
@@ -138,16 +139,16 @@ __global__ void __launch_bounds__(kThreads, 2) best_of_row(const __grid_constant
   if (!last_of(&a.ticket[i], gridDim.x)) return;
   best = __ldcg(&a.best[i]);
   int32_t id = id_of(best);
-  if (kDraws && best && set.scale >= 0) {
-    if (!mm_cu_draws_few(set.top_k, a.vocab)) return; /* best[i] says that it is left */
-    id = draw_from_few(a, row, largest, set, best);
+  if (kSamples && best && set.scale >= 0) {
+    if (!mm_cu_small_top_k(set.top_k, a.vocab)) return; /* best[i] says that it is left */
+    id = sample_small_top_k(a, row, largest, set, best);
   }
   __syncthreads(); /* all have read it */
-  if (threadIdx.x == 0) a.best[i] = 0, keep(a, i, slot, id);
+  if (threadIdx.x == 0) a.best[i] = 0, store_id(a, i, slot, id);
 }
 
 /* A block a row. The largest is taken of what is a number; then one that is none makes the sum none. */
-__global__ void __launch_bounds__(kScoreThreads) score_row(const __grid_constant__ mm_cu_choose a, const int32_t *target, double *score) {
+__global__ void __launch_bounds__(kScoreThreads) score_row(const __grid_constant__ mm_cu_sample a, const int32_t *target, double *score) {
   grid_wait_and_launch_next();
   const logits_row row(a.logits + (size_t)blockIdx.x * a.vocab_rows, a);
   uint32_t best = 0;
@@ -165,22 +166,22 @@ __global__ void __launch_bounds__(kScoreThreads) score_row(const __grid_constant
 
 }  // namespace
 
-cudaError_t mm_cu_score(const mm_cu_choose &a, const int32_t *target, double *score, uint32_t rows, cudaStream_t s) {
+cudaError_t mm_cu_score(const mm_cu_sample &a, const int32_t *target, double *score, uint32_t rows, cudaStream_t s) {
   return launch(score_row, rows, kScoreThreads, 0, s, a, target, score);
 }
 
-cudaError_t mm_cu_choose_tokens(const mm_cu_choose &a, uint32_t rows, mm_cu_draws draws, cudaStream_t s) {
-  const unsigned blocks = min(ceil_div(a.vocab, kRun * kChoiceWarps), max(4 * multiprocessors() / max(rows, 1u), 1u));
-  const cudaError_t e = launch(draws ? best_of_row<true> : best_of_row<false>, dim3(blocks, rows), kThreads, 0, s, a);
-  return draws == MM_CU_DRAWS && e == cudaSuccess ? mm_cu_draw_rest(a, rows, s) : e;
+cudaError_t mm_cu_sample_tokens(const mm_cu_sample &a, uint32_t rows, mm_cu_sampling kind, cudaStream_t s) {
+  const unsigned blocks = min(ceil_div(a.vocab, kRun * kSampleWarps), max(4 * multiprocessors() / max(rows, 1u), 1u));
+  const cudaError_t e = launch(kind ? best_of_row<true> : best_of_row<false>, dim3(blocks, rows), kThreads, 0, s, a);
+  return kind == MM_CU_ANY_SAMPLING && e == cudaSuccess ? mm_cu_sample_rest(a, rows, s) : e;
 }
 
-mm_cu_draws mm_cu_draws_of(const mm_sampling *set, uint32_t vocab) {
-  return set->temperature == 0 ? MM_CU_GREEDY : mm_cu_draws_few(set->top_k, vocab) ? MM_CU_FEW_DRAWS : MM_CU_DRAWS;
+mm_cu_sampling mm_cu_sampling_of(const mm_sampling *set, uint32_t vocab) {
+  return set->temperature == 0 ? MM_CU_GREEDY : mm_cu_small_top_k(set->top_k, vocab) ? MM_CU_SMALL_TOP_K : MM_CU_ANY_SAMPLING;
 }
 
-mm_cu_draw mm_cu_draw_of(const mm_sampling *set, uint64_t n) {
-  mm_cu_draw d;
+mm_cu_row_sampling mm_cu_row_sampling_of(const mm_sampling *set, uint64_t n) {
+  mm_cu_row_sampling d;
   if (set->temperature == 0) return d;
   d.scale = mm_draw_scale(set->temperature), d.top_k = set->top_k, d.top_p = set->top_p, d.race = mm_draw_mix(set->seed, n);
   d.least = set->min_p > 0 ? mm_draw_share(set->min_p, MM_DRAW_ONE) : 0;

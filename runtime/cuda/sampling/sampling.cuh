@@ -1,7 +1,7 @@
 /* Device code shared by sample_rows.cu and large_sampling.cu: logits as sortable keys, sampling from a sorted few, and the output of a
  * sample. */
-#ifndef MM_CUDA_CHOOSE_CUH
-#define MM_CUDA_CHOOSE_CUH
+#ifndef MM_CUDA_SAMPLING_CUH
+#define MM_CUDA_SAMPLING_CUH
 
 #include "runtime/cuda/core/device.cuh"
 #include "runtime/cuda/sampling/sampling.h"
@@ -16,17 +16,17 @@ __device__ __forceinline__ uint32_t ordered(float f) {
 }
 __device__ __forceinline__ float from_ordered(uint32_t key) { return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
 
-/* A row of logits[vocab] and the ids that are not to be chosen. */
+/* A row of logits[vocab] and the ids that are never sampled. */
 struct logits_row {
   const float *logits;
   const uint32_t *never;
   uint32_t vocab;
   bool in_fours; /* it starts at a multiple of 16 bytes */
 
-  __device__ logits_row(const float *from, const mm_cu_choose &a)
+  __device__ logits_row(const float *from, const mm_cu_sample &a)
       : logits(from), never(a.never), vocab(a.vocab), in_fours(((uintptr_t)from & 15) == 0) {}
   __device__ bool barred(uint32_t id) const { return never[id / 32] >> id % 32 & 1; }
-  /* The key of an id; 0 where it is not to be chosen. */
+  /* The key of an id; 0 where it is never sampled. */
   __device__ uint32_t key(uint32_t id) const {
     if (id >= vocab || barred(id)) return 0;
     const float x = logits[id];
@@ -109,36 +109,36 @@ struct plus {
   }
 };
 
-/* The slot that keeps what output row i chooses, or -1. */
-__device__ __forceinline__ int32_t slot_of(const mm_cu_choose &a, uint32_t i) {
+/* The slot whose last row is output row i, or -1. */
+__device__ __forceinline__ int32_t slot_of(const mm_cu_sample &a, uint32_t i) {
   const uint32_t row = a.out[i];
   const int32_t slot = a.slot[row];
   return row + 1 == a.tokens || a.slot[row + 1] != slot ? slot : -1;
 }
-/* Output row i chooses the id, -1 for none. */
-__device__ __forceinline__ void keep(const mm_cu_choose &a, uint32_t i, int32_t slot, int32_t id) {
+/* Stores the id sampled for output row i, -1 for none. */
+__device__ __forceinline__ void store_id(const mm_cu_sample &a, uint32_t i, int32_t slot, int32_t id) {
   a.id[i] = id;
-  if (slot >= 0) a.chosen[slot] = max(id, 0);
+  if (slot >= 0) a.last_id[slot] = max(id, 0);
 }
 
-/* ---- draws from few ids, one a thread of a block ---- */
+/* ---- sampling from at most kSorted ids, one of each thread of a block ---- */
 
-constexpr uint32_t kChoiceThreads = 512, kChoiceWarps = kChoiceThreads / 32;
-constexpr uint32_t kFew = kChoiceThreads; /* ids that are sorted */
-constexpr uint32_t kMostListed = MM_CU_FEW_DRAWN;
+constexpr uint32_t kSampleThreads = 512, kSampleWarps = kSampleThreads / 32;
+constexpr uint32_t kSorted = kSampleThreads; /* ids that are sorted */
+constexpr uint32_t kMostListed = MM_CU_SMALL_TOP_K_MOST;
 
 /* Shared memory of a block. */
-struct few_room {
-  u64 list[kFew]; /* standings */
-  u64 part[kChoiceWarps];
-  bool enough[kChoiceWarps];
+struct sorted_shared {
+  u64 list[kSorted]; /* standings */
+  u64 part[kSampleWarps];
+  bool enough[kSampleWarps];
 };
 
 /* The largest key, to a precision of 16 bits, that `count` of keys[n] are not below; 1 where there are not so many. n: a multiple of 128.
  */
-__device__ __forceinline__ uint32_t bound_of(const uint32_t *keys, uint32_t n, uint32_t count, few_room *m) {
+__device__ __forceinline__ uint32_t bound_of(const uint32_t *keys, uint32_t n, uint32_t count, sorted_shared *m) {
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  static_assert(kChoiceWarps == 16, "each warp tries a digit of four bits");
+  static_assert(kSampleWarps == 16, "each warp tries a digit of four bits");
   uint32_t bound = 0;
 #pragma unroll 1
   for (int shift = 28; shift >= 16; shift -= 4) {
@@ -152,7 +152,7 @@ __device__ __forceinline__ uint32_t bound_of(const uint32_t *keys, uint32_t n, u
     reach = __reduce_add_sync(0xffffffffu, reach);
     if (lane == 0) m->enough[warp] = reach >= count;
     __syncthreads();
-    const uint32_t digits = __ballot_sync(0xffffffffu, lane < kChoiceWarps && m->enough[lane]);
+    const uint32_t digits = __ballot_sync(0xffffffffu, lane < kSampleWarps && m->enough[lane]);
     bound |= (digits ? 31 - __clz(digits) : 0) << shift;
     __syncthreads();
   }
@@ -160,9 +160,9 @@ __device__ __forceinline__ uint32_t bound_of(const uint32_t *keys, uint32_t n, u
 }
 
 /* The first n of the list in falling order, one a thread; 0 after them. */
-__device__ __forceinline__ u64 sort_few(few_room *m, uint32_t n) {
+__device__ __forceinline__ u64 sort_ids(sorted_shared *m, uint32_t n) {
   const uint32_t t = threadIdx.x;
-  if (n <= kChoiceThreads / 4) { /* four threads count how many are before one */
+  if (n <= kSampleThreads / 4) { /* four threads count how many are before one */
     const uint32_t of = t / 4;
     const u64 mine = of < n ? m->list[of] : 0;
     uint32_t before = 0;
@@ -196,7 +196,7 @@ __device__ __forceinline__ u64 sort_few(few_room *m, uint32_t n) {
 }
 
 /* Σ over the threads up to this one; *total: over all. */
-__device__ __forceinline__ u64 sum_through(u64 v, u64 *total, few_room *m) {
+__device__ __forceinline__ u64 sum_through(u64 v, u64 *total, sorted_shared *m) {
 #pragma unroll
   for (int d = 1; d < 32; d *= 2) {
     const u64 left = __shfl_up_sync(0xffffffffu, v, d);
@@ -208,7 +208,7 @@ __device__ __forceinline__ u64 sum_through(u64 v, u64 *total, few_room *m) {
   *total = 0;
   u64 before = 0;
 #pragma unroll
-  for (uint32_t w = 0; w < kChoiceWarps; w++) {
+  for (uint32_t w = 0; w < kSampleWarps; w++) {
     if (w == threadIdx.x / 32) before = *total;
     *total += m->part[w];
   }
@@ -223,7 +223,7 @@ struct row_masses {
 };
 
 /* The sampled id among those that top-k left (in falling order, one a thread) and top-p keeps: the one that wins the race. */
-__device__ __forceinline__ int32_t draw_of_few(const row_masses &of, u64 mine, const mm_cu_draw &set, few_room *m) {
+__device__ __forceinline__ int32_t sample_of_sorted(const row_masses &of, u64 mine, const mm_cu_row_sampling &set, sorted_shared *m) {
   const u64 own = mine ? mm_draw_mass(of.depth(key_of(mine))) : 0, mass = own >= set.least ? own : 0;
   bool kept = mass > 0;
   if (set.top_p < 1) {
@@ -233,9 +233,9 @@ __device__ __forceinline__ int32_t draw_of_few(const row_masses &of, u64 mine, c
   }
   const uint32_t id = (uint32_t)id_of(mine);
   const u64 first = kept ? mm_draw_key(mm_draw_mix(set.race, (u64)id + 1), mass, id) : MM_DRAW_NOBODY;
-  return (int32_t)(join_block<kChoiceThreads>(first, smaller()) & (MM_DRAW_IDS - 1));
+  return (int32_t)(join_block<kSampleThreads>(first, smaller()) & (MM_DRAW_IDS - 1));
 }
-/* The rows whose draws best[row] says are left (large_sampling.cu); sets it back to zero. */
-cudaError_t mm_cu_draw_rest(const mm_cu_choose &a, uint32_t rows, cudaStream_t s);
+/* Samples the rows that best[row] marks as left (large_sampling.cu); resets it to zero. */
+cudaError_t mm_cu_sample_rest(const mm_cu_sample &a, uint32_t rows, cudaStream_t s);
 
 #endif
