@@ -38,7 +38,7 @@ static void stop(running *r) {
   free(r->logits);
 }
 
-/* Not 7 batch_invariant everywhere: every id of the vocabulary's two ends and middle occurs. */
+/* Not in steps of 7 everywhere: every id of the vocabulary's two ends and middle occurs. */
 static int32_t id_at(uint32_t sequence, uint32_t t) { return (int32_t)((t * t * 3 + t * 7 + sequence * 11) % 50); }
 
 /* Expected logits of a sequence's every position. */

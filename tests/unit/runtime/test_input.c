@@ -298,7 +298,7 @@ static void run_experts(mm_act_quant up, mm_act_quant down, uint32_t tp, double 
 TEST(experts) {
   enum { OUT = T * 24 };
   for (mm_act_quant a = MM_ACT_FP8_TENSOR; a <= MM_ACT_MXFP8; a++) {
-    double off[OUT], up[OUT], down[OUT], on[OUT], cut[OUT], batch_invariant[3] = {0};
+    double off[OUT], up[OUT], down[OUT], on[OUT], cut[OUT], distance[3] = {0};
     run_experts(MM_ACT_KEPT, MM_ACT_KEPT, 1, off);
     run_experts(a, MM_ACT_KEPT, 1, up);
     run_experts(MM_ACT_KEPT, a, 1, down);
@@ -309,11 +309,11 @@ TEST(experts) {
         if (!(fabs(cut[i] - on[i]) <= 3e-6 * fmax(1, fabs(on[i])))) fail_msg("format %d, tp %u: %g, not %g", a, tp, cut[i], on[i]);
     }
     for (int i = 0; i < OUT; i++) {
-      batch_invariant[0] = fmax(batch_invariant[0], fabs(up[i] - off[i]));
-      batch_invariant[1] = fmax(batch_invariant[1], fabs(down[i] - off[i]));
-      batch_invariant[2] = fmax(batch_invariant[2], fabs(on[i] - up[i]));
+      distance[0] = fmax(distance[0], fabs(up[i] - off[i]));
+      distance[1] = fmax(distance[1], fabs(down[i] - off[i]));
+      distance[2] = fmax(distance[2], fabs(on[i] - up[i]));
     }
-    for (int i = 0; i < 3; i++) assert_true(batch_invariant[i] > 1e-4);
+    for (int i = 0; i < 3; i++) assert_true(distance[i] > 1e-4);
   }
 }
 

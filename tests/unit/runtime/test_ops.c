@@ -485,7 +485,8 @@ TEST(routers) {
   const float z[] = {2, -1, 0.5f, 1}, bias[] = {0, 0.6f, 0, -0.5f};
   check_route(MM_ROUTER_SIGMOID_BIAS, 4, 2, z, bias, (const double[]){0.766085, 0.233915, 0, 0});
   check_route(MM_ROUTER_SOFTMAX, 4, 2, z, NULL, (const double[]){0.731059, 0, 0, 0.268941});
-  /* The bias chooses and does not weigh; far batch_invariant logits stay finite; equal ones go to the lower ids. */
+  /* The bias decides which experts are selected, not their weights; logits of very different size give finite weights; of equal logits the
+   * lower ids are selected. */
   const float far[] = {-300, 200, 199, -300};
   check_route(MM_ROUTER_SOFTMAX, 4, 2, far, NULL, (const double[]){0, 0.7310586, 0.2689414, 0});
   const float equal[] = {0.25f, 0.5f, 0.5f, 0.5f, 0.25f}, flat[] = {0, 0, 0, 0, 0};

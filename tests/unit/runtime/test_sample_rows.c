@@ -151,7 +151,7 @@ TEST(test_each_rule) {
   double plain[VOCAB], worst = 0;
   for (size_t k = 0; k < sizeof rule / sizeof *rule; k++) {
     float x[VOCAB];
-    double want[VOCAB], p[VOCAB], chi2 = 0, freedom = -1, batch_invariant = 0;
+    double want[VOCAB], p[VOCAB], chi2 = 0, freedom = -1, distance = 0;
     uint32_t seen[VOCAB] = {0};
     for (int i = 0; i < VOCAB; i++) want[i] = x[i] = (float)((i * 37 % VOCAB) * 0.06 - 1.5);
     mm_sampling set = rule[k].set;
@@ -161,14 +161,14 @@ TEST(test_each_rule) {
     mm_sample_adjust(s, &set, held, sizeof held / sizeof *held, x);
     for (uint64_t n = 1; n <= N; n++) seen[mm_sample(s, &set, n, x)]++;
     for (int i = 0; i < VOCAB; i++) {
-      batch_invariant += k ? fabs(p[i] - plain[i]) : 1;
+      distance += k ? fabs(p[i] - plain[i]) : 1;
       if (k == 0) plain[i] = p[i];
       if (p[i] == 0) assert_int_equal(seen[i], 0);
       if (p[i] == 0) continue;
       chi2 += (seen[i] - p[i] * (double)N) * (seen[i] - p[i] * (double)N) / (p[i] * (double)N);
       freedom++;
     }
-    assert_true(freedom >= 3 && batch_invariant > 0.02);
+    assert_true(freedom >= 3 && distance > 0.02);
     worst = fmax(worst, (chi2 - freedom) / sqrt(2 * freedom));
     if (chi2 > freedom + 5 * sqrt(2 * freedom)) fail_msg("%s: chi-square %g of %g degrees of freedom", rule[k].name, chi2, freedom);
   }

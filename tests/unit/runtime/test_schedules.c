@@ -215,13 +215,13 @@ static void fork_slot(schedule *s, uint32_t from, uint32_t to) {
   memmove(s->held[to], s->held[from], sizeof s->held[0]);
 }
 
-static bool queue_step(schedule *s, step *t, bool batch_invariant, mm_err *err) {
+static bool queue_step(schedule *s, step *t, bool deferred, mm_err *err) {
   for (uint32_t i = 0; i < t->outs; i++) ask(&t->row[i]), t->set[i] = t->row[i].set;
   if (s->queue == MM_QUEUE) collect(s);
-  const mm_batch batch = batch_of(t, batch_invariant ? NULL : t->set);
-  if (!(batch_invariant ? mm_engine_forward : mm_engine_queue)(s->w.engine, &batch, err)) return false;
+  const mm_batch batch = batch_of(t, deferred ? NULL : t->set);
+  if (!(deferred ? mm_engine_forward : mm_engine_queue)(s->w.engine, &batch, err)) return false;
   keep_ids(s, t);
-  if (batch_invariant) {
+  if (deferred) {
     const uint32_t from = below(SLOTS), to = below(SLOTS); /* anything but a step may come between; the choice belongs to the slots */
     bool waits = false;
     for (uint32_t i = 0; i < t->spans; i++) waits |= t->span[i].slot == (int32_t)from || t->span[i].slot == (int32_t)to;

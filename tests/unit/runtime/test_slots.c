@@ -167,7 +167,7 @@ TEST(test_own_pages) {
   mm_engine *e = mm_engine_open(&shards->s, &c, &err);
   assert_non_null(e);
   assert_null(mm_engine_pages(e));
-  for (uint32_t t = 0; t < 70; t++) { /* identity tables: over the border, the two slots batch_invariant */
+  for (uint32_t t = 0; t < 70; t++) { /* identity tables: over the border, in pages of each slot's own */
     float logits[100];
     const mm_span span[] = {{0, 0, 1, t}};
     const int32_t id = token(0, t);
