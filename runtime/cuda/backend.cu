@@ -53,7 +53,7 @@ bool grow_logits(mm_backend *b, size_t rows, mm_err *err) {
 
 /* Sets the kind of the step and its sizes. */
 void plan_step(mm_backend *b, const mm_batch *batch) {
-  mm_cu_sort_rows(b, batch);
+  mm_cu_classify_rows(b, batch);
   b->step.ending = batch->sampling ? GREEDY : LOGITS, b->step.options = nullptr, b->sampler.pending = false;
   for (uint32_t i = 0; batch->sampling && i < batch->out_count; i++) {
     b->step.ending = std::max(b->step.ending, (step_end)(GREEDY + mm_cu_sampling_of(&batch->sampling[i], b->sampler.args.vocab)));

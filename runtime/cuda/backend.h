@@ -248,7 +248,7 @@ inline uint32_t mm_cu_group_of_experts(const mm_model *m, uint32_t l) { return m
 cudaError_t mm_cu_list_used(const mm_cu_route &r, uint32_t *used, uint32_t tokens, cudaStream_t s);
 
 /* Sets the step's kind: which of its rows take the kernels of decode steps (step_rows.cu). */
-void mm_cu_sort_rows(mm_backend *b, const mm_batch *batch);
+void mm_cu_classify_rows(mm_backend *b, const mm_batch *batch);
 /* Rows [0, singles) are single tokens or verify rows, the rest are prefill chunks. */
 inline uint32_t mm_cu_singles(const mm_backend *b) { return b->step.decode ? b->step.rows : b->step.singles; }
 /* How attention of those rows is cut. */

@@ -1,15 +1,16 @@
-/* Which rows of a step take the kernels of decode steps: single tokens, and verify rows, which are 2 to MM_CU_VERIFY rows of one sequence,
- * each an output. They come before the first span that is neither. A lightning state goes through a chunk's rows in turn, so models that
- * have one have no verify rows. */
+/* Decides which rows of a step take the attention kernels of decode steps: single tokens, and verify rows, which are 2 to MM_CU_VERIFY rows
+ * of one sequence, each an output. They are the spans before the first one that is neither. A lightning state advances row by row, so
+ * models with lightning layers have no verify rows. */
 #include "runtime/cuda/backend.h"
 
-/* Each of the span's rows is an output; *at goes through the outputs, which ascend. */
+/* Returns true if each row of the span is an output. *at: index of the first output not before the span; outputs ascend, and so must
+ * the spans of successive calls. */
 static bool all_wanted(const mm_batch *batch, const mm_span &s, uint32_t *at) {
   while (*at < batch->out_count && batch->out[*at] < s.first) ++*at;
   return batch->out_count - *at >= s.count && batch->out[*at] == s.first && batch->out[*at + s.count - 1] == s.first + s.count - 1;
 }
 
-void mm_cu_sort_rows(mm_backend *b, const mm_batch *batch) {
+void mm_cu_classify_rows(mm_backend *b, const mm_batch *batch) {
   current_step &s = b->step;
   uint32_t rows = 0, at = 0;
   s.single_spans = 0, s.verifies = false;

@@ -5,20 +5,20 @@
 #include "runtime/cuda/core/device.cuh"
 #include "runtime/cuda/core/fp8.h"
 
-/* a / b to nearest, given b's inverse to nearest: two steps of Newton leave the remainder that decides. b normal, the quotient too. */
+/* a / b rounded to nearest, given 1 / b rounded to nearest: two Newton steps. b and the quotient must be normal numbers. */
 __device__ __forceinline__ float divided(float a, float b, float inverse) {
   float q = a * inverse;
   q = fmaf(fmaf(-b, q, a), inverse, q);
   return fmaf(fmaf(-b, q, a), inverse, q);
 }
 
-/* The same for a that is a bf16, in one step: of all 2^7 · 2^23 pairs of significands none differs. Overflow gives infinity. */
+/* The same for a bf16 a, with one Newton step: tested for all 2^7 · 2^23 pairs of significands. Overflow gives infinity. */
 __device__ __forceinline__ float divided_bf16(float a, float b, float inverse) {
   const float q = a * inverse, near = fmaf(fmaf(-b, q, a), inverse, q);
   return isinf(q) ? q : near;
 }
 
-/* The scale of E4M3 numbers of this magnitude. */
+/* The scale that maps the largest magnitude amax to E4M3's largest number, 448. */
 struct act_scale {
   float value, inverse;
   __device__ __forceinline__ explicit act_scale(float amax) { value = __fdiv_rn(fmaxf(amax, 1e-10f), 448.0f), inverse = __frcp_rn(value); }
@@ -28,9 +28,9 @@ struct act_scale {
   }
 };
 
-/* Codes and scale of a group of 128 columns from 16 lanes side by side, eight columns each: q, from `column` on. All 16 lanes call it
- * together; with `keep` they write. */
-__device__ __forceinline__ void encode8(const mm_cu_codes &to, uint32_t row, uint32_t column, uint4 q, bool keep = true) {
+/* Rounds a group of 128 columns to E4M3 codes and their scale: 16 neighbouring lanes, each with eight columns q from `column` on. All 16
+ * lanes call it together; with write false nothing is stored. */
+__device__ __forceinline__ void encode8(const mm_cu_codes &to, uint32_t row, uint32_t column, uint4 q, bool write = true) {
   const uint32_t lanes = 0xffffu << (threadIdx.x & 16);
   uint32_t most = max2(max2(q.x & 0x7fff7fffu, q.y & 0x7fff7fffu), max2(q.z & 0x7fff7fffu, q.w & 0x7fff7fffu));
 #pragma unroll
@@ -38,7 +38,7 @@ __device__ __forceinline__ void encode8(const mm_cu_codes &to, uint32_t row, uin
   const act_scale scale(fmaxf(low(most), high(most)));
   float v[8];
   widen8(v, q);
-  if (!keep) return;
+  if (!write) return;
   *reinterpret_cast<uint2 *>(to.code + (size_t)row * to.pitch + column) = make_uint2(
       scale.codes(v[0], v[1]) | (uint32_t)scale.codes(v[2], v[3]) << 16, scale.codes(v[4], v[5]) | (uint32_t)scale.codes(v[6], v[7]) << 16);
   if (threadIdx.x % 16 == 0) to.scale[(size_t)(column / MM_CU_GROUP) * to.scale_pitch + row] = scale.value;

@@ -1,26 +1,26 @@
-/* The core of a single token's decode products: weight rows, each read once from memory, times one row of activations.
+/* Matrix-vector products of a decode step of one token: weight rows, each read once from memory, times one row of activations.
  *
- * Rows go in fours, every p.blocks-th of which is a block's: so all blocks read near each other, which the memory rewards. An item is 512
- * bytes of each row of a four, 16 a lane and row; a block's items, four by four, are shared out evenly among its warps, each of which has a
- * ring of them on their way to shared memory. No barrier of the block comes between the first item and the last. A row's segments, each
- * padded to 128 columns, follow one another without a gap, so that an item may hold the end of one and several short ones.
+ * Units: a four is four weight rows; block i takes fours i, i + p.blocks, …, so that all blocks read neighbouring addresses at a time. An
+ * item is 512 bytes of each row of a four, 16 of each lane. A block's items, four after four, are divided evenly among its warps; a warp
+ * copies its next Ring::kDepth - 1 items to shared memory while it multiplies one, and the block has no barrier between its first item and
+ * its last. A chunk is 64 bytes of a row, chunk g of an item's eight: the columns of lanes 4g … 4g+3. A segment is w.k columns, padded to
+ * 128; segments follow one another without a gap, so that an item may hold the end of one and several short ones.
  *
- * The product is mma.m16n8k16 turned on its side: a lane's quad, lanes 4g … 4g+3, holds a chunk g of the chunk, of one row as row g of
- * the M side and of another as row g+8, and the activations of the same chunk as column g of the N side. Each lane therefore needs just
- * the activations of its own columns, no weight is moved between lanes, and of the 16 x 8 sums those count that belong to row g or g+8 and
- * column g: lane 4g + g/2 holds both. Codes become f16 in registers, exactly (int4: value + 8); activations are f16 times a power of two of
- * the chunk, or codes under its scale. BF16 weights, and FINE ones once scaled, are multiplied as bf16 with activations as they are.
- * The sums of a row by lanes and warps are added in shared memory in an order that the shape alone decides.
+ * The product is mma.m16n8k16. Lanes 4g … 4g+3 hold chunk g of one row as row g of the M side, that of another row as row g+8, and the
+ * activations of the same chunk as column g of the N side. Each lane therefore needs only the activations of its own columns, and no
+ * weight moves between lanes. Of the 16 x 8 sums only those of row g or g+8 and column g are used: lane 4g + g/2 holds both. Codes become
+ * f16 in registers, exactly (int4: value + 8); activations are f16 times a power of two of the chunk, or codes under its scale. BF16
+ * weights, and FINE ones once scaled, are multiplied as bf16 with activations as they are. A row's sums are added in an
+ * order that depends on the shape alone.
  *
  * A job says what the rows are:
- *   fours(), segments()         a row's k axis is so many segments of w.k
- *   at(four, segment)           where the rows lie for that segment
- *   source(four, segment)       of which weight they are
- *   gap(), behind()           rows from a four's first to its second; from these two to the others
- *   x(segment), times(segment)  the activations, and what their products are multiplied by
- *   rounds()                    activations are rounded to E4M3 in groups of 128
- *   factor(segment)             what activations are multiplied by that are rounded in another way
- *   emit(four, sum[4])          the sums of the rows */
+ *   fours(), segments()         numbers of fours, and of segments of a row's k axis
+ *   at(…), source(four, segment)  matrix and first row of the four in that segment; their weight
+ *   gap(), behind()             rows from a four's first row to its second; from its first to its third
+ *   x(segment), times(segment)  the activations, and the factor of their products
+ *   rounds()                    true: activations are rounded to E4M3 in groups of 128
+ *   factor(segment)             the factor of activations that are rounded in another way
+ *   emit(four, sum[4])          takes the sums of the rows */
 #ifndef MM_CUDA_GEMV_CUH
 #define MM_CUDA_GEMV_CUH
 
@@ -31,10 +31,10 @@
 #include "runtime/cuda/core/weight.cuh"
 
 constexpr uint32_t kFour = 4;
-constexpr int kGemvRegisters = 80; /* of a thread: what is left is room for the small kernels before and after */
+constexpr int kGemvRegisters = 80; /* a thread's: leaves registers for the small kernels that run before and after */
 
 struct four_place {
-  uint32_t matrix, first, rows; /* how many of the four there are */
+  uint32_t matrix, first, rows; /* rows: 1 to 4 of the four exist */
 };
 struct gemv_source {
   const uint8_t *data;
@@ -55,38 +55,38 @@ struct gemv_kind {
   /* Bytes of a row's scales in an item: f32 of its eight chunks, or those of its codes. */
   static constexpr uint32_t kScales = S == MM_CU_COARSE ? 32 : S == MM_CU_NV ? 64 : S == MM_CU_MX ? kLane : 0;
   static constexpr uint32_t kCodes = kFour * 512, kItem = kCodes + kFour * kScales;
-  /* Power of two that the f16 of the codes lack (codec::halves); the factor of an NV weight holds 2^8 of it already. */
+  /* Power of two missing from the codes' f16 (codec::halves); the factor of an NV weight holds 2^8 of it already. */
   static constexpr float kFactor = kOffset ? 0x1p24f : C != MM_CU_E2M1 || S == MM_CU_MX ? 1.0f : 0x1p6f;
   /* E4M3 under MX: a chunk of 64 columns has two scales, so the lanes of a quad share 32 columns, eight each, and then the other 32. */
   static constexpr bool kByScale = C == MM_CU_E4M3 && S == MM_CU_MX;
-  /* The half that a quad takes first: two quads' first halves lie in banks that the next two quads' do not. */
+  /* The half of a chunk that lanes 4g … 4g+3 read first: alternates every two g, so that their banks do not conflict. */
   static __device__ __forceinline__ uint32_t first_half(uint32_t quad) { return quad / 2 % 2; }
 };
 
-/* Warps of a block, items of a warp's ring (more than three make 4-bit codes slower), and shared memory of a block. Where smaller kernels
- * still end, two blocks of the launch might come to one multiprocessor and none to another, for up to half as much again of the time: so a
- * block takes at least more than half of the shared memory. */
+/* Warps of a block, items of a warp's ring (more than three make 4-bit codes slower), and shared memory of a block, at least kLeast: more
+ * than half of a multiprocessor's. Otherwise, while earlier kernels end, two blocks may run on one multiprocessor and none on another,
+ * which takes up to half as long again. */
 template <mm_cu_code C, mm_cu_scale S>
 struct gemv_wide {
   static constexpr uint32_t kWarps = 16, kDepth = C == MM_CU_E4M3 ? 4 : 3, kLeast = 113 * 1024 + 128, kMost = 224 * 1024;
 };
-/* What every device has room for: dispatch.c has the columns. */
+/* Fits every device; dispatch.c has the limit of columns. */
 template <mm_cu_code C, mm_cu_scale S>
 struct gemv_least {
   static constexpr uint32_t kWarps = S == MM_CU_NV ? 10 : 12, kDepth = 2, kLeast = 50 * 1024, kMost = 96 * 1024;
   static_assert(kMost + 3072 <= MM_CU_SHARED_LEAST && kWarps * 32 > MM_CU_MAX_EXPERTS,
-                "with the routing of a token; threads beyond it fill");
+                "with the routing of a token; threads beyond it load activations");
 };
-/* The first of both. */
+/* Returns true if the device takes gemv_wide. */
 inline bool gemv_wide_here() { return hopper() || mm_cu_shared_most() >= MM_CU_ONE_SHARED; }
 
-/* Places in shared memory, and how many fours a warp touches at most. */
+/* Sizes of a launch and offsets in its shared memory. */
 struct gemv_plan {
   uint32_t warps;         /* of a block */
-  uint32_t blocks, lanes; /* of the product; of a row's segment, each with 16 bytes */
-  uint32_t start;         /* the launch's blocks before the product's, where it makes two products side by side */
+  uint32_t blocks, lanes; /* blocks of the product; lanes of a row's segment, each of 16 bytes */
+  uint32_t start;         /* first block of the product in a launch of two products */
   uint32_t per_lane;      /* 2^32 / lanes, rounded up: divides numbers below 2^16 */
-  uint32_t touched;
+  uint32_t touched;       /* fours that a warp has items of, at most */
   uint32_t x, back, sums, shared;
   bool rounds; /* kRound: the inputs are not rounded yet */
   rounder how; /* gemv_rounder */
@@ -94,8 +94,7 @@ struct gemv_plan {
   __device__ __forceinline__ uint32_t block() const { return blockIdx.x - start; }
 };
 
-/* For so many fours: the given number of blocks, one a multiprocessor; more where the rows are so many that their sums would not
- * fit. */
+/* Takes the given number of blocks, one for each multiprocessor; more where the sums of so many fours would not fit. */
 template <mm_cu_code C, mm_cu_scale S, class Ring>
 gemv_plan plan_gemv(const mm_cu_weight &w, uint32_t fours, uint32_t segments, uint32_t blocks = multiprocessors()) {
   constexpr uint32_t kWarps = Ring::kWarps, kSums = kWarps * kFour * 32;
@@ -120,25 +119,25 @@ bool gemv_rounds(const mm_cu_weight &w, mm_cu_kernel kernel) {
   return mm_cu_rounds_inside(kernel, &w) && !converts;
 }
 
-/* Kernels that make several products hold one way of rounding for each scheme (mm_cu_rounds_joined): gemv_rounder, or under COARSE scales
- * gemv_convert's of groups of 128. */
+/* Kernels that make several products contain one way of rounding for each scheme (mm_cu_rounds_joined): gemv_rounder, or under COARSE
+ * scales gemv_convert's groups of 128. */
 template <mm_cu_scale S>
 constexpr bool kJoinedRounds = S == MM_CU_NV || S == MM_CU_MX;
 
-/* As copy16_to, and the rest of the 128 bytes to the L2 cache; where !valid nothing is read. */
+/* As copy16_to; also prefetches the rest of the 128-byte line to the L2 cache. !valid: reads nothing, stores zeros. */
 __device__ __forceinline__ void copy16_line(uint32_t shared, const void *global, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(shared), "l"(global), "r"(valid ? 16 : 0),
                "l"(kReadOnce)
                : "memory");
 }
 
-/* kBytes: 4 or 8; where !valid zeros. */
+/* kBytes: 4 or 8. !valid: reads nothing, stores zeros. */
 template <int kBytes>
 __device__ __forceinline__ void copy_few_to(uint32_t shared, const void *global, bool valid) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared), "l"(global), "n"(kBytes), "r"(valid ? kBytes : 0) : "memory");
 }
 
-/* The segment that a lane of a four's items lies in, and its place there. */
+/* The segment of a four's lane `at`, and the lane's index there. */
 struct gemv_place {
   uint32_t segment, lane;
   __device__ __forceinline__ gemv_place(const gemv_plan &p, uint32_t at) {
@@ -146,11 +145,11 @@ struct gemv_place {
   }
 };
 
-/* The next fetch of a warp, of `left` items. */
+/* Copies a warp's items, one a call, to shared memory; `left` are to come. */
 template <mm_cu_code C, mm_cu_scale S, class Job>
 struct gemv_fetch {
   using kind = gemv_kind<C, S>;
-  /* A lane brings kCopy bytes of scales, of kCopied lanes and one row; kCopies lanes bring a row's. */
+  /* A lane copies kCopy bytes of one row's scales, those of kCopied lanes; kCopies lanes copy all scales of a row in an item. */
   static constexpr uint32_t kCopy = kind::kScales == 64 ? 8 : 4, kCopies = kind::kScales ? kind::kScales / kCopy : 1,
                             kCopied = 32 / kCopies;
   const mm_cu_weight &w;
@@ -175,7 +174,7 @@ struct gemv_fetch {
         four(first),
         item(in),
         lane(plan.lanes) {}
-  /* Behind the last segment: its own rows, with a lane that lies behind their end. */
+  /* Finds the lane's segment. Past the last segment: its rows, with a lane index past their end, so that nothing is read. */
   __device__ __forceinline__ void find() {
     const uint32_t own = threadIdx.x % 32, last = job.segments() - 1;
     const gemv_place at(p, item * 32 + own);
@@ -196,7 +195,7 @@ struct gemv_fetch {
       }
     }
   }
-  /* The lane's part to `to` of an item's place. */
+  /* Copies the lane's part of the next item to shared memory at `to`. own: the lane. */
   __device__ __forceinline__ void operator()(uint32_t to, uint32_t own) {
     if (left) {
       if (lane >= p.lanes || (kind::kScales > 0 && copied * kCopied >= p.lanes)) find();
@@ -225,8 +224,8 @@ struct gemv_fetch {
 
 extern __shared__ __align__(16) uint8_t gemv_shared[];
 
-/* Activations come as pieces of eight columns, are stored to shared memory as they are and converted there, so that little code, which each
- * layer fetches again, does it. Piece q of a lane of item c lies at x[(c · kX + q) · 32 + lane]; kByScale: its piece of the half that
+/* Activations are stored to shared memory as pieces of eight columns and converted there, which keeps the code short: each layer fetches it
+ * again. Piece q of a lane of item c lies at x[(c · kX + q) · 32 + lane]; kByScale: its piece of the half that
  * it takes first, then of the other one. */
 template <mm_cu_code C, mm_cu_scale S>
 __device__ __forceinline__ uint4 *gemv_piece(const gemv_plan &p, uint32_t i) {
@@ -251,7 +250,7 @@ __device__ __forceinline__ uint32_t gemv_all_pieces(const gemv_plan &p, const Jo
 template <mm_cu_code C, mm_cu_scale S>
 struct gemv_rounder {
   rounder how;
-  uint32_t *most; /* of 16 pieces each */
+  uint32_t *most; /* largest magnitude of each 16 pieces */
   uint32_t each, segment = ~0u;
   float row = 1; /* the segment's scale */
 
@@ -260,7 +259,7 @@ struct gemv_rounder {
     if (S == MM_CU_NV) how.format = {MM_CODE_E2M1, 16, MM_F8_E4M3, true};
     if (S == MM_CU_MX) how.format = {C == MM_CU_E2M1 ? MM_CODE_E2M1 : MM_CODE_E4M3, 32, MM_F8_E8M0, false};
   }
-  /* Of pieces that the calling threads, from `first` on, have stored: before operator() where scales are of whole rows. */
+  /* Finds the largest magnitudes of the pieces that threads from `first` on have stored: before operator() if scales are of rows. */
   template <class Job>
   __device__ __forceinline__ void find_largest(const gemv_plan &p, const Job &job, uint32_t first) const {
     const uint32_t total = gemv_all_pieces<C, S>(p, job), step = blockDim.x - first;
@@ -274,7 +273,7 @@ struct gemv_rounder {
     }
     asm volatile("bar.sync 2, %0;" ::"r"(step) : "memory");
   }
-  /* The scale of the row that piece i is of, by the 16 lanes of a unit. */
+  /* Sets the scale of the row of piece i; called by the 16 lanes of a unit together. */
   __device__ __forceinline__ void find_row(uint32_t i, uint32_t of) {
     uint32_t top = 0;
     if (!__any_sync(0xffffffffu, of != segment)) return;
@@ -287,7 +286,7 @@ struct gemv_rounder {
     }
     row = how.row_scale(__uint_as_float(top));
   }
-  /* Piece i, q, of a whole warp's. */
+  /* Rounds piece i, whose columns are q; called by whole warps. */
   template <class Job>
   __device__ __forceinline__ uint4 operator()(const Job &job, uint32_t i, uint4 q) {
     const uint32_t of = min(i / each, job.segments() - 1);
@@ -319,8 +318,8 @@ struct gemv_rounder {
   }
 };
 
-/* Pieces that the calling thread has stored: threadIdx.x - first + j · step. back: the inverse scales of each chunk's eight chunks,
- * times job.times(segment), each with its offset if there is one. Warps call it whole. */
+/* Converts the pieces that the calling thread has stored (threadIdx.x - first + j · step) to what the product multiplies. back: the inverse
+ * scales of each item's eight chunks, times job.times(segment), each with its offset under kOffset. Called by whole warps. */
 template <mm_cu_code C, mm_cu_scale S, bool kRound, class Job>
 __device__ __forceinline__ void gemv_convert(const gemv_plan &p, const Job &job, uint32_t first) {
   using kind = gemv_kind<C, S>;
@@ -328,7 +327,7 @@ __device__ __forceinline__ void gemv_convert(const gemv_plan &p, const Job &job,
   const bool rounds = kRound && p.rounds;
   if (!kind::kHalf && !kRound) return;
   if (rounds) rounded.find_largest(p, job, first);
-  constexpr uint32_t kStretch = kind::kLane / 2; /* pieces of a chunk */
+  constexpr uint32_t kChunkPieces = kind::kLane / 2; /* pieces of a chunk */
   float *const back = reinterpret_cast<float *>(gemv_shared + p.back);
   const uint32_t each = gemv_pieces<C, S>(p), total = gemv_all_pieces<C, S>(p, job);
 #pragma unroll(kRound ? 1 : 2)
@@ -352,7 +351,7 @@ __device__ __forceinline__ void gemv_convert(const gemv_plan &p, const Job &job,
       inverse = scale.value;
     } else {
 #pragma unroll
-      for (uint32_t m = 1; m < kStretch; m <<= 1) largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, m));
+      for (uint32_t m = 1; m < kChunkPieces; m <<= 1) largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, m));
       const half_scale scale(largest);
 #pragma unroll
       for (int c = 0; c < 4; c++) q[c] = scale.convert(q[c]);
@@ -367,18 +366,19 @@ __device__ __forceinline__ void gemv_convert(const gemv_plan &p, const Job &job,
         sum += (c % 2 ? 16.0f : 1.0f) * (f.x + f.y);
       }
 #pragma unroll
-      for (uint32_t m = 1; m < kStretch; m <<= 1) sum += __shfl_xor_sync(0xffffffffu, sum, m);
-      if (i % kStretch == 0) back[i / kStretch * 2 + 1] = sum * 0x1p-21f; /* 8 · 2^-24 */
+      for (uint32_t m = 1; m < kChunkPieces; m <<= 1) sum += __shfl_xor_sync(0xffffffffu, sum, m);
+      if (i % kChunkPieces == 0) back[i / kChunkPieces * 2 + 1] = sum * 0x1p-21f; /* 8 · 2^-24 */
     }
-    if (i % kStretch == 0) back[i / kStretch * kind::kBack] = inverse * (kind::kFactor * job.times(min(i / each, job.segments() - 1)));
+    if (i % kChunkPieces == 0)
+      back[i / kChunkPieces * kind::kBack] = inverse * (kind::kFactor * job.times(min(i / each, job.segments() - 1)));
     place = make_uint4(q[0], q[1], q[2], q[3]);
   }
 }
 
-/* All activations, by threads from `first` on, a warp's first. */
+/* Loads and converts all activations, by threads from `first` on, a multiple of 32. */
 template <mm_cu_code C, mm_cu_scale S, bool kRound, class Job>
 __device__ __forceinline__ void gemv_fill(const mm_cu_weight &w, const gemv_plan &p, const Job &job, uint32_t first) {
-  constexpr uint32_t kAtOnce = 4; /* a thread's loads on their way */
+  constexpr uint32_t kAtOnce = 4; /* loads in flight of a thread */
   const uint32_t each = gemv_pieces<C, S>(p), total = gemv_all_pieces<C, S>(p, job), step = blockDim.x - first;
 #pragma unroll 1
   for (uint32_t from = threadIdx.x - first; from < total; from += kAtOnce * step) {
@@ -400,7 +400,7 @@ __device__ __forceinline__ void gemv_fill(const mm_cu_weight &w, const gemv_plan
 
 __device__ __forceinline__ float exponent_value(uint32_t e) { return __uint_as_float(e == 0 ? 0x00400000u : e << 23); }
 
-/* MX of E2M1: what brings the codes' f16 of a lane to the largest scale of its quad, twice in f16, and that scale. */
+/* MX of E2M1: the factor that brings a lane's f16 codes to the largest scale of lanes 4g … 4g+3, in both halves, and that scale. */
 struct quad_power {
   uint32_t half;
   float most;
@@ -414,8 +414,8 @@ struct quad_power {
   }
 };
 
-/* acc += the products of the item at `item`, with the activations at x and back; lanes 4g + g/2 alone have sums. FINE: `place` says whose
- * scales, `k` is the lane's first column. */
+/* acc += the products of the item at `item` and the activations at x and back; only lanes 4g + g/2 hold sums. FINE: `place` has the rows of
+ * the scales, `k` is the lane's first column. */
 template <mm_cu_code C, mm_cu_scale S, class Job>
 __device__ __forceinline__ void gemv_add(float (&acc)[kFour], const uint8_t *item, const uint4 *x, const float *back, const mm_cu_weight &w,
                                          const Job &job, const four_place &place, uint32_t k) {
@@ -516,7 +516,7 @@ __device__ __forceinline__ void gemv_add(float (&acc)[kFour], const uint8_t *ite
 
 /* ---- a block ---- */
 
-/* Emits the sums of the block's fours over its warps. span: of each warp the first and the last four that it has a part in. */
+/* Adds the sums of the block's fours over its warps and emits them. span: of each warp the first and the last four that it has items of. */
 template <class Ring, class Job>
 __device__ __forceinline__ void gemv_emit(const gemv_plan &p, const Job &job, const uint2 *span, uint32_t mine, uint32_t each) {
   const float *const sums = reinterpret_cast<const float *>(gemv_shared + p.sums);
@@ -539,7 +539,7 @@ __device__ __forceinline__ void gemv_emit(const gemv_plan &p, const Job &job, co
   }
 }
 
-/* ready(): called once the first weights are on their way; returns when the activations lie in shared memory. */
+/* The whole product. ready(): called once the copies of the first weights are issued; returns when the activations lie in shared memory. */
 template <mm_cu_code C, mm_cu_scale S, class Ring, class Job, class Ready>
 __device__ __forceinline__ void gemv_rows(const mm_cu_weight &w, const gemv_plan &p, const Job &job, const Ready &ready) {
   using kind = gemv_kind<C, S>;
@@ -552,7 +552,7 @@ __device__ __forceinline__ void gemv_rows(const mm_cu_weight &w, const gemv_plan
   const uint32_t each = (job.segments() * p.lanes + 31) / 32, items = mine * each;
   const uint32_t first = items * warp / kWarps, end = items * (warp + 1) / kWarps;
   const uint32_t before = first / max(each, 1); /* fours of the block */
-  __shared__ uint2 span[kWarps];                /* of each warp, the first and the last of the block's fours that it has a part in */
+  __shared__ uint2 span[kWarps];                /* of each warp, the first and the last of the block's fours that it has items of */
   if (lane == 0) span[warp] = first < end ? make_uint2(before, (end - 1) / each) : make_uint2(1, 0);
   uint32_t four = before * p.blocks + p.block(), in = first - before * each, left = end - first;
   gemv_fetch<C, S, Job> fetch(w, job, p, left, four, in, each);
@@ -562,13 +562,13 @@ __device__ __forceinline__ void gemv_rows(const mm_cu_weight &w, const gemv_plan
   float acc[kFour] = {};
   const uint4 *at = x + in * (kind::kX * 32) + lane;
   const float *inverse = back + (in * 8 + g) * kind::kBack;
-  uint32_t ahead = Ring::kDepth - 1; /* items to fetch before the first is multiplied; here, so that the code is there once */
+  uint32_t ahead = Ring::kDepth - 1; /* items to fetch before the first is multiplied; in the loop, so that the code exists once */
 #pragma unroll 1
   while (true) {
     if (ahead == 0) {
       if (!left) break;
       copy_wait<Ring::kDepth - 2>();
-      __syncwarp(); /* the scales have come, and the item before is read */
+      __syncwarp(); /* the scales are complete, and all lanes have read the item before */
     }
     fetch(free, lane);
     if (ahead > 0) {
