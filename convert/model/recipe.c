@@ -289,7 +289,7 @@ bool mm_recipe_choose(mm_recipe *r, mm_kind kind, const char *const *names, cons
     if (!chosen) *scheme = o->scheme;
     chosen = true;
   }
-  if ((kind == MM_KIND_KEEP || kind == MM_KIND_KV_SCALE) && *scheme)
+  if ((kind == MM_KIND_PASS_THROUGH || kind == MM_KIND_KV_SCALE) && *scheme)
     return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, names[0]),
                    "found a pattern that gives it %s, expected norms, routers, biases and KV scales to be kept", (*scheme)->name);
   if (kind == MM_KIND_KV_SCALE && r->kv_scales == MM_KV_F32) *scheme = mm_scheme_plain(MM_F32);

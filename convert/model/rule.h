@@ -40,12 +40,12 @@ typedef enum mm_divide {
 
 /* The purpose of a tensor; decides whether a scheme applies to it. */
 typedef enum mm_kind {
-  MM_KIND_KEEP,    /* norms, router, bias: always stored as they come */
-  MM_KIND_EMBED,   /* embedding and head: kept unless asked */
-  MM_KIND_INDEX,   /* projections of the index branch: the same */
-  MM_KIND_LINEAR,  /* projections of attention, of dense MLPs and of shared experts */
-  MM_KIND_EXPERT,  /* expert projections */
-  MM_KIND_KV_SCALE /* of a quantised KV cache: kept, or as the recipe says */
+  MM_KIND_PASS_THROUGH, /* norms, router, bias: always in the source's type */
+  MM_KIND_EMBED,        /* embedding and head: in the source's type unless the recipe names them */
+  MM_KIND_INDEX,        /* projections of the index branch: the same */
+  MM_KIND_LINEAR,       /* projections of attention, of dense MLPs and of shared experts */
+  MM_KIND_EXPERT,       /* expert projections */
+  MM_KIND_KV_SCALE      /* of a quantised KV cache: as stored, or as --kv-scales says */
 } mm_kind;
 
 typedef enum mm_layer_filter {

@@ -70,7 +70,7 @@ static bool share_global(mm_planner *b, const mm_plan_tensor *pt, const mm_pack_
 /* A quantised head or embedding that no rule names becomes BF16, a router F32: engines compute with them so. */
 static const mm_scheme *unquantised(const mm_planner *b, const mm_plan_tensor *pt) {
   const mm_kind kind = pt->rule[0]->kind;
-  if (b->hf->manifest || mm_is_plain(&pt->matrix[0]) || (kind != MM_KIND_EMBED && kind != MM_KIND_KEEP)) return NULL;
+  if (b->hf->manifest || mm_is_plain(&pt->matrix[0]) || (kind != MM_KIND_EMBED && kind != MM_KIND_PASS_THROUGH)) return NULL;
   return mm_scheme_plain(kind == MM_KIND_EMBED ? MM_BF16 : MM_F32);
 }
 
@@ -353,7 +353,7 @@ static bool find_prefix(mm_planner *b) {
 
 /* A tensor that is copied as it is, as a vector of its elements. */
 static bool pass_tensor(mm_planner *b, mm_hf_tensor *t) {
-  static const mm_rule rule = {"", "", MM_DIM_NONE, MM_DIM_NONE, MM_WHOLE, MM_KIND_KEEP, MM_ANY_LAYER};
+  static const mm_rule rule = {"", "", MM_DIM_NONE, MM_DIM_NONE, MM_WHOLE, MM_KIND_PASS_THROUGH, MM_ANY_LAYER};
   mm_plan *p = b->p;
   uint64_t n = 0;
   const mm_scheme *scheme = mm_scheme_plain(t->dtype);

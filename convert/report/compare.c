@@ -82,10 +82,10 @@ void mm_error_merge(mm_tensor_error *to, const mm_tensor_error *e) {
   to->most_scale = fmax(to->most_scale, e->most_scale);
 }
 
-void mm_error_rank(mm_tensor_error *stack, const mm_tensor_error *lead, uint32_t number) {
-  double db = mm_sqnr_db(lead);
-  if (stack->leads++ > 0 && db >= stack->worst_db) return;
-  stack->worst_lead = number;
+void mm_error_add_expert(mm_tensor_error *stack, const mm_tensor_error *expert, uint32_t number) {
+  double db = mm_sqnr_db(expert);
+  if (stack->experts++ > 0 && db >= stack->worst_db) return;
+  stack->worst_expert = number;
   stack->worst_db = db;
 }
 
@@ -191,7 +191,7 @@ static void add_steps(const mm_plan *plan, const mm_tensor_error *sum, mm_tensor
     for (next = i; next < plan->step_count && plan->step[next].tensor == s->tensor && plan->step[next].lead == s->lead; next++)
       mm_error_merge(&lead, &sum[next]);
     mm_error_merge(to, &lead);
-    if (plan->pack.tensor[s->tensor].lead && lead.count > 0) mm_error_rank(to, &lead, s->lead);
+    if (plan->pack.tensor[s->tensor].lead && lead.count > 0) mm_error_add_expert(to, &lead, s->lead);
   }
 }
 

@@ -5,20 +5,20 @@
 #include "convert/plan/plan.h"
 #include "loader/shards.h"
 
-/* Sums over the weights that the ranks in the directory hold, each once, however many of them hold it: the figures do not hang on the cut.
- * Limit: where ranks are absent, `nonfinite` also counts weights of theirs in rows that are decoded together with those of a rank that is
- * there. w is the source's, v the packed one. */
+/* Error sums of a tensor. Each weight that some rank in the directory holds counts once, however many ranks hold it, so the figures do not
+ * depend on the number of ranks. Limit: if ranks are absent, `nonfinite` also counts their weights in rows that are decoded together with
+ * rows of a present rank. w: a source weight; v: the packed one. */
 typedef struct mm_tensor_error {
-  double signal, noise, packed, product; /* Σ w², Σ (v - w)², Σ v², Σ v·w over the finite ones */
+  double signal, noise, packed, product; /* Σ w², Σ (v - w)², Σ v², Σ v·w over finite weights */
   double max_abs;                        /* max |v - w| */
   uint64_t count;                        /* elements compared */
-  uint64_t clipped;                      /* further from w than half the format's largest step: w lay beyond the last code */
-  uint64_t beyond;                       /* of those clipped: not the last code, or one on the other side of w: no packer gives them */
-  uint64_t flushed;                      /* w is not 0, v is */
-  uint64_t nonfinite;                    /* NaN or infinite in the source (read as 0 if that allows them), or as packed (in no sum) */
-  double least_scale, most_scale;        /* magnitudes of the scales met; 0 and 0 where there are none */
-  uint32_t leads, worst_lead;            /* of a stack: experts compared, 0 else; the one with the least SQNR, the first among equals */
-  double worst_db;                       /* its SQNR; infinity where it is exact */
+  uint64_t clipped;                      /* |v - w| is more than half of the format's largest step: w was beyond the last code */
+  uint64_t beyond;                /* of those: v is not the last code, or has the other sign: a wrong code, which no rounding gives */
+  uint64_t flushed;               /* w is not 0, v is */
+  uint64_t nonfinite;             /* NaN or infinite in the source (read as 0 under --allow-nonfinite) or in the packed tensor; in no sum */
+  double least_scale, most_scale; /* smallest and largest magnitude of the scales; both 0 if there are none */
+  uint32_t experts, worst_expert; /* of stacked experts: how many were compared (0: not stacked), and the first one with the least SQNR */
+  double worst_db;                /* its SQNR; infinity if it is exact */
 } mm_tensor_error;
 
 /* 10·log10(signal/noise); infinity without error. */
@@ -48,15 +48,17 @@ typedef struct mm_error_row {
  * opened to allow that. Scales are not looked at. */
 MM_MUST_USE bool mm_compare_unsharded(const mm_plan *plan, mm_hf *made, unsigned threads, mm_error_row **rows, size_t *count, mm_err *err);
 
-/* --- between compare.c and compare_unsharded.c --- */
+/* --- shared by compare.c and compare_unsharded.c --- */
+/* Adds the sums of e. */
 void mm_error_merge(mm_tensor_error *to, const mm_tensor_error *e);
-/* Counts one entry of a stack, whose own sums are `lead`'s. */
-void mm_error_rank(mm_tensor_error *stack, const mm_tensor_error *lead, uint32_t number);
-/* n weights: w of the source, v packed, and what v was multiplied with; step is 0 and scale not read where there is none. `top` is the
- * least magnitude of a last code. */
+/* Counts expert `number` of a stack, whose own sums are in `expert`. */
+void mm_error_add_expert(mm_tensor_error *stack, const mm_tensor_error *expert, uint32_t number);
+/* Of a code, before its scale: the largest distance of two neighbours (0: the tensor has no scales), and the smaller magnitude of its two
+ * last codes. */
 typedef struct mm_code_steps {
   double step, top;
 } mm_code_steps;
+/* Adds n weights: w of the source, v of the packed tensor, scale[n] that v was multiplied with; not read if step is 0. */
 void mm_error_add(mm_tensor_error *sum, const float *w, const float *v, const float *scale, uint32_t n, mm_code_steps c);
 
 #endif

@@ -118,7 +118,7 @@ static void add_up(const pair *p, size_t n, mm_error_row *rows) {
     mm_tensor_error one = {0}, *to = &rows[p[i].row].e;
     for (next = i; next < n && p[next].row == p[i].row && p[next].expert == p[i].expert; next++) mm_error_merge(&one, &p[next].e);
     mm_error_merge(to, &one);
-    if (strstr(rows[p[i].row].name, ".experts.")) mm_error_rank(to, &one, p[i].expert);
+    if (strstr(rows[p[i].row].name, ".experts.")) mm_error_add_expert(to, &one, p[i].expert);
   }
 }
 

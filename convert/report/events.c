@@ -1,4 +1,4 @@
-/* Events as lines of JSON. */
+/* Writes events as lines of JSON (events.h, minimax-convert --events). The first failed write is reported by mm_events_close. */
 #include "convert/report/events.h"
 
 #include <errno.h>

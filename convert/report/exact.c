@@ -105,7 +105,7 @@ bool mm_exact_bounds(const mm_plan *plan, const mm_shards *s, const mm_tensor_er
   for (size_t i = 0; i < s->pack.tensor_count; i++) {
     const mm_scheme *scheme = plan->tensor[i].scheme;
     if (scheme->code == MM_CODE_PLAIN || e[i].count == 0 || e[i].noise == 0 || mm_exact_again(plan, &s->pack, i)) continue;
-    const double least = (double)scheme->sqnr / 3, db = fmin(mm_sqnr_db(&e[i]), e[i].leads ? e[i].worst_db : (double)INFINITY);
+    const double least = (double)scheme->sqnr / 3, db = fmin(mm_sqnr_db(&e[i]), e[i].experts ? e[i].worst_db : (double)INFINITY);
     const bool near = e[i].beyond == 0 || plan->recipe.method == MM_METHOD_GPTQ; /* which moves weights to make up for others' errors */
     if (near && db >= least) continue;
     return mm_fail(

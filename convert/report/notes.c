@@ -47,6 +47,6 @@ void mm_report_notes(FILE *f, const mm_hf *hf, const mm_plan *p) {
   if ((n = unquantised(p, MM_KIND_EMBED, &pt)))
     fprintf(f, "note: \"%s\" is %s in the source and stored as %s; --head or --override names another scheme (tensors: %zu)\n",
             pt->rule[0]->ours, pt->matrix[0].encoding->name, pt->scheme->name, n);
-  if ((n = unquantised(p, MM_KIND_KEEP, &pt)))
+  if ((n = unquantised(p, MM_KIND_PASS_THROUGH, &pt)))
     fprintf(f, "note: routers are %s in the source and stored as %s (tensors: %zu)\n", pt->matrix[0].encoding->name, pt->scheme->name, n);
 }

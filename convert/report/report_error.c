@@ -48,7 +48,7 @@ static void figures_of(const mm_tensor_error *e, bool unscaled, figure out[FIGUR
 }
 
 /* A stack of experts of which some are not exact. */
-static bool has_worst(const mm_tensor_error *e) { return e->leads > 0 && isfinite(e->worst_db); }
+static bool has_worst(const mm_tensor_error *e) { return e->experts > 0 && isfinite(e->worst_db); }
 
 static mm_json *row_json(const mm_error_row *x, bool unscaled) {
   figure f[FIGURES];
@@ -60,7 +60,7 @@ static mm_json *row_json(const mm_error_row *x, bool unscaled) {
   for (int i = 0; i < FIGURES; i++)
     if (!isnan(f[i].value)) mm_json_set(o, f[i].name, mm_json_new_real(f[i].value));
   if (has_worst(&x->e))
-    MM_JSON_PUT(o, {"worst_expert", mm_json_new_int(x->e.worst_lead)}, {"worst_expert_sqnr_db", mm_json_new_real(x->e.worst_db)});
+    MM_JSON_PUT(o, {"worst_expert", mm_json_new_int(x->e.worst_expert)}, {"worst_expert_sqnr_db", mm_json_new_real(x->e.worst_db)});
   return o;
 }
 
@@ -105,7 +105,7 @@ void mm_report_csv(FILE *f, const mm_error_report *r) {
     if (isfinite(db)) fprintf(f, "%.17g", db);
     for (int j = 0; j < FIGURES; j++) isnan(x[j].value) ? fputs(",", f) : fprintf(f, ",%.17g", x[j].value);
     if (has_worst(&row->e))
-      fprintf(f, ",%u,%.17g\n", row->e.worst_lead, row->e.worst_db);
+      fprintf(f, ",%u,%.17g\n", row->e.worst_expert, row->e.worst_db);
     else
       fputs(",,\n", f);
   }

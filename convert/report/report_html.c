@@ -187,7 +187,7 @@ static void put_cell(FILE *f, const columns *c, const mm_error_row *row) {
   const char **column = bsearch(&k, c->kind, c->count, sizeof *c->kind, mm_by_text);
   const mm_tensor_error *e = &row->e;
   size_t x = LEFT + (size_t)(column - c->kind) * CELL_W;
-  bool split = e->leads > 0 && !mm_error_exact(e);
+  bool split = e->experts > 0 && !mm_error_exact(e);
   fprintf(f, "<rect x=\"%zu\" y=\"%ld\" width=\"%d\" height=\"%d\" fill=\"", x, HEAD + layer * CELL_H, CELL_W - 1 - (split ? WORST_W : 0),
           CELL_H - 1);
   put_tensor_colour(f, e);
@@ -202,7 +202,7 @@ static void put_cell(FILE *f, const columns *c, const mm_error_row *row) {
   put_colour(f, e->worst_db);
   fputs("\"><title>", f);
   put_text(f, row->name);
-  fprintf(f, ", expert %u, the worst: %.2f dB</title></rect>\n", e->worst_lead, e->worst_db);
+  fprintf(f, ", expert %u, the worst: %.2f dB</title></rect>\n", e->worst_expert, e->worst_db);
 }
 
 static bool put_map(FILE *f, const mm_error_report *r) {
@@ -245,7 +245,7 @@ static void put_row(FILE *f, const mm_error_row *x, bool unscaled) {
   fputs("\"></span> ", f);
   put_sqnr(f, &x->e, "");
   fputs("<td>", f);
-  if (x->e.leads > 0 && isfinite(x->e.worst_db)) fprintf(f, "%u: %.2f", x->e.worst_lead, x->e.worst_db);
+  if (x->e.experts > 0 && isfinite(x->e.worst_db)) fprintf(f, "%u: %.2f", x->e.worst_expert, x->e.worst_db);
   fprintf(f, "<td>%.3g<td>%.3g<td>%.7f<td>", mm_rmse(&x->e), x->e.max_abs, mm_cosine(&x->e));
   if (!unscaled) fprintf(f, "%.3g %%", 100 * (double)x->e.clipped / n);
   fprintf(f, "<td>%.3g %%<td>", 100 * (double)x->e.flushed / n);

@@ -59,9 +59,9 @@ typedef struct mm_message {
   const int32_t *sampled; /* [sampled_count] */
   size_t sampled_count;
   mm_str call_id; /* of tools: the call that this answers; may be absent */
-  /* User messages only: set for a later system message that is shown as the user's. It does not count as the last user message, after
+  /* User messages only: it was a system message after the first, shown as a user's. It does not count as the last user message, after
    * which M2 keeps the reasoning. */
-  bool aside;
+  bool as_user;
 } mm_message;
 
 /* A tool as JSON: {"type": "function", "function": {"name": …, "description": …, "parameters": {…}}} or the function's object alone.

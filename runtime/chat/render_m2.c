@@ -145,7 +145,7 @@ bool mm_render_m2(mm_renderer *r) {
   const mm_message *last_user = NULL;
   bool called = false;
   for (size_t i = 0; i < c->message_count; i++)
-    if (c->message[i].role == MM_ROLE_USER && !c->message[i].aside) last_user = &c->message[i];
+    if (c->message[i].role == MM_ROLE_USER && !c->message[i].as_user) last_user = &c->message[i];
   if (!put_system(r)) return false;
   for (size_t i = system_of(c) != NULL; i < c->message_count; i++)
     if (!put_message(r, &c->message[i], last_user, &called)) return false;

@@ -124,7 +124,7 @@ static entry *find(mm_replay *r, const mm_digest *key) {
   return e;
 }
 
-bool mm_replay_keep(mm_replay *r, const mm_message *m, const int32_t *id, size_t count, mm_err *err) {
+bool mm_replay_add(mm_replay *r, const mm_message *m, const int32_t *id, size_t count, mm_err *err) {
   mm_digest key;
   if (!count || count > r->max_tokens || !key_of(m, &key)) return true;
   entry *e = find(r, &key);

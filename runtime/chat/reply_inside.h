@@ -12,7 +12,7 @@
 
 typedef enum mm_marker { MM_MARK_THINK, MM_MARK_THINK_END, MM_MARK_CALLS, MM_MARK_CALLS_END, MM_MARKERS } mm_marker;
 
-/* Where the block parsers are; each uses its own. */
+/* States of the parsers of tool calls; each format uses some. */
 typedef enum mm_reply_block {
   MM_BLOCK_NONE,  /* in prose */
   MM_BLOCK_START, /* after the opening tag; `shown` is the tag and the white space so far */
@@ -31,8 +31,8 @@ typedef struct mm_reply_object {
   unsigned depth;       /* braces and brackets */
   bool quoted, escaped; /* in a string */
   bool ended;           /* the arguments have ended */
-  bool tried;           /* it may not become a call before its end any more, or is one */
-  size_t sent;          /* bytes of it that were passed on, once it is a call */
+  bool tried;           /* it has become a call, or cannot before its end */
+  size_t sent;          /* bytes of it that were sent as arguments */
 } mm_reply_object;
 
 struct mm_reply {
@@ -48,22 +48,22 @@ struct mm_reply {
   uint32_t reasoning_tokens, calls;
   /* Prose. */
   bool reasoning;   /* else content */
-  bool fresh;       /* nothing but white space so far: it is in `held` */
+  bool fresh;       /* only white space so far, which is in `held` */
   bool silent;      /* no event yet */
   bool quoting;     /* in a <think> that is content: calls are not calls */
   bool append_open; /* append_think: the reasoning is open */
-  unsigned lead;    /* so many newlines at the start are the template's */
+  unsigned lead;    /* newlines at the start that belong to the template */
   mm_text held;     /* white space that may be dropped */
   /* Blocks. */
   mm_reply_block block;
-  mm_text shown;     /* the opening tag, until a call shows that it was one */
-  bool literal;      /* it was shown as content */
+  mm_text shown;     /* the opening tag, until a call follows it */
+  bool literal;      /* the tag was sent as content, since no call followed */
   mm_text in;        /* not yet parsed */
   mm_text name, key; /* of the call and parameter at hand */
   mm_text value;     /* M2, M3: of a parameter whose type is not known before its end; M1: the object */
   mm_text raw;       /* M3: the call as it was written */
-  mm_text within;    /* M3: names of the elements that are open in the parameter, behind each a ">" */
-  unsigned levels;   /* M3: how many they are */
+  mm_text within;    /* M3: names of the open elements in the parameter, each followed by ">" */
+  unsigned levels;   /* M3: number of these */
   mm_text given;     /* M2: names of the parameters of the call so far, with a ">" before, between and after them */
   size_t scan;       /* M2: bytes of `in` that were looked at for the end of the value */
   size_t maybe;      /* M2: where the next parameter may begin in `in` without an end of this one; SIZE_MAX: nowhere */
@@ -75,9 +75,10 @@ struct mm_reply {
   mm_reply_object object;
 };
 
-/* Sends an event; of no bytes only where it ends a call. */
+/* Sends an event; n is 0 only for MM_REPLY_CALL_END. */
 void mm_reply_emit(mm_reply *r, mm_reply_kind kind, const char *text, size_t n);
-/* In a block: r->in has more text; a marker comes, true: it is text; the block or the reply ends, whole or cut off. */
+/* A format's parser of tool calls. text: parses what r->in has gained. marker: returns true if this marker is plain text here. end: the
+ * block or the reply ends; whole: it was not cut off. */
 void mm_block_m2_text(mm_reply *r);
 bool mm_block_m2_marker(const mm_reply *r, mm_marker m);
 void mm_block_m2_end(mm_reply *r, bool whole);
@@ -88,7 +89,7 @@ void mm_block_m1_text(mm_reply *r);
 bool mm_block_m1_marker(const mm_reply *r, mm_marker m);
 void mm_block_m1_end(mm_reply *r, bool whole);
 
-/* White space, then the tag, at the start of a text: yes, no, or not enough text yet; *used: bytes of both. */
+/* Returns whether the text begins with white space and the tag, or may once it is longer; *used: bytes of both. */
 mm_tag_match mm_tag_behind(const char *text, size_t n, const char *tag, size_t *used);
 
 /* Parts of arguments that M2 and M3 write into r->fragment: `{"key": ` or `, "key": ` of r->key, and a piece of a string with its
@@ -97,13 +98,13 @@ void mm_block_key(mm_reply *r);
 void mm_block_piece(mm_reply *r, const char *text, size_t n, bool first, bool last);
 void mm_block_send(mm_reply *r);
 
-/* r->in without its first n bytes. */
+/* Removes the first n bytes of r->in. */
 void mm_block_drop(mm_reply *r, size_t n);
 /* The first n bytes of r->in become content. */
 void mm_block_stray(mm_reply *r, size_t n);
 /* Shows the opening tag as content, since no call follows it. */
 void mm_block_show(mm_reply *r);
-/* White space at the start of r->in. */
+/* Bytes of white space at the start of r->in. */
 size_t mm_block_space(const mm_reply *r);
 
 #endif

@@ -41,7 +41,7 @@ static bool settle_system(mm_call *c, mm_conversation *v, mm_err *err) {
     count -= first - 1;
   }
   for (size_t i = 1; i < count; i++)
-    if (m[i].role == MM_ROLE_SYSTEM) m[i].role = MM_ROLE_USER, m[i].aside = true;
+    if (m[i].role == MM_ROLE_SYSTEM) m[i].role = MM_ROLE_USER, m[i].as_user = true;
   return true;
 }
 

@@ -99,7 +99,7 @@ static void keep(mm_turn *t) {
   }
   const mm_message m = {.role = MM_ROLE_ASSISTANT, .part = &part, .part_count = 1, .call = call, .call_count = t->calls};
   pthread_mutex_lock(&c->server->shared);
-  mm_either_way(mm_replay_keep(c->server->replay, &m, t->sampled, t->samples, MM_IGNORED)); /* what is not kept is rendered */
+  mm_either_way(mm_replay_add(c->server->replay, &m, t->sampled, t->samples, MM_IGNORED)); /* what is not kept is rendered */
   pthread_mutex_unlock(&c->server->shared);
 }
 

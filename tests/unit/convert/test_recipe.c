@@ -110,7 +110,7 @@ TEST(test_choose) {
   assert_string_equal(chosen(&r, MM_KIND_LINEAR, "q_proj", "theirs"), "block_fp8");
   assert_string_equal(chosen(&r, MM_KIND_EXPERT, "x", "y"), "block_fp8");
   assert_string_equal(chosen(&r, MM_KIND_EMBED, "embed", "embed"), "none");
-  assert_string_equal(chosen(&r, MM_KIND_KEEP, "norm", "norm"), "none");
+  assert_string_equal(chosen(&r, MM_KIND_PASS_THROUGH, "norm", "norm"), "none");
   assert_string_equal(chosen(&r, MM_KIND_KV_SCALE, "k_scale", "k_scale"), "none");
   assert_string_equal(chosen(&r, MM_KIND_EXPERT, "x", "experts.3.w1"), "w4a16"); /* the last that matches */
   assert_true(r.override[0].hit && r.override[1].hit && !r.override[2].hit);
@@ -123,14 +123,14 @@ TEST(test_choose) {
   assert_true(mm_recipe_all_hit(&r, &err));
   const char *const norm[] = {"experts.norm", NULL};
   const mm_scheme *s;
-  assert_false(mm_recipe_choose(&r, MM_KIND_KEEP, norm, &s, &err));
+  assert_false(mm_recipe_choose(&r, MM_KIND_PASS_THROUGH, norm, &s, &err));
   assert_string_equal(err.code, "E_RECIPE");
   err = (mm_err){0};
   assert_false(mm_recipe_choose(&r, MM_KIND_KV_SCALE, norm, &s, &err));
   mm_recipe_close(&r);
   r = parsed("none; kv_scales=f32; *norm*=none");
   assert_string_equal(chosen(&r, MM_KIND_KV_SCALE, "k_scale", "x"), mm_scheme_plain(MM_F32)->name);
-  assert_string_equal(chosen(&r, MM_KIND_KEEP, "norm", "x"), "none"); /* to keep it is no harm */
+  assert_string_equal(chosen(&r, MM_KIND_PASS_THROUGH, "norm", "x"), "none"); /* to keep it is no harm */
   assert_string_equal(chosen(&r, MM_KIND_LINEAR, "q", "x"), "none");
   mm_recipe_close(&r);
 }

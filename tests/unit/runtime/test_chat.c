@@ -159,7 +159,7 @@ TEST(test_turns) {
   drop(&three);
   drop(&five);
   /* A later system message, shown as the user's, changes nothing of what stands before it. */
-  const mm_message noted[] = {m[0], m[1], m[2], m[3], m[4], {.role = MM_ROLE_USER, .part = &hello, .part_count = 1, .aside = true}};
+  const mm_message noted[] = {m[0], m[1], m[2], m[3], m[4], {.role = MM_ROLE_USER, .part = &hello, .part_count = 1, .as_user = true}};
   c = (mm_conversation){.message = noted, .message_count = 5};
   rendered before = render(t, "minimax-m2", &c, false);
   c = (mm_conversation){.message = noted, .message_count = 6, .add_generation_prompt = true};

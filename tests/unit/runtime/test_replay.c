@@ -33,7 +33,7 @@ TEST(test_same) {
   mm_err err = {0};
   said s;
   size_t n = 0;
-  assert_true(mm_replay_keep(r, say(&s, "Let me see\n", "call_1", "{\"a\": 1.0, \"b\": \"\\u00e9\"}"), id, 3, &err));
+  assert_true(mm_replay_add(r, say(&s, "Let me see\n", "call_1", "{\"a\": 1.0, \"b\": \"\\u00e9\"}"), id, 3, &err));
   /* Otherwise spaced and escaped, trimmed, in parts, with reasoning or without. */
   const int32_t *found = mm_replay_find(r, say(&s, "Let me see", "call_1", "{\"a\":1.0,\n\"b\":\"\xc3\xa9\"}"), &n);
   assert_non_null(found);
@@ -72,15 +72,15 @@ TEST(test_unkept) {
   said s;
   size_t n;
   say(&s, "x", "call_1", "")->call_count = 0;
-  assert_true(mm_replay_keep(r, &s.message, id, 3, &err));
+  assert_true(mm_replay_add(r, &s.message, id, 3, &err));
   assert_null(mm_replay_find(r, &s.message, &n));
-  assert_true(mm_replay_keep(r, say(&s, "x", "", ""), id, 3, &err));
+  assert_true(mm_replay_add(r, say(&s, "x", "", ""), id, 3, &err));
   assert_null(mm_replay_find(r, &s.message, &n));
-  assert_true(mm_replay_keep(r, say(&s, "x", "call_1", ""), id, 11, &err));
+  assert_true(mm_replay_add(r, say(&s, "x", "call_1", ""), id, 11, &err));
   assert_null(mm_replay_find(r, &s.message, &n));
-  assert_true(mm_replay_keep(r, &s.message, id, 0, &err));
+  assert_true(mm_replay_add(r, &s.message, id, 0, &err));
   assert_null(mm_replay_find(r, &s.message, &n));
-  assert_true(mm_replay_keep(r, &s.message, id, 10, &err));
+  assert_true(mm_replay_add(r, &s.message, id, 10, &err));
   assert_non_null(mm_replay_find(r, say(&s, "x", "call_1", "{ }"), &n));
   mm_replay_close(r);
   mm_replay_close(NULL);
@@ -98,8 +98,8 @@ TEST(test_room) {
   for (int i = 0; i < MESSAGES; i++) {
     for (int j = 0; j < EACH; j++) id[j] = i * EACH + j;
     snprintf(name, sizeof name, "call_%d", i);
-    assert_true(mm_replay_keep(r, say(&s, NULL, name, ""), id, EACH, &err));
-    assert_true(mm_replay_keep(r, &s.message, id, EACH, &err)); /* again */
+    assert_true(mm_replay_add(r, say(&s, NULL, name, ""), id, EACH, &err));
+    assert_true(mm_replay_add(r, &s.message, id, EACH, &err)); /* again */
     if (i > 0) assert_non_null(mm_replay_find(r, say(&s, NULL, "call_0", ""), &n));
   }
   for (int i = 0; i < MESSAGES; i++) {
