@@ -18,8 +18,15 @@ BANNED = re.compile(
 # Parts of names between underscores.
 NAMES = re.compile(
     r"(?:^|_)(apart|hurt|vain|patience|whom|mend|heal|blame|parcel|rehears\w*|stretch|stretches|twin|luck|dialect|spelling|spellings|beside|told|tell|tells|skinny)(?:_|$)", re.I)
+# The same in a folder: tokens are sampled there, and experts and blocks selected.
+FOLDERS = {
+    "runtime/engine/": re.compile(r"(?:^|_)(choose|choice|choices|chosen|chose|chooses)(?:_|$)", re.I),
+}
+for _folder in ("runtime/schedule/", "runtime/cuda/sampling/"):
+    FOLDERS[_folder] = FOLDERS["runtime/engine/"]
 # (file, word or name): why it stands there.
 EXCEPTIONS = {
+    ("runtime/engine/engine_options.h", "choices"): "values of an option, as mm_option calls them",
     ("runtime/cuda/backend.h", "mm_backend"): "ops.h declares it; each backend defines its own, and no file includes both",
 }
 TYPE = re.compile(r"^(?:typedef )?(?:struct|enum|union) (mm_\w+) \{|^\} (mm_\w+);", re.M)
@@ -62,7 +69,8 @@ class Findings:
         bare = COMMENT.sub(lambda m: "\n" * m[0].count("\n") if m[0][0] == "/" else '""', text)
         seen = set()
         for m in re.finditer(r"\b[A-Za-z_]\w*\b", bare):
-            if m[0] not in seen and NAMES.search(m[0]):
+            name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", m[0])
+            if m[0] not in seen and (NAMES.search(name) or any(path.startswith(f) and w.search(name) for f, w in FOLDERS.items())):
                 self.add(path, bare.count("\n", 0, m.start()) + 1, "name", m[0], f"a name is {m[0]}")
             seen.add(m[0])
         for name, at in {m[1] or m[2]: m.start() for m in TYPE.finditer(bare)}.items():
