@@ -230,7 +230,7 @@ void bench_load() {
     const auto from = clock_type::now();
     for (size_t i = 0; i < few; i++) {
       mm_cu_weight w;
-      must(mm_cu_upload(&memory, m2.matrices[i].w, "w", &w, &err), err);
+      must(upload_weight(&memory, m2.matrices[i].w, "w", &w, &err), err);
       bytes += (uint64_t)w.lead * w.n * w.k;
     }
     CUDA_OK(cudaDeviceSynchronize());

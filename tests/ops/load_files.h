@@ -48,4 +48,8 @@ inline void write_all(const std::string &path, const std::vector<uint8_t> &bytes
   }
 }
 
+/* Copies a weight to the device, or its values as f32: the reference of load.cu (upload_weight.cu). */
+MM_MUST_USE bool upload_weight(mm_cu_memory *memory, const mm_packed *w, const char *name, mm_cu_weight *out, mm_err *err);
+MM_MUST_USE bool upload_f32(mm_cu_memory *memory, const mm_packed *w, float **out, mm_err *err);
+
 #endif

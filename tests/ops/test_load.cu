@@ -59,7 +59,7 @@ static bool same_load(const std::vector<named> &matrices, const std::vector<name
   for (size_t i = 0; i < matrices.size(); i++) {
     mm_cu_memory plain;
     mm_cu_weight w;
-    must(mm_cu_upload(&plain, matrices[i].w, matrices[i].name.c_str(), &w, &err), err);
+    must(upload_weight(&plain, matrices[i].w, matrices[i].name.c_str(), &w, &err), err);
     CUDA_OK(cudaDeviceSynchronize());
     if (same_weight(w, weight[i])) continue;
     printf("  different: %s, %s, %u x [%u, %u]\n", matrices[i].name.c_str(), matrices[i].w->scheme->name, w.lead, w.n, w.k);
@@ -70,7 +70,7 @@ static bool same_load(const std::vector<named> &matrices, const std::vector<name
     float *v;
     const mm_packed *w = vectors[i].w;
     const size_t n = (size_t)w->lead * w->n * w->k * sizeof(float);
-    must(mm_cu_upload_f32(&plain, w, &v, &err), err);
+    must(upload_f32(&plain, w, &v, &err), err);
     if (bytes_at(v, n) == bytes_at(value[i], n)) continue;
     printf("  different: %s, %s as f32, [%u, %u]\n", vectors[i].name.c_str(), w->scheme->name, w->n, w->k);
     same = false;
@@ -190,7 +190,7 @@ static void check_random() {
        err);
   must(load.start({}, &err) && load.open(&arena, &err) && load.finish(&err), err);
   mm_cu_memory plain;
-  must(mm_cu_upload(&plain, read, "read", &c, &err), err);
+  must(upload_weight(&plain, read, "read", &c, &err), err);
   CUDA_OK(cudaDeviceSynchronize());
   const auto codes = bytes_at(b.data, (size_t)b.lead * b.n * b.pitch), numbers = bytes_at(v, (size_t)norm.lead * norm.n * norm.k * 4);
   const size_t zeros = (size_t)std::count(codes.begin(), codes.end() - 256, 0);
@@ -342,7 +342,7 @@ static void check_groups() {
     const size_t bytes = (size_t)weight[i].lead * weight[i].n * weight[i].pitch;
     mm_cu_memory plain;
     mm_cu_weight want;
-    must(mm_cu_upload(&plain, w.matrices[i].w, "w", &want, &err), err);
+    must(upload_weight(&plain, w.matrices[i].w, "w", &want, &err), err);
     const auto a = bytes_at(want.data, bytes), b = bytes_at(copy[i], bytes);
     same = same && std::equal(a.begin(), a.begin() + (long)bytes, b.begin()); /* the copy has no zeros of the arena's behind it */
   }
@@ -391,7 +391,7 @@ static void check_by_matrix() {
     const size_t each = (size_t)weight[i].n * weight[i].pitch;
     mm_cu_memory plain;
     mm_cu_weight want;
-    must(mm_cu_upload(&plain, w.matrices[i].w, "w", &want, &err), err);
+    must(upload_weight(&plain, w.matrices[i].w, "w", &want, &err), err);
     const auto a = bytes_at(want.data, each * weight[i].lead), b = bytes_at(copy[i], each * weight[i].lead);
     for (uint32_t e = 0; e < weight[i].lead; e++)
       same = same && (!(wanted[i] >> e & 1) ||

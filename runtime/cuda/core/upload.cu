@@ -1,6 +1,6 @@
-/* Packed weights in device memory: codes stay as small as they are stored, rows padded to 16 bytes, nibbles reordered; scales keep
- * their grid, as f32 unless they are one byte per 16 or 32 columns. Here is what that layout is, the plain way to it, tensor by tensor
- * and with the host's help, which load.cu is tested against, and random weights. */
+/* Memory of weights on the device, the order of 4-bit codes there (weight.cuh), random weights, and copies to the host. load.cu copies the
+ * weights of files: codes in their stored size, rows padded to 16 bytes, nibbles reordered; scales on their own grid, as f32 unless they
+ * are one byte for 16 or 32 columns. */
 #include "runtime/cuda/core/upload.h"
 
 #include <math.h>
@@ -9,7 +9,6 @@
 
 #include <atomic>
 
-#include "quant/numbers.h"
 #include "runtime/cuda/core/launch.h"
 #include "runtime/cuda/core/weight.cuh"
 
@@ -102,62 +101,6 @@ bool fill_scales(const mm_packed *w, const mm_cu_weight *d, float *to, mm_err *e
   return fill_floats(to, mm_cu_scales(d), 0.9f * scale, 1.1f * scale, g, err);
 }
 
-/* ---- packed weights, the plain way ---- */
-
-/* Codes copied as they are stored, then put in pair order. */
-bool copy_codes(const mm_packed *w, const mm_cu_weight *d, uint8_t *to, mm_err *err) {
-  const uint32_t bits = mm_cu_bits(d->code);
-  const size_t row = (size_t)w->k * bits / 8, rows = (size_t)w->lead * w->n;
-  if (!mm_cu_check(cudaMemcpy2D(to, d->pitch, w->plane[0], row, row, rows, cudaMemcpyHostToDevice), "copy weights", err)) return false;
-  return bits != 4 || mm_cu_check(mm_cu_reorder(to, rows * d->pitch / 4, w, 0), "reorder_nibbles", err);
-}
-
-float scale_value(const mm_packed *w, size_t i) {
-  switch (w->scheme->plane[1].dtype) {
-    case MM_F32: return static_cast<const float *>(w->plane[1])[i];
-    case MM_BF16: {
-      const uint32_t bits = (uint32_t) static_cast<const uint16_t *>(w->plane[1])[i] << 16;
-      float f;
-      memcpy(&f, &bits, sizeof f);
-      return f;
-    }
-    case MM_F16: return mm_f16_to_f32(static_cast<const uint16_t *>(w->plane[1])[i]);
-    default: { /* e8m0 */
-      const uint8_t e = static_cast<const uint8_t *>(w->plane[1])[i];
-      const uint32_t bits = e == 0 ? 0x00400000u : (uint32_t)e << 23;
-      float f;
-      memcpy(&f, &bits, sizeof f);
-      return f;
-    }
-  }
-}
-
-bool copy_float_scales(const mm_packed *w, const mm_cu_weight *d, float *to, mm_err *err) {
-  std::vector<float> scale(mm_cu_scales(d));
-  for (size_t i = 0; i < scale.size(); i++) scale[i] = scale_value(w, i);
-  return mm_cu_check(cudaMemcpy(to, scale.data(), scale.size() * sizeof(float), cudaMemcpyHostToDevice), "copy scales", err);
-}
-
-bool copy_byte_scales(const mm_packed *w, const mm_cu_weight *d, uint8_t *to, mm_err *err) {
-  const size_t row = mm_cells(w->k, w->cell[1].k), rows = (size_t)w->lead * w->n;
-  return mm_cu_check(cudaMemcpy2D(to, d->scale_pitch, w->plane[1], row, row, rows, cudaMemcpyHostToDevice), "copy scales", err);
-}
-
-/* The last f32 plane of NVFP4, one per matrix, with the 2^8 that the kernels leave to it. */
-bool copy_globals(const mm_packed *w, float *to, mm_err *err) {
-  std::vector<float> global(w->lead);
-  for (uint32_t i = 0; i < w->lead; i++) global[i] = static_cast<const float *>(w->plane[2])[i] * 256.0f;
-  return mm_cu_check(cudaMemcpy(to, global.data(), global.size() * sizeof(float), cudaMemcpyHostToDevice), "copy scales", err);
-}
-
-bool copy_planes(const mm_packed *w, const mm_cu_weight *d, const mm_cu_places &to, mm_err *err) {
-  const bool floats = d->scale_kind == MM_CU_COARSE || d->scale_kind == MM_CU_FINE;
-  if (to.scale && !(floats ? copy_float_scales(w, d, static_cast<float *>(to.scale), err)
-                           : copy_byte_scales(w, d, static_cast<uint8_t *>(to.scale), err)))
-    return false;
-  return (!to.global || copy_globals(w, to.global, err)) && copy_codes(w, d, to.data, err);
-}
-
 }  // namespace
 
 bool mm_cu_random_bits(void *p, size_t bytes, mm_err *err) {
@@ -245,22 +188,6 @@ bool mm_cu_randomise_f32(const mm_packed *w, float *to, mm_err *err) {
   const random_grid g = grid_of(w, 0, w->n, w->k, {1, 1}, {1, 1}, w->first_k);
   if (w->k == 1) return fill_floats(to, n, w->random.centre - 0.01f, w->random.centre + 0.01f, g, err);
   return fill_floats(to, n, -most, most, g, err);
-}
-
-bool mm_cu_upload(mm_cu_memory *memory, const mm_packed *w, const char *name, mm_cu_weight *out, mm_err *err) {
-  if (!mm_cu_describe(w, name, out, err)) return false;
-  mm_cu_places to = {};
-  const bool floats = out->scale_kind == MM_CU_COARSE || out->scale_kind == MM_CU_FINE;
-  if (!(to.data = memory->array<uint8_t>((size_t)w->lead * w->n * out->pitch, err))) return false;
-  if (out->scale_kind != MM_CU_PLAIN && !(to.scale = memory->alloc(mm_cu_scales(out) * (floats ? sizeof(float) : 1), err))) return false;
-  if (out->scale_kind == MM_CU_NV && !(to.global = memory->array<float>(w->lead, err))) return false;
-  out->data = to.data, out->scale = to.scale, out->global = to.global;
-  return copy_planes(w, out, to, err);
-}
-
-bool mm_cu_upload_f32(mm_cu_memory *memory, const mm_packed *w, float **out, mm_err *err) {
-  const size_t n = (size_t)w->lead * w->n * w->k;
-  return (*out = memory->array<float>(n, err)) && mm_cu_unpack(w, *out, err);
 }
 
 bool mm_cu_unpack(const mm_packed *w, float *to, mm_err *err) {

@@ -1,4 +1,4 @@
-/* Packed weights on their way to the device. */
+/* Memory of weights on the device. */
 #ifndef MM_CUDA_UPLOAD_H
 #define MM_CUDA_UPLOAD_H
 
@@ -49,10 +49,6 @@ MM_MUST_USE bool mm_cu_randomise(const mm_packed *w, const mm_cu_weight *d, cons
 MM_MUST_USE bool mm_cu_randomise_f32(const mm_packed *w, float *to, mm_err *err);
 /* w's values as f32, [lead, n, k], unpacked on the host. */
 MM_MUST_USE bool mm_cu_unpack(const mm_packed *w, float *to, mm_err *err);
-
-/* The plain way, for tests: tensor by tensor, from memory, waiting for each. A weight of its own for w; its values as f32. */
-MM_MUST_USE bool mm_cu_upload(mm_cu_memory *memory, const mm_packed *w, const char *name, mm_cu_weight *out, mm_err *err);
-MM_MUST_USE bool mm_cu_upload_f32(mm_cu_memory *memory, const mm_packed *w, float **out, mm_err *err);
 
 /* From the device to the host, once the stream is done; rows[n] as f32. */
 MM_MUST_USE bool mm_cu_download(void *out, const void *from, size_t bytes, cudaStream_t s, mm_err *err);
