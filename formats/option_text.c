@@ -17,7 +17,8 @@ static const mm_option builtin[] = {
 #define BUILTINS (sizeof builtin / sizeof *builtin)
 
 /* The program's options, then the built-in ones; headings among them. */
-const mm_option *mm_option_row(const mm_program *p, size_t i) {
+/* Row i of the program's table, then the built-in options; headings among them. NULL behind the last. */
+static const mm_option *row_at(const mm_program *p, size_t i) {
   if (i < p->option_count) return &p->options[i];
   return i - p->option_count < BUILTINS ? &builtin[i - p->option_count] : NULL;
 }
@@ -25,7 +26,7 @@ const mm_option *mm_option_row(const mm_program *p, size_t i) {
 /* The option in row *i or the first one after it, NULL when there is none. */
 const mm_option *mm_option_next(const mm_program *p, size_t *i) {
   const mm_option *o;
-  while ((o = mm_option_row(p, *i)) && !o->name) ++*i;
+  while ((o = row_at(p, *i)) && !o->name) ++*i;
   return o;
 }
 
@@ -95,10 +96,10 @@ static void put_lines(FILE *f, const char *title, const char *text) {
 void mm_option_help(const mm_program *p, FILE *f) {
   fprintf(f, "%s: %s\n\nusage: %s %s%s\n", p->name, p->summary, p->name, p->commands ? "" : "[OPTION…] ", p->operands);
   put_lines(f, "programs", p->commands);
-  bool grouped = !mm_option_row(p, 0)->name;
+  bool grouped = !row_at(p, 0)->name;
   if (!grouped) fputs("\noptions:\n", f);
   const mm_option *o;
-  for (size_t i = 0; (o = mm_option_row(p, i)); i++)
+  for (size_t i = 0; (o = row_at(p, i)); i++)
     if (o->name)
       print_option(o, f);
     else if (grouped)
@@ -174,7 +175,7 @@ void mm_option_man(const mm_program *p, FILE *f) {
   put_roff(f, p->operands);
   fputs("\n.SH OPTIONS", f);
   const mm_option *o;
-  for (size_t i = 0; (o = mm_option_row(p, i)); i++) {
+  for (size_t i = 0; (o = row_at(p, i)); i++) {
     char left[256];
     if (o->name) left_column(o, left, sizeof left);
     fputs(o->name ? "\n.TP\n" : "\n.SS ", f);

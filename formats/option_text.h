@@ -6,8 +6,6 @@
 
 #include "formats/option_table.h"
 
-/* Row i of the program's table, then the built-in options; headings among them. NULL behind the last. */
-const mm_option *mm_option_row(const mm_program *p, size_t i);
 /* The option in row *i or the first one after it, NULL when there is none. */
 const mm_option *mm_option_next(const mm_program *p, size_t *i);
 

@@ -36,7 +36,8 @@ static void tensors_in(const mm_shards *s, uint32_t rank, uint32_t part, uint64_
   if (out->used == 0) mm_name_list_add(out, "header");
 }
 
-bool mm_verify_block(const mm_shards *s, uint32_t rank, uint32_t part, size_t block, mm_err *err) {
+/* One 4 MiB block of a part hashed and compared. MM_INTEGRITY E_DIGEST names file, offset, block and the tensors inside the block. */
+static bool verify_block(const mm_shards *s, uint32_t rank, uint32_t part, size_t block, mm_err *err) {
   const mm_part *p = &s->pack.rank[rank].part[part];
   uint64_t at = block * MM_HASH_BLOCK, n = mm_min(MM_HASH_BLOCK, p->size - at);
   const mm_digest d = mm_sha256(s->rank[rank].map[part].data + at, n);
@@ -53,7 +54,7 @@ static bool check_block(void *ctx, size_t item, unsigned worker, mm_err *err) {
   const mm_block_job *job = ctx;
   const mm_digest_block *b = &job->block[item];
   mm_pool_at(job->s->pack.rank[b->rank].part[b->part].file);
-  return mm_verify_block(job->s, b->rank, b->part, b->index, err);
+  return verify_block(job->s, b->rank, b->part, b->index, err);
 }
 
 /* The number of parts of a rank if the rank is open, else 0. */
@@ -108,7 +109,7 @@ bool mm_proof_range(const mm_proof *p, uint32_t rank, uint32_t part, uint64_t of
   _Atomic bool *proven = p->block[p->first[rank] + part];
   for (uint64_t b = offset / MM_HASH_BLOCK; b * MM_HASH_BLOCK < offset + bytes; b++) {
     if (atomic_load_explicit(&proven[b], memory_order_relaxed)) continue; /* two threads at once prove it twice */
-    if (!mm_verify_block(p->s, rank, part, b, err)) return false;
+    if (!verify_block(p->s, rank, part, b, err)) return false;
     atomic_store_explicit(&proven[b], true, memory_order_relaxed);
   }
   return true;

@@ -10,9 +10,8 @@ extern "C" {
 
 /* A manifest may leave ranks out; one that leaves out all of them proves no weight: MM_INTEGRITY E_RANKS. */
 MM_MUST_USE bool mm_verify_any_rank(const mm_pack *p, mm_err *err);
-/* One 4 MiB block of a part hashed and compared. MM_INTEGRITY E_DIGEST names file, offset, block and the tensors inside the block. */
-MM_MUST_USE bool mm_verify_block(const mm_shards *s, uint32_t rank, uint32_t part, size_t block, mm_err *err);
-/* Every block of every part of the ranks that are open, on `threads` threads: the first damage found. */
+/* Every block of every part of the ranks that are open, on `threads` threads. MM_INTEGRITY E_DIGEST: the first
+ * block that differs, with file, offset and the tensors inside. */
 MM_MUST_USE bool mm_verify_blocks(const mm_shards *s, unsigned threads, mm_err *err);
 /* At most `count` blocks of every part, one from each of as many equal ranges; `seed` decides which. */
 MM_MUST_USE bool mm_verify_sample(const mm_shards *s, uint32_t count, uint64_t seed, unsigned threads, mm_err *err);
@@ -25,7 +24,7 @@ typedef struct mm_proof {
 } mm_proof;
 MM_MUST_USE bool mm_proof_open(mm_proof *p, const mm_shards *s, mm_err *err);
 void mm_proof_close(mm_proof *p); /* accepts a zeroed or half-opened one */
-/* Proves the blocks of bytes [offset, offset + bytes) of a part's file that were not proven yet. Errors as mm_verify_block. */
+/* Proves the blocks of bytes [offset, offset + bytes) of a part's file that were not proven yet. Errors as mm_verify_blocks. */
 MM_MUST_USE bool mm_proof_range(const mm_proof *p, uint32_t rank, uint32_t part, uint64_t offset, uint64_t bytes, mm_err *err);
 
 /* Checks the open ranks: every weight is finite (E_NONFINITE), every scale is one that its scheme may have, 0 over padding alone

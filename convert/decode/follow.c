@@ -194,7 +194,9 @@ static bool await(struct mm_follow *x, uint32_t file, mm_err *err) {
   return true;
 }
 
-bool mm_follow_await(const mm_hf *hf, uint32_t file, mm_err *err) {
+/* Waits for the file. MM_INTERRUPTED E_FOLLOW: it did not come, or the program is to stop. MM_INTEGRITY E_FREED: it was freed, but is
+ * needed again. Any header that is not what the plan assumes is an error of its own. */
+static bool await_file(const mm_hf *hf, uint32_t file, mm_err *err) {
   struct mm_follow *x = hf->follow;
   if (atomic_load(&x->file[file].state) == MM_ARRIVED) return true;
   pthread_mutex_lock(&x->lock);
@@ -208,7 +210,7 @@ bool mm_follow_await_all(const mm_hf *hf, mm_err *err) {
   static const char tokenizer[] = "tokenizer.json";
   struct mm_follow *x = hf->follow;
   for (uint32_t i = 0; i < hf->file_count; i++)
-    if (!hf->file[i].freed && !mm_follow_await(hf, i, err)) return false;
+    if (!hf->file[i].freed && !await_file(hf, i, err)) return false;
   mm_wait w = {.o = &x->o, .dir = hf->dir, .since = mm_now()};
   const mm_path path = mm_path_of(hf->dir, tokenizer);
   bool ok = true;
@@ -455,7 +457,7 @@ bool mm_follow_open(mm_hf *hf, const mm_follow_options *o, mm_err *err) {
   pthread_mutex_init(&x->lock, NULL);
   pthread_mutex_init(&x->failing, NULL);
   hf->follow = x;
-  hf->await = mm_follow_await;
+  hf->await = await_file;
   x->file = mm_calloc(hf->file_count, sizeof *x->file, err);
   x->original = mm_calloc(hf->tensor_count, sizeof *x->original, err);
   if (!x->file || !x->original) return false;

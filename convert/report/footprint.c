@@ -36,7 +36,8 @@ mm_footprint mm_footprint_of(const mm_plan *p, uint32_t rank) {
   return f;
 }
 
-mm_demand mm_verdict_demand(const mm_model *m) {
+/* The demand of minimax-serve --device cuda with its default options, one rank a GPU. */
+static mm_demand default_demand(const mm_model *m) {
   return (mm_demand){.gpu = true,
                      .step_tokens = MM_DEFAULT_STEP_TOKENS,
                      .outs = MM_DEFAULT_SLOTS,
@@ -49,7 +50,7 @@ mm_demand mm_verdict_demand(const mm_model *m) {
 /* Judges the ranks: *fit where a sequence of the model's full length fits every one, *tokens of cache that all have room for. A plan that
  * the cuda backend refuses has neither, and *no says why. */
 static bool judge(const mm_plan *p, uint64_t memory, bool *fit, uint64_t *tokens, mm_err *no, mm_err *err) {
-  const mm_demand d = mm_verdict_demand(&p->pack.model);
+  const mm_demand d = default_demand(&p->pack.model);
   const mm_device_memory on = {.total = memory, .free = memory, .ranks = 1, .share = MM_GPU_SHARE};
   uint64_t pages = mm_most_pages(&d);
   *fit = false, *tokens = 0;

@@ -16,9 +16,6 @@ typedef struct mm_footprint {
 } mm_footprint;
 mm_footprint mm_footprint_of(const mm_plan *p, uint32_t rank);
 
-/* The demand of minimax-serve --device cuda with its default options, one rank a GPU. */
-mm_demand mm_verdict_demand(const mm_model *m);
-
 typedef struct mm_verdict {
   uint64_t memory;   /* of a device, as asked; 0: nothing was asked */
   mm_gpu_card card;  /* that was asked for by name; else {NULL} */

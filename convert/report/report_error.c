@@ -90,7 +90,8 @@ static void put_quoted(FILE *f, const char *text) {
   fputc('"', f);
 }
 
-void mm_report_csv(FILE *f, const mm_error_report *r) {
+/* One line of names, one line a tensor. */
+static void put_csv(FILE *f, const mm_error_report *r) {
   figure x[FIGURES];
   figures_of(&(mm_tensor_error){0}, false, x);
   fputs(CSV_HEAD, f);
@@ -147,7 +148,7 @@ static bool write_format(FILE *f, const char *path, const mm_error_report *r, mm
   bool ok = true;
   switch (ending(path)[1]) {
     case 'j': ok = write_json(f, r, err); break;
-    case 'c': mm_report_csv(f, r); break;
+    case 'c': put_csv(f, r); break;
     default: ok = mm_report_html(f, r) || mm_fail_memory(err, 0);
   }
   bool written = !ferror(f);

@@ -28,8 +28,6 @@ size_t mm_report_exact(const mm_error_report *r); /* how many are */
  * "absent_tensors": N (absent when 0), "divergence": {…} (absent unless read), "tensors": [{"name", "scheme", "count", "sqnr_db" (absent
  * when infinite), …}]}. */
 mm_json *mm_report_json(const mm_error_report *r);
-/* One line of names, one line a tensor. */
-void mm_report_csv(FILE *f, const mm_error_report *r);
 /* Self-contained: a verdict first, histograms and a layer x tensor map as inline SVG on scales that are the same in every report, what the
  * figures mean, a table in three orders. No scripts, nothing fetched. False without
  * memory. */

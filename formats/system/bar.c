@@ -64,7 +64,8 @@ const char *mm_bar_text(char out[MM_BAR_MAX], unsigned width, const mm_bar_line 
   return out;
 }
 
-unsigned mm_bar_width(void) {
+/* Columns of stderr's terminal, 80 where it does not say; 0: stderr is no terminal. */
+static unsigned terminal_width(void) {
   struct winsize w;
   if (!isatty(STDERR_FILENO)) return 0;
   return ioctl(STDERR_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_col ? w.ws_col : 80;
@@ -74,7 +75,7 @@ static atomic_bool shown_line; /* on the terminal */
 
 void mm_bar_draw(const mm_bar_line *line) {
   char text[MM_BAR_MAX];
-  const unsigned width = mm_bar_width();
+  const unsigned width = terminal_width();
   mm_bar_text(text, width ? width - (width > 1) : 0, line); /* a full line would wrap */
   if (width) atomic_store(&shown_line, true);
   fprintf(stderr, width ? "\r%s\033[K" : "%s\n", text);

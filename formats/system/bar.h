@@ -19,8 +19,6 @@ const char *mm_duration(char out[32], double seconds);
 /* The line in at most `width` columns (0: no limit): the bar is made shorter first, then the beginning of the name is cut, then it is left
  * out, then the end of the line. */
 const char *mm_bar_text(char out[MM_BAR_MAX], unsigned width, const mm_bar_line *line);
-/* Columns of stderr's terminal, 80 where it does not say; 0: stderr is no terminal. */
-unsigned mm_bar_width(void);
 /* Writes the line to stderr, on a terminal over the last one. */
 void mm_bar_draw(const mm_bar_line *line);
 /* Removes the last line from a terminal. */

@@ -14,6 +14,12 @@ void mm_render_parts(mm_renderer *r, const mm_message *m) {
 
 bool mm_render_has_content(const mm_message *m) { return m->list ? m->part_count > 0 : m->part_count && m->part[0].text.n; }
 
+/* The object of a tool's function. */
+static const mm_value *function_of(const mm_value *tool) {
+  const mm_value *function = mm_value_get(tool, "function");
+  return function && function->type == MM_VALUE_OBJECT ? function : tool;
+}
+
 bool mm_render_tools(mm_renderer *r) {
   mm_render_own(r,
                 "\n\n# Tools\nYou may call one or more tools to assist with the user query.\n"
@@ -22,7 +28,7 @@ bool mm_render_tools(mm_renderer *r) {
     const mm_value *tool = mm_render_object(r, r->c->tool[i].json, "tool", i);
     if (!tool) return false;
     mm_render_own(r, "<tool>");
-    if (!mm_render_json(r, mm_chat_function(tool))) return false;
+    if (!mm_render_json(r, function_of(tool))) return false;
     mm_render_own(r, "</tool>\n");
   }
   mm_render_own(r, "</tools>");
@@ -136,11 +142,6 @@ const mm_value *mm_render_object(mm_renderer *r, mm_str json, const char *what, 
 
 const mm_value *mm_render_arguments(mm_renderer *r, const mm_message *m, const mm_chat_call *call) {
   return mm_render_object(r, call->arguments, "arguments of a call in message", (size_t)(m - r->c->message));
-}
-
-const mm_value *mm_chat_function(const mm_value *tool) {
-  const mm_value *function = mm_value_get(tool, "function");
-  return function && function->type == MM_VALUE_OBJECT ? function : tool;
 }
 
 /* ---- White space ---- */

@@ -46,8 +46,6 @@ bool mm_render_json(mm_renderer *r, const mm_value *v);
 const mm_value *mm_render_object(mm_renderer *r, mm_str json, const char *what, size_t place);
 /* The arguments of a call of message m. */
 const mm_value *mm_render_arguments(mm_renderer *r, const mm_message *m, const mm_chat_call *call);
-/* The object of a tool's function. */
-const mm_value *mm_chat_function(const mm_value *tool);
 
 /* As Python's json.dumps(v, ensure_ascii=False) writes it, except numbers, which stay as they were written. */
 void mm_tojson(mm_text *out, const mm_value *v);

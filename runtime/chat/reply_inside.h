@@ -89,9 +89,6 @@ void mm_block_m1_text(mm_reply *r);
 bool mm_block_m1_marker(const mm_reply *r, mm_marker m);
 void mm_block_m1_end(mm_reply *r, bool whole);
 
-/* Returns whether the text begins with white space and the tag, or may once it is longer; *used: bytes of both. */
-mm_tag_match mm_tag_behind(const char *text, size_t n, const char *tag, size_t *used);
-
 /* Parts of arguments that M2 and M3 write into r->fragment: `{"key": ` or `, "key": ` of r->key, and a piece of a string with its
  * first or last quote. mm_block_send makes an event of the fragment. */
 void mm_block_key(mm_reply *r);

@@ -289,7 +289,8 @@ static void give_marker(mm_reply *r, mm_marker m, const char *text, size_t n) {
     leave_block(r, m, text, n);
 }
 
-mm_tag_match mm_tag_behind(const char *text, size_t n, const char *tag, size_t *used) {
+/* Returns whether the text begins with white space and the tag, or may once it is longer; *used: bytes of both. */
+static mm_tag_match tag_behind(const char *text, size_t n, const char *tag, size_t *used) {
   const size_t at = space_length(text, n), len = strlen(tag);
   *used = 0;
   if (at > GAP_MAX) return MM_TAG_NO;
@@ -305,7 +306,7 @@ static mm_marker marker_at(const mm_reply *r, const char *s, size_t n, size_t *u
   for (int i = 0; i < MM_MARKERS; i++) {
     const bool behind = marked && (i == MM_MARK_CALLS || i == MM_MARK_CALLS_END); /* the mark */
     if (r->marker_id[i] >= 0 || behind != (*s == MM_REPLY_MARK)) continue;
-    const mm_tag_match match = mm_tag_behind(s + behind, n - behind, r->marker[i], used);
+    const mm_tag_match match = tag_behind(s + behind, n - behind, r->marker[i], used);
     *used += behind;
     if (match == MM_TAG_YES) return (mm_marker)i;
     *partial |= match == MM_TAG_PARTIAL;

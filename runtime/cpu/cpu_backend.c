@@ -24,8 +24,7 @@ static void *matrix(mm_backend *b, uint64_t rows, uint64_t columns, mm_err *err)
   return NULL;
 }
 
-/* Zeroes that take memory page by page of the system, as they are written. */
-static char *map_cache(size_t bytes, mm_err *err) {
+void *mm_cpu_map(size_t bytes, mm_err *err) {
   void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p != MAP_FAILED) return p;
   mm_fail_memory(err, bytes);
@@ -33,8 +32,8 @@ static char *map_cache(size_t bytes, mm_err *err) {
 }
 
 static bool open_kv(mm_backend *b, mm_cpu_cache *c, bool sparse, mm_err *err) {
-  return (c->k = map_cache(b->mapped.kv_bytes, err)) && (c->v = map_cache(b->mapped.kv_bytes, err)) &&
-         (!sparse || (c->index = (float *)(void *)map_cache(b->mapped.index_bytes, err)));
+  return (c->k = mm_cpu_map(b->mapped.kv_bytes, err)) && (c->v = mm_cpu_map(b->mapped.kv_bytes, err)) &&
+         (!sparse || (c->index = mm_cpu_map(b->mapped.index_bytes, err)));
 }
 
 static bool open_caches(mm_backend *b, mm_err *err) {

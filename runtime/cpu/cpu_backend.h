@@ -236,6 +236,8 @@ void mm_cpu_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *rout
 void mm_cpu_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2);
 void mm_cpu_select(mm_backend *b, uint32_t layer, mm_act q, mm_act k, const mm_packed *q_norm, const mm_packed *k_norm);
 void mm_cpu_mlp(mm_backend *b, mm_act y, mm_act x, const mm_packed *up, const mm_packed *down, bool add);
+/* Zeroed memory, which the system provides page by page as it is written; munmap frees it. */
+void *mm_cpu_map(size_t bytes, mm_err *err);
 /* ---- cpu_moves.c: mm_ops.cache's of the same names ---- */
 uint64_t mm_cpu_page_bytes(mm_backend *b);
 char *mm_cpu_pool(mm_backend *b, uint32_t places, mm_err *err);

@@ -13,20 +13,13 @@ static size_t cache_bytes(const mm_backend *b, uint32_t pages) {
   return (size_t)pages * c->kv_heads * MM_PAGE * c->head_dim * sizeof(float);
 }
 
-static float *map_cells(size_t bytes, mm_err *err) {
-  void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (p != MAP_FAILED) return p;
-  mm_fail_memory(err, bytes);
-  return NULL;
-}
-
 bool mm_cpu_draft_open(mm_backend *b, mm_err *err) {
   if (!b->c.draft) return true;
   const mm_dflash_config *c = &b->c.draft->c;
   mm_cpu_draft *d = &b->draft;
   if (!mm_limits_pages(&b->c.limits, &d->pages, err)) return false;
   for (uint32_t l = 0; l < c->layers; l++)
-    if (!(d->k[l] = map_cells(cache_bytes(b, d->pages), err)) || !(d->v[l] = map_cells(cache_bytes(b, d->pages), err))) return false;
+    if (!(d->k[l] = mm_cpu_map(cache_bytes(b, d->pages), err)) || !(d->v[l] = mm_cpu_map(cache_bytes(b, d->pages), err))) return false;
   d->score_floats = (size_t)b->c.limits.max_positions + MM_DFLASH_BLOCK;
   return (d->turn = mm_calloc((size_t)b->c.limits.max_tokens * c->head_dim, sizeof *d->turn, err)) &&
          (d->score = mm_calloc(b->c.options.threads * d->score_floats, sizeof *d->score, err));
