@@ -101,9 +101,9 @@ LIBS += -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt
 endif
 endif
 
-# ---- floors, lowest first; a program or test links the floors it may include, highest first
+# ---- layers, lowest first; a program or test links the layers it may include, highest first
 
-FLOORS = formats quant loader convert runtime
+LAYERS = formats quant loader convert runtime
 src_of = $(filter-out $(1)/minimax_%,$(wildcard $(1)/*.c $(1)/*/*.c $(1)/*/*/*.c))
 obj_of = $(patsubst %,$(BUILD)/%.o,$(basename $(call src_of,$(1))) $(if $(filter runtime1,$(1)$(CUDA)),$(CUDA_SRC)))
 lib = $(BUILD)/lib$(1).a
@@ -165,14 +165,14 @@ $(BUILD)/runtime/chat/line_edit.o: private CPPFLAGS += -DMM_LIBEDIT $(shell pkg-
 $(BUILD)/bin/minimax-run: private LIBS := $(LIBEDIT_LIBS) $(LIBS)
 endif
 
-define floor_rule
+define layer_rule
 $(call lib,$(1)): $(call obj_of,$(1))
 	@mkdir -p $$(@D)
 	$(Q)rm -f $$@ && ar rcsD $$@ $$^
 $(BUILD)/tests/unit/$(1)/%: $(BUILD)/tests/unit/$(1)/%.o $$(LIBS_$(1))
 	$$(link) -lcmocka -o $$@
 endef
-$(foreach f,$(FLOORS),$(eval $(call floor_rule,$(f))))
+$(foreach f,$(LAYERS),$(eval $(call layer_rule,$(f))))
 
 define program_rule
 $(call program_of,$(1)): $(BUILD)/$(1:.c=.o) $(LIBS_all)
@@ -247,7 +247,7 @@ bench: $(PROGRAMS) $(BENCH) $(NO_HASH) ## conversion rates beside memcpy and the
 	$(Q)for b in $(BENCH); do $$b || exit 1; done
 
 SOURCES = $(shell find formats quant loader convert runtime tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
-lint: lint-format lint-tree lint-words lint-tidy ## format, clang-tidy, floors, rooms, sizes, words
+lint: lint-format lint-tree lint-words lint-tidy ## format, clang-tidy, layers, rooms, sizes, words
 # Other versions of clang want another format and find other things: a line says so in place of the check.
 CLANG_VERSION = 14
 pinned = found=$$($(1) --version | sed -n 's/.*version \([0-9]*\).*/\1/p'); \
@@ -255,7 +255,7 @@ pinned = found=$$($(1) --version | sed -n 's/.*version \([0-9]*\).*/\1/p'); \
 lint-format:
 	$(Q)$(call pinned,clang-format); clang-format --dry-run -Werror $(SOURCES)
 lint-tree:
-	$(Q)scripts/floors.sh && scripts/tree.sh && scripts/rooms.py && scripts/limits.py
+	$(Q)scripts/layers.sh && scripts/tree.sh && scripts/rooms.py && scripts/limits.py
 lint-words: ## words of comments, names and types
 	$(Q)scripts/words.py
 # The analyser's steps in a function: a twelfth of what it takes by itself. What it finds at 60,000 at the end of long functions, it finds.

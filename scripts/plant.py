@@ -223,7 +223,7 @@ def within(tests, budget):
 def search(root, tests, every, file, line, budget):
     """The name of the first test that fails, or None; and how many of those that execute the line were tried."""
     at = statement(every.get(file, []), line)
-    able = [t for t in tests if at & set(t.record["lines"].get(file, ()))] or [t for t in tests if not t.record["lines"] and t.name != "cli/floors.sh"]
+    able = [t for t in tests if at & set(t.record["lines"].get(file, ()))] or [t for t in tests if not t.record["lines"] and t.name != "cli/layers.sh"]
     able.sort(key=lambda t: fits(t, file))
     stages = [("", "build", [], [t for t in able if t.quick]),
               ("san/", "build/san", SANITIZED, [t for t in able if t.quick and not t.script]),

@@ -85,9 +85,9 @@ check: $(T_TREE) $(T_VALGRIND) $(T_SAN) $(T_TSAN) $(T_PLAIN) $(T_FUZZ)
 endif
 # What a developer runs at each commit.
 T_QUICK = $(T_UNIT) $(T_MODEL) $(addprefix check/,model/golden.sh) $(addprefix check/interop/,block_fp8.py report_error.py serve_clients.py \
-  static_inputs.py verify_unsharded.py) $(addprefix check/cli/,docs.sh floors.sh convert_cut.py convert_hostile.py convert_spelling.py \
+  static_inputs.py verify_unsharded.py) $(addprefix check/cli/,docs.sh layers.sh convert_cut.py convert_hostile.py convert_spelling.py \
   inspect_listing.py journey_prepare.py library.sh minimax_run.py outputs.py serve.py sign.py unchanged.py)
-quick: lint-format lint-tree lint-words $(T_QUICK) ## build, unit tests, golden logits, floors and format: a minute or less
+quick: lint-format lint-tree lint-words $(T_QUICK) ## build, unit tests, golden logits, layers and format: a minute or less
 	@scripts/test.sh --count $(BUILD) $(T_QUICK)
 T_SERVE = $(filter check/unit/runtime/test_scheduler check/unit/runtime/test_grammar check/unit/runtime/test_constraint check/unit/runtime/test_reply,$(T_UNIT)) $(filter check/cli/serve% check/interop/serve%,$(T_SCRIPT))
 serve-check: $(T_SERVE) ## the server: clients of OpenAI, Anthropic and LangChain, curl, its page, a short load, hostile requests

@@ -7,7 +7,7 @@ set -u
 cd "$(dirname "$0")/.."
 find . \( -path ./.git -o -path ./build -o -path ./tests \) -prune -o \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' \) -print |
   sed 's|^\./||' | sort | xargs awk '
-function floor(path) {
+function layer_of(path) {
   if (path ~ /(^|\/)minimax_[^\/]*\.c$/) return 5
   sub(/\/.*/, "", path)
   return path in rank ? rank[path] : 0
@@ -47,8 +47,8 @@ BEGIN {
   home["cuda|cub|nccl"] = "^runtime/cuda/"
   home["mpi"] = "^(convert/report/mpi|runtime/engine/processes)\\.c$"
 }
-FNR == 1 && !floor(FILENAME) { complain("is in no layer (formats, quant, loader, convert, runtime)") }
-FNR == 1 && floor(FILENAME) && floor(FILENAME) < 5 && !(folder_of(FILENAME) in room) { complain("is in no folder of the table in scripts/floors.sh") }
+FNR == 1 && !layer_of(FILENAME) { complain("is in no layer (formats, quant, loader, convert, runtime)") }
+FNR == 1 && layer_of(FILENAME) && layer_of(FILENAME) < 5 && !(folder_of(FILENAME) in room) { complain("is in no folder of the table in scripts/layers.sh") }
 { lines[folder_of(FILENAME)]++ }
 /^[ \t]*#[ \t]*include[ \t]*</ {
   match($0, /<[^>]*>/)
@@ -61,8 +61,8 @@ FNR == 1 && floor(FILENAME) && floor(FILENAME) < 5 && !(folder_of(FILENAME) in r
 /^[ \t]*#[ \t]*include[ \t]*"/ {
   match($0, /"[^"]*"/)
   header = substr($0, RSTART + 1, RLENGTH - 2)
-  mine = floor(FILENAME); own = folder_of(FILENAME); other = folder_of(header)
-  theirs = floor(header)
+  mine = layer_of(FILENAME); own = folder_of(FILENAME); other = folder_of(header)
+  theirs = layer_of(header)
   if (!theirs) complain("\"" header "\": include paths start at the root: \"formats/system/base.h\"")
   else if (theirs > mine) complain("\"" header "\" is in a higher layer")
   else if (theirs == mine && mine == 4 && substr(header, 1, 4) != substr(FILENAME, 1, 4)) complain("\"" header "\": convert and runtime never include each other")

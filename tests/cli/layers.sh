@@ -1,8 +1,8 @@
 #!/bin/sh
-# scripts/floors.sh, rooms.py, words.py and limits.py find every kind of violation, one at a time, and find nothing wrong in a tree that has none.
+# scripts/layers.sh, rooms.py, words.py and limits.py find every kind of violation, one at a time, and find nothing wrong in a tree that has none.
 set -eu
 mkdir -p "$TMPDIR/scripts"
-cp scripts/floors.sh scripts/rooms.py scripts/words.py "$TMPDIR/scripts"
+cp scripts/layers.sh scripts/rooms.py scripts/words.py "$TMPDIR/scripts"
 sed '/^        "/d' scripts/limits.py >"$TMPDIR/scripts/limits.py" # without its exceptions
 chmod +x "$TMPDIR/scripts/limits.py"
 cd "$TMPDIR"
@@ -26,14 +26,14 @@ put() {
 count=0
 refuse() {
   put "$1" "$2"
-  if scripts/floors.sh >all; then echo "not found: $1: $2"; exit 1; fi
+  if scripts/layers.sh >all; then echo "not found: $1: $2"; exit 1; fi
   grep -v '^modules that include each other' all >found || true # some close a circle, too
   [ "$(wc -l <found)" -eq 1 ] && grep -q "^$1:[0-9]*: " found || { echo "for $1: $2:"; cat found; exit 1; }
   count=$((count + 1))
 }
 
 put '' ''
-scripts/floors.sh
+scripts/layers.sh
 refuse formats/json.c '#include "quant/quant.h"'
 refuse quant/plain.c '#include "loader/bind.h"'
 refuse quant/plain.c '#include "runtime/engine/ops.h"'
@@ -74,14 +74,14 @@ refuse runtime/attic/thing.c '/* in no folder of the table */'
 refuse convert/attic/thing.c '/* in no folder of the table */'
 put '' ''
 seq -f '/* %g */' 1400 | tee convert/plan/cut.c >convert/plan/planner.c
-if scripts/floors.sh >found; then echo "not found: a folder of 2,801 lines"; exit 1; fi
+if scripts/layers.sh >found; then echo "not found: a folder of 2,801 lines"; exit 1; fi
 [ "$(cat found)" = 'convert/plan: has 2801 lines, more than 2800' ] || { cat found; exit 1; }
 sed -i 1d convert/plan/cut.c
-scripts/floors.sh
+scripts/layers.sh
 count=$((count + 1))
 put formats/json.h '#include "formats/file.h"'
 printf '#include "formats/json.h"\n' >formats/file.c
-if scripts/floors.sh >found; then echo "not found: a circle of two modules"; exit 1; fi
+if scripts/layers.sh >found; then echo "not found: a circle of two modules"; exit 1; fi
 grep -q '^modules that include each other: formats/file formats/json $' found || { cat found; exit 1; }
 count=$((count + 1))
 
