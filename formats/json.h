@@ -1,6 +1,10 @@
 /* JSON documents of moderate size: configs, manifests, tokenizers. Arrays or objects, read as strictly as scan.h does; duplicate keys, NUL
  * characters in keys, more than 4 Mi values and sizes beyond the caller's limit are refused too, each with its byte position. Large
- * untrusted maps (safetensors headers, indexes) go through scan.h. */
+ * untrusted maps (safetensors headers, indexes) go through scan.h.
+ *
+ * Not jansson: it gives no position of a duplicate key, no exact text of a number, and takes longer. An index of 7,680 tensors (0.74 MB)
+ * takes 0.82 ms here; jansson 2.14 takes 23 ms with duplicate keys refused and 7 ms with them accepted (best of 7, one thread, 2026-11-29).
+ * It would save some hundred lines and add a package. */
 #ifndef MM_FORMATS_JSON_H
 #define MM_FORMATS_JSON_H
 
