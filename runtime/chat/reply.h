@@ -3,7 +3,8 @@
  *
  * Markers (<think>, </think>, the tags around tool calls) are matched by token id where the tokenizer has them as tokens, and then the
  * same text of other tokens is text; otherwise by text. Text that does not parse as a call is content. Only white space around the
- * markers is dropped: the newlines that the template puts there, and text that is white space alone. Of content `as_written` none is. */
+ * markers is dropped: the newlines that the template puts there, and text that is white space alone. Of content `as_written` none is.
+ * A reply that is cut off where a call may have begun, before its name is whole, shows nothing of the call. */
 #ifndef MM_RUNTIME_REPLY_H
 #define MM_RUNTIME_REPLY_H
 
@@ -34,6 +35,7 @@ typedef struct mm_reply_settings {
   const struct mm_tools *tools; /* the same tools, opened (arguments.h): only read, so that replies may share them; stays until close. NULL:
                                    the reply opens its own from `tool`. */
   bool calls;                   /* tool calls are looked for; otherwise they are text. Ask for it where the request has tools. */
+  bool only_calls;              /* nothing else follows the reasoning: the beginning of a tag where the reply was cut off is no content */
   bool in_reasoning;            /* mm_prompt's */
   bool append_think;            /* minimax-append-think: reasoning is content, after "<think>" */
   bool as_written;              /* the content is held to a form that counts white space: none is dropped, and <think> in it is text */

@@ -373,9 +373,17 @@ static void end_in_value(mm_reply *r, bool whole) {
   }
 }
 
-/* Ends the block: waiting text is taken for what it is so far. */
+/* True if the reply may have been cut off within the tags that begin a call: no text but theirs has come. */
+static bool begins_call(const mm_reply *r) { return r->block == MM_BLOCK_START || r->block == MM_BLOCK_NEXT || r->block == MM_BLOCK_NAME; }
+
+/* Ends the block: waiting text is taken for what it is so far. Of a call that was cut off before its name is whole nothing is shown. */
 void mm_block_m2_end(mm_reply *r, bool whole) {
   if (r->block == MM_BLOCK_VALUE) end_in_value(r, whole);
+  if (!whole && begins_call(r)) {
+    mm_text_clear(&r->shown);
+    mm_text_clear(&r->in);
+    return;
+  }
   if (r->block == MM_BLOCK_NAME) mm_block_show(r);
   if (r->block == MM_BLOCK_NAME) mm_reply_emit(r, MM_REPLY_CONTENT, INVOKE, strlen(INVOKE));
   if (!r->open && r->in.n) mm_block_stray(r, r->in.n);

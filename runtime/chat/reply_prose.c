@@ -404,7 +404,9 @@ bool mm_reply_end(mm_reply *r, bool whole, mm_err *err) {
   size_t used;
   const bool waits = !whole && r->text.n && marker_at(r, r->text.p, r->text.n, &used, &partial) == MM_MARKERS && partial;
   /* Behind a call the beginning of the tag that ends them is no text, and the mark begins a tag. */
-  if (waits && ((r->block == MM_BLOCK_NEXT && !r->in.n) || (r->s.calls && *r->text.p == MM_REPLY_MARK))) mm_text_clear(&r->text);
+  if (waits && ((r->block == MM_BLOCK_NEXT && !r->in.n) || (r->s.calls && *r->text.p == MM_REPLY_MARK) ||
+                (r->s.only_calls && !r->block && !r->reasoning)))
+    mm_text_clear(&r->text);
   push_bytes(r, "", 0, err);
   if (!all_well(r, err)) return false;
   if (!r->block) {

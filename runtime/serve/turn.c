@@ -197,6 +197,7 @@ static bool open_turns(mm_call *c, const start *a, mm_err *err) {
                                  .tokenizer = c->server->tokenizer,
                                  .tools = &s->tools,
                                  .calls = a->tools,
+                                 .only_calls = a->rules->choice == MM_TOOLS_REQUIRED || a->rules->choice == MM_TOOLS_NAMED,
                                  .in_reasoning = a->in_reasoning,
                                  .append_think = s->set.append_think,
                                  .as_written = s->set.content.as_written,

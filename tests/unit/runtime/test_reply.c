@@ -210,8 +210,12 @@ static const struct {
     {"</think>" BEGIN "<invoke name=\"f\">\n<parameter name=\"s\">one", T "f" A "{\"s\": \"one", true},
     {"</think>" BEGIN "<invoke name=\"f\">\n" P("i", "2") "<parameter name=\"i\">1", T "f" A "{\"i\": 2, \"i\": \"1", true},
     {"</think>" BEGIN "<invoke name=\"f\">\n<parameter na", T "f", true},
-    {"</think>" BEGIN "<invoke name=\"f", C BEGIN "<invoke name=\"f", true},
-    {"</think>" BEGIN, C BEGIN, true},
+    {"</think>" BEGIN "<invoke name=\"f", "", true},
+    {"</think>" BEGIN, "", true},
+    {"</think>So.\n" BEGIN " <inv", C "So.", true},
+    {"</think>" BEGIN INVOKE("f", "") "\n<invoke name=\"ge", T "f" A "{}" E, true},
+    {"</think>" BEGIN INVOKE("f", "") "\n<inv", T "f" A "{}" E, true},
+    {"</think>" BEGIN "Sure <inv", C BEGIN "Sure <inv", true},
     /* elements without content */
     {"</think>" BEGIN "<invoke name=\"f\"/>" END, T "f" A "{}" E, false},
     {"</think>" BEGIN "<invoke name=f />\n<invoke name=\"g/\"/></invoke>\n<invoke name='h'>" END,
@@ -347,6 +351,14 @@ static const struct {
 } m1_cut[] = {
     {"<tool_calls>{\"name\": \"f\", \"arguments\": {\"a\": 1, \"b\": \"tw", T "f" A "{\"a\": 1, \"b\": \"tw"},
     {"<tool_calls>{\"name\": \"f\", \"arguments\": {\"a", T "f" A "{\"a"},
+    {"So.\n<tool_calls>\n", C "So."},
+    {"<tool_calls>\n{\"name\": \"f\", \"arg", ""},
+    {"<tool_calls>\n" LINE("f", "{}") "{\"na", T "f" A "{}" E},
+    {"<tool_calls>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}, \"id\": \"x", T "f" A "{\"a\": 1}" E},
+    {"<tool_calls>\n{\"name\": \"f\", \"arguments\": {\"a\": NaN, \"b",
+     C "<tool_calls>\n{\"name\": \"f\", \"arguments\": {\"a\": NaN, \"b"},
+    {"<tool_calls>\nno\n{\"na", C "<tool_calls>\nno\n{\"na"},
+    {"So.\n<tool_ca", C "So.\n<tool_ca"},
 };
 
 TEST(test_m1) {
