@@ -56,9 +56,12 @@ mm_reply *mm_reply_open(const mm_reply_settings *s, mm_err *err);
 void mm_reply_close(mm_reply *r); /* accepts NULL */
 /* The next token and its bytes, or bytes alone with id -1. Tokens that end the reply are not given. False: want of memory. */
 MM_MUST_USE bool mm_reply_push(mm_reply *r, int32_t id, const char *bytes, size_t n, mm_err *err);
-/* The end. `whole`: the model ended its message, so that a call without its closing tags is closed; otherwise it was cut off (length,
- * cancelled), and an open call stays unfinished. */
-MM_MUST_USE bool mm_reply_end(mm_reply *r, bool whole, mm_err *err);
+typedef enum mm_reply_finish {
+  MM_REPLY_CUT,    /* by the limit, or cancelled: an open call stays unfinished, and text that may have begun a tag is not shown */
+  MM_REPLY_WHOLE,  /* the model ended its message: a call without its closing tags is closed */
+  MM_REPLY_STOPPED /* by a stop string: as cut, but it is known that no tag has begun in content */
+} mm_reply_finish;
+MM_MUST_USE bool mm_reply_end(mm_reply *r, mm_reply_finish finish, mm_err *err);
 
 typedef enum mm_reply_place {
   MM_REPLY_OUTSIDE,      /* in content or calls */

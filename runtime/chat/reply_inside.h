@@ -80,13 +80,13 @@ void mm_reply_emit(mm_reply *r, mm_reply_kind kind, const char *text, size_t n);
 /* In a block: r->in has more text; a marker comes, true: it is text; the block or the reply ends, whole or cut off. */
 void mm_block_m2_text(mm_reply *r);
 bool mm_block_m2_marker(const mm_reply *r, mm_marker m);
-void mm_block_m2_end(mm_reply *r, bool whole);
+void mm_block_m2_end(mm_reply *r, mm_reply_finish finish);
 void mm_block_m3_text(mm_reply *r);
 bool mm_block_m3_marker(const mm_reply *r, mm_marker m);
 void mm_block_m3_end(mm_reply *r, bool whole);
 void mm_block_m1_text(mm_reply *r);
 bool mm_block_m1_marker(const mm_reply *r, mm_marker m);
-void mm_block_m1_end(mm_reply *r, bool whole);
+void mm_block_m1_end(mm_reply *r, mm_reply_finish finish);
 
 /* White space, then the tag, at the start of a text: yes, no, or not enough text yet; *used: bytes of both. */
 mm_tag_match mm_tag_behind(const char *text, size_t n, const char *tag, size_t *used);

@@ -146,7 +146,8 @@ void mm_turn_ended(mm_choice *ch) {
   t->cut = !ended_itself(ch);
   /* If an item follows a call without an end, the call went wrong before the reply was cut off. */
   if (t->calls && t->items && !t->call[t->calls - 1].ended && t->item[t->items - 1].kind != MM_REPLY_CALL) t->wrong = t->calls;
-  if (!mm_reply_end(t->reply, !t->cut, MM_IGNORED)) t->failed = true;
+  const bool stopped = ch->ending.why == MM_FINISH_STOP;
+  if (!mm_reply_end(t->reply, !t->cut ? MM_REPLY_WHOLE : stopped ? MM_REPLY_STOPPED : MM_REPLY_CUT, MM_IGNORED)) t->failed = true;
   t->reasoning_tokens = mm_reply_reasoning_tokens(t->reply);
   const bool said = ch->ending.why == MM_FINISH_STOP || ch->ending.why == MM_FINISH_LENGTH;
   if (t->constraint && said && mm_constraint_stuck(t->constraint)) {
