@@ -127,8 +127,9 @@ void mm_turn_token(mm_choice *ch, const mm_token *t) {
   if (!t->end && t->id >= 0 && MM_GROW(turn->sampled, &turn->samples_cap, turn->samples + 1, MM_IGNORED))
     turn->sampled[turn->samples++] = t->id;
   const bool tag = mm_reply_is_tag(ch->call->server->format, t->bytes, t->n); /* other control tokens are no text */
-  if (t->n == 0 || (t->special && !ch->call->params.special && !tag)) return;
-  if (!mm_reply_push(turn->reply, t->id, t->bytes, t->n, MM_IGNORED)) turn->failed = true;
+  const bool shown = t->n && (!t->special || ch->call->params.special || tag);
+  if (!shown && (t->end || t->id < 0)) return; /* others that are not shown count as tokens of the reasoning */
+  if (!mm_reply_push(turn->reply, shown ? t->id : -1, t->bytes, shown ? t->n : 0, MM_IGNORED)) turn->failed = true;
 }
 
 /* True if the model ended the message, or the API wanted no more of it. A stop string cuts it off, and so does an id that the request

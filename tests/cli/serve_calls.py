@@ -159,6 +159,9 @@ def stops_behind_reasoning(s):
     assert got["finish_reason"] == "stop" and got["stop_reason"] == "~", got
     lines = reply(s, guided_choice=["\n\nI\n\nH"], stop="\n\n", **how)
     assert lines["message"]["content"] == "I" and lines["stop_reason"] == "\n\n", lines
+    # Control tokens in the reasoning are not shown, and are tokens of it.
+    hidden = s.post(CHAT, {"messages": ASK, "max_tokens": 5, "temperature": 0, "logit_bias": {str(id_of(s, "]~b]")): 100}})
+    assert "reasoning_content" not in hidden["choices"][0]["message"] and hidden["usage"]["completion_tokens_details"]["reasoning_tokens"] == 5, hidden
     never = {"temperature": 0, "logit_bias": {stroke: 100}}
     assert reply(s, stop=["~", "~~"], **never)["finish_reason"] == "length"
     got = s.post(RESPONSES, {"input": "x", "max_output_tokens": 20, "stop": "~", **never})
