@@ -405,6 +405,17 @@ def tabs(b, server):
     b.call("Target.closeTarget", targetId=target)
 
 
+def reloaded(b, server):
+    """A page that is loaded again while a reply streams has kept what came."""
+    b.run("localStorage.clear(); $('clear').click(); 0")
+    submit(b, "kept", 4000)
+    b.wait("(document.querySelector('details div') || {textContent: ''}).textContent.length > 5")
+    open_page(b, server)
+    kept, = b.run("saved()")
+    assert [m["role"] for m in kept["messages"]] == ["user", "assistant"] and kept["messages"][0]["content"] == "kept" and len(kept["messages"][1]["reasoning_content"]) > 5, kept
+    b.run("localStorage.clear(); 0")
+
+
 def mistyped(b, packed):
     """A key that is wrong at first."""
     with Server(packed, "--chat-format", "minimax-m2", "--max-model-len", "256", "--api-key", "right") as server:
@@ -439,6 +450,7 @@ with Server(PACKED, "--chat-format", "minimax-m2") as server:
     markdown(b)
     conversations(b)
     tabs(b, server)
+    reloaded(b, server)
     wander(b, *(int(x) for x in (sys.argv[1:] + ["7", "120"][len(sys.argv) - 1:])[:2]))
     # A reply that is held to a call of a tool that the page has.
     think = server.post("/tokenize", {"prompt": "</think>", "parse_special": True})["tokens"][0]
