@@ -3,7 +3,8 @@
  *
  * Markers (<think>, </think>, the tags around tool calls) are matched by token id where the tokenizer has them as tokens, and then the
  * same text of other tokens is text; otherwise by text. Text that does not parse as a call is content. Only white space around the
- * markers is dropped: the newlines that the template puts there, and text that is white space alone. Of content `as_written` none is. */
+ * markers is dropped: the newlines that the template puts there, and text that is white space alone. Of content `as_written` none is.
+ * A reply that is cut off where a call may have begun, before its name is whole, shows nothing of the call. */
 #ifndef MM_RUNTIME_REPLY_H
 #define MM_RUNTIME_REPLY_H
 
@@ -34,6 +35,7 @@ typedef struct mm_reply_settings {
   const struct mm_tools *tools; /* the same tools, opened (arguments.h): only read, so that replies may share them; stays until close. NULL:
                                    the reply opens its own from `tool`. */
   bool calls;                   /* tool calls are looked for; otherwise they are text. Ask for it where the request has tools. */
+  bool only_calls;              /* nothing else follows the reasoning: the beginning of a tag where the reply was cut off is no content */
   bool in_reasoning;            /* mm_prompt's */
   bool append_think;            /* minimax-append-think: reasoning is content, after "<think>" */
   bool as_written;              /* the content is held to a form that counts white space: none is dropped, and <think> in it is text */
@@ -54,9 +56,12 @@ mm_reply *mm_reply_open(const mm_reply_settings *s, mm_err *err);
 void mm_reply_close(mm_reply *r); /* accepts NULL */
 /* The next token and its bytes, or bytes alone with id -1. Tokens that end the reply are not given. False: want of memory. */
 MM_MUST_USE bool mm_reply_push(mm_reply *r, int32_t id, const char *bytes, size_t n, mm_err *err);
-/* The end. `whole`: the model ended its message, so that a call without its closing tags is closed; otherwise it was cut off (length,
- * cancelled), and an open call stays unfinished. */
-MM_MUST_USE bool mm_reply_end(mm_reply *r, bool whole, mm_err *err);
+typedef enum mm_reply_finish {
+  MM_REPLY_CUT,    /* by the limit, or cancelled: an open call stays unfinished, and text that may have begun a tag is not shown */
+  MM_REPLY_WHOLE,  /* the model ended its message: a call without its closing tags is closed */
+  MM_REPLY_STOPPED /* by a stop string: as cut, but it is known that no tag has begun in content */
+} mm_reply_finish;
+MM_MUST_USE bool mm_reply_end(mm_reply *r, mm_reply_finish finish, mm_err *err);
 
 typedef enum mm_reply_place {
   MM_REPLY_OUTSIDE,      /* in content or calls */

@@ -81,13 +81,13 @@ void mm_reply_emit(mm_reply *r, mm_reply_kind kind, const char *text, size_t n);
  * block or the reply ends; whole: it was not cut off. */
 void mm_block_m2_text(mm_reply *r);
 bool mm_block_m2_marker(const mm_reply *r, mm_marker m);
-void mm_block_m2_end(mm_reply *r, bool whole);
+void mm_block_m2_end(mm_reply *r, mm_reply_finish finish);
 void mm_block_m3_text(mm_reply *r);
 bool mm_block_m3_marker(const mm_reply *r, mm_marker m);
 void mm_block_m3_end(mm_reply *r, bool whole);
 void mm_block_m1_text(mm_reply *r);
 bool mm_block_m1_marker(const mm_reply *r, mm_marker m);
-void mm_block_m1_end(mm_reply *r, bool whole);
+void mm_block_m1_end(mm_reply *r, mm_reply_finish finish);
 
 /* Parts of arguments that M2 and M3 write into r->fragment: `{"key": ` or `, "key": ` of r->key, and a piece of a string with its
  * first or last quote. mm_block_send makes an event of the fragment. */

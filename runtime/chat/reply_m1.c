@@ -218,10 +218,19 @@ static void cut_arguments(mm_reply *r) {
   mm_reply_emit(r, MM_REPLY_ARGUMENTS, r->value.p + r->object.sent, r->value.n - r->object.sent);
 }
 
-void mm_block_m1_end(mm_reply *r, bool whole) {
-  if (r->block != MM_BLOCK_LINE) return;
-  if (!whole && r->open)
+/* True if the object at hand may still become a call, or its rest belongs to one. */
+static bool may_be_call(const mm_reply *r) { return r->begun ? r->object.ended : !r->object.sent; }
+
+/* Of a call that was cut off before its arguments nothing is shown. */
+void mm_block_m1_end(mm_reply *r, mm_reply_finish finish) {
+  const bool line = r->block == MM_BLOCK_LINE, whole = finish == MM_REPLY_WHOLE;
+  const bool drop = finish == MM_REPLY_CUT || !r->literal; /* in a block with other text a stopped object is text */
+  if (!whole && (line ? !r->open && drop && may_be_call(r) : r->block == MM_BLOCK_START)) {
+    mm_text_clear(&r->shown);
+    mm_text_clear(&r->value);
+  } else if (line && !whole && r->open) {
     cut_arguments(r);
-  else
+  } else if (line) {
     end_object(r, false);
+  }
 }

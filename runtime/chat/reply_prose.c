@@ -249,17 +249,17 @@ static void give_text(mm_reply *r, const char *text, size_t n) {
     prose_text(r, text, n);
 }
 
-static void end_block(mm_reply *r, bool whole) {
+static void end_block(mm_reply *r, mm_reply_finish finish) {
   switch (r->s.format->family) {
-    case MM_CHAT_M2: mm_block_m2_end(r, whole); break;
-    case MM_CHAT_M3: mm_block_m3_end(r, whole); break;
-    default: mm_block_m1_end(r, whole); break;
+    case MM_CHAT_M2: mm_block_m2_end(r, finish); break;
+    case MM_CHAT_M3: mm_block_m3_end(r, finish == MM_REPLY_WHOLE); break;
+    default: mm_block_m1_end(r, finish); break;
   }
 }
 
 /* The closing tag, or an opening one once more. */
 static void leave_block(mm_reply *r, mm_marker m, const char *text, size_t n) {
-  end_block(r, true);
+  end_block(r, MM_REPLY_WHOLE);
   mm_text_clear(&r->in);
   mm_text_clear(&r->shown);
   if (m == MM_MARK_CALLS_END && r->literal) mm_reply_emit(r, MM_REPLY_CONTENT, text, n);
@@ -400,18 +400,44 @@ bool mm_reply_push(mm_reply *r, int32_t id, const char *bytes, size_t n, mm_err 
   return all_well(r, err);
 }
 
-bool mm_reply_end(mm_reply *r, bool whole, mm_err *err) {
-  bool partial = false;
-  size_t used;
-  const bool waits = !whole && r->text.n && marker_at(r, r->text.p, r->text.n, &used, &partial) == MM_MARKERS && partial;
-  /* Behind a call the beginning of the tag that ends them is no text, and the mark begins a tag. */
-  if (waits && ((r->block == MM_BLOCK_NEXT && !r->in.n) || (r->s.calls && *r->text.p == MM_REPLY_MARK))) mm_text_clear(&r->text);
+/* True if the marker, matched by text, would be one here. */
+static bool is_live(const mm_reply *r, mm_marker m) {
+  const mm_chat_tags *tags = r->s.format->tags;
+  const bool first = r->fresh && r->silent;
+  if (r->block) return !is_text(r, m);
+  switch (m) {
+    case MM_MARK_THINK: return r->reasoning ? r->fresh : first && !r->s.as_written;
+    case MM_MARK_THINK_END: return r->reasoning || (first && tags->bare_end);
+    case MM_MARK_CALLS: return r->s.calls && !r->quoting && (tags->call_token || !r->reasoning);
+    default: return false;
+  }
+}
+
+/* True if the text that waits is the beginning of a tag, as far as is known. */
+static bool begins_tag(const mm_reply *r, mm_reply_finish finish) {
+  if (finish == MM_REPLY_WHOLE || !r->text.n) return false;
+  const bool mark = *r->text.p == MM_REPLY_MARK;
+  for (int i = 0; i < MM_MARKERS; i++) {
+    const bool behind = r->s.format->tags->marked && (i == MM_MARK_CALLS || i == MM_MARK_CALLS_END);
+    size_t used;
+    if (r->marker_id[i] >= 0 || behind != mark ||
+        mm_tag_behind(r->text.p + behind, r->text.n - behind, r->marker[i], &used) != MM_TAG_PARTIAL)
+      continue;
+    /* Behind a call the beginning of the tag that ends them is no text, and the mark begins a tag. */
+    if ((r->block == MM_BLOCK_NEXT && !r->in.n) || (mark && r->s.calls) || (r->s.only_calls && !r->block && !r->reasoning)) return true;
+    if (finish == MM_REPLY_CUT && is_live(r, (mm_marker)i)) return true;
+  }
+  return false;
+}
+
+bool mm_reply_end(mm_reply *r, mm_reply_finish finish, mm_err *err) {
+  if (begins_tag(r, finish)) mm_text_clear(&r->text);
   push_bytes(r, "", 0, err);
   if (!all_well(r, err)) return false;
   if (!r->block) {
     prose_ends(r, true);
   } else {
-    end_block(r, whole);
+    end_block(r, finish);
     mm_block_show(r);
   }
   return all_well(r, err);

@@ -373,7 +373,7 @@ bool mm_talk_token(mm_talk *t, int32_t id, bool *stopped, mm_err *err) {
 }
 
 bool mm_talk_end(mm_talk *t, bool whole, mm_err *err) {
-  const bool ok = mm_reply_end(t->reply, whole, err);
+  const bool ok = mm_reply_end(t->reply, whole ? MM_REPLY_WHOLE : t->stopped ? MM_REPLY_STOPPED : MM_REPLY_CUT, err);
   if (ok && !t->stopped) put_content(t, t->stops.held_count);
   mm_stops_take(&t->stops, t->stops.held_count);
   stop_thinking(t);

@@ -186,10 +186,10 @@ static bool read_choice(mm_call *c, mm_conversation *v, mm_tool_rules *r) {
 }
 
 static bool read_thinking(mm_call *c, mm_conversation *v) {
-  const mm_value *thinking;
-  if (!mm_field(c, c->body, "thinking", MM_VALUE_OBJECT, &thinking)) return false;
+  mm_thinking mode;
+  if (!mm_thinking_read(c, &mode)) return false;
   const mm_chat_format *format = c->server->format;
-  if (format && format->tags->optional) mm_thinking_set(v, mm_thinking_of(mm_value_get(thinking, "type")));
+  if (format && format->tags->optional) mm_thinking_set(v, mode);
   return true;
 }
 

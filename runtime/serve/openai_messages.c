@@ -95,6 +95,28 @@ static bool read_role(mm_call *c, const mm_value *v, mm_role *out) {
                    role && role->type == MM_VALUE_STRING ? role->text : mm_value_word(role));
 }
 
+/* The reasoning as MiniMax's own server has it: a list of objects with a text, which are joined. */
+static bool read_details(mm_call *c, const mm_value *v, mm_message *m, mm_err *err) {
+  const mm_value *details;
+  size_t n = 0;
+  if (!mm_field(c, v, "reasoning_details", MM_VALUE_ARRAY, &details)) return false;
+  if (!details || m->reasoning.n) return true;
+  for (const mm_value *d = details->first; d; d = d->next) {
+    const mm_value *text = mm_value_get(d, "text");
+    if (!text || text->type != MM_VALUE_STRING) return mm_refuse(c, 400, "messages", "messages: a part of reasoning_details has no text");
+    n += text->n;
+  }
+  char *joined = mm_arena_alloc(&c->arena, n + 1, err);
+  if (!joined) return false;
+  m->reasoning = (mm_str){joined, n};
+  for (const mm_value *d = details->first; d; d = d->next) {
+    const mm_str text = mm_str_of(mm_value_get(d, "text"));
+    memcpy(joined, text.p, text.n);
+    joined += text.n;
+  }
+  return true;
+}
+
 /* What else a message of the assistant may have said. */
 static bool read_other(mm_call *c, const mm_value *v, mm_message *m, mm_err *err) {
   static const char *const unserved[] = {"function_call", "audio"};
@@ -106,6 +128,7 @@ static bool read_other(mm_call *c, const mm_value *v, mm_message *m, mm_err *err
       !mm_field(c, v, "reasoning", MM_VALUE_STRING, &other))
     return false;
   m->reasoning = mm_str_of(reasoning ? reasoning : other);
+  if (!read_details(c, v, m, err)) return false;
   return !refusal || m->part_count || read_content(c, refusal, m, err);
 }
 
@@ -253,6 +276,15 @@ void mm_thinking_set(mm_conversation *v, mm_thinking mode) {
   if (v->thinking < mode) v->thinking = mode;
 }
 
+bool mm_thinking_read(mm_call *c, mm_thinking *mode) {
+  const mm_value *thinking, *type;
+  if (!mm_field(c, c->body, "thinking", MM_VALUE_OBJECT, &thinking)) return false;
+  type = mm_value_get(thinking, "type");
+  *mode = mm_thinking_of(type);
+  return !type || *mode ||
+         mm_refuse(c, 400, "thinking", "thinking.type: found %.60s, expected enabled, adaptive or disabled", mm_value_shown(type));
+}
+
 bool mm_template_kwargs(mm_call *c, mm_conversation *out) {
   const mm_value *kwargs, *identity, *date, *location, *mode;
   bool thinking = true;
@@ -305,12 +337,12 @@ bool mm_reasoning_budget(mm_call *c, int64_t *most) {
 
 /* Fields of other servers for the same: thinking as Anthropic has it, reasoning as responses do. */
 static bool read_effort(mm_call *c, mm_conversation *out) {
-  const mm_value *thinking, *effort;
-  mm_thinking mode;
-  if (!mm_field(c, c->body, "thinking", MM_VALUE_OBJECT, &thinking) || !mm_reasoning_effort(c, &mode) ||
+  const mm_value *effort;
+  mm_thinking thinking, mode;
+  if (!mm_thinking_read(c, &thinking) || !mm_reasoning_effort(c, &mode) ||
       !mm_field(c, c->body, "reasoning_effort", MM_VALUE_STRING, &effort))
     return false;
-  mm_thinking_set(out, mm_thinking_of(mm_value_get(thinking, "type")));
+  mm_thinking_set(out, thinking);
   mm_thinking_set(out, mm_chat_effort(c->server->format, mm_str_of(effort)));
   mm_thinking_set(out, mode);
   return true;

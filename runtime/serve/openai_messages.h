@@ -31,6 +31,8 @@ MM_MUST_USE bool mm_arguments_check(mm_call *c, const char *param, mm_str *text,
 MM_MUST_USE bool mm_flat_tools(mm_call *c, mm_conversation *out, const char *schema, mm_err *err);
 /* tool_choice and parallel_tool_calls of OpenAI's APIs. *other is a choice that is neither absent, auto nor none; NULL then. */
 MM_MUST_USE bool mm_tool_word(mm_call *c, mm_conversation *v, mm_tool_rules *r, const mm_value **other);
+/* *mode: what the type of `thinking` asks for, unset where it does not say. */
+MM_MUST_USE bool mm_thinking_read(mm_call *c, mm_thinking *mode);
 /* *mode: what `reasoning` of a request asks for, unset where it does not say. */
 MM_MUST_USE bool mm_reasoning_effort(mm_call *c, mm_thinking *mode);
 /* *most: the smallest of the request's budgets of reasoning tokens, -1: there is none. Refused where the format cannot limit it, but for

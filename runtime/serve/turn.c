@@ -127,8 +127,9 @@ void mm_turn_token(mm_choice *ch, const mm_token *t) {
   if (!t->end && t->id >= 0 && MM_GROW(turn->sampled, &turn->samples_cap, turn->samples + 1, MM_IGNORED))
     turn->sampled[turn->samples++] = t->id;
   const bool tag = mm_reply_is_tag(ch->call->server->format, t->bytes, t->n); /* other control tokens are no text */
-  if (t->n == 0 || (t->special && !ch->call->params.special && !tag)) return;
-  if (!mm_reply_push(turn->reply, t->id, t->bytes, t->n, MM_IGNORED)) turn->failed = true;
+  const bool shown = t->n && (!t->special || ch->call->params.special || tag);
+  if (!shown && (t->end || t->id < 0)) return; /* others that are not shown count as tokens of the reasoning */
+  if (!mm_reply_push(turn->reply, shown ? t->id : -1, t->bytes, shown ? t->n : 0, MM_IGNORED)) turn->failed = true;
 }
 
 /* True if the model ended the message, or the API wanted no more of it. A stop string cuts it off, and so does an id that the request
@@ -146,7 +147,8 @@ void mm_turn_ended(mm_choice *ch) {
   t->cut = !ended_itself(ch);
   /* If an item follows a call without an end, the call went wrong before the reply was cut off. */
   if (t->calls && t->items && !t->call[t->calls - 1].ended && t->item[t->items - 1].kind != MM_REPLY_CALL) t->wrong = t->calls;
-  if (!mm_reply_end(t->reply, !t->cut, MM_IGNORED)) t->failed = true;
+  const bool stopped = ch->ending.why == MM_FINISH_STOP;
+  if (!mm_reply_end(t->reply, !t->cut ? MM_REPLY_WHOLE : stopped ? MM_REPLY_STOPPED : MM_REPLY_CUT, MM_IGNORED)) t->failed = true;
   t->reasoning_tokens = mm_reply_reasoning_tokens(t->reply);
   const bool said = ch->ending.why == MM_FINISH_STOP || ch->ending.why == MM_FINISH_LENGTH;
   if (t->constraint && said && mm_constraint_stuck(t->constraint)) {
@@ -197,6 +199,7 @@ static bool open_turns(mm_call *c, const start *a, mm_err *err) {
                                  .tokenizer = c->server->tokenizer,
                                  .tools = &s->tools,
                                  .calls = a->tools,
+                                 .only_calls = a->rules->choice == MM_TOOLS_REQUIRED || a->rules->choice == MM_TOOLS_NAMED,
                                  .in_reasoning = a->in_reasoning,
                                  .append_think = s->set.append_think,
                                  .as_written = s->set.content.as_written,

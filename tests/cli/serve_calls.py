@@ -123,6 +123,13 @@ def cut_off(s):
         assert ended == ["incomplete"] and "response.function_call_arguments.done" not in [x["type"] for x in events], events
 
 
+def cut_before_name(s, **how):
+    """A required call that the limit cuts off before its name is whole leaves no content."""
+    for n in range(1, 14):
+        got = reply(s, tool_choice="required", max_tokens=n, **how)
+        assert got["finish_reason"] == "length" and not got["message"]["content"], (n, got)
+
+
 def one_call(s):
     """With parallel_tool_calls false nothing behind the one call is content, and equal requests have equal replies, alone and in a crowd."""
     body = {"messages": ASK, "tools": TOOLS, "temperature": 0, "max_tokens": 300, "guided_choice": [SCRIPT], "logit_bias": {str(id_of(s, "</think>")): 100},
@@ -152,6 +159,9 @@ def stops_behind_reasoning(s):
     assert got["finish_reason"] == "stop" and got["stop_reason"] == "~", got
     lines = reply(s, guided_choice=["\n\nI\n\nH"], stop="\n\n", **how)
     assert lines["message"]["content"] == "I" and lines["stop_reason"] == "\n\n", lines
+    # Control tokens in the reasoning are not shown, and are tokens of it.
+    hidden = s.post(CHAT, {"messages": ASK, "max_tokens": 5, "temperature": 0, "logit_bias": {str(id_of(s, "]~b]")): 100}})
+    assert "reasoning_content" not in hidden["choices"][0]["message"] and hidden["usage"]["completion_tokens_details"]["reasoning_tokens"] == 5, hidden
     never = {"temperature": 0, "logit_bias": {stroke: 100}}
     assert reply(s, stop=["~", "~~"], **never)["finish_reason"] == "length"
     got = s.post(RESPONSES, {"input": "x", "max_output_tokens": 20, "stop": "~", **never})
@@ -299,6 +309,7 @@ def compiled_once(s):
 with Server(changed("tests/data/tiny-m2"), "--chat-format", "minimax-m2", "--max-model-len", "1024") as server:
     begun_in_reasoning(server)
     cut_off(server)
+    cut_before_name(server, chat_template_kwargs={"enable_thinking": False})
     one_call(server)
     stops_behind_reasoning(server)
     biased(server)
@@ -309,6 +320,7 @@ with Server(changed("tests/data/tiny-m2"), "--chat-format", "minimax-m2", "--max
     compiled_once(server)
 with Server(changed("tests/data/tiny-m1", WRONG), "--chat-format", "minimax-m1", "--max-model-len", "1024") as server:
     gone_wrong(server)
+    cut_before_name(server)
     white_space_held(server, False)
     unserved(server)
 print("calls begun in the reasoning, cut off, gone wrong; biases, schemas without an end; forms that are compiled once")

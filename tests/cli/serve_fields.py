@@ -240,7 +240,9 @@ def within(s):
     for path, body, name in [
         (chat, turn(function_call=call), "function_call"), (chat, turn(audio={"id": "a"}), "audio"),
         (chat, turn(reasoning_content=["hm"]), "reasoning_content"), (chat, turn(reasoning=7), "reasoning"),
-        (chat, turn(refusal=["no"]), "refusal"),
+        (chat, turn(refusal=["no"]), "refusal"), (chat, turn(reasoning_details="hm"), "reasoning_details"),
+        (chat, turn(reasoning_details=[{"data": "hm"}]), "reasoning_details"), (chat, {**base, "thinking": {"type": "on"}}, "thinking"),
+        (APIS["messages"][0], {**APIS["messages"][1], "thinking": {"type": "on"}}, "thinking"),
         (chat, {**base, "guided_choice": ["a"], "response_format": {"type": "json_object"}}, "guided_choice"),
         (chat, {**base, "tools": f, "tool_choice": {"type": "mcp", "function": {"name": "f"}}}, "tool_choice"),
         (responses, {**flat, "tools": flat_f, "tool_choice": {"type": "allowed_tools", "name": "f"}}, "tool_choice"),
@@ -255,6 +257,13 @@ def within(s):
     plain = ask(s, chat, turn())
     assert plain[0] == 200 and plain == ask(s, chat, turn(function_call=None, audio=None, refusal=None, reasoning=None))
     assert plain != ask(s, chat, turn(refusal="I do not.")) == ask(s, chat, turn(content="I do not."))
+    used = [{"id": "c", "type": "function", "function": call}]
+
+    def thought(**said):
+        return ask(s, chat, {**base, "tools": f, "messages": [*USER, {"role": "assistant", "tool_calls": used, **said}, {"role": "tool", "tool_call_id": "c", "content": "x"}]})
+
+    parts = [{"type": "reasoning.text", "text": "I "}, {"text": "see."}]
+    assert thought() != thought(reasoning_content="I see.") == thought(reasoning_details=parts) == thought(reasoning_details=parts[:1], reasoning="I see.")
     off = ask(s, responses, {**flat, "reasoning": {"effort": "none"}})
     assert ask(s, responses, {**flat, "reasoning": {"enabled": False}}) == off != ask(s, responses, flat)
     for none in ({"return_token_strs": False, "with_pieces": None}, {}):

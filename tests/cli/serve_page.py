@@ -362,6 +362,60 @@ def wander(b, seed, steps):
     assert why is None, why
 
 
+def tabs(b, server):
+    """A conversation in two tabs: what each adds is kept, and what one deletes does not come back with the other's reply."""
+    first, titles = b.session, "saved().map(c => [c.title, c.messages.map(m => m.content).join()])"
+    b.run("localStorage.clear(); $('clear').click(); 0")
+    fake(b, [{"content": "one"}], [{"content": "two"}])
+    submit(b, "a", 9)
+    b.wait("!running")
+    target = b.call("Target.createTarget", url="about:blank")["targetId"]
+    b.session = second = b.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+    open_page(b, server)
+    fake(b, [{"content": "three"}])
+    b.run("$('chats').click(); document.querySelector('#list button').click(); 0")
+    assert shown(b) == ["a", "one"]
+    b.session = first
+    submit(b, "b", 9)
+    b.wait("!running")
+    b.session = second
+    b.wait("saved()[0].messages.length == 4")  # a browser tells its tabs of each other's changes after a moment
+    submit(b, "c", 9)
+    b.wait("!running")
+    assert sorted(b.run(titles)) == [["a", "a,one,b,two"], ["a", "a,one,c,three"]], b.run(titles)
+    # The first tab's reply hangs; the second deletes that conversation, and its own one.
+    b.session = first
+    b.wait("saved().length == 2")
+    b.run("window.fetch = (url, o) => !o || !o.body ? plain(url, o) : new Promise(r => window.answer = r); 0")
+    submit(b, "d", 9)
+    b.session = second
+    for _ in range(2):
+        b.run("$('chats').click(); document.querySelector('#list p').lastChild.click(); $('chats').click(); 0")
+    b.session = first
+    b.wait("!saved().length")
+    b.run("answer(new Response('data: ' + JSON.stringify({choices: [{delta: {content: 'four'}}]}) + '\\n\\ndata: [DONE]\\n\\n')); 0")
+    b.wait("!running")
+    assert b.run(titles) == [] and shown(b)[-1] == "four", b.run(titles)
+    fake(b, [{"content": "five"}])
+    submit(b, "e", 9)  # whoever goes on with it keeps it
+    b.wait("!running")
+    assert b.run(titles) == [["a", "a,one,b,two,d,four,e,five"]], b.run(titles)
+    assert len({b.run("named()") for _ in range(3)}) == 3
+    b.run("localStorage.clear(); window.fetch = plain; $('clear').click(); 0")
+    b.call("Target.closeTarget", targetId=target)
+
+
+def reloaded(b, server):
+    """A page that is loaded again while a reply streams has kept what came."""
+    b.run("localStorage.clear(); $('clear').click(); 0")
+    submit(b, "kept", 4000)
+    b.wait("(document.querySelector('details div') || {textContent: ''}).textContent.length > 5")
+    open_page(b, server)
+    kept, = b.run("saved()")
+    assert [m["role"] for m in kept["messages"]] == ["user", "assistant"] and kept["messages"][0]["content"] == "kept" and len(kept["messages"][1]["reasoning_content"]) > 5, kept
+    b.run("localStorage.clear(); 0")
+
+
 def mistyped(b, packed):
     """A key that is wrong at first."""
     with Server(packed, "--chat-format", "minimax-m2", "--max-model-len", "256", "--api-key", "right") as server:
@@ -395,6 +449,8 @@ with Server(PACKED, "--chat-format", "minimax-m2") as server:
     failing(b)
     markdown(b)
     conversations(b)
+    tabs(b, server)
+    reloaded(b, server)
     wander(b, *(int(x) for x in (sys.argv[1:] + ["7", "120"][len(sys.argv) - 1:])[:2]))
     # A reply that is held to a call of a tool that the page has.
     think = server.post("/tokenize", {"prompt": "</think>", "parse_special": True})["tokens"][0]

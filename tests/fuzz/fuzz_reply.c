@@ -65,7 +65,7 @@ static bool record(transcript *t, unsigned flags, mm_chat_tool tool, const char 
     if (!mm_reply_push(r, -1, text + at, len, &err)) abort();
     at += len;
   }
-  if (!mm_reply_end(r, flags & WHOLE, &err)) abort();
+  if (!mm_reply_end(r, flags & WHOLE ? MM_REPLY_WHOLE : MM_REPLY_CUT, &err)) abort();
   mm_reply_close(r);
   return true;
 }

@@ -175,7 +175,7 @@ static void answer(noise *n, const char *line, size_t len, mm_text *out) {
     mm_section s[3];
     const uint32_t sections = sections_of(n, format, must, &a, calls, s, &err);
     const mm_reply_settings set = {
-        .format = format, .tokenizer = n->tokenizer, .tools = &tools, .calls = true, .sink = on_event, .user = n};
+        .format = format, .tokenizer = n->tokenizer, .tools = &tools, .calls = true, .only_calls = must, .sink = on_event, .user = n};
     mm_reply *r = mm_reply_open(&set, &err);
     if (!r) exit(8);
     n->seed = UINT64_C(0x9e3779b97f4a7c15) * (uint64_t)(whole(mm_value_get(v, "seed")) + 1);

@@ -4,7 +4,8 @@
  *       {"text": S, "pieces": [[owner, bytes], …], "user_end": bytes, "in_reasoning": B} or {"error": S}; with "tokenizer": PATH also
  * "ids", "user_ids" ("trust_user": B)
  *   {"op": "template", "text": S}     {"format": F}
- *   {"op": "reply", "format": F, "tools": […], "pieces": [[id, S], …], "calls": B, "in_reasoning": B, "append_think": B, "whole": B}
+ *   {"op": "reply", "format": F, "tools": […], "pieces": [[id, S], …], "calls": B, "in_reasoning": B, "append_think": B, "whole": B,
+ *   "stopped": B}
  *       {"events": [[kind, call, S], …], "reasoning_tokens": N}
  *
  * Messages are as OpenAI has them; arguments are a string of JSON or an object. */
@@ -175,7 +176,7 @@ static void reply(lines *l, const mm_value *o) {
   bool ok = r != NULL;
   for (const mm_value *p = pieces ? pieces->first : NULL; ok && p; p = p->next)
     ok = mm_reply_push(r, (int32_t)mm_value_real(p->first), p->first->next->text, p->first->next->n, &l->err);
-  ok = ok && mm_reply_end(r, flag(o, "whole"), &l->err);
+  ok = ok && mm_reply_end(r, flag(o, "whole") ? MM_REPLY_WHOLE : flag(o, "stopped") ? MM_REPLY_STOPPED : MM_REPLY_CUT, &l->err);
   if (ok) mm_text_printf(&l->out, "], \"reasoning_tokens\": %u}", mm_reply_reasoning_tokens(r));
   mm_reply_close(r);
 }

@@ -219,7 +219,7 @@ def noise(path, model):
             continue
         counts[got["finish"]] = counts.get(got["finish"], 0) + 1
         assert got["finish"] != "stuck" and (got["finish"] == "length" or got["calls"] or not line["must"]), told
-        assert not line["must"] or not got["content"] or got["finish"] == "length", told  # M1: the beginning of a call that has no name yet
+        assert not line["must"] or not got["content"], told
         for i, (called, arguments, ended) in enumerate(got["calls"]):
             assert called in tools and (not line["only"] or called == line["only"]), told
             assert ended or (got["finish"] == "length" and i + 1 == len(got["calls"])), told
