@@ -283,7 +283,9 @@ static bool rotary(mm_config c, mm_model *m, mm_err *err) {
     return false;
   if (r.theta.key[0]) m->rope_theta = r.theta.value;
   if (own) m->rotary_dim = own;
-  if (!r.factor.key[0]) return true;
+  if (!r.factor.key[0])
+    return m->rotary_dim > 0 || mm_fail(err, MM_BAD_INPUT, "E_CFG_MISSING", mm_at(c.file, NULL),
+                                        "key \"rotary_dim\": found neither it nor partial_rotary_factor, expected an integer");
   double exact = r.factor.value * m->head_dim, dims = round(exact); /* 32 / 96 · 96 is not 32 */
   if (!(dims >= 2 && dims <= m->head_dim) || fabs(exact - dims) > 1e-9 * dims)
     return RANGE("partial_rotary_factor %g of head_dim %u is no whole number of dimensions", r.factor.value, m->head_dim);
@@ -323,7 +325,8 @@ bool mm_config_common(mm_config c, mm_model *m, mm_err *err) {
   if (m->layers > MM_MAX_LAYERS) return RANGE("key \"num_hidden_layers\": found %u, expected at most %d", m->layers, MM_MAX_LAYERS);
   if (m->head_dim == 0) m->head_dim = m->hidden / m->heads;
   if (!mm_config_u32_or(c, KEYS("head_dim"), &m->head_dim, err)) return false;
-  if (m->rotary_dim == 0) m->rotary_dim = m->family == MM_FAMILY_M1 ? m->head_dim : m->head_dim / 2;
+  /* The classes of M1 and M2, remote and in transformers 5, turn whole heads where nothing is said. Readers of M3 differ. */
+  if (m->rotary_dim == 0 && m->family != MM_FAMILY_M3) m->rotary_dim = m->head_dim;
   if (!rotary(c, m, err) || !mm_config_number_or(c, KEYS("rms_norm_eps"), &m->norm_eps, err)) return false;
   if (!mm_config_only(c, "sliding_window", NULL, err) || !mm_config_must_be(c, "tie_word_embeddings", false, err)) return false;
 #undef KEYS

@@ -168,10 +168,14 @@ TEST(test_m1_defaults) {
 }
 
 TEST(test_m2_defaults) {
-  READS(m2, "\"rotary_dim\":6,", "", rotary_dim, 10); /* half a head */
+  /* Nothing says how much of a head is turned: all of it, as in transformers 5.24 and the release's own class. */
+  READS(m2, "\"rotary_dim\":6,", "", rotary_dim, 20);
+  READS(m2, "\"rotary_dim\":6,\"rope_theta\":6000000,", "\"rope_parameters\":{\"rope_theta\":6000000,\"rope_type\":\"default\"},",
+        rotary_dim, 20);
+  READS(m2, "\"rope_theta\":6000000,", "\"rope_parameters\":{\"rope_theta\":6000000,\"rope_type\":\"default\"},", rotary_dim, 6);
   char *a = edited(m2, "\"rotary_dim\":6,", "");
   READS(a, "\"head_dim\":20,", "", head_dim, 128);
-  READS(a, "\"head_dim\":20,", "", rotary_dim, 64);
+  READS(a, "\"head_dim\":20,", "", rotary_dim, 128);
   free(a);
   READS(m2, "\"rope_theta\":6000000,", "", rope_theta, 5e6);
   READS(m2, "\"max_position_embeddings\":204800,", "", max_positions, 196608);
