@@ -48,7 +48,8 @@ typedef struct mm_output {
   { .fd = -1, .parent = -1, .into = -1 }
 
 /* Refuses before the work what mm_output_open would refuse: MM_USAGE E_OUTPUT for a directory, a device or, without stream, a FIFO or
- * terminal; for an input, a path in an input directory or a checkpoint, or a file that the rule above protects. MM_IO if there is no such directory. */
+ * terminal; for an input, a path in an input directory or a checkpoint, or a file that the rule above protects. MM_IO if there is no such
+ * directory. */
 MM_MUST_USE bool mm_output_check(const mm_output_place *p, mm_err *err);
 /* The rule's part for what is no file, such as a socket: MM_USAGE E_OUTPUT for a path in the directory `input` or a
  * checkpoint. */
