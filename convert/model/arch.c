@@ -261,13 +261,16 @@ static bool rope_object(mm_config c, const char *name, const mm_json *v, bool ne
   const mm_json *x;
   void *iter = NULL;
   while (mm_json_next(v, &iter, &key, &x)) {
+    static const char *const known[] = {"rope_type", "type", "partial_rotary_factor", "rope_theta", NULL};
     char path[96], shown[64];
-    const bool full = !nested && strcmp(key, "full_attention") == 0;
+    const bool full = !nested && strcmp(key, "full_attention") == 0, idle = !nested && strcmp(key, "linear_attention") == 0;
     snprintf(path, sizeof path, "%s.full_attention", name);
     if (full && !rope_object(c, path, x, true, r, err)) return false;
-    if (mm_json_type_of(x) == MM_JSON_OBJ && !full && (nested || strcmp(key, "linear_attention") != 0))
-      return FEATURE("key \"%s\": found parameters of \"%s\", only full_attention and linear_attention are supported", name,
-                     mm_escape(shown, sizeof shown, key, strlen(key)));
+    if (full || idle || listed(known, key) || mm_json_type_of(x) == MM_JSON_NULL) continue;
+    mm_escape(shown, sizeof shown, key, strlen(key));
+    if (mm_json_type_of(x) == MM_JSON_OBJ)
+      return FEATURE("key \"%s\": found parameters of \"%s\", only full_attention and linear_attention are supported", name, shown);
+    return FEATURE("key \"%s\": found \"%s\", only rope_theta and partial_rotary_factor are supported", name, shown);
   }
   return true;
 }

@@ -44,10 +44,7 @@ bool mm_staging_name(mm_staging *s, const char *target, const char *word, mm_err
   s->mark = mm_arena_printf(&s->arena, err, "%s.mark", s->name);
   if (!s->list || !s->aside || !s->mark) return false;
   s->parent = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (s->parent < 0) return mm_fail_errno(err, mm_at(parent, NULL), "open", errno);
-  const int inside = mm_in_checkpoint(s->parent);
-  if (inside < 0) return mm_fail_errno(err, mm_at(parent, NULL), "look at the directories above", errno);
-  return inside == 0 || refuse(s, err, "found an output inside a checkpoint, expected one elsewhere");
+  return s->parent >= 0 || mm_fail_errno(err, mm_at(parent, NULL), "open", errno);
 }
 
 /* ---- refusing a target inside the source or any checkpoint, or around the source ---- */
@@ -138,6 +135,8 @@ bool mm_staging_outside(const mm_staging *s, const char *source, mm_err *err) {
   }
   if (found == 0) found = mm_lies_in(s->parent, source);
   if (found == 1) return refuse(s, err, "found an output that is, holds or lies in the source");
+  if (found == 0) found = mm_in_checkpoint(s->parent);
+  if (found == 1) return refuse(s, err, "found an output inside a checkpoint, expected one elsewhere");
   return found == 0 || mm_fail_errno(err, mm_at(source, NULL), "look at the directories above", errno);
 }
 
