@@ -275,15 +275,28 @@ static bool rope_object(mm_config c, const char *name, const mm_json *v, bool ne
   return true;
 }
 
-/* rotary_dim and rope_theta, or partial_rotary_factor and rope_theta at top level or inside rope_parameters / rope_scaling. */
+/* partial_rotary_factor and rope_theta, at top level and inside rope_parameters / rope_scaling. */
+static bool read_rope(mm_config c, mm_rope *r, mm_err *err) {
+  *r = (mm_rope){.factor = {.key = ""}, .theta = {.key = ""}};
+  return number_again(c, "", "rope_theta", &r->theta, err) && number_again(c, "", "partial_rotary_factor", &r->factor, err) &&
+         rope_object(c, "rope_parameters", mm_json_get(c.obj, "rope_parameters"), false, r, err) &&
+         rope_object(c, "rope_scaling", mm_json_get(c.obj, "rope_scaling"), false, r, err);
+}
+
+bool mm_config_whole_rope(mm_config c, double *theta, mm_err *err) {
+  mm_rope r;
+  if (!read_rope(c, &r, err)) return false;
+  if (!r.theta.key[0])
+    return mm_fail(err, MM_BAD_INPUT, "E_CFG_MISSING", mm_at(c.file, NULL), "key \"rope_theta\": found nothing, expected a number");
+  *theta = r.theta.value;
+  return !r.factor.key[0] || r.factor.value == 1 || FEATURE("key \"%s\": found %g, only 1 is supported", r.factor.key, r.factor.value);
+}
+
+/* rotary_dim, or partial_rotary_factor and rope_theta from all their places. */
 static bool rotary(mm_config c, mm_model *m, mm_err *err) {
-  mm_rope r = {.factor = {.key = ""}, .theta = {.key = ""}};
+  mm_rope r;
   uint32_t own = 0;
-  if (!number_again(c, "", "rope_theta", &r.theta, err) || !number_again(c, "", "partial_rotary_factor", &r.factor, err) ||
-      !rope_object(c, "rope_parameters", mm_json_get(c.obj, "rope_parameters"), false, &r, err) ||
-      !rope_object(c, "rope_scaling", mm_json_get(c.obj, "rope_scaling"), false, &r, err) ||
-      !mm_config_u32_or(c, (const char *const[]){"rotary_dim", NULL}, &own, err))
-    return false;
+  if (!read_rope(c, &r, err) || !mm_config_u32_or(c, (const char *const[]){"rotary_dim", NULL}, &own, err)) return false;
   if (r.theta.key[0]) m->rope_theta = r.theta.value;
   if (own) m->rotary_dim = own;
   if (!r.factor.key[0])
