@@ -352,7 +352,8 @@ static bool convert(const mm_convert_args *a, mm_plan *plan, const mm_verdict *v
 static bool convert_watched(const mm_convert_args *a, mm_plan *plan, const mm_verdict *verdict, const struct mm_followed *followed,
                             mm_err *err) {
   bool watched = a->events && a->process == 0 && !a->dry_run;
-  const char *const input[] = {a->output, a->source, plan->hf ? plan->hf->dir : NULL, a->recipe.file, a->importance, a->act_scales};
+  const char *const input[] = {a->output,     a->source, plan->hf ? plan->hf->dir : NULL, a->recipe.file, a->importance,
+                               a->act_scales, a->draft};
   const size_t inputs = sizeof input / sizeof *input;
   static const mm_output_mark mark[] = MM_EVENTS_MARKS;
   const mm_output_place place = {

@@ -62,7 +62,8 @@ static bool good_enough(const mm_verify_args *a, const mm_error_report *r, mm_er
 static bool write_report(const mm_verify_args *a, const mm_error_report *r, mm_err *err) {
   mm_arena arena = {0};
   const char *found = mm_source_locate(a->source, &arena, MM_IGNORED); /* the comparison reports a missing source */
-  const mm_output_place place = {.path = a->report, MM_OUTPUT_INPUTS(a->dir, a->source, found, a->key), .force = a->force, .stream = true};
+  const mm_output_place place = {
+      .path = a->report, MM_OUTPUT_INPUTS(a->dir, a->source, found, a->key, a->divergence), .force = a->force, .stream = true};
   const bool ok = r ? mm_report_write(place, r, err) : mm_report_place_ok(place, err);
   mm_arena_close(&arena);
   return ok;

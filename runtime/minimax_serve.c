@@ -315,14 +315,14 @@ static bool check(const serve_args *a, mm_err *err) {
   return ok && mm_program_written(err);
 }
 
-/* The pages' folder does not lie in the checkpoint, whose files minimax-verify counts. */
+/* The pages' folder does not lie in the checkpoint, nor in another, whose files minimax-verify counts. */
 static bool check_kv_dir(const serve_args *a, mm_err *err) {
   const int fd = a->kv_dir ? open(a->kv_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
   if (fd < 0) return true; /* the scheduler says why it cannot be used */
-  const int inside = mm_lies_in(fd, a->dir);
+  const int own = mm_lies_in(fd, a->dir), inside = own == 0 ? mm_in_checkpoint(fd) : own;
   close(fd);
   return inside != 1 || mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(a->kv_dir, NULL),
-                                "--kv-offload-dir: found a folder inside the checkpoint, expected one elsewhere");
+                                "--kv-offload-dir: found a folder inside %s checkpoint, expected one elsewhere", own ? "the" : "a");
 }
 
 static bool settle(serve_args *a, mm_err *err) {

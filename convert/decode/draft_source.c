@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "convert/source/encoding.h"
 #include "formats/json.h"
 #include "loader/companions.h"
 
@@ -18,14 +19,20 @@ static bool lacks(mm_err *err, const char *path, const char *what, const char *e
   return mm_fail(err, MM_UNSUPPORTED, "E_DRAFT", mm_at(path, NULL), "found %s, expected %s", what, expected);
 }
 
+/* True where a setting is absent, null or false. */
+static bool is_off(const mm_json *v) {
+  return mm_json_type_of(v) == MM_JSON_NULL || (mm_json_type_of(v) == MM_JSON_BOOL && !mm_json_bool(v));
+}
+
 /* Refuses settings that change the numbers and are not served. */
 static bool check_settings(const mm_json *o, const mm_json *flash, const char *path, mm_err *err) {
   const mm_json *act = mm_json_get(o, "hidden_act"), *scaling = mm_json_get(o, "rope_scaling");
   if (mm_json_type_of(flash) != MM_JSON_OBJ) return lacks(err, path, "no dflash_config", "the config of a DFlash draft");
-  if (mm_json_type_of(act) == MM_JSON_STR && strcmp(mm_json_str(act), "silu") != 0) return lacks(err, path, "another hidden_act", "silu");
+  if (mm_json_type_of(act) != MM_JSON_NULL && (mm_json_type_of(act) != MM_JSON_STR || strcmp(mm_json_str(act), "silu") != 0))
+    return lacks(err, path, "another hidden_act", "silu");
   if (mm_json_type_of(scaling) != MM_JSON_NULL) return lacks(err, path, "rope_scaling", "none");
-  if (mm_json_bool(mm_json_get(o, "attention_bias"))) return lacks(err, path, "attention_bias", "none");
-  if (mm_json_bool(mm_json_get(flash, "attention_sink_bias"))) return lacks(err, path, "attention_sink_bias", "none");
+  if (!is_off(mm_json_get(o, "attention_bias"))) return lacks(err, path, "attention_bias", "none");
+  if (!is_off(mm_json_get(flash, "attention_sink_bias"))) return lacks(err, path, "attention_sink_bias", "none");
   return true;
 }
 
@@ -36,17 +43,30 @@ static bool need(const mm_json *o, const char *key, uint32_t hi, uint32_t *out, 
   return true;
 }
 
+/* One value of a type that the config and dflash_config may both have; NULL: neither has it, or both and they differ, which is an error. */
+static bool either(const mm_json *a, const mm_json *b, mm_json_type type, const char *what, const mm_json **out, const mm_json_ctx *at,
+                   mm_err *err) {
+  const bool has_a = mm_json_type_of(a) == type, has_b = mm_json_type_of(b) == type;
+  *out = has_a ? a : has_b ? b : NULL;
+  if (!has_a || !has_b || (type == MM_JSON_BOOL ? mm_json_bool(a) == mm_json_bool(b) : mm_json_int(a) == mm_json_int(b))) return true;
+  return MM_REFUSE(at, err, "found two values of %s, expected one", what);
+}
+
 /* Windows and causality of the layers: what the config says of all, else sliding layers are causal. */
 static bool read_layers(mm_dflash_config *c, const mm_json *o, const mm_json *flash, const mm_json_ctx *at, mm_err *err) {
-  const mm_json *types = mm_json_get(o, "layer_types"), *whole = mm_json_get(o, "is_causal"), *own = mm_json_get(flash, "causal");
-  const mm_json *width = mm_json_get(flash, "swa_window_size");
-  if (mm_json_type_of(whole) != MM_JSON_BOOL) whole = own;
-  if (mm_json_type_of(width) != MM_JSON_INT) width = mm_json_get(o, "sliding_window");
+  const mm_json *types = mm_json_get(o, "layer_types"), *whole, *width;
+  if (!either(mm_json_get(o, "is_causal"), mm_json_get(flash, "causal"), MM_JSON_BOOL, "is_causal and dflash_config.causal", &whole, at,
+              err) ||
+      !either(mm_json_get(flash, "swa_window_size"), mm_json_get(o, "sliding_window"), MM_JSON_INT,
+              "dflash_config.swa_window_size and sliding_window", &width, at, err))
+    return false;
+  if (mm_json_type_of(types) != MM_JSON_NULL && (mm_json_type_of(types) != MM_JSON_ARR || mm_json_size(types) != c->layers))
+    return MM_REFUSE(at, err, "layer_types: expected a list of %u layers", c->layers);
   if (mm_json_type_of(types) == MM_JSON_NULL && mm_json_bool(mm_json_get(flash, "use_swa")))
     return lacks(err, at->file, "use_swa without layer_types", "layer_types");
   for (uint32_t l = 0; l < c->layers; l++) {
     const mm_json *type = mm_json_type_of(types) == MM_JSON_ARR ? mm_json_at(types, l) : NULL;
-    const char *word = mm_json_type_of(type) == MM_JSON_STR ? mm_json_str(type) : "full_attention";
+    const char *word = mm_json_type_of(type) == MM_JSON_STR ? mm_json_str(type) : type ? "no word" : "full_attention";
     const bool sliding = strcmp(word, "sliding_attention") == 0;
     if (!sliding && strcmp(word, "full_attention") != 0) return lacks(err, at->file, word, "sliding_attention or full_attention");
     if (sliding && (mm_json_type_of(width) != MM_JSON_INT || mm_json_int(width) < 1 || mm_json_int(width) > INT32_MAX))
@@ -59,14 +79,13 @@ static bool read_layers(mm_dflash_config *c, const mm_json *o, const mm_json *fl
 
 static bool read_config(mm_dflash_config *c, const mm_json *o, const mm_json_ctx *at, mm_err *err) {
   const mm_json *flash = mm_json_get(o, "dflash_config"), *taps = mm_json_get(flash, "target_layer_ids");
-  const mm_json *rope = mm_json_get(o, "rope_parameters");
   if (!check_settings(o, flash, at->file, err)) return false;
   if (!need(o, "num_hidden_layers", MM_DFLASH_LAYERS, &c->layers, at, err) || !need(o, "hidden_size", 1 << 16, &c->hidden, at, err) ||
       !need(o, "num_attention_heads", 1 << 10, &c->heads, at, err) || !need(o, "num_key_value_heads", 1 << 10, &c->kv_heads, at, err) ||
       !need(o, "head_dim", 1 << 10, &c->head_dim, at, err) || !need(o, "intermediate_size", 1 << 17, &c->intermediate, at, err) ||
       !need(o, "block_size", MM_DFLASH_BLOCK, &c->block, at, err) || !need(flash, "mask_token_id", INT32_MAX, &c->mask_id, at, err) ||
       !mm_json_need_number(o, "rms_norm_eps", &c->norm_eps, at, err) ||
-      !mm_json_need_number(mm_json_get(o, "rope_theta") ? o : rope, "rope_theta", &c->rope_theta, at, err))
+      !mm_config_whole_rope((mm_config){o, at->file}, &c->rope_theta, err))
     return false;
   c->taps = (uint32_t)mm_min(mm_json_size(taps), MM_DFLASH_TAPS + 1);
   if (mm_json_type_of(taps) != MM_JSON_ARR || !c->taps || c->taps > MM_DFLASH_TAPS)

@@ -65,6 +65,24 @@ static int by_original(const void *a, const void *b) {
   return strcmp((*(mm_hf_tensor *const *)a)->original, (*(mm_hf_tensor *const *)b)->original);
 }
 
+/* All tensors by their names in the index, to be freed, and the digest of all names and files; NULL: no memory. */
+static mm_hf_tensor **sort_names(const mm_hf *hf, mm_digest *names, mm_err *err) {
+  mm_sha256_state s;
+  mm_hf_tensor **original = mm_calloc(hf->tensor_count, sizeof *original, err);
+  if (!original) return NULL;
+  for (size_t i = 0; i < hf->tensor_count; i++) original[i] = &hf->tensor[i];
+  mm_sort(original, hf->tensor_count, sizeof *original, by_original);
+  mm_sha256_begin(&s);
+  for (size_t i = 0; i < hf->tensor_count; i++) {
+    const mm_hf_tensor *t = original[i];
+    const char *file = hf->file[t->file].name;
+    mm_sha256_add(&s, t->original, strlen(t->original) + 1);
+    mm_sha256_add(&s, file, strlen(file) + 1);
+  }
+  *names = mm_sha256_end(&s);
+  return original;
+}
+
 static mm_hf_tensor *find_original(const struct mm_follow *x, const char *name) {
   const mm_hf_tensor key = {.original = name}, *at = &key;
   mm_hf_tensor **t = bsearch(&at, x->original, x->hf->tensor_count, sizeof *x->original, by_original);
@@ -377,10 +395,42 @@ void mm_follow_assume(mm_hf *hf, const mm_pack *made) {
   }
 }
 
+/* The record of another run: of which source it is, and whether a file of that is gone. */
+typedef struct mm_other_record {
+  const mm_digest *names;
+  bool other, freed;
+} mm_other_record;
+
+static bool read_other(void *ctx, const uint8_t *payload, size_t n, mm_err *err) {
+  mm_other_record *x = ctx;
+  mm_source_record r;
+  (void)err;
+  if (n < sizeof r) return true;
+  memcpy(&r, payload, sizeof r);
+  if (r.what == BEGUN)
+    x->other = n != sizeof r + sizeof x->names->byte || memcmp(payload + sizeof r, x->names->byte, sizeof x->names->byte) != 0;
+  x->freed = x->freed || r.what == FREED;
+  return true;
+}
+
+bool mm_follow_discardable(const mm_hf *hf, int parent, const char *name, mm_err *err) {
+  mm_records seen = MM_RECORDS_NONE;
+  mm_digest own;
+  mm_hf_tensor **original = sort_names(hf, &own, err);
+  mm_other_record x = {.names = &own};
+  const bool ok = original && mm_records_read(&seen, parent, name, record_kind, read_other, &x, err);
+  free(original);
+  if (!ok || !x.other || !x.freed) return ok;
+  return mm_fail(
+      err, MM_USAGE, "E_FREED", mm_at(name, NULL),
+      "found --restart, which discards all that is left of files of another source, freed by --delete-source: name another output");
+}
+
 bool mm_follow_begin(mm_hf *hf, int parent, const char *name, bool anew, mm_err *err) {
   struct mm_follow *x = hf->follow;
   const uint64_t head = sizeof record_kind;
   mm_err why = {0};
+  if (anew && !mm_follow_discardable(hf, parent, name, err)) return false;
   bool ok = mm_records_open(&x->record, parent, name, record_kind, read_record, x, &why);
   if (!ok && !(anew && why.status == MM_USAGE)) return mm_fail_as(err, &why);
   if (!settle_freed(x, anew, err)) return false;
@@ -399,18 +449,6 @@ bool mm_follow_begin(mm_hf *hf, int parent, const char *name, bool anew, mm_err 
 }
 
 /* ---- opening and closing ---- */
-
-static void digest_names(struct mm_follow *x) {
-  mm_sha256_state s;
-  mm_sha256_begin(&s);
-  for (size_t i = 0; i < x->hf->tensor_count; i++) {
-    const mm_hf_tensor *t = x->original[i];
-    const char *file = x->hf->file[t->file].name;
-    mm_sha256_add(&s, t->original, strlen(t->original) + 1);
-    mm_sha256_add(&s, file, strlen(file) + 1);
-  }
-  x->names = mm_sha256_end(&s);
-}
 
 /* Takes the headers that an interrupted run recorded. *needless: the output is finished and says itself what it was made of. */
 static bool peek(struct mm_follow *x, bool *needless, mm_err *err) {
@@ -459,11 +497,8 @@ bool mm_follow_open(mm_hf *hf, const mm_follow_options *o, mm_err *err) {
   hf->follow = x;
   hf->await = await_file;
   x->file = mm_calloc(hf->file_count, sizeof *x->file, err);
-  x->original = mm_calloc(hf->tensor_count, sizeof *x->original, err);
+  x->original = sort_names(hf, &x->names, err);
   if (!x->file || !x->original) return false;
-  for (size_t i = 0; i < hf->tensor_count; i++) x->original[i] = &hf->tensor[i];
-  mm_sort(x->original, hf->tensor_count, sizeof *x->original, by_original);
-  digest_names(x);
   if (o->frees && access(hf->dir, W_OK) != 0) return mm_fail_errno(err, mm_at(hf->dir, NULL), "remove files from", errno);
   mm_forms forms = {0};
   const bool ok = mm_forms_open(&forms, hf, err) && learn(x, &forms, err);

@@ -15,6 +15,9 @@ void mm_follow_close(mm_hf *hf); /* of any hf */
 /* Opens the record parent/name, made where it is absent; the plan is made, no weight was read. With `anew` an old one is discarded, which
  * is MM_USAGE E_FREED where a file that it has freed is not there again. Finishes removals that a killed run had begun. */
 MM_MUST_USE bool mm_follow_begin(mm_hf *hf, int parent, const char *name, bool anew, mm_err *err);
+/* MM_USAGE E_FREED where the record, if it is there, says that files of another source are gone, so that all that is left of them is what
+ * its run staged. Any hf may ask. */
+MM_MUST_USE bool mm_follow_discardable(const mm_hf *hf, int parent, const char *name, mm_err *err);
 /* Waits for all files, for tokenizer.json, and until nothing has changed for quiet_s. */
 MM_MUST_USE bool mm_follow_await_all(const mm_hf *hf, mm_err *err);
 /* Every waiting thread ends with this failure. */

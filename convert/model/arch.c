@@ -261,29 +261,47 @@ static bool rope_object(mm_config c, const char *name, const mm_json *v, bool ne
   const mm_json *x;
   void *iter = NULL;
   while (mm_json_next(v, &iter, &key, &x)) {
+    static const char *const known[] = {"rope_type", "type", "partial_rotary_factor", "rope_theta", NULL};
     char path[96], shown[64];
-    const bool full = !nested && strcmp(key, "full_attention") == 0;
+    const bool full = !nested && strcmp(key, "full_attention") == 0, idle = !nested && strcmp(key, "linear_attention") == 0;
     snprintf(path, sizeof path, "%s.full_attention", name);
     if (full && !rope_object(c, path, x, true, r, err)) return false;
-    if (mm_json_type_of(x) == MM_JSON_OBJ && !full && (nested || strcmp(key, "linear_attention") != 0))
-      return FEATURE("key \"%s\": found parameters of \"%s\", only full_attention and linear_attention are supported", name,
-                     mm_escape(shown, sizeof shown, key, strlen(key)));
+    if (full || idle || listed(known, key) || mm_json_type_of(x) == MM_JSON_NULL) continue;
+    mm_escape(shown, sizeof shown, key, strlen(key));
+    if (mm_json_type_of(x) == MM_JSON_OBJ)
+      return FEATURE("key \"%s\": found parameters of \"%s\", only full_attention and linear_attention are supported", name, shown);
+    return FEATURE("key \"%s\": found \"%s\", only rope_theta and partial_rotary_factor are supported", name, shown);
   }
   return true;
 }
 
-/* rotary_dim and rope_theta, or partial_rotary_factor and rope_theta at top level or inside rope_parameters / rope_scaling. */
+/* partial_rotary_factor and rope_theta, at top level and inside rope_parameters / rope_scaling. */
+static bool read_rope(mm_config c, mm_rope *r, mm_err *err) {
+  *r = (mm_rope){.factor = {.key = ""}, .theta = {.key = ""}};
+  return number_again(c, "", "rope_theta", &r->theta, err) && number_again(c, "", "partial_rotary_factor", &r->factor, err) &&
+         rope_object(c, "rope_parameters", mm_json_get(c.obj, "rope_parameters"), false, r, err) &&
+         rope_object(c, "rope_scaling", mm_json_get(c.obj, "rope_scaling"), false, r, err);
+}
+
+bool mm_config_whole_rope(mm_config c, double *theta, mm_err *err) {
+  mm_rope r;
+  if (!read_rope(c, &r, err)) return false;
+  if (!r.theta.key[0])
+    return mm_fail(err, MM_BAD_INPUT, "E_CFG_MISSING", mm_at(c.file, NULL), "key \"rope_theta\": found nothing, expected a number");
+  *theta = r.theta.value;
+  return !r.factor.key[0] || r.factor.value == 1 || FEATURE("key \"%s\": found %g, only 1 is supported", r.factor.key, r.factor.value);
+}
+
+/* rotary_dim, or partial_rotary_factor and rope_theta from all their places. */
 static bool rotary(mm_config c, mm_model *m, mm_err *err) {
-  mm_rope r = {.factor = {.key = ""}, .theta = {.key = ""}};
+  mm_rope r;
   uint32_t own = 0;
-  if (!number_again(c, "", "rope_theta", &r.theta, err) || !number_again(c, "", "partial_rotary_factor", &r.factor, err) ||
-      !rope_object(c, "rope_parameters", mm_json_get(c.obj, "rope_parameters"), false, &r, err) ||
-      !rope_object(c, "rope_scaling", mm_json_get(c.obj, "rope_scaling"), false, &r, err) ||
-      !mm_config_u32_or(c, (const char *const[]){"rotary_dim", NULL}, &own, err))
-    return false;
+  if (!read_rope(c, &r, err) || !mm_config_u32_or(c, (const char *const[]){"rotary_dim", NULL}, &own, err)) return false;
   if (r.theta.key[0]) m->rope_theta = r.theta.value;
   if (own) m->rotary_dim = own;
-  if (!r.factor.key[0]) return true;
+  if (!r.factor.key[0])
+    return m->rotary_dim > 0 || mm_fail(err, MM_BAD_INPUT, "E_CFG_MISSING", mm_at(c.file, NULL),
+                                        "key \"rotary_dim\": found neither it nor partial_rotary_factor, expected an integer");
   double exact = r.factor.value * m->head_dim, dims = round(exact); /* 32 / 96 · 96 is not 32 */
   if (!(dims >= 2 && dims <= m->head_dim) || fabs(exact - dims) > 1e-9 * dims)
     return RANGE("partial_rotary_factor %g of head_dim %u is no whole number of dimensions", r.factor.value, m->head_dim);
@@ -323,7 +341,8 @@ bool mm_config_common(mm_config c, mm_model *m, mm_err *err) {
   if (m->layers > MM_MAX_LAYERS) return RANGE("key \"num_hidden_layers\": found %u, expected at most %d", m->layers, MM_MAX_LAYERS);
   if (m->head_dim == 0) m->head_dim = m->hidden / m->heads;
   if (!mm_config_u32_or(c, KEYS("head_dim"), &m->head_dim, err)) return false;
-  if (m->rotary_dim == 0) m->rotary_dim = m->family == MM_FAMILY_M1 ? m->head_dim : m->head_dim / 2;
+  /* The classes of M1 and M2, remote and in transformers 5, turn whole heads where nothing is said. Readers of M3 differ. */
+  if (m->rotary_dim == 0 && m->family != MM_FAMILY_M3) m->rotary_dim = m->head_dim;
   if (!rotary(c, m, err) || !mm_config_number_or(c, KEYS("rms_norm_eps"), &m->norm_eps, err)) return false;
   if (!mm_config_only(c, "sliding_window", NULL, err) || !mm_config_must_be(c, "tie_word_embeddings", false, err)) return false;
 #undef KEYS

@@ -40,6 +40,7 @@ static bool read_config(const mm_json *config, const char *file, mm_model *m, mm
   snprintf(m->architecture, sizeof m->architecture, "%s", name);
   if (!mm_config_common(c, m, err) || !mm_config_plain_mlp(c, err)) return false;
   for (uint32_t l = 0; l < m->layers; l++) m->attn[l] = native && l % 2 == 1 ? MM_ATTN_LIGHTNING : MM_ATTN_FULL;
+  if (native && !mm_config_must_be(c, "postnorm", true, err)) return false;
   return mm_config_attn_types(c, m, err) && mm_config_bool_or(c, "postnorm", &m->postnorm, err) &&
          deepnorm(c, "linear_attention", "linear_attn", &m->deepnorm_lightning, err) &&
          deepnorm(c, "full_attention", "full_attn", &m->deepnorm_full, err) && deepnorm(c, "mlp", "mlp", &m->deepnorm_mlp, err) &&

@@ -130,6 +130,8 @@ typedef struct mm_config_list {
 MM_MUST_USE bool mm_config_layers(mm_config c, const mm_config_list *list, uint32_t layers, uint8_t *out, bool *found, mm_err *err);
 /* hidden_size … vocab_size, rope and norm: everything all families share. Defaults must be in *m already. */
 MM_MUST_USE bool mm_config_common(mm_config c, mm_model *m, mm_err *err);
+/* rope_theta, from all its places, of RoPE that turns whole heads. MM_UNSUPPORTED E_CFG_FEATURE for any other RoPE. */
+MM_MUST_USE bool mm_config_whole_rope(mm_config c, double *theta, mm_err *err);
 /* Fails where there is a shared expert or an activation other than SiLU. */
 MM_MUST_USE bool mm_config_plain_mlp(mm_config c, mm_err *err);
 /* Fails (MM_UNSUPPORTED E_CFG_FEATURE) unless key is absent, null or the string `only`. */

@@ -2,6 +2,7 @@
  * way that their own tensors do not undo; beyond that only the properties that tensors leave open are recorded. */
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 #include "convert/source/encoding.h"
 
@@ -29,6 +30,13 @@ static bool refuse(const char *path, const char *code, const char *what, const c
 
 /* The string under a key, or NULL. */
 static const char *word(const mm_json *obj, const char *key) { return mm_json_str(mm_json_get(obj, key)); }
+
+/* The same; what is there must be a string, or null. */
+static bool read_word(const mm_declared *d, const mm_json *obj, const char *key, const char **out, mm_err *err) {
+  const mm_json *v = mm_json_get(obj, key);
+  *out = mm_json_str(v);
+  return *out || mm_json_type_of(v) == MM_JSON_NULL || bad(d, key, v, "a string", err);
+}
 
 /* True if w is one of the words of a list, between blanks. */
 static bool listed(const char *list, const char *w) {
@@ -118,8 +126,22 @@ static bool agree(const mm_declared *d, const char *key, const char *other, mm_e
                  mm_json_shown(b, expected), other);
 }
 
+/* The string under a key of older tools, or under "format", as GPTQModel and transformers 5 write it. Both may stand where they agree. */
+static bool read_format(const mm_declared *d, const char *older, const char **out, mm_err *err) {
+  const char *format;
+  char found[MM_JSON_SHOWN], expected[MM_JSON_SHOWN];
+  if (!read_word(d, d->obj, older, out, err) || !read_word(d, d->obj, "format", &format, err)) return false;
+  if (*out && format && strcasecmp(*out, format) != 0)
+    return mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_at(d->path, NULL),
+                   "key \"%s\": found %s, expected %s as in key \"format\", which means the same", older,
+                   mm_json_shown(mm_json_get(d->obj, older), found), mm_json_shown(mm_json_get(d->obj, "format"), expected));
+  if (!*out) *out = format;
+  return true;
+}
+
 static bool read_awq(mm_declared *d, mm_err *err) {
-  const char *version = word(d->obj, "version"), *key = mm_json_get(d->obj, "q_group_size") ? "q_group_size" : "group_size";
+  const char *version, *key = mm_json_get(d->obj, "q_group_size") ? "q_group_size" : "group_size";
+  if (!read_format(d, "version", &version, err)) return false;
   if (version && !listed("gemm GEMM", version)) return refuse(d->path, "E_Q_METHOD", "AWQ version", version, err);
   if (!read_bits(d, d->obj, "bits", false, err) || !read_bits(d, d->obj, "w_bit", false, err)) return false;
   if (!agree(d, "w_bit", "bits", err) || !agree(d, "q_group_size", "group_size", err)) return false;
@@ -137,9 +159,10 @@ static bool names_modules(const mm_json *dynamic) {
 }
 
 static bool read_gptq(mm_declared *d, mm_err *err) {
-  const char *format = word(d->obj, "checkpoint_format");
+  const char *format;
   bool sym = false, desc = false;
   mm_config c = {d->obj, d->path};
+  if (!read_format(d, "checkpoint_format", &format, err) || !mm_config_must_be(c, "is_marlin_format", false, err)) return false;
   if (!format) format = strcmp(d->q->method, "gptq_v2") == 0 ? "gptq_v2" : "gptq";
   if (strcmp(d->q->method, "gptq_v2") == 0 && strcmp(format, "gptq") == 0)
     return bad(d, "checkpoint_format", mm_json_get(d->obj, "checkpoint_format"), "\"gptq_v2\" as in key \"quant_method\"", err);
@@ -156,8 +179,10 @@ static bool read_gptq(mm_declared *d, mm_err *err) {
 }
 
 static bool read_auto_round(mm_declared *d, mm_err *err) {
-  const char *packing = word(d->obj, "packing_format");
-  if (!read_bits(d, d->obj, "bits", false, err) || !read_module_bits(d, "extra_config", err)) return false;
+  const char *packing;
+  if (!read_word(d, d->obj, "packing_format", &packing, err) || !read_bits(d, d->obj, "bits", false, err) ||
+      !read_module_bits(d, "extra_config", err))
+    return false;
   if (packing && listed("auto_round:auto_gptq auto_round:gptq", packing)) return read_gptq(d, err);
   if (packing && strcmp(packing, "auto_round:auto_awq") == 0) return read_awq(d, err);
   return refuse(d->path, "E_Q_METHOD", "auto-round packing_format", packing ? packing : "", err);
@@ -180,9 +205,10 @@ static bool read_modelopt(mm_declared *d, mm_err *err) {
 }
 
 static bool read_ct_weights(mm_declared *d, const mm_json *w, mm_err *err) {
-  const char *type = word(w, "type"), *strategy = word(w, "strategy"), *order = word(w, "actorder");
+  const char *type = word(w, "type"), *strategy, *order = word(w, "actorder");
   const mm_json *symmetric = mm_json_get(w, "symmetric");
   if (mm_json_type_of(w) == MM_JSON_NULL) return true;
+  if (!read_word(d, w, "strategy", &strategy, err)) return false;
   if (!type) return bad(d, "config_groups", w, "weights with a type", err);
   if (strategy && strcmp(strategy, "block") == 0 && !read_block(d, mm_json_get(w, "block_structure"), "block_structure", err)) return false;
   if (!read_bits(d, w, "num_bits", false, err)) return false;
@@ -196,7 +222,8 @@ static bool read_compressed_tensors(mm_declared *d, mm_err *err) {
   static const char formats[] =
       "dense float-quantized naive-quantized int-quantized pack-quantized nvfp4-pack-quantized "
       "mxfp4-pack-quantized mxfp8-quantized mixed-precision";
-  const char *format = word(d->obj, "format"), *sparse = word(mm_json_get(d->obj, "sparsity_config"), "format");
+  const char *format, *sparse = word(mm_json_get(d->obj, "sparsity_config"), "format");
+  if (!read_word(d, d->obj, "format", &format, err)) return false;
   if (format && !listed(formats, format)) return refuse(d->path, "E_Q_METHOD", "compressed-tensors format", format, err);
   if (sparse && strcmp(sparse, "dense") != 0) return refuse(d->path, "E_Q_METHOD", "compressed-tensors sparsity", sparse, err);
   const mm_json *groups = mm_json_get(d->obj, "config_groups"), *group;
@@ -204,7 +231,8 @@ static bool read_compressed_tensors(mm_declared *d, mm_err *err) {
   void *iter = NULL;
   if (mm_json_type_of(groups) != MM_JSON_OBJ) return bad(d, "config_groups", groups, "an object", err);
   while (mm_json_next(groups, &iter, &name, &group)) {
-    const char *own = word(group, "format");
+    const char *own;
+    if (!read_word(d, group, "format", &own, err)) return false;
     if (own && !listed(formats, own)) return refuse(d->path, "E_Q_METHOD", "compressed-tensors format", own, err);
     if (!read_ct_weights(d, mm_json_get(group, "weights"), err)) return false;
   }
@@ -236,7 +264,8 @@ bool mm_quantization_parse(mm_hf *hf, const mm_json *j, const char *path, const 
   if (mm_json_type_of(j) != MM_JSON_OBJ) return bad(&d, "quantization_config", j, "an object", err);
   if (!fallback && mm_quantization_mlx(j)) return refuse(path, "E_Q_METHOD", "the quantization of", "MLX", err);
   if (word(j, "quantization")) return refuse(path, "E_Q_METHOD", "FastDeploy's quantization", word(j, "quantization"), err);
-  if ((!fallback || mm_json_get(j, "quant_method")) && !mm_json_need_str(j, "quant_method", &method, &ctx, err)) return false;
+  const char *key = !mm_json_get(j, "quant_method") && mm_json_get(j, "method") ? "method" : "quant_method"; /* GPTQModel's newer name */
+  if ((!fallback || mm_json_get(j, key)) && !mm_json_need_str(j, key, &method, &ctx, err)) return false;
   d.q->method = mm_arena_strndup(&hf->arena, method, strlen(method), err);
   d.q->path = path;
   const mm_json *block = mm_json_get(j, "weight_block_size");

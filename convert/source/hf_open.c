@@ -247,6 +247,21 @@ static bool same_text(const mm_json *a, const mm_json *b) {
   return same;
 }
 
+/* GPTQModel reads quantize_config.json, engines read config.json: refuses a format of zero points in which the two differ. */
+static bool same_zeros(mm_hf *hf, mm_err *err) {
+  const mm_quantization own = hf->quantization;
+  const char *path = join(hf, "quantize_config.json", err);
+  if (!path) return false;
+  if (!own.gptq || !exists(path)) return true;
+  mm_json *j = read_json(hf, path, MM_IGNORED);
+  hf->quantization = (mm_quantization){0};
+  const bool differs = j && mm_quantization_parse(hf, j, path, "gptq", MM_IGNORED) && hf->quantization.zero_less != own.zero_less;
+  hf->quantization = own;
+  mm_json_free(j);
+  return !differs || mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_at(path, NULL), "found format \"%s\", expected \"%s\" as %s says",
+                             own.zero_less ? "gptq_v2" : "gptq", own.zero_less ? "gptq" : "gptq_v2", "config.json");
+}
+
 /* The quantization: in config.json (or its text model's part), or in a file of its own. */
 static bool read_quantization(mm_hf *hf, mm_err *err) {
   static const char *const key[] = {"quantization_config", "compression_config"};
@@ -266,7 +281,7 @@ static bool read_quantization(mm_hf *hf, mm_err *err) {
                      i / 2 ? " in \"text_config\"" : "");
     if (!first) first = q;
   }
-  if (first) return mm_quantization_parse(hf, first, hf->config_path, NULL, err);
+  if (first) return mm_quantization_parse(hf, first, hf->config_path, NULL, err) && same_zeros(hf, err);
   if (mm_quantization_mlx(mm_json_get(hf->config, "quantization")))
     return mm_quantization_parse(hf, mm_json_get(hf->config, "quantization"), hf->config_path, NULL, err);
   for (size_t i = 0; i < sizeof companion / sizeof *companion; i++) {

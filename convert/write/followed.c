@@ -18,6 +18,10 @@ static mm_path record_name(const mm_writer *w) {
 
 void mm_followed_forget(const mm_writer *w) { unlinkat(w->parent, record_name(w).text, 0); }
 
+bool mm_followed_discardable(const mm_writer *w, mm_err *err) {
+  return w->o.followed || mm_follow_discardable(w->plan->hf, w->parent, record_name(w).text, err); /* else mm_followed_begin did */
+}
+
 bool mm_followed_begin(mm_writer *w, mm_err *err) {
   const mm_path found = record_name(w);
   const char *name = mm_arena_strndup(&w->arena, found.text, strlen(found.text), err);

@@ -40,11 +40,13 @@ typedef struct mm_shard_folder {
   int fd;
 } mm_shard_folder;
 
-/* "I-N": N; 0 for any other name. */
+/* "I-N", as open_own_folder writes it: N; 0 for any other name. */
 static unsigned shards_of(const char *name) {
   unsigned share, shares;
-  int end = 0;
-  return sscanf(name, "%9u-%9u%n", &share, &shares, &end) == 2 && name[end] == 0 ? shares : 0;
+  char same[32];
+  if (sscanf(name, "%9u-%9u", &share, &shares) != 2) return 0;
+  snprintf(same, sizeof same, "%u-%u", share, shares);
+  return strcmp(name, same) == 0 ? shares : 0;
 }
 
 /* Calls fn for every shard's folder in the staging directory; stops when it returns false. */
@@ -94,21 +96,13 @@ static bool is_bare(mm_writer *w, bool *bare, mm_err *err) {
   return ok;
 }
 
-/* Empties a folder of what conversions wrote. */
-static bool empty_folder(mm_writer *w, const mm_shard_folder *f, void *ctx, mm_err *err) {
-  (void)ctx;
+/* Removes a folder with what conversions wrote in it. name: of the only one to remove; NULL: any. */
+static bool remove_folder(mm_writer *w, const mm_shard_folder *f, void *name, mm_err *err) {
   mm_path path = f->path;
   const mm_staging s = {.path = path.text, .dir = f->fd};
-  return mm_staging_clear(&s, mm_runs_writes, w, err);
-}
-
-static bool remove_folder(mm_writer *w, const mm_shard_folder *f, void *ctx, mm_err *err) {
-  return empty_folder(w, f, ctx, err) && (unlinkat(w->stage.dir, f->name, AT_REMOVEDIR) == 0 || errno == ENOENT ||
-                                          mm_fail_errno(err, mm_at(f->path.text, NULL), "remove", errno));
-}
-
-static bool remove_named(mm_writer *w, const mm_shard_folder *f, void *name, mm_err *err) {
-  return strcmp(f->name, name) != 0 || remove_folder(w, f, NULL, err);
+  if (name && strcmp(f->name, name) != 0) return true;
+  return mm_staging_clear(&s, mm_runs_writes, w, err) && (unlinkat(w->stage.dir, f->name, AT_REMOVEDIR) == 0 || errno == ENOENT ||
+                                                          mm_fail_errno(err, mm_at(f->path.text, NULL), "remove", errno));
 }
 
 /* Empties the staging directory, which the run has for itself, of what conversions wrote. */
@@ -247,9 +241,10 @@ static bool take_parts(mm_writer *w, int from, const char *path, mm_err *err) {
 
 /* A folder of shards of another number, or for a whole run of any: it is empty then, since all parts are that run's. */
 static bool take_folder(mm_writer *w, const mm_shard_folder *f, void *ctx, mm_err *err) {
+  (void)ctx;
   if (f->shares == w->o.shares) return true;
   if (!take_parts(w, f->fd, f->path.text, err)) return false;
-  return w->o.shares > 1 || (mm_fsync(w->dir, w->staging, true, err) && remove_folder(w, f, ctx, err));
+  return w->o.shares > 1 || (mm_fsync(w->dir, w->staging, true, err) && remove_folder(w, f, NULL, err));
 }
 
 /* ---- a shard begins ---- */
@@ -260,6 +255,7 @@ static bool check_other(mm_writer *w, const char *name, mm_err *err) {
   mm_err why = {0};
   const bool fits = journal_fits(w, name, &why), own = strcmp(name, w->journal_name) == 0;
   if (!fits && (w->o.leftover != MM_LEFTOVER_RESTART || why.status != MM_USAGE)) return *err = why, false;
+  if (!fits && !journal_shares(w, name) && !mm_followed_discardable(w, err)) return false;
   if (own || !is_held(w, name)) return true;
   if (!fits) return mm_fail(err, MM_LOCKED, "E_LOCKED", mm_at(name, NULL), "found another run writing this output with other options");
   return is_sibling(w, name) || mm_fail(err, MM_LOCKED, "E_LOCKED", mm_at(name, NULL),
@@ -274,7 +270,8 @@ static bool discard_other(mm_writer *w, const char *name, mm_err *err) {
   if (why.status != MM_USAGE) return *err = why, false;
   char folder[32];
   snprintf(folder, sizeof folder, "%s", journal_shares(w, name) ? journal_end(w, name) + 1 : "");
-  return (*folder ? each_folder(w, remove_named, folder, err) : move_files(w, w->stage.dir, w->stage.path, mm_runs_writes, true, err)) &&
+  if (!*folder) mm_followed_forget(w);
+  return (*folder ? each_folder(w, remove_folder, folder, err) : move_files(w, w->stage.dir, w->stage.path, mm_runs_writes, true, err)) &&
          remove_journal(w, name, err);
 }
 
@@ -292,12 +289,11 @@ static bool open_own_journal(mm_writer *w, bool absent, mm_err *err) {
  * number: their parts are this one's now. Other runs are looked at before this one's journal is locked and again after: of two that must
  * not meet, one at least sees the other. */
 static bool begin_shard(mm_writer *w, mm_err *err) {
+  if (!each_journal(w, check_other, err) || !open_own_folder(w, err)) return false;
   const bool absent = faccessat(w->parent, w->journal_name, F_OK, AT_SYMLINK_NOFOLLOW) != 0, restart = w->o.leftover == MM_LEFTOVER_RESTART;
-  if (!each_journal(w, check_other, err)) return false;
   if (w->o.leftover == MM_LEFTOVER_REFUSE && !absent) return refuse_leftover(w, NULL, err);
-  if (!open_own_folder(w, err)) return false;
-  mm_shard_folder own = {.path = mm_path_of(w->stage.path, strrchr(w->staging, '/') + 1), .fd = w->dir};
-  if (restart && !empty_folder(w, &own, NULL, err)) return false;
+  const mm_staging own = {.path = w->staging, .dir = w->dir};
+  if (restart && !mm_staging_clear(&own, mm_runs_writes, w, err)) return false;
   if (!open_own_journal(w, absent, err)) return false;
   if (!each_journal(w, check_other, err)) {
     if (absent) remove_journal(w, w->journal_name, MM_IGNORED);
@@ -313,8 +309,9 @@ static bool begin_shard(mm_writer *w, mm_err *err) {
 static bool open_journal(mm_writer *w, mm_err *err) {
   mm_err leftover = {0};
   bool absent = faccessat(w->parent, w->journal_name, F_OK, AT_SYMLINK_NOFOLLOW) != 0, resume = w->o.leftover == MM_LEFTOVER_RESUME;
-  w->fresh = !resume || each_journal(w, refuse_leftover, &leftover);
-  if (w->o.leftover == MM_LEFTOVER_REFUSE && !each_journal(w, refuse_leftover, err)) return false;
+  const bool none = each_journal(w, refuse_leftover, &leftover);
+  w->fresh = !resume || none;
+  if (w->o.leftover == MM_LEFTOVER_REFUSE && !none) return *err = leftover, false;
   if (resume && !each_journal(w, journal_fits, err)) return false; /* before there is one of this run */
   if (resume && !absent) {
     w->fresh = false;
@@ -322,6 +319,7 @@ static bool open_journal(mm_writer *w, mm_err *err) {
     if (!absent) return false;
     mm_journal_close(&w->journal);
   }
+  if (!resume && !none && !mm_followed_discardable(w, err)) return false;
   if (!resume && (!clear(w, err) || !each_journal(w, remove_journal, err))) return false;
   if (!resume && !w->o.followed) mm_followed_forget(w);
   if (!mm_journal_create(&w->journal, w->parent, w->journal_name, w->plan, err)) return false;

@@ -1,9 +1,8 @@
 /* The output directory: a staging directory next to the target, part files block by block, a journal of what is durable, the manifest
  * last, one rename. A directory with the final name is complete; a directory with the staging name can be continued.
  *
- * With a level, the directory is an archive (formats/ARCHIVE.md). A frame's place is known when all frames before it are, but blocks are
- * finished in any order. A part is therefore written plainly, then packed, journaled as frames and removed. The disk holds the archive and
- * one part. */
+ * With a level, the directory is an archive (formats/ARCHIVE.md). Blocks are finished in any order, so a part is written plainly, then
+ * packed, journaled as frames and removed. The disk holds the archive and one part. */
 #ifndef MM_CONVERT_WRITER_H
 #define MM_CONVERT_WRITER_H
 
@@ -137,5 +136,7 @@ MM_MUST_USE bool mm_followed_finish(mm_writer *w, mm_err *err);
 MM_MUST_USE bool mm_followed_end(mm_writer *w, mm_err *err);
 /* Removes a record, of any run. */
 void mm_followed_forget(const mm_writer *w);
+/* Before --restart discards what is staged: MM_USAGE E_FREED where nothing else is left of files of another source. */
+MM_MUST_USE bool mm_followed_discardable(const mm_writer *w, mm_err *err);
 
 #endif

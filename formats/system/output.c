@@ -145,7 +145,9 @@ static bool open_parent(const mm_output_place *p, int *parent, char *real, const
     if (inside == 1) return refuse(p->path, "found an output inside the checkpoint, expected one elsewhere", err);
     if (inside < 0) return mm_fail_errno(err, mm_at(p->path, NULL), "look at the directories above", errno);
   }
-  return true;
+  const int inside = mm_in_checkpoint(*parent);
+  if (inside < 0) return mm_fail_errno(err, mm_at(p->path, NULL), "look at the directories above", errno);
+  return inside == 0 || refuse(p->path, "found an output inside a checkpoint, expected one elsewhere", err);
 }
 
 static char *staged_name(mm_arena *a, const char *name, mm_err *err) {

@@ -2,9 +2,9 @@
  * name is complete, and the file that had the name before stays until then. FIFOs, terminals and the program's own stdout are written to
  * directly, where the writer needs no seeking.
  *
- * One rule holds for every such file: it is none of the program's inputs and lies in none of its input directories, by whatever path, link
- * or mount; and it replaces (or extends) only an empty file or one that this program made, as its beginning shows, unless force allows
- * any file. The temporary file is no input either. */
+ * One rule holds for every such file: it is none of the program's inputs and lies in none of its input directories nor in any checkpoint,
+ * by whatever path, link or mount; and it replaces (or extends) only an empty file or one that this program made, as its beginning shows,
+ * unless force allows any file. The temporary file is no input either. */
 #ifndef MM_FORMATS_OUTPUT_H
 #define MM_FORMATS_OUTPUT_H
 
@@ -48,9 +48,11 @@ typedef struct mm_output {
   { .fd = -1, .parent = -1, .into = -1 }
 
 /* Refuses before the work what mm_output_open would refuse: MM_USAGE E_OUTPUT for a directory, a device or, without stream, a FIFO or
- * terminal; for an input, a path in an input directory, or a file that the rule above protects. MM_IO if there is no such directory. */
+ * terminal; for an input, a path in an input directory or a checkpoint, or a file that the rule above protects. MM_IO if there is no such
+ * directory. */
 MM_MUST_USE bool mm_output_check(const mm_output_place *p, mm_err *err);
-/* The rule's part for what is no file, such as a socket: MM_USAGE E_OUTPUT for a path in the directory `input`. */
+/* The rule's part for what is no file, such as a socket: MM_USAGE E_OUTPUT for a path in the directory `input` or a
+ * checkpoint. */
 MM_MUST_USE bool mm_output_outside(const char *path, const char *input, mm_err *err);
 /* The same rule for a directory that may be replaced: no input is a file in it, or a link to one. MM_USAGE E_OUTPUT names it. */
 MM_MUST_USE bool mm_output_dir_check(const char *dir, const char *const *input, size_t inputs, mm_err *err);

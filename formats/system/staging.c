@@ -47,18 +47,14 @@ bool mm_staging_name(mm_staging *s, const char *target, const char *word, mm_err
   return s->parent >= 0 || mm_fail_errno(err, mm_at(parent, NULL), "open", errno);
 }
 
-/* ---- refusing a target inside the source, or around it ---- */
+/* ---- refusing a target inside the source or any checkpoint, or around the source ---- */
 
-/* 1 if `what` is the open directory or one that holds it, 0 if not, -1 if that cannot be found out. Takes over fd. */
-static int holds(const struct stat *what, int fd) {
+/* 1 if `is` holds for the open directory or one above it, 0 if not, -1 if that cannot be found out. Takes over fd. */
+static int climb(int fd, bool (*is)(const void *ctx, int fd, const struct stat *st), const void *ctx) {
   for (;;) {
     struct stat at, up;
-    int next = openat(fd, "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    int found = fstat(fd, &at) != 0                 ? -1
-                : mm_same_file(&at, what)           ? 1
-                : next < 0 || fstat(next, &up) != 0 ? -1
-                : mm_same_file(&at, &up)            ? 0
-                                                    : 2;
+    int next = openat(fd, "..", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    int found = fstat(fd, &at) != 0 ? -1 : is(ctx, fd, &at) ? 1 : next < 0 || fstat(next, &up) != 0 ? -1 : mm_same_file(&at, &up) ? 0 : 2;
     close(fd);
     if (found != 2) {
       if (next >= 0) close(next);
@@ -66,6 +62,36 @@ static int holds(const struct stat *what, int fd) {
     }
     fd = next;
   }
+}
+
+static bool is_same(const void *what, int fd, const struct stat *st) {
+  (void)fd;
+  return mm_same_file(what, st);
+}
+
+/* 1 if `what` is the open directory or one that holds it, else as climb. Takes over fd. */
+static int holds(const struct stat *what, int fd) { return climb(fd, is_same, what); }
+
+/* True if the directory has a list of files of ours: a packed checkpoint's, an unsharded one's or an archive's. */
+static bool is_checkpoint(const void *ctx, int dir, const struct stat *st) {
+  static const char *const list[][2] = {
+      {"manifest.json", "\"minimax-packed\""}, {"minimax-digests.json", "\"minimax-digests\""}, {"archive.json", "\"minimax-archive\""}};
+  (void)ctx;
+  (void)st;
+  bool found = false;
+  for (size_t i = 0; i < sizeof list / sizeof *list && !found; i++) {
+    char head[4096];
+    const int fd = openat(dir, list[i][0], O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    const ssize_t n = fd < 0 ? 0 : pread(fd, head, sizeof head, 0);
+    if (fd >= 0) close(fd);
+    found = n > 0 && memmem(head, (size_t)n, "\"format\"", 8) && memmem(head, (size_t)n, list[i][1], strlen(list[i][1]));
+  }
+  return found;
+}
+
+int mm_in_checkpoint(int parent) {
+  const int self = openat(parent, ".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+  return self < 0 ? -1 : climb(self, is_checkpoint, NULL);
 }
 
 #define SOURCE_DEPTH 16
@@ -109,6 +135,8 @@ bool mm_staging_outside(const mm_staging *s, const char *source, mm_err *err) {
   }
   if (found == 0) found = mm_lies_in(s->parent, source);
   if (found == 1) return refuse(s, err, "found an output that is, holds or lies in the source");
+  if (found == 0) found = mm_in_checkpoint(s->parent);
+  if (found == 1) return refuse(s, err, "found an output inside a checkpoint, expected one elsewhere");
   return found == 0 || mm_fail_errno(err, mm_at(source, NULL), "look at the directories above", errno);
 }
 

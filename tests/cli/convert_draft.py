@@ -108,6 +108,12 @@ def misfits(tmp, tensors):
     cases = [({"hidden_size": H + 1}, "E_DRAFT", 3), ({"hidden_act": "gelu"}, "E_DRAFT", 4), ({"rope_scaling": {"factor": 2}}, "E_DRAFT", 4),
              ({"dflash_config": {**flash, "target_layer_ids": [1, TARGET["num_hidden_layers"] - 1]}}, "E_DRAFT", 3),
              ({"dflash_config": {**flash, "mask_token_id": TARGET["vocab_size"]}}, "E_DRAFT", 3), ({"intermediate_size": I - 1}, "E_DRAFT", 3),
+             ({"rope_parameters": {"rope_theta": 5}}, "E_CFG_RANGE", 3), ({"rope_parameters": {"rope_type": "yarn"}}, "E_CFG_FEATURE", 4),
+             ({"rope_parameters": {"factor": 2}}, "E_CFG_FEATURE", 4), ({"partial_rotary_factor": 0.5}, "E_CFG_FEATURE", 4),
+             ({"layer_types": ["full_attention"]}, "E_DRAFT", 3), ({"layer_types": ["full_attention", 0]}, "E_DRAFT", 4),
+             ({"hidden_act": 1}, "E_DRAFT", 4), ({"attention_bias": "true"}, "E_DRAFT", 4),
+             ({"is_causal": True, "dflash_config": {**flash, "causal": False}}, "E_DRAFT", 3),
+             ({"dflash_config": {**flash, "swa_window_size": 31}}, "E_DRAFT", 3),
              ({"dflash_config": {"mask_token_id": 5}}, "E_DRAFT", 4), ({"num_hidden_layers": LAYERS - 1, "layer_types": ["full_attention"]}, "E_DRAFT", 3)]
     for i, (change, code, status) in enumerate(cases):
         refused(code, status, "convert", "tests/data/tiny-m2", "-o", tmp + "/no", "--draft", save(f"{tmp}/bad{i}", {**CONFIG, **change}, tensors), "--dry-run")

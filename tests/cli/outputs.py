@@ -67,7 +67,41 @@ def refusals(root):
         cf.assert_error(report(root, out), VERIFY, 2, "E_OUTPUT", says)
     cf.assert_error(cf.run("minimax-hold", root + "/out", root + "/door/sock"), "minimax-hold", 2, "E_OUTPUT", inside)
     assert tree(root) == before
+    checkpoints(root)
     cf.ok(VERIFY, "-q", root + "/out")
+
+
+def checkpoints(root):
+    """No output lies in a checkpoint that is no input either: its list of files does not have it."""
+    cf.ok(CONVERT, "-q", SRC, "-o", root + "/packed")
+    cf.ok(CONVERT, "-q", SRC, "-o", root + "/hf", "--layout", "hf")
+    for arc in ("/arc", "/other.arc"):
+        cf.ok("minimax-archive", "-q", "pack", root + "/packed", "-o", root + arc)
+    shutil.copytree(SRC, root + "/source")
+    with open(root + "/recipe.json", "w", encoding="utf-8") as f:
+        f.write(cf.ok(CONVERT, "--print-recipe").stdout.decode())
+    for here in ("packed", "hf", "arc"):
+        os.symlink(here, root + "/door-" + here)
+    before = tree(root)
+    programs = ((collect, EVAL, "x"), (logits, EVAL, "x"), (report, VERIFY, "x.html"), (report, VERIFY, "config.json"), (events, CONVERT, "x"),
+                (lambda root, out: cf.run(CONVERT, "-q", SRC, "-o", out), CONVERT, "x"),
+                (lambda root, out: cf.run("minimax-archive", "pack", root + "/out", "-o", out), "minimax-archive", "x"),
+                (lambda root, out: cf.run("minimax-archive", "unpack", root + "/other.arc", "-o", out), "minimax-archive", "x"),
+                (lambda root, out: cf.run("minimax-hold", root + "/out", out), "minimax-hold", "x"),
+                (lambda root, out: cf.run("minimax-serve", root + "/out", "--kv-offload", "20M", "--kv-offload-disk", "20M", "--kv-offload-dir",
+                                          os.path.dirname(out)), "minimax-serve", "x"))
+    for write, program, name in programs:
+        for here in ("packed", "door-packed", "hf", "door-hf", "arc", "door-arc"):
+            cf.assert_error(write(root, f"{root}/{here}/{name}"), program, 2, "E_OUTPUT", "checkpoint, expected one elsewhere")
+    assert tree(root) == before
+    os.mkdir(root + "/web")  # any other manifest.json
+    with open(root + "/web/manifest.json", "w", encoding="utf-8") as f:
+        json.dump({"name": "minimax-packed"}, f)
+    assert report(root, root + "/web/r.json").returncode == 0
+    for path in ("packed", "hf"):
+        cf.ok(VERIFY, "-q", f"{root}/{path}")
+        os.mkdir(f"{root}/{path}/sub")
+        cf.assert_error(report(root, f"{root}/{path}/sub/r.json"), VERIFY, 2, "E_OUTPUT", "checkpoint, expected one elsewhere")
 
 
 def written(root):
@@ -112,6 +146,9 @@ def inputs(root):
     text = lambda out: cf.run(EVAL, root + "/linked", "--text", root + "/text.txt", "--window", "8", "--limit", "1", "--collect", out, "--force")
     ids = lambda out: cf.run(EVAL, root + "/linked", "--ids", root + "/ids.json", "--window", "8", "--collect", out, "--force")
     prompts = lambda out: cf.run(EVAL, root + "/linked", "--ids-from", root + "/ids.safetensors", "--logits", out, "--force")
+    with open(root + "/divergence.json", "wb") as f:
+        f.write(cf.ok(EVAL, root + "/out", "--ids", root + "/ids.json", "--window", "8", "--against", root + "/out", "--json").stdout)
+    diverges = lambda out: cf.run(VERIFY, root + "/out", "--source", root + "/source", "--divergence", root + "/divergence.json", "--report", out, "--force")
     errors = lambda out: cf.run(VERIFY, root + "/out", "--source", root + "/source", "--report", out, "--force")
     watched = lambda out: events(root, out)
     part = "model-rank-00000-part-00000.safetensors"
@@ -119,10 +156,10 @@ def inputs(root):
     tried = 0
     for write, program, read in ((text, EVAL, "text.txt"), (ids, EVAL, "ids.json"), (prompts, EVAL, "ids.safetensors"), (ids, EVAL, "blobs/linked-" + part),
                                  (text, EVAL, "blobs/linked-" + part), (prompts, EVAL, "blobs/linked-config.json"), (errors, VERIFY, "blobs/source-config.json"),
-                                 (watched, CONVERT, "recipe.json"), (watched, CONVERT, "blobs/source-" + shard), (watched, CONVERT, "blobs/source-config.json"),
+                                 (diverges, VERIFY, "divergence.json"), (watched, CONVERT, "recipe.json"), (watched, CONVERT, "blobs/source-" + shard), (watched, CONVERT, "blobs/source-config.json"),
                                  (watched, CONVERT, "source/tokenizer.json"), (watched, CONVERT, "source/new")):
         file = root + "/" + read
-        suffix = ".html" if write is errors else ""
+        suffix = ".html" if write in (errors, diverges) else ""
         names = [file] if os.path.basename(file) == "new" else [file, f"{root}/../{os.path.basename(root)}/{read}", f"{root}/s-{tried}{suffix}", f"{root}/h-{tried}{suffix}"]
         if len(names) > 1:
             os.symlink(read, names[2])

@@ -210,6 +210,8 @@ def cases():
     run(*args, status=2, says=["E_LEFTOVER"])
     run(*args, "--restart", status=2, says=["E_FREED", gone[0]])
     run(*args[:-2], "--restart", status=3, says=["E_FS_MISSING"])
+    for more in ((), ("--part", "0/2"), ("--part", "0/2", "--quant", "int8"), ("--follow",), ("--compress", "zstd")):
+        run("tests/data/tiny-m2", "-o", parent + "/out", "--restart", *more, status=2, says=["E_FREED", "files of another source"])
     # A block of the output is damaged whose source is gone: said by name; with the file fetched again all is well.
     staged = f"{parent}/.out.partial"
     part = sorted(n for n in os.listdir(staged) if n.endswith(".safetensors"))[0]

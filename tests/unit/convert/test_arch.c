@@ -131,7 +131,8 @@ TEST(test_hf_form) {
   READS(hf, "\"layer_types\":[\"linear_attention\",\"full_attention\",\"linear_attention\"],", "", attn[0], MM_ATTN_FULL);
   READS(hf, "\"layer_types\":[\"linear_attention\",\"full_attention\",\"linear_attention\"],", "", attn[1], MM_ATTN_LIGHTNING);
   READS(hf, "\"layer_types\":[\"linear_attention\",\"full_attention\",\"linear_attention\"],", "", attn[2], MM_ATTN_FULL);
-  READS(hf, "\"block_size\":256", "\"postnorm\":false", postnorm, false);
+  READS(hf, "\"block_size\":256", "\"postnorm\":true", postnorm, true);
+  refused(hf, "\"block_size\":256", "\"postnorm\":false", MM_UNSUPPORTED, "E_CFG_FEATURE", "key \"postnorm\": only true");
 }
 
 TEST(test_m1_defaults) {
@@ -168,10 +169,14 @@ TEST(test_m1_defaults) {
 }
 
 TEST(test_m2_defaults) {
-  READS(m2, "\"rotary_dim\":6,", "", rotary_dim, 10); /* half a head */
+  /* Nothing says how much of a head is turned: all of it, as in transformers 5.24 and the release's own class. */
+  READS(m2, "\"rotary_dim\":6,", "", rotary_dim, 20);
+  READS(m2, "\"rotary_dim\":6,\"rope_theta\":6000000,", "\"rope_parameters\":{\"rope_theta\":6000000,\"rope_type\":\"default\"},",
+        rotary_dim, 20);
+  READS(m2, "\"rope_theta\":6000000,", "\"rope_parameters\":{\"rope_theta\":6000000,\"rope_type\":\"default\"},", rotary_dim, 6);
   char *a = edited(m2, "\"rotary_dim\":6,", "");
   READS(a, "\"head_dim\":20,", "", head_dim, 128);
-  READS(a, "\"head_dim\":20,", "", rotary_dim, 64);
+  READS(a, "\"head_dim\":20,", "", rotary_dim, 128);
   free(a);
   READS(m2, "\"rope_theta\":6000000,", "", rope_theta, 5e6);
   READS(m2, "\"max_position_embeddings\":204800,", "", max_positions, 196608);
@@ -257,7 +262,7 @@ TEST(test_rope_places) {
                      factor ? (i == odd ? "0.2" : "0.3") : (i == odd ? "1234.5" : "7777777"));
         snprintf(new, sizeof new,
                  "%s\"rope_parameters\":{\"full_attention\":{%s\"rope_type\":\"default\"},%s\"linear_attention\":{\"rope_theta\":5}},"
-                 "\"rope_scaling\":{%s\"full_attention\":{%s\"x\":1}},\"y\":1",
+                 "\"rope_scaling\":{%s\"full_attention\":{%s\"x\":null}},\"y\":1",
                  say[TOP], say[PARAMETERS_FULL], say[PARAMETERS], say[SCALING], say[SCALING_FULL]);
         const char *old = factor ? "\"rotary_dim\":10" : "\"rope_theta\":10000000";
         if (odd < 0 && factor) READS(m1, old, new, rotary_dim, 6);
@@ -398,6 +403,9 @@ TEST(test_features) {
   FEATURE(m1, "\"tie_word_embeddings\":false", "\"tie_word_embeddings\":true", "key \"tie_word_embeddings\"");
   FEATURE(m1, "\"rotary_dim\":10", "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4}", "key \"rope_type\"");
   FEATURE(m1, "\"rotary_dim\":10", "\"rope_scaling\":{\"type\":\"linear\"}", "key \"type\"");
+  FEATURE(m1, "\"rotary_dim\":10", "\"rope_scaling\":{\"factor\":4}", "key \"rope_scaling\": found \"factor\", only rope_theta");
+  FEATURE(m1, "\"rotary_dim\":10", "\"rope_parameters\":{\"full_attention\":{\"mrope_section\":[1,2]}}",
+          "key \"rope_parameters.full_attention\": found \"mrope_section\"");
   FEATURE(m2, "\"scoring_func\":\"sigmoid\"", "\"scoring_func\":\"softmax\"", "key \"scoring_func\"");
   FEATURE(m2, "\"qk_norm_type\":\"per_layer\"", "\"qk_norm_type\":\"per_head\"", "key \"qk_norm_type\"");
   FEATURE(m2, "\"use_qk_norm\":true", "\"use_qk_norm\":false", "key \"use_qk_norm\"");

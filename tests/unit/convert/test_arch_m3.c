@@ -105,7 +105,8 @@ TEST(test_names) {
 }
 
 TEST(test_defaults) {
-  READS(m3, "\"rotary_dim\":10,\"partial_rotary_factor\":0.5,", "", rotary_dim, 10);
+  READS(m3, "\"rotary_dim\":10,", "", rotary_dim, 10);
+  READS(m3, "\"partial_rotary_factor\":0.5,", "", rotary_dim, 10);
   READS(m3, "\"max_position_embeddings\":4096,", "", max_positions, 524288);
   READS(m3, "\"rope_theta\":6000000,", "", rope_theta, 5e6);
   READS(m3, "\"rms_norm_eps\":3e-06,", "", norm_eps, 1e-6);
@@ -148,6 +149,7 @@ TEST(test_refused) {
     const char *old, *new, *code, *says;
   } bad[] = {
       {"\"hidden_act\":\"swigluoai\",", "", "E_CFG_MISSING", "key \"hidden_act\""},
+      {"\"rotary_dim\":10,\"partial_rotary_factor\":0.5,", "", "E_CFG_MISSING", "neither it nor partial_rotary_factor"},
       {"\"routed_scaling_factor\":2.5,", "", "E_CFG_MISSING", "key \"routed_scaling_factor\""},
       {"\"routed_scaling_factor\":2.5", "\"routed_scaling_factor\":0", "E_CFG_RANGE", "key \"routed_scaling_factor\": found 0"},
       {"\"dense_intermediate_size\":192,", "", "E_CFG_MISSING", "key \"dense_intermediate_size\""},

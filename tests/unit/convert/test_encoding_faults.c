@@ -205,18 +205,29 @@ TEST(test_zero_points) {
     const char *format;
     uint8_t byte;
     bool right;
-  } row[] = {{"gptq", 0x77, true}, {"gptq", 0x88, false}, {"gptq_v2", 0x88, true}, {"gptq_v2", 0x77, false}};
+  } row[] = {{"gptq", 0x77, true},
+             {"gptq", 0x88, false},
+             {"gptq_v2", 0x88, true},
+             {"gptq_v2", 0x77, false},
+             {"gptq_v2\",\"format\":\"GPTQ_v2", 0x88, true},
+             {NULL, 0x88, true},
+             {NULL, 0x77, false}};
   for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
     source *s = encoded(form_of("GPTQ v2"));
-    src_config(s, "\"checkpoint_format\":\"gptq_v2\"", "\"sym\":true,\"checkpoint_format\":\"%s\"", row[i].format);
+    if (row[i].format)
+      src_config(s, "\"checkpoint_format\":\"gptq_v2\"", "\"sym\":true,\"checkpoint_format\":\"%s\"", row[i].format);
+    else /* as GPTQModel writes it since version 6 */
+      src_config(s, "\"checkpoint_format\":\"gptq_v2\"", "\"sym\":true,\"format\":\"gptq_v2\"");
+    if (!row[i].format) src_config(s, "\"quant_method\"", "\"method\"");
     for (size_t t = 0; t < s->count; t++)
       if (strstr(s->t[t].name, "qzeros")) memset(s->t[t].data, row[i].byte, s->t[t].bytes);
     src_write(s);
     src_options o = {.depth = SRC_READ, .quant = "f32"};
+    const char *what = row[i].format ? row[i].format : "format";
     if (row[i].right)
-      src_accepted(s, o, row[i].format);
+      src_accepted(s, o, what);
     else
-      src_refused(s, o, row[i].format, MM_BAD_INPUT, "E_Q_ZERO",
+      src_refused(s, o, what, MM_BAD_INPUT, "E_Q_ZERO",
                   row[i].byte == 0x88 ? "found zero point 9, expected 8" : "found zero point 7, expected 8");
     src_close(s);
   }
@@ -236,6 +247,13 @@ TEST(test_configuration) {
       {"{\"quant_method\":\"awq\",\"group_size\":\"x\"}", MM_BAD_INPUT, "E_Q_CONFIG", "key \"group_size\""},
       {"{\"quant_method\":\"gptq\",\"checkpoint_format\":\"marlin\"}", MM_UNSUPPORTED, "E_Q_METHOD",
        "found GPTQ checkpoint_format \"marlin\""},
+      {"{\"quant_method\":\"gptq\",\"checkpoint_format\":2}", MM_BAD_INPUT, "E_Q_CONFIG", "found 2, expected a string"},
+      {"{\"quant_method\":\"gptq\",\"format\":\"marlin\"}", MM_UNSUPPORTED, "E_Q_METHOD", "\"marlin\""},
+      {"{\"quant_method\":\"gptq\",\"format\":\"gptq\",\"checkpoint_format\":\"gptq_v2\"}", MM_BAD_INPUT, "E_Q_CONFIG",
+       "key \"checkpoint_format\": found \"gptq_v2\", expected \"gptq\" as in key \"format\""},
+      {"{\"quant_method\":\"gptq\",\"is_marlin_format\":true}", MM_UNSUPPORTED, "E_CFG_FEATURE", "is_marlin_format"},
+      {"{\"quant_method\":\"awq\",\"format\":\"gemv\"}", MM_UNSUPPORTED, "E_Q_METHOD", "found AWQ version \"gemv\""},
+      {"{\"quant_method\":\"awq\",\"version\":1}", MM_BAD_INPUT, "E_Q_CONFIG", "key \"version\": found 1, expected a string"},
       {"{\"quant_method\":\"auto-round\",\"packing_format\":\"auto_round:x\"}", MM_UNSUPPORTED, "E_Q_METHOD", "auto_round:x"},
       {"{\"quant_method\":\"compressed-tensors\",\"format\":\"marlin-24\",\"config_groups\":{}}", MM_UNSUPPORTED, "E_Q_METHOD",
        "marlin-24"},
@@ -265,6 +283,22 @@ TEST(test_configuration) {
     src_config(s, "\"format\":\"pack-quantized\"", "%s", good[i]);
     src_write(s);
     src_accepted(s, (src_options){.depth = SRC_READ, .quant = "f32"}, good[i]);
+    src_close(s);
+  }
+}
+
+/* GPTQ's zero points by config.json and by quantize_config.json, which other programs read. */
+TEST(test_two_configurations) {
+  static const char *const text[] = {"{\"bits\":4,\"group_size\":8,\"format\":\"gptq_v2\"}", "{\"bits\":4,\"group_size\":8}"};
+  for (size_t i = 0; i < 2; i++) {
+    source *s = encoded(form_of("GPTQ v2"));
+    src_write(s);
+    put_file(src_path(s, "src/quantize_config.json"), text[i], strlen(text[i]));
+    const src_options o = {.depth = SRC_READ, .quant = "f32"};
+    if (i == 0)
+      src_accepted(s, o, text[i]);
+    else
+      src_refused(s, o, text[i], MM_BAD_INPUT, "E_Q_CONFIG", "quantize_config.json: found format \"gptq\", expected \"gptq_v2\"");
     src_close(s);
   }
 }
