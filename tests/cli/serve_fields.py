@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """Every field of requests that tests/data/request_fields.tsv lists, sent to every API of minimax-serve: a served one changes the reply and is
 refused by its name where its type is wrong; a refused one is refused by its name, unless it asks for nothing; what has no effect and what
-nobody knows leaves the reply as it is. Schemas beside json_object, template arguments in all chat APIs, and the status of cut replies."""
+nobody knows leaves the reply as it is. docs/request-fields.md is what the tables say (--write makes it). Schemas beside json_object, template
+arguments in all chat APIs, and the status of cut replies."""
 import copy
+import itertools
 import json
 import os
 import re
@@ -22,6 +24,7 @@ NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
 # Values of the right type show no difference in a reply of few tokens: other tests have them.
 QUIET = {"cache_salt", "priority", "timeout", "parallel_tool_calls", "tool_choice.disable_parallel_tool_use", "tools.strict", "tools.function.strict"}
 
+PAGE = "docs/request-fields.md"
 SAID = {}
 
 
@@ -165,22 +168,44 @@ def every_field_in_every_api():
 
 
 def documented():
-    """docs/serving.md says of each field that it names what the table says."""
+    """docs/serving.md has a row for each served field, and no other."""
     with open("docs/serving.md", encoding="utf-8") as f:
         section = re.search(r"\n## Fields\n(.*?)\n## ", f.read(), re.S).group(1)
+    named = set(re.findall(r"`(\w+(?:\.\w+)*)`", "".join(re.findall(r"^\| (`.*?) \|", section, re.M))))
     fates = {}
     for row in rows():
         fates.setdefault(row["field"], set()).update(row[api] for api in APIS)
-    lists = {"served": "".join(re.findall(r"^\| (`.*?) \|", section, re.M)),
-             "refused": re.search(r"^- Refused.*?(?=^- )", section, re.S | re.M).group(0),
-             "none": re.search(r"^- Without effect.*?\n\n", section, re.S | re.M).group(0)}
-    missing = [n for n, f in fates.items() if "." not in n and "served" in f and f"`{n}`" not in lists["served"]]
-    assert not missing, missing  # every served field has its row
-    for fate, text in lists.items():
-        names = re.findall(r"`(\w+)`", text)
-        assert len(names) > 10, fate
-        for name in names:
-            assert fate in fates[name] or (fate == "refused" and name == "n"), (name, fate, fates[name])
+    served_names = {n for n, f in fates.items() if "served" in f}
+    assert named <= served_names and {n for n in served_names if "." not in n} <= named, named ^ served_names
+
+
+def page(said):
+    """docs/request-fields.md: each field, what becomes of it in each API, and the server's own words for what is served in its place."""
+    words = {"served": "served", "refused": "refused", "none": "no effect"}
+    schemas = [said["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"] for path, _ in APIS.values()]
+    instead = {name: x["description"] for schema in schemas for name, x in schema["x-refused"].items()}
+    table = {}
+    for row in rows():
+        cells, why = table.setdefault(row["field"], ({}, []))
+        cells.update({api: words[row[api]] for api in APIS if row[api] != "."})
+        if row["why"] and row["why"] not in why:
+            why.append(row["why"])
+    for name, (cells, _) in table.items():  # the server says the same of those that are no parts of others
+        for api, schema in zip(APIS, schemas, strict=True):
+            place = {"served": "properties", "refused": "x-refused", "no effect": "x-without-effect"}.get(cells.get(api))
+            assert "." in name or (place and name in schema[place]), (name, api, cells)
+    assert all(set(x) <= set(table) for schema in schemas for x in (schema["properties"], schema["x-refused"], schema["x-without-effect"]))
+    lines = [f"| `{name}` | " + " | ".join(cells.get(api, "") for api in APIS) + " | "
+             + "; ".join([instead[name]] + why if name in instead else why).replace("|", "\\|") + " |" for name, (cells, why) in table.items()]
+    return """# Fields of requests
+
+What becomes of each field of the APIs of OpenAI, Anthropic, vLLM, SGLang and llama.cpp. The tables are the server's own: `/openapi.json` has them, and
+`tests/cli/serve_fields.py --write` makes this page from it. A refused field is status 400 with its name, unless it is null or has a value that
+asks for nothing, as `"min_tokens": 0`. A field that is not listed is ignored. A dot leads into an object. How served ones work: [serving.md](serving.md#fields).
+
+| field | chat | completions | responses | messages | served in its place, or why it has no effect |
+|---|---|---|---|---|---|
+""" + "\n".join(lines) + "\n"
 
 
 def nothings(s):
@@ -341,6 +366,13 @@ def openapi(s):
         listed = set(re.findall(r"`((?:GET|POST) /\S*)`", f.read().split("## Paths", 1)[1].split("## Fields", 1)[0]))
     found = {f"{method.upper()} {p.format(name='NAME')}" for p, v in said["paths"].items() for method in v}
     assert found == listed, found ^ listed
+    wanted = page(said)
+    if sys.argv[1:] == ["--write"]:
+        with open(PAGE, "w", encoding="utf-8") as f:
+            f.write(wanted)
+    with open(PAGE, encoding="utf-8") as f:
+        for want, line in itertools.zip_longest(wanted.splitlines(), f.read().splitlines()):
+            assert line == want, f"{PAGE} has {line!r}, the server's tables say {want!r}: write it again with --write"
 
 
 def as_others(s):
