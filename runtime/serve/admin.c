@@ -1,11 +1,9 @@
-/* Requests about the server itself (health, metrics, models), and the tokenizer over HTTP. */
-#include <math.h>
+/* Requests about the server itself: health, metrics, models. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "runtime/serve/apis.h"
-#include "runtime/serve/fields.h"
 #include "runtime/serve/page.h"
 
 static void send_json(mm_exchange *x, int status, mm_text *t) {
@@ -291,65 +289,3 @@ mm_page *mm_page_find(const char *path, bool *keyed) {
     if (strcmp(pages[i].path, path) == 0 || mm_path_is_short(path, pages[i].path)) return *keyed = pages[i].keyed, pages[i].page;
   return model_of(path) ? (*keyed = true, model) : NULL;
 }
-
-/* ---- The tokenizer ---- */
-
-/* Fields of other servers' for more than ids, or for ids of something else. */
-static bool plain(mm_call *c) {
-  static const char *const unserved[] = {"messages", "return_token_strs", "with_pieces", "skip_special_tokens"};
-  for (size_t i = 0; i < sizeof unserved / sizeof *unserved; i++) {
-    const mm_value *v = mm_value_get(c->body, unserved[i]);
-    if (v && (v->type != MM_VALUE_BOOL || v->truth)) return mm_refuse(c, 400, unserved[i], "%s: not served here", unserved[i]);
-  }
-  return true;
-}
-
-static bool tokenize(mm_call *c, mm_err *err) {
-  const mm_value *text;
-  bool special = false;
-  int32_t *ids;
-  size_t n;
-  if (!plain(c)) return false;
-  if (!mm_field(c, c->body, "prompt", MM_VALUE_STRING, &text) || !mm_field_bool(c, c->body, "parse_special", &special)) return false;
-  if (!text && !mm_field(c, c->body, "content", MM_VALUE_STRING, &text)) return false; /* llama.cpp's name */
-  if (!text) return mm_refuse(c, 400, "prompt", "prompt: expected a text");
-  if (!mm_tokenizer_encode(c->server->tokenizer, text->text, text->n, special, &ids, &n, err)) return false;
-  mm_text_printf(&c->out, "{\"count\":%zu,\"max_model_len\":%u,\"tokens\":[", n, c->server->positions);
-  for (size_t i = 0; i < n; i++) mm_text_printf(&c->out, i ? ",%d" : "%d", ids[i]);
-  mm_text_put(&c->out, "]}");
-  free(ids);
-  return true;
-}
-
-static bool detokenize(mm_call *c, mm_err *err) {
-  const mm_value *ids;
-  mm_utf8_stream u = {0};
-  mm_text text = {0};
-  (void)err;
-  if (!plain(c)) return false;
-  if (!mm_field(c, c->body, "tokens", MM_VALUE_ARRAY, &ids)) return false;
-  if (!ids) return mm_refuse(c, 400, "tokens", "tokens: expected a list of ids");
-  for (const mm_value *v = ids->first; v; v = v->next) {
-    int64_t id;
-    size_t n;
-    const char *bytes =
-        mm_value_int(v, &id) && id >= 0 && id < c->server->vocab ? mm_tokenizer_bytes(c->server->tokenizer, (int32_t)id, &n) : NULL;
-    if (!bytes) {
-      free(text.p);
-      return mm_refuse(c, 400, "tokens", "tokens: found %.*s, expected ids of tokens", (int)mm_min(v->raw_n, 40), v->raw);
-    }
-    if (n) mm_print_utf8(&u, bytes, n, &text);
-  }
-  mm_print_utf8(&u, "", 0, &text);
-  for (int i = 0; i < 2; i++) { /* vLLM's name, and llama.cpp's */
-    mm_text_put(&c->out, i ? ",\"content\":" : "{\"prompt\":");
-    mm_text_quote(&c->out, text.p ? text.p : "", text.n);
-  }
-  mm_text_put(&c->out, "}");
-  c->out.failed |= text.failed;
-  free(text.p);
-  return true;
-}
-
-const mm_api mm_api_tokenize = {.path = "/tokenize", .begin = tokenize, .start = mm_call_answer};
-const mm_api mm_api_detokenize = {.path = "/detokenize", .begin = detokenize, .start = mm_call_answer};

@@ -272,7 +272,9 @@ def within(s):
         (responses, {**flat, "input": [{"role": "assistant", "type": "computer_call", "content": "x"}, *USER]}, "input"),
         (responses, {**flat, "reasoning": {"effort": 5}}, "effort"), (responses, {**flat, "reasoning": {"enabled": 0}}, "enabled"),
         ("/tokenize", {"prompt": "x", "return_token_strs": True}, "return_token_strs"),
-        ("/tokenize", {"prompt": "x", "with_pieces": True}, "with_pieces"), ("/tokenize", {"prompt": "x", "messages": USER}, "messages"),
+        ("/tokenize", {"prompt": "x", "with_pieces": 1}, "with_pieces"), ("/tokenize", {"prompt": "x", "messages": USER}, "messages"),
+        ("/tokenize", {}, "prompt"), ("/tokenize", {"messages": USER, "chat_template": "x"}, "chat_template"),
+        (chat + "/input_tokens", {"messages": USER, "min_tokens": 1}, "min_tokens"), (responses + "/input_tokens", {"input": "x", "messages": USER}, "messages"),
         ("/detokenize", {"tokens": [5], "skip_special_tokens": True}, "skip_special_tokens"),
     ]:
         error = s.post(path, body, 400)["error"]
@@ -393,6 +395,22 @@ def as_others(s):
         used = [e["usage"] for e in events]
         assert all(u["total_tokens"] == u["prompt_tokens"] + u["completion_tokens"] and u["prompt_tokens"] == used[0]["prompt_tokens"] for u in used), used
         assert used[-1]["completion_tokens"] == body.get("n", 1) * used[-2]["completion_tokens"] == body.get("n", 1) * body["max_tokens"], used
+    # How long a prompt would be, before it is sent; its tokens, each with its text.
+    long = {"messages": [{"role": "system", "content": "Ur"}, {"role": "user", "content": "\U0001f917 of Ur"}], "tools": [{"type": "function", "function": {"name": "f"}}]}
+    want = s.post("/v1/chat/completions", {**long, "max_tokens": 1})["usage"]["prompt_tokens"]
+    counted = [s.post(path + "/chat/completions/input_tokens", long) for path in ("/v1", "")]
+    tokens = s.post("/tokenize", {**long, "with_pieces": True})
+    assert counted[0] == counted[1] == {"object": "response.input_tokens", "input_tokens": want} and tokens["count"] == want == len(tokens["tokens"]), (counted, want)
+    pieces = b"".join(bytes(x["piece"]) if isinstance(x["piece"], list) else x["piece"].encode() for x in tokens["tokens"])
+    assert any(isinstance(x["piece"], list) for x in tokens["tokens"]) and "\U0001f917 of Ur".encode() in pieces, tokens
+    assert pieces.decode() == s.post("/detokenize", {"tokens": [x["id"] for x in tokens["tokens"]]})["prompt"]
+    flat = {"input": "In the beginning", "instructions": "Ur"}
+    want = s.post("/v1/responses", {**flat, "max_output_tokens": 1})["usage"]["input_tokens"]
+    assert s.post("/v1/responses/input_tokens", flat)["input_tokens"] == want
+    # Reasoning has two names, with the same text under both.
+    message = s.post("/v1/chat/completions", chat)["choices"][0]["message"]
+    deltas = [e["choices"][0]["delta"] for e in s.events("/v1/chat/completions", chat)]
+    assert message["reasoning"] == message["reasoning_content"] == "".join(d.get("reasoning", "") for d in deltas) == "".join(d.get("reasoning_content", "") for d in deltas) != ""
     empty = s.post("/v1/completions", {**prompt, "structured_outputs": {"grammar": ""}}, 400)["error"]
     assert empty["param"] == "structured_outputs.grammar" or "structured_outputs.grammar" in empty["message"], empty
     # The token itself is among the likeliest, if only as one more (OpenAI's reference: up to logprobs + 1 elements).
