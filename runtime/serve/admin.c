@@ -78,6 +78,35 @@ static void put_cache(mm_text *t, const mm_server *s) {
   mm_metrics_value(t, "kv_cache_bytes", "gauge", "Bytes of the KV cache on the rank that keeps the most.", (double)c.bytes);
 }
 
+/* All ranks' devices: GPUs, or this machine's memory. */
+static void put_memory(mm_text *t, const mm_server *s) {
+  mm_engine_use use;
+  mm_text total = {0}, free_bytes = {0}, used = {0};
+  for (uint32_t r = 0; mm_engine_use_of(s->engine, r, &use); r++) {
+    mm_text_printf(&total, "minimax_device_memory_total_bytes{rank=\"%u\"} %llu\n", r, (unsigned long long)use.total);
+    mm_text_printf(&free_bytes, "minimax_device_memory_free_at_start_bytes{rank=\"%u\"} %llu\n", r, (unsigned long long)use.free);
+    const uint64_t bytes[] = {use.weights, use.buffers, use.states, use.caches};
+    static const char *const by[] = {"weights", "buffers", "states", "kv_cache"};
+    for (size_t i = 0; i < sizeof by / sizeof *by; i++)
+      mm_text_printf(&used, "minimax_device_memory_used_bytes{rank=\"%u\",by=\"%s\"} %llu\n", r, by[i], (unsigned long long)bytes[i]);
+  }
+  const struct {
+    const char *name, *help;
+    mm_text *values;
+  } metric[] = {{"total", "Memory of a rank's device.", &total},
+                {"free_at_start", "What was free of it before the server took any.", &free_bytes},
+                {"used", "What the rank takes of it, for as long as it serves.", &used}};
+  for (size_t i = 0; i < sizeof metric / sizeof *metric; i++) {
+    mm_text *v = metric[i].values;
+    if (v->n)
+      mm_text_printf(t, "# HELP minimax_device_memory_%s_bytes %s\n# TYPE minimax_device_memory_%s_bytes gauge\n", metric[i].name,
+                     metric[i].help, metric[i].name);
+    mm_text_add(t, v->p, v->n);
+    t->failed |= v->failed;
+    free(v->p);
+  }
+}
+
 static void put_experts(mm_text *t, const mm_server *s) {
   const mm_model *m = mm_engine_model(s->engine);
   uint64_t *load = calloc((size_t)m->layers * m->experts, sizeof *load), all = 0;
@@ -144,7 +173,7 @@ static void metrics(mm_server *s, mm_exchange *x) {
   mm_metrics_value(&t, "calls", "gauge", "API requests being answered.", s->calls);
   mm_metrics_value(&t, "resident_bytes", "gauge", "Memory of the process.", resident());
   mm_metrics_write(&s->metrics, &t);
-  if (s->scheduler) put_scheduler(&t, s->scheduler), put_cache(&t, s);
+  if (s->scheduler) put_scheduler(&t, s->scheduler), put_cache(&t, s), put_memory(&t, s);
   if (s->scheduler) put_experts(&t, s);
   put_forms(&t, s->forms);
   put_replies(&t, s);
