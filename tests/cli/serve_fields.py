@@ -411,6 +411,12 @@ def as_others(s):
     message = s.post("/v1/chat/completions", chat)["choices"][0]["message"]
     deltas = [e["choices"][0]["delta"] for e in s.events("/v1/chat/completions", chat)]
     assert message["reasoning"] == message["reasoning_content"] == "".join(d.get("reasoning", "") for d in deltas) == "".join(d.get("reasoning_content", "") for d in deltas) != ""
+    hidden, ended = {**chat, "include_reasoning": False}, {"chat_template_kwargs": {"enable_thinking": False}}
+    without = s.post("/v1/chat/completions", hidden)
+    assert without["usage"] == {**without["usage"], "completion_tokens": 2} and without["choices"][0]["message"] == {"role": "assistant", "content": "", "refusal": None}, without
+    assert all(set(e["choices"][0]["delta"]) <= {"role", "content"} for e in s.events("/v1/chat/completions", hidden))
+    assert s.post("/v1/chat/completions", {**hidden, **ended})["choices"] == s.post("/v1/chat/completions", {**chat, **ended})["choices"]
+    assert s.post("/v1/chat/completions", {**hidden, "reasoning_split": False}, 400)["error"]["param"] == "include_reasoning"
     empty = s.post("/v1/completions", {**prompt, "structured_outputs": {"grammar": ""}}, 400)["error"]
     assert empty["param"] == "structured_outputs.grammar" or "structured_outputs.grammar" in empty["message"], empty
     # The token itself is among the likeliest, if only as one more (OpenAI's reference: up to logprobs + 1 elements).
