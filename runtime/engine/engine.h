@@ -73,6 +73,14 @@ typedef struct mm_engine_cache {
   uint64_t sequences; /* of max_positions tokens that fit */
 } mm_engine_cache;
 mm_engine_cache mm_engine_cache_of(const mm_engine *e);
+/* The memory of rank r's device, which ranks may share, and what the rank takes of it, in bytes: all of it is taken by the end of the
+ * start. */
+typedef struct mm_engine_use {
+  uint64_t total, free;                      /* before the engine took any */
+  uint64_t weights, buffers, states, caches; /* on a CPU the first two are 0: weights lie in the page cache */
+} mm_engine_use;
+/* False behind the last rank, of whichever process, and where memory.fits was not set. */
+bool mm_engine_use_of(const mm_engine *e, uint32_t r, mm_engine_use *out);
 /* Bits MM_SAMPLES_…: the sampling options that the engine supports. */
 uint32_t mm_engine_samples(const mm_engine *e);
 /* Returns true if a row's bits depend on the tokens before it alone: not on prefill chunks, other rows or slots. */

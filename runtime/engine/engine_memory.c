@@ -122,3 +122,15 @@ mm_engine_cache mm_engine_cache_of(const mm_engine *e) {
   c.sequences = mm_pages_count(e->pages) / mm_sequence_pages(&d);
   return c;
 }
+
+bool mm_engine_use_of(const mm_engine *e, uint32_t r, mm_engine_use *out) {
+  if (!e->pages || r >= mm_pack_ranks(&e->shards->pack)) return false;
+  const rank_facts *f = &e->facts[r];
+  *out = (mm_engine_use){.total = f->memory.total,
+                         .free = f->memory.free,
+                         .weights = f->need.weights,
+                         .buffers = f->need.buffers,
+                         .states = f->need.states,
+                         .caches = mm_pages_count(e->pages) * f->need.page};
+  return f->memory.total;
+}

@@ -1,11 +1,9 @@
-/* Requests about the server itself (health, metrics, models), and the tokenizer over HTTP. */
-#include <math.h>
+/* Requests about the server itself: health, metrics, models. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "runtime/serve/apis.h"
-#include "runtime/serve/fields.h"
 #include "runtime/serve/page.h"
 
 static void send_json(mm_exchange *x, int status, mm_text *t) {
@@ -80,6 +78,35 @@ static void put_cache(mm_text *t, const mm_server *s) {
   mm_metrics_value(t, "kv_cache_bytes", "gauge", "Bytes of the KV cache on the rank that keeps the most.", (double)c.bytes);
 }
 
+/* All ranks' devices: GPUs, or this machine's memory. */
+static void put_memory(mm_text *t, const mm_server *s) {
+  mm_engine_use use;
+  mm_text total = {0}, free_bytes = {0}, used = {0};
+  for (uint32_t r = 0; mm_engine_use_of(s->engine, r, &use); r++) {
+    mm_text_printf(&total, "minimax_device_memory_total_bytes{rank=\"%u\"} %llu\n", r, (unsigned long long)use.total);
+    mm_text_printf(&free_bytes, "minimax_device_memory_free_at_start_bytes{rank=\"%u\"} %llu\n", r, (unsigned long long)use.free);
+    const uint64_t bytes[] = {use.weights, use.buffers, use.states, use.caches};
+    static const char *const by[] = {"weights", "buffers", "states", "kv_cache"};
+    for (size_t i = 0; i < sizeof by / sizeof *by; i++)
+      mm_text_printf(&used, "minimax_device_memory_used_bytes{rank=\"%u\",by=\"%s\"} %llu\n", r, by[i], (unsigned long long)bytes[i]);
+  }
+  const struct {
+    const char *name, *help;
+    mm_text *values;
+  } metric[] = {{"total", "Memory of a rank's device.", &total},
+                {"free_at_start", "What was free of it before the server took any.", &free_bytes},
+                {"used", "What the rank takes of it, for as long as it serves.", &used}};
+  for (size_t i = 0; i < sizeof metric / sizeof *metric; i++) {
+    mm_text *v = metric[i].values;
+    if (v->n)
+      mm_text_printf(t, "# HELP minimax_device_memory_%s_bytes %s\n# TYPE minimax_device_memory_%s_bytes gauge\n", metric[i].name,
+                     metric[i].help, metric[i].name);
+    mm_text_add(t, v->p, v->n);
+    t->failed |= v->failed;
+    free(v->p);
+  }
+}
+
 static void put_experts(mm_text *t, const mm_server *s) {
   const mm_model *m = mm_engine_model(s->engine);
   uint64_t *load = calloc((size_t)m->layers * m->experts, sizeof *load), all = 0;
@@ -146,7 +173,7 @@ static void metrics(mm_server *s, mm_exchange *x) {
   mm_metrics_value(&t, "calls", "gauge", "API requests being answered.", s->calls);
   mm_metrics_value(&t, "resident_bytes", "gauge", "Memory of the process.", resident());
   mm_metrics_write(&s->metrics, &t);
-  if (s->scheduler) put_scheduler(&t, s->scheduler), put_cache(&t, s);
+  if (s->scheduler) put_scheduler(&t, s->scheduler), put_cache(&t, s), put_memory(&t, s);
   if (s->scheduler) put_experts(&t, s);
   put_forms(&t, s->forms);
   put_replies(&t, s);
@@ -291,65 +318,3 @@ mm_page *mm_page_find(const char *path, bool *keyed) {
     if (strcmp(pages[i].path, path) == 0 || mm_path_is_short(path, pages[i].path)) return *keyed = pages[i].keyed, pages[i].page;
   return model_of(path) ? (*keyed = true, model) : NULL;
 }
-
-/* ---- The tokenizer ---- */
-
-/* Fields of other servers' for more than ids, or for ids of something else. */
-static bool plain(mm_call *c) {
-  static const char *const unserved[] = {"messages", "return_token_strs", "with_pieces", "skip_special_tokens"};
-  for (size_t i = 0; i < sizeof unserved / sizeof *unserved; i++) {
-    const mm_value *v = mm_value_get(c->body, unserved[i]);
-    if (v && (v->type != MM_VALUE_BOOL || v->truth)) return mm_refuse(c, 400, unserved[i], "%s: not served here", unserved[i]);
-  }
-  return true;
-}
-
-static bool tokenize(mm_call *c, mm_err *err) {
-  const mm_value *text;
-  bool special = false;
-  int32_t *ids;
-  size_t n;
-  if (!plain(c)) return false;
-  if (!mm_field(c, c->body, "prompt", MM_VALUE_STRING, &text) || !mm_field_bool(c, c->body, "parse_special", &special)) return false;
-  if (!text && !mm_field(c, c->body, "content", MM_VALUE_STRING, &text)) return false; /* llama.cpp's name */
-  if (!text) return mm_refuse(c, 400, "prompt", "prompt: expected a text");
-  if (!mm_tokenizer_encode(c->server->tokenizer, text->text, text->n, special, &ids, &n, err)) return false;
-  mm_text_printf(&c->out, "{\"count\":%zu,\"max_model_len\":%u,\"tokens\":[", n, c->server->positions);
-  for (size_t i = 0; i < n; i++) mm_text_printf(&c->out, i ? ",%d" : "%d", ids[i]);
-  mm_text_put(&c->out, "]}");
-  free(ids);
-  return true;
-}
-
-static bool detokenize(mm_call *c, mm_err *err) {
-  const mm_value *ids;
-  mm_utf8_stream u = {0};
-  mm_text text = {0};
-  (void)err;
-  if (!plain(c)) return false;
-  if (!mm_field(c, c->body, "tokens", MM_VALUE_ARRAY, &ids)) return false;
-  if (!ids) return mm_refuse(c, 400, "tokens", "tokens: expected a list of ids");
-  for (const mm_value *v = ids->first; v; v = v->next) {
-    int64_t id;
-    size_t n;
-    const char *bytes =
-        mm_value_int(v, &id) && id >= 0 && id < c->server->vocab ? mm_tokenizer_bytes(c->server->tokenizer, (int32_t)id, &n) : NULL;
-    if (!bytes) {
-      free(text.p);
-      return mm_refuse(c, 400, "tokens", "tokens: found %.*s, expected ids of tokens", (int)mm_min(v->raw_n, 40), v->raw);
-    }
-    if (n) mm_print_utf8(&u, bytes, n, &text);
-  }
-  mm_print_utf8(&u, "", 0, &text);
-  for (int i = 0; i < 2; i++) { /* vLLM's name, and llama.cpp's */
-    mm_text_put(&c->out, i ? ",\"content\":" : "{\"prompt\":");
-    mm_text_quote(&c->out, text.p ? text.p : "", text.n);
-  }
-  mm_text_put(&c->out, "}");
-  c->out.failed |= text.failed;
-  free(text.p);
-  return true;
-}
-
-const mm_api mm_api_tokenize = {.path = "/tokenize", .begin = tokenize, .start = mm_call_answer};
-const mm_api mm_api_detokenize = {.path = "/detokenize", .begin = detokenize, .start = mm_call_answer};

@@ -183,16 +183,4 @@ static void finish(mm_call *c) {
   mm_call_reply(c);
 }
 
-static bool count(mm_call *c, mm_err *err) {
-  mm_conversation v;
-  mm_tool_rules rules;
-  mm_prompt_tokens p = {0};
-  bool in_reasoning;
-  if (!mm_fields_check(c) || !mm_anthropic_conversation(c, &v, &rules, err) || !mm_turn_encode(c, &v, &p, &in_reasoning, err)) return false;
-  mm_text_printf(&c->out, "{\"input_tokens\":%zu}", p.count);
-  free(p.id);
-  return true;
-}
-
 const mm_api mm_api_messages = {.path = "/v1/messages", .prompt = "messages", MM_API_REPLIES, .anthropic = true};
-const mm_api mm_api_count_tokens = {.path = "/v1/messages/count_tokens", .begin = count, .start = mm_call_answer, .anthropic = true};

@@ -4,13 +4,15 @@
 
 #include "runtime/serve/call.h"
 
-extern const mm_api mm_api_completions; /* POST /v1/completions */
-extern const mm_api mm_api_chat;        /* POST /v1/chat/completions */
-extern const mm_api mm_api_responses;   /* POST /v1/responses */
-extern const mm_api mm_api_messages;    /* POST /v1/messages, as Anthropic has it */
-extern const mm_api mm_api_count_tokens;
-extern const mm_api mm_api_tokenize;   /* POST /tokenize */
-extern const mm_api mm_api_detokenize; /* POST /detokenize */
+extern const mm_api mm_api_completions;     /* POST /v1/completions */
+extern const mm_api mm_api_chat;            /* POST /v1/chat/completions */
+extern const mm_api mm_api_responses;       /* POST /v1/responses */
+extern const mm_api mm_api_messages;        /* POST /v1/messages, as Anthropic has it */
+extern const mm_api mm_api_count_chat;      /* POST /v1/chat/completions/input_tokens, as llama.cpp has it */
+extern const mm_api mm_api_count_responses; /* POST /v1/responses/input_tokens */
+extern const mm_api mm_api_count_messages;  /* POST /v1/messages/count_tokens */
+extern const mm_api mm_api_tokenize;        /* POST /tokenize */
+extern const mm_api mm_api_detokenize;      /* POST /detokenize */
 
 /* Pages answer requests without a body, at once: GET /health, /ready, /metrics, /v1/models, /v1/models/NAME, /version, /props,
  * /openapi.json, /. mm_page_find returns

@@ -44,13 +44,26 @@ static void send_role(mm_choice *ch) {
   end_chunk(ch, NULL);
 }
 
+/* Under the name that DeepSeek, SGLang and llama.cpp have for it, and that of vLLM and OpenRouter. */
+static void put_reasoning(const char *text, size_t n, mm_text *out) {
+  mm_text_put(out, "\"reasoning_content\":");
+  mm_text_quote(out, text, n);
+  mm_text_put(out, ",\"reasoning\":");
+  mm_text_quote(out, text, n);
+}
+
 static void send_event(mm_turn *t, const mm_reply_event *e) {
   mm_choice *ch = t->choice;
   mm_text *out = &ch->call->out;
   if (!ch->call->params.stream || e->kind == MM_REPLY_CALL_END) return;
   begin_chunk(ch);
   switch (e->kind) {
-    case MM_REPLY_REASONING: mm_text_put(out, "{\"reasoning_content\":"); break;
+    case MM_REPLY_REASONING:
+      mm_text_put(out, "{");
+      put_reasoning(e->text, e->n, out);
+      mm_text_put(out, "}");
+      end_chunk(ch, NULL);
+      return;
     case MM_REPLY_CONTENT: mm_text_put(out, "{\"content\":"); break;
     case MM_REPLY_CALL:
       mm_text_printf(out, "{\"tool_calls\":[{\"index\":%u,\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":", e->call,
@@ -96,14 +109,17 @@ static void add_logprobs(mm_choice *ch, const mm_token *t) {
 static bool read_fields(mm_call *c, mm_turn_settings *set) {
   mm_params *p = &c->params;
   int64_t top = 0, max = 0;
-  bool split = true;
+  bool split = true, include = true;
   if (!mm_field_bool(c, c->body, "logprobs", &p->logprobs) || !mm_field_int(c, c->body, "top_logprobs", 0, MM_LOGPROBS, &top) ||
-      !mm_field_int(c, c->body, "max_completion_tokens", 1, INT32_MAX, &max) || !mm_field_bool(c, c->body, "reasoning_split", &split))
+      !mm_field_int(c, c->body, "max_completion_tokens", 1, INT32_MAX, &max) || !mm_field_bool(c, c->body, "reasoning_split", &split) ||
+      !mm_field_bool(c, c->body, "include_reasoning", &include))
     return false;
+  if (!split && !include) return mm_refuse(c, 400, "include_reasoning", "include_reasoning: reasoning_split makes the reasoning content");
   if (top && !p->logprobs) return mm_refuse(c, 400, "top_logprobs", "top_logprobs: logprobs is not true");
   p->top_logprobs = (uint32_t)top;
   if (max) p->max_tokens = (uint32_t)max;
   set->append_think = !split;
+  set->no_reasoning = !include;
   return true;
 }
 
@@ -174,8 +190,8 @@ static void put_choice(mm_call *c, mm_choice *ch) {
   else
     mm_text_quote(out, t->content.p, t->content.n);
   mm_text_put(out, ",\"refusal\":null");
-  if (t->reasoning.n) mm_text_put(out, ",\"reasoning_content\":");
-  if (t->reasoning.n) mm_text_quote(out, t->reasoning.p, t->reasoning.n);
+  if (t->reasoning.n) mm_text_put(out, ",");
+  if (t->reasoning.n) put_reasoning(t->reasoning.p, t->reasoning.n, out);
   if (calls) put_calls(t, out);
   mm_text_put(out, "},\"logprobs\":");
   if (c->params.logprobs)

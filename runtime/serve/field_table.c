@@ -113,7 +113,7 @@ static const field fields[] = {
     REFUSED("images", "RRRR", EMPTY, "text alone is served"),
     KNOWN("images_config", "NNNN"),
     REFUSED("include", "RRRR", LOGPROBS, "message.output_text.logprobs are not served; logprobs of chat completions are"),
-    REFUSED("include_reasoning", "RRRR", TRUE, "reasoning comes with the reply"),
+    REFUSED("include_reasoning", "SRRR", TRUE, "chat completions alone serve it"),
     KNOWN("include_stop_str_in_output", "SSSS"),
     KNOWN("inference_geo", "NNNN"),
     REFUSED("input", "RRSR", NULL, "responses alone take it"),

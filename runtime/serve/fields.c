@@ -175,10 +175,11 @@ static bool read_streaming(mm_call *c) {
 }
 
 bool mm_fields_check(mm_call *c) {
-  const mm_field_api api = c->api == &mm_api_chat          ? MM_FIELDS_CHAT
-                           : c->api == &mm_api_completions ? MM_FIELDS_COMPLETIONS
-                           : c->api == &mm_api_responses   ? MM_FIELDS_RESPONSES
-                                                           : MM_FIELDS_MESSAGES;
+  const mm_api *a = c->api;
+  const mm_field_api api = a == &mm_api_completions                                 ? MM_FIELDS_COMPLETIONS
+                           : a == &mm_api_responses || a == &mm_api_count_responses ? MM_FIELDS_RESPONSES
+                           : a == &mm_api_messages || a == &mm_api_count_messages   ? MM_FIELDS_MESSAGES
+                                                                                    : MM_FIELDS_CHAT;
   const char *instead;
   const mm_value *v = mm_field_refused(c->body, api, &instead);
   return !v || mm_refuse(c, 400, v->key, "%s: %s", v->key, instead);

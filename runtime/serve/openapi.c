@@ -17,9 +17,11 @@ static const struct {
 /* Paths of POST that take a few fields of their own. */
 static const struct {
   const mm_api *api;
-  const char *what, *required;
-} others[] = {{&mm_api_count_tokens, "the tokens of a request of Anthropic's messages", "messages"},
-              {&mm_api_tokenize, "the tokens of a text", "prompt"},
+  const char *what, *required; /* NULL: one of several fields */
+} others[] = {{&mm_api_count_chat, "how many tokens the prompt of a chat completion has", "messages"},
+              {&mm_api_count_responses, "how many tokens the prompt of a response has", "input"},
+              {&mm_api_count_messages, "how many tokens the prompt of Anthropic's messages has", "messages"},
+              {&mm_api_tokenize, "the tokens of a text (prompt, content) or of messages", NULL},
               {&mm_api_detokenize, "the text of tokens", "tokens"}};
 
 #define RESPONSES(what) "\"responses\":{\"200\":{\"description\":\"" what "\"},\"default\":{\"description\":\"an error\"}}}}"
@@ -47,9 +49,9 @@ static void begin_post(mm_text *t, const char *path, const char *what, const cha
   mm_text_printf(t, "\"%s\":{\"post\":{\"summary\":", path);
   mm_text_quote_string(t, what);
   mm_text_printf(t,
-                 ",\"requestBody\":{\"required\":true,\"content\":{\"application/json\":{\"schema\":{\"type\":\"object\","
-                 "\"required\":[\"%s\"],\"properties\":{",
-                 required);
+                 ",\"requestBody\":{\"required\":true,\"content\":{\"application/json\":{\"schema\":{\"type\":\"object\",%s%s%s"
+                 "\"properties\":{",
+                 required ? "\"required\":[\"" : "", required ? required : "", required ? "\"]," : "");
 }
 
 static void put_api(mm_text *t, mm_field_api api) {
@@ -65,7 +67,8 @@ static void put_api(mm_text *t, mm_field_api api) {
 static void put_others(mm_text *t) {
   for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
     begin_post(t, others[i].api->path, others[i].what, others[i].required);
-    mm_text_printf(t, "\"%s\":{}}}}}}," RESPONSES("what was counted or made") ",", others[i].required);
+    if (others[i].required) mm_text_printf(t, "\"%s\":{}", others[i].required);
+    mm_text_put(t, "}}}}}," RESPONSES("what was counted or made") ",");
   }
   mm_text_put(t,
               "\"/v1/models/{name}\":{\"get\":{\"summary\":\"one name of the model\",\"parameters\":[{\"name\":\"name\",\"in\":\"path\","

@@ -61,8 +61,9 @@ static const mm_api bad_http[2] = REFUSAL(refuse_http, true), no_path[2] = REFUS
 
 /* /completions is another API of llama.cpp's server, which is not served. */
 static const mm_api *api_find(const char *path) {
-  static const mm_api *const apis[] = {&mm_api_chat,         &mm_api_completions, &mm_api_responses, &mm_api_messages,
-                                       &mm_api_count_tokens, &mm_api_tokenize,    &mm_api_detokenize};
+  static const mm_api *const apis[] = {&mm_api_chat,           &mm_api_completions, &mm_api_responses,
+                                       &mm_api_messages,       &mm_api_count_chat,  &mm_api_count_responses,
+                                       &mm_api_count_messages, &mm_api_tokenize,    &mm_api_detokenize};
   for (size_t i = 0; i < sizeof apis / sizeof *apis; i++)
     if (strcmp(apis[i]->path, path) == 0 || (mm_path_is_short(path, apis[i]->path) && apis[i] != &mm_api_completions)) return apis[i];
   return NULL;

@@ -63,7 +63,7 @@ static void on_event(void *user, const mm_reply_event *e) {
   mm_turn *t = user;
   const turns *s = t->choice->call->state;
   const bool enough = t->one_call && t->calls && t->call[t->calls - 1].ended; /* a call that went wrong is not the one */
-  if (t->failed || enough) return;
+  if (t->failed || enough || (s->set.no_reasoning && e->kind == MM_REPLY_REASONING)) return;
   if (e->kind <= MM_REPLY_CALL && !add_item(t, e)) t->failed = true;
   switch (e->kind) {
     case MM_REPLY_REASONING: mm_text_add(&t->reasoning, e->text, e->n); break;

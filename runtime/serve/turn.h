@@ -63,6 +63,7 @@ typedef struct mm_turn_settings {
   const char *call_prefix; /* of ids of calls */
   mm_turn_event *event;    /* or NULL */
   bool append_think;
+  bool no_reasoning; /* the reasoning is generated, and left out of the reply */
   mm_content_rule content;
 } mm_turn_settings;
 

@@ -169,6 +169,11 @@ def pages(s):
         assert re.fullmatch(r"# (HELP|TYPE) minimax_\w+ .*|minimax_\w+\{model_name=\"tiny-m2\"(,\w+=\"[^\"]*\")*\} [-+\d.e]+", line), line
     values = s.metrics()
     assert values["reply_tokens_total"] >= 1 and values['http_replies_total{status="200"}'] > values['http_replies_total{status="400"}'] > 0
+    # The memory of the rank's device, here the machine's, and what takes it; weights are in the page cache.
+    memory = {k: values[f'device_memory_{k}_bytes{{rank="0"}}'] for k in ("total", "free_at_start")}
+    used = {by: values[f'device_memory_used_bytes{{rank="0",by="{by}"}}'] for by in ("weights", "buffers", "states", "kv_cache")}
+    assert memory["total"] >= memory["free_at_start"] > used["kv_cache"] == values["kv_cache_bytes"] > 0 == used["states"], (memory, used)
+    assert used["weights"] == used["buffers"] == 0 and not [k for k in values if 'rank="1"' in k], used
     version = json.loads(s.get("/version"))["version"]
     assert any(k.startswith(f'build_info{{version="{version}"') and v == 1 for k, v in values.items()), values
     assert json.loads(s.get("/tokenizer_info"))["bos_token"] is None

@@ -244,6 +244,20 @@ def leaves_in_prompt(packed):
         assert s.post("/v1/completions", {"prompt": "x", "max_tokens": 1})["usage"]["completion_tokens"] == 1
 
 
+def efforts_of_m1(s):
+    """M1 decides for itself whether it reasons: what would leave its reasoning out or end it is refused by name, but for Anthropic's own words."""
+    chat = {"messages": [user("In the beginning")], **ONE}
+    want = s.post(CHAT, chat)["choices"]
+    for how in ({"reasoning_effort": "high"}, {"reasoning": {"max_tokens": 3}}, {"thinking": {"type": "enabled", "budget_tokens": 3}}, {"thinking_budget_tokens": -1}):
+        assert s.post(CHAT, {**chat, **how})["choices"] == want, how
+    for how in ({"reasoning_effort": "none"}, {"reasoning": {"enabled": False}}, {"thinking": {"type": "disabled"}}, {"chat_template_kwargs": {"enable_thinking": False}}):
+        assert "minimax-m1 has no form for a reply without reasoning" in s.post(CHAT, {**chat, **how}, 400)["error"]["message"], how
+    for name in ("thinking_token_budget", "reasoning_budget_tokens", "thinking_budget_tokens"):
+        assert s.post(CHAT, {**chat, name: 3}, 400)["error"]["param"] == name
+    texts = [s.post(MESSAGES, {**chat, **how})["content"][0]["text"] for how in ({}, {"thinking": {"type": "disabled"}}, {"thinking": {"type": "enabled", "budget_tokens": 1024}})]
+    assert texts[0] == texts[1] == texts[2] == want[0]["message"]["content"], texts
+
+
 PACKED = convert("tests/data/tiny-m2")
 with Server(PACKED, "--chat-format", "minimax-m2", "--max-model-len", "4096") as server:
     systems(server)
@@ -259,6 +273,7 @@ with Server(PACKED, "--chat-format", "minimax-m2") as server:
 with Server(convert("tests/data/tiny-m1"), "--chat-format", "minimax-m1", "--max-model-len", "4096") as server:
     systems(server)
     results(server)
+    efforts_of_m1(server)
 strangers(PACKED)
 metrics(PACKED)
 leaves_in_prompt(PACKED)

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """Every field of requests that tests/data/request_fields.tsv lists, sent to every API of minimax-serve: a served one changes the reply and is
 refused by its name where its type is wrong; a refused one is refused by its name, unless it asks for nothing; what has no effect and what
-nobody knows leaves the reply as it is. Schemas beside json_object, template arguments in all chat APIs, and the status of cut replies."""
+nobody knows leaves the reply as it is. docs/request-fields.md is what the tables say (--write makes it). Schemas beside json_object, template
+arguments in all chat APIs, and the status of cut replies."""
 import copy
+import itertools
 import json
 import os
 import re
@@ -22,6 +24,7 @@ NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
 # Values of the right type show no difference in a reply of few tokens: other tests have them.
 QUIET = {"cache_salt", "priority", "timeout", "parallel_tool_calls", "tool_choice.disable_parallel_tool_use", "tools.strict", "tools.function.strict"}
 
+PAGE = "docs/request-fields.md"
 SAID = {}
 
 
@@ -165,22 +168,44 @@ def every_field_in_every_api():
 
 
 def documented():
-    """docs/serving.md says of each field that it names what the table says."""
+    """docs/serving.md has a row for each served field, and no other."""
     with open("docs/serving.md", encoding="utf-8") as f:
         section = re.search(r"\n## Fields\n(.*?)\n## ", f.read(), re.S).group(1)
+    named = set(re.findall(r"`(\w+(?:\.\w+)*)`", "".join(re.findall(r"^\| (`.*?) \|", section, re.M))))
     fates = {}
     for row in rows():
         fates.setdefault(row["field"], set()).update(row[api] for api in APIS)
-    lists = {"served": "".join(re.findall(r"^\| (`.*?) \|", section, re.M)),
-             "refused": re.search(r"^- Refused.*?(?=^- )", section, re.S | re.M).group(0),
-             "none": re.search(r"^- Without effect.*?\n\n", section, re.S | re.M).group(0)}
-    missing = [n for n, f in fates.items() if "." not in n and "served" in f and f"`{n}`" not in lists["served"]]
-    assert not missing, missing  # every served field has its row
-    for fate, text in lists.items():
-        names = re.findall(r"`(\w+)`", text)
-        assert len(names) > 10, fate
-        for name in names:
-            assert fate in fates[name] or (fate == "refused" and name == "n"), (name, fate, fates[name])
+    served_names = {n for n, f in fates.items() if "served" in f}
+    assert named <= served_names and {n for n in served_names if "." not in n} <= named, named ^ served_names
+
+
+def page(said):
+    """docs/request-fields.md: each field, what becomes of it in each API, and the server's own words for what is served in its place."""
+    words = {"served": "served", "refused": "refused", "none": "no effect"}
+    schemas = [said["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"] for path, _ in APIS.values()]
+    instead = {name: x["description"] for schema in schemas for name, x in schema["x-refused"].items()}
+    table = {}
+    for row in rows():
+        cells, why = table.setdefault(row["field"], ({}, []))
+        cells.update({api: words[row[api]] for api in APIS if row[api] != "."})
+        if row["why"] and row["why"] not in why:
+            why.append(row["why"])
+    for name, (cells, _) in table.items():  # the server says the same of those that are no parts of others
+        for api, schema in zip(APIS, schemas, strict=True):
+            place = {"served": "properties", "refused": "x-refused", "no effect": "x-without-effect"}.get(cells.get(api))
+            assert "." in name or (place and name in schema[place]), (name, api, cells)
+    assert all(set(x) <= set(table) for schema in schemas for x in (schema["properties"], schema["x-refused"], schema["x-without-effect"]))
+    lines = [f"| `{name}` | " + " | ".join(cells.get(api, "") for api in APIS) + " | "
+             + "; ".join([instead[name]] + why if name in instead else why).replace("|", "\\|") + " |" for name, (cells, why) in table.items()]
+    return """# Fields of requests
+
+What becomes of each field of the APIs of OpenAI, Anthropic, vLLM, SGLang and llama.cpp. The tables are the server's own: `/openapi.json` has them, and
+`tests/cli/serve_fields.py --write` makes this page from it. A refused field is status 400 with its name, unless it is null or has a value that
+asks for nothing, as `"min_tokens": 0`. A field that is not listed is ignored. A dot leads into an object. How served ones work: [serving.md](serving.md#fields).
+
+| field | chat | completions | responses | messages | served in its place, or why it has no effect |
+|---|---|---|---|---|---|
+""" + "\n".join(lines) + "\n"
 
 
 def nothings(s):
@@ -249,7 +274,9 @@ def within(s):
         (responses, {**flat, "input": [{"role": "assistant", "type": "computer_call", "content": "x"}, *USER]}, "input"),
         (responses, {**flat, "reasoning": {"effort": 5}}, "effort"), (responses, {**flat, "reasoning": {"enabled": 0}}, "enabled"),
         ("/tokenize", {"prompt": "x", "return_token_strs": True}, "return_token_strs"),
-        ("/tokenize", {"prompt": "x", "with_pieces": True}, "with_pieces"), ("/tokenize", {"prompt": "x", "messages": USER}, "messages"),
+        ("/tokenize", {"prompt": "x", "with_pieces": 1}, "with_pieces"), ("/tokenize", {"prompt": "x", "messages": USER}, "messages"),
+        ("/tokenize", {}, "prompt"), ("/tokenize", {"messages": USER, "chat_template": "x"}, "chat_template"),
+        (chat + "/input_tokens", {"messages": USER, "min_tokens": 1}, "min_tokens"), (responses + "/input_tokens", {"input": "x", "messages": USER}, "messages"),
         ("/detokenize", {"tokens": [5], "skip_special_tokens": True}, "skip_special_tokens"),
     ]:
         error = s.post(path, body, 400)["error"]
@@ -350,6 +377,13 @@ def openapi(s):
         listed = set(re.findall(r"`((?:GET|POST) /\S*)`", f.read().split("## Paths", 1)[1].split("## Fields", 1)[0]))
     found = {f"{method.upper()} {p.format(name='NAME')}" for p, v in said["paths"].items() for method in v}
     assert found == listed, found ^ listed
+    wanted = page(said)
+    if sys.argv[1:] == ["--write"]:
+        with open(PAGE, "w", encoding="utf-8") as f:
+            f.write(wanted)
+    with open(PAGE, encoding="utf-8") as f:
+        for want, line in itertools.zip_longest(wanted.splitlines(), f.read().splitlines()):
+            assert line == want, f"{PAGE} has {line!r}, the server's tables say {want!r}: write it again with --write"
 
 
 def as_others(s):
@@ -370,6 +404,28 @@ def as_others(s):
         used = [e["usage"] for e in events]
         assert all(u["total_tokens"] == u["prompt_tokens"] + u["completion_tokens"] and u["prompt_tokens"] == used[0]["prompt_tokens"] for u in used), used
         assert used[-1]["completion_tokens"] == body.get("n", 1) * used[-2]["completion_tokens"] == body.get("n", 1) * body["max_tokens"], used
+    # How long a prompt would be, before it is sent; its tokens, each with its text.
+    long = {"messages": [{"role": "system", "content": "Ur"}, {"role": "user", "content": "\U0001f917 of Ur"}], "tools": [{"type": "function", "function": {"name": "f"}}]}
+    want = s.post("/v1/chat/completions", {**long, "max_tokens": 1})["usage"]["prompt_tokens"]
+    counted = [s.post(path + "/chat/completions/input_tokens", long) for path in ("/v1", "")]
+    tokens = s.post("/tokenize", {**long, "with_pieces": True})
+    assert counted[0] == counted[1] == {"object": "response.input_tokens", "input_tokens": want} and tokens["count"] == want == len(tokens["tokens"]), (counted, want)
+    pieces = b"".join(bytes(x["piece"]) if isinstance(x["piece"], list) else x["piece"].encode() for x in tokens["tokens"])
+    assert any(isinstance(x["piece"], list) for x in tokens["tokens"]) and "\U0001f917 of Ur".encode() in pieces, tokens
+    assert pieces.decode() == s.post("/detokenize", {"tokens": [x["id"] for x in tokens["tokens"]]})["prompt"]
+    flat = {"input": "In the beginning", "instructions": "Ur"}
+    want = s.post("/v1/responses", {**flat, "max_output_tokens": 1})["usage"]["input_tokens"]
+    assert s.post("/v1/responses/input_tokens", flat)["input_tokens"] == want
+    # Reasoning has two names, with the same text under both.
+    message = s.post("/v1/chat/completions", chat)["choices"][0]["message"]
+    deltas = [e["choices"][0]["delta"] for e in s.events("/v1/chat/completions", chat)]
+    assert message["reasoning"] == message["reasoning_content"] == "".join(d.get("reasoning", "") for d in deltas) == "".join(d.get("reasoning_content", "") for d in deltas) != ""
+    hidden, ended = {**chat, "include_reasoning": False}, {"chat_template_kwargs": {"enable_thinking": False}}
+    without = s.post("/v1/chat/completions", hidden)
+    assert without["usage"] == {**without["usage"], "completion_tokens": 2} and without["choices"][0]["message"] == {"role": "assistant", "content": "", "refusal": None}, without
+    assert all(set(e["choices"][0]["delta"]) <= {"role", "content"} for e in s.events("/v1/chat/completions", hidden))
+    assert s.post("/v1/chat/completions", {**hidden, **ended})["choices"] == s.post("/v1/chat/completions", {**chat, **ended})["choices"]
+    assert s.post("/v1/chat/completions", {**hidden, "reasoning_split": False}, 400)["error"]["param"] == "include_reasoning"
     empty = s.post("/v1/completions", {**prompt, "structured_outputs": {"grammar": ""}}, 400)["error"]
     assert empty["param"] == "structured_outputs.grammar" or "structured_outputs.grammar" in empty["message"], empty
     # The token itself is among the likeliest, if only as one more (OpenAI's reference: up to logprobs + 1 elements).

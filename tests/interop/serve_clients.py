@@ -283,6 +283,8 @@ def responses(c, thinks):
         final = getattr(e, "response", final)
     assert numbers == list(range(len(numbers))) and final.status == "incomplete"
     assert deltas == "".join(p.text for x in whole.output for p in x.content) == "".join(p.text for x in final.output for p in x.content)
+    counted = c.responses.input_tokens.count(model="m", input=how["input"], instructions=how["instructions"])
+    assert counted.object == "response.input_tokens" and counted.input_tokens == whole.usage.input_tokens, counted
     tool = {"type": "function", "strict": False, **TOOL}
     history = [{"role": "user", "content": "x"}, {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
                {"type": "function_call", "call_id": "c", "name": "get_weather", "arguments": "{}"},

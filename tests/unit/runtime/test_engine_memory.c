@@ -214,6 +214,37 @@ TEST(given_pages) {
 }
 
 /* Random weights of every scheme: the two descriptions are one. */
+/* An engine that is open says what each rank takes of its device, the same that the size of its cache was computed from. */
+TEST(use_of_devices) {
+  const mm_model m = ref_dims(MM_FAMILY_M2, false);
+  ref_model ref = ref_build(m);
+  ref_shards *shards = ref_cut(&ref, 2);
+  ops = mm_ops_cpu, ops.memory = fake_memory, ops.own_memory = true;
+  mm_engine_config c = {.ops = &ops, .limits = {8, 2, 640, 7}, .options.threads = 1, .memory.fits = true};
+  for (uint32_t r = 0; r < 2; r++) there[r] = (mm_memory_facts){(UINT64_C(8) + r) << 30, (UINT64_C(6) + r) << 30, {{(uint8_t)r}}};
+  mm_err err = {0};
+  mm_engine *e = mm_engine_open(&shards->s, &c, &err);
+  assert_non_null(e);
+  mm_engine_use use;
+  for (uint32_t r = 0; r < 2; r++) {
+    uint64_t state, stored = 0;
+    assert_true(mm_engine_use_of(e, r, &use));
+    assert_int_equal(use.total, there[r].total);
+    assert_int_equal(use.free, there[r].free);
+    assert_int_equal(use.caches, 7 * page_of(&m, 2, 0, m.layers, 1, &state));
+    for (size_t t = 0; t < shards->s.pack.tensor_count; t++)
+      if (mm_pack_holds(&shards->s.pack, &shards->s.pack.tensor[t], r)) {
+        const mm_packed x = mm_shards_tensor(&shards->s, r, t);
+        stored += 2 * (uint64_t)x.lead * x.n * x.k;
+      }
+    assert_true(use.weights >= stored && use.weights <= 4 * stored + (60 << 20) && use.buffers > 0 && use.states == 0);
+  }
+  assert_false(mm_engine_use_of(e, 2, &use));
+  mm_engine_close(e);
+  ref_uncut(shards);
+  ref_free(&ref);
+}
+
 TEST(layouts_agree) {
   size_t schemes = 0, agreed = 0;
   while (mm_scheme_at(schemes)) schemes++;
