@@ -24,7 +24,8 @@ for bare; do
   git clone -q . "$root/clone"
   in_clone './scripts/bootstrap.sh demo'
   grep -q 'of the LORD' "$work/log" || fail 'the demo: no text'
-  echo Hello | in_root /clone/build/bin/minimax run /clone/build/demo/tiny-m2 --chat --max-tokens 40 2>/dev/null | grep -q '[a-z]' || fail 'no reply'
+  echo Hello | in_root /clone/build/bin/minimax run /clone/build/demo/tiny-m2 --chat --max-tokens 40 >"$work/log" 2>&1
+  reply "$work/log" || fail "found the reply \"$(cat "$work/log")\""
   seconds=$(($(date +%s) - start))
   mkdir "$root/try"
   cp -r tests/data/tiny-m2 "$root/try/source"

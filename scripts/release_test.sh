@@ -51,7 +51,9 @@ tree >"$work/before"
 begin
 mkdir -p "$root/opt"
 tar -C "$root/opt" -xzf "$out"/minimax-*-linux-*.tar.gz
-text "/opt/$(ls "$root/opt")/bin"
+top=$(ls "$root/opt")
+if [ -d "$root/etc" ]; then at=/opt/$top; else at=$root/opt/$top; fi
+text "/opt/$top/bin" "$at/tiny-m2"
 took tarball
 rm -r "$root"/opt/minimax-*
 [ -d "$root/etc" ] || rmdir "$root/opt"
