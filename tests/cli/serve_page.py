@@ -359,6 +359,29 @@ WANDER = r"""(async () => {
 })()"""
 
 
+def keyboard(b):
+    """By keys alone: a message of two lines is sent, Escape ends the reply, Tab and Enter begin a new conversation."""
+    def key(name, code, modifiers=0):
+        for kind in ("keyDown", "keyUp"):
+            b.call("Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=code, modifiers=modifiers,
+                   **({"text": "\r"} if name == "Enter" and kind == "keyDown" else {}))
+
+    b.run("$('max').value = 4000; $('temperature').value = 0; $('text').focus(); 0")
+    b.call("Input.insertText", text="one")
+    key("Enter", 13, 8)  # with Shift
+    b.call("Input.insertText", text="two")
+    key("Enter", 13)
+    b.wait("(document.querySelector('details div') || {textContent: ''}).textContent.length > 5")
+    key("Escape", 27)
+    b.wait("!running")
+    assert said(b) == ["user:one\ntwo", "assistant:"] and b.run("messages[1].meta") == "stopped" and idle(b)
+    for there in ("send", "clear"):
+        key("Tab", 9)
+        assert b.run("document.activeElement.id") == there
+    key("Enter", 13)
+    assert said(b) == [] and b.run("document.activeElement.id") == "text"
+
+
 def wander(b, seed, steps):
     """Random sequences of what a user may press, while replies come, fail or hang: the page shows the conversation that is sent and saved."""
     b.run("$('max').value = 9; localStorage.clear(); $('clear').click(); 0")
@@ -399,6 +422,7 @@ with Server(PACKED, "--chat-format", "minimax-m2") as server:
     failing(b)
     markdown(b)
     conversations(b)
+    keyboard(b)
     wander(b, *(int(x) for x in (sys.argv[1:] + ["7", "120"][len(sys.argv) - 1:])[:2]))
     # A reply that is held to a call of a tool that the page has.
     think = server.post("/tokenize", {"prompt": "</think>", "parse_special": True})["tokens"][0]
