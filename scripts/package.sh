@@ -40,6 +40,11 @@ stage "$work/tar/$top" /usr/local
 mv "$work/tar/$top/usr/local"/* "$work/tar/$top"
 rmdir -p "$work/tar/$top/usr/local" 2>/dev/null || :
 cp README.md CHANGELOG.md "$work/tar/$top"
+# what README's commands and links need
+cp -r docs "$work/tar/$top"
+mkdir "$work/tar/$top/tiny-m2"
+cp tests/data/tiny-m2/*.json tests/data/tiny-m2/model-*.safetensors "$work/tar/$top/tiny-m2"
+chmod -R u=rwX,go=rX "$work/tar/$top/docs" "$work/tar/$top/tiny-m2"
 install -m 644 "$work/copyright" "$work/tar/$top/LICENSE"
 tar -C "$work/tar" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" -c "$top" | gzip "-${level}n" >"$out/$top.tar.gz"
 

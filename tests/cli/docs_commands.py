@@ -32,6 +32,8 @@ NOT_RUN = {
     "minimax-verify /models/m3 --source MiniMaxAI/MiniMax-M3": CHAT,
     "./scripts/bootstrap.sh demo": "installs packages; then runs the second half of README's commands",
     "minimax run build/demo/tiny-m2 --chat": "works on what the demo made; tests/cli/run_chat.py converses",
+    "tar xzf minimax-*-x86_64.tar.gz && cd minimax-*-x86_64": "unpacks what make release made; scripts/release_test.sh does",
+    "bin/minimax convert tiny-m2 -o packed && bin/minimax run packed --chat": "works on what was unpacked; scripts/release_test.sh has it",
     "./scripts/bootstrap.sh check": "installs packages; then runs what this test is part of",
     "vllm serve DIR --load-format minimax --tensor-parallel-size 8": "needs vLLM and GPUs; tests/python/test_vllm.py has the loader",
     "minimax-hold DIR SOCKET": "needs a GPU: scripts/gpu.sh has it, part hold",

@@ -53,7 +53,9 @@ def packages():
     with tarfile.open(next(f"{out}/{f}" for f in os.listdir(out) if f.endswith(".tar.gz"))) as t:
         inside = {m.name.split("/", 1)[1] for m in t.getmembers() if not m.isdir()}
         licences(t.extractfile(next(m for m in t.getmembers() if m.name.endswith("/LICENSE"))).read().decode())
-    assert inside == installed | {"LICENSE", "README.md", "CHANGELOG.md"}, inside ^ installed
+    source = {f for f in os.listdir("tests/data/tiny-m2") if f != "golden.safetensors"}
+    more = {"LICENSE", "README.md", "CHANGELOG.md"} | {f"docs/{f}" for f in files("docs")} | {f"tiny-m2/{f}" for f in source}
+    assert inside == installed | more, inside ^ (installed | more)
     wheel(next(f"{out}/{f}" for f in os.listdir(out) if f.endswith(".whl")))
 
 

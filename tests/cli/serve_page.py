@@ -203,12 +203,16 @@ def markdown(b):
         assert took < 5000, (text[:20], took)
 
 
-def fake(b, *replies):
-    """The next replies' deltas; the requests' bodies are in `bodies`."""
+def fake(b, *replies, wait=0):
+    """The next replies' deltas, each `wait` ms after the one before; the requests' bodies are in `bodies`."""
     b.run("window.plain ||= fetch; window.bodies = []; window.next = %s; 0" % json.dumps([
-        "".join("data: " + json.dumps({"choices": [{"delta": d}]}) + "\n\n" for d in r) + 'data: {"choices": [{"delta": {}, "finish_reason": "length"}], "usage": {"completion_tokens": 9}}\n\ndata: [DONE]\n\n'
+        "".join("data: " + json.dumps({"choices": [{"delta": d}]}) + "\n\n" for d in r) + 'data: {"choices": [{"delta": {}, "finish_reason": "length"}], "usage": {"completion_tokens": %d}}\n\ndata: [DONE]\n\n' % (len(r) if wait else 9)
         for r in replies]))
-    b.run("window.fetch = (url, o) => o && o.body ? (bodies.push(JSON.parse(o.body)), Promise.resolve(next.length ? new Response(next.shift()) : new Response('{}', {status: 500}))) : plain(url, o); 0")
+    b.run("""window.slowly = text => new Response(new ReadableStream({async start(c) {
+      for (const part of text.split(/(?<=\\n\\n)/)) { c.enqueue(new TextEncoder().encode(part)); await new Promise(r => setTimeout(r, %d)); }
+      c.close();
+    }})); 0""" % wait)
+    b.run("window.fetch = (url, o) => o && o.body ? (bodies.push(JSON.parse(o.body)), Promise.resolve(next.length ? %s(next.shift()) : new Response('{}', {status: 500}))) : plain(url, o); 0" % ("slowly" if wait else "new Response"))
 
 
 def press(b, name):
@@ -230,7 +234,7 @@ def conversations(b):
     assert body["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "first"}] and body["top_p"] == 0.5
     assert body["chat_template_kwargs"] == {"enable_thinking": False} and body["temperature"] == 0
     assert b.run("document.querySelector('article strong').textContent") == "one"
-    assert b.run("document.querySelector('summary').textContent") == "Reasoning 0 s, 1 tokens"
+    assert b.run("document.querySelector('summary').textContent") == "Reasoning 0 s, 1 token"
     foot = b.run("[...document.querySelectorAll('footer')].at(-1).textContent")
     assert foot.startswith("CopyRegenerateContinue9 tokens, ") and foot.endswith("tokens/s, length"), foot
     press(b, "Regenerate")
@@ -355,6 +359,29 @@ WANDER = r"""(async () => {
 })()"""
 
 
+def keyboard(b):
+    """By keys alone: a message of two lines is sent, Escape ends the reply, Tab and Enter begin a new conversation."""
+    def key(name, code, modifiers=0):
+        for kind in ("keyDown", "keyUp"):
+            b.call("Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=code, modifiers=modifiers,
+                   **({"text": "\r"} if name == "Enter" and kind == "keyDown" else {}))
+
+    b.run("$('max').value = 4000; $('temperature').value = 0; $('text').focus(); 0")
+    b.call("Input.insertText", text="one")
+    key("Enter", 13, 8)  # with Shift
+    b.call("Input.insertText", text="two")
+    key("Enter", 13)
+    b.wait("(document.querySelector('details div') || {textContent: ''}).textContent.length > 5")
+    key("Escape", 27)
+    b.wait("!running")
+    assert said(b) == ["user:one\ntwo", "assistant:"] and b.run("messages[1].meta") == "stopped" and idle(b)
+    for there in ("send", "clear"):
+        key("Tab", 9)
+        assert b.run("document.activeElement.id") == there
+    key("Enter", 13)
+    assert said(b) == [] and b.run("document.activeElement.id") == "text"
+
+
 def wander(b, seed, steps):
     """Random sequences of what a user may press, while replies come, fail or hang: the page shows the conversation that is sent and saved."""
     b.run("$('max').value = 9; localStorage.clear(); $('clear').click(); 0")
@@ -451,6 +478,7 @@ with Server(PACKED, "--chat-format", "minimax-m2") as server:
     conversations(b)
     tabs(b, server)
     reloaded(b, server)
+    keyboard(b)
     wander(b, *(int(x) for x in (sys.argv[1:] + ["7", "120"][len(sys.argv) - 1:])[:2]))
     # A reply that is held to a call of a tool that the page has.
     think = server.post("/tokenize", {"prompt": "</think>", "parse_special": True})["tokens"][0]
@@ -474,7 +502,7 @@ with Server(PACKED, "--chat-format", "minimax-m2") as server:
     b.wait("messages.length == 4 && !running")
     assert b.run("!document.querySelector('.error')"), b.run("document.body.innerText")
     b.run("$('tools').value = '['; $('text').value = 'x'; $('form').requestSubmit(); 0")
-    assert "JSON" in b.wait("(document.querySelector('.error') || {}).textContent")
+    assert "Tools: " in b.wait("(document.querySelector('.error') || {}).textContent")
     for scheme in ("light", "dark"):
         b.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         for width in (360, 1280):
@@ -486,7 +514,7 @@ with Server(PACKED, "--chat-format", "minimax-m2") as server:
     sample = ("## Result\n\nThe *first* rows, by `sort -n`:\n\n| name | tokens/s |\n|---|---|\n| prompt | 1,024 |\n| reply | 57.5 |\n\n```python\nfor n in range(3):\n"
               "    print(n)  # <b>no HTML</b>\n```\n\n1. **Unpack** it\n   - with `tar`\n2. Run it\n\n> quoted\n\nSee [the manual](https://example.invalid/).")
     b.run("window.tools = 0; $('clear').click(); $('tools').value = ''; $('tools').parentNode.open = false; 0")
-    fake(b, [{"reasoning_content": "Look at the rows."}, {"content": sample}])
+    fake(b, [{"reasoning_content": w} for w in ("Look", " at", " the", " rows", ".")] + [{"content": sample[n : n + 4]} for n in range(0, len(sample), 4)], wait=10)
     submit(b, "Show me a table", 400)
     b.wait("!running")
     for scheme, width in (("light", 1280), ("dark", 390)):

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """follow_disk.py CONVERT [RUNS [KILLS [SEED]]]: the disk that minimax-convert --follow --delete-source needs for a source of 1.5 GB.
 
-A checkpoint of M2's form, 19 layers in 15 files, is moved into a directory file by file in a random order; the converter is killed at random
-moments, KILLS times in each of RUNS runs, and goes on with --resume. The bytes that both directories occupy are added every 5 ms. Their peak
+A checkpoint of M2's form, 19 layers in 15 files, is moved into a directory file by file in a random order; the converter is killed KILLS times in
+each of RUNS runs, when it has written random shares of the output or waited for a random time, and goes on with --resume. The bytes that both
+directories occupy are added every 5 ms. Their peak
 must be at most 1.25 times the larger of source and output, and the output byte for byte that of a plain conversion with the --part-size that
 the run's note says. Takes 5 GB of TMPDIR. Exit status 1 unless all hold."""
+import json
 import os
 import random
 import re
@@ -57,6 +59,16 @@ def arrive(stock, to, rng, seconds):
         os.rename(f"{stock}/{n}", f"{to}/{n}")
 
 
+def writes(p, seconds, there, size):
+    """Whether the process still runs when `there` occupies `size` bytes beside the downloads, or after `seconds`."""
+    end = time.monotonic() + seconds
+    while p.poll() is None:
+        if time.monotonic() > end or occupied(there) - occupied(there + "/download") > size:
+            return True
+        time.sleep(0.002)
+    return False
+
+
 def attempt(number, source):
     rng, options = random.Random(f"{seed} {number}"), OPTIONS[number % len(OPTIONS)]
     stock, here = f"{work}/stock", f"{work}/here"
@@ -70,16 +82,15 @@ def attempt(number, source):
     watch.start()
     threading.Thread(target=arrive, args=(stock, to, rng, rng.choice((0, 2, 20))), daemon=True).start()
     command = [convert, to, "-o", out, *options, "--follow", "--delete-source", "--follow-quiet", "0", "--resume"]
-    killed, said, whole = 0, set(), 20
+    made = json.loads(subprocess.run([convert, source, *options, "--dry-run", "--json", "-q"], check=True, capture_output=True).stdout)["output_bytes"]
+    shares = sorted(0.9 * rng.random() for _ in range(kills))
+    killed, said = 0, set()
     while True:
         start = time.monotonic()
         p = subprocess.Popen(command, stderr=subprocess.PIPE)
-        if killed < kills:
-            try:
-                p.wait(0.2 + rng.random() * whole / kills)
-            except subprocess.TimeoutExpired:
-                p.kill()
-                killed += 1
+        if killed < kills and writes(p, 0.2 + 3 * rng.random(), here, shares[killed] * made):
+            p.kill()
+            killed += 1
         err = p.communicate()[1].decode()
         said |= set(re.findall(r"note: --part-size (\d+)", err))
         if p.returncode == 0 and killed < kills:

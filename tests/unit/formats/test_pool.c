@@ -12,12 +12,15 @@
 
 #include "tests/unit/unit.h"
 
+/* That of a sanitizer, where one is linked in: newer ones end a program that joins a thread which they did not see. */
+int __interceptor_pthread_create(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) __attribute__((weak));
+
 /* Stands before the library's: fails with EAGAIN once `threads_left` have been made. */
 static int threads_left = -1; /* -1: no limit */
 static unsigned threads_made;
 int pthread_create(pthread_t *t, const pthread_attr_t *a, void *(*f)(void *), void *arg) {
-  int (*real)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
-  *(void **)&real = dlsym(RTLD_NEXT, "pthread_create");
+  int (*real)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) = __interceptor_pthread_create;
+  if (!real) *(void **)&real = dlsym(RTLD_NEXT, "pthread_create");
   if (threads_left == 0) return EAGAIN;
   if (threads_left > 0) threads_left--;
   threads_made++;
