@@ -348,6 +348,15 @@ static bool convert(const mm_convert_args *a, mm_plan *plan, const mm_verdict *v
   return ok;
 }
 
+/* Refuses events under the name of the output, or of what a run leaves next to it: ".NAME.partial" and more. */
+static bool events_apart(const mm_convert_args *a, mm_err *err) {
+  char parent[2][PATH_MAX], name[2][PATH_MAX], staged[PATH_MAX + 16];
+  if (!mm_path_split(a->events, parent[0], name[0], err) || !mm_path_split(a->output, parent[1], name[1], err)) return false;
+  const int n = snprintf(staged, sizeof staged, ".%s.partial", name[1]);
+  return strcmp(parent[0], parent[1]) != 0 || (strcmp(name[0], name[1]) != 0 && strncmp(name[0], staged, (size_t)n) != 0) ||
+         mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(a->events, NULL), "found a name of the output's own, expected another for events");
+}
+
 /* With events of it where they are asked for, by the first of several processes. */
 static bool convert_watched(const mm_convert_args *a, mm_plan *plan, const mm_verdict *verdict, const struct mm_followed *followed,
                             mm_err *err) {
@@ -359,6 +368,7 @@ static bool convert_watched(const mm_convert_args *a, mm_plan *plan, const mm_ve
   const mm_output_place place = {
       .path = a->events, .input = input, .inputs = inputs, MM_OUTPUT_MARKS(mark), .stream = true, .stopped = is_stopped};
   if (!a->dry_run && !mm_output_dir_check(a->output, input + 1, inputs - 1, err)) return false;
+  if (watched && !events_apart(a, err)) return false;
   mm_events *events = watched ? mm_events_open(&place, err) : NULL;
   if (watched && !events) return false;
   mm_err late = {0};

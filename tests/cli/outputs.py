@@ -216,6 +216,11 @@ def strangers(root):
     assert events(root, root + "/empty.log").returncode == 0
     new = open(root + "/empty.log", "rb").read()
     assert new.startswith(old) and len(new) > len(old) and [json.loads(line)["event"] for line in new.splitlines()].count("begin") == 2
+    # Not under a name of the output's own, which is a directory or a run's journal.
+    for name in ("new", "new/", ".new.partial", ".new.partial.journal", ".new.partial.journal.0-2", ".new.partial.sources"):
+        done = cf.run(CONVERT, "-q", SRC, "-o", root + "/new", "--events", f"{root}/{name}")
+        cf.assert_error(done, CONVERT, 2, "E_OUTPUT", "a name of the output's own")
+        assert not any("new" in x for x in os.listdir(root)), name
     # Not into the output, old or new.
     cf.ok(CONVERT, "-q", SRC, "-o", root + "/old")
     before = tree(root + "/old")
