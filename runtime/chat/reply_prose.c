@@ -420,8 +420,7 @@ static bool begins_tag(const mm_reply *r, mm_reply_finish finish) {
   for (int i = 0; i < MM_MARKERS; i++) {
     const bool behind = r->s.format->tags->marked && (i == MM_MARK_CALLS || i == MM_MARK_CALLS_END);
     size_t used;
-    if (r->marker_id[i] >= 0 || behind != mark ||
-        tag_behind(r->text.p + behind, r->text.n - behind, r->marker[i], &used) != MM_TAG_PARTIAL)
+    if (r->marker_id[i] >= 0 || behind != mark || tag_behind(r->text.p + behind, r->text.n - behind, r->marker[i], &used) != MM_TAG_PARTIAL)
       continue;
     /* Behind a call the beginning of the tag that ends them is no text, and the mark begins a tag. */
     if ((r->block == MM_BLOCK_NEXT && !r->in.n) || (mark && r->s.calls) || (r->s.only_calls && !r->block && !r->reasoning)) return true;
