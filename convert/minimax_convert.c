@@ -349,7 +349,7 @@ static bool convert(const mm_convert_args *a, mm_plan *plan, const mm_verdict *v
 }
 
 /* Refuses events under the name of the output, or of what a run leaves next to it: ".NAME.partial" and more. */
-static bool events_apart(const mm_convert_args *a, mm_err *err) {
+static bool events_elsewhere(const mm_convert_args *a, mm_err *err) {
   char parent[2][PATH_MAX], name[2][PATH_MAX], staged[PATH_MAX + 16];
   if (!mm_path_split(a->events, parent[0], name[0], err) || !mm_path_split(a->output, parent[1], name[1], err)) return false;
   const int n = snprintf(staged, sizeof staged, ".%s.partial", name[1]);
@@ -368,7 +368,7 @@ static bool convert_watched(const mm_convert_args *a, mm_plan *plan, const mm_ve
   const mm_output_place place = {
       .path = a->events, .input = input, .inputs = inputs, MM_OUTPUT_MARKS(mark), .stream = true, .stopped = is_stopped};
   if (!a->dry_run && !mm_output_dir_check(a->output, input + 1, inputs - 1, err)) return false;
-  if (watched && !events_apart(a, err)) return false;
+  if (watched && !events_elsewhere(a, err)) return false;
   mm_events *events = watched ? mm_events_open(&place, err) : NULL;
   if (watched && !events) return false;
   mm_err late = {0};
