@@ -27,6 +27,9 @@ notices() {
   for name in $(tr ' ' '\n' <"$build/flags" 2>/dev/null | sed -n '/^-Wl,-Bstatic$/,/^-Wl,-Bdynamic$/s/^-l//p' | sort -u); do
     archive=$(readlink -f "$(gcc -print-file-name="lib$name.a")")
     owner=$(dpkg -S "$archive" | cut -d: -f1) text=/usr/share/doc/$owner/copyright
+    if [ ! -r "$text" ]; then # libssl-dev of Ubuntu 24.04 has a link to nowhere: the package of the shared library has the file
+      owner=$(dpkg -S "$(readlink -f "$(gcc -print-file-name="lib$name.so")")" | cut -d: -f1) text=/usr/share/doc/$owner/copyright
+    fi
     [ -r "$text" ] || { echo "package: no licence of $archive ($text)" >&2; return 1; }
     printf '\n==== %s, linked into the programs: the copyright file of %s ====\n\n' "lib$name" "$owner"
     cat "$text"
