@@ -1,11 +1,16 @@
 #!/usr/bin/env python3
-"""The server tests of llama.cpp and of vLLM against minimax-serve: which pass, and why the others do not. Their files come with the sources of
-two packages of PyPI: `pip download --no-deps --no-binary :all: llama-cpp-python==0.3.36` and `… vllm==0.33.0`. llama.cpp's server is replaced by
-a script that translates its options; vLLM, torch and transformers by stand-ins, and its class that starts a server by one that starts ours.
-Options that minimax-serve lacks reach it from llama.cpp's tests, so that it refuses them by name. Wanted next to this Python: pytest,
-pytest-asyncio, pytest-timeout, openai, anthropic, requests, regex, filelock, aiohttp, numpy, prometheus_client.
-usage: peers_servers.py BUILD llama.cpp|vllm SDIST DIR [CHAT-FORMAT [TEST…]]   (DIR: a packed checkpoint)"""
+"""The server tests of llama.cpp and of vLLM against minimax-serve: which pass, and why each of the others does not. Their files come with the
+sources of two packages of PyPI: `pip download --no-deps --no-binary :all: llama-cpp-python==0.3.36` and `… vllm==0.33.0`. llama.cpp's server is
+replaced by a script that translates its options; vLLM and torch by stand-ins, its class that starts a server by one that starts ours, and tokenizers
+of other models by the checkpoint's. Options that minimax-serve lacks reach it from llama.cpp's tests, so that it refuses them by name. Each file of
+tests runs with every checkpoint; a test passes that passes with one of them. Results stay in BUILD/peers-SUITE.json, from which the report is
+made again where SDIST is "-". Ends with status 1 if a failure has no reason in peers_reasons.py. `--write` puts the list into docs/peers-tests.md.
+Wanted next to this Python: pytest, pytest-asyncio, pytest-timeout, openai, anthropic, requests, regex, filelock, aiohttp, numpy,
+prometheus_client, transformers; not hypothesis.
+usage: peers_servers.py BUILD llama.cpp|vllm SDIST DIR:CHAT-FORMAT[,DIR:CHAT-FORMAT] [--write] [FILE…]   (DIR: a packed checkpoint)"""
 import collections
+import glob
+import json
 import os
 import re
 import subprocess
@@ -14,9 +19,11 @@ import tarfile
 import tempfile
 import xml.etree.ElementTree as ElementTree
 
-BUILD, SUITE, SDIST, DIR = sys.argv[1:5]
-FORMAT = sys.argv[5] if len(sys.argv) > 5 else "minimax-m1"
-TESTS = sys.argv[6:]
+import peers_reasons
+
+WRITE = "--write" in sys.argv
+BUILD, SUITE, SDIST, CHECKPOINTS, *TESTS = [x for x in sys.argv[1:] if x != "--write"]
+LIST = "docs/peers-tests.md"
 
 LLAMA_SERVER = """#!/usr/bin/env python3
 import os, sys
@@ -41,7 +48,16 @@ os.execv(os.environ["MINIMAX_SERVE"], ["minimax-serve", os.environ["MINIMAX_DIR"
 VLLM_CONFTEST = '''
 import importlib.abc, importlib.machinery, os, re, subprocess, sys, tempfile, time, types
 import openai, pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerFast  # before the stand-ins, of which it would find torch
 from unittest.mock import MagicMock
+
+
+def tokenizer(*_, **__):
+    """The checkpoint's, whatever model a test names."""
+    return PreTrainedTokenizerFast(tokenizer_file=os.environ["MINIMAX_DIR"] + "/tokenizer.json")
+
+
+AutoTokenizer.from_pretrained = tokenizer
 
 
 class StandIn(types.ModuleType):
@@ -54,7 +70,7 @@ class StandIn(types.ModuleType):
         return self.__dict__[name]
 
 
-ROOTS = {"vllm", "torch", "transformers", "huggingface_hub", "ray", "msgspec", "zmq", "fastapi", "uvicorn", "starlette", "tblib", "cloudpickle", "safetensors",
+ROOTS = {"vllm", "torch", "ray", "msgspec", "zmq", "fastapi", "uvicorn", "starlette", "tblib", "cloudpickle",
          "openai_harmony", "schemathesis", "hypothesis", "mcp", "pybase64", "PIL", "blake3", "xgrammar", "lm_eval", "mistral_common", "partial_json_parser",
          "opentelemetry", "tensorizer", "peft", "librosa", "soundfile", "tests.models", "tests.conftest"}
 
@@ -73,6 +89,9 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 sys.meta_path.insert(0, Finder())
 import torch
 torch.iinfo = lambda t: types.SimpleNamespace(min=-2**63, max=2**63 - 1)
+import vllm.config, vllm.tokenizers
+vllm.tokenizers.get_tokenizer = tokenizer
+vllm.config.ModelConfig = lambda *_, **__: types.SimpleNamespace(get_vocab_size=lambda: len(tokenizer()))
 TAKEN = {"--max-model-len", "--max-num-seqs", "--served-model-name", "--api-key", "--max-num-batched-tokens"}
 
 
@@ -141,7 +160,7 @@ def llama(root):
         f.write(LLAMA_SERVER)
     os.chmod(f"{root}/llama-server", 0o755)
     os.environ["LLAMA_SERVER_BIN_PATH"] = f"{root}/llama-server"
-    return place, ["-m", "not slow", "-o", "junit_logging=all", *(TESTS or ["unit"])]
+    return place, ["-m", "not slow", "-o", "junit_logging=all"], ["unit"]
 
 
 def vllm(root):
@@ -156,36 +175,94 @@ def vllm(root):
         f.write(VLLM_CONFTEST)
     under = "tests/entrypoints/"
     wanted = ["openai", "serve/instrumentator", "serve/tokenize", "serve/middleware", "anthropic/test_messages.py"]
-    return place, ["-o", "asyncio_mode=auto", "--import-mode=importlib", "--continue-on-collection-errors", *(TESTS or [under + x for x in wanted])]
+    return place, ["-o", "asyncio_mode=auto", "--import-mode=importlib"], [under + x for x in wanted]
 
 
-def report(path):
-    """Counts, and the last line of each error with the tests that have it."""
-    counts, why = collections.Counter(), collections.defaultdict(list)
+def cases(path):
+    """(file::test, outcome, what was said) of a result."""
     for case in ElementTree.parse(path).getroot().iter("testcase"):
+        if not case.get("name"):  # of pytest itself
+            continue
         bad = next((case.find(x) for x in ("failure", "error") if case.find(x) is not None), None)
-        counts["failed" if bad is not None else "skipped" if case.find("skipped") is not None else "passed"] += 1
-        if bad is not None:
-            lines = [x[1:].strip() for x in (bad.text or "").splitlines() if x.startswith("E  ")] or [bad.get("message", "")]
-            whole, line = "".join(case.itertext()), next((x for x in lines if "Error" in x), lines[0])
-            said = re.findall(r"minimax-serve: error: (.*)", whole) if "process died" in line else re.findall(r"POST \S+ 4\d\d \S+ (.*)", whole) if re.match(r".*\b4\d\d ==|KeyError", line) else []
-            text = re.sub(r"\d{4,}|127.0.0.1:\d+", "N", f"{line[:60]}: {said[-1]}" if said else line)
-            why[text[:150]].append(case.get("classname").split(".")[-1] + "::" + case.get("name"))
-    print(f"{SUITE}: {counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped")
-    for text, tests in sorted(why.items(), key=lambda x: -len(x[1])):
-        print(f"  {len(tests)} {text}: {', '.join(tests[:3])}{', …' if len(tests) > 3 else ''}")
+        outcome = "failed" if bad is not None else "skipped" if case.find("skipped") is not None else "passed"
+        lines = [x[1:].strip() for x in (bad.text or "").splitlines() if x.startswith("E  ")] if bad is not None else []
+        said = {"lines": lines or [bad.get("message", "")], "log": re.findall(r"minimax-serve: error: .*|(?:GET|POST|OPTIONS|DELETE) \S+ [45]\d\d \S+ .*", "".join(case.itertext()))} if bad is not None else {}
+        yield f"{case.get('classname', '').split('.')[-1] or case.get('name').split('.')[-1]}::{case.get('name')}", outcome, said
 
 
-def main():
+def measure(kept):
+    """{test: {format: (outcome, what was said)}}, kept after each file of tests, which is a process of its own: one that ends takes all others along."""
+    results = collections.defaultdict(dict)
     with tempfile.TemporaryDirectory() as root:
         with tarfile.open(SDIST) as tar:
             tar.extractall(root, [m for m in tar if "/tools/server/tests/" in m.name or re.match(r"[^/]+/tests/entrypoints/", m.name)])
-        place, args = (llama if SUITE == "llama.cpp" else vllm)(root)
-        os.environ.update(MINIMAX_SERVE=os.path.abspath(f"{BUILD}/bin/minimax-serve"), MINIMAX_DIR=os.path.abspath(DIR), CHAT_FORMAT=FORMAT, TMPDIR=root)
-        result = f"{root}/result.xml"
-        subprocess.run([sys.executable, "-m", "pytest", "-q", "--tb=short", "--timeout=90", "-p", "no:cacheprovider", f"--junitxml={result}", *args],
-                       cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
-        report(result)
+        place, args, wanted = (llama if SUITE == "llama.cpp" else vllm)(root)
+        files = sorted({f for w in TESTS or wanted for f in ([w] if w.endswith(".py") else glob.glob(f"{w}/**/test_*.py", root_dir=place, recursive=True))})
+        for pair in CHECKPOINTS.split(","):
+            packed, name = pair.split(":")
+            os.environ.update(MINIMAX_SERVE=os.path.abspath(f"{BUILD}/bin/minimax-serve"), MINIMAX_DIR=os.path.abspath(packed), CHAT_FORMAT=name, TMPDIR=root)
+            for file in files:
+                result = f"{root}/result.xml"
+                if os.path.exists(result):
+                    os.remove(result)
+                run = subprocess.run([sys.executable, "-m", "pytest", "-q", "--tb=short", "--timeout=90", "-p", "no:cacheprovider", f"--junitxml={result}", *args, file],
+                                     cwd=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+                if "INTERNALERROR" in run.stdout:  # of pytest, for a source line that it cannot show: without such lines
+                    subprocess.run([*run.args, "--tb=native"], cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+                for test, outcome, said in cases(result):
+                    results[test][name] = outcome, said
+                with open(kept, "w", encoding="utf-8") as f:
+                    json.dump(results, f, indent=1)
+                print(f"{name} {file}", file=sys.stderr)
 
 
-main()
+def judge(test, outcomes):
+    """(outcome, group, reason) of a test."""
+    if any(outcome == "passed" for outcome, _ in outcomes.values()):
+        return "passed", "", ""
+    if any(outcome == "skipped" for outcome, _ in outcomes.values()):
+        return "skipped", "", ""
+    return ("failed", *peers_reasons.reason(SUITE, test, [said for _, said in outcomes.values()]))
+
+
+def write(judged, counts):
+    """The section of the suite in the list: a row for each test function and reason, with the number of its parameters that have it."""
+    rows = collections.Counter()
+    for test, (outcome, group, why) in judged.items():
+        if outcome == "failed":
+            rows[re.sub(r"\[.*", "", test), group, why.replace("|", "\\|")] += 1
+    section = f"""## {SUITE}
+
+{counts['passed']} pass, {counts['skipped']} are skipped, {counts['failed']} fail:
+
+| test | failures | group | |
+|---|---|---|---|
+""" + "".join(f"| {test} | {n} | {group} | {why} |\n" for (test, group, why), n in sorted(rows.items()))
+    with open(LIST, encoding="utf-8") as f:
+        head, *sections = re.split(r"(?m)^(?=## )", f.read())
+    sections = {re.match(r"## (.*)", x).group(1): x.rstrip() + "\n" for x in sections}
+    sections[SUITE] = section
+    with open(LIST, "w", encoding="utf-8") as f:
+        f.write(head.rstrip() + "\n\n" + "\n".join(sections[name] for name in sorted(sections)))
+
+
+def main():
+    kept = f"{BUILD}/peers-{SUITE}.json"
+    if SDIST != "-":
+        measure(kept)
+    with open(kept, encoding="utf-8") as f:
+        results = json.load(f)
+    judged = {test: judge(test, outcomes) for test, outcomes in results.items()}
+    counts = collections.Counter(outcome for outcome, _, _ in judged.values())
+    print(f"{SUITE}: {counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped")
+    print("".join(f"  {n} {group or 'WITHOUT A REASON'}\n" for group, n in collections.Counter(g for o, g, _ in judged.values() if o == "failed").most_common()), end="")
+    without = {test: why for test, (outcome, group, why) in judged.items() if outcome == "failed" and not group}
+    for test, why in without.items():
+        print(f"  without a reason: {test}: {why}")
+    if WRITE:
+        write(judged, counts)
+    sys.exit(bool(without))
+
+
+if __name__ == "__main__":
+    main()
