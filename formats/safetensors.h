@@ -22,6 +22,11 @@ typedef struct mm_st_tensor {
   uint64_t bytes;
 } mm_st_tensor;
 
+/* A pair of the header's metadata. */
+struct mm_st_meta {
+  const char *key, *value;
+};
+
 typedef struct mm_st {
   char *path;
   mm_file_id id;
@@ -30,9 +35,7 @@ typedef struct mm_st {
   size_t count;
   mm_st_tensor *tensor; /* sorted by name (strcmp) */
   size_t metadata_count;
-  struct mm_st_meta {
-    const char *key, *value;
-  } * metadata;
+  struct mm_st_meta *metadata;
   mm_arena arena;
 } mm_st;
 

@@ -22,11 +22,13 @@
 #include "runtime/cuda/core/launch.h"
 #include "runtime/engine/random_draw.h"
 
-namespace {
-
-void check(mm_backend *b, cudaError_t e, const char *what) {
+void mm_cu_note(mm_backend *b, cudaError_t e, const char *what) {
   if (!mm_cu_check(e, what, &b->err) && !b->failed) b->failed = what;
 }
+
+namespace {
+
+constexpr auto &check = mm_cu_note;
 bf16 *rows_of(mm_act a) { return static_cast<bf16 *>(a.data); }
 
 bool cuda_act(mm_backend *b, uint32_t width, mm_act *out, mm_err *err) {
@@ -54,7 +56,7 @@ bool grow_logits(mm_backend *b, size_t rows, mm_err *err) {
 /* Sets the kind of the step and its sizes. */
 void plan_step(mm_backend *b, const mm_batch *batch) {
   mm_cu_classify_rows(b, batch);
-  b->step.ending = batch->sampling ? GREEDY : LOGITS, b->step.options = nullptr, b->sampler.pending = false;
+  b->step.ending = batch->sampling || b->draft.next == DRAFT_BEST ? GREEDY : LOGITS, b->step.options = nullptr, b->sampler.pending = false;
   for (uint32_t i = 0; batch->sampling && i < batch->out_count; i++) {
     b->step.ending = std::max(b->step.ending, (step_end)(GREEDY + mm_cu_sampling_of(&batch->sampling[i], b->sampler.args.vocab)));
     if (mm_sampling_options(&batch->sampling[i]) & ~(uint32_t)MM_SAMPLES_MIN_P) b->step.options = batch->sampling;
@@ -65,17 +67,23 @@ void plan_step(mm_backend *b, const mm_batch *batch) {
   if (b->c.calibration && b->step.rows == 1)
     b->step.rows = 2; /* a single token's pairs are not sorted, as mm_cu_collect_experts wants them */
   b->step.wanted = batch->out_count, b->step.outs = bucket ? bucket : batch->out_count;
-  if (b->c.options.batch_invariant && b->step.rows) b->step.rows = (uint32_t)mm_max(b->step.rows, kLeastInvariant);
-  if (b->c.options.batch_invariant && b->step.outs) b->step.outs = (uint32_t)mm_max(b->step.outs, kLeastInvariant);
+  const bool invariant = b->c.options.batch_invariant && !b->step.draft; /* a reply does not depend on what is proposed */
+  if (invariant && b->step.rows) b->step.rows = (uint32_t)mm_max(b->step.rows, kLeastInvariant);
+  if (invariant && b->step.outs) b->step.outs = (uint32_t)mm_max(b->step.outs, kLeastInvariant);
   b->step.spans = batch->span_count, b->step.tiles = 0;
   b->capture.mode = EAGER, b->capture.graph = nullptr;
 }
 
+/* Recorded steps of as many rows and outputs launch the same, if they are of one kind: single tokens, verify rows, blocks of the draft. */
+uint32_t kind_of(const current_step &s) { return s.draft ? 2 + s.outs : s.verifies; }
+
 /* Decides between launching, capturing and replaying: after its buffers have their sizes, since growing one drops captured graphs. */
 void plan_mode(mm_backend *b) {
-  if (!b->step.decode || b->step.outs != b->step.rows || b->step.rows > kBuckets[sizeof kBuckets / sizeof *kBuckets - 1]) return;
+  if (!b->step.decode || (b->step.outs != b->step.rows && !b->step.draft) ||
+      b->step.rows > kBuckets[sizeof kBuckets / sizeof *kBuckets - 1])
+    return;
   if (b->c.options.eager || b->capture.off || b->dry_runs) return;
-  b->capture.graph = &b->capture.graphs[{b->step.rows, b->step.ending, b->step.verifies}];
+  b->capture.graph = &b->capture.graphs[{b->step.rows, b->step.ending, kind_of(b->step)}];
   if (b->capture.graph->exec) {
     b->capture.mode = REPLAY;
   } else if (b->capture.graph->seen++ > 0 && !b->loading) {
@@ -102,6 +110,7 @@ size_t fill_batch(mm_backend *b, const mm_batch *batch, const batch_arrays *h) {
     const bool samples = batch->sampling && i < batch->out_count;
     h->sampling[i] = samples ? mm_cu_row_sampling_of(&batch->sampling[i], h->pos[h->out[i]] + UINT64_C(1)) : mm_cu_row_sampling{};
   }
+  if (b->step.draft) return 0;
   const auto list = b->step.verifies ? mm_cu_gqa_verify_list : mm_cu_gqa_list;
   return list(b->heads, mm_cu_singles(b), h->slot, h->pos, mm_cu_far_now(b), h->first, h->item) * sizeof *h->item;
 }
@@ -148,13 +157,6 @@ bool cuda_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
 
 /* Returns true if ops launch kernels now. After a failure nothing is launched. */
 bool running(const mm_backend *b) { return b->capture.mode == EAGER && b->err.status == MM_OK && !b->lost; }
-
-/* Returns true if the op is not launched now: it is collected for a capture, or part of a captured graph. */
-template <class... Args>
-bool later(mm_backend *b, void (*op)(mm_backend *, Args...), std::common_type_t<Args>... args) {
-  if (b->capture.mode == CAPTURE) b->capture.ops.push_back([=] { op(b, args...); });
-  return b->capture.mode != EAGER;
-}
 
 /* Launches the deferred ops. */
 void catch_up(mm_backend *b) {
@@ -236,7 +238,7 @@ bool cuda_end(mm_backend *b, float *out, mm_err *err) {
 }
 
 void sample_tokens(mm_backend *b) {
-  if (later(b, sample_tokens)) return;
+  if (mm_cu_later(b, sample_tokens)) return;
   catch_up(b);
   const uint32_t rows = b->step.decode ? b->step.outs : b->step.wanted;
   if (!running(b) || !rows) return;
@@ -295,53 +297,9 @@ bool cuda_sample_deferred(mm_backend *b, const mm_sampling *sampling, uint32_t c
   return queue_results(b, err);
 }
 
-bool cuda_score(mm_backend *b, const int32_t *target, double *score, mm_err *err) {
-  const size_t n = b->sampler.pending ? b->step.wanted : 0;
-  b->sampler.pending = false;
-  if (n == 0) return true;
-  if (!mm_cu_make_room(b, err, [&] { return b->sampler.scores.grow(n * (sizeof *score + sizeof *target), false, err); })) return false;
-  double *const out = static_cast<double *>(b->sampler.scores.p);
-  int32_t *const ids = reinterpret_cast<int32_t *>(out + n);
-  return mm_cu_check(cudaMemcpyAsync(ids, target, n * sizeof *ids, cudaMemcpyHostToDevice, b->stream), "copy targets", err) &&
-         mm_cu_check(mm_cu_share_logits(b, (uint32_t)n), "share logits", err) &&
-         mm_cu_check(mm_cu_score(b->sampler.args, ids, out, (uint32_t)n, b->stream), "likelihood", err) &&
-         (!b->peers || mm_cu_peers_settle(b->peers, b->stream, err)) &&
-         mm_cu_check(score ? cudaMemcpyAsync(score, out, n * sizeof *score, cudaMemcpyDeviceToHost, b->stream) : cudaSuccess, "copy scores",
-                     err) &&
-         mm_cu_check(cudaStreamSynchronize(b->stream), "likelihood", err) && mm_cu_loaded(b, err) &&
-         (!b->peers || mm_cu_peers_check(b->peers, err));
-}
-
-/* Waits for the step; returns true if it succeeded on all ranks. */
-bool results_good(mm_backend *b, const step_memory *m, mm_err *err) {
-  const bool done = mm_cu_check(cudaEventSynchronize(m->done), "step", err) && mm_cu_loaded(b, err);
-  if (!b->peers) return done;
-  bool here = done && mm_cu_peers_check(b->peers, err), all;
-  if (here && (m->broken || mm_comm_failed_now(b->c.comm))) here = mm_comm_root_cause(b->c.comm, err);
-  return mm_cu_peers_meet(b->peers, here, &all, err) && all;
-}
-
-bool cuda_collect(mm_backend *b, int32_t *id, mm_err *err) {
-  const step_memory *m = b->queued.front();
-  b->queued.pop_front();
-  const bool done = results_good(b, m, err);
-  if (done && id) memcpy(id, m->id, m->outs * sizeof *id);
-  for (size_t i = 0; done && i < m->logprobs_wanted.size(); i++) {
-    const mm_cu_logprobs_wanted &t = m->logprobs_wanted[i];
-    memcpy(t.to, m->logprobs + (size_t)t.row * MM_CU_LOGPROBS, t.count * sizeof *t.to);
-  }
-  if (!done) b->queued.clear();
-  return done;
-}
-
 /* ---- ops ---- */
 
-/* Called first by each op: launches what earlier ops deferred; returns true if the op launches kernels. */
-bool begin_op(mm_backend *b) {
-  catch_up(b);
-  b->step.sent_before = b->step.sent, b->step.sent = nullptr;
-  return running(b);
-}
+constexpr auto &begin_op = mm_cu_begin_op;
 
 /* Lets the kernel of a product of this rank's columns send its rows to the other rank of two, if it can: a combine follows. */
 void send_rows(mm_backend *b, bool partial, mm_act y) {
@@ -352,11 +310,17 @@ mm_cu_rows places(const mm_backend *b) { return {b->device.slot, b->device.pos};
 
 void cuda_embed(mm_backend *b, mm_act x, const mm_packed *table) {
   mm_cu_wait_for_weights(b, 0);
-  if (later(b, cuda_embed, x, table) || !begin_op(b)) return;
+  if (mm_cu_later(b, cuda_embed, x, table) || !begin_op(b)) return;
   b->inputs.wrote(x.data);
   const mm_cu_weight &w = b->weights.matrix[table];
-  const mm_cu_ids ids = {b->device.id,  b->device.slot, b->sampler.args.last_id,  b->c.weights->vocab_first, b->c.weights->vocab_rows,
-                         b->device.pos, b->sampler.ids, b->c.limits.max_positions};
+  const mm_cu_ids ids = {b->device.id,
+                         b->device.slot,
+                         b->sampler.args.last_id,
+                         b->c.weights->vocab_first,
+                         b->c.weights->vocab_rows,
+                         b->device.pos,
+                         b->step.draft ? nullptr : b->sampler.ids,
+                         b->c.limits.max_positions};
   check(b, mm_cu_embed(rows_of(x), reinterpret_cast<const bf16 *>(w.data), ids, b->step.rows, x.width, b->stream), "embed");
   check(b, mm_cu_sum_ranks(b, rows_of(x), x.width), "sum over ranks");
 }
@@ -378,13 +342,13 @@ void cuda_send(mm_backend *b, mm_act x) {
 void cuda_layer(mm_backend *b, uint32_t l) { mm_cu_wait_for_weights(b, mm_cu_group_of_layer(l)); }
 
 void cuda_norm(mm_backend *b, mm_act y, mm_act x, const mm_packed *w, double eps) {
-  if (later(b, cuda_norm, y, x, w, eps) || !begin_op(b)) return;
+  if (mm_cu_later(b, cuda_norm, y, x, w, eps) || !begin_op(b)) return;
   b->inputs.wrote(y.data);
   check(b, mm_cu_norm(rows_of(y), rows_of(x), b->weights.values[w], (float)eps, b->step.rows, y.width, b->stream), "norm");
 }
 
 void cuda_linear(mm_backend *b, mm_act y, mm_act x, const mm_packed *w) {
-  if (later(b, cuda_linear, y, x, w) || !begin_op(b)) return;
+  if (mm_cu_later(b, cuda_linear, y, x, w) || !begin_op(b)) return;
   check(b, mm_cu_collect_linear(b, w, rows_of(x), nullptr, b->step.rows), "collect");
   send_rows(b, w->cut_k != 0, y);
   check(b, b->inputs.linear(b->weights.matrix[w], {rows_of(x), nullptr, rows_of(y), nullptr, b->step.rows}, b->stream), "linear");
@@ -392,7 +356,7 @@ void cuda_linear(mm_backend *b, mm_act y, mm_act x, const mm_packed *w) {
 }
 
 void cuda_linear_two(mm_backend *b, mm_act y, const mm_packed *w, mm_act z, const mm_packed *v, mm_act x) {
-  if (later(b, cuda_linear_two, y, w, z, v, x) || !begin_op(b)) return;
+  if (mm_cu_later(b, cuda_linear_two, y, w, z, v, x) || !begin_op(b)) return;
   for (const mm_packed *of : {w, v}) check(b, mm_cu_collect_linear(b, of, rows_of(x), nullptr, b->step.rows), "collect");
   const mm_cu_two two = {{b->weights.matrix[w], b->weights.matrix[v]}, rows_of(x), {rows_of(y), rows_of(z)}};
   check(b, b->inputs.linear_two(two, b->step.rows, b->stream), "linear");
@@ -403,18 +367,18 @@ void cuda_linear_three(mm_backend *b, mm_three of, mm_act x) {
     cuda_linear(b, of.y[0], x, of.w[0]), cuda_linear_two(b, of.y[1], of.w[1], of.y[2], of.w[2], x);
     return;
   }
-  if (later(b, cuda_linear_three, of, x) || !begin_op(b)) return;
+  if (mm_cu_later(b, cuda_linear_three, of, x) || !begin_op(b)) return;
   check(b, mm_cu_do_linears(b, of, x), "linear");
 }
 
 void cuda_select(mm_backend *b, uint32_t layer, mm_act q, mm_act k, const mm_packed *q_norm, const mm_packed *k_norm) {
-  if (later(b, cuda_select, layer, q, k, q_norm, k_norm) || !begin_op(b)) return;
+  if (mm_cu_later(b, cuda_select, layer, q, k, q_norm, k_norm) || !begin_op(b)) return;
   b->inputs.wrote(q.data), b->inputs.wrote(k.data);
   check(b, mm_cu_do_select(b, layer, q, k, q_norm, k_norm), "select");
 }
 
 void cuda_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm) {
-  if (later(b, cuda_gqa, layer, o, qkv, q_norm, k_norm) || !begin_op(b)) return;
+  if (mm_cu_later(b, cuda_gqa, layer, o, qkv, q_norm, k_norm) || !begin_op(b)) return;
   b->inputs.wrote(o.data);
   if (b->attention.by_head) {
     check(b, mm_cu_do_gqa(b, layer, o, qkv, q_norm, k_norm), "gqa");
@@ -439,7 +403,7 @@ void cuda_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_pack
 }
 
 void cuda_lightning(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv) {
-  if (later(b, cuda_lightning, layer, o, qkv) || !begin_op(b)) return;
+  if (mm_cu_later(b, cuda_lightning, layer, o, qkv) || !begin_op(b)) return;
   b->inputs.wrote(o.data);
   const layer_cache &c = b->cache[layer];
   const mm_cu_lightning a = {rows_of(qkv), rows_of(o), c.state, c.slope, b->heads.heads, b->heads.head_dim, b->states.per_slot};
@@ -454,7 +418,7 @@ void cuda_lightning(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv) {
 }
 
 void cuda_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_packed *w, double eps) {
-  if (later(b, cuda_gated_norm, y, o, gate, w, eps) || !begin_op(b)) return;
+  if (mm_cu_later(b, cuda_gated_norm, y, o, gate, w, eps) || !begin_op(b)) return;
   b->inputs.wrote(y.data);
   const mm_cu_gated a = {rows_of(y), rows_of(o), rows_of(gate), b->weights.values[w], (float)eps, y.width};
   if (b->peers) {
@@ -467,7 +431,7 @@ void cuda_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_pa
 
 void cuda_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router, const mm_packed *bias) {
   b->experts.layer = layer;
-  if (later(b, cuda_route, layer, x, router, bias) || !running(b)) return;
+  if (mm_cu_later(b, cuda_route, layer, x, router, bias) || !running(b)) return;
   const auto narrow = b->weights.matrix.find(router);
   const bool wide = narrow == b->weights.matrix.end();
   const void *w = wide ? static_cast<const void *>(b->weights.values[router]) : narrow->second.data;
@@ -491,7 +455,7 @@ void cuda_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router
 }
 
 void cuda_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2) {
-  if (later(b, cuda_experts, y, x, w13, w2) || !begin_op(b)) return;
+  if (mm_cu_later(b, cuda_experts, y, x, w13, w2) || !begin_op(b)) return;
   mm_cu_wait_for_experts(b);
   if (!running(b)) return;
   const mm_cu_experts a = {rows_of(x), rows_of(y), b->experts.middle, b->experts.pair_out, b->step.rows};
@@ -502,7 +466,7 @@ void cuda_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const
 }
 
 void cuda_mlp(mm_backend *b, mm_act y, mm_act x, const mm_packed *up, const mm_packed *down, bool add) {
-  if (later(b, cuda_mlp, y, x, up, down, add) || !begin_op(b)) return;
+  if (mm_cu_later(b, cuda_mlp, y, x, up, down, add) || !begin_op(b)) return;
   check(b, mm_cu_do_mlp(b, y, x, up, down, add), "mlp");
 }
 
@@ -512,13 +476,13 @@ void cuda_experts_shared(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13
     cuda_experts(b, y, x, w13, w2), cuda_mlp(b, y, x, up, down, true);
     return;
   }
-  if (later(b, cuda_experts_shared, y, x, w13, w2, up, down) || !begin_op(b)) return;
+  if (mm_cu_later(b, cuda_experts_shared, y, x, w13, w2, up, down) || !begin_op(b)) return;
   mm_cu_wait_for_experts(b);
   if (running(b)) check(b, mm_cu_do_experts_shared(b, y, x, w13, w2, up, down), "experts");
 }
 
 void cuda_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps) {
-  if (later(b, cuda_combine, h, n, residual, branch, scale, w, eps) || !begin_op(b)) return;
+  if (mm_cu_later(b, cuda_combine, h, n, residual, branch, scale, w, eps) || !begin_op(b)) return;
   b->inputs.wrote(h.data), b->inputs.wrote(n.data);
   const bool partial = mm_cu_combines_ranks(b->peers, b->step.rows, h.width);
   if (!partial) check(b, mm_cu_sum_ranks(b, rows_of(branch), h.width), "sum over ranks");
@@ -531,14 +495,14 @@ void cuda_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act bra
 }
 
 void cuda_copy(mm_backend *b, mm_act to, mm_act from) {
-  if (later(b, cuda_copy, to, from) || !begin_op(b)) return;
+  if (mm_cu_later(b, cuda_copy, to, from) || !begin_op(b)) return;
   b->inputs.wrote(to.data);
   check(b, mm_cu_copy(rows_of(to), rows_of(from), (size_t)b->step.rows * to.width, b->stream), "copy");
 }
 
 void cuda_logits(mm_backend *b, mm_act x, const mm_packed *head) {
   mm_cu_wait_for_weights(b, mm_cu_group_of_head(b->c.model));
-  if (later(b, cuda_logits, x, head) || !begin_op(b) || b->step.outs == 0) return;
+  if (mm_cu_later(b, cuda_logits, x, head) || !begin_op(b) || b->step.outs == 0) return;
   check(b, mm_cu_collect_linear(b, head, rows_of(x), b->device.out, b->step.wanted), "collect");
   check(b, b->inputs.linear(b->weights.matrix[head], {rows_of(x), b->device.out, nullptr, b->logits.own, b->step.outs}, b->stream),
         "logits");
@@ -546,12 +510,38 @@ void cuda_logits(mm_backend *b, mm_act x, const mm_packed *head) {
 
 }  // namespace
 
+bool mm_cu_begin_op(mm_backend *b) {
+  catch_up(b);
+  b->step.sent_before = b->step.sent, b->step.sent = nullptr;
+  return running(b);
+}
+
+bool mm_cu_begin_step(mm_backend *b, const mm_batch *batch, mm_err *err) { return b->draft.next = DRAFT_NONE, cuda_begin(b, batch, err); }
+
+bool mm_cu_begin_draft(mm_backend *b, const mm_batch *batch, bool best, mm_err *err) {
+  b->draft.next = best ? DRAFT_BEST : DRAFT_LOGITS;
+  return cuda_begin(b, batch, err);
+}
+
+bool mm_cu_best(mm_backend *b, int32_t *id, mm_err *err) {
+  mm_cu_do_best(b);
+  finish_step(b);
+  if (b->dry_runs) return succeeded(b, err);
+  const size_t bytes = b->step.wanted * sizeof *id;
+  if (b->err.status == MM_OK)
+    check(b, cudaMemcpyAsync(b->step.memory->id, b->sampler.args.id, bytes, cudaMemcpyDeviceToHost, b->stream), "copy choices");
+  check(b, cudaStreamSynchronize(b->stream), "step");
+  if (!succeeded(b, err) || !mm_cu_loaded(b, err)) return false;
+  memcpy(id, b->step.memory->id, bytes);
+  return true;
+}
+
 const mm_ops mm_ops_cuda = {
     .name = "cuda",
     .open = mm_cu_backend_open,
     .close = mm_cu_backend_close,
     .act = cuda_act,
-    .begin = cuda_begin,
+    .begin = mm_cu_begin_step,
     .embed = cuda_embed,
     .norm = cuda_norm,
     .linear = cuda_linear,
@@ -571,9 +561,9 @@ const mm_ops mm_ops_cuda = {
     .sampler = {.sample = cuda_sample,
                 .defer = cuda_defer,
                 .sample_deferred = cuda_sample_deferred,
-                .collect = cuda_collect,
+                .collect = mm_cu_collect_results,
                 .load_ids = mm_cu_ids_load,
-                .score = cuda_score,
+                .score = mm_cu_score_deferred,
                 .samples = MM_SAMPLES_MIN_P | MM_SAMPLES_PENALTIES | MM_SAMPLES_BIAS | MM_SAMPLES_MASK | MM_SAMPLES_LOGPROBS},
     .cache = {true, mm_cu_state_bytes, mm_cu_state_copy, mm_cu_state_save, mm_cu_state_load, mm_cu_page_bytes, mm_cu_pool, mm_cu_move,
               mm_cu_moved},
@@ -581,6 +571,7 @@ const mm_ops mm_ops_cuda = {
     .select = cuda_select,
     .mlp = cuda_mlp,
     .joined = {cuda_linear_two, cuda_linear_three, cuda_experts_shared},
+    .draft = {mm_cu_draft_concat, mm_cu_draft_store, mm_cu_draft_attend, mm_cu_begin_draft, mm_cu_best, sizeof(bf16)},
     .calibration = true,
     .calibrate = mm_cu_calibrate,
     .send = cuda_send,

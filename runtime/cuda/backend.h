@@ -104,6 +104,7 @@ struct current_step {
   uint32_t singles = 0;            /* rows before the first prefill chunk: attention takes them as a decode step does */
   uint32_t single_spans = 0;       /* whose spans are so many */
   bool decode = false;
+  bool draft = false;    /* a block of the draft, which takes the products of a decode step */
   bool verifies = false; /* some of those spans have several rows */
   step_end ending = LOGITS;
   const mm_sampling *options =
@@ -116,9 +117,9 @@ struct current_step {
 /* Decode steps as CUDA graphs. */
 struct graph_capture {
   step_mode mode = EAGER;
-  step_graph *graph = nullptr;                                       /* of the step under way */
-  std::vector<std::function<void()>> ops;                            /* CAPTURE: the ops so far */
-  std::map<std::tuple<uint32_t, step_end, bool>, step_graph> graphs; /* by rows and ending, and whether it verifies */
+  step_graph *graph = nullptr;                                           /* of the step under way */
+  std::vector<std::function<void()>> ops;                                /* CAPTURE: the ops so far */
+  std::map<std::tuple<uint32_t, step_end, uint32_t>, step_graph> graphs; /* by rows, ending and kind (kind_of in backend.cu) */
   bool off = false; /* capturing has failed, or rows go to another stage: every step is launched kernel by kernel */
 };
 
@@ -180,6 +181,19 @@ struct mlp_buffers {
   bf16 *middle = nullptr;
 };
 
+/* How a block of the draft ends; NONE: the step is the target's. */
+enum draft_end { DRAFT_NONE, DRAFT_LOGITS, DRAFT_BEST };
+
+/* Of a DFlash draft (draft.cu). */
+struct draft_buffers {
+  draft_end next = DRAFT_NONE; /* of the step that begins */
+  std::vector<mm_cu_kv> cells; /* [layers] */
+  mm_cu_page_work copies = {}; /* of cells; but for the lists, and without edits */
+  float *inv_freq = nullptr;   /* [head_dim / 2] */
+  int32_t *last_id = nullptr;  /* [slots]: the target's stays as it is */
+  void *work = nullptr;
+};
+
 struct sampler_buffers {
   mm_cu_sample args = {};
   int32_t *ids = nullptr;                     /* [slots, max_positions] that the slots hold */
@@ -219,6 +233,7 @@ struct mm_backend {
   attention_buffers attention;
   expert_buffers experts;
   mlp_buffers mlp;
+  draft_buffers draft;
   sampler_buffers sampler;
   logits_buffers logits;
 
@@ -293,6 +308,9 @@ bool mm_cu_make_room(mm_backend *b, mm_err *err, const F &grow) {
 /* Samples a token for each wanted row of the step whose logits are there, under all options: launched, not captured. Logprobs
  * go to the step's memory (sampling_requests.cu). */
 MM_MUST_USE bool mm_cu_sample_with_options(mm_backend *b, const mm_sampling *set, mm_err *err);
+/* mm_sampler_ops.collect and score. */
+bool mm_cu_collect_results(mm_backend *b, int32_t *id, mm_err *err);
+bool mm_cu_score_deferred(mm_backend *b, const int32_t *target, double *score, mm_err *err);
 
 /* Before the batch's upload: the device's table says for the batch's slots what the batch does, and its copies are made (paging.cu). */
 MM_MUST_USE bool mm_cu_upload_pages(mm_backend *b, const mm_batch *batch, mm_err *err);
@@ -307,6 +325,23 @@ void mm_cu_release(void *memory);
 
 /* Weights that the router of `layer` asks for ahead (arrivals.cu). */
 mm_cu_ahead mm_cu_ahead_of(mm_backend *b, uint32_t layer);
+
+/* ---- ops (backend.cu) ---- */
+
+/* Records what an op's launch returned: after a failure nothing is launched. */
+void mm_cu_note(mm_backend *b, cudaError_t e, const char *what);
+/* At the start of an op: whether it launches anything, with all before it launched. */
+bool mm_cu_begin_op(mm_backend *b);
+/* mm_ops.begin, and mm_draft_ops.begin and best. */
+bool mm_cu_begin_step(mm_backend *b, const mm_batch *batch, mm_err *err);
+bool mm_cu_begin_draft(mm_backend *b, const mm_batch *batch, bool best, mm_err *err);
+bool mm_cu_best(mm_backend *b, int32_t *id, mm_err *err);
+/* True if the op is not launched now: it is collected for a capture, or part of a captured graph. */
+template <class... Args>
+bool mm_cu_later(mm_backend *b, void (*op)(mm_backend *, Args...), std::common_type_t<Args>... args) {
+  if (b->capture.mode == CAPTURE) b->capture.ops.push_back([=] { op(b, args...); });
+  return b->capture.mode != EAGER;
+}
 
 /* ---- extended models (extended.cu) ---- */
 
@@ -323,6 +358,17 @@ bool mm_cu_joins_experts(mm_backend *b, const mm_packed *w13, const mm_packed *w
 cudaError_t mm_cu_do_experts_shared(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2, const mm_packed *up,
                                     const mm_packed *down);
 cudaError_t mm_cu_do_mlp(mm_backend *b, mm_act y, mm_act x, const mm_packed *up, const mm_packed *down, bool add);
+
+/* ---- a DFlash draft (draft.cu) ---- */
+
+/* Its weights, cells and buffers, after the caches; nothing without one. MM_UNSUPPORTED E_DRAFT, E_SCHEME for what there are no kernels
+ * for. */
+MM_MUST_USE bool mm_cu_open_draft(mm_backend *b, mm_err *err);
+/* mm_draft_ops. */
+void mm_cu_draft_concat(mm_backend *b, mm_act y, const mm_act *x, uint32_t count);
+void mm_cu_draft_store(mm_backend *b, uint32_t layer, mm_act kv, const mm_packed *k_norm);
+void mm_cu_draft_attend(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm);
+void mm_cu_do_best(mm_backend *b); /* what best launches */
 
 /* ---- a calibration (calibrate.cu) ---- */
 

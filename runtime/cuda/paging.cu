@@ -86,12 +86,14 @@ bool mm_cu_upload_pages(mm_backend *b, const mm_batch *batch, mm_err *err) {
   if (copies) memcpy(m->copy, batch->paging->copy, copies * sizeof *m->copy);
   mm_cu_page_work w = b->pages.work;
   w.edit = m->edit, w.edits = whole ? 0 : (uint32_t)b->pages.edits.size(), w.copy = m->copy, w.copies = copies;
+  mm_cu_page_work of_draft = b->draft.copies;
+  of_draft.copy = m->copy, of_draft.copies = copies;
   /* The table is not pinned: it is read before the call returns. */
   const bool done =
       (!whole || mm_cu_check(cudaMemcpyAsync(b->pages.device_table, b->pages.host_table.data(),
                                              b->pages.host_table.size() * sizeof b->pages.host_table[0], cudaMemcpyHostToDevice, b->stream),
                              "copy pages", err)) &&
-      mm_cu_check(mm_cu_prepare_pages(w, b->stream), "pages", err);
+      mm_cu_check(mm_cu_prepare_pages(w, b->stream), "pages", err) && mm_cu_check(mm_cu_prepare_pages(of_draft, b->stream), "pages", err);
   /* The device's table is unknown then: each slot's next step uploads its own again. */
   if (!done) std::fill(b->pages.host_table.begin(), b->pages.host_table.end(), UINT32_MAX), b->pages.own = false;
   return done;

@@ -142,3 +142,42 @@ bool mm_cu_sample_with_options(mm_backend *b, const mm_sampling *set, mm_err *er
   return !n.logprobs || mm_cu_check(cudaMemcpyAsync(m->logprobs, b->sampler.logprobs.p, logprobs, cudaMemcpyDeviceToHost, b->stream),
                                     "copy logprobs", err);
 }
+
+bool mm_cu_score_deferred(mm_backend *b, const int32_t *target, double *score, mm_err *err) {
+  const size_t n = b->sampler.pending ? b->step.wanted : 0;
+  b->sampler.pending = false;
+  if (n == 0) return true;
+  if (!mm_cu_make_room(b, err, [&] { return b->sampler.scores.grow(n * (sizeof *score + sizeof *target), false, err); })) return false;
+  double *const out = static_cast<double *>(b->sampler.scores.p);
+  int32_t *const ids = reinterpret_cast<int32_t *>(out + n);
+  return mm_cu_check(cudaMemcpyAsync(ids, target, n * sizeof *ids, cudaMemcpyHostToDevice, b->stream), "copy targets", err) &&
+         mm_cu_check(mm_cu_share_logits(b, (uint32_t)n), "share logits", err) &&
+         mm_cu_check(mm_cu_score(b->sampler.args, ids, out, (uint32_t)n, b->stream), "likelihood", err) &&
+         (!b->peers || mm_cu_peers_settle(b->peers, b->stream, err)) &&
+         mm_cu_check(score ? cudaMemcpyAsync(score, out, n * sizeof *score, cudaMemcpyDeviceToHost, b->stream) : cudaSuccess, "copy scores",
+                     err) &&
+         mm_cu_check(cudaStreamSynchronize(b->stream), "likelihood", err) && mm_cu_loaded(b, err) &&
+         (!b->peers || mm_cu_peers_check(b->peers, err));
+}
+
+/* Waits for the step; returns true if it succeeded on all ranks. */
+static bool results_good(mm_backend *b, const step_memory *m, mm_err *err) {
+  const bool done = mm_cu_check(cudaEventSynchronize(m->done), "step", err) && mm_cu_loaded(b, err);
+  if (!b->peers) return done;
+  bool here = done && mm_cu_peers_check(b->peers, err), all;
+  if (here && (m->broken || mm_comm_failed_now(b->c.comm))) here = mm_comm_root_cause(b->c.comm, err);
+  return mm_cu_peers_meet(b->peers, here, &all, err) && all;
+}
+
+bool mm_cu_collect_results(mm_backend *b, int32_t *id, mm_err *err) {
+  const step_memory *m = b->queued.front();
+  b->queued.pop_front();
+  const bool done = results_good(b, m, err);
+  if (done && id) memcpy(id, m->id, m->outs * sizeof *id);
+  for (size_t i = 0; done && i < m->logprobs_wanted.size(); i++) {
+    const mm_cu_logprobs_wanted &t = m->logprobs_wanted[i];
+    memcpy(t.to, m->logprobs + (size_t)t.row * MM_CU_LOGPROBS, t.count * sizeof *t.to);
+  }
+  if (!done) b->queued.clear();
+  return done;
+}

@@ -13,7 +13,11 @@ static bool all_wanted(const mm_batch *batch, const mm_span &s, uint32_t *at) {
 void mm_cu_classify_rows(mm_backend *b, const mm_batch *batch) {
   current_step &s = b->step;
   uint32_t rows = 0, at = 0;
-  s.single_spans = 0, s.verifies = false;
+  s.single_spans = 0, s.verifies = false, s.draft = b->draft.next != DRAFT_NONE;
+  if (s.draft) {
+    s.decode = true, s.singles = 0;
+    return;
+  }
   for (; !b->c.options.batch_invariant && s.single_spans < batch->span_count; s.single_spans++) {
     const mm_span &span = batch->span[s.single_spans];
     if (span.count > 1 && (span.count > MM_CU_VERIFY || b->states.per_slot || !all_wanted(batch, span, &at))) break;

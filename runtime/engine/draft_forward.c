@@ -32,11 +32,11 @@ static void add_branch(const mm_forward *t, mm_act *h, mm_act *spare, mm_act n, 
   *h = *spare, *spare = before;
 }
 
-bool mm_draft_block(const mm_draft_forward *f, const mm_forward *target, const mm_batch *batch, float *logits, mm_err *err) {
+bool mm_draft_block(const mm_draft_forward *f, const mm_forward *target, const mm_batch *batch, float *logits, int32_t *id, mm_err *err) {
   const mm_ops *ops = target->ops;
   mm_backend *b = target->backend;
   const double eps = f->d->c.norm_eps;
-  if (!ops->begin(b, batch, err)) return false;
+  if (!(ops->draft.begin ? ops->draft.begin(b, batch, !logits, err) : ops->begin(b, batch, err))) return false;
   mm_act h = target->h, spare = target->spare;
   const mm_act n = target->n;
   ops->embed(b, h, &target->weights->embed);
@@ -51,5 +51,5 @@ bool mm_draft_block(const mm_draft_forward *f, const mm_forward *target, const m
     add_branch(target, &h, &spare, n, l + 1 < f->d->c.layers ? &w[1].input_norm : &f->d->last_norm, eps);
   }
   ops->logits(b, n, &target->weights->head);
-  return ops->end(b, logits, err);
+  return logits ? ops->end(b, logits, err) : ops->draft.best(b, id, err);
 }

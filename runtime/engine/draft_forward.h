@@ -4,6 +4,10 @@
 
 #include "runtime/engine/ops.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef struct mm_draft_forward mm_draft_forward;
 
 /* d NULL: there is none, and context does nothing. */
@@ -11,7 +15,12 @@ MM_MUST_USE bool mm_draft_forward_open(mm_draft_forward *f, const mm_ops *ops, m
 /* Within a step of the target, after its layers: keys and values of its rows, from the taps. */
 void mm_draft_context(const mm_draft_forward *f, const mm_forward *target);
 /* A step of its own: spans of rows that begin with a token of their slot at `pos`, masks behind it; all cells before pos are there. Nothing
- * of a slot changes. logits[out_count, vocab_rows]. */
-MM_MUST_USE bool mm_draft_block(const mm_draft_forward *f, const mm_forward *target, const mm_batch *batch, float *logits, mm_err *err);
+ * of a slot changes. logits[out_count, vocab_rows]; or id[out_count], the best of each (mm_draft_ops.best), with
+ * logits NULL. */
+MM_MUST_USE bool mm_draft_block(const mm_draft_forward *f, const mm_forward *target, const mm_batch *batch, float *logits, int32_t *id,
+                                mm_err *err);
 
+#ifdef __cplusplus
+}
+#endif
 #endif

@@ -21,17 +21,21 @@ bool mm_engine_check_draft(const mm_pack *p, mm_engine_config *c, mm_err *err) {
   return true;
 }
 
-uint64_t mm_engine_draft_page(const mm_engine_config *c) {
-  if (!c->draft) return 0;
+void mm_engine_add_draft_memory(const mm_engine_config *c, mm_rank_memory *need) {
+  if (!c->draft) return;
   const mm_dflash_config *d = &c->draft->c;
-  return UINT64_C(2) * d->layers * d->kv_heads * d->head_dim * MM_PAGE * sizeof(float);
+  const uint64_t q = (uint64_t)d->heads * d->head_dim, kv = UINT64_C(2) * d->kv_heads * d->head_dim, H = d->hidden, I = d->intermediate;
+  need->page += d->layers * kv * MM_PAGE * c->ops->draft.cell_bytes;
+  if (!c->ops->own_memory) return;
+  need->weights += c->draft->map.size;
+  need->buffers += c->limits.max_tokens * (2 * ((d->taps + 2) * H + 2 * q + 2 * kv + I) + 4 * mm_max(2 * I, H));
 }
 
 uint32_t mm_engine_drafts(const mm_engine *e) { return e->config.draft ? e->config.draft->c.block - 1 : 0; }
 
 bool mm_engine_draft_rank(rank *r, mm_err *err) {
   const task *t = &r->engine->task;
-  return mm_draft_block(&r->forward.draft, &r->forward, t->draft.batch, t->draft.logits, err);
+  return mm_draft_block(&r->forward.draft, &r->forward, t->draft.batch, t->draft.logits, t->draft.id, err);
 }
 
 /* The best id of a row of logits that may be sampled. */
@@ -62,7 +66,8 @@ bool mm_engine_draft(mm_engine *e, const mm_draft_ask *ask, uint32_t n, uint32_t
   if (!check_asks(e, ask, n, each, err) || !mm_engine_all_back(e, err)) return false;
   const uint32_t rows = n * (1 + each), outs = n * each;
   const size_t width = e->rank[0].weights.vocab_rows;
-  if (!MM_GROW(e->draft.logits, &e->draft.logits_cap, outs * width, err)) return false;
+  const bool best = !logits && e->config.ops->draft.best;
+  if (!best && !MM_GROW(e->draft.logits, &e->draft.logits_cap, outs * width, err)) return false;
   if (!MM_GROW(e->draft.bytes, &e->draft.bytes_cap, rows * sizeof(int32_t) + n * sizeof(mm_span) + outs * sizeof(uint32_t), err))
     return false;
   mm_span *span = (mm_span *)(void *)e->draft.bytes;
@@ -80,9 +85,10 @@ bool mm_engine_draft(mm_engine *e, const mm_draft_ask *ask, uint32_t n, uint32_t
   e->draft.batch = (mm_batch){.tokens = rows, .id = id, .span_count = n, .span = span, .out_count = outs, .out = out};
   e->draft.batch.paging = e->pages ? paging : NULL;
   e->stepped = false; /* the rows of the last step are overwritten */
-  if (!mm_engine_run_task(e, &(task){.kind = DRAFT, .draft = {&e->draft.batch, e->draft.logits}}, err)) return false;
+  if (!mm_engine_run_task(e, &(task){.kind = DRAFT, .draft = {&e->draft.batch, best ? NULL : e->draft.logits, draft}}, err)) return false;
+  for (uint32_t i = 0; best && i < outs; i++) draft[i] = draft[i] < 0 ? 0 : draft[i];
   for (uint32_t i = 0; logits && i < outs; i++)
     memcpy(logits + i * (size_t)e->model->vocab, e->draft.logits + i * width, e->model->vocab * sizeof *logits);
-  for (uint32_t i = 0; i < outs; i++) draft[i] = best_of(e, e->draft.logits + i * width);
+  for (uint32_t i = 0; !best && i < outs; i++) draft[i] = best_of(e, e->draft.logits + i * width);
   return true;
 }

@@ -62,7 +62,8 @@ typedef struct task {
     } score;
     struct {
       const mm_batch *batch; /* spans that begin with a token of their slot, masks behind it */
-      float *logits;         /* [out_count, vocab_rows] */
+      float *logits;         /* [out_count, vocab_rows], or NULL: */
+      int32_t *id;           /* [out_count] the best of each */
     } draft;
     struct {
       uint64_t number;
@@ -241,8 +242,8 @@ bool mm_engine_refuse(mm_err *err, const char *what, uint64_t index, int64_t fou
 
 /* Whether the config's draft can run, and its taps. */
 MM_MUST_USE bool mm_engine_check_draft(const mm_pack *p, mm_engine_config *c, mm_err *err);
-/* Bytes of its cells in a page. */
-uint64_t mm_engine_draft_page(const mm_engine_config *c);
+/* Adds what the config's draft takes: its cells of a page; on a device of its own memory its weights, and buffers of its steps too. */
+void mm_engine_add_draft_memory(const mm_engine_config *c, mm_rank_memory *need);
 /* A block of the draft, on a rank. */
 MM_MUST_USE bool mm_engine_draft_rank(rank *r, mm_err *err);
 

@@ -27,7 +27,7 @@ bool mm_engine_measure(rank *r, const mm_backend_config *c, mm_err *err) {
   rank_facts *f = &r->engine->facts[r->index];
   const mm_demand d = demand_of(r->engine);
   if (!mm_rank_memory_of(&f->need, r->engine->model, &r->weights, &d, err)) return false;
-  f->need.page += mm_engine_draft_page(&r->engine->config);
+  mm_engine_add_draft_memory(&r->engine->config, &f->need);
   return r->engine->config.ops->memory(c, &f->memory, err);
 }
 

@@ -186,6 +186,12 @@ typedef struct mm_draft_ops {
   void (*store)(mm_backend *b, uint32_t layer, mm_act kv, const mm_packed *k_norm);
   /* Attention of the rows of each span over the cells before its pos and over one another. qkv is clobbered; o[T, heads·d]. */
   void (*attend)(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm);
+  /* In place of begin, for a block of the draft: spans of as many rows each, ids in [0, vocab). best: it ends by that. NULL: begin does. */
+  bool (*begin)(mm_backend *b, const mm_batch *batch, bool best, mm_err *err);
+  /* In place of end: id[out_count], of each output row the id with the largest logit that may be chosen, -1 where no logit was a number.
+   * What is chosen for the slots stays as it is. Waits. NULL: the engine looks through the logits. */
+  bool (*best)(mm_backend *b, int32_t *id, mm_err *err);
+  uint32_t cell_bytes; /* of a number in a cell */
 } mm_draft_ops;
 
 /* Linears of one x: y[i][T, n] = x·W[i]ᵀ. */

@@ -15,7 +15,7 @@ from serve_client import Server  # noqa: E402
 BIN = os.environ["BUILD"] + "/bin/"
 with open("tests/data/tiny-m2/config.json", encoding="utf-8") as config_file:
     TARGET = json.load(config_file)
-H, HEADS, KV, D, I, LAYERS = TARGET["hidden_size"], 4, 2, 16, 48, 2
+H, HEADS, KV, D, I, LAYERS = TARGET["hidden_size"], 4, 2, 32, 48, 2
 CONFIG = {"num_hidden_layers": LAYERS, "hidden_size": H, "num_attention_heads": HEADS, "num_key_value_heads": KV, "head_dim": D,
           "intermediate_size": I, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "block_size": 8, "hidden_act": "silu", "sliding_window": 32,
           "layer_types": ["sliding_attention", "full_attention"],
@@ -134,13 +134,15 @@ def finished(tmp, draft, tensors):
 
 
 def served(out):
-    """Greedy and drawn, with penalties and logprobs."""
-    with Server(out, "--max-model-len", "256", "--drafts", "7") as s:
+    """Greedy and drawn, with penalties and logprobs; on a GPU, where a row's bits depend on its step, for rows that do not."""
+    device = ("--device", os.environ["DEVICE"], "--batch-invariant") if "DEVICE" in os.environ else ()
+    with Server(out, "--max-model-len", "256", "--drafts", "7", *device) as s:
         for more in ({"temperature": 0}, {"temperature": 1, "seed": 3}, {"temperature": 0.7, "seed": 4, "frequency_penalty": 0.5, "logprobs": 2}):
-            body = {"prompt": "In the beginning", "max_tokens": 40, "ignore_eos": True, **more}
+            body = {"prompt": "In the beginning", "max_tokens": 60, "ignore_eos": True, **more}
             plain, drafted = (s.post("/v1/completions", {**body, "speculative": x}) for x in (False, True))
             assert plain["choices"] == drafted["choices"], more
-            assert drafted["usage"]["completion_tokens_details"]["num_draft_tokens"] > 0, drafted["usage"]
+            # A GPU's server soon finds that this draft does not pay, and tries it now and then.
+            assert device or drafted["usage"]["completion_tokens_details"]["num_draft_tokens"] > 0, drafted["usage"]
         assert s.metrics()["draft_model_tokens_total"] > 0
 
 

@@ -354,6 +354,7 @@ static const subject kSubjects[] = {
     {"forks", test_forks, NULL},
     {"invariant", test_invariant, NULL},
     {"verify", test_proposals, NULL},
+    {"draft", test_draft, NULL},
     {"sequences", test_sequences, NULL},
     {"models", test_models, NULL},
     {"rounded", test_rounded, NULL},

@@ -172,6 +172,7 @@ void test_steps();
 void test_forks();
 void test_invariant();
 void test_proposals();
+void test_draft();
 void test_sequences();
 void test_models();
 void test_rounded();

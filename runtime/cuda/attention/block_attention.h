@@ -16,7 +16,7 @@
 /* Heads of a step's rows before they are used: the RMS norm of each head by itself (weights [dim], f32;
  * NULL: none), then RoPE of its first rotary_dim columns; values have neither. Queries go back in place,
  * keys and values to their cells [page][heads][64][dim], bf16, or e4m3 under a scale for each cell (largest magnitude / 448). Rows of
- * slot -1 are passed over. */
+ * slot -1 are passed over. keys NULL: keys go back in place too, and v_heads is 0. */
 struct mm_cu_head_work {
   __nv_bfloat16 *q; /* the first row's, as k and v */
   const __nv_bfloat16 *k, *v;

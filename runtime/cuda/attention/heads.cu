@@ -34,6 +34,10 @@ __device__ __forceinline__ head_place place_of(const mm_cu_head_work &a, uint32_
     return {q, q, a.q_norm, true, nullptr};
   }
   const bool key = head < a.q_heads + a.k_heads;
+  if (!a.keys) {
+    bf16 *const k = const_cast<bf16 *>(a.k) + (size_t)row * a.kv_pitch + (head - a.q_heads) * D;
+    return {k, k, a.k_norm, true, nullptr};
+  }
   const uint32_t heads = key ? a.k_heads : a.v_heads, at = head - a.q_heads - (key ? 0 : a.k_heads);
   const uint32_t page = a.table[(size_t)slot * a.pages_per_slot + pos / MM_CU_PAGE];
   const size_t cell = mm_cu_cell(page, heads, at) + pos % MM_CU_PAGE;

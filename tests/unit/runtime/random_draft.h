@@ -1,5 +1,5 @@
 /* For tests: a random DFlash draft for the small models of reference.h, written to a directory of its own, and its proposals in double from
- * docs/drafts.md. Shares no arithmetic with the runtime. */
+ * FORMAT-DRAFT.md. Shares no arithmetic with the runtime. */
 #ifndef MM_TESTS_RANDOM_DRAFT_H
 #define MM_TESTS_RANDOM_DRAFT_H
 

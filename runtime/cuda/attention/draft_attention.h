@@ -1,0 +1,31 @@
+/* Attention of a DFlash draft's blocks, and the columns of its taps side by side: launch functions of draft_attention.cu. As in kernels.h
+ * none allocates, waits or reads device memory. The maths is that of runtime/cpu/cpu_draft.c. */
+#ifndef MM_CUDA_DRAFT_ATTENTION_H
+#define MM_CUDA_DRAFT_ATTENTION_H
+
+#include "runtime/cuda/core/kernels.h"
+
+/* o[row, heads·d] = softmax(q·k / √d)·v for `spans` spans of `rows` rows each, qkv[row, (heads + 2·kv_heads)·d] after norm and RoPE. A row
+ * reads the cells before its span's first position, and the span's own rows from qkv: all of them, or the ones up to itself (causal); of
+ * all these the last `window` positions up to its own and what follows (0: all). d is 32, 64 or 128. Spans of slot -1 are passed over. */
+struct mm_cu_draft_block {
+  const __nv_bfloat16 *qkv;
+  __nv_bfloat16 *o;
+  uint32_t heads, kv_heads, dim, rows, spans, window;
+  bool causal;
+  mm_cu_kv cells;
+  void *work; /* mm_cu_draft_work bytes, zero at first, as it is left */
+};
+size_t mm_cu_draft_work(void);
+/* r: of the step; pos of a span's first row is the number of cells before it. */
+cudaError_t mm_cu_attend_block(const mm_cu_draft_block &a, const mm_cu_rows &r, cudaStream_t s);
+
+/* y[row, count·width] = the columns of x[0], x[1], …; width a multiple of 8. */
+#define MM_CU_CONCAT 8
+struct mm_cu_columns {
+  const __nv_bfloat16 *x[MM_CU_CONCAT];
+  uint32_t count, width;
+};
+cudaError_t mm_cu_concat(__nv_bfloat16 *y, const mm_cu_columns &x, uint32_t rows, cudaStream_t s);
+
+#endif

@@ -1,0 +1,206 @@
+/* A DFlash draft of random weights next to whole models, on the GPU: logits of its blocks against the CPU's, which test_dflash.c holds to
+ * numbers in double; recorded blocks against launched ones, to the bit; its choices against its logits; forks, whose cells are copied. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "loader/dflash.h"
+#include "runtime/engine/engine.h"
+#include "tests/ops/gpu.h"
+#include "tests/ops/whole.h"
+
+namespace {
+
+constexpr uint32_t SLOTS = 4, ROWS = 160, POSITIONS = 700, ROUNDS = 6;
+
+mm_dflash_config small_heads(const mm_model &m) {
+  mm_dflash_config c = {3, m.hidden, 6, 2, 64, 96, 2, {0, m.layers - 2}, 8, m.vocab - 3, 1e-4, 3e3, {70, 0, 33}, {true, false, false}};
+  return c;
+}
+mm_dflash_config many_heads(const mm_model &m) {
+  mm_dflash_config c = {2, m.hidden, 24, 4, 128, 320, 3, {0, 1, m.layers - 2}, 16, 1, 1e-6, 5e6, {0, 250}, {false, true}};
+  return c;
+}
+
+std::string write_draft(const mm_dflash_config &c) {
+  char dir[] = "/tmp/minimax-draft-XXXXXX";
+  mm_err err = {};
+  if (!mkdtemp(dir)) abort();
+  std::vector<mm_dflash_tensor> want;
+  mm_dflash_tensor one;
+  while (mm_dflash_tensor_at(&c, (uint32_t)want.size(), &one)) want.push_back(one);
+  std::vector<mm_st_tensor> t(want.size());
+  for (size_t i = 0; i < t.size(); i++) {
+    t[i].name = want[i].name, t[i].dtype = MM_BF16;
+    t[i].shape = want[i].cols ? mm_shape2(want[i].rows, want[i].cols) : mm_shape1(want[i].rows);
+  }
+  char *text = mm_dflash_text(&c, &err);
+  const mm_st_meta meta = {MM_DFLASH_KEY, text};
+  size_t bytes;
+  void *header = mm_st_header(t.data(), (uint32_t)t.size(), &meta, 1, 4096, &bytes, &err);
+  must(header != nullptr, err);
+  FILE *f = fopen((std::string(dir) + "/" + MM_DFLASH_FILE).c_str(), "wb");
+  bool ok = f && fwrite(header, 1, bytes, f) == bytes;
+  for (const auto &w : want) {
+    std::vector<__nv_bfloat16> v = random_bf16((size_t)w.rows * mm_max(1u, w.cols), w.cols ? 1.2 / sqrt((double)w.cols) : 0.2);
+    for (auto &x : v)
+      if (!w.cols) x = __float2bfloat16(1 + __bfloat162float(x));
+    ok = ok && fwrite(v.data(), 2, v.size(), f) == v.size();
+  }
+  if (!ok || fclose(f) != 0) abort();
+  free(header), free(text);
+  return dir;
+}
+
+struct drafting {
+  mm_engine *engine;
+  uint32_t vocab;
+
+  drafting(const mm_shards *shards, const mm_dflash *d, const mm_ops *ops, bool eager) : vocab(shards->pack.model.vocab) {
+    mm_err err = {};
+    mm_engine_config c = {};
+    c.ops = ops, c.limits = {ROWS, SLOTS, POSITIONS, 0}, c.options.threads = ops == &mm_ops_cpu ? 4 : 1, c.options.eager = eager;
+    c.draft = d;
+    must((engine = mm_engine_open(shards, &c, &err)) != nullptr, err);
+  }
+  drafting(const drafting &) = delete;
+  drafting &operator=(const drafting &) = delete;
+  ~drafting() { mm_engine_close(engine); }
+
+  void step(const std::vector<mm_span> &span, const std::vector<int32_t> &id) {
+    mm_err err = {};
+    const bool decode = span.size() == id.size();
+    std::vector<uint32_t> out(decode ? id.size() : 0);
+    for (uint32_t i = 0; i < out.size(); i++) out[i] = i;
+    const mm_batch b = {(uint32_t)id.size(), id.data(), (uint32_t)span.size(), span.data(), (uint32_t)out.size(), out.data()};
+    std::vector<float> logits(out.size() * vocab);
+    must(mm_engine_step(engine, &b, logits.data(), &err), err);
+  }
+  std::vector<float> logits(const std::vector<mm_draft_ask> &ask, uint32_t each, std::vector<int32_t> *id) {
+    mm_err err = {};
+    std::vector<float> all(ask.size() * each * vocab);
+    id->resize(ask.size() * each);
+    must(mm_engine_draft(engine, ask.data(), (uint32_t)ask.size(), each, id->data(), all.data(), &err), err);
+    return all;
+  }
+  std::vector<int32_t> best(const std::vector<mm_draft_ask> &ask, uint32_t each) {
+    mm_err err = {};
+    std::vector<int32_t> id(ask.size() * each);
+    must(mm_engine_draft(engine, ask.data(), (uint32_t)ask.size(), each, id.data(), nullptr, &err), err);
+    return id;
+  }
+};
+
+/* The same three engines, given the same steps. */
+struct world {
+  drafting gpu, eager, cpu;
+  uint32_t held[SLOTS] = {};
+  std::vector<double> error;   /* of each row of logits, against the CPU's */
+  std::vector<double> shifted; /* of the CPU's own, where it reads one cell less */
+  uint32_t bits = 0, choices = 0, asked = 0;
+
+  world(const mm_shards *s, const mm_dflash *d)
+      : gpu(s, d, &mm_ops_cuda, false), eager(s, d, &mm_ops_cuda, true), cpu(s, d, &mm_ops_cpu, false) {}
+  void each(const std::function<void(drafting &)> &f) { f(gpu), f(eager), f(cpu); }
+  void step(const std::vector<mm_span> &span, const std::vector<int32_t> &id) {
+    each([&](drafting &x) { x.step(span, id); });
+    for (const mm_span &s : span) held[s.slot] = s.pos + s.count;
+  }
+  int32_t random() { return (int32_t)g_rng.below(gpu.vocab); }
+  void prompt(uint32_t slot, uint32_t n) {
+    for (uint32_t at = 0; at < n; at += 130) {
+      std::vector<int32_t> id(std::min(130u, n - at));
+      for (int32_t &x : id) x = random();
+      step({{(int32_t)slot, 0, (uint32_t)id.size(), at}}, id);
+    }
+  }
+  void one_token_each() {
+    std::vector<mm_span> span;
+    std::vector<int32_t> id;
+    for (uint32_t s = 0; s < SLOTS; s++) span.push_back({(int32_t)s, s, 1, held[s]}), id.push_back(random());
+    step(span, id);
+  }
+  void ask(const std::vector<mm_draft_ask> &asks, uint32_t n) {
+    std::vector<int32_t> id, launched, narrow;
+    const auto want = cpu.logits(asks, n, &narrow), got = gpu.logits(asks, n, &id), plain = eager.logits(asks, n, &launched);
+    const size_t vocab = gpu.vocab;
+    for (size_t row = 0; row < id.size(); row++) {
+      const std::vector<double> a(&want[row * vocab], &want[row * vocab] + vocab), b(&got[row * vocab], &got[row * vocab] + vocab);
+      error.push_back(relative_error(a, b));
+    }
+    asked++;
+    std::vector<mm_draft_ask> before = asks;
+    for (mm_draft_ask &a : before) a.pos -= a.pos > 1;
+    const auto other = cpu.logits(before, n, &narrow);
+    for (size_t row = 0; row < id.size(); row++) {
+      const std::vector<double> a(&want[row * vocab], &want[row * vocab] + vocab), b(&other[row * vocab], &other[row * vocab] + vocab);
+      if (asks[row / n].pos > 1) shifted.push_back(relative_error(a, b));
+    }
+    for (int turn = 0; turn < 3; turn++) { /* launched, recorded, replayed */
+      bits += memcmp(gpu.logits(asks, n, &id).data(), plain.data(), plain.size() * sizeof plain[0]) != 0;
+      choices += gpu.best(asks, n) != id;
+    }
+    choices += eager.best(asks, n) != launched;
+  }
+};
+
+void check_draft(const mm_shards *shards, const mm_dflash *d, const std::string &name) {
+  world w(shards, d);
+  const uint32_t length[SLOTS] = {3, 63, 64, 300 + g_rng.below(200)}, block = d->c.block;
+  for (uint32_t s = 0; s < SLOTS; s++) w.prompt(s, length[s]);
+  for (uint32_t round = 0; round < ROUNDS; round++) {
+    w.one_token_each();
+    std::vector<mm_draft_ask> asks;
+    for (uint32_t s = 0; s < SLOTS; s++)
+      if (round == 0 ? s == 3 : round == 1 || g_rng.below(2))
+        asks.push_back({s, round % 2 ? w.held[s] : 1 + g_rng.below(w.held[s]), w.random()});
+    if (!asks.empty()) w.ask(asks, round < 2 ? block - 1 : 1 + g_rng.below(block - 1));
+    if (round != 3) continue;
+    const uint32_t to[] = {0};
+    w.each([&](drafting &x) {
+      mm_err err = {};
+      mm_engine_drop(x.engine, 0);
+      must(mm_engine_fork(x.engine, 3, to, 1, &err), err);
+    });
+    w.held[0] = w.held[3];
+  }
+  std::sort(w.error.begin(), w.error.end());
+  std::sort(w.shifted.begin(), w.shifted.end());
+  const std::string rows = ", " + std::to_string(w.error.size()) + " rows";
+  report(name + ": logits of a draft against the CPU's, median" + rows, w.error[w.error.size() / 2], 5e-2);
+  report_true(name + ": one cell less would be found, by " + std::to_string(w.shifted[w.shifted.size() / 2]),
+              w.shifted[w.shifted.size() / 2] > 0.1);
+  report(name + ": the same, worst row", w.error.back(), 0.2);
+  report_true(
+      name + ": recorded blocks = launched ones, bit for bit, in " + std::to_string(w.asked) + " asks; others " + std::to_string(w.bits),
+      w.bits == 0);
+  report_true(name + ": choices are those of the logits; others " + std::to_string(w.choices), w.choices == 0);
+}
+
+}  // namespace
+
+void test_draft() {
+  for (const std::string &folder : model_folders()) {
+    mm_shards shards = {};
+    mm_err err = {};
+    must(mm_shards_open(&shards, folder.c_str(), &err), err);
+    const std::string name = folder.substr(folder.rfind('/') + 1);
+    const mm_model &m = shards.pack.model;
+    for (const auto dims : {small_heads, many_heads}) {
+      const mm_dflash_config c = dims(m);
+      if (!mm_dflash_fits(&c, "", &m, MM_USAGE, &err)) continue;
+      const std::string dir = write_draft(c);
+      mm_dflash d;
+      err = {};
+      must(mm_dflash_open(&d, dir.c_str(), &m, &err), err);
+      check_draft(&shards, &d, name + ", " + std::to_string(c.heads) + " heads of " + std::to_string(c.head_dim));
+      mm_dflash_close(&d);
+      unlink((dir + "/" + MM_DFLASH_FILE).c_str());
+      rmdir(dir.c_str());
+    }
+    mm_shards_close(&shards);
+  }
+}
