@@ -170,10 +170,10 @@ void check_draft(const mm_shards *shards, const mm_dflash *d, const std::string 
   std::sort(w.error.begin(), w.error.end());
   std::sort(w.shifted.begin(), w.shifted.end());
   const std::string rows = ", " + std::to_string(w.error.size()) + " rows";
-  report(name + ": logits of a draft against the CPU's, median" + rows, w.error[w.error.size() / 2], 5e-2);
-  report_true(name + ": one cell less would be found, by " + std::to_string(w.shifted[w.shifted.size() / 2]),
-              w.shifted[w.shifted.size() / 2] > 0.1);
-  report(name + ": the same, worst row", w.error.back(), 0.2);
+  const double median = w.error[w.error.size() / 2], shifted = w.shifted[w.shifted.size() / 2];
+  report(name + ": logits of a draft against the CPU's, median" + rows, median, 5e-2);
+  report(name + ": the same, worst row; of unrelated logits it is 1.4", w.error.back(), 0.5);
+  report_true(name + ": one cell less is three times that median off and more: " + std::to_string(shifted), shifted > 3 * median);
   report_true(
       name + ": recorded blocks = launched ones, bit for bit, in " + std::to_string(w.asked) + " asks; others " + std::to_string(w.bits),
       w.bits == 0);
