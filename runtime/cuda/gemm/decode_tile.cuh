@@ -19,12 +19,12 @@
 
 constexpr uint32_t kTileThreads = 256;
 
-/* kTiles: eights of x's rows; kGroups: sixteens of weight rows. */
-template <uint32_t kTileCount, uint32_t kGroupCount>
+/* kTiles: eights of x's rows; kGroups: sixteens of weight rows; kBlocks: whose registers a multiprocessor holds; kAhead: steps whose codes
+ * are on their way. */
+template <uint32_t kTileCount, uint32_t kGroupCount, uint32_t kBlockCount = 2, uint32_t kStepsAhead = kTileCount < 4 ? 3 : 2>
 struct decode_form {
-  static constexpr uint32_t kTiles = kTileCount, kGroups = kGroupCount;
+  static constexpr uint32_t kTiles = kTileCount, kGroups = kGroupCount, kBlocks = kBlockCount, kAhead = kStepsAhead;
   static constexpr uint32_t kRows = 8 * kTiles, kColumns = 16 * kGroups, kSplit = kTileThreads / 32 / kGroups;
-  static constexpr uint32_t kBlocks = 2, kAhead = kTiles < 4 ? 3 : 2;    /* steps whose codes are on their way */
   static constexpr uint32_t kMost = (kTiles < 4 ? 3072 : 4096) / kTiles; /* columns of x in shared memory at a time, about */
 };
 
@@ -57,14 +57,16 @@ constexpr uint32_t kFillStep = C == MM_CU_BF16 || kTurnStep<C, Form> > 256 ? kTu
 
 /* Shared memory: x[kRows][pitch bytes], the rows' inverse scales and largest magnitudes; at the end sums[kSplit][kRows][kColumns + 4]. */
 struct tile_plan {
-  uint32_t chunk, pitch, inverse, shared;
+  uint32_t chunk, pitch, inverse, shared, span;
 };
+/* span: columns of a block, whole fill steps; all: w.k and more. */
 template <mm_cu_code C, class Form>
-tile_plan plan_tile(const mm_cu_weight &w) {
+tile_plan plan_tile(const mm_cu_weight &w, uint32_t span = UINT32_MAX) {
   static_assert(kTileChunk<C, Form> > 0 && kTileChunk<C, Form> % kFillStep<C, Form> == 0, "whole turns fit");
   static_assert(Form::kRows * (2 * kTileChunk<C, Form> + 72) <= MM_CU_SHARED_LEAST, "a block fits everywhere");
   tile_plan p;
-  p.chunk = min(kTileChunk<C, Form>, ceil_div(w.k, kFillStep<C, Form>) * kFillStep<C, Form>);
+  p.span = min(span, ceil_div(w.k, kFillStep<C, Form>) * kFillStep<C, Form>);
+  p.chunk = min(kTileChunk<C, Form>, p.span);
   p.pitch = 2 * p.chunk + 64, p.inverse = Form::kRows * p.pitch;
   p.shared = max(p.inverse + Form::kRows * 8, Form::kSplit * Form::kRows * (Form::kColumns + 4) * 4);
   return p;
@@ -95,13 +97,16 @@ template <mm_cu_code C, mm_cu_scale S, class Form>
 struct tile_rows {
   using codes = tile_codes<C, S>;
   const mm_cu_weight &w;
+  const uint32_t end;               /* the columns' end */
   const uint8_t *row[2], *scale[2]; /* the lane's bytes of the next step; COARSE: the rows' first scales */
   uint32_t byte, column;            /* of the next step: the lane's first byte of a row, the step's first column */
 
+  /* Of columns [from, to), from a multiple of fill steps. */
   template <class Job>
-  __device__ __forceinline__ tile_rows(const mm_cu_weight &weight, const Job &job, uint32_t first, uint32_t split) : w(weight) {
+  __device__ __forceinline__ tile_rows(const mm_cu_weight &weight, const Job &job, uint32_t first, uint32_t split, uint32_t from, uint32_t to)
+      : w(weight), end(to) {
     const uint32_t lane = threadIdx.x % 32;
-    byte = split * 128 + lane % 4 * 16, column = split * codes::kStep;
+    byte = from / codec<C>::kPiece * 16 + split * 128 + lane % 4 * 16, column = from + split * codes::kStep;
 #pragma unroll
     for (uint32_t r = 0; r < 2; r++) {
       const weight_row at = job.weight(first + r * 8 + lane / 4);
@@ -112,16 +117,17 @@ struct tile_rows {
     }
   }
   __device__ __forceinline__ void fetch(codes &to) {
+    const uint32_t bytes = (end + codec<C>::kPiece - 1) / codec<C>::kPiece * 16; /* no more than a row's pitch */
 #pragma unroll
     for (uint32_t h = 0; h < 2; h++) {
-      load_two(to.q[h], row[0] + h * 64, row[1] + h * 64, byte + h * 64, (uint32_t)w.pitch);
-      if constexpr (S == MM_CU_NV) load_two(to.micro[h], scale[0] + h * 8, scale[1] + h * 8, byte + h * 64, w.k / 2);
+      load_two(to.q[h], row[0] + h * 64, row[1] + h * 64, byte + h * 64, bytes);
+      if constexpr (S == MM_CU_NV) load_two(to.micro[h], scale[0] + h * 8, scale[1] + h * 8, byte + h * 64, end / 2);
     }
     if constexpr (S == MM_CU_COARSE) {
 #pragma unroll
       for (uint32_t i = 0; i < codes::kSums; i++) {
         const uint32_t k = column + i * 128, at = k >> w.cell_k_log2;
-        load_two(to.f[i], scale[0] + at * sizeof(float), scale[1] + at * sizeof(float), k, w.k);
+        load_two(to.f[i], scale[0] + at * sizeof(float), scale[1] + at * sizeof(float), k, end);
       }
     }
 #pragma unroll
@@ -217,10 +223,11 @@ struct tile_filler {
   uint32_t *largest; /* of each row, zero before; zeros again afterwards */
   uint32_t k0, pieces, all, per;
 
-  __device__ __forceinline__ tile_filler(uint8_t *to, const tile_plan &plan, const mm_cu_weight &weight, const Job &j, uint32_t first)
+  __device__ __forceinline__ tile_filler(uint8_t *to, const tile_plan &plan, const mm_cu_weight &weight, const Job &j, uint32_t first,
+                                         uint32_t end)
       : p(plan), w(weight), job(j), shared(to), largest(reinterpret_cast<uint32_t *>(to + plan.inverse) + Form::kRows), k0(first) {
     constexpr uint32_t kStep = kFillStep<C, Form>;
-    pieces = min(p.chunk, (w.k - k0 + kStep - 1) / kStep * kStep) / 8, all = job.rows() * pieces;
+    pieces = min(p.chunk, (end - k0 + kStep - 1) / kStep * kStep) / 8, all = job.rows() * pieces;
     per = (1u << 24) / pieces + 1; /* all · pieces < 2^24 */
   }
   __device__ __forceinline__ uint32_t row_of(uint32_t i) const { return i * per >> 24; }
@@ -306,26 +313,27 @@ __device__ __forceinline__ void tile_emit(float *sums, const Job &job, const flo
   }
 }
 
-/* A block's tile: job.rows() ≤ Form::kRows. */
+/* A block's tile: job.rows() ≤ Form::kRows; of columns [from, from + p.span) alone. */
 template <mm_cu_code C, mm_cu_scale S, class Form, class Job>
-__device__ __forceinline__ void decode_tile(const mm_cu_weight &w, const tile_plan &p, const Job &job) {
+__device__ __forceinline__ void decode_tile(const mm_cu_weight &w, const tile_plan &p, const Job &job, uint32_t from = 0) {
   using codes = tile_codes<C, S>;
   extern __shared__ uint4 shared_raw[];
   uint8_t *const shared = reinterpret_cast<uint8_t *>(shared_raw);
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, split = warp / Form::kGroups;
   if (threadIdx.x < Form::kRows) reinterpret_cast<uint32_t *>(shared + p.inverse)[Form::kRows + threadIdx.x] = 0;
-  tile_rows<C, S, Form> rows(w, job, warp % Form::kGroups * 16, split);
+  const uint32_t end = min(w.k, from + p.span);
+  tile_rows<C, S, Form> rows(w, job, warp % Form::kGroups * 16, split, from, end);
   codes ahead[Form::kAhead] = {};
 #pragma unroll
   for (uint32_t i = 0; i < Form::kAhead; i++) rows.fetch(ahead[i]);
-  const uint32_t steps = (w.k + kTurnStep<C, Form> - 1) / kTurnStep<C, Form>; /* of each warp: products of zeros among them */
+  const uint32_t steps = (end - from + kTurnStep<C, Form> - 1) / kTurnStep<C, Form>; /* of each warp: products of zeros among them */
   float total[Form::kTiles][4] = {}, inverse[Form::kTiles][2];
   uint32_t filled = 0; /* columns of the chunks so far */
   const uint8_t *x = nullptr;
   const uint8_t *const first = shared + lane / 4 * p.pitch + lane % 4 * 16 + split * codes::kStep * 2;
   const auto fill = [&] {
     __syncthreads();
-    tile_filler<C, Form, Job>(shared, p, w, job, filled)();
+    tile_filler<C, Form, Job>(shared, p, w, job, from + filled, end)();
     filled += p.chunk, x = first;
 #pragma unroll
     for (uint32_t n = 0; n < Form::kTiles && C != MM_CU_BF16; n++) {

@@ -49,7 +49,9 @@ struct up_job {
   uint32_t column, inter;
 
   __device__ uint32_t rows() const { return tile.rows; }
-  __device__ const bf16 *x(uint32_t i) const { return a.x + (size_t)(r.pair[tile.first + i] / r.top_k) * w.k; }
+  __device__ const bf16 *x_base() const { return a.x; }
+  __device__ uint32_t x_row(uint32_t i) const { return r.pair[tile.first + i] / r.top_k; }
+  __device__ const bf16 *x(uint32_t i) const { return x_base() + (size_t)x_row(i) * w.k; }
   __device__ weight_row weight(uint32_t i) const {
     const uint32_t c = min(column + i / 16 * 8 + i % 8, inter - 1);
     return {tile.expert, i / 8 % 2 == 0 ? c : inter + c};
@@ -75,7 +77,9 @@ struct down_job {
   uint32_t column;
 
   __device__ uint32_t rows() const { return tile.rows; }
-  __device__ const bf16 *x(uint32_t i) const { return a.middle + (size_t)(tile.first + i) * w.k; }
+  __device__ const bf16 *x_base() const { return a.middle; }
+  __device__ uint32_t x_row(uint32_t i) const { return tile.first + i; }
+  __device__ const bf16 *x(uint32_t i) const { return x_base() + (size_t)x_row(i) * w.k; }
   __device__ weight_row weight(uint32_t i) const { return {tile.expert, min(column + i, w.n - 1)}; }
   template <int N>
   __device__ void emit(uint32_t i, uint32_t c, const float (&v)[N][2]) const {
@@ -185,6 +189,7 @@ struct grouped_launch {
       if (few && a.decode && mm_cu_tile_takes(&w)) return w.n < kWideExperts ? decode_few<C, S, 4>(pairs) : decode_few<C, S, 8>(pairs);
     }
     if (few) return in<gemm_small>(grouped_up<C, S, gemm_small>, grouped_down<C, S, gemm_small>);
+    if (gemm_tall_here()) return in<gemm_tall>(grouped_up<C, S, gemm_tall>, grouped_down<C, S, gemm_tall>);
     return in<gemm_large>(grouped_up<C, S, gemm_large>, grouped_down<C, S, gemm_large>);
   }
 };
