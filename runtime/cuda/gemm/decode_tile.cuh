@@ -55,20 +55,28 @@ constexpr uint32_t kTileChunk = Form::kMost / (kTurnStep<C, Form> * Form::kAhead
 template <mm_cu_code C, class Form>
 constexpr uint32_t kFillStep = C == MM_CU_BF16 || kTurnStep<C, Form> > 256 ? kTurnStep<C, Form> : 256;
 
-/* Shared memory: x[kRows][pitch bytes], the rows' inverse scales and largest magnitudes; at the end sums[kSplit][kRows][kColumns + 4]. */
+/* Bytes of the warps' sums; they lie behind the rows of x, which serve the next tile as well, or of 64 rows in their place. */
+template <class Form>
+constexpr uint32_t kTileSums = Form::kSplit *Form::kRows *(Form::kColumns + 4) * 4;
+template <class Form>
+constexpr bool kTileKeepsX = Form::kTiles < 8;
+
+/* Shared memory: x[kRows][pitch bytes], the rows' inverse scales and largest magnitudes; sums[kSplit][kRows][kColumns + 4]. */
 struct tile_plan {
-  uint32_t chunk, pitch, inverse, shared, span;
+  uint32_t chunk, pitch, inverse, sums, shared, span;
 };
 /* span: columns of a block, whole fill steps; all: w.k and more. */
 template <mm_cu_code C, class Form>
 tile_plan plan_tile(const mm_cu_weight &w, uint32_t span = UINT32_MAX) {
   static_assert(kTileChunk<C, Form> > 0 && kTileChunk<C, Form> % kFillStep<C, Form> == 0, "whole turns fit");
-  static_assert(Form::kRows * (2 * kTileChunk<C, Form> + 72) <= MM_CU_SHARED_LEAST, "a block fits everywhere");
+  static_assert(Form::kRows * (2 * kTileChunk<C, Form> + 72) + (kTileKeepsX<Form> ? kTileSums<Form> : 0) <= MM_CU_SHARED_LEAST - 3072,
+                "a block fits everywhere");
   tile_plan p;
   p.span = min(span, ceil_div(w.k, kFillStep<C, Form>) * kFillStep<C, Form>);
   p.chunk = min(kTileChunk<C, Form>, p.span);
   p.pitch = 2 * p.chunk + 64, p.inverse = Form::kRows * p.pitch;
-  p.shared = max(p.inverse + Form::kRows * 8, Form::kSplit * Form::kRows * (Form::kColumns + 4) * 4);
+  p.sums = kTileKeepsX<Form> ? p.inverse + Form::kRows * 8 : 0;
+  p.shared = max(p.inverse + Form::kRows * 8, p.sums + kTileSums<Form>);
   return p;
 }
 
@@ -97,15 +105,16 @@ template <mm_cu_code C, mm_cu_scale S, class Form>
 struct tile_rows {
   using codes = tile_codes<C, S>;
   const mm_cu_weight &w;
-  const uint32_t end;               /* the columns' end */
+  const uint32_t from, end;         /* columns */
   const uint8_t *row[2], *scale[2]; /* the lane's bytes of the next step; COARSE: the rows' first scales */
   uint32_t byte, column;            /* of the next step: the lane's first byte of a row, the step's first column */
 
-  /* Of columns [from, to), from a multiple of fill steps. */
+  /* Of columns [first, to), `first` a multiple of fill steps. */
+  __device__ __forceinline__ tile_rows(const mm_cu_weight &weight, uint32_t first, uint32_t to) : w(weight), from(first), end(to) {}
+  /* The next step is the first of the job's rows. */
   template <class Job>
-  __device__ __forceinline__ tile_rows(const mm_cu_weight &weight, const Job &job, uint32_t first, uint32_t split, uint32_t from, uint32_t to)
-      : w(weight), end(to) {
-    const uint32_t lane = threadIdx.x % 32;
+  __device__ __forceinline__ void open(const Job &job) {
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = warp % Form::kGroups * 16, split = warp / Form::kGroups;
     byte = from / codec<C>::kPiece * 16 + split * 128 + lane % 4 * 16, column = from + split * codes::kStep;
 #pragma unroll
     for (uint32_t r = 0; r < 2; r++) {
@@ -293,7 +302,7 @@ template <class Form, class Job>
 __device__ __forceinline__ void tile_emit(float *sums, const Job &job, const float (&total)[Form::kTiles][4]) {
   constexpr uint32_t kPitch = Form::kColumns + 4, kSet = Form::kRows * kPitch;
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, rows = job.rows();
-  __syncthreads(); /* x is read */
+  __syncthreads(); /* the sums before are read */
 #pragma unroll
   for (uint32_t i = 0; i < Form::kTiles * 4; i++) {
     const uint32_t row = i / 4 * 8 + lane % 4 * 2 + i % 2, column = warp % Form::kGroups * 16 + i / 2 % 2 * 8 + lane / 4;
@@ -313,35 +322,51 @@ __device__ __forceinline__ void tile_emit(float *sums, const Job &job, const flo
   }
 }
 
-/* A block's tile: job.rows() ≤ Form::kRows; of columns [from, from + p.span) alone. */
-template <mm_cu_code C, mm_cu_scale S, class Form, class Job>
-__device__ __forceinline__ void decode_tile(const mm_cu_weight &w, const tile_plan &p, const Job &job, uint32_t from = 0) {
+/* A walk over jobs in order, one for decode_tiles: its job(), next(), and x_of(), which is the same for jobs with the same rows of x. */
+template <class Job>
+struct one_job {
+  const Job &only;
+  __device__ __forceinline__ const Job &job() const { return only; }
+  __device__ __forceinline__ void next() const {}
+  __device__ __forceinline__ uint32_t x_of() const { return 0; }
+};
+
+/* A block's tiles, one after another: so many jobs of the walk, each with job.rows() ≤ Form::kRows; of columns [from, from + p.span) alone.
+ * The first weights of a tile are on their way before the products of the tile before it end. */
+template <mm_cu_code C, mm_cu_scale S, class Form, class Walk>
+__device__ __forceinline__ void decode_tiles(const mm_cu_weight &w, const tile_plan &p, Walk walk, uint32_t jobs, uint32_t from = 0) {
   using codes = tile_codes<C, S>;
   extern __shared__ uint4 shared_raw[];
   uint8_t *const shared = reinterpret_cast<uint8_t *>(shared_raw);
-  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, split = warp / Form::kGroups;
+  const uint32_t lane = threadIdx.x % 32, split = threadIdx.x / 32 / Form::kGroups;
   if (threadIdx.x < Form::kRows) reinterpret_cast<uint32_t *>(shared + p.inverse)[Form::kRows + threadIdx.x] = 0;
   const uint32_t end = min(w.k, from + p.span);
-  tile_rows<C, S, Form> rows(w, job, warp % Form::kGroups * 16, split, from, end);
+  tile_rows<C, S, Form> rows(w, from, end);
+  rows.open(walk.job());
   codes ahead[Form::kAhead] = {};
 #pragma unroll
   for (uint32_t i = 0; i < Form::kAhead; i++) rows.fetch(ahead[i]);
   const uint32_t steps = (end - from + kTurnStep<C, Form> - 1) / kTurnStep<C, Form>; /* of each warp: products of zeros among them */
-  float total[Form::kTiles][4] = {}, inverse[Form::kTiles][2];
-  uint32_t filled = 0; /* columns of the chunks so far */
+  float total[Form::kTiles][4], inverse[Form::kTiles][2];
+  uint32_t filled_of = ~0u; /* x_of() of the rows in shared memory, if those are whole */
   const uint8_t *x = nullptr;
   const uint8_t *const first = shared + lane / 4 * p.pitch + lane % 4 * 16 + split * codes::kStep * 2;
-  const auto fill = [&] {
+  const auto fill = [&](uint32_t column) {
+    x = first;
+    if (walk.x_of() == filled_of) return;
     __syncthreads();
-    tile_filler<C, Form, Job>(shared, p, w, job, from + filled, end)();
-    filled += p.chunk, x = first;
+    {
+      const auto job = walk.job();
+      tile_filler<C, Form, decltype(job)>(shared, p, w, job, from + column, end)();
+    }
+    if (kTileKeepsX<Form> && p.chunk >= p.span) filled_of = walk.x_of();
 #pragma unroll
     for (uint32_t n = 0; n < Form::kTiles && C != MM_CU_BF16; n++) {
       const float2 v = reinterpret_cast<const float2 *>(shared + p.inverse)[n * 4 + lane % 4];
       inverse[n][0] = v.x, inverse[n][1] = v.y;
     }
   };
-  const auto step = [&](codes &now) {
+  const auto multiply = [&](const codes &now) {
     float acc[Form::kTiles][4] = {};
 #pragma unroll
     for (uint32_t h = 0; h < 2; h++) {
@@ -354,16 +379,35 @@ __device__ __forceinline__ void decode_tile(const mm_cu_weight &w, const tile_pl
       }
     }
     x += 2 * kTurnStep<C, Form>;
-    rows.fetch(now);
   };
 #pragma unroll 1
-  for (uint32_t j = 0; j < steps; j += Form::kAhead) {
-    if (j * kTurnStep<C, Form> == filled) fill(); /* the same in all warps */
+  for (; jobs > 0; jobs--) {
 #pragma unroll
-    for (uint32_t i = 0; i < Form::kAhead; i++) /* each in registers of its own: a move would wait for the load */
-      if (j + i < steps) step(ahead[i]);
+    for (uint32_t i = 0; i < Form::kTiles * 4; i++) total[i / 4][i % 4] = 0;
+    uint32_t filled = 0; /* columns of the chunks so far */
+#pragma unroll 1
+    for (uint32_t j = 0; j < steps; j += Form::kAhead) {
+      if (j * kTurnStep<C, Form> == filled) fill(filled), filled += p.chunk; /* the same in all warps */
+      if (j + Form::kAhead >= steps) { /* weights from here on are the next tile's */
+        Walk behind = walk;
+        behind.next();
+        if (jobs > 1) rows.open(behind.job());
+      }
+#pragma unroll
+      for (uint32_t i = 0; i < Form::kAhead; i++) { /* each in registers of its own: a move would wait for the load */
+        if (j + i < steps) multiply(ahead[i]);
+        rows.fetch(ahead[i]);
+      }
+    }
+    tile_emit<Form>(reinterpret_cast<float *>(shared + p.sums), walk.job(), total);
+    walk.next();
   }
-  tile_emit<Form>(reinterpret_cast<float *>(shared), job, total);
+}
+
+/* A block's tile. */
+template <mm_cu_code C, mm_cu_scale S, class Form, class Job>
+__device__ __forceinline__ void decode_tile(const mm_cu_weight &w, const tile_plan &p, const Job &job, uint32_t from = 0) {
+  decode_tiles<C, S, Form>(w, p, one_job<Job>{job}, 1, from);
 }
 
 #endif
