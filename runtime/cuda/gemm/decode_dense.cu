@@ -88,14 +88,10 @@ struct dense_launch {
     if constexpr (C == MM_CU_BF16) {
       /* of 64 weight rows a block; a head's 128 meet all rows at once */
       if (a.tokens > 32 && w.n / 256 >= multiprocessors()) return in<C, S, decode_form<8, 8>>();
-      return a.tokens <= 8    ? in<C, S, decode_form<1, 4>>()
-             : a.tokens <= 16 ? in<C, S, decode_form<2, 4>>()
-                              : in<C, S, decode_form<4, 4>>();
+      return a.tokens <= 8 ? in<C, S, decode_form<1, 4>>() : a.tokens <= 16 ? in<C, S, decode_form<2, 4>>() : in<C, S, decode_form<4, 4>>();
     } else if constexpr (kTileTakes<C, S>) {
       if (a.tokens > 32) return in<C, S, decode_form<8, 8, 1, codec<C>::kPiece == 16 ? 4 : 2>>();
-      return a.tokens <= 8    ? in<C, S, decode_form<1, 8>>()
-             : a.tokens <= 16 ? in<C, S, decode_form<2, 8>>()
-                              : in<C, S, decode_form<4, 8>>();
+      return a.tokens <= 8 ? in<C, S, decode_form<1, 8>>() : a.tokens <= 16 ? in<C, S, decode_form<2, 8>>() : in<C, S, decode_form<4, 8>>();
     } else {
       return cudaErrorNotSupported;
     }

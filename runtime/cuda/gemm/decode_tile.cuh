@@ -21,8 +21,8 @@ constexpr uint32_t kTileThreads = 256;
 
 /* kTiles: eights of x's rows; kGroups: sixteens of weight rows; kBlocks: whose registers a multiprocessor holds; kAhead: steps whose codes
  * are on their way. */
-template <uint32_t kTileCount, uint32_t kGroupCount, uint32_t kBlockCount = 2, uint32_t kStepsAhead = kTileCount < 4 ? 3 : 2>
-struct decode_form {
+template <uint32_t kTileCount, uint32_t kGroupCount, uint32_t kBlockCount = 2,
+          uint32_t kStepsAhead = kTileCount<4 ? 3 : 2> struct decode_form {
   static constexpr uint32_t kTiles = kTileCount, kGroups = kGroupCount, kBlocks = kBlockCount, kAhead = kStepsAhead;
   static constexpr uint32_t kRows = 8 * kTiles, kColumns = 16 * kGroups, kSplit = kTileThreads / 32 / kGroups;
   static constexpr uint32_t kMost = (kTiles < 4 ? 3072 : 4096) / kTiles; /* columns of x in shared memory at a time, about */
@@ -388,7 +388,7 @@ __device__ __forceinline__ void decode_tiles(const mm_cu_weight &w, const tile_p
 #pragma unroll 1
     for (uint32_t j = 0; j < steps; j += Form::kAhead) {
       if (j * kTurnStep<C, Form> == filled) fill(filled), filled += p.chunk; /* the same in all warps */
-      if (j + Form::kAhead >= steps) { /* weights from here on are the next tile's */
+      if (j + Form::kAhead >= steps) {                                       /* weights from here on are the next tile's */
         Walk behind = walk;
         behind.next();
         if (jobs > 1) rows.open(behind.job());

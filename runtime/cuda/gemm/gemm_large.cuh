@@ -1,5 +1,5 @@
-/* The large form of gemm.cuh's block, for code that is not of sm_90a: warps of 64 x 64 results, whose products of one step and the widening of
- * the next step's weights are one run of instructions, so that neither the tensor cores nor the other units wait for a phase to end.
+/* The large form of gemm.cuh's block, for code that is not of sm_90a: warps of 64 x 64 results, whose products of one step and the widening
+ * of the next step's weights are one run of instructions, so that neither the tensor cores nor the other units wait for a phase to end.
  * Shared memory has two stages; steps come in pairs, so that all its addresses are one of a lane's and a constant. */
 #ifndef MM_CUDA_GEMM_LARGE_CUH
 #define MM_CUDA_GEMM_LARGE_CUH
@@ -8,7 +8,7 @@
 
 /* COARSE E4M3 is widened without 2^120, of which its scale has 2^60 and the results the other 2^60. */
 template <mm_cu_code C, mm_cu_scale S>
-constexpr bool kSplitPower = C == MM_CU_E4M3 && S == MM_CU_COARSE;
+constexpr bool kSplitPower = C == MM_CU_E4M3 &&S == MM_CU_COARSE;
 
 /* A piece of a step's weights to the shared address `to`. */
 template <mm_cu_code C, mm_cu_scale S>
@@ -19,7 +19,8 @@ __device__ __forceinline__ void store_widened(uint32_t to, uint4 q, const tile_s
     const uint32_t most = pack2(f, f), rest = pack2(f - low(most), f - low(most)), w[4] = {q.x, q.y, q.z, q.w};
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-      const uint32_t spread = __byte_perm(w[i / 2], 0, i % 2 ? 0x3424 : 0x1404), code = and_or(spread, 0x80008000u, spread >> 4 & 0x07f007f0u);
+      const uint32_t spread = __byte_perm(w[i / 2], 0, i % 2 ? 0x3424 : 0x1404),
+                     code = and_or(spread, 0x80008000u, spread >> 4 & 0x07f007f0u);
       v[i] = fma2(code, most, mul2(code, rest));
     }
   } else {
@@ -41,11 +42,11 @@ struct large_tile {
   static constexpr uint32_t kHeld = C == MM_CU_BF16 ? 1 : kPieces; /* BF16 is copied as it is */
   static_assert(Form::kColumns / (Form::kThreads / 32 / kTall) == 64, "a warp has 64 columns");
   const mm_cu_weight &w;
-  uint32_t x_to, w_to, x_from, w_from; /* shared addresses of the lane: of copies and stores, and of fragments */
-  uint32_t rows, x_pieces;             /* those of the thread's pieces of x that are of rows which the tile has */
-  uint32_t x[kXPieces];                /* their rows */
+  uint32_t x_to, w_to, x_from, w_from;   /* shared addresses of the lane: of copies and stores, and of fragments */
+  uint32_t rows, x_pieces;               /* those of the thread's pieces of x that are of rows which the tile has */
+  uint32_t x[kXPieces];                  /* their rows */
   uint32_t row[kPieces], scale[kPieces]; /* of weights and scales, of all matrices */
-  const bf16 *x_base;                  /* the thread's first column of row 0 */
+  const bf16 *x_base;                    /* the thread's first column of row 0 */
   const uint8_t *w_base;
   uint4 q[kHeld];
   tile_scale<C, S> f[kHeld];
@@ -71,8 +72,8 @@ struct large_tile {
 #pragma unroll
     for (uint32_t i = 0; i < 128; i++) acc[i / 32][i / 4 % 8][i % 4] = 0;
   }
-  /* Starts the copies of columns [k0, k0 + kGemmK) to a stage; columns past k become zeros. Rows that the tile does not have are not copied:
-   * their results are not written. */
+  /* Starts the copies of columns [k0, k0 + kGemmK) to a stage; columns past k become zeros. Rows that the tile does not have are not
+   * copied: their results are not written. */
   __device__ __forceinline__ void copy(uint32_t stage, uint32_t k0) const {
     const bool valid = k0 + threadIdx.x % 8 * 8 < w.k;
     const bf16 *const from = x_base + (valid ? k0 : 0);
@@ -97,8 +98,7 @@ struct large_tile {
     }
   }
   __device__ __forceinline__ void store(uint32_t i, uint32_t stage) const {
-    if constexpr (C != MM_CU_BF16)
-      store_widened<C, S>(w_to + stage * kWStage + i * (Form::kThreads / kPerRow) * kPitch, q[i], f[i]);
+    if constexpr (C != MM_CU_BF16) store_widened<C, S>(w_to + stage * kWStage + i * (Form::kThreads / kPerRow) * kPitch, q[i], f[i]);
   }
   /* A step: the products of `stage`, weights of the step behind it to the other stage, and the codes of the one behind that. kHas: the warp
    * has rows. */

@@ -179,8 +179,9 @@ __global__ void __launch_bounds__(kTileThreads, Form::kBlocks)
                 const __grid_constant__ mm_cu_experts a) {
 #ifndef __CUDA_ARCH_FEAT_SM90_ALL
   grid_wait_and_launch_next();
-  decode_experts<C, S, Form>(
-      w, p, r, [&](const expert_tile &tile, uint32_t column) { return down_job{w, r, a, tile, column * Form::kColumns}; });
+  decode_experts<C, S, Form>(w, p, r, [&](const expert_tile &tile, uint32_t column) {
+    return down_job{w, r, a, tile, column * Form::kColumns};
+  });
 #else
   no_such_code();
 #endif
