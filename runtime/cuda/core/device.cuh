@@ -36,12 +36,17 @@ __device__ __forceinline__ void grid_wait_and_launch_next() {
 #endif
 }
 
-/* A block's share of bytes, asked for to the L2 cache by one thread of each of so many blocks. */
+/* A block's share of bytes, asked for to the L2 cache by all threads of each of so many blocks. */
 __device__ __forceinline__ void ask_ahead(const uint8_t *at, uint32_t bytes, uint32_t block, uint32_t blocks) {
 #if __CUDA_ARCH__ >= 900
   constexpr uint32_t kPiece = 16384;
+  if (threadIdx.x > 0) return;
   for (uint32_t i = block * kPiece; i < bytes; i += blocks * kPiece)
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(at + i), "r"(min(kPiece, bytes - i)) : "memory");
+#else
+  constexpr uint32_t kPiece = 128;
+  for (uint32_t i = (block * blockDim.x + threadIdx.x) * kPiece; i < bytes; i += blocks * blockDim.x * kPiece)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at + i) : "memory");
 #endif
 }
 
@@ -167,6 +172,10 @@ __device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) {
 __device__ __forceinline__ uint32_t mul_half2(uint32_t a, uint32_t b) {
   __half2 p = __hmul2(*reinterpret_cast<__half2 *>(&a), *reinterpret_cast<__half2 *>(&b));
   return *reinterpret_cast<uint32_t *>(&p);
+}
+__device__ __forceinline__ float sum_half2(uint32_t a) {
+  const float2 f = __half22float2(*reinterpret_cast<const __half2 *>(&a));
+  return f.x + f.y;
 }
 __device__ __forceinline__ uint32_t fma_half2(uint32_t a, uint32_t b, uint32_t c) {
   __half2 p = __hfma2(*reinterpret_cast<__half2 *>(&a), *reinterpret_cast<__half2 *>(&b), *reinterpret_cast<__half2 *>(&c));

@@ -61,22 +61,30 @@ constexpr uint32_t kTileSums = Form::kSplit *Form::kRows *(Form::kColumns + 4) *
 template <class Form>
 constexpr bool kTileKeepsX = Form::kTiles < 8;
 
-/* Shared memory: x[kRows][pitch bytes], the rows' inverse scales and largest magnitudes; sums[kSplit][kRows][kColumns + 4]. */
+/* INT4 is multiplied as value + 8 (codec::offset_halves), and 8 times the sum of x taken from the products. */
+template <mm_cu_code C>
+constexpr bool kTileOffset = C == MM_CU_INT4;
+
+/* Shared memory: x[kRows][pitch bytes], the rows' inverse scales and largest magnitudes; kTileOffset: -8 times the sum of 128 columns of x,
+ * offsets[chunk / 128][kRows]; sums[kSplit][kRows][kColumns + 4]. */
 struct tile_plan {
-  uint32_t chunk, pitch, inverse, sums, shared, span;
+  uint32_t chunk, pitch, inverse, offsets, sums, shared, span;
 };
 /* span: columns of a block, whole fill steps; all: w.k and more. */
 template <mm_cu_code C, class Form>
 tile_plan plan_tile(const mm_cu_weight &w, uint32_t span = UINT32_MAX) {
   static_assert(kTileChunk<C, Form> > 0 && kTileChunk<C, Form> % kFillStep<C, Form> == 0, "whole turns fit");
-  static_assert(Form::kRows * (2 * kTileChunk<C, Form> + 72) + (kTileKeepsX<Form> ? kTileSums<Form> : 0) <= MM_CU_SHARED_LEAST - 3072,
+  static_assert(Form::kRows * (2 * kTileChunk<C, Form> + 72 + kTileChunk<C, Form> / 32) + (kTileKeepsX<Form> ? kTileSums<Form> : 0) <=
+                    MM_CU_SHARED_LEAST - 3072,
                 "a block fits everywhere");
   tile_plan p;
   p.span = min(span, ceil_div(w.k, kFillStep<C, Form>) * kFillStep<C, Form>);
   p.chunk = min(kTileChunk<C, Form>, p.span);
   p.pitch = 2 * p.chunk + 64, p.inverse = Form::kRows * p.pitch;
-  p.sums = kTileKeepsX<Form> ? p.inverse + Form::kRows * 8 : 0;
-  p.shared = max(p.inverse + Form::kRows * 8, p.sums + kTileSums<Form>);
+  p.offsets = p.inverse + Form::kRows * 8;
+  const uint32_t end = p.offsets + (kTileOffset<C> ? p.chunk / 128 * Form::kRows * 4 : 0);
+  p.sums = kTileKeepsX<Form> ? end : 0;
+  p.shared = max(end, p.sums + kTileSums<Form>);
   return p;
 }
 
@@ -164,9 +172,10 @@ __device__ __forceinline__ void tile_micro(uint32_t (&out)[2], uint32_t two) {
   out[0] = mul_half2((two & 0x7fu) * 0x00800080u, 0x5c005c00u /* 2^8 */), out[1] = mul_half2(high << 15 | high >> 1, 0x5c005c00u);
 }
 
-/* acc += half a step: x at the lane's row of the first tile. */
-template <mm_cu_code C, mm_cu_scale S, class Form>
-__device__ __forceinline__ void tile_multiply(float (&acc)[Form::kTiles][4], const uint8_t *x, uint32_t pitch, const uint4 (&q)[2],
+/* acc, which are added in the end, += half a step: x at the lane's row of the first tile. Each product waits for the one before with its
+ * acc. */
+template <mm_cu_code C, mm_cu_scale S, class Form, uint32_t kSets>
+__device__ __forceinline__ void tile_multiply(float (&acc)[kSets][Form::kTiles][4], const uint8_t *x, uint32_t pitch, const uint4 (&q)[2],
                                               const uint16_t (&micro)[2]) {
   constexpr uint32_t kPiece = codec<C>::kPiece, kWord = kPiece / 8;
   uint32_t b[Form::kTiles][kPiece / 2], times[2][2];
@@ -181,8 +190,8 @@ __device__ __forceinline__ void tile_multiply(float (&acc)[Form::kTiles][4], con
   if constexpr (C == MM_CU_BF16) {
 #pragma unroll
     for (uint32_t n = 0; n < Form::kTiles; n++) {
-      mma(acc[n], (const uint32_t[]){q[0].x, q[1].x, q[0].y, q[1].y}, b[n][0], b[n][1]);
-      mma(acc[n], (const uint32_t[]){q[0].z, q[1].z, q[0].w, q[1].w}, b[n][2], b[n][3]);
+      mma(acc[0][n], (const uint32_t[]){q[0].x, q[1].x, q[0].y, q[1].y}, b[n][0], b[n][1]);
+      mma(acc[0][n], (const uint32_t[]){q[0].z, q[1].z, q[0].w, q[1].w}, b[n][2], b[n][3]);
     }
     return;
   }
@@ -202,12 +211,9 @@ __device__ __forceinline__ void tile_multiply(float (&acc)[Form::kTiles][4], con
 #pragma unroll
     for (uint32_t j = 0; j < kWord; j += 2) {
       const uint32_t a[4] = {v[0][j], v[1][j], v[0][j + 1], v[1][j + 1]};
-      const uint32_t offset[4] = {0x80088008u, 0x80088008u, 0x80808080u, 0x80808080u}; /* INT4: -8, as codec::offset_halves has it */
 #pragma unroll
-      for (uint32_t n = 0; n < Form::kTiles; n++) {
-        mma_half(acc[n], a, b[n][i * kWord + j], b[n][i * kWord + j + 1]);
-        if constexpr (C == MM_CU_INT4) mma_half(acc[n], offset, b[n][i * kWord + j], b[n][i * kWord + j + 1]);
-      }
+      for (uint32_t n = 0; n < Form::kTiles; n++)
+        mma_half(acc[(i * kWord + j) / 2 % kSets][n], a, b[n][i * kWord + j], b[n][i * kWord + j + 1]);
     }
   }
 }
@@ -266,6 +272,14 @@ struct tile_filler {
       }
     }
   }
+  /* Piece i's part of the sum of its 128 columns; 16 lanes have them side by side. */
+  __device__ __forceinline__ void put_offset(uint32_t i, float sum) const {
+#pragma unroll
+    for (uint32_t m = 1; m < 16; m <<= 1) sum += __shfl_xor_sync(0xffffffffu, sum, m);
+    const uint32_t row = row_of(i);
+    if (i % 16 == 0)
+      reinterpret_cast<float *>(shared + p.offsets)[(i - row * pieces) / 16 * Form::kRows + row] = sum * -0x1p-21f; /* 8 · 2^-24 */
+  }
   /* What load() brought, by the same threads, to f16 under the row's scale. */
   __device__ __forceinline__ void convert() const {
     if (threadIdx.x < Form::kRows)
@@ -281,6 +295,7 @@ struct tile_filler {
                        __byte_perm(q.z, q.w, 0x5410));
       } else if constexpr (C == MM_CU_INT4) {
         q.y = mul_half2(q.y, 0x2c002c00u), q.w = mul_half2(q.w, 0x2c002c00u); /* 2^-4: those codes are 2^4 times as large */
+        put_offset(i, sum_half2(q.x) + sum_half2(q.z) + 16 * (sum_half2(q.y) + sum_half2(q.w)));
       }
       to = q;
     }
@@ -351,8 +366,9 @@ __device__ __forceinline__ void decode_tiles(const mm_cu_weight &w, const tile_p
   uint32_t filled_of = ~0u; /* x_of() of the rows in shared memory, if those are whole */
   const uint8_t *x = nullptr;
   const uint8_t *const first = shared + lane / 4 * p.pitch + lane % 4 * 16 + split * codes::kStep * 2;
+  const float *offset = nullptr;
   const auto fill = [&](uint32_t column) {
-    x = first;
+    x = first, offset = reinterpret_cast<const float *>(shared + p.offsets) + split * codes::kSums * Form::kRows + lane % 4 * 2;
     if (walk.x_of() == filled_of) return;
     __syncthreads();
     {
@@ -367,17 +383,34 @@ __device__ __forceinline__ void decode_tiles(const mm_cu_weight &w, const tile_p
     }
   };
   const auto multiply = [&](const codes &now) {
-    float acc[Form::kTiles][4] = {};
+    constexpr uint32_t kSets = Form::kTiles == 1 && C != MM_CU_BF16 ? 2 : 1;
+    float acc[kSets][Form::kTiles][4] = {};
 #pragma unroll
     for (uint32_t h = 0; h < 2; h++) {
-      tile_multiply<C, S, Form>(C == MM_CU_BF16 ? total : acc, x + h * codes::kStep, p.pitch, now.q[h], now.micro[h]);
-      if (C == MM_CU_BF16 || (codes::kSums == 1 && h == 0)) continue;
+      if constexpr (C == MM_CU_BF16) {
+        tile_multiply<C, S, Form, 1>(reinterpret_cast<float(&)[1][Form::kTiles][4]>(total), x + h * codes::kStep, p.pitch, now.q[h],
+                                     now.micro[h]);
+        continue;
+      }
+      tile_multiply<C, S, Form, kSets>(acc, x + h * codes::kStep, p.pitch, now.q[h], now.micro[h]);
+      if (codes::kSums == 1 && h == 0) continue;
 #pragma unroll
-      for (uint32_t i = 0; i < Form::kTiles * 4; i++) {
-        const float times = inverse[i / 4][i % 2] * (S == MM_CU_COARSE ? now.f[codes::kSums == 2 ? h : 0][i % 4 / 2] : 1.0f);
-        total[i / 4][i % 4] = fmaf(acc[i / 4][i % 4], times, total[i / 4][i % 4]), acc[i / 4][i % 4] = 0;
+      for (uint32_t n = 0; n < Form::kTiles; n++) {
+        const float2 off = kTileOffset<C> ? *reinterpret_cast<const float2 *>(offset + h * Form::kRows + n * 8) : make_float2(0, 0);
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+          const float times = inverse[n][i % 2] * (S == MM_CU_COARSE ? now.f[codes::kSums == 2 ? h : 0][i / 2] : 1.0f);
+          float sum = acc[0][n][i];
+#pragma unroll
+          for (uint32_t k = 1; k < kSets; k++) sum += acc[k][n][i];
+          if (kTileOffset<C>) sum += i % 2 ? off.y : off.x;
+          total[n][i] = fmaf(sum, times, total[n][i]);
+#pragma unroll
+          for (uint32_t k = 0; k < kSets; k++) acc[k][n][i] = 0;
+        }
       }
     }
+    if (kTileOffset<C>) offset += codes::kSums * Form::kSplit * Form::kRows;
     x += 2 * kTurnStep<C, Form>;
   };
 #pragma unroll 1
