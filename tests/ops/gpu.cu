@@ -94,7 +94,7 @@ decltype(&mm_cu_gemm) plain_linear(const mm_cu_weight &w, uint32_t tokens) {
 /* With the room for spans that a backend has. */
 static cudaError_t decode_dense_in_spans(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s) {
   static buffer<float> sums((size_t)multiprocessors() * MM_CU_SPAN_SUMS);
-  static buffer<uint32_t> counters(2 * (size_t)multiprocessors());
+  static buffer<uint32_t> counters((size_t)multiprocessors() * MM_CU_SPAN_TILES);
   static const cudaError_t zeroed = cudaMemset(counters.p, 0, counters.n * sizeof *counters.p);
   mm_cu_linear given = a;
   given.spans = {sums.p, counters.p};

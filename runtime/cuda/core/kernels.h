@@ -27,12 +27,13 @@ struct mm_cu_activation {
 };
 
 /* Room of products whose columns several blocks share (decode_dense.cu): sums[multiprocessors · MM_CU_SPAN_SUMS], and counters, zero before
- * and after, [2 · multiprocessors]. Without it each block has all columns. */
+ * and after, [multiprocessors · MM_CU_SPAN_TILES]. Without it each block has all columns. */
 struct mm_cu_spans {
   float *sums;
   uint32_t *counters;
 };
-#define MM_CU_SPAN_SUMS 8192
+#define MM_CU_SPAN_SUMS  32768
+#define MM_CU_SPAN_TILES 8
 
 /* y[T, n] = x[rows, k]·Wᵀ; rows NULL: row t of x, else row rows[t]. Exactly one of y and y32 is given. */
 struct mm_cu_linear {

@@ -2,7 +2,7 @@
  *
  * Where the weight rows are too few blocks for the device, several blocks share the columns of each, in spans: each writes its sums, and
  * the last of them to end adds all in the order of the columns. */
-#include "runtime/cuda/gemm/decode_tile.cuh"
+#include "runtime/cuda/gemm/decode_wide.cuh"
 #include "runtime/cuda/gemm/dense_job.cuh"
 
 namespace {
@@ -61,17 +61,40 @@ __global__ void __launch_bounds__(kTileThreads, Form::kBlocks)
 #endif
 }
 
+/* The same by wide_tile. */
+template <mm_cu_code C, mm_cu_scale S>
+__global__ void __launch_bounds__(kTileThreads, 1)
+    decode_wide(const __grid_constant__ tile_plan p, const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_linear a) {
+#ifndef __CUDA_ARCH_FEAT_SM90_ALL
+  using Form = wide_form<C>;
+  using job = dense_job<Form>;
+  grid_wait_and_launch_next();
+  const job whole{w, a, 0, blockIdx.y * Form::kColumns};
+  if (gridDim.z == 1) {
+    wide_tile<C, S>(w, p, whole, 0);
+    return;
+  }
+  float *const sums = a.spans.sums + (size_t)blockIdx.y * gridDim.z * (Form::kRows * Form::kColumns);
+  wide_tile<C, S>(w, p, span_job<Form, job>{whole, sums + blockIdx.z * (Form::kRows * Form::kColumns)}, blockIdx.z * p.span);
+  if (last_of(a.spans.counters + blockIdx.y, gridDim.z)) add_spans<Form>(whole, sums, gridDim.z);
+#else
+  no_such_code();
+#endif
+}
+
 struct dense_launch {
   const mm_cu_weight &w;
   const mm_cu_linear &a;
   cudaStream_t s;
   /* Columns of a block's span. What each costs is a step of kFill columns; that of starting and ending a block is about kStart more. */
-  template <mm_cu_code C, class Form>
+  template <class Form, uint32_t kFill>
   uint32_t span(uint32_t tiles) const {
-    constexpr uint32_t kFill = kFillStep<C, Form>, kStart = 3;
+    constexpr uint32_t kStart = 3, kRoom = MM_CU_SPAN_SUMS / (Form::kRows * Form::kColumns * Form::kBlocks);
+    constexpr uint32_t kWaves = kRoom < 4 ? kRoom : 4; /* of blocks at most, where there are spans */
+    static_assert(kWaves * Form::kBlocks <= MM_CU_SPAN_TILES, "a counter each");
     const uint32_t slots = Form::kBlocks * multiprocessors(), fills = ceil_div(w.k, kFill);
     uint32_t best = fills, least = UINT32_MAX;
-    for (uint32_t spans = 1; spans <= fills && (spans == 1 || tiles * spans <= slots); spans++) {
+    for (uint32_t spans = 1; spans <= fills && (spans == 1 || tiles * spans <= kWaves * slots); spans++) {
       const uint32_t each = ceil_div(fills, spans), cost = ceil_div(tiles * ceil_div(fills, each), slots) * (each + kStart);
       if (cost < least) least = cost, best = each;
     }
@@ -80,8 +103,15 @@ struct dense_launch {
   template <mm_cu_code C, mm_cu_scale S, class Form>
   cudaError_t in() const {
     const uint32_t high = ceil_div(a.tokens, Form::kRows), wide = ceil_div(w.n, Form::kColumns);
-    const tile_plan p = plan_tile<C, Form>(w, a.spans.sums ? span<C, Form>(high * wide) : UINT32_MAX);
+    const tile_plan p = plan_tile<C, Form>(w, a.spans.sums ? span<Form, kFillStep<C, Form>>(high * wide) : UINT32_MAX);
     return launch(decode_dense<C, S, Form>, dim3(high, wide, ceil_div(w.k, p.span)), kTileThreads, p.shared, s, p, w, a);
+  }
+  template <mm_cu_code C, mm_cu_scale S>
+  cudaError_t in_wide() const {
+    using Form = wide_form<C>;
+    const uint32_t wide = ceil_div(w.n, Form::kColumns);
+    const tile_plan p = plan_wide<C>(w, a.spans.sums ? span<Form, Form::kChunk>(wide) : UINT32_MAX);
+    return launch(decode_wide<C, S>, dim3(1, wide, ceil_div(w.k, p.span)), kTileThreads, p.shared, s, p, w, a);
   }
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
@@ -90,7 +120,7 @@ struct dense_launch {
       if (a.tokens > 32 && w.n / 256 >= multiprocessors()) return in<C, S, decode_form<8, 8>>();
       return a.tokens <= 8 ? in<C, S, decode_form<1, 4>>() : a.tokens <= 16 ? in<C, S, decode_form<2, 4>>() : in<C, S, decode_form<4, 4>>();
     } else if constexpr (kTileTakes<C, S>) {
-      if (a.tokens > 32) return in<C, S, decode_form<8, 8, 1, codec<C>::kPiece == 16 ? 4 : 2>>();
+      if (a.tokens > 32) return in_wide<C, S>();
       return a.tokens <= 8 ? in<C, S, decode_form<1, 8>>() : a.tokens <= 16 ? in<C, S, decode_form<2, 8>>() : in<C, S, decode_form<4, 8>>();
     } else {
       return cudaErrorNotSupported;

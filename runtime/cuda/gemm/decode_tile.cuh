@@ -172,10 +172,9 @@ __device__ __forceinline__ void tile_micro(uint32_t (&out)[2], uint32_t two) {
   out[0] = mul_half2((two & 0x7fu) * 0x00800080u, 0x5c005c00u /* 2^8 */), out[1] = mul_half2(high << 15 | high >> 1, 0x5c005c00u);
 }
 
-/* acc, which are added in the end, += half a step: x at the lane's row of the first tile. Each product waits for the one before with its
- * acc. */
-template <mm_cu_code C, mm_cu_scale S, class Form, uint32_t kSets>
-__device__ __forceinline__ void tile_multiply(float (&acc)[kSets][Form::kTiles][4], const uint8_t *x, uint32_t pitch, const uint4 (&q)[2],
+/* acc += half a step: x at the lane's row of the first tile. */
+template <mm_cu_code C, mm_cu_scale S, class Form>
+__device__ __forceinline__ void tile_multiply(float (&acc)[Form::kTiles][4], const uint8_t *x, uint32_t pitch, const uint4 (&q)[2],
                                               const uint16_t (&micro)[2]) {
   constexpr uint32_t kPiece = codec<C>::kPiece, kWord = kPiece / 8;
   uint32_t b[Form::kTiles][kPiece / 2], times[2][2];
@@ -190,8 +189,8 @@ __device__ __forceinline__ void tile_multiply(float (&acc)[kSets][Form::kTiles][
   if constexpr (C == MM_CU_BF16) {
 #pragma unroll
     for (uint32_t n = 0; n < Form::kTiles; n++) {
-      mma(acc[0][n], (const uint32_t[]){q[0].x, q[1].x, q[0].y, q[1].y}, b[n][0], b[n][1]);
-      mma(acc[0][n], (const uint32_t[]){q[0].z, q[1].z, q[0].w, q[1].w}, b[n][2], b[n][3]);
+      mma(acc[n], (const uint32_t[]){q[0].x, q[1].x, q[0].y, q[1].y}, b[n][0], b[n][1]);
+      mma(acc[n], (const uint32_t[]){q[0].z, q[1].z, q[0].w, q[1].w}, b[n][2], b[n][3]);
     }
     return;
   }
@@ -212,8 +211,7 @@ __device__ __forceinline__ void tile_multiply(float (&acc)[kSets][Form::kTiles][
     for (uint32_t j = 0; j < kWord; j += 2) {
       const uint32_t a[4] = {v[0][j], v[1][j], v[0][j + 1], v[1][j + 1]};
 #pragma unroll
-      for (uint32_t n = 0; n < Form::kTiles; n++)
-        mma_half(acc[(i * kWord + j) / 2 % kSets][n], a, b[n][i * kWord + j], b[n][i * kWord + j + 1]);
+      for (uint32_t n = 0; n < Form::kTiles; n++) mma_half(acc[n], a, b[n][i * kWord + j], b[n][i * kWord + j + 1]);
     }
   }
 }
@@ -346,95 +344,100 @@ struct one_job {
   __device__ __forceinline__ uint32_t x_of() const { return 0; }
 };
 
-/* A block's tiles, one after another: so many jobs of the walk, each with job.rows() ≤ Form::kRows; of columns [from, from + p.span) alone.
- * The first weights of a tile are on their way before the products of the tile before it end. */
+/* A block's tiles, one after another: jobs of the walk, each with job.rows() ≤ Form::kRows; of columns [from, from + p.span) alone. The
+ * first weights of a tile are on their way before the products of the tile before it end. */
 template <mm_cu_code C, mm_cu_scale S, class Form, class Walk>
-__device__ __forceinline__ void decode_tiles(const mm_cu_weight &w, const tile_plan &p, Walk walk, uint32_t jobs, uint32_t from = 0) {
+struct tile_run {
   using codes = tile_codes<C, S>;
-  extern __shared__ uint4 shared_raw[];
-  uint8_t *const shared = reinterpret_cast<uint8_t *>(shared_raw);
-  const uint32_t lane = threadIdx.x % 32, split = threadIdx.x / 32 / Form::kGroups;
-  if (threadIdx.x < Form::kRows) reinterpret_cast<uint32_t *>(shared + p.inverse)[Form::kRows + threadIdx.x] = 0;
-  const uint32_t end = min(w.k, from + p.span);
-  tile_rows<C, S, Form> rows(w, from, end);
-  rows.open(walk.job());
-  codes ahead[Form::kAhead] = {};
-#pragma unroll
-  for (uint32_t i = 0; i < Form::kAhead; i++) rows.fetch(ahead[i]);
-  const uint32_t steps = (end - from + kTurnStep<C, Form> - 1) / kTurnStep<C, Form>; /* of each warp: products of zeros among them */
+  const mm_cu_weight &w;
+  const tile_plan &p;
+  Walk walk;
+  const uint32_t from, end;
+  uint8_t *const shared;
+  tile_rows<C, S, Form> rows;
   float total[Form::kTiles][4], inverse[Form::kTiles][2];
   uint32_t filled_of = ~0u; /* x_of() of the rows in shared memory, if those are whole */
-  const uint8_t *x = nullptr;
-  const uint8_t *const first = shared + lane / 4 * p.pitch + lane % 4 * 16 + split * codes::kStep * 2;
-  const float *offset = nullptr;
-  const auto fill = [&](uint32_t column) {
-    x = first, offset = reinterpret_cast<const float *>(shared + p.offsets) + split * codes::kSums * Form::kRows + lane % 4 * 2;
+  const uint8_t *x;         /* the lane's, of the next step */
+  const float *offset;
+
+  __device__ __forceinline__ tile_run(const mm_cu_weight &weight, const tile_plan &plan, const Walk &jobs, uint32_t first, uint8_t *room)
+      : w(weight), p(plan), walk(jobs), from(first), end(min(weight.k, first + plan.span)), shared(room), rows(weight, first, end) {
+    if (threadIdx.x < Form::kRows) reinterpret_cast<uint32_t *>(shared + p.inverse)[Form::kRows + threadIdx.x] = 0;
+  }
+  /* x from `column` of the span on to shared memory, unless it is there. */
+  __device__ __forceinline__ void fill(uint32_t column) {
+    const uint32_t lane = threadIdx.x % 32, split = threadIdx.x / 32 / Form::kGroups;
+    x = shared + lane / 4 * p.pitch + lane % 4 * 16 + split * codes::kStep * 2;
+    offset = reinterpret_cast<const float *>(shared + p.offsets) + split * codes::kSums * Form::kRows + lane % 4 * 2;
     if (walk.x_of() == filled_of) return;
     __syncthreads();
-    {
-      const auto job = walk.job();
-      tile_filler<C, Form, decltype(job)>(shared, p, w, job, from + column, end)();
-    }
+    const auto job = walk.job();
+    tile_filler<C, Form, decltype(job)>(shared, p, w, job, from + column, end)();
     if (kTileKeepsX<Form> && p.chunk >= p.span) filled_of = walk.x_of();
 #pragma unroll
     for (uint32_t n = 0; n < Form::kTiles && C != MM_CU_BF16; n++) {
       const float2 v = reinterpret_cast<const float2 *>(shared + p.inverse)[n * 4 + lane % 4];
       inverse[n][0] = v.x, inverse[n][1] = v.y;
     }
-  };
-  const auto multiply = [&](const codes &now) {
-    constexpr uint32_t kSets = Form::kTiles == 1 && C != MM_CU_BF16 ? 2 : 1;
-    float acc[kSets][Form::kTiles][4] = {};
+  }
+  /* total += sums of half h of a step under its scales; the sums are zeros again. */
+  __device__ __forceinline__ void add(float (&acc)[Form::kTiles][4], const codes &now, uint32_t h) {
+#pragma unroll
+    for (uint32_t n = 0; n < Form::kTiles; n++) {
+      const float2 off = kTileOffset<C> ? *reinterpret_cast<const float2 *>(offset + h * Form::kRows + n * 8) : make_float2(0, 0);
+#pragma unroll
+      for (uint32_t i = 0; i < 4; i++) {
+        const float times = inverse[n][i % 2] * (S == MM_CU_COARSE ? now.f[codes::kSums == 2 ? h : 0][i / 2] : 1.0f);
+        const float sum = kTileOffset<C> ? acc[n][i] + (i % 2 ? off.y : off.x) : acc[n][i];
+        total[n][i] = fmaf(sum, times, total[n][i]), acc[n][i] = 0;
+      }
+    }
+  }
+  __device__ __forceinline__ void multiply(const codes &now) {
+    float acc[Form::kTiles][4] = {};
 #pragma unroll
     for (uint32_t h = 0; h < 2; h++) {
-      if constexpr (C == MM_CU_BF16) {
-        tile_multiply<C, S, Form, 1>(reinterpret_cast<float(&)[1][Form::kTiles][4]>(total), x + h * codes::kStep, p.pitch, now.q[h],
-                                     now.micro[h]);
-        continue;
-      }
-      tile_multiply<C, S, Form, kSets>(acc, x + h * codes::kStep, p.pitch, now.q[h], now.micro[h]);
-      if (codes::kSums == 1 && h == 0) continue;
-#pragma unroll
-      for (uint32_t n = 0; n < Form::kTiles; n++) {
-        const float2 off = kTileOffset<C> ? *reinterpret_cast<const float2 *>(offset + h * Form::kRows + n * 8) : make_float2(0, 0);
-#pragma unroll
-        for (uint32_t i = 0; i < 4; i++) {
-          const float times = inverse[n][i % 2] * (S == MM_CU_COARSE ? now.f[codes::kSums == 2 ? h : 0][i / 2] : 1.0f);
-          float sum = acc[0][n][i];
-#pragma unroll
-          for (uint32_t k = 1; k < kSets; k++) sum += acc[k][n][i];
-          if (kTileOffset<C>) sum += i % 2 ? off.y : off.x;
-          total[n][i] = fmaf(sum, times, total[n][i]);
-#pragma unroll
-          for (uint32_t k = 0; k < kSets; k++) acc[k][n][i] = 0;
-        }
-      }
+      tile_multiply<C, S, Form>(C == MM_CU_BF16 ? total : acc, x + h * codes::kStep, p.pitch, now.q[h], now.micro[h]);
+      if (C != MM_CU_BF16 && (codes::kSums == 2 || h == 1)) add(acc, now, h);
     }
     if (kTileOffset<C>) offset += codes::kSums * Form::kSplit * Form::kRows;
     x += 2 * kTurnStep<C, Form>;
-  };
-#pragma unroll 1
-  for (; jobs > 0; jobs--) {
-#pragma unroll
-    for (uint32_t i = 0; i < Form::kTiles * 4; i++) total[i / 4][i % 4] = 0;
-    uint32_t filled = 0; /* columns of the chunks so far */
-#pragma unroll 1
-    for (uint32_t j = 0; j < steps; j += Form::kAhead) {
-      if (j * kTurnStep<C, Form> == filled) fill(filled), filled += p.chunk; /* the same in all warps */
-      if (j + Form::kAhead >= steps) {                                       /* weights from here on are the next tile's */
-        Walk behind = walk;
-        behind.next();
-        if (jobs > 1) rows.open(behind.job());
-      }
-#pragma unroll
-      for (uint32_t i = 0; i < Form::kAhead; i++) { /* each in registers of its own: a move would wait for the load */
-        if (j + i < steps) multiply(ahead[i]);
-        rows.fetch(ahead[i]);
-      }
-    }
-    tile_emit<Form>(reinterpret_cast<float *>(shared + p.sums), walk.job(), total);
-    walk.next();
   }
+  __device__ __forceinline__ void operator()(uint32_t jobs) {
+    const uint32_t steps = (end - from + kTurnStep<C, Form> - 1) / kTurnStep<C, Form>; /* of each warp: products of zeros among them */
+    codes ahead[Form::kAhead] = {};
+    rows.open(walk.job());
+#pragma unroll
+    for (uint32_t i = 0; i < Form::kAhead; i++) rows.fetch(ahead[i]);
+#pragma unroll 1
+    for (; jobs > 0; jobs--) {
+#pragma unroll
+      for (uint32_t i = 0; i < Form::kTiles * 4; i++) total[i / 4][i % 4] = 0;
+      uint32_t filled = 0; /* columns of the chunks so far */
+#pragma unroll 1
+      for (uint32_t j = 0; j < steps; j += Form::kAhead) {
+        if (j * kTurnStep<C, Form> == filled) fill(filled), filled += p.chunk; /* the same in all warps */
+        if (j + Form::kAhead >= steps) {                                       /* weights from here on are the next tile's */
+          Walk behind = walk;
+          behind.next();
+          if (jobs > 1) rows.open(behind.job());
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < Form::kAhead; i++) { /* each in registers of its own: a move would wait for the load */
+          if (j + i < steps) multiply(ahead[i]);
+          rows.fetch(ahead[i]);
+        }
+      }
+      tile_emit<Form>(reinterpret_cast<float *>(shared + p.sums), walk.job(), total);
+      walk.next();
+    }
+  }
+};
+template <mm_cu_code C, mm_cu_scale S, class Form, class Walk>
+__device__ __forceinline__ void decode_tiles(const mm_cu_weight &w, const tile_plan &p, const Walk &walk, uint32_t jobs,
+                                             uint32_t from = 0) {
+  extern __shared__ uint4 shared_raw[];
+  tile_run<C, S, Form, Walk>(w, p, walk, from, reinterpret_cast<uint8_t *>(shared_raw))(jobs);
 }
 
 /* A block's tile. */

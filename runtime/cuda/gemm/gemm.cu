@@ -51,7 +51,6 @@ struct gemm_launch {
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
     if (!hopper() && a.tokens <= kGemmSmallStep) return in<gemm_small>(gemm<C, S, gemm_small>);
-    if (gemm_tall_here()) return in<gemm_tall>(gemm<C, S, gemm_tall>);
     return in<gemm_large>(gemm<C, S, gemm_large>);
   }
 };

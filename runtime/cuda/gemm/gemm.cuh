@@ -13,8 +13,6 @@
 #ifndef MM_CUDA_GEMM_CUH
 #define MM_CUDA_GEMM_CUH
 
-#include <stdlib.h>
-
 #include "runtime/cuda/core/launch.h"
 #include "runtime/cuda/core/weight.cuh"
 #include "runtime/cuda/gemm/gemm_hopper.cuh"
@@ -34,10 +32,6 @@ struct gemm_large {
   static constexpr int kAhead = 1;  /* steps whose weights are on their way */
   static constexpr int kStages = 2; /* of activations: those of a step, and of the steps whose copies are under way */
 };
-/* The same with 256 rows, where a block may have the shared memory: weights are widened half as often. Not on sm_90a. */
-struct gemm_tall {
-  static constexpr int kRows = 256, kThreads = 256, kColumns = 128, kBlocks = 1, kHalves = 4, kAhead = 1, kStages = 2;
-};
 /* Where tiles of 128 rows would be nearly empty: a few rows for each expert, or a step of at most 64. Not on sm_90a. */
 struct gemm_small {
   static constexpr int kRows = 32, kThreads = 128, kColumns = 64, kBlocks = 4, kHalves = 2, kAhead = 4, kStages = 4;
@@ -49,10 +43,6 @@ template <class Form>
 struct gemm_shared {
   bf16 x[Form::kStages][Form::kRows][kGemmK + kGemmPad], w[2][Form::kColumns][kGemmK + kGemmPad];
 };
-inline bool gemm_tall_here() {
-  static const char *const trial = getenv("MM_TRY_TALL");
-  return !hopper() && mm_cu_shared_most() >= sizeof(gemm_shared<gemm_tall>) + 1024 && trial && atoi(trial);
-}
 static_assert(2 * sizeof(gemm_shared<gemm_small>) <= MM_CU_SHARED_LEAST, "two blocks fit everywhere");
 
 /* Data for the host of the block that the current device runs. */

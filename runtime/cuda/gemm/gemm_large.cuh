@@ -42,11 +42,12 @@ struct large_tile {
   static constexpr uint32_t kHeld = C == MM_CU_BF16 ? 1 : kPieces; /* BF16 is copied as it is */
   static_assert(Form::kColumns / (Form::kThreads / 32 / kTall) == 64, "a warp has 64 columns");
   const mm_cu_weight &w;
-  uint32_t x_to, w_to, x_from, w_from;   /* shared addresses of the lane: of copies and stores, and of fragments */
-  uint32_t rows, x_pieces;               /* those of the thread's pieces of x that are of rows which the tile has */
-  uint32_t x[kXPieces];                  /* their rows */
-  uint32_t row[kPieces], scale[kPieces]; /* of weights and scales, of all matrices */
-  const bf16 *x_base;                    /* the thread's first column of row 0 */
+  uint32_t x_to, w_to, x_from, w_from; /* shared addresses of the lane: of copies and stores, and of fragments */
+  uint32_t rows, x_pieces;             /* those of the thread's pieces of x that are of rows which the tile has */
+  uint32_t x[kXPieces];                /* places of their rows, of 16 bytes */
+  uint32_t row[kPieces];               /* of those of weights, likewise */
+  uint32_t scale[kPieces];             /* the first scale of each */
+  const bf16 *x_base;                  /* the thread's first column of row 0 */
   const uint8_t *w_base;
   uint4 q[kHeld];
   tile_scale<C, S> f[kHeld];
@@ -62,29 +63,30 @@ struct large_tile {
     x_pieces = threadIdx.x / 8 < rows ? (rows - threadIdx.x / 8 - 1) / (Form::kThreads / 8) + 1 : 0;
     x_base = job.x_base() + threadIdx.x % 8 * 8, w_base = w.data + threadIdx.x % kPerRow * 16;
 #pragma unroll
-    for (uint32_t i = 0; i < kXPieces; i++) x[i] = job.x_row(min((i * Form::kThreads + threadIdx.x) / 8, rows - 1));
+    for (uint32_t i = 0; i < kXPieces; i++) x[i] = job.x_row(min((i * Form::kThreads + threadIdx.x) / 8, rows - 1)) * (w.k / 8);
 #pragma unroll
     for (uint32_t i = 0; i < kPieces; i++) {
       const weight_row at = job.weight((i * Form::kThreads + threadIdx.x) / kPerRow);
-      row[i] = at.matrix * w.n + at.row;
-      scale[i] = at.matrix * w.scale_rows + (at.row >> w.cell_n_log2);
+      row[i] = (at.matrix * w.n + at.row) * (uint32_t)(w.pitch / 16);
+      scale[i] = (at.matrix * w.scale_rows + (at.row >> w.cell_n_log2)) * w.scale_pitch;
     }
 #pragma unroll
     for (uint32_t i = 0; i < 128; i++) acc[i / 32][i / 4 % 8][i % 4] = 0;
   }
   /* Starts the copies of columns [k0, k0 + kGemmK) to a stage; columns past k become zeros. Rows that the tile does not have are not
    * copied: their results are not written. */
+  template <bool kWhole>
   __device__ __forceinline__ void copy(uint32_t stage, uint32_t k0) const {
     const bool valid = k0 + threadIdx.x % 8 * 8 < w.k;
     const bf16 *const from = x_base + (valid ? k0 : 0);
 #pragma unroll
     for (uint32_t i = 0; i < kXPieces; i++)
-      if (i < x_pieces) copy16_to(x_to + stage * kXStage + i * (Form::kThreads / 8) * kPitch, from + (size_t)x[i] * w.k, valid);
+      if (kWhole || i < x_pieces) copy16_to(x_to + stage * kXStage + i * (Form::kThreads / 8) * kPitch, from + (size_t)x[i] * 8, valid);
     if constexpr (C == MM_CU_BF16) {
       const uint8_t *const weights = w_base + (valid ? k0 * 2 : 0);
 #pragma unroll
       for (uint32_t i = 0; i < kPieces; i++)
-        copy16_to(w_to + stage * kWStage + i * (Form::kThreads / 8) * kPitch, weights + row[i] * w.pitch, valid);
+        copy16_to(w_to + stage * kWStage + i * (Form::kThreads / 8) * kPitch, weights + (size_t)row[i] * 16, valid);
     }
     copy_commit();
   }
@@ -93,22 +95,22 @@ struct large_tile {
     if constexpr (C != MM_CU_BF16) {
       const uint32_t k = k0 + threadIdx.x % kPerRow * kPiece;
       q[i] = make_uint4(0, 0, 0, 0);
-      if (k < w.k) q[i] = *reinterpret_cast<const uint4 *>(w_base + row[i] * w.pitch + k0 / kPiece * 16);
-      f[i].load(w, (size_t)scale[i] * w.scale_pitch, k);
+      if (k < w.k) q[i] = *reinterpret_cast<const uint4 *>(w_base + k0 / kPiece * 16 + (size_t)row[i] * 16);
+      f[i].load(w, scale[i], k);
     }
   }
   __device__ __forceinline__ void store(uint32_t i, uint32_t stage) const {
     if constexpr (C != MM_CU_BF16) store_widened<C, S>(w_to + stage * kWStage + i * (Form::kThreads / kPerRow) * kPitch, q[i], f[i]);
   }
   /* A step: the products of `stage`, weights of the step behind it to the other stage, and the codes of the one behind that. kHas: the warp
-   * has rows. */
-  template <bool kHas>
+   * has rows; kWhole: the tile has all. */
+  template <bool kHas, bool kWhole>
   __device__ __forceinline__ void step(uint32_t stage, uint32_t k0) {
     copy_wait<0>();
     __syncthreads();
-    copy(stage ^ 1, k0 + kGemmK);
 #pragma unroll
     for (uint32_t k = 0; k < 4; k++) {
+      if (k == 1) copy<kWhole>(stage ^ 1, k0 + kGemmK); /* behind the first products */
       if constexpr (kHas) {
         uint32_t a[4][4], b[4];
 #pragma unroll
@@ -124,25 +126,27 @@ struct large_tile {
       for (uint32_t i = k * kPieces / 4; i < (k + 1) * kPieces / 4; i++) store(i, stage ^ 1), fetch(i, k0 + 2 * kGemmK);
     }
   }
-  template <bool kHas>
+  template <bool kHas, bool kWhole>
   __device__ __forceinline__ void steps() {
 #pragma unroll 1
     for (uint32_t k0 = 0; k0 < w.k; k0 += 2 * kGemmK) {
-      step<kHas>(0, k0);
-      step<kHas>(1, k0 + kGemmK); /* products of zeros behind the last column */
+      step<kHas, kWhole>(0, k0);
+      step<kHas, kWhole>(1, k0 + kGemmK); /* products of zeros behind the last column */
     }
   }
   __device__ __forceinline__ void operator()(const Job &job) {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, row0 = warp % kTall * 64, col0 = warp / kTall * 64;
-    copy(0, 0);
+    copy<false>(0, 0);
 #pragma unroll
     for (uint32_t i = 0; i < kPieces; i++) fetch(i, 0);
 #pragma unroll
     for (uint32_t i = 0; i < kPieces; i++) store(i, 0), fetch(i, kGemmK);
-    if (row0 < rows) {
-      steps<true>();
+    if (rows == (uint32_t)Form::kRows) {
+      steps<true, true>();
+    } else if (row0 < rows) {
+      steps<true, false>();
     } else {
-      steps<false>();
+      steps<false, false>();
     }
 #pragma unroll
     for (uint32_t i = 0; i < 8; i++) {

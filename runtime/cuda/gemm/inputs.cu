@@ -30,7 +30,7 @@ bool mm_cu_rounded::open(mm_cu_memory *memory, uint32_t tokens, uint32_t widest,
 bool mm_cu_rounded::open_spans(mm_cu_memory *memory, mm_err *err) {
   if (hopper()) return true;
   spans.sums = memory->array<float>((uint64_t)multiprocessors() * MM_CU_SPAN_SUMS, err);
-  spans.counters = memory->array<uint32_t>(2 * (uint64_t)multiprocessors(), err);
+  spans.counters = memory->array<uint32_t>((uint64_t)multiprocessors() * MM_CU_SPAN_TILES, err);
   return spans.sums && spans.counters;
 }
 

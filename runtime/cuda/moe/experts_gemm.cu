@@ -241,7 +241,6 @@ struct grouped_launch {
       if (few && a.decode && mm_cu_tile_takes(&w)) return w.n < kWideExperts ? decode_few<C, S, 4>(pairs) : decode_few<C, S, 8>(pairs);
     }
     if (few) return in<gemm_small>(grouped_up<C, S, gemm_small>, grouped_down<C, S, gemm_small>);
-    if (gemm_tall_here()) return in<gemm_tall>(grouped_up<C, S, gemm_tall>, grouped_down<C, S, gemm_tall>);
     return in<gemm_large>(grouped_up<C, S, gemm_large>, grouped_down<C, S, gemm_large>);
   }
 };
