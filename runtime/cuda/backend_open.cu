@@ -246,7 +246,8 @@ bool open_experts(mm_backend *b, mm_err *err) {
   b->whole_rows.room = mm_round_up(pairs * logprobs, 4);
   b->whole_rows.largest = logprobs ? y->array<float>(b->whole_rows.room, err) : nullptr;
   const uint32_t widest = (uint32_t)mm_max(mm_max(m->hidden, dense), b->heads.heads * b->heads.head_dim);
-  return err->status == MM_OK && (!b->c.options.act_quant || b->inputs.open(y, (uint32_t)tokens, widest, err));
+  return err->status == MM_OK && b->inputs.open_spans(y, err) &&
+         (!b->c.options.act_quant || b->inputs.open(y, (uint32_t)tokens, widest, err));
 }
 
 bool open_batch(mm_backend *b, mm_err *err) {

@@ -91,9 +91,19 @@ decltype(&mm_cu_gemm) plain_linear(const mm_cu_weight &w, uint32_t tokens) {
   return takes_here(MM_CU_GEMM, w, tokens) ? mm_cu_gemm : mm_cu_gemm_widened;
 }
 
+/* With the room for spans that a backend has. */
+static cudaError_t decode_dense_in_spans(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s) {
+  static buffer<float> sums((size_t)multiprocessors() * MM_CU_SPAN_SUMS);
+  static buffer<uint32_t> counters((size_t)multiprocessors() * MM_CU_SPAN_TILES);
+  static const cudaError_t zeroed = cudaMemset(counters.p, 0, counters.n * sizeof *counters.p);
+  mm_cu_linear given = a;
+  given.spans = {sums.p, counters.p};
+  return zeroed != cudaSuccess ? zeroed : mm_cu_decode_dense(w, given, s);
+}
+
 decltype(&mm_cu_gemm) few_linear(const mm_cu_weight &w, uint32_t tokens) {
   if (takes_here(MM_CU_SMALL_BATCH_WIDENED, w, tokens)) return mm_cu_small_batch_widened;
-  return takes_here(MM_CU_DECODE_DENSE, w, tokens) ? mm_cu_decode_dense : NULL;
+  return takes_here(MM_CU_DECODE_DENSE, w, tokens) ? decode_dense_in_spans : NULL;
 }
 
 decltype(&mm_cu_experts_gemm) plain_experts(const mm_cu_weight &w13, const mm_cu_weight &w2, uint32_t tokens, uint32_t top_k) {

@@ -36,12 +36,17 @@ __device__ __forceinline__ void grid_wait_and_launch_next() {
 #endif
 }
 
-/* A block's share of bytes, asked for to the L2 cache by one thread of each of so many blocks. */
+/* A block's share of bytes, asked for to the L2 cache by all threads of each of so many blocks. */
 __device__ __forceinline__ void ask_ahead(const uint8_t *at, uint32_t bytes, uint32_t block, uint32_t blocks) {
 #if __CUDA_ARCH__ >= 900
   constexpr uint32_t kPiece = 16384;
+  if (threadIdx.x > 0) return;
   for (uint32_t i = block * kPiece; i < bytes; i += blocks * kPiece)
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(at + i), "r"(min(kPiece, bytes - i)) : "memory");
+#else
+  constexpr uint32_t kPiece = 128;
+  for (uint32_t i = (block * blockDim.x + threadIdx.x) * kPiece; i < bytes; i += blocks * blockDim.x * kPiece)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at + i) : "memory");
 #endif
 }
 
@@ -135,13 +140,44 @@ __device__ __forceinline__ void widen16_half(uint4 out[2], uint4 q) {
   for (int i = 0; i < 4; i++) v[2 * i] = widen2_half((uint16_t)w[i]), v[2 * i + 1] = widen2_half((uint16_t)(w[i] >> 16));
   out[0] = make_uint4(v[0], v[1], v[2], v[3]), out[1] = make_uint4(v[4], v[5], v[6], v[7]);
 }
+/* The number of E4M3 nearest to x, ties to even, of magnitude 448 at most; NaN stays. CUDA's conversion is no instruction before sm_89, but
+ * a hundred with f64 among them. */
+__device__ __forceinline__ float rounded_e4m3(float x) {
+#if __CUDA_ARCH__ >= 890
+  const __half_raw h = __nv_cvt_fp8_to_halfraw(__nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3), __NV_E4M3);
+  return __half2float(*reinterpret_cast<const __half *>(&h));
+#else
+  const float a = fabsf(x) > 448.0f ? 448.0f : fabsf(x);
+  /* steps of 2^-9 below 2^-6, else of an eighth of the power of two at or below a, as those of 1.5 · 2^20 times that power are */
+  const float whole = __uint_as_float(max(__float_as_uint(a) & 0x7f800000u, 121u << 23) + (20 << 23) + 0x400000u);
+  return copysignf(__fsub_rn(__fadd_rn(a, whole), whole), x);
+#endif
+}
+/* The codes of the nearest to two numbers, the first in the low byte. */
+__device__ __forceinline__ uint32_t codes2_e4m3(float a, float b) {
+#if __CUDA_ARCH__ >= 890
+  return __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE, __NV_E4M3);
+#else
+  /* an f16 of 2^-8 times the number has the code's sign in bit 15 and its magnitude from bit 7 up */
+  const uint32_t h = pack2_half(rounded_e4m3(a) * 0x1p-8f, rounded_e4m3(b) * 0x1p-8f),
+                 one = (h >> 8 & 0x00800080u) | (h >> 7 & 0x007f007fu);
+  return (one & 0xffu) | one >> 8;
+#endif
+}
+/* Those numbers as f16, exactly. */
+__device__ __forceinline__ uint32_t halves_e4m3(float a, float b) {
+#if __CUDA_ARCH__ >= 890
+  return widen2_half((uint16_t)codes2_e4m3(a, b));
+#else
+  return pack2_half(rounded_e4m3(a), rounded_e4m3(b));
+#endif
+}
 /* Eight numbers times `inverse` as e4m3. */
 constexpr float kLeastTop = 1e-30f; /* of what has a scale of its own there: 448 / it is finite, and zeros stay zeros */
 __device__ __forceinline__ uint2 narrow8_e4m3(const float v[8], float inverse) {
   uint32_t w[4];
 #pragma unroll
-  for (int i = 0; i < 4; i++)
-    w[i] = __nv_cvt_float2_to_fp8x2(make_float2(v[2 * i] * inverse, v[2 * i + 1] * inverse), __NV_SATFINITE, __NV_E4M3);
+  for (int i = 0; i < 4; i++) w[i] = codes2_e4m3(v[2 * i] * inverse, v[2 * i + 1] * inverse);
   return make_uint2(w[0] | w[1] << 16, w[2] | w[3] << 16);
 }
 __device__ __forceinline__ float low(uint32_t pair) { return __uint_as_float(pair << 16); }
@@ -167,6 +203,10 @@ __device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) {
 __device__ __forceinline__ uint32_t mul_half2(uint32_t a, uint32_t b) {
   __half2 p = __hmul2(*reinterpret_cast<__half2 *>(&a), *reinterpret_cast<__half2 *>(&b));
   return *reinterpret_cast<uint32_t *>(&p);
+}
+__device__ __forceinline__ float sum_half2(uint32_t a) {
+  const float2 f = __half22float2(*reinterpret_cast<const __half2 *>(&a));
+  return f.x + f.y;
 }
 __device__ __forceinline__ uint32_t fma_half2(uint32_t a, uint32_t b, uint32_t c) {
   __half2 p = __hfma2(*reinterpret_cast<__half2 *>(&a), *reinterpret_cast<__half2 *>(&b), *reinterpret_cast<__half2 *>(&c));

@@ -24,7 +24,11 @@ struct act_scale {
   __device__ __forceinline__ explicit act_scale(float amax) { value = __fdiv_rn(fmaxf(amax, 1e-10f), 448.0f), inverse = __frcp_rn(value); }
   /* The codes of two numbers, the first in the low byte. */
   __device__ __forceinline__ uint16_t codes(float a, float b) const {
-    return __nv_cvt_float2_to_fp8x2(make_float2(divided(a, value, inverse), divided(b, value, inverse)), __NV_SATFINITE, __NV_E4M3);
+    return (uint16_t)codes2_e4m3(divided(a, value, inverse), divided(b, value, inverse));
+  }
+  /* Their numbers, without the scale, as f16. */
+  __device__ __forceinline__ uint32_t halves(float a, float b) const {
+    return halves_e4m3(divided(a, value, inverse), divided(b, value, inverse));
   }
 };
 

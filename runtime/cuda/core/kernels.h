@@ -26,6 +26,15 @@ struct mm_cu_activation {
   float alpha, limit, beta;
 };
 
+/* Room of products whose columns several blocks share (decode_dense.cu): sums[multiprocessors · MM_CU_SPAN_SUMS], and counters, zero before
+ * and after, [multiprocessors · MM_CU_SPAN_TILES]. Without it each block has all columns. */
+struct mm_cu_spans {
+  float *sums;
+  uint32_t *counters;
+};
+#define MM_CU_SPAN_SUMS  32768
+#define MM_CU_SPAN_TILES 8
+
 /* y[T, n] = x[rows, k]·Wᵀ; rows NULL: row t of x, else row rows[t]. Exactly one of y and y32 is given. */
 struct mm_cu_linear {
   const __nv_bfloat16 *x;
@@ -34,6 +43,7 @@ struct mm_cu_linear {
   float *y32;
   uint32_t tokens;
   bool add = false; /* y += the product; a single row's kernel alone */
+  mm_cu_spans spans = {};
 };
 /* A single row. */
 cudaError_t mm_cu_one(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s);

@@ -11,13 +11,9 @@ struct rounder {
   float fixed;
 
   __device__ float largest_code() const { return format.code == MM_CODE_E4M3 ? 448.0f : format.code == MM_CODE_INT8 ? 127.0f : 6.0f; }
-  __device__ static float e4m3(float x) {
-    const __half_raw h = __nv_cvt_fp8_to_halfraw(__nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3), __NV_E4M3);
-    return __half2float(*reinterpret_cast<const __half *>(&h));
-  }
   /* The number of x's code, x being divided by its scale already. */
   __device__ float code(float x) const {
-    if (format.code == MM_CODE_E4M3) return e4m3(x);
+    if (format.code == MM_CODE_E4M3) return rounded_e4m3(x);
     if (format.code == MM_CODE_INT8) return fminf(127.0f, fmaxf(-127.0f, rintf(x)));
     /* E2M1: steps of 1/2 below 2, of 1 below 4, of 2 below 8, as those of 1.5 · 2^22 times the power of two at or below x are */
     const float a = fabsf(x), whole = __uint_as_float(max(__float_as_uint(a) & 0x7f800000u, 0x3f800000u) + (22 << 23) + 0x400000u);
@@ -28,7 +24,7 @@ struct rounder {
     return __fdiv_rn(fmaxf(amax, 1e-10f), format.scale == MM_F8_E4M3 ? 448.0f * largest_code() : largest_code());
   }
   __device__ float group_scale(float amax, float row) const {
-    if (format.scale == MM_F8_E4M3) return e4m3(__fdiv_rn(__fdiv_rn(amax, largest_code()), row)) * row;
+    if (format.scale == MM_F8_E4M3) return rounded_e4m3(__fdiv_rn(__fdiv_rn(amax, largest_code()), row)) * row;
     if (format.scale != MM_F8_E8M0) return __fdiv_rn(fmaxf(amax, 1e-10f), largest_code());
     /* the largest codes are 1.75 · 2^8 and 1.5 · 2^2 */
     const bool wide = format.code == MM_CODE_E4M3;

@@ -19,12 +19,12 @@
 
 constexpr uint32_t kTileThreads = 256;
 
-/* kTiles: eights of x's rows; kGroups: sixteens of weight rows. */
-template <uint32_t kTileCount, uint32_t kGroupCount>
-struct decode_form {
-  static constexpr uint32_t kTiles = kTileCount, kGroups = kGroupCount;
+/* kTiles: eights of x's rows; kGroups: sixteens of weight rows; kBlocks: whose registers a multiprocessor holds; kAhead: steps whose codes
+ * are on their way. */
+template <uint32_t kTileCount, uint32_t kGroupCount, uint32_t kBlockCount = 2,
+          uint32_t kStepsAhead = kTileCount<4 ? 3 : 2> struct decode_form {
+  static constexpr uint32_t kTiles = kTileCount, kGroups = kGroupCount, kBlocks = kBlockCount, kAhead = kStepsAhead;
   static constexpr uint32_t kRows = 8 * kTiles, kColumns = 16 * kGroups, kSplit = kTileThreads / 32 / kGroups;
-  static constexpr uint32_t kBlocks = 2, kAhead = kTiles < 4 ? 3 : 2;    /* steps whose codes are on their way */
   static constexpr uint32_t kMost = (kTiles < 4 ? 3072 : 4096) / kTiles; /* columns of x in shared memory at a time, about */
 };
 
@@ -55,18 +55,36 @@ constexpr uint32_t kTileChunk = Form::kMost / (kTurnStep<C, Form> * Form::kAhead
 template <mm_cu_code C, class Form>
 constexpr uint32_t kFillStep = C == MM_CU_BF16 || kTurnStep<C, Form> > 256 ? kTurnStep<C, Form> : 256;
 
-/* Shared memory: x[kRows][pitch bytes], the rows' inverse scales and largest magnitudes; at the end sums[kSplit][kRows][kColumns + 4]. */
+/* Bytes of the warps' sums; they lie behind the rows of x, which serve the next tile as well, or of 64 rows in their place. */
+template <class Form>
+constexpr uint32_t kTileSums = Form::kSplit *Form::kRows *(Form::kColumns + 4) * 4;
+template <class Form>
+constexpr bool kTileKeepsX = Form::kTiles < 8;
+
+/* INT4 is multiplied as value + 8 (codec::offset_halves), and 8 times the sum of x taken from the products. */
+template <mm_cu_code C>
+constexpr bool kTileOffset = C == MM_CU_INT4;
+
+/* Shared memory: x[kRows][pitch bytes], the rows' inverse scales and largest magnitudes; kTileOffset: -8 times the sum of 128 columns of x,
+ * offsets[chunk / 128][kRows]; sums[kSplit][kRows][kColumns + 4]. */
 struct tile_plan {
-  uint32_t chunk, pitch, inverse, shared;
+  uint32_t chunk, pitch, inverse, offsets, sums, shared, span;
 };
+/* span: columns of a block, whole fill steps; all: w.k and more. */
 template <mm_cu_code C, class Form>
-tile_plan plan_tile(const mm_cu_weight &w) {
+tile_plan plan_tile(const mm_cu_weight &w, uint32_t span = UINT32_MAX) {
   static_assert(kTileChunk<C, Form> > 0 && kTileChunk<C, Form> % kFillStep<C, Form> == 0, "whole turns fit");
-  static_assert(Form::kRows * (2 * kTileChunk<C, Form> + 72) <= MM_CU_SHARED_LEAST, "a block fits everywhere");
+  static_assert(Form::kRows * (2 * kTileChunk<C, Form> + 72 + kTileChunk<C, Form> / 32) + (kTileKeepsX<Form> ? kTileSums<Form> : 0) <=
+                    MM_CU_SHARED_LEAST - 3072,
+                "a block fits everywhere");
   tile_plan p;
-  p.chunk = min(kTileChunk<C, Form>, ceil_div(w.k, kFillStep<C, Form>) * kFillStep<C, Form>);
+  p.span = min(span, ceil_div(w.k, kFillStep<C, Form>) * kFillStep<C, Form>);
+  p.chunk = min(kTileChunk<C, Form>, p.span);
   p.pitch = 2 * p.chunk + 64, p.inverse = Form::kRows * p.pitch;
-  p.shared = max(p.inverse + Form::kRows * 8, Form::kSplit * Form::kRows * (Form::kColumns + 4) * 4);
+  p.offsets = p.inverse + Form::kRows * 8;
+  const uint32_t end = p.offsets + (kTileOffset<C> ? p.chunk / 128 * Form::kRows * 4 : 0);
+  p.sums = kTileKeepsX<Form> ? end : 0;
+  p.shared = max(end, p.sums + kTileSums<Form>);
   return p;
 }
 
@@ -95,13 +113,17 @@ template <mm_cu_code C, mm_cu_scale S, class Form>
 struct tile_rows {
   using codes = tile_codes<C, S>;
   const mm_cu_weight &w;
+  const uint32_t from, end;         /* columns */
   const uint8_t *row[2], *scale[2]; /* the lane's bytes of the next step; COARSE: the rows' first scales */
   uint32_t byte, column;            /* of the next step: the lane's first byte of a row, the step's first column */
 
+  /* Of columns [first, to), `first` a multiple of fill steps. */
+  __device__ __forceinline__ tile_rows(const mm_cu_weight &weight, uint32_t first, uint32_t to) : w(weight), from(first), end(to) {}
+  /* The next step is the first of the job's rows. */
   template <class Job>
-  __device__ __forceinline__ tile_rows(const mm_cu_weight &weight, const Job &job, uint32_t first, uint32_t split) : w(weight) {
-    const uint32_t lane = threadIdx.x % 32;
-    byte = split * 128 + lane % 4 * 16, column = split * codes::kStep;
+  __device__ __forceinline__ void open(const Job &job) {
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = warp % Form::kGroups * 16, split = warp / Form::kGroups;
+    byte = from / codec<C>::kPiece * 16 + split * 128 + lane % 4 * 16, column = from + split * codes::kStep;
 #pragma unroll
     for (uint32_t r = 0; r < 2; r++) {
       const weight_row at = job.weight(first + r * 8 + lane / 4);
@@ -112,16 +134,17 @@ struct tile_rows {
     }
   }
   __device__ __forceinline__ void fetch(codes &to) {
+    const uint32_t bytes = (end + codec<C>::kPiece - 1) / codec<C>::kPiece * 16; /* no more than a row's pitch */
 #pragma unroll
     for (uint32_t h = 0; h < 2; h++) {
-      load_two(to.q[h], row[0] + h * 64, row[1] + h * 64, byte + h * 64, (uint32_t)w.pitch);
-      if constexpr (S == MM_CU_NV) load_two(to.micro[h], scale[0] + h * 8, scale[1] + h * 8, byte + h * 64, w.k / 2);
+      load_two(to.q[h], row[0] + h * 64, row[1] + h * 64, byte + h * 64, bytes);
+      if constexpr (S == MM_CU_NV) load_two(to.micro[h], scale[0] + h * 8, scale[1] + h * 8, byte + h * 64, end / 2);
     }
     if constexpr (S == MM_CU_COARSE) {
 #pragma unroll
       for (uint32_t i = 0; i < codes::kSums; i++) {
         const uint32_t k = column + i * 128, at = k >> w.cell_k_log2;
-        load_two(to.f[i], scale[0] + at * sizeof(float), scale[1] + at * sizeof(float), k, w.k);
+        load_two(to.f[i], scale[0] + at * sizeof(float), scale[1] + at * sizeof(float), k, end);
       }
     }
 #pragma unroll
@@ -187,12 +210,8 @@ __device__ __forceinline__ void tile_multiply(float (&acc)[Form::kTiles][4], con
 #pragma unroll
     for (uint32_t j = 0; j < kWord; j += 2) {
       const uint32_t a[4] = {v[0][j], v[1][j], v[0][j + 1], v[1][j + 1]};
-      const uint32_t offset[4] = {0x80088008u, 0x80088008u, 0x80808080u, 0x80808080u}; /* INT4: -8, as codec::offset_halves has it */
 #pragma unroll
-      for (uint32_t n = 0; n < Form::kTiles; n++) {
-        mma_half(acc[n], a, b[n][i * kWord + j], b[n][i * kWord + j + 1]);
-        if constexpr (C == MM_CU_INT4) mma_half(acc[n], offset, b[n][i * kWord + j], b[n][i * kWord + j + 1]);
-      }
+      for (uint32_t n = 0; n < Form::kTiles; n++) mma_half(acc[n], a, b[n][i * kWord + j], b[n][i * kWord + j + 1]);
     }
   }
 }
@@ -217,10 +236,11 @@ struct tile_filler {
   uint32_t *largest; /* of each row, zero before; zeros again afterwards */
   uint32_t k0, pieces, all, per;
 
-  __device__ __forceinline__ tile_filler(uint8_t *to, const tile_plan &plan, const mm_cu_weight &weight, const Job &j, uint32_t first)
+  __device__ __forceinline__ tile_filler(uint8_t *to, const tile_plan &plan, const mm_cu_weight &weight, const Job &j, uint32_t first,
+                                         uint32_t end)
       : p(plan), w(weight), job(j), shared(to), largest(reinterpret_cast<uint32_t *>(to + plan.inverse) + Form::kRows), k0(first) {
     constexpr uint32_t kStep = kFillStep<C, Form>;
-    pieces = min(p.chunk, (w.k - k0 + kStep - 1) / kStep * kStep) / 8, all = job.rows() * pieces;
+    pieces = min(p.chunk, (end - k0 + kStep - 1) / kStep * kStep) / 8, all = job.rows() * pieces;
     per = (1u << 24) / pieces + 1; /* all · pieces < 2^24 */
   }
   __device__ __forceinline__ uint32_t row_of(uint32_t i) const { return i * per >> 24; }
@@ -250,6 +270,14 @@ struct tile_filler {
       }
     }
   }
+  /* Piece i's part of the sum of its 128 columns; 16 lanes have them side by side. */
+  __device__ __forceinline__ void put_offset(uint32_t i, float sum) const {
+#pragma unroll
+    for (uint32_t m = 1; m < 16; m <<= 1) sum += __shfl_xor_sync(0xffffffffu, sum, m);
+    const uint32_t row = row_of(i);
+    if (i % 16 == 0)
+      reinterpret_cast<float *>(shared + p.offsets)[(i - row * pieces) / 16 * Form::kRows + row] = sum * -0x1p-21f; /* 8 · 2^-24 */
+  }
   /* What load() brought, by the same threads, to f16 under the row's scale. */
   __device__ __forceinline__ void convert() const {
     if (threadIdx.x < Form::kRows)
@@ -265,6 +293,7 @@ struct tile_filler {
                        __byte_perm(q.z, q.w, 0x5410));
       } else if constexpr (C == MM_CU_INT4) {
         q.y = mul_half2(q.y, 0x2c002c00u), q.w = mul_half2(q.w, 0x2c002c00u); /* 2^-4: those codes are 2^4 times as large */
+        put_offset(i, sum_half2(q.x) + sum_half2(q.z) + 16 * (sum_half2(q.y) + sum_half2(q.w)));
       }
       to = q;
     }
@@ -286,7 +315,7 @@ template <class Form, class Job>
 __device__ __forceinline__ void tile_emit(float *sums, const Job &job, const float (&total)[Form::kTiles][4]) {
   constexpr uint32_t kPitch = Form::kColumns + 4, kSet = Form::kRows * kPitch;
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, rows = job.rows();
-  __syncthreads(); /* x is read */
+  __syncthreads(); /* the sums before are read */
 #pragma unroll
   for (uint32_t i = 0; i < Form::kTiles * 4; i++) {
     const uint32_t row = i / 4 * 8 + lane % 4 * 2 + i % 2, column = warp % Form::kGroups * 16 + i / 2 % 2 * 8 + lane / 4;
@@ -306,56 +335,115 @@ __device__ __forceinline__ void tile_emit(float *sums, const Job &job, const flo
   }
 }
 
-/* A block's tile: job.rows() ≤ Form::kRows. */
-template <mm_cu_code C, mm_cu_scale S, class Form, class Job>
-__device__ __forceinline__ void decode_tile(const mm_cu_weight &w, const tile_plan &p, const Job &job) {
+/* A walk over jobs in order, one for decode_tiles: its job(), next(), and x_of(), which is the same for jobs with the same rows of x. */
+template <class Job>
+struct one_job {
+  const Job &only;
+  __device__ __forceinline__ const Job &job() const { return only; }
+  __device__ __forceinline__ void next() const {}
+  __device__ __forceinline__ uint32_t x_of() const { return 0; }
+};
+
+/* A block's tiles, one after another: jobs of the walk, each with job.rows() ≤ Form::kRows; of columns [from, from + p.span) alone. The
+ * first weights of a tile are on their way before the products of the tile before it end. */
+template <mm_cu_code C, mm_cu_scale S, class Form, class Walk>
+struct tile_run {
   using codes = tile_codes<C, S>;
-  extern __shared__ uint4 shared_raw[];
-  uint8_t *const shared = reinterpret_cast<uint8_t *>(shared_raw);
-  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, split = warp / Form::kGroups;
-  if (threadIdx.x < Form::kRows) reinterpret_cast<uint32_t *>(shared + p.inverse)[Form::kRows + threadIdx.x] = 0;
-  tile_rows<C, S, Form> rows(w, job, warp % Form::kGroups * 16, split);
-  codes ahead[Form::kAhead] = {};
-#pragma unroll
-  for (uint32_t i = 0; i < Form::kAhead; i++) rows.fetch(ahead[i]);
-  const uint32_t steps = (w.k + kTurnStep<C, Form> - 1) / kTurnStep<C, Form>; /* of each warp: products of zeros among them */
-  float total[Form::kTiles][4] = {}, inverse[Form::kTiles][2];
-  uint32_t filled = 0; /* columns of the chunks so far */
-  const uint8_t *x = nullptr;
-  const uint8_t *const first = shared + lane / 4 * p.pitch + lane % 4 * 16 + split * codes::kStep * 2;
-  const auto fill = [&] {
+  const mm_cu_weight &w;
+  const tile_plan &p;
+  Walk walk;
+  const uint32_t from, end;
+  uint8_t *const shared;
+  tile_rows<C, S, Form> rows;
+  float total[Form::kTiles][4], inverse[Form::kTiles][2];
+  uint32_t filled_of = ~0u; /* x_of() of the rows in shared memory, if those are whole */
+  const uint8_t *x;         /* the lane's, of the next step */
+  const float *offset;
+
+  __device__ __forceinline__ tile_run(const mm_cu_weight &weight, const tile_plan &plan, const Walk &jobs, uint32_t first, uint8_t *room)
+      : w(weight), p(plan), walk(jobs), from(first), end(min(weight.k, first + plan.span)), shared(room), rows(weight, first, end) {
+    if (threadIdx.x < Form::kRows) reinterpret_cast<uint32_t *>(shared + p.inverse)[Form::kRows + threadIdx.x] = 0;
+  }
+  /* x from `column` of the span on to shared memory, unless it is there. */
+  __device__ __forceinline__ void fill(uint32_t column) {
+    const uint32_t lane = threadIdx.x % 32, split = threadIdx.x / 32 / Form::kGroups;
+    x = shared + lane / 4 * p.pitch + lane % 4 * 16 + split * codes::kStep * 2;
+    offset = reinterpret_cast<const float *>(shared + p.offsets) + split * codes::kSums * Form::kRows + lane % 4 * 2;
+    if (walk.x_of() == filled_of) return;
     __syncthreads();
-    tile_filler<C, Form, Job>(shared, p, w, job, filled)();
-    filled += p.chunk, x = first;
+    const auto job = walk.job();
+    tile_filler<C, Form, decltype(job)>(shared, p, w, job, from + column, end)();
+    if (kTileKeepsX<Form> && p.chunk >= p.span) filled_of = walk.x_of();
 #pragma unroll
     for (uint32_t n = 0; n < Form::kTiles && C != MM_CU_BF16; n++) {
       const float2 v = reinterpret_cast<const float2 *>(shared + p.inverse)[n * 4 + lane % 4];
       inverse[n][0] = v.x, inverse[n][1] = v.y;
     }
-  };
-  const auto step = [&](codes &now) {
+  }
+  /* total += sums of half h of a step under its scales; the sums are zeros again. */
+  __device__ __forceinline__ void add(float (&acc)[Form::kTiles][4], const codes &now, uint32_t h) {
+#pragma unroll
+    for (uint32_t n = 0; n < Form::kTiles; n++) {
+      const float2 off = kTileOffset<C> ? *reinterpret_cast<const float2 *>(offset + h * Form::kRows + n * 8) : make_float2(0, 0);
+#pragma unroll
+      for (uint32_t i = 0; i < 4; i++) {
+        const float times = inverse[n][i % 2] * (S == MM_CU_COARSE ? now.f[codes::kSums == 2 ? h : 0][i / 2] : 1.0f);
+        const float sum = kTileOffset<C> ? acc[n][i] + (i % 2 ? off.y : off.x) : acc[n][i];
+        total[n][i] = fmaf(sum, times, total[n][i]), acc[n][i] = 0;
+      }
+    }
+  }
+  __device__ __forceinline__ void multiply(const codes &now) {
     float acc[Form::kTiles][4] = {};
 #pragma unroll
     for (uint32_t h = 0; h < 2; h++) {
       tile_multiply<C, S, Form>(C == MM_CU_BF16 ? total : acc, x + h * codes::kStep, p.pitch, now.q[h], now.micro[h]);
-      if (C == MM_CU_BF16 || (codes::kSums == 1 && h == 0)) continue;
-#pragma unroll
-      for (uint32_t i = 0; i < Form::kTiles * 4; i++) {
-        const float times = inverse[i / 4][i % 2] * (S == MM_CU_COARSE ? now.f[codes::kSums == 2 ? h : 0][i % 4 / 2] : 1.0f);
-        total[i / 4][i % 4] = fmaf(acc[i / 4][i % 4], times, total[i / 4][i % 4]), acc[i / 4][i % 4] = 0;
-      }
+      if (C != MM_CU_BF16 && (codes::kSums == 2 || h == 1)) add(acc, now, h);
     }
+    if (kTileOffset<C>) offset += codes::kSums * Form::kSplit * Form::kRows;
     x += 2 * kTurnStep<C, Form>;
-    rows.fetch(now);
-  };
-#pragma unroll 1
-  for (uint32_t j = 0; j < steps; j += Form::kAhead) {
-    if (j * kTurnStep<C, Form> == filled) fill(); /* the same in all warps */
-#pragma unroll
-    for (uint32_t i = 0; i < Form::kAhead; i++) /* each in registers of its own: a move would wait for the load */
-      if (j + i < steps) step(ahead[i]);
   }
-  tile_emit<Form>(reinterpret_cast<float *>(shared), job, total);
+  __device__ __forceinline__ void operator()(uint32_t jobs) {
+    const uint32_t steps = (end - from + kTurnStep<C, Form> - 1) / kTurnStep<C, Form>; /* of each warp: products of zeros among them */
+    codes ahead[Form::kAhead] = {};
+    rows.open(walk.job());
+#pragma unroll
+    for (uint32_t i = 0; i < Form::kAhead; i++) rows.fetch(ahead[i]);
+#pragma unroll 1
+    for (; jobs > 0; jobs--) {
+#pragma unroll
+      for (uint32_t i = 0; i < Form::kTiles * 4; i++) total[i / 4][i % 4] = 0;
+      uint32_t filled = 0; /* columns of the chunks so far */
+#pragma unroll 1
+      for (uint32_t j = 0; j < steps; j += Form::kAhead) {
+        if (j * kTurnStep<C, Form> == filled) fill(filled), filled += p.chunk; /* the same in all warps */
+        if (j + Form::kAhead >= steps) {                                       /* weights from here on are the next tile's */
+          Walk behind = walk;
+          behind.next();
+          if (jobs > 1) rows.open(behind.job());
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < Form::kAhead; i++) { /* each in registers of its own: a move would wait for the load */
+          if (j + i < steps) multiply(ahead[i]);
+          rows.fetch(ahead[i]);
+        }
+      }
+      tile_emit<Form>(reinterpret_cast<float *>(shared + p.sums), walk.job(), total);
+      walk.next();
+    }
+  }
+};
+template <mm_cu_code C, mm_cu_scale S, class Form, class Walk>
+__device__ __forceinline__ void decode_tiles(const mm_cu_weight &w, const tile_plan &p, const Walk &walk, uint32_t jobs,
+                                             uint32_t from = 0) {
+  extern __shared__ uint4 shared_raw[];
+  tile_run<C, S, Form, Walk>(w, p, walk, from, reinterpret_cast<uint8_t *>(shared_raw))(jobs);
+}
+
+/* A block's tile. */
+template <mm_cu_code C, mm_cu_scale S, class Form, class Job>
+__device__ __forceinline__ void decode_tile(const mm_cu_weight &w, const tile_plan &p, const Job &job, uint32_t from = 0) {
+  decode_tiles<C, S, Form>(w, p, one_job<Job>{job}, 1, from);
 }
 
 #endif

@@ -11,7 +11,9 @@ struct dense_job {
   uint32_t first, column;
 
   __device__ uint32_t rows() const { return min(a.tokens - first, (uint32_t)Form::kRows); }
-  __device__ const bf16 *x(uint32_t r) const { return a.x + (size_t)(a.rows ? a.rows[first + r] : first + r) * w.k; }
+  __device__ const bf16 *x_base() const { return a.x; }
+  __device__ uint32_t x_row(uint32_t r) const { return a.rows ? a.rows[first + r] : first + r; }
+  __device__ const bf16 *x(uint32_t r) const { return x_base() + (size_t)x_row(r) * w.k; }
   __device__ weight_row weight(uint32_t r) const { return {0, min(column + r, w.n - 1)}; }
   template <int N>
   __device__ void emit(uint32_t r, uint32_t c, const float (&v)[N][2]) const {

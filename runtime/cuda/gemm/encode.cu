@@ -80,8 +80,7 @@ __global__ void __launch_bounds__(kWarps * 32) encode_rows(mm_cu_codes to, mm_cu
     load_columns(v, row, c, in.k);
 #pragma unroll
     for (float &x : v) x = quick ? divided_bf16(x, scale, inverse) : __fdiv_rn(x, scale);
-    const uint32_t codes = __nv_cvt_float2_to_fp8x2(make_float2(v[0], v[1]), __NV_SATFINITE, __NV_E4M3) |
-                           (uint32_t)__nv_cvt_float2_to_fp8x2(make_float2(v[2], v[3]), __NV_SATFINITE, __NV_E4M3) << 16;
+    const uint32_t codes = codes2_e4m3(v[0], v[1]) | codes2_e4m3(v[2], v[3]) << 16;
     *reinterpret_cast<uint32_t *>(to.code + (size_t)blockIdx.x * to.pitch + c) = codes;
   }
   for (uint32_t g = threadIdx.x; g < to.pitch / MM_CU_GROUP; g += kWarps * 32) to.scale[(size_t)g * to.scale_pitch + blockIdx.x] = scale;

@@ -192,8 +192,14 @@ __device__ __forceinline__ void gemm_step(float (&acc)[Form::kHalves][gemm_warps
   }
 }
 
+#include "runtime/cuda/gemm/gemm_large.cuh"
+
 template <mm_cu_code C, mm_cu_scale S, class Form, class Job>
 __device__ __forceinline__ void gemm_tile(const mm_cu_weight &w, const Job &job) {
+  if constexpr (Form::kHalves == 4) {
+    large_tile<C, S, Form, Job>(w, job)(job);
+    return;
+  }
   extern __shared__ uint4 shared_raw[];
   auto &sh = *reinterpret_cast<gemm_shared<Form> *>(shared_raw);
   constexpr uint32_t kTall = gemm_warps<Form>::kTall, kTiles = gemm_warps<Form>::kTiles;

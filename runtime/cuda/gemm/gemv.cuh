@@ -347,7 +347,7 @@ __device__ __forceinline__ void gemv_convert(const gemv_plan &p, const Job &job,
       for (uint32_t m = 1; m < 16; m <<= 1) largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, m));
       const act_scale scale(low(largest));
 #pragma unroll
-      for (int c = 0; c < 4; c++) q[c] = widen2_half(scale.codes(low(q[c]), high(q[c])));
+      for (int c = 0; c < 4; c++) q[c] = scale.halves(low(q[c]), high(q[c]));
       inverse = scale.value;
     } else {
 #pragma unroll

@@ -27,6 +27,13 @@ bool mm_cu_rounded::open(mm_cu_memory *memory, uint32_t tokens, uint32_t widest,
   return codes.code && codes.scale && rows;
 }
 
+bool mm_cu_rounded::open_spans(mm_cu_memory *memory, mm_err *err) {
+  if (hopper()) return true;
+  spans.sums = memory->array<float>((uint64_t)multiprocessors() * MM_CU_SPAN_SUMS, err);
+  spans.counters = memory->array<uint32_t>((uint64_t)multiprocessors() * MM_CU_SPAN_TILES, err);
+  return spans.sums && spans.counters;
+}
+
 mm_cu_codes mm_cu_rounded::codes_too(const __nv_bfloat16 *x, uint32_t tokens, uint32_t k) {
   if (!all_codes || tokens == 1 || k % MM_CU_GROUP != 0) return {};
   codes.rows = codes.scale_pitch = tokens, codes.pitch = k, coded = x, coded_how = {MM_ACT_FP8_GROUP};
@@ -65,6 +72,7 @@ cudaError_t mm_cu_rounded::linear(const mm_cu_weight &w, const mm_cu_linear &a, 
   const cudaError_t e = prepare(c, &given.x, a.rows, a.tokens, w, s);
   if (e != cudaSuccess) return e;
   if (given.x != a.x) given.rows = nullptr;
+  given.spans = spans;
   pushed = to.epoch && c.kernel == MM_CU_GEMM_FP8 && w.n % 8 == 0;
   const mm_cu_product coded = {codes, a.y, a.y32, pushed ? to : mm_cu_push{}};
   switch (c.kernel) {

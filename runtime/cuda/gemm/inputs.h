@@ -17,9 +17,12 @@ struct mm_cu_rounded {
   bool all_codes = false;                                   /* every dense product of more rows than one multiplies codes, in blocks */
   mm_cu_push push = {};                                     /* where the next product's y goes besides, if its kernel can */
   bool pushed = false;                                      /* whether the last one's did */
+  mm_cu_spans spans = {};
   bool decode = false; /* the step under way is one; a prefill's rows keep their bits in chunks of more than 16 */
 
   bool open(mm_cu_memory *memory, uint32_t tokens, uint32_t widest, mm_err *err);
+  /* Room for spans, where the current device runs kernels that have them. */
+  bool open_spans(mm_cu_memory *memory, mm_err *err);
   /* These rows are others now. */
   void wrote(const void *x) {
     if (coded == x) coded = nullptr;

@@ -41,6 +41,57 @@ __device__ expert_tile find_tile(const mm_cu_route &r, uint32_t index) {
   return found;
 }
 
+/* Where the tiles of each expert begin in the list of find_tile, and the end of the last, for all threads. */
+template <uint32_t kRows>
+__device__ const uint32_t *list_tiles(const mm_cu_route &r) {
+  __shared__ uint32_t start[MM_CU_MAX_EXPERTS + 1], sums[kTileThreads / 32];
+  static_assert(kTileThreads == MM_CU_MAX_EXPERTS, "a thread for each expert");
+  const uint32_t e = threadIdx.x, warp = e / 32;
+  const uint32_t tiles = e < r.experts ? (r.offset[e + 1] - r.offset[e] + kRows - 1) / kRows : 0, through = warp_sum_through(tiles);
+  if (e % 32 == 31) sums[warp] = through;
+  __syncthreads();
+  uint32_t before = 0;
+  for (uint32_t i = 0; i < warp; i++) before += sums[i];
+  start[e + 1] = before + through;
+  if (e == 0) start[0] = 0;
+  __syncthreads();
+  return start;
+}
+
+/* A block's part of all tiles of pairs and weight rows, side by side those of one tile of pairs. */
+template <class Form, class Maker>
+struct expert_walk {
+  const uint32_t *start, *offset;
+  uint32_t wide, tile, column, expert;
+  Maker maker;
+
+  __device__ __forceinline__ expert_walk(const uint32_t *starts, const uint32_t *offsets, uint32_t columns, uint32_t unit, const Maker &m)
+      : start(starts), offset(offsets), wide(columns), tile(unit / columns), column(unit % columns), expert(0), maker(m) {
+#pragma unroll
+    for (uint32_t step = MM_CU_MAX_EXPERTS / 2; step > 0; step /= 2)
+      if (start[expert + step] <= tile) expert += step; /* the last that begins at or before it: those before it are empty */
+  }
+  __device__ __forceinline__ void next() {
+    if (++column < wide) return;
+    column = 0, tile++;
+    while (expert + 1 < MM_CU_MAX_EXPERTS && start[expert + 1] <= tile) expert++;
+  }
+  __device__ __forceinline__ uint32_t x_of() const { return tile; }
+  __device__ __forceinline__ auto job() const {
+    const uint32_t first = offset[expert] + (tile - start[expert]) * Form::kRows;
+    return maker(expert_tile{expert, first, min(offset[expert + 1] - first, Form::kRows)}, column);
+  }
+};
+
+/* All tiles of a launch, shared out evenly. */
+template <mm_cu_code C, mm_cu_scale S, class Form, class Maker>
+__device__ __forceinline__ void decode_experts(const mm_cu_weight &w, const tile_plan &p, const mm_cu_route &r, const Maker &maker) {
+  const uint32_t *const start = list_tiles<Form::kRows>(r);
+  const uint32_t wide = (w.n + Form::kColumns - 1) / Form::kColumns, all = start[MM_CU_MAX_EXPERTS] * wide;
+  const uint32_t first = (uint32_t)((uint64_t)all * blockIdx.x / gridDim.x), end = (uint32_t)((uint64_t)all * (blockIdx.x + 1) / gridDim.x);
+  if (first < end) decode_tiles<C, S, Form>(w, p, expert_walk<Form, Maker>(start, r.offset, wide, first, maker), end - first);
+}
+
 struct up_job {
   const mm_cu_weight &w;
   const mm_cu_route &r;
@@ -49,7 +100,9 @@ struct up_job {
   uint32_t column, inter;
 
   __device__ uint32_t rows() const { return tile.rows; }
-  __device__ const bf16 *x(uint32_t i) const { return a.x + (size_t)(r.pair[tile.first + i] / r.top_k) * w.k; }
+  __device__ const bf16 *x_base() const { return a.x; }
+  __device__ uint32_t x_row(uint32_t i) const { return r.pair[tile.first + i] / r.top_k; }
+  __device__ const bf16 *x(uint32_t i) const { return x_base() + (size_t)x_row(i) * w.k; }
   __device__ weight_row weight(uint32_t i) const {
     const uint32_t c = min(column + i / 16 * 8 + i % 8, inter - 1);
     return {tile.expert, i / 8 % 2 == 0 ? c : inter + c};
@@ -75,7 +128,9 @@ struct down_job {
   uint32_t column;
 
   __device__ uint32_t rows() const { return tile.rows; }
-  __device__ const bf16 *x(uint32_t i) const { return a.middle + (size_t)(tile.first + i) * w.k; }
+  __device__ const bf16 *x_base() const { return a.middle; }
+  __device__ uint32_t x_row(uint32_t i) const { return tile.first + i; }
+  __device__ const bf16 *x(uint32_t i) const { return x_base() + (size_t)x_row(i) * w.k; }
   __device__ weight_row weight(uint32_t i) const { return {tile.expert, min(column + i, w.n - 1)}; }
   template <int N>
   __device__ void emit(uint32_t i, uint32_t c, const float (&v)[N][2]) const {
@@ -111,8 +166,8 @@ __global__ void __launch_bounds__(kTileThreads, Form::kBlocks)
               const __grid_constant__ mm_cu_experts a) {
 #ifndef __CUDA_ARCH_FEAT_SM90_ALL
   grid_wait_and_launch_next();
-  const expert_tile tile = find_tile<Form::kRows>(r, blockIdx.y);
-  if (tile.rows > 0) decode_tile<C, S, Form>(w, p, up_job{w, r, a, tile, blockIdx.x * (Form::kColumns / 2), w.n / 2});
+  decode_experts<C, S, Form>(
+      w, p, r, [&](const expert_tile &tile, uint32_t column) { return up_job{w, r, a, tile, column * (Form::kColumns / 2), w.n / 2}; });
 #else
   no_such_code();
 #endif
@@ -124,8 +179,9 @@ __global__ void __launch_bounds__(kTileThreads, Form::kBlocks)
                 const __grid_constant__ mm_cu_experts a) {
 #ifndef __CUDA_ARCH_FEAT_SM90_ALL
   grid_wait_and_launch_next();
-  const expert_tile tile = find_tile<Form::kRows>(r, blockIdx.y);
-  if (tile.rows > 0) decode_tile<C, S, Form>(w, p, down_job{w, r, a, tile, blockIdx.x * Form::kColumns});
+  decode_experts<C, S, Form>(w, p, r, [&](const expert_tile &tile, uint32_t column) {
+    return down_job{w, r, a, tile, column * Form::kColumns};
+  });
 #else
   no_such_code();
 #endif
@@ -168,7 +224,7 @@ struct grouped_launch {
   template <mm_cu_code C, mm_cu_scale S, class Form>
   cudaError_t decode() const {
     const tile_plan p = plan_tile<C, Form>(w);
-    const dim3 grid(ceil_div(w.n, Form::kColumns), most_tiles(r, a.tokens, Form::kRows));
+    const unsigned grid = min(ceil_div(w.n, Form::kColumns) * most_tiles(r, a.tokens, Form::kRows), Form::kBlocks * multiprocessors());
     return launch(up ? decode_up<C, S, Form> : decode_down<C, S, Form>, grid, kTileThreads, p.shared, s, p, w, r, a);
   }
   template <mm_cu_code C, mm_cu_scale S, uint32_t kGroups>
