@@ -26,6 +26,10 @@ PAIRS = [("none", None), ("block_fp8", "fp8"), ("tensor_wise_fp8", "fp8"), ("ten
          ("tensor_wise_fp8", "ct"), ("tensor_wise_fp8" + STATIC, "ct"), ("int8", "ct"), ("mxfp8", "ct"), ("w4a16", "ct"), ("w4afp8", "ct"),
          ("nvfp4a16", "ct"), ("nvfp4" + STATIC, "ct"), ("mxfp4", "ct"), ("nvfp4a16", "modelopt"), ("nvfp4" + STATIC, "modelopt"),
          ("fp8_attention_nvfp4_experts", "ct"), ("fp8_attention_int4_experts", "ct")]
+M3 = os.path.join(os.environ.get("SHARED", "../shared"), "models", "tiny-m3")  # with a vision tower
+INDEX = {"mxfp8_attention_nvfp4_experts": "mxfp8", "fp8_attention_nvfp4_experts": "block_fp8", "fp8_attention_int4_experts": "block_fp8"}
+M3_PAIRS = [("none", None), ("block_fp8", "fp8"), ("block_fp8", "ct"), ("channel_fp8", "ct"), ("mxfp8", "ct"), ("w4a16", "ct"), ("mxfp8_attention_nvfp4_experts", "ct"),
+            ("fp8_attention_nvfp4_experts", "ct"), ("fp8_attention_int4_experts", "ct")]
 
 
 def source(path):
@@ -80,7 +84,7 @@ def transformers_cell(engines, path, scheme, dialect):
     log = io.StringIO()
     try:
         with logged(log):
-            llm, info = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, output_loading_info=True, **more)
+            llm, info = engines.auto_class(path).from_pretrained(path, dtype=torch.float32, output_loading_info=True, **more)
     except Exception as error:  # noqa: BLE001  (whatever it is goes into the table)
         return one_line(error, re.sub(r"\x1b\[[0-9;]*m", "", log.getvalue()))
     unread = [k for k in info["unexpected_keys"] if k.endswith(INPUTS)]  # of static inputs; without kernels for them they have no use
@@ -165,6 +169,29 @@ def names_cell(fused, path, scheme, dialect):
     except AssertionError as error:
         return one_line(error)
     return FOUND
+
+
+def m3_rows(build, tmp, engines, others):
+    """MiniMax-M3 with its vision tower, in the engines that load it on a CPU."""
+    print("""
+MiniMax-M3, small, with its vision tower (`tiny-m3`); under `ct` the index projections are quantised as attention is, since vLLM fuses them with q, k and v. SGLang was
+asked for its schemes of compressed-tensors alone. transformers' class is `MiniMaxM3SparseForConditionalGeneration`.
+
+| scheme | dialect | transformers | compressed-tensors | SGLang | vLLM |
+|---|---|---|---|---|---|""")
+    sglang, vllm = others
+    outs = [os.path.join(tmp, f"m3-{i}") for i in range(len(M3_PAIRS))]
+    for (scheme, dialect), out in zip(M3_PAIRS, outs):
+        subprocess.run([f"{build}/bin/minimax-convert", M3, "-o", out, "-q", "--quant", scheme, "--layout", "hf", *(["--dialect", dialect] if dialect else []),
+                        *(["--override", f"*index_?_proj.weight={INDEX.get(scheme, scheme)}"] if dialect == "ct" else [])], check=True)
+    loaded = asked([vllm, "tests/python/vllm_cpu.py", "--loads"], outs) if vllm else [None] * len(outs)
+    ct_outs = [out for (_, dialect), out in zip(M3_PAIRS, outs) if dialect == "ct"]
+    chosen = dict(zip(ct_outs, asked([sys.executable, "tests/interop/sglang_schemes.py", sglang], ct_outs))) if sglang and engines else {}
+    for (scheme, dialect), out, load in zip(M3_PAIRS, outs, loaded):
+        own = chosen.get(out)
+        sg = "not tried" if own is None else "fails: " + one_sentence(own["error"]) if "error" in own else "takes every layer"
+        cells = [f(engines, out, scheme, dialect) if engines else "not tried" for f in (transformers_cell, library_cell)]
+        print(f"| `{scheme}` | {f'`{dialect}`' if dialect else '-'} | {' | '.join(cells)} | {sg} | {vllm_cell(load) if load else 'not tried'} |", flush=True)
 
 
 def load_module(name, path):
@@ -255,6 +282,8 @@ with version {version} and asks each engine as far as it runs on a CPU; run it a
         word = f"`{scheme.removesuffix(STATIC)}`{STATIC if scheme.endswith(STATIC) else ''}"
         print(f"| {word} | {f'`{dialect}`' if dialect else '-'} | {tf_cell} | {ct_cell} | {sg} | {vl} |", flush=True)
         print(f"{scheme} {dialect}", file=sys.stderr)
+    if os.path.isdir(M3):
+        m3_rows(build, tmp, engines, (sglang, vllm))
     print("\nWhat `minimax-convert` says beside such a conversion, and writes into its model card:\n")
     for note in notes:
         print(f"- {note}")

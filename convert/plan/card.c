@@ -14,7 +14,13 @@
 #define NO_MODELOPT  TRANSFORMERS " has no reader of ModelOpt: serve it with vLLM or SGLang."
 
 /* Which of a plan's tensors a sentence is about. */
-enum { ALL, EXPERTS, DYNAMIC /* experts without static scales of their inputs */ };
+enum {
+  ALL,
+  EXPERTS,
+  DYNAMIC, /* experts without static scales of their inputs */
+  SPARSE,  /* of a model with an index branch */
+  INDEX    /* an index branch as stored where other projections are quantised, in whatever scheme */
+};
 
 /* As measured with these versions (docs/engines.md). */
 static const struct {
@@ -36,16 +42,32 @@ static const struct {
     {"ct", "w4afp8", ALL,
      "compressed-tensors 0.20 takes the words of W4A8 FP8 for plain integers when it dequantises; " TRANSFORMERS " does not."},
     {"ct", "w4afp8", ALL, SGLANG " reads W4A8 FP8 where experts have it and nothing else is quantised: serve it with vLLM otherwise."},
+    {"ct", NULL, INDEX,
+     "vLLM 0.33 fuses the index projections of MiniMax-M3 with q, k and v and reads one scheme for all: for vLLM give them attention's "
+     "(--override \"*index_?_proj.weight=SCHEME\")."},
+    {"fp8", "block_fp8", SPARSE,
+     "vLLM 0.33 does not read the scales of MiniMax-M3's block FP8 under this spelling: --dialect ct is what it reads."},
     {"modelopt", "nvfp4a16", ALL, NO_MODELOPT},
     {"modelopt", "nvfp4", ALL, NO_MODELOPT},
     {"fp8", "tensor_wise_fp8", ALL,
      "vLLM and SGLang read tensor-wise FP8 in compressed-tensors only (--dialect ct, with --act-scales); this spelling is transformers'."},
 };
 
+/* A matrix of the index branch, or another one that is no expert's, is quantised or not. */
+static bool has_projection(const mm_plan *p, mm_kind kind, bool quantised) {
+  for (size_t i = 0; i < p->pack.tensor_count; i++)
+    if (p->tensor[i].rule[0] && p->tensor[i].rule[0]->kind == kind && (p->tensor[i].naming != NULL) == quantised) return true;
+  return false;
+}
+
 static bool has_scheme(const mm_plan *p, const char *scheme, int about) {
+  const bool index_as_stored = has_projection(p, MM_KIND_INDEX, false);
+  if (about == INDEX) return index_as_stored && has_projection(p, MM_KIND_LINEAR, true);
+  if (about == SPARSE && !index_as_stored && !has_projection(p, MM_KIND_INDEX, true)) return false;
   for (size_t i = 0; i < p->pack.tensor_count; i++) {
     const mm_pack_tensor *t = &p->pack.tensor[i];
-    if (strcmp(t->scheme, scheme) != 0 || (about != ALL && p->tensor[i].rule[0]->kind != MM_KIND_EXPERT)) continue;
+    if (strcmp(t->scheme, scheme) != 0 || ((about == EXPERTS || about == DYNAMIC) && p->tensor[i].rule[0]->kind != MM_KIND_EXPERT))
+      continue;
     if (about != DYNAMIC || !(t->input_scale > 0)) return true;
   }
   return false;

@@ -274,7 +274,8 @@ static bool fused_name(const char *source, unsigned pieces, char out[256]) {
   static const struct {
     const char *first, *module;
     unsigned pieces;
-  } fused[] = {{".q_proj.weight", ".qkv_proj", 3}, {".gate_proj.weight", ".gate_up_proj", 2}};
+  } fused[] = {
+      {".q_proj.weight", ".qkv_proj", 3}, {".gate_proj.weight", ".gate_up_proj", 2}, {".index_q_proj.weight", ".index_qkv_proj", 1}};
   for (size_t i = 0; i < sizeof fused / sizeof *fused; i++) {
     const size_t n = strlen(source), end = strlen(fused[i].first);
     if (pieces != fused[i].pieces || !mm_ends_with(source, fused[i].first)) continue;
@@ -317,12 +318,24 @@ static void add_aliases(mm_json *list, const mm_pack_tensor *t) {
   if (mlp_name(source, strlen(source) - strlen(".weight"), name)) mm_json_append(list, mm_json_new_str(name));
 }
 
+/* A module of the vision tower. Norms too whose names do not end so: compressed-tensors' dequantiser takes their modules for quantised
+ * ones. vLLM asks for the two products of an MLP without ".mlp". */
+static void add_passed(mm_json *list, const mm_hf_tensor *t) {
+  static const char mlp[] = ".mlp.fc";
+  const char *at = strstr(t->original, mlp);
+  char name[256];
+  if (!mm_ends_with(t->original, ".weight") || (t->shape.rank < 2 && mm_ends_with(t->original, "norm.weight"))) return;
+  add_module(list, t->original);
+  if (!at || snprintf(name, sizeof name, "%.*s%s", (int)(at - t->original), t->original, at + strlen(".mlp")) >= (int)sizeof name) return;
+  add_module(list, name);
+}
+
 static mm_json *left_out(const mm_plan *p) {
   mm_json *list = mm_json_new_arr();
   for (size_t i = 0; i < p->pack.tensor_count; i++) {
     const mm_pack_tensor *t = &p->pack.tensor[i];
     const mm_hf_tensor *passed = p->tensor[i].passed;
-    if (passed && passed->shape.rank > 1 && mm_ends_with(passed->original, ".weight")) add_module(list, passed->original);
+    if (passed) add_passed(list, passed);
     if (t->vector || p->tensor[i].naming) continue;
     if (is_expert(p, i, p->tensor[i].layer) && !is_expert(p, i - 1, p->tensor[i].layer)) add_experts(list, p, i);
     for (unsigned j = 0; j < t->piece_count; j++) add_module(list, t->piece[j].source);

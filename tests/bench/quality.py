@@ -3,7 +3,7 @@
 
   quality.py BIN [--limit WINDOWS] [--schemes A,B] [--models A,B] [--searches A,B]
 
-BIN is the folder of the programs. A model is a folder of tests/data, or a path to one. One row for each model,
+BIN is the folder of the programs. A model is a folder of tests/data, or a path to one; a scheme may be a preset or a recipe's line, too. One row for each model,
 scheme and search: negative log-likelihood (NLL) a token over windows of 512, its distance
 from the unquantised checkpoint and from the same scheme's absmax; then the Kullback-Leibler divergence (KL) of the next token's distribution
 from the unquantised checkpoint's, which is how much likelihood the quantisation costs on text that the checkpoint itself would write, and its
@@ -102,7 +102,7 @@ def main():
             print(f"| {name} | `bf16` | | {none.mean():.4f} | {count * WINDOW} tokens | | | |", flush=True)
             for scheme in args.schemes.split(","):
                 absmax = None
-                for search in ["absmax", *(x for x in SEARCHES[scheme] if x in args.searches.split(","))]:
+                for search in ["absmax", *(x for x in SEARCHES.get(scheme, ["mse"]) if x in args.searches.split(","))]:
                     found = measure(args, model, scheme, search, ids, plain, folder)
                     absmax = absmax or found
                     than = [distance(x, y) for x, y in zip(found, absmax)]

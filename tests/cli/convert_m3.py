@@ -188,10 +188,11 @@ def test_layout_hf():
     """Unsharded: the release's names, the vision tower and drafts byte for byte; and back again as a source."""
     source = Checkpoint.load(TINY)
     with Scratch() as tmp:
-        convert(TINY, tmp + "/none", "-q", "--layout", "hf", "--part-size", "1M")
+        assert "vLLM" not in convert(TINY, tmp + "/none", "--layout", "hf", "--part-size", "1M")
         assert unsharded(tmp + "/none") == source.tensors
         for quant in ("block_fp8", "mxfp8_attention_nvfp4_experts", "channel_fp8"):
-            convert(TINY, f"{tmp}/{quant}", "-q", "--layout", "hf", "--quant", quant)
+            said = convert(TINY, f"{tmp}/{quant}", "--layout", "hf", "--quant", quant)
+            assert ("--dialect ct is what it reads" if quant == "block_fp8" else "fuses the index projections of MiniMax-M3") in said, said
             subprocess.run([VERIFY, f"{tmp}/{quant}", "-q", "--source", TINY], check=True, stdout=subprocess.DEVNULL)
             made = unsharded(f"{tmp}/{quant}")
             with open(f"{tmp}/{quant}/config.json", encoding="utf-8") as f:
@@ -202,6 +203,9 @@ def test_layout_hf():
             q = config.pop("quantization_config")
             assert config == source.config
             left_out = q.get("ignore", q.get("modules_to_not_convert"))
+            # compressed-tensors passes over weights of modules that end with "norm", and over no others.
+            plain |= {name.removesuffix(".weight") for name in source.tensors if re.match(r"vision_tower\..*(?<!norm)\.weight$", name)}
+            plain |= {name.replace(".mlp.fc", ".fc") for name in plain if name.startswith("vision_tower.")}  # vLLM's names
             assert plain <= set(left_out) and not quantised & set(left_out), plain - set(left_out)
             for group in list(q.get("config_groups", {}).values())[:-1]:  # the last one takes every other module
                 fits = {m for m in quantised | plain if any(re.match(t[3:], m) for t in group["targets"])}
@@ -213,6 +217,11 @@ def test_layout_hf():
                 same_numbers(f"{tmp}/back", f"{tmp}/packed")
                 shutil.rmtree(f"{tmp}/back")
                 shutil.rmtree(f"{tmp}/packed")
+        said = convert(TINY, f"{tmp}/alike", "--layout", "hf", "--quant", "fp8_attention_nvfp4_experts", "--override", "*index_?_proj.weight=block_fp8")
+        with open(f"{tmp}/alike/config.json", encoding="utf-8") as f:
+            targets = json.load(f)["quantization_config"]["config_groups"]["group_0"]["targets"]
+        # SGLang fuses both index projections.
+        assert "fuses the index" not in said and any(re.match(t[3:], "language_model.model.layers.1.self_attn.index_qkv_proj") for t in targets), targets
         text = renamed(source, text_only, lambda name: name.startswith(PREFIX))
         text.config = {"architectures": ["MiniMaxM3SparseForCausalLM"], **source.config["text_config"]}
         inside = renamed(source, lambda n: n.replace("language_model.model.", "model.language_model.").replace("language_model.lm", "lm"))

@@ -126,8 +126,14 @@ def dense_copy(hf):
     return out
 
 
+def auto_class(path):
+    """transformers' class of a checkpoint: MiniMax-M3's is the one with its vision tower."""
+    with open(os.path.join(path, "config.json"), encoding="utf-8") as f:
+        return transformers.AutoModelForImageTextToText if "text_config" in json.load(f) else transformers.AutoModelForCausalLM
+
+
 def load(path, **more):
-    llm, info = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, output_loading_info=True, **more)
+    llm, info = auto_class(path).from_pretrained(path, dtype=torch.float32, output_loading_info=True, **more)
     info["missing_keys"] = {name for name in info["missing_keys"] if not name.endswith(("slope_rate", "_decay"))}  # constants of lightning
     assert not any(info[k] for k in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")), info
     if llm.config.model_type == "minimax":

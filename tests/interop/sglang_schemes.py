@@ -82,10 +82,22 @@ def chosen(config_class, path):
     with open(os.path.join(path, "config.json"), encoding="utf-8") as f:
         config = json.load(f)
     quant = config_class.from_config(config["quantization_config"])
-    quant.packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
+    quant.packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"],
+                                    "index_qkv_proj": ["index_q_proj", "index_k_proj"]}
     column, row, experts = (type(n, (torch.nn.Module,), {})() for n in ("QKVParallelLinear", "RowParallelLinear", "FusedMoE"))
     found = []
-    for layer in range(config["num_hidden_layers"]):
+    for layer, sparse in enumerate(config.get("text_config", {}).get("moe_layer_freq", [])):  # MiniMax-M3
+        at = f"language_model.model.layers.{layer}."
+        mlp = at + ("mlp.shared_experts." if sparse else "mlp.")
+        own = [quant.get_linear_scheme(column, at + "self_attn.qkv_proj"), quant.get_linear_scheme(row, at + "self_attn.o_proj"),
+               quant.get_linear_scheme(column, mlp + "gate_up_proj"), quant.get_linear_scheme(row, mlp + "down_proj"),
+               *([quant.get_moe_scheme(experts, at + "mlp.experts"), quant.get_linear_scheme(column, at + "self_attn.index_qkv_proj")] if sparse else [])]
+        assert None not in own, f"{at}* would be read as unquantised"
+        found += own
+    if found:
+        for name in ("vision_tower.vision_model.encoder.layers.0.mlp.fc1", "multi_modal_projector.linear_1", "patch_merge_mlp.linear_1"):
+            assert quant.get_linear_scheme(column, name) is None, f"{name} would be read as quantised"
+    for layer in range(config.get("num_hidden_layers", 0)):
         at = f"model.layers.{layer}."
         found += [quant.get_linear_scheme(column, at + "self_attn.qkv_proj"), quant.get_linear_scheme(row, at + "self_attn.o_proj"),
                   quant.get_moe_scheme(experts, at + "block_sparse_moe.experts")]

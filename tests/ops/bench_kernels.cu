@@ -24,7 +24,8 @@ struct scheme {
 };
 static const scheme kBf16 = {"bf16", MM_CU_BF16, MM_CU_PLAIN, 0, 0}, kFp8 = {"block_fp8", MM_CU_E4M3, MM_CU_COARSE, 7, 7},
                     kInt4 = {"int4 g128", MM_CU_INT4, MM_CU_COARSE, 0, 7}, kNv = {"nvfp4", MM_CU_E2M1, MM_CU_NV, 0, 4},
-                    kMx = {"mxfp4", MM_CU_E2M1, MM_CU_MX, 0, 5}, kNvRounded = {"nvfp4 rounded", MM_CU_E2M1, MM_CU_NV, 0, 4, MM_ACT_NVFP4};
+                    kMx = {"mxfp4", MM_CU_E2M1, MM_CU_MX, 0, 5}, kNvRounded = {"nvfp4 rounded", MM_CU_E2M1, MM_CU_NV, 0, 4, MM_ACT_NVFP4},
+                    kMx8 = {"mxfp8", MM_CU_E4M3, MM_CU_MX, 0, 5, MM_ACT_MXFP8};
 
 struct bench_weight {
   mm_cu_weight d = {};
@@ -474,6 +475,26 @@ void bench_widened() {
   }
   experts_rate("M2", kNvRounded, 256, 8, 3072, 1536, {512, 8192});
 }
+/* MXFP8 with rounded inputs: as codes and widened. */
+static void mx_rate(uint32_t tokens, uint32_t n, uint32_t k) {
+  bench_weight w(kMx8, 1, n, k);
+  if (!takes_here(MM_CU_GEMM_MX, w.d)) return;
+  buffer<__nv_bfloat16> x((size_t)tokens * k), y((size_t)tokens * n);
+  code_buffers codes(tokens, k);
+  fill_random_bf16(x.p, x.n, 7);
+  CUDA_OK(mm_cu_encode(codes.d, {x.p, k, nullptr}, {MM_ACT_MXFP8, 0}, 0));
+  char what[120];
+  const double us = time_graph(
+      4,
+      [&](cudaStream_t st, int) {
+        CUDA_OK(mm_cu_gemm_mx(w.d, {codes.d, y.p, nullptr}, st));
+      },
+      6);
+  snprintf(what, sizeof what, "gemm mxfp8 codes T=%u %u x %u", tokens, n, k);
+  flops(what, us, 2.0 * tokens * n * k);
+  bench_gemm(kMx8, tokens, n, k);
+}
+void bench_mx() { mx_rate(8192, 9216, 6144), mx_rate(8192, 6144, 8192), mx_rate(512, 9216, 6144), mx_rate(256, 6144, 8192); }
 void bench_attention() {
   bench_gqa("M1", 64, 1, 1024);
   bench_gqa("M2", 48, 1, 1024);

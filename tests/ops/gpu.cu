@@ -353,6 +353,7 @@ static const subject kSubjects[] = {
     {"experts", test_experts, bench_experts},
     {"shared", test_shared, NULL},
     {"widened", test_widened, bench_widened},
+    {"mx", test_mx, bench_mx},
     {"products", NULL, bench_products},
     {"attention", test_attention, bench_attention},
     {"blocks", test_block_attention, NULL},

@@ -33,6 +33,7 @@ def schemes():
                 yield importlib.import_module(f"{found.__name__}.{info.name}")
     for name in ("fp8", "modelopt"):
         yield importlib.import_module(f"{QUANTIZATION}.{name}")
+    yield importlib.import_module("vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method")
 
 
 def without_kernels():

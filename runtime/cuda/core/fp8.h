@@ -19,7 +19,9 @@ struct mm_cu_inputs {
   mm_cu_placed of;      /* as many rows as pairs, of which those from *places on stand for nothing; or {}: rows of no route */
 };
 /* A scale of the whole row stands at each of its groups; where it is of other ranks' columns too, all of them call this, of the same rows
- * or of as many pairs. */
+ * or of as many pairs. MM_ACT_MXFP8, of rows of no route and k % 128 == 0: scale holds words of four exponents for 128 columns, the first
+ * 32 columns' in the low byte. 32 columns whose scale is at most 2^4 below the largest of their 128 take that one: numbers below 2^-6 of it
+ * are rounded to steps of 2^-9 of it, so that they are off by 7e-5 of the largest of the 32 at most. */
 cudaError_t mm_cu_encode(const mm_cu_codes &to, const mm_cu_inputs &in, const mm_cu_rounding &how, cudaStream_t s);
 /* Largest magnitudes that ranks exchange for rows whose columns are split over them: largest[room]. Rows of a route are indexed by pair,
  * since ranks with different experts have different row orders; rows that a rank does not hold have 0. */
@@ -46,6 +48,8 @@ struct mm_cu_product {
   mm_cu_push push; /* y's rows, by mm_cu_gemm_fp8 with n % 8 == 0 */
 };
 cudaError_t mm_cu_gemm_fp8(const mm_cu_weight &w, const mm_cu_product &a, cudaStream_t s);
+/* The same of rows and weights in MXFP8. */
+cudaError_t mm_cu_gemm_mx(const mm_cu_weight &w, const mm_cu_product &a, cudaStream_t s);
 /* The same for T ≤ MM_CU_FEW, at the memory's rate, where a cluster of blocks holds the rows. */
 cudaError_t mm_cu_small_batch_fp8(const mm_cu_weight &w, const mm_cu_product &a, cudaStream_t s);
 

@@ -26,8 +26,10 @@ struct rounder {
   __device__ float group_scale(float amax, float row) const {
     if (format.scale == MM_F8_E4M3) return rounded_e4m3(__fdiv_rn(__fdiv_rn(amax, largest_code()), row)) * row;
     if (format.scale != MM_F8_E8M0) return __fdiv_rn(fmaxf(amax, 1e-10f), largest_code());
-    /* the largest codes are 1.75 · 2^8 and 1.5 · 2^2 */
-    const bool wide = format.code == MM_CODE_E4M3;
+    return power_scale(amax, format.code == MM_CODE_E4M3);
+  }
+  /* The power of two for numbers of this magnitude. The largest codes are 1.75 · 2^8 (wide) and 1.5 · 2^2. */
+  __device__ static float power_scale(float amax, bool wide) {
     const uint32_t u = __float_as_uint(fmaxf(amax, 1e-10f));
     const int e = (int)(u >> 23) - (wide ? 8 : 2) + ((u & 0x7fffff) > (wide ? 0x600000u : 0x400000u));
     return __uint_as_float((uint32_t)max(e, 1) << 23); /* e ≥ 85: amax is at least 1e-10 */

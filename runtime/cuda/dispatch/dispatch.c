@@ -74,12 +74,20 @@ static bool takes_decode_dense(const mm_cu_device *d, const mm_cu_task *q) {
   return !d->hopper && q->tokens <= MM_CU_FEW && mm_cu_tile_takes(q->w);
 }
 static bool takes_decode_linear(const mm_cu_device *d, const mm_cu_task *q) { return (void)d, q->tokens <= MM_CU_DECODE_ROWS; }
+/* Both sides have powers of two for 32 columns, in whole lines. */
+static bool takes_gemm_mx(const mm_cu_device *d, const mm_cu_task *q) {
+  const mm_cu_weight *w = q->w;
+  return d->hopper && w->code == MM_CU_E4M3 && w->scale_kind == MM_CU_MX && w->rounding.kind == MM_ACT_MXFP8 &&
+         w->whole.kind == MM_ACT_KEPT && w->k % MM_CU_GROUP == 0 && w->scale_pitch % 4 == 0 && w->cell_n_log2 == 0;
+}
 static bool takes_widened(const mm_cu_device *d, const mm_cu_task *q) { return d->hopper && q->w->code != MM_CU_BF16; }
 static bool takes_gemm(const mm_cu_device *d, const mm_cu_task *q) { return !takes_widened(d, q); }
 
 static bool few_rows(const mm_cu_device *d, const mm_cu_task *q) {
   return (void)d, q->tokens > 1 && q->tokens <= (q->decode ? MM_CU_FEW : MM_CU_DECODE_ROWS);
 }
+
+static bool many(const mm_cu_device *d, const mm_cu_task *q) { return q->tokens > 1 && !few_rows(d, q); }
 
 /* Few rows of codes in blocks that no cluster holds come by the kernel of many; others come faster as numbers. */
 static bool many_codes(const mm_cu_device *d, const mm_cu_task *q) {
@@ -144,6 +152,7 @@ static const struct kernel_row {
     {MM_CU_SMALL_BATCH_WIDENED, takes_small_batch_widened, few_rows, "small_batch_clusters", NULL, NULL, NULL},
     {MM_CU_DECODE_DENSE, takes_decode_dense, few_rows, "decode_dense", NULL, NULL, NULL},
     {MM_CU_DECODE_LINEAR, takes_decode_linear, always, "decode_linear", NULL, NULL, NULL},
+    {MM_CU_GEMM_MX, takes_gemm_mx, many, "product_mx", NULL, NULL, NULL},
     {MM_CU_GEMM_WIDENED, takes_widened, always, "gemm_widened", NULL, NULL, NULL},
     {MM_CU_GEMM, takes_gemm, always, "gemm", NULL, NULL, NULL},
     {MM_CU_EXPERTS_FEW, takes_experts_few, few_each, "lay_rows, experts_few", "lay_rows, experts_few", "sum_pairs", "round_rows"},
@@ -186,6 +195,7 @@ static mm_cu_inputs_are inputs_of(mm_cu_kernel kernel, const mm_cu_weight *w) {
   if (mm_cu_rounding_of(w)->kind == MM_ACT_KEPT) return MM_CU_KEPT;
   if (kernel == MM_CU_SMALL_BATCH_FP8 || kernel == MM_CU_GEMM_FP8 || kernel == MM_CU_EXPERTS_FP8)
     return groups(w) ? MM_CU_AS_CODES : MM_CU_AS_ROW_CODES;
+  if (kernel == MM_CU_GEMM_MX) return MM_CU_AS_MX_CODES;
   return mm_cu_rounds_inside(kernel, w) ? MM_CU_ROUNDED_INSIDE : MM_CU_ROUNDED_BEFORE;
 }
 
@@ -200,8 +210,10 @@ mm_cu_choice mm_cu_choose_product(const mm_cu_device *d, const mm_cu_task *q) {
 
 void mm_cu_say_choice(const mm_cu_choice *c, char *to, size_t size) {
   const struct kernel_row *r = row_of(c->kernel);
-  static const char *const made[] = {
-      [MM_CU_ROUNDED_BEFORE] = "round_rows", [MM_CU_AS_CODES] = "encode", [MM_CU_AS_ROW_CODES] = "encode_rows"};
+  static const char *const made[] = {[MM_CU_ROUNDED_BEFORE] = "round_rows",
+                                     [MM_CU_AS_CODES] = "encode",
+                                     [MM_CU_AS_ROW_CODES] = "encode_rows",
+                                     [MM_CU_AS_MX_CODES] = "encode_mx"};
   const char *part[5] = {made[c->x]};
   to[0] = 0;
   if (!r) return;

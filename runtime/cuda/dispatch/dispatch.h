@@ -19,6 +19,7 @@ typedef enum mm_cu_kernel {
   MM_CU_NO_KERNEL,
   /* y = x·Wᵀ */
   MM_CU_GEMM_FP8,
+  MM_CU_GEMM_MX,
   MM_CU_SMALL_BATCH_FP8,
   MM_CU_ONE,
   MM_CU_SMALL_BATCH_WIDENED,
@@ -42,7 +43,8 @@ typedef enum mm_cu_inputs_are {
   MM_CU_ROUNDED_INSIDE, /* by the kernel */
   MM_CU_ROUNDED_BEFORE, /* by a launch before it, as bf16 */
   MM_CU_AS_CODES,       /* likewise, and multiplied as codes, under scales of 128 columns */
-  MM_CU_AS_ROW_CODES    /* the same under scales of whole rows */
+  MM_CU_AS_ROW_CODES,   /* the same under scales of whole rows */
+  MM_CU_AS_MX_CODES     /* the same under powers of two of 32 columns */
 } mm_cu_inputs_are;
 
 /* Bytes of shared memory with which a single token's kernels have their longest rings (gemv_wide, gemv.cuh). */

@@ -48,6 +48,43 @@ __global__ void __launch_bounds__(kWarps * 32) encode(mm_cu_codes to, mm_cu_inpu
   }
 }
 
+/* As encode, under powers of two (fp8.h). */
+constexpr int kRaised = 4;
+__global__ void __launch_bounds__(kWarps * 32) encode_mx(mm_cu_codes to, mm_cu_inputs in) {
+  const uint32_t groups = to.pitch / MM_CU_GROUP, lane = threadIdx.x % 16, lanes = 0xffffu << (threadIdx.x & 16);
+  const uint32_t first = blockIdx.x * (kAtOnce * kWarps * 2) + threadIdx.x / 16;
+  grid_wait_and_launch_next();
+  uint4 q[kAtOnce];
+#pragma unroll
+  for (uint32_t i = 0; i < kAtOnce; i++) {
+    const uint32_t at = first + i * kWarps * 2, r = at / groups, column = (at - r * groups) * MM_CU_GROUP + lane * 8;
+    q[i] =
+        r < to.rows ? *reinterpret_cast<const uint4 *>(in.x + (size_t)(in.rows ? in.rows[r] : r) * in.k + column) : make_uint4(0, 0, 0, 0);
+  }
+#pragma unroll
+  for (uint32_t i = 0; i < kAtOnce; i++) {
+    const uint32_t at = first + i * kWarps * 2, r = at / groups, g = at - r * groups;
+    uint32_t pair = max2(max2(q[i].x & 0x7fff7fffu, q[i].y & 0x7fff7fffu), max2(q[i].z & 0x7fff7fffu, q[i].w & 0x7fff7fffu));
+#pragma unroll
+    for (int m = 1; m < 4; m *= 2) pair = max2(pair, __shfl_xor_sync(lanes, pair, m));
+    const float most = fmaxf(low(pair), high(pair));
+    const int own = (int)(__float_as_uint(rounder::power_scale(most, true)) >> 23);
+    int largest = own;
+#pragma unroll
+    for (int m = 4; m < 16; m *= 2) largest = max(largest, __shfl_xor_sync(lanes, largest, m));
+    const int e = most == 0 || largest - own <= kRaised ? largest : own;
+    uint32_t word = (uint32_t)e << lane / 4 * 8;
+#pragma unroll
+    for (int m = 4; m < 16; m *= 2) word |= __shfl_xor_sync(lanes, word, m);
+    if (r >= to.rows) continue;
+    float v[8];
+    widen8(v, q[i]);
+    *reinterpret_cast<uint2 *>(to.code + (size_t)r * to.pitch + g * MM_CU_GROUP + lane * 8) =
+        narrow8_e4m3(v, __uint_as_float((uint32_t)(254 - e) << 23));
+    if (lane == 0) reinterpret_cast<uint32_t *>(to.scale)[(size_t)g * to.scale_pitch + r] = word;
+  }
+}
+
 /* The largest magnitude of a row, for all threads of the block. */
 __device__ float largest_of_row(const bf16 *row, uint32_t k) {
   __shared__ float part[kWarps];
@@ -207,8 +244,9 @@ cudaError_t mm_cu_publish_largest(const mm_cu_rounding &how, uint32_t rows, cons
 }
 
 cudaError_t mm_cu_encode(const mm_cu_codes &to, const mm_cu_inputs &in, const mm_cu_rounding &how, cudaStream_t s) {
-  if (how.kind == MM_ACT_FP8_GROUP)
-    return launch(encode, ceil_div(to.rows * (to.pitch / MM_CU_GROUP), kAtOnce * kWarps * 2), kWarps * 32, 0, s, to, in);
+  if (how.kind == MM_ACT_FP8_GROUP || how.kind == MM_ACT_MXFP8)
+    return launch(how.kind == MM_ACT_MXFP8 ? encode_mx : encode, ceil_div(to.rows * (to.pitch / MM_CU_GROUP), kAtOnce * kWarps * 2),
+                  kWarps * 32, 0, s, to, in);
   whole_rows whole;
   if (!lay_whole(how, to.rows, &whole)) return cudaErrorInvalidValue;
   const cudaError_t e = how.whole_k ? mm_cu_publish_largest(how, to.rows, in, s) : cudaSuccess;

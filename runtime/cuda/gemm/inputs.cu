@@ -59,7 +59,8 @@ cudaError_t mm_cu_rounded::round(const __nv_bfloat16 **x, const uint32_t *pick, 
 
 cudaError_t mm_cu_rounded::prepare(const mm_cu_choice &c, const __nv_bfloat16 **x, const uint32_t *pick, uint32_t tokens,
                                    const mm_cu_weight &w, cudaStream_t s) {
-  if (c.x == MM_CU_AS_CODES || c.x == MM_CU_AS_ROW_CODES) return encode(*x, pick, tokens, w.k, *mm_cu_rounding_of(&w), s);
+  if (c.x == MM_CU_AS_CODES || c.x == MM_CU_AS_ROW_CODES || c.x == MM_CU_AS_MX_CODES)
+    return encode(*x, pick, tokens, w.k, *mm_cu_rounding_of(&w), s);
   return c.x == MM_CU_ROUNDED_BEFORE ? round(x, pick, tokens, w.k, *mm_cu_rounds_before(c.kernel, &w), s) : cudaSuccess;
 }
 
@@ -73,10 +74,11 @@ cudaError_t mm_cu_rounded::linear(const mm_cu_weight &w, const mm_cu_linear &a, 
   if (e != cudaSuccess) return e;
   if (given.x != a.x) given.rows = nullptr;
   given.spans = spans;
-  pushed = to.epoch && c.kernel == MM_CU_GEMM_FP8 && w.n % 8 == 0;
+  pushed = to.epoch && (c.kernel == MM_CU_GEMM_FP8 || c.kernel == MM_CU_GEMM_MX) && w.n % 8 == 0;
   const mm_cu_product coded = {codes, a.y, a.y32, pushed ? to : mm_cu_push{}};
   switch (c.kernel) {
     case MM_CU_GEMM_FP8: return mm_cu_gemm_fp8(w, coded, s);
+    case MM_CU_GEMM_MX: return mm_cu_gemm_mx(w, coded, s);
     case MM_CU_SMALL_BATCH_FP8: return mm_cu_small_batch_fp8(w, coded, s);
     case MM_CU_ONE: return mm_cu_one(w, given, s);
     case MM_CU_SMALL_BATCH_WIDENED: return mm_cu_small_batch_widened(w, given, s);

@@ -32,22 +32,6 @@ struct many_job {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* The 8 x 8 matrix of two bf16 a lane, turned. */
-__device__ __forceinline__ uint32_t turn_matrix(uint32_t v) {
-  uint32_t to;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(to) : "r"(v));
-  return to;
-}
-
-/* v: two bf16 of tokens 2t and 2t + 1 of four times eight, of the weight row lane / 4. Returns, of token lane / 4 of the eight number lane
- * % 4, those of all eight weight rows. */
-__device__ __forceinline__ uint4 rows_of_tokens(uint32_t (&v)[4]) {
-#pragma unroll
-  for (int i = 0; i < 4; i++) v[i] = turn_matrix(v[i]);
-  turn_words(v);
-  return make_uint4(v[0], v[1], v[2], v[3]);
-}
-
 /* The group's place in a tile: the result's column that the warp's weight rows begin with; slot and line of the rings where the tile
  * begins; leads: this group's products come first. */
 struct tile_place {

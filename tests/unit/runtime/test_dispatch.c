@@ -64,6 +64,12 @@ static bool whole_sums(const mm_cu_weight *w) {
   return w->code == MM_CU_BF16 || w->scale_kind == MM_CU_NV || (w->scale_kind == MM_CU_COARSE && w->cell_k_log2 >= 7);
 }
 
+/* gemm_mx.cuh: whole lines of 128 columns, of which four scales are a word. */
+static bool mx_coded(const mm_cu_weight *w) {
+  return w->code == MM_CU_E4M3 && w->scale_kind == MM_CU_MX && w->rounding.kind == MM_ACT_MXFP8 && w->k % 128 == 0 &&
+         w->scale_pitch % 4 == 0;
+}
+
 static bool can(const mm_cu_device *d, mm_cu_kernel kernel, const mm_cu_task *q) {
   const mm_cu_weight *w = q->w, *w2 = q->w2;
   switch (kernel) {
@@ -73,6 +79,7 @@ static bool can(const mm_cu_device *d, mm_cu_kernel kernel, const mm_cu_task *q)
     case MM_CU_SMALL_BATCH_WIDENED: return !w2 && d->hopper && w->scale_kind != MM_CU_FINE && cluster_fits(d, w, q->tokens, false);
     case MM_CU_DECODE_DENSE: return !w2 && !d->hopper && q->tokens <= 64 && whole_sums(w);
     case MM_CU_DECODE_LINEAR: return !w2 && q->tokens <= 16;
+    case MM_CU_GEMM_MX: return !w2 && d->hopper && mx_coded(w);
     case MM_CU_GEMM_WIDENED: return !w2 && d->hopper && w->code != MM_CU_BF16;
     case MM_CU_GEMM: return !w2 && (!d->hopper || w->code == MM_CU_BF16);
     case MM_CU_EXPERTS_FEW: return w2 && d->hopper && q->tokens > 1 && few_can(w) && few_can(w2);
@@ -91,6 +98,7 @@ static bool can(const mm_cu_device *d, mm_cu_kernel kernel, const mm_cu_task *q)
 static bool reads(mm_cu_kernel kernel, mm_cu_inputs_are x) {
   const bool codes = kernel == MM_CU_GEMM_FP8 || kernel == MM_CU_SMALL_BATCH_FP8 || kernel == MM_CU_EXPERTS_FP8;
   const bool rounds = kernel == MM_CU_ONE || kernel == MM_CU_EXPERTS_ONE || kernel == MM_CU_EXPERTS_FEW;
+  if (kernel == MM_CU_GEMM_MX || x == MM_CU_AS_MX_CODES) return kernel == MM_CU_GEMM_MX && x == MM_CU_AS_MX_CODES;
   return x == MM_CU_AS_CODES || x == MM_CU_AS_ROW_CODES ? codes : x == MM_CU_ROUNDED_INSIDE ? rounds : !codes;
 }
 
@@ -99,6 +107,7 @@ static bool reads(mm_cu_kernel kernel, mm_cu_inputs_are x) {
 /* True if inputs come as w says: under scales that other ranks have a part in always rounded before. */
 static bool comes(const mm_cu_weight *w, mm_cu_inputs_are x) {
   const bool kept = w->rounding.kind == MM_ACT_KEPT;
+  if (x == MM_CU_AS_MX_CODES) return w->rounding.kind == MM_ACT_MXFP8;
   if (x == MM_CU_AS_CODES || x == MM_CU_AS_ROW_CODES) return whole_rows(w) == (x == MM_CU_AS_ROW_CODES);
   return w->whole.kind == MM_ACT_KEPT ? (x == MM_CU_KEPT) == kept : kept && x == MM_CU_ROUNDED_BEFORE;
 }
@@ -254,7 +263,7 @@ static void test_written_down(void **state) {
       {"m2", "bf16", true, false, true, true, 65, "gemm"},
       {"m2", "mxfp8", true, false, true, true, 1, "one"},
       {"m2", "mxfp8", true, false, true, true, 64, "round_rows, small_batch_clusters"},
-      {"m2", "mxfp8", true, false, true, true, 65, "round_rows, gemm_widened"},
+      {"m2", "mxfp8", true, false, true, true, 65, "encode_mx, product_mx"},
       {"m2", "mxfp8", false, false, true, true, 16, "round_rows, decode_linear"},
       {"m2", "nvfp4", false, false, true, true, 17, "round_rows, decode_dense"},
       {"m2", "nvfp4", false, false, true, false, 17, "round_rows, gemm"},
