@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <memory>
 
-#include "runtime/cuda/core/device.cuh"
 #include "runtime/cuda/core/launch.h"
 #include "runtime/cuda/sampling/sampling.h"
 #include "tests/ops/routing.h"
@@ -426,33 +425,10 @@ void bench_experts() {
   experts_rate("M2", kFp8, 256, 8, 3072, 1536, {1, 4, 16, 64, 256, 8192});
   for (const scheme *s : {&kInt4, &kNv, &kMx}) experts_rate("M2", *s, 256, 8, 3072, 1536, {1, 4, 16, 64});
 }
-/* mma.sync on bf16 as fast as warps issue it, from registers alone: the ceiling of products in code that is not of sm_90a. */
-__global__ void __launch_bounds__(256, 2) spin_mma(float *to, uint32_t turns) {
-  uint32_t a[4][4], b[4][2];
-  float d[4][4][4] = {}, sum = 0;
-  for (uint32_t i = 0; i < 4; i++) {
-    for (uint32_t j = 0; j < 4; j++) a[i][j] = pack2((float)(threadIdx.x * i % 7) - 3, (float)(threadIdx.x * j % 5) - 2);
-    b[i][0] = pack2((float)(threadIdx.x % 11) - 5, (float)i), b[i][1] = pack2((float)(threadIdx.x % 3) - 1, (float)i);
-  }
-#pragma unroll 1
-  for (uint32_t n = 0; n < turns; n++) {
-#pragma unroll
-    for (uint32_t i = 0; i < 16; i++) mma(d[i / 4][i % 4], a[i / 4], b[i % 4][0], b[i % 4][1]);
-  }
-  for (uint32_t i = 0; i < 64; i++) sum += d[i / 16][i / 4 % 4][i % 4];
-  to[blockIdx.x * blockDim.x + threadIdx.x] = sum;
-}
-static void bench_mma() {
-  const uint32_t blocks = 2 * multiprocessors(), turns = 8192;
-  buffer<float> to((size_t)blocks * 256);
-  const double us = time_graph(
-      1, [&](cudaStream_t st, int) { CUDA_OK(launch(spin_mma, blocks, 256, 0, st, to.p, turns)); }, 400);
-  flops("mma.sync m16n8k16, bf16, from registers", us, 2.0 * 16 * 8 * 16 * 16 * turns * 8 * blocks);
-}
-
-/* The large products of a prefill, hot: a second of each (scripts/bench_scaled_mm.py times cuBLASLt's the same way). */
 void bench_products() {
-  bench_mma();
+  double flop;
+  const double us = time_mma(&flop);
+  flops("mma.sync m16n8k16, bf16, from registers", us, flop);
   if (!hopper()) {
     for (const auto &shape : {std::pair(8192u, 3072u), {3072u, 6144u}, {24576u, 6144u}}) {
       for (const scheme *s : {&kBf16, &kFp8, &kInt4, &kNv}) bench_gemm(*s, 8192, shape.first, shape.second);

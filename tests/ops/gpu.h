@@ -147,6 +147,8 @@ struct code_buffers {
 
 /* Median microseconds of one of `count` launches in a replayed graph. */
 double time_graph(int count, const std::function<void(cudaStream_t, int)> &launch, int replays = 30);
+/* Microseconds of a launch of so many floating-point operations by mma.sync on bf16 (bench_mma.cu). */
+double time_mma(double *flop);
 /* Device-to-device copy, bytes read plus written per second. */
 double copy_rate();
 /* Bytes with every e4m3 finite and every float scale sane, made on the device. */
