@@ -110,7 +110,7 @@ decltype(&mm_cu_experts_gemm) plain_experts(const mm_cu_weight &w13, const mm_cu
   mm_cu_device d;
   CUDA_OK(mm_cu_device_here(&d));
   const mm_cu_task one = {&w13, &w2, 1, top_k};
-  if (tokens == 1 && mm_cu_choose_product(&d, &one).kernel == MM_CU_EXPERTS_ONE) return mm_cu_experts_one;
+  if (tokens == 1 && mm_cu_dispatch_product(&d, &one).kernel == MM_CU_EXPERTS_ONE) return mm_cu_experts_one;
   if (tokens <= MM_CU_DECODE_ROWS) return mm_cu_experts_decode;
   return takes_here(MM_CU_EXPERTS_MANY, w13, w2, tokens) ? mm_cu_experts_many : mm_cu_experts_gemm;
 }

@@ -42,14 +42,14 @@ __device__ __forceinline__ void fetch_keys(score_shared &sh, const CUtensorMap &
       id = block < r.end ? table[block * kPages + lane % kPages] : 0;
     }
     const uint32_t stage = n % kStages, full = shared_address(&sh.full[stage]);
-    barrier_wait(shared_address(&sh.empty[stage]), n / kStages % 2 ^ 1);
-    if (lane == 0) barrier_arrive_expecting(full, sizeof sh.k[0]);
+    mbarrier_wait(shared_address(&sh.empty[stage]), n / kStages % 2 ^ 1);
+    if (lane == 0) mbarrier_arrive_expect_tx(full, sizeof sh.k[0]);
 #pragma unroll
     for (uint32_t p = 0; p < kPages; p++) {
       const uint32_t page = __shfl_sync(0xffffffffu, id, n % kAhead * kPages + p);
       if (lane != 0) continue;
       for (uint32_t c = 0; c < kHalves; c++)
-        tensor_copy(shared_address(sh.k[stage][c]) + p * MM_CU_PAGE * kStrip, &map, c * kStrip, page * MM_CU_PAGE, full);
+        tma_load(shared_address(sh.k[stage][c]) + p * MM_CU_PAGE * kStrip, &map, c * kStrip, page * MM_CU_PAGE, full);
     }
   }
 }
@@ -76,7 +76,7 @@ __device__ __forceinline__ void score_keys(score_shared &sh, uint32_t group, con
   for (uint32_t b = r.first; b < r.end; b += r.step, n++) {
     const uint32_t stage = n % kStages, k = shared_address(sh.k[stage]);
     float s[kM][kKeys / 2];
-    barrier_wait(shared_address(&sh.full[stage]), n / kStages % 2);
+    mbarrier_wait(shared_address(&sh.full[stage]), n / kStages % 2);
 #pragma unroll
     for (uint32_t m = 0; m < kM; m++) {
       const uint32_t q = shared_address(sh.q[group * kM + m]);
@@ -93,7 +93,7 @@ __device__ __forceinline__ void score_keys(score_shared &sh, uint32_t group, con
       } else {
         wgmma_wait<0>(s[m]);
         __syncwarp();
-        if (lane == 0) barrier_arrive(shared_address(&sh.empty[stage]));
+        if (lane == 0) mbarrier_arrive(shared_address(&sh.empty[stage]));
       }
       float top[2];
       row_maxima(top, s[m]);
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kThreads, 1) tile_scores(const __grid_constant
   if (span.slot < 0 || range.first >= range.end) return;
   if (threadIdx.x == 0) {
     for (uint32_t i = 0; i < kStages; i++)
-      barrier_open(shared_address(&sh.full[i]), 1), barrier_open(shared_address(&sh.empty[i]), kGroups * 4);
+      mbarrier_init(shared_address(&sh.full[i]), 1), mbarrier_init(shared_address(&sh.empty[i]), kGroups * 4);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();

@@ -105,7 +105,7 @@ __device__ __forceinline__ void fetch_tiles(tile_shared<D> &sh, const mm_cu_kv &
     const size_t cell = mm_cu_cell(table[at / MM_CU_PAGE], kv_heads, kv_head) + at % MM_CU_PAGE;
     const bf16 *const k = static_cast<const bf16 *>(kv.k) + cell * D, *const v = static_cast<const bf16 *>(kv.v) + cell * D;
     key_tile<D> &to = sh.stage[stage];
-    barrier_wait(shared_address(&sh.empty[stage]), parity ^ 1);
+    mbarrier_wait(shared_address(&sh.empty[stage]), parity ^ 1);
 #pragma unroll
     for (uint32_t i = 0; i < kKeys * D / 8 / 32; i++) {
       const uint32_t piece = i * 32 + lane, row = piece / (D / 8), c = piece % (D / 8) * 8;
@@ -113,7 +113,7 @@ __device__ __forceinline__ void fetch_tiles(tile_shared<D> &sh, const mm_cu_kv &
       copy16_or_zero(&to.k[row][c], k + row * D + c, valid);
       copy16_or_zero(&to.v[row][c], v + row * D + c, valid);
     }
-    barrier_arrive_copied(shared_address(&sh.full[stage]));
+    mbarrier_arrive_copied(shared_address(&sh.full[stage]));
   });
 }
 
@@ -216,10 +216,10 @@ __device__ __forceinline__ void multiply_tiles(tile_shared<D> &sh, const mm_cu_h
   const float scale = rsqrtf((float)D) * 1.4426950408889634f;
   row_sums<D> sums;
   for_tiles(sh, l, rows.pos + rows.count - 1, [&](uint32_t at, uint32_t who, uint32_t stage, uint32_t parity) {
-    barrier_wait(shared_address(&sh.full[stage]), parity); /* passed over too: no warp is two phases ahead */
+    mbarrier_wait(shared_address(&sh.full[stage]), parity); /* passed over too: no warp is two phases ahead */
     if ((who >> warp & 1) && at <= pos) sums.add(sh.stage[stage], q, pos + 1 - at, scale);
     __syncwarp();
-    if (lane == 0) barrier_arrive(shared_address(&sh.empty[stage]));
+    if (lane == 0) mbarrier_arrive(shared_address(&sh.empty[stage]));
   });
   sums.put(a.o + ((size_t)row * h.heads + kv_head * group) * D, group);
 }
@@ -244,7 +244,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   if (threadIdx.x == 0) {
     for (uint32_t i = 0; i < kStages; i++)
-      barrier_open(shared_address(&sh.full[i]), 32), barrier_open(shared_address(&sh.empty[i]), rows.count);
+      mbarrier_init(shared_address(&sh.full[i]), 32), mbarrier_init(shared_address(&sh.empty[i]), rows.count);
   }
   unite(sh, lists, rows, kv_head / (h.kv_heads / lists.heads));
   if (warp == kRows) {

@@ -225,22 +225,22 @@ __device__ __forceinline__ void fetch_blocks(attend_shared &sh, const attend_map
       now = {a.x, a.y, a.z, a.w * x.each + item % x.each, b.x, b.y, b.z, 0};
       if (lane * MM_CU_PAGE < now.keys) id = kv.table[(size_t)now.slot * kv.pages_per_slot + now.block * kPages + lane];
     }
-    barrier_wait(shared_address(&sh.empty[stage]), parity ^ 1);
+    mbarrier_wait(shared_address(&sh.empty[stage]), parity ^ 1);
     if (lane == 0) {
       sh.next[stage] = now;
-      barrier_arrive(shared_address(&sh.job_full[stage]));
+      mbarrier_arrive(shared_address(&sh.job_full[stage]));
     }
     if (item >= items) return;
     const uint32_t pages = (now.keys + MM_CU_PAGE - 1) / MM_CU_PAGE, bytes = pages * MM_CU_PAGE * kDim * (uint32_t)sizeof(bf16);
     const auto copy = [&](const CUtensorMap &map, uint8_t(*to)[kKeys * kStrip], uint32_t barrier) {
-      if (lane == 0) barrier_arrive_expecting(barrier, bytes);
+      if (lane == 0) mbarrier_arrive_expect_tx(barrier, bytes);
 #pragma unroll
       for (uint32_t p = 0; p < kPages; p++) {
         const uint32_t page = __shfl_sync(0xffffffffu, id, p);
         if (lane != 0 || p >= pages) continue;
         for (uint32_t c = 0; c < kHalves; c++)
-          tensor_copy(shared_address(to[c]) + p * MM_CU_PAGE * kStrip, &map, c * kStrip, (page * x.h.kv_heads + now.head) * MM_CU_PAGE,
-                      barrier);
+          tma_load(shared_address(to[c]) + p * MM_CU_PAGE * kStrip, &map, c * kStrip, (page * x.h.kv_heads + now.head) * MM_CU_PAGE,
+                   barrier);
       }
     };
     copy(maps.k, sh.k[stage], shared_address(&sh.k_full[stage]));
@@ -249,9 +249,9 @@ __device__ __forceinline__ void fetch_blocks(attend_shared &sh, const attend_map
       continue;
     }
     copy(maps.v, sh.v[stage], shared_address(&sh.v_here));
-    barrier_wait(shared_address(&sh.v_here), here_parity), here_parity ^= 1;
+    mbarrier_wait(shared_address(&sh.v_here), here_parity), here_parity ^= 1;
     clear_values(sh.v[stage], now.keys);
-    if (lane == 0) barrier_arrive(shared_address(&sh.v_full[stage]));
+    if (lane == 0) mbarrier_arrive(shared_address(&sh.v_full[stage]));
   }
 }
 
@@ -261,27 +261,27 @@ __device__ __forceinline__ void fetch_queries(attend_shared &sh, const CUtensorM
   uint32_t turn = 0;
   for (uint32_t n = 0;; n++) {
     const uint32_t stage = n % kStages;
-    barrier_wait(shared_address(&sh.job_full[stage]), n / kStages % 2);
+    mbarrier_wait(shared_address(&sh.job_full[stage]), n / kStages % 2);
     const job now = sh.next[stage];
     if (now.count == 0) return;
     const auto read = [&](uint32_t from) { return from + lane < now.count ? s.entries[now.first + from + lane] : make_uint2(0, 0); };
     entry e = {}, after = read(0); /* 32 at a time */
     __syncwarp();
-    if (lane == 0) barrier_arrive(shared_address(&sh.empty[stage]));
+    if (lane == 0) mbarrier_arrive(shared_address(&sh.empty[stage]));
     for (uint32_t at = 0; at < now.count; at += rows, turn++) {
       const uint32_t group = turn % kGroups, room = turn / kGroups % kStages, here = min(rows, now.count - at);
       const uint32_t full = shared_address(&sh.q_full[group][room]), from = (at + lane) % 32;
       if (at % 32 == 0) e = after, after = read(at + 32);
       const entry own = make_uint2(__shfl_sync(0xffffffffu, e.x, from), __shfl_sync(0xffffffffu, e.y, from));
-      barrier_wait(shared_address(&sh.q_empty[group][room]), (turn / (kGroups * kStages) % 2) ^ 1);
+      mbarrier_wait(shared_address(&sh.q_empty[group][room]), (turn / (kGroups * kStages) % 2) ^ 1);
       if (lane < here) sh.rows[group][room][lane] = own;
       __syncwarp();
-      if (lane == 0) barrier_arrive_expecting(full, here * x.group * kDim * (uint32_t)sizeof(bf16));
+      if (lane == 0) mbarrier_arrive_expect_tx(full, here * x.group * kDim * (uint32_t)sizeof(bf16));
       __syncwarp();
       if (lane >= here) continue;
       for (uint32_t c = 0; c < kHalves; c++)
-        tensor_copy(shared_address(sh.q[group][room][c]) + lane * x.group * kStrip, &map, c * kStrip, own.x * pitch + now.head * x.group,
-                    full);
+        tma_load(shared_address(sh.q[group][room][c]) + lane * x.group * kStrip, &map, c * kStrip, own.x * pitch + now.head * x.group,
+                 full);
     }
   }
 }
@@ -377,14 +377,14 @@ __device__ __forceinline__ void multiply_tile(attend_shared &sh, const shape &x,
     }
     wgmma_wait<0>(score);
     __syncwarp();
-    if (lane == 0) barrier_arrive(shared_address(&sh.q_empty[y.group][y.room]));
+    if (lane == 0) mbarrier_arrive(shared_address(&sh.q_empty[y.group][y.room]));
     hide_keys(score, r);
     soften(score, top, sum, scale);
 #pragma unroll
     for (uint32_t i = 0; i < kKeys / 4; i++) p[i / 4][i % 4] = pack2(score[2 * i], score[2 * i + 1]);
   }
   float o[kDim / 2] = {};
-  barrier_wait(shared_address(&sh.v_full[y.stage]), y.parity);
+  mbarrier_wait(shared_address(&sh.v_full[y.stage]), y.parity);
   wgmma_begin();
 #pragma unroll
   for (uint32_t i = 0; i < kKeys / 16; i++) wgmma128_turned(o, p[i], operand(v + i * 16 * kStrip, kKeys * kStrip));
@@ -400,19 +400,19 @@ __device__ __forceinline__ void multiply_jobs(attend_shared &sh, const shape &x,
   uint32_t turn = 0; /* of the job's first tile */
   for (uint32_t n = 0;; n++) {
     const uint32_t stage = n % kStages, parity = n / kStages % 2;
-    barrier_wait(shared_address(&sh.job_full[stage]), parity);
+    mbarrier_wait(shared_address(&sh.job_full[stage]), parity);
     const job now = sh.next[stage];
     if (now.count == 0) return;
     const uint32_t tiles = (now.count + rows - 1) / rows;
     for (uint32_t i = (group + kGroups - turn % kGroups) % kGroups; i < tiles; i += kGroups) {
       const uint32_t mine = (turn + i) / kGroups, room = mine % kStages;
-      barrier_wait(shared_address(&sh.q_full[group][room]), mine / kStages % 2);
-      barrier_wait(shared_address(&sh.k_full[stage]), parity);
+      mbarrier_wait(shared_address(&sh.q_full[group][room]), mine / kStages % 2);
+      mbarrier_wait(shared_address(&sh.k_full[stage]), parity);
       multiply_tile(sh, x, s, now, {group, room, now.count - i * rows, stage, parity}, scale);
     }
     turn += tiles;
     __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(shared_address(&sh.empty[stage]));
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&sh.empty[stage]));
   }
 }
 
@@ -425,12 +425,12 @@ __global__ void __launch_bounds__(kThreads, 1) multiply_blocks(const __grid_cons
   attend_shared &sh = *reinterpret_cast<attend_shared *>(raw);
   if (threadIdx.x == 0) {
     for (uint32_t i = 0; i < kStages; i++) {
-      barrier_open(shared_address(&sh.job_full[i]), 1), barrier_open(shared_address(&sh.empty[i]), kGroups * 4 + 1);
-      barrier_open(shared_address(&sh.k_full[i]), 1), barrier_open(shared_address(&sh.v_full[i]), 1);
+      mbarrier_init(shared_address(&sh.job_full[i]), 1), mbarrier_init(shared_address(&sh.empty[i]), kGroups * 4 + 1);
+      mbarrier_init(shared_address(&sh.k_full[i]), 1), mbarrier_init(shared_address(&sh.v_full[i]), 1);
       for (uint32_t g = 0; g < kGroups; g++)
-        barrier_open(shared_address(&sh.q_full[g][i]), 1), barrier_open(shared_address(&sh.q_empty[g][i]), 4);
+        mbarrier_init(shared_address(&sh.q_full[g][i]), 1), mbarrier_init(shared_address(&sh.q_empty[g][i]), 4);
     }
-    barrier_open(shared_address(&sh.v_here), 1);
+    mbarrier_init(shared_address(&sh.v_here), 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();

@@ -70,14 +70,14 @@ __device__ __forceinline__ void produce(const gqa_maps &maps, const mm_cu_heads 
                    heads = min(kGroups, (kv_head + 1) * share - head), rows = min(span.count - tile.y, (uint32_t)MM_CU_TILE),
                    first = span.first + tile.y, pos = span.pos + tile.y, keys = pos + rows, blocks = (keys + kKeys - 1) / kKeys,
                    pages = (keys + MM_CU_PAGE - 1) / MM_CU_PAGE;
-    barrier_wait(shared_address(&sh.q_empty[qp.stage]), qp.parity ^ 1);
+    mbarrier_wait(shared_address(&sh.q_empty[qp.stage]), qp.parity ^ 1);
     if (lane == 0) {
       const uint32_t q_full = shared_address(&sh.q_full[qp.stage]);
       sh.next[qp.stage] = {first, rows, pos, blocks, head, heads};
-      barrier_arrive_expecting(q_full, heads * sizeof sh.q[0][0]);
+      mbarrier_arrive_expect_tx(q_full, heads * sizeof sh.q[0][0]);
       for (uint32_t i = 0; i < heads; i++) {
         for (uint32_t c = 0; c < D / 64; c++)
-          tensor_copy(shared_address(sh.q[qp.stage][i][c]), &maps.q, ((head + i) * (D / 64) + c) * kStrip, first, q_full);
+          tma_load(shared_address(sh.q[qp.stage][i][c]), &maps.q, ((head + i) * (D / 64) + c) * kStrip, first, q_full);
       }
     }
     qp.go();
@@ -89,32 +89,32 @@ __device__ __forceinline__ void produce(const gqa_maps &maps, const mm_cu_heads 
         const uint32_t page = block * kPages + p, id = __shfl_sync(0xffffffffu, ids, page % 32);
         if (lane != 0 || page >= pages) continue;
         for (uint32_t c = 0; c < D / 64; c++)
-          tensor_copy(shared_address(to[c]) + p * MM_CU_PAGE * kStrip, &map, c * kStrip, (id * h.kv_heads + kv_head) * MM_CU_PAGE, barrier);
+          tma_load(shared_address(to[c]) + p * MM_CU_PAGE * kStrip, &map, c * kStrip, (id * h.kv_heads + kv_head) * MM_CU_PAGE, barrier);
       }
     };
     auto bytes_of = [&](uint32_t block) { return min(kPages, pages - block * kPages) * MM_CU_PAGE * D * (uint32_t)sizeof(bf16); };
     auto fetch_keys = [&](uint32_t block) {
-      barrier_wait(shared_address(&sh.k_empty[kp.stage]), kp.parity ^ 1);
+      mbarrier_wait(shared_address(&sh.k_empty[kp.stage]), kp.parity ^ 1);
       const uint32_t full = shared_address(&sh.k_full[kp.stage]);
-      if (lane == 0) barrier_arrive_expecting(full, bytes_of(block));
+      if (lane == 0) mbarrier_arrive_expect_tx(full, bytes_of(block));
       copy_block(maps.k, block, sh.k[kp.stage], full);
       kp.go();
     };
     auto fetch_values = [&](uint32_t block) {
-      barrier_wait(shared_address(&sh.v_empty[vp.stage]), vp.parity ^ 1);
+      mbarrier_wait(shared_address(&sh.v_empty[vp.stage]), vp.parity ^ 1);
       const uint32_t valid = keys - block * kKeys;
       const bool whole = valid >= kKeys;
       const uint32_t full = shared_address(&sh.v_full[vp.stage]), here = whole ? full : shared_address(&sh.v_here);
-      if (lane == 0) barrier_arrive_expecting(here, bytes_of(block));
+      if (lane == 0) mbarrier_arrive_expect_tx(here, bytes_of(block));
       copy_block(maps.v, block, sh.v[vp.stage], here);
       if (!whole) { /* values past the end meet probabilities of zero: they must be finite */
-        barrier_wait(here, here_parity), here_parity ^= 1;
+        mbarrier_wait(here, here_parity), here_parity ^= 1;
         for (uint32_t at = valid * 8 + lane; at < kKeys * 8; at += 32) {
           for (uint32_t c = 0; c < D / 64; c++) reinterpret_cast<uint4 *>(sh.v[vp.stage][c])[at] = make_uint4(0, 0, 0, 0);
         }
         stores_before_wgmma();
         __syncwarp();
-        if (lane == 0) barrier_arrive(full);
+        if (lane == 0) mbarrier_arrive(full);
       }
       vp.go();
     };
@@ -135,10 +135,10 @@ __device__ __forceinline__ void produce(const gqa_maps &maps, const mm_cu_heads 
       }
     }
   }
-  barrier_wait(shared_address(&sh.q_empty[qp.stage]), qp.parity ^ 1);
+  mbarrier_wait(shared_address(&sh.q_empty[qp.stage]), qp.parity ^ 1);
   if (lane == 0) {
     sh.next[qp.stage].blocks = 0;
-    barrier_arrive(shared_address(&sh.q_full[qp.stage]));
+    mbarrier_arrive(shared_address(&sh.q_full[qp.stage]));
   }
 }
 
@@ -176,10 +176,10 @@ __device__ __forceinline__ void consume(const mm_cu_heads &h, bf16 *out, gqa_sha
   if (group == 1) turn_pass(1);
   auto let_go = [&](uint64_t &barrier) {
     __syncwarp();
-    if (lane == 0) barrier_arrive(shared_address(&barrier));
+    if (lane == 0) mbarrier_arrive(shared_address(&barrier));
   };
   for (;; qp.go()) {
-    barrier_wait(shared_address(&sh.q_full[qp.stage]), qp.parity);
+    mbarrier_wait(shared_address(&sh.q_full[qp.stage]), qp.parity);
     /* racecheck sets lane 31's read against the producer's next write: it does not see that __syncwarp puts a warp's reads before its lane
      * 0 arrives at q_empty (let_go), for which the producer waits. */
     const job now = sh.next[qp.stage];
@@ -219,7 +219,7 @@ __device__ __forceinline__ void consume(const mm_cu_heads &h, bf16 *out, gqa_sha
 #pragma unroll
       for (int i = 0; i < kKeys / 4; i++) p[i / 4][i % 4] = pack2(s[2 * i], s[2 * i + 1]);
     };
-    barrier_wait(shared_address(&sh.k_full[kp.stage]), kp.parity);
+    mbarrier_wait(shared_address(&sh.k_full[kp.stage]), kp.parity);
     scores();
     wgmma_wait<0>(s);
     let_go(sh.k_empty[kp.stage]), kp.go();
@@ -227,10 +227,10 @@ __device__ __forceinline__ void consume(const mm_cu_heads &h, bf16 *out, gqa_sha
     soften(s, top, sum, shrink, scale);
     pack();
     for (uint32_t block = 1; block < now.blocks; block++) {
-      barrier_wait(shared_address(&sh.k_full[kp.stage]), kp.parity);
+      mbarrier_wait(shared_address(&sh.k_full[kp.stage]), kp.parity);
       turn_wait(group);
       scores();
-      barrier_wait(shared_address(&sh.v_full[vp.stage]), vp.parity);
+      mbarrier_wait(shared_address(&sh.v_full[vp.stage]), vp.parity);
       values();
       turn_pass(group);
       wgmma_wait<1>(s);
@@ -238,7 +238,7 @@ __device__ __forceinline__ void consume(const mm_cu_heads &h, bf16 *out, gqa_sha
       hide(block);
       soften(s, top, sum, shrink, scale);
       hold(s);
-      barrier_wait(shared_address(&sh.q_full[qp.stage]), qp.parity); /* is over: a branch that keeps all this before the next wait */
+      mbarrier_wait(shared_address(&sh.q_full[qp.stage]), qp.parity); /* is over: a branch that keeps all this before the next wait */
       wgmma_wait<0>(o);
       let_go(sh.v_empty[vp.stage]), vp.go();
       pack();
@@ -246,7 +246,7 @@ __device__ __forceinline__ void consume(const mm_cu_heads &h, bf16 *out, gqa_sha
       for (int i = 0; i < D / 2; i++) o[i] *= shrink[i % 4 / 2];
     }
     let_go(sh.q_empty[qp.stage]);
-    barrier_wait(shared_address(&sh.v_full[vp.stage]), vp.parity);
+    mbarrier_wait(shared_address(&sh.v_full[vp.stage]), vp.parity);
     values();
     wgmma_wait<0>(o);
     let_go(sh.v_empty[vp.stage]), vp.go();
@@ -282,11 +282,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   gqa_shared<D> &sh = *reinterpret_cast<gqa_shared<D> *>(raw);
   if (threadIdx.x == 0) {
     for (uint32_t i = 0; i < kStages; i++) {
-      barrier_open(shared_address(&sh.q_full[i]), 1), barrier_open(shared_address(&sh.q_empty[i]), kGroups * 4);
-      barrier_open(shared_address(&sh.k_full[i]), 1), barrier_open(shared_address(&sh.k_empty[i]), kGroups * 4);
-      barrier_open(shared_address(&sh.v_full[i]), 1), barrier_open(shared_address(&sh.v_empty[i]), kGroups * 4);
+      mbarrier_init(shared_address(&sh.q_full[i]), 1), mbarrier_init(shared_address(&sh.q_empty[i]), kGroups * 4);
+      mbarrier_init(shared_address(&sh.k_full[i]), 1), mbarrier_init(shared_address(&sh.k_empty[i]), kGroups * 4);
+      mbarrier_init(shared_address(&sh.v_full[i]), 1), mbarrier_init(shared_address(&sh.v_empty[i]), kGroups * 4);
     }
-    barrier_open(shared_address(&sh.v_here), 1);
+    mbarrier_init(shared_address(&sh.v_here), 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();

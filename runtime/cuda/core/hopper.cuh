@@ -27,26 +27,26 @@ __device__ __forceinline__ uint32_t swizzled(uint32_t r, uint32_t c) { return r 
 
 /* ---- mbarriers; an address of shared memory of this block, or of another block of the cluster where said ---- */
 
-__device__ __forceinline__ void barrier_open(uint32_t barrier, uint32_t arrivals) {
+__device__ __forceinline__ void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
-__device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
+__device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 /* Arrives, and makes the phase wait for so many bytes of TMA copies as well. */
-__device__ __forceinline__ void barrier_arrive_expecting(uint32_t barrier, uint32_t bytes) {
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 /* barrier: as from block_address. No fence: it orders this thread's shared memory reads, not its stores to the other block. */
-__device__ __forceinline__ void barrier_arrive_pair(uint32_t barrier) {
+__device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 /* Arrives when this thread's cp.async so far are done. */
-__device__ __forceinline__ void barrier_arrive_copied(uint32_t barrier) {
+__device__ __forceinline__ void mbarrier_arrive_copied(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 /* Waits for the end of the phase of this parity; the first phase has parity 0. */
-__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
+__device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred done;\n"
       "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
@@ -65,13 +65,13 @@ __device__ __forceinline__ bool one_lane() {
 }
 
 /* The box of a tensor map (a CUtensorMap in constant memory) at (x, y) to shared memory; its bytes count at the barrier. */
-__device__ __forceinline__ void tensor_copy(uint32_t to, const void *map, uint32_t x, uint32_t y, uint32_t barrier) {
+__device__ __forceinline__ void tma_load(uint32_t to, const void *map, uint32_t x, uint32_t y, uint32_t barrier) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
                "l"(map), "r"(x), "r"(y), "r"(barrier)
                : "memory");
 }
 /* The same of what is read once. */
-__device__ __forceinline__ void tensor_copy_once(uint32_t to, const void *map, uint32_t x, uint32_t y, uint32_t barrier) {
+__device__ __forceinline__ void tma_load_once(uint32_t to, const void *map, uint32_t x, uint32_t y, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(
           to),
@@ -79,7 +79,7 @@ __device__ __forceinline__ void tensor_copy_once(uint32_t to, const void *map, u
       : "memory");
 }
 /* The same into both blocks of a pair, at the same places, where the bytes count at each one's own barrier. */
-__device__ __forceinline__ void tensor_copy_pair(uint32_t to, const void *map, uint32_t x, uint32_t y, uint32_t barrier) {
+__device__ __forceinline__ void tma_load_multicast(uint32_t to, const void *map, uint32_t x, uint32_t y, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::
           "r"(to),
@@ -96,13 +96,13 @@ __device__ __forceinline__ uint32_t block_address(uint32_t address, uint32_t ran
   return r;
 }
 /* TMA copy of this CTA's shared memory to the other CTA of the cluster (to and barrier from block_address), counted at its barrier. */
-__device__ __forceinline__ void copy_pair(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
+__device__ __forceinline__ void tma_copy_to_peer(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "r"(from),
                "r"(bytes), "r"(barrier)
                : "memory");
 }
 /* All threads of both blocks; also makes new mbarriers known to the other block. */
-__device__ __forceinline__ void pair_sync() {
+__device__ __forceinline__ void cluster_sync() {
   asm volatile(
       "fence.mbarrier_init.release.cluster;\n"
       "barrier.cluster.arrive.release.aligned;\n"

@@ -1,4 +1,4 @@
-/* Tensor maps of TMA for matrices (hopper.cuh, tensor_copy), made on the host for each launch. */
+/* Tensor maps of TMA for matrices (hopper.cuh, tma_load), made on the host for each launch. */
 #ifndef MM_CUDA_TENSOR_MAP_H
 #define MM_CUDA_TENSOR_MAP_H
 

@@ -199,16 +199,16 @@ static mm_cu_inputs_are inputs_of(mm_cu_kernel kernel, const mm_cu_weight *w) {
   return mm_cu_rounds_inside(kernel, w) ? MM_CU_ROUNDED_INSIDE : MM_CU_ROUNDED_BEFORE;
 }
 
-mm_cu_choice mm_cu_choose_product(const mm_cu_device *d, const mm_cu_task *q) {
+mm_cu_dispatch mm_cu_dispatch_product(const mm_cu_device *d, const mm_cu_task *q) {
   for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
     const mm_cu_kernel kernel = table[i].kernel;
     if (!mm_cu_takes(d, kernel, q) || !table[i].worth(d, q)) continue;
-    return (mm_cu_choice){kernel, inputs_of(kernel, q->w), q->w2 ? inputs_of(kernel, q->w2) : MM_CU_KEPT};
+    return (mm_cu_dispatch){kernel, inputs_of(kernel, q->w), q->w2 ? inputs_of(kernel, q->w2) : MM_CU_KEPT};
   }
-  return (mm_cu_choice){MM_CU_NO_KERNEL, MM_CU_KEPT, MM_CU_KEPT};
+  return (mm_cu_dispatch){MM_CU_NO_KERNEL, MM_CU_KEPT, MM_CU_KEPT};
 }
 
-void mm_cu_say_choice(const mm_cu_choice *c, char *to, size_t size) {
+void mm_cu_print_dispatch(const mm_cu_dispatch *c, char *to, size_t size) {
   const struct kernel_row *r = row_of(c->kernel);
   static const char *const made[] = {[MM_CU_ROUNDED_BEFORE] = "round_rows",
                                      [MM_CU_AS_CODES] = "encode",

@@ -65,13 +65,13 @@ typedef struct mm_cu_task {
   bool middle; /* the rows between w13 and w2 are an output too, in the order of sorted pairs; T > 1 */
 } mm_cu_task;
 
-typedef struct mm_cu_choice {
+typedef struct mm_cu_dispatch {
   mm_cu_kernel kernel;
   mm_cu_inputs_are x, middle; /* of w, and of w2 */
-} mm_cu_choice;
+} mm_cu_dispatch;
 
 /* MM_CU_NO_KERNEL: of no weight that mm_cu_describe describes. */
-mm_cu_choice mm_cu_choose_product(const mm_cu_device *d, const mm_cu_task *q);
+mm_cu_dispatch mm_cu_dispatch_product(const mm_cu_device *d, const mm_cu_task *q);
 /* The kernel can do this, whether it is worth it or not. */
 bool mm_cu_takes(const mm_cu_device *d, mm_cu_kernel kernel, const mm_cu_task *q);
 /* decode_tile.cuh reads it: not FINE or MX, and COARSE cells of whole sums of 128 columns. */
@@ -86,7 +86,7 @@ bool mm_cu_multiplies_codes(const mm_cu_device *d, const mm_cu_weight *w);
 /* The same in blocks: groups of 128 columns of the inputs, and of w with 128 rows too. */
 bool mm_cu_multiplies_blocks(const mm_cu_device *d, const mm_cu_weight *w);
 /* The launches in their order, by their names in a profiler: to[size]. */
-void mm_cu_say_choice(const mm_cu_choice *c, char *to, size_t size);
+void mm_cu_print_dispatch(const mm_cu_dispatch *c, char *to, size_t size);
 
 /* ---- small_batch.cuh's shared memory ---- */
 

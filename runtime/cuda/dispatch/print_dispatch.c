@@ -18,7 +18,7 @@ static const struct code {
 /* From `from` tokens on, up to the next range. */
 typedef struct range {
   uint32_t from;
-  mm_cu_choice decode, chunk;
+  mm_cu_dispatch decode, chunk;
 } range;
 
 /* The kernels of products in some schemes, and the names of all schemes that take the same ones. */
@@ -33,14 +33,16 @@ typedef struct rows {
   uint32_t count;
 } rows;
 
-static bool same(const mm_cu_choice *a, const mm_cu_choice *b) { return a->kernel == b->kernel && a->x == b->x && a->middle == b->middle; }
+static bool same(const mm_cu_dispatch *a, const mm_cu_dispatch *b) {
+  return a->kernel == b->kernel && a->x == b->x && a->middle == b->middle;
+}
 
 static void find_ranges(row *r, const mm_cu_device *d, mm_cu_task task) {
   for (task.tokens = 1; task.tokens <= MOST_TOKENS && r->ranges < MOST_RANGES; task.tokens++) {
     const range *last = r->ranges ? &r->range[r->ranges - 1] : NULL;
     range now = {.from = task.tokens};
-    task.decode = true, now.decode = mm_cu_choose_product(d, &task);
-    task.decode = false, now.chunk = mm_cu_choose_product(d, &task);
+    task.decode = true, now.decode = mm_cu_dispatch_product(d, &task);
+    task.decode = false, now.chunk = mm_cu_dispatch_product(d, &task);
     if (!last || !same(&last->decode, &now.decode) || !same(&last->chunk, &now.chunk)) r->range[r->ranges++] = now;
   }
 }
@@ -142,9 +144,9 @@ static void print_words(const char *words) {
   printf("\"]");
 }
 
-static void print_object(const row *r, uint32_t i, const char *step, const mm_cu_choice *c, const char *model, const char *code) {
+static void print_object(const row *r, uint32_t i, const char *step, const mm_cu_dispatch *c, const char *model, const char *code) {
   char kernels[SHOWN];
-  mm_cu_say_choice(c, kernels, sizeof kernels);
+  mm_cu_print_dispatch(c, kernels, sizeof kernels);
   printf("{\"subject\":\"choices\",\"model\":\"%s\",\"code\":\"%s\",\"products\":", model, code);
   print_words(r->products);
   printf(",\"schemes\":");
@@ -166,8 +168,8 @@ static void print_range(const row *r, uint32_t i) {
     snprintf(tokens, sizeof tokens, "%u to %u", now->from, to);
   else
     snprintf(tokens, sizeof tokens, "%u and more", now->from);
-  mm_cu_say_choice(&now->decode, decode, sizeof decode);
-  mm_cu_say_choice(&now->chunk, chunk, sizeof chunk);
+  mm_cu_print_dispatch(&now->decode, decode, sizeof decode);
+  mm_cu_print_dispatch(&now->chunk, chunk, sizeof chunk);
   if (same(&now->decode, &now->chunk))
     printf("  %-12s %s\n", tokens, decode);
   else

@@ -91,7 +91,7 @@ template <class Job>
 __device__ __forceinline__ void publish(const Job &job, shared &sh, uint32_t n, uint32_t index, uint32_t rank) {
   const uint32_t lane = threadIdx.x;
   note &to = sh.notes[n % kNotes];
-  if (n >= kNotes) barrier_wait(shared_address(&sh.read[n % kNotes]), (n / kNotes - 1) % 2);
+  if (n >= kNotes) mbarrier_wait(shared_address(&sh.read[n % kNotes]), (n / kNotes - 1) % 2);
   tile t = {};
   t.more = job.find(index, rank, sh, &t);
   if (lane == 0) to.t = t;
@@ -99,7 +99,7 @@ __device__ __forceinline__ void publish(const Job &job, shared &sh, uint32_t n, 
     for (uint32_t i = lane; i < t.rows; i += 32) to.name[i] = job.name(t, i);
   }
   __syncwarp();
-  if (lane == 0) barrier_arrive(shared_address(&sh.published[n % kNotes]));
+  if (lane == 0) mbarrier_arrive(shared_address(&sh.published[n % kNotes]));
 }
 
 /* One warp. */
@@ -116,16 +116,16 @@ __device__ __forceinline__ void produce(const CUtensorMap *x, const CUtensorMap 
     for (uint32_t s = 0; s < steps; s++, at++) {
       step_shared &step = sh.step[at % kStages];
       const uint32_t full = shared_address(&sh.full[at % kStages]);
-      if (at >= kStages) barrier_wait(shared_address(&sh.empty[at % kStages]), (at / kStages - 1) % 2);
+      if (at >= kStages) mbarrier_wait(shared_address(&sh.empty[at % kStages]), (at / kStages - 1) % 2);
       if (threadIdx.x == 0) {
         const uint32_t high = t.rows > kFew ? kFew : kBox, boxes = (t.rows + high - 1) / high, matrix = t.matrix * job.w.n;
-        barrier_arrive_expecting(full, boxes * high * 128 + sizeof step.w);
+        mbarrier_arrive_expect_tx(full, boxes * high * 128 + sizeof step.w);
         for (uint32_t i = 0; i < boxes; i++)
-          tensor_copy(shared_address(step.x) + i * high * 128, high == kFew ? x : few_x, s * 128, t.first + i * high, full);
+          tma_load(shared_address(step.x) + i * high * 128, high == kFew ? x : few_x, s * 128, t.first + i * high, full);
         if (t.split) {
-          for (uint32_t h = 0; h < 2; h++) tensor_copy(shared_address(step.w[h]), w, s * 128, matrix + t.run[h], full);
+          for (uint32_t h = 0; h < 2; h++) tma_load(shared_address(step.w[h]), w, s * 128, matrix + t.run[h], full);
         } else {
-          tensor_copy_pair(shared_address(step.w[rank]), w, s * 128, matrix + (rank == 0 ? t.run[0] : t.run[1]), full);
+          tma_load_multicast(shared_address(step.w[rank]), w, s * 128, matrix + (rank == 0 ? t.run[0] : t.run[1]), full);
         }
       }
       __syncwarp();
@@ -141,10 +141,10 @@ __device__ __forceinline__ void scale(const Job &job, shared &sh) {
   const mm_cu_codes &codes = job.codes();
   const uint32_t steps = codes.pitch / 128, lane = threadIdx.x % 32;
   for (uint32_t n = 0, at = 0;; n++) {
-    barrier_wait(shared_address(&sh.published[n % kNotes]), n / kNotes % 2);
+    mbarrier_wait(shared_address(&sh.published[n % kNotes]), n / kNotes % 2);
     const tile t = sh.notes[n % kNotes].t;
     __syncwarp();
-    if (lane == 0) barrier_arrive(shared_address(&sh.read[n % kNotes]));
+    if (lane == 0) mbarrier_arrive(shared_address(&sh.read[n % kNotes]));
     if (!t.more) return;
     const float *x[kRows / 32], *run = static_cast<const float *>(w.scale);
 #pragma unroll
@@ -152,18 +152,18 @@ __device__ __forceinline__ void scale(const Job &job, shared &sh) {
     run += (t.matrix * w.scale_rows + (min(lane == 0 ? t.run[0] : t.run[1], w.n - 1) >> w.cell_n_log2)) * w.scale_pitch;
     for (uint32_t s = 0; s < steps; s++, at++) {
       step_scales &to = sh.scales[at % kStages];
-      if (at >= kStages) barrier_wait(shared_address(&sh.empty[at % kStages]), (at / kStages - 1) % 2);
+      if (at >= kStages) mbarrier_wait(shared_address(&sh.empty[at % kStages]), (at / kStages - 1) % 2);
 #pragma unroll
       for (uint32_t i = 0; i < kRows / 32; i++) copy4_to(shared_address(to.x + lane + i * 32), x[i] + (size_t)s * codes.scale_pitch);
       if (lane < 2) copy4_to(shared_address(to.w + lane), run + (s * 128 >> w.cell_k_log2));
-      barrier_arrive_copied(shared_address(&sh.full[at % kStages]));
+      mbarrier_arrive_copied(shared_address(&sh.full[at % kStages]));
     }
   }
 }
 
 /* A warp has read a step: it arrives at the barriers of both blocks, since both write to this one by TMA. */
 __device__ __forceinline__ void release(shared &sh, uint32_t stage) {
-  if (threadIdx.x % 32 < kPair) barrier_arrive_pair(block_address(shared_address(&sh.empty[stage]), threadIdx.x % 32));
+  if (threadIdx.x % 32 < kPair) mbarrier_arrive_cluster(block_address(shared_address(&sh.empty[stage]), threadIdx.x % 32));
 }
 
 __device__ __forceinline__ void named_sync(uint32_t barrier) { asm volatile("bar.sync %0, 256;" ::"r"(barrier) : "memory"); }
@@ -206,7 +206,7 @@ __device__ __forceinline__ void multiply(const Job &job, shared &sh, const tile 
   for (uint32_t s = 0; s < steps; s++, at++) {
     step_shared &step = sh.step[at % kStages];
     const step_scales &scales = sh.scales[at % kStages];
-    barrier_wait(shared_address(&sh.full[at % kStages]), at / kStages % 2);
+    mbarrier_wait(shared_address(&sh.full[at % kStages]), at / kStages % 2);
     const uint64_t runs = operand(uniform(shared_address(step.w[0]) + column * 128));
 #pragma unroll
     for (int k = 0; k < 4; k++) ldmatrix4_at(held[k], shared_address(step.x) + swizzled(held_row, k * 2 + threadIdx.x % 32 / 16));
@@ -254,7 +254,7 @@ template <class Job>
 __device__ __forceinline__ void consume(const Job &job, shared &sh, uint32_t group) {
   const uint32_t steps = job.codes().pitch / 128, row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
   for (uint32_t n = 0, at = 0;; n++, at += steps) {
-    barrier_wait(shared_address(&sh.published[n % kNotes]), n / kNotes % 2);
+    mbarrier_wait(shared_address(&sh.published[n % kNotes]), n / kNotes % 2);
     const note &now = sh.notes[n % kNotes];
     const tile t = now.t;
     if (!t.more) return;
@@ -262,14 +262,14 @@ __device__ __forceinline__ void consume(const Job &job, shared &sh, uint32_t gro
 #pragma unroll
     for (int i = 0; i < 2; i++) name[i] = t.rows ? now.name[min(row + i * 8 + (t.rows > kFew ? group * kFew : 0), t.rows - 1)] : 0;
     __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(shared_address(&sh.read[n % kNotes]));
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&sh.read[n % kNotes]));
     if (t.rows > kFew) {
       multiply<16>(job, sh, t, name, group, at);
     } else if (t.rows > 0) {
       multiply<8>(job, sh, t, name, group, at);
     } else { /* nothing but to let the steps pass */
       for (uint32_t s = 0; s < steps; s++) {
-        barrier_wait(shared_address(&sh.full[(at + s) % kStages]), (at + s) / kStages % 2);
+        mbarrier_wait(shared_address(&sh.full[(at + s) % kStages]), (at + s) / kStages % 2);
         release(sh, (at + s) % kStages);
       }
     }
@@ -287,13 +287,13 @@ __global__ void MM_PAIR __launch_bounds__(kThreads, 1)
   shared &sh = *reinterpret_cast<shared *>(raw);
   if (threadIdx.x == 0) {
     for (uint32_t i = 0; i < kStages; i++) {
-      barrier_open(shared_address(&sh.full[i]), 1 + 32);
-      barrier_open(shared_address(&sh.empty[i]), kPair * (kThreads / 32 - 4));
+      mbarrier_init(shared_address(&sh.full[i]), 1 + 32);
+      mbarrier_init(shared_address(&sh.empty[i]), kPair * (kThreads / 32 - 4));
     }
     for (uint32_t i = 0; i < kNotes; i++)
-      barrier_open(shared_address(&sh.published[i]), 1), barrier_open(shared_address(&sh.read[i]), kThreads / 32 - 3);
+      mbarrier_init(shared_address(&sh.published[i]), 1), mbarrier_init(shared_address(&sh.read[i]), kThreads / 32 - 3);
   }
-  pair_sync();
+  cluster_sync();
   grid_wait_and_launch_next();
   const uint32_t group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   if (group == 0) {
@@ -305,7 +305,7 @@ __global__ void MM_PAIR __launch_bounds__(kThreads, 1)
     consume(job, sh, group - 1);
   }
   __syncwarp();
-  pair_sync(); /* the other block's last arrivals have come by then too */
+  cluster_sync(); /* the other block's last arrivals have come by then too */
 #else
   no_such_code();
 #endif

@@ -93,7 +93,7 @@ __device__ __forceinline__ void produce(const mm_cu_weight &w, const Job &job, s
   const weight_pieces<C, S, Job> pieces(w, job, sh, thread);
   auto fetch_x = [&](uint32_t s) {
     if (s >= steps) return;
-    if (s >= kStages) barrier_wait(shared_address(&sh.empty[s % kStages]), (s / kStages - 1) % 2);
+    if (s >= kStages) mbarrier_wait(shared_address(&sh.empty[s % kStages]), (s / kStages - 1) % 2);
 #pragma unroll
     for (int i = 0; i < kXPieces; i++) {
       const uint32_t r = i * (kProducers / 8) + thread / 8;
@@ -124,7 +124,7 @@ __device__ __forceinline__ void produce(const mm_cu_weight &w, const Job &job, s
     }
     stores_before_wgmma();
     __syncwarp();
-    if (thread % 32 == 0) barrier_arrive(shared_address(&sh.full[s % kStages]));
+    if (thread % 32 == 0) mbarrier_arrive(shared_address(&sh.full[s % kStages]));
   }
 }
 
@@ -134,13 +134,13 @@ __device__ __forceinline__ void consume(const mm_cu_weight &w, const Job &job, s
   float acc[128];
   for (uint32_t s = 0; s < steps; s++) {
     const uint32_t stage = s % kStages, x = shared_address(sh.step[stage].x) + group * 64 * 128, wt = shared_address(sh.step[stage].w);
-    barrier_wait(shared_address(&sh.full[stage]), s / kStages % 2);
+    mbarrier_wait(shared_address(&sh.full[stage]), s / kStages % 2);
     wgmma_begin();
 #pragma unroll
     for (int k = 0; k < kDepth / 16; k++) wgmma256(acc, operand(x + k * 32), operand(wt + k * 32), s + k > 0);
     wgmma_commit();
     wgmma_wait<1>();
-    if (s > 0 && thread % 32 == 0) barrier_arrive(shared_address(&sh.empty[(s - 1) % kStages]));
+    if (s > 0 && thread % 32 == 0) mbarrier_arrive(shared_address(&sh.empty[(s - 1) % kStages]));
   }
   wgmma_wait<0>(acc);
   const uint32_t row = group * 64 + thread / 32 * 16 + thread % 32 / 4, column = 2 * (thread % 4);
@@ -160,7 +160,8 @@ __device__ __forceinline__ void tile(const mm_cu_weight &w, const Job &job) {
   shared &sh = *reinterpret_cast<shared *>(gemm_raw);
   if (threadIdx.x == 0) {
     for (int i = 0; i < kMaxStages; i++)
-      barrier_open(shared_address(&sh.full[i]), kProducers / 32), barrier_open(shared_address(&sh.empty[i]), (kThreads - kProducers) / 32);
+      mbarrier_init(shared_address(&sh.full[i]), kProducers / 32),
+          mbarrier_init(shared_address(&sh.empty[i]), (kThreads - kProducers) / 32);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();

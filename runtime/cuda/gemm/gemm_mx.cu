@@ -133,11 +133,11 @@ __device__ __forceinline__ float power_of(int e) { return __uint_as_float((uint3
 __device__ __forceinline__ void post(const product_job &job, shared &sh, uint32_t n, uint32_t index) {
   const uint32_t lane = threadIdx.x % 32;
   note &to = sh.notes[n % kNotes];
-  if (n >= kNotes) barrier_wait(shared_address(&sh.read[n % kNotes]), (n / kNotes - 1) % 2);
+  if (n >= kNotes) mbarrier_wait(shared_address(&sh.read[n % kNotes]), (n / kNotes - 1) % 2);
   const tile t = job.find(index);
   if (lane == 0) to.t = t;
   __syncwarp();
-  if (lane == 0) barrier_arrive(shared_address(&sh.published[n % kNotes]));
+  if (lane == 0) mbarrier_arrive(shared_address(&sh.published[n % kNotes]));
 }
 
 /* A warp: codes of each step, half of the rows into both blocks, and the next tile. */
@@ -151,11 +151,11 @@ __device__ __forceinline__ void produce(const product_job &job, shared &sh, cons
     for (uint32_t s = 0; s < steps; s++, at++) {
       const uint32_t full = shared_address(&sh.full[at % kStages]);
       stage &to = sh.step[at % kStages];
-      if (at >= kStages) barrier_wait(shared_address(&sh.empty[at % kStages]), (at / kStages - 1) % 2);
+      if (at >= kStages) mbarrier_wait(shared_address(&sh.empty[at % kStages]), (at / kStages - 1) % 2);
       if (one_lane()) {
-        barrier_arrive_expecting(full, sizeof to.codes + taken * kLine);
-        tensor_copy(shared_address(to.codes), &m.codes, s * kLine, (t.across * kPair + rank) * kHigh, full);
-        tensor_copy_pair(shared_address(to.x) + half * kLine, &m.rows[size], s * kLine, t.first + half, full);
+        mbarrier_arrive_expect_tx(full, sizeof to.codes + taken * kLine);
+        tma_load(shared_address(to.codes), &m.codes, s * kLine, (t.across * kPair + rank) * kHigh, full);
+        tma_load_multicast(shared_address(to.x) + half * kLine, &m.rows[size], s * kLine, t.first + half, full);
       }
       __syncwarp();
       if (s == steps / 2) post(job, sh, n + 1, pair + (n + 1) * pairs);
@@ -169,7 +169,7 @@ __device__ __forceinline__ void find_factors(const product_job &job, shared &sh,
   constexpr uint32_t kEach = kRows / 64;
   const uint32_t steps = job.w.k / kLine, lane = threadIdx.x % 32, row = half * (kRows / 2) + lane;
   for (uint32_t n = 0, at = 0;; n++) {
-    barrier_wait(shared_address(&sh.published[n % kNotes]), n / kNotes % 2);
+    mbarrier_wait(shared_address(&sh.published[n % kNotes]), n / kNotes % 2);
     const tile &t = sh.notes[n % kNotes].t;
     if (!t.more) return;
     uint32_t next[kEach], from[kEach];
@@ -187,7 +187,7 @@ __device__ __forceinline__ void find_factors(const product_job &job, shared &sh,
 #pragma unroll
       for (uint32_t i = 0; i < kEach; i++) now[i] = next[i], next[i] = words[from[i]];
       factors &to = sh.of[at % kStages];
-      if (at >= kStages) barrier_wait(shared_address(&sh.empty[at % kStages]), (at / kStages - 1) % 2);
+      if (at >= kStages) mbarrier_wait(shared_address(&sh.empty[at % kStages]), (at / kStages - 1) % 2);
       bool slow = false;
 #pragma unroll
       for (uint32_t i = 0; i < kEach; i++) {
@@ -218,10 +218,10 @@ __device__ __forceinline__ void find_factors(const product_job &job, shared &sh,
       }
       if (lane == 0) sh.slow[at % kStages][half] = slow;
       __syncwarp();
-      if (lane == 0) barrier_arrive(shared_address(&sh.full[at % kStages]));
+      if (lane == 0) mbarrier_arrive(shared_address(&sh.full[at % kStages]));
     }
     __syncwarp();
-    if (lane == 0) barrier_arrive(shared_address(&sh.read[n % kNotes]));
+    if (lane == 0) mbarrier_arrive(shared_address(&sh.read[n % kNotes]));
   }
 }
 
@@ -337,7 +337,7 @@ __device__ __forceinline__ void multiply(float (&acc)[N / 2], shared &sh, const 
     stage &step = sh.step[at % kStages];
     const uint32_t codes = shared_address(step.codes) + rows.line, of = shared_address(&sh.of[at % kStages]) + lane % 4 * 8;
     const uint32_t now[2] = {rows.next[0], rows.next[1]};
-    barrier_wait(shared_address(&sh.full[at % kStages]), at / kStages % 2);
+    mbarrier_wait(shared_address(&sh.full[at % kStages]), at / kStages % 2);
     const uint32_t slow[2] = {uniform(sh.slow[at % kStages][0]), N > 128 ? uniform(sh.slow[at % kStages][1]) : 0};
     const uint64_t x = operand(uniform(shared_address(step.x)));
 #pragma unroll
@@ -372,7 +372,7 @@ __device__ __forceinline__ void multiply(float (&acc)[N / 2], shared &sh, const 
       add(4 * kParts - 1);
     }
     __syncwarp();
-    if (lane < kPair) barrier_arrive_pair(block_address(shared_address(&sh.empty[at % kStages]), lane));
+    if (lane < kPair) mbarrier_arrive_cluster(block_address(shared_address(&sh.empty[at % kStages]), lane));
   }
 }
 
@@ -384,7 +384,7 @@ __device__ __forceinline__ void consume(const product_job &job, shared &sh, uint
   bool more = false;
   auto first_row = [&](const tile &t) { return (t.across * kPair + rank) * kHigh + begin; };
   auto begin_tile = [&](uint32_t n) {
-    barrier_wait(shared_address(&sh.published[n % kNotes]), n / kNotes % 2);
+    mbarrier_wait(shared_address(&sh.published[n % kNotes]), n / kNotes % 2);
     const tile &t = sh.notes[n % kNotes].t;
     more = t.more;
     if (more) rows.begin(job.w, first_row(t) + lane / 4);
@@ -421,7 +421,7 @@ __device__ __forceinline__ void consume(const product_job &job, shared &sh, uint
       }
     }
     __syncwarp();
-    if (lane == 0) barrier_arrive(shared_address(&sh.read[n % kNotes]));
+    if (lane == 0) mbarrier_arrive(shared_address(&sh.read[n % kNotes]));
   }
 }
 
@@ -433,10 +433,11 @@ __global__ void MM_PAIR __launch_bounds__(kThreads, 1) product_mx(const __grid_c
   shared &sh = *reinterpret_cast<shared *>(raw);
   if (threadIdx.x == 0) {
     for (uint32_t i = 0; i < kStages; i++)
-      barrier_open(shared_address(&sh.full[i]), 3), barrier_open(shared_address(&sh.empty[i]), kPair * 8);
-    for (uint32_t i = 0; i < kNotes; i++) barrier_open(shared_address(&sh.published[i]), 1), barrier_open(shared_address(&sh.read[i]), 10);
+      mbarrier_init(shared_address(&sh.full[i]), 3), mbarrier_init(shared_address(&sh.empty[i]), kPair * 8);
+    for (uint32_t i = 0; i < kNotes; i++)
+      mbarrier_init(shared_address(&sh.published[i]), 1), mbarrier_init(shared_address(&sh.read[i]), 10);
   }
-  pair_sync();
+  cluster_sync();
   grid_wait_and_launch_next();
   const uint32_t group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), rank = blockIdx.x % kPair;
   if (group == 0) {
@@ -448,7 +449,7 @@ __global__ void MM_PAIR __launch_bounds__(kThreads, 1) product_mx(const __grid_c
     consume(job, sh, group - 1, rank);
   }
   __syncwarp();
-  pair_sync(); /* the other block's last arrivals have come by then too */
+  cluster_sync(); /* the other block's last arrivals have come by then too */
 #else
   no_such_code();
 #endif

@@ -105,7 +105,7 @@ __device__ __forceinline__ void produce(const mm_cu_weight &w, const Job &job, s
   auto fetch_x = [&](uint32_t s) {
     if (s >= steps) return;
     const uint32_t now = at + s;
-    if (now >= kStages) barrier_wait(shared_address(&sh.empty[now % kStages]), (now / kStages - 1) % 2);
+    if (now >= kStages) mbarrier_wait(shared_address(&sh.empty[now % kStages]), (now / kStages - 1) % 2);
 #pragma unroll
     for (int i = 0; i < kXPieces; i++) {
       if (i * (kProducers / 8) >= kFew && rows <= kFew) continue; /* nobody reads them */
@@ -132,7 +132,7 @@ __device__ __forceinline__ void produce(const mm_cu_weight &w, const Job &job, s
     copy_wait<1>();
     stores_before_wgmma();
     __syncwarp();
-    if (thread % 32 == 0) barrier_arrive(shared_address(&sh.full[(at + s) % kStages]));
+    if (thread % 32 == 0) mbarrier_arrive(shared_address(&sh.full[(at + s) % kStages]));
   }
   copy_wait<0>(); /* nothing of this tile is counted among the next one's */
 }
@@ -143,13 +143,13 @@ __device__ __forceinline__ void consume(const mm_cu_weight &w, const Job &job, S
   const uint32_t steps = (w.k + kDepth - 1) / kDepth, rows = job.rows(), thread = threadIdx.x % 128;
   float acc[N][64] = {}; /* else registers are kept for what the last tile left */
   auto release = [&](uint32_t now) {
-    if (thread % 32 == 0) barrier_arrive(shared_address(&sh.empty[now % kStages]));
+    if (thread % 32 == 0) mbarrier_arrive(shared_address(&sh.empty[now % kStages]));
   };
   for (uint32_t s = 0; s < steps; s++) {
     const uint32_t stage = (at + s) % kStages;
     const uint32_t x = uniform(shared_address(sh.step[stage].x) + first * 128),
                    wt = uniform(shared_address(sh.step[stage].w) + column * 128);
-    barrier_wait(shared_address(&sh.full[stage]), (at + s) / kStages % 2);
+    mbarrier_wait(shared_address(&sh.full[stage]), (at + s) / kStages % 2);
     wgmma_begin();
 #pragma unroll
     for (int k = 0; k < kDepth / 16; k++) {
@@ -185,7 +185,8 @@ __device__ __forceinline__ void tiles(const mm_cu_weight &w, uint32_t count, con
   shared<C> &sh = *reinterpret_cast<shared<C> *>(gemm_raw);
   if (threadIdx.x == 0) {
     for (int i = 0; i < stages<C>; i++)
-      barrier_open(shared_address(&sh.full[i]), kProducers / 32), barrier_open(shared_address(&sh.empty[i]), (kThreads - kProducers) / 32);
+      mbarrier_init(shared_address(&sh.full[i]), kProducers / 32),
+          mbarrier_init(shared_address(&sh.empty[i]), (kThreads - kProducers) / 32);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();

@@ -57,7 +57,7 @@ cudaError_t mm_cu_rounded::round(const __nv_bfloat16 **x, const uint32_t *pick, 
   return mm_cu_round(rows, tokens, {from, k, pick}, how, s);
 }
 
-cudaError_t mm_cu_rounded::prepare(const mm_cu_choice &c, const __nv_bfloat16 **x, const uint32_t *pick, uint32_t tokens,
+cudaError_t mm_cu_rounded::prepare(const mm_cu_dispatch &c, const __nv_bfloat16 **x, const uint32_t *pick, uint32_t tokens,
                                    const mm_cu_weight &w, cudaStream_t s) {
   if (c.x == MM_CU_AS_CODES || c.x == MM_CU_AS_ROW_CODES || c.x == MM_CU_AS_MX_CODES)
     return encode(*x, pick, tokens, w.k, *mm_cu_rounding_of(&w), s);
@@ -68,7 +68,7 @@ cudaError_t mm_cu_rounded::linear(const mm_cu_weight &w, const mm_cu_linear &a, 
   const mm_cu_push to = push;
   wrote(a.y), push = {};
   const mm_cu_task q = {&w, nullptr, a.tokens, 0, decode};
-  const mm_cu_choice c = mm_cu_choose_product(&device, &q);
+  const mm_cu_dispatch c = mm_cu_dispatch_product(&device, &q);
   mm_cu_linear given = a;
   const cudaError_t e = prepare(c, &given.x, a.rows, a.tokens, w, s);
   if (e != cudaSuccess) return e;
@@ -92,7 +92,7 @@ cudaError_t mm_cu_rounded::linear(const mm_cu_weight &w, const mm_cu_linear &a, 
 
 bool mm_cu_rounded::is_one(const mm_cu_weight &w, uint32_t tokens) const {
   const mm_cu_task q = {&w, nullptr, tokens, 0, decode};
-  return tokens == 1 && mm_cu_choose_product(&device, &q).kernel == MM_CU_ONE;
+  return tokens == 1 && mm_cu_dispatch_product(&device, &q).kernel == MM_CU_ONE;
 }
 
 cudaError_t mm_cu_rounded::linear_two(const mm_cu_two &a, uint32_t tokens, cudaStream_t s) {
@@ -103,7 +103,7 @@ cudaError_t mm_cu_rounded::linear_two(const mm_cu_two &a, uint32_t tokens, cudaS
   wrote(a.y[0]), wrote(a.y[1]), push = {}, pushed = false;
   const mm_cu_task q = {&a.w[0], nullptr, tokens, 0, decode};
   mm_cu_two given = a;
-  const cudaError_t e = prepare(mm_cu_choose_product(&device, &q), &given.x, nullptr, tokens, a.w[0], s);
+  const cudaError_t e = prepare(mm_cu_dispatch_product(&device, &q), &given.x, nullptr, tokens, a.w[0], s);
   return e != cudaSuccess ? e : mm_cu_one_two(given, s);
 }
 
@@ -116,7 +116,7 @@ cudaError_t mm_cu_rounded::gated(const mm_cu_weight &w, const mm_cu_gated_row &a
   wrote(a.middle);
   const mm_cu_task q = {&w, nullptr, 1, 0, decode};
   mm_cu_gated_row given = a;
-  const cudaError_t e = prepare(mm_cu_choose_product(&device, &q), &given.x, nullptr, 1, w, s);
+  const cudaError_t e = prepare(mm_cu_dispatch_product(&device, &q), &given.x, nullptr, 1, w, s);
   return e != cudaSuccess ? e : mm_cu_one_gated(w, given, s);
 }
 
@@ -125,7 +125,7 @@ cudaError_t mm_cu_rounded::experts(const mm_cu_weight &w13, const mm_cu_weight &
   const mm_cu_push to = push;
   wrote(a.y), push = {};
   const mm_cu_task q = {&w13, &w2, a.tokens, r.top_k, decode};
-  const mm_cu_choice c = mm_cu_choose_product(&device, &q);
+  const mm_cu_dispatch c = mm_cu_dispatch_product(&device, &q);
   mm_cu_experts given = a;
   given.decode = decode;
   const cudaError_t e = prepare(c, &given.x, nullptr, a.tokens, w13, s);
@@ -152,7 +152,7 @@ cudaError_t mm_cu_rounded::experts(const mm_cu_weight &w13, const mm_cu_weight &
 
 bool mm_cu_rounded::joins(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_shared &a, uint32_t top_k, uint32_t tokens) const {
   const mm_cu_task q = {&w13, &w2, tokens, top_k, decode};
-  return is_one(a.up, tokens) && is_one(a.down, tokens) && mm_cu_choose_product(&device, &q).kernel == MM_CU_EXPERTS_ONE &&
+  return is_one(a.up, tokens) && is_one(a.down, tokens) && mm_cu_dispatch_product(&device, &q).kernel == MM_CU_EXPERTS_ONE &&
          mm_cu_joins_shared(w13, w2, a, top_k);
 }
 
@@ -167,7 +167,7 @@ cudaError_t mm_cu_rounded::experts_shared(const mm_cu_weight &w13, const mm_cu_w
 cudaError_t mm_cu_rounded::middle(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
                                   cudaStream_t s) {
   const mm_cu_task q = {&w13, &w2, a.tokens, r.top_k, decode, true};
-  const mm_cu_choice c = mm_cu_choose_product(&device, &q);
+  const mm_cu_dispatch c = mm_cu_dispatch_product(&device, &q);
   mm_cu_experts given = a;
   const cudaError_t e = prepare(c, &given.x, nullptr, a.tokens, w13, s);
   if (e != cudaSuccess) return e;

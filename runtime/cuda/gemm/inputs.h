@@ -56,7 +56,7 @@ struct mm_cu_rounded {
   cudaError_t encode(const __nv_bfloat16 *x, const uint32_t *pick, uint32_t tokens, uint32_t k, const mm_cu_rounding &by, cudaStream_t s);
   cudaError_t round(const __nv_bfloat16 **x, const uint32_t *pick, uint32_t tokens, uint32_t k, const mm_cu_rounding &by, cudaStream_t s);
   /* x as the choice wants it: codes, or rows. */
-  cudaError_t prepare(const mm_cu_choice &c, const __nv_bfloat16 **x, const uint32_t *pick, uint32_t tokens, const mm_cu_weight &w,
+  cudaError_t prepare(const mm_cu_dispatch &c, const __nv_bfloat16 **x, const uint32_t *pick, uint32_t tokens, const mm_cu_weight &w,
                       cudaStream_t s);
 };
 

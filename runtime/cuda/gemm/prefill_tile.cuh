@@ -167,11 +167,11 @@ __device__ __forceinline__ void multiply_tile(float (&acc)[N / 2], many_shared &
 #pragma unroll
   for (uint32_t i = 0; i < N / 2; i++) acc[i] = 0;
   const auto release = [&](uint32_t now) {
-    if (lane < kPair) barrier_arrive_pair(block_address(shared_address(&sh.x_empty[now % kSlots]), lane));
+    if (lane < kPair) mbarrier_arrive_cluster(block_address(shared_address(&sh.x_empty[now % kSlots]), lane));
   };
   for (uint32_t s = 0; s < steps; line++) {
     const uint32_t stage = line % kLines, codes = shared_address(sh.codes[stage]) + rows.line;
-    barrier_wait(shared_address(&sh.codes_full[stage]), line / kLines % 2);
+    mbarrier_wait(shared_address(&sh.codes_full[stage]), line / kLines % 2);
 #pragma unroll
     for (uint32_t i = 0; i < kStepsOf<C>; i++, s++) {
       const uint32_t at = slot + s / kSlotSteps;
@@ -185,7 +185,7 @@ __device__ __forceinline__ void multiply_tile(float (&acc)[N / 2], many_shared &
           const int p = part * kPieces + q; /* of the step */
           if (p % 2 == 0) ldmatrix4_at(r, codes + ((i * (64 / kPiece) + p + lane / 16) ^ rows.turn) * 16);
           if (p == 0) { /* while the codes are on their way */
-            if (s % kSlotSteps == 0) barrier_wait(shared_address(&sh.x_full[at % kSlots]), at / kSlots % 2);
+            if (s % kSlotSteps == 0) mbarrier_wait(shared_address(&sh.x_full[at % kSlots]), at / kSlots % 2);
             x = operand(uniform(shared_address(sh.x[at % kSlots]) + s % kSlotSteps * (N * kLine)));
           }
 #pragma unroll
@@ -206,7 +206,7 @@ __device__ __forceinline__ void multiply_tile(float (&acc)[N / 2], many_shared &
         products_done<1>(a[(i * kParts + part + 1) % 2]);
         if (part == kParts - 1 && i == kStepsOf<C> - 1) { /* the products have been given what was read of the line: it is all here */
           __syncwarp();
-          if (lane == 0) barrier_arrive(shared_address(&sh.codes_empty[stage]));
+          if (lane == 0) mbarrier_arrive(shared_address(&sh.codes_empty[stage]));
         }
         if (part == 0 && s > 0 && s % kSlotSteps == 0) release(at - 1);
       }

@@ -117,11 +117,11 @@ __device__ __forceinline__ void fetch_weights(const cluster_block &b, const clus
   for (uint32_t tile = b.cluster; tile < b.p.tiles; tile += b.clusters) {
     for (uint32_t line = b.rank; line < b.p.all_lines; line += b.blocks) {
       const uint32_t full = b.at(b.bar->full[at]);
-      barrier_wait(b.at(b.bar->empty[at]), phase);
+      mbarrier_wait(b.at(b.bar->empty[at]), phase);
       Kind::fetch_scales(b, maps, tile, line, b.p.scales + at * Kind::kScaleBytes, full);
       if (threadIdx.x % 32 == 0) {
-        barrier_arrive_expecting(full, Kind::kFetched);
-        tensor_copy_once(b.shared + b.p.ring + at * kStage, &maps.weights, line * kLine, tile * kBox, full);
+        mbarrier_arrive_expect_tx(full, Kind::kFetched);
+        tma_load_once(b.shared + b.p.ring + at * kStage, &maps.weights, line * kLine, tile * kBox, full);
       }
       __syncwarp(); /* no lane is two phases behind */
       if (++at == b.p.stages) at = 0, phase ^= 1;
@@ -134,7 +134,7 @@ struct cluster_stage {
   uint32_t codes, x, scales, back, step, empty; /* step: the line's number */
   __device__ __forceinline__ void done() const {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(empty);
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(empty);
   }
 };
 
@@ -144,7 +144,7 @@ __device__ __forceinline__ void multiply_stages(const cluster_block &b, uint32_t
   constexpr uint32_t kRows = Kind::kRows, kSets = sums_sets(kRows), kTurns = Kind::kTurns;
   const uint32_t lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane / 4;
   Kind::make_rows(b, threadIdx.x - 128);
-  barrier_wait(b.at(b.bar->x), 0);
+  mbarrier_wait(b.at(b.bar->x), 0);
   uint32_t at = group, phase = 0, line = group, n = 0;
   for (uint32_t tile = b.cluster; tile < b.p.tiles; tile += b.clusters, n++) {
     const uint32_t first = line; /* not the group's number says which sums are added first, so that a tile's place changes no bits */
@@ -156,13 +156,13 @@ __device__ __forceinline__ void multiply_stages(const cluster_block &b, uint32_t
                                b.p.back + line * Kind::kLineBack,
                                b.rank + line * b.blocks,
                                b.at(b.bar->empty[at])};
-      barrier_wait(b.at(b.bar->full[at]), phase);
+      mbarrier_wait(b.at(b.bar->full[at]), phase);
       Kind::multiply(out, b, s);
       at += kTurns;
       if (at >= b.p.stages) at = group, phase ^= 1;
     }
     line -= b.count;
-    barrier_wait(b.at(b.bar->taken[n % kSets]), n / kSets % 2 ^ 1);
+    mbarrier_wait(b.at(b.bar->taken[n % kSets]), n / kSets % 2 ^ 1);
     uint8_t *const to = b.memory + b.p.sums + (n % kSets * kTurns + first) * sums_bytes(kRows) + row * sums_pitch(kRows) + lane % 4 * 8;
 #pragma unroll
     for (uint32_t i = 0; i < kRows / 4; i++) {
@@ -170,7 +170,7 @@ __device__ __forceinline__ void multiply_stages(const cluster_block &b, uint32_t
       *reinterpret_cast<float2 *>(to + h * 8 * sums_pitch(kRows) + at8 * 32) = make_float2(out[at8 * 4 + 2 * h], out[at8 * 4 + 2 * h + 1]);
     }
     __syncwarp();
-    if (lane == 0) barrier_arrive(b.at(b.bar->summed[n % kSets]));
+    if (lane == 0) mbarrier_arrive(b.at(b.bar->summed[n % kSets]));
   }
 }
 
@@ -186,9 +186,9 @@ __device__ __forceinline__ void add_sums(const cluster_block &b) {
   for (uint32_t tile = b.cluster; tile < b.p.tiles; tile += b.clusters, n++) {
     const uint32_t set = n % kSets, phase = n / kSets % 2, sent = b.p.sent + set * kBytes;
     const uint32_t all = b.at(b.bar->sent[set]);
-    if (thread == 0) barrier_arrive_expecting(all, fours * kBox * 16);
-    barrier_wait(b.at(b.bar->summed[set]), phase);
-    barrier_wait(b.at(b.bar->read[set]), phase ^ 1);
+    if (thread == 0) mbarrier_arrive_expect_tx(all, fours * kBox * 16);
+    mbarrier_wait(b.at(b.bar->summed[set]), phase);
+    mbarrier_wait(b.at(b.bar->read[set]), phase ^ 1);
     for (uint32_t first = thread; first < fours * kBox; first += kAtOnce * kAdders * 32) {
       float sum[kAtOnce][4] = {};
 #pragma unroll
@@ -207,8 +207,8 @@ __device__ __forceinline__ void add_sums(const cluster_block &b) {
       }
     }
     __syncwarp();
-    if (lane == 0) barrier_arrive(b.at(b.bar->taken[set]));
-    barrier_wait(all, phase);
+    if (lane == 0) mbarrier_arrive(b.at(b.bar->taken[set]));
+    mbarrier_wait(all, phase);
     for (uint32_t i = thread; i < fours * share; i += kAdders * 32) {
       const uint32_t row = i & (share - 1), t = (i >> log2) * 4, column = tile * kBox + b.rank * share + row;
       float sum[4] = {};
@@ -227,7 +227,7 @@ __device__ __forceinline__ void add_sums(const cluster_block &b) {
     }
     __syncwarp();
     if (tile + kSets * b.clusters >= b.p.tiles) continue; /* nobody waits for that: a block that ends is published nothing more */
-    if (lane < b.blocks) barrier_arrive_pair(block_address(b.at(b.bar->read[set]), lane));
+    if (lane < b.blocks) mbarrier_arrive_cluster(block_address(b.at(b.bar->read[set]), lane));
   }
 }
 
@@ -245,11 +245,11 @@ __global__ void __launch_bounds__(cluster_threads<Kind>(), 1)
   b.bar = reinterpret_cast<cluster_barriers *>(cluster_memory + p.barriers);
   const uint32_t warp = threadIdx.x / 32;
   if (threadIdx.x == 0) {
-    barrier_open(b.at(b.bar->x), Kind::kRowsReady);
-    for (uint32_t i = 0; i < p.stages; i++) barrier_open(b.at(b.bar->full[i]), Kind::kFull), barrier_open(b.at(b.bar->empty[i]), 4);
+    mbarrier_init(b.at(b.bar->x), Kind::kRowsReady);
+    for (uint32_t i = 0; i < p.stages; i++) mbarrier_init(b.at(b.bar->full[i]), Kind::kFull), mbarrier_init(b.at(b.bar->empty[i]), 4);
     for (uint32_t i = 0; i < 2; i++) {
-      barrier_open(b.at(b.bar->summed[i]), Kind::kTurns * 4), barrier_open(b.at(b.bar->taken[i]), kAdders);
-      barrier_open(b.at(b.bar->sent[i]), 1), barrier_open(b.at(b.bar->read[i]), b.blocks * kAdders);
+      mbarrier_init(b.at(b.bar->summed[i]), Kind::kTurns * 4), mbarrier_init(b.at(b.bar->taken[i]), kAdders);
+      mbarrier_init(b.at(b.bar->sent[i]), 1), mbarrier_init(b.at(b.bar->read[i]), b.blocks * kAdders);
     }
   }
   if (warp == 0) asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");

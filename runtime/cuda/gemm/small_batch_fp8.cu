@@ -26,22 +26,22 @@ struct coded_rows {
     if (threadIdx.x % 32 != 0) return;
     const float *scale = static_cast<const float *>(b.w.scale) + (tile * kBox >> b.w.cell_n_log2) * b.w.scale_pitch;
     copy4_to(b.shared + to, scale + (line * kLine >> b.w.cell_k_log2));
-    barrier_arrive_copied(full);
+    mbarrier_arrive_copied(full);
   }
 
   /* Their codes, [line][row][128], and scales, [line][row]. */
   static __device__ __forceinline__ void copy_rows(const cluster_block &b, const cluster_maps &maps) {
     const uint32_t lane = threadIdx.x % 32, full = b.at(b.bar->x);
     if (lane == 0) {
-      barrier_arrive_expecting(full, b.count * kLineX);
-      for (uint32_t i = 0; i < b.count; i++) tensor_copy(b.shared + i * kLineX, &maps.other, (b.rank + i * b.blocks) * kLine, 0, full);
+      mbarrier_arrive_expect_tx(full, b.count * kLineX);
+      for (uint32_t i = 0; i < b.count; i++) tma_load(b.shared + i * kLineX, &maps.other, (b.rank + i * b.blocks) * kLine, 0, full);
     }
     for (uint32_t i = lane; i < b.count * kRows; i += 32) {
       const uint32_t row = i % kRows;
       const float s = row < b.a.rows ? b.a.codes.scale[(size_t)(b.rank + i / kRows * b.blocks) * b.a.codes.scale_pitch + row] : 0.0f;
       asm volatile("st.shared.f32 [%0], %1;" ::"r"(b.shared + b.p.back + i * 4), "f"(s) : "memory");
     }
-    barrier_arrive(full);
+    mbarrier_arrive(full);
   }
   static __device__ __forceinline__ void make_rows(const cluster_block &, uint32_t) {}
 

@@ -32,9 +32,9 @@ struct kept_rows {
         copy4_to(b.shared + to + (i / 2 * kBox + row) * 4,
                  static_cast<const float *>(w.scale) + (size_t)(n >> w.cell_n_log2) * w.scale_pitch + cell);
       }
-      barrier_arrive_copied(full);
+      mbarrier_arrive_copied(full);
     }
-    if (kind::kBytes && lane == 0) tensor_copy(b.shared + to, &maps.other, line / kByteSteps<C, S> * 16, tile * kBox, full);
+    if (kind::kBytes && lane == 0) tma_load(b.shared + to, &maps.other, line / kByteSteps<C, S> * 16, tile * kBox, full);
   }
 
   static __device__ __forceinline__ void copy_rows(const cluster_block &, const cluster_maps &) {}
@@ -79,7 +79,7 @@ struct kept_rows {
       }
     }
     stores_before_wgmma();
-    barrier_arrive(b.at(b.bar->x));
+    mbarrier_arrive(b.at(b.bar->x));
   }
 
   static __device__ __forceinline__ void multiply(float (&out)[kRows / 2], const cluster_block &b, const cluster_stage &s) {

@@ -142,7 +142,7 @@ struct stream_ring {
    * of scales, where no plan of its launches has a barrier. */
   __device__ __forceinline__ void open() const {
     if (threadIdx.x % 32 == 0) {
-      for (uint32_t i = 0; i < p.depth; i++) barrier_open(full + i * 8, S == MM_CU_COARSE ? 33 : 1);
+      for (uint32_t i = 0; i < p.depth; i++) mbarrier_init(full + i * 8, S == MM_CU_COARSE ? 33 : 1);
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncwarp();
@@ -151,21 +151,21 @@ struct stream_ring {
     if (!ahead.more()) return;
     if (threadIdx.x % 32 == 0) {
       const uint32_t barrier = full + to * 8;
-      barrier_arrive_expecting(barrier, p.fetch_bytes);
+      mbarrier_arrive_expect_tx(barrier, p.fetch_bytes);
 #pragma unroll
       for (uint32_t run = 0; run < Job::kBoxes; run++) {
         const uint32_t in = run * p.run, n = row + run * ahead.job.gap();
-        tensor_copy_once(codes + to * p.code_bytes + in * kLine, &from.codes, ahead.step * kLine, n, barrier);
-        if (kByteScales) tensor_copy(scales + to * p.scale_bytes + in * 16, &from.scales, scale_at(), n, barrier);
+        tma_load_once(codes + to * p.code_bytes + in * kLine, &from.codes, ahead.step * kLine, n, barrier);
+        if (kByteScales) tma_load(scales + to * p.scale_bytes + in * 16, &from.scales, scale_at(), n, barrier);
       }
     }
     if (S == MM_CU_COARSE) {
       fetch_scales(to);
-      barrier_arrive_copied(full + to * 8);
+      mbarrier_arrive_copied(full + to * 8);
     }
     if (ahead.next()) find();
   }
-  __device__ __forceinline__ void wait() const { barrier_wait(full + place * 8, phase); }
+  __device__ __forceinline__ void wait() const { mbarrier_wait(full + place * 8, phase); }
 #else
   __device__ __forceinline__ void open() const {}
   __device__ __forceinline__ void fetch(uint32_t to) {

@@ -79,12 +79,12 @@ __device__ __forceinline__ void publish_rows(pair_shared &sh, uint32_t stage, ui
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       const uint32_t from = shared_address(i < 2 ? sh.tile[stage].q[i] : sh.tile[stage].k[i - 2]) + first * 128;
-      copy_pair(from + other, from, 4 * 128, full + other);
+      tma_copy_to_peer(from + other, from, 4 * 128, full + other);
     }
     if (first_warp) {
-      barrier_arrive_expecting(full, 2 * 32 * D * sizeof(bf16)); /* the other block's half of q and k */
+      mbarrier_arrive_expect_tx(full, 2 * 32 * D * sizeof(bf16)); /* the other block's half of q and k */
     } else {
-      barrier_arrive(full);
+      mbarrier_arrive(full);
     }
   }
   __syncwarp();
@@ -132,7 +132,7 @@ __device__ __forceinline__ void convert(const span_job &j, pair_shared &sh, uint
       decayed[i % 2] = narrow8(x);
     }
     if (t > 0) publish_rows(sh, stage == 0 ? kStages - 1 : stage - 1, first, other, warp == 0);
-    barrier_wait(shared_address(&sh.tile_empty[stage]), parity);
+    mbarrier_wait(shared_address(&sh.tile_empty[stage]), parity);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       *reinterpret_cast<uint4 *>(tile.q[0] + at[i]) = done[i];
@@ -154,8 +154,8 @@ __device__ __forceinline__ void convert(const span_job &j, pair_shared &sh, uint
 /* A warp is done with a tile: both blocks' converters may overwrite it. */
 __device__ __forceinline__ void release_tile(const span_job &j, pair_shared &sh, uint32_t stage) {
   if (threadIdx.x % 32 != 0) return;
-  barrier_arrive(shared_address(&sh.tile_empty[stage]));
-  barrier_arrive_pair(block_address(shared_address(&sh.tile_empty[stage]), j.rank ^ 1));
+  mbarrier_arrive(shared_address(&sh.tile_empty[stage]));
+  mbarrier_arrive_cluster(block_address(shared_address(&sh.tile_empty[stage]), j.rank ^ 1));
 }
 
 __device__ __forceinline__ void carry_state(const span_job &j, pair_shared &sh, uint32_t thread) {
@@ -168,7 +168,7 @@ __device__ __forceinline__ void carry_state(const span_job &j, pair_shared &sh, 
   }
   for (uint32_t t = 0; t < j.tiles; t++) {
     const uint32_t stage = t % kStages;
-    if (t >= 1) barrier_wait(shared_address(&sh.s_empty), (t - 1) % 2);
+    if (t >= 1) mbarrier_wait(shared_address(&sh.s_empty), (t - 1) % 2);
 #pragma unroll
     for (int n = 0; n < 16; n += 2) {
       const uint32_t to = shared_address(sh.s[n / 8]) + swizzled(thread / 32 * 16 + lane % 16, n % 8 + lane / 16);
@@ -178,11 +178,11 @@ __device__ __forceinline__ void carry_state(const span_job &j, pair_shared &sh, 
     }
     stores_before_wgmma();
     __syncwarp();
-    if (lane == 0) barrier_arrive(shared_address(&sh.s_full));
+    if (lane == 0) mbarrier_arrive(shared_address(&sh.s_full));
     const float shrink = exp2f(j.rate * (float)min(j.count - t * C, (uint32_t)C));
 #pragma unroll
     for (int i = 0; i < 64; i++) s[i] *= shrink;
-    barrier_wait(shared_address(&sh.tile_full[stage]), t / kStages % 2);
+    mbarrier_wait(shared_address(&sh.tile_full[stage]), t / kStages % 2);
     const uint64_t v = operand(shared_address(sh.tile[stage].v_decayed)), k = operand(shared_address(sh.tile[stage].k), kBlock);
     wgmma_begin();
 #pragma unroll
@@ -226,7 +226,7 @@ __device__ __forceinline__ void put_out(const span_job &j, pair_shared &sh, uint
       [&](uint32_t t) { /* Q Kᵀ, on its way */
                         const uint32_t stage = t % kStages;
                         const uint64_t q = operand(shared_address(sh.tile[stage].q)), k = operand(shared_address(sh.tile[stage].k));
-                        barrier_wait(shared_address(&sh.tile_full[stage]), t / kStages % 2);
+                        mbarrier_wait(shared_address(&sh.tile_full[stage]), t / kStages % 2);
                         wgmma_begin();
 #pragma unroll
                         for (int i = 0; i < D / 16; i++)
@@ -239,7 +239,7 @@ __device__ __forceinline__ void put_out(const span_job &j, pair_shared &sh, uint
     const uint32_t stage = t % kStages;
     const uint64_t q = operand(shared_address(sh.tile[stage].q)), v = operand(shared_address(sh.tile[stage].v)),
                    s = operand(shared_address(sh.s));
-    barrier_wait(shared_address(&sh.s_full), t % 2);
+    mbarrier_wait(shared_address(&sh.s_full), t % 2);
     wgmma_begin();
 #pragma unroll
     for (int i = 0; i < D / 16; i++)
@@ -249,7 +249,7 @@ __device__ __forceinline__ void put_out(const span_job &j, pair_shared &sh, uint
 #pragma unroll
     for (int i = 0; i < 16; i++) pa[i / 4][i % 4] = pack2(p[2 * i] * decay[2 * i], p[2 * i + 1] * decay[2 * i + 1]);
     wgmma_wait<0>(o);
-    if (lane == 0) barrier_arrive(shared_address(&sh.s_empty));
+    if (lane == 0) mbarrier_arrive(shared_address(&sh.s_empty));
 #pragma unroll
     for (int i = 0; i < 32; i++) o[i] *= carried[i % 4 / 2];
     wgmma_begin();
@@ -275,10 +275,10 @@ __global__ void MM_PAIR __launch_bounds__(kThreads, 1) lightning_pair(const __gr
   if (span.slot < 0) return; /* both blocks of the pair */
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; i++)
-      barrier_open(shared_address(&sh.tile_full[i]), kConverters / 32), barrier_open(shared_address(&sh.tile_empty[i]), 16); /* warps */
-    barrier_open(shared_address(&sh.s_full), 4), barrier_open(shared_address(&sh.s_empty), 4);
+      mbarrier_init(shared_address(&sh.tile_full[i]), kConverters / 32), mbarrier_init(shared_address(&sh.tile_empty[i]), 16); /* warps */
+    mbarrier_init(shared_address(&sh.s_full), 4), mbarrier_init(shared_address(&sh.s_empty), 4);
   }
-  pair_sync();
+  cluster_sync();
   const uint32_t head = blockIdx.x / 2, rank = blockIdx.x % 2, thread = threadIdx.x % 128;
   span_job j;
   j.stride = a.heads * 3 * D, j.o_stride = a.heads * D, j.count = span.count, j.tiles = (span.count + C - 1) / C, j.rank = rank;
@@ -292,7 +292,7 @@ __global__ void MM_PAIR __launch_bounds__(kThreads, 1) lightning_pair(const __gr
     default: convert(j, sh, threadIdx.x - 256);
   }
   __syncwarp();
-  pair_sync(); /* the other block may still write here */
+  cluster_sync(); /* the other block may still write here */
 #else
   no_such_code();
 #endif

@@ -121,7 +121,7 @@ template <phase kPhase>
 __device__ __forceinline__ void post_tile(many_shared &sh, const many_job &job, uint32_t n, uint32_t index) {
   const uint32_t lane = threadIdx.x;
   many_note &to = sh.note[n % kNotes];
-  if (n >= kNotes) barrier_wait(shared_address(&sh.read[n % kNotes]), (n / kNotes - 1) % 2);
+  if (n >= kNotes) mbarrier_wait(shared_address(&sh.read[n % kNotes]), (n / kNotes - 1) % 2);
   const many_tile t = find_tile(sh, job, index);
   if (lane == 0) to.t = t;
   if (kPhase == DOWN && t.more) {
@@ -132,7 +132,7 @@ __device__ __forceinline__ void post_tile(many_shared &sh, const many_job &job, 
     }
   }
   __syncwarp();
-  if (lane == 0) barrier_arrive(shared_address(&sh.published[n % kNotes]));
+  if (lane == 0) mbarrier_arrive(shared_address(&sh.published[n % kNotes]));
 }
 
 /* A tile of so many rows: its size, and the rows of its products. */
@@ -161,21 +161,21 @@ __device__ __forceinline__ void produce(many_shared &sh, const many_job &job, co
     for (uint32_t s = 0; s < steps; s++) {
       if (s % kStepsOf<C> == 0) {
         const uint32_t full = shared_address(&sh.codes_full[line]);
-        barrier_wait(shared_address(&sh.codes_empty[line]), line_phase);
+        mbarrier_wait(shared_address(&sh.codes_empty[line]), line_phase);
         if (one_lane()) {
-          barrier_arrive_expecting(full, sizeof sh.codes[line]);
+          mbarrier_arrive_expect_tx(full, sizeof sh.codes[line]);
 #pragma unroll
           for (uint32_t box = 0; box < 2; box++)
-            tensor_copy(shared_address(sh.codes[line][box]), &maps.codes, s / kStepsOf<C> * kLine, weight + box * job.gap, full);
+            tma_load(shared_address(sh.codes[line][box]), &maps.codes, s / kStepsOf<C> * kLine, weight + box * job.gap, full);
         }
         if (++line == kLines) line = 0, line_phase ^= 1;
       }
       const uint32_t full = shared_address(&sh.x_full[slot]), first = s % each;
-      if (first == 0) barrier_wait(shared_address(&sh.x_empty[slot]), slot_phase);
+      if (first == 0) mbarrier_wait(shared_address(&sh.x_empty[slot]), slot_phase);
       if (one_lane()) {
-        if (first == 0) barrier_arrive_expecting(full, each * taken * kLine);
-        tensor_copy_pair(shared_address(sh.x[slot]) + (first * taken + half) * kLine, &maps.rows[rows.size], s * kLine, t.first + half,
-                         full);
+        if (first == 0) mbarrier_arrive_expect_tx(full, each * taken * kLine);
+        tma_load_multicast(shared_address(sh.x[slot]) + (first * taken + half) * kLine, &maps.rows[rows.size], s * kLine, t.first + half,
+                           full);
       }
       __syncwarp();
       if (first == each - 1 && ++slot == kSlots) slot = 0, slot_phase ^= 1;
@@ -199,7 +199,7 @@ __device__ __forceinline__ void consume(many_shared &sh, const many_job &job, ui
   many_rows<C, S> rows = {(lane / 8 % 2 * (kPhase == UP ? kHigh : 8) + lent) * kLine, lent % 8, {}, {}};
   bool more = false;
   const auto begin_tile = [&](uint32_t n) {
-    barrier_wait(shared_address(&sh.published[n % kNotes]), n / kNotes % 2);
+    mbarrier_wait(shared_address(&sh.published[n % kNotes]), n / kNotes % 2);
     const many_tile &t = sh.note[n % kNotes].t;
     more = t.more;
     if (more) rows.begin(w, t.expert, first_row<kPhase>(t, rank) + mine, gap);
@@ -220,7 +220,7 @@ __device__ __forceinline__ void consume(many_shared &sh, const many_job &job, ui
     }
     slot += steps / slot_steps(taken);
     __syncwarp();
-    if (lane == 0) barrier_arrive(shared_address(&sh.read[n % kNotes]));
+    if (lane == 0) mbarrier_arrive(shared_address(&sh.read[n % kNotes]));
   }
 }
 
@@ -234,13 +234,13 @@ __global__ void MM_PAIR __launch_bounds__(kThreads, 1)
   many_shared &sh = *reinterpret_cast<many_shared *>(raw);
   if (threadIdx.x == 0) {
     for (uint32_t i = 0; i < kSlots; i++)
-      barrier_open(shared_address(&sh.x_full[i]), 1), barrier_open(shared_address(&sh.x_empty[i]), kPair * kGroups * 4);
+      mbarrier_init(shared_address(&sh.x_full[i]), 1), mbarrier_init(shared_address(&sh.x_empty[i]), kPair * kGroups * 4);
     for (uint32_t i = 0; i < kLines; i++)
-      barrier_open(shared_address(&sh.codes_full[i]), 1), barrier_open(shared_address(&sh.codes_empty[i]), kGroups * 4);
+      mbarrier_init(shared_address(&sh.codes_full[i]), 1), mbarrier_init(shared_address(&sh.codes_empty[i]), kGroups * 4);
     for (uint32_t i = 0; i < kNotes; i++)
-      barrier_open(shared_address(&sh.published[i]), 1), barrier_open(shared_address(&sh.read[i]), kGroups * 4);
+      mbarrier_init(shared_address(&sh.published[i]), 1), mbarrier_init(shared_address(&sh.read[i]), kGroups * 4);
   }
-  pair_sync();
+  cluster_sync();
   grid_wait_and_launch_next();
   const uint32_t group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), rank = blockIdx.x % kPair;
   if (group == 0) {
@@ -251,7 +251,7 @@ __global__ void MM_PAIR __launch_bounds__(kThreads, 1)
     consume<kPhase, C, S>(sh, job, group - 1, rank);
   }
   __syncwarp();
-  pair_sync(); /* the other block's last arrivals have come by then too */
+  cluster_sync(); /* the other block's last arrivals have come by then too */
 #else
   no_such_code();
 #endif

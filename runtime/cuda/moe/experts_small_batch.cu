@@ -126,7 +126,7 @@ __device__ __forceinline__ void fill_stages(const Shared &sh, const few_job &job
   for (uint32_t index = blockIdx.x; index < units; index += gridDim.x) {
     const few_unit unit = find_unit(sh, job, index);
     for (uint32_t step = 0; step < steps; step++) {
-      barrier_wait(shared_address(&sh.empty[at]), phase);
+      mbarrier_wait(shared_address(&sh.empty[at]), phase);
       f(unit, step, at);
       __syncwarp(); /* no lane is two phases behind */
       if (++at == kStages) at = 0, phase ^= 1;
@@ -152,15 +152,15 @@ __device__ __forceinline__ void fetch_weights(few_shared<C, S, P> &sh, const few
         const uint32_t cell = min((step * 2 + i / 2 % 2) * half >> w.cell_k_log2, last);
         copy4_to(shared_address(to.scale[i / 4]) + (i / 2 % 2 * kBox + row) * 4, base + (n >> w.cell_n_log2) * w.scale_pitch + cell);
       }
-      barrier_arrive_copied(full);
+      mbarrier_arrive_copied(full);
     }
     if (!one_lane()) return;
-    barrier_arrive_expecting(full, 2 * kBox * (kLine + (S == MM_CU_COARSE ? 0 : 16)));
+    mbarrier_arrive_expect_tx(full, 2 * kBox * (kLine + (S == MM_CU_COARSE ? 0 : 16)));
 #pragma unroll
     for (uint32_t box = 0; box < 2; box++) {
       const uint32_t n = unit.expert * w.n + first + box * job.gap;
-      tensor_copy_once(shared_address(to.code[box]), codes, step * kLine, n, full);
-      if (S != MM_CU_COARSE) tensor_copy(shared_address(to.scale[box]), scales, step / kByteSteps<C, S> * 16, n, full);
+      tma_load_once(shared_address(to.code[box]), codes, step * kLine, n, full);
+      if (S != MM_CU_COARSE) tma_load(shared_address(to.scale[box]), scales, step / kByteSteps<C, S> * 16, n, full);
     }
   });
 }
@@ -178,11 +178,11 @@ __device__ __forceinline__ void fetch_rows(few_shared<C, S, P> &sh, const few_jo
                    "l"(&job.x.back[(size_t)(step * kGroups + group) * job.x.pitch + place])
                    : "memory");
     }
-    barrier_arrive_copied(full);
+    mbarrier_arrive_copied(full);
     if (!one_lane()) return;
-    barrier_arrive_expecting(full, sizeof to.x);
+    mbarrier_arrive_expect_tx(full, sizeof to.x);
 #pragma unroll
-    for (uint32_t i = 0; i < kParts; i++) tensor_copy(shared_address(to.x[i]), rows, (step * kParts + i) * kLine, unit.first, full);
+    for (uint32_t i = 0; i < kParts; i++) tma_load(shared_address(to.x[i]), rows, (step * kParts + i) * kLine, unit.first, full);
   });
 }
 
@@ -197,19 +197,19 @@ __device__ __forceinline__ void multiply_stages(few_shared<C, S, P> &sh, const f
     for (; step < steps; step += kTurns) {
       const few_stage<C, S, P> &from = sh.stage[at];
       const uint32_t codes = uniform(shared_address(from.code[0])), x = uniform(shared_address(from.x));
-      barrier_wait(shared_address(&sh.full[at]), phase);
+      mbarrier_wait(shared_address(&sh.full[at]), phase);
 #pragma unroll
       for (uint32_t box = 0; box < 2; box++) {
         multiply_box<C, S, P>(out[box], {codes + box * (kBox * kLine), from.scale[box], x, &from.back[0][0]}, step, [&] {
           __syncwarp();
-          if (box == 1 && lane == 0) barrier_arrive(shared_address(&sh.empty[at]));
+          if (box == 1 && lane == 0) mbarrier_arrive(shared_address(&sh.empty[at]));
         });
       }
       at += kTurns;
       if (at >= kStages) at = group, phase ^= 1;
     }
     step -= steps;
-    barrier_wait(shared_address(&sh.read[n % 2]), n / 2 % 2 ^ 1);
+    mbarrier_wait(shared_address(&sh.read[n % 2]), n / 2 % 2 ^ 1);
 #pragma unroll
     for (uint32_t box = 0; box < 2; box++) {
 #pragma unroll
@@ -218,7 +218,7 @@ __device__ __forceinline__ void multiply_stages(few_shared<C, S, P> &sh, const f
             make_float2(out[box][i * 2], out[box][i * 2 + 1]);
     }
     __syncwarp();
-    if (lane == 0) barrier_arrive(shared_address(&sh.summed[n % 2]));
+    if (lane == 0) mbarrier_arrive(shared_address(&sh.summed[n % 2]));
   }
 }
 
@@ -231,7 +231,7 @@ __device__ __forceinline__ void use_sums(Shared &sh, const few_job &job) {
   for (uint32_t index = blockIdx.x; index < units; index += gridDim.x, n++) {
     const few_unit unit = find_unit(sh, job, index);
     const float global = w.global ? w.global[unit.expert] : 1.0f;
-    barrier_wait(shared_address(&sh.summed[n % 2]), n / 2 % 2);
+    mbarrier_wait(shared_address(&sh.summed[n % 2]), n / 2 % 2);
     constexpr uint32_t kPlaces = Shared::kPlaces;
     float v[2][kPlaces];
 #pragma unroll
@@ -244,7 +244,7 @@ __device__ __forceinline__ void use_sums(Shared &sh, const few_job &job) {
       }
     }
     __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(shared_address(&sh.read[n % 2]));
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&sh.read[n % 2]));
     const uint32_t column = unit.across * job.each + row;
 #pragma unroll
     for (uint32_t i = 0; i < kPlaces; i++) {
@@ -276,10 +276,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   const uint32_t warp = threadIdx.x / 32, steps = (uint32_t)((job.w.pitch + kLine - 1) / kLine);
   if (threadIdx.x == 0) {
     for (uint32_t i = 0; i < kStages; i++) {
-      barrier_open(shared_address(&sh.full[i]), S == MM_CU_COARSE ? 66 : 34); /* two expect bytes; lanes that copy */
-      barrier_open(shared_address(&sh.empty[i]), 4);
+      mbarrier_init(shared_address(&sh.full[i]), S == MM_CU_COARSE ? 66 : 34); /* two expect bytes; lanes that copy */
+      mbarrier_init(shared_address(&sh.empty[i]), 4);
     }
-    for (uint32_t i = 0; i < 2; i++) barrier_open(shared_address(&sh.summed[i]), kTurns * 4), barrier_open(shared_address(&sh.read[i]), 2);
+    for (uint32_t i = 0; i < 2; i++)
+      mbarrier_init(shared_address(&sh.summed[i]), kTurns * 4), mbarrier_init(shared_address(&sh.read[i]), 2);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   if (warp == 1) count_units(sh, job);

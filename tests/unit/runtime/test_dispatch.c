@@ -121,7 +121,7 @@ static void check(const mm_cu_device *d, mm_cu_task q, const char *what) {
     for (int how = 0; how < 3; how++) {
       q.decode = how == 0, q.middle = how == 2;
       if (q.middle && (!q.w2 || q.tokens < 2)) continue;
-      const mm_cu_choice c = mm_cu_choose_product(d, &q);
+      const mm_cu_dispatch c = mm_cu_dispatch_product(d, &q);
       bool ok = can(d, c.kernel, &q) && mm_cu_takes(d, c.kernel, &q) && reads(c.kernel, c.x) && comes(q.w, c.x);
       ok = ok && (q.w2 ? comes(q.w2, c.middle) && reads(c.kernel, c.middle) : c.middle == MM_CU_KEPT);
       ok = ok && (!q.middle || c.kernel == MM_CU_EXPERTS_MANY || c.kernel == MM_CU_EXPERTS_GEMM);
@@ -199,9 +199,9 @@ static void test_limits(void **state) {
   assert_false(mm_cu_takes(&devices[0], MM_CU_EXPERTS_MANY, &q)); /* of one matrix */
   q.w2 = &w, q.top_k = 1, q.tokens = 7;
   assert_false(mm_cu_takes(&devices[0], MM_CU_GEMM_WIDENED, &q)); /* of two */
-  assert_int_equal(mm_cu_choose_product(&devices[0], &q).kernel, MM_CU_EXPERTS_DECODE);
+  assert_int_equal(mm_cu_dispatch_product(&devices[0], &q).kernel, MM_CU_EXPERTS_DECODE);
   q.tokens = 8;
-  assert_int_equal(mm_cu_choose_product(&devices[0], &q).kernel, MM_CU_EXPERTS_FEW);
+  assert_int_equal(mm_cu_dispatch_product(&devices[0], &q).kernel, MM_CU_EXPERTS_FEW);
 }
 
 /* A single token's kernels round as the schemes of their weights do, others' inputs come rounded. */
@@ -227,7 +227,7 @@ static void test_rounded_inside(void **state) {
                               .pitch = 256,
                               .rounding = {.kind = (mm_act_quant)kind}};
       const mm_cu_task dense = {.w = &w, .tokens = 1}, experts = {.w = &w, .w2 = &w, .tokens = 1, .top_k = 2};
-      const mm_cu_choice a = mm_cu_choose_product(&devices[0], &dense), b = mm_cu_choose_product(&devices[0], &experts);
+      const mm_cu_dispatch a = mm_cu_dispatch_product(&devices[0], &dense), b = mm_cu_dispatch_product(&devices[0], &experts);
       if (a.kernel != MM_CU_ONE || b.kernel != MM_CU_EXPERTS_ONE || a.x != rows[i].x[kind] || b.x != a.x || b.middle != a.x)
         fail_msg("row %zu, rounding %d: kernels %d and %d, inputs %d, %d and %d", i, kind, a.kernel, b.kernel, a.x, b.x, b.middle);
     }
@@ -238,7 +238,7 @@ static void test_none(void **state) {
   const mm_cu_weight w = {.code = MM_CU_E2M1, .scale_kind = MM_CU_COARSE, .lead = 1, .n = 64, .k = 64, .pitch = 32};
   const mm_cu_task q = {.w = &w, .tokens = 4};
   (void)state;
-  assert_int_equal(mm_cu_choose_product(&devices[0], &q).kernel, MM_CU_NO_KERNEL);
+  assert_int_equal(mm_cu_dispatch_product(&devices[0], &q).kernel, MM_CU_NO_KERNEL);
   assert_false(mm_cu_takes(&devices[0], MM_CU_GEMM_WIDENED, &q));
 }
 
@@ -307,10 +307,10 @@ static void test_written_down(void **state) {
     if (!rows[i].act) a.rounding = a.whole = b.rounding = b.whole = (mm_cu_rounding){0};
     const mm_cu_device d = {rows[i].hopper, rows[i].hopper ? 8 : 0, (rows[i].hopper ? 227U : 99U) << 10};
     const mm_cu_task q = {&a, rows[i].experts ? &b : NULL, rows[i].tokens, m.top_k, rows[i].decode, false};
-    const mm_cu_choice c = mm_cu_choose_product(&d, &q);
-    mm_cu_say_choice(&c, got, sizeof got);
+    const mm_cu_dispatch c = mm_cu_dispatch_product(&d, &q);
+    mm_cu_print_dispatch(&c, got, sizeof got);
     if (strcmp(got, rows[i].kernels) != 0) fail_msg("row %zu: %s, expected %s", i, got, rows[i].kernels);
-    mm_cu_say_choice(&c, brief, sizeof brief); /* no more than there is room for */
+    mm_cu_print_dispatch(&c, brief, sizeof brief); /* no more than there is room for */
     assert_true(strlen(brief) < sizeof brief && strncmp(brief, got, strlen(brief)) == 0);
     free(w.layer);
   }
@@ -350,8 +350,8 @@ static void test_cut_inputs(void **state) {
     assert_int_equal(a.whole.whole_k, 0);
     assert_int_equal(b.whole.whole_k, rows[i].published ? 1536 : 0);
     assert_true(!rows[i].published || (b.rounding.kind == MM_ACT_KEPT && mm_cu_published_largest(&b.whole) == rows[i].published));
-    const mm_cu_choice c = mm_cu_choose_product(&devices[0], &(mm_cu_task){&a, &b, rows[i].tokens, m.top_k, true, false});
-    mm_cu_say_choice(&c, got, sizeof got);
+    const mm_cu_dispatch c = mm_cu_dispatch_product(&devices[0], &(mm_cu_task){&a, &b, rows[i].tokens, m.top_k, true, false});
+    mm_cu_print_dispatch(&c, got, sizeof got);
     if (strcmp(got, rows[i].kernels) != 0) fail_msg("row %zu: %s, expected %s", i, got, rows[i].kernels);
     free(w.layer);
   }
