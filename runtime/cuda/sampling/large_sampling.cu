@@ -53,12 +53,12 @@ struct alignas(16) row_room {
 /* All blocks of a row wait for each other, and see what each wrote before it arrived. */
 __device__ __forceinline__ void row_arrive() {
 #if MM_ROW_BLOCKS > 1
-  cooperative_groups::this_cluster().mbarrier_arrive();
+  cooperative_groups::this_cluster().barrier_arrive();
 #endif
 }
 __device__ __forceinline__ void row_wait() {
 #if MM_ROW_BLOCKS > 1
-  cooperative_groups::this_cluster().mbarrier_wait();
+  cooperative_groups::this_cluster().barrier_wait();
 #else
   __syncthreads();
 #endif
