@@ -348,12 +348,14 @@ static bool convert(const mm_convert_args *a, mm_plan *plan, const mm_verdict *v
   return ok;
 }
 
-/* Refuses events under the name of the output, or of what a run leaves next to it: ".NAME.partial" and more. */
+/* Refuses events under the name of the output, or under one that a run leaves next to it (".NAME.partial" and more) or inside that. */
 static bool events_elsewhere(const mm_convert_args *a, mm_err *err) {
-  char parent[2][PATH_MAX], name[2][PATH_MAX], staged[PATH_MAX + 16];
+  char parent[2][PATH_MAX], name[2][PATH_MAX], events[2 * PATH_MAX], staged[2 * PATH_MAX + 16];
   if (!mm_path_split(a->events, parent[0], name[0], err) || !mm_path_split(a->output, parent[1], name[1], err)) return false;
-  const int n = snprintf(staged, sizeof staged, ".%s.partial", name[1]);
-  return strcmp(parent[0], parent[1]) != 0 || (strcmp(name[0], name[1]) != 0 && strncmp(name[0], staged, (size_t)n) != 0) ||
+  snprintf(events, sizeof events, "%s/%s", strcmp(parent[0], "/") == 0 ? "" : parent[0], name[0]);
+  const int n = snprintf(staged, sizeof staged, "%s/.%s.partial", strcmp(parent[1], "/") == 0 ? "" : parent[1], name[1]);
+  const bool same = strcmp(parent[0], parent[1]) == 0 && strcmp(name[0], name[1]) == 0;
+  return (!same && strncmp(events, staged, (size_t)n) != 0) ||
          mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(a->events, NULL), "found a name of the output's own, expected another for events");
 }
 

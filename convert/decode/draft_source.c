@@ -43,11 +43,14 @@ static bool need(const mm_json *o, const char *key, uint32_t hi, uint32_t *out, 
   return true;
 }
 
-/* One value of a type that the config and dflash_config may both have; NULL: neither has it, or both and they differ, which is an error. */
+/* One value of a type that the config and dflash_config may both have; NULL: neither has it. Two that differ, and one of another type, are
+ * errors. */
 static bool either(const mm_json *a, const mm_json *b, mm_json_type type, const char *what, const mm_json **out, const mm_json_ctx *at,
                    mm_err *err) {
   const bool has_a = mm_json_type_of(a) == type, has_b = mm_json_type_of(b) == type;
   *out = has_a ? a : has_b ? b : NULL;
+  if ((!has_a && mm_json_type_of(a) != MM_JSON_NULL) || (!has_b && mm_json_type_of(b) != MM_JSON_NULL))
+    return MM_REFUSE(at, err, "found another type in %s, expected %s", what, type == MM_JSON_BOOL ? "true or false" : "an integer");
   if (!has_a || !has_b || (type == MM_JSON_BOOL ? mm_json_bool(a) == mm_json_bool(b) : mm_json_int(a) == mm_json_int(b))) return true;
   return MM_REFUSE(at, err, "found two values of %s, expected one", what);
 }

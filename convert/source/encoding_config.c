@@ -253,8 +253,9 @@ static const struct {
                {"compressed-tensors", read_compressed_tensors}};
 
 bool mm_quantization_mlx(const mm_json *j) {
-  return mm_json_type_of(j) == MM_JSON_OBJ && !mm_json_get(j, "quant_method") && !mm_json_get(j, "quant_algo") &&
-         mm_json_type_of(mm_json_get(j, "group_size")) == MM_JSON_INT && mm_json_type_of(mm_json_get(j, "bits")) == MM_JSON_INT;
+  return mm_json_type_of(j) == MM_JSON_OBJ && !mm_json_get(j, "quant_method") && !mm_json_get(j, "method") &&
+         !mm_json_get(j, "quant_algo") && mm_json_type_of(mm_json_get(j, "group_size")) == MM_JSON_INT &&
+         mm_json_type_of(mm_json_get(j, "bits")) == MM_JSON_INT;
 }
 
 bool mm_quantization_parse(mm_hf *hf, const mm_json *j, const char *path, const char *fallback, mm_err *err) {

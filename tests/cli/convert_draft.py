@@ -113,7 +113,8 @@ def misfits(tmp, tensors):
              ({"layer_types": ["full_attention"]}, "E_DRAFT", 3), ({"layer_types": ["full_attention", 0]}, "E_DRAFT", 4),
              ({"hidden_act": 1}, "E_DRAFT", 4), ({"attention_bias": "true"}, "E_DRAFT", 4),
              ({"is_causal": True, "dflash_config": {**flash, "causal": False}}, "E_DRAFT", 3),
-             ({"dflash_config": {**flash, "swa_window_size": 31}}, "E_DRAFT", 3),
+             ({"dflash_config": {**flash, "swa_window_size": 31}}, "E_DRAFT", 3), ({"is_causal": 1}, "E_DRAFT", 3),
+             ({"dflash_config": {**flash, "swa_window_size": "32"}}, "E_DRAFT", 3),
              ({"dflash_config": {"mask_token_id": 5}}, "E_DRAFT", 4), ({"num_hidden_layers": LAYERS - 1, "layer_types": ["full_attention"]}, "E_DRAFT", 3)]
     for i, (change, code, status) in enumerate(cases):
         refused(code, status, "convert", "tests/data/tiny-m2", "-o", tmp + "/no", "--draft", save(f"{tmp}/bad{i}", {**CONFIG, **change}, tensors), "--dry-run")

@@ -221,6 +221,12 @@ def strangers(root):
         done = cf.run(CONVERT, "-q", SRC, "-o", root + "/new", "--events", f"{root}/{name}")
         cf.assert_error(done, CONVERT, 2, "E_OUTPUT", "a name of the output's own")
         assert not any("new" in x for x in os.listdir(root)), name
+    # Nor into what a run has staged, which --resume would refuse to go on with.
+    cf.ok(CONVERT, "-q", SRC, "-o", root + "/new", "--part", "0/2")
+    for name in (".new.partial", ".new.partial/0-2"):
+        done = cf.run(CONVERT, "-q", SRC, "-o", root + "/new", "--resume", "--events", f"{root}/{name}/log")
+        cf.assert_error(done, CONVERT, 2, "E_OUTPUT", "a name of the output's own")
+    cf.ok(CONVERT, "-q", SRC, "-o", root + "/new", "--resume")
     # Not into the output, old or new.
     cf.ok(CONVERT, "-q", SRC, "-o", root + "/old")
     before = tree(root + "/old")

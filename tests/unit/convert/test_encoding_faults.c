@@ -217,7 +217,7 @@ TEST(test_zero_points) {
     if (row[i].format)
       src_config(s, "\"checkpoint_format\":\"gptq_v2\"", "\"sym\":true,\"checkpoint_format\":\"%s\"", row[i].format);
     else /* as GPTQModel writes it since version 6 */
-      src_config(s, "\"checkpoint_format\":\"gptq_v2\"", "\"sym\":true,\"format\":\"gptq_v2\"");
+      src_config(s, "\"checkpoint_format\":\"gptq_v2\"", "\"sym\":true,\"bits\":4,\"format\":\"gptq_v2\"");
     if (!row[i].format) src_config(s, "\"quant_method\"", "\"method\"");
     for (size_t t = 0; t < s->count; t++)
       if (strstr(s->t[t].name, "qzeros")) memset(s->t[t].data, row[i].byte, s->t[t].bytes);
