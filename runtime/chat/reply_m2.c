@@ -355,7 +355,7 @@ void mm_block_m2_text(mm_reply *r) {
 /* ---- Ends ---- */
 
 /* The end is what </parameter> and </invoke> waited for. */
-static void end_in_value(mm_reply *r, bool whole) {
+static void end_in_value(mm_reply *r, mm_reply_finish finish) {
   while (r->block == MM_BLOCK_VALUE && r->maybe != NOWHERE) {
     end_unclosed(r, r->maybe);
     mm_block_m2_text(r);
@@ -365,10 +365,10 @@ static void end_in_value(mm_reply *r, bool whole) {
   if (closed) {
     take_value(r, r->scan);
     end_value(r);
-  } else if (whole) {
+  } else if (finish == MM_REPLY_WHOLE) {
     end_unclosed(r, waits && tag_at(r, r->scan, INVOKE_END) == TAG_YES ? r->scan : r->in.n);
   } else {
-    take_value(r, r->in.n);
+    take_value(r, finish == MM_REPLY_CUT ? without_newline(r, r->scan) : r->in.n);
     cut_value(r);
   }
 }
@@ -382,7 +382,7 @@ static bool begins_call(const mm_reply *r, mm_reply_finish finish) {
 /* Ends the block: waiting text is taken for what it is so far. Of a call that was cut off before its name is whole nothing is shown. */
 void mm_block_m2_end(mm_reply *r, mm_reply_finish finish) {
   const bool whole = finish == MM_REPLY_WHOLE;
-  if (r->block == MM_BLOCK_VALUE) end_in_value(r, whole);
+  if (r->block == MM_BLOCK_VALUE) end_in_value(r, finish);
   if (!whole && begins_call(r, finish)) {
     mm_text_clear(&r->shown);
     mm_text_clear(&r->in);

@@ -413,24 +413,33 @@ static bool is_live(const mm_reply *r, mm_marker m) {
   }
 }
 
-/* True if the text that waits is the beginning of a tag, as far as is known. */
-static bool begins_tag(const mm_reply *r, mm_reply_finish finish) {
-  if (finish == MM_REPLY_WHOLE || !r->text.n) return false;
-  const bool mark = *r->text.p == MM_REPLY_MARK;
+/* True if the text that waits is, from s on, the beginning of a tag, as far as is known. */
+static bool begins_tag(const mm_reply *r, const char *s, mm_reply_finish finish) {
+  const size_t n = r->text.n - (size_t)(s - r->text.p), len = strlen(MM_CHAT_MARK);
+  const bool marked = r->s.format->tags->marked, mark = *s == MM_REPLY_MARK;
+  if (marked && r->mark_id < 0 && n < len && memcmp(s, MM_CHAT_MARK, n) == 0)
+    return finish == MM_REPLY_CUT && r->s.calls && (r->block || is_live(r, MM_MARK_CALLS));
   for (int i = 0; i < MM_MARKERS; i++) {
-    const bool behind = r->s.format->tags->marked && (i == MM_MARK_CALLS || i == MM_MARK_CALLS_END);
+    const bool behind = marked && (i == MM_MARK_CALLS || i == MM_MARK_CALLS_END);
     size_t used;
-    if (r->marker_id[i] >= 0 || behind != mark || tag_behind(r->text.p + behind, r->text.n - behind, r->marker[i], &used) != MM_TAG_PARTIAL)
-      continue;
+    if (r->marker_id[i] >= 0 || behind != mark || tag_behind(s + behind, n - behind, r->marker[i], &used) != MM_TAG_PARTIAL) continue;
     /* Behind a call the beginning of the tag that ends them is no text, and the mark begins a tag. */
-    if ((r->block == MM_BLOCK_NEXT && !r->in.n) || (mark && r->s.calls) || (r->s.only_calls && !r->block && !r->reasoning)) return true;
+    if ((r->block == MM_BLOCK_NEXT && !r->in.n) || (mark && r->s.calls && !r->quoting) || (r->s.only_calls && !r->block && !r->reasoning))
+      return true;
     if (finish == MM_REPLY_CUT && is_live(r, (mm_marker)i)) return true;
   }
   return false;
 }
 
+/* Drops what may have begun a tag from the text that waits. */
+static void drop_tag(mm_reply *r, mm_reply_finish finish) {
+  size_t at = 0;
+  while ((at = next_candidate(r, at)) < r->text.n && !begins_tag(r, r->text.p + at, finish)) at++;
+  r->text.n = at;
+}
+
 bool mm_reply_end(mm_reply *r, mm_reply_finish finish, mm_err *err) {
-  if (begins_tag(r, finish)) mm_text_clear(&r->text);
+  if (finish != MM_REPLY_WHOLE && r->text.n) drop_tag(r, finish);
   push_bytes(r, "", 0, err);
   if (!all_well(r, err)) return false;
   if (!r->block) {

@@ -440,6 +440,18 @@ def reloaded(b, server):
     open_page(b, server)
     kept, = b.run("saved()")
     assert [m["role"] for m in kept["messages"]] == ["user", "assistant"] and kept["messages"][0]["content"] == "kept" and len(kept["messages"][1]["reasoning_content"]) > 5, kept
+    # Also of a later turn, and what was to replace a reply or to go on with it, once it has begun.
+    old = [{"role": "user", "content": "kept"}, {"role": "assistant", "content": "In the"}]
+    for act, begun, count in (("send('more')", "document.querySelector('details div')", 4), ("regenerate()", "document.querySelector('details div')", 2),
+                              ("proceed()", "$('talk').textContent.length > 30", 2)):
+        b.run(f"put('localStorage', 'chats', JSON.stringify([{{id: 1, messages: {json.dumps(old)}}}])); $('clear').click(); visit(1); 0")
+        b.run(f"$('max').value = 4000; {act}; 0")
+        b.wait(f"Boolean({begun})")
+        open_page(b, server)
+        kept, = b.run("saved()")
+        last = kept["messages"][-1]
+        assert len(kept["messages"]) == count and last.get("meta") == "stopped", (act, kept)
+        assert last["content"].startswith("In the") and len(last["content"]) > 6 if act == "proceed()" else last["reasoning_content"], (act, kept)
     b.run("localStorage.clear(); 0")
 
 

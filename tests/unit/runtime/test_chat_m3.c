@@ -213,7 +213,6 @@ TEST(test_replies) {
       {"a]<]mini", C "a]<]mini", false, false},
       /* Cut off: what is complete was passed on, and no mark shows. */
       {"So" M, C "So", false, true},
-      {"So]", C "So]", false, true},
       {"So" M "<tool_", C "So", false, true},
       {BEGIN, "", false, true},
       {BEGIN M "<invoke name=\"f\">" E("i", "1") M "<l>" M "<item>1", T "{\"i\": 1", false, true},
@@ -227,6 +226,13 @@ TEST(test_replies) {
     f.tokenizer = t;
     same_for_all_cuts(&f, row[i].want);
   }
+  /* By text the last byte may have begun the mark. */
+  feeding f = {"So]", false, true, NULL};
+  same_for_all_cuts(&f, C "So");
+  f.text = BEGIN M "<invoke name=\"f\">" M "<s>x]<]", same_for_all_cuts(&f, T "{\"s\": \"x");
+  f.text = "<</mm:th", f.in_reasoning = true, same_for_all_cuts(&f, R "<");
+  f.text = "So]", f.in_reasoning = false, f.tokenizer = t;
+  same_for_all_cuts(&f, C "So]");
   mm_tokenizer_close(t);
 }
 

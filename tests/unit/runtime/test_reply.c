@@ -234,7 +234,7 @@ static const struct {
     {"</think>" BEGIN "<invoke name=\"f\">\n<parameter name=\"s\">one", T "f" A "{\"s\": \"one\"}" E, false},
     {"</think>" BEGIN "<invoke name=\"f\">\n<parameter name=\"i\">1", T "f" A "{\"i\": 1}" E, false},
     /* cut off: no end of the call, what is there is the beginning of JSON */
-    {"</think>" BEGIN "<invoke name=\"f\">\n<parameter name=\"s\">one", T "f" A "{\"s\": \"one", true},
+    {"</think>" BEGIN "<invoke name=\"f\">\n<parameter name=\"s\">one\n</par", T "f" A "{\"s\": \"one", true},
     {"</think>" BEGIN "<invoke name=\"f\">\n" P("i", "2") "<parameter name=\"i\">1", T "f" A "{\"i\": 2, \"i\": \"1", true},
     {"</think>" BEGIN "<invoke name=\"f\">\n<parameter na", T "f", true},
     {"</think>" BEGIN "<invoke name=\"f", "", true},
