@@ -111,7 +111,7 @@ static bool read_details(mm_call *c, const mm_value *v, mm_message *m, mm_err *e
   m->reasoning = (mm_str){joined, n};
   for (const mm_value *d = details->first; d; d = d->next) {
     const mm_str text = mm_str_of(mm_value_get(d, "text"));
-    memcpy(joined, text.p, text.n);
+    if (text.n) memcpy(joined, text.p, text.n);
     joined += text.n;
   }
   return true;
