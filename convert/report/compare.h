@@ -53,8 +53,8 @@ MM_MUST_USE bool mm_compare_unsharded(const mm_plan *plan, mm_hf *made, unsigned
 void mm_error_merge(mm_tensor_error *to, const mm_tensor_error *e);
 /* Counts expert `number` of a stack, whose own sums are in `expert`. */
 void mm_error_add_expert(mm_tensor_error *stack, const mm_tensor_error *expert, uint32_t number);
-/* Of a code, before its scale: the largest distance of two neighbours (0: the tensor has no scales), and the smaller magnitude of its two
- * last codes. */
+/* Codes before their scale: step, the largest distance of two neighbours (0: the tensor has no scales); top, the smaller magnitude of the
+ * two last codes. */
 typedef struct mm_code_steps {
   double step, top;
 } mm_code_steps;

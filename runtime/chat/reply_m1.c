@@ -221,7 +221,7 @@ static void cut_arguments(mm_reply *r) {
 /* True if the object at hand may still become a call, or its rest belongs to one. */
 static bool may_be_call(const mm_reply *r) { return r->begun ? r->object.ended : !r->object.sent; }
 
-/* Of a call that was cut off before its arguments nothing is shown. */
+/* A call that was cut off before its arguments is not shown. */
 void mm_block_m1_end(mm_reply *r, mm_reply_finish finish) {
   const bool line = r->block == MM_BLOCK_LINE, whole = finish == MM_REPLY_WHOLE;
   const bool drop = finish == MM_REPLY_CUT || !r->literal; /* in a block with other text a stopped object is text */

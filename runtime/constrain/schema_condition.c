@@ -24,7 +24,7 @@ static const mm_value *resolve_if(mm_schema_compiler *p, const mm_value *schema,
 
 /* ---- dependentRequired and dependentSchemas ---- */
 
-/* What holds of an object that has the key. Of other values the entry says nothing, not even which items are evaluated. */
+/* The schema of an object that has the key. The entry says nothing about other values, not even which items are evaluated. */
 static const mm_value *with_key(mm_schema_compiler *p, const mm_value *entry, bool schemas, bool there) {
   const mm_value key = {.type = MM_VALUE_STRING, .text = entry->key, .n = entry->key_n, .raw = ""};
   const mm_value object = {.type = MM_VALUE_STRING, .text = "object", .n = 6, .raw = ""};

@@ -178,8 +178,8 @@ const mm_value *mm_schema_both(mm_schema_compiler *p, const mm_value *a, const m
 /* The schema, a plain one, with anyOf in place of `if` with `then` or `else`, and of the first entry of dependentRequired or
  * dependentSchemas; as it is where it has none. */
 const mm_value *mm_schema_resolve(mm_schema_compiler *p, const mm_value *schema);
-/* What the rest, a plain schema, and one of any kind say together. The rest's unevaluatedProperties and unevaluatedItems see it, its own do
- * not see the rest. NULL after an error, also where no value fits. */
+/* The schema that holds where the rest, a plain schema, and one of any kind hold. The rest's unevaluatedProperties and unevaluatedItems see
+ * it, its own do not see the rest. NULL after an error, also where no value fits. */
 const mm_value *mm_schema_with(mm_schema_compiler *p, const mm_value *rest, const mm_value *one);
 /* The alternatives of `any`, a member of the schema, each with what else the schema says. An alternative that no value fits is left
  * out. */

@@ -184,7 +184,7 @@ struct mlp_buffers {
 /* How a block of the draft ends; NONE: the step is the target's. */
 enum draft_end { DRAFT_NONE, DRAFT_LOGITS, DRAFT_BEST };
 
-/* Of a DFlash draft (draft.cu). */
+/* Cells, copies of pages and buffers of a DFlash draft (draft.cu). */
 struct draft_buffers {
   draft_end next = DRAFT_NONE; /* of the step that begins */
   std::vector<mm_cu_kv> cells; /* [layers] */

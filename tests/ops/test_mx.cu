@@ -33,7 +33,7 @@ std::vector<__nv_bfloat16> rows_of_kinds(uint32_t rows, uint32_t k, uint32_t kin
   return x;
 }
 
-/* What codes and words on the device stand for. */
+/* The numbers that codes and scale words on the device stand for. */
 std::vector<double> decoded(const code_buffers &c, uint32_t k) {
   const auto code = c.code.get();
   const auto scale = c.scale.get();

@@ -7,8 +7,8 @@
  * of keys is 16 bytes: lane t of four has columns 32 c + 8 t … 8 t + 7 of chunk c, for two products of sixteen columns; queries are loaded
  * alike.
  *
- * The warps' sums are added in their order. Of several parts each leaves its sum in work, and the last to come joins all in their order;
- * how many there are depends on the shapes and the device alone. */
+ * The warps' sums are added in their order. Several parts write their sums to work, and the last part to arrive joins them in their order;
+ * the number of parts depends on the shapes and the device alone. */
 #include <algorithm>
 
 #include "runtime/cuda/attention/draft_attention.h"
@@ -20,7 +20,7 @@ namespace {
 constexpr uint32_t kWarps = 4, kThreads = kWarps * 32, kKeys = 16, kQueries = 16, kMostParts = 32, kGroups = 1024, kMostDim = 128;
 constexpr uint32_t kEach = 2; /* blocks wanted for each multiprocessor */
 
-/* What a part leaves of its sixteen queries. */
+/* Partial results of one part for its sixteen queries: unnormalised sums, largest scores, masses. */
 template <int D>
 struct part_sum {
   float o[kQueries][D], top[kQueries], mass[kQueries];

@@ -6,8 +6,8 @@
 #include "runtime/cuda/core/kernels.h"
 
 /* o[row, heads·d] = softmax(q·k / √d)·v for `spans` spans of `rows` rows each, qkv[row, (heads + 2·kv_heads)·d] after norm and RoPE. A row
- * reads the cells before its span's first position, and the span's own rows from qkv: all of them, or the ones up to itself (causal); of
- * all these the last `window` positions up to its own and what follows (0: all). d is 32, 64 or 128. Spans of slot -1 are passed over. */
+ * reads the cells before its span's first position, and the span's own rows from qkv: all of them, or the ones up to itself (causal). A row
+ * at position p reads no position before p + 1 - window (0: all). d is 32, 64 or 128. Spans of slot -1 are passed over. */
 struct mm_cu_draft_block {
   const __nv_bfloat16 *qkv;
   __nv_bfloat16 *o;

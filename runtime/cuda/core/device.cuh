@@ -164,7 +164,7 @@ __device__ __forceinline__ uint32_t codes2_e4m3(float a, float b) {
   return (one & 0xffu) | one >> 8;
 #endif
 }
-/* Those numbers as f16, exactly. */
+/* The E4M3 numbers nearest to a and b, as f16, exactly; a in the low half. */
 __device__ __forceinline__ uint32_t halves_e4m3(float a, float b) {
 #if __CUDA_ARCH__ >= 890
   return widen2_half((uint16_t)codes2_e4m3(a, b));

@@ -86,7 +86,7 @@ struct dense_launch {
   const mm_cu_weight &w;
   const mm_cu_linear &a;
   cudaStream_t s;
-  /* Columns of a block's span. What each costs is a step of kFill columns; that of starting and ending a block is about kStart more. */
+  /* Columns of a block's span. A block costs a step for each kFill columns, and about kStart steps to start and end. */
   template <class Form, uint32_t kFill>
   uint32_t span(uint32_t tiles) const {
     constexpr uint32_t kStart = 3, kRoom = MM_CU_SPAN_SUMS / (Form::kRows * Form::kColumns * Form::kBlocks);

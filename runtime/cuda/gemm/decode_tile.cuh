@@ -117,7 +117,7 @@ struct tile_rows {
   const uint8_t *row[2], *scale[2]; /* the lane's bytes of the next step; COARSE: the rows' first scales */
   uint32_t byte, column;            /* of the next step: the lane's first byte of a row, the step's first column */
 
-  /* Of columns [first, to), `first` a multiple of fill steps. */
+  /* Reads columns [first, to), `first` a multiple of fill steps. */
   __device__ __forceinline__ tile_rows(const mm_cu_weight &weight, uint32_t first, uint32_t to) : w(weight), from(first), end(to) {}
   /* The next step is the first of the job's rows. */
   template <class Job>

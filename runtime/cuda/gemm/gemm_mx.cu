@@ -38,7 +38,7 @@ struct note {
 struct stage {
   uint8_t x[kRows * kLine], codes[kHigh * kLine];
 };
-/* Of 32 columns and a row: what its sums so far are multiplied with, and products of these columns (bf16). */
+/* Factors of a row for 32 columns: ratio, of its sums so far; rest, of the products of these columns (bf16). */
 struct factors {
   float ratio[4][kRows];
   uint16_t rest[4][kRows];

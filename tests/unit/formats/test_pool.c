@@ -12,7 +12,7 @@
 
 #include "tests/unit/unit.h"
 
-/* That of a sanitizer, where one is linked in: newer ones end a program that joins a thread which they did not see. */
+/* The sanitizer's pthread_create, where one is linked in: newer ones end a program that joins a thread which they did not see. */
 int __interceptor_pthread_create(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) __attribute__((weak));
 
 /* Stands before the library's: fails with EAGAIN once `threads_left` have been made. */

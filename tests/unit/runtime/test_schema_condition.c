@@ -48,7 +48,7 @@ static const struct {
      "'definitions': {'k': {'maximum': 10}}}",
      {"11"},
      {"4", "7"}},
-    /* Of a list the entry says nothing. */
+    /* The entry says nothing about a list. */
     {"{'type': 'array', 'dependentSchemas': {'a': {'items': true}}, 'unevaluatedItems': false}", {"[]"}, {"[1]"}},
     {"{'oneOf': [{'type': 'object', 'properties': {'a': {'type': 'string'}}, 'required': ['a']}, "
      "{'type': 'object', 'properties': {'b': {'type': 'string'}}}]}",
