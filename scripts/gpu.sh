@@ -372,7 +372,7 @@ open(sys.argv[1], "wb").write(struct.pack("<Q", len(head)) + head + struct.pack(
 END
   # Three at a time: each takes seconds to start, and on the devices they are in each other's way.
   {
-    for name in tiny-m1-bf16 tiny-m2-block_fp8; do same_logits "$work/ranks/$name-2" 1; done
+    for name in tiny-m1-bf16 tiny-m2-block_fp8 tiny-m2-w4a16; do same_logits "$work/ranks/$name-2" 1; done
     for name in tiny-m1-nvfp4 tiny-m2-w4a16; do same_logits "$work/ranks/$name-2" 60; done
   } &
   pids=$!
@@ -531,7 +531,7 @@ run_part() {
     processes) processes_part ;;
     lost) lost_part ;;
     load)
-      MM_GPU_MODELS=$work/models/0 "$gpu" test load && damaged_rows
+      MM_LOAD_DIR=$work MM_GPU_MODELS=$work/models/0 "$gpu" test load && damaged_rows # files that another run's tests may not find
       ;;
     hold) hold_part ;;
     capacity) capacity_part ;;

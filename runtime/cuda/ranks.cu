@@ -34,18 +34,22 @@ __device__ float block_sum(float v, float *part) {
   return sum;
 }
 
-/* The sum of squares of each range, in all threads; part as above. */
+/* The sum of squares of each range, in all threads; part as above. The order of additions is own_work::squares' (attention/own_token.cuh):
+ * a row has the same bits whichever of the two kernels normalises it. */
 __device__ void square_row(float sum[2], const bf16 *row, chunks s, float *part) {
-  for (int i = 0; i < 2; i++) {
-    sum[i] = 0;
-    for (uint32_t c = threadIdx.x * 8; c < s.n[i]; c += kThreads * 8) {
-      float v[8];
-      load8(v, row + c);
-      sum[i] = square8(v, sum[i]);
+  static_assert(kThreads == MM_CU_GQA_WARPS * 32, "a thread adds the same pieces there");
+  sum[0] = sum[1] = 0;
+  for (uint32_t c = threadIdx.x * 8; c < s.n[0] + s.n[1]; c += kThreads * 8) {
+    float v[8];
+    load8(v, row + c);
+    const float piece = square8(v);
+    if (c < s.n[0]) {
+      sum[0] += piece;
+    } else {
+      sum[1] += piece;
     }
-    sum[i] = block_sum(sum[i], part);
-    row += s.n[i];
   }
+  for (int i = 0; i < 2; i++) sum[i] = block_sum(sum[i], part);
 }
 
 /* A lane for each rank: the two sums of the block's row become those over all ranks, in all threads. */
@@ -99,7 +103,8 @@ __device__ void scale_qk_row(const qk_norms &a, const float sum[2], uint32_t ran
       float v[8], w[8];
       load8(v, row + c);
       load8(w, norm + c);
-      scale8(v, scale, w);
+#pragma unroll
+      for (int j = 0; j < 8; j++) v[j] = __fmul_rn(v[j], __fmul_rn(scale, w[j])); /* as attention of a single token does */
       store8(row + c, v);
     }
     row += a.s.n[i];

@@ -120,6 +120,13 @@ struct own_work {
     return sum;
   }
 
+  /* rounded: with the bits of ranks whose norms are kernels of their own (mm_cu_qk_norm_ranks), which write bf16. */
+  __device__ __forceinline__ void normalise(float x[2][8], float scale, bool rounded) const {
+#pragma unroll
+    for (int i = 0; i < 8; i++) x[0][i] *= scale * w[0][i], x[1][i] *= scale * w[1][i];
+    if (rounded) widen8(x[0], narrow8(x[0])), widen8(x[1], narrow8(x[1]));
+  }
+
   /* place: the row and its part; cell: where the token's own key and value stay, if this block writes them. */
   __device__ __forceinline__ void run(own_token<D> &own, const mm_cu_kv &kv, const row_sums &sums, uint2 place, uint32_t kv_head,
                                       size_t cell, bool writes) const {
@@ -138,10 +145,7 @@ struct own_work {
     if (p.q_norm) {
       const float scale =
           rsqrtf(head < group ? sum.x / (float)(h.heads * D * ranks) + p.eps : sum.y / (float)(h.kv_heads * D * ranks) + p.eps);
-      if (head <= group) {
-#pragma unroll
-        for (int i = 0; i < 8; i++) x[0][i] *= scale * w[0][i], x[1][i] *= scale * w[1][i];
-      }
+      if (head <= group) normalise(x, scale, ranks > 1);
     }
     if (turns) {
 #pragma unroll
