@@ -56,6 +56,7 @@ static const foreign table[] = {
     {"swap-space", "kv-offload", SERVED ", by the name --kv-offload"},
     {"kv-offloading-size", "kv-offload", SERVED ", by the name --kv-offload"},
     {"hicache-size", "kv-offload", SERVED ", by the name --kv-offload"},
+    {"metrics", "metric-names", SERVED ", by the name --metric-names llama.cpp"},
     {"n-gpu-layers", "device", "--device cuda computes every layer on GPUs"},
 };
 

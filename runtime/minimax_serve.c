@@ -30,7 +30,7 @@ typedef struct serve_args {
   mm_http_config http;
   mm_option_list keys, names, hosts, origins;
   mm_arena *arena;
-  const char *dir, *kv, *input_dtype, *prefix_cache, *log_format, *metric_names, *config, *key_file;
+  const char *dir, *kv, *input_dtype, *prefix_cache, *log_format, *metric_names, *compat, *config, *key_file;
   const char *kv_dir;
   uint64_t port, queue, step_tokens, cache_memory, form_cache, kv_offload, kv_disk, connections, drafts;
   double request_time;
@@ -247,6 +247,16 @@ static bool start_loading(serve *s, mm_err *err) {
   return s->loading = true;
 }
 
+#define METRIC_NAMES "minimax|vllm|llama.cpp|none" /* as mm_metric_names has them */
+#define COMPATS      "openai|vllm|llama.cpp"       /* as mm_compat has them */
+
+/* The number of a word in a list, in which it is. */
+static int word_of(const char *word, const char *list) {
+  int number = 0;
+  for (const char *p = list, *end = strstr(list, word); p < end; p++) number += *p == '|';
+  return number;
+}
+
 static bool serve_all(const serve_args *a, mm_err *err) {
   char *name = name_of(a->dir);
   const char *const own[] = {name};
@@ -258,7 +268,8 @@ static bool serve_all(const serve_args *a, mm_err *err) {
                         .local = is_loopback(a->http.host) && !a->keys.count,
                         .origins = {a->hosts.item, a->hosts.count, a->origins.item, a->origins.count},
                         .any_name = a->any_name,
-                        .vllm_names = a->metric_names && strcmp(a->metric_names, "vllm") == 0,
+                        .metric_names = (mm_metric_names)word_of(a->metric_names, METRIC_NAMES),
+                        .compat = (mm_compat)word_of(a->compat, COMPATS),
                         .request_time = a->request_time,
                         .log = {.json = a->json || strcmp(a->log_format, "json") == 0, .quiet = a->quiet},
                         .started = mm_now(),
@@ -371,6 +382,8 @@ static serve_args settings = {
     .input_dtype = "auto",
     .prefix_cache = "on",
     .log_format = "text",
+    .metric_names = "minimax",
+    .compat = "openai",
     .port = 8000,
     .queue = 256,
     .step_tokens = MM_DEFAULT_STEP_TOKENS,
@@ -432,7 +445,10 @@ static const mm_option options[] = {
             "defaults are temperature 1 and top_p 1, not those of generation_config.json"),
     MM_OPTION(STR, "log-format", &settings.log_format, "WORD", "of the lines on stderr (text)", .choices = "text|json"),
     MM_OPTION(STR, "metric-names", &settings.metric_names, "WORD",
-              "of /metrics (minimax); vllm: also the names that vLLM's dashboards read", .choices = "minimax|vllm"),
+              "of /metrics (minimax); vllm and llama.cpp: also the names that their dashboards read; none: /metrics is off",
+              .choices = METRIC_NAMES),
+    MM_OPTION(STR, "compat", &settings.compat, "WORD", "whose forms replies take where other servers' differ from OpenAI's (openai)",
+              .choices = COMPATS),
     MM_OPTION(STR, "config", &settings.config, "FILE", "more options, one a line without dashes; those of the command line win"),
     MM_FLAG("check", &settings.check, "load everything, say whether it can be served, and end"),
     MM_FLAG("json", &settings.json, "what --check finds, the log and errors as JSON"),

@@ -204,7 +204,7 @@ static void fail_step(mm_scheduler *s, const mm_err *err) {
 
 static void count_step(mm_scheduler *s, step *t) {
   for (uint32_t i = 0; i < s->slots; i++)
-    if (s->slot[i]) s->slot[i]->fed += s->slot[i]->take;
+    if (s->slot[i]) s->slot[i]->fed += s->slot[i]->take, s->own.busy += s->slot[i]->take > 0;
   for (uint32_t i = 0; i < t->groups; i++) {
     if (!t->group[i].scored) t->group[i].job->in_flight += t->group[i].count;
     t->group[i].job->rows_out++;

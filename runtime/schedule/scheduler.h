@@ -79,6 +79,7 @@ void mm_scheduler_cancel(mm_scheduler *s, uint64_t ticket);
 typedef struct mm_scheduler_stats {
   uint64_t requests, refused; /* refused: for a full queue */
   uint64_t prompt_tokens, cached_tokens, reply_tokens, steps, preempted;
+  uint64_t busy;                      /* requests that a step has rows of, added up over the steps */
   uint64_t drafts, drafted, accepted; /* rows with proposals, tokens proposed, and those that were right */
   uint64_t learned;                   /* tokens that the checkpoint's draft proposed, of drafted */
   uint32_t waiting, running, slots, pages, pages_free, pages_cached;

@@ -45,6 +45,7 @@ static void put_scheduler(mm_text *t, mm_scheduler *scheduler) {
   mm_metrics_value(t, "cached_tokens_total", "counter", "Tokens of prompts taken from the prefix cache.", (double)s.cached_tokens);
   mm_metrics_value(t, "reply_tokens_total", "counter", "Tokens generated.", (double)s.reply_tokens);
   mm_metrics_value(t, "steps_total", "counter", "Steps of the engine.", (double)s.steps);
+  mm_metrics_value(t, "step_requests_total", "counter", "Choices that a step has tokens of, added up over the steps.", (double)s.busy);
   mm_metrics_value(t, "step_seconds_total", "counter", "Seconds in the engine.", s.step_seconds);
   mm_metrics_value(t, "slots", "gauge", "Sequences that can run at a time.", s.slots);
   mm_metrics_value(t, "pages", "gauge", "Pages of the KV cache.", s.pages);
@@ -165,8 +166,53 @@ static void put_forms(mm_text *t, mm_form_cache *forms) {
   mm_metrics_value(t, "form_cache_bytes_max", "gauge", "Bytes above which those that no request holds are dropped.", (double)s.bytes_max);
 }
 
+/* The metrics of llama.cpp's server, which have no labels. Its seconds are those of prompts and of tokens behind the first. */
+static void put_llama(mm_text *t, const mm_server *s) {
+  mm_scheduler_stats n = {0};
+  if (s->scheduler) mm_scheduler_stats_read(s->scheduler, &n);
+  const double prompt_s = s->metrics.first_token.sum, reply_s = s->metrics.between_tokens.sum, reply = (double)n.reply_tokens,
+               prompt = (double)(n.prompt_tokens - n.cached_tokens);
+  const struct {
+    const char *name, *type, *help;
+    double value;
+  } v[] = {
+      {"prompt_tokens_total", "counter", "Tokens of prompts that were computed.", prompt},
+      {"prompt_tokens_cached_total", "counter", "Tokens of prompts taken from the prefix cache.", (double)n.cached_tokens},
+      {"prompt_seconds_total", "counter", "Seconds from requests to their first tokens.", prompt_s},
+      {"tokens_predicted_total", "counter", "Tokens generated.", reply},
+      {"tokens_predicted_seconds_total", "counter", "Seconds from tokens to the next ones.", reply_s},
+      {"n_decode_total", "counter", "Steps of the engine.", (double)n.steps},
+      {"n_tokens_max", "counter", "Tokens of a prompt and its reply together, the most so far.", (double)s->metrics.longest},
+      {"spec_decode_num_draft_tokens_total", "counter", "Tokens proposed.", (double)n.drafted},
+      {"spec_decode_num_accepted_tokens_total", "counter", "Proposed tokens that were right.", (double)n.accepted},
+      {"spec_decode_num_drafts_total", "counter", "Steps of a choice with proposed tokens.", (double)n.drafts},
+      {"prompt_tokens_seconds", "gauge", "Tokens of prompts a second.", prompt_s > 0 ? prompt / prompt_s : 0},
+      {"predicted_tokens_seconds", "gauge", "Tokens generated a second.", reply_s > 0 ? reply / reply_s : 0},
+      {"requests_processing", "gauge", "Choices being generated.", n.running},
+      {"requests_deferred", "gauge", "Choices in the queue.", n.waiting},
+      {"n_busy_slots_per_decode", "gauge", "Choices that a step has tokens of, the mean.", n.steps ? (double)n.busy / (double)n.steps : 0},
+  };
+  for (size_t i = 0; i < sizeof v / sizeof *v; i++)
+    mm_text_printf(t, "# HELP llamacpp:%s %s\n# TYPE llamacpp:%s %s\nllamacpp:%s %.17g\n", v[i].name, v[i].help, v[i].name, v[i].type,
+                   v[i].name, v[i].value);
+}
+
+/* As llama.cpp's server answers where it was not started with --metrics. */
+static void refuse_metrics(mm_exchange *x) {
+  mm_text t = {0};
+  mm_text_put(&t,
+              "{\"error\":{\"message\":\"/metrics is off (--metric-names none)\",\"type\":\"not_supported_error\",\"param\":null,"
+              "\"code\":\"not_supported\"}}");
+  send_json(x, 501, &t);
+}
+
 static void metrics(mm_server *s, mm_exchange *x) {
   mm_text t = {0}, out = {0};
+  char started[24];
+  if (s->metric_names == MM_METRICS_NONE) {
+    refuse_metrics(x);
+    return;
+  }
   put_build(&t);
   mm_metrics_value(&t, "ready", "gauge", "1 when requests are served.", s->state == MM_SERVER_READY);
   mm_metrics_value(&t, "connections", "gauge", "Open connections.", mm_http_connections(s->http));
@@ -177,7 +223,12 @@ static void metrics(mm_server *s, mm_exchange *x) {
   if (s->scheduler) put_experts(&t, s);
   put_forms(&t, s->forms);
   put_replies(&t, s);
-  if (!t.failed) mm_metrics_label(t.p, s->name[0], s->vllm_names, &out);
+  if (!t.failed) mm_metrics_label(t.p, s->name[0], s->metric_names == MM_METRICS_VLLM, &out);
+  if (s->metric_names == MM_METRICS_LLAMA) {
+    put_llama(&out, s);
+    snprintf(started, sizeof started, "%lld", (long long)s->created);
+    mm_exchange_set(x, "Process-Start-Time-Unix", started);
+  }
   const bool failed = t.failed || out.failed;
   mm_exchange_reply(x, failed ? 503 : 200, "text/plain; version=0.0.4; charset=utf-8", failed ? "" : out.p, failed ? 0 : out.n);
   MM_FREE(t.p, out.p);

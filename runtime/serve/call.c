@@ -71,10 +71,11 @@ void mm_call_error(const mm_call *c, int status, const char *param, const char *
   }
   mm_text_put(out, "{\"error\":{\"message\":");
   mm_text_quote_string(out, text);
-  mm_text_printf(out, ",\"type\":\"%s\",\"param\":", n.openai);
+  mm_text_printf(out, ",\"type\":\"%s\",\"param\":", c->too_long ? "exceed_context_size_error" : n.openai); /* llama.cpp's */
   mm_text_quote_or_null(out, param && *param ? param : NULL);
   mm_text_put(out, ",\"code\":");
   mm_text_quote_or_null(out, c->code ? c->code : n.code);
+  if (c->too_long) mm_text_printf(out, ",\"n_prompt_tokens\":%zu,\"n_ctx\":%u", c->too_long, c->server->positions);
   mm_text_put(out, "}}");
 }
 
@@ -246,6 +247,7 @@ static void on_token(void *user, const mm_token *t) {
   mm_histogram_add(ch->last > 0 ? &m->between_tokens : &m->first_token, time - (ch->last > 0 ? ch->last : ch->call->begun));
   ch->last = time;
   ch->tokens++;
+  ch->closing = t->last && ch->call->server->compat == MM_COMPAT_VLLM;
   if (!ch->call->refused && !mm_exchange_gone(ch->call->x)) ch->call->api->token(ch, t);
 }
 
@@ -255,6 +257,7 @@ static void on_done(void *user, const mm_ending *end) {
   ch->ending = *end;
   ch->generation = NULL;
   c->server->metrics.finished[ch->ending.why]++;
+  c->server->metrics.longest = mm_max(c->server->metrics.longest, c->prompt_count[ch->index / c->params.n] + end->progress.reply_tokens);
   if (end->err) mm_log_error(&c->server->log, c->id, end->err);
   ch->ending.err = NULL;
   int status;
@@ -274,6 +277,7 @@ bool mm_call_add_prompt(mm_call *c, int32_t *ids, size_t count, mm_err *err) {
     if (!count) return mm_refuse(c, 400, c->api->prompt, "the prompt is empty");
     if (fits) return false;
     c->code = "context_length_exceeded"; /* agents look for this, or for the words, and then shorten their history */
+    c->too_long = count;
     return mm_refuse(c, 400, c->api->prompt,
                      "prompt is too long: %zu tokens > %u maximum; the maximum context length is %u tokens, the reply's included", count,
                      most - 1, most);
@@ -379,10 +383,21 @@ static void conclude(void *user) {
   if (!c->open) finish(c);
 }
 
+/* vLLM refuses bodies of other types, curl's default among them. */
+static bool json_type(mm_call *c) {
+  static const char json[] = "application/json";
+  const char *type = mm_exchange_header(c->x, "Content-Type");
+  if (!type) return mm_refuse(c, 400, NULL, "Content-Type: found none, expected %s", json);
+  const size_t n = strcspn(type, ";");
+  return (n == strlen(json) && strncasecmp(type, json, n) == 0) ||
+         mm_refuse(c, 400, NULL, "Content-Type: found %.80s, expected %s", type, json);
+}
+
 static bool admitted(mm_call *c) {
   const mm_server *s = c->server;
   if (!c->api->keyless && !mm_keys_admit(s->key, s->keys, c->x)) return mm_refuse(c, 401, NULL, "a valid API key is needed");
   if (c->api->bodiless) return true;
+  if (s->compat == MM_COMPAT_VLLM && !json_type(c)) return false;
   if (s->state == MM_SERVER_LOADING) return mm_refuse(c, 503, NULL, "the model is being loaded");
   if (s->state == MM_SERVER_DRAINING) return mm_refuse(c, 503, NULL, "the server is about to end");
   c->params.sampling = s->defaults;

@@ -39,7 +39,8 @@ struct mm_choice {
   mm_text text, logprobs;
   double last; /* when its last token came, 0: none did */
   uint32_t tokens;
-  void *state; /* the API's */
+  bool closing; /* vLLM's form: its last token is here, and what it says goes out with the finish reason */
+  void *state;  /* the API's */
 };
 
 struct mm_call {
@@ -72,6 +73,7 @@ struct mm_call {
   /* The first refusal; 0: none. */
   int refused;
   char param[64], why[600];
+  size_t too_long;  /* tokens of the prompt that has no room; 0: each has */
   const char *code; /* OpenAI's for it, set before; NULL: the one of its status */
 };
 

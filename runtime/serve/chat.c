@@ -13,6 +13,7 @@ static void put_head(mm_call *c) {
   mm_text_printf(&c->out, "{\"id\":\"chatcmpl-%s\",\"object\":\"chat.completion%s\",\"created\":%lld,\"model\":", c->id,
                  c->params.stream ? ".chunk" : "", (long long)c->created);
   mm_openai_put_model(c);
+  if (!c->params.stream) mm_text_put(&c->out, ",\"prompt_logprobs\":null"); /* vLLM's clients read it */
 }
 
 /* Begins a chunk of a choice, up to its delta. */
@@ -40,8 +41,20 @@ static void end_chunk(mm_choice *ch, const char *finish) {
 
 static void send_role(mm_choice *ch) {
   begin_chunk(ch);
-  mm_text_put(&ch->call->out, "{\"role\":\"assistant\",\"content\":\"\"}");
+  mm_text_put(&ch->call->out, "{\"role\":\"assistant\",\"content\":null}");
   end_chunk(ch, NULL);
+}
+
+/* Sends a chunk of the delta in ch->text, or without one where `finish` alone is to be said. */
+static void send_delta(mm_choice *ch, const char *finish) {
+  begin_chunk(ch);
+  if (ch->text.n)
+    mm_text_add(&ch->call->out, ch->text.p, ch->text.n);
+  else
+    mm_text_put(&ch->call->out, "{}");
+  ch->call->out.failed |= ch->text.failed;
+  mm_text_clear(&ch->text);
+  end_chunk(ch, finish);
 }
 
 /* Under the name that DeepSeek, SGLang and llama.cpp have for it, and that of vLLM and OpenRouter. */
@@ -54,15 +67,15 @@ static void put_reasoning(const char *text, size_t n, mm_text *out) {
 
 static void send_event(mm_turn *t, const mm_reply_event *e) {
   mm_choice *ch = t->choice;
-  mm_text *out = &ch->call->out;
+  mm_text *out = &ch->text;
   if (!ch->call->params.stream || e->kind == MM_REPLY_CALL_END) return;
-  begin_chunk(ch);
+  if (out->n) send_delta(ch, NULL);
   switch (e->kind) {
     case MM_REPLY_REASONING:
       mm_text_put(out, "{");
       put_reasoning(e->text, e->n, out);
       mm_text_put(out, "}");
-      end_chunk(ch, NULL);
+      if (!ch->closing) send_delta(ch, NULL);
       return;
     case MM_REPLY_CONTENT: mm_text_put(out, "{\"content\":"); break;
     case MM_REPLY_CALL:
@@ -73,7 +86,7 @@ static void send_event(mm_turn *t, const mm_reply_event *e) {
   }
   mm_text_quote(out, e->text, e->n);
   mm_text_put(out, e->kind == MM_REPLY_CALL ? ",\"arguments\":\"\"}}]}" : e->kind == MM_REPLY_ARGUMENTS ? "}}]}" : "}");
-  end_chunk(ch, NULL);
+  if (!ch->closing) send_delta(ch, NULL);
 }
 
 /* ---- Logprobs ---- */
@@ -159,9 +172,7 @@ static void ended(mm_choice *ch) {
   int status;
   mm_turn_ended(ch);
   if (!ch->call->params.stream || mm_choice_failure(ch, &status)) return;
-  begin_chunk(ch);
-  mm_text_put(&ch->call->out, "{}");
-  end_chunk(ch, finish_word(ch));
+  send_delta(ch, finish_word(ch));
 }
 
 static void put_calls(const mm_turn *t, mm_text *out) {

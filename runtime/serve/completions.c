@@ -16,10 +16,11 @@ typedef struct completions {
   bool echo;
   bool special;         /* control tokens that a prompt's text spells are such */
   bool none;            /* no reply is wanted: its one token is left out */
-  lists *logged;        /* [replies] of a whole reply with logprobs, or NULL */
+  lists *logged;        /* [replies] of a whole reply with logprobs, or of a stream's last token in vLLM's form; or NULL */
   mm_text *scores;      /* [replies] prompt_logprobs, or NULL */
   mm_utf8_stream *utf8; /* [replies] of echoed prompts */
   size_t *characters;   /* [replies] of the text so far */
+  size_t *sent;         /* [replies] bytes of the text that are in chunks of a stream */
   uint32_t replies;
   mm_text *echoed; /* [prompts] the texts of the prompts, where they are echoed */
   uint32_t prompts;
@@ -105,7 +106,7 @@ static void close_state(void *state) {
   for (uint32_t i = 0; s->logged && i < s->replies; i++) free_lists(&s->logged[i]);
   for (uint32_t i = 0; s->constraint && i < s->replies; i++) mm_constraint_close(s->constraint[i]);
   for (uint32_t i = 0; s->scores && i < s->replies; i++) free(s->scores[i].p);
-  MM_FREE(s->logged, s->scores, s->characters, s->utf8, s->constraint);
+  MM_FREE(s->logged, s->scores, s->characters, s->sent, s->utf8, s->constraint);
   for (uint32_t i = 0; s->echoed && i < s->prompts; i++) free(s->echoed[i].p);
   free(s->echoed);
   free(s);
@@ -205,8 +206,10 @@ static bool begin(mm_call *c, mm_err *err) {
   if (s->echo && !echo_prompts(c, s, err)) return false;
   s->replies = c->prompts * c->params.n;
   if (!(s->characters = mm_calloc(s->replies, sizeof *s->characters, err))) return false;
+  if (!(s->sent = mm_calloc(s->replies, sizeof *s->sent, err))) return false;
   if (!(s->utf8 = mm_calloc(s->replies, sizeof *s->utf8, err))) return false;
-  if (c->params.logprobs && !c->params.stream && !(s->logged = mm_calloc(s->replies, sizeof *s->logged, err))) return false;
+  const bool logged = c->params.logprobs && (!c->params.stream || c->server->compat == MM_COMPAT_VLLM);
+  if (logged && !(s->logged = mm_calloc(s->replies, sizeof *s->logged, err))) return false;
   if (c->params.scores && !(s->scores = mm_calloc(s->replies, sizeof *s->scores, err))) return false;
   if (!some) c->params.max_tokens = 16; /* as OpenAI has it */
   s->none = some && !c->params.max_tokens;
@@ -343,7 +346,7 @@ static void put_head(mm_call *c) {
 }
 
 /* One choice of a stream; end NULL: not its last. */
-static void send_piece(mm_choice *ch, const char *text, size_t n, const lists *l, const mm_ending *end) {
+static void put_piece(mm_choice *ch, const char *text, size_t n, const lists *l, const mm_ending *end) {
   mm_call *c = ch->call;
   put_head(c);
   mm_text_printf(&c->out, ",\"choices\":[{\"index\":%u,\"text\":", ch->index);
@@ -362,9 +365,17 @@ static void send_piece(mm_choice *ch, const char *text, size_t n, const lists *l
   mm_openai_end_chunk(ch);
 }
 
+/* The text since the last piece. */
+static void send_piece(mm_choice *ch, const lists *l, const mm_ending *end) {
+  const completions *s = ch->call->state;
+  const size_t from = s->sent[ch->index];
+  s->sent[ch->index] = ch->text.n;
+  put_piece(ch, ch->text.p + from, ch->text.n - from, l, end);
+}
+
 static void send_echo(mm_choice *ch) {
   const completions *s = ch->call->state;
-  if (s->echo) send_piece(ch, s->echoed[ch->index / ch->call->params.n].p, s->echoed[ch->index / ch->call->params.n].n, NULL, NULL);
+  if (s->echo) put_piece(ch, s->echoed[ch->index / ch->call->params.n].p, s->echoed[ch->index / ch->call->params.n].n, NULL, NULL);
 }
 
 static void token(mm_choice *ch, const mm_token *t) {
@@ -377,14 +388,14 @@ static void token(mm_choice *ch, const mm_token *t) {
   if (s->none) return;
   if (t->n) mm_print_utf8(&ch->utf8, t->bytes, t->n, &ch->text);
   s->characters[ch->index] += characters_of(ch->text.p + before, ch->text.n - before);
-  if (!c->params.stream) {
+  if (!c->params.stream || ch->closing) {
     if (logged) add_logprobs(c, t, offset, &s->logged[ch->index]);
     return;
   }
   if (ch->text.n == before && !logged) return;
   lists one = {0};
   if (logged) add_logprobs(c, t, offset, &one);
-  send_piece(ch, ch->text.p + before, ch->text.n - before, logged ? &one : NULL, NULL);
+  send_piece(ch, logged ? &one : NULL, NULL);
   free_lists(&one);
 }
 
@@ -398,7 +409,6 @@ static void end_of_none(mm_ending *e) {
 
 static void ended(mm_choice *ch) {
   mm_call *c = ch->call;
-  const size_t before = ch->text.n;
   if (c->params.stream && ch->tokens == 0) send_echo(ch);
   const completions *s = c->state;
   const bool said = ch->ending.why == MM_FINISH_STOP || ch->ending.why == MM_FINISH_LENGTH;
@@ -408,7 +418,8 @@ static void ended(mm_choice *ch) {
   }
   mm_print_utf8(&ch->utf8, "", 0, &ch->text);
   if (s->none) end_of_none(&ch->ending);
-  if (c->params.stream) send_piece(ch, ch->text.p + before, ch->text.n - before, NULL, &ch->ending);
+  const lists *l = s->logged && s->logged[ch->index].token.n ? &s->logged[ch->index] : NULL;
+  if (c->params.stream) send_piece(ch, l, &ch->ending);
 }
 
 static void put_choice(mm_call *c, mm_choice *ch) {

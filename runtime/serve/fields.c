@@ -16,12 +16,27 @@ bool mm_field(mm_call *c, const mm_value *object, const char *key, mm_value_type
   return !*v || (*v)->type == type || mm_refuse(c, 400, key, "%s: found %s, expected %s", key, mm_value_word(*v), expected[type]);
 }
 
+/* Gives the refusal of a number that is beyond its range the code of pydantic, which vLLM's clients read in the message. */
+static bool code_range(mm_call *c, const mm_value *v, double lo, double hi) {
+  int64_t whole;
+  const double x = mm_value_real(v);
+  const bool wide = !mm_value_int(v, &whole); /* a whole number that 64 bits do not hold may round to a bound */
+  if (x > hi || (wide && x >= 0x1p63)) c->code = "less_than_equal";
+  if (x < lo || (wide && x <= -0x1p63)) c->code = "greater_than_equal";
+  const size_t n = strlen(c->why);
+  if (c->code && c->server->compat == MM_COMPAT_VLLM) snprintf(c->why + n, sizeof c->why - n, " (%s)", c->code);
+  return false;
+}
+
 bool mm_field_real(mm_call *c, const mm_value *object, const char *key, double lo, double hi, double *out) {
   const mm_value *v;
   if (!mm_field(c, object, key, MM_VALUE_NUMBER, &v)) return false;
   if (!v) return true;
   const double x = mm_value_real(v);
-  if (!(x >= lo && x <= hi)) return mm_refuse(c, 400, key, "%s: found %.40g, expected %g to %g", key, x, lo, hi);
+  if (!(x >= lo && x <= hi)) {
+    mm_refuse(c, 400, key, "%s: found %.40g, expected %g to %g", key, x, lo, hi);
+    return code_range(c, v, lo, hi);
+  }
   *out = x;
   return true;
 }
@@ -31,9 +46,11 @@ bool mm_field_int(mm_call *c, const mm_value *object, const char *key, int64_t l
   int64_t x;
   if (!mm_field(c, object, key, MM_VALUE_NUMBER, &v)) return false;
   if (!v) return true;
-  if (!mm_value_int(v, &x) || x < lo || x > hi)
-    return mm_refuse(c, 400, key, "%s: found %.*s, expected an integer from %lld to %lld", key, (int)mm_min(v->n, 40), v->text,
-                     (long long)lo, (long long)hi);
+  if (!mm_value_int(v, &x) || x < lo || x > hi) {
+    mm_refuse(c, 400, key, "%s: found %.*s, expected an integer from %lld to %lld", key, (int)mm_min(v->n, 40), v->text, (long long)lo,
+              (long long)hi);
+    return code_range(c, v, (double)lo, (double)hi);
+  }
   *out = x;
   return true;
 }
@@ -68,6 +85,27 @@ static bool read_sampling(mm_call *c) {
   return getrandom(&s->seed, sizeof s->seed, 0) == sizeof s->seed || mm_refuse(c, 500, NULL, "no random numbers");
 }
 
+/* True if the key is a token's id. */
+static bool is_id(const mm_call *c, const char *key, unsigned long long *id) {
+  char *end;
+  *id = strtoull(key, &end, 10);
+  return key[0] >= '0' && key[0] <= '9' && !*end && *id < c->server->vocab;
+}
+
+/* Names the keys that are no ids, from the first one on. */
+static bool refuse_keys(mm_call *c, const mm_value *first) {
+  char keys[300];
+  size_t n = 0, count = 0;
+  unsigned long long id;
+  for (const mm_value *v = first; v; v = v->next) {
+    if (is_id(c, v->key, &id)) continue;
+    if (n < sizeof keys - 64) n += (size_t)snprintf(keys + n, sizeof keys - n, "%s\"%.40s\"", count ? ", " : "", v->key);
+    count++;
+  }
+  return mm_refuse(c, 400, "logit_bias", "logit_bias: found the key%s %s, expected ids below %u", count > 1 ? "s" : "", keys,
+                   c->server->vocab);
+}
+
 static bool read_bias(mm_call *c, mm_err *err) {
   const mm_value *bias;
   if (!mm_field(c, c->body, "logit_bias", MM_VALUE_OBJECT, &bias)) return false;
@@ -78,10 +116,8 @@ static bool read_bias(mm_call *c, mm_err *err) {
   if (!out) return false;
   uint32_t n = 0;
   for (const mm_value *v = bias->first; v; v = v->next) {
-    char *end;
-    const unsigned long long id = strtoull(v->key, &end, 10);
-    if (v->key[0] < '0' || v->key[0] > '9' || *end || id >= c->server->vocab)
-      return mm_refuse(c, 400, "logit_bias", "logit_bias: found the key \"%.40s\", expected ids below %u", v->key, c->server->vocab);
+    unsigned long long id;
+    if (!is_id(c, v->key, &id)) return refuse_keys(c, v);
     const double add = v->type == MM_VALUE_NUMBER ? mm_value_real(v) : NAN;
     if (!(fabs(add) <= 100)) return mm_refuse(c, 400, "logit_bias", "logit_bias: expected numbers from -100 to 100");
     for (uint32_t i = 0; i < n; i++)

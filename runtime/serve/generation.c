@@ -36,6 +36,7 @@ struct mm_generation {
   char tail[2 * MM_STOP_MAX];
   size_t tail_n;
   bool starved;
+  bool closing; /* the last token is here: what is held goes out with the end, in on_done */
   mm_ending ending;
   mm_err err;
   letter *end; /* allocated at the start: the end cannot fail */
@@ -60,7 +61,7 @@ static void release(mm_generation *g) {
 }
 
 static void release_all(mm_generation *g) {
-  while (g->held) release(g);
+  while (g->held && !g->closing) release(g);
 }
 
 /* The stop string in tail[0 … n) that ends first after `seen`, of several the longest; its place in *at. -1: none. */
@@ -90,7 +91,7 @@ static size_t pending(const mm_generation *g) {
 static void release_before(mm_generation *g, size_t keep) {
   size_t held = 0;
   for (const letter *l = g->held; l; l = l->next) held += l->token.n;
-  while (g->held && held >= keep + g->held->token.n) {
+  while (g->held && !g->closing && held >= keep + g->held->token.n) {
     held -= g->held->token.n;
     release(g);
   }
@@ -108,7 +109,6 @@ static void cut(mm_generation *g, size_t drop) {
     }
     left -= l->token.n;
   }
-  release_all(g);
 }
 
 /* Adds a token's bytes to the text in pieces that the tail can take. True: a stop string is complete. */
@@ -160,12 +160,12 @@ static bool look(mm_generation *g, const letter *l) {
   if (seen.waits) return false;
   if (seen.again) g->tail_n = 0;
   if (g->set.stop_count && match(g, seen.text, seen.n)) return true;
+  g->closing |= seen.enough;
   if (!g->set.stop_count) release_all(g);
   return g->ending.enough = seen.enough;
 }
 
 static bool on_token(void *user, int32_t id, const mm_logprob *logprobs, const mm_progress *progress) {
-  (void)progress;
   mm_generation *g = user;
   const uint32_t top = g->set.request.sampling.top_logprobs;
   const size_t extra = logprobs ? sizeof(mm_logprob) * (1 + top) : 0;
@@ -183,6 +183,7 @@ static bool on_token(void *user, int32_t id, const mm_logprob *logprobs, const m
   }
   const bool end = is_end(g, id);
   l->token.end = end;
+  g->closing = end || progress->reply_tokens >= g->set.request.max_tokens;
   if (end)
     g->ending.end_id = id;
   else if (g->set.special || !special)
@@ -227,8 +228,10 @@ static void on_done(void *user, mm_finish why, const mm_progress *progress, cons
     mm_fail_memory(&g->err, sizeof(letter));
   else if (err)
     g->err = *err;
-  release_all(g);
-  send_letters(g->outbox, g->end, &g->end->next);
+  *g->held_last = g->end; /* in one delivery, so that the token before the end is known to be the last */
+  letter *first = g->held;
+  g->held = NULL;
+  send_letters(g->outbox, first, &g->end->next);
 }
 
 /* ---- The loop's thread ---- */
@@ -245,6 +248,7 @@ static void generation_free(mm_generation *g) {
 static void deliver(letter *l) {
   mm_generation *g = l->of;
   if (l != g->end) {
+    l->token.last = l->next == g->end && (g->ending.why == MM_FINISH_STOP || g->ending.why == MM_FINISH_LENGTH);
     (l->scored ? g->set.scored : g->set.token)(g->set.user, &l->token);
     free(l);
     return;

@@ -15,7 +15,11 @@ void mm_histogram_add(mm_histogram *h, double seconds);
 typedef struct mm_metrics {
   mm_histogram first_token, between_tokens, whole; /* seconds */
   uint64_t finished[MM_FINISHES];                  /* choices, by mm_finish */
+  uint64_t longest;                                /* tokens of a prompt and its reply together, the most so far */
 } mm_metrics;
+
+/* --metric-names, in this order. */
+typedef enum mm_metric_names { MM_METRICS_OWN, MM_METRICS_VLLM, MM_METRICS_LLAMA, MM_METRICS_NONE } mm_metric_names;
 
 /* One value, and all of m, in Prometheus' text format 0.0.4. type: "counter", "gauge". */
 void mm_metrics_value(mm_text *t, const char *name, const char *type, const char *help, double value);

@@ -153,6 +153,8 @@ static bool read_messages(mm_call *c, mm_conversation *out, mm_err *err) {
     if (!read_message(c, v, m, err)) return false;
     if (m->role == MM_ROLE_ROOT && m != out->message) return mm_refuse(c, 400, "messages", "messages: a root message is not the first one");
   }
+  if (c->server->compat == MM_COMPAT_LLAMA && list->count > 1 && m[-1].role == MM_ROLE_ASSISTANT && m[-2].role == MM_ROLE_ASSISTANT)
+    return mm_refuse(c, 400, "messages", "messages: the last two are of the assistant, expected one at most");
   return true;
 }
 

@@ -16,6 +16,9 @@
 
 typedef enum mm_server_state { MM_SERVER_LOADING, MM_SERVER_READY, MM_SERVER_DRAINING } mm_server_state;
 
+/* --compat, in this order: the server whose forms replies take where servers differ. */
+typedef enum mm_compat { MM_COMPAT_OPENAI, MM_COMPAT_VLLM, MM_COMPAT_LLAMA } mm_compat;
+
 typedef struct mm_server mm_server;
 struct mm_server {
   /* Set before the loop runs. */
@@ -49,7 +52,8 @@ struct mm_server {
   pthread_mutex_t shared;       /* of lexicon and replay */
   mm_replay *replay;            /* what was sampled for messages with calls */
   mm_metrics metrics;
-  bool vllm_names; /* metrics also under the names of vLLM */
+  mm_metric_names metric_names;
+  mm_compat compat;
   bool any_name;   /* requests may name any model */
   bool trust_user; /* text of users may spell control tokens */
   mm_log log;

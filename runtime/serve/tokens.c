@@ -96,7 +96,8 @@ static bool detokenize(mm_call *c, mm_err *err) {
     if (n) mm_print_utf8(&u, bytes, n, &text);
   }
   mm_print_utf8(&u, "", 0, &text);
-  for (int i = 0; i < 2; i++) { /* vLLM's name, and llama.cpp's */
+  const int names = mm_value_get(c->body, "model") ? 1 : 2; /* vLLM's name, and llama.cpp's, whose requests have no model */
+  for (int i = 0; i < names; i++) {
     mm_text_put(&c->out, i ? ",\"content\":" : "{\"prompt\":");
     mm_text_quote(&c->out, text.p ? text.p : "", text.n);
   }

@@ -93,7 +93,7 @@ def errors(s):
         ({"prompt": [1] * 9000}, "prompt"), ('{"prompt":"a","temperature":NaN}', "temperature"),
     ]:
         error = s.post(COMPLETIONS, body, 400)["error"]
-        assert error["type"] == "invalid_request_error" and error["param"] == param and error["message"], (body, error)
+        assert error["type"] == ("exceed_context_size_error" if "n_ctx" in error else "invalid_request_error") and error["param"] == param and error["message"], (body, error)
     assert s.post(COMPLETIONS, {**PROMPT, "model": "another"}, 404)["error"]["param"] == "model"
     assert s.post("/v1/nothing", {}, 404)["error"]["type"] == "not_found_error"
     assert s.request("GET", COMPLETIONS)[0] == 405 and s.request("PUT", "/health", "x")[0] == 405
@@ -196,6 +196,55 @@ def vllm_names():
                      "prefix_cache_hits_total", "e2e_request_latency_seconds_count", "inter_token_latency_seconds_sum"):
             assert f"\nvllm:{name}{{{label}}} " in text, name
         assert text.count("# TYPE vllm:time_to_first_token_seconds histogram\n") == 1
+
+
+def joined(events):
+    """All the text of a stream's one choice, by the names that it has, and the tokens whose logprobs were there."""
+    found = {}
+    for choice in (c for e in events for c in e["choices"]):
+        for name, text in {k: v for k, v in choice.get("delta", choice).items() if isinstance(v, str) and k not in ("role", "finish_reason")}.items():
+            found[name] = found.get(name, "") + text
+        logged = choice["logprobs"] or {}
+        found["logged"] = found.get("logged", []) + (logged.get("tokens") or [x["token"] for x in logged.get("content", [])])
+    return found
+
+
+def forms(s, how):
+    """--compat: a stream's last text stands in the chunk of the finish reason, as vLLM has it, and is the same text; bodies say that they are
+    JSON; an error's message has pydantic's word. And llama.cpp's refusal of two last messages of the assistant; its metrics, and none."""
+    json_type, chat = {"Content-Type": "application/json; charset=utf-8"}, "/v1/chat/completions"
+    ask = {"messages": [{"role": "user", "content": "In the"}], "temperature": 0}
+    byte = next(i for i in range(2000) if s.post("/detokenize", {"tokens": [i, i]})["prompt"] == "\ufffd\ufffd")
+    text = run(PACKED, 12)
+    calls = {**ask, "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required", "max_tokens": 60, "temperature": 3, "seed": 1}
+    with Server(PACKED, *how, "--compat", "vllm", "--metric-names", "llama.cpp") as v:
+        for path, body in ((COMPLETIONS, {**PROMPT, "max_tokens": 12}), (COMPLETIONS, {**PROMPT, "max_tokens": 12, "logprobs": 1}),
+                           (COMPLETIONS, {**PROMPT, "max_tokens": 1, "echo": True}), (COMPLETIONS, {**PROMPT, "max_tokens": 12, "stop": ["not there", text[-1] + "~"]}),
+                           (COMPLETIONS, {**PROMPT, "max_tokens": 12, "stop": "RD"}), (COMPLETIONS, {**PROMPT, "max_tokens": 3, "logit_bias": {str(byte): 100}}),
+                           (chat, {**ask, "max_tokens": 9}), (chat, {**ask, "max_tokens": 9, "logprobs": True}), (chat, {**ask, "max_tokens": 9, "stop": ["zz", "yy"]}), (chat, calls)):
+            here = s.events(path, body)
+            status, _, data = v.request("POST", path, {**body, "stream": True}, json_type)
+            there = [json.loads(x[6:]) for x in data.decode().split("\n\n")[:-2]]
+            last = there[-1]["choices"][0]
+            assert status == 200 and joined(here) == joined(there) and last["finish_reason"] == here[-1]["choices"][0]["finish_reason"], (body, here, there)
+            assert [c["finish_reason"] for e in there for c in e["choices"]].count(None) == len(there) - 1
+            before = here[-1]["choices"][0]
+            assert (last["delta"] if "delta" in last else last["text"]) and not (before["delta"] if "delta" in before else before["text"].strip("\ufffd")), (body, here, there)
+        many = [c for x in v.request("POST", COMPLETIONS, {**PROMPT, "max_tokens": 7, "n": 3, "stream": True}, json_type)[2].decode().split("\n\n")[:-2] for c in json.loads(x[6:])["choices"]]
+        assert all(len([c for c in many if c["index"] == i]) <= 7 for i in range(3)), many
+        for given in ({}, {"Content-Type": "application/x-www-form-urlencoded"}, {"Content-Type": "application/jsonl"}):
+            assert v.post(COMPLETIONS, PROMPT, 400, given)["error"]["message"].startswith("Content-Type: found "), given
+        assert v.post(COMPLETIONS, {**PROMPT, "seed": 2**63}, 400, json_type)["error"]["message"].endswith(" (less_than_equal)")
+        status, headers, data = v.request("GET", "/metrics")
+        values = dict(re.findall(r"^llamacpp:(\w+) (\S+)$", data.decode(), re.M))
+        assert status == 200 and abs(int(headers["Process-Start-Time-Unix"]) - time.time()) < 600 and len(values) == data.count(b"# TYPE llamacpp:") == data.count(b"# HELP llamacpp:") == 15
+        assert float(values["tokens_predicted_total"]) > 60 and 0 < float(values["n_busy_slots_per_decode"]) <= 3 and int(values["n_tokens_max"]) > 60 and float(values["predicted_tokens_seconds"]) > 0, values
+    twice = {**ask, "messages": ask["messages"] + 2 * [{"role": "assistant", "content": "x"}], "max_tokens": 1}
+    s.post(chat, twice)
+    with Server(PACKED, *how, "--compat", "llama.cpp", "--metric-names", "none") as v:
+        assert v.post(chat, twice, 400)["error"]["param"] == "messages" and v.post(chat, {**twice, "messages": twice["messages"][:2]})["choices"]
+        status, _, data = v.request("GET", "/metrics")
+        assert status == 501 and json.loads(data)["error"]["type"] == "not_supported_error", data
 
 
 def special():
@@ -345,6 +394,9 @@ with Server(PACKED) as server:
     characters(server)
     reasons(server)
     pages(server)
+M2 = ("--chat-format", "minimax-m2", "--max-model-len", "512")
+with Server(PACKED, *M2) as server:
+    forms(server, M2)
 special()
 vllm_names()
 keys()

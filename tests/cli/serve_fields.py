@@ -399,6 +399,17 @@ def as_others(s):
     text = "In the beginning"
     ids = s.post("/tokenize", {"content": text})["tokens"]
     assert ids == s.post("/tokenize", {"prompt": text})["tokens"] and s.post("/detokenize", {"tokens": ids}) == {"prompt": text, "content": text}
+    assert s.post("/detokenize", {"tokens": ids, "model": "tiny-m2"}) == {"prompt": text}
+    # The first chunk has no content yet; a whole reply of chat says that it has no logprobs of the prompt.
+    assert s.events("/v1/chat/completions", chat)[0]["choices"][0]["delta"] == {"role": "assistant", "content": None} and whole["prompt_logprobs"] is None
+    # A number beyond its range has pydantic's code, another wrong value has none; keys that are no ids are named, all of them.
+    for field, value, code in (("seed", 2**63, "less_than_equal"), ("seed", -2**63 - 1, "greater_than_equal"), ("seed", 1.5, None), ("temperature", -1, "greater_than_equal"),
+                               ("n", 0, "greater_than_equal"), ("n", 129, "less_than_equal"), ("n", 1e40, "less_than_equal"), ("top_p", "x", None), ("top_p", 1.01, "less_than_equal")):
+        error = s.post("/v1/chat/completions", {**chat, field: value}, 400)["error"]
+        assert (error["param"], error["code"]) == (field, code) and "equal" not in error["message"], error
+    error = s.post("/v1/completions", {**prompt, "logit_bias": {"5": 1, "bad": 1, "9999999": 1, "6": 1, "x": 1}}, 400)["error"]["message"]
+    assert 'found the keys "bad", "9999999", "x", expected' in error, error
+    assert s.post("/v1/completions", {**prompt, "logit_bias": {str(i) + 50 * "x": 1 for i in range(1000)}}, 400)["error"]["param"] == "logit_bias"
     for path, body in (("/v1/completions", {**prompt, "n": 2, "max_tokens": 3}), ("/v1/chat/completions", chat)):
         events = s.events(path, {**body, "stream_options": {"include_usage": True, "continuous_usage_stats": True}})
         used = [e["usage"] for e in events]
