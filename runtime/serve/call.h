@@ -37,10 +37,10 @@ struct mm_choice {
   mm_ending ending;
   mm_utf8_stream utf8;
   mm_text text, logprobs;
-  double last; /* when its last token came, 0: none did */
-  uint32_t tokens;
-  bool closing; /* vLLM's form: its last token is here, and what it says goes out with the finish reason */
-  void *state;  /* the API's */
+  double first, last;      /* when its first token came, and its last one; 0: none did */
+  uint32_t tokens, cached; /* cached: of the prompt, in the prefix cache */
+  bool closing;            /* vLLM's form: its last token is here, and what it says goes out with the finish reason */
+  void *state;             /* the API's */
 };
 
 struct mm_call {

@@ -61,6 +61,19 @@ static void put_usage(mm_call *c, const mm_progress *p, uint32_t reasoning) {
   mm_text_put(&c->out, "}}");
 }
 
+/* llama.cpp's: the time up to the first token is the prompt's, and the rate of a reply that of the tokens behind it. */
+static void put_timings(const mm_choice *ch, mm_text *out) {
+  const mm_call *c = ch->call;
+  if (!c->params.timings || !ch->tokens) return;
+  const uint32_t prompt = c->prompt_count[ch->index / c->params.n] - ch->cached, more = ch->tokens - 1;
+  const double prompt_ms = 1e3 * (ch->first - c->begun), reply_ms = 1e3 * (ch->last - ch->first);
+  mm_text_printf(out,
+                 ",\"timings\":{\"cache_n\":%u,\"prompt_n\":%u,\"prompt_ms\":%.3f,\"prompt_per_token_ms\":%.3f,\"prompt_per_second\":%.3f,"
+                 "\"predicted_n\":%u,\"predicted_ms\":%.3f,\"predicted_per_token_ms\":%.3f,\"predicted_per_second\":%.3f}",
+                 ch->cached, prompt, prompt_ms, prompt ? prompt_ms / prompt : 0, prompt_ms > 0 ? 1e3 * prompt / prompt_ms : 0, ch->tokens,
+                 reply_ms, more ? reply_ms / more : 0, reply_ms > 0 ? 1e3 * more / reply_ms : 0);
+}
+
 void mm_openai_end(mm_call *c, void (*head)(mm_call *c), void (*put)(mm_call *c, mm_choice *ch), uint32_t reasoning) {
   const mm_progress usage = mm_call_usage(c);
   if (!c->params.stream || c->params.include_usage) {
@@ -69,6 +82,7 @@ void mm_openai_end(mm_call *c, void (*head)(mm_call *c), void (*put)(mm_call *c,
     for (uint32_t i = 0; !c->params.stream && i < c->choices; i++) put(c, &c->choice[i]);
     mm_text_put(&c->out, "]");
     put_usage(c, &usage, reasoning);
+    put_timings(&c->choice[0], &c->out);
     mm_text_put(&c->out, "}");
   }
   if (!c->params.stream) {
@@ -90,10 +104,12 @@ void mm_openai_end_chunk(mm_choice *ch) {
   mm_call *c = ch->call;
   const mm_params *p = &c->params;
   const uint32_t prompt = c->prompt_count[ch->index / p->n];
-  mm_text_put(&c->out, p->include_usage && !p->running_usage ? "}],\"usage\":null}" : p->include_usage ? "}],\"usage\":" : "}]}");
+  mm_text_put(&c->out, p->include_usage && !p->running_usage ? "}],\"usage\":null" : p->include_usage ? "}],\"usage\":" : "}]");
   if (p->include_usage && p->running_usage)
-    mm_text_printf(&c->out, "{\"prompt_tokens\":%u,\"completion_tokens\":%u,\"total_tokens\":%llu}}", prompt, ch->tokens,
+    mm_text_printf(&c->out, "{\"prompt_tokens\":%u,\"completion_tokens\":%u,\"total_tokens\":%llu}", prompt, ch->tokens,
                    (unsigned long long)prompt + ch->tokens);
+  put_timings(ch, &c->out);
+  mm_text_put(&c->out, "}");
   mm_call_event(c, NULL);
 }
 

@@ -254,7 +254,7 @@ static const field fields[] = {
     REFUSED("thinking_token_budget", "SRSS", NEGATIVE, "completions have no reasoning"),
     REFUSED("thread", "RRRR", NULL, "nothing is stored here; send the whole input"),
     KNOWN("timeout", "SSSS"),
-    KNOWN("timings_per_token", "NNNN"),
+    KNOWN("timings_per_token", "SSNN"),
     {"tool_choice", "SRSS", NOTHING_WORDS, "chat completions, responses and messages serve it", "auto none"},
     REFUSED("tools", "SRSS", EMPTY, "chat completions, responses and messages serve them"),
     KNOWN("top_k", "SSSS"),

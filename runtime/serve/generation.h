@@ -26,7 +26,8 @@ typedef struct mm_token {
   bool special, end;          /* end: it ends the reply */
   const mm_logprob *logprobs; /* [1 + top_logprobs], NULL unless asked for */
   uint32_t top;
-  bool last; /* the reply ends with it, at its limit, a stop string or an id that ends replies; done follows at once */
+  uint32_t cached; /* tokens of the prompt that the prefix cache had */
+  bool last;       /* the reply ends with it, at its limit, a stop string or an id that ends replies; done follows at once */
 } mm_token;
 
 typedef struct mm_ending {

@@ -24,6 +24,7 @@ typedef struct mm_params {
   bool stream, include_usage, running_usage, include_stop, special; /* running_usage: in every chunk, of its choice alone */
   uint64_t salt;
   uint32_t drafts;  /* proposals for one step, at most */
+  bool timings;     /* replies have llama.cpp's, of the first choice; chunks of their own */
   bool show_drafts; /* usage has how many there were and how many were right */
   int priority;
   double deadline;

@@ -407,6 +407,15 @@ def as_others(s):
                                ("n", 0, "greater_than_equal"), ("n", 129, "less_than_equal"), ("n", 1e40, "less_than_equal"), ("top_p", "x", None), ("top_p", 1.01, "less_than_equal")):
         error = s.post("/v1/chat/completions", {**chat, field: value}, 400)["error"]
         assert (error["param"], error["code"]) == (field, code) and "equal" not in error["message"], error
+    # llama.cpp's timings: in whole replies, in the chunk of usage and in those of tokens, but not in that of the role.
+    timed = {**chat, "timings_per_token": True, "max_tokens": 5, "stream_options": {"include_usage": True}}
+    events = s.events("/v1/chat/completions", timed)
+    assert "timings" not in events[0] and [e["timings"]["predicted_n"] for e in events[1:]] == [1, 2, 3, 4, 5, 5, 5], events
+    for got in (events[-1], s.post("/v1/chat/completions", {**timed, "stream_options": None}), s.post("/v1/completions", {**prompt, "max_tokens": 5, "timings_per_token": True})):
+        t, used = got["timings"], got["usage"]
+        assert (t["cache_n"], t["cache_n"] + t["prompt_n"], t["predicted_n"]) == (used["prompt_tokens_details"]["cached_tokens"], used["prompt_tokens"], 5), got
+        assert abs(t["predicted_ms"] / 4 - t["predicted_per_token_ms"]) < 0.01 and min(t["prompt_ms"], t["prompt_per_second"], t["predicted_per_second"]) > 0, t
+    assert s.post("/v1/completions", {**prompt, "max_tokens": 1, "timings_per_token": True})["timings"]["predicted_per_second"] == 0
     error = s.post("/v1/completions", {**prompt, "logit_bias": {"5": 1, "bad": 1, "9999999": 1, "6": 1, "x": 1}}, 400)["error"]["message"]
     assert 'found the keys "bad", "9999999", "x", expected' in error, error
     assert s.post("/v1/completions", {**prompt, "logit_bias": {str(i) + 50 * "x": 1 for i in range(1000)}}, 400)["error"]["param"] == "logit_bias"
