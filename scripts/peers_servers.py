@@ -2,9 +2,10 @@
 """The server tests of llama.cpp and of vLLM against minimax-serve: which pass, and why each of the others does not. Their files come with the
 sources of two packages of PyPI: `pip download --no-deps --no-binary :all: llama-cpp-python==0.3.36` and `… vllm==0.33.0`. llama.cpp's server is
 replaced by a script that translates its options; vLLM and torch by stand-ins, its class that starts a server by one that starts ours, and tokenizers
-of other models by the checkpoint's. Options that minimax-serve lacks reach it from llama.cpp's tests, so that it refuses them by name. Each file of
-tests runs with every checkpoint; a test passes that passes with one of them. Results stay in BUILD/peers-SUITE.json, from which the report is
-made again where SDIST is "-". Ends with status 1 if a failure has no reason in peers_reasons.py. `--write` puts the list into docs/peers-tests.md.
+of other models by the checkpoint's. The server has `--compat` and `--metric-names` of the suite's own; without llama.cpp's `--metrics` no metrics.
+Options that minimax-serve lacks reach it from llama.cpp's tests, so that it refuses them by name. Each file of tests runs with every checkpoint; a
+test passes that passes with one of them. Results stay in BUILD/peers-SUITE.json, from which the report is made again where SDIST is "-". Ends with
+status 1 if a failure has no reason in peers_reasons.py. `--write` puts the list into docs/peers-tests.md.
 Wanted next to this Python: pytest, pytest-asyncio, pytest-timeout, openai, anthropic, requests, regex, filelock, aiohttp, numpy,
 prometheus_client, transformers; not hypothesis.
 usage: peers_servers.py BUILD llama.cpp|vllm SDIST DIR:CHAT-FORMAT[,DIR:CHAT-FORMAT] [--write] [FILE…]   (DIR: a packed checkpoint)"""
@@ -27,13 +28,17 @@ LIST = "docs/peers-tests.md"
 
 LLAMA_SERVER = """#!/usr/bin/env python3
 import os, sys
-taken = {"--port": "--port", "--host": "--host", "--alias": "--served-model-name", "--ctx-size": "--max-model-len", "--parallel": "--max-num-seqs",
+taken = {"--port": "--port", "--host": "--host", "--alias": "--served-model-name", "--parallel": "--max-num-seqs",
          "--api-key": "--api-key", "--cors-origins": "--allow-origin"}
 values = {"--temp", "--seed", "--hf-repo", "--hf-file", "--model", "--model-url", "--batch-size", "--ubatch-size", "--threads", "--n-gpu-layers", "-ctk", "-ctv",
-          "-fa", "--reasoning-format", "--reasoning", "--cache-ram", "--n-predict"}
+          "-fa", "--reasoning-format", "--reasoning", "--cache-ram", "--n-predict",
+          "--ctx-size"}
 flags = {"--offline", "--cont-batching", "--metrics", "--kv-unified", "--swa-full", "--no-slots", "--jinja", "--no-jinja", "--verbose", "--slots",
          "--no-cache-idle-slots", "--backend_sampling"}
-args, out = sys.argv[1:], []
+args, out = sys.argv[1:], ["--compat", "llama.cpp", "--metric-names", "llama.cpp" if "--metrics" in sys.argv else "none"]
+if "--ctx-size" in args:  # of all slots together, unless they share one cache
+    slots = int(args[args.index("--parallel") + 1]) if "--parallel" in args and "--kv-unified" not in args else 1
+    out += ["--max-model-len", str(int(args[args.index("--ctx-size") + 1]) // slots)]
 while args:
     a = args.pop(0)
     if a in taken:
@@ -105,7 +110,7 @@ class Server:
                 own[name] = str(min(2048, int(value)) if name == "--max-model-len" else value)
         self.log = tempfile.mktemp(dir=os.environ["TMPDIR"])
         self.proc = subprocess.Popen([os.environ["MINIMAX_SERVE"], os.environ["MINIMAX_DIR"], "--any-model", "--chat-format", os.environ["CHAT_FORMAT"], "--port",
-                                      "0", "--metric-names", "vllm", *(x for pair in own.items() for x in pair)], stderr=open(self.log, "w"))
+                                      "0", "--compat", "vllm", "--metric-names", "vllm", *(x for pair in own.items() for x in pair)], stderr=open(self.log, "w"))
         while "ready after" not in open(self.log).read():
             if self.proc.poll() is not None:
                 raise RuntimeError(open(self.log).read())
