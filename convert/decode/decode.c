@@ -448,6 +448,18 @@ static bool decode_words(mm_decoder *d, const mm_matrix *x, const mm_scheme *s, 
   return true;
 }
 
+/* Plane 1 of scheme s on the grid of x, from the scales that decode_scales read, of n cells. Scales without zero points become words of s
+ * with zero points of 0, into d->words; other scales stay as they are stored. */
+static bool plane_of_scales(mm_decoder *d, const mm_matrix *x, const mm_scheme *s, size_t n, const void **out, mm_err *err) {
+  const bool stored = s->plane[1].dtype != MM_F32, zeros = mm_has_zeros(s) && x->part[MM_SCALE].tensor->dtype != MM_U32;
+  *out = stored ? d->stored.data : d->scale;
+  if (!zeros) return true;
+  if (!mm_grow(&d->words.data, &d->words.cap, n, sizeof(uint32_t), err)) return false;
+  for (size_t i = 0; i < n; i++) ((uint32_t *)d->words.data)[i] = mm_scale_word(d->scale[i], 0);
+  *out = d->words.data;
+  return true;
+}
+
 bool mm_decode_planes(mm_decoder *d, const mm_matrix *x, const mm_stored_as *as, uint32_t row, uint32_t rows,
                       const void *plane[MM_MAX_PLANES], mm_err *err) {
   const mm_scheme *const s = as->scheme;
@@ -460,14 +472,15 @@ bool mm_decode_planes(mm_decoder *d, const mm_matrix *x, const mm_stored_as *as,
   if (s->code != x->encoding->code) /* a nibble's two's complement and its offset binary */
     for (size_t i = 0, n = (size_t)rows * mm_cells(x->cols, 2); i < n; i++) ((uint8_t *)d->raw)[i] ^= 0x88;
   if (x->part[MM_GLOBAL].tensor && !mm_decode_global(d, x, &d->global, err)) return false;
-  if (!words && !decode_scales(d, x, row, rows, err)) return false;
-  const void *scales = words ? d->words.data : p->dtype == MM_F32 ? d->scale : d->stored.data;
+  const void *scales = d->words.data;
+  const size_t cells = (size_t)mm_cells(rows, x->cell.n) * mm_cells(x->cols, x->cell.k);
+  if (!words && !(decode_scales(d, x, row, rows, err) && plane_of_scales(d, x, s, cells, &scales, err))) return false;
   d->regraded =
       x->part[MM_GLOBAL].tensor && d->global != global && !mm_nvfp4_regrade(d->raw, d->stored.data, rows, x->cols, d->global, global);
   d->global = global;
   plane[2] = &d->global;
   mm_scale_grid g = {.row = x->cell.n ? row / x->cell.n : 0, .cols = mm_cells(x->cols, x->cell.k), .top = scale_top(x->encoding, false)};
-  for (size_t i = 0, n = (size_t)mm_cells(rows, x->cell.n) * g.cols; i < n; i++) {
+  for (size_t i = 0; i < cells; i++) {
     float v = mm_scale_value(p->dtype, scales, i);
     if (!mm_scale_allowed(s, v)) return bad_scale(d, &x->part[MM_SCALE], &g, i / g.cols, i % g.cols, v, s->signed_scale, err);
   }
