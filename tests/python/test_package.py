@@ -18,7 +18,8 @@ from packed import Packed, cells  # noqa: E402
 BUILD = os.environ["BUILD"]
 CONVERT = os.path.join(BUILD, "bin", "minimax-convert")
 DATA = os.path.join(os.path.dirname(__file__), "..", "data")
-SCHEMES = ["none", "bf16", "block_fp8", "channel_fp8", "tensor_wise_fp8", "mxfp8", "int8", "w4a8", "w4afp8", "w4a16", "mxfp4", "nvfp4"]
+SCHEMES = ["none", "bf16", "block_fp8", "channel_fp8", "tensor_wise_fp8", "mxfp8", "int8", "w4a8", "w4afp8", "w4a16", "mxfp4", "nvfp4",
+           "w4a16_f16", "w4a16_zero", "w8a16_zero_bf16"]
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
@@ -61,6 +62,9 @@ def weights(tensor, planes):
     else:
         out = numbers(tensor["scheme"], first["dtype"], planes[0])
     scale = np.ones((), np.float32)
+    if tensor["planes"][-1]["dtype"] == "U32":  # a zero point in the low byte, an f32 in the upper 19 bits
+        word = planes[-1].view(np.uint32)
+        return (out - word.astype(np.uint8).view(np.int8)) * (word & np.uint32(0xFFFFE000)).view(np.float32)
     for plane, stored in zip(tensor["planes"][1:], planes[1:]):
         scale = scale * numbers(tensor["scheme"], plane["dtype"], stored)
     return out * scale

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     import torch
 
 # Stored types as numpy has them; those that it has not are views of their bits.
-_NUMPY = {"F32": "<f4", "F16": "<f2", "I8": "i1", "U8": "u1", "BF16": "<u2", "F8_E4M3": "u1"}
+_NUMPY = {"F32": "<f4", "F16": "<f2", "I8": "i1", "U8": "u1", "U32": "<u4", "BF16": "<u2", "F8_E4M3": "u1"}
 _ML_DTYPES = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn"}
-_TORCH = {"F32": "float32", "F16": "float16", "I8": "int8", "U8": "uint8", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn"}
+_TORCH = {"F32": "float32", "F16": "float16", "I8": "int8", "U8": "uint8", "U32": "uint32", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn"}
 
 
 class _Handle:
