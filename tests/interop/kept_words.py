@@ -17,7 +17,7 @@ import sys
 import numpy as np
 from decoded import planes
 from packed import Packed, Part
-from published import CASES, Checkpoint, awq, gptq, gptq_config, method
+from published import CASES, Checkpoint, awq, gptq, gptq_config, method, write_safetensors
 
 BIN = os.path.join(os.environ["BUILD"], "bin")
 TMP = os.environ["TMPDIR"]
@@ -52,17 +52,26 @@ def logits(path):
 
 
 def check_followed(source):
-    """--follow, which plans before it reads, gives the bytes of a plain conversion; it needs an index and a tokenizer."""
+    """--follow, which plans before it reads, gives the bytes of a plain conversion. A file with the only weights of their kind, whose types
+    follow from no rule, is waited for before there is a plan."""
     indexed = source + "-indexed"
     shutil.copytree(source, indexed)
     shutil.copy("tests/data/tiny-m1/tokenizer.json", indexed)
     part = Part(os.path.join(indexed, "model.safetensors"))
+    os.unlink(os.path.join(indexed, "model.safetensors"))
+    file_of = {t: "second" if "layers.1." in t else "first" for t in part.tensors}
+    for file in "first", "second":
+        write_safetensors(os.path.join(indexed, file), {t: (part.tensors[t][0], part.elements(t)) for t in file_of if file_of[t] == file})
     total = sum(end - begin for _, _, begin, end in part.tensors.values())
-    index = {"metadata": {"total_size": total}, "weight_map": {t: "model.safetensors" for t in part.tensors}}
     with open(os.path.join(indexed, "model.safetensors.index.json"), "w") as f:
-        json.dump(index, f)
+        json.dump({"metadata": {"total_size": total}, "weight_map": file_of}, f)
     run("minimax-convert", indexed, "-o", indexed + "-8", "--tp", "8")
-    run("minimax-convert", indexed, "-o", indexed + "-followed", "--tp", "8", "--follow", "--follow-quiet", "0", "--follow-timeout", "20")
+    os.rename(os.path.join(indexed, "second"), source + "-second")
+    follow = [indexed, "-o", indexed + "-followed", "--tp", "8", "--follow", "--follow-quiet", "0", "--follow-timeout"]
+    said = run("minimax-convert", *follow, "1", status=75)
+    assert "E_FOLLOW" in said and "second" in said, said
+    os.rename(source + "-second", os.path.join(indexed, "second"))
+    run("minimax-convert", *follow, "20", "--resume")
     same_files(indexed + "-8", indexed + "-followed")
 
 
