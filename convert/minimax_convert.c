@@ -160,10 +160,12 @@ static bool open_source(const mm_convert_args *a, mm_hf *hf, mm_err *err) {
                       .for_plan = true,
                       .dry_run = a->dry_run,
                       .one_thread = a->threads == 1};
-  bool single = false;
+  bool single = false, came = false;
   if (a->follow.on && !mm_follow_texts(a->source, &fo, &single, err)) return false;
   if (a->follow.on && !single) ho.names_only = true;
-  if (!mm_hf_open(hf, a->source, &ho, err) || (a->follow.on && !mm_follow_open(hf, &fo, err))) return false;
+  if (!mm_hf_open(hf, a->source, &ho, err) || (a->follow.on && !mm_follow_description(hf, &fo, &came, err))) return false;
+  if (came) mm_hf_close(hf);
+  if ((came && !mm_hf_open(hf, a->source, &ho, err)) || (a->follow.on && !mm_follow_open(hf, &fo, err))) return false;
   if (!a->quiet && a->process == 0 && strcmp(a->source, hf->dir) != 0) fprintf(stderr, "source: %s\n", hf->dir);
   return true;
 }

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <time.h>
 
+#include "convert/source/hf.h"
 #include "convert/source/index.h"
 #include "convert/source/locate.h"
 #include "formats/safetensors.h"
@@ -148,4 +149,16 @@ bool mm_follow_texts(const char *given, const mm_follow_options *o, bool *single
   ok = ok && await_names(&w, single, err);
   mm_arena_close(&arena);
   return ok;
+}
+
+bool mm_follow_description(const mm_hf *hf, const mm_follow_options *o, bool *came, mm_err *err) {
+  mm_wait w = {.o = o, .dir = hf->dir, .since = mm_now()};
+  *came = false;
+  if (mm_hf_described(hf)) return true;
+  for (;;) {
+    for (size_t i = 0; mm_hf_description(i); i++) *came = *came || is_settled(mm_path_of(hf->dir, mm_hf_description(i)).text, o->quiet_s);
+    mm_wait_look(&w);
+    if (*came || mm_wait_quiet(&w)) return true;
+    if (!mm_wait_once(&w, mm_hf_description(0), "", err)) return false;
+  }
 }

@@ -6,6 +6,8 @@
 
 #include "formats/system/file.h"
 
+struct mm_hf;
+
 typedef struct mm_follow_options {
   double timeout_s;   /* without a file that is needed, and without any change of the directory */
   double quiet_s;     /* without a change before the companions, which may come last, are copied */
@@ -18,6 +20,9 @@ typedef struct mm_follow_options {
 /* Waits until the directory of what the user gave (mm_source_locate) has config.json and the index. *single: it has the one file that needs
  * no index instead, whole, and nothing has come for quiet_s. */
 MM_MUST_USE bool mm_follow_texts(const char *given, const mm_follow_options *o, bool *single, mm_err *err);
+/* Waits for a file that describes the quantization of hf (mm_hf_described), until it came or nothing else came for quiet_s. *came: hf is to
+ * be opened again. */
+MM_MUST_USE bool mm_follow_description(const struct mm_hf *hf, const mm_follow_options *o, bool *came, mm_err *err);
 typedef struct mm_wait {
   const mm_follow_options *o;
   const char *dir;

@@ -109,6 +109,10 @@ typedef struct mm_hf_options {
 /* dir is a directory or what mm_source_locate makes one of. */
 MM_MUST_USE bool mm_hf_open(mm_hf *hf, const char *dir, const mm_hf_options *o, mm_err *err);
 void mm_hf_close(mm_hf *hf);
+/* False if names are those of quantised weights and no file describes the quantization. */
+bool mm_hf_described(const mm_hf *hf);
+/* Name i of the files that describe a quantization where config.json does not; NULL: there are no more. */
+const char *mm_hf_description(size_t i);
 /* Puts tensors in order of their canonical names. The second of two of one name (the first is before it); NULL: there are none. */
 const mm_hf_tensor *mm_hf_sort(mm_hf *hf);
 mm_hf_tensor *mm_hf_find(const mm_hf *hf, const char *canonical);

@@ -262,15 +262,27 @@ static bool same_zeros(mm_hf *hf, mm_err *err) {
                              own.zero_less ? "gptq_v2" : "gptq", own.zero_less ? "gptq" : "gptq_v2", "config.json");
 }
 
+/* Files that describe a quantization where config.json does not, and the method that each stands for. */
+static const struct {
+  const char *file, *method;
+} companion[] = {{"hf_quant_config.json", "modelopt"},
+                 {"quantize_config.json", "gptq"},
+                 {"quant_config.json", "awq"},
+                 {"quant_model_description.json", "ModelSlim"}};
+
+bool mm_hf_described(const mm_hf *hf) {
+  static const char *const ending[] = {"qweight", "weight_packed", "weight_scale", "weight_scale_inv", "weight_scale_2"};
+  bool found = false;
+  for (size_t i = 0; !found && i < hf->tensor_count; i++)
+    for (size_t j = 0; j < sizeof ending / sizeof *ending; j++) found = found || mm_ends_with(hf->tensor[i].original, ending[j]);
+  return hf->quantization.method || !found;
+}
+
+const char *mm_hf_description(size_t i) { return i < sizeof companion / sizeof *companion ? companion[i].file : NULL; }
+
 /* The quantization: in config.json (or its text model's part), or in a file of its own. */
 static bool read_quantization(mm_hf *hf, mm_err *err) {
   static const char *const key[] = {"quantization_config", "compression_config"};
-  static const struct {
-    const char *file, *method;
-  } companion[] = {{"hf_quant_config.json", "modelopt"},
-                   {"quantize_config.json", "gptq"},
-                   {"quant_config.json", "awq"},
-                   {"quant_model_description.json", "ModelSlim"}};
   const mm_json *from[] = {hf->config, mm_json_get(hf->config, "text_config")}, *first = NULL;
   for (size_t i = 0; i < 4; i++) {
     const mm_json *q = mm_json_get(from[i / 2], key[i % 2]);

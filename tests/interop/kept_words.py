@@ -52,8 +52,8 @@ def logits(path):
 
 
 def check_followed(source):
-    """--follow, which plans before it reads, gives the bytes of a plain conversion. A file with the only weights of their kind, whose types
-    follow from no rule, is waited for before there is a plan."""
+    """--follow, which plans before it reads, gives the bytes of a plain conversion. Waited for before there is a plan: a file with the only
+    weights of their kind, whose types follow from no rule, and the file that describes the quantization where config.json does not."""
     indexed = source + "-indexed"
     shutil.copytree(source, indexed)
     shutil.copy("tests/data/tiny-m1/tokenizer.json", indexed)
@@ -67,11 +67,20 @@ def check_followed(source):
         json.dump({"metadata": {"total_size": total}, "weight_map": file_of}, f)
     run("minimax-convert", indexed, "-o", indexed + "-8", "--tp", "8")
     os.rename(os.path.join(indexed, "second"), source + "-second")
-    follow = [indexed, "-o", indexed + "-followed", "--tp", "8", "--follow", "--follow-quiet", "0", "--follow-timeout"]
-    said = run("minimax-convert", *follow, "1", status=75)
+    follow = [indexed, "-o", indexed + "-followed", "--tp", "8", "--follow", "--follow-quiet"]
+    said = run("minimax-convert", *follow, "0", "--follow-timeout", "1", status=75)
     assert "E_FOLLOW" in said and "second" in said, said
     os.rename(source + "-second", os.path.join(indexed, "second"))
-    run("minimax-convert", *follow, "20", "--resume")
+    late = os.path.join(indexed, "quantize_config.json")
+    if os.path.exists(late):
+        os.rename(late, source + "-late")
+        child = subprocess.Popen([os.path.join(BIN, "minimax-convert"), *follow, "2"], stderr=subprocess.PIPE, text=True)
+        said = child.stderr.readline()
+        assert said == "waiting for hf_quant_config.json, which the plan needs\n", said
+        os.rename(source + "-late", late)
+        assert child.wait(60) == 0, child.stderr.read()
+    else:
+        run("minimax-convert", *follow, "0", "--follow-timeout", "20", "--resume")
     same_files(indexed + "-8", indexed + "-followed")
 
 
@@ -154,4 +163,7 @@ worst = max(check(name) for name in names)
 if "awq" in names and "gptq_8bit" in names:
     check_killed()
     check_refusals()
+    late = CASES["gptq_v1_asym"]
+    MODEL.write(TMP + "/late", MODEL.encoded(late[0])[0], late[1])
+    check_followed(TMP + "/late")
 print(f"{len(names)} checkpoints in words: packed, cut and written back with every bit; logits within {worst:.1e}")
