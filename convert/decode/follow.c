@@ -32,7 +32,7 @@ struct mm_follow {
   pthread_mutex_t lock; /* of arrivals and of the record */
   mm_followed_file *file;
   mm_hf_tensor **original; /* [tensor_count], by their names in the index */
-  mm_digest names;         /* of all names and files of the index */
+  mm_digest names;         /* of all names and files of the index, and of the directory */
   mm_records record;
   bool record_there; /* an interrupted run left one */
   _Atomic(const char *) waiting;
@@ -41,7 +41,7 @@ struct mm_follow {
   mm_err why;
 };
 
-/* Payload of a record; the header's bytes follow ARRIVED, the index's digest BEGUN. */
+/* Payload of a record; the header's bytes follow ARRIVED, the digest of sort_names BEGUN. */
 typedef struct mm_source_record {
   uint32_t what, file;
   uint64_t size, ino;
@@ -65,9 +65,16 @@ static int by_original(const void *a, const void *b) {
   return strcmp((*(mm_hf_tensor *const *)a)->original, (*(mm_hf_tensor *const *)b)->original);
 }
 
-/* All tensors by their names in the index, to be freed, and the digest of all names and files; NULL: no memory. */
+/* All tensors by their names in the index, to be freed, and the digest of all names, files and the directory: models of one family have the
+ * same names, files and headers. A directory that is renamed keeps its number, a copy has another. NULL: no memory, or no directory. */
 static mm_hf_tensor **sort_names(const mm_hf *hf, mm_digest *names, mm_err *err) {
   mm_sha256_state s;
+  struct stat dir;
+  if (stat(hf->dir, &dir) != 0) {
+    mm_fail_errno(err, mm_at(hf->dir, NULL), "look at", errno);
+    return NULL;
+  }
+  const uint64_t number = dir.st_ino;
   mm_hf_tensor **original = mm_calloc(hf->tensor_count, sizeof *original, err);
   if (!original) return NULL;
   for (size_t i = 0; i < hf->tensor_count; i++) original[i] = &hf->tensor[i];
@@ -79,6 +86,7 @@ static mm_hf_tensor **sort_names(const mm_hf *hf, mm_digest *names, mm_err *err)
     mm_sha256_add(&s, t->original, strlen(t->original) + 1);
     mm_sha256_add(&s, file, strlen(file) + 1);
   }
+  mm_sha256_add(&s, &number, sizeof number);
   *names = mm_sha256_end(&s);
   return original;
 }
@@ -298,7 +306,7 @@ bool mm_follow_free(const mm_hf *hf, uint32_t file, mm_err *err) {
 
 static bool other_source(const struct mm_follow *x, mm_err *err) {
   return mm_fail(err, MM_USAGE, "E_RESUME", mm_at(x->record.name, NULL),
-                 "found a run of another source, expected the same to continue; "
+                 "found a run of another source, or of this one in another directory, expected the same to continue; "
                  "--restart discards it");
 }
 

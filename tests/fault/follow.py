@@ -6,6 +6,7 @@ next to the file or in the Hub client's folder, then a rename; or growing in pla
 --resume. The output must be byte for byte that of a plain conversion, no weight file may be left, and what has the final name is complete
 whenever it is looked at. Then single cases: a download that stops, a damaged output whose source is gone, --restart, headers that differ from
 the plan. Exit status 1 unless all hold."""
+import json
 import os
 import random
 import re
@@ -196,6 +197,38 @@ def single():
     run(*args, "--follow-timeout", "60", status=3, says=["model.safetensors"])
 
 
+def another():
+    """Two models of one family: the same names, files and headers, other numbers. All that came of the first is converted and gone; the
+    second one's folder neither goes on with it nor discards it. The first folder does, under another name too."""
+    parent = work + "/another"
+    source, second, to = (f"{parent}/{n}" for n in ("source", "second", "download"))
+    c = Checkpoint.load("tests/data/tiny-m2")
+    layer = {k: re.search(r"layers\.(\d)", k) for k in c.tensors}
+    c.file = {k: f"model-{2 + int(layer[k][1]) if layer[k] else 1 if 'embed' in k else 6:05}-of-00006.safetensors" for k in c.tensors}
+    c.index = json.dumps({"metadata": {"total_size": sum(len(t[2]) for t in c.tensors.values())}, "weight_map": c.file})
+    for path in source, second:
+        c.save(path)
+        shutil.copy("tests/data/tiny-m2/tokenizer.json", path)
+        c.tensors = {k: (d, s, bytes(b ^ 1 if b & 126 != 126 else b for b in data) if "experts" in k and d == "F8_E4M3" else data)
+                     for k, (d, s, data) in c.tensors.items()}
+    os.makedirs(to)
+    for n in (*TEXTS, *weights(source)[:3]):
+        shutil.copy(f"{source}/{n}", to)
+    args = ["-o", parent + "/out", "--part-size", "50K", "--follow", "--delete-source"]
+    run(to, *args, "--follow-timeout", "1", status=75)
+    assert weights(to) == [], weights(to)
+    run(second, *args, "--resume", status=2, says=["E_RESUME", "another source"])
+    run(second, *args, "--restart", status=2, says=["E_FREED"])
+    run(second, "-o", parent + "/out", "--restart", status=2, says=["E_FREED"])
+    assert weights(second) == weights(source)
+    os.rename(to, to + "-renamed")
+    for n in ("tokenizer.json", *weights(source)[3:]):
+        shutil.copy(f"{source}/{n}", to + "-renamed")
+    run(to + "-renamed", *args, "--resume")
+    run(source, "-o", parent + "/plain", "--part-size", "50K")
+    assert same(parent + "/out", parent + "/plain")
+
+
 def cases():
     # A download that stops, with and without removal, goes on.
     source, to, args, parent = stopped("stops", 9, 5)
@@ -293,6 +326,7 @@ def cases():
     run(parent + "/download", "-o", parent + "/out", "--quant", "bf16", "--follow", "--follow-timeout", "60", "--jobs", "8", status=3, says=[name])
     assert time.monotonic() - start < 30
     single()
+    another()
     # Rules between options.
     for wrong in (["--delete-source"], ["--follow", "--dry-run"], ["--follow", "--layout", "hf"], ["--follow", "--compress", "zstd"], ["--follow", "--part", "0/2"],
                   ["--follow", "--delete-source", "--ranks", "0"], ["--follow", "--follow-timeout", "9", "--follow-quiet", "9"], ["--follow", "--delete-source", "--allow-outside-links"]):
