@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "convert/decode/follow.h"
+#include "convert/report/exact.h"
 #include "convert/report/mpi.h"
 #include "convert/report/notes.h"
 #include "convert/report/report.h"
@@ -198,6 +199,7 @@ static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_planning *planning
   mm_err why = {0};
   if (!mm_plan_build(plan, hf, &planning->options, &why)) /* of types that the files would say */
     return mm_follow_comparable(hf, err) && mm_fail_as(err, &why);
+  plan->gives = mm_exact_sample;
   if (a->gpu && !mm_verdict_make(verdict, plan, hf, &planning->options, &a->card, err)) return false;
   if (!a->quiet && a->process == 0) mm_report_notes(stderr, hf, plan);
   if (!a->quiet && a->process == 0 && !a->names_only && !a->follow.on) note_absent(hf);

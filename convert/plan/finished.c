@@ -104,7 +104,7 @@ bool mm_finished_check(const mm_plan *p, const char *dir, bool archived, bool ha
             : archived       ? check_archive(p, dir, hash, threads, err)
                              : check_packed(p, dir, hash, threads, err);
   if (!ok && err->status == MM_BAD_INPUT) err->status = MM_INTEGRITY; /* an output's file that is absent or no file */
-  return ok;
+  return ok && (archived || !hash || !p->gives || p->gives(p, dir, threads, err));
 }
 
 bool mm_finished_other(const mm_plan *p, const char *dir, mm_err *err) {

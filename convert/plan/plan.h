@@ -102,6 +102,8 @@ typedef struct mm_plan {
   mm_step *step;         /* in part order */
   uint64_t source_bytes; /* weight bytes that will be read */
   uint64_t output_bytes; /* of all part files, headers included */
+  /* NULL, or true if a finished output in `dir` has the weights of this source, as far as it looks at them. */
+  bool (*gives)(const struct mm_plan *plan, const char *dir, unsigned threads, mm_err *err);
 } mm_plan;
 
 static inline bool mm_plan_wants(const mm_plan *p, uint32_t part, uint32_t rank) {

@@ -14,6 +14,9 @@ MM_MUST_USE bool mm_exact_words(const mm_plan *plan, const mm_pack *p, mm_err *e
 bool mm_exact_again(const mm_plan *plan, const mm_pack *p, size_t i);
 /* Every stored byte of a weight on every rank in the directory: strips that are kept as stored, and all that is given again. */
 MM_MUST_USE bool mm_exact_weights(const mm_plan *plan, const mm_shards *s, unsigned threads, mm_err *err);
+/* The first rows of each matrix, of a stack its first one, in the finished output `dir` of this plan, packed or unsharded, as far as
+ * mm_exact_again says that they are given again. MM_USAGE E_RESUME where another source gave them. True where the source is a download. */
+MM_MUST_USE bool mm_exact_sample(const mm_plan *plan, const char *dir, unsigned threads, mm_err *err);
 /* The others, by the figures of mm_compare: no weight is further from the source than half a step of its scheme unless it lies beyond the
  * last code or was rounded with error feedback, and no tensor or expert loses more than two thirds of the decibels that the scheme keeps of
  * a Gaussian matrix. */

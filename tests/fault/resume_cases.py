@@ -192,6 +192,26 @@ def source_altered():
             cf.ok("minimax-verify", "-q", out, "--source", root + "/src")
 
 
+def finished_of_another():
+    """A finished output of another model of the same names, types and sizes, of which one matrix of one layer differs, is not done."""
+    with Scratch() as root:
+        c = small(layers=2)
+        c.save(root + "/one")
+        for name in c.tensors:
+            if name.endswith(("layers.1.self_attn.v_proj.weight", "layers.0.self_attn.v_proj.weight")):
+                dtype, shape, data = c.tensors[name]
+                c.tensors[name] = (dtype, shape, data[::-1])
+        c.save(root + "/two")
+        for options in ((), ("--quant", "w4a16"), ("--quant", "int8", "--layout", "hf"), ("--tp", "2", "--tp-align", "pad", "--ranks", "1")):
+            one, two = ((root + name, "-o", root + "/out", *options) for name in ("/one", "/two"))
+            cf.ok(CONVERT, "-q", *one)
+            cf.ok(CONVERT, "-q", *one, "--resume")
+            refused(root, USAGE, "E_RESUME", "v_proj" if "hf" in options else "qkv_proj", "another source", "--force", args=(*two, "--resume"))
+            cf.ok(CONVERT, "-q", *two, "--resume", "--force")
+            cf.ok("minimax-verify", "-q", root + "/out", "--source", root + "/two")
+            shutil.rmtree(root + "/out")
+
+
 def says_what_differs():
     """What another run differs in stands in the line that refuses it."""
     with Scratch() as root:
@@ -313,5 +333,5 @@ def padding_damaged():
 
 
 if __name__ == "__main__":
-    cf.main([ranks_changed, part_size_changed, says_both, records_renumbered, nonfinite_changed, source_altered, says_what_differs, part_beside_stale, refusal_killed,
-             names_like_journals, damaged, recipes, padding_damaged])
+    cf.main([ranks_changed, part_size_changed, says_both, records_renumbered, nonfinite_changed, source_altered, finished_of_another, says_what_differs, part_beside_stale,
+             refusal_killed, names_like_journals, damaged, recipes, padding_damaged])

@@ -1,0 +1,72 @@
+/* A sample of a finished output held against its source. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "convert/report/exact.h"
+#include "convert/write/step.h"
+#include "formats/system/file.h"
+#include "formats/system/pool.h"
+
+typedef struct sample_job {
+  const mm_plan *plan;
+  const char *dir;
+  size_t *step, steps; /* those that are looked at */
+  mm_worker *worker;   /* [threads] */
+} sample_job;
+
+/* The bytes at their place in the part's file are those that this source gives. */
+static bool compare_stored(void *ctx, const mm_given *g, mm_err *err) {
+  const sample_job *job = ctx;
+  const mm_plan *p = job->plan;
+  const uint32_t part = p->tensor[g->strip->tensor].part;
+  if (!mm_plan_wants(p, part, g->rank)) return true;
+  const mm_path path = mm_path_of(job->dir, mm_plan_entry(p, part, g->rank)->file);
+  mm_file f = MM_FILE_NONE;
+  uint8_t *found = mm_calloc(g->n, 1, err);
+  bool ok = found && mm_file_open(&f, path.text, err) &&
+            mm_file_read(&f, path.text, found, g->n, p->part[part].file[g->rank].header_bytes + g->offset, err);
+  if (ok && memcmp(found, g->bytes, g->n) != 0)
+    ok = mm_fail(err, MM_USAGE, "E_RESUME", mm_at(path.text, p->pack.tensor[g->strip->tensor].name),
+                 "found a finished conversion of another source, whose names, types and sizes are the same; --force replaces it");
+  mm_file_close(&f);
+  free(found);
+  return ok;
+}
+
+static bool sample_step(void *ctx, size_t item, unsigned worker, mm_err *err) {
+  sample_job *job = ctx;
+  const mm_taker to = {compare_stored, job};
+  const mm_step *s = &job->plan->step[job->step[item]];
+  mm_pool_at(job->plan->pack.tensor[s->tensor].name);
+  return mm_step_give(&job->worker[worker], job->plan, s, &to, err);
+}
+
+/* Lists the first step of each piece of a tensor, in a stack of its first matrix. */
+static void choose(sample_job *job) {
+  const mm_plan *p = job->plan;
+  size_t first = 0; /* of the tensor */
+  for (size_t i = 0; i < p->step_count; i++) {
+    const mm_step *s = &p->step[i];
+    const bool begins = i == 0 || s->tensor != s[-1].tensor;
+    if (begins) first = i;
+    if ((begins || (s->lead == p->step[first].lead && s->piece != s[-1].piece)) && mm_exact_again(p, &p->pack, s->tensor))
+      job->step[job->steps++] = i;
+  }
+}
+
+bool mm_exact_sample(const mm_plan *plan, const char *dir, unsigned threads, mm_err *err) {
+  if (plan->hf->follow) return true; /* files of the source may be gone */
+  sample_job job = {.plan = plan,
+                    .dir = dir,
+                    .step = mm_calloc(plan->step_count, sizeof *job.step, err),
+                    .worker = mm_calloc(threads, sizeof *job.worker, err)};
+  bool ok = job.step && job.worker;
+  if (ok) choose(&job);
+  for (unsigned i = 0; ok && i < threads; i++) mm_worker_open(&job.worker[i], plan->hf);
+  const bool opened = ok;
+  ok = ok && mm_pool_run(threads, job.steps, sample_step, &job, err);
+  for (unsigned i = 0; opened && i < threads; i++) mm_worker_close(&job.worker[i]);
+  free(job.step);
+  free(job.worker);
+  return ok;
+}
