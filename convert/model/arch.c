@@ -248,6 +248,12 @@ typedef struct mm_rope {
   mm_first_number factor, theta;
 } mm_rope;
 
+/* A factor with the type "default", which all readers leave alone: transformers, vLLM and SGLang. */
+static bool idle_factor(const mm_json *rope, const char *key) {
+  const char *a = text_of(mm_json_get(rope, "rope_type")), *b = text_of(mm_json_get(rope, "type"));
+  return strcmp(key, "factor") == 0 && ((a && strcmp(a, "default") == 0) || (b && strcmp(b, "default") == 0));
+}
+
 /* An object of parameters: {"rope_theta": …}, or {"full_attention": {"rope_theta": …}, …} with one for each type of layer. Lightning
  * attention has no RoPE, so those of "linear_attention" have no effect. */
 static bool rope_object(mm_config c, const char *name, const mm_json *v, bool nested, mm_rope *r, mm_err *err) {
@@ -263,7 +269,8 @@ static bool rope_object(mm_config c, const char *name, const mm_json *v, bool ne
   while (mm_json_next(v, &iter, &key, &x)) {
     static const char *const known[] = {"rope_type", "type", "partial_rotary_factor", "rope_theta", NULL};
     char path[96], shown[64];
-    const bool full = !nested && strcmp(key, "full_attention") == 0, idle = !nested && strcmp(key, "linear_attention") == 0;
+    const bool full = !nested && strcmp(key, "full_attention") == 0,
+               idle = (!nested && strcmp(key, "linear_attention") == 0) || idle_factor(v, key);
     snprintf(path, sizeof path, "%s.full_attention", name);
     if (full && !rope_object(c, path, x, true, r, err)) return false;
     if (full || idle || listed(known, key) || mm_json_type_of(x) == MM_JSON_NULL) continue;

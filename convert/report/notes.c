@@ -28,6 +28,14 @@ static void put_left_out(FILE *f, const mm_pack *p) {
   fputc('\n', f);
 }
 
+/* A factor of RoPE that the plan's model does not have: it stands with the type "default". */
+static void put_idle_factor(FILE *f, const mm_json *config) {
+  static const char *const in[] = {"rope_scaling", "rope_parameters"};
+  for (size_t i = 0; i < 2; i++)
+    if (mm_json_type_of(mm_json_get(mm_json_get(config, in[i]), "factor")) != MM_JSON_NULL)
+      fprintf(f, "note: %s.factor has no effect with the type \"default\"\n", in[i]);
+}
+
 void mm_report_notes(FILE *f, const mm_hf *hf, const mm_plan *p) {
   const struct mm_calibrated *c = &p->calibrated;
   const size_t past = mm_hf_past_last(hf, &p->pack.model);
@@ -36,6 +44,8 @@ void mm_report_notes(FILE *f, const mm_hf *hf, const mm_plan *p) {
   size_t n;
   if (past) fprintf(f, "note: layers past the last, for multi-token prediction, are left out (tensors: %zu)\n", past);
   put_left_out(f, &p->pack);
+  put_idle_factor(f, hf->config);
+  put_idle_factor(f, mm_json_get(hf->config, "text_config"));
   if (mm_hf_total_wrong(hf, &bytes))
     fprintf(f, "note: the index says total_size %" PRIu64 ", its tensors have %" PRIu64 " bytes\n", hf->total_size, bytes);
   if (hf->quantization.block_assumed)

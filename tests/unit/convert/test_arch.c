@@ -402,6 +402,8 @@ TEST(test_features) {
   FEATURE(m1, "\"sliding_window\":null", "\"sliding_window\":4096", "key \"sliding_window\"");
   FEATURE(m1, "\"tie_word_embeddings\":false", "\"tie_word_embeddings\":true", "key \"tie_word_embeddings\"");
   FEATURE(m1, "\"rotary_dim\":10", "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4}", "key \"rope_type\"");
+  READS(m1, "\"rope_theta\":10000000", "\"rope_theta\":2e6,\"rope_scaling\":{\"rope_type\":\"default\",\"factor\":4}", rope_theta, 2e6);
+  READS(m1, "\"rope_theta\":10000000", "\"rope_theta\":2e6,\"rope_scaling\":{\"type\":\"default\",\"factor\":1.0}", rope_theta, 2e6);
   FEATURE(m1, "\"rotary_dim\":10", "\"rope_scaling\":{\"type\":\"linear\"}", "key \"type\"");
   FEATURE(m1, "\"rotary_dim\":10", "\"rope_scaling\":{\"factor\":4}", "key \"rope_scaling\": found \"factor\", only rope_theta");
   FEATURE(m1, "\"rotary_dim\":10", "\"rope_parameters\":{\"full_attention\":{\"mrope_section\":[1,2]}}",
