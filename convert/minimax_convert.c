@@ -199,7 +199,6 @@ static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_planning *planning
   mm_err why = {0};
   if (!mm_plan_build(plan, hf, &planning->options, &why)) /* of types that the files would say */
     return mm_follow_comparable(hf, err) && mm_fail_as(err, &why);
-  plan->gives = mm_exact_sample;
   if (a->gpu && !mm_verdict_make(verdict, plan, hf, &planning->options, &a->card, err)) return false;
   if (!a->quiet && a->process == 0) mm_report_notes(stderr, hf, plan);
   if (!a->quiet && a->process == 0 && !a->names_only && !a->follow.on) note_absent(hf);
@@ -287,6 +286,10 @@ static bool bake_tokenizer(const char *path, uint32_t vocab, const mm_digest *so
   return true;
 }
 
+static bool gives(const mm_plan *plan, const char *dir, unsigned threads, mm_err *err) {
+  return mm_exact_sample(plan, dir, MM_TOKENIZER_IMAGE, threads, err);
+}
+
 static bool print_share(const char *part, double seconds, mm_err *err) {
   return mm_program_json(MM_JSON_NEW({"part", mm_json_new_str(part)}, {"seconds", mm_json_new_real(seconds)}), true, err);
 }
@@ -324,6 +327,7 @@ static bool convert_draft(const mm_convert_args *a, mm_plan *plan, const mm_draf
                           const struct mm_followed *followed, mm_events *events, mm_err *err) {
   mm_report_style style = a->json ? MM_REPORT_JSON : MM_REPORT_TEXT;
   bool first = a->process == 0;
+  plan->gives = gives;
   if (a->dry_run) return !first || mm_report_plan(stdout, plan, verdict, style, a->list, err);
   if (!a->quiet && first && !mm_report_plan(stderr, plan, verdict, MM_REPORT_TEXT, a->list, err)) return false;
   mm_writer_options o = {.target = a->output,

@@ -15,16 +15,17 @@ bool mm_exact_again(const mm_plan *plan, const mm_pack *p, size_t i);
 /* Every stored byte of a weight on every rank in the directory: strips that are kept as stored, and all that is given again. */
 MM_MUST_USE bool mm_exact_weights(const mm_plan *plan, const mm_shards *s, unsigned threads, mm_err *err);
 /* The first rows of each matrix, of a stack its first one, in the finished output `dir` of this plan, packed or unsharded, as far as
- * mm_exact_again says that they are given again. MM_USAGE E_RESUME where another source gave them. True where the source is a download. */
-MM_MUST_USE bool mm_exact_sample(const mm_plan *plan, const char *dir, unsigned threads, mm_err *err);
+ * mm_exact_again says that they are given again, and its companions but for `baked`. MM_USAGE E_RESUME where another source gave them.
+ * True where the source is a download. */
+MM_MUST_USE bool mm_exact_sample(const mm_plan *plan, const char *dir, const char *baked, unsigned threads, mm_err *err);
 /* The others, by the figures of mm_compare: no weight is further from the source than half a step of its scheme unless it lies beyond the
  * last code or was rounded with error feedback, and no tensor or expert loses more than two thirds of the decibels that the scheme keeps of
  * a Gaussian matrix. */
 MM_MUST_USE bool mm_exact_bounds(const mm_plan *plan, const mm_shards *s, const mm_tensor_error *e, mm_err *err);
 
 /* Checks that the files of a checkpoint are byte copies of those of its source, none of which is missing, and that `baked` is what `bake`
- * makes of its tokenizer.json; the files that the plan writes itself are left out. MM_INTEGRITY E_SOURCE names the first file that
- * differs. */
+ * makes of its tokenizer.json (NULL: not looked at); the files that the plan writes itself are left out. MM_INTEGRITY E_SOURCE names the
+ * first file that differs. */
 MM_MUST_USE bool mm_companions_same(const mm_plan *plan, const mm_pack *p, mm_bake_fn *bake, const char *baked, mm_err *err);
 
 /* Of an unsharded checkpoint `made`, whose digests p holds; the plan has the same layout and format. Its config and index, and, where the

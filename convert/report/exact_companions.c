@@ -66,7 +66,7 @@ bool mm_companions_same(const mm_plan *plan, const mm_pack *p, mm_bake_fn *bake,
   for (size_t i = 0; ok && i < p->file_count; i++) {
     const mm_pack_file *f = &p->file[i];
     if (plan->layout->extras && strcmp(f->name, baked) == 0)
-      ok = same_bake(p, f, bake, err);
+      ok = !bake || same_bake(p, f, bake, err);
     else if (!is_made(plan, f->name))
       ok = (mm_companions_has(f->name) || mm_code_file(f->name) || another(p, f->name, "found a file that no conversion writes", err)) &&
            same_copy(plan->hf, p, f, err);

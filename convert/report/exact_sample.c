@@ -54,8 +54,21 @@ static void choose(sample_job *job) {
   }
 }
 
-bool mm_exact_sample(const mm_plan *plan, const char *dir, unsigned threads, mm_err *err) {
+static bool same_companions(const mm_plan *plan, const char *dir, const char *baked, mm_err *err) {
+  mm_pack made = {0};
+  mm_err why = {0};
+  bool ok = strcmp(plan->layout->last, MM_MANIFEST) == 0 ? mm_pack_open(&made, dir, err) : mm_digests_open(&made, dir, err);
+  if (ok && !mm_companions_same(plan, &made, NULL, baked, &why))
+    ok = why.status != MM_INTEGRITY ? mm_fail_as(err, &why)
+                                    : mm_fail(err, MM_USAGE, "E_RESUME", mm_at(NULL, NULL),
+                                              "found a finished conversion of another source (%s); --force replaces it", why.text);
+  mm_pack_close(&made);
+  return ok;
+}
+
+bool mm_exact_sample(const mm_plan *plan, const char *dir, const char *baked, unsigned threads, mm_err *err) {
   if (plan->hf->follow) return true; /* files of the source may be gone */
+  if (!same_companions(plan, dir, baked, err)) return false;
   sample_job job = {.plan = plan,
                     .dir = dir,
                     .step = mm_calloc(plan->step_count, sizeof *job.step, err),

@@ -193,7 +193,8 @@ def source_altered():
 
 
 def finished_of_another():
-    """A finished output of another model of the same names, types and sizes, of which one matrix of one layer differs, is not done."""
+    """A finished output of another model of the same names, types and sizes, of which one matrix of one layer differs, is not done. Nor is
+    one whose companions are other ones."""
     with Scratch() as root:
         c = small(layers=2)
         c.save(root + "/one")
@@ -209,6 +210,15 @@ def finished_of_another():
             refused(root, USAGE, "E_RESUME", "v_proj" if "hf" in options else "qkv_proj", "another source", "--force", args=(*two, "--resume"))
             cf.ok(CONVERT, "-q", *two, "--resume", "--force")
             cf.ok("minimax-verify", "-q", root + "/out", "--source", root + "/two")
+            for text in "{}", "[]", None:
+                name = root + "/two/generation_config.json"
+                if text:
+                    with open(name, "w", encoding="utf-8") as f:
+                        f.write(text)
+                else:
+                    os.unlink(name)
+                refused(root, USAGE, "E_RESUME", "generation_config.json", "--force", args=(*two, "--resume"))
+                cf.ok(CONVERT, "-q", *two, "--resume", "--force")
             shutil.rmtree(root + "/out")
 
 
