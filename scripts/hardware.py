@@ -64,7 +64,7 @@ def main():
         for name, scheme in some:
             line = row(bin_, found[name], scheme)
             assert line in page.split(TITLES[name])[1].split("\n\n###")[0], f"{sys.argv[4]} lacks, of {name}: {line}"
-        short = re.findall(r"\b(\d): ([\d,]+\d)", open("README.md", encoding="utf-8").read().split("## Hardware")[1].split("\n## ")[0])
+        short = re.findall(r"\b(\d) GPUs?: ([\d,]+\d)", open("README.md", encoding="utf-8").read().split("## Hardware")[1].split("\n## ")[0])
         assert len(short) > 8 and all(f"**{tp}**: {tokens}" in page for tp, tokens in short), short
         return print(f"{count} rows of {sys.argv[4]} as computed")
     for name, source in found.items():

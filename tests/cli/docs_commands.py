@@ -30,6 +30,7 @@ NOT_RUN = {
     "minimax-convert MiniMaxAI/MiniMax-M3 -o /models/m3 --tp 4 --quant fp8_attention_nvfp4_experts": CHAT,
     "minimax-serve /models/m3 --device cuda --max-model-len 131072": CHAT,
     "minimax-verify /models/m3 --source MiniMaxAI/MiniMax-M3": CHAT,
+    "git clone URL minimax && cd minimax": "fetches this tree; scripts/clone_test.sh has a clone",
     "./scripts/bootstrap.sh demo": "installs packages; then runs the second half of README's commands",
     "minimax run build/demo/tiny-m2 --chat": "works on what the demo made; tests/cli/run_chat.py converses",
     "tar xzf minimax-*-x86_64.tar.gz && cd minimax-*-x86_64": "unpacks what make release made; scripts/release_test.sh does",
