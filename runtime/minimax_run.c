@@ -462,13 +462,22 @@ static bool answer(run *r, mm_err *err) {
   return true;
 }
 
+/* A message that cannot be answered, as one that is too long: at a terminal the conversation goes on without it. */
+static bool refuse_message(run *r, mm_err *err) {
+  if (!r->terminal || err->status == MM_LIMIT) return false;
+  fprintf(stderr, "%s; the message is not part of the conversation, which /save keeps and /clear begins anew\n", err->text);
+  mm_talk_forget(r->talk);
+  *err = (mm_err){0};
+  return true;
+}
+
 /* One reply of a conversation. At a terminal Ctrl-C ends the reply, a second one the program, as at the prompt. */
 static bool reply(run *r, mm_err *err) {
   struct sigaction before;
   const struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = (int)SA_RESETHAND};
   free(r->prompt);
   r->prompt = NULL;
-  if (!mm_talk_prompt(r->talk, &r->prompt, &r->prompt_count, err) || !set_budget(r, err)) return false;
+  if (!mm_talk_prompt(r->talk, &r->prompt, &r->prompt_count, err) || !set_budget(r, err)) return refuse_message(r, err);
   interrupted = 0;
   if (r->terminal) sigaction(SIGINT, &action, &before);
   const bool ok = answer(r, err);

@@ -199,8 +199,14 @@ def terminal(packed):
     assert t.say("/help", "/quit") and t.until("\n> ")
     os.write(t.fd, b"\x03")
     assert t.end() == -signal.SIGINT
-    t = Terminal(packed, "--max-model-len", "600")
+    t = Terminal(packed, "--max-model-len", "600", "-n", "4")  # what is too long is refused, and the conversation goes on
     t.until("\n> ")
+    first = t.say("In the").split("\n[")[0]
+    assert "expected fewer than 600 (--max-model-len); the message is not part of the conversation" in t.say("x " * 900)
+    t.say("/save " + path + "6")
+    assert [m["content"] for m in json.load(open(path + "6"))["messages"] if m["role"] == "user"] == ["In the"], first
+    t.say("/clear")
+    assert t.say("In the").split("\n[")[0] == first
     os.write(t.fd, b"\x04")
     assert t.end() == 0
 
