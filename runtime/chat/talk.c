@@ -161,13 +161,18 @@ static bool save(const mm_talk *t, const char *path, mm_err *err) {
 
 /* One message of a file. */
 static bool take_message(mm_talk *t, const mm_json *m, const char *path, mm_err *err) {
-  const mm_json *role = mm_json_get(m, "role"), *content = mm_json_get(m, "content"), *why = mm_json_get(m, "reasoning_content");
+  const mm_json *role = mm_json_get(m, "role"), *content = mm_json_get(m, "content"), *why = mm_json_get(m, "reasoning_content"),
+                *calls = mm_json_get(m, "tool_calls");
   const bool texts = mm_json_type_of(role) == MM_JSON_STR && mm_json_type_of(content) == MM_JSON_STR;
   size_t i = 0;
   while (texts && i < sizeof role_words / sizeof *role_words && (!role_words[i] || strcmp(role_words[i], mm_json_str(role)) != 0)) i++;
   if (!texts || i == sizeof role_words / sizeof *role_words)
     return mm_fail(err, MM_BAD_INPUT, "E_CHAT", mm_at(path, NULL),
                    "message %zu: expected a role of system, user or assistant and a content that is a text", t->count + 1);
+  if (mm_json_size(calls))
+    return mm_fail(err, MM_BAD_INPUT, "E_CHAT", mm_at(path, NULL), "message %zu: found tool_calls, and a conversation here has no tools",
+                   t->count + 1);
+  if (mm_json_type_of(why) != MM_JSON_STR) why = mm_json_get(m, "reasoning");
   if (i == MM_ROLE_SYSTEM && !t->count && !t->own_system) {
     mm_text_add(&t->system, mm_json_str(content), mm_json_str_len(content));
     return (t->own_system = !t->system.failed) || mm_fail_memory(err, 0);

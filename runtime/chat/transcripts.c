@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/json.h"
+#include "formats/body.h"
 #include "formats/system/file.h"
 #include "runtime/chat/prompt.h"
 
@@ -18,20 +18,57 @@ typedef struct transcripts {
   size_t count, cap;
 } transcripts;
 
-static bool read_message(const mm_json *m, mm_message *out, mm_chat_part *part, mm_err *err) {
+static bool is_text(const mm_value *v) { return v && v->type == MM_VALUE_STRING; }
+static mm_str str_of(const mm_value *v) { return is_text(v) ? (mm_str){v->text, v->n} : (mm_str){0}; }
+
+/* tool_calls as chat completions have them; NULL: none. The format says of what is no JSON object that it is none. */
+static bool read_calls(mm_arena *a, const mm_value *calls, mm_message *out, mm_err *err) {
+  mm_chat_call *call = mm_arena_alloc(a, (calls ? calls->count + 1 : 1) * sizeof *call, err);
+  if (!call) return false;
+  out->call = call;
+  for (const mm_value *v = calls ? calls->first : NULL; v; v = v->next, call++, out->call_count++) {
+    const mm_value *function = mm_value_get(v, "function"), *name = mm_value_get(function, "name"),
+                   *arguments = mm_value_get(function, "arguments");
+    if (!is_text(name) || !name->n) break;
+    const bool object = arguments && arguments->type == MM_VALUE_OBJECT;
+    *call = (mm_chat_call){str_of(mm_value_get(v, "id")), str_of(name),
+                           object ? (mm_str){arguments->raw, arguments->raw_n} : str_of(arguments)};
+    if (arguments && !object && !is_text(arguments)) break;
+  }
+  return (calls ? calls->type == MM_VALUE_ARRAY && out->call_count == calls->count : true) ||
+         mm_fail(err, MM_BAD_INPUT, "E_CHAT", mm_at(NULL, NULL), "expected tool_calls of functions with a name and arguments");
+}
+
+static bool read_message(mm_arena *a, const mm_value *m, mm_message *out, mm_err *err) {
   static const char *const word[] = {
       [MM_ROLE_SYSTEM] = "system", [MM_ROLE_USER] = "user", [MM_ROLE_ASSISTANT] = "assistant", [MM_ROLE_TOOL] = "tool"};
-  const mm_json *role = mm_json_get(m, "role"), *content = mm_json_get(m, "content"), *why = mm_json_get(m, "reasoning_content");
+  const mm_value *role = mm_value_get(m, "role"), *content = mm_value_get(m, "content"), *why = mm_value_get(m, "reasoning_content"),
+                 *calls = mm_value_get(m, "tool_calls");
+  mm_chat_part *part = mm_arena_alloc(a, sizeof *part, err);
   size_t i = 0;
-  if (mm_json_type_of(role) == MM_JSON_STR)
-    while (i < sizeof word / sizeof *word && strcmp(word[i], mm_json_str(role)) != 0) i++;
-  if (mm_json_type_of(role) != MM_JSON_STR || i == sizeof word / sizeof *word || mm_json_type_of(content) != MM_JSON_STR)
+  if (!part) return false;
+  while (i < sizeof word / sizeof *word && !mm_value_is(role, word[i])) i++;
+  if (i == sizeof word / sizeof *word || (!is_text(content) && (content || !calls)))
     return mm_fail(err, MM_BAD_INPUT, "E_CHAT", mm_at(NULL, NULL),
                    "expected messages with a role of system, user, assistant or tool and a content that is a text");
-  *part = (mm_chat_part){.text = {mm_json_str(content), mm_json_str_len(content)}, .owner = MM_OWNER_USER};
-  *out = (mm_message){.role = (mm_role)i, .part = part, .part_count = 1};
-  if (i == MM_ROLE_ASSISTANT && mm_json_type_of(why) == MM_JSON_STR) out->reasoning = (mm_str){mm_json_str(why), mm_json_str_len(why)};
-  return true;
+  if (mm_value_get(m, "reasoning_details") || mm_value_get(m, "function_call"))
+    return mm_fail(err, MM_BAD_INPUT, "E_CHAT", mm_at(NULL, NULL),
+                   "found reasoning_details or a function_call in a message, expected reasoning_content and tool_calls");
+  *part = (mm_chat_part){.text = str_of(content), .owner = MM_OWNER_USER};
+  *out = (mm_message){.role = (mm_role)i, .part = part, .part_count = content != NULL};
+  if (i == MM_ROLE_TOOL) out->call_id = str_of(mm_value_get(m, "tool_call_id"));
+  if (i != MM_ROLE_ASSISTANT) return true;
+  out->reasoning = str_of(why ? why : mm_value_get(m, "reasoning"));
+  return read_calls(a, calls, out, err);
+}
+
+/* The tools of a conversation, as chat completions have them; NULL: none. */
+static bool read_tools(mm_arena *a, const mm_value *tools, mm_conversation *c, mm_err *err) {
+  mm_chat_tool *tool = mm_arena_alloc(a, (tools ? tools->count + 1 : 1) * sizeof *tool, err);
+  if (!tool) return false;
+  c->tool = tool;
+  for (const mm_value *v = tools ? tools->first : NULL; v; v = v->next) tool[c->tool_count++].json = (mm_str){v->raw, v->raw_n};
+  return !tools || tools->type == MM_VALUE_ARRAY || mm_fail(err, MM_BAD_INPUT, "E_CHAT", mm_at(NULL, NULL), "expected a list of tools");
 }
 
 static bool add_ids(transcripts *x, const mm_prompt_tokens *t, mm_err *err) {
@@ -42,20 +79,19 @@ static bool add_ids(transcripts *x, const mm_prompt_tokens *t, mm_err *err) {
 }
 
 /* One conversation. */
-static bool add_line(transcripts *x, const mm_json *root, mm_err *err) {
-  const mm_json *list = mm_json_type_of(root) == MM_JSON_ARR ? root : mm_json_get(root, "messages");
-  const size_t n = mm_json_type_of(list) == MM_JSON_ARR ? mm_json_size(list) : 0;
+static bool add_line(transcripts *x, mm_arena *a, const mm_value *root, mm_err *err) {
+  const mm_value *list = root->type == MM_VALUE_ARRAY ? root : mm_value_get(root, "messages");
+  const size_t n = list && list->type == MM_VALUE_ARRAY ? list->count : 0;
   if (!n) return mm_fail(err, MM_BAD_INPUT, "E_CHAT", mm_at(NULL, NULL), "expected a list of messages, or an object with \"messages\"");
-  mm_message *m = mm_calloc(n, sizeof *m, err);
-  mm_chat_part *part = mm_calloc(n, sizeof *part, err);
+  mm_message *m = mm_arena_alloc(a, n * sizeof *m, err);
+  mm_conversation c = {.message = m, .message_count = n};
   mm_prompt p = {0};
   mm_prompt_tokens tokens = {0};
-  bool ok = m && part;
-  for (size_t i = 0; ok && i < n; i++) ok = read_message(mm_json_at(list, i), &m[i], &part[i], err);
-  const mm_conversation c = {.message = m, .message_count = n};
+  bool ok = m && read_tools(a, mm_value_get(root, "tools"), &c, err);
+  for (const mm_value *v = list->first; ok && v; v = v->next) ok = read_message(a, v, m++, err);
   ok = ok && mm_chat_render(x->format, &c, &p, err) && mm_prompt_encode(&p, x->tokenizer, false, &tokens, err) && add_ids(x, &tokens, err);
   mm_prompt_close(&p);
-  MM_FREE(m, part, tokens.id);
+  free(tokens.id);
   return ok;
 }
 
@@ -90,10 +126,11 @@ int32_t *mm_transcripts_ids(const mm_pack *pack, const char *path, size_t *count
     char place[600];
     mm_err why = {0};
     snprintf(place, sizeof place, "%s: line %zu", path, line);
-    mm_json *root = mm_json_parse(at, length, place, err);
-    ok = root && (add_line(&x, root, &why) ||
-                  mm_fail(err, why.status, why.code, mm_at(place, NULL), "%s", why.text + strlen(why.code) + 2)); /* behind its code */
-    mm_json_free(root);
+    mm_arena a = {0};
+    const mm_value *root = mm_body_parse(&a, at, length, &why);
+    ok = (root && add_line(&x, &a, root, &why)) ||
+         mm_fail(err, why.status, why.code, mm_at(place, NULL), "%s", why.text + strlen(why.code) + 2); /* behind its code */
+    mm_arena_close(&a);
   }
   free(text);
   mm_tokenizer_close(t);

@@ -179,7 +179,8 @@ def terminal(packed):
     t.say("/save " + path + "2")
     assert json.load(open(path + "2"))["messages"][-2]["content"] == "/and then"
     for bad in ("{", "[1]", '[{"role": "user", "content": "x"}]', '[{"role": "assistant", "content": "x"}]', '[{"role": "tool", "content": "x"}]',
-                '[{"role": "user", "content": ["x"]}, {"role": "assistant", "content": "x"}]', '{"messages": 1}'):
+                '[{"role": "user", "content": ["x"]}, {"role": "assistant", "content": "x"}]', '{"messages": 1}',
+                '[{"role": "user", "content": "x"}, {"role": "assistant", "content": "x", "tool_calls": [{}]}]'):
         with open(path + "3", "w") as f:
             f.write(bad)
         assert "E_" in t.say("/load " + path + "3"), bad
@@ -251,8 +252,13 @@ def transcripts(packed):
              {"role": "user", "content": "And then é?"}, {"role": "assistant", "reasoning_content": "Genesis.", "content": "And it was so."}]
     text = ("]~!b[]~b]system\nBe brief.[e~[\n]~b]user\nIn the beginning[e~[\n]~b]ai\nAnd God said[e~[\n"
             "]~b]user\nAnd then é?[e~[\n]~b]ai\n<think>\nGenesis.\n</think>\n\nAnd it was so.[e~[\n")
+    call = {"id": "a", "type": "function", "function": {"name": "get", "arguments": "{\"n\": 1.50}"}}
+    tools = {"tools": [{"type": "function", "function": {"name": "get", "parameters": {"type": "object", "properties": {"n": {"type": "number"}}}}}]}
+    called = {"messages": [turns[1], {"role": "assistant", "content": None, "reasoning": "so", "tool_calls": [call]},
+                           {"role": "tool", "tool_call_id": "a", "content": "x\0y"}, turns[2]], **tools}
     with Server(packed, "--chat-format", "minimax-m2") as s:
         ids = s.post("/tokenize", {"prompt": text, "parse_special": True})["tokens"]
+        called_ids = s.post("/tokenize", {**called, "add_generation_prompt": False})["tokens"]
 
     def score(kind, name, content, status=0):
         path = os.path.join(TMP, name)
@@ -264,7 +270,10 @@ def transcripts(packed):
 
     lines = [json.dumps({"messages": turns}), "", json.dumps(turns, ensure_ascii=False)]
     assert score("--conversations", "c.jsonl", "\n".join(lines)) == score("--ids", "ids.json", json.dumps(ids + ids))
-    for bad, why in (("{", "line 2"), ("[]", "line 2"), ('[{"role": "nobody", "content": "x"}]', "line 2"), ('[{"role": "user", "content": 1}]', "line 2")):
+    assert score("--conversations", "called.jsonl", json.dumps(called)) == score("--ids", "called.json", json.dumps(called_ids))  # none of it is left out
+    for bad, why in (("{", "line 2"), ("[]", "line 2"), ('[{"role": "nobody", "content": "x"}]', "line 2"), ('[{"role": "user", "content": 1}]', "line 2"),
+                     ('{"messages": [{"role": "user", "content": "x"}], "tools": {}}', "line 2"), ('[{"role": "assistant", "tool_calls": [{}]}]', "line 2"),
+                     ('[{"role": "assistant", "content": "x", "function_call": {}}]', "line 2")):
         said = score("--conversations", "bad.jsonl", lines[0] + "\n" + bad + "\n", status=3)
         assert why in said and "bad.jsonl" in said, said
     assert "no conversation" in score("--conversations", "none.jsonl", "\n\n", status=3)
