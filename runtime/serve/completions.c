@@ -239,30 +239,45 @@ static void quote_id(const mm_call *c, int32_t id, mm_text *out) {
   mm_text_quote(out, bytes ? bytes : "", bytes ? n : 0);
 }
 
+/* The likeliest tokens, and the token itself, as OpenAI has it, if only as one more. Tokens that are no UTF-8 by themselves are written
+ * alike: a key stands once, for the token itself or else for the likeliest. */
+static void add_top(const mm_call *c, const mm_token *t, mm_text *out) {
+  const mm_logprob *l = t->logprobs; /* l[0] the token itself */
+  mm_text name = {0};
+  size_t end[MM_LOGPROBS + 2] = {0}; /* name k is [end[k], end[k + 1]) */
+  bool written[MM_LOGPROBS + 1] = {0};
+  const char *comma = "{";
+  uint32_t n = 0;
+  for (; n <= c->params.top_logprobs && l[n].id >= 0; n++) quote_id(c, l[n].id, &name), end[n + 1] = name.n;
+  for (uint32_t i = 1; i <= n && !name.failed; i++) {
+    const uint32_t k = i % n; /* the token itself is the last */
+    const size_t own = end[k + 1] - end[k];
+    bool there = false;
+    for (uint32_t j = 0; j < n; j++) {
+      const bool alike = j != k && end[j + 1] - end[j] == own && memcmp(name.p + end[j], name.p + end[k], own) == 0;
+      there |= alike && (written[j] || (j == 0 && l[k].id != l[0].id));
+    }
+    if (there) continue;
+    written[k] = true;
+    mm_text_put(out, comma);
+    comma = ",";
+    mm_text_add(out, name.p + end[k], own);
+    mm_text_put(out, ":");
+    mm_text_real(out, (double)l[k].logprob);
+  }
+  mm_text_put(out, "}");
+  out->failed |= name.failed;
+  free(name.p);
+}
+
 static void add_logprobs(const mm_call *c, const mm_token *t, size_t offset, lists *l) {
   const char *comma = l->token.n ? "," : "";
   mm_text_put(&l->token, comma);
   quote_id(c, t->logprobs[0].id, &l->token);
   mm_text_put(&l->logprob, comma);
   mm_text_real(&l->logprob, (double)t->logprobs[0].logprob);
-  mm_text_printf(&l->top, "%s{", comma);
-  for (uint32_t i = 0; i < c->params.top_logprobs; i++) {
-    if (t->logprobs[1 + i].id < 0) break;
-    mm_text_put(&l->top, i ? "," : "");
-    quote_id(c, t->logprobs[1 + i].id, &l->top);
-    mm_text_put(&l->top, ":");
-    mm_text_real(&l->top, (double)t->logprobs[1 + i].logprob);
-  }
-  /* As OpenAI has it, the token itself is among them, if only as one more. */
-  uint32_t own = 1;
-  while (own <= c->params.top_logprobs && t->logprobs[own].id >= 0 && t->logprobs[own].id != t->logprobs[0].id) own++;
-  if (own > c->params.top_logprobs || t->logprobs[own].id < 0) {
-    mm_text_put(&l->top, own > 1 ? "," : "");
-    quote_id(c, t->logprobs[0].id, &l->top);
-    mm_text_put(&l->top, ":");
-    mm_text_real(&l->top, (double)t->logprobs[0].logprob);
-  }
-  mm_text_put(&l->top, "}");
+  mm_text_put(&l->top, comma);
+  add_top(c, t, &l->top);
   mm_text_printf(&l->offset, "%s%zu", comma, offset);
 }
 

@@ -85,7 +85,27 @@ def replies(s, ids):
     assert not greedy and wrong < total
 
 
+def once(pairs):
+    """An object of JSON, of which no key comes twice."""
+    assert len({k for k, _ in pairs}) == len(pairs), pairs
+    return dict(pairs)
+
+
+def alike(s):
+    """Tokens that are no UTF-8 by themselves are all written as U+FFFD: such a key stands once, and of the token itself with its own value."""
+    broken = 0
+    for prompt in ("a", "b", "\u65e5"):
+        body = {"prompt": prompt, "max_tokens": 40, "logprobs": 20, "seed": 1, "logit_bias": {str(i): 4 for i in range(100, 300)}}
+        got = json.loads(s.request("POST", COMPLETIONS, body)[2], object_pairs_hook=once)["choices"][0]["logprobs"]
+        for token, value, top in zip(got["tokens"], got["token_logprobs"], got["top_logprobs"], strict=True):
+            assert top[token] == value and 10 < len(top) <= 21, (token, value, top)
+            broken += token == "\ufffd" and len(top) < 21
+    assert broken, "no token of the reply was written as another one"
+
+
 PACKED = convert("tests/data/tiny-m2")
+with Server("tests/data/tiny-m2", "--load-format", "dummy") as server:
+    alike(server)
 with open("tests/data/tiny-m2/held-out-ids.json") as f:
     IDS = json.load(f)[40:]
 for options in (["--max-num-seqs", "3"], ["--max-num-seqs", "1", "--max-num-batched-tokens", "64"]):
