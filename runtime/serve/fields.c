@@ -70,9 +70,11 @@ static bool read_sampling(mm_call *c) {
   int64_t k = s->top_k;
   if (!mm_field_real(c, b, "temperature", 0, 1e6, &s->temperature) || !mm_field_real(c, b, "top_p", 0, 1, &s->top_p) ||
       !mm_field_int(c, b, "top_k", -1, INT32_MAX, &k) || !mm_field_real(c, b, "min_p", 0, 1, &s->min_p) ||
-      !mm_field_real(c, b, "repetition_penalty", 0, 1e6, &s->repetition) || !mm_field_real(c, b, "presence_penalty", -2, 2, &s->presence) ||
+      !mm_field_real(c, b, "repetition_penalty", 0, 1e3, &s->repetition) || !mm_field_real(c, b, "presence_penalty", -2, 2, &s->presence) ||
       !mm_field_real(c, b, "frequency_penalty", -2, 2, &s->frequency))
     return false;
+  if (s->repetition > 0 && s->repetition < 1e-3) /* 0: none, as SGLang has it */
+    return mm_refuse(c, 400, "repetition_penalty", "repetition_penalty: found %g, expected 0, or 0.001 to 1000", s->repetition);
   s->top_k = k < 0 ? 0 : (uint32_t)k; /* -1 is all, as vLLM has it */
   if (s->top_p == 0) s->top_p = 1, s->top_k = 1;
   const mm_value *seed = mm_value_get(b, "seed");
