@@ -42,17 +42,34 @@ static void put_item(const mm_turn *t, size_t i, bool whole, mm_text *out) {
   mm_text_put(out, "]}");
 }
 
-/* The client's own JSON on one line, as events need it: line ends stand between its tokens alone. */
-static void put_raw(const mm_call *c, const char *key, const char *otherwise, mm_text *out) {
+/* A value of the request as JSON on one line, as events need it: keys once, and null for NaN and Infinity, which a request may hold. */
+static void put_value(const mm_value *v, mm_text *out) {
+  const bool list = v->type == MM_VALUE_ARRAY;
+  if (v->type == MM_VALUE_STRING) {
+    mm_text_quote(out, v->text, v->n);
+  } else if (v->type == MM_VALUE_NUMBER && (v->text[v->n - 1] < '0' || v->text[v->n - 1] > '9')) {
+    mm_text_put(out, "null");
+  } else if (!list && v->type != MM_VALUE_OBJECT) {
+    mm_text_add(out, v->raw, v->raw_n);
+  } else {
+    mm_text_put(out, list ? "[" : "{");
+    for (const mm_value *m = v->first; m; m = m->next) {
+      if (m != v->first) mm_text_put(out, ",");
+      if (!list) mm_text_quote(out, m->key, m->key_n);
+      if (!list) mm_text_put(out, ":");
+      put_value(m, out);
+    }
+    mm_text_put(out, list ? "]" : "}");
+  }
+}
+
+static void put_field(const mm_call *c, const char *key, const char *otherwise, mm_text *out) {
   const mm_value *v = mm_value_get(c->body, key);
   mm_text_printf(out, ",\"%s\":", key);
-  const size_t from = out->n;
   if (v)
-    mm_text_add(out, v->raw, v->raw_n);
+    put_value(v, out);
   else
     mm_text_put(out, otherwise);
-  for (size_t i = from; i < out->n; i++)
-    if (out->p[i] == '\n' || out->p[i] == '\r') out->p[i] = ' ';
 }
 
 static void put_usage(const mm_turn *t, mm_text *out) {
@@ -75,12 +92,12 @@ static void put_response(mm_call *c, const mm_turn *t, const char *status, const
   mm_text_put(out, error ? "},\"model\":" : ",\"model\":");
   mm_text_quote_string(out, c->server->name[0]);
   mm_text_put(out, cut ? ",\"incomplete_details\":{\"reason\":\"max_output_tokens\"}" : ",\"incomplete_details\":null");
-  put_raw(c, "instructions", "null", out);
-  put_raw(c, "metadata", "{}", out);
-  put_raw(c, "tools", "[]", out);
-  put_raw(c, "tool_choice", "\"auto\"", out);
-  put_raw(c, "parallel_tool_calls", "true", out);
-  put_raw(c, "max_output_tokens", "null", out);
+  put_field(c, "instructions", "null", out);
+  put_field(c, "metadata", "{}", out);
+  put_field(c, "tools", "[]", out);
+  put_field(c, "tool_choice", "\"auto\"", out);
+  put_field(c, "parallel_tool_calls", "true", out);
+  put_field(c, "max_output_tokens", "null", out);
   mm_text_put(out, ",\"previous_response_id\":null,\"store\":false,\"temperature\":");
   mm_text_real(out, c->params.sampling.temperature);
   mm_text_put(out, ",\"top_p\":");

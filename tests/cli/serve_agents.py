@@ -2,6 +2,7 @@
 """What agents and browsers send to minimax-serve beside plain requests: several system messages, results of tools in any order, long lists of
 tools, histories that are too long, fields of other servers; pages from elsewhere; failures within streams. And that /metrics adds up."""
 import json
+import math
 import os
 import re
 import socket
@@ -116,15 +117,15 @@ def reasons(s):
 
 def pretty(s):
     """A body over several lines: what a stream gives back of it stands on one line, as events need it."""
-    body = {"input": "x", "max_output_tokens": 3, "stream": True, "metadata": {"a": "b\n", "c": "d"}, "tool_choice": "auto",
+    body = {"input": "x", "max_output_tokens": 3, "stream": True, "metadata": {"a": "b\n", "c": "d", "e": math.nan, "f": [-math.inf]}, "tool_choice": "auto",
             "tools": [{"type": "function", "name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}]}
     status, _, data = s.request("POST", RESPONSES, json.dumps(body, indent=2).replace("\n", "\r\n"))
     assert status == 200
     for event in data.decode().rstrip().split("\n\n"):
         name, line = event.split("\n")
         assert name.startswith("event: ") and line.startswith("data: ") and "\r" not in line, event
-    last = json.loads(line[6:])["response"]
-    assert last["metadata"] == body["metadata"] and last["tools"] == body["tools"]
+    last = json.loads(line[6:], parse_constant=lambda word: [word])["response"]
+    assert last["metadata"] == {**body["metadata"], "e": None, "f": [None]} and last["tools"] == body["tools"]
 
 
 def refusals(s):
