@@ -210,13 +210,16 @@ static bool is_loopback(const char *host) {
   return strncmp(host, "127.", 4) == 0 || strcmp(host, "::1") == 0 || strcmp(host, "localhost") == 0;
 }
 
-/* The last component of the checkpoint's path. free() it. */
+/* The last component of the checkpoint's path, of "." and ".." that of the directory they are. free() it. */
 static char *name_of(const char *dir) {
   size_t n = strlen(dir);
   while (n > 1 && dir[n - 1] == '/') n--;
   size_t from = n;
   while (from > 0 && dir[from - 1] != '/') from--;
-  return strndup(dir + from, n - from);
+  const bool dots = (n - from == 1 && dir[from] == '.') || (n - from == 2 && dir[from] == '.' && dir[from + 1] == '.');
+  char *whole = dots ? realpath(dir, NULL) : NULL, *name = whole ? name_of(whole) : strndup(dir + from, n - from);
+  free(whole);
+  return name;
 }
 
 static bool open_http(serve *s, mm_err *err) {
@@ -364,6 +367,9 @@ static bool settle(serve_args *a, mm_err *err) {
                    a->http.write_time);
   if (a->request_time < 0)
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--request-timeout: found %g, expected 0 or more seconds", a->request_time);
+  for (size_t i = 0; i < a->names.count; i++)
+    if (!*a->names.item[i])
+      return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--served-model-name: found nothing, expected a name");
   const mm_origins origins = {a->hosts.item, a->hosts.count, a->origins.item, a->origins.count};
   return mm_keys_gather(&a->keys, a->key_file, a->arena, err) && mm_utilization_check(a->load.memory_share, err) &&
          mm_origin_check(&origins, err);
