@@ -100,6 +100,8 @@ bool mm_config_file(const mm_program *p, mm_arena *a, int argc, char **argv, int
     const mm_option *known = option ? find(p, option + 2, name_n) : NULL;
     if (known && strcmp(known->name, "config") == 0)
       return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(file, NULL), "line %zu: found config, expected it on the command line alone", lines);
+    if (known && known->kind != MM_OPT_FLAG && !option[2 + name_n]) /* or the next word would be its value */
+      return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(file, NULL), "line %zu: found no value of %s", lines, known->name);
     if (option && !(known && given(p, argc, argv, known))) all[(*count)++] = option;
     line = end ? end + 1 : NULL;
   }

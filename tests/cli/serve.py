@@ -376,11 +376,15 @@ def config_file():
         for other in ("named%20her", "named%20here%20", "named%2", "named%2zhere", "named%00here"):
             assert s.request("GET", "/v1/models/" + other)[0] == 404, other
         assert (model["id"], model["max_model_len"]) == ("named here", 64) and open(s.log).read().startswith("{")
-    for line in ("--port 1", "port: 1", "no-such-option", "max-queue 0", "request-timeout -1", "any-model\n\0api-key X", "config other.conf"):
+    for line in ("--port 1", "port: 1", "no-such-option", "max-queue 0", "request-timeout -1", "any-model\n\0api-key X", "config other.conf",
+                 "api-key\nport 0", "served-model-name", "served-model-name="):
         with open(path, "w") as f:
             f.write(line + "\n")
         done = subprocess.run([f"{BIN}/minimax-serve", "--config", path, PACKED, "--check"], capture_output=True, timeout=60)
         assert done.returncode == 2 and done.stderr.count(b"\n") == 1, (line, done)
+        assert b"operand" not in done.stderr, (line, done)  # an option without a value did not take the directory for it
+    with Server(".", prefix=["env", "-C", PACKED]) as s:
+        assert json.loads(s.get("/v1/models"))["data"][0]["id"] == "tiny-m2"
 
 
 PACKED = convert("tests/data/tiny-m2")
