@@ -19,7 +19,7 @@ typedef struct transcripts {
 } transcripts;
 
 static bool is_text(const mm_value *v) { return v && v->type == MM_VALUE_STRING; }
-static mm_str str_of(const mm_value *v) { return is_text(v) ? (mm_str){v->text, v->n} : (mm_str){0}; }
+static mm_str str_of(const mm_value *v) { return v && v->type == MM_VALUE_STRING ? (mm_str){v->text, v->n} : (mm_str){0}; }
 
 /* tool_calls as chat completions have them; NULL: none. The format says of what is no JSON object that it is none. */
 static bool read_calls(mm_arena *a, const mm_value *calls, mm_message *out, mm_err *err) {
