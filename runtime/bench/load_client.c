@@ -23,8 +23,9 @@ typedef enum phase { SENDING, HEADERS, CHUNK_SIZE, CHUNK, CHUNK_END, TRAILERS, B
 typedef struct flight {
   int fd;
   phase at;
-  mm_load_request *r; /* NULL: a GET, whose body is `line` */
-  mm_text out, header, line;
+  mm_load_request *r;              /* NULL: a GET, whose body is `line` */
+  mm_text out, header, line, data; /* data: of the event that is being read, its lines joined */
+  bool begun, has_data;
   size_t sent;
   uint64_t left; /* bytes of the chunk or body; UINT64_MAX: up to the end of the connection */
   int status;
@@ -81,11 +82,36 @@ static bool on_data(const load *l, flight *f, const char *text, size_t n) {
   if (!o) return lose(f, "an event is no JSON");
   const mm_json *choice = mm_json_at(mm_json_get(o, "choices"), 0), *usage = mm_json_get(o, "usage");
   char why[160] = "";
-  if (mm_json_get(o, "error")) snprintf(why, sizeof why, "%.*s", (int)mm_min(n, 150), text);
+  if (mm_json_get(o, "error") && mm_json_type_of(mm_json_get(o, "error")) != MM_JSON_NULL)
+    snprintf(why, sizeof why, "%.*s", (int)mm_min(n, 150), text);
   if (choice && has_text(choice)) on_piece(l, f);
   if (mm_json_type_of(usage) == MM_JSON_OBJ) count(usage, "prompt_tokens", &f->r->input), count(usage, "completion_tokens", &f->r->output);
   mm_json_free(o);
   return !*why || lose(f, why);
+}
+
+/* The event is whole, or the body ends within its lines, as where a server leaves the last blank line out. */
+static bool end_event(const load *l, flight *f) {
+  const bool ok = !f->has_data || on_data(l, f, f->data.p ? f->data.p : "", f->data.n);
+  mm_text_clear(&f->data);
+  f->has_data = false;
+  return ok;
+}
+
+/* A line of server-sent events (WHATWG HTML, 9.2), in f->line. */
+static bool on_line(const load *l, flight *f) {
+  const char *p = f->line.p ? f->line.p : "";
+  size_t n = f->line.n;
+  while (n && p[n - 1] == '\r') n--;
+  if (!f->begun && n >= 3 && memcmp(p, "\xef\xbb\xbf", 3) == 0) p += 3, n -= 3;
+  f->begun = true;
+  if (!n) return end_event(l, f);
+  if (n < 5 || memcmp(p, "data:", 5) != 0) return true;
+  const size_t skip = n > 5 && p[5] == ' ' ? 6 : 5;
+  if (f->has_data) mm_text_put(&f->data, "\n");
+  mm_text_add(&f->data, p + skip, n - skip);
+  f->has_data = true;
+  return (!f->data.failed && f->data.n <= LINE_MAX) || lose(f, "an event is too long");
 }
 
 /* Bytes of the body: lines of events, or all of it. */
@@ -101,10 +127,7 @@ static bool on_body(const load *l, flight *f, const char *p, size_t n) {
     if (f->line.failed || f->line.n > LINE_MAX) return lose(f, "an event is too long");
     p += some + (end != NULL), n -= some + (end != NULL);
     if (!end) break;
-    while (f->line.n && f->line.p[f->line.n - 1] == '\r') f->line.n--;
-    const char *data = f->line.n > 5 && memcmp(f->line.p, "data:", 5) == 0 ? f->line.p + 5 : NULL;
-    while (data && data < f->line.p + f->line.n && *data == ' ') data++;
-    if (data && !on_data(l, f, data, (size_t)(f->line.p + f->line.n - data))) return false;
+    if (!on_line(l, f)) return false;
     mm_text_clear(&f->line);
   }
   return true;
@@ -121,6 +144,7 @@ static const char *field(const char *block, const char *name) {
 static bool on_header(flight *f) {
   char *block = f->header.p;
   if (sscanf(block, "HTTP/1.%*1[01] %3d", &f->status) != 1) return lose(f, "the reply is no HTTP/1.1");
+  if (f->status / 100 == 1 && f->status != 101) return true; /* an interim reply: the final one follows */
   for (char *c = block; *c; c++)
     if (*c >= 'A' && *c <= 'Z') *c = (char)(*c + 'a' - 'A');
   const char *coding = field(block, "\ntransfer-encoding:"), *length = field(block, "\ncontent-length:");
@@ -238,7 +262,7 @@ static void close_flight(flight *f) {
     r->done = true;
     if (!r->output) r->output = r->gaps + 1;
   }
-  MM_FREE(f->out.p, f->header.p, f->line.p);
+  MM_FREE(f->out.p, f->header.p, f->line.p, f->data.p);
 }
 
 /* One turn of poll over all flights; those that ended are closed, and *n is what is left. */
@@ -254,6 +278,7 @@ static bool turn(const load *l, flight *f, struct pollfd *p, size_t *n, double w
       lose(&f[i], strerror(error));
     if (ready > 0 && p[i].revents && f[i].at == SENDING) send_some(&f[i]);
     if (ready > 0 && p[i].revents && f[i].at != SENDING && f[i].at != ENDED) receive(l, &f[i]);
+    if (f[i].at == ENDED && f[i].r && !*f[i].r->why && f[i].status == 200) end_event(l, &f[i]);
     if (f[i].at != ENDED && f[i].r && since(l) - f[i].r->sent > l->c->timeout) lose(&f[i], "--timeout has passed");
     if (f[i].at == ENDED)
       close_flight(&f[i]);

@@ -64,6 +64,7 @@ class Known:
             body += c.recv(65536)
         if head.startswith(b"GET"):
             text = b'{"data": [{"id": "known"}]}'
+            c.sendall(b"HTTP/1.1 103 Early Hints\r\n\r\n" if self.fault == "odd" else b"")
             c.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text))
             return c.close()
         o = json.loads(body)
@@ -81,7 +82,9 @@ class Known:
         events += [{"choices": [{"delta": {}, "finish_reason": "length"} if chat else {"text": "", "finish_reason": "length"}]},
                    {"choices": [], "usage": {"prompt_tokens": 7 + number, "completion_tokens": tokens}}]
         c.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        c.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        if self.fault == "odd":  # lawful: interim replies, a byte order mark
+            c.sendall(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n")
+        c.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n" + (b"3\r\n\xef\xbb\xbf\r\n" if self.fault == "odd" else b""))
         for i, e in enumerate([*events, None]):
             if fault == "early" and i == 3:
                 return c.close()
@@ -93,6 +96,10 @@ class Known:
                 text = b"" if fault == "done" else b": comment\n\ndata: [DONE]\n\n"
             else:
                 text = b"data: " + json.dumps(e, ensure_ascii=False).encode() + rng.choice([b"\n\n", b"\r\n\r\n"])
+                if self.fault == "odd":  # an error of null, an event of two lines of data
+                    text = text.replace(b"data: {", b'data: {"error": null,\ndata:')
+            if self.fault == "odd" and e is None:
+                text = b"data: [DONE]\n"
             if 0 < i <= tokens:
                 time.sleep(rng.choice([0, 0.002, 0.01]) + (0.05 if i == 1 else 0))
                 self.seen[number]["sent"].append(time.monotonic())
@@ -170,6 +177,9 @@ def faults():
         v = json.loads(p.stdout)
         assert (v["completed"], v["failed"]) == (4, 2) and text in p.stderr and sum(text in e for e in v["errors"]) == 2, (fault, p)
         assert v["total_output_tokens"] == 16 and [bool(e) for e in v["errors"]] == [n == 0 for n in v["output_lens"]]
+    s = Known("odd")
+    v = figures(s.url, "--num-prompts", 6, "--output-len", 4, "--input-len", 3, "--max-concurrency", 1)
+    assert (v["completed"], v["total_output_tokens"], [len(x) for x in v["itls"]]) == (6, 24, [3] * 6), v
     with socket.create_server(("127.0.0.1", 0)) as quiet:  # accepts, and never answers
         url = f"http://127.0.0.1:{quiet.getsockname()[1]}"
         assert "--timeout has passed" in bench(url, "--model", "m", "--num-prompts", 2, "--timeout", 0.3, status=5).stderr
