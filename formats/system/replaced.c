@@ -93,11 +93,12 @@ static bool remove_old(const mm_staging *s, const char *name, int fd, mm_err *er
   for (size_t i = 0; i < s->old_count; i++) {
     struct stat st;
     if (fstatat(fd, s->old[i].name, &st, AT_SYMLINK_NOFOLLOW) != 0 || !unchanged(&s->old[i], &st)) continue;
-    if (unlinkat(fd, s->old[i].name, 0) != 0 && errno != ENOENT) return mm_fail_errno(err, mm_at(s->target, NULL), "remove the old", errno);
+    if (unlinkat(fd, s->old[i].name, 0) != 0 && errno != ENOENT)
+      return mm_fail_errno(err, mm_at(name, NULL), "remove the old checkpoint", errno);
   }
   if (!mm_fsync(fd, s->path, true, err)) return false;
   if (unlinkat(s->parent, name, AT_REMOVEDIR) != 0 && errno != ENOENT) {
-    if (errno != ENOTEMPTY && errno != EEXIST) return mm_fail_errno(err, mm_at(s->target, NULL), "remove the old", errno);
+    if (errno != ENOTEMPTY && errno != EEXIST) return mm_fail_errno(err, mm_at(name, NULL), "remove the old checkpoint", errno);
     if (!keep(s, name, err)) return false;
   }
   if (!mm_fsync(s->parent, s->target, true, err)) return false; /* the list goes once it is not needed */

@@ -342,6 +342,21 @@ def padding_damaged():
         same(root, "out", "whole")
 
 
+def old_stays():
+    """A replaced checkpoint that cannot be removed is named by the name that it then has; the next run removes it."""
+    with Scratch() as root:
+        small().save(root + "/src")
+        cf.ok(CONVERT, "-q", root + "/src", "-o", root + "/out")
+        said = b""
+        for when in range(8, 16):
+            if b"remove the old checkpoint" not in said:
+                said = cf.run("strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=unlinkat", "-e", f"inject=unlinkat:error=EACCES:when={when}", CONVERT, "-q", "-j", "1",
+                              root + "/src", "-o", root + "/out", "--force", "--restart", "--quant", "int8").stderr
+        assert b"E_IO: .out.partial: remove the old checkpoint: Permission denied" in said, said
+        cf.ok(CONVERT, "-q", root + "/src", "-o", root + "/out", "--force", "--restart", "--quant", "int8")
+        assert sorted(os.listdir(root)) == ["out", "src"], os.listdir(root)
+
+
 if __name__ == "__main__":
     cf.main([ranks_changed, part_size_changed, says_both, records_renumbered, nonfinite_changed, source_altered, finished_of_another, says_what_differs, part_beside_stale,
-             refusal_killed, names_like_journals, damaged, recipes, padding_damaged])
+             refusal_killed, names_like_journals, damaged, recipes, padding_damaged, old_stays])
