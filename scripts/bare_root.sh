@@ -49,7 +49,7 @@ tree() {
 }
 
 # text BIN [SOURCE]: converts, verifies and runs the small checkpoint in $try/source, which is $root/try/source, or in SOURCE by the programs in BIN,
-# then has a reply of a conversation.
+# then has a reply of a conversation. In a root of a system, which has no GPU, --device cuda is answered by one line.
 text() {
   in_root "$1/minimax-convert" "${2-$try/source}" -o "$try/packed" --tp 2 --quant block_fp8 -q >/dev/null
   in_root "$1/minimax" verify "$try/packed" -q >/dev/null
@@ -57,6 +57,12 @@ text() {
   grep -q 'of the LORD' "$work/text" || fail "$1: found the text \"$(cat "$work/text")\""
   echo Hello | in_root "$1/minimax" run "$try/packed" --chat --max-tokens 40 >"$work/reply" 2>&1
   reply "$work/reply" || fail "$1: found the reply \"$(cat "$work/reply")\""
+  if [ -d "$root/etc" ]; then
+    ! in_root "$1/minimax-run" "$try/packed" -p Hello --device cuda >"$work/refused" 2>&1 || fail "$1: --device cuda runs without a GPU"
+    if [ "$(wc -l <"$work/refused")" != 1 ] || ! grep -q 'error: E_.*CUDA' "$work/refused"; then
+      fail "$1: --device cuda: found \"$(cat "$work/refused")\""
+    fi
+  fi
   rm -rf "$root/try/packed"
 }
 

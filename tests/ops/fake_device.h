@@ -52,6 +52,7 @@ static struct fake {
   int slow_device;                                  /* those to this one take ten times as long where copy_us is not 0 */
   uint32_t timeout_ms;                              /* of a kernel, for those of other ranks */
   uint64_t copied;                                  /* bytes, by large copies, ever */
+  bool no_driver;                                   /* the machine has none */
   bool no_peers;                                    /* devices cannot write to each other's memory */
   const char *fail_launch_of;                       /* the next launch of a kernel whose name has this in it fails; or NULL */
   void (*on_launch)(const char *name, void **args); /* by what stands for the kernel; or NULL */
@@ -392,7 +393,8 @@ cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, 
 
 /* ---- devices ---- */
 
-cudaError_t cudaGetDeviceCount(int *n) { return *n = 2, cudaSuccess; }
+cudaError_t cudaGetDeviceCount(int *n) { return *n = 2, fake.no_driver ? cudaErrorInsufficientDriver : cudaSuccess; }
+cudaError_t cudaDriverGetVersion(int *v) { return *v = fake.no_driver ? 0 : CUDART_VERSION, cudaSuccess; }
 cudaError_t cudaGetDevice(int *d) { return *d = fake_device, cudaSuccess; }
 cudaError_t cudaSetDevice(int d) { return d < 2 ? fake_device = d, cudaSuccess : cudaErrorInvalidDevice; }
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int d) {

@@ -558,13 +558,13 @@ int main(int argc, char **argv) {
   check_collected(&one, true, "inputs collected");
   check_collected(&one, false, "no inputs collected");
   check_collected(&two, true, "inputs collected on two ranks");
-  check_arriving(&many);
-  mm_shards_close(&many);
+  check_arriving(&many), mm_shards_close(&many);
   check_bad_file(argv[5], false), check_bad_file(argv[5], true);
   for (int i = 0; i < 8; i++) check_bad_rank(argv[6 + i % 2], i / 2 % 2, i / 4 % 2);
   report("loads that failed are in their logs", in_logs > 0, "none was");
   fake.no_peers = true, check_steps(&two, "steps of two ranks through host memory"), fake.no_peers = false;
   fake.fail_malloc_of = 1 << 20, check_refused(&two, "a device that is full", "E_MEMORY", "bytes free of");
+  fake.no_driver = true, check_refused(&two, "no driver", "E_CUDA", "found no NVIDIA driver"), fake.no_driver = false;
   check_refused(&two, "a device that is not there", "E_DEVICE", "device 7"), check_hanging(&two, false);
   if (two.pack.model.qk_norm) check_hanging(&two, true); /* once is enough: it takes its time */
   check_invariant(&one, "batch-invariant: the same kernels for any step"), check_invariant(&two, "batch-invariant on two ranks");

@@ -156,6 +156,9 @@ bool mm_cu_check(cudaError_t e, const char *what, mm_err *err) {
   if (e == cudaSuccess) return true;
   cudaGetLastError(); /* reported here, and not again by the next launch */
   const bool memory = e == cudaErrorMemoryAllocation;
+  int driver = 0; /* the runtime calls a driver that is absent "insufficient" */
+  if (e == cudaErrorInsufficientDriver && cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0)
+    return mm_fail(err, MM_IO, "E_CUDA", mm_at(NULL, NULL), "found no NVIDIA driver on this machine; --device cpu needs none");
   return mm_fail(err, memory ? MM_LIMIT : MM_IO, memory ? "E_MEMORY" : "E_CUDA", mm_at(NULL, NULL), "%s: %s", what, cudaGetErrorString(e));
 }
 
