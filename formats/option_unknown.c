@@ -33,6 +33,7 @@ static const foreign table[] = {
     {"quantization", "quant", "weights are quantised when they are converted: minimax-convert SRC -o DIR --quant SCHEME"},
     {"load-format", NULL, "not needed: a packed checkpoint is known by its manifest"},
     {"trust-remote-code", NULL, "not needed: no code of a checkpoint is run"},
+    {"enforce-eager", NULL, "not needed: CUDA graphs are captured at their first use"},
     {"download-dir", NULL, "hf download fetches a source; HF_HOME says where it lies"},
     {"max-num-seqs", NULL, SERVED},
     {"max-running-requests", "max-num-seqs", SERVED ", by the name --max-num-seqs"},

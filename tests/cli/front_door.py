@@ -98,7 +98,7 @@ def foreign(known):
                     assert option in known[other], (line, other, option)
         assert answers, name
     vllm = ("tensor-parallel-size", "pipeline-parallel-size", "model", "dtype", "max-num-seqs", "served-model-name", "max-model-len", "gpu-memory-utilization",
-            "quantization", "trust-remote-code", "enable-prefix-caching", "tool-call-parser")
+            "quantization", "trust-remote-code", "enable-prefix-caching", "tool-call-parser", "enforce-eager")
     for name in vllm:
         assert any(name in known[f"minimax-{w}"] for w in WORDS) or name in dict(rows), name
 
