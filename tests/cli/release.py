@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import tarfile
 import zipfile
@@ -110,11 +111,29 @@ def options_exist(words):
         assert not word.startswith("--") or re.search(rf"{word}\b", known), word
 
 
+def health(check, status):
+    """What the image's check ends with where a server answers with this status, or where none listens."""
+    with socket.create_server(("127.0.0.1", 0)) as s:
+        port = s.getsockname()[1]
+        if status is None:
+            s.close()
+        with subprocess.Popen([*check[:2], check[2].replace("8000", str(port))], stderr=subprocess.DEVNULL) as p:
+            if status:
+                client, _ = s.accept()
+                asked = b""
+                while not asked.endswith(b"\r\n\r\n"):
+                    asked += client.recv(4096)
+                client.sendall(b"HTTP/1.1 %d Some\r\nContent-Length: 0\r\n\r\n" % status)
+                client.close()
+            return p.wait(timeout=60)
+
+
 def deployments():
     for name in ("Dockerfile", "Dockerfile.cuda"):
         text = open(f"scripts/{name}").read().replace("\\\n", "")
         check = json.loads(re.search(r"^HEALTHCHECK (?:--\S+ )+CMD (.+)$", text, re.M)[1])
         assert check[:2] == ["bash", "-c"] and "/ready" in check[2]
+        assert [health(check, status) for status in (200, 503, None)] == [0, 1, 1]  # a check may end with no other status
         options_exist(json.loads(re.search(r"^ENTRYPOINT (.+)$", text, re.M)[1]))
     try:
         import yaml
