@@ -196,7 +196,10 @@ static bool report(const load_args *a, const mm_load_run_facts *x, const mm_load
     done += r[i].done;
     if (!r[i].done && !why) why = r[i].why;
   }
-  if (!done) return mm_fail(err, MM_IO, "E_IO", mm_at(a->url, NULL), "no request was completed: %s", why);
+  const bool ids = !a->dataset && strcmp(a->endpoint, "completions") == 0 && why && strstr(why, "status 400");
+  if (!done)
+    return mm_fail(err, MM_IO, "E_IO", mm_at(a->url, NULL), "no request was completed: %s%s", why,
+                   ids ? " (--vocab gives the model's number of tokens)" : "");
   if (why && !a->quiet) fprintf(stderr, "%zu requests failed, first: %s\n", (size_t)a->requests - done, why);
   return mm_load_report(stdout, x, r, a->requests, a->json, err);
 }

@@ -200,6 +200,7 @@ def real():
             assert all(6 <= n <= 18 for n in v["output_lens"]) and all(v["input_lens"]) and (more[0] != "--vocab" or all(20 <= n <= 60 for n in v["input_lens"])), v
         shown = bench(url, "--num-prompts", 2, "--input-len", 4, "--output-len", 4, "--vocab", 300, env=key).stdout
         assert "2 of 2 requests" in shown and "time to first token" in shown, shown
+        assert "(--vocab gives " in bench(url, "--num-prompts", 1, "--input-len", 500, env=key, status=5).stderr  # ids that the small model lacks
         assert "status 401" in bench(url, "--model", "m", "--num-prompts", 1, status=5).stderr
 
 
