@@ -351,6 +351,7 @@ static const subject kSubjects[] = {
     {"across", test_across, bench_across},
     {"linear", test_linear, bench_linear},
     {"experts", test_experts, bench_experts},
+    {"few", test_few_rows, NULL},
     {"shared", test_shared, NULL},
     {"widened", test_widened, bench_widened},
     {"mx", test_mx, bench_mx},

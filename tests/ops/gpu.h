@@ -161,6 +161,7 @@ void test_peers();
 void test_across();
 void test_linear();
 void test_experts();
+void test_few_rows();
 void test_shared();
 void test_widened();
 void test_mx();

@@ -360,6 +360,31 @@ static bool same_bits(const buffer<T> &a, const buffer<T> &b) {
   return memcmp(x.data(), y.data(), x.size() * sizeof(T)) == 0;
 }
 
+/* Inputs of both products rounded while their rows are laid for a few rows an expert = by launches before that, bit for bit. */
+static void check_rounded_while_laid(const expert_case &c, uint32_t tokens) {
+  if (left_out(1e9)) return;
+  const uint32_t experts = 24, top_k = 4, hidden = 384, inter = 192;
+  test_weight w13, w2;
+  random_weight(&w13, c.code, c.kind, experts, 2 * inter, hidden, c.cell_n, c.cell_k);
+  random_weight(&w2, c.code, c.kind, experts, hidden, inter, c.cell_n, c.cell_k);
+  if (!takes_here(MM_CU_EXPERTS_FEW, w13.d, w2.d)) return;
+  expert_case few = c;
+  few.few = true;
+  const router_weight router(experts, hidden, tokens);
+  route_buffers rb(experts, top_k, tokens, true, nullptr);
+  buffer<__nv_bfloat16> x, before((size_t)tokens * hidden);
+  x.put(random_bf16((size_t)tokens * hidden));
+  CUDA_OK(mm_cu_route_tokens(router.d, rb.r, x.p, tokens, 0));
+  CUDA_OK(mm_cu_round(before.p, tokens, {x.p, hidden, nullptr}, c.how, 0));
+  w2.d.whole = c.how;
+  const auto want = run_experts(few, w13.d, w2.d, rb.r, before.p, tokens);
+  w13.d.rounding = w2.d.rounding = c.how, w2.d.whole = {};
+  const auto got = run_experts(few, w13.d, w2.d, rb.r, x.p, tokens);
+  char what[120];
+  snprintf(what, sizeof what, "experts %-18s T=%u: rounded while rows are laid = before, bit for bit", c.name, tokens);
+  report_true(what, memcmp(want.data(), got.data(), want.size() * sizeof want[0]) == 0);
+}
+
 /* The residual and its norm along with the router = one after the other, bit for bit. */
 static void check_combined(uint32_t tokens, uint32_t experts, uint32_t top_k, uint32_t hidden) {
   if (left_out((double)tokens * experts * hidden)) return;
@@ -379,23 +404,59 @@ static void check_combined(uint32_t tokens, uint32_t experts, uint32_t top_k, ui
   report_true(what, same_bits(h[0], h[1]) && same_bits(y[0], y[1]) && same_bits(one.logits, two.logits) && same_bits(one.id, two.id));
 }
 
+static const expert_case cases[] = {
+    {"bf16", MM_CU_BF16, MM_CU_PLAIN, 0, 0},
+    {"block_fp8", MM_CU_E4M3, MM_CU_COARSE, 128, 128},
+    {"block_fp8 64", MM_CU_E4M3, MM_CU_COARSE, 64, 64},
+    {"block_fp8 32", MM_CU_E4M3, MM_CU_FINE, 32, 32},
+    {"int4 g128", MM_CU_INT4, MM_CU_COARSE, 1, 128},
+    {"int4 g32", MM_CU_INT4, MM_CU_FINE, 1, 32},
+    {"nvfp4", MM_CU_E2M1, MM_CU_NV, 1, 16},
+    {"mxfp4", MM_CU_E2M1, MM_CU_MX, 1, 32},
+    {"mxfp8", MM_CU_E4M3, MM_CU_MX, 1, 32},
+};
+static const expert_case ways[] = {
+    {"channel_fp8", MM_CU_E4M3, MM_CU_COARSE, 1, 0, true, false, {MM_ACT_FP8_TOKEN, 0}},
+    {"mxfp8", MM_CU_E4M3, MM_CU_MX, 1, 32, true, false, {MM_ACT_MXFP8, 0}},
+    {"mxfp8 cut", MM_CU_E4M3, MM_CU_FINE, 1, 16, true, false, {MM_ACT_MXFP8, 0}},
+    {"w4a8", MM_CU_INT4, MM_CU_COARSE, 1, 0, true, false, {MM_ACT_INT8_TOKEN, 0}},
+    {"w4afp8", MM_CU_INT4, MM_CU_COARSE, 1, 128, true, false, {MM_ACT_FP8_TENSOR, 0.02f}},
+    {"nvfp4", MM_CU_E2M1, MM_CU_NV, 1, 16, true, false, {MM_ACT_NVFP4, 0}},
+    {"nvfp4 static", MM_CU_E2M1, MM_CU_NV, 1, 16, true, false, {MM_ACT_NVFP4, 0.002f}},
+    {"mxfp4", MM_CU_E2M1, MM_CU_MX, 1, 32, true, false, {MM_ACT_MXFP4, 0}},
+};
+
+/* The kernels for a few rows an expert (sm_90a). */
+void test_few_rows() {
+  for (int i : {1, 2, 4, 6, 7, 8}) {
+    expert_case c = cases[i];
+    c.few = true;
+    check_experts(c, 2, 8, 4, 256, 192, true);
+    check_experts(c, 7, 32, 2, 256, 160, false);
+    check_experts(c, 16, 24, 8, 256, 192, true);
+    check_experts(c, 100, 12, 3, 256, 192, true);
+    check_experts(c, 260, 32, 2, 384, 128, false);
+    check_experts(c, 5, 256, 8, 256, 64, true);
+    for (uint32_t hidden : {96u, 224u}) check_experts(c, 9, 8, 3, hidden, 96, true); /* the last boxes end beyond the expert */
+    check_experts(c, 5, 12, 8, 1536, 1280, true);
+    check_rows_independent(c);
+  }
+  for (const auto &c : ways)
+    for (uint32_t tokens : {2u, 16u, 90u}) check_rounded_while_laid(c, tokens);
+  const expert_case rounded = {"block_fp8 rounded", MM_CU_E4M3, MM_CU_COARSE, 128, 128, true, true};
+  for (uint32_t tokens : {2u, 5u, 16u, 90u}) {
+    check_experts(rounded, tokens, 32, 4, 384, 192, true);
+    check_experts({"int4 rounded", MM_CU_INT4, MM_CU_COARSE, 1, 128, true, true}, tokens, 32, 4, 384, 192, true);
+  }
+  check_rows_independent(rounded);
+}
+
 void test_experts() {
   for (uint32_t tokens : {1u, 2u, 7u, 16u, 40u}) {
     check_combined(tokens, 256, 8, 3072);
     check_combined(tokens, 32, 2, 6144);
     check_combined(tokens, 10, 3, 256);
   }
-  const expert_case cases[] = {
-      {"bf16", MM_CU_BF16, MM_CU_PLAIN, 0, 0},
-      {"block_fp8", MM_CU_E4M3, MM_CU_COARSE, 128, 128},
-      {"block_fp8 64", MM_CU_E4M3, MM_CU_COARSE, 64, 64},
-      {"block_fp8 32", MM_CU_E4M3, MM_CU_FINE, 32, 32},
-      {"int4 g128", MM_CU_INT4, MM_CU_COARSE, 1, 128},
-      {"int4 g32", MM_CU_INT4, MM_CU_FINE, 1, 32},
-      {"nvfp4", MM_CU_E2M1, MM_CU_NV, 1, 16},
-      {"mxfp4", MM_CU_E2M1, MM_CU_MX, 1, 32},
-      {"mxfp8", MM_CU_E4M3, MM_CU_MX, 1, 32},
-  };
   for (const auto &c : cases) {
     check_experts(c, 1, 8, 4, 256, 192, true);
     check_experts(c, 7, 32, 2, 256, 128, false);
@@ -416,19 +477,6 @@ void test_experts() {
   check_experts(cases[1], 260, 32, 2, 256, 128, false);
   for (int i : {0, 1, 4, 6, 7, 8}) check_rows_independent(cases[i]), check_rows_independent(cases[i], true);
   check_router_invariant(false), check_router_invariant(true);
-  for (int i : {1, 2, 4, 6, 7, 8}) {
-    expert_case c = cases[i];
-    c.few = true;
-    check_experts(c, 2, 8, 4, 256, 192, true);
-    check_experts(c, 7, 32, 2, 256, 160, false);
-    check_experts(c, 16, 24, 8, 256, 192, true);
-    check_experts(c, 100, 12, 3, 256, 192, true);
-    check_experts(c, 260, 32, 2, 384, 128, false);
-    check_experts(c, 5, 256, 8, 256, 64, true);
-    for (uint32_t hidden : {96u, 224u}) check_experts(c, 9, 8, 3, hidden, 96, true); /* the last boxes end beyond the expert */
-    check_experts(c, 5, 12, 8, 1536, 1280, true);
-    check_rows_independent(c);
-  }
   for (uint32_t tokens : {1u, 2u, 16u, 17u, 90u, 300u}) {
     for (int i : {0, 1, 3, 4, 6, 8}) {
       expert_case c = cases[i];
@@ -452,28 +500,13 @@ void test_experts() {
   }
   const expert_case rounded = {"block_fp8 rounded", MM_CU_E4M3, MM_CU_COARSE, 128, 128, true};
   for (uint32_t top_k : {1u, 3u, 8u}) check_experts(rounded, 1, 12, top_k, 384, 256, top_k > 1);
-  const expert_case ways[] = {
-      {"channel_fp8", MM_CU_E4M3, MM_CU_COARSE, 1, 0, true, false, {MM_ACT_FP8_TOKEN, 0}},
-      {"mxfp8", MM_CU_E4M3, MM_CU_MX, 1, 32, true, false, {MM_ACT_MXFP8, 0}},
-      {"mxfp8 cut", MM_CU_E4M3, MM_CU_FINE, 1, 16, true, false, {MM_ACT_MXFP8, 0}},
-      {"w4a8", MM_CU_INT4, MM_CU_COARSE, 1, 0, true, false, {MM_ACT_INT8_TOKEN, 0}},
-      {"w4afp8", MM_CU_INT4, MM_CU_COARSE, 1, 128, true, false, {MM_ACT_FP8_TENSOR, 0.02f}},
-      {"nvfp4", MM_CU_E2M1, MM_CU_NV, 1, 16, true, false, {MM_ACT_NVFP4, 0}},
-      {"nvfp4 static", MM_CU_E2M1, MM_CU_NV, 1, 16, true, false, {MM_ACT_NVFP4, 0.002f}},
-      {"mxfp4", MM_CU_E2M1, MM_CU_MX, 1, 32, true, false, {MM_ACT_MXFP4, 0}},
-  };
   for (const auto &c : ways) { /* a single token's inputs, rounded in its kernels */
     for (uint32_t top_k : {1u, 3u, 8u}) check_experts(c, 1, 12, top_k, 384, 256, top_k > 1);
     check_experts(c, 1, 20, 16, 256, 1536, true);
     check_cut_experts(c, 1);
   }
-  const expert_case rounded_few = {"block_fp8 rounded", MM_CU_E4M3, MM_CU_COARSE, 128, 128, true, true};
-  for (uint32_t tokens : {2u, 5u, 16u, 90u}) {
-    check_experts(rounded, tokens, 32, 4, 384, 256, true);
-    check_experts(rounded_few, tokens, 32, 4, 384, 192, true);
-    check_experts({"int4 rounded", MM_CU_INT4, MM_CU_COARSE, 1, 128, true, true}, tokens, 32, 4, 384, 192, true);
-  }
-  check_rows_independent(rounded_few), check_rows_independent(rounded, true);
+  for (uint32_t tokens : {2u, 5u, 16u, 90u}) check_experts(rounded, tokens, 32, 4, 384, 256, true);
+  check_rows_independent(rounded, true);
   check_experts(rounded, 9, 256, 8, 256, 128, true);
   check_experts(rounded, 17, 32, 2, 256, 128, false);
   check_experts(rounded, 100, 12, 3, 384, 256, true);

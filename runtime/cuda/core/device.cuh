@@ -17,7 +17,7 @@ typedef __nv_bfloat162 bf162;
  * A kernel lets the next one start in one of two ways:
  * - early, before it waits itself: for those whose successor reads nothing else before its own wait;
  * - once it has waited: then all that came before this kernel is complete when the next one starts, and that one may read it at once.
- *   experts_down, one_experts_down and experts_few do so, and must follow a kernel of this kind.
+ *   experts_down, one_experts_down and experts_few do so, and must follow a kernel of this kind, or one that starts behind such a kernel.
  * README.md has the table of all kernels. */
 __device__ __forceinline__ void grid_wait() {
 #if __CUDA_ARCH__ >= 900
@@ -198,6 +198,12 @@ __device__ __forceinline__ uint32_t max2(uint32_t a, uint32_t b) {
 __device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) {
   uint32_t d;
   asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+/* a where mask has ones, b elsewhere, as one instruction. */
+__device__ __forceinline__ uint32_t select_bits(uint32_t a, uint32_t b, uint32_t mask) {
+  uint32_t d;
+  asm("lop3.b32 %0, %1, %2, %3, 0xe4;" : "=r"(d) : "r"(a), "r"(b), "r"(mask));
   return d;
 }
 __device__ __forceinline__ uint32_t mul_half2(uint32_t a, uint32_t b) {

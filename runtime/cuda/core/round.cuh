@@ -63,6 +63,49 @@ __device__ __forceinline__ float largest8(uint4 q) {
   return fmaxf(low(most), high(most));
 }
 
+/* A lane's four columns of a row; zeros from k on. */
+__device__ __forceinline__ void load_columns(float (&v)[4], const __nv_bfloat16 *row, uint32_t column, uint32_t k) {
+  const uint2 q = column < k ? *reinterpret_cast<const uint2 *>(row + column) : make_uint2(0, 0);
+  v[0] = low(q.x), v[1] = high(q.x), v[2] = low(q.y), v[3] = high(q.y);
+}
+
+/* The largest magnitude of four columns of each of so many lanes side by side. */
+__device__ __forceinline__ float largest(const float (&v)[4], uint32_t lanes) {
+  float most = fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3])));
+  for (uint32_t m = 1; m < lanes; m *= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, m));
+  return most;
+}
+
+/* The largest magnitude of a row, for all threads of the block. */
+template <unsigned kWarps>
+__device__ float largest_of_row(const __nv_bfloat16 *row, uint32_t k) {
+  __shared__ float part[kWarps];
+  float most = 0, v[4];
+  for (uint32_t c = threadIdx.x * 4; c < k; c += kWarps * 128) {
+    load_columns(v, row, c, k);
+    most = fmaxf(most, largest(v, 1));
+  }
+#pragma unroll
+  for (int m = 16; m > 0; m /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, m));
+  if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = most;
+  __syncthreads();
+  for (uint32_t i = 0; i < kWarps; i++) most = fmaxf(most, part[i]);
+  return most;
+}
+
+/* Eight columns, which a lane has of a row: as numbers of a group's codes. lanes: those side by side that have columns of one 128. */
+__device__ __forceinline__ uint4 rounded8(const rounder &how, uint4 q, float row_scale, uint32_t lanes) {
+  float v[8], scale = row_scale;
+  if (how.format.group) {
+    float most = largest8(q);
+    for (uint32_t m = 1; m < how.format.group / 8; m *= 2) most = fmaxf(most, __shfl_xor_sync(lanes, most, m));
+    scale = how.group_scale(most, row_scale);
+  }
+  widen8(v, q);
+  how.to_numbers(v, scale);
+  return make_uint4(pack2(v[0], v[1]), pack2(v[2], v[3]), pack2(v[4], v[5]), pack2(v[6], v[7]));
+}
+
 inline rounder rounder_of(const mm_cu_rounding &how) { return {mm_act_formats[how.kind], how.fixed}; }
 
 #endif

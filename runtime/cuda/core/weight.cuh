@@ -97,7 +97,7 @@ struct codec<MM_CU_E2M1> {
     }
   }
   static __device__ __forceinline__ void halves(uint32_t out[4], uint32_t w) {
-    const uint32_t other = (w << 7 & 0x80808080u) | (w >> 3 & ~0x80808080u);
+    const uint32_t other = select_bits(w << 7, w >> 3, 0x80808080u);
     out[0] = w & 0x8e008e00u, out[1] = w << 8 & 0x8e008e00u;
     out[2] = other & 0x8e008e00u, out[3] = other << 8 & 0x8e008e00u;
   }

@@ -44,8 +44,7 @@ static bool one_rounds(const mm_cu_weight *w) {
 
 bool mm_cu_rounds_inside(mm_cu_kernel kernel, const mm_cu_weight *w) {
   if (w->rounding.kind == MM_ACT_KEPT) return false;
-  if (kernel == MM_CU_EXPERTS_FEW) return w->rounding.kind == MM_ACT_FP8_GROUP;
-  return (kernel == MM_CU_ONE || kernel == MM_CU_EXPERTS_ONE) && one_rounds(w);
+  return kernel == MM_CU_EXPERTS_FEW || ((kernel == MM_CU_ONE || kernel == MM_CU_EXPERTS_ONE) && one_rounds(w));
 }
 
 /* ---- y = x·Wᵀ ---- */

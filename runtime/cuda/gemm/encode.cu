@@ -8,11 +8,6 @@ namespace {
 
 constexpr unsigned kWarps = 8;
 
-/* A lane's four columns of a row; zeros from k on. */
-__device__ __forceinline__ void load_columns(float (&v)[4], const bf16 *row, uint32_t column, uint32_t k) {
-  const uint2 q = column < k ? *reinterpret_cast<const uint2 *>(row + column) : make_uint2(0, 0);
-  v[0] = low(q.x), v[1] = high(q.x), v[2] = low(q.y), v[3] = high(q.y);
-}
 /* The row behind row blockIdx.x of the result. */
 __device__ __forceinline__ const bf16 *input_row(const mm_cu_inputs &in) {
   return in.x + (size_t)(in.rows ? in.rows[blockIdx.x] : blockIdx.x) * in.k;
@@ -20,13 +15,6 @@ __device__ __forceinline__ const bf16 *input_row(const mm_cu_inputs &in) {
 /* The index at which ranks publish it; ~0 if there is no such row. */
 __device__ __forceinline__ uint32_t published_row(const mm_cu_placed &of) {
   return !of.pair ? blockIdx.x : blockIdx.x < *of.places ? of.pair[blockIdx.x] : ~0u;
-}
-
-/* The largest magnitude of four columns of each of so many lanes side by side. */
-__device__ __forceinline__ float largest(const float (&v)[4], uint32_t lanes) {
-  float most = fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3])));
-  for (uint32_t m = 1; m < lanes; m *= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, m));
-  return most;
 }
 
 /* Half a warp takes 128 columns, eight a lane; kAtOnce such groups are on their way. */
@@ -85,22 +73,6 @@ __global__ void __launch_bounds__(kWarps * 32) encode_mx(mm_cu_codes to, mm_cu_i
   }
 }
 
-/* The largest magnitude of a row, for all threads of the block. */
-__device__ float largest_of_row(const bf16 *row, uint32_t k) {
-  __shared__ float part[kWarps];
-  float most = 0, v[4];
-  for (uint32_t c = threadIdx.x * 4; c < k; c += kWarps * 128) {
-    load_columns(v, row, c, k);
-    most = fmaxf(most, largest(v, 1));
-  }
-#pragma unroll
-  for (int m = 16; m > 0; m /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, m));
-  if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = most;
-  __syncthreads();
-  for (uint32_t i = 0; i < kWarps; i++) most = fmaxf(most, part[i]);
-  return most;
-}
-
 /* A block for each row, which has one scale. published: the largest magnitude of each, or NULL. */
 __global__ void __launch_bounds__(kWarps * 32) encode_rows(mm_cu_codes to, mm_cu_inputs in, rounder how, const float *published) {
   grid_wait_and_launch_next();
@@ -108,7 +80,7 @@ __global__ void __launch_bounds__(kWarps * 32) encode_rows(mm_cu_codes to, mm_cu
   const uint32_t pair = published_row(in.of);
   if (pair == ~0u) return;
   const float scale = how.row_scale(published        ? published[pair]
-                                    : how.asks_row() ? largest_of_row(row, in.k)
+                                    : how.asks_row() ? largest_of_row<kWarps>(row, in.k)
                                                      : 0.0f),
               inverse = __frcp_rn(scale);
   const bool quick = scale > 0x1p-80f; /* divided_bf16 holds for it */
@@ -135,7 +107,7 @@ __device__ void find_largest(float *to, const bf16 *row, uint32_t k, const round
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   float v[4];
   if (how.whole_row()) {
-    const float most = largest_of_row(row, k);
+    const float most = largest_of_row<kWarps>(row, k);
     if (threadIdx.x == 0) *to = most;
     return;
   }
@@ -161,7 +133,7 @@ __device__ void round_row(bf16 *y, const bf16 *row, uint32_t k, const rounder &h
                           const whole_rows &whole) {
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, lanes = how.format.group / 4;
   float row_scale = 1, v[4];
-  if (how.whole_row()) row_scale = how.row_scale(given ? *given : largest_of_row(row, k));
+  if (how.whole_row()) row_scale = how.row_scale(given ? *given : largest_of_row<kWarps>(row, k));
   for (uint32_t c0 = (blockIdx.y * kWarps + warp) * 128; c0 < k; c0 += gridDim.y * kWarps * 128) {
     const uint32_t c = c0 + lane * 4;
     load_columns(v, row, c, k);

@@ -161,7 +161,7 @@ __device__ __forceinline__ void multiply_box(float (&out)[N / 2], const few_oper
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32, row = warp * 16 + lane / 4;
     const uint32_t codes = from.codes + (warp * 16 + lane % 16) * kLine;
     float part[kAtOnce][N / 2];
-    uint32_t r[4], two[2] = {}; /* of two pieces; NV: scales by half of the rows */
+    uint32_t r[4], two[2] = {}; /* of two pieces; NV: their scales in f16, by half of the rows */
     const auto finish = [&](uint32_t s) {
       float(&sum)[N / 2] = part[s % kAtOnce];
       float f[2] = {kind::kFactor, kind::kFactor};
@@ -170,7 +170,7 @@ __device__ __forceinline__ void multiply_box(float (&out)[N / 2], const few_oper
         if (S == MM_CU_COARSE) f[h] *= reinterpret_cast<const float *>(from.scale)[s * 2 / kSums * kBox + row + h * 8];
         if (S == MM_CU_MX) {
           const uint32_t e = from.scale[(row + 8 * h) * 16 + step % kByteSteps<C, S> * kSums + s];
-          f[h] *= __uint_as_float(e == 0 ? 0x00400000u : e << 23);
+          f[h] *= __uint_as_float(max(e << 23, 0x00400000u)); /* e 0: 2^-127 */
         }
       }
 #pragma unroll
@@ -197,12 +197,17 @@ __device__ __forceinline__ void multiply_box(float (&out)[N / 2], const few_oper
           } else {
             codec<C>::halves(a[i][h], r[p % 2 * 2 + h]);
           }
-          if constexpr (S == MM_CU_NV) {
-            if (p % 2 == 0) two[h] = *reinterpret_cast<const uint32_t *>(&from.scale[(row + 8 * h) * 16 + p * 2]);
-            uint32_t twice[2];
-            codec<MM_CU_E4M3>::halves(twice, __byte_perm(two[h], 0, lane % 4 / 2 * 0x11 + p % 2 * 0x22));
+          if constexpr (S == MM_CU_NV) { /* scales of two pieces are widened at once */
+            if (p % 2 == 0) {
+              uint32_t twice[2];
+              const uint32_t four = *reinterpret_cast<const uint32_t *>(&from.scale[(row + 8 * h) * 16 + p * 2]);
+              codec<MM_CU_E4M3>::halves(twice, __byte_perm(four, 0, lane % 4 / 2 * 0x11 + 0x20));
+              two[h] = twice[0];
+            }
+            const __half2 both = *reinterpret_cast<const __half2 *>(&two[h]), one = p % 2 ? __high2half2(both) : __low2half2(both);
+            const uint32_t scale = *reinterpret_cast<const uint32_t *>(&one);
 #pragma unroll
-            for (uint32_t j = 0; j < kRegs; j++) a[i][h][j] = mul_half2(a[i][h][j], twice[0]);
+            for (uint32_t j = 0; j < kRegs; j++) a[i][h][j] = mul_half2(a[i][h][j], scale);
           }
         }
       }

@@ -188,7 +188,8 @@ __global__ void __launch_bounds__(kTileThreads, Form::kBlocks)
 }
 
 __global__ void sum_pairs(bf16 *y, const float *pair_out, const __grid_constant__ mm_cu_route r, uint32_t width) {
-  grid_wait_and_launch_next();
+  grid_launch_next_early();
+  grid_wait();
   for (uint32_t c = threadIdx.x * 4; c < width; c += blockDim.x * 4) {
     float4 sum = make_float4(0, 0, 0, 0);
     for (uint32_t j = 0; j < r.top_k; j++) {

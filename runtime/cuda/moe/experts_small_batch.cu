@@ -1,15 +1,16 @@
 /* The experts of a step that gives each a few rows (sm_90a): two passes over the weights of the experts in use, which are read once for
  * every eight or 16 rows of an expert.
  *
- * A first kernel copies the rows into the sorted order, as small_batch_rows.cuh wants them. Then blocks take units: eight places of one
- * expert, or 16 where there are many rows, and twice 64 weight rows, w1's and w3's of the same columns, or 128 of w2. A stage is 128 bytes
- * of all those rows with their scales, and the same columns of the eight places. One warp loads weights by TMA, as far ahead as there are
- * free stages and before the rows are known, another one for the rows. Three groups multiply stages in turn, so that some widen codes while
- * another's products are under way. All groups' sums go through shared memory to two more warps, which make results of them while the
- * groups go on.
+ * A first kernel copies the rows into the sorted order, as small_batch_rows.cuh wants them, and rounds them on the way. Then blocks take
+ * units: eight places of one expert, or 16 where there are many rows, and twice 64 weight rows, w1's and w3's of the same columns, or 128
+ * of w2. A stage is 128 bytes of all those rows with their scales, and the same columns of the eight places. One warp loads weights by TMA,
+ * as far ahead as there are free stages and before the rows are known, another one for the rows. Three groups multiply stages in turn, so
+ * that some widen codes while another's products are under way. All groups' sums go through shared memory to two more warps, which make
+ * results of them while the groups go on.
  *
  * A row's bits depend on that row alone: not on the number of tokens, nor on its place. */
 #include "runtime/cuda/core/launch.h"
+#include "runtime/cuda/core/round.cuh"
 #include "runtime/cuda/core/swiglu.cuh"
 #include "runtime/cuda/core/tensor_map.h"
 #include "runtime/cuda/gemm/small_batch_rows.cuh"
@@ -65,19 +66,29 @@ struct few_job {
 
 /* ---- rows ---- */
 
+/* How inputs are rounded: to codes of groups of 128 columns (convert_columns), or to numbers that other codes stand for. early: the next
+ * kernel, which reads the lists at once, may start before this one has waited, since they are complete. */
+struct lay_how {
+  bool codes, numbers, early;
+  rounder by;
+};
 /* Half a warp takes 128 columns of a place. pair NULL: row `place` of x, else that of the pair's token. */
 constexpr uint32_t kLayers = 8; /* warps */
 template <uint32_t kPiece, bool kOffset>
 __global__ void __launch_bounds__(kLayers * 32) lay_rows(const few_rows to, const __nv_bfloat16 *x, const uint32_t *pair,
-                                                         const uint32_t *places, uint32_t top_k, uint32_t groups, bool rounds) {
-  const uint32_t place = blockIdx.x, lane = threadIdx.x % 16;
-  grid_wait_and_launch_next(); /* not before: the next kernel reads the lists at once */
+                                                         const uint32_t *places, uint32_t top_k, uint32_t groups, lay_how how) {
+  const uint32_t place = blockIdx.x, lane = threadIdx.x % 16, lanes = 0xffffu << (threadIdx.x & 16);
+  if (how.early) grid_launch_next_early();
+  grid_wait();
+  if (!how.early) grid_launch_next_early();
   if (place >= __ldcg(places)) return;
   const __nv_bfloat16 *from = x + (size_t)(pair ? pair[place] / top_k : place) * to.k;
+  const float row_scale = how.numbers && how.by.whole_row() ? how.by.row_scale(largest_of_row<kLayers>(from, to.k)) : 1.0f;
   for (uint32_t group = threadIdx.x / 16; group < groups; group += kLayers * 2) {
     const uint32_t column = group * kGroup + lane * 8;
-    const uint4 v = column < to.k ? *reinterpret_cast<const uint4 *>(from + column) : make_uint4(0, 0, 0, 0);
-    const few_columns c = convert_columns<kOffset>(v, rounds);
+    uint4 v = column < to.k ? *reinterpret_cast<const uint4 *>(from + column) : make_uint4(0, 0, 0, 0);
+    if (how.numbers) v = rounded8(how.by, v, row_scale, lanes);
+    const few_columns c = convert_columns<kOffset>(v, how.codes);
     if (column < to.k) {
       uint32_t *row = reinterpret_cast<uint32_t *>(to.number + (size_t)place * to.k + column / kPart * kPart);
 #pragma unroll
@@ -329,9 +340,11 @@ struct few_launch {
       if (e == cudaSuccess && S != MM_CU_COARSE)
         e = mm_cu_map_boxes(&scales, w.scale, w.scale_pitch, all, 16, kBox, CU_TENSOR_MAP_SWIZZLE_NONE);
       if (e == cudaSuccess) e = mm_cu_map_boxes(&rows, number, 2 * (uint64_t)w.k, pairs, kLine, places, CU_TENSOR_MAP_SWIZZLE_128B);
+      const bool rounds = mm_cu_rounds_inside(MM_CU_EXPERTS_FEW, &w), codes_too = w.rounding.kind == MM_ACT_FP8_GROUP;
+      const lay_how how = {rounds && codes_too, rounds && !codes_too, which == DOWN, rounder_of(w.rounding)};
       if (e == cudaSuccess)
         e = launch(lay_rows<kind::kPiece, kind::kOffset>, pairs, kLayers * 32, 0, s, x, which == UP ? a.x : a.middle,
-                   which == UP ? r.pair : nullptr, r.offset + r.experts, r.top_k, groups, mm_cu_rounds_inside(MM_CU_EXPERTS_FEW, &w));
+                   which == UP ? r.pair : nullptr, r.offset + r.experts, r.top_k, groups, how);
       if (e != cudaSuccess) return e;
       if (places == 8)
         return launch(which == UP ? experts_few<UP, C, S, 8> : experts_few<DOWN, C, S, 8>, multiprocessors(), kThreads,
