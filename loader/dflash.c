@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "formats/json.h"
 
@@ -174,6 +175,17 @@ static bool map_file(mm_dflash *d, const char *path, mm_err *err) {
   return ok;
 }
 
+/* The rows of keys and values of the layers' joined projections. */
+static void find_kv(mm_dflash *d) {
+  for (uint32_t l = 0; l < d->c.layers; l++) {
+    mm_dflash_layer *y = &d->layer[l];
+    const uint32_t q = d->c.heads * d->c.head_dim;
+    y->kv = y->qkv;
+    y->kv.n -= q;
+    y->kv.plane[0] = (const char *)y->qkv.plane[0] + (size_t)q * y->qkv.k * mm_dtype_size(y->qkv.scheme->plane[0].dtype);
+  }
+}
+
 bool mm_dflash_open(mm_dflash *d, const char *dir, const mm_model *target, mm_err *err) {
   const mm_path path = mm_path_of(dir, MM_DFLASH_FILE);
   *d = (mm_dflash){0};
@@ -188,15 +200,30 @@ bool mm_dflash_open(mm_dflash *d, const char *dir, const mm_model *target, mm_er
   uint32_t count = 0;
   for (; ok && mm_dflash_tensor_at(&d->c, count, &t); count++) ok = bind(d, &t, err);
   if (ok && d->st.count != count) ok = refuse(err, MM_INTEGRITY, path.text, "tensors", (int64_t)d->st.count, "those of its layers alone");
-  for (uint32_t l = 0; ok && l < d->c.layers; l++) {
-    mm_dflash_layer *y = &d->layer[l];
-    const uint32_t q = d->c.heads * d->c.head_dim;
-    y->kv = y->qkv;
-    y->kv.n -= q;
-    y->kv.plane[0] = (const char *)y->qkv.plane[0] + (size_t)q * y->qkv.k * mm_dtype_size(y->qkv.scheme->plane[0].dtype);
-  }
+  if (ok) find_kv(d);
   if (!ok) mm_dflash_close(d);
   return ok;
+}
+
+bool mm_dflash_random(mm_dflash *d, const mm_dflash_config *c, mm_err *err) {
+  const mm_scheme *scheme = mm_scheme_plain(MM_BF16);
+  mm_dflash_tensor t;
+  *d = (mm_dflash){.c = *c};
+  uint64_t bytes = 0, at = 0;
+  for (uint32_t i = 0; mm_dflash_tensor_at(c, i, &t); i++) bytes += UINT64_C(2) * t.rows * mm_max(t.cols, 1);
+  char *made = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (made == MAP_FAILED) return mm_fail_memory(err, bytes);
+  d->map = (mm_map){(const uint8_t *)made, bytes};
+  for (uint32_t i = 0; mm_dflash_tensor_at(c, i, &t); i++) {
+    mm_packed *w = (mm_packed *)(void *)((char *)d + t.at);
+    *w = (mm_packed){.scheme = scheme, .lead = 1, .n = t.rows, .k = t.cols ? t.cols : 1, .random = {.seed = i + 1, .centre = 1}};
+    w->cell[0] = scheme->plane[0].cell;
+    mm_random_plane(w, 0, made + at);
+    w->plane[0] = made + at;
+    at += UINT64_C(2) * w->n * w->k;
+  }
+  find_kv(d);
+  return true;
 }
 
 void mm_dflash_close(mm_dflash *d) {

@@ -50,6 +50,8 @@ typedef struct mm_dflash {
  * MM_UNSUPPORTED E_DRAFT for a target that has none (norms with an offset, another activation, lightning layers). */
 MM_MUST_USE bool mm_dflash_open(mm_dflash *d, const char *dir, const mm_model *target, mm_err *err);
 void mm_dflash_close(mm_dflash *d); /* accepts a zeroed or half-opened one */
+/* A draft of random weights in BF16, made in memory (quant/random.h), for minimax-bench. MM_LIMIT. */
+MM_MUST_USE bool mm_dflash_random(mm_dflash *d, const mm_dflash_config *c, mm_err *err);
 
 /* The config as the metadata has it; free() it. NULL: out of memory. */
 char *mm_dflash_text(const mm_dflash_config *c, mm_err *err);
