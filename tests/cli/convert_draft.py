@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 
 sys.path.insert(0, os.path.dirname(__file__))
 from serve_client import Server  # noqa: E402
@@ -21,6 +22,7 @@ CONFIG = {"num_hidden_layers": LAYERS, "hidden_size": H, "num_attention_heads": 
           "layer_types": ["sliding_attention", "full_attention"],
           "dflash_config": {"target_layer_ids": [0, TARGET["num_hidden_layers"] - 2], "mask_token_id": 5}}
 RANDOM = random.Random(1)
+DEVICE = ("--device", os.environ["DEVICE"], "--batch-invariant") if "DEVICE" in os.environ else ()
 
 
 def shapes():
@@ -134,17 +136,42 @@ def finished(tmp, draft, tensors):
             refused("E_RESUME", 2, *again)
 
 
-def served(out):
+def agree(s, prompt, **more):
+    """The reply with proposals, which is that without."""
+    body = {"prompt": prompt, "max_tokens": 40, "ignore_eos": True, **more}
+    plain, drafted = (s.post("/v1/completions", {**body, "speculative": x}) for x in (False, True))
+    assert plain["choices"] == drafted["choices"], (plain, drafted)
+    return plain["choices"]
+
+
+def served(out, *options):
     """Greedy and drawn, with penalties and logprobs; on a GPU, where a row's bits depend on its step, for rows that do not."""
-    device = ("--device", os.environ["DEVICE"], "--batch-invariant") if "DEVICE" in os.environ else ()
-    with Server(out, "--max-model-len", "256", "--drafts", "7", *device) as s:
+    with Server(out, "--max-model-len", "256", "--drafts", "7", "-t", "1", *DEVICE, *options) as s:
         for more in ({"temperature": 0}, {"temperature": 1, "seed": 3}, {"temperature": 0.7, "seed": 4, "frequency_penalty": 0.5, "logprobs": 2}):
-            body = {"prompt": "In the beginning", "max_tokens": 60, "ignore_eos": True, **more}
-            plain, drafted = (s.post("/v1/completions", {**body, "speculative": x}) for x in (False, True))
-            assert plain["choices"] == drafted["choices"], more
-            # A GPU's server soon finds that this draft does not pay, and tries it now and then.
-            assert device or drafted["usage"]["completion_tokens_details"]["num_draft_tokens"] > 0, drafted["usage"]
-        assert s.metrics()["draft_model_tokens_total"] > 0
+            agree(s, "In the beginning", **more)
+        # A server soon finds that this draft does not pay, and tries it now and then.
+        assert s.metrics()["draft_model_tokens_total"] > 0, options
+
+
+def evicted(out):
+    """Three prompts of more than half of the pages, in turn: pages with cells of the draft come back from host memory."""
+    with Server(out, "--kv-cache-tokens", "192", "--max-model-len", "160", "--max-num-seqs", "1", "--kv-offload", "64M", "--drafts", "7", "-t", "1", *DEVICE) as s:
+        texts = [[first] + [3 + (i * i + 5 * i) % 200 for i in range(99)] for first in (5, 6, 7)]
+        first, again = ([agree(s, t, temperature=1, seed=3, logprobs=2) for t in texts] for _ in range(2))
+        found = s.metrics()
+        assert first == again and found["offload_hits_total"] > 0 and found["draft_model_tokens_total"] > 0, found
+
+
+def held(out, socket):
+    """Weights that another process holds; the draft's are the server's own."""
+    with subprocess.Popen([BIN + "minimax-hold", out, socket, "--device", "cuda", "-q"]) as holder:
+        for _ in range(600):
+            if os.path.exists(socket) or holder.poll() is not None:
+                break
+            time.sleep(0.1)
+        served(out, "--attach", socket)
+        holder.terminate()
+    assert holder.returncode == 0, holder.returncode
 
 
 def main(folder):
@@ -153,6 +180,10 @@ def main(folder):
     misfits(folder, tensors)
     finished(folder, folder + "/draft", tensors)
     served(out)
+    served(out, "--kv-cache-dtype", "fp8" if DEVICE else "bf16")
+    evicted(out)
+    if DEVICE:
+        held(out, folder + "/held")
 
 
 if __name__ == "__main__":

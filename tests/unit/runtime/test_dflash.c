@@ -90,7 +90,19 @@ static void check(running *r, const mm_draft_ask *ask, const uint32_t *text, uin
   free(want), free(got);
 }
 
-/* Prompts in chunks, tokens one by one, proposals that were wrong and are given anew, forks, and a prefix that another slot read. */
+/* Each page has what the other one had, by way of host memory. */
+static void swap_pages(mm_engine *e, uint32_t page[2]) {
+  mm_err err = {0};
+  uint64_t at;
+  const uint32_t first = page[0];
+  const mm_page_move move[] = {{page[0], 0, false}, {page[1], 1, false}, {page[0], 1, true}, {page[1], 0, true}};
+  if (!mm_engine_pool(e, 2, &err) || !mm_engine_move(e, move, 4, &at, &err) || !mm_engine_moved(e, true, &at, &err))
+    fail_msg("%s", err.text);
+  page[0] = page[1], page[1] = first;
+}
+
+/* Prompts in chunks, tokens one by one, proposals that were wrong and are given anew, forks, and a prefix that
+ * another slot read, whose pages were in host memory meanwhile. */
 TEST(test_numbers) {
   running r;
   mm_err err = {0};
@@ -119,6 +131,7 @@ TEST(test_numbers) {
   for (uint32_t i = 0; i * MM_PAGE < 100; i++) mm_pages_hold(mm_engine_pages(r.engine), page[i] = table[i]);
   mm_engine_drop(r.engine, 1);
   mm_engine_drop(r.engine, 0);
+  swap_pages(r.engine, page);
   int32_t ids[100];
   for (uint32_t t = 0; t < 100; t++) ids[t] = id_at(0, t);
   assert_true(mm_engine_resume(r.engine, 0, page, ids, 100, NULL, &err));
