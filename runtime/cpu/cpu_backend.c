@@ -329,7 +329,7 @@ const mm_ops mm_ops_cpu = {
     .weights = {.layer = cpu_layer},
     .select = mm_cpu_select,
     .mlp = mm_cpu_mlp,
-    .draft = {mm_cpu_concat, mm_cpu_draft_store, mm_cpu_draft_attend, NULL, NULL, sizeof(float)},
+    .draft = {mm_cpu_concat, mm_cpu_draft_store, mm_cpu_draft_attend, mm_cpu_combine_whole, NULL, NULL, sizeof(float)},
     .calibration = true,
     .pins = true,
     .send = cpu_send,

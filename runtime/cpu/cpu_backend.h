@@ -254,6 +254,8 @@ void mm_cpu_draft_store(mm_backend *b, uint32_t layer, mm_act kv, const mm_packe
 void mm_cpu_draft_attend(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm);
 
 void mm_cpu_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps);
+void mm_cpu_combine_whole(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w,
+                          double eps);
 void mm_cpu_logits(mm_backend *b, mm_act x, const mm_packed *head);
 
 #endif

@@ -28,7 +28,7 @@ void mm_draft_context(const mm_draft_forward *f, const mm_forward *target) {
 /* h = residual + branch, n = norm of h; the residual's buffer is free then. */
 static void add_branch(const mm_forward *t, mm_act *h, mm_act *spare, mm_act n, const mm_packed *w, double eps) {
   const mm_act before = *h;
-  t->ops->combine(t->backend, *spare, n, before, t->branch, (mm_deepnorm){1, 1}, w, eps);
+  t->ops->draft.combine(t->backend, *spare, n, before, t->branch, (mm_deepnorm){1, 1}, w, eps);
   *h = *spare, *spare = before;
 }
 

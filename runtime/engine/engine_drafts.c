@@ -10,11 +10,12 @@ bool mm_engine_check_draft(const mm_pack *p, mm_engine_config *c, mm_err *err) {
   if (!c->ops->draft.attend)
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(p->dir, NULL),
                    "found a draft; device %s runs none (minimax-serve --drafts 0 leaves it out)", c->ops->name);
-  if (p->tp != 1 || p->pp != 1 || c->world || c->calibration)
-    return mm_fail(err, MM_UNSUPPORTED, "E_PARALLEL", mm_at(p->dir, NULL),
-                   "found --tp %u --pp %u; a draft runs with 1 of each, in one process, and not while inputs are collected "
-                   "(minimax-serve --drafts 0 leaves it out)",
-                   p->tp, p->pp);
+  if (p->pp != 1 || c->world || c->calibration)
+    return mm_fail(
+        err, MM_UNSUPPORTED, "E_PARALLEL", mm_at(p->dir, NULL),
+        "found --pp %u in %u processes; a draft runs with 1 of each, and not while inputs are collected (minimax-serve --drafts 0 "
+        "leaves it out)",
+        p->pp, c->world ? c->world->processes : 1);
   if (c->taps) return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL), "found %u layers to tap next to a draft's", c->taps);
   c->tap = c->draft->c.tap;
   c->taps = c->draft->c.taps;
@@ -33,9 +34,17 @@ void mm_engine_add_draft_memory(const mm_engine_config *c, mm_rank_memory *need)
 
 uint32_t mm_engine_drafts(const mm_engine *e) { return e->config.draft ? e->config.draft->c.block - 1 : 0; }
 
+/* All ranks propose the same; the first one reports it. */
 bool mm_engine_draft_rank(rank *r, mm_err *err) {
   const task *t = &r->engine->task;
-  return mm_draft_block(&r->forward.draft, &r->forward, t->draft.batch, t->draft.logits, t->draft.id, err);
+  const size_t rows = t->draft.batch->out_count;
+  if (!t->draft.logits)
+    return mm_draft_block(&r->forward.draft, &r->forward, t->draft.batch, NULL, r->weights.rank == 0 ? t->draft.id : NULL, err);
+  if (!MM_GROW(r->logits, &r->logits_cap, rows * r->weights.vocab_rows, err) ||
+      !mm_draft_block(&r->forward.draft, &r->forward, t->draft.batch, r->logits, NULL, err))
+    return false;
+  mm_engine_place_logits(r, rows, t->draft.logits);
+  return true;
 }
 
 /* The best id of a row of logits that may be sampled. */
@@ -65,14 +74,15 @@ bool mm_engine_draft(mm_engine *e, const mm_draft_ask *ask, uint32_t n, uint32_t
   if (!n) return true;
   if (!check_asks(e, ask, n, each, err) || !mm_engine_all_back(e, err)) return false;
   const uint32_t rows = n * (1 + each), outs = n * each;
-  const size_t width = e->rank[0].weights.vocab_rows;
+  const size_t vocab = e->model->vocab;
   const bool best = !logits && e->config.ops->draft.best;
-  if (!best && !MM_GROW(e->draft.logits, &e->draft.logits_cap, outs * width, err)) return false;
-  if (!MM_GROW(e->draft.bytes, &e->draft.bytes_cap, rows * sizeof(int32_t) + n * sizeof(mm_span) + outs * sizeof(uint32_t), err))
-    return false;
+  if (!best && !MM_GROW(e->draft.logits, &e->draft.logits_cap, outs * vocab, err)) return false;
+  const size_t bytes = n * sizeof(mm_span) + rows * sizeof(int32_t) + 2 * outs * sizeof(uint32_t);
+  if (!MM_GROW(e->draft.bytes, &e->draft.bytes_cap, bytes, err)) return false;
   mm_span *span = (mm_span *)(void *)e->draft.bytes;
   int32_t *id = (int32_t *)(void *)(span + n);
   uint32_t *out = (uint32_t *)(void *)(id + rows), outputs = 0;
+  int32_t *found = (int32_t *)(void *)(out + outs);
   static const mm_paging none = {0};
   mm_paging *paging = &e->draft.paging;
   *paging = e->pages ? e->paging : none;
@@ -85,10 +95,11 @@ bool mm_engine_draft(mm_engine *e, const mm_draft_ask *ask, uint32_t n, uint32_t
   e->draft.batch = (mm_batch){.tokens = rows, .id = id, .span_count = n, .span = span, .out_count = outs, .out = out};
   e->draft.batch.paging = e->pages ? paging : NULL;
   e->stepped = false; /* the rows of the last step are overwritten */
-  if (!mm_engine_run_task(e, &(task){.kind = DRAFT, .draft = {&e->draft.batch, best ? NULL : e->draft.logits, draft}}, err)) return false;
-  for (uint32_t i = 0; best && i < outs; i++) draft[i] = draft[i] < 0 ? 0 : draft[i];
-  for (uint32_t i = 0; logits && i < outs; i++)
-    memcpy(logits + i * (size_t)e->model->vocab, e->draft.logits + i * width, e->model->vocab * sizeof *logits);
-  for (uint32_t i = 0; !best && i < outs; i++) draft[i] = best_of(e, e->draft.logits + i * width);
+  if (!mm_engine_run_task(e, &(task){.kind = DRAFT, .draft = {&e->draft.batch, best ? NULL : e->draft.logits, found}}, err)) return false;
+  for (uint32_t i = 0; i < outs; i++) {
+    draft[i] = best ? found[i] : best_of(e, e->draft.logits + i * vocab);
+    if (draft[i] < 0) draft[i] = 0;
+  }
+  if (logits) memcpy(logits, e->draft.logits, outs * vocab * sizeof *logits);
   return true;
 }

@@ -177,7 +177,8 @@ typedef struct mm_weights_ops {
   void (*release)(void *memory);
 } mm_weights_ops;
 
-/* A draft next to the target (mm_backend_config.draft; d = its head_dim). */
+/* A draft next to the target (mm_backend_config.draft; d = its head_dim). Every rank has all of it, but for the embedding and the head,
+ * which are the target's. */
 typedef struct mm_draft_ops {
   /* y[T, Σ width] = the columns of x[0], x[1], … */
   void (*concat)(mm_backend *b, mm_act y, const mm_act *x, uint32_t count);
@@ -186,10 +187,13 @@ typedef struct mm_draft_ops {
   void (*store)(mm_backend *b, uint32_t layer, mm_act kv, const mm_packed *k_norm);
   /* Attention of the rows of each span over the cells before its pos and over one another. qkv is clobbered; o[T, heads·d]. */
   void (*attend)(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm);
+  /* mm_ops.combine of a branch that every rank has whole: nothing is summed over ranks. */
+  void (*combine)(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps);
   /* In place of begin, for a block of the draft: spans of as many rows each, ids in [0, vocab). best: it ends by that. NULL: begin does. */
   bool (*begin)(mm_backend *b, const mm_batch *batch, bool best, mm_err *err);
   /* In place of end: id[out_count], of each output row the id with the largest logit that may be chosen, -1 where no logit was a number.
-   * What is chosen for the slots stays as it is. Waits. NULL: the engine looks through the logits. */
+   * What is chosen for the slots stays as it is. Waits. id NULL: they are not wanted here, but by another rank. best NULL: the engine looks
+   * through the logits. */
   bool (*best)(mm_backend *b, int32_t *id, mm_err *err);
   uint32_t cell_bytes; /* of a number in a cell */
 } mm_draft_ops;

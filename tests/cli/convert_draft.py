@@ -95,7 +95,9 @@ def packed(tmp, draft, tensors):
     assert run("convert", out, "-o", tmp + "/again", "--tp", "2", "-q") == (0, "")
     with open(out + "/draft.safetensors", "rb") as a, open(tmp + "/again/draft.safetensors", "rb") as b:
         assert a.read() == b.read()
-    refused("E_PARALLEL", 4, "serve", tmp + "/again", "--drafts", "7", "--port", "0")
+    assert run("convert", out, "-o", tmp + "/stages", "--pp", "2", "-q") == (0, "")
+    refused("E_PARALLEL", 4, "serve", tmp + "/stages", "--drafts", "7", "--port", "0")
+    served(tmp + "/again", *(("--devices", os.environ.get("DEVICES", "0,0")) if DEVICE else ()))
     with open(tmp + "/again/draft.safetensors", "r+b") as f:
         f.seek(-1, 2)
         last = f.read(1)[0]

@@ -65,6 +65,11 @@ struct drafting {
     mm_engine_config c = {};
     c.ops = ops, c.limits = {ROWS, SLOTS, POSITIONS, 0}, c.options.threads = ops == &mm_ops_cpu ? 4 : 1, c.options.eager = eager;
     c.draft = d;
+    int devices = 0;
+    CUDA_OK(cudaGetDeviceCount(&devices));
+    uint32_t device[8];
+    for (uint32_t r = 0; r < 8; r++) device[r] = r % (uint32_t)devices;
+    if (ops != &mm_ops_cpu) c.device = device;
     must((engine = mm_engine_open(shards, &c, &err)) != nullptr, err);
   }
   drafting(const drafting &) = delete;

@@ -18,10 +18,10 @@ typedef struct running {
   mm_engine *engine, *taps;
 } running;
 
-static void start(running *r) {
+static void start(running *r, uint32_t tp) {
   mm_err err = {0};
   r->ref = ref_build(ref_dims(MM_FAMILY_M2, false));
-  r->shards = ref_cut(&r->ref, 1);
+  r->shards = ref_cut(&r->ref, tp);
   r->random = draft_build(&r->ref.m);
   if (!mm_dflash_open(&r->draft, r->random.dir, &r->ref.m, &err)) fail_msg("%s", err.text);
   mm_engine_config c = {.ops = &mm_ops_cpu,
@@ -101,12 +101,12 @@ static void swap_pages(mm_engine *e, uint32_t page[2]) {
   page[0] = page[1], page[1] = first;
 }
 
-/* Prompts in chunks, tokens one by one, proposals that were wrong and are given anew, forks, and a prefix that
+/* On `tp` ranks: prompts in chunks, tokens one by one, proposals that were wrong and are given anew, forks, and a prefix that
  * another slot read, whose pages were in host memory meanwhile. */
-TEST(test_numbers) {
+static void check_numbers(uint32_t tp) {
   running r;
   mm_err err = {0};
-  start(&r);
+  start(&r, tp);
   float *tap[] = {taps_of(&r, 0), taps_of(&r, 1)};
   for (uint32_t at = 0, n; at < LENGTH; at += n) n = (uint32_t)mm_min(at % 3 ? 17 : 40, LENGTH - at), step(r.engine, 1, 0, at, n);
   static const uint32_t place[] = {1, 2, 4, 5, 9, 10, MM_PAGE - 1, MM_PAGE, MM_PAGE + 1, 130, LENGTH};
@@ -145,6 +145,9 @@ TEST(test_numbers) {
   free(tap[0]), free(tap[1]);
   stop(&r);
 }
+
+TEST(test_numbers) { check_numbers(1); }
+TEST(test_ranks) { check_numbers(2); }
 
 /* A config that breaks a rule, and targets that have no draft. */
 TEST(test_refused) {
