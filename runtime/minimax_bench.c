@@ -52,7 +52,7 @@ static bool measure_drafted(mm_bench *b, uint32_t sequences, double plain_s, mm_
     if (!mm_bench_drafts(b, sequences, step_s, err)) return false;
     mm_bench_result r = mm_bench_result_of(b, sequences * *each);
     r.seconds = step_s[0], r.reached = b->reached;
-    mm_bench_print_drafts(&r, step_s[1], plain_s, b->json);
+    if (b->rank == 0) mm_bench_print_drafts(&r, step_s[1], plain_s, b->json);
   }
   b->each = 1;
   return true;

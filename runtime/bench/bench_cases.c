@@ -70,8 +70,6 @@ bool mm_bench_case_at(const mm_bench_args *a, size_t i, mm_bench_case *c) {
 bool mm_bench_check_ranks(const mm_bench_args *a, mm_err *err) {
   if (a->tp & (a->tp - 1))
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --tp %u, expected 1, 2, 4 or 8", (unsigned)a->tp);
-  if (a->tp > 1 && strcmp(a->subject, "drafts") == 0)
-    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --tp %u, expected 1: a draft runs on one rank", (unsigned)a->tp);
   if (a->tp % a->ep)
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --ep %u, expected a divisor of --tp %u", (unsigned)a->ep,
                    (unsigned)a->tp);

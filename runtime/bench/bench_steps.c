@@ -183,13 +183,15 @@ bool mm_bench_decode(mm_bench *b, const mm_bench_op *o, uint32_t rows, double *s
 bool mm_bench_drafts(mm_bench *b, uint32_t sequences, double step_s[2], mm_err *err) {
   const uint32_t each = b->each, rows = sequences * each;
   const bool best = b->ops->draft.best;
-  double at, start = mm_now();
+  const double start = mm_now();
+  double at;
+  bool warm = false, ok = true;
   for (uint32_t s = 0; s < sequences; s++) b->span[s] = (mm_span){(int32_t)s, s * each, each, b->c->context};
   for (uint32_t i = 0, n = 0; i < rows; i++)
     if (i % each) b->proposed[n++] = i;
   const mm_batch batch = {rows, b->id, sequences, b->span, rows, b->out, samples(b) ? b->sampling : NULL, NULL};
   const mm_batch block = {rows, b->id, sequences, b->span, rows - sequences, b->proposed, NULL, NULL};
-  for (uint32_t counted = 0, steps = 0; counted < b->steps; steps++) {
+  for (uint32_t counted = 0, steps = 0; counted < b->steps;) {
     draw_ids(b, rows);
     for (uint32_t i = 0; i < rows; i++)
       if (i % each) b->id[i] = (int32_t)b->draft->c.mask_id;
@@ -198,8 +200,9 @@ bool mm_bench_drafts(mm_bench *b, uint32_t sequences, double step_s[2], mm_err *
     const double drafted = mm_now();
     draw_ids(b, rows);
     if (!queue_step(b, NULL, &batch, err) || !collect(b, true, &at, err)) return false;
-    if (steps < 3 || (b->ops->own_memory && from - start < WARMUP)) continue; /* the first are recorded, and clocks rise */
-    b->time[counted] = at - from, b->time[b->steps + counted++] = drafted - from;
+    if (warm) b->time[counted] = at - from, b->time[b->steps + counted++] = drafted - from;
+    if (!warm) warm = agree(b, ++steps > 2 && (!b->ops->own_memory || from - start > WARMUP), &ok); /* the first are recorded */
+    if (!ok) return false;
   }
   for (size_t i = 0; i < 2; i++) step_s[i] = mm_bench_median(b->time + i * b->steps, b->steps);
   return count_experts(b, NULL, &batch, err);

@@ -22,7 +22,6 @@ refused 2 E_USAGE choices --quant int3
 refused 2 E_USAGE prefill --ep 0
 refused 2 E_USAGE prefill --ep 2
 refused 2 E_USAGE prefill --tp 4 --ep 3
-refused 2 E_USAGE drafts --tp 2
 refused 2 E_USAGE drafts --device cpu --shrink 32 --layers 1
 refused 2 E_USAGE choices --tp 2 --ep 4
 grep -qx 'minimax-bench: error: E_USAGE: found --ep 4, expected a divisor of --tp 2.*' "$TMPDIR/err"
@@ -59,7 +58,7 @@ assert r["context"] == 210 and "chosen_blocks_s" in r and r["full_s"] > 0 and r[
 "$bench" attention --device cpu --model m3 --shrink 64 --layers 1 >"$TMPDIR/one" 2>&1 && exit 1
 grep -q "expected both kinds" "$TMPDIR/one"
 # Steps that a draft proposes for, of 8, 4 and 2 rows: tokens of the published lengths, over the time of the step and of the draft's pass.
-"$bench" drafts --device cpu --shrink 32 --layers 2 --vocab 2048 --batch 2 --context 40 --steps 5 --threads 1 --json | python3 -c '
+"$bench" drafts --device cpu --tp 2 --shrink 32 --layers 2 --vocab 2048 --batch 2 --context 40 --steps 5 --threads 1 --json | python3 -c '
 import json, sys
 rows = [json.loads(line) for line in sys.stdin][1:]
 assert [r["rows"] for r in rows] == [8, 4, 2], rows
