@@ -64,6 +64,7 @@ typedef struct task {
       const mm_batch *batch; /* spans that begin with a token of their slot, masks behind it */
       float *logits;         /* [out_count, vocab], or NULL: */
       int32_t *id;           /* [out_count] the best of each */
+      uint32_t pass;         /* of an EAGLE-3 draft's chain, whose logits stay with the rank: [out_count, draft_vocab] */
     } draft;
     struct {
       uint64_t number;
