@@ -121,17 +121,16 @@ bool mm_bench_fill(mm_bench *b, uint32_t rows, mm_err *err) {
   return true;
 }
 
-/* Percent of the rows 1 to 7 of a sequence that have another token than all its rows before. Rows of one token choose nearly the same
- * experts, so that 1, 2, 3, 4, 8 rows choose 8, 13.4, 18.0, 21.9, 35.0 of 256 together, as consecutive tokens of text were seen to do in
- * M2.5 (a public measurement; 4 is interpolated). Rows of random tokens choose 57. */
-static const uint8_t new_tokens[MM_DFLASH_BLOCK] = {100, 70, 61, 52, 48, 46, 45, 43};
+/* Experts that 1 to 8 consecutive tokens of text choose together, of 256, as was seen in M2.5 (a public measurement; 4 to 7 interpolated).
+ * As many independent tokens choose 8 to 57. */
+static const double alike[] = {0, 8, 13.4, 18.0, 21.9, 25.2, 28.4, 31.7, 35.0};
 
 /* The next step's tokens, another one for each sequence: random weights would soon choose the same token for all. */
 static void draw_ids(mm_bench *b, uint32_t rows) {
   for (uint32_t s = 0; s < rows; s++) {
     const uint32_t row = b->draft ? s % b->each : 0;
     b->id[s] = (int32_t)(mm_draw(s, ++b->drawn) * b->model.vocab);
-    if (row && mm_draw(s, ++b->drawn) * 100 >= new_tokens[row]) b->id[s] = b->id[s - 1 - (uint32_t)(mm_draw(s, ++b->drawn) * row)];
+    if (row && mm_draw(s, ++b->drawn) >= b->fresh) b->id[s] = b->id[s - 1 - (uint32_t)(mm_draw(s, ++b->drawn) * row)];
   }
 }
 
@@ -180,6 +179,20 @@ bool mm_bench_decode(mm_bench *b, const mm_bench_op *o, uint32_t rows, double *s
   return collect(b, !o, &at, err) && count_experts(b, o, &batch, err);
 }
 
+/* b->fresh, by halving: the batch has the rows of one sequence. */
+static bool find_fresh(mm_bench *b, const mm_batch *batch, mm_err *err) {
+  double low = 0, high = 1;
+  for (int i = 0; i < 6 && b->model.experts > b->model.top_k; i++) {
+    b->fresh = (low + high) / 2;
+    if (!count_experts(b, NULL, batch, err)) return false;
+    if (b->reached < alike[b->each] / 8 * b->model.top_k)
+      low = b->fresh;
+    else
+      high = b->fresh;
+  }
+  return true;
+}
+
 bool mm_bench_drafts(mm_bench *b, uint32_t sequences, double step_s[2], mm_err *err) {
   const uint32_t each = b->each, rows = sequences * each;
   const bool best = b->ops->draft.best;
@@ -191,6 +204,8 @@ bool mm_bench_drafts(mm_bench *b, uint32_t sequences, double step_s[2], mm_err *
     if (i % each) b->proposed[n++] = i;
   const mm_batch batch = {rows, b->id, sequences, b->span, rows, b->out, samples(b) ? b->sampling : NULL, NULL};
   const mm_batch block = {rows, b->id, sequences, b->span, rows - sequences, b->proposed, NULL, NULL};
+  const mm_batch one = {each, b->id, 1, b->span, each, b->out, batch.sampling, NULL};
+  if (!find_fresh(b, &one, err)) return false;
   for (uint32_t counted = 0, steps = 0; counted < b->steps;) {
     draw_ids(b, rows);
     for (uint32_t i = 0; i < rows; i++)

@@ -34,6 +34,7 @@ typedef struct mm_bench {
   uint64_t drawn;         /* tokens so far */
   uint32_t each;          /* rows of a decode step for each of its sequences */
   uint32_t turn;          /* of a step of one op: layers gone through, over all rounds */
+  double fresh;           /* share of the rows of a draft's steps that have another token than a row of their sequence before */
   double reached;         /* experts of a layer that a decode step's rows chose, on average */
   bool json;              /* a line of JSON for each result */
 } mm_bench;
@@ -60,7 +61,8 @@ MM_MUST_USE bool mm_bench_fill(mm_bench *b, uint32_t rows, mm_err *err);
  * the pass. */
 MM_MUST_USE bool mm_bench_decode(mm_bench *b, const mm_bench_op *o, uint32_t rows, double *step_s, mm_err *err);
 /* Steps of b->each rows of `sequences` sequences, before each of them a pass of the draft that proposes for all; nothing is queued ahead.
- * step_s[2]: of both, of the draft's. Rows of a sequence choose as many experts together as consecutive tokens of text do. */
+ * step_s[2]: of both, of the draft's. Rows of a sequence have the same tokens so often that they choose as many experts together as
+ * consecutive tokens of text do, or as near to that as random weights come. */
 MM_MUST_USE bool mm_bench_drafts(mm_bench *b, uint32_t sequences, double step_s[2], mm_err *err);
 MM_MUST_USE bool mm_bench_prefill(mm_bench *b, double *step_s, mm_err *err);
 /* Single tokens of `rows` sequences and the first `tokens` tokens of another one: as two steps and as one. step_s[3]: the single tokens,
