@@ -518,7 +518,7 @@ static const mm_option options[] = {
               "scales of a quantised KV cache that the source has: kept as stored, cast to F32, or dropped (default keep)",
               .choices = "keep|f32|drop"),
     MM_OPTION(STR, "draft", &settings.draft, "DIR",
-              "also pack this DFlash draft of the model, config.json and model.safetensors, as stored"),
+              "also pack this DFlash or EAGLE-3 draft of the model, config.json and model.safetensors, as stored"),
     MM_FLAG("allow-nonfinite", &settings.nonfinite,
             "store weights that are NaN or infinite as 0 and say how many; they are an error otherwise"),
     {.help = "plan"},

@@ -1,4 +1,4 @@
-/* Reading a DFlash draft: config, names and shapes, mapping. */
+/* Reading a draft: config, names and shapes, mapping. */
 #include "loader/dflash.h"
 
 #include <math.h>
@@ -6,33 +6,54 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "formats/json.h"
 
 /* ---- the config ---- */
 
+enum { DFLASH = 1 << MM_DRAFT_DFLASH, EAGLE3 = 1 << MM_DRAFT_EAGLE3, BOTH = DFLASH | EAGLE3 };
+
 static const struct number {
   const char *key;
   size_t at;
   uint32_t hi;
-} numbers[] = {{"layers", offsetof(mm_dflash_config, layers), MM_DFLASH_LAYERS},
-               {"hidden", offsetof(mm_dflash_config, hidden), 1 << 16},
-               {"heads", offsetof(mm_dflash_config, heads), 1 << 10},
-               {"kv_heads", offsetof(mm_dflash_config, kv_heads), 1 << 10},
-               {"head_dim", offsetof(mm_dflash_config, head_dim), 1 << 10},
-               {"intermediate", offsetof(mm_dflash_config, intermediate), 1 << 17},
-               {"block", offsetof(mm_dflash_config, block), MM_DFLASH_BLOCK},
-               {"mask_id", offsetof(mm_dflash_config, mask_id), INT32_MAX}};
-enum { NUMBERS = sizeof numbers / sizeof *numbers };
+  int kinds;
+} numbers[] = {{"layers", offsetof(mm_dflash_config, layers), MM_DFLASH_LAYERS, BOTH},
+               {"hidden", offsetof(mm_dflash_config, hidden), 1 << 16, BOTH},
+               {"heads", offsetof(mm_dflash_config, heads), 1 << 10, BOTH},
+               {"kv_heads", offsetof(mm_dflash_config, kv_heads), 1 << 10, BOTH},
+               {"head_dim", offsetof(mm_dflash_config, head_dim), 1 << 10, BOTH},
+               {"intermediate", offsetof(mm_dflash_config, intermediate), 1 << 17, BOTH},
+               {"block", offsetof(mm_dflash_config, block), MM_DFLASH_BLOCK, DFLASH},
+               {"mask_id", offsetof(mm_dflash_config, mask_id), INT32_MAX, DFLASH},
+               {"vocab", offsetof(mm_dflash_config, vocab), INT32_MAX, EAGLE3},
+               {"draft_vocab", offsetof(mm_dflash_config, draft_vocab), INT32_MAX, EAGLE3}};
+static const struct flag {
+  const char *key;
+  size_t at;
+} flags[] = {{"d2t", offsetof(mm_dflash_config, mapped)},
+             {"embed_tokens", offsetof(mm_dflash_config, own_embed)},
+             {"fc_norm", offsetof(mm_dflash_config, tap_norms)},
+             {"norm_output", offsetof(mm_dflash_config, norm_output)},
+             {"norm_before_residual", offsetof(mm_dflash_config, norm_before_residual)}};
+enum { NUMBERS = sizeof numbers / sizeof *numbers, FLAGS = sizeof flags / sizeof *flags };
 
 static uint32_t *number_of(const mm_dflash_config *c, size_t i) { return (uint32_t *)(void *)((char *)(uintptr_t)c + numbers[i].at); }
+static bool *flag_of(const mm_dflash_config *c, size_t i) { return (bool *)(void *)((char *)(uintptr_t)c + flags[i].at); }
+static bool has(const mm_dflash_config *c, size_t i) { return numbers[i].kinds & 1 << c->kind; }
 
 char *mm_dflash_text(const mm_dflash_config *c, mm_err *err) {
-  mm_json *o = MM_JSON_NEW({"kind", mm_json_new_str("dflash")});
-  for (size_t i = 0; i < NUMBERS; i++) mm_json_put_int(o, numbers[i].key, *number_of(c, i));
+  const bool eagle = c->kind == MM_DRAFT_EAGLE3;
+  mm_json *o = MM_JSON_NEW({"kind", mm_json_new_str(eagle ? "eagle3" : "dflash")});
+  for (size_t i = 0; i < NUMBERS; i++)
+    if (has(c, i)) mm_json_put_int(o, numbers[i].key, *number_of(c, i));
   MM_JSON_PUT(o, {"norm_eps", mm_json_new_real(c->norm_eps)}, {"rope_theta", mm_json_new_real(c->rope_theta)});
-  mm_json *tap = mm_json_put_list(o, "taps"), *window = mm_json_put_list(o, "windows"), *causal = mm_json_put_list(o, "causal");
+  mm_json *tap = mm_json_put_list(o, "taps");
   for (uint32_t i = 0; i < c->taps; i++) mm_json_append(tap, mm_json_new_int(c->tap[i]));
+  for (size_t i = 0; eagle && i < FLAGS; i++) MM_JSON_PUT(o, {flags[i].key, mm_json_new_bool(*flag_of(c, i))});
+  if (eagle) return mm_json_text(o, false, err);
+  mm_json *window = mm_json_put_list(o, "windows"), *causal = mm_json_put_list(o, "causal");
   for (uint32_t l = 0; l < c->layers; l++) {
     mm_json_append(window, mm_json_new_int(c->window[l]));
     mm_json_append(causal, mm_json_new_bool(c->causal[l]));
@@ -56,36 +77,79 @@ static bool read_list(const mm_json *a, const char *key, uint32_t *out, uint32_t
   return true;
 }
 
-static bool read_config(mm_dflash_config *c, const mm_json *o, const mm_json_ctx *at, mm_status status, mm_err *err) {
-  static const char *const keys[] = {"kind",       "layers",       "hidden",  "heads",   "kv_heads",
-                                     "head_dim",   "intermediate", "block",   "mask_id", "norm_eps",
-                                     "rope_theta", "taps",         "windows", "causal",  NULL};
-  const char *kind;
-  if (!mm_json_only_keys(o, keys, at, err) || !mm_json_need_str(o, "kind", &kind, at, err)) return false;
-  if (strcmp(kind, "dflash") != 0) return refuse(err, MM_UNSUPPORTED, at->file, "kind of the draft", 0, "dflash");
-  for (size_t i = 0; i < NUMBERS; i++) {
-    int64_t v;
-    if (!mm_json_need_int(o, numbers[i].key, strcmp(numbers[i].key, "mask_id") != 0, numbers[i].hi, &v, at, err)) return false;
-    *number_of(c, i) = (uint32_t)v;
-  }
-  if (!mm_json_need_number(o, "norm_eps", &c->norm_eps, at, err) || !mm_json_need_number(o, "rope_theta", &c->rope_theta, at, err))
-    return false;
-  const mm_json *tap = mm_json_need(o, "taps", MM_JSON_ARR, at, err), *window = mm_json_need(o, "windows", MM_JSON_ARR, at, err),
-                *causal = mm_json_need(o, "causal", MM_JSON_ARR, at, err);
-  if (!tap || !window || !causal) return false;
+static bool read_taps(mm_dflash_config *c, const mm_json *o, const mm_json_ctx *at, mm_status status, mm_err *err) {
+  const mm_json *tap = mm_json_need(o, "taps", MM_JSON_ARR, at, err);
+  if (!tap) return false;
   c->taps = (uint32_t)mm_min(mm_json_size(tap), MM_DFLASH_TAPS + 1);
   if (!c->taps || c->taps > MM_DFLASH_TAPS) return refuse(err, status, at->file, "taps", c->taps, "1 to 8");
+  return read_list(tap, "taps", c->tap, c->taps, MM_MAX_LAYERS, at->file, status, err);
+}
+
+/* Windows and causality of a DFlash draft's layers. */
+static bool read_layers(mm_dflash_config *c, const mm_json *o, const mm_json_ctx *at, mm_status status, mm_err *err) {
+  const mm_json *window = mm_json_need(o, "windows", MM_JSON_ARR, at, err), *causal = mm_json_need(o, "causal", MM_JSON_ARR, at, err);
+  if (!window || !causal) return false;
   if (mm_json_size(window) != c->layers || mm_json_size(causal) != c->layers)
     return refuse(err, status, at->file, "windows and causal", (int64_t)mm_json_size(window), "one entry a layer");
   for (uint32_t l = 0; l < c->layers; l++) c->causal[l] = mm_json_bool(mm_json_at(causal, l));
-  return read_list(tap, "taps", c->tap, c->taps, MM_MAX_LAYERS, at->file, status, err) &&
-         read_list(window, "windows", c->window, c->layers, INT32_MAX, at->file, status, err);
+  return read_list(window, "windows", c->window, c->layers, INT32_MAX, at->file, status, err);
+}
+
+static bool read_flags(mm_dflash_config *c, const mm_json *o, const mm_json_ctx *at, mm_err *err) {
+  for (size_t i = 0; i < FLAGS; i++) {
+    const mm_json *v = mm_json_need(o, flags[i].key, MM_JSON_BOOL, at, err);
+    if (!v) return false;
+    *flag_of(c, i) = mm_json_bool(v);
+  }
+  c->block = 1 + MM_EAGLE_CHAIN, c->causal[0] = true;
+  return true;
+}
+
+static bool read_config(mm_dflash_config *c, const mm_json *o, const mm_json_ctx *at, mm_status status, mm_err *err) {
+  static const char *const dflash[] = {"kind",       "layers",       "hidden",  "heads",   "kv_heads",
+                                       "head_dim",   "intermediate", "block",   "mask_id", "norm_eps",
+                                       "rope_theta", "taps",         "windows", "causal",  NULL};
+  static const char *const eagle[] = {"kind",
+                                      "layers",
+                                      "hidden",
+                                      "heads",
+                                      "kv_heads",
+                                      "head_dim",
+                                      "intermediate",
+                                      "vocab",
+                                      "draft_vocab",
+                                      "norm_eps",
+                                      "rope_theta",
+                                      "taps",
+                                      "d2t",
+                                      "embed_tokens",
+                                      "fc_norm",
+                                      "norm_output",
+                                      "norm_before_residual",
+                                      NULL};
+  const char *kind;
+  if (!mm_json_need_str(o, "kind", &kind, at, err)) return false;
+  c->kind = strcmp(kind, "eagle3") == 0 ? MM_DRAFT_EAGLE3 : MM_DRAFT_DFLASH;
+  if (c->kind == MM_DRAFT_DFLASH && strcmp(kind, "dflash") != 0)
+    return refuse(err, MM_UNSUPPORTED, at->file, "kind of the draft", 0, "dflash or eagle3");
+  if (!mm_json_only_keys(o, c->kind == MM_DRAFT_EAGLE3 ? eagle : dflash, at, err)) return false;
+  for (size_t i = 0; i < NUMBERS; i++) {
+    int64_t v;
+    if (!has(c, i)) continue;
+    if (!mm_json_need_int(o, numbers[i].key, strcmp(numbers[i].key, "mask_id") != 0, numbers[i].hi, &v, at, err)) return false;
+    *number_of(c, i) = (uint32_t)v;
+  }
+  return mm_json_need_number(o, "norm_eps", &c->norm_eps, at, err) && mm_json_need_number(o, "rope_theta", &c->rope_theta, at, err) &&
+         read_taps(c, o, at, status, err) && (c->kind == MM_DRAFT_EAGLE3 ? read_flags(c, o, at, err) : read_layers(c, o, at, status, err));
 }
 
 static bool check_config(const mm_dflash_config *c, const char *path, mm_status status, mm_err *err) {
   if (!c->kv_heads || c->heads % c->kv_heads) return refuse(err, status, path, "heads", c->heads, "a multiple of kv_heads");
   if (c->head_dim % 2) return refuse(err, status, path, "head_dim", c->head_dim, "an even number");
   if (c->block < 2) return refuse(err, status, path, "block", c->block, "2 or more");
+  if (c->kind == MM_DRAFT_EAGLE3 && c->layers != 1) return refuse(err, MM_UNSUPPORTED, path, "layers of an EAGLE-3 draft", c->layers, "1");
+  if (c->kind == MM_DRAFT_EAGLE3 && (c->draft_vocab > c->vocab || (c->draft_vocab < c->vocab && !c->mapped)))
+    return refuse(err, status, path, "draft_vocab", c->draft_vocab, "vocab, or fewer ids and d2t");
   for (uint32_t i = 1; i < c->taps; i++)
     if (c->tap[i] <= c->tap[i - 1]) return refuse(err, status, path, "taps", c->tap[i], "ascending layers");
   if (!(c->norm_eps > 0 && c->norm_eps < 1) || !(c->rope_theta >= 1 && c->rope_theta < 1e30))
@@ -110,6 +174,8 @@ bool mm_dflash_fits(const mm_dflash_config *c, const char *path, const mm_model 
     return refuse(err, MM_UNSUPPORTED, path, "a target with norms or an activation of another kind", 0, "those of MiniMax-M2");
   if (c->hidden != target->hidden) return refuse(err, status, path, "hidden of the draft", c->hidden, "the target's");
   if (c->mask_id >= target->vocab) return refuse(err, status, path, "mask_id", c->mask_id, "an id of the target");
+  if (c->kind == MM_DRAFT_EAGLE3 && c->vocab != target->vocab)
+    return refuse(err, status, path, "vocab of the draft", c->vocab, "the target's");
   /* What the reference reads after the last layer is normalised; a tap here is not. */
   if (c->tap[c->taps - 1] + 1 >= target->layers)
     return refuse(err, status, path, "the last tap", c->tap[c->taps - 1], "a layer before the target's last");
@@ -118,41 +184,81 @@ bool mm_dflash_fits(const mm_dflash_config *c, const char *path, const mm_model 
 
 /* ---- tensors ---- */
 
-bool mm_dflash_tensor_at(const mm_dflash_config *c, uint32_t i, mm_dflash_tensor *out) {
+/* Adds a tensor to list[*n]. */
+static void add(mm_dflash_tensor *list, uint32_t *n, const char *name, uint32_t rows, uint32_t cols, size_t at) {
+  list[*n] = (mm_dflash_tensor){.rows = rows, .cols = cols, .at = at};
+  snprintf(list[*n].name, sizeof list->name, "%s", name);
+  (*n)++;
+}
+
+static void add_of_layer(mm_dflash_tensor *list, uint32_t *n, uint32_t l, const mm_dflash_tensor *t) {
+  char name[sizeof t->name + 20];
+  snprintf(name, sizeof name, "layers.%u.%.60s", l, t->name);
+  add(list, n, name, t->rows, t->cols, offsetof(mm_dflash, layer) + l * sizeof(mm_dflash_layer) + t->at);
+}
+
+/* All tensors of the file, in their order: ids first, where they are aligned. */
+static uint32_t list_tensors(const mm_dflash_config *c, mm_dflash_tensor list[MM_DFLASH_TENSORS]) {
   const uint32_t H = c->hidden, d = c->head_dim, I = c->intermediate;
-  const struct {
-    const char *name;
-    uint32_t rows, cols;
-    size_t at;
-  } whole[] = {{"fc.weight", H, c->taps * H, offsetof(mm_dflash, fc)},
-               {"hidden_norm.weight", H, 0, offsetof(mm_dflash, context_norm)},
-               {"norm.weight", H, 0, offsetof(mm_dflash, last_norm)}},
-    each[] = {{"input_layernorm.weight", H, 0, offsetof(mm_dflash_layer, input_norm)},
-              {"post_attention_layernorm.weight", H, 0, offsetof(mm_dflash_layer, post_norm)},
-              {"self_attn.qkv_proj.weight", (c->heads + 2 * c->kv_heads) * d, H, offsetof(mm_dflash_layer, qkv)},
-              {"self_attn.o_proj.weight", H, c->heads * d, offsetof(mm_dflash_layer, out)},
-              {"self_attn.q_norm.weight", d, 0, offsetof(mm_dflash_layer, q_norm)},
-              {"self_attn.k_norm.weight", d, 0, offsetof(mm_dflash_layer, k_norm)},
-              {"mlp.gate_up_proj.weight", 2 * I, H, offsetof(mm_dflash_layer, up)},
-              {"mlp.down_proj.weight", H, I, offsetof(mm_dflash_layer, down)}};
-  enum { WHOLE = sizeof whole / sizeof *whole, EACH = sizeof each / sizeof *each };
-  if (i < WHOLE) {
-    *out = (mm_dflash_tensor){.rows = whole[i].rows, .cols = whole[i].cols, .at = whole[i].at};
-    snprintf(out->name, sizeof out->name, "%s", whole[i].name);
-    return true;
+  const bool eagle = c->kind == MM_DRAFT_EAGLE3;
+  const mm_dflash_tensor each[] = {
+      {"input_layernorm.weight", H, 0, offsetof(mm_dflash_layer, input_norm), false},
+      {"post_attention_layernorm.weight", H, 0, offsetof(mm_dflash_layer, post_norm), false},
+      {"self_attn.qkv_proj.weight", (c->heads + 2 * c->kv_heads) * d, eagle ? 2 * H : H, offsetof(mm_dflash_layer, qkv), false},
+      {"self_attn.o_proj.weight", H, c->heads * d, offsetof(mm_dflash_layer, out), false},
+      {"self_attn.q_norm.weight", d, 0, offsetof(mm_dflash_layer, q_norm), false},
+      {"self_attn.k_norm.weight", d, 0, offsetof(mm_dflash_layer, k_norm), false},
+      {"mlp.gate_up_proj.weight", 2 * I, H, offsetof(mm_dflash_layer, up), false},
+      {"mlp.down_proj.weight", H, I, offsetof(mm_dflash_layer, down), false}};
+  uint32_t n = 0;
+  if (c->mapped) add(list, &n, "d2t", c->draft_vocab, 0, offsetof(mm_dflash, d2t)), list[0].ids = true;
+  add(list, &n, "fc.weight", H, c->taps * H, offsetof(mm_dflash, fc));
+  add(list, &n, "hidden_norm.weight", H, 0, offsetof(mm_dflash, context_norm));
+  add(list, &n, "norm.weight", H, 0, offsetof(mm_dflash, last_norm));
+  if (eagle) add(list, &n, "lm_head.weight", c->draft_vocab, H, offsetof(mm_dflash, head));
+  if (c->own_embed) add(list, &n, "embed_tokens.weight", c->vocab, H, offsetof(mm_dflash, embed));
+  for (uint32_t i = 0; c->tap_norms && i < c->taps; i++) {
+    char name[32];
+    snprintf(name, sizeof name, "fc_norm.%u.weight", i);
+    add(list, &n, name, H, 0, offsetof(mm_dflash, tap_norm) + i * sizeof(mm_packed));
   }
-  const uint32_t l = (i - WHOLE) / EACH, k = (i - WHOLE) % EACH;
-  if (l >= c->layers) return false;
-  *out = (mm_dflash_tensor){
-      .rows = each[k].rows, .cols = each[k].cols, .at = offsetof(mm_dflash, layer) + l * sizeof(mm_dflash_layer) + each[k].at};
-  snprintf(out->name, sizeof out->name, "layers.%u.%s", l, each[k].name);
+  for (uint32_t l = 0; l < c->layers; l++)
+    for (uint32_t k = 0; k < sizeof each / sizeof *each; k++)
+      if (!eagle || (k != 4 && k != 5)) add_of_layer(list, &n, l, &each[k]);
+  return n;
+}
+
+bool mm_dflash_tensor_at(const mm_dflash_config *c, uint32_t i, mm_dflash_tensor *out) {
+  mm_dflash_tensor list[MM_DFLASH_TENSORS];
+  if (i >= list_tensors(c, list)) return false;
+  *out = list[i];
   return true;
+}
+
+bool mm_dflash_check_ids(const mm_dflash_config *c, const int64_t *step, const char *path, mm_status status, mm_err *err) {
+  for (uint32_t i = 0; i < c->draft_vocab; i++)
+    if (step[i] < -(int64_t)i || step[i] >= (int64_t)c->vocab - i)
+      return mm_fail(err, status, "E_DRAFT", mm_at(path, "d2t"), "found %lld at %u, expected the step to an id below %u",
+                     (long long)step[i], i, c->vocab);
+  return true;
+}
+
+/* Ids of the head, which become the target's. */
+static bool bind_ids(mm_dflash *d, const mm_st_tensor *t, const mm_dflash_tensor *want, mm_err *err) {
+  const mm_shape shape = mm_shape1(want->rows);
+  if (t->dtype != MM_I64 || !mm_shape_equal(&t->shape, &shape) || t->offset % sizeof(int64_t))
+    return mm_fail(err, MM_INTEGRITY, "E_DRAFT", mm_at(d->st.path, want->name), "found another type or shape, expected I64 [%u], aligned",
+                   want->rows);
+  const int64_t *step = (const int64_t *)(const void *)(d->map.data + t->offset);
+  d->d2t = (mm_packed){.lead = 1, .n = want->rows, .k = 1, .plane = {step}};
+  return mm_dflash_check_ids(&d->c, step, d->st.path, MM_INTEGRITY, err);
 }
 
 static bool bind(mm_dflash *d, const mm_dflash_tensor *want, mm_err *err) {
   const mm_st_tensor *t = mm_st_find(&d->st, want->name);
   const mm_shape shape = want->cols ? mm_shape2(want->rows, want->cols) : mm_shape1(want->rows);
   if (!t) return mm_fail(err, MM_INTEGRITY, "E_DRAFT", mm_at(d->st.path, want->name), "found no such tensor");
+  if (want->ids) return bind_ids(d, t, want, err);
   const mm_scheme *scheme = t->dtype == MM_BF16 || t->dtype == MM_F32 ? mm_scheme_plain(t->dtype) : NULL;
   if (!scheme || !mm_shape_equal(&t->shape, &shape) || t->offset % mm_dtype_size(t->dtype)) {
     char found[80], expected[80];
@@ -174,6 +280,17 @@ static bool map_file(mm_dflash *d, const char *path, mm_err *err) {
   return ok;
 }
 
+/* The rows of keys and values of the layers' joined projections. */
+static void find_kv(mm_dflash *d) {
+  for (uint32_t l = 0; l < d->c.layers; l++) {
+    mm_dflash_layer *y = &d->layer[l];
+    const uint32_t q = d->c.heads * d->c.head_dim;
+    y->kv = y->qkv;
+    y->kv.n -= q;
+    y->kv.plane[0] = (const char *)y->qkv.plane[0] + (size_t)q * y->qkv.k * mm_dtype_size(y->qkv.scheme->plane[0].dtype);
+  }
+}
+
 bool mm_dflash_open(mm_dflash *d, const char *dir, const mm_model *target, mm_err *err) {
   const mm_path path = mm_path_of(dir, MM_DFLASH_FILE);
   *d = (mm_dflash){0};
@@ -188,15 +305,30 @@ bool mm_dflash_open(mm_dflash *d, const char *dir, const mm_model *target, mm_er
   uint32_t count = 0;
   for (; ok && mm_dflash_tensor_at(&d->c, count, &t); count++) ok = bind(d, &t, err);
   if (ok && d->st.count != count) ok = refuse(err, MM_INTEGRITY, path.text, "tensors", (int64_t)d->st.count, "those of its layers alone");
-  for (uint32_t l = 0; ok && l < d->c.layers; l++) {
-    mm_dflash_layer *y = &d->layer[l];
-    const uint32_t q = d->c.heads * d->c.head_dim;
-    y->kv = y->qkv;
-    y->kv.n -= q;
-    y->kv.plane[0] = (const char *)y->qkv.plane[0] + (size_t)q * y->qkv.k * mm_dtype_size(y->qkv.scheme->plane[0].dtype);
-  }
+  if (ok) find_kv(d);
   if (!ok) mm_dflash_close(d);
   return ok;
+}
+
+bool mm_dflash_random(mm_dflash *d, const mm_dflash_config *c, mm_err *err) {
+  const mm_scheme *scheme = mm_scheme_plain(MM_BF16);
+  mm_dflash_tensor t;
+  *d = (mm_dflash){.c = *c};
+  uint64_t bytes = 0, at = 0;
+  for (uint32_t i = 0; mm_dflash_tensor_at(c, i, &t); i++) bytes += UINT64_C(2) * t.rows * mm_max(t.cols, 1);
+  char *made = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (made == MAP_FAILED) return mm_fail_memory(err, bytes);
+  d->map = (mm_map){(const uint8_t *)made, bytes};
+  for (uint32_t i = 0; mm_dflash_tensor_at(c, i, &t); i++) {
+    mm_packed *w = (mm_packed *)(void *)((char *)d + t.at);
+    *w = (mm_packed){.scheme = scheme, .lead = 1, .n = t.rows, .k = t.cols ? t.cols : 1, .random = {.seed = i + 1, .centre = 1}};
+    w->cell[0] = scheme->plane[0].cell;
+    mm_random_plane(w, 0, made + at);
+    w->plane[0] = made + at;
+    at += UINT64_C(2) * w->n * w->k;
+  }
+  find_kv(d);
+  return true;
 }
 
 void mm_dflash_close(mm_dflash *d) {

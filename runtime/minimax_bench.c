@@ -10,12 +10,13 @@
 #include "runtime/bench/bench_cases.h"
 #include "runtime/bench/bench_dispatch.h"
 #include "runtime/bench/bench_result.h"
+#include "runtime/bench/bench_shapes.h"
 #include "runtime/bench/bench_steps.h"
 #include "runtime/bench/load_test.h"
 #include "runtime/engine/engine.h"
 #include "runtime/engine/engine_options.h"
 
-#define SUBJECTS "kernels|layers|decode|prefill|attention|mixed|choices"
+#define SUBJECTS "kernels|layers|decode|drafts|prefill|attention|mixed|choices"
 #define SCHEMES  "bf16|block_fp8|channel_fp8|tensor_wise_fp8|w4a16|w4afp8|w4a8|nvfp4|nvfp4a16|mxfp4|mxfp8"
 
 /* ---- Cases ---- */
@@ -38,6 +39,43 @@ static bool measure_rows(mm_bench *b, uint32_t rows, mm_err *err) {
   if (!b->c->verify) return true;
   b->each = b->c->verify;
   return kernels ? mm_bench_measure_ops(b, rows, err) : measure_decode(b, rows, err);
+}
+
+/* Steps of as many sequences, of each of several numbers of rows. */
+static bool measure_drafted(mm_bench *b, uint32_t sequences, double plain_s, mm_err *err) {
+  static const uint32_t rows[] = {8, 4, 2, 0};
+  const uint32_t own[] = {b->c->verify, 0};
+  if (!mm_bench_fill(b, sequences, err)) return false;
+  for (const uint32_t *each = b->c->verify ? own : rows; *each; each++) {
+    double step_s[2];
+    b->each = *each;
+    if (!mm_bench_drafts(b, sequences, step_s, err)) return false;
+    mm_bench_result r = mm_bench_result_of(b, sequences * *each);
+    r.seconds = step_s[0], r.reached = b->reached;
+    if (b->rank == 0) mm_bench_print_drafts(&r, step_s[1], plain_s, b->json);
+  }
+  b->each = 1;
+  return true;
+}
+
+/* Plain decode steps; then the same model is opened with a draft. */
+static bool measure_drafts(mm_bench *b, mm_err *err) {
+  const mm_bench_case *c = b->c;
+  double plain_s[8];
+  mm_dflash_config config;
+  mm_dflash draft = {0};
+  bool ok = mm_bench_draft(&b->model, c->shrink ? c->shrink : 1, &config, err);
+  for (int i = 0; ok && i < 8 && c->batch[i]; i++)
+    ok = mm_bench_fill(b, c->batch[i], err) && mm_bench_decode(b, NULL, c->batch[i], &plain_s[i], err);
+  ok = ok && mm_dflash_random(&draft, &config, err);
+  mm_bench_close(b);
+  b->draft = &draft;
+  ok = ok && mm_bench_open(b, err);
+  for (int i = 0; ok && i < 8 && c->batch[i]; i++) ok = measure_drafted(b, c->batch[i], plain_s[i], err);
+  mm_bench_close(b);
+  mm_dflash_close(&draft);
+  b->draft = NULL;
+  return ok;
 }
 
 static bool measure_prefill(mm_bench *b, mm_err *err) {
@@ -70,6 +108,7 @@ static bool measure(mm_bench *b, mm_err *err) {
   const mm_bench_case *c = b->c;
   if (strcmp(c->subject, "attention") == 0) return measure_attention(b, err);
   if (strcmp(c->subject, "mixed") == 0) return measure_mixed(b, err);
+  if (strcmp(c->subject, "drafts") == 0) return measure_drafts(b, err);
   for (int i = 0; i < 8 && c->batch[i]; i++)
     if (!measure_rows(b, c->batch[i], err)) return false;
   return !c->tokens || measure_prefill(b, err);
@@ -156,33 +195,52 @@ static bool bench_all(void *args, mm_err *err) {
   return true;
 }
 
+static const char epilog[] =
+    "Medians. Weights are random, made on the device; nothing is read from disk. kernels: each op of a layer, the head, a layer.\n"
+    "layers: decode steps of eight layers. decode: steps of the whole of M2 with 4-bit experts. prefill: one step of many tokens.\n"
+    "drafts: decode steps with a DFlash draft of M2's public shapes, which proposes before each, and plain ones. Their tokens are "
+    "those\n"
+    "of published lengths, 3.9 and 2.6 tokens a step of eight rows; rows of a sequence choose experts as alike as those of text do.\n"
+    "mixed: single tokens with a prefill chunk of one sequence, in one step and in two. A floor is the least bytes over the\n"
+    "copy rate of the same run; of a prefill, where that is longer, the operations over constant rates, which its line shows.\n"
+    "attention: a long prompt of M3 in chunks, a sparse layer's selection and chosen blocks, and a full layer of the same heads.\n"
+    "choices: which kernels the CUDA backend takes for each product, by the scheme and the tokens of a step, on GPUs that run code "
+    "of\n"
+    "sm_90a and on others; it asks for no GPU, and takes --quant for the experts too.\n"
+    "serve URL: the load test of a server; minimax-bench serve --help.\n"
+    "Exit status: 0 done, 2 usage, 4 no CUDA backend, 5 the device failed, 6 no logit was a number, 8 memory.";
+
 int main(int argc, char **argv) {
   if (argc > 1 && strcmp(argv[1], "serve") == 0) return mm_load_test_main(argc - 1, argv + 1);
   mm_bench_args a = {.kv = "auto", .act_quant = "on", .steps = 64, .tp = 1, .ep = 1, .device = "cuda", .dense = UINT64_MAX};
   const mm_option options[] = {
       MM_OPTION(STR, "model", &a.model, "NAME", "only this model's shapes (m1 and m2)", .choices = "m1|m2|m3"),
-      MM_OPTION(U64, "layers", &a.layers, "N", "layers of the model (8, 4 of M3; all for decode)", .lo = 1, .hi = MM_MAX_LAYERS),
+      MM_OPTION(U64, "layers", &a.layers, "N", "layers of the model (8, 4 of M3; all for decode and drafts)", .lo = 1, .hi = MM_MAX_LAYERS),
       MM_OPTION(U64, "dense-layers", &a.dense, "N", "of them the first are M3's dense ones (1 for kernels, 3 for decode, else 0)",
                 .hi = MM_MAX_LAYERS),
       MM_OPTION(STR, "quant", &a.quant, "SCHEME", "of attention, dense MLPs and shared experts (block_fp8; mxfp8 for M3)",
                 .choices = SCHEMES),
-      MM_OPTION(STR, "expert-quant", &a.experts, "SCHEME", "of the experts (block_fp8; mxfp8 for M3; w4a16 and nvfp4 for decode)",
-                .choices = SCHEMES),
+      MM_OPTION(STR, "expert-quant", &a.experts, "SCHEME",
+                "of the experts (block_fp8; mxfp8 for M3; w4a16 and nvfp4 for decode, nvfp4 for drafts)", .choices = SCHEMES),
       MM_OPTION(STR, "head", &a.head, "SCHEME", "of the head (bf16)", .choices = "bf16|block_fp8"),
-      MM_OPTION(STR, "vocab", &a.vocab, "N", "rows of the head and of the embeddings (200064 for kernels and decode, 2048 elsewhere)",
-                .choices = "2048|200064"),
+      MM_OPTION(STR, "vocab", &a.vocab, "N",
+                "rows of the head and of the embeddings (200064 for kernels, decode and drafts, 2048 elsewhere)", .choices = "2048|200064"),
       MM_OPTION(STR, "act-quant", &a.act_quant, "WORD", "round the inputs of linears as their scheme defines, or not (on)",
                 .choices = "on|off"),
       MM_OPTION(STR, "kv-cache-dtype", &a.kv, "TYPE", "of cached keys and values (auto: bf16)", .choices = "auto|fp8"),
       MM_OPTION(U64, "tp", &a.tp, "N", "ranks, a GPU each: 1, 2, 4 or 8 (1)", .lo = 1, .hi = MM_BENCH_RANKS),
       MM_OPTION(U64, "ep", &a.ep, "N", "divides tp: each rank holds 1/N of the experts, cut in tp/N (1)", .lo = 1, .hi = MM_BENCH_RANKS),
-      MM_OPTION(U64, "batch", &a.batch, "N",
-                "sequences of a decode step (1, 4, 16, 64 and 256; 1, 16, 64 and 256 for kernels, 1 for decode, 63 for mixed)", .lo = 1,
-                .hi = 256),
-      MM_OPTION(U64, "verify", &a.verify, "N", "--batch (1) times N rows of decode steps, as single tokens and as N of a sequence", .lo = 2,
-                .hi = 8),
-      MM_OPTION(U64, "context", &a.context, "N", "tokens that each of them holds (1024), of the prompt (131072 for attention)", .lo = 1,
-                .hi = 1 << 20),
+      MM_OPTION(
+          U64, "batch", &a.batch, "N",
+          "sequences of a decode step (1, 4, 16, 64 and 256; 1, 16, 64 and 256 for kernels, 1 for decode, 1, 16 and 64 for drafts, 63 for "
+          "mixed)",
+          .lo = 1, .hi = 256),
+      MM_OPTION(
+          U64, "verify", &a.verify, "N",
+          "--batch (1) times N rows of decode steps, as single tokens and as N of a sequence; rows of a sequence for drafts (8, 4 and 2)",
+          .lo = 2, .hi = 8),
+      MM_OPTION(U64, "context", &a.context, "N",
+                "tokens that each of them holds (1024, 512 for drafts), of the prompt (131072 for attention)", .lo = 1, .hi = 1 << 20),
       MM_OPTION(U64, "tokens", &a.tokens, "N", "of a prefill step (8192), of a prefill chunk (512 for mixed, 8192 for attention)", .lo = 1,
                 .hi = 1 << 20),
       MM_OPTION(U64, "steps", &a.steps, "N", "decode steps that count (64)", .lo = 5, .hi = 100000),
@@ -201,17 +259,7 @@ int main(int argc, char **argv) {
           "minimax-bench layers --model m2 --verify 8 --context 32768\n"
           "minimax-bench choices --model m2 --quant nvfp4\n"
           "minimax-bench serve http://127.0.0.1:8000 --max-concurrency 16",
-      .epilog =
-          "Medians. Weights are random, made on the device; nothing is read from disk. kernels: each op of a layer, the head, a layer.\n"
-          "layers: decode steps of eight layers. decode: steps of the whole of M2 with 4-bit experts. prefill: one step of many tokens.\n"
-          "mixed: single tokens with a prefill chunk of one sequence, in one step and in two. A floor is the least bytes over the\n"
-          "copy rate of the same run; of a prefill, where that is longer, the operations over constant rates, which its line shows.\n"
-          "attention: a long prompt of M3 in chunks, a sparse layer's selection and chosen blocks, and a full layer of the same heads.\n"
-          "choices: which kernels the CUDA backend takes for each product, by the scheme and the tokens of a step, on GPUs that run code "
-          "of\n"
-          "sm_90a and on others; it asks for no GPU, and takes --quant for the experts too.\n"
-          "serve URL: the load test of a server; minimax-bench serve --help.\n"
-          "Exit status: 0 done, 2 usage, 4 no CUDA backend, 5 the device failed, 6 no logit was a number, 8 memory.",
+      .epilog = epilog,
   };
   return mm_program_main(&program, argc, argv, &a.subject, bench_all, &a);
 }

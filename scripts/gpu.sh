@@ -10,7 +10,7 @@
 #              MiniMax-M3 too
 #   invariant  --batch-invariant: every row's bits the same alone and in a crowd, both models in every scheme
 #   verify     rows of proposals: each one's logits those of a single token in a step of as many rows, bit for bit, recorded and not; M2 and M3; random requests to two servers
-#              with --batch-invariant, of which one has proposals: the same replies; a DFlash draft's blocks beside the CPU's, recorded and not
+#              with --batch-invariant, of which one has proposals: the same replies; a DFlash draft's blocks beside the CPU's, recorded and not, on two and eight ranks too
 #   steps      recorded steps, warming, refusals
 #   ranks      checkpoints cut for two to eight ranks, --ep and --pp among them, beside one and the CPU; a rank that fails; MM_STEPS (10,000)
 #              steps after which the ranks of a stage hold the same rows
@@ -499,9 +499,12 @@ verify_part() {
   extended_models
   ended=0
   for models in "$work/models/1" "$work/models/3" "$work/extended"; do MM_GPU_MODELS=$models "$gpu" test verify draft || ended=1; done
-  DEVICE=cuda BUILD=$build TMPDIR=$work python3 tests/cli/convert_draft.py >"$work/draft.txt" 2>&1 && status=ok || status=FAIL
-  row $status "verify: a server that proposes by a draft: $(tail -n 1 "$work/draft.txt")"
+  mkdir -p "$work/draft-ranks"
+  for cut in bf16-2 block_fp8-2 w4a16-ep2 bf16-8; do [ -d "$work/ranks/tiny-m2-$cut" ] && ln -sfn "$work/ranks/tiny-m2-$cut" "$work/draft-ranks/tiny-m2-$cut"; done
+  CUDA_MODULE_LOADING=EAGER MM_GPU_MODELS=$work/draft-ranks "$gpu" test draft || ended=1
   [ "$devices" -gt 1 ] && pair=0,1 || pair=0,0
+  DEVICE=cuda DEVICES=$pair BUILD=$build TMPDIR=$work python3 tests/cli/convert_draft.py >"$work/draft.txt" 2>&1 && status=ok || status=FAIL
+  row $status "verify: servers that propose by a draft, on one rank and two: $(tail -n 1 "$work/draft.txt")"
   DEVICE=cuda DEVICES=$pair BUILD=$build TMPDIR=$work python3 tests/fault/serve_sequences.py 120 >"$work/drafts.txt" 2>&1 && status=ok || status=FAIL
   row $status "verify: random requests to servers with proposals and without: $(tail -n 1 "$work/drafts.txt")"
   return $ended

@@ -102,11 +102,17 @@ static bool read_config(mm_dflash_config *c, const mm_json *o, const mm_json_ctx
   return read_layers(c, o, flash, at, err);
 }
 
+/* EAGLE-3's configs say how many ids their head has. */
+static bool is_eagle(const mm_json *o) {
+  return mm_json_type_of(mm_json_get(o, "dflash_config")) == MM_JSON_NULL &&
+         mm_json_type_of(mm_json_get(o, "draft_vocab_size")) != MM_JSON_NULL;
+}
+
 static bool load_config(mm_draft_source *s, const mm_model *target, mm_err *err) {
   const mm_path path = mm_path_of(s->dir, "config.json");
   const mm_json_ctx at = {.file = path.text, .status = MM_BAD_INPUT, .code = "E_DRAFT"};
   mm_json *o = mm_json_load(path.text, CONFIG_MAX, err);
-  bool ok = o && read_config(&s->c, o, &at, err);
+  bool ok = o && (is_eagle(o) ? mm_draft_eagle_config(s, o, target, &at, err) : read_config(&s->c, o, &at, err));
   mm_json_free(o);
   /* The rules of the file that will be made. */
   mm_dflash_config same;
@@ -126,11 +132,23 @@ typedef struct parts {
   uint32_t count;
 } parts;
 
-static const mm_st_tensor *find(const mm_draft_source *s, const char *name) {
-  char prefixed[96];
-  const mm_st_tensor *t = mm_st_find(&s->st, name);
-  snprintf(prefixed, sizeof prefixed, "model.%s", name);
-  return t ? t : mm_st_find(&s->st, prefixed);
+static const mm_st_tensor *find_prefixed(const mm_draft_source *s, const char *prefix, const char *name) {
+  char text[128];
+  snprintf(text, sizeof text, "%s%s", prefix, name);
+  const mm_st_tensor *t = mm_st_find(&s->st, text);
+  if (t) return t;
+  snprintf(text, sizeof text, "model.%s%s", prefix, name);
+  return mm_st_find(&s->st, text);
+}
+
+const mm_st_tensor *mm_draft_find(const mm_draft_source *s, const char *name) {
+  static const char layer[] = "layers.0.";
+  const mm_st_tensor *t = find_prefixed(s, "", name);
+  if (t || s->c.kind != MM_DRAFT_EAGLE3) return t;
+  if (strncmp(name, layer, sizeof layer - 1) == 0) return find_prefixed(s, "midlayer.", name + sizeof layer - 1);
+  if (strcmp(name, "hidden_norm.weight") != 0) return NULL;
+  t = find_prefixed(s, "midlayer.", name);
+  return t ? t : find_prefixed(s, layer, name);
 }
 
 /* Fused names and what they are made of; other tensors have one piece of their own name. */
@@ -151,14 +169,15 @@ static bool parts_of(const mm_draft_source *s, const mm_dflash_tensor *t, parts 
   uint64_t rows = 0;
   *out = (parts){0};
   for (uint32_t k = 0; k < PIECES && name[k]; k++) {
-    const mm_st_tensor *p = find(s, name[k]);
+    const mm_st_tensor *p = mm_draft_find(s, name[k]);
     if (!p) return mm_fail(err, MM_BAD_INPUT, "E_DRAFT", mm_at(s->st.path, name[k]), "found no such tensor");
     const bool good = p->shape.rank == (t->cols ? 2 : 1) && (!t->cols || p->shape.dim[1] == t->cols) &&
-                      (p->dtype == MM_BF16 || p->dtype == MM_F32) && (!k || p->dtype == out->piece[0]->dtype);
+                      (t->ids ? p->dtype == MM_I64 : p->dtype == MM_BF16 || p->dtype == MM_F32) && (!k || p->dtype == out->piece[0]->dtype);
     if (!good) {
       char found[80];
-      return mm_fail(err, MM_BAD_INPUT, "E_DRAFT", mm_at(s->st.path, name[k]), "found %s %s, expected BF16 or F32 with %u columns",
-                     mm_dtype_name(p->dtype), mm_shape_text(&p->shape, found, sizeof found), t->cols ? t->cols : 1);
+      return mm_fail(err, MM_BAD_INPUT, "E_DRAFT", mm_at(s->st.path, name[k]), "found %s %s, expected %s with %u columns",
+                     mm_dtype_name(p->dtype), mm_shape_text(&p->shape, found, sizeof found), t->ids ? "I64" : "BF16 or F32",
+                     t->cols ? t->cols : 1);
     }
     rows += p->shape.dim[0];
     out->piece[out->count++] = p;
@@ -167,9 +186,10 @@ static bool parts_of(const mm_draft_source *s, const mm_dflash_tensor *t, parts 
                                     "found %llu rows, expected %u as in the config", (unsigned long long)rows, t->rows);
 }
 
-/* Copies of the target's embedding and head, which the draft shares. */
-static bool is_shared(const char *name) {
+/* Copies of the target's embedding and head, which a DFlash draft shares; t2d, which d2t says too. */
+static bool is_shared(const mm_draft_source *s, const char *name) {
   if (strncmp(name, "model.", 6) == 0) name += 6;
+  if (s->c.kind == MM_DRAFT_EAGLE3) return strcmp(name, "t2d") == 0;
   return strcmp(name, "embed_tokens.weight") == 0 || strcmp(name, "lm_head.weight") == 0;
 }
 
@@ -181,9 +201,20 @@ static bool check_tensors(const mm_draft_source *s, mm_err *err) {
     if (!parts_of(s, &t, &p, err)) return false;
     used += p.count;
   }
-  for (size_t i = 0; i < s->st.count; i++) used += is_shared(s->st.tensor[i].name);
+  for (size_t i = 0; i < s->st.count; i++) used += is_shared(s, s->st.tensor[i].name);
   return used == s->st.count || mm_fail(err, MM_BAD_INPUT, "E_DRAFT", mm_at(s->st.path, NULL),
-                                        "found %zu tensors, expected the %zu of a DFlash draft alone", s->st.count, used);
+                                        "found %zu tensors, expected the %zu of a draft alone", s->st.count, used);
+}
+
+/* Ids that the head's become, of a file that says them. */
+static bool check_ids(const mm_draft_source *s, mm_err *err) {
+  const mm_st_tensor *t = s->c.mapped ? mm_draft_find(s, "d2t") : NULL;
+  if (!t) return true;
+  int64_t *step = mm_calloc(s->c.draft_vocab, sizeof *step, err); /* a source need not be aligned */
+  if (step) memcpy(step, s->map.data + t->offset, s->c.draft_vocab * sizeof *step);
+  const bool ok = step && mm_dflash_check_ids(&s->c, step, s->st.path, MM_BAD_INPUT, err);
+  free(step);
+  return ok;
 }
 
 bool mm_draft_source_open(mm_draft_source *s, const char *dir, const mm_model *target, mm_err *err) {
@@ -191,8 +222,8 @@ bool mm_draft_source_open(mm_draft_source *s, const char *dir, const mm_model *t
   mm_file f = MM_FILE_NONE;
   *s = (mm_draft_source){.dir = strdup(dir)};
   bool ok = s->dir || mm_fail_memory(err, 0);
-  ok = ok && load_config(s, target, err) && mm_st_open(&s->st, path.text, MM_BAD_INPUT, err) && check_tensors(s, err) &&
-       mm_file_open(&f, path.text, err) && mm_map_open(&s->map, &f, path.text, err);
+  ok = ok && mm_st_open(&s->st, path.text, MM_BAD_INPUT, err) && load_config(s, target, err) && check_tensors(s, err) &&
+       mm_file_open(&f, path.text, err) && mm_map_open(&s->map, &f, path.text, err) && check_ids(s, err);
   mm_file_close(&f);
   if (!ok) mm_draft_source_close(s);
   return ok;
@@ -213,8 +244,6 @@ static const mm_pack_file *find_companion(const mm_pack *p) {
   return NULL;
 }
 
-enum { TENSORS = 3 + 8 * MM_DFLASH_LAYERS };
-
 typedef struct draft_output {
   int fd; /* or -1: only the digest is wanted */
   const char *path;
@@ -232,9 +261,9 @@ static bool put(draft_output *o, const void *bytes, size_t n, mm_err *err) {
 /* Header and tensors, in the file's own order. */
 static bool put_all(const mm_draft_source *s, draft_output *o, mm_err *err) {
   static const uint64_t page = 4096;
-  mm_dflash_tensor t[TENSORS];
-  mm_st_tensor stored[TENSORS];
-  parts from[TENSORS];
+  mm_dflash_tensor t[MM_DFLASH_TENSORS];
+  mm_st_tensor stored[MM_DFLASH_TENSORS];
+  parts from[MM_DFLASH_TENSORS];
   uint32_t n = 0;
   for (; mm_dflash_tensor_at(&s->c, n, &t[n]); n++) {
     if (!parts_of(s, &t[n], &from[n], err) || !from[n].piece[0]) return false;

@@ -1,7 +1,9 @@
-/* A Hugging Face checkpoint of a DFlash draft, and the companion draft.safetensors that is made of it (formats/FORMAT-DRAFT.md). */
+/* A Hugging Face checkpoint of a DFlash or EAGLE-3 draft, and the companion draft.safetensors that is made of it (formats/FORMAT-DRAFT.md).
+ */
 #ifndef MM_CONVERT_DRAFT_SOURCE_H
 #define MM_CONVERT_DRAFT_SOURCE_H
 
+#include "formats/json.h"
 #include "formats/pack.h"
 #include "loader/dflash.h"
 
@@ -13,9 +15,14 @@ typedef struct mm_draft_source {
 } mm_draft_source;
 
 /* DIR/config.json and DIR/model.safetensors. Every tensor of the draft is there, as BF16 or F32 of the right shape, and no other but copies
- * of the target's embedding and head, which are left out: MM_BAD_INPUT E_DRAFT. MM_UNSUPPORTED E_DRAFT for settings that are not served. */
+ * of the target's embedding and head next to a DFlash draft and t2d next to an EAGLE-3 one, which are left out: MM_BAD_INPUT E_DRAFT.
+ * MM_UNSUPPORTED E_DRAFT for settings that are not served. */
 MM_MUST_USE bool mm_draft_source_open(mm_draft_source *s, const char *dir, const mm_model *target, mm_err *err);
 void mm_draft_source_close(mm_draft_source *s); /* accepts a zeroed or half-opened one */
+/* The tensor of a source under its name or another that such files have; NULL. */
+const mm_st_tensor *mm_draft_find(const mm_draft_source *s, const char *name);
+/* The config of an EAGLE-3 draft, whose tensors are known (draft_eagle.c). */
+MM_MUST_USE bool mm_draft_eagle_config(mm_draft_source *s, const mm_json *o, const mm_model *target, const mm_json_ctx *at, mm_err *err);
 /* Writes the companion below `dirfd` and adds it to the manifest's list: of a draft, where q, k and v become one tensor and gate and up
  * another, or else that of a packed checkpoint, proven by its digest; nothing where neither is there. */
 MM_MUST_USE bool mm_draft_write(const mm_draft_source *s, const mm_pack *from, int dirfd, const char *dir, mm_pack *pack, mm_err *err);

@@ -18,6 +18,7 @@ static const mm_bench_case cases[] = {
     {"decode", "m2", 62, 200064, "block_fp8", "w4a16", "bf16", {1}, 1024, 0, 0, 0, 0},
     {"decode", "m2", 62, 200064, "block_fp8", "nvfp4", "bf16", {1}, 1024, 0, 0, 0, 0},
     M3("decode", 60, 200064, "nvfp4", {1}, 1024, 0, 3),
+    {"drafts", "m2", 62, 200064, "block_fp8", "nvfp4", "bf16", {1, 16, 64}, 512, 0, 0, 0, 0},
     {"prefill", "m1", 8, 2048, "block_fp8", "block_fp8", "bf16", {0}, 0, 8192, 0, 0, 0},
     {"prefill", "m2", 8, 2048, "block_fp8", "block_fp8", "bf16", {0}, 0, 8192, 0, 0, 0},
     M3("prefill", 4, 2048, "mxfp8", {0}, 0, 8192, 0),
@@ -47,7 +48,9 @@ static mm_bench_case adjusted(mm_bench_case c, const mm_bench_args *a) {
   if (a->head) c.head = a->head;
   if (a->vocab) c.vocab = (uint32_t)strtoul(a->vocab, NULL, 10);
   if (a->batch && c.batch[0]) c.batch[0] = (uint32_t)a->batch, c.batch[1] = 0;
-  if (a->verify && c.batch[0] && strcmp(c.subject, "mixed") != 0) {
+  const bool drafts = strcmp(c.subject, "drafts") == 0;
+  if (drafts) c.verify = (uint32_t)a->verify;
+  if (a->verify && !drafts && c.batch[0] && strcmp(c.subject, "mixed") != 0) {
     c.verify = (uint32_t)a->verify;
     c.batch[0] = (uint32_t)mm_max(a->batch, 1) * c.verify, c.batch[1] = 0;
   }

@@ -89,6 +89,55 @@ void mm_bench_print_prefill(const mm_bench_result *r, bool json) {
   printf("; assumed: FP8 %.2f, BF16 %.2f, attention %.2f PFLOP/s\n", r->rate[0] * 1e-15, r->rate[1] * 1e-15, r->rate[2] * 1e-15);
 }
 
+/* Published lengths of drafts for M2: tokens that a step of eight rows gives, the target's own among them. */
+static const double lengths[] = {3.9, 2.6};
+enum { LENGTHS = sizeof lengths / sizeof *lengths, BLOCK = 8 };
+
+static double tokens_of(double chance, uint32_t rows) {
+  double sum = 0;
+  for (uint32_t i = 0; i < rows; i++) sum = sum * chance + 1;
+  return sum;
+}
+
+/* Tokens of a step of `rows` rows, where each proposal behind right ones is right with the chance that gives `length` tokens for BLOCK
+ * rows: 1 + p + p² + … */
+static double expected_tokens(double length, uint32_t rows) {
+  double low = 0, high = 1;
+  for (int i = 0; i < 50; i++) {
+    const double middle = (low + high) / 2;
+    if (tokens_of(middle, BLOCK) < length)
+      low = middle;
+    else
+      high = middle;
+  }
+  return tokens_of(low, rows);
+}
+
+void mm_bench_print_drafts(const mm_bench_result *r, double draft_s, double plain_s, bool json) {
+  const uint32_t sequences = r->batch / r->each;
+  if (json) {
+    open_object(r);
+    printf(",\"batch\":%u,\"context\":%u,\"kv_fp8\":%s,\"rows\":%u,\"seconds\":%.9g", sequences, r->c->context,
+           r->kv_fp8 ? "true" : "false", r->each, r->seconds);
+    printf(",\"draft_s\":%.9g,\"plain_s\":%.9g,\"experts_a_layer\":%.3f,\"drafted\":[", draft_s, plain_s, r->reached);
+  } else {
+    open_line(r);
+    printf(" x %u %s/%s/%s, drafts B=%u x %u rows context %u%s: %.1f us, the draft %.1f of them; plain %.1f us; %.1f experts a layer",
+           r->layers, r->c->quant, r->c->experts, r->c->head, sequences, r->each, r->c->context, r->kv_fp8 ? " fp8" : "", r->seconds * 1e6,
+           draft_s * 1e6, plain_s * 1e6, r->reached);
+  }
+  for (int i = 0; i < LENGTHS; i++) {
+    const double tokens = expected_tokens(lengths[i], r->each), rate = tokens * sequences / r->seconds,
+                 ratio = tokens * plain_s / r->seconds;
+    if (json)
+      printf("%s{\"length\":%.1f,\"tokens_a_step\":%.3f,\"tokens_per_s\":%.6g,\"of_plain\":%.4f}", i ? "," : "", lengths[i], tokens, rate,
+             ratio);
+    else
+      printf("; length %.1f: %.2f tokens, %.1f tokens/s, %.2f x plain", lengths[i], tokens, rate, ratio);
+  }
+  puts(json ? "]}" : "");
+}
+
 void mm_bench_print_attention(const mm_bench_result *r, const double part_s[3], const double ops[2], bool json) {
   const double sparse = part_s[0] + part_s[1];
   if (json) {

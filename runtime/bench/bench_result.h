@@ -18,7 +18,8 @@ typedef struct mm_bench_case {
   uint32_t tokens;             /* of a prefill step; 0: none */
   uint32_t dense;              /* first layers of M3 that are dense */
   uint32_t shrink;             /* what widths and experts of the released shapes are divided by; 0: 1 */
-  uint32_t verify;             /* rows of a sequence in steps of batch rows, measured next to single tokens; 0: not */
+  uint32_t verify;             /* rows of a sequence in steps of batch rows, measured next to single tokens; 0: not. For drafts: rows of a
+                                * sequence in their steps; 0: 8, 4 and 2 */
 } mm_bench_case;
 
 /* Words of a case are those of tables: none has a character that JSON escapes. Seconds and bytes are of one step, or of one layer's op. */
@@ -41,6 +42,9 @@ void mm_bench_print_copy(double bytes_per_s, bool json);
 void mm_bench_print_op(const mm_bench_result *r, const char *op, bool json);
 void mm_bench_print_decode(const mm_bench_result *r, bool json);
 void mm_bench_print_prefill(const mm_bench_result *r, bool json);
+/* A step that a draft proposes for: r->seconds of it and of the draft's pass, of r->batch rows; plain_s: of single tokens of as many
+ * sequences. */
+void mm_bench_print_drafts(const mm_bench_result *r, double draft_s, double plain_s, bool json);
 /* part_s: selection, attention over chosen blocks, attention over all; ops: of the last two. */
 void mm_bench_print_attention(const mm_bench_result *r, const double part_s[3], const double ops[2], bool json);
 /* seconds: of decoding alone, of the prefill chunk alone, of both in one step. */

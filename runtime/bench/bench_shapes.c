@@ -92,6 +92,28 @@ mm_model mm_bench_model(const mm_bench_shape *s) {
   return m;
 }
 
+bool mm_bench_draft(const mm_model *m, uint32_t by, mm_dflash_config *c, mm_err *err) {
+  const uint32_t kv_heads = (uint32_t)mm_max(8 / by, 1), most = 6;
+  *c = (mm_dflash_config){.layers = 5,
+                          .hidden = m->hidden,
+                          .heads = 3 * kv_heads,
+                          .kv_heads = kv_heads,
+                          .head_dim = 128,
+                          .intermediate = 8192 / by,
+                          .taps = (uint32_t)mm_min(most, m->layers - 1),
+                          .block = 8,
+                          .mask_id = m->vocab - 1,
+                          .norm_eps = 1e-6,
+                          .rope_theta = m->rope_theta,
+                          .window = {2048, 2048, 2048, 2048, 0},
+                          .causal = {true, true, true, true, false}};
+  if (!c->taps)
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found %u layers, expected 2 or more: a draft reads one before the last",
+                   m->layers);
+  for (uint32_t i = 0; i < c->taps; i++) c->tap[i] = m->layers < 10 ? i : 1 + i * (m->layers - 4) / (most - 1);
+  return mm_dflash_fits(c, "", m, MM_USAGE, err);
+}
+
 bool mm_bench_weights(const mm_bench_shape *s, const mm_model *m, mm_rank_weights *w, mm_err *err) {
   const mm_random_model r = {.linear = mm_scheme_find(s->quant),
                              .experts = mm_scheme_find(s->experts),

@@ -75,6 +75,7 @@ static bool feed_caches(mm_bench *b, const mm_batch *batch, mm_err *err) {
   const mm_forward *f = &b->forward;
   if (!ops->begin(at, batch, err)) return false;
   run_rows(b);
+  mm_draft_context(&f->draft, f);
   for (uint32_t l = 0; l < b->model.layers; l++) {
     const mm_layer_weights *w = &b->weights.layer[l];
     const mm_act qkv = {f->qkv.data, w->qkv.n};
@@ -120,9 +121,17 @@ bool mm_bench_fill(mm_bench *b, uint32_t rows, mm_err *err) {
   return true;
 }
 
+/* Experts that 1 to 8 consecutive tokens of text choose together, of 256, as was seen in M2.5 (a public measurement; 4 to 7 interpolated).
+ * As many independent tokens choose 8 to 57. */
+static const double alike[] = {0, 8, 13.4, 18.0, 21.9, 25.2, 28.4, 31.7, 35.0};
+
 /* The next step's tokens, another one for each sequence: random weights would soon choose the same token for all. */
 static void draw_ids(mm_bench *b, uint32_t rows) {
-  for (uint32_t s = 0; s < rows; s++) b->id[s] = (int32_t)(mm_draw(s, ++b->drawn) * b->model.vocab);
+  for (uint32_t s = 0; s < rows; s++) {
+    const uint32_t row = b->draft ? s % b->each : 0;
+    b->id[s] = (int32_t)(mm_draw(s, ++b->drawn) * b->model.vocab);
+    if (row && mm_draw(s, ++b->drawn) >= b->fresh) b->id[s] = b->id[s - 1 - (uint32_t)(mm_draw(s, ++b->drawn) * row)];
+  }
 }
 
 /* b->reached, over COUNTED more such steps and the layers that choose in them: of the experts that this rank holds. */
@@ -168,6 +177,50 @@ bool mm_bench_decode(mm_bench *b, const mm_bench_op *o, uint32_t rows, double *s
   }
   *step_s = mm_bench_median(b->time, b->steps);
   return collect(b, !o, &at, err) && count_experts(b, o, &batch, err);
+}
+
+/* b->fresh, by halving: the batch has the rows of one sequence. */
+static bool find_fresh(mm_bench *b, const mm_batch *batch, mm_err *err) {
+  double low = 0, high = 1;
+  for (int i = 0; i < 6 && b->model.experts > b->model.top_k; i++) {
+    b->fresh = (low + high) / 2;
+    if (!count_experts(b, NULL, batch, err)) return false;
+    if (b->reached < alike[b->each] / 8 * b->model.top_k)
+      low = b->fresh;
+    else
+      high = b->fresh;
+  }
+  return true;
+}
+
+bool mm_bench_drafts(mm_bench *b, uint32_t sequences, double step_s[2], mm_err *err) {
+  const uint32_t each = b->each, rows = sequences * each;
+  const bool best = b->ops->draft.best;
+  const double start = mm_now();
+  double at;
+  bool warm = false, ok = true;
+  for (uint32_t s = 0; s < sequences; s++) b->span[s] = (mm_span){(int32_t)s, s * each, each, b->c->context};
+  for (uint32_t i = 0, n = 0; i < rows; i++)
+    if (i % each) b->proposed[n++] = i;
+  const mm_batch batch = {rows, b->id, sequences, b->span, rows, b->out, samples(b) ? b->sampling : NULL, NULL};
+  const mm_batch block = {rows, b->id, sequences, b->span, rows - sequences, b->proposed, NULL, NULL};
+  const mm_batch one = {each, b->id, 1, b->span, each, b->out, batch.sampling, NULL};
+  if (!find_fresh(b, &one, err)) return false;
+  for (uint32_t counted = 0, steps = 0; counted < b->steps;) {
+    draw_ids(b, rows);
+    for (uint32_t i = 0; i < rows; i++)
+      if (i % each) b->id[i] = (int32_t)b->draft->c.mask_id;
+    const double from = mm_now();
+    if (!mm_draft_block(&b->forward.draft, &b->forward, &block, best ? NULL : b->logits, b->id, err)) return false;
+    const double drafted = mm_now();
+    draw_ids(b, rows);
+    if (!queue_step(b, NULL, &batch, err) || !collect(b, true, &at, err)) return false;
+    if (warm) b->time[counted] = at - from, b->time[b->steps + counted++] = drafted - from;
+    if (!warm) warm = agree(b, ++steps > 2 && (!b->ops->own_memory || from - start > WARMUP), &ok); /* the first are recorded */
+    if (!ok) return false;
+  }
+  for (size_t i = 0; i < 2; i++) step_s[i] = mm_bench_median(b->time + i * b->steps, b->steps);
+  return count_experts(b, NULL, &batch, err);
 }
 
 bool mm_bench_prefill(mm_bench *b, double *step_s, mm_err *err) {
@@ -223,30 +276,34 @@ static bool make_weights(mm_bench *b, const mm_bench_shape *shape, mm_err *err) 
   return mm_bench_weights(shape, &b->model, &b->weights, err) && (b->ops->own_memory || mm_random_fill(&b->weights, err));
 }
 
+/* Rows of a decode step: of one sequence one, or as many as a draft makes of it. */
+static uint32_t rows_of(const mm_bench *b) { return b->limits.slots * (b->draft ? b->draft->c.block : 1); }
+
 static bool open_buffers(mm_bench *b, mm_err *err) {
   const mm_bench_case *c = b->c;
-  const uint32_t slots = b->limits.slots;
+  const uint32_t slots = b->limits.slots, rows = rows_of(b);
   const size_t pages = (size_t)slots * mm_ceil_div(b->limits.max_positions, MM_PAGE);
   bool states = false;
   for (uint32_t l = 0; l < b->model.layers; l++) states |= b->model.attn[l] == MM_ATTN_LIGHTNING;
   if (c->context > LONG && !states && !(b->table = mm_calloc(pages, sizeof *b->table, err))) return false;
   b->id = mm_calloc(b->limits.max_tokens, sizeof *b->id, err);
   b->span = mm_calloc(slots, sizeof *b->span, err);
-  b->out = mm_calloc(slots, sizeof *b->out, err);
-  b->sampling = mm_calloc(slots, sizeof *b->sampling, err);
-  b->logits = mm_calloc((samples(b) ? 1 : (size_t)slots) * b->model.vocab, sizeof *b->logits, err);
-  b->time = mm_calloc(mm_max(b->steps, REPEATS), sizeof *b->time, err);
-  for (uint32_t i = 0; b->out && b->sampling && i < slots; i++) b->out[i] = i, b->sampling[i].top_p = 1;
-  return b->id && b->span && b->out && b->sampling && b->logits && b->time;
+  b->out = mm_calloc(rows, sizeof *b->out, err);
+  b->proposed = mm_calloc(rows, sizeof *b->proposed, err);
+  b->sampling = mm_calloc(rows, sizeof *b->sampling, err);
+  b->logits = mm_calloc((samples(b) ? 1 : (size_t)rows) * b->model.vocab, sizeof *b->logits, err);
+  b->time = mm_calloc(2 * mm_max(b->steps, REPEATS), sizeof *b->time, err);
+  for (uint32_t i = 0; b->out && b->sampling && i < rows; i++) b->out[i] = i, b->sampling[i].top_p = 1;
+  return b->id && b->span && b->out && b->proposed && b->sampling && b->logits && b->time;
 }
 
 bool mm_bench_open(mm_bench *b, mm_err *err) {
   const mm_bench_case *c = b->c;
   const bool with_prefill = strcmp(c->subject, "mixed") == 0;
   const uint32_t slots = most_rows(c) + with_prefill, chunk = (uint32_t)mm_min(CHUNK, (uint64_t)c->context * slots);
-  b->limits = (mm_limits){.max_tokens = (uint32_t)mm_max(mm_max(slots, chunk), c->tokens + (with_prefill ? slots : 0)),
-                          .slots = slots,
-                          .max_positions = (uint32_t)mm_max(c->context + mm_max(1, c->verify), c->tokens)};
+  b->limits = (mm_limits){.slots = slots,
+                          .max_positions = (uint32_t)mm_max(c->context + mm_max(b->draft ? MM_DFLASH_BLOCK : 1, c->verify), c->tokens)};
+  b->limits.max_tokens = (uint32_t)mm_max(mm_max(rows_of(b), chunk), c->tokens + (with_prefill ? slots : 0));
   const mm_bench_shape shape = {c->model, c->layers, c->vocab, c->quant, c->experts, c->head,
                                 b->rank,  b->ranks,  b->ep,    c->dense, c->shrink};
   b->model = mm_bench_model(&shape);
@@ -255,14 +312,17 @@ bool mm_bench_open(mm_bench *b, mm_err *err) {
                                     .limits = b->limits,
                                     .comm = b->comm,
                                     .place = {b->rank, b->rank, b->ranks, b->rank},
+                                    .draft = b->draft,
+                                    .tap = b->draft ? b->draft->c.tap : NULL,
+                                    .taps = b->draft ? b->draft->c.taps : 0,
                                     .options = {.threads = b->threads, .kv_fp8 = b->kv_fp8, .act_quant = b->act_quant}};
   return open_buffers(b, err) && make_weights(b, &shape, err) && mm_forward_open(&b->forward, b->ops, &config, err);
 }
 
 void mm_bench_close(mm_bench *b) {
   mm_forward_close(&b->forward);
-  MM_FREE(b->id, b->span, b->out, b->table, b->sampling, b->logits, b->time);
-  b->id = NULL, b->span = NULL, b->out = NULL, b->table = NULL, b->sampling = NULL, b->logits = NULL, b->time = NULL;
+  MM_FREE(b->id, b->span, b->out, b->proposed, b->table, b->sampling, b->logits, b->time);
+  b->id = NULL, b->span = NULL, b->out = b->proposed = NULL, b->table = NULL, b->sampling = NULL, b->logits = NULL, b->time = NULL;
 }
 
 /* ---- the copy rate of a machine ---- */

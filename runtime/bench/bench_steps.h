@@ -4,7 +4,7 @@
 #define MM_RUNTIME_BENCH_STEPS_H
 
 #include "runtime/bench/bench_result.h"
-#include "runtime/engine/ops.h"
+#include "runtime/engine/draft_forward.h"
 
 #define MM_BENCH_RANKS 8 /* at most */
 
@@ -21,19 +21,22 @@ typedef struct mm_bench {
   mm_rank_weights weights;
   mm_limits limits;
   mm_forward forward;
-  int32_t *id;           /* [max_tokens] */
-  mm_span *span;         /* [slots] */
-  uint32_t *out;         /* [slots] 0, 1, … */
-  uint32_t *table;       /* [slots, pages of one]: pages of contexts that are filled in pieces */
-  mm_sampling *sampling; /* [slots] greedy */
-  float *logits;         /* of one row, or of all slots' where the host reads them */
-  double *time;          /* [steps] */
-  double copy_rate;      /* bytes read plus written a second */
-  uint64_t drawn;        /* tokens so far */
-  uint32_t each;         /* rows of a decode step for each of its sequences */
-  uint32_t turn;         /* of a step of one op: layers gone through, over all rounds */
-  double reached;        /* experts of a layer that a decode step's rows chose, on average */
-  bool json;             /* a line of JSON for each result */
+  const mm_dflash *draft; /* NULL, or of the next open: rows of its steps are then alike (mm_bench_drafts) */
+  int32_t *id;            /* [max_tokens] */
+  mm_span *span;          /* [slots] */
+  uint32_t *out;          /* [rows of a decode step] 0, 1, … */
+  uint32_t *table;        /* [slots, pages of one]: pages of contexts that are filled in pieces */
+  uint32_t *proposed;     /* [rows of a decode step]: those of the draft's pass that propose a token */
+  mm_sampling *sampling;  /* [rows of a decode step] greedy */
+  float *logits;          /* of one row, or of all those where the host reads them */
+  double *time;           /* [2 · steps] */
+  double copy_rate;       /* bytes read plus written a second */
+  uint64_t drawn;         /* tokens so far */
+  uint32_t each;          /* rows of a decode step for each of its sequences */
+  uint32_t turn;          /* of a step of one op: layers gone through, over all rounds */
+  double fresh;           /* share of the rows of a draft's steps that have another token than a row of their sequence before */
+  double reached;         /* experts of a layer that a decode step's rows chose, on average */
+  bool json;              /* a line of JSON for each result */
 } mm_bench;
 
 /* Allocates all of it and opens the backend; close accepts a bench that is half open, and leaves it as open wants it. Weights are made
@@ -57,6 +60,10 @@ MM_MUST_USE bool mm_bench_fill(mm_bench *b, uint32_t rows, mm_err *err);
  * context; *step_s: the median time from one to the next. Of one op: ROUNDS of it over all layers that have it, instead of the pass; NULL:
  * the pass. */
 MM_MUST_USE bool mm_bench_decode(mm_bench *b, const mm_bench_op *o, uint32_t rows, double *step_s, mm_err *err);
+/* Steps of b->each rows of `sequences` sequences, before each of them a pass of the draft that proposes for all; nothing is queued ahead.
+ * step_s[2]: of both, of the draft's. Rows of a sequence have the same tokens so often that they choose as many experts together as
+ * consecutive tokens of text do, or as near to that as random weights come. */
+MM_MUST_USE bool mm_bench_drafts(mm_bench *b, uint32_t sequences, double step_s[2], mm_err *err);
 MM_MUST_USE bool mm_bench_prefill(mm_bench *b, double *step_s, mm_err *err);
 /* Single tokens of `rows` sequences and the first `tokens` tokens of another one: as two steps and as one. step_s[3]: the single tokens,
  * the prefill chunk, both. */

@@ -104,7 +104,8 @@ static widths widths_of(const mm_rank_weights *w, uint32_t layers) {
 static void widen_for_draft(widths *x, const mm_dflash *d) {
   if (!d) return;
   const uint32_t heads = d->c.heads * d->c.head_dim;
-  x->input = mm_max(x->input, mm_max(d->fc.k, mm_max(heads, d->c.intermediate)));
+  const uint32_t joined = d->c.kind == MM_DRAFT_EAGLE3 ? 2 * d->c.hidden : 0;
+  x->input = mm_max(x->input, mm_max(mm_max(d->fc.k, joined), mm_max(heads, d->c.intermediate)));
   x->uncut = mm_max(x->uncut, x->input);
   x->vector = mm_max(x->vector, mm_max(d->c.hidden, d->c.head_dim));
   x->mlp = mm_max(x->mlp, d->c.intermediate);
@@ -329,7 +330,8 @@ const mm_ops mm_ops_cpu = {
     .weights = {.layer = cpu_layer},
     .select = mm_cpu_select,
     .mlp = mm_cpu_mlp,
-    .draft = {mm_cpu_concat, mm_cpu_draft_store, mm_cpu_draft_attend, NULL, NULL, sizeof(float)},
+    .draft = {mm_cpu_concat, mm_cpu_draft_store, mm_cpu_draft_attend, mm_cpu_combine_whole, NULL, NULL, sizeof(float), mm_cpu_eagle_keep,
+              mm_cpu_eagle_before, mm_cpu_eagle_chain},
     .calibration = true,
     .pins = true,
     .send = cpu_send,

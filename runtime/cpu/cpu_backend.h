@@ -50,6 +50,8 @@ typedef struct mm_cpu_draft {
   uint32_t pages;
   float *k[MM_DFLASH_LAYERS], *v[MM_DFLASH_LAYERS]; /* [pages, kv_heads, MM_PAGE, d] */
   float *turn;                                      /* [max_tokens, d]: cosines, then sines, of the step's rows */
+  float *hidden;                                    /* of EAGLE-3: [pages, MM_PAGE, H] */
+  float *chain;                                     /* and [slots, MM_EAGLE_CHAIN, 2, kv_heads, d]: keys and values of a chain's rows */
   float *score;                                     /* [threads, score_floats] */
   size_t score_floats;
 } mm_cpu_draft;
@@ -251,9 +253,14 @@ void mm_cpu_draft_close(mm_backend *b);
 void mm_cpu_draft_copy(const mm_backend *b, const mm_paging *p); /* the parts of pages that slots go on from */
 void mm_cpu_concat(mm_backend *b, mm_act y, const mm_act *x, uint32_t count);
 void mm_cpu_draft_store(mm_backend *b, uint32_t layer, mm_act kv, const mm_packed *k_norm);
+void mm_cpu_eagle_keep(mm_backend *b, mm_act x);
+void mm_cpu_eagle_before(mm_backend *b, mm_act y);
+void mm_cpu_eagle_chain(mm_backend *b, uint32_t pass, mm_act o, mm_act qkv);
 void mm_cpu_draft_attend(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm);
 
 void mm_cpu_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps);
+void mm_cpu_combine_whole(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w,
+                          double eps);
 void mm_cpu_logits(mm_backend *b, mm_act x, const mm_packed *head);
 
 #endif

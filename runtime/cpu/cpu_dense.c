@@ -249,10 +249,15 @@ void mm_cpu_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_
 }
 
 void mm_cpu_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps) {
+  mm_comm_all_reduce_sum(b->c.comm, b->c.weights->rank, branch.data, (size_t)b->batch->tokens * h.width);
+  mm_cpu_combine_whole(b, h, n, residual, branch, scale, w, eps);
+}
+
+void mm_cpu_combine_whole(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w,
+                          double eps) {
   const float *weight = w ? mm_cpu_norm_vector(b, w) : NULL;
   float alpha = (float)scale.alpha, beta = (float)scale.beta;
   uint32_t H = h.width;
-  mm_comm_all_reduce_sum(b->c.comm, b->c.weights->rank, branch.data, (size_t)b->batch->tokens * H);
   for (uint32_t t = 0; t < b->batch->tokens; t++) {
     const float *res = mm_cpu_row(residual, t), *add = mm_cpu_row(branch, t);
     float *sum = mm_cpu_row(h, t);

@@ -28,6 +28,7 @@ static uint64_t copy_page(mm_backend *b, uint32_t page, char *place, bool in) {
     at = copy_part((char *)b->draft.k[l], page, cells, place, at, in);
     at = copy_part((char *)b->draft.v[l], page, cells, place, at, in);
   }
+  if (d && b->draft.hidden) at = copy_part((char *)b->draft.hidden, page, (uint64_t)MM_PAGE * d->hidden * sizeof(float), place, at, in);
   return at;
 }
 

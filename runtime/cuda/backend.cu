@@ -483,13 +483,9 @@ void cuda_experts_shared(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13
 
 void cuda_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps) {
   if (mm_cu_later(b, cuda_combine, h, n, residual, branch, scale, w, eps) || !begin_op(b)) return;
-  b->inputs.wrote(h.data), b->inputs.wrote(n.data);
   const bool partial = mm_cu_combines_ranks(b->peers, b->step.rows, h.width);
   if (!partial) check(b, mm_cu_sum_ranks(b, rows_of(branch), h.width), "sum over ranks");
-  const float *const norm = b->weights.values[w ? w : mm_cu_any_norm(b)];
-  const mm_cu_combine a = {rows_of(h),        rows_of(n), rows_of(residual),
-                           rows_of(branch),   norm,       (float)scale.alpha,
-                           (float)scale.beta, (float)eps, b->inputs.codes_too(rows_of(n), b->step.rows, n.width)};
+  const mm_cu_combine a = mm_cu_combine_of(b, h, n, residual, branch, scale, w, eps);
   b->step.deferred = {!partial ? RESIDUAL_SUMMED : b->step.sent_before == branch.data ? RESIDUAL_SENT : RESIDUAL_PARTIAL, a, h.width};
   if (b->c.options.eager) catch_up(b);
 }
@@ -510,6 +506,15 @@ void cuda_logits(mm_backend *b, mm_act x, const mm_packed *head) {
 
 }  // namespace
 
+mm_cu_combine mm_cu_combine_of(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w,
+                               double eps) {
+  b->inputs.wrote(h.data), b->inputs.wrote(n.data);
+  const float *const norm = b->weights.values[w ? w : mm_cu_any_norm(b)];
+  return {rows_of(h),        rows_of(n), rows_of(residual),
+          rows_of(branch),   norm,       (float)scale.alpha,
+          (float)scale.beta, (float)eps, b->inputs.codes_too(rows_of(n), b->step.rows, n.width)};
+}
+
 bool mm_cu_begin_op(mm_backend *b) {
   catch_up(b);
   b->step.sent_before = b->step.sent, b->step.sent = nullptr;
@@ -528,11 +533,12 @@ bool mm_cu_best(mm_backend *b, int32_t *id, mm_err *err) {
   finish_step(b);
   if (b->dry_runs) return succeeded(b, err);
   const size_t bytes = b->step.wanted * sizeof *id;
-  if (b->err.status == MM_OK)
+  const bool here = mm_cu_come_to_end(b, err);
+  if (here && b->err.status == MM_OK)
     check(b, cudaMemcpyAsync(b->step.memory->id, b->sampler.args.id, bytes, cudaMemcpyDeviceToHost, b->stream), "copy choices");
   check(b, cudaStreamSynchronize(b->stream), "step");
-  if (!succeeded(b, err) || !mm_cu_loaded(b, err)) return false;
-  memcpy(id, b->step.memory->id, bytes);
+  if (!succeeded(b, err) || !here || !mm_cu_loaded(b, err) || (b->peers && !mm_cu_peers_check(b->peers, err))) return false;
+  if (id) memcpy(id, b->step.memory->id, bytes);
   return true;
 }
 
@@ -571,7 +577,7 @@ const mm_ops mm_ops_cuda = {
     .select = cuda_select,
     .mlp = cuda_mlp,
     .joined = {cuda_linear_two, cuda_linear_three, cuda_experts_shared},
-    .draft = {mm_cu_draft_concat, mm_cu_draft_store, mm_cu_draft_attend, mm_cu_begin_draft, mm_cu_best, sizeof(bf16)},
+    .draft = {mm_cu_draft_concat, mm_cu_draft_store, mm_cu_draft_attend, mm_cu_draft_combine, mm_cu_begin_draft, mm_cu_best, sizeof(bf16)},
     .calibration = true,
     .calibrate = mm_cu_calibrate,
     .send = cuda_send,

@@ -332,6 +332,9 @@ mm_cu_ahead mm_cu_ahead_of(mm_backend *b, uint32_t layer);
 void mm_cu_note(mm_backend *b, cudaError_t e, const char *what);
 /* At the start of an op: whether it launches anything, with all before it launched. */
 bool mm_cu_begin_op(mm_backend *b);
+/* The sum and the norm of a residual, with what they write noted. */
+mm_cu_combine mm_cu_combine_of(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w,
+                               double eps);
 /* mm_ops.begin, and mm_draft_ops.begin and best. */
 bool mm_cu_begin_step(mm_backend *b, const mm_batch *batch, mm_err *err);
 bool mm_cu_begin_draft(mm_backend *b, const mm_batch *batch, bool best, mm_err *err);
@@ -368,6 +371,8 @@ MM_MUST_USE bool mm_cu_open_draft(mm_backend *b, mm_err *err);
 void mm_cu_draft_concat(mm_backend *b, mm_act y, const mm_act *x, uint32_t count);
 void mm_cu_draft_store(mm_backend *b, uint32_t layer, mm_act kv, const mm_packed *k_norm);
 void mm_cu_draft_attend(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm);
+void mm_cu_draft_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w,
+                         double eps);
 void mm_cu_do_best(mm_backend *b); /* what best launches */
 
 /* ---- a calibration (calibrate.cu) ---- */

@@ -142,8 +142,17 @@ void mm_cu_draft_attend(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, con
   mm_cu_note(b, mm_cu_attend_block(block, rows, b->stream), "attention of the draft");
 }
 
+void mm_cu_draft_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w,
+                         double eps) {
+  if (mm_cu_later(b, mm_cu_draft_combine, h, n, residual, branch, scale, w, eps) || !mm_cu_begin_op(b)) return;
+  b->step.deferred = {RESIDUAL_SUMMED, mm_cu_combine_of(b, h, n, residual, branch, scale, w, eps), h.width};
+  if (b->c.options.eager) (void)mm_cu_begin_op(b);
+}
+
 void mm_cu_do_best(mm_backend *b) {
   if (mm_cu_later(b, mm_cu_do_best) || !mm_cu_begin_op(b)) return;
+  mm_cu_note(b, mm_cu_share_logits(b, b->step.outs), "share logits");
+  if (b->err.status != MM_OK) return;
   mm_cu_sample a = b->sampler.args;
   a.tokens = b->step.rows, a.out = b->device.out, a.slot = b->device.slot, a.sampling = b->device.sampling, a.last_id = b->draft.last_id;
   mm_cu_note(b, mm_cu_sample_tokens(a, b->step.outs, MM_CU_GREEDY, b->stream), "sample");

@@ -1,4 +1,4 @@
-/* A DFlash draft next to the target's forward pass, on the same backend and with its embedding and head. */
+/* A draft next to the target's forward pass, on the same backend and with its embedding and head. */
 #ifndef MM_RUNTIME_DRAFT_FORWARD_H
 #define MM_RUNTIME_DRAFT_FORWARD_H
 
@@ -18,6 +18,12 @@ void mm_draft_context(const mm_draft_forward *f, const mm_forward *target);
  * of a slot changes. logits[out_count, vocab_rows]; or id[out_count], the best of each (mm_draft_ops.best), with
  * logits NULL. */
 MM_MUST_USE bool mm_draft_block(const mm_draft_forward *f, const mm_forward *target, const mm_batch *batch, float *logits, int32_t *id,
+                                mm_err *err);
+
+/* Pass `pass` of the chain of an EAGLE-3 draft, the passes before it done with the same slots in the same order: spans of one row, at first
+ * a token of the slot at `pos`, whose cells before are there, then what was proposed, a position further each. logits[out_count,
+ * draft_vocab] of the rows, which are all wanted. */
+MM_MUST_USE bool mm_draft_chain(const mm_draft_forward *f, const mm_forward *target, const mm_batch *batch, uint32_t pass, float *logits,
                                 mm_err *err);
 
 #ifdef __cplusplus

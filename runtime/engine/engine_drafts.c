@@ -10,11 +10,18 @@ bool mm_engine_check_draft(const mm_pack *p, mm_engine_config *c, mm_err *err) {
   if (!c->ops->draft.attend)
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(p->dir, NULL),
                    "found a draft; device %s runs none (minimax-serve --drafts 0 leaves it out)", c->ops->name);
-  if (p->tp != 1 || p->pp != 1 || c->world || c->calibration)
-    return mm_fail(err, MM_UNSUPPORTED, "E_PARALLEL", mm_at(p->dir, NULL),
-                   "found --tp %u --pp %u; a draft runs with 1 of each, in one process, and not while inputs are collected "
-                   "(minimax-serve --drafts 0 leaves it out)",
-                   p->tp, p->pp);
+  const bool eagle = c->draft->c.kind == MM_DRAFT_EAGLE3;
+  if (eagle && (!c->ops->draft.chain || p->tp > 1))
+    return mm_fail(
+        err, MM_UNSUPPORTED, c->ops->draft.chain ? "E_PARALLEL" : "E_DEVICE", mm_at(p->dir, NULL),
+        "found an EAGLE-3 draft on device %s with --tp %u; it runs on a CPU with --tp 1 (minimax-serve --drafts 0 leaves it out)",
+        c->ops->name, p->tp);
+  if (p->pp != 1 || c->world || c->calibration)
+    return mm_fail(
+        err, MM_UNSUPPORTED, "E_PARALLEL", mm_at(p->dir, NULL),
+        "found --pp %u in %u processes; a draft runs with 1 of each, and not while inputs are collected (minimax-serve --drafts 0 "
+        "leaves it out)",
+        p->pp, c->world ? c->world->processes : 1);
   if (c->taps) return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL), "found %u layers to tap next to a draft's", c->taps);
   c->tap = c->draft->c.tap;
   c->taps = c->draft->c.taps;
@@ -25,7 +32,7 @@ void mm_engine_add_draft_memory(const mm_engine_config *c, mm_rank_memory *need)
   if (!c->draft) return;
   const mm_dflash_config *d = &c->draft->c;
   const uint64_t q = (uint64_t)d->heads * d->head_dim, kv = UINT64_C(2) * d->kv_heads * d->head_dim, H = d->hidden, I = d->intermediate;
-  need->page += d->layers * kv * MM_PAGE * c->ops->draft.cell_bytes;
+  need->page += (d->layers * kv + (d->kind == MM_DRAFT_EAGLE3 ? H : 0)) * MM_PAGE * c->ops->draft.cell_bytes;
   if (!c->ops->own_memory) return;
   need->weights += c->draft->map.size;
   need->buffers += c->limits.max_tokens * (2 * ((d->taps + 2) * H + 2 * q + 2 * kv + I) + 4 * mm_max(2 * I, H));
@@ -33,9 +40,20 @@ void mm_engine_add_draft_memory(const mm_engine_config *c, mm_rank_memory *need)
 
 uint32_t mm_engine_drafts(const mm_engine *e) { return e->config.draft ? e->config.draft->c.block - 1 : 0; }
 
+/* All ranks propose the same; the first one reports it. */
 bool mm_engine_draft_rank(rank *r, mm_err *err) {
   const task *t = &r->engine->task;
-  return mm_draft_block(&r->forward.draft, &r->forward, t->draft.batch, t->draft.logits, t->draft.id, err);
+  const size_t rows = t->draft.batch->out_count;
+  if (r->engine->config.draft->c.kind == MM_DRAFT_EAGLE3)
+    return MM_GROW(r->logits, &r->logits_cap, rows * r->weights.vocab_rows, err) &&
+           mm_draft_chain(&r->forward.draft, &r->forward, t->draft.batch, t->draft.pass, r->logits, err);
+  if (!t->draft.logits)
+    return mm_draft_block(&r->forward.draft, &r->forward, t->draft.batch, NULL, r->weights.rank == 0 ? t->draft.id : NULL, err);
+  if (!MM_GROW(r->logits, &r->logits_cap, rows * r->weights.vocab_rows, err) ||
+      !mm_draft_block(&r->forward.draft, &r->forward, t->draft.batch, r->logits, NULL, err))
+    return false;
+  mm_engine_place_logits(r, rows, t->draft.logits);
+  return true;
 }
 
 /* The best id of a row of logits that may be sampled. */
@@ -61,34 +79,73 @@ static bool check_asks(const mm_engine *e, const mm_draft_ask *ask, uint32_t n, 
   return true;
 }
 
+/* The pages of the slots as they are. */
+static const mm_paging *paging_of(mm_engine *e) {
+  if (!e->pages) return NULL;
+  e->draft.paging = e->paging, e->draft.paging.copies = 0;
+  return &e->draft.paging;
+}
+
+/* A chain of passes, of one row for each ask. An id that is never sampled is not proposed. */
+static bool draft_chain(mm_engine *e, const mm_draft_ask *ask, uint32_t n, uint32_t each, int32_t *draft, float *logits, mm_err *err) {
+  const mm_dflash *d = e->config.draft;
+  const size_t vocab = e->model->vocab;
+  if (!MM_GROW(e->draft.bytes, &e->draft.bytes_cap, n * (sizeof(mm_span) + sizeof(int32_t) + sizeof(uint32_t)), err)) return false;
+  mm_span *span = (mm_span *)(void *)e->draft.bytes;
+  int32_t *id = (int32_t *)(void *)(span + n);
+  uint32_t *out = (uint32_t *)(void *)(id + n);
+  e->draft.batch = (mm_batch){.tokens = n, .id = id, .span_count = n, .span = span, .out_count = n, .out = out, .paging = paging_of(e)};
+  e->stepped = false; /* the rows of the last step are overwritten */
+  for (size_t i = 0; logits && i < n * each * vocab; i++) logits[i] = -INFINITY;
+  for (uint32_t pass = 0; pass < each; pass++) {
+    for (uint32_t i = 0; i < n; i++) {
+      span[i] = (mm_span){(int32_t)ask[i].slot, i, 1, ask[i].pos + pass};
+      id[i] = pass ? draft[i * each + pass - 1] : ask[i].id, out[i] = i;
+    }
+    if (!mm_engine_run_task(e, &(task){.kind = DRAFT, .draft = {.batch = &e->draft.batch, .pass = pass}}, err)) return false;
+    for (uint32_t i = 0; i < n; i++) {
+      const float *row = e->rank[0].logits + (size_t)i * d->c.draft_vocab;
+      float top = -INFINITY;
+      int32_t *best = &draft[i * each + pass];
+      *best = 0;
+      for (uint32_t k = 0; k < d->c.draft_vocab; k++) {
+        const int32_t to = mm_dflash_id(d, k);
+        if (logits) logits[((size_t)i * each + pass) * vocab + (uint32_t)to] = row[k];
+        if (!e->never[to] && row[k] > top) top = row[k], *best = to;
+      }
+    }
+  }
+  return true;
+}
+
 bool mm_engine_draft(mm_engine *e, const mm_draft_ask *ask, uint32_t n, uint32_t each, int32_t *draft, float *logits, mm_err *err) {
   if (!n) return true;
   if (!check_asks(e, ask, n, each, err) || !mm_engine_all_back(e, err)) return false;
+  if (e->config.draft->c.kind == MM_DRAFT_EAGLE3) return draft_chain(e, ask, n, each, draft, logits, err);
   const uint32_t rows = n * (1 + each), outs = n * each;
-  const size_t width = e->rank[0].weights.vocab_rows;
+  const size_t vocab = e->model->vocab;
   const bool best = !logits && e->config.ops->draft.best;
-  if (!best && !MM_GROW(e->draft.logits, &e->draft.logits_cap, outs * width, err)) return false;
-  if (!MM_GROW(e->draft.bytes, &e->draft.bytes_cap, rows * sizeof(int32_t) + n * sizeof(mm_span) + outs * sizeof(uint32_t), err))
-    return false;
+  if (!best && !MM_GROW(e->draft.logits, &e->draft.logits_cap, outs * vocab, err)) return false;
+  const size_t bytes = n * sizeof(mm_span) + rows * sizeof(int32_t) + 2 * outs * sizeof(uint32_t);
+  if (!MM_GROW(e->draft.bytes, &e->draft.bytes_cap, bytes, err)) return false;
   mm_span *span = (mm_span *)(void *)e->draft.bytes;
   int32_t *id = (int32_t *)(void *)(span + n);
   uint32_t *out = (uint32_t *)(void *)(id + rows), outputs = 0;
-  static const mm_paging none = {0};
-  mm_paging *paging = &e->draft.paging;
-  *paging = e->pages ? e->paging : none;
-  paging->copies = 0;
+  int32_t *found = (int32_t *)(void *)(out + outs);
   for (uint32_t i = 0, row = 0; i < n; i++) {
     span[i] = (mm_span){(int32_t)ask[i].slot, row, 1 + each, ask[i].pos};
     id[row++] = ask[i].id;
     for (uint32_t k = 0; k < each; k++, row++) id[row] = (int32_t)e->config.draft->c.mask_id, out[outputs++] = row;
   }
   e->draft.batch = (mm_batch){.tokens = rows, .id = id, .span_count = n, .span = span, .out_count = outs, .out = out};
-  e->draft.batch.paging = e->pages ? paging : NULL;
+  e->draft.batch.paging = paging_of(e);
   e->stepped = false; /* the rows of the last step are overwritten */
-  if (!mm_engine_run_task(e, &(task){.kind = DRAFT, .draft = {&e->draft.batch, best ? NULL : e->draft.logits, draft}}, err)) return false;
-  for (uint32_t i = 0; best && i < outs; i++) draft[i] = draft[i] < 0 ? 0 : draft[i];
-  for (uint32_t i = 0; logits && i < outs; i++)
-    memcpy(logits + i * (size_t)e->model->vocab, e->draft.logits + i * width, e->model->vocab * sizeof *logits);
-  for (uint32_t i = 0; !best && i < outs; i++) draft[i] = best_of(e, e->draft.logits + i * width);
+  if (!mm_engine_run_task(e, &(task){.kind = DRAFT, .draft = {&e->draft.batch, best ? NULL : e->draft.logits, found, 0}}, err))
+    return false;
+  for (uint32_t i = 0; i < outs; i++) {
+    draft[i] = best ? found[i] : best_of(e, e->draft.logits + i * vocab);
+    if (draft[i] < 0) draft[i] = 0;
+  }
+  if (logits) memcpy(logits, e->draft.logits, outs * vocab * sizeof *logits);
   return true;
 }

@@ -62,8 +62,9 @@ typedef struct task {
     } score;
     struct {
       const mm_batch *batch; /* spans that begin with a token of their slot, masks behind it */
-      float *logits;         /* [out_count, vocab_rows], or NULL: */
+      float *logits;         /* [out_count, vocab], or NULL: */
       int32_t *id;           /* [out_count] the best of each */
+      uint32_t pass;         /* of an EAGLE-3 draft's chain, whose logits stay with the rank: [out_count, draft_vocab] */
     } draft;
     struct {
       uint64_t number;
@@ -160,9 +161,9 @@ typedef struct engine_processes {
 typedef struct engine_drafts {
   mm_batch batch;
   mm_paging paging;
-  char *bytes; /* its arrays */
+  char *bytes; /* its arrays, and the ids that it proposes */
   size_t bytes_cap;
-  float *logits; /* [out_count, vocab_rows] */
+  float *logits; /* [out_count, vocab] */
   size_t logits_cap;
 } engine_drafts;
 
@@ -237,6 +238,9 @@ void mm_engine_lose(mm_engine *e, const mm_err *why);
 MM_MUST_USE bool mm_engine_run_step(mm_engine *e, const mm_batch *batch, float *logits, bool deferred_sampling, mm_err *err);
 /* MM_USAGE E_BATCH: "WHAT INDEX: found FOUND, expected EXPECTED LIMIT". */
 bool mm_engine_refuse(mm_err *err, const char *what, uint64_t index, int64_t found, const char *expected, uint64_t limit);
+
+/* The rank's columns of r->logits[rows, vocab_rows] go to their place in to[rows, vocab], unless the call has returned (engine_ranks.c). */
+void mm_engine_place_logits(rank *r, size_t rows, float *to);
 
 /* ---- drafts (engine_drafts.c) ---- */
 

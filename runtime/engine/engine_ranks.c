@@ -73,7 +73,17 @@ static void end_copy(mm_engine *e) {
   pthread_mutex_unlock(&e->lock);
 }
 
-/* One batch on one rank; its columns of the logits go to their place in the caller's matrix. */
+void mm_engine_place_logits(rank *r, size_t rows, float *to) {
+  mm_engine *const e = r->engine;
+  const mm_rank_weights *w = &r->weights;
+  const size_t vocab = e->model->vocab;
+  if (w->vocab_first >= vocab || !begin_copy(e)) return;
+  const size_t columns = mm_min(w->vocab_rows, vocab - w->vocab_first);
+  for (size_t i = 0; i < rows; i++) memcpy(to + i * vocab + w->vocab_first, r->logits + i * w->vocab_rows, columns * sizeof *r->logits);
+  end_copy(e);
+}
+
+/* One batch on one rank. */
 static bool step_rank(rank *r, mm_err *err) {
   mm_engine *const e = r->engine;
   const mm_batch *batch = e->task.step.batch;
@@ -81,15 +91,9 @@ static bool step_rank(rank *r, mm_err *err) {
   if (w->layer_end < e->model->layers) return mm_forward_step(&r->forward, batch, NULL, err);
   r->forward.deferred_sampling = e->task.step.deferred_sampling;
   if (batch->sampling || r->forward.deferred_sampling) return mm_forward_step(&r->forward, batch, NULL, err);
-  size_t rows = batch->out_count, vocab = e->model->vocab;
-  if (!MM_GROW(r->logits, &r->logits_cap, rows * w->vocab_rows, err)) return false;
+  if (!MM_GROW(r->logits, &r->logits_cap, (size_t)batch->out_count * w->vocab_rows, err)) return false;
   if (!mm_forward_step(&r->forward, batch, r->logits, err)) return false;
-  if (w->vocab_first >= vocab) return true;
-  size_t columns = mm_min(w->vocab_rows, vocab - w->vocab_first);
-  if (!begin_copy(e)) return true;
-  for (size_t i = 0; i < rows; i++)
-    memcpy(e->task.step.logits + i * vocab + w->vocab_first, r->logits + i * w->vocab_rows, columns * sizeof *r->logits);
-  end_copy(e);
+  mm_engine_place_logits(r, batch->out_count, e->task.step.logits);
   return true;
 }
 

@@ -177,21 +177,34 @@ typedef struct mm_weights_ops {
   void (*release)(void *memory);
 } mm_weights_ops;
 
-/* A draft next to the target (mm_backend_config.draft; d = its head_dim). */
+/* A draft next to the target (mm_backend_config.draft; d = its head_dim). Every rank has all of it, but for the embedding and the head,
+ * which are the target's. */
 typedef struct mm_draft_ops {
   /* y[T, Σ width] = the columns of x[0], x[1], … */
   void (*concat)(mm_backend *b, mm_act y, const mm_act *x, uint32_t count);
   /* kv[T, 2·kv_heads·d], clobbered: keys and values of the step's rows, into the draft's cells of their positions: k after the norm of
-   * each head and RoPE over all of d. Layer 0 comes first in a step. */
+   * each head and RoPE over all of d. Layer 0 comes first in a step. Of EAGLE-3: without a norm, and nothing of
+   * position 0. */
   void (*store)(mm_backend *b, uint32_t layer, mm_act kv, const mm_packed *k_norm);
   /* Attention of the rows of each span over the cells before its pos and over one another. qkv is clobbered; o[T, heads·d]. */
   void (*attend)(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm);
+  /* mm_ops.combine of a branch that every rank has whole: nothing is summed over ranks. */
+  void (*combine)(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps);
   /* In place of begin, for a block of the draft: spans of as many rows each, ids in [0, vocab). best: it ends by that. NULL: begin does. */
   bool (*begin)(mm_backend *b, const mm_batch *batch, bool best, mm_err *err);
   /* In place of end: id[out_count], of each output row the id with the largest logit that may be chosen, -1 where no logit was a number.
-   * What is chosen for the slots stays as it is. Waits. NULL: the engine looks through the logits. */
+   * What is chosen for the slots stays as it is. Waits. id NULL: they are not wanted here, but by another rank. best NULL: the engine looks
+   * through the logits. */
   bool (*best)(mm_backend *b, int32_t *id, mm_err *err);
   uint32_t cell_bytes; /* of a number in a cell */
+  /* Of EAGLE-3; all NULL in a backend that runs none. A cell has H numbers more, besides the keys and values. */
+  /* x[T, H], into the cells of the rows' positions. */
+  void (*keep)(mm_backend *b, mm_act x);
+  /* y[T, H] = of each row what keep put into the cell of the position before; zeros at position 0. */
+  void (*before)(mm_backend *b, mm_act y);
+  /* Attention of pass `pass` of a chain, of which each span has one row, `pass` positions behind the chain's first: over the cells of
+   * positions from 1 to before the first, and the rows of its slot of the passes so far. qkv is clobbered; o[T, heads·d]. */
+  void (*chain)(mm_backend *b, uint32_t pass, mm_act o, mm_act qkv);
 } mm_draft_ops;
 
 /* Linears of one x: y[i][T, n] = x·W[i]ᵀ. */
@@ -338,6 +351,7 @@ MM_MUST_USE bool mm_devices_read(const char *list, uint32_t ranks, uint32_t **de
 struct mm_draft_forward {
   const mm_dflash *d;
   mm_act taps, context, normed, kv, qkv, o;
+  mm_act embedded, joined, tap[MM_TAPS]; /* of EAGLE-3 */
 };
 
 typedef struct mm_forward {

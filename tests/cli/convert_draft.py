@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A DFlash draft next to a packed checkpoint: --draft packs it as stored, minimax-verify holds it to its digest and to the model, a packed
+"""A DFlash or EAGLE-3 draft next to a packed checkpoint: --draft packs it as stored, minimax-verify holds it to its digest and to the model, a packed
 source hands it on, and replies of a server that proposes by it are those without. Drafts that do not fit are refused by name."""
 import json
 import os
@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 
 sys.path.insert(0, os.path.dirname(__file__))
 from serve_client import Server  # noqa: E402
@@ -21,6 +22,7 @@ CONFIG = {"num_hidden_layers": LAYERS, "hidden_size": H, "num_attention_heads": 
           "layer_types": ["sliding_attention", "full_attention"],
           "dflash_config": {"target_layer_ids": [0, TARGET["num_hidden_layers"] - 2], "mask_token_id": 5}}
 RANDOM = random.Random(1)
+DEVICE = ("--device", os.environ["DEVICE"], "--batch-invariant") if "DEVICE" in os.environ else ()
 
 
 def shapes():
@@ -43,7 +45,7 @@ def save(path, config, tensors):
     os.makedirs(path)
     head, data = {}, b""
     for name, (shape, raw) in tensors.items():
-        head[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [len(data), len(data) + len(raw)]}
+        head[name] = {"dtype": {"d2t": "I64", "t2d": "BOOL"}.get(name, "BF16"), "shape": list(shape), "data_offsets": [len(data), len(data) + len(raw)]}
         data += raw
     text = json.dumps(head).encode()
     with open(path + "/model.safetensors", "wb") as f:
@@ -56,6 +58,24 @@ def save(path, config, tensors):
 def weights():
     tensors = {name: (shape, bf16(shape[0] * (shape[1] if len(shape) > 1 else 1), len(shape) == 1)) for name, shape in shapes()}
     return {**tensors, "lm_head.weight": ((2, H), bf16(2 * H, False))}
+
+
+VOCAB, DRAFT_VOCAB = TARGET["vocab_size"], 300
+EAGLE = {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "hidden_size": H, "target_hidden_size": H, "num_attention_heads": HEADS,
+         "num_key_value_heads": KV, "head_dim": D, "intermediate_size": I, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "hidden_act": "silu", "vocab_size": VOCAB,
+         "draft_vocab_size": DRAFT_VOCAB, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2], "use_aux_hidden_state": True}}
+
+
+def eagle_weights(steps):
+    """As SpecForge names them; head id i is the model's i + steps[i]."""
+    names = {"fc.weight": (H, 3 * H), "norm.weight": (H,), "lm_head.weight": (DRAFT_VOCAB, H)}
+    for name, shape in (("input_layernorm", (H,)), ("hidden_norm", (H,)), ("post_attention_layernorm", (H,)), ("self_attn.q_proj", (HEADS * D, 2 * H)),
+                        ("self_attn.k_proj", (KV * D, 2 * H)), ("self_attn.v_proj", (KV * D, 2 * H)), ("self_attn.o_proj", (H, HEADS * D)),
+                        ("mlp.gate_proj", (I, H)), ("mlp.up_proj", (I, H)), ("mlp.down_proj", (H, I))):
+        names[f"midlayer.{name}.weight"] = shape
+    tensors = {name: (shape, bf16(shape[0] * (shape[1] if len(shape) > 1 else 1), len(shape) == 1)) for name, shape in names.items()}
+    named = {i + step for i, step in enumerate(steps)}
+    return {**tensors, "d2t": ((len(steps),), struct.pack(f"<{len(steps)}q", *steps)), "t2d": ((VOCAB,), bytes(i in named for i in range(VOCAB)))}
 
 
 def run(program, *args):
@@ -93,7 +113,9 @@ def packed(tmp, draft, tensors):
     assert run("convert", out, "-o", tmp + "/again", "--tp", "2", "-q") == (0, "")
     with open(out + "/draft.safetensors", "rb") as a, open(tmp + "/again/draft.safetensors", "rb") as b:
         assert a.read() == b.read()
-    refused("E_PARALLEL", 4, "serve", tmp + "/again", "--drafts", "7", "--port", "0")
+    assert run("convert", out, "-o", tmp + "/stages", "--pp", "2", "-q") == (0, "")
+    refused("E_PARALLEL", 4, "serve", tmp + "/stages", "--drafts", "7", "--port", "0")
+    served(tmp + "/again", *(("--devices", os.environ.get("DEVICES", "0,0")) if DEVICE else ()))
     with open(tmp + "/again/draft.safetensors", "r+b") as f:
         f.seek(-1, 2)
         last = f.read(1)[0]
@@ -134,17 +156,69 @@ def finished(tmp, draft, tensors):
             refused("E_RESUME", 2, *again)
 
 
-def served(out):
+def agree(s, prompt, **more):
+    """The reply with proposals, which is that without."""
+    body = {"prompt": prompt, "max_tokens": 40, "ignore_eos": True, **more}
+    plain, drafted = (s.post("/v1/completions", {**body, "speculative": x}) for x in (False, True))
+    assert plain["choices"] == drafted["choices"], (plain, drafted)
+    return plain["choices"]
+
+
+def served(out, *options):
     """Greedy and drawn, with penalties and logprobs; on a GPU, where a row's bits depend on its step, for rows that do not."""
-    device = ("--device", os.environ["DEVICE"], "--batch-invariant") if "DEVICE" in os.environ else ()
-    with Server(out, "--max-model-len", "256", "--drafts", "7", *device) as s:
+    with Server(out, "--max-model-len", "256", "--drafts", "7", "-t", "1", *DEVICE, *options) as s:
         for more in ({"temperature": 0}, {"temperature": 1, "seed": 3}, {"temperature": 0.7, "seed": 4, "frequency_penalty": 0.5, "logprobs": 2}):
-            body = {"prompt": "In the beginning", "max_tokens": 60, "ignore_eos": True, **more}
-            plain, drafted = (s.post("/v1/completions", {**body, "speculative": x}) for x in (False, True))
-            assert plain["choices"] == drafted["choices"], more
-            # A GPU's server soon finds that this draft does not pay, and tries it now and then.
-            assert device or drafted["usage"]["completion_tokens_details"]["num_draft_tokens"] > 0, drafted["usage"]
-        assert s.metrics()["draft_model_tokens_total"] > 0
+            agree(s, "In the beginning", **more)
+        # A server soon finds that this draft does not pay, and tries it now and then.
+        assert s.metrics()["draft_model_tokens_total"] > 0, options
+
+
+def evicted(out):
+    """Three prompts of more than half of the pages, in turn: pages with cells of the draft come back from host memory."""
+    with Server(out, "--kv-cache-tokens", "192", "--max-model-len", "160", "--max-num-seqs", "1", "--kv-offload", "64M", "--drafts", "7", "-t", "1", *DEVICE) as s:
+        texts = [[first] + [3 + (i * i + 5 * i) % 200 for i in range(99)] for first in (5, 6, 7)]
+        first, again = ([agree(s, t, temperature=1, seed=3, logprobs=2) for t in texts] for _ in range(2))
+        found = s.metrics()
+        assert first == again and found["offload_hits_total"] > 0 and found["draft_model_tokens_total"] > 0, found
+
+
+def held(out, socket):
+    """Weights that another process holds; the draft's are the server's own."""
+    with subprocess.Popen([BIN + "minimax-hold", out, socket, "--device", "cuda", "-q"]) as holder:
+        for _ in range(600):
+            if os.path.exists(socket) or holder.poll() is not None:
+                break
+            time.sleep(0.1)
+        served(out, "--attach", socket)
+        holder.terminate()
+    assert holder.returncode == 0, holder.returncode
+
+
+def eagle(tmp):
+    """An EAGLE-3 draft, on a CPU; what does not fit."""
+    steps = [i // 2 for i in range(DRAFT_VOCAB)]
+    tensors, out = eagle_weights(steps), tmp + "/eagle-packed"
+    assert run("convert", "tests/data/tiny-m2", "-o", out, "--draft", save(tmp + "/eagle", EAGLE, tensors), "-q") == (0, "")
+    assert run("verify", out, "-q")[0] == 0
+    found = stored(out + "/draft.safetensors")
+    assert len(found) == 11 and found["d2t"] == ([DRAFT_VOCAB], tensors["d2t"][1]) and found["lm_head.weight"][1] == tensors["lm_head.weight"][1]
+    assert found["hidden_norm.weight"][1] == tensors["midlayer.hidden_norm.weight"][1]
+    assert found["layers.0.self_attn.qkv_proj.weight"] == ([(HEADS + 2 * KV) * D, 2 * H], b"".join(tensors[f"midlayer.self_attn.{x}_proj.weight"][1] for x in "qkv"))
+    if DEVICE:
+        refused("E_DEVICE", 4, "serve", out, "--drafts", "3", "--port", "0", *DEVICE)
+    else:
+        served(out, "--max-num-seqs", "2")
+        assert run("convert", out, "-o", tmp + "/eagle-2", "--tp", "2", "-q") == (0, "")
+        refused("E_PARALLEL", 4, "serve", tmp + "/eagle-2", "--drafts", "3", "--port", "0")
+    config = EAGLE["eagle_config"]
+    cases = [({"num_hidden_layers": 2}, {}, 4), ({"draft_vocab_size": VOCAB + 1}, {}, 3), ({"draft_vocab_size": DRAFT_VOCAB - 1}, {}, 3), ({"vocab_size": VOCAB + 64}, {}, 3),
+             ({"attention_bias": True}, {}, 4), ({"eagle_config": {**config, "use_aux_hidden_state": False}}, {}, 4), ({"target_hidden_size": H + 1}, {}, 4),
+             ({"eagle_config": {}}, {}, 4), ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 3]}}, {}, 3), ({"norm_before_residual": 1}, {}, 3),
+             ({}, {"d2t": None}, 3), ({}, {"d2t": eagle_weights([VOCAB] * DRAFT_VOCAB)["d2t"]}, 3), ({}, {"d2t": ((DRAFT_VOCAB - 1,), tensors["d2t"][1][8:])}, 3),
+             ({}, {"midlayer.hidden_norm.weight": None}, 3), ({}, {"more.weight": ((H,), bf16(H, True))}, 3)]
+    for i, (change, other, status) in enumerate(cases):
+        changed = {k: v for k, v in {**tensors, **other}.items() if v}
+        refused("E_DRAFT", status, "convert", "tests/data/tiny-m2", "-o", tmp + "/no", "--draft", save(f"{tmp}/no-eagle{i}", {**EAGLE, **change}, changed), "--dry-run")
 
 
 def main(folder):
@@ -153,6 +227,11 @@ def main(folder):
     misfits(folder, tensors)
     finished(folder, folder + "/draft", tensors)
     served(out)
+    served(out, "--kv-cache-dtype", "fp8" if DEVICE else "bf16")
+    evicted(out)
+    eagle(folder)
+    if DEVICE:
+        held(out, folder + "/held")
 
 
 if __name__ == "__main__":

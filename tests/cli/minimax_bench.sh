@@ -22,6 +22,7 @@ refused 2 E_USAGE choices --quant int3
 refused 2 E_USAGE prefill --ep 0
 refused 2 E_USAGE prefill --ep 2
 refused 2 E_USAGE prefill --tp 4 --ep 3
+refused 2 E_USAGE drafts --device cpu --shrink 32 --layers 1
 refused 2 E_USAGE choices --tp 2 --ep 4
 grep -qx 'minimax-bench: error: E_USAGE: found --ep 4, expected a divisor of --tp 2.*' "$TMPDIR/err"
 # The table of kernels needs no GPU. runtime/cuda/README.md has M2's as it is printed.
@@ -56,6 +57,19 @@ assert r["context"] == 210 and "chosen_blocks_s" in r and r["full_s"] > 0 and r[
 '
 "$bench" attention --device cpu --model m3 --shrink 64 --layers 1 >"$TMPDIR/one" 2>&1 && exit 1
 grep -q "expected both kinds" "$TMPDIR/one"
+# Steps that a draft proposes for, of 8, 4 and 2 rows: tokens of the published lengths, over the time of the step and of the draft's pass.
+"$bench" drafts --device cpu --tp 2 --shrink 32 --layers 2 --vocab 2048 --batch 2 --context 40 --steps 5 --threads 1 --json | python3 -c '
+import json, sys
+rows = [json.loads(line) for line in sys.stdin][1:]
+assert [r["rows"] for r in rows] == [8, 4, 2], rows
+for r in rows:
+    assert r["seconds"] > r["draft_s"] > 0 and 0 < r["plain_s"] and r["experts_a_layer"] == 8 and r["batch"] == 2, r
+    for d in r["drafted"]:
+        assert abs(d["of_plain"] - d["tokens_a_step"] * r["plain_s"] / r["seconds"]) < 1e-3 * d["of_plain"] + 1e-4, (r, d)
+        assert 1 < d["tokens_a_step"] <= min(d["length"], r["rows"]) + 1e-3, d
+assert [d["tokens_a_step"] for d in rows[0]["drafted"]] == [3.9, 2.6], rows[0]
+assert [round(d["tokens_a_step"], 2) for d in rows[2]["drafted"]] == [1.78, 1.62], rows[2]
+'
 # On the CPU, narrow shapes of M3: a dense and a sparse layer, a context that is filled in pieces; the bytes that each must move.
 "$bench" kernels --device cpu --model m3 --shrink 64 --layers 2 --vocab 2048 --batch 1 --context 2200 --steps 5 --threads 1 --json >"$TMPDIR/ops"
 python3 - "$TMPDIR/ops" <<'END'
@@ -76,7 +90,7 @@ sparse = 2 * 2 * index * hidden + 4 * hidden * experts + expert + layer["experts
 assert abs(layer["bytes"] - (both + dense + sparse) / 2) <= 1, (layer, (both + dense + sparse) / 2)
 END
 [ ! -e /dev/nvidiactl ] || { echo "options refused; a GPU is there"; exit 0; }
-for subject in kernels layers decode prefill mixed; do
+for subject in kernels layers decode drafts prefill mixed; do
   refused "$(grep -qa cudaGetDevice "$BUILD/bin/minimax-bench" && echo 5 || echo 4)" E_CUDA $subject
 done
 [ ! -s "$TMPDIR/out" ]

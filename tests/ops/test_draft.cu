@@ -1,5 +1,6 @@
 /* A DFlash draft of random weights next to whole models, on the GPU: logits of its blocks against the CPU's, which test_dflash.c holds to
- * numbers in double; recorded blocks against launched ones, to the bit; its choices against its logits; forks, whose cells are copied. */
+ * numbers in double; recorded blocks against launched ones, to the bit; its choices against its logits; forks, whose cells are copied;
+ * pages that were in host memory. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -64,12 +65,32 @@ struct drafting {
     mm_engine_config c = {};
     c.ops = ops, c.limits = {ROWS, SLOTS, POSITIONS, 0}, c.options.threads = ops == &mm_ops_cpu ? 4 : 1, c.options.eager = eager;
     c.draft = d;
+    int devices = 0;
+    CUDA_OK(cudaGetDeviceCount(&devices));
+    uint32_t device[8];
+    for (uint32_t r = 0; r < 8; r++) device[r] = r % (uint32_t)devices;
+    if (ops != &mm_ops_cpu) c.device = device;
     must((engine = mm_engine_open(shards, &c, &err)) != nullptr, err);
   }
   drafting(const drafting &) = delete;
   drafting &operator=(const drafting &) = delete;
   ~drafting() { mm_engine_close(engine); }
 
+  /* The slot's first two pages change places by way of host memory, cells of the draft too; it holds their tokens then. */
+  void swap_pages(uint32_t slot) {
+    mm_err err = {};
+    mm_pages *const pages = mm_engine_pages(engine);
+    const uint32_t *const table = mm_pages_table(pages) + (size_t)slot * mm_pages_per_slot(pages), first = table[0], second = table[1];
+    const uint32_t swapped[] = {second, first};
+    const int32_t ids[2 * MM_PAGE] = {};
+    const mm_page_move move[] = {{first, 0, false}, {second, 1, false}, {first, 1, true}, {second, 0, true}};
+    uint64_t at;
+    mm_pages_hold(pages, first), mm_pages_hold(pages, second);
+    mm_engine_drop(engine, slot);
+    must(mm_engine_pool(engine, 2, &err) && mm_engine_move(engine, move, 4, &at, &err) && mm_engine_moved(engine, true, &at, &err), err);
+    must(mm_engine_resume(engine, slot, swapped, ids, 2 * MM_PAGE, nullptr, &err), err);
+    mm_pages_release(pages, first), mm_pages_release(pages, second);
+  }
   void step(const std::vector<mm_span> &span, const std::vector<int32_t> &id) {
     mm_err err = {};
     const bool decode = span.size() == id.size();
@@ -160,6 +181,8 @@ void check_draft(const mm_shards *shards, const mm_dflash *d, const std::string 
     if (!asks.empty()) w.ask(asks, round < 2 ? block - 1 : 1 + g_rng.below(block - 1));
     if (round != 3) continue;
     const uint32_t to[] = {0};
+    w.each([](drafting &x) { x.swap_pages(3); });
+    w.held[3] = 2 * MM_PAGE;
     w.each([&](drafting &x) {
       mm_err err = {};
       mm_engine_drop(x.engine, 0);

@@ -1,4 +1,4 @@
-/* For tests: a random DFlash draft for the small models of reference.h, written to a directory of its own, and its proposals in double from
+/* For tests: a random draft for the small models of reference.h, written to a directory of its own, and its proposals in double from
  * FORMAT-DRAFT.md. Shares no arithmetic with the runtime. */
 #ifndef MM_TESTS_RANDOM_DRAFT_H
 #define MM_TESTS_RANDOM_DRAFT_H
@@ -30,21 +30,47 @@ static inline mm_dflash_config draft_dims(const mm_model *m) {
                             .causal = {true, false, false}};
 }
 
-/* Weights of the file, each tensor in the order of mm_dflash_tensor_at. */
+/* EAGLE-3, whose head has some ids alone; or 3.1: all ids, embeddings of its own, norms of the taps. */
+static inline mm_dflash_config eagle_dims(const mm_model *m, bool later) {
+  return (mm_dflash_config){.kind = MM_DRAFT_EAGLE3,
+                            .layers = 1,
+                            .hidden = m->hidden,
+                            .heads = 4,
+                            .kv_heads = 2,
+                            .head_dim = 10,
+                            .intermediate = 36,
+                            .taps = 2,
+                            .tap = {0, 1},
+                            .norm_eps = 1e-4,
+                            .rope_theta = 3e3,
+                            .vocab = m->vocab,
+                            .draft_vocab = later ? m->vocab : m->vocab * 3 / 5,
+                            .mapped = !later,
+                            .own_embed = later,
+                            .tap_norms = later,
+                            .norm_output = later,
+                            .norm_before_residual = later};
+}
+
+/* Weights of the file, each tensor in the order of mm_dflash_tensor_at; none of ids. */
 typedef struct random_draft {
   mm_dflash_config c;
   char dir[64];
-  float *w[3 + 8 * MM_DFLASH_LAYERS];
+  float *w[MM_DFLASH_TENSORS];
 } random_draft;
+
+/* The target's id of id i of the head, where it has some ids alone. */
+static inline int64_t eagle_id(const random_draft *r, int64_t i) { return r->c.mapped ? i + i * 2 / 3 : i; }
 
 static inline void draft_write(const random_draft *r, const char *dir) {
   mm_err err = {0};
-  mm_st_tensor t[3 + 8 * MM_DFLASH_LAYERS];
-  mm_dflash_tensor want[3 + 8 * MM_DFLASH_LAYERS];
+  mm_st_tensor t[MM_DFLASH_TENSORS];
+  mm_dflash_tensor want[MM_DFLASH_TENSORS];
   uint32_t n = 0;
   for (; mm_dflash_tensor_at(&r->c, n, &want[n]); n++)
-    t[n] = (mm_st_tensor){
-        .name = want[n].name, .dtype = MM_F32, .shape = want[n].cols ? mm_shape2(want[n].rows, want[n].cols) : mm_shape1(want[n].rows)};
+    t[n] = (mm_st_tensor){.name = want[n].name,
+                          .dtype = want[n].ids ? MM_I64 : MM_F32,
+                          .shape = want[n].cols ? mm_shape2(want[n].rows, want[n].cols) : mm_shape1(want[n].rows)};
   char *text = mm_dflash_text(&r->c, &err);
   assert_non_null(text);
   const struct mm_st_meta meta = {MM_DFLASH_KEY, text};
@@ -54,20 +80,27 @@ static inline void draft_write(const random_draft *r, const char *dir) {
   FILE *f = fopen(mm_path_of(dir, MM_DFLASH_FILE).text, "wb");
   assert_non_null(f);
   assert_int_equal(fwrite(header, 1, bytes, f), bytes);
-  for (uint32_t i = 0; i < n; i++) assert_int_equal(fwrite(r->w[i], 1, t[i].bytes, f), t[i].bytes);
+  for (uint32_t i = 0; i < n; i++) {
+    for (int64_t k = 0; want[i].ids && k < want[i].rows; k++) {
+      const int64_t step = eagle_id(r, k) - k;
+      assert_int_equal(fwrite(&step, sizeof step, 1, f), 1);
+    }
+    if (!want[i].ids) assert_int_equal(fwrite(r->w[i], 1, t[i].bytes, f), t[i].bytes);
+  }
   assert_int_equal(fclose(f), 0);
   free(header), free(text);
 }
 
-static inline random_draft draft_build(const mm_model *m) {
-  random_draft r = {.c = draft_dims(m), .dir = "/tmp/minimax-draft-XXXXXX"};
+static inline random_draft draft_build_as(mm_dflash_config c) {
+  random_draft r = {.c = c, .dir = "/tmp/minimax-draft-XXXXXX"};
   assert_non_null(mkdtemp(r.dir));
   mm_dflash_tensor t;
   for (uint32_t i = 0; mm_dflash_tensor_at(&r.c, i, &t); i++)
-    r.w[i] = t.cols ? ref_fill((size_t)t.rows * t.cols, 1.5f / sqrtf((float)t.cols), 0) : ref_fill(t.rows, 0.5f, 1);
+    if (!t.ids) r.w[i] = t.cols ? ref_fill((size_t)t.rows * t.cols, 1.5f / sqrtf((float)t.cols), 0) : ref_fill(t.rows, 0.5f, 1);
   draft_write(&r, r.dir);
   return r;
 }
+static inline random_draft draft_build(const mm_model *m) { return draft_build_as(draft_dims(m)); }
 
 static inline void draft_free(random_draft *r) {
   for (size_t i = 0; i < sizeof r->w / sizeof *r->w; i++) free(r->w[i]);
@@ -158,5 +191,96 @@ static inline void draft_expect(const random_draft *r, const ref_model *m, const
     draft_product(logits + i * m->m.vocab, n, m->head, m->m.vocab, H);
   }
   free(key), free(value);
+}
+
+static inline const float *draft_weight(const random_draft *r, const char *name) {
+  mm_dflash_tensor t;
+  for (uint32_t i = 0; mm_dflash_tensor_at(&r->c, i, &t); i++)
+    if (strcmp(t.name, name) == 0) return r->w[i];
+  return NULL;
+}
+
+/* g = fc · taps of a position, each tap normalised first or not. */
+static inline void eagle_taps(const random_draft *r, const float *tap, double *g) {
+  const size_t H = r->c.hidden, taps = r->c.taps;
+  double *t = calloc(taps * H, sizeof *t);
+  for (size_t i = 0; i < taps * H; i++) t[i] = (double)tap[i];
+  for (size_t i = 0; r->c.tap_norms && i < taps; i++)
+    draft_norm(t + i * H, t + i * H, draft_weight(r, i ? "fc_norm.1.weight" : "fc_norm.0.weight"), H, r->c.norm_eps);
+  draft_product(g, t, draft_weight(r, "fc.weight"), H, taps * H);
+  free(t);
+}
+
+/* Slot i of the draft pairs token i + 1 with the hidden state g of position i, at RoPE position i: its keys and values, and its output,
+ * given those of the slots before; `g` becomes what the next token of a chain is given. */
+static inline void eagle_slot(const random_draft *r, const float *embed, uint32_t i, int32_t id, double *g, double *key, double *value,
+                              double *output) {
+  const mm_dflash_config *c = &r->c;
+  const size_t H = c->hidden, d = c->head_dim, q = c->heads * d, kv = c->kv_heads * d, I = c->intermediate;
+  const float *const qkv = draft_weight(r, "layers.0.self_attn.qkv_proj.weight");
+  double x[128], u[64], t[64], all[160], o[64] = {0}, act[80];
+  for (size_t j = 0; j < H; j++) t[j] = (double)embed[(size_t)id * H + j];
+  draft_norm(x, t, draft_weight(r, "layers.0.input_layernorm.weight"), H, c->norm_eps);
+  draft_norm(u, g, draft_weight(r, "hidden_norm.weight"), H, c->norm_eps);
+  memcpy(x + H, u, H * sizeof *u);
+  draft_product(all, x, qkv, q + 2 * kv, 2 * H);
+  for (size_t h = 0; h < c->heads + c->kv_heads; h++)
+    for (size_t j = 0; j < d / 2; j++) {
+      double *const at = all + h * d;
+      const double a = i * pow(c->rope_theta, -2.0 * (double)j / (double)d), lo = at[j], hi = at[j + d / 2];
+      at[j] = lo * cos(a) - hi * sin(a), at[j + d / 2] = hi * cos(a) + lo * sin(a);
+    }
+  memcpy(key + i * kv, all + q, kv * sizeof *key);
+  memcpy(value + i * kv, all + q + kv, kv * sizeof *value);
+  if (!output) return;
+  for (size_t h = 0; h < c->heads; h++) {
+    const size_t at = h / (c->heads / c->kv_heads) * d;
+    double sum = 0;
+    for (uint32_t p = 0; p <= i; p++) {
+      double score = 0;
+      for (size_t j = 0; j < d; j++) score += all[h * d + j] * key[p * kv + at + j];
+      const double e = exp(score / sqrt((double)d));
+      sum += e;
+      for (size_t j = 0; j < d; j++) o[h * d + j] += e * value[p * kv + at + j];
+    }
+    for (size_t j = 0; j < d; j++) o[h * d + j] /= sum;
+  }
+  draft_product(t, o, draft_weight(r, "layers.0.self_attn.o_proj.weight"), H, q);
+  for (size_t j = 0; j < H; j++) g[j] = (c->norm_before_residual ? u[j] : g[j]) + t[j];
+  draft_norm(u, g, draft_weight(r, "layers.0.post_attention_layernorm.weight"), H, c->norm_eps);
+  draft_product(act, u, draft_weight(r, "layers.0.mlp.gate_up_proj.weight"), 2 * I, H);
+  for (size_t j = 0; j < I; j++) act[j] = act[j] / (1 + exp(-act[j])) * act[I + j];
+  draft_product(t, act, draft_weight(r, "layers.0.mlp.down_proj.weight"), H, I);
+  for (size_t j = 0; j < H; j++) g[j] += t[j];
+  draft_norm(output, g, draft_weight(r, "norm.weight"), H, c->norm_eps);
+  if (c->norm_output) memcpy(g, output, H * sizeof *g);
+}
+
+/* logits[each, vocab] of a chain after `id`, which comes after tokens ids[pos] with tap rows [pos, taps · H]; -INFINITY of ids that the
+ * head does not have. */
+static inline void eagle_expect(const random_draft *r, const ref_model *m, const float *tap, const int32_t *ids, uint32_t pos, int32_t id,
+                                uint32_t each, double *logits) {
+  const mm_dflash_config *c = &r->c;
+  const size_t H = c->hidden, kv = c->kv_heads * c->head_dim;
+  const float *const embed = c->own_embed ? draft_weight(r, "embed_tokens.weight") : m->embed;
+  double g[64], out[64], *row = calloc(c->draft_vocab, sizeof *row);
+  double *key = calloc((pos + each) * kv, sizeof *key), *value = calloc((pos + each) * kv, sizeof *value);
+  for (uint32_t i = 0; i + 1 < pos; i++) {
+    eagle_taps(r, tap + (size_t)i * c->taps * H, g);
+    eagle_slot(r, embed, i, ids[i + 1], g, key, value, NULL);
+  }
+  eagle_taps(r, tap + (size_t)(pos - 1) * c->taps * H, g);
+  for (uint32_t k = 0; k < each; k++) {
+    eagle_slot(r, embed, pos - 1 + k, id, g, key, value, out);
+    draft_product(row, out, draft_weight(r, "lm_head.weight"), c->draft_vocab, H);
+    uint32_t best = 0;
+    for (size_t v = 0; v < m->m.vocab; v++) logits[k * m->m.vocab + v] = -INFINITY;
+    for (uint32_t v = 0; v < c->draft_vocab; v++) {
+      logits[k * m->m.vocab + (size_t)eagle_id(r, v)] = row[v];
+      if (row[v] > row[best]) best = v;
+    }
+    id = (int32_t)eagle_id(r, best);
+  }
+  free(row), free(key), free(value);
 }
 #endif

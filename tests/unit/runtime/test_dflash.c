@@ -1,5 +1,5 @@
-/* A DFlash draft on the CPU: logits of its blocks against the numbers in double of random_draft.h, however its cells came to be; what a
- * file may not say. */
+/* Drafts on the CPU: logits of DFlash's blocks and of EAGLE-3's chains against the numbers in double of random_draft.h, however their cells
+ * came to be; what a file may not say. */
 #include <math.h>
 #include <stdio.h>
 
@@ -18,11 +18,13 @@ typedef struct running {
   mm_engine *engine, *taps;
 } running;
 
-static void start(running *r) {
+typedef enum draft_of { DFLASH, EAGLE, EAGLE_LATER } draft_of;
+
+static void start(running *r, uint32_t tp, draft_of of) {
   mm_err err = {0};
   r->ref = ref_build(ref_dims(MM_FAMILY_M2, false));
-  r->shards = ref_cut(&r->ref, 1);
-  r->random = draft_build(&r->ref.m);
+  r->shards = ref_cut(&r->ref, tp);
+  r->random = draft_build_as(of == DFLASH ? draft_dims(&r->ref.m) : eagle_dims(&r->ref.m, of == EAGLE_LATER));
   if (!mm_dflash_open(&r->draft, r->random.dir, &r->ref.m, &err)) fail_msg("%s", err.text);
   mm_engine_config c = {.ops = &mm_ops_cpu,
                         .limits = {.max_tokens = ROWS, .slots = SLOTS, .max_positions = LENGTH + 8},
@@ -74,12 +76,18 @@ static void check(running *r, const mm_draft_ask *ask, const uint32_t *text, uin
   float *got = malloc(n * each * vocab * sizeof *got);
   if (!mm_engine_draft(r->engine, ask, n, each, found, got, &err)) fail_msg("%s", err.text);
   for (uint32_t i = 0; i < n; i++) {
-    draft_expect(&r->random, &r->ref, tap[text[i]], ask[i].pos, ask[i].id, each, want);
+    int32_t ids[LENGTH];
+    for (uint32_t t = 0; t < LENGTH; t++) ids[t] = id_at(text[i], t);
+    if (r->random.c.kind == MM_DRAFT_EAGLE3)
+      eagle_expect(&r->random, &r->ref, tap[text[i]], ids, ask[i].pos, ask[i].id, each, want);
+    else
+      draft_expect(&r->random, &r->ref, tap[text[i]], ask[i].pos, ask[i].id, each, want);
     for (uint32_t k = 0; k < each; k++) {
       const float *logits = got + (i * each + k) * vocab;
       uint32_t best = 0;
       for (uint32_t v = 0; v < vocab; v++) {
-        if (!(fabs((double)logits[v] - want[k * vocab + v]) <= 2e-4))
+        const bool none = isinf(want[k * vocab + v]);
+        if (none ? !isinf(logits[v]) : !(fabs((double)logits[v] - want[k * vocab + v]) <= 2e-4))
           fail_msg("ask %u at %u, proposal %u, logit %u: found %.8g, expected %.8g", i, ask[i].pos, k, v, (double)logits[v],
                    want[k * vocab + v]);
         if (logits[v] > logits[best]) best = v;
@@ -90,11 +98,23 @@ static void check(running *r, const mm_draft_ask *ask, const uint32_t *text, uin
   free(want), free(got);
 }
 
-/* Prompts in chunks, tokens one by one, proposals that were wrong and are given anew, forks, and a prefix that another slot read. */
-TEST(test_numbers) {
+/* Each page has what the other one had, by way of host memory. */
+static void swap_pages(mm_engine *e, uint32_t page[2]) {
+  mm_err err = {0};
+  uint64_t at;
+  const uint32_t first = page[0];
+  const mm_page_move move[] = {{page[0], 0, false}, {page[1], 1, false}, {page[0], 1, true}, {page[1], 0, true}};
+  if (!mm_engine_pool(e, 2, &err) || !mm_engine_move(e, move, 4, &at, &err) || !mm_engine_moved(e, true, &at, &err))
+    fail_msg("%s", err.text);
+  page[0] = page[1], page[1] = first;
+}
+
+/* On `tp` ranks: prompts in chunks, tokens one by one, proposals that were wrong and are given anew, forks, and a prefix that
+ * another slot read, whose pages were in host memory meanwhile. */
+static void check_numbers(uint32_t tp, draft_of of) {
   running r;
   mm_err err = {0};
-  start(&r);
+  start(&r, tp, of);
   float *tap[] = {taps_of(&r, 0), taps_of(&r, 1)};
   for (uint32_t at = 0, n; at < LENGTH; at += n) n = (uint32_t)mm_min(at % 3 ? 17 : 40, LENGTH - at), step(r.engine, 1, 0, at, n);
   static const uint32_t place[] = {1, 2, 4, 5, 9, 10, MM_PAGE - 1, MM_PAGE, MM_PAGE + 1, 130, LENGTH};
@@ -119,6 +139,7 @@ TEST(test_numbers) {
   for (uint32_t i = 0; i * MM_PAGE < 100; i++) mm_pages_hold(mm_engine_pages(r.engine), page[i] = table[i]);
   mm_engine_drop(r.engine, 1);
   mm_engine_drop(r.engine, 0);
+  swap_pages(r.engine, page);
   int32_t ids[100];
   for (uint32_t t = 0; t < 100; t++) ids[t] = id_at(0, t);
   assert_true(mm_engine_resume(r.engine, 0, page, ids, 100, NULL, &err));
@@ -132,6 +153,11 @@ TEST(test_numbers) {
   free(tap[0]), free(tap[1]);
   stop(&r);
 }
+
+TEST(test_numbers) { check_numbers(1, DFLASH); }
+TEST(test_ranks) { check_numbers(2, DFLASH); }
+TEST(test_eagle) { check_numbers(1, EAGLE); }
+TEST(test_eagle_later) { check_numbers(1, EAGLE_LATER); }
 
 /* A config that breaks a rule, and targets that have no draft. */
 TEST(test_refused) {

@@ -41,19 +41,21 @@ TEST(test_easy) {
   serving_close(&w, true);
 }
 
-/* The same with a learned draft of random weights: replies are those of the oracle, which has none, and its proposals are made. */
+/* The same with a learned draft of random weights, on one rank and on two, and an EAGLE-3 draft: replies are those of the oracle, which has
+ * none, and its proposals are made. */
 TEST(test_learned) {
   mm_err err = {0};
   const mm_model m = kind(1);
-  for (uint32_t few = 0; few < 2; few++) {
+  for (uint32_t i = 0; i < 4; i++) {
+    const bool few = i == 1;
     serving w;
     mm_scheduler_stats t;
-    random_draft random = draft_build(&m);
+    random_draft random = i == 3 ? draft_build_as(eagle_dims(&m, false)) : draft_build(&m);
     mm_dflash draft;
     if (!mm_dflash_open(&draft, random.dir, &m, &err)) fail_msg("%s", err.text);
     const mm_scheduler_config c = {.step_tokens = 40, .queue_max = 100, .prefix_cache = true, .drafts = MM_DRAFTS};
     serving_draft = &draft;
-    serving_open(&w, m, 1, (mm_limits){.max_tokens = 64, .slots = few ? 2 : 6, .pages = few ? 7 : 0}, c);
+    serving_open(&w, m, i == 2 ? 2 : 1, (mm_limits){.max_tokens = 64, .slots = few ? 2 : 6, .pages = few ? 7 : 0}, c);
     serving_draft = NULL;
     random_requests(&w, UINT32_MAX, 1);
     serving_settled(&w, &t);
