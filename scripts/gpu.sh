@@ -500,7 +500,7 @@ verify_part() {
   ended=0
   for models in "$work/models/1" "$work/models/3" "$work/extended"; do MM_GPU_MODELS=$models "$gpu" test verify draft || ended=1; done
   mkdir -p "$work/draft-ranks"
-  for cut in bf16-2 block_fp8-2 w4a16-ep2 bf16-8; do [ -d "$work/ranks/tiny-m2-$cut" ] && ln -sfn "$work/ranks/tiny-m2-$cut" "$work/draft-ranks/tiny-m2-$cut"; done
+  for cut in bf16-2 block_fp8-2 w4a16-ep2 bf16-8; do [ -d "$work/ranks/tiny-m2-$cut" ] && ln -sfn "$(realpath "$work/ranks/tiny-m2-$cut")" "$work/draft-ranks/tiny-m2-$cut"; done
   CUDA_MODULE_LOADING=EAGER MM_GPU_MODELS=$work/draft-ranks "$gpu" test draft || ended=1
   [ "$devices" -gt 1 ] && pair=0,1 || pair=0,0
   DEVICE=cuda DEVICES=$pair BUILD=$build TMPDIR=$work python3 tests/cli/convert_draft.py >"$work/draft.txt" 2>&1 && status=ok || status=FAIL
