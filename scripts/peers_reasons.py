@@ -1,10 +1,9 @@
 """Why tests of other servers fail against minimax-serve (peers_servers.py). A refusal is found in what the server said; for the rest the tables here
-say what was found by reading the test. Groups: "refused" by name; "no effect": a field without effect, as docs/request-fields.md says; "model":
-the small model's prose or its tokenizer's numbers; "lacking": models and packages of the run."""
+say what was found by reading the test. Groups: "refused" by name; "model": the small model's prose or its tokenizer's numbers;
+"lacking": models and packages of the run."""
 import re
 
 GROUPS = {"refused": "an option, a path, a field or content that the server refuses by its name",
-          "no effect": "a field that docs/request-fields.md lists as without effect",
           "model": "the small model's prose, a limit that ends it first, or numbers of its tokenizer",
           "lacking": "models, pictures and packages that the run does not have, and tests of vLLM's or llama.cpp's own insides"}
 
@@ -15,8 +14,6 @@ LLAMA = [
     (r"test_tokenize_with_bos", r"== 1", "model", "the tokenizers of these models have no first token"),
     (r"test_chat_completion\[|test_chat_completion_cached_tokens", r"assert \d\d == \d+", "model", "numbers of prompt tokens"),
     (r"test_chat_completion_stream\[", r"match_regex", "model", "expected words"),
-    (r"test_return_progress|test_responses_stream_with_llama_telemetry", r"", "no effect", "return_progress; timings_per_token in responses"),
-    (r"test_verbose_debug", r"", "no effect", "verbose"),
     (r"test_kv_keep_only_active::test_disabled", r"404", "refused", "POST /completion"),
     (r"test_metrics_prometheus_format", r"0.0 > 0 .*/completion", "refused", "POST /completion"),
     (r"test_security::test_cors_options", r"401", "refused", "OPTIONS /completions, which is llama.cpp's own API"),

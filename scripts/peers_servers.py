@@ -29,8 +29,8 @@ LIST = "docs/peers-tests.md"
 LLAMA_SERVER = """#!/usr/bin/env python3
 import os, sys
 taken = {"--port": "--port", "--host": "--host", "--alias": "--served-model-name", "--parallel": "--max-num-seqs",
-         "--api-key": "--api-key", "--cors-origins": "--allow-origin"}
-values = {"--temp", "--seed", "--hf-repo", "--hf-file", "--model", "--model-url", "--batch-size", "--ubatch-size", "--threads", "--n-gpu-layers", "-ctk", "-ctv",
+         "--api-key": "--api-key", "--cors-origins": "--allow-origin", "--batch-size": "--max-num-batched-tokens"}
+values = {"--temp", "--seed", "--hf-repo", "--hf-file", "--model", "--model-url", "--ubatch-size", "--threads", "--n-gpu-layers", "-ctk", "-ctv",
           "-fa", "--reasoning-format", "--reasoning", "--cache-ram", "--n-predict",
           "--ctx-size"}
 flags = {"--offline", "--cont-batching", "--metrics", "--kv-unified", "--swa-full", "--no-slots", "--jinja", "--no-jinja", "--verbose", "--slots",

@@ -8,7 +8,7 @@
 bool mm_step_open(mm_scheduler *s, mm_err *err) {
   const size_t rows = s->c.step_tokens;
   for (uint32_t i = 0; i < MM_QUEUE; i++)
-    if (!(s->step[i].group = mm_calloc(2 * (size_t)s->slots, sizeof(output_group), err))) return false;
+    if (!(s->step[i].group = mm_calloc(3 * (size_t)s->slots, sizeof(output_group), err))) return false;
   return (s->build.id = mm_calloc(rows, sizeof *s->build.id, err)) && (s->build.span = mm_calloc(s->slots, sizeof *s->build.span, err)) &&
          (s->build.out = mm_calloc(rows, sizeof *s->build.out, err)) &&
          (s->build.sampling = mm_calloc(rows, sizeof *s->build.sampling, err)) &&
@@ -158,6 +158,14 @@ static bool add_scores(mm_scheduler *s, step *t, job *j, uint32_t row, mm_err *e
   return true;
 }
 
+/* The step reads tokens of a prompt whose progress is wanted. */
+static bool shows_prefill(const job *j) { return j->r.prefill && j->fed < j->r.prompt_count; }
+
+static void add_prefill(step *t, job *j) {
+  const uint32_t end = (uint32_t)mm_min(j->fed + j->take, j->r.prompt_count);
+  if (shows_prefill(j)) t->group[t->groups++] = (output_group){.job = j, .turn = j->turn, .pos = end, .prefill = true};
+}
+
 /* The job's i-th token of this step. */
 static int32_t id_of(const job *j, uint32_t i) {
   const uint32_t at = j->fed + i;
@@ -169,9 +177,10 @@ static bool add_job(mm_scheduler *s, step *t, mm_batch *b, job *j, mm_err *err) 
   s->build.span[b->span_count++] = (mm_span){j->slot, b->tokens, j->take, j->fed};
   for (uint32_t i = 0; i < j->take; i++) s->build.id[b->tokens + i] = id_of(j, i);
   if (!add_scores(s, t, j, b->tokens, err)) return false;
+  add_prefill(t, j);
   b->tokens += j->take;
   if (j->fed + j->take < j->count) return true;
-  t->group[t->groups++] = (output_group){j, j->turn, t->outs, 1 + j->drafts, j->fed, false};
+  t->group[t->groups++] = (output_group){.job = j, .turn = j->turn, .first = t->outs, .count = 1 + j->drafts, .pos = j->fed};
   for (uint32_t row = b->tokens - 1 - j->drafts; row < b->tokens; row++)
     if (!add_output(s, t, j, row, err)) return false;
   return true;
@@ -186,7 +195,7 @@ static bool build(mm_scheduler *s, step *t, mm_batch *b, mm_err *err) {
   for (uint32_t i = 0; i < s->slots; i++) {
     job *j = s->slot[i];
     if (!j || !j->take) continue;
-    prompts |= j->take > 1 + j->drafts;
+    prompts |= j->take > 1 + j->drafts || shows_prefill(j);
     t->drafted |= j->drafts > 0;
     if (!add_job(s, t, b, j, err)) return false;
   }
@@ -274,6 +283,10 @@ static uint32_t deliver_all(mm_scheduler *s, const step *t, const output_group *
     deliver_scores(s, t, g);
     return 0;
   }
+  if (g->prefill) {
+    if (g->pos > j->prefilled) j->r.prefill(j->r.user, j->prefilled = g->pos, j->cached); /* not before: it may have given way */
+    return 0;
+  }
   const bool wanted = j->r.sampling.logprobs || j->r.sampling.top_logprobs;
   const uint32_t drafts = g->count - 1;
   uint32_t right = 0;
@@ -331,7 +344,7 @@ static void sample_deferred(mm_scheduler *s) {
   if (s->queued == s->collected) return; /* that failed */
   for (uint32_t i = 0; i < t->groups; i++) {
     const output_group *g = &t->group[i];
-    if (g->scored || !g->job->r.allow || g->job->ended || g->job->turn != g->turn) continue;
+    if (g->scored || g->prefill || !g->job->r.allow || g->job->ended || g->job->turn != g->turn) continue;
     s->build.sampling[g->first].allowed = g->job->r.allow(g->job->r.user);
   }
   const spell began = enter_engine();

@@ -170,6 +170,7 @@ static void enter(mm_scheduler *s, job *j, const reuse *hit) {
   j->cached = j->fed;
   s->own.prompt_tokens += j->r.prompt_count;
   s->own.cached_tokens += j->cached;
+  if (j->r.prefill) j->r.prefill(j->r.user, j->prefilled = j->cached, j->cached);
 }
 
 /* Returns true if the job would fit if all jobs of lower priority were preempted. */

@@ -56,6 +56,9 @@ typedef struct mm_request {
   /* Where it is not NULL: the logprobs of each token of the prompt but the first, in order and before `token`: logprobs[1 + top_logprobs],
    * the prompt's own token first. The prompt is read without the prefix cache then, and in smaller chunks. */
   void (*score)(void *user, const mm_logprob *logprobs);
+  /* Where it is not NULL: how many tokens of the prompt are computed, rising, before `token`. The first call has the tokens that the prefix
+   * cache had, the last one all of the prompt; a call follows each step that read some. */
+  void (*prefill)(void *user, uint32_t tokens, uint32_t cached);
   /* One token of the reply; logprobs[1 + top_logprobs] or NULL. false ends the reply with MM_FINISH_STOP (a stop string). */
   bool (*token)(void *user, int32_t id, const mm_logprob *logprobs, const mm_progress *progress);
   /* The last call for this request, always and once. err for MM_FINISH_ERROR alone. */

@@ -41,22 +41,24 @@ typedef struct job {
   mm_gram_index grams;
   uint32_t learned, learned_at; /* proposals of the engine's draft after so many tokens */
   int32_t learned_draft[MM_DRAFTS];
-  bool from_draft; /* those of the last step were the draft's */
-  uint32_t take;   /* tokens that the step being built gives it */
-  uint32_t scored; /* tokens of the prompt whose logprobs `score` had; the first has none */
-  bool ended;      /* freed when no step names it */
+  bool from_draft;    /* those of the last step were the draft's */
+  uint32_t take;      /* tokens that the step being built gives it */
+  uint32_t scored;    /* tokens of the prompt whose logprobs `score` had; the first has none */
+  uint32_t prefilled; /* tokens of the prompt that `prefill` had */
+  bool ended;         /* freed when no step names it */
 } job;
 
 /* Tokens that one step sampled for one job: outputs [first, first + count) of it, after the tokens from `pos` on. */
 typedef struct output_group {
   job *job;
   uint32_t turn, first, count, pos;
-  bool scored; /* they are tokens of the prompt, whose logprobs are wanted */
+  bool scored;  /* they are tokens of the prompt, whose logprobs are wanted */
+  bool prefill; /* no tokens: the prompt is computed up to `pos` after the step */
 } output_group;
 
 /* A step that was queued and not collected. */
 typedef struct step {
-  output_group *group; /* [groups], at most two of each slot */
+  output_group *group; /* [groups], at most three of each slot */
   mm_logprob *logprob; /* [step_tokens, 1 + MM_LOGPROBS], allocated when first asked for */
   uint32_t groups, outs;
   double began;      /* when it was queued */

@@ -34,6 +34,8 @@ const char *mm_openai_finish(const mm_ending *end);
 void mm_openai_stop_reason(const mm_call *c, const mm_ending *end, mm_text *out);
 /* The model's name, and the build as `system_fingerprint`. */
 void mm_openai_put_model(mm_call *c);
+/* Members that llama.cpp has: `timings` where timings_per_token wants them and a token is there, `prompt_progress` of return_progress. */
+void mm_openai_put_progress(const mm_choice *ch, mm_text *out);
 /* Ends the one choice of a chunk of a stream, with the usage that stream_options want, and sends it. */
 void mm_openai_end_chunk(mm_choice *ch);
 /* The reply as OpenAI has it, or the end of the stream: head begins an object of the API's, put adds a choice. reasoning: tokens of the

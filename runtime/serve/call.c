@@ -240,6 +240,18 @@ static void gone(void *user) {
 
 /* ---- Choices ---- */
 
+static void on_prefill(void *user, uint32_t tokens, uint32_t cached) {
+  mm_choice *ch = user;
+  const double time = mm_now();
+  if (ch->prefill_began <= 0) ch->prefill_began = time;
+  ch->prefilled = tokens;
+  ch->prefill_seconds = time - ch->prefill_began;
+  ch->cached = cached;
+  ch->prefilling = true;
+  if (!ch->call->refused && !mm_exchange_gone(ch->call->x)) ch->call->api->prefill(ch);
+  ch->prefilling = false;
+}
+
 static void on_token(void *user, const mm_token *t) {
   mm_choice *ch = user;
   const double time = mm_now();
@@ -311,6 +323,7 @@ static mm_generation_settings settings(const mm_call *c, mm_choice *ch, uint32_t
       .keep_stop = p->include_stop,
       .special = p->special,
       .user = ch,
+      .prefill = p->progress && p->stream && c->api->prefill ? on_prefill : NULL,
       .token = on_token,
       .done = on_done,
   };

@@ -18,6 +18,7 @@ typedef struct mm_api {
   bool (*begin)(mm_call *c, mm_err *err);
   bool (*start)(mm_call *c, mm_err *err); /* in the loop: starts choices, or answers */
   void (*token)(mm_choice *ch, const mm_token *t);
+  void (*prefill)(mm_choice *ch);               /* of a stream: a step read tokens of its prompt. NULL: such progress is not served */
   void (*ended)(mm_choice *ch);                 /* ch->ending is set */
   void (*finish)(mm_call *c);                   /* every choice has ended: the reply, or the end of the stream */
   void (*failed)(mm_call *c, const char *text); /* sends the event of a stream that a choice's failure ends; NULL: an error's own */
@@ -37,6 +38,10 @@ struct mm_choice {
   mm_ending ending;
   mm_utf8_stream utf8;
   mm_text text, logprobs;
+  double prefill_began;    /* when the prompt's progress was first reported; 0: it was not */
+  double prefill_seconds;  /* from then to the last report */
+  uint32_t prefilled;      /* tokens of the prompt that are computed, as reported */
+  bool prefilling;         /* the piece under way reports them */
   double first, last;      /* when its first token came, and its last one; 0: none did */
   uint32_t tokens, cached; /* cached: of the prompt, in the prefix cache */
   bool closing;            /* vLLM's form: its last token is here, and what it says goes out with the finish reason */

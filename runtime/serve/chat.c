@@ -57,6 +57,8 @@ static void send_delta(mm_choice *ch, const char *finish) {
   end_chunk(ch, finish);
 }
 
+static void prefill(mm_choice *ch) { send_delta(ch, NULL); }
+
 /* Under the name that DeepSeek, SGLang and llama.cpp have for it, and that of vLLM and OpenRouter. */
 static void put_reasoning(const char *text, size_t n, mm_text *out) {
   mm_text_put(out, "\"reasoning_content\":");
@@ -221,4 +223,4 @@ static void finish(mm_call *c) {
   mm_openai_end(c, put_head, put_choice, reasoning);
 }
 
-const mm_api mm_api_chat = {.path = "/v1/chat/completions", .prompt = "messages", MM_API_REPLIES};
+const mm_api mm_api_chat = {.path = "/v1/chat/completions", .prompt = "messages", MM_API_REPLIES, .prefill = prefill};

@@ -74,6 +74,13 @@ static void put_timings(const mm_choice *ch, mm_text *out) {
                  reply_ms, more ? reply_ms / more : 0, reply_ms > 0 ? 1e3 * more / reply_ms : 0);
 }
 
+void mm_openai_put_progress(const mm_choice *ch, mm_text *out) {
+  put_timings(ch, out);
+  if (ch->prefilling)
+    mm_text_printf(out, ",\"prompt_progress\":{\"total\":%u,\"cache\":%u,\"processed\":%u,\"time_ms\":%.0f}",
+                   ch->call->prompt_count[ch->index / ch->call->params.n], ch->cached, ch->prefilled, 1e3 * ch->prefill_seconds);
+}
+
 void mm_openai_end(mm_call *c, void (*head)(mm_call *c), void (*put)(mm_call *c, mm_choice *ch), uint32_t reasoning) {
   const mm_progress usage = mm_call_usage(c);
   if (!c->params.stream || c->params.include_usage) {
@@ -82,7 +89,7 @@ void mm_openai_end(mm_call *c, void (*head)(mm_call *c), void (*put)(mm_call *c,
     for (uint32_t i = 0; !c->params.stream && i < c->choices; i++) put(c, &c->choice[i]);
     mm_text_put(&c->out, "]");
     put_usage(c, &usage, reasoning);
-    put_timings(&c->choice[0], &c->out);
+    mm_openai_put_progress(&c->choice[0], &c->out);
     mm_text_put(&c->out, "}");
   }
   if (!c->params.stream) {
@@ -108,7 +115,7 @@ void mm_openai_end_chunk(mm_choice *ch) {
   if (p->include_usage && p->running_usage)
     mm_text_printf(&c->out, "{\"prompt_tokens\":%u,\"completion_tokens\":%u,\"total_tokens\":%llu}", prompt, ch->tokens,
                    (unsigned long long)prompt + ch->tokens);
-  put_timings(ch, &c->out);
+  mm_openai_put_progress(ch, &c->out);
   mm_text_put(&c->out, "}");
   mm_call_event(c, NULL);
 }
@@ -404,6 +411,8 @@ static void send_piece(mm_choice *ch, const lists *l, const mm_ending *end) {
   put_piece(ch, ch->text.p + from, ch->text.n - from, l, end);
 }
 
+static void prefill(mm_choice *ch) { put_piece(ch, "", 0, NULL, NULL); }
+
 static void send_echo(mm_choice *ch) {
   const completions *s = ch->call->state;
   if (s->echo) put_piece(ch, s->echoed[ch->index / ch->call->params.n].p, s->echoed[ch->index / ch->call->params.n].n, NULL, NULL);
@@ -479,4 +488,4 @@ static void put_choice(mm_call *c, mm_choice *ch) {
 
 static void finish(mm_call *c) { mm_openai_end(c, put_head, put_choice, 0); }
 
-const mm_api mm_api_completions = {.path = "/v1/completions", .prompt = "prompt", MM_API_REPLIES};
+const mm_api mm_api_completions = {.path = "/v1/completions", .prompt = "prompt", MM_API_REPLIES, .prefill = prefill};

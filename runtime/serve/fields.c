@@ -208,7 +208,8 @@ static bool read_streaming(mm_call *c) {
   mm_params *p = &c->params;
   if (!mm_field_bool(c, c->body, "stream", &p->stream) || !mm_field(c, c->body, "stream_options", MM_VALUE_OBJECT, &options)) return false;
   if (options && !p->stream) return mm_refuse(c, 400, "stream_options", "stream_options: for streams alone");
-  return mm_field_bool(c, c->body, "timings_per_token", &p->timings) && mm_field_bool(c, options, "include_usage", &p->include_usage) &&
+  return mm_field_bool(c, c->body, "timings_per_token", &p->timings) && mm_field_bool(c, c->body, "return_progress", &p->progress) &&
+         mm_field_bool(c, options, "include_usage", &p->include_usage) &&
          mm_field_bool(c, options, "continuous_usage_stats", &p->running_usage);
 }
 

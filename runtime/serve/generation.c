@@ -5,13 +5,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A token or, as a generation's own last one, its end. */
+/* A token, progress of the prompt or, as a generation's own last one, its end. */
 typedef struct letter letter;
 struct letter {
   letter *next;
   mm_generation *of;
   mm_token token;
-  bool scored; /* a token of the prompt */
+  bool scored;        /* a token of the prompt */
+  bool prefill;       /* no token: progress of the prompt */
+  uint32_t prefilled; /* its tokens that are computed */
   mm_logprob logprobs[];
 };
 
@@ -213,6 +215,19 @@ static void on_score(void *user, const mm_logprob *logprobs) {
   release_all(g);
 }
 
+static void on_prefill(void *user, uint32_t tokens, uint32_t cached) {
+  mm_generation *g = user;
+  letter *l = malloc(sizeof *l);
+  if (!l) {
+    g->starved = true;
+    return;
+  }
+  *l = (letter){.of = g, .prefill = true, .prefilled = tokens, .token = {.cached = cached}};
+  *g->held_last = l;
+  g->held_last = &l->next;
+  release_all(g);
+}
+
 static const uint32_t *on_allow(void *user) {
   const mm_generation *g = user;
   return g->set.allow(g->set.constraint);
@@ -247,6 +262,11 @@ static void generation_free(mm_generation *g) {
 
 static void deliver(letter *l) {
   mm_generation *g = l->of;
+  if (l->prefill) {
+    g->set.prefill(g->set.user, l->prefilled, l->token.cached);
+    free(l);
+    return;
+  }
   if (l != g->end) {
     l->token.last = l->next == g->end && (g->ending.why == MM_FINISH_STOP || g->ending.why == MM_FINISH_LENGTH);
     (l->scored ? g->set.scored : g->set.token)(g->set.user, &l->token);
@@ -301,6 +321,7 @@ mm_generation *mm_generation_start(mm_scheduler *s, mm_outbox *o, const mm_token
   r.user = g;
   r.allow = set->constraint ? on_allow : NULL;
   r.score = set->scored ? on_score : NULL;
+  r.prefill = set->prefill ? on_prefill : NULL;
   r.token = on_token;
   r.done = on_done;
   if (g->end) {

@@ -57,8 +57,9 @@ typedef struct mm_generation_settings {
   void *user;
   /* In the loop: each token of the prompt but the first, before those of the reply. NULL: not wanted. */
   void (*scored)(void *user, const mm_token *t);
-  void (*token)(void *user, const mm_token *t);   /* in the loop */
-  void (*done)(void *user, const mm_ending *end); /* in the loop; the last, the generation is freed after it */
+  void (*prefill)(void *user, uint32_t tokens, uint32_t cached); /* in the loop: mm_request.prefill. NULL: not wanted */
+  void (*token)(void *user, const mm_token *t);                  /* in the loop */
+  void (*done)(void *user, const mm_ending *end);                /* in the loop; the last, the generation is freed after it */
 } mm_generation_settings;
 
 /* NULL: the scheduler's refusal, or want of memory; neither callback comes then. */

@@ -25,6 +25,7 @@ typedef struct mm_params {
   uint64_t salt;
   uint32_t drafts;  /* proposals for one step, at most */
   bool timings;     /* replies have llama.cpp's, of the first choice; chunks of their own */
+  bool progress;    /* streams have llama.cpp's reports of the prompt's progress */
   bool show_drafts; /* usage has how many there were and how many were right */
   int priority;
   double deadline;

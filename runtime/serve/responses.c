@@ -9,8 +9,14 @@
 
 /* ---- Items and the response ---- */
 
+/* The limit of tokens ended the reply. llama.cpp calls such a reply completed. */
+static bool limited(const mm_choice *ch) { return ch->ending.why == MM_FINISH_LENGTH && ch->call->server->compat != MM_COMPAT_LLAMA; }
+
 /* The last item of a reply that a limit or a failure has ended is not complete. An item with another behind it is. */
-static bool is_cut(const mm_turn *t, size_t i) { return i + 1 == t->items && t->choice->ending.why != MM_FINISH_STOP; }
+static bool is_cut(const mm_turn *t, size_t i) {
+  int status;
+  return i + 1 == t->items && (limited(t->choice) || mm_choice_failure(t->choice, &status));
+}
 
 /* An item of the output, whole or as it begins. */
 static void put_item(const mm_turn *t, size_t i, bool whole, mm_text *out) {
@@ -135,6 +141,7 @@ static void send_response(mm_turn *t, const char *type, const char *status, cons
   begin_event(t, type);
   mm_text_put(&c->out, ",\"response\":");
   put_response(c, t, status, error, &c->out);
+  mm_openai_put_progress(t->choice, &c->out);
   end_event(t, type);
 }
 
@@ -215,6 +222,7 @@ static void send_event(mm_turn *t, const mm_reply_event *e) {
   put_place(t, last, out);
   mm_text_put(out, e->kind == MM_REPLY_CONTENT ? ",\"logprobs\":[],\"delta\":" : ",\"delta\":");
   mm_text_quote(out, e->text, e->n);
+  mm_openai_put_progress(t->choice, out);
   end_event(t, type);
 }
 
@@ -245,6 +253,8 @@ static bool start(mm_call *c, mm_err *err) {
   return true;
 }
 
+static void prefill(mm_choice *ch) { send_response(ch->state, "response.in_progress", "in_progress", NULL); }
+
 static void token(mm_choice *ch, const mm_token *t) { mm_turn_token(ch, t); }
 
 static void ended(mm_choice *ch) {
@@ -255,7 +265,7 @@ static void ended(mm_choice *ch) {
 
 static void finish(mm_call *c) {
   mm_turn *t = c->choice[0].state;
-  const bool cut = c->choice[0].ending.why == MM_FINISH_LENGTH;
+  const bool cut = limited(&c->choice[0]);
   if (c->params.stream) {
     send_response(t, cut ? "response.incomplete" : "response.completed", cut ? "incomplete" : "completed", NULL);
     mm_exchange_end(c->x);
@@ -267,4 +277,4 @@ static void finish(mm_call *c) {
 
 static void failed(mm_call *c, const char *text) { send_response(c->choice[0].state, "response.failed", "failed", text); }
 
-const mm_api mm_api_responses = {.path = "/v1/responses", .prompt = "input", MM_API_REPLIES, .failed = failed};
+const mm_api mm_api_responses = {.path = "/v1/responses", .prompt = "input", MM_API_REPLIES, .prefill = prefill, .failed = failed};

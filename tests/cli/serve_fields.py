@@ -386,6 +386,36 @@ def openapi(s):
             assert line == want, f"{PAGE} has {line!r}, the server's tables say {want!r}: write it again with --write"
 
 
+def progress(s):
+    """return_progress: how far the prompt is when its first step begins and after each one, up to all of it, before any token."""
+    def reports(path, body, i=0):
+        events = (streamed if path == "/v1/responses" else Server.events)(s, path, {"temperature": 0, **body, "return_progress": True, "timings_per_token": True})
+        own = [e for e in events if "choices" not in e or e["choices"][0]["index"] == i]
+        at = [j for j, e in enumerate(own) if "prompt_progress" in e]
+        found = [own[j]["prompt_progress"] for j in at]
+        done = [p["processed"] for p in found]
+        assert all(set(p) == {"total", "cache", "processed", "time_ms"} and (p["total"], p["cache"]) == (done[-1], done[0]) for p in found), found
+        assert found[0]["time_ms"] == 0 and all(0 < y - x <= 16 for x, y in zip(done, done[1:])) and at[-1] - at[0] == len(at) - 1, found
+        assert all(e.get("type", "response.in_progress") == "response.in_progress" for e in (own[j] for j in at)), own
+        assert all(not e["choices"][0].get("delta") and not e["choices"][0].get("text") for e in (own[j] for j in at) if "choices" in e), own
+        timed = [e for e in own if "timings" in e]
+        assert timed[0] in own[at[-1] + 1:] and len(timed) >= 3 and timed[-1] == own[-1] and timed[-1]["timings"]["cache_n"] == done[0], own
+        return done
+
+    text = "In the beginning " * 20
+    done = reports("/v1/completions", {"prompt": text, "max_tokens": 3, "n": 2, "echo": True})
+    assert done[0] == 0 and len(done) >= 7, done
+    cached = reports("/v1/completions", {"prompt": text, "max_tokens": 3, "n": 2}, 1)
+    assert 0 < cached[0] and cached[-1] == done[-1], cached
+    assert len(reports("/v1/chat/completions", {"messages": [{"role": "user", "content": text}], "max_tokens": 3})) >= 7
+    assert len(reports("/v1/responses", {"input": text + "x", "max_output_tokens": 3})) >= 2
+    quiet = [s.events("/v1/completions", {"prompt": text, "max_tokens": 1, "return_progress": False}), s.post("/v1/completions", {"prompt": text, "max_tokens": 1, "return_progress": True})]
+    assert "prompt_progress" not in json.dumps(quiet)
+    # Only the reply's status differs where llama.cpp's forms are wanted.
+    assert s.post("/v1/responses", {"input": "x", "max_output_tokens": 3})["status"] == "completed"
+    assert streamed(s, "/v1/responses", {"input": "x", "max_output_tokens": 3})[-1]["type"] == "response.completed"
+
+
 def as_others(s):
     """What the servers' tests of llama.cpp and vLLM look for: paths without /v1, their names of fields, usage in every chunk."""
     prompt = {"prompt": "In the beginning", "temperature": 0}
@@ -480,7 +510,10 @@ def held_texts(s):
 
 every_field_in_every_api()
 documented()
-with Server(convert("tests/data/tiny-m2"), "--chat-format", "minimax-m2", "--max-model-len", "512", "--drafts", "7") as server:
+checkpoint = convert("tests/data/tiny-m2")
+with Server(checkpoint, "--chat-format", "minimax-m2", "--max-model-len", "512", "--drafts", "7") as server:
     for test in (drafts, all_fields, nothings, formats, openapi, held_texts, within, templates, cut, as_others):
         test(server)
+with Server(checkpoint, "--chat-format", "minimax-m2", "--max-num-batched-tokens", "16", "--max-num-seqs", "2", "--compat", "llama.cpp") as server:
+    progress(server)
 print("every field of every API is served, refused by name, or has no effect; replies as others' tests want them")
