@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "formats/hash.h"
 #include "formats/json.h"
 
 /* ---- the config ---- */
@@ -71,7 +72,8 @@ static bool read_list(const mm_json *a, const char *key, uint32_t *out, uint32_t
   for (uint32_t i = 0; i < n; i++) {
     const mm_json *v = mm_json_at(a, i);
     if (mm_json_type_of(v) != MM_JSON_INT || mm_json_int(v) < 0 || mm_json_int(v) >= hi)
-      return refuse(err, status, path, key, i, "entries that are integers in range");
+      return mm_fail(err, status, "E_DRAFT", mm_at(path, NULL), "%s: found another entry %u, expected an integer from 0 to %lld", key, i,
+                     (long long)hi - 1);
     out[i] = (uint32_t)mm_json_int(v);
   }
   return true;
@@ -91,7 +93,12 @@ static bool read_layers(mm_dflash_config *c, const mm_json *o, const mm_json_ctx
   if (!window || !causal) return false;
   if (mm_json_size(window) != c->layers || mm_json_size(causal) != c->layers)
     return refuse(err, status, at->file, "windows and causal", (int64_t)mm_json_size(window), "one entry a layer");
-  for (uint32_t l = 0; l < c->layers; l++) c->causal[l] = mm_json_bool(mm_json_at(causal, l));
+  for (uint32_t l = 0; l < c->layers; l++) {
+    const mm_json *v = mm_json_at(causal, l);
+    if (mm_json_type_of(v) != MM_JSON_BOOL)
+      return mm_fail(err, status, "E_DRAFT", mm_at(at->file, NULL), "causal: found another entry %u, expected true or false", l);
+    c->causal[l] = mm_json_bool(v);
+  }
   return read_list(window, "windows", c->window, c->layers, INT32_MAX, at->file, status, err);
 }
 
@@ -131,7 +138,7 @@ static bool read_config(mm_dflash_config *c, const mm_json *o, const mm_json_ctx
   if (!mm_json_need_str(o, "kind", &kind, at, err)) return false;
   c->kind = strcmp(kind, "eagle3") == 0 ? MM_DRAFT_EAGLE3 : MM_DRAFT_DFLASH;
   if (c->kind == MM_DRAFT_DFLASH && strcmp(kind, "dflash") != 0)
-    return refuse(err, MM_UNSUPPORTED, at->file, "kind of the draft", 0, "dflash or eagle3");
+    return mm_fail(err, MM_UNSUPPORTED, "E_DRAFT", mm_at(at->file, NULL), "kind: found \"%s\", expected dflash or eagle3", kind);
   if (!mm_json_only_keys(o, c->kind == MM_DRAFT_EAGLE3 ? eagle : dflash, at, err)) return false;
   for (size_t i = 0; i < NUMBERS; i++) {
     int64_t v;
@@ -153,7 +160,8 @@ static bool check_config(const mm_dflash_config *c, const char *path, mm_status 
   for (uint32_t i = 1; i < c->taps; i++)
     if (c->tap[i] <= c->tap[i - 1]) return refuse(err, status, path, "taps", c->tap[i], "ascending layers");
   if (!(c->norm_eps > 0 && c->norm_eps < 1) || !(c->rope_theta >= 1 && c->rope_theta < 1e30))
-    return refuse(err, status, path, "norm_eps and rope_theta", 0, "positive numbers");
+    return mm_fail(err, status, "E_DRAFT", mm_at(path, NULL),
+                   "norm_eps and rope_theta: found %g and %g, expected 0 < eps < 1 <= theta < 1e30", c->norm_eps, c->rope_theta);
   return true;
 }
 
@@ -308,6 +316,12 @@ bool mm_dflash_open(mm_dflash *d, const char *dir, const mm_model *target, mm_er
   if (ok) find_kv(d);
   if (!ok) mm_dflash_close(d);
   return ok;
+}
+
+bool mm_dflash_verify(const mm_dflash *d, const mm_pack_file *f, mm_err *err) {
+  const mm_digest found = mm_sha256(d->map.data, d->map.size);
+  return (d->map.size == f->size && mm_digest_equal(&found, &f->sha256)) ||
+         mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at(d->st.path, NULL), "found other contents than the manifest's sha256");
 }
 
 bool mm_dflash_random(mm_dflash *d, const mm_dflash_config *c, mm_err *err) {

@@ -4,6 +4,7 @@
 #define MM_LOADER_DFLASH_H
 
 #include "formats/model.h"
+#include "formats/pack.h"
 #include "formats/safetensors.h"
 #include "quant/quant.h"
 
@@ -63,6 +64,8 @@ typedef struct mm_dflash {
 /* Maps DIR/draft.safetensors and checks it against the target: MM_INTEGRITY E_DRAFT for a file that FORMAT-DRAFT.md does not allow,
  * MM_UNSUPPORTED E_DRAFT for a target that has none (norms with an offset, another activation, lightning layers). */
 MM_MUST_USE bool mm_dflash_open(mm_dflash *d, const char *dir, const mm_model *target, mm_err *err);
+/* The mapped file has the size and the digest of the manifest's entry: else MM_INTEGRITY E_DIGEST. */
+MM_MUST_USE bool mm_dflash_verify(const mm_dflash *d, const mm_pack_file *f, mm_err *err);
 void mm_dflash_close(mm_dflash *d); /* accepts a zeroed or half-opened one */
 /* The target's id of id i of an EAGLE-3 draft's head. */
 static inline int32_t mm_dflash_id(const mm_dflash *d, uint32_t i) {

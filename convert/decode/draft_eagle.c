@@ -16,9 +16,16 @@ static bool flag(const mm_json *o, const char *key, bool usual, bool *out, const
          MM_REFUSE(at, err, "%s: found another type, expected true or false", key);
 }
 
-/* Layers of the target whose outputs are read. SGLang and vLLM take the inputs of layers 2, L / 2 and L - 3 where the config has no ids. */
-static bool read_taps(mm_dflash_config *c, const mm_json *eagle, const mm_model *target, const mm_json_ctx *at, mm_err *err) {
-  const mm_json *ids = mm_json_get(eagle, "eagle_aux_hidden_state_layer_ids");
+/* Layers of the target whose outputs are read. SGLang and vLLM take the inputs of layers 2, L / 2 and L - 3 where the config has no ids.
+ * Ids outside eagle_config are of another kind: vLLM takes the inputs of those layers. */
+static bool read_taps(mm_dflash_config *c, const mm_json *o, const mm_json *eagle, const mm_model *target, const mm_json_ctx *at,
+                      mm_err *err) {
+  static const char key[] = "eagle_aux_hidden_state_layer_ids";
+  const mm_json *ids = mm_json_get(eagle, key);
+  if (mm_json_type_of(mm_json_get(o, key)) != MM_JSON_NULL)
+    return lacks(err, at->file, "eagle_aux_hidden_state_layer_ids outside eagle_config", "them in eagle_config, as SpecForge writes them");
+  if (mm_json_type_of(eagle) != MM_JSON_OBJ && mm_json_type_of(eagle) != MM_JSON_NULL)
+    return MM_REFUSE(at, err, "eagle_config: found another type, expected an object");
   if (mm_json_type_of(ids) == MM_JSON_NULL) {
     if (target->layers < 6) return lacks(err, at->file, "no eagle_aux_hidden_state_layer_ids", "layers of the target");
     c->taps = 3, c->tap[0] = 1, c->tap[1] = target->layers / 2 - 1, c->tap[2] = target->layers - 4;
@@ -70,7 +77,7 @@ bool mm_draft_eagle_config(mm_draft_source *s, const mm_json *o, const mm_model 
     *numbers[i].out = (uint32_t)v;
   }
   if (!check_settings(o, eagle, at, err) || !mm_json_need_number(o, "rms_norm_eps", &c->norm_eps, at, err) ||
-      !mm_config_whole_rope((mm_config){o, at->file}, &c->rope_theta, err) || !read_taps(c, eagle, target, at, err))
+      !mm_config_whole_rope((mm_config){o, at->file}, &c->rope_theta, err) || !read_taps(c, o, eagle, target, at, err))
     return false;
   if (mm_json_type_of(width) != MM_JSON_NULL && (mm_json_type_of(width) != MM_JSON_INT || mm_json_int(width) != c->hidden))
     return lacks(err, at->file, "another target_hidden_size", "hidden_size");

@@ -27,7 +27,8 @@ static bool is_off(const mm_json *v) {
 /* Refuses settings that change the numbers and are not served. */
 static bool check_settings(const mm_json *o, const mm_json *flash, const char *path, mm_err *err) {
   const mm_json *act = mm_json_get(o, "hidden_act"), *scaling = mm_json_get(o, "rope_scaling");
-  if (mm_json_type_of(flash) != MM_JSON_OBJ) return lacks(err, path, "no dflash_config", "the config of a DFlash draft");
+  if (mm_json_type_of(flash) != MM_JSON_OBJ)
+    return lacks(err, path, "no dflash_config and no draft_vocab_size", "the config of a DFlash or EAGLE-3 draft");
   if (mm_json_type_of(act) != MM_JSON_NULL && (mm_json_type_of(act) != MM_JSON_STR || strcmp(mm_json_str(act), "silu") != 0))
     return lacks(err, path, "another hidden_act", "silu");
   if (mm_json_type_of(scaling) != MM_JSON_NULL) return lacks(err, path, "rope_scaling", "none");
@@ -151,6 +152,11 @@ const mm_st_tensor *mm_draft_find(const mm_draft_source *s, const char *name) {
   return t ? t : find_prefixed(s, layer, name);
 }
 
+/* Rows of piece k of `count`: q has those of the heads, k and v those of the kv heads; gate and up have as many. */
+static uint32_t rows_of_piece(const mm_dflash_config *c, const mm_dflash_tensor *t, uint32_t k, uint32_t count) {
+  return count == PIECES ? (k ? c->kv_heads : c->heads) * c->head_dim : t->rows / count;
+}
+
 /* Fused names and what they are made of; other tensors have one piece of their own name. */
 static bool parts_of(const mm_draft_source *s, const mm_dflash_tensor *t, parts *out, mm_err *err) {
   static const struct {
@@ -166,24 +172,26 @@ static bool parts_of(const mm_draft_source *s, const mm_dflash_tensor *t, parts 
       name[k] = text[k];
     }
   }
-  uint64_t rows = 0;
+  const uint32_t count = name[2] ? 3 : name[1] ? 2 : 1;
   *out = (parts){0};
-  for (uint32_t k = 0; k < PIECES && name[k]; k++) {
+  for (uint32_t k = 0; k < count; k++) {
+    const uint32_t rows = rows_of_piece(&s->c, t, k, count);
+    const mm_shape shape = t->cols ? mm_shape2(rows, t->cols) : mm_shape1(rows);
     const mm_st_tensor *p = mm_draft_find(s, name[k]);
     if (!p) return mm_fail(err, MM_BAD_INPUT, "E_DRAFT", mm_at(s->st.path, name[k]), "found no such tensor");
-    const bool good = p->shape.rank == (t->cols ? 2 : 1) && (!t->cols || p->shape.dim[1] == t->cols) &&
-                      (t->ids ? p->dtype == MM_I64 : p->dtype == MM_BF16 || p->dtype == MM_F32) && (!k || p->dtype == out->piece[0]->dtype);
-    if (!good) {
-      char found[80];
-      return mm_fail(err, MM_BAD_INPUT, "E_DRAFT", mm_at(s->st.path, name[k]), "found %s %s, expected %s with %u columns",
-                     mm_dtype_name(p->dtype), mm_shape_text(&p->shape, found, sizeof found), t->ids ? "I64" : "BF16 or F32",
-                     t->cols ? t->cols : 1);
+    const bool good = mm_shape_equal(&p->shape, &shape) && (t->ids ? p->dtype == MM_I64 : p->dtype == MM_BF16 || p->dtype == MM_F32);
+    if (!good || (k && p->dtype != out->piece[0]->dtype)) {
+      char found[80], expected[80];
+      return mm_fail(err, MM_BAD_INPUT, "E_DRAFT", mm_at(s->st.path, p->name), "found %s %s, expected %s %s as in the config",
+                     mm_dtype_name(p->dtype), mm_shape_text(&p->shape, found, sizeof found),
+                     t->ids ? "I64"
+                     : good ? mm_dtype_name(out->piece[0]->dtype)
+                            : "BF16 or F32",
+                     mm_shape_text(&shape, expected, sizeof expected));
     }
-    rows += p->shape.dim[0];
     out->piece[out->count++] = p;
   }
-  return rows == t->rows || mm_fail(err, MM_BAD_INPUT, "E_DRAFT", mm_at(s->st.path, name[0]),
-                                    "found %llu rows, expected %u as in the config", (unsigned long long)rows, t->rows);
+  return true;
 }
 
 /* Copies of the target's embedding and head, which a DFlash draft shares; t2d, which d2t says too. */

@@ -122,6 +122,7 @@ def packed(tmp, draft, tensors):
         f.seek(-1, 2)
         f.write(bytes([last ^ 1]))
     refused("E_DIGEST", 6, "verify", tmp + "/again")
+    refused("E_DIGEST", 6, "serve", tmp + "/again", "--drafts", "7", "--port", "0", "--verify-on-load", *DEVICE)
     return out
 
 
@@ -140,6 +141,8 @@ def misfits(tmp, tensors):
              ({"dflash_config": {"mask_token_id": 5}}, "E_DRAFT", 4), ({"num_hidden_layers": LAYERS - 1, "layer_types": ["full_attention"]}, "E_DRAFT", 3)]
     for i, (change, code, status) in enumerate(cases):
         refused(code, status, "convert", "tests/data/tiny-m2", "-o", tmp + "/no", "--draft", save(f"{tmp}/bad{i}", {**CONFIG, **change}, tensors), "--dry-run")
+    q, k = (f"layers.0.self_attn.{x}_proj.weight" for x in "qk")
+    refused(q, 3, "convert", "tests/data/tiny-m2", "-o", tmp + "/no", "--draft", save(tmp + "/rows", CONFIG, {**tensors, q: tensors[k], k: tensors[q]}), "--dry-run")
     refused("E_USAGE", 2, "convert", "tests/data/tiny-m2", "-o", tmp + "/no", "--draft", tmp + "/draft", "--layout", "hf", "--dry-run")
 
 
@@ -182,6 +185,20 @@ def evicted(out):
         assert first == again and found["offload_hits_total"] > 0 and found["draft_model_tokens_total"] > 0, found
 
 
+def renamed(out):
+    """What the file says of itself in other words: none of a type that is not known is taken for another."""
+    path = out + "/draft.safetensors"
+    with open(path, "rb") as f:
+        good = f.read()
+    for old, new, status in ((b"[true,false]", b"[true,    0]", 6), (b"dflash", b"eagle4", 4)):
+        assert old in good, old
+        with open(path, "wb") as f:
+            f.write(good.replace(old, new))
+        refused("E_DRAFT", status, "serve", out, "--drafts", "7", "--port", "0", *DEVICE)
+    with open(path, "wb") as f:
+        f.write(good)
+
+
 def held(out, socket):
     """Weights that another process holds; the draft's are the server's own."""
     with subprocess.Popen([BIN + "minimax-hold", out, socket, "--device", "cuda", "-q"]) as holder:
@@ -213,7 +230,7 @@ def eagle(tmp):
     config = EAGLE["eagle_config"]
     cases = [({"num_hidden_layers": 2}, {}, 4), ({"draft_vocab_size": VOCAB + 1}, {}, 3), ({"draft_vocab_size": DRAFT_VOCAB - 1}, {}, 3), ({"vocab_size": VOCAB + 64}, {}, 3),
              ({"attention_bias": True}, {}, 4), ({"eagle_config": {**config, "use_aux_hidden_state": False}}, {}, 4), ({"target_hidden_size": H + 1}, {}, 4),
-             ({"eagle_config": {}}, {}, 4), ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 3]}}, {}, 3), ({"norm_before_residual": 1}, {}, 3),
+             ({"eagle_config": {}}, {}, 4), ({"eagle_config": [0, 1, 2]}, {}, 3), ({"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}, {}, 4), ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 3]}}, {}, 3), ({"norm_before_residual": 1}, {}, 3),
              ({}, {"d2t": None}, 3), ({}, {"d2t": eagle_weights([VOCAB] * DRAFT_VOCAB)["d2t"]}, 3), ({}, {"d2t": ((DRAFT_VOCAB - 1,), tensors["d2t"][1][8:])}, 3),
              ({}, {"midlayer.hidden_norm.weight": None}, 3), ({}, {"more.weight": ((H,), bf16(H, True))}, 3)]
     for i, (change, other, status) in enumerate(cases):
@@ -229,6 +246,7 @@ def main(folder):
     served(out)
     served(out, "--kv-cache-dtype", "fp8" if DEVICE else "bf16")
     evicted(out)
+    renamed(out)
     eagle(folder)
     if DEVICE:
         held(out, folder + "/held")

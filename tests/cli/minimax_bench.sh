@@ -23,6 +23,7 @@ refused 2 E_USAGE prefill --ep 0
 refused 2 E_USAGE prefill --ep 2
 refused 2 E_USAGE prefill --tp 4 --ep 3
 refused 2 E_USAGE drafts --device cpu --shrink 32 --layers 1
+refused 2 E_USAGE drafts --device cpu --model m3
 refused 2 E_USAGE choices --tp 2 --ep 4
 grep -qx 'minimax-bench: error: E_USAGE: found --ep 4, expected a divisor of --tp 2.*' "$TMPDIR/err"
 # The table of kernels needs no GPU. runtime/cuda/README.md has M2's as it is printed.
