@@ -79,7 +79,7 @@ def eagle_weights(steps):
 
 
 def run(program, *args):
-    r = subprocess.run([BIN + "minimax-" + program, *args], capture_output=True, text=True, check=False)
+    r = subprocess.run([BIN + "minimax-" + program, *args], capture_output=True, text=True, check=False, timeout=60)
     return r.returncode, r.stderr
 
 
