@@ -182,8 +182,8 @@ $(foreach p,$(PROGRAM_SRC),$(eval $(call program_rule,$(p))))
 
 # The backend's host side over a runtime without a device (tests/ops/fake_device.h).
 ifeq ($(CUDA),1)
-$(BUILD)/tests/ops/host.o $(BUILD)/tests/ops/host_world.o: private CPPFLAGS += -isystem $(CUDA_HOME)/include
-$(BUILD)/tests/ops/host $(BUILD)/tests/ops/host_world: private LIBS := $(filter-out -lcudart_static,$(LIBS))
+$(BUILD)/tests/ops/host.o $(BUILD)/tests/ops/host_fixture.o: private CPPFLAGS += -isystem $(CUDA_HOME)/include
+$(BUILD)/tests/ops/host $(BUILD)/tests/ops/host_fixture: private LIBS := $(filter-out -lcudart_static,$(LIBS))
 endif
 $(MODEL): $(BUILD)/%: $(BUILD)/%.o $(LIBS_all)
 	$(link) -lcmocka -o $@

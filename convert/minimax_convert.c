@@ -196,9 +196,9 @@ static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_planning *planning
                                         .importance = a->importance ? &c->importance : NULL,
                                         .act_scales = a->act_scales ? &c->act_scales : NULL,
                                         .align = align};
-  mm_err why = {0};
-  if (!mm_plan_build(plan, hf, &planning->options, &why)) /* of types that the files would say */
-    return mm_follow_comparable(hf, err) && mm_fail_as(err, &why);
+  mm_err reason = {0};
+  if (!mm_plan_build(plan, hf, &planning->options, &reason)) /* of types that the files would say */
+    return mm_follow_comparable(hf, err) && mm_fail_as(err, &reason);
   if (a->gpu && !mm_verdict_make(verdict, plan, hf, &planning->options, &a->card, err)) return false;
   if (!a->quiet && a->process == 0) mm_report_notes(stderr, hf, plan);
   if (!a->quiet && a->process == 0 && !a->names_only && !a->follow.on) note_absent(hf);
@@ -278,10 +278,10 @@ static bool run(const mm_convert_args *a, mm_plan *plan, mm_writer_options o, mm
 
 /* A tokenizer that the runtime does not read is no reason against a conversion: what is wrong with it is said, and no image made. */
 static bool bake_tokenizer(const char *path, uint32_t vocab, const mm_digest *source, uint8_t **image, size_t *n, mm_err *err) {
-  mm_err why = {0};
-  if (mm_tokenizer_bake(path, vocab, source, image, n, &why)) return true;
-  if (why.status != MM_BAD_INPUT && why.status != MM_UNSUPPORTED) return mm_fail_as(err, &why);
-  fprintf(stderr, "note: no " MM_TOKENIZER_IMAGE ": %s\n", why.text);
+  mm_err reason = {0};
+  if (mm_tokenizer_bake(path, vocab, source, image, n, &reason)) return true;
+  if (reason.status != MM_BAD_INPUT && reason.status != MM_UNSUPPORTED) return mm_fail_as(err, &reason);
+  fprintf(stderr, "note: no " MM_TOKENIZER_IMAGE ": %s\n", reason.text);
   *image = NULL;
   return true;
 }

@@ -85,9 +85,9 @@ void mm_json_free(mm_json *j) {
 
 /* Room for another member. The arena of a root keeps what was there before. */
 static bool widen(mm_json *j) {
-  size_t room = 1;
-  while (room <= j->n) room *= 2;
-  member *m = j->home == BUILT ? realloc(j->member, room * sizeof *m) : mm_arena_alloc(arena_of(j), room * sizeof *m, MM_IGNORED);
+  size_t capacity = 1;
+  while (capacity <= j->n) capacity *= 2;
+  member *m = j->home == BUILT ? realloc(j->member, capacity * sizeof *m) : mm_arena_alloc(arena_of(j), capacity * sizeof *m, MM_IGNORED);
   if (!m) return false;
   for (size_t i = 0; j->home == ROOT && i < j->n; i++) m[i] = (member){key_at(j, i), value_at(j, i)};
   j->member = m;

@@ -473,15 +473,15 @@ static bool read_manifest(reader *r, const mm_json *root) {
          read_files(r, root, "files", "sha256", &p->file, &p->file_count) && check_file_names(r) && read_dead_rows(r, root);
 }
 
-#define SEAL_BYTES (sizeof MM_MANIFEST_SEAL - 3 + MM_HEX_LEN) /* without "%s" and NUL */
+#define ENDING_BYTES (sizeof MM_MANIFEST_ENDING - 3 + MM_HEX_LEN) /* without "%s" and NUL */
 
 /* The text ends with its own digest, found, of all before the seal: then no byte of it was changed by accident. */
-static bool check_seal(reader *r, const char *text, size_t n, const mm_digest *found) {
-  char hex[MM_HEX_LEN + 1], seal[SEAL_BYTES + 1];
+static bool check_ending(reader *r, const char *text, size_t n, const mm_digest *found) {
+  char hex[MM_HEX_LEN + 1], ending[ENDING_BYTES + 1];
   at_top(r);
   mm_digest_hex(found, hex);
-  snprintf(seal, sizeof seal, MM_MANIFEST_SEAL, hex);
-  return (n > SEAL_BYTES && memcmp(text + n - SEAL_BYTES, seal, SEAL_BYTES) == 0) ||
+  snprintf(ending, sizeof ending, MM_MANIFEST_ENDING, hex);
+  return (n > ENDING_BYTES && memcmp(text + n - ENDING_BYTES, ending, ENDING_BYTES) == 0) ||
          MM_REFUSE(&r->ctx, r->err, "key \"sha256\": is not the digest of the text before it");
 }
 
@@ -516,20 +516,20 @@ typedef struct kind {
 
 #define TWO_THREADS ((size_t)512 << 10) /* bytes of text from which on a second thread gains more than it costs */
 
-typedef struct sealed {
+typedef struct digested {
   reader *r;
   const kind *kind;
   const char *text;
   size_t n;
   mm_digest digest;
-} sealed;
+} digested;
 
 /* Item 0 reads the text, item 1 hashes it; both run at the same time if the text is long. */
 static bool read_or_hash(void *ctx, size_t item, unsigned worker, mm_err *err) {
   (void)worker;
-  sealed *s = ctx;
+  digested *s = ctx;
   if (item == 1) {
-    s->digest = mm_sha256(s->text, s->n < SEAL_BYTES ? s->n : s->n - SEAL_BYTES);
+    s->digest = mm_sha256(s->text, s->n < ENDING_BYTES ? s->n : s->n - ENDING_BYTES);
     return true;
   }
   mm_err e = {0};
@@ -541,18 +541,18 @@ static bool read_or_hash(void *ctx, size_t item, unsigned worker, mm_err *err) {
 }
 
 /* The seal is looked at last, since what is wrong says more. */
-static bool parse_sealed(mm_pack *p, const char *dir, const kind *k, const char *text, size_t n, mm_err *err) {
+static bool parse_digested(mm_pack *p, const char *dir, const kind *k, const char *text, size_t n, mm_err *err) {
   memset(p, 0, sizeof *p);
   size_t len = strlen(dir) + 1 + strlen(k->file);
   char *place = mm_calloc(len + PLACE_MAX, 1, err);
   if (!place) return false;
   snprintf(place, len + 1, "%s/%s", dir, k->file);
   reader r = {p, {place, MM_INTEGRITY, "E_MANIFEST"}, place, len, k->rank, k->count, err};
-  sealed s = {.r = &r, .kind = k, .text = text, .n = n};
+  digested s = {.r = &r, .kind = k, .text = text, .n = n};
   bool ok = (p->dir = mm_arena_strndup(&p->arena, dir, strlen(dir), err)) && mm_pool_run(n < TWO_THREADS ? 1 : 2, 2, read_or_hash, &s, err);
   r.err = err;
-  ok = ok && check_seal(&r, text, n, &s.digest);
-  p->seal = s.digest;
+  ok = ok && check_ending(&r, text, n, &s.digest);
+  p->text_digest = s.digest;
   free(place);
   return ok;
 }
@@ -560,26 +560,26 @@ static bool parse_sealed(mm_pack *p, const char *dir, const kind *k, const char 
 static const kind manifest = {MM_MANIFEST, read_manifest, NULL, 0}, digests = {MM_DIGESTS, read_digests, NULL, 0};
 
 bool mm_pack_parse(mm_pack *p, const char *dir, const char *text, size_t n, mm_err *err) {
-  return parse_sealed(p, dir, &manifest, text, n, err);
+  return parse_digested(p, dir, &manifest, text, n, err);
 }
 
-static bool open_sealed(mm_pack *p, const char *dir, const kind *k, mm_err *err) {
+static bool open_digested(mm_pack *p, const char *dir, const kind *k, mm_err *err) {
   memset(p, 0, sizeof *p);
   mm_arena scratch = {0};
   size_t n;
   char *path = mm_arena_printf(&scratch, err, "%s/%s", dir, k->file);
   char *text = path ? mm_file_slurp(path, MM_MANIFEST_MAX, &n, err) : NULL;
-  bool ok = text && parse_sealed(p, dir, k, text, n, err);
+  bool ok = text && parse_digested(p, dir, k, text, n, err);
   free(text);
   mm_arena_close(&scratch);
   return ok;
 }
 
-bool mm_pack_open(mm_pack *p, const char *dir, mm_err *err) { return open_sealed(p, dir, &manifest, err); }
+bool mm_pack_open(mm_pack *p, const char *dir, mm_err *err) { return open_digested(p, dir, &manifest, err); }
 
 bool mm_pack_open_ranks(mm_pack *p, const char *dir, const uint32_t *rank, uint32_t count, mm_err *err) {
   const kind some = {MM_MANIFEST, read_manifest, rank, count};
-  return open_sealed(p, dir, &some, err);
+  return open_digested(p, dir, &some, err);
 }
 
-bool mm_digests_open(mm_pack *p, const char *dir, mm_err *err) { return open_sealed(p, dir, &digests, err); }
+bool mm_digests_open(mm_pack *p, const char *dir, mm_err *err) { return open_digested(p, dir, &digests, err); }

@@ -35,8 +35,8 @@ static bool run(const char *word, char **argv, mm_err *err) {
   if (n < 0) return mm_fail_errno(err, mm_at("/proc/self/exe", NULL), "read", errno);
   size_t end = (size_t)n;
   while (end > 0 && path[end - 1] != '/') end--;
-  const size_t room = sizeof path - end;
-  if ((size_t)snprintf(path + end, room, "minimax-%s", word) >= room)
+  const size_t capacity = sizeof path - end;
+  if ((size_t)snprintf(path + end, capacity, "minimax-%s", word) >= capacity)
     return mm_fail_errno(err, mm_at("/proc/self/exe", NULL), "read", ENAMETOOLONG);
   argv[0] = path;
   execv(path, argv);

@@ -88,19 +88,19 @@ static const char *nearest(const mm_program *p, const char *word, size_t n) {
 bool mm_option_unknown(const mm_program *p, const char *word, mm_err *err) {
   char shown[256], answer[256] = "; ";
   const char *name = word[1] == '-' ? word + 2 : "";
-  const size_t n = strcspn(name, "="), room = sizeof answer - 2;
+  const size_t n = strcspn(name, "="), capacity = sizeof answer - 2;
   const foreign *f = NULL;
   for (size_t i = 0; !f && i < sizeof table / sizeof *table; i++)
     if (strlen(table[i].name) == n && memcmp(table[i].name, name, n) == 0) f = &table[i];
   const char *near = f ? NULL : nearest(p, name, n);
   if (f && f->own && has(p, f->own))
-    snprintf(answer + 2, room, "here it is --%s", f->own);
+    snprintf(answer + 2, capacity, "here it is --%s", f->own);
   else if (f)
-    snprintf(answer + 2, room, "%s", f->answer);
+    snprintf(answer + 2, capacity, "%s", f->answer);
   else if (near)
-    snprintf(answer + 2, room, "did you mean --%s? See %s --help", near, p->name);
+    snprintf(answer + 2, capacity, "did you mean --%s? See %s --help", near, p->name);
   else
-    snprintf(answer + 2, room, "see %s --help", p->name);
+    snprintf(answer + 2, capacity, "see %s --help", p->name);
   return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "unknown option \"%s\"%s", mm_escape(shown, sizeof shown, word, strlen(word)),
                  answer);
 }

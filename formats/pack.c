@@ -172,7 +172,7 @@ static void put_lines(mm_text *t, const mm_json *root) {
 }
 
 /* Takes root over. The last member is the digest of the text before it. NULL when there was no memory for it. */
-static char *sealed_text(mm_json *root, mm_err *err) {
+static char *digested_text(mm_json *root, mm_err *err) {
   mm_text t = {.failed = mm_json_failed(root)};
   char hex[MM_HEX_LEN + 1];
   put_lines(&t, root);
@@ -180,11 +180,11 @@ static char *sealed_text(mm_json *root, mm_err *err) {
   if (t.failed) return mm_text_take(&t, err);
   const mm_digest d = mm_sha256(t.p, t.n);
   mm_digest_hex(&d, hex);
-  mm_text_printf(&t, MM_MANIFEST_SEAL, hex);
+  mm_text_printf(&t, MM_MANIFEST_ENDING, hex);
   return mm_text_take(&t, err);
 }
 
-char *mm_pack_text(const mm_pack *p, mm_err *err) { return sealed_text(pack_json(p), err); }
+char *mm_pack_text(const mm_pack *p, mm_err *err) { return digested_text(pack_json(p), err); }
 
 char *mm_digests_text(const mm_pack *p, mm_err *err) {
   mm_json *o = MM_JSON_NEW({"format", mm_json_new_str(MM_DIGESTS_WORD)}, {"version", mm_json_new_int(MM_PACK_VERSION)},
@@ -193,5 +193,5 @@ char *mm_digests_text(const mm_pack *p, mm_err *err) {
   put_parts(o, &p->rank[0]);
   put_files(o, "sources", p->source, p->source_count, "header_sha256");
   put_files(o, "files", p->file, p->file_count, "sha256");
-  return sealed_text(o, err);
+  return digested_text(o, err);
 }

@@ -10,21 +10,21 @@
 extern "C" {
 #endif
 
-#define MM_PACK_FORMAT   "minimax-packed"
-#define MM_PACK_VERSION  1
-#define MM_PACK_VERSION2 2 /* of a manifest that declares grids (FORMAT-2.md) */
-#define MM_PACK_VERSION3 3 /* of a manifest of an extended model (FORMAT-3.md) */
-#define MM_LEFT_OUT_MAX  16
-#define MM_MANIFEST      "manifest.json"
-#define MM_DIGESTS       "minimax-digests.json" /* lists the files of an unsharded checkpoint and their digests */
-#define MM_DIGESTS_WORD  "minimax-digests"
-#define MM_MANIFEST_MAX  (UINT64_C(256) << 20)
-#define MM_MANIFEST_SEAL "\"sha256\":\"%s\"\n}\n" /* its last bytes: the digest of all before them */
-#define MM_SIGNATURE     "model.sig"              /* optional companion of the manifest (loader/archive/signature.h) */
-#define MM_ARCHIVE       "archive.json"           /* makes a directory an archive (loader/archive/archive.h) */
-#define MM_PACK_PLANES   4
-#define MM_PACK_PIECES   3
-#define MM_MAX_TP        1024
+#define MM_PACK_FORMAT     "minimax-packed"
+#define MM_PACK_VERSION    1
+#define MM_PACK_VERSION2   2 /* of a manifest that declares grids (FORMAT-2.md) */
+#define MM_PACK_VERSION3   3 /* of a manifest of an extended model (FORMAT-3.md) */
+#define MM_LEFT_OUT_MAX    16
+#define MM_MANIFEST        "manifest.json"
+#define MM_DIGESTS         "minimax-digests.json" /* lists the files of an unsharded checkpoint and their digests */
+#define MM_DIGESTS_WORD    "minimax-digests"
+#define MM_MANIFEST_MAX    (UINT64_C(256) << 20)
+#define MM_MANIFEST_ENDING "\"sha256\":\"%s\"\n}\n" /* its last bytes: the digest of all before them */
+#define MM_SIGNATURE       "model.sig"              /* optional companion of the manifest (loader/archive/signature.h) */
+#define MM_ARCHIVE         "archive.json"           /* makes a directory an archive (loader/archive/archive.h) */
+#define MM_PACK_PLANES     4
+#define MM_PACK_PIECES     3
+#define MM_MAX_TP          1024
 
 /* Along the cut axis: local rows (or columns) [at, at + count) of a rank are [from, from + count) of the whole matrix; the rest
  * of the local extent is zero padding. */
@@ -127,9 +127,9 @@ typedef struct mm_pack {
   mm_pack_file *source, *file;
   size_t left_out_count;
   mm_left_out left_out[MM_LEFT_OUT_MAX];
-  mm_digest seal;   /* of the manifest's text, which has the digests of all files */
-  mm_digest plan;   /* of the plan: also in every part's metadata, so parts of different runs never mix */
-  size_t dead_rows; /* ids whose lm_head row is all zero: never to be sampled */
+  mm_digest text_digest; /* of the manifest's text, which has the digests of all files */
+  mm_digest plan;        /* of the plan: also in every part's metadata, so parts of different runs never mix */
+  size_t dead_rows;      /* ids whose lm_head row is all zero: never to be sampled */
   uint32_t *dead_row;
   mm_arena arena;
 } mm_pack;

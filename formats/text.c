@@ -24,12 +24,12 @@ void mm_text_printf(mm_text *t, const char *fmt, ...) {
   if (t->failed) return;
   va_start(args, fmt);
   va_copy(again, args);
-  const size_t room = t->cap - t->n;
-  const int n = vsnprintf(room ? t->p + t->n : NULL, room, fmt, args);
+  const size_t capacity = t->cap - t->n;
+  const int n = vsnprintf(capacity ? t->p + t->n : NULL, capacity, fmt, args);
   va_end(args);
   t->failed = n < 0;
   if (widen(t, (size_t)n)) {
-    if ((size_t)n >= room) vsnprintf(t->p + t->n, (size_t)n + 1, fmt, again);
+    if ((size_t)n >= capacity) vsnprintf(t->p + t->n, (size_t)n + 1, fmt, again);
     t->n += (size_t)n;
   }
   va_end(again);

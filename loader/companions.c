@@ -41,30 +41,30 @@ bool mm_verify_listing(const mm_pack *p, mm_err *err) { return mm_nothing_else(p
 
 bool mm_companion_sizes(const mm_pack *p, mm_err *err) {
   for (size_t i = 0; i < p->file_count; i++) {
-    mm_err why = {0};
+    mm_err reason = {0};
     mm_file f = MM_FILE_NONE;
     const mm_path path = mm_path_of(p->dir, p->file[i].name);
-    bool ok = mm_file_open(&f, path.text, &why);
+    bool ok = mm_file_open(&f, path.text, &reason);
     if (ok && f.size != p->file[i].size)
-      ok = mm_fail(&why, MM_INTEGRITY, "E_SIZE", mm_at(path.text, NULL), "found %llu bytes, expected %llu", (unsigned long long)f.size,
+      ok = mm_fail(&reason, MM_INTEGRITY, "E_SIZE", mm_at(path.text, NULL), "found %llu bytes, expected %llu", (unsigned long long)f.size,
                    (unsigned long long)p->file[i].size);
     mm_file_close(&f);
-    if (!ok) return mm_fail_damaged(err, &why);
+    if (!ok) return mm_fail_damaged(err, &reason);
   }
   return true;
 }
 
 char *mm_manifest_again(const mm_pack *p, size_t *n, mm_err *err) {
   const mm_path path = mm_path_of(p->dir, p->target_format ? MM_DIGESTS : MM_MANIFEST);
-  char hex[MM_HEX_LEN + 1], seal[sizeof MM_MANIFEST_SEAL + MM_HEX_LEN];
-  mm_err why = {0};
-  char *text = mm_file_slurp(path.text, MM_MANIFEST_MAX, n, &why);
-  if (!text) return mm_fail_damaged(err, &why), NULL;
-  mm_digest_hex(&p->seal, hex);
-  const size_t tail = (size_t)snprintf(seal, sizeof seal, MM_MANIFEST_SEAL, hex);
-  if (*n > tail && memcmp(text + *n - tail, seal, tail) == 0) {
+  char hex[MM_HEX_LEN + 1], ending[sizeof MM_MANIFEST_ENDING + MM_HEX_LEN];
+  mm_err reason = {0};
+  char *text = mm_file_slurp(path.text, MM_MANIFEST_MAX, n, &reason);
+  if (!text) return mm_fail_damaged(err, &reason), NULL;
+  mm_digest_hex(&p->text_digest, hex);
+  const size_t tail = (size_t)snprintf(ending, sizeof ending, MM_MANIFEST_ENDING, hex);
+  if (*n > tail && memcmp(text + *n - tail, ending, tail) == 0) {
     const mm_digest d = mm_sha256(text, *n - tail);
-    if (mm_digest_equal(&d, &p->seal)) return text;
+    if (mm_digest_equal(&d, &p->text_digest)) return text;
   }
   free(text);
   mm_fail(err, MM_IO, "E_CHANGED", mm_at(path.text, NULL), "changed since it was opened: found another text than that of sha256 %s", hex);

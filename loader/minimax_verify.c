@@ -82,11 +82,11 @@ static bool report_errors(const mm_verify_args *a, mm_error_report *r, mm_err *e
 
 /* As a conversion does; a tokenizer that gives no image gives none here. */
 static bool bake_tokenizer(const char *path, uint32_t vocab, const mm_digest *source, uint8_t **image, size_t *n, mm_err *err) {
-  mm_err why = {0};
-  if (mm_tokenizer_bake(path, vocab, source, image, n, &why)) return true;
+  mm_err reason = {0};
+  if (mm_tokenizer_bake(path, vocab, source, image, n, &reason)) return true;
   *image = NULL;
   *n = 0;
-  return why.status == MM_BAD_INPUT || why.status == MM_UNSUPPORTED || mm_fail_as(err, &why);
+  return reason.status == MM_BAD_INPUT || reason.status == MM_UNSUPPORTED || mm_fail_as(err, &reason);
 }
 
 static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *err) {

@@ -282,7 +282,7 @@ static bool find_companions(mm_pack *p, mm_err *err) {
 }
 
 /* The digest of all that the weights follow from. */
-static bool seal(mm_pack *p, const mm_random_model *r, mm_err *err) {
+static bool write_digest(mm_pack *p, const mm_random_model *r, mm_err *err) {
   char *text = mm_json_text(mm_model_to_json(&p->model), false, err), cut[160];
   if (!text) return false;
   snprintf(cut, sizeof cut, "dummy %s %s %u %u %u %.9g", r->linear->name, r->experts->name, r->tp, r->ep, r->pp, (double)r->skew);
@@ -291,7 +291,7 @@ static bool seal(mm_pack *p, const mm_random_model *r, mm_err *err) {
   mm_sha256_add(&h, cut, strlen(cut));
   mm_sha256_add(&h, text, strlen(text));
   free(text);
-  p->seal = p->plan = mm_sha256_end(&h);
+  p->text_digest = p->plan = mm_sha256_end(&h);
   return true;
 }
 
@@ -314,7 +314,7 @@ bool mm_shards_open_as(mm_shards *s, const char *dir, const mm_dummy *d, mm_err 
   snprintf(quant, sizeof quant, "dummy %s, experts %s", r.linear->name, r.experts->name);
   const bool ok = (p->dir = copy(p, dir, err)) && (p->quant = copy(p, quant, err)) && (p->tool = copy(p, "--load-format dummy", err)) &&
                   (p->rank = mm_arena_alloc(&p->arena, mm_pack_ranks(p) * sizeof *p->rank, err)) && find_companions(p, err) &&
-                  seal(p, &r, err);
+                  write_digest(p, &r, err);
   if (ok) s->random = r;
   if (!ok) mm_shards_close(s);
   return ok;

@@ -21,15 +21,15 @@ static bool is_listed(const void *ctx, const char *name) {
 }
 
 static bool check_header(const mm_pack *p, const mm_part *part, mm_err *err) {
-  mm_err why = {0};
+  mm_err reason = {0};
   mm_st st = {0};
   const mm_path path = mm_path_of(p->dir, part->file);
-  bool ok = mm_st_open(&st, path.text, MM_INTEGRITY, &why);
+  bool ok = mm_st_open(&st, path.text, MM_INTEGRITY, &reason);
   if (ok && st.id.size != part->size)
-    ok = mm_fail(&why, MM_INTEGRITY, "E_SIZE", mm_at(path.text, NULL), "found %llu bytes, expected %llu", (unsigned long long)st.id.size,
+    ok = mm_fail(&reason, MM_INTEGRITY, "E_SIZE", mm_at(path.text, NULL), "found %llu bytes, expected %llu", (unsigned long long)st.id.size,
                  (unsigned long long)part->size);
   mm_st_close(&st);
-  return ok || mm_fail_damaged(err, &why);
+  return ok || mm_fail_damaged(err, &reason);
 }
 
 bool mm_unsharded_listing(const mm_pack *p, mm_err *err) {

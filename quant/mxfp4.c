@@ -40,10 +40,10 @@ MM_INLINE void best_exponents(int exponent[BLOCKS], const float t[MM_TILE], cons
 }
 
 MM_INLINE void pack_tile(const mm_pack_args *a, void *const plane[MM_MAX_PLANES], uint32_t row, uint32_t k) {
-  float room[MM_TILE], weights[MM_TILE], amax[BLOCKS], s[BLOCKS];
+  float capacity[MM_TILE], weights[MM_TILE], amax[BLOCKS], s[BLOCKS];
   int exponent[BLOCKS];
   uint8_t code[MM_TILE], stored[BLOCKS];
-  const float *t = mm_tile_load(room, a, row, k);
+  const float *t = mm_tile_load(capacity, a, row, k);
   for (int b = 0; b < BLOCKS; b++) {
     amax[b] = mm_tile_amax(t + b * BLOCK, BLOCK);
     exponent[b] = clamp_exponent(floor_exponent(amax[b]) + ((mm_f32_bits(amax[b]) & 0x7fffff) >= 0x600000));

@@ -13,9 +13,9 @@ MM_INLINE uint8_t block_scale(const float block[BLOCK]) {
 }
 
 MM_INLINE void pack_tile(const mm_pack_args *a, void *const plane[MM_MAX_PLANES], uint32_t row, uint32_t k) {
-  float room[MM_TILE], s[BLOCKS];
+  float capacity[MM_TILE], s[BLOCKS];
   uint8_t scale[BLOCKS], code[MM_TILE];
-  const float *t = mm_tile_load(room, a, row, k);
+  const float *t = mm_tile_load(capacity, a, row, k);
   for (int b = 0; b < BLOCKS; b++) {
     scale[b] = block_scale(t + b * BLOCK);
     s[b] = mm_e8m0_to_f32(scale[b]);

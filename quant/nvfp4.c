@@ -59,10 +59,10 @@ MM_INLINE void pack_body(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]
   *(float *)plane[2] = s2;
   for (uint32_t row = 0; row < a->n; row++)
     for (uint32_t k = 0; k < a->k; k += MM_TILE) {
-      float room[MM_TILE], weights[MM_TILE], amax[BLOCKS], s[BLOCKS];
+      float capacity[MM_TILE], weights[MM_TILE], amax[BLOCKS], s[BLOCKS];
       int scale[BLOCKS];
       uint8_t code[MM_TILE], stored[BLOCKS];
-      const float *t = mm_tile_load(room, a, row, k);
+      const float *t = mm_tile_load(capacity, a, row, k);
       for (int b = 0; b < BLOCKS; b++) amax[b] = mm_tile_amax(t + b * BLOCK, BLOCK);
       for (int b = 0; b < BLOCKS; b++) scale[b] = scale_code(amax[b], 6, s2);
       if (a->search != MM_SEARCH_ABSMAX) best_codes(scale, t, amax, s2, a->search, mm_tile_importance(weights, a, k));

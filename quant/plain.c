@@ -2,9 +2,9 @@
 #include "quant/tile.h"
 
 MM_INLINE void pack_bf16_tile(const mm_pack_args *a, void *const plane[MM_MAX_PLANES], uint32_t row, uint32_t k) {
-  float room[MM_TILE];
+  float capacity[MM_TILE];
   uint16_t h[MM_TILE];
-  const float *t = mm_tile_load(room, a, row, k);
+  const float *t = mm_tile_load(capacity, a, row, k);
   for (int i = 0; i < MM_TILE; i++) h[i] = mm_finite_to_bf16(t[i]);
   memcpy((uint16_t *)plane[0] + (size_t)row * a->k + k, h, mm_tile_count(a, k) * sizeof *h);
 }

@@ -40,10 +40,10 @@ MM_INLINE void mm_tile_across(float x[MM_TILE], const float t[MM_TILE], const fl
 }
 
 /* Importances of the columns [k, k + 256), anything past the end of the row; NULL where none are given. */
-MM_INLINE const float *mm_tile_importance(float room[MM_TILE], const mm_pack_args *a, uint32_t k) {
+MM_INLINE const float *mm_tile_importance(float capacity[MM_TILE], const mm_pack_args *a, uint32_t k) {
   if (!a->importance || mm_tile_count(a, k) == MM_TILE) return a->importance ? a->importance + k : NULL;
-  memset(room, 0, MM_TILE * sizeof *room);
-  return memcpy(room, a->importance + k, mm_tile_count(a, k) * sizeof *room);
+  memset(capacity, 0, MM_TILE * sizeof *capacity);
+  return memcpy(capacity, a->importance + k, mm_tile_count(a, k) * sizeof *capacity);
 }
 
 /* Adds the squared errors of eight magnitudes in E2M1, times their importance if given. Rounds as mm_small_float does. */
@@ -130,10 +130,10 @@ MM_INLINE float mm_row_int_scale(const mm_pack_args *a, uint32_t row, int32_t to
   int shrink = 0;
   for (int step = 8; step; step /= 8) {
     int first = step == 8 ? 0 : shrink - 8;
-    float scale[TRIED], error[TRIED] = {0}, room[MM_TILE], x[MM_TILE], p[MM_TILE];
+    float scale[TRIED], error[TRIED] = {0}, capacity[MM_TILE], x[MM_TILE], p[MM_TILE];
     for (int c = 0; c < TRIED; c++) scale[c] = s * unit * (1.0f - (float)mm_max_int(first + c * step, 0) / 160.0f);
     for (uint32_t k = 0; k < a->k; k += MM_TILE) {
-      const float *t = mm_tile_load(room, a, row, k);
+      const float *t = mm_tile_load(capacity, a, row, k);
       for (int i = 0; i < MM_TILE; i++) x[i] = t[i] * unit;
       mm_error_int(error, x, MM_TILE, scale, -top, top, mm_tile_importance(p, a, k));
     }
@@ -149,9 +149,9 @@ MM_INLINE void mm_row_int_pack(const mm_pack_args *a, void *const plane[MM_MAX_P
     float s = mm_row_int_scale(a, row, top);
     ((float *)plane[1])[row] = s;
     for (uint32_t k = 0; k < a->k; k += MM_TILE) {
-      float room[MM_TILE];
+      float capacity[MM_TILE];
       uint8_t code[MM_TILE];
-      mm_tile_int(code, mm_tile_load(room, a, row, k), &s, MM_TILE, -top, top);
+      mm_tile_int(code, mm_tile_load(capacity, a, row, k), &s, MM_TILE, -top, top);
       if (top > 7)
         mm_tile_store(a, plane[0], row, k, code);
       else

@@ -26,17 +26,17 @@ MM_INLINE void mm_lanes_min(mm_lanes_int *x, int32_t hi) {
 MM_INLINE uint32_t mm_tile_count(const mm_pack_args *a, uint32_t k) { return (uint32_t)mm_min(MM_TILE, a->k - k); }
 
 /* Columns [k, k + 256) of a row: in place where they are there as f32, or in `room`. */
-MM_INLINE const float *mm_tile_load(float room[MM_TILE], const mm_pack_args *a, uint32_t row, uint32_t k) {
+MM_INLINE const float *mm_tile_load(float capacity[MM_TILE], const mm_pack_args *a, uint32_t row, uint32_t k) {
   size_t first = (size_t)row * a->k + k, count = mm_tile_count(a, k);
-  if (count < MM_TILE) memset(room, 0, MM_TILE * sizeof *room);
+  if (count < MM_TILE) memset(capacity, 0, MM_TILE * sizeof *capacity);
   if (count == MM_TILE && !a->bf16) return a->w + first;
   if (count == MM_TILE)
-    for (int i = 0; i < MM_TILE; i++) room[i] = mm_bf16_to_f32(a->bf16[first + (size_t)i]);
+    for (int i = 0; i < MM_TILE; i++) capacity[i] = mm_bf16_to_f32(a->bf16[first + (size_t)i]);
   else if (a->bf16)
-    mm_widen(room, a->bf16 + first, MM_BF16, count);
+    mm_widen(capacity, a->bf16 + first, MM_BF16, count);
   else
-    memcpy(room, a->w + first, count * sizeof *room);
-  return room;
+    memcpy(capacity, a->w + first, count * sizeof *capacity);
+  return capacity;
 }
 
 /* Largest magnitude of n; as bits, because unsigned integers of magnitudes compare as the floats do. */
@@ -51,9 +51,9 @@ MM_INLINE float mm_tile_amax(const float *t, int n) {
 
 /* Largest magnitude of a whole row. */
 MM_INLINE float mm_row_amax(const mm_pack_args *a, uint32_t row) {
-  float most = 0, room[MM_TILE];
+  float most = 0, capacity[MM_TILE];
   for (uint32_t k = 0; k < a->k; k += MM_TILE) {
-    float m = mm_tile_amax(mm_tile_load(room, a, row, k), MM_TILE);
+    float m = mm_tile_amax(mm_tile_load(capacity, a, row, k), MM_TILE);
     most = m > most ? m : most;
   }
   return most;
@@ -112,9 +112,9 @@ MM_INLINE void mm_tile_store_nibbles(const mm_pack_args *a, void *plane, uint32_
 /* A row's E4M3 codes under one scale. */
 MM_INLINE void mm_row_e4m3(const mm_pack_args *a, void *plane, uint32_t row, float s) {
   for (uint32_t k = 0; k < a->k; k += MM_TILE) {
-    float room[MM_TILE];
+    float capacity[MM_TILE];
     uint8_t code[MM_TILE];
-    mm_tile_e4m3(code, mm_tile_load(room, a, row, k), &s, MM_TILE);
+    mm_tile_e4m3(code, mm_tile_load(capacity, a, row, k), &s, MM_TILE);
     mm_tile_store(a, plane, row, k, code);
   }
 }

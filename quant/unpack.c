@@ -84,7 +84,7 @@ MM_INLINE void unpack_row_body(const mm_packed *m, uint32_t lead, uint32_t row, 
     uint32_t count = (uint32_t)mm_min(MM_TILE, m->k - k);
     bool whole = count == MM_TILE;
     uint8_t pad[MM_TILE];
-    float room[MM_TILE], s[MM_TILE], one[MM_TILE / LONG] = {1, 1, 1, 1}, *t = whole ? out + k : room;
+    float capacity[MM_TILE], s[MM_TILE], one[MM_TILE / LONG] = {1, 1, 1, 1}, *t = whole ? out + k : capacity;
     if (!whole) {
       memset(pad, 0, sizeof pad);
       memcpy(pad, codes + k / per_byte, mm_cells(count, per_byte));
@@ -98,7 +98,7 @@ MM_INLINE void unpack_row_body(const mm_packed *m, uint32_t lead, uint32_t row, 
     for (uint32_t i = 0; !zeros && step < LONG && step >= SHORT && i < MM_TILE; i += SHORT)
       for (uint32_t j = i; j < i + SHORT; j += MM_LANES) MM_LANES_AT(t + j) *= s[i / step];
     for (uint32_t i = 0; !zeros && step < SHORT && i < count; i++) t[i] *= s[i / step];
-    if (!whole) memcpy(out + k, room, count * sizeof *room);
+    if (!whole) memcpy(out + k, capacity, count * sizeof *capacity);
   }
 }
 MM_VERSIONS(unpack_row, (const mm_packed *m, uint32_t lead, uint32_t row, float *out), (m, lead, row, out))

@@ -101,8 +101,8 @@ static bool open_engine(eval *e, uint64_t longest, mm_err *err) {
                         .memory = {.fits = true, .share = e->a->share, .length = "sequences (--window)"}};
   if (!c.ops || (e->a->moments && !gather_moments(e, c.ops, err))) return false;
   c.options.act_quant = e->a->act_quant ? strcmp(e->a->act_quant, "on") == 0 : c.ops->act_quant;
-  if (!mm_process_group_find(true, &c.world, err)) return false;
-  c.options.threads = mm_engine_threads(e->a->threads, mm_process_group_ranks(c.world, mm_pack_ranks(pack)));
+  if (!mm_process_group_find(true, &c.process_group, err)) return false;
+  c.options.threads = mm_engine_threads(e->a->threads, mm_process_group_ranks(c.process_group, mm_pack_ranks(pack)));
   e->engine = mm_engine_open(&e->shards, &c, err);
   return e->engine;
 }

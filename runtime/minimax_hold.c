@@ -57,7 +57,7 @@ static void *load(void *arg) {
                                .place = {r->index, r->index, h->ranks, h->device ? h->device[r->index] : r->index},
                                .verify = h->a->verify ? &h->shards : NULL,
                                .log = h->log,
-                               .checkpoint = h->shards.pack.seal};
+                               .checkpoint = h->shards.pack.text_digest};
   if (h->ops->weights.hold(&c, &h->held[r->index], &r->memory, &r->err)) return r;
   mm_comm_abort(h->comm);
   return NULL;

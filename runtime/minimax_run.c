@@ -144,9 +144,9 @@ static bool set_budget(run *r, mm_err *err) {
   if (r->prompt_count >= r->limit)
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "the prompt has %zu tokens, expected fewer than %llu (--max-model-len)",
                    r->prompt_count, (unsigned long long)r->limit);
-  const uint64_t most = r->a->max_tokens ? r->a->max_tokens : r->a->chat ? r->limit : ANSWER_TOKENS, room = r->limit - r->prompt_count;
-  r->budget = (uint32_t)mm_min(most, room);
-  r->by_tokens = most <= room && (r->a->max_tokens || !r->a->chat);
+  const uint64_t most = r->a->max_tokens ? r->a->max_tokens : r->a->chat ? r->limit : ANSWER_TOKENS, capacity = r->limit - r->prompt_count;
+  r->budget = (uint32_t)mm_min(most, capacity);
+  r->by_tokens = most <= capacity && (r->a->max_tokens || !r->a->chat);
   return true;
 }
 
@@ -175,8 +175,8 @@ static bool open_engine(run *r, mm_err *err) {
   if (!c.ops) return false;
   c.options.act_quant = r->act_quant = r->a->act_quant ? strcmp(r->a->act_quant, "on") == 0 : c.ops->act_quant;
   uint32_t *device;
-  if (!mm_process_group_find(true, &c.world, err)) return false;
-  const uint32_t here = mm_process_group_ranks(c.world, mm_pack_ranks(&r->shards.pack));
+  if (!mm_process_group_find(true, &c.process_group, err)) return false;
+  const uint32_t here = mm_process_group_ranks(c.process_group, mm_pack_ranks(&r->shards.pack));
   c.options.threads = mm_engine_threads(r->a->threads, here);
   if (!mm_devices_read(r->a->devices, here, &device, err)) return false;
   c.device = device;

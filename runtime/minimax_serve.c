@@ -194,11 +194,11 @@ static uint32_t raise_descriptors(const mm_log *log, uint64_t connections) {
     const struct rlimit more = {.rlim_cur = mm_min(l.rlim_max, want), .rlim_max = l.rlim_max};
     if (setrlimit(RLIMIT_NOFILE, &more) == 0) l = more;
   }
-  const uint64_t room = l.rlim_cur - mm_min((rlim_t)DESCRIPTORS, l.rlim_cur / 2);
-  if (room >= connections) return (uint32_t)connections;
+  const uint64_t capacity = l.rlim_cur - mm_min((rlim_t)DESCRIPTORS, l.rlim_cur / 2);
+  if (capacity >= connections) return (uint32_t)connections;
   mm_log_say(log, "--max-connections: %llu, and the limit of %llu descriptors has room for %llu", (unsigned long long)connections,
-             (unsigned long long)l.rlim_cur, (unsigned long long)room);
-  return (uint32_t)mm_max(room, 1);
+             (unsigned long long)l.rlim_cur, (unsigned long long)capacity);
+  return (uint32_t)mm_max(capacity, 1);
 }
 
 static void accept_failed(void *user, const mm_err *err) {

@@ -21,14 +21,14 @@ static bool work(void *args, mm_err *err) {
   uint32_t *device = NULL;
   signal(SIGTERM, SIG_IGN); /* launchers signal all processes alike, and a server that drains needs its workers to the last reply */
   signal(SIGINT, SIG_IGN);
-  bool ok = mm_process_group_find(false, &c.world, err);
-  if (ok && !c.world)
+  bool ok = mm_process_group_find(false, &c.process_group, err);
+  if (ok && !c.process_group)
     ok = mm_fail(err, MM_USAGE, "E_MPI", mm_at(NULL, NULL),
                  "found no other process; expected to be started by mpirun together with another program: mpirun -n 1 minimax-run ... : -n "
                  "1 minimax-worker DIR");
   ok = ok && mm_shards_open_as(&shards, a->dir, &a->dummy, err);
   if (ok) {
-    const uint32_t here = mm_process_group_ranks(c.world, mm_pack_ranks(&shards.pack));
+    const uint32_t here = mm_process_group_ranks(c.process_group, mm_pack_ranks(&shards.pack));
     c.options.threads = mm_engine_threads(a->threads, here);
     ok = mm_devices_read(a->devices, here, &device, err);
     c.device = device;

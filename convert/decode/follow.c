@@ -38,7 +38,7 @@ struct mm_follow {
   _Atomic(const char *) waiting;
   pthread_mutex_t failing;
   _Atomic bool failed;
-  mm_err why;
+  mm_err reason;
 };
 
 /* Payload of a record; the header's bytes follow ARRIVED, the digest of sort_names BEGUN. */
@@ -99,20 +99,20 @@ static mm_hf_tensor *find_original(const struct mm_follow *x, const char *name) 
 
 /* What the plan assumes of a tensor is what its header says. */
 static bool as_planned(const mm_hf *hf, const mm_hf_tensor *t, const mm_st_tensor *s, mm_err *err) {
-  char found[128], due[128];
+  char found[128], expected[128];
   if (!t->used || (t->dtype == s->dtype && mm_shape_equal(&t->shape, &s->shape))) return true;
   return mm_fail(
       err, MM_UNSUPPORTED, "E_FOLLOW", mm_hf_at(hf, t),
       "found %s %s, expected %s %s, which --follow plans with before the headers are there: convert the whole download without it",
       mm_dtype_name(s->dtype), mm_shape_text(&s->shape, found, sizeof found), mm_dtype_name(t->dtype),
-      mm_shape_text(&t->shape, due, sizeof due));
+      mm_shape_text(&t->shape, expected, sizeof expected));
 }
 
 /* Takes what a file's header says. */
 static bool take_header(struct mm_follow *x, uint32_t file, const mm_st *st, mm_err *err) {
   mm_hf *hf = x->hf;
   const mm_hf_file *f = &hf->file[file];
-  size_t due = 0;
+  size_t expected = 0;
   for (size_t i = 0; i < st->count; i++) {
     const mm_st_tensor *s = &st->tensor[i];
     mm_hf_tensor *t = find_original(x, s->name);
@@ -120,12 +120,13 @@ static bool take_header(struct mm_follow *x, uint32_t file, const mm_st *st, mm_
     mm_hf_take(t, s);
   }
   for (size_t i = 0; i < hf->tensor_count; i++) {
-    due += hf->tensor[i].file == file;
+    expected += hf->tensor[i].file == file;
     if (hf->tensor[i].file == file && !hf->tensor[i].found)
       return mm_fail(err, MM_BAD_INPUT, "E_IDX_TENSOR", mm_hf_at(hf, &hf->tensor[i]),
                      "found in the index, but not in the file that it names");
   }
-  return due == st->count || mm_fail(err, MM_BUG, "E_BUG", mm_at(f->path, NULL), "found %zu tensors, expected %zu", st->count, due);
+  return expected == st->count ||
+         mm_fail(err, MM_BUG, "E_BUG", mm_at(f->path, NULL), "found %zu tensors, expected %zu", st->count, expected);
 }
 
 static bool record(struct mm_follow *x, uint32_t what, uint32_t file, const void *more, size_t n, mm_err *err) {
@@ -145,15 +146,15 @@ static bool take_file(struct mm_follow *x, uint32_t file, const mm_file *f, mm_e
   mm_hf_file *to = &x->hf->file[file];
   mm_followed_file *own = &x->file[file];
   mm_st st = {0};
-  mm_err why = {0};
+  mm_err reason = {0};
   size_t n = 0;
   if (!same_id(&own->id, &f->id) && own->recorded && !own->refetched)
     return mm_fail(err, MM_USAGE, "E_RESUME", mm_at(to->path, NULL),
                    "found this file changed, moved or copied since the interrupted run; --restart discards it");
   if (!mm_wait_still(f->id.ctime_ns, x->o.quiet_s)) return false;
   uint8_t *header = mm_wait_header(f, to->path, &n, err);
-  bool ok = header && mm_st_parse(&st, to->path, header, n, f->size, MM_BAD_INPUT, &why);
-  if (!ok && header && strcmp(why.code, "E_TRUNCATED") != 0) mm_fail_as(err, &why);
+  bool ok = header && mm_st_parse(&st, to->path, header, n, f->size, MM_BAD_INPUT, &reason);
+  if (!ok && header && strcmp(reason.code, "E_TRUNCATED") != 0) mm_fail_as(err, &reason);
   if (ok && own->recorded && !mm_digest_equal(&to->header, &st.header))
     ok = mm_fail(err, MM_USAGE, "E_RESUME", mm_at(to->path, NULL), "found another header than before it was freed");
   ok = ok && take_header(x, file, &st, err);
@@ -176,7 +177,7 @@ static bool take_file(struct mm_follow *x, uint32_t file, const mm_file *f, mm_e
 /* Looks for the file once. False with err unset while it is not whole. */
 static bool look_for(struct mm_follow *x, uint32_t file, mm_err *err) {
   const mm_hf_file *f = &x->hf->file[file];
-  mm_err why = {0};
+  mm_err reason = {0};
   mm_file open_file = MM_FILE_NONE;
   struct stat s;
   if (mm_wait_partial(x->hf->dir, f->name)) return false;
@@ -185,7 +186,7 @@ static bool look_for(struct mm_follow *x, uint32_t file, mm_err *err) {
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(f->path, NULL),
                    "found --delete-source with a link, whose file other snapshots of a Hub cache may need: fetch to a folder (hf download "
                    "--local-dir)");
-  if (!mm_file_open(&open_file, f->path, &why)) return strcmp(why.code, "E_FS_MISSING") != 0 && mm_fail_as(err, &why);
+  if (!mm_file_open(&open_file, f->path, &reason)) return strcmp(reason.code, "E_FS_MISSING") != 0 && mm_fail_as(err, &reason);
   const bool ok = take_file(x, file, &open_file, err);
   mm_file_close(&open_file);
   return ok;
@@ -205,7 +206,7 @@ static bool await(struct mm_follow *x, uint32_t file, mm_err *err) {
   char more[64];
   size_t absent = 0;
   for (;;) {
-    if (atomic_load(&x->failed)) return mm_fail_as(err, &x->why);
+    if (atomic_load(&x->failed)) return mm_fail_as(err, &x->reason);
     const int state = atomic_load(&x->file[file].state);
     if (state == MM_FREED) return fail_freed(hf, file, err);
     if (state == MM_ARRIVED || look_for(x, file, err)) break;
@@ -251,11 +252,11 @@ bool mm_follow_await_all(const mm_hf *hf, mm_err *err) {
   return ok;
 }
 
-void mm_follow_abandon(const mm_hf *hf, const mm_err *why) {
+void mm_follow_abandon(const mm_hf *hf, const mm_err *reason) {
   struct mm_follow *x = hf->follow;
   if (!x) return;
   pthread_mutex_lock(&x->failing);
-  if (x->why.status == MM_OK) x->why = *why;
+  if (x->reason.status == MM_OK) x->reason = *reason;
   pthread_mutex_unlock(&x->failing);
   atomic_store(&x->failed, true);
 }
@@ -294,8 +295,8 @@ bool mm_follow_free(const mm_hf *hf, uint32_t file, mm_err *err) {
   struct mm_follow *x = hf->follow;
   const mm_hf_file *f = &hf->file[file];
   mm_file now = MM_FILE_NONE;
-  mm_err why = {0};
-  const bool same = mm_file_open(&now, f->path, &why) && same_id(&now.id, &f->id);
+  mm_err reason = {0};
+  const bool same = mm_file_open(&now, f->path, &reason) && same_id(&now.id, &f->id);
   mm_file_close(&now);
   if (!same)
     return mm_fail(err, MM_IO, "E_CHANGED", mm_at(f->path, NULL),
@@ -437,10 +438,10 @@ bool mm_follow_discardable(const mm_hf *hf, int parent, const char *name, mm_err
 bool mm_follow_begin(mm_hf *hf, int parent, const char *name, bool anew, mm_err *err) {
   struct mm_follow *x = hf->follow;
   const uint64_t head = sizeof record_kind;
-  mm_err why = {0};
+  mm_err reason = {0};
   if (anew && !mm_follow_discardable(hf, parent, name, err)) return false;
-  bool ok = mm_records_open(&x->record, parent, name, record_kind, read_record, x, &why);
-  if (!ok && !(anew && why.status == MM_USAGE)) return mm_fail_as(err, &why);
+  bool ok = mm_records_open(&x->record, parent, name, record_kind, read_record, x, &reason);
+  if (!ok && !(anew && reason.status == MM_USAGE)) return mm_fail_as(err, &reason);
   if (!settle_freed(x, anew, err)) return false;
   if (anew) {
     mm_records_close(&x->record);

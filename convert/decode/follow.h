@@ -21,7 +21,7 @@ MM_MUST_USE bool mm_follow_discardable(const mm_hf *hf, int parent, const char *
 /* Waits for all files, for tokenizer.json, and until nothing has changed for quiet_s. */
 MM_MUST_USE bool mm_follow_await_all(const mm_hf *hf, mm_err *err);
 /* Every waiting thread ends with this failure. */
-void mm_follow_abandon(const mm_hf *hf, const mm_err *why);
+void mm_follow_abandon(const mm_hf *hf, const mm_err *reason);
 
 /* Looks once: *there when the file is whole and agrees with the plan. */
 MM_MUST_USE bool mm_follow_look(const mm_hf *hf, uint32_t file, bool *there, mm_err *err);

@@ -110,13 +110,13 @@ static bool single_whole(const char *dir, double quiet_s, mm_err *err) {
   const mm_path path = mm_path_of(dir, MM_SINGLE_NAME);
   mm_file f = MM_FILE_NONE;
   mm_st st = {0};
-  mm_err why = {0};
+  mm_err reason = {0};
   size_t n = 0;
   if (mm_wait_partial(dir, MM_SINGLE_NAME) || !is_settled(path.text, quiet_s)) return false;
-  if (!mm_file_open(&f, path.text, &why)) return strcmp(why.code, "E_FS_MISSING") != 0 && mm_fail_as(err, &why);
+  if (!mm_file_open(&f, path.text, &reason)) return strcmp(reason.code, "E_FS_MISSING") != 0 && mm_fail_as(err, &reason);
   uint8_t *header = mm_wait_header(&f, path.text, &n, err);
-  const bool whole = header && mm_st_parse(&st, path.text, header, n, f.size, MM_BAD_INPUT, &why);
-  if (header && !whole && strcmp(why.code, "E_TRUNCATED") != 0) mm_fail_as(err, &why);
+  const bool whole = header && mm_st_parse(&st, path.text, header, n, f.size, MM_BAD_INPUT, &reason);
+  if (header && !whole && strcmp(reason.code, "E_TRUNCATED") != 0) mm_fail_as(err, &reason);
   mm_st_close(&st);
   free(header);
   mm_file_close(&f);

@@ -15,7 +15,7 @@ static const mm_arch *const all[] = {MM_ARCH_ROWS};
 
 /* Recognised, so that nobody gets garbage out of a near miss. */
 static const struct {
-  const char *name, *model_type, *why;
+  const char *name, *model_type, *reason;
 } refused[] = {
     {"MiniMaxVL01ForConditionalGeneration", "minimaxvl01", "MiniMax-VL-01 (vision tower)"},
 };
@@ -66,7 +66,7 @@ static const mm_arch *find(const char *name, const char *type, const char *file,
   if (type) fold(folded, sizeof folded, type);
   for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
     if (name ? strcmp(name, refused[i].name) == 0 : strcmp(folded, refused[i].model_type) == 0) {
-      mm_fail(err, MM_UNSUPPORTED, "E_ARCH", mm_at(file, NULL), "found %s, which this version does not convert", refused[i].why);
+      mm_fail(err, MM_UNSUPPORTED, "E_ARCH", mm_at(file, NULL), "found %s, which this version does not convert", refused[i].reason);
       return NULL;
     }
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)

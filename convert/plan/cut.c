@@ -12,43 +12,43 @@ static bool feasible(const mm_model *m, uint32_t tp, uint32_t ep) {
          m->dense_intermediate % tp == 0 && m->shared_intermediate % tp == 0 && tp % ep == 0 && m->intermediate % (tp / ep) == 0;
 }
 
-static bool refuse(const char *file, const char *option, uint32_t found, const char *why, const char *expected, mm_err *err) {
-  return mm_fail(err, MM_UNSUPPORTED, "E_TP", mm_at(file, NULL), "found %s %u, but %s; expected %s", option, found, why, expected);
+static bool refuse(const char *file, const char *option, uint32_t found, const char *reason, const char *expected, mm_err *err) {
+  return mm_fail(err, MM_UNSUPPORTED, "E_TP", mm_at(file, NULL), "found %s %u, but %s; expected %s", option, found, reason, expected);
 }
 
 bool mm_cut_feasible(const mm_model *m, const mm_plan_options *o, const char *file, mm_err *err) {
-  char why[128], list[256] = "one of 1";
+  char reason[128], list[256] = "one of 1";
   size_t n = strlen(list);
   for (uint32_t t = 2; t <= m->heads && n + 8 < sizeof list; t++)
     if (feasible(m, t, 1)) n += (size_t)snprintf(list + n, sizeof list - n, ", %u", t);
   if (m->heads % o->tp != 0) {
-    snprintf(why, sizeof why, "num_attention_heads %u is not a multiple of it", m->heads);
-    return refuse(file, "--tp", o->tp, why, list, err);
+    snprintf(reason, sizeof reason, "num_attention_heads %u is not a multiple of it", m->heads);
+    return refuse(file, "--tp", o->tp, reason, list, err);
   }
   if (!divides_either(m->kv_heads, o->tp)) {
-    snprintf(why, sizeof why, "num_key_value_heads %u neither divides it nor is divided by it", m->kv_heads);
-    return refuse(file, "--tp", o->tp, why, list, err);
+    snprintf(reason, sizeof reason, "num_key_value_heads %u neither divides it nor is divided by it", m->kv_heads);
+    return refuse(file, "--tp", o->tp, reason, list, err);
   }
   if (m->index_heads && !divides_either(m->index_heads, o->tp)) {
-    snprintf(why, sizeof why, "sparse_num_index_heads %u neither divides it nor is divided by it", m->index_heads);
-    return refuse(file, "--tp", o->tp, why, list, err);
+    snprintf(reason, sizeof reason, "sparse_num_index_heads %u neither divides it nor is divided by it", m->index_heads);
+    return refuse(file, "--tp", o->tp, reason, list, err);
   }
   if (m->dense_intermediate % o->tp != 0 || m->shared_intermediate % o->tp != 0) {
-    snprintf(why, sizeof why, "dense_intermediate_size %u and shared_intermediate_size %u are not both multiples of it",
+    snprintf(reason, sizeof reason, "dense_intermediate_size %u and shared_intermediate_size %u are not both multiples of it",
              m->dense_intermediate, m->shared_intermediate);
-    return refuse(file, "--tp", o->tp, why, list, err);
+    return refuse(file, "--tp", o->tp, reason, list, err);
   }
   if (o->tp % o->ep != 0 || m->experts % o->ep != 0) {
-    snprintf(why, sizeof why, "--tp %u and num_local_experts %u are not both multiples of it", o->tp, m->experts);
-    return refuse(file, "--ep", o->ep, why, "a common divisor", err);
+    snprintf(reason, sizeof reason, "--tp %u and num_local_experts %u are not both multiples of it", o->tp, m->experts);
+    return refuse(file, "--ep", o->ep, reason, "a common divisor", err);
   }
   if (m->intermediate % (o->tp / o->ep) != 0) {
-    snprintf(why, sizeof why, "intermediate_size %u is not a multiple of tp/ep %u", m->intermediate, o->tp / o->ep);
-    return refuse(file, "--tp", o->tp, why, list, err);
+    snprintf(reason, sizeof reason, "intermediate_size %u is not a multiple of tp/ep %u", m->intermediate, o->tp / o->ep);
+    return refuse(file, "--tp", o->tp, reason, list, err);
   }
   if (o->pp <= m->layers) return true;
-  snprintf(why, sizeof why, "there are %u layers", m->layers);
-  return refuse(file, "--pp", o->pp, why, "at most that", err);
+  snprintf(reason, sizeof reason, "there are %u layers", m->layers);
+  return refuse(file, "--pp", o->pp, reason, "at most that", err);
 }
 
 /* Enclosing whole blocks of `block` rows (or columns), the same extent on every rank, what a rank does not own left zero. */

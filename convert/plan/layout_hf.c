@@ -154,10 +154,10 @@ bool mm_unsharded_has(const char *file) {
 }
 
 bool mm_unsharded_plan(const char *dir, mm_digest *plan, mm_err *err) {
-  mm_err why = {0};
+  mm_err reason = {0};
   const mm_path path = mm_path_of(dir, MM_INDEX_NAME);
-  mm_json *index = mm_json_load(path.text, MM_INDEX_MAX, &why);
-  if (why.status == MM_LIMIT || why.status == MM_IO) *err = why; /* not that it is another directory */
+  mm_json *index = mm_json_load(path.text, MM_INDEX_MAX, &reason);
+  if (reason.status == MM_LIMIT || reason.status == MM_IO) *err = reason; /* not that it is another directory */
   const mm_json *hex = mm_json_get(mm_json_get(index, "metadata"), "plan");
   bool ours = mm_json_type_of(hex) == MM_JSON_STR && mm_digest_parse(mm_json_str(hex), mm_json_str_len(hex), plan);
   mm_json_free(index);

@@ -34,9 +34,9 @@ static const mm_scheme *as_stored(mm_planner *b, mm_plan_tensor *pt, const mm_pa
     const mm_matrix *x = &pt->matrix[i];
     mm_where at = mm_hf_at(b->hf, x->weight);
     if (s && mm_encoding_keeps(x, s, pt->grid)) continue;
-    char why[640];
+    char reason[640];
     if (i == 0)
-      mm_fail(b->err, MM_UNSUPPORTED, "E_Q_KEEP", at, "found %s", mm_encoding_unkept(x, why));
+      mm_fail(b->err, MM_UNSUPPORTED, "E_Q_KEEP", at, "found %s", mm_encoding_unkept(x, reason));
     else
       mm_fail(b->err, MM_UNSUPPORTED, "E_MIXED", at,
               "found %s, which cannot be stored with %s in \"%s\"; expected one encoding per packed tensor (or another --quant)",

@@ -47,9 +47,9 @@ static bool compare_pair(void *ctx, size_t item, unsigned worker, mm_err *err) {
   const uint32_t unit = (uint32_t)mm_max(j->unit, MM_STRIP_BYTES / (4 * (uint64_t)cols) / j->unit * j->unit);
   for (uint32_t row = 0; row < x->source->rows; row += unit) {
     uint32_t rows = (uint32_t)mm_min(unit, x->source->rows - row);
-    mm_err why = {0};
+    mm_err reason = {0};
     if (!mm_decode_f32(a, x->source, row, rows, err)) return false;
-    if (!mm_decode_f32(b, &x->made, row, rows, &why)) return mm_fail_damaged(err, &why);
+    if (!mm_decode_f32(b, &x->made, row, rows, &reason)) return mm_fail_damaged(err, &reason);
     for (uint32_t i = 0; i < rows; i++)
       mm_error_add(&x->e, a->wide + (size_t)i * cols, b->wide + (size_t)i * cols, NULL, cols, (mm_code_steps){0, 0});
     x->e.nonfinite += a->zeroed;
@@ -108,8 +108,8 @@ static bool find_pairs(mm_decoder *d, const mm_plan *plan, mm_hf *made, pair *ou
         return mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at(made->dir, t->piece[j].source), "found no such weight, which its source has");
     }
   }
-  mm_err why = {0};
-  return mm_hf_all_used(made, &plan->pack.model, &why) || mm_fail_damaged(err, &why);
+  mm_err reason = {0};
+  return mm_hf_all_used(made, &plan->pack.model, &reason) || mm_fail_damaged(err, &reason);
 }
 
 /* Adds the errors of matrices up to rows, for experts one by one too: an expert's matrices follow one another. */

@@ -21,11 +21,11 @@ static bool another(const mm_pack *p, const char *name, const char *what, mm_err
 }
 
 static bool same_copy(const mm_hf *hf, const mm_pack *p, const mm_pack_file *f, mm_err *err) {
-  mm_err why = {0};
+  mm_err reason = {0};
   size_t n = 0;
   const mm_path path = mm_path_of(hf->dir, f->name);
-  char *text = mm_file_slurp(path.text, MM_COMPANION_MAX, &n, &why);
-  if (!text && why.status != MM_BAD_INPUT) return mm_fail_as(err, &why);
+  char *text = mm_file_slurp(path.text, MM_COMPANION_MAX, &n, &reason);
+  if (!text && reason.status != MM_BAD_INPUT) return mm_fail_as(err, &reason);
   if (!text) return another(p, f->name, "found a companion that this source does not have", err);
   const mm_digest d = mm_sha256(text, n);
   free(text);

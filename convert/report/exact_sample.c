@@ -56,12 +56,12 @@ static void choose(sample_job *job) {
 
 static bool same_companions(const mm_plan *plan, const char *dir, const char *baked, mm_err *err) {
   mm_pack made = {0};
-  mm_err why = {0};
+  mm_err reason = {0};
   bool ok = strcmp(plan->layout->last, MM_MANIFEST) == 0 ? mm_pack_open(&made, dir, err) : mm_digests_open(&made, dir, err);
-  if (ok && !mm_companions_same(plan, &made, NULL, baked, &why))
-    ok = why.status != MM_INTEGRITY ? mm_fail_as(err, &why)
-                                    : mm_fail(err, MM_USAGE, "E_RESUME", mm_at(NULL, NULL),
-                                              "found a finished conversion of another source (%s); --force replaces it", why.text);
+  if (ok && !mm_companions_same(plan, &made, NULL, baked, &reason))
+    ok = reason.status != MM_INTEGRITY ? mm_fail_as(err, &reason)
+                                       : mm_fail(err, MM_USAGE, "E_RESUME", mm_at(NULL, NULL),
+                                                 "found a finished conversion of another source (%s); --force replaces it", reason.text);
   mm_pack_close(&made);
   return ok;
 }

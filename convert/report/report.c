@@ -252,11 +252,11 @@ void mm_report_done(mm_events *e, const mm_plan *p, const mm_convert_outcome *o)
   if (e) mm_events_put(e, "done", summary_json(p, o));
 }
 
-void mm_report_failed(mm_events *e, const mm_err *why) {
+void mm_report_failed(mm_events *e, const mm_err *reason) {
   if (e)
     mm_events_put(e, "failed",
-                  MM_JSON_NEW({"error", mm_json_new_str(why->code)}, {"status", mm_json_new_int(why->status)},
-                              {"message", mm_json_new_str(why->text)}));
+                  MM_JSON_NEW({"error", mm_json_new_str(reason->code)}, {"status", mm_json_new_int(reason->status)},
+                              {"message", mm_json_new_str(reason->text)}));
 }
 
 struct mm_watch {

@@ -30,7 +30,7 @@ typedef struct mm_convert_outcome {
 /* The events of a run: the plan as it begins, the summary or the error as it ends. */
 void mm_report_begin(mm_events *e, const mm_plan *p, const mm_verdict *v);
 void mm_report_done(mm_events *e, const mm_plan *p, const mm_convert_outcome *o);
-void mm_report_failed(mm_events *e, const mm_err *why);
+void mm_report_failed(mm_events *e, const mm_err *reason);
 /* The last words: wall time, what was kept, rates, peak RSS, manifest digest. */
 MM_MUST_USE bool mm_report_summary(FILE *f, const mm_plan *p, const mm_convert_outcome *o, mm_report_style style, mm_err *err);
 

@@ -251,11 +251,11 @@ static bool companion(mm_hf *hf, const mm_site *p, const mm_encoding *e, mm_comp
   mm_stored_form f = e->part[i];
   const mm_quantization *q = &hf->quantization;
   mm_hf_tensor *t = find(hf, p, f.suffix);
-  bool due = f.suffix && (!f.optional || (i == MM_ZERO && q->zeros) || (i == MM_ORDER && q->order));
+  bool required = f.suffix && (!f.optional || (i == MM_ZERO && q->zeros) || (i == MM_ORDER && q->order));
   char name[NAME_MAX_LEN], shape[128], list[256];
   if (!t)
-    return !due || mm_fail(err, MM_BAD_INPUT, "E_Q_MISSING", mm_hf_at(hf, out->weight), "found %s without \"%s\"", e->name,
-                           part_name(name, p, f.suffix));
+    return !required || mm_fail(err, MM_BAD_INPUT, "E_Q_MISSING", mm_hf_at(hf, out->weight), "found %s without \"%s\"", e->name,
+                                part_name(name, p, f.suffix));
   mm_expected want = {0};
   if (!typed(&f, t)) {
     offer_dtypes(&want, f.dtypes);
@@ -464,16 +464,16 @@ const char *mm_encoding_unkept(const mm_matrix *x, char out[640]) {
   const struct {
     bool holds;
     const char *what;
-  } why[] = {{e->codes.cell.n > 1 && !words, "bytes of two rows"},
-             {x->part[MM_ZERO].tensor != NULL && !x->symmetric, "zero points"},
-             {x->reordered, "columns out of the order of their groups (desc_act)"},
-             {x->part[MM_SMOOTH].tensor != NULL, "a factor for each column"},
-             {int4 && s && s->dtype == MM_F32, "F32"}};
+  } reason[] = {{e->codes.cell.n > 1 && !words, "bytes of two rows"},
+                {x->part[MM_ZERO].tensor != NULL && !x->symmetric, "zero points"},
+                {x->reordered, "columns out of the order of their groups (desc_act)"},
+                {x->part[MM_SMOOTH].tensor != NULL, "a factor for each column"},
+                {int4 && s && s->dtype == MM_F32, "F32"}};
   size_t n = (size_t)snprintf(out, 640, "%s", e->name), count = 0;
-  for (size_t i = 0; i < sizeof why / sizeof *why; i++)
-    if (why[i].holds)
-      n += (size_t)snprintf(out + n, 640 - n, "%s%s%s", count++ ? ", " : " with ", why[i].what,
-                            i + 1 == sizeof why / sizeof *why ? " scales (the schemes have F16 or BF16)" : "");
+  for (size_t i = 0; i < sizeof reason / sizeof *reason; i++)
+    if (reason[i].holds)
+      n += (size_t)snprintf(out + n, 640 - n, "%s%s%s", count++ ? ", " : " with ", reason[i].what,
+                            i + 1 == sizeof reason / sizeof *reason ? " scales (the schemes have F16 or BF16)" : "");
   if (s && s->dtype == MM_F32 ? !int4 : count == 0 && s)
     n += (size_t)snprintf(out + n, 640 - n, "%s scales of %s for %u x %u", count ? "," : " with", mm_dtype_name(s->dtype), x->cell.n,
                           x->cell.k);

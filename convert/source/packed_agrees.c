@@ -85,12 +85,12 @@ bool mm_packed_config(const mm_pack *p, mm_err *err) {
   if (!listed) return true;
   const mm_path path = mm_path_of(p->dir, "config.json");
   mm_model m = {0};
-  mm_err why = {0};
-  mm_json *config = mm_json_load(path.text, MM_CONFIG_MAX, &why);
-  const mm_arch *arch = config ? mm_arch_find(config, path.text, &why) : NULL;
-  ok = arch && arch->read_config(config, path.text, &m, &why) && mm_packed_agrees(p, arch, &m, &why);
+  mm_err reason = {0};
+  mm_json *config = mm_json_load(path.text, MM_CONFIG_MAX, &reason);
+  const mm_arch *arch = config ? mm_arch_find(config, path.text, &reason) : NULL;
+  ok = arch && arch->read_config(config, path.text, &m, &reason) && mm_packed_agrees(p, arch, &m, &reason);
   mm_json_free(config);
-  if (why.status == MM_BAD_INPUT || why.status == MM_UNSUPPORTED) why.status = MM_INTEGRITY; /* a manifest was made from it */
-  if (!ok) mm_fail_as(err, &why);
+  if (reason.status == MM_BAD_INPUT || reason.status == MM_UNSUPPORTED) reason.status = MM_INTEGRITY; /* a manifest was made from it */
+  if (!ok) mm_fail_as(err, &reason);
   return ok;
 }

@@ -127,7 +127,7 @@ static bool covers_file(const mm_blocks *b, uint32_t rank, const mm_block_range 
 }
 
 /* Counts the bytes that the header and the steps put into each block of a rank's file. */
-static bool find_due(mm_blocks *b, uint32_t rank, mm_err *err) {
+static bool count_expected(mm_blocks *b, uint32_t rank, mm_err *err) {
   size_t count;
   mm_block_range *range = mm_blocks_ranges(b, rank, &count, err);
   const bool ok = range && covers_file(b, rank, range, count, err);
@@ -135,14 +135,14 @@ static bool find_due(mm_blocks *b, uint32_t rank, mm_err *err) {
     for (uint64_t at = range[i].at, stop; at < range[i].end; at = stop) {
       const uint64_t k = at / MM_HASH_BLOCK;
       stop = mm_min(range[i].end, (k + 1) * MM_HASH_BLOCK);
-      b->block[rank][k].due += (uint32_t)(stop - at);
+      b->block[rank][k].expected += (uint32_t)(stop - at);
     }
   free(range);
   for (uint32_t k = 0; k < part_of(b, rank)->block_count; k++) {
     uint64_t header = layout_of(b, rank)->header_bytes, at = k * MM_HASH_BLOCK;
     mm_block *x = &b->block[rank][k];
     x->filled = (uint32_t)(header > at ? mm_min(header - at, MM_HASH_BLOCK) : 0);
-    x->due += x->filled;
+    x->expected += x->filled;
   }
   return ok;
 }
@@ -193,7 +193,7 @@ bool mm_blocks_begin(mm_blocks *b, uint32_t part, bool existing, bool *kept, mm_
     const mm_plan_file *f = layout_of(b, r);
     if (!mm_pwrite(b->fd[r], x->file, f->header, f->header_bytes, 0, err)) return false;
     b->direct[r] = openat(b->dir, x->file, O_WRONLY | O_DIRECT | O_NOFOLLOW | O_CLOEXEC); /* -1 where there is no such thing */
-    if (!find_due(b, r, err)) return false;
+    if (!count_expected(b, r, err)) return false;
   }
   return true;
 }
@@ -260,7 +260,7 @@ static void count_filled(mm_blocks *b, const mm_put *put, bool *full) {
   mm_block *x = &b->block[put->rank][put->offset / MM_HASH_BLOCK];
   pthread_mutex_lock(&b->lock);
   x->filled += put->bytes;
-  *full = x->filled == x->due;
+  *full = x->filled == x->expected;
   pthread_mutex_unlock(&b->lock);
 }
 
@@ -342,9 +342,9 @@ static bool finish_rest(void *ctx, size_t item, unsigned worker, mm_err *err) {
   mm_part *part = part_of(b, rank);
   if (block >= part->block_count) return true;
   const mm_block *x = &b->block[rank][block];
-  if (x->filled != x->due)
+  if (x->filled != x->expected)
     return mm_fail(err, MM_BUG, "E_UNFILLED", mm_at_offset(part->file, NULL, block * MM_HASH_BLOCK), "found %u bytes, expected %u",
-                   x->filled, x->due);
+                   x->filled, x->expected);
   if (x->state == MM_BLOCK_DONE) return true;
   if (x->buffer) return finish_assembled(b, rank, block, err);
   uint64_t at = block * MM_HASH_BLOCK, n = block_bytes(b, rank, block);

@@ -31,8 +31,8 @@ typedef enum mm_block_state {
 } mm_block_state;
 
 typedef struct mm_block {
-  uint8_t *buffer;      /* while it is being assembled */
-  uint32_t filled, due; /* bytes that are there; bytes that the plan's steps and the header put there */
+  uint8_t *buffer;           /* while it is being assembled */
+  uint32_t filled, expected; /* bytes that are there; bytes that the plan's steps and the header put there */
   mm_block_state state;
 } mm_block;
 

@@ -237,10 +237,10 @@ bool mm_writer_trust_archived(mm_writer *w, uint32_t part, bool *holds, mm_err *
   for (uint32_t r = 0; *holds && r < p->pack.tp; r++) {
     if (!mm_plan_wants(p, part, r)) continue;
     mm_part *x = mm_plan_entry(p, part, r);
-    mm_err why = {0};
-    *holds = mm_archive_prove_part(mm_writer_archived(w, part, r), w->staging, &w->lanes, &why);
-    if (!*holds && why.status != MM_INTEGRITY && why.status != MM_BAD_INPUT) { /* neither damaged nor absent */
-      *err = why;
+    mm_err reason = {0};
+    *holds = mm_archive_prove_part(mm_writer_archived(w, part, r), w->staging, &w->lanes, &reason);
+    if (!*holds && reason.status != MM_INTEGRITY && reason.status != MM_BAD_INPUT) { /* neither damaged nor absent */
+      *err = reason;
       return false;
     }
     if (*holds) x->root = mm_hash_root(x->block, x->block_count);

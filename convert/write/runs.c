@@ -252,9 +252,9 @@ static bool take_folder(mm_writer *w, const mm_shard_folder *f, void *ctx, mm_er
 /* Refuses a shard if a run of other options left work, unless it has ended and --restart discards that; and while a run is at work of
  * another number of shards, since both make the same parts. */
 static bool check_other(mm_writer *w, const char *name, mm_err *err) {
-  mm_err why = {0};
-  const bool fits = journal_fits(w, name, &why), own = strcmp(name, w->journal_name) == 0;
-  if (!fits && (w->o.leftover != MM_LEFTOVER_RESTART || why.status != MM_USAGE)) return *err = why, false;
+  mm_err reason = {0};
+  const bool fits = journal_fits(w, name, &reason), own = strcmp(name, w->journal_name) == 0;
+  if (!fits && (w->o.leftover != MM_LEFTOVER_RESTART || reason.status != MM_USAGE)) return *err = reason, false;
   if (!fits && !journal_shares(w, name) && !mm_followed_discardable(w, err)) return false;
   if (own || !is_held(w, name)) return true;
   if (!fits) return mm_fail(err, MM_LOCKED, "E_LOCKED", mm_at(name, NULL), "found another run writing this output with other options");
@@ -265,9 +265,9 @@ static bool check_other(mm_writer *w, const char *name, mm_err *err) {
 /* Discards what runs of other options left. Shards that start together with --restart all do this, in any order: nobody writes these files.
  * A sibling's own --restart discards what that sibling left. */
 static bool discard_other(mm_writer *w, const char *name, mm_err *err) {
-  mm_err why = {0};
-  if (strcmp(name, w->journal_name) == 0 || is_sibling(w, name) || journal_fits(w, name, &why)) return true;
-  if (why.status != MM_USAGE) return *err = why, false;
+  mm_err reason = {0};
+  if (strcmp(name, w->journal_name) == 0 || is_sibling(w, name) || journal_fits(w, name, &reason)) return true;
+  if (reason.status != MM_USAGE) return *err = reason, false;
   char folder[32];
   snprintf(folder, sizeof folder, "%s", journal_shares(w, name) ? journal_end(w, name) + 1 : "");
   if (!*folder) mm_followed_forget(w);
@@ -362,14 +362,14 @@ bool mm_runs_remove(mm_writer *w, mm_err *err) {
 }
 
 bool mm_runs_remove_done(mm_writer *w, mm_err *err) {
-  mm_err why = {0};
-  bool bare = true, journals = !each_journal(w, refuse_leftover, &why);
+  mm_err reason = {0};
+  bool bare = true, journals = !each_journal(w, refuse_leftover, &reason);
   if (!journals && faccessat(w->parent, w->staging_name, F_OK, AT_SYMLINK_NOFOLLOW) != 0) return true;
   if (!mm_runs_take(w, err)) return false;
-  why = (mm_err){0};
-  if (!each_journal(w, journal_fits, &why)) {
-    if (why.status != MM_USAGE) *err = why;
-    return why.status == MM_USAGE;
+  reason = (mm_err){0};
+  if (!each_journal(w, journal_fits, &reason)) {
+    if (reason.status != MM_USAGE) *err = reason;
+    return reason.status == MM_USAGE;
   }
   if (!journals && !is_bare(w, &bare, err)) return false;
   return !bare || mm_runs_remove(w, err);

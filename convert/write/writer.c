@@ -42,11 +42,11 @@ static bool in_archive(const void *ctx, const char *name) {
  * the first file that is not of the output. */
 static bool is_ours(const char *path, mm_digest *plan, bool *archived, mm_err *extra, mm_err *err) {
   mm_pack pack = {0};
-  mm_err why = {0};
+  mm_err reason = {0};
   *archived = !mm_archive_refuse(path, MM_IGNORED);
   const bool packed = access(mm_path_of(path, MM_MANIFEST).text, F_OK) == 0;
-  const bool ours = packed ? mm_pack_open(&pack, path, &why) : mm_unsharded_plan(path, plan, err);
-  if (why.status == MM_LIMIT || why.status == MM_IO) *err = why;
+  const bool ours = packed ? mm_pack_open(&pack, path, &reason) : mm_unsharded_plan(path, plan, err);
+  if (reason.status == MM_LIMIT || reason.status == MM_IO) *err = reason;
   if (ours && packed && !*archived)
     mm_either_way(mm_verify_listing(&pack, extra));
   else if (ours)
@@ -60,11 +60,11 @@ static bool is_ours(const char *path, mm_digest *plan, bool *archived, mm_err *e
 /* Sets w->complete when the target, an output of this plan, is proven to be what this run would make. One that is damaged, or of other
  * ranks, is refused unless --force replaces it. A share leaves the hashing to the run that publishes. */
 static bool find_complete(mm_writer *w, bool archived, mm_err *err) {
-  mm_err why = {0};
-  w->complete = mm_finished_check(w->plan, w->o.target, archived, w->o.shares == 1, w->o.threads, &why) &&
-                (!w->plan->layout->extras || mm_draft_same(w->o.draft, w->plan->hf->manifest, w->o.target, &why));
-  if (w->complete || (w->o.force && (why.status == MM_INTEGRITY || why.status == MM_USAGE))) return true;
-  *err = why;
+  mm_err reason = {0};
+  w->complete = mm_finished_check(w->plan, w->o.target, archived, w->o.shares == 1, w->o.threads, &reason) &&
+                (!w->plan->layout->extras || mm_draft_same(w->o.draft, w->plan->hf->manifest, w->o.target, &reason));
+  if (w->complete || (w->o.force && (reason.status == MM_INTEGRITY || reason.status == MM_USAGE))) return true;
+  *err = reason;
   return false;
 }
 
@@ -118,7 +118,7 @@ static uint64_t largest_part(const mm_plan *p) {
 static bool check_space(mm_writer *w, mm_err *err) {
   uint64_t have = 0, whole = w->o.level > 0 || mm_follow_frees(w->plan->hf) ? largest_part(w->plan) : w->plan->output_bytes;
   if (!mm_runs_staged(w, &have, err)) return false;
-  return mm_staging_room(&w->stage, whole > have ? whole - have : 0, err);
+  return mm_staging_capacity(&w->stage, whole > have ? whole - have : 0, err);
 }
 
 bool mm_writer_open(mm_writer *w, mm_plan *p, const mm_writer_options *o, mm_err *err) {
@@ -203,10 +203,10 @@ bool mm_writer_step_done(mm_writer *w, mm_step_entry *e, uint64_t source_bytes, 
     free(e->put);
   }
   *e = (mm_step_entry){0};
-  bool due = ok && w->pending_bytes >= w->o.commit_bytes && !w->committing;
-  w->committing = w->committing || due;
+  bool expected = ok && w->pending_bytes >= w->o.commit_bytes && !w->committing;
+  w->committing = w->committing || expected;
   pthread_mutex_unlock(&w->lock);
-  if (!due) return ok;
+  if (!expected) return ok;
   ok = commit(w, err);
   pthread_mutex_lock(&w->lock);
   w->committing = false;
@@ -272,14 +272,14 @@ static bool is_part(const mm_writer *w, const char *name) {
 }
 
 /* True for the files of the directory when it gets its name: w->plan->pack has its companions by now. */
-static bool is_due(const void *ctx, const char *name) {
+static bool is_expected(const void *ctx, const char *name) {
   const mm_writer *w = ctx;
   const mm_plan *p = w->plan;
-  bool due = is_part(w, name) || strcmp(name, p->layout->last) == 0 || (w->o.level > 0 && strcmp(name, MM_ARCHIVE) == 0) ||
-             (p->layout->digests && strcmp(name, p->layout->digests) == 0);
-  for (size_t i = 0; !due && i < p->pack.file_count; i++) due = strcmp(name, p->pack.file[i].name) == 0;
-  for (size_t i = 0; !due && i < MM_PLAN_TEXTS && p->text[i].name; i++) due = strcmp(name, p->text[i].name) == 0;
-  return due;
+  bool expected = is_part(w, name) || strcmp(name, p->layout->last) == 0 || (w->o.level > 0 && strcmp(name, MM_ARCHIVE) == 0) ||
+                  (p->layout->digests && strcmp(name, p->layout->digests) == 0);
+  for (size_t i = 0; !expected && i < p->pack.file_count; i++) expected = strcmp(name, p->pack.file[i].name) == 0;
+  for (size_t i = 0; !expected && i < MM_PLAN_TEXTS && p->text[i].name; i++) expected = strcmp(name, p->text[i].name) == 0;
+  return expected;
 }
 
 /* Removes what a run that came this far before wrote and this one does not: the source may have fewer companions now. */
@@ -289,7 +289,7 @@ static bool remove_stale(mm_writer *w, mm_err *err) {
   bool ok;
   const char *name;
   while ((ok = mm_dir_next(d, w->staging, &name, err)) && name)
-    if (mm_runs_writes(w, name) && !is_due(w, name) && !(ok = unlinkat(w->dir, name, 0) == 0)) {
+    if (mm_runs_writes(w, name) && !is_expected(w, name) && !(ok = unlinkat(w->dir, name, 0) == 0)) {
       mm_fail_errno(err, mm_at(mm_path_of(w->staging, name).text, NULL), "remove", errno);
       break;
     }
@@ -300,7 +300,7 @@ static bool remove_stale(mm_writer *w, mm_err *err) {
 /* Refuses to publish what somebody else put into the staging directory. */
 static bool check_staged(mm_writer *w, mm_err *err) {
   mm_err extra = {0};
-  if (mm_nothing_else(w->staging, is_due, w, &extra)) return true;
+  if (mm_nothing_else(w->staging, is_expected, w, &extra)) return true;
   if (extra.status != MM_INTEGRITY) return *err = extra, false;
   return mm_fail(err, MM_IO, "E_OUTPUT", mm_at(w->staging, NULL), "found what this run did not write; move it away, then --resume: %s",
                  extra.text);

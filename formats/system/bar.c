@@ -47,10 +47,10 @@ const char *mm_bar_text(char out[MM_BAR_MAX], unsigned width, const mm_bar_line 
   unsigned n = CELLS;
   while (n > CELLS_MIN && fixed + n + named > max) n--;
   if (*name && fixed + n + named > max) { /* a layer's number stands in front, a file's at the end */
-    const size_t room = max > fixed + n + 4 ? max - fixed - n - 4 : 0, front = room / 2, back = room - front;
+    const size_t capacity = max > fixed + n + 4 ? max - fixed - n - 4 : 0, front = capacity / 2, back = capacity - front;
     named = 0;
-    if (room >= NAME_LEAST) {
-      named = room + 4;
+    if (capacity >= NAME_LEAST) {
+      named = capacity + 4;
       memcpy(name + front, "..", 2);
       memmove(name + front + 2, name + strlen(name) - back, back + 1);
     } else {

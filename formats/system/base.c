@@ -165,14 +165,14 @@ bool mm_fail(mm_err *err, mm_status status, const char *code, mm_where where, co
   return false;
 }
 
-bool mm_fail_as(mm_err *err, const mm_err *why) {
-  if (err->status == MM_OK) *err = *why;
+bool mm_fail_as(mm_err *err, const mm_err *reason) {
+  if (err->status == MM_OK) *err = *reason;
   return false;
 }
 
-bool mm_fail_damaged(mm_err *err, mm_err *why) {
-  if (why->status == MM_BAD_INPUT) why->status = MM_INTEGRITY;
-  return mm_fail_as(err, why);
+bool mm_fail_damaged(mm_err *err, mm_err *reason) {
+  if (reason->status == MM_BAD_INPUT) reason->status = MM_INTEGRITY;
+  return mm_fail_as(err, reason);
 }
 
 bool mm_fail_errno(mm_err *err, mm_where where, const char *what, int errno_value) {

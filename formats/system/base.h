@@ -81,9 +81,9 @@ typedef struct mm_err {
 bool mm_fail(mm_err *err, mm_status status, const char *code, mm_where where, const char *fmt, ...) MM_PRINTF(5, 6) MM_NEEDS(1);
 
 /* Passes a failure on, unless `err` already holds one. Returns false. */
-bool mm_fail_as(mm_err *err, const mm_err *why) MM_NEEDS(1, 2);
+bool mm_fail_as(mm_err *err, const mm_err *reason) MM_NEEDS(1, 2);
 /* The same of a file of ours: what would be bad input of a source (absent, no file, malformed) is damage there. why may be err. */
-bool mm_fail_damaged(mm_err *err, mm_err *why) MM_NEEDS(1, 2);
+bool mm_fail_damaged(mm_err *err, mm_err *reason) MM_NEEDS(1, 2);
 
 /* mm_fail(MM_IO, "E_IO") with `what` (e.g. "open") and strerror(errno_value); ENOMEM is MM_LIMIT "E_MEMORY". */
 bool mm_fail_errno(mm_err *err, mm_where where, const char *what, int errno_value) MM_NEEDS(1);

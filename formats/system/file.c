@@ -40,9 +40,9 @@ static bool wrong_type(const char *path, const char *what, mm_err *err) {
   return mm_fail(err, MM_BAD_INPUT, "E_FS_TYPE", mm_at(path, NULL), "it is %s, expected a regular file", what);
 }
 
-static bool open_failed(const char *path, int why, mm_err *err) {
+static bool open_failed(const char *path, int reason, mm_err *err) {
   struct stat s;
-  switch (why) {
+  switch (reason) {
     case ENOENT:
     case ENOTDIR: {
       bool dangling = lstat(path, &s) == 0;
@@ -50,7 +50,7 @@ static bool open_failed(const char *path, int why, mm_err *err) {
     }
     case ELOOP: return wrong_type(path, "a loop of symbolic links", err);
     case ENXIO: return wrong_type(path, stat(path, &s) == 0 ? kind_of(s.st_mode) : "a device", err); /* sockets do not open */
-    default: return mm_fail_errno(err, mm_at(path, NULL), "open", why);
+    default: return mm_fail_errno(err, mm_at(path, NULL), "open", reason);
   }
 }
 
@@ -83,8 +83,8 @@ void mm_file_close(mm_file *f) {
 bool mm_file_unchanged(const mm_file *f, const char *path, mm_err *err) {
   struct stat s;
   if (stat(path, &s) != 0) {
-    char why[128];
-    return mm_fail(err, MM_IO, "E_CHANGED", mm_at(path, NULL), "changed while it was read: %s", strerror_r(errno, why, sizeof why));
+    char reason[128];
+    return mm_fail(err, MM_IO, "E_CHANGED", mm_at(path, NULL), "changed while it was read: %s", strerror_r(errno, reason, sizeof reason));
   }
   mm_file_id now = mm_file_id_of(&s);
   const mm_file_id *was = &f->id;
@@ -241,7 +241,7 @@ int mm_ftruncate(int fd, uint64_t size) {
   return r;
 }
 
-bool mm_no_locks(int why) { return why == ENOLCK || why == EOPNOTSUPP || why == ENOSYS; }
+bool mm_no_locks(int reason) { return reason == ENOLCK || reason == EOPNOTSUPP || reason == ENOSYS; }
 
 bool mm_close(int fd, const char *path, mm_err *err) {
   if (close(fd) == 0 || errno == EINTR) return true; /* Linux has released the descriptor when it says EINTR */

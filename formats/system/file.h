@@ -89,7 +89,7 @@ MM_MUST_USE bool mm_fsync(int fd, const char *path, bool directory, mm_err *err)
 /* ftruncate, again when a signal came between; -1 sets errno. */
 int mm_ftruncate(int fd, uint64_t size);
 /* True if a lock failed because the file system has no locks (some NFS and Lustre mounts), not because another run holds it. */
-bool mm_no_locks(int why);
+bool mm_no_locks(int reason);
 /* close that reports. */
 MM_MUST_USE bool mm_close(int fd, const char *path, mm_err *err);
 

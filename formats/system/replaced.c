@@ -17,7 +17,7 @@
 #define LIST_MAX  (UINT64_C(64) << 20)
 #define KEPT_MAX  1000
 
-static bool no_flags(int why) { return why == EINVAL || why == ENOSYS || why == EOPNOTSUPP; }
+static bool no_flags(int reason) { return reason == EINVAL || reason == ENOSYS || reason == EOPNOTSUPP; }
 
 /* ---- the list ---- */
 
@@ -75,10 +75,11 @@ static bool keep(const mm_staging *s, const char *name, mm_err *err) {
   char kept[NAME_MAX + 32], shown[4 * NAME_MAX], text[5 * NAME_MAX];
   for (int i = 1; i < KEPT_MAX; i++) {
     snprintf(kept, sizeof kept, i == 1 ? "%s.kept" : "%s.kept-%d", s->new_name, i);
-    int why = renameat2(s->parent, name, s->parent, kept, RENAME_NOREPLACE) == 0 ? 0 : errno;
-    if (no_flags(why)) why = renameat(s->parent, name, s->parent, kept) == 0 ? 0 : errno; /* replaces nothing but an empty directory */
-    if (why == EEXIST || why == ENOTEMPTY || why == ENOTDIR) continue;
-    if (why != 0) return mm_fail_errno(err, mm_at(s->target, NULL), "keep what was added to", why);
+    int reason = renameat2(s->parent, name, s->parent, kept, RENAME_NOREPLACE) == 0 ? 0 : errno;
+    if (no_flags(reason))
+      reason = renameat(s->parent, name, s->parent, kept) == 0 ? 0 : errno; /* replaces nothing but an empty directory */
+    if (reason == EEXIST || reason == ENOTEMPTY || reason == ENOTDIR) continue;
+    if (reason != 0) return mm_fail_errno(err, mm_at(s->target, NULL), "keep what was added to", reason);
     snprintf(text, sizeof text, "what is not of the replaced checkpoint was kept, in \"%s\" beside it",
              mm_escape(shown, sizeof shown, kept, strlen(kept)));
     mm_staging_note(s->target, text);
@@ -112,8 +113,8 @@ static bool open_old(const mm_staging *s, const char *name, int *fd, mm_err *err
   *fd = openat(s->parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
   if (*fd < 0) return errno == ENOENT || errno == ENOTDIR || errno == ELOOP || mm_fail_errno(err, mm_at(s->target, NULL), "open", errno);
   bool it = fstat(*fd, &st) == 0 && st.st_ino == s->old_ino, locked = !it || flock(*fd, LOCK_EX | LOCK_NB) == 0;
-  int why = errno;
-  if (it && (locked || mm_no_locks(why))) return true;
+  int reason = errno;
+  if (it && (locked || mm_no_locks(reason))) return true;
   close(*fd);
   *fd = -1;
   return !it || mm_fail(err, MM_LOCKED, "E_LOCKED", mm_at(s->target, NULL), "found another run at work on the checkpoint to be replaced");

@@ -115,9 +115,9 @@ static int lies_in(int parent, int fd, int depth) {
     int next = openat(fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (next >= 0) found = lies_in(parent, next, depth + 1);
   }
-  const int why = errno;
+  const int reason = errno;
   closedir(d);
-  errno = why;
+  errno = reason;
   return found;
 }
 
@@ -199,19 +199,20 @@ bool mm_staging_take(mm_staging *s, bool shared, mm_err *err) {
   int fd = openat(s->parent, s->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
   if (fd < 0) return mm_fail_errno(err, mm_at(s->path, NULL), "open", errno);
   struct stat held, named;
-  int why = flock(fd, (shared ? LOCK_SH : LOCK_EX) | LOCK_NB) == 0 ? 0 : errno;
-  if (mm_no_locks(why)) {
+  int reason = flock(fd, (shared ? LOCK_SH : LOCK_EX) | LOCK_NB) == 0 ? 0 : errno;
+  if (mm_no_locks(reason)) {
     mm_staging_note(s->path, "this file system has no locks: nothing keeps a second run away from this output");
-    why = 0;
+    reason = 0;
   } /* of a run that has just published, the directory has another name now */
-  if (why == 0 && (fstat(fd, &held) != 0 || fstatat(s->parent, s->name, &named, AT_SYMLINK_NOFOLLOW) != 0 || !mm_same_file(&held, &named)))
-    why = EWOULDBLOCK;
-  if (why == 0) {
+  if (reason == 0 &&
+      (fstat(fd, &held) != 0 || fstatat(s->parent, s->name, &named, AT_SYMLINK_NOFOLLOW) != 0 || !mm_same_file(&held, &named)))
+    reason = EWOULDBLOCK;
+  if (reason == 0) {
     s->dir = fd;
     return true;
   }
   close(fd);
-  if (why != EWOULDBLOCK) return mm_fail_errno(err, mm_at(s->path, NULL), "lock", why);
+  if (reason != EWOULDBLOCK) return mm_fail_errno(err, mm_at(s->path, NULL), "lock", reason);
   return mm_fail(err, MM_LOCKED, "E_LOCKED", mm_at(s->path, NULL), "found another run writing this output");
 }
 
@@ -236,12 +237,12 @@ bool mm_staging_clear(const mm_staging *s, bool (*ours)(const void *ctx, const c
   return ok;
 }
 
-bool mm_staging_room(const mm_staging *s, uint64_t bytes, mm_err *err) {
+bool mm_staging_capacity(const mm_staging *s, uint64_t bytes, mm_err *err) {
   struct statvfs v;
   if (fstatvfs(s->dir, &v) != 0) return mm_fail_errno(err, mm_at(s->path, NULL), "ask for free space of", errno);
-  uint64_t room = (uint64_t)v.f_bavail * v.f_frsize;
-  if (room >= bytes) return true;
-  return mm_fail(err, MM_IO, "E_SPACE", mm_at(s->target, NULL), "found %llu bytes free, expected %llu", (unsigned long long)room,
+  uint64_t capacity = (uint64_t)v.f_bavail * v.f_frsize;
+  if (capacity >= bytes) return true;
+  return mm_fail(err, MM_IO, "E_SPACE", mm_at(s->target, NULL), "found %llu bytes free, expected %llu", (unsigned long long)capacity,
                  (unsigned long long)bytes);
 }
 
@@ -249,12 +250,13 @@ bool mm_staging_room(const mm_staging *s, uint64_t bytes, mm_err *err) {
 
 /* Onto an absent name or an empty directory: rename refuses everything else. */
 static bool appear(mm_staging *s, mm_err *err) {
-  int why = EINVAL;
-  if (s->found == MM_TARGET_ABSENT) why = renameat2(s->parent, s->name, s->parent, s->new_name, RENAME_NOREPLACE) == 0 ? 0 : errno;
-  if (why == EINVAL || why == ENOSYS || why == EOPNOTSUPP) why = renameat(s->parent, s->name, s->parent, s->new_name) == 0 ? 0 : errno;
-  if (why == EEXIST || why == ENOTEMPTY || why == ENOTDIR)
+  int reason = EINVAL;
+  if (s->found == MM_TARGET_ABSENT) reason = renameat2(s->parent, s->name, s->parent, s->new_name, RENAME_NOREPLACE) == 0 ? 0 : errno;
+  if (reason == EINVAL || reason == ENOSYS || reason == EOPNOTSUPP)
+    reason = renameat(s->parent, s->name, s->parent, s->new_name) == 0 ? 0 : errno;
+  if (reason == EEXIST || reason == ENOTEMPTY || reason == ENOTDIR)
     return mm_fail(err, MM_IO, "E_OUTPUT", mm_at(s->target, NULL), "found what was not there when this run began; move it away");
-  return why == 0 || mm_fail_errno(err, mm_at(s->target, NULL), "publish", why);
+  return reason == 0 || mm_fail_errno(err, mm_at(s->target, NULL), "publish", reason);
 }
 
 bool mm_staging_publish(mm_staging *s, mm_err *err) {
@@ -297,7 +299,8 @@ bool mm_staging_open(mm_staging *s, const char *target, const char *word, const 
   if (s->found == MM_TARGET_FULL) return refuse(s, err, "found something of that name, expected a new one");
   if (!mm_staging_take(s, false, err)) return false;
   if (begin_anew(s, ours, ctx, err) && mm_staging_look(s, err) && /* another run may have published since */
-      (s->found != MM_TARGET_FULL || refuse(s, err, "found something of that name, expected a new one")) && mm_staging_room(s, bytes, err))
+      (s->found != MM_TARGET_FULL || refuse(s, err, "found something of that name, expected a new one")) &&
+      mm_staging_capacity(s, bytes, err))
     return true;
   mm_staging_discard(s, ours, ctx);
   return false;

@@ -67,7 +67,7 @@ MM_MUST_USE bool mm_staging_take(mm_staging *s, bool shared, mm_err *err);
 /* Removes the files in the staging directory whose names are ours(ctx, name). Anything else is MM_USAGE E_OUTPUT, and stays. */
 MM_MUST_USE bool mm_staging_clear(const mm_staging *s, bool (*ours)(const void *ctx, const char *name), const void *ctx, mm_err *err);
 /* MM_IO E_SPACE when the staging directory's file system has not `bytes` to spare. */
-MM_MUST_USE bool mm_staging_room(const mm_staging *s, uint64_t bytes, mm_err *err);
+MM_MUST_USE bool mm_staging_capacity(const mm_staging *s, uint64_t bytes, mm_err *err);
 /* Syncs the directory, gives it its name and syncs the parent. The files in it were synced by who wrote them. Where s->found is
  * MM_TARGET_FULL, removes what mm_staging_look saw in the old directory; if that holds anything else by now, it stays as `NAME.kept`,
  * and a note says so. MM_IO E_OUTPUT when the target is not what was found at the start: the staging directory stays. */

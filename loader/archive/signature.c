@@ -348,17 +348,17 @@ bool mm_signature_parse(const mm_pack *p, const mm_key *key, const char *text, s
 
 char *mm_signature_text(const char *dir, size_t *n, mm_err *err) {
   const mm_path path = mm_path_of(dir, MM_SIGNATURE);
-  mm_err why = {0};
-  char *text = mm_file_slurp(path.text, MM_MANIFEST_MAX, n, &why);
-  if (!text) return mm_fail_damaged(err, &why), NULL;
-  mm_json *bundle = mm_json_parse(text, *n, path.text, &why);
+  mm_err reason = {0};
+  char *text = mm_file_slurp(path.text, MM_MANIFEST_MAX, n, &reason);
+  if (!text) return mm_fail_damaged(err, &reason), NULL;
+  mm_json *bundle = mm_json_parse(text, *n, path.text, &reason);
   const mm_json *type = mm_json_type_of(bundle) == MM_JSON_OBJ ? mm_json_get(bundle, "mediaType") : NULL;
   const bool ok = mm_json_type_of(type) == MM_JSON_STR && strcmp(mm_json_str(type), BUNDLE_TYPE) == 0;
   mm_json_free(bundle);
   if (ok) return text;
   free(text);
-  if (why.status == MM_LIMIT)
-    mm_fail_as(err, &why);
+  if (reason.status == MM_LIMIT)
+    mm_fail_as(err, &reason);
   else
     mm_fail(err, MM_INTEGRITY, "E_SIGNATURE", mm_at(path.text, NULL),
             "found a file that is no signature, expected a JSON object of mediaType %s", BUNDLE_TYPE);

@@ -251,18 +251,18 @@ bool mm_rank_memory_of(mm_rank_memory *out, const mm_model *m, const mm_rank_wei
 
 /* ---- pages ---- */
 
-mm_cache_room mm_cache_room_of(const mm_rank_memory *r, const mm_demand *d, const mm_device_memory *on) {
+mm_cache_capacity mm_cache_capacity_of(const mm_rank_memory *r, const mm_demand *d, const mm_device_memory *on) {
   const uint64_t ranks = mm_max(1, on->ranks), allowed = (uint64_t)((double)on->total * on->share) / ranks;
   const uint64_t overhead = d->gpu ? MM_GPU_OVERHEAD / ranks + 2 * MIB : 0; /* the second: how the allocator rounds the cache */
   const uint64_t besides = overhead + r->buffers + r->states;
   /* Memory taken by other programs is not available, except for weights that another process holds for this run. */
   const uint64_t left = d->gpu ? on->free / ranks + (d->attached ? r->weights : 0) : UINT64_MAX;
   const uint64_t most = mm_min(allowed, left), taken = mm_min(UINT64_MAX / 2, besides) + mm_min(UINT64_MAX / 2, r->weights);
-  return most >= taken ? (mm_cache_room){.bytes = most - taken} : (mm_cache_room){.lack = taken - most};
+  return most >= taken ? (mm_cache_capacity){.bytes = most - taken} : (mm_cache_capacity){.lack = taken - most};
 }
 
 uint64_t mm_fewer_pages(uint64_t pages, const mm_rank_memory *r, const mm_demand *d, const mm_device_memory *on) {
-  const mm_cache_room room = mm_cache_room_of(r, d, on);
-  if (room.lack) return 0;
-  return r->page ? mm_min(pages, room.bytes / r->page) : pages;
+  const mm_cache_capacity capacity = mm_cache_capacity_of(r, d, on);
+  if (capacity.lack) return 0;
+  return r->page ? mm_min(pages, capacity.bytes / r->page) : pages;
 }

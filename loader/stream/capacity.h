@@ -59,10 +59,10 @@ typedef struct mm_device_memory {
 } mm_device_memory;
 
 /* Bytes that one rank has for its cache, or lacks even without one. */
-typedef struct mm_cache_room {
+typedef struct mm_cache_capacity {
   uint64_t bytes, lack;
-} mm_cache_room;
-mm_cache_room mm_cache_room_of(const mm_rank_memory *r, const mm_demand *d, const mm_device_memory *on);
+} mm_cache_capacity;
+mm_cache_capacity mm_cache_capacity_of(const mm_rank_memory *r, const mm_demand *d, const mm_device_memory *on);
 
 /* Pages of one sequence, and of all slots at their longest. */
 static inline uint64_t mm_sequence_pages(const mm_demand *d) { return mm_ceil_div(d->positions, MM_PAGE); }

@@ -209,11 +209,11 @@ void mm_landing_arrive(mm_landing_plan *p, const mm_landing_piece *x, uint64_t *
   }
 }
 
-void mm_landing_ask(const mm_landing_plan *p, mm_reader *r, uint32_t first, uint32_t count) {
+void mm_landing_prefetch(const mm_landing_plan *p, mm_reader *r, uint32_t first, uint32_t count) {
   for (size_t i = 0; i < p->landings; i++) {
     const mm_read_want *w = &p->want[i];
     const mm_landing *l = &p->landing[w->tag];
     const uint64_t from = mm_max(first, l->group), to = mm_min((uint64_t)first + count, l->group + parts(l));
-    if (l->part && from < to) mm_reader_ask(r, w->file, w->offset + (from - l->group) * l->part, (to - from) * l->part);
+    if (l->part && from < to) mm_reader_prefetch(r, w->file, w->offset + (from - l->group) * l->part, (to - from) * l->part);
   }
 }

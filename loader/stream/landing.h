@@ -111,7 +111,7 @@ bool mm_landing_find(const mm_landing_plan *p, const mm_chunk *c, size_t want, m
  * whole now and were not before. Groups that it was the last of are added to p->full. */
 void mm_landing_arrive(mm_landing_plan *p, const mm_landing_piece *x, uint64_t *word, uint64_t *words);
 /* Requests the parts that arrive with groups [first, first + count), as far as they arrive one by one. */
-void mm_landing_ask(const mm_landing_plan *p, mm_reader *r, uint32_t first, uint32_t count);
+void mm_landing_prefetch(const mm_landing_plan *p, mm_reader *r, uint32_t first, uint32_t count);
 
 #ifdef __cplusplus
 }

@@ -5,7 +5,7 @@
 
 #include <stdlib.h>
 
-enum { WAITING, ASKED, TAKEN };
+enum { WAITING, WANTED, TAKEN };
 
 static int by_place(const void *a, const void *b) {
   const mm_read_want *x = a, *y = b;
@@ -20,10 +20,10 @@ typedef struct walk {
   uint32_t file;
   uint64_t size, unit;
   size_t end;
-  size_t lo, hi; /* wants that the next run may have bytes of */
-  uint64_t done; /* what lies before is in a run, or is nobody's */
-  size_t sooner; /* late runs: of those that come first, the first that does not end before `done` */
-  size_t last;   /* and the end of those of this file */
+  size_t lo, hi;  /* wants that the next run may have bytes of */
+  uint64_t done;  /* what lies before is in a run, or is nobody's */
+  size_t earlier; /* late runs: of those that come first, the first that does not end before `done` */
+  size_t last;    /* and the end of those of this file */
   bool hashed;
 } walk;
 
@@ -53,8 +53,8 @@ static bool add(walk *w, uint64_t from, uint64_t to, mm_err *err) {
   from = mm_max(from, w->done);
   if (from >= to) return true;
   w->done = to;
-  for (; w->sooner < w->last && from < to; w->sooner++) {
-    const uint64_t lo = o->run[w->sooner].offset, hi = lo + o->run[w->sooner].bytes;
+  for (; w->earlier < w->last && from < to; w->earlier++) {
+    const uint64_t lo = o->run[w->earlier].offset, hi = lo + o->run[w->earlier].bytes;
     if (hi <= from) continue;
     if (lo >= to) break;
     if (lo > from && !add_run(w, from, lo, err)) return false;
@@ -78,15 +78,15 @@ static bool add_parts(walk *w, const mm_read_want *want, mm_err *err) {
 
 /* Adds all wants that come first, or (`late`) all others. Runs of the first turn are as long as they can be. */
 static bool add_turn(mm_read_order *o, const mm_read_list *c, bool late, mm_err *err) {
-  size_t sooner = 0;
+  size_t earlier = 0;
   for (size_t first = 0, end; first < c->wants; first = end) {
     const uint32_t file = c->want[first].file;
     const bool hashed = c->file[file].digest;
     for (end = first; end < c->wants && c->want[end].file == file;) end++;
     walk w = {.o = o, .c = c, .file = file, .size = c->size[file], .unit = hashed ? MM_HASH_BLOCK : MM_DIRECT, .hashed = hashed};
     w.end = end, w.lo = w.hi = first;
-    while (late && sooner < o->late && o->run[sooner].file < file) sooner++;
-    w.sooner = w.last = sooner;
+    while (late && earlier < o->late && o->run[earlier].file < file) earlier++;
+    w.earlier = w.last = earlier;
     while (late && w.last < o->late && o->run[w.last].file == file) w.last++;
     uint64_t from = 0, to = 0;
     for (size_t i = first; i < end; i++) {
@@ -112,18 +112,18 @@ bool mm_read_order_open(mm_read_order *o, const mm_read_list *c, mm_err *err) {
   o->late = o->runs;
   ok = ok && add_turn(o, c, true, err);
   o->left = o->runs;
-  return ok && (o->state = mm_calloc(o->runs + 1, sizeof *o->state, err)) && (o->asked = mm_calloc(o->runs + 1, sizeof *o->asked, err));
+  return ok && (o->state = mm_calloc(o->runs + 1, sizeof *o->state, err)) && (o->wanted = mm_calloc(o->runs + 1, sizeof *o->wanted, err));
 }
 
 void mm_read_order_close(mm_read_order *o) {
-  MM_FREE(o->run, o->state, o->asked);
+  MM_FREE(o->run, o->state, o->wanted);
   *o = (mm_read_order){0};
 }
 
 bool mm_read_order_take(mm_read_order *o, mm_read_run *out) {
-  while (o->asked_from < o->asked_end && o->state[o->asked[o->asked_from]] == TAKEN) o->asked_from++;
+  while (o->wanted_from < o->wanted_end && o->state[o->wanted[o->wanted_from]] == TAKEN) o->wanted_from++;
   while (o->next < o->runs && o->state[o->next] == TAKEN) o->next++;
-  size_t i = o->asked_from < o->asked_end ? o->asked[o->asked_from] : o->next;
+  size_t i = o->wanted_from < o->wanted_end ? o->wanted[o->wanted_from] : o->next;
   if (i == o->runs) return false;
   const uint8_t state = o->state[i];
   *out = o->run[i];
@@ -139,7 +139,7 @@ bool mm_read_order_take(mm_read_order *o, mm_read_run *out) {
   return true;
 }
 
-void mm_read_order_ask(mm_read_order *o, uint32_t file, uint64_t offset, uint64_t bytes) {
+void mm_read_order_prefetch(mm_read_order *o, uint32_t file, uint64_t offset, uint64_t bytes) {
   size_t lo = o->late, hi = o->runs;
   while (lo < hi) { /* the first run that ends behind the offset */
     const size_t mid = lo + (hi - lo) / 2;
@@ -152,7 +152,7 @@ void mm_read_order_ask(mm_read_order *o, uint32_t file, uint64_t offset, uint64_
   }
   for (; lo < o->runs && o->run[lo].file == file && o->run[lo].offset < offset + bytes; lo++) {
     if (o->state[lo] != WAITING) continue;
-    o->state[lo] = ASKED;
-    o->asked[o->asked_end++] = lo;
+    o->state[lo] = WANTED;
+    o->wanted[o->wanted_end++] = lo;
   }
 }

@@ -48,8 +48,8 @@ typedef struct mm_read_order {
   mm_read_run *run; /* [runs] those that come first, then the others; of each by file and offset */
   size_t runs, cap, late;
   uint8_t *state; /* [runs] */
-  size_t *asked;  /* [runs] those that were asked for, in that order: [asked_from, asked_end) are left */
-  size_t asked_from, asked_end, next;
+  size_t *wanted; /* [runs] those that were asked for, in that order: [wanted_from, wanted_end) are left */
+  size_t wanted_from, wanted_end, next;
   size_t left;   /* runs that were not taken */
   size_t most;   /* bytes of what is taken at a time */
   uint64_t sum;  /* bytes of all runs */
@@ -61,7 +61,7 @@ void mm_read_order_close(mm_read_order *o);
 /* The next bytes to be read, chunk bytes at most: of what was asked for the oldest, else what comes next. False when all was taken. */
 bool mm_read_order_take(mm_read_order *o, mm_read_run *out);
 /* These bytes come before all others that were not asked for; whatever of them was taken, or comes first anyway, stays as it is. */
-void mm_read_order_ask(mm_read_order *o, uint32_t file, uint64_t offset, uint64_t bytes);
+void mm_read_order_prefetch(mm_read_order *o, uint32_t file, uint64_t offset, uint64_t bytes);
 
 #ifdef __cplusplus
 }

@@ -44,7 +44,7 @@ MM_MUST_USE bool mm_reader_next(mm_reader *r, mm_chunk *out, mm_err *err);
 /* The oldest chunk with the caller is used up: its buffer is filled again. */
 void mm_reader_release(mm_reader *r);
 /* Any thread: these bytes, of wants that come in parts, come before all that was not asked for and is not in the ring already. */
-void mm_reader_ask(mm_reader *r, uint32_t file, uint64_t offset, uint64_t bytes);
+void mm_reader_prefetch(mm_reader *r, uint32_t file, uint64_t offset, uint64_t bytes);
 /* Any thread: waits until the digests of all chunks given so far were found right, and looks at every file again. Errors of
  * mm_reader_next. */
 MM_MUST_USE bool mm_reader_prove(mm_reader *r, mm_err *err);

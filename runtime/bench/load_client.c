@@ -40,8 +40,8 @@ typedef struct load {
 
 static double since(const load *l) { return mm_now() - l->start; }
 
-static bool lose(flight *f, const char *why) {
-  if (f->r && !*f->r->why) snprintf(f->r->why, sizeof f->r->why, "%s", why);
+static bool lose(flight *f, const char *reason) {
+  if (f->r && !*f->r->reason) snprintf(f->r->reason, sizeof f->r->reason, "%s", reason);
   f->at = ENDED;
   return false;
 }
@@ -81,13 +81,13 @@ static bool on_data(const load *l, flight *f, const char *text, size_t n) {
   mm_json *o = mm_json_parse(text, n, "event", MM_IGNORED);
   if (!o) return lose(f, "an event is no JSON");
   const mm_json *choice = mm_json_at(mm_json_get(o, "choices"), 0), *usage = mm_json_get(o, "usage");
-  char why[160] = "";
+  char reason[160] = "";
   if (mm_json_get(o, "error") && mm_json_type_of(mm_json_get(o, "error")) != MM_JSON_NULL)
-    snprintf(why, sizeof why, "%.*s", (int)mm_min(n, 150), text);
+    snprintf(reason, sizeof reason, "%.*s", (int)mm_min(n, 150), text);
   if (choice && has_text(choice)) on_piece(l, f);
   if (mm_json_type_of(usage) == MM_JSON_OBJ) count(usage, "prompt_tokens", &f->r->input), count(usage, "completion_tokens", &f->r->output);
   mm_json_free(o);
-  return !*why || lose(f, why);
+  return !*reason || lose(f, reason);
 }
 
 /* The event is whole, or the body ends within its lines, as where a server leaves the last blank line out. */
@@ -254,11 +254,11 @@ static bool open_flight(const load *l, flight *f, const char *method, const char
 static void close_flight(flight *f) {
   mm_load_request *r = f->r;
   if (f->fd >= 0) close(f->fd);
-  if (r && !*r->why && f->status != 200)
-    snprintf(r->why, sizeof r->why, "status %d: %.*s", f->status, (int)mm_min(f->line.n, 120), f->line.p ? f->line.p : "");
-  if (r && !*r->why && !f->finished) snprintf(r->why, sizeof r->why, "the stream has no [DONE]");
-  if (r && !*r->why && r->first <= 0) snprintf(r->why, sizeof r->why, "the reply has no text");
-  if (r && !*r->why) {
+  if (r && !*r->reason && f->status != 200)
+    snprintf(r->reason, sizeof r->reason, "status %d: %.*s", f->status, (int)mm_min(f->line.n, 120), f->line.p ? f->line.p : "");
+  if (r && !*r->reason && !f->finished) snprintf(r->reason, sizeof r->reason, "the stream has no [DONE]");
+  if (r && !*r->reason && r->first <= 0) snprintf(r->reason, sizeof r->reason, "the reply has no text");
+  if (r && !*r->reason) {
     r->done = true;
     if (!r->output) r->output = r->gaps + 1;
   }
@@ -278,7 +278,7 @@ static bool turn(const load *l, flight *f, struct pollfd *p, size_t *n, double w
       lose(&f[i], strerror(error));
     if (ready > 0 && p[i].revents && f[i].at == SENDING) send_some(&f[i]);
     if (ready > 0 && p[i].revents && f[i].at != SENDING && f[i].at != ENDED) receive(l, &f[i]);
-    if (f[i].at == ENDED && f[i].r && !*f[i].r->why && f[i].status == 200) end_event(l, &f[i]);
+    if (f[i].at == ENDED && f[i].r && !*f[i].r->reason && f[i].status == 200) end_event(l, &f[i]);
     if (f[i].at != ENDED && f[i].r && since(l) - f[i].r->sent > l->c->timeout) lose(&f[i], "--timeout has passed");
     if (f[i].at == ENDED)
       close_flight(&f[i]);
@@ -308,7 +308,7 @@ bool mm_load_run(const mm_load_client *c, mm_load_request *r, size_t count, doub
       r[next].sent = since(&l);
       open_flight(&l, &f[n], "POST", c->path, r[next].body.p, r[next].body.n);
       f[n].r = &r[next];
-      if (f[n].at == ENDED) snprintf(r[next].why, sizeof r[next].why, "the connection was refused");
+      if (f[n].at == ENDED) snprintf(r[next].reason, sizeof r[next].reason, "the connection was refused");
       n++;
     }
     double idle = 1;

@@ -13,7 +13,7 @@ typedef struct mm_load_request {
   uint64_t input, output;   /* tokens, as the server counts them; without usage, output counts the pieces */
   double *gap;              /* [gaps] seconds between pieces of text */
   size_t gaps, gap_cap;
-  char why[160]; /* of a failure; "" */
+  char reason[160]; /* of a failure; "" */
 } mm_load_request;
 
 typedef struct mm_load_client {

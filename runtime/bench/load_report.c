@@ -93,12 +93,12 @@ static void put_series(mm_json *o, const series *s) {
 /* A value for each request, in the order of the requests; those of failed ones are 0, "" or empty. */
 static void put_lists(mm_json *o, const mm_load_request *r, size_t count) {
   mm_json *in = mm_json_put_list(o, "input_lens"), *out = mm_json_put_list(o, "output_lens"), *first = mm_json_put_list(o, "ttfts"),
-          *gaps = mm_json_put_list(o, "itls"), *why = mm_json_put_list(o, "errors");
+          *gaps = mm_json_put_list(o, "itls"), *reason = mm_json_put_list(o, "errors");
   for (size_t i = 0; i < count; i++) {
     mm_json_append(in, mm_json_new_u64(r[i].input));
     mm_json_append(out, mm_json_new_u64(r[i].done ? r[i].output : 0));
     mm_json_append(first, mm_json_new_real(r[i].done ? r[i].first - r[i].sent : 0));
-    mm_json_append(why, mm_json_new_str(r[i].why));
+    mm_json_append(reason, mm_json_new_str(r[i].reason));
     mm_json *g = mm_json_append(gaps, mm_json_new_arr());
     for (size_t j = 0; r[i].done && j < r[i].gaps; j++) mm_json_append(g, mm_json_new_real(r[i].gap[j]));
   }

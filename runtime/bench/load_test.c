@@ -191,16 +191,16 @@ static bool check(const load_args *a, mm_err *err) {
 
 static bool report(const load_args *a, const mm_load_run_facts *x, const mm_load_request *r, mm_err *err) {
   size_t done = 0;
-  const char *why = NULL;
+  const char *reason = NULL;
   for (size_t i = 0; i < a->requests; i++) {
     done += r[i].done;
-    if (!r[i].done && !why) why = r[i].why;
+    if (!r[i].done && !reason) reason = r[i].reason;
   }
-  const bool ids = !a->dataset && strcmp(a->endpoint, "completions") == 0 && why && strstr(why, "status 400");
+  const bool ids = !a->dataset && strcmp(a->endpoint, "completions") == 0 && reason && strstr(reason, "status 400");
   if (!done)
-    return mm_fail(err, MM_IO, "E_IO", mm_at(a->url, NULL), "no request was completed: %s%s", why,
+    return mm_fail(err, MM_IO, "E_IO", mm_at(a->url, NULL), "no request was completed: %s%s", reason,
                    ids ? " (--vocab gives the model's number of tokens)" : "");
-  if (why && !a->quiet) fprintf(stderr, "%zu requests failed, first: %s\n", (size_t)a->requests - done, why);
+  if (reason && !a->quiet) fprintf(stderr, "%zu requests failed, first: %s\n", (size_t)a->requests - done, reason);
   return mm_load_report(stdout, x, r, a->requests, a->json, err);
 }
 

@@ -56,12 +56,12 @@ typedef struct builder {
   size_t next_cap;
   uint32_t *mark, *list, *stack; /* [nodes] the last set that a node was put in; the set that is made; nodes to look at */
   uint32_t marks, listed, last;  /* sets made; its nodes; the set of complete texts */
-  const char **why;
+  const char **reason;
   mm_err *err;
 } builder;
 
-static bool refuse(builder *b, const char *why) {
-  if (!*b->why) *b->why = why;
+static bool refuse(builder *b, const char *reason) {
+  if (!*b->reason) *b->reason = reason;
   return false;
 }
 
@@ -501,11 +501,11 @@ static bool end_whole(builder *b, mm_automaton *m, mm_arena *a) {
 }
 
 const mm_automaton *mm_automaton_build(mm_arena *a, const mm_text_rule *rules, mm_automaton_form form, mm_automaton_budget *budget,
-                                       const char **why, mm_err *err) {
-  builder b = {.form = form, .budget = budget, .why = why, .err = err};
+                                       const char **reason, mm_err *err) {
+  builder b = {.form = form, .budget = budget, .reason = reason, .err = err};
   mm_automaton *m = NULL;
   bool ok = true;
-  *why = NULL;
+  *reason = NULL;
   for (const mm_text_rule *r = rules; r && ok; r = r->next) ok = add_rule(&b, r);
   if (ok) {
     b.mark = mm_calloc(b.nodes, sizeof *b.mark, err);

@@ -46,6 +46,6 @@ typedef struct mm_automaton_budget {
 /* The texts that every rule holds of, a negated one not, of least to most characters. NULL with a reason in *why: too large, or no text;
  * or with err. Lives in the arena. */
 const mm_automaton *mm_automaton_build(mm_arena *a, const mm_text_rule *rules, mm_automaton_form form, mm_automaton_budget *budget,
-                                       const char **why, mm_err *err);
+                                       const char **reason, mm_err *err);
 
 #endif

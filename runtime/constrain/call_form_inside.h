@@ -21,7 +21,7 @@ typedef struct maker {
 #define TEXT(s) ((mm_str){s, sizeof(s) - 1})
 
 /* Fails with a message that names the tool and the parameter. */
-bool mm_call_unserved(const maker *m, const char *why);
+bool mm_call_unserved(const maker *m, const char *reason);
 mm_form *mm_call_new(const maker *m, mm_form_kind kind);
 /* Pieces as one literal. */
 bool mm_call_join(const maker *m, mm_str before, mm_str name, mm_str after, mm_literal *out);

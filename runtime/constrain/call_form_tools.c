@@ -12,9 +12,9 @@ static const mm_form any_string = {.kind = MM_FORM_STRING, .most = UINT32_MAX};
 static const mm_form any_text = {
     .kind = MM_FORM_VALUE, .by_first[MM_FIRST_STRING] = &any_string, .most = UINT32_MAX, .types = MM_TYPE_STRING};
 
-bool mm_call_unserved(const maker *m, const char *why) {
-  return mm_fail(m->err, MM_UNSUPPORTED, "E_SCHEMA", mm_at("tools", NULL), "the tool \"%.*s\": %s%s%.*s%s", (int)m->tool.n, m->tool.p, why,
-                 m->parameter.p ? ": the parameter \"" : "", (int)m->parameter.n, m->parameter.p ? m->parameter.p : "",
+bool mm_call_unserved(const maker *m, const char *reason) {
+  return mm_fail(m->err, MM_UNSUPPORTED, "E_SCHEMA", mm_at("tools", NULL), "the tool \"%.*s\": %s%s%.*s%s", (int)m->tool.n, m->tool.p,
+                 reason, m->parameter.p ? ": the parameter \"" : "", (int)m->parameter.n, m->parameter.p ? m->parameter.p : "",
                  m->parameter.p ? "\"" : "");
 }
 
@@ -148,7 +148,7 @@ static bool keep_numbers(const maker *m, mm_form *v, const mm_form *all) {
 static bool add_automaton(const maker *m, mm_form *v, const mm_form *string, const mm_form *null) {
   static const char plain[] = "^(?:[^\\s{\\[0-9-][\\s\\S]*)?$";
   const mm_text_rule *rules = string->rules;
-  const char *why = NULL;
+  const char *reason = NULL;
   if (v->marked) return mm_call_unserved(m, "\"pattern\" and \"format\" are not served in this format's calls");
   mm_form *text = mm_call_new(m, MM_FORM_AUTOMATON);
   if (!text) return false;
@@ -156,11 +156,11 @@ static bool add_automaton(const maker *m, mm_form *v, const mm_form *string, con
   if (v->types & MM_TYPE_NULL && !null) return mm_call_unserved(m, "\"pattern\" is not served with such other types");
   /* Where numbers, objects or lists may stand too, the text does not begin as one of these. */
   if (v->types & ~(unsigned)(MM_TYPE_STRING | MM_TYPE_NULL) &&
-      !mm_text_pattern_parse(m->arena, plain, sizeof plain - 1, false, &rules, &why, m->err))
+      !mm_text_pattern_parse(m->arena, plain, sizeof plain - 1, false, &rules, &reason, m->err))
     return false;
   text->exact = true;
-  text->automaton = mm_automaton_build(m->arena, rules, MM_AUTOMATON_TEXT, m->budget, &why, m->err);
-  if (!text->automaton) return why && mm_call_unserved(m, "\"pattern\" and \"format\": no such text can stand in this format's calls");
+  text->automaton = mm_automaton_build(m->arena, rules, MM_AUTOMATON_TEXT, m->budget, &reason, m->err);
+  if (!text->automaton) return reason && mm_call_unserved(m, "\"pattern\" and \"format\": no such text can stand in this format's calls");
   if (!v->item) return v->item = text, true;
   mm_form *both = mm_call_new(m, MM_FORM_UNION);
   if (!both || !(both->literal = mm_arena_alloc(m->arena, 2 * sizeof *both->literal, m->err))) return false;

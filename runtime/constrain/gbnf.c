@@ -14,17 +14,17 @@ typedef struct parser {
   mm_gbnf *out;
   mm_gbnf_rule *now; /* the rule that is read */
   unsigned depth;
-  const char **why;
+  const char **reason;
   mm_err *err;
 } parser;
 
 /* "line N: what", NULL. */
 static void *refuse(parser *p, const char *what) {
   unsigned line = 1;
-  if (*p->why) return NULL;
+  if (*p->reason) return NULL;
   for (const char *c = p->text; c < p->p; c++) line += *c == '\n';
   const char *text = mm_arena_printf(p->arena, p->err, "line %u: %s", line, what);
-  if (text) *p->why = text;
+  if (text) *p->reason = text;
   return NULL;
 }
 
@@ -157,7 +157,7 @@ static mm_text_pattern *parse_class(parser *p) {
   }
   p->p++;
   p->now->patterns += 1 + count;
-  return mm_text_pattern_class(p->arena, range, count, complement, p->why, p->err);
+  return mm_text_pattern_class(p->arena, range, count, complement, p->reason, p->err);
 }
 
 /* ---- Parts ---- */
@@ -179,7 +179,7 @@ static mm_text_pattern *parse_atom(parser *p) {
   if (take(p, "\"")) return parse_text(p);
   if (take(p, "[")) return parse_class(p);
   if (take(p, "(")) return parse_group(p);
-  if (take(p, ".")) return p->now->patterns++, mm_text_pattern_class(p->arena, none, 0, true, p->why, p->err);
+  if (take(p, ".")) return p->now->patterns++, mm_text_pattern_class(p->arena, none, 0, true, p->reason, p->err);
   if (at(p, '<') || at(p, '!')) return refuse(p, "tokens (<...>) are not served");
   if (p->p < p->end && is_of_name(*p->p)) return parse_reference(p);
   return refuse(p, "expected a text, a class, a group or a rule's name");
@@ -196,13 +196,13 @@ static bool number(parser *p, uint32_t *n) {
 static bool counted(parser *p, uint32_t *least, uint32_t *most) {
   skip(p, true);
   const bool some = number(p, least);
-  if (*p->why) return false;
+  if (*p->reason) return false;
   *most = *least;
   skip(p, true);
   if (take(p, ",")) {
     skip(p, true);
     if (!number(p, most)) *most = UINT32_MAX;
-    if (*p->why) return false;
+    if (*p->reason) return false;
     skip(p, true);
   } else if (!some) {
     return refuse(p, "{ without a number");
@@ -280,12 +280,12 @@ static bool parse_rule(parser *p) {
   return p->p == p->end || at(p, '\n') || at(p, '\r') || refuse(p, "expected the end of the rule");
 }
 
-bool mm_gbnf_parse(mm_arena *a, const char *text, size_t n, mm_gbnf *out, const char **why, mm_err *err) {
-  parser p = {.arena = a, .text = text, .p = text, .end = text + n, .out = out, .why = why, .err = err};
-  *why = NULL;
+bool mm_gbnf_parse(mm_arena *a, const char *text, size_t n, mm_gbnf *out, const char **reason, mm_err *err) {
+  parser p = {.arena = a, .text = text, .p = text, .end = text + n, .out = out, .reason = reason, .err = err};
+  *reason = NULL;
   *out = (mm_gbnf){.root = UINT32_MAX};
-  if (n > MM_GBNF_BYTES) return *why = "found more than 65,536 bytes", false;
-  if (memchr(text, 0, n)) return *why = "found a byte of zero", false;
+  if (n > MM_GBNF_BYTES) return *reason = "found more than 65,536 bytes", false;
+  if (memchr(text, 0, n)) return *reason = "found a byte of zero", false;
   if (!(out->rule = mm_arena_alloc(a, MM_GBNF_RULES * sizeof *out->rule, err))) return false;
   for (skip(&p, true); p.p < p.end; skip(&p, true))
     if (!parse_rule(&p)) return false;

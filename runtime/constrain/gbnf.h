@@ -30,6 +30,6 @@ typedef struct mm_gbnf {
 } mm_gbnf;
 
 /* Every rule that is named is defined, and there is a root. False with the line and the reason in *why, or, for lack of memory, in err. */
-bool mm_gbnf_parse(mm_arena *a, const char *text, size_t n, mm_gbnf *out, const char **why, mm_err *err);
+bool mm_gbnf_parse(mm_arena *a, const char *text, size_t n, mm_gbnf *out, const char **reason, mm_err *err);
 
 #endif

@@ -20,14 +20,14 @@ mm_form *mm_schema_own_literals(mm_schema_compiler *p, mm_schema_choice *b, int 
   if (!s) p->copied += count;
   if (now && (p->copied += more) > MM_SCHEMA_COPIES)
     return mm_schema_too_many(p, "values of enum in alternatives of alternatives", p->copied, MM_SCHEMA_COPIES), NULL;
-  if (s && b->room[first] - count >= more) return s;
-  const uint32_t room = now ? 2 * (count + more) : more;
-  mm_literal *l = mm_arena_alloc(p->arena, room * sizeof *l, p->err);
+  if (s && b->capacity[first] - count >= more) return s;
+  const uint32_t capacity = now ? 2 * (count + more) : more;
+  mm_literal *l = mm_arena_alloc(p->arena, capacity * sizeof *l, p->err);
   if (!s) s = mm_arena_alloc(p->arena, sizeof *s, p->err);
   if (!s || !l) return NULL;
   if (now) memcpy(l, now->literal, count * sizeof *l);
   *s = (mm_form){.kind = MM_FORM_LITERALS, .literal = l, .count = count};
-  b->room[first] = room;
+  b->capacity[first] = capacity;
   b->form->by_first[first] = s;
   return b->own[first] = s;
 }

@@ -45,8 +45,8 @@ bool mm_schema_forget_none(mm_schema_compiler *p) {
   return true;
 }
 
-bool mm_schema_unserved(mm_schema_compiler *p, const char *keyword, const char *why) {
-  return mm_fail(p->err, MM_UNSUPPORTED, "E_SCHEMA", mm_at(p->where, NULL), "\"%.80s\" is not served%s", keyword, why);
+bool mm_schema_unserved(mm_schema_compiler *p, const char *keyword, const char *reason) {
+  return mm_fail(p->err, MM_UNSUPPORTED, "E_SCHEMA", mm_at(p->where, NULL), "\"%.80s\" is not served%s", keyword, reason);
 }
 
 bool mm_schema_too_many(mm_schema_compiler *p, const char *what, size_t found, size_t most) {
@@ -167,11 +167,11 @@ static bool listed(const char *const *list, const char *key) {
 bool mm_schema_is_annotation(const char *key) { return listed(mm_schema_annotations, key); }
 
 bool mm_schema_alone(mm_schema_compiler *p, const mm_value *schema, const char *keyword, const char *with) {
-  char why[64];
+  char reason[64];
   for (const mm_value *v = schema->first; v; v = v->next) {
     if (mm_schema_is_annotation(v->key) || strcmp(v->key, keyword) == 0 || (with && strcmp(v->key, with) == 0)) continue;
-    snprintf(why, sizeof why, " with %s", keyword);
-    return mm_schema_unserved(p, v->key, why);
+    snprintf(reason, sizeof reason, " with %s", keyword);
+    return mm_schema_unserved(p, v->key, reason);
   }
   return true;
 }
@@ -434,13 +434,13 @@ static bool compile_alternatives(mm_schema_compiler *p, const mm_value *schema, 
     if (list && mm_schema_any_of(p, list, count, any->key, out)) return true;
   }
   if (!one || !p->overlap || p->err->status != MM_UNSUPPORTED) return false;
-  const mm_err why = *p->err;
+  const mm_err reason = *p->err;
   *p->err = (mm_err){0};
   *out = (mm_form){0};
   const mm_value **list = mm_schema_alternatives(p, schema, any, true, &count);
   ok = list && mm_schema_any_of(p, list, count, "anyOf", out);
   if (!ok && (p->err->status == MM_UNSUPPORTED || (p->none && p->narrowed))) {
-    *p->err = why;
+    *p->err = reason;
     p->none = false;
   }
   return ok;

@@ -107,7 +107,7 @@ const mm_value *mm_schema_with(mm_schema_compiler *p, const mm_value *rest, cons
   if (!plain) return NULL;
   if (plain->type == MM_VALUE_BOOL) return plain->truth ? rest : (mm_schema_none(p, "found the schema false"), NULL);
   if (plain->type != MM_VALUE_OBJECT) return mm_schema_wrong(p, "found something else than an object as a schema"), NULL;
-  plain = mm_schema_seal(p, plain);
+  plain = mm_schema_finish(p, plain);
   return plain ? mm_schema_both(p, rest, plain) : NULL;
 }
 
@@ -129,7 +129,7 @@ const mm_value **mm_schema_alternatives(mm_schema_compiler *p, const mm_value *s
 /* ---- unevaluatedProperties and unevaluatedItems ---- */
 
 /* The keywords of a schema without alternatives, by the names that do not depend on other keywords. */
-static const mm_value *seal_one(mm_schema_compiler *p, const mm_value *schema) {
+static const mm_value *finish_one(mm_schema_compiler *p, const mm_value *schema) {
   const mm_value *items = mm_value_get(schema, "items");
   mm_schema_made out;
   if (!mm_schema_spend(p, schema->count) || !mm_schema_begin(p, MM_VALUE_OBJECT, &out)) return NULL;
@@ -151,7 +151,7 @@ static const mm_value *seal_one(mm_schema_compiler *p, const mm_value *schema) {
   return out.value;
 }
 
-const mm_value *mm_schema_seal(mm_schema_compiler *p, const mm_value *schema) {
+const mm_value *mm_schema_finish(mm_schema_compiler *p, const mm_value *schema) {
   mm_schema_made list;
   size_t count;
   if (!mm_value_get(schema, "unevaluatedProperties") && !mm_value_get(schema, "unevaluatedItems")) return schema;
@@ -160,12 +160,12 @@ const mm_value *mm_schema_seal(mm_schema_compiler *p, const mm_value *schema) {
   if (!(schema = mm_schema_resolve(p, schema))) return NULL;
   const mm_value *any = mm_value_get(schema, "anyOf");
   if (!any) any = mm_value_get(schema, "oneOf");
-  if (!any) return seal_one(p, schema);
+  if (!any) return finish_one(p, schema);
   p->merge_depth++;
   const mm_value **all = mm_schema_alternatives(p, schema, any, any->key[0] == 'o', &count);
   bool ok = all && mm_schema_begin(p, MM_VALUE_ARRAY, &list);
   for (size_t i = 0; ok && i < count; i++) {
-    const mm_value *one = mm_schema_seal(p, all[i]);
+    const mm_value *one = mm_schema_finish(p, all[i]);
     ok = one ? mm_schema_put(p, &list, one, "") != NULL : mm_schema_forget_none(p);
   }
   p->merge_depth--;

@@ -94,7 +94,7 @@ bool mm_schema_forget_none(mm_schema_compiler *p);
 bool mm_schema_leave_out(mm_schema_compiler *p);
 /* The same for an alternative of oneOf, which is said to overlap with others then. */
 bool mm_schema_leave_out_one(mm_schema_compiler *p);
-bool mm_schema_unserved(mm_schema_compiler *p, const char *keyword, const char *why);
+bool mm_schema_unserved(mm_schema_compiler *p, const char *keyword, const char *reason);
 bool mm_schema_too_many(mm_schema_compiler *p, const char *what, size_t found, size_t most);
 bool mm_schema_count(mm_schema_compiler *p, const mm_value *schema, const char *key, uint32_t *out);
 bool mm_schema_is_open(const mm_schema_compiler *p, const mm_form *s);
@@ -186,7 +186,7 @@ const mm_value *mm_schema_with(mm_schema_compiler *p, const mm_value *rest, cons
 const mm_value **mm_schema_alternatives(mm_schema_compiler *p, const mm_value *schema, const mm_value *any, bool exclusive, size_t *count);
 /* The plain schema with unevaluatedProperties and unevaluatedItems as additionalProperties and items, so that it can be read together with
  * others, which they do not see. */
-const mm_value *mm_schema_seal(mm_schema_compiler *p, const mm_value *schema);
+const mm_value *mm_schema_finish(mm_schema_compiler *p, const mm_value *schema);
 
 /* ---- schema_negate.c ---- */
 /* Keywords that are made here alone, by their addresses: texts that do not match, texts other than those of a list. */
@@ -201,7 +201,7 @@ const mm_value *mm_schema_apply_not(mm_schema_compiler *p, const mm_value *schem
 typedef struct mm_schema_choice {
   mm_form *form;
   mm_form *own[MM_FIRSTS]; /* literals or unions that are this choice's alone, or NULL */
-  uint32_t room[MM_FIRSTS];
+  uint32_t capacity[MM_FIRSTS];
 } mm_schema_choice;
 bool mm_schema_add(mm_schema_compiler *p, mm_schema_choice *b, const mm_form *s);
 void mm_schema_end_choice(mm_schema_choice *b);

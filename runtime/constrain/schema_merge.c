@@ -291,7 +291,7 @@ static const mm_value *join(mm_schema_compiler *p, const mm_value *a, const mm_v
   if (mm_schema_is_true(b)) return a;
   if (mm_schema_is_false(b)) return mm_schema_none(p, "found the schema false"), NULL;
   if (b->type != MM_VALUE_OBJECT) return mm_schema_wrong(p, "found something else than an object as a schema"), NULL;
-  if (!(b = mm_schema_seal(p, b))) return NULL;
+  if (!(b = mm_schema_finish(p, b))) return NULL;
   return only_annotations(a, "") ? b : mm_schema_both(p, a, b);
 }
 

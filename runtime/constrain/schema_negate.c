@@ -245,5 +245,5 @@ const mm_value *mm_schema_negate(mm_schema_compiler *p, const mm_value *schema) 
 
 const mm_value *mm_schema_apply_not(mm_schema_compiler *p, const mm_value *schema, const mm_value *member) {
   const mm_value *rest = mm_schema_without(p, schema, member), *others = rest ? mm_schema_negate(p, member) : NULL;
-  return others && (rest = mm_schema_seal(p, rest)) ? mm_schema_with(p, rest, others) : NULL;
+  return others && (rest = mm_schema_finish(p, rest)) ? mm_schema_with(p, rest, others) : NULL;
 }

@@ -37,14 +37,14 @@ bool mm_schema_follows_format(const mm_value *format) { return pattern_of(format
 
 /* ---- Strings ---- */
 
-static bool refused(mm_schema_compiler *p, const char *keyword, const char *why) {
-  if (why && strcmp(why, ": no text fits") == 0) p->none = p->err->status == MM_OK;
-  return why && mm_schema_unserved(p, keyword, why); /* without a reason: for lack of memory */
+static bool refused(mm_schema_compiler *p, const char *keyword, const char *reason) {
+  if (reason && strcmp(reason, ": no text fits") == 0) p->none = p->err->status == MM_OK;
+  return reason && mm_schema_unserved(p, keyword, reason); /* without a reason: for lack of memory */
 }
 
 static bool add_pattern(mm_schema_compiler *p, const char *keyword, const char *pattern, size_t n, const mm_text_rule **rules) {
-  const char *why;
-  return mm_text_pattern_parse(p->arena, pattern, n, false, rules, &why, p->err) || refused(p, keyword, why);
+  const char *reason;
+  return mm_text_pattern_parse(p->arena, pattern, n, false, rules, &reason, p->err) || refused(p, keyword, reason);
 }
 
 static bool add_rule(mm_schema_compiler *p, const mm_text_pattern *n, bool negated, const mm_text_rule **rules) {
@@ -98,10 +98,10 @@ static mm_text_pattern *texts_of(mm_schema_compiler *p, const mm_value *texts) {
 }
 
 static bool build(mm_schema_compiler *p, const char *keyword, const mm_text_rule *rules, mm_form *out) {
-  const char *why;
+  const char *reason;
   *out = (mm_form){.kind = MM_FORM_AUTOMATON, .most = UINT32_MAX, .rules = rules};
-  out->automaton = mm_automaton_build(p->arena, rules, MM_AUTOMATON_JSON, p->budget, &why, p->err);
-  return out->automaton || refused(p, keyword, why);
+  out->automaton = mm_automaton_build(p->arena, rules, MM_AUTOMATON_JSON, p->budget, &reason, p->err);
+  return out->automaton || refused(p, keyword, reason);
 }
 
 /* Finds the form of the same conditions, or makes it. */

@@ -15,7 +15,7 @@ typedef struct parser {
   bool negated;  /* within a lookahead that must fail */
   bool anchored; /* every alternative begins where the text does, with a ^ or without */
   bool whole;    /* and ends where it does, with a $ or without */
-  const char **why;
+  const char **reason;
   mm_err *err;
 } parser;
 
@@ -26,8 +26,8 @@ typedef struct ranges {
   bool ascii; /* a complement stays within ASCII: the classes of ECMA-262 and of Python differ beyond it */
 } ranges;
 
-static bool refuse(parser *p, const char *why) {
-  if (!*p->why) *p->why = why;
+static bool refuse(parser *p, const char *reason) {
+  if (!*p->reason) *p->reason = reason;
   return false;
 }
 
@@ -361,10 +361,10 @@ static bool parse_lookahead(parser *p, bool negated, const mm_text_rule **rules)
   return true;
 }
 
-bool mm_text_pattern_parse(mm_arena *a, const char *pattern, size_t n, bool whole, const mm_text_rule **rules, const char **why,
+bool mm_text_pattern_parse(mm_arena *a, const char *pattern, size_t n, bool whole, const mm_text_rule **rules, const char **reason,
                            mm_err *err) {
-  parser p = {.arena = a, .p = pattern, .end = pattern + n, .anchored = whole, .whole = whole, .why = why, .err = err};
-  *why = NULL;
+  parser p = {.arena = a, .p = pattern, .end = pattern + n, .anchored = whole, .whole = whole, .reason = reason, .err = err};
+  *reason = NULL;
   if (n > MM_PATTERN_BYTES) return refuse(&p, " of so many bytes");
   if (memchr(pattern, 0, n)) return refuse(&p, ": a byte of zero");
   if (n > 4 && (memcmp(p.p, "^(?=", 4) == 0 || memcmp(p.p, "^(?!", 4) == 0)) {
@@ -379,9 +379,9 @@ bool mm_text_pattern_parse(mm_arena *a, const char *pattern, size_t n, bool whol
   return add_rule(&p, all, false, rules);
 }
 
-mm_text_pattern *mm_text_pattern_class(mm_arena *a, const mm_code_range *range, uint32_t count, bool complement, const char **why,
+mm_text_pattern *mm_text_pattern_class(mm_arena *a, const mm_code_range *range, uint32_t count, bool complement, const char **reason,
                                        mm_err *err) {
-  parser p = {.arena = a, .why = why, .err = err};
+  parser p = {.arena = a, .reason = reason, .err = err};
   ranges r = {0};
   for (uint32_t i = 0; i < count; i++)
     if (!add_range(&p, &r, range[i].first, range[i].last)) return NULL;

@@ -56,12 +56,12 @@ struct mm_text_rule {
 
 /* Puts the pattern's conditions before those of *rules. whole: the pattern is that of the whole text, with or without ^ and $; else it may
  * stand anywhere in the text. Returns false with the reason in *why, or, for lack of memory, in err. */
-bool mm_text_pattern_parse(mm_arena *a, const char *pattern, size_t n, bool whole, const mm_text_rule **rules, const char **why,
+bool mm_text_pattern_parse(mm_arena *a, const char *pattern, size_t n, bool whole, const mm_text_rule **rules, const char **reason,
                            mm_err *err);
 /* Characters of the texts that fit: the fewest and the most, UINT32_MAX: any number. */
 void mm_text_pattern_lengths(const mm_text_pattern *p, uint32_t *least, uint32_t *most);
 /* One character of these ranges, or of none of them. Returns NULL with the reason in *why, or, for lack of memory, in err. */
-mm_text_pattern *mm_text_pattern_class(mm_arena *a, const mm_code_range *range, uint32_t count, bool complement, const char **why,
+mm_text_pattern *mm_text_pattern_class(mm_arena *a, const mm_code_range *range, uint32_t count, bool complement, const char **reason,
                                        mm_err *err);
 /* A character, any, a number of times. */
 mm_text_pattern *mm_text_pattern_any(mm_arena *a, uint32_t least, uint32_t most, mm_err *err);

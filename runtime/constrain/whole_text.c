@@ -19,17 +19,17 @@ static void unserved(const char *where, const char *what, mm_err *err) {
 const mm_form *mm_whole_regex(mm_arena *a, const char *pattern, size_t n, const char *where, mm_err *err) {
   mm_automaton_budget budget = MM_AUTOMATON_BUDGET;
   const mm_text_rule *rules = NULL;
-  const char *why;
+  const char *reason;
   char text[256];
   mm_form *form = mm_arena_alloc(a, sizeof *form, err);
   if (!form) return NULL;
   *form = (mm_form){.kind = MM_FORM_RULE, .exact = true};
-  if (mm_text_pattern_parse(a, pattern, n, true, &rules, &why, err)) {
-    form->automaton = mm_automaton_build(a, rules, MM_AUTOMATON_WHOLE, &budget, &why, err);
+  if (mm_text_pattern_parse(a, pattern, n, true, &rules, &reason, err)) {
+    form->automaton = mm_automaton_build(a, rules, MM_AUTOMATON_WHOLE, &budget, &reason, err);
     if (form->automaton) return form;
   }
-  if (!why) return NULL;
-  snprintf(text, sizeof text, "a pattern%s", why);
+  if (!reason) return NULL;
+  snprintf(text, sizeof text, "a pattern%s", reason);
   unserved(where, text, err);
   return NULL;
 }
@@ -106,12 +106,12 @@ static void find_called(compiler *c, mm_gbnf_rule *r) {
 /* ---- Automata ---- */
 
 static bool build(compiler *c, mm_gbnf_rule *r) {
-  const char *why = NULL;
+  const char *reason = NULL;
   const mm_text_rule rule = {.pattern = r->rule.pattern};
   mm_form *form = &c->called[r->rule.number].form;
   *form = (mm_form){.kind = MM_FORM_RULE, .exact = true, .called = c->called};
-  form->automaton = mm_automaton_build(c->arena, &rule, MM_AUTOMATON_WHOLE, &c->budget, &why, c->err);
-  return form->automaton || (why && refuse(c, r, why));
+  form->automaton = mm_automaton_build(c->arena, &rule, MM_AUTOMATON_WHOLE, &c->budget, &reason, c->err);
+  return form->automaton || (reason && refuse(c, r, reason));
 }
 
 /* The bytes that texts of the rule begin with: those of its automaton, and of the rules that this calls first. */
@@ -150,9 +150,9 @@ static bool number_rules(compiler *c) {
 
 const mm_form *mm_whole_grammar(mm_arena *a, const char *text, size_t n, const char *where, mm_err *err) {
   compiler c = {.arena = a, .budget = MM_AUTOMATON_BUDGET, .where = where, .err = err};
-  const char *why = NULL;
-  const bool parsed = mm_gbnf_parse(a, text, n, &c.g, &why, err);
-  if (!parsed && why) mm_fail(err, MM_BAD_INPUT, "E_SCHEMA", mm_at(where, NULL), "%s", why);
+  const char *reason = NULL;
+  const bool parsed = mm_gbnf_parse(a, text, n, &c.g, &reason, err);
+  if (!parsed && reason) mm_fail(err, MM_BAD_INPUT, "E_SCHEMA", mm_at(where, NULL), "%s", reason);
   if (!parsed || !find_texts(&c)) return NULL;
   find_called(&c, &c.g.rule[c.g.root]);
   if (!number_rules(&c)) return NULL;

@@ -185,7 +185,7 @@ static mm_backend *cpu_open(const mm_backend_config *c, mm_err *err) {
   b->ahead = mm_cpu_ahead_pays(b);
   b->moe.load = mm_calloc((size_t)c->model->layers * c->model->experts, sizeof *b->moe.load, err);
   b->team = mm_team_open(c->options.threads, err);
-  if (b->team) mm_team_meanwhile(b->team, mm_cpu_soon_ask, &b->soon);
+  if (b->team) mm_team_meanwhile(b->team, mm_cpu_prefetch_piece, &b->prefetch);
   if (b->team && c->options.pin && !mm_team_pin(b->team, c->place.local * c->options.threads, err)) return cpu_close(b), NULL;
   if (b->team && b->moe.load && open_caches(b, err) && open_position_tables(b, err) && open_buffers(b, err) && mm_cpu_draft_open(b, err))
     return b;

@@ -22,14 +22,14 @@ typedef struct mm_cpu_share {
   _Alignas(64) _Atomic size_t next;
 } mm_cpu_share;
 
-/* Weights that the next op reads, for threads that wait to ask memory for (cpu_soon.c). */
-enum { MM_CPU_SOON = 4 };
-typedef struct mm_cpu_soon {
-  _Atomic(const uint8_t *) from[MM_CPU_SOON];
+/* Weights that the next op reads, for threads that wait to ask memory for (cpu_prefetch.c). */
+enum { MM_CPU_PREFETCHES = 4 };
+typedef struct mm_cpu_prefetch {
+  _Atomic(const uint8_t *) from[MM_CPU_PREFETCHES];
   _Atomic size_t bytes; /* of each */
   _Atomic unsigned count;
   _Atomic size_t next; /* piece to be asked for */
-} mm_cpu_soon;
+} mm_cpu_prefetch;
 
 /* Cache of one layer, for every slot. */
 typedef struct mm_cpu_cache {
@@ -107,7 +107,7 @@ struct mm_backend {
   mm_cpu_share *share; /* [threads] */
   bool ahead;          /* weights do not fit into memory: cpu_ahead.c */
   uint32_t layer;      /* whose ops these are */
-  mm_cpu_soon soon;
+  mm_cpu_prefetch prefetch;
   const mm_cpu_vectors *vectors;
   mm_team *team;
 
@@ -221,10 +221,10 @@ void mm_cpu_ahead_layer(mm_backend *b, uint32_t l);
 bool mm_cpu_ahead_pays(const mm_backend *b);
 
 /* Where one token passes: what comes after matrix w of the present layer; w of the experts b->moe.active[0, active). */
-void mm_cpu_soon_after(mm_backend *b, const mm_packed *w);
-void mm_cpu_soon_experts(mm_backend *b, uint32_t active, const mm_packed *w);
+void mm_cpu_prefetch_after(mm_backend *b, const mm_packed *w);
+void mm_cpu_prefetch_experts(mm_backend *b, uint32_t active, const mm_packed *w);
 /* Asks for one piece more, if there is one: what waiting threads do. */
-bool mm_cpu_soon_ask(void *soon);
+bool mm_cpu_prefetch_piece(void *prefetch);
 
 void mm_cpu_embed(mm_backend *b, mm_act x, const mm_packed *table);
 void mm_cpu_norm(mm_backend *b, mm_act y, mm_act x, const mm_packed *w, double eps);

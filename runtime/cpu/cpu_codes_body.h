@@ -17,20 +17,20 @@ typedef struct wide_span {
 } wide_span;
 
 /* Codes of span s and its scales: where they are, or copies with zeros after the row's end. */
-typedef struct span_room {
+typedef struct span_capacity {
   uint8_t codes[MM_SPAN / 2], scales[2 * MM_SPAN / MM_LANE];
-} span_room;
+} span_capacity;
 LEVEL const uint8_t *whole_span(const mm_cpu_view *v, mm_cpu_kind kind, const uint8_t *codes, uint32_t s, const uint8_t **scale,
-                                span_room *room) {
+                                span_capacity *capacity) {
   const uint32_t begin = s * MM_SPAN, bytes = mm_cpu_kinds[kind].scale_bytes;
   if (*scale) *scale += begin / v->cell * bytes;
   if (begin + MM_SPAN <= v->w->k) return codes + begin / 2;
-  memset(room, 0, sizeof *room);
-  memcpy(room->codes, codes + begin / 2, v->row_bytes - begin / 2);
-  if (!*scale) return room->codes;
-  memcpy(room->scales, *scale, mm_cells(v->w->k - begin, v->cell) * bytes);
-  *scale = room->scales;
-  return room->codes;
+  memset(capacity, 0, sizeof *capacity);
+  memcpy(capacity->codes, codes + begin / 2, v->row_bytes - begin / 2);
+  if (!*scale) return capacity->codes;
+  memcpy(capacity->scales, *scale, mm_cells(v->w->k - begin, v->cell) * bytes);
+  *scale = capacity->scales;
+  return capacity->codes;
 }
 LEVEL const uint8_t *span_scales_of(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t row) {
   const mm_cell cell = v->w->cell[v->plane];
@@ -80,15 +80,15 @@ LEVEL void one_token_cells(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t cell
     const mm_cpu_span *in = x;
     v16 sum = v16_zero();
     for (uint32_t s = 0; s < whole; s++, at += MM_SPAN / 2, in += limbs, own += scales ? step : 0) {
-      const uint8_t *soon = at + AHEAD;
-      soon += soon < end ? 0 : jump;
-      ask(soon), ask(soon + 64);
+      const uint8_t *prefetch = at + AHEAD;
+      prefetch += prefetch < end ? 0 : jump;
+      prefetch_line(prefetch), prefetch_line(prefetch + 64);
       if (scales && !step) own = scales + (size_t)s * MM_SPAN / cell * mm_cpu_kinds[kind].scale_bytes;
       sum = one_span(sum, kind, cell, at, own, in);
     }
     if (whole < spans) {
-      span_room room;
-      const uint8_t *scale = scales, *last = whole_span(v, kind, codes, whole, &scale, &room);
+      span_capacity capacity;
+      const uint8_t *scale = scales, *last = whole_span(v, kind, codes, whole, &scale, &capacity);
       sum = one_span(sum, kind, cell, last, scale, in);
     }
     v16_store(lanes + 16 * (r % 16), sum);
@@ -182,8 +182,8 @@ WORD_TILES(WORDS)
 LEVEL void widen_spans(wide_span *to, const mm_cpu_view *v, mm_cpu_kind kind, uint32_t row, uint32_t from, uint32_t end) {
   const uint8_t *const codes = v->codes + (size_t)row * v->row_bytes, *const scales = span_scales_of(v, kind, row);
   for (uint32_t s = from; s < end; s++, to++) {
-    span_room room;
-    const uint8_t *scale = scales, *at = whole_span(v, kind, codes, s, &scale, &room);
+    span_capacity capacity;
+    const uint8_t *scale = scales, *at = whole_span(v, kind, codes, s, &scale, &capacity);
     v64 w[4];
     span_widen(w, kind, at);
     MM_UNROLL

@@ -194,7 +194,7 @@ void mm_cpu_matmul(mm_backend *b, float *y, const float *x, const uint32_t *pick
 
 void mm_cpu_linear(mm_backend *b, mm_act y, mm_act x, const mm_packed *w) {
   mm_cpu_observe(b, w, 0, x.data, NULL, b->batch->tokens);
-  mm_cpu_soon_after(b, w);
+  mm_cpu_prefetch_after(b, w);
   mm_cpu_matmul(b, y.data, mm_cpu_input(b, x, w), NULL, b->batch->tokens, w, mm_cpu_form_of(b, w));
 }
 

@@ -205,11 +205,11 @@ void mm_cpu_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, con
   const bool is_few = tokens <= MM_CPU_FEW && end - own <= 2 * j.active;
   j.strip = mm_cpu_strip(b, j.active ? (end - own) / j.active : 0);
   j.up_strips = mm_ceil_div(w2->k, j.strip);
-  mm_cpu_soon_experts(b, j.active, w13);
+  mm_cpu_prefetch_experts(b, j.active, w13);
   observe_up(&j, x.data);
   mm_cpu_ready(b, b->row, mm_cpu_input(b, x, w13), NULL, tokens, w13, mm_cpu_form_of(b, w13));
   for (uint32_t p = own; p < end; p++) b->moe.pair_x[p] = b->row[b->moe.pair_row[p]];
-  mm_cpu_soon_experts(b, j.active, w2);
+  mm_cpu_prefetch_experts(b, j.active, w2);
   if (is_few)
     few_up(&j, 2 * down);
   else
@@ -218,7 +218,7 @@ void mm_cpu_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, con
   clear_others(&j);
   mm_cpu_round(b, b->moe.pair_act, pairs, w2);
   mm_cpu_ready(b, b->moe.pair_x, b->moe.pair_act, NULL, pairs, w2, mm_cpu_form_of(b, w2));
-  mm_cpu_soon_after(b, w2);
+  mm_cpu_prefetch_after(b, w2);
   if (is_few)
     few_down(&j, down);
   else

@@ -11,7 +11,7 @@
  * lines at once than the first. NEAR the codes of E4M3 the first one is asked for what the second has by then (RESULTS.md). */
 enum { AHEAD = 16384, NEAR = 2048 };
 /* In the order of the calls. */
-LEVEL void ask(const uint8_t *p) {
+LEVEL void prefetch_line(const uint8_t *p) {
 #ifdef __x86_64__
   __asm__ volatile("prefetcht1 %0" : : "m"(*p));
 #else
@@ -20,8 +20,8 @@ LEVEL void ask(const uint8_t *p) {
 }
 
 /* For what comes after rows whose codes the processor itself asks for. */
-LEVEL void ask_for_next(const uint8_t *p) {
-  for (uint32_t i = 0; i < AHEAD / 2; i += 64) ask(p + i);
+LEVEL void prefetch_next(const uint8_t *p) {
+  for (uint32_t i = 0; i < AHEAD / 2; i += 64) prefetch_line(p + i);
 }
 
 /* y[rows] of one token and at most 16 rows, whose sums have a stride of `stride` floats: each times its factor. */

@@ -91,7 +91,7 @@ TARGET static void one_token(const mm_cpu_view *v, uint32_t first, uint32_t rows
   _Alignas(64) float lanes[16 * 16];
   for (uint32_t r = 0; r < rows; r++) {
     const uint8_t *codes = v->codes + (size_t)(first + r) * v->row_bytes;
-    if (jump && r + 1 == rows) ask_for_next(end + jump);
+    if (jump && r + 1 == rows) prefetch_next(end + jump);
     __m512i sum[ALONE] = {_mm512_loadu_si512(mm_cpu_starts(x, k)), _mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
     for (uint32_t c = 0; c < whole; c += ALONE * HALF) {
       MM_UNROLL

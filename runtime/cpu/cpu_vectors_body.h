@@ -22,14 +22,14 @@ LEVEL v16 one_and_exp_of_minus(v16 x) { return v16_add(v16_set1(1), exp_16(v16_m
 
 /* n below 16 numbers, then zeros. */
 LEVEL v16 load_some(const float *x, size_t n) {
-  float room[16] = {0};
-  memcpy(room, x, n * sizeof *x);
-  return v16_load(room);
+  float capacity[16] = {0};
+  memcpy(capacity, x, n * sizeof *x);
+  return v16_load(capacity);
 }
 LEVEL void store_some(float *out, v16 x, size_t n) {
-  float room[16];
-  v16_store(room, x);
-  memcpy(out, room, n * sizeof *out);
+  float capacity[16];
+  v16_store(capacity, x);
+  memcpy(out, capacity, n * sizeof *out);
 }
 
 TARGET static void exp_of(float *out, const float *x, size_t n) {
@@ -241,10 +241,10 @@ TARGET static float dot(const float *a, const float *b, uint32_t n) {
     sum = v16_add(sum, part);
   }
   if (i < n) {
-    float room[2][MM_CHUNK] = {{0}, {0}};
-    memcpy(room[0], a + i, (n - i) * sizeof *a), memcpy(room[1], b + i, (n - i) * sizeof *b);
-    v16 part = v16_mul(v16_load(room[0]), v16_load(room[1]));
-    for (uint32_t j = 16; j < MM_CHUNK; j += 16) part = v16_fma(v16_load(room[0] + j), v16_load(room[1] + j), part);
+    float capacity[2][MM_CHUNK] = {{0}, {0}};
+    memcpy(capacity[0], a + i, (n - i) * sizeof *a), memcpy(capacity[1], b + i, (n - i) * sizeof *b);
+    v16 part = v16_mul(v16_load(capacity[0]), v16_load(capacity[1]));
+    for (uint32_t j = 16; j < MM_CHUNK; j += 16) part = v16_fma(v16_load(capacity[0] + j), v16_load(capacity[1] + j), part);
     sum = v16_add(sum, part);
   }
   return v16_sum(sum);

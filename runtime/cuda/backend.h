@@ -282,10 +282,10 @@ bool mm_cu_grow_pinned(T **p, size_t *cap, size_t n, mm_err *err) {
   if (n <= *cap) return true;
   cudaFreeHost(*p);
   *p = nullptr, *cap = 0;
-  const size_t room = mm_max(n, 64);
+  const size_t capacity = mm_max(n, 64);
   void *memory = nullptr;
-  if (!mm_cu_check(cudaMallocHost(&memory, room * sizeof(T)), "cudaMallocHost", err)) return false;
-  *p = static_cast<T *>(memory), *cap = room;
+  if (!mm_cu_check(cudaMallocHost(&memory, capacity * sizeof(T)), "cudaMallocHost", err)) return false;
+  *p = static_cast<T *>(memory), *cap = capacity;
   return true;
 }
 
@@ -297,7 +297,7 @@ MM_MUST_USE bool mm_cu_make_logits(mm_backend *b, size_t rows, mm_err *err);
 /* Grows buffers by grow() between a step's kernels and the work that follows them. With several ranks it is a barrier: all have launched
  * before and all have grown theirs after, since an allocation may wait for every device. */
 template <class F>
-bool mm_cu_make_room(mm_backend *b, mm_err *err, const F &grow) {
+bool mm_cu_make_capacity(mm_backend *b, mm_err *err, const F &grow) {
   if (!b->peers) return grow();
   if (!mm_cu_peers_pause(b->peers, b->stream, err)) return false;
   const bool made = grow();

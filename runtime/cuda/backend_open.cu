@@ -60,7 +60,7 @@ struct weights_plan {
     const float **wide = &b->weights.values[w];
     const size_t n = (size_t)w->n * w->k;
     load->after(group, [=](cudaStream_t s) { return mm_cu_split(const_cast<bf16 *>(*pieces), *wide, n, s); });
-    return load->room(3 * n, pieces, err) && value(w, name, err);
+    return load->capacity(3 * n, pieces, err) && value(w, name, err);
   }
 };
 
@@ -243,8 +243,8 @@ bool open_experts(mm_backend *b, mm_err *err) {
   uint64_t logprobs = 0;
   for (const auto &w : b->weights.matrix)
     logprobs = mm_max(logprobs, w.second.whole.whole_k ? mm_cu_published_largest(&w.second.whole) : 0);
-  b->whole_rows.room = mm_round_up(pairs * logprobs, 4);
-  b->whole_rows.largest = logprobs ? y->array<float>(b->whole_rows.room, err) : nullptr;
+  b->whole_rows.capacity = mm_round_up(pairs * logprobs, 4);
+  b->whole_rows.largest = logprobs ? y->array<float>(b->whole_rows.capacity, err) : nullptr;
   const uint32_t widest = (uint32_t)mm_max(mm_max(m->hidden, dense), b->heads.heads * b->heads.head_dim);
   return err->status == MM_OK && b->inputs.open_spans(y, err) &&
          (!b->c.options.act_quant || b->inputs.open(y, (uint32_t)tokens, widest, err));
@@ -498,7 +498,7 @@ static bool key_of(const mm_backend_config *c, const mm_cu_load *load, mm_digest
 }
 
 /* Before weights are read that nothing else is counted for. */
-static bool check_room(const mm_cu_load *load, uint32_t rank, mm_err *err) {
+static bool check_capacity(const mm_cu_load *load, uint32_t rank, mm_err *err) {
   size_t free = 0, total = 0;
   if (!mm_cu_check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo", err)) return false;
   return load->plan.bytes <= free ||
@@ -524,7 +524,7 @@ bool mm_cu_hold(const mm_backend_config *c, mm_held *held, void **memory, mm_err
   how.verify = c->verify, how.rank = c->place.rank, how.log = c->log, how.comm = c->comm;
   cudaIpcMemHandle_t handle;
   const bool ok = plan_weights(b, b->loading.get(), err) && set_device(&c->place, err) && mm_cu_check_device(err) &&
-                  key_of(c, b->loading.get(), &held->key, err) && check_room(b->loading.get(), c->place.rank, err) &&
+                  key_of(c, b->loading.get(), &held->key, err) && check_capacity(b->loading.get(), c->place.rank, err) &&
                   b->loading->start(how, err) && b->loading->open(&b->memory, err) && b->loading->finish(err) &&
                   mm_cu_check(cudaIpcGetMemHandle(&handle, b->loading->base()), "cudaIpcGetMemHandle", err);
   if (!ok) return mm_cu_backend_close(b), false;

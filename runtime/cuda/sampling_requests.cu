@@ -83,7 +83,7 @@ void fill_options(const mm_backend *b, const mm_sampling *set, const batch_array
 }
 
 /* Room for the counts, on the device and where logprobs go. */
-bool grow_room(mm_backend *b, const options_counts &n, size_t block, mm_err *err) {
+bool grow_capacity(mm_backend *b, const options_counts &n, size_t block, mm_err *err) {
   const uint32_t vocab = b->sampler.args.vocab;
   step_memory *m = b->step.memory;
   if (!mm_cu_grow_pinned(&m->options, &m->options_cap, block, err) || !b->sampler.options.grow(block, false, err)) return false;
@@ -129,7 +129,7 @@ bool mm_cu_sample_with_options(mm_backend *b, const mm_sampling *set, mm_err *er
   options_counts n;
   for (uint32_t i = 0; i < b->step.wanted; i++) options_of(&set[i], h.pos[h.out[i]], b->sampler.args.vocab, &n);
   const options_layout at = lay_options(b->step.wanted, n.biases, n.masks, b->sampler.args.vocab);
-  if (!mm_cu_make_room(b, err, [&] { return grow_room(b, n, at.bytes, err); })) return false;
+  if (!mm_cu_make_capacity(b, err, [&] { return grow_capacity(b, n, at.bytes, err); })) return false;
   fill_options(b, set, h, at, m->options);
   if (!mm_cu_check(cudaMemcpyAsync(b->sampler.options.p, m->options, at.bytes, cudaMemcpyHostToDevice, b->stream), "copy sampling", err) ||
       !mm_cu_check(launch_sampling(b, n, at), "sample", err))
@@ -147,7 +147,7 @@ bool mm_cu_score_deferred(mm_backend *b, const int32_t *target, double *score, m
   const size_t n = b->sampler.pending ? b->step.wanted : 0;
   b->sampler.pending = false;
   if (n == 0) return true;
-  if (!mm_cu_make_room(b, err, [&] { return b->sampler.scores.grow(n * (sizeof *score + sizeof *target), false, err); })) return false;
+  if (!mm_cu_make_capacity(b, err, [&] { return b->sampler.scores.grow(n * (sizeof *score + sizeof *target), false, err); })) return false;
   double *const out = static_cast<double *>(b->sampler.scores.p);
   int32_t *const ids = reinterpret_cast<int32_t *>(out + n);
   return mm_cu_check(cudaMemcpyAsync(ids, target, n * sizeof *ids, cudaMemcpyHostToDevice, b->stream), "copy targets", err) &&

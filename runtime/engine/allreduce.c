@@ -17,12 +17,12 @@ static void exchange(mm_comm *c, void *mine, size_t bytes, void *theirs, size_t 
   for (uint32_t p = first; p <= last; p++) {
     uint32_t from, count;
     mm_comm_ranks(c, p, &from, &count);
-    if (p == c->world->process) continue;
+    if (p == c->process_group->process) continue;
     out[n] = (mm_transfer){p, mine, bytes};
     in[n++] =
         each ? (mm_transfer){p, (char *)theirs + from * each, count * each} : (mm_transfer){p, (char *)theirs + (p - first) * bytes, bytes};
   }
-  c->world->exchange(c->world, 1 + c->stage, out, n, in, n, limit_s);
+  c->process_group->exchange(c->process_group, 1 + c->stage, out, n, in, n, limit_s);
 }
 
 bool mm_comm_agree(mm_comm *c, double limit_s) {

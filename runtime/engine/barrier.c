@@ -18,7 +18,7 @@ mm_comm *mm_comm_open_across(uint32_t ranks, mm_process_group *w, uint32_t stage
   pthread_mutex_init(&c->lock, NULL);
   pthread_cond_init(&c->turn, NULL);
   c->ranks = c->here = ranks;
-  c->world = w, c->stage = stage, c->per = per;
+  c->process_group = w, c->stage = stage, c->per = per;
   c->mailbox = c->x + ranks;
   c->gathered = (const void **)(c->mailbox + ranks);
   c->arrived_at = (uint64_t *)(void *)(c->gathered + ranks);
@@ -58,19 +58,19 @@ void mm_comm_abort(mm_comm *c) {
   }
 }
 
-void mm_comm_fail(mm_comm *c, const mm_err *why) {
+void mm_comm_fail(mm_comm *c, const mm_err *cause) {
   mm_comm *const first = first_of(c);
   pthread_mutex_lock(&first->lock);
-  if (first->reason.status == MM_OK) first->reason = *why;
+  if (first->reason.status == MM_OK) first->reason = *cause;
   pthread_mutex_unlock(&first->lock);
   mm_comm_abort(c);
 }
 
-bool mm_comm_fail_reason(mm_comm *c, mm_err *why) {
+bool mm_comm_fail_reason(mm_comm *c, mm_err *cause) {
   mm_comm *const first = first_of(c);
   pthread_mutex_lock(&first->lock);
   const bool known = first->reason.status != MM_OK;
-  if (known) *why = first->reason;
+  if (known) *cause = first->reason;
   pthread_mutex_unlock(&first->lock);
   return known;
 }

@@ -32,9 +32,9 @@ void mm_comm_close(mm_comm *c); /* accepts NULL */
 void mm_comm_abort(mm_comm *c);
 bool mm_comm_aborted(mm_comm *c);
 /* The same by a thread that is no rank, at any time. Ranks at work may have no error of their own then, so the reason stays for good. */
-void mm_comm_fail(mm_comm *c, const mm_err *why);
+void mm_comm_fail(mm_comm *c, const mm_err *reason);
 /* The first such reason; false: none. */
-bool mm_comm_fail_reason(mm_comm *c, mm_err *why);
+bool mm_comm_fail_reason(mm_comm *c, mm_err *reason);
 /* Only while no rank is at work. */
 void mm_comm_reset(mm_comm *c);
 /* Every rank passes its x[n]; afterwards each holds the sum taken in rank order, bit-identical on all ranks. */

@@ -10,7 +10,7 @@
 struct mm_comm {
   pthread_mutex_t lock;
   pthread_cond_t turn;
-  mm_process_group *world;         /* NULL: all ranks are of this process */
+  mm_process_group *process_group; /* NULL: all ranks are of this process */
   uint32_t stage, per;             /* per: ranks of a process, numbered stage · ranks + rank */
   uint32_t first, here;            /* ranks [first, first + here) are of this process */
   uint32_t ranks, arrived, inside; /* inside: ranks that passed the barrier and still use each other's buffers */
@@ -37,7 +37,9 @@ struct mm_comm {
 
 /* The process of a rank, and if that is this one. */
 static inline uint32_t mm_comm_process(const mm_comm *c, uint32_t rank) { return (c->stage * c->ranks + rank) / c->per; }
-static inline bool mm_comm_is_here(const mm_comm *c, uint32_t rank) { return !c->world || mm_comm_process(c, rank) == c->world->process; }
+static inline bool mm_comm_is_here(const mm_comm *c, uint32_t rank) {
+  return !c->process_group || mm_comm_process(c, rank) == c->process_group->process;
+}
 /* Ranks of the stage in a process. */
 void mm_comm_ranks(const mm_comm *c, uint32_t process, uint32_t *first, uint32_t *count);
 

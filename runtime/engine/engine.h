@@ -35,9 +35,9 @@ typedef struct mm_engine_config {
   mm_read_log *log;       /* what devices read to load goes there, or NULL; until close */
   const uint32_t *device; /* [ranks of this process] numbers of their accelerators, or NULL: 0, 1, …; need not outlive open */
   mm_engine_memory memory;
-  mm_process_group *world; /* NULL, or until close: each process has as many ranks, in their order. The first opens the engine and is asked;
-                            * the others follow (mm_engine_follow). The host samples then, and all ranks of a stage are of one
-                            * process on devices that cannot do otherwise (mm_ops.across): MM_UNSUPPORTED E_PARALLEL */
+  mm_process_group *process_group; /* NULL, or until close: each process has as many ranks, in their order. The first opens the engine and
+                                    * is asked; the others follow (mm_engine_follow). The host samples then, and all ranks of a stage are of
+                                    * one process on devices that cannot do otherwise (mm_ops.across): MM_UNSUPPORTED E_PARALLEL */
 } mm_engine_config;
 
 /* Borrows the shards until close. All calls on one engine come from one thread at a time. */
@@ -159,15 +159,15 @@ MM_MUST_USE bool mm_engine_moved(mm_engine *e, bool wait, uint64_t *oldest, mm_e
  * (MM_USAGE E_BATCH) an i that is not tapped, a last step that failed or is not collected, and where there was none. */
 MM_MUST_USE bool mm_engine_hidden(mm_engine *e, uint32_t i, float *out, mm_err *err);
 /* Proposals of config.draft: the tokens after `id`, which comes after the `pos` tokens that the slot holds. */
-typedef struct mm_draft_ask {
+typedef struct mm_draft_request {
   uint32_t slot, pos;
   int32_t id;
-} mm_draft_ask;
+} mm_draft_request;
 /* Tokens that it proposes at once, 0 without one. */
 uint32_t mm_engine_drafts(const mm_engine *e);
 /* draft[n, each]: for each ask, each ≤ mm_engine_drafts; n · (1 + each) ≤ limits.max_tokens. logits[n, each, vocab], which they are the
  * best of, or NULL. Slots stay as they are. MM_USAGE E_BATCH for a slot that holds fewer tokens than pos. */
-MM_MUST_USE bool mm_engine_draft(mm_engine *e, const mm_draft_ask *ask, uint32_t n, uint32_t each, int32_t *draft, float *logits,
+MM_MUST_USE bool mm_engine_draft(mm_engine *e, const mm_draft_request *request, uint32_t n, uint32_t each, int32_t *draft, float *logits,
                                  mm_err *err);
 /* load[layers, experts]: how many rows were routed to each expert since open; of queued steps that were collected at least. */
 MM_MUST_USE bool mm_engine_expert_load(mm_engine *e, uint64_t *load, mm_err *err);

@@ -16,12 +16,12 @@ bool mm_engine_check_draft(const mm_pack *p, mm_engine_config *c, mm_err *err) {
         err, MM_UNSUPPORTED, c->ops->draft.chain ? "E_PARALLEL" : "E_DEVICE", mm_at(p->dir, NULL),
         "found an EAGLE-3 draft on device %s with --tp %u; it runs on a CPU with --tp 1 (minimax-serve --drafts 0 leaves it out)",
         c->ops->name, p->tp);
-  if (p->pp != 1 || c->world || c->calibration)
+  if (p->pp != 1 || c->process_group || c->calibration)
     return mm_fail(
         err, MM_UNSUPPORTED, "E_PARALLEL", mm_at(p->dir, NULL),
         "found --pp %u in %u processes; a draft runs with 1 of each, and not while inputs are collected (minimax-serve --drafts 0 "
         "leaves it out)",
-        p->pp, c->world ? c->world->processes : 1);
+        p->pp, c->process_group ? c->process_group->processes : 1);
   if (c->taps) return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL), "found %u layers to tap next to a draft's", c->taps);
   c->tap = c->draft->c.tap;
   c->taps = c->draft->c.taps;
@@ -65,16 +65,16 @@ static int32_t best_of(const mm_engine *e, const float *logits) {
   return best;
 }
 
-static bool check_asks(const mm_engine *e, const mm_draft_ask *ask, uint32_t n, uint32_t each, mm_err *err) {
+static bool check_requests(const mm_engine *e, const mm_draft_request *request, uint32_t n, uint32_t each, mm_err *err) {
   const mm_limits *l = &e->config.limits;
   if (!each || each > mm_engine_drafts(e)) return mm_engine_refuse(err, "proposals of ask", 0, each, "from 1 to", mm_engine_drafts(e));
   if ((uint64_t)n * (1 + each) > l->max_tokens) return mm_engine_refuse(err, "asks", n, n, "rows at most", l->max_tokens);
   for (uint32_t i = 0; i < n; i++) {
-    if (ask[i].slot >= l->slots) return mm_engine_refuse(err, "slot of ask", i, ask[i].slot, "less than", l->slots);
-    if (!ask[i].pos || e->slot[ask[i].slot].held < ask[i].pos)
-      return mm_engine_refuse(err, "position of ask", i, ask[i].pos, "from 1 to", e->slot[ask[i].slot].held);
-    if (ask[i].id < 0 || (uint32_t)ask[i].id >= e->model->vocab)
-      return mm_engine_refuse(err, "id of ask", i, ask[i].id, "less than", e->model->vocab);
+    if (request[i].slot >= l->slots) return mm_engine_refuse(err, "slot of ask", i, request[i].slot, "less than", l->slots);
+    if (!request[i].pos || e->slot[request[i].slot].held < request[i].pos)
+      return mm_engine_refuse(err, "position of ask", i, request[i].pos, "from 1 to", e->slot[request[i].slot].held);
+    if (request[i].id < 0 || (uint32_t)request[i].id >= e->model->vocab)
+      return mm_engine_refuse(err, "id of ask", i, request[i].id, "less than", e->model->vocab);
   }
   return true;
 }
@@ -87,7 +87,8 @@ static const mm_paging *paging_of(mm_engine *e) {
 }
 
 /* A chain of passes, of one row for each ask. An id that is never sampled is not proposed. */
-static bool draft_chain(mm_engine *e, const mm_draft_ask *ask, uint32_t n, uint32_t each, int32_t *draft, float *logits, mm_err *err) {
+static bool draft_chain(mm_engine *e, const mm_draft_request *request, uint32_t n, uint32_t each, int32_t *draft, float *logits,
+                        mm_err *err) {
   const mm_dflash *d = e->config.draft;
   const size_t vocab = e->model->vocab;
   if (!MM_GROW(e->draft.bytes, &e->draft.bytes_cap, n * (sizeof(mm_span) + sizeof(int32_t) + sizeof(uint32_t)), err)) return false;
@@ -99,8 +100,8 @@ static bool draft_chain(mm_engine *e, const mm_draft_ask *ask, uint32_t n, uint3
   for (size_t i = 0; logits && i < n * each * vocab; i++) logits[i] = -INFINITY;
   for (uint32_t pass = 0; pass < each; pass++) {
     for (uint32_t i = 0; i < n; i++) {
-      span[i] = (mm_span){(int32_t)ask[i].slot, i, 1, ask[i].pos + pass};
-      id[i] = pass ? draft[i * each + pass - 1] : ask[i].id, out[i] = i;
+      span[i] = (mm_span){(int32_t)request[i].slot, i, 1, request[i].pos + pass};
+      id[i] = pass ? draft[i * each + pass - 1] : request[i].id, out[i] = i;
     }
     if (!mm_engine_run_task(e, &(task){.kind = DRAFT, .draft = {.batch = &e->draft.batch, .pass = pass}}, err)) return false;
     for (uint32_t i = 0; i < n; i++) {
@@ -118,10 +119,10 @@ static bool draft_chain(mm_engine *e, const mm_draft_ask *ask, uint32_t n, uint3
   return true;
 }
 
-bool mm_engine_draft(mm_engine *e, const mm_draft_ask *ask, uint32_t n, uint32_t each, int32_t *draft, float *logits, mm_err *err) {
+bool mm_engine_draft(mm_engine *e, const mm_draft_request *request, uint32_t n, uint32_t each, int32_t *draft, float *logits, mm_err *err) {
   if (!n) return true;
-  if (!check_asks(e, ask, n, each, err) || !mm_engine_all_back(e, err)) return false;
-  if (e->config.draft->c.kind == MM_DRAFT_EAGLE3) return draft_chain(e, ask, n, each, draft, logits, err);
+  if (!check_requests(e, request, n, each, err) || !mm_engine_all_back(e, err)) return false;
+  if (e->config.draft->c.kind == MM_DRAFT_EAGLE3) return draft_chain(e, request, n, each, draft, logits, err);
   const uint32_t rows = n * (1 + each), outs = n * each;
   const size_t vocab = e->model->vocab;
   const bool best = !logits && e->config.ops->draft.best;
@@ -133,8 +134,8 @@ bool mm_engine_draft(mm_engine *e, const mm_draft_ask *ask, uint32_t n, uint32_t
   uint32_t *out = (uint32_t *)(void *)(id + rows), outputs = 0;
   int32_t *found = (int32_t *)(void *)(out + outs);
   for (uint32_t i = 0, row = 0; i < n; i++) {
-    span[i] = (mm_span){(int32_t)ask[i].slot, row, 1 + each, ask[i].pos};
-    id[row++] = ask[i].id;
+    span[i] = (mm_span){(int32_t)request[i].slot, row, 1 + each, request[i].pos};
+    id[row++] = request[i].id;
     for (uint32_t k = 0; k < each; k++, row++) id[row] = (int32_t)e->config.draft->c.mask_id, out[outputs++] = row;
   }
   e->draft.batch = (mm_batch){.tokens = rows, .id = id, .span_count = n, .span = span, .out_count = outs, .out = out};

@@ -233,7 +233,7 @@ MM_MUST_USE bool mm_engine_hear(mm_engine *e, const task *t, bool ok, mm_err *er
 /* MM_IO E_RANK while a rank has not come back: it still uses what a call would change. */
 MM_MUST_USE bool mm_engine_all_back(mm_engine *e, mm_err *err);
 /* No slot holds anything any more; what is queued stays to be collected, and until then batches are refused with *why. */
-void mm_engine_lose(mm_engine *e, const mm_err *why);
+void mm_engine_lose(mm_engine *e, const mm_err *reason);
 /* Runs a batch that is ready; logits of ids whose head row is zero become -INFINITY. deferred_sampling: as in task. */
 MM_MUST_USE bool mm_engine_run_step(mm_engine *e, const mm_batch *batch, float *logits, bool deferred_sampling, mm_err *err);
 /* MM_USAGE E_BATCH: "WHAT INDEX: found FOUND, expected EXPECTED LIMIT". */

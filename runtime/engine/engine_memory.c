@@ -63,17 +63,17 @@ static const char *found_text(char *to, size_t n, const mm_engine *e, uint32_t r
 static bool refuse_sequence(const mm_engine *e, uint32_t r, uint64_t pages, const mm_device_memory *on, mm_err *err) {
   const mm_demand d = demand_of(e);
   const mm_rank_memory *need = &e->facts[r].need;
-  const mm_cache_room room = mm_cache_room_of(need, &d, on);
+  const mm_cache_capacity capacity = mm_cache_capacity_of(need, &d, on);
   const char *length = e->config.memory.length ? e->config.memory.length : "--max-model-len";
   char found[300], change[160] = "";
   found_text(found, sizeof found, e, r, on);
-  if (room.lack)
+  if (capacity.lack)
     snprintf(change, sizeof change,
              "%llu are lacking without any cache: more ranks (--tp, --pp), --max-num-seqs or --gpu-memory-utilization",
-             (unsigned long long)room.lack);
+             (unsigned long long)capacity.lack);
   else
     snprintf(change, sizeof change, "%llu are left for the cache: %s of at most %llu, --kv-cache-dtype or --gpu-memory-utilization",
-             (unsigned long long)room.bytes, length, (unsigned long long)(pages * MM_PAGE));
+             (unsigned long long)capacity.bytes, length, (unsigned long long)(pages * MM_PAGE));
   return mm_fail(err, MM_LIMIT, "E_MEMORY", mm_at(e->shards->pack.dir, NULL),
                  "rank %u: a sequence of %u tokens needs %llu bytes of KV cache; %s; %s", r, d.positions,
                  (unsigned long long)(mm_sequence_pages(&d) * need->page), found, change);

@@ -124,10 +124,10 @@ static void put_build(char to[BUILD_TEXT]) {
 }
 
 void mm_engine_share_config(const mm_engine_config *c) {
-  if (!c->world || c->world->process > 0) return;
+  if (!c->process_group || c->process_group->process > 0) return;
   char build[BUILD_TEXT];
   put_build(build);
-  send_to_all(c->world, build, sizeof build);
+  send_to_all(c->process_group, build, sizeof build);
   shared_config s = {.limits = c->limits,
                      .options = c->options,
                      .verify = c->verify,
@@ -137,7 +137,7 @@ void mm_engine_share_config(const mm_engine_config *c) {
                      .outs = c->memory.outs};
   strncpy(s.device, c->ops->name, sizeof s.device - 1);
   for (uint32_t i = 0; i < c->taps; i++) s.tap[i] = c->tap[i];
-  send_to_all(c->world, &s, sizeof s);
+  send_to_all(c->process_group, &s, sizeof s);
 }
 
 /* ---- what is to be done ---- */
@@ -261,30 +261,30 @@ static void move_results(mm_engine *e, const task *t, uint32_t process, bool tak
 #define LATER 2u
 
 bool mm_engine_hear(mm_engine *e, const task *t, bool ok, mm_err *err) {
-  mm_process_group *const world = e->processes.group;
-  if (!world) return ok;
+  mm_process_group *const process_group = e->processes.group;
+  if (!process_group) return ok;
   e->processes.unheard = !mm_engine_all_back(e, MM_IGNORED); /* others may wait for who is away */
   if (e->processes.unheard) {
     const uint32_t later = LATER;
-    send_to_all(world, &later, sizeof later);
+    send_to_all(process_group, &later, sizeof later);
     return ok;
   }
   bool waited = !ok && strcmp(err->code, "E_RANK") == 0; /* for a rank that failed, or hangs with all of its process */
   size_t most = 0;
-  for (uint32_t p = 1; ok && p < world->processes; p++) most = mm_max(most, results_bytes(e, t, p));
+  for (uint32_t p = 1; ok && p < process_group->processes; p++) most = mm_max(most, results_bytes(e, t, p));
   ok = ok && MM_GROW(e->processes.order, &e->processes.order_cap, most, err);
-  for (uint32_t p = 1; p < world->processes; p++) {
+  for (uint32_t p = 1; p < process_group->processes; p++) {
     mm_err theirs;
-    receive_within(world, p, &theirs.status, sizeof theirs.status, waited ? MM_LATE_S : limit_of(e, t));
+    receive_within(process_group, p, &theirs.status, sizeof theirs.status, waited ? MM_LATE_S : limit_of(e, t));
     if (theirs.status == MM_OK) continue;
-    receive_from(world, p, &theirs, sizeof theirs);
+    receive_from(process_group, p, &theirs, sizeof theirs);
     if (ok || (waited && strcmp(theirs.code, "E_RANK") != 0)) *err = (mm_err){0}, mm_fail_as(err, &theirs); /* why it did not come */
     ok = false, waited = strcmp(err->code, "E_RANK") == 0;
   }
   const uint32_t all = ok;
-  send_to_all(world, &all, sizeof all);
-  for (uint32_t p = 1; ok && p < world->processes; p++) {
-    receive_from(world, p, e->processes.order, results_bytes(e, t, p));
+  send_to_all(process_group, &all, sizeof all);
+  for (uint32_t p = 1; ok && p < process_group->processes; p++) {
+    receive_from(process_group, p, e->processes.order, results_bytes(e, t, p));
     move_results(e, t, p, true);
   }
   return ok;
@@ -378,7 +378,7 @@ static bool follow_one(mm_engine *e, following *f, const order *o, mm_err *err) 
 }
 
 bool mm_engine_follow(const mm_shards *shards, const mm_engine_config *c, mm_err *err) {
-  mm_process_group *const w = c->world;
+  mm_process_group *const w = c->process_group;
   char build[BUILD_TEXT], first[BUILD_TEXT] = "";
   put_build(build);
   receive_from(w, 0, first, sizeof first);
@@ -396,7 +396,7 @@ bool mm_engine_follow(const mm_shards *shards, const mm_engine_config *c, mm_err
                                 .verify = s.verify,
                                 .device = c->device,
                                 .memory = {.fits = s.fits, .share = s.share, .outs = s.outs},
-                                .world = w};
+                                .process_group = w};
   if (!own.ops) return false;
   mm_engine *e = mm_engine_open(shards, &own, err);
   if (!e) return err->status == MM_OK; /* it is another process that failed, and the first one says so */

@@ -27,7 +27,7 @@ static mm_backend_config config_of(const rank *r) {
       .draft = e->config.draft,
       .verify = e->config.verify && e->config.ops->weights.loads ? e->shards : NULL,
       .log = e->config.log,
-      .checkpoint = e->shards->pack.seal,
+      .checkpoint = e->shards->pack.text_digest,
       .attach = e->config.attach};
 }
 
@@ -220,17 +220,17 @@ bool mm_engine_run_task(mm_engine *e, const task *t, mm_err *err) {
  * no error. If a thread that is no rank aborted the group (mm_comm_fail), possibly no rank has an error, and a rank may have finished
  * without the data of others. */
 static bool all_done(mm_engine *e, mm_err *err) {
-  const mm_err *why = NULL;
+  const mm_err *reason = NULL;
   mm_err aborted = {0};
   bool ok = true;
   for (uint32_t i = 0; i < e->started; i++) {
     const rank *r = &e->rank[i];
     ok = ok && r->done;
-    if (!why && r->back && r->err.status != MM_OK) why = &r->err;
+    if (!reason && r->back && r->err.status != MM_OK) reason = &r->err;
   }
-  if ((!why || strcmp(why->code, "E_RANK") == 0) && mm_comm_fail_reason(e->comm[0], &aborted)) why = &aborted, ok = false;
+  if ((!reason || strcmp(reason->code, "E_RANK") == 0) && mm_comm_fail_reason(e->comm[0], &aborted)) reason = &aborted, ok = false;
   if (ok) return true;
-  if (why) return mm_fail_as(err, why);
+  if (reason) return mm_fail_as(err, reason);
   return e->processes.group || /* another process says it */
          mm_fail(err, MM_BUG, "E_BUG", mm_at(NULL, NULL), "a rank has failed, and none says why");
 }
@@ -293,12 +293,12 @@ unsigned mm_engine_threads(uint64_t given, uint32_t ranks) {
 
 /* Refuses parallel layouts that the backend does not run, or cannot collect inputs from. */
 static bool check_parallel(const mm_pack *p, const mm_engine_config *c, mm_err *err) {
-  const uint32_t processes = c->world ? c->world->processes : 1, ranks = mm_pack_ranks(p), each = ranks / processes;
+  const uint32_t processes = c->process_group ? c->process_group->processes : 1, ranks = mm_pack_ranks(p), each = ranks / processes;
   if (ranks % processes || (each % p->tp && !c->ops->across))
     return mm_fail(err, MM_UNSUPPORTED, "E_PARALLEL", mm_at(p->dir, NULL),
                    "found %u processes for %u ranks, %u of each stage; expected a number of processes that divides them%s", processes,
                    ranks, p->tp, c->ops->across ? "" : ", and stages that are whole in a process");
-  if (c->world && (c->calibration || c->attach))
+  if (c->process_group && (c->calibration || c->attach))
     return mm_fail(err, MM_UNSUPPORTED, "E_PARALLEL", mm_at(p->dir, NULL), "found %u processes; %s needs 1", processes,
                    c->calibration ? "collecting inputs" : "attaching to held weights");
   const bool runs = (p->ep == 1 || (c->ops->experts_cut && !c->calibration)) && (p->pp == 1 || (c->ops->send && !c->calibration));
@@ -384,11 +384,11 @@ mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm
            NULL;
   if (!check_config(m, c, err) || !check_parallel(&shards->pack, c, err)) return NULL;
   mm_engine_share_config(c);
-  const uint32_t ranks = mm_pack_ranks(&shards->pack), here = ranks / (c->world ? c->world->processes : 1);
+  const uint32_t ranks = mm_pack_ranks(&shards->pack), here = ranks / (c->process_group ? c->process_group->processes : 1);
   mm_engine *e = mm_calloc(1, sizeof *e + here * sizeof e->rank[0], err);
   if (!e) return NULL;
-  e->processes.group = c->world;
-  e->here = here, e->first = c->world ? c->world->process * here : 0;
+  e->processes.group = c->process_group;
+  e->here = here, e->first = c->process_group ? c->process_group->process * here : 0;
   e->shards = shards;
   e->model = m;
   e->config = *c;

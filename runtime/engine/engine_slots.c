@@ -92,12 +92,12 @@ void mm_engine_drop(mm_engine *e, uint32_t slot) {
   if (e->pages) mm_pages_cut(e->pages, slot, 0);
 }
 
-void mm_engine_lose(mm_engine *e, const mm_err *why) {
+void mm_engine_lose(mm_engine *e, const mm_err *reason) {
   for (uint32_t i = 0; i < e->config.limits.slots; i++) mm_engine_drop(e, i);
   e->stepped = false;
   e->unsampled.count = 0;
   e->queue.proven = e->queue.passes;
-  e->queue.loss = *why;
+  e->queue.loss = *reason;
   e->queue.lost = e->queue.queued;
 }
 

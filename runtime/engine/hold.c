@@ -14,12 +14,12 @@
 
 #define ANSWER_MS 5000 /* in which a whole question or answer must be there */
 
-static const char asks[8] = "mmhold1", answers[8] = "mmheld1";
+static const char request_magic[8] = "mmhold1", answers[8] = "mmheld1";
 
-typedef struct mm_hold_ask {
+typedef struct mm_hold_request {
   char magic[8];
   mm_digest key;
-} mm_hold_ask;
+} mm_hold_request;
 
 typedef struct mm_hold_answer {
   char magic[8];
@@ -33,7 +33,7 @@ typedef struct user {
   bool attached; /* has its answer */
   double until;  /* when its question must be there */
   size_t got;
-  mm_hold_ask ask;
+  mm_hold_request request;
 } user;
 
 struct mm_hold {
@@ -128,17 +128,17 @@ static void leave(mm_hold *h, uint32_t i, void (*report)(const char *line)) {
 
 /* Reads what came; false when the user is to go. */
 static bool listen_to(mm_hold *h, user *u, void (*report)(const char *line)) {
-  char *const to = (char *)&u->ask;
-  const size_t left = sizeof u->ask - u->got;
+  char *const to = (char *)&u->request;
+  const size_t left = sizeof u->request - u->got;
   const ssize_t n = left ? recv(u->fd, to + u->got, left, 0) : 0; /* nobody says more than a question */
   if (n < 0) return errno == EAGAIN || errno == EINTR;
   if (n == 0) return false;
-  if ((u->got += (size_t)n) < sizeof u->ask) return true;
-  if (memcmp(u->ask.magic, asks, sizeof asks) != 0) return false;
+  if ((u->got += (size_t)n) < sizeof u->request) return true;
+  if (memcmp(u->request.magic, request_magic, sizeof request_magic) != 0) return false;
   mm_hold_answer a = {.found = 0};
   memcpy(a.magic, answers, sizeof answers);
   for (uint32_t i = 0; i < h->count && !a.found; i++)
-    if (mm_digest_equal(&h->held[i].key, &u->ask.key)) a.held = h->held[i], a.found = 1;
+    if (mm_digest_equal(&h->held[i].key, &u->request.key)) a.held = h->held[i], a.found = 1;
   if (send(u->fd, &a, sizeof a, MSG_NOSIGNAL) != (ssize_t)sizeof a) return false;
   char line[120];
   snprintf(line, sizeof line, a.found ? "process %ld attached" : "process %ld asked for weights that are not held", (long)u->pid);
@@ -191,8 +191,9 @@ bool mm_hold_serve(mm_hold *h, int stop, void (*report)(const char *line), mm_er
 
 /* ---- the reader ---- */
 
-static bool exchange(int fd, const char *path, const mm_hold_ask *ask, mm_hold_answer *answer, mm_err *err) {
-  if (send(fd, ask, sizeof *ask, MSG_NOSIGNAL) != (ssize_t)sizeof *ask) return mm_fail_errno(err, mm_at(path, NULL), "send", errno);
+static bool exchange(int fd, const char *path, const mm_hold_request *request, mm_hold_answer *answer, mm_err *err) {
+  if (send(fd, request, sizeof *request, MSG_NOSIGNAL) != (ssize_t)sizeof *request)
+    return mm_fail_errno(err, mm_at(path, NULL), "send", errno);
   const ssize_t n = recv(fd, answer, sizeof *answer, MSG_WAITALL);
   if (n == (ssize_t)sizeof *answer && memcmp(answer->magic, answers, sizeof answers) == 0) return true;
   if (n < 0) return mm_fail_errno(err, mm_at(path, NULL), "wait for an answer", errno == EAGAIN ? ETIMEDOUT : errno);
@@ -206,8 +207,8 @@ bool mm_hold_find(const char *path, mm_held *held, int *connection, mm_err *err)
   if (!place(path, &at, err)) return false;
   const int fd = open_socket(path, 0, err);
   if (fd < 0) return false;
-  mm_hold_ask ask = {.key = held->key};
-  memcpy(ask.magic, asks, sizeof asks);
+  mm_hold_request request = {.key = held->key};
+  memcpy(request.magic, request_magic, sizeof request_magic);
   mm_hold_answer answer = {.found = 0};
   const struct timeval patient = {ANSWER_MS / 1000, 0};
   bool ok = (setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patient, sizeof patient) == 0 &&
@@ -216,7 +217,7 @@ bool mm_hold_find(const char *path, mm_held *held, int *connection, mm_err *err)
   ok = ok && (connect(fd, (const struct sockaddr *)&at, sizeof at) == 0 ||
               mm_fail_errno(err, mm_at(path, NULL), "connect", errno == EAGAIN ? ETIMEDOUT : errno));
   ok = ok && (is_trusted(fd, &pid) || mm_fail(err, MM_IO, "E_HELD", mm_at(path, NULL), "the holder is another user's"));
-  ok = ok && exchange(fd, path, &ask, &answer, err);
+  ok = ok && exchange(fd, path, &request, &answer, err);
   if (ok && !answer.found)
     ok = mm_fail(err, MM_UNSUPPORTED, "E_HELD", mm_at(path, NULL),
                  "holds other weights: of another checkpoint, rank, device or build; expected those of this one (minimax-hold)");

@@ -2,8 +2,8 @@
  * process of the same user asks there for a key and receives the location of the memory. The backend derives the key from checkpoint, rank,
  * layout and device (mm_ops.weights.hold): another one of any of these is another key.
  *
- * On the socket: the reader sends mm_hold_ask, the holder answers with mm_hold_answer, and the reader keeps the connection as long as it
- * uses the memory. Both are of one machine, so numbers are as the machine has them. */
+ * On the socket: the reader sends mm_hold_request, the holder answers with mm_hold_answer, and the reader keeps the connection as long as
+ * it uses the memory. Both are of one machine, so numbers are as the machine has them. */
 #ifndef MM_RUNTIME_HOLD_H
 #define MM_RUNTIME_HOLD_H
 

@@ -107,7 +107,7 @@ typedef struct mm_backend_config {
   uint32_t taps;                      /* ≤ MM_TAPS */
   const mm_shards *verify;            /* digests to check the weights' files against as they are read (mm_ops.weights), or NULL */
   mm_read_log *log;                   /* what is read to load them goes there, or NULL */
-  mm_digest checkpoint;               /* mm_pack.seal, where weights are held or attached to */
+  mm_digest checkpoint;               /* mm_pack.text_digest, where weights are held or attached to */
   const char *attach;                 /* the socket of who holds the weights (mm_ops.weights), so that none are read; or NULL */
 } mm_backend_config;
 

@@ -15,9 +15,9 @@ void mm_comm_link(mm_comm *from, mm_comm *to) {
 /* Rows to the rank of stage `to` in another process, their size first: 0 where there will be none. */
 static void send_to_process(mm_comm *to, uint32_t rank, float *x, uint64_t n) {
   const uint32_t tag = BORDER_TAG + to->stage * to->ranks + rank, process = mm_comm_process(to, rank);
-  to->world->exchange(to->world, tag, &(mm_transfer){process, &n, sizeof n}, 1, NULL, 0, 0);
+  to->process_group->exchange(to->process_group, tag, &(mm_transfer){process, &n, sizeof n}, 1, NULL, 0, 0);
   for (uint64_t at = 0; at < n; at += PIECE)
-    to->world->exchange(to->world, tag, &(mm_transfer){process, x + at, mm_min(PIECE, n - at) * sizeof *x}, 1, NULL, 0, 0);
+    to->process_group->exchange(to->process_group, tag, &(mm_transfer){process, x + at, mm_min(PIECE, n - at) * sizeof *x}, 1, NULL, 0, 0);
 }
 
 /* Receives rows from the stage before in another process; x NULL: discards them. Returns false if the sender has no rows. */
@@ -26,9 +26,10 @@ static bool receive_from_process(mm_comm *c, uint32_t rank, float *x) {
   const uint32_t tag = BORDER_TAG + c->stage * c->ranks + rank, process = mm_comm_process(c->before, rank);
   uint64_t n = 0;
   c->received[rank] = true;
-  c->world->exchange(c->world, tag, NULL, 0, &(mm_transfer){process, &n, sizeof n}, 1, 0);
+  c->process_group->exchange(c->process_group, tag, NULL, 0, &(mm_transfer){process, &n, sizeof n}, 1, 0);
   for (uint64_t at = 0; at < n; at += PIECE)
-    c->world->exchange(c->world, tag, NULL, 0, &(mm_transfer){process, x ? x + at : unwanted, mm_min(PIECE, n - at) * sizeof *x}, 1, 0);
+    c->process_group->exchange(c->process_group, tag, NULL, 0,
+                               &(mm_transfer){process, x ? x + at : unwanted, mm_min(PIECE, n - at) * sizeof *x}, 1, 0);
   return n > 0;
 }
 
@@ -70,7 +71,7 @@ bool mm_comm_leave(mm_comm *c, bool borders, bool late, mm_err *err) {
   pthread_mutex_lock(&c->lock);
   const bool last = ++c->left == c->here;
   pthread_mutex_unlock(&c->lock);
-  if (!c->world || !last) return true;
+  if (!c->process_group || !last) return true;
   for (uint32_t r = c->first; borders && r < c->first + c->here; r++) {
     if (c->next && !mm_comm_is_here(c->next, r) && !c->sent[r]) send_to_process(c->next, r, NULL, 0);
     if (c->before && !mm_comm_is_here(c->before, r) && !c->received[r]) receive_from_process(c, r, NULL);

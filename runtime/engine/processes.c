@@ -23,7 +23,7 @@ static bool has_others(void) {
 #define PIECE ((size_t)1 << 30) /* of a message: MPI counts in int */
 #define SPINS 20000             /* polls for a message before the thread yields the processor */
 
-static mm_process_group world;
+static mm_process_group process_group;
 static bool met; /* others may wait for this one */
 
 static void post(MPI_Request **r, const mm_transfer *p, uint32_t n, uint32_t tag, bool out) {
@@ -92,7 +92,7 @@ static void exchange(mm_process_group *w, uint32_t tag, const mm_transfer *out, 
 
 static void leave(int status, void *unused) {
   (void)unused;
-  if (met && (status != 0 || world.process == 0)) MPI_Abort(MPI_COMM_WORLD, status ? status : MM_IO);
+  if (met && (status != 0 || process_group.process == 0)) MPI_Abort(MPI_COMM_WORLD, status ? status : MM_IO);
   MPI_Finalize();
 }
 
@@ -105,10 +105,10 @@ bool mm_process_group_find(bool leads, mm_process_group **w, mm_err *err) {
   on_exit(leave, NULL);
   MPI_Comm_rank(MPI_COMM_WORLD, &process);
   MPI_Comm_size(MPI_COMM_WORLD, &processes);
-  world = (mm_process_group){(uint32_t)process, (uint32_t)processes, exchange};
+  process_group = (mm_process_group){(uint32_t)process, (uint32_t)processes, exchange};
   met = processes > 1;
   if (!met) return true;
-  *w = &world;
+  *w = &process_group;
   return leads == (process == 0) || mm_fail(err, MM_USAGE, "E_MPI", mm_at(NULL, NULL),
                                             "found %s as process %d of %d; expected minimax-worker in all but the first (mpirun -n 1 "
                                             "minimax-run ... : -n %d minimax-worker DIR)",
@@ -122,7 +122,7 @@ bool mm_process_group_none(mm_err *err) {
 }
 
 void mm_process_group_part(mm_process_group *w) {
-  if (w == &world) met = false;
+  if (w == &process_group) met = false;
 }
 
 #else

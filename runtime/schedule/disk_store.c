@@ -39,7 +39,7 @@ struct mm_disk_store {
   mm_disk_end *end; /* [ends] */
   size_t ends, end_cap;
   uint32_t reads; /* that have not ended */
-  mm_err why;     /* of the last failure */
+  mm_err reason;  /* of the last failure */
   bool closing;
 };
 
@@ -103,7 +103,7 @@ static void *copy_blocks(void *arg) {
     const bool ok = copy_block(d, &m, &err);
     pthread_mutex_lock(&d->lock);
     d->end[d->ends++] = (mm_disk_end){m, ok};
-    if (!ok) d->why = err;
+    if (!ok) d->reason = err;
     d->reads -= m.in;
     pthread_cond_broadcast(&d->changed);
   }
@@ -142,14 +142,14 @@ static void wait_for_any(mm_disk_store *d) {
   for (int late = 0; !d->ends && !late;) late = pthread_cond_clockwait(&d->changed, &d->lock, CLOCK_MONOTONIC, &until);
 }
 
-uint32_t mm_disk_store_ended(mm_disk_store *d, mm_disk_wait wait, mm_disk_end *end, uint32_t most, mm_err *why) {
+uint32_t mm_disk_store_ended(mm_disk_store *d, mm_disk_wait wait, mm_disk_end *end, uint32_t most, mm_err *reason) {
   pthread_mutex_lock(&d->lock);
   while (wait == MM_DISK_READS && d->reads) pthread_cond_wait(&d->changed, &d->lock);
   if (wait == MM_DISK_ANY) wait_for_any(d);
   const uint32_t n = (uint32_t)mm_min(most, d->ends);
   if (n) memcpy(end, d->end + d->ends - n, n * sizeof *end);
   d->ends -= n;
-  *why = d->why;
+  *reason = d->reason;
   pthread_mutex_unlock(&d->lock);
   return n;
 }

@@ -35,6 +35,6 @@ typedef enum mm_disk_wait { MM_DISK_NOW, MM_DISK_READS, MM_DISK_ANY } mm_disk_wa
 #define MM_DISK_WAIT_S 0.05
 /* end[returned ≤ most]: moves that have ended since. A move that failed left nothing good in its place
  * or block, and *why says why, of the last of them: E_DIGEST for a block that is not what was written. */
-uint32_t mm_disk_store_ended(mm_disk_store *d, mm_disk_wait wait, mm_disk_end *end, uint32_t most, mm_err *why);
+uint32_t mm_disk_store_ended(mm_disk_store *d, mm_disk_wait wait, mm_disk_end *end, uint32_t most, mm_err *reason);
 
 #endif

@@ -14,15 +14,15 @@ enum {
 bool mm_drafts_open(mm_scheduler *s, mm_err *err) {
   if (!s->c.drafts || s->lightning) return true;
   const bool learned = s->engine && mm_engine_drafts(s->engine);
-  if (learned && (!(s->draft.ask = mm_calloc(s->slots, sizeof *s->draft.ask, err)) ||
-                  !(s->draft.asked = mm_calloc(s->slots, MM_DRAFTS * sizeof *s->draft.asked, err))))
+  if (learned && (!(s->draft.request = mm_calloc(s->slots, sizeof *s->draft.request, err)) ||
+                  !(s->draft.proposed = mm_calloc(s->slots, MM_DRAFTS * sizeof *s->draft.proposed, err))))
     return false;
   return (s->draft.rate = mm_calloc(2 * (s->slots + (size_t)1), sizeof *s->draft.rate, err)) &&
          (s->draft.replies = mm_reply_index_open(err));
 }
 
 void mm_drafts_close(mm_scheduler *s) {
-  MM_FREE(s->draft.rate, s->draft.ask, s->draft.asked);
+  MM_FREE(s->draft.rate, s->draft.request, s->draft.proposed);
   mm_reply_index_close(s->draft.replies);
 }
 
@@ -59,23 +59,23 @@ static uint32_t limit_of(const mm_scheduler *s, const job *j) {
 }
 
 /* The draft is asked for all that decode at once, or for as many as a step has rows for. */
-bool mm_drafts_ask(mm_scheduler *s, mm_err *err) {
-  const uint32_t each = s->draft.ask ? (uint32_t)mm_min(s->c.drafts, mm_engine_drafts(s->engine)) : 0;
+bool mm_drafts_propose(mm_scheduler *s, mm_err *err) {
+  const uint32_t each = s->draft.request ? (uint32_t)mm_min(s->c.drafts, mm_engine_drafts(s->engine)) : 0;
   uint32_t n = 0;
   s->draft.began = 0;
   for (uint32_t i = 0; each && i < s->slots && (n + 1) * (1 + each) <= s->c.step_tokens; i++) {
     job *j = s->slot[(s->first + i) % s->slots];
     if (!j || j->in_flight || j->count != j->fed + 1 || !j->fed || !limit_of(s, j)) continue;
-    s->draft.ask[n++] = (mm_draft_ask){(uint32_t)j->slot, j->fed, j->token[j->fed]};
+    s->draft.request[n++] = (mm_draft_request){(uint32_t)j->slot, j->fed, j->token[j->fed]};
   }
   if (!n) return true;
   s->draft.began = mm_now();
-  if (!mm_engine_draft(s->engine, s->draft.ask, n, each, s->draft.asked, NULL, err)) return false;
+  if (!mm_engine_draft(s->engine, s->draft.request, n, each, s->draft.proposed, NULL, err)) return false;
   for (uint32_t i = 0; i < n; i++) {
-    job *j = s->slot[s->draft.ask[i].slot];
+    job *j = s->slot[s->draft.request[i].slot];
     j->learned = each;
     j->learned_at = j->count;
-    memcpy(j->learned_draft, s->draft.asked + (size_t)i * each, each * sizeof *s->draft.asked);
+    memcpy(j->learned_draft, s->draft.proposed + (size_t)i * each, each * sizeof *s->draft.proposed);
   }
   return true;
 }

@@ -54,17 +54,17 @@ static void notice(mm_scheduler *s, bool wait) {
 /* The same of the disk, whose failures cost their own entries alone. */
 static void notice_disk(mm_scheduler *s, mm_disk_wait wait) {
   mm_disk_end end[64];
-  mm_err why = {0};
+  mm_err reason = {0};
   bool failed = false;
   if (!s->offload.disk || !mm_prefix_cache_copying(s->cache)) return;
-  for (uint32_t n; (n = mm_disk_store_ended(s->offload.disk, wait, end, sizeof end / sizeof *end, &why)) > 0; wait = MM_DISK_NOW)
+  for (uint32_t n; (n = mm_disk_store_ended(s->offload.disk, wait, end, sizeof end / sizeof *end, &reason)) > 0; wait = MM_DISK_NOW)
     for (uint32_t i = 0; i < n; i++) {
       mm_prefix_cache_copied(s->cache, &end[i]);
       failed |= !end[i].ok;
     }
   if (!failed || !s->c.report || mm_now() - s->offload.reported < REPORT_S) return;
   s->offload.reported = mm_now();
-  s->c.report(s->c.user, &why);
+  s->c.report(s->c.user, &reason);
 }
 
 /* No entry is good any more. None was given to a request since: fetches stop at once, and no move counts as ended. */

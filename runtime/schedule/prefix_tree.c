@@ -269,8 +269,8 @@ void *mm_prefix_cache_put_state(mm_prefix_cache *c, uint64_t salt, const int32_t
   }
   while (c->used + c->state_bytes > c->budget) drop_oldest(c);
   mm_err err = {0};
-  const bool room = MM_GROW(c->snapshot, &c->snapshot_cap, c->snapshots + 1, &err);
-  s = room ? new_state(c) : NULL;
+  const bool capacity = MM_GROW(c->snapshot, &c->snapshot_cap, c->snapshots + 1, &err);
+  s = capacity ? new_state(c) : NULL;
   node *n = s ? put(c, salt, token, count, page) : NULL;
   if (!n) {
     if (s) free(s->state);

@@ -119,11 +119,11 @@ mm_progress mm_scheduler_progress(const job *j) {
   return (mm_progress){j->r.prompt_count, j->cached, j->count - j->r.prompt_count, j->drafted, j->accepted};
 }
 
-void mm_scheduler_end(mm_scheduler *s, job *j, mm_finish why, const mm_err *err) {
-  mm_schedule_leave(s, j, why != MM_FINISH_ERROR);
+void mm_scheduler_end(mm_scheduler *s, job *j, mm_finish reason, const mm_err *err) {
+  mm_schedule_leave(s, j, reason != MM_FINISH_ERROR);
   mm_drafts_keep(s, j);
   const mm_progress progress = mm_scheduler_progress(j);
-  j->r.done(j->r.user, why, &progress, why == MM_FINISH_ERROR ? err : NULL);
+  j->r.done(j->r.user, reason, &progress, reason == MM_FINISH_ERROR ? err : NULL);
   pthread_mutex_lock(&s->lock);
   *(j->previous ? &j->previous->next : &s->living) = j->next;
   if (j->next) j->next->previous = j->previous;

@@ -106,7 +106,7 @@ bool mm_reuse_duplicate(mm_scheduler *s, job *j) {
   if (!s->cache || j->r.score) return false;
   if (reads_on(s, j)) return true;
   uint32_t had = 0;
-  bool asked = false;
+  bool looked_up = false;
   for (uint32_t i = 0; i < s->slots; i++) {
     const job *other = s->slot[i];
     if (!other || other->r.salt != j->r.salt || other->fed >= other->r.prompt_count) continue;
@@ -114,8 +114,8 @@ bool mm_reuse_duplicate(mm_scheduler *s, job *j) {
     const uint32_t shared = shared_with(s, j, other, &until);
     if (shared < MM_PAGE) continue;
     const void *state;
-    if (!asked) had = mm_prefix_cache_find(s->cache, j->r.salt, j->token, j->count - 1, s->page, &state);
-    asked = true;
+    if (!looked_up) had = mm_prefix_cache_find(s->cache, j->r.salt, j->token, j->count - 1, s->page, &state);
+    looked_up = true;
     if (shared < had + MM_PAGE) continue;
     j->duplicate_of = other->ticket;
     j->duplicate_until = until;

@@ -62,7 +62,7 @@ typedef struct mm_request {
   /* One token of the reply; logprobs[1 + top_logprobs] or NULL. false ends the reply with MM_FINISH_STOP (a stop string). */
   bool (*token)(void *user, int32_t id, const mm_logprob *logprobs, const mm_progress *progress);
   /* The last call for this request, always and once. err for MM_FINISH_ERROR alone. */
-  void (*done)(void *user, mm_finish why, const mm_progress *progress, const mm_err *err);
+  void (*done)(void *user, mm_finish reason, const mm_progress *progress, const mm_err *err);
 } mm_request;
 
 /* Takes the engine: no other thread calls it until close. Its slots are to hold nothing. MM_USAGE E_LIMITS for no or too many tokens a

@@ -87,13 +87,13 @@ typedef struct step_arrays {
 
 /* Proposals of the next steps, and the rates that decide for them. */
 typedef struct step_drafts {
-  rate *rate;              /* [slots + 1, 2] by how many decode: without proposals and with; NULL: none are made */
-  mm_reply_index *replies; /* or NULL, as rate */
-  mm_draft_ask *ask;       /* [slots] of a learned draft, or NULL */
-  int32_t *asked;          /* [slots, MM_DRAFTS] */
-  double began;            /* when the learned draft was asked for the next step's proposals; 0: it was not */
-  double over;             /* when the last step was collected */
-  bool wanted;             /* the next step may have proposals */
+  rate *rate;                /* [slots + 1, 2] by how many decode: without proposals and with; NULL: none are made */
+  mm_reply_index *replies;   /* or NULL, as rate */
+  mm_draft_request *request; /* [slots] of a learned draft, or NULL */
+  int32_t *proposed;         /* [slots, MM_DRAFTS] */
+  double began;              /* when the learned draft was asked for the next step's proposals; 0: it was not */
+  double over;               /* when the last step was collected */
+  bool wanted;               /* the next step may have proposals */
 } step_drafts;
 
 /* Rows of each expert of each layer. */
@@ -157,7 +157,7 @@ struct mm_scheduler {
 /* ---- requests.c ---- */
 double mm_scheduler_cpu(void); /* seconds that the calling thread ran */
 /* The job has ended: its slot is free, `done` is called, and it is gone once no step names it. */
-void mm_scheduler_end(mm_scheduler *s, job *j, mm_finish why, const mm_err *err);
+void mm_scheduler_end(mm_scheduler *s, job *j, mm_finish reason, const mm_err *err);
 mm_progress mm_scheduler_progress(const job *j);
 /* A step that named the job was collected. */
 void mm_scheduler_forget(job *j);
@@ -220,7 +220,7 @@ void mm_drafts_close(mm_scheduler *s);
  * too. */
 bool mm_drafts_wanted(mm_scheduler *s);
 /* Asks the engine's draft, if it has one, for proposals for the jobs that the next step decodes. After a failure no slot holds anything. */
-MM_MUST_USE bool mm_drafts_ask(mm_scheduler *s, mm_err *err);
+MM_MUST_USE bool mm_drafts_propose(mm_scheduler *s, mm_err *err);
 /* Proposes at most `most` tokens after the job's last one; how many. */
 uint32_t mm_drafts_find(const mm_scheduler *s, job *j, uint32_t most);
 /* The job got a token, and may look proposals up before the next step. */

@@ -25,10 +25,10 @@ static void put_head(mm_call *c) {
 static void put_stop(const mm_choice *ch, mm_text *out) {
   const mm_turn *t = ch->state;
   const mm_ending *e = &ch->ending;
-  const char *reason = e->why == MM_FINISH_LENGTH ? "max_tokens"
-                       : e->stop >= 0             ? "stop_sequence"
-                       : mm_turn_calls(t)         ? "tool_use"
-                                                  : "end_turn";
+  const char *reason = e->reason == MM_FINISH_LENGTH ? "max_tokens"
+                       : e->stop >= 0                ? "stop_sequence"
+                       : mm_turn_calls(t)            ? "tool_use"
+                                                     : "end_turn";
   mm_text_printf(out, "\"stop_reason\":\"%s\",\"stop_sequence\":", reason);
   if (e->stop >= 0)
     mm_text_quote(out, ch->call->params.stop[e->stop].text, ch->call->params.stop[e->stop].n);

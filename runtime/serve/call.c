@@ -24,7 +24,7 @@ bool mm_refuse(mm_call *c, int status, const char *param, const char *fmt, ...) 
   va_end(args);
   c->refused = status;
   if (param) snprintf(c->param, sizeof c->param, "%s", param);
-  mm_show(c->why, sizeof c->why, raw);
+  mm_show(c->reason, sizeof c->reason, raw);
   return false;
 }
 
@@ -104,7 +104,7 @@ static void close_call(mm_call *c) {
                             .peer = c->peer,
                             .method = c->method,
                             .path = c->path,
-                            .why = c->refused ? c->why : NULL,
+                            .reason = c->refused ? c->reason : NULL,
                             .trace = c->trace,
                             .status = c->status,
                             .seconds = mm_now() - c->begun,
@@ -192,7 +192,7 @@ void mm_call_put_drafts(const mm_call *c, const mm_progress *usage, mm_text *out
 }
 
 const char *mm_choice_failure(const mm_choice *ch, int *status) {
-  switch (ch->ending.why) {
+  switch (ch->ending.reason) {
     case MM_FINISH_ERROR: return *status = 500, "the engine failed; the server's log says how";
     case MM_FINISH_DEADLINE: return *status = 504, "the request's time is over";
     case MM_FINISH_CANCELLED: return *status = 503, "the request was cancelled, the server is about to end";
@@ -212,7 +212,7 @@ static void finish(mm_call *c) {
   const mm_choice *failed = mm_call_failed(c);
   const bool left = mm_exchange_gone(c->x);
   int status = c->refused;
-  const char *text = c->refused ? c->why : failed ? mm_choice_failure(failed, &status) : NULL;
+  const char *text = c->refused ? c->reason : failed ? mm_choice_failure(failed, &status) : NULL;
   if (text && !c->streaming) {
     reply_refusal(c, status, c->refused ? c->param : NULL, text);
   } else if (text) {
@@ -269,7 +269,7 @@ static void on_done(void *user, const mm_ending *end) {
   mm_call *c = ch->call;
   ch->ending = *end;
   ch->generation = NULL;
-  c->server->metrics.finished[ch->ending.why]++;
+  c->server->metrics.finished[ch->ending.reason]++;
   c->server->metrics.longest = mm_max(c->server->metrics.longest, c->prompt_count[ch->index / c->params.n] + end->progress.reply_tokens);
   if (end->err) mm_log_error(&c->server->log, c->id, end->err);
   ch->ending.err = NULL;
@@ -306,11 +306,11 @@ bool mm_call_add_prompt(mm_call *c, int32_t *ids, size_t count, mm_err *err) {
 
 static mm_generation_settings settings(const mm_call *c, mm_choice *ch, uint32_t prompt) {
   const mm_params *p = &c->params;
-  const uint32_t room = c->server->positions - c->prompt_count[prompt];
+  const uint32_t capacity = c->server->positions - c->prompt_count[prompt];
   mm_generation_settings set = {
       .request = {.prompt = c->prompt[prompt],
                   .prompt_count = c->prompt_count[prompt],
-                  .max_tokens = p->max_tokens ? (uint32_t)mm_min(p->max_tokens, room) : room,
+                  .max_tokens = p->max_tokens ? (uint32_t)mm_min(p->max_tokens, capacity) : capacity,
                   .sampling = p->sampling,
                   .stop = p->end,
                   .stop_count = p->end_count,

@@ -77,7 +77,7 @@ struct mm_call {
   void (*close_state)(void *state);
   /* The first refusal; 0: none. */
   int refused;
-  char param[64], why[600];
+  char param[64], reason[600];
   size_t too_long;  /* tokens of the prompt that has no room; 0: each has */
   const char *code; /* OpenAI's for it, set before; NULL: the one of its status */
 };

@@ -44,13 +44,13 @@ void mm_openai_stop_reason(const mm_call *c, const mm_ending *end, mm_text *out)
   mm_text_put(out, ",\"stop_reason\":");
   if (end->stop >= 0)
     mm_text_quote(out, p->stop[end->stop].text, p->stop[end->stop].n);
-  else if (end->why == MM_FINISH_STOP && end->end_id >= 0 && !own)
+  else if (end->reason == MM_FINISH_STOP && end->end_id >= 0 && !own)
     mm_text_printf(out, "%d", end->end_id);
   else
     mm_text_put(out, "null");
 }
 
-const char *mm_openai_finish(const mm_ending *end) { return end->why == MM_FINISH_LENGTH ? "length" : "stop"; }
+const char *mm_openai_finish(const mm_ending *end) { return end->reason == MM_FINISH_LENGTH ? "length" : "stop"; }
 
 static void put_usage(mm_call *c, const mm_progress *p, uint32_t reasoning) {
   mm_text_printf(&c->out,
@@ -442,8 +442,8 @@ static void token(mm_choice *ch, const mm_token *t) {
 /* Where no reply is wanted, its one token does not say how it ended. */
 static void end_of_none(mm_ending *e) {
   e->progress.reply_tokens = 0;
-  if (e->why != MM_FINISH_STOP) return;
-  e->why = MM_FINISH_LENGTH;
+  if (e->reason != MM_FINISH_STOP) return;
+  e->reason = MM_FINISH_LENGTH;
   e->stop = e->end_id = -1;
 }
 
@@ -451,10 +451,10 @@ static void ended(mm_choice *ch) {
   mm_call *c = ch->call;
   if (c->params.stream && ch->tokens == 0) send_echo(ch);
   const completions *s = c->state;
-  const bool said = ch->ending.why == MM_FINISH_STOP || ch->ending.why == MM_FINISH_LENGTH;
+  const bool said = ch->ending.reason == MM_FINISH_STOP || ch->ending.reason == MM_FINISH_LENGTH;
   if (s->constraint && said && mm_constraint_stuck(s->constraint[ch->index])) {
     mm_refuse(c, 400, NULL, "after %zu bytes of the reply nothing may follow", ch->text.n);
-    ch->ending.why = MM_FINISH_ERROR;
+    ch->ending.reason = MM_FINISH_ERROR;
   }
   mm_print_utf8(&ch->utf8, "", 0, &ch->text);
   if (s->none) end_of_none(&ch->ending);

@@ -47,9 +47,9 @@ static bool read_choices(mm_call *c, const mm_value *list, const char *field, mm
 
 /* A schema, or the text of one. */
 static bool read_schema(mm_call *c, const mm_value *v, const char *field, mm_content_rule *rule, mm_err *err) {
-  mm_err why = {0};
-  if (v->type == MM_VALUE_STRING) v = mm_body_parse(&c->arena, v->text, v->n, &why);
-  if (!v && why.status != MM_BAD_INPUT) return *err = why, false;
+  mm_err reason = {0};
+  if (v->type == MM_VALUE_STRING) v = mm_body_parse(&c->arena, v->text, v->n, &reason);
+  if (!v && reason.status != MM_BAD_INPUT) return *err = reason, false;
   if (!v) return mm_refuse(c, 400, field, "%s: found a text that is no JSON, expected a schema or the text of one", field);
   if (v->type != MM_VALUE_OBJECT && v->type != MM_VALUE_BOOL) return wrong(c, v, field, "a schema");
   rule->form = mm_forms_schema(&c->forms, v, field, err);

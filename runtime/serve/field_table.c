@@ -334,7 +334,7 @@ static bool is_enabled(const mm_value *v) {
   return is_bool(v, true) || (v->type == MM_VALUE_OBJECT && type && type->type == MM_VALUE_STRING && !mm_value_is(type, "disabled"));
 }
 
-static bool asks_nothing(const mm_value *body, const mm_value *v, const field *f) {
+static bool is_neutral(const mm_value *body, const mm_value *v, const field *f) {
   const double number = v->type == MM_VALUE_NUMBER ? mm_value_real(v) : 0;
   switch (f->kind) {
     case NOTHING_NULL: return false;
@@ -358,7 +358,7 @@ static bool asks_nothing(const mm_value *body, const mm_value *v, const field *f
 const mm_value *mm_field_refused(const mm_value *body, mm_field_api api, const char **instead) {
   for (const mm_value *v = body->first; v; v = v->next) {
     const field *f = v->type == MM_VALUE_NULL ? NULL : find(v->key);
-    if (!f || f->fate[api] != 'R' || asks_nothing(body, v, f)) continue;
+    if (!f || f->fate[api] != 'R' || is_neutral(body, v, f)) continue;
     *instead = f->instead;
     return v;
   }

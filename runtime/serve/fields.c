@@ -23,8 +23,8 @@ static bool code_range(mm_call *c, const mm_value *v, double lo, double hi) {
   const bool wide = !mm_value_int(v, &whole); /* a whole number that 64 bits do not hold may round to a bound */
   if (x > hi || (wide && x >= 0x1p63)) c->code = "less_than_equal";
   if (x < lo || (wide && x <= -0x1p63)) c->code = "greater_than_equal";
-  const size_t n = strlen(c->why);
-  if (c->code && c->server->compat == MM_COMPAT_VLLM) snprintf(c->why + n, sizeof c->why - n, " (%s)", c->code);
+  const size_t n = strlen(c->reason);
+  if (c->code && c->server->compat == MM_COMPAT_VLLM) snprintf(c->reason + n, sizeof c->reason - n, " (%s)", c->code);
   return false;
 }
 

@@ -11,10 +11,10 @@ enum { PART_LENGTH, PART_SIZE, PART_CHUNK, PART_CHUNK_END, PART_TRAILER }; /* of
 
 static const char too_large[] = "the body is larger than this server takes (--max-body)";
 
-static bool refuse(mm_framing *f, int status, const char *why) {
+static bool refuse(mm_framing *f, int status, const char *reason) {
   f->state = MM_FRAMING_REFUSED;
   f->status = status;
-  f->why = why;
+  f->reason = reason;
   return false;
 }
 

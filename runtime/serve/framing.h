@@ -21,8 +21,8 @@ typedef struct mm_framing {
   size_t head_max;   /* bytes of the head; as many again of trailers and chunk extensions */
   uint64_t body_max; /* bytes of the body, chunks put together */
   mm_framing_state state;
-  int status;      /* 400, 413, 431, 503 or 505 */
-  const char *why; /* static */
+  int status;         /* 400, 413, 431, 503 or 505 */
+  const char *reason; /* static */
   /* Borrowed until mm_framing_next. */
   const char *method, *path; /* NULL: not read. path: without the query; of a refused request the target */
   mm_http_field *field;      /* [fields] */

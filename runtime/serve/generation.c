@@ -233,12 +233,12 @@ static const uint32_t *on_allow(void *user) {
   return g->set.allow(g->set.constraint);
 }
 
-static void on_done(void *user, mm_finish why, const mm_progress *progress, const mm_err *err) {
+static void on_done(void *user, mm_finish reason, const mm_progress *progress, const mm_err *err) {
   mm_generation *g = user;
-  g->ending.why = why;
+  g->ending.reason = reason;
   g->ending.progress = *progress;
-  if (why == MM_FINISH_LENGTH && !g->starved && look_at_rest(g)) g->ending.why = MM_FINISH_STOP;
-  if (g->starved) g->ending.why = MM_FINISH_ERROR;
+  if (reason == MM_FINISH_LENGTH && !g->starved && look_at_rest(g)) g->ending.reason = MM_FINISH_STOP;
+  if (g->starved) g->ending.reason = MM_FINISH_ERROR;
   if (g->starved)
     mm_fail_memory(&g->err, sizeof(letter));
   else if (err)
@@ -268,12 +268,12 @@ static void deliver(letter *l) {
     return;
   }
   if (l != g->end) {
-    l->token.last = l->next == g->end && (g->ending.why == MM_FINISH_STOP || g->ending.why == MM_FINISH_LENGTH);
+    l->token.last = l->next == g->end && (g->ending.reason == MM_FINISH_STOP || g->ending.reason == MM_FINISH_LENGTH);
     (l->scored ? g->set.scored : g->set.token)(g->set.user, &l->token);
     free(l);
     return;
   }
-  g->ending.err = g->ending.why == MM_FINISH_ERROR ? &g->err : NULL;
+  g->ending.err = g->ending.reason == MM_FINISH_ERROR ? &g->err : NULL;
   g->set.done(g->set.user, &g->ending);
   generation_free(g);
 }

@@ -31,7 +31,7 @@ typedef struct mm_token {
 } mm_token;
 
 typedef struct mm_ending {
-  mm_finish why;
+  mm_finish reason;
   int stop;       /* number of the stop string that ended it, -1: none did */
   int32_t end_id; /* the token that ended it, -1: none did */
   bool enough;    /* its one call ended it */

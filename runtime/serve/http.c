@@ -304,8 +304,8 @@ const char *mm_exchange_method(const mm_exchange *x) { return x->in.method ? x->
 const char *mm_exchange_path(const mm_exchange *x) { return x->in.path ? x->in.path : "-"; }
 const char *mm_exchange_peer(const mm_exchange *x) { return x->peer; }
 
-int mm_exchange_refused(const mm_exchange *x, const char **why) {
-  *why = x->in.why;
+int mm_exchange_refused(const mm_exchange *x, const char **reason) {
+  *reason = x->in.reason;
   return x->in.status;
 }
 
@@ -485,9 +485,9 @@ static int listen_at(const struct addrinfo *list) {
     if (fd < 0) continue;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     if (bind(fd, a->ai_addr, a->ai_addrlen) == 0 && listen(fd, BACKLOG) == 0) return fd;
-    const int why = errno;
+    const int reason = errno;
     close(fd);
-    errno = why;
+    errno = reason;
     fd = -1;
   }
   return fd;
@@ -507,9 +507,9 @@ static bool bind_address(mm_http *h, mm_err *err) {
   snprintf(what, sizeof what, "listen on port %u", h->c.port);
   errno = 0;
   const int fd = getaddrinfo(h->c.host, port, &hints, &list) == 0 ? listen_at(list) : -1;
-  const int why = errno ? errno : EADDRNOTAVAIL;
+  const int reason = errno ? errno : EADDRNOTAVAIL;
   if (list) freeaddrinfo(list);
-  if (fd < 0) return mm_fail_errno(err, mm_at(h->c.host, NULL), what, why);
+  if (fd < 0) return mm_fail_errno(err, mm_at(h->c.host, NULL), what, reason);
   h->listener = evconnlistener_new(h->base, accepted, h, LEV_OPT_CLOSE_ON_FREE | LEV_OPT_CLOSE_ON_EXEC, 0, fd);
   if (!h->listener) {
     close(fd);

@@ -59,7 +59,7 @@ const char *mm_exchange_method(const mm_exchange *x); /* as it was sent; "-" in 
 const char *mm_exchange_path(const mm_exchange *x);   /* without the query, as it was sent; "-" in a refused request that has none */
 const char *mm_exchange_peer(const mm_exchange *x);   /* the client's "ADDRESS:PORT" */
 /* The status with which the request is to be refused, and why in words; 0: it is in order. The connection ends with the reply. */
-int mm_exchange_refused(const mm_exchange *x, const char **why);
+int mm_exchange_refused(const mm_exchange *x, const char **reason);
 /* NULL where it was not sent. Borrowed. */
 const char *mm_exchange_header(const mm_exchange *x, const char *name);
 /* The body, *n bytes, borrowed until the exchange ends; any thread. */

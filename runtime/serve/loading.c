@@ -75,8 +75,8 @@ bool mm_loading_finish(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
   with.draft = l->has_draft ? &l->draft : NULL;
   with.options.act_quant = c->act_quant ? strcmp(c->act_quant, "on") == 0 : e.ops->act_quant;
   uint32_t *device;
-  if (!mm_process_group_find(true, &with.world, err)) return false;
-  const uint32_t here = mm_process_group_ranks(with.world, mm_pack_ranks(&l->shards.pack));
+  if (!mm_process_group_find(true, &with.process_group, err)) return false;
+  const uint32_t here = mm_process_group_ranks(with.process_group, mm_pack_ranks(&l->shards.pack));
   with.options.batch_invariant = c->scheduler.batch_invariant;
   with.options.threads = mm_engine_threads(c->threads, here);
   if (!mm_devices_read(c->devices, here, &device, err)) return false;

@@ -68,13 +68,13 @@ void mm_log_request(const mm_log *l, const mm_log_call *c) {
                    "\"choices\":%u",
                    c->status, c->seconds, c->prompt_tokens, c->cached_tokens, c->reply_tokens, c->choices);
     if (*c->trace) mm_text_printf(&t, ",\"traceparent\":\"%s\"", c->trace);
-    if (c->why) mm_text_put(&t, ",\"error\":");
-    if (c->why) mm_text_quote_string(&t, c->why);
+    if (c->reason) mm_text_put(&t, ",\"error\":");
+    if (c->reason) mm_text_quote_string(&t, c->reason);
   } else {
     mm_text_printf(&t, " %s %s %s %s %d %.3fs", c->id, c->peer, c->method, c->path, c->status, c->seconds);
     if (c->choices) mm_text_printf(&t, " prompt %u (%u cached), reply %u", c->prompt_tokens, c->cached_tokens, c->reply_tokens);
     if (*c->trace) mm_text_printf(&t, " traceparent %s", c->trace);
-    if (c->why) mm_text_printf(&t, ": %s", c->why);
+    if (c->reason) mm_text_printf(&t, ": %s", c->reason);
   }
   end_line(l, &t);
 }

@@ -12,7 +12,7 @@ typedef struct mm_log {
 /* A request that has ended. */
 typedef struct mm_log_call {
   const char *id, *peer, *method, *path; /* printable; path: without the query */
-  const char *why;                       /* why it was refused, or NULL */
+  const char *reason;                    /* why it was refused, or NULL */
   const char *trace;                     /* its traceparent, "" for none */
   int status;
   double seconds;

@@ -10,7 +10,7 @@
 /* ---- Items and the response ---- */
 
 /* The limit of tokens ended the reply. llama.cpp calls such a reply completed. */
-static bool limited(const mm_choice *ch) { return ch->ending.why == MM_FINISH_LENGTH && ch->call->server->compat != MM_COMPAT_LLAMA; }
+static bool limited(const mm_choice *ch) { return ch->ending.reason == MM_FINISH_LENGTH && ch->call->server->compat != MM_COMPAT_LLAMA; }
 
 /* The last item of a reply that a limit or a failure has ended is not complete. An item with another behind it is. */
 static bool is_cut(const mm_turn *t, size_t i) {

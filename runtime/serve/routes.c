@@ -42,10 +42,10 @@ static bool refuse_expect(mm_call *c, mm_err *err) {
 }
 
 static bool refuse_http(mm_call *c, mm_err *err) {
-  const char *why;
-  const int status = mm_exchange_refused(c->x, &why);
+  const char *reason;
+  const int status = mm_exchange_refused(c->x, &reason);
   (void)err;
-  return mm_refuse(c, status, NULL, "%s", why);
+  return mm_refuse(c, status, NULL, "%s", reason);
 }
 
 /* In the form of OpenAI's errors, and of Anthropic's. */
@@ -78,13 +78,13 @@ static void answer_options(const mm_server *s, mm_exchange *x) {
 
 void mm_routes_handle(void *user, mm_exchange *x) {
   mm_server *s = user;
-  const char *path = mm_exchange_path(x), *method = mm_exchange_method(x), *expect = mm_exchange_header(x, "Expect"), *why;
+  const char *path = mm_exchange_path(x), *method = mm_exchange_method(x), *expect = mm_exchange_header(x, "Expect"), *reason;
   bool keyed = false;
   mm_page *page = mm_page_find(path, &keyed);
   const mm_api *api = api_find(path);
   const bool get = strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0, form = api && api->anthropic;
   mm_origin_share(&s->origins, x);
-  if (mm_exchange_refused(x, &why))
+  if (mm_exchange_refused(x, &reason))
     mm_call_begin(s, x, &bad_http[form]);
   else if (s->local && !mm_origin_admit(&s->origins, x))
     mm_call_begin(s, x, &no_origin[form]);

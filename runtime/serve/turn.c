@@ -139,7 +139,7 @@ static bool ended_itself(const mm_choice *ch) {
   const mm_ending *e = &ch->ending;
   bool own = e->end_id < 0;
   for (uint32_t i = 0; !own && i < s->end_count; i++) own = s->end[i] == e->end_id;
-  return e->why == MM_FINISH_STOP && e->stop < 0 && own;
+  return e->reason == MM_FINISH_STOP && e->stop < 0 && own;
 }
 
 void mm_turn_ended(mm_choice *ch) {
@@ -147,10 +147,10 @@ void mm_turn_ended(mm_choice *ch) {
   t->cut = !ended_itself(ch);
   /* If an item follows a call without an end, the call went wrong before the reply was cut off. */
   if (t->calls && t->items && !t->call[t->calls - 1].ended && t->item[t->items - 1].kind != MM_REPLY_CALL) t->wrong = t->calls;
-  const bool stopped = ch->ending.why == MM_FINISH_STOP;
+  const bool stopped = ch->ending.reason == MM_FINISH_STOP;
   if (!mm_reply_end(t->reply, !t->cut ? MM_REPLY_WHOLE : stopped ? MM_REPLY_STOPPED : MM_REPLY_CUT, MM_IGNORED)) t->failed = true;
   t->reasoning_tokens = mm_reply_reasoning_tokens(t->reply);
-  const bool said = ch->ending.why == MM_FINISH_STOP || ch->ending.why == MM_FINISH_LENGTH;
+  const bool said = ch->ending.reason == MM_FINISH_STOP || ch->ending.reason == MM_FINISH_LENGTH;
   if (t->constraint && said && mm_constraint_stuck(t->constraint)) {
     mm_refuse(ch->call, 400, NULL,
               "after %zu bytes of the reply the schema lets nothing follow: found values that do not end, expected at most %d "
@@ -158,7 +158,7 @@ void mm_turn_ended(mm_choice *ch) {
               t->content.n, MM_FORM_DEPTH);
     t->failed = true;
   }
-  if (t->failed) ch->ending.why = MM_FINISH_ERROR;
+  if (t->failed) ch->ending.reason = MM_FINISH_ERROR;
   const bool whole = !t->failed && !t->cut && !ch->ending.enough && t->samples == ch->tokens - (ch->ending.end_id >= 0);
   if (whole && t->calls && t->in_reasoning) keep(t);
 }
@@ -171,7 +171,7 @@ bool mm_turn_shows(const mm_turn *t, uint32_t call) { return t->call[call].ended
 bool mm_turn_calls(const mm_turn *t) {
   bool any = false;
   for (size_t i = 0; i < t->calls; i++) any |= t->call[i].ended;
-  return any && t->choice->ending.why == MM_FINISH_STOP && (!t->cut || last_settled(t));
+  return any && t->choice->ending.reason == MM_FINISH_STOP && (!t->cut || last_settled(t));
 }
 
 /* ---- To tokens ---- */

@@ -43,7 +43,7 @@ typedef struct bench {
   double per_token; /* bytes of weights that one token's step reads */
 } bench;
 
-static void *room(bench *b, size_t n) {
+static void *capacity(bench *b, size_t n) {
   void *p = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED || b->blocks == sizeof b->block / sizeof *b->block) {
     fprintf(stderr, "bench_cpu: no memory for %zu bytes of weights\n", n);
@@ -81,7 +81,7 @@ static mm_packed matrix(bench *b, const char *scheme, uint32_t lead, uint32_t n,
   for (unsigned i = 0; i < w.scheme->plane_count; i++) {
     const mm_plane *p = &w.scheme->plane[i];
     const uint64_t count = lead * mm_plane_elements(n, k, p->cell);
-    void *plane = room(b, count * mm_dtype_size(p->dtype));
+    void *plane = capacity(b, count * mm_dtype_size(p->dtype));
     fill(plane, p->dtype, count, i > 0);
     w.cell[i] = p->cell, w.plane[i] = plane;
     b->per_token += share * (double)(count * mm_dtype_size(p->dtype));

@@ -182,7 +182,7 @@ static bool gpu_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
 }
 
 /* What closes something, if it is allowed, else the first allowed id behind a random one. */
-static int32_t pick_soon(bench *b, const uint32_t *mask) {
+static int32_t pick_at_once(bench *b, const uint32_t *mask) {
   static const char closers[] = {0, '"', '}', ']', ',', ':'};
   const uint32_t words = (LARGE_VOCAB + 31) / 32, from = below(b, words);
   if (!mask) return (int32_t)(1 + from);
@@ -198,7 +198,7 @@ static int32_t pick_soon(bench *b, const uint32_t *mask) {
 static bool gpu_sample(const mm_sampling *set, uint32_t rows) {
   const uint64_t at = gpu.queued++ % MM_QUEUE;
   const double now = gpu_now(), began = cpu_now();
-  for (uint32_t i = 0; i < rows; i++) gpu.id[at][i] = pick_soon(gpu.b, set ? set[i].allowed : NULL);
+  for (uint32_t i = 0; i < rows; i++) gpu.id[at][i] = pick_at_once(gpu.b, set ? set[i].allowed : NULL);
   gpu.ready[at] = gpu.free_at = latest(now, gpu.free_at);
   gpu.picked += cpu_now() - began;
   return true;
@@ -257,9 +257,9 @@ static bool on_token(void *user, int32_t id, const mm_logprob *logprobs, const m
   return true;
 }
 
-static void on_done(void *user, mm_finish why, const mm_progress *p, const mm_err *err) {
+static void on_done(void *user, mm_finish reason, const mm_progress *p, const mm_err *err) {
   (void)user, (void)p;
-  if (why == MM_FINISH_ERROR) die(err);
+  if (reason == MM_FINISH_ERROR) die(err);
 }
 
 /* Milliseconds of a step of STREAMS requests. */

@@ -83,8 +83,8 @@ static double sqnr_mxfp4_floor(const float *w) { /* the exponent of amax less 2,
 }
 
 /* The gain of a search over something, on one shape: what is asked, and what that measurement has for the same two rules. */
-static int print_gain(const char *name, int shape, double gain, double asked, double known) {
-  printf("%-42s %-10s %6.2f  %6.2f %-7s %6.2f%s\n", name, shape_word[shape], gain, asked, gain >= asked ? "met" : "missed", known,
+static int print_gain(const char *name, int shape, double gain, double wanted, double known) {
+  printf("%-42s %-10s %6.2f  %6.2f %-7s %6.2f%s\n", name, shape_word[shape], gain, wanted, gain >= wanted ? "met" : "missed", known,
          gain < known - 0.06 ? "  WORSE" : "");
   return gain < known - 0.06;
 }
@@ -114,7 +114,7 @@ int main(void) {
       puts("");
     }
   }
-  printf("\n%-42s %-10s %6s  %6s %-7s %6s\n", "gain, dB", "", "found", "asked", "", "§4.2");
+  printf("\n%-42s %-10s %6s  %6s %-7s %6s\n", "gain, dB", "", "found", "wanted", "", "§4.2");
   const mm_scheme *nvfp4 = mm_scheme_find("nvfp4"), *w4a16 = mm_scheme_find("w4a16"), *mxfp4 = mm_scheme_find("mxfp4");
   static const double known[SHAPES][4] = {{1.37, 0.59, 1.70, 0.19}, {1.02, 0.47, 1.80, 0.26}};
   for (int d = 0; d < SHAPES; d++) {

@@ -32,10 +32,10 @@ static bool on_token(void *user, int32_t id, const mm_logprob *logprobs, const m
   return false;
 }
 
-static void on_done(void *user, mm_finish why, const mm_progress *p, const mm_err *err) {
+static void on_done(void *user, mm_finish reason, const mm_progress *p, const mm_err *err) {
   reply *r = user;
   (void)p;
-  if (why == MM_FINISH_ERROR) die(err);
+  if (reason == MM_FINISH_ERROR) die(err);
   pthread_mutex_lock(&r->lock);
   r->done = true;
   pthread_cond_signal(&r->changed);
@@ -43,7 +43,7 @@ static void on_done(void *user, mm_finish why, const mm_progress *p, const mm_er
 }
 
 /* Seconds to the first token. */
-static double ask(mm_scheduler *s, const int32_t *prompt, uint32_t count, uint32_t *cached) {
+static double complete(mm_scheduler *s, const int32_t *prompt, uint32_t count, uint32_t *cached) {
   reply r = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
   mm_err err = {0};
   uint64_t ticket;
@@ -74,7 +74,7 @@ static bool compare(const char *name, const mm_shards *shards, const char *devic
   uint32_t cached = 0;
   for (uint32_t i = 0; i < 3; i++) { /* the first pair warms the device up; the best of two counts */
     for (uint32_t t = 0; t < count; t++) prompt[t] = (int32_t)((t * UINT64_C(7919) + i * UINT64_C(104729) + 3) % vocab);
-    const double first = ask(s, prompt, count, &cached), again = ask(s, prompt, count, &cached);
+    const double first = complete(s, prompt, count, &cached), again = complete(s, prompt, count, &cached);
     if (i == 1 || (i > 1 && first < cold)) cold = first;
     if (i == 1 || (i > 1 && again < hit)) hit = again;
   }

@@ -24,7 +24,7 @@ static double own_time(void) {
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static void *room(size_t n) {
+static void *capacity(size_t n) {
   void *p = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED) {
     fprintf(stderr, "bench_rows: no memory for %zu bytes\n", n);
@@ -117,7 +117,7 @@ static mm_packed matrix(const mm_scheme *s, uint32_t n) {
   for (unsigned i = 0; i < s->plane_count; i++) {
     w.cell[i] = s->plane[i].cell;
     const size_t count = mm_plane_elements(n, K, w.cell[i]);
-    uint8_t *plane = room(count * mm_dtype_size(s->plane[i].dtype));
+    uint8_t *plane = capacity(count * mm_dtype_size(s->plane[i].dtype));
     fill(plane, s->plane[i].dtype, count, i > 0);
     w.plane[i] = plane;
   }
@@ -180,7 +180,7 @@ static void row(const char *name) {
 
 int main(int argc, char **argv) {
   static const char *const all[] = {"bf16", "block_fp8", "mxfp8", "int8", "w4a16", "nvfp4", "mxfp4"};
-  uint8_t *far = room(FAR_BYTES + 8192);
+  uint8_t *far = capacity(FAR_BYTES + 8192);
   memset(far, 1, FAR_BYTES);
 #ifdef __x86_64__
   printf("one core: f32 multiply-add %.0f GFLOP/s, vdpbf16ps %.0f, vpdpbusd %.0f GOP/s; ",

@@ -27,7 +27,7 @@ static void die(const mm_err *err) {
   exit((int)err->status);
 }
 
-static void *room(size_t n, size_t size) {
+static void *capacity(size_t n, size_t size) {
   mm_err err = {0};
   void *p = mm_calloc(n, size, &err);
   if (!p) die(&err);
@@ -50,10 +50,10 @@ static mm_model random_model(void) {
 /* Every slot reads its prompt; then steps of one row for each, queued ahead where the device does that. Tokens a second of the latter. */
 static double bare(const bench *b) {
   mm_err err = {0};
-  mm_span *span = room(b->streams, sizeof *span);
-  int32_t *id = room(b->streams + b->step, sizeof *id), *chosen = room(b->streams, sizeof *chosen);
-  uint32_t *out = room(b->streams, sizeof *out);
-  mm_sampling *set = room(b->streams, sizeof *set);
+  mm_span *span = capacity(b->streams, sizeof *span);
+  int32_t *id = capacity(b->streams + b->step, sizeof *id), *chosen = capacity(b->streams, sizeof *chosen);
+  uint32_t *out = capacity(b->streams, sizeof *out);
+  mm_sampling *set = capacity(b->streams, sizeof *set);
   for (uint32_t s = 0; s < b->streams; s++) set[s] = (mm_sampling){.top_p = 1};
   for (uint32_t s = 0; s < b->streams; s++)
     for (uint32_t at = 0, n; at < b->prompt; at += n) {
@@ -88,10 +88,10 @@ static bool on_token(void *user, int32_t id, const mm_logprob *logprobs, const m
   return true;
 }
 
-static void on_done(void *user, mm_finish why, const mm_progress *p, const mm_err *err) {
+static void on_done(void *user, mm_finish reason, const mm_progress *p, const mm_err *err) {
   bench *b = user;
   (void)p;
-  if (why == MM_FINISH_ERROR) die(err);
+  if (reason == MM_FINISH_ERROR) die(err);
   b->over = mm_now();
   if (b->ended == 0) b->ended = b->over, b->at_end = b->tokens;
 }
@@ -108,7 +108,7 @@ static figures scheduled(bench *b) {
   if (!s) die(&err);
   b->begun = b->tokens = 0;
   b->ended = 0;
-  int32_t *prompt = room(b->prompt, sizeof *prompt);
+  int32_t *prompt = capacity(b->prompt, sizeof *prompt);
   const double start = mm_now();
   for (uint32_t i = 0; i < b->streams; i++) {
     uint64_t ticket;

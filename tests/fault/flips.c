@@ -39,8 +39,8 @@ typedef struct flips {
   uint64_t tried, found, by_header;
 } flips;
 
-static void stop(const char *what, const char *why) {
-  fprintf(stderr, "flips: %s: %s\n", what, why);
+static void stop(const char *what, const char *reason) {
+  fprintf(stderr, "flips: %s: %s\n", what, reason);
   exit(2);
 }
 

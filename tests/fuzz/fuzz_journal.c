@@ -12,7 +12,7 @@ static void must(bool holds) {
 }
 
 /* The checks of all records made right, which no mutation finds by chance. */
-static void seal(uint8_t *text, size_t n) {
+static void write_digest(uint8_t *text, size_t n) {
   for (size_t at = 0; n - at > 12;) {
     uint32_t length;
     memcpy(&length, text + at, 4);
@@ -42,7 +42,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
   uint8_t *text = calloc(1, n ? n : 1); /* not one byte more */
   must(text);
   if (n) memcpy(text, data, n);
-  seal(text, n);
+  write_digest(text, n);
   must(mm_journal_parse(&j, text, 0, n, &end, &err) && err.status == MM_OK);
   must(end <= n);
   must(mm_journal_parse(&again, text, 0, end, &end_again, &err) && end_again == end);

@@ -361,7 +361,7 @@ static bool put_part(made *m, uint32_t rank) {
 
 /* The changes that are bytes of the manifest; its seal is made again. */
 static bool put_manifest(made *m) {
-  enum { SEAL = sizeof MM_MANIFEST_SEAL - 3 + MM_HEX_LEN };
+  enum { DIGEST = sizeof MM_MANIFEST_ENDING - 3 + MM_HEX_LEN };
   char *text = mm_pack_text(&m->pack, MM_IGNORED), hex[MM_HEX_LEN + 1];
   if (!text) return false; /* a number that JSON has not */
   size_t n = strlen(text);
@@ -370,11 +370,11 @@ static bool put_manifest(made *m) {
     enum change what = byte(&in) % CHANGES;
     uint8_t a = byte(&in), b = byte(&in), c = byte(&in);
     byte(&in);
-    if (what == TEXT && c) text[((size_t)a << 8 | b) % (n - SEAL)] = (char)c;
+    if (what == TEXT && c) text[((size_t)a << 8 | b) % (n - DIGEST)] = (char)c;
   }
-  const mm_digest d = mm_sha256(text, n - SEAL);
+  const mm_digest d = mm_sha256(text, n - DIGEST);
   mm_digest_hex(&d, hex);
-  snprintf(text + n - SEAL, SEAL + 1, MM_MANIFEST_SEAL, hex);
+  snprintf(text + n - DIGEST, DIGEST + 1, MM_MANIFEST_ENDING, hex);
   put_file(MM_MANIFEST, text, n);
   free(text);
   return true;

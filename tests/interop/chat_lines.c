@@ -22,7 +22,7 @@ typedef struct lines {
   mm_err err;
 } lines;
 
-static void *room(lines *l, size_t count, size_t size) {
+static void *capacity(lines *l, size_t count, size_t size) {
   void *p = mm_arena_alloc(&l->arena, count * size + 1, &l->err);
   if (!p) exit(8);
   return p;
@@ -46,7 +46,7 @@ static const char *word(const mm_value *o, const char *key) {
 static void read_content(lines *l, const mm_value *v, mm_message *m) {
   if (!v) return;
   m->list = v->type == MM_VALUE_ARRAY;
-  mm_chat_part *part = room(l, v->count + 1, sizeof *part);
+  mm_chat_part *part = capacity(l, v->count + 1, sizeof *part);
   m->part = part;
   m->part_count = 1;
   part[0] = (mm_chat_part){.text = str_of(v)};
@@ -65,7 +65,7 @@ static mm_message read_message(lines *l, const mm_value *v) {
   if (strcmp(word(v, "role"), "developer") == 0) m.role = MM_ROLE_SYSTEM;
   read_content(l, mm_value_get(v, "content"), &m);
   const mm_value *calls = mm_value_get(v, "tool_calls"), *sampled = mm_value_get(v, "sampled");
-  mm_chat_call *call = room(l, calls ? calls->count : 0, sizeof *call);
+  mm_chat_call *call = capacity(l, calls ? calls->count : 0, sizeof *call);
   m.call = call;
   for (const mm_value *c = calls ? calls->first : NULL; c; c = c->next) {
     const mm_value *f = mm_value_get(c, "function");
@@ -73,7 +73,7 @@ static mm_message read_message(lines *l, const mm_value *v) {
         (mm_chat_call){str_of(mm_value_get(c, "id")), str_of(mm_value_get(f, "name")), str_of(mm_value_get(f, "arguments"))};
   }
   if (!sampled) return m;
-  int32_t *id = room(l, sampled->count, sizeof *id);
+  int32_t *id = capacity(l, sampled->count, sizeof *id);
   m.sampled = id;
   for (const mm_value *s = sampled->first; s; s = s->next) id[m.sampled_count++] = (int32_t)mm_value_real(s);
   return m;
@@ -81,7 +81,7 @@ static mm_message read_message(lines *l, const mm_value *v) {
 
 static const mm_chat_tool *read_tools(lines *l, const mm_value *o, size_t *count) {
   const mm_value *tools = mm_value_get(o, "tools");
-  mm_chat_tool *tool = room(l, tools ? tools->count : 0, sizeof *tool);
+  mm_chat_tool *tool = capacity(l, tools ? tools->count : 0, sizeof *tool);
   *count = 0;
   for (const mm_value *t = tools ? tools->first : NULL; t; t = t->next) tool[(*count)++].json = (mm_str){t->raw, t->raw_n};
   return tool;
@@ -100,7 +100,7 @@ static mm_conversation read_conversation(lines *l, const mm_value *o) {
                        .continue_final = flag(o, "continue_final"),
                        .thinking = thinking_of(word(o, "thinking_mode"))};
   const mm_value *list = mm_value_get(o, "messages");
-  mm_message *message = room(l, list ? list->count : 0, sizeof *message);
+  mm_message *message = capacity(l, list ? list->count : 0, sizeof *message);
   for (const mm_value *m = list ? list->first : NULL; m; m = m->next) message[c.message_count++] = read_message(l, m);
   if (list) c.current_date = str_of(mm_value_get(list->first, "current_date"));
   if (list) c.current_location = str_of(mm_value_get(list->first, "current_location"));

@@ -58,7 +58,7 @@ static void read_all(const char *bytes, size_t n, char *cuts, mm_text *out) {
     }
   }
   mm_text_printf(out, "],\"refused\":%d,\"why\":", f.status);
-  mm_text_quote_or_null(out, f.why);
+  mm_text_quote_or_null(out, f.reason);
   const bool begun = f.state == MM_FRAMING_BODY || (f.state == MM_FRAMING_HEAD && (f.request.n || f.cr));
   mm_text_put(out, ",\"method\":");
   put_hex(out, f.method ? f.method : "", f.method ? strlen(f.method) : 0);

@@ -31,9 +31,9 @@ static bool on_token(void *user, int32_t id, const mm_logprob *logprobs, const m
   return true;
 }
 
-static void on_done(void *user, mm_finish why, const mm_progress *p, const mm_err *err) {
+static void on_done(void *user, mm_finish reason, const mm_progress *p, const mm_err *err) {
   (void)user, (void)p;
-  check(why == MM_FINISH_LENGTH, err ? err : &(mm_err){.text = "a request that ended otherwise"});
+  check(reason == MM_FINISH_LENGTH, err ? err : &(mm_err){.text = "a request that ended otherwise"});
 }
 
 /* Request i: the text from its own place on, but every third begins where the one before did. */

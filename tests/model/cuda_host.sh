@@ -15,7 +15,7 @@ run() {
   "$BUILD"/bin/minimax-convert tests/data/$model -o "$TMPDIR/$model-cut-stages" --pp 2 --part-size 128K --quant bf16 -q
   "$BUILD"/bin/minimax-convert tests/data/$model -o "$TMPDIR/$model-stages" --pp 2 --quant bf16 -q
   "$BUILD"/bin/minimax-convert tests/data/$model -o "$TMPDIR/$model-both" --tp 2 --pp 2 --quant channel_fp8 -q
-  "$BUILD"/tests/ops/host_world "$TMPDIR/$model-2" "$BUILD/tests/ops/preload/fake_nccl.so" || return 1
+  "$BUILD"/tests/ops/host_fixture "$TMPDIR/$model-2" "$BUILD/tests/ops/preload/fake_nccl.so" || return 1
   "$BUILD"/tests/ops/host "$TMPDIR/$model-1" "$TMPDIR/$model-2" "$TMPDIR/$model-stages" "$TMPDIR/$model-both" "$TMPDIR/$model-many" "$TMPDIR/$model-cut" "$TMPDIR/$model-cut-stages"
 }
 # Sparse attention, dense layers and a shared expert; cut, scales of whole rows. Groups of 16 do not survive the cut.

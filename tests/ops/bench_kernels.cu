@@ -171,11 +171,11 @@ static void experts_rate(const char *model, const scheme &s, uint32_t experts, u
       flops(what, us, 6.0 * t * top_k * hidden * inter);
     }
     if (t > 1 && t <= 256 && takes_here(MM_CU_EXPERTS_FEW, w13.d, w2.d, t)) {
-      buffer<__nv_bfloat16> rooms((size_t)3 * t * top_k * inter);
+      buffer<__nv_bfloat16> stages((size_t)3 * t * top_k * inter);
       us = time_graph(
           decode_linear ? kSets : 1,
           [&](cudaStream_t st, int i) {
-            CUDA_OK(mm_cu_experts_few(w13.d, w2.d, routes[(size_t)i]->r, {x.p, y.p, rooms.p, pair_out.p, t}, st));
+            CUDA_OK(mm_cu_experts_few(w13.d, w2.d, routes[(size_t)i]->r, {x.p, y.p, stages.p, pair_out.p, t}, st));
           },
           decode_linear ? 30 : 5);
       snprintf(what, sizeof what, "experts %s %-9s few rows each T=%u, %.1f in use, %.0f MB", model, s.name, t, used, bytes * 1e-6);
@@ -513,7 +513,7 @@ static void choice_rate(uint32_t rows, const choice_case &c) {
   buffer<uint32_t> seen((size_t)MM_CU_SEEN * vocab);
   buffer<int32_t> slot, id(rows), chosen(rows), held;
   buffer<unsigned long long> best(rows);
-  buffer<mm_cu_row_options> ask;
+  buffer<mm_cu_row_options> option;
   buffer<mm_logprob> logprobs((size_t)rows * MM_CU_LOGPROBS);
   std::vector<float> v = random_float(vocab, 0, 3), all;
   for (uint32_t i = 0; c.peaked && i < 40; i++) v[g_rng.below(vocab)] = 32 - 0.5f * (float)i;
@@ -522,22 +522,22 @@ static void choice_rate(uint32_t rows, const choice_case &c) {
     all.insert(all.end(), v.begin(), v.end());
   }
   std::vector<mm_cu_row_sampling> set(rows);
-  std::vector<mm_cu_row_options> asks(rows);
+  std::vector<mm_cu_row_options> options(rows);
   std::vector<uint32_t> place(rows), allowed((size_t)rows * MM_CU_WORDS(vocab));
   std::vector<int32_t> slots(rows), ids((size_t)rows * positions);
   for (uint32_t i = 0; i < rows; i++) {
     place[i] = i, slots[i] = (int32_t)i;
     if (c.draws) set[i] = {1.4426950f, c.top_k, c.top_p, 12345u + i};
-    if (c.masks) asks[i].mask = 1 + i;
-    if (c.penalties) asks[i].repetition = 1.0001f, asks[i].seen = 1 + i;
-    asks[i].logprobs = c.logprobs;
+    if (c.masks) options[i].mask = 1 + i;
+    if (c.penalties) options[i].repetition = 1.0001f, options[i].seen = 1 + i;
+    options[i].logprobs = c.logprobs;
   }
   for (auto &w : allowed) w = (uint32_t)(g_rng.next() | g_rng.next());
   for (auto &t : ids) t = (int32_t)g_rng.below(vocab);
-  x.put(all), draw.put(set), out.put(place), slot.put(slots), mask.put(allowed), held.put(ids), ask.put(asks);
+  x.put(all), draw.put(set), out.put(place), slot.put(slots), mask.put(allowed), held.put(ids), option.put(options);
   pos.put(std::vector<uint32_t>(rows, positions - 1)), never.zero(), best.zero(), ticket.zero(), seen.zero();
   mm_cu_sample_options q = {};
-  q.row = ask.p, q.mask = mask.p, q.seen = seen.p, q.logprobs = logprobs.p, q.pos = pos.p, q.ids = held.p, q.positions = positions;
+  q.row = option.p, q.mask = mask.p, q.seen = seen.p, q.logprobs = logprobs.p, q.pos = pos.p, q.ids = held.p, q.positions = positions;
   q.copies = c.masks, q.logprobs_wanted = c.logprobs > 0, q.penalised = c.penalties ? rows : 0, q.longest = positions;
   const mm_cu_sampling kind = !c.draws ? MM_CU_GREEDY : mm_cu_small_top_k(c.top_k, vocab) ? MM_CU_SMALL_TOP_K : MM_CU_ANY_SAMPLING;
   const double us = time_graph(8, [&](cudaStream_t st, int i) {

@@ -63,8 +63,8 @@ static struct fake {
 static _Thread_local int fake_device;
 static _Thread_local cudaStream_t fake_capturing;
 
-static void fake_wrong(const char *call, const char *why) {
-  if (!fake.wrong[0]) snprintf(fake.wrong, sizeof fake.wrong, "%s %s", call, why);
+static void fake_wrong(const char *call, const char *reason) {
+  if (!fake.wrong[0]) snprintf(fake.wrong, sizeof fake.wrong, "%s %s", call, reason);
 }
 
 /* Under the lock. */
@@ -273,15 +273,15 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s) {
   const bool waits = fake.on_wait && fake_stuck(s);
   if (waits) fake.on_wait(false);
   while (fake_stuck(s)) {
-    struct timespec soon;
-    clock_gettime(CLOCK_REALTIME, &soon);
-    if (soon.tv_sec > until.tv_sec || (soon.tv_sec == until.tv_sec && soon.tv_nsec > until.tv_nsec)) {
+    struct timespec until_tick;
+    clock_gettime(CLOCK_REALTIME, &until_tick);
+    if (until_tick.tv_sec > until.tv_sec || (until_tick.tv_sec == until.tv_sec && until_tick.tv_nsec > until.tv_nsec)) {
       if (s->word) *s->word = 2 | (uint32_t)fake_device << 8 | 1u << 16; /* as the kernel does */
       break;
     }
-    soon.tv_nsec += 5000000L;
-    if (soon.tv_nsec >= 1000000000L) soon.tv_sec++, soon.tv_nsec -= 1000000000L;
-    pthread_cond_timedwait(&fake.changed, &fake.lock, &soon);
+    until_tick.tv_nsec += 5000000L;
+    if (until_tick.tv_nsec >= 1000000000L) until_tick.tv_sec++, until_tick.tv_nsec -= 1000000000L;
+    pthread_cond_timedwait(&fake.changed, &fake.lock, &until_tick);
   }
   if (waits && !fake_failed(s)) fake.on_wait(true);
   if (s && fake_failed(s)) s->sums = 0; /* its kernels have given up, also once the word is no more */

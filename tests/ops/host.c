@@ -16,8 +16,8 @@
 enum { SLOTS = 4, ROWS = 96, POSITIONS = 300 };
 
 static int failures;
-static void report(const char *what, bool ok, const char *why) {
-  printf("%-4s %s%s%s\n", ok ? "ok" : "FAIL", what, ok ? "" : ": ", ok ? "" : why);
+static void report(const char *what, bool ok, const char *reason) {
+  printf("%-4s %s%s%s\n", ok ? "ok" : "FAIL", what, ok ? "" : ": ", ok ? "" : reason);
   failures += !ok;
 }
 
@@ -115,9 +115,9 @@ static void check_collected(const mm_shards *shards, bool collects, const char *
   for (uint32_t i = 0; ok && i < 3; i++) ok = step(e, 1, false, &err);
   fake.on_launch = NULL;
   ok = ok && mm_engine_calibrate(e, &err);
-  char why[400];
-  snprintf(why, sizeof why, "%u sums of %u products, %.200s", (uint32_t)sums, 3 * products * fake.ranks, err.text);
-  report(what, ok && sums == (collects ? 3 * products * fake.ranks : 0) && (fake.graphs > 0) == !collects, why);
+  char reason[400];
+  snprintf(reason, sizeof reason, "%u sums of %u products, %.200s", (uint32_t)sums, 3 * products * fake.ranks, err.text);
+  report(what, ok && sums == (collects ? 3 * products * fake.ranks : 0) && (fake.graphs > 0) == !collects, reason);
   close_engine(e, "its calls and its memory");
   mm_calibration_close(c);
 }
@@ -195,7 +195,7 @@ static void check_invariant(const mm_shards *shards, const char *what) {
 
 #include "tests/ops/host_proposals.h"
 /* The `failing`-th step of its size fails on one rank, in begin, or for want of room; then all go on. */
-static void check_failing(const mm_shards *shards, int failing, bool room) {
+static void check_failing(const mm_shards *shards, int failing, bool capacity) {
   mm_err err = {0};
   mm_engine *e = open_engine(shards);
   if (!e) return;
@@ -204,15 +204,15 @@ static void check_failing(const mm_shards *shards, int failing, bool room) {
   double took = 0;
   for (int i = 0; i < failing + 6; i++) {
     const double from = now();
-    if (i == failing && room) fake.fail_malloc_of = 1;
-    if (i == failing && !room) fails = 1;
+    if (i == failing && capacity) fake.fail_malloc_of = 1;
+    if (i == failing && !capacity) fails = 1;
     mm_err now_err = {0};
-    const bool done = step(e, i == failing && room ? ROWS : 3, i == failing && room, &now_err);
-    if (i == failing) reported = !done && strcmp(now_err.code, room ? "E_MEMORY" : "E_TEST") == 0, took = now() - from;
+    const bool done = step(e, i == failing && capacity ? ROWS : 3, i == failing && capacity, &now_err);
+    if (i == failing) reported = !done && strcmp(now_err.code, capacity ? "E_MEMORY" : "E_TEST") == 0, took = now() - from;
     if (i != failing && !done && others) others = false, err = now_err;
   }
   others = others && step(e, ROWS - 1, true, &err);
-  snprintf(what, sizeof what, "step %d fails on one rank %s, and all go on", failing, room ? "for want of room" : "in begin");
+  snprintf(what, sizeof what, "step %d fails on one rank %s, and all go on", failing, capacity ? "for want of room" : "in begin");
   report(what, reported && others && took < 0.5e-3 * TIMEOUT_MS, !reported ? "it was not told" : !others ? err.text : "late");
   close_engine(e, "its calls and its memory");
 }
@@ -280,9 +280,9 @@ static bool score_one(mm_engine *e, const mm_batch *b, mm_err *err) {
 static void check_doubts(const mm_shards *shards) {
   mm_err err = {0};
   mm_engine *e = open_engine(shards);
-  char *state = malloc(mm_engine_state_bytes(e) + 1), why[400] = "";
-  for (int n = 0; n < 150 && !why[0]; n++) {
-    const uint32_t queued = below(4), kept = below(3), asks = below(6);
+  char *state = malloc(mm_engine_state_bytes(e) + 1), reason[400] = "";
+  for (int n = 0; n < 150 && !reason[0]; n++) {
+    const uint32_t queued = below(4), kept = below(3), fault = below(6);
     bool ok = true;
     err = (mm_err){0};
     for (int32_t s = 0; ok && s < 3; s++) ok = pass(e, s, true, step_one, &err);
@@ -293,12 +293,12 @@ static void check_doubts(const mm_shards *shards) {
     bool proven = !left && !kept;
     if (ok && kept == 1 && below(2)) ok = proven = pass(e, 1, true, step_one, &err);
     if (!ok) {
-      snprintf(why, sizeof why, "before: %.200s", err.text);
+      snprintf(reason, sizeof reason, "before: %.200s", err.text);
       break;
     }
     for (uint32_t i = 0; i < STREAMS; i++)
       if (fake.stream[i].open && fake.stream[i].word) *fake.stream[i].word = MM_COMM_TIMED_OUT | 0 << 8 | 1 << 16;
-    switch (asks) {
+    switch (fault) {
       case 0: ok = pass(e, 1, true, step_one, &err); break;
       case 1: ok = pass(e, 1, true, mm_engine_queue, &err) && (!proven || left || mm_engine_collect(e, &(int32_t){0}, &err)); break;
       case 2: ok = pass(e, 1, false, mm_engine_forward, &err); break;
@@ -311,20 +311,20 @@ static void check_doubts(const mm_shards *shards) {
         !ok && strcmp(err.code, "E_RANK") == 0 && strstr(err.text, "rank 0 waited") && strstr(err.text, "rank 1: timeout");
     uint32_t held = 0;
     for (uint32_t s = 0; s < SLOTS; s++) held += mm_engine_held(e, s);
-    if (proven ? !ok : !reported || held) snprintf(why, sizeof why, "found %d, %u tokens held: %.200s", ok, held, err.text);
+    if (proven ? !ok : !reported || held) snprintf(reason, sizeof reason, "found %d, %u tokens held: %.200s", ok, held, err.text);
     mm_err late = {0}, again = {0};
     if (left && !proven && (pass(e, 2, true, mm_engine_queue, &again) || !strstr(again.text, "rank 1: timeout")))
-      snprintf(why, sizeof why, "queued behind what was lost: %.200s", again.text);
-    if (left && mm_engine_collect(e, &(int32_t){0}, &late)) snprintf(why, sizeof why, "what was queued was collected");
-    if (left && !strstr(late.text, "rank 1: timeout")) snprintf(why, sizeof why, "collected: %.200s", late.text);
-    if (why[0])
-      snprintf(why + strlen(why), sizeof why - strlen(why), " (queued %u of which %u collected, kept %u, asked %u)", queued, collected,
-               kept, asks);
+      snprintf(reason, sizeof reason, "queued behind what was lost: %.200s", again.text);
+    if (left && mm_engine_collect(e, &(int32_t){0}, &late)) snprintf(reason, sizeof reason, "what was queued was collected");
+    if (left && !strstr(late.text, "rank 1: timeout")) snprintf(reason, sizeof reason, "collected: %.200s", late.text);
+    if (reason[0])
+      snprintf(reason + strlen(reason), sizeof reason - strlen(reason), " (queued %u of which %u collected, kept %u, fault %u)", queued,
+               collected, kept, fault);
     for (uint32_t s = 0; s < SLOTS; s++) mm_engine_drop(e, s);
   }
   err = (mm_err){0};
-  const bool on = why[0] || step(e, 3, false, &err);
-  report("nothing is built on passes that ranks were let down in, and all go on", on && !why[0], on ? why : err.text);
+  const bool on = reason[0] || step(e, 3, false, &err);
+  report("nothing is built on passes that ranks were let down in, and all go on", on && !reason[0], on ? reason : err.text);
   free(state);
   close_engine(e, "its calls and its memory");
 }
@@ -492,7 +492,7 @@ static void check_held(const mm_shards *shards, const mm_shards *other, const ch
   bool ok = true;
   for (uint32_t r = 0; ok && r < ranks; r++) {
     const mm_backend_config c = {
-        .model = &shards->pack.model, .weights = &weights[r], .place = {r, r, ranks, r}, .checkpoint = shards->pack.seal};
+        .model = &shards->pack.model, .weights = &weights[r], .place = {r, r, ranks, r}, .checkpoint = shards->pack.text_digest};
     ok = mm_bind(&weights[r], shards, r, &err) && mm_ops_cuda.weights.hold(&c, &held[r], &memory[r], &err);
   }
   const uint32_t registered = fake.registers;

@@ -60,7 +60,7 @@ static mm_engine *open_watched(const mm_shards *shards, mm_err *err) {
 static void check_arriving(const mm_shards *shards) {
   mm_err err = {0};
   uint64_t all = 0, first = 0;
-  uint32_t asked = 0, early = 0;
+  uint32_t announced = 0, early = 0;
   bool ok = true;
   wrong_experts = 0;
   for (int run = 0; ok && run < 6; run++) {
@@ -73,15 +73,15 @@ static void check_arriving(const mm_shards *shards) {
       if (i == 0) first = fake.copied, early += run && first < all;
       if (run == 0) all = first, fake.copy_us = 10000;
     }
-    fake.on_launch = NULL, asked += lists;
+    fake.on_launch = NULL, announced += lists;
     mm_engine_close(e);
   }
   fake.copy_us = 0;
   char what[200];
   snprintf(what, sizeof what,
-           "experts are there when they are used: %u steps' layers asked, %u of 5 first steps before the end, the last with %.0f %%", asked,
-           early, 100 * (double)first / (double)all);
-  report(what, ok && !wrong_experts && asked > 5 && early > 0, ok ? "some were not, or all had come" : err.text);
+           "experts are there when they are used: %u steps' layers announced, %u of 5 first steps before the end, the last with %.0f %%",
+           announced, early, 100 * (double)first / (double)all);
+  report(what, ok && !wrong_experts && announced > 5 && early > 0, ok ? "some were not, or all had come" : err.text);
   close_engine(NULL, "its calls and its memory");
 }
 

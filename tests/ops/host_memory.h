@@ -81,11 +81,12 @@ static void check_memory(const mm_shards *shards, bool kv_fp8, bool collects, co
   const uint64_t opened = fake_used();
   ok = ok && step(e, 4, false, &err) && step(e, ROWS, true, &err) && (collects || shards->pack.pp > 1 || choose_step(e, &err));
   const uint64_t used = fake_used();
-  char why[700];
-  snprintf(why, sizeof why, "%llu bytes at open, %llu after steps; counted: %llu weights, %llu buffers, %llu states, %llu cache; %.300s",
+  char reason[700];
+  snprintf(reason, sizeof reason,
+           "%llu bytes at open, %llu after steps; counted: %llu weights, %llu buffers, %llu states, %llu cache; %.300s",
            (unsigned long long)opened, (unsigned long long)used, (unsigned long long)kind[0], (unsigned long long)kind[1],
            (unsigned long long)kind[2], (unsigned long long)kind[3], err.text);
-  report(what, ok && used <= counted && used > kind[3] && counted - used < mm_pack_ranks(&shards->pack) * (UINT64_C(200) << 20), why);
+  report(what, ok && used <= counted && used > kind[3] && counted - used < mm_pack_ranks(&shards->pack) * (UINT64_C(200) << 20), reason);
   close_engine(e, "its calls and its memory");
   mm_calibration_close(c);
 }

@@ -22,9 +22,9 @@ static void check_verify(const mm_shards *shards) {
     ok = ok && (strstr(launched, "gqa_together") || strstr(launched, "gqa_blocks")) && !strstr(launched, "gqa_tileI") &&
          !strstr(launched, "stream_tile");
   for (uint32_t i = 0; ok && i < 3; i++) ok = step(e, 9, true, &err);
-  char why[200];
-  snprintf(why, sizeof why, "%u graphs, then %u: %.100s", graphs, fake.graphs - before - graphs, err.text);
-  report("rows of proposals", ok && fake.graphs - before == graphs, why);
+  char reason[200];
+  snprintf(reason, sizeof reason, "%u graphs, then %u: %.100s", graphs, fake.graphs - before - graphs, err.text);
+  report("rows of proposals", ok && fake.graphs - before == graphs, reason);
   close_engine(e, "its calls and its memory");
 }
 

@@ -88,10 +88,10 @@ struct watch {
 bool on_ranks(uint32_t ranks, double limit_s, const std::function<void(member *)> &f, size_t most) {
   mm_err err = {};
   std::vector<mm_comm *> comm;
-  std::vector<mm_process_group> world(ranks);
+  std::vector<mm_process_group> fixture(ranks);
   for (uint32_t r = 0; r < (g_across ? ranks : 1); r++) {
-    world[r] = {r, ranks, exchange};
-    comm.push_back(g_across ? mm_comm_open_across(ranks, &world[r], 0, 1, &err) : mm_comm_open(ranks, &err));
+    fixture[r] = {r, ranks, exchange};
+    comm.push_back(g_across ? mm_comm_open_across(ranks, &fixture[r], 0, 1, &err) : mm_comm_open(ranks, &err));
     must(comm[r] != nullptr, err);
   }
   int devices = 1;

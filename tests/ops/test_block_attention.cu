@@ -16,7 +16,7 @@ namespace {
 constexpr uint32_t kPage = MM_CU_PAGE;
 
 /* Sequences that hold some tokens and bring more: their rows, and a table of scattered pages. */
-struct world {
+struct fixture {
   std::vector<uint32_t> before, count, table, pos, seq;
   std::vector<int32_t> slot;
   std::vector<mm_cu_span> span;
@@ -28,7 +28,7 @@ struct world {
   buffer<uint2> dtile;
 
   /* padding: so many rows of slot -1 behind the others. */
-  world(const std::vector<uint32_t> &held, const std::vector<uint32_t> &brought, uint32_t padding) : before(held), count(brought) {
+  fixture(const std::vector<uint32_t> &held, const std::vector<uint32_t> &brought, uint32_t padding) : before(held), count(brought) {
     uint32_t most = 0;
     for (size_t i = 0; i < held.size(); i++) most = std::max(most, held[i] + brought[i]);
     per_slot = most / kPage + 1, pages = per_slot * (uint32_t)held.size();
@@ -55,7 +55,7 @@ struct world {
 };
 
 /* A cache [cells, d] whose cells of positions [0, held) of each sequence are filled, the others NaN. whole: small whole numbers. */
-std::vector<bf16> filled(const world &w, uint32_t heads, uint32_t d, bool whole, bool later) {
+std::vector<bf16> filled(const fixture &w, uint32_t heads, uint32_t d, bool whole, bool later) {
   std::vector<bf16> v(w.cells(heads) * d, __float2bfloat16(NAN));
   for (uint32_t s = 0; s < w.before.size(); s++) {
     for (uint32_t p = 0; p < (later ? w.last(s) : w.before[s]); p++) {
@@ -68,7 +68,7 @@ std::vector<bf16> filled(const world &w, uint32_t heads, uint32_t d, bool whole,
   return v;
 }
 
-std::string words(const char *what, uint32_t d, uint32_t heads, const world &w) {
+std::string words(const char *what, uint32_t d, uint32_t heads, const fixture &w) {
   return std::string(what) + " d " + std::to_string(d) + ", " + std::to_string(heads) + " heads, " + std::to_string(w.rows) +
          " rows, up to " + std::to_string(w.last(0));
 }
@@ -119,7 +119,7 @@ std::vector<double> head_ref(const bf16 *x, uint32_t d, const float *norm, const
   return y;
 }
 
-void check_heads(const heads_case &c, const world &w) {
+void check_heads(const heads_case &c, const fixture &w) {
   const uint32_t d = c.d, q_width = c.q_heads * d, kv_width = (c.k_heads + c.v_heads) * d;
   const auto q = random_bf16((size_t)w.rows * q_width), kv = random_bf16((size_t)w.rows * kv_width);
   const auto qn = random_float(d, 1, 0.3), kn = random_float(d, 1, 0.3);
@@ -179,7 +179,7 @@ void check_heads(const heads_case &c, const world &w) {
 }
 
 /* Keys and values in e4m3: their codes stand for them under the scale of their cell, and no other cell or scale is written. */
-void check_narrow_heads(const heads_case &c, const world &w) {
+void check_narrow_heads(const heads_case &c, const fixture &w) {
   const uint32_t d = c.d, q_width = c.q_heads * d, kv_width = 2 * c.k_heads * d;
   const auto q = random_bf16((size_t)w.rows * q_width), kv = random_bf16((size_t)w.rows * kv_width);
   const auto kn = random_float(d, 1, 0.3);
@@ -227,7 +227,7 @@ struct select_case {
 };
 
 /* The largest q·k of each block before the row's last `local`, in f64. */
-std::vector<double> scores_ref(const select_case &c, const world &w, uint32_t row, const bf16 *q, const std::vector<bf16> &keys) {
+std::vector<double> scores_ref(const select_case &c, const fixture &w, uint32_t row, const bf16 *q, const std::vector<bf16> &keys) {
   const uint32_t blocks = w.pos[row] / c.size + 1;
   std::vector<double> score(blocks > c.local ? blocks - c.local : 0, -INFINITY);
   for (uint32_t b = 0; b < score.size(); b++) {
@@ -265,7 +265,7 @@ bool right_list(const select_case &c, uint32_t pos, const std::vector<double> &s
 }
 
 /* decode: every sequence brings one row. copies: so many pairs of blocks of the first sequence hold the same keys. */
-void check_select(const select_case &c, const world &w, bool decode, uint32_t copies) {
+void check_select(const select_case &c, const fixture &w, bool decode, uint32_t copies) {
   double work = 0;
   for (uint32_t r = 0; r < w.rows; r++) work += (double)w.pos[r] * c.heads * c.d;
   if (left_out(work)) return;
@@ -304,7 +304,7 @@ void check_select(const select_case &c, const world &w, bool decode, uint32_t co
 }
 
 /* The same rows as tiles and one by one: the same lists. */
-void check_select_alone(const select_case &c, const world &w) {
+void check_select_alone(const select_case &c, const fixture &w) {
   const auto keys = filled(w, 1, c.d, false, true), q = random_bf16((size_t)w.rows * c.heads * c.d);
   const uint32_t most = w.per_slot * kPage / c.size + 1;
   buffer<bf16> dq, dkeys;
@@ -337,8 +337,8 @@ std::vector<uint32_t> some_blocks(uint32_t pos, uint32_t size, uint32_t top_k) {
   return all;
 }
 
-void attend_ref(const blocks_case &c, const world &w, uint32_t row, uint32_t head, const std::vector<bf16> &qkv, const std::vector<bf16> &k,
-                const std::vector<bf16> &v, const std::vector<char> &sees, double *out) {
+void attend_ref(const blocks_case &c, const fixture &w, uint32_t row, uint32_t head, const std::vector<bf16> &qkv,
+                const std::vector<bf16> &k, const std::vector<bf16> &v, const std::vector<char> &sees, double *out) {
   const mm_cu_heads &h = c.h;
   const uint32_t d = h.head_dim, kv_head = head / (h.heads / h.kv_heads);
   const bf16 *const q = &qkv[(size_t)row * (h.heads + 2 * h.kv_heads) * d + head * d];
@@ -365,7 +365,7 @@ typedef cudaError_t (*tiles_fn)(const mm_cu_heads &, const mm_cu_tiles &, const 
                                 cudaStream_t);
 
 /* o as a kernel of tiles leaves it at its second call, poison where no tile has the row. alone: each row is a span of its own. */
-std::vector<bf16> by_tiles(const blocks_case &c, const world &w, const mm_cu_kv &kv, const mm_cu_block_lists &l, const bf16 *qkv,
+std::vector<bf16> by_tiles(const blocks_case &c, const fixture &w, const mm_cu_kv &kv, const mm_cu_block_lists &l, const bf16 *qkv,
                            bool alone, tiles_fn attend) {
   std::vector<mm_cu_span> span = w.span;
   std::vector<uint2> tile = w.tile;
@@ -376,10 +376,10 @@ std::vector<bf16> by_tiles(const blocks_case &c, const world &w, const mm_cu_kv 
   buffer<mm_cu_span> dspan;
   buffer<uint2> dtile;
   buffer<bf16> o((size_t)w.rows * c.h.heads * c.h.head_dim);
-  std::vector<uint8_t> room(c.lists ? mm_cu_by_block_work(c.h, c.lists, c.top_k, w.rows) : 0, 0xff);
-  std::fill(room.begin(), room.begin() + std::min<size_t>(256, room.size()), (uint8_t)0);
+  std::vector<uint8_t> capacity(c.lists ? mm_cu_by_block_work(c.h, c.lists, c.top_k, w.rows) : 0, 0xff);
+  std::fill(capacity.begin(), capacity.begin() + std::min<size_t>(256, capacity.size()), (uint8_t)0);
   buffer<uint8_t> work;
-  work.put(room), dspan.put(span), dtile.put(tile);
+  work.put(capacity), dspan.put(span), dtile.put(tile);
   for (int again = 0; again < 2; again++) {
     o.poison();
     CUDA_OK(attend(c.h, {dspan.p, dtile.p, (uint32_t)tile.size()}, kv, l, {qkv, o.p, work.p, w.rows, w.rows}, 0));
@@ -388,7 +388,7 @@ std::vector<bf16> by_tiles(const blocks_case &c, const world &w, const mm_cu_kv 
 }
 
 /* A kernel of tiles compared with `want`, and each row alone with the row among others. */
-void check_tiles(const char *what, const blocks_case &c, const world &w, const mm_cu_kv &kv, const mm_cu_block_lists &l, const bf16 *qkv,
+void check_tiles(const char *what, const blocks_case &c, const fixture &w, const mm_cu_kv &kv, const mm_cu_block_lists &l, const bf16 *qkv,
                  const std::vector<double> &want, tiles_fn attend) {
   const auto whole_rows = by_tiles(c, w, kv, l, qkv, false, attend), single = by_tiles(c, w, kv, l, qkv, true, attend);
   std::vector<double> got;
@@ -398,7 +398,7 @@ void check_tiles(const char *what, const blocks_case &c, const world &w, const m
               memcmp(whole_rows.data(), single.data(), whole_rows.size() * sizeof single[0]) == 0);
 }
 
-void check_blocks(const blocks_case &c, const world &w, bool split, bool narrow) {
+void check_blocks(const blocks_case &c, const fixture &w, bool split, bool narrow) {
   const mm_cu_heads &h = c.h;
   const uint32_t d = h.head_dim, width = (h.heads + 2 * h.kv_heads) * d, lists = std::max(1u, c.lists);
   double work = 0;
@@ -421,8 +421,8 @@ void check_blocks(const blocks_case &c, const world &w, bool split, bool narrow)
   }
   buffer<bf16> dqkv, dk, dv, o((size_t)w.rows * h.heads * d);
   buffer<uint32_t> dblock, dcount;
-  buffer<uint8_t> room(mm_cu_block_work(h, w.rows));
-  dqkv.put(qkv), dk.put(k), dv.put(v), dblock.put(block), dcount.put(count), room.zero();
+  buffer<uint8_t> capacity(mm_cu_block_work(h, w.rows));
+  dqkv.put(qkv), dk.put(k), dv.put(v), dblock.put(block), dcount.put(count), capacity.zero();
   mm_cu_kv kv = {dk.p, dv.p, w.dtable.p, w.per_slot};
   std::optional<narrow_cache> nk, nv;
   if (narrow) {
@@ -430,7 +430,7 @@ void check_blocks(const blocks_case &c, const world &w, bool split, bool narrow)
     kv.k = nk->dcode.p, kv.v = nv->dcode.p, kv.k_scale = nk->dscale.p, kv.v_scale = nv->dscale.p;
   }
   const mm_cu_block_lists l = {c.lists ? dblock.p : nullptr, dcount.p, c.lists, c.top_k, c.size};
-  const mm_cu_block_job job = {dqkv.p, o.p, room.p, 0, w.rows, w.rows, split};
+  const mm_cu_block_job job = {dqkv.p, o.p, capacity.p, 0, w.rows, w.rows, split};
   for (int again = 0; again < 2; again++) { /* the counters come back to zero */
     o.poison();
     CUDA_OK(mm_cu_gqa_blocks(h, w.drows(), kv, l, job, 0));
@@ -498,36 +498,36 @@ void test_block_attention() {
   }
   for (const heads_case &c : {heads_case{8, 2, 2, 32, 16, true}, heads_case{2, 1, 0, 32, 16, true}, heads_case{64, 4, 4, 128, 64, true},
                               heads_case{4, 1, 0, 128, 64, true}, heads_case{6, 3, 3, 64, 64, false}, heads_case{20, 5, 5, 64, 32, true}}) {
-    check_heads(c, world({200, 0, 63, 64, 9000}, {1, 1, 1, 1, 1}, 3));
-    check_heads(c, world({100, 3, 250}, {70, 1, 33}, 0));
-    if (c.v_heads) check_narrow_heads(c, world({100, 3, 250}, {70, 1, 33}, 2));
+    check_heads(c, fixture({200, 0, 63, 64, 9000}, {1, 1, 1, 1, 1}, 3));
+    check_heads(c, fixture({100, 3, 250}, {70, 1, 33}, 0));
+    if (c.v_heads) check_narrow_heads(c, fixture({100, 3, 250}, {70, 1, 33}, 2));
   }
   for (const bool whole : {true, false}) {
     for (const select_case &c :
          {select_case{2, 32, 16, 4, 1, whole}, select_case{4, 128, 128, 16, 1, whole}, select_case{1, 128, 128, 16, 2, whole},
           select_case{3, 64, 48, 5, 2, whole}, select_case{8, 64, 32, 64, 3, whole}, select_case{2, 32, 16, 3, 3, whole}}) {
-      check_select(c, world({c.size * 40 + 7, 0, c.size * c.top_k - 1, c.size * c.top_k, c.size * 9}, {1, 1, 1, 1, 1}, 3), true, 30);
-      check_select(c, world({c.size * 40 - 4, 0, c.size * c.top_k - 3, c.size * 9}, {8, 7, 8, 1}, 3), true, 30); /* verify rows */
-      check_select(c, world({c.size * 21 - 30, 0, 5}, {130, 90, 1}, 2), false, 30);
-      if (!whole) check_select_alone(c, world({c.size * 21 - 30, 0, 5}, {130, 90, 1}, 0));
+      check_select(c, fixture({c.size * 40 + 7, 0, c.size * c.top_k - 1, c.size * c.top_k, c.size * 9}, {1, 1, 1, 1, 1}, 3), true, 30);
+      check_select(c, fixture({c.size * 40 - 4, 0, c.size * c.top_k - 3, c.size * 9}, {8, 7, 8, 1}, 3), true, 30); /* verify rows */
+      check_select(c, fixture({c.size * 21 - 30, 0, 5}, {130, 90, 1}, 2), false, 30);
+      if (!whole) check_select_alone(c, fixture({c.size * 21 - 30, 0, 5}, {130, 90, 1}, 0));
     }
   }
-  check_select({4, 128, 128, 16, 1, false}, world({128 * 1200 + 3}, {1}, 0), true, 100);
-  check_select({2, 32, 16, 4, 1, true}, world(std::vector<uint32_t>(700, 90), std::vector<uint32_t>(700, 1), 0), true, 0);
+  check_select({4, 128, 128, 16, 1, false}, fixture({128 * 1200 + 3}, {1}, 0), true, 100);
+  check_select({2, 32, 16, 4, 1, true}, fixture(std::vector<uint32_t>(700, 90), std::vector<uint32_t>(700, 1), 0), true, 0);
   for (const blocks_case &c :
        {blocks_case{{8, 2, 32, 16}, 2, 16, 4}, blocks_case{{64, 4, 128, 64}, 4, 128, 16}, blocks_case{{16, 1, 128, 64}, 1, 128, 16},
         blocks_case{{12, 4, 64, 32}, 2, 48, 5}, blocks_case{{8, 2, 64, 32}, 2, 32, 4}, blocks_case{{16, 2, 128, 64}, 0, 0, 0},
         blocks_case{{8, 2, 32, 16}, 0, 0, 0}}) {
     const uint32_t far = c.size ? c.size * 20 : 1500;
     for (const bool narrow : {false, true}) {
-      check_blocks(c, world({far + 3, 0, 15, 16, far}, {1, 1, 1, 1, 1}, 3), true, narrow);
-      check_blocks(c, world({far + 3}, {1}, 0), true, narrow);
-      check_blocks(c, world({far - 3, 0, 15, far + 60}, {8, 8, 2, 7}, 3), true, narrow); /* verify rows */
-      check_blocks(c, world({far - 40, 0}, {70, 20}, 2), false, narrow);
+      check_blocks(c, fixture({far + 3, 0, 15, 16, far}, {1, 1, 1, 1, 1}, 3), true, narrow);
+      check_blocks(c, fixture({far + 3}, {1}, 0), true, narrow);
+      check_blocks(c, fixture({far - 3, 0, 15, far + 60}, {8, 8, 2, 7}, 3), true, narrow); /* verify rows */
+      check_blocks(c, fixture({far - 40, 0}, {70, 20}, 2), false, narrow);
     }
   }
   /* By block: rounds of four tiles, of two sequences together; rounds by index head; one round of all. */
-  check_blocks({{8, 1, 128, 64}, 1, 128, 64}, world({128 * 66 + 5, 40}, {130, 200}, 3), false, false);
-  check_blocks({{32, 4, 128, 64}, 2, 128, 64}, world({128 * 9 + 5, 40}, {130, 200}, 3), false, false);
-  check_blocks({{32, 2, 128, 64}, 1, 128, 3}, world({128 * 3 - 40, 500, 0}, {100, 1, 200}, 1), false, false);
+  check_blocks({{8, 1, 128, 64}, 1, 128, 64}, fixture({128 * 66 + 5, 40}, {130, 200}, 3), false, false);
+  check_blocks({{32, 4, 128, 64}, 2, 128, 64}, fixture({128 * 9 + 5, 40}, {130, 200}, 3), false, false);
+  check_blocks({{32, 2, 128, 64}, 1, 128, 3}, fixture({128 * 3 - 40, 500, 0}, {100, 1, 200}, 1), false, false);
 }

@@ -17,16 +17,16 @@ struct choice_settings {
 
 /* The token that the CPU's sampler draws. */
 struct cpu_sampler {
-  mm_sampler *room;
+  mm_sampler *capacity;
   std::vector<float> x;
   explicit cpu_sampler(uint32_t vocab) : x(vocab) {
     mm_err err = {};
-    if (!(room = mm_sampler_open(vocab, &err))) fprintf(stderr, "%s\n", err.text), exit(1);
+    if (!(capacity = mm_sampler_open(vocab, &err))) fprintf(stderr, "%s\n", err.text), exit(1);
   }
-  ~cpu_sampler() { mm_sampler_close(room); }
+  ~cpu_sampler() { mm_sampler_close(capacity); }
   int32_t choose(const mm_sampling &set, uint64_t n, const float *logits, const std::vector<uint8_t> &never) {
     for (size_t v = 0; v < x.size(); v++) x[v] = never[v] ? -INFINITY : logits[v];
-    return mm_sample(room, &set, n, x.data());
+    return mm_sample(capacity, &set, n, x.data());
   }
 };
 
@@ -118,10 +118,10 @@ static void check_logprobs(uint32_t vocab, uint32_t rows, double sigma) {
   const uint32_t pitch = random_pitch(vocab);
   const std::vector<float> x = random_logits((size_t)rows * pitch, sigma), raw = random_logits((size_t)rows * vocab, sigma);
   const std::vector<uint8_t> never = random_never(vocab);
-  std::vector<mm_cu_row_options> ask(rows);
+  std::vector<mm_cu_row_options> option(rows);
   std::vector<int32_t> chosen(rows);
   for (uint32_t i = 0; i < rows; i++) {
-    ask[i].logprobs = g_rng.below(MM_CU_LOGPROBS + 1), ask[i].raw = g_rng.below(3) ? 0 : 1 + i;
+    option[i].logprobs = g_rng.below(MM_CU_LOGPROBS + 1), option[i].raw = g_rng.below(3) ? 0 : 1 + i;
     chosen[i] = g_rng.below(9) ? (int32_t)g_rng.below(vocab) : -1;
   }
   buffer<float> dx, draw;
@@ -129,7 +129,7 @@ static void check_logprobs(uint32_t vocab, uint32_t rows, double sigma) {
   buffer<mm_cu_row_options> dask;
   buffer<int32_t> id;
   buffer<mm_logprob> logprobs((size_t)rows * MM_CU_LOGPROBS);
-  dx.put(x), draw.put(raw), dnever.put(words_of(never)), dask.put(ask), id.put(chosen), logprobs.zero();
+  dx.put(x), draw.put(raw), dnever.put(words_of(never)), dask.put(option), id.put(chosen), logprobs.zero();
   mm_cu_sample a = {};
   a.logits = dx.p, a.never = dnever.p, a.vocab = vocab, a.vocab_rows = pitch, a.id = id.p;
   mm_cu_sample_options q = {};
@@ -139,15 +139,15 @@ static void check_logprobs(uint32_t vocab, uint32_t rows, double sigma) {
   std::vector<uint8_t> differs(rows);
   parallel(rows, [&](uint32_t i) {
     cpu_sampler cpu(vocab);
-    const float *const from = ask[i].raw ? &raw[(size_t)i * vocab] : &x[(size_t)i * pitch];
+    const float *const from = option[i].raw ? &raw[(size_t)i * vocab] : &x[(size_t)i * pitch];
     for (uint32_t v = 0; v < vocab; v++) cpu.x[v] = never[v] ? -INFINITY : from[v];
     mm_logprob want[MM_CU_LOGPROBS] = {};
     mm_sampling set = {};
-    set.top_logprobs = ask[i].logprobs ? ask[i].logprobs - 1 : 0, set.logprobs = want;
+    set.top_logprobs = option[i].logprobs ? option[i].logprobs - 1 : 0, set.logprobs = want;
     cpu.x[(size_t)std::max(chosen[i], 0)] = from[std::max(chosen[i], 0)]; /* whatever was chosen has one */
-    if (never[(size_t)std::max(chosen[i], 0)] || !ask[i].logprobs) return;
-    mm_sample_logprobs(cpu.room, &set, chosen[i], cpu.x.data());
-    for (uint32_t k = 0; k < ask[i].logprobs; k++) {
+    if (never[(size_t)std::max(chosen[i], 0)] || !option[i].logprobs) return;
+    mm_sample_logprobs(cpu.capacity, &set, chosen[i], cpu.x.data());
+    for (uint32_t k = 0; k < option[i].logprobs; k++) {
       const mm_logprob g = got[(size_t)i * MM_CU_LOGPROBS + k], w = want[k];
       const bool none = isnan(g.logprob) && isnan(w.logprob); /* a logit that is no number was chosen */
       differs[i] |= g.id != w.id || !(none || g.logprob == w.logprob || fabsf(g.logprob - w.logprob) <= 1e-6f * (1 + fabsf(w.logprob)));

@@ -100,30 +100,30 @@ struct drafting {
     std::vector<float> logits(out.size() * vocab);
     must(mm_engine_step(engine, &b, logits.data(), &err), err);
   }
-  std::vector<float> logits(const std::vector<mm_draft_ask> &ask, uint32_t each, std::vector<int32_t> *id) {
+  std::vector<float> logits(const std::vector<mm_draft_request> &request, uint32_t each, std::vector<int32_t> *id) {
     mm_err err = {};
-    std::vector<float> all(ask.size() * each * vocab);
-    id->resize(ask.size() * each);
-    must(mm_engine_draft(engine, ask.data(), (uint32_t)ask.size(), each, id->data(), all.data(), &err), err);
+    std::vector<float> all(request.size() * each * vocab);
+    id->resize(request.size() * each);
+    must(mm_engine_draft(engine, request.data(), (uint32_t)request.size(), each, id->data(), all.data(), &err), err);
     return all;
   }
-  std::vector<int32_t> best(const std::vector<mm_draft_ask> &ask, uint32_t each) {
+  std::vector<int32_t> best(const std::vector<mm_draft_request> &request, uint32_t each) {
     mm_err err = {};
-    std::vector<int32_t> id(ask.size() * each);
-    must(mm_engine_draft(engine, ask.data(), (uint32_t)ask.size(), each, id.data(), nullptr, &err), err);
+    std::vector<int32_t> id(request.size() * each);
+    must(mm_engine_draft(engine, request.data(), (uint32_t)request.size(), each, id.data(), nullptr, &err), err);
     return id;
   }
 };
 
 /* The same three engines, given the same steps. */
-struct world {
+struct fixture {
   drafting gpu, eager, cpu;
   uint32_t held[SLOTS] = {};
   std::vector<double> error;   /* of each row of logits, against the CPU's */
   std::vector<double> shifted; /* of the CPU's own, where it reads one cell less */
-  uint32_t bits = 0, choices = 0, asked = 0;
+  uint32_t bits = 0, choices = 0, drafted = 0;
 
-  world(const mm_shards *s, const mm_dflash *d)
+  fixture(const mm_shards *s, const mm_dflash *d)
       : gpu(s, d, &mm_ops_cuda, false), eager(s, d, &mm_ops_cuda, true), cpu(s, d, &mm_ops_cpu, false) {}
   void each(const std::function<void(drafting &)> &f) { f(gpu), f(eager), f(cpu); }
   void step(const std::vector<mm_span> &span, const std::vector<int32_t> &id) {
@@ -144,41 +144,41 @@ struct world {
     for (uint32_t s = 0; s < SLOTS; s++) span.push_back({(int32_t)s, s, 1, held[s]}), id.push_back(random());
     step(span, id);
   }
-  void ask(const std::vector<mm_draft_ask> &asks, uint32_t n) {
+  void draft(const std::vector<mm_draft_request> &requests, uint32_t n) {
     std::vector<int32_t> id, launched, narrow;
-    const auto want = cpu.logits(asks, n, &narrow), got = gpu.logits(asks, n, &id), plain = eager.logits(asks, n, &launched);
+    const auto want = cpu.logits(requests, n, &narrow), got = gpu.logits(requests, n, &id), plain = eager.logits(requests, n, &launched);
     const size_t vocab = gpu.vocab;
     for (size_t row = 0; row < id.size(); row++) {
       const std::vector<double> a(&want[row * vocab], &want[row * vocab] + vocab), b(&got[row * vocab], &got[row * vocab] + vocab);
       error.push_back(relative_error(a, b));
     }
-    asked++;
-    std::vector<mm_draft_ask> before = asks;
-    for (mm_draft_ask &a : before) a.pos -= a.pos > 1;
+    drafted++;
+    std::vector<mm_draft_request> before = requests;
+    for (mm_draft_request &a : before) a.pos -= a.pos > 1;
     const auto other = cpu.logits(before, n, &narrow);
     for (size_t row = 0; row < id.size(); row++) {
       const std::vector<double> a(&want[row * vocab], &want[row * vocab] + vocab), b(&other[row * vocab], &other[row * vocab] + vocab);
-      if (asks[row / n].pos > 1) shifted.push_back(relative_error(a, b));
+      if (requests[row / n].pos > 1) shifted.push_back(relative_error(a, b));
     }
     for (int turn = 0; turn < 3; turn++) { /* launched, recorded, replayed */
-      bits += memcmp(gpu.logits(asks, n, &id).data(), plain.data(), plain.size() * sizeof plain[0]) != 0;
-      choices += gpu.best(asks, n) != id;
+      bits += memcmp(gpu.logits(requests, n, &id).data(), plain.data(), plain.size() * sizeof plain[0]) != 0;
+      choices += gpu.best(requests, n) != id;
     }
-    choices += eager.best(asks, n) != launched;
+    choices += eager.best(requests, n) != launched;
   }
 };
 
 void check_draft(const mm_shards *shards, const mm_dflash *d, const std::string &name) {
-  world w(shards, d);
+  fixture w(shards, d);
   const uint32_t length[SLOTS] = {3, 63, 64, 300 + g_rng.below(200)}, block = d->c.block;
   for (uint32_t s = 0; s < SLOTS; s++) w.prompt(s, length[s]);
   for (uint32_t round = 0; round < ROUNDS; round++) {
     w.one_token_each();
-    std::vector<mm_draft_ask> asks;
+    std::vector<mm_draft_request> requests;
     for (uint32_t s = 0; s < SLOTS; s++)
       if (round == 0 ? s == 3 : round == 1 || g_rng.below(2))
-        asks.push_back({s, round % 2 ? w.held[s] : 1 + g_rng.below(w.held[s]), w.random()});
-    if (!asks.empty()) w.ask(asks, round < 2 ? block - 1 : 1 + g_rng.below(block - 1));
+        requests.push_back({s, round % 2 ? w.held[s] : 1 + g_rng.below(w.held[s]), w.random()});
+    if (!requests.empty()) w.draft(requests, round < 2 ? block - 1 : 1 + g_rng.below(block - 1));
     if (round != 3) continue;
     const uint32_t to[] = {0};
     w.each([](drafting &x) { x.swap_pages(3); });
@@ -197,9 +197,9 @@ void check_draft(const mm_shards *shards, const mm_dflash *d, const std::string 
   report(name + ": logits of a draft against the CPU's, median" + rows, median, 5e-2);
   report(name + ": the same, worst row; of unrelated logits it is 1.4", w.error.back(), 0.5);
   report_true(name + ": one cell less is three times that median off and more: " + std::to_string(shifted), shifted > 3 * median);
-  report_true(
-      name + ": recorded blocks = launched ones, bit for bit, in " + std::to_string(w.asked) + " asks; others " + std::to_string(w.bits),
-      w.bits == 0);
+  report_true(name + ": recorded blocks = launched ones, bit for bit, in " + std::to_string(w.drafted) + " requests; others " +
+                  std::to_string(w.bits),
+              w.bits == 0);
   report_true(name + ": choices are those of the logits; others " + std::to_string(w.choices), w.choices == 0);
 }
 

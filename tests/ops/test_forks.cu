@@ -8,7 +8,7 @@
 
 #include "runtime/cuda/backend.h"
 #include "runtime/engine/engine.h"
-#include "tests/ops/forks_world.h"
+#include "tests/ops/forks_fixture.h"
 #include "tests/ops/gpu.h"
 #include "tests/ops/whole.h"
 
@@ -17,7 +17,7 @@ namespace {
 /* ---- forks and restored slots ---- */
 
 /* Sequences that share a prompt of n tokens by a fork, against the same fed separately, for as long as it takes to cross a border. */
-bool forked_as_separate(world &a, world &b, uint32_t n) {
+bool forked_as_separate(fixture &a, fixture &b, uint32_t n) {
   const std::vector<int32_t> prompt = random_ids(n, a.vocab);
   mm_err err = {};
   for (uint32_t from = 0; from < n; from += ROWS) {
@@ -38,7 +38,7 @@ bool forked_as_separate(world &a, world &b, uint32_t n) {
 }
 
 /* The token sampled after a slot's last one is known to its forks. */
-bool chosen_forked(world &a) {
+bool chosen_forked(fixture &a) {
   const std::vector<int32_t> prompt = random_ids(40, a.vocab);
   const mm_sampling greedy = {0, 1, 0, 0};
   step s, with_id, with_chosen;
@@ -56,7 +56,7 @@ bool chosen_forked(world &a) {
 
 /* Saved after n tokens, dropped, its states overwritten by others; then restored in another slot: it goes on as one that was never broken.
  * Without lightning also from the middle of what was kept. */
-bool restored_as_unbroken(world &a, world &b, uint32_t n) {
+bool restored_as_unbroken(fixture &a, fixture &b, uint32_t n) {
   const bool lightning = mm_engine_state_bytes(a.engine) > 0;
   const std::vector<int32_t> ids = random_ids(n + 10, a.vocab);
   std::vector<char> state(mm_engine_state_bytes(a.engine));
@@ -80,7 +80,7 @@ bool restored_as_unbroken(world &a, world &b, uint32_t n) {
 }
 
 void check_shared(const mm_shards *shards, const std::string &name) {
-  world a(shards, 0), b(shards, 0);
+  fixture a(shards, 0), b(shards, 0);
   bool forked = true, restored = true;
   for (uint32_t n : {1u, 63u, 64u, 65u, 127u, 128u, 129u, 200u}) {
     forked &= forked_as_separate(a, b, n), restored &= restored_as_unbroken(a, b, n);
@@ -93,7 +93,7 @@ void check_shared(const mm_shards *shards, const std::string &name) {
 
 /* ---- what rows may ask for ---- */
 
-struct asked {
+struct sampled {
   mm_sampling set = {};
   std::vector<mm_bias> bias;
   std::vector<uint32_t> mask;
@@ -101,7 +101,7 @@ struct asked {
 };
 
 /* Every parameter in use, in every combination; pointers lead into *a, which stays where it is. */
-void ask(asked *a, uint32_t vocab) {
+void fill(sampled *a, uint32_t vocab) {
   mm_sampling *s = &a->set;
   *s = {g_rng.below(6) ? 0.2 + 2 * g_rng.uniform() : 0, g_rng.below(2) ? 0.2 + 0.8 * g_rng.uniform() : 1,
         g_rng.below(2) ? 1 + g_rng.below(60) : 0, g_rng.next()};
@@ -125,16 +125,16 @@ void ask(asked *a, uint32_t vocab) {
 }
 
 /* The CPU's choice from the same logits, `held` being what the sequence holds; whether it is the one. Logprobs: sums in another order. */
-bool as_cpu(mm_sampler *room, const asked &a, const std::vector<int32_t> &held, uint32_t count, const float *logits, uint32_t vocab,
+bool as_cpu(mm_sampler *capacity, const sampled &a, const std::vector<int32_t> &held, uint32_t count, const float *logits, uint32_t vocab,
             int32_t chosen) {
   std::vector<float> own(logits, logits + vocab);
-  mm_sample_adjust(room, &a.set, held.data(), count, own.data());
-  if (mm_sample(room, &a.set, count, own.data()) != chosen) return false;
+  mm_sample_adjust(capacity, &a.set, held.data(), count, own.data());
+  if (mm_sample(capacity, &a.set, count, own.data()) != chosen) return false;
   if (!a.set.logprobs) return true;
   mm_logprob want[1 + MM_LOGPROBS];
   mm_sampling set = a.set;
   set.logprobs = want;
-  mm_sample_logprobs(room, &set, chosen, logits);
+  mm_sample_logprobs(capacity, &set, chosen, logits);
   bool same = true;
   for (uint32_t i = 0; i <= set.top_logprobs; i++) {
     same &= want[i].id == a.logprobs[i].id;
@@ -148,11 +148,11 @@ bool as_cpu(mm_sampler *room, const asked &a, const std::vector<int32_t> &held, 
  */
 void check_draws(const mm_shards *shards, const std::string &name) {
   constexpr uint32_t N = 64, kDraws = 10000;
-  world w(shards, 0);
+  fixture w(shards, 0);
   mm_err err = {};
-  mm_sampler *const room = mm_sampler_open(w.vocab, &err);
-  must(room != nullptr, err);
-  std::vector<asked> a(N);
+  mm_sampler *const capacity = mm_sampler_open(w.vocab, &err);
+  must(capacity != nullptr, err);
+  std::vector<sampled> a(N);
   uint32_t wrong = 0, drawn = 0, found = 0;
   const uint32_t to[] = {1, 2};
   for (; drawn < kDraws; drawn += N) {
@@ -161,19 +161,19 @@ void check_draws(const mm_shards *shards, const std::string &name) {
     feed_slot(w, 0, ids, 0, p);
     must(mm_engine_fork(w.engine, 0, to, 2, &err), err);
     std::vector<mm_sampling> set;
-    for (asked &x : a) ask(&x, w.vocab), set.push_back(x.set);
+    for (sampled &x : a) fill(&x, w.vocab), set.push_back(x.set);
     step plain, draws;
     plain.add(1, p, &ids[p], N), plain.all_rows(), draws.add(2, p, &ids[p], N), draws.all_rows();
     const auto logits = logits_of(w, plain);
     const mm_batch b = draws.batch(set.data());
     must(mm_engine_queue(w.engine, &b, &err) && mm_engine_collect(w.engine, got.data(), &err), err);
-    for (uint32_t i = 0; i < N; i++) wrong += !as_cpu(room, a[i], ids, p + i + 1, &logits[(size_t)i * w.vocab], w.vocab, got[i]);
+    for (uint32_t i = 0; i < N; i++) wrong += !as_cpu(capacity, a[i], ids, p + i + 1, &logits[(size_t)i * w.vocab], w.vocab, got[i]);
     std::rotate(ids.begin(), ids.begin() + 1,
                 ids.begin() + 20); /* planted: other places of the first ids, and so other counts in replies */
     for (int32_t &id : ids) id = (id + 1) % 300;
-    for (uint32_t i = 0; i < N; i++) found += !as_cpu(room, a[i], ids, p + i + 1, &logits[(size_t)i * w.vocab], w.vocab, got[i]);
+    for (uint32_t i = 0; i < N; i++) found += !as_cpu(capacity, a[i], ids, p + i + 1, &logits[(size_t)i * w.vocab], w.vocab, got[i]);
   }
-  mm_sampler_close(room);
+  mm_sampler_close(capacity);
   report_true(
       name + ": " + std::to_string(wrong) + " of " + std::to_string(drawn) + " draws with every parameter in use differ from the CPU's",
       wrong == 0);
@@ -184,7 +184,7 @@ void check_draws(const mm_shards *shards, const std::string &name) {
  * mask is given with the step. */
 void check_deferred(const mm_shards *shards, const std::string &name) {
   constexpr uint32_t N = 40;
-  world a(shards, 0), b(shards, 0);
+  fixture a(shards, 0), b(shards, 0);
   mm_err err = {};
   std::vector<int32_t> got[2];
   std::vector<std::vector<uint32_t>> mask;
@@ -213,7 +213,7 @@ void check_deferred(const mm_shards *shards, const std::string &name) {
 
 void check_scores(const mm_shards *shards, const std::string &name) {
   constexpr uint32_t N = 90;
-  world w(shards, 0);
+  fixture w(shards, 0);
   const std::vector<int32_t> ids = random_ids(N, w.vocab), target = random_ids(N, w.vocab);
   std::vector<double> score(N);
   mm_err err = {};
@@ -247,12 +247,12 @@ struct entry {
 
 /* Two worlds under the same commands: in the second, pages come in another order, and what nobody holds is poison. */
 struct schedule {
-  world a, b;
-  world *w[2] = {&a, &b};
+  fixture a, b;
+  fixture *w[2] = {&a, &b};
   bool lightning;
   std::vector<std::vector<int32_t>> id = std::vector<std::vector<int32_t>>(SLOTS);
   std::vector<entry> cache;
-  const char *why = "";
+  const char *reason = "";
   uint32_t forks = 0, resumed = 0, refused = 0, mixed = 0, moved = 0, moved_at = 0;
   static constexpr uint32_t PLACES = 2 * POSITIONS / MM_PAGE;
 
@@ -261,10 +261,10 @@ struct schedule {
     for (uint32_t slot = 0; slot < 3; slot++) feed_slot(b, slot, random_ids(90, b.vocab), 0, 90);
     for (uint32_t slot : {1u, 0u, 2u}) b.drop(slot);
     mm_err err = {};
-    for (world *x : w) must(mm_engine_pool(x->engine, PLACES, &err), err);
+    for (fixture *x : w) must(mm_engine_pool(x->engine, PLACES, &err), err);
   }
   void drop(uint32_t slot) {
-    for (world *x : w) x->drop(slot);
+    for (fixture *x : w) x->drop(slot);
     id[slot].clear();
   }
 
@@ -272,7 +272,7 @@ struct schedule {
     const uint32_t from = g_rng.below(SLOTS), to = (from + 1 + g_rng.below(SLOTS - 1)) % SLOTS;
     if (!a.held[from]) return;
     mm_err err = {};
-    for (world *x : w) must(mm_engine_fork(x->engine, from, &to, 1, &err), err), x->held[to] = x->held[from];
+    for (fixture *x : w) must(mm_engine_fork(x->engine, from, &to, 1, &err), err), x->held[to] = x->held[from];
     id[to] = id[from], forks++;
   }
 
@@ -319,7 +319,7 @@ struct schedule {
     for (int i = 0; i < 2; i++) done &= move_in(*w[i], &e.in[i].page, i ? g_rng.below(3) : 0, i > 0);
     moved += done;
   }
-  static bool move_in(world &x, std::vector<uint32_t> *page, uint32_t order, bool cuts) {
+  static bool move_in(fixture &x, std::vector<uint32_t> *page, uint32_t order, bool cuts) {
     const uint32_t n = (uint32_t)page->size();
     std::vector<uint32_t> fresh, place(PLACES);
     mm_pages *const p = mm_engine_pages(x.engine);
@@ -368,10 +368,10 @@ struct schedule {
   }
 
   /* The step in one world: logits, or tokens and logprobs. False where pages are short. */
-  bool run(world &x, const step &s, std::vector<asked> *a_of, std::vector<float> *given) const {
+  bool run(fixture &x, const step &s, std::vector<sampled> *a_of, std::vector<float> *given) const {
     mm_err err = {};
     std::vector<mm_sampling> set;
-    for (const asked &q : *a_of) set.push_back(q.set);
+    for (const sampled &q : *a_of) set.push_back(q.set);
     const mm_batch batch = s.batch(set.empty() ? nullptr : set.data());
     std::vector<int32_t> token(s.out.size());
     given->assign(set.empty() ? s.out.size() * x.vocab : s.out.size(), 0);
@@ -389,14 +389,14 @@ struct schedule {
   /* True if both worlds gave the same. */
   bool one_step() {
     const step s = random_step();
-    std::vector<asked> asks(g_rng.below(2) ? s.out.size() : 0);
-    for (asked &q : asks) ask(&q, a.vocab);
+    std::vector<sampled> wanted(g_rng.below(2) ? s.out.size() : 0);
+    for (sampled &q : wanted) fill(&q, a.vocab);
     std::vector<float> given[2];
     poison();
-    const bool done = run(a, s, &asks, &given[0]);
-    why = "short of pages in one world alone";
-    if (run(b, s, &asks, &given[1]) != done) return false;
-    why = "other bits";
+    const bool done = run(a, s, &wanted, &given[0]);
+    reason = "short of pages in one world alone";
+    if (run(b, s, &wanted, &given[1]) != done) return false;
+    reason = "other bits";
     if (!done) {
       refused++, forget();
       drop(g_rng.below(SLOTS));
@@ -486,7 +486,7 @@ struct schedule {
     while (!cache.empty()) forget();
     for (uint32_t slot = 0; slot < SLOTS; slot++) drop(slot);
     const auto ids = random_ids(N + 1, a.vocab);
-    for (world *x : w) feed_slot(*x, 0, ids, 0, ROWS), feed_slot(*x, 0, ids, ROWS, ROWS);
+    for (fixture *x : w) feed_slot(*x, 0, ids, 0, ROWS), feed_slot(*x, 0, ids, ROWS, ROWS);
     CUDA_OK(cudaDeviceSynchronize());
     for (const layer_cache &c : b.backend->cache)
       if (c.kv.index) CUDA_OK(cudaMemset(index_key(c, b.pages_of(0)[0], 0), 0x45, 16 * b.backend->pages.work.index_bytes));
@@ -522,7 +522,7 @@ void check_schedules(const mm_shards *shards, const std::string &name, bool kv_f
            "rest poison",
            name.c_str(), kv_fp8 ? ", fp8 cache" : "", steps, s.mixed, s.forks, s.resumed, s.moved, s.refused,
            wrong ? "not" : "the bits of");
-  report_true(text + (wrong ? ", first at step " + std::to_string(first) + ": " + s.why + ", " + std::to_string(first - s.moved_at) +
+  report_true(text + (wrong ? ", first at step " + std::to_string(first) + ": " + s.reason + ", " + std::to_string(first - s.moved_at) +
                                   " steps after the last move"
                             : std::string()),
               wrong == 0 && s.forks && s.resumed && s.moved && s.mixed);

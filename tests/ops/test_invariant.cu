@@ -76,8 +76,9 @@ uint32_t differing(place &p, const std::vector<sequence> &s, bool single) {
       if (left == 0) continue;
       more = true;
       if (g_rng.below(4) == 0) continue;
-      const uint32_t room = ROWS - (uint32_t)id.size(), most = single || g_rng.below(2) ? 1 : 1 + g_rng.below(g_rng.below(3) ? 40 : ROWS);
-      const uint32_t count = std::min(std::min(left, room), most);
+      const uint32_t capacity = ROWS - (uint32_t)id.size(),
+                     most = single || g_rng.below(2) ? 1 : 1 + g_rng.below(g_rng.below(3) ? 40 : ROWS);
+      const uint32_t count = std::min(std::min(left, capacity), most);
       if (count == 0) continue;
       span.push_back({(int32_t)slot, (uint32_t)id.size(), count, pos});
       id.insert(id.end(), s[slot].id.begin() + pos, s[slot].id.begin() + pos + count);

@@ -111,7 +111,7 @@ void check_failing(const std::string &dir, const std::vector<std::vector<int32_t
 }
 
 /* Sampling settings of the rows of step t of check_choices. */
-std::vector<mm_sampling> asked(uint32_t t, std::vector<mm_logprob> *logprobs) {
+std::vector<mm_sampling> sampling_of(uint32_t t, std::vector<mm_logprob> *logprobs) {
   std::vector<mm_sampling> set(kSlots);
   for (uint32_t s = 0; s < kSlots; s++) {
     set[s].top_p = 1;
@@ -144,13 +144,13 @@ void check_choices(const std::string &name, const opened &logits_of, const opene
   for (uint32_t t = 0; t < kSteps && ok; t++) {
     logits.emplace_back((size_t)kSlots * logits_of.s.vocab), want.emplace_back(kSlots);
     step(t, [&](mm_batch *b) { return mm_engine_step(logits_of.s.engine, b, logits.back().data(), &err); });
-    const auto set = asked(t, nullptr);
+    const auto set = sampling_of(t, nullptr);
     for (uint32_t s = 0; s < kSlots; s++)
       want.back()[s] = mm_sample(sampler, &set[s], kStart + t + UINT64_C(1), &logits.back()[(size_t)s * logits_of.s.vocab]);
   }
   feed(chooses.s, seq, 0, kStart);
   for (uint32_t t = 0; t < kSteps && ok; t++) {
-    const auto set = asked(t, &logprobs);
+    const auto set = sampling_of(t, &logprobs);
     step(t, [&](mm_batch *b) {
       b->sampling = set.data();
       return mm_engine_queue(chooses.s.engine, b, &err);
@@ -245,7 +245,7 @@ void check_alike(const std::string &name, const std::string &dir, const std::vec
       for (uint32_t i = 0; i < span[s].count; i++) in.push_back(id[from + i]);
       out[s] = (uint32_t)in.size() - 1;
     }
-    const auto set = asked(t, nullptr);
+    const auto set = sampling_of(t, nullptr);
     mm_batch b = {(uint32_t)in.size(), in.data(), kSlots, span.data(), kSlots, out.data()};
     if (t % 10 < 9) {
       b.sampling = set.data();

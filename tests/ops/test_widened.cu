@@ -120,11 +120,11 @@ void check_laid(uint32_t tokens, uint32_t top_k, uint32_t k, uint32_t piece, mm_
   auto x = random_bf16((size_t)tokens * k), rows = random_bf16((size_t)pairs * k);
   for (size_t i = 0; i < rows.size(); i++) rows[i] = __float2bfloat16(to_float(rows[i]) * (float)exp2((double)(i / 16 % 11) - 8));
   buffer<__nv_bfloat16> dx, to((size_t)pairs * k), laid, plain;
-  buffer<uint32_t> room(pairs);
+  buffer<uint32_t> capacity(pairs);
   std::vector<uint32_t> anything(pairs);
   for (uint32_t &v : anything) v = g_rng.below(places + 2);
-  dx.put(x), laid.put(rows), plain.put(rows), room.put(anything);
-  CUDA_OK(mm_cu_lay_tokens(to.p, dx.p, room.p, b.r, tokens, k, piece, 0));
+  dx.put(x), laid.put(rows), plain.put(rows), capacity.put(anything);
+  CUDA_OK(mm_cu_lay_tokens(to.p, dx.p, capacity.p, b.r, tokens, k, piece, 0));
   CUDA_OK(mm_cu_lay_rounded(laid.p, {kind, fixed}, b.r, tokens, k, piece, 0));
   CUDA_OK(mm_cu_round(plain.p, pairs, {plain.p, k, nullptr}, {kind, fixed}, 0));
   const auto got = to.get(), rounded = laid.get(), want = plain.get();

@@ -25,7 +25,7 @@
 
 namespace {
 
-constexpr int kWarps = 4, kThreads = kWarps * 32, kKeys = 16, kGroup = MM_CU_BLOCK_GROUP, kRooms = 2, kPad = 8;
+constexpr int kWarps = 4, kThreads = kWarps * 32, kKeys = 16, kGroup = MM_CU_BLOCK_GROUP, kStages = 2, kPad = 8;
 constexpr uint32_t kMostParts = 32;
 
 /* An unnormalised result: o = Σ exp2(s - m)·v, l = Σ exp2(s - m), per head of the group. */
@@ -34,27 +34,27 @@ struct block_part {
   float o[kGroup][D], m[kGroup], l[kGroup];
 };
 template <int D>
-struct key_room {
+struct key_capacity {
   bf16 k[kKeys][D + kPad], v[kKeys][D + kPad];
 };
 /* The same as it lies in an e4m3 cache. */
 template <int D>
-struct code_room {
+struct code_capacity {
   uint8_t k[kKeys][D], v[kKeys][D];
   float k_scale[kKeys], v_scale[kKeys];
 };
 template <int D, bool kFp8>
-struct warp_rooms {
-  key_room<D> fetched[kRooms];
+struct warp_stages {
+  key_capacity<D> fetched[kStages];
 };
 template <int D>
-struct warp_rooms<D, true> {
-  code_room<D> fetched[kRooms];
-  key_room<D> wide; /* f16 */
+struct warp_stages<D, true> {
+  code_capacity<D> fetched[kStages];
+  key_capacity<D> wide; /* f16 */
 };
 template <int D, bool kFp8>
 union block_shared {
-  warp_rooms<D, kFp8> warp[kWarps];
+  warp_stages<D, kFp8> warp[kWarps];
   block_part<D> part[kWarps];
 };
 static_assert(sizeof(block_shared<128, false>) + 4096 <= MM_CU_SHARED_LEAST, "it fits everywhere");
@@ -86,7 +86,7 @@ struct tile_list {
 /* Starts the copy of 16 keys and values from `cell` on; those at or past valid become zeros, so that what
  * lies there reaches no sum. */
 template <int D>
-__device__ __forceinline__ void fetch_tile(key_room<D> &to, const mm_cu_kv &kv, size_t cell, uint32_t valid) {
+__device__ __forceinline__ void fetch_tile(key_capacity<D> &to, const mm_cu_kv &kv, size_t cell, uint32_t valid) {
   const bf16 *const k = static_cast<const bf16 *>(kv.k) + cell * D, *const v = static_cast<const bf16 *>(kv.v) + cell * D;
 #pragma unroll
   for (int i = 0; i < kKeys * D / 8 / 32; i++) {
@@ -97,7 +97,7 @@ __device__ __forceinline__ void fetch_tile(key_room<D> &to, const mm_cu_kv &kv, 
 }
 
 template <int D>
-__device__ __forceinline__ void fetch_tile(code_room<D> &to, const mm_cu_kv &kv, size_t cell, uint32_t valid) {
+__device__ __forceinline__ void fetch_tile(code_capacity<D> &to, const mm_cu_kv &kv, size_t cell, uint32_t valid) {
   const uint8_t *const k = static_cast<const uint8_t *>(kv.k) + cell * D, *const v = static_cast<const uint8_t *>(kv.v) + cell * D;
   const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
@@ -114,16 +114,16 @@ __device__ __forceinline__ void fetch_tile(code_room<D> &to, const mm_cu_kv &kv,
 /* A fetched tile as it is multiplied, and the scales of its keys and values. For whole warps. */
 template <int D>
 struct ready_tile {
-  const key_room<D> &room;
+  const key_capacity<D> &capacity;
   const float *k_scale, *v_scale; /* NULL: none */
 };
 template <int D>
-__device__ __forceinline__ ready_tile<D> ready(warp_rooms<D, false> &w, uint32_t in) {
+__device__ __forceinline__ ready_tile<D> ready(warp_stages<D, false> &w, uint32_t in) {
   return {w.fetched[in], nullptr, nullptr};
 }
 template <int D>
-__device__ __forceinline__ ready_tile<D> ready(warp_rooms<D, true> &w, uint32_t in) {
-  const code_room<D> &from = w.fetched[in];
+__device__ __forceinline__ ready_tile<D> ready(warp_stages<D, true> &w, uint32_t in) {
+  const code_capacity<D> &from = w.fetched[in];
 #pragma unroll
   for (int i = 0; i < kKeys * D / 16 / 32; i++) {
     const uint32_t at = (i * 32 + threadIdx.x % 32) * 16, row = at / D, c = at % D;
@@ -145,7 +145,7 @@ struct block_sums {
 
   /* A tile, whose first `valid` keys count. */
   __device__ __forceinline__ void add(const ready_tile<D> &tile, const uint32_t (&q)[D / 16][4], uint32_t valid, float scale) {
-    const key_room<D> &now = tile.room;
+    const key_capacity<D> &now = tile.capacity;
     const auto multiply = kFp8 ? mma_half : mma;
     const auto pack = kFp8 ? pack2_half : pack2;
     const uint32_t lane = threadIdx.x % 32, t = lane % 4;
@@ -300,7 +300,7 @@ __device__ __forceinline__ void load_queries(uint32_t (&q)[D / 16][4], const bf1
 struct part_tiles {
   uint32_t used, first, end;
   __device__ __forceinline__ part_tiles(uint32_t tiles, uint32_t part, uint32_t parts) {
-    const uint32_t turns = (tiles + parts * kWarps - 1) / (parts * kWarps), each = max(turns, (uint32_t)kRooms) * kWarps;
+    const uint32_t turns = (tiles + parts * kWarps - 1) / (parts * kWarps), each = max(turns, (uint32_t)kStages) * kWarps;
     used = (tiles + each - 1) / each, first = part * each, end = min(tiles, (part + 1) * each);
   }
 };
@@ -343,7 +343,7 @@ __global__ void __launch_bounds__(kThreads)
   const uint32_t early = a.split ? pos - mm_cu_rows_before(r, row) : 0;
   bool waited = false;
 #pragma unroll
-  for (int i = 0; i < kRooms; i++) {
+  for (int i = 0; i < kStages; i++) {
     if (!waited && next < own.end && list.position(next) + kKeys > early) {
       grid_wait_and_launch_next();
       waited = true;
@@ -356,8 +356,8 @@ __global__ void __launch_bounds__(kThreads)
   const float scale = rsqrtf((float)D) * 1.4426950408889634f;
   block_sums<D, kFp8> sums;
 #pragma unroll 1
-  for (uint32_t tile = own.first + warp, in = 0; tile < own.end; tile += kWarps, in = in + 1 == kRooms ? 0 : in + 1) {
-    copy_wait<kRooms - 1>();
+  for (uint32_t tile = own.first + warp, in = 0; tile < own.end; tile += kWarps, in = in + 1 == kStages ? 0 : in + 1) {
+    copy_wait<kStages - 1>();
     __syncwarp();
     sums.add(ready<D>(sh.warp[warp], in), q, pos + 1 - list.position(tile), scale);
     __syncwarp(); /* all have read it */

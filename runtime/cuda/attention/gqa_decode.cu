@@ -33,8 +33,8 @@ struct step_job {
 };
 
 /* One split of a row, by a block. */
-template <int D, bool kFp8, int kRooms>
-__device__ __forceinline__ void one_split(decode_shared<D, kFp8, kRooms> &sh, own_token<D> &own, const step_job &job, row_sums &sums,
+template <int D, bool kFp8, int kStages>
+__device__ __forceinline__ void one_split(decode_shared<D, kFp8, kStages> &sh, own_token<D> &own, const step_job &job, row_sums &sums,
                                           uint32_t row, uint32_t split) {
   const mm_cu_heads &h = job.h;
   const mm_cu_kv &kv = job.kv;
@@ -63,22 +63,22 @@ __device__ __forceinline__ void one_split(decode_shared<D, kFp8, kRooms> &sh, ow
     return;
   }
 
-  auto &rooms = sh.room[warp];
+  auto &stages = sh.capacity[warp];
   auto cell_of = [&](uint32_t page, uint32_t at) { return ((size_t)page * h.kv_heads + kv_head) * MM_CU_PAGE + at % MM_CU_PAGE; };
   auto page_of = [&](uint32_t tile) { return tile < end ? kv.table[(size_t)slot * kv.pages_per_slot + tile / (MM_CU_PAGE / kKeys)] : 0; };
   uint32_t next = split * per_split + warp, page = page_of(next); /* the warp's next tile to fetch; its page is known a turn before */
-  auto fetch_keys = [&](warp_room<D, kFp8> &room) {
-    if (next < end) fetch_half<D>(room.k, kv.k, kv.k_scale, cell_of(page, next * kKeys), pos - next * kKeys);
+  auto fetch_keys = [&](warp_capacity<D, kFp8> &capacity) {
+    if (next < end) fetch_half<D>(capacity.k, kv.k, kv.k_scale, cell_of(page, next * kKeys), pos - next * kKeys);
     copy_commit();
   };
-  auto fetch_values = [&](warp_room<D, kFp8> &room) {
-    if (next < end) fetch_half<D>(room.v, kv.v, kv.v_scale, cell_of(page, next * kKeys), pos - next * kKeys);
+  auto fetch_values = [&](warp_capacity<D, kFp8> &capacity) {
+    if (next < end) fetch_half<D>(capacity.v, kv.v, kv.v_scale, cell_of(page, next * kKeys), pos - next * kKeys);
     copy_commit();
     next += kWarps;
     page = page_of(next);
   };
 #pragma unroll
-  for (int i = 0; i < kRooms; i++) fetch_keys(rooms[i]), fetch_values(rooms[i]);
+  for (int i = 0; i < kStages; i++) fetch_keys(stages[i]), fetch_values(stages[i]);
   const own_work<D, kFp8> work(h, job.p, kv_head);
   if (threadIdx.x < h.rotary_dim / 2) sincosf((float)pos * job.p.inv_freq[threadIdx.x], &own.sine[threadIdx.x], &own.cosine[threadIdx.x]);
   const size_t own_cell = cell_of(kv.table[(size_t)slot * kv.pages_per_slot + pos / MM_CU_PAGE], pos);
@@ -97,26 +97,26 @@ __device__ __forceinline__ void one_split(decode_shared<D, kFp8, kRooms> &sh, ow
   uint32_t in = 0;
 #pragma unroll 1
   for (uint32_t tile = split * per_split + warp; tile < end; tile += kWarps) {
-    auto &room = rooms[in];
-    in = in + 1 == kRooms ? 0 : in + 1;
+    auto &capacity = stages[in];
+    in = in + 1 == kStages ? 0 : in + 1;
     const uint32_t valid = pos + 1 - tile * kKeys;
     const bool last = tile == tiles - 1;
     float e[4];
-    copy_wait<2 * kRooms - 1>();
+    copy_wait<2 * kStages - 1>();
     __syncwarp();
-    if (last) lay_own<D>(room.k, own.k, own.k_scale, pos % kKeys);
+    if (last) lay_own<D>(capacity.k, own.k, own.k_scale, pos % kKeys);
     __syncwarp();
-    score<D, kFp8>(e, room, valid, scale, q);
+    score<D, kFp8>(e, capacity, valid, scale, q);
     __syncwarp(); /* all have read the keys */
-    fetch_keys(room);
+    fetch_keys(capacity);
     soften<D>(e, sum);
-    copy_wait<2 * kRooms - 1>();
+    copy_wait<2 * kStages - 1>();
     __syncwarp();
-    if (last) lay_own<D>(room.v, own.v, own.v_scale, pos % kKeys);
+    if (last) lay_own<D>(capacity.v, own.v, own.v_scale, pos % kKeys);
     __syncwarp();
-    add_values<D, kFp8>(sum, room, valid, e);
+    add_values<D, kFp8>(sum, capacity, valid, e);
     __syncwarp();
-    fetch_values(room);
+    fetch_values(capacity);
   }
   copy_wait<0>();
   __syncthreads();
@@ -139,13 +139,13 @@ __device__ __forceinline__ void one_split(decode_shared<D, kFp8, kRooms> &sh, ow
   join<D, 12>(of_row, used, group, elsewhere{}, put_result);
 }
 
-template <int D, bool kFp8, int kRooms>
+template <int D, bool kFp8, int kStages>
 __global__ void __launch_bounds__(kThreads, 1)
     gqa_step(const __grid_constant__ mm_cu_heads h, const __grid_constant__ mm_cu_rows r, const __grid_constant__ mm_cu_kv kv,
              const __grid_constant__ mm_cu_qkv p, const __grid_constant__ mm_cu_gqa a, const __grid_constant__ work_space ws,
              const __grid_constant__ peer_view ranks) {
   extern __shared__ __align__(128) uint8_t shared_raw[];
-  auto &sh = *reinterpret_cast<decode_shared<D, kFp8, kRooms> *>(shared_raw);
+  auto &sh = *reinterpret_cast<decode_shared<D, kFp8, kStages> *>(shared_raw);
   __shared__ own_token<D> own;
   uint2 more = ws.item ? ws.item[blockIdx.y + gridDim.y * blockIdx.z] : make_uint2(0, 0); /* where they are, and how many */
   uint2 now = make_uint2(blockIdx.y, blockIdx.z), next = now;                             /* the next one is known a turn before */
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll 1
   for (;;) {
     if (more.y) next = ws.item[more.x];
-    one_split<D, kFp8, kRooms>(sh, own, {h, r, kv, p, a, ws}, sums, now.x, now.y);
+    one_split<D, kFp8, kStages>(sh, own, {h, r, kv, p, a, ws}, sums, now.x, now.y);
     if (!more.y) return;
     now = next, more.x++, more.y--;
     __syncthreads();
@@ -176,10 +176,10 @@ template <int D, bool kFp8>
 cudaError_t run_step(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_qkv &p, const mm_cu_gqa &a,
                      const work_space &ws, cudaStream_t s) {
   const dim3 grid(h.kv_heads, a.tokens, ws.cut.splits);
-  constexpr size_t kMost = sizeof(decode_shared<D, kFp8, kMostRooms>);
+  constexpr size_t kMost = sizeof(decode_shared<D, kFp8, kMostStages>);
   const peer_view ranks = p.ranks ? mm_cu_peers_view(p.ranks) : peer_view{};
   if (hopper() || kStatic<D> + kMost <= mm_cu_shared_most())
-    return launch(gqa_step<D, kFp8, kMostRooms>, grid, kThreads, kMost, s, h, r, kv, p, a, ws, ranks);
+    return launch(gqa_step<D, kFp8, kMostStages>, grid, kThreads, kMost, s, h, r, kv, p, a, ws, ranks);
   return launch(gqa_step<D, kFp8, 1>, grid, kThreads, sizeof(decode_shared<D, kFp8, 1>), s, h, r, kv, p, a, ws, ranks);
 }
 

@@ -57,11 +57,11 @@ using query_rows = uint16_t[kTogether][kGroup][D + 8];
 
 /* Scores of a tile for the rows that see some of it, as score() gives them for one. */
 template <int D, bool kFp8>
-__device__ __forceinline__ void score_rows(float (&e)[kTogether][4], warp_room<D, kFp8> &room, uint32_t at, rows_seen rows, float scale,
-                                           const query_rows<D> &q) {
+__device__ __forceinline__ void score_rows(float (&e)[kTogether][4], warp_capacity<D, kFp8> &capacity, uint32_t at, rows_seen rows,
+                                           float scale, const query_rows<D> &q) {
   const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const auto multiply = kFp8 ? mma_half : mma;
-  auto &k = ready_half<D>(room, room.k);
+  auto &k = ready_half<D>(capacity, capacity.k);
   float s[kTogether][2][4] = {};
 #pragma unroll
   for (int j = 0; j < D / 16; j++) {
@@ -82,14 +82,14 @@ __device__ __forceinline__ void score_rows(float (&e)[kTogether][4], warp_room<D
 #pragma unroll
     for (int x = 0; x < 4; x++) {
       const uint32_t key = g + x / 2 * 8;
-      e[i][x] = at + key <= rows.pos + i ? (s[i][0][x] + s[i][1][x]) * (scale * scale_of(room.k, key)) : -INFINITY;
+      e[i][x] = at + key <= rows.pos + i ? (s[i][0][x] + s[i][1][x]) * (scale * scale_of(capacity.k, key)) : -INFINITY;
     }
   }
 }
 
 /* And their values, as add_values() adds them for one. */
 template <int D, bool kFp8>
-__device__ __forceinline__ void add_rows(running<D> (&sum)[kTogether], warp_room<D, kFp8> &room, uint32_t at, rows_seen rows,
+__device__ __forceinline__ void add_rows(running<D> (&sum)[kTogether], warp_capacity<D, kFp8> &capacity, uint32_t at, rows_seen rows,
                                          const float (&e)[kTogether][4]) {
   const uint32_t lane = threadIdx.x % 32, g = lane / 4;
   const auto multiply = kFp8 ? mma_half : mma;
@@ -100,12 +100,12 @@ __device__ __forceinline__ void add_rows(running<D> (&sum)[kTogether], warp_room
     if (i >= rows.count) continue;
     float f[2] = {1, 1};
     if (kFp8) {
-      f[0] = at + g <= rows.pos + i ? scale_of(room.v, g) * kValueUp : 0.0f;
-      f[1] = at + g + 8 <= rows.pos + i ? scale_of(room.v, g + 8) * kValueUp : 0.0f;
+      f[0] = at + g <= rows.pos + i ? scale_of(capacity.v, g) * kValueUp : 0.0f;
+      f[1] = at + g + 8 <= rows.pos + i ? scale_of(capacity.v, g + 8) * kValueUp : 0.0f;
     }
     p[i][0] = turn(pack(e[i][0] * f[0], e[i][1] * f[0])), p[i][1] = turn(pack(e[i][2] * f[1], e[i][3] * f[1]));
   }
-  auto &v = ready_half<D>(room, room.v);
+  auto &v = ready_half<D>(capacity, capacity.v);
 #pragma unroll
   for (int j = 0; j < D / 16; j++) {
     uint32_t a[4];
@@ -175,12 +175,12 @@ struct warp_tiles {
   }
   __device__ __forceinline__ void turn_page() { page = next < end ? table[next / (MM_CU_PAGE / kKeys)] : 0; }
   __device__ __forceinline__ size_t cell() const { return mm_cu_cell(page, kv_heads, blockIdx.x) + next * kKeys % MM_CU_PAGE; }
-  __device__ __forceinline__ void fetch_keys(warp_room<D, kFp8> &room) {
-    if (next < end) fetch_half<D>(room.k, kv.k, kv.k_scale, cell(), there - next * kKeys);
+  __device__ __forceinline__ void fetch_keys(warp_capacity<D, kFp8> &capacity) {
+    if (next < end) fetch_half<D>(capacity.k, kv.k, kv.k_scale, cell(), there - next * kKeys);
     copy_commit();
   }
-  __device__ __forceinline__ void fetch_values(warp_room<D, kFp8> &room) {
-    if (next < end) fetch_half<D>(room.v, kv.v, kv.v_scale, cell(), there - next * kKeys);
+  __device__ __forceinline__ void fetch_values(warp_capacity<D, kFp8> &capacity) {
+    if (next < end) fetch_half<D>(capacity.v, kv.v, kv.v_scale, cell(), there - next * kKeys);
     copy_commit();
     next += kWarps;
     turn_page();
@@ -200,8 +200,8 @@ __device__ __forceinline__ void load_queries(query_rows<D> &q, const verify_step
   __syncthreads();
 }
 
-template <int D, bool kFp8, int kRooms>
-__device__ __forceinline__ void one_part(decode_shared<D, kFp8, kRooms> &sh, query_rows<D> &q, const verify_step &s, place_wait &wait,
+template <int D, bool kFp8, int kStages>
+__device__ __forceinline__ void one_part(decode_shared<D, kFp8, kStages> &sh, query_rows<D> &q, const verify_step &s, place_wait &wait,
                                          const rows_part &part) {
   const uint32_t group = s.h.heads / s.h.kv_heads, warp = threadIdx.x / 32;
   const int32_t slot = s.r.slot[part.row];
@@ -217,13 +217,13 @@ __device__ __forceinline__ void one_part(decode_shared<D, kFp8, kRooms> &sh, que
     wait();
     return;
   }
-  auto &rooms = sh.room[warp];
+  auto &stages = sh.capacity[warp];
   warp_tiles<D, kFp8> to_come(s, slot, pos + part.count, first, min(tiles, (part.split + 1) * per_split));
   const uint32_t early = wait.waited ? pos + part.count : pos - mm_cu_rows_before(s.r, part.row); /* of the cache before the step */
 #pragma unroll
-  for (int i = 0; i < kRooms; i++) {
+  for (int i = 0; i < kStages; i++) {
     if (to_come.next < to_come.end && (to_come.next + 1) * kKeys > early) wait();
-    to_come.fetch_keys(rooms[i]), to_come.fetch_values(rooms[i]);
+    to_come.fetch_keys(stages[i]), to_come.fetch_values(stages[i]);
   }
   wait();
   load_queries<D>(q, s, part);
@@ -232,24 +232,24 @@ __device__ __forceinline__ void one_part(decode_shared<D, kFp8, kRooms> &sh, que
   uint32_t in = 0;
 #pragma unroll 1
   for (uint32_t tile = first; tile < to_come.end; tile += kWarps) {
-    auto &room = rooms[in];
-    in = in + 1 == kRooms ? 0 : in + 1;
+    auto &capacity = stages[in];
+    in = in + 1 == kStages ? 0 : in + 1;
     const uint32_t at = tile * kKeys;
     float e[kTogether][4];
-    copy_wait<2 * kRooms - 1>();
+    copy_wait<2 * kStages - 1>();
     __syncwarp();
-    score_rows<D, kFp8>(e, room, at, {pos, part.count, group}, scale, q);
+    score_rows<D, kFp8>(e, capacity, at, {pos, part.count, group}, scale, q);
     __syncwarp(); /* all have read the keys */
-    to_come.fetch_keys(room);
+    to_come.fetch_keys(capacity);
 #pragma unroll
     for (int i = 0; i < kTogether; i++) {
       if (i < part.count && at <= pos + i) soften<D, true>(e[i], sum[i]);
     }
-    copy_wait<2 * kRooms - 1>();
+    copy_wait<2 * kStages - 1>();
     __syncwarp();
-    add_rows<D, kFp8>(sum, room, at, {pos, part.count, group}, e);
+    add_rows<D, kFp8>(sum, capacity, at, {pos, part.count, group}, e);
     __syncwarp();
-    to_come.fetch_values(room);
+    to_come.fetch_values(capacity);
   }
   copy_wait<0>();
 #pragma unroll
@@ -262,17 +262,17 @@ __device__ __forceinline__ void one_part(decode_shared<D, kFp8, kRooms> &sh, que
   }
 }
 
-template <int D, bool kFp8, int kRooms>
+template <int D, bool kFp8, int kStages>
 __global__ void __launch_bounds__(kThreads, 1)
     gqa_together(const __grid_constant__ mm_cu_heads h, const __grid_constant__ mm_cu_rows r, const __grid_constant__ mm_cu_kv kv,
                  const __grid_constant__ mm_cu_gqa a, const __grid_constant__ work_space ws) {
   extern __shared__ __align__(128) uint8_t shared_raw[];
-  auto &sh = *reinterpret_cast<decode_shared<D, kFp8, kRooms> *>(shared_raw);
+  auto &sh = *reinterpret_cast<decode_shared<D, kFp8, kStages> *>(shared_raw);
   __shared__ __align__(16) query_rows<D> q;
   const verify_step step = {h, r, kv, a, ws};
   place_wait wait;
   if (!ws.item) {
-    one_part<D, kFp8, kRooms>(sh, q, step, wait, {blockIdx.y, 1, blockIdx.z});
+    one_part<D, kFp8, kStages>(sh, q, step, wait, {blockIdx.y, 1, blockIdx.z});
     return;
   }
   uint2 more = ws.item[blockIdx.y + gridDim.y * blockIdx.z]; /* where they are, and how many */
@@ -281,7 +281,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   for (; more.y; more.x++, more.y--) {
     const uint2 now = next;
     if (more.y > 1) next = ws.item[more.x + 1];
-    one_part<D, kFp8, kRooms>(sh, q, step, wait, {now.x & 0xffff, now.x >> 16, now.y});
+    one_part<D, kFp8, kStages>(sh, q, step, wait, {now.x & 0xffff, now.x >> 16, now.y});
     __syncthreads();
   }
   wait();
@@ -299,9 +299,9 @@ cudaError_t run_rows(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &
   const cudaError_t e = launch(gqa_place<D, kFp8>, dim3(h.kv_heads, a.tokens), kThreads, 0, s, h, r, kv, p, a, ranks);
   if (e != cudaSuccess) return e;
   const dim3 grid(h.kv_heads, a.tokens, ws.cut.splits);
-  constexpr size_t kMost = sizeof(decode_shared<D, kFp8, kMostRooms>);
+  constexpr size_t kMost = sizeof(decode_shared<D, kFp8, kMostStages>);
   if (hopper() || kStatic<D> + kMost <= mm_cu_shared_most())
-    return launch(gqa_together<D, kFp8, kMostRooms>, grid, kThreads, kMost, s, h, r, kv, a, ws);
+    return launch(gqa_together<D, kFp8, kMostStages>, grid, kThreads, kMost, s, h, r, kv, a, ws);
   return launch(gqa_together<D, kFp8, 1>, grid, kThreads, sizeof(decode_shared<D, kFp8, 1>), s, h, r, kv, a, ws);
 }
 
@@ -314,8 +314,8 @@ cudaError_t run(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, c
 }  // namespace
 
 cudaError_t mm_cu_gqa_verify(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_qkv &p, const mm_cu_gqa &a,
-                             const mm_cu_gqa_room &room, cudaStream_t s) {
-  const work_space ws = {room.counter, room.part, room.cut, room.far, a.far.first, a.far.item};
+                             const mm_cu_gqa_capacity &capacity, cudaStream_t s) {
+  const work_space ws = {capacity.counter, capacity.part, capacity.cut, capacity.far, a.far.first, a.far.item};
   if (h.head_dim == 128) return run<128>(h, r, kv, p, a, ws, s);
   return h.head_dim == 64 ? run<64>(h, r, kv, p, a, ws, s) : cudaErrorNotSupported;
 }

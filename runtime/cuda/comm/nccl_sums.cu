@@ -135,8 +135,8 @@ bool has_failed(mm_cu_across *a) {
   std::unique_lock<std::timed_mutex> l(a->lock, std::try_to_lock);
   int error = MM_NCCL_OK;
   if (!l || a->broken != WELL) return l && a->broken == FAILED;
-  const int asked = a->lib.comm_async_error(a->nccl, &error);
-  if (asked != MM_NCCL_OK || error != MM_NCCL_OK) set_broken(a, FAILED, asked ? asked : error);
+  const int status = a->lib.comm_async_error(a->nccl, &error);
+  if (status != MM_NCCL_OK || error != MM_NCCL_OK) set_broken(a, FAILED, status ? status : error);
   return a->broken == FAILED;
 }
 

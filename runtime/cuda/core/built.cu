@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(BUILT_THREADS) built_for(int *threads) { *thre
 
 constexpr int kDevices = 16; /* that are remembered */
 
-mm_cu_built ask() {
+mm_cu_built query() {
   cudaFuncAttributes a = {};
   if (cudaFuncGetAttributes(&a, built_for) != cudaSuccess) {
     cudaGetLastError(); /* there is no such code */
@@ -66,7 +66,7 @@ mm_cu_built mm_cu_built_here() {
   int device = 0;
   if (cudaGetDevice(&device) != cudaSuccess) return MM_CU_BUILT_NONE;
   if (device < kDevices && known[device] > 0) return (mm_cu_built)(known[device] - 1);
-  const mm_cu_built built = ask();
+  const mm_cu_built built = query();
   if (device < kDevices) known[device] = built + 1;
   return built;
 }

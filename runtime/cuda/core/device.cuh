@@ -37,7 +37,7 @@ __device__ __forceinline__ void grid_wait_and_launch_next() {
 }
 
 /* A block's share of bytes, asked for to the L2 cache by all threads of each of so many blocks. */
-__device__ __forceinline__ void ask_ahead(const uint8_t *at, uint32_t bytes, uint32_t block, uint32_t blocks) {
+__device__ __forceinline__ void prefetch_range(const uint8_t *at, uint32_t bytes, uint32_t block, uint32_t blocks) {
 #if __CUDA_ARCH__ >= 900
   constexpr uint32_t kPiece = 16384;
   if (threadIdx.x > 0) return;

@@ -28,7 +28,7 @@ cudaError_t mm_cu_encode(const mm_cu_codes &to, const mm_cu_inputs &in, const mm
 struct mm_cu_whole_rows {
   struct mm_cu_peers *peers;
   float *largest;
-  uint64_t room;
+  uint64_t capacity;
 };
 /* y[i] = the numbers that row i's codes stand for, in bf16: within 2^-9 of them. For products that read bf16. y may be in.x. Where the
  * rounding has ranks, all of them call this, of the same rows or of as many pairs. */

@@ -60,7 +60,7 @@ bool mm_cu_load::values(const mm_packed *w, const char *name, uint32_t group, co
   return true;
 }
 
-bool mm_cu_load::room(uint64_t count, const __nv_bfloat16 **out, mm_err *err) {
+bool mm_cu_load::capacity(uint64_t count, const __nv_bfloat16 **out, mm_err *err) {
   uint64_t at;
   if (!mm_landing_place(&plan, count * sizeof(__nv_bfloat16), false, &at, err)) return false;
   settle.push_back([=](char *base) { *out = reinterpret_cast<const __nv_bfloat16 *>(base + at); });
@@ -385,11 +385,11 @@ bool mm_cu_load::failed(mm_err *err) {
 }
 
 /* Under the lock. */
-void mm_cu_load::ask(uint32_t first, uint32_t n, const uint32_t *wanted) {
+void mm_cu_load::prefetch(uint32_t first, uint32_t n, const uint32_t *wanted) {
   const auto missing = [&](uint32_t i) { return i < n && wanted[i / 32] >> i % 32 & 1 && after_chunk[first + i] == kNotYet; };
   for (uint32_t i = 0, end; i < n; i = end + 1) {
     for (end = i; missing(end);) end++;
-    if (end > i) mm_landing_ask(&plan, reader, first + i, end - i);
+    if (end > i) mm_landing_prefetch(&plan, reader, first + i, end - i);
   }
 }
 
@@ -408,7 +408,7 @@ bool mm_cu_load::wait_for(uint32_t first, uint32_t n, const uint32_t *wanted, cu
   uint64_t last = 0;
   bool on = true;
   pthread_mutex_lock(&lock);
-  if (now == RUNNING) ask(first, n, wanted);
+  if (now == RUNNING) prefetch(first, n, wanted);
   for (uint32_t i = 0; i < n; i++) {
     if (!(wanted[i / 32] >> i % 32 & 1)) continue;
     while (on && now == RUNNING && after_chunk[first + i] == kNotYet) on = wait_a_while();

@@ -50,7 +50,7 @@ struct mm_cu_load {
   /* w's values as f32, [lead, n, k]. */
   bool values(const mm_packed *w, const char *name, uint32_t group, const float **out, mm_err *err);
   /* Room for `count` numbers. */
-  bool room(uint64_t count, const __nv_bfloat16 **out, mm_err *err);
+  bool capacity(uint64_t count, const __nv_bfloat16 **out, mm_err *err);
   /* To be queued once the group is there, before anyone who waits for it goes on. */
   void after(uint32_t group, std::function<cudaError_t(cudaStream_t)> queue);
 
@@ -101,7 +101,7 @@ struct mm_cu_load {
   void run();
   bool failed(mm_err *err);
   bool wait_a_while();
-  void ask(uint32_t first, uint32_t n, const uint32_t *wanted);
+  void prefetch(uint32_t first, uint32_t n, const uint32_t *wanted);
 
   mm_cu_load_config config;
   uint32_t groups = 0;

@@ -36,7 +36,7 @@ struct rounder {
   }
   /* A scale of the whole row takes part; it depends on the row's numbers. */
   __host__ __device__ bool whole_row() const { return format.group == 0 || format.scale == MM_F8_E4M3; }
-  __device__ bool asks_row() const { return whole_row() && !(format.fixed && fixed > 0); }
+  __device__ bool needs_row() const { return whole_row() && !(format.fixed && fixed > 0); }
   /* v, each a bf16, of one scale = the numbers that its codes stand for. */
   template <int N>
   __device__ void to_numbers(float (&v)[N], float scale) const {

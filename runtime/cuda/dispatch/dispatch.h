@@ -96,7 +96,7 @@ void mm_cu_print_dispatch(const mm_cu_dispatch *c, char *to, size_t size);
 #define MM_CU_CONSTANT static inline
 #endif
 
-enum { MM_CU_BOX = 64, MM_CU_LINE = 128, MM_CU_CLUSTER_ROOM = 226 * 1024, MM_CU_CLUSTER_BARRIERS = 392 };
+enum { MM_CU_BOX = 64, MM_CU_LINE = 128, MM_CU_CLUSTER_CAPACITY = 226 * 1024, MM_CU_CLUSTER_BARRIERS = 392 };
 
 /* Shared memory of a kernel for `rows` rows: groups that multiply; bytes of the rows for 128 bytes of weights, and of their factors; bytes
  * of scales of a stage. */
@@ -120,7 +120,7 @@ MM_CU_CONSTANT uint32_t mm_cu_cluster_bytes(mm_cu_cluster_kind k, uint32_t lines
   return lines * (k.x + k.back) + (k.turns + 1) * mm_cu_sums_sets(k.rows) * mm_cu_sums_bytes(k.rows) + MM_CU_CLUSTER_BARRIERS;
 }
 MM_CU_CONSTANT bool mm_cu_cluster_fits(mm_cu_cluster_kind k, uint32_t lines) {
-  return mm_cu_cluster_bytes(k, lines) + 2 * k.turns * (MM_CU_BOX * MM_CU_LINE + k.scales) <= MM_CU_CLUSTER_ROOM;
+  return mm_cu_cluster_bytes(k, lines) + 2 * k.turns * (MM_CU_BOX * MM_CU_LINE + k.scales) <= MM_CU_CLUSTER_CAPACITY;
 }
 
 #ifdef __cplusplus

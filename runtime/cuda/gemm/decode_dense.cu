@@ -89,8 +89,8 @@ struct dense_launch {
   /* Columns of a block's span. A block costs a step for each kFill columns, and about kStart steps to start and end. */
   template <class Form, uint32_t kFill>
   uint32_t span(uint32_t tiles) const {
-    constexpr uint32_t kStart = 3, kRoom = MM_CU_SPAN_SUMS / (Form::kRows * Form::kColumns * Form::kBlocks);
-    constexpr uint32_t kWaves = kRoom < 4 ? kRoom : 4; /* of blocks at most, where there are spans */
+    constexpr uint32_t kStart = 3, kCapacity = MM_CU_SPAN_SUMS / (Form::kRows * Form::kColumns * Form::kBlocks);
+    constexpr uint32_t kWaves = kCapacity < 4 ? kCapacity : 4; /* of blocks at most, where there are spans */
     static_assert(kWaves * Form::kBlocks <= MM_CU_SPAN_TILES, "a counter each");
     const uint32_t slots = Form::kBlocks * multiprocessors(), fills = ceil_div(w.k, kFill);
     uint32_t best = fills, least = UINT32_MAX;

@@ -79,9 +79,9 @@ __global__ void __launch_bounds__(kWarps * 32) encode_rows(mm_cu_codes to, mm_cu
   const bf16 *const row = input_row(in);
   const uint32_t pair = published_row(in.of);
   if (pair == ~0u) return;
-  const float scale = how.row_scale(published        ? published[pair]
-                                    : how.asks_row() ? largest_of_row<kWarps>(row, in.k)
-                                                     : 0.0f),
+  const float scale = how.row_scale(published         ? published[pair]
+                                    : how.needs_row() ? largest_of_row<kWarps>(row, in.k)
+                                                      : 0.0f),
               inverse = __frcp_rn(scale);
   const bool quick = scale > 0x1p-80f; /* divided_bf16 holds for it */
   for (uint32_t c = threadIdx.x * 4; c < to.pitch; c += kWarps * 128) {
@@ -200,7 +200,7 @@ namespace {
 bool lay_whole(const mm_cu_rounding &how, uint32_t rows, whole_rows *whole) {
   if (how.whole_k && !how.ranks) return false;
   *whole = {how.whole_k ? how.ranks->largest : nullptr, how.first_k, how.whole_k ? mm_cu_published_largest(&how) : 0};
-  return !how.whole_k || mm_round_up((uint64_t)rows * whole->each, 4) <= how.ranks->room;
+  return !how.whole_k || mm_round_up((uint64_t)rows * whole->each, 4) <= how.ranks->capacity;
 }
 cudaError_t publish_largest(const mm_cu_rounding &how, uint32_t rows, const whole_rows &whole, cudaStream_t s) {
   return mm_cu_peers_max_f32(how.ranks->peers, whole.largest, mm_round_up((uint64_t)rows * whole.each, 4), s);

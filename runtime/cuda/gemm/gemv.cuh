@@ -263,7 +263,7 @@ struct gemv_rounder {
   template <class Job>
   __device__ __forceinline__ void find_largest(const gemv_plan &p, const Job &job, uint32_t first) const {
     const uint32_t total = gemv_all_pieces<C, S>(p, job), step = blockDim.x - first;
-    if (!how.asks_row()) return;
+    if (!how.needs_row()) return;
 #pragma unroll 1
     for (uint32_t i = threadIdx.x - first; i < total; i += step) { /* total and the step are multiples of 32 */
       float own = fmaxf(0.0f, largest8(*gemv_piece<C, S>(p, i)));
@@ -278,7 +278,7 @@ struct gemv_rounder {
     uint32_t top = 0;
     if (!__any_sync(0xffffffffu, of != segment)) return;
     segment = of;
-    if (how.asks_row()) {
+    if (how.needs_row()) {
 #pragma unroll 1
       for (uint32_t j = i % 16; j < each / 16; j += 16) top = max(top, most[of * (each / 16) + j]);
 #pragma unroll

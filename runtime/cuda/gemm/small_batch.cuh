@@ -28,7 +28,7 @@
 #include "runtime/cuda/core/tensor_map.h"
 #include "runtime/cuda/gemm/small_batch_rows.cuh"
 
-constexpr uint32_t kStage = kBox * kLine, kMostBlocks = 8, kMostStages = 20, kRoom = MM_CU_CLUSTER_ROOM;
+constexpr uint32_t kStage = kBox * kLine, kMostBlocks = 8, kMostStages = 20, kCapacity = MM_CU_CLUSTER_CAPACITY;
 [[maybe_unused]] constexpr uint32_t kAdders = 3; /* warps */
 template <class Kind>
 constexpr uint32_t cluster_threads() {
@@ -286,8 +286,8 @@ cudaError_t most_clusters(uint32_t blocks, uint32_t *most) {
   cudaLaunchConfig_t c = {};
   cudaLaunchAttribute size = {};
   size.id = cudaLaunchAttributeClusterDimension, size.val.clusterDim = {blocks, 1, 1};
-  c.gridDim = dim3(blocks), c.blockDim = dim3(cluster_threads<Kind>()), c.dynamicSmemBytes = kRoom, c.attrs = &size, c.numAttrs = 1;
-  if (e == cudaSuccess) e = cudaFuncSetAttribute(small_batch_clusters<Kind>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)kRoom);
+  c.gridDim = dim3(blocks), c.blockDim = dim3(cluster_threads<Kind>()), c.dynamicSmemBytes = kCapacity, c.attrs = &size, c.numAttrs = 1;
+  if (e == cudaSuccess) e = cudaFuncSetAttribute(small_batch_clusters<Kind>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)kCapacity);
   if (e == cudaSuccess) e = cudaOccupancyMaxActiveClusters(&n, small_batch_clusters<Kind>, &c);
   if (e == cudaSuccess && device < kDevices) known[device][blocks] = n;
   *most = (uint32_t)n;
@@ -303,7 +303,7 @@ bool lay_out(cluster_plan *p, uint32_t blocks) {
   p->ring = lines * Kind::kLineX;
   const uint32_t others = mm_cu_cluster_bytes(Kind::kKind, lines);
   /* a place belongs to one group, which may not look for its next stage before it has read the last one */
-  p->stages = min((kRoom - others) / kEach, kMostStages) / Kind::kTurns * Kind::kTurns;
+  p->stages = min((kCapacity - others) / kEach, kMostStages) / Kind::kTurns * Kind::kTurns;
   p->scales = p->ring + p->stages * kStage, p->sums = p->scales + p->stages * Kind::kScaleBytes, p->sent = p->sums + Kind::kTurns * kBytes;
   p->back = p->sent + kBytes, p->barriers = p->back + lines * Kind::kLineBack;
   return true;
@@ -343,7 +343,7 @@ cudaError_t launch_clusters_of(const mm_cu_weight &w, const cluster_job &a, cons
   cluster_maps maps = {{}, other};
   const cudaError_t e = mm_cu_map_boxes(&maps.weights, w.data, w.pitch, w.n, kLine, kBox, CU_TENSOR_MAP_SWIZZLE_128B);
   if (e != cudaSuccess) return e;
-  return launch_clusters(small_batch_clusters<Kind>, best_blocks * best_clusters, best_blocks, cluster_threads<Kind>(), kRoom, s, maps,
+  return launch_clusters(small_batch_clusters<Kind>, best_blocks * best_clusters, best_blocks, cluster_threads<Kind>(), kCapacity, s, maps,
                          best, w, a);
 }
 

@@ -62,7 +62,7 @@ stream_plan mm_cu_plan_stream(const mm_cu_weight &w, uint32_t parts, uint32_t ro
   p.steps = (uint32_t)((w.pitch + kLine - 1) / kLine);
   if (tokens == 1 && segments * p.steps * piece_columns(w) * 16 <= kMostOne)
     p.tokens = 1, p.warps = one_warps, p.one_stages = segments * p.steps;
-  const uint32_t room = (hopper() ? kMost : kMostOther) - other_shared;
+  const uint32_t capacity = (hopper() ? kMost : kMostOther) - other_shared;
   const uint32_t least = hopper() ? 1 : kOtherDepth;
   for (uint32_t most = kStreamTiles * 16; p.depth < least; most -= 8) { /* fewer rows until each warp has its places */
     p.part_groups = cut_groups(parts, rows, most / boxes);
@@ -71,7 +71,7 @@ stream_plan mm_cu_plan_stream(const mm_cu_weight &w, uint32_t parts, uint32_t ro
     p.depth = 0;
     place(&p, w, boxes);
     const uint32_t each = p.warps * (p.code_bytes + p.scale_bytes + 8);
-    p.depth = std::min((room - p.shared) / each, hopper() ? kMostDepth : kOtherDepth);
+    p.depth = std::min((capacity - p.shared) / each, hopper() ? kMostDepth : kOtherDepth);
   }
   place(&p, w, boxes);
   return p;

@@ -117,7 +117,7 @@ __device__ __forceinline__ void block_logits(const mm_cu_router &m, const mm_cu_
   float norm[8] = {};
   if (kMix && inside) load8(norm, a.w + column);
   grid_wait();
-  if (kMix) ask_ahead(m.ahead.at, m.ahead.bytes, blockIdx.x, gridDim.x);
+  if (kMix) prefetch_range(m.ahead.at, m.ahead.bytes, blockIdx.x, gridDim.x);
   uint4 raw[kTokens];
 #pragma unroll
   for (int t = 0; t < kTokens; t++) raw[t] = make_uint4(0, 0, 0, 0);

@@ -31,11 +31,11 @@ constexpr uint32_t kQueue = 64;                                      /* ids that
 constexpr uint32_t kSegment = 4000 * kColumns / kThreads * kThreads; /* ids that a block counts at a time: a column's sums fit 32 bits */
 
 /* Shared memory of a block, before its keys. */
-struct alignas(16) row_room {
+struct alignas(16) row_capacity {
   union {
     uint32_t bins[3][kBins][kColumns]; /* this block's ids; the lowest 20 bits of their masses; the rest */
     struct {
-      sorted_shared room;                              /* its list: of the first block */
+      sorted_shared capacity;                          /* its list: of the first block */
       alignas(16) uint32_t largest[kGroups * kBlocks]; /* each group's largest key */
     } few;
   };
@@ -89,7 +89,7 @@ struct row_cut {
 /* A block's part of a row under its settings. */
 template <bool kHolds>
 struct row_part : row_masses {
-  row_room &m;
+  row_capacity &m;
   uint32_t *const held; /* its keys, where kHolds */
   const logits_row row;
   const uint32_t rank, slots; /* places of keys in each block */
@@ -109,7 +109,7 @@ struct row_part : row_masses {
   __device__ row_cut find_cut(uint32_t count, double part, u64 all);
   __device__ u64 largest(uint32_t count, uint32_t *n);
   __device__ u64 race(const row_cut &kept, u64 draw) const;
-  __device__ row_part(row_room &m, const float *logits, const mm_cu_sample &a, uint32_t slots)
+  __device__ row_part(row_capacity &m, const float *logits, const mm_cu_sample &a, uint32_t slots)
       : row_masses{0, 1},
         m(m),
         held(reinterpret_cast<uint32_t *>(&m + 1)),
@@ -215,11 +215,11 @@ __device__ uint32_t row_part<kHolds>::lowest_key(Wanted wanted) const {
 /* Sends the ids that stand between two places to the first block's list, as far as it has room; how many there are. */
 template <bool kHolds>
 __device__ uint32_t row_part<kHolds>::gather(u64 from, u64 to) const {
-  row_room *const first = in_block(&m, 0);
+  row_capacity *const first = in_block(&m, 0);
   scan(from, to, 0, slots, [&](u64 at) {
     atomicAdd(&m.sent, 1u);
     const uint32_t place = atomicAdd(&first->listed, 1u);
-    if (place < kSorted) first->few.room.list[place] = at;
+    if (place < kSorted) first->few.capacity.list[place] = at;
   });
   __syncthreads();
   if (threadIdx.x < kBlocks) in_block(&m, threadIdx.x)->given[rank] = m.sent;
@@ -254,7 +254,7 @@ __device__ __forceinline__ void row_part<kHolds>::count_bins(u64 from, u64 to, i
 #pragma unroll
     for (int b = 4; b > 0; b /= 2) n += __shfl_xor_sync(0xffffffffu, n, b), mass += __shfl_xor_sync(0xffffffffu, mass, b);
     if (n && t % 8 < kBlocks) {
-      row_room *const other = in_block(&m, t % 8);
+      row_capacity *const other = in_block(&m, t % 8);
       atomicAdd(&other->bin_count[set][bin], n), atomicAdd(&other->bin_mass[set][bin], mass);
     }
   }
@@ -265,9 +265,9 @@ __device__ __forceinline__ void row_part<kHolds>::count_bins(u64 from, u64 to, i
 template <bool kHolds>
 __device__ __forceinline__ void row_part<kHolds>::sort_cut(uint32_t listed, uint32_t count, u64 wanted, u64 mass_above) const {
   const uint32_t t = threadIdx.x;
-  const u64 mine = sort_ids(&m.few.room, listed);
+  const u64 mine = sort_ids(&m.few.capacity, listed);
   u64 all_listed;
-  const u64 mass = mass_above + sum_through(t < listed ? mm_draw_mass(depth(key_of(mine))) : 0, &all_listed, &m.few.room);
+  const u64 mass = mass_above + sum_through(t < listed ? mm_draw_mass(depth(key_of(mine))) : 0, &all_listed, &m.few.capacity);
   const bool enough = t < listed && (t + 1 >= count || mass >= wanted);
   const uint32_t before = join_block<kThreads>(enough ? t : kThreads, smaller());
   if (t == before || (t + 1 == listed && before == kThreads)) {
@@ -336,12 +336,12 @@ __device__ row_cut row_part<kHolds>::find_cut(uint32_t count, double part, u64 a
 /* The `count` ≤ kMostListed largest in falling order, one a thread of the first block, 0 after the last. */
 template <bool kHolds>
 __device__ u64 row_part<kHolds>::largest(uint32_t count, uint32_t *n) {
-  const uint32_t from = bound_of(m.few.largest, kGroups * kBlocks, count, &m.few.room);
+  const uint32_t from = bound_of(m.few.largest, kGroups * kBlocks, count, &m.few.capacity);
   uint32_t found = gather((u64)from << 32, ~UINT64_C(0));
   if (found > kSorted) found = gather(find_cut(count, 1, 0).cut, ~UINT64_C(0));
   *n = min(found, count);
   if (rank) return 0;
-  const u64 mine = sort_ids(&m.few.room, found);
+  const u64 mine = sort_ids(&m.few.capacity, found);
   return threadIdx.x < count ? mine : 0;
 }
 
@@ -369,7 +369,7 @@ __global__ void __launch_bounds__(kThreads, 2) sample_large(const __grid_constan
   const uint32_t i = blockIdx.x / kBlocks;
   grid_wait_and_launch_next();
   if (a.best[i] == 0) return;
-  row_room &m = *reinterpret_cast<row_room *>(row_memory);
+  row_capacity &m = *reinterpret_cast<row_capacity *>(row_memory);
   row_part<kHolds> p(m, a.logits + (size_t)i * a.vocab_rows, a, slots);
   const mm_cu_row_sampling set = a.sampling[i];
   p.top = from_ordered(key_of(p.load())), p.scale = set.scale;
@@ -401,7 +401,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const mm_cu_row_options options = q.row[i];
   if (!options.logprobs) return;
   const float *const logits = options.raw ? q.raw + (size_t)(options.raw - 1) * a.vocab : a.logits + (size_t)i * a.vocab_rows;
-  row_room &m = *reinterpret_cast<row_room *>(row_memory);
+  row_capacity &m = *reinterpret_cast<row_capacity *>(row_memory);
   row_part<kHolds> p(m, logits, a, slots);
   const u64 best = p.load();
   p.top = best ? from_ordered(key_of(best)) : 0;
@@ -431,9 +431,10 @@ template <class Kernel, class... Args>
 cudaError_t launch_rows(Kernel *kernel, Kernel *held, const mm_cu_sample &a, uint32_t rows, cudaStream_t s, Args... args) {
   const unsigned blocks = mm_cu_built_here() >= MM_CU_BUILT_DEPENDENT ? kBlocks : 1;
   const uint32_t slots = ceil_div(ceil_div(a.vocab, kChunk), blocks) * kChunk;
-  const size_t room = sizeof(row_room), all = room + slots * sizeof(uint32_t);
+  const size_t capacity = sizeof(row_capacity), all = capacity + slots * sizeof(uint32_t);
   const bool holds = all + 1024 <= mm_cu_shared_most(); /* in addition to the shared memory of join_block */
-  return launch_clusters(holds ? held : kernel, rows * blocks, blocks > 1 ? blocks : 0, kThreads, holds ? all : room, s, args..., slots);
+  return launch_clusters(holds ? held : kernel, rows * blocks, blocks > 1 ? blocks : 0, kThreads, holds ? all : capacity, s, args...,
+                         slots);
 }
 
 }  // namespace

@@ -52,8 +52,8 @@ static void find(void *next, const char *name) {
   memcpy(next, &f, sizeof f);
 }
 
-static int fails(int why) {
-  errno = why;
+static int fails(int reason) {
+  errno = reason;
   return -1;
 }
 

@@ -85,17 +85,17 @@ TEST(test_keeping) {
 
 /* A refusal to keep a source says what of it no scheme has. */
 TEST(test_reasons) {
-  static const char *const why[][2] = {
+  static const char *const reason[][2] = {
       {"GPTQ", "found GPTQ int4 with zero points, columns out of the order of their groups (desc_act), which no"},
       {"GPTQ int8", "found GPTQ int8 with zero points, scales of F32 for 1 x 8, which"},
       {"int4, asymmetric, reordered", "found compressed-tensors int4 with zero points, columns out of the order of their groups"},
       {"ModelOpt int4", "found ModelOpt int4 with bytes of two rows, F32 scales"},
       {"int8", "found per-channel int8 with a factor for each column, which"},
       {"compressed-tensors block FP8", "found compressed-tensors block FP8 with scales of F32 for 4 x 3, which"}};
-  for (size_t i = 0; i < sizeof why / sizeof *why; i++) {
-    source *s = encoded(form_of(why[i][0]));
+  for (size_t i = 0; i < sizeof reason / sizeof *reason; i++) {
+    source *s = encoded(form_of(reason[i][0]));
     src_write(s);
-    src_refused(s, (src_options){.depth = SRC_PLAN, .quant = "none"}, why[i][0], MM_UNSUPPORTED, "E_Q_KEEP", why[i][1]);
+    src_refused(s, (src_options){.depth = SRC_PLAN, .quant = "none"}, reason[i][0], MM_UNSUPPORTED, "E_Q_KEEP", reason[i][1]);
     src_close(s);
   }
   source *s = encoded(form_of("GPTQ v2")); /* which does not declare desc_act */

@@ -15,17 +15,17 @@ ssize_t pwrite(int fd, const void *buf, size_t n, off_t at) {
   return syscall(SYS_pwrite64, fd, buf, n, at);
 }
 
-typedef struct asked {
+typedef struct options {
   const char *quant;
   mm_leftover leftover;
   uint32_t share, shares;
   int level;
   bool force;
   long stop_after;
-} asked;
+} options;
 
 /* The status; err->text says why. */
-static mm_status run(const source *s, const char *target, asked a, mm_err *err) {
+static mm_status run(const source *s, const char *target, options a, mm_err *err) {
   mm_hf hf = {0};
   mm_plan plan = {0};
   mm_digest manifest;
@@ -69,10 +69,10 @@ static bool there(const source *s, const char *name) { return access(src_path(s,
 TEST(test_stopped) {
   source *s = opened();
   mm_err err;
-  expect(run(s, "whole", (asked){0}, &err), MM_OK, &err, "");
+  expect(run(s, "whole", (options){0}, &err), MM_OK, &err, "");
   for (int level = 0; level <= 1; level++) {
     const char *target = level ? "packed" : "stopped";
-    asked a = {.level = level, .stop_after = 3};
+    options a = {.level = level, .stop_after = 3};
     unsigned stops = 0, kept = 0;
     mm_status status;
     while ((status = run(s, target, a, &err)) == MM_INTERRUPTED) {
@@ -87,7 +87,7 @@ TEST(test_stopped) {
     if (!level) assert_same(src_path(s, "whole"), src_path(s, target));
     expect(run(s, target, a, &err), MM_OK, &err, ""); /* finished: nothing is left to do */
   }
-  asked archive = {.level = 1};
+  options archive = {.level = 1};
   expect(run(s, "at once", archive, &err), MM_OK, &err, "");
   assert_same(src_path(s, "at once"), src_path(s, "packed"));
   src_close(s);
@@ -103,10 +103,10 @@ static char *staged(const source *s, const char *target, const char *file) {
 TEST(test_damaged) {
   source *s = opened();
   mm_err err;
-  expect(run(s, "whole", (asked){0}, &err), MM_OK, &err, "");
+  expect(run(s, "whole", (options){0}, &err), MM_OK, &err, "");
   static const char part[] = "model-rank-00001-part-00000.safetensors";
   for (int how = 0; how < 6; how++) {
-    expect(run(s, "out", (asked){.stop_after = 12}, &err), MM_INTERRUPTED, &err, "");
+    expect(run(s, "out", (options){.stop_after = 12}, &err), MM_INTERRUPTED, &err, "");
     char *path = staged(s, "out", part); /* its embedding and head are padded */
     int fd = open(path, O_RDWR);
     assert_true(fd >= 0);
@@ -123,7 +123,7 @@ TEST(test_damaged) {
     if (how == 5) assert_int_equal(unlink(path), 0);
     close(fd);
     free(path);
-    expect(run(s, "out", (asked){.leftover = MM_LEFTOVER_RESUME}, &err), MM_OK, &err, "");
+    expect(run(s, "out", (options){.leftover = MM_LEFTOVER_RESUME}, &err), MM_OK, &err, "");
     assert_same(src_path(s, "whole"), src_path(s, "out"));
     src_move(s, "out", how == 0 ? "out0" : how == 1 ? "out1" : how == 2 ? "out2" : how == 3 ? "out3" : how == 4 ? "out4" : "out5");
   }
@@ -134,9 +134,9 @@ TEST(test_damaged) {
 TEST(test_shares) {
   source *s = opened();
   mm_err err;
-  expect(run(s, "whole", (asked){0}, &err), MM_OK, &err, "");
+  expect(run(s, "whole", (options){0}, &err), MM_OK, &err, "");
   for (uint32_t share = 0; share < 3; share++) {
-    asked a = {.share = share, .shares = 3, .stop_after = 4};
+    options a = {.share = share, .shares = 3, .stop_after = 4};
     mm_status status = run(s, "out", a, &err);
     a.stop_after = 0;
     a.leftover = MM_LEFTOVER_RESUME;
@@ -144,7 +144,7 @@ TEST(test_shares) {
     expect(status, MM_OK, &err, "");
     assert_false(there(s, "out"));
   }
-  expect(run(s, "out", (asked){.leftover = MM_LEFTOVER_RESUME}, &err), MM_OK, &err, "");
+  expect(run(s, "out", (options){.leftover = MM_LEFTOVER_RESUME}, &err), MM_OK, &err, "");
   assert_true(atomic_load(&progress.kept_bytes) > 0);
   assert_same(src_path(s, "whole"), src_path(s, "out"));
   src_close(s);
@@ -153,24 +153,24 @@ TEST(test_shares) {
 TEST(test_leftovers) {
   source *s = opened();
   mm_err err;
-  expect(run(s, "whole", (asked){0}, &err), MM_OK, &err, "");
-  expect(run(s, "out", (asked){.stop_after = 9}, &err), MM_INTERRUPTED, &err, "");
-  expect(run(s, "out", (asked){0}, &err), MM_USAGE, &err, "--resume");
-  expect(run(s, "out", (asked){.quant = "int8", .leftover = MM_LEFTOVER_RESUME}, &err), MM_USAGE, &err, ""); /* of another plan */
-  assert_true(there(s, ".out.partial"));                                                                     /* neither took it away */
-  expect(run(s, "out", (asked){.leftover = MM_LEFTOVER_RESTART}, &err), MM_OK, &err, "");
+  expect(run(s, "whole", (options){0}, &err), MM_OK, &err, "");
+  expect(run(s, "out", (options){.stop_after = 9}, &err), MM_INTERRUPTED, &err, "");
+  expect(run(s, "out", (options){0}, &err), MM_USAGE, &err, "--resume");
+  expect(run(s, "out", (options){.quant = "int8", .leftover = MM_LEFTOVER_RESUME}, &err), MM_USAGE, &err, ""); /* of another plan */
+  assert_true(there(s, ".out.partial"));                                                                       /* neither took it away */
+  expect(run(s, "out", (options){.leftover = MM_LEFTOVER_RESTART}, &err), MM_OK, &err, "");
   assert_int_equal(atomic_load(&progress.kept_bytes), 0);
   assert_same(src_path(s, "whole"), src_path(s, "out"));
   /* A directory that has the name already. */
-  expect(run(s, "out", (asked){0}, &err), MM_USAGE, &err, "E_OUTPUT");
-  expect(run(s, "out", (asked){.quant = "int8", .force = true}, &err), MM_OK, &err, "");
-  expect(run(s, "out", (asked){.force = true}, &err), MM_OK, &err, "");
+  expect(run(s, "out", (options){0}, &err), MM_USAGE, &err, "E_OUTPUT");
+  expect(run(s, "out", (options){.quant = "int8", .force = true}, &err), MM_OK, &err, "");
+  expect(run(s, "out", (options){.force = true}, &err), MM_OK, &err, "");
   assert_same(src_path(s, "whole"), src_path(s, "out"));
   assert_int_equal(mkdir(src_path(s, "theirs"), 0777), 0);
   put_file(src_path(s, "theirs/file"), "x", 1);
-  expect(run(s, "theirs", (asked){.force = true}, &err), MM_USAGE, &err, "E_OUTPUT");
+  expect(run(s, "theirs", (options){.force = true}, &err), MM_USAGE, &err, "E_OUTPUT");
   assert_true(there(s, "theirs/file"));
-  expect(run(s, "src/inside", (asked){0}, &err), MM_USAGE, &err, "lies in the source");
+  expect(run(s, "src/inside", (options){0}, &err), MM_USAGE, &err, "lies in the source");
   src_close(s);
 }
 

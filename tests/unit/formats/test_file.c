@@ -30,12 +30,12 @@ static bool interrupted(void) {
   return true;
 }
 
-static bool failing(int why) {
-  if (why == 0 || fault.good_calls > 0) {
+static bool failing(int reason) {
+  if (reason == 0 || fault.good_calls > 0) {
     if (fault.good_calls > 0) fault.good_calls--;
     return false;
   }
-  errno = why;
+  errno = reason;
   return true;
 }
 
@@ -400,13 +400,13 @@ TEST_BETWEEN(test_write_file, NULL, reset_faults) {
 
 TEST_BETWEEN(test_fsync_and_close, NULL, reset_faults) {
   static const struct {
-    int why;
+    int reason;
     bool directory, ok;
   } cases[] = {{EIO, false, false},    {EIO, true, false},      {EINVAL, true, true},  {ENOTSUP, true, true},
                {EINVAL, false, false}, {ENOTSUP, false, false}, {ENOSPC, true, false}, {0, true, true}};
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     mm_err err = {0};
-    fault.sync_errno = cases[i].why;
+    fault.sync_errno = cases[i].reason;
     assert_int_equal(mm_fsync(dirfd_, dir, cases[i].directory, &err), cases[i].ok);
     assert_int_equal(err.status, cases[i].ok ? MM_OK : MM_IO);
   }

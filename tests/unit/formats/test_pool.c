@@ -130,7 +130,7 @@ TEST(test_lowest_failure_is_reported) {
   assert_false(mm_pool_run(2, 100, fail_some, &t, MM_IGNORED));
 }
 
-TEST(test_fewer_threads_than_asked) {
+TEST(test_fewer_threads_than_wanted) {
   for (int limit = 0; limit < 3; limit++) {
     static tally t;
     memset(&t, 0, sizeof t);

@@ -199,7 +199,7 @@ TEST_BETWEEN(test_take, in_a_folder, away) {
   mm_staging_close(&two);
 }
 
-TEST_BETWEEN(test_clear_and_room, in_a_folder, away) {
+TEST_BETWEEN(test_clear_and_reserve, in_a_folder, away) {
   mm_err err = {0};
   mm_staging s = begun("out");
   put(".out.partial/x1", "");
@@ -215,8 +215,8 @@ TEST_BETWEEN(test_clear_and_room, in_a_folder, away) {
   put(".out.partial/x3", "");
   assert_true(mm_staging_clear(&s, ours, "ctx", &err));
   assert_false(there(".out.partial/x3"));
-  assert_true(mm_staging_room(&s, 1, &err));
-  refused(mm_staging_room(&s, UINT64_MAX, &err), &err, MM_IO, "E_SPACE");
+  assert_true(mm_staging_capacity(&s, 1, &err));
+  refused(mm_staging_capacity(&s, UINT64_MAX, &err), &err, MM_IO, "E_SPACE");
   mm_staging_close(&s);
 }
 

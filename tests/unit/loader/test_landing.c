@@ -31,7 +31,7 @@ typedef struct item {
   bool values, lands;
 } item;
 
-typedef struct world {
+typedef struct fixture {
   char path[300];
   uint8_t *bytes; /* of the file; [BYTES] */
   uint64_t used;
@@ -40,12 +40,12 @@ typedef struct world {
   item item[WEIGHTS];
   mm_landing_plan plan;
   uint8_t *want, *got; /* [plan.bytes] the arena */
-} world;
+} fixture;
 
 /* ---- weights ---- */
 
 /* Room in the file for a plane: as close as its type allows, or with a gap. */
-static uint64_t lay(world *x, uint64_t bytes, size_t element) {
+static uint64_t lay(fixture *x, uint64_t bytes, size_t element) {
   const uint64_t at = mm_round_up(x->used + draw(3) * draw(3000), element);
   assert_true(at + bytes <= BYTES);
   x->used = at + bytes;
@@ -65,7 +65,7 @@ static mm_landing_layout layout_of(const mm_packed *w) {
   return y;
 }
 
-static void make_item(world *x, item *t, bool in_file) {
+static void make_item(fixture *x, item *t, bool in_file) {
   size_t schemes = 0;
   while (mm_scheme_at(schemes)) schemes++;
   mm_packed *w = &t->w;
@@ -86,12 +86,12 @@ static void make_item(world *x, item *t, bool in_file) {
 }
 
 /* Floats are small and finite, so that widening them has one answer. */
-static void fill(world *x) {
+static void fill(fixture *x) {
   for (uint64_t i = 0; i < BYTES; i++) x->bytes[i] = (uint8_t)(draw(256) & (i % 2 ? 0xbf : 0xff));
   for (uint64_t i = 0; i + 4 <= BYTES; i += 4) x->bytes[i + 3] &= 0xbf;
 }
 
-static void open_group(world *x, bool in_file) {
+static void open_group(fixture *x, bool in_file) {
   mm_err err = {0};
   const char *tmp = getenv("TMPDIR");
   snprintf(x->path, sizeof x->path, "%s/landing.XXXXXX", tmp ? tmp : "/tmp");
@@ -105,7 +105,7 @@ static void open_group(world *x, bool in_file) {
   for (int i = 0; i < WEIGHTS; i++) make_item(x, &x->item[i], in_file);
 }
 
-static void close_group(world *x) {
+static void close_group(fixture *x) {
   mm_landing_close(&x->plan);
   mm_map_close(&x->map);
   mm_file_close(&x->file);
@@ -150,7 +150,7 @@ static void put_numbers(uint8_t *to, mm_dtype t, const void *plane, uint64_t n, 
   }
 }
 
-static void expect_item(world *x, const item *t) {
+static void expect_item(fixture *x, const item *t) {
   const mm_packed *w = &t->w;
   const mm_scheme *s = w->scheme;
   const uint64_t rows = (uint64_t)w->lead * w->n, row = (uint64_t)w->k * t->y.bits / 8;
@@ -214,22 +214,22 @@ static void take_off(const mm_landing_plan *p, waiting *v, const mm_landing_piec
 }
 
 /* A group that is split by matrix, or ALL. */
-static uint32_t ask_for_some(const world *x, mm_reader *r, const waiting *v) {
+static uint32_t want_some(const fixture *x, mm_reader *r, const waiting *v) {
   const item *t = &x->item[draw(WEIGHTS)];
   const uint32_t group = t->groups.each + (uint32_t)draw(t->w.lead);
   if (v->left[group] == 0) return ALL;
-  mm_landing_ask(&x->plan, r, group, 1);
+  mm_landing_prefetch(&x->plan, r, group, 1);
   return group;
 }
 
-static void carry_out(world *x) {
+static void carry_out(fixture *x) {
   mm_landing_plan *p = &x->plan;
   mm_err err = {0};
   const size_t piece = (size_t)MM_DIRECT << draw(4), chunk = piece * (1 + draw(3));
   const uint32_t buffers = (uint32_t)(2 + draw(4));
   uint8_t *ring = aligned_alloc(MM_DIRECT, buffers * chunk);
   uint64_t seen = 0, timeout = 0; /* chunks that what was asked for may take */
-  uint32_t asked = ALL;
+  uint32_t wanted = ALL;
   waiting v;
   expect_all(p, &v);
   const mm_reader_config c = {p->file, p->files, p->want, p->landings, ring, buffers, chunk, piece, 2, MM_READ_PROBE, NULL};
@@ -251,10 +251,10 @@ static void carry_out(world *x) {
     }
     uint64_t firsts = 0; /* a page that comes first may have bytes of what was asked for */
     for (uint32_t g = 0; g < GROUPS; g++) firsts += v.left[g];
-    if (asked < ALL && v.left[asked] > 0 && firsts == 0) assert_true(timeout-- > 0);
-    if (asked == ALL || v.left[asked] == 0) {
-      asked = ask_for_some(x, r, &v);
-      timeout = asked < ALL ? buffers + 4 + v.left[asked] / (chunk > 2 * MM_DIRECT ? chunk - 2 * MM_DIRECT : MM_DIRECT) * 2 : 0;
+    if (wanted < ALL && v.left[wanted] > 0 && firsts == 0) assert_true(timeout-- > 0);
+    if (wanted == ALL || v.left[wanted] == 0) {
+      wanted = want_some(x, r, &v);
+      timeout = wanted < ALL ? buffers + 4 + v.left[wanted] / (chunk > 2 * MM_DIRECT ? chunk - 2 * MM_DIRECT : MM_DIRECT) * 2 : 0;
     }
   }
   if (err.status != MM_OK) fail_msg("%s", err.text);
@@ -265,7 +265,7 @@ static void carry_out(world *x) {
 
 /* ---- tests ---- */
 
-static void make_plan(world *x) {
+static void make_plan(fixture *x) {
   mm_err err = {0};
   mm_landing_plan *p = &x->plan;
   for (int i = 0; i < WEIGHTS; i++) {
@@ -281,7 +281,7 @@ static void make_plan(world *x) {
 
 /* One byte of each landing's extent and of each hole, and nothing twice: every byte of the arena is one or the other. Values that somebody
  * else puts are neither. */
-static void check_cover(const world *x) {
+static void check_cover(const fixture *x) {
   const mm_landing_plan *p = &x->plan;
   uint8_t *cover = calloc(p->bytes, 1);
   for (size_t i = 0; i < p->holes; i++)
@@ -304,7 +304,7 @@ static void check_cover(const world *x) {
 
 TEST(all_lands) {
   for (int i = 0; i < 40; i++) {
-    world x = {.file = MM_FILE_NONE};
+    fixture x = {.file = MM_FILE_NONE};
     open_group(&x, i % 4 > 0);
     make_plan(&x);
     check_cover(&x);
@@ -321,7 +321,7 @@ TEST(all_lands) {
 
 /* Groups split by matrix: codes of whole words; four-bit ones where they begin at a word in the file and lie close. */
 TEST(split_by_matrix) {
-  world x = {.file = MM_FILE_NONE};
+  fixture x = {.file = MM_FILE_NONE};
   mm_err err = {0};
   open_group(&x, true);
   for (int what = 0; what < 5; what++) { /* bf16; four bits; at an odd place; rows with gaps, of four bits and of bf16 */

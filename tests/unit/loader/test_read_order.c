@@ -17,18 +17,18 @@ static uint64_t draw(uint64_t below) {
 
 enum { NOBODYS, LATE, FIRST };
 
-typedef struct world {
+typedef struct fixture {
   mm_read_file file[FILES];
   uint64_t size[FILES], unit[FILES];
   mm_read_want want[WANTS];
   mm_read_list c;
   mm_read_order o;
   uint8_t kind[FILES][UNITS], taken[FILES][UNITS];
-} world;
+} fixture;
 
 static uint64_t end_of(const mm_read_want *w) { return w->offset + w->bytes; }
 
-static void open_group(world *x) {
+static void open_group(fixture *x) {
   static const mm_digest digest[1];
   mm_err err = {0};
   memset(x, 0, sizeof *x);
@@ -58,7 +58,7 @@ static void open_group(world *x) {
 }
 
 /* The next read is right; counts its units that are of a want's bytes [from, to). */
-static bool take(world *x, mm_read_run *r, const mm_read_want *w, uint64_t from, uint64_t to, uint64_t *units) {
+static bool take(fixture *x, mm_read_run *r, const mm_read_want *w, uint64_t from, uint64_t to, uint64_t *units) {
   if (!mm_read_order_take(&x->o, r)) return false;
   const uint64_t unit = x->unit[r->file];
   assert_true(r->bytes > 0 && r->bytes <= x->c.chunk && r->offset % unit == 0);
@@ -77,14 +77,14 @@ static bool take(world *x, mm_read_run *r, const mm_read_want *w, uint64_t from,
   return true;
 }
 
-static void check_all_taken(const world *x) {
+static void check_all_taken(const fixture *x) {
   for (int f = 0; f < FILES; f++)
     for (int u = 0; u < UNITS; u++) assert_int_equal(x->taken[f][u], x->kind[f][u] != NOBODYS);
   assert_int_equal(x->o.left, 0);
 }
 
 TEST(in_order) {
-  static world x;
+  static fixture x;
   for (int i = 0; i < 200; i++) {
     open_group(&x);
     mm_read_run r, before = {0};
@@ -106,15 +106,15 @@ TEST(in_order) {
 }
 
 /* Units of [from, to) that were not taken and do not come first. */
-static uint64_t to_come(const world *x, uint32_t file, uint64_t from, uint64_t to) {
+static uint64_t to_come(const fixture *x, uint32_t file, uint64_t from, uint64_t to) {
   uint64_t n = 0;
   for (uint64_t u = from / x->unit[file]; u * x->unit[file] < to; u++) n += x->kind[file][u] == LATE && !x->taken[file][u];
   return n;
 }
 
-TEST(as_asked) {
-  static world x;
-  uint64_t asked = 0, alone = 0;
+TEST(as_wanted) {
+  static fixture x;
+  uint64_t parts = 0, alone = 0;
   for (int i = 0; i < 300; i++) {
     open_group(&x);
     mm_read_run r;
@@ -128,8 +128,8 @@ TEST(as_asked) {
         if (!w[k]->part || !w[k]->bytes) continue;
         from[k] = w[k]->offset + draw(mm_ceil_div(w[k]->bytes, w[k]->part)) * w[k]->part;
         to[k] = mm_min(end_of(w[k]), from[k] + w[k]->part);
-        mm_read_order_ask(&x.o, w[k]->file, from[k], to[k] - from[k]);
-        if (draw(2)) mm_read_order_ask(&x.o, w[k]->file, from[k], to[k] - from[k]); /* twice is once */
+        mm_read_order_prefetch(&x.o, w[k]->file, from[k], to[k] - from[k]);
+        if (draw(2)) mm_read_order_prefetch(&x.o, w[k]->file, from[k], to[k] - from[k]); /* twice is once */
       }
       for (int k = 0; k < 3; k++) { /* in the order of asking; what lies side by side may come along */
         if (!w[k]->part || !w[k]->bytes) continue;
@@ -142,14 +142,14 @@ TEST(as_asked) {
             for (uint64_t at = r.offset; w[j]->part && w[j]->bytes && w[j]->file == r.file && at < r.offset + r.bytes; at += x.unit[r.file])
               wanted += at < to[j] && at + x.unit[r.file] > from[j];
           assert_true(wanted >= mm_ceil_div(r.bytes, x.unit[r.file])); /* nothing that nobody asked for */
-          asked++, alone += units == mm_ceil_div(r.bytes, x.unit[r.file]);
+          parts++, alone += units == mm_ceil_div(r.bytes, x.unit[r.file]);
         }
       }
     }
     check_all_taken(&x);
     mm_read_order_close(&x.o);
   }
-  assert_true(asked > 1000 && alone > 500);
+  assert_true(parts > 1000 && alone > 500);
 }
 
 /* As long as a rank of M2: parts of 62 layers are found at once, and what is kept for them is small. */
@@ -171,7 +171,7 @@ TEST(large) {
   assert_true(o.runs < 2 * LAYERS * EXPERTS);
   mm_read_run r;
   for (uint32_t l = 0; l < LAYERS; l++) {
-    for (uint32_t e = 7; e < EXPERTS; e += 32) mm_read_order_ask(&o, l, 5009408 + e * part, part);
+    for (uint32_t e = 7; e < EXPERTS; e += 32) mm_read_order_prefetch(&o, l, 5009408 + e * part, part);
     for (uint32_t e = 7; e < EXPERTS; e += 32) {
       assert_true(mm_read_order_take(&o, &r));
       assert_int_equal(r.file, l);

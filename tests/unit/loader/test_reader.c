@@ -294,11 +294,11 @@ static uint64_t next_part(job *j, mm_reader *r) {
   return (c.offset - j->want[0].offset) / PART;
 }
 
-static void ask(job *j, mm_reader *r, uint64_t part) { mm_reader_ask(r, 0, j->want[0].offset + part * PART, PART); }
+static void prefetch(job *j, mm_reader *r, uint64_t part) { mm_reader_prefetch(r, 0, j->want[0].offset + part * PART, PART); }
 
 /* Behind what is in the ring, in the order of asking, once each, and before all others. Parts that are in the ring, or were given, are not
  * moved. */
-TEST(asked_parts) {
+TEST(prefetched_parts) {
   enum { BUFFERS = 3 };
   for (int i = 0; i < 30; i++) {
     job j;
@@ -316,8 +316,8 @@ TEST(asked_parts) {
           wanted[k] = draw(4) ? draw(PARTS) : n + draw(4);
           for (int before = 0; before < k; before++) twice = twice || wanted[before] == wanted[k];
         } while (twice);
-        ask(&j, r, wanted[k]);
-        if (draw(3) == 0) ask(&j, r, wanted[k]);
+        prefetch(&j, r, wanted[k]);
+        if (draw(3) == 0) prefetch(&j, r, wanted[k]);
       }
       for (bool all = false; !all; gots += !all) {
         all = true;
@@ -336,7 +336,7 @@ TEST(asked_parts) {
     }
     for (uint64_t p; (p = next_part(&j, r)) != UINT64_MAX; came[p] = true) assert_false(came[p]);
     for (int p = 0; p < PARTS; p++) assert_true(came[p]);
-    ask(&j, r, 3); /* after the end it is nothing */
+    prefetch(&j, r, 3); /* after the end it is nothing */
     assert_true(mm_reader_prove(r, &err));
     mm_reader_close(r);
     free(j.c.ring);
@@ -344,14 +344,14 @@ TEST(asked_parts) {
 }
 
 /* A disk that fails while a part is waited for: the next call says so, whoever makes it, and asking is harmless. */
-TEST(asked_without_answer) {
+TEST(prefetched_without_answer) {
   job j;
   mm_err err = {0}, again = {0};
   mm_reader *r = open_parts(&j, 2, &err);
   assert_non_null(r);
   assert_int_equal(next_part(&j, r), 0);
   assert_true(mm_reader_prove(r, &err));
-  ask(&j, r, 400);
+  prefetch(&j, r, 400);
   atomic_store(&fail_after, 1);
   mm_chunk c = {0};
   bool ok = true;
@@ -361,7 +361,7 @@ TEST(asked_without_answer) {
   }
   atomic_store(&fail_after, -1);
   assert_string_equal(err.code, "E_IO");
-  ask(&j, r, 401);
+  prefetch(&j, r, 401);
   assert_false(mm_reader_prove(r, &again));
   assert_string_equal(again.text, err.text);
   mm_reader_close(r);
@@ -425,7 +425,7 @@ TEST(proved_so_far) {
   mm_reader *r = mm_reader_open(&j.c, &err);
   assert_true(r && mm_reader_next(r, &c, &err) && c.offset == 0);
   assert_true(mm_reader_prove(r, &err));
-  mm_reader_ask(r, 0, MM_HASH_BLOCK, 1); /* it is next anyway */
+  mm_reader_prefetch(r, 0, MM_HASH_BLOCK, 1); /* it is next anyway */
   assert_true(mm_reader_next(r, &c, &err) && c.offset == MM_HASH_BLOCK);
   assert_true(mm_reader_prove(r, &err)); /* with both buffers at the caller, nothing more is read */
   mm_reader_release(r);

@@ -21,16 +21,16 @@ static mm_model kind(uint32_t i) {
   return ref_dims(family[i], !i);
 }
 
-/* asks: what the device's choice has (MM_SAMPLES_…). */
-static void random_client(serving *w, client *c, uint32_t asks) {
+/* uses: what the device's choice has (MM_SAMPLES_…). */
+static void random_client(serving *w, client *c, uint32_t uses) {
   *c = (client){.r = {.max_tokens = below(12) ? below(40) : 0, .priority = (int)below(3), .salt = below(2)}};
   fill(c, below(8), below(3) ? 1 + below(100) : 1 + below(POSITIONS - 150));
   c->r.sampling = (mm_sampling){.temperature = below(2), .top_p = 1, .seed = below(100), .top_k = below(2) ? 0 : 10};
   c->r.sampling.top_p = below(3) ? 1 : 0.9;
-  c->r.sampling.repetition = below(4) || !(asks & MM_SAMPLES_PENALTIES) ? 0 : 1.3;
-  c->r.sampling.frequency = below(4) || !(asks & MM_SAMPLES_PENALTIES) ? 0 : 0.5;
-  c->r.sampling.presence = below(6) || !(asks & MM_SAMPLES_PENALTIES) ? 0 : 0.7;
-  c->r.sampling.min_p = below(6) || !(asks & MM_SAMPLES_MIN_P) ? 0 : 0.05;
+  c->r.sampling.repetition = below(4) || !(uses & MM_SAMPLES_PENALTIES) ? 0 : 1.3;
+  c->r.sampling.frequency = below(4) || !(uses & MM_SAMPLES_PENALTIES) ? 0 : 0.5;
+  c->r.sampling.presence = below(6) || !(uses & MM_SAMPLES_PENALTIES) ? 0 : 0.7;
+  c->r.sampling.min_p = below(6) || !(uses & MM_SAMPLES_MIN_P) ? 0 : 0.05;
   c->r.sampling.top_logprobs = below(4) ? 0 : 2;
   c->fewer = below(4) ? 0 : below(MM_DRAFTS + 1);
   c->bias = (mm_bias){(int32_t)below(50), 2};
@@ -47,7 +47,7 @@ static void random_client(serving *w, client *c, uint32_t asks) {
 
 /* MANY at a time are submitted, some of them cancelled at once or later; in as many rounds as the environment's ROUNDS says times more, and
  * few where each step takes long. */
-static void random_requests(serving *w, uint32_t asks, uint32_t rounds) {
+static void random_requests(serving *w, uint32_t uses, uint32_t rounds) {
   const char *more = getenv("ROUNDS");
   rounds = more ? rounds * (uint32_t)strtoul(more, NULL, 10) : SANITIZED ? 1 : rounds;
 #ifdef __SANITIZE_THREAD__
@@ -58,7 +58,7 @@ static void random_requests(serving *w, uint32_t asks, uint32_t rounds) {
   client *c = malloc(MANY * sizeof *c);
   uint32_t ends[5] = {0};
   for (uint32_t r = 0; r < rounds; r++) {
-    for (uint32_t i = 0; i < MANY; i++) random_client(w, &c[i], asks);
+    for (uint32_t i = 0; i < MANY; i++) random_client(w, &c[i], uses);
     for (uint32_t i = 0; i < MANY; i++) {
       client_submit(w, &c[i]);
       if (below(10) == 0) mm_scheduler_cancel(w->scheduler, c[below(i + 1)].ticket);

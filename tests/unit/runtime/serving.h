@@ -175,14 +175,14 @@ static bool client_token(void *user, int32_t id, const mm_logprob *logprobs, con
   return n + 1 != c->leave_at;
 }
 
-static void client_done(void *user, mm_finish why, const mm_progress *p, const mm_err *err) {
+static void client_done(void *user, mm_finish reason, const mm_progress *p, const mm_err *err) {
   client *c = user;
   pthread_mutex_lock(&c->serving->lock);
   if (c->done) snprintf(c->wrong, sizeof c->wrong, "done twice");
   if (p->reply_tokens != c->got_count) snprintf(c->wrong, sizeof c->wrong, "done: %u tokens of %u", p->reply_tokens, c->got_count);
-  if (!err != (why != MM_FINISH_ERROR)) snprintf(c->wrong, sizeof c->wrong, "done: an error that is none");
+  if (!err != (reason != MM_FINISH_ERROR)) snprintf(c->wrong, sizeof c->wrong, "done: an error that is none");
   if (err) c->err = *err;
-  c->finish = why;
+  c->finish = reason;
   c->done = true;
   c->order = ++c->serving->ends;
   pthread_cond_broadcast(&c->serving->changed);

@@ -114,8 +114,8 @@ static mm_backend *open_met(const mm_backend_config *c, mm_err *err) {
 static bool end_of_broken(mm_backend *b, float *out, mm_err *err) {
   const bool done = mm_ops_cpu.end(b, out, err);
   if (b != first || !atomic_exchange(&breaks, false)) return done;
-  mm_err why = {0};
-  if (!mm_fail(&why, MM_INTEGRITY, "E_DIGEST", mm_at(NULL, NULL), "a block is damaged")) mm_comm_fail(met, &why);
+  mm_err reason = {0};
+  if (!mm_fail(&reason, MM_INTEGRITY, "E_DIGEST", mm_at(NULL, NULL), "a block is damaged")) mm_comm_fail(met, &reason);
   return !atomic_load(&gives_up);
 }
 

@@ -19,7 +19,7 @@ static unsigned pages_in(char *map, uint32_t lead) {
   return count;
 }
 
-TEST(asked_for_experts_come) {
+TEST(prefetched_experts_come) {
   char path[256];
   const char *where = getenv("TMPDIR");
   snprintf(path, sizeof path, "%s/ahead-XXXXXX", where ? where : "/tmp");

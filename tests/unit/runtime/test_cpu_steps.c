@@ -208,21 +208,21 @@ TEST(threads_stay_and_sleep) {
 }
 
 /* Memory prefetched ahead of an op, all of it once: where the first and the second thread begin, and nothing past the end. */
-static void check_soon(mm_backend *b, const mm_packed *w, uint32_t lead, uint32_t row, unsigned i) {
-  const uint8_t *const from = b->soon.from[i], *const end = mm_cpu_row_at(w, lead, w->n);
+static void check_prefetch(mm_backend *b, const mm_packed *w, uint32_t lead, uint32_t row, unsigned i) {
+  const uint8_t *const from = b->prefetch.from[i], *const end = mm_cpu_row_at(w, lead, w->n);
   assert_ptr_equal(from, mm_cpu_row_at(w, lead, row));
-  assert_true(b->soon.bytes > 0 && from + b->soon.bytes <= end);
-  const size_t pieces = b->soon.bytes * b->soon.count / 1024;
-  b->soon.next = 0;
-  for (size_t p = 0; p < pieces; p++) assert_true(mm_cpu_soon_ask(&b->soon));
-  assert_false(mm_cpu_soon_ask(&b->soon));
+  assert_true(b->prefetch.bytes > 0 && from + b->prefetch.bytes <= end);
+  const size_t pieces = b->prefetch.bytes * b->prefetch.count / 1024;
+  b->prefetch.next = 0;
+  for (size_t p = 0; p < pieces; p++) assert_true(mm_cpu_prefetch_piece(&b->prefetch));
+  assert_false(mm_cpu_prefetch_piece(&b->prefetch));
 }
 
 static void check_halves(mm_backend *b, const mm_packed *w) {
   const uint32_t strips = (w->n + MM_CPU_ALONE - 1) / MM_CPU_ALONE;
-  check_soon(b, w, 0, 0, 0);
-  if (strips > 1) check_soon(b, w, 0, strips / 2 * MM_CPU_ALONE, 1);
-  assert_int_equal(b->soon.count, strips > 1 ? 2 : 1);
+  check_prefetch(b, w, 0, 0, 0);
+  if (strips > 1) check_prefetch(b, w, 0, strips / 2 * MM_CPU_ALONE, 1);
+  assert_int_equal(b->prefetch.count, strips > 1 ? 2 : 1);
 }
 
 TEST(next_weights) {
@@ -238,20 +238,20 @@ TEST(next_weights) {
     for (b->layer = 0; b->layer < r.w.layer_end; b->layer++) {
       const mm_layer_weights *y = &r.w.layer[b->layer];
       const bool lightning = y->output_gate.scheme, last = b->layer + 1 == r.w.layer_end;
-      mm_cpu_soon_after(b, &y->qkv);
+      mm_cpu_prefetch_after(b, &y->qkv);
       check_halves(b, lightning ? &y->output_gate : &y->out);
-      if (lightning) mm_cpu_soon_after(b, &y->output_gate), check_halves(b, &y->out);
+      if (lightning) mm_cpu_prefetch_after(b, &y->output_gate), check_halves(b, &y->out);
       b->moe.active[0] = 1, b->moe.active[1] = 0;
-      mm_cpu_soon_experts(b, 2, &y->w13);
-      check_soon(b, &y->w13, 1, 0, 0), check_soon(b, &y->w13, 0, 0, 1);
-      mm_cpu_soon_experts(b, 2, &y->w2);
-      check_soon(b, &y->w2, 1, 0, 0), check_soon(b, &y->w2, 0, 0, 1);
-      mm_cpu_soon_after(b, &y->w2);
+      mm_cpu_prefetch_experts(b, 2, &y->w13);
+      check_prefetch(b, &y->w13, 1, 0, 0), check_prefetch(b, &y->w13, 0, 0, 1);
+      mm_cpu_prefetch_experts(b, 2, &y->w2);
+      check_prefetch(b, &y->w2, 1, 0, 0), check_prefetch(b, &y->w2, 0, 0, 1);
+      mm_cpu_prefetch_after(b, &y->w2);
       check_halves(b, last ? &r.w.head : &r.w.layer[b->layer + 1].qkv);
     }
-    b->layer = 0, batch.tokens = 2, b->soon.count = 0;
-    mm_cpu_soon_after(b, &r.w.layer[0].qkv);
-    assert_int_equal(b->soon.count, 0); /* a prompt is not bounded by memory */
+    b->layer = 0, batch.tokens = 2, b->prefetch.count = 0;
+    mm_cpu_prefetch_after(b, &r.w.layer[0].qkv);
+    assert_int_equal(b->prefetch.count, 0); /* a prompt is not bounded by memory */
     close_run(&r);
     ref_free(&ref);
   }

@@ -68,27 +68,27 @@ static float *taps_of(running *r, uint32_t text) {
   return all;
 }
 
-static void check(running *r, const mm_draft_ask *ask, const uint32_t *text, uint32_t n, uint32_t each, float *const *tap) {
+static void check(running *r, const mm_draft_request *request, const uint32_t *text, uint32_t n, uint32_t each, float *const *tap) {
   mm_err err = {0};
   int32_t found[ROWS];
   const uint32_t vocab = r->ref.m.vocab;
   double *want = malloc(each * vocab * sizeof *want);
   float *got = malloc(n * each * vocab * sizeof *got);
-  if (!mm_engine_draft(r->engine, ask, n, each, found, got, &err)) fail_msg("%s", err.text);
+  if (!mm_engine_draft(r->engine, request, n, each, found, got, &err)) fail_msg("%s", err.text);
   for (uint32_t i = 0; i < n; i++) {
     int32_t ids[LENGTH];
     for (uint32_t t = 0; t < LENGTH; t++) ids[t] = id_at(text[i], t);
     if (r->random.c.kind == MM_DRAFT_EAGLE3)
-      eagle_expect(&r->random, &r->ref, tap[text[i]], ids, ask[i].pos, ask[i].id, each, want);
+      eagle_expect(&r->random, &r->ref, tap[text[i]], ids, request[i].pos, request[i].id, each, want);
     else
-      draft_expect(&r->random, &r->ref, tap[text[i]], ask[i].pos, ask[i].id, each, want);
+      draft_expect(&r->random, &r->ref, tap[text[i]], request[i].pos, request[i].id, each, want);
     for (uint32_t k = 0; k < each; k++) {
       const float *logits = got + (i * each + k) * vocab;
       uint32_t best = 0;
       for (uint32_t v = 0; v < vocab; v++) {
         const bool none = isinf(want[k * vocab + v]);
         if (none ? !isinf(logits[v]) : !(fabs((double)logits[v] - want[k * vocab + v]) <= 2e-4))
-          fail_msg("ask %u at %u, proposal %u, logit %u: found %.8g, expected %.8g", i, ask[i].pos, k, v, (double)logits[v],
+          fail_msg("request %u at %u, proposal %u, logit %u: found %.8g, expected %.8g", i, request[i].pos, k, v, (double)logits[v],
                    want[k * vocab + v]);
         if (logits[v] > logits[best]) best = v;
       }
@@ -119,21 +119,21 @@ static void check_numbers(uint32_t tp, draft_of of) {
   for (uint32_t at = 0, n; at < LENGTH; at += n) n = (uint32_t)mm_min(at % 3 ? 17 : 40, LENGTH - at), step(r.engine, 1, 0, at, n);
   static const uint32_t place[] = {1, 2, 4, 5, 9, 10, MM_PAGE - 1, MM_PAGE, MM_PAGE + 1, 130, LENGTH};
   for (size_t i = 0; i < sizeof place / sizeof *place; i++) {
-    const mm_draft_ask ask = {1, place[i], id_at(7, place[i])};
-    check(&r, &ask, (uint32_t[]){0}, 1, 1 + (uint32_t)(i * 3) % 7, tap);
+    const mm_draft_request request = {1, place[i], id_at(7, place[i])};
+    check(&r, &request, (uint32_t[]){0}, 1, 1 + (uint32_t)(i * 3) % 7, tap);
   }
   step(r.engine, 0, 1, 0, 30);
   for (uint32_t t = 30; t < 41; t++) {
     step(r.engine, 0, 3, t, 8); /* of another text: wrong from its first token on */
     step(r.engine, 0, 1, t, 1);
-    const mm_draft_ask ask[] = {{0, t + 1, id_at(1, t + 1)}, {1, LENGTH - t, 3}};
-    check(&r, ask, (uint32_t[]){1, 0}, 2, 7, tap);
+    const mm_draft_request request[] = {{0, t + 1, id_at(1, t + 1)}, {1, LENGTH - t, 3}};
+    check(&r, request, (uint32_t[]){1, 0}, 2, 7, tap);
   }
   const uint32_t to = 2;
   assert_true(mm_engine_fork(r.engine, 0, &to, 1, &err));
   step(r.engine, 0, 3, 41, 5); /* the fork's cells stay */
   step(r.engine, 2, 1, 41, 20);
-  check(&r, &(mm_draft_ask){2, 61, 9}, (uint32_t[]){1}, 1, 7, tap);
+  check(&r, &(mm_draft_request){2, 61, 9}, (uint32_t[]){1}, 1, 7, tap);
   uint32_t page[MM_PAGE];
   const uint32_t *table = mm_pages_table(mm_engine_pages(r.engine)) + 1 * mm_pages_per_slot(mm_engine_pages(r.engine));
   for (uint32_t i = 0; i * MM_PAGE < 100; i++) mm_pages_hold(mm_engine_pages(r.engine), page[i] = table[i]);
@@ -143,12 +143,12 @@ static void check_numbers(uint32_t tp, draft_of of) {
   int32_t ids[100];
   for (uint32_t t = 0; t < 100; t++) ids[t] = id_at(0, t);
   assert_true(mm_engine_resume(r.engine, 0, page, ids, 100, NULL, &err));
-  check(&r, &(mm_draft_ask){0, 100, 4}, (uint32_t[]){0}, 1, 7, tap);
+  check(&r, &(mm_draft_request){0, 100, 4}, (uint32_t[]){0}, 1, 7, tap);
   step(r.engine, 0, 0, 100, 3);
-  check(&r, &(mm_draft_ask){0, 103, 4}, (uint32_t[]){0}, 1, 7, tap);
+  check(&r, &(mm_draft_request){0, 103, 4}, (uint32_t[]){0}, 1, 7, tap);
   for (uint32_t i = 0; i * MM_PAGE < 100; i++) mm_pages_release(mm_engine_pages(r.engine), page[i]);
   int32_t out[7];
-  assert_false(mm_engine_draft(r.engine, &(mm_draft_ask){0, 104, 4}, 1, 7, out, NULL, &err)); /* more than the slot holds */
+  assert_false(mm_engine_draft(r.engine, &(mm_draft_request){0, 104, 4}, 1, 7, out, NULL, &err)); /* more than the slot holds */
   assert_string_equal(err.code, "E_BATCH");
   free(tap[0]), free(tap[1]);
   stop(&r);

@@ -51,7 +51,7 @@ static bool coded(const mm_cu_weight *w) {
 }
 static bool in_blocks(const mm_cu_weight *w) { return coded(w) && w->cell_n_log2 >= 7 && !whole_rows(w); }
 /* Codes of w2's inputs have half of the room for two bf16 of a result. */
-static bool has_room(const mm_cu_weight *w2) { return !whole_rows(w2) || w2->k * 33ull / 32 <= 2 * w2->n; }
+static bool has_capacity(const mm_cu_weight *w2) { return !whole_rows(w2) || w2->k * 33ull / 32 <= 2 * w2->n; }
 static bool few_can(const mm_cu_weight *w) {
   return w->code != MM_CU_BF16 && w->scale_kind != MM_CU_FINE && w->k % 32 == 0 && w->n % 2 == 0;
 }
@@ -83,7 +83,7 @@ static bool can(const mm_cu_device *d, mm_cu_kernel kernel, const mm_cu_task *q)
     case MM_CU_GEMM_WIDENED: return !w2 && d->hopper && w->code != MM_CU_BF16;
     case MM_CU_GEMM: return !w2 && (!d->hopper || w->code == MM_CU_BF16);
     case MM_CU_EXPERTS_FEW: return w2 && d->hopper && q->tokens > 1 && few_can(w) && few_can(w2);
-    case MM_CU_EXPERTS_FP8: return w2 && d->hopper && q->tokens > 1 && coded(w) && coded(w2) && w->n % 256 == 0 && has_room(w2);
+    case MM_CU_EXPERTS_FP8: return w2 && d->hopper && q->tokens > 1 && coded(w) && coded(w2) && w->n % 256 == 0 && has_capacity(w2);
     case MM_CU_EXPERTS_ONE: return w2 && q->tokens == 1 && one_fits(d, w, 1) && one_fits(d, w2, q->top_k);
     case MM_CU_EXPERTS_DECODE: return w2 && q->tokens <= 16;
     case MM_CU_EXPERTS_MANY: return w2 && d->hopper && q->tokens > 1 && many_can(w) && many_can(w2);

@@ -9,7 +9,7 @@
 #include "runtime/cuda/dispatch/described.h"
 #include "runtime/engine/engine.h"
 #include "tests/unit/runtime/reference.h"
-#include "tests/unit/runtime/threads_world.h"
+#include "tests/unit/runtime/threads_fixture.h"
 #include "tests/unit/unit.h"
 
 enum { MOST = 8 };
@@ -36,14 +36,14 @@ static mm_backend *fake_open(const mm_backend_config *c, mm_err *err) {
 }
 
 typedef struct process {
-  mm_process_group world;
+  mm_process_group process_group;
   const mm_shards *shards;
   pthread_t thread;
   mm_err err;
 } process;
 static void *follow(void *arg) {
   process *p = arg;
-  const mm_engine_config c = {.ops = &ops, .options.threads = 1, .world = &p->world};
+  const mm_engine_config c = {.ops = &ops, .options.threads = 1, .process_group = &p->process_group};
   if (mm_engine_follow(p->shards, &c, &p->err) && p->err.status == MM_OK) mm_fail(&p->err, MM_OK, "", mm_at(NULL, NULL), "ended");
   return NULL;
 }
@@ -146,8 +146,8 @@ static void check_round(const sizing *r, const ref_shards *shards, const mm_err 
       }
     assert_true(need.weights >= stored && need.weights <= 4 * stored + (60 << 20));
     const double fixed = (double)(need.weights + need.buffers + need.states) + (ops.own_memory ? (1 << 30) / sharing(r, i) + (2 << 20) : 0);
-    const double room = usable(r, i) - fixed;
-    least = room < 0 ? 0 : page && (double)least > room / (double)page ? (uint64_t)(room / (double)page) : least;
+    const double capacity = usable(r, i) - fixed;
+    least = capacity < 0 ? 0 : page && (double)least > capacity / (double)page ? (uint64_t)(capacity / (double)page) : least;
     mm_bind_close(&w);
   }
   if (least < each) {
@@ -172,12 +172,12 @@ TEST(random_sizes) {
     draw_memory(&r, 1 + below(3 * (r.c.limits.max_positions / 64 + 1) * r.c.limits.slots));
     process p[MOST];
     for (uint32_t i = 0; i < r.processes; i++) {
-      p[i] = (process){.world = {i, r.processes, exchange}, .shards = &shards->s};
+      p[i] = (process){.process_group = {i, r.processes, exchange}, .shards = &shards->s};
       if (i) assert_int_equal(pthread_create(&p[i].thread, NULL, follow, &p[i]), 0);
     }
     for (uint32_t i = 0; i < MOST; i++) pages[i] = 0;
     mm_err err = {0};
-    r.c.world = r.processes > 1 ? &p[0].world : NULL;
+    r.c.process_group = r.processes > 1 ? &p[0].process_group : NULL;
     assert_null(mm_engine_open(&shards->s, &r.c, &err));
     for (uint32_t i = 1; i < r.processes; i++) pthread_join(p[i].thread, NULL);
     assert_null(post.first);

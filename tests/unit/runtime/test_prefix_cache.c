@@ -21,18 +21,18 @@ typedef struct text {
   int32_t token[LENGTH];
 } text;
 
-typedef struct world {
+typedef struct fixture {
   mm_pages *pages;
   mm_prefix_cache *cache;
   int32_t content[PAGES][MM_PAGE]; /* what was written to a page */
   uint32_t written[PAGES];         /* tokens of it */
   text put[PUTS];                  /* the list */
   uint32_t puts;
-} world;
+} fixture;
 
-static world *open_group(uint64_t state_bytes, uint64_t budget) {
+static fixture *open_group(uint64_t state_bytes, uint64_t budget) {
   mm_err err = {0};
-  world *w = calloc(1, sizeof *w);
+  fixture *w = calloc(1, sizeof *w);
   assert_non_null(w);
   w->pages = mm_pages_open(PAGES, 1, LENGTH, &err);
   w->cache = mm_prefix_cache_open(w->pages, state_bytes, budget, &err);
@@ -40,7 +40,7 @@ static world *open_group(uint64_t state_bytes, uint64_t budget) {
   return w;
 }
 
-static void check_pages(const world *w) {
+static void check_pages(const fixture *w) {
   uint32_t held[PAGES] = {0};
   mm_err err = {0};
   mm_prefix_cache_held(w->cache, held);
@@ -48,7 +48,7 @@ static void check_pages(const world *w) {
   assert_int_equal(mm_pages_count(w->pages) - mm_pages_free(w->pages), mm_prefix_cache_pages(w->cache));
 }
 
-static void close_group(world *w) {
+static void close_group(fixture *w) {
   check_pages(w);
   mm_prefix_cache_close(w->cache);
   assert_int_equal(mm_pages_free(w->pages), PAGES);
@@ -57,7 +57,7 @@ static void close_group(world *w) {
 }
 
 /* Texts branch often: each goes on from a place of an older one. */
-static text random_text(const world *w) {
+static text random_text(const fixture *w) {
   text t = {.salt = below(2), .count = 1 + below(LENGTH)};
   uint32_t from = 0;
   if (w->puts && below(5)) {
@@ -83,7 +83,7 @@ static uint32_t alike(const text *a, const text *b) {
 }
 
 /* A slot computes the text in pages of its own, which are kept; false where there are too few. */
-static bool put(world *w, const text *t, bool state) {
+static bool put(fixture *w, const text *t, bool state) {
   mm_err err = {0};
   uint32_t copies;
   if (!mm_pages_reserve(w->pages, &(mm_page_want){0, 0, t->count}, 1, NULL, &copies, &err)) return false;
@@ -91,15 +91,15 @@ static bool put(world *w, const text *t, bool state) {
   for (uint32_t i = 0; i < t->count; i++) w->content[page[i / MM_PAGE]][i % MM_PAGE] = t->token[i];
   for (uint32_t i = 0; i < t->count; i += MM_PAGE) w->written[page[i / MM_PAGE]] = (uint32_t)mm_min(MM_PAGE, t->count - i);
   if (!state) mm_prefix_cache_put(w->cache, t->salt, t->token, t->count, page);
-  uint64_t *room = state ? mm_prefix_cache_put_state(w->cache, t->salt, t->token, t->count, page) : NULL;
-  if (room) *room = digest(t->token, t->count);
+  uint64_t *capacity = state ? mm_prefix_cache_put_state(w->cache, t->salt, t->token, t->count, page) : NULL;
+  if (capacity) *capacity = digest(t->token, t->count);
   mm_pages_cut(w->pages, 0, 0);
   w->put[w->puts++] = *t;
   return true;
 }
 
 /* A found prefix is true, and as long as the list says, where nothing was evicted. */
-static uint32_t find(const world *w, const text *t, uint32_t most, bool state, bool all) {
+static uint32_t find(const fixture *w, const text *t, uint32_t most, bool state, bool all) {
   uint32_t page[PER_SLOT];
   const void *saved;
   const uint32_t n = mm_prefix_cache_find(w->cache, t->salt, t->token, most, page, &saved);
@@ -121,7 +121,7 @@ static uint32_t find(const world *w, const text *t, uint32_t most, bool state, b
 }
 
 static void random_texts(bool state, uint64_t budget, bool all) {
-  world *w = open_group(state ? sizeof(uint64_t) : 0, budget);
+  fixture *w = open_group(state ? sizeof(uint64_t) : 0, budget);
   uint32_t evicted = 0, found = 0;
   while (w->puts < PUTS) {
     const text t = random_text(w);
@@ -172,7 +172,7 @@ static void copy_cells(int32_t *page, uint32_t *written, int32_t *to, uint32_t *
 }
 
 /* Makes copies of the disk that were listed, in any order, or all; about one in `fail` fails, leaving noise. */
-static void copy_blocks(world *w, bool all, uint32_t fail) {
+static void copy_blocks(fixture *w, bool all, uint32_t fail) {
   const mm_disk_move *list;
   const uint32_t count = mm_prefix_cache_copies(w->cache, &list);
   assert_true(host.copies + count <= MOVES);
@@ -191,7 +191,7 @@ static void copy_blocks(world *w, bool all, uint32_t fail) {
 }
 
 /* Lists what the cache wants moved; the copies are made now, or later, as the pages are by then. */
-static void move_pages(world *w, bool now, uint32_t fail) {
+static void move_pages(fixture *w, bool now, uint32_t fail) {
   const mm_page_move *move;
   const uint32_t count = mm_prefix_cache_moves(w->cache, &move);
   assert_true(host.moves + count <= MOVES);
@@ -207,7 +207,7 @@ static void move_pages(world *w, bool now, uint32_t fail) {
 }
 
 /* All that the cache has of a text is on the device, as far as there is room; or it is on the way. Returns true if it is. */
-static bool fetch(world *w, const text *t, uint32_t most, bool now, uint32_t fail) {
+static bool fetch(fixture *w, const text *t, uint32_t most, bool now, uint32_t fail) {
   mm_prefix_cache_coming n;
   for (uint32_t i = 0; i < 20; i++) {
     n = mm_prefix_cache_fetch(w->cache, t->salt, t->token, most, true);
@@ -219,7 +219,7 @@ static bool fetch(world *w, const text *t, uint32_t most, bool now, uint32_t fai
 
 /* What was put is found, for ever where the pool, or the disk behind it, has room for all of it, though the device has few pages. */
 static void random_pool(bool state, uint32_t places, uint32_t blocks, uint32_t fail) {
-  world *w = open_group(state ? sizeof(uint64_t) : 0, 1 << 20);
+  fixture *w = open_group(state ? sizeof(uint64_t) : 0, 1 << 20);
   mm_err err = {0};
   mm_prefix_cache_close(w->cache);
   mm_pages_close(w->pages);
@@ -283,7 +283,7 @@ static text letters(uint64_t salt, int32_t letter, uint32_t count) {
 /* The least recently used page is evicted first, and none that a slot refers to. */
 TEST(test_order) {
   for (uint32_t state = 0; state < 2; state++) {
-    world *w = open_group(state ? 8 : 0, 24);
+    fixture *w = open_group(state ? 8 : 0, 24);
     const text t[] = {letters(0, 1, 70), letters(0, 2, 70), letters(0, 3, 64), letters(1, 1, 10)};
     for (uint32_t i = 0; i < 3; i++) assert_true(put(w, &t[i], state));
     assert_int_equal(find(w, &t[0], 70, state, true), 70);
@@ -313,7 +313,7 @@ TEST(test_order) {
 
 /* A snapshot that no budget holds is not taken, and nothing is kept for it. */
 TEST(test_budget) {
-  world *w = open_group(8, 7);
+  fixture *w = open_group(8, 7);
   const text t = letters(0, 1, 100);
   assert_true(put(w, &t, true));
   assert_int_equal(mm_prefix_cache_pages(w->cache), 0);

@@ -5,7 +5,7 @@
 
 #include "runtime/engine/engine.h"
 #include "tests/unit/runtime/reference.h"
-#include "tests/unit/runtime/threads_world.h"
+#include "tests/unit/runtime/threads_fixture.h"
 #include "tests/unit/unit.h"
 
 enum { MOST = 8, LENGTH = 40, SLOTS = 3 };
@@ -35,7 +35,7 @@ static mm_ops ops; /* written before any process starts */
 
 typedef struct process {
   pthread_t thread;
-  mm_process_group world;
+  mm_process_group process_group;
   const mm_shards *shards;
   bool ok;
   mm_err err;
@@ -43,7 +43,7 @@ typedef struct process {
 
 static void *follow(void *arg) {
   process *p = arg;
-  const mm_engine_config c = {.ops = &ops, .options.threads = 1, .world = &p->world};
+  const mm_engine_config c = {.ops = &ops, .options.threads = 1, .process_group = &p->process_group};
   p->ok = mm_engine_follow(p->shards, &c, &p->err);
   return NULL;
 }
@@ -52,13 +52,13 @@ static const uint32_t taps[] = {0, 2};
 static const mm_limits limits = {.max_tokens = LENGTH, .slots = SLOTS, .max_positions = LENGTH + 60};
 
 static mm_engine *open_engine(const mm_shards *shards, mm_process_group *w, mm_err *err) {
-  return mm_engine_open(shards,
-                        &(mm_engine_config){.ops = &ops, .limits = limits, .options.threads = 1, .tap = taps, .taps = 2, .world = w}, err);
+  return mm_engine_open(
+      shards, &(mm_engine_config){.ops = &ops, .limits = limits, .options.threads = 1, .tap = taps, .taps = 2, .process_group = w}, err);
 }
 
 static void start(process *p, uint32_t n, const mm_shards *shards) {
   for (uint32_t i = 0; i < n; i++) {
-    p[i] = (process){.world = {i, n, exchange}, .shards = shards};
+    p[i] = (process){.process_group = {i, n, exchange}, .shards = shards};
     if (i) assert_int_equal(pthread_create(&p[i].thread, NULL, follow, &p[i]), 0);
   }
 }
@@ -157,7 +157,7 @@ static void same_as_one(mm_model m, uint32_t tp, uint32_t stages, uint32_t proce
   start(p, processes, &shards->s);
   for (int i = 0; i < 2; i++) {
     s[i] = (side){0};
-    if (!(s[i].e = open_engine(&shards->s, i ? &p[0].world : NULL, &s[i].err))) fail_msg("%s", s[i].err.text);
+    if (!(s[i].e = open_engine(&shards->s, i ? &p[0].process_group : NULL, &s[i].err))) fail_msg("%s", s[i].err.text);
     s[i].state = calloc(1, mm_engine_state_bytes(s[i].e) + 1);
   }
   for (uint32_t n = 0; n < 60; n++) {
@@ -199,7 +199,7 @@ TEST(nothing) {
     mm_err err = {0};
     float none[1];
     start(p, processes, &shards->s);
-    mm_engine *e = open_engine(&shards->s, &p[0].world, &err);
+    mm_engine *e = open_engine(&shards->s, &p[0].process_group, &err);
     if (!e) fail_msg("%s", err.text);
     assert_true(mm_engine_step(e, &(mm_batch){0}, none, &err));
     for (uint32_t t = 0; t < 2; t++) assert_true(mm_engine_hidden(e, t, none, &err));
@@ -226,7 +226,7 @@ TEST(failing) {
     float want[3 * 64], got[3 * 64];
     const mm_batch b = {3, (const int32_t[]){5, 6, 7}, 1, &(mm_span){0, 0, 3, 0}, 3, (const uint32_t[]){0, 1, 2}, NULL, NULL};
     start(p, cut[i].processes, &shards->s);
-    mm_engine *e = open_engine(&shards->s, &p[0].world, &err);
+    mm_engine *e = open_engine(&shards->s, &p[0].process_group, &err);
     if (!e) fail_msg("%s", err.text);
     assert_true(mm_engine_step(e, &b, want, &err));
     for (uint32_t r = 0; r < 3 * mm_pack_ranks(&shards->s.pack); r++) {
@@ -259,7 +259,7 @@ static void stay_away(uint32_t tp, uint32_t stages, bool idles) {
   const mm_batch b = {2, (const int32_t[]){5, 6}, 1, &(mm_span){0, 0, 2, 0}, 1, (const uint32_t[]){1}, NULL, NULL};
   timeout = idles;
   start(p, 2, &shards->s);
-  mm_engine *e = open_engine(&shards->s, &p[0].world, &err);
+  mm_engine *e = open_engine(&shards->s, &p[0].process_group, &err);
   if (!e) fail_msg("%s", err.text);
   for (int last = 0; last < 2; last++) { /* then there is a step, or the end */
     assert_true(mm_engine_step(e, &b, want, &err));
@@ -300,7 +300,8 @@ TEST(refused) {
   assert_string_equal(err.code, "E_PARALLEL");
   mm_ops whole = mm_ops_cpu;
   whole.across = false, err = (mm_err){0}, w.processes = 2;
-  assert_null(mm_engine_open(&shards->s, &(mm_engine_config){.ops = &whole, .limits = limits, .options.threads = 1, .world = &w}, &err));
+  assert_null(
+      mm_engine_open(&shards->s, &(mm_engine_config){.ops = &whole, .limits = limits, .options.threads = 1, .process_group = &w}, &err));
   assert_string_equal(err.code, "E_PARALLEL");
   for (int weights = 0; weights < 2; weights++) { /* of another plan, or of other weights of rank 1 */
     other->s.pack.plan.byte[3] = !weights;
@@ -308,7 +309,7 @@ TEST(refused) {
     process p[2];
     start(p, 2, &shards->s);
     err = (mm_err){0};
-    assert_null(open_engine(&other->s, &p[0].world, &err));
+    assert_null(open_engine(&other->s, &p[0].process_group, &err));
     assert_string_equal(err.code, "E_MPI");
     pthread_join(p[1].thread, NULL);
     assert_string_equal(p[1].err.code, "E_MPI");
@@ -318,7 +319,8 @@ TEST(refused) {
   start(p, 2, &shards->s);
   err = (mm_err){0};
   assert_null(mm_engine_open(
-      &shards->s, &(mm_engine_config){.ops = &ops, .limits = limits, .options.threads = 1, .options.pin = true, .world = &p[0].world},
+      &shards->s,
+      &(mm_engine_config){.ops = &ops, .limits = limits, .options.threads = 1, .options.pin = true, .process_group = &p[0].process_group},
       &err));
   assert_string_equal(err.code, "E_LIMITS");
   assert_non_null(strstr(err.text, "processes 0 and 1: found "));
@@ -412,14 +414,14 @@ static bool failing_restore(mm_backend *b, uint32_t slot, const void *state, mm_
 static mm_ops failing_ops[2];
 static void *failing_follow(void *arg) {
   process *p = arg;
-  const mm_engine_config c = {.ops = &failing_ops[1], .options.threads = 1, .world = &p->world};
+  const mm_engine_config c = {.ops = &failing_ops[1], .options.threads = 1, .process_group = &p->process_group};
   p->ok = mm_engine_follow(p->shards, &c, &p->err);
   return NULL;
 }
 
 static void failing_start(process *p, uint32_t n, const mm_shards *shards) {
   for (uint32_t i = 0; i < n; i++) {
-    p[i] = (process){.world = {i, n, exchange}, .shards = shards};
+    p[i] = (process){.process_group = {i, n, exchange}, .shards = shards};
     if (i) assert_int_equal(pthread_create(&p[i].thread, NULL, failing_follow, &p[i]), 0);
   }
 }
@@ -469,7 +471,7 @@ static void failing_step(side *s, const mm_model *m, uint32_t ranks) {
 /* A step that rank 1 stays away from, and perhaps one of another process fails in; whatever is asked until it is back is refused. */
 static void away_step(side *s, uint32_t vocab, uint32_t ranks) {
   const mm_batch b = {2, (const int32_t[]){5, 6}, 1, &(mm_span){(int32_t)below(SLOTS), 0, 2, 0}, 1, (const uint32_t[]){1}, NULL, NULL};
-  const uint32_t asked = below(5), to = below(SLOTS);
+  const uint32_t copies = below(5), to = below(SLOTS);
   bool done[2];
   aim(ranks, BEGIN, END);
   for (int i = 0; i < 2; i++) {
@@ -481,7 +483,7 @@ static void away_step(side *s, uint32_t vocab, uint32_t ranks) {
   assert_string_equal(s[0].err.code, "E_RANK");
   for (int i = 0; i < 2; i++) done[i] = false, s[i].err.text[0] = 0;
   alike(s, done, "away");
-  for (uint32_t n = 0; n < asked; n++) {
+  for (uint32_t n = 0; n < copies; n++) {
     for (int i = 0; i < 2; i++)
       done[i] = n % 2 ? mm_engine_step(s[i].e, &b, s[i].logits, &s[i].err) : mm_engine_fork(s[i].e, 0, &to, 1, &s[i].err);
     assert_string_equal(s[0].err.code, "E_RANK");
@@ -530,7 +532,8 @@ static void failing_opening(const mm_shards *shards, process *p, uint32_t proces
   atomic_store(&faults[1].rank, rank), atomic_store(&faults[1].place, OPENING);
   failing_start(p, processes, shards);
   assert_null(mm_engine_open(
-      shards, &(mm_engine_config){.ops = &failing_ops[1], .limits = limits, .options.threads = 1, .world = &p[0].world}, &err));
+      shards, &(mm_engine_config){.ops = &failing_ops[1], .limits = limits, .options.threads = 1, .process_group = &p[0].process_group},
+      &err));
   assert_string_equal(err.code, "E_TEST");
   for (uint32_t i = 1; i < processes; i++) {
     pthread_join(p[i].thread, NULL);
@@ -553,8 +556,9 @@ static void fail_at_random(mm_model m, uint32_t tp, uint32_t stages, uint32_t pr
   failing_start(p, processes, &shards->s);
   for (int i = 0; i < 2; i++) {
     s[i] = (side){0};
+    mm_process_group *group = i ? &p[0].process_group : NULL;
     const mm_engine_config c = {
-        .ops = &failing_ops[i], .limits = limits, .options.threads = 1, .tap = taps, .taps = 2, .world = i ? &p[0].world : NULL};
+        .ops = &failing_ops[i], .limits = limits, .options.threads = 1, .tap = taps, .taps = 2, .process_group = group};
     if (!(s[i].e = mm_engine_open(&shards->s, &c, &s[i].err))) fail_msg("%s", s[i].err.text);
     s[i].state = calloc(1, mm_engine_state_bytes(s[i].e) + 1);
   }

@@ -87,9 +87,9 @@ TEST(test_unkept) {
 }
 
 /* Many messages: the most recently used are there, each with its own tokens, within the room. */
-TEST(test_room) {
-  enum { MESSAGES = 5000, EACH = 7, ROOM = 2000 };
-  mm_replay *r = opened(ROOM * EACH);
+TEST(test_capacity) {
+  enum { MESSAGES = 5000, EACH = 7, CAPACITY = 2000 };
+  mm_replay *r = opened(CAPACITY * EACH);
   mm_err err = {0};
   said s;
   char name[32];
@@ -105,11 +105,11 @@ TEST(test_room) {
   for (int i = 0; i < MESSAGES; i++) {
     snprintf(name, sizeof name, "call_%d", i);
     const int32_t *got = mm_replay_find(r, say(&s, NULL, name, ""), &n);
-    assert_int_equal(got != NULL, i == 0 || i > MESSAGES - ROOM);
+    assert_int_equal(got != NULL, i == 0 || i > MESSAGES - CAPACITY);
     for (int j = 0; got && j < EACH; j++) assert_int_equal(got[j], i * EACH + j);
     found += got != NULL;
   }
-  assert_int_equal(found, ROOM);
+  assert_int_equal(found, CAPACITY);
   mm_replay_close(r);
 }
 

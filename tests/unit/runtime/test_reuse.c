@@ -127,7 +127,7 @@ TEST(test_twins) {
 }
 
 /* With few pages, or room for few states, what was used longest ago goes. */
-TEST(test_room) {
+TEST(test_capacity) {
   for (uint32_t k = 0; k < 3; k++) {
     serving w;
     open_cached(&w, k, 7, 1 << 20);
@@ -149,7 +149,7 @@ static const uint32_t *close_at_five(void *user) {
 }
 
 /* A request that does not fit next to another, whatever the cache gives up, costs the cache nothing. */
-TEST(test_no_room) {
+TEST(test_over_capacity) {
   serving w;
   mm_scheduler_stats s;
   open_cached(&w, 1, 11, 1 << 20);
@@ -218,11 +218,11 @@ TEST(test_states) {
   assert_int_equal(s.prompt_tokens, 1100);
   const uint64_t one = mm_engine_state_bytes(w.engine);
   mm_scheduler_close(w.scheduler, true);
-  for (uint32_t room = 0; room < 2; room++) {
-    const mm_scheduler_config c = {.step_tokens = 1, .prefix_cache = true, .cache_bytes = one - 1 + room};
+  for (uint32_t capacity = 0; capacity < 2; capacity++) {
+    const mm_scheduler_config c = {.step_tokens = 1, .prefix_cache = true, .cache_bytes = one - 1 + capacity};
     w.scheduler = mm_scheduler_open(w.engine, &c, &err);
-    assert_true(!w.scheduler == !room);
-    if (!room) assert_string_equal(err.code, "E_LIMITS");
+    assert_true(!w.scheduler == !capacity);
+    if (!capacity) assert_string_equal(err.code, "E_LIMITS");
   }
   serving_close(&w, true);
 }

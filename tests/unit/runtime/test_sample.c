@@ -11,23 +11,23 @@
 /* One sequence of draws. */
 typedef struct draws {
   mm_sampling set;
-  mm_sampler *room;
+  mm_sampler *capacity;
   uint64_t n;
 } draws;
 
 static draws open_ok(double temperature, double top_p, uint32_t top_k, uint64_t seed, uint32_t vocab) {
   mm_err err = {0};
   draws d = {{.temperature = temperature, .top_p = top_p, .top_k = top_k, .seed = seed}, mm_sampler_open(vocab, &err), 0};
-  if (!d.room || !mm_sampling_check(&d.set, vocab, &err)) fail_msg("%s", err.text);
+  if (!d.capacity || !mm_sampling_check(&d.set, vocab, &err)) fail_msg("%s", err.text);
   return d;
 }
 
-static int32_t next(draws *d, const float *logits) { return mm_sample(d->room, &d->set, ++d->n, logits); }
+static int32_t next(draws *d, const float *logits) { return mm_sample(d->capacity, &d->set, ++d->n, logits); }
 
 static int32_t once(double temperature, double top_p, uint32_t top_k, const float *logits, uint32_t vocab) {
   draws s = open_ok(temperature, top_p, top_k, 11, vocab);
   int32_t id = next(&s, logits);
-  mm_sampler_close(s.room);
+  mm_sampler_close(s.capacity);
   return id;
 }
 
@@ -41,7 +41,7 @@ static void count_draws(draws s, const float *logits, uint32_t vocab, unsigned *
     assert_in_range(id, 0, vocab - 1);
     seen[id]++;
   }
-  mm_sampler_close(s.room);
+  mm_sampler_close(s.capacity);
 }
 
 /* Draws follow p[vocab] (which sums to 1): chi-square below the mean of its distribution plus five standard deviations. */
@@ -141,7 +141,7 @@ TEST(test_odd_logits) {
       int32_t id = next(&s, some);
       assert_true(id == 2 || id == 5 || id == 6);
     }
-    mm_sampler_close(s.room);
+    mm_sampler_close(s.capacity);
     assert_int_equal(once(sets[c].temperature, sets[c].top_p, sets[c].top_k, none, 3), -1);
     int32_t id = once(sets[c].temperature, sets[c].top_p, sets[c].top_k, infinite, 5);
     assert_true(id == 1 || (id == 3 && sets[c].temperature > 0));
@@ -166,7 +166,7 @@ TEST(test_large) {
   draws s = open_ok(1, 1, 50, 9, LARGE);
   memset(seen, 0, LARGE * sizeof *seen);
   for (unsigned i = 0; i < 200; i++) seen[next(&s, logits)]++;
-  mm_sampler_close(s.room);
+  mm_sampler_close(s.capacity);
   unsigned kinds = 0;
   for (unsigned i = 0; i < LARGE; i++) {
     if (seen[i]) assert_true(logits[i] >= (float)(LARGE - 50) * 1e-4f);
@@ -232,7 +232,7 @@ TEST(test_rule) {
     for (uint32_t i = 0; i < IDS; i++) logits[i] = (float)(mm_draw_mix(c, i + 1) >> 40) * 0x1p-21f; /* exact numbers in [0, 8) */
     draws s = open_ok(0.25 + c % 7 * 0.25, c % 3 ? 1 : 0.9, c % 5 ? 0 : 40, c, IDS);
     hash = mm_draw_mix(hash, (uint64_t)next(&s, logits) + 1);
-    mm_sampler_close(s.room);
+    mm_sampler_close(s.capacity);
   }
   if (hash != RULE) fail_msg("the draws changed: 0x%016llx", (unsigned long long)hash);
 }
@@ -249,8 +249,8 @@ TEST(test_near_logits) {
   draws a = open_ok(1, 1, 0, 77, IDS), b = open_ok(1, 1, 0, 77, IDS);
   unsigned other = 0;
   for (unsigned i = 0; i < DRAWN; i++) other += next(&a, logits[0]) != next(&b, logits[1]);
-  mm_sampler_close(a.room);
-  mm_sampler_close(b.room);
+  mm_sampler_close(a.capacity);
+  mm_sampler_close(b.capacity);
   assert_in_range(other, 0, DRAWN / 250); /* the distributions differ by 0.0005 */
 }
 

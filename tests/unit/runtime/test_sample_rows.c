@@ -57,17 +57,17 @@ static void ref_shares(const mm_sampling *set, const double *x, double *p) {
   for (int i = 0; i < VOCAB; i++) p[i] /= mass;
 }
 
-typedef struct asked {
+typedef struct wanted {
   mm_sampling set;
   mm_bias bias[3];
   uint32_t allowed[2];
   int32_t held[40];
   uint32_t count;
-} asked;
+} wanted;
 
 /* Everything in use, at random. */
-static void ask(asked *a) {
-  *a = (asked){.set = {.temperature = 0.5 + unit(), .top_p = 0.7 + 0.3 * unit(), .top_k = 20 + below(20), .seed = below(1u << 30)}};
+static void randomize(wanted *a) {
+  *a = (wanted){.set = {.temperature = 0.5 + unit(), .top_p = 0.7 + 0.3 * unit(), .top_k = 20 + below(20), .seed = below(1u << 30)}};
   a->set.min_p = 0.02 * unit();
   a->set.repetition = 0.8 + unit(), a->set.presence = 2 * unit() - 0.5, a->set.frequency = unit() - 0.25;
   for (uint32_t i = 0; i < 3; i++) a->bias[i] = (mm_bias){(int32_t)(below(16) * 3 + i), i == 2 ? -INFINITY : (float)(4 * unit() - 2)};
@@ -81,10 +81,10 @@ TEST(test_adjusted) {
   mm_err err = {0};
   mm_sampler *s = mm_sampler_open(VOCAB, &err);
   for (int round = 0; round < ROUNDS(2000); round++) {
-    asked a;
+    wanted a;
     float x[VOCAB];
     double want[VOCAB];
-    ask(&a);
+    randomize(&a);
     for (int i = 0; i < VOCAB; i++) want[i] = x[i] = (float)(8 * unit() - 4);
     assert_true(mm_sampling_check(&a.set, VOCAB, &err));
     ref_adjust(&a.set, a.held, a.count, want);
@@ -100,11 +100,11 @@ TEST(test_distributions) {
   mm_sampler *s = mm_sampler_open(VOCAB, &err);
   double worst = 0;
   for (int round = 0; round < 12; round++) {
-    asked a;
+    wanted a;
     float x[VOCAB];
     double want[VOCAB], p[VOCAB], chi2 = 0, freedom = -1;
     uint32_t seen[VOCAB] = {0};
-    ask(&a);
+    randomize(&a);
     for (int i = 0; i < VOCAB; i++) want[i] = x[i] = (float)(6 * unit() - 3);
     ref_adjust(&a.set, a.held, a.count, want);
     ref_shares(&a.set, want, p);
@@ -208,11 +208,11 @@ TEST(test_logprobs) {
 
 /* ---- the engine ---- */
 
-typedef struct world {
+typedef struct fixture {
   ref_model ref;
   ref_shards *shards;
   mm_engine *engine;
-} world;
+} fixture;
 
 /* Leaves one column of each row of [rows, k], as large as the row's sum: of row i in the (i % 4)-th quarter. */
 static void leave_one(float *w, size_t rows, size_t k) {
@@ -235,7 +235,7 @@ static ref_model exact_model(void) {
   return r;
 }
 
-static void open_world_of(world *w, ref_model ref, uint32_t tp, const mm_ops *ops) {
+static void open_fixture_of(fixture *w, ref_model ref, uint32_t tp, const mm_ops *ops) {
   mm_err err = {0};
   w->ref = ref;
   w->shards = ref_cut(&w->ref, tp);
@@ -243,9 +243,11 @@ static void open_world_of(world *w, ref_model ref, uint32_t tp, const mm_ops *op
   if (!(w->engine = mm_engine_open(&w->shards->s, &c, &err))) fail_msg("%s", err.text);
 }
 
-static void open_group(world *w, uint32_t tp, const mm_ops *ops) { open_world_of(w, ref_build(ref_dims(MM_FAMILY_M2, false)), tp, ops); }
+static void open_group(fixture *w, uint32_t tp, const mm_ops *ops) {
+  open_fixture_of(w, ref_build(ref_dims(MM_FAMILY_M2, false)), tp, ops);
+}
 
-static void close_group(world *w) {
+static void close_group(fixture *w) {
   mm_engine_close(w->engine);
   ref_uncut(w->shards);
   ref_free(&w->ref);
@@ -260,20 +262,20 @@ static mm_batch last_of(const int32_t *id, mm_span *span, uint32_t *out, int32_t
 /* n draws, of every row of a sequence of ROWS tokens that is fed again and again. */
 #define ROWS 40
 static void draw_many(uint32_t tp, bool exact, int32_t *drawn, uint32_t n) {
-  world w;
+  fixture w;
   mm_err err = {0};
   int32_t id[ROWS];
   uint32_t out[ROWS];
-  asked a[ROWS];
+  wanted a[ROWS];
   mm_sampling set[ROWS];
   const uint64_t before = seed, weights = ref_seed;
   seed = 98;
-  open_world_of(&w, exact ? exact_model() : ref_build(ref_dims(MM_FAMILY_M2, false)), tp, &mm_ops_cpu);
+  open_fixture_of(&w, exact ? exact_model() : ref_build(ref_dims(MM_FAMILY_M2, false)), tp, &mm_ops_cpu);
   ref_seed = weights; /* the next world's are the same */
   seed = 99;
   for (uint32_t i = 0; i < n; i += ROWS) {
     for (uint32_t t = 0; t < ROWS; t++) {
-      ask(&a[t]);
+      randomize(&a[t]);
       id[t] = (int32_t)below(VOCAB), out[t] = t, set[t] = a[t].set;
       set[t].temperature += 1;
     }
@@ -309,7 +311,7 @@ TEST(test_same_at_every_tp) {
 
 /* Penalties see what the slot holds: fed in chunks, gone back, forked, restored with its ids. */
 TEST(test_history) {
-  world w;
+  fixture w;
   mm_err err = {0};
   mm_span span;
   uint32_t out;
@@ -320,8 +322,8 @@ TEST(test_history) {
   mm_engine *e = w.engine;
   for (int round = 0; round < ROUNDS(200); round++) {
     mm_logprob logprob[4];
-    asked a;
-    ask(&a);
+    wanted a;
+    randomize(&a);
     a.set.top_logprobs = 3, a.set.logprobs = logprob;
     for (int i = 0; i < 40; i++) id[i] = (int32_t)below(VOCAB);
     const uint32_t first = 1 + below(20), back = below(first + 1), n = back + 1 + below(39 - back);
@@ -351,7 +353,7 @@ TEST(test_history) {
 /* The pass and deferred sampling: a mask that depends on the token before; the same tokens as at once; a step between drops the
  * logits. */
 TEST(test_deferred) {
-  world w;
+  fixture w;
   mm_err err = {0};
   open_group(&w, 1, &mm_ops_cpu);
   int32_t id[5] = {3, 1, 4, 1, 5}, got = -1, at_once = -2;
@@ -402,7 +404,7 @@ TEST(test_score) {
   int32_t id[N], target[4];
   float logits[4 * VOCAB];
   double score[4];
-  world w;
+  fixture w;
   mm_err err = {0};
   open_group(&w, 2, &mm_ops_cpu);
   for (int i = 0; i < N; i++) id[i] = (int32_t)below(VOCAB);
@@ -449,7 +451,7 @@ TEST(test_lacking) {
   };
   mm_ops ops = mm_ops_cpu;
   ops.sampler.sample = no_choice;
-  world w;
+  fixture w;
   open_group(&w, 1, &ops);
   const int32_t id = 3;
   mm_span span;
@@ -490,7 +492,7 @@ static bool collect_sevens(mm_backend *b, int32_t *id, mm_err *err) {
 TEST(test_warm_ranks) {
   mm_ops ops = mm_ops_cpu;
   ops.begin = counting_begin, ops.sampler.sample = end_unseen, ops.sampler.collect = collect_sevens;
-  world w;
+  fixture w;
   mm_err err = {0};
   const int32_t id[] = {3, 4};
   mm_span span;
@@ -527,12 +529,12 @@ static bool collect_none(mm_backend *b, int32_t *id, mm_err *err) {
   return true;
 }
 
-/* A choice after the pass that fails drops the rows: asked again, nothing waits, and nobody goes on with a choice that was not made. */
+/* A choice after the pass that fails drops the rows: wanted again, nothing waits, and nobody goes on with a choice that was not made. */
 TEST(test_failed_choice) {
   mm_ops ops = mm_ops_cpu;
   ops.sampler.sample = no_choice, ops.sampler.defer = keep_rows, ops.sampler.sample_deferred = choose_late,
   ops.sampler.collect = collect_none, ops.sampler.samples = UINT32_MAX;
-  world w;
+  fixture w;
   mm_err err = {0};
   const int32_t id[] = {3, 4}, chosen = MM_ID_SAMPLED;
   const mm_sampling greedy = {.top_p = 1};

@@ -5,7 +5,7 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "tests/unit/runtime/world.h"
+#include "tests/unit/runtime/fixture.h"
 
 #define PAGES     8 /* of 24 that the slots could fill */
 #define LIKELIEST 3 /* likeliest ids that a row may ask for */
@@ -39,7 +39,7 @@ typedef struct step {
 } step;
 
 typedef struct schedule {
-  world w;
+  fixture w;
   uint32_t ranks;
   mm_sampler *sampler;
   uint32_t text[SLOTS];
@@ -54,7 +54,7 @@ typedef struct schedule {
 /* ---- the oracle ---- */
 
 /* Every text token by token in an engine of its own that shares nothing: the bits of the world's engine, and double precision's numbers. */
-static void check_oracle(const world *w, bool bf16) {
+static void check_oracle(const fixture *w, bool bf16) {
   mm_ops ops = mm_ops_cpu;
   ops.cache.pages = false;
   const mm_engine_config c = {
@@ -94,7 +94,7 @@ static double score_of(const schedule *s, const wanted *r, int32_t id) {
 /* ---- steps ---- */
 
 /* Settings of a row, every parameter now and then; of some the next token of its text is the only one allowed. */
-static void ask(wanted *r) {
+static void randomize(wanted *r) {
   mm_sampling *q = &r->set;
   *q = (mm_sampling){.temperature = below(4) ? 0.3 + below(20) * 0.1 : 0, .top_p = below(2) ? 1 : 0.5 + below(50) * 0.01, .seed = below(9)};
   if (below(2)) q->top_k = 1 + below(30);
@@ -120,7 +120,7 @@ static void expect(const schedule *s, wanted *r, const int32_t *held) {
 
 /* Rows of one slot: it goes on, back or starts again, with one token, two to eight drafted ones or a part of a prompt. */
 static void add_span(schedule *s, step *t, uint32_t slot) {
-  world *w = &s->w;
+  fixture *w = &s->w;
   const uint32_t held = mm_engine_held(w->engine, slot), at = t->spans, kind = below(4);
   uint32_t pos = held, text = s->text[slot];
   if (held == LENGTH || below(12) == 0) pos = 0;
@@ -216,7 +216,7 @@ static void fork_slot(schedule *s, uint32_t from, uint32_t to) {
 }
 
 static bool queue_step(schedule *s, step *t, bool deferred, mm_err *err) {
-  for (uint32_t i = 0; i < t->outs; i++) ask(&t->row[i]), t->set[i] = t->row[i].set;
+  for (uint32_t i = 0; i < t->outs; i++) randomize(&t->row[i]), t->set[i] = t->row[i].set;
   if (s->queue == MM_QUEUE) collect(s);
   const mm_batch batch = batch_of(t, deferred ? NULL : t->set);
   if (!(deferred ? mm_engine_forward : mm_engine_queue)(s->w.engine, &batch, err)) return false;
@@ -234,7 +234,7 @@ static bool queue_step(schedule *s, step *t, bool deferred, mm_err *err) {
 }
 
 static bool plain_step(schedule *s, step *t, bool scored, mm_err *err) {
-  world *w = &s->w;
+  fixture *w = &s->w;
   int32_t target[LENGTH] = {0};
   double score[LENGTH] = {0};
   const mm_batch batch = batch_of(t, NULL);

@@ -6,10 +6,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "tests/unit/runtime/world.h"
+#include "tests/unit/runtime/fixture.h"
 #include "tests/unit/unit.h"
 
-static void each_world(void (*test)(world *w), uint32_t pages) {
+static void each_fixture(void (*test)(fixture *w), uint32_t pages) {
   static const struct {
     mm_family family;
     bool postnorm, bf16;
@@ -20,7 +20,7 @@ static void each_world(void (*test)(world *w), uint32_t pages) {
               {MM_FAMILY_M2, false, true, 1},
               {MM_FAMILY_M3, false, false, 1}};
   for (size_t i = 0; i < sizeof kind / sizeof *kind; i++) {
-    world w;
+    fixture w;
     open_group(&w, ref_dims(kind[i].family, kind[i].postnorm), kind[i].tp, 0, pages, kind[i].bf16);
     test(&w);
     close_group(&w);
@@ -29,7 +29,7 @@ static void each_world(void (*test)(world *w), uint32_t pages) {
 
 /* ---- equalities ---- */
 
-static void any_split(world *w) {
+static void any_split(fixture *w) {
   static const uint32_t size[] = {1, 7, MM_PAGE - 1, MM_PAGE, MM_PAGE + 1, 128, 129};
   for (size_t i = 0; i < sizeof size / sizeof *size + ROUNDS(23); i++) {
     const bool random = i >= sizeof size / sizeof *size;
@@ -42,12 +42,12 @@ static void any_split(world *w) {
   free_again(w);
 }
 
-TEST(test_any_split) { each_world(any_split, 0); }
+TEST(test_any_split) { each_fixture(any_split, 0); }
 
 static const uint32_t border[] = {1, MM_PAGE - 1, MM_PAGE, MM_PAGE + 1, COMMON};
 
 /* Three slots go on from one's tokens, the first of them with another text; each as if it had run alone. */
-static void forked(world *w) {
+static void forked(fixture *w) {
   mm_err err = {0};
   for (size_t i = 0; i < sizeof border / sizeof *border; i += SANITIZED ? 2 : 1) {
     const uint32_t n = border[i], to[] = {3, 1, 5};
@@ -70,10 +70,10 @@ static void forked(world *w) {
   }
 }
 
-TEST(test_forked) { each_world(forked, 0); }
+TEST(test_forked) { each_fixture(forked, 0); }
 
 /* A slot's pages are held and its states saved; the slot then runs on and is used by another; elsewhere it is restored, twice. */
-static void restored(world *w) {
+static void restored(fixture *w) {
   mm_err err = {0};
   mm_pages *pages = mm_engine_pages(w->engine);
   const uint64_t bytes = mm_engine_state_bytes(w->engine);
@@ -100,13 +100,13 @@ static void restored(world *w) {
   free(saved);
 }
 
-TEST(test_restored) { each_world(restored, 0); }
+TEST(test_restored) { each_fixture(restored, 0); }
 
 /* Without lightning layers a slot goes on from shared pages at any position that they hold. */
 TEST(test_shared_pages) {
   mm_err err = {0};
   for (uint32_t k = 0; k < 3; k++) {
-    world w;
+    fixture w;
     open_group(&w, ref_dims(k / 2 ? MM_FAMILY_M3 : MM_FAMILY_M2, false), 1, 0, 0, k % 2);
     feed_ok(&w, 0, 0, 0, LENGTH);
     const uint32_t *page = mm_pages_table(mm_engine_pages(w.engine));
@@ -125,7 +125,7 @@ TEST(test_shared_pages) {
 /* ---- refusals ---- */
 
 TEST(test_refused) {
-  world w;
+  fixture w;
   open_group(&w, ref_dims(MM_FAMILY_M1, true), 2, 0, 0, false);
   const uint32_t high = SLOTS, one = 1, beyond = mm_pages_count(mm_engine_pages(w.engine)), unused = beyond - 1;
   char *saved = malloc(mm_engine_state_bytes(w.engine));
@@ -182,7 +182,7 @@ TEST(test_own_pages) {
 }
 
 /* Short of pages a step is refused before it begins; the slots go on as if it had not been asked for. */
-static void out_of_pages(world *w) {
+static void out_of_pages(fixture *w) {
   mm_err err = {0};
   feed_ok(w, 0, 0, 0, 130); /* three pages of five */
   feed_ok(w, 1, 1, 0, 64);
@@ -206,7 +206,7 @@ static void out_of_pages(world *w) {
   free_again(w);
 }
 
-TEST(test_out_of_pages) { each_world(out_of_pages, 5); }
+TEST(test_out_of_pages) { each_fixture(out_of_pages, 5); }
 
 /* ---- memory ---- */
 
@@ -248,14 +248,14 @@ TEST(test_memory) {
   ref_free(&ref);
 }
 
-/* Rows are batch_invariant on a device where they always are, or where they are asked to be; another one is refused. */
+/* Rows are batch_invariant on a device where they always are, or where they are on_request to be; another one is refused. */
 TEST(test_batch_invariant) {
   ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, false));
   ref_shards *shards = ref_cut(&ref, 1);
   for (uint32_t i = 0; i < 8; i++) {
-    const bool always = i & 1, asked = i & 2, batch_invariant = i & 4;
+    const bool always = i & 1, on_request = i & 2, batch_invariant = i & 4;
     mm_ops ops = mm_ops_cpu;
-    ops.batch_invariant = always, ops.batch_invariant_on_request = asked;
+    ops.batch_invariant = always, ops.batch_invariant_on_request = on_request;
     mm_err err = {0};
     mm_engine *e = mm_engine_open(&shards->s,
                                   &(mm_engine_config){.ops = &ops,
@@ -263,8 +263,8 @@ TEST(test_batch_invariant) {
                                                       .options.threads = 1,
                                                       .options.batch_invariant = batch_invariant},
                                   &err);
-    assert_int_equal(e != NULL, always || asked || !batch_invariant);
-    if (e) assert_int_equal(mm_engine_batch_invariant(e), always || (asked && batch_invariant));
+    assert_int_equal(e != NULL, always || on_request || !batch_invariant);
+    if (e) assert_int_equal(mm_engine_batch_invariant(e), always || (on_request && batch_invariant));
     if (!e) assert_string_equal(err.code, "E_DEVICE");
     mm_engine_close(e);
   }

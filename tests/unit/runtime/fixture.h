@@ -1,6 +1,6 @@
 /* An engine of a small random model and four texts, for tests of what its slots hold. */
-#ifndef MM_TESTS_WORLD_H
-#define MM_TESTS_WORLD_H
+#ifndef MM_TESTS_FIXTURE_H
+#define MM_TESTS_FIXTURE_H
 
 #include <stdlib.h>
 #include <string.h>
@@ -15,14 +15,14 @@
 #define TEXTS  4
 #define COMMON 70 /* tokens that texts 0 and 1 begin with, and 2 and 3 */
 
-typedef struct world {
+typedef struct fixture {
   ref_model ref;
   ref_shards *shards;
   mm_engine *engine;
   uint32_t vocab;
   float *want[TEXTS]; /* [LENGTH, vocab] of each text fed at once */
   float *got;         /* [LENGTH, vocab] */
-} world;
+} fixture;
 
 /* The backends of the last engine opened. */
 static mm_backend *backend[16];
@@ -44,7 +44,7 @@ static inline int32_t token(uint32_t text, uint32_t t) {
 }
 
 /* `count` tokens of a text in a slot from pos on; logits of all. */
-static inline bool feed(world *w, int32_t slot, uint32_t text, uint32_t pos, uint32_t count, float *logits, mm_err *err) {
+static inline bool feed(fixture *w, int32_t slot, uint32_t text, uint32_t pos, uint32_t count, float *logits, mm_err *err) {
   int32_t id[LENGTH];
   uint32_t out[LENGTH];
   for (uint32_t i = 0; i < count; i++) id[i] = token(text, pos + i), out[i] = i;
@@ -52,25 +52,25 @@ static inline bool feed(world *w, int32_t slot, uint32_t text, uint32_t pos, uin
   return mm_engine_step(w->engine, &(mm_batch){count, id, 1, &span, count, out, NULL, NULL}, logits, err);
 }
 
-static inline void feed_ok(world *w, int32_t slot, uint32_t text, uint32_t pos, uint32_t count) {
+static inline void feed_ok(fixture *w, int32_t slot, uint32_t text, uint32_t pos, uint32_t count) {
   mm_err err = {0};
   if (!feed(w, slot, text, pos, count, w->got + (size_t)pos * w->vocab, &err)) fail_msg("%s", err.text);
 }
 
 /* Rows [from, to) that were fed of a text, against the text fed at once. */
-static inline void same(const world *w, uint32_t text, uint32_t from, uint32_t to) {
+static inline void same(const fixture *w, uint32_t text, uint32_t from, uint32_t to) {
   const size_t at = (size_t)from * w->vocab;
   if (memcmp(w->got + at, w->want[text] + at, (to - from) * w->vocab * sizeof(float)) != 0)
     fail_msg("text %u, rows %u to %u: other bits", text, from, to);
 }
 
 /* tp ranks; those of layers from `stage` on a second stage, or 0: one. */
-static inline void open_group(world *w, mm_model m, uint32_t tp, uint32_t stage, uint32_t pages, bool bf16) {
+static inline void open_group(fixture *w, mm_model m, uint32_t tp, uint32_t stage, uint32_t pages, bool bf16) {
   static mm_ops ops;
   ops = mm_ops_cpu;
   ops.open = capturing_open;
   mm_err err = {0};
-  *w = (world){.ref = ref_build(m), .vocab = m.vocab};
+  *w = (fixture){.ref = ref_build(m), .vocab = m.vocab};
   w->shards = ref_cut(&w->ref, tp);
   if (stage) ref_cut_stages(w->shards, stage);
   const mm_engine_config c = {.ops = &ops,
@@ -86,7 +86,7 @@ static inline void open_group(world *w, mm_model m, uint32_t tp, uint32_t stage,
   mm_engine_drop(w->engine, 0);
 }
 
-static inline void close_group(world *w) {
+static inline void close_group(fixture *w) {
   mm_engine_close(w->engine);
   ref_uncut(w->shards);
   ref_free(&w->ref);
@@ -94,7 +94,7 @@ static inline void close_group(world *w) {
   free(w->got);
 }
 
-static inline void free_again(world *w) {
+static inline void free_again(fixture *w) {
   mm_err err = {0};
   for (uint32_t s = 0; s < SLOTS; s++) mm_engine_drop(w->engine, s);
   if (!mm_pages_check(mm_engine_pages(w->engine), NULL, &err)) fail_msg("%s", err.text);

@@ -1,6 +1,6 @@
 /* Processes as threads of one: what crosses goes through queues in place of MPI. */
-#ifndef MM_TESTS_THREADS_WORLD_H
-#define MM_TESTS_THREADS_WORLD_H
+#ifndef MM_TESTS_THREADS_FIXTURE_H
+#define MM_TESTS_THREADS_FIXTURE_H
 
 #include <pthread.h>
 #include <stdio.h>

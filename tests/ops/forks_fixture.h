@@ -1,6 +1,6 @@
 /* A world of test_forks.cu: an engine whose slots hold pages, and the steps that it is given. */
-#ifndef MM_TESTS_FORKS_WORLD_H
-#define MM_TESTS_FORKS_WORLD_H
+#ifndef MM_TESTS_FORKS_FIXTURE_H
+#define MM_TESTS_FORKS_FIXTURE_H
 
 #include <string.h>
 
@@ -20,14 +20,14 @@ mm_backend *open_seen(const mm_backend_config *c, mm_err *err) { return g_opened
 
 /* ---- an engine and what its slots hold ---- */
 
-struct world {
+struct fixture {
   mm_ops ops = mm_ops_cuda;
   mm_engine *engine;
   mm_backend *backend;
   uint32_t vocab;
   std::vector<uint32_t> held = std::vector<uint32_t>(SLOTS);
 
-  world(const mm_shards *shards, uint32_t pages, bool kv_fp8 = false) : vocab(shards->pack.model.vocab) {
+  fixture(const mm_shards *shards, uint32_t pages, bool kv_fp8 = false) : vocab(shards->pack.model.vocab) {
     mm_err err = {};
     mm_engine_config c = {};
     ops.open = open_seen;
@@ -35,9 +35,9 @@ struct world {
     must((engine = mm_engine_open(shards, &c, &err)) != nullptr, err);
     backend = g_opened;
   }
-  world(const world &) = delete;
-  world &operator=(const world &) = delete;
-  ~world() { mm_engine_close(engine); }
+  fixture(const fixture &) = delete;
+  fixture &operator=(const fixture &) = delete;
+  ~fixture() { mm_engine_close(engine); }
 
   void drop(uint32_t slot) { mm_engine_drop(engine, slot), held[slot] = 0; }
   const uint32_t *pages_of(uint32_t slot) const {
@@ -67,7 +67,7 @@ struct step {
   }
 };
 
-std::vector<float> logits_of(world &w, const step &s) {
+std::vector<float> logits_of(fixture &w, const step &s) {
   mm_err err = {};
   const mm_batch b = s.batch();
   std::vector<float> logits(s.out.size() * w.vocab);
@@ -77,7 +77,7 @@ std::vector<float> logits_of(world &w, const step &s) {
 }
 
 /* One span of one slot; the logits of its last row. */
-std::vector<float> feed_slot(world &w, uint32_t slot, const std::vector<int32_t> &ids, uint32_t pos, uint32_t count) {
+std::vector<float> feed_slot(fixture &w, uint32_t slot, const std::vector<int32_t> &ids, uint32_t pos, uint32_t count) {
   step s;
   s.add(slot, pos, &ids[pos], count), s.last_rows();
   return logits_of(w, s);

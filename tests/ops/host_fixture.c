@@ -1,5 +1,5 @@
-/* Ranks of one stage in two processes on devices, without a GPU and without NCCL (fake_device.h, preload/fake_nccl.c): host_world DIR NCCL,
- * a checkpoint cut for two ranks and a library that only counts. Each process is a thread, MPI a queue. All processes reach the same
+/* Ranks of one stage in two processes on devices, without a GPU and without NCCL (fake_device.h, preload/fake_nccl.c): host_fixture DIR
+ * NCCL, a checkpoint cut for two ranks and a library that only counts. Each process is a thread, MPI a queue. All processes reach the same
  * decision, whichever fails; a rank that does not come is reported in time, and all go on when it is back; NCCL is joined anew after each
  * failure, and all memory is given back. */
 #ifdef MM_CUDA
@@ -10,13 +10,13 @@
 #include <unistd.h>
 
 #include "runtime/engine/engine.h"
-#include "tests/unit/runtime/threads_world.h"
+#include "tests/unit/runtime/threads_fixture.h"
 
 enum { SLOTS = 4, ROWS = 96, POSITIONS = 300 };
 
 static int failures;
-static void report(const char *what, bool ok, const char *why) {
-  printf("%-4s %s%s%s\n", ok ? "ok" : "FAIL", what, ok ? "" : ": ", ok ? "" : why);
+static void report(const char *what, bool ok, const char *reason) {
+  printf("%-4s %s%s%s\n", ok ? "ok" : "FAIL", what, ok ? "" : ": ", ok ? "" : reason);
   failures += !ok;
 }
 
@@ -66,7 +66,7 @@ static mm_ops ops;
 
 typedef struct process {
   pthread_t thread;
-  mm_process_group world;
+  mm_process_group fixture;
   const mm_shards *shards;
   bool ok;
   mm_err err;
@@ -77,7 +77,7 @@ static float *logits;
 static void *follow(void *arg) {
   process *p = arg;
   static const uint32_t device[] = {1};
-  const mm_engine_config c = {.ops = &ops, .options.threads = 1, .device = device, .world = &p->world};
+  const mm_engine_config c = {.ops = &ops, .options.threads = 1, .device = device, .fixture = &p->fixture};
   p->ok = mm_engine_follow(p->shards, &c, &p->err);
   return NULL;
 }
@@ -86,9 +86,9 @@ static mm_engine *open_both(const mm_shards *shards, mm_err *err) {
   ops = mm_ops_cuda, ops.open = open_rank, ops.begin = failing_begin;
   fake.wrong[0] = 0, fake.ranks = 2, fake.graphs = 0, fake.control = &aborted, fake.on_launch = find_signs, fake.on_wait = move_signs;
   nccl->on_init = note_init, nccl->on_abort = note_abort, nccl->inits = nccl->aborts = nccl->gathers = 0;
-  for (uint32_t i = 0; i < 2; i++) processes[i] = (process){.world = {i, 2, exchange}, .shards = shards};
+  for (uint32_t i = 0; i < 2; i++) processes[i] = (process){.fixture = {i, 2, exchange}, .shards = shards};
   pthread_create(&processes[1].thread, NULL, follow, &processes[1]);
-  const mm_engine_config c = {.ops = &ops, .limits = {ROWS, SLOTS, POSITIONS, 7}, .options.threads = 1, .world = &processes[0].world};
+  const mm_engine_config c = {.ops = &ops, .limits = {ROWS, SLOTS, POSITIONS, 7}, .options.threads = 1, .fixture = &processes[0].fixture};
   return mm_engine_open(shards, &c, err);
 }
 
@@ -137,17 +137,17 @@ static void check_steps(const mm_shards *shards) {
 static void check_failing(const mm_shards *shards, int rank, int failing, const char *how) {
   mm_err err = {0};
   mm_engine *e = open_both(shards, &err);
-  const bool room = strcmp(how, "E_MEMORY") == 0, in_nccl = strcmp(how, "E_NCCL") == 0;
+  const bool capacity = strcmp(how, "E_MEMORY") == 0, in_nccl = strcmp(how, "E_NCCL") == 0;
   bool reported = false, others = e != NULL;
   double took = 0;
   for (int i = 0; e && i < failing + 6; i++) {
     const double from = now();
-    if (i == failing && room) fake.fail_malloc_of = 1;
+    if (i == failing && capacity) fake.fail_malloc_of = 1;
     if (i == failing && in_nccl) nccl->async_fails = 6, hangs_ms = 300;
     if (i == failing && in_nccl) hangs = rank;
-    if (i == failing && !room && !in_nccl) fails = rank;
+    if (i == failing && !capacity && !in_nccl) fails = rank;
     mm_err now_err = {0};
-    const bool done = step(e, i == failing && room ? ROWS : 3, i == failing && room, &now_err);
+    const bool done = step(e, i == failing && capacity ? ROWS : 3, i == failing && capacity, &now_err);
     if (i == failing) reported = !done && strcmp(now_err.code, how) == 0, took = now() - from;
     if (i == failing && !reported) err = now_err;
     if (i != failing && !done && others) others = false, err = now_err;
@@ -208,7 +208,7 @@ static void check_shut(const mm_shards *shards, int rank) {
 
 int main(int argc, char **argv) {
   if (argc != 3) {
-    fprintf(stderr, "usage: host_world DIR NCCL\n");
+    fprintf(stderr, "usage: host_fixture DIR NCCL\n");
     return 2;
   }
   mm_shards shards = {0};
@@ -216,7 +216,7 @@ int main(int argc, char **argv) {
   void *const so = dlopen(argv[2], RTLD_NOW);
   setenv("MM_NCCL_SO", argv[2], 1);
   if (!so || !(nccl = dlsym(so, "fake_nccl")) || !mm_shards_open(&shards, argv[1], &err)) {
-    fprintf(stderr, "host_world: %s\n", so ? err.text : dlerror());
+    fprintf(stderr, "host_fixture: %s\n", so ? err.text : dlerror());
     return 1;
   }
   logits = calloc((size_t)ROWS * shards.pack.model.vocab, sizeof *logits);
