@@ -66,7 +66,7 @@ static mm_ops ops;
 
 typedef struct process {
   pthread_t thread;
-  mm_process_group fixture;
+  mm_process_group process_group;
   const mm_shards *shards;
   bool ok;
   mm_err err;
@@ -77,7 +77,7 @@ static float *logits;
 static void *follow(void *arg) {
   process *p = arg;
   static const uint32_t device[] = {1};
-  const mm_engine_config c = {.ops = &ops, .options.threads = 1, .device = device, .fixture = &p->fixture};
+  const mm_engine_config c = {.ops = &ops, .options.threads = 1, .device = device, .process_group = &p->process_group};
   p->ok = mm_engine_follow(p->shards, &c, &p->err);
   return NULL;
 }
@@ -86,9 +86,10 @@ static mm_engine *open_both(const mm_shards *shards, mm_err *err) {
   ops = mm_ops_cuda, ops.open = open_rank, ops.begin = failing_begin;
   fake.wrong[0] = 0, fake.ranks = 2, fake.graphs = 0, fake.control = &aborted, fake.on_launch = find_signs, fake.on_wait = move_signs;
   nccl->on_init = note_init, nccl->on_abort = note_abort, nccl->inits = nccl->aborts = nccl->gathers = 0;
-  for (uint32_t i = 0; i < 2; i++) processes[i] = (process){.fixture = {i, 2, exchange}, .shards = shards};
+  for (uint32_t i = 0; i < 2; i++) processes[i] = (process){.process_group = {i, 2, exchange}, .shards = shards};
   pthread_create(&processes[1].thread, NULL, follow, &processes[1]);
-  const mm_engine_config c = {.ops = &ops, .limits = {ROWS, SLOTS, POSITIONS, 7}, .options.threads = 1, .fixture = &processes[0].fixture};
+  const mm_engine_config c = {
+      .ops = &ops, .limits = {ROWS, SLOTS, POSITIONS, 7}, .options.threads = 1, .process_group = &processes[0].process_group};
   return mm_engine_open(shards, &c, err);
 }
 
