@@ -71,7 +71,7 @@ def logged(text):
 
 
 def transformers_cell(engines, path, scheme, dialect):
-    """Its parameters beside our weights, and how often both prefer the same token."""
+    """Its parameters compared with our weights, and how often both prefer the same token."""
     import torch
     import transformers
     hf = engines.Unsharded(path)
@@ -177,7 +177,7 @@ def m3_rows(build, tmp, engines, others):
 MiniMax-M3, small, with its vision tower (`tiny-m3`); under `ct` the index projections are quantised as attention is, since vLLM fuses them with q, k and v. SGLang was
 asked for its schemes of compressed-tensors alone. transformers' class is `MiniMaxM3SparseForConditionalGeneration`.
 
-| scheme | dialect | transformers | compressed-tensors | SGLang | vLLM |
+| scheme | `--dialect` | transformers | compressed-tensors | SGLang | vLLM |
 |---|---|---|---|---|---|""")
     sglang, vllm = others
     outs = [os.path.join(tmp, f"m3-{i}") for i in range(len(M3_PAIRS))]
@@ -255,7 +255,7 @@ with version {version} and asks each engine as far as it runs on a CPU; run it a
   were not run.
 - vLLM and SGLang answer as on a GPU of capability 9.0 (H100, H200). Their kernels were not run.
 
-| scheme | dialect | transformers | compressed-tensors | SGLang | vLLM |
+| scheme | `--dialect` | transformers | compressed-tensors | SGLang | vLLM |
 |---|---|---|---|---|---|""")
     notes, model, scales = {}, source(os.path.join(tmp, "source")), os.path.join(tmp, "scales.json")
     with open(os.path.join(model, "model.safetensors.index.json"), encoding="utf-8") as f:
@@ -284,12 +284,12 @@ with version {version} and asks each engine as far as it runs on a CPU; run it a
         print(f"{scheme} {dialect}", file=sys.stderr)
     if os.path.isdir(M3):
         m3_rows(build, tmp, engines, (sglang, vllm))
-    print("\nWhat `minimax-convert` says beside such a conversion, and writes into its model card:\n")
+    print("\n`minimax-convert` notes with such a conversion, and in its model card:\n")
     for note in notes:
         print(f"- {note}")
     print("""
-What was not tried: generation in vLLM and SGLang (GPUs), transformers' own FP8 and FP4 kernels (GPUs), checkpoints of real size. `tensor_wise_fp8`
-and `block_fp8` of the dialect `fp8` are what their readers' source names (`weight_scale_inv`); of the two, vLLM and SGLang read the block-wise one.""")
+Not tried: generation in vLLM and SGLang (GPUs), transformers' own FP8 and FP4 kernels (GPUs), checkpoints of real size. `tensor_wise_fp8`
+and `block_fp8` under `--dialect fp8` are what their readers' source names (`weight_scale_inv`); of the two, vLLM and SGLang read the block-wise one.""")
 
 
 main()

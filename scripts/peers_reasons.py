@@ -31,7 +31,7 @@ VLLM = [
     (r"test_v2_endpoint", r"404", "refused", "POST /v2/embed"),
     (r"show_hidden|test_metrics_counts", r"show_hidden_metrics", "lacking", "an attribute of vLLM's class of servers"),
     (r"test_tokenize_completions", r"2048 == 8192", "lacking", "a context of more than 2,048 tokens"),
-    (r"test_tokenize_chat", r"chat_template", "lacking", "a chat template beside the tokenizer of the run"),
+    (r"test_tokenize_chat", r"chat_template", "lacking", "a chat template in the folder of the tokenizer of the run"),
     (r"test_tokenize_with_return_token_strs", r"400", "refused", "return_token_strs: not served here"),
     (r"", r"prompt is too long", "lacking", "a context of more than 2,048 tokens"),
     (r"test_invocations", r"", "refused", "POST /invocations"),

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The language of the tree (CONTRIBUTING.md): one line per finding, exit status 1 if there is any. --count prints figures per folder instead.
 
-Comments: at most 2 in 100 sentences of a folder begin with What, Whether, Whoever, Those, Of, That, Nor or So. Words that the field does not
-use, or uses for something else, stand neither in comments nor in names (BANNED, NAMES). No type mm_… of the product is defined in two files.
+Comments and pages (*.md): at most 2 in 100 sentences of a folder begin with What, Whether, Whoever, Those, Of, That, Nor or So. Words that the
+field does not use, or uses for something else, stand neither in comments and pages nor in names (BANNED, NAMES). No type mm_… of the product is defined in two files.
 EXCEPTIONS lists what is allowed all the same, with the reason."""
 import collections
 import os
@@ -32,6 +32,7 @@ EXCEPTIONS = {
     ("runtime/cuda/backend.h", "mm_backend"): "ops.h declares it; each backend defines its own, and no file includes both",
 }
 TYPE = re.compile(r"^(?:typedef )?(?:struct|enum|union) (mm_\w+) \{|^\} (mm_\w+);", re.M)
+CODE = re.compile(r"^```.*?^```|`[^`\n]*`|\]\([^)\n]*\)|--[a-z-]+", re.S | re.M)  # of a page: blocks, spans, targets of links, options
 COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
 
 
@@ -62,6 +63,19 @@ class Findings:
         for w in BANNED.finditer(comment):
             self.add(path, line + comment.count("\n", 0, w.start()), "comment", w[0], f"a comment says \"{w[0]}\"")
 
+    def page(self, path):
+        with open(path, encoding="utf-8") as f:
+            text = CODE.sub(lambda m: "x" + "\n" * m[0].count("\n"), f.read())
+        folder = os.path.dirname(path) + "/*.md"
+        for part in re.split(r"\n\s*\n|\n(?=[-|#] )|\|", text):
+            for s in sentences(part.lstrip("-#* ")):
+                self.total[folder] += 1
+                if BEGINNING.match(s):
+                    self.begun[folder] += 1
+                    self.begins[folder].append(f"{path}: a sentence begins with {s.split()[0]}: {s[:70]}")
+        for w in BANNED.finditer(text):
+            self.add(path, text.count("\n", 0, w.start()) + 1, "page", w[0], f"a page says \"{w[0]}\"")
+
     def file(self, path):
         with open(path, encoding="utf-8") as f:
             text = f.read()
@@ -86,6 +100,9 @@ def main():
     for path in subprocess.check_output(["git", "ls-files", "*.c", "*.h", "*.cu", "*.cuh"], text=True).split():
         if os.path.exists(path):
             f.file(path)
+    for path in subprocess.check_output(["git", "ls-files", "*.md"], text=True).split():
+        if os.path.exists(path):
+            f.page(path)
     if "--count" in sys.argv:
         for folder in sorted(f.total):
             print(f"{folder:28} {f.begun[folder]:4} of {f.total[folder]:5} sentences, {100 * f.begun[folder] / f.total[folder]:.1f} %")

@@ -50,7 +50,7 @@ static const struct {
     {"modelopt", "nvfp4a16", ALL, NO_MODELOPT},
     {"modelopt", "nvfp4", ALL, NO_MODELOPT},
     {"fp8", "tensor_wise_fp8", ALL,
-     "vLLM and SGLang read tensor-wise FP8 in compressed-tensors only (--dialect ct, with --act-scales); this spelling is transformers'."},
+     "vLLM and SGLang read tensor-wise FP8 in compressed-tensors only (--dialect ct, with --act-scales); these names are transformers'."},
 };
 
 /* A matrix of the index branch, or another one that is no expert's, is quantised or not. */

@@ -114,6 +114,12 @@ git add -A .
 scripts/words.py
 put loader/bind.h '/* Binds names.\n * A rank that waits in vain gives up. */'
 finds words.py 'loader/bind.h:2: a comment says "in vain"'
+put '' ''
+printf '# Names\n\nA `--dialect` is an option.\nNothing is in vain here.\n' >names.md && git add -A .
+finds words.py 'names.md:4: a page says "in vain"'
+printf '# Names\n\nWhat binds names.\n' >names.md
+finds words.py 'names.md: a sentence begins with What: What binds names.'
+rm names.md && git add -A .
 put loader/bind.h 'void mm_rows_apart(void);'
 finds words.py 'loader/bind.h:1: a name is mm_rows_apart'
 put loader/bind.h 'typedef struct mm_row {\n  int n;\n} mm_row;'

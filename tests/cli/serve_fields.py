@@ -199,7 +199,7 @@ def page(said):
              + "; ".join([instead[name]] + why if name in instead else why).replace("|", "\\|") + " |" for name, (cells, why) in table.items()]
     return """# Fields of requests
 
-What becomes of each field of the APIs of OpenAI, Anthropic, vLLM, SGLang and llama.cpp. The tables are the server's own: `/openapi.json` has them, and
+The treatment of each field of the APIs of OpenAI, Anthropic, vLLM, SGLang and llama.cpp. The tables are the server's own: `/openapi.json` has them, and
 `tests/cli/serve_fields.py --write` makes this page from it. A refused field is status 400 with its name, unless it is null or has a value that
 asks for nothing, as `"min_tokens": 0`. A field that is not listed is ignored. A dot leads into an object. How served ones work: [serving.md](serving.md#fields).
 
