@@ -228,21 +228,21 @@ include tests/tests.mk
 
 demo: $(PROGRAMS) ## convert, verify, list and run the two small checkpoints
 	$(Q)scripts/demo.sh $(BUILD)
-exact: $(BUILD)/tests/interop/quant_codes $(VENV)/ready ## casts of all 2^32 numbers to every format, beside ml_dtypes (minutes)
+exact: $(BUILD)/tests/interop/quant_codes $(VENV)/ready ## casts of all 2^32 numbers to every format, compared with ml_dtypes (minutes)
 	$(Q)BUILD=$(BUILD) $(VENV)/bin/python tests/interop/quant_oracles.py --all
-bench-quant: $(BUILD)/tests/bench/bench_quant ## GB/s of every scheme, search and SIMD level beside memcpy of the same run
+bench-quant: $(BUILD)/tests/bench/bench_quant ## GB/s of every scheme, search and SIMD level, with memcpy of the same run
 	$(Q)$<
-bench-cpu: $(BUILD)/tests/bench/bench_cpu $(BUILD)/tests/bench/bench_rows ## tokens/s of the CPU backend on layers of M2's and M1's widths, beside the memory's rate; a core's ceilings
+bench-cpu: $(BUILD)/tests/bench/bench_cpu $(BUILD)/tests/bench/bench_rows ## tokens/s of the CPU backend on layers of M2's and M1's widths, with the memory's rate; a core's ceilings
 	$(Q)$(BUILD)/tests/bench/bench_rows
 	$(Q)$< m2
 	$(Q)$< m1
 bench-quality: $(PROGRAMS) $(BUILD)/tests/bench/bench_quality $(VENV)/ready ## SQNR gains of the searches, likelihood of the small checkpoints by scheme
 	$(Q)$(BUILD)/tests/bench/bench_quality
 	$(Q)$(VENV)/bin/python tests/bench/quality.py $(BUILD)/bin
-bench-serve: $(PROGRAMS) $(addprefix $(BUILD)/tests/bench/bench_,scheduler reuse tokenizer masks) ## minimax-serve: its start, streams over HTTP beside the engine alone, a prompt that is known, masks
+bench-serve: $(PROGRAMS) $(addprefix $(BUILD)/tests/bench/bench_,scheduler reuse tokenizer masks) ## minimax-serve: its start, streams over HTTP and of the engine alone, a prompt that is known, masks
 	$(Q)python3 tests/bench/serve.py $(BUILD)
 	$(Q)$(BUILD)/tests/bench/bench_masks
-bench: $(PROGRAMS) $(BENCH) $(NO_HASH) ## conversion rates beside memcpy and the disk of the same run
+bench: $(PROGRAMS) $(BENCH) $(NO_HASH) ## conversion rates, with memcpy and the disk of the same run
 	$(Q)scripts/bench_convert.py $(BUILD)/bin
 	$(Q)for b in $(BENCH); do $$b || exit 1; done
 

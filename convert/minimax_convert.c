@@ -575,7 +575,7 @@ static const mm_program program = {
     .files =
         "SRC/model.safetensors.index.json, SRC/config.json  what the source holds; its tokenizer and template are copied\n"
         "DIR/manifest.json  the packed checkpoint's description (formats/FORMAT.md)\n"
-        ".NAME.partial  beside DIR: a run that is at work or was interrupted; --resume continues it, --restart takes it away",
+        ".NAME.partial  next to DIR: a run that is at work or was interrupted; --resume continues it, --restart takes it away",
     .epilog =
         "Exit status: 0 done, 2 usage, 3 bad input, 4 valid but unsupported, 5 I/O, 6 damaged (a finished output, under --resume), 7 "
         "output "

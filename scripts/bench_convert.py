@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""bench_convert.py BIN_DIR [--gb 1] [--runs 3] [--dir DIR]: conversion rates beside what memory and disk give in the same run.
+"""bench_convert.py BIN_DIR [--gb 1] [--runs 3] [--dir DIR]: conversion rates compared with what memory and disk give in the same run.
 
 Ceilings first: memcpy, SHA-256 on one core, direct reading of the source, direct writing with fsync. Then cp (with fsync) and the
 conversions alternate, A B A B; every run starts with the source out of the page cache and ends when the output is durable. Medians. What

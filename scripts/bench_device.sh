@@ -5,7 +5,7 @@
 #   exec to the first token (minimax-run, four times), with digests checked, and with weights that minimax-hold keeps: ok where the first token
 #   came before 60 % of the bytes and the texts of one token and of eight are those of the held weights, which were all there; else FAIL
 #   the same files by safetensors' load_file, where Python has it
-#   decode through the scheduler beside bare steps, with rows apart (--batch-invariant), and over HTTP; a prompt of 32k tokens again beside new
+#   decode through the scheduler compared with bare steps, with --batch-invariant, and over HTTP; a prompt of 32k tokens again compared with new
 # `gpu bench load` has the ceilings of loading: pinned copies, reads alone, O_DIRECT.
 set -u
 cd "$(dirname "$0")/.." || exit 2

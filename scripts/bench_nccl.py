@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How long NCCL's all-reduce takes alone in a graph, beside `gpu bench peers`: one process a GPU, through PyTorch.
+"""How long NCCL's all-reduce takes alone in a graph, for comparison with `gpu bench peers`: one process a GPU, through PyTorch.
 
   bench_nccl.py [RANKS]    sums of bf16 [rows, 3072] and [rows, 6144] over RANKS (2) GPUs; medians of 11 graphs of 200
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How fast cuBLASLt multiplies codes under block scales, through PyTorch, beside `gpu bench products`: the large products of a prefill.
+"""How fast cuBLASLt multiplies codes under block scales, through PyTorch, for comparison with `gpu bench products`: the large products of a prefill.
 
   bench_scaled_mm.py [ROWS]    E4M3 [ROWS (8192), k] under a scale for 128 columns of a row, by E4M3 [n, k] under a scale for 128 x 128, to
                                bf16. Hot: graphs of 4, 400 of them, medians. The result is held to the numbers that the codes stand for.

@@ -3,7 +3,7 @@
 
   gguf_peer.py m2|m1 TYPE OUT [LAYERS (8)] [EXPERTS (256, 32)] [VOCAB (200064)]
 
-TYPE is that of the experts: BF16, Q8_0, Q4_0, NVFP4 or MXFP4; attention and head are Q8_0, or BF16 beside BF16. Numbers have the statistics of
+TYPE is that of the experts: BF16, Q8_0, Q4_0, NVFP4 or MXFP4; attention and head are Q8_0, or BF16 with BF16 experts. Numbers have the statistics of
 minimax-bench's: codes of any value with the mean zero, norms of about one, a router whose logits are of about one and no bias, so that tokens
 choose their experts evenly. Matrices are stretches of one pool of random blocks, each from a place of its own: with one place for all, gate
 equals up and layers repeat, and 64 sequences reach a tenth of the experts.

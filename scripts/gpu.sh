@@ -10,31 +10,31 @@
 #              MiniMax-M3 too
 #   invariant  --batch-invariant: every row's bits the same alone and in a crowd, both models in every scheme
 #   verify     rows of proposals: each one's logits those of a single token in a step of as many rows, bit for bit, recorded and not; M2 and M3; random requests to two servers
-#              with --batch-invariant, of which one has proposals: the same replies; a DFlash draft's blocks beside the CPU's, recorded and not, on two and eight ranks too
+#              with --batch-invariant, of which one has proposals: the same replies; a DFlash draft's blocks compared with the CPU's, recorded and not, on two and eight ranks too
 #   steps      recorded steps, warming, refusals
-#   ranks      checkpoints cut for two to eight ranks, --ep and --pp among them, beside one and the CPU; a rank that fails; MM_STEPS (10,000)
+#   ranks      checkpoints cut for two to eight ranks, --ep and --pp among them, compared with one rank and the CPU; a rank that fails; MM_STEPS (10,000)
 #              steps after which the ranks of a stage hold the same rows
 #   processes  ranks of a stage in processes of their own (mpirun, NCCL, two GPUs, a build with MPI=1): the logits and texts of one process
 #              to the bit
-#   lost       such a process that is killed, stopped or finds no NCCL; tokens/s of two beside one
+#   lost       such a process that is killed, stopped or finds no NCCL; tokens/s of two compared with one
 #   load       what is loaded, bit for bit; short and changed files, digests; a damaged checkpoint that is checked, and served
 #   hold       minimax-hold: the same text from held weights, after users that were killed, of two ranks; others' weights are refused
 #   capacity   minimax-serve with its defaults: memory in use is at most 90 % of each GPU's, two starts have the same KV cache, and that is what
 #              minimax-convert --gpu-memory says; a sequence, or --kv-cache-tokens, that does not fit is refused in time
 #   eval       minimax-eval: the likelihood of held-out text on the GPU within 2e-3 of the CPU's, every scheme, both models; with inputs
 #              rounded, which a last bit may turn, the mean over windows within 2e-3 and three of its standard errors
-#   collect    minimax-eval --collect: sums over inputs on the GPU beside the CPU's, in chunks of 33 tokens and 1; rounded inputs are seen as
+#   collect    minimax-eval --collect: sums over inputs on the GPU compared with the CPU's, in chunks of 33 tokens and 1; rounded inputs are seen as
 #              they were before
-#   kernels    each kernel beside doubles
-#   sequences  random steps of random models beside doubles
-#   models     both models in every scheme beside the CPU (four processes)
+#   kernels    each kernel compared with doubles
+#   sequences  random steps of random models compared with doubles
+#   models     both models in every scheme compared with the CPU (four processes)
 #   text       minimax-run: the same text on both devices from weights as stored or bf16; of others a difference is shown
-#   extended   MiniMax-M3 (tests/data/tiny-m3-random, random ids): every op beside the CPU's on the GPU's own numbers, blocks forced where near
+#   extended   MiniMax-M3 (tests/data/tiny-m3-random, random ids): every op compared with the CPU's on the GPU's own numbers, blocks forced where near
 #              ties make them others; chunks, recorded steps and queued choices bit for bit; a sequence of its own longer than its blocks gives the
 #              CPU's likelihood within 0.05
 #   start      by name alone: a process that loads every kernel, with an empty cache of translated PTX and with a full one (limit 2 s); device
 #              memory that is left with all kernels loaded and with none; which code runs
-#   speed      decode steps beside the copy rate; a mixed step at most 1.10 times its parts apart
+#   speed      decode steps compared with the copy rate; a mixed step at most 1.10 times its two parts as steps
 #
 # GPUs of CUDA_VISIBLE_DEVICES are a rank each as far as there are some; else ranks share them. BUDGET=N gives each part N percent of its
 # time (100). MM_TEST_SMEM=N: blocks of all programs have N KiB of shared memory (99: sm_86, 89 and 120; 163: sm_80); code of sm_90a refuses
@@ -65,7 +65,7 @@ prepare() {
     i=$((i + 1))
     [ -e "$to" ] || "$build"/bin/minimax-convert tests/data/"${name%-*}" -o "$to" --quant "${name##*-}" -q || row FAIL "prepare: $to"
   done
-  # A head in 8 bits, beside products of codes and beside 4-bit experts.
+  # A head in 8 bits, with products of codes and with 4-bit experts.
   for pair in 2/tiny-m1-block_fp8 3/tiny-m2-w4a16; do
     to=$work/models/${pair}_head model=${pair#*/}
     [ -e "$to" ] || "$build"/bin/minimax-convert tests/data/"${model%-*}" -o "$to" --quant "${model##*-}" --head block_fp8 -q || row FAIL "prepare: $to"
@@ -232,7 +232,7 @@ eval_row() {
       if (n) { mean = sum / n; apart = mean < 0 ? -mean : mean; cpu /= n; cuda /= n }
       if (n > 1) error = sqrt((squares > n * mean * mean ? squares - n * mean * mean : 0) / (n - 1) / n)
       limit = 2e-3 + errors * error
-      printf "%-4s eval %s: nll %.6f on the GPU, %.6f on the CPU, apart %.1e (limit %.1e), standard error %.1e, %d windows\n",
+      printf "%-4s eval %s: nll %.6f on the GPU, %.6f on the CPU, off by %.1e (limit %.1e), standard error %.1e, %d windows\n",
              n == windows && apart <= limit ? "ok" : "FAIL", name, cuda, cpu, apart, limit, error, n }'
 }
 
@@ -291,7 +291,7 @@ collect_part() {
   done
 }
 
-# many CHECKPOINT PROCESSES PROGRAM OPTION…: the program and so many processes less one beside it, each with one rank, on two GPUs.
+# many CHECKPOINT PROCESSES PROGRAM OPTION…: the program and so many processes less one with it, each with one rank, on two GPUs.
 many() {
   packed=$1 count=$2 program=$3
   shift 3
@@ -350,7 +350,7 @@ fails() {
   wait $runs
   ended=$? all=$((($(date +%s%N) - from) / 1000000))
   [ $took -le 5000 ] && [ $ended -ne 0 ] && [ $ended -ne 124 ] && [ $all -lt 10000 ] && status=ok || status=FAIL
-  row $status "lost: a worker that is $what is told in $took ms (limit 5000), all end after $all (limit 10000) with $ended: $(grep -m 1 -- "$pattern" "$work/long.err")"
+  row $status "lost: a worker that is $what is reported after $took ms (limit 5000), all end after $all (limit 10000) with $ended: $(grep -m 1 -- "$pattern" "$work/long.err")"
 }
 
 # Two GPUs, mpirun and programs built for it.

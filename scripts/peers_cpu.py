@@ -5,7 +5,7 @@
                [--prompt-rounds 7] [--only bf16,int8+act,…] [--keep] [--mapped]
 
 BENCH_CPU is build/tests/bench/bench_cpu (make bench-cpu builds it), LLAMA_BENCH llama.cpp's llama-bench, WORK a folder for its models, which
-GGUF_PEER (gguf_peer.py beside this) writes with random weights: GGUF_PEER MODEL TYPE OUT LAYERS EXPERTS VOCAB. Ours stays loaded and answers
+GGUF_PEER (gguf_peer.py, in this folder) writes with random weights: GGUF_PEER MODEL TYPE OUT LAYERS EXPERTS VOCAB. Ours stays loaded and answers
 in the turns between runs of llama-bench; a turn is a reading of memory, tokens after 64 others, and a prompt, by each side. Printed are
 medians, their ratio, and the share of the floor: what one reading of memory in the same turns allows for the bytes that a token needs. "+act"
 rounds inputs as the scheme says, as llama.cpp does for all its types but BF16, and "+bf16" to BF16, as it does for that.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Packed planes beside those of torch, compressed-tensors and NVIDIA ModelOpt on the same tensors: how many scales and codes differ.
+"""Packed planes compared with those of torch, compressed-tensors and NVIDIA ModelOpt on the same tensors: how many scales and codes differ.
 
   peers_exact.py BUILD
 

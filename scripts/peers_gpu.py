@@ -6,17 +6,17 @@ many, and of a long prompt.
                [--only block_fp8,w4a16,…]
 
 MINIMAX_BENCH makes its weights on the device. LLAMA_BENCH and LLAMA_BATCHED_BENCH are llama.cpp's, built for the GPU; WORK is a folder for its
-models, of one at a time (M2's eight layers: 33 GB in Q8_0, 19 GB in Q4_0), best in memory. GGUF_PEER (gguf_peer.py beside this) writes them
+models, of one at a time (M2's eight layers: 33 GB in Q8_0, 19 GB in Q4_0), best in memory. GGUF_PEER (gguf_peer.py, in this folder) writes them
 with random weights: GGUF_PEER MODEL TYPE OUT LAYERS. Its router has to spread tokens over the experts as ours does, of M2 218 of 256 at 64
 sequences: a model that reaches fewer is read sooner.
 
 A turn is, by each side, a decode of one sequence and of many that hold --context tokens, and one step of a prompt. Printed are tokens a second,
 medians of the turns; their ratio; the least ratio of one turn; and ours as a share of what the device's copy rate and the rates of large
 products allow (minimax-bench's floor), with that copy rate itself. The experts are in the scheme named; the attention's matrices are block_fp8
-beside Q8_0, caches BF16 beside F16, and the head block_fp8 beside Q8_0. Ours with a BF16 head is measured once, before the turns.
+against Q8_0, caches BF16 against F16, and the head block_fp8 against Q8_0. Ours with a BF16 head is measured once, before the turns.
 
-So is what suits llama.cpp: the best -ub for each model's prompt, and for all models whether many sequences go faster in one cache or in caches
-apart. Both sides compute the logits of a prompt's last token alone; llama.cpp then leaves the last layer's experts out for the others, ours does
+llama.cpp runs with the settings that suit it: the best -ub for each model's prompt, and for all models whether many sequences go faster in one cache or in one
+each. Both sides compute the logits of a prompt's last token alone; llama.cpp then leaves the last layer's experts out for the others, ours does
 not. llama.cpp's figures are without choosing a token, ours with it.
 
 --seconds ends the turns of a model when its share of that time is used up; the table tells how many there were, one at least."""
@@ -162,7 +162,7 @@ def compare(a, scheme, end):
                  f"{min(x / y for x, y in zip(mine, other)):.2f}", f"{wanted}", f"{m(floor):.2f}", f"{len(mine)}"]
         print("| " + " | ".join(cells) + " |", flush=True)
     print(f"peers_gpu.py: {scheme}: {written:.0f} s to write {PEER[scheme]}, {settled:.0f} before the turns, {time.monotonic() - begin:.0f} in all; "
-          f"-ub {theirs.ubatch}, {'one cache' if Theirs.unified else 'caches apart'}", file=sys.stderr, flush=True)
+          f"-ub {theirs.ubatch}, {'one cache' if Theirs.unified else 'a cache for each'}", file=sys.stderr, flush=True)
     return ours.copy_rate
 
 

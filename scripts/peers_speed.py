@@ -147,7 +147,7 @@ class Folder:
         return x if x.dtype.kind in "iu" else np.asarray(x).astype("f4")
 
     def weight(self, name, n, k):
-        """A linear's weight, dequantised by whichever spelling its tensors have."""
+        """A linear's weight, dequantised by whichever names its tensors have."""
         import numpy as np
         base = name[:-len(".weight")]
         if name + "_scale_inv" in self.at or (base + ".weight_scale" in self.at and name in self.at):

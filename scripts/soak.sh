@@ -13,12 +13,12 @@
 #   flips    every bit of a small packed checkpoint, random bits of a larger one
 #   mutations  5,000 packed checkpoints with changes resealed, through every program that reads one, with sanitizers (make check-san builds them)
 #   mpi      several processes, one of them killed: of a conversion, of a run
-#   speed    conversions of GB (9) of block FP8 and twice that of BF16 beside cp and the disk; hashing's share (60 GB of disk)
+#   speed    conversions of GB (9) of block FP8 and twice that of BF16 compared with cp and the disk; hashing's share (60 GB of disk)
 #   memory   peak memory of a conversion far larger than its limit
 #   layer    one real-size layer of M1 and of M2, converted and verified against its source (17 GB of disk; LAYER=m2: 8 GB)
-#   schedules  100 times SCALE random steps of the engine on each cut and model, beside the oracle of test_schedules
+#   schedules  100 times SCALE random steps of the engine on each cut and model, compared with the oracle of test_schedules
 #   scheduler  SCALE times the random requests of the scheduler's unit tests
-#   serve    64 streams for SERVE_SECONDS (600), a good client beside 1,000 slow connections, 100 times SCALE mutated requests, and random requests
+#   serve    64 streams for SERVE_SECONDS (600), a good client among 1,000 slow connections, 100 times SCALE mutated requests, and random requests
 #            of which each must get what it gets alone
 #   fuzz     inputs to each fuzz target until tests/fuzz/RUNS.md counts FUZZ_RUNS (100,000,000), at most FUZZ_LIMIT seconds (14,400)
 # SCALE=N (100) does N percent of the cases of each part but mpi, speed, memory, layer and fuzz. SOAK_DIR is where they write (BUILD/soak/tmp); on a tmpfs they are faster.

@@ -2,7 +2,8 @@
 """The language of the tree (CONTRIBUTING.md): one line per finding, exit status 1 if there is any. --count prints figures per folder instead.
 
 Comments and pages (*.md): at most 2 in 100 sentences of a folder begin with What, Whether, Whoever, Those, Of, That, Nor or So. Words that the
-field does not use, or uses for something else, stand neither in comments and pages nor in names (BANNED, NAMES). No type mm_… of the product is defined in two files.
+field does not use, or uses for something else, stand neither in comments, pages and texts for users nor in names (BANNED, NAMES). No type mm_…
+of the product is defined in two files.
 EXCEPTIONS lists what is allowed all the same, with the reason."""
 import collections
 import os
@@ -82,6 +83,10 @@ class Findings:
         for m in COMMENT.finditer(text):
             if m[0][0] == "/":
                 self.comment(path, text.count("\n", 0, m.start()) + 1, m[0])
+            elif not path.startswith("tests/"):
+                for w in BANNED.finditer(CODE.sub("", m[0])):
+                    if w[0].lower() != "dialect":  # an option's name and its values' kind
+                        self.add(path, text.count("\n", 0, m.start()) + 1, "text", w[0], f"a text says \"{w[0]}\"")
         bare = COMMENT.sub(lambda m: "\n" * m[0].count("\n") if m[0][0] == "/" else '""', text)
         seen = set()
         for m in re.finditer(r"\b[A-Za-z_]\w*\b", bare):

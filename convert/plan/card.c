@@ -46,7 +46,7 @@ static const struct {
      "vLLM 0.33 fuses the index projections of MiniMax-M3 with q, k and v and reads one scheme for all: for vLLM give them attention's "
      "(--override \"*index_?_proj.weight=SCHEME\")."},
     {"fp8", "block_fp8", SPARSE,
-     "vLLM 0.33 does not read the scales of MiniMax-M3's block FP8 under this spelling: --dialect ct is what it reads."},
+     "vLLM 0.33 does not read the scales of MiniMax-M3's block FP8 under these names: --dialect ct is what it reads."},
     {"modelopt", "nvfp4a16", ALL, NO_MODELOPT},
     {"modelopt", "nvfp4", ALL, NO_MODELOPT},
     {"fp8", "tensor_wise_fp8", ALL,

@@ -135,7 +135,7 @@ static bool no_naming(const mm_target_format *d, const mm_pack_tensor *t, mm_err
     if (naming[i].target_format == d)
       snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s, ", naming[i].scheme, naming[i].input ? fixed : "");
   return mm_fail(err, MM_UNSUPPORTED, "E_DIALECT", mm_at(NULL, t->piece[0].source),
-                 "found %s%s, which dialect %s has no spelling for; expected one of %sbf16 or none", t->scheme,
+                 "found %s%s, which dialect %s cannot represent; expected one of %sbf16 or none", t->scheme,
                  t->input_scale > 0 ? fixed : "", d->name, known);
 }
 

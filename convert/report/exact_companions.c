@@ -41,7 +41,7 @@ static bool same_bake(const mm_pack *p, const mm_pack_file *f, mm_bake_fn *bake,
   bool ok = bake(path.text, p->model.vocab, &from->sha256, &image, &n, err);
   const mm_digest d = mm_sha256(image ? (const void *)image : "", n);
   if (ok && (n != f->size || !mm_digest_equal(&d, &f->sha256)))
-    ok = another(p, f->name, "found other tables than those of the tokenizer.json beside it", err);
+    ok = another(p, f->name, "found other tables than those of the tokenizer.json in its directory", err);
   free(image);
   return ok;
 }

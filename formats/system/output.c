@@ -229,7 +229,7 @@ static bool open_staged(mm_output *o, mm_err *err) {
   if (o->fd < 0 && errno == EEXIST) {
     o->fd = openat(o->parent, o->staged, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     bool ours = o->fd >= 0 && fstat(o->fd, &st) == 0 && S_ISREG(st.st_mode);
-    if (o->fd >= 0 && !ours) return refuse(o->staged, "found something that no run of this program left beside the output", err);
+    if (o->fd >= 0 && !ours) return refuse(o->staged, "found something that no run of this program left next to the output", err);
     if (o->fd >= 0 && !hold(o, err)) return false;
     if (o->fd >= 0) {
       unlinkat(o->parent, o->staged, 0);

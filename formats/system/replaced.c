@@ -80,12 +80,12 @@ static bool keep(const mm_staging *s, const char *name, mm_err *err) {
       reason = renameat(s->parent, name, s->parent, kept) == 0 ? 0 : errno; /* replaces nothing but an empty directory */
     if (reason == EEXIST || reason == ENOTEMPTY || reason == ENOTDIR) continue;
     if (reason != 0) return mm_fail_errno(err, mm_at(s->target, NULL), "keep what was added to", reason);
-    snprintf(text, sizeof text, "what is not of the replaced checkpoint was kept, in \"%s\" beside it",
+    snprintf(text, sizeof text, "what is not of the replaced checkpoint was kept, in \"%s\" next to it",
              mm_escape(shown, sizeof shown, kept, strlen(kept)));
     mm_staging_note(s->target, text);
     return true;
   }
-  return mm_fail(err, MM_IO, "E_OUTPUT", mm_at(s->target, NULL), "found %d directories named .kept beside it", KEPT_MAX - 1);
+  return mm_fail(err, MM_IO, "E_OUTPUT", mm_at(s->target, NULL), "found %d directories named .kept next to it", KEPT_MAX - 1);
 }
 
 /* Removes from the directory `name`, open as fd, the files that are listed and have not been altered, then the directory if it is empty;

@@ -277,9 +277,8 @@ static bool check_config(const mm_model *m, const mm_engine_config *c, mm_err *e
       return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL), "found layer %u to tap, expected less than %u", c->tap[i], m->layers);
   if (c->attach && (!c->ops->weights.hold || c->verify))
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
-                   c->verify
-                       ? "found weights to attach to and digests to check; whoever holds them does that (minimax-hold --verify-on-load)"
-                       : "found device %s, which holds no weights to attach to",
+                   c->verify ? "found weights to attach to and digests to check; minimax-hold --verify-on-load checks them"
+                             : "found device %s, which holds no weights to attach to",
                    c->ops->name);
   if (l->max_tokens && l->slots && l->max_positions && c->options.threads && l->max_positions <= m->max_positions) return true;
   return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL),

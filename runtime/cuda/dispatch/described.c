@@ -50,7 +50,7 @@ bool mm_cu_rounds(const mm_packed *w, const char *name, mm_err *err) {
   return mm_fail(
       err, MM_UNSUPPORTED, "E_ACT_QUANT", mm_at(NULL, name),
       "found activation quantisation on and ranks whose columns begin at multiples of %u, which divide %s's groups of %u; the cuda "
-      "backend tells other ranks largest numbers of rows or of groups, not of both; expected off",
+      "backend publishes largest numbers of rows or of groups to other ranks, not of both; expected off",
       w->cut_k, w->scheme->name, f->group);
 }
 

@@ -140,7 +140,7 @@ TEST(test_refused) {
     mm_status status;
     const char *says;
   } rows[] = {
-      {"w4a8", NULL, 128, MM_UNSUPPORTED, "found w4a8, which dialect ct has no spelling for"},
+      {"w4a8", NULL, 128, MM_UNSUPPORTED, "found w4a8, which dialect ct cannot represent"},
       {"nvfp4", "modelopt", 128, MM_UNSUPPORTED, "nvfp4 with static scales of the inputs, bf16 or none"},
       {"int8", "fp8", 128, MM_UNSUPPORTED, "tensor \"model.layers.0.self_attn.q_proj.weight\": found int8, which dialect fp8"},
       {"int8; lm_head*=int8", "ct", 128, MM_UNSUPPORTED, "tensor \"lm_head.weight\": found int8, but engines keep embedding and head"},

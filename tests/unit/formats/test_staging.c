@@ -300,7 +300,7 @@ TEST_BETWEEN(test_replace_keeps, in_a_folder, away) {
   has("out.kept-2/added", "theirs");
   has("out.kept-2/y", "altered");
   assert_false(there("out.kept-2/x") || there("out/added") || there(".out.partial"));
-  assert_non_null(strstr(notes, "kept, in \"out.kept-2\" beside it"));
+  assert_non_null(strstr(notes, "kept, in \"out.kept-2\" next to it"));
 }
 
 /* Another directory has the name since: neither is touched. */
