@@ -465,7 +465,8 @@ static bool read_manifest(reader *r, const mm_json *root) {
   uint64_t bytes[MM_MAX_LAYERS] = {0}; /* pp is at most that */
   int64_t version;
   if (!mm_manifest_version(root, MM_PACK_FORMAT, MM_PACK_VERSION3, &version, &r->ctx, r->err)) return false;
-  if (version == MM_PACK_VERSION3) keys[sizeof keys / sizeof *keys - 2] = "left_out";
+  if (version == MM_PACK_VERSION3) keys[sizeof keys / sizeof *keys - 2] = "left_out"; /* in place of the first of the two NULLs */
+  /* In this order: later readers rely on checked fields of earlier ones (model, then parallel, cuts, tensors, ranks). */
   return only(r, root, keys) && (p->tool = text(r, root, "tool", 1)) && (p->quant = text(r, root, "quant", 1)) && read_align(r, root) &&
          digest(r, root, "plan", &p->plan) && read_model(r, root) && read_parallel(r, root) && read_cuts(r, root) &&
          read_tensors(r, root, bytes) && right_version(r, root, version) && read_ranks(r, root, bytes) &&
@@ -475,7 +476,7 @@ static bool read_manifest(reader *r, const mm_json *root) {
 
 #define ENDING_BYTES (sizeof MM_MANIFEST_ENDING - 3 + MM_HEX_LEN) /* without "%s" and NUL */
 
-/* The text ends with its own digest, found, of all before the seal: then no byte of it was changed by accident. */
+/* The text ends with its own digest, found, of all before it: then no byte of it was changed by accident. */
 static bool check_ending(reader *r, const char *text, size_t n, const mm_digest *found) {
   char hex[MM_HEX_LEN + 1], ending[ENDING_BYTES + 1];
   at_top(r);
@@ -540,7 +541,7 @@ static bool read_or_hash(void *ctx, size_t item, unsigned worker, mm_err *err) {
   return ok;
 }
 
-/* The seal is looked at last, since what is wrong says more. */
+/* The digest is checked last: a rule that is broken names its field, the digest does not. */
 static bool parse_digested(mm_pack *p, const char *dir, const kind *k, const char *text, size_t n, mm_err *err) {
   memset(p, 0, sizeof *p);
   size_t len = strlen(dir) + 1 + strlen(k->file);

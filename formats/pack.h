@@ -164,7 +164,7 @@ bool mm_part_named(const char *name);
  * that tile the rows, base names, digests, counts). MM_INTEGRITY E_MANIFEST; other versions MM_UNSUPPORTED E_VERSION. */
 MM_MUST_USE bool mm_pack_open(mm_pack *p, const char *dir, mm_err *err);
 /* The same, but only of these ranks are the blocks' digests kept and held against the root of their part; those of others are digests of
- * the right number. All is sealed alike. A rank that there is not is nobody's. */
+ * the right number. Each ends with its own digest. A rank that there is not is nobody's. */
 MM_MUST_USE bool mm_pack_open_ranks(mm_pack *p, const char *dir, const uint32_t *rank, uint32_t count, mm_err *err);
 /* mm_pack_open from memory (for fuzzing); dir may be any text. */
 MM_MUST_USE bool mm_pack_parse(mm_pack *p, const char *dir, const char *text, size_t n, mm_err *err);

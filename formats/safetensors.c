@@ -87,19 +87,19 @@ static bool check_prefix(const char *head, size_t bytes, uint64_t file_size, con
     return mm_fail(err, status, "E_PREFIX", at,
                    "found %" PRIu64 " bytes in all, expected a header length of 8 bytes: an interrupted download?", file_size);
   }
-  uint64_t n = header_length(head), capacity = file_size - PREFIX_BYTES;
+  uint64_t n = header_length(head), left = file_size - PREFIX_BYTES;
   bool opens = bytes > PREFIX_BYTES && head[PREFIX_BYTES] == '{';
-  const char *what = n > MM_ST_HEADER_MAX || n > capacity || !opens ? looks_like(head, bytes) : NULL;
+  const char *what = n > MM_ST_HEADER_MAX || n > left || !opens ? looks_like(head, bytes) : NULL;
   if (what) return mm_fail(err, status, "E_NOT_ST", at, "not a safetensors file; it looks like %s", what);
   if (n > MM_ST_HEADER_MAX) {
     uint64_t swapped = __builtin_bswap64(n);
     return mm_fail(err, status, "E_PREFIX", at, "found header length %" PRIu64 ", expected at most the 100,000,000 cap%s", n,
-                   opens && swapped <= MM_ST_HEADER_MAX && swapped <= capacity ? ": it was written big-endian" : "");
+                   opens && swapped <= MM_ST_HEADER_MAX && swapped <= left ? ": it was written big-endian" : "");
   }
-  if (n > capacity) {
+  if (n > left) {
     return mm_fail(err, status, "E_PREFIX", at,
                    "found header length %" PRIu64 ", expected at most the %" PRIu64 " bytes that follow: an interrupted download?", n,
-                   capacity);
+                   left);
   }
   if (n > bytes - PREFIX_BYTES) {
     return mm_fail(err, MM_BUG, "E_BUG", at, "header of %" PRIu64 " bytes, only %zu given", n, bytes - PREFIX_BYTES);

@@ -33,7 +33,7 @@ typedef struct mm_dummy {
 
 bool mm_dummy_wanted(const mm_dummy *d); /* --load-format dummy is given */
 /* Opens a packed checkpoint, or under --load-format dummy a model of random weights for the config.json in `dir`, with the tokenizer and
- * the templates that lie next to it. The seal is that of the model and its options, as minimax-hold compares it. MM_USAGE E_USAGE for
+ * the templates that lie next to it. The digest is that of the model and its options, as minimax-hold compares it. MM_USAGE E_USAGE for
  * options that go with dummy alone, E_TP. */
 MM_MUST_USE bool mm_shards_open_as(mm_shards *s, const char *dir, const mm_dummy *d, mm_err *err);
 

@@ -28,9 +28,9 @@ MM_INLINE void grouped_pack(const mm_pack_args *a, void *const plane[MM_MAX_PLAN
     else
       ((uint16_t *)plane[1])[row] = mm_f32_to_f16(s);
     for (uint32_t k = 0; k < a->k; k += MM_TILE) {
-      float capacity[MM_TILE];
+      float tile[MM_TILE];
       uint8_t code[MM_TILE];
-      mm_tile_int(code, mm_tile_load(capacity, a, row, k), &s, MM_TILE, top == 7 ? -8 : -top, top);
+      mm_tile_int(code, mm_tile_load(tile, a, row, k), &s, MM_TILE, top == 7 ? -8 : -top, top);
       for (int i = 0; top == 7 && i < MM_TILE; i++) code[i] ^= 8;
       if (top == 7)
         mm_tile_store_nibbles(a, plane[0], row, k, code);

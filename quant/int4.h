@@ -80,10 +80,10 @@ MM_INLINE void mm_int4_pack(const mm_pack_args *a, void *const plane[MM_MAX_PLAN
   uint32_t across = mm_cells(a->k, MM_INT4_GROUP);
   for (uint32_t row = 0; row < a->n; row++)
     for (uint32_t k = 0; k < a->k; k += MM_TILE) {
-      float capacity[MM_TILE], weights[MM_TILE], s[GROUPS];
+      float tile[MM_TILE], weights[MM_TILE], s[GROUPS];
       uint16_t scale[GROUPS];
       uint8_t code[MM_TILE];
-      const float *t = mm_tile_load(capacity, a, row, k), *p = mm_tile_importance(weights, a, k);
+      const float *t = mm_tile_load(tile, a, row, k), *p = mm_tile_importance(weights, a, k);
       for (int g = 0; g < GROUPS; g++) {
         scale[g] = mm_int4_scale(t + g * MM_INT4_GROUP, a->search, p ? p + g * MM_INT4_GROUP : NULL);
         s[g] = mm_bf16_to_f32(scale[g]);

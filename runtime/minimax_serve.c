@@ -46,7 +46,7 @@ typedef struct serve {
   mm_err err;
   mm_task ready;
   unsigned signals;
-  double may_end; /* when the load was logged last */
+  double load_logged_at; /* mm_now(), seconds */
 } serve;
 
 /* ---- Loading, in a thread of its own ---- */
@@ -155,9 +155,9 @@ static void tick(void *user) {
     s->server.state = MM_SERVER_DRAINING;
     mm_http_stop(s->server.http);
   }
-  if (!s->failed && mm_read_bytes(&read) < read.wanted && mm_now() - s->may_end >= REPORT_SECONDS) {
+  if (!s->failed && mm_read_bytes(&read) < read.wanted && mm_now() - s->load_logged_at >= REPORT_SECONDS) {
     char text[MM_BAR_MAX], status[MM_BAR_MAX + sizeof "STATUS=loading "];
-    s->may_end = mm_now();
+    s->load_logged_at = mm_now();
     const char *bar = mm_load_bar_text(text, &read);
     mm_log_say(&s->server.log, "loading %s", bar);
     snprintf(status, sizeof status, "STATUS=loading %s", bar);
@@ -196,7 +196,7 @@ static uint32_t raise_descriptors(const mm_log *log, uint64_t connections) {
   }
   const uint64_t capacity = l.rlim_cur - mm_min((rlim_t)DESCRIPTORS, l.rlim_cur / 2);
   if (capacity >= connections) return (uint32_t)connections;
-  mm_log_say(log, "--max-connections: %llu, and the limit of %llu descriptors has room for %llu", (unsigned long long)connections,
+  mm_log_say(log, "--max-connections lowered from %llu: the limit of %llu descriptors allows %llu", (unsigned long long)connections,
              (unsigned long long)l.rlim_cur, (unsigned long long)capacity);
   return (uint32_t)mm_max(capacity, 1);
 }
@@ -239,7 +239,7 @@ static bool open_http(serve *s, mm_err *err) {
   const bool colon = strchr(c.host, ':');
   mm_log_say(&v->log, "listening on http://%s%s%s:%u", colon ? "[" : "", c.host, colon ? "]" : "", mm_http_port(v->http));
   if (!is_loopback(c.host) && !v->keys)
-    mm_log_say(&v->log, "warning: %s is no loopback address and there is no --api-key or --api-key-file: anybody may use this", c.host);
+    mm_log_say(&v->log, "warning: listening on %s without an API key: anybody can use this server", c.host);
   return true;
 }
 
@@ -401,8 +401,8 @@ static const mm_option options[] = {
     MM_OPTION(STR, "host", &settings.http.host, "ADDRESS", "address to listen on (127.0.0.1)"),
     MM_OPTION(U64, "port", &settings.port, "N", "port to listen on, 0: a free one (8000)", .hi = UINT16_MAX),
     MM_OPTION(LIST, "api-key", &settings.keys, "KEY",
-              "requests must carry this key or another one given; other users of the machine see it"),
-    MM_OPTION(STR, "api-key-file", &settings.key_file, "FILE", "the same of the keys in a file, one a line"),
+              "accept requests with this key (may be given again); other users of the machine see it in the list of processes"),
+    MM_OPTION(STR, "api-key-file", &settings.key_file, "FILE", "accept requests with any key of FILE, one a line"),
     MM_OPTION(LIST, "allow-host", &settings.hosts, "NAME",
               "without a key, also requests whose Host or Origin is this name, as a proxy may pass it on; * for any"),
     MM_OPTION(LIST, "allow-origin", &settings.origins, "ORIGIN",
@@ -417,25 +417,24 @@ static const mm_option options[] = {
     MM_OPTION(U64, "kv-cache-tokens", &settings.load.kv_tokens, "N", "tokens of all KV caches together (as many as fit in memory)",
               .hi = INT32_MAX),
     MM_OPTION_UTILIZATION(&settings.load.memory_share),
-    MM_OPTION(U64, "max-queue", &settings.queue, "N", "requests that wait at most, more are refused with status 429 (256)", .lo = 1,
-              .hi = 1 << 20),
+    MM_OPTION(U64, "max-queue", &settings.queue, "N", "waiting requests at most; more get status 429 (256)", .lo = 1, .hi = 1 << 20),
     MM_OPTION(STR, "prefix-cache", &settings.prefix_cache, "WORD", "keep prompts for requests that begin alike (on)", .choices = "on|off"),
     MM_OPTION(SIZE, "prefix-cache-memory", &settings.cache_memory, "SIZE", "memory of kept prompts' lightning states (1G)"),
-    MM_OPTION(SIZE, "form-cache", &settings.form_cache, "SIZE", "memory of schemas and grammars that are compiled and in no request (64M)"),
+    MM_OPTION(SIZE, "form-cache", &settings.form_cache, "SIZE", "memory for compiled schemas and grammars that no request uses (64M)"),
     MM_OPTION(SIZE, "kv-offload", &settings.kv_offload, "SIZE",
               "host memory for pages of kept prompts that leave the device, 0: they are lost (0)"),
     MM_OPTION(STR, "kv-offload-dir", &settings.kv_dir, "DIR", "folder for a file of pages that leave host memory (none: they are lost)"),
-    MM_OPTION(SIZE, "kv-offload-disk", &settings.kv_disk, "SIZE", "bytes of that file at most (0)"),
+    MM_OPTION(SIZE, "kv-offload-disk", &settings.kv_disk, "SIZE", "largest size of the file in --kv-offload-dir (0)"),
     MM_FLAG("batch-invariant", &settings.batch_invariant, "the same tokens whatever else runs"),
     MM_OPTION(U64, "drafts", &settings.drafts, "N", "tokens that prompt lookup may propose for a step of a request (0)", .hi = MM_DRAFTS),
-    MM_OPTION(REAL, "request-timeout", &settings.request_time, "SECONDS", "time of a whole request, 0 for any (0)"),
+    MM_OPTION(REAL, "request-timeout", &settings.request_time, "SECONDS", "seconds for a whole request, 0: no limit (0)"),
     MM_OPTION(REAL, "read-timeout", &settings.http.read_time, "SECONDS", "time in which a request must arrive whole (60)"),
     MM_OPTION(REAL, "write-timeout", &settings.http.write_time, "SECONDS", "time in which a client must take some of its reply (60)"),
     MM_OPTION(SIZE, "max-body", &settings.http.body_max, "SIZE", "bytes of a request at most (32M)"),
     MM_OPTION(U64, "max-connections", &settings.connections, "N", "open connections at most, more wait (4096)", .lo = 1, .hi = 1 << 20),
     MM_OPTION(STR, "chat-format", &settings.load.chat_format, "NAME", "how conversations are rendered (as the checkpoint's template does)",
               .choices = MM_CHAT_FORMATS),
-    MM_FLAG("trust-user-tokens", &settings.trust_user, "control tokens that users spell are not text"),
+    MM_FLAG("trust-user-tokens", &settings.trust_user, "read control tokens in users' text as control tokens"),
     MM_OPTION_DEVICE(&settings.load.device),
     MM_OPTION_DEVICES(&settings.load.devices),
     MM_OPTION_VERIFY(&settings.load.verify),
@@ -449,15 +448,13 @@ static const mm_option options[] = {
     MM_OPTION_PIN(&settings.load.options.pin),
     MM_FLAG("ignore-generation-config", &settings.load.own_defaults,
             "defaults are temperature 1 and top_p 1, not those of generation_config.json"),
-    MM_OPTION(STR, "log-format", &settings.log_format, "WORD", "of the lines on stderr (text)", .choices = "text|json"),
+    MM_OPTION(STR, "log-format", &settings.log_format, "WORD", "format of log lines on stderr (text)", .choices = "text|json"),
     MM_OPTION(STR, "metric-names", &settings.metric_names, "WORD",
-              "of /metrics (minimax); vllm and llama.cpp: also the names that their dashboards read; none: /metrics is off",
-              .choices = METRIC_NAMES),
-    MM_OPTION(STR, "compat", &settings.compat, "WORD", "whose forms replies take where other servers' differ from OpenAI's (openai)",
-              .choices = COMPATS),
+              "names of metrics in /metrics (minimax); vllm, llama.cpp: also theirs; none: /metrics is off", .choices = METRIC_NAMES),
+    MM_OPTION(STR, "compat", &settings.compat, "WORD", "server to follow where replies differ from OpenAI's (openai)", .choices = COMPATS),
     MM_OPTION(STR, "config", &settings.config, "FILE", "more options, one a line without dashes; those of the command line win"),
     MM_FLAG("check", &settings.check, "load everything, say whether it can be served, and end"),
-    MM_FLAG("json", &settings.json, "what --check finds, the log and errors as JSON"),
+    MM_FLAG("json", &settings.json, "print the log, errors and the result of --check as JSON"),
     MM_FLAG("quiet", &settings.quiet, "log errors alone", .letter = 'q'),
 };
 

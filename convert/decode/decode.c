@@ -17,8 +17,8 @@ void mm_decoder_open(mm_decoder *d, const mm_hf *hf) {
 void mm_decoder_close(mm_decoder *d) {
   mm_hf_reader_close(&d->reader);
   MM_FREE(d->buffer, d->scale, d->wide);
-  mm_capacity *capacity[] = {&d->stored, &d->grid, &d->codes, &d->zero, &d->order, &d->smooth, &d->words, &d->whole};
-  for (size_t i = 0; i < sizeof capacity / sizeof *capacity; i++) free(capacity[i]->data);
+  mm_buffer *buffer[] = {&d->stored, &d->grid, &d->codes, &d->zero, &d->order, &d->smooth, &d->words, &d->whole};
+  for (size_t i = 0; i < sizeof buffer / sizeof *buffer; i++) free(buffer[i]->data);
 }
 
 /* Bits that are all set in exactly the values that are not finite. */
@@ -93,18 +93,16 @@ static bool window(mm_decoder *d, size_t n, mm_err *err) {
 }
 
 /* n bytes of part p from byte `at`, into a buffer. */
-static bool read_capacity(mm_decoder *d, mm_capacity *capacity, const mm_source *p, uint64_t at, size_t n, mm_err *err) {
-  return mm_grow(&capacity->data, &capacity->cap, n, 1, err) && mm_hf_read(&d->reader, p->tensor, p->at + at, capacity->data, n, err);
+static bool read_buffer(mm_decoder *d, mm_buffer *to, const mm_source *p, uint64_t at, size_t n, mm_err *err) {
+  return mm_grow(&to->data, &to->cap, n, 1, err) && mm_hf_read(&d->reader, p->tensor, p->at + at, to->data, n, err);
 }
 
 /* Elements [first, first + count) of each of `lines` lines, dense. */
-static bool read_lines(mm_decoder *d, mm_capacity *capacity, const mm_source *p, uint64_t lines, uint64_t first, uint64_t count,
-                       mm_err *err) {
+static bool read_lines(mm_decoder *d, mm_buffer *to, const mm_source *p, uint64_t lines, uint64_t first, uint64_t count, mm_err *err) {
   size_t size = mm_dtype_size(p->tensor->dtype), bytes = count * size;
-  if (!mm_grow(&capacity->data, &capacity->cap, lines * bytes, 1, err)) return false;
+  if (!mm_grow(&to->data, &to->cap, lines * bytes, 1, err)) return false;
   for (uint64_t i = 0; i < lines; i++)
-    if (!mm_hf_read(&d->reader, p->tensor, p->at + (i * p->line + first) * size, (uint8_t *)capacity->data + i * bytes, bytes, err))
-      return false;
+    if (!mm_hf_read(&d->reader, p->tensor, p->at + (i * p->line + first) * size, (uint8_t *)to->data + i * bytes, bytes, err)) return false;
   return true;
 }
 
@@ -188,7 +186,7 @@ static bool bad_scale(const mm_decoder *d, const mm_source *p, const mm_scale_gr
 static bool read_scales(mm_decoder *d, const mm_source *p, const mm_scale_grid *g, bool may_be_negative, float *out, mm_err *err) {
   size_t size = mm_dtype_size(p->tensor->dtype);
   if (!(g->turned ? read_lines(d, &d->stored, p, g->cols, g->row, g->rows, err)
-                  : read_capacity(d, &d->stored, p, g->row * p->line * size, g->rows * g->cols * size, err)))
+                  : read_buffer(d, &d->stored, p, g->row * p->line * size, g->rows * g->cols * size, err)))
     return false;
   for (uint64_t r = 0; r < g->rows; r++)
     for (uint64_t c = 0; c < g->cols; c++) {
@@ -260,14 +258,14 @@ static bool read_words(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t
   if (w.turned) {
     if (d->whole_of != x->weight || d->whole_at != x->at) {
       d->whole_of = NULL;
-      if (!read_capacity(d, &d->whole, &p, 0, ((lines - 1) * x->line + width) * size, err)) return false;
+      if (!read_buffer(d, &d->whole, &p, 0, ((lines - 1) * x->line + width) * size, err)) return false;
       d->whole_of = x->weight;
       d->whole_at = x->at;
     }
     w.data = d->whole.data;
   } else {
     skip = row / f->cell.n;
-    if (!read_capacity(d, &d->stored, &p, skip * x->line * size, lines * x->line * size, err)) return false;
+    if (!read_buffer(d, &d->stored, &p, skip * x->line * size, lines * x->line * size, err)) return false;
     w.data = d->stored.data;
   }
   mm_words_spread(&w, row - skip * f->cell.n, rows, x->cols, d->codes.data);

@@ -6,10 +6,10 @@
 #include "convert/source/encoding.h"
 
 /* A buffer that grows. */
-typedef struct mm_capacity {
+typedef struct mm_buffer {
   void *data;
   size_t cap;
-} mm_capacity;
+} mm_buffer;
 
 /* For one thread: a reader and scratch for one strip of rows. Buffers grow to the largest strip asked for; codes that lie on their side
  * are read a whole matrix at a time and kept while its strips follow. */
@@ -21,9 +21,9 @@ typedef struct mm_decoder {
   float *scale; /* as f32 */
   float *wide;  /* numbers */
   size_t scale_cap, wide_cap;
-  mm_capacity stored; /* the tensor read last, as it is stored */
-  mm_capacity grid, codes, zero, order, smooth, words;
-  mm_capacity whole; /* the codes of whole_of, from whole_at */
+  mm_buffer stored; /* the tensor read last, as it is stored */
+  mm_buffer grid, codes, zero, order, smooth, words;
+  mm_buffer whole; /* the codes of whole_of, from whole_at */
   const mm_hf_tensor *whole_of;
   uint64_t whole_at;
   float global;

@@ -240,9 +240,9 @@ bool mm_staging_clear(const mm_staging *s, bool (*ours)(const void *ctx, const c
 bool mm_staging_capacity(const mm_staging *s, uint64_t bytes, mm_err *err) {
   struct statvfs v;
   if (fstatvfs(s->dir, &v) != 0) return mm_fail_errno(err, mm_at(s->path, NULL), "ask for free space of", errno);
-  uint64_t capacity = (uint64_t)v.f_bavail * v.f_frsize;
-  if (capacity >= bytes) return true;
-  return mm_fail(err, MM_IO, "E_SPACE", mm_at(s->target, NULL), "found %llu bytes free, expected %llu", (unsigned long long)capacity,
+  uint64_t free_bytes = (uint64_t)v.f_bavail * v.f_frsize;
+  if (free_bytes >= bytes) return true;
+  return mm_fail(err, MM_IO, "E_SPACE", mm_at(s->target, NULL), "found %llu bytes free, expected %llu", (unsigned long long)free_bytes,
                  (unsigned long long)bytes);
 }
 

@@ -62,7 +62,7 @@ static bool place_weights(mm_landing_plan *p, const mm_rank_weights *w, mm_err *
   return ok && place_values(p, &w->final_norm, err) && place_matrix(p, w->head, err);
 }
 
-#define LANDING_BYTES (6 * 8 * MIB) /* chunks on their way whose bytes kernels change (runtime/cuda/load.h) */
+#define LANDING_BYTES (6 * 8 * MIB) /* chunks on their way whose bytes kernels change (runtime/cuda/core/load.h) */
 
 /* One arena: the weights, a table of its holes, and room for chunks. */
 static bool count_weights(uint64_t *bytes, const mm_rank_weights *w, mm_err *err) {
@@ -200,7 +200,7 @@ static void add_sampling(uint64_t *sum, const sizes *x) {
   add(sum, rows * MM_DEVICE_LOGPROBS, 8), add(sum, rows, 128 + 4096 + mm_ceil_div(V, 8)), add(sum, rows, 16);
 }
 
-/* Sums over the ranks of a stage: words, branches, slabs (runtime/cuda/peers.cuh), or NCCL's buffers and a slab. */
+/* Sums over the ranks of a stage: words, branches, slabs (runtime/cuda/comm/peers.cuh), or NCCL's buffers and a slab. */
 static void add_ranks(uint64_t *sum, const sizes *x) {
   const uint64_t tp = x->w->tp, slab = 64 * MIB;
   if (tp == 1) return;

@@ -29,7 +29,7 @@ struct mm_reader {
   source *source;
 
   pthread_mutex_t lock;
-  pthread_cond_t capacity, ready; /* a buffer is free; a chunk is filled or hashed, or reading has failed */
+  pthread_cond_t freed, ready; /* a buffer is free; a chunk is filled or hashed, or reading has failed */
   mm_read_order order;
   mm_read_run *run;        /* [buffers] what is, or will be, in each */
   size_t next, next_piece; /* to be read */
@@ -188,15 +188,15 @@ static bool is_full(const mm_reader *r) {
 static bool has_more(const mm_reader *r) { return r->next_piece > 0 || r->order.left > 0; }
 
 /* True if there is more to read; waits until a buffer is free for it. */
-static bool wait_for_capacity(mm_reader *r) {
-  while (!r->stop && has_more(r) && is_full(r)) pthread_cond_wait(&r->capacity, &r->lock);
+static bool wait_for_buffer(mm_reader *r) {
+  while (!r->stop && has_more(r) && is_full(r)) pthread_cond_wait(&r->freed, &r->lock);
   return !r->stop && has_more(r);
 }
 
 static void note_failure(mm_reader *r, const mm_err *err) {
   if (r->err.status == MM_OK) r->err = *err;
   r->stop = true;
-  pthread_cond_broadcast(&r->capacity);
+  pthread_cond_broadcast(&r->freed);
   pthread_cond_broadcast(&r->ready);
 }
 
@@ -213,7 +213,7 @@ static void note_hashed(mm_reader *r, uint32_t file, size_t buffer, size_t n) {
   mm_read_log_add(r->c.log, MM_READ_PROBE, 0, n);
   r->unproved--;
   if (--r->unhashed[buffer] > 0) return;
-  pthread_cond_broadcast(&r->capacity);
+  pthread_cond_broadcast(&r->freed);
   pthread_cond_broadcast(&r->ready);
 }
 
@@ -245,7 +245,7 @@ static void read_next(mm_reader *r) {
 static void *read_ahead(void *arg) {
   mm_reader *r = arg;
   pthread_mutex_lock(&r->lock);
-  while (wait_for_capacity(r)) read_next(r);
+  while (wait_for_buffer(r)) read_next(r);
   pthread_mutex_unlock(&r->lock);
   return NULL;
 }
@@ -267,7 +267,7 @@ mm_reader *mm_reader_open(const mm_reader_config *c, mm_err *err) {
   if (!r) return NULL;
   r->c = *c, r->opened = mm_now();
   pthread_mutex_init(&r->lock, NULL);
-  pthread_cond_init(&r->capacity, NULL);
+  pthread_cond_init(&r->freed, NULL);
   pthread_cond_init(&r->ready, NULL);
   bool ok = (r->source = mm_calloc(c->files ? c->files : 1, sizeof *r->source, err)) &&
             (r->left = mm_calloc(c->buffers, sizeof *r->left, err)) && (r->unhashed = mm_calloc(c->buffers, sizeof *r->unhashed, err)) &&
@@ -324,7 +324,7 @@ bool mm_reader_next(mm_reader *r, mm_chunk *out, mm_err *err) {
 void mm_reader_release(mm_reader *r) {
   pthread_mutex_lock(&r->lock);
   r->released++;
-  pthread_cond_broadcast(&r->capacity);
+  pthread_cond_broadcast(&r->freed);
   pthread_mutex_unlock(&r->lock);
 }
 
@@ -359,12 +359,12 @@ static void close_source(const mm_reader *r, uint32_t i) {
 
 void mm_reader_close(mm_reader *r) {
   if (!r) return;
-  mm_raise(&r->stop, &r->lock, &r->capacity);
+  mm_raise(&r->stop, &r->lock, &r->freed);
   for (unsigned i = 0; i < r->threads; i++) pthread_join(r->thread[i], NULL);
   for (uint32_t i = 0; i < r->c.files; i++) close_source(r, i);
   if (r->logged) mm_read_log_end(r->c.log, mm_now());
   pthread_cond_destroy(&r->ready);
-  pthread_cond_destroy(&r->capacity);
+  pthread_cond_destroy(&r->freed);
   pthread_mutex_destroy(&r->lock);
   free(r->source);
   mm_read_order_close(&r->order);

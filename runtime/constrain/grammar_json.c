@@ -141,10 +141,10 @@ static mm_outcome step_number(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t 
       break;
     default: break;
   }
-  const bool capacity = f->digits + 4 <= MM_GRAMMAR_DIGITS; /* for what must follow */
-  if (real && capacity && byte == '.' && f->tail < MM_GRAMMAR_SIGNIFICANT && (f->phase == NUMBER_ZERO || f->phase == NUMBER_WHOLE))
+  const bool fits = f->digits + 4 <= MM_GRAMMAR_DIGITS; /* for what must follow */
+  if (real && fits && byte == '.' && f->tail < MM_GRAMMAR_SIGNIFICANT && (f->phase == NUMBER_ZERO || f->phase == NUMBER_WHOLE))
     next = NUMBER_POINT;
-  if (real && capacity && (byte == 'e' || byte == 'E') && number_whole(f) && f->phase != NUMBER_EXPONENT) next = NUMBER_E;
+  if (real && fits && (byte == 'e' || byte == 'E') && number_whole(f) && f->phase != NUMBER_EXPONENT) next = NUMBER_E;
   if (next != UINT8_MAX) {
     if (!real && byte == '-') f->hi = 1;
     if (digit && !(real ? real_digit(f, byte, next == NUMBER_EXPONENT) : whole_digit(f, byte))) return MM_BAD;

@@ -109,7 +109,7 @@ void mm_cpu_limbs_of(mm_cpu_span *to, const float *x, uint32_t k, mm_cpu_kind ki
   const float half = mm_cpu_kinds[kind].e2m1 ? 0.5f : 1;
   for (; k >= MM_SPAN; k -= MM_SPAN, x += MM_SPAN, to += 3) limbs(to, x, zero, half);
   if (k == 0) return;
-  float capacity[MM_SPAN] = {0};
-  memcpy(capacity, x, k * sizeof *x);
-  limbs(to, capacity, zero, half);
+  float scratch[MM_SPAN] = {0};
+  memcpy(scratch, x, k * sizeof *x);
+  limbs(to, scratch, zero, half);
 }

@@ -17,20 +17,20 @@ typedef struct wide_span {
 } wide_span;
 
 /* Codes of span s and its scales: where they are, or copies with zeros after the row's end. */
-typedef struct span_capacity {
+typedef struct span_scratch {
   uint8_t codes[MM_SPAN / 2], scales[2 * MM_SPAN / MM_LANE];
-} span_capacity;
+} span_scratch;
 LEVEL const uint8_t *whole_span(const mm_cpu_view *v, mm_cpu_kind kind, const uint8_t *codes, uint32_t s, const uint8_t **scale,
-                                span_capacity *capacity) {
+                                span_scratch *scratch) {
   const uint32_t begin = s * MM_SPAN, bytes = mm_cpu_kinds[kind].scale_bytes;
   if (*scale) *scale += begin / v->cell * bytes;
   if (begin + MM_SPAN <= v->w->k) return codes + begin / 2;
-  memset(capacity, 0, sizeof *capacity);
-  memcpy(capacity->codes, codes + begin / 2, v->row_bytes - begin / 2);
-  if (!*scale) return capacity->codes;
-  memcpy(capacity->scales, *scale, mm_cells(v->w->k - begin, v->cell) * bytes);
-  *scale = capacity->scales;
-  return capacity->codes;
+  memset(scratch, 0, sizeof *scratch);
+  memcpy(scratch->codes, codes + begin / 2, v->row_bytes - begin / 2);
+  if (!*scale) return scratch->codes;
+  memcpy(scratch->scales, *scale, mm_cells(v->w->k - begin, v->cell) * bytes);
+  *scale = scratch->scales;
+  return scratch->codes;
 }
 LEVEL const uint8_t *span_scales_of(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t row) {
   const mm_cell cell = v->w->cell[v->plane];
@@ -87,8 +87,8 @@ LEVEL void one_token_cells(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t cell
       sum = one_span(sum, kind, cell, at, own, in);
     }
     if (whole < spans) {
-      span_capacity capacity;
-      const uint8_t *scale = scales, *last = whole_span(v, kind, codes, whole, &scale, &capacity);
+      span_scratch scratch;
+      const uint8_t *scale = scales, *last = whole_span(v, kind, codes, whole, &scale, &scratch);
       sum = one_span(sum, kind, cell, last, scale, in);
     }
     v16_store(lanes + 16 * (r % 16), sum);
@@ -182,8 +182,8 @@ WORD_TILES(WORDS)
 LEVEL void widen_spans(wide_span *to, const mm_cpu_view *v, mm_cpu_kind kind, uint32_t row, uint32_t from, uint32_t end) {
   const uint8_t *const codes = v->codes + (size_t)row * v->row_bytes, *const scales = span_scales_of(v, kind, row);
   for (uint32_t s = from; s < end; s++, to++) {
-    span_capacity capacity;
-    const uint8_t *scale = scales, *at = whole_span(v, kind, codes, s, &scale, &capacity);
+    span_scratch scratch;
+    const uint8_t *scale = scales, *at = whole_span(v, kind, codes, s, &scale, &scratch);
     v64 w[4];
     span_widen(w, kind, at);
     MM_UNROLL

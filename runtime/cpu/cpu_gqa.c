@@ -63,15 +63,15 @@ static void store(const mm_backend *b, char *cell, const float *x) {
 }
 
 /* The first n rows [n, d] of one kv head in a page: there, or as f32 in room. */
-static const float *load(const mm_backend *b, const char *cell, uint32_t n, float *capacity) {
-  if (b->kv_size == sizeof *capacity) return (const float *)(const void *)cell;
+static const float *load(const mm_backend *b, const char *cell, uint32_t n, float *own) {
+  if (b->kv_size == sizeof *own) return (const float *)(const void *)cell;
   for (size_t i = 0; i < (size_t)n * b->d; i++) {
     uint16_t y;
     memcpy(&y, cell + i * sizeof y, sizeof y);
     const uint32_t u = (uint32_t)y << 16;
-    memcpy(&capacity[i], &u, sizeof u);
+    memcpy(&own[i], &u, sizeof u);
   }
-  return capacity;
+  return own;
 }
 
 /* Turns q and k of one row and puts k and v into the caches. */
@@ -112,11 +112,11 @@ typedef struct heads {
 } heads;
 
 /* The queries of rows [first, first + rows), scaled. */
-static heads open_heads(const gqa *j, uint32_t first, uint32_t rows, uint32_t kv_head, float *capacity) {
+static heads open_heads(const gqa *j, uint32_t first, uint32_t rows, uint32_t kv_head, float *own) {
   const mm_backend *b = j->b;
   const uint32_t d = b->d, group = (uint32_t)mm_max(1, b->heads / b->kv_heads);
   const float scale = 1.0f / sqrtf((float)d);
-  float *const v = capacity + (size_t)MM_PAGE * d, *const score = v + (size_t)MM_PAGE * d;
+  float *const v = own + (size_t)MM_PAGE * d, *const score = v + (size_t)MM_PAGE * d;
   mm_cpu_query *const query = (mm_cpu_query *)(void *)(score + (size_t)rows * group * MM_CPU_POSITIONS);
   for (uint32_t i = 0; i < rows * group; i++) {
     const size_t column = (size_t)(kv_head * group + i % group) * d;
@@ -124,7 +124,7 @@ static heads open_heads(const gqa *j, uint32_t first, uint32_t rows, uint32_t kv
     for (uint32_t c = 0; c < d; c++) q[c] *= scale, o[c] = 0;
     query[i] = (mm_cpu_query){.q = q, .o = o, .score = score + (size_t)i * MM_CPU_POSITIONS, .soft = {-INFINITY, 0}};
   }
-  return (heads){capacity, v, query, rows * group, group};
+  return (heads){own, v, query, rows * group, group};
 }
 
 static void close_heads(const heads *x, uint32_t d) {
@@ -134,10 +134,10 @@ static void close_heads(const heads *x, uint32_t d) {
 
 /* Rows [first, first + rows) of span s under one kv head: o[d] = Σ softmax(q·k/√d)·v over the positions up to each row's own. Pages are
  * taken in order, and what a head keeps between them is scaled to the largest score so far. */
-static void attend(const gqa *j, const mm_span *s, uint32_t first, uint32_t rows, uint32_t kv_head, float *capacity) {
+static void attend(const gqa *j, const mm_span *s, uint32_t first, uint32_t rows, uint32_t kv_head, float *own) {
   const mm_backend *b = j->b;
   const uint32_t pos = s->pos + (first - s->first), end = pos + rows;
-  const heads x = open_heads(j, first, rows, kv_head, capacity);
+  const heads x = open_heads(j, first, rows, kv_head, own);
   for (uint32_t at = 0; at < end; at += MM_PAGE) {
     const size_t cell = mm_cpu_cell(b, mm_cpu_page(b, (uint32_t)s->slot, at / MM_PAGE), kv_head, 0);
     const uint32_t held = (uint32_t)mm_min(MM_PAGE, end - at);
@@ -150,12 +150,12 @@ static void attend(const gqa *j, const mm_span *s, uint32_t first, uint32_t rows
 }
 
 /* The same of one row over the blocks that were chosen for it, neighbours at once: with all blocks to the bit what attend gives. */
-static void attend_blocks(const gqa *j, const mm_span *s, uint32_t row, uint32_t kv_head, float *capacity) {
+static void attend_blocks(const gqa *j, const mm_span *s, uint32_t row, uint32_t kv_head, float *own) {
   const mm_backend *b = j->b;
   const uint32_t size = b->c.model->index_block, end = s->pos + (row - s->first) + 1;
   uint32_t count;
   const uint32_t *block = mm_cpu_blocks(b, row, kv_head, &count);
-  const heads x = open_heads(j, row, 1, kv_head, capacity);
+  const heads x = open_heads(j, row, 1, kv_head, own);
   for (uint32_t i = 0, next; i < count; i = next) {
     for (next = i + 1; next < count && block[next] == block[next - 1] + 1;) next++;
     const uint32_t stop = (uint32_t)mm_min((uint64_t)(block[next - 1] + 1) * size, end);

@@ -101,20 +101,20 @@ LEVEL const uint8_t *row_scales(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t
 }
 
 /* Chunk c of a row's codes and its scales: where they are, or copies with zeros after the row's end. */
-typedef struct chunk_capacity {
+typedef struct chunk_scratch {
   uint8_t codes[4 * MM_CHUNK], scales[32];
-} chunk_capacity;
+} chunk_scratch;
 LEVEL const uint8_t *whole_chunk(const mm_cpu_view *v, mm_cpu_kind kind, const uint8_t *codes, uint32_t c, const uint8_t **scale,
-                                 chunk_capacity *capacity) {
+                                 chunk_scratch *scratch) {
   const uint32_t k = v->w->k;
   const size_t begin = (size_t)c * mm_cpu_kinds[kind].chunk_bytes;
   if ((c + 1) * MM_CHUNK <= k) return codes + begin;
-  memset(capacity, 0, sizeof *capacity);
-  memcpy(capacity->codes, codes + begin, v->row_bytes - begin);
-  if (!*scale) return capacity->codes;
-  memcpy(capacity->scales, *scale, mm_cells(k - c * MM_CHUNK, v->cell) * mm_cpu_kinds[kind].scale_bytes);
-  *scale = capacity->scales;
-  return capacity->codes;
+  memset(scratch, 0, sizeof *scratch);
+  memcpy(scratch->codes, codes + begin, v->row_bytes - begin);
+  if (!*scale) return scratch->codes;
+  memcpy(scratch->scales, *scale, mm_cells(k - c * MM_CHUNK, v->cell) * mm_cpu_kinds[kind].scale_bytes);
+  *scale = scratch->scales;
+  return scratch->codes;
 }
 
 /* True if the hardware prefetcher keeps up with consecutive reads. It does not for kinds with fewer bytes per operation; for BF16 software
@@ -160,8 +160,8 @@ LEVEL void one_token(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, uin
     }
     for (; c < chunks; c++) {
       const uint8_t *scale = scales ? scales + (size_t)(wide > 1 ? c / wide : c) * step : NULL;
-      chunk_capacity capacity;
-      const uint8_t *at = whole_chunk(v, kind, codes, c, &scale, &capacity);
+      chunk_scratch scratch;
+      const uint8_t *at = whole_chunk(v, kind, codes, c, &scale, &scratch);
       nan |= mm_cpu_e4m3(kind) && bad(at);
       chunk_step(&sum, v, kind, 1, at, scale, &x, (size_t)c * MM_CHUNK);
     }
@@ -189,8 +189,8 @@ LEVEL void some_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t tokens, 
       for (uint32_t t = 0; t < tokens; t++) sum[t] = from ? v16_load(row_sums + 16 * t) : v16_zero();
       for (uint32_t c = from; c < end; c++) {
         const uint8_t *scale = scales ? scales + (size_t)(wide > 1 ? c / wide : c) * step : NULL;
-        chunk_capacity capacity;
-        const uint8_t *at = whole_chunk(v, kind, codes, c, &scale, &capacity);
+        chunk_scratch scratch;
+        const uint8_t *at = whole_chunk(v, kind, codes, c, &scale, &scratch);
         nan |= mm_cpu_e4m3(kind) && bad(at);
         chunk_step(sum, v, kind, tokens, at, scale, x, (size_t)c * MM_CHUNK);
       }
@@ -229,7 +229,7 @@ LEVEL scaling scaling_of(const mm_cpu_view *v, mm_cpu_kind kind) {
   return pieces_of(kind) == 2 ? HALVES : WHOLE;
 }
 enum { SPAN = 16 * LINES }; /* of a chunk, in floats */
-typedef struct tile_capacity {
+typedef struct tile_scratch {
   float *sums;   /* [rows, MM_CPU_MANY_TOKENS, 16] */
   float *w;      /* [rows, TILE_BLOCK, SPAN] */
   float *scales; /* [rows, TILE_BLOCK, pieces, 16] */
@@ -238,7 +238,7 @@ typedef struct tile_capacity {
    * which those before the first one of w are of the line before. */
   float *products;
   uint32_t before, high, rows;
-} tile_capacity;
+} tile_scratch;
 
 /* Chunks [from, end) of one row. A code that is no number makes the scales none. */
 LEVEL void widen_row(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t row, uint32_t from, uint32_t end, float *to, float *to_scales) {
@@ -247,8 +247,8 @@ LEVEL void widen_row(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t row, uint3
   const uint8_t *codes = v->codes + row * v->row_bytes, *scales = row_scales(v, kind, row);
   for (uint32_t c = from; c < end; c++, to += SPAN, to_scales += 16 * pieces) {
     const uint8_t *scale = scales ? scales + (size_t)(wide > 1 ? c / wide : c) * step : NULL;
-    chunk_capacity capacity;
-    const uint8_t *at = whole_chunk(v, kind, codes, c, &scale, &capacity);
+    chunk_scratch scratch;
+    const uint8_t *at = whole_chunk(v, kind, codes, c, &scale, &scratch);
     const bool nan = mm_cpu_e4m3(kind) && bad(at);
 #ifdef MM_PAIRS
     store_pairs(to, kind, at);
@@ -265,28 +265,28 @@ LEVEL void widen_row(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t row, uint3
   }
 }
 
-LEVEL float *sum_at(const tile_capacity *capacity, uint32_t r, uint32_t t) {
-  return capacity->sums + ((size_t)r * MM_CPU_MANY_TOKENS + t) * 16;
+LEVEL float *sum_at(const tile_scratch *scratch, uint32_t r, uint32_t t) {
+  return scratch->sums + ((size_t)r * MM_CPU_MANY_TOKENS + t) * 16;
 }
 
 /* Of MM_KIND_E4M3_GROUPS: the products of chunks [from, end) for all lines and tokens. */
-LEVEL void multiply_scales(const tile_capacity *capacity, const mm_cpu_view *v, uint32_t first, uint32_t tokens, const float *const *x,
+LEVEL void multiply_scales(const tile_scratch *scratch, const mm_cpu_view *v, uint32_t first, uint32_t tokens, const float *const *x,
                            uint32_t from, uint32_t end) {
   const mm_cpu_kind kind = MM_KIND_E4M3_GROUPS;
   const uint32_t wide = v->cell > MM_CHUNK ? v->cell / MM_CHUNK : 1;
-  float *to = capacity->products;
-  for (uint32_t row = first - capacity->before; row < first + capacity->rows; row += capacity->high) {
+  float *to = scratch->products;
+  for (uint32_t row = first - scratch->before; row < first + scratch->rows; row += scratch->high) {
     const uint8_t *const scales = row_scales(v, kind, row);
     for (uint32_t t = 0; t < MM_CPU_MANY_TOKENS; t++, to += TILE_BLOCK)
       for (uint32_t c = from; t < tokens && c < end; c++)
         to[c - from] =
-            (scales ? scale_at(kind, scales + (size_t)(c / wide) * mm_cpu_kinds[kind].scale_bytes) : 1) * x[t][capacity->of_x + c];
+            (scales ? scale_at(kind, scales + (size_t)(c / wide) * mm_cpu_kinds[kind].scale_bytes) : 1) * x[t][scratch->of_x + c];
   }
 }
 
 /* A tile over `chunks` chunks of widened rows; x[t] + at is the first one's column. TILE_KEEPS: its sums are in registers with its parts,
  * else in memory. */
-LEVEL void tile_step(uint32_t rows, uint32_t tokens, scaling how, uint32_t chunks, const tile_capacity *capacity, const float *const *x,
+LEVEL void tile_step(uint32_t rows, uint32_t tokens, scaling how, uint32_t chunks, const tile_scratch *scratch, const float *const *x,
                      size_t at) {
   const uint32_t pieces = how == HALVES ? 2 : 1;
   const uint32_t lines = LINES / pieces;
@@ -294,14 +294,14 @@ LEVEL void tile_step(uint32_t rows, uint32_t tokens, scaling how, uint32_t chunk
   v16 sum[8][8];
   MM_UNROLL
   for (uint32_t r = 0; how == GROUPS && LINES == 4 && r < rows; r++)
-    products[r] = capacity->products + (size_t)((capacity->before + r) / capacity->high) * MM_CPU_MANY_TOKENS * TILE_BLOCK;
+    products[r] = scratch->products + (size_t)((scratch->before + r) / scratch->high) * MM_CPU_MANY_TOKENS * TILE_BLOCK;
   MM_UNROLL
   for (uint32_t r = 0; r < rows; r++) MM_UNROLL
   for (uint32_t t = 0; t < tokens; t++)
-    if (TILE_KEEPS) sum[r][t] = at ? v16_load(sum_at(capacity, r, t)) : v16_zero();
+    if (TILE_KEEPS) sum[r][t] = at ? v16_load(sum_at(scratch, r, t)) : v16_zero();
   MM_ROLL
   for (uint32_t p = 0; p < chunks * pieces; p++) {
-    const float *const w = capacity->w + (size_t)p * lines * 16;
+    const float *const w = scratch->w + (size_t)p * lines * 16;
     const size_t column = at + (size_t)p * lines * 16;
     v16 part[8][8];
     MM_UNROLL
@@ -323,18 +323,18 @@ LEVEL void tile_step(uint32_t rows, uint32_t tokens, scaling how, uint32_t chunk
     }
     MM_UNROLL
     for (uint32_t r = 0; r < rows; r++) {
-      const v16 own = how == NONE ? v16_zero() : v16_load(capacity->scales + ((size_t)r * TILE_BLOCK * pieces + p) * 16);
+      const v16 own = how == NONE ? v16_zero() : v16_load(scratch->scales + ((size_t)r * TILE_BLOCK * pieces + p) * 16);
       MM_UNROLL
       for (uint32_t t = 0; t < tokens; t++) {
         const v16 scale = how != GROUPS ? own
                           : LINES == 4  ? v16_set1(products[r][t * TILE_BLOCK + p])
-                                        : v16_mul(own, v16_set1(x[t][capacity->of_x + at / SPAN + p]));
-        const v16 before = TILE_KEEPS ? sum[r][t] : at + p ? v16_load(sum_at(capacity, r, t)) : v16_zero();
+                                        : v16_mul(own, v16_set1(x[t][scratch->of_x + at / SPAN + p]));
+        const v16 before = TILE_KEEPS ? sum[r][t] : at + p ? v16_load(sum_at(scratch, r, t)) : v16_zero();
         const v16 after = how == NONE ? v16_add(before, part[r][t]) : v16_fma(part[r][t], scale, before);
         if (TILE_KEEPS)
           sum[r][t] = after;
         else
-          v16_store(sum_at(capacity, r, t), after);
+          v16_store(sum_at(scratch, r, t), after);
       }
     }
     if (!TILE_KEEPS) atomic_signal_fence(memory_order_seq_cst); /* no copies of the sums in registers */
@@ -342,7 +342,7 @@ LEVEL void tile_step(uint32_t rows, uint32_t tokens, scaling how, uint32_t chunk
   MM_UNROLL
   for (uint32_t r = 0; r < rows; r++) MM_UNROLL
   for (uint32_t t = 0; t < tokens; t++)
-    if (TILE_KEEPS) v16_store(sum_at(capacity, r, t), sum[r][t]);
+    if (TILE_KEEPS) v16_store(sum_at(scratch, r, t), sum[r][t]);
 }
 
 /* Memory prefetched while a tile's column is worked on: the lines of x, for so many tokens, that the next column begins with. */
@@ -353,35 +353,35 @@ typedef struct tile_next {
 } tile_next;
 
 /* A tile's tokens under all rows, by `high` of them and what is left by ones. */
-LEVEL void tile_column(uint32_t tokens, uint32_t high, scaling how, uint32_t chunks, tile_capacity capacity, const float *const *x,
-                       size_t at, const tile_next *next) {
+LEVEL void tile_column(uint32_t tokens, uint32_t high, scaling how, uint32_t chunks, tile_scratch scratch, const float *const *x, size_t at,
+                       const tile_next *next) {
   const uint32_t pieces = how == HALVES ? 2 : 1;
   uint32_t r = 0;
-  for (; r + high <= capacity.rows; r += high) {
+  for (; r + high <= scratch.rows; r += high) {
     for (uint32_t i = 0; i < high; i += 2) /* 64 rows ask for a block of each token */
       for (uint32_t t = 0; t < next->tokens; t++) __builtin_prefetch(next->x[t] + next->at + 8 * (r + i));
-    tile_step(high, tokens, how, chunks, &capacity, x, at);
-    capacity.sums += (size_t)high * MM_CPU_MANY_TOKENS * 16, capacity.w += (size_t)high * TILE_BLOCK * SPAN;
-    capacity.scales += (size_t)high * TILE_BLOCK * pieces * 16, capacity.before += high;
+    tile_step(high, tokens, how, chunks, &scratch, x, at);
+    scratch.sums += (size_t)high * MM_CPU_MANY_TOKENS * 16, scratch.w += (size_t)high * TILE_BLOCK * SPAN;
+    scratch.scales += (size_t)high * TILE_BLOCK * pieces * 16, scratch.before += high;
   }
-  for (; r < capacity.rows; r++) {
-    tile_step(1, tokens, how, chunks, &capacity, x, at);
-    capacity.sums += (size_t)MM_CPU_MANY_TOKENS * 16, capacity.w += (size_t)TILE_BLOCK * SPAN,
-        capacity.scales += (size_t)TILE_BLOCK * pieces * 16;
-    capacity.before++;
+  for (; r < scratch.rows; r++) {
+    tile_step(1, tokens, how, chunks, &scratch, x, at);
+    scratch.sums += (size_t)MM_CPU_MANY_TOKENS * 16, scratch.w += (size_t)TILE_BLOCK * SPAN,
+        scratch.scales += (size_t)TILE_BLOCK * pieces * 16;
+    scratch.before++;
   }
 }
-#define TILE(tokens, high)                                                                                                   \
-  TARGET static __attribute__((noinline)) void tile_of_##tokens(scaling how, uint32_t chunks, const tile_capacity *capacity, \
-                                                                const float *const *x, size_t at, const tile_next *next) {   \
-    if (how == NONE)                                                                                                         \
-      tile_column(tokens, high, NONE, chunks, *capacity, x, at, next);                                                       \
-    else if (how == GROUPS)                                                                                                  \
-      tile_column(tokens, high, GROUPS, chunks, *capacity, x, at, next);                                                     \
-    else if (how == WHOLE)                                                                                                   \
-      tile_column(tokens, high, WHOLE, chunks, *capacity, x, at, next);                                                      \
-    else                                                                                                                     \
-      tile_column(tokens, high, HALVES, chunks, *capacity, x, at, next);                                                     \
+#define TILE(tokens, high)                                                                                                 \
+  TARGET static __attribute__((noinline)) void tile_of_##tokens(scaling how, uint32_t chunks, const tile_scratch *scratch, \
+                                                                const float *const *x, size_t at, const tile_next *next) { \
+    if (how == NONE)                                                                                                       \
+      tile_column(tokens, high, NONE, chunks, *scratch, x, at, next);                                                      \
+    else if (how == GROUPS)                                                                                                \
+      tile_column(tokens, high, GROUPS, chunks, *scratch, x, at, next);                                                    \
+    else if (how == WHOLE)                                                                                                 \
+      tile_column(tokens, high, WHOLE, chunks, *scratch, x, at, next);                                                     \
+    else                                                                                                                   \
+      tile_column(tokens, high, HALVES, chunks, *scratch, x, at, next);                                                    \
   }
 TILES(TILE)
 #undef TILE
@@ -393,7 +393,7 @@ typedef struct codes_next {
 } codes_next;
 
 /* All tokens under widened rows. */
-TARGET static void all_tiles(uint32_t tokens, scaling how, uint32_t chunks, tile_capacity capacity, const float *const *x, size_t at,
+TARGET static void all_tiles(uint32_t tokens, scaling how, uint32_t chunks, tile_scratch scratch, const float *const *x, size_t at,
                              const codes_next *codes) {
   for (uint32_t t = 0; t < tokens;) {
     const uint32_t left = tokens - t;
@@ -402,16 +402,16 @@ TARGET static void all_tiles(uint32_t tokens, scaling how, uint32_t chunks, tile
   if (!some && left >= (n)) some = (n);
     TILES(TILE)
 #undef TILE
-    for (uint32_t r = capacity.rows * t / tokens; r < capacity.rows * (t + some) / tokens; r++)
+    for (uint32_t r = scratch.rows * t / tokens; r < scratch.rows * (t + some) / tokens; r++)
       for (size_t i = 0; i < codes->bytes; i += 64) __builtin_prefetch(codes->codes + r * codes->row_bytes + i, 0, 2);
     const bool last = left == some;
     const uint32_t after = last ? tokens : left - some;
     const tile_next next = {last ? x : x + t + some, after < some ? after : some, last ? at + (size_t)TILE_BLOCK * SPAN : at};
 #define TILE(n, high) \
-  if (some == (n)) tile_of_##n(how, chunks, &capacity, x + t, at, &next);
+  if (some == (n)) tile_of_##n(how, chunks, &scratch, x + t, at, &next);
     TILES(TILE)
 #undef TILE
-    t += some, capacity.sums += 16 * some, capacity.products += some * TILE_BLOCK;
+    t += some, scratch.sums += 16 * some, scratch.products += some * TILE_BLOCK;
   }
 }
 
@@ -420,25 +420,25 @@ LEVEL void many_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t tokens, 
                        rows_out to) {
   const uint32_t chunks = mm_cells(v->w->k, MM_CHUNK), pieces = pieces_of(kind);
   const uint32_t high = v->plane && v->w->cell[v->plane].n ? v->w->cell[v->plane].n : v->w->n;
-  const tile_capacity capacity = {.sums = to.sums,
-                                  .w = to.sums + (size_t)rows * MM_CPU_MANY_TOKENS * 16,
-                                  .scales = to.sums + (size_t)rows * (MM_CPU_MANY_TOKENS * 16 + TILE_BLOCK * SPAN),
-                                  .products = to.sums + (size_t)rows * (MM_CPU_MANY_TOKENS * 16 + TILE_BLOCK * (SPAN + pieces * 16)),
-                                  .high = high,
-                                  .before = first % high,
-                                  .rows = rows,
-                                  .of_x = kind == MM_KIND_E4M3_GROUPS ? (size_t)chunks * (SPAN + (LINES == 8 ? MM_CHUNK / 2 : 0)) : 0};
+  const tile_scratch scratch = {.sums = to.sums,
+                                .w = to.sums + (size_t)rows * MM_CPU_MANY_TOKENS * 16,
+                                .scales = to.sums + (size_t)rows * (MM_CPU_MANY_TOKENS * 16 + TILE_BLOCK * SPAN),
+                                .products = to.sums + (size_t)rows * (MM_CPU_MANY_TOKENS * 16 + TILE_BLOCK * (SPAN + pieces * 16)),
+                                .high = high,
+                                .before = first % high,
+                                .rows = rows,
+                                .of_x = kind == MM_KIND_E4M3_GROUPS ? (size_t)chunks * (SPAN + (LINES == 8 ? MM_CHUNK / 2 : 0)) : 0};
 
   for (uint32_t from = 0; from < chunks; from += TILE_BLOCK) {
     const uint32_t n = from + TILE_BLOCK < chunks ? TILE_BLOCK : chunks - from;
     for (uint32_t r = 0; r < rows; r++)
-      widen_row(v, kind, first + r, from, from + n, capacity.w + (size_t)r * TILE_BLOCK * SPAN,
-                capacity.scales + (size_t)r * TILE_BLOCK * pieces * 16);
-    if (kind == MM_KIND_E4M3_GROUPS && LINES == 4) multiply_scales(&capacity, v, first, tokens, x, from, from + n);
+      widen_row(v, kind, first + r, from, from + n, scratch.w + (size_t)r * TILE_BLOCK * SPAN,
+                scratch.scales + (size_t)r * TILE_BLOCK * pieces * 16);
+    if (kind == MM_KIND_E4M3_GROUPS && LINES == 4) multiply_scales(&scratch, v, first, tokens, x, from, from + n);
     const size_t bytes = (size_t)TILE_BLOCK * mm_cpu_kinds[kind].chunk_bytes;
     const uint8_t *const codes = v->codes + (size_t)first * v->row_bytes, *const after = v->next ? v->next : codes + rows * v->row_bytes;
     const codes_next next = {from + TILE_BLOCK < chunks ? codes + (from / TILE_BLOCK + 1) * bytes : after, v->row_bytes, bytes};
-    all_tiles(tokens, scaling_of(v, kind), n, capacity, x, (size_t)from * SPAN, &next);
+    all_tiles(tokens, scaling_of(v, kind), n, scratch, x, (size_t)from * SPAN, &next);
   }
   tokens_out(v, tokens, first, rows, to);
 }
@@ -458,8 +458,8 @@ LEVEL void one_in_pairs(const mm_cpu_view *v, uint32_t first, uint32_t rows, con
     for (uint32_t c = 0; c < chunks;) {
       const uint32_t some = c < whole ? ABREAST : 1;
       const uint8_t *scale = NULL;
-      chunk_capacity capacity;
-      const uint8_t *const at = c < whole ? codes + (size_t)c * 2 * MM_CHUNK : whole_chunk(v, MM_KIND_BF16, codes, c, &scale, &capacity);
+      chunk_scratch scratch;
+      const uint8_t *const at = c < whole ? codes + (size_t)c * 2 * MM_CHUNK : whole_chunk(v, MM_KIND_BF16, codes, c, &scale, &scratch);
       v16 part[ABREAST];
       MM_UNROLL
       for (uint32_t i = 0; i < ABREAST; i++) {

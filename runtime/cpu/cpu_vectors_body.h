@@ -22,14 +22,14 @@ LEVEL v16 one_and_exp_of_minus(v16 x) { return v16_add(v16_set1(1), exp_16(v16_m
 
 /* n below 16 numbers, then zeros. */
 LEVEL v16 load_some(const float *x, size_t n) {
-  float capacity[16] = {0};
-  memcpy(capacity, x, n * sizeof *x);
-  return v16_load(capacity);
+  float scratch[16] = {0};
+  memcpy(scratch, x, n * sizeof *x);
+  return v16_load(scratch);
 }
 LEVEL void store_some(float *out, v16 x, size_t n) {
-  float capacity[16];
-  v16_store(capacity, x);
-  memcpy(out, capacity, n * sizeof *out);
+  float scratch[16];
+  v16_store(scratch, x);
+  memcpy(out, scratch, n * sizeof *out);
 }
 
 TARGET static void exp_of(float *out, const float *x, size_t n) {
@@ -241,10 +241,10 @@ TARGET static float dot(const float *a, const float *b, uint32_t n) {
     sum = v16_add(sum, part);
   }
   if (i < n) {
-    float capacity[2][MM_CHUNK] = {{0}, {0}};
-    memcpy(capacity[0], a + i, (n - i) * sizeof *a), memcpy(capacity[1], b + i, (n - i) * sizeof *b);
-    v16 part = v16_mul(v16_load(capacity[0]), v16_load(capacity[1]));
-    for (uint32_t j = 16; j < MM_CHUNK; j += 16) part = v16_fma(v16_load(capacity[0] + j), v16_load(capacity[1] + j), part);
+    float scratch[2][MM_CHUNK] = {{0}, {0}};
+    memcpy(scratch[0], a + i, (n - i) * sizeof *a), memcpy(scratch[1], b + i, (n - i) * sizeof *b);
+    v16 part = v16_mul(v16_load(scratch[0]), v16_load(scratch[1]));
+    for (uint32_t j = 16; j < MM_CHUNK; j += 16) part = v16_fma(v16_load(scratch[0] + j), v16_load(scratch[1] + j), part);
     sum = v16_add(sum, part);
   }
   return v16_sum(sum);

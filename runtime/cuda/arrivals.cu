@@ -11,12 +11,12 @@ bool mm_cu_look_at_load(mm_backend *b, const mm_batch *batch, mm_err *err) {
   for (uint32_t i = 0; padding && i < batch->span_count; i++) padding = padding && batch->span[i].slot < 0;
   if (!(padding ? b->loading->finish(err) : b->loading->poll(&ready, err))) return false;
   ready |= padding;
-  if (b->peers && !mm_cu_peers_meet(b->peers, ready, &ready, err)) return false;
+  if (b->peers && !mm_cu_peers_barrier(b->peers, ready, &ready, err)) return false;
   if (!ready) return true;
   b->loading.reset();
   if (!b->peers) return true;
   mm_cu_peers_load(b->peers, false);
-  return mm_cu_peers_meet(b->peers, true, &ready, err); /* no rank's kernels wait for one that unpins memory */
+  return mm_cu_peers_barrier(b->peers, true, &ready, err); /* no rank's kernels wait for one that unpins memory */
 }
 
 bool mm_cu_finish_load(mm_backend *b, mm_err *err) { return !b->loading || b->loading->finish(err); }

@@ -131,7 +131,7 @@ void start_ops(mm_backend *b) {
 }
 
 bool cuda_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
-  if (b->c.attach && !mm_hold_stands(b->c.attach, b->memory.connection, err)) return false;
+  if (b->c.attach && !mm_hold_is_alive(b->c.attach, b->memory.connection, err)) return false;
   if ((!receives(b) && !mm_cu_look_at_load(b, batch, err)) || !mm_cu_begin_ranks(b, err)) return false;
   plan_step(b, batch);
   if (!receives(b) && !grow_logits(b, b->step.outs, err)) return false;
@@ -195,7 +195,7 @@ bool record_graph(mm_backend *b) {
 /* A step that cannot be captured is launched like any other, and so are all after it; no slot loses its state. */
 void finish_capture(mm_backend *b) {
   bool recorded = record_graph(b);
-  if (b->peers && !mm_cu_peers_meet(b->peers, recorded, &recorded, &b->err))
+  if (b->peers && !mm_cu_peers_barrier(b->peers, recorded, &recorded, &b->err))
     return; /* all ranks replay or none; and no rank's kernels wait for a rank that instantiates a graph */
   if (recorded) {
     b->capture.mode = REPLAY;

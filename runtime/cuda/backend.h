@@ -297,12 +297,12 @@ MM_MUST_USE bool mm_cu_make_logits(mm_backend *b, size_t rows, mm_err *err);
 /* Grows buffers by grow() between a step's kernels and the work that follows them. With several ranks it is a barrier: all have launched
  * before and all have grown theirs after, since an allocation may wait for every device. */
 template <class F>
-bool mm_cu_make_capacity(mm_backend *b, mm_err *err, const F &grow) {
+bool mm_cu_grow_buffers(mm_backend *b, mm_err *err, const F &grow) {
   if (!b->peers) return grow();
   if (!mm_cu_peers_pause(b->peers, b->stream, err)) return false;
   const bool made = grow();
   bool all;
-  return mm_cu_peers_meet(b->peers, made, &all, err) && all;
+  return mm_cu_peers_barrier(b->peers, made, &all, err) && all;
 }
 
 /* Samples a token for each wanted row of the step whose logits are there, under all options: launched, not captured. Logprobs

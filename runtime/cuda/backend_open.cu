@@ -60,7 +60,7 @@ struct weights_plan {
     const float **wide = &b->weights.values[w];
     const size_t n = (size_t)w->n * w->k;
     load->after(group, [=](cudaStream_t s) { return mm_cu_split(const_cast<bf16 *>(*pieces), *wide, n, s); });
-    return load->capacity(3 * n, pieces, err) && value(w, name, err);
+    return load->reserve(3 * n, pieces, err) && value(w, name, err);
   }
 };
 

@@ -226,7 +226,7 @@ bool mm_cu_open_ranks(mm_backend *b, mm_err *err) {
   b->whole_rows.peers = b->peers;
   mm_cu_peers_load(b->peers, true);
   bool all;
-  return mm_cu_peers_meet(b->peers, true, &all, err); /* none says that it has loaded before all have said that they load */
+  return mm_cu_peers_barrier(b->peers, true, &all, err); /* none says that it has loaded before all have said that they load */
 }
 
 /* A step that failed may have been recorded by some ranks and not by others, and have made room on some: all forget both, so that they
@@ -237,7 +237,8 @@ bool mm_cu_begin_ranks(mm_backend *b, mm_err *err) {
   if (!mm_cu_check(cudaStreamSynchronize(b->stream), "step", err)) return false;
   void *queued[MM_CU_PEERS]; /* how many steps each rank has queued, + 1: the one that failed there is not among them */
   b->drop_graphs();          /* which hold pointers that the reset frees */
-  if (!mm_cu_peers_reset(b->peers, err) || !mm_cu_peers_all_gather(b->peers, reinterpret_cast<void *>(b->queued.size() + 1), queued, err))
+  if (!mm_cu_peers_reset(b->peers, err) ||
+      !mm_cu_peers_exchange_pointers(b->peers, reinterpret_cast<void *>(b->queued.size() + 1), queued, err))
     return false;
   const uintptr_t least = reinterpret_cast<uintptr_t>(*std::min_element(queued, queued + b->c.weights->tp));
   while (b->queued.size() >= least) b->queued.pop_back();
@@ -247,7 +248,7 @@ bool mm_cu_begin_ranks(mm_backend *b, mm_err *err) {
     b->drop_logits();
   }
   bool all;
-  if (!mm_cu_peers_meet(b->peers, !b->capture.off, &all, err)) return false;
+  if (!mm_cu_peers_barrier(b->peers, !b->capture.off, &all, err)) return false;
   b->capture.off = !all;
   return true;
 }
@@ -262,7 +263,7 @@ bool mm_cu_make_logits(mm_backend *b, size_t rows, mm_err *err) {
     made =
         made && mm_cu_peers_malloc(b->peers, reinterpret_cast<void **>(&b->logits.whole), all_bytes + groups, "logits of all ranks", err);
     void *all[MM_CU_PEERS];
-    if (!mm_cu_peers_all_gather(b->peers, made ? b->logits.whole : nullptr, all, err)) made = false;
+    if (!mm_cu_peers_exchange_pointers(b->peers, made ? b->logits.whole : nullptr, all, err)) made = false;
     for (uint32_t r = 0; made && r < b->c.weights->tp; r++) made = (b->logits.of_rank[r] = static_cast<float *>(all[r])) != nullptr;
   }
   if (!made) b->drop_logits();
@@ -274,7 +275,7 @@ bool mm_cu_make_logits(mm_backend *b, size_t rows, mm_err *err) {
 
 cudaError_t mm_cu_share_logits(mm_backend *b, uint32_t rows) {
   if (!b->peers || rows == 0) return cudaSuccess;
-  return mm_cu_peers_share(b->peers, b->logits.of_rank, b->logits.own, rows, b->c.weights->vocab_rows, b->stream);
+  return mm_cu_peers_all_gather(b->peers, b->logits.of_rank, b->logits.own, rows, b->c.weights->vocab_rows, b->stream);
 }
 
 cudaError_t mm_cu_sum_ranks(mm_backend *b, bf16 *x, uint32_t width) {

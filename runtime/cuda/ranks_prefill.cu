@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kGroups *kMaxWarps * 32, 1)
 
 }  // namespace
 
-const void *mm_cu_many_kernel(int i) {
+const void *mm_cu_large_sum_kernel(int i) {
   return i == 2   ? reinterpret_cast<const void *>(meet_ranks)
          : i == 1 ? reinterpret_cast<const void *>(combine_two_ranks<2, false>)
                   : reinterpret_cast<const void *>(combine_two_ranks<1, false>);

@@ -83,7 +83,7 @@ void fill_options(const mm_backend *b, const mm_sampling *set, const batch_array
 }
 
 /* Room for the counts, on the device and where logprobs go. */
-bool grow_capacity(mm_backend *b, const options_counts &n, size_t block, mm_err *err) {
+bool grow_options(mm_backend *b, const options_counts &n, size_t block, mm_err *err) {
   const uint32_t vocab = b->sampler.args.vocab;
   step_memory *m = b->step.memory;
   if (!mm_cu_grow_pinned(&m->options, &m->options_cap, block, err) || !b->sampler.options.grow(block, false, err)) return false;
@@ -129,7 +129,7 @@ bool mm_cu_sample_with_options(mm_backend *b, const mm_sampling *set, mm_err *er
   options_counts n;
   for (uint32_t i = 0; i < b->step.wanted; i++) options_of(&set[i], h.pos[h.out[i]], b->sampler.args.vocab, &n);
   const options_layout at = lay_options(b->step.wanted, n.biases, n.masks, b->sampler.args.vocab);
-  if (!mm_cu_make_capacity(b, err, [&] { return grow_capacity(b, n, at.bytes, err); })) return false;
+  if (!mm_cu_grow_buffers(b, err, [&] { return grow_options(b, n, at.bytes, err); })) return false;
   fill_options(b, set, h, at, m->options);
   if (!mm_cu_check(cudaMemcpyAsync(b->sampler.options.p, m->options, at.bytes, cudaMemcpyHostToDevice, b->stream), "copy sampling", err) ||
       !mm_cu_check(launch_sampling(b, n, at), "sample", err))
@@ -147,7 +147,7 @@ bool mm_cu_score_deferred(mm_backend *b, const int32_t *target, double *score, m
   const size_t n = b->sampler.pending ? b->step.wanted : 0;
   b->sampler.pending = false;
   if (n == 0) return true;
-  if (!mm_cu_make_capacity(b, err, [&] { return b->sampler.scores.grow(n * (sizeof *score + sizeof *target), false, err); })) return false;
+  if (!mm_cu_grow_buffers(b, err, [&] { return b->sampler.scores.grow(n * (sizeof *score + sizeof *target), false, err); })) return false;
   double *const out = static_cast<double *>(b->sampler.scores.p);
   int32_t *const ids = reinterpret_cast<int32_t *>(out + n);
   return mm_cu_check(cudaMemcpyAsync(ids, target, n * sizeof *ids, cudaMemcpyHostToDevice, b->stream), "copy targets", err) &&
@@ -166,7 +166,7 @@ static bool results_good(mm_backend *b, const step_memory *m, mm_err *err) {
   if (!b->peers) return done;
   bool here = done && mm_cu_peers_check(b->peers, err), all;
   if (here && (m->broken || mm_comm_failed_now(b->c.comm))) here = mm_comm_root_cause(b->c.comm, err);
-  return mm_cu_peers_meet(b->peers, here, &all, err) && all;
+  return mm_cu_peers_barrier(b->peers, here, &all, err) && all;
 }
 
 bool mm_cu_collect_results(mm_backend *b, int32_t *id, mm_err *err) {

@@ -11,7 +11,7 @@ extern "C" {
 
 typedef struct mm_engine mm_engine;
 
-/* How the KV cache is sized from the device's memory (loader/capacity.h), before a weight is read. */
+/* How the KV cache is sized from the device's memory (loader/stream/capacity.h), before a weight is read. */
 typedef struct mm_engine_memory {
   bool fits;          /* it is: with limits.pages 0 as many pages as there is room for, with others as many as they say. MM_LIMIT E_MEMORY
                        * where that is less than one sequence, or more than is free. Nothing where the ops do not know their memory */
@@ -165,7 +165,7 @@ typedef struct mm_draft_request {
 } mm_draft_request;
 /* Tokens that it proposes at once, 0 without one. */
 uint32_t mm_engine_drafts(const mm_engine *e);
-/* draft[n, each]: for each ask, each ≤ mm_engine_drafts; n · (1 + each) ≤ limits.max_tokens. logits[n, each, vocab], which they are the
+/* draft[n, each]: for each request, each ≤ mm_engine_drafts; n · (1 + each) ≤ limits.max_tokens. logits[n, each, vocab], which they are the
  * best of, or NULL. Slots stay as they are. MM_USAGE E_BATCH for a slot that holds fewer tokens than pos. */
 MM_MUST_USE bool mm_engine_draft(mm_engine *e, const mm_draft_request *request, uint32_t n, uint32_t each, int32_t *draft, float *logits,
                                  mm_err *err);

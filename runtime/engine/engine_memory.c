@@ -1,5 +1,5 @@
 /* The size of an engine's KV cache: each rank says what it needs and what memory it finds; from all ranks' facts every process computes the
- * same number of pages (loader/capacity.h). */
+ * same number of pages (loader/stream/capacity.h). */
 #include <string.h>
 
 #include "runtime/engine/engine_inside.h"

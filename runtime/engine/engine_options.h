@@ -8,7 +8,7 @@
 #include "loader/random_weights.h"
 #include "runtime/engine/ops.h"
 
-#define MM_OPTION_DEVICE(at)  MM_OPTION(STR, "device", at, "NAME", "where to compute, cpu unless given", .choices = MM_DEVICES)
+#define MM_OPTION_DEVICE(at)  MM_OPTION(STR, "device", at, "NAME", "device that computes (cpu)", .choices = MM_DEVICES)
 #define MM_OPTION_DEVICES(at) MM_OPTION(STR, "devices", at, "LIST", "numbers of the GPUs, one for each rank of this process (0,1,2,...)")
 #define MM_OPTION_ATTACH(at)  MM_OPTION(STR, "attach", at, "SOCKET", "use the weights that minimax-hold keeps on the GPUs")
 #define MM_OPTION_VERIFY(at)  MM_FLAG("verify-on-load", at, "check the digests of all weights while they are loaded")
@@ -18,25 +18,24 @@
       "share of a GPU's memory for weights, buffers and KV cache (0.9); on cpu, share of RAM for KV cache and lightning states (0.5)")
 #define MM_OPTION_THREADS(at) \
   MM_OPTION(U64, "threads", at, "N", "CPU threads per rank (CPUs / ranks, both of this process)", .letter = 't', .lo = 1, .hi = 1024)
-#define MM_OPTION_PIN(at) MM_FLAG("pin", at, "keep each of them on a CPU of its own")
-#define MM_OPTION_INPUT_DTYPE(at)                                                                                             \
-  MM_OPTION(STR, "input-dtype", at, "TYPE",                                                                                   \
-            "of inputs of linears that --act-quant leaves as they are (auto: the device's own, f32 on cpu and bf16 on cuda)", \
+#define MM_OPTION_PIN(at) MM_FLAG("pin", at, "pin each of --threads to its own CPU")
+#define MM_OPTION_INPUT_DTYPE(at)                                                                                          \
+  MM_OPTION(STR, "input-dtype", at, "TYPE", "type of activations that are not quantised (auto: f32 on cpu, bf16 on cuda)", \
             .choices = "auto|bf16")
-#define MM_OPTION_KV_CACHE(at)                                                                                    \
-  MM_OPTION(STR, "kv-cache-dtype", at, "TYPE",                                                                    \
-            "of cached keys and values, fp8 on cuda: e4m3 (auto: the device's own, f32 on cpu and bf16 on cuda)", \
+#define MM_OPTION_KV_CACHE(at)                                                                                                            \
+  MM_OPTION(STR, "kv-cache-dtype", at, "TYPE", "type of cached keys and values; fp8 is e4m3, cuda only (auto: f32 on cpu, bf16 on cuda)", \
             .choices = "auto|bf16|fp8")
 
 /* Seven options; `at` is an mm_dummy that began as MM_DUMMY_NONE(mm_arch_read). */
-#define MM_OPTIONS_DUMMY(at)                                                                                                              \
-  MM_OPTION(STR, "load-format", &(at).format, "WORD", "packed; dummy: random weights, DIR is any folder with a config.json (packed)",     \
-            .choices = "packed|dummy"),                                                                                                   \
-      MM_OPTION(STR, "dummy-quant", &(at).quant, "SCHEME", "with --load-format dummy: scheme of linears (block_fp8)"),                    \
-      MM_OPTION(STR, "dummy-expert-quant", &(at).experts, "SCHEME", "with dummy: scheme of experts (as --dummy-quant)"),                  \
-      MM_OPTION(U64, "dummy-tp", &(at).tp, "N", "with dummy: tensor-parallel ranks (1)", .lo = 1, .hi = MM_MAX_TP),                       \
-      MM_OPTION(U64, "dummy-ep", &(at).ep, "N", "with dummy: divides them, each holds 1/N of the experts (1)", .lo = 1, .hi = MM_MAX_TP), \
-      MM_OPTION(U64, "dummy-pp", &(at).pp, "N", "with dummy: pipeline stages (1)", .lo = 1, .hi = MM_MAX_LAYERS),                         \
+#define MM_OPTIONS_DUMMY(at)                                                                                                          \
+  MM_OPTION(STR, "load-format", &(at).format, "WORD", "packed; dummy: random weights, DIR is any folder with a config.json (packed)", \
+            .choices = "packed|dummy"),                                                                                               \
+      MM_OPTION(STR, "dummy-quant", &(at).quant, "SCHEME", "with --load-format dummy: scheme of linears (block_fp8)"),                \
+      MM_OPTION(STR, "dummy-expert-quant", &(at).experts, "SCHEME", "with dummy: scheme of experts (as --dummy-quant)"),              \
+      MM_OPTION(U64, "dummy-tp", &(at).tp, "N", "with dummy: tensor-parallel ranks (1)", .lo = 1, .hi = MM_MAX_TP),                   \
+      MM_OPTION(U64, "dummy-ep", &(at).ep, "N", "with dummy: expert-parallel ranks, a divisor of --dummy-tp (1)", .lo = 1,            \
+                .hi = MM_MAX_TP),                                                                                                     \
+      MM_OPTION(U64, "dummy-pp", &(at).pp, "N", "with dummy: pipeline stages (1)", .lo = 1, .hi = MM_MAX_LAYERS),                     \
       MM_OPTION(REAL, "dummy-skew", &(at).skew, "SHARE", "with dummy: routers prefer some experts, from 0 for none to below 1 (0)")
 
 /* share: the value of MM_OPTION_UTILIZATION, NAN: not given. MM_USAGE E_USAGE if it is not a valid fraction. */

@@ -14,7 +14,7 @@
 
 #define ANSWER_MS 5000 /* in which a whole question or answer must be there */
 
-static const char request_magic[8] = "mmhold1", answers[8] = "mmheld1";
+static const char request_magic[8] = "mmhold1", answer_magic[8] = "mmheld1";
 
 typedef struct mm_hold_request {
   char magic[8];
@@ -44,7 +44,7 @@ struct mm_hold {
   user user[MM_HOLD_USERS];
 };
 
-static bool place(const char *path, struct sockaddr_un *at, mm_err *err) {
+static bool socket_address(const char *path, struct sockaddr_un *at, mm_err *err) {
   *at = (struct sockaddr_un){.sun_family = AF_UNIX};
   const size_t n = strlen(path);
   if (n && n < sizeof at->sun_path) return memcpy(at->sun_path, path, n + 1), true;
@@ -84,7 +84,7 @@ static bool remove_stale(const struct sockaddr_un *at, mm_err *err) {
 
 mm_hold *mm_hold_open(const char *path, const mm_held *held, uint32_t count, mm_err *err) {
   struct sockaddr_un at;
-  if (!place(path, &at, err) || !remove_stale(&at, err)) return NULL;
+  if (!socket_address(path, &at, err) || !remove_stale(&at, err)) return NULL;
   mm_hold *h = mm_calloc(1, sizeof *h, err);
   if (!h) return NULL;
   h->held = held;
@@ -108,7 +108,7 @@ void mm_hold_close(mm_hold *h) {
   free(h);
 }
 
-static void come(mm_hold *h, double now) {
+static void accept_user(mm_hold *h, double now) {
   const int fd = accept4(h->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
   if (fd < 0) return;
   user u = {.fd = fd, .until = now + ANSWER_MS * 1e-3};
@@ -118,16 +118,16 @@ static void come(mm_hold *h, double now) {
     h->user[h->users++] = u;
 }
 
-static void leave(mm_hold *h, uint32_t i, void (*report)(const char *line)) {
+static void remove_user(mm_hold *h, uint32_t i, void (*report)(const char *line)) {
   char line[80];
-  snprintf(line, sizeof line, "process %ld left", (long)h->user[i].pid);
+  snprintf(line, sizeof line, "process %ld detached", (long)h->user[i].pid);
   if (h->user[i].attached) report(line);
   close(h->user[i].fd);
   h->user[i] = h->user[--h->users];
 }
 
 /* Reads what came; false when the user is to go. */
-static bool listen_to(mm_hold *h, user *u, void (*report)(const char *line)) {
+static bool read_request(mm_hold *h, user *u, void (*report)(const char *line)) {
   char *const to = (char *)&u->request;
   const size_t left = sizeof u->request - u->got;
   const ssize_t n = left ? recv(u->fd, to + u->got, left, 0) : 0; /* nobody says more than a question */
@@ -136,7 +136,7 @@ static bool listen_to(mm_hold *h, user *u, void (*report)(const char *line)) {
   if ((u->got += (size_t)n) < sizeof u->request) return true;
   if (memcmp(u->request.magic, request_magic, sizeof request_magic) != 0) return false;
   mm_hold_answer a = {.found = 0};
-  memcpy(a.magic, answers, sizeof answers);
+  memcpy(a.magic, answer_magic, sizeof answer_magic);
   for (uint32_t i = 0; i < h->count && !a.found; i++)
     if (mm_digest_equal(&h->held[i].key, &u->request.key)) a.held = h->held[i], a.found = 1;
   if (send(u->fd, &a, sizeof a, MSG_NOSIGNAL) != (ssize_t)sizeof a) return false;
@@ -164,7 +164,7 @@ static bool stop_listening(mm_hold *h, int stop, unsigned *signals, void (*repor
   unlink(h->path);
   *h->path = 0;
   for (uint32_t i = h->users; i-- > 0;)
-    if (!h->user[i].attached) leave(h, i, report);
+    if (!h->user[i].attached) remove_user(h, i, report);
   char line[120];
   snprintf(line, sizeof line, "ending when %u attached process(es) have left; a second signal ends at once", h->users);
   if (h->users) report(line);
@@ -178,13 +178,13 @@ bool mm_hold_serve(mm_hold *h, int stop, void (*report)(const char *line), mm_er
     for (uint32_t i = 0; i < h->users; i++) p[2 + i] = (struct pollfd){.fd = h->user[i].fd, .events = POLLIN};
     if (poll(p, 2 + h->users, timeout(h, mm_now())) < 0 && errno != EINTR) return mm_fail_errno(err, mm_at(h->path, NULL), "poll", errno);
     const double now = mm_now();
-    for (uint32_t i = h->users; i-- > 0;) { /* the last first: leave fills gaps from behind */
+    for (uint32_t i = h->users; i-- > 0;) { /* the last first: remove_user fills gaps from the end */
       user *u = &h->user[i];
       const bool late = !u->attached && now >= u->until;
-      if (late || (p[2 + i].revents && !listen_to(h, u, report))) leave(h, i, report);
+      if (late || (p[2 + i].revents && !read_request(h, u, report))) remove_user(h, i, report);
     }
     if (p[0].revents && stop_listening(h, stop, &signals, report)) return true;
-    if (p[1].revents && !signals) come(h, now);
+    if (p[1].revents && !signals) accept_user(h, now);
   }
   return true;
 }
@@ -195,24 +195,27 @@ static bool exchange(int fd, const char *path, const mm_hold_request *request, m
   if (send(fd, request, sizeof *request, MSG_NOSIGNAL) != (ssize_t)sizeof *request)
     return mm_fail_errno(err, mm_at(path, NULL), "send", errno);
   const ssize_t n = recv(fd, answer, sizeof *answer, MSG_WAITALL);
-  if (n == (ssize_t)sizeof *answer && memcmp(answer->magic, answers, sizeof answers) == 0) return true;
+  if (n == (ssize_t)sizeof *answer && memcmp(answer->magic, answer_magic, sizeof answer_magic) == 0) return true;
   if (n < 0) return mm_fail_errno(err, mm_at(path, NULL), "wait for an answer", errno == EAGAIN ? ETIMEDOUT : errno);
-  return mm_fail(err, MM_IO, "E_HELD", mm_at(path, NULL), "found %zd bytes of no answer; expected minimax-hold of this version", n);
+  if (n == 0)
+    return mm_fail(err, MM_IO, "E_HELD", mm_at(path, NULL),
+                   "the holder closed the connection: it serves %d processes already, or belongs to another user", MM_HOLD_USERS);
+  return mm_fail(err, MM_IO, "E_HELD", mm_at(path, NULL), "found an answer of %zd bytes, expected one of minimax-hold of this version", n);
 }
 
 bool mm_hold_find(const char *path, mm_held *held, int *connection, mm_err *err) {
   struct sockaddr_un at;
   pid_t pid;
   *connection = -1;
-  if (!place(path, &at, err)) return false;
+  if (!socket_address(path, &at, err)) return false;
   const int fd = open_socket(path, 0, err);
   if (fd < 0) return false;
   mm_hold_request request = {.key = held->key};
   memcpy(request.magic, request_magic, sizeof request_magic);
   mm_hold_answer answer = {.found = 0};
-  const struct timeval patient = {ANSWER_MS / 1000, 0};
-  bool ok = (setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patient, sizeof patient) == 0 &&
-             setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patient, sizeof patient) == 0) ||
+  const struct timeval timeout = {ANSWER_MS / 1000, 0};
+  bool ok = (setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof timeout) == 0 &&
+             setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout) == 0) ||
             mm_fail_errno(err, mm_at(path, NULL), "setsockopt", errno);
   ok = ok && (connect(fd, (const struct sockaddr *)&at, sizeof at) == 0 ||
               mm_fail_errno(err, mm_at(path, NULL), "connect", errno == EAGAIN ? ETIMEDOUT : errno));
@@ -227,7 +230,7 @@ bool mm_hold_find(const char *path, mm_held *held, int *connection, mm_err *err)
 }
 
 /* A holder says nothing more: what can be read is its end. */
-bool mm_hold_stands(const char *path, int connection, mm_err *err) {
+bool mm_hold_is_alive(const char *path, int connection, mm_err *err) {
   struct pollfd p = {.fd = connection, .events = POLLIN};
   return poll(&p, 1, 0) <= 0 || mm_fail(err, MM_IO, "E_HELD", mm_at(path, NULL), "the process that held the weights has ended");
 }

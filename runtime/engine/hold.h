@@ -40,7 +40,7 @@ void mm_hold_close(mm_hold *h); /* accepts NULL; removes the socket */
  * nobody answers in 5 s, E_HELD where the holder is another user's; MM_UNSUPPORTED E_HELD where it has no such key. */
 MM_MUST_USE bool mm_hold_find(const char *path, mm_held *held, int *connection, mm_err *err);
 /* Checks without waiting that the holder at `path` still runs: MM_IO E_HELD once it has ended. */
-MM_MUST_USE bool mm_hold_stands(const char *path, int connection, mm_err *err);
+MM_MUST_USE bool mm_hold_is_alive(const char *path, int connection, mm_err *err);
 
 #ifdef __cplusplus
 }

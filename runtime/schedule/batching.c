@@ -44,16 +44,16 @@ static uint64_t pages_for(const mm_scheduler *s, const job *j, uint32_t rows) {
 }
 
 /* As many of `rows` as there are pages for, when the cache has made room; *room is what is left of the free ones. */
-static uint32_t within_pages(mm_scheduler *s, const job *j, uint32_t rows, uint64_t *capacity) {
+static uint32_t within_pages(mm_scheduler *s, const job *j, uint32_t rows, uint64_t *free_pages) {
   if (!s->pages) return rows;
-  for (uint32_t over; rows && pages_for(s, j, rows) > *capacity;) {
+  for (uint32_t over; rows && pages_for(s, j, rows) > *free_pages;) {
     const uint32_t freed = mm_reuse_evict(s);
-    *capacity += freed;
+    *free_pages += freed;
     if (freed) continue;
     over = (j->fed + rows) % MM_PAGE; /* back to the border before */
     rows -= (uint32_t)mm_min(rows, over ? over : MM_PAGE);
   }
-  if (rows) *capacity -= pages_for(s, j, rows);
+  if (rows) *free_pages -= pages_for(s, j, rows);
   return rows;
 }
 
@@ -68,7 +68,7 @@ static int by_need(const void *a, const void *b) {
 
 /* The prompts share what rows the step has left: the one that came first gets a quarter at least, so that short ones do not hold it up for
  * ever, and the rest goes to what is soonest done. */
-static uint32_t plan_prompts(mm_scheduler *s, uint32_t count, uint32_t budget, uint64_t capacity) {
+static uint32_t plan_prompts(mm_scheduler *s, uint32_t count, uint32_t budget, uint64_t free_pages) {
   if (!count || !budget) return 0;
   job *oldest = s->order[0];
   for (uint32_t i = 1; i < count; i++)
@@ -84,7 +84,7 @@ static uint32_t plan_prompts(mm_scheduler *s, uint32_t count, uint32_t budget, u
     const uint32_t cut = mm_reuse_cut(s, j, j->r.score ? (uint32_t)mm_min(own + more, 1 + s->build.spare) : own + more);
     if (j->r.score && cut > 1) s->build.spare -= cut - 1;
     left = left + own - cut;
-    rows += j->take = within_pages(s, j, cut, &capacity);
+    rows += j->take = within_pages(s, j, cut, &free_pages);
   }
   return rows;
 }
@@ -92,7 +92,7 @@ static uint32_t plan_prompts(mm_scheduler *s, uint32_t count, uint32_t budget, u
 /* Rows of the step: one for each that decodes, then chunks of prompts. *shorted: one that decodes lacks a page. */
 static uint32_t plan(mm_scheduler *s, bool *shorted) {
   uint32_t rows = 0, prompts = 0;
-  uint64_t capacity = s->pages ? mm_pages_free(s->pages) : 0;
+  uint64_t free_pages = s->pages ? mm_pages_free(s->pages) : 0;
   *shorted = false;
   s->build.spare = s->slots * (1 + s->c.drafts) - s->running;
   for (uint32_t i = 0; i < s->slots; i++) {
@@ -103,12 +103,12 @@ static uint32_t plan(mm_scheduler *s, bool *shorted) {
     if (left > 1) s->order[prompts++] = j;
     if (left != 1 || rows == s->c.step_tokens) continue;
     const uint32_t drafts = mm_drafts_find(s, j, s->c.step_tokens - rows - 1);
-    rows += j->take = within_pages(s, j, 1 + drafts, &capacity);
+    rows += j->take = within_pages(s, j, 1 + drafts, &free_pages);
     if (j->take) j->drafts = j->take - 1;
     s->build.spare -= j->drafts;
     *shorted |= !j->take;
   }
-  return rows + plan_prompts(s, prompts, s->c.step_tokens - rows, capacity);
+  return rows + plan_prompts(s, prompts, s->c.step_tokens - rows, free_pages);
 }
 
 /* The newest jobs are preempted until decoding jobs have their pages, or until some job can run. */

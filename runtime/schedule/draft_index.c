@@ -41,7 +41,7 @@ void mm_gram_index_close(mm_gram_index *x) {
 }
 
 /* Room for so many tokens, or for the window; growing starts again from an empty index. */
-static bool make_capacity(mm_gram_index *x, uint32_t count) {
+static bool grow(mm_gram_index *x, uint32_t count) {
   uint32_t size = x->size ? x->size : SIZE_MIN;
   while (size < count && size < MM_GRAM_WINDOW) size *= 2;
   if (size == x->size) return true;
@@ -105,7 +105,7 @@ static uint32_t find_gram(const mm_gram_index *x, const int32_t *token, uint32_t
 
 uint32_t mm_gram_index_find(mm_gram_index *x, const int32_t *token, uint32_t count, uint32_t *matched) {
   *matched = 0;
-  if (count <= 3 || !make_capacity(x, count)) return 0;
+  if (count <= 3 || !grow(x, count)) return 0;
   follow(x, token, count);
   const uint32_t place = find_gram(x, token, count, 3, matched);
   return place ? place : find_gram(x, token, count, 2, matched);

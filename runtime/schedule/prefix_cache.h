@@ -1,7 +1,7 @@
 /* Prompts that begin alike: which pages hold the keys and values of which tokens, as a radix tree over token ids, and snapshots of
  * lightning states at some places of it. Host only; one owner at a time, the thread that steps the engine. */
-#ifndef MM_RUNTIME_SERVE_PREFIX_CACHE_H
-#define MM_RUNTIME_SERVE_PREFIX_CACHE_H
+#ifndef MM_RUNTIME_SCHEDULE_PREFIX_CACHE_H
+#define MM_RUNTIME_SCHEDULE_PREFIX_CACHE_H
 
 #include "runtime/engine/pages.h"
 #include "runtime/schedule/disk_store.h"
@@ -58,12 +58,12 @@ uint32_t mm_prefix_cache_copies(mm_prefix_cache *c, const mm_disk_move **list);
 /* One of them has ended. An entry whose copy failed is dropped. */
 void mm_prefix_cache_copied(mm_prefix_cache *c, const mm_disk_end *end);
 bool mm_prefix_cache_has_place(const mm_prefix_cache *c); /* some place is free */
-bool mm_prefix_cache_copying(const mm_prefix_cache *c);   /* some has not */
+bool mm_prefix_cache_copying(const mm_prefix_cache *c);   /* some copy has not ended */
 
 typedef struct mm_prefix_cache_counts {
-  uint32_t places, offloaded; /* of the pool, and those in use **/
+  uint32_t places, offloaded; /* of the pool, and those in use */
   uint64_t out, in;           /* pages moved since open */
-  uint32_t blocks, on_disk;   /* of the disk, and those in use **/
+  uint32_t blocks, on_disk;   /* of the disk, and those in use */
   uint64_t written, read;     /* pages since open */
   uint64_t failed;            /* copies that did */
 } mm_prefix_cache_counts;

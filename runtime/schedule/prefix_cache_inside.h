@@ -13,7 +13,7 @@ typedef struct snapshot {
   node *node;
   uint64_t used; /* when, in finds and puts */
   uint32_t tokens;
-  size_t place; /* in the list of all */
+  size_t index; /* in the list of all */
   char *state;
 } snapshot;
 

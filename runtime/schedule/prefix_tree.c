@@ -51,8 +51,8 @@ void mm_prefix_give_page(mm_prefix_cache *c, node *n, uint32_t page) {
 
 /* A snapshot that no node lists any more. */
 static void forget_state(mm_prefix_cache *c, snapshot *s) {
-  c->snapshot[s->place] = c->snapshot[--c->snapshots];
-  c->snapshot[s->place]->place = s->place;
+  c->snapshot[s->index] = c->snapshot[--c->snapshots];
+  c->snapshot[s->index]->index = s->index;
   c->used -= c->state_bytes;
   free(c->spare);
   c->spare = s->state;
@@ -66,7 +66,7 @@ static void drop_state(mm_prefix_cache *c, snapshot *s) {
   forget_state(c, s);
 }
 
-/* The parent of a node without children, which goes. */
+/* Frees a node without children; returns its parent. */
 static node *drop_node(mm_prefix_cache *c, node *n) {
   node *parent = n->parent;
   for (snapshot *s; (s = n->snapshot) != NULL;) n->snapshot = s->next, forget_state(c, s);
@@ -207,7 +207,7 @@ static void extend(mm_prefix_cache *c, node *n, const int32_t *token, uint32_t c
   memcpy(n->token, token, count * sizeof *token);
 }
 
-/* The node that holds the last of the tokens; NULL out of memory, what came before being kept. */
+/* The node that holds the last of the tokens; NULL when out of memory: pages added before that stay in the tree. */
 static node *put(mm_prefix_cache *c, uint64_t salt, const int32_t *token, uint32_t count, const uint32_t *page) {
   node *n = &c->root;
   for (uint32_t at = 0, here, alike; at < count; at += here) {
@@ -269,8 +269,8 @@ void *mm_prefix_cache_put_state(mm_prefix_cache *c, uint64_t salt, const int32_t
   }
   while (c->used + c->state_bytes > c->budget) drop_oldest(c);
   mm_err err = {0};
-  const bool capacity = MM_GROW(c->snapshot, &c->snapshot_cap, c->snapshots + 1, &err);
-  s = capacity ? new_state(c) : NULL;
+  const bool grown = MM_GROW(c->snapshot, &c->snapshot_cap, c->snapshots + 1, &err);
+  s = grown ? new_state(c) : NULL;
   node *n = s ? put(c, salt, token, count, page) : NULL;
   if (!n) {
     if (s) free(s->state);
@@ -282,7 +282,7 @@ void *mm_prefix_cache_put_state(mm_prefix_cache *c, uint64_t salt, const int32_t
   s->used = ++c->uses;
   s->next = n->snapshot;
   n->snapshot = s;
-  s->place = c->snapshots;
+  s->index = c->snapshots;
   c->snapshot[c->snapshots++] = s;
   c->used += c->state_bytes;
   return s->state;

@@ -184,14 +184,14 @@ static bool could_fit(mm_scheduler *s, const job *j) {
 /* Lets the job in, if it fits when those of lower priority give way; otherwise nobody does, and the cache keeps what it has. */
 static bool let_in(mm_scheduler *s, job *j) {
   if (s->refused == j->ticket && s->at_left == s->left) return false;
-  bool capacity = could_fit(s, j) && (s->running < s->slots || push_out(s, j));
-  while (capacity) {
+  bool admit = could_fit(s, j) && (s->running < s->slots || push_out(s, j));
+  while (admit) {
     reuse hit = mm_reuse_find(s, j);
     const bool in = fits(s, j, &hit);
     if (in) enter(s, j, &hit);
     mm_reuse_release(s, &hit);
     if (in) return true;
-    capacity = push_out(s, j);
+    admit = push_out(s, j);
   }
   s->refused = j->ticket;
   s->at_left = s->left;

@@ -1,7 +1,7 @@
 /* The scheduler: one thread owns an engine, and many requests share its steps (continuous batching). A step is the decode rows of all
  * running requests and chunks of prompts within a budget of tokens. */
-#ifndef MM_RUNTIME_SERVE_SCHEDULER_H
-#define MM_RUNTIME_SERVE_SCHEDULER_H
+#ifndef MM_RUNTIME_SCHEDULE_SCHEDULER_H
+#define MM_RUNTIME_SCHEDULE_SCHEDULER_H
 
 #include "runtime/engine/engine.h"
 #include "runtime/engine/sample.h"

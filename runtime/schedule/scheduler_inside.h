@@ -1,8 +1,8 @@
 /* Internals of the scheduler: requests.c (they come and go), schedule.c (who has a slot), reuse.c (what
  * the prefix cache keeps of them and gives them), offload.c (its pages in host memory), drafts.c (prompt lookup), batching.c (what the
  * slots are given and what comes back). Everything but what `lock` guards belongs to the scheduler's thread. */
-#ifndef MM_RUNTIME_SERVE_SCHEDULER_INSIDE_H
-#define MM_RUNTIME_SERVE_SCHEDULER_INSIDE_H
+#ifndef MM_RUNTIME_SCHEDULE_SCHEDULER_INSIDE_H
+#define MM_RUNTIME_SCHEDULE_SCHEDULER_INSIDE_H
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -36,11 +36,12 @@ static void ready(mm_server *s, mm_exchange *x) {
 static void put_scheduler(mm_text *t, mm_scheduler *scheduler) {
   mm_scheduler_stats s;
   mm_scheduler_stats_read(scheduler, &s);
-  mm_metrics_value(t, "requests_total", "counter", "Choices that the scheduler took.", (double)s.requests);
+  mm_metrics_value(t, "requests_total", "counter", "Requests that the scheduler accepted; one with n choices counts n times.",
+                   (double)s.requests);
   mm_metrics_value(t, "requests_refused_total", "counter", "Choices refused because the queue was full.", (double)s.refused);
   mm_metrics_value(t, "requests_waiting", "gauge", "Choices in the queue.", s.waiting);
   mm_metrics_value(t, "requests_running", "gauge", "Choices being generated.", s.running);
-  mm_metrics_value(t, "requests_preempted_total", "counter", "Times that a choice gave its place up.", (double)s.preempted);
+  mm_metrics_value(t, "requests_preempted_total", "counter", "Preemptions of running requests.", (double)s.preempted);
   mm_metrics_value(t, "prompt_tokens_total", "counter", "Tokens of prompts.", (double)s.prompt_tokens);
   mm_metrics_value(t, "cached_tokens_total", "counter", "Tokens of prompts taken from the prefix cache.", (double)s.cached_tokens);
   mm_metrics_value(t, "reply_tokens_total", "counter", "Tokens generated.", (double)s.reply_tokens);
@@ -56,18 +57,18 @@ static void put_scheduler(mm_text *t, mm_scheduler *scheduler) {
   mm_metrics_value(t, "drafts_total", "counter", "Steps of a choice with proposed tokens.", (double)s.drafts);
   mm_metrics_value(t, "drafted_tokens_total", "counter", "Tokens proposed by prompt lookup and by the checkpoint's draft.",
                    (double)s.drafted);
-  mm_metrics_value(t, "draft_model_tokens_total", "counter", "Those of them that the checkpoint's draft proposed.", (double)s.learned);
-  mm_metrics_value(t, "accepted_tokens_total", "counter", "Proposed tokens that were right.", (double)s.accepted);
+  mm_metrics_value(t, "draft_model_tokens_total", "counter", "Tokens proposed by the checkpoint's draft.", (double)s.learned);
+  mm_metrics_value(t, "accepted_tokens_total", "counter", "Proposed tokens that were accepted.", (double)s.accepted);
   mm_metrics_value(t, "cache_state_bytes", "gauge", "Bytes of lightning states in the prefix cache.", (double)s.cache_bytes);
   const double page = (double)s.page_bytes;
   mm_metrics_value(t, "offload_bytes_max", "gauge", "Bytes of host memory for pages of the prefix cache.", page * s.places);
-  mm_metrics_value(t, "offload_bytes", "gauge", "Bytes of them in use.", page * s.places_used);
+  mm_metrics_value(t, "offload_bytes", "gauge", "Host memory in use for offloaded pages, in bytes.", page * s.places_used);
   mm_metrics_value(t, "offload_pages", "gauge", "Pages of the prefix cache in host memory.", s.places_used);
   mm_metrics_value(t, "offload_out_bytes_total", "counter", "Bytes of pages copied to host memory.", page * (double)s.pages_out);
   mm_metrics_value(t, "offload_in_bytes_total", "counter", "Bytes of pages copied back.", page * (double)s.pages_in);
   mm_metrics_value(t, "offload_hits_total", "counter", "Choices for which pages were copied back.", (double)s.fetched);
   mm_metrics_value(t, "offload_disk_bytes_max", "gauge", "Bytes of disk for pages of the prefix cache.", page * s.blocks);
-  mm_metrics_value(t, "offload_disk_bytes", "gauge", "Bytes of them in use.", page * s.blocks_used);
+  mm_metrics_value(t, "offload_disk_bytes", "gauge", "Disk in use for offloaded pages, in bytes.", page * s.blocks_used);
   mm_metrics_value(t, "offload_disk_written_bytes_total", "counter", "Bytes of pages written to disk.", page * (double)s.pages_written);
   mm_metrics_value(t, "offload_disk_read_bytes_total", "counter", "Bytes of pages read back.", page * (double)s.pages_read);
   mm_metrics_value(t, "offload_disk_failed_total", "counter", "Pages that could not be written or read.", (double)s.disk_failed);
@@ -95,8 +96,8 @@ static void put_memory(mm_text *t, const mm_server *s) {
     const char *name, *help;
     mm_text *values;
   } metric[] = {{"total", "Memory of a rank's device.", &total},
-                {"free_at_start", "What was free of it before the server took any.", &free_bytes},
-                {"used", "What the rank takes of it, for as long as it serves.", &used}};
+                {"free_at_start", "Free memory of the rank's device before loading.", &free_bytes},
+                {"used", "Memory that the rank uses on its device, by purpose.", &used}};
   for (size_t i = 0; i < sizeof metric / sizeof *metric; i++) {
     mm_text *v = metric[i].values;
     if (v->n)
@@ -160,9 +161,10 @@ static void put_forms(mm_text *t, mm_form_cache *forms) {
   const mm_form_cache_stats s = mm_form_cache_read(forms);
   mm_metrics_value(t, "form_cache_hits_total", "counter", "Schemas, grammars and tools of requests that were compiled before.",
                    (double)s.hits);
-  mm_metrics_value(t, "form_cache_misses_total", "counter", "Those that were compiled, or refused.", (double)s.misses);
+  mm_metrics_value(t, "form_cache_misses_total", "counter", "Schemas, grammars and tools that had to be compiled, or were refused.",
+                   (double)s.misses);
   mm_metrics_value(t, "form_cache_forms", "gauge", "Compiled forms in memory.", (double)s.forms);
-  mm_metrics_value(t, "form_cache_bytes", "gauge", "Bytes of them.", (double)s.bytes);
+  mm_metrics_value(t, "form_cache_bytes", "gauge", "Memory of compiled forms, in bytes.", (double)s.bytes);
   mm_metrics_value(t, "form_cache_bytes_max", "gauge", "Bytes above which those that no request holds are dropped.", (double)s.bytes_max);
 }
 
@@ -184,7 +186,7 @@ static void put_llama(mm_text *t, const mm_server *s) {
       {"n_decode_total", "counter", "Steps of the engine.", (double)n.steps},
       {"n_tokens_max", "counter", "Tokens of a prompt and its reply together, the most so far.", (double)s->metrics.longest},
       {"spec_decode_num_draft_tokens_total", "counter", "Tokens proposed.", (double)n.drafted},
-      {"spec_decode_num_accepted_tokens_total", "counter", "Proposed tokens that were right.", (double)n.accepted},
+      {"spec_decode_num_accepted_tokens_total", "counter", "Proposed tokens that were accepted.", (double)n.accepted},
       {"spec_decode_num_drafts_total", "counter", "Steps of a choice with proposed tokens.", (double)n.drafts},
       {"prompt_tokens_seconds", "gauge", "Tokens of prompts a second.", prompt_s > 0 ? prompt / prompt_s : 0},
       {"predicted_tokens_seconds", "gauge", "Tokens generated a second.", reply_s > 0 ? reply / reply_s : 0},

@@ -306,11 +306,11 @@ bool mm_call_add_prompt(mm_call *c, int32_t *ids, size_t count, mm_err *err) {
 
 static mm_generation_settings settings(const mm_call *c, mm_choice *ch, uint32_t prompt) {
   const mm_params *p = &c->params;
-  const uint32_t capacity = c->server->positions - c->prompt_count[prompt];
+  const uint32_t left = c->server->positions - c->prompt_count[prompt];
   mm_generation_settings set = {
       .request = {.prompt = c->prompt[prompt],
                   .prompt_count = c->prompt_count[prompt],
-                  .max_tokens = p->max_tokens ? (uint32_t)mm_min(p->max_tokens, capacity) : capacity,
+                  .max_tokens = p->max_tokens ? (uint32_t)mm_min(p->max_tokens, left) : left,
                   .sampling = p->sampling,
                   .stop = p->end,
                   .stop_count = p->end_count,

@@ -96,7 +96,7 @@ static bool read_request_line(mm_framing *f, char *line) {
 static bool read_field(mm_framing *f, char *line, mm_http_field *field) {
   const size_t n = token_length(line);
   if (is_blank(*line)) return refuse(f, 400, "a header is continued on a second line");
-  if (!n || line[n] != ':') return refuse(f, 400, "the name of a header is not a token with a colon behind it");
+  if (!n || line[n] != ':') return refuse(f, 400, "a header name is not a token followed by a colon");
   line[n] = 0;
   char *value = line + n + 1, *end = value + strlen(value);
   while (is_blank(*value)) value++;

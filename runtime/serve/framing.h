@@ -1,4 +1,5 @@
-/* HTTP/1 requests, read strictly from bytes as they come: RFC 9112, and of its choices the one that two readers cannot take differently.
+/* Strict HTTP/1 parser (RFC 9112), fed with bytes as they come. Where the RFC allows leniency it refuses, so that a proxy and this server
+ * never frame a request differently.
  * A refused request ends its connection, since nobody knows where the next one begins. */
 #ifndef MM_RUNTIME_SERVE_FRAMING_H
 #define MM_RUNTIME_SERVE_FRAMING_H
@@ -9,7 +10,7 @@ typedef enum mm_framing_state {
   MM_FRAMING_HEAD,   /* before the blank line */
   MM_FRAMING_BODY,   /* the head is read: fields below are set */
   MM_FRAMING_DONE,   /* the request is whole */
-  MM_FRAMING_REFUSED /* status and why are set; method, path and headers so far as they were read */
+  MM_FRAMING_REFUSED /* status and reason are set; method, path and field as far as they were read */
 } mm_framing_state;
 
 typedef struct mm_http_field {

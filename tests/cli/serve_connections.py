@@ -159,7 +159,7 @@ def beside_long_ones():
 def few_descriptors():
     """Connections are bounded by the descriptors that there are, which the log says once; more wait, and the log stays short."""
     with Server(PACKED, prefix=("prlimit", "--nofile=40:40")) as s:
-        assert re.search(r"--max-connections: 4096, and the limit of 40 descriptors has room for 20$", open(s.log).read(), re.M)
+        assert re.search(r"--max-connections lowered from 4096: the limit of 40 descriptors allows 20$", open(s.log).read(), re.M)
         many = [raw(s) for _ in range(60)]
         time.sleep(0.5)
         assert len(os.listdir(f"/proc/{s.process.pid}/fd")) <= 40

@@ -317,7 +317,7 @@ void check_shares() {
       for (size_t i = 0; i < (size_t)rows * n; i++) v[i] = number(t, m->rank, i);
       all[m->rank] = reinterpret_cast<float *>(m->x);
       CUDA_OK(cudaMemcpyAsync(own, v, (size_t)rows * n * 4, cudaMemcpyHostToDevice, m->s));
-      CUDA_OK(mm_cu_peers_share(m->peers, all, own, rows, n, m->s));
+      CUDA_OK(mm_cu_peers_all_gather(m->peers, all, own, rows, n, m->s));
       CUDA_OK(cudaMemcpyAsync(v, m->x, (size_t)rows * n * 8, cudaMemcpyDeviceToHost, m->s));
       CUDA_OK(cudaStreamSynchronize(m->s));
       for (size_t i = 0; i < (size_t)rows * n * 2; i++)

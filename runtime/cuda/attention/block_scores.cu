@@ -107,8 +107,8 @@ __device__ __forceinline__ void score_keys(score_shared &sh, uint32_t group, con
 }
 
 /* Both groups: their queries, zeros behind the last. */
-__device__ __forceinline__ void fetch_queries(score_shared &sh, const bf16 *q, uint32_t columns, uint32_t capacity) {
-  for (uint32_t i = threadIdx.x - 128; i < capacity * (kDim / 8); i += kGroups * 128) {
+__device__ __forceinline__ void fetch_queries(score_shared &sh, const bf16 *q, uint32_t columns, uint32_t count) {
+  for (uint32_t i = threadIdx.x - 128; i < count * (kDim / 8); i += kGroups * 128) {
     const uint32_t row = i / (kDim / 8), piece = i % (kDim / 8);
     uint8_t *const to = sh.q[row / MM_CU_TILE][piece / 8];
     copy16_to(shared_address(to) + swizzled(row % MM_CU_TILE, piece % 8), q + (size_t)(row < columns ? row : 0) * kDim + piece * 8,
@@ -148,10 +148,10 @@ __global__ void __launch_bounds__(kThreads, 1) tile_scores(const __grid_constant
     if (threadIdx.x < 32) fetch_keys(sh, keys, a.table + (size_t)span.slot * a.pages_per_slot, range);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    constexpr uint32_t kCapacity = kGroups * kM * MM_CU_TILE;
-    const uint32_t from = blockIdx.z * kCapacity, all = rows * a.heads, there = min(max(all, from) - from, kCapacity);
+    constexpr uint32_t kQueries = kGroups * kM * MM_CU_TILE;
+    const uint32_t from = blockIdx.z * kQueries, all = rows * a.heads, there = min(max(all, from) - from, kQueries);
     const uint32_t own = (group - 1) * kM * MM_CU_TILE;
-    fetch_queries(sh, a.q + ((size_t)(span.first + tile.y) * a.heads + from) * kDim, there, kCapacity);
+    fetch_queries(sh, a.q + ((size_t)(span.first + tile.y) * a.heads + from) * kDim, there, kQueries);
     float *const score = a.score + ((size_t)blockIdx.x * MM_CU_TILE * a.heads + from + own) * a.most;
     score_keys<kM>(sh, group - 1, range, score, max(there, own) - own, a.most);
   }

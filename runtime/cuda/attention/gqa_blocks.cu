@@ -34,23 +34,23 @@ struct block_part {
   float o[kGroup][D], m[kGroup], l[kGroup];
 };
 template <int D>
-struct key_capacity {
+struct key_tile {
   bf16 k[kKeys][D + kPad], v[kKeys][D + kPad];
 };
 /* The same as it lies in an e4m3 cache. */
 template <int D>
-struct code_capacity {
+struct code_tile {
   uint8_t k[kKeys][D], v[kKeys][D];
   float k_scale[kKeys], v_scale[kKeys];
 };
 template <int D, bool kFp8>
 struct warp_stages {
-  key_capacity<D> fetched[kStages];
+  key_tile<D> fetched[kStages];
 };
 template <int D>
 struct warp_stages<D, true> {
-  code_capacity<D> fetched[kStages];
-  key_capacity<D> wide; /* f16 */
+  code_tile<D> fetched[kStages];
+  key_tile<D> wide; /* f16 */
 };
 template <int D, bool kFp8>
 union block_shared {
@@ -86,7 +86,7 @@ struct tile_list {
 /* Starts the copy of 16 keys and values from `cell` on; those at or past valid become zeros, so that what
  * lies there reaches no sum. */
 template <int D>
-__device__ __forceinline__ void fetch_tile(key_capacity<D> &to, const mm_cu_kv &kv, size_t cell, uint32_t valid) {
+__device__ __forceinline__ void fetch_tile(key_tile<D> &to, const mm_cu_kv &kv, size_t cell, uint32_t valid) {
   const bf16 *const k = static_cast<const bf16 *>(kv.k) + cell * D, *const v = static_cast<const bf16 *>(kv.v) + cell * D;
 #pragma unroll
   for (int i = 0; i < kKeys * D / 8 / 32; i++) {
@@ -97,7 +97,7 @@ __device__ __forceinline__ void fetch_tile(key_capacity<D> &to, const mm_cu_kv &
 }
 
 template <int D>
-__device__ __forceinline__ void fetch_tile(code_capacity<D> &to, const mm_cu_kv &kv, size_t cell, uint32_t valid) {
+__device__ __forceinline__ void fetch_tile(code_tile<D> &to, const mm_cu_kv &kv, size_t cell, uint32_t valid) {
   const uint8_t *const k = static_cast<const uint8_t *>(kv.k) + cell * D, *const v = static_cast<const uint8_t *>(kv.v) + cell * D;
   const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
@@ -114,7 +114,7 @@ __device__ __forceinline__ void fetch_tile(code_capacity<D> &to, const mm_cu_kv 
 /* A fetched tile as it is multiplied, and the scales of its keys and values. For whole warps. */
 template <int D>
 struct ready_tile {
-  const key_capacity<D> &capacity;
+  const key_tile<D> &keys;
   const float *k_scale, *v_scale; /* NULL: none */
 };
 template <int D>
@@ -123,7 +123,7 @@ __device__ __forceinline__ ready_tile<D> ready(warp_stages<D, false> &w, uint32_
 }
 template <int D>
 __device__ __forceinline__ ready_tile<D> ready(warp_stages<D, true> &w, uint32_t in) {
-  const code_capacity<D> &from = w.fetched[in];
+  const code_tile<D> &from = w.fetched[in];
 #pragma unroll
   for (int i = 0; i < kKeys * D / 16 / 32; i++) {
     const uint32_t at = (i * 32 + threadIdx.x % 32) * 16, row = at / D, c = at % D;
@@ -145,7 +145,7 @@ struct block_sums {
 
   /* A tile, whose first `valid` keys count. */
   __device__ __forceinline__ void add(const ready_tile<D> &tile, const uint32_t (&q)[D / 16][4], uint32_t valid, float scale) {
-    const key_capacity<D> &now = tile.capacity;
+    const key_tile<D> &now = tile.keys;
     const auto multiply = kFp8 ? mma_half : mma;
     const auto pack = kFp8 ? pack2_half : pack2;
     const uint32_t lane = threadIdx.x % 32, t = lane % 4;

@@ -269,18 +269,18 @@ __device__ __forceinline__ void fetch_queries(attend_shared &sh, const CUtensorM
     __syncwarp();
     if (lane == 0) mbarrier_arrive(shared_address(&sh.empty[stage]));
     for (uint32_t at = 0; at < now.count; at += rows, turn++) {
-      const uint32_t group = turn % kGroups, capacity = turn / kGroups % kStages, here = min(rows, now.count - at);
-      const uint32_t full = shared_address(&sh.q_full[group][capacity]), from = (at + lane) % 32;
+      const uint32_t group = turn % kGroups, q_stage = turn / kGroups % kStages, here = min(rows, now.count - at);
+      const uint32_t full = shared_address(&sh.q_full[group][q_stage]), from = (at + lane) % 32;
       if (at % 32 == 0) e = after, after = read(at + 32);
       const entry own = make_uint2(__shfl_sync(0xffffffffu, e.x, from), __shfl_sync(0xffffffffu, e.y, from));
-      mbarrier_wait(shared_address(&sh.q_empty[group][capacity]), (turn / (kGroups * kStages) % 2) ^ 1);
-      if (lane < here) sh.rows[group][capacity][lane] = own;
+      mbarrier_wait(shared_address(&sh.q_empty[group][q_stage]), (turn / (kGroups * kStages) % 2) ^ 1);
+      if (lane < here) sh.rows[group][q_stage][lane] = own;
       __syncwarp();
       if (lane == 0) mbarrier_arrive_expect_tx(full, here * x.group * kDim * (uint32_t)sizeof(bf16));
       __syncwarp();
       if (lane >= here) continue;
       for (uint32_t c = 0; c < kHalves; c++)
-        tma_load(shared_address(sh.q[group][capacity][c]) + lane * x.group * kStrip, &map, c * kStrip, own.x * pitch + now.head * x.group,
+        tma_load(shared_address(sh.q[group][q_stage][c]) + lane * x.group * kStrip, &map, c * kStrip, own.x * pitch + now.head * x.group,
                  full);
     }
   }
@@ -351,13 +351,13 @@ __device__ __forceinline__ void put_part(const scratch &s, const shape &x, const
 
 /* A group's next 64 queries: in which room, how many rows of them there are, and in which stage the job's block is. */
 struct tile_turn {
-  uint32_t group, capacity, here, stage, parity;
+  uint32_t group, q_stage, here, stage, parity;
 };
 
 __device__ __forceinline__ void multiply_tile(attend_shared &sh, const shape &x, const scratch &s, const job &now, const tile_turn &y,
                                               float scale) {
   const uint32_t warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-  const uint32_t q = shared_address(sh.q[y.group][y.capacity]), k = shared_address(sh.k[y.stage]), v = shared_address(sh.v[y.stage]);
+  const uint32_t q = shared_address(sh.q[y.group][y.q_stage]), k = shared_address(sh.k[y.stage]), v = shared_address(sh.v[y.stage]);
   uint32_t p[kKeys / 16][4];
   row_result r[2];
   float top[2], sum[2];
@@ -371,13 +371,13 @@ __device__ __forceinline__ void multiply_tile(attend_shared &sh, const shape &x,
 #pragma unroll
     for (uint32_t half = 0; half < 2; half++) {
       const uint32_t row = warp * 16 + half * 8, of = row / x.group;
-      const entry e = sh.rows[y.group][y.capacity][of];
+      const entry e = sh.rows[y.group][y.q_stage][of];
       r[half] = {of < y.here, e.y, now.head * x.group + row % x.group + lane / 4, e.x + now.shift - now.block * kKeys};
       if (!r[half].there) r[half].last = kKeys;
     }
     wgmma_wait<0>(score);
     __syncwarp();
-    if (lane == 0) mbarrier_arrive(shared_address(&sh.q_empty[y.group][y.capacity]));
+    if (lane == 0) mbarrier_arrive(shared_address(&sh.q_empty[y.group][y.q_stage]));
     hide_keys(score, r);
     soften(score, top, sum, scale);
 #pragma unroll
@@ -405,10 +405,10 @@ __device__ __forceinline__ void multiply_jobs(attend_shared &sh, const shape &x,
     if (now.count == 0) return;
     const uint32_t tiles = (now.count + rows - 1) / rows;
     for (uint32_t i = (group + kGroups - turn % kGroups) % kGroups; i < tiles; i += kGroups) {
-      const uint32_t mine = (turn + i) / kGroups, capacity = mine % kStages;
-      mbarrier_wait(shared_address(&sh.q_full[group][capacity]), mine / kStages % 2);
+      const uint32_t mine = (turn + i) / kGroups, q_stage = mine % kStages;
+      mbarrier_wait(shared_address(&sh.q_full[group][q_stage]), mine / kStages % 2);
       mbarrier_wait(shared_address(&sh.k_full[stage]), parity);
-      multiply_tile(sh, x, s, now, {group, capacity, now.count - i * rows, stage, parity}, scale);
+      multiply_tile(sh, x, s, now, {group, q_stage, now.count - i * rows, stage, parity}, scale);
     }
     turn += tiles;
     __syncwarp();

@@ -63,16 +63,16 @@ __device__ __forceinline__ void one_split(decode_shared<D, kFp8, kStages> &sh, o
     return;
   }
 
-  auto &stages = sh.capacity[warp];
+  auto &stages = sh.stage[warp];
   auto cell_of = [&](uint32_t page, uint32_t at) { return ((size_t)page * h.kv_heads + kv_head) * MM_CU_PAGE + at % MM_CU_PAGE; };
   auto page_of = [&](uint32_t tile) { return tile < end ? kv.table[(size_t)slot * kv.pages_per_slot + tile / (MM_CU_PAGE / kKeys)] : 0; };
   uint32_t next = split * per_split + warp, page = page_of(next); /* the warp's next tile to fetch; its page is known a turn before */
-  auto fetch_keys = [&](warp_capacity<D, kFp8> &capacity) {
-    if (next < end) fetch_half<D>(capacity.k, kv.k, kv.k_scale, cell_of(page, next * kKeys), pos - next * kKeys);
+  auto fetch_keys = [&](warp_stage<D, kFp8> &stage) {
+    if (next < end) fetch_half<D>(stage.k, kv.k, kv.k_scale, cell_of(page, next * kKeys), pos - next * kKeys);
     copy_commit();
   };
-  auto fetch_values = [&](warp_capacity<D, kFp8> &capacity) {
-    if (next < end) fetch_half<D>(capacity.v, kv.v, kv.v_scale, cell_of(page, next * kKeys), pos - next * kKeys);
+  auto fetch_values = [&](warp_stage<D, kFp8> &stage) {
+    if (next < end) fetch_half<D>(stage.v, kv.v, kv.v_scale, cell_of(page, next * kKeys), pos - next * kKeys);
     copy_commit();
     next += kWarps;
     page = page_of(next);
@@ -97,26 +97,26 @@ __device__ __forceinline__ void one_split(decode_shared<D, kFp8, kStages> &sh, o
   uint32_t in = 0;
 #pragma unroll 1
   for (uint32_t tile = split * per_split + warp; tile < end; tile += kWarps) {
-    auto &capacity = stages[in];
+    auto &stage = stages[in];
     in = in + 1 == kStages ? 0 : in + 1;
     const uint32_t valid = pos + 1 - tile * kKeys;
     const bool last = tile == tiles - 1;
     float e[4];
     copy_wait<2 * kStages - 1>();
     __syncwarp();
-    if (last) lay_own<D>(capacity.k, own.k, own.k_scale, pos % kKeys);
+    if (last) lay_own<D>(stage.k, own.k, own.k_scale, pos % kKeys);
     __syncwarp();
-    score<D, kFp8>(e, capacity, valid, scale, q);
+    score<D, kFp8>(e, stage, valid, scale, q);
     __syncwarp(); /* all have read the keys */
-    fetch_keys(capacity);
+    fetch_keys(stage);
     soften<D>(e, sum);
     copy_wait<2 * kStages - 1>();
     __syncwarp();
-    if (last) lay_own<D>(capacity.v, own.v, own.v_scale, pos % kKeys);
+    if (last) lay_own<D>(stage.v, own.v, own.v_scale, pos % kKeys);
     __syncwarp();
-    add_values<D, kFp8>(sum, capacity, valid, e);
+    add_values<D, kFp8>(sum, stage, valid, e);
     __syncwarp();
-    fetch_values(capacity);
+    fetch_values(stage);
   }
   copy_wait<0>();
   __syncthreads();

@@ -37,17 +37,17 @@ struct narrow_half {
   float scale[kKeys];
 };
 template <int D, bool kFp8>
-struct warp_capacity {
+struct warp_stage {
   wide_half<D> k, v;
 };
 template <int D>
-struct warp_capacity<D, true> {
+struct warp_stage<D, true> {
   narrow_half<D> k, v;
   wide_half<D> wide; /* of the one that is being multiplied */
 };
 template <int D, bool kFp8, int kStages>
 union decode_shared {
-  warp_capacity<D, kFp8> capacity[kWarps][kStages];
+  warp_stage<D, kFp8> stage[kWarps][kStages];
   partial<D> part[kWarps];
 };
 
@@ -105,21 +105,21 @@ __device__ __forceinline__ void lay_own(narrow_half<D> &to, const uint16_t (&own
 
 /* The operand: fetched keys or values, widened where they are e4m3. For whole warps. */
 template <int D>
-__device__ __forceinline__ wide_half<D> &ready_half(warp_capacity<D, false> &, wide_half<D> &from) {
+__device__ __forceinline__ wide_half<D> &ready_half(warp_stage<D, false> &, wide_half<D> &from) {
   return from;
 }
 template <int D>
-__device__ __forceinline__ wide_half<D> &ready_half(warp_capacity<D, true> &capacity, narrow_half<D> &from) {
+__device__ __forceinline__ wide_half<D> &ready_half(warp_stage<D, true> &stage, narrow_half<D> &from) {
 #pragma unroll
   for (int i = 0; i < kKeys * D / 16 / 32; i++) {
     const uint32_t at = (i * 32 + threadIdx.x % 32) * 16, row = at / D, c = at % D / 8;
     uint4 wide[2];
     widen16_half(wide, *reinterpret_cast<const uint4 *>(&from.at[0][0] + at));
-    *reinterpret_cast<uint4 *>(piece<D>(capacity.wide, row, c)) = wide[0];
-    *reinterpret_cast<uint4 *>(piece<D>(capacity.wide, row, c + 1)) = wide[1];
+    *reinterpret_cast<uint4 *>(piece<D>(stage.wide, row, c)) = wide[0];
+    *reinterpret_cast<uint4 *>(piece<D>(stage.wide, row, c + 1)) = wide[1];
   }
   __syncwarp();
-  return capacity.wide;
+  return stage.wide;
 }
 
 /* Scales of the keys g and g + 8; those of a cell that holds none may be anything. */
@@ -156,11 +156,11 @@ __device__ __forceinline__ void put_warp(partial<D> &to, running<D> &sum) {
 
 /* The scores of 16 keys, those at or past valid -inf, times `scale`: lane (g, t) has keys g (0, 1) and g + 8 of heads 2t and 2t+1. */
 template <int D, bool kFp8>
-__device__ __forceinline__ void score(float (&e)[4], warp_capacity<D, kFp8> &capacity, uint32_t valid, float scale,
+__device__ __forceinline__ void score(float (&e)[4], warp_stage<D, kFp8> &stage, uint32_t valid, float scale,
                                       const uint32_t (&q)[D / 16][2]) {
   const uint32_t lane = threadIdx.x % 32, g = lane / 4;
   const auto multiply = kFp8 ? mma_half : mma;
-  auto &k = ready_half<D>(capacity, capacity.k);
+  auto &k = ready_half<D>(stage, stage.k);
   uint32_t a[4];
   float s[2][4] = {};
 #pragma unroll
@@ -171,7 +171,7 @@ __device__ __forceinline__ void score(float (&e)[4], warp_capacity<D, kFp8> &cap
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     const uint32_t key = g + i / 2 * 8;
-    e[i] = key < valid ? (s[0][i] + s[1][i]) * (scale * scale_of(capacity.k, key)) : -INFINITY;
+    e[i] = key < valid ? (s[0][i] + s[1][i]) * (scale * scale_of(stage.k, key)) : -INFINITY;
   }
 }
 
@@ -194,15 +194,14 @@ __device__ __forceinline__ void soften(float (&e)[4], running<D> &r) {
 }
 
 template <int D, bool kFp8>
-__device__ __forceinline__ void add_values(running<D> &r, warp_capacity<D, kFp8> &capacity, uint32_t valid, const float (&e)[4]) {
+__device__ __forceinline__ void add_values(running<D> &r, warp_stage<D, kFp8> &stage, uint32_t valid, const float (&e)[4]) {
   const uint32_t lane = threadIdx.x % 32, g = lane / 4;
   const auto multiply = kFp8 ? mma_half : mma;
   const auto pack = kFp8 ? pack2_half : pack2;
   float f[2] = {1, 1};
-  if (kFp8)
-    f[0] = g < valid ? scale_of(capacity.v, g) * kValueUp : 0.0f, f[1] = g + 8 < valid ? scale_of(capacity.v, g + 8) * kValueUp : 0.0f;
+  if (kFp8) f[0] = g < valid ? scale_of(stage.v, g) * kValueUp : 0.0f, f[1] = g + 8 < valid ? scale_of(stage.v, g + 8) * kValueUp : 0.0f;
   const uint32_t p[2] = {turn(pack(e[0] * f[0], e[1] * f[0])), turn(pack(e[2] * f[1], e[3] * f[1]))};
-  auto &v = ready_half<D>(capacity, capacity.v);
+  auto &v = ready_half<D>(stage, stage.v);
   uint32_t a[4];
 #pragma unroll
   for (int j = 0; j < D / 16; j++) {

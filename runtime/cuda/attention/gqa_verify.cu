@@ -1,9 +1,9 @@
-/* Attention of verify rows: up to MM_CU_VERIFY rows of a sequence stand side by side, each of which sees the ones before it.
+/* Attention of verify rows: up to MM_CU_VERIFY consecutive rows of a sequence, each of which sees the ones before it. Two kernels.
  *
- * gqa_place, grid (kv head, row): what a single token's attention does with its projection, ahead of it; queries go to o, keys and values
- * to the cache. gqa_together: blocks as gqa_decode.cu has them, in which a part's keys and values are fetched once for up to kTogether rows
- * that are cut alike: long contexts come from memory once for them all. How many share a block is the host's choice
- * (mm_cu_gqa_verify_list), and of short contexts none do, so that all multiprocessors are used: their blocks meet in the L2 cache.
+ * gqa_place, grid (kv head, row): norm and RoPE as a single token's attention has them; queries go to o, keys and values to the cache.
+ * gqa_together, blocks as in gqa_decode.cu: an item is up to kTogether rows of a sequence whose parts are equally long
+ * (mm_cu_gqa_cut.part), so that their keys are read once. mm_cu_gqa_verify_list picks the number of rows; rows of short contexts are items
+ * of their own, which fills all multiprocessors, and their repeated reads hit L2.
  *
  * Each row's sums are those of a single token in a step of as many rows, in the same order: the same bits. Only tiles before the sequence's
  * first row are fetched before gqa_place is waited for. A block holds running sums of all its rows, 36 registers each for D = 128; queries
@@ -42,8 +42,8 @@ __global__ void __launch_bounds__(kThreads)
     to[i] = *reinterpret_cast<const uint4 *>(&own.q[i / (D / 8)][i % (D / 8) * 8]);
 }
 
-/* A part of `count` rows from `row` on, of one sequence. */
-struct rows_part {
+/* Rows [row, row + count) of one sequence, and which split of their keys. */
+struct verify_item {
   uint32_t row, count, split;
 };
 
@@ -57,11 +57,11 @@ using query_rows = uint16_t[kTogether][kGroup][D + 8];
 
 /* Scores of a tile for the rows that see some of it, as score() gives them for one. */
 template <int D, bool kFp8>
-__device__ __forceinline__ void score_rows(float (&e)[kTogether][4], warp_capacity<D, kFp8> &capacity, uint32_t at, rows_seen rows,
-                                           float scale, const query_rows<D> &q) {
+__device__ __forceinline__ void score_rows(float (&e)[kTogether][4], warp_stage<D, kFp8> &stage, uint32_t at, rows_seen rows, float scale,
+                                           const query_rows<D> &q) {
   const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const auto multiply = kFp8 ? mma_half : mma;
-  auto &k = ready_half<D>(capacity, capacity.k);
+  auto &k = ready_half<D>(stage, stage.k);
   float s[kTogether][2][4] = {};
 #pragma unroll
   for (int j = 0; j < D / 16; j++) {
@@ -82,14 +82,14 @@ __device__ __forceinline__ void score_rows(float (&e)[kTogether][4], warp_capaci
 #pragma unroll
     for (int x = 0; x < 4; x++) {
       const uint32_t key = g + x / 2 * 8;
-      e[i][x] = at + key <= rows.pos + i ? (s[i][0][x] + s[i][1][x]) * (scale * scale_of(capacity.k, key)) : -INFINITY;
+      e[i][x] = at + key <= rows.pos + i ? (s[i][0][x] + s[i][1][x]) * (scale * scale_of(stage.k, key)) : -INFINITY;
     }
   }
 }
 
 /* And their values, as add_values() adds them for one. */
 template <int D, bool kFp8>
-__device__ __forceinline__ void add_rows(running<D> (&sum)[kTogether], warp_capacity<D, kFp8> &capacity, uint32_t at, rows_seen rows,
+__device__ __forceinline__ void add_rows(running<D> (&sum)[kTogether], warp_stage<D, kFp8> &stage, uint32_t at, rows_seen rows,
                                          const float (&e)[kTogether][4]) {
   const uint32_t lane = threadIdx.x % 32, g = lane / 4;
   const auto multiply = kFp8 ? mma_half : mma;
@@ -100,12 +100,12 @@ __device__ __forceinline__ void add_rows(running<D> (&sum)[kTogether], warp_capa
     if (i >= rows.count) continue;
     float f[2] = {1, 1};
     if (kFp8) {
-      f[0] = at + g <= rows.pos + i ? scale_of(capacity.v, g) * kValueUp : 0.0f;
-      f[1] = at + g + 8 <= rows.pos + i ? scale_of(capacity.v, g + 8) * kValueUp : 0.0f;
+      f[0] = at + g <= rows.pos + i ? scale_of(stage.v, g) * kValueUp : 0.0f;
+      f[1] = at + g + 8 <= rows.pos + i ? scale_of(stage.v, g + 8) * kValueUp : 0.0f;
     }
     p[i][0] = turn(pack(e[i][0] * f[0], e[i][1] * f[0])), p[i][1] = turn(pack(e[i][2] * f[1], e[i][3] * f[1]));
   }
-  auto &v = ready_half<D>(capacity, capacity.v);
+  auto &v = ready_half<D>(stage, stage.v);
 #pragma unroll
   for (int j = 0; j < D / 16; j++) {
     uint32_t a[4];
@@ -165,22 +165,22 @@ struct place_wait {
 template <int D, bool kFp8>
 struct warp_tiles {
   const mm_cu_kv &kv;
-  const uint32_t *table;         /* of the slot */
-  uint32_t kv_heads, there, end; /* keys of the sequence; tiles of it up to the part's end */
-  uint32_t next, page;           /* the next tile to fetch; its page is known a turn before */
+  const uint32_t *table;        /* of the slot */
+  uint32_t kv_heads, keys, end; /* keys of the sequence so far, later ones are zeros; first tile after the part */
+  uint32_t next, page;          /* the next tile to fetch; its page is known a turn before */
 
-  __device__ __forceinline__ warp_tiles(const verify_step &s, int32_t slot, uint32_t keys, uint32_t from, uint32_t to)
-      : kv(s.kv), table(s.kv.table + (size_t)slot * s.kv.pages_per_slot), kv_heads(s.h.kv_heads), there(keys), end(to), next(from) {
+  __device__ __forceinline__ warp_tiles(const verify_step &s, int32_t slot, uint32_t count, uint32_t from, uint32_t to)
+      : kv(s.kv), table(s.kv.table + (size_t)slot * s.kv.pages_per_slot), kv_heads(s.h.kv_heads), keys(count), end(to), next(from) {
     turn_page();
   }
   __device__ __forceinline__ void turn_page() { page = next < end ? table[next / (MM_CU_PAGE / kKeys)] : 0; }
   __device__ __forceinline__ size_t cell() const { return mm_cu_cell(page, kv_heads, blockIdx.x) + next * kKeys % MM_CU_PAGE; }
-  __device__ __forceinline__ void fetch_keys(warp_capacity<D, kFp8> &capacity) {
-    if (next < end) fetch_half<D>(capacity.k, kv.k, kv.k_scale, cell(), there - next * kKeys);
+  __device__ __forceinline__ void fetch_keys(warp_stage<D, kFp8> &stage) {
+    if (next < end) fetch_half<D>(stage.k, kv.k, kv.k_scale, cell(), keys - next * kKeys);
     copy_commit();
   }
-  __device__ __forceinline__ void fetch_values(warp_capacity<D, kFp8> &capacity) {
-    if (next < end) fetch_half<D>(capacity.v, kv.v, kv.v_scale, cell(), there - next * kKeys);
+  __device__ __forceinline__ void fetch_values(warp_stage<D, kFp8> &stage) {
+    if (next < end) fetch_half<D>(stage.v, kv.v, kv.v_scale, cell(), keys - next * kKeys);
     copy_commit();
     next += kWarps;
     turn_page();
@@ -189,7 +189,7 @@ struct warp_tiles {
 
 /* The part's queries of this kv head, from where gqa_place has put them. */
 template <int D>
-__device__ __forceinline__ void load_queries(query_rows<D> &q, const verify_step &s, const rows_part &part) {
+__device__ __forceinline__ void load_queries(query_rows<D> &q, const verify_step &s, const verify_item &part) {
   const uint32_t group = s.h.heads / s.h.kv_heads;
   const uint4 *const from = reinterpret_cast<const uint4 *>(s.a.o) + (size_t)blockIdx.x * group * (D / 8);
   for (uint32_t i = threadIdx.x; i < part.count * group * (D / 8); i += kThreads) {
@@ -200,9 +200,11 @@ __device__ __forceinline__ void load_queries(query_rows<D> &q, const verify_step
   __syncthreads();
 }
 
+/* Phases: padding; prefetch; wait for gqa_place and load queries; loop over keys; store and join. All rows of the item have the last
+ * row's part length; rows that end before this split are not in the item. */
 template <int D, bool kFp8, int kStages>
 __device__ __forceinline__ void one_part(decode_shared<D, kFp8, kStages> &sh, query_rows<D> &q, const verify_step &s, place_wait &wait,
-                                         const rows_part &part) {
+                                         const verify_item &part) {
   const uint32_t group = s.h.heads / s.h.kv_heads, warp = threadIdx.x / 32;
   const int32_t slot = s.r.slot[part.row];
   const uint32_t pos = s.r.pos[part.row];
@@ -217,7 +219,7 @@ __device__ __forceinline__ void one_part(decode_shared<D, kFp8, kStages> &sh, qu
     wait();
     return;
   }
-  auto &stages = sh.capacity[warp];
+  auto &stages = sh.stage[warp];
   warp_tiles<D, kFp8> to_come(s, slot, pos + part.count, first, min(tiles, (part.split + 1) * per_split));
   const uint32_t early = wait.waited ? pos + part.count : pos - mm_cu_rows_before(s.r, part.row); /* of the cache before the step */
 #pragma unroll
@@ -232,24 +234,24 @@ __device__ __forceinline__ void one_part(decode_shared<D, kFp8, kStages> &sh, qu
   uint32_t in = 0;
 #pragma unroll 1
   for (uint32_t tile = first; tile < to_come.end; tile += kWarps) {
-    auto &capacity = stages[in];
+    auto &stage = stages[in];
     in = in + 1 == kStages ? 0 : in + 1;
     const uint32_t at = tile * kKeys;
     float e[kTogether][4];
     copy_wait<2 * kStages - 1>();
     __syncwarp();
-    score_rows<D, kFp8>(e, capacity, at, {pos, part.count, group}, scale, q);
+    score_rows<D, kFp8>(e, stage, at, {pos, part.count, group}, scale, q);
     __syncwarp(); /* all have read the keys */
-    to_come.fetch_keys(capacity);
+    to_come.fetch_keys(stage);
 #pragma unroll
     for (int i = 0; i < kTogether; i++) {
       if (i < part.count && at <= pos + i) soften<D, true>(e[i], sum[i]);
     }
     copy_wait<2 * kStages - 1>();
     __syncwarp();
-    add_rows<D, kFp8>(sum, capacity, at, {pos, part.count, group}, e);
+    add_rows<D, kFp8>(sum, stage, at, {pos, part.count, group}, e);
     __syncwarp();
-    to_come.fetch_values(capacity);
+    to_come.fetch_values(stage);
   }
   copy_wait<0>();
 #pragma unroll
@@ -275,8 +277,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     one_part<D, kFp8, kStages>(sh, q, step, wait, {blockIdx.y, 1, blockIdx.z});
     return;
   }
-  uint2 more = ws.item[blockIdx.y + gridDim.y * blockIdx.z]; /* where they are, and how many */
-  uint2 next = more.y ? ws.item[more.x] : make_uint2(0, 0);  /* known a turn before */
+  uint2 more = ws.item[blockIdx.y + gridDim.y * blockIdx.z]; /* x: index of the block's first item, y: number of items */
+  uint2 next = more.y ? ws.item[more.x] : make_uint2(0, 0);  /* prefetched one iteration ahead */
 #pragma unroll 1
   for (; more.y; more.x++, more.y--) {
     const uint2 now = next;
@@ -289,8 +291,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 template <int D>
 constexpr size_t kStatic = sizeof(query_rows<D>) + 160;
-static_assert(kStatic<128> + sizeof(decode_shared<128, true, 1>) <= MM_CU_SHARED_LEAST, "one room fits everywhere");
-static_assert(kStatic<128> + sizeof(decode_shared<128, false, 1>) <= MM_CU_SHARED_LEAST, "one room fits everywhere");
+static_assert(kStatic<128> + sizeof(decode_shared<128, true, 1>) <= MM_CU_SHARED_LEAST, "one stage fits on every device");
+static_assert(kStatic<128> + sizeof(decode_shared<128, false, 1>) <= MM_CU_SHARED_LEAST, "one stage fits on every device");
 
 template <int D, bool kFp8>
 cudaError_t run_rows(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_qkv &p, const mm_cu_gqa &a,
@@ -314,8 +316,8 @@ cudaError_t run(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, c
 }  // namespace
 
 cudaError_t mm_cu_gqa_verify(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_qkv &p, const mm_cu_gqa &a,
-                             const mm_cu_gqa_capacity &capacity, cudaStream_t s) {
-  const work_space ws = {capacity.counter, capacity.part, capacity.cut, capacity.far, a.far.first, a.far.item};
+                             const mm_cu_gqa_scratch &scratch, cudaStream_t s) {
+  const work_space ws = {scratch.counter, scratch.part, scratch.cut, scratch.far, a.far.first, a.far.item};
   if (h.head_dim == 128) return run<128>(h, r, kv, p, a, ws, s);
   return h.head_dim == 64 ? run<64>(h, r, kv, p, a, ws, s) : cudaErrorNotSupported;
 }

@@ -283,9 +283,9 @@ bool load_kernels(mm_err *err) {
                                  reinterpret_cast<const void *>(reduce_many<float, MAX>),
                                  reinterpret_cast<const void *>(share_rows<float4>),
                                  reinterpret_cast<const void *>(share_rows<float>),
-                                 mm_cu_many_kernel(0),
-                                 mm_cu_many_kernel(1),
-                                 mm_cu_many_kernel(2)};
+                                 mm_cu_large_sum_kernel(0),
+                                 mm_cu_large_sum_kernel(1),
+                                 mm_cu_large_sum_kernel(2)};
   cudaFuncAttributes a;
   for (const void *k : kernels) {
     if (!check(cudaFuncGetAttributes(&a, k), "load kernels", err)) return false;
@@ -371,7 +371,7 @@ cudaError_t mm_cu_peers_max_f32(mm_cu_peers *p, float *x, uint64_t n, cudaStream
   return p->across ? mm_cu_across_max_f32(p->across, x, n, s) : reduce<float, MAX>(p, x, n, s);
 }
 
-cudaError_t mm_cu_peers_share(mm_cu_peers *p, float *const *all, const float *own, uint32_t rows, uint32_t n, cudaStream_t s) {
+cudaError_t mm_cu_peers_all_gather(mm_cu_peers *p, float *const *all, const float *own, uint32_t rows, uint32_t n, cudaStream_t s) {
   if (p->across) return mm_cu_across_share(p->across, all[p->c.rank], own, rows, n, s);
   const uint32_t most = p->c.distinct_devices ? kPeerBlocks : kSharedBlocks;
   shared_rows a = {{}, own, rows, n};
@@ -379,7 +379,7 @@ cudaError_t mm_cu_peers_share(mm_cu_peers *p, float *const *all, const float *ow
   return launch(n % 4 == 0 ? share_rows<float4> : share_rows<float>, most, kThreads, 0, s, p->c, a);
 }
 
-bool mm_cu_peers_all_gather(mm_cu_peers *p, void *mine, void **all, mm_err *err) { return all_gather(p, mine, all, err); }
+bool mm_cu_peers_exchange_pointers(mm_cu_peers *p, void *mine, void **all, mm_err *err) { return all_gather(p, mine, all, err); }
 
 bool mm_cu_peers_small(const mm_cu_peers *p, uint32_t rows, uint64_t words) {
   if (p->across || words > (p->c.ranks == 2 ? kPeerWords : kPeerNumbers) || words * (p->c.ranks - 1) > kPeerSent) return false;
@@ -428,7 +428,7 @@ bool mm_cu_peers_reset(mm_cu_peers *p, mm_err *err) {
   return reset;
 }
 
-bool mm_cu_peers_meet(mm_cu_peers *p, bool mine, bool *all, mm_err *err) {
+bool mm_cu_peers_barrier(mm_cu_peers *p, bool mine, bool *all, mm_err *err) {
   bool said[MM_CU_PEERS];
   *all = false;
   if (!all_gather(p, mine, said, err)) return false;
@@ -441,12 +441,12 @@ bool mm_cu_peers_settle(mm_cu_peers *p, cudaStream_t s, mm_err *err) {
   if (p->c.distinct_devices) return true;
   const bool done = check(cudaStreamSynchronize(s), "step", err);
   bool all;
-  return mm_cu_peers_meet(p, done, &all, err) && all;
+  return mm_cu_peers_barrier(p, done, &all, err) && all;
 }
 
 bool mm_cu_peers_pause(mm_cu_peers *p, cudaStream_t s, mm_err *err) {
   bool all;
-  return p->c.distinct_devices ? mm_cu_peers_meet(p, true, &all, err) : mm_cu_peers_settle(p, s, err);
+  return p->c.distinct_devices ? mm_cu_peers_barrier(p, true, &all, err) : mm_cu_peers_settle(p, s, err);
 }
 
 void mm_cu_peers_load(mm_cu_peers *p, bool loading) {

@@ -37,16 +37,17 @@ __device__ __forceinline__ uint64_t now_ns() {
 }
 /* ---- what all ranks share ---- */
 
-constexpr uint32_t kPeerBlocks = 64;               /* that synchronise by flags */
-constexpr uint64_t kPeerWords = 131072;            /* of a sum of few numbers: 1 MiB of them */
-constexpr uint32_t kPeerRows = 256;                /* of a branch at most, with devices of their own */
-constexpr uint64_t kPeerNumbers = 196608;          /* of a branch, in eights of bytes: 256 rows of 3,072 columns */
-constexpr uint64_t kPeerSent = 3 * kPeerNumbers;   /* of them, that a rank sends: beyond it a sum by parts sends less */
-constexpr uint32_t kPeerBranch = kPeerNumbers / 2; /* its words */
-constexpr uint32_t kPeerTurns = 3;
-constexpr uint64_t kPeerSlab = (uint64_t)64 << 20;  /* bytes of a sum of many; of every rank's memory four, or two and twice sum_bytes */
-constexpr uint64_t kPeerMost = (uint64_t)256 << 20; /* of two ranks whose rows are sent as they are made */
-constexpr uint32_t kPeerLook = 256;                 /* tries between looks at the clock */
+constexpr uint32_t kPeerBlocks = 64;               /* blocks of a kernel that synchronises by flags */
+constexpr uint64_t kPeerWords = 131072;            /* small sums: 16-byte words (8 bytes of data, the epoch twice): 1 MiB of data */
+constexpr uint32_t kPeerRows = 256;                /* rows of a branch at most, if no two ranks share a device */
+constexpr uint64_t kPeerNumbers = 196608;          /* a branch at most, in units of 8 bytes: 256 rows of 3,072 bf16 */
+constexpr uint64_t kPeerSent = 3 * kPeerNumbers;   /* 8-byte units that one rank sends; above, a reduce-scatter sends less */
+constexpr uint32_t kPeerBranch = kPeerNumbers / 2; /* a branch in 16-byte words, all data: no flags */
+constexpr uint32_t kPeerTurns = 3;                 /* branch buffers in rotation: written, read, being emptied */
+constexpr uint64_t kPeerSlab =
+    (uint64_t)64 << 20; /* bytes of one step of a large sum; a rank's memory has four, or two and twice sum_bytes */
+constexpr uint64_t kPeerMost = (uint64_t)256 << 20; /* largest sum_bytes, of two ranks whose rows are sent as they are made */
+constexpr uint32_t kPeerLook = 256;                 /* polls between two looks at the clock */
 
 /* In host memory, seen by all. */
 struct peer_control {
@@ -163,10 +164,10 @@ __device__ __forceinline__ void each_of(uint32_t first, uint32_t n, uint32_t ste
 
 /* ---- branches ---- */
 
-/* Branches of few rows go without flags, sixteen bytes of numbers a word, since a place that nobody has written yet holds what nobody
- * sends: four times kPeerNothing, a NaN, for which the sender has another. Each kernel that exchanges one has a turn, whose place is the
- * next of three, and makes that of the turn before empty again. The others write there two turns later at the earliest, with this rank's
- * words of the turn between in their hands: that one began when this one had ended. */
+/* A branch: this rank's partial sum of an attention or MLP block. Small ones are exchanged without flags. An empty 16-byte word holds
+ * four times kPeerNothing, a NaN that senders never send (not_empty). The kernel of turn t uses buffer t % kPeerTurns and empties buffer
+ * t - 1. Peers write that buffer again at t + 2 at the earliest, after they have received this rank's words of t + 1: it is empty by then.
+ */
 constexpr uint32_t kPeerNothing = 0xffffffffu;
 
 struct peer_turn {
@@ -177,14 +178,14 @@ __device__ __forceinline__ peer_turn turn_of(const peer_view &c) {
   return {v.x, v.y};
 }
 
-__device__ __forceinline__ uint32_t some_number(uint32_t v) { return v - (v == kPeerNothing); }
-__device__ __forceinline__ bool has_come(uint4 v) {
+__device__ __forceinline__ uint32_t not_empty(uint32_t v) { return v - (v == kPeerNothing); }
+__device__ __forceinline__ bool has_arrived(uint4 v) {
   return v.x != kPeerNothing && v.y != kPeerNothing && v.z != kPeerNothing && v.w != kPeerNothing;
 }
 
 /* Eight columns of this rank's, to all others, as word `word`. */
 __device__ __forceinline__ void send_branch(const peer_view &c, peer_turn t, uint4 own, uint32_t word) {
-  const uint4 v = make_uint4(some_number(own.x), some_number(own.y), some_number(own.z), some_number(own.w));
+  const uint4 v = make_uint4(not_empty(own.x), not_empty(own.y), not_empty(own.z), not_empty(own.w));
   for (uint32_t k = 1; k < c.ranks; k++) put_word(c.branch((c.rank + k) % c.ranks, t.turn, c.rank) + word, v);
 }
 
@@ -207,7 +208,7 @@ __device__ __forceinline__ uint4 sum_branches(const peer_view &c, peer_turn t, u
   for (uint32_t r = 0; r < c.ranks; r++) {
     uint4 now = next;
     if (r + 1 < c.ranks) next = get_word(place(r + 1));
-    while (r != c.rank && !has_come(now) && !p.over(r)) now = get_word(place(r));
+    while (r != c.rank && !has_arrived(now) && !p.over(r)) now = get_word(place(r));
     float x[8];
     widen8(x, r == c.rank ? own : now);
 #pragma unroll
@@ -250,7 +251,7 @@ __device__ __forceinline__ void branch_end(const peer_view &c, peer_turn t, uint
 }
 
 /* The kernels of ranks_prefill.cu that wait, to be loaded with those of peers.cu. */
-const void *mm_cu_many_kernel(int i);
+const void *mm_cu_large_sum_kernel(int i);
 
 /* This rank's, for kernels of other files. */
 const peer_view &mm_cu_peers_view(const mm_cu_peers *p);

@@ -28,10 +28,10 @@ cudaError_t mm_cu_peers_sum_f32(mm_cu_peers *p, float *x, uint64_t n, cudaStream
 cudaError_t mm_cu_peers_max_f32(mm_cu_peers *p, float *x, uint64_t n, cudaStream_t s);
 
 /* own[rows, n] of rank r becomes columns [r·n, (r + 1)·n) of all[k][rows, ranks·n] on every rank k. all[ranks]: each rank's, as
- * mm_cu_peers_all_gather brought them; what the others' streams did to theirs before is done when they are written. */
-cudaError_t mm_cu_peers_share(mm_cu_peers *p, float *const *all, const float *own, uint32_t rows, uint32_t n, cudaStream_t s);
+ * mm_cu_peers_exchange_pointers brought them; what the others' streams did to theirs before is done when they are written. */
+cudaError_t mm_cu_peers_all_gather(mm_cu_peers *p, float *const *all, const float *own, uint32_t rows, uint32_t n, cudaStream_t s);
 /* Collective: all[ranks] becomes what each rank passes, memory of its device, which every other one can write to. */
-MM_MUST_USE bool mm_cu_peers_all_gather(mm_cu_peers *p, void *mine, void **all, mm_err *err);
+MM_MUST_USE bool mm_cu_peers_exchange_pointers(mm_cu_peers *p, void *mine, void **all, mm_err *err);
 
 /* True if a kernel with one block a row may exchange so many words of eight bytes in all; all ranks launch it in place of a sum
  * (peers.cuh). */
@@ -53,7 +53,7 @@ MM_MUST_USE bool mm_cu_peers_check(const mm_cu_peers *p, mm_err *err);
 MM_MUST_USE bool mm_cu_peers_reset(mm_cu_peers *p, mm_err *err);
 /* Barrier of all ranks, around work that needs an idle device or blocks others. *all: whether every rank passed `mine` true. False when a
  * rank does not arrive: with E_RANK, as above, where this rank timed out waiting for it, else the timed-out rank reports it. */
-MM_MUST_USE bool mm_cu_peers_meet(mm_cu_peers *p, bool mine, bool *all, mm_err *err);
+MM_MUST_USE bool mm_cu_peers_barrier(mm_cu_peers *p, bool mine, bool *all, mm_err *err);
 /* Where ranks share a device: returns once the stream is done and all ranks are here. Ranks with devices of their own do not wait. Copies
  * of one rank may be queued behind another's, which waits for kernels that wait for the first rank: so all copies to the device are done
  * before any rank's kernels are launched, and all kernels before any copy back. */

@@ -23,8 +23,8 @@ struct mm_cu_inputs {
  * 32 columns' in the low byte. 32 columns whose scale is at most 2^4 below the largest of their 128 take that one: numbers below 2^-6 of it
  * are rounded to steps of 2^-9 of it, so that they are off by 7e-5 of the largest of the 32 at most. */
 cudaError_t mm_cu_encode(const mm_cu_codes &to, const mm_cu_inputs &in, const mm_cu_rounding &how, cudaStream_t s);
-/* Largest magnitudes that ranks exchange for rows whose columns are split over them: largest[room]. Rows of a route are indexed by pair,
- * since ranks with different experts have different row orders; rows that a rank does not hold have 0. */
+/* Largest magnitudes that ranks exchange for rows whose columns are split over them: largest[capacity]. Rows of a route are indexed by
+ * pair, since ranks with different experts have different row orders; rows that a rank does not hold have 0. */
 struct mm_cu_whole_rows {
   struct mm_cu_peers *peers;
   float *largest;

@@ -60,7 +60,7 @@ bool mm_cu_load::values(const mm_packed *w, const char *name, uint32_t group, co
   return true;
 }
 
-bool mm_cu_load::capacity(uint64_t count, const __nv_bfloat16 **out, mm_err *err) {
+bool mm_cu_load::reserve(uint64_t count, const __nv_bfloat16 **out, mm_err *err) {
   uint64_t at;
   if (!mm_landing_place(&plan, count * sizeof(__nv_bfloat16), false, &at, err)) return false;
   settle.push_back([=](char *base) { *out = reinterpret_cast<const __nv_bfloat16 *>(base + at); });

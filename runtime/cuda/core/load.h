@@ -50,7 +50,7 @@ struct mm_cu_load {
   /* w's values as f32, [lead, n, k]. */
   bool values(const mm_packed *w, const char *name, uint32_t group, const float **out, mm_err *err);
   /* Room for `count` numbers. */
-  bool capacity(uint64_t count, const __nv_bfloat16 **out, mm_err *err);
+  bool reserve(uint64_t count, const __nv_bfloat16 **out, mm_err *err);
   /* To be queued once the group is there, before anyone who waits for it goes on. */
   void after(uint32_t group, std::function<cudaError_t(cudaStream_t)> queue);
 

@@ -58,7 +58,7 @@ __global__ void random_floats(float *p, size_t n, float low, float high, const _
     p[i] = row_factor(g, i) * (low + (high - low) * mm_random_share(random_bits(g, i)));
 }
 
-/* Words of random codes of 4, 8 or 16 bits (bf16 of magnitude below `most`); zero from column `end` of a row on. */
+/* Words of random codes of 4, 8 or 16 bits (bf16 of magnitude below `most`); zero from word `end` of a row of g.k words on. */
 __global__ void random_codes(uint32_t *p, size_t words, uint32_t bits, bool int4, float most, uint32_t end,
                              const __grid_constant__ random_grid g) {
   for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < words; i += (size_t)gridDim.x * blockDim.x) {
@@ -75,13 +75,15 @@ __global__ void random_codes(uint32_t *p, size_t words, uint32_t bits, bool int4
   }
 }
 
-constexpr int kRandomE4m3Scale = 120; /* 2^8: what the kernels leave to the global scale */
+constexpr int kRandomE4m3Scale = 120; /* E4M3 of 2^8. The kernels scale by 2^-8 (weight.cuh, MM_CU_NV): a loaded weight has 2^8 in its
+                                         global factor, a random one here */
 
-/* The generator for a weight (or none) and a filled range. Without a seed the numbers differ each time. */
-random_grid grid_of(const mm_packed *w, uint32_t place, uint32_t n, uint32_t k, mm_cell cell, mm_cell stored, uint32_t first_k) {
+/* The generator for a weight (or none) and a filled range. plane: 0 codes, 1 scales, 2 global scales, each a stream of its own. Without a
+ * seed the numbers differ each time. */
+random_grid grid_of(const mm_packed *w, uint32_t plane, uint32_t n, uint32_t k, mm_cell cell, mm_cell stored, uint32_t first_k) {
   static std::atomic<uint32_t> others;
   random_grid g = {w ? w->random : mm_random{}, n, k, first_k, cell, stored};
-  g.random.seed = g.random.seed ? mm_random_seed(g.random.seed, place) : mm_random_seed(++others, 3);
+  g.random.seed = g.random.seed ? mm_random_seed(g.random.seed, plane) : mm_random_seed(++others, 3);
   return g;
 }
 
@@ -135,7 +137,7 @@ void *mm_cu_memory::reserve(uint64_t size, mm_err *err) {
 void *mm_cu_memory::alloc(uint64_t size, mm_err *err) {
   void *p = reserve(size, err);
   if (!p) return nullptr;
-  /* Neither the host nor the steps' stream waits for a memset: its zeros could come after what the first step wrote. */
+  /* cudaMemset is asynchronous: without the wait its zeros could overwrite what the first step writes. */
   const bool zero =
       mm_cu_check(cudaMemset(p, 0, size + 256), "cudaMemset", err) && mm_cu_check(cudaStreamSynchronize(0), "cudaMemset", err);
   return zero ? p : nullptr;

@@ -44,7 +44,7 @@ struct mm_cu_places {
 cudaError_t mm_cu_reorder(uint8_t *codes, size_t words, const mm_packed *w, cudaStream_t s);
 
 /* Random numbers of variance about 1/k in place of a weight without planes (NULL): for timing shapes that no disk holds. As f32: vectors
- * near 1, matrices as above. Padding is random too. */
+ * near 1, matrices as above. Padding of codes is zero, padding of scales random. */
 MM_MUST_USE bool mm_cu_randomise(const mm_packed *w, const mm_cu_weight *d, const mm_cu_places &to, mm_err *err);
 MM_MUST_USE bool mm_cu_randomise_f32(const mm_packed *w, float *to, mm_err *err);
 /* w's values as f32, [lead, n, k], unpacked on the host. */

@@ -99,9 +99,9 @@ static bool several(const mm_cu_device *d, const mm_cu_task *q) { return (void)d
 
 /* Codes of the rows between the two products, with row scales, share a buffer with the bf16 results (inputs.cu). */
 static bool experts_multiply_codes(const mm_cu_device *d, const mm_cu_task *q) {
-  const bool capacity = groups(q->w2) || q->w2->k + q->w2->k / 32 <= 2 * q->w2->n;
+  const bool fits = groups(q->w2) || q->w2->k + q->w2->k / 32 <= 2 * q->w2->n;
   return mm_cu_multiplies_codes(d, q->w) && mm_cu_multiplies_codes(d, q->w2) && q->w->n % (2 * MM_CU_GROUP) == 0 &&
-         q->w->k >= MM_CU_GROUP && q->w2->n % 8 == 0 && capacity;
+         q->w->k >= MM_CU_GROUP && q->w2->n % 8 == 0 && fits;
 }
 static bool few_takes(const mm_cu_weight *w) {
   return w->code != MM_CU_BF16 && w->scale_kind != MM_CU_FINE && w->k % 32 == 0 && w->n % 2 == 0;

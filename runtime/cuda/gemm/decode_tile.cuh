@@ -360,9 +360,8 @@ struct tile_run {
   const uint8_t *x;         /* the lane's, of the next step */
   const float *offset;
 
-  __device__ __forceinline__ tile_run(const mm_cu_weight &weight, const tile_plan &plan, const Walk &jobs, uint32_t first,
-                                      uint8_t *capacity)
-      : w(weight), p(plan), walk(jobs), from(first), end(min(weight.k, first + plan.span)), shared(capacity), rows(weight, first, end) {
+  __device__ __forceinline__ tile_run(const mm_cu_weight &weight, const tile_plan &plan, const Walk &jobs, uint32_t first, uint8_t *scratch)
+      : w(weight), p(plan), walk(jobs), from(first), end(min(weight.k, first + plan.span)), shared(scratch), rows(weight, first, end) {
     if (threadIdx.x < Form::kRows) reinterpret_cast<uint32_t *>(shared + p.inverse)[Form::kRows + threadIdx.x] = 0;
   }
   /* x from `column` of the span on to shared memory, unless it is there. */

@@ -1,7 +1,7 @@
-/* gemm.cuh's product on sm_90a: a block multiplies 128 activation rows with 256 weight rows, 64 columns at a time.
+/* gemm.cuh's product on sm_90a: a block multiplies 128 activation rows with 256 weight rows, 64 columns of k at a time.
  *
- * One group of 128 threads produces: activations go to shared memory as they are (cp.async, two steps ahead), weights through registers,
- * where they are widened, scaled and rounded to bf16. Two groups consume: 64 x 256 results each, wgmma. Four steps fit in shared memory. */
+ * Warp group 0 produces: x by cp.async (two k-steps ahead for bf16 weights, one for codes); w by cp.async for bf16, else through registers,
+ * where codes are widened, scaled and rounded to bf16. Groups 1 and 2 consume: 64 x 256 results each by wgmma. */
 #ifndef MM_CUDA_GEMM_HOPPER_CUH
 #define MM_CUDA_GEMM_HOPPER_CUH
 
@@ -11,14 +11,16 @@
 
 namespace hopper_gemm {
 
+/* kRows: activation rows; kColumns: weight rows, which are columns of the result; kDepth: k of a step. */
 constexpr int kThreads = 384, kRows = 128, kColumns = 256, kDepth = 64, kProducers = 128, kMaxStages = 4, kRaw = 3;
 
-struct step_shared {
+struct stage_shared {
   uint8_t x[kRows * 128], w[kColumns * 128];
 };
-/* bf16 weights use all steps; others three, and the last one's room for codes on their way: each producer's own pieces. */
+/* bf16 weights use all kMaxStages stages. Codes use three; the fourth holds kRaw steps of codes not yet widened, each producer thread its
+ * own. */
 struct shared {
-  step_shared step[kMaxStages];
+  stage_shared stage[kMaxStages];
   uint64_t full[kMaxStages], empty[kMaxStages];
 };
 
@@ -62,23 +64,23 @@ struct weight_pieces : gemm_pieces<C, step_scale<C, S>, kColumns, kDepth, kProdu
   using pieces = gemm_pieces<C, step_scale<C, S>, kColumns, kDepth, kProducers>;
   using pieces::kPieces;
   using pieces::thread;
-  static_assert(C == MM_CU_BF16 || kRaw * kPieces * kProducers * 16 <= sizeof(step_shared), "room for the codes");
+  static_assert(C == MM_CU_BF16 || kRaw * kPieces * kProducers * 16 <= sizeof(stage_shared), "room for the codes");
   shared &sh;
 
   __device__ __forceinline__ weight_pieces(const mm_cu_weight &weight, const Job &job, shared &s, uint32_t t)
       : pieces(weight, job, t), sh(s) {}
   __device__ __forceinline__ uint4 *raw(uint32_t step, int i) const {
-    return reinterpret_cast<uint4 *>(&sh.step[kMaxStages - 1]) + (step % kRaw * kPieces + i) * kProducers + thread;
+    return reinterpret_cast<uint4 *>(&sh.stage[kMaxStages - 1]) + (step % kRaw * kPieces + i) * kProducers + thread;
   }
   __device__ __forceinline__ void fetch(uint32_t step) const {
     pieces::fetch_to(step, [&](int i) {
-      return C == MM_CU_BF16 ? (void *)(sh.step[step % stages<C>].w + swizzled(this->place(i), thread % pieces::kPerRow))
+      return C == MM_CU_BF16 ? (void *)(sh.stage[step % stages<C>].w + swizzled(this->place(i), thread % pieces::kPerRow))
                              : (void *)raw(step, i);
     });
   }
   __device__ __forceinline__ void widen(uint32_t step, step_scale<C, S> (&f)[kPieces]) const {
     pieces::widen_to(
-        sh.step[step % stages<C>].w, [&](int i) { return raw(step, i); }, step, f);
+        sh.stage[step % stages<C>].w, [&](int i) { return raw(step, i); }, step, f);
   }
 };
 
@@ -91,6 +93,8 @@ __device__ __forceinline__ void produce(const mm_cu_weight &w, const Job &job, s
 #pragma unroll
   for (int i = 0; i < kXPieces; i++) x[i] = job.x(min(i * (kProducers / 8) + thread / 8, rows - 1)) + c * 8;
   const weight_pieces<C, S, Job> pieces(w, job, sh, thread);
+  /* Also waits until the consumers have released the stage, for x and w: call it before the w of that stage is written (fetch_w for bf16,
+   * widen for codes). */
   auto fetch_x = [&](uint32_t s) {
     if (s >= steps) return;
     if (s >= kStages) mbarrier_wait(shared_address(&sh.empty[s % kStages]), (s / kStages - 1) % 2);
@@ -98,7 +102,7 @@ __device__ __forceinline__ void produce(const mm_cu_weight &w, const Job &job, s
     for (int i = 0; i < kXPieces; i++) {
       const uint32_t r = i * (kProducers / 8) + thread / 8;
       const bool valid = r < rows && s * kDepth + c * 8 < w.k;
-      copy16_or_zero(sh.step[s % kStages].x + swizzled(r, c), valid ? x[i] + s * kDepth : x[i], valid);
+      copy16_or_zero(sh.stage[s % kStages].x + swizzled(r, c), valid ? x[i] + s * kDepth : x[i], valid);
     }
   };
   auto fetch_w = [&](uint32_t s) {
@@ -133,7 +137,7 @@ __device__ __forceinline__ void consume(const mm_cu_weight &w, const Job &job, s
   const uint32_t steps = (w.k + kDepth - 1) / kDepth, rows = job.rows();
   float acc[128];
   for (uint32_t s = 0; s < steps; s++) {
-    const uint32_t stage = s % kStages, x = shared_address(sh.step[stage].x) + group * 64 * 128, wt = shared_address(sh.step[stage].w);
+    const uint32_t stage = s % kStages, x = shared_address(sh.stage[stage].x) + group * 64 * 128, wt = shared_address(sh.stage[stage].w);
     mbarrier_wait(shared_address(&sh.full[stage]), s / kStages % 2);
     wgmma_begin();
 #pragma unroll

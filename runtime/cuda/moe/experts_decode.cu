@@ -91,7 +91,7 @@ template <mm_cu_code C, mm_cu_scale S, int kTokens>
 __global__ void __launch_bounds__(32 * expert_warps<C>(kTokens), stream_blocks(kTokens, expert_warps<C>(kTokens)))
     experts_up(const __grid_constant__ stream_source from, const __grid_constant__ stream_plan p, const __grid_constant__ mm_cu_weight w,
                const float *global2, bool rounds, const __grid_constant__ mm_cu_route r, const __grid_constant__ mm_cu_experts a) {
-  __shared__ slots_and_capacity<kTokens> shared;
+  __shared__ slots_and_scratch<kTokens> shared;
   const auto &slots = shared.slots;
   const choice_start start(r);
   grid_wait_and_launch_next();
@@ -103,7 +103,7 @@ template <mm_cu_code C, mm_cu_scale S, int kTokens>
 __global__ void __launch_bounds__(32 * expert_warps<C>(kTokens), stream_blocks(kTokens, expert_warps<C>(kTokens)))
     experts_down(const __grid_constant__ stream_source from, const __grid_constant__ stream_plan p, const __grid_constant__ mm_cu_weight w,
                  const __grid_constant__ mm_cu_route r, const __grid_constant__ mm_cu_experts a) {
-  __shared__ slots_and_capacity<kTokens> shared;
+  __shared__ slots_and_scratch<kTokens> shared;
   const auto &slots = shared.slots;
   grid_launch_next_early();
   read_slots<DOWN>(shared, r, a.tokens, choice_start(r));
@@ -123,12 +123,12 @@ template <mm_cu_code C, mm_cu_scale S, bool kRound, class Ring>
 __global__ void __maxnreg__(kGemvRegisters)
     one_experts_up(const __grid_constant__ gemv_plan p, const __grid_constant__ mm_cu_weight w, const float *global2, bool rounds,
                    const __grid_constant__ mm_cu_route r, const __grid_constant__ mm_cu_experts a) {
-  __shared__ slots_and_capacity<1> shared;
+  __shared__ slots_and_scratch<1> shared;
   const choice_start start(r);
   grid_wait_and_launch_next();
   one_up job{w, a, global2, rounds, r.act, shared.slots, 0, w.n / 2};
   if (threadIdx.x < kChoiceThreads) {
-    choose_slots(shared.slots, shared.capacity, r, start, blockIdx.x == 0);
+    choose_slots(shared.slots, shared.scratch, r, start, blockIdx.x == 0);
   } else {
     gemv_fill<C, S, kRound>(w, p, job, kChoiceThreads);
   }
@@ -141,7 +141,7 @@ template <mm_cu_code C, mm_cu_scale S, bool kRound, class Ring>
 __global__ void __maxnreg__(kGemvRegisters)
     one_experts_down(const __grid_constant__ gemv_plan p, const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_route r,
                      const __grid_constant__ mm_cu_experts a) {
-  __shared__ slots_and_capacity<1> shared;
+  __shared__ slots_and_scratch<1> shared;
   grid_launch_next_early();
   read_slots<DOWN>(shared, r, 1, choice_start(r));
   const one_down job{w, a, shared.slots, shared.slots.used};
@@ -156,7 +156,7 @@ __global__ void __maxnreg__(kGemvRegisters)
   });
 }
 
-uint32_t slots_bytes(uint32_t tokens) { return tokens > 8 ? sizeof(slots_and_capacity<MM_CU_DECODE_ROWS>) : sizeof(slots_and_capacity<8>); }
+uint32_t slots_bytes(uint32_t tokens) { return tokens > 8 ? sizeof(slots_and_scratch<MM_CU_DECODE_ROWS>) : sizeof(slots_and_scratch<8>); }
 
 struct up_launch {
   const mm_cu_weight &w;

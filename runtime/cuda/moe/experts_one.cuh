@@ -19,12 +19,12 @@ struct slots_of {
 };
 /* Code that chooses for a single token, which kernels for eight take too (stream_plan.cu). */
 template <int kTokens>
-struct slots_and_capacity {
+struct slots_and_scratch {
   slots_of<kTokens> slots;
-  choice_capacity capacity;
+  choice_shared scratch;
 };
 template <>
-struct slots_and_capacity<MM_CU_DECODE_ROWS> {
+struct slots_and_scratch<MM_CU_DECODE_ROWS> {
   slots_of<MM_CU_DECODE_ROWS> slots;
 };
 
@@ -32,7 +32,7 @@ struct slots_and_capacity<MM_CU_DECODE_ROWS> {
  * the published list, or selects too. */
 enum phase { UP, DOWN };
 template <phase kPhase, int kTokens>
-__device__ void read_slots(slots_and_capacity<kTokens> &to, const mm_cu_route &r, uint32_t tokens, const choice_start &start) {
+__device__ void read_slots(slots_and_scratch<kTokens> &to, const mm_cu_route &r, uint32_t tokens, const choice_start &start) {
   slots_of<kTokens> &s = to.slots;
   if constexpr (kTokens < MM_CU_DECODE_ROWS) {
     __shared__ bool published;
@@ -42,7 +42,7 @@ __device__ void read_slots(slots_and_capacity<kTokens> &to, const mm_cu_route &r
         __syncthreads();
         if (published) return;
       }
-      if (threadIdx.x < kChoiceThreads) choose_slots(s, to.capacity, r, start, kPhase == UP && blockIdx.x == 0);
+      if (threadIdx.x < kChoiceThreads) choose_slots(s, to.scratch, r, start, kPhase == UP && blockIdx.x == 0);
       __syncthreads();
       return;
     }

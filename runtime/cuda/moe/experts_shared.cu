@@ -88,12 +88,12 @@ __global__ void __maxnreg__(kGemvRegisters)
     });
     return;
   }
-  __shared__ slots_and_capacity<1> chosen;
+  __shared__ slots_and_scratch<1> chosen;
   const choice_start start(r);
   grid_wait_and_launch_next();
   one_up job{w, a, after.routed, after.rounds, r.act, chosen.slots, 0, w.n / 2};
   if (threadIdx.x < kChoiceThreads) {
-    choose_slots(chosen.slots, chosen.capacity, r, start, p.block() == 0);
+    choose_slots(chosen.slots, chosen.scratch, r, start, p.block() == 0);
   } else {
     gemv_fill<C, S, kJoinedRounds<S>>(w, p, job, kChoiceThreads);
   }
@@ -106,7 +106,7 @@ template <mm_cu_code C, mm_cu_scale S>
 __global__ void __maxnreg__(kGemvRegisters)
     joined_down(const __grid_constant__ gemv_plan p, const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_route r,
                 const __grid_constant__ mm_cu_experts a, const __grid_constant__ mm_cu_shared shared) {
-  __shared__ slots_and_capacity<1> chosen;
+  __shared__ slots_and_scratch<1> chosen;
   grid_launch_next_early();
   read_slots<DOWN>(chosen, r, 1, choice_start(r));
   const all_down job(w, a, chosen.slots, shared);

@@ -319,7 +319,7 @@ struct few_launch {
   const mm_cu_route &r;
   const mm_cu_experts &a;
   phase which;
-  void *capacity;
+  void *scratch;
   cudaStream_t s;
 
   template <mm_cu_code C, mm_cu_scale S>
@@ -330,7 +330,7 @@ struct few_launch {
       using kind = few_kind<C, S>;
       const uint32_t pairs = a.tokens * r.top_k, groups = ceil_div((uint32_t)w.pitch, kLine) * kind::kGroups;
       const uint32_t places = pairs < 6 * r.experts ? 8 : 16; /* sums have the same bits */
-      __half *const number = static_cast<__half *>(capacity);
+      __half *const number = static_cast<__half *>(scratch);
       const few_rows x = {number, reinterpret_cast<float2 *>(number + (size_t)pairs * w.k), w.k, pairs};
       few_job job = {w, r, x, a.middle, a.pair_out, ceil_div(w.n, 2 * kBox), 2 * kBox, kBox};
       if (which == UP) job.wide = ceil_div(w.n / 2, kBox), job.each = kBox, job.gap = w.n / 2;

@@ -1,5 +1,6 @@
-/* A warp takes a row, eight columns a lane and load. The kernel writes many times what it reads, and as much as the memory takes: a
- * token's row is read once and written to the places of all its choices. */
+/* Three kernels: find_places inverts pair[]; lay_tokens copies each token's row to the place of each of its experts; lay_rounded rounds
+ * rows in place. Both permute columns to the order of mma fragments ("laid", place_of_four in gemm/small_batch_rows.cuh). A warp has a row,
+ * a lane 8 columns (uint4) a load. Bound by writes: a row is read once and written top_k times. */
 #include "runtime/cuda/moe/lay_places.h"
 
 #include "runtime/cuda/core/fp8.h"
@@ -29,14 +30,15 @@ __device__ __forceinline__ uint4 laid(uint4 q) {
   return make_uint4(v[0], v[1], v[2], v[3]);
 }
 
-/* For each kAtOnce · 256 columns of a row of `words` pieces of eight: use(first word of the lane, their numbers), zeros behind the last. */
+/* For each kAtOnce · 256 columns of a row of `quads` uint4 (eight bf16 each): use(the lane's first uint4, q[kAtOnce]), zeros after the
+ * last. */
 template <class Use>
-__device__ __forceinline__ void for_words(const uint4 *row, uint32_t words, const Use &use) {
-  for (uint32_t first = threadIdx.x % 32; first < (words + 31) / 32 * 32; first += kAtOnce * 32) {
+__device__ __forceinline__ void for_quads(const uint4 *row, uint32_t quads, const Use &use) {
+  for (uint32_t first = threadIdx.x % 32; first < (quads + 31) / 32 * 32; first += kAtOnce * 32) {
     uint4 q[kAtOnce] = {};
 #pragma unroll
     for (uint32_t i = 0; i < kAtOnce; i++) {
-      if (first + i * 32 < words) q[i] = row[first + i * 32];
+      if (first + i * 32 < quads) q[i] = row[first + i * 32];
     }
     use(first, q);
   }
@@ -54,32 +56,33 @@ __global__ void __launch_bounds__(kWarps * 32)
     lay_tokens(__nv_bfloat16 *to, const __nv_bfloat16 *x, const uint32_t *place, const uint32_t *pair, const uint32_t *places,
                uint32_t tokens, uint32_t top_k, uint32_t k) {
   grid_wait_and_launch_next();
-  const uint32_t token = blockIdx.x * kWarps + threadIdx.x / 32, lane = threadIdx.x % 32, words = k / 8;
+  const uint32_t token = blockIdx.x * kWarps + threadIdx.x / 32, lane = threadIdx.x % 32, quads = k / 8;
   if (token >= tokens) return;
-  /* A pair without a place was never written to: what is there counts if the place is the pair's. */
-  const uint32_t mine = token * top_k + lane, at = lane < top_k ? place[mine] : ~0u;
-  const bool placed = at < *places && pair[at] == mine;
+  /* place[] is uninitialised for pairs that this rank does not hold: an entry counts only if pair[entry] is this pair. */
+  const uint32_t pair_id = token * top_k + lane, at = lane < top_k ? place[pair_id] : ~0u;
+  const bool placed = at < *places && pair[at] == pair_id;
   const uint32_t found = __ballot_sync(0xffffffffu, placed);
-  for_words(reinterpret_cast<const uint4 *>(x + (size_t)token * k), words, [&](uint32_t first, uint4(&q)[kAtOnce]) {
+  for_quads(reinterpret_cast<const uint4 *>(x + (size_t)token * k), quads, [&](uint32_t first, uint4(&q)[kAtOnce]) {
 #pragma unroll
     for (uint4 &v : q) v = laid<kPiece>(v);
     for (uint32_t left = found; left; left &= left - 1) {
       uint4 *row = reinterpret_cast<uint4 *>(to + (size_t)__shfl_sync(0xffffffffu, at, __ffs(left) - 1) * k);
 #pragma unroll
       for (uint32_t i = 0; i < kAtOnce; i++) {
-        if (first + i * 32 < words) row[first + i * 32] = q[i];
+        if (first + i * 32 < quads) row[first + i * 32] = q[i];
       }
     }
   });
 }
 
-/* kE2m1: codes are known to be; of others which is looked up for each number. */
+/* kE2m1: the code is E2M1 at compile time; otherwise it is read at run time. A scale group is a power of two of 8 to 256 columns, whose
+ * lanes exchange by xor shuffles. */
 template <uint32_t kPiece, bool kE2m1>
 __global__ void __launch_bounds__(kWarps * 32)
     lay_rounded(__nv_bfloat16 *rows, mm_cu_placed of, uint32_t k, rounder how, const float *published, uint32_t each, uint32_t first_k) {
   grid_wait_and_launch_next();
   if (kE2m1) how.format.code = MM_CODE_E2M1;
-  const uint32_t place = blockIdx.x * kWarps + threadIdx.x / 32, words = k / 8, lanes = how.format.group / 8;
+  const uint32_t place = blockIdx.x * kWarps + threadIdx.x / 32, quads = k / 8, lanes = how.format.group / 8;
   if (place >= *of.places) return;
   uint4 *row = reinterpret_cast<uint4 *>(rows + (size_t)place * k);
   float row_scale = 1;
@@ -88,7 +91,7 @@ __global__ void __launch_bounds__(kWarps * 32)
     row_scale = how.row_scale(*given);
   } else if (how.whole_row()) {
     float most = 0;
-    for_words(row, words, [&](uint32_t, uint4(&q)[kAtOnce]) {
+    for_quads(row, quads, [&](uint32_t, uint4(&q)[kAtOnce]) {
 #pragma unroll
       for (const uint4 &v : q) most = fmaxf(most, largest8(v));
     });
@@ -96,7 +99,7 @@ __global__ void __launch_bounds__(kWarps * 32)
     for (uint32_t m = 1; m < 32; m *= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, m));
     row_scale = how.row_scale(most);
   }
-  for_words(row, words, [&](uint32_t first, uint4(&q)[kAtOnce]) {
+  for_quads(row, quads, [&](uint32_t first, uint4(&q)[kAtOnce]) {
 #pragma unroll
     for (uint32_t i = 0; i < kAtOnce; i++) {
       float most = largest8(q[i]), v[8];
@@ -105,7 +108,7 @@ __global__ void __launch_bounds__(kWarps * 32)
       widen8(v, q[i]);
       how.to_numbers(v, lanes ? how.group_scale(most, row_scale) : row_scale);
       const uint4 to = laid<kPiece>(make_uint4(pack2(v[0], v[1]), pack2(v[2], v[3]), pack2(v[4], v[5]), pack2(v[6], v[7])));
-      if (first + i * 32 < words) row[first + i * 32] = to;
+      if (first + i * 32 < quads) row[first + i * 32] = to;
     }
   });
 }

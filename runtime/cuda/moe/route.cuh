@@ -86,7 +86,7 @@ __device__ __forceinline__ route_choice choose_experts(const mm_cu_route &r, uin
 constexpr uint32_t kChoiceThreads = MM_CU_MAX_EXPERTS; /* threads that choose together, the block's first: each has an expert */
 
 /* In shared memory: each warp's best, ranked, and the token's. */
-struct choice_capacity {
+struct choice_shared {
   static constexpr uint32_t kWarps = kChoiceThreads / 32, kBest = MM_CU_MAX_TOP_K;
   union {
     uint32_t key[32];
@@ -112,9 +112,8 @@ __device__ __forceinline__ void choice_sync() { asm volatile("bar.sync 1, %0;" :
  * ranks its 32 experts, then all rank the warps' best. `keep`: the choice and the slots are written down too, as those of several tokens
  * are. For threads below kChoiceThreads; the block needs a barrier before it reads. */
 template <class Slots>
-__device__ __forceinline__ void choose_slots(Slots &to, choice_capacity &capacity, const mm_cu_route &r, const choice_start &start,
-                                             bool keep) {
-  constexpr uint32_t kBest = choice_capacity::kBest, kWarps = choice_capacity::kWarps;
+__device__ __forceinline__ void choose_slots(Slots &to, choice_shared &shared, const mm_cu_route &r, const choice_start &start, bool keep) {
+  constexpr uint32_t kBest = choice_shared::kBest, kWarps = choice_shared::kWarps;
   static_assert(kBest == 16, "two lanes for each of a warp's best");
   const uint32_t e = threadIdx.x, warp = e / 32, lane = e % 32;
   float score = e < r.experts ? __ldcg(&r.logits[e]) : 0.0f;
@@ -128,34 +127,34 @@ __device__ __forceinline__ void choose_slots(Slots &to, choice_capacity &capacit
     above += v.z > key || (v.z == key && at + 2 < self);
     above += v.w > key || (v.w == key && at + 3 < self);
   };
-  capacity.of[warp].key[lane] = key;
+  shared.of[warp].key[lane] = key;
   __syncwarp();
 #pragma unroll
-  for (uint32_t i = 0; i < 32; i += 4) count(&capacity.of[warp].key[i], i, lane);
+  for (uint32_t i = 0; i < 32; i += 4) count(&shared.of[warp].key[i], i, lane);
   __syncwarp();
-  if (above < kBest) capacity.key[warp][above] = key, capacity.of[warp].best[above] = {e, score};
+  if (above < kBest) shared.key[warp][above] = key, shared.of[warp].best[above] = {e, score};
   choice_sync();
   const uint32_t mine = lane / 2, half = lane % 2 * (kWarps / 2); /* two lanes for each of the warp's best: half of the lists each */
-  key = capacity.key[warp][mine], above = 0;
+  key = shared.key[warp][mine], above = 0;
 #pragma unroll
   for (uint32_t w = 0; w < kWarps / 2; w++) {
-    for (uint32_t i = 0; i < r.top_k; i += 4) count(&capacity.key[half + w][i], (half + w) * kBest + i, warp * kBest + mine);
+    for (uint32_t i = 0; i < r.top_k; i += 4) count(&shared.key[half + w][i], (half + w) * kBest + i, warp * kBest + mine);
   }
   above += __shfl_xor_sync(0xffffffffu, above, 1);
-  if (half == 0 && above < r.top_k) capacity.chosen[above] = capacity.of[warp].best[mine];
+  if (half == 0 && above < r.top_k) shared.chosen[above] = shared.of[warp].best[mine];
   choice_sync();
   if (e >= r.top_k) return;
   const bool some = start.slot >= 0;
-  route_choice c = some ? capacity.chosen[e] : route_choice{~0u, 0};
-  const float first = capacity.chosen[0].weight;
+  route_choice c = some ? shared.chosen[e] : route_choice{~0u, 0};
+  const float first = shared.chosen[0].weight;
   const auto part = [&](float v) { return r.sigmoid ? v : __expf(v - first); };
   const uint32_t own = own_expert(r, c.id);
   const bool here = own != ~0u;
   float total = 0;
   uint32_t at = 0, used = 0; /* those of other ranks stand last */
   for (uint32_t j = 0; j < r.top_k; j++) {
-    const uint32_t other = own_expert(r, capacity.chosen[j].id);
-    total += part(capacity.chosen[j].weight), at += other < own || (other == own && j < e), used += other != ~0u;
+    const uint32_t other = own_expert(r, shared.chosen[j].id);
+    total += part(shared.chosen[j].weight), at += other < own || (other == own && j < e), used += other != ~0u;
   }
   if (!some) at = e, used = 0;
   if (here) {

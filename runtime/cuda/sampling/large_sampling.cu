@@ -1,12 +1,12 @@
 /* Draws by the rule of sample.h, to the bit, that one block cannot have at once (sample_rows.cu), and logprobs: a cluster of blocks a row.
  *
  * The blocks read the row once and hold its logits in shared memory as keys. Chunks of ids go round the blocks, so that logits that fall
- * with the id are spread too. Sums of masses are whole numbers and the race has one winner, so nothing depends on the order in which blocks
- * and threads come.
+ * with the id are spread too. A standing is (key << 32 | ~id): larger is likelier, equal logits by lower id. Sums of masses are whole
+ * numbers and the race has one winner, so nothing depends on the order in which blocks and threads come.
  *
  * - No cut: each thread's ids race, then the blocks' first.
- * - Top-p, or top-k of many: masses and ids are counted in 64 bins by the six highest bits of the ids' place in the order of the row, the
- *   first bin from above that reaches the cut by the next six, and so on, until the first block can sort what is left of it. The place:
+ * - Top-p, or top-k of many: masses and ids are counted in 64 bins by the six highest bits of the ids' rank in the order of the row, the
+ *   first bin from above that reaches the cut by the next six, and so on, until the first block can sort what is left of it. The rank:
  *   mm_draw_depth, which is even where logits are not, then key and id.
  * - The largest few, in order: the k-th largest of the largest keys of groups of threads bounds them (sample_rows.cu); ids that are not
  * below it go to the first block, which sorts them. When they are too many (equal logits), the cut is found as above, and its ids sorted.
@@ -31,21 +31,21 @@ constexpr uint32_t kQueue = 64;                                      /* ids that
 constexpr uint32_t kSegment = 4000 * kColumns / kThreads * kThreads; /* ids that a block counts at a time: a column's sums fit 32 bits */
 
 /* Shared memory of a block, before its keys. */
-struct alignas(16) row_capacity {
+struct alignas(16) row_shared {
   union {
     uint32_t bins[3][kBins][kColumns]; /* this block's ids; the lowest 20 bits of their masses; the rest */
     struct {
-      sorted_shared capacity;                          /* its list: of the first block */
+      sorted_shared sorted;                            /* its list: of the first block */
       alignas(16) uint32_t largest[kGroups * kBlocks]; /* each group's largest key */
     } few;
   };
   uint32_t queue[kWarps][kQueue]; /* of each warp: places of keys */
   u64 bin_mass[2][kBins];         /* of all blocks; two digits in turn */
   uint32_t bin_count[2][kBins];
-  u64 best[kBlocks], first[kBlocks]; /* of each block: its best standing; its first in the race */
+  u64 best[kBlocks], winner[kBlocks]; /* of each block: its best standing; the first in its race */
   double sum[kBlocks];
-  uint32_t given[kBlocks]; /* how many ids each block sent to the list */
-  uint32_t sent, listed;   /* by this block; in the first block, by all */
+  uint32_t sent_by[kBlocks]; /* how many ids each block sent to the list */
+  uint32_t sent, listed;     /* by this block; in the first block, by all */
   u64 cut, cut_mass;
   uint32_t time; /* of the block's first in the race, as bits */
 };
@@ -89,12 +89,12 @@ struct row_cut {
 /* A block's part of a row under its settings. */
 template <bool kHolds>
 struct row_part : row_masses {
-  row_capacity &m;
+  row_shared &m;
   uint32_t *const held; /* its keys, where kHolds */
   const logits_row row;
   const uint32_t rank, slots; /* places of keys in each block */
   int set;                    /* of the counters of all blocks: the one that is zero and next */
-  u64 last;                   /* where the last stands that has mass enough to be drawn; 1 where masses do not matter */
+  u64 lowest;                 /* lowest standing whose mass may be sampled; 1 where masses do not matter */
 
   /* The id of a place. */
   __device__ uint32_t id(uint32_t slot) const { return (slot / kChunk * kBlocks + rank) * kChunk + slot % kChunk; }
@@ -109,7 +109,7 @@ struct row_part : row_masses {
   __device__ row_cut find_cut(uint32_t count, double part, u64 all);
   __device__ u64 largest(uint32_t count, uint32_t *n);
   __device__ u64 race(const row_cut &kept, u64 draw) const;
-  __device__ row_part(row_capacity &m, const float *logits, const mm_cu_sample &a, uint32_t slots)
+  __device__ row_part(row_shared &m, const float *logits, const mm_cu_sample &a, uint32_t slots)
       : row_masses{0, 1},
         m(m),
         held(reinterpret_cast<uint32_t *>(&m + 1)),
@@ -117,7 +117,7 @@ struct row_part : row_masses {
         rank(row_rank()),
         slots(slots),
         set(0),
-        last(1) {}
+        lowest(1) {}
 };
 
 /* Reads the row; its best standing. */
@@ -215,17 +215,17 @@ __device__ uint32_t row_part<kHolds>::lowest_key(Wanted wanted) const {
 /* Sends the ids that stand between two places to the first block's list, as far as it has room; how many there are. */
 template <bool kHolds>
 __device__ uint32_t row_part<kHolds>::gather(u64 from, u64 to) const {
-  row_capacity *const first = in_block(&m, 0);
+  row_shared *const first = in_block(&m, 0);
   scan(from, to, 0, slots, [&](u64 at) {
     atomicAdd(&m.sent, 1u);
     const uint32_t place = atomicAdd(&first->listed, 1u);
-    if (place < kSorted) first->few.capacity.list[place] = at;
+    if (place < kSorted) first->few.sorted.list[place] = at;
   });
   __syncthreads();
-  if (threadIdx.x < kBlocks) in_block(&m, threadIdx.x)->given[rank] = m.sent;
+  if (threadIdx.x < kBlocks) in_block(&m, threadIdx.x)->sent_by[rank] = m.sent;
   row_sync();
   uint32_t n = 0;
-  for (uint32_t b = 0; b < kBlocks; b++) n += m.given[b];
+  for (uint32_t b = 0; b < kBlocks; b++) n += m.sent_by[b];
   if (threadIdx.x == 0) m.sent = m.listed = 0; /* nobody sends again before the next row_sync */
   return n;
 }
@@ -254,7 +254,7 @@ __device__ __forceinline__ void row_part<kHolds>::count_bins(u64 from, u64 to, i
 #pragma unroll
     for (int b = 4; b > 0; b /= 2) n += __shfl_xor_sync(0xffffffffu, n, b), mass += __shfl_xor_sync(0xffffffffu, mass, b);
     if (n && t % 8 < kBlocks) {
-      row_capacity *const other = in_block(&m, t % 8);
+      row_shared *const other = in_block(&m, t % 8);
       atomicAdd(&other->bin_count[set][bin], n), atomicAdd(&other->bin_mass[set][bin], mass);
     }
   }
@@ -265,9 +265,9 @@ __device__ __forceinline__ void row_part<kHolds>::count_bins(u64 from, u64 to, i
 template <bool kHolds>
 __device__ __forceinline__ void row_part<kHolds>::sort_cut(uint32_t listed, uint32_t count, u64 wanted, u64 mass_above) const {
   const uint32_t t = threadIdx.x;
-  const u64 mine = sort_ids(&m.few.capacity, listed);
+  const u64 mine = sort_ids(&m.few.sorted, listed);
   u64 all_listed;
-  const u64 mass = mass_above + sum_through(t < listed ? mm_draw_mass(depth(key_of(mine))) : 0, &all_listed, &m.few.capacity);
+  const u64 mass = mass_above + sum_through(t < listed ? mm_draw_mass(depth(key_of(mine))) : 0, &all_listed, &m.few.sorted);
   const bool enough = t < listed && (t + 1 >= count || mass >= wanted);
   const uint32_t before = join_block<kThreads>(enough ? t : kThreads, smaller());
   if (t == before || (t + 1 == listed && before == kThreads)) {
@@ -281,7 +281,7 @@ template <bool kHolds>
 __device__ row_cut row_part<kHolds>::find_cut(uint32_t count, double part, u64 all) {
   const uint32_t t = threadIdx.x, lane = t % 32;
   u64 wanted = part < 1 && all ? mm_draw_share(part, all) : ~UINT64_C(0);
-  u64 mass_above = 0, found = 0, from = last, to = ~UINT64_C(0); /* the digits found; where the search goes on */
+  u64 mass_above = 0, found = 0, from = lowest, to = ~UINT64_C(0); /* the digits found; where the search goes on */
   uint32_t count_above = 0;
   bool by_depth = true;
   int shift = 24;
@@ -336,12 +336,12 @@ __device__ row_cut row_part<kHolds>::find_cut(uint32_t count, double part, u64 a
 /* The `count` ≤ kMostListed largest in falling order, one a thread of the first block, 0 after the last. */
 template <bool kHolds>
 __device__ u64 row_part<kHolds>::largest(uint32_t count, uint32_t *n) {
-  const uint32_t from = bound_of(m.few.largest, kGroups * kBlocks, count, &m.few.capacity);
+  const uint32_t from = bound_of(m.few.largest, kGroups * kBlocks, count, &m.few.sorted);
   uint32_t found = gather((u64)from << 32, ~UINT64_C(0));
   if (found > kSorted) found = gather(find_cut(count, 1, 0).cut, ~UINT64_C(0));
   *n = min(found, count);
   if (rank) return 0;
-  const u64 mine = sort_ids(&m.few.capacity, found);
+  const u64 mine = sort_ids(&m.few.sorted, found);
   return threadIdx.x < count ? mine : 0;
 }
 
@@ -351,7 +351,7 @@ __device__ u64 row_part<kHolds>::race(const row_cut &kept, u64 draw) const {
   u64 first = MM_DRAW_NOBODY;
   if (threadIdx.x == 0) m.time = __float_as_uint(INFINITY);
   __syncthreads();
-  scan(max(kept.cut, last), ~UINT64_C(0), 0, slots, [&](u64 at) {
+  scan(max(kept.cut, lowest), ~UINT64_C(0), 0, slots, [&](u64 at) {
     const uint32_t v = (uint32_t)id_of(at), d = depth(key_of(at));
     const u64 bits = mm_draw_mix(draw, (u64)v + 1);
     const float time = __uint_as_float(*(volatile uint32_t *)&m.time);
@@ -368,13 +368,13 @@ template <bool kHolds>
 __global__ void __launch_bounds__(kThreads, 2) sample_large(const __grid_constant__ mm_cu_sample a, uint32_t slots) {
   const uint32_t i = blockIdx.x / kBlocks;
   grid_wait_and_launch_next();
-  if (a.best[i] == 0) return;
-  row_capacity &m = *reinterpret_cast<row_capacity *>(row_memory);
+  if (a.best[i] == 0) return; /* sample_rows.cu sets best for rows that it leaves to this kernel; reset below */
+  row_shared &m = *reinterpret_cast<row_shared *>(row_memory);
   row_part<kHolds> p(m, a.logits + (size_t)i * a.vocab_rows, a, slots);
   const mm_cu_row_sampling set = a.sampling[i];
   p.top = from_ordered(key_of(p.load())), p.scale = set.scale;
   const u64 least = set.least ? set.least : 1; /* masses fall with the depth (random_draw.h) */
-  p.last = (u64)p.lowest_key([&](uint32_t d) { return mm_draw_mass(d) >= least; }) << 32;
+  p.lowest = (u64)p.lowest_key([&](uint32_t d) { return mm_draw_mass(d) >= least; }) << 32;
   if (p.rank == 0 && threadIdx.x == 0) a.best[i] = 0; /* all have read it */
   const bool few = set.top_k && set.top_k < a.vocab, part = set.top_p < 1;
   const uint32_t most = few ? set.top_k : a.vocab;
@@ -385,10 +385,10 @@ __global__ void __launch_bounds__(kThreads, 2) sample_large(const __grid_constan
     if (top_p) break;
   }
   u64 first = join_block<kThreads>(p.race(kept, set.race), smaller());
-  if (threadIdx.x == 0) in_block(&m, 0)->first[p.rank] = first;
+  if (threadIdx.x == 0) in_block(&m, 0)->winner[p.rank] = first;
   row_sync();
   if (p.rank || threadIdx.x) return;
-  for (uint32_t b = 0; b < kBlocks; b++) first = min(first, m.first[b]);
+  for (uint32_t b = 0; b < kBlocks; b++) first = min(first, m.winner[b]);
   store_id(a, i, slot_of(a, i), (int32_t)(first & (MM_DRAW_IDS - 1)));
 }
 
@@ -401,7 +401,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const mm_cu_row_options options = q.row[i];
   if (!options.logprobs) return;
   const float *const logits = options.raw ? q.raw + (size_t)(options.raw - 1) * a.vocab : a.logits + (size_t)i * a.vocab_rows;
-  row_capacity &m = *reinterpret_cast<row_capacity *>(row_memory);
+  row_shared &m = *reinterpret_cast<row_shared *>(row_memory);
   row_part<kHolds> p(m, logits, a, slots);
   const u64 best = p.load();
   p.top = best ? from_ordered(key_of(best)) : 0;
@@ -431,9 +431,9 @@ template <class Kernel, class... Args>
 cudaError_t launch_rows(Kernel *kernel, Kernel *held, const mm_cu_sample &a, uint32_t rows, cudaStream_t s, Args... args) {
   const unsigned blocks = mm_cu_built_here() >= MM_CU_BUILT_DEPENDENT ? kBlocks : 1;
   const uint32_t slots = ceil_div(ceil_div(a.vocab, kChunk), blocks) * kChunk;
-  const size_t capacity = sizeof(row_capacity), all = capacity + slots * sizeof(uint32_t);
+  const size_t fixed_bytes = sizeof(row_shared), all = fixed_bytes + slots * sizeof(uint32_t);
   const bool holds = all + 1024 <= mm_cu_shared_most(); /* in addition to the shared memory of join_block */
-  return launch_clusters(holds ? held : kernel, rows * blocks, blocks > 1 ? blocks : 0, kThreads, holds ? all : capacity, s, args...,
+  return launch_clusters(holds ? held : kernel, rows * blocks, blocks > 1 ? blocks : 0, kThreads, holds ? all : fixed_bytes, s, args...,
                          slots);
 }
 

@@ -120,10 +120,10 @@ TEST(test_ends) {
   assert_true(find(1, &got, &a, &err));
   kill(h.pid, SIGTERM);
   for (int i = 0; i < 500 && access(path, F_OK) == 0; i++) usleep(10000);
-  assert_true(mm_hold_stands(path, a, &err)); /* it waits for its user, */
+  assert_true(mm_hold_is_alive(path, a, &err)); /* it waits for its user, */
   kill(h.pid, SIGTERM);
   assert_int_equal(end(h), 0);
-  assert_false(mm_hold_stands(path, a, &err)); /* which has to know that it does not any more */
+  assert_false(mm_hold_is_alive(path, a, &err)); /* which has to know that it does not any more */
   assert_string_equal(err.code, "E_HELD");
   assert_int_equal(err.status, MM_IO);
   close(a);
