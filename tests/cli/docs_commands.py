@@ -33,7 +33,7 @@ NOT_RUN = {
     "./scripts/bootstrap.sh demo": "installs packages; then runs the second half of README's commands",
     "minimax run build/demo/tiny-m1 --chat --max-tokens 60": "works on what the demo made; tests/cli/run_chat.py converses",
     "tar xzf minimax-*-x86_64.tar.gz && cd minimax-*-x86_64": "unpacks what make release made; scripts/release_test.sh does",
-    "bin/minimax convert tiny-m2 -o packed && bin/minimax run packed -p 'In the beginning'": "works on what was unpacked; scripts/release_test.sh has it",
+    "bin/minimax convert tiny-m2 -o packed && bin/minimax run packed -p 'In the beginning' -n 60": "works on what was unpacked; scripts/release_test.sh has it",
     "vllm serve DIR --load-format minimax --tensor-parallel-size 8": "needs vLLM and GPUs; tests/python/test_vllm.py has the loader",
     "minimax-hold DIR SOCKET": "needs a GPU: scripts/gpu.sh has it, part hold",
     "minimax-hold /models/m2-tp1 /run/minimax/hold.sock": "needs a GPU: scripts/gpu.sh has it, part hold",
