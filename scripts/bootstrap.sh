@@ -1,7 +1,7 @@
 #!/bin/sh
 # scripts/bootstrap.sh demo | check: installs what is missing with apt (as root or with sudo), then runs `make demo` or
-# `make check`. Arguments after the first go to make. The demo was run in bare roots of Debian 12, Debian 13
-# and Ubuntu 24.04.
+# `make check`. Arguments after the first go to make. The demo leaves GPU code out on a machine without an NVIDIA GPU, unless CUDA is set.
+# The demo was run in bare roots of Debian 12, Debian 13 and Ubuntu 24.04.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -31,5 +31,12 @@ if [ -n "$missing" ]; then
   echo "bootstrap: installing$missing"
   $root apt-get update -q
   $root env DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends $missing
+fi
+# GPU code takes most of the time of a build, and the demo runs on the CPU.
+gpu_found() { ls /dev/nvidia[0-9]* >/dev/null 2>&1 || nvidia-smi -L >/dev/null 2>&1; }
+cuda_given() { [ -n "${CUDA+set}" ] || case " $*" in *' CUDA='*) ;; *) false ;; esac; }
+if [ "$target" = demo ] && ! cuda_given "$@" && command -v "${NVCC:-nvcc}" >/dev/null && ! gpu_found; then
+  echo 'bootstrap: found nvcc and no GPU, building without GPU code; with it: scripts/bootstrap.sh demo CUDA=1'
+  set -- CUDA=0 "$@"
 fi
 exec make "$target" "$@"

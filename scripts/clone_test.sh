@@ -24,7 +24,7 @@ for bare; do
   git clone -q . "$root/clone"
   in_clone './scripts/bootstrap.sh demo'
   grep -q 'of the LORD' "$work/log" || fail 'the demo: no text'
-  echo Hello | in_root /clone/build/bin/minimax run /clone/build/demo/tiny-m2 --chat --max-tokens 40 >"$work/log" 2>&1
+  echo Hello | in_root /clone/build/bin/minimax run /clone/build/demo/tiny-m1 --chat --max-tokens 60 >"$work/log" 2>&1
   reply "$work/log" || fail "found the reply \"$(cat "$work/log")\""
   seconds=$(($(date +%s) - start))
   mkdir "$root/try"

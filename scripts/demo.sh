@@ -1,6 +1,6 @@
 #!/bin/sh
 # scripts/demo.sh BUILD: from two small trained checkpoints to text. Converts each (two ranks, block FP8), verifies the result against
-# its source, lists it, generates from it and scores it on held-out text. Every command is printed before it runs.
+# its source, lists it and generates from it; then scores both on held-out text. Every command is printed before it runs.
 set -eu
 demo=$1/demo
 export PATH="$1/bin:$PATH"
@@ -19,7 +19,10 @@ for model in tiny-m1 tiny-m2; do
   show "minimax-verify $packed --source $source"
   show "minimax-inspect $packed --match layers.0."
   show "minimax-run $packed -p 'In the beginning' --max-tokens 60"
-  show "minimax-eval $packed --ids $source/held-out-ids.json --window 512 --limit 40"
+done
+for model in tiny-m1 tiny-m2; do
+  show "minimax-eval $demo/$model --ids tests/data/$model/held-out-ids.json --window 512 --limit 40"
 done
 echo
-echo "built in $1/bin; next: $1/bin/minimax-run $demo/tiny-m2 --chat, or docs/from-download-to-chat.md for the released models"
+echo "built in $1/bin: $(minimax --version)"
+echo "next: $1/bin/minimax run $demo/tiny-m1 --chat --max-tokens 60, or docs/from-download-to-chat.md for the released models"

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The first commands of a new user: minimax runs the other programs, --help ends with examples that the programs take, words that are nearly an
 option's are answered with it, and the options of other engines by name."""
+import glob
 import os
 import re
 import shutil
@@ -112,8 +113,28 @@ def completion():
         assert run("bash", "-c", line).stdout.split() == [want], (words, run("bash", "-c", line))
 
 
+def bootstrap():
+    """The demo is built without GPU code where nvcc is but no GPU, and says so in a line, unless CUDA is given; the check is as nvcc is."""
+    tools = f"{TMP}/tools"
+    os.makedirs(tools)
+    for name, body in (("dpkg-query", "echo install ok installed"), ("make", 'echo "make $*"'), ("nvcc", ""), ("nvidia-smi", "exit $NO_GPU")):
+        with open(f"{tools}/{name}", "w") as f:
+            f.write(f"#!/bin/sh\n{body}\n")
+        os.chmod(f.name, 0o755)
+    bare = {k: v for k, v in os.environ.items() if k not in ("CUDA", "NVCC")} | {"PATH": f"{tools}:{os.environ['PATH']}"}
+    no = not glob.glob("/dev/nvidia[0-9]*")
+    for args, more, made in (("demo", {"NO_GPU": "1"}, "CUDA=0" if no else ""), ("demo V=1", {"NO_GPU": "1"}, "CUDA=0 V=1" if no else "V=1"),
+                             ("demo", {"NO_GPU": "0"}, ""), ("demo CUDA=1", {"NO_GPU": "1"}, "CUDA=1"), ("demo", {"NO_GPU": "1", "CUDA": "1"}, ""),
+                             ("check", {"NO_GPU": "1"}, ""), ("demo", {"NO_GPU": "1", "NVCC": "absent"}, "")):
+        out = subprocess.run(["scripts/bootstrap.sh", *args.split()], env=bare | more, capture_output=True, text=True, check=True).stdout.splitlines()
+        without = made.startswith("CUDA=0")
+        assert out[-1].split() == ["make", args.split()[0], *made.split()] and len(out) == 1 + without, (args, more, out)
+        assert not without or "CUDA=1" in out[0], out
+
+
 front()
 KNOWN = examples()
 foreign(KNOWN)
 completion()
+bootstrap()
 print(f"minimax runs {len(WORDS)} programs; their help ends with examples; options of other engines are answered by name")
