@@ -371,6 +371,10 @@ bool mm_json_bool(const mm_json *j) { return mm_json_type_of(j) == MM_JSON_BOOL 
 const char *mm_json_str(const mm_json *j) { return mm_json_type_of(j) == MM_JSON_STR ? j->string : NULL; }
 size_t mm_json_str_len(const mm_json *j) { return mm_json_type_of(j) == MM_JSON_STR ? j->n : 0; }
 
+bool mm_json_is(const mm_json *j, const char *string) {
+  return mm_json_type_of(j) == MM_JSON_STR && j->n == strlen(string) && memcmp(j->string, string, j->n) == 0;
+}
+
 /* Building */
 
 static mm_json *node(mm_json n) {

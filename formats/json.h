@@ -50,6 +50,7 @@ double mm_json_number(const mm_json *j); /* MM_JSON_INT or MM_JSON_REAL */
 bool mm_json_bool(const mm_json *j);
 const char *mm_json_str(const mm_json *j);
 size_t mm_json_str_len(const mm_json *j);
+bool mm_json_is(const mm_json *j, const char *string); /* is this string, NUL bytes compared too */
 
 /* Required fields. status/code say whose fault a violation is: a config (MM_BAD_INPUT, "E_CFG_TYPE"/"E_CFG_RANGE") or
  * a manifest (MM_INTEGRITY, "E_MANIFEST"). The line names file and key, what was found and what was expected. */

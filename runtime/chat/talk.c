@@ -165,7 +165,7 @@ static bool take_message(mm_talk *t, const mm_json *m, const char *path, mm_err 
                 *calls = mm_json_get(m, "tool_calls");
   const bool texts = mm_json_type_of(role) == MM_JSON_STR && mm_json_type_of(content) == MM_JSON_STR;
   size_t i = 0;
-  while (texts && i < sizeof role_words / sizeof *role_words && (!role_words[i] || strcmp(role_words[i], mm_json_str(role)) != 0)) i++;
+  while (texts && i < sizeof role_words / sizeof *role_words && (!role_words[i] || !mm_json_is(role, role_words[i]))) i++;
   if (!texts || i == sizeof role_words / sizeof *role_words)
     return mm_fail(err, MM_BAD_INPUT, "E_CHAT", mm_at(path, NULL),
                    "message %zu: expected a role of system, user or assistant and a content that is a text", t->count + 1);
