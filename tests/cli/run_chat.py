@@ -187,6 +187,10 @@ def terminal(packed):
     assert "no such" in t.say("/load " + path + "4").lower()
     t.say("/save " + path + "5")  # the conversation is as it was
     assert open(path + "5").read() == open(path + "2").read()
+    nul = [{"role": "system", "content": "\0"}, {"role": "user", "content": "a\0b"}, {"role": "assistant", "content": "c\0", "reasoning_content": "\0d"}]
+    with open(path + "7", "w") as f:
+        json.dump(nul, f)
+    assert "E_" not in t.say(f"/load {path}7") + t.say(f"/save {path}8") and json.load(open(path + "8"))["messages"] == nul
     os.write(t.fd, b"/quit\n")
     assert t.end() == 0
 
