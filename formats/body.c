@@ -131,11 +131,12 @@ const mm_value *mm_body_parse(mm_arena *a, const char *text, size_t n, mm_err *e
 
 const mm_value *mm_value_get(const mm_value *object, const char *key) {
   if (!object || object->type != MM_VALUE_OBJECT) return NULL;
-  const size_t n = strlen(key);
   for (const mm_value *v = object->first; v; v = v->next)
-    if (v->key_n == n && memcmp(v->key, key, n) == 0) return v->type == MM_VALUE_NULL ? NULL : v;
+    if (mm_value_key_is(v, key)) return v->type == MM_VALUE_NULL ? NULL : v;
   return NULL;
 }
+
+bool mm_value_key_is(const mm_value *v, const char *key) { return v->key_n == strlen(key) && memcmp(v->key, key, v->key_n) == 0; }
 
 bool mm_value_is(const mm_value *v, const char *string) {
   return v && v->type == MM_VALUE_STRING && v->n == strlen(string) && memcmp(v->text, string, v->n) == 0;
@@ -239,4 +240,6 @@ const char *mm_value_word(const mm_value *v) {
   return v ? word[v->type] : "nothing";
 }
 
-const char *mm_value_shown(const mm_value *v) { return v && v->type == MM_VALUE_STRING ? v->text : mm_value_word(v); }
+const char *mm_value_shown(const mm_value *v) {
+  return v && v->type == MM_VALUE_STRING && strlen(v->text) == v->n ? v->text : mm_value_word(v);
+}

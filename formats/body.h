@@ -36,14 +36,15 @@ const mm_value *mm_body_parse(mm_arena *a, const char *text, size_t n, mm_err *e
 
 /* The member of this name; NULL where there is none, where it is null, and of what is no object. */
 const mm_value *mm_value_get(const mm_value *object, const char *key);
-bool mm_value_is(const mm_value *v, const char *string); /* equals this string */
-double mm_value_real(const mm_value *number);            /* ±infinity where it is too large */
+bool mm_value_is(const mm_value *v, const char *string);  /* equals this string */
+bool mm_value_key_is(const mm_value *v, const char *key); /* its key equals this one, which a key with a NUL never does */
+double mm_value_real(const mm_value *number);             /* ±infinity where it is too large */
 /* An integer, written as one or as 3.0. false for others and those beyond int64. */
 bool mm_value_int(const mm_value *v, int64_t *out);
 /* Returns the value within `root` that the fragment of a URI, "#" and a JSON pointer, leads to (RFC 6901: ~0, ~1, percent escapes, places
  * in arrays). Returns NULL if the pointer leads to nothing or `reference` is no string of this form. */
 const mm_value *mm_value_follow(const mm_value *root, const mm_value *reference);
 const char *mm_value_word(const mm_value *v);  /* "an object", for messages */
-const char *mm_value_shown(const mm_value *v); /* a string's text, the word of others */
+const char *mm_value_shown(const mm_value *v); /* a string's text, the word of others and of a string with a NUL */
 
 #endif

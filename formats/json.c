@@ -371,6 +371,10 @@ bool mm_json_bool(const mm_json *j) { return mm_json_type_of(j) == MM_JSON_BOOL 
 const char *mm_json_str(const mm_json *j) { return mm_json_type_of(j) == MM_JSON_STR ? j->string : NULL; }
 size_t mm_json_str_len(const mm_json *j) { return mm_json_type_of(j) == MM_JSON_STR ? j->n : 0; }
 
+bool mm_json_is(const mm_json *j, const char *string) {
+  return mm_json_type_of(j) == MM_JSON_STR && j->n == strlen(string) && memcmp(j->string, string, j->n) == 0;
+}
+
 /* Building */
 
 static mm_json *node(mm_json n) {
@@ -379,9 +383,9 @@ static mm_json *node(mm_json n) {
   return j;
 }
 
-static bool utf8(const char *s) {
+static bool utf8(const char *s, size_t n) {
   size_t len = 1;
-  for (size_t i = 0, n = strlen(s); i < n && len; i += len) len = mm_utf8_len(s + i, n - i);
+  for (size_t i = 0; i < n && len; i += len) len = mm_utf8_len(s + i, n - i);
   return len;
 }
 
@@ -391,12 +395,16 @@ mm_json *mm_json_new_int(int64_t v) { return node((mm_json){.type = MM_JSON_INT,
 mm_json *mm_json_new_real(double v) { return isfinite(v) ? node((mm_json){.type = MM_JSON_REAL, .real = v}) : NULL; }
 mm_json *mm_json_new_bool(bool v) { return node((mm_json){.type = MM_JSON_BOOL, .truth = v}); }
 
-mm_json *mm_json_new_str(const char *s) {
-  char *own = s && utf8(s) ? strdup(s) : NULL;
-  mm_json *j = own ? node((mm_json){.type = MM_JSON_STR, .n = strlen(s), .string = own}) : NULL;
+mm_json *mm_json_new_bytes(const char *s, size_t n) {
+  char *own = utf8(s, n) ? malloc(n + 1) : NULL;
+  mm_json *j = own ? node((mm_json){.type = MM_JSON_STR, .n = n, .string = own}) : NULL;
   if (!j) free(own);
+  if (j && n) memcpy(own, s, n);
+  if (j) own[n] = 0;
   return j;
 }
+
+mm_json *mm_json_new_str(const char *s) { return s ? mm_json_new_bytes(s, strlen(s)) : NULL; }
 
 mm_json *mm_json_new_digest(const mm_digest *d) {
   char hex[MM_HEX_LEN + 1];
@@ -409,7 +417,7 @@ static bool may_change(const mm_json *j) { return j && j->home != PART; }
 
 /* A key as obj keeps it. */
 static char *keep_key(mm_json *obj, const char *key) {
-  if (!utf8(key)) return NULL;
+  if (!utf8(key, strlen(key))) return NULL;
   return obj->home == BUILT ? strdup(key) : mm_arena_strndup(arena_of(obj), key, strlen(key), MM_IGNORED);
 }
 

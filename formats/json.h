@@ -50,6 +50,7 @@ double mm_json_number(const mm_json *j); /* MM_JSON_INT or MM_JSON_REAL */
 bool mm_json_bool(const mm_json *j);
 const char *mm_json_str(const mm_json *j);
 size_t mm_json_str_len(const mm_json *j);
+bool mm_json_is(const mm_json *j, const char *string); /* is this string, NUL bytes compared too */
 
 /* Required fields. status/code say whose fault a violation is: a config (MM_BAD_INPUT, "E_CFG_TYPE"/"E_CFG_RANGE") or
  * a manifest (MM_INTEGRITY, "E_MANIFEST"). The line names file and key, what was found and what was expected. */
@@ -73,7 +74,8 @@ MM_MUST_USE bool mm_json_only_keys(const mm_json *obj, const char *const *keys, 
  * NULL as a value fails its container, NULL as a container is passed over, so calls need no check before mm_json_dump or mm_json_failed. */
 mm_json *mm_json_new_obj(void);
 mm_json *mm_json_new_arr(void);
-mm_json *mm_json_new_str(const char *s); /* NULL for a NULL s, and for what is not UTF-8 */
+mm_json *mm_json_new_str(const char *s);             /* NULL for a NULL s, and for what is not UTF-8 */
+mm_json *mm_json_new_bytes(const char *s, size_t n); /* the same of n bytes, NUL among them */
 mm_json *mm_json_new_int(int64_t v);
 static inline mm_json *mm_json_new_u64(uint64_t v) { return mm_json_new_int((int64_t)v); } /* at most INT64_MAX */
 mm_json *mm_json_new_real(double v);                                                       /* finite; written with 17 significant digits */

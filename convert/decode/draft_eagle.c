@@ -46,8 +46,7 @@ static bool read_taps(mm_dflash_config *c, const mm_json *o, const mm_json *eagl
 static bool check_settings(const mm_json *o, const mm_json *eagle, const mm_json_ctx *at, mm_err *err) {
   const mm_json *act = mm_json_get(o, "hidden_act");
   bool attention, mlp, aux;
-  if (mm_json_type_of(act) != MM_JSON_NULL && (mm_json_type_of(act) != MM_JSON_STR || strcmp(mm_json_str(act), "silu") != 0))
-    return lacks(err, at->file, "another hidden_act", "silu");
+  if (mm_json_type_of(act) != MM_JSON_NULL && !mm_json_is(act, "silu")) return lacks(err, at->file, "another hidden_act", "silu");
   if (mm_json_type_of(mm_json_get(o, "rope_scaling")) != MM_JSON_NULL) return lacks(err, at->file, "rope_scaling", "none");
   if (!flag(o, "attention_bias", false, &attention, at, err) || !flag(o, "mlp_bias", false, &mlp, at, err) ||
       !flag(eagle, "use_aux_hidden_state", true, &aux, at, err))

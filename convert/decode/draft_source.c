@@ -29,8 +29,7 @@ static bool check_settings(const mm_json *o, const mm_json *flash, const char *p
   const mm_json *act = mm_json_get(o, "hidden_act"), *scaling = mm_json_get(o, "rope_scaling");
   if (mm_json_type_of(flash) != MM_JSON_OBJ)
     return lacks(err, path, "no dflash_config and no draft_vocab_size", "the config of a DFlash or EAGLE-3 draft");
-  if (mm_json_type_of(act) != MM_JSON_NULL && (mm_json_type_of(act) != MM_JSON_STR || strcmp(mm_json_str(act), "silu") != 0))
-    return lacks(err, path, "another hidden_act", "silu");
+  if (mm_json_type_of(act) != MM_JSON_NULL && !mm_json_is(act, "silu")) return lacks(err, path, "another hidden_act", "silu");
   if (mm_json_type_of(scaling) != MM_JSON_NULL) return lacks(err, path, "rope_scaling", "none");
   if (!is_off(mm_json_get(o, "attention_bias"))) return lacks(err, path, "attention_bias", "none");
   if (!is_off(mm_json_get(flash, "attention_sink_bias"))) return lacks(err, path, "attention_sink_bias", "none");
@@ -70,9 +69,9 @@ static bool read_layers(mm_dflash_config *c, const mm_json *o, const mm_json *fl
     return lacks(err, at->file, "use_swa without layer_types", "layer_types");
   for (uint32_t l = 0; l < c->layers; l++) {
     const mm_json *type = mm_json_type_of(types) == MM_JSON_ARR ? mm_json_at(types, l) : NULL;
-    const char *word = mm_json_type_of(type) == MM_JSON_STR ? mm_json_str(type) : type ? "no word" : "full_attention";
-    const bool sliding = strcmp(word, "sliding_attention") == 0;
-    if (!sliding && strcmp(word, "full_attention") != 0) return lacks(err, at->file, word, "sliding_attention or full_attention");
+    const char *word = mm_json_type_of(type) == MM_JSON_STR ? mm_json_str(type) : "no word";
+    const bool sliding = mm_json_is(type, "sliding_attention");
+    if (type && !sliding && !mm_json_is(type, "full_attention")) return lacks(err, at->file, word, "sliding_attention or full_attention");
     if (sliding && (mm_json_type_of(width) != MM_JSON_INT || mm_json_int(width) < 1 || mm_json_int(width) > INT32_MAX))
       return lacks(err, at->file, "a sliding layer without sliding_window", "a window of 1 or more");
     c->window[l] = sliding ? (uint32_t)mm_json_int(width) : 0;

@@ -57,11 +57,10 @@ static bool must_be_zero(mm_config c, const char *key, mm_err *err) {
 /* transformers writes "silu" into its own form of the config and means swigluoai. */
 static bool activation(mm_config c, mm_model *m, mm_err *err) {
   const mm_json *act = mm_json_get(c.obj, "hidden_act"), *type = mm_json_get(c.obj, "model_type");
-  const bool own_form = mm_json_type_of(type) == MM_JSON_STR && strcmp(mm_json_str(type), "minimax_m3_vl_text") == 0;
-  const char *word = mm_json_type_of(act) == MM_JSON_STR ? mm_json_str(act) : "";
+  const bool own_form = mm_json_is(type, "minimax_m3_vl_text");
   if (mm_json_type_of(act) == MM_JSON_NULL)
     return mm_fail(err, MM_BAD_INPUT, "E_CFG_MISSING", mm_at(c.file, NULL), "key \"hidden_act\": found nothing, expected \"swigluoai\"");
-  if (strcmp(word, "swigluoai") != 0 && !(own_form && strcmp(word, "silu") == 0)) {
+  if (!mm_json_is(act, "swigluoai") && !(own_form && mm_json_is(act, "silu"))) {
     char found[MM_JSON_SHOWN];
     return FEATURE("key \"hidden_act\": found %s, only \"swigluoai\" is supported", mm_json_shown(act, found));
   }

@@ -23,7 +23,7 @@ bool mm_report_divergence_read(mm_json **out, const char *path, const char *dir,
   if (lacks)
     ok = mm_fail(err, MM_BAD_INPUT, "E_JSON", mm_at(path, NULL),
                  "found no \"%s\", expected the output of minimax-eval --against REF --json", lacks);
-  else if (strcmp(mm_json_str(made), manifest) != 0)
+  else if (!mm_json_is(made, manifest))
     ok = mm_fail(err, MM_USAGE, "E_USAGE", mm_at(path, NULL),
                  "found the divergence of a checkpoint with manifest %.12s…, expected %.12s… of %s", mm_json_str(made), manifest, dir);
   if (ok)

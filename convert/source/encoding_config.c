@@ -28,13 +28,17 @@ static bool refuse(const char *path, const char *code, const char *what, const c
                  mm_escape(shown, sizeof shown, word, strlen(word)));
 }
 
-/* The string under a key, or NULL. */
-static const char *word(const mm_json *obj, const char *key) { return mm_json_str(mm_json_get(obj, key)); }
+/* The string under a key, or NULL, also where it has a NUL. */
+static const char *word(const mm_json *obj, const char *key) {
+  const mm_json *v = mm_json_get(obj, key);
+  const char *text = mm_json_str(v);
+  return text && strlen(text) == mm_json_str_len(v) ? text : NULL;
+}
 
 /* The same; what is there must be a string, or null. */
 static bool read_word(const mm_declared *d, const mm_json *obj, const char *key, const char **out, mm_err *err) {
   const mm_json *v = mm_json_get(obj, key);
-  *out = mm_json_str(v);
+  *out = word(obj, key);
   return *out || mm_json_type_of(v) == MM_JSON_NULL || bad(d, key, v, "a string", err);
 }
 
@@ -222,8 +226,9 @@ static bool read_compressed_tensors(mm_declared *d, mm_err *err) {
   static const char formats[] =
       "dense float-quantized naive-quantized int-quantized pack-quantized nvfp4-pack-quantized "
       "mxfp4-pack-quantized mxfp8-quantized mixed-precision";
-  const char *format, *sparse = word(mm_json_get(d->obj, "sparsity_config"), "format");
-  if (!read_word(d, d->obj, "format", &format, err)) return false;
+  const char *format, *sparse;
+  if (!read_word(d, d->obj, "format", &format, err) || !read_word(d, mm_json_get(d->obj, "sparsity_config"), "format", &sparse, err))
+    return false;
   if (format && !listed(formats, format)) return refuse(d->path, "E_Q_METHOD", "compressed-tensors format", format, err);
   if (sparse && strcmp(sparse, "dense") != 0) return refuse(d->path, "E_Q_METHOD", "compressed-tensors sparsity", sparse, err);
   const mm_json *groups = mm_json_get(d->obj, "config_groups"), *group;

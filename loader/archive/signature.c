@@ -219,7 +219,7 @@ static bool check_ignored(const mm_json *list, const mm_json_ctx *c, mm_err *err
   for (size_t i = 0; i < mm_json_size(list); i++) {
     const mm_json *j = mm_json_at(list, i);
     bool known = false;
-    for (size_t k = 0; mm_json_type_of(j) == MM_JSON_STR && k < sizeof may / sizeof *may; k++) known |= strcmp(mm_json_str(j), may[k]) == 0;
+    for (size_t k = 0; k < sizeof may / sizeof *may; k++) known |= mm_json_is(j, may[k]);
     if (!known) return MM_REFUSE(c, err, "key \"ignore_paths\": entry %zu: expected none but %s and git's", i, MM_SIGNATURE);
   }
   return true;
@@ -353,7 +353,7 @@ char *mm_signature_text(const char *dir, size_t *n, mm_err *err) {
   if (!text) return mm_fail_damaged(err, &reason), NULL;
   mm_json *bundle = mm_json_parse(text, *n, path.text, &reason);
   const mm_json *type = mm_json_type_of(bundle) == MM_JSON_OBJ ? mm_json_get(bundle, "mediaType") : NULL;
-  const bool ok = mm_json_type_of(type) == MM_JSON_STR && strcmp(mm_json_str(type), BUNDLE_TYPE) == 0;
+  const bool ok = mm_json_is(type, BUNDLE_TYPE);
   mm_json_free(bundle);
   if (ok) return text;
   free(text);

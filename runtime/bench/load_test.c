@@ -56,9 +56,10 @@ static void put_prompt(mm_text *t, const load_args *a, bool chat, uint64_t n, ui
  * error. */
 static const char *question(const mm_json *set, const char *path, size_t i, mm_err *err) {
   const mm_json *turn = mm_json_at(mm_json_get(mm_json_at(set, i), "conversations"), 0), *value = mm_json_get(turn, "value");
-  if (mm_json_type_of(value) == MM_JSON_STR && *mm_json_str(value)) return mm_json_str(value);
+  const char *text = mm_json_str(value);
+  if (text && *text && strlen(text) == mm_json_str_len(value)) return text;
   mm_fail(err, MM_BAD_INPUT, "E_JSON", mm_at(path, NULL),
-          "conversation %zu: found no \"conversations\" that begin with a \"value\" of text", i);
+          "conversation %zu: found no \"conversations\" that begin with a \"value\" of text without NUL", i);
   return NULL;
 }
 

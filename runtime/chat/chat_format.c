@@ -124,7 +124,7 @@ static char *template_in(const mm_pack *p, const char *name, size_t *n, mm_err *
     v = NULL;
     for (size_t i = 0; i < mm_json_size(list); i++) {
       const mm_json *entry = mm_json_at(list, i), *label = mm_json_get(entry, "name");
-      if (mm_json_type_of(label) == MM_JSON_STR && strcmp(mm_json_str(label), "default") == 0) v = mm_json_get(entry, "template");
+      if (mm_json_is(label, "default")) v = mm_json_get(entry, "template");
     }
   }
   if (mm_json_type_of(v) == MM_JSON_STR) {

@@ -129,13 +129,12 @@ static const char help[] =
 
 static const char *const role_words[] = {[MM_ROLE_SYSTEM] = "system", [MM_ROLE_USER] = "user", [MM_ROLE_ASSISTANT] = "assistant"};
 
-static const char *text_of(const mm_text *t) { return t->p ? t->p : ""; }
+static mm_json *text_of(const mm_text *t) { return mm_json_new_bytes(t->p ? t->p : "", t->n); }
 
 /* {"role": …, "content": …}, and the reasoning of a reply, as chat completions have it. */
 static void put_message(mm_json *list, mm_role role, const mm_text *content, const mm_text *reasoning) {
-  mm_json *o =
-      mm_json_append(list, MM_JSON_NEW({"role", mm_json_new_str(role_words[role])}, {"content", mm_json_new_str(text_of(content))}));
-  if (reasoning->n) mm_json_put_text(o, "reasoning_content", text_of(reasoning));
+  mm_json *o = mm_json_append(list, MM_JSON_NEW({"role", mm_json_new_str(role_words[role])}, {"content", text_of(content)}));
+  if (reasoning->n) mm_json_set(o, "reasoning_content", text_of(reasoning));
 }
 
 static bool save(const mm_talk *t, const char *path, mm_err *err) {
@@ -165,7 +164,7 @@ static bool take_message(mm_talk *t, const mm_json *m, const char *path, mm_err 
                 *calls = mm_json_get(m, "tool_calls");
   const bool texts = mm_json_type_of(role) == MM_JSON_STR && mm_json_type_of(content) == MM_JSON_STR;
   size_t i = 0;
-  while (texts && i < sizeof role_words / sizeof *role_words && (!role_words[i] || strcmp(role_words[i], mm_json_str(role)) != 0)) i++;
+  while (texts && i < sizeof role_words / sizeof *role_words && (!role_words[i] || !mm_json_is(role, role_words[i]))) i++;
   if (!texts || i == sizeof role_words / sizeof *role_words)
     return mm_fail(err, MM_BAD_INPUT, "E_CHAT", mm_at(path, NULL),
                    "message %zu: expected a role of system, user or assistant and a content that is a text", t->count + 1);
@@ -232,7 +231,7 @@ static void command(mm_talk *t, const char *line, bool *on) {
   else if (is_word(line, "/system", &rest) && *rest)
     set_system(t, rest);
   else if (is_word(line, "/system", &rest))
-    fprintf(stderr, "%s\n", t->own_system ? text_of(&t->system) : "(the format's own)");
+    fprintf(stderr, "%s\n", !t->own_system ? "(the format's own)" : t->system.p ? t->system.p : "");
   else if (is_word(line, "/save", &rest) && *rest)
     ok = save(t, rest, &err);
   else if (is_word(line, "/load", &rest) && *rest)

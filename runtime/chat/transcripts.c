@@ -67,7 +67,14 @@ static bool read_tools(mm_arena *a, const mm_value *tools, mm_conversation *c, m
   mm_chat_tool *tool = mm_arena_alloc(a, (tools ? tools->count + 1 : 1) * sizeof *tool, err);
   if (!tool) return false;
   c->tool = tool;
-  for (const mm_value *v = tools ? tools->first : NULL; v; v = v->next) tool[c->tool_count++].json = (mm_str){v->raw, v->raw_n};
+  for (const mm_value *v = tools ? tools->first : NULL; v; v = v->next) {
+    const mm_value *type = mm_value_get(v, "type"), *of = mm_value_get(v, "function"), *function = of ? of : v,
+                   *name = mm_value_get(function, "name"), *parameters = mm_value_get(function, "parameters");
+    if ((type && !mm_value_is(type, "function")) || !is_text(name) || !name->n || (parameters && parameters->type != MM_VALUE_OBJECT))
+      return mm_fail(err, MM_BAD_INPUT, "E_CHAT", mm_at(NULL, NULL),
+                     "tool %zu: expected a function with a name, and parameters of an object", c->tool_count);
+    tool[c->tool_count++].json = (mm_str){v->raw, v->raw_n};
+  }
   return !tools || tools->type == MM_VALUE_ARRAY || mm_fail(err, MM_BAD_INPUT, "E_CHAT", mm_at(NULL, NULL), "expected a list of tools");
 }
 

@@ -127,7 +127,7 @@ bool mm_schema_compile_array(mm_schema_compiler *p, const mm_value *schema, mm_f
   if (!add_first_items(p, first, &count, out)) return false;
   if (out->most != UINT32_MAX && mm_value_get(schema, "contains")) return mm_schema_unserved(p, "contains", " with prefixItems that end");
   for (const mm_value *v = schema->first; v; v = v->next)
-    if (strcmp(v->key, "contains") == 0 && !add_contained(p, schema, v, contained ? NULL : items, &count, out)) return false;
+    if (mm_value_key_is(v, "contains") && !add_contained(p, schema, v, contained ? NULL : items, &count, out)) return false;
   if (items && !mm_schema_compile_value(p, items, &out->item)) {
     if (!mm_schema_leave_out(p)) return false;
     out->most = (uint32_t)mm_min(out->most, count);

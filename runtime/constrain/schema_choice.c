@@ -145,11 +145,11 @@ static bool is_conditional(mm_schema_compiler *p, const mm_value *schema, unsign
   bool values = false, others = false;
   for (const mm_value *m = v->first; m; m = m->next) {
     for (size_t i = 0; i < sizeof conditions / sizeof *conditions; i++)
-      if (strcmp(m->key, conditions[i]) == 0) return true;
-    const bool one = strcmp(m->key, "enum") == 0 || strcmp(m->key, "const") == 0, list = m->key[0] == 'a' || m->key[0] == 'o';
-    others |= (one && values) || (!one && strcmp(m->key, "type") != 0 && !mm_schema_is_annotation(m->key));
+      if (mm_value_key_is(m, conditions[i])) return true;
+    const bool one = mm_value_key_is(m, "enum") || mm_value_key_is(m, "const"), list = m->key[0] == 'a' || m->key[0] == 'o';
+    others |= (one && values) || (!one && !mm_value_key_is(m, "type") && !mm_schema_is_annotation(m));
     values |= one;
-    if (!list || (strcmp(m->key, "anyOf") != 0 && strcmp(m->key, "oneOf") != 0)) continue;
+    if (!list || (!mm_value_key_is(m, "anyOf") && !mm_value_key_is(m, "oneOf"))) continue;
     for (const mm_value *a = m->first; a; a = a->next)
       if (is_conditional(p, a, depth + 1)) return true;
   }
@@ -161,7 +161,7 @@ static bool has_types(mm_schema_compiler *p, const mm_value *schema, unsigned de
   const mm_value *v = mm_schema_plain(p, schema);
   if (!v || v->type != MM_VALUE_OBJECT || depth == MM_SCHEMA_DEPTH || !mm_schema_spend(p, v->count)) return false;
   for (const mm_value *m = v->first; m; m = m->next)
-    if (strcmp(m->key, "type") == 0 || strcmp(m->key, "enum") == 0 || strcmp(m->key, "const") == 0) return true;
+    if (mm_value_key_is(m, "type") || mm_value_key_is(m, "enum") || mm_value_key_is(m, "const")) return true;
   const mm_value *list = mm_value_get(v, "anyOf");
   if (!list) list = mm_value_get(v, "oneOf");
   if (!list) return false;

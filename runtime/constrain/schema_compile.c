@@ -159,17 +159,17 @@ const char *const mm_schema_annotations[] = {"$defs",
                                              "$vocabulary",
                                              NULL};
 
-static bool listed(const char *const *list, const char *key) {
-  while (*list && strcmp(*list, key) != 0) list++;
+static bool listed(const char *const *list, const mm_value *member) {
+  while (*list && !mm_value_key_is(member, *list)) list++;
   return *list;
 }
 
-bool mm_schema_is_annotation(const char *key) { return listed(mm_schema_annotations, key); }
+bool mm_schema_is_annotation(const mm_value *member) { return listed(mm_schema_annotations, member); }
 
 bool mm_schema_alone(mm_schema_compiler *p, const mm_value *schema, const char *keyword, const char *with) {
   char reason[64];
   for (const mm_value *v = schema->first; v; v = v->next) {
-    if (mm_schema_is_annotation(v->key) || strcmp(v->key, keyword) == 0 || (with && strcmp(v->key, with) == 0)) continue;
+    if (mm_schema_is_annotation(v) || mm_value_key_is(v, keyword) || (with && mm_value_key_is(v, with))) continue;
     snprintf(reason, sizeof reason, " with %s", keyword);
     return mm_schema_unserved(p, v->key, reason);
   }
@@ -179,10 +179,10 @@ bool mm_schema_alone(mm_schema_compiler *p, const mm_value *schema, const char *
 static bool known_keywords(mm_schema_compiler *p, const mm_value *schema) {
   for (const mm_value *v = schema->first; v; v = v->next) {
     const mm_schema_keyword *k = mm_schema_keywords;
-    while (k->name && strcmp(k->name, v->key) != 0) k++;
-    if (!k->name && !mm_schema_is_annotation(v->key) && v->key != mm_schema_no_match && v->key != mm_schema_no_text)
+    while (k->name && !mm_value_key_is(v, k->name)) k++;
+    if (!k->name && !mm_schema_is_annotation(v) && v->key != mm_schema_no_match && v->key != mm_schema_no_text)
       return mm_schema_unserved(p, v->key, "");
-    if (strcmp(v->key, "$dynamicRef") == 0) return mm_schema_unserved(p, v->key, " there"); /* copies have none */
+    if (mm_value_key_is(v, "$dynamicRef")) return mm_schema_unserved(p, v->key, " there"); /* copies have none */
   }
   const mm_value *required = mm_value_get(schema, "required");
   return !required || required->type == MM_VALUE_ARRAY || mm_schema_wrong(p, "required: expected a list of keys");
@@ -310,7 +310,7 @@ static bool lets_through(mm_schema_compiler *p, const mm_form *form, const mm_va
   return true;
 }
 
-static bool is_values(const mm_value *m) { return strcmp(m->key, "enum") == 0 || strcmp(m->key, "const") == 0; }
+static bool is_values(const mm_value *m) { return mm_value_key_is(m, "enum") || mm_value_key_is(m, "const"); }
 
 /* The value is of every list of the schema, and every const. */
 static bool is_listed(mm_schema_compiler *p, const mm_value *schema, const mm_value *v) {
@@ -329,7 +329,7 @@ static bool compile_some_values(mm_schema_compiler *p, const mm_value *schema, c
                                    {.type = MM_VALUE_STRING, .text = "boolean", .n = 7},
                                    {.type = MM_VALUE_STRING, .text = "number", .n = 6},
                                    {.type = MM_VALUE_STRING, .text = "string", .n = 6}};
-  const bool list = strcmp(values->key, "enum") == 0;
+  const bool list = mm_value_key_is(values, "enum");
   const mm_value *rest = mm_schema_without(p, schema, values), *first = list ? values->first : values;
   const mm_value *others = rest ? mm_value_get(rest, "enum") : NULL;
   const mm_form *form;
@@ -401,7 +401,7 @@ static bool compile_types(mm_schema_compiler *p, const mm_value *schema, const m
 /* True if a keyword that restricts values stands next to the alternatives, other than `type`. */
 static bool has_others(const mm_value *schema, const mm_value *any) {
   for (const mm_value *v = schema->first; v; v = v->next)
-    if (v != any && !mm_schema_is_annotation(v->key) && strcmp(v->key, "type") != 0) return true;
+    if (v != any && !mm_schema_is_annotation(v) && !mm_value_key_is(v, "type")) return true;
   return false;
 }
 
@@ -463,9 +463,9 @@ static const mm_value *kind_of(const mm_value *schema) {
       {"minLength", "maxLength", "pattern", NULL},
       {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", NULL}};
   for (const mm_value *v = schema->first; v; v = v->next) {
-    if (strcmp(v->key, "format") == 0 && mm_schema_follows_format(v)) return &kinds[2];
+    if (mm_value_key_is(v, "format") && mm_schema_follows_format(v)) return &kinds[2];
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-      if (listed(keywords[i], v->key)) return &kinds[i];
+      if (listed(keywords[i], v)) return &kinds[i];
   }
   return NULL;
 }
@@ -487,16 +487,16 @@ static bool compile_keywords(mm_schema_compiler *p, const mm_value *schema, mm_f
   if (!(any = mm_value_get(schema, "anyOf"))) any = mm_value_get(schema, "oneOf");
   if (any) return compile_alternatives(p, schema, any, type, out);
   for (const mm_value *v = schema->first; v; v = v->next) {
-    if (strcmp(v->key, "not") == 0) {
+    if (mm_value_key_is(v, "not")) {
       const mm_value *rest = mm_schema_apply_not(p, schema, v);
       return rest && compile_keywords(p, rest, out);
     }
-    if (strcmp(v->key, "const") == 0 || (strcmp(v->key, "enum") == 0 && !values)) values = v;
+    if (mm_value_key_is(v, "const") || (mm_value_key_is(v, "enum") && !values)) values = v;
   }
   if (!values) return type ? compile_types(p, schema, type, out) : compile_untyped(p, schema, out);
   p->keyword = values->key;
   if (has_others(schema, values)) return compile_some_values(p, schema, values, out);
-  if (strcmp(values->key, "enum") == 0) return compile_enum(p, values, type, out);
+  if (mm_value_key_is(values, "enum")) return compile_enum(p, values, type, out);
   const unsigned firsts = firsts_of(p, type);
   return firsts && mm_schema_is_json(p, values) && (is_of(values, firsts) || mm_schema_none(p, "const: not of the type")) &&
          compile_values(p, values, 1, firsts, out);

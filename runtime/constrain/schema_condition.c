@@ -62,7 +62,7 @@ static const mm_value *resolve_entry(mm_schema_compiler *p, const mm_value *sche
     if (!mm_schema_put(p, &rest, v, NULL)) return NULL;
   const bool there = requires_key(out, entry);
   const mm_value *without = there ? &mm_schema_false : without_key(p, entry),
-                 *with = mm_schema_is_false(entry) ? entry : with_key(p, entry, mm_schema_key_is(member, "dependentSchemas"), there),
+                 *with = mm_schema_is_false(entry) ? entry : with_key(p, entry, mm_value_key_is(member, "dependentSchemas"), there),
                  *list = without && with ? mm_schema_list_of(p, "anyOf", without, with) : NULL;
   if (!list || !mm_schema_begin(p, MM_VALUE_OBJECT, &choice)) return NULL;
   for (const mm_value *v = out->first; v; v = v->next)
@@ -74,8 +74,8 @@ static const mm_value *resolve_entry(mm_schema_compiler *p, const mm_value *sche
 const mm_value *mm_schema_resolve(mm_schema_compiler *p, const mm_value *schema) {
   const mm_value *m = schema->first;
   while (schema && m) {
-    const bool conditional = mm_schema_key_is(m, "if") && (mm_value_get(schema, "then") || mm_value_get(schema, "else"));
-    const bool dependent = mm_schema_key_is(m, "dependentRequired") || mm_schema_key_is(m, "dependentSchemas");
+    const bool conditional = mm_value_key_is(m, "if") && (mm_value_get(schema, "then") || mm_value_get(schema, "else"));
+    const bool dependent = mm_value_key_is(m, "dependentRequired") || mm_value_key_is(m, "dependentSchemas");
     if (conditional || dependent) {
       schema = conditional ? resolve_if(p, schema, m) : resolve_entry(p, schema, m);
       m = schema ? schema->first : NULL;
@@ -135,11 +135,11 @@ static const mm_value *finish_one(mm_schema_compiler *p, const mm_value *schema)
   if (!mm_schema_spend(p, schema->count) || !mm_schema_begin(p, MM_VALUE_OBJECT, &out)) return NULL;
   for (const mm_value *m = schema->first; m; m = m->next) {
     const char *key = NULL;
-    if (mm_schema_key_is(m, "unevaluatedProperties")) {
+    if (mm_value_key_is(m, "unevaluatedProperties")) {
       if (mm_value_get(schema, "additionalProperties")) continue;
       key = "additionalProperties";
     }
-    if (mm_schema_key_is(m, "unevaluatedItems")) {
+    if (mm_value_key_is(m, "unevaluatedItems")) {
       const bool first = items && items->type == MM_VALUE_ARRAY;
       if (items && (!first || mm_value_get(schema, "additionalItems"))) continue;
       if (!mm_schema_is_true(m) && mm_value_get(schema, "contains"))

@@ -99,7 +99,7 @@ bool mm_schema_too_many(mm_schema_compiler *p, const char *what, size_t found, s
 bool mm_schema_count(mm_schema_compiler *p, const mm_value *schema, const char *key, uint32_t *out);
 bool mm_schema_is_open(const mm_schema_compiler *p, const mm_form *s);
 /* An annotation does not restrict the values. */
-bool mm_schema_is_annotation(const char *key);
+bool mm_schema_is_annotation(const mm_value *member);
 /* True if only annotations and the keywords of `with` stand next to the deciding keyword, so that no keyword is ignored. */
 bool mm_schema_alone(mm_schema_compiler *p, const mm_value *schema, const char *keyword, const char *with);
 
@@ -147,7 +147,6 @@ typedef struct mm_schema_made {
 extern const mm_value mm_schema_true, mm_schema_false;
 bool mm_schema_is_true(const mm_value *v);
 bool mm_schema_is_false(const mm_value *v);
-bool mm_schema_key_is(const mm_value *m, const char *key);
 bool mm_schema_begin(mm_schema_compiler *p, mm_value_type type, mm_schema_made *out);
 /* Adds a copy of the member, under another key if one is given. NULL after an error. */
 mm_value *mm_schema_put(mm_schema_compiler *p, mm_schema_made *m, const mm_value *member, const char *key);

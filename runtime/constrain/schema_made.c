@@ -9,7 +9,6 @@ const mm_value mm_schema_false = {.type = MM_VALUE_BOOL, .text = "", .raw = "fal
 
 bool mm_schema_is_true(const mm_value *v) { return v && v->type == MM_VALUE_BOOL && v->truth; }
 bool mm_schema_is_false(const mm_value *v) { return v && v->type == MM_VALUE_BOOL && !v->truth; }
-bool mm_schema_key_is(const mm_value *m, const char *key) { return strcmp(m->key, key) == 0; }
 
 bool mm_schema_begin(mm_schema_compiler *p, mm_value_type type, mm_schema_made *out) {
   *out = (mm_schema_made){.value = mm_arena_alloc(p->arena, sizeof *out->value, p->err)};
@@ -69,7 +68,7 @@ const mm_value *mm_schema_without(mm_schema_compiler *p, const mm_value *schema,
   mm_schema_made out;
   if (!mm_schema_spend(p, schema->count) || !mm_schema_begin(p, MM_VALUE_OBJECT, &out)) return NULL;
   for (const mm_value *m = schema->first; m; m = m->next)
-    if (m != member && !mm_schema_key_is(m, "$id") && !mm_schema_put(p, &out, m, NULL)) return NULL;
+    if (m != member && !mm_value_key_is(m, "$id") && !mm_schema_put(p, &out, m, NULL)) return NULL;
   return out.value;
 }
 

@@ -92,7 +92,7 @@ static bool both_bounds(mm_schema_compiler *p, mm_value *to, const mm_value *b, 
 
 /* The values that both have, of enum or const. */
 static bool both_values(mm_schema_compiler *p, mm_value *to, const mm_value *b) {
-  const bool mine = mm_schema_key_is(to, "enum"), theirs = mm_schema_key_is(b, "enum");
+  const bool mine = mm_value_key_is(to, "enum"), theirs = mm_value_key_is(b, "enum");
   mm_schema_made out;
   if ((mine && to->type != MM_VALUE_ARRAY) || (theirs && b->type != MM_VALUE_ARRAY))
     return mm_schema_wrong(p, "enum: expected a list of values");
@@ -126,7 +126,7 @@ static bool both_multiples(mm_schema_compiler *p, mm_value *to, const mm_value *
 static bool may_repeat(const mm_value *m) {
   static const char *const keys[] = {"pattern", "format", "anyOf", "oneOf", "not", "contains", mm_schema_no_match, mm_schema_no_text};
   for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
-    if (mm_schema_key_is(m, keys[i])) return true;
+    if (mm_value_key_is(m, keys[i])) return true;
   return false;
 }
 
@@ -135,19 +135,19 @@ static bool both_of(mm_schema_compiler *p, mm_schema_made *out, mm_value *to, co
   static const char *const larger[] = {"minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties"},
                            *const smaller[] = {"maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties"};
   for (size_t i = 0; i < sizeof larger / sizeof *larger; i++) {
-    if (mm_schema_key_is(to, larger[i])) return both_bounds(p, to, b, true);
-    if (mm_schema_key_is(to, smaller[i])) return both_bounds(p, to, b, false);
+    if (mm_value_key_is(to, larger[i])) return both_bounds(p, to, b, true);
+    if (mm_value_key_is(to, smaller[i])) return both_bounds(p, to, b, false);
   }
-  if (mm_schema_key_is(to, "properties")) return both_properties(p, to, b);
-  if (mm_schema_key_is(to, "required")) return both_lists(p, to, b);
-  if (mm_schema_key_is(to, "type")) return both_types(p, to, b);
-  if (mm_schema_key_is(to, "enum") || mm_schema_key_is(to, "const")) return both_values(p, to, b);
+  if (mm_value_key_is(to, "properties")) return both_properties(p, to, b);
+  if (mm_value_key_is(to, "required")) return both_lists(p, to, b);
+  if (mm_value_key_is(to, "type")) return both_types(p, to, b);
+  if (mm_value_key_is(to, "enum") || mm_value_key_is(to, "const")) return both_values(p, to, b);
   if (equal_text(p, to, b)) return true;
   if (may_repeat(to)) return mm_schema_put(p, out, b, NULL);
-  if (mm_schema_key_is(to, "multipleOf")) return both_multiples(p, to, b);
-  if (mm_schema_key_is(to, "patternProperties")) return both_properties(p, to, b);
-  if (mm_schema_key_is(to, "additionalProperties") || mm_schema_key_is(to, "propertyNames")) return set_both(p, to, b);
-  if (mm_schema_key_is(to, "uniqueItems") && to->type == MM_VALUE_BOOL && b->type == MM_VALUE_BOOL) return to->truth |= b->truth, true;
+  if (mm_value_key_is(to, "multipleOf")) return both_multiples(p, to, b);
+  if (mm_value_key_is(to, "patternProperties")) return both_properties(p, to, b);
+  if (mm_value_key_is(to, "additionalProperties") || mm_value_key_is(to, "propertyNames")) return set_both(p, to, b);
+  if (mm_value_key_is(to, "uniqueItems") && to->type == MM_VALUE_BOOL && b->type == MM_VALUE_BOOL) return to->truth |= b->truth, true;
   return mm_schema_unserved(p, to->key, " in two schemas that hold together");
 }
 
@@ -193,13 +193,13 @@ static const mm_value *closed(mm_schema_compiler *p, const mm_value *schema, con
     mm_value *copy = mm_schema_put(p, &out, m, NULL);
     if (!copy) return NULL;
     for (int i = 0; i < 2; i++)
-      if (mm_schema_key_is(m, keys[i]) && !set(copy, close_members(p, m, by, i == 1))) return NULL;
+      if (mm_value_key_is(m, keys[i]) && !set(copy, close_members(p, m, by, i == 1))) return NULL;
   }
   return out.value;
 }
 
 static bool is_about_items(const mm_value *m) {
-  return mm_schema_key_is(m, "prefixItems") || mm_schema_key_is(m, "items") || mm_schema_key_is(m, "additionalItems");
+  return mm_value_key_is(m, "prefixItems") || mm_value_key_is(m, "items") || mm_value_key_is(m, "additionalItems");
 }
 
 static const mm_value *first_items(const mm_value *schema) {
@@ -241,16 +241,16 @@ static bool put_items(mm_schema_compiler *p, mm_schema_made *out, const mm_value
 
 /* A keyword that says nothing without another one of its own schema, which it lacks: that of another schema is not meant. */
 static bool says_nothing(const mm_value *schema, const mm_value *m) {
-  if (mm_schema_key_is(m, "then") || mm_schema_key_is(m, "else")) return !mm_value_get(schema, "if");
-  if (mm_schema_key_is(m, "if")) return !mm_value_get(schema, "then") && !mm_value_get(schema, "else");
-  return (mm_schema_key_is(m, "minContains") || mm_schema_key_is(m, "maxContains")) && !mm_value_get(schema, "contains");
+  if (mm_value_key_is(m, "then") || mm_value_key_is(m, "else")) return !mm_value_get(schema, "if");
+  if (mm_value_key_is(m, "if")) return !mm_value_get(schema, "then") && !mm_value_get(schema, "else");
+  return (mm_value_key_is(m, "minContains") || mm_value_key_is(m, "maxContains")) && !mm_value_get(schema, "contains");
 }
 
 /* The member of `made` that m is to be united with. */
 static mm_value *counterpart(const mm_value *made, const mm_value *m) {
   static const mm_value names[] = {{.key = "enum", .key_n = 4}, {.key = "const", .key_n = 5}};
   mm_value *there = mm_schema_find(made, m);
-  for (int i = 0; i < 2 && !there && (mm_schema_key_is(m, "enum") || mm_schema_key_is(m, "const")); i++)
+  for (int i = 0; i < 2 && !there && (mm_value_key_is(m, "enum") || mm_value_key_is(m, "const")); i++)
     there = mm_schema_find(made, &names[i]);
   return there;
 }
@@ -270,7 +270,7 @@ const mm_value *mm_schema_both(mm_schema_compiler *p, const mm_value *a, const m
     for (const mm_value *m = both[i]->first; m; m = m->next) {
       if (says_nothing(both[i], m) || (items && is_about_items(m))) continue;
       mm_value *there = i ? counterpart(out.value, m) : NULL;
-      if (there && mm_schema_is_annotation(m->key)) continue;
+      if (there && mm_schema_is_annotation(m)) continue;
       if (there ? !both_of(p, &out, there, m) : !mm_schema_put(p, &out, m, NULL)) return NULL;
     }
   }
@@ -281,7 +281,7 @@ const mm_value *mm_schema_both(mm_schema_compiler *p, const mm_value *a, const m
 
 static bool only_annotations(const mm_value *schema, const char *keyword) {
   for (const mm_value *m = schema->first; m; m = m->next)
-    if (!mm_schema_key_is(m, keyword) && !mm_schema_is_annotation(m->key)) return false;
+    if (!mm_value_key_is(m, keyword) && !mm_schema_is_annotation(m)) return false;
   return true;
 }
 

@@ -97,7 +97,7 @@ static const mm_value *with_property(mm_schema_compiler *p, const mm_value *memb
 }
 
 static bool not_members(mm_schema_compiler *p, const mm_value *m, mm_schema_made *list) {
-  const bool required = mm_schema_key_is(m, "required");
+  const bool required = mm_value_key_is(m, "required");
   if (m->type != (required ? MM_VALUE_ARRAY : MM_VALUE_OBJECT)) return mm_schema_wrong(p, "not: found something else than a schema");
   for (const mm_value *v = m->first; v; v = v->next) {
     const mm_value key = {.key = v->text, .key_n = v->n};
@@ -172,7 +172,7 @@ static bool not_bound(mm_schema_compiler *p, const mm_value *m, mm_schema_made *
                 {"maxProperties", "object", "minProperties", 1}};
   for (size_t i = 0; i < sizeof bounds / sizeof *bounds; i++) {
     int64_t n = 0;
-    if (!mm_schema_key_is(m, bounds[i].key)) continue;
+    if (!mm_value_key_is(m, bounds[i].key)) continue;
     *known = true;
     if (!bounds[i].more) return add(p, list, typed(p, bounds[i].type, bounds[i].other, m));
     if (!mm_value_int(m, &n) || n < 0 || n >= UINT32_MAX) return mm_schema_wrong(p, "not: expected a whole number");
@@ -185,26 +185,26 @@ static bool not_bound(mm_schema_compiler *p, const mm_value *m, mm_schema_made *
 /* Adds the alternatives of values that break the keyword. *known: it is one of which that is known. */
 static bool not_keyword(mm_schema_compiler *p, const mm_value *schema, const mm_value *m, mm_schema_made *list, bool *known) {
   *known = true;
-  if (mm_schema_is_annotation(m->key) || mm_schema_key_is(m, "then") || mm_schema_key_is(m, "else")) return true;
-  if (mm_schema_key_is(m, "type")) return add_if_any(p, list, other_types(p, m));
-  if (mm_schema_key_is(m, "const")) return not_values(p, m, 1, list);
-  if (mm_schema_key_is(m, "enum")) return not_values(p, m->first, m->count, list);
-  if (mm_schema_key_is(m, "properties") || mm_schema_key_is(m, "required")) return not_members(p, m, list);
-  if (mm_schema_key_is(m, "items") || mm_schema_key_is(m, "prefixItems")) return not_items(p, schema, m, list);
-  if (mm_schema_key_is(m, "anyOf")) return add_if_any(p, list, none_of(p, m));
-  if (mm_schema_key_is(m, "oneOf")) return p->narrowed = true, add_if_any(p, list, none_of(p, m));
-  if (mm_schema_key_is(m, "not")) return add(p, list, m);
-  if (mm_schema_key_is(m, "if")) return not_conditional(p, schema, list);
-  if (mm_schema_key_is(m, "pattern")) return add(p, list, typed(p, "string", mm_schema_no_match, m));
-  if (mm_schema_key_is(m, "uniqueItems") && mm_schema_is_false(m)) return true;
-  if (mm_schema_key_is(m, "$ref")) {
+  if (mm_schema_is_annotation(m) || mm_value_key_is(m, "then") || mm_value_key_is(m, "else")) return true;
+  if (mm_value_key_is(m, "type")) return add_if_any(p, list, other_types(p, m));
+  if (mm_value_key_is(m, "const")) return not_values(p, m, 1, list);
+  if (mm_value_key_is(m, "enum")) return not_values(p, m->first, m->count, list);
+  if (mm_value_key_is(m, "properties") || mm_value_key_is(m, "required")) return not_members(p, m, list);
+  if (mm_value_key_is(m, "items") || mm_value_key_is(m, "prefixItems")) return not_items(p, schema, m, list);
+  if (mm_value_key_is(m, "anyOf")) return add_if_any(p, list, none_of(p, m));
+  if (mm_value_key_is(m, "oneOf")) return p->narrowed = true, add_if_any(p, list, none_of(p, m));
+  if (mm_value_key_is(m, "not")) return add(p, list, m);
+  if (mm_value_key_is(m, "if")) return not_conditional(p, schema, list);
+  if (mm_value_key_is(m, "pattern")) return add(p, list, typed(p, "string", mm_schema_no_match, m));
+  if (mm_value_key_is(m, "uniqueItems") && mm_schema_is_false(m)) return true;
+  if (mm_value_key_is(m, "$ref")) {
     const mm_value *target = mm_schema_follow(p, m);
     return target ? add_if_any(p, list, mm_schema_negate(p, target)) : mm_schema_wrong(p, "$ref: leads to no schema of this document");
   }
-  for (const mm_value *v = mm_schema_key_is(m, "allOf") ? m->first : NULL; v; v = v->next)
+  for (const mm_value *v = mm_value_key_is(m, "allOf") ? m->first : NULL; v; v = v->next)
     if (!add_if_any(p, list, mm_schema_negate(p, v))) return false;
-  if (mm_schema_key_is(m, "allOf")) return true;
-  if (mm_schema_key_is(m, "contains") && !mm_value_get(schema, "minContains") && !mm_value_get(schema, "maxContains")) {
+  if (mm_value_key_is(m, "allOf")) return true;
+  if (mm_value_key_is(m, "contains") && !mm_value_get(schema, "minContains") && !mm_value_get(schema, "maxContains")) {
     const mm_value *others = mm_schema_negate(p, m);
     if (!others && !mm_schema_forget_none(p)) return false;
     return add(p, list, typed(p, "array", "items", others ? others : &mm_schema_false));
@@ -224,7 +224,7 @@ static const mm_value *negate(mm_schema_compiler *p, const mm_value *schema) {
   if (!mm_schema_spend(p, schema->count) || !mm_schema_begin(p, MM_VALUE_ARRAY, &list)) return NULL;
   for (const mm_value *m = schema->first; m; m = m->next) {
     bool known;
-    if (p->old && !mm_schema_key_is(m, "$ref") && mm_value_get(schema, "$ref")) continue;
+    if (p->old && !mm_value_key_is(m, "$ref") && mm_value_get(schema, "$ref")) continue;
     if (!not_keyword(p, schema, m, &list, &known)) return NULL;
     left_out |= !known;
   }

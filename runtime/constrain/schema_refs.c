@@ -30,9 +30,10 @@ static bool has_scheme(const char *uri, size_t n) {
   return false;
 }
 
-/* The n bytes of a reference, without a fragment, as a URI in out[URI_MAX + 1]. False: it has dots, or is too long. */
+/* The n bytes of a reference, without a fragment, as a URI in out[URI_MAX + 1]. False: it has dots or a NUL, or is too long. */
 static bool resolve(const char *base, const char *text, size_t n, char *out) {
   if (!n) return memcpy(out, base, strlen(base) + 1);
+  if (memchr(text, 0, n)) return false;
   if (n >= 2 && text[0] == '.' && text[1] == '/') text += 2, n -= 2;
   const char *authority = strstr(base, "://"), *from = authority ? authority + 3 : base, *slash = strrchr(from, '/');
   size_t head = 0;
@@ -52,6 +53,9 @@ static bool resolve(const char *base, const char *text, size_t n, char *out) {
   out[head + n] = 0;
   return true;
 }
+
+/* An anchor, which a reference can name: a NUL ends none. */
+static bool is_anchor(const mm_value *v) { return v && v->type == MM_VALUE_STRING && strlen(v->text) == v->n; }
 
 static size_t before_fragment(const mm_value *v) {
   const char *hash = memchr(v->text, '#', v->n);
@@ -80,9 +84,9 @@ static holds what_holds(const mm_value *m) {
                                     NULL};
   const char *const *list = m->type == MM_VALUE_ARRAY ? lists : maps;
   for (size_t i = 0; list[i]; i++)
-    if (strcmp(m->key, list[i]) == 0 && m->type >= MM_VALUE_ARRAY) return m->type == MM_VALUE_ARRAY || list == maps ? SCHEMAS : A_SCHEMA;
+    if (mm_value_key_is(m, list[i]) && m->type >= MM_VALUE_ARRAY) return m->type == MM_VALUE_ARRAY || list == maps ? SCHEMAS : A_SCHEMA;
   for (size_t i = 0; one[i] && m->type == MM_VALUE_OBJECT; i++)
-    if (strcmp(m->key, one[i]) == 0) return A_SCHEMA;
+    if (mm_value_key_is(m, one[i])) return A_SCHEMA;
   return NO_SCHEMA;
 }
 
@@ -107,9 +111,9 @@ static bool walk(mm_schema_compiler *p, const mm_value *schema, const char *base
   if (schema->type != MM_VALUE_OBJECT) return true;
   if (id && id->type == MM_VALUE_STRING && !begin_document(p, schema, id, &base)) return false;
   if (schema == p->root && !add_place(p, base, NULL, false, schema)) return false;
-  if (anchor && anchor->type == MM_VALUE_STRING && !add_place(p, base, anchor->text, false, schema)) return false;
+  if (is_anchor(anchor) && !add_place(p, base, anchor->text, false, schema)) return false;
   anchor = mm_value_get(schema, "$dynamicAnchor");
-  if (anchor && anchor->type == MM_VALUE_STRING && !add_place(p, base, anchor->text, true, schema)) return false;
+  if (is_anchor(anchor) && !add_place(p, base, anchor->text, true, schema)) return false;
   if (ref && ref->type == MM_VALUE_STRING && !add_reference(p, ref, base)) return false;
   ref = mm_value_get(schema, "$dynamicRef");
   if (ref && ref->type == MM_VALUE_STRING && !add_reference(p, ref, base)) return false;
@@ -190,9 +194,10 @@ const mm_value *mm_schema_follow(mm_schema_compiler *p, const mm_value *referenc
   const size_t n = before_fragment(reference);
   char uri[URI_MAX + 1];
   const char *fragment = reference->text + n;
+  const size_t length = reference->n - n;
   if (!resolve(known->base, reference->text, n, uri)) return NULL;
-  if (fragment[0] && fragment[1] && fragment[1] != '/') return find_place(p, uri, fragment + 1);
+  if (length > 1 && fragment[1] != '/') return strlen(fragment) == length ? find_place(p, uri, fragment + 1) : NULL;
   const mm_value *document = find_place(p, uri, NULL);
-  const mm_value pointer = {.type = MM_VALUE_STRING, .text = fragment, .n = reference->n - n};
-  return document && fragment[0] && fragment[1] ? mm_value_follow(document, &pointer) : document;
+  const mm_value pointer = {.type = MM_VALUE_STRING, .text = fragment, .n = length};
+  return document && length > 1 ? mm_value_follow(document, &pointer) : document;
 }

@@ -89,9 +89,9 @@ static const mm_value *copy(mm_schema_compiler *p, const mm_value *schema, const
   if (!(scope = enter(p, scope, mm_schema_base(p, schema))) || !mm_schema_spend(p, schema->count)) return NULL;
   if (!mm_schema_begin(p, MM_VALUE_OBJECT, &out)) return NULL;
   for (const mm_value *m = schema->first; m; m = m->next) {
-    const bool reference = mm_schema_key_is(m, "$ref") || mm_schema_key_is(m, "$dynamicRef");
+    const bool reference = mm_value_key_is(m, "$ref") || mm_value_key_is(m, "$dynamicRef");
     bool several, ok;
-    if (mm_schema_key_is(m, "$defs") || mm_schema_key_is(m, "definitions") || mm_schema_key_is(m, "$id")) continue;
+    if (mm_value_key_is(m, "$defs") || mm_value_key_is(m, "definitions") || mm_value_key_is(m, "$id")) continue;
     if (reference && m->type == MM_VALUE_STRING)
       ok = copy_reference(p, m, scope, &out);
     else if (mm_schema_holds(m, &several))

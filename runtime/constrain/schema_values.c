@@ -118,9 +118,9 @@ static bool text_form(mm_schema_compiler *p, const char *keyword, const mm_text 
 
 /* Adds a rule for a condition of the texts, and its words to `conditions`, by which forms are found again. */
 static bool add_condition(mm_schema_compiler *p, const mm_value *m, mm_text *conditions, const char **keyword, const mm_text_rule **rules) {
-  const bool format = mm_schema_key_is(m, "format"), no_match = m->key == mm_schema_no_match, no_text = m->key == mm_schema_no_text;
+  const bool format = mm_value_key_is(m, "format"), no_match = m->key == mm_schema_no_match, no_text = m->key == mm_schema_no_text;
   const char *text = format ? pattern_of(m) : m->text;
-  if (m->type == MM_VALUE_NULL || !(format ? text != NULL : no_match || no_text || mm_schema_key_is(m, "pattern"))) return true;
+  if (m->type == MM_VALUE_NULL || !(format ? text != NULL : no_match || no_text || mm_value_key_is(m, "pattern"))) return true;
   if (!no_text && m->type != MM_VALUE_STRING) return mm_schema_wrong(p, "pattern: expected a text");
   if (format && !*rules) *keyword = "format";
   if (no_match || no_text) mm_text_put(conditions, no_match ? "not " : "none ");

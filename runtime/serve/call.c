@@ -71,7 +71,8 @@ void mm_call_error(const mm_call *c, int status, const char *param, const char *
   }
   mm_text_put(out, "{\"error\":{\"message\":");
   mm_text_quote_string(out, text);
-  mm_text_printf(out, ",\"type\":\"%s\",\"param\":", c->too_long ? "exceed_context_size_error" : n.openai); /* llama.cpp's */
+  mm_text_printf(
+      out, ",\"type\":\"%s\",\"param\":", c->too_long && c->server->compat == MM_COMPAT_LLAMA ? "exceed_context_size_error" : n.openai);
   mm_text_quote_or_null(out, param && *param ? param : NULL);
   mm_text_put(out, ",\"code\":");
   mm_text_quote_or_null(out, c->code ? c->code : n.code);
@@ -361,7 +362,7 @@ static bool name_known(mm_call *c) {
   for (size_t i = 0; i < s->names; i++)
     if (mm_value_is(model, s->name[i])) return true;
   c->code = "model_not_found";
-  return mm_refuse(c, 404, "model", "the model \"%.100s\" is not served here, \"%s\" is", model->text, s->name[0]);
+  return mm_refuse(c, 404, "model", "the model \"%.100s\" is not served here, \"%s\" is", mm_value_shown(model), s->name[0]);
 }
 
 static bool parse_body(mm_call *c, mm_err *err) {

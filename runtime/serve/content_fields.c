@@ -83,7 +83,7 @@ static bool read_several(mm_call *c, const mm_value *object, mm_content_rule *ru
                                       "structured_outputs.grammar", "structured_outputs.choice"};
   for (const mm_value *v = object->first; v; v = v->next) {
     size_t i = 0;
-    while (i < sizeof of_structured / sizeof *of_structured && strcmp(v->key, of_structured[i].name) != 0) i++;
+    while (i < sizeof of_structured / sizeof *of_structured && !mm_value_key_is(v, of_structured[i].name)) i++;
     const bool known = i < sizeof of_structured / sizeof *of_structured;
     const bool empty_grammar = known && of_structured[i].kind == GRAMMAR && v->type == MM_VALUE_STRING; /* has no root: refused */
     if (is_nothing(v) && !empty_grammar) continue;

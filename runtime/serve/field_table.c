@@ -358,7 +358,7 @@ static bool is_neutral(const mm_value *body, const mm_value *v, const field *f) 
 const mm_value *mm_field_refused(const mm_value *body, mm_field_api api, const char **instead) {
   for (const mm_value *v = body->first; v; v = v->next) {
     const field *f = v->type == MM_VALUE_NULL ? NULL : find(v->key);
-    if (!f || f->fate[api] != 'R' || is_neutral(body, v, f)) continue;
+    if (!f || !mm_value_key_is(v, f->name) || f->fate[api] != 'R' || is_neutral(body, v, f)) continue;
     *instead = f->instead;
     return v;
   }

@@ -87,11 +87,11 @@ static bool read_sampling(mm_call *c) {
   return getrandom(&s->seed, sizeof s->seed, 0) == sizeof s->seed || mm_refuse(c, 500, NULL, "no random numbers");
 }
 
-/* True if the key is a token's id. */
-static bool is_id(const mm_call *c, const char *key, unsigned long long *id) {
+/* True if the member's key is a token's id. */
+static bool is_id(const mm_call *c, const mm_value *member, unsigned long long *id) {
   char *end;
-  *id = strtoull(key, &end, 10);
-  return key[0] >= '0' && key[0] <= '9' && !*end && *id < c->server->vocab;
+  *id = strtoull(member->key, &end, 10);
+  return member->key[0] >= '0' && member->key[0] <= '9' && end == member->key + member->key_n && *id < c->server->vocab;
 }
 
 /* Names the keys that are no ids, from the first one on. */
@@ -100,7 +100,7 @@ static bool refuse_keys(mm_call *c, const mm_value *first) {
   size_t n = 0, count = 0;
   unsigned long long id;
   for (const mm_value *v = first; v; v = v->next) {
-    if (is_id(c, v->key, &id)) continue;
+    if (is_id(c, v, &id)) continue;
     if (n < sizeof keys - 64) n += (size_t)snprintf(keys + n, sizeof keys - n, "%s\"%.40s\"", count ? ", " : "", v->key);
     count++;
   }
@@ -119,7 +119,7 @@ static bool read_bias(mm_call *c, mm_err *err) {
   uint32_t n = 0;
   for (const mm_value *v = bias->first; v; v = v->next) {
     unsigned long long id;
-    if (!is_id(c, v->key, &id)) return refuse_keys(c, v);
+    if (!is_id(c, v, &id)) return refuse_keys(c, v);
     const double add = v->type == MM_VALUE_NUMBER ? mm_value_real(v) : NAN;
     if (!(fabs(add) <= 100)) return mm_refuse(c, 400, "logit_bias", "logit_bias: expected numbers from -100 to 100");
     for (uint32_t i = 0; i < n; i++)

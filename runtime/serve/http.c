@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "runtime/serve/framing.h"
+#include "runtime/serve/loop_memory.h"
 
 #define SWEEP_SECONDS  0.1
 #define REPORT_SECONDS 10                 /* between reports that no connection can be accepted */
@@ -231,7 +232,9 @@ static void sweep(void *user) {
   for (mm_exchange *x = h->exchanges, *next; x; x = next) {
     next = x->after;
     if (!x->b) continue;
-    if (x->phase == ANSWERING)
+    if (x->slow) /* where the client sends no more and nothing is left to write, no event comes */
+      leave(x);
+    else if (x->phase == ANSWERING)
       look(x);
     else if (x->phase != WRITING && x->since < late)
       leave(x);
@@ -522,6 +525,7 @@ static bool bind_address(mm_http *h, mm_err *err) {
 }
 
 static bool open_loop(mm_http *h, mm_err *err) {
+  event_set_mem_functions(mm_loop_malloc, mm_loop_realloc, mm_loop_free);
   struct event_config *c = event_config_new();
   if (c) {
     event_config_set_flag(c, EVENT_BASE_FLAG_PRECISE_TIMER);

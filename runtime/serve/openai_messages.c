@@ -92,7 +92,7 @@ static bool read_role(mm_call *c, const mm_value *v, mm_role *out) {
   for (size_t i = 0; i < sizeof roles / sizeof *roles; i++)
     if (mm_value_is(role, roles[i].word)) return *out = roles[i].role, true;
   return mm_refuse(c, 400, "messages", "messages: found %.60s, expected a role: system, developer, user, assistant or tool",
-                   role && role->type == MM_VALUE_STRING ? role->text : mm_value_word(role));
+                   mm_value_shown(role));
 }
 
 /* The reasoning as MiniMax's own server has it: a list of objects with a text, which are joined. */

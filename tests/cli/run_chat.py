@@ -187,6 +187,10 @@ def terminal(packed):
     assert "no such" in t.say("/load " + path + "4").lower()
     t.say("/save " + path + "5")  # the conversation is as it was
     assert open(path + "5").read() == open(path + "2").read()
+    nul = [{"role": "system", "content": "\0"}, {"role": "user", "content": "a\0b"}, {"role": "assistant", "content": "c\0", "reasoning_content": "\0d"}]
+    with open(path + "7", "w") as f:
+        json.dump(nul, f)
+    assert "E_" not in t.say(f"/load {path}7") + t.say(f"/save {path}8") and json.load(open(path + "8"))["messages"] == nul
     os.write(t.fd, b"/quit\n")
     assert t.end() == 0
 
@@ -273,7 +277,10 @@ def transcripts(packed):
     assert score("--conversations", "called.jsonl", json.dumps(called)) == score("--ids", "called.json", json.dumps(called_ids))  # none of it is left out
     for bad, why in (("{", "line 2"), ("[]", "line 2"), ('[{"role": "nobody", "content": "x"}]', "line 2"), ('[{"role": "user", "content": 1}]', "line 2"),
                      ('{"messages": [{"role": "user", "content": "x"}], "tools": {}}', "line 2"), ('[{"role": "assistant", "tool_calls": [{}]}]', "line 2"),
-                     ('[{"role": "assistant", "content": "x", "function_call": {}}]', "line 2")):
+                     ('[{"role": "assistant", "content": "x", "function_call": {}}]', "line 2"),
+                     *(('{"messages": [{"role": "user", "content": "x"}], "tools": [{"name": "f"}, %s]}' % tool, "line 2: tool 1")
+                       for tool in ('1', '"x"', 'null', '[]', '{"name": 1}', '{"name": ""}', '{"function": "f"}', '{"function": {"name": "g", "parameters": "x"}}',
+                                    '{"type": "web_search", "name": "g"}'))):
         said = score("--conversations", "bad.jsonl", lines[0] + "\n" + bad + "\n", status=3)
         assert why in said and "bad.jsonl" in said, said
     assert "no conversation" in score("--conversations", "none.jsonl", "\n\n", status=3)

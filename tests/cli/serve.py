@@ -93,7 +93,7 @@ def errors(s):
         ({"prompt": [1] * 9000}, "prompt"), ('{"prompt":"a","temperature":NaN}', "temperature"),
     ]:
         error = s.post(COMPLETIONS, body, 400)["error"]
-        assert error["type"] == ("exceed_context_size_error" if "n_ctx" in error else "invalid_request_error") and error["param"] == param and error["message"], (body, error)
+        assert error["type"] == "invalid_request_error" and error["param"] == param and error["message"], (body, error)
     assert s.post(COMPLETIONS, {**PROMPT, "model": "another"}, 404)["error"]["param"] == "model"
     assert s.post("/v1/nothing", {}, 404)["error"]["type"] == "not_found_error"
     assert s.request("GET", COMPLETIONS)[0] == 405 and s.request("PUT", "/health", "x")[0] == 405
@@ -243,6 +243,8 @@ def forms(s, how):
     s.post(chat, twice)
     with Server(PACKED, *how, "--compat", "llama.cpp", "--metric-names", "none") as v:
         assert v.post(chat, twice, 400)["error"]["param"] == "messages" and v.post(chat, {**twice, "messages": twice["messages"][:2]})["choices"]
+        error = v.post(COMPLETIONS, {"prompt": [1] * 9000}, 400)["error"]
+        assert error["type"] == "exceed_context_size_error" and error["n_prompt_tokens"] == 9000, error
         status, _, data = v.request("GET", "/metrics")
         assert status == 501 and json.loads(data)["error"]["type"] == "not_supported_error", data
 

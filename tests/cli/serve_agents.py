@@ -134,8 +134,7 @@ def refusals(s):
         error = s.post(path, body, 400)["error"]
         assert error["code"] == "context_length_exceeded" and re.search(r"prompt is too long: \d+ tokens > 4095 maximum", error["message"]), error
         assert error["param"] in body, error
-        # llama.cpp's type and numbers.
-        assert error["type"] == "exceed_context_size_error" and error["n_ctx"] == 4096 and f"{error['n_prompt_tokens']} tokens > " in error["message"], error
+        assert error["type"] == "invalid_request_error" and error["n_ctx"] == 4096 and f"{error['n_prompt_tokens']} tokens > " in error["message"], error
     assert s.post(MESSAGES, {**ONE, "messages": [user(long)]}, 400)["error"]["message"].startswith("prompt is too long: ")
     assert s.post(CHAT, {"model": "gpt", "messages": [user("x")]}, 404)["error"]["code"] == "model_not_found"
     for field in ("functions", "chat_template", "guided_json", "guided_whitespace_pattern", "structured_outputs"):

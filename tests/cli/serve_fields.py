@@ -508,11 +508,27 @@ def held_texts(s):
             assert status == 400 and name in reply["error"]["message"], (name, status, reply)
 
 
+def keys_with_nul(s):
+    """A NUL is part of a key: one that ends in it is another field, keyword or id."""
+    base = {"prompt": "In the", "max_tokens": 1, "temperature": 0}
+    for field in ("logit_bias", "grammar", "echo", "best_of", "images"):
+        assert ask(s, "/v1/completions", {**base, field + "\0": "x"})[1]["choices"] == ask(s, "/v1/completions", base)[1]["choices"], field
+    for field, value in (("logit_bias", {"5\0": 1}), ("structured_outputs", {"regex\0": "a"})):
+        status, reply = ask(s, "/v1/completions", {**base, field: value})
+        assert status == 400 and reply["error"]["param"] == field, (field, status, reply)
+    schema = {"type": "object", "properties": {"a": {"$ref": "#b"}}, "required": ["a"], "$defs": {"b": {"$anchor": "b", "enum": [12]}}}
+    assert ask(s, "/v1/completions", {**base, "max_tokens": 40, "guided_json": schema})[0] == 200
+    text = json.dumps(schema)
+    for word in ("type", "properties", "required", "$ref", "enum", "#b"):
+        status, reply = ask(s, "/v1/completions", {**base, "guided_json": json.loads(text.replace(word + '"', word + '\\u0000"'))})
+        assert status == 400, (word, status, reply)
+
+
 every_field_in_every_api()
 documented()
 checkpoint = convert("tests/data/tiny-m2")
 with Server(checkpoint, "--chat-format", "minimax-m2", "--max-model-len", "512", "--drafts", "7") as server:
-    for test in (drafts, all_fields, nothings, formats, openapi, held_texts, within, templates, cut, as_others):
+    for test in (drafts, all_fields, nothings, formats, openapi, held_texts, within, templates, cut, as_others, keys_with_nul):
         test(server)
 with Server(checkpoint, "--chat-format", "minimax-m2", "--max-num-batched-tokens", "16", "--max-num-seqs", "2", "--compat", "llama.cpp") as server:
     progress(server)
