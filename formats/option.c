@@ -226,10 +226,14 @@ bool mm_options_parse(const mm_program *p, int argc, char **argv, const char **o
 
 #define STDOUT "stdout"
 
+/* The stream keeps no reason of an earlier write that failed: writing once more gives it. */
 bool mm_program_written(mm_err *err) {
   errno = 0;
   if (fflush(stdout) == 0 && !ferror(stdout)) return true;
-  return mm_fail_errno(err, mm_at(STDOUT, NULL), "write", errno ? errno : EIO);
+  int reason = errno;
+  clearerr(stdout);
+  if (!reason && (putchar('\n') == EOF || fflush(stdout) != 0)) reason = errno;
+  return mm_fail_errno(err, mm_at(STDOUT, NULL), "write", reason ? reason : EIO);
 }
 
 bool mm_program_json(mm_json *o, bool pretty, mm_err *err) {

@@ -19,7 +19,7 @@ bool mm_option_size(const char *text, uint64_t *bytes);
  * arguments the line is an object {"program", "error", "status", "message"}. Where standard output could not be written because its reader
  * is gone, as in "| head", nothing is printed and SIGPIPE ends the process. */
 int mm_program_fail(const mm_program *p, const mm_err *err);
-/* Flushes standard output; MM_IO E_IO when something of it could not be written. */
+/* Flushes standard output; MM_IO E_IO, with the reason, when something of it could not be written. */
 MM_MUST_USE bool mm_program_written(mm_err *err);
 /* Prints an object to stdout, indented when `pretty`; MM_LIMIT E_MEMORY for a tree with a failure. Frees o. */
 MM_MUST_USE bool mm_program_json(mm_json *o, bool pretty, mm_err *err);

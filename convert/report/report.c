@@ -4,6 +4,7 @@
 #include "convert/decode/follow.h"
 #include "convert/plan/card.h"
 #include "convert/plan/target_format.h"
+#include "formats/option.h"
 #include "formats/system/bar.h"
 #include "formats/system/pool.h"
 
@@ -14,17 +15,10 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-static bool written(FILE *f, mm_err *err) {
-  return (fflush(f) == 0 && !ferror(f)) || mm_fail_errno(err, mm_at("stdout", NULL), "write", errno);
-}
+/* What stderr does not take ends no conversion. */
+static bool written(const FILE *f, mm_err *err) { return f != stdout || mm_program_written(err); }
 
-static bool print_json(FILE *f, mm_json *j, mm_err *err) {
-  char *text = mm_json_text(j, true, err);
-  if (!text) return false;
-  fprintf(f, "%s\n", text);
-  free(text);
-  return written(f, err);
-}
+static bool print_json(mm_json *j, mm_err *err) { return mm_program_json(j, true, err) && mm_program_written(err); }
 
 /* One entry of the list of a plan: a packed tensor, or a matrix of an unsharded plan. */
 typedef struct mm_plan_row {
@@ -180,7 +174,7 @@ static void print_caveats(FILE *f, const mm_plan *p) {
 
 bool mm_report_plan(FILE *f, const mm_plan *p, const mm_verdict *v, mm_report_style style, bool tensors, mm_err *err) {
   char size[32];
-  if (style == MM_REPORT_JSON) return print_json(f, plan_json(p, v, tensors), err);
+  if (style == MM_REPORT_JSON) return print_json(plan_json(p, v, tensors), err);
   mm_show_to(f, p->pack.model.architecture);
   fprintf(f, ": %zu tensors, %llu bytes (%s) of weights in %zu files\n", used_names(p), (unsigned long long)p->source_bytes,
           sized(size, p->source_bytes), p->hf->file_count);
@@ -233,7 +227,7 @@ static mm_json *summary_json(const mm_plan *p, const mm_convert_outcome *o) {
 
 bool mm_report_summary(FILE *f, const mm_plan *p, const mm_convert_outcome *o, mm_report_style style, mm_err *err) {
   char hex[MM_HEX_LEN + 1];
-  if (style == MM_REPORT_JSON) return print_json(f, summary_json(p, o), err);
+  if (style == MM_REPORT_JSON) return print_json(summary_json(p, o), err);
   mm_digest_hex(&o->manifest, hex);
   double fresh = (double)(p->source_bytes - o->kept) / 1e9, out = (double)p->output_bytes / 1e9;
   if (o->kept || o->resumed)
