@@ -308,7 +308,7 @@ static bool convert_with(const mm_convert_args *a, mm_plan *plan, const mm_verdi
   bool ok = run(a, plan, o, &outcome.manifest, err);
   mm_watch_close(watch);
   outcome.seconds = mm_now() - start;
-  outcome.zeroed = atomic_load(&progress.zeroed);
+  outcome.zeroed = atomic_load(&progress.zeroed) + (o.draft ? o.draft->zeroed : 0);
   outcome.kept = atomic_load(&progress.kept_bytes);
   if (ok && a->part)
     mm_events_put(events, "share_done", mm_json_new_obj());
@@ -350,8 +350,9 @@ static bool convert_draft(const mm_convert_args *a, mm_plan *plan, const mm_draf
 static bool convert(const mm_convert_args *a, mm_plan *plan, const mm_verdict *verdict, const struct mm_followed *followed,
                     mm_events *events, mm_err *err) {
   mm_draft_source draft = {0};
-  if (a->draft && !mm_draft_source_open(&draft, a->draft, &plan->pack.model, err)) return false;
-  const bool ok = convert_draft(a, plan, a->draft ? &draft : NULL, verdict, followed, events, err);
+  const bool ok = (!a->draft || (mm_draft_source_open(&draft, a->draft, &plan->pack.model, err) &&
+                                 (a->dry_run || mm_draft_source_finite(&draft, a->nonfinite, err)))) &&
+                  convert_draft(a, plan, a->draft ? &draft : NULL, verdict, followed, events, err);
   mm_draft_source_close(&draft);
   return ok;
 }

@@ -251,6 +251,32 @@ bool mm_dflash_check_ids(const mm_dflash_config *c, const int64_t *step, const c
   return true;
 }
 
+/* A number of `size` bytes, little endian, that is neither NaN nor infinite: not all bits of its exponent are set. */
+static bool is_finite(const uint8_t *x, size_t size) {
+  uint32_t v = 0;
+  for (size_t i = size; i-- > 0;) v = v << 8 | x[i];
+  const uint32_t mask = size == 4 ? UINT32_C(0x7f800000) : 0x7f80;
+  return (v & mask) != mask;
+}
+
+bool mm_dflash_finite(const mm_st_tensor *t, const uint8_t *data, const char *path, mm_status status, uint64_t *found, mm_err *err) {
+  const size_t size = mm_dtype_size(t->dtype);
+  for (uint64_t at = 0; (t->dtype == MM_BF16 || t->dtype == MM_F32) && at < t->bytes; at += size) {
+    if (is_finite(data + t->offset + at, size)) continue;
+    if (!found)
+      return mm_fail(err, status, "E_NONFINITE", mm_at_offset(path, t->name, t->offset + at), "found NaN or infinity at element %llu",
+                     (unsigned long long)(at / size));
+    ++*found;
+  }
+  return true;
+}
+
+void mm_dflash_zero(mm_dtype dtype, uint8_t *bytes, uint64_t n) {
+  const size_t size = mm_dtype_size(dtype);
+  for (uint64_t at = 0; (dtype == MM_BF16 || dtype == MM_F32) && at < n; at += size)
+    if (!is_finite(bytes + at, size)) memset(bytes + at, 0, size);
+}
+
 /* Ids of the head, which become the target's. */
 static bool bind_ids(mm_dflash *d, const mm_st_tensor *t, const mm_dflash_tensor *want, mm_err *err) {
   const mm_shape shape = mm_shape1(want->rows);
@@ -322,6 +348,17 @@ bool mm_dflash_verify(const mm_dflash *d, const mm_pack_file *f, mm_err *err) {
   const mm_digest found = mm_sha256(d->map.data, d->map.size);
   return (d->map.size == f->size && mm_digest_equal(&found, &f->sha256)) ||
          mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at(d->st.path, NULL), "found other contents than the manifest's sha256");
+}
+
+bool mm_dflash_check(const mm_pack *p, bool finite, mm_err *err) {
+  mm_dflash d = {0};
+  bool ok = true;
+  for (size_t i = 0; ok && i < p->file_count; i++)
+    if (strcmp(p->file[i].name, MM_DFLASH_FILE) == 0) ok = mm_dflash_open(&d, p->dir, &p->model, err);
+  for (size_t i = 0; ok && finite && i < d.st.count; i++)
+    ok = mm_dflash_finite(&d.st.tensor[i], d.map.data, d.st.path, MM_INTEGRITY, NULL, err);
+  mm_dflash_close(&d);
+  return ok;
 }
 
 bool mm_dflash_random(mm_dflash *d, const mm_dflash_config *c, mm_err *err) {

@@ -66,6 +66,9 @@ typedef struct mm_dflash {
 MM_MUST_USE bool mm_dflash_open(mm_dflash *d, const char *dir, const mm_model *target, mm_err *err);
 /* The mapped file has the size and the digest of the manifest's entry: else MM_INTEGRITY E_DIGEST. */
 MM_MUST_USE bool mm_dflash_verify(const mm_dflash *d, const mm_pack_file *f, mm_err *err);
+/* The draft that the manifest lists, if it does, is that of the model; with `finite`, all of its numbers are: else MM_INTEGRITY
+ * E_NONFINITE. */
+MM_MUST_USE bool mm_dflash_check(const mm_pack *p, bool finite, mm_err *err);
 void mm_dflash_close(mm_dflash *d); /* accepts a zeroed or half-opened one */
 /* The target's id of id i of an EAGLE-3 draft's head. */
 static inline int32_t mm_dflash_id(const mm_dflash *d, uint32_t i) {
@@ -80,6 +83,12 @@ char *mm_dflash_text(const mm_dflash_config *c, mm_err *err);
 MM_MUST_USE bool mm_dflash_parse(mm_dflash_config *c, const char *text, const char *path, mm_status status, mm_err *err);
 /* Every step[i] of d2t[draft_vocab] leads from i to an id of the target. */
 MM_MUST_USE bool mm_dflash_check_ids(const mm_dflash_config *c, const int64_t *step, const char *path, mm_status status, mm_err *err);
+/* The numbers of tensor t of the file `data` are finite: else `status` E_NONFINITE, or with `found` they are added to it. Other types than
+ * BF16 and F32 are. */
+MM_MUST_USE bool mm_dflash_finite(const mm_st_tensor *t, const uint8_t *data, const char *path, mm_status status, uint64_t *found,
+                                  mm_err *err);
+/* Puts 0 in place of those that are not, among n bytes of whole numbers. */
+void mm_dflash_zero(mm_dtype dtype, uint8_t *bytes, uint64_t n);
 /* Whether a draft fits the target. */
 MM_MUST_USE bool mm_dflash_fits(const mm_dflash_config *c, const char *path, const mm_model *target, mm_status status, mm_err *err);
 

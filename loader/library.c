@@ -8,6 +8,7 @@
 #include "formats/system/pool.h"
 #include "loader/bind.h"
 #include "loader/companions.h"
+#include "loader/dflash.h"
 #include "loader/unshard.h"
 #include "loader/verify.h"
 
@@ -175,7 +176,7 @@ int minimax_verify(const minimax_checkpoint *c, unsigned threads, minimax_error 
   if (threads == 0) threads = mm_pool_cpus();
   mm_either_way(mm_verify_any_rank(&c->shards.pack, &err) && mm_verify_files(&c->shards.pack, &err) &&
                 mm_verify_blocks(&c->shards, threads, &err) && mm_verify_numbers(&c->shards, threads, &err) &&
-                mm_shards_unchanged(&c->shards, &err));
+                mm_dflash_check(&c->shards.pack, true, &err) && mm_shards_unchanged(&c->shards, &err));
   return report(out, &err);
 }
 

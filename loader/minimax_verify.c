@@ -27,7 +27,7 @@
 typedef enum mm_verify_level { MM_LEVEL_HEADER, MM_LEVEL_SAMPLE, MM_LEVEL_FULL, MM_LEVEL_SOURCE } mm_verify_level;
 
 typedef struct mm_verify_args {
-  const char *dir, *source, *level_word, *key, *report, *divergence;
+  const char *dir, *source, *level_word, *key, *report, *divergence, *draft;
   mm_verify_level level;
   double min_sqnr;
   uint64_t threads, samples, seed;
@@ -63,7 +63,7 @@ static bool write_report(const mm_verify_args *a, const mm_error_report *r, mm_e
   mm_arena arena = {0};
   const char *found = mm_source_locate(a->source, &arena, MM_IGNORED); /* the comparison reports a missing source */
   const mm_output_place place = {
-      .path = a->report, MM_OUTPUT_INPUTS(a->dir, a->source, found, a->key, a->divergence), .force = a->force, .stream = true};
+      .path = a->report, MM_OUTPUT_INPUTS(a->dir, a->source, found, a->key, a->divergence, a->draft), .force = a->force, .stream = true};
   const bool ok = r ? mm_report_write(place, r, err) : mm_report_place_ok(place, err);
   mm_arena_close(&arena);
   return ok;
@@ -87,6 +87,15 @@ static bool bake_tokenizer(const char *path, uint32_t vocab, const mm_digest *so
   *image = NULL;
   *n = 0;
   return reason.status == MM_BAD_INPUT || reason.status == MM_UNSUPPORTED || mm_fail_as(err, &reason);
+}
+
+static bool same_draft(const mm_verify_args *a, const mm_plan *plan, const mm_pack *p, mm_err *err) {
+  bool compared;
+  if (!mm_exact_draft(plan, p, a->draft, &compared, err)) return false;
+  for (size_t i = 0; !a->quiet && !compared && i < p->file_count; i++)
+    if (strcmp(p->file[i].name, MM_DFLASH_FILE) == 0)
+      fputs("note: the draft is not compared, as this source has none; --draft DIR names its own\n", stderr);
+  return true;
 }
 
 static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *err) {
@@ -113,7 +122,7 @@ static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *
   mm_digest_hex(&s->pack.plan, planned);
   bool ok = e && r.row && mm_manifest_hex(&s->pack, manifest, err) && mm_hf_open(&hf, a->source, &ho, err) &&
             mm_plan_build(&plan, &hf, &po, err) && mm_compare_plan(&plan, s, err) && mm_exact_words(&plan, &s->pack, err) &&
-            mm_companions_same(&plan, &s->pack, bake_tokenizer, MM_TOKENIZER_IMAGE, err) &&
+            mm_companions_same(&plan, &s->pack, bake_tokenizer, MM_TOKENIZER_IMAGE, err) && same_draft(a, &plan, &s->pack, err) &&
             mm_exact_weights(&plan, s, (unsigned)a->threads, err) && mm_compare(&plan, s, (unsigned)a->threads, e, err) &&
             mm_exact_bounds(&plan, s, e, err);
   if (!ok && err->status == MM_USAGE) err->status = MM_UNSUPPORTED; /* the manifest's words, not the user's */
@@ -256,6 +265,8 @@ static bool verify_unsharded(const mm_verify_args *a, mm_bar *bar, mm_err *err) 
   if (ok && a->key)
     ok = mm_fail(err, MM_UNSUPPORTED, "E_SIGNATURE", mm_at(a->dir, NULL),
                  "found --key with an unsharded checkpoint; packed ones are signed");
+  if (ok && a->draft)
+    ok = mm_fail(err, MM_UNSUPPORTED, "E_DRAFT", mm_at(a->dir, NULL), "found --draft with an unsharded checkpoint, which has none");
   double start = mm_now();
   mm_bar_verb(bar, "hashing");
   ok = ok && (a->level == MM_LEVEL_HEADER || mm_unsharded_blocks(&p, samples, a->seed, (unsigned)a->threads, &seen, err));
@@ -284,6 +295,7 @@ static bool choose_level(mm_verify_args *a, mm_err *err) {
   const char *wrong = !a->source && (a->report || isfinite(a->min_sqnr) || a->list) ? "--report, --min-sqnr and --list go with --source SRC"
                       : a->force && !a->report                                      ? "--force goes with --report FILE"
                       : a->divergence && !a->source                                 ? "--divergence goes with --source SRC"
+                      : a->draft && !a->source                                      ? "--draft goes with --source SRC"
                       : a->divergence && a->report && mm_ends_with(a->report, ".csv")
                           ? "--divergence: found a .csv report, expected .json or .html"
                       : sampled && a->level != MM_LEVEL_SAMPLE ? "--samples and --seed go with --level sample"
@@ -296,16 +308,6 @@ static bool choose_level(mm_verify_args *a, mm_err *err) {
   return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--level source goes with --source SRC");
 }
 
-/* The draft that comes with it, if there is one, is that of this model. */
-static bool check_draft(const mm_pack *p, mm_err *err) {
-  mm_dflash d = {0};
-  bool ok = true;
-  for (size_t i = 0; ok && i < p->file_count; i++)
-    if (strcmp(p->file[i].name, MM_DFLASH_FILE) == 0) ok = mm_dflash_open(&d, p->dir, &p->model, err);
-  mm_dflash_close(&d);
-  return ok;
-}
-
 static bool verify(mm_verify_args *a, mm_bar *bar, mm_err *err) {
   if (access(mm_path_of(a->dir, MM_DIGESTS).text, F_OK) == 0 && access(mm_path_of(a->dir, MM_MANIFEST).text, F_OK) != 0)
     return verify_unsharded(a, bar, err);
@@ -315,7 +317,7 @@ static bool verify(mm_verify_args *a, mm_bar *bar, mm_err *err) {
   bool files = a->level > MM_LEVEL_HEADER || a->key; /* what was signed are their digests */
   bool ok = mm_shards_open(&s, a->dir, err) && mm_verify_any_rank(&s.pack, err) && (!a->key || check_signature(a, &s.pack, err)) &&
             (files ? mm_verify_files(&s.pack, err) : mm_companion_sizes(&s.pack, err) && mm_verify_listing(&s.pack, err)) &&
-            mm_bind_check(&s, err) && check_draft(&s.pack, err) && (!files || mm_packed_config(&s.pack, err));
+            mm_bind_check(&s, err) && mm_dflash_check(&s.pack, full, err) && (!files || mm_packed_config(&s.pack, err));
   double start = mm_now();
   mm_bar_verb(bar, "hashing");
   if (a->level == MM_LEVEL_SAMPLE) ok = ok && mm_verify_sample(&s, (uint32_t)a->samples, a->seed, threads, err);
@@ -351,6 +353,7 @@ int main(int argc, char **argv) {
       MM_OPTION(U64, "seed", &a.seed, "S", "with --level sample: which blocks (default: printed)", .hi = INT64_MAX),
       MM_OPTION(STR, "key", &a.key, "PUBLIC.pem", "the checkpoint must be signed with this EC key (minimax-archive sign)"),
       MM_OPTION(STR, "source", &a.source, "SRC", "also compare every weight with the checkpoint it was made from"),
+      MM_OPTION(STR, "draft", &a.draft, "DIR", "with --source: the folder of the draft that minimax-convert --draft packed"),
       MM_OPTION(STR, "report", &a.report, "FILE", "with --source: errors of every tensor as .json, .csv or .html (a page of figures)"),
       MM_OPTION(STR, "divergence", &a.divergence, "FILE",
                 "with --source: the output of minimax-eval DIR --against REF --json, for report and --json"),

@@ -31,16 +31,7 @@ static bool read_taps(mm_dflash_config *c, const mm_json *o, const mm_json *eagl
     c->taps = 3, c->tap[0] = 1, c->tap[1] = target->layers / 2 - 1, c->tap[2] = target->layers - 4;
     return true;
   }
-  c->taps = (uint32_t)mm_min(mm_json_size(ids), MM_DFLASH_TAPS + 1);
-  if (mm_json_type_of(ids) != MM_JSON_ARR || !c->taps || c->taps > MM_DFLASH_TAPS)
-    return lacks(err, at->file, "eagle_aux_hidden_state_layer_ids of another kind", "1 to 8 layers of the target");
-  for (uint32_t i = 0; i < c->taps; i++) {
-    const mm_json *v = mm_json_at(ids, i);
-    if (mm_json_type_of(v) != MM_JSON_INT || mm_json_int(v) < 0 || mm_json_int(v) >= MM_MAX_LAYERS)
-      return MM_REFUSE(at, err, "eagle_aux_hidden_state_layer_ids: expected layers of the target");
-    c->tap[i] = (uint32_t)mm_json_int(v);
-  }
-  return true;
+  return mm_draft_taps(c, ids, key, at, err);
 }
 
 static bool check_settings(const mm_json *o, const mm_json *eagle, const mm_json_ctx *at, mm_err *err) {

@@ -19,6 +19,20 @@ static bool lacks(mm_err *err, const char *path, const char *what, const char *e
   return mm_fail(err, MM_UNSUPPORTED, "E_DRAFT", mm_at(path, NULL), "found %s, expected %s", what, expected);
 }
 
+bool mm_draft_taps(mm_dflash_config *c, const mm_json *ids, const char *key, const mm_json_ctx *at, mm_err *err) {
+  const size_t count = mm_json_type_of(ids) == MM_JSON_ARR ? mm_json_size(ids) : 0;
+  if (count == 0 || count > MM_DFLASH_TAPS)
+    return mm_fail(err, MM_UNSUPPORTED, "E_DRAFT", mm_at(at->file, NULL), "found %s%s, expected 1 to %u layers of the target",
+                   mm_json_type_of(ids) == MM_JSON_NULL ? "no " : "another kind of ", key, MM_DFLASH_TAPS);
+  for (c->taps = 0; c->taps < count; c->taps++) {
+    const mm_json *v = mm_json_at(ids, c->taps);
+    if (mm_json_type_of(v) != MM_JSON_INT || mm_json_int(v) < 0 || mm_json_int(v) >= MM_MAX_LAYERS)
+      return MM_REFUSE(at, err, "%s: expected layers of the target", key);
+    c->tap[c->taps] = (uint32_t)mm_json_int(v);
+  }
+  return true;
+}
+
 /* True where a setting is absent, null or false. */
 static bool is_off(const mm_json *v) {
   return mm_json_type_of(v) == MM_JSON_NULL || (mm_json_type_of(v) == MM_JSON_BOOL && !mm_json_bool(v));
@@ -90,16 +104,7 @@ static bool read_config(mm_dflash_config *c, const mm_json *o, const mm_json_ctx
       !mm_json_need_number(o, "rms_norm_eps", &c->norm_eps, at, err) ||
       !mm_config_whole_rope((mm_config){o, at->file}, &c->rope_theta, err))
     return false;
-  c->taps = (uint32_t)mm_min(mm_json_size(taps), MM_DFLASH_TAPS + 1);
-  if (mm_json_type_of(taps) != MM_JSON_ARR || !c->taps || c->taps > MM_DFLASH_TAPS)
-    return lacks(err, at->file, "no target_layer_ids, or too many", "1 to 8 layers of the target");
-  for (uint32_t i = 0; i < c->taps; i++) {
-    const mm_json *v = mm_json_at(taps, i);
-    if (mm_json_type_of(v) != MM_JSON_INT || mm_json_int(v) < 0 || mm_json_int(v) >= MM_MAX_LAYERS)
-      return MM_REFUSE(at, err, "target_layer_ids: expected layers of the target");
-    c->tap[i] = (uint32_t)mm_json_int(v);
-  }
-  return read_layers(c, o, flash, at, err);
+  return mm_draft_taps(c, taps, "target_layer_ids", at, err) && read_layers(c, o, flash, at, err);
 }
 
 /* EAGLE-3's configs say how many ids their head has. */
@@ -224,6 +229,19 @@ static bool check_ids(const mm_draft_source *s, mm_err *err) {
   return ok;
 }
 
+bool mm_draft_source_finite(mm_draft_source *s, bool as_zero, mm_err *err) {
+  mm_dflash_tensor t;
+  s->as_zero = as_zero;
+  s->zeroed = 0;
+  for (uint32_t i = 0; mm_dflash_tensor_at(&s->c, i, &t); i++) {
+    parts p;
+    if (!parts_of(s, &t, &p, err)) return false;
+    for (uint32_t k = 0; k < p.count; k++)
+      if (!mm_dflash_finite(p.piece[k], s->map.data, s->st.path, MM_BAD_INPUT, as_zero ? &s->zeroed : NULL, err)) return false;
+  }
+  return true;
+}
+
 bool mm_draft_source_open(mm_draft_source *s, const char *dir, const mm_model *target, mm_err *err) {
   const mm_path path = mm_path_of(dir, "model.safetensors");
   mm_file f = MM_FILE_NONE;
@@ -265,6 +283,21 @@ static bool put(draft_output *o, const void *bytes, size_t n, mm_err *err) {
   return true;
 }
 
+/* The bytes of a source's tensor, with 0 for numbers that are not finite. */
+static bool put_zeroed(const mm_draft_source *s, draft_output *o, const mm_st_tensor *t, mm_err *err) {
+  static const size_t most = (size_t)1 << 20;
+  uint8_t *bytes = mm_calloc(mm_min(t->bytes, most), 1, err);
+  bool ok = bytes;
+  for (uint64_t at = 0, n; ok && at < t->bytes; at += n) {
+    n = mm_min(t->bytes - at, most);
+    memcpy(bytes, s->map.data + t->offset + at, n);
+    mm_dflash_zero(t->dtype, bytes, n);
+    ok = put(o, bytes, n, err);
+  }
+  free(bytes);
+  return ok;
+}
+
 /* Header and tensors, in the file's own order. */
 static bool put_all(const mm_draft_source *s, draft_output *o, mm_err *err) {
   static const uint64_t page = 4096;
@@ -282,7 +315,10 @@ static bool put_all(const mm_draft_source *s, draft_output *o, mm_err *err) {
   void *header = text ? mm_st_header(stored, n, &(struct mm_st_meta){MM_DFLASH_KEY, text}, 1, page, &bytes, err) : NULL;
   bool ok = header && put(o, header, bytes, err);
   for (uint32_t i = 0; ok && i < n; i++)
-    for (uint32_t k = 0; ok && k < from[i].count; k++) ok = put(o, s->map.data + from[i].piece[k]->offset, from[i].piece[k]->bytes, err);
+    for (uint32_t k = 0; ok && k < from[i].count; k++) {
+      const mm_st_tensor *x = from[i].piece[k];
+      ok = s->as_zero ? put_zeroed(s, o, x, err) : put(o, s->map.data + x->offset, x->bytes, err);
+    }
   free(header);
   free(text);
   return ok;
@@ -310,23 +346,30 @@ bool mm_draft_write(const mm_draft_source *s, const mm_pack *from, int dirfd, co
   return true;
 }
 
-bool mm_draft_same(const mm_draft_source *s, const mm_pack *from, const char *dir, mm_err *err) {
-  mm_pack is = {0};
+bool mm_draft_digest(const mm_draft_source *s, const mm_pack *from, bool *any, mm_digest *digest, mm_err *err) {
   draft_output o = {.fd = -1};
   const mm_pack_file *const given = from ? find_companion(from) : NULL;
-  mm_digest wanted = given ? given->sha256 : (mm_digest){0};
+  *any = s || given;
+  *digest = given ? given->sha256 : (mm_digest){0};
+  if (!s) return true;
   mm_sha256_begin(&o.digest);
-  const bool made = !s || put_all(s, &o, err);
-  const mm_digest own = mm_sha256_end(&o.digest);
-  if (s) wanted = own;
-  bool ok = made && mm_pack_open(&is, dir, err);
+  const bool ok = put_all(s, &o, err);
+  *digest = mm_sha256_end(&o.digest);
+  return ok;
+}
+
+bool mm_draft_same(const mm_draft_source *s, const mm_pack *from, const char *dir, mm_err *err) {
+  mm_pack is = {0};
+  mm_digest wanted;
+  bool any;
+  bool ok = mm_draft_digest(s, from, &any, &wanted, err) && mm_pack_open(&is, dir, err);
   const mm_pack_file *const there = ok ? find_companion(&is) : NULL;
-  if (ok && (there ? !(s || given) || !mm_digest_equal(&there->sha256, &wanted) : s || given))
+  if (ok && (there ? !any || !mm_digest_equal(&there->sha256, &wanted) : any))
     ok = mm_fail(err, MM_USAGE, "E_RESUME", mm_at(dir, NULL), "found a finished conversion %s, expected %s; --force replaces it",
                  there ? "with a draft" : "without a draft",
-                 !(s || given) ? "none"
-                 : there       ? "another one (--draft)"
-                               : "one (--draft)");
+                 !any    ? "none"
+                 : there ? "another one (--draft)"
+                         : "one (--draft)");
   mm_pack_close(&is);
   return ok;
 }

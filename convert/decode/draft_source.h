@@ -12,20 +12,28 @@ typedef struct mm_draft_source {
   mm_dflash_config c;
   mm_st st;
   mm_map map;
+  bool as_zero;    /* numbers that are not finite are written as 0 */
+  uint64_t zeroed; /* how many of them there are, under as_zero */
 } mm_draft_source;
 
 /* DIR/config.json and DIR/model.safetensors. Every tensor of the draft is there, as BF16 or F32 of the right shape, and no other but copies
  * of the target's embedding and head next to a DFlash draft and t2d next to an EAGLE-3 one, which are left out: MM_BAD_INPUT E_DRAFT.
  * MM_UNSUPPORTED E_DRAFT for settings that are not served. */
 MM_MUST_USE bool mm_draft_source_open(mm_draft_source *s, const char *dir, const mm_model *target, mm_err *err);
+/* Reads all weights: NaN or infinity is MM_BAD_INPUT E_NONFINITE, or with `as_zero` counted, and written as 0. */
+MM_MUST_USE bool mm_draft_source_finite(mm_draft_source *s, bool as_zero, mm_err *err);
 void mm_draft_source_close(mm_draft_source *s); /* accepts a zeroed or half-opened one */
 /* The tensor of a source under its name or another that such files have; NULL. */
 const mm_st_tensor *mm_draft_find(const mm_draft_source *s, const char *name);
+/* The layers whose outputs a draft reads: `ids` of its config, named `key`. MM_UNSUPPORTED E_DRAFT for no list of them. */
+MM_MUST_USE bool mm_draft_taps(mm_dflash_config *c, const mm_json *ids, const char *key, const mm_json_ctx *at, mm_err *err);
 /* The config of an EAGLE-3 draft, whose tensors are known (draft_eagle.c). */
 MM_MUST_USE bool mm_draft_eagle_config(mm_draft_source *s, const mm_json *o, const mm_model *target, const mm_json_ctx *at, mm_err *err);
 /* Writes the companion below `dirfd` and adds it to the manifest's list: of a draft, where q, k and v become one tensor and gate and up
  * another, or else that of a packed checkpoint, proven by its digest; nothing where neither is there. */
 MM_MUST_USE bool mm_draft_write(const mm_draft_source *s, const mm_pack *from, int dirfd, const char *dir, mm_pack *pack, mm_err *err);
+/* The digest of what mm_draft_write would write, where it writes any. */
+MM_MUST_USE bool mm_draft_digest(const mm_draft_source *s, const mm_pack *from, bool *any, mm_digest *digest, mm_err *err);
 /* The finished packed output in `dir` has the draft that mm_draft_write would write, or none where that writes none: else MM_USAGE
  * E_RESUME. */
 MM_MUST_USE bool mm_draft_same(const mm_draft_source *s, const mm_pack *from, const char *dir, mm_err *err);

@@ -28,6 +28,10 @@ MM_MUST_USE bool mm_exact_bounds(const mm_plan *plan, const mm_shards *s, const 
  * first file that differs. */
 MM_MUST_USE bool mm_companions_same(const mm_plan *plan, const mm_pack *p, mm_bake_fn *bake, const char *baked, mm_err *err);
 
+/* Checks that the draft of a packed checkpoint is that of the folder `from` (--draft), or without one that of a packed source; *compared is
+ * false where neither is there. MM_INTEGRITY E_SOURCE. */
+MM_MUST_USE bool mm_exact_draft(const mm_plan *plan, const mm_pack *p, const char *from, bool *compared, mm_err *err);
+
 /* Of an unsharded checkpoint `made`, whose digests p holds; the plan has the same layout and format. Its config and index, and, where the
  * plan has them, the files that it writes. */
 MM_MUST_USE bool mm_exact_texts(const mm_plan *plan, const mm_hf *made, const mm_pack *p, mm_err *err);

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "convert/decode/draft_source.h"
 #include "convert/plan/companion_names.h"
 #include "convert/plan/layout_hf.h"
 #include "convert/report/exact.h"
@@ -75,4 +76,20 @@ bool mm_companions_same(const mm_plan *plan, const mm_pack *p, mm_bake_fn *bake,
   for (size_t i = 0; ok && i < count; i++) ok = is_there(plan, p, code[i], err);
   mm_arena_close(&names);
   return ok;
+}
+
+bool mm_exact_draft(const mm_plan *plan, const mm_pack *p, const char *from, bool *compared, mm_err *err) {
+  const mm_pack_file *own = find_file(p, MM_DFLASH_FILE);
+  mm_draft_source s = {0};
+  mm_digest wanted;
+  bool any = false;
+  bool ok =
+      (!from || (mm_draft_source_open(&s, from, &plan->pack.model, err) && mm_draft_source_finite(&s, plan->recipe.nonfinite_zero, err))) &&
+      mm_draft_digest(from ? &s : NULL, plan->hf->manifest, &any, &wanted, err);
+  mm_draft_source_close(&s);
+  *compared = any;
+  if (!ok || !any) return ok;
+  if (!own) return another(p, MM_DFLASH_FILE, "found no draft, expected that of its source", err);
+  return mm_digest_equal(&wanted, &own->sha256) ||
+         another(p, MM_DFLASH_FILE, "found another draft than its source has; --draft DIR names the one that was packed instead", err);
 }

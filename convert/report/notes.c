@@ -3,8 +3,10 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "convert/source/encoding.h"
+#include "loader/dflash.h"
 
 /* Quantised matrices of this kind that no rule of the recipe names; *example is the first of them. */
 static size_t unquantised(const mm_plan *p, mm_kind kind, const mm_plan_tensor **example) {
@@ -28,6 +30,14 @@ static void put_left_out(FILE *f, const mm_pack *p) {
   fputc('\n', f);
 }
 
+/* The draft of a packed source, for which the other layout has no place. */
+static void put_draft(FILE *f, const mm_hf *hf, const mm_plan *p) {
+  const mm_pack *from = p->layout->extras ? NULL : hf->manifest;
+  for (size_t i = 0; from && i < from->file_count; i++)
+    if (strcmp(from->file[i].name, MM_DFLASH_FILE) == 0)
+      fprintf(f, "note: the draft of the source (%s) is left out: --layout hf has none\n", MM_DFLASH_FILE);
+}
+
 /* A factor of RoPE that the plan's model does not have: it stands with the type "default". */
 static void put_idle_factor(FILE *f, const mm_json *config) {
   static const char *const in[] = {"rope_scaling", "rope_parameters"};
@@ -44,6 +54,7 @@ void mm_report_notes(FILE *f, const mm_hf *hf, const mm_plan *p) {
   size_t n;
   if (past) fprintf(f, "note: layers past the last, for multi-token prediction, are left out (tensors: %zu)\n", past);
   put_left_out(f, &p->pack);
+  put_draft(f, hf, p);
   put_idle_factor(f, hf->config);
   put_idle_factor(f, mm_json_get(hf->config, "text_config"));
   if (mm_hf_total_wrong(hf, &bytes))

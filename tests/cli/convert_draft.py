@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """A DFlash or EAGLE-3 draft next to a packed checkpoint: --draft packs it as stored, minimax-verify holds it to its digest and to the model, a packed
 source hands it on, and replies of a server that proposes by it are those without. Drafts that do not fit are refused by name."""
+import hashlib
 import json
 import os
 import random
@@ -159,6 +160,39 @@ def finished(tmp, draft, tensors):
             refused("E_RESUME", 2, *again)
 
 
+def exact(folder, tensors):
+    """NaN is refused, or zeroed and counted, as in the model; --source compares drafts; --layout hf says that it leaves one out."""
+    source, name = "tests/data/tiny-m2", "layers.1.mlp.up_proj.weight"
+    shape, raw = tensors[name]
+    for i, x in enumerate((b"\x80\x7f", b"\xc1\xff")):  # infinity, NaN
+        wrong = save(f"{folder}/nan{i}", CONFIG, {**tensors, name: (shape, raw[:6] + x + raw[8:]), "lm_head.weight": ((2, H), x * 2 * H)})
+        refused("E_NONFINITE", 3, "convert", source, "-o", folder + "/no", "--draft", wrong)
+    said = run("convert", source, "-o", folder + "/zeroed", "--draft", wrong, "--allow-nonfinite")
+    assert said[0] == 0 and "1 weights were NaN or infinite" in said[1], said
+    assert fused(tensors, 1, "mlp.gate_proj") + raw[:6] + b"\0\0" + raw[8:] == stored(folder + "/zeroed/draft.safetensors")["layers.1.mlp.gate_up_proj.weight"][1]
+    made, other = folder + "/exact", folder + "/exact-other"
+    for out, draft in ((made, folder + "/draft"), (other, folder + "/other")):
+        assert run("convert", source, "-o", out, "--draft", draft, "-q", "--force")[0] == 0
+    assert run("convert", made, "-o", folder + "/exact-2", "--tp", "2", "-q")[0] == 0
+    for of, draft, status in ((made, None, 0), (other, None, 6), (source, None, 0), (source, folder + "/draft", 0), (source, folder + "/other", 6), (other, folder + "/draft", 0)):
+        found = run("verify", folder + "/exact-2", "--source", of, *(["--draft", draft] if draft else []))
+        assert found[0] == status and ("E_SOURCE" in found[1]) == (status == 6) and ("draft is not compared" in found[1]) == (of == source and not draft), found
+    assert run("verify", folder + "/zeroed", "--source", source, "--draft", wrong, "-q")[0] == 0
+    refused("E_USAGE", 2, "verify", made, "--draft", folder + "/draft")
+    path = other + "/draft.safetensors"  # as a version that looked at no numbers packed it
+    with open(path, "rb") as f:
+        old = f.read()
+    with open(path, "wb") as f:
+        f.write(old[:-2] + b"\x80\x7f")
+    with open(other + "/manifest.json", "r+b") as f:
+        text = f.read()[:-78].replace(*(hashlib.sha256(x).hexdigest().encode() for x in (old, old[:-2] + b"\x80\x7f")))
+        f.seek(0)
+        f.write(text + f'"sha256":"{hashlib.sha256(text).hexdigest()}"\n}}\n'.encode())
+    refused("E_NONFINITE", 6, "verify", other)
+    said = run("convert", made, "-o", folder + "/hf", "--layout", "hf")
+    assert said[0] == 0 and "the draft of the source" in said[1], said
+
+
 def agree(s, prompt, **more):
     """The reply with proposals, which is that without."""
     body = {"prompt": prompt, "max_tokens": 40, "ignore_eos": True, **more}
@@ -243,6 +277,7 @@ def main(folder):
     out = packed(folder, save(folder + "/draft", CONFIG, tensors), tensors)
     misfits(folder, tensors)
     finished(folder, folder + "/draft", tensors)
+    exact(folder, tensors)
     served(out)
     served(out, "--kv-cache-dtype", "fp8" if DEVICE else "bf16")
     evicted(out)
