@@ -286,8 +286,8 @@ static bool bake_tokenizer(const char *path, uint32_t vocab, const mm_digest *so
   return true;
 }
 
-static bool gives(const mm_plan *plan, const char *dir, unsigned threads, mm_err *err) {
-  return mm_exact_sample(plan, dir, MM_TOKENIZER_IMAGE, threads, err);
+static bool gives(const mm_plan *plan, const char *dir, const mm_stored *stored, unsigned threads, mm_err *err) {
+  return mm_exact_sample(plan, dir, stored, MM_TOKENIZER_IMAGE, threads, err);
 }
 
 static bool print_share(const char *part, double seconds, mm_err *err) {

@@ -29,30 +29,48 @@ static bool same_parts(const mm_plan *p, const mm_pack *found, const char *dir, 
   return true;
 }
 
-static bool check_packed(const mm_plan *p, const char *dir, bool hash, unsigned threads, mm_err *err) {
-  mm_shards s = {0};
-  bool ok = mm_shards_open(&s, dir, err) && same_parts(p, &s.pack, dir, err);
-  for (size_t i = 0; ok && hash && i < s.pack.file_count; i++) {
+static bool check_companions(const mm_pack *p, mm_err *err) {
+  bool ok = true;
+  for (size_t i = 0; ok && i < p->file_count; i++) {
     char *text = NULL;
-    ok = mm_verify_companion(&s.pack, &s.pack.file[i], &text, err);
+    ok = mm_verify_companion(p, &p->file[i], &text, err);
     free(text);
   }
-  ok = ok && (!hash || mm_verify_blocks(&s, threads, err));
+  return ok;
+}
+
+static bool check_packed(const mm_plan *p, const char *dir, bool hash, unsigned threads, mm_err *err) {
+  mm_shards s = {0};
+  const bool ok = mm_shards_open(&s, dir, err) && same_parts(p, &s.pack, dir, err) &&
+                  (!hash || (check_companions(&s.pack, err) && mm_verify_blocks(&s, threads, err)));
   mm_shards_close(&s);
+  return ok;
+}
+
+static bool read_archived(const void *ctx, const mm_part *part, uint64_t at, void *to, uint64_t n, mm_err *err) {
+  const mm_archive *a = ctx;
+  for (size_t i = 0; i < a->part_count; i++)
+    if (strcmp(a->part[i].part->file, part->file) == 0) return mm_archive_read_part(&a->part[i], a->pack.dir, at, to, n, err);
+  return mm_fail(err, MM_INTEGRITY, "E_ARCHIVE", mm_at(a->pack.dir, NULL), "found no %s", part->file);
+}
+
+static bool read_file(const void *ctx, const mm_part *part, uint64_t at, void *to, uint64_t n, mm_err *err) {
+  const mm_path path = mm_path_of(ctx, part->file);
+  mm_file f = MM_FILE_NONE;
+  const bool ok = mm_file_open(&f, path.text, err) && mm_file_read(&f, path.text, to, n, at, err);
+  mm_file_close(&f);
   return ok;
 }
 
 static bool check_archive(const mm_plan *p, const char *dir, bool hash, unsigned threads, mm_err *err) {
   mm_archive a = {0};
   mm_archive_lanes lanes = {0};
-  bool ok = mm_archive_open(&a, dir, err) && same_parts(p, &a.pack, dir, err) && (!hash || mm_archive_lanes_open(&lanes, threads, err));
-  for (size_t i = 0; ok && hash && i < a.pack.file_count; i++) {
-    char *text = NULL;
-    ok = mm_verify_companion(&a.pack, &a.pack.file[i], &text, err);
-    free(text);
-  }
+  const mm_stored stored = {read_archived, &a};
+  bool ok = mm_archive_open(&a, dir, err) && same_parts(p, &a.pack, dir, err) &&
+            (!hash || (mm_archive_lanes_open(&lanes, threads, err) && check_companions(&a.pack, err)));
   for (size_t i = 0; ok && hash && i < a.part_count; i++) ok = mm_archive_prove_part(&a.part[i], dir, &lanes, err);
   mm_archive_lanes_close(&lanes);
+  ok = ok && (!hash || !p->gives || p->gives(p, dir, &stored, threads, err));
   mm_archive_close(&a);
   return ok;
 }
@@ -100,11 +118,12 @@ static bool check_unsharded(const mm_plan *p, const char *dir, bool hash, unsign
 static bool has_manifest(const mm_plan *p) { return strcmp(p->layout->last, MM_MANIFEST) == 0; }
 
 bool mm_finished_check(const mm_plan *p, const char *dir, bool archived, bool hash, unsigned threads, mm_err *err) {
+  const mm_stored stored = {read_file, dir};
   bool ok = !has_manifest(p) ? check_unsharded(p, dir, hash, threads, err)
             : archived       ? check_archive(p, dir, hash, threads, err)
                              : check_packed(p, dir, hash, threads, err);
   if (!ok && err->status == MM_BAD_INPUT) err->status = MM_INTEGRITY; /* an output's file that is absent or no file */
-  return ok && (archived || !hash || !p->gives || p->gives(p, dir, threads, err));
+  return ok && (archived || !hash || !p->gives || p->gives(p, dir, &stored, threads, err));
 }
 
 bool mm_finished_other(const mm_plan *p, const char *dir, mm_err *err) {

@@ -6,7 +6,7 @@
 
 /* dir is an output of plan p (by its digest), archived or not. It holds the same ranks and parts (else MM_USAGE E_RESUME) and is whole
  * (else MM_INTEGRITY): with `hash` every block and companion has the manifest's digest, without it files have their sizes. The unsharded
- * layout has no digests: its index, texts, sizes and headers are compared with the plan's. With `hash`, and not archived, its weights are
+ * layout has no digests: its index, texts, sizes and headers are compared with the plan's. With `hash` its weights are
  * those of the source as far as the plan's `gives` looks at them (else MM_USAGE E_RESUME). Files that are not of the output are not looked
  * at. */
 MM_MUST_USE bool mm_finished_check(const mm_plan *p, const char *dir, bool archived, bool hash, unsigned threads, mm_err *err);

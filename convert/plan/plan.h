@@ -78,6 +78,12 @@ typedef struct mm_plan_text {
 } mm_plan_text;
 #define MM_PLAN_TEXTS 3
 
+/* Reads n bytes at `at` of a part's file of a finished output, as it is or out of an archive; any thread may. */
+typedef struct mm_stored {
+  bool (*read)(const void *ctx, const mm_part *part, uint64_t at, void *to, uint64_t n, mm_err *err);
+  const void *ctx;
+} mm_stored;
+
 typedef struct mm_plan {
   const mm_hf *hf;
   mm_recipe recipe;
@@ -103,7 +109,7 @@ typedef struct mm_plan {
   uint64_t source_bytes; /* weight bytes that will be read */
   uint64_t output_bytes; /* of all part files, headers included */
   /* NULL, or true if a finished output in `dir` has the weights of this source, as far as it looks at them. */
-  bool (*gives)(const struct mm_plan *plan, const char *dir, unsigned threads, mm_err *err);
+  bool (*gives)(const struct mm_plan *plan, const char *dir, const struct mm_stored *stored, unsigned threads, mm_err *err);
 } mm_plan;
 
 static inline bool mm_plan_wants(const mm_plan *p, uint32_t part, uint32_t rank) {

@@ -16,8 +16,9 @@ bool mm_exact_again(const mm_plan *plan, const mm_pack *p, size_t i);
 MM_MUST_USE bool mm_exact_weights(const mm_plan *plan, const mm_shards *s, unsigned threads, mm_err *err);
 /* The first rows of each matrix, of a stack its first one, in the finished output `dir` of this plan, packed or unsharded, as far as
  * mm_exact_again says that they are given again, and its companions but for `baked`. MM_USAGE E_RESUME where another source gave them.
- * True where the source is a download. */
-MM_MUST_USE bool mm_exact_sample(const mm_plan *plan, const char *dir, const char *baked, unsigned threads, mm_err *err);
+ * Of a download those alone that are there. */
+MM_MUST_USE bool mm_exact_sample(const mm_plan *plan, const char *dir, const mm_stored *stored, const char *baked, unsigned threads,
+                                 mm_err *err);
 /* The others, by the figures of mm_compare: no weight is further from the source than half a step of its scheme unless it lies beyond the
  * last code or was rounded with error feedback, and no tensor or expert loses more than two thirds of the decibels that the scheme keeps of
  * a Gaussian matrix. */

@@ -27,6 +27,7 @@ static bool same_copy(const mm_hf *hf, const mm_pack *p, const mm_pack_file *f, 
   const mm_path path = mm_path_of(hf->dir, f->name);
   char *text = mm_file_slurp(path.text, MM_COMPANION_MAX, &n, &reason);
   if (!text && reason.status != MM_BAD_INPUT) return mm_fail_as(err, &reason);
+  if (!text && hf->follow) return true; /* it may still come */
   if (!text) return another(p, f->name, "found a companion that this source does not have", err);
   const mm_digest d = mm_sha256(text, n);
   free(text);

@@ -2,16 +2,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "convert/decode/follow.h"
 #include "convert/report/exact.h"
 #include "convert/write/step.h"
-#include "formats/system/file.h"
 #include "formats/system/pool.h"
 
 typedef struct sample_job {
   const mm_plan *plan;
   const char *dir;
-  size_t *step, steps; /* those that are looked at */
-  mm_worker *worker;   /* [threads] */
+  const mm_stored *stored; /* its parts */
+  size_t *step, steps;     /* those that are looked at */
+  mm_worker *worker;       /* [threads] */
 } sample_job;
 
 /* The bytes at their place in the part's file are those that this source gives. */
@@ -20,16 +21,26 @@ static bool compare_stored(void *ctx, const mm_given *g, mm_err *err) {
   const mm_plan *p = job->plan;
   const uint32_t part = p->tensor[g->strip->tensor].part;
   if (!mm_plan_wants(p, part, g->rank)) return true;
-  const mm_path path = mm_path_of(job->dir, mm_plan_entry(p, part, g->rank)->file);
-  mm_file f = MM_FILE_NONE;
+  const mm_part *file = mm_plan_entry(p, part, g->rank);
   uint8_t *found = mm_calloc(g->n, 1, err);
-  bool ok = found && mm_file_open(&f, path.text, err) &&
-            mm_file_read(&f, path.text, found, g->n, p->part[part].file[g->rank].header_bytes + g->offset, err);
+  bool ok = found && job->stored->read(job->stored->ctx, file, p->part[part].file[g->rank].header_bytes + g->offset, found, g->n, err);
   if (ok && memcmp(found, g->bytes, g->n) != 0)
-    ok = mm_fail(err, MM_USAGE, "E_RESUME", mm_at(path.text, p->pack.tensor[g->strip->tensor].name),
+    ok = mm_fail(err, MM_USAGE, "E_RESUME", mm_at(mm_path_of(job->dir, file->file).text, p->pack.tensor[g->strip->tensor].name),
                  "found a finished conversion of another source, whose names, types and sizes are the same; --force replaces it");
-  mm_file_close(&f);
   free(found);
+  return ok;
+}
+
+/* True where the source is complete, or the files of the step's matrix have come and are not freed. */
+static bool is_there(const mm_plan *p, const mm_step *s, bool *there, mm_err *err) {
+  const mm_plan_tensor *t = &p->tensor[s->tensor];
+  const size_t first = (size_t)s->lead * p->pack.tensor[s->tensor].piece_count + s->piece;
+  *there = true;
+  if (!p->hf->follow) return true;
+  const mm_matrix *x = &t->matrix[first];
+  bool ok = mm_follow_look(p->hf, x->weight->file, there, err);
+  for (unsigned c = 0; ok && *there && c < MM_COMPANIONS; c++)
+    if (x->part[c].tensor) ok = mm_follow_look(p->hf, x->part[c].tensor->file, there, err);
   return ok;
 }
 
@@ -37,8 +48,10 @@ static bool sample_step(void *ctx, size_t item, unsigned worker, mm_err *err) {
   sample_job *job = ctx;
   const mm_taker to = {compare_stored, job};
   const mm_step *s = &job->plan->step[job->step[item]];
+  bool there;
   mm_pool_at(job->plan->pack.tensor[s->tensor].name);
-  return mm_step_give(&job->worker[worker], job->plan, s, &to, err);
+  if (!is_there(job->plan, s, &there, err)) return false;
+  return !there || mm_step_give(&job->worker[worker], job->plan, s, &to, err);
 }
 
 /* Lists the first step of each piece of a tensor, in a stack of its first matrix. */
@@ -66,11 +79,11 @@ static bool same_companions(const mm_plan *plan, const char *dir, const char *ba
   return ok;
 }
 
-bool mm_exact_sample(const mm_plan *plan, const char *dir, const char *baked, unsigned threads, mm_err *err) {
-  if (plan->hf->follow) return true; /* files of the source may be gone */
+bool mm_exact_sample(const mm_plan *plan, const char *dir, const mm_stored *stored, const char *baked, unsigned threads, mm_err *err) {
   if (!same_companions(plan, dir, baked, err)) return false;
   sample_job job = {.plan = plan,
                     .dir = dir,
+                    .stored = stored,
                     .step = mm_calloc(plan->step_count, sizeof *job.step, err),
                     .worker = mm_calloc(threads, sizeof *job.worker, err)};
   bool ok = job.step && job.worker;

@@ -83,6 +83,8 @@ MM_MUST_USE bool mm_archive_unpack_part(const mm_archive_part *p, const char *di
                                         mm_err *err);
 /* Unpacks every block of dir/p->file and compares its digest: MM_INTEGRITY (E_SIZE, E_FRAME, E_DIGEST). */
 MM_MUST_USE bool mm_archive_prove_part(const mm_archive_part *p, const char *dir, const mm_archive_lanes *l, mm_err *err);
+/* Unpacks n bytes at `at` of the part, whose blocks are proven on the way. Memory: a lane. */
+MM_MUST_USE bool mm_archive_read_part(const mm_archive_part *p, const char *dir, uint64_t at, void *to, uint64_t n, mm_err *err);
 /* The table, a deterministic function of *a's parts; free() it. */
 char *mm_archive_text(const mm_archive *a, mm_err *err);
 

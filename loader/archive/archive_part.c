@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "formats/safetensors.h"
 #include "formats/system/file.h"
@@ -189,5 +190,21 @@ bool mm_archive_prove_part(const mm_archive_part *p, const char *dir, const mm_a
     ok = mm_fail(err, MM_INTEGRITY, "E_SIZE", mm_at(u.from.text, NULL), "found %" PRIu64 " bytes, expected %" PRIu64, u.in.size, p->size);
   ok = ok && mm_pool_run(l->threads, p->part->block_count, unpack_block, &u, err);
   mm_file_close(&u.in);
+  return ok;
+}
+
+bool mm_archive_read_part(const mm_archive_part *p, const char *dir, uint64_t at, void *to, uint64_t n, mm_err *err) {
+  mm_archive_lanes lanes = {0};
+  unpacking u = {.part = p, .from = mm_path_of(dir, p->file), .in = MM_FILE_NONE, .out = -1};
+  bool ok = mm_archive_lanes_open(&lanes, 1, err) && mm_file_open(&u.in, u.from.text, err);
+  u.lane = lanes.lane;
+  for (uint64_t done = 0, k; ok && done < n; done += k) {
+    const uint64_t skip = (at + done) % MM_HASH_BLOCK;
+    k = mm_min(n - done, MM_HASH_BLOCK - skip);
+    ok = unpack_block(&u, (size_t)((at + done) / MM_HASH_BLOCK), 0, err);
+    if (ok) memcpy((uint8_t *)to + done, lanes.lane->block + skip, k);
+  }
+  mm_file_close(&u.in);
+  mm_archive_lanes_close(&lanes);
   return ok;
 }
