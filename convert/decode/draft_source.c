@@ -229,7 +229,8 @@ static bool check_ids(const mm_draft_source *s, mm_err *err) {
   return ok;
 }
 
-bool mm_draft_source_finite(mm_draft_source *s, bool as_zero, mm_err *err) {
+/* Looks for numbers that are not finite. */
+static bool check_numbers(mm_draft_source *s, bool as_zero, mm_err *err) {
   mm_dflash_tensor t;
   s->as_zero = as_zero;
   s->zeroed = 0;
@@ -346,25 +347,24 @@ bool mm_draft_write(const mm_draft_source *s, const mm_pack *from, int dirfd, co
   return true;
 }
 
-bool mm_draft_digest(const mm_draft_source *s, const mm_pack *from, bool *any, mm_digest *digest, mm_err *err) {
+bool mm_draft_digest(mm_draft_source *s, bool as_zero, const mm_pack *from, mm_digest *digest, mm_err *err) {
   draft_output o = {.fd = -1};
   const mm_pack_file *const given = from ? find_companion(from) : NULL;
-  *any = s || given;
   *digest = given ? given->sha256 : (mm_digest){0};
   if (!s) return true;
   mm_sha256_begin(&o.digest);
-  const bool ok = put_all(s, &o, err);
+  const bool ok = check_numbers(s, as_zero, err) && put_all(s, &o, err);
   *digest = mm_sha256_end(&o.digest);
   return ok;
 }
 
-bool mm_draft_same(const mm_draft_source *s, const mm_pack *from, const char *dir, mm_err *err) {
+bool mm_draft_same(const mm_digest *digest, const char *dir, mm_err *err) {
+  static const mm_digest none;
+  const bool any = !mm_digest_equal(digest, &none);
   mm_pack is = {0};
-  mm_digest wanted;
-  bool any;
-  bool ok = mm_draft_digest(s, from, &any, &wanted, err) && mm_pack_open(&is, dir, err);
+  bool ok = mm_pack_open(&is, dir, err);
   const mm_pack_file *const there = ok ? find_companion(&is) : NULL;
-  if (ok && (there ? !any || !mm_digest_equal(&there->sha256, &wanted) : any))
+  if (ok && (there ? !any || !mm_digest_equal(&there->sha256, digest) : any))
     ok = mm_fail(err, MM_USAGE, "E_RESUME", mm_at(dir, NULL), "found a finished conversion %s, expected %s; --force replaces it",
                  there ? "with a draft" : "without a draft",
                  !any    ? "none"

@@ -20,8 +20,6 @@ typedef struct mm_draft_source {
  * of the target's embedding and head next to a DFlash draft and t2d next to an EAGLE-3 one, which are left out: MM_BAD_INPUT E_DRAFT.
  * MM_UNSUPPORTED E_DRAFT for settings that are not served. */
 MM_MUST_USE bool mm_draft_source_open(mm_draft_source *s, const char *dir, const mm_model *target, mm_err *err);
-/* Reads all weights: NaN or infinity is MM_BAD_INPUT E_NONFINITE, or with `as_zero` counted, and written as 0. */
-MM_MUST_USE bool mm_draft_source_finite(mm_draft_source *s, bool as_zero, mm_err *err);
 void mm_draft_source_close(mm_draft_source *s); /* accepts a zeroed or half-opened one */
 /* The tensor of a source under its name or another that such files have; NULL. */
 const mm_st_tensor *mm_draft_find(const mm_draft_source *s, const char *name);
@@ -32,10 +30,10 @@ MM_MUST_USE bool mm_draft_eagle_config(mm_draft_source *s, const mm_json *o, con
 /* Writes the companion below `dirfd` and adds it to the manifest's list: of a draft, where q, k and v become one tensor and gate and up
  * another, or else that of a packed checkpoint, proven by its digest; nothing where neither is there. */
 MM_MUST_USE bool mm_draft_write(const mm_draft_source *s, const mm_pack *from, int dirfd, const char *dir, mm_pack *pack, mm_err *err);
-/* The digest of what mm_draft_write would write, where it writes any. */
-MM_MUST_USE bool mm_draft_digest(const mm_draft_source *s, const mm_pack *from, bool *any, mm_digest *digest, mm_err *err);
-/* The finished packed output in `dir` has the draft that mm_draft_write would write, or none where that writes none: else MM_USAGE
- * E_RESUME. */
-MM_MUST_USE bool mm_draft_same(const mm_draft_source *s, const mm_pack *from, const char *dir, mm_err *err);
+/* The digest of what mm_draft_write would write, zero where that writes none. Of a source, NaN or infinity is MM_BAD_INPUT E_NONFINITE, or
+ * with `as_zero` counted, and 0 in what is written. */
+MM_MUST_USE bool mm_draft_digest(mm_draft_source *s, bool as_zero, const mm_pack *from, mm_digest *digest, mm_err *err);
+/* The finished packed output in `dir` has the draft of that digest, or none where it is zero: else MM_USAGE E_RESUME. */
+MM_MUST_USE bool mm_draft_same(const mm_digest *digest, const char *dir, mm_err *err);
 
 #endif

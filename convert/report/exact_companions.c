@@ -80,16 +80,15 @@ bool mm_companions_same(const mm_plan *plan, const mm_pack *p, mm_bake_fn *bake,
 }
 
 bool mm_exact_draft(const mm_plan *plan, const mm_pack *p, const char *from, bool *compared, mm_err *err) {
+  static const mm_digest none;
   const mm_pack_file *own = find_file(p, MM_DFLASH_FILE);
   mm_draft_source s = {0};
   mm_digest wanted;
-  bool any = false;
-  bool ok =
-      (!from || (mm_draft_source_open(&s, from, &plan->pack.model, err) && mm_draft_source_finite(&s, plan->recipe.nonfinite_zero, err))) &&
-      mm_draft_digest(from ? &s : NULL, plan->hf->manifest, &any, &wanted, err);
+  const bool ok = (!from || mm_draft_source_open(&s, from, &plan->pack.model, err)) &&
+                  mm_draft_digest(from ? &s : NULL, plan->recipe.nonfinite_zero, plan->hf->manifest, &wanted, err);
   mm_draft_source_close(&s);
-  *compared = any;
-  if (!ok || !any) return ok;
+  *compared = ok && !mm_digest_equal(&wanted, &none);
+  if (!*compared) return ok;
   if (!own) return another(p, MM_DFLASH_FILE, "found no draft, expected that of its source", err);
   return mm_digest_equal(&wanted, &own->sha256) ||
          another(p, MM_DFLASH_FILE, "found another draft than its source has; --draft DIR names the one that was packed instead", err);

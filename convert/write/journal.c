@@ -27,6 +27,7 @@ typedef struct mm_journal_header {
 _Static_assert(sizeof(mm_journal_header) == 128, "the header has no padding");
 
 #define FOLLOWED    (UINT64_C(1) << 32) /* in the level */
+#define DRAFT_AT    33                  /* and above, there: of the check of the draft */
 #define JOURNAL_MAX (UINT64_C(4) << 30)
 
 static size_t header_bytes(const mm_plan *p) { return sizeof(mm_journal_header) + p->hf->file_count * sizeof(uint64_t); }
@@ -125,7 +126,7 @@ static mm_journal_header *make_header(const mm_plan *p, int level, mm_err *err) 
   if (!h) return NULL;
   memcpy(h->magic, magic, sizeof magic);
   memcpy(h->plan, p->pack.plan.byte, sizeof h->plan);
-  h->level = (uint64_t)level | (p->hf->follow ? FOLLOWED : 0);
+  h->level = (uint64_t)level | (p->hf->follow ? FOLLOWED : 0) | mm_digest_check(&p->draft) >> DRAFT_AT << DRAFT_AT;
   h->files = p->hf->file_count;
   h->decoding = decoding_check(&p->hf->quantization, p->importance);
   plan_checks(p, h);
@@ -135,63 +136,51 @@ static mm_journal_header *make_header(const mm_plan *p, int level, mm_err *err) 
 }
 
 static const char *level_text(uint64_t level, char out[32]) {
+  level &= FOLLOWED - 1;
   snprintf(out, 32, level ? "with --compress zstd:%llu" : "without --compress", (unsigned long long)level);
   return out;
 }
 
-static const char discards[] = "--restart discards it";
+static bool refuse(mm_where at, const char *found, const char *expected, mm_err *err) {
+  return mm_fail(err, MM_USAGE, "E_RESUME", at, "found %s, expected %s to continue; --restart discards it", found, expected);
+}
 
 /* Says in what the plan of the journal differs. */
 static bool other_plan(const mm_journal_header *found, const mm_journal_header *h, mm_where at, mm_err *err) {
-  char a[160], b[160];
-  if (found->source != h->source || found->files != h->files)
-    return mm_fail(err, MM_USAGE, "E_RESUME", at, "found a run of another source, expected the same to continue; %s", discards);
-  if (found->cut != h->cut)
-    return mm_fail(err, MM_USAGE, "E_RESUME", at, "found a run with %s, expected %s to continue; %s", cut_text(found->cut, a),
-                   cut_text(h->cut, b), discards);
-  if (mm_recipe_code_differ(found->quant, h->quant, a, b))
-    return mm_fail(err, MM_USAGE, "E_RESUME", at, "found a run with %s, expected %s to continue; %s", a, b, discards);
-  return mm_fail(
-      err, MM_USAGE, "E_RESUME", at,
-      "found a run with another --part-size or config.json, or of another version of this program, expected the same to continue; %s",
-      discards);
+  char a[176] = "a run with ", b[160];
+  char *const own = a + strlen(a);
+  if (found->source != h->source || found->files != h->files) return refuse(at, "a run of another source", "the same", err);
+  if (found->cut != h->cut) return cut_text(found->cut, own), refuse(at, a, cut_text(h->cut, b), err);
+  if (mm_recipe_code_differ(found->quant, h->quant, own, b)) return refuse(at, a, b, err);
+  return refuse(at, "a run with another --part-size or config.json, or of another version of this program", "the same", err);
 }
 
 /* Refuses a journal that was made for something else, and says for what. */
 static bool same_header(const mm_journal_header *found, const mm_journal_header *h, const mm_plan *p, const char *name, mm_err *err) {
-  const uint64_t *a = (const uint64_t *)(found + 1), *b = (const uint64_t *)(h + 1);
+  const uint64_t *a = (const uint64_t *)(found + 1), *b = (const uint64_t *)(h + 1), differ = found->level ^ h->level;
+  char a_text[48] = "a run ", b_text[48] = "one ";
   mm_where at = mm_at(name, NULL);
   if (memcmp(found->magic, h->magic, sizeof h->magic) != 0)
-    return mm_fail(err, MM_USAGE, "E_RESUME", at, "found something that is not a journal of this version; %s", discards);
-  if ((found->level ^ h->level) & FOLLOWED) {
-    const bool was = found->level & FOLLOWED;
-    return mm_fail(err, MM_USAGE, "E_RESUME", at, "found a run with%s --follow, expected one with%s it to continue; %s", was ? "" : "out",
-                   was ? "out" : "", discards);
-  }
+    return mm_fail(err, MM_USAGE, "E_RESUME", at, "found something that is not a journal of this version; --restart discards it");
+  if (differ & FOLLOWED)
+    return found->level & FOLLOWED ? refuse(at, "a run with --follow", "one without it", err)
+                                   : refuse(at, "a run without --follow", "one with it", err);
   if (memcmp(found->plan, h->plan, sizeof h->plan) != 0 || found->files != h->files) return other_plan(found, h, at, err);
-  if (found->ranks != h->ranks || memcmp(found->layout, h->layout, sizeof h->layout) != 0)
-    return mm_fail(err, MM_USAGE, "E_RESUME", at, "found a run with another %s, expected the same to continue; %s",
-                   found->ranks != h->ranks ? "--ranks" : "--part-size", discards);
-  if (found->level != h->level) {
-    char a_level[32], b_level[32];
-    return mm_fail(err, MM_USAGE, "E_RESUME", at, "found a run %s, expected one %s to continue; %s", level_text(found->level, a_level),
-                   level_text(h->level, b_level), discards);
-  }
+  if (found->ranks != h->ranks) return refuse(at, "a run with another --ranks", "the same", err);
+  if (memcmp(found->layout, h->layout, sizeof h->layout) != 0) return refuse(at, "a run with another --part-size", "the same", err);
+  if (differ & (FOLLOWED - 1))
+    return level_text(found->level, a_text + strlen(a_text)), level_text(h->level, b_text + strlen(b_text)),
+           refuse(at, a_text, b_text, err);
+  if (differ >> DRAFT_AT) return refuse(at, "a run with another --draft, or without one", "the same", err);
   if (found->decoding != h->decoding && p->importance)
-    return mm_fail(
-        err, MM_USAGE, "E_RESUME", mm_at(p->importance->path, NULL),
-        "found this file changed, moved or copied since the interrupted run, or another quantization of the source, expected the "
-        "same to continue; %s",
-        discards);
+    return refuse(mm_at(p->importance->path, NULL),
+                  "this file changed, moved or copied since the interrupted run, or another quantization of the source", "the same", err);
   if (found->decoding != h->decoding)
-    return mm_fail(err, MM_USAGE, "E_RESUME", mm_at(p->hf->config_path, NULL),
-                   "found another quantization of the source since the interrupted run, expected the same to continue; %s", discards);
+    return refuse(mm_at(p->hf->config_path, NULL), "another quantization of the source since the interrupted run", "the same", err);
   for (size_t i = 0; i < h->files; i++)
     if (a[i] != b[i])
-      return mm_fail(err, MM_USAGE, "E_RESUME", mm_at(p->hf->file[i].path, NULL),
-                     "found a source file changed, moved or copied since the interrupted run (size, times, inode or header), expected the "
-                     "same to continue; %s",
-                     discards);
+      return refuse(mm_at(p->hf->file[i].path, NULL),
+                    "a source file changed, moved or copied since the interrupted run (size, times, inode or header)", "the same", err);
   return true;
 }
 

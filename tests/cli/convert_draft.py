@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import struct
 import subprocess
 import sys
@@ -158,6 +159,13 @@ def finished(tmp, draft, tensors):
             assert run(*again)[0] == 0
         else:
             refused("E_RESUME", 2, *again)
+    shutil.rmtree(out)
+    assert run("convert", source, "-o", out, "--draft", draft, "--part", "0/2", "-q")[0] == 0
+    for wanted in (other, None):  # what is begun, too
+        named = ("convert", source, "-o", out, *(["--draft", wanted] if wanted else []))
+        refused("--draft", 2, *named, "--part", "1/2")
+        refused("--draft", 2, *named, "--resume")
+    assert run("convert", source, "-o", out, "--draft", draft, "--resume", "-q")[0] == 0
 
 
 def exact(folder, tensors):
