@@ -334,7 +334,8 @@ static bool put_same(const mm_pack *from, draft_output *o, mm_err *err) {
   return ok;
 }
 
-bool mm_draft_write(const mm_draft_source *s, const mm_pack *from, int dirfd, const char *dir, mm_pack *pack, mm_err *err) {
+bool mm_draft_write(const mm_draft_source *s, const mm_pack *from, const mm_digest *planned, int dirfd, const char *dir, mm_pack *pack,
+                    mm_err *err) {
   const mm_path path = mm_path_of(dir, MM_DFLASH_FILE);
   draft_output o = {.path = path.text};
   if (!s && (!from || !find_companion(from))) return true;
@@ -343,8 +344,10 @@ bool mm_draft_write(const mm_draft_source *s, const mm_pack *from, int dirfd, co
   mm_sha256_begin(&o.digest);
   const bool ok = (s ? put_all(s, &o, err) : put_same(from, &o, err)) && mm_fsync(o.fd, path.text, false, err);
   if (!mm_close(o.fd, path.text, ok ? err : MM_IGNORED) || !ok) return false;
-  pack->file[pack->file_count++] = (mm_pack_file){.name = MM_DFLASH_FILE, .size = o.at, .sha256 = mm_sha256_end(&o.digest)};
-  return true;
+  const mm_digest digest = mm_sha256_end(&o.digest);
+  pack->file[pack->file_count++] = (mm_pack_file){.name = MM_DFLASH_FILE, .size = o.at, .sha256 = digest};
+  return mm_digest_equal(&digest, planned) ||
+         mm_fail(err, MM_IO, "E_CHANGED", mm_at(s ? s->st.path : from->dir, NULL), "found another draft than when the conversion began");
 }
 
 bool mm_draft_digest(mm_draft_source *s, bool as_zero, const mm_pack *from, mm_digest *digest, mm_err *err) {

@@ -28,8 +28,10 @@ MM_MUST_USE bool mm_draft_taps(mm_dflash_config *c, const mm_json *ids, const ch
 /* The config of an EAGLE-3 draft, whose tensors are known (draft_eagle.c). */
 MM_MUST_USE bool mm_draft_eagle_config(mm_draft_source *s, const mm_json *o, const mm_model *target, const mm_json_ctx *at, mm_err *err);
 /* Writes the companion below `dirfd` and adds it to the manifest's list: of a draft, where q, k and v become one tensor and gate and up
- * another, or else that of a packed checkpoint, proven by its digest; nothing where neither is there. */
-MM_MUST_USE bool mm_draft_write(const mm_draft_source *s, const mm_pack *from, int dirfd, const char *dir, mm_pack *pack, mm_err *err);
+ * another, or else that of a packed checkpoint, proven by its digest; nothing where neither is there.
+ * MM_IO E_CHANGED where its digest is not `planned`. */
+MM_MUST_USE bool mm_draft_write(const mm_draft_source *s, const mm_pack *from, const mm_digest *planned, int dirfd, const char *dir,
+                                mm_pack *pack, mm_err *err);
 /* The digest of what mm_draft_write would write, zero where that writes none. Of a source, NaN or infinity is MM_BAD_INPUT E_NONFINITE, or
  * with `as_zero` counted, and 0 in what is written. */
 MM_MUST_USE bool mm_draft_digest(mm_draft_source *s, bool as_zero, const mm_pack *from, mm_digest *digest, mm_err *err);

@@ -168,6 +168,24 @@ def finished(tmp, draft, tensors):
     assert run("convert", source, "-o", out, "--draft", draft, "--resume", "-q")[0] == 0
 
 
+def changing(folder, tensors):
+    """A draft that changes while the model is converted, here as the run waits for tokenizer.json, is not packed."""
+    source, draft = folder + "/came", save(folder + "/changing", CONFIG, tensors)
+    shutil.copytree("tests/data/tiny-m2", source)
+    os.remove(source + "/tokenizer.json")
+    with subprocess.Popen([BIN + "minimax-convert", source, "-o", folder + "/changed", "--draft", draft, "--follow", "--follow-quiet", "0"], stderr=subprocess.PIPE, text=True) as p:
+        for _ in range(200):
+            if os.path.exists(folder + "/.changed.partial"):
+                break
+            time.sleep(0.05)
+        with open(draft + "/model.safetensors", "r+b") as f:
+            f.seek(-4 * H - 1, 2)  # before lm_head.weight, which is not packed
+            f.write(b"\0")
+        shutil.copy("tests/data/tiny-m2/tokenizer.json", source)
+        said = p.communicate(timeout=60)[1]
+    assert p.returncode == 5 and "E_CHANGED" in said, said
+
+
 def exact(folder, tensors):
     """NaN is refused, or zeroed and counted, as in the model; --source compares drafts; --layout hf says that it leaves one out."""
     source, name = "tests/data/tiny-m2", "layers.1.mlp.up_proj.weight"
@@ -286,6 +304,7 @@ def main(folder):
     misfits(folder, tensors)
     finished(folder, folder + "/draft", tensors)
     exact(folder, tensors)
+    changing(folder, tensors)
     served(out)
     served(out, "--kv-cache-dtype", "fp8" if DEVICE else "bf16")
     evicted(out)
