@@ -43,6 +43,7 @@ VLLM = [
 ]
 LANGCHAIN = [
     (r"test_structured_output", r"length limit|LengthFinishReason", "model", "strings that do not end within 500 tokens"),
+    (r"test_structured_output_pydantic_2_v1", r"assert False", "model", "a required call that does not end within 500 tokens"),
     (r"tool|test_agent_loop|unicode", r"\bassert |AssertionError|length limit", "model", "it calls no tool, or one 11 times, or with other arguments, or a required call does not end"),
 ]
 TABLES = {"llama.cpp": LLAMA, "vllm": VLLM, "langchain": LANGCHAIN}
@@ -59,7 +60,7 @@ def refusal(log, lines):
         if path:
             return " ".join(path.groups())
         if field:
-            return re.sub(r"\d{3,}", "N", re.split(r"['\"], '|$", field.group(1))[0]).rstrip("'\"}")
+            return re.sub(r"\d{3,}", "N", re.split(r"['\"](?:, '|\})|$", field.group(1))[0]).rstrip("'\"}")
     return None
 
 
