@@ -29,14 +29,14 @@ figure() { tail -n 1 "$1"; }
 
 [ -x "$PEERS_VENV/bin/python" ] || scripts/venv.sh "$PEERS_VENV" pytest==9.2.0 pytest-asyncio==1.5.0 pytest-timeout==2.4.0 openai==3.57.0 anthropic==2.14.0 \
   requests regex filelock aiohttp numpy==2.4.6 prometheus_client transformers==5.24.0 jinja2 safetensors jsonschema==4.26.0 llguidance==1.9.1 || exit 2
-"$PEERS_VENV/bin/python" -c 'import xgrammar' 2>/dev/null || "$PEERS_VENV/bin/pip" install --quiet --no-deps xgrammar==0.2.9 apache-tvm-ffi
+"$PEERS_VENV/bin/python" -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("xgrammar"))' || "$PEERS_VENV/bin/pip" install --quiet --no-deps xgrammar==0.2.9 apache-tvm-ffi
 [ -x "$LANGCHAIN_VENV/bin/python" ] || scripts/venv.sh "$LANGCHAIN_VENV" langchain-tests==1.1.7 langchain-openai==1.2.1 langchain-core==1.3.3 || exit 2
 python=$PEERS_VENV/bin/python
-make -s -j"$(nproc)" all tests "$build/tests/bench/bench_masks" "$build/tests/bench/bench_tokenizer" >"$out/make.txt" 2>&1 || { tail "$out/make.txt" >&2; exit 2; }
+make -s BUILD="$build" -j"$(nproc)" all tests "$build/tests/bench/bench_masks" "$build/tests/bench/bench_tokenizer" >"$out/make.txt" 2>&1 || { tail "$out/make.txt" >&2; exit 2; }
 m1=$out/models/tiny-m1 m2=$out/models/tiny-m2
 for m in tiny-m1 tiny-m2; do "$build/bin/minimax-convert" "tests/data/$m" -o "$out/models/$m" --force >/dev/null || exit 2; done
 
-everyday() { make -s check/interop/schemas.py && grep -h 'everyday schemas' "$build/check/interop/schemas.py.log" && "$python" scripts/peers_schemas.py "$build" 200 3; }
+everyday() { make -s BUILD="$build" check/interop/schemas.py && grep -h 'everyday schemas' "$build/check/interop/schemas.py.log" && "$python" scripts/peers_schemas.py "$build" 200 3; }
 if wanted schemas; then
   holds() { [ "$(sed -n 's/^\([0-9]*\) of 35 everyday schemas are served$/\1/p' "$1")" -ge 33 ]; }
   figure() { echo "$(grep -E '^[0-9]+ of 35|^(llguidance|xgrammar) .*: [0-9]+ of' "$1" | sed 's/, compiled.*//' | paste -sd ';')"; }
@@ -55,7 +55,7 @@ wanted langchain && row langchain "$LANGCHAIN_VENV/bin/python" scripts/peers_lan
 wanted llama && row llama "$python" scripts/peers_servers.py "$build" llama.cpp "$(ls "$downloads"/llama_cpp_python-*.tar.gz)" "$m1:minimax-m1,$m2:minimax-m2"
 wanted vllm && row vllm "$python" scripts/peers_servers.py "$build" vllm "$(ls "$downloads"/vllm-*.tar.gz)" "$m1:minimax-m1,$m2:minimax-m2"
 figure() { tail -n 1 "$1"; }
-wanted lm-eval && row lm-eval make -s lm-eval
+wanted lm-eval && row lm-eval make -s BUILD="$build" lm-eval
 if wanted masks; then
   masks() { echo "load before $(load)"; "$build/tests/bench/bench_masks" 100 1; }
   holds() { [ "$(sed -n 's/^steps of 64 .*, \([-+.0-9]*\) %$/\1/p' "$1" | awk '$1 <= 2' | wc -l)" = 3 ]; }
@@ -65,7 +65,7 @@ fi
 holds() { true; }
 figure() { tail -n 2 "$1" | paste -sd ';' | tr -s ' '; }
 # Rows with masks, drafts and cached prefixes against rows alone; and requests of every API, schemas among them, to a server that drafts and caches.
-bits() { make -s check/unit/runtime/test_schedules && python3 tests/fault/serve_sequences.py 60 7; }
+bits() { make -s BUILD="$build" check/unit/runtime/test_schedules && python3 tests/fault/serve_sequences.py 60 7; }
 wanted bits && row bits bits
-wanted fields && row fields make -s check/cli/serve_fields.py check/interop/schemas.py
+wanted fields && row fields make -s BUILD="$build" check/cli/serve_fields.py check/interop/schemas.py
 exit $failed
