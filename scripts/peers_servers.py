@@ -18,13 +18,12 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import xml.etree.ElementTree as ElementTree
 
 import peers_reasons
+from peers_page import cases, replace_section
 
 WRITE = "--write" in sys.argv
 BUILD, SUITE, SDIST, CHECKPOINTS, *TESTS = [x for x in sys.argv[1:] if x != "--write"]
-LIST = "docs/peers-tests.md"
 
 LLAMA_SERVER = """#!/usr/bin/env python3
 import os, sys
@@ -33,12 +32,20 @@ taken = {"--port": "--port", "--host": "--host", "--alias": "--served-model-name
 values = {"--temp", "--seed", "--hf-repo", "--hf-file", "--model", "--model-url", "--ubatch-size", "--threads", "--n-gpu-layers", "-ctk", "-ctv",
           "-fa", "--reasoning-format", "--reasoning", "--cache-ram", "--n-predict",
           "--ctx-size"}
+# Options that a test is about; the same options of other tests say what the checkpoint of the run stands for.
+kept = {"test_server_props": "--seed", "test_router_remote_preset": "--hf-repo"}
+test = os.environ.get("PYTEST_CURRENT_TEST", "").split("::")[-1].split(" ")[0].split("[")[0]
+values.discard(kept.get(test))
 flags = {"--offline", "--cont-batching", "--metrics", "--kv-unified", "--swa-full", "--no-slots", "--jinja", "--no-jinja", "--verbose", "--slots",
          "--no-cache-idle-slots", "--backend_sampling"}
 args, out = sys.argv[1:], ["--compat", "llama.cpp", "--metric-names", "llama.cpp" if "--metrics" in sys.argv else "none"]
 if "--ctx-size" in args:  # of all slots together, unless they share one cache
     slots = int(args[args.index("--parallel") + 1]) if "--parallel" in args and "--kv-unified" not in args else 1
     out += ["--max-model-len", str(int(args[args.index("--ctx-size") + 1]) // slots)]
+if {"--model", "--hf-repo", "--model-url", "--alias"}.isdisjoint(args):  # a router, which serves the models that it has by their names
+    out += ["--served-model-name", "ggml-org/tinygemma3-GGUF:Q8_0"]
+else:
+    out.append("--any-model")
 while args:
     a = args.pop(0)
     if a in taken:
@@ -47,22 +54,50 @@ while args:
         args.pop(0)
     elif a not in flags:
         out.append(a)
-os.execv(os.environ["MINIMAX_SERVE"], ["minimax-serve", os.environ["MINIMAX_DIR"], "--any-model", "--chat-format", os.environ["CHAT_FORMAT"], *out])
+os.execv(os.environ["MINIMAX_SERVE"], ["minimax-serve", os.environ["MINIMAX_DIR"], "--chat-format", os.environ["CHAT_FORMAT"], *out])
 """
 
+# Files that a test downloads have no content here: they reach the server as an option or as a picture, which it refuses before it reads them.
+LLAMA_CONFTEST = '''
+PICTURE = b"\\x89PNG\\r\\n\\x1a\\n"
+requests_get = requests.get
+
+
+def get(url, *a, **k):
+    if not url.startswith("https://huggingface.co/"):
+        return requests_get(url, *a, **k)
+    response = requests.Response()
+    response.status_code, response._content = 200, PICTURE
+    return response
+
+
+requests.get = get
+os.makedirs(TMP_DIR, exist_ok=True)
+'''
+WGET = "def download(url, out):\n    open(out, 'wb').close()\n"
+
 VLLM_CONFTEST = '''
-import importlib.abc, importlib.machinery, os, re, subprocess, sys, tempfile, time, types
+import base64, importlib.abc, importlib.machinery, inspect, json, os, re, subprocess, sys, tempfile, time, types
 import openai, pytest
-from transformers import AutoTokenizer, PreTrainedTokenizerFast  # before the stand-ins, of which it would find torch
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast  # before the stand-ins, of which it would find torch
 from unittest.mock import MagicMock
 
 
 def tokenizer(*_, **__):
-    """The checkpoint's, whatever model a test names."""
-    return PreTrainedTokenizerFast(tokenizer_file=os.environ["MINIMAX_DIR"] + "/tokenizer.json")
+    """The checkpoint's, whatever model a test names, with the template of its model where CHAT_TEMPLATES has it."""
+    t = PreTrainedTokenizerFast(tokenizer_file=os.environ["MINIMAX_DIR"] + "/tokenizer.json")
+    template = os.path.join(os.environ.get("CHAT_TEMPLATES", ""), os.environ["CHAT_FORMAT"].replace("minimax-m", "MiniMax-M") + ".jinja")
+    if os.path.exists(template):
+        t.chat_template = open(template, encoding="utf-8").read()
+    return t
 
 
 AutoTokenizer.from_pretrained = tokenizer
+AutoConfig.from_pretrained = lambda *_, **__: types.SimpleNamespace(**json.load(open(os.environ["MINIMAX_DIR"] + "/config.json")))
+
+
+def no_questions(**k):
+    raise RuntimeError(f"the questions of {k['tasks']} are not here")
 
 
 class StandIn(types.ModuleType):
@@ -76,7 +111,7 @@ class StandIn(types.ModuleType):
 
 
 ROOTS = {"vllm", "torch", "ray", "msgspec", "zmq", "fastapi", "uvicorn", "starlette", "tblib", "cloudpickle",
-         "openai_harmony", "schemathesis", "hypothesis", "mcp", "pybase64", "PIL", "blake3", "xgrammar", "lm_eval", "mistral_common", "partial_json_parser",
+         "openai_harmony", "schemathesis", "hypothesis", "mcp", "gpt_oss", "PIL", "blake3", "xgrammar", "lm_eval", "mistral_common", "partial_json_parser",
          "opentelemetry", "tensorizer", "peft", "librosa", "soundfile", "tests.models", "tests.conftest"}
 
 
@@ -94,10 +129,35 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 sys.meta_path.insert(0, Finder())
 import torch
 torch.iinfo = lambda t: types.SimpleNamespace(min=-2**63, max=2**63 - 1)
-import vllm.config, vllm.tokenizers
+torch.save = lambda x, f: f.write(b"embeddings")
+sys.modules["pybase64"] = base64
+import lm_eval, vllm.config, vllm.envs, vllm.multimodal.utils, vllm.tokenizers, vllm.transformers_utils.repo_utils, vllm.version
+import vllm.model_executor.model_loader.weight_utils as weight_utils
+# The program of the tests is this one.
+vllm.version.__version__ = subprocess.run([os.environ["MINIMAX_SERVE"], "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
+vllm.envs.VLLM_USE_RUST_FRONTEND = False
+vllm.multimodal.utils.encode_image_url = lambda _: "data:image/png;base64,iVBORw0KGgo="
+vllm.transformers_utils.repo_utils.hf_api = lambda: types.SimpleNamespace(snapshot_download=lambda **_: "adapter")
+lm_eval.simple_evaluate = no_questions
+weight_utils.download_weights_from_hf = lambda name, **_: name
 vllm.tokenizers.get_tokenizer = tokenizer
 vllm.config.ModelConfig = lambda *_, **__: types.SimpleNamespace(get_vocab_size=lambda: len(tokenizer()))
+POSITIONS = 8192
+PASSED_ON = {"--uds", "--enable-lora"}  # which the server refuses by name
 TAKEN = {"--max-model-len", "--max-num-seqs", "--served-model-name", "--api-key", "--max-num-batched-tokens"}
+
+
+running = []
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item):
+    """What the servers refused during the test stands in its output."""
+    yield
+    for server in running:
+        text = open(server.log).read()
+        item.add_report_section("call", "stdout", "".join(x + "\\n" for x in text[server.shown:].splitlines() if re.search(" [45][0-9][0-9] ", x)))
+        server.shown = len(text)
 
 
 class Server:
@@ -107,20 +167,27 @@ class Server:
         own = {"--served-model-name": model, "--max-model-len": "2048"}
         for name, value in zip(args, args[1:]):
             if name in TAKEN:
-                own[name] = str(min(2048, int(value)) if name == "--max-model-len" else value)
+                own[name] = str(min(POSITIONS, int(value)) if name == "--max-model-len" else value)
+        if "anthropic/test_messages" in os.environ["PYTEST_CURRENT_TEST"]:  # whose texts have more tokens of a small vocabulary than its limit allows
+            own["--max-model-len"] = str(POSITIONS)
+        self.show_hidden_metrics = any(x.startswith("--show-hidden-metrics-for-version") for x in args)
         self.log = tempfile.mktemp(dir=os.environ["TMPDIR"])
         self.proc = subprocess.Popen([os.environ["MINIMAX_SERVE"], os.environ["MINIMAX_DIR"], "--any-model", "--chat-format", os.environ["CHAT_FORMAT"], "--port",
-                                      "0", "--compat", "vllm", "--metric-names", "vllm", *(x for pair in own.items() for x in pair)], stderr=open(self.log, "w"))
+                                      "0", "--compat", "vllm", "--metric-names", "vllm", *(x for pair in own.items() for x in pair),
+                                      *(x for x in args if x in PASSED_ON)], stderr=open(self.log, "w"))
         while "ready after" not in open(self.log).read():
             if self.proc.poll() is not None:
                 raise RuntimeError(open(self.log).read())
             time.sleep(0.01)
+        self.shown = 0
+        running.append(self)
         self.url_root = "http://127.0.0.1:" + re.search(r"listening on http://.+:(\\d+)", open(self.log).read()).group(1)
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
+        running.remove(self)
         self.proc.terminate()
         self.proc.wait()
 
@@ -141,6 +208,35 @@ class Server:
 utils = StandIn("tests.utils")
 utils.RemoteOpenAIServer = utils.RemoteVLLMServer = utils.RemoteOpenAIServerCustom = Server
 utils.create_new_process_for_each_test = utils.multi_gpu_test = lambda *a, **k: (lambda f: f)
+
+
+class HfRunner:
+    """Embeddings of prompts, whose bytes are none of a model's."""
+    model, tokenizer, wrap_device = MagicMock(), MagicMock(), MagicMock()
+
+    def __init__(self, _):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def get_prompt_embeddings(self, prompts):
+        return [MagicMock() for _ in prompts]
+
+
+@pytest.fixture(scope="session")
+def hf_runner():
+    return HfRunner
+
+
+@pytest.fixture(scope="session")
+def local_asset_server():
+    return types.SimpleNamespace(url_for=lambda name: "http://127.0.0.1:9/" + name)
+
+
 tests = types.ModuleType("tests")
 tests.__path__ = [os.path.dirname(os.path.abspath(__file__)) + "/tests"]
 sys.modules["tests"], sys.modules["tests.utils"] = tests, utils
@@ -148,7 +244,7 @@ sys.modules["tests"], sys.modules["tests.utils"] = tests, utils
 
 def pytest_collection_modifyitems(config, items):
     """Tests of a server alone: the others are of vLLM's own classes."""
-    keep = [i for i in items if any(n in ("server", "client", "async_client") or n.startswith("server_with") for n in i.fixturenames)]
+    keep = [i for i in items if any(re.search("server|client", n) for n in i.fixturenames) or "RemoteOpenAIServer" in inspect.getsource(i.function)]
     config.hook.pytest_deselected(items=[i for i in items if i not in keep])
     items[:] = keep
 '''
@@ -157,10 +253,18 @@ def pytest_collection_modifyitems(config, items):
 def llama(root):
     place = f"{root}/{os.listdir(root)[0]}/vendor/llama.cpp/tools/server/tests"
     with open(f"{place}/utils.py", encoding="utf-8") as f:
-        text = f.read().replace("import wget\n", "").replace('make_request("GET", "/health"', 'make_request("GET", "/ready"')
+        text = f.read().replace('make_request("GET", "/health"', 'make_request("GET", "/ready"')
     text = re.sub(r"( +)server\.offline = False\n +server\.start\(\)\n +server\.stop\(\)", r"\1pass  # no model is downloaded", text)
     with open(f"{place}/utils.py", "w", encoding="utf-8") as f:
         f.write(text)
+    with open(f"{place}/conftest.py", "a", encoding="utf-8") as f:
+        f.write(LLAMA_CONFTEST)
+    with open(f"{place}/wget.py", "w", encoding="utf-8") as f:
+        f.write(WGET)
+    with open(f"{place}/unit/test_kv_keep_only_active.py", encoding="utf-8") as f:
+        text = f.read()
+    with open(f"{place}/unit/test_kv_keep_only_active.py", "w", encoding="utf-8") as f:
+        f.write(re.sub(r"assert \"[^\"]+\" (not )?in log.drain\(\)", "pass  # a line of llama.cpp's log", text))
     with open(f"{root}/llama-server", "w", encoding="utf-8") as f:
         f.write(LLAMA_SERVER)
     os.chmod(f"{root}/llama-server", 0o755)
@@ -175,24 +279,14 @@ def vllm(root):
             with open(f"{folder}/{name}", encoding="utf-8") as f:
                 text = f.read()
             with open(f"{folder}/{name}", "w", encoding="utf-8") as f:
-                f.write(re.sub(r"from \.{3,}utils import", "from tests.utils import", text))
+                text = re.sub(r"from \.{3,}utils import", "from tests.utils import", text)
+                # Parameters of vLLM's own classes, which are made when the file is read.
+                f.write(text.replace("result = _make_metrics_request_output(None, tokens)", "return MagicMock()"))
     with open(f"{place}/conftest.py", "w", encoding="utf-8") as f:
         f.write(VLLM_CONFTEST)
     under = "tests/entrypoints/"
     wanted = ["openai", "serve/instrumentator", "serve/tokenize", "serve/middleware", "anthropic/test_messages.py"]
-    return place, ["-o", "asyncio_mode=auto", "--import-mode=importlib"], [under + x for x in wanted]
-
-
-def cases(path):
-    """(file::test, outcome, what was said) of a result."""
-    for case in ElementTree.parse(path).getroot().iter("testcase"):
-        if not case.get("name"):  # of pytest itself
-            continue
-        bad = next((case.find(x) for x in ("failure", "error") if case.find(x) is not None), None)
-        outcome = "failed" if bad is not None else "skipped" if case.find("skipped") is not None else "passed"
-        lines = [x[1:].strip() for x in (bad.text or "").splitlines() if x.startswith("E  ")] if bad is not None else []
-        said = {"lines": lines or [bad.get("message", "")], "log": re.findall(r"minimax-serve: error: .*|(?:GET|POST|OPTIONS|DELETE) \S+ [45]\d\d \S+ .*", "".join(case.itertext()))} if bad is not None else {}
-        yield f"{case.get('classname', '').split('.')[-1] or case.get('name').split('.')[-1]}::{case.get('name')}", outcome, said
+    return place, ["-o", "asyncio_mode=auto", "-o", "junit_logging=all", "--import-mode=importlib"], [under + x for x in wanted]
 
 
 def measure(kept):
@@ -207,6 +301,9 @@ def measure(kept):
             packed, name = pair.split(":")
             os.environ.update(MINIMAX_SERVE=os.path.abspath(f"{BUILD}/bin/minimax-serve"), MINIMAX_DIR=os.path.abspath(packed), CHAT_FORMAT=name, TMPDIR=root)
             for file in files:
+                with open(f"{place}/{file}", encoding="utf-8") as f:
+                    if SUITE == "vllm" and not re.search(r"RemoteOpenAIServer|def test_\w+\([^)]*\b(server|client)", f.read()):
+                        continue  # no test of a server
                 result = f"{root}/result.xml"
                 if os.path.exists(result):
                     os.remove(result)
@@ -227,28 +324,24 @@ def judge(test, outcomes):
         return "passed", "", ""
     if any(outcome == "skipped" for outcome, _ in outcomes.values()):
         return "skipped", "", ""
-    return ("failed", *peers_reasons.reason(SUITE, test, [said for _, said in outcomes.values()]))
+    group, reason = peers_reasons.reason(SUITE, test, [said for _, said in outcomes.values()])
+    return "not run" if group == "not run" else "failed", group, reason
 
 
 def write(judged, counts):
     """The section of the suite in the list: a row for each test function and reason, with the number of its parameters that have it."""
     rows = collections.Counter()
     for test, (outcome, group, why) in judged.items():
-        if outcome == "failed":
+        if outcome in ("failed", "not run"):
             rows[re.sub(r"\[.*", "", test), group, why.replace("|", "\\|")] += 1
     section = f"""## {SUITE}
 
-{counts['passed']} pass, {counts['skipped']} are skipped, {counts['failed']} fail:
+{counts['passed']} pass, {counts['skipped']} are skipped, {counts['failed']} fail, {counts['not run']} cannot run:
 
 | test | failures | group | |
 |---|---|---|---|
 """ + "".join(f"| {test} | {n} | {group} | {why} |\n" for (test, group, why), n in sorted(rows.items()))
-    with open(LIST, encoding="utf-8") as f:
-        head, *sections = re.split(r"(?m)^(?=## )", f.read())
-    sections = {re.match(r"## (.*)", x).group(1): x.rstrip() + "\n" for x in sections}
-    sections[SUITE] = section
-    with open(LIST, "w", encoding="utf-8") as f:
-        f.write(head.rstrip() + "\n\n" + "\n".join(sections[name] for name in sorted(sections)))
+    replace_section(SUITE, section)
 
 
 def main():
@@ -259,7 +352,7 @@ def main():
         results = json.load(f)
     judged = {test: judge(test, outcomes) for test, outcomes in results.items()}
     counts = collections.Counter(outcome for outcome, _, _ in judged.values())
-    print(f"{SUITE}: {counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped")
+    print(f"{SUITE}: {counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped, {counts['not run']} not run")
     print("".join(f"  {n} {group or 'WITHOUT A REASON'}\n" for group, n in collections.Counter(g for o, g, _ in judged.values() if o == "failed").most_common()), end="")
     without = {test: why for test, (outcome, group, why) in judged.items() if outcome == "failed" and not group}
     for test, why in without.items():

@@ -314,6 +314,13 @@ static void fail_all(mm_scheduler *s, const mm_err *err) {
   }
 }
 
+static void count_tokens(mm_step_tokens *h, uint64_t tokens) {
+  size_t i = 0;
+  while (i < MM_STEP_BUCKETS && tokens > (uint64_t)1 << i) i++;
+  h->count[i] += tokens > 0;
+  h->sum += tokens;
+}
+
 void mm_step_collect(mm_scheduler *s) {
   const step *t = &s->step[s->collected % MM_QUEUE];
   mm_err err = {0};
@@ -326,10 +333,15 @@ void mm_step_collect(mm_scheduler *s) {
   }
   s->collected++;
   uint32_t tokens = 0;
+  uint64_t prompts = 0; /* tokens of those whose first token is here */
   for (uint32_t i = 0; i < t->groups; i++) {
-    tokens += deliver_all(s, t, &t->group[i]);
-    mm_scheduler_forget(t->group[i].job);
+    job *j = t->group[i].job;
+    const uint32_t prompt = j->r.prompt_count, before = j->count, delivered = deliver_all(s, t, &t->group[i]);
+    tokens += delivered;
+    prompts += delivered && before == prompt ? prompt : 0;
+    mm_scheduler_forget(j);
   }
+  count_tokens(&s->own.step_tokens, prompts + tokens);
   mm_drafts_measure(s, t, tokens, mm_now());
 }
 

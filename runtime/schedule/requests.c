@@ -116,7 +116,7 @@ void mm_scheduler_forget(job *j) {
 }
 
 mm_progress mm_scheduler_progress(const job *j) {
-  return (mm_progress){j->r.prompt_count, j->cached, j->count - j->r.prompt_count, j->drafted, j->accepted};
+  return (mm_progress){j->r.prompt_count, j->cached, j->count - j->r.prompt_count, j->drafted, j->accepted, j->turn, j->began};
 }
 
 void mm_scheduler_end(mm_scheduler *s, job *j, mm_finish reason, const mm_err *err) {

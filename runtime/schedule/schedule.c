@@ -167,6 +167,7 @@ static void enter(mm_scheduler *s, job *j, const reuse *hit) {
     return;
   }
   if (j->turn) return;
+  j->began = mm_now();
   j->cached = j->fed;
   s->own.prompt_tokens += j->r.prompt_count;
   s->own.cached_tokens += j->cached;

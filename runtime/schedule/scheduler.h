@@ -31,6 +31,8 @@ typedef struct mm_progress {
   uint32_t prompt_tokens, cached_tokens; /* cached: of the prompt, taken from the prefix cache */
   uint32_t reply_tokens;
   uint32_t drafted, accepted; /* tokens proposed for the reply, and those of them that were right */
+  uint32_t preempted;         /* how often it gave its slot up */
+  double began;               /* CLOCK_MONOTONIC seconds at which it had its first slot; 0: it has had none */
 } mm_progress;
 
 /* One request. Arrays are copied by submit. Callbacks come from the scheduler's thread, never from within submit; they do not wait and
@@ -79,6 +81,13 @@ MM_MUST_USE bool mm_scheduler_submit(mm_scheduler *s, const mm_request *r, uint6
 /* Any thread; its `done` follows within one step (MM_FINISH_CANCELLED), unless it has ended already. */
 void mm_scheduler_cancel(mm_scheduler *s, uint64_t ticket);
 
+/* Steps by their tokens: those that they generated, and the prompts whose first token is among these. Steps with none are not counted. */
+#define MM_STEP_BUCKETS 14
+typedef struct mm_step_tokens {
+  uint64_t count[MM_STEP_BUCKETS + 1]; /* [i]: of at most 2^i tokens and more than 2^(i - 1); the last: of more than all these */
+  uint64_t sum;
+} mm_step_tokens;
+
 typedef struct mm_scheduler_stats {
   uint64_t requests, refused; /* refused: for a full queue */
   uint64_t prompt_tokens, cached_tokens, reply_tokens, steps, preempted;
@@ -91,6 +100,7 @@ typedef struct mm_scheduler_stats {
   uint64_t page_bytes;          /* of each */
   uint32_t blocks, blocks_used; /* of pages on disk */
   uint64_t pages_written, pages_read, disk_failed;
+  mm_step_tokens step_tokens;
   uint64_t pages_out, pages_in, fetched; /* pages moved there and back, and requests that had some fetched */
   double step_seconds;                   /* spent in the engine, added up */
   double own_seconds;                    /* CPU time of the scheduler's thread outside the engine, callbacks included */

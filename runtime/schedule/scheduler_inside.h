@@ -36,6 +36,7 @@ typedef struct job {
   uint32_t cached;          /* tokens of the prompt that the prefix cache had, at its first turn */
   uint32_t drafts;          /* of them, proposed ones behind the last */
   int32_t draft[MM_DRAFTS];
+  double began;               /* when it had its first slot; 0: it has had none */
   double acceptance;          /* share of its proposals that were right of late */
   uint32_t drafted, accepted; /* of all its steps: tokens proposed, and those that were right */
   mm_gram_index grams;

@@ -48,6 +48,10 @@ static void put_scheduler(mm_text *t, mm_scheduler *scheduler) {
   mm_metrics_value(t, "steps_total", "counter", "Steps of the engine.", (double)s.steps);
   mm_metrics_value(t, "step_requests_total", "counter", "Choices that a step has tokens of, added up over the steps.", (double)s.busy);
   mm_metrics_value(t, "step_seconds_total", "counter", "Seconds in the engine.", s.step_seconds);
+  double bound[MM_STEP_BUCKETS];
+  for (int i = 0; i < MM_STEP_BUCKETS; i++) bound[i] = 1u << i;
+  mm_metrics_histogram(t, "step_tokens", "Tokens that a step generated, and of the prompts whose first token is among them.", bound,
+                       s.step_tokens.count, MM_STEP_BUCKETS, (double)s.step_tokens.sum);
   mm_metrics_value(t, "slots", "gauge", "Sequences that can run at a time.", s.slots);
   mm_metrics_value(t, "pages", "gauge", "Pages of the KV cache.", s.pages);
   mm_metrics_value(t, "pages_free", "gauge", "Pages that nobody holds.", s.pages_free);
@@ -199,6 +203,31 @@ static void put_llama(mm_text *t, const mm_server *s) {
                    v[i].name, v[i].value);
 }
 
+/* Metrics of vLLM that have labels of their own, or two of whose names are one here. */
+static void put_vllm(mm_text *t, const mm_server *s) {
+  static const char *const finish[MM_FINISHES] = {"stop", "length", "abort", "deadline", "error"};
+  mm_scheduler_stats n = {0};
+  if (s->scheduler) mm_scheduler_stats_read(s->scheduler, &n);
+  mm_text_printf(t,
+                 "# HELP vllm:num_requests_waiting_by_reason Choices in the queue.\n# TYPE vllm:num_requests_waiting_by_reason gauge\n"
+                 "vllm:num_requests_waiting_by_reason{reason=\"capacity\"} %u\nvllm:num_requests_waiting_by_reason{reason=\"deferred\"} 0\n"
+                 "# HELP vllm:prefix_cache_queries_total Tokens of prompts.\n# TYPE vllm:prefix_cache_queries_total counter\n"
+                 "vllm:prefix_cache_queries_total %llu\n"
+                 "# HELP vllm:admission_rejections_total Choices refused because the queue was full.\n"
+                 "# TYPE vllm:admission_rejections_total counter\nvllm:admission_rejections_total{reason=\"queue_full\"} %llu\n"
+                 "# HELP vllm:request_success_total Choices by how they ended.\n# TYPE vllm:request_success_total counter\n",
+                 n.waiting, (unsigned long long)n.prompt_tokens, (unsigned long long)n.refused);
+  for (int i = 0; i < MM_FINISHES; i++)
+    mm_text_printf(t, "vllm:request_success_total{finished_reason=\"%s\"} %llu\n", finish[i], (unsigned long long)s->metrics.finished[i]);
+  if (!s->scheduler) return;
+  const mm_engine_cache c = mm_engine_cache_of(s->engine);
+  mm_text_printf(
+      t,
+      "# HELP vllm:cache_config_info Always 1; the labels describe the KV cache.\n# TYPE vllm:cache_config_info gauge\n"
+      "vllm:cache_config_info{block_size=\"%d\",num_gpu_blocks=\"%u\",kv_cache_size_tokens=\"%llu\",kv_cache_max_concurrency=\"%.2f\"} 1\n",
+      MM_PAGE, n.pages, (unsigned long long)c.tokens, (double)c.tokens / s->positions);
+}
+
 /* As llama.cpp's server answers where it was not started with --metrics. */
 static void refuse_metrics(mm_exchange *x) {
   mm_text t = {0};
@@ -226,6 +255,13 @@ static void metrics(mm_server *s, mm_exchange *x) {
   put_forms(&t, s->forms);
   put_replies(&t, s);
   if (!t.failed) mm_metrics_label(t.p, s->name[0], s->metric_names == MM_METRICS_VLLM, &out);
+  if (s->metric_names == MM_METRICS_VLLM) {
+    mm_text other = {0};
+    put_vllm(&other, s);
+    if (!other.failed) mm_metrics_label(other.p, s->name[0], false, &out);
+    out.failed |= other.failed;
+    free(other.p);
+  }
   if (s->metric_names == MM_METRICS_LLAMA) {
     put_llama(&out, s);
     snprintf(started, sizeof started, "%lld", (long long)s->created);
@@ -243,6 +279,7 @@ static void put_model(const mm_server *s, const char *name, mm_text *t) {
   mm_text_quote_string(t, name);
   mm_text_printf(t, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"minimax\",\"parent\":null,\"root\":", (long long)s->created);
   mm_text_quote_string(t, s->name[0]);
+  if (s->compat == MM_COMPAT_LLAMA) mm_text_printf(t, ",\"status\":{\"value\":\"%s\"}", s->state == MM_SERVER_READY ? "loaded" : "loading");
   if (s->state == MM_SERVER_READY) {
     mm_text_printf(t, ",\"max_model_len\":%u,\"defaults\":{\"temperature\":", s->positions);
     mm_text_real(t, d->temperature);
@@ -259,6 +296,13 @@ static void models(mm_server *s, mm_exchange *x) {
   for (size_t i = 0; i < s->names; i++) {
     if (i) mm_text_put(&t, ",");
     put_model(s, s->name[i], &t);
+  }
+  if (s->compat == MM_COMPAT_LLAMA) {
+    mm_text_put(&t, "],\"models\":[{\"name\":");
+    mm_text_quote_string(&t, s->name[0]);
+    mm_text_put(&t, ",\"model\":");
+    mm_text_quote_string(&t, s->name[0]);
+    mm_text_put(&t, ",\"capabilities\":[\"completion\"]}");
   }
   mm_text_put(&t, "]}");
   send_json(x, 200, &t);

@@ -265,13 +265,30 @@ static void on_token(void *user, const mm_token *t) {
   if (!ch->call->refused && !mm_exchange_gone(ch->call->x)) ch->call->api->token(ch, t);
 }
 
+/* What the choice's end adds to the metrics. */
+static void measure(const mm_choice *ch, const mm_progress *p) {
+  const mm_call *c = ch->call;
+  mm_metrics *m = &c->server->metrics;
+  m->finished[ch->ending.reason]++;
+  m->longest = mm_max(m->longest, c->prompt_count[ch->index / c->params.n] + p->reply_tokens);
+  mm_histogram_count(&m->prompt, p->prompt_tokens);
+  mm_histogram_count(&m->reply, p->reply_tokens);
+  mm_histogram_count(&m->most, ch->most);
+  mm_histogram_count(&m->preempted, p->preempted);
+  if (ch->index % c->params.n == 0) mm_histogram_count(&m->choices, c->params.n);
+  if (p->began > 0) mm_histogram_add(&m->queue, p->began - c->begun);
+  if (ch->last <= 0) return;
+  mm_histogram_add(&m->prefill, ch->first - p->began);
+  mm_histogram_add(&m->decode, ch->last - ch->first);
+  mm_histogram_add(&m->inference, ch->last - p->began);
+}
+
 static void on_done(void *user, const mm_ending *end) {
   mm_choice *ch = user;
   mm_call *c = ch->call;
   ch->ending = *end;
   ch->generation = NULL;
-  c->server->metrics.finished[ch->ending.reason]++;
-  c->server->metrics.longest = mm_max(c->server->metrics.longest, c->prompt_count[ch->index / c->params.n] + end->progress.reply_tokens);
+  measure(ch, &end->progress);
   if (end->err) mm_log_error(&c->server->log, c->id, end->err);
   ch->ending.err = NULL;
   int status;
@@ -342,6 +359,7 @@ bool mm_call_start(mm_call *c, void (*shape)(mm_choice *ch, mm_generation_settin
     *ch = (mm_choice){.call = c, .index = i};
     mm_generation_settings set = settings(c, ch, i / c->params.n);
     if (shape) shape(ch, &set);
+    ch->most = set.request.max_tokens;
     if (!(ch->generation = mm_generation_start(c->server->scheduler, c->server->outbox, c->server->tokenizer, &set, err))) {
       cancel_all(c);
       return false;

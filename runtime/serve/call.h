@@ -44,6 +44,7 @@ struct mm_choice {
   bool prefilling;         /* the piece under way reports them */
   double first, last;      /* when its first token came, and its last one; 0: none did */
   uint32_t tokens, cached; /* cached: of the prompt, in the prefix cache */
+  uint32_t most;           /* tokens that its reply may have */
   bool closing;            /* vLLM's form: its last token is here, and what it says goes out with the finish reason */
   void *state;             /* the API's */
 };

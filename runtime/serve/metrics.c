@@ -4,23 +4,28 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const double bound[MM_BUCKETS] = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 30, 120};
+static const double seconds_bound[MM_BUCKETS] = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 30, 120};
+static const double count_bound[MM_BUCKETS] = {0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 20000, 100000};
 
-void mm_histogram_add(mm_histogram *h, double seconds) {
+static void add(mm_histogram *h, const double *bound, double value) {
   size_t i = 0;
-  while (i < MM_BUCKETS && seconds > bound[i]) i++;
+  while (i < MM_BUCKETS && value > bound[i]) i++;
   h->count[i]++;
-  h->sum += seconds;
+  h->sum += value;
 }
 
-static void put_histogram(mm_text *t, const char *name, const char *help, const mm_histogram *h) {
-  uint64_t sum = 0;
+void mm_histogram_add(mm_histogram *h, double seconds) { add(h, seconds_bound, seconds); }
+void mm_histogram_count(mm_histogram *h, uint64_t count) { add(h, count_bound, (double)count); }
+
+void mm_metrics_histogram(mm_text *t, const char *name, const char *help, const double *bound, const uint64_t *count, size_t buckets,
+                          double sum) {
+  uint64_t n = 0;
   mm_text_printf(t, "# HELP minimax_%s %s\n# TYPE minimax_%s histogram\n", name, help, name);
-  for (size_t i = 0; i < MM_BUCKETS; i++)
-    mm_text_printf(t, "minimax_%s_bucket{le=\"%g\"} %llu\n", name, bound[i], (unsigned long long)(sum += h->count[i]));
-  sum += h->count[MM_BUCKETS];
-  mm_text_printf(t, "minimax_%s_bucket{le=\"+Inf\"} %llu\nminimax_%s_sum %.9g\nminimax_%s_count %llu\n", name, (unsigned long long)sum,
-                 name, h->sum, name, (unsigned long long)sum);
+  for (size_t i = 0; i < buckets; i++)
+    mm_text_printf(t, "minimax_%s_bucket{le=\"%g\"} %llu\n", name, bound[i], (unsigned long long)(n += count[i]));
+  n += count[buckets];
+  mm_text_printf(t, "minimax_%s_bucket{le=\"+Inf\"} %llu\nminimax_%s_sum %.9g\nminimax_%s_count %llu\n", name, (unsigned long long)n, name,
+                 sum, name, (unsigned long long)n);
 }
 
 void mm_metrics_value(mm_text *t, const char *name, const char *type, const char *help, double value) {
@@ -32,9 +37,24 @@ void mm_metrics_write(const mm_metrics *m, mm_text *t) {
   mm_text_put(t, "# HELP minimax_finished_total Choices by how they ended.\n# TYPE minimax_finished_total counter\n");
   for (int i = 0; i < MM_FINISHES; i++)
     mm_text_printf(t, "minimax_finished_total{reason=\"%s\"} %llu\n", finish[i], (unsigned long long)m->finished[i]);
-  put_histogram(t, "first_token_seconds", "From a request to its first token.", &m->first_token);
-  put_histogram(t, "between_tokens_seconds", "From a token to the next.", &m->between_tokens);
-  put_histogram(t, "request_seconds", "From a request to the end of its reply.", &m->whole);
+  const struct {
+    const char *name, *help;
+    const double *bound;
+    const mm_histogram *of;
+  } h[] = {{"first_token_seconds", "From a request to its first token.", seconds_bound, &m->first_token},
+           {"between_tokens_seconds", "From a token to the next.", seconds_bound, &m->between_tokens},
+           {"request_seconds", "From a request to the end of its reply.", seconds_bound, &m->whole},
+           {"queue_seconds", "From a request to the slot of a choice.", seconds_bound, &m->queue},
+           {"prefill_seconds", "From the slot of a choice to its first token.", seconds_bound, &m->prefill},
+           {"decode_seconds", "From the first token of a choice to its last.", seconds_bound, &m->decode},
+           {"inference_seconds", "From the slot of a choice to its last token.", seconds_bound, &m->inference},
+           {"choice_prompt_tokens", "Tokens of the prompt of a choice.", count_bound, &m->prompt},
+           {"choice_reply_tokens", "Tokens of the reply of a choice.", count_bound, &m->reply},
+           {"choice_max_tokens", "Tokens that the reply of a choice may have.", count_bound, &m->most},
+           {"choice_preempted", "Times that a choice gave its place up.", count_bound, &m->preempted},
+           {"request_choices", "Choices for a prompt.", count_bound, &m->choices}};
+  for (size_t i = 0; i < sizeof h / sizeof *h; i++)
+    mm_metrics_histogram(t, h[i].name, h[i].help, h[i].bound, h[i].of->count, MM_BUCKETS, h[i].of->sum);
 }
 
 /* ---- Labels, and names of vLLM ---- */
@@ -54,7 +74,17 @@ static const struct {
                  {"accepted_tokens_total", "spec_decode_num_accepted_tokens_total"},
                  {"first_token_seconds", "time_to_first_token_seconds"},
                  {"between_tokens_seconds", "inter_token_latency_seconds"},
-                 {"request_seconds", "e2e_request_latency_seconds"}};
+                 {"request_seconds", "e2e_request_latency_seconds"},
+                 {"queue_seconds", "request_queue_time_seconds"},
+                 {"prefill_seconds", "request_prefill_time_seconds"},
+                 {"decode_seconds", "request_decode_time_seconds"},
+                 {"inference_seconds", "request_inference_time_seconds"},
+                 {"choice_prompt_tokens", "request_prompt_tokens"},
+                 {"choice_reply_tokens", "request_generation_tokens"},
+                 {"choice_max_tokens", "request_params_max_tokens"},
+                 {"choice_preempted", "request_num_preemptions"},
+                 {"request_choices", "request_params_n"},
+                 {"step_tokens", "iteration_tokens_total"}};
 
 #define PREFIX "minimax_"
 

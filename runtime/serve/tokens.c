@@ -10,14 +10,26 @@
 
 /* ---- Texts ---- */
 
-/* Fields of other servers' for more than ids, or for ids of something else. */
+/* A field of other servers' for ids of something else. */
 static bool plain(mm_call *c) {
-  static const char *const unserved[] = {"return_token_strs", "skip_special_tokens"};
-  for (size_t i = 0; i < sizeof unserved / sizeof *unserved; i++) {
-    const mm_value *v = mm_value_get(c->body, unserved[i]);
-    if (v && (v->type != MM_VALUE_BOOL || v->truth)) return mm_refuse(c, 400, unserved[i], "%s: not served here", unserved[i]);
+  const mm_value *v = mm_value_get(c->body, "skip_special_tokens");
+  return !v || (v->type == MM_VALUE_BOOL && !v->truth) || mm_refuse(c, 400, "skip_special_tokens", "skip_special_tokens: not served here");
+}
+
+/* vLLM's form of a token: its entry in the vocabulary, where a character stands for each byte; special tokens are their text. */
+static void put_entry(const mm_call *c, int32_t id, mm_text *out) {
+  size_t n = 0;
+  const char *bytes = mm_tokenizer_bytes(c->server->tokenizer, id, &n);
+  mm_text entry = {0};
+  if (mm_tokenizer_is_special(c->server->tokenizer, id)) mm_text_add(&entry, bytes, n), n = 0;
+  for (size_t i = 0; i < n; i++) {
+    const uint32_t x = mm_byte_character((uint8_t)bytes[i]); /* below U+0200 */
+    const char two[] = {(char)(0xc0 | x >> 6), (char)(0x80 | (x & 0x3f))}, one = (char)x;
+    mm_text_add(&entry, x < 0x80 ? &one : two, x < 0x80 ? 1 : 2);
   }
-  return true;
+  mm_text_quote(out, entry.p ? entry.p : "", entry.n);
+  out->failed |= entry.failed;
+  free(entry.p);
 }
 
 static bool is_utf8(const char *bytes, size_t n) {
@@ -59,10 +71,12 @@ static bool encode(mm_call *c, int32_t **ids, size_t *n, mm_err *err) {
 }
 
 static bool tokenize(mm_call *c, mm_err *err) {
-  bool pieces = false;
+  bool pieces = false, entries = false;
   int32_t *ids = NULL;
   size_t n = 0;
-  if (!plain(c) || !mm_field_bool(c, c->body, "with_pieces", &pieces) || !encode(c, &ids, &n, err)) return false;
+  if (!plain(c) || !mm_field_bool(c, c->body, "with_pieces", &pieces) || !mm_field_bool(c, c->body, "return_token_strs", &entries) ||
+      !encode(c, &ids, &n, err))
+    return false;
   mm_text_printf(&c->out, "{\"count\":%zu,\"max_model_len\":%u,\"tokens\":[", n, c->server->positions);
   for (size_t i = 0; i < n; i++) {
     if (i) mm_text_put(&c->out, ",");
@@ -71,7 +85,12 @@ static bool tokenize(mm_call *c, mm_err *err) {
     else
       mm_text_printf(&c->out, "%d", ids[i]);
   }
-  mm_text_put(&c->out, "]}");
+  mm_text_put(&c->out, entries ? "],\"token_strs\":[" : "],\"token_strs\":null");
+  for (size_t i = 0; entries && i < n; i++) {
+    if (i) mm_text_put(&c->out, ",");
+    put_entry(c, ids[i], &c->out);
+  }
+  mm_text_put(&c->out, entries ? "]}" : "}");
   free(ids);
   return true;
 }

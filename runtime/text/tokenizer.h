@@ -40,6 +40,8 @@ MM_MUST_USE bool mm_tokenizer_encode_ranges(const mm_tokenizer *t, const char *t
 /* The bytes of one id (borrowed, *n long); NULL for an id without a token. Special tokens give their text. */
 const char *mm_tokenizer_bytes(const mm_tokenizer *t, int32_t id, size_t *n);
 bool mm_tokenizer_is_special(const mm_tokenizer *t, int32_t id);
+/* The character that stands for a byte in byte-level vocabularies: itself where it is printed, else one from U+0100 on. */
+uint32_t mm_byte_character(uint8_t byte);
 /* The id of an added or ordinary token's exact text; -1 when absent. */
 int32_t mm_tokenizer_find(const mm_tokenizer *t, const char *text);
 /* The same of added tokens alone, special or not. */

@@ -15,10 +15,9 @@ static const char head[] =
     "\"pattern\":{\"Regex\":%s},\"behavior\":\"Isolated\",\"invert\":false},{\"type\":\"ByteLevel\",\"add_prefix_space\":false,"
     "\"use_regex\":false}]},\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{\"type\":\"BPE\",\"merges\":[],\"vocab\":{";
 
-/* The character that stands for a byte in byte-level vocabularies: itself where it is printed, else one from U+0100 on. */
-static unsigned character_of(unsigned byte) {
-  unsigned other = 0x100;
-  for (unsigned b = 0; b < 256; b++) {
+uint32_t mm_byte_character(uint8_t byte) {
+  uint32_t other = 0x100;
+  for (uint32_t b = 0; b < 256; b++) {
     const bool printed = (b >= 0x21 && b <= 0x7e) || (b >= 0xa1 && b <= 0xac) || b >= 0xae;
     if (b == byte) return printed ? b : other;
     other += !printed;
@@ -36,7 +35,7 @@ static bool write_vocab(FILE *f, uint32_t vocab) {
   for (uint32_t i = 0; i < vocab; i++) {
     if (i) fputc(',', f);
     if (i < 256)
-      fprintf(f, "\"\\u%04x\":%u", character_of(i), i);
+      fprintf(f, "\"\\u%04x\":%u", mm_byte_character((uint8_t)i), i);
     else
       fprintf(f, "\"\\u0120%u\":%u", i, i); /* U+0120: a space */
   }

@@ -192,6 +192,21 @@ def vllm_names():
         label = 'model_name="a \\"b\\" \\\\ \ufffdc\u00e9"'
         assert f"\nvllm:generation_tokens_total{{{label}}} 3\n" in text and values["reply_tokens_total"] == 3, text
         assert f'\nvllm:time_to_first_token_seconds_bucket{{{label},le="+Inf"}} 1\n' in text, text
+        # Of one choice of three tokens: its histograms, and the step that read the prompt of three tokens and the two behind it.
+        prompt = int(values["prompt_tokens_total"])
+        sums = {"request_prompt_tokens": prompt, "request_generation_tokens": 3, "request_params_max_tokens": 3, "request_params_n": 1,
+                "request_num_preemptions": 0, "iteration_tokens_total": prompt + 3}
+        for name, value in sums.items():
+            assert f"\nvllm:{name}_sum{{{label}}} {value}\n" in text, (name, value, text)
+            assert f"\nvllm:{name}_count{{{label}}} {3 if name.startswith('iteration') else 1}\n" in text, (name, text)
+        spent = {name: values[f"{name}_seconds_sum"] for name in ("queue", "prefill", "decode", "inference", "request")}
+        assert abs(spent["prefill"] + spent["decode"] - spent["inference"]) < 1e-6 and 0 < spent["decode"] and 0 < spent["prefill"], spent
+        assert 0 <= spent["queue"] and spent["queue"] + spent["inference"] <= spent["request"], spent
+        for line in ('num_requests_waiting_by_reason{L,reason="capacity"} 0', 'request_success_total{L,finished_reason="length"} 1',
+                     'admission_rejections_total{L,reason="queue_full"} 0', f"prefix_cache_queries_total{{L}} {prompt}"):
+            assert "\nvllm:" + line.replace("L,", label + ",").replace("{L}", "{" + label + "}") + "\n" in text, line
+        cache = re.search(r'\nvllm:cache_config_info\{.*block_size="(\d+)",num_gpu_blocks="(\d+)",kv_cache_size_tokens="(\d+)"', text)
+        assert int(cache[1]) * int(cache[2]) == int(cache[3]) == values["kv_cache_tokens"], cache[0]
         for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total", "prompt_tokens_total",
                      "prefix_cache_hits_total", "e2e_request_latency_seconds_count", "inter_token_latency_seconds_sum"):
             assert f"\nvllm:{name}{{{label}}} " in text, name
@@ -245,6 +260,8 @@ def forms(s, how):
         assert v.post(chat, twice, 400)["error"]["param"] == "messages" and v.post(chat, {**twice, "messages": twice["messages"][:2]})["choices"]
         error = v.post(COMPLETIONS, {"prompt": [1] * 9000}, 400)["error"]
         assert error["type"] == "exceed_context_size_error" and error["n_prompt_tokens"] == 9000, error
+        models = json.loads(v.get("/v1/models"))
+        assert models["data"][0]["status"] == {"value": "loaded"} and models["models"][0]["capabilities"] == ["completion"], models
         status, _, data = v.request("GET", "/metrics")
         assert status == 501 and json.loads(data)["error"]["type"] == "not_supported_error", data
 

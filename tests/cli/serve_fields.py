@@ -273,7 +273,7 @@ def within(s):
         (responses, {**flat, "tools": flat_f, "tool_choice": {"type": "allowed_tools", "name": "f"}}, "tool_choice"),
         (responses, {**flat, "input": [{"role": "assistant", "type": "computer_call", "content": "x"}, *USER]}, "input"),
         (responses, {**flat, "reasoning": {"effort": 5}}, "effort"), (responses, {**flat, "reasoning": {"enabled": 0}}, "enabled"),
-        ("/tokenize", {"prompt": "x", "return_token_strs": True}, "return_token_strs"),
+        ("/tokenize", {"prompt": "x", "return_token_strs": 1}, "return_token_strs"),
         ("/tokenize", {"prompt": "x", "with_pieces": 1}, "with_pieces"), ("/tokenize", {"prompt": "x", "messages": USER}, "messages"),
         ("/tokenize", {}, "prompt"), ("/tokenize", {"messages": USER, "chat_template": "x"}, "chat_template"),
         (chat + "/input_tokens", {"messages": USER, "min_tokens": 1}, "min_tokens"), (responses + "/input_tokens", {"input": "x", "messages": USER}, "messages"),
@@ -293,6 +293,11 @@ def within(s):
     assert thought() != thought(reasoning_content="I see.") == thought(reasoning_details=parts) == thought(reasoning_details=parts[:1], reasoning="I see.")
     off = ask(s, responses, {**flat, "reasoning": {"effort": "none"}})
     assert ask(s, responses, {**flat, "reasoning": {"enabled": False}}) == off != ask(s, responses, flat)
+    with open("tests/data/tiny-m2/tokenizer.json", encoding="utf-8") as f:
+        tokenizer = json.load(f)
+    entry = {i: word for word, i in tokenizer["model"]["vocab"].items()} | {x["id"]: x["content"] for x in tokenizer["added_tokens"]}
+    entries = ask(s, "/tokenize", {"prompt": "In the \u00e9\u2603\n\x7f</think>", "parse_special": True, "return_token_strs": True})[1]
+    assert entries["token_strs"] == [entry[i] for i in entries["tokens"]] and "</think>" in entries["token_strs"], entries
     for none in ({"return_token_strs": False, "with_pieces": None}, {}):
         assert ask(s, "/tokenize", {"prompt": "x", **none}) == ask(s, "/tokenize", {"prompt": "x"})
 
