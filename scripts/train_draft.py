@@ -5,7 +5,8 @@ Writes DIR/eagle3 and DIR/dflash (config.json and model.safetensors in BF16), wh
 training text is what the model writes itself, from document starts at temperature 1 and then at several; it is saved as DIR/text.json and used again if it is there.
 
 --held-out FILE has token ids of held-out documents. The script continues their beginnings with the model at temperatures 0, 0.7 and 1 and prints how many tokens a
-step gives: the model's own token and the leading proposals that equal it, for chains of 3 (EAGLE-3) and blocks of 8 (DFlash), with all proposals in each step."""
+step gives: the model's own token and the leading proposals that equal it, for chains of 3 (EAGLE-3) and blocks of 8 (DFlash), with all proposals in each step; and how
+many it would give if the draft proposed the model's own best tokens."""
 import argparse
 import json
 import math
@@ -21,7 +22,7 @@ CHAIN, BLOCK = 3, 8
 
 # ---- files ----
 
-TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn, "I32": torch.int32}
+TYPES = {"I64": torch.int64, "F32": torch.float32, "BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn, "I32": torch.int32}
 
 
 def read_safetensors(path):
@@ -208,6 +209,11 @@ class Draft:
     def mlp_of(self, x, at):
         return gated_mlp(x, *(self.w[f"{at}.mlp.{n}_proj.weight"] for n in ("gate", "up", "down")))
 
+    def load(self, folder):
+        """The weights of an earlier run with the same sizes."""
+        stored = read_safetensors(os.path.join(folder, "model.safetensors"))
+        self.w = {k: stored[k].float().view_as(t) for k, t in self.w.items()}
+
     def context(self, taps):
         return F.linear(taps[:, :, self.taps].flatten(2), self.w["fc.weight"])
 
@@ -386,14 +392,14 @@ def continuations(target, args):
     return {t: target.write(prompts, args.prompt + args.reply, lambda _, t=t: torch.full((len(prompts),), t), args.start) for t in (0.0, 0.7, 1.0)}
 
 
-def tokens_a_step(draft, ids, prompt):
-    """Tokens of the replies after the first by the steps that give them, if each step checks all proposals."""
-    found, steps, given = draft.proposals(ids, draft.target.forward(ids)[0]), 0, 0
-    for row, proposed in zip(ids.tolist(), found.tolist()):
+def tokens_a_step(proposals, most, ids, prompt):
+    """Tokens of the replies after the first by the steps that give them, if each step checks `most` proposals: [B, T, most] for the tokens from i + 2 on."""
+    steps, given = 0, 0
+    for row, proposed in zip(ids.tolist(), proposals.tolist()):
         at = prompt  # the last token that is known; the prompt's pass gave it
         while at + 1 < len(row):
             right = 0
-            while right < draft.most and at + 1 + right < len(row) and proposed[at - 1][right] == row[at + 1 + right]:
+            while right < most and at + 1 + right < len(row) and proposed[at - 1][right] == row[at + 1 + right]:
                 right += 1
             gain = min(right + 1, len(row) - 1 - at)
             steps, given, at = steps + 1, given + gain, at + gain
@@ -406,6 +412,7 @@ def main():
     parser.add_argument("-o", "--out", required=True)
     parser.add_argument("--kind", choices=("eagle3", "dflash"), action="append")
     parser.add_argument("--held-out", default=None, metavar="FILE")
+    parser.add_argument("--measure", action="store_true", help="do not train: measure the drafts that are in DIR")
     for name, usual in (("texts", 1024), ("length", 192), ("start", 2040), ("mask", 2047), ("steps", 1000), ("batch", 8), ("layers", 3), ("heads", 8), ("kv-heads", 4),
                         ("head-dim", 32), ("intermediate", 512), ("taps", 3), ("draft-vocab", 1024), ("prompt", 64), ("reply", 128), ("threads", 1), ("seed", 1)):
         parser.add_argument("--" + name, type=int, default=usual)
@@ -417,16 +424,23 @@ def main():
     target = Target(args.model)
     check_golden(target, args.model)
     text = training_text(target, args, os.path.join(args.out, "text.json"))
-    read = read_by(target, text)
+    read = None if args.measure else read_by(target, text)
     tests = continuations(target, args) if args.held_out else {}
     size = {k: getattr(args, k) for k in ("layers", "heads", "kv_heads", "head_dim", "intermediate", "taps")}
     common = torch.bincount(text.flatten(), minlength=target.c["vocab_size"]).argsort(descending=True)[:args.draft_vocab].sort().values
     for kind in args.kind or ("eagle3", "dflash"):
         draft = Eagle(target, {**size, "layers": 1}, common) if kind == "eagle3" else Flash(target, size, args.mask)
-        train(draft, text, read, args)
-        draft.save(os.path.join(args.out, kind))
+        folder = os.path.join(args.out, kind)
+        if args.measure:
+            draft.load(folder)
+        else:
+            train(draft, text, read, args)
+            draft.save(folder)
         for temperature, ids in tests.items():
-            print(f"{kind}, temperature {temperature}: {tokens_a_step(draft, ids, args.prompt):.3f} tokens a step", flush=True)
+            taps, logits = target.forward(ids)
+            own = torch.stack([logits.argmax(-1).roll(-1 - k, 1) for k in range(draft.most)], -1)  # as a draft that knew all tokens before
+            drafted, limit = (tokens_a_step(x, draft.most, ids, args.prompt) for x in (draft.proposals(ids, taps), own))
+            print(f"{kind}, temperature {temperature}: {drafted:.3f} tokens a step; the model's own best tokens: {limit:.3f}", flush=True)
 
 
 if __name__ == "__main__":
