@@ -41,21 +41,25 @@ TEST(test_easy) {
   serving_close(&w, true);
 }
 
-/* The same with a learned draft of random weights, on one rank and on two, and an EAGLE-3 draft: replies are those of the oracle, which has
- * none, and its proposals are made. */
+/* The same with learned drafts of random weights: DFlash on one, two and four ranks, EAGLE-3 and 3.1, each with many pages and with few.
+ * Replies are those of the oracle, which has none, and proposals are made. */
 TEST(test_learned) {
+  static const struct {
+    uint32_t tp;
+    bool few, eagle, later;
+  } on[] = {{1, false, false, false}, {1, true, false, false}, {2, false, false, false}, {4, true, false, false},
+            {1, false, true, false},  {1, true, true, false},  {1, true, true, true}};
   mm_err err = {0};
   const mm_model m = kind(1);
-  for (uint32_t i = 0; i < 4; i++) {
-    const bool few = i == 1;
+  for (size_t i = 0; i < sizeof on / sizeof *on; i++) {
     serving w;
     mm_scheduler_stats t;
-    random_draft random = i == 3 ? draft_build_as(eagle_dims(&m, false)) : draft_build(&m);
+    random_draft random = on[i].eagle ? draft_build_as(eagle_dims(&m, on[i].later)) : draft_build(&m);
     mm_dflash draft;
     if (!mm_dflash_open(&draft, random.dir, &m, &err)) fail_msg("%s", err.text);
     const mm_scheduler_config c = {.step_tokens = 40, .queue_max = 100, .prefix_cache = true, .drafts = MM_DRAFTS};
     serving_draft = &draft;
-    serving_open(&w, m, i == 2 ? 2 : 1, (mm_limits){.max_tokens = 64, .slots = few ? 2 : 6, .pages = few ? 7 : 0}, c);
+    serving_open(&w, m, on[i].tp, (mm_limits){.max_tokens = 64, .slots = on[i].few ? 2 : 6, .pages = on[i].few ? 7 : 0}, c);
     serving_draft = NULL;
     random_requests(&w, UINT32_MAX, 1);
     serving_settled(&w, &t);
