@@ -234,7 +234,7 @@ static uint64_t moment_bytes(const mm_plan *p) {
 /* Threads, and how many output blocks may be assembled at once, within the limit. Without --jobs the threads are as many as the CPUs and
  * WAITING more, since each waits for the disk in its turn, but no more than the limit has room for. The default limit grows with what
  * compression needs at its level. */
-static bool share_memory(const mm_convert_args *a, const mm_plan *plan, int level, unsigned *threads, size_t *buffers, mm_err *err) {
+static bool divide_memory(const mm_convert_args *a, const mm_plan *plan, int level, unsigned *threads, size_t *buffers, mm_err *err) {
   uint64_t fixed = MEM_FIXED * (strcmp(a->layout, "hf") == 0 ? 2 : 1); /* a tensor for each expert */
   uint64_t lane = (level > 0 ? mm_archive_lane_bytes(level) : 0) + moment_bytes(plan), each = MEM_THREAD + lane, limit, need;
   uint64_t n = a->threads ? a->threads : mm_pool_cpus() + WAITING;
@@ -252,21 +252,21 @@ static bool share_memory(const mm_convert_args *a, const mm_plan *plan, int leve
 }
 
 /* "I/N" with I below N. */
-static bool parse_share(const char *text, uint32_t *share, uint32_t *shares, mm_err *err) {
+static bool parse_shard(const char *text, uint32_t *shard, uint32_t *shards, mm_err *err) {
   int end = 0;
-  if (sscanf(text, "%9u/%9u%n", share, shares, &end) == 2 && text[end] == 0 && *share < *shares) return true;
+  if (sscanf(text, "%9u/%9u%n", shard, shards, &end) == 2 && text[end] == 0 && *shard < *shards) return true;
   return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--part: found \"%s\", expected I/N with I from 0 to N - 1", text);
 }
 
-/* This process's share of the parts, then, in the first of several processes, what remains: publishing. */
+/* This process's shard of the parts, then, in the first of several processes, what remains: publishing. */
 static bool run(const mm_convert_args *a, mm_plan *plan, mm_writer_options o, mm_digest *manifest, mm_err *err) {
   bool ok = mm_convert_run(plan, &o, &progress, manifest, err);
   bool all = mm_mpi_all(ok); /* the first failure is reported by its own process */
   if (a->processes == 1 || !ok) return ok;
   if (!all) return mm_fail(err, MM_INTERRUPTED, "E_INTERRUPTED", mm_at(NULL, NULL), "another process failed; --resume continues");
   if (a->process == 0) {
-    o.share = 0;
-    o.shares = 1;
+    o.shard = 0;
+    o.shards = 1;
     o.leftover = MM_LEFTOVER_RESUME;
     atomic_store(&progress.zeroed, 0); /* the journals know them all */
     uint64_t kept = atomic_load(&progress.kept_bytes);
@@ -290,7 +290,7 @@ static bool gives(const mm_plan *plan, const char *dir, const mm_stored *stored,
   return mm_exact_sample(plan, dir, stored, MM_TOKENIZER_IMAGE, threads, err);
 }
 
-static bool print_share(const char *part, double seconds, mm_err *err) {
+static bool print_shard(const char *part, double seconds, mm_err *err) {
   return mm_program_json(MM_JSON_NEW({"part", mm_json_new_str(part)}, {"seconds", mm_json_new_real(seconds)}), true, err);
 }
 
@@ -299,8 +299,8 @@ static bool convert_with(const mm_convert_args *a, mm_plan *plan, const mm_verdi
                          mm_err *err) {
   const mm_report_style style = a->json ? MM_REPORT_JSON : MM_REPORT_TEXT;
   const bool first = a->process == 0;
-  if (a->part && !parse_share(a->part, &o.share, &o.shares, err)) return false;
-  if (!share_memory(a, plan, o.level, &o.threads, &o.buffers, err)) return false;
+  if (a->part && !parse_shard(a->part, &o.shard, &o.shards, err)) return false;
+  if (!divide_memory(a, plan, o.level, &o.threads, &o.buffers, err)) return false;
   mm_convert_outcome outcome = {.resumed = a->resume};
   double start = mm_now();
   mm_report_begin(events, plan, verdict);
@@ -318,7 +318,7 @@ static bool convert_with(const mm_convert_args *a, mm_plan *plan, const mm_verdi
     fprintf(stderr, "%llu weights were NaN or infinite and are stored as 0\n", (unsigned long long)outcome.zeroed);
   if (!ok || !first || (a->quiet && !a->json)) return ok;
   if (!a->part) return mm_report_summary(a->json ? stdout : stderr, plan, &outcome, style, err);
-  if (a->json) return print_share(a->part, outcome.seconds, err);
+  if (a->json) return print_shard(a->part, outcome.seconds, err);
   fprintf(stderr, "part %s done in %.2f s; when all are, --resume without --part publishes\n", a->part, outcome.seconds);
   return true;
 }
@@ -335,8 +335,8 @@ static bool convert_draft(const mm_convert_args *a, mm_plan *plan, const mm_draf
                          .leftover = a->resume    ? MM_LEFTOVER_RESUME
                                      : a->restart ? MM_LEFTOVER_RESTART
                                                   : MM_LEFTOVER_REFUSE,
-                         .share = a->process,
-                         .shares = a->processes,
+                         .shard = a->process,
+                         .shards = a->processes,
                          .commit_bytes = a->commit_bytes,
                          .stop = &progress.stop,
                          .level = a->level,
@@ -537,7 +537,7 @@ static const mm_option options[] = {
     MM_OPTION(STR, "ranks", &settings.ranks, "LIST",
               "only the files of these ranks, such as 0,2-5; they fit those of other runs of the same plan"),
     MM_OPTION(STR, "part", &settings.part, "I/N",
-              "only the I-th of N shares of the output (I from 0), for job arrays; a last run with --resume publishes"),
+              "convert only shard I of N (I from 0), for job arrays; a last run with --resume and without --part publishes"),
     MM_OPTION(SIZE, "journal-every", &settings.commit_bytes, "BYTES",
               "source bytes between journal records, about what a crash costs (default 64M)", .lo = 1),
     MM_OPTION(U64, "jobs", &settings.threads, "N", "threads (default: CPUs and four, which wait for the disk in turn)", .letter = 'j',

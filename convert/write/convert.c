@@ -79,7 +79,7 @@ static bool run_parts(mm_convert_job *job, unsigned threads, mm_err *err) {
   for (uint32_t part = 0; part < p->part_count; part++) {
     job->first = end;
     while (end < p->step_count && p->tensor[p->step[end].tensor].part == part) end++;
-    if (part % job->out->o.shares != job->out->o.share) continue;
+    if (part % job->out->o.shards != job->out->o.shard) continue;
     bool finished;
     if (!mm_writer_begin_part(job->out, part, &finished, err) || !mm_pool_run(threads, end - job->first, run_item, job, err) ||
         !(finished || mm_writer_end_part(job->out, err)) || !free_sources(job, part, threads, err))
@@ -97,7 +97,7 @@ static bool run_all(mm_convert_job *job, unsigned threads, mm_digest *manifest, 
   atomic_fetch_add(&job->progress->zeroed, job->out->zeroed); /* of the runs before */
   ok = ok && mm_importance_unchanged(job->p->importance, err);
   job->ended = ok;
-  ok = ok && (job->out->o.shares > 1 || mm_writer_publish(job->out, manifest, err));
+  ok = ok && (job->out->o.shards > 1 || mm_writer_publish(job->out, manifest, err));
   for (unsigned i = 0; i < threads; i++) mm_worker_close(&job->worker[i]);
   free(job->worker);
   return ok;

@@ -26,7 +26,7 @@ bool mm_runs_writes(const void *ctx, const char *name) {
 }
 
 bool mm_runs_take(mm_writer *w, mm_err *err) {
-  const bool ok = mm_staging_take(&w->stage, w->o.shares > 1, err);
+  const bool ok = mm_staging_take(&w->stage, w->o.shards > 1, err);
   w->dir = w->stage.dir;
   return ok;
 }
@@ -35,18 +35,18 @@ bool mm_runs_take(mm_writer *w, mm_err *err) {
 
 typedef struct mm_shard_folder {
   const char *name; /* "I-N" */
-  unsigned shares;  /* N */
+  unsigned shards;  /* N */
   mm_path path;
   int fd;
 } mm_shard_folder;
 
 /* "I-N", as open_own_folder writes it: N; 0 for any other name. */
-static unsigned shards_of(const char *name) {
-  unsigned share, shares;
+static unsigned shard_count_of(const char *name) {
+  unsigned shard, shards;
   char same[32];
-  if (sscanf(name, "%9u-%9u", &share, &shares) != 2) return 0;
-  snprintf(same, sizeof same, "%u-%u", share, shares);
-  return strcmp(name, same) == 0 ? shares : 0;
+  if (sscanf(name, "%9u-%9u", &shard, &shards) != 2) return 0;
+  snprintf(same, sizeof same, "%u-%u", shard, shards);
+  return strcmp(name, same) == 0 ? shards : 0;
 }
 
 /* Calls fn for every shard's folder in the staging directory; stops when it returns false. */
@@ -56,8 +56,8 @@ static bool each_folder(mm_writer *w, bool (*fn)(mm_writer *w, const mm_shard_fo
   bool ok;
   const char *name;
   while ((ok = mm_dir_next(d, w->stage.path, &name, err)) && name) {
-    mm_shard_folder f = {.name = name, .shares = shards_of(name), .path = mm_path_of(w->stage.path, name)};
-    if (f.shares == 0) continue;
+    mm_shard_folder f = {.name = name, .shards = shard_count_of(name), .path = mm_path_of(w->stage.path, name)};
+    if (f.shards == 0) continue;
     f.fd = openat(w->stage.dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (f.fd < 0 && (errno == ENOENT || errno == ENOTDIR || errno == ELOOP)) continue; /* gone, or no folder of ours */
     ok = f.fd >= 0 ? fn(w, &f, ctx, err) : mm_fail_errno(err, mm_at(f.path.text, NULL), "open", errno);
@@ -68,7 +68,7 @@ static bool each_folder(mm_writer *w, bool (*fn)(mm_writer *w, const mm_shard_fo
   return ok;
 }
 
-static bool add_names(mm_writer *w, const mm_shard_folder *f, void *names, mm_err *err) {
+static bool count_not_empty(mm_writer *w, const mm_shard_folder *f, void *names, mm_err *err) {
   (void)w;
   const char *name = NULL;
   DIR *d = mm_dir_at(f->fd, f->path.text, "list", err);
@@ -81,14 +81,14 @@ static bool add_names(mm_writer *w, const mm_shard_folder *f, void *names, mm_er
 /* *bare: nothing is staged. A shard that died before its journal was there leaves an empty folder. */
 static bool is_bare(mm_writer *w, bool *bare, mm_err *err) {
   size_t names = 0;
-  if (!each_folder(w, add_names, &names, err)) return false;
+  if (!each_folder(w, count_not_empty, &names, err)) return false;
   DIR *d = mm_dir_at(w->stage.dir, w->stage.path, "list", err);
   if (!d) return false;
   bool ok;
   const char *name;
   while ((ok = mm_dir_next(d, w->stage.path, &name, err)) && name) {
     struct stat s;
-    const bool folder = shards_of(name) && fstatat(w->stage.dir, name, &s, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(s.st_mode);
+    const bool folder = shard_count_of(name) && fstatat(w->stage.dir, name, &s, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(s.st_mode);
     names += !folder;
   }
   closedir(d);
@@ -113,7 +113,7 @@ static bool clear(mm_writer *w, mm_err *err) {
 /* Makes a shard's folder and takes it for this run alone. */
 static bool open_own_folder(mm_writer *w, mm_err *err) {
   char name[32];
-  snprintf(name, sizeof name, "%u-%u", w->o.share, w->o.shares);
+  snprintf(name, sizeof name, "%u-%u", w->o.shard, w->o.shards);
   w->staging = mm_arena_printf(&w->arena, err, "%s/%s", w->stage.path, name);
   if (!w->staging) return false;
   w->dir = -1; /* the staging directory's descriptor is w->stage's */
@@ -134,18 +134,18 @@ static const char *journal_end(const mm_writer *w, const char *name) {
   const size_t n = strlen(w->staging_name);
   if (strncmp(name, w->staging_name, n) != 0 || strncmp(name + n, ending, strlen(ending)) != 0) return NULL;
   const char *end = name + n + strlen(ending);
-  return *end == 0 || (*end == '.' && shards_of(end + 1)) ? end : NULL;
+  return *end == 0 || (*end == '.' && shard_count_of(end + 1)) ? end : NULL;
 }
 
 /* N of a shard's journal, 0 of a whole run's. */
-static unsigned journal_shares(const mm_writer *w, const char *name) {
+static unsigned journal_shards(const mm_writer *w, const char *name) {
   const char *end = journal_end(w, name);
-  return *end ? shards_of(end + 1) : 0;
+  return *end ? shard_count_of(end + 1) : 0;
 }
 
 /* True for the journal of another shard of this run's number. Such shards make other parts and may be at work. */
 static bool is_sibling(const mm_writer *w, const char *name) {
-  return w->o.shares > 1 && journal_shares(w, name) == w->o.shares && strcmp(name, w->journal_name) != 0;
+  return w->o.shards > 1 && journal_shards(w, name) == w->o.shards && strcmp(name, w->journal_name) != 0;
 }
 
 /* Calls fn for every journal of this output, the shards' too; stops when it returns false. */
@@ -215,7 +215,7 @@ static bool is_own_part(const void *ctx, const char *name) {
   if (strncmp(name, file, n) != 0 || (name[n] != 0 && strcmp(name + n, ".zst") != 0)) return false;
   uint32_t part = 0;
   while (p->part[part].stage != rank / p->pack.tp || p->part[part].number != number) part++;
-  return part % w->o.shares == w->o.share;
+  return part % w->o.shards == w->o.shard;
 }
 
 /* Renames the files of another place that which() names into this run's place, or removes them. */
@@ -242,9 +242,9 @@ static bool take_parts(mm_writer *w, int from, const char *path, mm_err *err) {
 /* A folder of shards of another number, or for a whole run of any: it is empty then, since all parts are that run's. */
 static bool take_folder(mm_writer *w, const mm_shard_folder *f, void *ctx, mm_err *err) {
   (void)ctx;
-  if (f->shares == w->o.shares) return true;
+  if (f->shards == w->o.shards) return true;
   if (!take_parts(w, f->fd, f->path.text, err)) return false;
-  return w->o.shares > 1 || (mm_fsync(w->dir, w->staging, true, err) && remove_folder(w, f, NULL, err));
+  return w->o.shards > 1 || (mm_fsync(w->dir, w->staging, true, err) && remove_folder(w, f, NULL, err));
 }
 
 /* ---- a shard begins ---- */
@@ -255,11 +255,11 @@ static bool check_other(mm_writer *w, const char *name, mm_err *err) {
   mm_err reason = {0};
   const bool fits = journal_fits(w, name, &reason), own = strcmp(name, w->journal_name) == 0;
   if (!fits && (w->o.leftover != MM_LEFTOVER_RESTART || reason.status != MM_USAGE)) return *err = reason, false;
-  if (!fits && !journal_shares(w, name) && !mm_followed_discardable(w, err)) return false;
+  if (!fits && !journal_shards(w, name) && !mm_followed_discardable(w, err)) return false;
   if (own || !is_held(w, name)) return true;
   if (!fits) return mm_fail(err, MM_LOCKED, "E_LOCKED", mm_at(name, NULL), "found another run writing this output with other options");
-  return is_sibling(w, name) || mm_fail(err, MM_LOCKED, "E_LOCKED", mm_at(name, NULL),
-                                        "found a share at work that is one of another number, expected one of %u", w->o.shares);
+  return is_sibling(w, name) ||
+         mm_fail(err, MM_LOCKED, "E_LOCKED", mm_at(name, NULL), "found a running --part with another N, expected N = %u", w->o.shards);
 }
 
 /* Discards what runs of other options left. Shards that start together with --restart all do this, in any order: nobody writes these files.
@@ -269,7 +269,7 @@ static bool discard_other(mm_writer *w, const char *name, mm_err *err) {
   if (strcmp(name, w->journal_name) == 0 || is_sibling(w, name) || journal_fits(w, name, &reason)) return true;
   if (reason.status != MM_USAGE) return *err = reason, false;
   char folder[32];
-  snprintf(folder, sizeof folder, "%s", journal_shares(w, name) ? journal_end(w, name) + 1 : "");
+  snprintf(folder, sizeof folder, "%s", journal_shards(w, name) ? journal_end(w, name) + 1 : "");
   if (!*folder) mm_followed_forget(w);
   return (*folder ? each_folder(w, remove_folder, folder, err) : move_files(w, w->stage.dir, w->stage.path, mm_runs_writes, true, err)) &&
          remove_journal(w, name, err);
@@ -331,7 +331,7 @@ static bool open_journal(mm_writer *w, mm_err *err) {
 
 bool mm_runs_begin(mm_writer *w, mm_err *err) {
   if (!check_foreign(w, err)) return false;
-  return w->o.shares > 1 ? begin_shard(w, err) : open_journal(w, err) && each_folder(w, take_folder, NULL, err);
+  return w->o.shards > 1 ? begin_shard(w, err) : open_journal(w, err) && each_folder(w, take_folder, NULL, err);
 }
 
 static uint64_t staged_in(const mm_writer *w, int dir) {

@@ -58,10 +58,10 @@ static bool is_ours(const char *path, mm_digest *plan, bool *archived, mm_err *e
 }
 
 /* Sets w->complete when the target, an output of this plan, is proven to be what this run would make. One that is damaged, or of other
- * ranks, is refused unless --force replaces it. A share leaves the hashing to the run that publishes. */
+ * ranks, is refused unless --force replaces it. A shard leaves the hashing to the run that publishes. */
 static bool find_complete(mm_writer *w, bool archived, mm_err *err) {
   mm_err reason = {0};
-  w->complete = mm_finished_check(w->plan, w->o.target, archived, w->o.shares == 1, w->o.threads, &reason) &&
+  w->complete = mm_finished_check(w->plan, w->o.target, archived, w->o.shards == 1, w->o.threads, &reason) &&
                 (!w->plan->layout->extras || mm_draft_same(&w->plan->draft, w->o.target, &reason));
   if (!w->complete && w->o.followed) mm_follow_forget(w->o.followed->hf);
   if (w->complete || (w->o.force && (reason.status == MM_INTEGRITY || reason.status == MM_USAGE))) return true;
@@ -79,7 +79,7 @@ static bool look_at_target(mm_writer *w, mm_err *err) {
   w->staging_name = s->name;
   w->parent = s->parent;
   w->journal_name = mm_arena_printf(&w->arena, err, "%s.journal", w->staging_name);
-  if (w->o.shares > 1) w->journal_name = mm_arena_printf(&w->arena, err, "%s.journal.%u-%u", w->staging_name, w->o.share, w->o.shares);
+  if (w->o.shards > 1) w->journal_name = mm_arena_printf(&w->arena, err, "%s.journal.%u-%u", w->staging_name, w->o.shard, w->o.shards);
   return w->journal_name;
 }
 
@@ -126,7 +126,7 @@ bool mm_writer_open(mm_writer *w, mm_plan *p, const mm_writer_options *o, mm_err
   *w = (mm_writer){.plan = p, .o = *o, .parent = -1, .dir = -1, .stage = MM_STAGING_NONE, .journal = {.fd = -1}};
   pthread_mutex_init(&w->lock, NULL);
   if (!check_target(w, err)) return false;
-  if (w->complete) return w->o.shares > 1 || mm_runs_remove_done(w, err);
+  if (w->complete) return w->o.shards > 1 || mm_runs_remove_done(w, err);
   w->journal.level = o->level;
   w->skip = mm_calloc(p->step_count, sizeof *w->skip, err);
   return w->skip && mm_companions_check(w, err) && mm_runs_take(w, err) && (!w->o.followed || mm_followed_begin(w, err)) &&
@@ -143,7 +143,7 @@ void mm_writer_close(mm_writer *w, bool keep) {
   bool started = w->journal.fd >= 0;
   mm_blocks_close(&w->blocks);
   mm_journal_close(&w->journal);
-  if (!keep && w->dir >= 0 && started && w->o.shares == 1) mm_either_way(mm_runs_remove(w, MM_IGNORED));
+  if (!keep && w->dir >= 0 && started && w->o.shards == 1) mm_either_way(mm_runs_remove(w, MM_IGNORED));
   if (w->dir >= 0 && w->dir != w->stage.dir) close(w->dir);
   mm_staging_close(&w->stage);
   drop_pending(w->pending, w->pending_count);

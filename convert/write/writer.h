@@ -24,7 +24,7 @@ typedef struct mm_writer_options {
   const char *target;
   bool force;             /* replace a packed checkpoint of that name */
   mm_leftover leftover;   /* what to do with an interrupted run */
-  uint32_t share, shares; /* this run makes the parts p with p % shares == share, and publishes only when shares is 1 */
+  uint32_t shard, shards; /* makes the parts p with p % shards == shard (from 0); publishes only when shards is 1 */
   size_t buffers;         /* of MM_HASH_BLOCK, for assembling */
   uint64_t commit_bytes;  /* source bytes converted between two journal records: about what a crash costs */
   unsigned threads;

@@ -18,7 +18,7 @@ ssize_t pwrite(int fd, const void *buf, size_t n, off_t at) {
 typedef struct options {
   const char *quant;
   mm_leftover leftover;
-  uint32_t share, shares;
+  uint32_t shard, shards;
   int level;
   bool force;
   long stop_after;
@@ -35,8 +35,8 @@ static mm_status run(const source *s, const char *target, options a, mm_err *err
   if (!mm_hf_open(&hf, src_path(s, "src"), &(mm_hf_options){0}, err) || !mm_plan_build(&plan, &hf, &o, err)) fail_msg("%s", err->text);
   const mm_writer_options w = {.target = src_path(s, target),
                                .leftover = a.leftover,
-                               .share = a.share,
-                               .shares = a.shares ? a.shares : 1,
+                               .shard = a.shard,
+                               .shards = a.shards ? a.shards : 1,
                                .buffers = 4,
                                .commit_bytes = 64 << 10,
                                .threads = 2,
@@ -135,8 +135,8 @@ TEST(test_shares) {
   source *s = opened();
   mm_err err;
   expect(run(s, "whole", (options){0}, &err), MM_OK, &err, "");
-  for (uint32_t share = 0; share < 3; share++) {
-    options a = {.share = share, .shares = 3, .stop_after = 4};
+  for (uint32_t shard = 0; shard < 3; shard++) {
+    options a = {.shard = shard, .shards = 3, .stop_after = 4};
     mm_status status = run(s, "out", a, &err);
     a.stop_after = 0;
     a.leftover = MM_LEFTOVER_RESUME;

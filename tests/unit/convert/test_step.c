@@ -46,7 +46,7 @@ static size_t convert(const char *from, const char *target, const mm_plan_option
   if (!mm_hf_open(&hf, from, &(mm_hf_options){0}, &err) || !mm_plan_build(&plan, &hf, o, &err)) fail_msg("%s", err.text);
   if (few) cut_finer(&plan, few);
   size_t steps = plan.step_count;
-  mm_writer_options w = {.target = target, .shares = 1, .buffers = 4, .commit_bytes = 8 << 20, .threads = few ? 3 : 1};
+  mm_writer_options w = {.target = target, .shards = 1, .buffers = 4, .commit_bytes = 8 << 20, .threads = few ? 3 : 1};
   if (!mm_convert_run(&plan, &w, &progress, &manifest, &err)) fail_msg("%s", err.text);
   mm_plan_close(&plan);
   mm_hf_close(&hf);
