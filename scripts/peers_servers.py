@@ -155,9 +155,7 @@ def pytest_runtest_call(item):
     """What the servers refused during the test stands in its output."""
     yield
     for server in running:
-        text = open(server.log).read()
-        item.add_report_section("call", "stdout", "".join(x + "\\n" for x in text[server.shown:].splitlines() if re.search(" [45][0-9][0-9] ", x)))
-        server.shown = len(text)
+        item.add_report_section("call", "stdout", server.refusals())
 
 
 class Server:
@@ -183,10 +181,18 @@ class Server:
         running.append(self)
         self.url_root = "http://127.0.0.1:" + re.search(r"listening on http://.+:(\\d+)", open(self.log).read()).group(1)
 
+    def refusals(self):
+        """The lines of the log since the last call that say so."""
+        text = open(self.log).read()
+        found = "".join(x + "\\n" for x in text[self.shown:].splitlines() if re.search(" [45][0-9][0-9] ", x))
+        self.shown = len(text)
+        return found
+
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
+        print(self.refusals())
         running.remove(self)
         self.proc.terminate()
         self.proc.wait()
