@@ -142,7 +142,9 @@ lm_eval.simple_evaluate = no_questions
 weight_utils.download_weights_from_hf = lambda name, **_: name
 vllm.tokenizers.get_tokenizer = tokenizer
 vllm.config.ModelConfig = lambda *_, **__: types.SimpleNamespace(get_vocab_size=lambda: len(tokenizer()))
-POSITIONS = 8192
+POSITIONS = 2048  # where replies without a limit of their own end
+LONG = 8192  # of tests whose texts have more tokens of a small vocabulary, or that look for the limit itself
+LONG_FILES = ("anthropic/test_messages.py", "test_chunked_prompt.py", "serve/tokenize/test_tokenization.py")
 PASSED_ON = {"--uds", "--enable-lora"}  # which the server refuses by name
 TAKEN = {"--max-model-len", "--max-num-seqs", "--served-model-name", "--api-key", "--max-num-batched-tokens"}
 
@@ -162,12 +164,12 @@ class Server:
     DUMMY_API_KEY = "token-abc123"
 
     def __init__(self, model, args, **_):
-        own = {"--served-model-name": model, "--max-model-len": "2048"}
+        file = os.environ["PYTEST_CURRENT_TEST"].split("::")[0]
+        most = LONG if file.endswith(LONG_FILES) else POSITIONS
+        own = {"--served-model-name": model, "--max-model-len": str(most)}
         for name, value in zip(args, args[1:]):
             if name in TAKEN:
-                own[name] = str(min(POSITIONS, int(value)) if name == "--max-model-len" else value)
-        if "anthropic/test_messages" in os.environ["PYTEST_CURRENT_TEST"]:  # whose texts have more tokens of a small vocabulary than its limit allows
-            own["--max-model-len"] = str(POSITIONS)
+                own[name] = str(most if most == LONG else min(most, int(value))) if name == "--max-model-len" else value
         self.show_hidden_metrics = any(x.startswith("--show-hidden-metrics-for-version") for x in args)
         self.log = tempfile.mktemp(dir=os.environ["TMPDIR"])
         self.proc = subprocess.Popen([os.environ["MINIMAX_SERVE"], os.environ["MINIMAX_DIR"], "--any-model", "--chat-format", os.environ["CHAT_FORMAT"], "--port",
