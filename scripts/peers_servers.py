@@ -142,7 +142,9 @@ lm_eval.simple_evaluate = no_questions
 weight_utils.download_weights_from_hf = lambda name, **_: name
 vllm.tokenizers.get_tokenizer = tokenizer
 vllm.config.ModelConfig = lambda *_, **__: types.SimpleNamespace(get_vocab_size=lambda: len(tokenizer()))
-POSITIONS = 8192
+POSITIONS = 2048  # where replies without a limit of their own end
+LONG = 8192  # of tests whose texts have more tokens of a small vocabulary, or that look for the limit itself
+LONG_FILES = ("anthropic/test_messages.py", "test_chunked_prompt.py", "serve/tokenize/test_tokenization.py")
 PASSED_ON = {"--uds", "--enable-lora"}  # which the server refuses by name
 TAKEN = {"--max-model-len", "--max-num-seqs", "--served-model-name", "--api-key", "--max-num-batched-tokens"}
 
@@ -155,21 +157,19 @@ def pytest_runtest_call(item):
     """What the servers refused during the test stands in its output."""
     yield
     for server in running:
-        text = open(server.log).read()
-        item.add_report_section("call", "stdout", "".join(x + "\\n" for x in text[server.shown:].splitlines() if re.search(" [45][0-9][0-9] ", x)))
-        server.shown = len(text)
+        item.add_report_section("call", "stdout", server.refusals())
 
 
 class Server:
     DUMMY_API_KEY = "token-abc123"
 
     def __init__(self, model, args, **_):
-        own = {"--served-model-name": model, "--max-model-len": "2048"}
+        file = os.environ["PYTEST_CURRENT_TEST"].split("::")[0]
+        most = LONG if file.endswith(LONG_FILES) else POSITIONS
+        own = {"--served-model-name": model, "--max-model-len": str(most)}
         for name, value in zip(args, args[1:]):
             if name in TAKEN:
-                own[name] = str(min(POSITIONS, int(value)) if name == "--max-model-len" else value)
-        if "anthropic/test_messages" in os.environ["PYTEST_CURRENT_TEST"]:  # whose texts have more tokens of a small vocabulary than its limit allows
-            own["--max-model-len"] = str(POSITIONS)
+                own[name] = str(most if most == LONG else min(most, int(value))) if name == "--max-model-len" else value
         self.show_hidden_metrics = any(x.startswith("--show-hidden-metrics-for-version") for x in args)
         self.log = tempfile.mktemp(dir=os.environ["TMPDIR"])
         self.proc = subprocess.Popen([os.environ["MINIMAX_SERVE"], os.environ["MINIMAX_DIR"], "--any-model", "--chat-format", os.environ["CHAT_FORMAT"], "--port",
@@ -183,10 +183,18 @@ class Server:
         running.append(self)
         self.url_root = "http://127.0.0.1:" + re.search(r"listening on http://.+:(\\d+)", open(self.log).read()).group(1)
 
+    def refusals(self):
+        """The lines of the log since the last call that say so."""
+        text = open(self.log).read()
+        found = "".join(x + "\\n" for x in text[self.shown:].splitlines() if re.search(" [45][0-9][0-9] ", x))
+        self.shown = len(text)
+        return found
+
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
+        print(self.refusals())
         running.remove(self)
         self.proc.terminate()
         self.proc.wait()
