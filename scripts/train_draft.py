@@ -212,7 +212,7 @@ class Draft:
     def load(self, folder):
         """The weights of an earlier run with the same sizes."""
         stored = read_safetensors(os.path.join(folder, "model.safetensors"))
-        self.w = {k: stored[k].float().view_as(t) for k, t in self.w.items()}
+        self.w = {k: stored[k].float().view_as(t).requires_grad_() for k, t in self.w.items()}
 
     def context(self, taps):
         return F.linear(taps[:, :, self.taps].flatten(2), self.w["fc.weight"])
@@ -412,6 +412,7 @@ def main():
     parser.add_argument("-o", "--out", required=True)
     parser.add_argument("--kind", choices=("eagle3", "dflash"), action="append")
     parser.add_argument("--held-out", default=None, metavar="FILE")
+    parser.add_argument("--further", action="store_true", help="begin with the drafts that are in DIR")
     parser.add_argument("--measure", action="store_true", help="do not train: measure the drafts that are in DIR")
     for name, usual in (("texts", 1024), ("length", 192), ("start", 2040), ("mask", 2047), ("steps", 1000), ("batch", 8), ("layers", 3), ("heads", 8), ("kv-heads", 4),
                         ("head-dim", 32), ("intermediate", 512), ("taps", 3), ("draft-vocab", 1024), ("prompt", 64), ("reply", 128), ("threads", 1), ("seed", 1)):
@@ -431,9 +432,9 @@ def main():
     for kind in args.kind or ("eagle3", "dflash"):
         draft = Eagle(target, {**size, "layers": 1}, common) if kind == "eagle3" else Flash(target, size, args.mask)
         folder = os.path.join(args.out, kind)
-        if args.measure:
+        if args.measure or args.further:
             draft.load(folder)
-        else:
+        if not args.measure:
             train(draft, text, read, args)
             draft.save(folder)
         for temperature, ids in tests.items():
