@@ -280,6 +280,8 @@ void mm_scheduler_stats_read(mm_scheduler *s, mm_scheduler_stats *out) {
   pthread_mutex_unlock(&s->lock);
 }
 
+bool mm_scheduler_has_cache(const mm_scheduler *s) { return s->cache; }
+
 void mm_scheduler_expert_load(mm_scheduler *s, uint64_t *load) {
   pthread_mutex_lock(&s->lock);
   memcpy(load, s->load.shown, s->load.count * sizeof *load);

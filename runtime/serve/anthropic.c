@@ -9,9 +9,14 @@
 
 /* ---- Shared by the stream and the whole reply ---- */
 
+/* Under --compat vllm the tokens of the prompt that the prefix cache now has besides are created ones. message_start, with no token of the
+ * reply, counts all as input. */
 static void put_usage(mm_call *c, const mm_progress *p) {
-  mm_text_printf(&c->out, "{\"input_tokens\":%u,\"cache_creation_input_tokens\":0,\"cache_read_input_tokens\":%u,\"output_tokens\":%u",
-                 p->prompt_tokens - p->cached_tokens, p->cached_tokens, p->reply_tokens);
+  const mm_server *s = c->server;
+  const bool creates = s->compat == MM_COMPAT_VLLM && p->reply_tokens && mm_scheduler_has_cache(s->scheduler);
+  const uint32_t computed = p->prompt_tokens - p->cached_tokens, created = creates ? computed : 0;
+  mm_text_printf(&c->out, "{\"input_tokens\":%u,\"cache_creation_input_tokens\":%u,\"cache_read_input_tokens\":%u,\"output_tokens\":%u",
+                 computed - created, created, p->cached_tokens, p->reply_tokens);
   mm_call_put_drafts(c, p, &c->out);
   mm_text_put(&c->out, "}");
 }

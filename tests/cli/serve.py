@@ -250,6 +250,13 @@ def forms(s, how):
         for given in ({}, {"Content-Type": "application/x-www-form-urlencoded"}, {"Content-Type": "application/jsonl"}):
             assert v.post(COMPLETIONS, PROMPT, 400, given)["error"]["message"].startswith("Content-Type: found "), given
         assert v.post(COMPLETIONS, {**PROMPT, "seed": 2**63}, 400, json_type)["error"]["message"].endswith(" (less_than_equal)")
+        body = {"max_tokens": 1, "messages": [{"role": "user", "content": "a prompt that the cache has not seen, " * 5}]}
+        used = [json.loads(v.request("POST", "/v1/messages", body, json_type)[2])["usage"] for _ in range(2)]
+        here = s.post("/v1/messages", body)["usage"]
+        total = here["input_tokens"] + here["cache_read_input_tokens"]
+        for u, cached in zip(used, (None, total - 1)):
+            read = u["cache_read_input_tokens"]
+            assert cached in (None, read) and (u["input_tokens"], u["cache_creation_input_tokens"]) == (0, total - read), (used, total)
         status, headers, data = v.request("GET", "/metrics")
         values = dict(re.findall(r"^llamacpp:(\w+) (\S+)$", data.decode(), re.M))
         assert status == 200 and abs(int(headers["Process-Start-Time-Unix"]) - time.time()) < 600 and len(values) == data.count(b"# TYPE llamacpp:") == data.count(b"# HELP llamacpp:") == 15
