@@ -1,11 +1,10 @@
 """Why tests of other servers fail against minimax-serve (peers_servers.py). A refusal is found in what the server said; for the rest the tables here
 say what was found by reading the test. Groups: "refused" by name; "model": the small model's prose or its tokenizer's numbers;
-"not run": the test does not judge the server here; "differs": the server has another form."""
+"not run": the test does not judge the server here."""
 import re
 
 GROUPS = {"refused": "an option, a path, a field or content that the server refuses by its name",
           "model": "the small model's prose, a limit that ends it first, or numbers of its tokenizer",
-          "differs": "the server's reply has another form, which the row names",
           "not run": "the test does not come to judge the server: it wants data to download, or calls vLLM's own functions"}
 
 # (test, what was said), both found anywhere: group, reason.
@@ -23,7 +22,6 @@ LLAMA = [
     (r"openai_library", r"assert False", "model", "expected words"),
 ]
 VLLM = [
-    (r"test_anthropic_streaming_cache_usage", r"assert (0 > 0|\d+ == 0)", "differs", "cache_creation_input_tokens is 0, as Anthropic's own API has it without cache_control"),
     (r"TestGPTOSS", r"None is not None|has no len|[Tt]imeout|timed out", "model", "calls and answers; a reply without a limit of tokens that does not end before the client does"),
     (r"test_lm_eval_accuracy", r"the questions of", "not run", "lm-evaluation-harness with gsm8k, whose questions are downloaded, and the score of a model of 1.5B"),
     (r"test_system_message_with_tools", r"commentary channel", "not run", "it calls vLLM's get_system_message, and no server"),
