@@ -350,7 +350,7 @@ static bool convert_draft(const mm_convert_args *a, mm_plan *plan, const mm_draf
 static bool convert(const mm_convert_args *a, mm_plan *plan, const mm_verdict *verdict, const struct mm_followed *followed,
                     mm_events *events, mm_err *err) {
   mm_draft_source draft = {0}, *const given = a->draft ? &draft : NULL;
-  const mm_pack *from = plan->layout->extras ? plan->hf->manifest : NULL;
+  const mm_pack *from = plan->layout && plan->layout->extras ? plan->hf->manifest : NULL;
   const bool ok = (!given || mm_draft_source_open(given, a->draft, &plan->pack.model, err)) &&
                   (a->dry_run || mm_draft_digest(given, a->nonfinite, from, &plan->draft, err)) &&
                   convert_draft(a, plan, given, verdict, followed, events, err);

@@ -58,10 +58,10 @@ void mm_comm_abort(mm_comm *c) {
   }
 }
 
-void mm_comm_fail(mm_comm *c, const mm_err *cause) {
+void mm_comm_fail(mm_comm *c, const mm_err *reason) {
   mm_comm *const first = first_of(c);
   pthread_mutex_lock(&first->lock);
-  if (first->reason.status == MM_OK) first->reason = *cause;
+  if (first->reason.status == MM_OK) first->reason = *reason;
   pthread_mutex_unlock(&first->lock);
   mm_comm_abort(c);
 }

@@ -28,7 +28,7 @@ def ask(s, half_close):
         return r.status, r.read()
     except http.client.IncompleteRead as e:
         return 200, e.partial
-    except (http.client.HTTPException, ConnectionError):
+    except (http.client.HTTPException, OSError):  # the connection has ended, before half of it was closed too
         return 0, b""
     finally:
         c.close()
