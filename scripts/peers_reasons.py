@@ -1,11 +1,12 @@
 """Why tests of other servers fail against minimax-serve (peers_servers.py). A refusal is found in what the server said; for the rest the tables here
 say what was found by reading the test. Groups: "refused" by name; "model": the small model's prose or its tokenizer's numbers;
-"not run": the test does not judge the server here."""
+"no effect": a header that the server does not know; "not run": the test does not judge the server here."""
 import re
 
 GROUPS = {"refused": "an option, a path, a field or content that the server refuses by its name",
           "model": "the small model's prose, a limit that ends it first, or numbers of its tokenizer",
-          "not run": "the test does not come to judge the server: it wants data to download, or calls vLLM's own functions"}
+          "no effect": "a header of the request has no effect",
+          "not run": "the test does not come to judge the server: it calls vLLM's own functions"}
 
 # (test, what was said), both found anywhere: group, reason.
 LLAMA = [
@@ -23,15 +24,13 @@ LLAMA = [
 ]
 VLLM = [
     (r"TestGPTOSS", r"None is not None|has no len|[Tt]imeout|timed out|No reasoning was generated", "model", "calls and answers; a reply without a limit of tokens that does not end before the client does"),
-    (r"test_lm_eval_accuracy", r"the questions of", "not run", "lm-evaluation-harness with gsm8k, whose questions are downloaded, and the score of a model of 1.5B"),
     (r"test_system_message_with_tools", r"commentary channel", "not run", "it calls vLLM's get_system_message, and no server"),
     (r"test_tokenize_chat", r"chat_template", "not run", "the released chat templates are not in CHAT_TEMPLATES"),
     (r"test_v2_endpoint", r"404", "refused", "POST /v2/embed"),
     (r"test_invocations", r"", "refused", "POST /invocations"),
     (r"test_server_load", r"404", "refused", "GET /load"),
     (r"test_decisions", r"404", "refused", "POST /v1/decisions"),
-    (r"test_(enable|custom)_request_id_header", r"", "refused", "`--enable-request-id-headers`: replies of the APIs alone have X-Request-Id"),
-    (r"orca", r"", "refused", "the header endpoint-load-metrics-format; /metrics has the values"),
+    (r"orca", r"'endpoint-load-metrics'", "no effect", "the header endpoint-load-metrics-format; /metrics has the values"),
     (r"test_return_token_ids", r"prompt_token_ids", "refused", "return_token_ids: token ids are not in the reply; /tokenize gives them"),
     (r"test_background_error", r"", "refused", "background: nothing is stored here; send the whole input"),
     (r"test_single_chat_session|test_single_completion", r"assert (CompletionUsa|\d+ == \d+)", "model", "numbers of prompt tokens"),
@@ -59,7 +58,7 @@ def refusal(log, lines):
         if option:
             return f"`{option.group(1)}`"
         if path:
-            return " ".join(path.groups())
+            return re.sub(r"resp_\w+", "ID", " ".join(path.groups()))
         if field:
             return re.sub(r"\d{3,}", "N", re.split(r"['\"](?:, '|\})|$", field.group(1))[0]).rstrip("'\"}")
     return None

@@ -96,10 +96,6 @@ AutoTokenizer.from_pretrained = tokenizer
 AutoConfig.from_pretrained = lambda *_, **__: types.SimpleNamespace(**json.load(open(os.environ["MINIMAX_DIR"] + "/config.json")))
 
 
-def no_questions(**k):
-    raise RuntimeError(f"the questions of {k['tasks']} are not here")
-
-
 class StandIn(types.ModuleType):
     __path__ = []
 
@@ -131,21 +127,20 @@ import torch
 torch.iinfo = lambda t: types.SimpleNamespace(min=-2**63, max=2**63 - 1)
 torch.save = lambda x, f: f.write(b"embeddings")
 sys.modules["pybase64"] = base64
-import lm_eval, vllm.config, vllm.envs, vllm.multimodal.utils, vllm.tokenizers, vllm.transformers_utils.repo_utils, vllm.version
+import vllm.config, vllm.envs, vllm.multimodal.utils, vllm.tokenizers, vllm.transformers_utils.repo_utils, vllm.version
 import vllm.model_executor.model_loader.weight_utils as weight_utils
 # The program of the tests is this one.
 vllm.version.__version__ = subprocess.run([os.environ["MINIMAX_SERVE"], "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
 vllm.envs.VLLM_USE_RUST_FRONTEND = False
 vllm.multimodal.utils.encode_image_url = lambda _: "data:image/png;base64,iVBORw0KGgo="
 vllm.transformers_utils.repo_utils.hf_api = lambda: types.SimpleNamespace(snapshot_download=lambda **_: "adapter")
-lm_eval.simple_evaluate = no_questions
 weight_utils.download_weights_from_hf = lambda name, **_: name
 vllm.tokenizers.get_tokenizer = tokenizer
 vllm.config.ModelConfig = lambda *_, **__: types.SimpleNamespace(get_vocab_size=lambda: len(tokenizer()))
 POSITIONS = 2048  # where replies without a limit of their own end
 LONG = 8192  # of tests whose texts have more tokens of a small vocabulary, or that look for the limit itself
 LONG_FILES = ("anthropic/test_messages.py", "test_chunked_prompt.py", "serve/tokenize/test_tokenization.py")
-PASSED_ON = {"--uds", "--enable-lora"}  # which the server refuses by name
+PASSED_ON = {"--uds", "--enable-lora", "--enable-request-id-headers"}  # which the server refuses by name
 TAKEN = {"--max-model-len", "--max-num-seqs", "--served-model-name", "--api-key", "--max-num-batched-tokens"}
 
 
@@ -182,6 +177,7 @@ class Server:
         self.shown = 0
         running.append(self)
         self.url_root = "http://127.0.0.1:" + re.search(r"listening on http://.+:(\\d+)", open(self.log).read()).group(1)
+        self.port = int(self.url_root.rsplit(":", 1)[1])
 
     def refusals(self):
         """The lines of the log since the last call that say so."""
