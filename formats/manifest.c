@@ -517,18 +517,18 @@ typedef struct kind {
 
 #define TWO_THREADS ((size_t)512 << 10) /* bytes of text from which on a second thread gains more than it costs */
 
-typedef struct digested {
+typedef struct digest_job {
   reader *r;
   const kind *kind;
   const char *text;
   size_t n;
   mm_digest digest;
-} digested;
+} digest_job;
 
 /* Item 0 reads the text, item 1 hashes it; both run at the same time if the text is long. */
 static bool read_or_hash(void *ctx, size_t item, unsigned worker, mm_err *err) {
   (void)worker;
-  digested *s = ctx;
+  digest_job *s = ctx;
   if (item == 1) {
     s->digest = mm_sha256(s->text, s->n < ENDING_BYTES ? s->n : s->n - ENDING_BYTES);
     return true;
@@ -542,14 +542,14 @@ static bool read_or_hash(void *ctx, size_t item, unsigned worker, mm_err *err) {
 }
 
 /* The digest is checked last: a rule that is broken names its field, the digest does not. */
-static bool parse_digested(mm_pack *p, const char *dir, const kind *k, const char *text, size_t n, mm_err *err) {
+static bool parse_with_digest(mm_pack *p, const char *dir, const kind *k, const char *text, size_t n, mm_err *err) {
   memset(p, 0, sizeof *p);
   size_t len = strlen(dir) + 1 + strlen(k->file);
   char *place = mm_calloc(len + PLACE_MAX, 1, err);
   if (!place) return false;
   snprintf(place, len + 1, "%s/%s", dir, k->file);
   reader r = {p, {place, MM_INTEGRITY, "E_MANIFEST"}, place, len, k->rank, k->count, err};
-  digested s = {.r = &r, .kind = k, .text = text, .n = n};
+  digest_job s = {.r = &r, .kind = k, .text = text, .n = n};
   bool ok = (p->dir = mm_arena_strndup(&p->arena, dir, strlen(dir), err)) && mm_pool_run(n < TWO_THREADS ? 1 : 2, 2, read_or_hash, &s, err);
   r.err = err;
   ok = ok && check_ending(&r, text, n, &s.digest);
@@ -561,26 +561,26 @@ static bool parse_digested(mm_pack *p, const char *dir, const kind *k, const cha
 static const kind manifest = {MM_MANIFEST, read_manifest, NULL, 0}, digests = {MM_DIGESTS, read_digests, NULL, 0};
 
 bool mm_pack_parse(mm_pack *p, const char *dir, const char *text, size_t n, mm_err *err) {
-  return parse_digested(p, dir, &manifest, text, n, err);
+  return parse_with_digest(p, dir, &manifest, text, n, err);
 }
 
-static bool open_digested(mm_pack *p, const char *dir, const kind *k, mm_err *err) {
+static bool open_with_digest(mm_pack *p, const char *dir, const kind *k, mm_err *err) {
   memset(p, 0, sizeof *p);
   mm_arena scratch = {0};
   size_t n;
   char *path = mm_arena_printf(&scratch, err, "%s/%s", dir, k->file);
   char *text = path ? mm_file_slurp(path, MM_MANIFEST_MAX, &n, err) : NULL;
-  bool ok = text && parse_digested(p, dir, k, text, n, err);
+  bool ok = text && parse_with_digest(p, dir, k, text, n, err);
   free(text);
   mm_arena_close(&scratch);
   return ok;
 }
 
-bool mm_pack_open(mm_pack *p, const char *dir, mm_err *err) { return open_digested(p, dir, &manifest, err); }
+bool mm_pack_open(mm_pack *p, const char *dir, mm_err *err) { return open_with_digest(p, dir, &manifest, err); }
 
 bool mm_pack_open_ranks(mm_pack *p, const char *dir, const uint32_t *rank, uint32_t count, mm_err *err) {
   const kind some = {MM_MANIFEST, read_manifest, rank, count};
-  return open_digested(p, dir, &some, err);
+  return open_with_digest(p, dir, &some, err);
 }
 
-bool mm_digests_open(mm_pack *p, const char *dir, mm_err *err) { return open_digested(p, dir, &digests, err); }
+bool mm_digests_open(mm_pack *p, const char *dir, mm_err *err) { return open_with_digest(p, dir, &digests, err); }

@@ -171,8 +171,14 @@ static void put_lines(mm_text *t, const mm_json *root) {
   mm_text_put(t, before);
 }
 
+const mm_pack_file *mm_pack_find_file(const mm_pack *p, const char *name) {
+  for (size_t i = 0; i < p->file_count; i++)
+    if (strcmp(p->file[i].name, name) == 0) return &p->file[i];
+  return NULL;
+}
+
 /* Takes root over. The last member is the digest of the text before it. NULL when there was no memory for it. */
-static char *digested_text(mm_json *root, mm_err *err) {
+static char *text_with_digest(mm_json *root, mm_err *err) {
   mm_text t = {.failed = mm_json_failed(root)};
   char hex[MM_HEX_LEN + 1];
   put_lines(&t, root);
@@ -184,7 +190,7 @@ static char *digested_text(mm_json *root, mm_err *err) {
   return mm_text_take(&t, err);
 }
 
-char *mm_pack_text(const mm_pack *p, mm_err *err) { return digested_text(pack_json(p), err); }
+char *mm_pack_text(const mm_pack *p, mm_err *err) { return text_with_digest(pack_json(p), err); }
 
 char *mm_digests_text(const mm_pack *p, mm_err *err) {
   mm_json *o = MM_JSON_NEW({"format", mm_json_new_str(MM_DIGESTS_WORD)}, {"version", mm_json_new_int(MM_PACK_VERSION)},
@@ -193,5 +199,5 @@ char *mm_digests_text(const mm_pack *p, mm_err *err) {
   put_parts(o, &p->rank[0]);
   put_files(o, "sources", p->source, p->source_count, "header_sha256");
   put_files(o, "files", p->file, p->file_count, "sha256");
-  return digested_text(o, err);
+  return text_with_digest(o, err);
 }

@@ -142,6 +142,8 @@ static inline uint32_t mm_pack_first_lead(const mm_pack *p, const mm_pack_tensor
   return rank % p->tp / (p->tp / p->ep) * t->lead;
 }
 
+/* The companion of that name, or NULL. */
+const mm_pack_file *mm_pack_find_file(const mm_pack *p, const char *name);
 /* MM_PACK_VERSION3 of an extended model, else MM_PACK_VERSION2 where a plane has a grid, else MM_PACK_VERSION: what stands in the manifest
  * and in every part. */
 int mm_pack_version(const mm_pack *p);

@@ -352,9 +352,7 @@ bool mm_dflash_verify(const mm_dflash *d, const mm_pack_file *f, mm_err *err) {
 
 bool mm_dflash_check(const mm_pack *p, bool finite, mm_err *err) {
   mm_dflash d = {0};
-  bool ok = true;
-  for (size_t i = 0; ok && i < p->file_count; i++)
-    if (strcmp(p->file[i].name, MM_DFLASH_FILE) == 0) ok = mm_dflash_open(&d, p->dir, &p->model, err);
+  bool ok = !mm_pack_find_file(p, MM_DFLASH_FILE) || mm_dflash_open(&d, p->dir, &p->model, err);
   for (size_t i = 0; ok && finite && i < d.st.count; i++)
     ok = mm_dflash_finite(&d.st.tensor[i], d.map.data, d.st.path, MM_INTEGRITY, NULL, err);
   mm_dflash_close(&d);

@@ -92,9 +92,8 @@ static bool bake_tokenizer(const char *path, uint32_t vocab, const mm_digest *so
 static bool same_draft(const mm_verify_args *a, const mm_plan *plan, const mm_pack *p, mm_err *err) {
   bool compared;
   if (!mm_exact_draft(plan, p, a->draft, &compared, err)) return false;
-  for (size_t i = 0; !a->quiet && !compared && i < p->file_count; i++)
-    if (strcmp(p->file[i].name, MM_DFLASH_FILE) == 0)
-      fputs("note: the draft is not compared, as this source has none; --draft DIR names its own\n", stderr);
+  if (!a->quiet && !compared && mm_pack_find_file(p, MM_DFLASH_FILE))
+    fputs("note: the draft is not compared, as this source has none; --draft DIR names its own\n", stderr);
   return true;
 }
 

@@ -229,8 +229,8 @@ static void store_codes(const row_state *z, uint8_t *to) {
  * makes too small to divide by. */
 static bool load_row(row_state *z, const mm_pack_args *a, const mm_packed *m, uint32_t row) {
   const uint32_t k = z->f->k;
-  float capacity[MM_TILE];
-  for (uint32_t c = 0; c < k; c += MM_TILE) memcpy(z->line + c, mm_tile_load(capacity, a, row, c), mm_tile_count(a, c) * sizeof *capacity);
+  float tile[MM_TILE];
+  for (uint32_t c = 0; c < k; c += MM_TILE) memcpy(z->line + c, mm_tile_load(tile, a, row, c), mm_tile_count(a, c) * sizeof *tile);
   const float amax = mm_row_amax(a, row);
   if (!(amax >= 0x1p-100f)) return false;
   const int exponent = (int)(mm_f32_bits(amax) >> 23);

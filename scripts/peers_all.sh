@@ -49,11 +49,12 @@ if wanted suite; then
   figure() { grep -E 'schemas served, |each valid' "$1" | sed 's/;.*//' | paste -sd ';'; }
   row suite "$python" scripts/peers_suite.py "$build" "$out"/jsonschema-*/json
 fi
-holds() { true; }
+holds() { ! grep -q 'no effect$' "$1"; }
 figure() { sed 's/^  //' "$1" | head -n 4 | paste -sd ' '; }
 wanted langchain && row langchain "$LANGCHAIN_VENV/bin/python" scripts/peers_langchain.py "$build" "$m2:minimax-m2"
 wanted llama && row llama "$python" scripts/peers_servers.py "$build" llama.cpp "$(ls "$downloads"/llama_cpp_python-*.tar.gz)" "$m1:minimax-m1,$m2:minimax-m2"
 wanted vllm && row vllm "$python" scripts/peers_servers.py "$build" vllm "$(ls "$downloads"/vllm-*.tar.gz)" "$m1:minimax-m1,$m2:minimax-m2"
+holds() { true; }
 figure() { tail -n 1 "$1"; }
 wanted lm-eval && row lm-eval make -s BUILD="$build" lm-eval
 if wanted masks; then

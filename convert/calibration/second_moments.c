@@ -72,7 +72,7 @@ static bool find_pool(mm_moment_factors *w, const mm_second_moments *of, mm_err 
 }
 
 /* Room for the factors of one matrix. */
-static bool make_capacity(mm_moment_factors *w, const mm_second_moments *of, mm_err *err) {
+static bool grow_factors(mm_moment_factors *w, const mm_second_moments *of, mm_err *err) {
   const uint32_t block = of->entry->block;
   const uint64_t floats = mm_feedback_floats(of->entry->blocks, block);
   w->f.k = of->k;
@@ -104,7 +104,7 @@ bool mm_moment_factors_find(mm_moment_factors *w, const mm_second_moments *of, u
   if (w->entry != e && !find_pool(w, of, err)) return false;
   if (w->matrix == matrix) return true;
   w->matrix = UINT32_MAX;
-  if (!make_capacity(w, of, err)) return false;
+  if (!grow_factors(w, of, err)) return false;
   for (uint32_t b = 0; b < e->blocks; b++) {
     const uint32_t n = (uint32_t)mm_min(e->block, of->k - b * e->block);
     uint32_t column;

@@ -264,12 +264,6 @@ void mm_draft_source_close(mm_draft_source *s) {
 
 /* ---- writing ---- */
 
-static const mm_pack_file *find_companion(const mm_pack *p) {
-  for (size_t i = 0; i < p->file_count; i++)
-    if (strcmp(p->file[i].name, MM_DFLASH_FILE) == 0) return &p->file[i];
-  return NULL;
-}
-
 typedef struct draft_output {
   int fd; /* or -1: only the digest is wanted */
   const char *path;
@@ -328,7 +322,7 @@ static bool put_all(const mm_draft_source *s, draft_output *o, mm_err *err) {
 /* The companion of a packed checkpoint, byte for byte. */
 static bool put_same(const mm_pack *from, draft_output *o, mm_err *err) {
   char *text = NULL;
-  const mm_pack_file *f = find_companion(from);
+  const mm_pack_file *f = mm_pack_find_file(from, MM_DFLASH_FILE);
   const bool ok = mm_verify_companion(from, f, &text, err) && put(o, text, (size_t)f->size, err);
   free(text);
   return ok;
@@ -338,7 +332,7 @@ bool mm_draft_write(const mm_draft_source *s, const mm_pack *from, const mm_dige
                     mm_err *err) {
   const mm_path path = mm_path_of(dir, MM_DFLASH_FILE);
   draft_output o = {.path = path.text};
-  if (!s && (!from || !find_companion(from))) return true;
+  if (!s && (!from || !mm_pack_find_file(from, MM_DFLASH_FILE))) return true;
   unlinkat(dirfd, MM_DFLASH_FILE, 0);
   if ((o.fd = mm_create_at(dirfd, dir, MM_DFLASH_FILE, err)) < 0) return false;
   mm_sha256_begin(&o.digest);
@@ -352,7 +346,7 @@ bool mm_draft_write(const mm_draft_source *s, const mm_pack *from, const mm_dige
 
 bool mm_draft_digest(mm_draft_source *s, bool as_zero, const mm_pack *from, mm_digest *digest, mm_err *err) {
   draft_output o = {.fd = -1};
-  const mm_pack_file *const given = from ? find_companion(from) : NULL;
+  const mm_pack_file *const given = from ? mm_pack_find_file(from, MM_DFLASH_FILE) : NULL;
   *digest = given ? given->sha256 : (mm_digest){0};
   if (!s) return true;
   mm_sha256_begin(&o.digest);
@@ -366,7 +360,7 @@ bool mm_draft_same(const mm_digest *digest, const char *dir, mm_err *err) {
   const bool any = !mm_digest_equal(digest, &none);
   mm_pack is = {0};
   bool ok = mm_pack_open(&is, dir, err);
-  const mm_pack_file *const there = ok ? find_companion(&is) : NULL;
+  const mm_pack_file *const there = ok ? mm_pack_find_file(&is, MM_DFLASH_FILE) : NULL;
   if (ok && (there ? !any || !mm_digest_equal(&there->sha256, digest) : any))
     ok = mm_fail(err, MM_USAGE, "E_RESUME", mm_at(dir, NULL), "found a finished conversion %s, expected %s; --force replaces it",
                  there ? "with a draft" : "without a draft",

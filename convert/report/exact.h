@@ -16,7 +16,7 @@ bool mm_exact_again(const mm_plan *plan, const mm_pack *p, size_t i);
 MM_MUST_USE bool mm_exact_weights(const mm_plan *plan, const mm_shards *s, unsigned threads, mm_err *err);
 /* The first rows of each matrix, of a stack its first one, in the finished output `dir` of this plan, packed or unsharded, as far as
  * mm_exact_again says that they are given again, and its companions but for `baked`. MM_USAGE E_RESUME where another source gave them.
- * Of a download those alone that are there. */
+ * A download is compared as far as its files are there. */
 MM_MUST_USE bool mm_exact_sample(const mm_plan *plan, const char *dir, const mm_stored *stored, const char *baked, unsigned threads,
                                  mm_err *err);
 /* The others, by the figures of mm_compare: no weight is further from the source than half a step of its scheme unless it lies beyond the

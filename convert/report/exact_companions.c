@@ -11,12 +11,6 @@
 #include "convert/report/exact.h"
 #include "formats/system/file.h"
 
-static const mm_pack_file *find_file(const mm_pack *p, const char *name) {
-  for (size_t i = 0; i < p->file_count; i++)
-    if (strcmp(p->file[i].name, name) == 0) return &p->file[i];
-  return NULL;
-}
-
 static bool another(const mm_pack *p, const char *name, const char *what, mm_err *err) {
   return mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at(mm_path_of(p->dir, name).text, NULL), "%s", what);
 }
@@ -35,7 +29,7 @@ static bool same_copy(const mm_hf *hf, const mm_pack *p, const mm_pack_file *f, 
 }
 
 static bool same_bake(const mm_pack *p, const mm_pack_file *f, mm_bake_fn *bake, mm_err *err) {
-  const mm_pack_file *from = find_file(p, "tokenizer.json");
+  const mm_pack_file *from = mm_pack_find_file(p, "tokenizer.json");
   uint8_t *image = NULL;
   size_t n = 0;
   if (!from) return another(p, f->name, "found it without the tokenizer.json that it is made of", err);
@@ -57,7 +51,7 @@ static bool is_made(const mm_plan *plan, const char *name) {
 
 static bool is_there(const mm_plan *plan, const mm_pack *p, const char *name, mm_err *err) {
   return is_made(plan, name) || faccessat(AT_FDCWD, mm_path_of(plan->hf->dir, name).text, F_OK, AT_SYMLINK_NOFOLLOW) != 0 ||
-         find_file(p, name) || another(p, name, "found no such companion, expected that of this source", err);
+         mm_pack_find_file(p, name) || another(p, name, "found no such companion, expected that of this source", err);
 }
 
 bool mm_companions_same(const mm_plan *plan, const mm_pack *p, mm_bake_fn *bake, const char *baked, mm_err *err) {
@@ -81,7 +75,7 @@ bool mm_companions_same(const mm_plan *plan, const mm_pack *p, mm_bake_fn *bake,
 
 bool mm_exact_draft(const mm_plan *plan, const mm_pack *p, const char *from, bool *compared, mm_err *err) {
   static const mm_digest none;
-  const mm_pack_file *own = find_file(p, MM_DFLASH_FILE);
+  const mm_pack_file *own = mm_pack_find_file(p, MM_DFLASH_FILE);
   mm_draft_source s = {0};
   mm_digest wanted;
   const bool ok = (!from || mm_draft_source_open(&s, from, &plan->pack.model, err)) &&

@@ -3,7 +3,6 @@
 
 #include <inttypes.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "convert/source/encoding.h"
 #include "loader/dflash.h"
@@ -33,9 +32,8 @@ static void put_left_out(FILE *f, const mm_pack *p) {
 /* The draft of a packed source, for which the other layout has no place. */
 static void put_draft(FILE *f, const mm_hf *hf, const mm_plan *p) {
   const mm_pack *from = p->layout->extras ? NULL : hf->manifest;
-  for (size_t i = 0; from && i < from->file_count; i++)
-    if (strcmp(from->file[i].name, MM_DFLASH_FILE) == 0)
-      fprintf(f, "note: the draft of the source (%s) is left out: --layout hf has none\n", MM_DFLASH_FILE);
+  if (from && mm_pack_find_file(from, MM_DFLASH_FILE))
+    fprintf(f, "note: the draft of the source (%s) is left out: --layout hf has none\n", MM_DFLASH_FILE);
 }
 
 /* A factor of RoPE that the plan's model does not have: it stands with the type "default". */

@@ -160,7 +160,7 @@ static bool save(const mm_talk *t, const char *path, mm_err *err) {
 
 /* One message of a file. */
 static bool take_message(mm_talk *t, const mm_json *m, const char *path, mm_err *err) {
-  const mm_json *role = mm_json_get(m, "role"), *content = mm_json_get(m, "content"), *reason = mm_json_get(m, "reasoning_content"),
+  const mm_json *role = mm_json_get(m, "role"), *content = mm_json_get(m, "content"), *thoughts = mm_json_get(m, "reasoning_content"),
                 *calls = mm_json_get(m, "tool_calls");
   const bool texts = mm_json_type_of(role) == MM_JSON_STR && mm_json_type_of(content) == MM_JSON_STR;
   size_t i = 0;
@@ -171,7 +171,7 @@ static bool take_message(mm_talk *t, const mm_json *m, const char *path, mm_err 
   if (mm_json_size(calls))
     return mm_fail(err, MM_BAD_INPUT, "E_CHAT", mm_at(path, NULL), "message %zu: found tool_calls, and a conversation here has no tools",
                    t->count + 1);
-  if (mm_json_type_of(reason) != MM_JSON_STR) reason = mm_json_get(m, "reasoning");
+  if (mm_json_type_of(thoughts) != MM_JSON_STR) thoughts = mm_json_get(m, "reasoning");
   if (i == MM_ROLE_SYSTEM && !t->count && !t->own_system) {
     mm_text_add(&t->system, mm_json_str(content), mm_json_str_len(content));
     return (t->own_system = !t->system.failed) || mm_fail_memory(err, 0);
@@ -183,7 +183,7 @@ static bool take_message(mm_talk *t, const mm_json *m, const char *path, mm_err 
   said *to = add_message(t, next, err);
   if (!to) return false;
   mm_text_add(&to->content, mm_json_str(content), mm_json_str_len(content));
-  if (mm_json_type_of(reason) == MM_JSON_STR) mm_text_add(&to->reasoning, mm_json_str(reason), mm_json_str_len(reason));
+  if (mm_json_type_of(thoughts) == MM_JSON_STR) mm_text_add(&to->reasoning, mm_json_str(thoughts), mm_json_str_len(thoughts));
   return (!to->content.failed && !to->reasoning.failed) || mm_fail_memory(err, 0);
 }
 

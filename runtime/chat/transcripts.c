@@ -42,7 +42,7 @@ static bool read_calls(mm_arena *a, const mm_value *calls, mm_message *out, mm_e
 static bool read_message(mm_arena *a, const mm_value *m, mm_message *out, mm_err *err) {
   static const char *const word[] = {
       [MM_ROLE_SYSTEM] = "system", [MM_ROLE_USER] = "user", [MM_ROLE_ASSISTANT] = "assistant", [MM_ROLE_TOOL] = "tool"};
-  const mm_value *role = mm_value_get(m, "role"), *content = mm_value_get(m, "content"), *reason = mm_value_get(m, "reasoning_content"),
+  const mm_value *role = mm_value_get(m, "role"), *content = mm_value_get(m, "content"), *thoughts = mm_value_get(m, "reasoning_content"),
                  *calls = mm_value_get(m, "tool_calls");
   mm_chat_part *part = mm_arena_alloc(a, sizeof *part, err);
   size_t i = 0;
@@ -58,7 +58,7 @@ static bool read_message(mm_arena *a, const mm_value *m, mm_message *out, mm_err
   *out = (mm_message){.role = (mm_role)i, .part = part, .part_count = content != NULL};
   if (i == MM_ROLE_TOOL) out->call_id = str_of(mm_value_get(m, "tool_call_id"));
   if (i != MM_ROLE_ASSISTANT) return true;
-  out->reasoning = str_of(reason ? reason : mm_value_get(m, "reasoning"));
+  out->reasoning = str_of(thoughts ? thoughts : mm_value_get(m, "reasoning"));
   return read_calls(a, calls, out, err);
 }
 

@@ -153,8 +153,8 @@ typedef enum mm_text_kind {
 } mm_text_kind;
 typedef struct mm_grammar_text {
   mm_text_kind kind;
-  uint32_t need, capacity; /* characters: at least, before its end; at most, UINT32_MAX: any number */
-  bool tags;               /* what words with "<" do depends on more */
+  uint32_t need, longest; /* characters: at least, before its end; at most, UINT32_MAX: any number */
+  bool tags;              /* what words with "<" do depends on more */
 } mm_grammar_text;
 /* For words of at most `longest` bytes. */
 mm_grammar_text mm_grammar_text_of(const mm_grammar *g, uint32_t longest);

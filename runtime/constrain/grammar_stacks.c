@@ -163,10 +163,10 @@ static const mm_grammar_frame *text_frame(const mm_grammar_stack *s, mm_text_kin
 
 mm_grammar_text mm_grammar_text_of(const mm_grammar *g, uint32_t longest) {
   const mm_grammar_frame *one = g->count == 1 ? text_frame(&g->first, MM_TEXT_PROSE) : NULL;
-  mm_grammar_text t = {.kind = MM_TEXT_STRING, .capacity = UINT32_MAX};
+  mm_grammar_text t = {.kind = MM_TEXT_STRING, .longest = UINT32_MAX};
   if (one) {
-    const uint32_t most = one->form->most, capacity = most == UINT32_MAX ? most : one->count > most ? 0 : most - one->count;
-    return (mm_grammar_text){.kind = MM_TEXT_PROSE, .capacity = capacity, .tags = true};
+    const uint32_t most = one->form->most, left = most == UINT32_MAX ? most : one->count > most ? 0 : most - one->count;
+    return (mm_grammar_text){.kind = MM_TEXT_PROSE, .longest = left, .tags = true};
   }
   for (uint32_t i = 0; i < g->count; i++) {
     const mm_grammar_stack *s = way_of(g, i);
@@ -175,7 +175,7 @@ mm_grammar_text mm_grammar_text_of(const mm_grammar *g, uint32_t longest) {
     t.tags |= s->value > 0;
     if (is_far(f, longest)) continue;
     t.need = f->form->least > f->count ? f->form->least - f->count : 0;
-    if (f->form->most != UINT32_MAX) t.capacity = f->form->most - f->count;
+    if (f->form->most != UINT32_MAX) t.longest = f->form->most - f->count;
   }
   return t;
 }

@@ -33,9 +33,9 @@ typedef struct mm_trie {
 typedef struct mm_text_words {
   mm_trie_word *word; /* [count] the ones of fewer characters first */
   uint32_t count;
-  uint32_t *mask; /* [MM_TEXT_CAPACITIES + 1, words_of_mask]: of at most 0, 1, … characters; the last: of any number */
+  uint32_t *mask; /* [MM_TEXT_LENGTHS + 1, words_of_mask]: of at most 0, 1, … characters; the last: of any number */
 } mm_text_words;
-#define MM_TEXT_CAPACITIES 32
+#define MM_TEXT_LENGTHS 32
 
 struct mm_lexicon {
   const mm_tokenizer *tokenizer;
@@ -52,7 +52,7 @@ struct mm_lexicon {
 };
 
 /* The words of at most `room` characters, which may be UINT32_MAX; written to mask. */
-void mm_text_words_mask(const mm_lexicon *l, const mm_text_words *w, uint32_t capacity, uint32_t *mask);
+void mm_text_words_mask(const mm_lexicon *l, const mm_text_words *w, uint32_t longest, uint32_t *mask);
 
 static inline void mm_mask_set(uint32_t *mask, int32_t id) { mask[id / 32] |= UINT32_C(1) << (id % 32); }
 static inline void mm_mask_clear(uint32_t *mask, int32_t id) { mask[id / 32] &= ~(UINT32_C(1) << (id % 32)); }

@@ -86,21 +86,21 @@ static int by_characters(const void *a, const void *b) {
 
 static bool end_texts(const mm_lexicon *l, mm_text_words *w, mm_err *err) {
   qsort(w->word, w->count, sizeof *w->word, by_characters);
-  w->mask = mm_calloc((size_t)(MM_TEXT_CAPACITIES + 1) * l->words_of_mask, sizeof *w->mask, err);
+  w->mask = mm_calloc((size_t)(MM_TEXT_LENGTHS + 1) * l->words_of_mask, sizeof *w->mask, err);
   if (!w->mask) return false;
-  for (uint32_t capacity = 0, i = 0; capacity <= MM_TEXT_CAPACITIES; capacity++) {
-    uint32_t *mask = w->mask + (size_t)capacity * l->words_of_mask;
-    if (capacity) memcpy(mask, mask - l->words_of_mask, l->words_of_mask * sizeof *mask);
-    for (; i < w->count && (capacity == MM_TEXT_CAPACITIES || w->word[i].characters <= capacity); i++) mm_mask_set(mask, w->word[i].id);
+  for (uint32_t longest = 0, i = 0; longest <= MM_TEXT_LENGTHS; longest++) {
+    uint32_t *mask = w->mask + (size_t)longest * l->words_of_mask;
+    if (longest) memcpy(mask, mask - l->words_of_mask, l->words_of_mask * sizeof *mask);
+    for (; i < w->count && (longest == MM_TEXT_LENGTHS || w->word[i].characters <= longest); i++) mm_mask_set(mask, w->word[i].id);
   }
   return true;
 }
 
-void mm_text_words_mask(const mm_lexicon *l, const mm_text_words *w, uint32_t capacity, uint32_t *mask) {
-  const uint32_t row = (uint32_t)mm_min(capacity, MM_TEXT_CAPACITIES);
+void mm_text_words_mask(const mm_lexicon *l, const mm_text_words *w, uint32_t longest, uint32_t *mask) {
+  const uint32_t row = (uint32_t)mm_min(longest, MM_TEXT_LENGTHS);
   memcpy(mask, w->mask + (size_t)row * l->words_of_mask, l->words_of_mask * sizeof *mask);
-  if (row < MM_TEXT_CAPACITIES) return;
-  for (uint32_t i = w->count; i-- > 0 && w->word[i].characters > capacity;) mm_mask_clear(mask, w->word[i].id);
+  if (row < MM_TEXT_LENGTHS) return;
+  for (uint32_t i = w->count; i-- > 0 && w->word[i].characters > longest;) mm_mask_clear(mask, w->word[i].id);
 }
 
 /* The state after `begin`, in a text of the form, which has one way to be read. */

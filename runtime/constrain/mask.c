@@ -7,7 +7,7 @@
 typedef struct masker {
   const mm_lexicon *l;
   const mm_mask_path *p;
-  uint32_t need, capacity;
+  uint32_t need, longest;
   uint32_t *mask;
 } masker;
 
@@ -43,7 +43,7 @@ static bool step_place(const masker *m, uint32_t depth, uint8_t byte) {
 
 static void set_text(const masker *m, const mm_trie *t, uint32_t text) {
   for (uint32_t i = t->first[text]; i < t->first[text + 1]; i++)
-    if (t->word[i].characters >= m->need && t->word[i].characters <= m->capacity) mm_mask_set(m->mask, t->word[i].id);
+    if (t->word[i].characters >= m->need && t->word[i].characters <= m->longest) mm_mask_set(m->mask, t->word[i].id);
 }
 
 /* Sets the words of texts that may follow p->state[0]. */
@@ -65,7 +65,7 @@ static void walk(const masker *m, const mm_trie *t) {
 static void walk_tagged(masker *m, const mm_grammar *state) {
   const mm_trie *t = &m->l->tagged;
   m->need = 0;
-  m->capacity = UINT32_MAX;
+  m->longest = UINT32_MAX;
   for (uint32_t i = 0; i < t->first[t->texts]; i++) mm_mask_clear(m->mask, t->word[i].id);
   mm_grammar_copy(&m->p->state[0], state);
   walk(m, t);
@@ -84,7 +84,7 @@ static void walk_tag(masker *m, const mm_grammar *state) {
   const mm_trie *t = &m->l->all;
   uint32_t ended = UINT32_MAX; /* bytes of the word before the one that ended the tag */
   m->need = 0;
-  m->capacity = UINT32_MAX;
+  m->longest = UINT32_MAX;
   mm_grammar_copy(&m->p->state[0], state);
   for (uint32_t i = 0; i < t->nodes;) {
     const mm_trie_node *n = &t->node[i];
@@ -110,13 +110,13 @@ void mm_mask_words(const mm_lexicon *l, const mm_mask_path *p, const mm_grammar 
   const mm_grammar *tagged = state;
   if (tag) state = &plain;
   const mm_grammar_text t = mm_grammar_text_of(state, l->longest);
-  masker m = {.l = l, .p = p, .need = t.need, .capacity = t.kind == MM_TEXT_NONE ? UINT32_MAX : t.capacity, .mask = mask};
-  if (t.kind != MM_TEXT_NONE) mm_text_words_mask(l, t.kind == MM_TEXT_STRING ? &l->string : &l->prose, t.capacity, mask);
+  masker m = {.l = l, .p = p, .need = t.need, .longest = t.kind == MM_TEXT_NONE ? UINT32_MAX : t.longest, .mask = mask};
+  if (t.kind != MM_TEXT_NONE) mm_text_words_mask(l, t.kind == MM_TEXT_STRING ? &l->string : &l->prose, t.longest, mask);
   mm_grammar_copy(&p->state[0], state);
   if (t.kind == MM_TEXT_NONE) {
     memset(mask, 0, l->words_of_mask * sizeof *mask);
     walk(&m, &l->all);
-  } else if (t.kind == MM_TEXT_STRING && t.need <= t.capacity && mm_grammar_end_string(&p->state[0], t.need)) {
+  } else if (t.kind == MM_TEXT_STRING && t.need <= t.longest && mm_grammar_end_string(&p->state[0], t.need)) {
     walk(&m, &l->tails);
   }
   if (t.tags) walk_tagged(&m, state);

@@ -198,8 +198,10 @@ static bool exchange(int fd, const char *path, const mm_hold_request *request, m
   if (n == (ssize_t)sizeof *answer && memcmp(answer->magic, answer_magic, sizeof answer_magic) == 0) return true;
   if (n < 0) return mm_fail_errno(err, mm_at(path, NULL), "wait for an answer", errno == EAGAIN ? ETIMEDOUT : errno);
   if (n == 0)
-    return mm_fail(err, MM_IO, "E_HELD", mm_at(path, NULL),
-                   "the holder closed the connection: it serves %d processes already, or belongs to another user", MM_HOLD_USERS);
+    return mm_fail(
+        err, MM_IO, "E_HELD", mm_at(path, NULL),
+        "found the connection closed, expected an answer: the holder is ending, serves %d processes already, or is another user's",
+        MM_HOLD_USERS);
   return mm_fail(err, MM_IO, "E_HELD", mm_at(path, NULL), "found an answer of %zd bytes, expected one of minimax-hold of this version", n);
 }
 

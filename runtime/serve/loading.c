@@ -48,9 +48,7 @@ static uint32_t outs_of(const mm_model *m, const mm_loading_config *c) {
 /* The checkpoint's draft, if it has one and proposals are wanted. Where this run cannot have it, it is refused and not left out. */
 static bool open_draft(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
   const mm_pack *p = &l->shards.pack;
-  const mm_pack_file *f = NULL;
-  for (size_t i = 0; i < p->file_count; i++)
-    if (strcmp(p->file[i].name, MM_DFLASH_FILE) == 0) f = &p->file[i];
+  const mm_pack_file *f = mm_pack_find_file(p, MM_DFLASH_FILE);
   if (!f || !c->scheduler.drafts) return true;
   l->has_draft = mm_dflash_open(&l->draft, p->dir, &p->model, err);
   return l->has_draft && (!c->verify || mm_dflash_verify(&l->draft, f, err));

@@ -21,7 +21,7 @@ static const char head[] =
 
 /* A manifest, if it begins like one; else what follows the model in one, so that mutations fall on cuts, tensors and parts. The digest
  * of its last line is made right, which no mutation finds by chance. */
-static char *digested(const uint8_t *data, size_t size, size_t *n) {
+static char *with_digest(const uint8_t *data, size_t size, size_t *n) {
   bool whole = size > 0 && data[0] == '{';
   *n = whole ? size : size + sizeof head + 1 + LINE;
   char *text = malloc(*n + 1), hex[MM_HEX_LEN + 1];
@@ -41,7 +41,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   mm_err err = {0};
   mm_pack p, again;
   size_t n;
-  char *given = digested(data, size, &n);
+  char *given = with_digest(data, size, &n);
   if (mm_pack_parse(&p, "dir", given, n, &err)) {
     char *text = mm_pack_text(&p, &err);
     if (!text || !mm_pack_parse(&again, "dir", text, strlen(text), &err)) abort();

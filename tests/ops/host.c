@@ -324,7 +324,7 @@ static void check_doubts(const mm_shards *shards) {
   }
   err = (mm_err){0};
   const bool on = reason[0] || step(e, 3, false, &err);
-  report("nothing is built on passes that ranks were let down in, and all go on", on && !reason[0], on ? reason : err.text);
+  report("no step uses a pass in which a rank failed, and all go on", on && !reason[0], on ? reason : err.text);
   free(state);
   close_engine(e, "its calls and its memory");
 }

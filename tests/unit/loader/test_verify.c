@@ -134,7 +134,7 @@ static void refused(const char *text, size_t n, const char *what) {
 }
 
 /* Any byte of the manifest, and anything before, inside or behind its digest. */
-TEST(digested) {
+TEST(text_digest) {
   size_t n = manifest_bytes;
   char *copy = malloc(n + 2), what[32];
   memcpy(copy, manifest, n);
