@@ -352,6 +352,7 @@ static bool settle(serve_args *a, mm_err *err) {
                                             .disk_bytes = a->kv_disk,
                                             .prefix_cache = strcmp(a->prefix_cache, "on") == 0,
                                             .batch_invariant = a->batch_invariant,
+                                            .warm = true,
                                             .drafts = (uint32_t)a->drafts};
   if (a->kv_offload && strcmp(a->prefix_cache, "on") != 0)
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--kv-offload: found --prefix-cache off, whose pages it would keep");

@@ -1,6 +1,7 @@
 /* Requests in and out: submit and cancel from any thread, the scheduler's own thread and its loop. */
 #include "runtime/schedule/scheduler.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -149,10 +150,37 @@ static void take(mm_scheduler *s, job *incoming) {
   }
 }
 
+#define WARM_AFTER 500000000 /* nanoseconds without a request after which one size is warmed */
+
+/* The lock is held. Waits for a change; without one for WARM_AFTER, returns true where a size of 1, 2, 3, 4, 6, 8, 12 … rows, up to the
+ * slots, is not warmed yet. Before the first request none is: that would make it wait for weights that it does not need yet. */
+static bool wait_for_change(mm_scheduler *s) {
+  if (!s->c.warm || !s->queued || s->warmed >= s->slots) return pthread_cond_wait(&s->changed, &s->lock), false;
+  struct timespec until;
+  clock_gettime(CLOCK_REALTIME, &until);
+  until.tv_nsec += WARM_AFTER;
+  until.tv_sec += until.tv_nsec / 1000000000;
+  until.tv_nsec %= 1000000000;
+  return pthread_cond_timedwait(&s->changed, &s->lock, &until) == ETIMEDOUT;
+}
+
+/* The next size. One that fails is not tried again: a request's step says what is wrong. */
+static void warm_next(mm_scheduler *s) {
+  const uint32_t n = s->warmed, next = n < 2 ? n + 1 : n & (n - 1) ? n / 3 * 4 : n / 2 * 3;
+  mm_err err = {0};
+  s->warmed = (uint32_t)mm_min(next, s->slots);
+  if (!mm_engine_warm(s->engine, &s->warmed, 1, &err)) s->warmed = s->slots;
+}
+
 /* Waits until there is something to do; false when it is over. */
 static bool wait_for_work(mm_scheduler *s) {
   pthread_mutex_lock(&s->lock);
-  while (!s->live && s->queued == s->collected && !s->closing) pthread_cond_wait(&s->changed, &s->lock);
+  while (!s->live && s->queued == s->collected && !s->closing) {
+    if (!wait_for_change(s)) continue;
+    pthread_mutex_unlock(&s->lock);
+    warm_next(s);
+    pthread_mutex_lock(&s->lock);
+  }
   const bool over = !s->live && s->queued == s->collected;
   job *incoming = s->incoming;
   s->incoming = NULL;

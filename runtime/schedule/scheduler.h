@@ -20,6 +20,7 @@ typedef struct mm_scheduler_config {
   void *user;
   bool prefix_cache;    /* keep pages and states of prompts for requests that begin alike; nothing where the device does not share pages */
   bool batch_invariant; /* the tokens of a request do not depend on what else runs; refused where the device cannot say so */
+  bool warm;            /* while nothing runs, the engine's steps of more rows are recorded (mm_engine_warm), one size after another */
   uint32_t drafts;      /* tokens that prompt lookup may propose for one step of a request, ≤ MM_DRAFTS; 0: none. Nothing is proposed
                          * for models with lightning layers, whose states cannot go back */
 } mm_scheduler_config;

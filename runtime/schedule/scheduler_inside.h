@@ -153,6 +153,7 @@ struct mm_scheduler {
   int32_t *sampled; /* [step_tokens] of the step being collected */
   job **order;      /* [slots] the prompts that are being read */
   bool ahead;       /* the next step is queued before this one's tokens are read */
+  uint32_t warmed;  /* rows of the largest step that mm_engine_warm has recorded, or tried to */
 };
 
 /* ---- requests.c ---- */

@@ -1,6 +1,8 @@
 /* The scheduler on devices that choose by themselves: the next step is queued before the last one's choices are read. The device is the CPU
  * backend with a choice of its own behind it, whose tokens come out only when they are collected; with shared pages and without. One that
  * defers keeps the logits of a pass, so that masks are made and the step before is collected in the meantime. */
+#include <unistd.h>
+
 #include "tests/unit/runtime/random_requests.h"
 
 enum { SLOTS = 6, ROWS = 64, SAMPLES = MM_SAMPLES_MIN_P | MM_SAMPLES_BIAS | MM_SAMPLES_MASK | MM_SAMPLES_LOGPROBS };
@@ -13,9 +15,10 @@ static struct {
   int32_t chosen[SLOTS]; /* after the last row of each slot */
   int32_t queue[MM_QUEUE][ROWS];
   uint32_t count[MM_QUEUE];
-  uint64_t queued, collected, ahead; /* ahead: steps queued before the choices of the last one were collected */
-  uint64_t deferred;                 /* steps sampled after their pass */
-  uint64_t fail_at, fail_choice;     /* numbers of the step that fails, and of the one whose choice does, from 1; 0: none */
+  uint64_t queued, collected, ahead;  /* ahead: steps queued before the choices of the last one were collected */
+  uint64_t deferred;                  /* steps sampled after their pass */
+  _Atomic uint32_t padding[ROWS + 1]; /* steps of so many rows of padding */
+  uint64_t fail_at, fail_choice;      /* numbers of the step that fails, and of the one whose choice does, from 1; 0: none */
   float logits[ROWS * 64];
 } device;
 
@@ -25,6 +28,7 @@ static bool device_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
   for (uint32_t i = 0; i < batch->span_count; i++)
     for (uint32_t t = batch->span[i].first; t < batch->span[i].first + batch->span[i].count; t++)
       device.id[t] = batch->id[t] == MM_ID_SAMPLED ? device.chosen[batch->span[i].slot] : batch->id[t];
+  if (batch->span_count && batch->span[0].slot < 0) device.padding[batch->span_count]++;
   return poisoning_begin(b, &device.batch, err);
 }
 
@@ -41,7 +45,8 @@ static void sample_rows(const mm_backend *b, const mm_sampling *sampling, uint32
     mm_sample_adjust(device.sampler, set, NULL, 0, own);
     const int32_t id = mm_sample(device.sampler, set, s->pos + (batch->out[i] - s->first) + UINT64_C(1), own);
     if (set->logprobs) mm_sample_logprobs(device.sampler, set, id, row);
-    device.queue[at][i] = device.chosen[s->slot] = id;
+    device.queue[at][i] = id;
+    if (s->slot >= 0) device.chosen[s->slot] = id;
   }
   device.count[at] = count;
   device.queued++;
@@ -151,6 +156,29 @@ TEST(test_ahead) {
   assert_int_equal(err.status, MM_UNSUPPORTED);
   assert_string_equal(err.code, "E_SAMPLING");
   close_device(&w);
+}
+
+/* Steps of 1, 2, 3, 4 and 6 rows are warmed between two requests, each kind of ending twice, and the second one's reply is right; without
+ * `warm`, and before the first request, none is. */
+TEST(test_warm) {
+  for (uint32_t warm = 0; warm < 2; warm++) {
+    serving w;
+    open_device(&w, kind(1), true, true, (mm_limits){.max_tokens = ROWS, .slots = SLOTS},
+                (mm_scheduler_config){.step_tokens = 40, .queue_max = 1, .warm = warm});
+    for (uint32_t turn = 0; turn < 2; turn++) {
+      usleep(700000);
+      for (uint32_t rows = 1; !turn && rows <= SLOTS; rows++) assert_int_equal(device.padding[rows], 0);
+      client c = {.r = {.max_tokens = 8}};
+      fill(&c, 0, 10);
+      client_ready(&w, &c);
+      client_submit(&w, &c);
+      client_check(&c);
+      for (uint32_t i = 0; warm && i < 1000 && device.padding[SLOTS] < 8; i++) usleep(10000);
+    }
+    for (uint32_t rows = 0; rows <= ROWS; rows++)
+      assert_int_equal(device.padding[rows], warm && rows && rows <= SLOTS && rows != 5 ? 8 : 0);
+    close_device(&w);
+  }
 }
 
 /* A device that fails, and forgets what it held: what it was given ends with its error, and those that wait go on, with nothing of before
