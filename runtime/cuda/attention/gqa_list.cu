@@ -150,9 +150,9 @@ size_t mm_cu_gqa_verify_list(const mm_cu_heads &h, uint32_t rows, const int32_t 
   const cut_rows c = {slot, pos, mm_cu_cut_rows(h, rows, plan)};
   c.place(rows, first);
   std::vector<uint2> items;
-  for (uint32_t most = MM_CU_TOGETHER; most > 0; most /= 2) { /* as many as leave most multiprocessors something to do */
+  for (uint32_t most = MM_CU_TOGETHER; most > 0; most /= 2) { /* as many as leave two fifths of the multiprocessors an item */
     items = together(c, rows, most);
-    if (items.size() * h.kv_heads * 4 >= 3 * multiprocessors()) break;
+    if (items.size() * h.kv_heads * 5 >= 2 * multiprocessors()) break;
   }
   /* Sequences go through their parts side by side: what rows in several items read comes from memory once. */
   std::stable_sort(items.begin(), items.end(), [](const uint2 &x, const uint2 &y) { return x.y < y.y; });
