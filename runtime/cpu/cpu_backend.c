@@ -238,7 +238,8 @@ static void copy_pages(const mm_backend *b, const mm_paging *p) {
 }
 
 static bool cpu_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
-  size_t logits = (size_t)batch->out_count * b->c.weights->vocab_rows;
+  const uint32_t of_draft = b->c.draft && b->c.draft->c.kind == MM_DRAFT_EAGLE3 ? b->c.draft->c.draft_vocab : 0;
+  size_t logits = (size_t)batch->out_count * mm_max(b->c.weights->vocab_rows, of_draft);
   if (!MM_GROW(b->logits, &b->logits_cap, logits, err)) return false;
   b->batch = batch;
   b->err.status = MM_OK;
@@ -249,7 +250,7 @@ static bool cpu_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
 
 static bool cpu_end(mm_backend *b, float *out, mm_err *err) {
   if (b->err.status != MM_OK) return mm_fail_as(err, &b->err);
-  if (b->batch->out_count) memcpy(out, b->logits, (size_t)b->batch->out_count * b->c.weights->vocab_rows * sizeof *out);
+  if (b->batch->out_count) memcpy(out, b->logits, (size_t)b->batch->out_count * b->logits_width * sizeof *out);
   return true;
 }
 

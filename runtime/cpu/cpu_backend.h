@@ -114,7 +114,8 @@ struct mm_backend {
   mm_cpu_draft draft; /* nothing without c.draft */
 
   const mm_batch *batch;
-  float *logits; /* [out_count, vocab_rows] */
+  float *logits;         /* [out_count, vocab_rows], of an EAGLE-3 draft [out_count, draft_vocab] */
+  uint32_t logits_width; /* which of them */
   size_t logits_cap;
   mm_err err; /* the first failure of this step */
 };

@@ -199,20 +199,23 @@ void mm_cpu_linear(mm_backend *b, mm_act y, mm_act x, const mm_packed *w) {
 }
 
 void mm_cpu_logits(mm_backend *b, mm_act x, const mm_packed *head) {
+  b->logits_width = head->n;
   mm_cpu_observe(b, head, 0, x.data, b->batch->out, b->batch->out_count);
   mm_cpu_matmul(b, b->logits, x.data, b->batch->out, b->batch->out_count, head, MM_FORM_F32);
 }
 
 void mm_cpu_embed(mm_backend *b, mm_act x, const mm_packed *table) {
   const mm_rank_weights *w = b->c.weights;
+  const bool whole = b->c.draft && table == &b->c.draft->embed; /* which every rank has */
+  const uint32_t first = whole ? 0 : w->vocab_first, rows = whole ? table->n : w->vocab_rows;
   for (uint32_t t = 0; t < b->batch->tokens; t++) {
-    uint32_t local = (uint32_t)b->batch->id[t] - w->vocab_first; /* wraps to beyond vocab_rows for ids of lower ranks */
-    if (local < w->vocab_rows)
+    uint32_t local = (uint32_t)b->batch->id[t] - first; /* wraps to beyond the rows for ids of lower ranks */
+    if (local < rows)
       mm_unpack(table, 0, local, 1, mm_cpu_row(x, t));
     else
       memset(mm_cpu_row(x, t), 0, x.width * sizeof(float));
   }
-  mm_comm_all_reduce_sum(b->c.comm, w->rank, x.data, (size_t)b->batch->tokens * x.width);
+  if (!whole) mm_comm_all_reduce_sum(b->c.comm, w->rank, x.data, (size_t)b->batch->tokens * x.width);
 }
 
 const float *mm_cpu_norm_vector(mm_backend *b, const mm_packed *w) {

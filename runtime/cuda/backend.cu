@@ -74,8 +74,9 @@ void plan_step(mm_backend *b, const mm_batch *batch) {
   b->capture.mode = EAGER, b->capture.graph = nullptr;
 }
 
-/* Recorded steps of as many rows and outputs launch the same, if they are of one kind: single tokens, verify rows, blocks of the draft. */
-uint32_t kind_of(const current_step &s) { return s.draft ? 2 + s.outs : s.verifies; }
+/* Recorded steps of as many rows and outputs launch the same, if they are of one kind: single tokens, verify rows, blocks of the draft, or
+ * the same pass of its chain. */
+uint32_t kind_of(const current_step &s) { return !s.draft ? s.verifies : 2 + (s.chain.passes ? s.chain.pass : s.outs); }
 
 /* Decides between launching, capturing and replaying: after its buffers have their sizes, since growing one drops captured graphs. */
 void plan_mode(mm_backend *b) {
@@ -115,12 +116,13 @@ size_t fill_batch(mm_backend *b, const mm_batch *batch, const batch_arrays *h) {
   return list(b->heads, mm_cu_singles(b), h->slot, h->pos, mm_cu_far_now(b), h->first, h->item) * sizeof *h->item;
 }
 
-/* Host memory for a step: not that of a step whose tokens are not collected yet. */
+/* Host memory for a step: not that of a step whose tokens are not collected yet, and of the step before only where there is no other. */
 step_memory *free_memory(mm_backend *b) {
+  step_memory *last = nullptr;
   for (step_memory &m : b->memory_of_step) {
-    if (std::find(b->queued.begin(), b->queued.end(), &m) == b->queued.end()) return &m;
+    if (std::find(b->queued.begin(), b->queued.end(), &m) == b->queued.end() && (!last || last == b->step.memory)) last = &m;
   }
-  return nullptr;
+  return last;
 }
 
 /* The state of the ops between themselves, as at the start of a step. */
@@ -230,8 +232,8 @@ bool cuda_end(mm_backend *b, float *out, mm_err *err) {
   const bool here = mm_cu_come_to_end(b, err);
   if (here && b->err.status == MM_OK && b->step.wanted)
     check(b,
-          cudaMemcpyAsync(out, b->logits.own, (size_t)b->step.wanted * b->c.weights->vocab_rows * sizeof(float), cudaMemcpyDeviceToHost,
-                          b->stream),
+          cudaMemcpyAsync(out, mm_cu_logits_of(b).at, (size_t)b->step.wanted * mm_cu_logits_of(b).width * sizeof(float),
+                          cudaMemcpyDeviceToHost, b->stream),
           "copy logits");
   check(b, cudaStreamSynchronize(b->stream), "step");
   return succeeded(b, err) && here && mm_cu_loaded(b, err) && (!b->peers || mm_cu_peers_check(b->peers, err));
@@ -313,16 +315,13 @@ void cuda_embed(mm_backend *b, mm_act x, const mm_packed *table) {
   if (mm_cu_later(b, cuda_embed, x, table) || !begin_op(b)) return;
   b->inputs.wrote(x.data);
   const mm_cu_weight &w = b->weights.matrix[table];
-  const mm_cu_ids ids = {b->device.id,
-                         b->device.slot,
-                         b->sampler.args.last_id,
-                         b->c.weights->vocab_first,
-                         b->c.weights->vocab_rows,
-                         b->device.pos,
-                         b->step.draft ? nullptr : b->sampler.ids,
-                         b->c.limits.max_positions};
+  const bool whole = mm_cu_is_whole(b, table), draft = b->step.draft;
+  const uint32_t first = whole ? 0 : b->c.weights->vocab_first, rows = whole ? w.n : b->c.weights->vocab_rows;
+  const int32_t *const last = draft ? b->draft.last_id : b->sampler.args.last_id;
+  const mm_cu_ids ids = {
+      b->device.id, b->device.slot, last, first, rows, b->device.pos, draft ? nullptr : b->sampler.ids, b->c.limits.max_positions};
   check(b, mm_cu_embed(rows_of(x), reinterpret_cast<const bf16 *>(w.data), ids, b->step.rows, x.width, b->stream), "embed");
-  check(b, mm_cu_sum_ranks(b, rows_of(x), x.width), "sum over ranks");
+  if (!whole) check(b, mm_cu_sum_ranks(b, rows_of(x), x.width), "sum over ranks");
 }
 
 void cuda_receive(mm_backend *b, mm_act x) {
@@ -500,7 +499,7 @@ void cuda_logits(mm_backend *b, mm_act x, const mm_packed *head) {
   mm_cu_wait_for_weights(b, mm_cu_group_of_head(b->c.model));
   if (mm_cu_later(b, cuda_logits, x, head) || !begin_op(b) || b->step.outs == 0) return;
   check(b, mm_cu_collect_linear(b, head, rows_of(x), b->device.out, b->step.wanted), "collect");
-  check(b, b->inputs.linear(b->weights.matrix[head], {rows_of(x), b->device.out, nullptr, b->logits.own, b->step.outs}, b->stream),
+  check(b, b->inputs.linear(b->weights.matrix[head], {rows_of(x), b->device.out, nullptr, mm_cu_logits_of(b).at, b->step.outs}, b->stream),
         "logits");
 }
 
@@ -523,8 +522,8 @@ bool mm_cu_begin_op(mm_backend *b) {
 
 bool mm_cu_begin_step(mm_backend *b, const mm_batch *batch, mm_err *err) { return b->draft.next = DRAFT_NONE, cuda_begin(b, batch, err); }
 
-bool mm_cu_begin_draft(mm_backend *b, const mm_batch *batch, bool best, mm_err *err) {
-  b->draft.next = best ? DRAFT_BEST : DRAFT_LOGITS;
+bool mm_cu_begin_draft(mm_backend *b, const mm_batch *batch, mm_draft_step step, mm_err *err) {
+  b->draft.next = step.best ? DRAFT_BEST : DRAFT_LOGITS, b->draft.step = step;
   return cuda_begin(b, batch, err);
 }
 
@@ -532,13 +531,14 @@ bool mm_cu_best(mm_backend *b, int32_t *id, mm_err *err) {
   mm_cu_do_best(b);
   finish_step(b);
   if (b->dry_runs) return succeeded(b, err);
-  const size_t bytes = b->step.wanted * sizeof *id;
-  const bool here = mm_cu_come_to_end(b, err);
+  const mm_draft_step chain = b->step.chain;
+  const bool here = mm_cu_come_to_end(b, err), more = chain.pass + 1 < chain.passes;
   if (here && b->err.status == MM_OK)
-    check(b, cudaMemcpyAsync(b->step.memory->id, b->sampler.args.id, bytes, cudaMemcpyDeviceToHost, b->stream), "copy choices");
+    check(b, more ? cudaEventRecord(b->step.memory->done, b->stream) : mm_cu_copy_best(b), "copy choices");
+  if (more && here && b->err.status == MM_OK) return true;
   check(b, cudaStreamSynchronize(b->stream), "step");
   if (!succeeded(b, err) || !here || !mm_cu_loaded(b, err) || (b->peers && !mm_cu_peers_check(b->peers, err))) return false;
-  if (id) memcpy(id, b->step.memory->id, bytes);
+  if (id) memcpy(id, b->step.memory->id, mm_max(1, chain.passes) * b->step.wanted * sizeof *id);
   return true;
 }
 
@@ -577,7 +577,8 @@ const mm_ops mm_ops_cuda = {
     .select = cuda_select,
     .mlp = cuda_mlp,
     .joined = {cuda_linear_two, cuda_linear_three, cuda_experts_shared},
-    .draft = {mm_cu_draft_concat, mm_cu_draft_store, mm_cu_draft_attend, mm_cu_draft_combine, mm_cu_begin_draft, mm_cu_best, sizeof(bf16)},
+    .draft = {mm_cu_draft_concat, mm_cu_draft_store, mm_cu_draft_attend, mm_cu_draft_combine, mm_cu_begin_draft, mm_cu_best, sizeof(bf16),
+              mm_cu_draft_keep, mm_cu_draft_before, mm_cu_draft_chain},
     .calibration = true,
     .calibrate = mm_cu_calibrate,
     .send = cuda_send,

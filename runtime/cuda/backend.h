@@ -104,7 +104,8 @@ struct current_step {
   uint32_t singles = 0;            /* rows before the first prefill chunk: attention takes them as a decode step does */
   uint32_t single_spans = 0;       /* whose spans are so many */
   bool decode = false;
-  bool draft = false;    /* a block of the draft, which takes the products of a decode step */
+  bool draft = false;    /* a block of the draft or a pass of its chain, which take the products of a decode step */
+  mm_draft_step chain;   /* which pass; of no passes otherwise */
   bool verifies = false; /* some of those spans have several rows */
   step_end ending = LOGITS;
   const mm_sampling *options =
@@ -181,17 +182,25 @@ struct mlp_buffers {
   bf16 *middle = nullptr;
 };
 
-/* How a block of the draft ends; NONE: the step is the target's. */
+/* How a step of the draft ends; NONE: the step is the target's. */
 enum draft_end { DRAFT_NONE, DRAFT_LOGITS, DRAFT_BEST };
 
-/* Cells, copies of pages and buffers of a DFlash draft (draft.cu). */
+/* Cells, copies of pages and buffers of a draft (draft.cu). */
 struct draft_buffers {
   draft_end next = DRAFT_NONE; /* of the step that begins */
-  std::vector<mm_cu_kv> cells; /* [layers] */
+  mm_draft_step step = {};     /* the same */
+  std::vector<mm_cu_kv> cells; /* [layers]; `index` has what EAGLE-3 keeps besides keys and values, [page][64][H] */
   mm_cu_page_work copies = {}; /* of cells; but for the lists, and without edits */
   float *inv_freq = nullptr;   /* [head_dim / 2] */
   int32_t *last_id = nullptr;  /* [slots]: the target's stays as it is */
   void *work = nullptr;
+  /* of EAGLE-3 */
+  bf16 *chain = nullptr;     /* [slots, MM_CU_CHAIN, 2, kv_heads, d]: keys and values of the slots' chains */
+  uint32_t rows = 0;         /* of a pass at most, with padding */
+  float *logits = nullptr;   /* [rows, draft_vocab] */
+  int32_t *id = nullptr;     /* [MM_CU_CHAIN, rows]: what each pass chose */
+  int32_t *map = nullptr;    /* [draft_vocab] the target's ids; NULL: the head's are */
+  uint32_t *never = nullptr; /* mm_cu_sample's, of the head's ids */
 };
 
 struct sampler_buffers {
@@ -337,7 +346,7 @@ mm_cu_combine mm_cu_combine_of(mm_backend *b, mm_act h, mm_act n, mm_act residua
                                double eps);
 /* mm_ops.begin, and mm_draft_ops.begin and best. */
 bool mm_cu_begin_step(mm_backend *b, const mm_batch *batch, mm_err *err);
-bool mm_cu_begin_draft(mm_backend *b, const mm_batch *batch, bool best, mm_err *err);
+bool mm_cu_begin_draft(mm_backend *b, const mm_batch *batch, mm_draft_step step, mm_err *err);
 bool mm_cu_best(mm_backend *b, int32_t *id, mm_err *err);
 /* True if the op is not launched now: it is collected for a capture, or part of a captured graph. */
 template <class... Args>
@@ -362,7 +371,7 @@ cudaError_t mm_cu_do_experts_shared(mm_backend *b, mm_act y, mm_act x, const mm_
                                     const mm_packed *down);
 cudaError_t mm_cu_do_mlp(mm_backend *b, mm_act y, mm_act x, const mm_packed *up, const mm_packed *down, bool add);
 
-/* ---- a DFlash draft (draft.cu) ---- */
+/* ---- a draft (draft.cu) ---- */
 
 /* Its weights, cells and buffers, after the caches; nothing without one. MM_UNSUPPORTED E_DRAFT, E_SCHEME for what there are no kernels
  * for. */
@@ -374,6 +383,25 @@ void mm_cu_draft_attend(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, con
 void mm_cu_draft_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w,
                          double eps);
 void mm_cu_do_best(mm_backend *b); /* what best launches */
+void mm_cu_draft_keep(mm_backend *b, mm_act x);
+void mm_cu_draft_before(mm_backend *b, mm_act y);
+void mm_cu_draft_chain(mm_backend *b, uint32_t pass, mm_act o, mm_act qkv);
+/* Copies the ids that best chose, of a chain those of all passes, to the step's memory. */
+cudaError_t mm_cu_copy_best(mm_backend *b);
+/* The draft's acts at `place`, for dry runs; and one of a block, or of a chain, of so many spans. */
+void mm_cu_place_draft(mm_forward *f, void *place);
+MM_MUST_USE bool mm_cu_dry_run_draft(mm_forward *f, uint32_t spans, mm_err *err);
+/* Whether every rank has all of the matrix: the draft's own embeddings. */
+inline bool mm_cu_is_whole(const mm_backend *b, const mm_packed *table) { return b->c.draft && table == &b->c.draft->embed; }
+/* Where the step's logits are, and how many a row has. */
+struct mm_cu_logits_place {
+  float *at;
+  uint32_t width;
+};
+inline mm_cu_logits_place mm_cu_logits_of(const mm_backend *b) {
+  if (b->step.chain.passes) return {b->draft.logits, b->c.draft->c.draft_vocab};
+  return {b->logits.own, b->c.weights->vocab_rows};
+}
 
 /* ---- a calibration (calibrate.cu) ---- */
 

@@ -12,7 +12,6 @@
 #include "runtime/cuda/comm/peers.h"
 #include "runtime/cuda/core/launch.h"
 #include "runtime/cuda/core/load.h"
-#include "runtime/engine/draft_forward.h"
 #include "runtime/engine/position.h"
 #include "runtime/engine/random_draw.h"
 
@@ -347,25 +346,6 @@ bool dry_run_step(mm_forward *f, uint32_t rows, uint32_t each, mm_err *err) {
                  *lack ? lack : first.text);
 }
 
-/* The same of a block of the draft. */
-bool dry_run_draft(mm_forward *f, uint32_t spans, mm_err *err) {
-  if (!f->draft.d) return true;
-  const uint32_t block = f->draft.d->c.block, rows = spans * block;
-  const std::vector<int32_t> id(rows, 0);
-  std::vector<uint32_t> out;
-  std::vector<mm_span> span;
-  for (uint32_t i = 0; i < spans; i++) span.push_back({0, i * block, block, 1});
-  for (uint32_t i = 0; i < rows; i++)
-    if (i % block) out.push_back(i);
-  const mm_batch batch = {rows, id.data(), spans, span.data(), rows - spans, out.data()};
-  mm_err first = {};
-  mm_cu_forget_lack();
-  if (rows > f->backend->c.limits.max_tokens || mm_draft_block(&f->draft, f, &batch, nullptr, nullptr, &first)) return true;
-  const char *lack = mm_cu_lack();
-  return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "%s in a block of the draft: %s",
-                 f->backend->failed ? f->backend->failed : "a step", *lack ? lack : first.text);
-}
-
 /* The same for the page copies before a step that continues in other pages. */
 bool dry_run_pages(mm_backend *b, mm_err *err) {
   mm_cu_page_work w = b->pages.work;
@@ -394,13 +374,7 @@ bool dry_run(mm_backend *b, mm_err *err) {
   mm_act *acts[] = {&f.h, &f.n, &f.spare, &f.branch, &f.qkv, &f.o, &f.gate, &f.index_q, &f.index_k};
   for (uint32_t i = 0; i < sizeof acts / sizeof *acts; i++) *acts[i] = {place + i * 1024, b->c.model->hidden};
   f.qkv.width = qkv, f.o.width = f.gate.width = b->heads.heads * b->heads.head_dim;
-  if (b->c.draft) {
-    const mm_dflash_config &d = b->c.draft->c;
-    const uint32_t heads = d.heads * d.head_dim, kv = 2 * d.kv_heads * d.head_dim;
-    f.draft = {b->c.draft,  {place, d.taps * d.hidden}, {place, d.hidden}, {place, d.hidden},
-               {place, kv}, {place, heads + kv},        {place, heads}};
-    for (uint32_t i = 0; i < d.taps; i++) f.tap[i] = {place, d.hidden};
-  }
+  mm_cu_place_draft(&f, place);
   f.index_q.width = b->attention.select.heads * b->attention.select.dim, f.index_k.width = b->attention.select.dim;
   float *const logits = b->logits.own;
   b->logits.own = reinterpret_cast<float *>(place), b->dry_runs = mm_cu_dry_run = true;
@@ -409,7 +383,7 @@ bool dry_run(mm_backend *b, mm_err *err) {
   for (uint32_t rows : {1u, 2u, 8u, 9u, 16u, 17u, 64u, 65u, 256u, 257u, most}) ok = ok && (rows > most || dry_run_step(&f, rows, 1, err));
   for (uint32_t rows : {2u, 16u, 17u, 64u, 65u, 128u, 513u, most}) ok = ok && (rows > most || dry_run_step(&f, rows, rows, err));
   ok = ok && (most < 3 || dry_run_step(&f, most, 2, err));
-  ok = ok && dry_run_draft(&f, 1, err) && dry_run_draft(&f, 9, err) && dry_run_pages(b, err) && dry_run_sampling(b, err);
+  ok = ok && mm_cu_dry_run_draft(&f, 1, err) && mm_cu_dry_run_draft(&f, 9, err) && dry_run_pages(b, err) && dry_run_sampling(b, err);
   b->logits.own = logits, b->dry_runs = mm_cu_dry_run = false;
   b->err.status = MM_OK, b->failed = nullptr, b->step.deferred = {};
   return ok;

@@ -25,7 +25,8 @@ std::vector<part> parts_of(const mm_backend *b) {
     add(c.kv.index, MM_CU_PAGE * w.index_bytes);
   }
   const size_t of_draft = (size_t)b->draft.copies.kv_heads * MM_CU_PAGE * b->draft.copies.token_bytes;
-  for (const mm_cu_kv &c : b->draft.cells) add(c.k, of_draft), add(c.v, of_draft);
+  for (const mm_cu_kv &c : b->draft.cells)
+    add(c.k, of_draft), add(c.v, of_draft), add(c.index, (size_t)MM_CU_PAGE * b->draft.copies.index_bytes);
   return parts;
 }
 

@@ -65,7 +65,9 @@ static void find_edits(mm_backend *b, const mm_batch *batch) {
   for (uint32_t i = 0; i < batch->span_count; i++) {
     const mm_span *s = &batch->span[i];
     if (s->slot < 0) continue;
-    const uint32_t first = (uint32_t)s->slot * b->pages.per_slot, held = (uint32_t)mm_ceil_div((uint64_t)s->pos + s->count, MM_PAGE);
+    const uint32_t first = (uint32_t)s->slot * b->pages.per_slot;
+    /* Rows of a draft may have positions behind the slot's last page. */
+    const uint32_t held = (uint32_t)mm_min(mm_ceil_div((uint64_t)s->pos + s->count, MM_PAGE), b->pages.per_slot);
     const uint32_t *wanted = p ? p->table + (size_t)s->slot * p->per_slot : nullptr;
     if (wanted && memcmp(wanted, &b->pages.host_table[first], held * sizeof *wanted) == 0) continue;
     for (uint32_t at = 0; at < held; at++) {

@@ -14,6 +14,7 @@ void mm_cu_classify_rows(mm_backend *b, const mm_batch *batch) {
   current_step &s = b->step;
   uint32_t rows = 0, at = 0;
   s.single_spans = 0, s.verifies = false, s.draft = b->draft.next != DRAFT_NONE;
+  s.chain = s.draft ? b->draft.step : mm_draft_step{};
   if (s.draft) {
     s.decode = true, s.singles = 0;
     return;

@@ -75,11 +75,15 @@ static void add_branch(const mm_forward *t, mm_act *h, mm_act *spare, mm_act n, 
   *h = *spare, *spare = before;
 }
 
+static bool begin(const mm_forward *t, const mm_batch *batch, mm_draft_step step, mm_err *err) {
+  return t->ops->draft.begin ? t->ops->draft.begin(t->backend, batch, step, err) : t->ops->begin(t->backend, batch, err);
+}
+
 bool mm_draft_block(const mm_draft_forward *f, const mm_forward *target, const mm_batch *batch, float *logits, int32_t *id, mm_err *err) {
   const mm_ops *ops = target->ops;
   mm_backend *b = target->backend;
   const double eps = f->d->c.norm_eps;
-  if (!(ops->draft.begin ? ops->draft.begin(b, batch, !logits, err) : ops->begin(b, batch, err))) return false;
+  if (!begin(target, batch, (mm_draft_step){.best = !logits}, err)) return false;
   mm_act h = target->h, spare = target->spare;
   const mm_act n = target->n;
   ops->embed(b, h, &target->weights->embed);
@@ -97,17 +101,18 @@ bool mm_draft_block(const mm_draft_forward *f, const mm_forward *target, const m
   return logits ? ops->end(b, logits, err) : ops->draft.best(b, id, err);
 }
 
-bool mm_draft_chain(const mm_draft_forward *f, const mm_forward *target, const mm_batch *batch, uint32_t pass, float *logits, mm_err *err) {
+bool mm_draft_chain(const mm_draft_forward *f, const mm_forward *target, const mm_batch *batch, mm_draft_step step, float *logits,
+                    int32_t *id, mm_err *err) {
   const mm_ops *ops = target->ops;
   mm_backend *b = target->backend;
   const mm_dflash *d = f->d;
   const mm_dflash_layer *w = &d->layer[0];
   const mm_deepnorm sum = {1, 1};
-  if (!ops->begin(b, batch, err)) return false;
-  if (pass == 0) ops->draft.before(b, f->context);
+  if (!begin(target, batch, step, err)) return false;
+  if (step.pass == 0) ops->draft.before(b, f->context);
   join_inputs(f, target, f->context);
   ops->linear(b, f->qkv, f->joined, &w->qkv);
-  ops->draft.chain(b, pass, f->o, f->qkv);
+  ops->draft.chain(b, step.pass, f->o, f->qkv);
   ops->linear(b, target->branch, f->o, &w->out);
   const mm_act residual = d->c.norm_before_residual ? f->normed : f->context;
   ops->draft.combine(b, target->h, target->n, residual, target->branch, sum, &w->post_norm, d->c.norm_eps);
@@ -115,5 +120,5 @@ bool mm_draft_chain(const mm_draft_forward *f, const mm_forward *target, const m
   ops->draft.combine(b, target->spare, target->n, target->h, target->branch, sum, &d->last_norm, d->c.norm_eps);
   ops->copy(b, f->context, d->c.norm_output ? target->n : target->spare);
   ops->logits(b, target->n, &d->head);
-  return ops->end(b, logits, err);
+  return step.best ? ops->draft.best(b, id, err) : ops->end(b, logits, err);
 }

@@ -20,11 +20,11 @@ void mm_draft_context(const mm_draft_forward *f, const mm_forward *target);
 MM_MUST_USE bool mm_draft_block(const mm_draft_forward *f, const mm_forward *target, const mm_batch *batch, float *logits, int32_t *id,
                                 mm_err *err);
 
-/* Pass `pass` of the chain of an EAGLE-3 draft, the passes before it done with the same slots in the same order: spans of one row, at first
- * a token of the slot at `pos`, whose cells before are there, then what was proposed, a position further each. logits[out_count,
- * draft_vocab] of the rows, which are all wanted. */
-MM_MUST_USE bool mm_draft_chain(const mm_draft_forward *f, const mm_forward *target, const mm_batch *batch, uint32_t pass, float *logits,
-                                mm_err *err);
+/* A pass of the chain of an EAGLE-3 draft, the passes before it done with the same slots in the same order: spans of one row, at first
+ * a token of the slot at `pos`, whose cells before are there, then what was proposed, a position further each; all rows are wanted.
+ * logits[out_count, draft_vocab]; or with step.best the last pass's id[passes, out_count], as mm_draft_ops.best gives them. */
+MM_MUST_USE bool mm_draft_chain(const mm_draft_forward *f, const mm_forward *target, const mm_batch *batch, mm_draft_step step,
+                                float *logits, int32_t *id, mm_err *err);
 
 #ifdef __cplusplus
 }

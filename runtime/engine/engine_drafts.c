@@ -10,12 +10,6 @@ bool mm_engine_check_draft(const mm_pack *p, mm_engine_config *c, mm_err *err) {
   if (!c->ops->draft.attend)
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(p->dir, NULL),
                    "found a draft; device %s runs none (minimax-serve --drafts 0 leaves it out)", c->ops->name);
-  const bool eagle = c->draft->c.kind == MM_DRAFT_EAGLE3;
-  if (eagle && (!c->ops->draft.chain || p->tp > 1))
-    return mm_fail(
-        err, MM_UNSUPPORTED, c->ops->draft.chain ? "E_PARALLEL" : "E_DEVICE", mm_at(p->dir, NULL),
-        "found an EAGLE-3 draft on device %s with --tp %u; it runs on a CPU with --tp 1 (minimax-serve --drafts 0 leaves it out)",
-        c->ops->name, p->tp);
   if (p->pp != 1 || c->process_group || c->calibration)
     return mm_fail(
         err, MM_UNSUPPORTED, "E_PARALLEL", mm_at(p->dir, NULL),
@@ -36,17 +30,32 @@ void mm_engine_add_draft_memory(const mm_engine_config *c, mm_rank_memory *need)
   if (!c->ops->own_memory) return;
   need->weights += c->draft->map.size;
   need->buffers += c->limits.max_tokens * (2 * ((d->taps + 2) * H + 2 * q + 2 * kv + I) + 4 * mm_max(2 * I, H));
+  need->buffers += UINT64_C(4) << 20; /* parts of attention */
+  if (d->kind != MM_DRAFT_EAGLE3) return;
+  need->buffers += c->limits.max_tokens * 2 * (3 + (d->tap_norms ? d->taps : 0)) * H;
+  need->buffers += c->limits.slots * (2 * MM_EAGLE_CHAIN * kv + UINT64_C(8) * d->draft_vocab); /* chains; logits of twice as many rows */
 }
 
 uint32_t mm_engine_drafts(const mm_engine *e) { return e->config.draft ? e->config.draft->c.block - 1 : 0; }
+
+static bool chain_rank(rank *r, mm_err *err) {
+  const task *t = &r->engine->task;
+  const size_t width = r->engine->config.draft->c.draft_vocab;
+  mm_draft_step step = t->draft.step;
+  if (!step.best)
+    return MM_GROW(r->logits, &r->logits_cap, t->draft.batch->out_count * width, err) &&
+           mm_draft_chain(&r->forward.draft, &r->forward, t->draft.batch, step, r->logits, NULL, err);
+  int32_t *id = r->weights.rank == 0 ? t->draft.id : NULL;
+  for (step.pass = 0; step.pass < step.passes; step.pass++)
+    if (!mm_draft_chain(&r->forward.draft, &r->forward, &t->draft.batch[step.pass], step, NULL, id, err)) return false;
+  return true;
+}
 
 /* All ranks propose the same; the first one reports it. */
 bool mm_engine_draft_rank(rank *r, mm_err *err) {
   const task *t = &r->engine->task;
   const size_t rows = t->draft.batch->out_count;
-  if (r->engine->config.draft->c.kind == MM_DRAFT_EAGLE3)
-    return MM_GROW(r->logits, &r->logits_cap, rows * r->weights.vocab_rows, err) &&
-           mm_draft_chain(&r->forward.draft, &r->forward, t->draft.batch, t->draft.pass, r->logits, err);
+  if (r->engine->config.draft->c.kind == MM_DRAFT_EAGLE3) return chain_rank(r, err);
   if (!t->draft.logits)
     return mm_draft_block(&r->forward.draft, &r->forward, t->draft.batch, NULL, r->weights.rank == 0 ? t->draft.id : NULL, err);
   if (!MM_GROW(r->logits, &r->logits_cap, rows * r->weights.vocab_rows, err) ||
@@ -68,6 +77,7 @@ static int32_t best_of(const mm_engine *e, const float *logits) {
 static bool check_requests(const mm_engine *e, const mm_draft_request *request, uint32_t n, uint32_t each, mm_err *err) {
   const mm_limits *l = &e->config.limits;
   if (!each || each > mm_engine_drafts(e)) return mm_engine_refuse(err, "proposals of ask", 0, each, "from 1 to", mm_engine_drafts(e));
+  if (n > l->slots) return mm_engine_refuse(err, "asks", n, n, "slots at most", l->slots);
   if ((uint64_t)n * (1 + each) > l->max_tokens) return mm_engine_refuse(err, "asks", n, n, "rows at most", l->max_tokens);
   for (uint32_t i = 0; i < n; i++) {
     if (request[i].slot >= l->slots) return mm_engine_refuse(err, "slot of ask", i, request[i].slot, "less than", l->slots);
@@ -86,34 +96,61 @@ static const mm_paging *paging_of(mm_engine *e) {
   return &e->draft.paging;
 }
 
-/* A chain of passes, of one row for each ask. An id that is never sampled is not proposed. */
+/* Batches of a chain's passes, of one row for each request; *id[each, n] are their ids, *found as many more places. */
+static bool fill_passes(mm_engine *e, const mm_draft_request *request, uint32_t n, uint32_t each, int32_t **id, int32_t **found,
+                        mm_err *err) {
+  const size_t rows = (size_t)n * each;
+  if (!MM_GROW(e->draft.bytes, &e->draft.bytes_cap, rows * (sizeof(mm_span) + 2 * sizeof(int32_t)) + n * sizeof(uint32_t), err))
+    return false;
+  mm_span *span = (mm_span *)(void *)e->draft.bytes;
+  *id = (int32_t *)(void *)(span + rows), *found = *id + rows;
+  uint32_t *out = (uint32_t *)(void *)(*found + rows);
+  const mm_paging *paging = paging_of(e);
+  for (uint32_t i = 0; i < n; i++) out[i] = i;
+  for (uint32_t pass = 0; pass < each; pass++) {
+    const size_t first = (size_t)pass * n;
+    for (uint32_t i = 0; i < n; i++) {
+      span[first + i] = (mm_span){(int32_t)request[i].slot, i, 1, request[i].pos + pass};
+      (*id)[first + i] = pass ? MM_ID_SAMPLED : request[i].id;
+    }
+    e->draft.batch[pass] =
+        (mm_batch){.tokens = n, .id = *id + first, .span_count = n, .span = span + first, .out_count = n, .out = out, .paging = paging};
+  }
+  return true;
+}
+
+/* The best id of the pass's row i of logits that may be sampled; 0: there is none. logits[vocab], or NULL, is given those of the head's
+ * ids. */
+static int32_t best_of_head(const mm_engine *e, uint32_t i, float *logits) {
+  const mm_dflash *d = e->config.draft;
+  const float *row = e->rank[0].logits + (size_t)i * d->c.draft_vocab;
+  float top = -INFINITY;
+  int32_t best = 0;
+  for (uint32_t k = 0; k < d->c.draft_vocab; k++) {
+    const int32_t to = mm_dflash_id(d, k);
+    if (logits) logits[to] = row[k];
+    if (!e->never[to] && row[k] > top) top = row[k], best = to;
+  }
+  return best;
+}
+
+/* A chain of passes. An id that is never sampled is not proposed. */
 static bool draft_chain(mm_engine *e, const mm_draft_request *request, uint32_t n, uint32_t each, int32_t *draft, float *logits,
                         mm_err *err) {
-  const mm_dflash *d = e->config.draft;
   const size_t vocab = e->model->vocab;
-  if (!MM_GROW(e->draft.bytes, &e->draft.bytes_cap, n * (sizeof(mm_span) + sizeof(int32_t) + sizeof(uint32_t)), err)) return false;
-  mm_span *span = (mm_span *)(void *)e->draft.bytes;
-  int32_t *id = (int32_t *)(void *)(span + n);
-  uint32_t *out = (uint32_t *)(void *)(id + n);
-  e->draft.batch = (mm_batch){.tokens = n, .id = id, .span_count = n, .span = span, .out_count = n, .out = out, .paging = paging_of(e)};
+  int32_t *id, *found;
+  if (!fill_passes(e, request, n, each, &id, &found, err)) return false;
   e->stepped = false; /* the rows of the last step are overwritten */
+  mm_draft_step step = {.best = !logits && e->config.ops->draft.best, .passes = each};
+  if (step.best && !mm_engine_run_task(e, &(task){.kind = DRAFT, .draft = {e->draft.batch, NULL, found, step}}, err)) return false;
+  for (size_t i = 0; step.best && i < (size_t)n * each; i++) draft[i % n * each + i / n] = found[i] < 0 ? 0 : found[i];
   for (size_t i = 0; logits && i < n * each * vocab; i++) logits[i] = -INFINITY;
-  for (uint32_t pass = 0; pass < each; pass++) {
+  for (; !step.best && step.pass < each; step.pass++) {
+    for (uint32_t i = 0; step.pass && i < n; i++) id[(size_t)step.pass * n + i] = draft[i * each + step.pass - 1];
+    if (!mm_engine_run_task(e, &(task){.kind = DRAFT, .draft = {&e->draft.batch[step.pass], NULL, NULL, step}}, err)) return false;
     for (uint32_t i = 0; i < n; i++) {
-      span[i] = (mm_span){(int32_t)request[i].slot, i, 1, request[i].pos + pass};
-      id[i] = pass ? draft[i * each + pass - 1] : request[i].id, out[i] = i;
-    }
-    if (!mm_engine_run_task(e, &(task){.kind = DRAFT, .draft = {.batch = &e->draft.batch, .pass = pass}}, err)) return false;
-    for (uint32_t i = 0; i < n; i++) {
-      const float *row = e->rank[0].logits + (size_t)i * d->c.draft_vocab;
-      float top = -INFINITY;
-      int32_t *best = &draft[i * each + pass];
-      *best = 0;
-      for (uint32_t k = 0; k < d->c.draft_vocab; k++) {
-        const int32_t to = mm_dflash_id(d, k);
-        if (logits) logits[((size_t)i * each + pass) * vocab + (uint32_t)to] = row[k];
-        if (!e->never[to] && row[k] > top) top = row[k], *best = to;
-      }
+      const uint32_t at = i * each + step.pass;
+      draft[at] = best_of_head(e, i, logits ? logits + at * vocab : NULL);
     }
   }
   return true;
@@ -138,10 +175,10 @@ bool mm_engine_draft(mm_engine *e, const mm_draft_request *request, uint32_t n, 
     id[row++] = request[i].id;
     for (uint32_t k = 0; k < each; k++, row++) id[row] = (int32_t)e->config.draft->c.mask_id, out[outputs++] = row;
   }
-  e->draft.batch = (mm_batch){.tokens = rows, .id = id, .span_count = n, .span = span, .out_count = outs, .out = out};
-  e->draft.batch.paging = paging_of(e);
+  e->draft.batch[0] =
+      (mm_batch){.tokens = rows, .id = id, .span_count = n, .span = span, .out_count = outs, .out = out, .paging = paging_of(e)};
   e->stepped = false; /* the rows of the last step are overwritten */
-  if (!mm_engine_run_task(e, &(task){.kind = DRAFT, .draft = {&e->draft.batch, best ? NULL : e->draft.logits, found, 0}}, err))
+  if (!mm_engine_run_task(e, &(task){.kind = DRAFT, .draft = {e->draft.batch, best ? NULL : e->draft.logits, found, {0}}}, err))
     return false;
   for (uint32_t i = 0; i < outs; i++) {
     draft[i] = best ? found[i] : best_of(e, e->draft.logits + i * vocab);

@@ -61,10 +61,11 @@ typedef struct task {
       double *score;         /* and room for these */
     } score;
     struct {
-      const mm_batch *batch; /* spans that begin with a token of their slot, masks behind it */
+      const mm_batch *batch; /* spans that begin with a token of their slot, masks behind it; or a chain's: */
       float *logits;         /* [out_count, vocab], or NULL: */
-      int32_t *id;           /* [out_count] the best of each */
-      uint32_t pass;         /* of an EAGLE-3 draft's chain, whose logits stay with the rank: [out_count, draft_vocab] */
+      int32_t *id;           /* [out_count] the best of each, of a chain [passes, out_count] */
+      mm_draft_step step;    /* of a chain: with `best` all passes, batch[passes]; else this one, whose logits stay with the rank:
+                                [out_count, draft_vocab] */
     } draft;
     struct {
       uint64_t number;
@@ -157,11 +158,11 @@ typedef struct engine_processes {
   uint32_t *table; /* of those that follow: [slots, per_slot] */
 } engine_processes;
 
-/* The draft's last block. */
+/* The draft's last block, or chain. */
 typedef struct engine_drafts {
-  mm_batch batch;
+  mm_batch batch[MM_EAGLE_CHAIN]; /* a block's, or those of a chain's passes */
   mm_paging paging;
-  char *bytes; /* its arrays, and the ids that it proposes */
+  char *bytes; /* their arrays, and the ids that are proposed */
   size_t bytes_cap;
   float *logits; /* [out_count, vocab] */
   size_t logits_cap;

@@ -177,27 +177,36 @@ typedef struct mm_weights_ops {
   void (*release)(void *memory);
 } mm_weights_ops;
 
+/* How a step of the draft ends, and which one of a chain it is. */
+typedef struct mm_draft_step {
+  bool best;             /* by mm_draft_ops.best */
+  uint32_t pass, passes; /* of an EAGLE-3 draft's chain: from 0 to below `passes`; else 0 of 0 */
+} mm_draft_step;
+
 /* A draft next to the target (mm_backend_config.draft; d = its head_dim). Every rank has all of it, but for the embedding and the head,
- * which are the target's. */
+ * which are the target's where the draft has none of its own. */
 typedef struct mm_draft_ops {
   /* y[T, Σ width] = the columns of x[0], x[1], … */
   void (*concat)(mm_backend *b, mm_act y, const mm_act *x, uint32_t count);
   /* kv[T, 2·kv_heads·d], clobbered: keys and values of the step's rows, into the draft's cells of their positions: k after the norm of
-   * each head and RoPE over all of d. Layer 0 comes first in a step. Of EAGLE-3: without a norm, and nothing of
-   * position 0. */
+   * each head and RoPE over all of d. Layer 0 comes first in a step. Of EAGLE-3: without a norm; nobody reads
+   * those of position 0. */
   void (*store)(mm_backend *b, uint32_t layer, mm_act kv, const mm_packed *k_norm);
   /* Attention of the rows of each span over the cells before its pos and over one another. qkv is clobbered; o[T, heads·d]. */
   void (*attend)(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm);
   /* mm_ops.combine of a branch that every rank has whole: nothing is summed over ranks. */
   void (*combine)(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps);
-  /* In place of begin, for a block of the draft: spans of as many rows each, ids in [0, vocab). best: it ends by that. NULL: begin does. */
-  bool (*begin)(mm_backend *b, const mm_batch *batch, bool best, mm_err *err);
-  /* In place of end: id[out_count], of each output row the id with the largest logit that may be chosen, -1 where no logit was a number.
-   * What is chosen for the slots stays as it is. Waits. id NULL: they are not wanted here, but by another rank. best NULL: the engine looks
+  /* In place of begin, for a block of the draft: spans of as many rows each, ids in [0, vocab); or for a pass of a chain: spans of one row,
+   * all of them outputs, ids in [0, vocab) or, where the pass before ended by best, MM_ID_SAMPLED: what that gave the slot. NULL: begin
+   * does. */
+  bool (*begin)(mm_backend *b, const mm_batch *batch, mm_draft_step step, mm_err *err);
+  /* In place of end: id[out_count], of each output row the target's id with the largest logit that may be chosen, -1 where no logit was a
+   * number. A chain's last pass gives those of all, id[passes, out_count], and the passes before it none. What is chosen for the slots
+   * stays as it is. Waits, but before the last pass. id NULL: they are not wanted here, but by another rank. best NULL: the engine looks
    * through the logits. */
   bool (*best)(mm_backend *b, int32_t *id, mm_err *err);
   uint32_t cell_bytes; /* of a number in a cell */
-  /* Of EAGLE-3; all NULL in a backend that runs none. A cell has H numbers more, besides the keys and values. */
+  /* Of EAGLE-3. A cell has H numbers more, besides the keys and values. */
   /* x[T, H], into the cells of the rows' positions. */
   void (*keep)(mm_backend *b, mm_act x);
   /* y[T, H] = of each row what keep put into the cell of the position before; zeros at position 0. */

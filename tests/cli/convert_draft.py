@@ -272,7 +272,7 @@ def held(out, socket):
 
 
 def eagle(tmp):
-    """An EAGLE-3 draft, on a CPU; what does not fit."""
+    """An EAGLE-3 draft, whole and next to cut weights; what does not fit."""
     steps = [i // 2 for i in range(DRAFT_VOCAB)]
     tensors, out = eagle_weights(steps), tmp + "/eagle-packed"
     assert run("convert", "tests/data/tiny-m2", "-o", out, "--draft", save(tmp + "/eagle", EAGLE, tensors), "-q") == (0, "")
@@ -281,12 +281,11 @@ def eagle(tmp):
     assert len(found) == 11 and found["d2t"] == ([DRAFT_VOCAB], tensors["d2t"][1]) and found["lm_head.weight"][1] == tensors["lm_head.weight"][1]
     assert found["hidden_norm.weight"][1] == tensors["midlayer.hidden_norm.weight"][1]
     assert found["layers.0.self_attn.qkv_proj.weight"] == ([(HEADS + 2 * KV) * D, 2 * H], b"".join(tensors[f"midlayer.self_attn.{x}_proj.weight"][1] for x in "qkv"))
+    served(out, "--max-num-seqs", "2")
+    assert run("convert", out, "-o", tmp + "/eagle-2", "--tp", "2", "-q") == (0, "")
+    served(tmp + "/eagle-2", *(("--devices", os.environ.get("DEVICES", "0,0")) if DEVICE else ()))
     if DEVICE:
-        refused("E_DEVICE", 4, "serve", out, "--drafts", "3", "--port", "0", *DEVICE)
-    else:
-        served(out, "--max-num-seqs", "2")
-        assert run("convert", out, "-o", tmp + "/eagle-2", "--tp", "2", "-q") == (0, "")
-        refused("E_PARALLEL", 4, "serve", tmp + "/eagle-2", "--drafts", "3", "--port", "0")
+        evicted(out)
     config = EAGLE["eagle_config"]
     cases = [({"num_hidden_layers": 2}, {}, 4), ({"draft_vocab_size": VOCAB + 1}, {}, 3), ({"draft_vocab_size": DRAFT_VOCAB - 1}, {}, 3), ({"vocab_size": VOCAB + 64}, {}, 3),
              ({"attention_bias": True}, {}, 4), ({"eagle_config": {**config, "use_aux_hidden_state": False}}, {}, 4), ({"target_hidden_size": H + 1}, {}, 4),

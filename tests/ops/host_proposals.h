@@ -2,6 +2,8 @@
 #ifndef MM_TESTS_HOST_PROPOSALS_H
 #define MM_TESTS_HOST_PROPOSALS_H
 
+#include "tests/ops/host_drafts.h"
+
 /* Eight rows of a slot three times, each an output, on each rank one graph; nine are a chunk. */
 static void check_verify(const mm_shards *shards) {
   const mm_model *m = &shards->pack.model;
@@ -26,6 +28,7 @@ static void check_verify(const mm_shards *shards) {
   snprintf(reason, sizeof reason, "%u graphs, then %u: %.100s", graphs, fake.graphs - before - graphs, err.text);
   report("rows of proposals", ok && fake.graphs - before == graphs, reason);
   close_engine(e, "its calls and its memory");
+  check_chain(shards);
 }
 
 #endif

@@ -1,11 +1,12 @@
-/* Attention of a DFlash draft's blocks (draft_attention.h).
+/* Attention of a draft's blocks and chains (draft_attention.h).
  *
  * The queries of a span that share a kv head, rows · group of them, are taken sixteen at a time. Grid (kv head and sixteen queries, span,
  * part), four warps. A tile is sixteen positions; the tiles of a span are dealt to the warps of its parts in turn. Each warp has the
  * running largest score, mass and sum of its queries in the layout of `mma`: keys come from memory straight into its registers, values
  * through shared memory, 16 · (D + 8) · 2 bytes a warp. The columns of a head are contracted in an order in which a lane's share of a row
  * of keys is 16 bytes: lane t of four has columns 32 c + 8 t … 8 t + 7 of chunk c, for two products of sixteen columns; queries are loaded
- * alike.
+ * alike. A chain's row takes the place of a block of one row, whose other rows come from the passes before; the first block of each kv head
+ * keeps the row's key and value for the passes behind it, which is what no block of this launch reads.
  *
  * The warps' sums are added in their order. Several parts write their sums to work, and the last part to arrive joins them in their order;
  * the number of parts depends on the shapes and the device alone. */
@@ -44,9 +45,17 @@ struct block_keys {
   __device__ __forceinline__ uint4 load(const bf16 *cells, uint32_t at, uint32_t i, uint32_t column, bool value) const {
     const uint32_t p = at + i;
     if (p < pos) return *reinterpret_cast<const uint4 *>(cells + i * D + column);
-    if (p >= pos + a.rows) return make_uint4(0, 0, 0, 0);
-    const uint32_t head = a.heads + kv_head + (value ? a.kv_heads : 0);
-    return *reinterpret_cast<const uint4 *>(a.qkv + (first_row + p - pos) * pitch() + (size_t)head * D + column);
+    if (p >= pos + a.pass + a.rows) return make_uint4(0, 0, 0, 0);
+    if (p < pos + a.pass) return *reinterpret_cast<const uint4 *>(chained(p - pos, value) + column);
+    return *reinterpret_cast<const uint4 *>(own(p - pos - a.pass, value) + column);
+  }
+  /* Key or value of the span's row i. */
+  __device__ __forceinline__ const bf16 *own(uint32_t i, bool value) const {
+    return a.qkv + (first_row + i) * pitch() + (size_t)(a.heads + kv_head + (value ? a.kv_heads : 0)) * D;
+  }
+  /* That of the slot's row of an earlier pass, or the place of this one's. */
+  __device__ __forceinline__ bf16 *chained(uint32_t i, bool value) const {
+    return a.chain + (((size_t)slot * MM_CU_CHAIN + i) * 2 * a.kv_heads + kv_head + (value ? a.kv_heads : 0)) * D;
   }
 };
 
@@ -77,8 +86,8 @@ struct running_sums {
 struct seen {
   uint32_t from, to;
   __device__ __forceinline__ seen(const mm_cu_draft_block &a, uint32_t pos, uint32_t row) {
-    const uint32_t own = pos + row;
-    from = a.window && own + 1 > a.window ? own + 1 - a.window : 0;
+    const uint32_t own = pos + a.pass + row;
+    from = a.window && own + 1 > a.window ? own + 1 - a.window : a.chain != nullptr;
     to = a.causal ? own + 1 : pos + a.rows;
   }
   __device__ __forceinline__ bool operator()(uint32_t p) const { return p >= from && p < to; }
@@ -101,7 +110,7 @@ __device__ void run_tiles(running_sums<D> &sum, const block_keys<D> &keys, uint3
                     : make_uint4(0, 0, 0, 0);
   }
   const seen sees[2] = {seen(a, keys.pos, (query + g) / group), seen(a, keys.pos, (query + g + 8) / group)};
-  const uint32_t step = gridDim.z * kWarps, end = (keys.pos + a.rows + kKeys - 1) / kKeys;
+  const uint32_t step = gridDim.z * kWarps, end = (keys.pos + a.pass + a.rows + kKeys - 1) / kKeys;
   for (uint32_t tile = seen(a, keys.pos, 0).from / kKeys + blockIdx.z * kWarps + warp; tile < end; tile += step) {
     const uint32_t at = tile * kKeys;
     const bf16 *const k = keys.cells(at, false), *const v = keys.cells(at, true);
@@ -196,7 +205,12 @@ __global__ void __launch_bounds__(kThreads)
   const int32_t slot = r.slot[first_row];
   grid_wait_and_launch_next();
   if (slot < 0) return;
-  const block_keys<D> keys = {a, (uint32_t)slot, first_row, r.pos[first_row], kv_head};
+  const block_keys<D> keys = {a, (uint32_t)slot, first_row, r.pos[first_row] - a.pass, kv_head};
+  if (a.chain && query == 0 && blockIdx.z == 0 && threadIdx.x < 2 * D / 8) {
+    const bool value = threadIdx.x >= D / 8;
+    const uint32_t column = threadIdx.x % (D / 8) * 8;
+    *reinterpret_cast<uint4 *>(keys.chained(a.pass, value) + column) = *reinterpret_cast<const uint4 *>(keys.own(0, value) + column);
+  }
   running_sums<D> sum;
   run_tiles<D>(sum, keys, query, group, value[threadIdx.x / 32]);
   join_warps<D>(sum, o, top, mass);
@@ -232,6 +246,32 @@ __global__ void __launch_bounds__(kThreads) concat_rows(bf16 *y, const __grid_co
   for (uint32_t i = threadIdx.x; i < pieces; i += kThreads) to[i] = from[i];
 }
 
+/* The cell of position `pos` of a slot. */
+__device__ __forceinline__ uint4 *hidden_cell(const mm_cu_hidden &c, int32_t slot, uint32_t pos) {
+  const uint32_t page = c.table[(size_t)slot * c.pages_per_slot + pos / MM_CU_PAGE];
+  return reinterpret_cast<uint4 *>(c.cells + ((size_t)page * MM_CU_PAGE + pos % MM_CU_PAGE) * c.width);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    hidden_keep(const __grid_constant__ mm_cu_hidden c, const bf16 *x, const __grid_constant__ mm_cu_rows r) {
+  grid_wait_and_launch_next();
+  const int32_t slot = r.slot[blockIdx.x];
+  if (slot < 0) return;
+  const uint4 *const from = reinterpret_cast<const uint4 *>(x + (size_t)blockIdx.x * c.width);
+  uint4 *const to = hidden_cell(c, slot, r.pos[blockIdx.x]);
+  for (uint32_t i = threadIdx.x; i < c.width / 8; i += kThreads) to[i] = from[i];
+}
+
+__global__ void __launch_bounds__(kThreads)
+    hidden_before(const __grid_constant__ mm_cu_hidden c, bf16 *y, const __grid_constant__ mm_cu_rows r) {
+  grid_wait_and_launch_next();
+  const int32_t slot = r.slot[blockIdx.x];
+  const uint32_t pos = r.pos[blockIdx.x];
+  uint4 *const to = reinterpret_cast<uint4 *>(y + (size_t)blockIdx.x * c.width);
+  const uint4 *const from = slot < 0 || pos == 0 ? nullptr : hidden_cell(c, slot, pos - 1);
+  for (uint32_t i = threadIdx.x; i < c.width / 8; i += kThreads) to[i] = from ? from[i] : make_uint4(0, 0, 0, 0);
+}
+
 /* Most blocks of a launch of several parts. */
 uint32_t most_blocks() { return std::min<uint32_t>(kEach * multiprocessors(), kGroups); }
 
@@ -240,6 +280,7 @@ uint32_t most_blocks() { return std::min<uint32_t>(kEach * multiprocessors(), kG
 size_t mm_cu_draft_work(void) { return kGroups * sizeof(uint32_t) + (size_t)most_blocks() * sizeof(part_sum<kMostDim>); }
 
 cudaError_t mm_cu_attend_block(const mm_cu_draft_block &a, const mm_cu_rows &r, cudaStream_t s) {
+  if (a.chain ? a.rows != 1 || !a.causal || a.pass >= MM_CU_CHAIN : a.pass != 0) return cudaErrorInvalidValue;
   const uint32_t tiles = ceil_div(a.rows * (a.heads / a.kv_heads), kQueries), blocks = a.kv_heads * tiles * a.spans;
   const dim3 grid(a.kv_heads * tiles, a.spans, std::max(1u, std::min(kMostParts, most_blocks() / std::max(1u, blocks))));
   switch (a.dim) {
@@ -253,4 +294,12 @@ cudaError_t mm_cu_attend_block(const mm_cu_draft_block &a, const mm_cu_rows &r, 
 cudaError_t mm_cu_concat(bf16 *y, const mm_cu_columns &x, uint32_t rows, cudaStream_t s) {
   if (x.count > MM_CU_CONCAT || x.width % 8 != 0) return cudaErrorInvalidValue;
   return launch(concat_rows, dim3(rows, x.count), kThreads, 0, s, y, x);
+}
+
+cudaError_t mm_cu_hidden_keep(const mm_cu_hidden &c, const bf16 *x, const mm_cu_rows &r, uint32_t rows, cudaStream_t s) {
+  return c.width % 8 ? cudaErrorInvalidValue : launch(hidden_keep, rows, kThreads, 0, s, c, x, r);
+}
+
+cudaError_t mm_cu_hidden_before(const mm_cu_hidden &c, bf16 *y, const mm_cu_rows &r, uint32_t rows, cudaStream_t s) {
+  return c.width % 8 ? cudaErrorInvalidValue : launch(hidden_before, rows, kThreads, 0, s, c, y, r);
 }

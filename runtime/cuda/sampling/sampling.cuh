@@ -117,6 +117,7 @@ __device__ __forceinline__ int32_t slot_of(const mm_cu_sample &a, uint32_t i) {
 }
 /* Stores the id sampled for output row i, -1 for none. */
 __device__ __forceinline__ void store_id(const mm_cu_sample &a, uint32_t i, int32_t slot, int32_t id) {
+  if (a.map && id >= 0) id = a.map[id];
   a.id[i] = id;
   if (slot >= 0) a.last_id[slot] = max(id, 0);
 }

@@ -31,7 +31,8 @@ struct mm_cu_sample {
   int32_t *id, *last_id;
   unsigned long long *best; /* [rows], and ticket: zero between launches */
   uint32_t *ticket;
-  uint32_t *largest; /* [rows, MM_CU_SAMPLE_GROUPS(vocab)]: scratch */
+  uint32_t *largest;  /* [rows, MM_CU_SAMPLE_GROUPS(vocab)]: scratch */
+  const int32_t *map; /* [vocab] the id to store in place of each; NULL: itself */
 };
 #define MM_CU_SAMPLE_GROUP         256 /* ids */
 #define MM_CU_SAMPLE_GROUPS(vocab) (((vocab) + MM_CU_SAMPLE_GROUP - 1) / MM_CU_SAMPLE_GROUP)

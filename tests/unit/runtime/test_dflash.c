@@ -158,6 +158,7 @@ TEST(test_numbers) { check_numbers(1, DFLASH); }
 TEST(test_ranks) { check_numbers(2, DFLASH); }
 TEST(test_eagle) { check_numbers(1, EAGLE); }
 TEST(test_eagle_later) { check_numbers(1, EAGLE_LATER); }
+TEST(test_eagle_ranks) { check_numbers(2, EAGLE), check_numbers(2, EAGLE_LATER); }
 
 /* A config that breaks a rule, and targets that have no draft. */
 TEST(test_refused) {

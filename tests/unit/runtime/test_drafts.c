@@ -41,14 +41,14 @@ TEST(test_easy) {
   serving_close(&w, true);
 }
 
-/* The same with learned drafts of random weights: DFlash on one, two and four ranks, EAGLE-3 and 3.1, each with many pages and with few.
+/* The same with learned drafts of random weights: DFlash, EAGLE-3 and 3.1 on one, two and four ranks, with many pages and with few.
  * Replies are those of the oracle, which has none, and proposals are made. */
 TEST(test_learned) {
   static const struct {
     uint32_t tp;
     bool few, eagle, later;
-  } on[] = {{1, false, false, false}, {1, true, false, false}, {2, false, false, false}, {4, true, false, false},
-            {1, false, true, false},  {1, true, true, false},  {1, true, true, true}};
+  } on[] = {{1, false, false, false}, {1, true, false, false}, {2, false, false, false}, {4, true, false, false}, {1, false, true, false},
+            {1, true, true, false},   {1, true, true, true},   {2, false, true, false},  {4, true, true, true}};
   mm_err err = {0};
   const mm_model m = kind(1);
   for (size_t i = 0; i < sizeof on / sizeof *on; i++) {
