@@ -359,12 +359,15 @@ bool mm_dflash_check(const mm_pack *p, bool finite, mm_err *err) {
   return ok;
 }
 
+/* Of a tensor of mm_dflash_random. */
+static uint64_t bytes_of(const mm_dflash_tensor *t) { return (t->ids ? UINT64_C(8) : 2) * t->rows * mm_max(t->cols, 1); }
+
 bool mm_dflash_random(mm_dflash *d, const mm_dflash_config *c, mm_err *err) {
   const mm_scheme *scheme = mm_scheme_plain(MM_BF16);
   mm_dflash_tensor t;
   *d = (mm_dflash){.c = *c};
   uint64_t bytes = 0, at = 0;
-  for (uint32_t i = 0; mm_dflash_tensor_at(c, i, &t); i++) bytes += UINT64_C(2) * t.rows * mm_max(t.cols, 1);
+  for (uint32_t i = 0; mm_dflash_tensor_at(c, i, &t); i++) bytes += bytes_of(&t);
   char *made = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (made == MAP_FAILED) return mm_fail_memory(err, bytes);
   d->map = (mm_map){(const uint8_t *)made, bytes};
@@ -372,9 +375,9 @@ bool mm_dflash_random(mm_dflash *d, const mm_dflash_config *c, mm_err *err) {
     mm_packed *w = (mm_packed *)(void *)((char *)d + t.at);
     *w = (mm_packed){.scheme = scheme, .lead = 1, .n = t.rows, .k = t.cols ? t.cols : 1, .random = {.seed = i + 1, .centre = 1}};
     w->cell[0] = scheme->plane[0].cell;
-    mm_random_plane(w, 0, made + at);
+    if (!t.ids) mm_random_plane(w, 0, made + at); /* ids are those of the target */
     w->plane[0] = made + at;
-    at += UINT64_C(2) * w->n * w->k;
+    at += bytes_of(&t);
   }
   find_kv(d);
   return true;

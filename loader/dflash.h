@@ -74,7 +74,7 @@ void mm_dflash_close(mm_dflash *d); /* accepts a zeroed or half-opened one */
 static inline int32_t mm_dflash_id(const mm_dflash *d, uint32_t i) {
   return (int32_t)(i + (d->c.mapped ? ((const int64_t *)d->d2t.plane[0])[i] : 0));
 }
-/* A DFlash draft of random weights in BF16, made in memory (quant/random.h), for minimax-bench. MM_LIMIT. */
+/* A draft of random weights in BF16, made in memory (quant/random.h), for minimax-bench. MM_LIMIT. */
 MM_MUST_USE bool mm_dflash_random(mm_dflash *d, const mm_dflash_config *c, mm_err *err);
 
 /* The config as the metadata has it; free() it. NULL: out of memory. */

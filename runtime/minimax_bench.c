@@ -52,7 +52,7 @@ static bool measure_drafted(mm_bench *b, uint32_t sequences, double plain_s, mm_
     if (!mm_bench_drafts(b, sequences, step_s, err)) return false;
     mm_bench_result r = mm_bench_result_of(b, sequences * *each);
     r.seconds = step_s[0], r.reached = b->reached;
-    if (b->rank == 0) mm_bench_print_drafts(&r, step_s[1], plain_s, b->json);
+    if (b->rank == 0) mm_bench_print_drafts(&r, step_s[1], plain_s, b->kind == MM_DRAFT_EAGLE3, b->json);
   }
   b->each = 1;
   return true;
@@ -64,7 +64,7 @@ static bool measure_drafts(mm_bench *b, mm_err *err) {
   double plain_s[8];
   mm_dflash_config config;
   mm_dflash draft = {0};
-  bool ok = mm_bench_draft(&b->model, c->shrink ? c->shrink : 1, &config, err);
+  bool ok = mm_bench_draft(&b->model, c->shrink ? c->shrink : 1, b->kind, &config, err);
   for (int i = 0; ok && i < 8 && c->batch[i]; i++)
     ok = mm_bench_fill(b, c->batch[i], err) && mm_bench_decode(b, NULL, c->batch[i], &plain_s[i], err);
   ok = ok && mm_dflash_random(&draft, &config, err);
@@ -191,6 +191,7 @@ static bool bench_all(void *args, mm_err *err) {
                   .each = 1,
                   .kv_fp8 = strcmp(a->kv, "fp8") == 0,
                   .act_quant = strcmp(a->act_quant, "on") == 0,
+                  .kind = strcmp(a->draft, "eagle3") == 0 ? MM_DRAFT_EAGLE3 : MM_DRAFT_DFLASH,
                   .copy_rate = copy_rate,
                   .json = a->json};
     if (!run_ranks(&b, err)) return false;
@@ -201,9 +202,9 @@ static bool bench_all(void *args, mm_err *err) {
 static const char epilog[] =
     "Medians. Weights are random, made on the device; nothing is read from disk. kernels: each op of a layer, the head, a layer.\n"
     "layers: decode steps of eight layers. decode: steps of the whole of M2 with 4-bit experts. prefill: one step of many tokens.\n"
-    "drafts: decode steps with a DFlash draft of M2's public shapes, which proposes before each, and plain ones. Their tokens are "
-    "those\n"
-    "of published lengths, 3.9 and 2.6 tokens a step of eight rows; rows of a sequence choose experts as alike as those of text do.\n"
+    "drafts: decode steps with a draft of M2's public shapes, which proposes before each, and plain ones. Their tokens are those of\n"
+    "published lengths: with DFlash 3.9 and 2.6 tokens a step of eight rows, with EAGLE-3 2.94 and 2.6 of four; rows of a sequence\n"
+    "choose experts as alike as those of text do.\n"
     "mixed: single tokens with a prefill chunk of one sequence, in one step and in two. A floor is the least bytes over the\n"
     "copy rate of the same run; of a prefill, where that is longer, the operations over constant rates, which its line shows.\n"
     "attention: a long prompt of M3 in chunks, a sparse layer's selection and chosen blocks, and a full layer of the same heads.\n"
@@ -215,7 +216,8 @@ static const char epilog[] =
 
 int main(int argc, char **argv) {
   if (argc > 1 && strcmp(argv[1], "serve") == 0) return mm_load_test_main(argc - 1, argv + 1);
-  mm_bench_args a = {.kv = "auto", .act_quant = "on", .steps = 64, .tp = 1, .ep = 1, .device = "cuda", .dense = UINT64_MAX};
+  mm_bench_args a = {
+      .kv = "auto", .act_quant = "on", .draft = "dflash", .steps = 64, .tp = 1, .ep = 1, .device = "cuda", .dense = UINT64_MAX};
   const mm_option options[] = {
       MM_OPTION(STR, "model", &a.model, "NAME", "only this model's shapes (m1 and m2)", .choices = "m1|m2|m3"),
       MM_OPTION(U64, "layers", &a.layers, "N", "layers of the model (8, 4 of M3; all for decode and drafts)", .lo = 1, .hi = MM_MAX_LAYERS),
@@ -247,6 +249,7 @@ int main(int argc, char **argv) {
       MM_OPTION(U64, "tokens", &a.tokens, "N", "of a prefill step (8192), of a prefill chunk (512 for mixed, 8192 for attention)", .lo = 1,
                 .hi = 1 << 20),
       MM_OPTION(U64, "steps", &a.steps, "N", "decode steps that count (64)", .lo = 5, .hi = 100000),
+      MM_OPTION(STR, "draft", &a.draft, "KIND", "of draft for drafts (dflash)", .choices = "dflash|eagle3"),
       MM_OPTION(STR, "device", &a.device, "NAME", "where to compute (cuda)", .choices = "cpu|cuda"),
       MM_OPTION_THREADS(&a.threads),
       MM_OPTION(U64, "shrink", &a.shrink, "N", "divide widths and experts of the shapes, to try this on a small machine (1)", .lo = 1,

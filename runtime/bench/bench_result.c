@@ -89,9 +89,11 @@ void mm_bench_print_prefill(const mm_bench_result *r, bool json) {
   printf("; assumed: FP8 %.2f, BF16 %.2f, attention %.2f PFLOP/s\n", r->rate[0] * 1e-15, r->rate[1] * 1e-15, r->rate[2] * 1e-15);
 }
 
-/* Published lengths of drafts for M2: tokens that a step of eight rows gives, the target's own among them. */
-static const double lengths[] = {3.9, 2.6};
-enum { LENGTHS = sizeof lengths / sizeof *lengths, BLOCK = 8 };
+/* Published lengths of drafts for M2: tokens that a step of eight rows gives with a DFlash draft, of four with an EAGLE-3 draft, the
+ * target's own among them. */
+static const double lengths[2][2] = {{3.9, 2.6}, {2.94, 2.6}};
+static const uint32_t blocks[2] = {8, 4};
+enum { LENGTHS = 2 };
 
 static double tokens_of(double chance, uint32_t rows) {
   double sum = 0;
@@ -99,13 +101,13 @@ static double tokens_of(double chance, uint32_t rows) {
   return sum;
 }
 
-/* Tokens of a step of `rows` rows, where each proposal behind right ones is right with the chance that gives `length` tokens for BLOCK
+/* Tokens of a step of `rows` rows, where each proposal behind right ones is right with the chance that gives `length` tokens for `block`
  * rows: 1 + p + p² + … */
-static double expected_tokens(double length, uint32_t rows) {
+static double expected_tokens(double length, uint32_t block, uint32_t rows) {
   double low = 0, high = 1;
   for (int i = 0; i < 50; i++) {
     const double middle = (low + high) / 2;
-    if (tokens_of(middle, BLOCK) < length)
+    if (tokens_of(middle, block) < length)
       low = middle;
     else
       high = middle;
@@ -113,7 +115,7 @@ static double expected_tokens(double length, uint32_t rows) {
   return tokens_of(low, rows);
 }
 
-void mm_bench_print_drafts(const mm_bench_result *r, double draft_s, double plain_s, bool json) {
+void mm_bench_print_drafts(const mm_bench_result *r, double draft_s, double plain_s, bool chain, bool json) {
   const uint32_t sequences = r->batch / r->each;
   if (json) {
     open_object(r);
@@ -127,13 +129,13 @@ void mm_bench_print_drafts(const mm_bench_result *r, double draft_s, double plai
            draft_s * 1e6, plain_s * 1e6, r->reached);
   }
   for (int i = 0; i < LENGTHS; i++) {
-    const double tokens = expected_tokens(lengths[i], r->each), rate = tokens * sequences / r->seconds,
+    const double tokens = expected_tokens(lengths[chain][i], blocks[chain], r->each), rate = tokens * sequences / r->seconds,
                  ratio = tokens * plain_s / r->seconds;
     if (json)
-      printf("%s{\"length\":%.1f,\"tokens_a_step\":%.3f,\"tokens_per_s\":%.6g,\"of_plain\":%.4f}", i ? "," : "", lengths[i], tokens, rate,
-             ratio);
+      printf("%s{\"length\":%.1f,\"tokens_a_step\":%.3f,\"tokens_per_s\":%.6g,\"of_plain\":%.4f}", i ? "," : "", lengths[chain][i], tokens,
+             rate, ratio);
     else
-      printf("; length %.1f: %.2f tokens, %.1f tokens/s, %.2f x plain", lengths[i], tokens, rate, ratio);
+      printf("; length %.1f: %.2f tokens, %.1f tokens/s, %.2f x plain", lengths[chain][i], tokens, rate, ratio);
   }
   puts(json ? "]}" : "");
 }

@@ -42,9 +42,9 @@ void mm_bench_print_copy(double bytes_per_s, bool json);
 void mm_bench_print_op(const mm_bench_result *r, const char *op, bool json);
 void mm_bench_print_decode(const mm_bench_result *r, bool json);
 void mm_bench_print_prefill(const mm_bench_result *r, bool json);
-/* A step that a draft proposes for: r->seconds of it and of the draft's pass, of r->batch rows; plain_s: of single tokens of as many
- * sequences. */
-void mm_bench_print_drafts(const mm_bench_result *r, double draft_s, double plain_s, bool json);
+/* A step that a draft proposes for: r->seconds of it and of the draft's passes, of r->batch rows; plain_s: of single tokens of as many
+ * sequences. chain: the draft is EAGLE-3's. */
+void mm_bench_print_drafts(const mm_bench_result *r, double draft_s, double plain_s, bool chain, bool json);
 /* part_s: selection, attention over chosen blocks, attention over all; ops: of the last two. */
 void mm_bench_print_attention(const mm_bench_result *r, const double part_s[3], const double ops[2], bool json);
 /* seconds: of decoding alone, of the prefill chunk alone, of both in one step. */

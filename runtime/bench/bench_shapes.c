@@ -92,8 +92,8 @@ mm_model mm_bench_model(const mm_bench_shape *s) {
   return m;
 }
 
-bool mm_bench_draft(const mm_model *m, uint32_t by, mm_dflash_config *c, mm_err *err) {
-  const uint32_t kv_heads = (uint32_t)mm_max(8 / by, 1), most = 6;
+bool mm_bench_draft(const mm_model *m, uint32_t by, mm_draft_kind kind, mm_dflash_config *c, mm_err *err) {
+  const uint32_t kv_heads = (uint32_t)mm_max(8 / by, 1), most = kind == MM_DRAFT_EAGLE3 ? 3 : 6;
   *c = (mm_dflash_config){.layers = 5,
                           .hidden = m->hidden,
                           .heads = 3 * kv_heads,
@@ -107,6 +107,10 @@ bool mm_bench_draft(const mm_model *m, uint32_t by, mm_dflash_config *c, mm_err 
                           .rope_theta = m->rope_theta,
                           .window = {2048, 2048, 2048, 2048, 0},
                           .causal = {true, true, true, true, false}};
+  if (kind == MM_DRAFT_EAGLE3) {
+    c->kind = kind, c->layers = 1, c->block = 1 + MM_EAGLE_CHAIN, c->mask_id = c->window[0] = 0;
+    c->vocab = m->vocab, c->draft_vocab = (uint32_t)mm_min(32000, m->vocab), c->mapped = c->draft_vocab < c->vocab;
+  }
   if (!c->taps)
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found %u layers, expected 2 or more: a draft reads one before the last",
                    m->layers);

@@ -22,9 +22,9 @@ typedef struct mm_bench_shape {
 mm_model mm_bench_model(const mm_bench_shape *s);
 /* Weights of one rank without planes (random_weights.h). */
 MM_MUST_USE bool mm_bench_weights(const mm_bench_shape *s, const mm_model *m, mm_rank_weights *w, mm_err *err);
-/* The shape of the public DFlash drafts of M2.5 and M2.7: five layers of 24 heads, four of them with a window, six taps, blocks of eight
- * rows. MM_USAGE E_USAGE for a model with fewer than two layers. */
-MM_MUST_USE bool mm_bench_draft(const mm_model *m, uint32_t shrink, mm_dflash_config *c, mm_err *err);
+/* The shape of the public drafts of M2.5 and M2.7. DFlash: five layers of 24 heads, four of them with a window, six taps, blocks of eight
+ * rows. EAGLE-3: one layer of 24 heads, three taps, a head of 32,000 ids. MM_USAGE E_USAGE for a model with fewer than two layers. */
+MM_MUST_USE bool mm_bench_draft(const mm_model *m, uint32_t shrink, mm_draft_kind kind, mm_dflash_config *c, mm_err *err);
 /* Bytes of one of the `lead` matrices, as stored; its numbers. 0: there is none. */
 double mm_bench_bytes(const mm_packed *w);
 double mm_bench_parameters(const mm_packed *w);

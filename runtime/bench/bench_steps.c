@@ -193,25 +193,48 @@ static bool find_fresh(mm_bench *b, const mm_batch *batch, mm_err *err) {
   return true;
 }
 
+static void place_spans(mm_bench *b, uint32_t sequences, uint32_t each, uint32_t pos) {
+  for (uint32_t s = 0; s < sequences; s++) b->span[s] = (mm_span){(int32_t)s, s * each, each, pos};
+}
+
+/* The pass of a DFlash draft for all sequences. */
+static bool block(mm_bench *b, uint32_t sequences, mm_err *err) {
+  const uint32_t rows = sequences * b->each;
+  for (uint32_t i = 0; i < rows; i++)
+    if (i % b->each) b->id[i] = (int32_t)b->draft->c.mask_id;
+  const mm_batch batch = {rows, b->id, sequences, b->span, rows - sequences, b->proposed, NULL, NULL};
+  return mm_draft_block(&b->forward.draft, &b->forward, &batch, b->ops->draft.best ? NULL : b->logits, b->id, err);
+}
+
+/* The passes of an EAGLE-3 draft. */
+static bool chain(mm_bench *b, uint32_t sequences, mm_err *err) {
+  mm_draft_step step = {.best = b->ops->draft.best, .passes = b->each - 1};
+  const mm_batch batch = {sequences, b->id, sequences, b->span, sequences, b->out, NULL, NULL};
+  bool ok = true;
+  for (; ok && step.pass < step.passes; step.pass++) {
+    place_spans(b, sequences, 1, b->c->context + step.pass);
+    for (uint32_t s = 0; step.best && step.pass && s < sequences; s++) b->id[s] = MM_ID_SAMPLED;
+    ok = mm_draft_chain(&b->forward.draft, &b->forward, &batch, step, b->logits, b->id, err);
+  }
+  place_spans(b, sequences, b->each, b->c->context);
+  return ok;
+}
+
 bool mm_bench_drafts(mm_bench *b, uint32_t sequences, double step_s[2], mm_err *err) {
   const uint32_t each = b->each, rows = sequences * each;
-  const bool best = b->ops->draft.best;
   const double start = mm_now();
   double at;
   bool warm = false, ok = true;
-  for (uint32_t s = 0; s < sequences; s++) b->span[s] = (mm_span){(int32_t)s, s * each, each, b->c->context};
+  place_spans(b, sequences, each, b->c->context);
   for (uint32_t i = 0, n = 0; i < rows; i++)
     if (i % each) b->proposed[n++] = i;
   const mm_batch batch = {rows, b->id, sequences, b->span, rows, b->out, samples(b) ? b->sampling : NULL, NULL};
-  const mm_batch block = {rows, b->id, sequences, b->span, rows - sequences, b->proposed, NULL, NULL};
   const mm_batch one = {each, b->id, 1, b->span, each, b->out, batch.sampling, NULL};
   if (!find_fresh(b, &one, err)) return false;
   for (uint32_t counted = 0, steps = 0; counted < b->steps;) {
     draw_ids(b, rows);
-    for (uint32_t i = 0; i < rows; i++)
-      if (i % each) b->id[i] = (int32_t)b->draft->c.mask_id;
     const double from = mm_now();
-    if (!mm_draft_block(&b->forward.draft, &b->forward, &block, best ? NULL : b->logits, b->id, err)) return false;
+    if (!(b->kind == MM_DRAFT_EAGLE3 ? chain : block)(b, sequences, err)) return false;
     const double drafted = mm_now();
     draw_ids(b, rows);
     if (!queue_step(b, NULL, &batch, err) || !collect(b, true, &at, err)) return false;

@@ -71,6 +71,12 @@ for r in rows:
 assert [d["tokens_a_step"] for d in rows[0]["drafted"]] == [3.9, 2.6], rows[0]
 assert [round(d["tokens_a_step"], 2) for d in rows[2]["drafted"]] == [1.78, 1.62], rows[2]
 '
+"$bench" drafts --draft eagle3 --device cpu --tp 2 --shrink 32 --layers 2 --vocab 2048 --batch 2 --context 40 --steps 5 --threads 1 --json | python3 -c '
+import json, sys
+rows = [json.loads(line) for line in sys.stdin][1:]
+assert [r["rows"] for r in rows] == [8, 4, 2] and all(r["seconds"] > r["draft_s"] > 0 for r in rows), rows
+assert [d["tokens_a_step"] for d in rows[1]["drafted"]] == [2.94, 2.6], rows[1]
+'
 # On the CPU, narrow shapes of M3: a dense and a sparse layer, a context that is filled in pieces; the bytes that each must move.
 "$bench" kernels --device cpu --model m3 --shrink 64 --layers 2 --vocab 2048 --batch 1 --context 2200 --steps 5 --threads 1 --json >"$TMPDIR/ops"
 python3 - "$TMPDIR/ops" <<'END'
