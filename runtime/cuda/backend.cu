@@ -106,10 +106,11 @@ size_t fill_batch(mm_backend *b, const mm_batch *batch, const batch_arrays *h) {
   auto before = [&](uint2 tile) { return batch->span[tile.x].pos + tile.y; };
   std::sort(h->tile, h->tile + b->step.tiles, [&](uint2 x, uint2 y) { return before(x) != before(y) ? before(x) > before(y) : x.x < y.x; });
   for (uint32_t i = batch->tokens; i < b->step.rows; i++) h->id[i] = 0, h->slot[i] = -1, h->pos[i] = 0;
+  const uint64_t next = !b->step.draft || b->step.chain.passes; /* a row of a block proposes the token of its own position */
   for (uint32_t i = 0; i < b->step.outs; i++) {
     h->out[i] = i < batch->out_count ? batch->out[i] : i;
     const bool samples = batch->sampling && i < batch->out_count;
-    h->sampling[i] = samples ? mm_cu_row_sampling_of(&batch->sampling[i], h->pos[h->out[i]] + UINT64_C(1)) : mm_cu_row_sampling{};
+    h->sampling[i] = samples ? mm_cu_row_sampling_of(&batch->sampling[i], h->pos[h->out[i]] + next) : mm_cu_row_sampling{};
   }
   if (b->step.draft) return 0;
   const auto list = b->step.verifies ? mm_cu_gqa_verify_list : mm_cu_gqa_list;

@@ -235,7 +235,7 @@ void mm_cu_do_best(mm_backend *b) {
     a.vocab = a.vocab_rows = b->c.draft->c.draft_vocab;
   }
   a.tokens = b->step.rows, a.out = b->device.out, a.slot = b->device.slot, a.sampling = b->device.sampling, a.last_id = x.last_id;
-  mm_cu_note(b, mm_cu_sample_tokens(a, b->step.outs, MM_CU_GREEDY, b->stream), "sample");
+  mm_cu_note(b, mm_cu_sample_tokens(a, b->step.outs, (mm_cu_sampling)(b->step.ending - GREEDY), b->stream), "sample");
 }
 
 cudaError_t mm_cu_copy_best(mm_backend *b) {

@@ -162,11 +162,14 @@ MM_MUST_USE bool mm_engine_hidden(mm_engine *e, uint32_t i, float *out, mm_err *
 typedef struct mm_draft_request {
   uint32_t slot, pos;
   int32_t id;
+  const mm_sampling *sampling; /* of the tokens, or NULL: the likeliest are proposed */
 } mm_draft_request;
 /* Tokens that it proposes at once, 0 without one. */
 uint32_t mm_engine_drafts(const mm_engine *e);
-/* draft[n, each]: for each request, each ≤ mm_engine_drafts; n · (1 + each) ≤ limits.max_tokens. logits[n, each, vocab], which they are the
- * best of, or NULL. Slots stay as they are. MM_USAGE E_BATCH for a slot that holds fewer tokens than pos. */
+/* draft[n, each]: for each request, each ≤ mm_engine_drafts; n · (1 + each) ≤ limits.max_tokens. logits[n, each, vocab], which they are
+ * chosen from, or NULL. Under a temperature they are drawn as mm_sample draws the tokens, by the same numbers of the seed, top_k, top_p and
+ * min_p: where the draft's logits are near the model's, so are the draws. Slots stay as they are. MM_USAGE E_BATCH for a slot that holds
+ * fewer tokens than pos. */
 MM_MUST_USE bool mm_engine_draft(mm_engine *e, const mm_draft_request *request, uint32_t n, uint32_t each, int32_t *draft, float *logits,
                                  mm_err *err);
 /* load[layers, experts]: how many rows were routed to each expert since open; of queued steps that were collected at least. */

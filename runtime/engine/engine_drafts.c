@@ -65,13 +65,39 @@ bool mm_engine_draft_rank(rank *r, mm_err *err) {
   return true;
 }
 
-/* The best id of a row of logits that may be sampled. */
-static int32_t best_of(const mm_engine *e, const float *logits) {
-  int32_t best = 0;
-  float top = -INFINITY;
+/* Proposals are drawn as the tokens will be, but for penalties, biases and masks, which depend on more than the logits. */
+static mm_sampling sampling_of(const mm_draft_request *r) {
+  const mm_sampling *s = r->sampling;
+  if (!s || s->temperature == 0) return (mm_sampling){.top_p = 1};
+  return (mm_sampling){.temperature = s->temperature, .top_p = s->top_p, .top_k = s->top_k, .seed = s->seed, .min_p = s->min_p};
+}
+
+/* Settings of a device's outputs, `each` of every request; *set NULL: all are greedy. */
+static bool fill_sampling(mm_engine *e, const mm_draft_request *request, uint32_t n, uint32_t each, mm_sampling **set, mm_err *err) {
+  bool drawn = false;
+  for (uint32_t i = 0; i < n; i++) drawn = drawn || sampling_of(&request[i]).temperature > 0;
+  *set = NULL;
+  if (!drawn) return true;
+  if (!MM_GROW(e->draft.sampling, &e->draft.sampling_cap, (size_t)n * each, err)) return false;
+  *set = e->draft.sampling;
+  for (uint32_t i = 0; i < n * each; i++) e->draft.sampling[i] = sampling_of(&request[i / each]);
+  return true;
+}
+
+/* Proposal k of a request from logits[vocab], of which those that no step samples are lost; 0 where none is a number. */
+static int32_t choose(mm_engine *e, const mm_draft_request *r, uint32_t k, float *logits) {
   for (uint32_t i = 0; i < e->model->vocab; i++)
-    if (!e->never[i] && logits[i] > top) top = logits[i], best = (int32_t)i;
-  return best;
+    if (e->never[i]) logits[i] = -INFINITY;
+  const mm_sampling set = sampling_of(r);
+  const int32_t id = mm_sample(e->draft.sampler, &set, r->pos + UINT64_C(1) + k, logits);
+  return id < 0 ? 0 : id;
+}
+
+/* Room for `rows` rows of logits, and what chooses from them. */
+static bool grow_logits(mm_engine *e, size_t rows, mm_err *err) {
+  const uint32_t vocab = e->model->vocab;
+  return MM_GROW(e->draft.logits, &e->draft.logits_cap, rows * vocab, err) &&
+         (e->draft.sampler || (e->draft.sampler = mm_sampler_open(vocab, err)));
 }
 
 static bool check_requests(const mm_engine *e, const mm_draft_request *request, uint32_t n, uint32_t each, mm_err *err) {
@@ -119,19 +145,12 @@ static bool fill_passes(mm_engine *e, const mm_draft_request *request, uint32_t 
   return true;
 }
 
-/* The best id of the pass's row i of logits that may be sampled; 0: there is none. logits[vocab], or NULL, is given those of the head's
- * ids. */
-static int32_t best_of_head(const mm_engine *e, uint32_t i, float *logits) {
+/* Row i of a pass's logits as logits[vocab], -INFINITY of ids that the head does not have. */
+static void spread_row(const mm_engine *e, uint32_t i, float *logits) {
   const mm_dflash *d = e->config.draft;
   const float *row = e->rank[0].logits + (size_t)i * d->c.draft_vocab;
-  float top = -INFINITY;
-  int32_t best = 0;
-  for (uint32_t k = 0; k < d->c.draft_vocab; k++) {
-    const int32_t to = mm_dflash_id(d, k);
-    if (logits) logits[to] = row[k];
-    if (!e->never[to] && row[k] > top) top = row[k], best = to;
-  }
-  return best;
+  for (uint32_t k = 0; k < e->model->vocab; k++) logits[k] = -INFINITY;
+  for (uint32_t k = 0; k < d->c.draft_vocab; k++) logits[mm_dflash_id(d, k)] = row[k];
 }
 
 /* A chain of passes. An id that is never sampled is not proposed. */
@@ -139,18 +158,23 @@ static bool draft_chain(mm_engine *e, const mm_draft_request *request, uint32_t 
                         mm_err *err) {
   const size_t vocab = e->model->vocab;
   int32_t *id, *found;
-  if (!fill_passes(e, request, n, each, &id, &found, err)) return false;
-  e->stepped = false; /* the rows of the last step are overwritten */
+  mm_sampling *set;
   mm_draft_step step = {.best = !logits && e->config.ops->draft.best, .passes = each};
+  if (!fill_passes(e, request, n, each, &id, &found, err) || !fill_sampling(e, request, n, 1, &set, err) ||
+      (!step.best && !grow_logits(e, 1, err)))
+    return false;
+  e->stepped = false; /* the rows of the last step are overwritten */
+  for (uint32_t pass = 0; step.best && pass < each; pass++) e->draft.batch[pass].sampling = set;
   if (step.best && !mm_engine_run_task(e, &(task){.kind = DRAFT, .draft = {e->draft.batch, NULL, found, step}}, err)) return false;
   for (size_t i = 0; step.best && i < (size_t)n * each; i++) draft[i % n * each + i / n] = found[i] < 0 ? 0 : found[i];
-  for (size_t i = 0; logits && i < n * each * vocab; i++) logits[i] = -INFINITY;
   for (; !step.best && step.pass < each; step.pass++) {
     for (uint32_t i = 0; step.pass && i < n; i++) id[(size_t)step.pass * n + i] = draft[i * each + step.pass - 1];
     if (!mm_engine_run_task(e, &(task){.kind = DRAFT, .draft = {&e->draft.batch[step.pass], NULL, NULL, step}}, err)) return false;
     for (uint32_t i = 0; i < n; i++) {
       const uint32_t at = i * each + step.pass;
-      draft[at] = best_of_head(e, i, logits ? logits + at * vocab : NULL);
+      spread_row(e, i, e->draft.logits);
+      if (logits) memcpy(logits + at * vocab, e->draft.logits, vocab * sizeof *logits);
+      draft[at] = choose(e, &request[i], step.pass, e->draft.logits);
     }
   }
   return true;
@@ -163,7 +187,8 @@ bool mm_engine_draft(mm_engine *e, const mm_draft_request *request, uint32_t n, 
   const uint32_t rows = n * (1 + each), outs = n * each;
   const size_t vocab = e->model->vocab;
   const bool best = !logits && e->config.ops->draft.best;
-  if (!best && !MM_GROW(e->draft.logits, &e->draft.logits_cap, outs * vocab, err)) return false;
+  mm_sampling *set;
+  if (!fill_sampling(e, request, n, each, &set, err) || (!best && !grow_logits(e, outs, err))) return false;
   const size_t bytes = n * sizeof(mm_span) + rows * sizeof(int32_t) + 2 * outs * sizeof(uint32_t);
   if (!MM_GROW(e->draft.bytes, &e->draft.bytes_cap, bytes, err)) return false;
   mm_span *span = (mm_span *)(void *)e->draft.bytes;
@@ -177,13 +202,12 @@ bool mm_engine_draft(mm_engine *e, const mm_draft_request *request, uint32_t n, 
   }
   e->draft.batch[0] =
       (mm_batch){.tokens = rows, .id = id, .span_count = n, .span = span, .out_count = outs, .out = out, .paging = paging_of(e)};
+  if (best) e->draft.batch[0].sampling = set;
   e->stepped = false; /* the rows of the last step are overwritten */
   if (!mm_engine_run_task(e, &(task){.kind = DRAFT, .draft = {e->draft.batch, best ? NULL : e->draft.logits, found, {0}}}, err))
     return false;
-  for (uint32_t i = 0; i < outs; i++) {
-    draft[i] = best ? found[i] : best_of(e, e->draft.logits + i * vocab);
-    if (draft[i] < 0) draft[i] = 0;
-  }
   if (logits) memcpy(logits, e->draft.logits, outs * vocab * sizeof *logits);
+  for (uint32_t i = 0; best && i < outs; i++) draft[i] = found[i] < 0 ? 0 : found[i];
+  for (uint32_t i = 0; !best && i < outs; i++) draft[i] = choose(e, &request[i / each], i % each, e->draft.logits + i * vocab);
   return true;
 }

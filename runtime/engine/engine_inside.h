@@ -164,8 +164,11 @@ typedef struct engine_drafts {
   mm_paging paging;
   char *bytes; /* their arrays, and the ids that are proposed */
   size_t bytes_cap;
-  float *logits; /* [out_count, vocab] */
+  mm_sampling *sampling; /* of their outputs */
+  size_t sampling_cap;
+  float *logits; /* [out_count, vocab], or of a chain one row */
   size_t logits_cap;
+  mm_sampler *sampler;
 } engine_drafts;
 
 struct mm_engine {

@@ -428,7 +428,9 @@ void mm_engine_close(mm_engine *e) {
   free(e->comm);
   for (uint32_t i = 0; i < MM_QUEUE; i++) free(e->host.sampled[i].id);
   mm_sampler_close(e->host.sampler);
-  MM_FREE(e->host.history, e->unsampled.row, e->host.logits, e->host.id, e->never, e->slot, e->score, e->draft.logits, e->draft.bytes);
+  mm_sampler_close(e->draft.sampler);
+  MM_FREE(e->host.history, e->unsampled.row, e->host.logits, e->host.id, e->never, e->slot, e->score, e->draft.logits, e->draft.sampling,
+          e->draft.bytes);
   mm_pages_close(e->pages);
   MM_FREE(e->want, e->copy, e->facts, e->processes.order, e->processes.table, e->batch_bytes, e);
 }

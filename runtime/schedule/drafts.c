@@ -66,7 +66,7 @@ bool mm_drafts_propose(mm_scheduler *s, mm_err *err) {
   for (uint32_t i = 0; each && i < s->slots && (n + 1) * (1 + each) <= s->c.step_tokens; i++) {
     job *j = s->slot[(s->first + i) % s->slots];
     if (!j || j->in_flight || j->count != j->fed + 1 || !j->fed || !limit_of(s, j)) continue;
-    s->draft.request[n++] = (mm_draft_request){(uint32_t)j->slot, j->fed, j->token[j->fed]};
+    s->draft.request[n++] = (mm_draft_request){(uint32_t)j->slot, j->fed, j->token[j->fed], &j->r.sampling};
   }
   if (!n) return true;
   s->draft.began = mm_now();

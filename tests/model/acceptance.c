@@ -1,7 +1,7 @@
-/* acceptance DIR HELD_OUT.json DRAFTS DOCUMENTS LEAST: tokens a step that the draft of a packed checkpoint gives on a CPU. HELD_OUT.json
- * has the token ids of documents, each begun by the first id of all. The beginnings of DOCUMENTS of them are continued greedily; DRAFTS
- * tokens are proposed for each step, which gives the model's own token and the leading proposals that are the model's too. Exit status 1
- * where the mean is below LEAST. */
+/* acceptance DIR HELD_OUT.json DRAFTS DOCUMENTS LEAST [TEMPERATURE]: tokens a step that the draft of a packed checkpoint gives on a CPU.
+ * HELD_OUT.json has the token ids of documents, each begun by the first id of all. The beginnings of DOCUMENTS of them are continued
+ * greedily, or at a temperature, each with a seed of its own; DRAFTS tokens are proposed for each step, which gives the model's own token
+ * and the leading proposals that are the model's too. Exit status 1 where the mean is below LEAST. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -22,28 +22,27 @@ static void die(const mm_err *err) {
   exit(1);
 }
 
-/* Gives id[count] to slot 0, which holds `pos` tokens; returns the best next one. */
-static int32_t next_after(mm_engine *e, const int32_t *id, uint32_t count, uint32_t pos, float *logits) {
+static mm_sampler *sampler;
+
+/* Gives id[count] to slot 0, which holds `pos` tokens; returns the next one. */
+static int32_t next_after(mm_engine *e, const int32_t *id, uint32_t count, uint32_t pos, const mm_sampling *set, float *logits) {
   mm_err err = {0};
   const mm_span span = {0, 0, count, pos};
-  const uint32_t out = count - 1, vocab = mm_engine_model(e)->vocab;
+  const uint32_t out = count - 1;
   if (!mm_engine_step(e, &(mm_batch){count, id, 1, &span, 1, &out, NULL, NULL}, logits, &err)) die(&err);
-  uint32_t best = 0;
-  for (uint32_t i = 1; i < vocab; i++)
-    if (logits[i] > logits[best]) best = i;
-  return (int32_t)best;
+  return mm_sample(sampler, set, pos + (uint64_t)count, logits);
 }
 
 /* One document's beginning, continued by REPLY tokens after the one that the prompt's step gives. */
-static counts continued(mm_engine *e, const int32_t *prompt, uint32_t drafts, float *logits) {
+static counts continued(mm_engine *e, const int32_t *prompt, uint32_t drafts, const mm_sampling *set, float *logits) {
   mm_err err = {0};
   counts c = {0};
-  int32_t token = next_after(e, prompt, PROMPT, 0, logits);
+  int32_t token = next_after(e, prompt, PROMPT, 0, set, logits);
   for (uint32_t pos = PROMPT; pos < PROMPT + REPLY; c.steps++) {
     int32_t draft[MM_DFLASH_BLOCK];
-    if (!mm_engine_draft(e, &(mm_draft_request){0, pos, token}, 1, drafts, draft, NULL, &err)) die(&err);
+    if (!mm_engine_draft(e, &(mm_draft_request){0, pos, token, set}, 1, drafts, draft, NULL, &err)) die(&err);
     for (uint32_t k = 0; k <= drafts && pos < PROMPT + REPLY; k++) {
-      token = next_after(e, &token, 1, pos++, logits);
+      token = next_after(e, &token, 1, pos++, set, logits);
       c.given++;
       if (k < drafts && token != draft[k]) break;
     }
@@ -66,8 +65,8 @@ static bool next_prompt(const mm_json *ids, size_t *at, int32_t *prompt) {
 }
 
 int main(int argc, char **argv) {
-  if (argc != 6) {
-    fprintf(stderr, "usage: acceptance DIR HELD_OUT.json DRAFTS DOCUMENTS LEAST\n");
+  if (argc != 6 && argc != 7) {
+    fprintf(stderr, "usage: acceptance DIR HELD_OUT.json DRAFTS DOCUMENTS LEAST [TEMPERATURE]\n");
     return 2;
   }
   mm_err err = {0};
@@ -82,17 +81,20 @@ int main(int argc, char **argv) {
   mm_engine *e = mm_engine_open(&shards, &c, &err);
   if (!e) die(&err);
   float *logits = malloc(mm_engine_model(e)->vocab * sizeof *logits);
+  mm_sampling set = {.top_p = 1, .temperature = argc == 7 ? strtod(argv[6], NULL) : 0};
+  if (!(sampler = mm_sampler_open(mm_engine_model(e)->vocab, &err))) die(&err);
   int32_t prompt[PROMPT];
   counts all = {0};
   size_t at = 0;
   for (long left = strtol(argv[4], NULL, 10); logits && left && next_prompt(ids, &at, prompt); left--) {
-    const counts one = continued(e, prompt, (uint32_t)strtoul(argv[3], NULL, 10), logits);
-    all.steps += one.steps, all.given += one.given;
+    const counts one = continued(e, prompt, (uint32_t)strtoul(argv[3], NULL, 10), &set, logits);
+    set.seed++, all.steps += one.steps, all.given += one.given;
   }
   const double mean = all.steps ? (double)all.given / all.steps : 0;
   printf("%u tokens in %u steps: %.3f tokens a step, expected %s or more\n", all.given, all.steps, mean, argv[5]);
   free(logits);
   mm_engine_close(e);
+  mm_sampler_close(sampler);
   mm_dflash_close(&draft);
   mm_shards_close(&shards);
   mm_json_free(ids);

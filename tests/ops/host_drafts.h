@@ -84,7 +84,7 @@ static void check_chain(const mm_shards *shards) {
   snprintf(reason, sizeof reason, "%llu bytes, counted %llu: %.100s", (unsigned long long)used, (unsigned long long)counted, err.text);
   report("memory of a chain", ok && used <= counted && used > counted / 2, reason);
   int32_t id[CHAINS * PASSES];
-  const mm_draft_request request[CHAINS] = {{0, 1, 1}, {3, 1, 2}, {1, 1, 3}};
+  const mm_draft_request request[CHAINS] = {{0, 1, 1, NULL}, {3, 1, 2, NULL}, {1, 1, 3, NULL}};
   cells_kept = passes_run = 0;
   fake.on_launch = choose_rows;
   ok = ok && step(e, SLOTS, false, &err) && mm_engine_draft(e, request, CHAINS, PASSES, id, NULL, &err);

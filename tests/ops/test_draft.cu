@@ -148,7 +148,7 @@ struct fixture {
   uint32_t held[SLOTS] = {};
   std::vector<double> error;   /* of each row of logits, against the CPU's */
   std::vector<double> shifted; /* of the CPU's own, where it reads one cell less */
-  uint32_t bits = 0, choices = 0, drafted = 0;
+  uint32_t bits = 0, choices = 0, draws = 0, drafted = 0;
 
   fixture(const mm_shards *s, const mm_dflash *d)
       : chain(d->c.kind == MM_DRAFT_EAGLE3),
@@ -194,6 +194,13 @@ struct fixture {
       choices += gpu.best(requests, n) != id;
     }
     choices += eager.best(requests, n) != launched;
+    const mm_sampling sets[] = {mm_sampling{1, 1, 0, 11}, mm_sampling{0.8, 0.9, 0, 12}, mm_sampling{1, 1, 40, 13}};
+    for (uint32_t turn = 0; turn < 5; turn++) { /* drawn by the device, and by mm_sample from its logits */
+      std::vector<mm_draft_request> drawn = requests;
+      for (uint32_t i = 0; i < drawn.size(); i++) drawn[i].sampling = turn == 4 && i ? nullptr : &sets[turn % 3];
+      gpu.logits(drawn, n, &id);
+      draws += gpu.best(drawn, n) != id;
+    }
   }
 };
 
@@ -206,7 +213,7 @@ void check_draft(const mm_shards *shards, const mm_dflash *d, const std::string 
     std::vector<mm_draft_request> requests;
     for (uint32_t s = 0; s < SLOTS; s++)
       if (round == 0 ? s == 3 : round == 1 || g_rng.below(2))
-        requests.push_back({s, round % 2 ? w.held[s] : 1 + g_rng.below(w.held[s]), w.random()});
+        requests.push_back({s, round % 2 ? w.held[s] : 1 + g_rng.below(w.held[s]), w.random(), nullptr});
     if (!requests.empty()) w.draft(requests, round < 2 ? block - 1 : 1 + g_rng.below(block - 1));
     if (round != 3) continue;
     const uint32_t to[] = {0};
@@ -229,6 +236,7 @@ void check_draft(const mm_shards *shards, const mm_dflash *d, const std::string 
   report_true(name + ": recorded = launched, bit for bit, in " + std::to_string(w.drafted) + " requests; others " + std::to_string(w.bits),
               w.bits == 0);
   report_true(name + ": choices are those of the logits; others " + std::to_string(w.choices), w.choices == 0);
+  report_true(name + ": draws are those of the logits; others " + std::to_string(w.draws), w.draws == 0);
 }
 
 }  // namespace

@@ -108,7 +108,7 @@ struct row_part : row_masses {
   __device__ __forceinline__ void sort_cut(uint32_t listed, uint32_t count, u64 wanted, u64 mass_above) const;
   __device__ row_cut find_cut(uint32_t count, double part, u64 all);
   __device__ u64 largest(uint32_t count, uint32_t *n);
-  __device__ u64 race(const row_cut &kept, u64 draw) const;
+  __device__ u64 race(const row_cut &kept, u64 draw, const int32_t *map) const;
   __device__ row_part(row_shared &m, const float *logits, const mm_cu_sample &a, uint32_t slots)
       : row_masses{0, 1},
         m(m),
@@ -347,13 +347,13 @@ __device__ u64 row_part<kHolds>::largest(uint32_t count, uint32_t *n) {
 
 /* The first of the race between the thread's ids that are kept; MM_DRAW_NOBODY: none ran, or others were before them. */
 template <bool kHolds>
-__device__ u64 row_part<kHolds>::race(const row_cut &kept, u64 draw) const {
+__device__ u64 row_part<kHolds>::race(const row_cut &kept, u64 draw, const int32_t *map) const {
   u64 first = MM_DRAW_NOBODY;
   if (threadIdx.x == 0) m.time = __float_as_uint(INFINITY);
   __syncthreads();
   scan(max(kept.cut, lowest), ~UINT64_C(0), 0, slots, [&](u64 at) {
     const uint32_t v = (uint32_t)id_of(at), d = depth(key_of(at));
-    const u64 bits = mm_draw_mix(draw, (u64)v + 1);
+    const u64 bits = race_bits(map, draw, v);
     const float time = __uint_as_float(*(volatile uint32_t *)&m.time);
     if (mm_draw_late(bits, __uint_as_float((127 + 40 - (d >> 26)) << 23), time)) return;
     const u64 mass = mm_draw_mass(d), mine = mass ? mm_draw_key(bits, mass, v) : first;
@@ -384,7 +384,7 @@ __global__ void __launch_bounds__(kThreads, 2) sample_large(const __grid_constan
     kept = p.find_cut(most, top_p ? set.top_p : 1, kept.mass);
     if (top_p) break;
   }
-  u64 first = join_block<kThreads>(p.race(kept, set.race), smaller());
+  u64 first = join_block<kThreads>(p.race(kept, set.race, a.map), smaller());
   if (threadIdx.x == 0) in_block(&m, 0)->winner[p.rank] = first;
   row_sync();
   if (p.rank || threadIdx.x) return;

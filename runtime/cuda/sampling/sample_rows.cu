@@ -104,7 +104,7 @@ __device__ int32_t sample_small_top_k(const mm_cu_sample &a, const logits_row &r
     if (t == 0) m.listed = 0;
     __syncthreads();
   }
-  return sample_of_sorted({from_ordered(key_of(best)), set.scale}, mine, set, &m);
+  return sample_of_sorted({from_ordered(key_of(best)), set.scale}, mine, set, a.map, &m);
 }
 
 template <bool kSamples>

@@ -223,8 +223,14 @@ struct row_masses {
   __device__ uint32_t depth(uint32_t key) const { return mm_draw_depth(from_ordered(key), top, scale); }
 };
 
+/* The random bits of an id in a race. */
+__device__ __forceinline__ u64 race_bits(const int32_t *map, u64 race, uint32_t id) {
+  return mm_draw_mix(race, (u64)(map ? (uint32_t)map[id] : id) + 1);
+}
+
 /* The sampled id among those that top-k left (in falling order, one a thread) and top-p keeps: the one that wins the race. */
-__device__ __forceinline__ int32_t sample_of_sorted(const row_masses &of, u64 mine, const mm_cu_row_sampling &set, sorted_shared *m) {
+__device__ __forceinline__ int32_t sample_of_sorted(const row_masses &of, u64 mine, const mm_cu_row_sampling &set, const int32_t *map,
+                                                    sorted_shared *m) {
   const u64 own = mine ? mm_draw_mass(of.depth(key_of(mine))) : 0, mass = own >= set.least ? own : 0;
   bool kept = mass > 0;
   if (set.top_p < 1) {
@@ -233,7 +239,7 @@ __device__ __forceinline__ int32_t sample_of_sorted(const row_masses &of, u64 mi
     kept = kept && through - mass < mm_draw_share(set.top_p, all);
   }
   const uint32_t id = (uint32_t)id_of(mine);
-  const u64 first = kept ? mm_draw_key(mm_draw_mix(set.race, (u64)id + 1), mass, id) : MM_DRAW_NOBODY;
+  const u64 first = kept ? mm_draw_key(race_bits(map, set.race, id), mass, id) : MM_DRAW_NOBODY;
   return (int32_t)(join_block<kSampleThreads>(first, smaller()) & (MM_DRAW_IDS - 1));
 }
 /* Samples the rows that best[row] marks as left (large_sampling.cu); resets it to zero. */

@@ -32,7 +32,7 @@ struct mm_cu_sample {
   unsigned long long *best; /* [rows], and ticket: zero between launches */
   uint32_t *ticket;
   uint32_t *largest;  /* [rows, MM_CU_SAMPLE_GROUPS(vocab)]: scratch */
-  const int32_t *map; /* [vocab] the id to store in place of each; NULL: itself */
+  const int32_t *map; /* [vocab] the id that each stands for, in the race and as it is stored; NULL: itself */
 };
 #define MM_CU_SAMPLE_GROUP         256 /* ids */
 #define MM_CU_SAMPLE_GROUPS(vocab) (((vocab) + MM_CU_SAMPLE_GROUP - 1) / MM_CU_SAMPLE_GROUP)

@@ -68,6 +68,28 @@ static float *taps_of(running *r, uint32_t text) {
   return all;
 }
 
+/* Proposals under a temperature are what mm_sample draws from the draft's logits for the position of each. */
+static void check_drawn(running *r, const mm_draft_request *request, uint32_t n, uint32_t each) {
+  mm_err err = {0};
+  int32_t found[ROWS];
+  mm_draft_request drawn[SLOTS];
+  const uint32_t vocab = r->ref.m.vocab;
+  float *logits = malloc(n * each * vocab * sizeof *logits);
+  mm_sampler *sampler = mm_sampler_open(vocab, &err);
+  const mm_sampling set[] = {{.temperature = 1, .top_p = 1, .seed = 7},
+                             {.temperature = 0.8, .top_p = 0.9, .top_k = 40, .min_p = 0.01, .seed = 8, .presence = 2, .bias_count = 3}};
+  for (uint32_t i = 0; i < n; i++) drawn[i] = request[i], drawn[i].sampling = &set[(request[i].pos + i) % 2];
+  if (!mm_engine_draft(r->engine, drawn, n, each, found, logits, &err)) fail_msg("%s", err.text);
+  for (uint32_t i = 0; i < n; i++)
+    for (uint32_t k = 0; k < each; k++) {
+      mm_sampling own = *drawn[i].sampling;
+      own.presence = 0, own.bias_count = 0;
+      assert_int_equal(found[i * each + k], mm_sample(sampler, &own, drawn[i].pos + 1 + k, logits + (i * each + k) * vocab));
+    }
+  mm_sampler_close(sampler);
+  free(logits);
+}
+
 static void check(running *r, const mm_draft_request *request, const uint32_t *text, uint32_t n, uint32_t each, float *const *tap) {
   mm_err err = {0};
   int32_t found[ROWS];
@@ -96,6 +118,7 @@ static void check(running *r, const mm_draft_request *request, const uint32_t *t
     }
   }
   free(want), free(got);
+  check_drawn(r, request, n, each);
 }
 
 /* Each page has what the other one had, by way of host memory. */
@@ -119,21 +142,21 @@ static void check_numbers(uint32_t tp, draft_of of) {
   for (uint32_t at = 0, n; at < LENGTH; at += n) n = (uint32_t)mm_min(at % 3 ? 17 : 40, LENGTH - at), step(r.engine, 1, 0, at, n);
   static const uint32_t place[] = {1, 2, 4, 5, 9, 10, MM_PAGE - 1, MM_PAGE, MM_PAGE + 1, 130, LENGTH};
   for (size_t i = 0; i < sizeof place / sizeof *place; i++) {
-    const mm_draft_request request = {1, place[i], id_at(7, place[i])};
+    const mm_draft_request request = {1, place[i], id_at(7, place[i]), NULL};
     check(&r, &request, (uint32_t[]){0}, 1, 1 + (uint32_t)(i * 3) % 7, tap);
   }
   step(r.engine, 0, 1, 0, 30);
   for (uint32_t t = 30; t < 41; t++) {
     step(r.engine, 0, 3, t, 8); /* of another text: wrong from its first token on */
     step(r.engine, 0, 1, t, 1);
-    const mm_draft_request request[] = {{0, t + 1, id_at(1, t + 1)}, {1, LENGTH - t, 3}};
+    const mm_draft_request request[] = {{0, t + 1, id_at(1, t + 1), NULL}, {1, LENGTH - t, 3, NULL}};
     check(&r, request, (uint32_t[]){1, 0}, 2, 7, tap);
   }
   const uint32_t to = 2;
   assert_true(mm_engine_fork(r.engine, 0, &to, 1, &err));
   step(r.engine, 0, 3, 41, 5); /* the fork's cells stay */
   step(r.engine, 2, 1, 41, 20);
-  check(&r, &(mm_draft_request){2, 61, 9}, (uint32_t[]){1}, 1, 7, tap);
+  check(&r, &(mm_draft_request){2, 61, 9, NULL}, (uint32_t[]){1}, 1, 7, tap);
   uint32_t page[MM_PAGE];
   const uint32_t *table = mm_pages_table(mm_engine_pages(r.engine)) + 1 * mm_pages_per_slot(mm_engine_pages(r.engine));
   for (uint32_t i = 0; i * MM_PAGE < 100; i++) mm_pages_hold(mm_engine_pages(r.engine), page[i] = table[i]);
@@ -143,12 +166,12 @@ static void check_numbers(uint32_t tp, draft_of of) {
   int32_t ids[100];
   for (uint32_t t = 0; t < 100; t++) ids[t] = id_at(0, t);
   assert_true(mm_engine_resume(r.engine, 0, page, ids, 100, NULL, &err));
-  check(&r, &(mm_draft_request){0, 100, 4}, (uint32_t[]){0}, 1, 7, tap);
+  check(&r, &(mm_draft_request){0, 100, 4, NULL}, (uint32_t[]){0}, 1, 7, tap);
   step(r.engine, 0, 0, 100, 3);
-  check(&r, &(mm_draft_request){0, 103, 4}, (uint32_t[]){0}, 1, 7, tap);
+  check(&r, &(mm_draft_request){0, 103, 4, NULL}, (uint32_t[]){0}, 1, 7, tap);
   for (uint32_t i = 0; i * MM_PAGE < 100; i++) mm_pages_release(mm_engine_pages(r.engine), page[i]);
   int32_t out[7];
-  assert_false(mm_engine_draft(r.engine, &(mm_draft_request){0, 104, 4}, 1, 7, out, NULL, &err)); /* more than the slot holds */
+  assert_false(mm_engine_draft(r.engine, &(mm_draft_request){0, 104, 4, NULL}, 1, 7, out, NULL, &err)); /* more than the slot holds */
   assert_string_equal(err.code, "E_BATCH");
   free(tap[0]), free(tap[1]);
   stop(&r);
