@@ -34,6 +34,14 @@ static void choose_rows(const char *name, void **args) {
   pass = (pass + 1) % PASSES;
 }
 
+static mm_ops drafting;
+static bool fails_in_chain; /* rank 1's next second pass does */
+static bool failing_pass(mm_backend *b, const mm_batch *batch, mm_draft_step now, mm_err *err) {
+  if (b == second && fails_in_chain && now.pass == 1)
+    return fails_in_chain = false, mm_fail(err, MM_IO, "E_TEST", mm_at(NULL, NULL), "this rank fails");
+  return mm_ops_cuda.draft.begin(b, batch, now, err);
+}
+
 static mm_dflash_config chain_of(const mm_model *m) {
   return (mm_dflash_config){.kind = MM_DRAFT_EAGLE3,
                             .layers = 1,
@@ -57,8 +65,9 @@ static mm_dflash_config chain_of(const mm_model *m) {
 static mm_engine *open_drafting(const mm_shards *shards, const mm_dflash *draft, mm_rank_memory *need, mm_err *err) {
   static const uint32_t device[] = {0, 1};
   fake.wrong[0] = 0, fake.ranks = shards->pack.tp, fake.graphs = 0;
+  drafting = *backend, drafting.open = open_rank, drafting.draft.begin = failing_pass, second = NULL;
   const mm_engine_config c = {
-      .ops = backend, .limits = {ROWS, SLOTS, POSITIONS, 7}, .options.threads = 1, .device = device, .draft = draft};
+      .ops = &drafting, .limits = {ROWS, SLOTS, POSITIONS, 7}, .options.threads = 1, .device = device, .draft = draft};
   *need = (mm_rank_memory){0};
   mm_engine_add_draft_memory(&c, need);
   mm_engine *e = mm_engine_open(shards, &c, err);
@@ -100,6 +109,16 @@ static void check_chain(const mm_shards *shards) {
   report("each pass of a chain is recorded once", ok && fake.graphs - before == ranks * PASSES, reason);
   ok = ok && step(e, SLOTS, false, &err) && mm_engine_draft(e, request, 1, 1, id, logits, &err);
   report("a chain with its logits", ok, err.text);
+  if (ok && ranks > 1) {
+    fails_in_chain = true;
+    const double from = now();
+    const bool failed = !mm_engine_draft(e, request, CHAINS, PASSES, id, NULL, &err) && strcmp(err.code, "E_TEST") == 0;
+    snprintf(reason, sizeof reason, "%.1f s, %.200s", now() - from, err.text);
+    err = (mm_err){0};
+    ok = step(e, SLOTS, false, &err) && mm_engine_draft(e, request, CHAINS, PASSES, id, NULL, &err);
+    report("a rank that fails within a chain is named, and the next chain runs", failed && ok && now() - from < 5,
+           failed ? err.text : reason);
+  }
   if (e) close_engine(e, "its calls and its memory");
   mm_dflash_close(&draft);
 }
