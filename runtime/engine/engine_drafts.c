@@ -85,7 +85,7 @@ static bool fill_sampling(mm_engine *e, const mm_draft_request *request, uint32_
 }
 
 /* Proposal k of a request from logits[vocab], of which those that no step samples are lost; 0 where none is a number. */
-static int32_t choose(mm_engine *e, const mm_draft_request *r, uint32_t k, float *logits) {
+static int32_t sample_proposal(mm_engine *e, const mm_draft_request *r, uint32_t k, float *logits) {
   for (uint32_t i = 0; i < e->model->vocab; i++)
     if (e->never[i]) logits[i] = -INFINITY;
   const mm_sampling set = sampling_of(r);
@@ -174,7 +174,7 @@ static bool draft_chain(mm_engine *e, const mm_draft_request *request, uint32_t 
       const uint32_t at = i * each + step.pass;
       spread_row(e, i, e->draft.logits);
       if (logits) memcpy(logits + at * vocab, e->draft.logits, vocab * sizeof *logits);
-      draft[at] = choose(e, &request[i], step.pass, e->draft.logits);
+      draft[at] = sample_proposal(e, &request[i], step.pass, e->draft.logits);
     }
   }
   return true;
@@ -208,6 +208,6 @@ bool mm_engine_draft(mm_engine *e, const mm_draft_request *request, uint32_t n, 
     return false;
   if (logits) memcpy(logits, e->draft.logits, outs * vocab * sizeof *logits);
   for (uint32_t i = 0; best && i < outs; i++) draft[i] = found[i] < 0 ? 0 : found[i];
-  for (uint32_t i = 0; !best && i < outs; i++) draft[i] = choose(e, &request[i / each], i % each, e->draft.logits + i * vocab);
+  for (uint32_t i = 0; !best && i < outs; i++) draft[i] = sample_proposal(e, &request[i / each], i % each, e->draft.logits + i * vocab);
   return true;
 }
