@@ -209,6 +209,9 @@ bool open_experts(mm_backend *b, mm_err *err) {
   const uint64_t tokens = b->c.limits.max_tokens, pairs = tokens * m->top_k;
   uint64_t inter = 1, dense = 0;
   for (uint32_t l = 0; l < m->layers; l++) {
+    if (b->c.weights->layer[l].expert_index)
+      return mm_fail(err, MM_UNSUPPORTED, "E_PARALLEL", mm_at(nullptr, nullptr),
+                     "found experts placed by --place, which device cuda does not run; expected a conversion without it");
     inter = mm_max(inter, b->c.weights->layer[l].w2.k), dense = mm_max(dense, b->c.weights->layer[l].mlp_down.k);
   }
   const uint64_t slots = mm_min(m->experts, MM_CU_DECODE_ROWS * m->top_k);
