@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Experts placed by their load: a server writes the load, --place balances ranks by it, and logits keep their bits on CPU ranks. A placed
 checkpoint is verified, resumed, archived, cut anew in the order of ids, and exported; load files that do not fit are refused."""
+import ctypes
 import hashlib
 import json
 import os
@@ -88,12 +89,12 @@ def write_prompts(vocab):
     return f"{TMP}/prompts.safetensors"
 
 
-def same_bits(model, quant, tp, ep):
+def same_bits(model, quant, tp, ep, pp=1):
     """Logits of the placed checkpoint are those of the unplaced one."""
-    cut = ("--tp", str(tp), "--ep", str(ep))
-    plain = convert(f"tests/data/{model}", f"{model}-{tp}-{ep}", *cut, "--quant", quant)
+    cut = ("--tp", str(tp), "--ep", str(ep), "--pp", str(pp))
+    plain = convert(f"tests/data/{model}", f"{model}-{tp}-{ep}-{pp}", *cut, "--quant", quant)
     load = skewed(plain)
-    placed = convert(plain, f"{model}-{tp}-{ep}-placed", *cut, "--place", save("load.json", **load))
+    placed = convert(plain, f"{model}-{tp}-{ep}-{pp}-placed", *cut, "--place", save("load.json", **load))
     moved = manifest(placed)["version"] == 4
     assert moved == (ep < manifest(plain)["model"]["experts"]) and moved == (files(placed) != files(plain)), (model, tp, ep)
     for t in (t for t in manifest(placed)["tensors"] if t["whole_lead"]):
@@ -108,7 +109,11 @@ def whole_way(plain, placed, load, source):
     """Verify, resume, archive, back to the order of ids, export."""
     cut = ("--tp", "2", "--ep", "2")
     run(0, "exact", "minimax-verify", placed, "--source", source)
-    run(0, "", "minimax-inspect", placed)
+    run(6, "experts", "minimax-inspect", plain, "--diff", placed, "--data")
+    run(0, "", "minimax-inspect", placed, "--diff", placed, "--data")
+    library, error = ctypes.CDLL(f"{BIN}/../lib/libminimax.so"), ctypes.create_string_buffer(1 << 14)
+    library.minimax_open.restype = ctypes.c_void_p
+    assert not library.minimax_open(placed.encode(), error) and b"found experts placed by --place" in error.raw, error.raw.strip(b"\0")
     assert files(convert(placed, "back", *cut)) == files(plain), "cut anew without --place"
     assert files(convert(source, "direct", *cut, "--quant", "block_fp8", "--place", load)) == files(placed), "placed from the source itself"
     for part in ("0/2", "1/2"):
@@ -175,7 +180,7 @@ def hostile(placed):
 PLAIN, PLACED = same_bits("tiny-m2", "block_fp8", 2, 2)
 LOAD = save("kept.json", **json.load(open(f"{TMP}/load.json", encoding="utf-8")))
 OTHER, _ = same_bits("tiny-m1", "bf16", 2, 2)
-for case in (("tiny-m2", "nvfp4", 4, 4), ("tiny-m2", "w4a16", 4, 2), ("tiny-m1", "block_fp8", 4, 2), ("tiny-m1", "bf16", 4, 4), ("tiny-m3-random", "bf16", 2, 2),
+for case in (("tiny-m2", "nvfp4", 4, 4), ("tiny-m2", "w4a16", 4, 2, 2), ("tiny-m1", "block_fp8", 4, 2), ("tiny-m1", "bf16", 4, 4), ("tiny-m3-random", "bf16", 2, 2),
              ("tiny-m3-random", "mxfp8", 4, 2)):
     same_bits(*case)
 convert(PLAIN, "by-server", "--tp", "2", "--ep", "2", "--place", collected(PLAIN))
