@@ -116,6 +116,8 @@ def whole_way(plain, placed, load, source):
     assert not library.minimax_open(placed.encode(), error) and b"found experts placed by --place" in error.raw, error.raw.strip(b"\0")
     assert files(convert(placed, "back", *cut)) == files(plain), "cut anew without --place"
     assert files(convert(source, "direct", *cut, "--quant", "block_fp8", "--place", load)) == files(placed), "placed from the source itself"
+    follow = ("--follow", "--follow-quiet", "0")
+    assert files(convert(source, "followed", *cut, "--quant", "block_fp8", "--place", load, *follow)) == files(placed), "followed"
     for part in ("0/2", "1/2"):
         convert(plain, "resumed", *cut, "--place", load, "--part", part, *(() if part == "0/2" else ("--resume",)))
     convert(plain, "resumed", *cut, "--resume", "--place", save("other.json", **skewed(plain)), status=2, says="E_RESUME")
