@@ -4,13 +4,16 @@ routers whose experts are chosen by Zipf's law.
 
     scripts/placement.py [--ep 4] [--experts 256] [--top-k 8] [--layers 62] [--alpha 0.5,0.8,1.0] [--tokens 1,16,64,256,1024]
     scripts/placement.py --load load.json
+    scripts/placement.py --sample PACKED > load.json
 
 Zipf: expert number n of a layer, in a random order, has weight n^-alpha, and a token chooses top-k of them without repetition. Half of the tokens are
 the load that placement sees, the other half is timed. Two figures of a step: rows, the (token, expert) pairs of the fullest rank over the mean, which
 bound prompts and large batches; and experts, the distinct experts of the rank that reads most of them, which bound decode steps. "ratio" is
-the time in order over the time placed, by either. Standard library alone; one seed, so the figures repeat."""
+the time in order over the time placed, by either. --sample
+writes a load file for the model of a packed checkpoint, by Zipf's law with the first alpha. Standard library alone; one seed, so the figures repeat."""
 import argparse
 import bisect
+import hashlib
 import itertools
 import json
 import random
@@ -87,15 +90,26 @@ def of_file(args):
     print(f"--ep {args.ep}: fullest rank over the mean {before / mean:.4f} in order, {after / mean:.4f} placed, ratio {before / after:.2f}")
 
 
+def sample(args):
+    """The digest is that of the manifest's line of its model."""
+    with open(args.sample + "/manifest.json", encoding="utf-8") as f:
+        line = next(x for x in f if x.startswith('"model":'))[len('"model":'):].rstrip().removesuffix(",")
+    model, rng = json.loads(line), random.Random(1)
+    weights = [int(1e6 * (n + 1) ** -args.alpha[0]) for n in range(model["experts"])]
+    print(json.dumps({"format": "minimax-expert-load", "version": 1, "model": hashlib.sha256(line.encode()).hexdigest(), "architecture": model["architecture"],
+                      "load": [rng.sample(weights, len(weights)) for _ in range(model["layers"])]}))
+
+
 def numbers(kind):
     return lambda text: [kind(x) for x in text.split(",")]
 
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--load", metavar="FILE", help="a load file instead of Zipf's law")
+parser.add_argument("--sample", metavar="PACKED", help="write a load file for this checkpoint")
 parser.add_argument("--alpha", type=numbers(float), default=[0.5, 0.8, 1.0])
 parser.add_argument("--tokens", type=numbers(int), default=[1, 16, 64, 256, 1024])
 for name, default in (("ep", 4), ("experts", 256), ("top-k", 8), ("layers", 62)):
     parser.add_argument(f"--{name}", type=int, default=default)
 ARGS = parser.parse_args()
-of_file(ARGS) if ARGS.load else zipf(ARGS)
+(sample if ARGS.sample else of_file if ARGS.load else zipf)(ARGS)

@@ -209,9 +209,6 @@ bool open_experts(mm_backend *b, mm_err *err) {
   const uint64_t tokens = b->c.limits.max_tokens, pairs = tokens * m->top_k;
   uint64_t inter = 1, dense = 0;
   for (uint32_t l = 0; l < m->layers; l++) {
-    if (b->c.weights->layer[l].expert_index)
-      return mm_fail(err, MM_UNSUPPORTED, "E_PARALLEL", mm_at(nullptr, nullptr),
-                     "found experts placed by --place, which device cuda does not run; expected a conversion without it");
     inter = mm_max(inter, b->c.weights->layer[l].w2.k), dense = mm_max(dense, b->c.weights->layer[l].mlp_down.k);
   }
   const uint64_t slots = mm_min(m->experts, MM_CU_DECODE_ROWS * m->top_k);
@@ -242,6 +239,7 @@ bool open_experts(mm_backend *b, mm_err *err) {
       y->array<bf16>(mm_max(slots * MM_CU_DECODE_ROWS, mm_max(pairs, 3 * mm_min(tokens, MM_CU_FEW_EACH) * m->top_k)) * inter, err);
   b->experts.pair_out = y->array<float>(tokens > 1 ? pairs * m->hidden : 1, err);
   b->experts.load = y->array<unsigned long long>((uint64_t)m->layers * m->experts, err);
+  if (!mm_cu_open_placement(b, err)) return false;
   if (!b->c.attach && !mm_cu_check(cudaMallocHost(&b->experts.used, MM_CU_MAX_EXPERTS / 8), "cudaMallocHost", err)) return false;
   uint64_t logprobs = 0;
   for (const auto &w : b->weights.matrix)
