@@ -31,7 +31,8 @@ static void on_signal(int n) {
 static bool is_stopped(void) { return atomic_load(&progress.stop); }
 
 typedef struct mm_convert_args {
-  const char *source, *output, *layout, *target_format, *align, *part, *ranks, *compress, *importance, *act_scales, *events, *gpu, *draft;
+  const char *source, *output, *layout, *target_format, *align, *part, *ranks, *compress, *importance, *act_scales, *events, *gpu, *draft,
+      *load;
   struct { /* which schemes: parts of a recipe */
     const char *quant, *file, *search, *method, *kv_scales, *head;
     mm_option_list ignore, override;
@@ -192,6 +193,7 @@ static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_planning *planning
                                         .ranks = a->ranks,
                                         .layout = strcmp(a->layout, mm_layout_hf.word) == 0 ? &mm_layout_hf : &mm_layout_packed,
                                         .target_format = a->target_format,
+                                        .load = a->load,
                                         .allow_unmatched = a->unmatched,
                                         .importance = a->importance ? &c->importance : NULL,
                                         .act_scales = a->act_scales ? &c->act_scales : NULL,
@@ -265,8 +267,7 @@ static bool run(const mm_convert_args *a, mm_plan *plan, mm_writer_options o, mm
   if (a->processes == 1 || !ok) return ok;
   if (!all) return mm_fail(err, MM_INTERRUPTED, "E_INTERRUPTED", mm_at(NULL, NULL), "another process failed; --resume continues");
   if (a->process == 0) {
-    o.shard = 0;
-    o.shards = 1;
+    o.shard = 0, o.shards = 1;
     o.leftover = MM_LEFTOVER_RESUME;
     atomic_store(&progress.zeroed, 0); /* the journals know them all */
     uint64_t kept = atomic_load(&progress.kept_bytes);
@@ -373,8 +374,8 @@ static bool events_elsewhere(const mm_convert_args *a, mm_err *err) {
 static bool convert_watched(const mm_convert_args *a, mm_plan *plan, const mm_verdict *verdict, const struct mm_followed *followed,
                             mm_err *err) {
   bool watched = a->events && a->process == 0 && !a->dry_run;
-  const char *const input[] = {a->output,     a->source, plan->hf ? plan->hf->dir : NULL, a->recipe.file, a->importance,
-                               a->act_scales, a->draft};
+  const char *const input[] = {a->output, a->source, plan->hf ? plan->hf->dir : NULL, a->recipe.file, a->importance, a->act_scales,
+                               a->draft,  a->load};
   const size_t inputs = sizeof input / sizeof *input;
   static const mm_output_mark mark[] = MM_EVENTS_MARKS;
   const mm_output_place place = {
@@ -482,6 +483,7 @@ static const mm_option options[] = {
     MM_OPTION(U64, "ep", &settings.ep, "N",
               "expert-parallel groups inside the tp ranks: each holds 1/N of the experts, cut among tp/N ranks (default 1)",
               .alias = "expert-parallel-size", .lo = 1, .hi = MM_MAX_TP),
+    MM_OPTION(STR, "place", &settings.load, "FILE", "with --ep: place experts so that ranks are even by the load in FILE (/expert_load)"),
     MM_OPTION(U64, "pp", &settings.pp, "N", "pipeline stages of whole layers, tp ranks each (default 1)", .alias = "pipeline-parallel-size",
               .lo = 1, .hi = MM_MAX_LAYERS),
     MM_OPTION(STR, "tp-align", &settings.align, "HOW",
@@ -589,8 +591,7 @@ int main(int argc, char **argv) {
   const bool ok = mm_recipe_words(schemes, sizeof schemes, &err);
   mm_mpi_start(&argc, &argv, &settings.process, &settings.processes);
   int status = ok ? mm_program_main(&program, argc, argv, &settings.source, run_all, &settings) : mm_program_fail(&program, &err);
-  free(settings.recipe.ignore.item);
-  free(settings.recipe.override.item);
+  MM_FREE(settings.recipe.ignore.item, settings.recipe.override.item);
   if (status == MM_OK || settings.met)
     mm_mpi_end();
   else

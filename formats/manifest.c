@@ -251,7 +251,7 @@ static bool read_input_scale(reader *r, const mm_json *j, float *out) {
 
 static bool read_tensor(reader *r, size_t i, const mm_json *j, mm_pack_tensor *t) {
   static const char *const keys[] = {"name", "scheme",     "vector", "stage",  "lead",        "whole_lead", "rows",
-                                     "cols", "whole_cols", "planes", "pieces", "input_scale", NULL};
+                                     "cols", "whole_cols", "planes", "pieces", "input_scale", "experts",    NULL};
   at_entry(r, "tensors", i);
   if (!only(r, j, keys) || !(t->name = text(r, j, "name", 1)) || !(t->scheme = text(r, j, "scheme", 1)) ||
       !mm_json_need_bool(j, "vector", &t->vector, &r->ctx, r->err) || !u32(r, j, "stage", 0, &t->stage) ||
@@ -261,6 +261,7 @@ static bool read_tensor(reader *r, size_t i, const mm_json *j, mm_pack_tensor *t
   if (t->stage >= r->p->pp) return MM_REFUSE(&r->ctx, r->err, "key \"stage\": found %u of %u", t->stage, r->p->pp);
   if ((uint64_t)t->lead * r->p->ep != t->whole_lead)
     return MM_REFUSE(&r->ctx, r->err, "found lead %u of %u, expected whole_lead divided by ep %u", t->lead, t->whole_lead, r->p->ep);
+  if (!mm_manifest_experts(r->p, t, j, &r->ctx, r->err)) return false;
   const mm_json *planes = objects(r, j, "planes", 1, t->vector ? 1 : MM_PACK_PLANES);
   const mm_json *pieces = planes ? objects(r, j, "pieces", 1, MM_PACK_PIECES) : NULL;
   if (!pieces) return false;
@@ -455,7 +456,8 @@ static bool read_align(reader *r, const mm_json *root) {
 static bool right_version(reader *r, const mm_json *root, int64_t version) {
   at_top(r);
   return mm_manifest_right_version(r->p, version, &r->ctx, r->err) &&
-         (version != MM_PACK_VERSION3 || mm_manifest_left_out(r->p, root, &r->ctx, r->err));
+         (mm_model_extended(&r->p->model) ? mm_manifest_left_out(r->p, root, &r->ctx, r->err)
+                                          : mm_manifest_no_left_out(root, &r->ctx, r->err));
 }
 
 static bool read_manifest(reader *r, const mm_json *root) {
@@ -464,8 +466,8 @@ static bool read_manifest(reader *r, const mm_json *root) {
   mm_pack *p = r->p;
   uint64_t bytes[MM_MAX_LAYERS] = {0}; /* pp is at most that */
   int64_t version;
-  if (!mm_manifest_version(root, MM_PACK_FORMAT, MM_PACK_VERSION3, &version, &r->ctx, r->err)) return false;
-  if (version == MM_PACK_VERSION3) keys[sizeof keys / sizeof *keys - 2] = "left_out"; /* in place of the first of the two NULLs */
+  if (!mm_manifest_version(root, MM_PACK_FORMAT, MM_PACK_VERSION4, &version, &r->ctx, r->err)) return false;
+  if (version >= MM_PACK_VERSION3) keys[sizeof keys / sizeof *keys - 2] = "left_out"; /* in place of the first of the two NULLs */
   /* In this order: later readers rely on checked fields of earlier ones (model, then parallel, cuts, tensors, ranks). */
   return only(r, root, keys) && (p->tool = text(r, root, "tool", 1)) && (p->quant = text(r, root, "quant", 1)) && read_align(r, root) &&
          digest(r, root, "plan", &p->plan) && read_model(r, root) && read_parallel(r, root) && read_cuts(r, root) &&

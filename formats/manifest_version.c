@@ -1,4 +1,4 @@
-/* The version of a manifest, and the key that version 3 has in it. */
+/* The version of a manifest, and the keys that versions 3 and 4 have in it. */
 #include "formats/manifest_version.h"
 
 #include <stdio.h>
@@ -16,12 +16,15 @@ bool mm_manifest_version(const mm_json *root, const char *wanted, int newest, in
   if (!mm_json_need_int(root, "version", INT64_MIN, INT64_MAX, version, c, err)) return false;
   if (*version >= MM_PACK_VERSION && *version <= newest) return true;
   return mm_fail(err, MM_UNSUPPORTED, "E_VERSION", mm_at(c->file, NULL), "found format version %lld, expected %s", (long long)*version,
-                 newest > MM_PACK_VERSION ? "1, 2 or 3" : "1");
+                 newest > MM_PACK_VERSION ? "1, 2, 3 or 4" : "1");
 }
 
 bool mm_manifest_right_version(const mm_pack *p, int64_t version, const mm_json_ctx *c, mm_err *err) {
   const int right = mm_pack_version(p);
   if (version == right) return true;
+  if (version == MM_PACK_VERSION4 || right == MM_PACK_VERSION4)
+    return MM_REFUSE(c, err, "key \"version\": found %lld, expected %d, as %s", (long long)version, right,
+                     right == MM_PACK_VERSION4 ? "experts are placed" : "no experts are placed");
   if (version == MM_PACK_VERSION3 || right == MM_PACK_VERSION3)
     return MM_REFUSE(c, err, "key \"version\": found %lld, expected %d, as the model has %s keys of version 3", (long long)version, right,
                      right == MM_PACK_VERSION3 ? "the" : "no");
@@ -54,4 +57,27 @@ bool mm_manifest_left_out(mm_pack *p, const mm_json *root, const mm_json_ctx *c,
       return MM_REFUSE(c, err, "key \"left_out\": found prefixes that are not in ascending order");
   }
   return true;
+}
+
+bool mm_manifest_no_left_out(const mm_json *root, const mm_json_ctx *c, mm_err *err) {
+  return !mm_json_get(root, "left_out") || MM_REFUSE(c, err, "key \"left_out\": found it, but the model has no keys of version 3");
+}
+
+bool mm_manifest_experts(mm_pack *p, mm_pack_tensor *t, const mm_json *j, const mm_json_ctx *c, mm_err *err) {
+  uint32_t expert[MM_MAX_EXPERTS];
+  bool permutes = true;
+  if (!mm_json_get(j, "experts")) return true;
+  const mm_json *list = mm_json_need(j, "experts", MM_JSON_ARR, c, err);
+  if (!list) return false;
+  if (t->lead == t->whole_lead || t->whole_lead > MM_MAX_EXPERTS)
+    return MM_REFUSE(c, err, "key \"experts\": found it with %u of %u experts on a rank, expected fewer than all", t->lead, t->whole_lead);
+  if (mm_json_size(list) != t->whole_lead)
+    return MM_REFUSE(c, err, "key \"experts\": found %zu entries, expected %u", mm_json_size(list), t->whole_lead);
+  for (uint32_t i = 0; i < t->whole_lead; i++) {
+    const mm_json *e = mm_json_at(list, i);
+    const bool valid = mm_json_type_of(e) == MM_JSON_INT && mm_json_int(e) >= 0 && mm_json_int(e) < t->whole_lead;
+    expert[i] = valid ? (uint32_t)mm_json_int(e) : UINT32_MAX;
+  }
+  if (!mm_pack_set_order(p, t, expert, &permutes, err)) return false;
+  return permutes || MM_REFUSE(c, err, "key \"experts\": expected each number from 0 to %u once", t->whole_lead - 1);
 }

@@ -10,7 +10,11 @@ MM_MUST_USE bool mm_manifest_version(const mm_json *root, const char *wanted, in
                                      mm_err *err);
 /* The version is that of what was read, so that one plan has one text. */
 MM_MUST_USE bool mm_manifest_right_version(const mm_pack *p, int64_t version, const mm_json_ctx *c, mm_err *err);
-/* "left_out" of version 3 into p->left_out: at most MM_LEFT_OUT_MAX prefixes in ascending order, each of some tensor. */
+/* "left_out" of an extended model into p->left_out: at most MM_LEFT_OUT_MAX prefixes in ascending order, each of some tensor. */
 MM_MUST_USE bool mm_manifest_left_out(mm_pack *p, const mm_json *root, const mm_json_ctx *c, mm_err *err);
+/* The same of another model, which has none. */
+MM_MUST_USE bool mm_manifest_no_left_out(const mm_json *root, const mm_json_ctx *c, mm_err *err);
+/* Optional "experts" of version 4 into t->order: the experts of a stack by index, a permutation of all. */
+MM_MUST_USE bool mm_manifest_experts(mm_pack *p, mm_pack_tensor *t, const mm_json *j, const mm_json_ctx *c, mm_err *err);
 
 #endif

@@ -329,3 +329,11 @@ bool mm_model_same(const mm_model *a, const mm_model *b, const char **key) {
   }
   return true;
 }
+
+bool mm_model_digest(const mm_model *m, mm_digest *out, mm_err *err) {
+  char *text = mm_json_text(mm_model_to_json(m), false, err);
+  if (!text) return false;
+  *out = mm_sha256(text, strlen(text));
+  free(text);
+  return true;
+}

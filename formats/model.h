@@ -96,6 +96,11 @@ MM_MUST_USE bool mm_model_from_json(mm_model *m, const mm_json *obj, const char 
  * eps > 0, …), status and code given by the caller: E_CFG_RANGE for a config, E_MANIFEST for a manifest. */
 MM_MUST_USE bool mm_model_check(const mm_model *m, const char *file, mm_status status, const char *code, mm_err *err);
 
+/* The file of a server's expert load: an object of this "format", "version" 1, "model" (the model's digest), "architecture" and "load". */
+#define MM_LOAD_FORMAT "minimax-expert-load"
+/* The digest of the model's hyperparameters, whatever its weights' scheme and cut. */
+MM_MUST_USE bool mm_model_digest(const mm_model *m, mm_digest *out, mm_err *err);
+
 /* True if two models are equal in every field; else *key is the first field that differs, by its name in the manifest. */
 bool mm_model_same(const mm_model *a, const mm_model *b, const char **key);
 

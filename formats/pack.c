@@ -7,7 +7,30 @@
 
 static uint64_t cells(uint32_t extent, uint32_t cell) { return cell == 0 ? 1 : mm_ceil_div(extent, cell); }
 
+bool mm_pack_placed(const mm_pack *p) {
+  for (size_t i = 0; i < p->tensor_count; i++)
+    if (p->tensor[i].order.expert) return true;
+  return false;
+}
+
+bool mm_pack_set_order(mm_pack *p, mm_pack_tensor *t, const uint32_t *expert, bool *permutes, mm_err *err) {
+  const uint32_t n = t->whole_lead;
+  uint32_t *order = mm_arena_alloc(&p->arena, 2 * n * sizeof *order, err);
+  if (!order) return false;
+  uint32_t *index = order + n;
+  memcpy(order, expert, n * sizeof *order);
+  memset(index, 0xff, n * sizeof *index);
+  *permutes = true;
+  for (uint32_t i = 0; *permutes && i < n; i++) {
+    *permutes = order[i] < n && index[order[i]] == UINT32_MAX;
+    if (*permutes) index[order[i]] = i;
+  }
+  if (*permutes) t->order = (mm_expert_order){order, index};
+  return true;
+}
+
 int mm_pack_version(const mm_pack *p) {
+  if (mm_pack_placed(p)) return MM_PACK_VERSION4;
   if (mm_model_extended(&p->model)) return MM_PACK_VERSION3;
   for (size_t i = 0; i < p->tensor_count; i++)
     for (unsigned k = 0; k < p->tensor[i].plane_count; k++)
@@ -99,6 +122,7 @@ static void put_tensor(mm_json *list, const mm_pack_tensor *t) {
                   {"stage", mm_json_new_int(t->stage)}, {"lead", mm_json_new_int(t->lead)}, {"whole_lead", mm_json_new_int(t->whole_lead)},
                   {"rows", mm_json_new_int(t->rows)}, {"cols", mm_json_new_int(t->cols)}, {"whole_cols", mm_json_new_int(t->whole_cols)}));
   if (t->input_scale != 0) mm_json_set(o, "input_scale", mm_json_new_real((double)t->input_scale));
+  if (t->order.expert) put_u32s(mm_json_put_list(o, "experts"), t->order.expert, t->whole_lead);
   mm_json *planes = mm_json_put_list(o, "planes"), *pieces = mm_json_put_list(o, "pieces");
   for (unsigned i = 0; i < t->plane_count; i++) put_plane(planes, &t->plane[i]);
   for (unsigned i = 0; i < t->piece_count; i++) {
@@ -148,7 +172,7 @@ static mm_json *pack_json(const mm_pack *p) {
   for (uint32_t i = 0; i < mm_pack_ranks(p); i++) put_parts(mm_json_append(ranks, mm_json_new_obj()), &p->rank[i]);
   put_files(o, "sources", p->source, p->source_count, "header_sha256");
   put_files(o, "files", p->file, p->file_count, "sha256");
-  if (mm_pack_version(p) == MM_PACK_VERSION3) put_left_out(o, p);
+  if (mm_model_extended(&p->model)) put_left_out(o, p);
   put_u32s(mm_json_put_list(o, "dead_rows"), p->dead_row, p->dead_rows);
   return o;
 }

@@ -14,6 +14,7 @@ extern "C" {
 #define MM_PACK_VERSION    1
 #define MM_PACK_VERSION2   2 /* of a manifest that declares grids (FORMAT-2.md) */
 #define MM_PACK_VERSION3   3 /* of a manifest of an extended model (FORMAT-3.md) */
+#define MM_PACK_VERSION4   4 /* of a manifest with placed experts (FORMAT-4.md) */
 #define MM_LEFT_OUT_MAX    16
 #define MM_MANIFEST        "manifest.json"
 #define MM_DIGESTS         "minimax-digests.json" /* lists the files of an unsharded checkpoint and their digests */
@@ -63,6 +64,13 @@ typedef struct mm_pack_plane {
   mm_pack_grid grid;
 } mm_pack_plane;
 
+/* The order of the experts of a stack over all ranks, which rank group g holds from index g·lead on. Both are NULL where experts are in
+ * order of their ids, else permutations of 0 to whole_lead - 1 and each other's inverse. */
+typedef struct mm_expert_order {
+  const uint32_t *expert; /* [whole_lead]: the expert at an index */
+  const uint32_t *index;  /* [whole_lead]: the index of an expert */
+} mm_expert_order;
+
 typedef struct mm_pack_tensor {
   const char *name; /* without the plane's suffix */
   const char *scheme;
@@ -76,6 +84,7 @@ typedef struct mm_pack_tensor {
   mm_pack_plane plane[MM_PACK_PLANES];
   mm_piece piece[MM_PACK_PIECES];
   float input_scale; /* static scale of the activations; 0: none */
+  mm_expert_order order;
 } mm_pack_tensor;
 
 typedef struct mm_part {
@@ -137,15 +146,23 @@ typedef struct mm_pack {
 static inline uint32_t mm_pack_ranks(const mm_pack *p) { return p->pp * p->tp; }
 /* True if tensor t belongs to a rank. */
 static inline bool mm_pack_holds(const mm_pack *p, const mm_pack_tensor *t, uint32_t rank) { return rank / p->tp == t->stage; }
-/* The first expert of a stacked tensor on a rank: tp/ep ranks share the same experts and cut each among them. */
+/* The index of a rank's first expert in a stack: tp/ep ranks share the same experts and cut each among them. */
 static inline uint32_t mm_pack_first_lead(const mm_pack *p, const mm_pack_tensor *t, uint32_t rank) {
   return rank % p->tp / (p->tp / p->ep) * t->lead;
 }
 
+/* The index of an expert in a stack over all ranks: its id, unless experts are placed. */
+static inline uint32_t mm_pack_index(const mm_pack_tensor *t, uint32_t expert) { return t->order.index ? t->order.index[expert] : expert; }
+/* Sets a stack's order from expert[whole_lead], the experts by index, copied into the arena. *permutes: the list is a permutation; else the
+ * order stays as it was. */
+MM_MUST_USE bool mm_pack_set_order(mm_pack *p, mm_pack_tensor *t, const uint32_t *expert, bool *permutes, mm_err *err);
+/* True if the manifest places experts. */
+bool mm_pack_placed(const mm_pack *p);
+
 /* The companion of that name, or NULL. */
 const mm_pack_file *mm_pack_find_file(const mm_pack *p, const char *name);
-/* MM_PACK_VERSION3 of an extended model, else MM_PACK_VERSION2 where a plane has a grid, else MM_PACK_VERSION: what stands in the manifest
- * and in every part. */
+/* MM_PACK_VERSION4 where experts are placed, else MM_PACK_VERSION3 of an extended model, else MM_PACK_VERSION2 where a plane has a grid,
+ * else MM_PACK_VERSION: what stands in the manifest and in every part. */
 int mm_pack_version(const mm_pack *p);
 /* Stored shape of plane p on one rank: [lead?, cells…], or [rows] for a vector. */
 mm_shape mm_pack_plane_shape(const mm_pack_tensor *t, unsigned p);

@@ -165,10 +165,21 @@ static bool bind_mlp(const binding *b, uint32_t l, const char *of, uint32_t widt
          bind_layer(b, l, down, matrix(b->hidden, cut), &w->mlp_down);
 }
 
+/* Both stacks have their experts in one order. */
+static bool bind_order(const binding *b, uint32_t l, mm_layer_weights *w) {
+  char up[64], down[64];
+  snprintf(up, sizeof up, "model.layers.%u.block_sparse_moe.experts.w13_weight", l);
+  snprintf(down, sizeof down, "model.layers.%u.block_sparse_moe.experts.w2_weight", l);
+  const uint32_t *x = find(b, up)->order.index, *y = find(b, down)->order.index;
+  w->expert_index = y;
+  return x == y || (x && y && memcmp(x, y, b->m->experts * sizeof *x) == 0) ||
+         mm_fail(b->err, MM_INTEGRITY, "E_SHAPE", mm_at(b->s->pack.dir, up), "found experts in another order than those of w2_weight");
+}
+
 static bool bind_experts(const binding *b, uint32_t l, mm_layer_weights *w) {
   form up = {.pieces = 2, .rows = {b->inter, b->inter}, .cols = b->hidden};
   return bind_layer(b, l, "block_sparse_moe.experts.w2_weight", stack(b, matrix(b->hidden, b->inter)), &w->w2) &&
-         bind_layer(b, l, "block_sparse_moe.experts.w13_weight", stack(b, up), &w->w13);
+         bind_layer(b, l, "block_sparse_moe.experts.w13_weight", stack(b, up), &w->w13) && bind_order(b, l, w);
 }
 
 static bool bind_ffn(const binding *b, uint32_t l, mm_layer_weights *w) {

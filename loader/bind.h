@@ -19,17 +19,18 @@ typedef struct mm_layer_weights {
   mm_packed q_norm, k_norm;             /* M2: [hpr·d], [kpr·d]; with qk_norm_per_head: [d] each */
   mm_packed index_q, index_k;           /* sparse: [ipr·index_dim, H] with ipr = max(1, index_heads/tp), [index_dim, H] */
   mm_packed index_q_norm, index_k_norm; /* sparse: [index_dim] */
-  mm_packed mlp_up, mlp_down; /* of a dense layer, or of the shared expert: [2·Ir, H], gate rows, then up rows; [H, Ir], Ir cut by tp */
-  mm_packed router;           /* [E, H] */
-  mm_packed router_bias;      /* M2: [E] */
-  mm_packed w13;              /* E x [2·Ir, H]: w1 (gate) rows, then w3 (up) rows */
-  mm_packed w2;               /* E x [H, Ir] */
+  mm_packed mlp_up, mlp_down;   /* of a dense layer, or of the shared expert: [2·Ir, H], gate rows, then up rows; [H, Ir], Ir cut by tp */
+  mm_packed router;             /* [E, H] */
+  mm_packed router_bias;        /* M2: [E] */
+  mm_packed w13;                /* E x [2·Ir, H]: w1 (gate) rows, then w3 (up) rows */
+  mm_packed w2;                 /* E x [H, Ir] */
+  const uint32_t *expert_index; /* [E]: the index of each expert in the stacks of all ranks (mm_expert_order); NULL: its id */
 } mm_layer_weights;
 
 typedef struct mm_rank_weights {
   uint32_t rank, tp;                /* within the stage */
   uint32_t layer_first, layer_end;  /* layers [first, end) live here: the stage's */
-  uint32_t expert_first;            /* its w13 and w2 are those of experts [first, first + lead) */
+  uint32_t expert_first;            /* its w13 and w2 are those of indices [first, first + lead) */
   uint32_t vocab_first, vocab_rows; /* ids [vocab_first, vocab_first + vocab_rows) live here; rows past model.vocab are padding */
   mm_packed embed, head;            /* [vocab_rows, H]: of the first stage, and of the last */
   mm_packed final_norm;             /* [H]: of the last stage */

@@ -124,6 +124,9 @@ static bool describe_rank(minimax_checkpoint *c, uint32_t rank, mm_err *err) {
 static bool describe(minimax_checkpoint *c, mm_err *err) {
   const mm_pack *p = &c->shards.pack;
   const mm_model *m = &p->model;
+  if (mm_pack_placed(p))
+    return mm_fail(err, MM_UNSUPPORTED, "E_VERSION", mm_at(p->dir, NULL),
+                   "found experts placed by --place, which first_matrix cannot say; expected a conversion without it");
   mm_digest_hex(&p->plan, c->plan);
   c->info = (minimax_info){OF(p, dir),          OF(p, tool),     OF(p, quant),
                            OF(m, architecture), .plan = c->plan, OF(p, tp),

@@ -271,6 +271,8 @@ static bool print_listing(const mm_inspect_args *a, const mm_listing *l, mm_err 
 static const char *packed_difference(const mm_listing *a, const mm_inspect_row *x, const mm_listing *b, const mm_inspect_row *y) {
   const mm_pack *p = &a->shards.pack, *q = &b->shards.pack;
   if (p->tp != q->tp || p->ep != q->ep || p->pp != q->pp || p->tensor[x->index].stage != q->tensor[y->index].stage) return "bytes";
+  const mm_expert_order *m = &p->tensor[x->index].order, *n = &q->tensor[y->index].order;
+  if (!m->expert != !n->expert || (m->expert && memcmp(m->expert, n->expert, p->model.experts * sizeof *m->expert) != 0)) return "experts";
   uint32_t first = p->tensor[x->index].stage * p->tp;
   for (uint32_t r = first; r < first + p->tp; r++) {
     const mm_shard_rank *s = &a->shards.rank[r], *t = &b->shards.rank[r];

@@ -103,6 +103,7 @@ static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *
   mm_hf_options ho = {.allow_outside_links = true, .allow_nonfinite = true, .one_thread = a->threads == 1};
   mm_plan_options po = {.quant = s->pack.quant,
                         .made = true,
+                        .placed = &s->pack,
                         .tp = s->pack.tp,
                         .ep = s->pack.ep,
                         .pp = s->pack.pp,

@@ -62,9 +62,9 @@ static bool find_holder(const mm_whole *w, uint32_t line, mm_holder *out, mm_err
   uint32_t absent = UINT32_MAX;
   *out = (mm_holder){0};
   for (uint32_t r = 0; r < p->tp; r++) {
-    uint32_t rank = t->stage * p->tp + r, first = mm_pack_first_lead(p, t, rank);
+    const uint32_t rank = t->stage * p->tp + r, first = mm_pack_first_lead(p, t, rank), index = mm_pack_index(t, w->expert);
     mm_range all = {0, 0, piece_of(w)->rows}, range = cut->axis == MM_AXIS_NONE ? all : cut->rank[r];
-    if (t->lead && (w->expert < first || w->expert - first >= t->lead)) continue;
+    if (t->lead && (index < first || index - first >= t->lead)) continue;
     if (line < range.from || line - range.from >= range.count) continue;
     *out = (mm_holder){rank, range};
     if (w->s->rank[rank].plane) return true;
@@ -76,7 +76,7 @@ static bool find_holder(const mm_whole *w, uint32_t line, mm_holder *out, mm_err
 
 static uint32_t local_expert(const mm_whole *w, uint32_t rank) {
   const mm_pack_tensor *t = tensor_of(w);
-  return t->lead ? w->expert - mm_pack_first_lead(&w->s->pack, t, rank) : 0;
+  return t->lead ? mm_pack_index(t, w->expert) - mm_pack_first_lead(&w->s->pack, t, rank) : 0;
 }
 
 /* One plane as a rank stores it, for one expert. */

@@ -91,11 +91,13 @@ prepare() {
   # Ranks with experts of their own, and stages: of one rank, and of two. Experts' columns in whole blocks, of which other ranks have a part.
   for name in tiny-m1-bf16 tiny-m1-nvfp4 tiny-m2-block_fp8 tiny-m2-w4a16 tiny-m2-channel_fp8 tiny-m2-wide-block_fp8; do
     source=tests/data/${name%-*}
-    case $name in *-wide-*) cuts=pad8 source=$wide ;; *-channel_fp8) cuts='ep2pp2 pad2' ;; *) cuts='ep2 pp2 tp2pp2 ep2pp2' ;; esac
+    case $name in *-wide-*) cuts=pad8 source=$wide ;; *-channel_fp8) cuts='ep2pp2 pad2' ;; *) cuts='ep2 pp2 tp2pp2 ep2pp2 ep2placed ep2pp2placed' ;; esac
     for cut in $cuts; do
-      case $cut in ep2) how='--tp 2 --ep 2' ;; pp2) how='--pp 2' ;; tp2pp2) how='--tp 2 --pp 2' ;; ep2pp2) how='--tp 4 --ep 2 --pp 2' ;; *) how="--tp ${cut#pad} --tp-align pad" ;; esac
+      case $cut in ep2 | ep2placed) how='--tp 2 --ep 2' ;; pp2) how='--pp 2' ;; tp2pp2) how='--tp 2 --pp 2' ;; ep2pp2*) how='--tp 4 --ep 2 --pp 2' ;; *) how="--tp ${cut#pad} --tp-align pad" ;; esac
+      case $cut in *placed) how="$how --place $work/$name-load.json" ;; esac
       to=$work/ranks/$name-$cut
       [ -e "$to" ] || "$build"/bin/minimax-convert "$source" -o "$to" $how --quant "${name##*-}" -q || row FAIL "prepare: $to"
+      [ "$cut" != ep2 ] || python3 scripts/placement.py --sample "$to" --alpha 1 >"$work/$name-load.json"
     done
   done
 }

@@ -60,8 +60,8 @@ bool mm_share_of(const mm_strip *s, unsigned plane, uint32_t rank, mm_share *out
   const mm_place *place = mm_plan_place(s->plan, s->pt, s->piece, plane);
   mm_cell cell = mm_plan_cell(s->pt, plane);
   if (!mm_plan_wants(s->plan, s->pt->part, rank)) return false;
-  uint32_t first = mm_pack_first_lead(&s->plan->pack, s->t, rank);
-  if (s->t->lead && (s->lead < first || s->lead >= first + s->t->lead)) return false; /* another rank's expert */
+  const uint32_t first = mm_pack_first_lead(&s->plan->pack, s->t, rank), index = mm_pack_index(s->t, s->lead);
+  if (s->t->lead && (index < first || index >= first + s->t->lead)) return false; /* another rank's expert */
   mm_range all_rows = {0, 0, x->rows}, all_cols = {0, 0, s->x->cols};
   if (cut->axis == MM_AXIS_ROWS) all_rows = cut->rank[rank];
   if (cut->axis == MM_AXIS_COLS) all_cols = cut->rank[rank];
@@ -70,7 +70,7 @@ bool mm_share_of(const mm_strip *s, unsigned plane, uint32_t rank, mm_share *out
                     .stored_cols = mm_cells(s->t->cols, stored->cell_k)};
   if (out->rows.count == 0 || out->cols.count == 0) return false;
   out->row_bytes = (uint64_t)out->stored_cols * mm_dtype_size(s->pt->scheme->plane[plane].dtype);
-  out->at = place->offset + (s->lead - first) * (place->bytes / (s->t->lead ? s->t->lead : 1)) + out->rows.to * out->row_bytes;
+  out->at = place->offset + (index - first) * (place->bytes / (s->t->lead ? s->t->lead : 1)) + out->rows.to * out->row_bytes;
   out->bytes = out->rows.count * out->row_bytes;
   return true;
 }

@@ -127,7 +127,8 @@ bool mm_finished_check(const mm_plan *p, const char *dir, bool archived, bool ha
 }
 
 bool mm_finished_other(const mm_plan *p, const char *dir, mm_err *err) {
-  static const char tail[] = "to find it done; --force replaces it", rest[] = "source, --part-size, config.json or version of this program",
+  static const char tail[] = "to find it done; --force replaces it",
+                    rest[] = "source, --place, --part-size, config.json or version of this program",
                     rest_unsharded[] = "source, --quant, --part-size or version of this program";
   const mm_where at = mm_at(dir, NULL);
   const mm_pack *own = &p->pack;

@@ -6,6 +6,7 @@
 #include "convert/calibration/act_scales.h"
 #include "convert/calibration/second_moments.h"
 #include "convert/model/recipe.h"
+#include "convert/plan/placement.h"
 #include "convert/source/index.h"
 #include "formats/pack.h"
 
@@ -22,6 +23,8 @@ typedef struct mm_plan_options {
   const char *target_format;       /* target format of the Hugging Face layout, or "none"; NULL: the first that fits */
   const mm_importance *importance; /* weighs searches; NULL: none does */
   const mm_act_scales *act_scales; /* gives static scales of activations; NULL: none */
+  const char *load;                /* places experts by this load file; NULL: they stay in order of their ids */
+  const mm_pack *placed;           /* places experts as this manifest does; NULL: as `load` says */
   bool allow_unmatched;            /* patterns that match no tensor are taken */
   bool made;                       /* planned again to look at what was made: the two files of its recipe are not at hand */
 } mm_plan_options;
@@ -105,10 +108,11 @@ typedef struct mm_plan {
     uint64_t scaled, unreached;          /* tensors with a static scale; experts of theirs that calibration had none for */
   } calibrated;
   size_t step_count;
-  mm_step *step;         /* in part order */
-  uint64_t source_bytes; /* weight bytes that will be read */
-  uint64_t output_bytes; /* of all part files, headers included */
-  mm_digest draft;       /* of the draft that is packed, too; zero without one */
+  mm_step *step;          /* in part order */
+  uint64_t source_bytes;  /* weight bytes that will be read */
+  uint64_t output_bytes;  /* of all part files, headers included */
+  mm_placement placement; /* by a load file; nothing without one */
+  mm_digest draft;        /* of the draft that is packed, too; zero without one */
   /* NULL, or true if a finished output in `dir` has the weights of this source, as far as it looks at them. */
   bool (*gives)(const struct mm_plan *plan, const char *dir, const struct mm_stored *stored, unsigned threads, mm_err *err);
 } mm_plan;

@@ -264,6 +264,17 @@ static uint32_t stage_of(const mm_planner *b, const mm_rule *r, uint32_t layer) 
   return r < b->first_layer_rule ? 0 : p->pp - 1;
 }
 
+/* Places the experts of a stack. */
+static bool place_experts(mm_planner *b, mm_pack_tensor *t, uint32_t layer) {
+  const mm_placement *own = &b->p->placement;
+  const uint32_t *order = own->experts && own->moved[layer] ? own->experts + (size_t)layer * t->whole_lead : NULL;
+  const mm_pack *as = b->o->placed;
+  for (size_t i = 0; as && i < as->tensor_count; i++)
+    if (strcmp(as->tensor[i].name, t->name) == 0 && as->tensor[i].whole_lead == t->whole_lead) order = as->tensor[i].order.expert;
+  bool permutes;
+  return !order || mm_pack_set_order(&b->p->pack, t, order, &permutes, b->err);
+}
+
 /* `expert` counts where experts are not stacked. */
 static bool add_tensor(mm_planner *b, const mm_rule *const *rules, unsigned pieces, uint32_t layer, uint32_t expert) {
   mm_plan *p = b->p;
@@ -280,7 +291,7 @@ static bool add_tensor(mm_planner *b, const mm_rule *const *rules, unsigned piec
   t->whole_lead = mm_rule_stacks(rules[0]) && p->layout->roles.stacks ? p->pack.model.experts : 0;
   t->lead = t->whole_lead / p->pack.ep;
   t->stage = stage_of(b, rules[0], layer);
-  if (!t->name) return false;
+  if (!t->name || (t->lead && !place_experts(b, t, layer))) return false;
   for (unsigned i = 0; i < pieces; i++) {
     pt->rule[i] = rules[i];
     t->piece[i].source = source_name(b, rules[i], layer, expert);
@@ -440,7 +451,8 @@ static bool add_steps(mm_plan *p, mm_err *err) {
   for (uint32_t i = 0; i < p->pack.tensor_count; i++) {
     const mm_pack_tensor *t = &p->pack.tensor[i];
     const mm_scheme *s = p->tensor[i].scheme;
-    for (uint32_t e = 0; e < (t->whole_lead ? t->whole_lead : 1); e++) {
+    for (uint32_t n = 0; n < (t->whole_lead ? t->whole_lead : 1); n++) {
+      const uint32_t e = t->order.expert ? t->order.expert[n] : n;
       if (s->needs_amax) {
         if (!add_step(p, &cap, (mm_step){i, e, MM_ALL_PIECES, 0, 0}, err)) return false;
         continue;
@@ -539,6 +551,7 @@ bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err)
   p->pack.pp = o->pp;
   p->pack.tp_align = o->align;
   mm_hf_left_out(hf, b.arch, &p->pack);
+  if (o->load && !mm_placement_open(&p->placement, &p->pack, o->load, err)) return false;
   if (!add_words(p, hf, o, err)) return false;
   if (!mm_recipe_parse(&p->recipe, o->quant, err)) return false;
   if (!o->made && (!p->recipe.importance != !o->importance || !p->recipe.act_scales != !o->act_scales))

@@ -161,11 +161,11 @@ static bool compare_step(void *ctx, size_t item, unsigned worker, mm_err *err) {
         uint32_t skip = (uint32_t)mm_min(cols.count, col_mark > cols.from ? col_mark - cols.from : 0);
         cols = (mm_range){cols.at + skip, cols.from + skip, cols.count - skip};
         if (lo >= hi || cols.count == 0) continue;
-        uint32_t rank = t->stage * p->tp + r, first = mm_pack_first_lead(p, t, rank);
-        if (job->s->pack.rank[rank].part_count == 0) continue;                          /* not in this directory */
-        if (t->lead && (step->lead < first || step->lead >= first + t->lead)) continue; /* another rank's expert */
+        const uint32_t rank = t->stage * p->tp + r, first = mm_pack_first_lead(p, t, rank), index = mm_pack_index(t, step->lead);
+        if (job->s->pack.rank[rank].part_count == 0) continue;                /* not in this directory */
+        if (t->lead && (index < first || index >= first + t->lead)) continue; /* another rank's expert */
         mm_packed m = mm_shards_tensor(job->s, rank, step->tensor);
-        const mm_shared_rows share = {.lead = step->lead - first,
+        const mm_shared_rows share = {.lead = index - first,
                                       .local = x->local_at + take.at + (lo - take.from),
                                       .rows = hi - lo,
                                       .whole_cols = t->whole_cols,

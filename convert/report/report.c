@@ -96,6 +96,8 @@ static mm_json *plan_json(const mm_plan *p, const mm_verdict *v, bool tensors) {
                 {"unweighed_no_entry", mm_json_new_u64(c->no_entry)});
   if (p->recipe.method == MM_METHOD_GPTQ)
     MM_JSON_PUT(j, {"fed_back_matrices", mm_json_new_u64(c->fed_back)}, {"nearest_no_moments", mm_json_new_u64(c->no_moments)});
+  if (p->placement.experts)
+    MM_JSON_PUT(j, {"placed_peak", mm_json_new_real(p->placement.after)}, {"unplaced_peak", mm_json_new_real(p->placement.before)});
   if (c->scaled > 0) MM_JSON_PUT(j, {"scaled_tensors", mm_json_new_u64(c->scaled)}, {"unreached_experts", mm_json_new_u64(c->unreached)});
   mm_json *ranks = mm_json_put_list(j, "rank_bytes"), *kinds = mm_json_put_list(j, "rank_footprint");
   for (uint32_t r = 0; r < mm_pack_ranks(&p->pack); r++) {
@@ -193,6 +195,9 @@ bool mm_report_plan(FILE *f, const mm_plan *p, const mm_verdict *v, mm_report_st
   if (p->recipe.method == MM_METHOD_GPTQ)
     fprintf(f, "method gptq: %llu matrices rounded with error feedback, %llu to nearest, whose second moments the file lacks\n",
             (unsigned long long)c->fed_back, (unsigned long long)c->no_moments);
+  if (p->placement.experts)
+    fprintf(f, "placement: load of the fullest of %u ranks over their mean %.4f, in order %.4f\n", p->pack.ep, p->placement.after,
+            p->placement.before);
   if (c->scaled > 0)
     fprintf(f, "static activation scales: %llu tensors; %llu experts that calibration did not reach take the largest of the others\n",
             (unsigned long long)c->scaled, (unsigned long long)c->unreached);

@@ -86,7 +86,9 @@ static bool same_files(const mm_plan *a, const mm_plan *b, mm_err *err) {
 /* The plan made again with the sources' sizes and digests; what they decide goes into w->plan. */
 static bool plan_again(mm_writer *w, mm_plan *full, mm_err *err) {
   mm_plan *p = w->plan;
-  if (!mm_plan_build(full, w->o.followed->hf, w->o.followed->plan, err) || !same_files(p, full, err)) return false;
+  mm_plan_options with = *w->o.followed->plan;
+  with.load = NULL, with.placed = &p->pack; /* whatever became of the load file */
+  if (!mm_plan_build(full, w->o.followed->hf, &with, err) || !same_files(p, full, err)) return false;
   p->pack.plan = full->pack.plan;
   for (size_t i = 0; i < p->pack.source_count; i++) p->pack.source[i] = full->pack.source[i];
   p->pack.left_out_count = full->pack.left_out_count;

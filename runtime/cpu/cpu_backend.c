@@ -111,6 +111,18 @@ static void widen_for_draft(widths *x, const mm_dflash *d) {
   x->mlp = mm_max(x->mlp, d->c.intermediate);
 }
 
+/* Terms of placed experts: whole strips of columns of every pair, more where TERM_FLOATS has room. */
+static bool open_terms(mm_backend *b, uint64_t pairs, mm_err *err) {
+  enum { TERM_FLOATS = 4 << 20 };
+  const mm_model *m = b->c.model;
+  uint64_t ways = 0;
+  for (uint32_t l = b->c.weights->layer_first; l < b->c.weights->layer_end; l++)
+    if (b->c.weights->layer[l].expert_index) ways = b->c.weights->tp / (m->experts / b->c.weights->layer[l].w2.lead);
+  const uint64_t all = ways * pairs * mm_round_up(m->hidden, MM_CPU_MANY);
+  b->moe.term_floats = mm_min(all, mm_max(TERM_FLOATS, ways * pairs * MM_CPU_MANY));
+  return !ways || (b->moe.term = matrix(b, b->moe.term_floats, 1, err));
+}
+
 static bool open_buffers(mm_backend *b, mm_err *err) {
   const mm_model *m = b->c.model;
   uint32_t tokens = b->c.limits.max_tokens;
@@ -122,7 +134,7 @@ static bool open_buffers(mm_backend *b, mm_err *err) {
   if (!(b->moe.weight = matrix(b, pairs, 1, err)) || !(b->moe.first_pair = matrix(b, m->experts + UINT64_C(1), 1, err))) return false;
   if (!(b->moe.pair_row = matrix(b, pairs, 1, err)) || !(b->moe.pair_weight = matrix(b, pairs, 1, err))) return false;
   if (!(b->moe.pair_act = matrix(b, pairs, x.inter, err)) ||
-      !(b->moe.few = matrix(b, mm_min(tokens, MM_CPU_FEW) * m->top_k, x.experts, err)))
+      !(b->moe.few = matrix(b, mm_min(tokens, MM_CPU_FEW) * m->top_k, x.experts, err)) || !open_terms(b, pairs, err))
     return false;
   if (x.mlp && (!(b->mlp.up = matrix(b, tokens, 2 * x.mlp, err)) || !(b->mlp.act = matrix(b, tokens, x.mlp, err)) ||
                 !(b->mlp.out = matrix(b, tokens, m->hidden, err))))

@@ -58,17 +58,20 @@ typedef struct mm_cpu_draft {
 
 /* The router's choice in the present layer, and its rows sorted by expert. */
 typedef struct mm_cpu_moe {
-  float *score;         /* [max_tokens, E] of the router */
-  uint32_t *pick;       /* [max_tokens, top_k] experts */
-  float *weight;        /* [max_tokens, top_k] */
-  uint32_t *first_pair; /* [E + 1]: where an expert's (row, expert) pairs begin */
-  uint32_t *pair_row;   /* [max_tokens·top_k] sorted by expert */
-  float *pair_weight;   /* [max_tokens·top_k] */
-  float *pair_act;      /* [max_tokens·top_k, Ir]: act(w1 x, w3 x) */
-  const float **pair_x; /* [max_tokens·top_k]: inputs of each pair */
-  uint32_t *active;     /* [E] experts of this rank that some row chose */
-  float *few;           /* [MM_CPU_FEW·top_k, widest of experts]: products of few tokens with the rows of their experts */
-  uint64_t *load;       /* [layers, E] rows that chose the expert, since open */
+  float *score;          /* [max_tokens, E] of the router */
+  uint32_t *pick;        /* [max_tokens, top_k] experts */
+  float *weight;         /* [max_tokens, top_k] */
+  const uint32_t *index; /* [E] of the present layer: the index of each expert in the stacks of all ranks; NULL: its id */
+  uint32_t *first_pair;  /* [E + 1]: where the (row, expert) pairs of the expert at an index begin */
+  uint32_t *pair_row;    /* [max_tokens·top_k] sorted by the expert's index */
+  float *pair_weight;    /* [max_tokens·top_k] */
+  float *pair_act;       /* [max_tokens·top_k, Ir]: act(w1 x, w3 x) */
+  const float **pair_x;  /* [max_tokens·top_k]: inputs of each pair */
+  uint32_t *active;      /* [E] experts of this rank that some row chose */
+  float *few;            /* [MM_CPU_FEW·top_k, widest of experts]: products of few tokens with the rows of their experts */
+  float *term;           /* [tp/ep, max_tokens·top_k, columns]: terms of all pairs, where experts are placed */
+  size_t term_floats;
+  uint64_t *load; /* [layers, E] rows that chose the expert, since open */
 } mm_cpu_moe;
 
 /* Dense MLPs and shared experts. */

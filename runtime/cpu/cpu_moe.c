@@ -1,4 +1,8 @@
-/* The CPU backend's router and experts. Rows are sorted by expert, so that each chosen expert is read once a step. */
+/* The CPU backend's router and experts. Rows are sorted by expert, so that each chosen expert is read once a step.
+ *
+ * Placed experts (mm_expert_order) are summed in the order in which ranks would have added them unplaced: each rank computes the terms of
+ * the experts that it has, all exchange them, and rank group g then adds those of the experts g·E/ep to (g + 1)·E/ep - 1, ascending. The
+ * bits of a step therefore do not depend on the placement. */
 #include <math.h>
 #include <string.h>
 
@@ -36,12 +40,13 @@ static void choose(const mm_model *m, float *z, const float *bias, uint32_t *pic
 
 static void sort_by_expert(mm_backend *b) {
   uint32_t E = b->c.model->experts, k = b->c.model->top_k, *first = b->moe.first_pair;
+  const uint32_t *const index = b->moe.index;
   size_t pairs = (size_t)b->batch->tokens * k;
   memset(first, 0, (E + (size_t)1) * sizeof *first);
-  for (size_t p = 0; p < pairs; p++) first[b->moe.pick[p] + 1]++;
+  for (size_t p = 0; p < pairs; p++) first[(index ? index[b->moe.pick[p]] : b->moe.pick[p]) + 1]++;
   for (uint32_t e = 0; e < E; e++) first[e + 1] += first[e];
   for (size_t p = 0; p < pairs; p++) {
-    uint32_t at = first[b->moe.pick[p]]++;
+    uint32_t at = first[index ? index[b->moe.pick[p]] : b->moe.pick[p]]++;
     b->moe.pair_row[at] = (uint32_t)(p / k);
     b->moe.pair_weight[at] = b->moe.weight[p];
   }
@@ -58,6 +63,7 @@ void mm_cpu_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *rout
     size_t at = (size_t)t * m->top_k;
     choose(m, b->moe.score + (size_t)t * m->experts, bias_values, b->moe.pick + at, b->moe.weight + at, b->scratch[0]);
   }
+  b->moe.index = b->c.weights->layer[layer].expert_index;
   sort_by_expert(b);
   for (uint32_t i = 0; i < b->batch->span_count; i++) {
     const mm_span *s = &b->batch->span[i];
@@ -175,6 +181,60 @@ static void few_down(const experts *j, uint64_t work) {
   }
 }
 
+/* Columns [from, from + width) of the terms of this rank's pairs, weight · (w2 · act) each. */
+typedef struct terms {
+  const experts *of;
+  float *own;           /* [pairs, width] of the ranks that have this rank's columns of experts */
+  uint32_t from, width; /* columns of y */
+} terms;
+static bool term_strip(void *ctx, size_t item, unsigned worker, mm_err *err) {
+  (void)err;
+  const terms *t = ctx;
+  const experts *j = t->of;
+  mm_backend *b = j->b;
+  const uint32_t at = (uint32_t)item * j->strip, count = (uint32_t)mm_min(j->strip, t->width - at);
+  float *const out = mm_cpu_out(b, worker);
+  for (uint32_t a = 0; a < j->active; a++) {
+    const uint32_t e = b->moe.active[a], from = j->first[e], rows = j->first[e + 1] - from;
+    mm_cpu_part part = {.w = j->w2, .lead = e, .first = t->from + at, .count = count, .x = b->moe.pair_x + from, .tokens = rows, .y = out};
+    part.stride = count, part.form = mm_cpu_form_of(b, j->w2);
+    mm_cpu_strip_of(b, worker, &part);
+    for (uint32_t p = 0; p < rows; p++)
+      for (uint32_t i = 0; i < count; i++)
+        t->own[(size_t)(from + p) * t->width + at + i] = b->moe.pair_weight[from + p] * out[(size_t)p * count + i];
+  }
+  return true;
+}
+
+/* Adds up the terms of the experts that the rank would have unplaced, ascending, as down_strip does. */
+static void add_terms(const terms *t) {
+  const experts *j = t->of;
+  const mm_backend *b = j->b;
+  const uint32_t begin = b->c.weights->expert_first, *const first = b->moe.first_pair;
+  for (uint32_t r = 0; r < b->batch->tokens; r++) memset(mm_cpu_row(j->y, r) + t->from, 0, t->width * sizeof(float));
+  for (uint32_t e = begin; e < begin + j->w2->lead; e++)
+    for (uint32_t p = first[b->moe.index[e]]; p < first[b->moe.index[e] + 1]; p++) {
+      float *const row = mm_cpu_row(j->y, b->moe.pair_row[p]) + t->from;
+      for (uint32_t i = 0; i < t->width; i++) row[i] += t->own[(size_t)p * t->width + i];
+    }
+}
+
+/* Collective: all ranks of the stage exchange the terms, so many columns at a time as there is memory for. */
+static void placed_down(const experts *j, uint32_t pairs, uint64_t work) {
+  mm_backend *b = j->b;
+  const uint32_t n = j->w2->n, ways = b->c.weights->tp / (b->c.model->experts / j->w2->lead), way = b->c.weights->rank % ways;
+  const size_t fits = b->moe.term_floats / ways / pairs / MM_CPU_MANY * MM_CPU_MANY;
+  for (uint32_t from = 0; from < n; from += (uint32_t)fits) {
+    terms t = {.of = j, .from = from, .width = (uint32_t)mm_min(fits, n - from)};
+    const size_t each = (size_t)pairs * t.width;
+    memset(b->moe.term, 0, ways * each * sizeof *b->moe.term);
+    t.own = b->moe.term + way * each;
+    mm_cpu_each(b, mm_ceil_div(t.width, j->strip), work * t.width / n, term_strip, &t);
+    mm_comm_all_reduce_sum(b->c.comm, b->c.weights->rank, b->moe.term, ways * each);
+    add_terms(&t);
+  }
+}
+
 /* Inputs of each expert: its rows of x, and what its w1 and w3 made of them. */
 static void observe_up(const experts *j, const float *x) {
   const uint32_t *first = j->first;
@@ -219,7 +279,9 @@ void mm_cpu_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, con
   mm_cpu_round(b, b->moe.pair_act, pairs, w2);
   mm_cpu_ready(b, b->moe.pair_x, b->moe.pair_act, NULL, pairs, w2, mm_cpu_form_of(b, w2));
   mm_cpu_prefetch_after(b, w2);
-  if (is_few)
+  if (b->moe.index)
+    placed_down(&j, pairs, down);
+  else if (is_few)
     few_down(&j, down);
   else
     mm_cpu_each(b, mm_ceil_div(w2->n, j.strip), down, down_strip, &j);

@@ -440,6 +440,7 @@ void cuda_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router
   const mm_cu_router m = {w, wide, x.width, piece, b->experts.router_product, invariant, mm_cu_ahead_of(b, layer)};
   b->experts.route.bias = bias ? b->weights.values[bias] : nullptr, b->experts.route.slot = b->device.slot;
   b->experts.route.load = b->experts.load + (size_t)layer * b->experts.route.experts;
+  b->experts.route.index = b->c.weights->layer[layer].expert_index ? b->experts.index + (size_t)layer * b->experts.route.experts : nullptr;
   const deferred_residual &d = b->step.deferred;
   const bool alone = d.state > RESIDUAL_SUMMED && b->step.rows == 1 && mm_cu_peers_distinct(b->peers);
   if (d.op.n == x.data && (d.state == RESIDUAL_SUMMED || alone)) {

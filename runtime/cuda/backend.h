@@ -173,7 +173,8 @@ struct expert_buffers {
   float *router_product = nullptr;
   bf16 *middle = nullptr; /* rows between w13 and w2 */
   float *pair_out = nullptr;
-  unsigned long long *load = nullptr; /* [layers, experts] */
+  unsigned long long *load = nullptr; /* [layers, experts], by index */
+  uint32_t *index = nullptr;          /* [layers, experts] the index of each expert (mm_expert_order); NULL: none is placed */
 };
 
 /* Of an extended model's MLP. */
@@ -469,6 +470,8 @@ bool mm_cu_state_copy(mm_backend *b, uint32_t to, uint32_t from, mm_err *err);
 bool mm_cu_state_save(mm_backend *b, uint32_t slot, void *state, mm_err *err);
 bool mm_cu_state_load(mm_backend *b, uint32_t slot, const void *state, mm_err *err);
 bool mm_cu_ids_load(mm_backend *b, uint32_t slot, const int32_t *id, uint32_t count, mm_err *err);
+/* The index of each expert of placed layers (mm_expert_order), on the device. */
+MM_MUST_USE bool mm_cu_open_placement(mm_backend *b, mm_err *err);
 /* mm_ops.read and expert_load. */
 bool mm_cu_read_rows(mm_backend *b, mm_act a, uint32_t rows, float *out, mm_err *err);
 bool mm_cu_expert_load(mm_backend *b, uint64_t *load, mm_err *err);

@@ -238,6 +238,7 @@ bool open_experts(mm_backend *b, mm_err *err) {
       y->array<bf16>(mm_max(slots * MM_CU_DECODE_ROWS, mm_max(pairs, 3 * mm_min(tokens, MM_CU_FEW_EACH) * m->top_k)) * inter, err);
   b->experts.pair_out = y->array<float>(tokens > 1 ? pairs * m->hidden : 1, err);
   b->experts.load = y->array<unsigned long long>((uint64_t)m->layers * m->experts, err);
+  if (!mm_cu_open_placement(b, err)) return false;
   if (!b->c.attach && !mm_cu_check(cudaMallocHost(&b->experts.used, MM_CU_MAX_EXPERTS / 8), "cudaMallocHost", err)) return false;
   uint64_t logprobs = 0;
   for (const auto &w : b->weights.matrix)

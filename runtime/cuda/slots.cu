@@ -1,5 +1,7 @@
 /* State of slots other than pages (ops.h): lightning states, the ids that they hold, the id sampled last. The stream keeps all of it in
  * the order of steps, and no kernel of a step overtakes its batch's upload. */
+#include <string.h>
+
 #include "runtime/cuda/backend.h"
 
 /* Slot `to` of p[slots, n] becomes what `from` is. */
@@ -39,6 +41,29 @@ bool mm_cu_read_rows(mm_backend *b, mm_act a, uint32_t rows, float *out, mm_err 
   return mm_cu_download_rows(out, static_cast<const __nv_bfloat16 *>(a.data), (size_t)rows * a.width, b->stream, err);
 }
 
+bool mm_cu_open_placement(mm_backend *b, mm_err *err) {
+  const mm_model *m = b->c.model;
+  std::vector<uint32_t> index((size_t)m->layers * m->experts);
+  bool placed = false;
+  for (uint32_t l = 0; l < m->layers; l++) {
+    const uint32_t *own = b->c.weights->layer[l].expert_index;
+    if (own) memcpy(&index[(size_t)l * m->experts], own, m->experts * sizeof *own), placed = true;
+  }
+  if (!placed) return true;
+  b->experts.index = b->memory.array<uint32_t>(index.size(), err);
+  return b->experts.index && mm_cu_check(cudaMemcpy(b->experts.index, index.data(), index.size() * sizeof index[0], cudaMemcpyHostToDevice),
+                                         "copy places of experts", err);
+}
+
 bool mm_cu_expert_load(mm_backend *b, uint64_t *load, mm_err *err) {
-  return mm_cu_download(load, b->experts.load, b->cache.size() * b->experts.route.experts * sizeof *load, b->stream, err);
+  const uint32_t n = b->experts.route.experts;
+  if (!mm_cu_download(load, b->experts.load, b->cache.size() * n * sizeof *load, b->stream, err)) return false;
+  std::vector<uint64_t> counted(n); /* by index */
+  for (size_t l = 0; l < b->cache.size(); l++) {
+    const uint32_t *index = b->c.weights->layer[l].expert_index;
+    if (!index) continue;
+    memcpy(counted.data(), load + l * n, n * sizeof *load);
+    for (uint32_t e = 0; e < n; e++) load[l * n + e] = counted[index[e]];
+  }
+  return true;
 }

@@ -343,6 +343,31 @@ static void tokenizer_info(mm_server *s, mm_exchange *x) {
   send_json(x, 200, &t);
 }
 
+/* What minimax-convert --place reads: rows that chose each expert of each layer since the start. */
+static void expert_load(mm_server *s, mm_exchange *x) {
+  mm_text t = {0};
+  char model[MM_HEX_LEN + 1] = "";
+  mm_digest digest;
+  const mm_model *m = s->engine ? mm_engine_model(s->engine) : NULL;
+  uint64_t *load = m && s->scheduler ? calloc((size_t)m->layers * m->experts, sizeof *load) : NULL;
+  if (!load || !mm_model_digest(m, &digest, MM_IGNORED)) {
+    free(load);
+    mm_text_put(&t, "{\"error\":{\"message\":\"no load is counted yet\",\"type\":\"server_error\",\"param\":null,\"code\":null}}");
+    send_json(x, 503, &t);
+    return;
+  }
+  mm_scheduler_expert_load(s->scheduler, load);
+  mm_digest_hex(&digest, model);
+  mm_text_printf(&t, "{\"format\":\"%s\",\"version\":1,\"model\":\"%s\",\"architecture\":", MM_LOAD_FORMAT, model);
+  mm_text_quote_string(&t, m->architecture);
+  mm_text_put(&t, ",\"load\":[");
+  for (size_t i = 0; i < (size_t)m->layers * m->experts; i++)
+    mm_text_printf(&t, "%s%llu%s", i % m->experts ? "," : i ? ",[" : "[", (unsigned long long)load[i], (i + 1) % m->experts ? "" : "]");
+  mm_text_put(&t, "]}");
+  free(load);
+  send_json(x, 200, &t);
+}
+
 #define VERSION "/v1"
 #define MODEL   "/v1/models/"
 
@@ -398,6 +423,7 @@ static const struct {
              {"/health", "the process answers", health, false},
              {"/ready", "requests are served, or what is being loaded", ready, false},
              {"/metrics", "Prometheus", metrics, false},
+             {"/expert_load", "how often each expert was chosen, as minimax-convert --place reads it", expert_load, true},
              {"/v1/models", "the model's names and defaults", models, true},
              {"/version", "the version", version, false},
              {"/props", "slots, context length and defaults", props, true},

@@ -186,7 +186,9 @@ static void check_padding(uint32_t tokens, uint32_t experts, uint32_t top_k) {
   buffer<int32_t> slot;
   std::vector<int32_t> s(tokens);
   for (uint32_t t = 0; t < tokens; t++) s[t] = t % 3 == 1 ? -1 : (int32_t)t;
-  w.put(random_float((size_t)experts * hidden, 0, 0.1)), x.put(random_bf16((size_t)tokens * hidden)), slot.put(s);
+  auto rows = random_float((size_t)experts * hidden, 0, 0.1);
+  std::copy_n(rows.begin(), experts / 4 * hidden, rows.begin() + experts / 2 * hidden); /* ties */
+  w.put(rows), x.put(random_bf16((size_t)tokens * hidden)), slot.put(s);
   buffer<unsigned long long> load;
   load.put(std::vector<unsigned long long>(experts, 5));
   mm_cu_route r = to.r;
@@ -226,6 +228,15 @@ static void check_padding(uint32_t tokens, uint32_t experts, uint32_t top_k) {
   const auto counted = load.get();
   for (uint32_t e = 0; e < experts; e++) ok &= counted[e] == 5 + want[e];
   report_true("router with padding rows, load counted, T=" + std::to_string(tokens), ok);
+  std::vector<uint32_t> index(experts);
+  for (uint32_t e = 0; e < experts; e++) index[e] = (5 * e + 3) % experts; /* 5 divides none of the numbers of experts */
+  buffer<uint32_t> table;
+  table.put(index), r.index = table.p, r.load = nullptr;
+  CUDA_OK(mm_cu_route_tokens({w.p, true, hidden, piece.p, product.p}, r, x.p, tokens, 0));
+  const auto moved = to.id.get();
+  ok = true;
+  for (uint32_t p = 0; p < pairs; p++) ok &= moved[p] == (ids[p] == ~0u ? ~0u : index[ids[p]]);
+  report_true("router with placed experts: the same choice, ties too, by index, T=" + std::to_string(tokens), ok);
 }
 
 void test_choice() {

@@ -107,12 +107,13 @@ struct mm_cu_route {
   /* T > 1: pairs (token, choice) sorted by expert, then token */
   uint32_t *offset;         /* [experts + 1] */
   uint32_t *pair;           /* [max_tokens · top_k] = token · top_k + choice */
-  unsigned long long *load; /* [experts] rows that chose each, added to; or NULL */
-  /* A rank's own experts are [first, first + held) of all, and choices of others are left out of all lists: id, offset and what experts'
-   * kernels see are numbers among its own. held 0: all are. */
+  unsigned long long *load; /* [experts], by index: rows that chose each, added to; or NULL */
+  /* A rank's own experts are at the indices [first, first + held) of all, and choices of others are left out of all lists: id, offset and
+   * what experts' kernels see are numbers among its own. held 0: all are. */
   uint32_t first, held;
-  float scale = 1;           /* what the weights of a row's choices add up to */
-  mm_cu_activation act = {}; /* of all experts */
+  const uint32_t *index = nullptr; /* [experts] the index of each in the stacks of all ranks (mm_expert_order); NULL: its id */
+  float scale = 1;                 /* what the weights of a row's choices add up to */
+  mm_cu_activation act = {};       /* of all experts */
 };
 
 struct mm_cu_router {

@@ -14,11 +14,11 @@ __device__ __forceinline__ uint32_t route_key(float f) {
 
 /* Values that lane j < top_k holds after a choice. */
 struct route_choice {
-  uint32_t id;
+  uint32_t id; /* the expert's index (mm_cu_route) */
   float weight;
 };
 
-/* Number of an expert among the rank's own; ~0 elsewhere. */
+/* Number of the expert at an index among the rank's own; ~0 elsewhere. */
 __device__ __forceinline__ uint32_t own_expert(const mm_cu_route &r, uint32_t id) {
   return r.held == 0 ? id : id - r.first < r.held ? id - r.first : ~0u;
 }
@@ -77,6 +77,7 @@ __device__ __forceinline__ route_choice choose_experts(const mm_cu_route &r, uin
     total += value;
     if (lane == j) mine = {id, value};
   }
+  if (r.index && lane < r.top_k) mine.id = __ldg(&r.index[mine.id]);
   mine.weight = mine.weight / total * r.scale;
   return mine;
 }
@@ -100,9 +101,11 @@ struct choice_shared {
 struct choice_start {
   float bias;
   int32_t slot;
+  uint32_t index; /* of the thread's expert */
   __device__ __forceinline__ explicit choice_start(const mm_cu_route &r) {
     bias = r.bias && threadIdx.x < r.experts ? __ldg(&r.bias[threadIdx.x]) : 0.0f;
     slot = r.slot ? __ldcg(&r.slot[0]) : 0;
+    index = r.index && threadIdx.x < r.experts ? __ldg(&r.index[threadIdx.x]) : threadIdx.x;
   }
 };
 
@@ -132,7 +135,7 @@ __device__ __forceinline__ void choose_slots(Slots &to, choice_shared &shared, c
 #pragma unroll
   for (uint32_t i = 0; i < 32; i += 4) count(&shared.of[warp].key[i], i, lane);
   __syncwarp();
-  if (above < kBest) shared.key[warp][above] = key, shared.of[warp].best[above] = {e, score};
+  if (above < kBest) shared.key[warp][above] = key, shared.of[warp].best[above] = {start.index, score};
   choice_sync();
   const uint32_t mine = lane / 2, half = lane % 2 * (kWarps / 2); /* two lanes for each of the warp's best: half of the lists each */
   key = shared.key[warp][mine], above = 0;

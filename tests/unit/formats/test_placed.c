@@ -1,0 +1,81 @@
+/* A manifest with experts in another order than that of their ids. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "formats/pack.h"
+#include "tests/unit/changed_text.h"
+#include "tests/unit/odd_model.h"
+#include "tests/unit/unit.h"
+
+#define COUNT(a) (sizeof(a) / sizeof *(a))
+
+static mm_cut cuts[] = {{.axis = MM_AXIS_NONE}};
+#define STACK(of, source_of)                                                                                                             \
+  {                                                                                                                                      \
+    .name = of, .scheme = "bf16", .lead = 2, .whole_lead = 4, .rows = 3, .cols = 8, .whole_cols = 8, .plane_count = 1, .piece_count = 1, \
+    .plane = {{"", MM_BF16, 1, 1, {0}}}, .piece = {                                                                                      \
+      {source_of, 3, 0, 3, 0}                                                                                                            \
+    }                                                                                                                                    \
+  }
+static mm_pack_tensor tensors[] = {STACK("a.w13", "a.{e}.w1"), STACK("a.w2", "a.{e}.w2")};
+static mm_rank_parts ranks[2];
+
+static char *text_of(const mm_pack *p) {
+  mm_err err = {0};
+  char *text = mm_pack_text(p, &err);
+  if (!text) fail_msg("%s", err.text);
+  return text;
+}
+
+/* A manifest with placed experts is of version 4, of an extended model too. */
+TEST(test_placed) {
+  mm_pack b, a = {.tool = "t",
+                  .quant = "bf16",
+                  .model = odd_model(),
+                  .tp = 2,
+                  .ep = 2,
+                  .pp = 1,
+                  .tensor_count = COUNT(tensors),
+                  .cut_count = COUNT(cuts),
+                  .tensor = tensors,
+                  .cut = cuts,
+                  .rank = ranks};
+  mm_err err = {0};
+  mm_pack_tensor *t = &tensors[1];
+  const uint32_t order[] = {2, 0, 3, 1};
+  bool permutes;
+  for (int extended = 0; extended < 2; extended++) {
+    if (extended) a.model = odd_extended_model();
+    assert_true(mm_pack_set_order(&a, t, order, &permutes, &err) && permutes);
+    assert_int_equal(mm_pack_version(&a), 4);
+    char *text = text_of(&a);
+    assert_non_null(strstr(text, "\n\"version\":4,\n"));
+    assert_non_null(strstr(text, "\"whole_cols\":8,\"experts\":[2,0,3,1],\"planes\""));
+    if (!mm_pack_parse(&b, "d", text, strlen(text), &err)) fail_msg("%s", err.text);
+    const mm_pack_tensor *got = &b.tensor[b.tensor_count - 1];
+    for (uint32_t i = 0; i < 4; i++) assert_true(got->order.expert[i] == order[i] && mm_pack_index(got, order[i]) == i);
+    assert_true(mm_pack_placed(&b) && !got[-1].order.expert && mm_pack_index(&got[-1], 3) == 3);
+    static const struct {
+      const char *old, *new, *says;
+    } bad[] = {{"\"experts\":[2,0,3,1]", "\"experts\":[2,0,3,2]", "key \"experts\": expected each number from 0 to 3 once"},
+               {"\"experts\":[2,0,3,1]", "\"experts\":[2,0,3,4]", "key \"experts\": expected each number from 0 to 3 once"},
+               {"\"experts\":[2,0,3,1]", "\"experts\":[2,0,3,-1]", "key \"experts\": expected each number from 0 to 3 once"},
+               {"\"experts\":[2,0,3,1]", "\"experts\":[2,0,3]", "key \"experts\": found 3 entries, expected 4"},
+               {"\"experts\":[2,0,3,1]", "\"experts\":7", "key \"experts\": found an integer"},
+               {",\"experts\":[2,0,3,1]", "", "key \"version\": found 4, expected "}};
+    for (size_t i = 0; i < COUNT(bad); i++) {
+      char *changed = replaced(text, "", bad[i].old, bad[i].new);
+      mm_pack c;
+      assert_false(mm_pack_parse(&c, "d", changed, strlen(changed), &err));
+      if (!strstr(err.text, bad[i].says)) fail_msg("\"%s\" does not say \"%s\"", err.text, bad[i].says);
+      assert_string_equal(err.code, "E_MANIFEST");
+      free(changed), mm_pack_close(&c), err = (mm_err){0};
+    }
+    char *again = text_of(&b);
+    assert_string_equal(again, text);
+    free(again), free(text), mm_pack_close(&b);
+  }
+  mm_arena_close(&a.arena);
+}
+
+int main(void) { return run_unit_tests(NULL, NULL); }
