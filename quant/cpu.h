@@ -23,22 +23,24 @@ void mm_cpu_limit(mm_cpu most);
 /* Defines `static void NAME PARAMS`, which runs NAME_body ARGS compiled for the machine's level. */
 #define MM_VERSIONS(name, params, args) MM_VERSIONS_BY_WIDTH(name, params, args, args, args)
 /* The same where the body has its own arguments at levels without (NARROW) and with (WIDE) vectors of 32 bytes and more. */
+#define MM_VERSIONS_BY_WIDTH(name, params, args, narrow, wide) MM_VERSIONS_BY_LEVEL(name, params, args, narrow, wide, wide)
+/* The same where it has its own arguments at levels with vectors of 16, 32 and 64 bytes. */
 #ifdef __x86_64__
-#define MM_VERSIONS_BY_WIDTH(name, params, args, narrow, wide)                                                         \
-  static void name##_plain params { name##_body narrow; }                                                              \
-  __attribute__((target("avx2"))) static void name##_avx2 params { name##_body wide; }                                 \
-  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))) static void name##_avx512 params { name##_body wide; } \
-  static void name params {                                                                                            \
-    switch (mm_cpu_level()) {                                                                                          \
-      case MM_CPU_PLAIN: name##_plain args; return;                                                                    \
-      case MM_CPU_AVX2: name##_avx2 args; return;                                                                      \
-      case MM_CPU_AVX512:                                                                                              \
-      case MM_CPU_VBMI:                                                                                                \
-      case MM_CPU_BF16: name##_avx512 args; return;                                                                    \
-    }                                                                                                                  \
+#define MM_VERSIONS_BY_LEVEL(name, params, args, narrow, wide, widest)                                                   \
+  static void name##_plain params { name##_body narrow; }                                                                \
+  __attribute__((target("avx2"))) static void name##_avx2 params { name##_body wide; }                                   \
+  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))) static void name##_avx512 params { name##_body widest; } \
+  static void name params {                                                                                              \
+    switch (mm_cpu_level()) {                                                                                            \
+      case MM_CPU_PLAIN: name##_plain args; return;                                                                      \
+      case MM_CPU_AVX2: name##_avx2 args; return;                                                                        \
+      case MM_CPU_AVX512:                                                                                                \
+      case MM_CPU_VBMI:                                                                                                  \
+      case MM_CPU_BF16: name##_avx512 args; return;                                                                      \
+    }                                                                                                                    \
   }
 #else
-#define MM_VERSIONS_BY_WIDTH(name, params, args, narrow, wide) \
+#define MM_VERSIONS_BY_LEVEL(name, params, args, narrow, wide, widest) \
   static void name params { name##_body narrow; }
 #endif
 

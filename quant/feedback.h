@@ -18,7 +18,7 @@
 /* The factors of one matrix's moments, block by block. In a block of n columns, column i of the order is column order[i]. */
 typedef struct mm_feedback {
   uint32_t k, block; /* columns; columns of a block: k, or a multiple of 128 of which the last block may have fewer */
-  float *upper;      /* [blocks, block, stride] U: row i holds U[i][j], j > i */
+  float *upper;      /* [blocks, block, stride] U by its columns: row j holds U[i][j], i < j */
   float *moment;     /* [blocks, block, stride] damped H, in the same order */
   uint32_t *order;   /* [k] within the block */
 } mm_feedback;
@@ -27,8 +27,8 @@ typedef struct mm_feedback {
 static inline uint32_t mm_feedback_stride(uint32_t block) { return (block + 7) / 8 * 8; }
 /* Floats of `upper`, and of `moment`. */
 static inline uint64_t mm_feedback_floats(uint32_t blocks, uint32_t block) { return (uint64_t)blocks * block * mm_feedback_stride(block); }
-/* Floats that mm_feedback_round needs as scratch. */
-static inline uint64_t mm_feedback_scratch(uint32_t k) { return 8 * (uint64_t)mm_feedback_stride(k); }
+/* Floats that mm_feedback_round needs as scratch: for each column, six numbers of each of 16 rows, one of one row, and a place. */
+static inline uint64_t mm_feedback_scratch(uint32_t k) { return (6 * 16 + 2) * (uint64_t)k + 16; }
 
 /* Factors block b of f from h[n, n], its moments (only h[i][j] with j <= i is read), where those of the matrix have a mean diagonal of 1.
  * They are damped by a hundredth of the block's mean diagonal and a millionth: columns of zeros are rounded to nearest. work[n, n].

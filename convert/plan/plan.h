@@ -43,6 +43,7 @@ typedef struct mm_plan_tensor {
   mm_search search;                      /* how the scheme chooses its scales */
   mm_cell grid;                          /* of the scales (plane 1) before cuts: the scheme's, or that of a source kept as it is */
   const struct mm_target_naming *naming; /* unsharded and quantised: the naming scheme; else NULL */
+  uint32_t config_group;                 /* with a naming: columns of a scale as the target's config says it; 0: the whole row */
   const mm_hf_tensor *passed;            /* unsharded: copied byte for byte in its own shape, no part of the text model; else NULL */
   bool as_stored;                        /* the recipe names no scheme for it */
   uint32_t layer;

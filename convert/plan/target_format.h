@@ -9,27 +9,7 @@
 #ifndef MM_CONVERT_TARGET_FORMAT_H
 #define MM_CONVERT_TARGET_FORMAT_H
 
-#include "convert/decode/words.h"
-#include "convert/plan/plan.h"
-
-typedef struct mm_target_format mm_target_format;
-
-typedef struct mm_target_naming {
-  const char *scheme;
-  const mm_target_format *target_format;
-  const char *suffix[MM_MAX_PLANES]; /* of the scheme's planes, behind the module's name */
-  const char *input;                 /* a further suffix, of the inputs' static scale, F32; NULL: the inputs have none */
-  mm_dtype words;                    /* the type of the codes, when several of ours make one word of theirs; else the scheme's */
-  mm_words_form form;                /* NONE but where the tensors below are no planes of ours */
-  uint8_t role[MM_MAX_PLANES];       /* then: mm_words_role of each suffix */
-  bool shape;                        /* a further ".weight_shape", I64 [2]: rows and columns */
-  bool reciprocal;                   /* the scale of the whole matrix and that of its inputs are stored as 1/scale */
-  bool scalar;                       /* they have shape [], not [1] */
-  bool offset;                       /* 4-bit codes are stored plus 8, ours are two's complement */
-  bool whole_groups;                 /* columns must be a multiple of the scale's group */
-  const char *algorithm;             /* ModelOpt's word */
-  const char *config;                /* JSON object: the whole quantization_config but for the modules left out, or one config group */
-} mm_target_naming;
+#include "convert/plan/target_config.h"
 
 /* Chooses the target format called `word` (NULL: the first that has every scheme of the plan) and names the planes of every tensor by it.
  * A scheme that the format lacks is MM_UNSUPPORTED E_DIALECT, naming tensor, scheme and format. */

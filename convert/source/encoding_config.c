@@ -72,6 +72,8 @@ static bool read_group(mm_declared *d, const mm_json *v, const char *key, mm_err
   if ((t != MM_JSON_NULL && t != MM_JSON_INT) || (t == MM_JSON_INT && (mm_json_int(v) < -1 || mm_json_int(v) > GROUP_MAX)))
     return bad(d, key, v, "an integer from -1 to 1048576", err);
   uint32_t g = t == MM_JSON_INT && mm_json_int(v) > 0 ? (uint32_t)mm_json_int(v) : UINT32_MAX;
+  for (unsigned i = 0; i < d->q->groups; i++)
+    if (d->q->group[i] == g) return true;
   if (d->q->groups == sizeof d->q->group / sizeof *d->q->group)
     d->several_groups = true;
   else
@@ -89,13 +91,16 @@ static bool read_bits(const mm_declared *d, const mm_json *obj, const char *key,
          mm_fail(err, MM_UNSUPPORTED, "E_Q_METHOD", mm_at(d->path, NULL), "key \"%s\": found %lld, expected 4 or 8", key, (long long)n);
 }
 
-/* The same in rules for single modules: {"NAME": {"bits": 3}, …}. */
-static bool read_module_bits(const mm_declared *d, const char *key, mm_err *err) {
+/* The same in rules for single modules, and their group sizes: {"NAME": {"bits": 3, "group_size": 64}, …}. */
+static bool read_modules(mm_declared *d, const char *key, mm_err *err) {
   const mm_json *rules = mm_json_get(d->obj, key), *rule;
   const char *name;
   void *iter = NULL;
-  while (mm_json_next(rules, &iter, &name, &rule))
+  while (mm_json_next(rules, &iter, &name, &rule)) {
+    const mm_json *group = mm_json_get(rule, "group_size");
     if (mm_json_type_of(rule) == MM_JSON_OBJ && !read_bits(d, rule, "bits", true, err)) return false;
+    if (mm_json_type_of(group) != MM_JSON_NULL && !read_group(d, group, "group_size", err)) return false;
+  }
   return true;
 }
 
@@ -152,13 +157,15 @@ static bool read_awq(mm_declared *d, mm_err *err) {
   return read_group(d, mm_json_get(d->obj, key), key, err);
 }
 
-/* True if a rule of GPTQModel's "dynamic" is for quantised modules: "-:" stands before those that are not. */
-static bool names_modules(const mm_json *dynamic) {
+/* True if a rule for single modules may say that codes have other zero points than the middle. */
+static bool names_zeros(const mm_json *rules) {
   const mm_json *rule;
   const char *name;
   void *iter = NULL;
-  while (mm_json_next(dynamic, &iter, &name, &rule))
-    if (strncmp(name, "-:", 2) != 0) return true;
+  while (mm_json_next(rules, &iter, &name, &rule)) {
+    const mm_json *sym = mm_json_get(rule, "sym");
+    if (mm_json_type_of(sym) != MM_JSON_NULL && (mm_json_type_of(sym) != MM_JSON_BOOL || !mm_json_bool(sym))) return true;
+  }
   return false;
 }
 
@@ -171,13 +178,11 @@ static bool read_gptq(mm_declared *d, mm_err *err) {
   if (strcmp(d->q->method, "gptq_v2") == 0 && strcmp(format, "gptq") == 0)
     return bad(d, "checkpoint_format", mm_json_get(d->obj, "checkpoint_format"), "\"gptq_v2\" as in key \"quant_method\"", err);
   if (!listed("gptq gptq_v2", format)) return refuse(d->path, "E_Q_METHOD", "GPTQ checkpoint_format", format, err);
-  if (!read_bits(d, d->obj, "bits", false, err) || !read_module_bits(d, "dynamic", err)) return false;
+  if (!read_bits(d, d->obj, "bits", false, err) || !read_modules(d, "dynamic", err)) return false;
   if (!mm_config_bool_or(c, "sym", &sym, err) || !mm_config_bool_or(c, "desc_act", &desc, err)) return false;
-  const mm_json *dynamic = mm_json_get(d->obj, "dynamic");
-  d->several_groups = names_modules(dynamic);
   d->q->gptq = true;
   d->q->zero_less = strcmp(format, "gptq") == 0;
-  d->q->symmetric = sym && !d->several_groups;
+  d->q->symmetric = sym && !names_zeros(mm_json_get(d->obj, "dynamic")) && !names_zeros(mm_json_get(d->obj, "extra_config"));
   d->q->order = desc;
   return read_group(d, mm_json_get(d->obj, "group_size"), "group_size", err);
 }
@@ -185,7 +190,7 @@ static bool read_gptq(mm_declared *d, mm_err *err) {
 static bool read_auto_round(mm_declared *d, mm_err *err) {
   const char *packing;
   if (!read_word(d, d->obj, "packing_format", &packing, err) || !read_bits(d, d->obj, "bits", false, err) ||
-      !read_module_bits(d, "extra_config", err))
+      !read_modules(d, "extra_config", err))
     return false;
   if (packing && listed("auto_round:auto_gptq auto_round:gptq", packing)) return read_gptq(d, err);
   if (packing && strcmp(packing, "auto_round:auto_awq") == 0) return read_awq(d, err);

@@ -17,7 +17,7 @@ import sys
 import numpy as np
 from decoded import planes
 from packed import Packed, Part
-from published import CASES, Checkpoint, awq, gptq, gptq_config, method, write_safetensors
+from published import CASES, Checkpoint, awq, ct_int, ct_packed, gptq, gptq_config, method, write_safetensors
 
 BIN = os.path.join(os.environ["BUILD"], "bin")
 TMP = os.environ["TMPDIR"]
@@ -139,15 +139,42 @@ def check_killed():
             same_files(whole, out)
 
 
-def check_refusals():
-    """Two sizes of groups have no place in one config; AWQ has no 8-bit integers; an order of columns is found when it is read."""
-    source = os.path.join(TMP, "two-sizes")
-    made, _ = MODEL.encoded(gptq(4, 64, 1), {".w2.": gptq(4, 32, 1)})
-    MODEL.write(source, made, method("gptq", bits=4, sym=True, desc_act=False, dynamic={".*w2.*": {"group_size": 32}}))
-    run("minimax-convert", source, "-o", source + "-2", "--tp", "2")
-    said = run("minimax-convert", source + "-2", "-o", source + "-hf", "--layout", "hf", "--dialect", "gptq", status=4)
+def check_two_sizes():
+    """Groups of two sizes, in the rules of GPTQModel and of AutoRound and in two config groups of compressed-tensors, come back bit for bit
+    and are read again; so do groups of 32 alone. AWQ's config has no place for them."""
+    rules = {"bits": 4, "group_size": 64, "sym": True}
+    groups = ct_int(4, 64)
+    (first,) = groups["quantization_config"]["config_groups"].values()
+    second = {**first, "targets": ["re:.*(w2|down_proj)$"], "weights": {**first["weights"], "group_size": 32}}
+    groups["quantization_config"]["config_groups"] = {"group_0": second, "group_1": first}
+    cases = {"dynamic": (gptq(4, 64, 1), gptq(4, 32, 1), method("gptq", desc_act=False, dynamic={"+:.*w2": {"group_size": 32}}, **rules)),
+             "extra": (gptq(4, 64, 1), gptq(4, 32, 1), method("auto-round", packing_format="auto_round:auto_gptq", **rules,
+                                                             extra_config={".*w2": {"group_size": 32}, "lm_head": {"bits": 16}})),
+             "groups": (ct_packed(4, 64), ct_packed(4, 32), groups),
+             "one": (ct_packed(4, 32), ct_packed(4, 32), ct_int(4, 32))}
+    for name, (encode, of_w2, config) in cases.items():
+        source = os.path.join(TMP, name)
+        MODEL.write(source, MODEL.encoded(encode, {".w2.": of_w2})[0], config)
+        run("minimax-convert", source, "-o", source + "-8", "--tp", "8")
+        run("minimax-convert", source + "-8", "-o", source + "-hf", "--layout", "hf")
+        wanted, found = tensors(source), tensors(source + "-hf")
+        differing = [n for n in {**wanted, **found} if wanted.get(n) != found.get(n)]
+        assert not differing, (name, differing[:3])
+        run("minimax-verify", source + "-hf", "--source", source + "-8")
+        run("minimax-convert", source + "-hf", "-o", source + "-hf8", "--tp", "8")
+        packed = [[[(n, p.elements(n).tobytes()) for n in sorted(p.tensors)] for rank in Packed(out).parts for p in rank]
+                  for out in (source + "-8", source + "-hf8")]
+        assert packed[0] == packed[1], name
+    awqs = os.path.join(TMP, "awqs")
+    MODEL.write(awqs, MODEL.encoded(awq(64), {".w2.": awq(32)})[0], method("auto-round", bits=4, group_size=64, packing_format="auto_round:auto_awq",
+                                                                          extra_config={".*w2": {"group_size": 32}}))
+    said = run("minimax-convert", awqs, "-o", awqs + "-hf", "--layout", "hf", "--dialect", "awq", status=4)
     assert "E_DIALECT" in said and "groups of 32 columns and others of 64" in said, said
-    said = run("minimax-convert", TMP + "/gptq_8bit", "-o", source + "-awq", "--layout", "hf", "--dialect", "awq", status=4)
+
+
+def check_refusals():
+    """AWQ has no 8-bit integers; an order of columns is found when it is read."""
+    said = run("minimax-convert", TMP + "/gptq_8bit", "-o", TMP + "/gptq_8bit-awq", "--layout", "hf", "--dialect", "awq", status=4)
     assert "E_DIALECT" in said and "w8a16_f16" in said, said
     source = os.path.join(TMP, "order")
     made, _ = MODEL.encoded(gptq(4, 64, 1, act_order=True))
@@ -162,6 +189,7 @@ names = KEPT if sys.argv[1:] == ["all"] else sys.argv[1:] or ["awq", "gptq_8bit"
 worst = max(check(name) for name in names)
 if "awq" in names and "gptq_8bit" in names:
     check_killed()
+    check_two_sizes()
     check_refusals()
     late = CASES["gptq_v1_asym"]
     MODEL.write(TMP + "/late", MODEL.encoded(late[0])[0], late[1])

@@ -230,13 +230,6 @@ def check_heads():
     return len(HEADS)
 
 
-def check_finer_unsharded():
-    """A grid finer than the scheme's is kept, but no dialect writes it."""
-    source = os.path.join(TMP, "ct_int4_g32")
-    p = subprocess.run([CONVERT, source, "-o", source + "-hf", "--layout", "hf", "--quiet"], capture_output=True, text=True)
-    assert p.returncode == 4 and "E_DIALECT" in p.stderr and "1 x 32" in p.stderr, p.stderr
-
-
 names = sys.argv[1:] or list(CASES)
 count = sum(check_case(name) for name in names)
 check_global_scales()
@@ -244,6 +237,4 @@ check_common_scale()
 if "ct_int4_actorder" in names:
     check_choices()
 check_heads()
-if "ct_int4_g32" in names:
-    check_finer_unsharded()
 print(f"{len(names)} encodings, {count} checkpoints: exact")
