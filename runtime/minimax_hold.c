@@ -110,7 +110,7 @@ static bool say_ready(const holder *h, mm_err *err) {
   snprintf(line, sizeof line, "ready: %u rank(s), loaded %s", h->ranks, mm_read_text(text, sizeof text, &s));
   report(line);
   if (!h->a->json) return true;
-  mm_json *o = MM_JSON_NEW({"socket", mm_json_new_str(h->a->operand[1])}, {"ranks", mm_json_new_int(h->ranks)},
+  mm_json *o = MM_JSON_NEW({"socket", mm_json_new_path(h->a->operand[1])}, {"ranks", mm_json_new_int(h->ranks)},
                            {"bytes", mm_json_new_u64(mm_read_bytes(&s))});
   return mm_program_json(o, true, err) && mm_program_written(err);
 }

@@ -325,8 +325,10 @@ static const char *end_word(const run *r) {
 
 /* The answer and what it took as one object. */
 static bool print_json(const run *r, mm_err *err) {
-  mm_json *o = MM_JSON_NEW({"text", mm_json_new_str(r->talk ? mm_talk_content(r->talk) : r->answer)});
-  if (r->talk) mm_json_put_text(o, "reasoning", mm_talk_reasoning(r->talk));
+  const mm_str text = r->talk ? mm_talk_content(r->talk) : (mm_str){r->answer, r->answer_count};
+  const mm_str reasoning = r->talk ? mm_talk_reasoning(r->talk) : (mm_str){0};
+  mm_json *o = MM_JSON_NEW({"text", mm_json_new_bytes(text.p, text.n)});
+  if (r->talk) mm_json_set(o, "reasoning", mm_json_new_bytes(reasoning.p, reasoning.n));
   MM_JSON_PUT(o, {"end", mm_json_new_str(end_word(r))}, {"prompt_tokens", mm_json_new_u64(r->prompt_count)},
               {"tokens", mm_json_new_int(r->generated)}, {"load_s", mm_json_new_real(r->load_s)},
               {"prefill_s", mm_json_new_real(r->prefill_s)}, {"decode_s", mm_json_new_real(r->decode_s)});

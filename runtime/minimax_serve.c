@@ -309,7 +309,7 @@ static bool serve_all(const serve_args *a, mm_err *err) {
 
 static bool print_check(const serve_args *a, const mm_loaded *l, mm_err *err) {
   const mm_engine_cache cache = mm_engine_cache_of(l->engine);
-  return mm_program_json(MM_JSON_NEW({"checkpoint", mm_json_new_str(a->dir)}, {"positions", mm_json_new_int(positions_of(l))},
+  return mm_program_json(MM_JSON_NEW({"checkpoint", mm_json_new_path(a->dir)}, {"positions", mm_json_new_int(positions_of(l))},
                                      {"chat", mm_json_new_bool(l->format != NULL)}, {"kv_cache_tokens", mm_json_new_u64(cache.tokens)},
                                      {"kv_cache_bytes", mm_json_new_u64(cache.bytes)}),
                          true, err);

@@ -105,7 +105,7 @@ static void put_lists(mm_json *o, const mm_load_request *r, size_t count) {
 }
 
 static mm_json *to_json(const mm_load_run_facts *x, const sums *y, const mm_load_request *r, size_t count) {
-  mm_json *o = MM_JSON_NEW({"model_id", mm_json_new_str(x->model)}, {"base_url", mm_json_new_str(x->url)},
+  mm_json *o = MM_JSON_NEW({"model_id", mm_json_new_path(x->model)}, {"base_url", mm_json_new_path(x->url)},
                            {"endpoint", mm_json_new_str(x->endpoint)}, {"num_prompts", mm_json_new_u64(count)},
                            {"request_rate", x->rate > 0 ? mm_json_new_real(x->rate) : mm_json_new_str("inf")},
                            {"max_concurrency", mm_json_new_u64(x->concurrency)}, {"duration", mm_json_new_real(x->seconds)},
