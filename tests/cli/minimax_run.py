@@ -151,6 +151,18 @@ for bad in (-1, 2048, 1.5, "7", True, [stop, 2048]):
     with open(f"{other}/generation_config.json", "w") as f:
         json.dump({"eos_token_id": bad}, f)
     refused(3, "expected ids below 2048", other, "-p", "And")
+# Settings out of range are the file's fault, which is named.
+chat = ("--chat", "--chat-format", "minimax-m2", "-p", "And", "-n", "2", "-q")
+for text, code, why in (({"temperature": -1}, "E_CFG_RANGE", "temperature: found -1"), ({"top_p": 0}, "E_CFG_RANGE", "top-p: found 0"), ({"min_p": 2}, "E_CFG_RANGE", "min-p: found 2"),
+                        ({"top_k": -2}, "E_CFG_RANGE", "found -2"), ({"top_k": 1.5}, "E_CFG_TYPE", "top_k"), ({"repetition_penalty": 0}, "E_CFG_RANGE", "penalty: found 0"),
+                        ([], "E_CFG_TYPE", "found a list")):
+    with open(f"{other}/generation_config.json", "w") as f:
+        json.dump(text, f)
+    refused(3, f"{code}: {other}/generation_config.json: ", other, *chat)
+    refused(3, why, other, *chat)
+with open(f"{other}/generation_config.json", "w") as f:
+    json.dump({"top_k": -1, "temperature": 0}, f)
+run(other, *chat)
 
 # Lengths.
 assert len(run(packed, "-p", prompt, "--added-tokens", "--max-model-len", "30")) < len(out) and "6 new tokens" in run.err
