@@ -121,8 +121,9 @@ static mm_json *to_json(const mm_load_run_facts *x, const sums *y, const mm_load
 }
 
 static void print(FILE *f, const mm_load_run_facts *x, const sums *y, size_t count) {
-  fprintf(f, "%s at %s%s: %llu of %zu requests in %.2f s, %.3f a second\n", x->model, x->url, x->endpoint, (unsigned long long)y->completed,
-          count, x->seconds, (double)y->completed / x->seconds);
+  mm_show_to(f, x->model);
+  fprintf(f, " at %s%s: %llu of %zu requests in %.2f s, %.3f a second\n", x->url, x->endpoint, (unsigned long long)y->completed, count,
+          x->seconds, (double)y->completed / x->seconds);
   if (has_goal(&x->goal)) fprintf(f, "goodput: %.3f requests a second\n", (double)y->good / x->seconds);
   fprintf(f, "tokens: %llu in, %llu out; %.1f out a second, %.1f in all\n", (unsigned long long)y->input, (unsigned long long)y->output,
           (double)y->output / x->seconds, (double)(y->input + y->output) / x->seconds);
