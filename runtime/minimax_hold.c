@@ -99,7 +99,7 @@ static bool open_all(holder *h, const sigset_t *signals, mm_err *err) {
   mm_hold_close(path);
   if (!path) return false;
   h->ranks = mm_pack_ranks(&h->shards.pack);
-  return mm_devices_read(a->devices, h->ranks, &h->device, err) && (h->log = mm_read_log_open(err)) &&
+  return mm_devices_read(a->device, a->devices, h->ranks, &h->device, err) && (h->log = mm_read_log_open(err)) &&
          (h->comm = mm_comm_open(h->ranks, err)) && (h->held = mm_calloc(h->ranks, sizeof *h->held, err)) &&
          (h->rank = mm_calloc(h->ranks, sizeof *h->rank, err)) && load_all(h, signals, err);
 }

@@ -178,7 +178,7 @@ static bool open_engine(run *r, mm_err *err) {
   if (!mm_process_group_find(true, &c.process_group, err)) return false;
   const uint32_t here = mm_process_group_ranks(c.process_group, mm_pack_ranks(&r->shards.pack));
   c.options.threads = mm_engine_threads(r->a->threads, here);
-  if (!mm_devices_read(r->a->devices, here, &device, err)) return false;
+  if (!mm_devices_read(r->a->device, r->a->devices, here, &device, err)) return false;
   c.device = device;
   if (!r->a->quiet) r->bar = mm_load_bar_open(r->log);
   r->engine = mm_engine_open(&r->shards, &c, err);

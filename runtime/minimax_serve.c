@@ -109,6 +109,8 @@ static void on_loaded(void *user) {
   v->state = MM_SERVER_READY;
   mm_notify("READY=1\nSTATUS=ready");
   if (!v->format) mm_log_say(&v->log, "no chat: %s", v->no_format);
+  if (s->a->drafts && mm_engine_state_bytes(v->engine))
+    mm_log_say(&v->log, "--drafts: this model's lightning states cannot be rolled back, so that no tokens are proposed");
   say_cache(v);
   say_kernels(s);
   char name[400];

@@ -101,10 +101,8 @@ assert run(*greedy, preexec_fn=lambda: os.close(0)) == out
 run(packed, "-p", prompt, "-n", "1")  # a control token that nobody asked to read as one is text
 assert int(re.match(r"prompt (\d+) tokens", run.err)[1]) > 24
 
-# GPUs by number, one for each rank; the CPU has none to choose from.
-for devices in ("0", "0,1,2", "", "0,", ",0", "0;1", "0,-1", "0, 1", "0,1024", "0,18446744073709551617"):
-    refused(2, "E_USAGE: --devices", os.path.join(TMP, "tiny-m1-2"), "-p", prompt, "-n", "1", "-q", "--devices", devices)
-run(os.path.join(TMP, "tiny-m1-2"), "-p", prompt, "-n", "1", "-q", "--devices", "1,0")
+# GPUs by number: the CPU has none to choose from, and who forgets --device cuda hears of it (test_engine_open has the forms of the list).
+refused(2, "E_USAGE: --devices: found numbers of GPUs with --device cpu", os.path.join(TMP, "tiny-m1-2"), "-p", prompt, "-n", "1", "-q", "--devices", "1,0")
 
 # Digests while loading: on the CPU all files before the first step.
 assert run(packed, "-p", prompt, "--added-tokens", "-n", "48", "--verify-on-load") == out
