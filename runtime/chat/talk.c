@@ -171,7 +171,9 @@ static bool take_message(mm_talk *t, const mm_json *m, const char *path, mm_err 
   if (mm_json_size(calls))
     return mm_fail(err, MM_BAD_INPUT, "E_CHAT", mm_at(path, NULL), "message %zu: found tool_calls, and a conversation here has no tools",
                    t->count + 1);
-  if (mm_json_type_of(thoughts) != MM_JSON_STR) thoughts = mm_json_get(m, "reasoning");
+  if (!thoughts || mm_json_type_of(thoughts) == MM_JSON_NULL) thoughts = mm_json_get(m, "reasoning");
+  if (mm_json_type_of(thoughts) != MM_JSON_STR && mm_json_type_of(thoughts) != MM_JSON_NULL)
+    return mm_fail(err, MM_BAD_INPUT, "E_CHAT", mm_at(path, NULL), "message %zu: found a reasoning that is no text", t->count + 1);
   if (i == MM_ROLE_SYSTEM && !t->count && !t->own_system) {
     mm_text_add(&t->system, mm_json_str(content), mm_json_str_len(content));
     return (t->own_system = !t->system.failed) || mm_fail_memory(err, 0);

@@ -181,7 +181,8 @@ def terminal(packed):
     assert json.load(open(path + "2"))["messages"][-2]["content"] == "/and then"
     for bad in ("{", "[1]", '[{"role": "user", "content": "x"}]', '[{"role": "assistant", "content": "x"}]', '[{"role": "tool", "content": "x"}]',
                 '[{"role": "user", "content": ["x"]}, {"role": "assistant", "content": "x"}]', '{"messages": 1}',
-                '[{"role": "user", "content": "x"}, {"role": "assistant", "content": "x", "tool_calls": [{}]}]'):
+                '[{"role": "user", "content": "x"}, {"role": "assistant", "content": "x", "tool_calls": [{}]}]',
+                '[{"role": "user", "content": "x"}, {"role": "assistant", "content": "x", "reasoning_content": ["y"]}]'):
         with open(path + "3", "w") as f:
             f.write(bad)
         assert "E_" in t.say("/load " + path + "3"), bad
@@ -280,11 +281,16 @@ def transcripts(packed):
     for bad, why in (("{", "line 2"), ("[]", "line 2"), ('[{"role": "nobody", "content": "x"}]', "line 2"), ('[{"role": "user", "content": 1}]', "line 2"),
                      ('{"messages": [{"role": "user", "content": "x"}], "tools": {}}', "line 2"), ('[{"role": "assistant", "tool_calls": [{}]}]', "line 2"),
                      ('[{"role": "assistant", "content": "x", "function_call": {}}]', "line 2"),
+                     ('[{"role": "assistant", "content": "x", "reasoning_content": ["y"]}]', "a reasoning that is an array"),
+                     ('{"system": "Be brief.", "messages": [{"role": "user", "content": "x"}]}', "found system, which is not read"),
+                     ('{"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"enable_thinking": false}}', "found chat_template_kwargs"),
                      *(('{"messages": [{"role": "user", "content": "x"}], "tools": [{"name": "f"}, %s]}' % tool, "line 2: tool 1")
                        for tool in ('1', '"x"', 'null', '[]', '{"name": 1}', '{"name": ""}', '{"function": "f"}', '{"function": {"name": "g", "parameters": "x"}}',
                                     '{"type": "web_search", "name": "g"}'))):
         said = score("--conversations", "bad.jsonl", lines[0] + "\n" + bad + "\n", status=3)
         assert why in said and "bad.jsonl" in said, said
+    began = time.monotonic()  # a line is looked at once, however many empty ones follow
+    assert "no conversation" in score("--conversations", "empty.jsonl", "\n" * 1000000, status=3) and time.monotonic() - began < 20
     assert "no conversation" in score("--conversations", "none.jsonl", "\n\n", status=3)
 
 
