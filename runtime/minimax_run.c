@@ -227,15 +227,21 @@ static bool open_talk(run *r, mm_err *err) {
   return err->status == MM_OK;
 }
 
+/* A stop text that begins within a character would cut one of the answer. */
+static bool check_stop(const char *text, mm_err *err) {
+  size_t left = strlen(text), n;
+  if (!left) return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--stop: found an empty text");
+  for (; left; text += n, left -= n)
+    if (!(n = mm_utf8_len(text, left)))
+      return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--stop: found a text that is not UTF-8");
+  return true;
+}
+
 /* Everything small is checked before the weights are bound. */
 static bool run_open(run *r, mm_err *err) {
   double start = mm_now();
-  bool empty = false;
-  for (size_t i = 0; i < r->a->stop.count; i++) empty |= !*r->a->stop.item[i];
-  if (empty) {
-    mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--stop: found an empty text");
-    return false;
-  }
+  for (size_t i = 0; i < r->a->stop.count; i++)
+    if (!check_stop(r->a->stop.item[i], err)) return false;
   if (!mm_utilization_check(r->a->share, err)) return false;
   if (!(r->log = mm_read_log_open(err)) || !mm_shards_open_as(&r->shards, r->a->dir, &r->a->dummy, err) || !set_sampling(r, err))
     return false;

@@ -181,6 +181,7 @@ for how in (["-p", "-"], ["--prompt-file", "-"]):
     assert run(packed, *how, "--added-tokens", "-n", "48", input=prompt.encode()) == out
     refused(2, "the prompt is empty", packed, *how, input=b"")
 refused(2, "--stop: found an empty text", *args, "--stop", "")
+refused(2, "--stop: found a text that is not UTF-8", *args, "--stop", b"e\xa9")
 refused(2, "one of --prompt and --prompt-file", packed)
 refused(2, "one of --prompt and --prompt-file", packed, "-p", "And", "--prompt-file", f"{TMP}/prompt")
 refused(2, "--max-tokens", packed, "-p", "And", "-n", "0")
