@@ -282,7 +282,8 @@ static bool bake_tokenizer(const char *path, uint32_t vocab, const mm_digest *so
   mm_err reason = {0};
   if (mm_tokenizer_bake(path, vocab, source, image, n, &reason)) return true;
   if (reason.status != MM_BAD_INPUT && reason.status != MM_UNSUPPORTED) return mm_fail_as(err, &reason);
-  fprintf(stderr, "note: no " MM_TOKENIZER_IMAGE ": %s\n", reason.text);
+  const char *name = strstr(reason.text, "tokenizer.json: "); /* without the folder, which is renamed */
+  fprintf(stderr, "note: the output will take no text, only ids: %s: %s\n", reason.code, name ? name : reason.text);
   *image = NULL;
   return true;
 }

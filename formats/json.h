@@ -75,6 +75,7 @@ MM_MUST_USE bool mm_json_only_keys(const mm_json *obj, const char *const *keys, 
 mm_json *mm_json_new_obj(void);
 mm_json *mm_json_new_arr(void);
 mm_json *mm_json_new_str(const char *s);             /* NULL for a NULL s, and for what is not UTF-8 */
+mm_json *mm_json_new_path(const char *path);         /* new_str; of a name that is not UTF-8 as messages show it (mm_escape) */
 mm_json *mm_json_new_bytes(const char *s, size_t n); /* the same of n bytes, NUL among them */
 mm_json *mm_json_new_int(int64_t v);
 static inline mm_json *mm_json_new_u64(uint64_t v) { return mm_json_new_int((int64_t)v); } /* at most INT64_MAX */

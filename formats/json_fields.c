@@ -87,3 +87,9 @@ bool mm_json_only_keys(const mm_json *obj, const char *const *keys, const mm_jso
   }
   return true;
 }
+
+mm_json *mm_json_new_path(const char *path) {
+  char shown[4 * 4096 + 1]; /* of PATH_MAX bytes, each as \xNN */
+  mm_json *j = mm_json_new_str(path);
+  return j || !path ? j : mm_json_new_str(mm_escape(shown, sizeof shown, path, strlen(path)));
+}

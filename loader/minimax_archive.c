@@ -31,7 +31,7 @@ static bool pack_or_unpack(const mm_archive_args *a, bool pack, mm_err *err) {
   if (!ok) return false;
   double seconds = mm_now() - start;
   if (a->json)
-    return mm_program_json(MM_JSON_NEW({"output", mm_json_new_str(a->output)}, {"bytes", mm_json_new_u64(t.bytes)},
+    return mm_program_json(MM_JSON_NEW({"output", mm_json_new_path(a->output)}, {"bytes", mm_json_new_u64(t.bytes)},
                                        {"packed", mm_json_new_u64(t.packed)}, {"seconds", mm_json_new_real(seconds)}),
                            true, err);
   if (a->quiet) return true;
@@ -71,7 +71,7 @@ static bool sign(const mm_archive_args *a, mm_err *err) {
   mm_bar_close(bar);
   mm_key_close(key);
   if (ok && a->json)
-    return mm_program_json(MM_JSON_NEW({"signed", mm_json_new_str(a->operand[1])}, {"signature", mm_json_new_str(MM_SIGNATURE)}), true,
+    return mm_program_json(MM_JSON_NEW({"signed", mm_json_new_path(a->operand[1])}, {"signature", mm_json_new_str(MM_SIGNATURE)}), true,
                            err);
   if (ok && !a->quiet) fprintf(stderr, "signed %s: %s\n", a->operand[1], MM_SIGNATURE);
   return ok;

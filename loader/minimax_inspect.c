@@ -189,9 +189,9 @@ static mm_json *shape_json(const mm_shape *s) {
 
 static mm_json *tensor_json(const mm_listing *l, const mm_inspect_row *x) {
   mm_json *o = MM_JSON_NEW({"name", mm_json_new_str(x->name)});
-  if (l->kind == SOURCE && l->hf.names_only) return MM_JSON_PUT(o, {"file", mm_json_new_str(x->file)});
+  if (l->kind == SOURCE && l->hf.names_only) return MM_JSON_PUT(o, {"file", mm_json_new_path(x->file)});
   MM_JSON_PUT(o, {"type", mm_json_new_str(x->type)}, {"shape", shape_json(&x->dims)}, {"bytes", mm_json_new_u64(x->bytes)});
-  if (x->file) mm_json_put_text(o, "file", x->file);
+  if (x->file) mm_json_set(o, "file", mm_json_new_path(x->file));
   if (l->kind == ONE_FILE) mm_json_put_int(o, "offset", l->st.tensor[x->index].offset);
   if (l->kind != PACKED) return o;
   const mm_pack_tensor *t = &l->shards.pack.tensor[x->index];
@@ -208,7 +208,7 @@ static mm_json *tensor_json(const mm_listing *l, const mm_inspect_row *x) {
 
 /* d: its digest under `key`, or NULL. */
 static void add_file(mm_json *list, const char *name, uint64_t size, const char *key, const mm_digest *d) {
-  mm_json *o = mm_json_append(list, MM_JSON_NEW({"file", mm_json_new_str(name)}, {"size", mm_json_new_u64(size)}));
+  mm_json *o = mm_json_append(list, MM_JSON_NEW({"file", mm_json_new_path(name)}, {"size", mm_json_new_u64(size)}));
   if (key) mm_json_set(o, key, mm_json_new_digest(d));
 }
 
@@ -245,7 +245,7 @@ static void put_file(mm_json *o, const mm_st *st) {
 static bool print_json(const mm_inspect_args *a, const mm_listing *l, mm_err *err) {
   uint64_t bytes;
   size_t count = total(a, l, &bytes);
-  mm_json *o = MM_JSON_NEW({"kind", mm_json_new_str(kind_word[l->kind])}, {"path", mm_json_new_str(a->dir[0])},
+  mm_json *o = MM_JSON_NEW({"kind", mm_json_new_str(kind_word[l->kind])}, {"path", mm_json_new_path(a->dir[0])},
                            {"tensor_count", mm_json_new_u64(count)}, {"bytes", mm_json_new_u64(bytes)});
   if (l->kind == PACKED) put_packed(o, a, &l->shards.pack);
   if (l->kind == SOURCE) put_source(o, &l->hf);

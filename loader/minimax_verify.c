@@ -196,7 +196,7 @@ static void print_summary(const mm_verify_args *a, const mm_looked *l) {
 /* The same as JSON on stdout; with --source, the errors of tensors stand there instead. */
 static bool print_looked(const mm_verify_args *a, const mm_looked *l, mm_err *err) {
   static const char *const word[] = {"header", "sample", "full", "source"};
-  mm_json *o = MM_JSON_NEW({"checkpoint", mm_json_new_str(a->dir)}, {"kind", mm_json_new_str(l->unsharded ? "unsharded" : "packed")},
+  mm_json *o = MM_JSON_NEW({"checkpoint", mm_json_new_path(a->dir)}, {"kind", mm_json_new_str(l->unsharded ? "unsharded" : "packed")},
                            {"level", mm_json_new_str(word[a->level])}, {"quant", mm_json_new_str(l->p->quant)},
                            {"ranks", mm_json_new_int(mm_pack_ranks(l->p))});
   mm_json *absent = NULL;

@@ -370,7 +370,7 @@ static bool run_logits(eval *e, mm_err *err) {
     printf("%s: logits of %zu prompts\n", path, count);
     return true;
   }
-  return mm_program_json(MM_JSON_NEW({"logits", mm_json_new_str(path)}, {"prompts", mm_json_new_u64(count)}), false, err);
+  return mm_program_json(MM_JSON_NEW({"logits", mm_json_new_path(path)}, {"prompts", mm_json_new_u64(count)}), false, err);
 }
 
 /* ---- divergence from another checkpoint's logits ---- */

@@ -99,7 +99,7 @@ static bool open_all(holder *h, const sigset_t *signals, mm_err *err) {
   mm_hold_close(path);
   if (!path) return false;
   h->ranks = mm_pack_ranks(&h->shards.pack);
-  return mm_devices_read(a->devices, h->ranks, &h->device, err) && (h->log = mm_read_log_open(err)) &&
+  return mm_devices_read(a->device, a->devices, h->ranks, &h->device, err) && (h->log = mm_read_log_open(err)) &&
          (h->comm = mm_comm_open(h->ranks, err)) && (h->held = mm_calloc(h->ranks, sizeof *h->held, err)) &&
          (h->rank = mm_calloc(h->ranks, sizeof *h->rank, err)) && load_all(h, signals, err);
 }
@@ -110,7 +110,7 @@ static bool say_ready(const holder *h, mm_err *err) {
   snprintf(line, sizeof line, "ready: %u rank(s), loaded %s", h->ranks, mm_read_text(text, sizeof text, &s));
   report(line);
   if (!h->a->json) return true;
-  mm_json *o = MM_JSON_NEW({"socket", mm_json_new_str(h->a->operand[1])}, {"ranks", mm_json_new_int(h->ranks)},
+  mm_json *o = MM_JSON_NEW({"socket", mm_json_new_path(h->a->operand[1])}, {"ranks", mm_json_new_int(h->ranks)},
                            {"bytes", mm_json_new_u64(mm_read_bytes(&s))});
   return mm_program_json(o, true, err) && mm_program_written(err);
 }

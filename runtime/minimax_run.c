@@ -178,7 +178,7 @@ static bool open_engine(run *r, mm_err *err) {
   if (!mm_process_group_find(true, &c.process_group, err)) return false;
   const uint32_t here = mm_process_group_ranks(c.process_group, mm_pack_ranks(&r->shards.pack));
   c.options.threads = mm_engine_threads(r->a->threads, here);
-  if (!mm_devices_read(r->a->devices, here, &device, err)) return false;
+  if (!mm_devices_read(r->a->device, r->a->devices, here, &device, err)) return false;
   c.device = device;
   if (!r->a->quiet) r->bar = mm_load_bar_open(r->log);
   r->engine = mm_engine_open(&r->shards, &c, err);
@@ -227,15 +227,21 @@ static bool open_talk(run *r, mm_err *err) {
   return err->status == MM_OK;
 }
 
+/* A stop text that begins within a character would cut one of the answer. */
+static bool check_stop(const char *text, mm_err *err) {
+  size_t left = strlen(text), n;
+  if (!left) return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--stop: found an empty text");
+  for (; left; text += n, left -= n)
+    if (!(n = mm_utf8_len(text, left)))
+      return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--stop: found a text that is not UTF-8");
+  return true;
+}
+
 /* Everything small is checked before the weights are bound. */
 static bool run_open(run *r, mm_err *err) {
   double start = mm_now();
-  bool empty = false;
-  for (size_t i = 0; i < r->a->stop.count; i++) empty |= !*r->a->stop.item[i];
-  if (empty) {
-    mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--stop: found an empty text");
-    return false;
-  }
+  for (size_t i = 0; i < r->a->stop.count; i++)
+    if (!check_stop(r->a->stop.item[i], err)) return false;
   if (!mm_utilization_check(r->a->share, err)) return false;
   if (!(r->log = mm_read_log_open(err)) || !mm_shards_open_as(&r->shards, r->a->dir, &r->a->dummy, err) || !set_sampling(r, err))
     return false;
@@ -325,8 +331,10 @@ static const char *end_word(const run *r) {
 
 /* The answer and what it took as one object. */
 static bool print_json(const run *r, mm_err *err) {
-  mm_json *o = MM_JSON_NEW({"text", mm_json_new_str(r->talk ? mm_talk_content(r->talk) : r->answer)});
-  if (r->talk) mm_json_put_text(o, "reasoning", mm_talk_reasoning(r->talk));
+  const mm_str text = r->talk ? mm_talk_content(r->talk) : (mm_str){r->answer, r->answer_count};
+  const mm_str reasoning = r->talk ? mm_talk_reasoning(r->talk) : (mm_str){0};
+  mm_json *o = MM_JSON_NEW({"text", mm_json_new_bytes(text.p, text.n)});
+  if (r->talk) mm_json_set(o, "reasoning", mm_json_new_bytes(reasoning.p, reasoning.n));
   MM_JSON_PUT(o, {"end", mm_json_new_str(end_word(r))}, {"prompt_tokens", mm_json_new_u64(r->prompt_count)},
               {"tokens", mm_json_new_int(r->generated)}, {"load_s", mm_json_new_real(r->load_s)},
               {"prefill_s", mm_json_new_real(r->prefill_s)}, {"decode_s", mm_json_new_real(r->decode_s)});

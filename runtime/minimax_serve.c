@@ -109,6 +109,8 @@ static void on_loaded(void *user) {
   v->state = MM_SERVER_READY;
   mm_notify("READY=1\nSTATUS=ready");
   if (!v->format) mm_log_say(&v->log, "no chat: %s", v->no_format);
+  if (s->a->drafts && mm_engine_state_bytes(v->engine))
+    mm_log_say(&v->log, "--drafts: this model's lightning states cannot be rolled back, so that no tokens are proposed");
   say_cache(v);
   say_kernels(s);
   char name[400];
@@ -309,7 +311,7 @@ static bool serve_all(const serve_args *a, mm_err *err) {
 
 static bool print_check(const serve_args *a, const mm_loaded *l, mm_err *err) {
   const mm_engine_cache cache = mm_engine_cache_of(l->engine);
-  return mm_program_json(MM_JSON_NEW({"checkpoint", mm_json_new_str(a->dir)}, {"positions", mm_json_new_int(positions_of(l))},
+  return mm_program_json(MM_JSON_NEW({"checkpoint", mm_json_new_path(a->dir)}, {"positions", mm_json_new_int(positions_of(l))},
                                      {"chat", mm_json_new_bool(l->format != NULL)}, {"kv_cache_tokens", mm_json_new_u64(cache.tokens)},
                                      {"kv_cache_bytes", mm_json_new_u64(cache.bytes)}),
                          true, err);

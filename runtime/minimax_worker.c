@@ -30,7 +30,7 @@ static bool work(void *args, mm_err *err) {
   if (ok) {
     const uint32_t here = mm_process_group_ranks(c.process_group, mm_pack_ranks(&shards.pack));
     c.options.threads = mm_engine_threads(a->threads, here);
-    ok = mm_devices_read(a->devices, here, &device, err);
+    ok = mm_devices_read("cuda", a->devices, here, &device, err);
     c.device = device;
   }
   ok = ok && mm_engine_follow(&shards, &c, err);

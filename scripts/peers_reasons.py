@@ -1,11 +1,10 @@
 """Why tests of other servers fail against minimax-serve (peers_servers.py). A refusal is found in what the server said; for the rest the tables here
 say what was found by reading the test. Groups: "refused" by name; "model": the small model's prose or its tokenizer's numbers;
-"no effect": a header that the server does not know; "not run": the test does not judge the server here."""
+"not run": the test does not judge the server here."""
 import re
 
 GROUPS = {"refused": "an option, a path, a field or content that the server refuses by its name",
           "model": "the small model's prose, a limit that ends it first, or numbers of its tokenizer",
-          "no effect": "a header of the request has no effect",
           "not run": "the test does not come to judge the server: it calls vLLM's own functions"}
 
 # (test, what was said), both found anywhere: group, reason.
@@ -30,7 +29,6 @@ VLLM = [
     (r"test_invocations", r"", "refused", "POST /invocations"),
     (r"test_server_load", r"404", "refused", "GET /load"),
     (r"test_decisions", r"404", "refused", "POST /v1/decisions"),
-    (r"orca", r"'endpoint-load-metrics'", "no effect", "the header endpoint-load-metrics-format; /metrics has the values"),
     (r"test_return_token_ids", r"prompt_token_ids", "refused", "return_token_ids: token ids are not in the reply; /tokenize gives them"),
     (r"test_background_error", r"", "refused", "background: nothing is stored here; send the whole input"),
     (r"test_single_chat_session|test_single_completion", r"assert (CompletionUsa|\d+ == \d+)", "model", "numbers of prompt tokens"),

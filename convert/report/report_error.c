@@ -74,7 +74,7 @@ mm_json *mm_report_json(const mm_error_report *r) {
                                  {"manifest_sha256", r->manifest},
                                  {"plan_sha256", r->plan}};
   for (size_t i = 0; i < sizeof fact / sizeof *fact; i++)
-    if (fact[i][1]) mm_json_put_text(o, fact[i][0], fact[i][1]);
+    if (fact[i][1]) mm_json_set(o, fact[i][0], mm_json_new_path(fact[i][1]));
   mm_json_put_int(o, "exact_tensors", mm_report_exact(r));
   if (r->absent > 0) mm_json_put_int(o, "absent_tensors", r->absent);
   if (r->divergence) mm_json_set(o, "divergence", mm_json_copy(r->divergence, MM_IGNORED));

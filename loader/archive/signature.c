@@ -82,7 +82,7 @@ static char *encoding_of(const char *statement, size_t n, size_t *length, mm_err
 static char *statement_text(const char *model, const resources *r, mm_err *err) {
   const mm_digest root = root_of(r);
   mm_json *o = MM_JSON_NEW({"_type", mm_json_new_str(STATEMENT_TYPE)});
-  mm_json *subject = mm_json_append(mm_json_put_list(o, "subject"), MM_JSON_NEW({"name", mm_json_new_str(model)}));
+  mm_json *subject = mm_json_append(mm_json_put_list(o, "subject"), MM_JSON_NEW({"name", mm_json_new_path(model)}));
   mm_json_set(subject, "digest", MM_JSON_NEW({"sha256", mm_json_new_digest(&root)}));
   mm_json_set(o, "predicateType", mm_json_new_str(PREDICATE_TYPE));
   mm_json *predicate = mm_json_set(o, "predicate", mm_json_new_obj());

@@ -9,12 +9,14 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "formats/json.h"
 
 #define HEADER_MAX (64u << 10)
+#define PROBE_MS   2000
 #define LINE_MAX   (16u << 20) /* of an event, or of a GET's body */
 
 typedef enum phase { SENDING, HEADERS, CHUNK_SIZE, CHUNK, CHUNK_END, TRAILERS, BODY /* of known length, or up to the end */, ENDED } phase;
@@ -34,14 +36,15 @@ typedef struct flight {
 
 typedef struct load {
   const mm_load_client *c;
-  struct addrinfo *address;
+  struct addrinfo *list, *address; /* of the host, and the one that is taken */
   double start;
 } load;
 
 static double since(const load *l) { return mm_now() - l->start; }
 
+/* Some of it may be the server's own words, of any bytes. */
 static bool lose(flight *f, const char *reason) {
-  if (f->r && !*f->r->reason) snprintf(f->r->reason, sizeof f->r->reason, "%s", reason);
+  if (f->r && !*f->r->reason) mm_show(f->r->reason, sizeof f->r->reason, reason);
   f->at = ENDED;
   return false;
 }
@@ -234,17 +237,19 @@ static void receive(const load *l, flight *f) {
 
 /* ---- flights ---- */
 
-static bool open_flight(const load *l, flight *f, const char *method, const char *path, const char *body, size_t n) {
+/* r: NULL for a GET, which has no body. */
+static bool open_flight(const load *l, flight *f, mm_load_request *r, const char *path) {
   const mm_load_client *c = l->c;
   const bool six = strchr(c->host, ':');
-  *f = (flight){.fd = socket(l->address->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)};
+  const char *method = r ? "POST" : "GET";
+  *f = (flight){.r = r, .fd = socket(l->address->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)};
+  if (f->fd < 0) return lose(f, strerror(errno));
   mm_text_printf(&f->out, "%s %s HTTP/1.1\r\nHost: %s%s%s:%s\r\nConnection: close\r\n", method, path, six ? "[" : "", c->host,
                  six ? "]" : "", c->port);
   if (c->key) mm_text_printf(&f->out, "Authorization: Bearer %s\r\n", c->key);
-  if (body) mm_text_printf(&f->out, "Content-Type: application/json\r\nContent-Length: %zu\r\n", n);
+  if (r) mm_text_printf(&f->out, "Content-Type: application/json\r\nContent-Length: %zu\r\n", r->body.n);
   mm_text_put(&f->out, "\r\n");
-  if (body) mm_text_add(&f->out, body, n);
-  if (f->fd < 0) return lose(f, strerror(errno));
+  if (r) mm_text_add(&f->out, r->body.p, r->body.n);
   if (f->out.failed) return lose(f, "no memory for the request");
   const int on = 1;
   if (setsockopt(f->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) != 0) return lose(f, strerror(errno));
@@ -254,8 +259,9 @@ static bool open_flight(const load *l, flight *f, const char *method, const char
 static void close_flight(flight *f) {
   mm_load_request *r = f->r;
   if (f->fd >= 0) close(f->fd);
-  if (r && !*r->reason && f->status != 200)
-    snprintf(r->reason, sizeof r->reason, "status %d: %.*s", f->status, (int)mm_min(f->line.n, 120), f->line.p ? f->line.p : "");
+  char text[160];
+  snprintf(text, sizeof text, "status %d: %.*s", f->status, (int)mm_min(f->line.n, 120), f->line.p ? f->line.p : "");
+  if (f->status != 200) lose(f, text);
   if (r && !*r->reason && !f->finished) snprintf(r->reason, sizeof r->reason, "the stream has no [DONE]");
   if (r && !*r->reason && r->first <= 0) snprintf(r->reason, sizeof r->reason, "the reply has no text");
   if (r && !*r->reason) {
@@ -289,11 +295,44 @@ static bool turn(const load *l, flight *f, struct pollfd *p, size_t *n, double w
   return true;
 }
 
+/* A server listens at the address. */
+static bool answers(const struct addrinfo *a) {
+  const int fd = socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  struct pollfd p = {.fd = fd, .events = POLLOUT};
+  int error = 0;
+  socklen_t size = sizeof error;
+  bool ok = fd >= 0 && (connect(fd, a->ai_addr, a->ai_addrlen) == 0 || errno == EINPROGRESS);
+  ok = ok && poll(&p, 1, PROBE_MS) == 1 && getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) == 0 && !error;
+  if (fd >= 0) close(fd);
+  return ok;
+}
+
+/* Of several addresses, as localhost may have, the first that answers; the first of all where none does. */
 static bool find_host(load *l, mm_err *err) {
   const struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
-  const int r = getaddrinfo(l->c->host, l->c->port, &hints, &l->address);
+  const int r = getaddrinfo(l->c->host, l->c->port, &hints, &l->list);
+  l->address = l->list;
+  for (struct addrinfo *a = l->list; a && l->list->ai_next; a = a->ai_next) {
+    if (!answers(a)) continue;
+    l->address = a;
+    break;
+  }
   l->start = mm_now();
   return r == 0 || mm_fail(err, MM_IO, "E_IO", mm_at(NULL, NULL), "%s:%s: %s", l->c->host, l->c->port, gai_strerror(r));
+}
+
+/* Raises the limit of descriptors to one for each request under way, and some for the program. */
+static bool raise_descriptors(size_t flights, mm_err *err) {
+  struct rlimit limit;
+  const rlim_t wanted = flights + 32;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= wanted) return true;
+  if (limit.rlim_max < wanted)
+    return mm_fail(
+        err, MM_LIMIT, "E_LIMIT", mm_at(NULL, NULL),
+        "found %zu requests at a time, the limit of %llu open files allows %llu; give --max-concurrency, or raise it (ulimit -n)", flights,
+        (unsigned long long)limit.rlim_max, (unsigned long long)(limit.rlim_max - mm_min(limit.rlim_max, 32)));
+  limit.rlim_cur = wanted;
+  return setrlimit(RLIMIT_NOFILE, &limit) == 0 || mm_fail_errno(err, mm_at(NULL, NULL), "setrlimit", errno);
 }
 
 bool mm_load_run(const mm_load_client *c, mm_load_request *r, size_t count, double *seconds, mm_err *err) {
@@ -302,14 +341,11 @@ bool mm_load_run(const mm_load_client *c, mm_load_request *r, size_t count, doub
   const size_t most = (size_t)mm_min(c->concurrency, count);
   flight *f = mm_calloc(most, sizeof *f, err);
   struct pollfd *p = mm_calloc(most, sizeof *p, err);
-  bool ok = f && p && find_host(&l, err);
+  bool ok = f && p && raise_descriptors(most, err) && find_host(&l, err);
   while (ok && (next < count || n)) {
     for (; next < count && n < most && r[next].at <= since(&l); next++) {
       r[next].sent = since(&l);
-      open_flight(&l, &f[n], "POST", c->path, r[next].body.p, r[next].body.n);
-      f[n].r = &r[next];
-      if (f[n].at == ENDED) snprintf(r[next].reason, sizeof r[next].reason, "the connection was refused");
-      n++;
+      open_flight(&l, &f[n++], &r[next], c->path);
     }
     double idle = 1;
     if (next < count && n < most) idle = fmin(1, fmax(0, r[next].at - since(&l)));
@@ -317,7 +353,7 @@ bool mm_load_run(const mm_load_client *c, mm_load_request *r, size_t count, doub
   }
   *seconds = since(&l);
   for (size_t i = 0; i < n; i++) close_flight(&f[i]);
-  if (l.address) freeaddrinfo(l.address);
+  if (l.list) freeaddrinfo(l.list);
   free(f);
   free(p);
   return ok;
@@ -330,7 +366,7 @@ char *mm_load_get(const mm_load_client *c, const char *path, size_t *n, mm_err *
   struct pollfd p;
   char *body = NULL;
   if (!find_host(&l, err)) return NULL;
-  bool ok = open_flight(&l, &f, "GET", path, NULL, 0);
+  bool ok = open_flight(&l, &f, NULL, path);
   while (ok && left && since(&l) < c->timeout) {
     p = (struct pollfd){.fd = f.fd, .events = f.at == SENDING ? POLLOUT : POLLIN};
     if (poll(&p, 1, 1000) > 0) {
@@ -341,11 +377,14 @@ char *mm_load_get(const mm_load_client *c, const char *path, size_t *n, mm_err *
   }
   if (f.at == ENDED && f.status == 200 && f.line.p) {
     body = f.line.p, *n = f.line.n, f.line = (mm_text){0};
+  } else if (f.status == 200) {
+    mm_fail(err, MM_IO, "E_IO", mm_at(NULL, NULL), "http://%s:%s%s: found a reply %s", c->host, c->port, path,
+            f.at == ENDED ? "without a body" : "that has not ended within --timeout");
   } else {
     mm_fail(err, MM_IO, "E_IO", mm_at(NULL, NULL), "http://%s:%s%s: found %s %d, expected 200", c->host, c->port, path,
             f.status ? "status" : "no reply, status", f.status);
   }
   close_flight(&f);
-  freeaddrinfo(l.address);
+  freeaddrinfo(l.list);
   return body;
 }

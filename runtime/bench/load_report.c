@@ -105,7 +105,7 @@ static void put_lists(mm_json *o, const mm_load_request *r, size_t count) {
 }
 
 static mm_json *to_json(const mm_load_run_facts *x, const sums *y, const mm_load_request *r, size_t count) {
-  mm_json *o = MM_JSON_NEW({"model_id", mm_json_new_str(x->model)}, {"base_url", mm_json_new_str(x->url)},
+  mm_json *o = MM_JSON_NEW({"model_id", mm_json_new_path(x->model)}, {"base_url", mm_json_new_path(x->url)},
                            {"endpoint", mm_json_new_str(x->endpoint)}, {"num_prompts", mm_json_new_u64(count)},
                            {"request_rate", x->rate > 0 ? mm_json_new_real(x->rate) : mm_json_new_str("inf")},
                            {"max_concurrency", mm_json_new_u64(x->concurrency)}, {"duration", mm_json_new_real(x->seconds)},
@@ -121,8 +121,9 @@ static mm_json *to_json(const mm_load_run_facts *x, const sums *y, const mm_load
 }
 
 static void print(FILE *f, const mm_load_run_facts *x, const sums *y, size_t count) {
-  fprintf(f, "%s at %s%s: %llu of %zu requests in %.2f s, %.3f a second\n", x->model, x->url, x->endpoint, (unsigned long long)y->completed,
-          count, x->seconds, (double)y->completed / x->seconds);
+  mm_show_to(f, x->model);
+  fprintf(f, " at %s%s: %llu of %zu requests in %.2f s, %.3f a second\n", x->url, x->endpoint, (unsigned long long)y->completed, count,
+          x->seconds, (double)y->completed / x->seconds);
   if (has_goal(&x->goal)) fprintf(f, "goodput: %.3f requests a second\n", (double)y->good / x->seconds);
   fprintf(f, "tokens: %llu in, %llu out; %.1f out a second, %.1f in all\n", (unsigned long long)y->input, (unsigned long long)y->output,
           (double)y->output / x->seconds, (double)(y->input + y->output) / x->seconds);

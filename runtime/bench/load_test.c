@@ -257,7 +257,7 @@ int mm_load_test_main(int argc, char **argv) {
           "Any server with /v1/completions or /v1/chat/completions can be measured. MINIMAX_API_KEY in the environment is its key.\n"
           "ttft: from sending to the first text. tpot: the time after it over the other tokens. itl: between pieces. e2el: the whole.\n"
           "Exit status: 0 done, 2 usage, 3 the server's answer is no JSON or the data set not of its form, 5 no request was completed, 8 "
-          "memory.",
+          "memory or limit.",
   };
   return mm_program_main(&program, argc, argv, &a.url, load_test, &a);
 }

@@ -171,7 +171,9 @@ static bool take_message(mm_talk *t, const mm_json *m, const char *path, mm_err 
   if (mm_json_size(calls))
     return mm_fail(err, MM_BAD_INPUT, "E_CHAT", mm_at(path, NULL), "message %zu: found tool_calls, and a conversation here has no tools",
                    t->count + 1);
-  if (mm_json_type_of(thoughts) != MM_JSON_STR) thoughts = mm_json_get(m, "reasoning");
+  if (!thoughts || mm_json_type_of(thoughts) == MM_JSON_NULL) thoughts = mm_json_get(m, "reasoning");
+  if (mm_json_type_of(thoughts) != MM_JSON_STR && mm_json_type_of(thoughts) != MM_JSON_NULL)
+    return mm_fail(err, MM_BAD_INPUT, "E_CHAT", mm_at(path, NULL), "message %zu: found a reasoning that is no text", t->count + 1);
   if (i == MM_ROLE_SYSTEM && !t->count && !t->own_system) {
     mm_text_add(&t->system, mm_json_str(content), mm_json_str_len(content));
     return (t->own_system = !t->system.failed) || mm_fail_memory(err, 0);
@@ -216,13 +218,22 @@ static bool is_word(const char *line, const char *word, const char **rest) {
   return true;
 }
 
+/* All of it, NUL bytes included, which a file may give it. */
+static void show_system(const mm_talk *t) {
+  if (!t->own_system) fputs("(the format's own)", stderr);
+  if (t->own_system && t->system.n) fwrite(t->system.p, 1, t->system.n, stderr);
+  fputc('\n', stderr);
+}
+
 /* Does what a line with a slash says. *on: whether more lines are read. Failures are shown, and the conversation goes on. */
-static void command(mm_talk *t, const char *line, bool *on) {
+static void command(mm_talk *t, const char *line, size_t n, bool *on) {
   const char *rest;
   char shown[256];
   mm_err err = {0};
   bool ok = true;
-  if (is_word(line, "/quit", &rest))
+  if (memchr(line, 0, n))
+    fprintf(stderr, "a NUL character in the command %s\n", mm_escape(shown, sizeof shown, line, n));
+  else if (is_word(line, "/quit", &rest))
     *on = false;
   else if (is_word(line, "/help", &rest))
     fputs(help, stderr);
@@ -231,7 +242,7 @@ static void command(mm_talk *t, const char *line, bool *on) {
   else if (is_word(line, "/system", &rest) && *rest)
     set_system(t, rest);
   else if (is_word(line, "/system", &rest))
-    fprintf(stderr, "%s\n", !t->own_system ? "(the format's own)" : t->system.p ? t->system.p : "");
+    show_system(t);
   else if (is_word(line, "/save", &rest) && *rest)
     ok = save(t, rest, &err);
   else if (is_word(line, "/load", &rest) && *rest)
@@ -253,7 +264,7 @@ bool mm_talk_listen(mm_talk *t, bool *more, mm_err *err) {
     if (!line) break;
     const bool slash = t->c.commands && !text.n && line[0] == '/';
     if (slash && line[1] != '/') {
-      command(t, line, &on);
+      command(t, line, n, &on);
       free(line);
       continue;
     }
@@ -393,5 +404,7 @@ void mm_talk_forget(mm_talk *t) {
   cut(t, left ? left - 1 : 0);
 }
 
-const char *mm_talk_content(const mm_talk *t) { return t->message[t->count - 1].content.p ? t->message[t->count - 1].content.p : ""; }
-const char *mm_talk_reasoning(const mm_talk *t) { return t->message[t->count - 1].reasoning.p ? t->message[t->count - 1].reasoning.p : ""; }
+static mm_str str_of(const mm_text *t) { return (mm_str){t->p ? t->p : "", t->n}; }
+
+mm_str mm_talk_content(const mm_talk *t) { return str_of(&t->message[t->count - 1].content); }
+mm_str mm_talk_reasoning(const mm_talk *t) { return str_of(&t->message[t->count - 1].reasoning); }

@@ -36,8 +36,8 @@ MM_MUST_USE bool mm_talk_token(mm_talk *t, int32_t id, bool *stopped, mm_err *er
 MM_MUST_USE bool mm_talk_end(mm_talk *t, bool whole, mm_err *err);
 /* Takes the last message of the user, and a reply to it, out of the conversation. */
 void mm_talk_forget(mm_talk *t);
-/* Content and reasoning of the last reply. */
-const char *mm_talk_content(const mm_talk *t);
-const char *mm_talk_reasoning(const mm_talk *t);
+/* Content and reasoning of the last reply; NUL bytes may be among theirs. */
+mm_str mm_talk_content(const mm_talk *t);
+mm_str mm_talk_reasoning(const mm_talk *t);
 
 #endif

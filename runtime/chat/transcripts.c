@@ -58,7 +58,11 @@ static bool read_message(mm_arena *a, const mm_value *m, mm_message *out, mm_err
   *out = (mm_message){.role = (mm_role)i, .part = part, .part_count = content != NULL};
   if (i == MM_ROLE_TOOL) out->call_id = str_of(mm_value_get(m, "tool_call_id"));
   if (i != MM_ROLE_ASSISTANT) return true;
-  out->reasoning = str_of(thoughts ? thoughts : mm_value_get(m, "reasoning"));
+  if (!thoughts) thoughts = mm_value_get(m, "reasoning");
+  if (thoughts && !is_text(thoughts))
+    return mm_fail(err, MM_BAD_INPUT, "E_CHAT", mm_at(NULL, NULL), "found a reasoning that is %s, expected a text",
+                   mm_value_word(thoughts));
+  out->reasoning = str_of(thoughts);
   return read_calls(a, calls, out, err);
 }
 
@@ -85,6 +89,15 @@ static bool add_ids(transcripts *x, const mm_prompt_tokens *t, mm_err *err) {
   return true;
 }
 
+/* Keys next to the messages that would change the prompt, and are not read: a likelihood without them is another conversation's. */
+static bool check_keys(const mm_value *root, mm_err *err) {
+  static const char *const unread[] = {"system", "functions", "documents", "thinking", "chat_template", "chat_template_kwargs"};
+  for (size_t i = 0; i < sizeof unread / sizeof *unread; i++)
+    if (mm_value_get(root, unread[i]))
+      return mm_fail(err, MM_BAD_INPUT, "E_CHAT", mm_at(NULL, NULL), "found %s, which is not read, next to the messages", unread[i]);
+  return true;
+}
+
 /* One conversation. */
 static bool add_line(transcripts *x, mm_arena *a, const mm_value *root, mm_err *err) {
   const mm_value *list = root->type == MM_VALUE_ARRAY ? root : mm_value_get(root, "messages");
@@ -94,7 +107,7 @@ static bool add_line(transcripts *x, mm_arena *a, const mm_value *root, mm_err *
   mm_conversation c = {.message = m, .message_count = n};
   mm_prompt p = {0};
   mm_prompt_tokens tokens = {0};
-  bool ok = m && read_tools(a, mm_value_get(root, "tools"), &c, err);
+  bool ok = m && check_keys(root, err) && read_tools(a, mm_value_get(root, "tools"), &c, err);
   for (const mm_value *v = list->first; ok && v; v = v->next) ok = read_message(a, v, m++, err);
   ok = ok && mm_chat_render(x->format, &c, &p, err) && mm_prompt_encode(&p, x->tokenizer, false, &tokens, err) && add_ids(x, &tokens, err);
   mm_prompt_close(&p);
@@ -129,7 +142,7 @@ int32_t *mm_transcripts_ids(const mm_pack *pack, const char *path, size_t *count
     next = newline ? newline + 1 : end;
     line++;
     const size_t length = (size_t)((newline ? newline : end) - at);
-    if (strspn(at, " \t\r\n") >= length) continue;
+    if (strspn(at, " \t\r") >= length) continue; /* up to its newline: what follows is another line's */
     char place[600];
     mm_err reason = {0};
     snprintf(place, sizeof place, "%s: line %zu", path, line);

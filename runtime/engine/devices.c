@@ -37,10 +37,13 @@ static void own_queues(const uint32_t *device, uint32_t ranks) {
       if (device[i] == device[k]) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
 }
 
-bool mm_devices_read(const char *list, uint32_t ranks, uint32_t **device, mm_err *err) {
+bool mm_devices_read(const char *name, const char *list, uint32_t ranks, uint32_t **device, mm_err *err) {
   const char *at = list;
   *device = NULL;
   if (!at) return true;
+  if (strcmp(name, "cpu") == 0)
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
+                   "--devices: found numbers of GPUs with --device cpu, expected --device cuda");
   if (!(*device = mm_calloc(ranks, sizeof **device, err))) return false;
   uint32_t n = 0;
   for (bool more = true; more; n++) {

@@ -51,7 +51,7 @@ bool mm_divergence_print(const mm_divergence *d, const mm_divergence_of *of, boo
     return true;
   }
   if (of->pack && !mm_manifest_hex(of->pack, manifest, err)) return false;
-  mm_json *o = MM_JSON_NEW({"checkpoint", mm_json_new_str(of->checkpoint)}, {"reference", mm_json_new_str(of->reference)});
+  mm_json *o = MM_JSON_NEW({"checkpoint", mm_json_new_path(of->checkpoint)}, {"reference", mm_json_new_path(of->reference)});
   if (of->pack) mm_json_put_text(o, "manifest_sha256", manifest);
   MM_JSON_PUT(o, {"kl", mm_json_new_real(mean)}, {"kl_p50", mm_json_new_real(p50)}, {"kl_p90", mm_json_new_real(p90)},
               {"kl_p99", mm_json_new_real(p99)}, {"kl_most", mm_json_new_real(most)}, {"first_choice_share", mm_json_new_real(agree)},

@@ -350,9 +350,10 @@ const mm_ops *mm_ops_find(const char *name, mm_err *err);
 /* Whether the backend has the ops of the model; MM_UNSUPPORTED E_DEVICE. Call it before the backend is opened or asked to hold weights. */
 MM_MUST_USE bool mm_ops_run(const mm_ops *ops, const mm_model *m, mm_err *err);
 
-/* LIST of --devices, one number below 1024 for each rank: free(*device), NULL where list is. MM_USAGE E_USAGE. Call it before CUDA starts:
- * ranks that share a device set CUDA_DEVICE_MAX_CONNECTIONS, unless the environment has it. */
-MM_MUST_USE bool mm_devices_read(const char *list, uint32_t ranks, uint32_t **device, mm_err *err);
+/* LIST of --devices, one number below 1024 for each rank: free(*device), NULL where list is. MM_USAGE E_USAGE, also where the backend
+ * `name` is the CPU, which has none to choose from. Call it before CUDA starts: ranks that share a device set CUDA_DEVICE_MAX_CONNECTIONS,
+ * unless the environment has it. */
+MM_MUST_USE bool mm_devices_read(const char *name, const char *list, uint32_t ranks, uint32_t **device, mm_err *err);
 
 /* One step of one rank (forward.c). The acts are opened once per rank. After a step tap[i][T, H] is what layer tap_layer[i] gave the next:
  * the residual stream before the next norm. A head that drafts tokens reads it there, and embeds and ends with the same ops and weights. */

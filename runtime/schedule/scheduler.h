@@ -107,7 +107,11 @@ typedef struct mm_scheduler_stats {
   double own_seconds;                    /* CPU time of the scheduler's thread outside the engine, callbacks included */
 } mm_scheduler_stats;
 void mm_scheduler_stats_read(mm_scheduler *s, mm_scheduler_stats *out); /* any thread */
-bool mm_scheduler_has_cache(const mm_scheduler *s);                     /* there is a prefix cache. Any thread. */
+/* Share of the pages that requests hold, 0 to 1. */
+static inline double mm_scheduler_cache_usage(const mm_scheduler_stats *s) {
+  return s->pages ? 1 - (double)((uint64_t)s->pages_free + s->pages_cached) / s->pages : 0;
+}
+bool mm_scheduler_has_cache(const mm_scheduler *s); /* there is a prefix cache. Any thread. */
 /* load[layers, experts] of mm_engine_expert_load, as it was a second ago or since nothing runs. Any thread. */
 void mm_scheduler_expert_load(mm_scheduler *s, uint64_t *load);
 #endif

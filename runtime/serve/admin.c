@@ -55,8 +55,7 @@ static void put_scheduler(mm_text *t, mm_scheduler *scheduler) {
   mm_metrics_value(t, "slots", "gauge", "Sequences that can run at a time.", s.slots);
   mm_metrics_value(t, "pages", "gauge", "Pages of the KV cache.", s.pages);
   mm_metrics_value(t, "pages_free", "gauge", "Pages that nobody holds.", s.pages_free);
-  mm_metrics_value(t, "kv_cache_usage", "gauge", "Share of the pages that requests hold.",
-                   s.pages ? 1 - (double)((uint64_t)s.pages_free + s.pages_cached) / s.pages : 0);
+  mm_metrics_value(t, "kv_cache_usage", "gauge", "Share of the pages that requests hold.", mm_scheduler_cache_usage(&s));
   mm_metrics_value(t, "pages_cached", "gauge", "Pages that the prefix cache holds.", s.pages_cached);
   mm_metrics_value(t, "drafts_total", "counter", "Steps of a choice with proposed tokens.", (double)s.drafts);
   mm_metrics_value(t, "drafted_tokens_total", "counter", "Tokens proposed by prompt lookup and by the checkpoint's draft.",

@@ -80,6 +80,32 @@ void mm_call_error(const mm_call *c, int status, const char *param, const char *
   mm_text_put(out, "}}");
 }
 
+/* ---- Reports of the load ---- */
+
+#define LOAD_FORM "endpoint-load-metrics-format"
+
+/* A load balancer may send for a report with each reply that is generated (ORCA, which has a third form, BIN, for gRPC). */
+static bool read_load_form(mm_call *c) {
+  static const char *const form[] = {"TEXT", "JSON"};
+  const char *wanted = c->api->token ? mm_exchange_header(c->x, LOAD_FORM) : NULL;
+  for (size_t i = 0; wanted && i < sizeof form / sizeof *form; i++)
+    if (strcasecmp(wanted, form[i]) == 0) c->load = form[i];
+  return !wanted || c->load || mm_refuse(c, 400, NULL, LOAD_FORM ": found \"%.40s\", expected TEXT or JSON", wanted);
+}
+
+/* vLLM's two metrics under its names, as they are when the reply begins. */
+static void report_load(mm_call *c) {
+  mm_scheduler_stats s;
+  char value[200];
+  if (!c->load || !c->server->scheduler) return;
+  mm_scheduler_stats_read(c->server->scheduler, &s);
+  snprintf(value, sizeof value,
+           *c->load == 'T' ? "TEXT named_metrics.kv_cache_usage_perc=%.6f, named_metrics.num_requests_waiting=%u"
+                           : "JSON {\"named_metrics\": {\"kv_cache_usage_perc\": %.6f, \"num_requests_waiting\": %u}}",
+           mm_scheduler_cache_usage(&s), s.waiting);
+  mm_exchange_set(c->x, "endpoint-load-metrics", value);
+}
+
 /* ---- Beginning and ending ---- */
 
 static void call_free(mm_call *c) {
@@ -119,6 +145,7 @@ static void close_call(mm_call *c) {
 
 static void send_whole(mm_call *c, int status, const char *body, size_t n) {
   c->status = status;
+  report_load(c);
   if (status == 429 || status == 503) mm_exchange_set(c->x, "Retry-After", "1");
   if (status == 401) mm_exchange_set(c->x, "WWW-Authenticate", "Bearer");
   mm_exchange_reply(c->x, status, "application/json", body, n);
@@ -137,6 +164,7 @@ void mm_call_reply(mm_call *c) {
     return;
   }
   c->status = 200;
+  report_load(c);
   mm_exchange_reply_text(c->x, 200, "application/json", &c->out); /* it may have 100 MB: ids of a long text */
 }
 
@@ -149,6 +177,7 @@ bool mm_call_answer(mm_call *c, mm_err *err) {
 void mm_call_stream(mm_call *c) {
   c->streaming = true;
   c->status = 200;
+  report_load(c);
   mm_exchange_set(c->x, "Cache-Control", "no-cache");
   mm_exchange_set(c->x, "X-Accel-Buffering", "no");
   mm_exchange_start(c->x, 200, "text/event-stream; charset=utf-8");
@@ -435,7 +464,7 @@ static bool admitted(mm_call *c) {
   if (s->state == MM_SERVER_DRAINING) return mm_refuse(c, 503, NULL, "the server is about to end");
   c->params.sampling = s->defaults;
   c->params.drafts = MM_DRAFTS;
-  return true;
+  return read_load_form(c);
 }
 
 /* Version 00: "00-", 32, 16 and 2 small hexadecimal digits with - between them, the two ids not all zero. Others are ignored, as it asks.

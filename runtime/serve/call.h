@@ -58,7 +58,8 @@ struct mm_call {
   const mm_value *body;
   char id[25];                          /* random, hexadecimal */
   char method[24], path[200], peer[64]; /* for the log, cut where they are longer */
-  char trace[56]; /* for the log: the request's traceparent (W3C Trace Context, section 3.2), "" without a valid one */
+  char trace[56];   /* for the log: the request's traceparent (W3C Trace Context, section 3.2), "" without a valid one */
+  const char *load; /* the form in which the reply's header reports the load, "TEXT" or "JSON"; NULL: it has no such header */
   double begun;
   int64_t created; /* Unix seconds */
   mm_params params;

@@ -77,7 +77,7 @@ bool mm_loading_finish(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
   const uint32_t here = mm_process_group_ranks(with.process_group, mm_pack_ranks(&l->shards.pack));
   with.options.batch_invariant = c->scheduler.batch_invariant;
   with.options.threads = mm_engine_threads(c->threads, here);
-  if (!mm_devices_read(c->devices, here, &device, err)) return false;
+  if (!mm_devices_read(c->device, c->devices, here, &device, err)) return false;
   with.device = device;
   l->stage = "weights";
   l->engine = mm_engine_open(&l->shards, &with, err);

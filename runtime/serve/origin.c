@@ -63,7 +63,7 @@ void mm_origin_share(const mm_origins *o, mm_exchange *x) {
   mm_exchange_set(x, "Vary", "Origin"); /* for caches */
   if (!with) return;
   mm_exchange_set(x, "Access-Control-Allow-Origin", with);
-  mm_exchange_set(x, "Access-Control-Expose-Headers", "X-Request-Id, request-id, Retry-After");
+  mm_exchange_set(x, "Access-Control-Expose-Headers", "X-Request-Id, request-id, Retry-After, endpoint-load-metrics");
 }
 
 void mm_origin_share_methods(const mm_origins *o, mm_exchange *x) {

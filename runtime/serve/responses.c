@@ -177,10 +177,11 @@ static void send_part(mm_turn *t, size_t i, bool whole) {
   end_event(t, type);
 }
 
-/* Nothing more of the item comes. The arguments of a call that was cut off or went wrong are not said to be done. */
+/* Nothing more of the item comes. A call that was cut off has its events of the end, as the text of a message has, and the status
+ * "incomplete"; a call that went wrong is left out of the response, and its arguments are never done. */
 static void close_item(mm_turn *t, size_t i) {
   const mm_turn_item *item = &t->item[i];
-  if (item->kind == MM_REPLY_CALL && !t->call[item->call].ended) {
+  if (item->kind == MM_REPLY_CALL && !mm_turn_shows(t, item->call)) {
     send_item(t, i, true);
     return;
   }

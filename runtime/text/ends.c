@@ -18,13 +18,21 @@ static bool companion_path(const mm_pack *p, const char *name, char **path, mm_e
   return true;
 }
 
+static mm_json *load_object(const char *path, mm_err *err) {
+  mm_json *root = mm_json_load(path, COMPANION_MAX, err);
+  if (!root || mm_json_type_of(root) == MM_JSON_OBJ) return root;
+  mm_json_free(root);
+  mm_fail(err, MM_BAD_INPUT, "E_CFG_TYPE", mm_at(path, NULL), "found a list, expected an object");
+  return NULL;
+}
+
 /* Marks the ids of eos_token_id, one or a list, if the file exists and has it. */
 static bool ends_from_file(const mm_pack *pack, const char *name, bool *is_end, bool *found, mm_err *err) {
   uint32_t vocab = pack->model.vocab;
   char *path;
   if (!companion_path(pack, name, &path, err)) return false;
   if (!path) return true;
-  mm_json *root = mm_json_load(path, COMPANION_MAX, err);
+  mm_json *root = load_object(path, err);
   const mm_json *eos = mm_json_get(root, "eos_token_id");
   bool ok = root, list = mm_json_type_of(eos) == MM_JSON_ARR;
   size_t count = list ? mm_json_size(eos) : mm_json_type_of(eos) != MM_JSON_NULL;
@@ -64,18 +72,37 @@ static bool read_number(const mm_json *root, const char *key, double *out, const
   return mm_json_type_of(mm_json_get(root, key)) == MM_JSON_NULL || mm_json_need_number(root, key, out, c, err);
 }
 
+/* A range is the file's fault here, not the command line's. */
+static bool check_defaults(const mm_sampling *set, const char *path, mm_err *err) {
+  mm_err own = {0};
+  static const char code[] = "E_SAMPLING: ";
+  if (mm_sampling_check(set, 0, &own)) return true;
+  const size_t skip = strncmp(own.text, code, sizeof code - 1) == 0 ? sizeof code - 1 : 0;
+  return mm_fail(err, MM_BAD_INPUT, "E_CFG_RANGE", mm_at(path, NULL), "%s", own.text + skip);
+}
+
+static bool read_defaults(const mm_json *root, const char *path, mm_sampling *out, mm_err *err) {
+  const mm_json_ctx c = {path, MM_BAD_INPUT, "E_CFG_TYPE"}, range = {path, MM_BAD_INPUT, "E_CFG_RANGE"};
+  int64_t k = out->top_k;
+  if (!read_number(root, "temperature", &out->temperature, &c, err) || !read_number(root, "top_p", &out->top_p, &c, err) ||
+      !read_number(root, "min_p", &out->min_p, &c, err) || !read_number(root, "repetition_penalty", &out->repetition, &c, err))
+    return false;
+  const mm_json *top_k = mm_json_get(root, "top_k"), *repetition = mm_json_get(root, "repetition_penalty");
+  if (mm_json_type_of(top_k) != MM_JSON_NULL &&
+      (!mm_json_need(root, "top_k", MM_JSON_INT, &c, err) || !mm_json_need_int(root, "top_k", -1, INT32_MAX, &k, &range, err)))
+    return false;
+  out->top_k = k > 0 ? (uint32_t)k : 0; /* 0 and -1: all ids */
+  if (mm_json_type_of(repetition) != MM_JSON_NULL && out->repetition == 0)
+    return MM_REFUSE(&range, err, "repetition penalty: found 0, expected 0.001 to 1000");
+  return check_defaults(out, path, err);
+}
+
 bool mm_ends_defaults(const mm_pack *pack, mm_sampling *out, mm_err *err) {
   char *path;
   if (!companion_path(pack, "generation_config.json", &path, err)) return false;
   if (!path) return true;
-  mm_json *root = mm_json_load(path, COMPANION_MAX, err);
-  const mm_json_ctx c = {path, MM_BAD_INPUT, "E_CFG_TYPE"};
-  int64_t k = out->top_k;
-  bool ok = root && read_number(root, "temperature", &out->temperature, &c, err) && read_number(root, "top_p", &out->top_p, &c, err) &&
-            read_number(root, "min_p", &out->min_p, &c, err) && read_number(root, "repetition_penalty", &out->repetition, &c, err) &&
-            (mm_json_type_of(mm_json_get(root, "top_k")) == MM_JSON_NULL || mm_json_need_int(root, "top_k", 0, INT32_MAX, &k, &c, err));
-  out->top_k = (uint32_t)k;
-  ok = ok && mm_sampling_check(out, 0, err);
+  mm_json *root = load_object(path, err);
+  const bool ok = root && read_defaults(root, path, out, err);
   mm_json_free(root);
   free(path);
   return ok;

@@ -11,7 +11,7 @@ MM_MUST_USE bool mm_ends_find(const mm_pack *pack, const mm_tokenizer *t, bool *
 /* never[vocab]: ids that no token has. */
 void mm_ends_never(const mm_tokenizer *t, uint32_t vocab, bool *never);
 /* temperature, top_p, top_k, min_p and repetition_penalty of generation_config.json; what it lacks stays as it is. MM_BAD_INPUT E_CFG_TYPE,
- * MM_USAGE E_SAMPLING. */
+ * E_CFG_RANGE. */
 MM_MUST_USE bool mm_ends_defaults(const mm_pack *pack, mm_sampling *out, mm_err *err);
 
 #endif

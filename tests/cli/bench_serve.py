@@ -63,7 +63,7 @@ class Known:
         while len(body) < length:
             body += c.recv(65536)
         if head.startswith(b"GET"):
-            text = b'{"data": [{"id": "known"}]}'
+            text = json.dumps({"data": [{"id": "known" + "\x1b[2J" * (self.fault == "words")}]}).encode()
             c.sendall(b"HTTP/1.1 103 Early Hints\r\n\r\n" if self.fault == "odd" else b"")
             c.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text))
             return c.close()
@@ -74,6 +74,10 @@ class Known:
         fault = self.fault if number % 3 == 1 else None
         if fault == "status":
             c.sendall(b"HTTP/1.1 503 Busy\r\nContent-Length: 4\r\n\r\nbusy")
+            return c.close()
+        if fault == "words":  # that a terminal would obey, and that end within a character where they are cut
+            text = b"busy\x1b[2J\xff" + "é京".encode() * 99
+            c.sendall(b"HTTP/1.1 503 Busy\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text))
             return c.close()
         chat = "messages" in o
         tokens = o["max_tokens"]
@@ -171,12 +175,29 @@ def sharegpt():
 
 
 def faults():
-    for fault, text in (("status", "status 503: busy"), ("early", "ended early"), ("error", "overloaded"), ("json", "no JSON"), ("done", "no [DONE]")):
+    for fault, text in (("status", "status 503: busy"), ("early", "ended early"), ("error", "overloaded"), ("json", "no JSON"), ("done", "no [DONE]"),
+                        ("words", "busy\\x1b[2J\\xffé京")):
         s = Known(fault)
         p = bench(s.url, "--num-prompts", 6, "--output-len", 4, "--input-len", 3, "--json", "--max-concurrency", 1)
         v = json.loads(p.stdout)
         assert (v["completed"], v["failed"]) == (4, 2) and text in p.stderr and sum(text in e for e in v["errors"]) == 2, (fault, p)
         assert v["total_output_tokens"] == 16 and [bool(e) for e in v["errors"]] == [n == 0 for n in v["output_lens"]]
+    said = bench(Known("words").url, "--num-prompts", 3, "--output-len", 2, "--input-len", 3, "--max-concurrency", 1)
+    assert "known\\x1b[2J at " in said.stdout and "\x1b" not in said.stdout + said.stderr, said
+    few = ["prlimit", "--nofile=20:4096", f"{BIN}/minimax-bench", "serve", Known().url, "--num-prompts", "40", "--output-len", "2", "--input-len", "3", "--json"]
+    said = subprocess.run(few, capture_output=True, text=True, timeout=120)
+    assert json.loads(said.stdout)["completed"] == 40, said
+    few[1] = "--nofile=40:40"
+    said = subprocess.run(few, capture_output=True, text=True, timeout=120)
+    assert said.returncode == 8 and "E_LIMIT: found 40 requests at a time, the limit of 40 open files allows 8; " in said.stderr, said
+    names = os.path.join(TMP, "hosts")  # the first address of this name has no server
+    with open(names, "w", encoding="utf-8") as f:
+        f.write("127.0.0.9 twice\n127.0.0.1 twice\n")
+    here = ["unshare", "-rm", "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', names]
+    if subprocess.run([*here, "true"], capture_output=True, check=False).returncode == 0:
+        said = subprocess.run([*here, f"{BIN}/minimax-bench", "serve", Known().url.replace("127.0.0.1", "twice"), "--num-prompts", "2", "--output-len", "2", "--json"],
+                              capture_output=True, text=True, timeout=120)
+        assert said.returncode == 0 and json.loads(said.stdout)["completed"] == 2, said
     s = Known("odd")
     v = figures(s.url, "--num-prompts", 6, "--output-len", 4, "--input-len", 3, "--max-concurrency", 1)
     assert (v["completed"], v["total_output_tokens"], [len(x) for x in v["itls"]]) == (6, 24, [3] * 6), v

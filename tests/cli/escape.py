@@ -80,4 +80,19 @@ for i, evil in enumerate(EVIL):
     with open(path + ".recipe", "w", encoding="utf-8") as f:
         json.dump({"default": "block_fp8", "rules": [{"match": word, "scheme": "none"}]}, f, ensure_ascii=False)
     run("minimax-convert", work + "/src", "-o", path + "-out", "--dry-run", "--allow-unmatched", "--recipe", path + ".recipe", status=0)
-print(f"{seen} outputs of 6 programs from {len(EVIL)} kinds of hostile names: nothing that a terminal obeys")
+# A folder whose name is no UTF-8 is in JSON as messages show it: \\xff.
+folder = os.fsencode(work) + b"/\xff"
+os.rename(work + "/good", folder)
+with open(work + "/ids.json", "w", encoding="utf-8") as f:
+    json.dump(list(range(20)), f)
+subprocess.run(["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", work + "/key.pem"], check=True, capture_output=True)
+for program, *args in (("minimax-inspect", folder), ("minimax-verify", folder), ("minimax-verify", folder, "--source", work + "/src"),
+                       ("minimax-archive", "pack", folder, "-o", folder + b".arc"), ("minimax-archive", "unpack", folder + b".arc", "-o", folder + b".2"),
+                       ("minimax-serve", folder, "--check"), ("minimax-eval", folder, "--ids", work + "/ids.json", "--window", "9", "--against", folder),
+                       ("minimax-archive", "sign", folder, "--key", work + "/key.pem")):
+    done = subprocess.run([BIN + program, *args, "--json"], capture_output=True)
+    assert done.returncode == 0, (program, args, done)
+    said = json.loads(done.stdout)
+    assert any(str(x).startswith(work + "/\\xff") for x in said.values()), (program, args, done)
+    seen += 1
+print(f"{seen} outputs of 7 programs from {len(EVIL)} kinds of hostile names: nothing that a terminal obeys")

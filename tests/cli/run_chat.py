@@ -158,6 +158,7 @@ def terminal(packed):
     t.until("> ")
     said = t.say("/nothing\x1b[1m")
     assert "unknown command /nothing\\x1b[1m; /help lists them" in said, said
+    assert "a NUL character in the command /system a\\0b" in t.say("/system a\x16\0b").replace("\\x00", "\\0")
     assert "(the format's own)" in t.say("/system") and "Be brief." not in t.say("/system Be brief.").split("\n", 1)[1] and "\nBe brief.\n" in t.say("/system")
     first = t.say(SAID[0])
     assert first.split("\n", 1)[1].startswith("\x1b[2mReasoning: "), first
@@ -180,17 +181,19 @@ def terminal(packed):
     assert json.load(open(path + "2"))["messages"][-2]["content"] == "/and then"
     for bad in ("{", "[1]", '[{"role": "user", "content": "x"}]', '[{"role": "assistant", "content": "x"}]', '[{"role": "tool", "content": "x"}]',
                 '[{"role": "user", "content": ["x"]}, {"role": "assistant", "content": "x"}]', '{"messages": 1}',
-                '[{"role": "user", "content": "x"}, {"role": "assistant", "content": "x", "tool_calls": [{}]}]'):
+                '[{"role": "user", "content": "x"}, {"role": "assistant", "content": "x", "tool_calls": [{}]}]',
+                '[{"role": "user", "content": "x"}, {"role": "assistant", "content": "x", "reasoning_content": ["y"]}]'):
         with open(path + "3", "w") as f:
             f.write(bad)
         assert "E_" in t.say("/load " + path + "3"), bad
     assert "no such" in t.say("/load " + path + "4").lower()
     t.say("/save " + path + "5")  # the conversation is as it was
     assert open(path + "5").read() == open(path + "2").read()
-    nul = [{"role": "system", "content": "\0"}, {"role": "user", "content": "a\0b"}, {"role": "assistant", "content": "c\0", "reasoning_content": "\0d"}]
+    nul = [{"role": "system", "content": "x\0y"}, {"role": "user", "content": "a\0b"}, {"role": "assistant", "content": "c\0", "reasoning_content": "\0d"}]
     with open(path + "7", "w") as f:
         json.dump(nul, f)
-    assert "E_" not in t.say(f"/load {path}7") + t.say(f"/save {path}8") and json.load(open(path + "8"))["messages"] == nul
+    assert "E_" not in t.say(f"/load {path}7") and "x\0y\n" in t.say("/system")
+    assert "E_" not in t.say(f"/save {path}8") and json.load(open(path + "8"))["messages"] == nul
     os.write(t.fd, b"/quit\n")
     assert t.end() == 0
 
@@ -278,19 +281,32 @@ def transcripts(packed):
     for bad, why in (("{", "line 2"), ("[]", "line 2"), ('[{"role": "nobody", "content": "x"}]', "line 2"), ('[{"role": "user", "content": 1}]', "line 2"),
                      ('{"messages": [{"role": "user", "content": "x"}], "tools": {}}', "line 2"), ('[{"role": "assistant", "tool_calls": [{}]}]', "line 2"),
                      ('[{"role": "assistant", "content": "x", "function_call": {}}]', "line 2"),
+                     ('[{"role": "assistant", "content": "x", "reasoning_content": ["y"]}]', "a reasoning that is an array"),
+                     ('{"system": "Be brief.", "messages": [{"role": "user", "content": "x"}]}', "found system, which is not read"),
+                     ('{"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"enable_thinking": false}}', "found chat_template_kwargs"),
                      *(('{"messages": [{"role": "user", "content": "x"}], "tools": [{"name": "f"}, %s]}' % tool, "line 2: tool 1")
                        for tool in ('1', '"x"', 'null', '[]', '{"name": 1}', '{"name": ""}', '{"function": "f"}', '{"function": {"name": "g", "parameters": "x"}}',
                                     '{"type": "web_search", "name": "g"}'))):
         said = score("--conversations", "bad.jsonl", lines[0] + "\n" + bad + "\n", status=3)
         assert why in said and "bad.jsonl" in said, said
+    began = time.monotonic()  # a line is looked at once, however many empty ones follow
+    assert "no conversation" in score("--conversations", "empty.jsonl", "\n" * 1000000, status=3) and time.monotonic() - began < 20
     assert "no conversation" in score("--conversations", "none.jsonl", "\n\n", status=3)
 
 
 signal.alarm(300)  # no wait of this script is longer
 M3 = with_m3_tokens("tests/data/tiny-m2", os.path.join(TMP, "source", "like-m3"))
+with open(M3 + "/tokenizer.json", encoding="utf-8") as file:
+    tokenizer = json.load(file)
+vocab = tokenizer["model"]["vocab"]  # where the model says a comma, a NUL byte comes
+vocab["\u0100"], vocab[","] = vocab[","], vocab["\u0100"]
+with open(M3 + "/tokenizer.json", "w", encoding="utf-8") as file:
+    json.dump(tokenizer, file, ensure_ascii=False)
 for model, form in ((M3, "minimax-m3"), ("tests/data/tiny-m2", "minimax-m2"), ("tests/data/tiny-m1", "minimax-m1")):
     directory = convert(model)
-    streams(directory, form, turns(directory, form)[0])
+    replies = turns(directory, form)
+    assert model != M3 or any("\0" in x["text"].rstrip("\0") for x in replies), replies
+    streams(directory, form, replies[0])
 others(directory)
 terminal(convert("tests/data/tiny-m2"))
 transcripts(convert("tests/data/tiny-m2"))

@@ -2,6 +2,7 @@
 """minimax-serve over plain HTTP: completions whole and streamed, stop strings over the borders of tokens, sampling fields, errors, the
 pages for operators, and how it ends."""
 import http.client
+import itertools
 import json
 import os
 import re
@@ -288,6 +289,26 @@ def special():
         assert [tokens(s), tokens(s, parse_special=True), tokens(s, parse_special=False)] == [parsed, parsed, plain]
 
 
+def load_reports(s):
+    """The load in a header of the reply, in the form of the request's; vLLM's names. Other forms are refused by name, and other paths have none."""
+    say, name = {"messages": [{"role": "user", "content": "In the beginning"}], "max_tokens": 2}, "endpoint-load-metrics"
+    bodies = {COMPLETIONS: {**PROMPT, "max_tokens": 2}, "/v1/chat/completions": say, "/v1/messages": say, "/v1/responses": {"input": "In", "max_output_tokens": 2}}
+    for path, body in bodies.items():
+        for stream, form in itertools.product((False, True), ("TEXT", "json", None)):
+            status, headers, _ = s.request("POST", path, {**body, "stream": stream}, {name + "-format": form} if form else {})
+            word, _, value = (headers[name] or "").partition(" ")
+            assert status == 200 and word == (form or "").upper(), (path, stream, form, headers.items())
+            if form:
+                pairs = json.loads(value) if form == "json" else {"named_metrics": dict(re.fullmatch(r"named_metrics\.(\w+)=([\d.]+)", x).groups() for x in value.split(", "))}
+                named = pairs["named_metrics"]
+                # A stream's header is sent while its own request waits.
+                assert 0 <= float(named.pop("kv_cache_usage_perc")) <= 1 and float(named.pop("num_requests_waiting")) <= stream and not named, headers.items()
+        for bad in ("", "BIN", "TEXT, JSON", "T", "JSON" * 2000):
+            got, headers, data = s.request("POST", path, body, {name + "-format": bad})
+            assert got == 400 and name + "-format" in json.loads(data)["error"]["message"] and not headers[name] and len(data) < 300, (bad, data)
+    assert not s.request("POST", "/tokenize", {"prompt": "In"}, {name + "-format": "TEXT"})[1][name]
+
+
 def keys():
     with Server(PACKED, "--api-key", "one", "--api-key", "two", "--served-model-name", "m", "--log-format", "json") as s:
         assert s.post(COMPLETIONS, PROMPT, 401)["error"]["code"] == "invalid_api_key"
@@ -427,6 +448,7 @@ with Server(PACKED) as server:
 M2 = ("--chat-format", "minimax-m2", "--max-model-len", "512")
 with Server(PACKED, *M2) as server:
     forms(server, M2)
+    load_reports(server)
 special()
 vllm_names()
 keys()

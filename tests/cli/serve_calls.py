@@ -120,7 +120,9 @@ def cut_off(s):
         assert [x["status"] for x in got["output"] if x["type"] == "function_call"] == ["incomplete"], got
         events = streamed(s, RESPONSES, {**body, **end})
         ended = [x["item"]["status"] for x in events if x["type"] == "response.output_item.done" and x["item"]["type"] == "function_call"]
-        assert ended == ["incomplete"] and "response.function_call_arguments.done" not in [x["type"] for x in events], events
+        done = [(x["name"], x["arguments"]) for x in events if x["type"] == "response.function_call_arguments.done"]
+        call = [(x["name"], x["arguments"]) for x in events[-1]["response"]["output"] if x["type"] == "function_call"]
+        assert ended == ["incomplete"] and len(done) == 1 and done == call, events
 
 
 def cut_before_name(s, **how):

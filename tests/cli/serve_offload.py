@@ -28,7 +28,8 @@ def text(first, count):
 
 def evicted(model):
     """Prompts A, B, A, each of more than half of the pages."""
-    with Server(PACKED[model], "--kv-cache-tokens", "192", "--max-model-len", "150", "--max-num-seqs", "1", "-t", "1", "--kv-offload", "64M") as s:
+    with Server(PACKED[model], "--kv-cache-tokens", "192", "--max-model-len", "150", "--max-num-seqs", "1", "-t", "1", "--kv-offload", "64M", "--drafts", "2") as s:
+        assert ("--drafts: this model's lightning states" in open(s.log).read()) == (model == "tiny-m1")
         first = complete(s, text(5, 100))
         assert first[0] == 0 and complete(s, text(6, 100))[0] == 0
         again = complete(s, text(5, 100))

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """serve_sequences.py [REQUESTS] [SEED]: random requests to a server that has too little of everything, beside one that has time.
 
-Two servers of one checkpoint: the one runs a few requests at a time in steps of few tokens, keeps prompts, drafts, and has so few cache tokens that
-requests are taken out and begun again; the other runs one request at a time and keeps nothing. Requests of every API begin alike, go on differently,
+Two servers of one checkpoint: the one runs a few requests at a time in steps of few tokens, keeps prompts, also in host memory and on disk, drafts by
+lookup or by a packed draft, and has so few cache tokens that requests are taken out and begun again; the other runs one request at a time and keeps
+nothing. Some requests go on where an earlier reply ended. Requests of every API begin alike, go on differently,
 come in bursts, are streamed or not, have several choices, stop strings, penalties, biases, schemas, tools, priorities; some clients go away in the
 middle, some read slowly, some give too little time; the last ones are under way when the server is told to end. What is asked: texts, reasoning,
 calls, reasons and logprobs of every request are those of the second server, whatever ran beside; nothing is left behind; and both servers end
@@ -14,6 +15,7 @@ import os
 import random
 import signal
 import socket
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 os.environ.setdefault("BUILD", "build")
 os.environ.setdefault("TMPDIR", "/tmp")
 sys.path.insert(0, "tests/cli")
-from serve_client import Server, convert
+from serve_client import BIN, Server, convert
 
 COUNT = int(sys.argv[1]) if len(sys.argv) > 1 else 24
 SEED = int(sys.argv[2]) if len(sys.argv) > 2 else 7
@@ -40,7 +42,7 @@ class Patient(Server):
 def request(rng, starts, vocab):
     """(path, body) of one request; every choice in it is from rng."""
     chat = rng.random() < 0.6
-    body = {"max_tokens": rng.choice([1, 2, 5, 9, 17, 30]), "seed": rng.randrange(-5, 1 << 40), "temperature": rng.choice([0, 0, 0.7, 1, 3]),
+    body = {"max_tokens": rng.choice([1, 2, 5, 9, 17, 30, 70]), "seed": rng.randrange(-5, 1 << 40), "temperature": rng.choice([0, 0, 0.7, 1, 3]),
             "logprobs": rng.choice([None, True if chat else rng.randrange(6)])}
     if body["logprobs"] is None:
         del body["logprobs"]
@@ -48,7 +50,7 @@ def request(rng, starts, vocab):
         body["top_logprobs"] = rng.randrange(6)
     for key, values in (("top_p", [0, 0.3, 0.95]), ("top_k", [-1, 1, 7]), ("min_p", [0.1]), ("presence_penalty", [-2, 1.5]), ("frequency_penalty", [0.8]),
                         ("repetition_penalty", [0.5, 1.3]), ("ignore_eos", [True]), ("stop", ["e", [" t", "on", "\n"]]), ("include_stop_str_in_output", [True]),
-                        ("n", [2, 3]), ("logit_bias", [{"5": 100}, {"7": -100, "9": 3.5}]), ("priority", [-1, 5]), ("stop_token_ids", [[5, 9, 300]]), ("skip_special_tokens", [False])):
+                        ("n", [2, 3, 6]), ("cache_salt", ["a", "b"]), ("speculative", [False, True]), ("logit_bias", [{"5": 100}, {"7": -100, "9": 3.5}]), ("priority", [-1, 5]), ("stop_token_ids", [[5, 9, 300]]), ("skip_special_tokens", [False])):
         if rng.random() < 0.15:
             body[key] = rng.choice(values)
     ids = list(rng.choice(starts))
@@ -73,7 +75,7 @@ def request(rng, starts, vocab):
             body["tools"] = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
             body["tool_choice"] = choice
         return api, body
-    for key in ("n", "logprobs", "top_logprobs", "echo"):
+    for key in ("n", "logprobs", "top_logprobs", "echo", "cache_salt"):
         body.pop(key, None)
     if api == "/v1/messages":
         body["messages"] = turns
@@ -96,6 +98,25 @@ def request(rng, starts, vocab):
         body["tools"] = [{"type": "function", "name": "f", "parameters": parameters}]
         body["tool_choice"] = choice
     return api, body
+
+
+def continued(rng, job, reply):
+    """The request that goes on where a reply ended, whose pages are kept; None: it has no text to go on with."""
+    path, body, how = job
+    status, got = reply
+    choice = got["choices"][0] if status == 200 and "choices" in got else {}
+    if path == "/v1/completions" and choice.get("text") and not body.get("echo") and not isinstance(body["prompt"][0], list):
+        return path, {**body, "prompt": [body["prompt"], choice["text"], rng.choice(["", " and", "\nThe"])]}, how
+    said = (choice.get("message") or {}).get("content")
+    if path == "/v1/chat/completions" and said:
+        return path, {**body, "messages": [*body["messages"], {"role": "assistant", "content": said}, {"role": "user", "content": rng.choice(["more", "And the"])}]}, how
+    return None
+
+
+def prompt_of(server, body):
+    """A continued completion's prompt as ids: those of its prompt, then those of the texts behind it."""
+    ids, *texts = body["prompt"]
+    return {**body, "prompt": ids + [x for text in texts if text for x in server.post("/tokenize", {"prompt": text})["tokens"]]}
 
 
 def plain(reply):
@@ -282,12 +303,21 @@ def judge(job, got, want, where):
     print(f"request of seed {SEED}, {where}, {how}: {path} {json.dumps(body)}\n  found    {got}\n  expected {expected}", flush=True)
 
 
+def with_draft(source, *options):
+    packed = os.path.join(os.environ["TMPDIR"], "drafted")
+    if not os.path.exists(packed):
+        subprocess.run([f"{BIN}/minimax-convert", source, "-o", packed, "--quant", "none", "-q", *options], check=True)
+    return packed
+
+
 def model(source, chat, options, count):
-    rng = random.Random(f"{SEED} {source}")
-    packed = convert(source, *options)
+    rng = random.Random(f"{SEED} {source} {options}")
+    packed = with_draft(source, *options) if "--draft" in options else convert(source, *options)
     vocab = json.load(open(packed + "/config.json", encoding="utf-8"))["vocab_size"] - 100
-    shared = [rng.randrange(vocab) for _ in range(90)]
-    starts = [shared[:rng.randrange(20, 91)] for _ in range(3)] + [[rng.randrange(vocab) for _ in range(rng.randrange(1, 70))] for _ in range(2)]
+    text = json.load(open(source + "/held-out-ids.json", encoding="utf-8"))
+    at = rng.randrange(len(text) - 400)
+    shared, other = text[at:at + 90], text[at + 200:at + 270]
+    starts = [shared[:rng.randrange(20, 91)] for _ in range(3)] + [other] + [[rng.randrange(vocab) for _ in range(rng.randrange(1, 70))]]
     jobs = []
     for i in range(count):
         path, body = request(rng, starts, vocab)
@@ -295,11 +325,14 @@ def model(source, chat, options, count):
         jobs.append((path, body, "at once" if "echo" in body and "logprobs" in body else how))  # a stream has no logprobs of its prompt
     length = rng.choice([160, 720])
     kv = str(rng.choice([160, 192, 256]) * length // 160)
+    drafts = rng.choice(["3", "7"]) if "--draft" in options else rng.choice(["0", "3", "7"])
+    host, disk = ["--kv-offload", rng.choice(["512K", "64M"])], ["--kv-offload-dir", os.environ["TMPDIR"], "--kv-offload-disk", "8M"]
+    offload = [] if "DEVICE" in os.environ else rng.choice([[], host, host, host + disk])
     common = ["--batch-invariant", "-t", "1", "--chat-format", chat, "--device", os.environ.get("DEVICE", "cpu")]
     if "DEVICES" in os.environ:  # one for each rank, as many as a checkpoint has
         common += ["--devices", ",".join(os.environ["DEVICES"].split(",")[:2 if "--tp" in options else 1])]
     small = ["--max-num-seqs", rng.choice(["2", "3", "5"]), "--max-num-batched-tokens", rng.choice(["8", "17", "64"]), "--kv-cache-tokens", kv, "--max-model-len", str(length),
-             "--prefix-cache-memory", rng.choice(["512K", "1M", "64M"]), "--drafts", rng.choice(["0", "3", "7"]), *common]
+             "--prefix-cache-memory", rng.choice(["512K", "1M", "64M"]), "--drafts", drafts, *offload, *common]
     plenty = ["--max-num-seqs", "1", "--prefix-cache", "off", "--form-cache", "0", "--max-model-len", str(length), *common]
     with Patient(packed, *plenty) as calm, Patient(packed, *small) as busy:
         descriptors = len(os.listdir(f"/proc/{busy.process.pid}/fd"))
@@ -312,7 +345,18 @@ def model(source, chat, options, count):
         for job, got, want in zip(jobs, found, expected):
             figures[want[0]] += 1
             judge(job, got, want, where)
-        figures["preempted"] += int(settled(busy, descriptors)["requests_preempted_total"])
+        more = [c for job, want in zip(jobs, expected) if (c := continued(rng, job, want))]
+        more = [(path, prompt_of(calm, body) if path == "/v1/completions" else body, how) for path, body, how in more]
+        wanted = [ask(calm, path, body) for path, body, _ in more]
+        with ThreadPoolExecutor(6) as pool:
+            found = list(pool.map(one, [(busy, i, *job) for i, job in enumerate(more)]))
+        for job, got, want in zip(more, found, wanted):
+            figures["continued"] += 1
+            judge(job, got, want, where + ", continued")
+        v = settled(busy, descriptors)
+        figures["preempted"] += int(v["requests_preempted_total"])
+        figures["accepted"] += int(v["accepted_tokens_total"])
+        figures["fetched"] += int(v["offload_hits_total"])
         last = [j for j in jobs if j[2] in ("at once", "stream", "slow")][:8]
         with ThreadPoolExecutor(8) as pool:
             ends = [pool.submit(last_one, (busy, i, *job)) for i, job in enumerate(last)]
@@ -327,8 +371,12 @@ def model(source, chat, options, count):
             judge(job, got, want, where + ", told to end")
 
 
-model("tests/data/tiny-m2", "minimax-m2", ["--tp", "2"], COUNT // 2)
-model("tests/data/tiny-m1", "minimax-m1", [], COUNT - COUNT // 2)
+MODELS = [("tests/data/tiny-m2", "minimax-m2", ["--tp", "2"]), ("tests/data/tiny-m1", "minimax-m1", [])]
+if "DEVICE" not in os.environ:
+    MODELS.append(("tests/data/tiny-m2", "minimax-m2", ["--draft", "tests/data/tiny-m2-dflash"]))
+for source, chat, how in MODELS:
+    model(source, chat, how, COUNT // len(MODELS))
 print(f"{COUNT} requests, {figures[200]} answered, {figures['stream']} streamed, {figures['slow']} slowly, {figures['late']} with little time, {figures['leave']} clients went "
-      f"away, {figures['preempted']} times a request was taken out, {figures['ending']} answered while the server ended: {figures['wrong']} other than alone (seed {SEED})")
+      f"away, {figures['continued']} went on with a reply, "
+      f"{figures['preempted']} times a request was taken out, {figures['accepted']} proposed tokens were right, {figures['fetched']} came back from memory or disk, {figures['ending']} answered while the server ended: {figures['wrong']} other than alone (seed {SEED})")
 sys.exit(figures["wrong"] > 0)

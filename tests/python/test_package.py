@@ -197,6 +197,18 @@ def test_refusals(folder):
     assert native.lib.minimax_unshard(c._handle.pointer, b"model.norm.weight", 250, 7, out.ctypes.data, err) == 2
 
 
+def test_names(folder, tmp_path):
+    """A path that is not UTF-8 is one as any other; a NUL character ends neither a path nor a name."""
+    path = convert(folder, "tiny-m2")
+    odd = os.fsencode(tmp_path) + b"/\xff"
+    os.symlink(path, odd)
+    with minimax_packed.open(odd) as c:
+        assert os.fsencode(c.info.dir) == odd and c.ranks == [0]
+        for ask in (lambda: minimax_packed.open(path + "\0x"), lambda: c.unshard(c.sources[0] + "\0x"), lambda: c.unshard_planes(c.sources[0] + "\0x")):
+            with pytest.raises(ValueError, match="NUL"):
+                ask()
+
+
 def test_verify(folder, tmp_path):
     path = str(tmp_path / "damaged")
     shutil.copytree(convert(folder, "tiny-m2", "--tp", "2", "--quant", "nvfp4"), path)

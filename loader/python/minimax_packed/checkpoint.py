@@ -19,19 +19,26 @@ _ML_DTYPES = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn"}
 _TORCH = {"F32": "float32", "F16": "float16", "I8": "int8", "U8": "uint8", "U32": "uint32", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn"}
 
 
+def _whole(text: bytes) -> bytes:
+    """As an argument of C, which would end at a NUL byte."""
+    if b"\0" in text:
+        raise ValueError(f"found a NUL character in {text!r}")
+    return text
+
+
 class _Handle:
     """Owns the open checkpoint. Every view holds it, so that nothing is unmapped under one."""
 
     def __init__(self, path: Union[str, "os.PathLike[str]"], ranks: Optional[Iterable[int]]) -> None:
         self.pointer = None
-        err = ErrorStruct()
+        err, name = ErrorStruct(), _whole(os.fsencode(path))
         if ranks is None:
-            self.pointer = lib.minimax_open(os.fsencode(path), err)
+            self.pointer = lib.minimax_open(name, err)
         else:
             wanted = list(ranks)
             if any(not 0 <= r < 1 << 32 for r in wanted):
                 raise Error(2, "E_RANKS", f"E_RANKS: {os.fspath(path)}: found ranks {wanted}, expected numbers from 0 on")
-            self.pointer = lib.minimax_open_ranks(os.fsencode(path), (ctypes.c_uint32 * max(1, len(wanted)))(*wanted), len(wanted), err)
+            self.pointer = lib.minimax_open_ranks(name, (ctypes.c_uint32 * max(1, len(wanted)))(*wanted), len(wanted), err)
         if not self.pointer:
             check(err.status, err)
 
@@ -228,7 +235,7 @@ class Checkpoint:
         self._handle: Optional[_Handle] = _Handle(path, ranks)
         info = lib.minimax_get_info(self._handle.pointer).contents
         values: Dict[str, Any] = {name: getattr(info, name) for name, _ in info._fields_}
-        values.update({name: v.decode() for name, v in values.items() if isinstance(v, bytes)})
+        values.update({name: os.fsdecode(v) if name == "dir" else v.decode() for name, v in values.items() if isinstance(v, bytes)})
         self.info = Info(**values)
 
     @property
@@ -275,7 +282,7 @@ class Checkpoint:
 
     def _shape(self, source: str) -> Tuple[int, int]:
         shape, err = (ctypes.c_uint32 * 2)(), ErrorStruct()
-        check(lib.minimax_source_shape(self._open.pointer, source.encode(), shape, err), err)
+        check(lib.minimax_source_shape(self._open.pointer, _whole(source.encode()), shape, err), err)
         return shape[0], shape[1]
 
     def unshard(self, source: str, rows: Optional[slice] = None) -> np.ndarray:

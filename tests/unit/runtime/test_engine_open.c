@@ -4,12 +4,18 @@
 #include "tests/unit/runtime/reference.h"
 #include "tests/unit/unit.h"
 
-/* Ranks that share a device have hardware queues of their own, unless the environment says how many there are. */
+/* --devices: a number for each rank, and none on the CPU. Ranks that share a device have hardware queues of their own, unless the
+ * environment says how many there are. */
 TEST(devices) {
   static const struct {
     const char *list, *before, *after; /* the variable */
-  } rows[] = {{"2,0,1", NULL, NULL}, {"0,1,0", NULL, "32"},   {"7,7,7", "4", "4"},
-              {"0,0", NULL, NULL},   {"0,0,0,0", NULL, NULL}, {"0,0,", NULL, NULL}};
+  } rows[] = {{"2,0,1", NULL, NULL},    {"0,1,0", NULL, "32"},
+              {"7,7,7", "4", "4"},      {"0,0", NULL, NULL},
+              {"0,0,0,0", NULL, NULL},  {"0,0,", NULL, NULL},
+              {"0", NULL, NULL},        {"", NULL, NULL},
+              {",0,0", NULL, NULL},     {"0;1;2", NULL, NULL},
+              {"0,1,-1", NULL, NULL},   {"0,1, 2", NULL, NULL},
+              {"0,1,1024", NULL, NULL}, {"0,1,18446744073709551617", NULL, NULL}};
   const char *name = "CUDA_DEVICE_MAX_CONNECTIONS";
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
     mm_err err = {0};
@@ -18,7 +24,7 @@ TEST(devices) {
       setenv(name, rows[i].before, 1);
     else
       unsetenv(name);
-    assert_int_equal(mm_devices_read(rows[i].list, 3, &device, &err), i < 3);
+    assert_int_equal(mm_devices_read("cuda", rows[i].list, 3, &device, &err), i < 3);
     const char *found = getenv(name);
     if (rows[i].after)
       assert_string_equal(found, rows[i].after);
