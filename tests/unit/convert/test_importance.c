@@ -143,6 +143,23 @@ TEST(no_mean_squares) {
   }
 }
 
+/* A file of more layers, or with more experts by name, is another model's. */
+TEST(other_models) {
+  const bytes file[] = {gguf(), dat(), collected()};
+  for (int i = 0; i < 3; i++) {
+    bytes b = file[i];
+    mm_importance m;
+    mm_err err = {0};
+    uint8_t *data;
+    assert_true(parse(&m, &b, &data, &err));
+    assert_true(mm_importance_of_model(&m, &(mm_model){.layers = 2, .experts = 3}, &err));
+    assert_false(mm_importance_of_model(&m, &(mm_model){.layers = 1, .experts = 3}, &err));
+    assert_non_null(strstr(err.text, "found an entry of another model, expected 1 layers of 3 experts"));
+    mm_importance_close(&m);
+    free(data);
+  }
+}
+
 TEST(weights) {
   static const float square[] = {0, 1, 7, 4};
   float w[4];
