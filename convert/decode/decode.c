@@ -59,9 +59,22 @@ bool mm_decode_finite(const mm_decoder *d, const mm_matrix *x, uint32_t row, con
                  row + i / x->cols, i % x->cols, mm_dtype_name(t));
 }
 
+/* Scales of a KV cache divide what is stored there. */
+static bool settle_positive(const mm_decoder *d, const mm_matrix *x, uint32_t row, size_t n, mm_err *err) {
+  const mm_dtype t = x->weight->dtype;
+  for (size_t i = 0; i < n; i++) {
+    float v = 0;
+    if (mm_widen(&v, (const uint8_t *)d->raw + i * mm_dtype_size(t), t, 1) && v > 0 && isfinite(v)) continue;
+    return mm_fail(err, MM_BAD_INPUT, "E_Q_SCALE", mm_hf_at(d->reader.hf, x->weight),
+                   "found %g at row %zu, expected a positive number; --kv-scales drop leaves these scales out", (double)v, row + i);
+  }
+  return true;
+}
+
 /* The n codes in d->raw: refuses what is not finite, or makes it 0 and counts it. */
 static bool settle(mm_decoder *d, const mm_matrix *x, uint32_t row, size_t n, mm_err *err) {
   mm_dtype t = x->weight->dtype;
+  if (x->positive) return settle_positive(d, x, row, n, err);
   if (!d->reader.hf->nonfinite_allowed) return mm_decode_finite(d, x, row, d->raw, t, n, err);
   const size_t size = mm_dtype_size(t);
   const uint32_t mask = nonfinite_mask(t);

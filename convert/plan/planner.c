@@ -225,6 +225,7 @@ static bool find_matrices(mm_planner *b, mm_plan_tensor *pt, const mm_pack_tenso
       mm_found f = mm_hf_matrix(b->hf, &b->p->pack.model, &piece, x, b->err);
       if (f == MM_FAILED) return false;
       if (f == MM_ABSENT) missing(b, pt->rule[i], pt->layer, first + e);
+      if (f == MM_FOUND) x->positive = pt->rule[i]->kind == MM_KIND_KV_SCALE && mm_ends_with(pt->rule[i]->ours, "_scale");
     }
   return true;
 }
