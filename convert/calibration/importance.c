@@ -169,8 +169,13 @@ mm_weighing mm_importance_find(const mm_importance *m, const mm_rule *rule, uint
             (unsigned long long)e->counts, (unsigned long long)matrices, cols);
     return MM_WEIGHING_FAILED;
   }
+  const double rows = rows_of(m, e, i);
+  if (e->counts > 0 && !(isfinite(rows) && rows >= 0)) {
+    bad(m, e->name, e->count, err, "found a number of tokens that is negative or not finite");
+    return MM_WEIGHING_FAILED;
+  }
   mm_weighing w = check_values(m, e, i * cols, cols, err);
-  if (w == MM_WEIGHED && !(rows_of(m, e, i) >= MM_IMPORTANCE_ROWS)) w = MM_TOO_FEW;
+  if (w == MM_WEIGHED && rows < MM_IMPORTANCE_ROWS) w = MM_TOO_FEW;
   *values = w == MM_WEIGHED ? m->data + e->value + i * cols * sizeof(float) : NULL;
   return w;
 }
