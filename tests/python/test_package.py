@@ -221,8 +221,11 @@ def test_null(folder):
     assert lib.minimax_unshard(p, name, 0, 0, None, err) == 0
 
 
-def test_wrong_arguments(folder):
+def test_wrong_arguments(folder, tmp_path):
     path = convert(folder, "tiny-m2", "--tp", "2", "--quant", "nvfp4")
+    odd = os.fsencode(tmp_path) + b"/\xff"  # a path as any other
+    os.symlink(path, odd)
+    assert os.fsencode(minimax_packed.open(odd).info.dir) == odd
     c = minimax_packed.open(path)
     source, tensor = c.sources[0], c.rank(0).tensors[1]
     for call in [lambda: minimax_packed.open(path + "\0.py"), lambda: minimax_packed.open(path.encode() + b"\0", ranks=[0]),

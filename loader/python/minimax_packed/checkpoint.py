@@ -21,21 +21,11 @@ _ML_DTYPES = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn"}
 _TORCH = {"F32": "float32", "F16": "float16", "I8": "int8", "U8": "uint8", "U32": "uint32", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn"}
 
 
-def _c_string(text: bytes) -> bytes:
-    """A name for the library, which reads up to the first NUL: with one inside, it would find something of another name."""
+def _whole(text: bytes) -> bytes:
+    """As an argument of C, which would end at a NUL byte."""
     if b"\0" in text:
-        raise ValueError(f"found a NUL in {text!r}")
+        raise ValueError(f"found a NUL character in {text!r}")
     return text
-
-
-def _range(rows: Optional[slice], total: int) -> Tuple[int, int]:
-    """First row and number of rows of a slice of so many; None: all."""
-    if rows is not None and not isinstance(rows, slice):
-        raise TypeError(f"found rows {rows!r}, expected a slice")
-    first, end, step = (slice(None) if rows is None else rows).indices(total)
-    if step != 1:
-        raise ValueError(f"found rows with step {step}, expected 1")
-    return first, max(0, end - first)
 
 
 class _Handle:
@@ -43,14 +33,14 @@ class _Handle:
 
     def __init__(self, path: Union[str, "os.PathLike[str]"], ranks: Optional[Iterable[int]]) -> None:
         self.pointer = None
-        err = ErrorStruct()
+        err, name = ErrorStruct(), _whole(os.fsencode(path))
         if ranks is None:
-            self.pointer = lib.minimax_open(_c_string(os.fsencode(path)), err)
+            self.pointer = lib.minimax_open(name, err)
         else:
             wanted = list(ranks)
             if any(not 0 <= r < 1 << 32 for r in wanted):
                 raise Error(2, "E_RANKS", f"E_RANKS: {os.fspath(path)}: found ranks {wanted}, expected numbers from 0 on")
-            self.pointer = lib.minimax_open_ranks(_c_string(os.fsencode(path)), (ctypes.c_uint32 * max(1, len(wanted)))(*wanted), len(wanted), err)
+            self.pointer = lib.minimax_open_ranks(name, (ctypes.c_uint32 * max(1, len(wanted)))(*wanted), len(wanted), err)
         if not self.pointer:
             check(err.status, err)
 
@@ -65,6 +55,16 @@ class _Handle:
         if self.pointer:
             lib.minimax_close(self.pointer)
             self.pointer = None
+
+
+def _range(rows: Optional[slice], total: int) -> Tuple[int, int]:
+    """First row and number of rows of a slice of so many; None: all."""
+    if rows is not None and not isinstance(rows, slice):
+        raise TypeError(f"found rows {rows!r}, expected a slice")
+    first, end, step = (slice(None) if rows is None else rows).indices(total)
+    if step != 1:
+        raise ValueError(f"found rows with step {step}, expected 1")
+    return first, max(0, end - first)
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ class Checkpoint:
         self._handle: Optional[_Handle] = _Handle(path, ranks)
         info = self._handle.call("minimax_get_info").contents
         values: Dict[str, Any] = {name: getattr(info, name) for name, _ in info._fields_}
-        values.update({name: v.decode() for name, v in values.items() if isinstance(v, bytes)})
+        values.update({name: os.fsdecode(v) if name == "dir" else v.decode() for name, v in values.items() if isinstance(v, bytes)})
         self.info = Info(**values)
 
     @property
@@ -299,7 +299,7 @@ class Checkpoint:
 
     def _shape(self, source: str) -> Tuple[int, int]:
         shape, err = (ctypes.c_uint32 * 2)(), ErrorStruct()
-        check(self._open.call("minimax_source_shape", _c_string(source.encode()), shape, err), err)
+        check(self._open.call("minimax_source_shape", _whole(source.encode()), shape, err), err)
         return shape[0], shape[1]
 
     def unshard(self, source: str, rows: Optional[slice] = None) -> np.ndarray:
