@@ -52,12 +52,13 @@ typedef struct mm_convert_args {
 /* --quant (a scheme, a preset or a recipe line) or --recipe, then --search, --method, --kv-scales, --ignore, --override and --head, as one
  * line. */
 static char *recipe_line(const mm_convert_args *a, mm_arena *arena, mm_err *err) {
-  if (a->recipe.head && strpbrk(a->recipe.head, ";=")) {
-    mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL), "--head: found \"%s\", expected the name of a scheme (--quant help lists them)",
-            a->recipe.head);
-    return NULL;
-  }
-  const char *base = a->recipe.file ? mm_recipe_load(arena, a->recipe.file, err) : a->recipe.quant;
+  if (a->recipe.head && strpbrk(a->recipe.head, ";="))
+    return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL),
+                   "--head: found \"%s\", expected the name of a scheme (--quant help lists them)", a->recipe.head),
+           NULL;
+  const bool ok = mm_recipe_options_ok("ignore", a->recipe.ignore.item, a->recipe.ignore.count, false, err) &&
+                  mm_recipe_options_ok("override", a->recipe.override.item, a->recipe.override.count, true, err);
+  const char *base = !ok ? NULL : a->recipe.file ? mm_recipe_load(arena, a->recipe.file, err) : a->recipe.quant;
   if (!base) return NULL;
   const mm_scheme *scheme = mm_scheme_find(base);
   const char *preset = mm_recipe_preset(base);

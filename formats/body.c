@@ -138,6 +138,8 @@ const mm_value *mm_value_get(const mm_value *object, const char *key) {
 
 bool mm_value_key_is(const mm_value *v, const char *key) { return v->key_n == strlen(key) && memcmp(v->key, key, v->key_n) == 0; }
 
+char *mm_value_key_shown(const mm_value *v, char out[96]) { return mm_escape(out, 96, v->key, v->key_n); }
+
 bool mm_value_is(const mm_value *v, const char *string) {
   return v && v->type == MM_VALUE_STRING && v->n == strlen(string) && memcmp(v->text, string, v->n) == 0;
 }

@@ -44,7 +44,8 @@ bool mm_value_int(const mm_value *v, int64_t *out);
 /* Returns the value within `root` that the fragment of a URI, "#" and a JSON pointer, leads to (RFC 6901: ~0, ~1, percent escapes, places
  * in arrays). Returns NULL if the pointer leads to nothing or `reference` is no string of this form. */
 const mm_value *mm_value_follow(const mm_value *root, const mm_value *reference);
-const char *mm_value_word(const mm_value *v);  /* "an object", for messages */
-const char *mm_value_shown(const mm_value *v); /* a string's text, the word of others and of a string with a NUL */
+const char *mm_value_word(const mm_value *v);              /* "an object", for messages */
+char *mm_value_key_shown(const mm_value *v, char out[96]); /* a member's key, escaped and cut; a NUL stands in it as \x00 */
+const char *mm_value_shown(const mm_value *v);             /* a string's text, the word of others and of a string with a NUL */
 
 #endif

@@ -3,6 +3,7 @@
 
 #include <limits.h>
 #include <openssl/bio.h>
+#include <openssl/core_names.h>
 #include <openssl/evp.h>
 #include <openssl/obj_mac.h>
 #include <openssl/pem.h>
@@ -29,6 +30,14 @@ static bool right_kind(const EVP_PKEY *k, bool private_key, const char *path, mm
                  "found a key of type %s%s%s, expected EC " SN_X9_62_prime256v1, EVP_PKEY_get0_type_name(k), *group ? " " : "", group);
 }
 
+/* One key has one fingerprint, however its file writes it: the curve by its name, the point uncompressed, as OMS's tools write keys. */
+static bool one_form(EVP_PKEY *k, mm_err *err) {
+  return (EVP_PKEY_set_utf8_string_param(k, OSSL_PKEY_PARAM_EC_ENCODING, OSSL_PKEY_EC_ENCODING_GROUP) == 1 &&
+          EVP_PKEY_set_utf8_string_param(k, OSSL_PKEY_PARAM_EC_POINT_CONVERSION_FORMAT,
+                                         OSSL_PKEY_EC_POINT_CONVERSION_FORMAT_UNCOMPRESSED) == 1) ||
+         failed(err, "reading the key");
+}
+
 /* A file that is no key of the wanted kind: where it is the other half of a pair, the line says how to get this one. */
 static bool other_half(const char *text, bool private_key, const char *path, mm_err *err) {
   char shown[512];
@@ -51,7 +60,7 @@ mm_key *mm_key_open(const char *path, bool private_key, mm_err *err) {
   char empty[] = ""; /* the password: without one OpenSSL would ask at the terminal */
   EVP_PKEY *k = !b ? NULL : private_key ? PEM_read_bio_PrivateKey(b, NULL, NULL, empty) : PEM_read_bio_PUBKEY(b, NULL, NULL, empty);
   if (!k) other_half(text, private_key, path, err);
-  if (k && !right_kind(k, private_key, path, err)) {
+  if (k && !(right_kind(k, private_key, path, err) && one_form(k, err))) {
     EVP_PKEY_free(k);
     k = NULL;
   }

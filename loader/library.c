@@ -46,6 +46,13 @@ static int report(minimax_error *out, const mm_err *err) {
   return (int)err->status;
 }
 
+/* Fails where a caller passed NULL for what must be there. */
+static bool given(bool all, mm_err *err) {
+  if (all) return true;
+  mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found a NULL argument, expected a pointer");
+  return false;
+}
+
 const char *minimax_version(void) { return MM_VERSION; }
 void minimax_free(void *p) { free(p); }
 
@@ -144,7 +151,7 @@ static bool describe(minimax_checkpoint *c, mm_err *err) {
 static minimax_checkpoint *open_some(const char *dir, const uint32_t *rank, size_t count, minimax_error *out) {
   mm_err err = {0};
   if (out) *out = (minimax_error){0};
-  minimax_checkpoint *c = mm_calloc(1, sizeof *c, &err);
+  minimax_checkpoint *c = given(dir, &err) ? mm_calloc(1, sizeof *c, &err) : NULL;
   bool ok = c && count <= UINT32_MAX &&
             (rank ? mm_shards_open_ranks(&c->shards, dir, rank, (uint32_t)count, &err) : mm_shards_open(&c->shards, dir, &err)) &&
             mm_bind_check(&c->shards, &err) && describe(c, &err);
@@ -160,7 +167,7 @@ minimax_checkpoint *minimax_open(const char *dir, minimax_error *err) { return o
 
 minimax_checkpoint *minimax_open_ranks(const char *dir, const uint32_t *rank, size_t count, minimax_error *err) {
   static const uint32_t none;
-  return open_some(dir, rank ? rank : &none, rank ? count : 0, err);
+  return open_some(rank || count == 0 ? dir : NULL, rank ? rank : &none, count, err);
 }
 
 void minimax_close(minimax_checkpoint *c) {
@@ -172,12 +179,12 @@ void minimax_close(minimax_checkpoint *c) {
   free(c);
 }
 
-const minimax_info *minimax_get_info(const minimax_checkpoint *c) { return &c->info; }
+const minimax_info *minimax_get_info(const minimax_checkpoint *c) { return c ? &c->info : NULL; }
 
 int minimax_verify(const minimax_checkpoint *c, unsigned threads, minimax_error *out) {
   mm_err err = {0};
   if (threads == 0) threads = mm_pool_cpus();
-  mm_either_way(mm_verify_any_rank(&c->shards.pack, &err) && mm_verify_files(&c->shards.pack, &err) &&
+  mm_either_way(given(c, &err) && mm_verify_any_rank(&c->shards.pack, &err) && mm_verify_files(&c->shards.pack, &err) &&
                 mm_verify_blocks(&c->shards, threads, &err) && mm_verify_numbers(&c->shards, threads, &err) &&
                 mm_dflash_check(&c->shards.pack, true, &err) && mm_shards_unchanged(&c->shards, &err));
   return report(out, &err);
@@ -185,7 +192,7 @@ int minimax_verify(const minimax_checkpoint *c, unsigned threads, minimax_error 
 
 /* ---- tensors of a rank ---- */
 
-int minimax_has_rank(const minimax_checkpoint *c, uint32_t rank) { return rank < c->info.ranks && c->rank[rank].tensor != NULL; }
+int minimax_has_rank(const minimax_checkpoint *c, uint32_t rank) { return c && rank < c->info.ranks && c->rank[rank].tensor != NULL; }
 
 size_t minimax_tensor_count(const minimax_checkpoint *c, uint32_t rank) { return minimax_has_rank(c, rank) ? c->rank[rank].count : 0; }
 
@@ -194,7 +201,7 @@ const minimax_tensor *minimax_tensor_at(const minimax_checkpoint *c, uint32_t ra
 }
 
 const minimax_tensor *minimax_find(const minimax_checkpoint *c, uint32_t rank, const char *name) {
-  for (size_t i = 0, n = minimax_tensor_count(c, rank); i < n; i++) {
+  for (size_t i = 0, n = name ? minimax_tensor_count(c, rank) : 0; i < n; i++) {
     const mm_public_tensor *x = &c->rank[rank].tensor[i];
     if (strcmp(x->tensor.name, name) == 0) return &x->tensor;
     for (unsigned p = 0; p < x->tensor.planes; p++)
@@ -204,11 +211,11 @@ const minimax_tensor *minimax_find(const minimax_checkpoint *c, uint32_t rank, c
 }
 
 const minimax_plane *minimax_plane_at(const minimax_tensor *t, uint32_t i) {
-  return i < t->planes ? &((const mm_public_tensor *)(const void *)t)->plane[i] : NULL;
+  return t && i < t->planes ? &((const mm_public_tensor *)(const void *)t)->plane[i] : NULL;
 }
 
 const minimax_piece *minimax_piece_at(const minimax_tensor *t, uint32_t i) {
-  return i < t->pieces ? &((const mm_public_tensor *)(const void *)t)->piece[i] : NULL;
+  return t && i < t->pieces ? &((const mm_public_tensor *)(const void *)t)->piece[i] : NULL;
 }
 
 /* Rows [row, row + rows) of `extent`. */
@@ -220,9 +227,10 @@ static bool inside(const char *what, const char *name, uint32_t row, uint32_t ro
 
 int minimax_unpack(const minimax_tensor *t, uint32_t matrix, uint32_t row, uint32_t rows, float *out, minimax_error *error) {
   mm_err err = {0};
-  const mm_packed *m = &((const mm_public_tensor *)(const void *)t)->packed;
-  if (inside("matrix", t->name, matrix, 1, m->lead, &err) && inside("rows", t->name, row, rows, m->n, &err))
-    mm_unpack(m, matrix, row, rows, out);
+  const mm_public_tensor *x = (const mm_public_tensor *)(const void *)t;
+  if (given(t && (out || rows == 0), &err) && inside("matrix", t->name, matrix, 1, x->packed.lead, &err) &&
+      inside("rows", t->name, row, rows, x->packed.n, &err))
+    mm_unpack(&x->packed, matrix, row, rows, out);
   return report(error, &err);
 }
 
@@ -254,32 +262,35 @@ static size_t each_source(const minimax_checkpoint *c, size_t wanted, mm_whole *
 
 size_t minimax_source_count(const minimax_checkpoint *c) {
   mm_whole none;
-  return each_source(c, SIZE_MAX, &none);
+  return c ? each_source(c, SIZE_MAX, &none) : 0;
 }
 
 char *minimax_source_name(const minimax_checkpoint *c, size_t i, minimax_error *error) {
   mm_err err = {0};
   mm_whole w = {0};
   char name[512], *out = NULL;
-  each_source(c, i, &w);
-  if (!w.s)
+  const bool open = given(c, &err);
+  if (open) each_source(c, i, &w);
+  if (open && !w.s)
     mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(c->info.dir, NULL), "found source %zu asked for, expected less than %zu", i,
             minimax_source_count(c));
-  else if (!(out = strdup(mm_whole_name(&w, name, sizeof name))))
+  else if (open && !(out = strdup(mm_whole_name(&w, name, sizeof name))))
     mm_fail_memory(&err, sizeof name);
   report(error, &err);
   return out;
 }
 
 static bool find_source(const minimax_checkpoint *c, const char *source, mm_whole *w, mm_err *err) {
-  return mm_whole_find(&c->shards, source, w) ||
-         mm_fail(err, MM_USAGE, "E_MISSING", mm_at(c->info.dir, source), "found no source matrix of this name");
+  if (!given(c && source, err)) return false;
+  if (mm_whole_find(&c->shards, source, w)) return true;
+  mm_fail(err, MM_USAGE, "E_MISSING", mm_at(c->info.dir, source), "found no source matrix of this name");
+  return false;
 }
 
 int minimax_source_shape(const minimax_checkpoint *c, const char *source, uint32_t shape[2], minimax_error *error) {
   mm_err err = {0};
   mm_whole w;
-  if (find_source(c, source, &w, &err)) {
+  if (given(shape, &err) && find_source(c, source, &w, &err)) {
     shape[0] = mm_whole_rows(&w);
     shape[1] = mm_whole_cols(&w);
   }
@@ -289,7 +300,7 @@ int minimax_source_shape(const minimax_checkpoint *c, const char *source, uint32
 int minimax_unshard(const minimax_checkpoint *c, const char *source, uint32_t row, uint32_t rows, float *out, minimax_error *error) {
   mm_err err = {0};
   mm_whole w;
-  if (find_source(c, source, &w, &err) && inside("rows", source, row, rows, mm_whole_rows(&w), &err))
+  if (given(out || rows == 0, &err) && find_source(c, source, &w, &err) && inside("rows", source, row, rows, mm_whole_rows(&w), &err))
     mm_either_way(mm_whole_unpack(&w, row, rows, out, &err));
   return report(error, &err);
 }
@@ -311,7 +322,7 @@ static bool find_grid(const minimax_checkpoint *c, const char *source, uint32_t 
 int minimax_source_plane(const minimax_checkpoint *c, const char *source, uint32_t i, minimax_grid *out, minimax_error *error) {
   mm_err err = {0};
   mm_whole w;
-  find_grid(c, source, i, &w, out, &err);
+  mm_either_way(given(out, &err) && find_grid(c, source, i, &w, out, &err));
   return report(error, &err);
 }
 
@@ -319,6 +330,6 @@ int minimax_unshard_plane(const minimax_checkpoint *c, const char *source, uint3
   mm_err err = {0};
   mm_whole w;
   minimax_grid g;
-  if (find_grid(c, source, i, &w, &g, &err)) mm_either_way(mm_whole_cells(&w, i, 0, g.lines, out, NULL, NULL, &err));
+  if (given(out, &err) && find_grid(c, source, i, &w, &g, &err)) mm_either_way(mm_whole_cells(&w, i, 0, g.lines, out, NULL, NULL, &err));
   return report(error, &err);
 }

@@ -8,8 +8,8 @@
  * Nothing is copied: a plane's data is a read-only mapping of its file, valid until minimax_close. A file that is cut short while it is
  * mapped ends the program with SIGBUS, as with every mapping.
  *
- * Functions return 0 or a pointer; on failure not 0 or NULL, and *err says why (err may be NULL). Nothing prints, nothing exits. Functions
- * that take a const checkpoint may run at the same time on several threads.
+ * Functions return 0 or a pointer; on failure not 0 or NULL, and *err says why (err may be NULL). Nothing prints, nothing exits. NULL for
+ * what must be there is E_USAGE, status 2. Functions that take a const checkpoint may run at the same time on several threads.
  *
  * ABI: within one soname, functions stay, and structs that the library hands out by pointer only grow at their end. minimax_error and
  * minimax_grid, which callers allocate, keep their size. */

@@ -1,11 +1,13 @@
 /* minimax-inspect: lists a checkpoint (source or packed) or one safetensors file, and compares two. Headers only, unless --data asks for
  * the bytes. */
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "convert/plan/companion_names.h"
 #include "convert/source/hf.h"
 #include "formats/option.h"
 #include "formats/safetensors.h"
@@ -314,8 +316,8 @@ static bool same_source(const mm_listing *a, const mm_inspect_row *x, const mm_l
 
 /* The differences that are found: lines on stdout, or with --json a list. */
 typedef struct mm_differences {
-  size_t count;
-  mm_json *list; /* NULL: lines */
+  size_t count, files, same_files; /* tensors; companions that differ, and that do not */
+  mm_json *list;                   /* NULL: lines */
 } mm_differences;
 
 static void put_form(mm_json *o, const char *key, const mm_inspect_row *x) {
@@ -359,18 +361,80 @@ static bool diff_pair(const mm_inspect_args *args, const mm_listing *a, const mm
   return true;
 }
 
+/* ---- companions: configuration, tokenizer, code ---- */
+
+static void put_file_difference(mm_differences *d, const char *name, char sign) {
+  char shown[512];
+  d->files++;
+  if (d->list)
+    mm_json_append(d->list, MM_JSON_NEW({"name", mm_json_new_str(name)}, {"what", mm_json_new_str(sign == '~'   ? "file"
+                                                                                                  : sign == '-' ? "file removed"
+                                                                                                                : "file added")}));
+  else
+    printf("%c file %s%s\n", sign, mm_show(shown, sizeof shown, name), sign == '~' ? ": other bytes" : "");
+}
+
+/* The file's bytes, *there false if it is absent. free() them. */
+static char *read_companion(const char *dir, const char *name, size_t *n, bool *there, mm_err *err) {
+  const mm_path path = mm_path_of(dir, name);
+  *there = faccessat(AT_FDCWD, path.text, F_OK, AT_SYMLINK_NOFOLLOW) == 0;
+  return *there ? mm_file_slurp(path.text, MM_COMPANION_MAX, n, err) : NULL;
+}
+
+static bool diff_companion(const char *dir, const char *other, const char *name, mm_differences *d, mm_err *err) {
+  size_t n = 0, m = 0;
+  bool here, there;
+  char *a = read_companion(dir, name, &n, &here, err), *b = read_companion(other, name, &m, &there, err);
+  const bool ok = !here == !a && !there == !b;
+  if (ok && here && there && n == m && memcmp(a, b, n) == 0)
+    d->same_files++;
+  else if (ok && (here || there))
+    put_file_difference(d, name, here && there ? '~' : here ? '-' : '+');
+  MM_FREE(a, b);
+  return ok;
+}
+
+static const char *dir_of(const mm_listing *l) { return l->kind == PACKED ? l->shards.pack.dir : l->hf.dir; }
+
+static bool diff_packed_companions(const mm_listing *a, const mm_listing *b, mm_differences *d, mm_err *err) {
+  const mm_pack *p = &a->shards.pack, *q = &b->shards.pack;
+  bool ok = true;
+  for (size_t i = 0; ok && i < p->file_count; i++) ok = diff_companion(p->dir, q->dir, p->file[i].name, d, err);
+  for (size_t i = 0; ok && i < q->file_count; i++)
+    ok = mm_pack_find_file(p, q->file[i].name) || diff_companion(p->dir, q->dir, q->file[i].name, d, err);
+  return ok;
+}
+
+static bool diff_source_companions(const mm_listing *a, const mm_listing *b, mm_differences *d, mm_err *err) {
+  const char *code[2][MM_COMPANION_CODE];
+  size_t count[2] = {0};
+  mm_arena names = {0};
+  bool ok = mm_companions_code(&a->hf, &names, code[0], &count[0], err) && mm_companions_code(&b->hf, &names, code[1], &count[1], err);
+  for (size_t i = 0; ok && i < MM_COMPANION_NAMES; i++) ok = diff_companion(dir_of(a), dir_of(b), mm_companion_name[i], d, err);
+  for (size_t i = 0, j = 0; ok && (i < count[0] || j < count[1]);) { /* both in order */
+    const int c = i == count[0] ? 1 : j == count[1] ? -1 : strcmp(code[0][i], code[1][j]);
+    ok = diff_companion(dir_of(a), dir_of(b), c <= 0 ? code[0][i] : code[1][j], d, err);
+    i += c <= 0;
+    j += c >= 0;
+  }
+  mm_arena_close(&names);
+  return ok;
+}
+
 /* Prints the result of a finished comparison. */
 static bool print_diff(const mm_inspect_args *args, const mm_listing *a, const mm_listing *b, mm_differences *d, mm_err *err) {
   const bool packed = args->data && a->kind == PACKED;
   const uint32_t all = packed ? mm_pack_ranks(&a->shards.pack) : 0, open = packed ? ranks_open(a, b) : 0;
   if (!d->list) {
-    if (d->count > 0) return true;
-    printf("same: %zu tensors%s", a->count, args->data ? ", every byte" : " (names, types, shapes)");
+    if (d->count + d->files > 0) return true;
+    printf("same: %zu tensors", a->count);
+    if (args->data) printf(" and %zu files", d->same_files);
+    printf("%s", args->data ? ", every byte" : " (names, types, shapes)");
     if (open < all) printf(" of the %u of %u ranks that are here", open, all);
     puts("");
     return true;
   }
-  mm_json *o = MM_JSON_NEW({"same", mm_json_new_bool(d->count == 0)}, {"tensor_count", mm_json_new_u64(a->count)},
+  mm_json *o = MM_JSON_NEW({"same", mm_json_new_bool(d->count + d->files == 0)}, {"tensor_count", mm_json_new_u64(a->count)},
                            {"data", mm_json_new_bool(args->data)});
   if (open < all) MM_JSON_PUT(o, {"ranks", mm_json_new_int(all)}, {"ranks_compared", mm_json_new_int(open)});
   mm_json_set(o, "differences", d->list);
@@ -399,9 +463,13 @@ static bool diff(const mm_inspect_args *args, const mm_listing *a, const mm_list
     else
       put_difference(&d, x, y, x ? "removed" : "added");
   }
+  if (args->data) ok = ok && (a->kind == PACKED ? diff_packed_companions : diff_source_companions)(a, b, &d, err);
   ok = ok && print_diff(args, a, b, &d, err);
   mm_json_free(d.list);
-  if (!ok || d.count == 0) return ok;
+  if (!ok || d.count + d.files == 0) return ok;
+  if (d.files > 0)
+    return mm_program_written(err) && mm_fail(err, MM_INTEGRITY, "E_DIFFER", mm_at(args->diff, NULL),
+                                              "found %zu tensors and %zu files that differ from %s", d.count, d.files, args->dir[0]);
   return mm_program_written(err) &&
          mm_fail(err, MM_INTEGRITY, "E_DIFFER", mm_at(args->diff, NULL), "found %zu tensors that differ from %s", d.count, args->dir[0]);
 }
@@ -424,7 +492,7 @@ int main(int argc, char **argv) {
   mm_inspect_args a = {.rank = UINT64_MAX};
   const mm_option options[] = {
       MM_OPTION(STR, "diff", &a.diff, "DIR2", "compare with another checkpoint; status 6 when they differ"),
-      MM_FLAG("data", &a.data, "with --diff: compare the bytes too"),
+      MM_FLAG("data", &a.data, "with --diff: compare the bytes too, also of configuration, tokenizer and code"),
       MM_OPTION(U64, "rank", &a.rank, "N", "of a packed checkpoint: only this rank's files, which alone need be there", .hi = UINT32_MAX),
       MM_FLAG("names-only", &a.names_only, "of a source: from config.json and the index alone, without weight files"),
       MM_OPTION(STR, "match", &a.match, "TEXT", "only tensors whose name holds TEXT"),

@@ -149,6 +149,9 @@ static bool check_scales(const mm_shards *s, const mm_packed *m, size_t tensor, 
   return true;
 }
 
+/* Scales of a KV cache are plain numbers of the checkpoint, but engines divide by them. */
+static bool is_kv_scale(const char *name) { return strstr(name, ".self_attn.attn.") && mm_ends_with(name, "_scale"); }
+
 static bool check_tensor(void *ctx, size_t item, unsigned worker, mm_err *err) {
   (void)worker;
   const mm_shards *s = ctx;
@@ -158,6 +161,7 @@ static bool check_tensor(void *ctx, size_t item, unsigned worker, mm_err *err) {
   mm_pool_at(s->pack.tensor[tensor].name);
   mm_packed m = mm_shards_tensor(s, rank, tensor);
   if (!check_scales(s, &m, tensor, rank, err)) return false;
+  const bool kv_scale = is_kv_scale(s->pack.tensor[tensor].name);
   uint32_t unit = (uint32_t)mm_min(m.n, mm_max(1, (UINT64_C(1) << 20) / m.k));
   float *row = mm_calloc((size_t)unit * m.k, sizeof *row, err);
   bool ok = row != NULL;
@@ -166,7 +170,10 @@ static bool check_tensor(void *ctx, size_t item, unsigned worker, mm_err *err) {
       uint32_t rows = (uint32_t)mm_min(unit, m.n - at);
       mm_unpack(&m, e, (uint32_t)at, rows, row);
       for (size_t i = 0; ok && i < (size_t)rows * m.k; i++)
-        if (!isfinite(row[i]))
+        if (kv_scale && !(row[i] > 0) && !(row[i] == 0 && is_padding(&s->pack, &s->pack.tensor[tensor], 0, rank, at + i)))
+          ok = mm_fail(err, MM_INTEGRITY, "E_SCALE", plane_at(s, rank, tensor, 0),
+                       "found scale %g of a KV cache at element %zu, expected a positive number", (double)row[i], (size_t)at + i);
+        else if (!isfinite(row[i]))
           ok = mm_fail(err, MM_INTEGRITY, "E_NONFINITE", plane_at(s, rank, tensor, 0),
                        "found NaN or infinity in matrix %u, row %zu, column %zu", e, (size_t)at + i / m.k, i % m.k);
     }

@@ -35,6 +35,9 @@ static bool known(const char *name) {
 static bool add(mm_act_scales *s, size_t *cap, const char *name, uint32_t index, double v, uint64_t offset, mm_err *err) {
   if (!(isfinite(v) && v >= 0))
     return mm_fail(err, MM_BAD_INPUT, "E_ACT_SCALES", mm_at_offset(s->path, name, offset), "found %g, expected a positive number", v);
+  if (v > 0 && !(v >= 0x1p-126 && v <= 0x1p126)) /* so that its reciprocal is no subnormal number either */
+    return mm_fail(err, MM_BAD_INPUT, "E_ACT_SCALES", mm_at_offset(s->path, name, offset),
+                   "found %g, expected a number from 2^-126 to 2^126", v);
   if (!MM_GROW(s->number, cap, s->count + 1, err)) return false;
   const char *own = index ? s->number[s->count - 1].name : mm_arena_strndup(&s->arena, name, strlen(name), err);
   if (!own) return false;
@@ -133,44 +136,61 @@ static int by_key(const void *key, const void *n) {
   return names ? names : 0 - (int)(x->index > 0);
 }
 
-/* The largest scale under the names of one matrix (or stack) into *most; returns how many numbers were found, zeros left out. */
-static uint32_t look(const mm_act_scales *s, const char *weight, const mm_act_format *f, float *most) {
+bool mm_act_scales_of_model(const mm_act_scales *s, const mm_model *m, mm_err *err) {
+  for (size_t i = 0; i < s->count; i++) {
+    const char *name = s->number[i].name;
+    const bool layer = mm_name_past_layers(name, m), expert = mm_name_past_experts(name, m);
+    if (layer ? mm_ends_with(name, ".amax") : expert)
+      return mm_fail(err, MM_BAD_INPUT, "E_ACT_SCALES", mm_at(s->path, name),
+                     "found a scale of another model, expected %u layers of %u experts", m->layers, m->experts);
+  }
+  return true;
+}
+
+/* The largest scale under the names of one matrix, or of a stack of `leads` times `pieces`, into *most; *found counts the numbers, zeros
+ * left out. */
+static bool look(const mm_act_scales *s, const char *weight, const mm_act_format *f, uint32_t leads, unsigned pieces, float *most,
+                 uint32_t *found, mm_err *err) {
   size_t stem = strlen(weight) - strlen("weight");
-  uint32_t found = 0;
   for (int i = 0; i < KINDS; i++) {
     char name[320];
+    uint32_t count = 0;
     if (kind[i].whole)
       snprintf(name, sizeof name, "%s%s", weight, kind[i].end);
     else
       snprintf(name, sizeof name, "%.*s%s", (int)stem, weight, kind[i].end);
     const mm_act_number *n = bsearch(name, s->number, s->count, sizeof *n, by_key);
-    for (; n && n < s->number + s->count && strcmp(n->name, name) == 0; n++) {
+    for (; n && n < s->number + s->count && strcmp(n->name, name) == 0; n++, count++) {
       float v = (float)n->value;
       if (!(v > 0)) continue;
       *most = fmaxf(*most, kind[i].amax ? mm_act_scale(f, v) : kind[i].reciprocal ? 1.0f / v : v);
-      found++;
+      ++*found;
     }
+    if (count > 1 && count != leads && count != leads * pieces)
+      return mm_fail(err, MM_BAD_INPUT, "E_ACT_SCALES", mm_at(s->path, name), "found %u scales, expected 1, %u or %u", count, leads,
+                     leads * pieces);
   }
-  return found;
+  return true;
 }
 
 bool mm_act_scales_find(const mm_act_scales *s, mm_pack_tensor *t, const mm_rule *const *rule, uint32_t layer, uint32_t experts,
                         const mm_scheme *scheme, uint64_t *without, mm_err *err) {
   float *const out = &t->input_scale;
   const mm_act_format *f = &mm_act_formats[scheme->act];
-  uint32_t leads = mm_rule_stacks(rule[0]) ? experts : 1, found;
+  uint32_t leads = mm_rule_stacks(rule[0]) ? experts : 1, found = 0;
   *out = 0;
-  found = look(s, t->name, f, out);
+  if (!look(s, t->name, f, leads, t->piece_count, out, &found, err)) return false;
   if (found == 0) {
     for (uint32_t e = 0; e < leads; e++) {
       uint32_t own = 0;
       char name[256];
-      for (unsigned i = 0; i < t->piece_count; i++) own += look(s, mm_rule_name(name, sizeof name, rule[i]->theirs, layer, e), f, out);
+      for (unsigned i = 0; i < t->piece_count; i++)
+        if (!look(s, mm_rule_name(name, sizeof name, rule[i]->theirs, layer, e), f, 1, 1, out, &own, err)) return false;
       found += own > 0;
     }
   }
   if (found == 0 || !isfinite(*out) || !(*out > 0))
-    return mm_fail(err, MM_BAD_INPUT, "E_ACT_SCALES", mm_at(s->path, t->name), "found no scale for the inputs of this tensor");
+    return mm_fail(err, MM_BAD_INPUT, "E_ACT_SCALES", mm_at(s->path, t->name), "found no scale above 0 for the inputs of this tensor");
   if (found < leads) *without += leads - found;
   return true;
 }

@@ -33,8 +33,13 @@ typedef struct mm_act_scales {
 MM_MUST_USE bool mm_act_scales_open(mm_act_scales *s, const char *path, mm_err *err);
 void mm_act_scales_close(mm_act_scales *s); /* accepts a zeroed one */
 
+/* MM_BAD_INPUT E_ACT_SCALES where the file has an expert, or of minimax-eval a layer, that the model has not: it is another model's. Layers
+ * past the last of other tools' files may be those of multi-token prediction. */
+MM_MUST_USE bool mm_act_scales_of_model(const mm_act_scales *s, const mm_model *m, mm_err *err);
+
 /* t->input_scale: the scale of a packed tensor under `scheme`, which can have one (mm_act_format.fixed); MM_BAD_INPUT E_ACT_SCALES where
- * there is none. *without counts experts that calibration never reached. */
+ * there is none, or other than one for the tensor, for each expert or for each matrix. *without counts experts that calibration never
+ * reached. */
 MM_MUST_USE bool mm_act_scales_find(const mm_act_scales *s, mm_pack_tensor *t, const mm_rule *const *rule, uint32_t layer, uint32_t experts,
                                     const mm_scheme *scheme, uint64_t *without, mm_err *err);
 

@@ -115,6 +115,14 @@ static void llama_name(char *out, size_t cap, const mm_rule *rule, uint32_t laye
     if (strcmp(rest, naming[i].theirs) == 0) snprintf(out, cap, layered ? "blk.%u.%s" : "%.0u%s", layered ? layer : 0, naming[i].llama);
 }
 
+bool mm_importance_of_model(const mm_importance *m, const mm_model *model, mm_err *err) {
+  for (size_t i = 0; i < m->count; i++)
+    if (mm_name_past_layers(m->entry[i].name, model) || mm_name_past_experts(m->entry[i].name, model))
+      return mm_fail(err, MM_BAD_INPUT, "E_IMPORTANCE", mm_at_offset(m->path, m->entry[i].name, m->entry[i].value),
+                     "found an entry of another model, expected %u layers of %u experts", model->layers, model->experts);
+  return true;
+}
+
 static int by_key(const void *key, const void *e) { return strcmp(key, ((const mm_importance_entry *)e)->name); }
 
 const mm_importance_entry *mm_importance_entry_of(const mm_importance *m, const char *name) {
@@ -161,8 +169,13 @@ mm_weighing mm_importance_find(const mm_importance *m, const mm_rule *rule, uint
             (unsigned long long)e->counts, (unsigned long long)matrices, cols);
     return MM_WEIGHING_FAILED;
   }
+  const double rows = rows_of(m, e, i);
+  if (e->counts > 0 && !(isfinite(rows) && rows >= 0)) {
+    bad(m, e->name, e->count, err, "found a number of tokens that is negative or not finite");
+    return MM_WEIGHING_FAILED;
+  }
   mm_weighing w = check_values(m, e, i * cols, cols, err);
-  if (w == MM_WEIGHED && !(rows_of(m, e, i) >= MM_IMPORTANCE_ROWS)) w = MM_TOO_FEW;
+  if (w == MM_WEIGHED && rows < MM_IMPORTANCE_ROWS) w = MM_TOO_FEW;
   *values = w == MM_WEIGHED ? m->data + e->value + i * cols * sizeof(float) : NULL;
   return w;
 }

@@ -47,6 +47,9 @@ MM_MUST_USE bool mm_importance_parse(mm_importance *m, const char *path, const v
 MM_MUST_USE bool mm_importance_unchanged(const mm_importance *m, mm_err *err);
 void mm_importance_close(mm_importance *m); /* accepts a zeroed or half-opened one */
 
+/* MM_BAD_INPUT E_IMPORTANCE where the file has a layer or an expert that the model has not: it is another model's. */
+MM_MUST_USE bool mm_importance_of_model(const mm_importance *m, const mm_model *model, mm_err *err);
+
 /* The entry of this name, or NULL. */
 const mm_importance_entry *mm_importance_entry_of(const mm_importance *m, const char *name);
 

@@ -59,9 +59,22 @@ bool mm_decode_finite(const mm_decoder *d, const mm_matrix *x, uint32_t row, con
                  row + i / x->cols, i % x->cols, mm_dtype_name(t));
 }
 
+/* Scales of a KV cache divide what is stored there. */
+static bool settle_positive(const mm_decoder *d, const mm_matrix *x, uint32_t row, size_t n, mm_err *err) {
+  const mm_dtype t = x->weight->dtype;
+  for (size_t i = 0; i < n; i++) {
+    float v = 0;
+    if (mm_widen(&v, (const uint8_t *)d->raw + i * mm_dtype_size(t), t, 1) && v > 0 && isfinite(v)) continue;
+    return mm_fail(err, MM_BAD_INPUT, "E_Q_SCALE", mm_hf_at(d->reader.hf, x->weight),
+                   "found %g at row %zu, expected a positive number; --kv-scales drop leaves these scales out", (double)v, row + i);
+  }
+  return true;
+}
+
 /* The n codes in d->raw: refuses what is not finite, or makes it 0 and counts it. */
 static bool settle(mm_decoder *d, const mm_matrix *x, uint32_t row, size_t n, mm_err *err) {
   mm_dtype t = x->weight->dtype;
+  if (x->positive) return settle_positive(d, x, row, n, err);
   if (!d->reader.hf->nonfinite_allowed) return mm_decode_finite(d, x, row, d->raw, t, n, err);
   const size_t size = mm_dtype_size(t);
   const uint32_t mask = nonfinite_mask(t);
@@ -272,16 +285,16 @@ static bool read_words(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t
   return true;
 }
 
-/* GPTQ's two formats store zero points that differ by one, and look alike otherwise; the zero points of symmetric weights reveal the
- * format. */
+/* Zero points of weights that are declared symmetric, which engines do not read. GPTQ's two formats store zero points that differ by one,
+ * and look alike otherwise; those of symmetric weights reveal the format. */
 static bool check_zeros(const mm_decoder *d, const mm_matrix *x, uint8_t middle, size_t n, mm_err *err) {
   const mm_quantization *q = &d->reader.hf->quantization;
   const mm_hf_tensor *t = x->part[MM_ZERO].tensor;
   for (size_t i = 0; q->symmetric && i < n; i++)
     if (((const uint8_t *)d->zero.data)[i] != middle)
       return mm_fail(err, MM_BAD_INPUT, "E_Q_ZERO", mm_hf_at(d->reader.hf, t),
-                     "found zero point %u, expected %u of a symmetric quantization (is checkpoint_format right?)",
-                     ((const uint8_t *)d->zero.data)[i], middle);
+                     "found zero point %u, expected %u of a symmetric quantization%s", ((const uint8_t *)d->zero.data)[i], middle,
+                     x->encoding->less ? " (is checkpoint_format right?)" : "");
   return true;
 }
 
@@ -307,7 +320,7 @@ static bool read_zeros(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t
   for (size_t i = 0; i < (size_t)count * groups; i++) word[i] += less * (UINT32_MAX / mask);
   w.data = word;
   mm_words_spread(&w, row - first * w.cell.n, rows, groups, zero);
-  return !x->encoding->less || check_zeros(d, x, middle, n, err);
+  return check_zeros(d, x, middle, n, err);
 }
 
 /* The group of every column into d->order. */

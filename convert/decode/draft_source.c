@@ -205,17 +205,47 @@ static bool is_shared(const mm_draft_source *s, const char *name) {
   return strcmp(name, "embed_tokens.weight") == 0 || strcmp(name, "lm_head.weight") == 0;
 }
 
-static bool check_tensors(const mm_draft_source *s, mm_err *err) {
+/* They have the target's shapes; t2d says of each of the target's ids whether the draft has it. */
+static bool check_shared(const mm_draft_source *s, const mm_st_tensor *t, const mm_model *target, mm_err *err) {
+  const bool ids = s->c.kind == MM_DRAFT_EAGLE3;
+  const mm_shape shape = ids ? mm_shape1(target->vocab) : mm_shape2(target->vocab, target->hidden);
+  char found[80], expected[80];
+  if (mm_shape_equal(&t->shape, &shape) && (ids ? t->dtype == MM_BOOL : t->dtype == MM_BF16 || t->dtype == MM_F32)) return true;
+  return mm_fail(err, MM_BAD_INPUT, "E_DRAFT", mm_at(s->st.path, t->name), "found %s %s, expected %s %s", mm_dtype_name(t->dtype),
+                 mm_shape_text(&t->shape, found, sizeof found), ids ? "BOOL" : "BF16 or F32",
+                 mm_shape_text(&shape, expected, sizeof expected));
+}
+
+static bool check_tensors(const mm_draft_source *s, const mm_model *target, mm_err *err) {
   mm_dflash_tensor t;
-  size_t used = 0;
-  for (uint32_t i = 0; mm_dflash_tensor_at(&s->c, i, &t); i++) {
+  bool *used = mm_calloc(s->st.count, sizeof *used, err), ok = used;
+  for (uint32_t i = 0; ok && mm_dflash_tensor_at(&s->c, i, &t); i++) {
     parts p;
-    if (!parts_of(s, &t, &p, err)) return false;
-    used += p.count;
+    ok = parts_of(s, &t, &p, err);
+    for (uint32_t k = 0; ok && k < p.count; k++) used[p.piece[k] - s->st.tensor] = true;
   }
-  for (size_t i = 0; i < s->st.count; i++) used += is_shared(s, s->st.tensor[i].name);
-  return used == s->st.count || mm_fail(err, MM_BAD_INPUT, "E_DRAFT", mm_at(s->st.path, NULL),
-                                        "found %zu tensors, expected the %zu of a draft alone", s->st.count, used);
+  for (size_t i = 0; ok && i < s->st.count; i++) {
+    const mm_st_tensor *x = &s->st.tensor[i];
+    if (used[i]) continue;
+    ok = is_shared(s, x->name)
+             ? check_shared(s, x, target, err)
+             : mm_fail(err, MM_BAD_INPUT, "E_DRAFT", mm_at(s->st.path, x->name), "found a tensor that such a draft does not have");
+  }
+  free(used);
+  return ok;
+}
+
+/* t2d, the mask of the target's ids that the draft has, is that of d2t. */
+static bool check_mask(const mm_draft_source *s, const int64_t *step, mm_err *err) {
+  const mm_st_tensor *t = find_prefixed(s, "", "t2d");
+  bool *named = t ? mm_calloc(s->c.vocab, sizeof *named, err) : NULL, ok = !t || named;
+  for (uint32_t i = 0; named && i < s->c.draft_vocab; i++) named[i + step[i]] = true;
+  for (uint32_t i = 0; ok && named && i < s->c.vocab; i++)
+    ok = s->map.data[t->offset + i] == named[i] ||
+         mm_fail(err, MM_BAD_INPUT, "E_DRAFT", mm_at(s->st.path, t->name), "found %u at id %u, expected %u as d2t has it",
+                 s->map.data[t->offset + i], i, named[i]);
+  free(named);
+  return ok;
 }
 
 /* Ids that the head's become, of a file that says them. */
@@ -224,7 +254,7 @@ static bool check_ids(const mm_draft_source *s, mm_err *err) {
   if (!t) return true;
   int64_t *step = mm_calloc(s->c.draft_vocab, sizeof *step, err); /* a source need not be aligned */
   if (step) memcpy(step, s->map.data + t->offset, s->c.draft_vocab * sizeof *step);
-  const bool ok = step && mm_dflash_check_ids(&s->c, step, s->st.path, MM_BAD_INPUT, err);
+  const bool ok = step && mm_dflash_check_ids(&s->c, step, s->st.path, MM_BAD_INPUT, err) && check_mask(s, step, err);
   free(step);
   return ok;
 }
@@ -248,7 +278,7 @@ bool mm_draft_source_open(mm_draft_source *s, const char *dir, const mm_model *t
   mm_file f = MM_FILE_NONE;
   *s = (mm_draft_source){.dir = strdup(dir)};
   bool ok = s->dir || mm_fail_memory(err, 0);
-  ok = ok && mm_st_open(&s->st, path.text, MM_BAD_INPUT, err) && load_config(s, target, err) && check_tensors(s, err) &&
+  ok = ok && mm_st_open(&s->st, path.text, MM_BAD_INPUT, err) && load_config(s, target, err) && check_tensors(s, target, err) &&
        mm_file_open(&f, path.text, err) && mm_map_open(&s->map, &f, path.text, err) && check_ids(s, err);
   mm_file_close(&f);
   if (!ok) mm_draft_source_close(s);

@@ -415,6 +415,26 @@ uint32_t mm_dim_extent(mm_dim d, const mm_model *m) {
   return 0;
 }
 
+/* True if the decimal number at `at` ends with a dot and is `limit` or more. */
+static bool number_past(const char *at, uint32_t limit) {
+  const size_t n = strspn(at, "0123456789");
+  return n > 0 && at[n] == '.' && (n > 9 || strtoul(at, NULL, 10) >= limit);
+}
+
+bool mm_name_past_layers(const char *name, const mm_model *m) {
+  static const char theirs[] = "model.layers.", llama[] = "blk.";
+  const size_t n = strncmp(name, theirs, sizeof theirs - 1) == 0 ? sizeof theirs - 1
+                   : strncmp(name, llama, sizeof llama - 1) == 0 ? sizeof llama - 1
+                                                                 : 0;
+  return n > 0 && number_past(name + n, m->layers);
+}
+
+bool mm_name_past_experts(const char *name, const mm_model *m) {
+  static const char before[] = ".experts.";
+  const char *at = strstr(name, before);
+  return at && number_past(at + sizeof before - 1, m->experts);
+}
+
 char *mm_rule_name(char *out, size_t cap, const char *pattern, uint32_t layer, uint32_t expert) {
   size_t n = 0;
   while (*pattern && n + 12 < cap) {

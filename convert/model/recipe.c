@@ -151,6 +151,30 @@ static bool one_of(const char *const *words, const char *word, unsigned *out) {
   return false;
 }
 
+/* Words that are no patterns. */
+static const char *const field_word[] = {"search", "method", "kv_scales", "nonfinite", "importance", "act_scales", NULL};
+
+/* The pattern is the text up to its last "=" in a rule. */
+static bool option_ok(const char *option, const char *text, bool rule, mm_err *err) {
+  const char *left = text, *equals = rule ? strrchr(text, '=') : NULL;
+  size_t n = equals ? (size_t)(equals - text) : strlen(text);
+  char word[16], shown[256];
+  unsigned field;
+  while (n > 0 && strchr(" \t", *left)) left++, n--;
+  while (n > 0 && strchr(" \t", left[n - 1])) n--;
+  snprintf(word, sizeof word, "%.*s", (int)mm_min(n, sizeof word - 1), left);
+  if (!strchr(text, ';') && (n >= sizeof word || !one_of(field_word, word, &field))) return true;
+  return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL),
+                 "--%s: found \"%s\", expected one pattern without \";\" that is no name of a field; the option may be repeated", option,
+                 mm_escape(shown, sizeof shown, text, strlen(text)));
+}
+
+bool mm_recipe_options_ok(const char *option, const char *const *text, size_t count, bool rules, mm_err *err) {
+  for (size_t i = 0; i < count; i++)
+    if (!option_ok(option, text[i], rules, err)) return false;
+  return true;
+}
+
 static bool digest_word(const char **out, const char *word, mm_err *err) {
   mm_digest d;
   if (*out || !mm_digest_parse(word, strlen(word), &d)) return bad(&in_line, "no digest, or a second one:", word, err);
@@ -220,8 +244,7 @@ void mm_recipe_close(mm_recipe *r) {
 
 /* A rule of a file to the line t; false where the line would mean something else by it. */
 static bool put_rule(mm_text *t, const mm_json *rule, const mm_json_ctx *c, mm_err *err) {
-  static const char *const keys[] = {"match", "scheme", NULL}, *const fields[] = {"search",     "method",     "kv_scales", "nonfinite",
-                                                                                  "importance", "act_scales", NULL};
+  static const char *const keys[] = {"match", "scheme", NULL};
   const char *match = NULL, *word = NULL;
   const mm_scheme *scheme;
   unsigned field;
@@ -229,7 +252,7 @@ static bool put_rule(mm_text *t, const mm_json *rule, const mm_json_ctx *c, mm_e
       !mm_json_only_keys(rule, keys, c, err) || !scheme_word(word, &scheme, c, err))
     return false;
   const size_t n = strlen(match);
-  if (n == 0 || strchr(match, ';') || strchr(" \t", match[0]) || strchr(" \t", match[n - 1]) || one_of(fields, match, &field))
+  if (n == 0 || strchr(match, ';') || strchr(" \t", match[0]) || strchr(" \t", match[n - 1]) || one_of(field_word, match, &field))
     return bad(c, "a pattern that is empty, holds \";\", begins or ends with a blank, or is the name of a field:", match, err);
   mm_text_printf(t, "; %s=%s", match, word);
   return true;

@@ -42,6 +42,9 @@ typedef struct mm_recipe {
   mm_arena arena;
 } mm_recipe;
 
+/* Texts of --ignore, or with `rules` of --override, which become rules of such a line: none holds ";" or has a field's name as its pattern;
+ * MM_USAGE E_RECIPE. */
+MM_MUST_USE bool mm_recipe_options_ok(const char *option, const char *const *text, size_t count, bool rules, mm_err *err);
 /* Parses the line above; MM_USAGE E_RECIPE names what is wrong. */
 MM_MUST_USE bool mm_recipe_parse(mm_recipe *r, const char *text, mm_err *err);
 /* Reads {"default": SCHEME, "search": …, "method": …, "kv_scales": …, "rules": [{"match": PATTERN, "scheme": SCHEME}, …]} into the same

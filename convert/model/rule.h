@@ -103,6 +103,9 @@ MM_MUST_USE bool mm_arch_read(const char *dir, mm_model *m, mm_err *err);
 uint32_t mm_dim_extent(mm_dim d, const mm_model *m);
 /* The pattern with {l} and {e} replaced into out; an absent placeholder is ignored. Returns out. */
 char *mm_rule_name(char *out, size_t cap, const char *pattern, uint32_t layer, uint32_t expert);
+/* True if a matrix' name is of a layer ("model.layers.N.", "blk.N.") past the model's last; then of an expert past its last. */
+bool mm_name_past_layers(const char *name, const mm_model *m);
+bool mm_name_past_experts(const char *name, const mm_model *m);
 /* True when theirs has {e} and ours has not. */
 bool mm_rule_stacks(const mm_rule *r);
 bool mm_rule_applies(const mm_rule *r, const mm_model *m, uint32_t layer);

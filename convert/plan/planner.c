@@ -198,6 +198,9 @@ static bool calibration_used(const mm_planner *b) {
   if (b->o->importance && c->weighed == 0 && c->fed_back == 0)
     return mm_fail(b->err, MM_USAGE, "E_IMPORTANCE", mm_at(b->o->importance->path, NULL),
                    "found nothing to weigh: no scale is searched, or the file has no moments of those matrices");
+  const mm_model *m = &b->p->pack.model;
+  if (b->o->importance && !mm_importance_of_model(b->o->importance, m, b->err)) return false;
+  if (b->o->act_scales && !mm_act_scales_of_model(b->o->act_scales, m, b->err)) return false;
   return !b->o->act_scales || c->scaled ||
          mm_fail(b->err, MM_USAGE, "E_ACT_SCALES", mm_at(b->o->act_scales->path, NULL),
                  "found no scheme with static activations, expected tensor_wise_fp8, w4afp8 or nvfp4");
@@ -222,6 +225,7 @@ static bool find_matrices(mm_planner *b, mm_plan_tensor *pt, const mm_pack_tenso
       mm_found f = mm_hf_matrix(b->hf, &b->p->pack.model, &piece, x, b->err);
       if (f == MM_FAILED) return false;
       if (f == MM_ABSENT) missing(b, pt->rule[i], pt->layer, first + e);
+      if (f == MM_FOUND) x->positive = pt->rule[i]->kind == MM_KIND_KV_SCALE && mm_ends_with(pt->rule[i]->ours, "_scale");
     }
   return true;
 }

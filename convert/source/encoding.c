@@ -317,7 +317,7 @@ static bool take(mm_hf *hf, const mm_site *p, const mm_encoding *e, mm_matrix *o
     return mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_hf_at(hf, t),
                    "found GPTQ's words, but %s declares \"%s\", which leaves open how zero points are stored", hf->quantization.path,
                    hf->quantization.method);
-  out->symmetric = e->less && hf->quantization.symmetric;
+  out->symmetric = hf->quantization.symmetric;
   out->reordered = hf->quantization.order;
   for (unsigned i = 0; i < MM_COMPANIONS; i++)
     if (!companion(hf, p, e, (mm_companion)i, out, err)) return false;

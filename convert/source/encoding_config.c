@@ -154,6 +154,9 @@ static bool read_awq(mm_declared *d, mm_err *err) {
   if (version && !listed("gemm GEMM", version)) return refuse(d->path, "E_Q_METHOD", "AWQ version", version, err);
   if (!read_bits(d, d->obj, "bits", false, err) || !read_bits(d, d->obj, "w_bit", false, err)) return false;
   if (!agree(d, "w_bit", "bits", err) || !agree(d, "q_group_size", "group_size", err)) return false;
+  bool zeros = true;
+  if (!mm_config_bool_or((mm_config){d->obj, d->path}, "zero_point", &zeros, err)) return false;
+  d->q->symmetric = !zeros;
   return read_group(d, mm_json_get(d->obj, key), key, err);
 }
 
@@ -221,6 +224,8 @@ static bool read_ct_weights(mm_declared *d, const mm_json *w, mm_err *err) {
   if (!type) return bad(d, "config_groups", w, "weights with a type", err);
   if (strategy && strcmp(strategy, "block") == 0 && !read_block(d, mm_json_get(w, "block_structure"), "block_structure", err)) return false;
   if (!read_bits(d, w, "num_bits", false, err)) return false;
+  if (mm_json_type_of(symmetric) != MM_JSON_BOOL && mm_json_type_of(symmetric) != MM_JSON_NULL)
+    return bad(d, "symmetric", symmetric, "true or false", err);
   if (strcmp(type, "int") != 0) return true;
   d->zeros[mm_json_type_of(symmetric) == MM_JSON_BOOL && !mm_json_bool(symmetric)]++;
   d->order[order && strcmp(order, "group") == 0]++;
@@ -247,6 +252,7 @@ static bool read_compressed_tensors(mm_declared *d, mm_err *err) {
     if (!read_ct_weights(d, mm_json_get(group, "weights"), err)) return false;
   }
   d->q->zeros = d->zeros[1] > 0 && d->zeros[0] == 0;
+  d->q->symmetric = d->zeros[0] > 0 && d->zeros[1] == 0;
   d->q->order = d->order[1] > 0 && d->order[0] == 0;
   return true;
 }

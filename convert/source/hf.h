@@ -163,6 +163,7 @@ typedef struct mm_matrix {
   uint32_t rows, cols; /* cols is 1 for a vector */
   bool symmetric;      /* declared: all its zero points are the middle code */
   bool reordered;      /* declared: its columns are not in the order of their groups (desc_act) */
+  bool positive;       /* its numbers are scales of a KV cache, which divide */
 } mm_matrix;
 
 /* Resolves a piece: by its own name, or inside a source tensor

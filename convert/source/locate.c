@@ -32,7 +32,7 @@ static bool main_revision(const char *dir, char out[REVISION_MAX], mm_err *err) 
   if (!holds(dir, "refs/main")) return true;
   char *text = mm_file_slurp(path.text, REVISION_MAX - 1, &n, err);
   if (!text) return false;
-  n = strcspn(text, "\r\n");
+  while (n > 0 && (text[n - 1] == '\n' || text[n - 1] == '\r')) n--; /* all of the file is the name, NUL bytes too */
   const bool named = n > 0 && strspn(text, "0123456789abcdef") == n;
   if (named) snprintf(out, REVISION_MAX, "%.*s", (int)n, text);
   char shown[4 * REVISION_MAX];

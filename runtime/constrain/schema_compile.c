@@ -46,7 +46,7 @@ bool mm_schema_forget_none(mm_schema_compiler *p) {
 }
 
 bool mm_schema_unserved(mm_schema_compiler *p, const char *keyword, const char *reason) {
-  return mm_fail(p->err, MM_UNSUPPORTED, "E_SCHEMA", mm_at(p->where, NULL), "\"%.80s\" is not served%s", keyword, reason);
+  return mm_fail(p->err, MM_UNSUPPORTED, "E_SCHEMA", mm_at(p->where, NULL), "\"%s\" is not served%s", keyword, reason);
 }
 
 bool mm_schema_too_many(mm_schema_compiler *p, const char *what, size_t found, size_t most) {
@@ -167,21 +167,22 @@ static bool listed(const char *const *list, const mm_value *member) {
 bool mm_schema_is_annotation(const mm_value *member) { return listed(mm_schema_annotations, member); }
 
 bool mm_schema_alone(mm_schema_compiler *p, const mm_value *schema, const char *keyword, const char *with) {
-  char reason[64];
+  char reason[64], key[96];
   for (const mm_value *v = schema->first; v; v = v->next) {
     if (mm_schema_is_annotation(v) || mm_value_key_is(v, keyword) || (with && mm_value_key_is(v, with))) continue;
     snprintf(reason, sizeof reason, " with %s", keyword);
-    return mm_schema_unserved(p, v->key, reason);
+    return mm_schema_unserved(p, mm_value_key_shown(v, key), reason);
   }
   return true;
 }
 
 static bool known_keywords(mm_schema_compiler *p, const mm_value *schema) {
+  char key[96];
   for (const mm_value *v = schema->first; v; v = v->next) {
     const mm_schema_keyword *k = mm_schema_keywords;
     while (k->name && !mm_value_key_is(v, k->name)) k++;
     if (!k->name && !mm_schema_is_annotation(v) && v->key != mm_schema_no_match && v->key != mm_schema_no_text)
-      return mm_schema_unserved(p, v->key, "");
+      return mm_schema_unserved(p, mm_value_key_shown(v, key), "");
     if (mm_value_key_is(v, "$dynamicRef")) return mm_schema_unserved(p, v->key, " there"); /* copies have none */
   }
   const mm_value *required = mm_value_get(schema, "required");

@@ -87,7 +87,8 @@ static bool read_several(mm_call *c, const mm_value *object, mm_content_rule *ru
     const bool known = i < sizeof of_structured / sizeof *of_structured;
     const bool empty_grammar = known && of_structured[i].kind == GRAMMAR && v->type == MM_VALUE_STRING; /* has no root: refused */
     if (is_nothing(v) && !empty_grammar) continue;
-    if (!known) return mm_refuse(c, 400, "structured_outputs", "structured_outputs: %.60s is not served", v->key);
+    char key[96];
+    if (!known) return mm_refuse(c, 400, "structured_outputs", "structured_outputs: %s is not served", mm_value_key_shown(v, key));
     if (!read_one(c, v, of_structured[i].kind, names[i], rule, err)) return false;
   }
   return true;

@@ -96,12 +96,12 @@ static bool is_id(const mm_call *c, const mm_value *member, unsigned long long *
 
 /* Names the keys that are no ids, from the first one on. */
 static bool refuse_keys(mm_call *c, const mm_value *first) {
-  char keys[300];
+  char keys[300], key[96];
   size_t n = 0, count = 0;
   unsigned long long id;
   for (const mm_value *v = first; v; v = v->next) {
     if (is_id(c, v, &id)) continue;
-    if (n < sizeof keys - 64) n += (size_t)snprintf(keys + n, sizeof keys - n, "%s\"%.40s\"", count ? ", " : "", v->key);
+    if (n < sizeof keys - 128) n += (size_t)snprintf(keys + n, sizeof keys - n, "%s\"%s\"", count ? ", " : "", mm_value_key_shown(v, key));
     count++;
   }
   return mm_refuse(c, 400, "logit_bias", "logit_bias: found the key%s %s, expected ids below %u", count > 1 ? "s" : "", keys,

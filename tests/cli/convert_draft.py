@@ -59,7 +59,7 @@ def save(path, config, tensors):
 
 def weights():
     tensors = {name: (shape, bf16(shape[0] * (shape[1] if len(shape) > 1 else 1), len(shape) == 1)) for name, shape in shapes()}
-    return {**tensors, "lm_head.weight": ((2, H), bf16(2 * H, False))}
+    return {**tensors, "lm_head.weight": ((VOCAB, H), bytes(2 * VOCAB * H))}
 
 
 VOCAB, DRAFT_VOCAB = TARGET["vocab_size"], 300
@@ -146,6 +146,9 @@ def misfits(tmp, tensors):
     q, k = (f"layers.0.self_attn.{x}_proj.weight" for x in "qk")
     refused(q, 3, "convert", "tests/data/tiny-m2", "-o", tmp + "/no", "--draft", save(tmp + "/rows", CONFIG, {**tensors, q: tensors[k], k: tensors[q]}), "--dry-run")
     refused("E_USAGE", 2, "convert", "tests/data/tiny-m2", "-o", tmp + "/no", "--draft", tmp + "/draft", "--layout", "hf", "--dry-run")
+    for name, says in (("lm_head.weight", "found BF16 [2, 3], expected BF16 or F32"), ("lm_head.bias", "found a tensor that such a draft does not have")):
+        refused(f'"{name}": {says}', 3, "convert", "tests/data/tiny-m2", "-o", tmp + "/no", "--draft",
+                save(f"{tmp}/{name}", CONFIG, {**tensors, name: ((2, 3), bytes(12))}), "--dry-run")
 
 
 def finished(tmp, draft, tensors):
@@ -179,7 +182,7 @@ def changing(folder, tensors):
                 break
             time.sleep(0.05)
         with open(draft + "/model.safetensors", "r+b") as f:
-            f.seek(-4 * H - 1, 2)  # before lm_head.weight, which is not packed
+            f.seek(-2 * VOCAB * H - 1, 2)  # before lm_head.weight, which is not packed
             f.write(b"\0")
         shutil.copy("tests/data/tiny-m2/tokenizer.json", source)
         said = p.communicate(timeout=60)[1]
@@ -191,7 +194,7 @@ def exact(folder, tensors):
     source, name = "tests/data/tiny-m2", "layers.1.mlp.up_proj.weight"
     shape, raw = tensors[name]
     for i, x in enumerate((b"\x80\x7f", b"\xc1\xff")):  # infinity, NaN
-        wrong = save(f"{folder}/nan{i}", CONFIG, {**tensors, name: (shape, raw[:6] + x + raw[8:]), "lm_head.weight": ((2, H), x * 2 * H)})
+        wrong = save(f"{folder}/nan{i}", CONFIG, {**tensors, name: (shape, raw[:6] + x + raw[8:]), "lm_head.weight": ((VOCAB, H), x * (VOCAB * H))})
         refused("E_NONFINITE", 3, "convert", source, "-o", folder + "/no", "--draft", wrong)
     said = run("convert", source, "-o", folder + "/zeroed", "--draft", wrong, "--allow-nonfinite")
     assert said[0] == 0 and "1 weights were NaN or infinite" in said[1], said
@@ -291,6 +294,7 @@ def eagle(tmp):
              ({"attention_bias": True}, {}, 4), ({"eagle_config": {**config, "use_aux_hidden_state": False}}, {}, 4), ({"target_hidden_size": H + 1}, {}, 4),
              ({"eagle_config": {}}, {}, 4), ({"eagle_config": [0, 1, 2]}, {}, 3), ({"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}, {}, 4), ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 3]}}, {}, 3), ({"norm_before_residual": 1}, {}, 3),
              ({}, {"d2t": None}, 3), ({}, {"d2t": eagle_weights([VOCAB] * DRAFT_VOCAB)["d2t"]}, 3), ({}, {"d2t": ((DRAFT_VOCAB - 1,), tensors["d2t"][1][8:])}, 3),
+             ({}, {"t2d": ((VOCAB,), bytes(5) + b"\1" + bytes(VOCAB - 6))}, 3), ({}, {"t2d": ((VOCAB - 1,), tensors["t2d"][1][1:])}, 3),
              ({}, {"midlayer.hidden_norm.weight": None}, 3), ({}, {"more.weight": ((H,), bf16(H, True))}, 3)]
     for i, (change, other, status) in enumerate(cases):
         changed = {k: v for k, v in {**tensors, **other}.items() if v}

@@ -131,13 +131,35 @@ def packed(root):
     assert lines(out, "--rank", "1") and cf.run(INSPECT, out).returncode == 6
 
 
+def companions(a, b):
+    """One byte of the configuration, a tokenizer that only one has: another checkpoint of the same weights. b is put back."""
+    kept = {name: open(f"{b}/{name}", "rb").read() for name in ("config.json", "tokenizer.json")}
+    with open(b + "/config.json", "wb") as f:
+        f.write(kept["config.json"].replace(b"5000000", b"5000001"))
+    done = cf.run(INSPECT, a, "--diff", b, "--data")
+    assert (done.returncode, done.stdout) == (6, b"~ file config.json: other bytes\n"), done
+    assert b"found 0 tensors and 1 files that differ" in done.stderr and cf.ok(INSPECT, a, "--diff", b)
+    if not os.path.exists(b + "/manifest.json"):
+        os.remove(b + "/tokenizer.json")
+        for x, y, sign, what in ((a, b, "-", "removed"), (b, a, "+", "added")):
+            done = cf.run(INSPECT, x, "--diff", y, "--data")
+            assert (done.returncode, done.stdout.decode().splitlines()) == (6, ["~ file config.json: other bytes", f"{sign} file tokenizer.json"]), done
+            done = json.loads(cf.run(INSPECT, x, "--diff", y, "--data", "--json").stdout)
+            assert not done["same"] and done["differences"] == [{"name": "config.json", "what": "file"},
+                                                                {"name": "tokenizer.json", "what": "file " + what}], done
+    for name, text in kept.items():
+        with open(f"{b}/{name}", "wb") as f:
+            f.write(text)
+
+
 def differences(root):
     """Same, other bytes, other form, a tensor that only one of them has; of sources and of packed checkpoints."""
     other = root + "/other"
     shutil.copytree(SRC, other)
     n = len(listed(SRC)["tensors"])
     assert lines(SRC, "--diff", other) == [f"same: {n} tensors (names, types, shapes)"]
-    assert lines(SRC, "--diff", other, "--data") == [f"same: {n} tensors, every byte"]
+    assert lines(SRC, "--diff", other, "--data") == [f"same: {n} tensors and 2 files, every byte"]
+    companions(SRC, other)
     name = other + "/model-00002-of-00002.safetensors"
     tensors = read_st(name)[0]
     last = max((k for k in tensors if len(tensors[k][2]) > 4), key=lambda k: len(tensors[k][2]))
@@ -157,7 +179,8 @@ def differences(root):
     for out, tp, quant in (("/p", "2", "channel_fp8"), ("/q", "2", "channel_fp8"), ("/r", "2", "bf16"), ("/s", "1", "channel_fp8")):
         cf.ok(CONVERT, "-q", SRC, "-o", root + out, "--tp", tp, "--quant", quant)
     count = len(listed(root + "/p")["tensors"])
-    assert lines(root + "/p", "--diff", root + "/q", "--data") == [f"same: {count} tensors, every byte"]
+    assert lines(root + "/p", "--diff", root + "/q", "--data") == [f"same: {count} tensors and 3 files, every byte"]
+    companions(root + "/p", root + "/q")
     part = root + "/q/model-rank-00001-part-00000.safetensors"  # of the second rank, its last byte
     with open(part, "r+b") as f:
         (h,) = struct.unpack("<Q", f.read(8))
@@ -214,15 +237,15 @@ def ranks_here(root):
     """Bytes of ranks that are not there are not the same; without any there is nothing to compare."""
     for name, ranks in (("a", "0"), ("b", "1"), ("c", "0"), ("d", "0,1")):
         cf.ok(CONVERT, SRC, "-o", f"{root}/{name}", "-q", "--tp", "2", "--ranks", ranks)
-    n = len(cf.packed(root + "/a")[1]["tensors"])
+    n, files = (len(cf.packed(root + "/a")[1][key]) for key in ("tensors", "files"))
     for other in "bd":
         done = cf.run(INSPECT, root + "/a", "--diff", f"{root}/{other}", "--data")
         found = done.stdout.decode().splitlines()
         assert done.returncode == 6 and len(found) == n and all(x.endswith(", on other ranks") for x in found), done
-    assert lines(root + "/a", "--diff", root + "/c", "--data") == [f"same: {n} tensors, every byte of the 1 of 2 ranks that are here"]
+    assert lines(root + "/a", "--diff", root + "/c", "--data") == [f"same: {n} tensors and {files} files, every byte of the 1 of 2 ranks that are here"]
     assert listed(root + "/a", "--diff", root + "/c", "--data")["ranks_compared"] == 1
-    assert lines(root + "/d", "--diff", root + "/d", "--data") == [f"same: {n} tensors, every byte"]
-    assert lines(root + "/d", "--diff", root + "/c", "--data", "--rank", "0") == [f"same: {n} tensors, every byte of the 1 of 2 ranks that are here"]
+    assert lines(root + "/d", "--diff", root + "/d", "--data") == [f"same: {n} tensors and {files} files, every byte"]
+    assert lines(root + "/d", "--diff", root + "/c", "--data", "--rank", "0") == [f"same: {n} tensors and {files} files, every byte of the 1 of 2 ranks that are here"]
     empty = pf.Packed(root + "/a")
     empty.parts, empty.manifest["ranks"] = {}, [{"parts": []}] * 2
     empty.save(root + "/e")

@@ -120,7 +120,7 @@ def sources():
     os.remove(f"{cache}/snapshots/0123abcd/config.json")
     assert convert(cache, "--dry-run", "--json").stdout == plan
     shutil.rmtree(f"{cache}/snapshots/0123abcd")
-    for named in ("0123abcd", "0123abcd\n", "", "../../elsewhere", "4567e", "4567eF"):  # nor is the one snapshot taken for another
+    for named in ("0123abcd", "0123abcd\n", "", "../../elsewhere", "4567e", "4567eF", "4567ef\0x", "4567ef\n0123abcd"):  # nor is the one snapshot taken for another
         open(f"{cache}/refs/main", "w").write(named)
         refused(3, ["E_FS_MISSING", "refs/main", "of which there is no snapshot"], "minimax-convert", cache, "--dry-run")
     open(f"{cache}/refs/main", "w").write("4567ef\n")

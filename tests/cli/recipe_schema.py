@@ -99,6 +99,18 @@ def random_recipe(rng):
     return recipe if rng.random() > 0.01 else [recipe]
 
 
+def options():
+    """--ignore and --override give one rule each, or are refused; none is a setting or several rules."""
+    for match in ("*", "a=b", "a b", "re:^w[13]$", "searches"):
+        for option, word in ((["--ignore", match], "none"), (["--override", match + "=bf16"], "bf16")):
+            done = subprocess.run([f"{BIN}/minimax-convert", "--quant", "int8", *option, "--print-recipe"], capture_output=True, check=True)
+            assert json.loads(done.stdout)["rules"] == [{"match": match, "scheme": word}], (option, done.stdout)
+    for match in ("a;b", "lm_head*=bf16; x", ";", "search", " method ", "kv_scales", "nonfinite", "importance", "act_scales"):
+        for option in (["--ignore", match], ["--override", match + "=absmax"], ["--override", match + "=zero"]):
+            done = subprocess.run([f"{BIN}/minimax-convert", "--quant", "int8", *option, "--print-recipe"], capture_output=True, text=True, check=False)
+            assert (done.returncode, done.stdout) == (2, "") and f"{option[0]}: found" in done.stderr and "expected one pattern" in done.stderr, (option, done)
+
+
 def main():
     listed = [s["enum"] for s in SCHEMA["$defs"]["scheme"]["anyOf"]]
     assert listed == [[s["name"] for s in TABLE["schemes"]], [w for s in TABLE["schemes"] for w in s["synonyms"]]], listed
@@ -121,6 +133,7 @@ def main():
     with open(path, "w", encoding="utf-8") as f:
         json.dump({"default": "NVFP4", "rules": [{"match": "*", "scheme": "None"}]}, f)
     assert take(path)["default"] == "nvfp4" and take(path)["rules"][0]["scheme"] == "none"
+    options()
     print(f"{counts[True]} random recipes that the schema allows were taken and printed as they were meant, {counts[False]} others refused")
 
 

@@ -518,9 +518,10 @@ def keys_with_nul(s):
     base = {"prompt": "In the", "max_tokens": 1, "temperature": 0}
     for field in ("logit_bias", "grammar", "echo", "best_of", "images"):
         assert ask(s, "/v1/completions", {**base, field + "\0": "x"})[1]["choices"] == ask(s, "/v1/completions", base)[1]["choices"], field
-    for field, value in (("logit_bias", {"5\0": 1}), ("structured_outputs", {"regex\0": "a"})):
+    for field, value, key in (("logit_bias", {"5\0b": 1}, "5\\x00b"), ("structured_outputs", {"regex\0b": "a"}, "regex\\x00b"),
+                              ("guided_json", {"minLength\0b": 1}, "minLength\\x00b")):
         status, reply = ask(s, "/v1/completions", {**base, field: value})
-        assert status == 400 and reply["error"]["param"] == field, (field, status, reply)
+        assert status == 400 and reply["error"]["param"] in (field, None) and key in reply["error"]["message"], (field, status, reply)
     schema = {"type": "object", "properties": {"a": {"$ref": "#b"}}, "required": ["a"], "$defs": {"b": {"$anchor": "b", "enum": [12]}}}
     assert ask(s, "/v1/completions", {**base, "max_tokens": 40, "guided_json": schema})[0] == 200
     text = json.dumps(schema)

@@ -149,6 +149,16 @@ for bad in (p384_key, rsa_key, ed_key):
 openssl("pkcs8", "-topk8", "-in", key, "-out", work + "/locked.pem", "-passout", "pass:x")
 run("minimax-archive", "sign", model, "--key", work + "/locked.pem", expect=3, says="E_KEY")
 
+# One key in other forms of PEM, as openssl writes them on request: still the key that signed.
+for name, option in (("compressed", ("-conv_form", "compressed")), ("explicit", ("-param_enc", "explicit"))):
+    openssl("ec", "-in", key, *option, "-out", f"{work}/{name}.pem")
+    openssl("ec", "-in", key, "-pubout", *option, "-out", f"{work}/{name}.pub")
+    run("minimax-verify", model, "--key", f"{work}/{name}.pub", "--level", "header")
+    run("minimax-archive", "sign", work + "/another", "--key", f"{work}/{name}.pem")
+    for half in (public, f"{work}/{name}.pub"):
+        run("minimax-verify", work + "/another", "--key", half, "--level", "header")
+run("minimax-archive", "sign", work + "/another", "--key", key)
+
 # The directory changed.
 os.rename(bundle_path, work + "/kept.sig")
 refused("E_FS_MISSING")

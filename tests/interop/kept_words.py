@@ -23,6 +23,7 @@ BIN = os.path.join(os.environ["BUILD"], "bin")
 TMP = os.environ["TMPDIR"]
 MODEL = Checkpoint("tests/data/tiny-m1")
 KEPT = [name for name, case in CASES.items() if case[2] and re.match(r"w[48]a16_", case[2])]
+AWQ = {"bits": 4, "group_size": 64, "version": "gemm"}
 RUN = {"awq", "gptq_v1", "gptq_v1_asym", "gptq_8bit_asym"}  # whose logits are computed
 
 
@@ -182,6 +183,19 @@ def check_refusals():
     said = run("minimax-convert", source, "-o", source + "-1", status=4)
     assert "E_Q_KEEP" in said and "desc_act" in said and "g_idx" in said, said
     run("minimax-convert", source, "-o", source + "-int8", "--quant", "int8")
+    # Zero points that the configuration denies, which engines then pass over.
+    for name, encode, config in ("ct", ct_packed(4, 32, symmetric=False), ct_int(4, 32)), ("awq", awq(64), dict(AWQ, zero_point=False)):
+        source = os.path.join(TMP, "denied-" + name)
+        MODEL.write(source, MODEL.encoded(encode)[0], config if name == "ct" else method("awq", **config))
+        for quant in "none", "bf16":
+            said = run("minimax-convert", source, "-o", source + "-1", "--quant", quant, status=3)
+            assert "E_Q_ZERO" in said and "expected 8 of a symmetric quantization" in said and "checkpoint_format" not in said, said
+    config = ct_int(4, 32, symmetric=False)
+    config["quantization_config"]["config_groups"]["group_0"]["weights"]["symmetric"] = 0
+    source = os.path.join(TMP, "number")
+    MODEL.write(source, MODEL.encoded(ct_packed(4, 32, symmetric=False))[0], config)
+    said = run("minimax-convert", source, "-o", source + "-1", status=3)
+    assert "E_Q_CONFIG" in said and "symmetric" in said, said
 
 
 assert len(KEPT) >= 12, KEPT

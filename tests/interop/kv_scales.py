@@ -5,11 +5,15 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 
 import numpy as np
 from packed import Packed
 from safetensors.numpy import save_file
 from unsharded import Unsharded
+
+sys.path.insert(0, "tests/fault")
+import packed_files  # noqa: E402
 
 BIN, TMP = os.path.join(os.environ["BUILD"], "bin"), os.environ["TMPDIR"]
 HEADS = 2
@@ -125,7 +129,23 @@ if __name__ == "__main__":
             assert "E_UNKNOWN" in convert(source("tiny-m2", "src", layers(scalar, [own, "kv_scale"])), "no", "--layout", layout, status=3)
     assert "E_SHAPE" in convert(source("tiny-m2", "src", layers(lambda x: np.full(3, x, np.float32), ["k_scale"])), "no", status=3)
     assert "E_DTYPE" in convert(source("tiny-m2", "src", layers(lambda x: np.full(1, x, np.int32), ["k_scale"])), "no", status=3)
-    assert "E_NONFINITE" in convert(source("tiny-m2", "src", layers(lambda x: np.full(1, np.nan, np.float32), ["k_scale"])), "no", status=3)
+
+    # Engines divide by a scale: none is 0, negative or not finite, also not by way of --allow-nonfinite.
+    for number in (0, -0.5, np.nan, np.inf):
+        src = source("tiny-m2", "src", layers(lambda x: np.array([1, number], np.float16), ["k_scale", "v_scale"]))
+        for options in ([], ["--kv-scales", "f32", "--allow-nonfinite"], ["--layout", "hf"]):
+            said = convert(src, "no", *options, status=3)
+            assert "E_Q_SCALE" in said and "at row 1, expected a positive number; --kv-scales drop" in said, said
+        convert(src, "dropped", "--kv-scales", "drop")
+    packed = packed_files.Packed(convert(source("tiny-m2", "src", layers(heads, ["k_scale", "v_scale"])), "out", "--tp", "2"))
+    packed.save(TMP + "/whole")
+    subprocess.run([f"{BIN}/minimax-verify", TMP + "/whole", "-q"], check=True)
+    _, stored = next(packed.planes(packed.tensor("attn.v_scale")))
+    stored[2][:] = bytes(len(stored[2]))
+    packed.save(TMP + "/zero")
+    done = subprocess.run([f"{BIN}/minimax-verify", TMP + "/zero", "-q"], stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 6 and "E_SCALE" in done.stderr and "found scale 0 of a KV cache at element 0" in done.stderr, done
+    assert "E_NONFINITE" in convert(source("tiny-m2", "src", layers(lambda x: np.full(1, np.nan, np.float32), ["k_zero_point"])), "no", status=3)
     assert "E_UNKNOWN" in convert(source("tiny-m1", "src", layers(scalar, ["k_scale"], 1)), "no", status=3)
     m1 = {f"model.layers.2.self_attn.{n}": scalar(7) for n in ("k_proj.k_scale", "v_proj.v_scale")}
     assert len(found(Packed(convert(source("tiny-m1", "src", m1), "m1", "--tp", "2")))) == 2

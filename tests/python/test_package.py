@@ -1,10 +1,13 @@
 """The Python package beside a reader written from formats/FORMAT.md alone (tests/interop/packed.py) and ml_dtypes' numbers."""
+import copy
 import ctypes
 import gc
 import os
+import pickle
 import shutil
 import subprocess
 import sys
+import weakref
 
 import ml_dtypes
 import numpy as np
@@ -207,6 +210,82 @@ def test_names(folder, tmp_path):
         for ask in (lambda: minimax_packed.open(path + "\0x"), lambda: c.unshard(c.sources[0] + "\0x"), lambda: c.unshard_planes(c.sources[0] + "\0x")):
             with pytest.raises(ValueError, match="NUL"):
                 ask()
+
+
+def test_null(folder):
+    """NULL for what the library must have is a usage error, never a crash."""
+    c, lib = minimax_packed.open(convert(folder, "tiny-m2", "--tp", "2", "--quant", "nvfp4")), native.lib
+    p, t, name = c._handle.pointer, c.rank(0).tensors[3]._pointer, c.sources[3].encode()
+    err = native.ErrorStruct()
+    assert not lib.minimax_open(None, err) and err.status == 2
+    assert not lib.minimax_open_ranks(c.info.dir.encode(), None, 1, err) and err.status == 2
+    assert not lib.minimax_get_info(None) and not lib.minimax_find(None, 0, name) and not lib.minimax_find(p, 0, None)
+    assert lib.minimax_has_rank(None, 0) == lib.minimax_tensor_count(None, 0) == lib.minimax_source_count(None) == 0
+    assert not lib.minimax_tensor_at(None, 0, 0) and not lib.minimax_plane_at(None, 0) and not lib.minimax_piece_at(None, 0)
+    assert not lib.minimax_source_name(None, 0, err) and err.status == 2
+    grid, shape = native.GridStruct(), (ctypes.c_uint32 * 2)()
+    for status in [lib.minimax_verify(None, 1, err), lib.minimax_unpack(None, 0, 0, 1, shape, err), lib.minimax_unpack(t, 0, 0, 1, None, err),
+                   lib.minimax_source_shape(p, None, shape, err), lib.minimax_source_shape(p, name, None, err),
+                   lib.minimax_source_plane(None, name, 0, grid, err), lib.minimax_source_plane(p, name, 0, None, err),
+                   lib.minimax_unshard(p, None, 0, 1, shape, None), lib.minimax_unshard(p, name, 0, 1, None, None),
+                   lib.minimax_unshard_plane(p, name, 0, None, None)]:
+        assert status == 2
+    assert lib.minimax_unshard(p, name, 0, 0, None, err) == 0
+
+
+def test_wrong_arguments(folder, tmp_path):
+    path = convert(folder, "tiny-m2", "--tp", "2", "--quant", "nvfp4")
+    odd = os.fsencode(tmp_path) + b"/\xff"  # a path as any other
+    os.symlink(path, odd)
+    assert os.fsencode(minimax_packed.open(odd).info.dir) == odd
+    c = minimax_packed.open(path)
+    source, tensor = c.sources[0], c.rank(0).tensors[1]
+    for call in [lambda: minimax_packed.open(path + "\0.py"), lambda: minimax_packed.open(path.encode() + b"\0", ranks=[0]),
+                 lambda: c.unshard(source + "\0.weight"), lambda: c.unshard_planes(source + "\0")]:
+        with pytest.raises(ValueError, match="NUL"):
+            call()
+    for call in [lambda: c.unshard(source, 0), lambda: c.unshard(source, []), lambda: tensor.dequantize(rows=0), lambda: tensor.dequantize(0.0)]:
+        with pytest.raises(TypeError):
+            call()
+    for threads in -1, 1 << 32:
+        with pytest.raises(ValueError, match="threads"):
+            c.verify(threads)
+
+
+def test_handles_are_not_copied(folder):
+    """A copy of a handle would unmap the files under the first one, and a pickled one is another process's address."""
+    c = minimax_packed.open(convert(folder, "tiny-m2", "--tp", "2", "--quant", "nvfp4"))
+    rank = c.rank(0)
+    for made in c, rank, rank.tensors[0], rank.tensors[0].planes[0]:
+        for copied in copy.deepcopy, pickle.dumps:
+            with pytest.raises((TypeError, ValueError)):
+                copied(made)
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        rank["lm_head.weight"].flags.writeable = True
+
+
+def test_closed_during_a_call(folder, monkeypatch):
+    """What another thread does while a function of the library runs, one function after the other."""
+    calls = {"minimax_verify": lambda c: c.verify(1), "minimax_source_count": lambda c: c.sources, "minimax_has_rank": lambda c: c.ranks,
+             "minimax_tensor_count": lambda c: c.rank(0), "minimax_source_shape": lambda c: c._shape("model.norm.weight"),
+             "minimax_unshard": lambda c: c.unshard("model.norm.weight"), "minimax_unshard_plane": lambda c: c.unshard_planes("model.norm.weight")}
+    for name, call in calls.items():
+        c = minimax_packed.open(convert(folder, "tiny-m2", "--tp", "2", "--quant", "nvfp4"))
+        function, handle, seen = getattr(native.lib, name), weakref.ref(c._handle), []
+
+        def closing(pointer, *arguments):
+            c.close()
+            gc.collect()
+            seen.append(handle() is not None)
+            return function(pointer, *arguments) if seen[-1] else 0
+
+        with monkeypatch.context() as m:
+            m.setattr(native.lib, name, closing)
+            try:
+                call(c)
+            except ValueError as e:
+                assert "closed" in str(e)
+        assert seen and all(seen), name
 
 
 def test_verify(folder, tmp_path):

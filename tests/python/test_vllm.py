@@ -175,6 +175,11 @@ def test_nvfp4(source, tmp_path):
         assert (fills[at + "routed_experts.w13_weight_scale_2"].array() == rank[at + "w13_weight_scale_2"].reshape(E, 1)).all()
         assert fills[at + "routed_experts.w13_weight_scale"].how == fills[at + "routed_experts.w13_weight"].how == "copy"
         assert (fills[at + "routed_experts.w13_input_scale"].array() == np.float32(rank.tensor(at + "w13_weight").input_scale)).all()
+        name = "model.layers.0.self_attn.o_proj.weight_scale_2"  # a scalar, as ModelOpt stores it
+        one = {f.parameter: f for f in plan(rank, {**want, name: Parameter("F32", ())})}[name].array()
+        assert one.shape == () and one == rank[name].item()
+        with pytest.raises(minimax_packed.Error):
+            plan(rank, {**want, name: Parameter("F32", (-1,))})
 
 
 def test_per_tensor_and_inputs(source, tmp_path):

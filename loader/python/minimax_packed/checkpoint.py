@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
+import operator
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple, Union
@@ -19,7 +21,7 @@ _ML_DTYPES = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn"}
 _TORCH = {"F32": "float32", "F16": "float16", "I8": "int8", "U8": "uint8", "U32": "uint32", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn"}
 
 
-def _whole(text: bytes) -> bytes:
+def _c_string(text: bytes) -> bytes:
     """As an argument of C, which would end at a NUL byte."""
     if b"\0" in text:
         raise ValueError(f"found a NUL character in {text!r}")
@@ -31,7 +33,7 @@ class _Handle:
 
     def __init__(self, path: Union[str, "os.PathLike[str]"], ranks: Optional[Iterable[int]]) -> None:
         self.pointer = None
-        err, name = ErrorStruct(), _whole(os.fsencode(path))
+        err, name = ErrorStruct(), _c_string(os.fsencode(path))
         if ranks is None:
             self.pointer = lib.minimax_open(name, err)
         else:
@@ -42,10 +44,27 @@ class _Handle:
         if not self.pointer:
             check(err.status, err)
 
+    def call(self, function: str, *arguments: Any) -> Any:
+        """A function of the library on this checkpoint, which stays open until it returns, also where another thread closes it."""
+        return getattr(lib, function)(self.pointer, *arguments)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("an open checkpoint cannot be copied or pickled: open its directory again")
+
     def __del__(self) -> None:
         if self.pointer:
             lib.minimax_close(self.pointer)
             self.pointer = None
+
+
+def _range(rows: Optional[slice], total: int) -> Tuple[int, int]:
+    """First row and number of rows of a slice of so many; None: all."""
+    if rows is not None and not isinstance(rows, slice):
+        raise TypeError(f"found rows {rows!r}, expected a slice")
+    first, end, step = (slice(None) if rows is None else rows).indices(total)
+    if step != 1:
+        raise ValueError(f"found rows with step {step}, expected 1")
+    return first, max(0, end - first)
 
 
 @dataclass(frozen=True)
@@ -109,9 +128,7 @@ class Plane:
     @property
     def array(self) -> np.ndarray:
         """A read-only view, nothing copied."""
-        out = np.frombuffer(self._buffer(), self._dtypes[self.dtype]).reshape(self.shape)
-        out.flags.writeable = False
-        return out
+        return np.frombuffer(memoryview(self._buffer()).toreadonly(), self._dtypes[self.dtype]).reshape(self.shape)
 
     @property
     def torch(self) -> "torch.Tensor":
@@ -163,10 +180,8 @@ class Tensor:
             for i in range(self.matrices or 1):
                 self._unpack(i, 0, self.rows, out[i] if self.matrices else out)
             return out
-        first, end, step = (rows or slice(None)).indices(self.rows)
-        if step != 1:
-            raise ValueError(f"found rows with step {step}, expected 1")
-        count = max(0, end - first)
+        first, count = _range(rows, self.rows)
+        matrix = None if matrix is None else operator.index(matrix)
         if matrix is None and self.matrices:
             raise ValueError(f"{self.name} is a stack of {self.matrices} matrices: rows of which?")
         if matrix is not None and not 0 <= matrix < max(1, self.matrices):
@@ -184,8 +199,8 @@ class Rank(Mapping[str, np.ndarray]):
 
     def __init__(self, handle: _Handle, rank: int, dtypes: Dict[str, np.dtype]) -> None:
         self.rank = rank
-        count = lib.minimax_tensor_count(handle.pointer, rank)
-        self._tensors = [Tensor(handle, lib.minimax_tensor_at(handle.pointer, rank, i), dtypes) for i in range(count)]
+        count = handle.call("minimax_tensor_count", rank)
+        self._tensors = [Tensor(handle, handle.call("minimax_tensor_at", rank, i), dtypes) for i in range(count)]
         self._by_name = {t.name: t for t in self._tensors}
         self._planes = {p.name: p for t in self._tensors for p in t.planes}
 
@@ -233,7 +248,7 @@ class Checkpoint:
 
             self._dtypes.update({name: np.dtype(getattr(types, word)) for name, word in _ML_DTYPES.items()})
         self._handle: Optional[_Handle] = _Handle(path, ranks)
-        info = lib.minimax_get_info(self._handle.pointer).contents
+        info = self._handle.call("minimax_get_info").contents
         values: Dict[str, Any] = {name: getattr(info, name) for name, _ in info._fields_}
         values.update({name: os.fsdecode(v) if name == "dir" else v.decode() for name, v in values.items() if isinstance(v, bytes)})
         self.info = Info(**values)
@@ -256,7 +271,7 @@ class Checkpoint:
     @property
     def ranks(self) -> List[int]:
         """Those whose files are open."""
-        return [r for r in range(self.info.ranks) if lib.minimax_has_rank(self._open.pointer, r)]
+        return [r for r in range(self.info.ranks) if self._open.call("minimax_has_rank", r)]
 
     def rank(self, rank: int) -> Rank:
         if rank not in self.ranks:
@@ -266,15 +281,17 @@ class Checkpoint:
     def verify(self, threads: int = 0) -> None:
         """Proves every byte of the open ranks and companion files by their digests, that nothing else lies there, that numbers are finite
         and scales allowed. Raises ``Error`` with the first damage. threads 0: as many as CPUs."""
+        if not 0 <= threads < 1 << 32:
+            raise ValueError(f"found {threads} threads, expected a number from 0 on")
         err = ErrorStruct()
-        check(lib.minimax_verify(self._open.pointer, threads, err), err)
+        check(self._open.call("minimax_verify", threads, err), err)
 
     @property
     def sources(self) -> List[str]:
         """Names of the source checkpoint's matrices, each expert by its own."""
-        out, err = [], ErrorStruct()
-        for i in range(lib.minimax_source_count(self._open.pointer)):
-            name = lib.minimax_source_name(self._open.pointer, i, err)
+        out, err, handle = [], ErrorStruct(), self._open
+        for i in range(handle.call("minimax_source_count")):
+            name = handle.call("minimax_source_name", i, err)
             check(err.status, err)
             out.append(ctypes.string_at(name).decode())
             lib.minimax_free(name)
@@ -282,30 +299,31 @@ class Checkpoint:
 
     def _shape(self, source: str) -> Tuple[int, int]:
         shape, err = (ctypes.c_uint32 * 2)(), ErrorStruct()
-        check(lib.minimax_source_shape(self._open.pointer, _whole(source.encode()), shape, err), err)
+        check(self._open.call("minimax_source_shape", _c_string(source.encode()), shape, err), err)
         return shape[0], shape[1]
 
     def unshard(self, source: str, rows: Optional[slice] = None) -> np.ndarray:
         """A source matrix, or some rows of it, put together from the ranks: float32 [rows, columns]; a vector has one column."""
         total, cols = self._shape(source)
-        first, end, step = (rows or slice(None)).indices(total)
-        if step != 1:
-            raise ValueError(f"found rows with step {step}, expected 1")
-        out, err = np.empty((max(0, end - first), cols), np.float32), ErrorStruct()
-        check(lib.minimax_unshard(self._open.pointer, source.encode(), first, len(out), out.ctypes.data, err), err)
+        first, count = _range(rows, total)
+        out, err = np.empty((count, cols), np.float32), ErrorStruct()
+        check(self._open.call("minimax_unshard", source.encode(), first, count, out.ctypes.data, err), err)
         return out
 
     def unshard_planes(self, source: str) -> Dict[str, np.ndarray]:
         """What is stored of a source matrix, put together from the ranks, bit for bit: its codes under "", its scales under their suffixes,
         each [lines, elements of a line] on the stored grid."""
         out: Dict[str, np.ndarray] = {}
+        handle = self._open
         self._shape(source)
-        for i in range(4):
+        for i in itertools.count():
             grid, err = GridStruct(), ErrorStruct()
-            if lib.minimax_source_plane(self._open.pointer, source.encode(), i, grid, err):
+            status = handle.call("minimax_source_plane", source.encode(), i, grid, err)
+            if status == 2:  # past the last
                 break
+            check(status, err)
             plane = np.empty((grid.lines, grid.width), self._dtypes[grid.dtype.decode()])
-            check(lib.minimax_unshard_plane(self._open.pointer, source.encode(), i, plane.ctypes.data, err), err)
+            check(handle.call("minimax_unshard_plane", source.encode(), i, plane.ctypes.data, err), err)
             out[grid.suffix.decode()] = plane
         return out
 

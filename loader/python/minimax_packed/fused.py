@@ -53,7 +53,7 @@ class Fill:
         elif self.how == "repeat":
             return self._repeated(self.plane)
         elif self.how == "constant":
-            return np.broadcast_to(a.reshape((self.tensor.matrices, *[1] * (len(self.shape) - 1)) if self.tensor.matrices else -1), self.shape)
+            return np.broadcast_to(a.reshape((self.tensor.matrices, *[1] * (len(self.shape) - 1)) if self.tensor.matrices else ()), self.shape)
         return a.reshape(self.shape)
 
     def _repeated(self, plane: Plane) -> np.ndarray:
@@ -98,7 +98,8 @@ def _how(tensor: Tensor, plane: Plane, want: Parameter) -> Optional[str]:
     if plane.suffix == "":
         return None
     if plane.cell == (0, 0):  # one number for each matrix: of all that were fused into it
-        return "constant" if not tensor.matrices or want.shape[:1] == (tensor.matrices,) else None
+        fits = not tensor.matrices or want.shape[:1] == (tensor.matrices,)
+        return "constant" if fits and all(extent >= 0 for extent in want.shape) else None
     if tensor.vector:
         return "copy" if int(np.prod(want.shape)) == tensor.rows == 1 else None
     grid = zip((tensor.rows, tensor.cols), plane.cell, want.shape[-2:])

@@ -65,6 +65,7 @@ _FUNCTIONS = {
     "minimax_has_rank": (c_int, [c_void_p, c_uint32]),
     "minimax_tensor_count": (c_size_t, [c_void_p, c_uint32]),
     "minimax_tensor_at": (POINTER(TensorStruct), [c_void_p, c_uint32, c_size_t]),
+    "minimax_find": (POINTER(TensorStruct), [c_void_p, c_uint32, c_char_p]),
     "minimax_plane_at": (POINTER(PlaneStruct), [POINTER(TensorStruct), c_uint32]),
     "minimax_piece_at": (POINTER(PieceStruct), [POINTER(TensorStruct), c_uint32]),
     "minimax_unpack": (c_int, [POINTER(TensorStruct), c_uint32, c_uint32, c_uint32, c_void_p, _ERROR]),

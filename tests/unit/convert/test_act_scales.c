@@ -126,11 +126,54 @@ TEST(experts) {
   }
 }
 
+/* A stack has one number, one for each of its 3 experts, or one for each of its 6 matrices. */
+TEST(other_numbers_of_experts) {
+  for (unsigned n = 1; n <= 7; n++) {
+    char header[256];
+    const uint16_t number[7] = {0x4000, 0x4040, 0x4080, 0x4080, 0x40a0, 0x4040, 0x4000};
+    snprintf(header, sizeof header, "{\"" W13 ".amax\": {\"dtype\": \"BF16\", \"shape\": [%u], \"data_offsets\": [0, %u]}}", n, 2 * n);
+    mm_act_scales s;
+    mm_err err = {0};
+    uint64_t without;
+    assert_true(open_tensors(&s, header, number, 2 * n, &err));
+    assert_int_equal(found(&s, W13, "tensor_wise_fp8", &without) > 0, n == 1 || n == 3 || n == 6);
+    mm_act_scales_close(&s);
+  }
+}
+
+TEST(other_models) {
+  static const struct {
+    const char *name;
+    bool fits;
+  } all[] = {{"model.layers.1.block_sparse_moe.experts.2.w1.input_scale", true},
+             {"model.layers.1.block_sparse_moe.experts.3.w1.input_scale", false},
+             {"model.layers.1.block_sparse_moe.experts.10.w1.activation_scale", false},
+             {"model.layers.1.self_attn.qkv_proj.weight.amax", true},
+             {"model.layers.2.self_attn.qkv_proj.weight.amax", false},
+             {"model.layers.99999999999.self_attn.qkv_proj.weight.amax", false},
+             {"model.layers.2.self_attn.o_proj.input_scale", true}, /* of multi-token prediction, which no model here has */
+             {"lm_head.weight.amax", true}};
+  const mm_model model = {.layers = 2, .experts = 3};
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+    char text[128];
+    mm_act_scales s;
+    mm_err err = {0};
+    snprintf(text, sizeof text, "{\"%s\": 1}", all[i].name);
+    assert_true(open_bytes(&s, text, strlen(text), &err));
+    assert_int_equal(mm_act_scales_of_model(&s, &model, &err), all[i].fits);
+    if (!all[i].fits) assert_non_null(strstr(err.text, "found a scale of another model, expected 2 layers of 3 experts"));
+    mm_act_scales_close(&s);
+  }
+}
+
 TEST(refused) {
   static const char *const all[][2] = {
       {"", "found an empty file"},
       {"{}", "found no scale of activations"},
       {"{\"a.input_scale\": -1}", "found -1, expected a positive number"},
+      {"{\"a.input_scale\": 1e300}", "found 1e+300, expected a number from 2^-126 to 2^126"}, /* F32 and its reciprocal */
+      {"{\"a.input_scale\": 1e-300}", "found 1e-300, expected a number from 2^-126 to 2^126"},
+      {"{\"a.input_global_scale\": 1e-44}", "found 1e-44, expected a number from 2^-126 to 2^126"},
       {"{\"a.input_scale\": \"1\"}", "expected a number under a name"},
       {"{\"a.scale\": 1}", "expected a number under a name"},
       {"{\"input_scale\": 1}", "expected a number under a name"}, /* nothing before it */

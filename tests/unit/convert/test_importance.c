@@ -143,6 +143,47 @@ TEST(no_mean_squares) {
   }
 }
 
+/* So are counts of tokens: q_proj's 100 becomes a number that is none. */
+TEST(no_counts) {
+  static const float counts[] = {-1.0f, NAN, INFINITY};
+  const float whole = 100;
+  for (size_t i = 0; i < 4; i++) {
+    bytes b = i < 3 ? gguf() : collected();
+    size_t at = b.n - sizeof(int64_t);
+    for (size_t j = 0; i < 3 && j + sizeof whole <= b.n; j += 4)
+      if (memcmp(b.at + j, &whole, sizeof whole) == 0 && j < at) at = j;
+    if (i < 3)
+      memcpy(b.at + at, &counts[i], sizeof *counts);
+    else
+      memcpy(b.at + at, &(int64_t){-1}, sizeof(int64_t));
+    mm_importance m;
+    mm_err err = {0};
+    uint8_t *data;
+    assert_true(parse(&m, &b, &data, &err));
+    assert_int_equal(weighing(&m, "q_proj.weight", 1, 0, 6, &err), MM_WEIGHING_FAILED);
+    assert_non_null(strstr(err.text, "found a number of tokens that is negative or not finite"));
+    mm_importance_close(&m);
+    free(data);
+  }
+}
+
+/* A file of more layers, or with more experts by name, is another model's. */
+TEST(other_models) {
+  const bytes file[] = {gguf(), dat(), collected()};
+  for (int i = 0; i < 3; i++) {
+    bytes b = file[i];
+    mm_importance m;
+    mm_err err = {0};
+    uint8_t *data;
+    assert_true(parse(&m, &b, &data, &err));
+    assert_true(mm_importance_of_model(&m, &(mm_model){.layers = 2, .experts = 3}, &err));
+    assert_false(mm_importance_of_model(&m, &(mm_model){.layers = 1, .experts = 3}, &err));
+    assert_non_null(strstr(err.text, "found an entry of another model, expected 1 layers of 3 experts"));
+    mm_importance_close(&m);
+    free(data);
+  }
+}
+
 TEST(weights) {
   static const float square[] = {0, 1, 7, 4};
   float w[4];
