@@ -268,8 +268,7 @@ static bool run(const mm_convert_args *a, mm_plan *plan, mm_writer_options o, mm
   if (a->processes == 1 || !ok) return ok;
   if (!all) return mm_fail(err, MM_INTERRUPTED, "E_INTERRUPTED", mm_at(NULL, NULL), "another process failed; --resume continues");
   if (a->process == 0) {
-    o.shard = 0, o.shards = 1;
-    o.leftover = MM_LEFTOVER_RESUME;
+    o.shard = 0, o.shards = 1, o.leftover = MM_LEFTOVER_RESUME;
     atomic_store(&progress.zeroed, 0); /* the journals know them all */
     uint64_t kept = atomic_load(&progress.kept_bytes);
     ok = mm_convert_run(plan, &o, &progress, manifest, err);

@@ -4,9 +4,9 @@
 #define MM_CONVERT_PLAN_H
 
 #include "convert/calibration/act_scales.h"
+#include "convert/calibration/placement.h"
 #include "convert/calibration/second_moments.h"
 #include "convert/model/recipe.h"
-#include "convert/plan/placement.h"
 #include "convert/source/index.h"
 #include "formats/pack.h"
 

@@ -1,5 +1,5 @@
 /* Greedy placement: longest processing time first (Graham 1969), with a limit on the experts of a group. */
-#include "convert/plan/placement.h"
+#include "convert/calibration/placement.h"
 
 #include <math.h>
 #include <stdlib.h>
