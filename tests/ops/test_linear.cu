@@ -165,7 +165,8 @@ static void check_rounded(uint32_t tokens, uint32_t n, uint32_t k, uint32_t cell
   test_weight w;
   random_weight(&w, MM_CU_E4M3, MM_CU_COARSE, 1, n, k, cell_n, cell_k);
   w.d.rounding = how;
-  if (!takes_here(MM_CU_GEMM_FP8, w.d)) return; /* not of this device */
+  const bool by_mma = takes_here(MM_CU_GEMM_CODES, w.d) && !decode_linear;
+  if (!takes_here(MM_CU_GEMM_FP8, w.d) && !by_mma) return; /* not of this device */
   auto x = random_bf16((size_t)tokens * k);
   std::vector<float> rounded;
   for (auto v : x) rounded.push_back(to_float(v));
@@ -175,7 +176,8 @@ static void check_rounded(uint32_t tokens, uint32_t n, uint32_t k, uint32_t cell
   dx.put(x);
   code_buffers codes(tokens, k);
   CUDA_OK(mm_cu_encode(codes.d, {dx.p, k, nullptr}, how, 0));
-  CUDA_OK((decode_linear ? mm_cu_small_batch_fp8 : mm_cu_gemm_fp8)(w.d, {codes.d, wide ? nullptr : y.p, wide ? y32.p : nullptr}, 0));
+  const auto product = decode_linear ? mm_cu_small_batch_fp8 : by_mma ? mm_cu_gemm_codes : mm_cu_gemm_fp8;
+  CUDA_OK(product(w.d, {codes.d, wide ? nullptr : y.p, wide ? y32.p : nullptr}, 0));
   std::vector<double> want((size_t)tokens * n), got;
   parallel(tokens, [&](uint32_t t) {
     for (uint32_t i = 0; i < n; i++) {
@@ -191,7 +193,10 @@ static void check_rounded(uint32_t tokens, uint32_t n, uint32_t k, uint32_t cell
   }
   char what[160];
   snprintf(what, sizeof what, "linear rounded %ux%u, kind %d, T=%-4u n=%-5u k=%-5u%s%s", cell_n, cell_k, (int)how.kind, tokens, n, k,
-           decode_linear ? " decode_linear" : "", wide ? " f32" : "");
+           decode_linear ? " decode_linear"
+           : by_mma      ? " mma.sync"
+                         : "",
+           wide ? " f32" : "");
   report(what, relative_error(want, got), wide ? 1e-3 : 3e-3);
 }
 
