@@ -542,7 +542,7 @@ run_part() {
     capacity) capacity_part ;;
     eval) eval_part ;;
     collect) collect_part ;;
-    kernels) "$gpu" test linear experts few shared widened mx attention blocks lightning rows choice edges ;;
+    kernels) "$gpu" test linear codes experts few shared widened mx attention blocks lightning rows choice edges ;;
     sequences) "$gpu" test sequences ;;
     models) models_part ;;
     text) text_part ;;

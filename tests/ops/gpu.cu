@@ -350,6 +350,7 @@ static const subject kSubjects[] = {
     {"peers", test_peers, bench_peers},
     {"across", test_across, bench_across},
     {"linear", test_linear, bench_linear},
+    {"codes", test_codes, NULL},
     {"experts", test_experts, bench_experts},
     {"few", test_few_rows, NULL},
     {"shared", test_shared, NULL},

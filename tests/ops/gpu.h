@@ -160,6 +160,7 @@ void test_load();
 void test_peers();
 void test_across();
 void test_linear();
+void test_codes();
 void test_experts();
 void test_few_rows();
 void test_shared();

@@ -94,7 +94,8 @@ static bool codes_of(const middle_codes &c, uint32_t pair, const std::vector<dou
 /* Where inputs are rounded: a single token's kernel does it, or several's multiply codes. */
 static bool takes_rounded(const expert_case &c, const mm_cu_weight &w13, const mm_cu_weight &w2, uint32_t tokens, uint32_t top_k) {
   if (!c.rounded || c.few) return true;
-  return c.groups() || tokens > 1 ? takes_here(MM_CU_EXPERTS_FP8, w13, w2) : plain_experts(w13, w2, tokens, top_k) == mm_cu_experts_one;
+  return c.groups() || tokens > 1 ? takes_here(MM_CU_EXPERTS_FP8, w13, w2) || takes_here(MM_CU_EXPERTS_CODES, w13, w2)
+                                  : plain_experts(w13, w2, tokens, top_k) == mm_cu_experts_one;
 }
 static void round_inputs(const expert_case &c, std::vector<float> *row, uint32_t tokens) {
   if (c.groups() || tokens > 1) { /* codes are multiplied */
@@ -114,7 +115,18 @@ static std::vector<__nv_bfloat16> run_experts(const expert_case &c, const mm_cu_
     buffer<__nv_bfloat16> pair_out((size_t)pairs * hidden);
     buffer<__nv_bfloat16> rows((size_t)pairs * inter);
     CUDA_OK(mm_cu_encode(codes.d, {x, hidden, nullptr}, c.how, 0));
-    CUDA_OK(mm_cu_experts_fp8(w13, w2, r, {codes.d, middle.d, rows.p, pair_out.p, y.p}, 0));
+    if (takes_here(MM_CU_EXPERTS_CODES, w13, w2)) {
+      buffer<float> sums((size_t)pairs * hidden);
+      CUDA_OK(mm_cu_experts_codes(w13, w2, r, codes.d, {x, y.p, rows.p, sums.p, tokens}, 0));
+      for (uint32_t i = 0; i < pairs; i++) { /* codes and scales lie in the rows */
+        const uint8_t *const row = reinterpret_cast<const uint8_t *>(rows.p + (size_t)i * inter);
+        CUDA_OK(cudaMemcpy(middle.d.code + (size_t)i * inter, row, inter, cudaMemcpyDeviceToDevice));
+        CUDA_OK(cudaMemcpy2D(middle.d.scale + i, middle.d.scale_pitch * sizeof(float), row + inter, sizeof(float), sizeof(float),
+                             inter / MM_CU_GROUP, cudaMemcpyDeviceToDevice));
+      }
+    } else {
+      CUDA_OK(mm_cu_experts_fp8(w13, w2, r, {codes.d, middle.d, rows.p, pair_out.p, y.p}, 0));
+    }
     *given = {middle.code.get(), middle.scale.get(), std::vector<uint32_t>(pairs), middle.d, {}};
     std::vector<uint32_t> sorted(pairs);
     CUDA_OK(cudaMemcpy(sorted.data(), r.pair, pairs * sizeof sorted[0], cudaMemcpyDeviceToHost));
@@ -237,7 +249,8 @@ static void check_experts(const expert_case &c, uint32_t tokens, uint32_t expert
         for (uint32_t i = 0; i < inter; i++) mid[i] = own[i];
       } else if (c.rounded) { /* with the GPU's own codes */
         const uint32_t pair = t * top_k + j;
-        for (uint32_t i = 0; !c.groups() && i < inter; i++) by[i] += fabs(mid[i]) * 0x1p-8; /* by way of bf16 */
+        const bool as_bf16 = !c.groups() || takes_here(MM_CU_EXPERTS_CODES, w13.d, w2.d);
+        for (uint32_t i = 0; as_bf16 && i < inter; i++) by[i] += fabs(mid[i]) * 0x1p-8; /* by way of bf16 */
         if (!codes_of(given, pair, mid, by, c.how)) coded = false;
         for (uint32_t i = 0; i < inter; i++) mid[i] = given.at(pair, i);
       }

@@ -165,7 +165,8 @@ static void check_rounded(uint32_t tokens, uint32_t n, uint32_t k, uint32_t cell
   test_weight w;
   random_weight(&w, MM_CU_E4M3, MM_CU_COARSE, 1, n, k, cell_n, cell_k);
   w.d.rounding = how;
-  if (!takes_here(MM_CU_GEMM_FP8, w.d)) return; /* not of this device */
+  const bool by_mma = takes_here(MM_CU_GEMM_CODES, w.d) && !decode_linear;
+  if (!takes_here(MM_CU_GEMM_FP8, w.d) && !by_mma) return; /* not of this device */
   auto x = random_bf16((size_t)tokens * k);
   std::vector<float> rounded;
   for (auto v : x) rounded.push_back(to_float(v));
@@ -175,7 +176,8 @@ static void check_rounded(uint32_t tokens, uint32_t n, uint32_t k, uint32_t cell
   dx.put(x);
   code_buffers codes(tokens, k);
   CUDA_OK(mm_cu_encode(codes.d, {dx.p, k, nullptr}, how, 0));
-  CUDA_OK((decode_linear ? mm_cu_small_batch_fp8 : mm_cu_gemm_fp8)(w.d, {codes.d, wide ? nullptr : y.p, wide ? y32.p : nullptr}, 0));
+  const auto product = decode_linear ? mm_cu_small_batch_fp8 : by_mma ? mm_cu_gemm_codes : mm_cu_gemm_fp8;
+  CUDA_OK(product(w.d, {codes.d, wide ? nullptr : y.p, wide ? y32.p : nullptr}, 0));
   std::vector<double> want((size_t)tokens * n), got;
   parallel(tokens, [&](uint32_t t) {
     for (uint32_t i = 0; i < n; i++) {
@@ -191,7 +193,10 @@ static void check_rounded(uint32_t tokens, uint32_t n, uint32_t k, uint32_t cell
   }
   char what[160];
   snprintf(what, sizeof what, "linear rounded %ux%u, kind %d, T=%-4u n=%-5u k=%-5u%s%s", cell_n, cell_k, (int)how.kind, tokens, n, k,
-           decode_linear ? " decode_linear" : "", wide ? " f32" : "");
+           decode_linear ? " decode_linear"
+           : by_mma      ? " mma.sync"
+                         : "",
+           wide ? " f32" : "");
   report(what, relative_error(want, got), wide ? 1e-3 : 3e-3);
 }
 
@@ -361,13 +366,16 @@ static void check_rounded_independent() {
   test_weight w;
   random_weight(&w, MM_CU_E4M3, MM_CU_COARSE, 1, n, k, 128, 128);
   w.d.rounding.kind = MM_ACT_FP8_GROUP;
-  if (!takes_here(MM_CU_GEMM_FP8, w.d)) return;
+  const bool by_mma = takes_here(MM_CU_GEMM_CODES, w.d);
+  if (!takes_here(MM_CU_GEMM_FP8, w.d) && !by_mma) return;
   for (auto &b : buckets) {
+    if (by_mma && b[1] <= MM_CU_FEW) continue; /* widened there */
+    const auto product = by_mma ? mm_cu_gemm_codes : b[1] > MM_CU_FEW ? mm_cu_gemm_fp8 : mm_cu_small_batch_fp8;
     const bool same = same_among_others(b[0], b[1], k, [&](const __nv_bfloat16 *x, uint32_t tokens) {
       code_buffers codes(tokens, k);
       buffer<float> y((size_t)tokens * n);
       CUDA_OK(mm_cu_encode(codes.d, {x, k, nullptr}, {MM_ACT_FP8_GROUP, 0}, 0));
-      CUDA_OK((b[1] > MM_CU_FEW ? mm_cu_gemm_fp8 : mm_cu_small_batch_fp8)(w.d, {codes.d, nullptr, y.p}, 0));
+      CUDA_OK(product(w.d, {codes.d, nullptr, y.p}, 0));
       return y.get();
     });
     char what[120];
@@ -442,6 +450,9 @@ static void check_one_row(const scheme_case &c, uint32_t n, uint32_t m, uint32_t
   report_row("added", c, sum, on, c.limit);
 }
 
+static const mm_cu_rounding kCodeRoundings[] = {
+    {MM_ACT_FP8_GROUP, 0}, {MM_ACT_FP8_TOKEN, 0}, {MM_ACT_FP8_TENSOR, 0}, {MM_ACT_FP8_TENSOR, 0.003f}};
+
 void test_linear() {
   check_widening<MM_CU_INT4>("int4"), check_widening<MM_CU_E2M1>("e2m1");
   for (const auto &c : kSchemes) {
@@ -479,8 +490,7 @@ void test_linear() {
   check_linear(kSchemes[5], 3, 40, 24, true, false),
       check_linear(kSchemes[5], 1, 40, 24, true, false); /* a rank's share of a tiny expert */
   for (const auto &c : kSchemes) check_one_row(c, 514, 131, 1024), check_one_row(c, 40, 520, 3072);
-  const mm_cu_rounding kinds[] = {{MM_ACT_FP8_GROUP, 0}, {MM_ACT_FP8_TOKEN, 0}, {MM_ACT_FP8_TENSOR, 0}, {MM_ACT_FP8_TENSOR, 0.003f}};
-  for (const auto &how : kinds) check_encode(3, 24, how), check_encode(70, 1000, how), check_encode(5, 3072, how);
+  for (const auto &how : kCodeRoundings) check_encode(3, 24, how), check_encode(70, 1000, how), check_encode(5, 3072, how);
   for (int kind = MM_ACT_FP8_TENSOR; kind <= MM_ACT_MXFP8; kind++) {
     for (uint32_t k : {24u, 1000u, 3072u}) {
       check_round((mm_act_quant)kind, 0, 11, k);
@@ -498,8 +508,13 @@ void test_linear() {
   for (const auto &way : ways) {
     for (uint32_t k : {24u, 1000u, 3072u, 36992u}) check_one_rounded_as(kSchemes[way.scheme], way.how, 133, k);
   }
+  for (int i : {0, 1, 8, 11, 12, 13}) check_rows_independent(kSchemes[i]);
+}
+
+/* Products of codes of rounded rows. */
+void test_codes() {
   for (bool wide : {false, true}) {
-    for (const auto &how : kinds) { /* scales of whole rows, of both or of one */
+    for (const auto &how : kCodeRoundings) { /* scales of whole rows, of both or of one */
       for (uint32_t cell : {0u, 1u, 128u}) {
         if (how.kind == MM_ACT_FP8_GROUP && cell == 128) continue;
         const uint32_t cell_k = cell == 128 ? 128 : 0;
@@ -526,6 +541,5 @@ void test_linear() {
     check_rounded(40, 300, 20480, 128, 128, wide);
     check_rounded_too_long(40, 20480);
   }
-  for (int i : {0, 1, 8, 11, 12, 13}) check_rows_independent(kSchemes[i]);
   check_rounded_independent();
 }

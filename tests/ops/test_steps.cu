@@ -222,22 +222,25 @@ static void check_judged() {
 /* The kernels of sm_90a are chosen where they were built and can run, and nowhere else. A device that no code is for runs PTX of an older
  * one, if there is some, and the words for it say so. */
 static void check_built() {
-  static const char *const kNames[] = {"none", "plain", "plain, with dependent launch", "sm_90a"};
+  static const char *const kNames[] = {"none", "plain", "plain, with products of codes", "plain, with dependent launch", "sm_90a"};
   const int archs[] = {__CUDA_ARCH_LIST__};
   int device = 0, major = 0, minor = 0;
   CUDA_OK(cudaGetDevice(&device));
   CUDA_OK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
   CUDA_OK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
-  bool fits = false, newer = false, dependent = false;
+  bool fits = false, newer = false, dependent = false, codes = false;
   for (int a : archs) {
     const bool same = a / 100 == major && a / 10 % 10 <= minor;
     fits |= same, newer |= a / 100 == major && a >= 900, dependent |= a >= 900 && a / 100 < major;
+    codes |= a >= 890 && a < 900;
   }
   const mm_cu_built built = mm_cu_built_here();
   char what[200], code[100];
   mm_cu_say_code(code, sizeof code);
   const bool ok = fits                     ? built != MM_CU_BUILT_NONE && newer == (built >= MM_CU_BUILT_DEPENDENT)
-                  : strstr(code, "PTX of") ? built == (dependent ? MM_CU_BUILT_DEPENDENT : MM_CU_BUILT_PLAIN)
+                  : strstr(code, "PTX of") ? built == (dependent ? MM_CU_BUILT_DEPENDENT
+                                                       : codes   ? MM_CU_BUILT_CODES
+                                                                 : MM_CU_BUILT_PLAIN)
                                            : built == MM_CU_BUILT_NONE;
   snprintf(what, sizeof what, "device sm_%d%d: code %s: %s", major, minor, kNames[built], code);
   report_true(what, ok && (built != MM_CU_BUILT_HOPPER || major == 9) && hopper() == (built == MM_CU_BUILT_HOPPER));

@@ -12,11 +12,13 @@
 namespace {
 
 /* A kernel's attributes are those of the code that the device loads: of this one, the most threads of a block say which code that is. */
-enum { kPlain = 32, kDependent = 64, kHopper = 96 };
+enum { kPlain = 32, kDependent = 64, kHopper = 96, kCodes = 128 };
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define BUILT_THREADS kHopper
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define BUILT_THREADS kDependent
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+#define BUILT_THREADS kCodes
 #else
 #define BUILT_THREADS kPlain
 #endif
@@ -32,6 +34,7 @@ mm_cu_built query() {
   }
   return a.maxThreadsPerBlock == kHopper      ? MM_CU_BUILT_HOPPER
          : a.maxThreadsPerBlock == kDependent ? MM_CU_BUILT_DEPENDENT
+         : a.maxThreadsPerBlock == kCodes     ? MM_CU_BUILT_CODES
                                               : MM_CU_BUILT_PLAIN;
 }
 

@@ -9,6 +9,7 @@
 enum mm_cu_built {
   MM_CU_BUILT_NONE,      /* nothing runs here */
   MM_CU_BUILT_PLAIN,     /* code for sm_80 and above; no programmatic dependent launch */
+  MM_CU_BUILT_CODES,     /* the same kernels, for sm_89: with products of E4M3 codes (gemm_codes.cuh) */
   MM_CU_BUILT_DEPENDENT, /* the same kernels, for sm_90 and above: with it */
   MM_CU_BUILT_HOPPER     /* sm_90a: the kernels of its tensor cores and TMA too */
 };

@@ -53,6 +53,15 @@ cudaError_t mm_cu_gemm_mx(const mm_cu_weight &w, const mm_cu_product &a, cudaStr
 /* The same for T ≤ MM_CU_FEW, at the memory's rate, where a cluster of blocks holds the rows. */
 cudaError_t mm_cu_small_batch_fp8(const mm_cu_weight &w, const mm_cu_product &a, cudaStream_t s);
 
+/* The same for any T by mma.sync, in code for sm_89. Not pushed. */
+cudaError_t mm_cu_gemm_codes(const mm_cu_weight &w, const mm_cu_product &a, cudaStream_t s);
+/* rows[count, k], of which those from *of.places on stand for nothing, become codes in place: k codes and k / 128 scales at the beginning
+ * of each. k: a multiple of 128. */
+cudaError_t mm_cu_encode_placed(__nv_bfloat16 *rows, uint32_t count, uint32_t k, const mm_cu_placed &of, cudaStream_t s);
+/* mm_cu_experts_gemm of x's codes by the same products: a.x is not read, a.middle holds the codes of w2's inputs afterwards. */
+cudaError_t mm_cu_experts_codes(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_codes &x,
+                                const mm_cu_experts &a, cudaStream_t s);
+
 /* y[T, H] as mm_cu_experts_gemm's, with r's sorted pairs; the products of gate and up are rounded too. */
 struct mm_cu_rounded_experts {
   mm_cu_codes x;           /* rows: T */

@@ -53,6 +53,9 @@ inline unsigned multiprocessors() {
 /* The code that runs here has the kernels of sm_90a. */
 inline bool hopper() { return mm_cu_built_here() == MM_CU_BUILT_HOPPER; }
 
+/* It has products of E4M3 codes by mma.sync. Code for sm_90 would make f16 of them for each product. */
+inline bool codes_by_mma() { return mm_cu_built_here() == MM_CU_BUILT_CODES; }
+
 inline unsigned ceil_div(unsigned a, unsigned b) { return (a + b - 1) / b; }
 
 #endif

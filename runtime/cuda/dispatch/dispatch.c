@@ -59,6 +59,12 @@ static bool clusters_fit(const mm_cu_device *d, const mm_cu_task *q, bool codes)
          mm_cu_cluster_fits(mm_cu_cluster_kind_of(q->w->code, q->w->scale_kind, codes, rows), (uint32_t)mm_ceil_div(lines, d->cluster));
 }
 static bool takes_codes(const mm_cu_device *d, const mm_cu_task *q) { return mm_cu_multiplies_codes(d, q->w); }
+/* mma.sync multiplies w's codes with those of rows under scales of 128 columns, of this rank's alone. */
+static bool by_mma(const mm_cu_device *d, const mm_cu_weight *w) {
+  return d->codes && groups(w) && w->whole.kind == MM_ACT_KEPT && w->code == MM_CU_E4M3 && w->scale_kind == MM_CU_COARSE &&
+         w->cell_k_log2 >= 7 && w->k % 16 == 0;
+}
+static bool takes_gemm_codes(const mm_cu_device *d, const mm_cu_task *q) { return by_mma(d, q->w); }
 static bool takes_small_batch_fp8(const mm_cu_device *d, const mm_cu_task *q) {
   return mm_cu_multiplies_blocks(d, q->w) && clusters_fit(d, q, true);
 }
@@ -110,6 +116,14 @@ static bool takes_experts_few(const mm_cu_device *d, const mm_cu_task *q) {
   return d->hopper && q->tokens > 1 && few_takes(q->w) && few_takes(q->w2);
 }
 static bool takes_experts_fp8(const mm_cu_device *d, const mm_cu_task *q) { return q->tokens > 1 && experts_multiply_codes(d, q); }
+/* Rows between the products become codes in place. */
+static bool takes_experts_codes(const mm_cu_device *d, const mm_cu_task *q) {
+  return q->tokens > 1 && by_mma(d, q->w) && by_mma(d, q->w2) && q->w2->k % MM_CU_GROUP == 0;
+}
+/* Not of decode steps with few rows an expert, which decode_tile.cuh takes. */
+static bool many_chunked(const mm_cu_device *d, const mm_cu_task *q) {
+  return (void)d, !q->middle && q->tokens > (q->decode ? 2 * MM_CU_FEW_EACH : MM_CU_DECODE_ROWS);
+}
 /* Columns of a single token's activations at most, whole items of each slot counted. */
 static uint32_t mixture_columns(const mm_cu_task *q) {
   const uint32_t longest = 1024; /* columns of an item, of 4-bit codes */
@@ -147,6 +161,7 @@ static const struct kernel_row {
 } table[] = {
     {MM_CU_SMALL_BATCH_FP8, takes_small_batch_fp8, few_rows, "small_batch_clusters", NULL, NULL, NULL},
     {MM_CU_GEMM_FP8, takes_codes, many_codes, "product", NULL, NULL, NULL},
+    {MM_CU_GEMM_CODES, takes_gemm_codes, many, "gemm_codes", NULL, NULL, NULL},
     {MM_CU_ONE, takes_one, always, "one", NULL, NULL, NULL},
     {MM_CU_SMALL_BATCH_WIDENED, takes_small_batch_widened, few_rows, "small_batch_clusters", NULL, NULL, NULL},
     {MM_CU_DECODE_DENSE, takes_decode_dense, few_rows, "decode_dense", NULL, NULL, NULL},
@@ -156,6 +171,7 @@ static const struct kernel_row {
     {MM_CU_GEMM, takes_gemm, always, "gemm", NULL, NULL, NULL},
     {MM_CU_EXPERTS_FEW, takes_experts_few, few_each, "lay_rows, experts_few", "lay_rows, experts_few", "sum_pairs", "round_rows"},
     {MM_CU_EXPERTS_FP8, takes_experts_fp8, many_rows, "spread, product", "product", "sum_choices", NULL},
+    {MM_CU_EXPERTS_CODES, takes_experts_codes, many_chunked, "grouped_up_codes, encode_placed", "grouped_down_codes", "sum_pairs", NULL},
     {MM_CU_EXPERTS_ONE, takes_experts_one, not_by_stages, "one_experts_up", "one_experts_down", NULL, "round_slots"},
     {MM_CU_EXPERTS_DECODE, takes_decode_linear, by_stages, "experts_up", "experts_down", NULL, "round_slots"},
     {MM_CU_EXPERTS_MANY, takes_experts_many, always, "find_places, lay_tokens, experts_many", "experts_many", "sum_choices", "lay_rounded"},
@@ -192,6 +208,7 @@ const mm_cu_rounding *mm_cu_rounds_before(mm_cu_kernel kernel, const mm_cu_weigh
 
 static mm_cu_inputs_are inputs_of(mm_cu_kernel kernel, const mm_cu_weight *w) {
   if (mm_cu_rounding_of(w)->kind == MM_ACT_KEPT) return MM_CU_KEPT;
+  if (kernel == MM_CU_GEMM_CODES || kernel == MM_CU_EXPERTS_CODES) return MM_CU_AS_CODES;
   if (kernel == MM_CU_SMALL_BATCH_FP8 || kernel == MM_CU_GEMM_FP8 || kernel == MM_CU_EXPERTS_FP8)
     return groups(w) ? MM_CU_AS_CODES : MM_CU_AS_ROW_CODES;
   if (kernel == MM_CU_GEMM_MX) return MM_CU_AS_MX_CODES;

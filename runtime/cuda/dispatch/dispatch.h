@@ -21,6 +21,7 @@ typedef enum mm_cu_kernel {
   MM_CU_GEMM_FP8,
   MM_CU_GEMM_MX,
   MM_CU_SMALL_BATCH_FP8,
+  MM_CU_GEMM_CODES,
   MM_CU_ONE,
   MM_CU_SMALL_BATCH_WIDENED,
   MM_CU_DECODE_DENSE,
@@ -30,6 +31,7 @@ typedef enum mm_cu_kernel {
   /* a mixture of experts */
   MM_CU_EXPERTS_FEW,
   MM_CU_EXPERTS_FP8,
+  MM_CU_EXPERTS_CODES,
   MM_CU_EXPERTS_ONE,
   MM_CU_EXPERTS_DECODE,
   MM_CU_EXPERTS_MANY,
@@ -55,6 +57,7 @@ typedef struct mm_cu_device {
   bool hopper;      /* sm_90a */
   uint32_t cluster; /* blocks of the largest cluster of whole multiprocessors, of 2, 4 and 8; 0: none */
   uint32_t shared;  /* bytes of shared memory that a block may have */
+  bool codes;       /* products of E4M3 codes by mma.sync: code for sm_89 */
 } mm_cu_device;
 
 /* A product that a step asks for. */

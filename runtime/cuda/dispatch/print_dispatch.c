@@ -13,7 +13,7 @@ enum { MOST_TOKENS = 8192, MOST_RANGES = 16, MOST_ROWS = 128, SHOWN = 300 };
 static const struct code {
   const char *name;
   mm_cu_device device;
-} codes[] = {{"sm_90a", {true, 8, 227 * 1024}}, {"other code", {false, 0, 99 * 1024}}};
+} codes[] = {{"sm_90a", {true, 8, 227 * 1024, false}}, {"other code", {false, 0, 99 * 1024, false}}};
 
 /* From `from` tokens on, up to the next range. */
 typedef struct range {

@@ -73,6 +73,23 @@ __global__ void __launch_bounds__(kWarps * 32) encode_mx(mm_cu_codes to, mm_cu_i
   }
 }
 
+/* A block for each row, which shared memory holds while its codes take its place. */
+__global__ void __launch_bounds__(kWarps * 32) encode_placed(bf16 *rows, uint32_t k, mm_cu_placed of) {
+  extern __shared__ uint4 held[];
+  grid_wait_and_launch_next();
+  if (blockIdx.x >= *of.places) return;
+  uint4 *const row = reinterpret_cast<uint4 *>(rows + (size_t)blockIdx.x * k);
+  for (uint32_t i = threadIdx.x; i < k / 8; i += kWarps * 32) held[i] = row[i];
+  __syncthreads();
+  const mm_cu_codes to = {reinterpret_cast<uint8_t *>(row), reinterpret_cast<float *>(reinterpret_cast<uint8_t *>(row) + k), 1, k, 1};
+  for (uint32_t c0 = threadIdx.x / 16 * MM_CU_GROUP; c0 < (k + 2 * MM_CU_GROUP - 1) / (2 * MM_CU_GROUP) * 2 * MM_CU_GROUP;
+       c0 += kWarps * 2 * MM_CU_GROUP) {
+    const uint32_t column = c0 + threadIdx.x % 16 * 8;
+    const bool inside = column < k;
+    encode8(to, 0, inside ? column : 0, inside ? held[column / 8] : make_uint4(0, 0, 0, 0), inside);
+  }
+}
+
 /* A block for each row, which has one scale. published: the largest magnitude of each, or NULL. */
 __global__ void __launch_bounds__(kWarps * 32) encode_rows(mm_cu_codes to, mm_cu_inputs in, rounder how, const float *published) {
   grid_wait_and_launch_next();
@@ -223,6 +240,10 @@ cudaError_t mm_cu_encode(const mm_cu_codes &to, const mm_cu_inputs &in, const mm
   if (!lay_whole(how, to.rows, &whole)) return cudaErrorInvalidValue;
   const cudaError_t e = how.whole_k ? mm_cu_publish_largest(how, to.rows, in, s) : cudaSuccess;
   return e != cudaSuccess ? e : launch(encode_rows, to.rows, kWarps * 32, 0, s, to, in, rounder_of(how), whole.largest);
+}
+
+cudaError_t mm_cu_encode_placed(bf16 *rows, uint32_t count, uint32_t k, const mm_cu_placed &of, cudaStream_t s) {
+  return launch(encode_placed, count, kWarps * 32, 2 * k, s, rows, k, of);
 }
 
 cudaError_t mm_cu_round(bf16 *y, uint32_t count, const mm_cu_inputs &in, const mm_cu_rounding &how, cudaStream_t s) {

@@ -4,7 +4,7 @@
 #include "runtime/cuda/core/launch.h"
 
 cudaError_t mm_cu_device_here(mm_cu_device *d) {
-  *d = {hopper(), 0, (uint32_t)mm_cu_shared_most()};
+  *d = {hopper(), 0, (uint32_t)mm_cu_shared_most(), codes_by_mma()};
   return d->hopper ? mm_cu_largest_cluster(&d->cluster) : cudaSuccess;
 }
 
@@ -80,6 +80,7 @@ cudaError_t mm_cu_rounded::linear(const mm_cu_weight &w, const mm_cu_linear &a, 
     case MM_CU_GEMM_FP8: return mm_cu_gemm_fp8(w, coded, s);
     case MM_CU_GEMM_MX: return mm_cu_gemm_mx(w, coded, s);
     case MM_CU_SMALL_BATCH_FP8: return mm_cu_small_batch_fp8(w, coded, s);
+    case MM_CU_GEMM_CODES: return mm_cu_gemm_codes(w, coded, s);
     case MM_CU_ONE: return mm_cu_one(w, given, s);
     case MM_CU_SMALL_BATCH_WIDENED: return mm_cu_small_batch_widened(w, given, s);
     case MM_CU_DECODE_DENSE: return mm_cu_decode_dense(w, given, s);
@@ -142,6 +143,7 @@ cudaError_t mm_cu_rounded::experts(const mm_cu_weight &w13, const mm_cu_weight &
     case MM_CU_EXPERTS_FEW: return mm_cu_experts_few(w13, w2, r, given, s);
     case MM_CU_EXPERTS_FP8:
       return mm_cu_experts_fp8(w13, w2, r, {codes, middle, a.middle, reinterpret_cast<__nv_bfloat16 *>(a.pair_out), a.y, given.push}, s);
+    case MM_CU_EXPERTS_CODES: return mm_cu_experts_codes(w13, w2, r, codes, given, s);
     case MM_CU_EXPERTS_ONE: return mm_cu_experts_one(w13, w2, r, given, s);
     case MM_CU_EXPERTS_DECODE: return mm_cu_experts_decode(w13, w2, r, given, s);
     case MM_CU_EXPERTS_MANY: return mm_cu_experts_many(w13, w2, r, given, s);

@@ -9,6 +9,7 @@
 #include "runtime/cuda/core/swiglu.cuh"
 #include "runtime/cuda/gemm/decode_tile.cuh"
 #include "runtime/cuda/gemm/gemm.cuh"
+#include "runtime/cuda/gemm/gemm_codes.cuh"
 
 namespace {
 
@@ -187,6 +188,34 @@ __global__ void __launch_bounds__(kTileThreads, Form::kBlocks)
 #endif
 }
 
+/* The same of codes (gemm_codes.cuh). */
+__global__ void __launch_bounds__(gemm_codes_form::kThreads, 1)
+    grouped_up_codes(const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_route r, const __grid_constant__ mm_cu_experts a,
+                     const __grid_constant__ code_rows c) {
+#ifdef MM_CU_CODES_CODE
+  using form = gemm_codes_form;
+  grid_wait_and_launch_next();
+  const expert_tile tile = find_tile<form::kRows>(r, blockIdx.y);
+  const up_job job{w, r, a, tile, blockIdx.x * (form::kColumns / 2), w.n / 2};
+  if (tile.rows > 0) codes_tile<up_job>(w, c, job)(job);
+#else
+  no_such_code();
+#endif
+}
+__global__ void __launch_bounds__(gemm_codes_form::kThreads, 1)
+    grouped_down_codes(const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_route r,
+                       const __grid_constant__ mm_cu_experts a, const __grid_constant__ code_rows c) {
+#ifdef MM_CU_CODES_CODE
+  using form = gemm_codes_form;
+  grid_wait_and_launch_next();
+  const expert_tile tile = find_tile<form::kRows>(r, blockIdx.y);
+  const down_job job{w, r, a, tile, blockIdx.x * form::kColumns};
+  if (tile.rows > 0) codes_tile<down_job>(w, c, job)(job);
+#else
+  no_such_code();
+#endif
+}
+
 __global__ void sum_pairs(bf16 *y, const float *pair_out, const __grid_constant__ mm_cu_route r, uint32_t width) {
   grid_launch_next_early();
   grid_wait();
@@ -259,6 +288,23 @@ cudaError_t mm_cu_experts_gemm(const mm_cu_weight &w13, const mm_cu_weight &w2, 
   const mm_cu_rounding *const before = mm_cu_rounds_before(MM_CU_EXPERTS_GEMM, &w2);
   if (e == cudaSuccess && before) e = mm_cu_round(a.middle, a.tokens * r.top_k, {a.middle, w2.k, nullptr, mm_cu_placed_of(r)}, *before, s);
   if (e == cudaSuccess) e = for_scheme(w2, grouped_launch{w2, r, a, s, false});
+  return e != cudaSuccess ? e : mm_cu_sum_pairs(r, a, w2.n, s);
+}
+
+cudaError_t mm_cu_experts_codes(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_codes &x,
+                                const mm_cu_experts &a, cudaStream_t s) {
+  using form = gemm_codes_form;
+  const uint32_t k = w2.k, pairs = a.tokens * r.top_k;
+  const unsigned high = most_tiles(r, a.tokens, form::kRows);
+  const uint8_t *const middle = reinterpret_cast<const uint8_t *>(a.middle);
+  const code_rows up = {x.code, x.scale, x.pitch, 1, x.scale_pitch},
+                  down = {middle, reinterpret_cast<const float *>(middle + k), 2 * k, k / 2, 1};
+  cudaError_t e = mm_cu_refuse(MM_CU_EXPERTS_CODES, {&w13, &w2, a.tokens, r.top_k});
+  if (e == cudaSuccess)
+    e = launch(grouped_up_codes, dim3(ceil_div(w13.n, form::kColumns), high), form::kThreads, form::kShared, s, w13, r, a, up);
+  if (e == cudaSuccess) e = mm_cu_encode_placed(a.middle, pairs, k, mm_cu_placed_of(r), s);
+  if (e == cudaSuccess)
+    e = launch(grouped_down_codes, dim3(ceil_div(w2.n, form::kColumns), high), form::kThreads, form::kShared, s, w2, r, a, down);
   return e != cudaSuccess ? e : mm_cu_sum_pairs(r, a, w2.n, s);
 }
 

@@ -7,8 +7,9 @@
 #include "runtime/cuda/dispatch/dispatch.h"
 #include "tests/unit/unit.h"
 
-static const mm_cu_device devices[] = {{true, 8, 227 << 10},  {true, 4, 227 << 10},  {true, 2, 227 << 10}, {true, 0, 227 << 10},
-                                       {false, 0, 227 << 10}, {false, 0, 163 << 10}, {false, 0, 99 << 10}};
+static const mm_cu_device devices[] = {{true, 8, 227 << 10, false}, {true, 4, 227 << 10, false},  {true, 2, 227 << 10, false},
+                                       {true, 0, 227 << 10, false}, {false, 0, 227 << 10, false}, {false, 0, 163 << 10, false},
+                                       {false, 0, 99 << 10, false}, {false, 0, 227 << 10, true}};
 static uint32_t chosen[MM_CU_KERNELS];
 
 /* ---- what kernels can do, as their own files say it ---- */
@@ -70,10 +71,18 @@ static bool mx_coded(const mm_cu_weight *w) {
          w->scale_pitch % 4 == 0;
 }
 
+/* mma.sync of codes: groups that no rank cuts. */
+static bool by_mma(const mm_cu_device *d, const mm_cu_weight *w) {
+  return d->codes && w->code == MM_CU_E4M3 && w->scale_kind == MM_CU_COARSE && w->cell_k_log2 >= 7 && w->k % 16 == 0 &&
+         w->rounding.kind == MM_ACT_FP8_GROUP && w->whole.kind == MM_ACT_KEPT;
+}
+
 static bool can(const mm_cu_device *d, mm_cu_kernel kernel, const mm_cu_task *q) {
   const mm_cu_weight *w = q->w, *w2 = q->w2;
   switch (kernel) {
     case MM_CU_GEMM_FP8: return !w2 && d->hopper && coded(w);
+    case MM_CU_GEMM_CODES: return !w2 && by_mma(d, w);
+    case MM_CU_EXPERTS_CODES: return w2 && q->tokens > 1 && by_mma(d, w) && by_mma(d, w2) && w2->k % 128 == 0;
     case MM_CU_SMALL_BATCH_FP8: return !w2 && d->hopper && in_blocks(w) && cluster_fits(d, w, q->tokens, true);
     case MM_CU_ONE: return !w2 && q->tokens == 1 && one_fits(d, w, 1);
     case MM_CU_SMALL_BATCH_WIDENED: return !w2 && d->hopper && w->scale_kind != MM_CU_FINE && cluster_fits(d, w, q->tokens, false);
@@ -96,7 +105,8 @@ static bool can(const mm_cu_device *d, mm_cu_kernel kernel, const mm_cu_task *q)
 
 /* Kernels that read inputs of this kind: codes are what products of codes read, and no others. */
 static bool reads(mm_cu_kernel kernel, mm_cu_inputs_are x) {
-  const bool codes = kernel == MM_CU_GEMM_FP8 || kernel == MM_CU_SMALL_BATCH_FP8 || kernel == MM_CU_EXPERTS_FP8;
+  const bool codes = kernel == MM_CU_GEMM_FP8 || kernel == MM_CU_SMALL_BATCH_FP8 || kernel == MM_CU_EXPERTS_FP8 ||
+                     kernel == MM_CU_GEMM_CODES || kernel == MM_CU_EXPERTS_CODES;
   const bool rounds = kernel == MM_CU_ONE || kernel == MM_CU_EXPERTS_ONE || kernel == MM_CU_EXPERTS_FEW;
   if (kernel == MM_CU_GEMM_MX || x == MM_CU_AS_MX_CODES) return kernel == MM_CU_GEMM_MX && x == MM_CU_AS_MX_CODES;
   return x == MM_CU_AS_CODES || x == MM_CU_AS_ROW_CODES ? codes : x == MM_CU_ROUNDED_INSIDE ? rounds : !codes;
@@ -250,48 +260,57 @@ static void test_written_down(void **state) {
     bool hopper, experts, act, decode;
     uint32_t tokens;
     const char *kernels;
+    bool codes; /* of sm_89 */
   } rows[] = {
-      {"m2", "block_fp8", true, false, true, true, 1, "one"},
-      {"m2", "block_fp8", true, false, true, true, 64, "encode, small_batch_clusters"},
-      {"m2", "block_fp8", true, false, true, false, 17, "encode, product"},
-      {"m2", "block_fp8", true, false, true, true, 65, "encode, product"},
-      {"m2", "block_fp8", true, false, false, true, 65, "gemm_widened"},
-      {"m2", "channel_fp8", true, false, true, true, 64, "round_rows, small_batch_clusters"},
-      {"m2", "channel_fp8", true, false, true, true, 65, "encode_rows, product"},
-      {"m2", "tensor_wise_fp8", true, false, true, false, 17, "encode_rows, product"},
-      {"m2", "bf16", true, false, true, true, 64, "small_batch_clusters"},
-      {"m2", "bf16", true, false, true, true, 65, "gemm"},
-      {"m2", "mxfp8", true, false, true, true, 1, "one"},
-      {"m2", "mxfp8", true, false, true, true, 64, "round_rows, small_batch_clusters"},
-      {"m2", "mxfp8", true, false, true, true, 65, "encode_mx, product_mx"},
-      {"m2", "mxfp8", false, false, true, true, 16, "round_rows, decode_linear"},
-      {"m2", "nvfp4", false, false, true, true, 17, "round_rows, decode_dense"},
-      {"m2", "nvfp4", false, false, true, false, 17, "round_rows, gemm"},
-      {"m2", "block_fp8", false, false, true, false, 16, "round_rows, decode_dense"},
-      {"m2", "bf16", false, false, true, true, 64, "decode_dense"},
-      {"m2", "bf16", false, false, true, true, 65, "gemm"},
-      {"m2", "block_fp8", true, true, true, true, 1, "one_experts_up, one_experts_down"},
-      {"m2", "block_fp8", true, true, true, true, 64, "lay_rows, experts_few, lay_rows, experts_few, sum_pairs"},
-      {"m2", "block_fp8", true, true, true, true, 65, "encode, spread, product, product, sum_choices"},
-      {"m2", "channel_fp8", true, true, true, true, 64, "lay_rows, experts_few, lay_rows, experts_few, sum_pairs"},
-      {"m1", "channel_fp8", true, true, true, true, 65, "encode_rows, spread, product, encode_rows, product, sum_choices"},
-      {"m2", "tensor_wise_fp8", true, true, true, false, 17, "encode_rows, spread, product, encode_rows, product, sum_choices"},
-      {"m2", "w4a16", true, true, true, true, 256, "lay_rows, experts_few, lay_rows, experts_few, sum_pairs"},
-      {"m2", "w4a16", true, true, true, true, 257, "find_places, lay_tokens, experts_many, experts_many, sum_choices"},
-      {"m2", "w4a16", true, true, true, false, 17, "find_places, lay_tokens, experts_many, experts_many, sum_choices"},
-      {"m2", "nvfp4", true, true, true, true, 1, "one_experts_up, one_experts_down"},
+      {"m2", "block_fp8", true, false, true, true, 1, "one", false},
+      {"m2", "block_fp8", true, false, true, true, 64, "encode, small_batch_clusters", false},
+      {"m2", "block_fp8", true, false, true, false, 17, "encode, product", false},
+      {"m2", "block_fp8", true, false, true, true, 65, "encode, product", false},
+      {"m2", "block_fp8", true, false, false, true, 65, "gemm_widened", false},
+      {"m2", "channel_fp8", true, false, true, true, 64, "round_rows, small_batch_clusters", false},
+      {"m2", "channel_fp8", true, false, true, true, 65, "encode_rows, product", false},
+      {"m2", "tensor_wise_fp8", true, false, true, false, 17, "encode_rows, product", false},
+      {"m2", "bf16", true, false, true, true, 64, "small_batch_clusters", false},
+      {"m2", "bf16", true, false, true, true, 65, "gemm", false},
+      {"m2", "mxfp8", true, false, true, true, 1, "one", false},
+      {"m2", "mxfp8", true, false, true, true, 64, "round_rows, small_batch_clusters", false},
+      {"m2", "mxfp8", true, false, true, true, 65, "encode_mx, product_mx", false},
+      {"m2", "mxfp8", false, false, true, true, 16, "round_rows, decode_linear", false},
+      {"m2", "nvfp4", false, false, true, true, 17, "round_rows, decode_dense", false},
+      {"m2", "nvfp4", false, false, true, false, 17, "round_rows, gemm", false},
+      {"m2", "block_fp8", false, false, true, false, 16, "round_rows, decode_dense", false},
+      {"m2", "bf16", false, false, true, true, 64, "decode_dense", false},
+      {"m2", "bf16", false, false, true, true, 65, "gemm", false},
+      {"m2", "block_fp8", true, true, true, true, 1, "one_experts_up, one_experts_down", false},
+      {"m2", "block_fp8", true, true, true, true, 64, "lay_rows, experts_few, lay_rows, experts_few, sum_pairs", false},
+      {"m2", "block_fp8", true, true, true, true, 65, "encode, spread, product, product, sum_choices", false},
+      {"m2", "channel_fp8", true, true, true, true, 64, "lay_rows, experts_few, lay_rows, experts_few, sum_pairs", false},
+      {"m1", "channel_fp8", true, true, true, true, 65, "encode_rows, spread, product, encode_rows, product, sum_choices", false},
+      {"m2", "tensor_wise_fp8", true, true, true, false, 17, "encode_rows, spread, product, encode_rows, product, sum_choices", false},
+      {"m2", "w4a16", true, true, true, true, 256, "lay_rows, experts_few, lay_rows, experts_few, sum_pairs", false},
+      {"m2", "w4a16", true, true, true, true, 257, "find_places, lay_tokens, experts_many, experts_many, sum_choices", false},
+      {"m2", "w4a16", true, true, true, false, 17, "find_places, lay_tokens, experts_many, experts_many, sum_choices", false},
+      {"m2", "nvfp4", true, true, true, true, 1, "one_experts_up, one_experts_down", false},
       {"m2", "nvfp4", true, true, true, false, 300,
-       "round_rows, find_places, lay_tokens, experts_many, lay_rounded, experts_many, sum_choices"},
-      {"m2", "mxfp8", true, true, true, true, 1, "one_experts_up, one_experts_down"},
-      {"m2", "mxfp8", true, true, true, true, 256, "lay_rows, experts_few, lay_rows, experts_few, sum_pairs"},
+       "round_rows, find_places, lay_tokens, experts_many, lay_rounded, experts_many, sum_choices", false},
+      {"m2", "mxfp8", true, true, true, true, 1, "one_experts_up, one_experts_down", false},
+      {"m2", "mxfp8", true, true, true, true, 256, "lay_rows, experts_few, lay_rows, experts_few, sum_pairs", false},
       {"m2", "mxfp8", true, true, true, false, 64,
-       "round_rows, find_places, lay_tokens, experts_many, lay_rounded, experts_many, sum_choices"},
-      {"m1", "block_fp8", true, true, false, true, 1, "experts_up, experts_down"}, /* long rows, inputs as they are */
-      {"m1", "block_fp8", true, true, true, true, 3, "round_rows, experts_up, round_slots, experts_down"}, /* six pairs */
-      {"m1", "block_fp8", true, true, true, true, 4, "lay_rows, experts_few, lay_rows, experts_few, sum_pairs"},
-      {"m1", "block_fp8", false, true, true, true, 1, "one_experts_up, one_experts_down"},
-      {"m1", "block_fp8", false, true, true, true, 2, "round_rows, grouped_up, round_rows, grouped_down, sum_pairs"},
-      {"m1", "block_fp8", false, true, true, true, 17, "round_rows, grouped_up, round_rows, grouped_down, sum_pairs"},
+       "round_rows, find_places, lay_tokens, experts_many, lay_rounded, experts_many, sum_choices", false},
+      {"m1", "block_fp8", true, true, false, true, 1, "experts_up, experts_down", false}, /* long rows, inputs as they are */
+      {"m1", "block_fp8", true, true, true, true, 3, "round_rows, experts_up, round_slots, experts_down", false}, /* six pairs */
+      {"m1", "block_fp8", true, true, true, true, 4, "lay_rows, experts_few, lay_rows, experts_few, sum_pairs", false},
+      {"m1", "block_fp8", false, true, true, true, 1, "one_experts_up, one_experts_down", false},
+      {"m1", "block_fp8", false, true, true, true, 2, "round_rows, grouped_up, round_rows, grouped_down, sum_pairs", false},
+      {"m1", "block_fp8", false, true, true, true, 17, "round_rows, grouped_up, round_rows, grouped_down, sum_pairs", false},
+      {"m2", "block_fp8", false, false, true, true, 64, "round_rows, decode_dense", true},
+      {"m2", "block_fp8", false, false, true, true, 65, "encode, gemm_codes", true},
+      {"m2", "block_fp8", false, false, true, false, 17, "encode, gemm_codes", true},
+      {"m2", "block_fp8", false, false, false, false, 17, "gemm", true}, /* inputs as they are */
+      {"m2", "channel_fp8", false, false, true, false, 17, "round_rows, gemm", true},
+      {"m2", "block_fp8", false, true, true, true, 512, "round_rows, grouped_up, round_rows, grouped_down, sum_pairs", true},
+      {"m2", "block_fp8", false, true, true, true, 513, "encode, grouped_up_codes, encode_placed, grouped_down_codes, sum_pairs", true},
+      {"m2", "block_fp8", false, true, true, false, 17, "encode, grouped_up_codes, encode_placed, grouped_down_codes, sum_pairs", true},
   };
   (void)state;
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -305,7 +324,7 @@ static void test_written_down(void **state) {
     const mm_layer_weights *y = &w.layer[0];
     assert_true(mm_cu_describe(rows[i].experts ? &y->w13 : &y->qkv, "w", &a, &err) && mm_cu_describe(&y->w2, "w2", &b, &err));
     if (!rows[i].act) a.rounding = a.whole = b.rounding = b.whole = (mm_cu_rounding){0};
-    const mm_cu_device d = {rows[i].hopper, rows[i].hopper ? 8 : 0, (rows[i].hopper ? 227U : 99U) << 10};
+    const mm_cu_device d = {rows[i].hopper, rows[i].hopper ? 8 : 0, (rows[i].hopper ? 227U : 99U) << 10, rows[i].codes};
     const mm_cu_task q = {&a, rows[i].experts ? &b : NULL, rows[i].tokens, m.top_k, rows[i].decode, false};
     const mm_cu_dispatch c = mm_cu_dispatch_product(&d, &q);
     mm_cu_print_dispatch(&c, got, sizeof got);
