@@ -41,6 +41,7 @@ struct few_shared {
   float sum[2][kTurns][2][kBox][P + 4]; /* of a unit, by a step's place in the turns, and box */
   uint64_t full[kStages], empty[kStages], summed[2], read[2];
   uint32_t before[MM_CU_MAX_EXPERTS + 1]; /* units of lower experts */
+  uint32_t offset[MM_CU_MAX_EXPERTS + 1]; /* the route's */
 };
 
 /* Places [first, first + rows) of the sorted order, of one expert; which of the `wide` tiles of its weight rows. */
@@ -109,20 +110,24 @@ __global__ void __launch_bounds__(kLayers * 32) lay_rows(const few_rows to, cons
 template <class Shared>
 __device__ __forceinline__ void count_units(Shared &sh, const few_job &job) {
   count_before(sh.before, job.r.experts, [&](uint32_t e) {
-    const uint32_t rows = __ldcg(&job.r.offset[e + 1]) - __ldcg(&job.r.offset[e]);
-    return (rows + Shared::kPlaces - 1) / Shared::kPlaces * job.wide;
+    const uint32_t from = __ldcg(&job.r.offset[e]), end = __ldcg(&job.r.offset[e + 1]);
+    sh.offset[e] = from;
+    if (e + 1 == job.r.experts) sh.offset[e + 1] = end;
+    return (end - from + Shared::kPlaces - 1) / Shared::kPlaces * job.wide;
   });
 }
 
+/* A warp. *expert: that of a unit before this one, or 0; becomes this one's. Shared memory alone is read: a unit of a narrow cut takes
+ * little longer than a load from device memory. */
 template <class Shared>
-__device__ __forceinline__ few_unit find_unit(const Shared &sh, const few_job &job, uint32_t index) {
-  uint32_t e = 0;
-  for (uint32_t end = job.r.experts; end - e > 1;) {
-    const uint32_t middle = (e + end) / 2;
-    (sh.before[middle] <= index ? e : end) = middle;
-  }
-  const uint32_t from = __ldcg(&job.r.offset[e]), rows = __ldcg(&job.r.offset[e + 1]) - from;
+__device__ __forceinline__ few_unit find_unit(const Shared &sh, const few_job &job, uint32_t index, uint32_t *expert) {
   constexpr uint32_t kPlaces = Shared::kPlaces;
+  const uint32_t lane = threadIdx.x % 32;
+  uint32_t e = *expert;
+  for (uint32_t passed = 32; passed == 32; e += passed) /* before[] never falls, and its last number is above the index */
+    passed = __popc(__ballot_sync(0xffffffffu, sh.before[min(e + 1 + lane, job.r.experts)] <= index));
+  *expert = e;
+  const uint32_t from = sh.offset[e], rows = sh.offset[e + 1] - from;
   const uint32_t high = (rows + kPlaces - 1) / kPlaces, in = index - sh.before[e], first = in % high * kPlaces;
   return {e, from + first, min(rows - first, kPlaces), in / high};
 }
@@ -133,9 +138,9 @@ __device__ __forceinline__ few_unit find_unit(const Shared &sh, const few_job &j
 template <class Shared, class F>
 __device__ __forceinline__ void fill_stages(const Shared &sh, const few_job &job, uint32_t steps, const F &f) {
   const uint32_t units = sh.before[job.r.experts];
-  uint32_t at = 0, phase = 1;
+  uint32_t at = 0, phase = 1, expert = 0;
   for (uint32_t index = blockIdx.x; index < units; index += gridDim.x) {
-    const few_unit unit = find_unit(sh, job, index);
+    const few_unit unit = find_unit(sh, job, index, &expert);
     for (uint32_t step = 0; step < steps; step++) {
       mbarrier_wait(shared_address(&sh.empty[at]), phase);
       f(unit, step, at);
@@ -233,17 +238,36 @@ __device__ __forceinline__ void multiply_stages(few_shared<C, S, P> &sh, const f
   }
 }
 
+/* DOWN: lane i has the pair of a unit's place i, and its weight. The pair of a unit is loaded while the sums of the one before it are on
+ * their way, and the weight while those are used. */
+struct few_pair {
+  uint32_t pair = 0;
+  float weight = 0;
+  __device__ __forceinline__ void load_pair(const few_job &job, const few_unit &unit) {
+    pair = __ldcg(&job.r.pair[unit.first + min(threadIdx.x % 32, unit.rows - 1)]);
+  }
+  __device__ __forceinline__ void load_weight(const few_job &job) { weight = __ldcg(&job.r.weight[pair]); }
+};
+
 /* kAdders threads: a row of both boxes each. */
 template <phase kPhase, class Shared>
 __device__ __forceinline__ void use_sums(Shared &sh, const few_job &job) {
+  constexpr uint32_t kPlaces = Shared::kPlaces;
   const uint32_t units = sh.before[job.r.experts], row = threadIdx.x % kAdders;
   const mm_cu_weight &w = job.w;
-  uint32_t n = 0;
+  uint32_t n = 0, expert = 0;
+  few_unit next = {};
+  few_pair of_next;
+  if (blockIdx.x < units) next = find_unit(sh, job, blockIdx.x, &expert);
+  if (kPhase == DOWN && blockIdx.x < units) of_next.load_pair(job, next), of_next.load_weight(job);
   for (uint32_t index = blockIdx.x; index < units; index += gridDim.x, n++) {
-    const few_unit unit = find_unit(sh, job, index);
+    const few_unit unit = next;
+    const few_pair of = of_next;
+    const bool more = index + gridDim.x < units;
+    if (more) next = find_unit(sh, job, index + gridDim.x, &expert);
+    if (kPhase == DOWN && more) of_next.load_pair(job, next);
     const float global = w.global ? w.global[unit.expert] : 1.0f;
     mbarrier_wait(shared_address(&sh.summed[n % 2]), n / 2 % 2);
-    constexpr uint32_t kPlaces = Shared::kPlaces;
     float v[2][kPlaces];
 #pragma unroll
     for (uint32_t i = 0; i < 2 * kPlaces; i += 4) {
@@ -256,6 +280,7 @@ __device__ __forceinline__ void use_sums(Shared &sh, const few_job &job) {
     }
     __syncwarp();
     if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&sh.read[n % 2]));
+    if (kPhase == DOWN && more) of_next.load_weight(job);
     const uint32_t column = unit.across * job.each + row;
 #pragma unroll
     for (uint32_t i = 0; i < kPlaces; i++) {
@@ -265,8 +290,8 @@ __device__ __forceinline__ void use_sums(Shared &sh, const few_job &job) {
           job.middle[(size_t)(unit.first + i) * (w.n / 2) + column] =
               __float2bfloat16_rn(activated(job.r.act, v[0][i] * global, v[1][i] * global));
       } else {
-        const uint32_t pair = __ldcg(&job.r.pair[unit.first + i]);
-        const float f = __ldcg(&job.r.weight[pair]) * global;
+        const uint32_t pair = __shfl_sync(0xffffffffu, of.pair, i);
+        const float f = __shfl_sync(0xffffffffu, of.weight, i) * global;
 #pragma unroll
         for (uint32_t g = 0; g < 2; g++)
           if (column + g * kBox < w.n) job.pair_out[(size_t)pair * w.n + column + g * kBox] = v[g][i] * f;
