@@ -4,7 +4,6 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "convert/decode/follow.h"
 #include "convert/report/exact.h"
