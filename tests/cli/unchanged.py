@@ -19,7 +19,8 @@ SCHEMES = "none bf16 f16 f32 block_fp8 channel_fp8 tensor_wise_fp8 mxfp8 int8 nv
 # What hangs on the machine and the day.
 VARIES = [(r"\d+\.\d+ s\b", "T s"), (r"\d+\.\d+ GB/s", "R GB/s"), (r"peak RSS \d+ MiB", "peak RSS"), (r"<dd>20[-0-9: ]+UTC", "DATE"),
           (r'("(?:\w*seconds|\w*per_s|peak_rss_bytes)"): ?[-0-9.e]+', r"\1: V"), (r"in \d\.\d+ GB \(\d+\.\d+ %\)", "in Z"),
-          (r"-?\d+\.\d{7,}(?:e-?\d+)?", lambda m: f"{float(m[0]):.6g}")]  # logarithms are the C library's
+          (r"-?\d+\.\d{7,}(?:e-?\d+)?", lambda m: f"{float(m[0]):.6g}"),  # logarithms are the C library's
+          (r"(?m)^[a-z ]*\[#*-*\] .*\n", "")]  # progress, which a log gets every five seconds
 
 MAKE = """
 minimax-convert m1 -o m1-tp4 --quant nvfp4 --tp 4
@@ -245,6 +246,13 @@ def said(text, most=400):
     return text if len(text) < most else "sha256 " + hashlib.sha256(text.encode()).hexdigest()
 
 
+def test_progress():
+    """A busy machine is slow enough for lines of progress; they are no part of the text."""
+    lines = ("[#############################-] 0.01 of 0.01 GB (100 %), 0.00 GB/s, 0 s left, model.norm.weight\n", "checking numbers [------------------------------] 0 %\n")
+    for line in lines:
+        assert said(f"a [b] plan\n{line}done\n") == said("a [b] plan\ndone\n"), line
+
+
 def damage(root):
     """A checkpoint with one bit of a part flipped."""
     subprocess.run(["cp", "-r", root + "/m2-nvfp4", root + "/damaged"], check=True)
@@ -276,6 +284,7 @@ def look(root):
 
 
 def main():
+    test_progress()
     with Scratch() as root:
         sources(root)
         found = look(root)
