@@ -224,6 +224,8 @@ bool mm_recipe_parse(mm_recipe *r, const char *text, mm_err *err) {
   if (strlen(text) > MM_RECIPE_BYTES)
     return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL), "found a recipe of %zu bytes, expected at most %d", strlen(text),
                    (int)MM_RECIPE_BYTES);
+  for (size_t i = 0, n = strlen(text), left = n, one; i < n; i += one, left -= one)
+    if (!(one = mm_utf8_len(text + i, left))) return bad(&in_line, "a recipe that is not UTF-8, which a manifest cannot hold:", text, err);
   char *copy = mm_arena_strndup(&r->arena, text, strlen(text), err);
   size_t fields = 1;
   for (const char *p = text; *p; p++) fields += *p == ';';
