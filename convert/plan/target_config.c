@@ -196,21 +196,6 @@ static void add_pattern(mm_json *list, const char *module, size_t n) {
 
 static size_t module_length(const char *name) { return strlen(name) - strlen(".weight"); }
 
-/* A rule's modules in all layers, and where engines fuse them the fused one: "qkv_proj", the experts of a layer as one. */
-static void add_rule(mm_json *list, const char *prefix, const mm_plan_tensor *pt, unsigned piece, unsigned pieces, bool all_experts) {
-  char theirs[256], name[256];
-  snprintf(theirs, sizeof theirs, "%s%s", prefix, pt->rule[piece]->theirs);
-  const char *experts = strstr(theirs, ".experts.{e}.");
-  add_pattern(list, theirs, module_length(theirs));
-  if (piece == 0 && fused_name(theirs, pieces, name)) add_pattern(list, name, strlen(name));
-  if (!experts || !all_experts || piece != 0 || pieces != 2) return; /* w2 comes with w1 and w3 */
-  static const char *const fused[] = {"", ".gate_up_proj", ".down_proj"};
-  for (size_t i = 0; i < sizeof fused / sizeof *fused; i++) {
-    snprintf(name, sizeof name, "%.*s%s", (int)(experts + strlen(".experts") - theirs), theirs, fused[i]);
-    add_pattern(list, name, strlen(name));
-  }
-}
-
 /* One tensor's modules by name: experts by an expression, since engines call their projections otherwise, too. */
 static void add_named(mm_json *list, const mm_pack_tensor *t) {
   char name[256];
@@ -230,6 +215,52 @@ static bool all_experts(const mm_plan *p, const variant *v) {
   return true;
 }
 
+/* True if a module of this pattern is a matrix of another variant, or what engines fuse its matrices into: M1's lightning layers have a
+ * "qkv_proj", which is also the fused matrix of the other layers. */
+static bool other_variant(const mm_plan *p, const variant *v, const char *pattern, size_t n) {
+  char theirs[256], name[256];
+  for (size_t i = 0; i < p->pack.tensor_count; i++) {
+    const mm_pack_tensor *t = &p->pack.tensor[i];
+    if (t->vector || !p->tensor[i].naming || in_variant(&p->tensor[i], v)) continue;
+    snprintf(theirs, sizeof theirs, "%s%s", p->prefix, p->tensor[i].rule[0]->theirs);
+    if (module_length(theirs) == n && strncmp(theirs, pattern, n) == 0) return true;
+    if (fused_name(theirs, t->piece_count, name) && strlen(name) == n && strncmp(name, pattern, n) == 0) return true;
+  }
+  return false;
+}
+
+/* A module of a rule, of piece `piece` or what engines fuse all pieces into: one expression for all layers, or a name for each where the
+ * expression would fit modules of another variant. */
+static void add_module_of(mm_json *list, const mm_plan *p, const variant *v, const mm_rule *rule, const char *pattern, size_t n,
+                          int piece) {
+  char name[256];
+  if (!other_variant(p, v, pattern, n)) {
+    add_pattern(list, pattern, n);
+    return;
+  }
+  for (size_t i = 0; i < p->pack.tensor_count; i++) {
+    const mm_pack_tensor *t = &p->pack.tensor[i];
+    if (p->tensor[i].rule[0] != rule) continue;
+    if (piece >= 0) add_module(list, t->piece[piece].source);
+    if (piece < 0 && fused_name(t->piece[0].source, t->piece_count, name)) mm_json_append(list, mm_json_new_str(name));
+  }
+}
+
+/* A rule's modules in all layers, and where engines fuse them the fused one: "qkv_proj", the experts of a layer as one. */
+static void add_rule(mm_json *list, const mm_plan *p, const variant *v, const mm_plan_tensor *pt, unsigned piece, unsigned pieces) {
+  char theirs[256], name[256];
+  snprintf(theirs, sizeof theirs, "%s%s", p->prefix, pt->rule[piece]->theirs);
+  const char *experts = strstr(theirs, ".experts.{e}.");
+  add_module_of(list, p, v, pt->rule[0], theirs, module_length(theirs), (int)piece);
+  if (piece == 0 && fused_name(theirs, pieces, name)) add_module_of(list, p, v, pt->rule[0], name, strlen(name), -1);
+  if (!experts || piece != 0 || pieces != 2 || !all_experts(p, v)) return; /* w2 comes with w1 and w3 */
+  static const char *const fused[] = {"", ".gate_up_proj", ".down_proj"};
+  for (size_t i = 0; i < sizeof fused / sizeof *fused; i++) {
+    snprintf(name, sizeof name, "%.*s%s", (int)(experts + strlen(".experts") - theirs), theirs, fused[i]);
+    add_pattern(list, name, strlen(name));
+  }
+}
+
 /* True if every tensor of a rule is of this variant. */
 static bool whole_rule(const mm_plan *p, const mm_rule *r, const variant *v) {
   for (size_t i = 0; i < p->pack.tensor_count; i++)
@@ -241,7 +272,6 @@ static bool whole_rule(const mm_plan *p, const mm_rule *r, const variant *v) {
 static mm_json *targets(const mm_plan *p, const variant *v) {
   const mm_rule *last = NULL; /* tensors of one rule mostly follow one another */
   bool whole = false;
-  const bool every = all_experts(p, v);
   mm_json *list = mm_json_new_arr(), *done = mm_json_new_obj(); /* rules that are listed as a whole */
   for (size_t i = 0; i < p->pack.tensor_count; i++) {
     const mm_pack_tensor *t = &p->pack.tensor[i];
@@ -250,7 +280,7 @@ static mm_json *targets(const mm_plan *p, const variant *v) {
     if (pt->rule[0] != last) whole = whole_rule(p, pt->rule[0], v);
     last = pt->rule[0];
     if (whole && mm_json_get(done, last->theirs)) continue;
-    for (unsigned j = 0; whole && j < t->piece_count; j++) add_rule(list, p->prefix, pt, j, t->piece_count, every);
+    for (unsigned j = 0; whole && j < t->piece_count; j++) add_rule(list, p, v, pt, j, t->piece_count);
     if (whole)
       mm_json_set(done, last->theirs, mm_json_new_bool(true));
     else

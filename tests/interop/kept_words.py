@@ -173,6 +173,27 @@ def check_two_sizes():
     assert "E_DIALECT" in said and "groups of 32 columns and others of 64" in said, said
 
 
+def check_modules():
+    """Each module's groups are of the size that its config says to a reader which takes the first rule that fits: of a lightning layer's
+    qkv_proj too, which is what engines call the fused q_proj, k_proj and v_proj of other layers."""
+    for most, other in (("layers.0.", "layers.1."), ("layers.1.", "layers.0.")):
+        source = os.path.join(TMP, "modules-" + most[-2])
+        made, values = MODEL.encoded(gptq(4, 64, 1), {other: gptq(4, 32, 1)})
+        MODEL.write(source, made, method("gptq", bits=4, group_size=64, sym=True, desc_act=False, dynamic={"+:.*" + other: {"group_size": 32}}))
+        for target in "ct", "gptq":
+            run("minimax-convert", source, "-o", source + target, "--layout", "hf", "--dialect", target)
+            with open(source + target + "/config.json") as f:
+                config = json.load(f)["quantization_config"]
+            rules = [(r.removeprefix("+:"), rule["group_size"]) for r, rule in config.get("dynamic", {}).items() if r.startswith("+:")]
+            for group in config.get("config_groups", {}).values():
+                rules += [(t[3:] if t.startswith("re:") else ".*" if t == "Linear" else re.escape(t) + "$", group["weights"]["group_size"]) for t in group["targets"]]
+            for name in values:
+                wanted = 32 if other in name else 64
+                for module in {name[:-len(".weight")], name[:-len(".weight")].replace("q_proj", "qkv_proj")}:
+                    found = next((size for rule, size in rules if re.match(rule, module)), config.get("group_size"))
+                    assert found == wanted, (target, module, found, wanted, rules)
+
+
 def check_refusals():
     """AWQ has no 8-bit integers; an order of columns is found when it is read."""
     said = run("minimax-convert", TMP + "/gptq_8bit", "-o", TMP + "/gptq_8bit-awq", "--layout", "hf", "--dialect", "awq", status=4)
@@ -204,6 +225,7 @@ worst = max(check(name) for name in names)
 if "awq" in names and "gptq_8bit" in names:
     check_killed()
     check_two_sizes()
+    check_modules()
     check_refusals()
     late = CASES["gptq_v1_asym"]
     MODEL.write(TMP + "/late", MODEL.encoded(late[0])[0], late[1])
