@@ -96,8 +96,10 @@ static bool read_modules(mm_declared *d, const char *key, mm_err *err) {
   const mm_json *rules = mm_json_get(d->obj, key), *rule;
   const char *name;
   void *iter = NULL;
+  if (mm_json_type_of(rules) != MM_JSON_NULL && mm_json_type_of(rules) != MM_JSON_OBJ) return bad(d, key, rules, "an object", err);
   while (mm_json_next(rules, &iter, &name, &rule)) {
-    const mm_json *group = mm_json_get(rule, "group_size");
+    const mm_json *group = mm_json_get(rule, "group_size"), *sym = mm_json_get(rule, "sym");
+    if (mm_json_type_of(sym) != MM_JSON_NULL && mm_json_type_of(sym) != MM_JSON_BOOL) return bad(d, "sym", sym, "true or false", err);
     if (mm_json_type_of(rule) == MM_JSON_OBJ && !read_bits(d, rule, "bits", true, err)) return false;
     if (mm_json_type_of(group) != MM_JSON_NULL && !read_group(d, group, "group_size", err)) return false;
   }
@@ -160,14 +162,15 @@ static bool read_awq(mm_declared *d, mm_err *err) {
   return read_group(d, mm_json_get(d->obj, key), key, err);
 }
 
-/* True if a rule for single modules may say that codes have other zero points than the middle. */
+/* True if a rule for single modules says that codes may have other zero points than the middle; "-:" stands before modules that have no
+ * codes. */
 static bool names_zeros(const mm_json *rules) {
   const mm_json *rule;
   const char *name;
   void *iter = NULL;
   while (mm_json_next(rules, &iter, &name, &rule)) {
     const mm_json *sym = mm_json_get(rule, "sym");
-    if (mm_json_type_of(sym) != MM_JSON_NULL && (mm_json_type_of(sym) != MM_JSON_BOOL || !mm_json_bool(sym))) return true;
+    if (mm_json_type_of(sym) == MM_JSON_BOOL && !mm_json_bool(sym) && strncmp(name, "-:", 2) != 0) return true;
   }
   return false;
 }

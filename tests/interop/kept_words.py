@@ -211,6 +211,13 @@ def check_refusals():
         for quant in "none", "bf16":
             said = run("minimax-convert", source, "-o", source + "-1", "--quant", quant, status=3)
             assert "E_Q_ZERO" in said and "expected 8 of a symmetric quantization" in said and "checkpoint_format" not in said, said
+    made = MODEL.encoded(gptq(4, 64, 1, symmetric=False))[0]
+    for i, (code, key, rules) in enumerate((("E_Q_ZERO", "zero point", {"dynamic": {"-:.*gate": {"sym": False}}}),
+                                            ("E_Q_CONFIG", "sym", {"dynamic": {"+:.*w2": {"sym": "no"}}}), ("E_Q_CONFIG", "dynamic", {"dynamic": ["+:.*w2"]}))):
+        source = os.path.join(TMP, f"rules-{i}")
+        MODEL.write(source, made, gptq_config(4, 64, sym=True, **rules))
+        said = run("minimax-convert", source, "-o", source + "-1", status=3)
+        assert code in said and key in said, said
     config = ct_int(4, 32, symmetric=False)
     config["quantization_config"]["config_groups"]["group_0"]["weights"]["symmetric"] = 0
     source = os.path.join(TMP, "number")
