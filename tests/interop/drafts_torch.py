@@ -4,7 +4,7 @@ the released hidden size and vocabulary, so that taps have their released number
 
 Tapped outputs and the logits of every proposal differ by at most LIMIT of the root mean square of the row, and the proposals are the same ids. The torch code
 below follows the published mathematics of the drafts and shares nothing with the runtime. With any one of the mistakes listed below planted in it, the logits
-differ by more. (engine_libraries.py has what this needs; it takes 9 GB of disk, 12 GB of memory and some minutes.)"""
+differ by more. (engine_libraries.py has what this needs; it takes 10 GB of disk, 12 GB of memory and 7 minutes.)"""
 import json
 import math
 import os
