@@ -350,7 +350,7 @@ def named(w):
 def compare(name, s, w, packed, target):
     """The runtime against the reference, at every cut with all proposals and with fewer; then the reference with mistakes."""
     worst_tap = worst = 0
-    right = {}
+    right, others = {}, []
     for each, cuts in ((s["each"], CUTS), (3, CUTS[-1:])):
         held = 0
         for cut, (taps, logits, ids) in zip(cuts, ran(packed, s, each, target.ids, cuts)):
@@ -360,10 +360,10 @@ def compare(name, s, w, packed, target):
             found = logits[:, named(w)]
             worst = max(worst, apart(found, wanted))
             assert int(logits.isfinite().sum()) == found.numel(), f"{name}: logits of ids that the head does not have"
-            assert ids.tolist() == wanted_ids, (name, cut, ids, wanted_ids)
+            others += [(cut, ids.tolist(), wanted_ids)] if ids.tolist() != wanted_ids else []
             right[cut, each], held = found, cut
-    print(f"{name}: taps differ by {worst_tap:.1e}, logits by {worst:.1e} <= {LIMIT:.0e}, the same {s['each']} proposals at {len(CUTS)} places", flush=True)
-    assert max(worst_tap, worst) <= LIMIT, name
+    print(f"{name}: taps differ by {worst_tap:.1e}, logits by {worst:.1e}, wanted {LIMIT:.0e}; other proposals: {others or 'none'}", flush=True)
+    assert max(worst_tap, worst) <= LIMIT and not others, name
     planted = [(CUTS[0], *mistake) for mistake in mistakes(s, w)]
     if s["kind"] == "eagle":
         cells = {}
