@@ -131,7 +131,7 @@ lm-eval: $(PROGRAMS) $(VENV)-lm-eval/ready ## a task of lm-evaluation-harness ag
 	$(Q)mkdir -p $(BUILD)/lm-eval && rm -rf $(BUILD)/lm-eval/*
 	$(Q)BUILD=$(abspath $(BUILD)) TMPDIR=$(abspath $(BUILD))/lm-eval $(VENV)-lm-eval/bin/python tests/interop/lm_eval_task.py
 
-# Other engines' libraries: 15 GB, so not in make check, which says that their two tests were not run.
+# Other engines' libraries: 15 GB, so not in make check, which says that their tests were not run.
 LIBRARIES = $(shell python3 tests/interop/engine_libraries.py $(1))
 $(VENV)-engines/ready:
 	$(Q)scripts/venv.sh $(VENV)-engines $(call LIBRARIES,NEEDS) && rm $@
@@ -141,7 +141,7 @@ $(VENV)-vllm/ready:
 engines: export ENGINES_VENV = $(VENV)-engines
 engines: export VLLM_PYTHON = $(VENV)-vllm/bin/python
 engines: $(PROGRAMS) $(VENV)-engines/ready $(VENV)-vllm/ready ## tests with other engines' libraries, which it installs (15 GB), and docs/engines.md again
-	$(Q)$(MAKE) --no-print-directory check/interop/engines.py check/interop/sources_peers.py check/interop/python_package.sh
+	$(Q)$(MAKE) --no-print-directory check/interop/engines.py check/interop/sources_peers.py check/interop/drafts_torch.py check/interop/python_package.sh
 	$(Q)scripts/engines.py $(BUILD) >$(BUILD)/engines.md && cp $(BUILD)/engines.md docs/engines.md
 
 $(FUZZ_SRC:%.c=$(BUILD)/%): $(BUILD)/%: $(BUILD)/%.o $(LIBS_all)
