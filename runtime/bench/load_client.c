@@ -44,7 +44,7 @@ static double since(const load *l) { return mm_now() - l->start; }
 
 /* Some of it may be the server's own words, of any bytes. */
 static bool lose(flight *f, const char *reason) {
-  if (f->r && !*f->r->reason) mm_show(f->r->reason, sizeof f->r->reason, reason);
+  if (!*f->r->reason) mm_show(f->r->reason, sizeof f->r->reason, reason);
   f->at = ENDED;
   return false;
 }
@@ -119,7 +119,7 @@ static bool on_line(const load *l, flight *f) {
 
 /* Bytes of the body: lines of events, or all of it. */
 static bool on_body(const load *l, flight *f, const char *p, size_t n) {
-  if (!f->r || f->status != 200) {
+  if (!f->r->body.n || f->status != 200) {
     mm_text_add(&f->line, p, n);
     return (!f->line.failed && f->line.n <= LINE_MAX) || lose(f, "the body is too long");
   }
@@ -152,7 +152,11 @@ static bool on_header(flight *f) {
     if (*c >= 'A' && *c <= 'Z') *c = (char)(*c + 'a' - 'A');
   const char *coding = field(block, "\ntransfer-encoding:"), *length = field(block, "\ncontent-length:");
   f->left = UINT64_MAX;
-  if (length) f->left = strtoull(length, NULL, 10);
+  if (length) {
+    char *end;
+    f->left = strtoull(length, &end, 10);
+    if (*length < '0' || *length > '9' || !strchr(" \t\r\n", *end)) return lose(f, "the reply's Content-Length is no number");
+  }
   f->at = coding && strncmp(coding, "chunked", 7) == 0 ? CHUNK_SIZE : BODY;
   if (f->at == BODY && f->left == 0) f->at = ENDED;
   return true;
@@ -237,19 +241,19 @@ static void receive(const load *l, flight *f) {
 
 /* ---- flights ---- */
 
-/* r: NULL for a GET, which has no body. */
+/* A request without a body is a GET. */
 static bool open_flight(const load *l, flight *f, mm_load_request *r, const char *path) {
   const mm_load_client *c = l->c;
   const bool six = strchr(c->host, ':');
-  const char *method = r ? "POST" : "GET";
+  const char *method = r->body.n ? "POST" : "GET";
   *f = (flight){.r = r, .fd = socket(l->address->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)};
   if (f->fd < 0) return lose(f, strerror(errno));
   mm_text_printf(&f->out, "%s %s HTTP/1.1\r\nHost: %s%s%s:%s\r\nConnection: close\r\n", method, path, six ? "[" : "", c->host,
                  six ? "]" : "", c->port);
   if (c->key) mm_text_printf(&f->out, "Authorization: Bearer %s\r\n", c->key);
-  if (r) mm_text_printf(&f->out, "Content-Type: application/json\r\nContent-Length: %zu\r\n", r->body.n);
+  if (r->body.n) mm_text_printf(&f->out, "Content-Type: application/json\r\nContent-Length: %zu\r\n", r->body.n);
   mm_text_put(&f->out, "\r\n");
-  if (r) mm_text_add(&f->out, r->body.p, r->body.n);
+  if (r->body.n) mm_text_add(&f->out, r->body.p, r->body.n);
   if (f->out.failed) return lose(f, "no memory for the request");
   const int on = 1;
   if (setsockopt(f->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) != 0) return lose(f, strerror(errno));
@@ -262,9 +266,9 @@ static void close_flight(flight *f) {
   char text[160];
   snprintf(text, sizeof text, "status %d: %.*s", f->status, (int)mm_min(f->line.n, 120), f->line.p ? f->line.p : "");
   if (f->status != 200) lose(f, text);
-  if (r && !*r->reason && !f->finished) snprintf(r->reason, sizeof r->reason, "the stream has no [DONE]");
-  if (r && !*r->reason && r->first <= 0) snprintf(r->reason, sizeof r->reason, "the reply has no text");
-  if (r && !*r->reason) {
+  if (!*r->reason && !f->finished) snprintf(r->reason, sizeof r->reason, "the stream has no [DONE]");
+  if (!*r->reason && r->first <= 0) snprintf(r->reason, sizeof r->reason, "the reply has no text");
+  if (!*r->reason) {
     r->done = true;
     if (!r->output) r->output = r->gaps + 1;
   }
@@ -284,8 +288,8 @@ static bool turn(const load *l, flight *f, struct pollfd *p, size_t *n, double w
       lose(&f[i], strerror(error));
     if (ready > 0 && p[i].revents && f[i].at == SENDING) send_some(&f[i]);
     if (ready > 0 && p[i].revents && f[i].at != SENDING && f[i].at != ENDED) receive(l, &f[i]);
-    if (f[i].at == ENDED && f[i].r && !*f[i].r->reason && f[i].status == 200) end_event(l, &f[i]);
-    if (f[i].at != ENDED && f[i].r && since(l) - f[i].r->sent > l->c->timeout) lose(&f[i], "--timeout has passed");
+    if (f[i].at == ENDED && !*f[i].r->reason && f[i].status == 200 && (!f[i].line.n || on_line(l, &f[i]))) end_event(l, &f[i]);
+    if (f[i].at != ENDED && since(l) - f[i].r->sent > l->c->timeout) lose(&f[i], "--timeout has passed");
     if (f[i].at == ENDED)
       close_flight(&f[i]);
     else
@@ -365,8 +369,9 @@ char *mm_load_get(const mm_load_client *c, const char *path, size_t *n, mm_err *
   size_t left = 1;
   struct pollfd p;
   char *body = NULL;
+  mm_load_request r = {0};
   if (!find_host(&l, err)) return NULL;
-  bool ok = open_flight(&l, &f, NULL, path);
+  bool ok = open_flight(&l, &f, &r, path);
   while (ok && left && since(&l) < c->timeout) {
     p = (struct pollfd){.fd = f.fd, .events = f.at == SENDING ? POLLOUT : POLLIN};
     if (poll(&p, 1, 1000) > 0) {
@@ -375,14 +380,15 @@ char *mm_load_get(const mm_load_client *c, const char *path, size_t *n, mm_err *
     }
     left = f.at != ENDED;
   }
-  if (f.at == ENDED && f.status == 200 && f.line.p) {
+  const bool whole = f.at == ENDED && !*r.reason;
+  if (whole && f.status == 200 && f.line.p) {
     body = f.line.p, *n = f.line.n, f.line = (mm_text){0};
-  } else if (f.status == 200) {
-    mm_fail(err, MM_IO, "E_IO", mm_at(NULL, NULL), "http://%s:%s%s: found a reply %s", c->host, c->port, path,
-            f.at == ENDED ? "without a body" : "that has not ended within --timeout");
   } else {
-    mm_fail(err, MM_IO, "E_IO", mm_at(NULL, NULL), "http://%s:%s%s: found %s %d, expected 200", c->host, c->port, path,
-            f.status ? "status" : "no reply, status", f.status);
+    const bool six = strchr(c->host, ':');
+    char text[200];
+    snprintf(text, sizeof text, "%s", *r.reason ? r.reason : !whole ? "--timeout has passed" : "found a reply without a body");
+    if (whole && f.status != 200) snprintf(text, sizeof text, "found status %d, expected 200", f.status);
+    mm_fail(err, MM_IO, "E_IO", mm_at(NULL, NULL), "http://%s%s%s:%s%s: %s", six ? "[" : "", c->host, six ? "]" : "", c->port, path, text);
   }
   close_flight(&f);
   freeaddrinfo(l.list);

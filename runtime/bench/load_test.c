@@ -141,7 +141,8 @@ static bool parse_url(const char *url, mm_arena *arena, mm_load_client *c, mm_er
   const char *port = ok && *at == ':' ? at + 1 : "80";
   const size_t n = strspn(port, "0123456789");
   const char *rest = ok && *at == ':' ? port + n : at;
-  if (!ok || n == 0 || n > 5 || (*rest && strcmp(rest, "/") != 0))
+  const unsigned long number = strtoul(port, NULL, 10);
+  if (!ok || n == 0 || n > 5 || number == 0 || number > UINT16_MAX || (*rest && strcmp(rest, "/") != 0))
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found URL \"%.200s\", expected http://HOST:PORT; TLS is not spoken", url);
   c->host = mm_arena_strndup(arena, host, (size_t)(end - host), err);
   c->port = mm_arena_strndup(arena, port, n, err);
@@ -175,7 +176,8 @@ static const char *served_name(const mm_load_client *c, mm_arena *arena, mm_err 
   char *text = mm_load_get(c, "/v1/models", &n, err);
   mm_json *o = text ? mm_json_parse(text, n, "/v1/models", err) : NULL;
   const mm_json *id = mm_json_get(mm_json_at(mm_json_get(o, "data"), 0), "id");
-  const char *name = mm_json_type_of(id) == MM_JSON_STR ? mm_arena_strndup(arena, mm_json_str(id), mm_json_str_len(id), err) : NULL;
+  const size_t length = mm_json_type_of(id) == MM_JSON_STR ? mm_json_str_len(id) : 0;
+  const char *name = length && !memchr(mm_json_str(id), 0, length) ? mm_arena_strndup(arena, mm_json_str(id), length, err) : NULL;
   if (o && !name) mm_fail(err, MM_IO, "E_IO", mm_at("/v1/models", NULL), "found no name of a model; give --model");
   mm_json_free(o);
   free(text);

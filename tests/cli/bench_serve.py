@@ -103,7 +103,7 @@ class Known:
                 if self.fault == "odd":  # an error of null, an event of two lines of data
                     text = text.replace(b"data: {", b'data: {"error": null,\ndata:')
             if self.fault == "odd" and e is None:
-                text = b"data: [DONE]\n"
+                text = b"data: [DONE]"
             if 0 < i <= tokens:
                 time.sleep(rng.choice([0, 0.002, 0.01]) + (0.05 if i == 1 else 0))
                 self.seen[number]["sent"].append(time.monotonic())
@@ -204,11 +204,26 @@ def faults():
     with socket.create_server(("127.0.0.1", 0)) as quiet:  # accepts, and never answers
         url = f"http://127.0.0.1:{quiet.getsockname()[1]}"
         assert "--timeout has passed" in bench(url, "--model", "m", "--num-prompts", 2, "--timeout", 0.3, status=5).stderr
-    assert "E_IO" in bench(url, status=5).stderr and "refused" in bench(url, "--model", "m", status=5).stderr
-    for bad in ("https://x", "127.0.0.1:8000", "http://", "http://:80", "http://x:", "http://x:999999", "http://x/v1", "http://[::1"):
+    assert all("refused" in bench(url, *how, status=5).stderr for how in ([], ["--model", "m"]))
+    name = b'{"data": [{"id": "a%s"}]}'
+    for head, text, said in ((b"Content-Length: 99", name % b"", "ended early"), (b"Content-Length: x", b"", "Content-Length is no number"),
+                             (b"Content-Length: -1", name % b"", "Content-Length is no number"), (b"A: b", name % b"\\u0000b", "no name")):
+        with socket.create_server(("127.0.0.1", 0)) as models:
+            threading.Thread(target=once, args=(models, b"HTTP/1.1 200 OK\r\n%s\r\n\r\n%s" % (head, text)), daemon=True).start()
+            got = bench(f"http://127.0.0.1:{models.getsockname()[1]}", status=5).stderr
+            assert said in got, (said, got)
+    for bad in ("https://x", "127.0.0.1:8000", "http://", "http://:80", "http://x:", "http://x:999999", "http://127.0.0.1:99999", "http://127.0.0.1:0", "http://x/v1", "http://[::1"):
         assert "expected http://HOST:PORT" in bench(bad, status=2).stderr, bad
     for args in (("--goodput", "ttft"), ("--goodput", "ttft:-1"), ("--goodput", "x:1"), ("--range-ratio", "1"), ("--request-rate", "-1"), ("--timeout", "0")):
         assert "E_USAGE" in bench("http://127.0.0.1:1", *args, status=2).stderr, args
+
+
+def once(server, reply):
+    """Answers one connection."""
+    c = server.accept()[0]
+    c.recv(65536)
+    c.sendall(reply)
+    c.close()
 
 
 def real():
