@@ -73,9 +73,9 @@ static void drop_failed(mm_scheduler *s) {
   s->offload.moves_failed = false;
 }
 
-void mm_offload_poll(mm_scheduler *s) {
+void mm_offload_poll(mm_scheduler *s, bool wait) {
   drop_failed(s);
-  notice(s, false);
+  notice(s, wait);
   notice_disk(s, MM_DISK_NOW);
 }
 

@@ -232,6 +232,7 @@ static void *work(void *arg) {
     else if (!queued)
       mm_offload_wait(s);
     while (queued && s->queued - s->collected > keep) mm_step_collect(s);
+    if (!s->running && !s->waiting_count) mm_offload_poll(s, true); /* the next request may be long in coming */
     s->own.own_seconds = mm_scheduler_cpu() - s->inside;
     read_load(s); /* who sees that nothing runs sees what ran */
     publish(s);

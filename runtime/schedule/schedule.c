@@ -201,7 +201,7 @@ static bool let_in(mm_scheduler *s, job *j) {
 
 void mm_schedule(mm_scheduler *s) {
   end_those_over(s);
-  mm_offload_poll(s);
+  mm_offload_poll(s, false);
   for (job *j; (j = next_of(s, s->running == s->slots ? mm_schedule_victim(s) : NULL));) {
     j->duplicate = mm_reuse_duplicate(s, j) || (s->offload.on && could_fit(s, j) && mm_offload_fetch(s, j));
     if (!j->duplicate && !let_in(s, j)) break;

@@ -206,8 +206,8 @@ MM_MUST_USE bool mm_offload_open(mm_scheduler *s, mm_err *err);
 void mm_offload_close(mm_scheduler *s);
 /* Returns true if pages of the job's cached prefix are on their way to the device; starts that, at most a few times a turn. */
 bool mm_offload_fetch(mm_scheduler *s, job *j);
-/* Notices copies that have ended. */
-void mm_offload_poll(mm_scheduler *s);
+/* Notices copies that have ended. wait: after those between the device and host memory have. */
+void mm_offload_poll(mm_scheduler *s, bool wait);
 /* Waits until all have that are not on their way to disk. */
 void mm_offload_wait(mm_scheduler *s);
 /* After a step was queued: moves pages out before the next steps need theirs. */

@@ -5,6 +5,7 @@ import glob
 import os
 import subprocess
 import sys
+import time
 
 sys.path.insert(0, os.path.dirname(__file__))
 from serve_client import BIN, TMP, Server, convert  # noqa: E402
@@ -65,6 +66,17 @@ def on_disk():
         assert "E_DIGEST" in open(s.log).read()
 
 
+def idle():
+    """Pages that were on their way to host memory when the last request ended are free soon after, without another request."""
+    with Server(PACKED["tiny-m2"], "--kv-cache-tokens", "1024", "--max-model-len", "300", "--max-num-seqs", "1", "-t", "1", "--kv-offload", "64M") as s:
+        for i in range(12):
+            complete(s, text(i, 150 + 9 * i), max_tokens=1 + i % 3)
+            end = time.monotonic() + 5
+            while (found := s.metrics())["kv_cache_usage"] > 0 or found["requests_running"]:
+                assert time.monotonic() < end, found
+                time.sleep(0.01)
+
+
 def flip(f, size):
     """Another bit in every block."""
     for at in range(1000, size, 65536):
@@ -77,6 +89,7 @@ def flip(f, size):
 for name in PACKED:
     evicted(name)
 on_disk()
+idle()
 for options, code, word in ((["--kv-offload", "1K"], 2, "E_LIMITS"), (["--kv-offload", "1M", "--prefix-cache", "off"], 2, "E_USAGE"),
                             (["--kv-offload", "100T"], 8, "E_MEMORY"),
                             (["--kv-offload", "1M", "--kv-offload-dir", TMP], 2, "E_USAGE"),
