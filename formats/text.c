@@ -75,17 +75,17 @@ void mm_text_quote_or_null(mm_text *t, const char *string) {
     mm_text_put(t, "null");
 }
 
-void mm_text_real(mm_text *t, double x) {
-  char text[32];
-  if (!isfinite(x)) {
-    mm_text_put(t, "null");
-    return;
-  }
+const char *mm_real_shown(double x, char to[MM_REAL_SHOWN]) {
   for (int digits = 15; digits <= 17; digits++) {
-    snprintf(text, sizeof text, "%.*g", digits, x);
-    if (strtod(text, NULL) == x) break;
+    snprintf(to, MM_REAL_SHOWN, "%.*g", digits, x);
+    if (strtod(to, NULL) == x) break;
   }
-  mm_text_put(t, text);
+  return to;
+}
+
+void mm_text_real(mm_text *t, double x) {
+  char text[MM_REAL_SHOWN];
+  mm_text_put(t, isfinite(x) ? mm_real_shown(x, text) : "null");
 }
 
 char *mm_text_take(mm_text *t, mm_err *err) {

@@ -19,6 +19,9 @@ void mm_text_quote(mm_text *t, const char *bytes, size_t n);
 void mm_text_quote_string(mm_text *t, const char *string);
 /* The same, null where string is NULL. */
 void mm_text_quote_or_null(mm_text *t, const char *string);
+#define MM_REAL_SHOWN 32
+/* A number with as many digits as distinguish it from all others, for a message on its range: %g shows 1.0000001 as 1. */
+const char *mm_real_shown(double x, char to[MM_REAL_SHOWN]);
 /* Appends a JSON number with as many digits as distinguish it from all others, or null if it is not finite. */
 void mm_text_real(mm_text *t, double x);
 /* Its string, which the caller frees; NULL with MM_LIMIT E_MEMORY where it failed. */

@@ -11,6 +11,7 @@
 #include "formats/hash.h"
 #include "formats/system/file.h"
 #include "formats/system/memory.h"
+#include "formats/text.h"
 
 enum { VOCAB_UNIT = 64, ALIGN = 64 };
 
@@ -261,9 +262,11 @@ static bool read_options(mm_random_model *r, const mm_dummy *d, mm_err *err) {
                          .skew = (float)d->skew};
   r->linear = find_scheme("dummy-quant", quant, err);
   r->experts = r->linear ? find_scheme("dummy-expert-quant", experts, err) : NULL;
+  char shown[MM_REAL_SHOWN];
   return r->linear && r->experts &&
          ((r->skew >= 0 && r->skew < 1) ||
-          mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--dummy-skew: found %g, expected 0 or more and below 1", d->skew));
+          mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--dummy-skew: found %s, expected 0 or more and below 1",
+                  mm_real_shown(d->skew, shown)));
 }
 
 /* Files that a tokenizer, a chat format and defaults are read from. */

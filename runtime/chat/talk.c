@@ -10,6 +10,7 @@
 #include "formats/system/output.h"
 #include "runtime/chat/line_edit.h"
 #include "runtime/chat/reply.h"
+#include "runtime/chat/transcripts.h"
 #include "runtime/text/stops.h"
 
 #define LOAD_MAX (UINT64_C(64) << 20) /* bytes of a conversation's file */
@@ -158,19 +159,36 @@ static bool save(const mm_talk *t, const char *path, mm_err *err) {
   return ok || mm_fail_errno(err, mm_at(path, NULL), "write", errno);
 }
 
+/* Nothing of the file that would change the prompt is left out in silence: keys of a message, and next to the messages. */
+static bool check_keys(const mm_json *root, const char *path, mm_err *err) {
+  const char *key = mm_json_size(mm_json_get(root, "tools")) ? "tools" : NULL;
+  for (const char *const *at = mm_conversation_unread; !key && *at; at++)
+    if (mm_json_type_of(mm_json_get(root, *at)) != MM_JSON_NULL) key = *at;
+  return !key || mm_fail(err, MM_BAD_INPUT, "E_CHAT", mm_at(path, NULL), "found %s, which is not read, next to the messages", key);
+}
+
+static const char *unread_key(const mm_json *m) {
+  static const char *const key[] = {"tool_calls", "function_call", "reasoning_details"};
+  for (size_t i = 0; i < sizeof key / sizeof *key; i++) {
+    const mm_json *v = mm_json_get(m, key[i]);
+    if (mm_json_type_of(v) != MM_JSON_NULL && (mm_json_type_of(v) != MM_JSON_ARR || mm_json_size(v))) return key[i];
+  }
+  return NULL;
+}
+
 /* One message of a file. */
 static bool take_message(mm_talk *t, const mm_json *m, const char *path, mm_err *err) {
-  const mm_json *role = mm_json_get(m, "role"), *content = mm_json_get(m, "content"), *thoughts = mm_json_get(m, "reasoning_content"),
-                *calls = mm_json_get(m, "tool_calls");
+  const mm_json *role = mm_json_get(m, "role"), *content = mm_json_get(m, "content"), *thoughts = mm_json_get(m, "reasoning_content");
+  const char *unread = unread_key(m);
   const bool texts = mm_json_type_of(role) == MM_JSON_STR && mm_json_type_of(content) == MM_JSON_STR;
   size_t i = 0;
   while (texts && i < sizeof role_words / sizeof *role_words && (!role_words[i] || !mm_json_is(role, role_words[i]))) i++;
   if (!texts || i == sizeof role_words / sizeof *role_words)
     return mm_fail(err, MM_BAD_INPUT, "E_CHAT", mm_at(path, NULL),
                    "message %zu: expected a role of system, user or assistant and a content that is a text", t->count + 1);
-  if (mm_json_size(calls))
-    return mm_fail(err, MM_BAD_INPUT, "E_CHAT", mm_at(path, NULL), "message %zu: found tool_calls, and a conversation here has no tools",
-                   t->count + 1);
+  if (unread)
+    return mm_fail(err, MM_BAD_INPUT, "E_CHAT", mm_at(path, NULL), "message %zu: found %s, which is not read%s", t->count + 1, unread,
+                   strcmp(unread, "tool_calls") == 0 ? ": a conversation here has no tools" : "");
   if (!thoughts || mm_json_type_of(thoughts) == MM_JSON_NULL) thoughts = mm_json_get(m, "reasoning");
   if (mm_json_type_of(thoughts) != MM_JSON_STR && mm_json_type_of(thoughts) != MM_JSON_NULL)
     return mm_fail(err, MM_BAD_INPUT, "E_CHAT", mm_at(path, NULL), "message %zu: found a reasoning that is no text", t->count + 1);
@@ -196,6 +214,7 @@ static bool load(mm_talk *t, const char *path, mm_err *err) {
   bool ok = root && (mm_json_type_of(list) == MM_JSON_ARR || mm_fail(err, MM_BAD_INPUT, "E_CHAT", mm_at(path, NULL),
                                                                      "expected a list of messages, or an object with \"messages\""));
   mm_talk other = {.c = t->c};
+  ok = ok && (list == root || check_keys(root, path, err));
   for (size_t i = 0; ok && i < mm_json_size(list); i++) ok = take_message(&other, mm_json_at(list, i), path, err);
   if (ok && other.count % 2)
     ok = mm_fail(err, MM_BAD_INPUT, "E_CHAT", mm_at(path, NULL), "the last message is the user's, expected a reply");

@@ -57,7 +57,9 @@ static bool read_message(mm_arena *a, const mm_value *m, mm_message *out, mm_err
   *part = (mm_chat_part){.text = str_of(content), .owner = MM_OWNER_USER};
   *out = (mm_message){.role = (mm_role)i, .part = part, .part_count = content != NULL};
   if (i == MM_ROLE_TOOL) out->call_id = str_of(mm_value_get(m, "tool_call_id"));
-  if (i != MM_ROLE_ASSISTANT) return true;
+  if (i != MM_ROLE_ASSISTANT)
+    return !calls || (calls->type == MM_VALUE_ARRAY && !calls->count) ||
+           mm_fail(err, MM_BAD_INPUT, "E_CHAT", mm_at(NULL, NULL), "found tool_calls in a message of the role %s", word[i]);
   if (!thoughts) thoughts = mm_value_get(m, "reasoning");
   if (thoughts && !is_text(thoughts))
     return mm_fail(err, MM_BAD_INPUT, "E_CHAT", mm_at(NULL, NULL), "found a reasoning that is %s, expected a text",
@@ -89,12 +91,14 @@ static bool add_ids(transcripts *x, const mm_prompt_tokens *t, mm_err *err) {
   return true;
 }
 
-/* Keys next to the messages that would change the prompt, and are not read: a likelihood without them is another conversation's. */
+const char *const mm_conversation_unread[] = {"system", "functions", "documents", "thinking", "chat_template", "chat_template_kwargs",
+                                              NULL};
+
+/* A likelihood without those keys is another conversation's. */
 static bool check_keys(const mm_value *root, mm_err *err) {
-  static const char *const unread[] = {"system", "functions", "documents", "thinking", "chat_template", "chat_template_kwargs"};
-  for (size_t i = 0; i < sizeof unread / sizeof *unread; i++)
-    if (mm_value_get(root, unread[i]))
-      return mm_fail(err, MM_BAD_INPUT, "E_CHAT", mm_at(NULL, NULL), "found %s, which is not read, next to the messages", unread[i]);
+  for (const char *const *key = mm_conversation_unread; *key; key++)
+    if (mm_value_get(root, *key))
+      return mm_fail(err, MM_BAD_INPUT, "E_CHAT", mm_at(NULL, NULL), "found %s, which is not read, next to the messages", *key);
   return true;
 }
 

@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "formats/option.h"
+#include "formats/text.h"
 #include "loader/random_weights.h"
 #include "runtime/engine/ops.h"
 
@@ -40,9 +41,10 @@
 
 /* share: the value of MM_OPTION_UTILIZATION, NAN: not given. MM_USAGE E_USAGE if it is not a valid fraction. */
 static inline bool mm_utilization_check(double share, mm_err *err) {
+  char shown[MM_REAL_SHOWN];
   return isnan(share) || (share > 0 && share <= 1) ||
-         mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--gpu-memory-utilization: found %g, expected more than 0 and at most 1",
-                 share);
+         mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--gpu-memory-utilization: found %s, expected more than 0 and at most 1",
+                 mm_real_shown(share, shown));
 }
 
 /* The last line of their help. */

@@ -151,7 +151,7 @@ for bad in (-1, 2048, 1.5, "7", True, [stop, 2048]):
     refused(3, "expected ids below 2048", other, "-p", "And")
 # Settings out of range are the file's fault, which is named.
 chat = ("--chat", "--chat-format", "minimax-m2", "-p", "And", "-n", "2", "-q")
-for text, code, why in (({"temperature": -1}, "E_CFG_RANGE", "temperature: found -1"), ({"top_p": 0}, "E_CFG_RANGE", "top-p: found 0"), ({"min_p": 2}, "E_CFG_RANGE", "min-p: found 2"),
+for text, code, why in (({"temperature": -1}, "E_CFG_RANGE", "temperature: found -1"), ({"top_p": 0}, "E_CFG_RANGE", "top-p: found 0"), ({"top_p": 1.0000001}, "E_CFG_RANGE", "top-p: found 1.0000001, expected"), ({"min_p": 2}, "E_CFG_RANGE", "min-p: found 2"),
                         ({"top_k": -2}, "E_CFG_RANGE", "found -2"), ({"top_k": 1.5}, "E_CFG_TYPE", "top_k"), ({"repetition_penalty": 0}, "E_CFG_RANGE", "penalty: found 0"),
                         ([], "E_CFG_TYPE", "found a list")):
     with open(f"{other}/generation_config.json", "w") as f:

@@ -182,7 +182,10 @@ def terminal(packed):
     for bad in ("{", "[1]", '[{"role": "user", "content": "x"}]', '[{"role": "assistant", "content": "x"}]', '[{"role": "tool", "content": "x"}]',
                 '[{"role": "user", "content": ["x"]}, {"role": "assistant", "content": "x"}]', '{"messages": 1}',
                 '[{"role": "user", "content": "x"}, {"role": "assistant", "content": "x", "tool_calls": [{}]}]',
-                '[{"role": "user", "content": "x"}, {"role": "assistant", "content": "x", "reasoning_content": ["y"]}]'):
+                '[{"role": "user", "content": "x"}, {"role": "assistant", "content": "x", "reasoning_content": ["y"]}]',
+                '{"messages": [], "system": "s"}', '{"messages": [], "tools": [{}]}', '{"messages": [], "chat_template_kwargs": {}}',
+                *('[{"role": "user", "content": "x"}, {"role": "assistant", "content": "x", %s}]' % more
+                  for more in ('"tool_calls": "y"', '"function_call": {}', '"reasoning_details": [{"text": "y"}]'))):
         with open(path + "3", "w") as f:
             f.write(bad)
         assert "E_" in t.say("/load " + path + "3"), bad
@@ -281,6 +284,7 @@ def transcripts(packed):
     for bad, why in (("{", "line 2"), ("[]", "line 2"), ('[{"role": "nobody", "content": "x"}]', "line 2"), ('[{"role": "user", "content": 1}]', "line 2"),
                      ('{"messages": [{"role": "user", "content": "x"}], "tools": {}}', "line 2"), ('[{"role": "assistant", "tool_calls": [{}]}]', "line 2"),
                      ('[{"role": "assistant", "content": "x", "function_call": {}}]', "line 2"),
+                     ('[{"role": "user", "tool_calls": [{"function": {"name": "f"}}]}]', "found tool_calls in a message of the role user"),
                      ('[{"role": "assistant", "content": "x", "reasoning_content": ["y"]}]', "a reasoning that is an array"),
                      ('{"system": "Be brief.", "messages": [{"role": "user", "content": "x"}]}', "found system, which is not read"),
                      ('{"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"enable_thinking": false}}', "found chat_template_kwargs"),
