@@ -160,7 +160,11 @@ static bool add_nll(void *ctx, eval *e, const mm_batch *b, uint32_t pos, uint32_
 static int32_t *read_ids(const char *path, uint32_t vocab, size_t *count, mm_err *err) {
   mm_json *root = mm_json_load(path, IDS_MAX, err);
   if (!root) return NULL;
-  *count = mm_json_type_of(root) == MM_JSON_ARR ? mm_json_size(root) : 0;
+  if (mm_json_type_of(root) != MM_JSON_ARR) {
+    mm_json_free(root);
+    return mm_fail(err, MM_BAD_INPUT, "E_IDS", mm_at(path, NULL), "found an object, expected a list of ids"), NULL;
+  }
+  *count = mm_json_size(root);
   int32_t *id = mm_calloc(*count, sizeof *id, err);
   bool ok = id;
   for (size_t i = 0; ok && i < *count; i++) {
@@ -505,7 +509,8 @@ static bool settle(eval_args *a, mm_err *err) {
     return true;
   }
   return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
-                 "expected one of --ids and --text (and --collect or --against), or --ids-from with one of --logits and --against");
+                 "expected one of --ids, --text and --conversations (and --collect or --against), or --ids-from with one of --logits and "
+                 "--against");
 }
 
 static bool run(void *args, mm_err *err) {

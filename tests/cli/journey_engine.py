@@ -45,6 +45,8 @@ def likelihood():
     assert by_text == json.loads(run("minimax-eval", f"{TMP}/exact", "--ids", f"{TMP}/ids.json", "--window", 64, "--json").stdout)
     open(f"{TMP}/empty", "w").close()
     assert "E_IDS" in run("minimax-eval", f"{TMP}/exact", "--text", f"{TMP}/empty", status=3).stderr
+    assert "found an object, expected a list of ids" in run("minimax-eval", f"{TMP}/exact", "--ids", f"{TMP}/exact/config.json", status=3).stderr
+    assert "--conversations" in run("minimax-eval", f"{TMP}/exact", "--text", "x", "--ids", "y", status=2).stderr
     both = ("--text", f"{TMP}/text", "--ids", f"{TMP}/ids.json")
     for wrong in ((), both, ("--logits", f"{TMP}/l"), ("--ids-from", f"{TMP}/p"), ("--against", f"{TMP}/l", "--text", f"{TMP}/text"),
                   ("--logits", f"{TMP}/l", "--against", f"{TMP}/l", "--ids-from", f"{TMP}/p")):
