@@ -168,8 +168,8 @@ static bool open_source(const mm_convert_args *a, mm_hf *hf, mm_err *err) {
   if (!mm_hf_open(hf, a->source, &ho, err) || (a->follow.on && !mm_follow_description(hf, &fo, &came, err))) return false;
   if (came) mm_hf_close(hf);
   if ((came && !mm_hf_open(hf, a->source, &ho, err)) || (a->follow.on && !mm_follow_open(hf, &fo, err))) return false;
-  if (!a->quiet && a->process == 0 && strcmp(a->source, hf->dir) != 0) fprintf(stderr, "source: %s\n", hf->dir);
-  return true;
+  if (a->quiet || a->process != 0 || strcmp(a->source, hf->dir) == 0) return true;
+  return fputs("source: ", stderr), mm_show_to(stderr, hf->dir), fputs("\n", stderr), true;
 }
 
 /* The inputs of a plan. --follow makes it twice. */

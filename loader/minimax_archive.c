@@ -35,8 +35,10 @@ static bool pack_or_unpack(const mm_archive_args *a, bool pack, mm_err *err) {
                                        {"packed", mm_json_new_u64(t.packed)}, {"seconds", mm_json_new_real(seconds)}),
                            true, err);
   if (a->quiet) return true;
-  fprintf(stderr, "%s %s: parts of %.3f GB in %.3f GB (%.2f %%), %.2f GB/s\n", pack ? "packed" : "unpacked", dir, (double)t.bytes / 1e9,
-          (double)t.packed / 1e9, 100.0 * (double)t.packed / (double)t.bytes, (double)t.bytes / seconds / 1e9);
+  fputs(pack ? "packed " : "unpacked ", stderr);
+  mm_show_to(stderr, dir);
+  fprintf(stderr, ": parts of %.3f GB in %.3f GB (%.2f %%), %.2f GB/s\n", (double)t.bytes / 1e9, (double)t.packed / 1e9,
+          100.0 * (double)t.packed / (double)t.bytes, (double)t.bytes / seconds / 1e9);
   return true;
 }
 
@@ -73,8 +75,11 @@ static bool sign(const mm_archive_args *a, mm_err *err) {
   if (ok && a->json)
     return mm_program_json(MM_JSON_NEW({"signed", mm_json_new_path(a->operand[1])}, {"signature", mm_json_new_str(MM_SIGNATURE)}), true,
                            err);
-  if (ok && !a->quiet) fprintf(stderr, "signed %s: %s\n", a->operand[1], MM_SIGNATURE);
-  return ok;
+  if (!ok || a->quiet) return ok;
+  fputs("signed ", stderr);
+  mm_show_to(stderr, a->operand[1]);
+  fputs(": " MM_SIGNATURE "\n", stderr);
+  return true;
 }
 
 static bool need(const mm_archive_args *a, const char *option, bool given, bool wanted, mm_err *err) {

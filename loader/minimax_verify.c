@@ -181,7 +181,9 @@ static void print_ranks(const mm_pack *p) {
 /* And what that proves. */
 static void print_summary(const mm_verify_args *a, const mm_looked *l) {
   static const char *const word[] = {"headers of", "headers and a sample of", "verified", "verified"};
-  fprintf(stderr, "%s %s: ", word[a->level], a->dir);
+  fprintf(stderr, "%s ", word[a->level]);
+  mm_show_to(stderr, a->dir);
+  fputs(": ", stderr);
   if (l->unsharded)
     fprintf(stderr, "unsharded, %zu files, %.3f GB; ", l->p->rank->part_count + l->p->file_count, (double)l->bytes / 1e9);
   else {

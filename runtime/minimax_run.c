@@ -442,7 +442,7 @@ static void print_rates(const run *r) {
   const char *path;
   mm_read_stats s;
   for (size_t i = 0; r->a->verbose && mm_read_log_file(r->log, i, &path, &s); i++)
-    fprintf(stderr, "%s: %s\n", path, mm_read_text(text, sizeof text, &s));
+    mm_show_to(stderr, path), fprintf(stderr, ": %s\n", mm_read_text(text, sizeof text, &s));
   if (!r->a->verbose) return;
   fprintf(stderr, "opened in %.2f s, first token %.2f s later", r->load_s, r->prefill_s);
   const uint64_t came = mm_read_bytes(&r->came);
@@ -497,9 +497,11 @@ static bool reply(run *r, mm_err *err) {
 static bool converse(run *r, mm_err *err) {
   const bool given = r->a->prompt || r->a->prompt_file;
   bool more = given;
-  if (r->terminal && !r->a->quiet)
-    fprintf(stderr, "%s in chat format %s, up to %llu tokens. /help lists commands, Ctrl-C ends a reply, Ctrl-D the program.\n", r->a->dir,
+  if (r->terminal && !r->a->quiet) {
+    mm_show_to(stderr, r->a->dir);
+    fprintf(stderr, " in chat format %s, up to %llu tokens. /help lists commands, Ctrl-C ends a reply, Ctrl-D the program.\n",
             mm_talk_format(r->talk)->name, (unsigned long long)r->limit);
+  }
   if (!given && !mm_talk_listen(r->talk, &more, err)) return false;
   while (more) {
     if (!reply(r, err)) return false;

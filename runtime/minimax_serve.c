@@ -325,7 +325,8 @@ static bool check(const serve_args *a, mm_err *err) {
   if (ok && a->json) {
     ok = print_check(a, &l, err);
   } else if (ok) {
-    printf("%s: can be served, %u positions\n", a->dir, positions_of(&l));
+    mm_show_to(stdout, a->dir);
+    printf(": can be served, %u positions\n", positions_of(&l));
   }
   mm_loading_close(&l, false);
   return ok && mm_program_written(err);

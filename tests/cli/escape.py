@@ -95,4 +95,11 @@ for program, *args in (("minimax-inspect", folder), ("minimax-verify", folder), 
     said = json.loads(done.stdout)
     assert any(str(x).startswith(work + "/\\xff") for x in said.values()), (program, args, done)
     seen += 1
+evil = folder + b"\x1b[2J"
+os.rename(folder, evil)
+for program, *args in (("minimax-verify", evil), ("minimax-serve", evil, "--check"), ("minimax-archive", "sign", evil, "--key", work + "/key.pem"),
+                       ("minimax-archive", "pack", evil, "-o", work + "/arc")):
+    done = subprocess.run([BIN + program, *args], capture_output=True)
+    assert done.returncode == 0 and b"/\\xff\\x1b[2J" in done.stdout + done.stderr and b"\x1b" not in done.stdout + done.stderr, (program, args, done)
+    seen += 1
 print(f"{seen} outputs of 7 programs from {len(EVIL)} kinds of hostile names: nothing that a terminal obeys")

@@ -111,6 +111,14 @@ def left(b):
     b.run("$('clear').click(); 0")
 
 
+def usage(b):
+    """The status shows the pages that requests hold: prompts that are kept for later ones are not in use."""
+    metrics = "".join(f'minimax_{name}{{model_name="m"}} {value}\n' for name, value in (("requests_running", 1), ("pages", 8), ("pages_free", 1), ("pages_cached", 5), ("kv_cache_usage", 0.25)))
+    b.run("window.plain = fetch; window.fetch = (url, o) => url === '/metrics' ? Promise.resolve(new Response(%s)) : plain(url, o); 0" % json.dumps(metrics))
+    b.wait("[...document.querySelectorAll('#status span')].some(s => s.textContent === '25 % of the cache in use')")
+    b.run("window.fetch = plain; 0")
+
+
 def failing(b):
     """A turn that fails is no part of the conversation: its text is in the box again, Retry sends it, and what follows is served."""
     def failure(text, words, kept):
@@ -486,6 +494,7 @@ with Server(PACKED, "--chat-format", "minimax-m2") as server:
     assert "max_tokens" in b.wait("(document.querySelector('.error') || {}).textContent")
     b.run("$('clear').click(); 0")
     left(b)
+    usage(b)
     failing(b)
     markdown(b)
     conversations(b)
