@@ -164,12 +164,14 @@ static bool wait_for_change(mm_scheduler *s) {
   return pthread_cond_timedwait(&s->changed, &s->lock, &until) == ETIMEDOUT;
 }
 
-/* The next size. One that fails is not tried again: a request's step says what is wrong. */
+/* The next size. One that fails is not tried again: a request's step says what is wrong. After it nobody knows what pages hold. */
 static void warm_next(mm_scheduler *s) {
   const uint32_t n = s->warmed, next = n < 2 ? n + 1 : n & (n - 1) ? n / 3 * 4 : n / 2 * 3;
   mm_err err = {0};
   s->warmed = (uint32_t)mm_min(next, s->slots);
-  if (!mm_engine_warm(s->engine, &s->warmed, 1, &err)) s->warmed = s->slots;
+  if (mm_engine_warm(s->engine, &s->warmed, 1, &err)) return;
+  s->warmed = s->slots;
+  mm_reuse_clear(s);
 }
 
 /* Waits until there is something to do; false when it is over. */

@@ -15,10 +15,10 @@ static struct {
   int32_t chosen[SLOTS]; /* after the last row of each slot */
   int32_t queue[MM_QUEUE][ROWS];
   uint32_t count[MM_QUEUE];
-  uint64_t queued, collected, ahead;  /* ahead: steps queued before the choices of the last one were collected */
-  uint64_t deferred;                  /* steps sampled after their pass */
-  _Atomic uint32_t padding[ROWS + 1]; /* steps of so many rows of padding */
-  uint64_t fail_at, fail_choice;      /* numbers of the step that fails, and of the one whose choice does, from 1; 0: none */
+  _Atomic uint64_t queued, collected, ahead; /* ahead: steps queued before the choices of the last one were collected */
+  uint64_t deferred;                         /* steps sampled after their pass */
+  _Atomic uint32_t padding[ROWS + 1];        /* steps of so many rows of padding */
+  _Atomic uint64_t fail_at, fail_choice;     /* numbers of the step that fails, and of the one whose choice does, from 1; 0: none */
   float logits[ROWS * 64];
 } device;
 
@@ -179,6 +179,27 @@ TEST(test_warm) {
       assert_int_equal(device.padding[rows], warm && rows && rows <= SLOTS && rows != 5 ? 8 : 0);
     close_device(&w);
   }
+}
+
+/* A device that fails while its steps are warmed forgets what it held: the same prompt again takes nothing of it from the cache. */
+TEST(test_warm_failure) {
+  serving w;
+  open_device(&w, kind(1), true, true, (mm_limits){.max_tokens = ROWS, .slots = SLOTS},
+              (mm_scheduler_config){.step_tokens = 40, .queue_max = 1, .prefix_cache = true, .cache_bytes = 1 << 16, .warm = true});
+  for (uint32_t turn = 0; turn < 2; turn++) {
+    client c = {.r = {.max_tokens = 8}};
+    for (uint32_t i = 0; i < 80; i++) c.prompt[i] = (int32_t)(i * i + 3 * i) % 40;
+    c.r.prompt_count = 80;
+    client_ready(&w, &c);
+    client_submit(&w, &c);
+    client_check(&c);
+    assert_int_equal(c.cached, 0);
+    device.fail_at = turn ? 0 : device.collected + 1;
+    for (uint32_t i = 0; !turn && i < 1000 && device.collected < device.fail_at; i++) usleep(10000);
+    usleep(10000);
+  }
+  assert_true(device.padding[1] > 0 && !device.padding[2]);
+  close_device(&w);
 }
 
 /* A device that fails, and forgets what it held: what it was given ends with its error, and those that wait go on, with nothing of before
