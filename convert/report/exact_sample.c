@@ -31,16 +31,17 @@ static bool compare_stored(void *ctx, const mm_given *g, mm_err *err) {
   return ok;
 }
 
-/* True where the source is complete, or the files of the step's matrix have come and are not freed. */
+/* True where the source is complete, or the files of the step's matrices have come and are not freed. */
 static bool is_there(const mm_plan *p, const mm_step *s, bool *there, mm_err *err) {
-  const mm_plan_tensor *t = &p->tensor[s->tensor];
-  const size_t first = (size_t)s->lead * p->pack.tensor[s->tensor].piece_count + s->piece;
-  *there = true;
+  const uint32_t pieces = p->pack.tensor[s->tensor].piece_count, last = s->piece == MM_ALL_PIECES ? pieces - 1 : s->piece;
+  const mm_matrix *entry = &p->tensor[s->tensor].matrix[(size_t)s->lead * pieces];
+  bool ok = *there = true;
   if (!p->hf->follow) return true;
-  const mm_matrix *x = &t->matrix[first];
-  bool ok = mm_follow_look(p->hf, x->weight->file, there, err);
-  for (unsigned c = 0; ok && *there && c < MM_COMPANIONS; c++)
-    if (x->part[c].tensor) ok = mm_follow_look(p->hf, x->part[c].tensor->file, there, err);
+  for (uint32_t i = s->piece == MM_ALL_PIECES ? 0 : s->piece; ok && *there && i <= last; i++) {
+    ok = mm_follow_look(p->hf, entry[i].weight->file, there, err);
+    for (unsigned c = 0; ok && *there && c < MM_COMPANIONS; c++)
+      if (entry[i].part[c].tensor) ok = mm_follow_look(p->hf, entry[i].part[c].tensor->file, there, err);
+  }
   return ok;
 }
 

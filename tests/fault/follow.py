@@ -229,7 +229,30 @@ def another():
     assert same(parent + "/out", parent + "/plain")
 
 
+def once_more():
+    """Finished and freed: done again under each set of options; with the files fetched again, of this source or of another one."""
+    for i, options in enumerate(OPTIONS):
+        parent = f"{work}/more{i}"
+        source, other, to = split("tests/data/tiny-m2", parent + "/source", 5), parent + "/other", parent + "/download"
+        shutil.copytree(source, to)
+        c = Checkpoint.load(source)
+        c.tensors = {k: (d, s, bytes(b ^ 1 if b & 126 != 126 else b for b in data) if "experts" in k and d == "F8_E4M3" else data)
+                     for k, (d, s, data) in c.tensors.items()}
+        c.save(other)
+        args = [to, "-o", parent + "/out", *options, "--follow", "--delete-source", "--resume"]
+        run(*args)
+        assert weights(to) == []
+        run(*args)
+        for n in weights(source):
+            shutil.copy(f"{source}/{n}", to)
+        run(*args[:-2], "--resume")
+        for n in weights(source):
+            shutil.copy(f"{other}/{n}", to)
+        run(*args[:-2], "--resume", status=2, says=["E_RESUME", "another source"])
+
+
 def cases():
+    once_more()
     # A download that stops, with and without removal, goes on.
     source, to, args, parent = stopped("stops", 9, 5)
     missing(source, to)
