@@ -191,18 +191,22 @@ static bool lock(const mm_journal *j, mm_err *err) {
   return mm_fail(err, MM_LOCKED, "E_LOCKED", mm_at(j->path, NULL), "found another run writing this part of the output");
 }
 
+bool mm_journal_head(mm_journal *j, int parent, const mm_plan *p, mm_err *err) {
+  mm_journal_header *h = make_header(p, j->level, err);
+  j->size = header_bytes(p);
+  const bool ok =
+      h && mm_pwrite(j->fd, j->path, h, j->size, 0, err) && mm_fsync(j->fd, j->path, false, err) && mm_fsync(parent, ".", true, err);
+  free(h);
+  return ok;
+}
+
 bool mm_journal_create(mm_journal *j, int parent, const char *name, const mm_plan *p, mm_err *err) {
   *j = (mm_journal){.fd = -1, .level = j->level};
   j->path = mm_arena_strndup(&j->arena, name, strlen(name), err);
-  mm_journal_header *h = j->path ? make_header(p, j->level, err) : NULL;
-  if (!h) return false;
-  j->size = header_bytes(p);
-  bool ok = unlinkat(parent, name, 0) == 0 || errno == ENOENT || mm_fail_errno(err, mm_at(name, NULL), "remove", errno);
-  if (ok) j->fd = mm_create_at(parent, ".", name, err);
-  ok = ok && j->fd >= 0 && lock(j, err) && mm_pwrite(j->fd, name, h, j->size, 0, err) && mm_fsync(j->fd, name, false, err) &&
-       mm_fsync(parent, ".", true, err);
-  free(h);
-  return ok;
+  if (!j->path) return false;
+  if (unlinkat(parent, name, 0) != 0 && errno != ENOENT) return mm_fail_errno(err, mm_at(name, NULL), "remove", errno);
+  j->fd = mm_create_at(parent, ".", name, err);
+  return j->fd >= 0 && lock(j, err) && (!p || mm_journal_head(j, parent, p, err));
 }
 
 /* A record's payload while it is read or written. */

@@ -35,8 +35,10 @@ typedef struct mm_journal {
   mm_arena arena;
 } mm_journal;
 
-/* Starts an empty journal for the plan (an old one is replaced). parent is an open descriptor of the directory that holds it. */
+/* Starts a journal for the plan (an old one is replaced), or with NULL one that fits every plan until mm_journal_head writes it. parent is
+ * an open descriptor of the directory that holds it. */
 MM_MUST_USE bool mm_journal_create(mm_journal *j, int parent, const char *name, const mm_plan *p, mm_err *err);
+MM_MUST_USE bool mm_journal_head(mm_journal *j, int parent, const mm_plan *p, mm_err *err);
 /* Reads an existing one. Absent: false with *absent set and no error. Another plan, source, tool or option: MM_USAGE E_RESUME, which says
  * what differs; held by another run: MM_LOCKED. */
 MM_MUST_USE bool mm_journal_resume(mm_journal *j, int parent, const char *name, const mm_plan *p, bool *absent, mm_err *err);

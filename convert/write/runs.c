@@ -275,19 +275,20 @@ static bool discard_other(mm_writer *w, const char *name, mm_err *err) {
          remove_journal(w, name, err);
 }
 
-/* Opens the shard's own journal: the one that it continues, or a new one. */
+/* Opens the shard's own journal: the one that it continues, or a new one; with --restart that has no plan yet, so that after a kill what is
+ * not yet discarded can be continued. */
 static bool open_own_journal(mm_writer *w, bool absent, mm_err *err) {
   if (w->o.leftover == MM_LEFTOVER_RESUME && !absent) {
     if (mm_journal_resume(&w->journal, w->parent, w->journal_name, w->plan, &absent, err)) return true;
     if (!absent) return false;
     mm_journal_close(&w->journal);
   }
-  return mm_journal_create(&w->journal, w->parent, w->journal_name, w->plan, err);
+  return mm_journal_create(&w->journal, w->parent, w->journal_name, w->o.leftover == MM_LEFTOVER_RESTART ? NULL : w->plan, err);
 }
 
 /* Opens a shard's folder and journal, and adds the parts and claims of other runs of the same options, whole runs or shards of another
  * number: their parts are this one's now. Other runs are looked at before this one's journal is locked and again after: of two that must
- * not meet, one at least sees the other. */
+ * not meet, one at least sees the other; --restart looks once more when its journal has its plan. */
 static bool begin_shard(mm_writer *w, mm_err *err) {
   if (!each_journal(w, check_other, err) || !open_own_folder(w, err)) return false;
   const bool absent = faccessat(w->parent, w->journal_name, F_OK, AT_SYMLINK_NOFOLLOW) != 0, restart = w->o.leftover == MM_LEFTOVER_RESTART;
@@ -295,11 +296,11 @@ static bool begin_shard(mm_writer *w, mm_err *err) {
   const mm_staging own = {.path = w->staging, .dir = w->dir};
   if (restart && !mm_staging_clear(&own, mm_runs_writes, w, err)) return false;
   if (!open_own_journal(w, absent, err)) return false;
-  if (!each_journal(w, check_other, err)) {
-    if (absent) remove_journal(w, w->journal_name, MM_IGNORED);
-    return false;
-  }
-  return each_journal(w, restart ? discard_other : merge_journal, err) && take_parts(w, w->stage.dir, w->stage.path, err) &&
+  bool ok = each_journal(w, check_other, err);
+  if (ok && restart)
+    ok = each_journal(w, discard_other, err) && mm_journal_head(&w->journal, w->parent, w->plan, err) && each_journal(w, check_other, err);
+  if (!ok && absent) remove_journal(w, w->journal_name, MM_IGNORED);
+  return ok && (restart || each_journal(w, merge_journal, err)) && take_parts(w, w->stage.dir, w->stage.path, err) &&
          each_folder(w, take_folder, NULL, err);
 }
 

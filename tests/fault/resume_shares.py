@@ -141,5 +141,20 @@ def killed_taking_over():
         assert sorted(os.listdir(root)) == ["made", "out", "whole"]
 
 
+def killed_restarting():
+    """A share with --restart that is killed while it discards what other options left: one of the two can be continued."""
+    if not shutil.which("strace") or os.environ.get("SAN") == "1":
+        return
+    other = ("--tp", "4", "--part-size", "512K")
+    with cf.Scratch() as root:
+        killed("fdatasync", 2, M2, "-o", root + "/out", *other)
+        for call, when in (("unlinkat", 1), ("unlinkat", 2), ("unlinkat", 3), ("unlinkat", 4), ("unlinkat", 5), ("fsync", 1), ("fsync", 2), ("fsync", 3)):
+            shutil.copytree(root, root + "-now")
+            killed(call, when, M2, "-o", root + "-now/out", *OPTIONS, "--part", "0/2", "--restart")
+            runs = [cf.run(CONVERT, "-q", M2, "-o", root + "-now/out", *how, "--resume") for how in (other, (*OPTIONS, "--part", "0/2"))]
+            assert 0 in [p.returncode for p in runs], (call, when, runs)
+            shutil.rmtree(root + "-now")
+
+
 if __name__ == "__main__":
-    cf.main([number_changed, other_number_at_work, restarted_together, restarted_beside_others, killed_at_random, killed_taking_over])
+    cf.main([number_changed, other_number_at_work, restarted_together, restarted_beside_others, killed_at_random, killed_taking_over, killed_restarting])
