@@ -78,7 +78,7 @@ static bool compare_given(void *ctx, const mm_given *g, mm_err *err) {
   const mm_shard_plane *at = &job->s->rank[rank].plane[(size_t)x->tensor * MM_PACK_PLANES + g->plane];
   const mm_path path = mm_path_of(p->dir, p->rank[rank].part[at->part].file);
   return mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at_offset(path.text, p->tensor[x->tensor].name, at->offset + g->at + i),
-                 "found byte 0x%02x, expected 0x%02x of %s, rows from %u, %s", found[i], expected[i], x->t->piece[x->piece].source, x->row,
+                 "found byte 0x%02x, expected 0x%02x of %s, rows from %u, %s", found[i], expected[i], x->x->weight->original, x->row,
                  x->keep ? "which is kept as stored" : "which is packed so");
 }
 
