@@ -155,7 +155,7 @@ static void print_packed(const mm_inspect_args *a, const mm_pack *p, size_t coun
   printf(", --tp %u --ep %u --pp %u --quant \"", p->tp, p->ep, p->pp);
   mm_show_to(stdout, p->quant);
   fputs("\" --tp-align ", stdout);
-  fputs(mm_align_word(p->tp_align), stdout);
+  printf("%s%s", mm_align_word(p->tp_align), mm_pack_placed(p) ? " --place" : "");
   printf(", %zu tensors, %" PRIu64 " bytes a rank\n", count, bytes);
   for (uint32_t r = 0; r < mm_pack_ranks(p); r++)
     for (size_t i = 0; rank_wanted(a, r) && i < p->rank[r].part_count; i++)
@@ -181,6 +181,47 @@ static void print_summary(const mm_inspect_args *a, const mm_listing *l) {
   }
 }
 
+/* ---- placed experts ---- */
+
+/* The ranks [*from, *end) of a group hold the experts of a placed stack from index *first on; false where none of them is listed. */
+static bool group_of(const mm_inspect_args *a, const mm_pack *p, const mm_pack_tensor *t, uint32_t group, uint32_t *from, uint32_t *end,
+                     uint32_t *first) {
+  const uint32_t each = p->tp / p->ep;
+  *from = t->stage * p->tp + group * each;
+  *end = *from + each;
+  *first = mm_pack_first_lead(p, t, *from);
+  if (a->rank == UINT64_MAX) return true;
+  if (a->rank < *from || a->rank >= *end) return false;
+  *from = (uint32_t)a->rank;
+  *end = *from + 1;
+  return true;
+}
+
+/* "    ranks 0-1: experts 0,3-5,7" */
+static void print_placed(const mm_inspect_args *a, const mm_pack *p, const mm_pack_tensor *t) {
+  for (uint32_t g = 0, from, end, first; t->order.expert && g < p->ep; g++) {
+    if (!group_of(a, p, t, g, &from, &end, &first)) continue;
+    printf(end - from > 1 ? "    ranks %u-%u: experts" : "    rank %u: experts", from, end - 1);
+    const uint32_t *e = t->order.expert + first;
+    for (uint32_t i = 0, next; i < t->lead; i = next) {
+      for (next = i + 1; next < t->lead && e[next] == e[next - 1] + 1;) next++;
+      printf(next - i > 1 ? "%c%u-%u" : "%c%u", i == 0 ? ' ' : ',', e[i], e[next - 1]);
+    }
+    puts("");
+  }
+}
+
+static void put_placed(mm_json *o, const mm_inspect_args *a, const mm_pack *p, const mm_pack_tensor *t) {
+  mm_json *list = t->order.expert ? mm_json_put_list(o, "experts") : NULL;
+  for (uint32_t g = 0, from, end, first; list && g < p->ep; g++) {
+    if (!group_of(a, p, t, g, &from, &end, &first)) continue;
+    mm_json *one = mm_json_append(list, mm_json_new_obj());
+    mm_json *ranks = mm_json_put_list(one, "ranks"), *held = mm_json_put_list(one, "experts");
+    for (uint32_t r = from; r < end; r++) mm_json_append(ranks, mm_json_new_int(r));
+    for (uint32_t i = 0; i < t->lead; i++) mm_json_append(held, mm_json_new_int(t->order.expert[first + i]));
+  }
+}
+
 /* ---- JSON ---- */
 
 static mm_json *shape_json(const mm_shape *s) {
@@ -189,7 +230,7 @@ static mm_json *shape_json(const mm_shape *s) {
   return list;
 }
 
-static mm_json *tensor_json(const mm_listing *l, const mm_inspect_row *x) {
+static mm_json *tensor_json(const mm_inspect_args *a, const mm_listing *l, const mm_inspect_row *x) {
   mm_json *o = MM_JSON_NEW({"name", mm_json_new_str(x->name)});
   if (l->kind == SOURCE && l->hf.names_only) return MM_JSON_PUT(o, {"file", mm_json_new_path(x->file)});
   MM_JSON_PUT(o, {"type", mm_json_new_str(x->type)}, {"shape", shape_json(&x->dims)}, {"bytes", mm_json_new_u64(x->bytes)});
@@ -205,6 +246,7 @@ static mm_json *tensor_json(const mm_listing *l, const mm_inspect_row *x) {
         planes, MM_JSON_NEW({"suffix", mm_json_new_str(t->plane[p].suffix)}, {"dtype", mm_json_new_str(mm_dtype_name(t->plane[p].dtype))},
                             {"shape", shape_json(&shape)}, {"cell", shape_json(&cell)}));
   }
+  put_placed(o, a, &l->shards.pack, t);
   return o;
 }
 
@@ -254,7 +296,7 @@ static bool print_json(const mm_inspect_args *a, const mm_listing *l, mm_err *er
   if (l->kind == ONE_FILE) put_file(o, &l->st);
   mm_json *list = a->summary ? NULL : mm_json_put_list(o, "tensors");
   for (size_t i = 0; list && i < l->count; i++)
-    if (wanted(a, l, &l->item[i])) mm_json_append(list, tensor_json(l, &l->item[i]));
+    if (wanted(a, l, &l->item[i])) mm_json_append(list, tensor_json(a, l, &l->item[i]));
   return mm_program_json(o, true, err);
 }
 
@@ -264,7 +306,9 @@ static bool print_listing(const mm_inspect_args *a, const mm_listing *l, mm_err 
   for (size_t i = 0; !a->summary && i < l->count; i++) {
     const mm_inspect_row *x = &l->item[i];
     char name[256];
-    if (wanted(a, l, x)) printf("  %-68s %-20s %-20s %12" PRIu64 "\n", mm_show(name, sizeof name, x->name), x->type, x->shape, x->bytes);
+    if (!wanted(a, l, x)) continue;
+    printf("  %-68s %-20s %-20s %12" PRIu64 "\n", mm_show(name, sizeof name, x->name), x->type, x->shape, x->bytes);
+    if (l->kind == PACKED) print_placed(a, &l->shards.pack, &l->shards.pack.tensor[x->index]);
   }
   return true;
 }
@@ -341,6 +385,7 @@ static void put_difference(mm_differences *d, const mm_inspect_row *x, const mm_
            strcmp(what, "bytes") == 0         ? ", other bytes"
            : strcmp(what, "input_scale") == 0 ? ", another input_scale"
            : strcmp(what, "ranks") == 0       ? ", on other ranks"
+           : strcmp(what, "experts") == 0     ? ", other experts on some ranks"
                                               : "");
   else
     printf("%c %s: %s %s\n", x ? '-' : '+', name, one->type, one->shape);

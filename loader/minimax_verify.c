@@ -248,7 +248,7 @@ static bool unsharded_against_source(const mm_verify_args *a, const mm_pack *p, 
             mm_plan_build(&plan, &hf, &po, err) && mm_exact_words(&plan, p, err) && mm_exact_inputs(&plan, &made, err) &&
             mm_exact_texts(&plan, &made, p, err) && mm_companions_same(&plan, p, NULL, MM_TOKENIZER_IMAGE, err) &&
             mm_exact_unsharded(&plan, &made, p, (unsigned)a->threads, err) &&
-            mm_compare_unsharded(&plan, &made, (unsigned)a->threads, &r.row, &r.count, err);
+            mm_compare_unsharded(&plan, &(mm_made){&made, p}, (unsigned)a->threads, &r.row, &r.count, err);
   if (!ok && err->status == MM_USAGE) err->status = MM_UNSUPPORTED; /* the digests' words, not the user's */
   ok = ok && report_errors(a, &r, err);
   free(r.row);

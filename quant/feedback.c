@@ -353,6 +353,25 @@ MM_VERSIONS_BY_LEVEL(round_rows, (const row_state *z, const scale_grid *c), (z, 
 
 /* ---- rows in and out ---- */
 
+/* Codes that moved further than a third of the scheme's decibels allows, sqnr, say more about the moments than about the weights, as where
+ * one weight dwarfs all others of its row and its error is spread over them: such a row takes the nearest code of each weight instead. */
+static void limit_rows(const row_state *z, float sqnr) {
+  const double share = pow(10, -(double)sqnr / 30);
+  double signal[ROWS] = {0}, noise[ROWS] = {0};
+  for (uint32_t c = 0; c < z->f->k; c++)
+    for (int r = 0; r < ROWS; r++) {
+      const double w = (double)z->w[c][r], d = w - (double)z->q[c][r] * (double)z->s[c][r];
+      signal[r] += w * w;
+      noise[r] += d * d;
+    }
+  for (int r = 0; r < ROWS; r++)
+    for (uint32_t c = 0; noise[r] > signal[r] * share && c < z->f->k; c++) {
+      lanes y = z->w[c] / z->s[c];
+      round_values(z, &y);
+      z->q[c][r] = y[r];
+    }
+}
+
 /* Code bits of a value of round_values. */
 MM_INLINE uint8_t code_of(mm_code code, float q) {
   switch (code) {
@@ -452,6 +471,7 @@ void mm_feedback_round(const mm_feedback *f, const mm_scheme *s, const mm_pack_a
     load_rows(&z, a, &m, row);
     c.stored = (uint8_t *)plane[1] + row * c.row_bytes;
     round_rows(&z, refined ? &c : NULL);
+    limit_rows(&z, s->sqnr);
     for (uint32_t r = 0; r < ROWS; r++)
       if (!z.kept[r]) store_codes(&z, (int)r, (uint8_t *)plane[0] + (size_t)(row + r) * mm_cells(k, per_byte));
   }

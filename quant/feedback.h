@@ -4,7 +4,8 @@
  * the columns before it, times U, are added to it. The columns of the largest moments come first.
  *
  * Two steps repeat after that, which both only lower the error: each group's scale becomes the one of least error under its codes, on the
- * scheme's own grid of scales; then each code, one after another, becomes the best one under all others.
+ * scheme's own grid of scales; then each code, one after another, becomes the best one under all others. A row whose weights all of this
+ * leaves with less than a third of the decibels that the scheme keeps of a Gaussian matrix gets their nearest codes under its scales.
  *
  * H is a row of blocks along the diagonal. Moments between blocks are taken as 0. */
 #ifndef MM_QUANT_FEEDBACK_H

@@ -288,9 +288,8 @@ static bool read_words(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t
 /* Zero points of weights that are declared symmetric, which engines do not read. GPTQ's two formats store zero points that differ by one,
  * and look alike otherwise; those of symmetric weights reveal the format. */
 static bool check_zeros(const mm_decoder *d, const mm_matrix *x, uint8_t middle, size_t n, mm_err *err) {
-  const mm_quantization *q = &d->reader.hf->quantization;
   const mm_hf_tensor *t = x->part[MM_ZERO].tensor;
-  for (size_t i = 0; q->symmetric && i < n; i++)
+  for (size_t i = 0; x->symmetric && i < n; i++)
     if (((const uint8_t *)d->zero.data)[i] != middle)
       return mm_fail(err, MM_BAD_INPUT, "E_Q_ZERO", mm_hf_at(d->reader.hf, t),
                      "found zero point %u, expected %u of a symmetric quantization%s", ((const uint8_t *)d->zero.data)[i], middle,
@@ -386,6 +385,21 @@ bool mm_decode_f32(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t row
   if (mm_is_plain(x)) return mm_decode_codes(d, x, row, rows, err) && mm_widen(d->wide, d->raw, x->weight->dtype, n);
   return (mm_encoding_is_grid(x) ? decode_grid(d, x, row, rows, err) : decode_integers(d, x, row, rows, err)) &&
          (!x->part[MM_SMOOTH].tensor || apply_smooth(d, x, rows, err)) && mm_decode_finite(d, x, row, d->wide, MM_F32, n, err);
+}
+
+bool mm_decode_fits(const mm_decoder *d, const mm_matrix *x, const mm_scheme *s, uint32_t row, uint32_t rows, mm_err *err) {
+  const bool narrow = mm_is_plain(x) && x->weight->dtype == MM_BF16; /* mm_decode_codes read them */
+  const float most = 65504 * (s->code == MM_CODE_INT8 ? 127.5f : 7.5f);
+  const size_t n = (size_t)rows * x->cols;
+  for (size_t i = 0; s->scale_of == MM_F16 && i < n; i++) {
+    const float v = narrow ? mm_bf16_to_f32(((const uint16_t *)d->raw)[i]) : d->wide[i];
+    if (fabsf(v) <= most) continue;
+    return mm_fail(err, MM_UNSUPPORTED, "E_Q_SCALE", mm_hf_at(d->reader.hf, x->weight),
+                   "found %g at row %zu, column %zu, expected at most %g, the largest number under the F16 scales of %s; expected another "
+                   "--quant",
+                   (double)v, row + i / x->cols, i % x->cols, (double)most, s->name);
+  }
+  return true;
 }
 
 /* ---- planes that are kept ---- */

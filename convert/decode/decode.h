@@ -45,6 +45,9 @@ MM_MUST_USE bool mm_decode_f32(mm_decoder *d, const mm_matrix *x, uint32_t row, 
 /* Fails unless the n values of rows from `row` on are finite; `data` holds them in type t, that of the source or of what they become. */
 MM_MUST_USE bool mm_decode_finite(const mm_decoder *d, const mm_matrix *x, uint32_t row, const void *data, mm_dtype t, size_t n,
                                   mm_err *err);
+/* Fails where the rows that were decoded last, a strip of BF16 as codes and others as numbers, have one that no scale of s reaches:
+ * MM_UNSUPPORTED E_Q_SCALE. */
+MM_MUST_USE bool mm_decode_fits(const mm_decoder *d, const mm_matrix *x, const mm_scheme *s, uint32_t row, uint32_t rows, mm_err *err);
 /* The one scale of a whole matrix: NVFP4's global one as a multiplier, or the only one. */
 MM_MUST_USE bool mm_decode_global(mm_decoder *d, const mm_matrix *x, float *out, mm_err *err);
 /* The global scale under which all `pieces` matrices of NVFP4 from x on keep their numbers, all of them read for it where their own

@@ -15,6 +15,15 @@ double mm_cosine(const mm_tensor_error *e) {
   return e->signal == 0 || e->packed == 0 ? 0 : e->product / sqrt(e->signal) / sqrt(e->packed);
 }
 
+/* Rows of which every weight lies within half a step may have lost most decibels: all weights but one that is far larger. */
+bool mm_error_bounded(const mm_tensor_error *e, const mm_scheme *scheme, bool moved) {
+  const double least = (double)scheme->sqnr / 3, db = fmin(mm_sqnr_db(e), e->experts ? e->worst_db : (double)INFINITY);
+  if (!moved) return e->beyond == 0 && db >= least;
+  const double share = fmax(e->astray > 0 ? e->astray / e->signal : 0, e->most_astray);
+  const double lost = fmax(e->noise >= e->signal ? e->max_abs : 0, e->most_lost);
+  return lost <= (scheme->scale_of == MM_F16 ? 0x1p-24 : 0x1p-120) && share <= pow(10, -least / 10) * (1 + 1e-4);
+}
+
 typedef struct mm_compare_worker {
   mm_decoder source;
   float *row, *scale; /* of one local row: unpacked, and what it was multiplied with */
@@ -52,8 +61,7 @@ bool mm_compare_plan(const mm_plan *plan, const mm_shards *s, mm_err *err) {
   return true;
 }
 
-/* The distance between the two largest codes, over the scale, and the last code; 0 where codes are the numbers themselves. */
-static mm_code_steps steps_of(mm_code code) {
+mm_code_steps mm_code_steps_of(mm_code code) {
   switch (code) {
     case MM_CODE_E4M3: return (mm_code_steps){32, 448};
     case MM_CODE_E2M1: return (mm_code_steps){2, 6};
@@ -75,6 +83,7 @@ void mm_error_merge(mm_tensor_error *to, const mm_tensor_error *e) {
   to->count += e->count;
   to->clipped += e->clipped;
   to->beyond += e->beyond;
+  to->astray += e->astray;
   to->flushed += e->flushed;
   to->nonfinite += e->nonfinite;
   if (e->most_scale == 0) return;
@@ -84,6 +93,8 @@ void mm_error_merge(mm_tensor_error *to, const mm_tensor_error *e) {
 
 void mm_error_add_expert(mm_tensor_error *stack, const mm_tensor_error *expert, uint32_t number) {
   double db = mm_sqnr_db(expert);
+  if (expert->noise >= expert->signal) stack->most_lost = fmax(stack->most_lost, expert->max_abs);
+  if (expert->astray > 0) stack->most_astray = fmax(stack->most_astray, expert->astray / expert->signal);
   if (stack->experts++ > 0 && db >= stack->worst_db) return;
   stack->worst_expert = number;
   stack->worst_db = db;
@@ -110,7 +121,9 @@ void mm_error_add(mm_tensor_error *sum, const float *w, const float *v, const fl
     row.max_abs = fmax(row.max_abs, fabs(e));
     const bool clipped = step > 0 && fabs(e) > step / 2 * s * (1 + 1e-4); /* ties: v and the quotient were rounded to f32 */
     row.clipped += clipped;
-    row.beyond += clipped && !(fabs(b) >= c.top * s * (1 - 1e-6) && fabs(a) > fabs(b) && signbit(a) == signbit(b));
+    const bool beyond = clipped && !(fabs(b) >= c.top * s * (1 - 1e-6) && fabs(a) > fabs(b) && signbit(a) == signbit(b));
+    row.beyond += beyond;
+    row.astray += beyond ? e * e : 0;
     row.flushed += a != 0 && b == 0;
   }
   mm_error_merge(sum, &row);
@@ -124,7 +137,7 @@ typedef struct mm_shared_rows {
 } mm_shared_rows;
 
 static bool add_rank(mm_compare_worker *w, const mm_packed *m, const mm_shared_rows *x, mm_tensor_error *sum, mm_err *err) {
-  const mm_code_steps c = steps_of(m->scheme->code);
+  const mm_code_steps c = mm_code_steps_of(m->scheme->code);
   if (!MM_GROW(w->row, &w->row_cap, m->k, err) || !MM_GROW(w->scale, &w->scale_cap, m->k, err)) return false;
   for (uint32_t i = 0; i < x->rows; i++) {
     mm_unpack(m, x->lead, x->local + i, 1, w->row);

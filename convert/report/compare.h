@@ -14,16 +14,23 @@ typedef struct mm_tensor_error {
   uint64_t count;                        /* elements compared */
   uint64_t clipped;                      /* |v - w| is more than half of the format's largest step: w was beyond the last code */
   uint64_t beyond;                /* of those: v is not the last code, or has the other sign: a wrong code, which no rounding gives */
+  double astray;                  /* Σ (v - w)² over those */
   uint64_t flushed;               /* w is not 0, v is */
   uint64_t nonfinite;             /* NaN or infinite in the source (read as 0 under --allow-nonfinite) or in the packed tensor; in no sum */
   double least_scale, most_scale; /* smallest and largest magnitude of the scales; both 0 if there are none */
   uint32_t experts, worst_expert; /* of stacked experts: how many were compared (0: not stacked), and the first one with the least SQNR */
   double worst_db;                /* its SQNR; infinity if it is exact */
+  double most_astray;             /* largest share of astray in the signal of an expert */
+  double most_lost;               /* largest max_abs of an expert that is no nearer to its source than zeros */
 } mm_tensor_error;
 
 /* 10·log10(signal/noise); infinity without error. */
 double mm_sqnr_db(const mm_tensor_error *e);
 double mm_rmse(const mm_tensor_error *e);
+/* True if a tensor, and each of its experts, is as near to its source as packing by `scheme` leaves it on any version: `moved` weights,
+ * which error feedback rounded, keep a third of the decibels that the scheme keeps of a Gaussian matrix or lie within half a step, and are
+ * nearer than zeros if scales reach so low; others do both. */
+bool mm_error_bounded(const mm_tensor_error *e, const mm_scheme *scheme, bool moved);
 /* Cosine of the angle between source and packed tensor; 1 if both are zero. */
 double mm_cosine(const mm_tensor_error *e);
 
@@ -42,11 +49,18 @@ typedef struct mm_error_row {
   size_t place; /* in the checkpoint's order */
 } mm_error_row;
 
-/* The same of an unsharded checkpoint `made`, opened as a source: `plan` is that of its own source in the same layout. A row for each
- * packed name, so that the experts of a layer are one, as in a packed checkpoint; *rows is allocated, free() it. A tensor that `made`
- * lacks, or holds in another shape, is MM_INTEGRITY E_SOURCE; a number that is not finite is MM_INTEGRITY E_NONFINITE, unless `made` was
+/* An unsharded checkpoint opened as a source, and its digests. */
+typedef struct mm_made {
+  mm_hf *hf;
+  const mm_pack *digests;
+} mm_made;
+
+/* The same of an unsharded checkpoint, whose bytes mm_exact_unsharded has compared: `plan` is that of its own source in the same layout. A
+ * row for each packed name, so that the experts of a layer are one, as in a packed checkpoint; *rows is allocated, free() it. A tensor that
+ * it lacks, or holds in another shape, is MM_INTEGRITY E_SOURCE; a number that is not finite is MM_INTEGRITY E_NONFINITE, unless it was
  * opened to allow that. Scales are not looked at. */
-MM_MUST_USE bool mm_compare_unsharded(const mm_plan *plan, mm_hf *made, unsigned threads, mm_error_row **rows, size_t *count, mm_err *err);
+MM_MUST_USE bool mm_compare_unsharded(const mm_plan *plan, const mm_made *made, unsigned threads, mm_error_row **rows, size_t *count,
+                                      mm_err *err);
 
 /* --- shared by compare.c and compare_unsharded.c --- */
 /* Adds the sums of e. */
@@ -58,6 +72,8 @@ void mm_error_add_expert(mm_tensor_error *stack, const mm_tensor_error *expert, 
 typedef struct mm_code_steps {
   double step, top;
 } mm_code_steps;
+/* Those of a kind of codes; {0, 0} where codes are the numbers themselves. */
+mm_code_steps mm_code_steps_of(mm_code code);
 /* Adds n weights: w of the source, v of the packed tensor, scale[n] that v was multiplied with; not read if step is 0. */
 void mm_error_add(mm_tensor_error *sum, const float *w, const float *v, const float *scale, uint32_t n, mm_code_steps c);
 

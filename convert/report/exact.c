@@ -78,7 +78,7 @@ static bool compare_given(void *ctx, const mm_given *g, mm_err *err) {
   const mm_shard_plane *at = &job->s->rank[rank].plane[(size_t)x->tensor * MM_PACK_PLANES + g->plane];
   const mm_path path = mm_path_of(p->dir, p->rank[rank].part[at->part].file);
   return mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at_offset(path.text, p->tensor[x->tensor].name, at->offset + g->at + i),
-                 "found byte 0x%02x, expected 0x%02x of %s, rows from %u, %s", found[i], expected[i], x->t->piece[x->piece].source, x->row,
+                 "found byte 0x%02x, expected 0x%02x of %s, rows from %u, %s", found[i], expected[i], x->x->weight->original, x->row,
                  x->keep ? "which is kept as stored" : "which is packed so");
 }
 
@@ -105,13 +105,12 @@ bool mm_exact_bounds(const mm_plan *plan, const mm_shards *s, const mm_tensor_er
   for (size_t i = 0; i < s->pack.tensor_count; i++) {
     const mm_scheme *scheme = plan->tensor[i].scheme;
     if (scheme->code == MM_CODE_PLAIN || e[i].count == 0 || e[i].noise == 0 || mm_exact_again(plan, &s->pack, i)) continue;
-    const double least = (double)scheme->sqnr / 3, db = fmin(mm_sqnr_db(&e[i]), e[i].experts ? e[i].worst_db : (double)INFINITY);
-    const bool near = e[i].beyond == 0 || plan->recipe.method == MM_METHOD_GPTQ; /* which moves weights to make up for others' errors */
-    if (near && db >= least) continue;
-    return mm_fail(
-        err, MM_INTEGRITY, "E_SOURCE", mm_at(s->pack.dir, s->pack.tensor[i].name),
-        "found %llu weights further from the source than half a step of %s, and an SQNR of %.2f dB, expected 0 and at least %.2f",
-        (unsigned long long)e[i].beyond, scheme->name, db, least);
+    const bool moved = plan->recipe.method == MM_METHOD_GPTQ; /* to make up for others' errors */
+    if (mm_error_bounded(&e[i], scheme, moved)) continue;
+    return mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at(s->pack.dir, s->pack.tensor[i].name),
+                   "found %llu weights further from the source than half a step of %s, and an SQNR of %.2f dB, expected %s at least %.2f",
+                   (unsigned long long)e[i].beyond, scheme->name, fmin(mm_sqnr_db(&e[i]), e[i].experts ? e[i].worst_db : (double)INFINITY),
+                   moved ? "of these" : "0 and", (double)scheme->sqnr / 3);
   }
   return true;
 }

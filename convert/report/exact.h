@@ -21,7 +21,7 @@ MM_MUST_USE bool mm_exact_sample(const mm_plan *plan, const char *dir, const mm_
                                  mm_err *err);
 /* The others, by the figures of mm_compare: no weight is further from the source than half a step of its scheme unless it lies beyond the
  * last code or was rounded with error feedback, and no tensor or expert loses more than two thirds of the decibels that the scheme keeps of
- * a Gaussian matrix. */
+ * a Gaussian matrix; those of error feedback lose no more by weights further than half a step. */
 MM_MUST_USE bool mm_exact_bounds(const mm_plan *plan, const mm_shards *s, const mm_tensor_error *e, mm_err *err);
 
 /* Checks that the files of a checkpoint are byte copies of those of its source, none of which is missing, and that `baked` is what `bake`

@@ -251,7 +251,7 @@ static bool companion(mm_hf *hf, const mm_site *p, const mm_encoding *e, mm_comp
   mm_stored_form f = e->part[i];
   const mm_quantization *q = &hf->quantization;
   mm_hf_tensor *t = find(hf, p, f.suffix);
-  bool required = f.suffix && (!f.optional || (i == MM_ZERO && q->zeros) || (i == MM_ORDER && q->order));
+  bool required = f.suffix && (!f.optional || (i == MM_ZERO && out->zeros) || (i == MM_ORDER && out->reordered));
   char name[NAME_MAX_LEN], shape[128], list[256];
   if (!t)
     return !required || mm_fail(err, MM_BAD_INPUT, "E_Q_MISSING", mm_hf_at(hf, out->weight), "found %s without \"%s\"", e->name,
@@ -317,8 +317,13 @@ static bool take(mm_hf *hf, const mm_site *p, const mm_encoding *e, mm_matrix *o
     return mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_hf_at(hf, t),
                    "found GPTQ's words, but %s declares \"%s\", which leaves open how zero points are stored", hf->quantization.path,
                    hf->quantization.method);
-  out->symmetric = hf->quantization.symmetric;
-  out->reordered = hf->quantization.order;
+  const mm_quantization *q = &hf->quantization;
+  const mm_where at = mm_hf_at(hf, t);
+  mm_module_group group = {true, q->zeros, q->symmetric, q->order};
+  if (q->differing && e->part[MM_ZERO].suffix && !mm_module_groups_find(q->differing, &at, &group, err)) return false;
+  out->zeros = group.zeros;
+  out->symmetric = group.symmetric;
+  out->reordered = group.order;
   for (unsigned i = 0; i < MM_COMPANIONS; i++)
     if (!companion(hf, p, e, (mm_companion)i, out, err)) return false;
   for (size_t i = 0; i < sizeof e->unread / sizeof *e->unread; i++) mark_used(hf, p, e->unread[i]);

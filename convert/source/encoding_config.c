@@ -10,6 +10,7 @@
 
 typedef struct mm_declared {
   mm_quantization *q;
+  mm_hf *hf;
   const mm_json *obj;
   const char *path;
   bool several_groups;         /* modules differ: nothing can be held against one tensor */
@@ -162,17 +163,9 @@ static bool read_awq(mm_declared *d, mm_err *err) {
   return read_group(d, mm_json_get(d->obj, key), key, err);
 }
 
-/* True if a rule for single modules says that codes may have other zero points than the middle; "-:" stands before modules that have no
- * codes. */
-static bool names_zeros(const mm_json *rules) {
-  const mm_json *rule;
-  const char *name;
-  void *iter = NULL;
-  while (mm_json_next(rules, &iter, &name, &rule)) {
-    const mm_json *sym = mm_json_get(rule, "sym");
-    if (mm_json_type_of(sym) == MM_JSON_BOOL && !mm_json_bool(sym) && strncmp(name, "-:", 2) != 0) return true;
-  }
-  return false;
+static bool read_rules(mm_declared *d, const mm_json *dynamic, mm_err *err) {
+  const mm_declaration own = {&d->hf->arena, d->path, d->q->symmetric, d->q->order};
+  return mm_module_groups_rules(&own, dynamic, mm_json_get(d->obj, "extra_config"), &d->q->differing, err);
 }
 
 static bool read_gptq(mm_declared *d, mm_err *err) {
@@ -188,8 +181,9 @@ static bool read_gptq(mm_declared *d, mm_err *err) {
   if (!mm_config_bool_or(c, "sym", &sym, err) || !mm_config_bool_or(c, "desc_act", &desc, err)) return false;
   d->q->gptq = true;
   d->q->zero_less = strcmp(format, "gptq") == 0;
-  d->q->symmetric = sym && !names_zeros(mm_json_get(d->obj, "dynamic")) && !names_zeros(mm_json_get(d->obj, "extra_config"));
+  d->q->symmetric = sym;
   d->q->order = desc;
+  if (!read_rules(d, mm_json_get(d->obj, "dynamic"), err)) return false;
   return read_group(d, mm_json_get(d->obj, "group_size"), "group_size", err);
 }
 
@@ -199,7 +193,9 @@ static bool read_auto_round(mm_declared *d, mm_err *err) {
       !read_modules(d, "extra_config", err))
     return false;
   if (packing && listed("auto_round:auto_gptq auto_round:gptq", packing)) return read_gptq(d, err);
-  if (packing && strcmp(packing, "auto_round:auto_awq") == 0) return read_awq(d, err);
+  if (packing && strcmp(packing, "auto_round:auto_awq") == 0) {
+    return read_awq(d, err) && mm_config_bool_or((mm_config){d->obj, d->path}, "sym", &d->q->symmetric, err) && read_rules(d, NULL, err);
+  }
   return refuse(d->path, "E_Q_METHOD", "auto-round packing_format", packing ? packing : "", err);
 }
 
@@ -257,7 +253,8 @@ static bool read_compressed_tensors(mm_declared *d, mm_err *err) {
   d->q->zeros = d->zeros[1] > 0 && d->zeros[0] == 0;
   d->q->symmetric = d->zeros[0] > 0 && d->zeros[1] == 0;
   d->q->order = d->order[1] > 0 && d->order[0] == 0;
-  return true;
+  if (!(d->zeros[0] && d->zeros[1]) && !(d->order[0] && d->order[1])) return true;
+  return (d->q->differing = mm_module_groups_compressed(&(mm_declaration){&d->hf->arena, d->path, false, false}, groups, err));
 }
 
 /* read NULL: it says nothing that tensors leave open. */
@@ -278,7 +275,7 @@ bool mm_quantization_mlx(const mm_json *j) {
 }
 
 bool mm_quantization_parse(mm_hf *hf, const mm_json *j, const char *path, const char *fallback, mm_err *err) {
-  mm_declared d = {.q = &hf->quantization, .obj = j, .path = path};
+  mm_declared d = {.q = &hf->quantization, .hf = hf, .obj = j, .path = path};
   mm_json_ctx ctx = {path, MM_BAD_INPUT, "E_Q_CONFIG"};
   const char *method = fallback;
   if (mm_json_type_of(j) != MM_JSON_OBJ) return bad(&d, "quantization_config", j, "an object", err);

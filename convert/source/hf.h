@@ -3,6 +3,7 @@
 #ifndef MM_CONVERT_HF_H
 #define MM_CONVERT_HF_H
 
+#include "convert/model/module_groups.h"
 #include "convert/model/rule.h"
 #include "formats/hash.h"
 #include "formats/pack.h"
@@ -44,7 +45,8 @@ typedef struct mm_quantization {
   unsigned groups;    /* 0: nothing is said, or different things for different modules */
   bool zeros, order;  /* every integer matrix has zero points, a g_idx */
   bool gptq, symmetric;
-  uint32_t zero_less; /* GPTQ stores words of zero points less this in each: 1 in its first format, 0 in its second */
+  const mm_module_groups *differing; /* NULL, or the groups of modules that zeros, order and symmetric depend on */
+  uint32_t zero_less;                /* GPTQ stores words of zero points less this in each: 1 in its first format, 0 in its second */
 } mm_quantization;
 
 typedef enum mm_found { MM_FOUND, MM_ABSENT, MM_FAILED } mm_found;
@@ -161,6 +163,7 @@ typedef struct mm_matrix {
   mm_source part[MM_COMPANIONS];
   mm_cell cell;        /* weights under one scale */
   uint32_t rows, cols; /* cols is 1 for a vector */
+  bool zeros;          /* declared: it has zero points */
   bool symmetric;      /* declared: all its zero points are the middle code */
   bool reordered;      /* declared: its columns are not in the order of their groups (desc_act) */
   bool positive;       /* its numbers are scales of a KV cache, which divide */

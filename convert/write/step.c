@@ -28,6 +28,7 @@ static bool pack_strip(mm_worker *w, const mm_strip *s, const void *plane[MM_MAX
   bool bf16 = mm_is_plain(s->x) && s->x->weight->dtype == MM_BF16; /* packed as it is: the same bytes as through f32, sooner */
   if (!(bf16 ? mm_decode_codes(&w->source, s->x, s->row, s->rows, err) : mm_decode_f32(&w->source, s->x, s->row, s->rows, err)))
     return false;
+  if (!mm_decode_fits(&w->source, s->x, sc, s->row, s->rows, err)) return false;
   for (unsigned i = 0; i < sc->plane_count; i++) {
     uint64_t bytes = mm_plane_elements(s->rows, s->x->cols, sc->plane[i].cell) * mm_dtype_size(sc->plane[i].dtype);
     if (!mm_grow(&w->plane[i], &w->plane_cap[i], bytes, 1, err)) return false;

@@ -257,7 +257,7 @@ def against_source():
                 shutil.copy(f"{root}/src/{file}", root + "/near")
         shutil.copy(root + "/src/config.json", root + "/near")
         done = cf.run(VERIFY, "-q", out, "--source", root + "/near")
-        cf.assert_error(done, "minimax-verify", 6, "E_SOURCE", "layers.1.block_sparse_moe.experts.w2_weight", "kept as stored")
+        cf.assert_error(done, "minimax-verify", 6, "E_SOURCE", "layers.1.block_sparse_moe.experts.w2_weight", "kept as stored", f"of {name}, rows from")
 
 
 def inspect():

@@ -105,11 +105,37 @@ def same_bits(model, quant, tp, ep, pp=1):
     return plain, placed
 
 
+def listed(placed):
+    """minimax-inspect's experts of each rank are the manifest's."""
+    m = manifest(placed)
+    m |= m["parallel"]
+    each, ranks = m["tp"] // m["ep"], m["tp"] * m["pp"]
+    for rank in None, 0, ranks - 1:
+        of = () if rank is None else ("--rank", str(rank))
+        text, found = run(0, "--place, ", "minimax-inspect", placed, *of), json.loads(run(0, "", "minimax-inspect", placed, "--json", *of))
+        lines, experts = [x.strip() for x in text.splitlines() if ": experts " in x], {t["name"]: t.get("experts") for t in found["tensors"]}
+        expected, shown = {}, []
+        for t in m["tensors"]:
+            for group in range(m["ep"]) if "experts" in t else ():
+                held = [r for r in range(t["stage"] * m["tp"] + group * each, t["stage"] * m["tp"] + (group + 1) * each) if rank in (None, r)]
+                if held:
+                    ids = t["experts"][group * t["lead"]:(group + 1) * t["lead"]]
+                    expected.setdefault(t["name"], []).append({"ranks": held, "experts": ids})
+                    shown.append((held, ids))
+        assert {k: v for k, v in experts.items() if v} == expected and expected, (placed, rank)
+        assert len(lines) == len(shown)
+        for line, (held, ids) in zip(lines, shown):
+            head, runs = line.split(": experts ")
+            wide = [list(range(int(x.split("-")[0]), int(x.split("-")[-1]) + 1)) for x in runs.split(",")]
+            assert sum(wide, []) == ids, (line, ids)
+            assert head == (f"rank {held[0]}" if len(held) == 1 else f"ranks {held[0]}-{held[-1]}"), (head, held)
+
+
 def whole_way(plain, placed, load, source):
     """Verify, resume, archive, back to the order of ids, export."""
     cut = ("--tp", "2", "--ep", "2")
     run(0, "exact", "minimax-verify", placed, "--source", source)
-    run(6, "experts", "minimax-inspect", plain, "--diff", placed, "--data")
+    run(6, ", other experts on some ranks", "minimax-inspect", plain, "--diff", placed, "--data")
     run(0, "", "minimax-inspect", placed, "--diff", placed, "--data")
     library, error = ctypes.CDLL(f"{BIN}/../lib/libminimax.so"), ctypes.create_string_buffer(1 << 14)
     library.minimax_open.restype = ctypes.c_void_p
@@ -184,7 +210,10 @@ LOAD = save("kept.json", **json.load(open(f"{TMP}/load.json", encoding="utf-8"))
 OTHER, _ = same_bits("tiny-m1", "bf16", 2, 2)
 for case in (("tiny-m2", "nvfp4", 4, 4), ("tiny-m2", "w4a16", 4, 2, 2), ("tiny-m1", "block_fp8", 4, 2), ("tiny-m1", "bf16", 4, 4), ("tiny-m3-random", "bf16", 2, 2),
              ("tiny-m3-random", "mxfp8", 4, 2)):
-    same_bits(*case)
+    _, placed_here = same_bits(*case)
+    if case[1] in ("nvfp4", "w4a16"):
+        listed(placed_here)
+listed(PLACED)
 convert(PLAIN, "by-server", "--tp", "2", "--ep", "2", "--place", collected(PLAIN))
 whole_way(PLAIN, PLACED, LOAD, "tests/data/tiny-m2")
 refusals(PLAIN, OTHER)

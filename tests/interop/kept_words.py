@@ -85,6 +85,15 @@ def check_followed(source):
     same_files(indexed + "-8", indexed + "-followed")
 
 
+def check_values(out, values):
+    count = 0
+    for n, _, p in planes(Packed(out)):
+        if n in values:
+            assert (p[0].view("u4") == values[n].view("u4")).all(), (out, n)
+            count += 1
+    assert count == len(values)
+
+
 def check(name):
     encode, config, scheme, _ = CASES[name]
     source = os.path.join(TMP, name)
@@ -108,12 +117,7 @@ def check(name):
     found = {n: s for n, s, _ in planes(Packed(source + "-back")) if n in values}
     assert len(found) == len(values) and set(found.values()) == {scheme}, (name, found)
     run("minimax-convert", source + "-8", "-o", source + "-f32", "--quant", "f32")
-    count = 0
-    for n, _, p in planes(Packed(source + "-f32")):
-        if n in values:
-            assert (p[0].view("u4") == values[n].view("u4")).all(), (name, n)
-            count += 1
-    assert count == len(values)
+    check_values(source + "-f32", values)
     if name not in RUN:
         return 0
     worst = 0
@@ -138,6 +142,38 @@ def check_killed():
                 continue
             run("minimax-convert", source, "-o", out, "--resume", "--jobs", "2", *layout)
             same_files(whole, out)
+
+
+def check_mixed():
+    """Symmetric groups and groups with zero points in one file: the configuration says which modules have zero points, and those of the others
+    have to be the middle, since engines pass over them."""
+    def config(targets, base="Linear", **second):
+        made = ct_int(4, 32)
+        (first,) = made["quantization_config"]["config_groups"].values()
+        made["quantization_config"]["config_groups"] = {"group_0": {**first, "targets": base if isinstance(base, list) else [base]}, "group_1": {
+            **first, "targets": targets, "weights": {**first["weights"], "symmetric": False, **second}}}
+        return made
+
+    both, all_zeros, w2 = ct_packed(4, 32), ct_packed(4, 32, symmetric=False), [r"re:.*\.experts\.\d+\.(w2|down_proj)$"]
+    names = sorted({n[:-len(".weight_packed")] for n in MODEL.encoded(both)[0] if ".w2.weight_packed" in n})
+    rules = {"bits": 4, "group_size": 64, "sym": True}
+    zeros, none = gptq(4, 64, 1, symmetric=False), gptq(4, 64, 1)
+    auto = {"packing_format": "auto_round:auto_gptq", "extra_config": {n: {"sym": False} for n in names}, **rules}
+    cases = ((both, all_zeros, config(w2), None), (both, all_zeros, config(names), None),
+             (all_zeros, all_zeros, config(w2), "E_Q_ZERO"), (both, both, config(w2), "E_Q_MISSING"), (both, all_zeros, config(w2, w2), "E_Q_CONFIG"),
+             (both, all_zeros, config(w2, "re:.*w1"), "E_Q_CONFIG"), (both, all_zeros, config(["re:(w2"]), "E_Q_CONFIG"),
+             (both, all_zeros, config(None), "E_Q_CONFIG"), (both, all_zeros, config(w2, type="float"), "E_Q_ZERO"),
+             (none, zeros, method("gptq", dynamic={"+:.*w2": {"sym": False}}, **rules), None),
+             (zeros, zeros, method("gptq", dynamic={"+:.*w2": {"sym": False}}, **rules), "E_Q_ZERO"),
+             (none, zeros, method("auto-round", **auto), None), (zeros, zeros, method("auto-round", **auto), "E_Q_ZERO"))
+    for i, (encode, of_w2, declared, code) in enumerate(cases):
+        source = os.path.join(TMP, f"mixed-{i}")
+        made, values = MODEL.encoded(encode, {".w2.": of_w2})
+        MODEL.write(source, made, declared)
+        said = run("minimax-convert", source, "-o", source + "-1", "--quant", "f32", status=3 if code else 0)
+        assert not code or code in said, (i, said)
+        if not code:
+            check_values(source + "-1", values)
 
 
 def check_two_sizes():
@@ -232,6 +268,7 @@ worst = max(check(name) for name in names)
 if "awq" in names and "gptq_8bit" in names:
     check_killed()
     check_two_sizes()
+    check_mixed()
     check_modules()
     check_refusals()
     late = CASES["gptq_v1_asym"]

@@ -270,7 +270,9 @@ static const struct form {
     {"int4", CT_INT(""), add_ct_int4, want_ct_int4},
     {"int4, asymmetric, reordered", CT_INT(",\"symmetric\":false,\"actorder\":\"group\""), add_ct_asym, want_ct_asym},
     {"packed int8", /* some of them with zero points */
-     CT("{\"type\":\"int\",\"group_size\":null}},\"b\":{\"weights\":{\"type\":\"int\",\"group_size\":null,\"symmetric\":false}"),
+     CT("{\"type\":\"int\",\"group_size\":null},\"targets\":[\"Linear\"]},\"b\":{\"targets\":[\"re:.*[.](w1|w3)$\"],\"weights\":{"
+        "\"type\":\"int\","
+        "\"group_size\":null,\"symmetric\":false}"),
      add_ct_int8, want_ct_int8},
     {"ModelOpt int4", "{\"quant_method\":\"modelopt\",\"quant_algo\":\"W4A16_AWQ\",\"group_size\":8}", add_modelopt_int4,
      want_modelopt_int4},
