@@ -250,8 +250,8 @@ static bool read_input_scale(reader *r, const mm_json *j, float *out) {
 }
 
 static bool read_tensor(reader *r, size_t i, const mm_json *j, mm_pack_tensor *t) {
-  static const char *const keys[] = {"name", "scheme",     "vector", "stage",  "lead",        "whole_lead", "rows",
-                                     "cols", "whole_cols", "planes", "pieces", "input_scale", "experts",    NULL};
+  static const char *const keys[] = {"name",       "scheme", "vector", "stage",       "lead",    "whole_lead",   "rows", "cols",
+                                     "whole_cols", "planes", "pieces", "input_scale", "experts", "global_steps", NULL};
   at_entry(r, "tensors", i);
   if (!only(r, j, keys) || !(t->name = text(r, j, "name", 1)) || !(t->scheme = text(r, j, "scheme", 1)) ||
       !mm_json_need_bool(j, "vector", &t->vector, &r->ctx, r->err) || !u32(r, j, "stage", 0, &t->stage) ||
@@ -275,6 +275,7 @@ static bool read_tensor(reader *r, size_t i, const mm_json *j, mm_pack_tensor *t
     if (!read_piece(r, mm_json_at(pieces, t->piece_count), t, row, &t->piece[t->piece_count])) return false;
   }
   at_entry(r, "tensors", i);
+  if (!mm_manifest_global_steps(r->p, t, j, &r->ctx, r->err)) return false;
   if (row != t->rows) return MM_REFUSE(&r->ctx, r->err, "found pieces of %llu rows, expected %u", (unsigned long long)row, t->rows);
   if (t->vector && (t->lead != 0 || t->cols != 1 || t->plane[0].cell_n != 1 || t->plane[0].cell_k != 1))
     return MM_REFUSE(&r->ctx, r->err, "found a vector of lead %u, %u columns and cells [%u, %u], expected 0, 1 and [1, 1]", t->lead,
@@ -466,7 +467,7 @@ static bool read_manifest(reader *r, const mm_json *root) {
   mm_pack *p = r->p;
   uint64_t bytes[MM_MAX_LAYERS] = {0}; /* pp is at most that */
   int64_t version;
-  if (!mm_manifest_version(root, MM_PACK_FORMAT, MM_PACK_VERSION4, &version, &r->ctx, r->err)) return false;
+  if (!mm_manifest_version(root, MM_PACK_FORMAT, MM_PACK_VERSION5, &version, &r->ctx, r->err)) return false;
   if (version >= MM_PACK_VERSION3) keys[sizeof keys / sizeof *keys - 2] = "left_out"; /* in place of the first of the two NULLs */
   /* In this order: later readers rely on checked fields of earlier ones (model, then parallel, cuts, tensors, ranks). */
   return only(r, root, keys) && (p->tool = text(r, root, "tool", 1)) && (p->quant = text(r, root, "quant", 1)) && read_align(r, root) &&

@@ -1,4 +1,4 @@
-/* The version of a manifest, and the keys that versions 3 and 4 have in it. */
+/* The version of a manifest, and the keys that versions 3 to 5 have in it. */
 #include "formats/manifest_version.h"
 
 #include <stdio.h>
@@ -16,12 +16,15 @@ bool mm_manifest_version(const mm_json *root, const char *wanted, int newest, in
   if (!mm_json_need_int(root, "version", INT64_MIN, INT64_MAX, version, c, err)) return false;
   if (*version >= MM_PACK_VERSION && *version <= newest) return true;
   return mm_fail(err, MM_UNSUPPORTED, "E_VERSION", mm_at(c->file, NULL), "found format version %lld, expected %s", (long long)*version,
-                 newest > MM_PACK_VERSION ? "1, 2, 3 or 4" : "1");
+                 newest > MM_PACK_VERSION ? "1, 2, 3, 4 or 5" : "1");
 }
 
 bool mm_manifest_right_version(const mm_pack *p, int64_t version, const mm_json_ctx *c, mm_err *err) {
   const int right = mm_pack_version(p);
   if (version == right) return true;
+  if (version == MM_PACK_VERSION5 || right == MM_PACK_VERSION5)
+    return MM_REFUSE(c, err, "key \"version\": found %lld, expected %d, as tensors have %s global_steps", (long long)version, right,
+                     right == MM_PACK_VERSION5 ? "the key" : "no key");
   if (version == MM_PACK_VERSION4 || right == MM_PACK_VERSION4)
     return MM_REFUSE(c, err, "key \"version\": found %lld, expected %d, as %s", (long long)version, right,
                      right == MM_PACK_VERSION4 ? "experts are placed" : "no experts are placed");
@@ -80,4 +83,38 @@ bool mm_manifest_experts(mm_pack *p, mm_pack_tensor *t, const mm_json *j, const 
   }
   if (!mm_pack_set_order(p, t, expert, &permutes, err)) return false;
   return permutes || MM_REFUSE(c, err, "key \"experts\": expected each number from 0 to %u once", t->whole_lead - 1);
+}
+
+/* [expert, piece, steps] into *out. */
+static bool read_step(const mm_pack_tensor *t, const mm_json *j, mm_global_step *out, const mm_json_ctx *c, mm_err *err) {
+  const uint32_t experts = t->whole_lead ? t->whole_lead : 1;
+  int64_t v[3] = {0};
+  bool valid = mm_json_type_of(j) == MM_JSON_ARR && mm_json_size(j) == 3;
+  for (size_t k = 0; valid && k < 3; k++) {
+    valid = mm_json_type_of(mm_json_at(j, k)) == MM_JSON_INT;
+    if (valid) v[k] = mm_json_int(mm_json_at(j, k));
+  }
+  if (!valid || v[0] < 0 || v[0] >= experts || v[1] < 0 || v[1] >= t->piece_count || (v[2] != 1 && v[2] != -1))
+    return MM_REFUSE(c, err, "key \"global_steps\": expected entries of an expert below %u, a piece below %u, and 1 or -1", experts,
+                     t->piece_count);
+  *out = (mm_global_step){(uint32_t)v[0], (uint32_t)v[1], (int32_t)v[2]};
+  return true;
+}
+
+bool mm_manifest_global_steps(mm_pack *p, mm_pack_tensor *t, const mm_json *j, const mm_json_ctx *c, mm_err *err) {
+  if (!mm_json_get(j, "global_steps")) return true;
+  const mm_json *list = mm_json_need(j, "global_steps", MM_JSON_ARR, c, err);
+  if (!list) return false;
+  if (t->plane_count != 3 || mm_json_size(list) == 0)
+    return MM_REFUSE(c, err, "key \"global_steps\": found %zu entries in a tensor of %u planes, expected some in one of 3",
+                     mm_json_size(list), t->plane_count);
+  t->step = mm_arena_alloc(&p->arena, mm_json_size(list) * sizeof *t->step, err);
+  if (!t->step) return false;
+  for (; t->step_count < mm_json_size(list); t->step_count++) {
+    mm_global_step *s = &t->step[t->step_count];
+    if (!read_step(t, mm_json_at(list, t->step_count), s, c, err)) return false;
+    if (t->step_count > 0 && (s[-1].expert > s->expert || (s[-1].expert == s->expert && s[-1].piece >= s->piece)))
+      return MM_REFUSE(c, err, "key \"global_steps\": found entries that are not in ascending order of experts and pieces");
+  }
+  return true;
 }

@@ -29,7 +29,24 @@ bool mm_pack_set_order(mm_pack *p, mm_pack_tensor *t, const uint32_t *expert, bo
   return true;
 }
 
+int32_t mm_pack_steps(const mm_pack_tensor *t, uint32_t expert, uint32_t piece) {
+  for (size_t i = 0; i < t->step_count; i++)
+    if (t->step[i].expert == expert && t->step[i].piece == piece) return t->step[i].steps;
+  return 0;
+}
+
+bool mm_pack_same_steps(const mm_pack_tensor *a, const mm_pack_tensor *b) {
+  bool same = a->step_count == b->step_count;
+  for (size_t i = 0; same && i < a->step_count; i++) {
+    const mm_global_step *x = &a->step[i], *y = &b->step[i];
+    same = x->expert == y->expert && x->piece == y->piece && x->steps == y->steps;
+  }
+  return same;
+}
+
 int mm_pack_version(const mm_pack *p) {
+  for (size_t i = 0; i < p->tensor_count; i++)
+    if (p->tensor[i].step_count) return MM_PACK_VERSION5;
   if (mm_pack_placed(p)) return MM_PACK_VERSION4;
   if (mm_model_extended(&p->model)) return MM_PACK_VERSION3;
   for (size_t i = 0; i < p->tensor_count; i++)
@@ -115,6 +132,15 @@ static void put_plane(mm_json *list, const mm_pack_plane *p) {
   if (p->grid.known) put_u32s(mm_json_put_list(o, "grid"), (const uint32_t[]){p->grid.n, p->grid.k}, 2);
 }
 
+static void put_steps(mm_json *list, const mm_pack_tensor *t) {
+  for (size_t i = 0; i < t->step_count; i++) {
+    mm_json *entry = mm_json_append(list, mm_json_new_arr());
+    const mm_global_step *s = &t->step[i];
+    const int64_t number[] = {s->expert, s->piece, s->steps};
+    for (size_t k = 0; k < sizeof number / sizeof *number; k++) mm_json_append(entry, mm_json_new_int(number[k]));
+  }
+}
+
 static void put_tensor(mm_json *list, const mm_pack_tensor *t) {
   mm_json *o = mm_json_append(
       list,
@@ -123,6 +149,7 @@ static void put_tensor(mm_json *list, const mm_pack_tensor *t) {
                   {"rows", mm_json_new_int(t->rows)}, {"cols", mm_json_new_int(t->cols)}, {"whole_cols", mm_json_new_int(t->whole_cols)}));
   if (t->input_scale != 0) mm_json_set(o, "input_scale", mm_json_new_real((double)t->input_scale));
   if (t->order.expert) put_u32s(mm_json_put_list(o, "experts"), t->order.expert, t->whole_lead);
+  if (t->step_count) put_steps(mm_json_put_list(o, "global_steps"), t);
   mm_json *planes = mm_json_put_list(o, "planes"), *pieces = mm_json_put_list(o, "pieces");
   for (unsigned i = 0; i < t->plane_count; i++) put_plane(planes, &t->plane[i]);
   for (unsigned i = 0; i < t->piece_count; i++) {

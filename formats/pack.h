@@ -15,6 +15,7 @@ extern "C" {
 #define MM_PACK_VERSION2   2 /* of a manifest that declares grids (FORMAT-2.md) */
 #define MM_PACK_VERSION3   3 /* of a manifest of an extended model (FORMAT-3.md) */
 #define MM_PACK_VERSION4   4 /* of a manifest with placed experts (FORMAT-4.md) */
+#define MM_PACK_VERSION5   5 /* of a manifest with steps of global scales (FORMAT-5.md) */
 #define MM_LEFT_OUT_MAX    16
 #define MM_MANIFEST        "manifest.json"
 #define MM_DIGESTS         "minimax-digests.json" /* lists the files of an unsharded checkpoint and their digests */
@@ -71,6 +72,12 @@ typedef struct mm_expert_order {
   const uint32_t *index;  /* [whole_lead]: the index of an expert */
 } mm_expert_order;
 
+/* A matrix whose source stored the reciprocal of the scale in plane 2, as another F32 number than the nearest to 1 / scale. */
+typedef struct mm_global_step {
+  uint32_t expert, piece;
+  int32_t steps; /* from the F32 number nearest to 1 / scale to the one that the source stored: 1 or -1 */
+} mm_global_step;
+
 typedef struct mm_pack_tensor {
   const char *name; /* without the plane's suffix */
   const char *scheme;
@@ -85,6 +92,8 @@ typedef struct mm_pack_tensor {
   mm_piece piece[MM_PACK_PIECES];
   float input_scale; /* static scale of the activations; 0: none */
   mm_expert_order order;
+  size_t step_count;
+  mm_global_step *step; /* by expert, then by piece */
 } mm_pack_tensor;
 
 typedef struct mm_part {
@@ -161,8 +170,12 @@ bool mm_pack_placed(const mm_pack *p);
 
 /* The companion of that name, or NULL. */
 const mm_pack_file *mm_pack_find_file(const mm_pack *p, const char *name);
-/* MM_PACK_VERSION4 where experts are placed, else MM_PACK_VERSION3 of an extended model, else MM_PACK_VERSION2 where a plane has a grid,
- * else MM_PACK_VERSION: what stands in the manifest and in every part. */
+/* The steps of one matrix's global scale; 0 without an entry. */
+int32_t mm_pack_steps(const mm_pack_tensor *t, uint32_t expert, uint32_t piece);
+/* True if the two have the same steps of global scales. */
+bool mm_pack_same_steps(const mm_pack_tensor *a, const mm_pack_tensor *b);
+/* MM_PACK_VERSION5 where a tensor has steps of global scales, else MM_PACK_VERSION4 where experts are placed, else MM_PACK_VERSION3 of an
+ * extended model, else MM_PACK_VERSION2 where a plane has a grid, else MM_PACK_VERSION: what stands in the manifest and in every part. */
 int mm_pack_version(const mm_pack *p);
 /* Stored shape of plane p on one rank: [lead?, cells…], or [rows] for a vector. */
 mm_shape mm_pack_plane_shape(const mm_pack_tensor *t, unsigned p);

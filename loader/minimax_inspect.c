@@ -328,6 +328,7 @@ static const char *packed_difference(const mm_listing *a, const mm_inspect_row *
       if (u->bytes != v->bytes || memcmp(s->map[u->part].data + u->offset, t->map[v->part].data + v->offset, u->bytes) != 0) return "bytes";
     }
   }
+  if (!mm_pack_same_steps(&p->tensor[x->index], &q->tensor[y->index])) return "global_steps";
   return p->tensor[x->index].input_scale != q->tensor[y->index].input_scale ? "input_scale" : NULL;
 }
 
@@ -382,11 +383,12 @@ static void put_difference(mm_differences *d, const mm_inspect_row *x, const mm_
   mm_show(name, sizeof name, one->name);
   if (x && y)
     printf("~ %s: %s %s, %s %s%s\n", name, x->type, x->shape, y->type, y->shape,
-           strcmp(what, "bytes") == 0         ? ", other bytes"
-           : strcmp(what, "input_scale") == 0 ? ", another input_scale"
-           : strcmp(what, "ranks") == 0       ? ", on other ranks"
-           : strcmp(what, "experts") == 0     ? ", other experts on some ranks"
-                                              : "");
+           strcmp(what, "bytes") == 0          ? ", other bytes"
+           : strcmp(what, "input_scale") == 0  ? ", another input_scale"
+           : strcmp(what, "global_steps") == 0 ? ", other global_steps"
+           : strcmp(what, "ranks") == 0        ? ", on other ranks"
+           : strcmp(what, "experts") == 0      ? ", other experts on some ranks"
+                                               : "");
   else
     printf("%c %s: %s %s\n", x ? '-' : '+', name, one->type, one->shape);
 }

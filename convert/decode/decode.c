@@ -218,10 +218,21 @@ static bool read_one(mm_decoder *d, const mm_source *p, bool reciprocal, float t
   return is_scale(&limited, *out, false) || bad_scale(d, p, &limited, 0, 0, *stored, false, err);
 }
 
-bool mm_decode_global(mm_decoder *d, const mm_matrix *x, float *out, mm_err *err) {
+static bool read_global(mm_decoder *d, const mm_matrix *x, float *stored, float *out, mm_err *err) {
   const bool global = x->part[MM_GLOBAL].tensor;
+  return read_one(d, &x->part[global ? MM_GLOBAL : MM_SCALE], x->encoding->reciprocal, scale_top(x->encoding, global), stored, out, err);
+}
+
+bool mm_decode_global(mm_decoder *d, const mm_matrix *x, float *out, mm_err *err) {
   float stored = 0;
-  return read_one(d, &x->part[global ? MM_GLOBAL : MM_SCALE], x->encoding->reciprocal, scale_top(x->encoding, global), &stored, out, err);
+  return read_global(d, x, &stored, out, err);
+}
+
+bool mm_decode_global_steps(mm_decoder *d, const mm_matrix *x, float *out, int32_t *steps, mm_err *err) {
+  float stored = 0;
+  if (!read_global(d, x, &stored, out, err)) return false;
+  *steps = x->encoding->reciprocal ? (int32_t)(mm_f32_bits(stored) - mm_f32_bits(1 / *out)) : 0;
+  return true;
 }
 
 bool mm_decode_input(mm_decoder *d, const mm_matrix *x, float *out, mm_err *err) {

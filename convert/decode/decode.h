@@ -50,6 +50,8 @@ MM_MUST_USE bool mm_decode_finite(const mm_decoder *d, const mm_matrix *x, uint3
 MM_MUST_USE bool mm_decode_fits(const mm_decoder *d, const mm_matrix *x, const mm_scheme *s, uint32_t row, uint32_t rows, mm_err *err);
 /* The one scale of a whole matrix: NVFP4's global one as a multiplier, or the only one. */
 MM_MUST_USE bool mm_decode_global(mm_decoder *d, const mm_matrix *x, float *out, mm_err *err);
+/* The same, and the steps of the global scale (mm_global_step), 0 where the source stores no reciprocal. */
+MM_MUST_USE bool mm_decode_global_steps(mm_decoder *d, const mm_matrix *x, float *out, int32_t *steps, mm_err *err);
 /* The global scale under which all `pieces` matrices of NVFP4 from x on keep their numbers, all of them read for it where their own
  * scales differ; MM_UNSUPPORTED E_Q_KEEP where there is none. */
 MM_MUST_USE bool mm_decode_common(mm_decoder *d, const mm_matrix *x, unsigned pieces, const mm_scheme *s, mm_cell grid, float *out,

@@ -70,6 +70,7 @@ static bool add_stored(void *ctx, const mm_plan *p, uint32_t tensor, uint32_t pi
   add_text(ctx, name);
   add_text(ctx, mm_dtype_name(t->plane[plane].dtype));
   mm_sha256_add(ctx, &t->input_scale, sizeof t->input_scale);
+  for (size_t i = 0; i < t->step_count; i++) mm_sha256_add(ctx, &t->step[i], sizeof t->step[i]);
   add_text(ctx, mm_shape_text(&x, shape, sizeof shape));
   add_text(ctx, p->pack.rank[0].part[p->tensor[tensor].part].file);
   return true;

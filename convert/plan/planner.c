@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "convert/decode/decode.h"
+#include "convert/plan/global_scales.h"
 #include "convert/plan/target_format.h"
 #include "convert/source/encoding.h"
 #include "convert/source/kv_rules.h"
@@ -20,7 +21,7 @@ typedef struct mm_planner {
   const mm_arch *arch;
   const mm_plan_options *o;
   const mm_rule *first_layer_rule;
-  mm_decoder source; /* for static scales of activations */
+  mm_decoder source; /* for static scales of activations, and global ones */
   mm_err *err;
   size_t tensor_cap, plan_cap, missing;
   char first_missing[256];
@@ -44,27 +45,6 @@ static const mm_scheme *as_stored(mm_planner *b, mm_plan_tensor *pt, const mm_pa
     return NULL;
   }
   return s;
-}
-
-/* NVFP4 matrices that share a packed tensor share a global scale. Where theirs differ by powers of two one almost always keeps them (the
- * writer proves it); where they differ otherwise all numbers are tried now. */
-static bool share_global(mm_planner *b, const mm_plan_tensor *pt, const mm_pack_tensor *t, size_t matrices) {
-  if (!pt->scheme->needs_amax || pt->scheme->plane_count != 3 || b->hf->names_only || b->hf->manifest) return true;
-  for (size_t i = 0; i < matrices; i += t->piece_count) {
-    bool alike = true;
-    double first = 0;
-    for (unsigned j = 0; j < t->piece_count; j++) {
-      float own = 0;
-      int power;
-      if (!mm_decode_global(&b->source, &pt->matrix[i + j], &own, b->err)) return false;
-      const double fraction = frexp((double)own, &power);
-      if (j == 0) first = fraction;
-      alike = alike && fraction == first;
-    }
-    float common = 0;
-    if (!alike && !mm_decode_common(&b->source, &pt->matrix[i], t->piece_count, pt->scheme, pt->grid, &common, b->err)) return false;
-  }
-  return true;
 }
 
 /* A quantised head or embedding that no rule names becomes BF16, a router F32: engines compute with them so. */
@@ -91,7 +71,7 @@ static bool choose(mm_planner *b, mm_plan_tensor *pt, const mm_pack_tensor *t, s
   if (!pt->scheme) pt->scheme = unquantised(b, pt);
   if (pt->scheme)
     pt->grid = named_grid(pt, matrices);
-  else if (!(pt->scheme = as_stored(b, pt, t, matrices)) || !share_global(b, pt, t, matrices))
+  else if (!(pt->scheme = as_stored(b, pt, t, matrices)))
     return false;
   pt->search = mm_recipe_search(&b->p->recipe, pt->scheme);
   return true;
@@ -305,7 +285,8 @@ static bool add_tensor(mm_planner *b, const mm_rule *const *rules, unsigned piec
   if (!find_matrices(b, pt, t, expert, leads) || !place_pieces(b, pt, t)) return false;
   if (b->missing) return true; /* reported once, at the end */
   p->pack.tensor_count++;
-  if (!choose(b, pt, t, (size_t)leads * pieces)) return false;
+  if (!choose(b, pt, t, (size_t)leads * pieces) || !mm_plan_global_scales(p, &b->source, pt, t, (size_t)leads * pieces, b->err))
+    return false;
   t->scheme = pt->scheme->name;
   if (!weigh(b, pt, t, expert, (size_t)leads * pieces) || !feed_back(b, pt, t, expert, (size_t)leads * pieces) ||
       !scale_inputs(b, pt, t, (size_t)leads * pieces))

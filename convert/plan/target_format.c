@@ -3,6 +3,7 @@
 
 #include "convert/plan/card.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -259,11 +260,15 @@ bool mm_target_format_spell(mm_plan *p, const char *word, mm_err *err) {
   return true;
 }
 
-void mm_target_format_scale(const mm_target_naming *s, const mm_scheme *scheme, unsigned plane, void *stored, size_t bytes) {
+void mm_target_format_scale(const mm_target_naming *s, const mm_scheme *scheme, unsigned plane, int32_t steps, void *stored, size_t bytes) {
   const mm_cell *cell = &scheme->plane[plane].cell;
   if (s->offset && plane == 0) /* two's complement plus 8 */
     for (size_t i = 0; i < bytes; i++) ((uint8_t *)stored)[i] ^= 0x88;
-  if (s->reciprocal && cell->n == 0 && cell->k == 0) *(float *)stored = 1.0f / *(float *)stored;
+  if (s->reciprocal && cell->n == 0 && cell->k == 0) {
+    float *const one = stored;
+    *one = 1.0f / *one;
+    if (steps != 0) *one = nextafterf(*one, steps > 0 ? INFINITY : 0);
+  }
 }
 
 /* Into the plan's arena; takes j over. */

@@ -26,7 +26,8 @@ mm_words_matrix mm_target_words_of(const mm_plan *p, uint32_t tensor, uint32_t p
 const char *mm_target_format_name(const mm_target_format *d);
 /* True if a target format has a config file of that name. */
 bool mm_target_format_file(const char *name);
-/* Turns the scale of a whole matrix, or codes ([bytes]), into what the naming stores; leaves all other planes. */
-void mm_target_format_scale(const mm_target_naming *s, const mm_scheme *scheme, unsigned plane, void *stored, size_t bytes);
+/* Turns the scale of a whole matrix, or codes ([bytes]), into what the naming stores; leaves all other planes. steps: of a global scale
+ * that is stored as its reciprocal (mm_global_step). */
+void mm_target_format_scale(const mm_target_naming *s, const mm_scheme *scheme, unsigned plane, int32_t steps, void *stored, size_t bytes);
 
 #endif

@@ -47,6 +47,10 @@ bool mm_exact_words(const mm_plan *plan, const mm_pack *p, mm_err *err) {
       return mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at(p->dir, p->tensor[i].name),
                      "found input_scale %.9g, expected %.9g from this source", (double)p->tensor[i].input_scale,
                      (double)want->tensor[i].input_scale);
+  for (size_t i = 0; i < p->tensor_count; i++)
+    if (!mm_pack_same_steps(&p->tensor[i], &want->tensor[i]))
+      return mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at(p->dir, p->tensor[i].name),
+                     "found other global_steps than those of this source's global scales");
   return (p->target_format || check_left_out(want, p, err)) && check_sources(want, p, err);
 }
 

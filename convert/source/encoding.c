@@ -486,8 +486,10 @@ const char *mm_encoding_unkept(const mm_matrix *x, char out[640]) {
   return out;
 }
 
+/* The coarsest grid in both: groups of 96 columns repeat their scales on one of 32. `grid` where it were finer than kernels have. */
 static uint32_t finer(uint32_t grid, uint32_t cell, uint32_t extent) {
-  return covers(cell, grid, extent) || (grid != 0 && grid % cell != 0) ? grid : cell;
+  const uint32_t common = (uint32_t)mm_gcd(grid, cell); /* cell itself where grid is 0, the whole extent */
+  return covers(cell, grid, extent) || (common != cell && common < 16) ? grid : common;
 }
 
 mm_cell mm_encoding_grid(const mm_matrix *x, size_t matrices, const mm_scheme *s) {

@@ -167,6 +167,7 @@ typedef struct mm_matrix {
   bool symmetric;      /* declared: all its zero points are the middle code */
   bool reordered;      /* declared: its columns are not in the order of their groups (desc_act) */
   bool positive;       /* its numbers are scales of a KV cache, which divide */
+  int32_t steps;       /* of its global scale (mm_global_step); of a source that is not packed from when its tensor is planned */
 } mm_matrix;
 
 /* Resolves a piece: by its own name, or inside a source tensor

@@ -212,6 +212,7 @@ static mm_found matrix_of(mm_hf *hf, const mm_model *m, const mm_rule_piece *pie
     if (mm_scheme_at(i) == mm_scheme_find(t->scheme)) encoding = &p->encoding[i];
   *out = (mm_matrix){.encoding = encoding, .weight = codes, .rows = mm_whole_rows(&e->whole), .cols = mm_whole_cols(&e->whole)};
   out->line = as_source(e, codes).line;
+  out->steps = mm_pack_steps(t, e->whole.expert, e->whole.piece);
   for (unsigned i = 1; i < t->plane_count; i++) {
     mm_hf_tensor *x = part(hf, name, t->plane[i].suffix);
     x->shape = shape_on(e, e->cell[i]);

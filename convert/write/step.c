@@ -74,7 +74,7 @@ static bool scatter(mm_worker *w, const mm_strip *s, const void *const plane[MM_
       if (s->pt->naming || !is_chunk(&x, plane_cols)) {
         if (!mm_grow(&w->slice, &w->slice_cap, x.bytes, 1, err)) return false;
         mm_share_gather(&x, plane[i], plane_cols, size, w->slice);
-        if (s->pt->naming) mm_target_format_scale(s->pt->naming, sc, i, w->slice, x.bytes);
+        if (s->pt->naming) mm_target_format_scale(s->pt->naming, sc, i, s->keep ? s->x->steps : 0, w->slice, x.bytes);
         bytes = w->slice;
       }
       const uint64_t base = mm_plan_place(s->plan, s->pt, s->piece, i)->offset;

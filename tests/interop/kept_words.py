@@ -209,6 +209,43 @@ def check_two_sizes():
     assert "E_DIALECT" in said and "groups of 32 columns and others of 64" in said, said
 
 
+def check_groups_beside():
+    """Groups of 96 columns, which do not divide a scheme's 128, repeat their scales on the coarsest grid in both: every number stays, from every
+    cut, and comes back in groups of 32. A grid below 16 columns has no kernel, and is refused."""
+    plain = os.path.join(TMP, "plain-m2")
+    run("minimax-convert", "tests/data/tiny-m2", "-o", plain, "--layout", "hf", "--quant", "bf16")
+    model = Checkpoint(plain, (0, 3))
+    config = ct_int(4, 64)
+    groups = config["quantization_config"]["config_groups"]
+    (first,) = groups.values()
+    for g, kept in (96, 32), (24, 0):
+        groups["group_1"] = {**first, "targets": ["re:.*w2$"], "weights": {**first["weights"], "group_size": g}}
+        source = os.path.join(TMP, f"beside-{g}")
+        made, values = model.encoded(ct_packed(4, 64), {".w2.": ct_packed(4, g)})
+        model.write(source, made, config)
+        said = run("minimax-convert", source, "-o", source + "-8", "--tp", "8", status=0 if kept else 4)
+        if not kept:
+            assert "E_Q_KEEP" in said and f"scales of BF16 for 1 x {g}," in said, said
+            continue
+        run("minimax-verify", source + "-8", "--source", source)
+        run("minimax-convert", source + "-8", "-o", source + "-1")
+        run("minimax-convert", source, "-o", source + "-once")
+        same_files(source + "-1", source + "-once")
+        run("minimax-convert", source + "-8", "-o", source + "-hf", "--layout", "hf")
+        found, wanted = tensors(source + "-hf"), tensors(source)
+        for name, (dtype, shape, data) in wanted.items():
+            if name.endswith(".w2.weight_scale"):
+                data = np.frombuffer(data, "u2").reshape(shape).repeat(g // kept, 1).tobytes()
+                shape = [shape[0], shape[1] * g // kept]
+            assert found[name] == (dtype, shape, data), (name, found[name][:2], shape)
+        for of in source + "-8", source + "-hf":
+            run("minimax-convert", of, "-o", source + "-f32", "--quant", "f32", "--force")
+            for n, _, p in planes(Packed(source + "-f32")):
+                assert n not in values or (p[0].view("u4") == values[n].view("u4")).all(), (of, n)
+        a, b = logits(source + "-8"), logits(source + "-f32")
+        assert np.abs(b).max() > 1 and np.abs(a - b).max() < 2e-4, np.abs(a - b).max()
+
+
 def check_modules():
     """Each module's groups are of the size that its config says to a reader which takes the first rule that fits: of a lightning layer's
     qkv_proj too, which is what engines call the fused q_proj, k_proj and v_proj of other layers."""
@@ -269,6 +306,7 @@ if "awq" in names and "gptq_8bit" in names:
     check_killed()
     check_two_sizes()
     check_mixed()
+    check_groups_beside()
     check_modules()
     check_refusals()
     late = CASES["gptq_v1_asym"]

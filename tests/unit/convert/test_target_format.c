@@ -162,16 +162,21 @@ TEST(test_numbers) {
   const mm_scheme *nvfp4 = mm_scheme_find("nvfp4a16"), *w4afp8 = mm_scheme_find("w4afp8");
   const mm_target_naming reciprocal = {.reciprocal = true}, offset = {.offset = true}, plain = {0};
   float global = 0.25f;
-  mm_target_format_scale(&plain, nvfp4, 2, &global, sizeof global);
+  mm_target_format_scale(&plain, nvfp4, 2, 1, &global, sizeof global);
   assert_true(global == 0.25f);
-  mm_target_format_scale(&reciprocal, nvfp4, 1, &global, sizeof global); /* block scales stay */
+  mm_target_format_scale(&reciprocal, nvfp4, 1, 1, &global, sizeof global); /* block scales stay */
   assert_true(global == 0.25f);
-  mm_target_format_scale(&reciprocal, nvfp4, 2, &global, sizeof global);
+  mm_target_format_scale(&reciprocal, nvfp4, 2, 0, &global, sizeof global);
   assert_true(global == 4);
+  mm_target_format_scale(&reciprocal, nvfp4, 2, 1, &global, sizeof global);
+  assert_true(global == 0x1.000002p-2F);
+  global = 4;
+  mm_target_format_scale(&reciprocal, nvfp4, 2, -1, &global, sizeof global);
+  assert_true(global == 0x1.fffffep-3F);
   uint8_t codes[] = {0x80, 0x7f, 0x08, 0xf1}; /* -8 and 0; -1 and 7; 0 and -8; 1 and -1 */
-  mm_target_format_scale(&offset, w4afp8, 1, codes, sizeof codes);
+  mm_target_format_scale(&offset, w4afp8, 1, 0, codes, sizeof codes);
   assert_memory_equal(codes, "\x80\x7f\x08\xf1", 4);
-  mm_target_format_scale(&offset, w4afp8, 0, codes, sizeof codes);
+  mm_target_format_scale(&offset, w4afp8, 0, 0, codes, sizeof codes);
   assert_memory_equal(codes, "\x08\xf7\x80\x79", 4);
 }
 

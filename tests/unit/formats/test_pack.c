@@ -15,10 +15,8 @@
   {                       \
     "", type, 1, 1, { 0 } \
   }
-#define TENSOR(...)    \
-  {                    \
-    __VA_ARGS__, { 0 } \
-  }
+#define TENSOR(...) \
+  { __VA_ARGS__, {0}, 0, NULL }
 
 static mm_range vocab_ranks[] = {{0, 0, 64}, {0, 64, 36}}; /* 100 rows as 64 + 36 and 28 of padding */
 static mm_range q_ranks[] = {{0, 0, 24}, {0, 24, 24}};
@@ -486,7 +484,7 @@ TEST(test_not_json) {
 /* One tensor of the sample made huge: its bytes overflow, or only exceed the parts. */
 TEST(test_sizes) {
   mm_pack p = sample();
-  mm_pack_tensor huge = {"h", "u8", false, 0, 0, 0, 13000000, 1, 1, 1, 1, {PLAIN(MM_U8)}, {{"h", 13000000, 0, 13000000, 0}}, 0, {0}};
+  mm_pack_tensor huge = TENSOR("h", "u8", false, 0, 0, 0, 13000000, 1, 1, 1, 1, {PLAIN(MM_U8)}, {{"h", 13000000, 0, 13000000, 0}}, 0);
   p.tensor = &huge;
   p.tensor_count = 1;
   char *text = text_of(&p); /* rank 0 has 12 MiB + 1, rank 1 has 8 MiB */
@@ -526,7 +524,7 @@ TEST(test_sizes) {
   for (unsigned i = 0; i < 10; i++) {
     uint32_t rows = i < 8 ? UINT32_C(1) << 29 : i == 8 ? INT32_MAX : 4, lead = i < 8 ? UINT32_MAX : i == 8 ? 2 : 0;
     snprintf(name[i], sizeof name[i], "t%u", i);
-    many[i] = (mm_pack_tensor){name[i], "u8", false, lead, lead, 0, rows, 1, 1, 1, 1, {PLAIN(MM_U8)}, {{"h", rows, 0, rows, 0}}, 0, {0}};
+    many[i] = (mm_pack_tensor)TENSOR(name[i], "u8", false, lead, lead, 0, rows, 1, 1, 1, 1, {PLAIN(MM_U8)}, {{"h", rows, 0, rows, 0}}, 0);
   }
   p.tensor = many;
   p.tensor_count = 10;
@@ -546,7 +544,7 @@ TEST(test_shapes_and_names) {
     mm_shape s = mm_pack_plane_shape(&tensors[want[i].tensor], want[i].plane);
     assert_string_equal(mm_shape_text(&s, shape, sizeof shape), want[i].shape);
   }
-  mm_pack_tensor odd = {"o", "x", false, 0, 0, 0, 9, 33, 33, 1, 1, {{"", MM_U8, 4, 2, {0}}}, {{"o", 9, 0, 9, 0}}, 0, {0}};
+  mm_pack_tensor odd = TENSOR("o", "x", false, 0, 0, 0, 9, 33, 33, 1, 1, {{"", MM_U8, 4, 2, {0}}}, {{"o", 9, 0, 9, 0}}, 0);
   mm_shape s = mm_pack_plane_shape(&odd, 0);
   assert_string_equal(mm_shape_text(&s, shape, sizeof shape), "[3, 17]");
   mm_part_name(name, 3, 1);
