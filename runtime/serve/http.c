@@ -312,7 +312,8 @@ int mm_exchange_refused(const mm_exchange *x, const char **reason) {
   return x->in.status;
 }
 
-const char *mm_exchange_header(const mm_exchange *x, const char *name) { return mm_framing_find(&x->in, name); }
+const char *mm_exchange_header(const mm_exchange *x, const char *name) { return mm_framing_find(&x->in, name, 0); }
+const char *mm_exchange_header_at(const mm_exchange *x, const char *name, size_t number) { return mm_framing_find(&x->in, name, number); }
 
 const char *mm_exchange_body(const mm_exchange *x, size_t *n) {
   *n = x->in.body.n;
