@@ -78,6 +78,11 @@ def half_closed(s):
         assert got.count(b"HTTP/1.1 200 OK\r\n") == data.count(b"POST ") and got.startswith(b"HTTP/1.1 200 OK\r\n"), got
         if not body["stream"]:
             assert json.loads(got.split(b"\r\n\r\n")[1].split(b"HTTP/")[0])["choices"][0]["text"] == want, got
+    for size in (60000, 70000, 200000, 900000):  # more than the server reads ahead
+        c = raw(s, request_of({**GOOD, "max_tokens": 300}) + request_of({"prompt": "x" * size}, path="/tokenize") + request_of(GOOD))
+        c.shutdown(socket.SHUT_WR)
+        got = rest(c)
+        assert got.count(b"HTTP/1.1 200 OK\r\n") == 3, (size, got[-300:])
     c = raw(s, request_of(GOOD)[:-1])  # a part of a request
     c.shutdown(socket.SHUT_WR)
     assert rest(c) == b""
