@@ -22,6 +22,7 @@ static bool work(void *args, mm_err *err) {
   signal(SIGTERM, SIG_IGN); /* launchers signal all processes alike, and a server that drains needs its workers to the last reply */
   signal(SIGINT, SIG_IGN);
   signal(SIGHUP, SIG_IGN);
+  signal(SIGXCPU, SIG_IGN); /* the server drains at its own limit */
   mm_program_stay();
   bool ok = mm_process_group_find(false, &c.process_group, err);
   if (ok && !c.process_group)
