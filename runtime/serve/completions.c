@@ -342,7 +342,10 @@ static void scored(void *user, const mm_token *t) {
 }
 
 static const uint32_t *allow(void *constraint) { return mm_constraint_allowed(constraint); }
-static void chosen(void *constraint, int32_t id) { mm_constraint_chosen(constraint, id); }
+static bool chosen(void *constraint, int32_t id) {
+  mm_constraint_chosen(constraint, id);
+  return !mm_constraint_over(constraint);
+}
 
 /* The first token of an echoed prompt has no logprob. */
 static void shape(mm_choice *ch, mm_generation_settings *set) {

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Replies without text: that end at once, whose first token is a control token or a part of a character, that a stop text takes away; in every API,
-whole and streamed, with logprobs, choices, echo and tools. The sanitizers' build runs this too (check/san/serve_empty)."""
+whole and streamed, with logprobs, choices, echo and tools; and replies of a model without a token to end them, which end where their form does. The
+sanitizers' build runs this too (check/san/serve_empty)."""
 import json
 import os
+import shutil
 import sys
 
 sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import Server, convert  # noqa: E402
+from serve_client import TMP, Server, convert  # noqa: E402
 
 USER = [{"role": "user", "content": "In the beginning"}]
 TOOLS = {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]}
@@ -62,4 +64,14 @@ with Server(convert("tests/data/tiny-m2"), "--chat-format", "minimax-m2", "--max
                 status, _, data = s.request("POST", path, {**request, "stream": True})
                 assert status == 200 and deltas(data) == "".join(got), (request, got, data)
                 count += 2
+os.makedirs(f"{TMP}/endless")
+shutil.copy("tests/data/tiny-m2/config.json", f"{TMP}/endless")  # without a tokenizer: ids below 256 are bytes
+with Server(f"{TMP}/endless", "--load-format", "dummy", "--max-model-len", "128", "--drafts", "3") as s:
+    for form in ({"guided_choice": ["yes", "no"]}, {"guided_regex": "[a-c]{3}d"}, {"grammar": 'root ::= "Ur" "Uz"'}, {"guided_json": {"const": "x"}}):
+        for more in ({}, {"n": 2}, {"stop": ["q", "U"]}, {"logprobs": 1}):
+            whole = s.post("/v1/completions", {"prompt": [5, 6], "max_tokens": 40, **form, **more})
+            for c in whole["choices"]:
+                assert c["finish_reason"] == "stop" and len(c["text"].strip()) in (2, 3, 4) or "stop" in more and c["text"] == "" and c["stop_reason"] == "U", (form, more, c)
+            events = s.events("/v1/completions", {"prompt": [5, 6], "max_tokens": 40, "seed": 1, **form, **more})
+            assert {c["finish_reason"] for e in events for c in e["choices"]} - {None} == {"stop"}, (form, more, events)
 print(f"{count} replies without text, as whole and streamed")
