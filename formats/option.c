@@ -285,6 +285,19 @@ void mm_program_start(void) {
     if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd) _exit(MM_IO);
 }
 
+static bool has_handling(int number, void (*handling)(int)) {
+  struct sigaction now;
+  return sigaction(number, NULL, &now) == 0 && !(now.sa_flags & SA_SIGINFO) && now.sa_handler == handling;
+}
+
+void mm_program_stay(void) {
+  static const int meaningless[] = {SIGALRM, SIGIO, SIGPROF, SIGUSR1, SIGUSR2, SIGVTALRM};
+  for (size_t i = 0; i < sizeof meaningless / sizeof *meaningless; i++)
+    if (has_handling(meaningless[i], SIG_DFL)) signal(meaningless[i], SIG_IGN);
+}
+
+bool mm_program_hangup_ignored(void) { return has_handling(SIGHUP, SIG_IGN); }
+
 int mm_program_main(const mm_program *p, int argc, char **argv, const char **operands, bool (*run)(void *, mm_err *), void *args) {
   mm_err err = {0};
   size_t count;

@@ -55,7 +55,7 @@ void mm_text_quote(mm_text *t, const char *bytes, size_t n) {
       i += len;
       continue;
     }
-    mm_text_add(t, bytes + from, i - from);
+    if (i > from) mm_text_add(t, bytes + from, i - from);
     if (i == n) break;
     if (len)
       quote_control(t, (char)c);

@@ -123,6 +123,8 @@ static bool hold(void *args, mm_err *err) {
   sigemptyset(&set);
   sigaddset(&set, SIGTERM);
   sigaddset(&set, SIGINT);
+  if (!mm_program_hangup_ignored()) sigaddset(&set, SIGHUP);
+  mm_program_stay();
   pthread_sigmask(SIG_BLOCK, &set, NULL); /* before there is any other thread */
   const int stop = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
   bool ok = stop >= 0 || mm_fail_errno(err, mm_at(NULL, NULL), "signalfd", errno);

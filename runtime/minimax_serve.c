@@ -43,6 +43,7 @@ typedef struct serve {
   mm_loaded loaded;
   pthread_t loader;
   bool loading, failed; /* loader is to be joined; what it found is in err */
+  bool out_of_time;     /* the process has used its CPU time */
   mm_err err;
   mm_task ready;
   unsigned signals;
@@ -132,7 +133,9 @@ static void end_process(int number) {
 }
 
 static void hurry(int number) {
+  const struct sigaction end = {.sa_handler = end_process};
   last_signal = number;
+  sigaction(SIGALRM, &end, NULL);
   if (!hurried) alarm(END_SECONDS);
   hurried = 1;
 }
@@ -141,11 +144,12 @@ static void hurry(int number) {
  * waits for workers of mpirun behind the last line of the log. */
 static void catch_late_signals(bool json) {
   static const char text[] = "a second signal: ended without waiting for what still ran";
-  const struct sigaction late = {.sa_handler = hurry}, end = {.sa_handler = end_process};
+  const struct sigaction late = {.sa_handler = hurry};
   snprintf(hurried_line, sizeof hurried_line, json ? "{\"error\":\"%s\"}\n" : "minimax-serve: %s\n", text);
   sigaction(SIGTERM, &late, NULL);
   sigaction(SIGINT, &late, NULL);
-  sigaction(SIGALRM, &end, NULL);
+  signal(SIGHUP, SIG_IGN);
+  signal(SIGXCPU, SIG_IGN);
 }
 
 static void tick(void *user) {
@@ -184,6 +188,26 @@ static void on_signal(serve *s, int number) {
 
 static void on_terminate(void *user) { on_signal(user, SIGTERM); }
 static void on_interrupt(void *user) { on_signal(user, SIGINT); }
+
+/* A terminal that closes, which may send it twice: never the second signal. */
+static void on_hangup(void *user) {
+  if (!((const serve *)user)->signals) on_signal(user, SIGHUP);
+}
+
+/* The soft limit of CPU time, then each second up to the hard one, at which the system ends the process. */
+static void on_cpu_limit(void *user) {
+  serve *s = user;
+  s->out_of_time = true;
+  if (!s->signals) on_signal(s, SIGXCPU);
+}
+
+static bool catch_signals(serve *s, mm_err *err) {
+  mm_http *h = s->server.http;
+  const bool hangup_ignored = mm_program_hangup_ignored();
+  catch_late_signals(s->server.log.json);
+  return mm_http_on_signal(h, SIGTERM, on_terminate, s, err) && mm_http_on_signal(h, SIGINT, on_interrupt, s, err) &&
+         mm_http_on_signal(h, SIGXCPU, on_cpu_limit, s, err) && (hangup_ignored || mm_http_on_signal(h, SIGHUP, on_hangup, s, err));
+}
 
 /* ---- Opening ---- */
 
@@ -236,8 +260,7 @@ static bool open_http(serve *s, mm_err *err) {
       !(v->workers = mm_workers_open(v->http, WORKERS, err)))
     return false;
   if (!mm_http_every(v->http, 0.05, tick, s, err)) return false;
-  catch_late_signals(v->log.json);
-  if (!mm_http_on_signal(v->http, SIGTERM, on_terminate, s, err) || !mm_http_on_signal(v->http, SIGINT, on_interrupt, s, err)) return false;
+  if (!catch_signals(s, err)) return false;
   const bool colon = strchr(c.host, ':');
   mm_log_say(&v->log, "listening on http://%s%s%s:%u", colon ? "[" : "", c.host, colon ? "]" : "", mm_http_port(v->http));
   if (!is_loopback(c.host) && !v->keys)
@@ -281,6 +304,7 @@ static bool serve_all(const serve_args *a, mm_err *err) {
                         .created = (int64_t)time(NULL),
                         .stage = "start",
                         .shared = PTHREAD_MUTEX_INITIALIZER}};
+  mm_program_stay();
   bool ok = name || mm_fail_memory(err, strlen(a->dir));
   ok = ok && (mm_dummy_wanted(&a->load.dummy) || mm_unpacked_refuse(a->dir, err)) &&
        (s.server.forms = mm_form_cache_open(a->form_cache, err)) && (s.server.replay = mm_replay_open(REPLAY_TOKENS, err)) &&
@@ -305,6 +329,8 @@ static bool serve_all(const serve_args *a, mm_err *err) {
   mm_loading_close(&s.loaded, false);
   mm_read_log_close(s.server.reads);
   if (ok) mm_log_say(&s.server.log, "ended");
+  if (ok && s.out_of_time)
+    ok = mm_fail(err, MM_LIMIT, "E_CPU_TIME", mm_at(NULL, NULL), "the process reached its limit of CPU time (RLIMIT_CPU) and ended for it");
   free(name);
   return ok;
 }

@@ -21,6 +21,9 @@ static bool work(void *args, mm_err *err) {
   uint32_t *device = NULL;
   signal(SIGTERM, SIG_IGN); /* launchers signal all processes alike, and a server that drains needs its workers to the last reply */
   signal(SIGINT, SIG_IGN);
+  signal(SIGHUP, SIG_IGN);
+  signal(SIGXCPU, SIG_IGN); /* the server drains at its own limit */
+  mm_program_stay();
   bool ok = mm_process_group_find(false, &c.process_group, err);
   if (ok && !c.process_group)
     ok = mm_fail(err, MM_USAGE, "E_MPI", mm_at(NULL, NULL),

@@ -20,7 +20,7 @@ T_UNIT = $(UNIT_SRC:tests/%.c=check/%)
 T_MODEL = $(patsubst tests/%.c,check/%,$(filter $(addsuffix /test_%,tests/model tests/ops),$(MODEL_SRC)))
 T_SCRIPT = $(SCRIPT_TESTS:tests/%=check/%)
 # A table of choices that has no memory of its own takes half a minute there, and sees nothing.
-T_SAN = check/san/build $(filter-out %/test_dispatch,$(UNIT_SRC:tests/%.c=check/san/%)) check/san/part_files
+T_SAN = check/san/build $(filter-out %/test_dispatch,$(UNIT_SRC:tests/%.c=check/san/%)) check/san/part_files check/san/serve_empty
 # What has threads, under the thread sanitizer.
 TSAN_UNIT = formats/test_pool loader/test_archive loader/test_reader loader/test_verify convert/test_step runtime/test_comm runtime/test_engine \
   runtime/test_away runtime/test_scheduler runtime/test_reuse runtime/test_ahead runtime/test_drafts
@@ -44,10 +44,12 @@ $(filter check/fault/mutations.py,$(T_SCRIPT)): check/san/build
 endif
 $(T_VALGRIND): check/valgrind/%: $(BUILD)/tests/unit/%
 	$(run) valgrind -q --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite,indirect,possible $<
-$(filter-out %/build %/part_files,$(T_SAN)): check/san/%: check/san/build
+$(filter-out %/build %/part_files %/serve_empty,$(T_SAN)): check/san/%: check/san/build
 	$(run) $(BUILD)/san/tests/$*
 check/san/part_files: check/san/build $(VENV)/ready
 	$(run) env BUILD=$(abspath $(BUILD))/san tests/interop/part_files.py
+check/san/serve_empty: check/san/build
+	$(run) env BUILD=$(abspath $(BUILD))/san tests/cli/serve_empty.py
 $(filter check/tsan/unit/%,$(T_TSAN)): check/tsan/%: check/tsan/build
 	$(run) $(BUILD)/tsan/tests/$*
 check/tsan/convert: check/tsan/build

@@ -118,6 +118,8 @@ void mm_constraint_close(mm_constraint *c); /* accepts NULL */
 const uint32_t *mm_constraint_allowed(mm_constraint *c);
 /* The reply goes on with this id. If it was not allowed, nothing is constrained from then on. */
 void mm_constraint_chosen(mm_constraint *c, int32_t id);
+/* True if nothing may follow, and the vocabulary has no token that ends a reply, as of a model without a tokenizer. */
+bool mm_constraint_over(const mm_constraint *c);
 /* True if a form had to go on and no token could follow, for example within values nested too deep. From then on only the end is
  * allowed. */
 bool mm_constraint_stuck(const mm_constraint *c);

@@ -119,6 +119,8 @@ const uint32_t *mm_constraint_allowed(mm_constraint *c) {
 
 bool mm_constraint_stuck(const mm_constraint *c) { return c->stuck; }
 
+bool mm_constraint_over(const mm_constraint *c) { return c->now == c->sections && !c->lost && !c->lexicon->end_count; }
+
 /* ---- Steps ---- */
 
 static void next_section(mm_constraint *c) {

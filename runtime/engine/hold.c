@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -160,7 +161,7 @@ static int timeout(const mm_hold *h, double now) {
 static bool stop_listening(mm_hold *h, int stop, unsigned *signals, void (*report)(const char *line)) {
   struct signalfd_siginfo s;
   if (read(stop, &s, sizeof s) != (ssize_t)sizeof s) return false;
-  if (++*signals > 1) return true;
+  if (++*signals > 1) return s.ssi_signo != SIGHUP; /* a terminal that closes may send it twice */
   unlink(h->path);
   *h->path = 0;
   for (uint32_t i = h->users; i-- > 0;)

@@ -79,6 +79,8 @@ void mm_offload_poll(mm_scheduler *s, bool wait) {
   notice_disk(s, MM_DISK_NOW);
 }
 
+bool mm_offload_copying(const mm_scheduler *s) { return s->offload.disk && mm_prefix_cache_copying(s->cache); }
+
 void mm_offload_wait(mm_scheduler *s) {
   drop_failed(s);
   notice(s, true);

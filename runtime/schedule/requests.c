@@ -150,15 +150,39 @@ static void take(mm_scheduler *s, job *incoming) {
   }
 }
 
-#define WARM_AFTER 500000000 /* nanoseconds without a request after which one size is warmed */
+/* Copies the thread's counters to those that other threads read. */
+static void publish(mm_scheduler *s) {
+  mm_scheduler_stats *own = &s->own;
+  own->running = s->running;
+  own->pages_free = s->pages ? mm_pages_free(s->pages) : 0;
+  own->pages_cached = s->cache ? mm_prefix_cache_pages(s->cache) : 0;
+  own->cache_bytes = s->cache ? mm_prefix_cache_state_bytes(s->cache) : 0;
+  if (s->offload.on) {
+    const mm_prefix_cache_counts n = mm_prefix_cache_counted(s->cache);
+    own->places = n.places, own->places_used = n.offloaded, own->pages_out = n.out, own->pages_in = n.in;
+    own->blocks = n.blocks, own->blocks_used = n.on_disk, own->pages_written = n.written, own->pages_read = n.read;
+    own->disk_failed = n.failed;
+  }
+  pthread_mutex_lock(&s->lock);
+  own->requests = s->stats.requests;
+  own->refused = s->stats.refused;
+  s->stats = *own;
+  pthread_mutex_unlock(&s->lock);
+}
 
-/* The lock is held. Waits for a change; without one for WARM_AFTER, returns true where a size of 1, 2, 3, 4, 6, 8, 12 … rows, up to the
- * slots, is not warmed yet. Before the first request none is: that would make it wait for weights that it does not need yet. */
-static bool wait_for_change(mm_scheduler *s) {
-  if (!s->c.warm || !s->queued || s->warmed >= s->slots) return pthread_cond_wait(&s->changed, &s->lock), false;
+#define WARM_AFTER 500000000 /* nanoseconds without a request after which one size is warmed */
+#define LOOK_AFTER 100000000 /* and after which it is looked whether copies to the disk have ended */
+
+/* A size of 1, 2, 3, 4, 6, 8, 12 … rows, up to the slots, is not warmed yet. Before the first request none is: that would make it wait for
+ * weights that it does not need yet. */
+static bool may_warm(const mm_scheduler *s) { return s->c.warm && s->queued && s->warmed < s->slots; }
+
+/* The lock is held. Waits for a change; returns true without one, after LOOK_AFTER or WARM_AFTER, where there is something to do then. */
+static bool wait_for_change(mm_scheduler *s, bool copying) {
+  if (!copying && !may_warm(s)) return pthread_cond_wait(&s->changed, &s->lock), false;
   struct timespec until;
   clock_gettime(CLOCK_REALTIME, &until);
-  until.tv_nsec += WARM_AFTER;
+  until.tv_nsec += copying ? LOOK_AFTER : WARM_AFTER;
   until.tv_sec += until.tv_nsec / 1000000000;
   until.tv_nsec %= 1000000000;
   return pthread_cond_timedwait(&s->changed, &s->lock, &until) == ETIMEDOUT;
@@ -178,9 +202,15 @@ static void warm_next(mm_scheduler *s) {
 static bool wait_for_work(mm_scheduler *s) {
   pthread_mutex_lock(&s->lock);
   while (!s->live && s->queued == s->collected && !s->closing) {
-    if (!wait_for_change(s)) continue;
+    const bool copying = mm_offload_copying(s);
+    if (!wait_for_change(s, copying)) continue;
     pthread_mutex_unlock(&s->lock);
-    warm_next(s);
+    if (copying) {
+      mm_offload_poll(s, false);
+      publish(s); /* an idle server says what is on its disk */
+    } else {
+      warm_next(s);
+    }
     pthread_mutex_lock(&s->lock);
   }
   const bool over = !s->live && s->queued == s->collected;
@@ -189,26 +219,6 @@ static bool wait_for_work(mm_scheduler *s) {
   pthread_mutex_unlock(&s->lock);
   take(s, incoming);
   return !over;
-}
-
-/* Copies the thread's counters to those that other threads read. */
-static void publish(mm_scheduler *s) {
-  mm_scheduler_stats *own = &s->own;
-  own->running = s->running;
-  own->pages_free = s->pages ? mm_pages_free(s->pages) : 0;
-  own->pages_cached = s->cache ? mm_prefix_cache_pages(s->cache) : 0;
-  own->cache_bytes = s->cache ? mm_prefix_cache_state_bytes(s->cache) : 0;
-  if (s->offload.on) {
-    const mm_prefix_cache_counts n = mm_prefix_cache_counted(s->cache);
-    own->places = n.places, own->places_used = n.offloaded, own->pages_out = n.out, own->pages_in = n.in;
-    own->blocks = n.blocks, own->blocks_used = n.on_disk, own->pages_written = n.written, own->pages_read = n.read;
-    own->disk_failed = n.failed;
-  }
-  pthread_mutex_lock(&s->lock);
-  own->requests = s->stats.requests;
-  own->refused = s->stats.refused;
-  s->stats = *own;
-  pthread_mutex_unlock(&s->lock);
 }
 
 /* Once a second at most while requests run, since the device's steps are waited for. */

@@ -208,6 +208,8 @@ void mm_offload_close(mm_scheduler *s);
 bool mm_offload_fetch(mm_scheduler *s, job *j);
 /* Notices copies that have ended. wait: after those between the device and host memory have. */
 void mm_offload_poll(mm_scheduler *s, bool wait);
+/* Returns true if pages are on their way to or from the disk. */
+bool mm_offload_copying(const mm_scheduler *s);
 /* Waits until all have that are not on their way to disk. */
 void mm_offload_wait(mm_scheduler *s);
 /* After a step was queued: moves pages out before the next steps need theirs. */

@@ -489,7 +489,7 @@ void mm_call_begin(mm_server *s, mm_exchange *x, const mm_api *api) {
   snprintf(c->path, sizeof c->path, "%s", mm_exchange_path(x));
   snprintf(c->peer, sizeof c->peer, "%s", mm_exchange_peer(x));
   const char *trace = mm_exchange_header(x, "traceparent");
-  if (trace && is_trace(trace)) snprintf(c->trace, sizeof c->trace, "%s", trace);
+  if (trace && !mm_exchange_header_at(x, "traceparent", 1) && is_trace(trace)) snprintf(c->trace, sizeof c->trace, "%s", trace);
   s->calls++;
   if (getrandom(random, sizeof random, 0) != sizeof random) mm_refuse(c, 500, NULL, "no random numbers");
   for (size_t i = 0; i < sizeof random; i++) snprintf(c->id + 2 * i, 3, "%02x", random[i]);

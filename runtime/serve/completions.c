@@ -342,7 +342,10 @@ static void scored(void *user, const mm_token *t) {
 }
 
 static const uint32_t *allow(void *constraint) { return mm_constraint_allowed(constraint); }
-static void chosen(void *constraint, int32_t id) { mm_constraint_chosen(constraint, id); }
+static bool chosen(void *constraint, int32_t id) {
+  mm_constraint_chosen(constraint, id);
+  return !mm_constraint_over(constraint);
+}
 
 /* The first token of an echoed prompt has no logprob. */
 static void shape(mm_choice *ch, mm_generation_settings *set) {
@@ -403,12 +406,15 @@ static void put_piece(mm_choice *ch, const char *text, size_t n, const lists *l,
   mm_openai_end_chunk(ch);
 }
 
+/* A choice's text behind so many bytes; empty where there is none yet. */
+static const char *text_from(const mm_choice *ch, size_t from) { return from < ch->text.n ? ch->text.p + from : ""; }
+
 /* The text since the last piece. */
 static void send_piece(mm_choice *ch, const lists *l, const mm_ending *end) {
   const completions *s = ch->call->state;
   const size_t from = s->sent[ch->index];
   s->sent[ch->index] = ch->text.n;
-  put_piece(ch, ch->text.p + from, ch->text.n - from, l, end);
+  put_piece(ch, text_from(ch, from), ch->text.n - from, l, end);
 }
 
 static void prefill(mm_choice *ch) { put_piece(ch, "", 0, NULL, NULL); }
@@ -427,7 +433,7 @@ static void token(mm_choice *ch, const mm_token *t) {
   if (c->params.stream && ch->tokens == 1) send_echo(ch);
   if (s->none) return;
   if (t->n) mm_print_utf8(&ch->utf8, t->bytes, t->n, &ch->text);
-  s->characters[ch->index] += characters_of(ch->text.p + before, ch->text.n - before);
+  s->characters[ch->index] += characters_of(text_from(ch, before), ch->text.n - before);
   if (!c->params.stream || ch->closing) {
     if (logged) add_logprobs(c, t, offset, &s->logged[ch->index]);
     return;

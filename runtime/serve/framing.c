@@ -123,6 +123,26 @@ static bool read_length(const char *p, uint64_t *length) {
   return true;
 }
 
+/* RFC 9110, section 5.3: a field that is no list comes once. Host and Content-Length have rules of their own (read_meaning); of fields that
+ * this server does not read nothing is known. */
+static bool check_once(mm_framing *f, size_t at) {
+  static const char *const twice[] = {"Authorization: found two, expected one",
+                                      "x-api-key: found two, expected one",
+                                      "Content-Type: found two, expected one",
+                                      "Origin: found two, expected one",
+                                      "Access-Control-Request-Method: found two, expected one",
+                                      "Access-Control-Request-Private-Network: found two, expected one",
+                                      "endpoint-load-metrics-format: found two, expected one"};
+  const char *name = f->field[at].name;
+  for (size_t i = 0; i < sizeof twice / sizeof *twice; i++) {
+    const size_t n = strcspn(twice[i], ":");
+    if (strlen(name) != n || strncasecmp(name, twice[i], n) != 0) continue;
+    for (size_t k = 0; k < at; k++)
+      if (strcasecmp(f->field[k].name, name) == 0) return refuse(f, 400, twice[i]);
+  }
+  return true;
+}
+
 /* Reads the fields that say where the request ends, and which host it is for. */
 static bool read_meaning(mm_framing *f, const char **host) {
   const char *length = NULL, *coding = NULL;
@@ -130,6 +150,7 @@ static bool read_meaning(mm_framing *f, const char **host) {
   for (size_t i = 0; i < f->fields; i++) {
     const mm_http_field *h = &f->field[i];
     if (!h->name || !h->value) return refuse(f, 400, "a field has no name or no value"); /* read_head sets both */
+    if (!check_once(f, i)) return false;
     if (strcasecmp(h->name, "host") == 0) {
       if (*host) return refuse(f, 400, "Host: found two, expected one");
       if (!is_host(*host = h->value)) return refuse(f, 400, "Host: expected a name or an address, and a port");
@@ -305,9 +326,9 @@ size_t mm_framing_read(mm_framing *f, const char *bytes, size_t n) {
   return used;
 }
 
-const char *mm_framing_find(const mm_framing *f, const char *name) {
+const char *mm_framing_find(const mm_framing *f, const char *name, size_t number) {
   for (size_t i = 0; i < f->fields; i++)
-    if (strcasecmp(f->field[i].name, name) == 0) return f->field[i].value;
+    if (strcasecmp(f->field[i].name, name) == 0 && !number--) return f->field[i].value;
   return NULL;
 }
 

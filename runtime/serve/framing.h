@@ -46,8 +46,8 @@ typedef struct mm_framing {
 size_t mm_framing_read(mm_framing *f, const char *bytes, size_t n);
 /* Begins the next request. */
 void mm_framing_next(mm_framing *f);
-/* The first field of that name, any case; NULL: there is none. */
-const char *mm_framing_find(const mm_framing *f, const char *name);
+/* The value of a field of that name, any case, the first one having the number 0; NULL: there are not so many. */
+const char *mm_framing_find(const mm_framing *f, const char *name, size_t number);
 void mm_framing_close(mm_framing *f);
 const char *mm_framing_reason(int status); /* its phrase; empty for those that are not sent */
 

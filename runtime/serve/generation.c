@@ -171,7 +171,7 @@ static bool on_token(void *user, int32_t id, const mm_logprob *logprobs, const m
   mm_generation *g = user;
   const uint32_t top = g->set.request.sampling.top_logprobs;
   const size_t extra = logprobs ? sizeof(mm_logprob) * (1 + top) : 0;
-  if (g->set.constraint) g->set.chosen(g->set.constraint, id);
+  const bool over = g->set.constraint && !g->set.chosen(g->set.constraint, id);
   letter *l = malloc(sizeof *l + extra);
   if (!l) {
     g->starved = true;
@@ -185,17 +185,19 @@ static bool on_token(void *user, int32_t id, const mm_logprob *logprobs, const m
   }
   const bool end = is_end(g, id);
   l->token.end = end;
-  g->closing = end || progress->reply_tokens >= g->set.request.max_tokens;
+  g->closing = end || over || progress->reply_tokens >= g->set.request.max_tokens;
   if (end)
     g->ending.end_id = id;
   else if (g->set.special || !special)
     l->token.bytes = mm_tokenizer_bytes(g->tokenizer, id, &l->token.n);
   *g->held_last = l;
   g->held_last = &l->next;
-  if (!end && (g->set.stop_count || g->set.watch)) return !look(g, l);
+  const bool looks = !end && (g->set.stop_count || g->set.watch);
+  if (looks && look(g, l)) return false;
+  if (looks && !over) return true;
   look_at_rest(g);
   release_all(g);
-  return true;
+  return !over;
 }
 
 static void on_score(void *user, const mm_logprob *logprobs) {

@@ -52,7 +52,7 @@ typedef struct mm_generation_settings {
   bool special;                                 /* special tokens have their text */
   void *constraint;                             /* or NULL; the next two are in the scheduler's thread */
   const uint32_t *(*allow)(void *constraint);   /* mm_request.allow */
-  void (*chosen)(void *constraint, int32_t id); /* after each choice */
+  bool (*chosen)(void *constraint, int32_t id); /* after each choice; false: nothing may follow, and no token says so */
   mm_reply_watch *watch; /* or NULL: stop strings count everywhere. In the scheduler's thread too, stays until done */
   void *user;
   /* In the loop: each token of the prompt but the first, before those of the reply. NULL: not wanted. */

@@ -201,21 +201,19 @@ static void on_written(struct bufferevent *b, void *user) {
   if (x->phase == WRITING) finish(x);
 }
 
-static void note_eof(mm_exchange *x) {
+static void on_event(struct bufferevent *b, short what, void *user) {
+  mm_exchange *x = user;
+  const bool waits = x->phase == ANSWERING || (x->phase == WRITING && evbuffer_get_length(bufferevent_get_output(b)) > 0);
+  if (!(what & BEV_EVENT_EOF) || !waits) {
+    leave(x); /* it was reset, takes nothing in the write time, or ended between requests */
+    return;
+  }
   x->eof = true;
   probe(x);
 }
 
-static void on_event(struct bufferevent *b, short what, void *user) {
-  mm_exchange *x = user;
-  const bool waits = x->phase == ANSWERING || (x->phase == WRITING && evbuffer_get_length(bufferevent_get_output(b)) > 0);
-  if (!(what & BEV_EVENT_EOF) || !waits)
-    leave(x); /* it was reset, takes nothing in the write time, or ended between requests */
-  else
-    note_eof(x);
-}
-
-/* Checks whether the client of a request that is being answered has left; no read or write would show it meanwhile. */
+/* Checks whether the client of a request that is being answered has left; no read or write would show it meanwhile. An end of its side
+ * may stand behind bytes of next requests that are not read yet: the read that comes to it notes it. */
 static void look(mm_exchange *x) {
   struct pollfd p = {.fd = bufferevent_getfd(x->b), .events = POLLRDHUP};
   if (evbuffer_get_length(bufferevent_get_input(x->b)) >= READ_MAX) probe(x); /* an end behind these bytes would not be seen */
@@ -223,7 +221,7 @@ static void look(mm_exchange *x) {
   if (p.revents & (POLLERR | POLLHUP | POLLNVAL))
     leave(x);
   else
-    note_eof(x);
+    probe(x);
 }
 
 static void sweep(void *user) {
@@ -312,7 +310,8 @@ int mm_exchange_refused(const mm_exchange *x, const char **reason) {
   return x->in.status;
 }
 
-const char *mm_exchange_header(const mm_exchange *x, const char *name) { return mm_framing_find(&x->in, name); }
+const char *mm_exchange_header(const mm_exchange *x, const char *name) { return mm_framing_find(&x->in, name, 0); }
+const char *mm_exchange_header_at(const mm_exchange *x, const char *name, size_t number) { return mm_framing_find(&x->in, name, number); }
 
 const char *mm_exchange_body(const mm_exchange *x, size_t *n) {
   *n = x->in.body.n;

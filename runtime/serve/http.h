@@ -62,6 +62,8 @@ const char *mm_exchange_peer(const mm_exchange *x);   /* the client's "ADDRESS:P
 int mm_exchange_refused(const mm_exchange *x, const char **reason);
 /* NULL where it was not sent. Borrowed. */
 const char *mm_exchange_header(const mm_exchange *x, const char *name);
+/* The same of a field that may come several times, counted from 0; NULL: there are not so many. */
+const char *mm_exchange_header_at(const mm_exchange *x, const char *name, size_t number);
 /* The body, *n bytes, borrowed until the exchange ends; any thread. */
 const char *mm_exchange_body(const mm_exchange *x, size_t *n);
 /* fn is called when the client leaves before the end, from the loop and never from within a call of this header. Data sent after that is

@@ -67,10 +67,11 @@ void mm_origin_share(const mm_origins *o, mm_exchange *x) {
 }
 
 void mm_origin_share_methods(const mm_origins *o, mm_exchange *x) {
-  const char *headers = mm_exchange_header(x, "Access-Control-Request-Headers");
   if (!shared_with(o, x) || !mm_exchange_header(x, "Access-Control-Request-Method")) return;
   mm_exchange_set(x, "Access-Control-Allow-Methods", "GET, HEAD, POST, OPTIONS");
   mm_exchange_set(x, "Access-Control-Max-Age", "600");
-  if (headers) mm_exchange_set(x, "Access-Control-Allow-Headers", headers);
+  const char *headers; /* a list, as its answer is */
+  for (size_t i = 0; (headers = mm_exchange_header_at(x, "Access-Control-Request-Headers", i)); i++)
+    mm_exchange_set(x, "Access-Control-Allow-Headers", headers);
   if (mm_exchange_header(x, "Access-Control-Request-Private-Network")) mm_exchange_set(x, "Access-Control-Allow-Private-Network", "true");
 }

@@ -35,10 +35,23 @@ static bool refuse_origin(mm_call *c, mm_err *err) {
       "or --allow-origin ORIGIN for that page");
 }
 
-/* RFC 9110, section 10.1.1. */
+/* RFC 9110, section 10.1.1: a list. The first value with a member that is not 100-continue; NULL: there is none. */
+static const char *other_expected(const mm_exchange *x) {
+  static const char known[] = "100-continue";
+  const char *value;
+  for (size_t i = 0; (value = mm_exchange_header_at(x, "Expect", i)); i++)
+    for (const char *p = value; *(p += strspn(p, ", \t"));) {
+      if (strncasecmp(p, known, strlen(known)) != 0) return value;
+      p += strlen(known);
+      p += strspn(p, " \t");
+      if (*p && *p != ',') return value;
+    }
+  return NULL;
+}
+
 static bool refuse_expect(mm_call *c, mm_err *err) {
   (void)err;
-  return mm_refuse(c, 417, NULL, "Expect: found %.80s, expected 100-continue", mm_exchange_header(c->x, "Expect"));
+  return mm_refuse(c, 417, NULL, "Expect: found %.80s, expected 100-continue", other_expected(c->x));
 }
 
 static bool refuse_http(mm_call *c, mm_err *err) {
@@ -78,7 +91,7 @@ static void answer_options(const mm_server *s, mm_exchange *x) {
 
 void mm_routes_handle(void *user, mm_exchange *x) {
   mm_server *s = user;
-  const char *path = mm_exchange_path(x), *method = mm_exchange_method(x), *expect = mm_exchange_header(x, "Expect"), *reason;
+  const char *path = mm_exchange_path(x), *method = mm_exchange_method(x), *reason;
   bool keyed = false;
   mm_page *page = mm_page_find(path, &keyed);
   const mm_api *api = api_find(path);
@@ -90,7 +103,7 @@ void mm_routes_handle(void *user, mm_exchange *x) {
     mm_call_begin(s, x, &no_origin[form]);
   else if ((page || api || strcmp(path, "*") == 0) && strcmp(method, "OPTIONS") == 0)
     answer_options(s, x);
-  else if ((page || api) && expect && strcasecmp(expect, "100-continue") != 0)
+  else if ((page || api) && other_expected(x))
     mm_call_begin(s, x, &no_expect[form]);
   else if (page && get && (!keyed || mm_keys_admit(s->key, s->keys, x)))
     page(s, x);

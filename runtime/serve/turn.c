@@ -222,7 +222,10 @@ static bool open_turns(mm_call *c, const start *a, mm_err *err) {
 }
 
 static const uint32_t *allow(void *constraint) { return mm_constraint_allowed(constraint); }
-static void chosen(void *constraint, int32_t id) { mm_constraint_chosen(constraint, id); }
+static bool chosen(void *constraint, int32_t id) {
+  mm_constraint_chosen(constraint, id);
+  return !mm_constraint_over(constraint);
+}
 
 static void shape(mm_choice *ch, mm_generation_settings *set) {
   mm_call *c = ch->call;

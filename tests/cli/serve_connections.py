@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Connections of minimax-serve: HTTP/1.0, clients that send no more or have left, the limits of bodies and descriptors, pages of other origins,
-what the log says of a request and where nobody reads it, and a server that drains."""
+"""Connections of minimax-serve: HTTP/1.0, clients that send no more or have left, the limits of bodies and descriptors, pages of other origins, fields
+that come twice, what the log says of a request and where nobody reads it, and a server that drains."""
 import fcntl
 import http.client
 import json
@@ -78,6 +78,11 @@ def half_closed(s):
         assert got.count(b"HTTP/1.1 200 OK\r\n") == data.count(b"POST ") and got.startswith(b"HTTP/1.1 200 OK\r\n"), got
         if not body["stream"]:
             assert json.loads(got.split(b"\r\n\r\n")[1].split(b"HTTP/")[0])["choices"][0]["text"] == want, got
+    for size in (60000, 70000, 200000, 900000):  # more than the server reads ahead
+        c = raw(s, request_of({**GOOD, "max_tokens": 300}) + request_of({"prompt": "x" * size}, path="/tokenize") + request_of(GOOD))
+        c.shutdown(socket.SHUT_WR)
+        got = rest(c)
+        assert got.count(b"HTTP/1.1 200 OK\r\n") == 3, (size, got[-300:])
     c = raw(s, request_of(GOOD)[:-1])  # a part of a request
     c.shutdown(socket.SHUT_WR)
     assert rest(c) == b""
@@ -229,6 +234,33 @@ def origins():
         assert s.request("POST", COMPLETIONS, GOOD, {"Origin": page})[0] == 403
 
 
+def several():
+    """A list that comes as several fields is read whole, a field that is none is refused, whatever its values are, and two traces are none."""
+    page, trace = b"https://app.example", b"traceparent: 00-%s-00f067aa0ba902b7-01\r\n"
+    with Server(PACKED, "--allow-origin", page.decode(), "--api-key", "k", "--log-format", "json") as s:
+        def head_of(more, path=COMPLETIONS):
+            c = raw(s, request_of({**GOOD, "max_tokens": 1}, more=more + b"Connection: close\r\n", path=path))
+            return rest(c)
+
+        key = b"x-api-key: k\r\n"
+        for more, status in [(key, 200), (key + key, 400), (key + b"X-Api-Key: other\r\n", 400), (b"x-api-key: other\r\n" + key, 400), (b"Authorization: Bearer k\r\n" * 2, 400),
+                             (key + b"Content-Type: application/json\r\nContent-Type: text/plain\r\n", 400), (key + b"Origin: %s\r\n" % page * 2, 400),
+                             (key + b"endpoint-load-metrics-format: TEXT\r\n" * 2, 400), (key + b"Expect: 100-continue\r\n" * 2, 200),
+                             (key + b"Expect: , 100-Continue ,\t100-continue,\r\n", 200), (key + b"Expect: 100-continue\r\nExpect: x\r\n", 417),
+                             (key + b"Expect: 100-continue, x\r\n", 417), (key + b"Expect: 100-continue x\r\n", 417), (key + b"Expect: 100-continued\r\n", 417)]:
+            got = head_of(more)
+            assert b"HTTP/1.1 %d " % status in got, (more, got)
+            assert status != 400 or b": found two, expected one" in got, (more, got)
+        for traces in ([b"1" * 32], [b"1" * 32, b"2" * 32]):
+            assert b"HTTP/1.1 200 " in head_of(key + b"".join(trace % x for x in traces))
+        until(lambda: open(s.log).read().count('"request"') == 16)
+        lines = [json.loads(x) for x in open(s.log) if '"request"' in x]
+        assert [x.get("traceparent", "")[3:5] for x in lines[-2:]] == ["11", ""], lines[-2:]
+        ask = b"Origin: %s\r\nAccess-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: a\r\nAccess-Control-Request-Headers: b, c\r\n" % page
+        got = rest(raw(s, b"OPTIONS /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + ask + b"\r\n"))
+        assert re.findall(rb"Access-Control-Allow-Headers: (.*)\r", got) == [b"a", b"b, c"], got
+
+
 def http_events(s, headers):
     c = s.connect()
     c.request("POST", COMPLETIONS, json.dumps({**GOOD, "stream": True}), headers)
@@ -350,6 +382,7 @@ few_descriptors()
 no_descriptors()
 idle()
 origins()
+several()
 said()
 no_reader()
 drains()

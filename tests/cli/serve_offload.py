@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """minimax-serve --kv-offload: a prompt whose pages left the device comes back from host memory, or from disk, with the reply that it had, also
-where the file was damaged or cut; the metrics count pages and bytes; tenants do not share it; starts that cannot are refused."""
+where the file was damaged or cut; the metrics count pages and bytes, of an idle server too; tenants do not share it; starts that cannot are refused."""
 import glob
 import os
 import subprocess
@@ -77,6 +77,19 @@ def idle():
                 time.sleep(0.01)
 
 
+def counted():
+    """Copies to disk that end while nothing runs are counted within a second: the file, of which no block was used twice, is as long."""
+    with Server(PACKED["tiny-m2"], "--kv-cache-tokens", "1024", "--max-model-len", "1024", "--max-num-seqs", "1", "--kv-offload", "2M",
+                "--kv-offload-dir", TMP, "--kv-offload-disk", "200M") as s:
+        file, = [f for f in glob.glob(f"/proc/{s.process.pid}/fd/*") if "minimax-kv" in os.readlink(f)]
+        for i in range(8):
+            complete(s, text(i, 900), max_tokens=1)
+            end = time.monotonic() + 1
+            while (found := metrics(s)["disk_written_bytes_total"]) != os.stat(file).st_size or not found and i == 7:
+                assert time.monotonic() < end, (i, found, os.stat(file).st_size)
+                time.sleep(0.05)
+
+
 def flip(f, size):
     """Another bit in every block."""
     for at in range(1000, size, 65536):
@@ -90,6 +103,7 @@ for name in PACKED:
     evicted(name)
 on_disk()
 idle()
+counted()
 for options, code, word in ((["--kv-offload", "1K"], 2, "E_LIMITS"), (["--kv-offload", "1M", "--prefix-cache", "off"], 2, "E_USAGE"),
                             (["--kv-offload", "100T"], 8, "E_MEMORY"),
                             (["--kv-offload", "1M", "--kv-offload-dir", TMP], 2, "E_USAGE"),

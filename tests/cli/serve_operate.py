@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """What an operator starts: curl as docs/serving.md has it, a body for which curl waits to be told to go on, the systemd unit and what its commands
-take, a start whose first answer comes before the model is loaded."""
+take, a start whose first answer comes before the model is loaded, signals."""
 import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import time
 
 sys.path.insert(0, os.path.dirname(__file__))
 from serve_client import BIN, TMP, Server, convert  # noqa: E402
@@ -86,6 +88,41 @@ def keys():
         assert status == [200, 401, 401], status
 
 
+def signals():
+    """Signals that say nothing to a server are ignored; a terminal that closes lets it drain, and so does the limit of CPU time, with status 8."""
+    long = json.dumps({"prompt": "And God", "max_tokens": 400, "ignore_eos": True, "temperature": 0})
+
+    def running(s):
+        c = s.connect()
+        c.request("POST", "/v1/completions", long)
+        while not s.metrics()["requests_running"]:
+            time.sleep(0.01)
+        return c
+
+    for number, prefix, status in ((signal.SIGHUP, (), 0), (signal.SIGXCPU, (), 8), (signal.SIGHUP, ("nohup",), None)):
+        s = Server(PACKED, prefix=prefix)
+        for ignored in (signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO):
+            s.process.send_signal(ignored)
+        c = running(s)
+        for _ in range(3):  # none of them is the second signal
+            s.process.send_signal(number)
+            time.sleep(0.02)
+        assert json.loads(s.get("/health"))["status"] == ("ready" if status is None else "draining")
+        r = c.getresponse()
+        assert r.status == 200 and json.loads(r.read())["usage"]["completion_tokens"] == 400
+        if status is None:
+            s.process.send_signal(signal.SIGTERM)
+        assert s.process.wait(60) == (status or 0), (number, open(s.log).read())
+        assert ("E_CPU_TIME" in open(s.log).read()) == (number == signal.SIGXCPU)
+    s = Server(PACKED)
+    running(s)
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        s.process.send_signal(number)
+        time.sleep(0.02)
+    assert s.process.wait(60) == 0 and "draining" in open(s.log).read()
+
+
+signals()
 notified()
 keys()
 if not shutil.which("curl"):

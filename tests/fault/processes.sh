@@ -81,6 +81,8 @@ serves
 complete 2000 >"$work/reply.json" &
 reply=$!
 sleep 0.5
+for signal in HUP ALRM USR1 USR2 PROF XCPU; do kill -s $signal "$(cat "$work/worker.pid")"; done
+kill -s USR1 "$(cat "$work/server.pid")"
 kill "$(cat "$work/server.pid")" "$(cat "$work/worker.pid")" # as launchers do
 wait $reply
 grep -q '"completion_tokens":2000' "$work/reply.json"

@@ -21,7 +21,7 @@ static void read_all(const uint8_t *bytes, size_t n, size_t step, mm_text *out) 
     if (f.state != MM_FRAMING_DONE) continue;
     mm_text_printf(out, "%s %s %d %d %zu %zu\n", f.method, f.path, f.minor, f.keep, f.body.n, at);
     for (size_t i = 0; i < f.fields; i++) {
-      if (strpbrk(f.field[i].value, "\r\n") || mm_framing_find(&f, f.field[i].name) == NULL) abort();
+      if (strpbrk(f.field[i].value, "\r\n") || mm_framing_find(&f, f.field[i].name, 0) == NULL) abort();
       mm_text_printf(out, "%s=%s\n", f.field[i].name, f.field[i].value);
     }
     mm_text_add(out, f.body.p ? f.body.p : "", f.body.n);

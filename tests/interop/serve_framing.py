@@ -22,6 +22,11 @@ BODY_MAX = 4096  # framing_lines's
 READER = os.path.join(os.environ["BUILD"], "tests", "interop", "framing_lines")
 HOST = b"Host: localhost\r\n"
 
+# Fields that this server reads: those that come once (RFC 9110, section 5.3), and lists.
+ONCE = [b"authorization", b"x-api-key", b"content-type", b"origin", b"access-control-request-method", b"access-control-request-private-network",
+        b"endpoint-load-metrics-format"]
+LISTS = [b"Connection", b"Expect", b"Access-Control-Request-Headers", b"traceparent", b"Accept"]
+
 # Requests that are each wrong, or odd, in one way. True: it is taken.
 TABLE = [
     (b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n", True),
@@ -77,6 +82,8 @@ TABLE = [
     (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", False),
     (b"G\xc9T /health HTTP/1.1\r\n" + HOST + b"\r\n", False),
     (b"GET /h\xe9alth HTTP/1.1\r\n" + HOST + b"\r\n", False),
+] + [(b"GET /health HTTP/1.1\r\n" + HOST + name + b": a\r\nb: c\r\n" + name.upper() + b": " + value + b"\r\n\r\n", False) for name in ONCE for value in (b"a", b"b", b"")
+] + [(b"GET /health HTTP/1.1\r\n" + HOST + name + b": a\r\n" + name + b": b\r\n\r\n", True) for name in LISTS
 ] + [(b"POST /x HTTP/1.1\r\n" + HOST + more + rest, taken) for more, rest, taken in [
     (b"Content-Length: 5\r\n\r\n", b"hello", True), (b"Content-Length: 005\r\n\r\n", b"hello", True), (b"Content-Length: 5\r\nContent-Length: 5\r\n\r\n", b"hello", True),
     (b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n", b"hello!", False), (b"Content-Length: 5, 5\r\n\r\n", b"hello", False),
@@ -100,7 +107,7 @@ TABLE = [
 
 PIECES = [b"\r\n", b"\n", b"\r", b"\0", b" ", b"\t", b":", b";", b",", b"0", b"5", b"ffffffffffffffff", b"\r\n\r\n", b"\x0b", b"\x85", b"\xe9", b"Host: evil\r\n",
           b"Content-Length: 3\r\n", b"Transfer-Encoding: chunked\r\n", b"0\r\n\r\n", b"GET /y HTTP/1.1\r\nHost: localhost\r\n\r\n", b"chunked", b"HTTP/1.0", b"http://evil",
-          b"//", b"#", b"+", b"-", b"0x", b"Connection: close\r\n", b";a=b", b" \r\n", b"\r\n ", b"identity", b"close"]
+          b"//", b"#", b"+", b"-", b"0x", b"Connection: close\r\n", b"Authorization: Bearer x\r\n", b";a=b", b" \r\n", b"\r\n ", b"identity", b"close"]
 
 
 def some_request(rng, number):
@@ -110,7 +117,7 @@ def some_request(rng, number):
     body = bytes(rng.randrange(256) for _ in range(rng.choice([1, 4, 30]))) if rng.random() < 0.6 else b"GET /smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n"
     host = rng.choice([b"localhost", b"localhost:80", b"127.0.0.1", b"[::1]:9"])
     lines = [b"Host: " + host]
-    lines += rng.sample([b"a: b", b"Accept:*/*", b"X-Long:  \t" + b"v" * rng.randrange(300), b"Empty:", b"Connection: keep-alive", b"Expect: 100-continue", b"Upgrade: h2c"], rng.randrange(4))
+    lines += rng.sample([b"a: b", b"Accept:*/*", b"X-Long:  \t" + b"v" * rng.randrange(300), b"Empty:", b"Connection: keep-alive", b"Expect: 100-continue", b"Upgrade: h2c", b"x-api-key: k", b"authorization: Bearer k"], rng.randrange(4))
     if rng.random() < 0.05:
         lines.append(rng.choice([b"Connection: close", b"connection: x, Close"]))
     how = rng.random()
@@ -217,6 +224,7 @@ def why_strict(raw, request, headers, body):
         "a header on two lines": re.search(b"\n[ \t]", head + trailers),
         "not HTTP/1": request.http_version[:1] != b"1",
         "a version above 1.1 without Host": request.http_version > b"1.1" and not host,
+        "a field twice": any(sum(k == name for k, v in values) > 1 for name in ONCE),
         "Content-Length as a list": re.search(b"(?im)^content-length:.*,", head),
         "a length and a coding": chunked and any(k == b"content-length" for k, v in values),
         "a coding in HTTP/1.0": chunked and request.http_version == b"1.0",

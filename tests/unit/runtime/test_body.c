@@ -116,7 +116,8 @@ TEST(quoted_ends) {
                {"x\xf0\x9f\x98\x80", 5, "\"x\xf0\x9f\x98\x80\""},
                {"\n\x1f \x7f\"\\", 6, "\"\\n\\u001f \x7f\\\"\\\\\""},
                {"a\0b", 3, "\"a\\u0000b\""},
-               {"a", 0, "\"\""}};
+               {"a", 0, "\"\""},
+               {NULL, 0, "\"\""}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     mm_text t = {0};
     mm_text_quote(&t, cases[i].bytes, cases[i].n);
