@@ -190,6 +190,7 @@ static bool bench_all(void *args, mm_err *err) {
                   .steps = (uint32_t)a->steps,
                   .each = 1,
                   .kv_fp8 = strcmp(a->kv, "fp8") == 0,
+                  .index_fp8 = strcmp(a->index, "fp8") == 0,
                   .act_quant = strcmp(a->act_quant, "on") == 0,
                   .kind = strcmp(a->draft, "eagle3") == 0 ? MM_DRAFT_EAGLE3 : MM_DRAFT_DFLASH,
                   .copy_rate = copy_rate,
@@ -214,10 +215,19 @@ static const char epilog[] =
     "serve URL: the load test of a server; minimax-bench serve --help.\n"
     "Exit status: 0 done, 2 usage, 4 no CUDA backend, 5 the device failed, 6 no logit was a number, 8 memory.";
 
+static const mm_bench_args usual = {.kv = "auto",
+                                    .index = "auto",
+                                    .act_quant = "on",
+                                    .draft = "dflash",
+                                    .steps = 64,
+                                    .tp = 1,
+                                    .ep = 1,
+                                    .device = "cuda",
+                                    .dense = UINT64_MAX};
+
 int main(int argc, char **argv) {
   if (argc > 1 && strcmp(argv[1], "serve") == 0) return mm_load_test_main(argc - 1, argv + 1);
-  mm_bench_args a = {
-      .kv = "auto", .act_quant = "on", .draft = "dflash", .steps = 64, .tp = 1, .ep = 1, .device = "cuda", .dense = UINT64_MAX};
+  mm_bench_args a = usual;
   const mm_option options[] = {
       MM_OPTION(STR, "model", &a.model, "NAME", "only this model's shapes (m1 and m2)", .choices = "m1|m2|m3"),
       MM_OPTION(U64, "layers", &a.layers, "N", "layers of the model (8, 4 of M3; all for decode and drafts)", .lo = 1, .hi = MM_MAX_LAYERS),
@@ -233,6 +243,7 @@ int main(int argc, char **argv) {
       MM_OPTION(STR, "act-quant", &a.act_quant, "WORD", "round the inputs of linears as their scheme defines, or not (on)",
                 .choices = "on|off"),
       MM_OPTION(STR, "kv-cache-dtype", &a.kv, "TYPE", "of cached keys and values (auto: bf16)", .choices = "auto|fp8"),
+      MM_OPTION_INDEX_CACHE(&a.index),
       MM_OPTION(U64, "tp", &a.tp, "N", "ranks, a GPU each: 1, 2, 4 or 8 (1)", .lo = 1, .hi = MM_BENCH_RANKS),
       MM_OPTION(U64, "ep", &a.ep, "N", "divides tp: each rank holds 1/N of the experts, cut in tp/N (1)", .lo = 1, .hi = MM_BENCH_RANKS),
       MM_OPTION(

@@ -22,8 +22,8 @@
 #define IDS_MAX (UINT64_C(1) << 30) /* bytes of --ids, --text and of one ids tensor */
 
 typedef struct eval_args {
-  const char *dir, *ids, *text, *chats, *logits, *ids_from, *against, *act_quant, *collect, *device,
-      *input_dtype;                                /* act_quant: NULL where not given */
+  const char *dir, *ids, *text, *chats, *logits, *ids_from, *against, *act_quant, *collect, *device, *input_dtype,
+      *index;                                      /* act_quant: NULL where not given */
   uint64_t window, limit, chunk, threads, moments; /* 0 where not given */
   double share;                                    /* NAN where not given */
   mm_dummy dummy;
@@ -99,6 +99,7 @@ static bool open_engine(eval *e, uint64_t longest, mm_err *err) {
                         .calibration = e->calibration,
                         .options = {.input_bf16 = strcmp(e->a->input_dtype, "bf16") == 0, .pin = e->a->pin},
                         .memory = {.fits = true, .share = e->a->share, .length = "sequences (--window)"}};
+  mm_cache_dtypes("auto", e->a->index, &c.options);
   if (!c.ops || (e->a->moments && !gather_moments(e, c.ops, err))) return false;
   c.options.act_quant = e->a->act_quant ? strcmp(e->a->act_quant, "on") == 0 : c.ops->act_quant;
   if (!mm_process_group_find(true, &c.process_group, err)) return false;
@@ -527,7 +528,8 @@ static bool run(void *args, mm_err *err) {
 }
 
 /* The options, before the command line is read with their defaults. */
-static eval_args settings = {.chunk = 512, .device = "cpu", .input_dtype = "auto", .share = NAN, .dummy = MM_DUMMY_NONE(mm_arch_read)};
+static eval_args settings = {
+    .chunk = 512, .device = "cpu", .input_dtype = "auto", .index = "auto", .share = NAN, .dummy = MM_DUMMY_NONE(mm_arch_read)};
 
 static const mm_option options[] = {
     {.help = "likelihood of a text"},
@@ -559,6 +561,7 @@ static const mm_option options[] = {
         "round the inputs of linears as their scheme defines, or not: weights alone are quantised then (default on where the device can)",
         .choices = "on|off"),
     MM_OPTION_INPUT_DTYPE(&settings.input_dtype),
+    MM_OPTION_INDEX_CACHE(&settings.index),
     MM_OPTION_DEVICE(&settings.device),
     MM_OPTION_UTILIZATION(&settings.share),
     MM_OPTION_THREADS(&settings.threads),

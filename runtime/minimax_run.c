@@ -21,7 +21,7 @@
 #define CHAT_TOKENS   32768 /* of a conversation, unless --max-model-len says otherwise: devices take its memory at once */
 
 typedef struct run_args {
-  const char *dir, *prompt, *prompt_file, *device, *devices, *attach, *act_quant, *kv, *input_dtype, *system,
+  const char *dir, *prompt, *prompt_file, *device, *devices, *attach, *act_quant, *kv, *index, *input_dtype, *system,
       *chat_format;                                         /* devices, attach, act_quant, system, chat_format: NULL where not given */
   mm_sampling given;                                        /* its real numbers: NAN where not given */
   uint64_t top_k, seed, max_tokens, max_model_len, threads; /* top_k: UINT64_MAX where not given, the others 0 */
@@ -164,15 +164,13 @@ static bool open_engine(run *r, mm_err *err) {
                         .verify = r->a->verify,
                         .attach = r->a->attach,
                         .log = r->log,
-                        .options = {.kv_fp8 = strcmp(r->a->kv, "fp8") == 0,
-                                    .kv_bf16 = strcmp(r->a->kv, "bf16") == 0,
-                                    .input_bf16 = strcmp(r->a->input_dtype, "bf16") == 0,
-                                    .pin = r->a->pin},
+                        .options = {.input_bf16 = strcmp(r->a->input_dtype, "bf16") == 0, .pin = r->a->pin},
                         .memory = {.fits = true,
                                    .share = r->a->share,
                                    .outs = 1,
                                    .length = r->a->chat ? "--max-model-len" : "a shorter prompt or --max-tokens, together"}};
   if (!c.ops) return false;
+  mm_cache_dtypes(r->a->kv, r->a->index, &c.options);
   c.options.act_quant = r->act_quant = r->a->act_quant ? strcmp(r->a->act_quant, "on") == 0 : c.ops->act_quant;
   uint32_t *device;
   if (!mm_process_group_find(true, &c.process_group, err)) return false;
@@ -523,6 +521,7 @@ static bool run_all(void *args, mm_err *err) {
 static run_args settings = {.device = "cpu",
                             .dummy = MM_DUMMY_NONE(mm_arch_read),
                             .kv = "auto",
+                            .index = "auto",
                             .input_dtype = "auto",
                             .given = {.temperature = NAN, .top_p = NAN, .min_p = NAN, .repetition = NAN, .presence = NAN, .frequency = NAN},
                             .share = NAN,
@@ -566,6 +565,7 @@ static const mm_option options[] = {
               .choices = "on|off"),
     MM_OPTION_INPUT_DTYPE(&settings.input_dtype),
     MM_OPTION_KV_CACHE(&settings.kv),
+    MM_OPTION_INDEX_CACHE(&settings.index),
     MM_OPTION_UTILIZATION(&settings.share),
     MM_OPTION_THREADS(&settings.threads),
     MM_OPTION_PIN(&settings.pin),

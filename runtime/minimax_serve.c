@@ -30,7 +30,7 @@ typedef struct serve_args {
   mm_http_config http;
   mm_option_list keys, names, hosts, origins;
   mm_arena *arena;
-  const char *dir, *kv, *input_dtype, *prefix_cache, *log_format, *metric_names, *compat, *config, *key_file;
+  const char *dir, *kv, *index, *input_dtype, *prefix_cache, *log_format, *metric_names, *compat, *config, *key_file;
   const char *kv_dir;
   uint64_t port, queue, step_tokens, cache_memory, form_cache, kv_offload, kv_disk, connections, drafts;
   double request_time;
@@ -370,8 +370,7 @@ static bool check_kv_dir(const serve_args *a, mm_err *err) {
 
 static bool settle(serve_args *a, mm_err *err) {
   a->load.dir = a->dir;
-  a->load.options.kv_fp8 = strcmp(a->kv, "fp8") == 0;
-  a->load.options.kv_bf16 = strcmp(a->kv, "bf16") == 0;
+  mm_cache_dtypes(a->kv, a->index, &a->load.options);
   a->load.options.input_bf16 = strcmp(a->input_dtype, "bf16") == 0;
   a->load.scheduler = (mm_scheduler_config){.step_tokens = (uint32_t)a->step_tokens,
                                             .queue_max = (uint32_t)a->queue,
@@ -415,6 +414,7 @@ static serve_args settings = {
     .load = {.device = "cpu", .slots = MM_DEFAULT_SLOTS, .memory_share = NAN, .dummy = MM_DUMMY_NONE(mm_arch_read)},
     .http = {.host = "127.0.0.1", .header_max = 64 << 10, .body_max = 32 << 20, .read_time = 60, .write_time = 60, .pending_max = 8 << 20},
     .kv = "auto",
+    .index = "auto",
     .input_dtype = "auto",
     .prefix_cache = "on",
     .log_format = "text",
@@ -474,6 +474,7 @@ static const mm_option options[] = {
               "round the inputs of linears as their scheme defines, or not (on where the device can, else off)", .choices = "on|off"),
     MM_OPTION_INPUT_DTYPE(&settings.input_dtype),
     MM_OPTION_KV_CACHE(&settings.kv),
+    MM_OPTION_INDEX_CACHE(&settings.index),
     MM_OPTION_THREADS(&settings.load.threads),
     MM_OPTION_PIN(&settings.load.options.pin),
     MM_FLAG("ignore-generation-config", &settings.load.own_defaults,

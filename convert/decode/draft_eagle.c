@@ -74,7 +74,11 @@ bool mm_draft_eagle_config(mm_draft_source *s, const mm_json *o, const mm_model 
   bool output;
   if (!flag(o, "norm_before_residual", false, &c->norm_before_residual, at, err) || !flag(o, "norm_output", false, &output, at, err))
     return false;
-  c->mapped = mm_draft_find(s, "d2t"), c->own_embed = mm_draft_find(s, "embed_tokens.weight");
+  c->mapped = mm_draft_find(s, "d2t");
+  if (!c->mapped && c->draft_vocab < c->vocab) /* t2d, if it is there, marks the ids without their order */
+    return MM_REFUSE(at, err, "draft_vocab_size: found a head of %u of %u ids without d2t, expected d2t in model.safetensors",
+                     c->draft_vocab, c->vocab);
+  c->own_embed = mm_draft_find(s, "embed_tokens.weight");
   c->tap_norms = mm_draft_find(s, "fc_norm.0.weight");
   /* Without norms of the taps the word is SpecForge's, and says of the head alone that it comes after the norm. */
   c->norm_output = output && c->tap_norms;

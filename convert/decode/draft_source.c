@@ -235,25 +235,25 @@ static bool check_tensors(const mm_draft_source *s, const mm_model *target, mm_e
   return ok;
 }
 
-/* t2d, the mask of the target's ids that the draft has, is that of d2t. */
+/* t2d, the mask of the target's ids that the draft has, is that of the head's ids. vLLM and SGLang leave it out unread. */
 static bool check_mask(const mm_draft_source *s, const int64_t *step, mm_err *err) {
   const mm_st_tensor *t = find_prefixed(s, "", "t2d");
   bool *named = t ? mm_calloc(s->c.vocab, sizeof *named, err) : NULL, ok = !t || named;
   for (uint32_t i = 0; named && i < s->c.draft_vocab; i++) named[i + step[i]] = true;
   for (uint32_t i = 0; ok && named && i < s->c.vocab; i++)
     ok = s->map.data[t->offset + i] == named[i] ||
-         mm_fail(err, MM_BAD_INPUT, "E_DRAFT", mm_at(s->st.path, t->name), "found %u at id %u, expected %u as d2t has it",
-                 s->map.data[t->offset + i], i, named[i]);
+         mm_fail(err, MM_BAD_INPUT, "E_DRAFT", mm_at(s->st.path, t->name), "found %u at id %u, expected %u as %s",
+                 s->map.data[t->offset + i], i, named[i], s->c.mapped ? "d2t has it" : "the head has all ids in their order");
   free(named);
   return ok;
 }
 
-/* Ids that the head's become, of a file that says them. */
+/* Ids that the head's become: those of d2t, or its own. */
 static bool check_ids(const mm_draft_source *s, mm_err *err) {
+  if (s->c.kind != MM_DRAFT_EAGLE3) return true;
   const mm_st_tensor *t = s->c.mapped ? mm_draft_find(s, "d2t") : NULL;
-  if (!t) return true;
   int64_t *step = mm_calloc(s->c.draft_vocab, sizeof *step, err); /* a source need not be aligned */
-  if (step) memcpy(step, s->map.data + t->offset, s->c.draft_vocab * sizeof *step);
+  if (step && t) memcpy(step, s->map.data + t->offset, s->c.draft_vocab * sizeof *step);
   const bool ok = step && mm_dflash_check_ids(&s->c, step, s->st.path, MM_BAD_INPUT, err) && check_mask(s, step, err);
   free(step);
   return ok;

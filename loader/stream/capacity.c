@@ -237,7 +237,8 @@ static uint64_t count_of(const mm_model *m, const mm_rank_weights *w, mm_attn ki
 bool mm_rank_memory_of(mm_rank_memory *out, const mm_model *m, const mm_rank_weights *w, const mm_demand *d, mm_err *err) {
   const sizes x = sizes_of(m, w, d);
   const uint64_t size = d->cache == MM_CACHE_F32 ? 4 : d->cache == MM_CACHE_BF16 ? 2 : 1, scale = d->cache == MM_CACHE_FP8 ? 4 : 0;
-  const uint64_t sparse = count_of(m, w, MM_ATTN_SPARSE), index = m->index_dim * (d->gpu ? UINT64_C(2) : UINT64_C(4)); /* BF16, F32 */
+  const uint64_t sparse = count_of(m, w, MM_ATTN_SPARSE), number = d->index_fp8 ? 1 : d->gpu ? 2 : 4; /* bytes of an index key's */
+  const uint64_t index = m->index_dim * number + (d->index_fp8 ? sizeof(float) : 0);
   const uint64_t cached = count_of(m, w, MM_ATTN_FULL) + sparse;
   *out = (mm_rank_memory){.page = MM_PAGE * (cached * 2 * x.kv_heads * (m->head_dim * size + scale) + sparse * index)};
   const uint64_t states = count_of(m, w, MM_ATTN_LIGHTNING) * x.heads * m->head_dim * m->head_dim * sizeof(float);

@@ -33,6 +33,7 @@ typedef struct mm_demand {
   uint32_t positions;   /* tokens of one sequence */
   uint32_t taps;        /* layers whose output is kept */
   mm_cache_type cache;
+  bool index_fp8; /* index keys in e4m3 with an f32 scale each; else bf16 on a GPU, f32 on a CPU */
   bool act_quant, calibration;
   bool batch_invariant; /* steps are padded, so that the rows of each are computed alike */
   bool across;          /* the ranks of a stage are in several processes */

@@ -26,6 +26,7 @@ static void open_object(const mm_bench_result *r) {
          r->c->subject, r->c->model, r->ranks, r->ep, r->layers, r->c->quant, r->c->experts, r->c->head);
   if (r->c->dense) printf(",\"dense_layers\":%u", r->c->dense);
   if (r->c->shrink > 1) printf(",\"shrink\":%u", r->c->shrink);
+  if (r->index_fp8) printf(",\"index_fp8\":true");
 }
 
 /* Prints the beginning of every line. */
@@ -34,6 +35,7 @@ static void open_line(const mm_bench_result *r) {
   if (r->c->shrink > 1) printf(" / %u", r->c->shrink);
   if (r->ranks > 1) printf(", tp %u,", r->ranks);
   if (r->ep > 1) printf(" ep %u,", r->ep);
+  if (r->index_fp8) printf(" index keys fp8,");
 }
 
 void mm_bench_print_op(const mm_bench_result *r, const char *op, bool json) {

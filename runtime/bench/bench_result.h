@@ -28,7 +28,7 @@ typedef struct mm_bench_result {
   uint32_t layers, batch; /* that were measured */
   uint32_t each;          /* rows of a decode step for each sequence: of batch / each */
   uint32_t ranks, ep;     /* a GPU each; bytes and floor are those of one. Experts are whole on ep groups of them */
-  bool kv_fp8;
+  bool kv_fp8, index_fp8;
   double copy_rate;      /* bytes read plus written a second */
   double seconds, bytes; /* bytes 0: not known */
   double floor_s;        /* the least that the step could take */

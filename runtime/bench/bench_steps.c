@@ -330,16 +330,18 @@ bool mm_bench_open(mm_bench *b, mm_err *err) {
   const mm_bench_shape shape = {c->model, c->layers, c->vocab, c->quant, c->experts, c->head,
                                 b->rank,  b->ranks,  b->ep,    c->dense, c->shrink};
   b->model = mm_bench_model(&shape);
-  const mm_backend_config config = {.model = &b->model,
-                                    .weights = &b->weights,
-                                    .limits = b->limits,
-                                    .comm = b->comm,
-                                    .place = {b->rank, b->rank, b->ranks, b->rank},
-                                    .draft = b->draft,
-                                    .tap = b->draft ? b->draft->c.tap : NULL,
-                                    .taps = b->draft ? b->draft->c.taps : 0,
-                                    .options = {.threads = b->threads, .kv_fp8 = b->kv_fp8, .act_quant = b->act_quant}};
-  return open_buffers(b, err) && make_weights(b, &shape, err) && mm_forward_open(&b->forward, b->ops, &config, err);
+  const mm_backend_config config = {
+      .model = &b->model,
+      .weights = &b->weights,
+      .limits = b->limits,
+      .comm = b->comm,
+      .place = {b->rank, b->rank, b->ranks, b->rank},
+      .draft = b->draft,
+      .tap = b->draft ? b->draft->c.tap : NULL,
+      .taps = b->draft ? b->draft->c.taps : 0,
+      .options = {.threads = b->threads, .kv_fp8 = b->kv_fp8, .index_fp8 = b->index_fp8, .act_quant = b->act_quant}};
+  return mm_ops_keep_index(b->ops, &b->model, &config.options, err) && open_buffers(b, err) && make_weights(b, &shape, err) &&
+         mm_forward_open(&b->forward, b->ops, &config, err);
 }
 
 void mm_bench_close(mm_bench *b) {

@@ -16,7 +16,7 @@ typedef struct mm_bench {
   unsigned threads;     /* CPU threads of a rank */
   mm_comm *comm;
   uint32_t steps;
-  bool kv_fp8, act_quant;
+  bool kv_fp8, index_fp8, act_quant;
   mm_draft_kind kind; /* of the draft */
   mm_model model;
   mm_rank_weights weights;

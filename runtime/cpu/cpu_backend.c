@@ -45,7 +45,8 @@ static bool open_caches(mm_backend *b, mm_err *err) {
   b->per_slot = (uint32_t)mm_ceil_div(limits->max_positions, MM_PAGE);
   b->kv_size = b->c.options.kv_bf16 ? 2 : 4;
   if (!mm_mul((uint64_t)pages * b->kv_heads, (uint64_t)MM_PAGE * b->d * b->kv_size, &kv)) return mm_fail_memory(err, UINT64_MAX);
-  if (!mm_mul((uint64_t)pages * MM_PAGE, m->index_dim * sizeof(float), &index)) return mm_fail_memory(err, UINT64_MAX);
+  b->mapped.index_key = b->c.options.index_fp8 ? sizeof(float) + m->index_dim : m->index_dim * sizeof(float);
+  if (!mm_mul((uint64_t)pages * MM_PAGE, b->mapped.index_key, &index)) return mm_fail_memory(err, UINT64_MAX);
   b->mapped.kv_bytes = kv, b->mapped.index_bytes = index;
   for (uint32_t l = b->c.weights->layer_first; l < b->c.weights->layer_end; l++) {
     if (m->attn[l] == MM_ATTN_LIGHTNING)
@@ -244,8 +245,7 @@ static void copy_pages(const mm_backend *b, const mm_paging *p) {
       memcpy(c->v + to, c->v + from, bytes);
     }
     for (uint32_t i = 0; c->index && i < p->copies; i++)
-      memcpy(mm_cpu_index_key(b, c, p->copy[i].to, 0), mm_cpu_index_key(b, c, p->copy[i].from, 0),
-             (size_t)p->copy[i].tokens * b->c.model->index_dim * sizeof(float));
+      memcpy(mm_cpu_index_key(b, c, p->copy[i].to, 0), mm_cpu_index_key(b, c, p->copy[i].from, 0), p->copy[i].tokens * b->mapped.index_key);
   }
 }
 
@@ -338,7 +338,7 @@ const mm_ops mm_ops_cpu = {
     .read = cpu_read,
     .expert_load = cpu_expert_load,
     .act_quant = true,
-    .cache = {true, cpu_state_bytes, cpu_state_copy, cpu_state_save, cpu_state_load, mm_cpu_page_bytes, mm_cpu_pool, mm_cpu_move,
+    .cache = {true, true, cpu_state_bytes, cpu_state_copy, cpu_state_save, cpu_state_load, mm_cpu_page_bytes, mm_cpu_pool, mm_cpu_move,
               mm_cpu_moved},
     .weights = {.layer = cpu_layer},
     .select = mm_cpu_select,

@@ -35,12 +35,15 @@ typedef struct mm_cpu_prefetch {
 typedef struct mm_cpu_cache {
   uint32_t state; /* lightning: its place among the states of a slot */
   char *k, *v;    /* full and sparse: [pages, kv_heads, MM_PAGE, d], k after norm and RoPE; f32 or bf16 */
-  float *index;   /* sparse: [pages, MM_PAGE, index_dim], index keys after norm and RoPE; f32 whatever k and v are */
+  /* sparse: [pages, MM_PAGE] index keys after norm and RoPE, index_dim numbers each: f32 whatever k and v are, or an f32 scale and then
+   * e4m3 (mm_run_options.index_fp8). */
+  char *index;
 } mm_cpu_cache;
 
 /* Memory that is mapped, and touched as it is used. */
 typedef struct mm_cpu_mapped {
   size_t kv_bytes, index_bytes; /* of each k and v, and of each index */
+  size_t index_key;             /* bytes of one index key */
   char *pool;                   /* [places, page_bytes] pages in host memory (cpu_moves.c), or NULL */
   size_t pool_bytes;
 } mm_cpu_mapped;
@@ -133,8 +136,8 @@ static inline size_t mm_cpu_cell(const mm_backend *b, uint32_t page, uint32_t kv
   return (((size_t)page * b->kv_heads + kv_head) * MM_PAGE + at) * b->d * b->kv_size;
 }
 /* Index key of token `at` of a page. */
-static inline float *mm_cpu_index_key(const mm_backend *b, const mm_cpu_cache *c, uint32_t page, uint32_t at) {
-  return c->index + ((size_t)page * MM_PAGE + at) * b->c.model->index_dim;
+static inline char *mm_cpu_index_key(const mm_backend *b, const mm_cpu_cache *c, uint32_t page, uint32_t at) {
+  return c->index + ((size_t)page * MM_PAGE + at) * b->mapped.index_key;
 }
 /* The blocks that the last select chose for row t and a kv head of this rank, and how many. */
 static inline const uint32_t *mm_cpu_blocks(const mm_backend *b, uint32_t t, uint32_t kv_head, uint32_t *count) {

@@ -15,12 +15,12 @@ static uint64_t copy_part(char *cache, uint32_t page, uint64_t bytes, char *plac
 /* Copies a page; its bytes. */
 static uint64_t copy_page(mm_backend *b, uint32_t page, char *place, bool in) {
   const uint64_t kv = (uint64_t)b->kv_heads * MM_PAGE * b->d * b->kv_size;
-  const uint64_t index = (uint64_t)MM_PAGE * b->c.model->index_dim * sizeof(float);
+  const uint64_t index = MM_PAGE * b->mapped.index_key;
   uint64_t at = 0;
   for (uint32_t l = 0; l < b->c.model->layers; l++) {
     const mm_cpu_cache *c = &b->cache[l];
     if (c->k) at = copy_part(c->k, page, kv, place, at, in), at = copy_part(c->v, page, kv, place, at, in);
-    if (c->index) at = copy_part((char *)c->index, page, index, place, at, in);
+    if (c->index) at = copy_part(c->index, page, index, place, at, in);
   }
   const mm_dflash_config *d = b->c.draft ? &b->c.draft->c : NULL;
   const uint64_t cells = d ? (uint64_t)d->kv_heads * MM_PAGE * d->head_dim * sizeof(float) : 0;

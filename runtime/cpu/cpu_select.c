@@ -2,6 +2,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "quant/numbers.h"
 #include "runtime/cpu/cpu_backend.h"
 
 typedef struct selection {
@@ -29,13 +30,31 @@ static void offer(best *x, uint32_t block, float score) {
   x->score[i] = score, x->block[i] = block;
 }
 
+/* A key in e4m3: its scale, which is its largest magnitude / 448, then its numbers over the scale. One that is no number stays none. */
+static void store_key(char *to, const float *x, uint32_t n) {
+  float top = 1e-30f; /* as the CUDA backend's least */
+  for (uint32_t i = 0; i < n; i++) top = fmaxf(top, fabsf(x[i]));
+  const float scale = top / 448.0f, inverse = 448.0f / top;
+  memcpy(to, &scale, sizeof scale);
+  for (uint32_t i = 0; i < n; i++) to[sizeof scale + i] = (char)mm_f32_to_e4m3(x[i] * inverse);
+}
+
+/* q·k of a key in e4m3: the product with its numbers, times its scale. */
+static float key_score(const float *q, const char *key, uint32_t n) {
+  float scale, value[MM_MAX_HEAD_DIM];
+  memcpy(&scale, key, sizeof scale);
+  for (uint32_t i = 0; i < n; i++) value[i] = mm_e4m3_value[(uint8_t)key[sizeof scale + i]];
+  return mm_cpu_dot(q, value, n) * scale;
+}
+
 /* The largest q·k of positions [from, end), all of them before the row; a score that is no number counts as none. */
 static float block_score(const selection *j, const mm_span *s, const float *q, uint32_t from, uint32_t end) {
   const mm_backend *b = j->b;
   float most = -INFINITY;
   for (uint32_t at = from; at < end; at++) {
-    const float *k = mm_cpu_index_key(b, j->cache, mm_cpu_page(b, (uint32_t)s->slot, at / MM_PAGE), at % MM_PAGE);
-    const float score = mm_cpu_dot(q, k, b->c.model->index_dim);
+    const char *k = mm_cpu_index_key(b, j->cache, mm_cpu_page(b, (uint32_t)s->slot, at / MM_PAGE), at % MM_PAGE);
+    const uint32_t n = b->c.model->index_dim;
+    const float score = b->c.options.index_fp8 ? key_score(q, k, n) : mm_cpu_dot(q, (const float *)(const void *)k, n);
     if (score > most) most = score;
   }
   return most;
@@ -95,7 +114,12 @@ void mm_cpu_select(mm_backend *b, uint32_t layer, mm_act q, mm_act k, const mm_p
     const mm_span *s = &b->batch->span[i];
     for (uint32_t t = 0; s->slot >= 0 && t < s->count; t++) {
       const uint32_t pos = s->pos + t, page = mm_cpu_page(b, (uint32_t)s->slot, pos / MM_PAGE);
-      memcpy(mm_cpu_index_key(b, j.cache, page, pos % MM_PAGE), mm_cpu_row(k, s->first + t), m->index_dim * sizeof(float));
+      char *const key = mm_cpu_index_key(b, j.cache, page, pos % MM_PAGE);
+      const float *const x = mm_cpu_row(k, s->first + t);
+      if (b->c.options.index_fp8)
+        store_key(key, x, m->index_dim);
+      else
+        memcpy(key, x, m->index_dim * sizeof *x);
     }
     if (s->slot >= 0) seen += (uint64_t)s->count * (s->pos + s->count);
   }

@@ -19,6 +19,15 @@ bool mm_ops_run(const mm_ops *ops, const mm_model *m, mm_err *err) {
                  ops->name, m->architecture);
 }
 
+bool mm_ops_keep_index(const mm_ops *ops, const mm_model *m, const mm_run_options *o, mm_err *err) {
+  if (!o->index_fp8 || (m->index_heads && ops->cache.index_fp8)) return true;
+  if (!m->index_heads)
+    return mm_fail(err, MM_UNSUPPORTED, "E_SCHEME", mm_at(NULL, NULL),
+                   "found --index-cache-dtype fp8; the model has no index keys, expected MiniMax-M3");
+  return mm_fail(err, MM_UNSUPPORTED, "E_SCHEME", mm_at(NULL, NULL),
+                 "found --index-cache-dtype fp8; device %s keeps index keys in its own type alone, expected --device cpu", ops->name);
+}
+
 const mm_ops *mm_ops_find(const char *name, mm_err *err) {
   for (size_t i = 0; i < sizeof devices / sizeof *devices; i++)
     if (strcmp(devices[i]->name, name) == 0) return devices[i];

@@ -16,6 +16,7 @@ static mm_demand demand_of(const mm_engine *e) {
                      .cache = c->options.kv_fp8           ? MM_CACHE_FP8
                               : gpu || c->options.kv_bf16 ? MM_CACHE_BF16
                                                           : MM_CACHE_F32,
+                     .index_fp8 = c->options.index_fp8,
                      .act_quant = c->options.act_quant,
                      .calibration = c->calibration,
                      .batch_invariant = c->options.batch_invariant,

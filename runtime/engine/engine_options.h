@@ -3,6 +3,7 @@
 #define MM_RUNTIME_ENGINE_OPTIONS_H
 
 #include <math.h>
+#include <string.h>
 
 #include "formats/option.h"
 #include "formats/text.h"
@@ -26,6 +27,14 @@
 #define MM_OPTION_KV_CACHE(at)                                                                                                            \
   MM_OPTION(STR, "kv-cache-dtype", at, "TYPE", "type of cached keys and values; fp8 is e4m3, cuda only (auto: f32 on cpu, bf16 on cuda)", \
             .choices = "auto|bf16|fp8")
+#define MM_OPTION_INDEX_CACHE(at)                 \
+  MM_OPTION(STR, "index-cache-dtype", at, "TYPE", \
+            "type of M3's cached index keys; fp8 is e4m3 with a scale for each key, cpu only (auto: f32)", .choices = "auto|fp8")
+
+/* Options of a run from the words of --kv-cache-dtype and --index-cache-dtype. */
+static inline void mm_cache_dtypes(const char *kv, const char *index, mm_run_options *o) {
+  o->kv_fp8 = strcmp(kv, "fp8") == 0, o->kv_bf16 = strcmp(kv, "bf16") == 0, o->index_fp8 = strcmp(index, "fp8") == 0;
+}
 
 /* Seven options; `at` is an mm_dummy that began as MM_DUMMY_NONE(mm_arch_read). */
 #define MM_OPTIONS_DUMMY(at)                                                                                                          \

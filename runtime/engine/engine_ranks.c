@@ -256,7 +256,7 @@ bool mm_engine_run_here(mm_engine *e, const task *t, mm_err *err) {
 
 static bool check_config(const mm_model *m, const mm_engine_config *c, mm_err *err) {
   const mm_limits *l = &c->limits;
-  if (!mm_ops_run(c->ops, m, err)) return false;
+  if (!mm_ops_run(c->ops, m, err) || !mm_ops_keep_index(c->ops, m, &c->options, err)) return false;
   if (c->options.act_quant && !c->ops->act_quant)
     return mm_fail(err, MM_UNSUPPORTED, "E_ACT_QUANT", mm_at(NULL, NULL),
                    "found activation quantisation on for %s, which computes with activations as they are; expected off", c->ops->name);

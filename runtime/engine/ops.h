@@ -87,6 +87,7 @@ typedef struct mm_run_options {
   bool eager;           /* never replay a recorded step: for debuggers, and to look between ops */
   bool kv_fp8;          /* caches of full attention in e4m3, a scale for each token and head; MM_UNSUPPORTED where there are none */
   bool kv_bf16;         /* caches of full attention in bf16, where f32 is the backend's own type; MM_UNSUPPORTED where there are none */
+  bool index_fp8;       /* index keys of sparse layers in e4m3, a scale for each key (mm_cache_ops.index_fp8) */
   bool input_bf16;      /* inputs of linears but the router and the head are rounded to bf16, where f32 is the backend's own type and the
                          * scheme does not round them otherwise */
   bool pin;             /* each thread stays on a CPU of its own: those of this process in the order of ranks (mm_ops.pins) */
@@ -142,7 +143,8 @@ typedef struct mm_sampler_ops {
 
 /* Slots that share pages and states. */
 typedef struct mm_cache_ops {
-  bool pages; /* reads mm_batch.paging. Otherwise every slot has pages of its own, and nothing is shared */
+  bool pages;     /* reads mm_batch.paging. Otherwise every slot has pages of its own, and nothing is shared */
+  bool index_fp8; /* keeps index keys as mm_run_options.index_fp8 asks */
   /* Lightning states of one slot, all layers of this rank together: bytes of them, the same for every slot, 0 without such layers. They are
    * those after the last step; copies, saves and loads take their place in the order of steps. Host memory; save waits. A backend that
    * samples also stores there the ids that the slot holds, and the one sampled last. All NULL where nothing is shared. */
@@ -349,6 +351,8 @@ extern const mm_ops mm_ops_cuda;
 const mm_ops *mm_ops_find(const char *name, mm_err *err);
 /* Whether the backend has the ops of the model; MM_UNSUPPORTED E_DEVICE. Call it before the backend is opened or asked to hold weights. */
 MM_MUST_USE bool mm_ops_run(const mm_ops *ops, const mm_model *m, mm_err *err);
+/* MM_UNSUPPORTED E_SCHEME where index_fp8 is set and the model has no index keys, or the backend keeps none in e4m3. */
+MM_MUST_USE bool mm_ops_keep_index(const mm_ops *ops, const mm_model *m, const mm_run_options *o, mm_err *err);
 
 /* LIST of --devices, one number below 1024 for each rank: free(*device), NULL where list is. MM_USAGE E_USAGE, also where the backend
  * `name` is the CPU, which has none to choose from. Call it before CUDA starts: ranks that share a device set CUDA_DEVICE_MAX_CONNECTIONS,

@@ -72,6 +72,22 @@ def share_of_ram(packed):
         assert "more than 0 and at most 1" in run("minimax-run", packed, "-p", "x", "--gpu-memory-utilization", bad, status=2).stderr
 
 
+def index_keys(packed):
+    """M3's index keys in e4m3: a scale and a byte for each number, in --check and in /metrics; refused for a model that has none, before digests are checked."""
+    c = json.load(open("tests/data/tiny-m3-random/config.json"))["text_config"]
+    sparse, dim = sum(c["sparse_attention_config"]["sparse_attention_freq"]), c["sparse_attention_config"]["sparse_index_dim"]
+    kv = c["num_hidden_layers"] * 2 * c["num_key_value_heads"] * c["head_dim"] * 4
+    options = ("tests/data/tiny-m3-random", "--load-format", "dummy", "--dummy-quant", "bf16", "--max-model-len", "512", "--kv-cache-tokens", "1024")
+    for word, key in (("auto", 4 * dim), ("fp8", 4 + dim)):
+        found = json.loads(run("minimax-serve", *options, "--check", "--json", "--index-cache-dtype", word).stdout)
+        assert found["kv_cache_bytes"] == 1024 * (kv + sparse * key), (word, found)
+    with Server(*options, "--index-cache-dtype", "fp8", "-t", "1") as s:
+        assert s.metrics()["kv_cache_bytes"] == 1024 * (kv + sparse * (4 + dim))
+        assert s.post("/v1/completions", {"prompt": list(range(300)), "max_tokens": 4, "ignore_eos": True})["usage"]["completion_tokens"] == 4
+    line = run("minimax-serve", packed, "--check", "--verify-on-load", "--index-cache-dtype", "fp8", status=4).stderr
+    assert "E_SCHEME" in line and "has no index keys" in line, line
+
+
 def refused_first(packed):
     """Before digests are checked, which reads every weight: the data is damaged, and that is not what is said."""
     part = next(f"{packed}/{n}" for n in os.listdir(packed) if n.startswith("model-rank"))
@@ -101,3 +117,4 @@ PACKED = convert("tests/data/tiny-m2")
 cards("tests/data/tiny-m2")
 share_of_ram(PACKED)
 refused_first(PACKED)
+index_keys(PACKED)  # whose data is damaged now

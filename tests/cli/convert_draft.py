@@ -70,7 +70,7 @@ EAGLE = {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "h
 
 def eagle_weights(steps):
     """As SpecForge names them; head id i is the model's i + steps[i]."""
-    names = {"fc.weight": (H, 3 * H), "norm.weight": (H,), "lm_head.weight": (DRAFT_VOCAB, H)}
+    names = {"fc.weight": (H, 3 * H), "norm.weight": (H,), "lm_head.weight": (len(steps), H)}
     for name, shape in (("input_layernorm", (H,)), ("hidden_norm", (H,)), ("post_attention_layernorm", (H,)), ("self_attn.q_proj", (HEADS * D, 2 * H)),
                         ("self_attn.k_proj", (KV * D, 2 * H)), ("self_attn.v_proj", (KV * D, 2 * H)), ("self_attn.o_proj", (H, HEADS * D)),
                         ("mlp.gate_proj", (I, H)), ("mlp.up_proj", (I, H)), ("mlp.down_proj", (H, I))):
@@ -299,6 +299,19 @@ def eagle(tmp):
     for i, (change, other, status) in enumerate(cases):
         changed = {k: v for k, v in {**tensors, **other}.items() if v}
         refused("E_DRAFT", status, "convert", "tests/data/tiny-m2", "-o", tmp + "/no", "--draft", save(f"{tmp}/no-eagle{i}", {**EAGLE, **change}, changed), "--dry-run")
+    masks(tmp, tensors)
+
+
+def masks(tmp, tensors):
+    """t2d without d2t: a head of all ids has them in their order, so that t2d marks all; which ids one of some has, and in which order, nothing says."""
+    pack = lambda name, change, t: ("convert", "tests/data/tiny-m2", "-o", tmp + "/no", "--dry-run", "--draft", save(tmp + name, {**EAGLE, **change}, {k: v for k, v in t.items() if v}))
+    for i, mask in enumerate((tensors["t2d"], None)):
+        refused("a head of 300 of 2048 ids without d2t", 3, *pack(f"/head{i}", {}, {**tensors, "d2t": None, "t2d": mask}))
+    every = {"draft_vocab_size": VOCAB}
+    full = eagle_weights([0] * VOCAB)
+    for i, steps in enumerate((full["d2t"], None)):
+        assert run(*pack(f"/whole{i}", every, {**full, "d2t": steps}))[0] == 0
+        refused('"t2d": found 0 at id 9, expected 1', 3, *pack(f"/hole{i}", every, {**full, "d2t": steps, "t2d": ((VOCAB,), bytes(x != 9 for x in range(VOCAB)))}))
 
 
 def main(folder):

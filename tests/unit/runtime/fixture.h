@@ -64,8 +64,14 @@ static inline void same(const fixture *w, uint32_t text, uint32_t from, uint32_t
     fail_msg("text %u, rows %u to %u: other bits", text, from, to);
 }
 
+/* What the engine's caches hold: f32; keys and values in bf16; index keys in e4m3. */
+typedef enum caches { IN_F32, IN_BF16, INDEX_FP8 } caches;
+static inline mm_run_options cached(caches c) {
+  return (mm_run_options){.threads = 1, .kv_bf16 = c == IN_BF16, .index_fp8 = c == INDEX_FP8};
+}
+
 /* tp ranks; those of layers from `stage` on a second stage, or 0: one. */
-static inline void open_group(fixture *w, mm_model m, uint32_t tp, uint32_t stage, uint32_t pages, bool bf16) {
+static inline void open_group(fixture *w, mm_model m, uint32_t tp, uint32_t stage, uint32_t pages, caches cache) {
   static mm_ops ops;
   ops = mm_ops_cpu;
   ops.open = capturing_open;
@@ -73,10 +79,8 @@ static inline void open_group(fixture *w, mm_model m, uint32_t tp, uint32_t stag
   *w = (fixture){.ref = ref_build(m), .vocab = m.vocab};
   w->shards = ref_cut(&w->ref, tp);
   if (stage) ref_cut_stages(w->shards, stage);
-  const mm_engine_config c = {.ops = &ops,
-                              .limits = {.max_tokens = LENGTH, .slots = SLOTS, .max_positions = LENGTH, .pages = pages},
-                              .options.threads = 1,
-                              .options.kv_bf16 = bf16};
+  const mm_engine_config c = {
+      .ops = &ops, .limits = {.max_tokens = LENGTH, .slots = SLOTS, .max_positions = LENGTH, .pages = pages}, .options = cached(cache)};
   if (!(w->engine = mm_engine_open(&w->shards->s, &c, &err))) fail_msg("%s", err.text);
   w->got = malloc((size_t)LENGTH * m.vocab * sizeof(float));
   for (uint32_t t = 0; t < TEXTS; t++) {

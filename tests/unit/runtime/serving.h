@@ -96,10 +96,11 @@ static bool poisoning_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
 /* ---- opening ---- */
 
 static const mm_dflash *serving_draft; /* of the next engine that is served, or NULL */
+static bool serving_index_fp8;         /* of the next engines */
 
 static mm_engine *serving_engine(const ref_shards *shards, const mm_ops *ops, mm_limits limits, const mm_dflash *draft) {
   mm_err err = {0};
-  const mm_engine_config c = {.ops = ops, .limits = limits, .options.threads = 1, .draft = draft};
+  const mm_engine_config c = {.ops = ops, .limits = limits, .options = {.threads = 1, .index_fp8 = serving_index_fp8}, .draft = draft};
   mm_engine *e = mm_engine_open(&shards->s, &c, &err);
   if (!e) fail_msg("%s", err.text);
   return e;

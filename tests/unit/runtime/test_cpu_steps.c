@@ -37,7 +37,7 @@ typedef struct run {
 typedef struct ways {
   mm_family family;
   const char *scheme; /* of the layers' matrices, random codes; NULL: f32 as they are */
-  bool kv_bf16, input_bf16, act_quant;
+  bool kv_bf16, input_bf16, act_quant, index_fp8;
 } ways;
 
 /* w as random codes of a scheme that are numbers, scales near one. */
@@ -78,7 +78,8 @@ static void open_run(run *r, const ref_model *ref, unsigned threads, const ways 
                                .options.threads = threads,
                                .options.kv_bf16 = with->kv_bf16,
                                .options.act_quant = with->act_quant,
-                               .options.input_bf16 = with->input_bf16};
+                               .options.input_bf16 = with->input_bf16,
+                               .options.index_fp8 = with->index_fp8};
   assert_true(mm_forward_open(&r->f, &mm_ops_cpu, &c, &err));
 }
 static void close_run(run *r) {
@@ -103,12 +104,13 @@ static void feed(run *r, uint32_t pos, uint32_t count, float *logits) {
 }
 
 TEST(same_bits) {
-  static const ways with[] = {{MM_FAMILY_M1, NULL, false, false, false},       {MM_FAMILY_M1, NULL, true, false, false},
-                              {MM_FAMILY_M2, NULL, false, false, false},       {MM_FAMILY_M2, NULL, true, false, false},
-                              {MM_FAMILY_M1, "bf16", false, true, true},       {MM_FAMILY_M2, "block_fp8", true, true, false},
-                              {MM_FAMILY_M2, "block_fp8", false, false, true}, {MM_FAMILY_M2, "int8", false, false, true},
-                              {MM_FAMILY_M2, "nvfp4", false, true, true},      {MM_FAMILY_M2, "mxfp4", false, false, true},
-                              {MM_FAMILY_M3, NULL, false, false, false},       {MM_FAMILY_M3, "mxfp8", true, false, true}};
+  static const ways with[] = {{MM_FAMILY_M1, NULL, false, false, false, false},       {MM_FAMILY_M1, NULL, true, false, false, false},
+                              {MM_FAMILY_M2, NULL, false, false, false, false},       {MM_FAMILY_M2, NULL, true, false, false, false},
+                              {MM_FAMILY_M1, "bf16", false, true, true, false},       {MM_FAMILY_M2, "block_fp8", true, true, false, false},
+                              {MM_FAMILY_M2, "block_fp8", false, false, true, false}, {MM_FAMILY_M2, "int8", false, false, true, false},
+                              {MM_FAMILY_M2, "nvfp4", false, true, true, false},      {MM_FAMILY_M2, "mxfp4", false, false, true, false},
+                              {MM_FAMILY_M3, NULL, false, false, false, false},       {MM_FAMILY_M3, "mxfp8", true, false, true, false},
+                              {MM_FAMILY_M3, NULL, false, false, false, true}};
   for (size_t i = 0; i < sizeof with / sizeof *with; i++) {
     ref_model ref = ref_build(dims(with[i].family));
     float first[PADDED], logits[PADDED];

@@ -49,7 +49,7 @@ static void *follow(void *arg) {
 }
 
 /* Bytes of one page on a rank, and of its states, from the model alone. */
-static uint64_t page_of(const mm_model *m, uint32_t tp, uint32_t first, uint32_t end, int type, uint64_t *state) {
+static uint64_t page_of(const mm_model *m, uint32_t tp, uint32_t first, uint32_t end, int type, bool index_fp8, uint64_t *state) {
   uint64_t page = 0;
   *state = 0;
   const uint64_t kv = m->kv_heads / tp ? m->kv_heads / tp : 1, d = m->head_dim;
@@ -58,7 +58,8 @@ static uint64_t page_of(const mm_model *m, uint32_t tp, uint32_t first, uint32_t
       *state += 4 * (m->heads / tp) * d * d;
     else
       page += 64 * kv * (type == 0 ? 8 * d : type == 1 ? 4 * d : 2 * (d + 4));
-    if (m->attn[l] == MM_ATTN_SPARSE) page += 64 * m->index_dim * (ops.own_memory ? 2 : 4); /* its index keys */
+    if (m->attn[l] == MM_ATTN_SPARSE)
+      page += 64 * (index_fp8 ? m->index_dim + 4 : m->index_dim * (ops.own_memory ? 2 : 4)); /* its index keys */
   }
   return page;
 }
@@ -86,6 +87,7 @@ static sizing draw_round(void) {
       .options.threads = 1,
       .options.kv_fp8 = r.type == 2,
       .options.kv_bf16 = r.type == 1,
+      .options.index_fp8 = r.m.index_heads && below(2),
       .memory = {.fits = true, .share = below(2) ? 0.3 + 0.1 * (double)below(7) : 0, .length = "--max-model-len"}};
   return r;
 }
@@ -94,7 +96,7 @@ static sizing draw_round(void) {
 static void draw_memory(const sizing *r, uint64_t about) {
   for (uint32_t i = 0; i < r->ranks; i++) {
     uint64_t state;
-    const uint64_t page = page_of(&r->m, r->tp, 0, r->m.layers, r->type, &state);
+    const uint64_t page = page_of(&r->m, r->tp, 0, r->m.layers, r->type, r->c.options.index_fp8, &state);
     const uint64_t fixed = (ops.own_memory ? UINT64_C(1600) << 20 : 0) + state * r->c.limits.slots;
     there[i].total = (fixed + page * (about / 2 + below(about + 1))) * 2 + below(1000);
     there[i].free = there[i].total - (ops.own_memory ? below(there[i].total / 4) : 0);
@@ -129,12 +131,13 @@ static void check_round(const sizing *r, const ref_shards *shards, const mm_err 
     mm_err none = {0};
     uint64_t state, stored = 0;
     assert_true(mm_bind(&w, &shards->s, i, &none));
-    const uint64_t page = page_of(&r->m, r->tp, w.layer_first, w.layer_end, r->type, &state);
+    const uint64_t page = page_of(&r->m, r->tp, w.layer_first, w.layer_end, r->type, r->c.options.index_fp8, &state);
     const mm_demand d = {.gpu = ops.own_memory,
                          .step_tokens = r->c.limits.max_tokens,
                          .slots = r->c.limits.slots,
                          .positions = r->c.limits.max_positions,
                          .cache = (mm_cache_type)r->type,
+                         .index_fp8 = r->c.options.index_fp8,
                          .across = r->ranks / r->processes % r->tp != 0};
     assert_true(mm_rank_memory_of(&need, &r->m, &w, &d, &none));
     assert_int_equal(need.page, page);
@@ -203,7 +206,7 @@ TEST(given_pages) {
   assert_string_equal(err.code, "E_TEST");
   assert_int_equal(pages[0], 7);
   uint64_t state;
-  c.limits.pages = (uint32_t)(there[0].free / page_of(&m, 1, 0, m.layers, 1, &state)) + 1;
+  c.limits.pages = (uint32_t)(there[0].free / page_of(&m, 1, 0, m.layers, 1, false, &state)) + 1;
   err = (mm_err){0}, pages[0] = 0;
   assert_null(mm_engine_open(&shards->s, &c, &err));
   assert_string_equal(err.code, "E_MEMORY");
@@ -231,7 +234,7 @@ TEST(use_of_devices) {
     assert_true(mm_engine_use_of(e, r, &use));
     assert_int_equal(use.total, there[r].total);
     assert_int_equal(use.free, there[r].free);
-    assert_int_equal(use.caches, 7 * page_of(&m, 2, 0, m.layers, 1, &state));
+    assert_int_equal(use.caches, 7 * page_of(&m, 2, 0, m.layers, 1, false, &state));
     for (size_t t = 0; t < shards->s.pack.tensor_count; t++)
       if (mm_pack_holds(&shards->s.pack, &shards->s.pack.tensor[t], r)) {
         const mm_packed x = mm_shards_tensor(&shards->s, r, t);

@@ -77,4 +77,23 @@ TEST(unsupported_models) {
   }
 }
 
+/* A backend that keeps no index keys in e4m3 refuses to, and any backend for a model without them. */
+TEST(index_keys_in_e4m3) {
+  for (int m3 = 0; m3 < 2; m3++) {
+    mm_ops ops = mm_ops_cpu;
+    ops.open = never_opened;
+    ops.cache.index_fp8 = !m3;
+    mm_err err = {0};
+    ref_model ref = ref_build(ref_dims(m3 ? MM_FAMILY_M3 : MM_FAMILY_M2, false));
+    ref_shards *shards = ref_cut(&ref, 1);
+    const mm_engine_config c = {
+        .ops = &ops, .limits = {.max_tokens = 8, .slots = 1, .max_positions = 8}, .options = {.threads = 1, .index_fp8 = true}};
+    assert_null(mm_engine_open(&shards->s, &c, &err));
+    assert_int_equal(err.status, MM_UNSUPPORTED);
+    assert_non_null(strstr(err.text, m3 ? "device cpu keeps index keys in its own type alone" : "the model has no index keys"));
+    ref_uncut(shards);
+    ref_free(&ref);
+  }
+}
+
 int main(void) { return run_unit_tests(NULL, NULL); }

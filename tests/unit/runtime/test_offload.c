@@ -106,9 +106,9 @@ TEST(test_random) {
   const mm_scheduler_config c = {.step_tokens = 40, .queue_max = 100, .prefix_cache = true, .cache_bytes = 1 << 17, .drafts = MM_DRAFTS};
   mm_scheduler_config narrow = c;
   narrow.step_tokens = 3;
-  for (uint32_t k = 0; k < 3; k++) {
+  for (uint32_t k = 0; k < 4; k++) { /* the last is M3 with index keys in e4m3 */
     const bool all = getenv("ROUNDS");
-    late.fail_every = 0;
+    late.fail_every = 0, serving_index_fp8 = k == 3;
     if (all || k != 1) run_random(k, 2, (mm_limits){.max_tokens = 64, .slots = 6, .pages = 9}, 40, 0, c, NULL);
     if (all || k == 1) run_random(k, 1, (mm_limits){.max_tokens = 64, .slots = 6, .pages = 16}, 5, 40, c, NULL);
     if (all) run_random(k, 1, (mm_limits){.max_tokens = 64, .slots = 2, .pages = 8}, 1, 3, narrow, NULL);
@@ -118,6 +118,7 @@ TEST(test_random) {
     if (all || k == 1) run_random(k, 1, (mm_limits){.max_tokens = 64, .slots = 6, .pages = 9}, 40, 0, c, NULL);
     late.fail_fetches = false;
   }
+  serving_index_fp8 = false;
 }
 
 /* The same with a learned draft, whose cells move with the pages. */

@@ -54,11 +54,10 @@ typedef struct schedule {
 /* ---- the oracle ---- */
 
 /* Every text token by token in an engine of its own that shares nothing: the bits of the world's engine, and double precision's numbers. */
-static void check_oracle(const fixture *w, bool bf16) {
+static void check_oracle(const fixture *w, caches cache) {
   mm_ops ops = mm_ops_cpu;
   ops.cache.pages = false;
-  const mm_engine_config c = {
-      .ops = &ops, .limits = {.max_tokens = 1, .slots = 1, .max_positions = LENGTH}, .options.threads = 1, .options.kv_bf16 = bf16};
+  const mm_engine_config c = {.ops = &ops, .limits = {.max_tokens = 1, .slots = 1, .max_positions = LENGTH}, .options = cached(cache)};
   mm_err err = {0};
   mm_engine *e = mm_engine_open(&w->shards->s, &c, &err);
   if (!e) fail_msg("%s", err.text);
@@ -71,7 +70,7 @@ static void check_oracle(const fixture *w, bool bf16) {
       const float *want = w->want[text] + (size_t)t * w->vocab;
       assert_true(mm_engine_step(e, &(mm_batch){1, &id, 1, &(mm_span){0, 0, 1, t}, 1, (uint32_t[]){0}, NULL, NULL}, logits, &err));
       assert_memory_equal(logits, want, w->vocab * sizeof *want);
-      if (bf16) continue; /* doubles have no rounded caches */
+      if (cache != IN_F32) continue; /* doubles have no rounded caches */
       ref_step(&w->ref, &state, id, exact);
       for (uint32_t v = 0; v < w->vocab; v++) worst = fmax(worst, fabs((double)want[v] - exact[v]));
     }
@@ -305,6 +304,7 @@ static void random_save(schedule *s) {
 }
 
 /* Poisons the rest of a slot's own page behind its last token. */
+enum { HUGE_KEY = 0x7e }; /* bytes of an index key, or of its scale, that wins over all: NaN would count as none */
 static void poison_tail(const schedule *s, const mm_backend *b, const mm_cpu_cache *c, uint32_t slot) {
   const mm_pages *p = mm_engine_pages(s->w.engine);
   const uint32_t held = mm_engine_held(s->w.engine, slot), used = held % MM_PAGE;
@@ -314,9 +314,11 @@ static void poison_tail(const schedule *s, const mm_backend *b, const mm_cpu_cac
     const size_t at = mm_cpu_cell(b, page, h, used), bytes = mm_cpu_cell(b, 0, 0, MM_PAGE - used);
     memset(c->k + at, 0xff, bytes), memset(c->v + at, 0xff, bytes);
   }
+  if (c->index) memset(mm_cpu_index_key(b, c, page, used), HUGE_KEY, (MM_PAGE - used) * b->mapped.index_key);
 }
 
-/* Every number that no slot may read becomes NaN: pages without a reference, what lies behind a slot's last token, states of empty slots.
+/* Every number that no slot may read becomes NaN, or of index keys huge: pages without a reference, what lies behind a slot's last token,
+ * states of empty slots.
  */
 static void poison(const schedule *s) {
   const mm_pages *p = mm_engine_pages(s->w.engine);
@@ -327,7 +329,10 @@ static void poison(const schedule *s) {
       const mm_cpu_cache *c = &b->cache[l];
       if (!c->k) continue;
       for (uint32_t i = 0; i < PAGES; i++)
-        if (!mm_pages_references(p, i)) memset(c->k + i * bytes, 0xff, bytes), memset(c->v + i * bytes, 0xff, bytes);
+        if (!mm_pages_references(p, i)) {
+          memset(c->k + i * bytes, 0xff, bytes), memset(c->v + i * bytes, 0xff, bytes);
+          if (c->index) memset(mm_cpu_index_key(b, c, i, 0), HUGE_KEY, MM_PAGE * b->mapped.index_key);
+        }
       for (uint32_t slot = 0; slot < SLOTS; slot++) poison_tail(s, b, c, slot);
     }
     for (uint32_t slot = 0; b->state_floats && slot < SLOTS; slot++)
@@ -345,11 +350,11 @@ static void check_pages(const schedule *s) {
 
 /* ---- schedules ---- */
 
-static void start(schedule *s, mm_model m, uint32_t tp, uint32_t stage, bool bf16) {
+static void start(schedule *s, mm_model m, uint32_t tp, uint32_t stage, caches cache) {
   mm_err err = {0};
   memset(s, 0, sizeof *s);
-  open_group(&s->w, m, tp, stage, PAGES, bf16);
-  check_oracle(&s->w, bf16);
+  open_group(&s->w, m, tp, stage, PAGES, cache);
+  check_oracle(&s->w, cache);
   s->ranks = stage ? 2 * tp : tp;
   s->sampler = mm_sampler_open(m.vocab, &err);
   for (int i = 0; i < 3; i++) s->saved[i].state = malloc(mm_engine_state_bytes(s->w.engine) + 1);
@@ -380,11 +385,12 @@ static void stop(schedule *s) {
   close_group(&s->w);
 }
 
-static void run(mm_family family, bool postnorm, uint32_t tp, uint32_t stage, bool bf16, uint32_t quick) {
+static void run(mm_family family, bool postnorm, uint32_t tp, uint32_t stage, caches cache, uint32_t quick) {
+  static const char *const word[] = {"f32", "bf16", "index keys e4m3"};
   static schedule s;
   const char *steps = getenv("STEPS"), *from = getenv("MM_SEED");
   if (from) seed = strtoull(from, NULL, 10);
-  start(&s, ref_dims(family, postnorm), tp, stage, bf16);
+  start(&s, ref_dims(family, postnorm), tp, stage, cache);
   for (const uint32_t n = steps ? (uint32_t)strtoul(steps, NULL, 10) : SANITIZED ? 60 : quick; s.steps < n;) one_round(&s);
   while (s.queue) collect(&s);
   print_message(
@@ -393,51 +399,61 @@ static void run(mm_family family, bool postnorm, uint32_t tp, uint32_t stage, bo
       family == MM_FAMILY_M1   ? "m1"
       : family == MM_FAMILY_M2 ? "m2"
                                : "m3",
-      tp, stage ? 2 : 1, bf16 ? "bf16" : "f32", s.steps, s.refused, s.forks, s.resumed, s.drafts, s.mixed, s.draws, s.named, s.scores);
+      tp, stage ? 2 : 1, word[cache], s.steps, s.refused, s.forks, s.resumed, s.drafts, s.mixed, s.draws, s.named, s.scores);
   assert_true(s.refused > 0 && s.forks > 0 && s.resumed > 0 && s.drafts > 0 && s.mixed > 0 && s.draws > 0 && s.named > 0 && s.scores > 0);
   stop(&s);
 }
 
 TEST(test_one_rank) {
-  run(MM_FAMILY_M1, true, 1, 0, false, 250);
-  run(MM_FAMILY_M2, false, 1, 0, true, 250);
-  run(MM_FAMILY_M3, false, 1, 0, false, 250);
+  run(MM_FAMILY_M1, true, 1, 0, IN_F32, 250);
+  run(MM_FAMILY_M2, false, 1, 0, IN_BF16, 250);
+  run(MM_FAMILY_M3, false, 1, 0, IN_F32, 250);
+  run(MM_FAMILY_M3, false, 1, 0, INDEX_FP8, 150);
 }
 TEST(test_two_ranks) {
-  run(MM_FAMILY_M1, false, 2, 0, true, 150);
-  run(MM_FAMILY_M2, false, 2, 0, false, 150);
-  run(MM_FAMILY_M3, false, 2, 0, true, 100);
+  run(MM_FAMILY_M1, false, 2, 0, IN_BF16, 150);
+  run(MM_FAMILY_M2, false, 2, 0, IN_F32, 150);
+  run(MM_FAMILY_M3, false, 2, 0, IN_BF16, 100);
+  run(MM_FAMILY_M3, false, 2, 0, INDEX_FP8, 60);
 }
 TEST(test_eight_ranks) {
-  run(MM_FAMILY_M1, true, 8, 0, false, 60);
-  run(MM_FAMILY_M2, false, 8, 0, true, 60);
+  run(MM_FAMILY_M1, true, 8, 0, IN_F32, 60);
+  run(MM_FAMILY_M2, false, 8, 0, IN_BF16, 60);
 }
 TEST(test_stages) {
-  run(MM_FAMILY_M1, true, 2, 2, false, 100);
-  run(MM_FAMILY_M2, false, 1, 1, false, 150);
-  run(MM_FAMILY_M3, false, 1, 2, false, 100);
+  run(MM_FAMILY_M1, true, 2, 2, IN_F32, 100);
+  run(MM_FAMILY_M2, false, 1, 1, IN_F32, 150);
+  run(MM_FAMILY_M3, false, 1, 2, IN_F32, 100);
 }
 
 /* One number that a slot holds is another: the next step of the schedule's kind would say so. */
-static void planted(mm_family family) {
+static void planted(mm_family family, caches cache) {
   static schedule s;
   mm_err err = {0};
-  start(&s, ref_dims(family, true), 1, 0, false);
+  start(&s, ref_dims(family, true), 1, 0, cache);
   feed_ok(&s.w, 3, 1, 0, 130);
   mm_backend *b = backend[0];
   const uint32_t page = mm_pages_table(mm_engine_pages(s.w.engine))[(size_t)3 * mm_pages_per_slot(mm_engine_pages(s.w.engine)) + 1];
-  float *value = family == MM_FAMILY_M1   ? b->state + 3 * b->state_floats
-                 : family == MM_FAMILY_M2 ? (float *)(void *)(b->cache[0].v + mm_cpu_cell(b, page, 1, 5))
-                                          : mm_cpu_index_key(b, &b->cache[1], page, 5);
-  *value += family == MM_FAMILY_M3 ? 100 : 1; /* so that its block is another */
+  char *const key = family == MM_FAMILY_M3 ? mm_cpu_index_key(b, &b->cache[1], page, 5) : NULL;
+  float *value = family == MM_FAMILY_M1 ? b->state + 3 * b->state_floats
+                 : key                  ? (float *)(void *)key
+                                        : (float *)(void *)(b->cache[0].v + mm_cpu_cell(b, page, 1, 5));
+  if (cache != INDEX_FP8) {
+    *value += family == MM_FAMILY_M3 ? 100 : 1; /* so that its block is another */
+  } else {
+    memcpy(key, &(float){1}, sizeof(float)); /* and here: a key of 448 and zeros */
+    memset(key + sizeof(float), 0, b->mapped.index_key - sizeof(float));
+    key[sizeof(float)] = 0x7e;
+  }
   assert_true(feed(&s.w, 3, 1, 130, 1, s.w.got, &err));
   assert_memory_not_equal(s.w.got, s.w.want[1] + (size_t)130 * s.w.vocab, s.w.vocab * sizeof(float));
   stop(&s);
 }
 TEST(test_planted) {
-  planted(MM_FAMILY_M1);
-  planted(MM_FAMILY_M2);
-  planted(MM_FAMILY_M3);
+  planted(MM_FAMILY_M1, IN_F32);
+  planted(MM_FAMILY_M2, IN_F32);
+  planted(MM_FAMILY_M3, IN_F32);
+  planted(MM_FAMILY_M3, INDEX_FP8);
 }
 
 int main(void) { return run_unit_tests(NULL, NULL); }

@@ -12,16 +12,14 @@
 static void each_fixture(void (*test)(fixture *w), uint32_t pages) {
   static const struct {
     mm_family family;
-    bool postnorm, bf16;
+    bool postnorm;
+    caches cache;
     uint32_t tp;
-  } kind[] = {{MM_FAMILY_M1, true, false, 1},
-              {MM_FAMILY_M1, true, true, 2},
-              {MM_FAMILY_M2, false, false, 2},
-              {MM_FAMILY_M2, false, true, 1},
-              {MM_FAMILY_M3, false, false, 1}};
+  } kind[] = {{MM_FAMILY_M1, true, IN_F32, 1},   {MM_FAMILY_M1, true, IN_BF16, 2}, {MM_FAMILY_M2, false, IN_F32, 2},
+              {MM_FAMILY_M2, false, IN_BF16, 1}, {MM_FAMILY_M3, false, IN_F32, 1}, {MM_FAMILY_M3, false, INDEX_FP8, 2}};
   for (size_t i = 0; i < sizeof kind / sizeof *kind; i++) {
     fixture w;
-    open_group(&w, ref_dims(kind[i].family, kind[i].postnorm), kind[i].tp, 0, pages, kind[i].bf16);
+    open_group(&w, ref_dims(kind[i].family, kind[i].postnorm), kind[i].tp, 0, pages, kind[i].cache);
     test(&w);
     close_group(&w);
   }
@@ -107,7 +105,7 @@ TEST(test_shared_pages) {
   mm_err err = {0};
   for (uint32_t k = 0; k < 3; k++) {
     fixture w;
-    open_group(&w, ref_dims(k / 2 ? MM_FAMILY_M3 : MM_FAMILY_M2, false), 1, 0, 0, k % 2);
+    open_group(&w, ref_dims(k / 2 ? MM_FAMILY_M3 : MM_FAMILY_M2, false), 1, 0, 0, k % 2 ? IN_BF16 : IN_F32);
     feed_ok(&w, 0, 0, 0, LENGTH);
     const uint32_t *page = mm_pages_table(mm_engine_pages(w.engine));
     for (uint32_t n = 0; n <= COMMON; n += n < 3 || n > 60 ? 1 : 7) {
@@ -126,7 +124,7 @@ TEST(test_shared_pages) {
 
 TEST(test_refused) {
   fixture w;
-  open_group(&w, ref_dims(MM_FAMILY_M1, true), 2, 0, 0, false);
+  open_group(&w, ref_dims(MM_FAMILY_M1, true), 2, 0, 0, IN_F32);
   const uint32_t high = SLOTS, one = 1, beyond = mm_pages_count(mm_engine_pages(w.engine)), unused = beyond - 1;
   char *saved = malloc(mm_engine_state_bytes(w.engine));
   feed_ok(&w, 0, 0, 0, 65);
