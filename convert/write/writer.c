@@ -234,11 +234,6 @@ bool mm_writer_replace(mm_writer *w, const char *name, const void *text, size_t 
   return mm_write_file_at(w->dir, w->staging, name, text, n, err);
 }
 
-static int by_value(const void *a, const void *b) {
-  uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-  return (x > y) - (x < y);
-}
-
 static bool write_table(mm_writer *w, mm_err *err) {
   if (w->o.level == 0) return true;
   char *text = mm_archive_text(&w->archive, err);
@@ -249,7 +244,7 @@ static bool write_table(mm_writer *w, mm_err *err) {
 
 /* The manifest, or in the unsharded layout the index. */
 static bool write_manifest(mm_writer *w, mm_digest *digest, mm_err *err) {
-  if (w->dead_count) qsort(w->dead, w->dead_count, sizeof *w->dead, by_value);
+  if (w->dead_count) qsort(w->dead, w->dead_count, sizeof *w->dead, mm_by_u32);
   w->plan->pack.dead_row = w->dead;
   w->plan->pack.dead_rows = w->dead_count;
   char *text = w->plan->layout->finish(w->plan, err);

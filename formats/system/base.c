@@ -217,6 +217,14 @@ bool mm_grow(void **array, size_t *cap, size_t want, size_t size, mm_err *err) {
 
 int mm_by_text(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
 
+#define ORDER(name, type)                                  \
+  int name(const void *a, const void *b) {                 \
+    const type x = *(const type *)a, y = *(const type *)b; \
+    return (x > y) - (x < y);                              \
+  }
+ORDER(mm_by_u32, uint32_t)
+ORDER(mm_by_real, double)
+
 double mm_now(void) {
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);

@@ -146,8 +146,10 @@ MM_MUST_USE bool mm_grow(void **array, size_t *cap, size_t want, size_t size, mm
 /* mm_grow of a typed pointer, by its element size. */
 #define MM_GROW(array, cap, want, err) mm_grow((void **)&(array), cap, want, sizeof *(array), err)
 
-/* Order of texts, for arrays of pointers to them. */
+/* Orders for qsort and bsearch. By text: of pointers to texts, and of structs that begin with one. */
 int mm_by_text(const void *a, const void *b);
+int mm_by_u32(const void *a, const void *b);
+int mm_by_real(const void *a, const void *b); /* double */
 /* qsort for what is mostly in order when it comes: one pass and no scratch if it is. */
 void mm_sort(void *array, size_t count, size_t size, int (*order)(const void *, const void *));
 
