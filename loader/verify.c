@@ -1,7 +1,6 @@
 /* The checks behind minimax-verify. */
 #include "loader/verify.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>

@@ -1,7 +1,6 @@
 /* Compares the files of an unsharded checkpoint with their digests. */
 #include "loader/verify_unsharded.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

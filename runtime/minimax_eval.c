@@ -1,6 +1,5 @@
 /* minimax-eval: what a packed checkpoint predicts. Mean negative log-likelihood and perplexity of a text, the logits of given prompts as a
  * safetensors file, or how far they are from those of another checkpoint. */
-#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,6 @@
 /* Comparing a finished output with the plan, and hashing it. */
 #include "convert/plan/finished.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

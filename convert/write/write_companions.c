@@ -1,5 +1,4 @@
 /* The companion files of an output's weights: the source's tokenizer, licence and code, the config, the model card, the digests. */
-#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,5 @@
 /* The format of the M2 family. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "runtime/chat/render.h"
 
