@@ -207,6 +207,11 @@ bool mm_write_file_at(int dirfd, const char *dir, const char *name, const void *
   return ok;
 }
 
+bool mm_is_dir(const char *path) {
+  struct stat st;
+  return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
 DIR *mm_dir_at(int dir, const char *path, const char *what, mm_err *err) {
   int fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   DIR *d = fd < 0 ? NULL : fdopendir(fd);
