@@ -12,9 +12,7 @@
 
 static bool is_listed(const void *ctx, const char *name) {
   const mm_pack *p = ctx;
-  if (strcmp(name, MM_DIGESTS) == 0 || strcmp(name, "README.md") == 0) return true;
-  for (size_t i = 0; i < p->file_count; i++)
-    if (strcmp(name, p->file[i].name) == 0) return true;
+  if (strcmp(name, MM_DIGESTS) == 0 || strcmp(name, "README.md") == 0 || mm_pack_find_file(p, name)) return true;
   for (size_t i = 0; i < p->rank->part_count; i++)
     if (strcmp(name, p->rank->part[i].file) == 0) return true;
   return false;
@@ -24,10 +22,7 @@ static bool check_header(const mm_pack *p, const mm_part *part, mm_err *err) {
   mm_err reason = {0};
   mm_st st = {0};
   const mm_path path = mm_path_of(p->dir, part->file);
-  bool ok = mm_st_open(&st, path.text, MM_INTEGRITY, &reason);
-  if (ok && st.id.size != part->size)
-    ok = mm_fail(&reason, MM_INTEGRITY, "E_SIZE", mm_at(path.text, NULL), "found %llu bytes, expected %llu", (unsigned long long)st.id.size,
-                 (unsigned long long)part->size);
+  const bool ok = mm_st_open(&st, path.text, MM_INTEGRITY, &reason) && mm_size_is(path.text, st.id.size, part->size, &reason);
   mm_st_close(&st);
   return ok || mm_fail_damaged(err, &reason);
 }

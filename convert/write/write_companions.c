@@ -76,12 +76,9 @@ static bool bake_image(mm_writer *w, mm_err *err) {
 static bool still_proven(const mm_writer *w, const char *name, const char *path, const char *text, size_t n, mm_err *err) {
   const mm_pack *from = w->plan->hf->manifest;
   const mm_digest d = mm_sha256(text, n);
-  for (size_t i = 0; from && i < from->file_count; i++) {
-    if (strcmp(from->file[i].name, name) != 0) continue;
-    if (!mm_digest_equal(&d, &from->file[i].sha256))
-      return mm_fail(err, MM_IO, "E_CHANGED", mm_at(path, NULL), "found other contents since the checkpoint was opened");
-  }
-  return true;
+  const mm_pack_file *file = from ? mm_pack_find_file(from, name) : NULL;
+  return !file || mm_digest_equal(&d, &file->sha256) ||
+         mm_fail(err, MM_IO, "E_CHANGED", mm_at(path, NULL), "found other contents since the checkpoint was opened");
 }
 
 static bool copy_companion(mm_writer *w, const char *name, mm_err *err) {

@@ -28,8 +28,8 @@ static bool usage(mm_err *err, const char *path, const char *what) {
 static bool in_archive(const void *ctx, const char *name) {
   const mm_pack *p = ctx;
   size_t n = strlen(name), end = strlen(".zst");
-  bool known = strcmp(name, MM_ARCHIVE) == 0 || strcmp(name, MM_MANIFEST) == 0 || strcmp(name, MM_SIGNATURE) == 0;
-  for (size_t i = 0; !known && i < p->file_count; i++) known = strcmp(name, p->file[i].name) == 0;
+  bool known =
+      strcmp(name, MM_ARCHIVE) == 0 || strcmp(name, MM_MANIFEST) == 0 || strcmp(name, MM_SIGNATURE) == 0 || mm_pack_find_file(p, name);
   for (uint32_t r = 0; !known && r < mm_pack_ranks(p); r++)
     for (size_t i = 0; !known && i < p->rank[r].part_count; i++) {
       const char *file = p->rank[r].part[i].file;
@@ -272,8 +272,7 @@ static bool is_expected(const void *ctx, const char *name) {
   const mm_writer *w = ctx;
   const mm_plan *p = w->plan;
   bool expected = is_part(w, name) || strcmp(name, p->layout->last) == 0 || (w->o.level > 0 && strcmp(name, MM_ARCHIVE) == 0) ||
-                  (p->layout->digests && strcmp(name, p->layout->digests) == 0);
-  for (size_t i = 0; !expected && i < p->pack.file_count; i++) expected = strcmp(name, p->pack.file[i].name) == 0;
+                  (p->layout->digests && strcmp(name, p->layout->digests) == 0) || mm_pack_find_file(&p->pack, name);
   for (size_t i = 0; !expected && i < MM_PLAN_TEXTS && p->text[i].name; i++) expected = strcmp(name, p->text[i].name) == 0;
   return expected;
 }
