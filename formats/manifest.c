@@ -561,13 +561,10 @@ bool mm_pack_parse(mm_pack *p, const char *dir, const char *text, size_t n, mm_e
 
 static bool open_with_digest(mm_pack *p, const char *dir, const kind *k, mm_err *err) {
   memset(p, 0, sizeof *p);
-  mm_arena scratch = {0};
   size_t n;
-  char *path = mm_arena_printf(&scratch, err, "%s/%s", dir, k->file);
-  char *text = path ? mm_file_slurp(path, MM_MANIFEST_MAX, &n, err) : NULL;
+  char *text = mm_file_slurp(mm_path_of(dir, k->file).text, MM_MANIFEST_MAX, &n, err);
   bool ok = text && parse_with_digest(p, dir, k, text, n, err);
   free(text);
-  mm_arena_close(&scratch);
   return ok;
 }
 

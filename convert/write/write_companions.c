@@ -1,6 +1,5 @@
 /* The companion files of an output's weights: the source's tokenizer, licence and code, the config, the model card, the digests. */
 #include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -62,12 +61,11 @@ static bool write_texts(mm_writer *w, mm_err *err) {
 static bool bake_image(mm_writer *w, mm_err *err) {
   const mm_pack *pack = &w->plan->pack;
   const mm_pack_file *source = &pack->file[pack->file_count - 1];
-  char *path = NULL;
+  const mm_path path = mm_path_of(w->staging, source->name);
   uint8_t *image = NULL;
   size_t n = 0;
-  if (asprintf(&path, "%s/%s", w->staging, source->name) < 0) return mm_fail_memory(err, 0);
-  bool ok = w->o.bake(path, pack->model.vocab, &source->sha256, &image, &n, err) && (!image || put_companion(w, w->o.baked, image, n, err));
-  free(path);
+  bool ok =
+      w->o.bake(path.text, pack->model.vocab, &source->sha256, &image, &n, err) && (!image || put_companion(w, w->o.baked, image, n, err));
   free(image);
   return ok;
 }
