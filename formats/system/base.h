@@ -12,6 +12,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -137,6 +138,8 @@ static inline uint64_t mm_scatter(uint64_t x) {
 
 /* Seconds of a clock that only goes forward, CLOCK_MONOTONIC, from a moment of its own. */
 double mm_now(void);
+/* The time of that clock in so many seconds, for pthread_cond_clockwait. */
+struct timespec mm_later(double seconds);
 bool mm_ends_with(const char *s, const char *end);
 
 /* Zeroed memory for count elements of size bytes; NULL and E_MEMORY on overflow or exhaustion. Free with free(). */

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "runtime/schedule/scheduler_inside.h"
 
@@ -150,18 +149,14 @@ static void take(mm_scheduler *s, job *incoming) {
   }
 }
 
-#define WARM_AFTER 500000000 /* nanoseconds without a request after which one size is warmed */
+#define WARM_AFTER 0.5 /* seconds without a request after which one size is warmed */
 
 /* The lock is held. Waits for a change; without one for WARM_AFTER, returns true where a size of 1, 2, 3, 4, 6, 8, 12 … rows, up to the
  * slots, is not warmed yet. Before the first request none is: that would make it wait for weights that it does not need yet. */
 static bool wait_for_change(mm_scheduler *s) {
   if (!s->c.warm || !s->queued || s->warmed >= s->slots) return pthread_cond_wait(&s->changed, &s->lock), false;
-  struct timespec until;
-  clock_gettime(CLOCK_REALTIME, &until);
-  until.tv_nsec += WARM_AFTER;
-  until.tv_sec += until.tv_nsec / 1000000000;
-  until.tv_nsec %= 1000000000;
-  return pthread_cond_timedwait(&s->changed, &s->lock, &until) == ETIMEDOUT;
+  const struct timespec until = mm_later(WARM_AFTER);
+  return pthread_cond_clockwait(&s->changed, &s->lock, CLOCK_MONOTONIC, &until) == ETIMEDOUT;
 }
 
 /* The next size. One that fails is not tried again: a request's step says what is wrong. After it nobody knows what pages hold. */
