@@ -57,26 +57,19 @@ static const mm_json *array(reader *r, const mm_json *obj, const char *key, size
   return NULL;
 }
 
-static bool u32(reader *r, const mm_json *obj, const char *key, uint32_t lo, uint32_t *out) {
+static bool integer(reader *r, const mm_json *obj, const char *key, int64_t lo, int64_t hi, uint32_t *out) {
   int64_t v;
-  if (!mm_json_need_int(obj, key, lo, UINT32_MAX, &v, &r->ctx, r->err)) return false;
+  if (!mm_json_need_int(obj, key, lo, hi, &v, &r->ctx, r->err)) return false;
   *out = (uint32_t)v;
   return true;
 }
 
+static bool u32(reader *r, const mm_json *obj, const char *key, uint32_t *out) { return integer(r, obj, key, 0, UINT32_MAX, out); }
 /* A count of rows or columns. Its sums with a tile or a block stay below 2^32. */
-static bool extent(reader *r, const mm_json *obj, const char *key, uint32_t *out) {
-  int64_t v;
-  if (!mm_json_need_int(obj, key, 1, INT32_MAX, &v, &r->ctx, r->err)) return false;
-  *out = (uint32_t)v;
-  return true;
-}
+static bool extent(reader *r, const mm_json *obj, const char *key, uint32_t *out) { return integer(r, obj, key, 1, INT32_MAX, out); }
 
-static bool u64(reader *r, const mm_json *obj, const char *key, uint64_t *out) {
-  int64_t v;
-  if (!mm_json_need_int(obj, key, 0, INT64_MAX, &v, &r->ctx, r->err)) return false;
-  *out = (uint64_t)v;
-  return true;
+static bool file_size(reader *r, const mm_json *obj, uint64_t *out) {
+  return mm_json_need_int(obj, "size", 0, INT64_MAX, (int64_t *)out, &r->ctx, r->err);
 }
 
 /* An array of objects: checked as such before memory is taken for each of them. */
@@ -211,7 +204,7 @@ static bool read_plane(reader *r, const mm_json *j, mm_pack_plane *out) {
 static bool read_piece(reader *r, const mm_json *j, const mm_pack_tensor *t, uint64_t row, mm_piece *out) {
   static const char *const keys[] = {"source", "rows", "at", "local_rows", "cut", NULL};
   if (!only(r, j, keys) || !(out->source = text(r, j, "source", 1)) || !extent(r, j, "rows", &out->rows) ||
-      !u32(r, j, "at", 0, &out->local_at) || !extent(r, j, "local_rows", &out->local_rows) || !u32(r, j, "cut", 0, &out->cut))
+      !u32(r, j, "at", &out->local_at) || !extent(r, j, "local_rows", &out->local_rows) || !u32(r, j, "cut", &out->cut))
     return false;
   if (out->local_at != row)
     return MM_REFUSE(&r->ctx, r->err, "key \"at\": found %u, expected %llu", out->local_at, (unsigned long long)row);
@@ -254,9 +247,9 @@ static bool read_tensor(reader *r, size_t i, const mm_json *j, mm_pack_tensor *t
                                      "whole_cols", "planes", "pieces", "input_scale", "experts", "global_steps", NULL};
   at_entry(r, "tensors", i);
   if (!only(r, j, keys) || !(t->name = text(r, j, "name", 1)) || !(t->scheme = text(r, j, "scheme", 1)) ||
-      !mm_json_need_bool(j, "vector", &t->vector, &r->ctx, r->err) || !u32(r, j, "stage", 0, &t->stage) ||
-      !u32(r, j, "lead", 0, &t->lead) || !u32(r, j, "whole_lead", 0, &t->whole_lead) || !extent(r, j, "rows", &t->rows) ||
-      !extent(r, j, "cols", &t->cols) || !extent(r, j, "whole_cols", &t->whole_cols) || !read_input_scale(r, j, &t->input_scale))
+      !mm_json_need_bool(j, "vector", &t->vector, &r->ctx, r->err) || !u32(r, j, "stage", &t->stage) || !u32(r, j, "lead", &t->lead) ||
+      !u32(r, j, "whole_lead", &t->whole_lead) || !extent(r, j, "rows", &t->rows) || !extent(r, j, "cols", &t->cols) ||
+      !extent(r, j, "whole_cols", &t->whole_cols) || !read_input_scale(r, j, &t->input_scale))
     return false;
   if (t->stage >= r->p->pp) return MM_REFUSE(&r->ctx, r->err, "key \"stage\": found %u of %u", t->stage, r->p->pp);
   if ((uint64_t)t->lead * r->p->ep != t->whole_lead)
@@ -316,7 +309,7 @@ static const char *const part_keys[] = {"file", "size", "root", "blocks", NULL};
 /* A file with its size and, where wanted, the digests of its blocks; else they are counted and must be digests. */
 static bool read_blocks(reader *r, const mm_json *j, bool wanted, mm_part *out) {
   if (!only(r, j, part_keys) || !(out->file = base_name(r, j, "file"))) return false;
-  if (!u64(r, j, "size", &out->size) || !digest(r, j, "root", &out->root)) return false;
+  if (!file_size(r, j, &out->size) || !digest(r, j, "root", &out->root)) return false;
   const mm_json *blocks = array(r, j, "blocks", mm_hash_blocks(out->size), mm_hash_blocks(out->size));
   mm_digest *block = NULL, unwanted;
   if (!blocks || (wanted && !(block = take(r, mm_json_size(blocks), sizeof *block)))) return false;
@@ -380,7 +373,7 @@ static bool read_files(reader *r, const mm_json *root, const char *key, const ch
     const mm_json *j = mm_json_at(list, *count);
     mm_pack_file *f = &(*out)[*count];
     at_entry(r, key, *count);
-    if (!only(r, j, keys) || !(f->name = base_name(r, j, "name")) || !u64(r, j, "size", &f->size) || !digest(r, j, digest_key, &f->sha256))
+    if (!only(r, j, keys) || !(f->name = base_name(r, j, "name")) || !file_size(r, j, &f->size) || !digest(r, j, digest_key, &f->sha256))
       return false;
   }
   return true;
@@ -569,13 +562,10 @@ bool mm_pack_parse(mm_pack *p, const char *dir, const char *text, size_t n, mm_e
 
 static bool open_with_digest(mm_pack *p, const char *dir, const kind *k, mm_err *err) {
   memset(p, 0, sizeof *p);
-  mm_arena scratch = {0};
   size_t n;
-  char *path = mm_arena_printf(&scratch, err, "%s/%s", dir, k->file);
-  char *text = path ? mm_file_slurp(path, MM_MANIFEST_MAX, &n, err) : NULL;
+  char *text = mm_file_slurp(mm_path_of(dir, k->file).text, MM_MANIFEST_MAX, &n, err);
   bool ok = text && parse_with_digest(p, dir, k, text, n, err);
   free(text);
-  mm_arena_close(&scratch);
   return ok;
 }
 

@@ -1,7 +1,6 @@
 /* The version of a manifest, and the keys that versions 3 to 5 have in it. */
 #include "formats/manifest_version.h"
 
-#include <stdio.h>
 #include <string.h>
 
 bool mm_manifest_version(const mm_json *root, const char *wanted, int newest, int64_t *version, const mm_json_ctx *c, mm_err *err) {

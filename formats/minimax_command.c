@@ -1,7 +1,6 @@
 /* minimax: runs the other programs by a word. */
 #include <errno.h>
 #include <limits.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 

@@ -2,7 +2,6 @@
 #include "formats/pack.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 static uint64_t cells(uint32_t extent, uint32_t cell) { return cell == 0 ? 1 : mm_ceil_div(extent, cell); }

@@ -292,9 +292,6 @@ static bool read_header(reader *r) {
 
 /* Checks on the whole */
 
-static int by_name(const void *a, const void *b) { return strcmp(((const mm_st_tensor *)a)->name, ((const mm_st_tensor *)b)->name); }
-static int by_key(const void *a, const void *b) { return strcmp(((const struct mm_st_meta *)a)->key, ((const struct mm_st_meta *)b)->key); }
-
 /* By range; an empty tensor before the one that begins at the same place. */
 static int by_range(const void *a, const void *b) {
   const mm_st_tensor *x = *(mm_st_tensor *const *)a, *y = *(mm_st_tensor *const *)b;
@@ -305,13 +302,13 @@ static int by_range(const void *a, const void *b) {
 static bool sort_and_check_names(reader *r) {
   mm_st *st = r->st;
   char shown[1000];
-  mm_sort(st->tensor, st->count, sizeof *st->tensor, by_name);
+  mm_sort(st->tensor, st->count, sizeof *st->tensor, mm_by_text);
   for (size_t i = 1; i < st->count; i++) {
     if (strcmp(st->tensor[i - 1].name, st->tensor[i].name) == 0) {
       return mm_fail(r->err, r->scan.status, "E_DUP_KEY", mm_at(st->path, st->tensor[i].name), "found twice in the header");
     }
   }
-  mm_sort(st->metadata, st->metadata_count, sizeof *st->metadata, by_key);
+  mm_sort(st->metadata, st->metadata_count, sizeof *st->metadata, mm_by_text);
   for (size_t i = 1; i < st->metadata_count; i++) {
     const char *key = st->metadata[i].key;
     if (strcmp(st->metadata[i - 1].key, key) == 0) {
@@ -428,7 +425,7 @@ void mm_st_close(mm_st *st) {
 
 const mm_st_tensor *mm_st_find(const mm_st *st, const char *name) {
   mm_st_tensor wanted = {.name = name};
-  return st->count ? bsearch(&wanted, st->tensor, st->count, sizeof wanted, by_name) : NULL;
+  return st->count ? bsearch(&wanted, st->tensor, st->count, sizeof wanted, mm_by_text) : NULL;
 }
 
 /* Writing */

@@ -237,17 +237,15 @@ static bool bind_all(binding *b, mm_rank_weights *w) {
   return true;
 }
 
-static bool divides_either(uint32_t a, uint32_t b) { return a % b == 0 || b % a == 0; }
 static bool check_tp(const binding *b) {
   const mm_model *m = b->m;
   const mm_pack *p = &b->s->pack;
   uint32_t tp = p->tp, ep = p->ep;
-  bool heads = m->heads % tp == 0 && divides_either(m->kv_heads, tp) && (m->index_heads == 0 || divides_either(m->index_heads, tp));
   if (m->dense_intermediate % tp != 0 || m->shared_intermediate % tp != 0)
     return mm_fail(b->err, MM_INTEGRITY, "E_TP", mm_at(p->dir, NULL),
                    "found tp %u, expected a divisor of %u and %u columns of dense layers and shared experts", tp, m->dense_intermediate,
                    m->shared_intermediate);
-  if (heads && m->experts % ep == 0 && m->intermediate % (tp / ep) == 0) return true;
+  if (mm_model_cuts(m, tp, ep)) return true;
   return mm_fail(b->err, MM_INTEGRITY, "E_TP", mm_at(p->dir, NULL),
                  "found tp %u, ep %u; expected a tp that divides %u heads, and %u kv heads (%u index heads) or the other way round, an ep "
                  "that divides %u "

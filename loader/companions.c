@@ -28,9 +28,7 @@ bool mm_nothing_else(const char *dir, bool (*listed)(const void *ctx, const char
 
 static bool in_manifest(const void *ctx, const char *name) {
   const mm_pack *p = ctx;
-  if (strcmp(name, MM_MANIFEST) == 0 || strcmp(name, MM_SIGNATURE) == 0) return true;
-  for (size_t i = 0; i < p->file_count; i++)
-    if (strcmp(name, p->file[i].name) == 0) return true;
+  if (strcmp(name, MM_MANIFEST) == 0 || strcmp(name, MM_SIGNATURE) == 0 || mm_pack_find_file(p, name)) return true;
   for (uint32_t r = 0; r < mm_pack_ranks(p); r++)
     for (size_t i = 0; i < p->rank[r].part_count; i++)
       if (strcmp(name, p->rank[r].part[i].file) == 0) return true;
@@ -44,10 +42,7 @@ bool mm_companion_sizes(const mm_pack *p, mm_err *err) {
     mm_err reason = {0};
     mm_file f = MM_FILE_NONE;
     const mm_path path = mm_path_of(p->dir, p->file[i].name);
-    bool ok = mm_file_open(&f, path.text, &reason);
-    if (ok && f.size != p->file[i].size)
-      ok = mm_fail(&reason, MM_INTEGRITY, "E_SIZE", mm_at(path.text, NULL), "found %llu bytes, expected %llu", (unsigned long long)f.size,
-                   (unsigned long long)p->file[i].size);
+    const bool ok = mm_file_open(&f, path.text, &reason) && mm_size_is(path.text, f.size, p->file[i].size, &reason);
     mm_file_close(&f);
     if (!ok) return mm_fail_damaged(err, &reason);
   }

@@ -1,10 +1,8 @@
 /* Reading a draft: config, names and shapes, mapping. */
 #include "loader/dflash.h"
 
-#include <math.h>
 #include <stddef.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 

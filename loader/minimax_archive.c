@@ -1,7 +1,5 @@
 /* minimax-archive: packs checkpoints for transport and cold storage, unpacks them, and signs them. */
 #include <inttypes.h>
-#include <limits.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "formats/frame.h"

@@ -44,8 +44,6 @@ typedef struct mm_listing {
   mm_inspect_row *item; /* sorted by name */
 } mm_listing;
 
-static int by_name(const void *a, const void *b) { return strcmp(((const mm_inspect_row *)a)->name, ((const mm_inspect_row *)b)->name); }
-
 /* With names only, a tensor's type and shape are not known. */
 static void list_source(mm_listing *l) {
   for (size_t i = 0; i < l->count; i++) {
@@ -497,8 +495,8 @@ static bool diff(const mm_inspect_args *args, const mm_listing *a, const mm_list
   if (args->data && a->kind == PACKED && ranks_open(a, b) == 0 && ranks_open(b, a) == 0)
     return mm_fail(err, MM_INTEGRITY, "E_RANKS", mm_at(args->diff, NULL),
                    "found no part of any rank, nor in %s: there are no bytes to compare", args->dir[0]);
-  qsort(a->item, a->count, sizeof *a->item, by_name);
-  qsort(b->item, b->count, sizeof *b->item, by_name);
+  qsort(a->item, a->count, sizeof *a->item, mm_by_text);
+  qsort(b->item, b->count, sizeof *b->item, mm_by_text);
   size_t i = 0, j = 0;
   mm_differences d = {.list = args->json ? mm_json_new_arr() : NULL};
   bool ok = !args->json || d.list || mm_fail_memory(err, 0);

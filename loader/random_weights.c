@@ -120,8 +120,6 @@ static void make_layer(maker *k, uint32_t l, mm_layer_weights *y) {
   if (m->shared_intermediate) make_mlp(k, m->shared_intermediate, y);
 }
 
-static bool divides_either(uint32_t a, uint32_t b) { return a % b == 0 || b % a == 0; }
-
 /* Codes are cut between bytes. */
 static bool check_bytes(const mm_scheme *s, uint32_t columns, uint32_t ways, mm_err *err) {
   const uint32_t unit = s->plane[0].cell.k;
@@ -138,10 +136,7 @@ static bool check_columns(const mm_random_model *r, const mm_model *m, mm_err *e
 
 bool mm_random_check(const mm_random_model *r, const mm_model *m, mm_err *err) {
   const uint32_t tp = r->tp, ep = r->ep;
-  const bool heads = m->heads % tp == 0 && divides_either(m->kv_heads, tp) && (!m->index_heads || divides_either(m->index_heads, tp));
-  const bool experts = tp % ep == 0 && m->experts % ep == 0 && m->intermediate % (tp / ep) == 0;
-  if (heads && experts && m->dense_intermediate % tp == 0 && m->shared_intermediate % tp == 0 && r->pp && r->pp <= m->layers)
-    return check_columns(r, m, err);
+  if (mm_model_cuts(m, tp, ep) && r->pp && r->pp <= m->layers) return check_columns(r, m, err);
   return mm_fail(
       err, MM_USAGE, "E_TP", mm_at(NULL, NULL),
       "found tp %u, ep %u, pp %u; expected a tp that divides %u heads, %u and %u columns of dense layers and shared experts, and "

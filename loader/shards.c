@@ -1,7 +1,6 @@
 /* Opening a packed checkpoint for use: what the manifest promises is found in the part headers, then mapped. */
 #include "loader/shards.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,20 +48,16 @@ static bool check_metadata(const opening *o, const mm_st *st, uint32_t part_inde
 /* Size against the manifest and against the header before a byte is mapped; one file, not two of the same name. */
 static bool open_part(opening *o, uint32_t i) {
   const mm_part *part = &o->pack->rank[o->rank].part[i];
-  mm_arena scratch = {0};
   mm_file f = MM_FILE_NONE;
   mm_st *st = &o->st[i];
-  const char *path = mm_arena_printf(&scratch, o->err, "%s/%s", o->pack->dir, part->file);
-  bool ok = path && mm_file_open(&f, path, o->err);
-  if (ok && f.size != part->size)
-    ok = mm_fail(o->err, MM_INTEGRITY, "E_SIZE", mm_at(path, NULL), "found %" PRIu64 " bytes, expected %" PRIu64, f.size, part->size);
-  ok = ok && mm_st_open(st, path, MM_INTEGRITY, o->err);
+  const mm_path path = mm_path_of(o->pack->dir, part->file);
+  bool ok = mm_file_open(&f, path.text, o->err) && mm_size_is(path.text, f.size, part->size, o->err) &&
+            mm_st_open(st, path.text, MM_INTEGRITY, o->err);
   if (ok && memcmp(&st->id, &f.id, sizeof f.id) != 0)
-    ok = mm_fail(o->err, MM_IO, "E_CHANGED", mm_at(path, NULL), "the file was changed while it was opened");
+    ok = mm_fail(o->err, MM_IO, "E_CHANGED", mm_at(path.text, NULL), "the file was changed while it was opened");
   ok = ok && check_metadata(o, st, i) && (o->used[i] = mm_calloc(st->count, sizeof(bool), o->err)) &&
-       mm_map_open(&o->out->map[i], &f, path, o->err);
+       mm_map_open(&o->out->map[i], &f, path.text, o->err);
   mm_file_close(&f);
-  mm_arena_close(&scratch);
   return ok || mm_fail_damaged(o->err, o->err);
 }
 

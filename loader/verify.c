@@ -1,7 +1,6 @@
 /* The checks behind minimax-verify. */
 #include "loader/verify.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -12,11 +11,6 @@
 #include "formats/system/pool.h"
 
 /* --- digests --- */
-
-typedef struct mm_digest_block {
-  uint32_t rank, part;
-  size_t index;
-} mm_digest_block;
 
 typedef struct mm_block_job {
   const mm_shards *s;
@@ -57,23 +51,24 @@ static bool check_block(void *ctx, size_t item, unsigned worker, mm_err *err) {
   return verify_block(job->s, b->rank, b->part, b->index, err);
 }
 
-/* The number of parts of a rank if the rank is open, else 0. */
-static size_t parts_of(const mm_shards *s, uint32_t rank) { return s->rank[rank].plane ? s->pack.rank[rank].part_count : 0; }
-
-bool mm_verify_sample(const mm_shards *s, uint32_t count, uint64_t seed, unsigned threads, mm_err *err) {
-  size_t total = 0, n = 0;
-  for (uint32_t r = 0; r < mm_pack_ranks(&s->pack); r++)
-    for (size_t i = 0; i < parts_of(s, r); i++) total += mm_min(count, s->pack.rank[r].part[i].block_count);
-  mm_block_job job = {.s = s, .block = mm_calloc(total, sizeof *job.block, err)};
-  if (!job.block) return false;
-  for (uint32_t r = 0; r < mm_pack_ranks(&s->pack); r++)
-    for (uint32_t i = 0; i < parts_of(s, r); i++) {
-      uint64_t blocks = s->pack.rank[r].part[i].block_count, wanted = mm_min(count, blocks);
+size_t mm_verify_choose(const mm_pack *p, const mm_shards *s, uint32_t count, uint64_t seed, mm_digest_block *out) {
+  size_t n = 0;
+  for (uint32_t r = 0; r < mm_pack_ranks(p); r++)
+    for (uint32_t i = 0; (!s || s->rank[r].plane) && i < p->rank[r].part_count; i++) {
+      uint64_t blocks = p->rank[r].part[i].block_count, wanted = mm_min(count, blocks);
       for (uint64_t k = 0; k < wanted; k++, n++) {
         uint64_t from = k * blocks / wanted, end = (k + 1) * blocks / wanted;
-        job.block[n] = (mm_digest_block){r, i, from + mm_scatter(seed ^ mm_scatter(n + 1)) % (end - from)};
+        if (out) out[n] = (mm_digest_block){r, i, from + mm_scatter(seed ^ mm_scatter(n + 1)) % (end - from)};
       }
     }
+  return n;
+}
+
+bool mm_verify_sample(const mm_shards *s, uint32_t count, uint64_t seed, unsigned threads, mm_err *err) {
+  const size_t n = mm_verify_choose(&s->pack, s, count, seed, NULL);
+  mm_block_job job = {.s = s, .block = mm_calloc(n, sizeof *job.block, err)};
+  if (!job.block) return false;
+  mm_verify_choose(&s->pack, s, count, seed, job.block);
   bool ok = mm_pool_run(threads, n, check_block, &job, err);
   free(job.block);
   return ok;

@@ -13,7 +13,14 @@ MM_MUST_USE bool mm_verify_any_rank(const mm_pack *p, mm_err *err);
 /* Every block of every part of the ranks that are open, on `threads` threads. MM_INTEGRITY E_DIGEST: the first
  * block that differs, with file, offset and the tensors inside. */
 MM_MUST_USE bool mm_verify_blocks(const mm_shards *s, unsigned threads, mm_err *err);
-/* At most `count` blocks of every part, one from each of as many equal ranges; `seed` decides which. */
+typedef struct mm_digest_block {
+  uint32_t rank, part;
+  size_t index;
+} mm_digest_block;
+/* Chooses at most `count` blocks of every part, one from each of as many equal ranges; `seed` decides which. s: of its open ranks alone, or
+ * NULL. Returns their number; out has room for them or is NULL. */
+size_t mm_verify_choose(const mm_pack *p, const mm_shards *s, uint32_t count, uint64_t seed, mm_digest_block *out);
+/* Verifies the blocks chosen so. */
 MM_MUST_USE bool mm_verify_sample(const mm_shards *s, uint32_t count, uint64_t seed, unsigned threads, mm_err *err);
 
 /* Blocks proven when they are first read, each once, from any thread. Borrows the shards. */

@@ -1,7 +1,6 @@
 /* Compares the files of an unsharded checkpoint with their digests. */
 #include "loader/verify_unsharded.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,12 +8,11 @@
 #include "formats/system/file.h"
 #include "formats/system/pool.h"
 #include "loader/companions.h"
+#include "loader/verify.h"
 
 static bool is_listed(const void *ctx, const char *name) {
   const mm_pack *p = ctx;
-  if (strcmp(name, MM_DIGESTS) == 0 || strcmp(name, "README.md") == 0) return true;
-  for (size_t i = 0; i < p->file_count; i++)
-    if (strcmp(name, p->file[i].name) == 0) return true;
+  if (strcmp(name, MM_DIGESTS) == 0 || strcmp(name, "README.md") == 0 || mm_pack_find_file(p, name)) return true;
   for (size_t i = 0; i < p->rank->part_count; i++)
     if (strcmp(name, p->rank->part[i].file) == 0) return true;
   return false;
@@ -24,10 +22,7 @@ static bool check_header(const mm_pack *p, const mm_part *part, mm_err *err) {
   mm_err reason = {0};
   mm_st st = {0};
   const mm_path path = mm_path_of(p->dir, part->file);
-  bool ok = mm_st_open(&st, path.text, MM_INTEGRITY, &reason);
-  if (ok && st.id.size != part->size)
-    ok = mm_fail(&reason, MM_INTEGRITY, "E_SIZE", mm_at(path.text, NULL), "found %llu bytes, expected %llu", (unsigned long long)st.id.size,
-                 (unsigned long long)part->size);
+  const bool ok = mm_st_open(&st, path.text, MM_INTEGRITY, &reason) && mm_size_is(path.text, st.id.size, part->size, &reason);
   mm_st_close(&st);
   return ok || mm_fail_damaged(err, &reason);
 }
@@ -38,14 +33,9 @@ bool mm_unsharded_listing(const mm_pack *p, mm_err *err) {
   return mm_companion_sizes(p, err) && mm_nothing_else(p->dir, is_listed, p, err);
 }
 
-typedef struct block {
-  uint32_t part;
-  size_t index;
-} block;
-
 typedef struct job {
   const mm_pack *p;
-  block *block;
+  mm_digest_block *block;
   uint8_t **buffer; /* [threads] of MM_HASH_BLOCK */
 } job;
 
@@ -63,7 +53,7 @@ static void tensors_in(const char *path, uint64_t from, uint64_t end, mm_name_li
 
 static bool check_block(void *ctx, size_t item, unsigned worker, mm_err *err) {
   const job *j = ctx;
-  const block *b = &j->block[item];
+  const mm_digest_block *b = &j->block[item];
   const mm_part *part = &j->p->rank->part[b->part];
   const uint64_t at = b->index * MM_HASH_BLOCK;
   const size_t n = (size_t)mm_min(MM_HASH_BLOCK, part->size - at);
@@ -81,18 +71,6 @@ static bool check_block(void *ctx, size_t item, unsigned worker, mm_err *err) {
                  "found block %zu of %zu damaged (%zu bytes; it holds: %s)", b->index, part->block_count, n, names.text);
 }
 
-static size_t choose(const mm_pack *p, uint32_t count, uint64_t seed, block *out) {
-  size_t n = 0;
-  for (uint32_t i = 0; i < p->rank->part_count; i++) {
-    uint64_t blocks = p->rank->part[i].block_count, wanted = mm_min(count, blocks);
-    for (uint64_t k = 0; k < wanted; k++, n++) {
-      uint64_t from = k * blocks / wanted, end = (k + 1) * blocks / wanted;
-      if (out) out[n] = (block){i, from + mm_scatter(seed ^ mm_scatter(n + 1)) % (end - from)};
-    }
-  }
-  return n;
-}
-
 bool mm_unsharded_blocks(const mm_pack *p, uint32_t count, uint64_t seed, unsigned threads, size_t *seen, mm_err *err) {
   for (size_t i = 0; i < p->file_count; i++) {
     char *text;
@@ -100,11 +78,11 @@ bool mm_unsharded_blocks(const mm_pack *p, uint32_t count, uint64_t seed, unsign
     free(text);
     if (!same) return false;
   }
-  *seen = choose(p, count, seed, NULL);
+  *seen = mm_verify_choose(p, NULL, count, seed, NULL);
   job j = {.p = p, .block = mm_calloc(*seen + 1, sizeof *j.block, err), .buffer = mm_calloc(threads, sizeof *j.buffer, err)};
   bool ok = j.block && j.buffer;
   for (unsigned i = 0; ok && i < threads; i++) ok = (j.buffer[i] = mm_calloc(MM_HASH_BLOCK, 1, err));
-  if (ok) choose(p, count, seed, j.block);
+  if (ok) mm_verify_choose(p, NULL, count, seed, j.block);
   ok = ok && mm_pool_run(threads, *seen, check_block, &j, err);
   for (unsigned i = 0; j.buffer && i < threads; i++) free(j.buffer[i]);
   free(j.buffer);

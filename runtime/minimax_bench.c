@@ -2,7 +2,6 @@
  * released shapes are made on the device: no checkpoint is read. */
 #include <math.h>
 #include <pthread.h>
-#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 

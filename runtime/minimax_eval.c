@@ -1,10 +1,8 @@
 /* minimax-eval: what a packed checkpoint predicts. Mean negative log-likelihood and perplexity of a text, the logits of given prompts as a
  * safetensors file, or how far they are from those of another checkpoint. */
-#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "convert/model/rule.h"
@@ -485,18 +483,13 @@ static bool run_compared(eval *e, mm_err *err) {
   return ok;
 }
 
-static bool is_dir(const char *path) {
-  struct stat st;
-  return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
-}
-
 /* Exactly one of likelihood, logits and divergence is asked for; --window and --limit go with a text. */
 static bool settle(eval_args *a, mm_err *err) {
   const int texts = (a->ids != NULL) + (a->text != NULL) + (a->chats != NULL);
   bool scored = texts, compared = scored && a->against, prompted = a->logits || (a->against && !scored);
   if (texts <= 1 && !(a->logits && a->against) && scored != prompted && prompted == (a->ids_from != NULL) &&
       (!a->collect || (scored && !compared))) {
-    if (compared && !is_dir(a->against))
+    if (compared && !mm_is_dir(a->against))
       return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(a->against, NULL),
                      "found no directory, expected a packed checkpoint (with --ids, --text or --conversations)");
     if (a->force && !a->collect && !a->logits)

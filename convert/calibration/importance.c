@@ -43,10 +43,6 @@ static bool read_safetensors(mm_importance *m, uint64_t size, mm_err *err) {
   return ok;
 }
 
-static int by_name(const void *a, const void *b) {
-  return strcmp(((const mm_importance_entry *)a)->name, ((const mm_importance_entry *)b)->name);
-}
-
 bool mm_importance_parse(mm_importance *m, const char *path, const void *data, uint64_t size, mm_err *err) {
   *m = (mm_importance){.path = path, .data = data};
   uint64_t head = 0;
@@ -56,9 +52,10 @@ bool mm_importance_parse(mm_importance *m, const char *path, const void *data, u
   bool safetensors = !gguf && size > sizeof head && head <= size - sizeof head && ((const uint8_t *)data)[sizeof head] == '{';
   if (!(gguf ? mm_imatrix_gguf(m, size, err) : safetensors ? read_safetensors(m, size, err) : mm_imatrix_dat(m, size, err))) return false;
   if (m->count == 0) return bad(m, NULL, 0, err, "found no second moments");
-  qsort(m->entry, m->count, sizeof *m->entry, by_name);
+  qsort(m->entry, m->count, sizeof *m->entry, mm_by_text);
   for (size_t i = 1; i < m->count; i++)
-    if (by_name(&m->entry[i - 1], &m->entry[i]) == 0) return bad(m, m->entry[i].name, m->entry[i].value, err, "found the same entry twice");
+    if (mm_by_text(&m->entry[i - 1], &m->entry[i]) == 0)
+      return bad(m, m->entry[i].name, m->entry[i].value, err, "found the same entry twice");
   return true;
 }
 
@@ -123,10 +120,8 @@ bool mm_importance_of_model(const mm_importance *m, const mm_model *model, mm_er
   return true;
 }
 
-static int by_key(const void *key, const void *e) { return strcmp(key, ((const mm_importance_entry *)e)->name); }
-
 const mm_importance_entry *mm_importance_entry_of(const mm_importance *m, const char *name) {
-  return bsearch(name, m->entry, m->count, sizeof *m->entry, by_key);
+  return bsearch(&name, m->entry, m->count, sizeof *m->entry, mm_by_text);
 }
 
 /* Tokens behind matrix i of an entry; infinitely many where the file does not say. */

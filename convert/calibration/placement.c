@@ -19,11 +19,6 @@ static int by_load(const void *a, const void *b) {
   return (x->expert > y->expert) - (x->expert < y->expert);
 }
 
-static int by_id(const void *a, const void *b) {
-  const uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-  return (x > y) - (x < y);
-}
-
 /* The largest load of a group whose experts are order[g·each …], or in order of their ids (NULL). */
 static double fullest(const double *load, const uint32_t *order, uint32_t groups, uint32_t each) {
   double most = 0;
@@ -48,7 +43,7 @@ static void place_layer(const double *load, uint32_t groups, uint32_t each, uint
     order[best * each + held[best]++] = list[i].expert;
     sum[best] += list[i].load;
   }
-  for (uint32_t g = 0; g < groups; g++) qsort(order + g * each, each, sizeof *order, by_id);
+  for (uint32_t g = 0; g < groups; g++) qsort(order + g * each, each, sizeof *order, mm_by_u32);
 }
 
 /* load[layers, experts] of the file, 0 or more each, not all 0. */

@@ -1,8 +1,6 @@
 /* Finding second moments, and factoring them for one matrix after another. */
 #include "convert/calibration/second_moments.h"
 
-#include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -3,7 +3,6 @@
  * vision tower, which is left out: text only. */
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "convert/model/decoder_rules.h"
 

@@ -359,17 +359,9 @@ enum { KV_AT = 1, METHOD_AT = 3, SEARCH_AT = 5, RULES_AT = 8, ACT_SCALES_AT = 21
 #define WORD(words, i) words[mm_min(i, sizeof(words) / sizeof *(words)-2)]
 #define NO_SCHEME      255
 
-static uint64_t check_of(mm_sha256_state *s) {
-  const mm_digest d = mm_sha256_end(s);
-  return (uint64_t)(d.byte[0] | d.byte[1] << 8) & CHECK;
-}
+static uint64_t check_of(mm_digest d) { return (uint64_t)(d.byte[0] | d.byte[1] << 8) & CHECK; }
 
-static uint64_t text_check(const char *text) {
-  mm_sha256_state s;
-  mm_sha256_begin(&s);
-  if (text) mm_sha256_add(&s, text, strlen(text));
-  return check_of(&s);
-}
+static uint64_t text_check(const char *text) { return check_of(mm_sha256(text ? text : "", text ? strlen(text) : 0)); }
 
 static uint64_t rules_check(const mm_recipe *r) {
   mm_sha256_state s;
@@ -378,7 +370,7 @@ static uint64_t rules_check(const mm_recipe *r) {
     const char *text[] = {r->override[i].text, r->override[i].scheme ? r->override[i].scheme->name : ""};
     for (size_t k = 0; k < 2; k++) mm_sha256_add(&s, text[k], strlen(text[k]) + 1);
   }
-  return check_of(&s);
+  return check_of(mm_sha256_end(&s));
 }
 
 uint64_t mm_recipe_code(const mm_recipe *r, const char *target_format) {

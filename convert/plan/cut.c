@@ -6,49 +6,42 @@
 
 #define VOCAB_MULTIPLE 64 /* vocabularies are padded to this, as serving engines do */
 
-static bool divides_either(uint32_t a, uint32_t b) { return a % b == 0 || b % a == 0; }
-static bool feasible(const mm_model *m, uint32_t tp, uint32_t ep) {
-  return m->heads % tp == 0 && divides_either(m->kv_heads, tp) && (m->index_heads == 0 || divides_either(m->index_heads, tp)) &&
-         m->dense_intermediate % tp == 0 && m->shared_intermediate % tp == 0 && tp % ep == 0 && m->intermediate % (tp / ep) == 0;
-}
+typedef struct refusal {
+  const char *file, *option;
+  uint32_t found;
+  const char *expected;
+} refusal;
 
-static bool refuse(const char *file, const char *option, uint32_t found, const char *reason, const char *expected, mm_err *err) {
-  return mm_fail(err, MM_UNSUPPORTED, "E_TP", mm_at(file, NULL), "found %s %u, but %s; expected %s", option, found, reason, expected);
+MM_PRINTF(3, 4) static bool refuse(refusal x, mm_err *err, const char *fmt, ...) {
+  char reason[128];
+  va_list args;
+  va_start(args, fmt);
+  vsnprintf(reason, sizeof reason, fmt, args);
+  va_end(args);
+  return mm_fail(err, MM_UNSUPPORTED, "E_TP", mm_at(x.file, NULL), "found %s %u, but %s; expected %s", x.option, x.found, reason,
+                 x.expected);
 }
 
 bool mm_cut_feasible(const mm_model *m, const mm_plan_options *o, const char *file, mm_err *err) {
-  char reason[128], list[256] = "one of 1";
+  char list[256] = "one of 1";
   size_t n = strlen(list);
   for (uint32_t t = 2; t <= m->heads && n + 8 < sizeof list; t++)
-    if (feasible(m, t, 1)) n += (size_t)snprintf(list + n, sizeof list - n, ", %u", t);
-  if (m->heads % o->tp != 0) {
-    snprintf(reason, sizeof reason, "num_attention_heads %u is not a multiple of it", m->heads);
-    return refuse(file, "--tp", o->tp, reason, list, err);
-  }
-  if (!divides_either(m->kv_heads, o->tp)) {
-    snprintf(reason, sizeof reason, "num_key_value_heads %u neither divides it nor is divided by it", m->kv_heads);
-    return refuse(file, "--tp", o->tp, reason, list, err);
-  }
-  if (m->index_heads && !divides_either(m->index_heads, o->tp)) {
-    snprintf(reason, sizeof reason, "sparse_num_index_heads %u neither divides it nor is divided by it", m->index_heads);
-    return refuse(file, "--tp", o->tp, reason, list, err);
-  }
-  if (m->dense_intermediate % o->tp != 0 || m->shared_intermediate % o->tp != 0) {
-    snprintf(reason, sizeof reason, "dense_intermediate_size %u and shared_intermediate_size %u are not both multiples of it",
-             m->dense_intermediate, m->shared_intermediate);
-    return refuse(file, "--tp", o->tp, reason, list, err);
-  }
-  if (o->tp % o->ep != 0 || m->experts % o->ep != 0) {
-    snprintf(reason, sizeof reason, "--tp %u and num_local_experts %u are not both multiples of it", o->tp, m->experts);
-    return refuse(file, "--ep", o->ep, reason, "a common divisor", err);
-  }
-  if (m->intermediate % (o->tp / o->ep) != 0) {
-    snprintf(reason, sizeof reason, "intermediate_size %u is not a multiple of tp/ep %u", m->intermediate, o->tp / o->ep);
-    return refuse(file, "--tp", o->tp, reason, list, err);
-  }
-  if (o->pp <= m->layers) return true;
-  snprintf(reason, sizeof reason, "there are %u layers", m->layers);
-  return refuse(file, "--pp", o->pp, reason, "at most that", err);
+    if (mm_model_cuts(m, t, 1)) n += (size_t)snprintf(list + n, sizeof list - n, ", %u", t);
+  const uint32_t tp = o->tp, ep = o->ep, kv = m->kv_heads, index = m->index_heads;
+  const refusal of_tp = {file, "--tp", tp, list}, of_ep = {file, "--ep", ep, "a common divisor"},
+                of_pp = {file, "--pp", o->pp, "at most that"};
+  if (m->heads % tp != 0) return refuse(of_tp, err, "num_attention_heads %u is not a multiple of it", m->heads);
+  if (kv % tp != 0 && tp % kv != 0) return refuse(of_tp, err, "num_key_value_heads %u neither divides it nor is divided by it", kv);
+  if (index && index % tp != 0 && tp % index != 0)
+    return refuse(of_tp, err, "sparse_num_index_heads %u neither divides it nor is divided by it", index);
+  if (m->dense_intermediate % tp != 0 || m->shared_intermediate % tp != 0)
+    return refuse(of_tp, err, "dense_intermediate_size %u and shared_intermediate_size %u are not both multiples of it",
+                  m->dense_intermediate, m->shared_intermediate);
+  if (tp % ep != 0 || m->experts % ep != 0)
+    return refuse(of_ep, err, "--tp %u and num_local_experts %u are not both multiples of it", tp, m->experts);
+  if (m->intermediate % (tp / ep) != 0)
+    return refuse(of_tp, err, "intermediate_size %u is not a multiple of tp/ep %u", m->intermediate, tp / ep);
+  return o->pp <= m->layers || refuse(of_pp, err, "there are %u layers", m->layers);
 }
 
 /* Enclosing whole blocks of `block` rows (or columns), the same extent on every rank, what a rank does not own left zero. */

@@ -1,7 +1,6 @@
 /* Comparing a finished output with the plan, and hashing it. */
 #include "convert/plan/finished.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -80,13 +79,10 @@ static bool starts_with(const char *dir, const char *name, const void *bytes, si
   mm_file f = MM_FILE_NONE;
   const mm_path path = mm_path_of(dir, name);
   char *there = mm_calloc(n, 1, err);
-  bool ok = there && mm_file_open(&f, path.text, err);
-  if (ok && f.size != size)
-    ok = mm_fail(err, MM_INTEGRITY, "E_SIZE", mm_at(path.text, NULL), "found %llu bytes, expected %llu", (unsigned long long)f.size,
-                 (unsigned long long)size);
-  ok = ok && mm_file_read(&f, path.text, there, n, 0, err) &&
-       (memcmp(there, bytes, n) == 0 ||
-        mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at(path.text, NULL), "found other bytes than the plan has"));
+  const bool ok = there && mm_file_open(&f, path.text, err) && mm_size_is(path.text, f.size, size, err) &&
+                  mm_file_read(&f, path.text, there, n, 0, err) &&
+                  (memcmp(there, bytes, n) == 0 ||
+                   mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at(path.text, NULL), "found other bytes than the plan has"));
   mm_file_close(&f);
   free(there);
   return ok;

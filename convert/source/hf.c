@@ -14,19 +14,15 @@ void mm_hf_close(mm_hf *hf) {
   *hf = (mm_hf){0};
 }
 
-static int by_name(const void *a, const void *b) { return strcmp(((const mm_hf_tensor *)a)->name, ((const mm_hf_tensor *)b)->name); }
-
 const mm_hf_tensor *mm_hf_sort(mm_hf *hf) {
-  mm_sort(hf->tensor, hf->tensor_count, sizeof *hf->tensor, by_name);
+  mm_sort(hf->tensor, hf->tensor_count, sizeof *hf->tensor, mm_by_text);
   for (size_t i = 1; i < hf->tensor_count; i++)
-    if (by_name(&hf->tensor[i - 1], &hf->tensor[i]) == 0) return &hf->tensor[i];
+    if (mm_by_text(&hf->tensor[i - 1], &hf->tensor[i]) == 0) return &hf->tensor[i];
   return NULL;
 }
 
-static int by_canonical(const void *key, const void *t) { return strcmp(key, ((const mm_hf_tensor *)t)->name); }
-
 mm_hf_tensor *mm_hf_find(const mm_hf *hf, const char *canonical) {
-  return bsearch(canonical, hf->tensor, hf->tensor_count, sizeof *hf->tensor, by_canonical);
+  return bsearch(&canonical, hf->tensor, hf->tensor_count, sizeof *hf->tensor, mm_by_text);
 }
 
 bool mm_hf_listed(const mm_hf *hf, const mm_hf_tensor *t, uint32_t file, const mm_st_tensor *s, mm_err *err) {

@@ -117,17 +117,15 @@ static bool metadata(mm_index_reader *r) {
   }
 }
 
-static int by_file(const void *a, const void *b) { return strcmp(((const mm_noted *)a)->name, ((const mm_noted *)b)->name); }
-
 /* One file, in order of names, for all that was noted under its name. */
 static bool make_files(mm_index_reader *r) {
   mm_hf *hf = r->hf;
   size_t cap = 0;
   uint32_t *file = mm_calloc(r->noted_count, sizeof *file, r->err);
   bool ok = file != NULL;
-  qsort(r->noted, r->noted_count, sizeof *r->noted, by_file);
+  qsort(r->noted, r->noted_count, sizeof *r->noted, mm_by_text);
   for (size_t i = 0; ok && i < r->noted_count; i++) {
-    if (i == 0 || by_file(&r->noted[i - 1], &r->noted[i]) != 0) {
+    if (i == 0 || mm_by_text(&r->noted[i - 1], &r->noted[i]) != 0) {
       ok = MM_GROW(hf->file, &cap, hf->file_count + 1, r->err);
       if (ok) hf->file[hf->file_count++] = (mm_hf_file){.name = r->noted[i].name};
     }

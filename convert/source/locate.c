@@ -13,11 +13,6 @@
 
 #define REVISION_MAX 256
 
-static bool is_dir(const char *path) {
-  struct stat st;
-  return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
-}
-
 /* True for a broken link too. */
 static bool holds(const char *dir, const char *name) {
   struct stat st;
@@ -38,7 +33,7 @@ static bool main_revision(const char *dir, char out[REVISION_MAX], mm_err *err) 
   char shown[4 * REVISION_MAX];
   mm_escape(shown, sizeof shown, text, n);
   free(text);
-  if (named && is_dir(mm_path_of(mm_path_of(dir, "snapshots").text, out).text)) return true;
+  if (named && mm_is_dir(mm_path_of(mm_path_of(dir, "snapshots").text, out).text)) return true;
   return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(path.text, NULL),
                  "found revision \"%s\", of which there is no snapshot: fetch it again, or give one of snapshots/ by its name", shown);
 }

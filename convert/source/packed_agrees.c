@@ -80,9 +80,8 @@ bool mm_packed_agrees(const mm_pack *p, const mm_arch *a, const mm_model *config
 }
 
 bool mm_packed_config(const mm_pack *p, mm_err *err) {
-  bool listed = false, ok = false;
-  for (size_t i = 0; i < p->file_count; i++) listed = listed || strcmp(p->file[i].name, "config.json") == 0;
-  if (!listed) return true;
+  bool ok = false;
+  if (!mm_pack_find_file(p, "config.json")) return true;
   const mm_path path = mm_path_of(p->dir, "config.json");
   mm_model m = {0};
   mm_err reason = {0};

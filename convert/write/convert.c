@@ -1,7 +1,6 @@
 /* The main loop of a conversion. */
 #include "convert/write/convert.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "convert/decode/follow.h"

@@ -1,7 +1,5 @@
 /* The companion files of an output's weights: the source's tokenizer, licence and code, the config, the model card, the digests. */
-#include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -63,12 +61,11 @@ static bool write_texts(mm_writer *w, mm_err *err) {
 static bool bake_image(mm_writer *w, mm_err *err) {
   const mm_pack *pack = &w->plan->pack;
   const mm_pack_file *source = &pack->file[pack->file_count - 1];
-  char *path = NULL;
+  const mm_path path = mm_path_of(w->staging, source->name);
   uint8_t *image = NULL;
   size_t n = 0;
-  if (asprintf(&path, "%s/%s", w->staging, source->name) < 0) return mm_fail_memory(err, 0);
-  bool ok = w->o.bake(path, pack->model.vocab, &source->sha256, &image, &n, err) && (!image || put_companion(w, w->o.baked, image, n, err));
-  free(path);
+  bool ok =
+      w->o.bake(path.text, pack->model.vocab, &source->sha256, &image, &n, err) && (!image || put_companion(w, w->o.baked, image, n, err));
   free(image);
   return ok;
 }
@@ -77,12 +74,9 @@ static bool bake_image(mm_writer *w, mm_err *err) {
 static bool still_proven(const mm_writer *w, const char *name, const char *path, const char *text, size_t n, mm_err *err) {
   const mm_pack *from = w->plan->hf->manifest;
   const mm_digest d = mm_sha256(text, n);
-  for (size_t i = 0; from && i < from->file_count; i++) {
-    if (strcmp(from->file[i].name, name) != 0) continue;
-    if (!mm_digest_equal(&d, &from->file[i].sha256))
-      return mm_fail(err, MM_IO, "E_CHANGED", mm_at(path, NULL), "found other contents since the checkpoint was opened");
-  }
-  return true;
+  const mm_pack_file *file = from ? mm_pack_find_file(from, name) : NULL;
+  return !file || mm_digest_equal(&d, &file->sha256) ||
+         mm_fail(err, MM_IO, "E_CHANGED", mm_at(path, NULL), "found other contents since the checkpoint was opened");
 }
 
 static bool copy_companion(mm_writer *w, const char *name, mm_err *err) {

@@ -28,8 +28,8 @@ static bool usage(mm_err *err, const char *path, const char *what) {
 static bool in_archive(const void *ctx, const char *name) {
   const mm_pack *p = ctx;
   size_t n = strlen(name), end = strlen(".zst");
-  bool known = strcmp(name, MM_ARCHIVE) == 0 || strcmp(name, MM_MANIFEST) == 0 || strcmp(name, MM_SIGNATURE) == 0;
-  for (size_t i = 0; !known && i < p->file_count; i++) known = strcmp(name, p->file[i].name) == 0;
+  bool known =
+      strcmp(name, MM_ARCHIVE) == 0 || strcmp(name, MM_MANIFEST) == 0 || strcmp(name, MM_SIGNATURE) == 0 || mm_pack_find_file(p, name);
   for (uint32_t r = 0; !known && r < mm_pack_ranks(p); r++)
     for (size_t i = 0; !known && i < p->rank[r].part_count; i++) {
       const char *file = p->rank[r].part[i].file;
@@ -234,11 +234,6 @@ bool mm_writer_replace(mm_writer *w, const char *name, const void *text, size_t 
   return mm_write_file_at(w->dir, w->staging, name, text, n, err);
 }
 
-static int by_value(const void *a, const void *b) {
-  uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-  return (x > y) - (x < y);
-}
-
 static bool write_table(mm_writer *w, mm_err *err) {
   if (w->o.level == 0) return true;
   char *text = mm_archive_text(&w->archive, err);
@@ -249,7 +244,7 @@ static bool write_table(mm_writer *w, mm_err *err) {
 
 /* The manifest, or in the unsharded layout the index. */
 static bool write_manifest(mm_writer *w, mm_digest *digest, mm_err *err) {
-  if (w->dead_count) qsort(w->dead, w->dead_count, sizeof *w->dead, by_value);
+  if (w->dead_count) qsort(w->dead, w->dead_count, sizeof *w->dead, mm_by_u32);
   w->plan->pack.dead_row = w->dead;
   w->plan->pack.dead_rows = w->dead_count;
   char *text = w->plan->layout->finish(w->plan, err);
@@ -277,8 +272,7 @@ static bool is_expected(const void *ctx, const char *name) {
   const mm_writer *w = ctx;
   const mm_plan *p = w->plan;
   bool expected = is_part(w, name) || strcmp(name, p->layout->last) == 0 || (w->o.level > 0 && strcmp(name, MM_ARCHIVE) == 0) ||
-                  (p->layout->digests && strcmp(name, p->layout->digests) == 0);
-  for (size_t i = 0; !expected && i < p->pack.file_count; i++) expected = strcmp(name, p->pack.file[i].name) == 0;
+                  (p->layout->digests && strcmp(name, p->layout->digests) == 0) || mm_pack_find_file(&p->pack, name);
   for (size_t i = 0; !expected && i < MM_PLAN_TEXTS && p->text[i].name; i++) expected = strcmp(name, p->text[i].name) == 0;
   return expected;
 }

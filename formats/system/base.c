@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define NAME_MAX_SHOWN 1000
 
@@ -216,6 +215,23 @@ bool mm_grow(void **array, size_t *cap, size_t want, size_t size, mm_err *err) {
 }
 
 int mm_by_text(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
+
+#define ORDER(name, type)                                  \
+  int name(const void *a, const void *b) {                 \
+    const type x = *(const type *)a, y = *(const type *)b; \
+    return (x > y) - (x < y);                              \
+  }
+ORDER(mm_by_u32, uint32_t)
+ORDER(mm_by_real, double)
+
+struct timespec mm_later(double seconds) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  const time_t whole = (time_t)seconds;
+  t.tv_sec += whole, t.tv_nsec += (long)((seconds - (double)whole) * 1e9);
+  if (t.tv_nsec >= 1000000000) t.tv_sec++, t.tv_nsec -= 1000000000;
+  return t;
+}
 
 double mm_now(void) {
   struct timespec t;

@@ -12,6 +12,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -137,6 +138,8 @@ static inline uint64_t mm_scatter(uint64_t x) {
 
 /* Seconds of a clock that only goes forward, CLOCK_MONOTONIC, from a moment of its own. */
 double mm_now(void);
+/* The time of that clock in so many seconds, for pthread_cond_clockwait. */
+struct timespec mm_later(double seconds);
 bool mm_ends_with(const char *s, const char *end);
 
 /* Zeroed memory for count elements of size bytes; NULL and E_MEMORY on overflow or exhaustion. Free with free(). */
@@ -146,8 +149,10 @@ MM_MUST_USE bool mm_grow(void **array, size_t *cap, size_t want, size_t size, mm
 /* mm_grow of a typed pointer, by its element size. */
 #define MM_GROW(array, cap, want, err) mm_grow((void **)&(array), cap, want, sizeof *(array), err)
 
-/* Order of texts, for arrays of pointers to them. */
+/* Orders for qsort and bsearch. By text: of pointers to texts, and of structs that begin with one. */
 int mm_by_text(const void *a, const void *b);
+int mm_by_u32(const void *a, const void *b);
+int mm_by_real(const void *a, const void *b); /* double */
 /* qsort for what is mostly in order when it comes: one pass and no scratch if it is. */
 void mm_sort(void *array, size_t count, size_t size, int (*order)(const void *, const void *));
 

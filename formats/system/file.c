@@ -207,6 +207,16 @@ bool mm_write_file_at(int dirfd, const char *dir, const char *name, const void *
   return ok;
 }
 
+bool mm_size_is(const char *path, uint64_t found, uint64_t expected, mm_err *err) {
+  return found == expected || mm_fail(err, MM_INTEGRITY, "E_SIZE", mm_at(path, NULL), "found %llu bytes, expected %llu",
+                                      (unsigned long long)found, (unsigned long long)expected);
+}
+
+bool mm_is_dir(const char *path) {
+  struct stat st;
+  return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
 DIR *mm_dir_at(int dir, const char *path, const char *what, mm_err *err) {
   int fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   DIR *d = fd < 0 ? NULL : fdopendir(fd);

@@ -79,6 +79,10 @@ MM_MUST_USE bool mm_pwrite(int fd, const char *path, const void *buf, size_t n, 
 int mm_create_at(int dirfd, const char *dir, const char *name, mm_err *err);
 /* Writes, fsyncs and closes a new small file below dirfd. */
 MM_MUST_USE bool mm_write_file_at(int dirfd, const char *dir, const char *name, const void *buf, size_t n, mm_err *err);
+/* MM_INTEGRITY E_SIZE where a file has another size than it must have. */
+MM_MUST_USE bool mm_size_is(const char *path, uint64_t found, uint64_t expected, mm_err *err);
+/* True for a directory, and for a link to one. */
+bool mm_is_dir(const char *path);
 /* Lists the open directory `dir` from its start; closedir the result. NULL: MM_IO, "cannot WHAT". `path` is for messages. */
 DIR *mm_dir_at(int dir, const char *path, const char *what, mm_err *err);
 /* The next name in an open directory but "." and "..", until the next call: NULL in *name at its end. A listing that breaks off is MM_IO,

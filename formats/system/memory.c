@@ -2,7 +2,6 @@
  * (memory.limit_in_bytes). */
 #include "formats/system/memory.h"
 
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -6,7 +6,6 @@
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
 
 static _Thread_local mm_pool_watch *watched; /* of the runs to come; of the run, in its threads */
@@ -116,10 +115,7 @@ static void *tick(void *arg) {
   mm_ticker *t = arg;
   pthread_mutex_lock(&t->lock);
   for (unsigned n = 1; !t->stop; n++) {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += t->ms % 1000 * 1000000;
-    until.tv_sec += t->ms / 1000 + until.tv_nsec / 1000000000, until.tv_nsec %= 1000000000;
+    const struct timespec until = mm_later((double)t->ms / 1e3);
     while (!t->stop && pthread_cond_clockwait(&t->wake, &t->lock, CLOCK_MONOTONIC, &until) == 0) continue;
     if (!t->stop) t->look(t->ctx, n);
   }

@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -107,20 +106,20 @@ static bool check_sizes(const mm_archive *a, mm_err *err) {
   for (size_t i = 0; ok && i < a->part_count; i++) {
     mm_file f;
     const mm_path path = mm_path_of(a->pack.dir, a->part[i].file);
-    ok = mm_file_open(&f, path.text, err);
-    if (ok && f.size != a->part[i].size)
-      ok = mm_fail(err, MM_INTEGRITY, "E_SIZE", mm_at(path.text, NULL), "found %" PRIu64 " bytes, expected %" PRIu64, f.size,
-                   a->part[i].size);
+    ok = mm_file_open(&f, path.text, err) && mm_size_is(path.text, f.size, a->part[i].size, err);
     mm_file_close(&f);
   }
   return ok;
 }
 
+/* Whatever is not a part. */
+static bool is_text(const mm_pack *p, const char *name) {
+  return mm_pack_find_file(p, name) || strcmp(name, MM_ARCHIVE) == 0 || strcmp(name, MM_MANIFEST) == 0 || strcmp(name, MM_SIGNATURE) == 0;
+}
+
 static bool listed(const void *ctx, const char *name) {
   const mm_archive *a = ctx;
-  if (strcmp(name, MM_ARCHIVE) == 0 || strcmp(name, MM_MANIFEST) == 0 || strcmp(name, MM_SIGNATURE) == 0) return true;
-  for (size_t i = 0; i < a->pack.file_count; i++)
-    if (strcmp(name, a->pack.file[i].name) == 0) return true;
+  if (is_text(&a->pack, name)) return true;
   for (size_t i = 0; i < a->part_count; i++)
     if (strcmp(name, a->part[i].file) == 0) return true;
   return false;
@@ -224,12 +223,7 @@ static mm_archive_totals totals(const mm_archive *a) {
 }
 
 /* Names that packing or unpacking writes, whatever the checkpoint: a part's, or a companion's of this one. */
-static bool staged(const void *ctx, const char *name) {
-  const mm_pack *p = ctx;
-  for (size_t i = 0; i < p->file_count; i++)
-    if (strcmp(name, p->file[i].name) == 0) return true;
-  return mm_part_named(name) || strcmp(name, MM_ARCHIVE) == 0 || strcmp(name, MM_MANIFEST) == 0 || strcmp(name, MM_SIGNATURE) == 0;
-}
+static bool staged(const void *ctx, const char *name) { return mm_part_named(name) || is_text(ctx, name); }
 
 bool mm_archive_pack(const char *dir, const char *target, int level, unsigned threads, mm_archive_totals *t, mm_err *err) {
   mm_archive a = {0};

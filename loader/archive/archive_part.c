@@ -185,10 +185,8 @@ bool mm_archive_unpack_part(const mm_archive_part *p, const char *dir, int to, c
 
 bool mm_archive_prove_part(const mm_archive_part *p, const char *dir, const mm_archive_lanes *l, mm_err *err) {
   unpacking u = {.part = p, .from = mm_path_of(dir, p->file), .in = MM_FILE_NONE, .out = -1, .lane = l->lane};
-  bool ok = mm_file_open(&u.in, u.from.text, err);
-  if (ok && u.in.size != p->size)
-    ok = mm_fail(err, MM_INTEGRITY, "E_SIZE", mm_at(u.from.text, NULL), "found %" PRIu64 " bytes, expected %" PRIu64, u.in.size, p->size);
-  ok = ok && mm_pool_run(l->threads, p->part->block_count, unpack_block, &u, err);
+  const bool ok = mm_file_open(&u.in, u.from.text, err) && mm_size_is(u.from.text, u.in.size, p->size, err) &&
+                  mm_pool_run(l->threads, p->part->block_count, unpack_block, &u, err);
   mm_file_close(&u.in);
   return ok;
 }

@@ -37,8 +37,6 @@ typedef struct resources {
   size_t count;
 } resources;
 
-static int by_name(const void *a, const void *b) { return strcmp(((const resource *)a)->name, ((const resource *)b)->name); }
-
 /* Everything in the directory but the signature; the parts come last, without their digests. Free r->item. */
 static bool list_resources(resources *r, const mm_pack *p, mm_err *err) {
   size_t most = 1 + p->file_count;
@@ -184,7 +182,7 @@ bool mm_signature_make(const char *dir, const mm_key *key, const char *key_path,
   ok = ok && mm_shards_open(&s, dir, err) && mm_verify_files(&s.pack, err) && mm_verify_blocks(&s, threads, err) &&
        list_resources(&r, &s.pack, err) && hash_parts(&r, &s, threads, err) && mm_shards_unchanged(&s, err) &&
        (realpath(dir, real) || mm_fail_errno(err, mm_at(dir, NULL), "resolve", errno));
-  if (ok) qsort(r.item, r.count, sizeof *r.item, by_name);
+  if (ok) qsort(r.item, r.count, sizeof *r.item, mm_by_text);
   ok = ok && (statement = statement_text(basename(real), &r, err)) && (bundle = bundle_text(statement, key, err));
   if (ok)
     ok = put_signature(dir, in, key_path, bundle, err);
@@ -283,8 +281,8 @@ static bool check_statement(const mm_pack *p, const mm_json *s, const mm_json_ct
             (list = mm_json_need(predicate, "resources", MM_JSON_ARR, c, err)) && read_resources(&found, list, c, err) &&
             check_subject(s, &found, c, err) && list_resources(&expected, p, err);
   if (ok) {
-    qsort(found.item, found.count, sizeof *found.item, by_name);
-    qsort(expected.item, expected.count, sizeof *expected.item, by_name);
+    qsort(found.item, found.count, sizeof *found.item, mm_by_text);
+    qsort(expected.item, expected.count, sizeof *expected.item, mm_by_text);
   }
   ok = ok && same_resources(&found, &expected, c, err);
   free(found.item);

@@ -1,5 +1,4 @@
 /* The ops of layers by themselves (bench_steps.h). */
-#include <string.h>
 
 #include "runtime/bench/bench_shapes.h"
 #include "runtime/bench/bench_steps.h"

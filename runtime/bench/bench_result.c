@@ -4,12 +4,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static int ascending(const void *a, const void *b) {
-  const double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
-}
+#include "formats/system/base.h"
+
 double mm_bench_median(double *x, size_t n) {
-  qsort(x, n, sizeof *x, ascending);
+  qsort(x, n, sizeof *x, mm_by_real);
   return x[n / 2];
 }
 

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/system/memory.h"
 #include "formats/system/pool.h"
 #include "loader/random_weights.h"
 #include "loader/stream/capacity.h"

@@ -3,7 +3,6 @@
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "formats/json.h"
 
@@ -13,11 +12,6 @@ typedef struct series {
   size_t count, cap;
 } series;
 enum { TTFT, TPOT, ITL, E2EL, SERIES };
-
-static int by_value(const void *a, const void *b) {
-  const double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
-}
 
 static bool add(series *s, double v, mm_err *err) {
   if (!MM_GROW(s->value, &s->cap, s->count + 1, err)) return false;
@@ -68,7 +62,7 @@ static bool gather(sums *x, const mm_load_goal *goal, const mm_load_request *r, 
       if (!add(&x->s[ITL], r[i].gap[j], err)) return false;
   }
   for (size_t i = 0; i < SERIES; i++)
-    if (x->s[i].count) qsort(x->s[i].value, x->s[i].count, sizeof *x->s[i].value, by_value);
+    if (x->s[i].count) qsort(x->s[i].value, x->s[i].count, sizeof *x->s[i].value, mm_by_real);
   return true;
 }
 

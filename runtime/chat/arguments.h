@@ -6,6 +6,10 @@
 #include "formats/text.h"
 #include "runtime/chat/conversation.h"
 
+/* A JSON string's text; absent for other values and NULL. */
+static inline mm_str mm_str_of(const mm_value *v) { return v && v->type == MM_VALUE_STRING ? (mm_str){v->text, v->n} : (mm_str){0}; }
+static inline mm_str mm_text_str(const mm_text *t) { return (mm_str){t->p ? t->p : "", t->n}; }
+
 /* Types that a JSON schema allows, or-ed; 0: not known. */
 enum {
   MM_TYPE_STRING = 1,

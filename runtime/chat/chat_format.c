@@ -103,15 +103,7 @@ mm_thinking mm_chat_effort(const mm_chat_format *f, mm_str effort) {
 
 /* Reads a companion file that the converter copied into the checkpoint; NULL without an error if the source had none. */
 static char *companion(const mm_pack *p, const char *name, size_t *n, mm_err *err) {
-  char *path = NULL, *text;
-  for (size_t i = 0; i < p->file_count; i++) {
-    if (strcmp(p->file[i].name, name) != 0) continue;
-    if (asprintf(&path, "%s/%s", p->dir, name) < 0) return mm_fail_memory(err, strlen(name)), NULL;
-    text = mm_file_slurp(path, TEMPLATE_MAX, n, err);
-    free(path);
-    return text;
-  }
-  return NULL;
+  return mm_pack_find_file(p, name) ? mm_file_slurp(mm_path_of(p->dir, name).text, TEMPLATE_MAX, n, err) : NULL;
 }
 
 /* chat_template of a JSON file: a string, or a list of named ones of which "default" counts. */

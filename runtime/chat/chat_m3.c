@@ -52,12 +52,7 @@ static void put_root(mm_renderer *r, const mm_message *m) {
 
 static bool put_developer(mm_renderer *r, const mm_message *m) {
   mm_render_own(r, BEGIN "developer\n");
-  if (m && mm_render_has_content(m))
-    mm_render_parts(r, m);
-  else if (r->c->identity.p)
-    mm_render_str(r, MM_OWNER_USER, r->c->identity);
-  else
-    mm_render_own(r, r->format->identity);
+  mm_render_system(r, m);
   if (r->c->tool_count) {
     if (!mm_render_tools(r)) return false;
     mm_render_own(r, calls_text);
@@ -164,9 +159,7 @@ static bool put_messages(mm_renderer *r, const mm_message *first) {
       called = m->call_count > 0;
       if (!put_assistant(r, m, m + 1 == end && r->c->continue_final)) return false;
     } else if (m->role == MM_ROLE_TOOL) {
-      if (!called)
-        return mm_fail(r->err, MM_BAD_INPUT, "E_CHAT", mm_at(NULL, NULL),
-                       "message %zu is a tool's, expected an assistant's message with a tool call before it", (size_t)(m - r->c->message));
+      if (!called) return mm_render_no_call(r, m);
       put_result(r, m, first);
     }
   }
@@ -192,20 +185,13 @@ bool mm_render_m3(mm_renderer *r) {
 #define TAG    MM_REPLY_MARK /* the mark, within the parser */
 #define LEVELS 64            /* elements within elements */
 
-static mm_str str_of(const mm_text *t) { return (mm_str){t->p ? t->p : "", t->n}; }
-
 /* The tag opens a call: *name without its quotes; *empty: it closes it too. A name that is empty is none. */
 static bool opens_call(const mm_element_tag *t, mm_str *name, bool *empty) {
   static const char word[] = "invoke name=";
-  const char *s = t->name.p, *end = s + t->name.n;
-  if (t->closing || t->name.n < sizeof word - 1 || memcmp(s, word, sizeof word - 1) != 0) return false;
-  s += sizeof word - 1;
-  *empty = end > s && end[-1] == '/';
-  end -= *empty;
-  while (s < end && mm_is_space(*s)) s++;
-  while (s < end && mm_is_space(end[-1])) end--;
-  if (end - s >= 2 && (*s == '"' || *s == '\'') && end[-1] == *s) s++, end--;
-  *name = (mm_str){s, (size_t)(end - s)};
+  const size_t before = sizeof word - 1;
+  if (t->closing || t->name.n < before || memcmp(t->name.p, word, before) != 0) return false;
+  *empty = t->name.n > before && t->name.p[t->name.n - 1] == '/';
+  *name = mm_block_name(t->name.p + before, t->name.n - before - *empty);
   return name->n > 0;
 }
 
@@ -229,15 +215,6 @@ static void give_up(mm_reply *r) {
   r->block = MM_BLOCK_STRAY;
 }
 
-static void end_call(mm_reply *r) {
-  mm_reply_emit(r, MM_REPLY_ARGUMENTS, r->begun ? "}" : "{}", r->begun ? 1 : 2);
-  mm_reply_emit(r, MM_REPLY_CALL_END, NULL, 0);
-  mm_text_clear(&r->shown);
-  mm_text_clear(&r->raw);
-  r->literal = r->open = false;
-  r->block = MM_BLOCK_NEXT;
-}
-
 static void begin_call(mm_reply *r, const mm_element_tag *t, mm_str name, bool empty) {
   mm_text_clear(&r->name);
   mm_text_add(&r->name, name.p, name.n);
@@ -247,22 +224,15 @@ static void begin_call(mm_reply *r, const mm_element_tag *t, mm_str name, bool e
   r->begun = false;
   mm_reply_emit(r, MM_REPLY_CALL, r->name.p, r->name.n);
   r->block = MM_BLOCK_PARAMETERS;
-  if (empty) end_call(r);
+  if (empty) mm_block_end_call(r);
 }
 
 static const mm_value *schema_of(const mm_reply *r, const mm_value **root) {
-  *root = mm_tools_schema(r->tools, str_of(&r->name));
-  return mm_schema_member(*root, *root, str_of(&r->key));
+  *root = mm_tools_schema(r->tools, mm_text_str(&r->name));
+  return mm_schema_member(*root, *root, mm_text_str(&r->key));
 }
 
 static bool only_text(const mm_reply *r) { return r->types && !(r->types & ~(unsigned)(MM_TYPE_STRING | MM_TYPE_NULL)); }
-
-static void begin_stream(mm_reply *r) {
-  r->streaming = true;
-  mm_block_key(r);
-  mm_block_piece(r, "", 0, true, false);
-  mm_block_send(r);
-}
 
 static void begin_value(mm_reply *r, const mm_element_tag *t) {
   const mm_value *root, *schema;
@@ -276,7 +246,7 @@ static void begin_value(mm_reply *r, const mm_element_tag *t) {
   r->streaming = false;
   r->block = MM_BLOCK_VALUE;
   eat(r, t->used);
-  if (r->types == MM_TYPE_STRING) begin_stream(r);
+  if (r->types == MM_TYPE_STRING) mm_block_flow(r, "", 0);
 }
 
 /* Text that may still become null, also by its end. */
@@ -298,7 +268,7 @@ static void put_text(mm_reply *r, const char *text, size_t n) {
   if (!r->streaming) {
     mm_text_add(&r->value, text, n);
     if (!only_text(r) || r->value.failed || may_be_null(&r->value)) return;
-    begin_stream(r);
+    mm_block_flow(r, "", 0);
     text = r->value.p;
     n = r->value.n;
   }
@@ -315,7 +285,7 @@ static void end_value(mm_reply *r) {
   } else {
     const mm_value *root, *schema = schema_of(r, &root);
     mm_block_key(r);
-    mm_element_value(&r->fragment, root, schema, str_of(&r->value));
+    mm_element_value(&r->fragment, root, schema, mm_text_str(&r->value));
   }
   mm_block_send(r);
   mm_text_clear(&r->value);
@@ -372,9 +342,9 @@ static bool in_parameters(mm_reply *r) {
   if (found == MM_TAG_PARTIAL) return false;
   if (found == MM_TAG_YES && closes(&t, "invoke")) {
     mm_block_drop(r, t.used);
-    end_call(r);
+    mm_block_end_call(r);
   } else if (found == MM_TAG_YES && opens_call(&t, &name, &empty)) {
-    end_call(r); /* its closing tag is missing */
+    mm_block_end_call(r); /* its closing tag is missing */
   } else if (found == MM_TAG_YES && !t.closing) {
     begin_value(r, &t);
   } else {
@@ -385,7 +355,7 @@ static bool in_parameters(mm_reply *r) {
 
 /* The name of the innermost open element: without one, the parameter's. */
 static mm_str innermost(const mm_reply *r) {
-  if (!r->levels) return str_of(&r->key);
+  if (!r->levels) return mm_text_str(&r->key);
   size_t from = r->within.n - 1;
   while (from && r->within.p[from - 1] != '>') from--;
   return (mm_str){r->within.p + from, r->within.n - 1 - from};
@@ -427,7 +397,7 @@ static bool in_value(mm_reply *r) {
   return true;
 }
 
-void mm_block_m3_text(mm_reply *r) {
+static void block_text(mm_reply *r) {
   bool more = true;
   while (more && r->in.n && !r->raw.failed) switch (r->block) {
       case MM_BLOCK_START:
@@ -442,24 +412,26 @@ void mm_block_m3_text(mm_reply *r) {
 /* ---- Ends ---- */
 
 /* A cut call stays open, and its last tag is dropped. A call that the model ended between parameters is whole. */
-void mm_block_m3_end(mm_reply *r, bool whole) {
-  if (!whole) {
+static void block_end(mm_reply *r, mm_reply_finish finish) {
+  if (finish != MM_REPLY_WHOLE) {
     if (!r->literal) mm_text_clear(&r->shown);
     if (r->open || (r->in.n && *r->in.p == TAG)) mm_text_clear(&r->in);
     if (r->in.n) mm_block_stray(r, r->in.n);
     return;
   }
   if (r->open && r->block == MM_BLOCK_PARAMETERS && !r->in.n)
-    end_call(r);
+    mm_block_end_call(r);
   else if (r->open)
     give_up(r);
   if (r->in.n) mm_block_stray(r, r->in.n);
 }
 
 /* Within a call the tags of a block may be those of an element of the same name. */
-bool mm_block_m3_marker(const mm_reply *r, mm_marker m) {
+static bool is_text(const mm_reply *r, mm_marker m) {
   if (m != MM_MARK_CALLS && m != MM_MARK_CALLS_END) return true;
   if (r->in.n) return false; /* a tag that was begun is none */
   if (m == MM_MARK_CALLS) return r->open;
   return r->block == MM_BLOCK_VALUE && mm_str_equal(innermost(r), (mm_str){"tool_call", 9});
 }
+
+const mm_block_parser mm_block_m3 = {block_text, is_text, block_end};

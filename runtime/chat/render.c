@@ -12,6 +12,32 @@ void mm_render_parts(mm_renderer *r, const mm_message *m) {
   for (size_t i = 0; i < m->part_count; i++) mm_render_str(r, m->part[i].owner, m->part[i].text);
 }
 
+mm_str mm_render_joined(mm_renderer *r, const mm_message *m, mm_owner *owner) {
+  size_t n = 0;
+  for (size_t i = 0; i < m->part_count; i++) n += m->part[i].text.n;
+  char *all = mm_arena_alloc(&r->arena, n + 1, r->err), *to = all;
+  *owner = MM_OWNER_TRUSTED;
+  for (size_t i = 0; all && i < m->part_count; i++) {
+    to = mempcpy(to, m->part[i].text.n ? m->part[i].text.p : "", m->part[i].text.n);
+    if (m->part[i].owner == MM_OWNER_USER) *owner = MM_OWNER_USER;
+  }
+  return (mm_str){all, n};
+}
+
+void mm_render_system(mm_renderer *r, const mm_message *m) {
+  if (m && mm_render_has_content(m))
+    mm_render_parts(r, m);
+  else if (r->c->identity.p)
+    mm_render_str(r, MM_OWNER_USER, r->c->identity);
+  else
+    mm_render_own(r, r->format->identity);
+}
+
+bool mm_render_no_call(mm_renderer *r, const mm_message *m) {
+  return mm_fail(r->err, MM_BAD_INPUT, "E_CHAT", mm_at(NULL, NULL),
+                 "message %zu is a tool's, expected an assistant's message with a tool call before it", (size_t)(m - r->c->message));
+}
+
 bool mm_render_has_content(const mm_message *m) { return m->list ? m->part_count > 0 : m->part_count && m->part[0].text.n; }
 
 /* The object of a tool's function. */
@@ -53,28 +79,17 @@ static const char *last_of(mm_str s, const char *word) {
 
 bool mm_render_thought(mm_renderer *r, const mm_message *m, mm_thought *t) {
   const char *begin = r->format->tags->think, *end = r->format->tags->think_end;
-  size_t n = 0;
-  for (size_t i = 0; i < m->part_count; i++) n += m->part[i].text.n;
-  char *all = mm_arena_alloc(&r->arena, n + 1, r->err);
-  if (!all) return false;
-  n = 0;
-  t->owner = MM_OWNER_TRUSTED;
-  for (size_t i = 0; i < m->part_count; i++) {
-    const mm_chat_part *part = &m->part[i];
-    if (part->text.n) memcpy(all + n, part->text.p, part->text.n);
-    n += part->text.n;
-    if (part->owner == MM_OWNER_USER) t->owner = MM_OWNER_USER;
-  }
-  const mm_str text = {all, n};
-  const char *first = memmem(all, n, end, strlen(end)), *last = last_of(text, end);
+  const mm_str text = mm_render_joined(r, m, &t->owner);
+  if (!text.p) return false;
+  const char *first = memmem(text.p, text.n, end, strlen(end)), *last = last_of(text, end);
   if (!first || !last) return true;
   t->split = true;
-  t->reasoning = strip_newlines((mm_str){all, (size_t)(first - all)});
+  t->reasoning = strip_newlines((mm_str){text.p, (size_t)(first - text.p)});
   const char *open = last_of(t->reasoning, begin);
   if (open) open += strlen(begin), t->reasoning = (mm_str){open, t->reasoning.n - (size_t)(open - t->reasoning.p)};
   t->reasoning = strip_newlines(t->reasoning);
   last += strlen(end);
-  t->content = strip_newlines((mm_str){last, n - (size_t)(last - all)});
+  t->content = strip_newlines((mm_str){last, text.n - (size_t)(last - text.p)});
   return true;
 }
 

@@ -25,6 +25,12 @@ void mm_render_str(mm_renderer *r, mm_owner owner, mm_str s);
 void mm_render_parts(mm_renderer *r, const mm_message *m);
 /* True if a template sees content: a list with any item, a string with any text. */
 bool mm_render_has_content(const mm_message *m);
+/* All parts as one text, in the renderer's arena; *owner: the user where one of them is. Absent on want of memory. */
+mm_str mm_render_joined(mm_renderer *r, const mm_message *m, mm_owner *owner);
+/* M2's and M3's system text: the message's, which may be NULL, the conversation's identity or the format's. */
+void mm_render_system(mm_renderer *r, const mm_message *m);
+/* Fails for a tool's message without a call before it. */
+bool mm_render_no_call(mm_renderer *r, const mm_message *m);
 /* M2's and M3's list of tools, from its heading to </tools>. */
 bool mm_render_tools(mm_renderer *r);
 

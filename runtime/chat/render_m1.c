@@ -15,19 +15,10 @@ static void put_part(mm_renderer *r, const mm_chat_part *part) {
 
 /* A list of parts where the template takes one: they are joined, then trimmed. */
 static bool put_joined(mm_renderer *r, const mm_message *m) {
-  size_t n = 0;
-  mm_owner owner = MM_OWNER_TRUSTED;
-  for (size_t i = 0; i < m->part_count; i++) n += m->part[i].text.n;
-  char *all = mm_arena_alloc(&r->arena, n + 1, r->err);
-  if (!all) return false;
-  n = 0;
-  for (size_t i = 0; i < m->part_count; i++) {
-    if (m->part[i].text.n) memcpy(all + n, m->part[i].text.p, m->part[i].text.n);
-    n += m->part[i].text.n;
-    if (m->part[i].owner == MM_OWNER_USER) owner = MM_OWNER_USER;
-  }
-  put_part(r, &(mm_chat_part){.text = {all, n}, .owner = owner});
-  return true;
+  mm_chat_part part = {0};
+  part.text = mm_render_joined(r, m, &part.owner);
+  if (part.text.p) put_part(r, &part);
+  return part.text.p;
 }
 
 /* ---- System and tools ---- */

@@ -1,6 +1,5 @@
 /* The format of the M2 family. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "runtime/chat/render.h"
 
@@ -29,12 +28,7 @@ static bool put_tools(mm_renderer *r) {
 static bool put_system(mm_renderer *r) {
   const mm_message *m = system_of(r->c);
   mm_render_own(r, "]~!b[" BEGIN "system\n");
-  if (m && mm_render_has_content(m))
-    mm_render_parts(r, m);
-  else if (r->c->identity.p)
-    mm_render_str(r, MM_OWNER_USER, r->c->identity);
-  else
-    mm_render_own(r, r->format->identity);
+  mm_render_system(r, m);
   if (m) put_line(r, "\nCurrent date: ", r->c->current_date);
   if (m) put_line(r, "\nCurrent location: ", r->c->current_location);
   if (r->c->tool_count && !put_tools(r)) return false;
@@ -129,9 +123,7 @@ static bool put_message(mm_renderer *r, const mm_message *m, const mm_message *l
       *called = m->call_count > 0;
       return put_assistant(r, m, !last_user || m > last_user, m == last && r->c->continue_final);
     case MM_ROLE_TOOL:
-      if (!*called)
-        return mm_fail(r->err, MM_BAD_INPUT, "E_CHAT", mm_at(NULL, NULL),
-                       "message %zu is a tool's, expected an assistant's message with a tool call before it", (size_t)(m - r->c->message));
+      if (!*called) return mm_render_no_call(r, m);
       put_tool(r, m);
       return true;
     case MM_ROLE_SYSTEM: /* the template shows only the first message's */

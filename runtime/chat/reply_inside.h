@@ -77,23 +77,25 @@ struct mm_reply {
 
 /* Sends an event; n is 0 only for MM_REPLY_CALL_END. */
 void mm_reply_emit(mm_reply *r, mm_reply_kind kind, const char *text, size_t n);
-/* A format's parser of tool calls. text: parses what r->in has gained. marker: returns true if this marker is plain text here. end: the
- * block or the reply ends; whole: it was not cut off. */
-void mm_block_m2_text(mm_reply *r);
-bool mm_block_m2_marker(const mm_reply *r, mm_marker m);
-void mm_block_m2_end(mm_reply *r, mm_reply_finish finish);
-void mm_block_m3_text(mm_reply *r);
-bool mm_block_m3_marker(const mm_reply *r, mm_marker m);
-void mm_block_m3_end(mm_reply *r, bool whole);
-void mm_block_m1_text(mm_reply *r);
-bool mm_block_m1_marker(const mm_reply *r, mm_marker m);
-void mm_block_m1_end(mm_reply *r, mm_reply_finish finish);
+/* A format's parser of tool calls. */
+typedef struct mm_block_parser {
+  void (*text)(mm_reply *r);                        /* parses what r->in has gained */
+  bool (*marker)(const mm_reply *r, mm_marker m);   /* returns true if this marker is plain text here */
+  void (*end)(mm_reply *r, mm_reply_finish finish); /* the block or the reply ends */
+} mm_block_parser;
+extern const mm_block_parser mm_block_m1, mm_block_m2, mm_block_m3;
 
 /* Parts of arguments that M2 and M3 write into r->fragment: `{"key": ` or `, "key": ` of r->key, and a piece of a string with its
  * first or last quote. mm_block_send makes an event of the fragment. */
 void mm_block_key(mm_reply *r);
 void mm_block_piece(mm_reply *r, const char *text, size_t n, bool first, bool last);
 void mm_block_send(mm_reply *r);
+/* The parameter r->key is a string that flows and begins so: sends its key and this text. */
+void mm_block_flow(mm_reply *r, const char *text, size_t n);
+/* Sends the end of the open call. */
+void mm_block_end_call(mm_reply *r);
+/* A name as a tag has it, without white space around it and one pair of quotes. */
+mm_str mm_block_name(const char *s, size_t n);
 
 /* Removes the first n bytes of r->in. */
 void mm_block_drop(mm_reply *r, size_t n);

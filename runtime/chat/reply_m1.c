@@ -195,7 +195,7 @@ static void in_object(mm_reply *r) {
   if (!r->value.failed && (broken || done)) end_object(r, done);
 }
 
-void mm_block_m1_text(mm_reply *r) {
+static void block_text(mm_reply *r) {
   while (r->in.n && !r->value.failed) switch (r->block) {
       case MM_BLOCK_START:
       case MM_BLOCK_NEXT: at_start(r); break;
@@ -207,7 +207,7 @@ void mm_block_m1_text(mm_reply *r) {
 
 /* ---- Ends ---- */
 
-bool mm_block_m1_marker(const mm_reply *r, mm_marker m) {
+static bool is_text(const mm_reply *r, mm_marker m) {
   if (m == MM_MARK_CALLS_END) return r->block == MM_BLOCK_LINE && r->object.quoted;
   return m != MM_MARK_CALLS || r->block != MM_BLOCK_NEXT;
 }
@@ -222,7 +222,7 @@ static void cut_arguments(mm_reply *r) {
 static bool may_be_call(const mm_reply *r) { return r->begun ? r->object.ended : !r->object.sent; }
 
 /* A call that was cut off before its arguments is not shown. */
-void mm_block_m1_end(mm_reply *r, mm_reply_finish finish) {
+static void block_end(mm_reply *r, mm_reply_finish finish) {
   const bool line = r->block == MM_BLOCK_LINE, whole = finish == MM_REPLY_WHOLE;
   const bool drop = finish == MM_REPLY_CUT || !r->literal; /* in a block with other text a stopped object is text */
   if (!whole && (line ? !r->open && drop && may_be_call(r) : r->block == MM_BLOCK_START)) {
@@ -234,3 +234,5 @@ void mm_block_m1_end(mm_reply *r, mm_reply_finish finish) {
     end_object(r, false);
   }
 }
+
+const mm_block_parser mm_block_m1 = {block_text, is_text, block_end};

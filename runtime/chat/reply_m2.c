@@ -21,8 +21,6 @@ static tag_match tag_at(const mm_reply *r, size_t at, const char *tag) {
   return left < len ? TAG_PARTIAL : TAG_YES;
 }
 
-static mm_str in_str(const mm_text *t) { return (mm_str){t->p ? t->p : "", t->n}; }
-
 /* ---- Calls and parameters ---- */
 
 static void begin_call(mm_reply *r) {
@@ -36,16 +34,9 @@ static void begin_call(mm_reply *r) {
   r->block = MM_BLOCK_PARAMETERS;
 }
 
-static void end_call(mm_reply *r) {
-  mm_reply_emit(r, MM_REPLY_ARGUMENTS, r->begun ? "}" : "{}", r->begun ? 1 : 2);
-  mm_reply_emit(r, MM_REPLY_CALL_END, NULL, 0);
-  r->open = false;
-  r->block = MM_BLOCK_NEXT;
-}
-
 /* A parameter whose schema names no type is a string, as in the vendor's parser. */
 static void begin_value(mm_reply *r) {
-  r->types = mm_tools_types(r->tools, in_str(&r->name), in_str(&r->key));
+  r->types = mm_tools_types(r->tools, mm_text_str(&r->name), mm_text_str(&r->key));
   if (!r->types) r->types = MM_TYPE_STRING;
   r->scan = 0;
   r->maybe = NOWHERE;
@@ -53,10 +44,7 @@ static void begin_value(mm_reply *r) {
   mm_text_put(&r->given, ">");
   r->streaming = r->types == MM_TYPE_STRING;
   r->block = MM_BLOCK_VALUE;
-  if (!r->streaming) return;
-  mm_block_key(r);
-  mm_block_piece(r, "", 0, true, false);
-  mm_block_send(r);
+  if (r->streaming) mm_block_flow(r, "", 0);
 }
 
 /* True if the text may still become null: it is a prefix of "null", with any white space around it. */
@@ -77,10 +65,7 @@ static void put_value(mm_reply *r, const char *text, size_t n) {
   }
   mm_text_add(&r->value, text, n);
   if (r->types != (MM_TYPE_STRING | MM_TYPE_NULL) || r->value.failed || may_be_null(r->value.p, r->value.n)) return;
-  r->streaming = true;
-  mm_block_key(r);
-  mm_block_piece(r, r->value.p, r->value.n, true, false);
-  mm_block_send(r);
+  mm_block_flow(r, r->value.p, r->value.n);
 }
 
 static void end_value(mm_reply *r) {
@@ -88,7 +73,7 @@ static void end_value(mm_reply *r) {
     mm_block_piece(r, "", 0, false, true);
   } else {
     mm_block_key(r);
-    mm_arguments_put(&r->fragment, r->types, in_str(&r->value));
+    mm_arguments_put(&r->fragment, r->types, mm_text_str(&r->value));
   }
   mm_block_send(r);
   if (!r->value.failed) mm_text_clear(&r->value);
@@ -97,10 +82,7 @@ static void end_value(mm_reply *r) {
 
 /* The reply was cut off inside a value: it is a string that does not end. */
 static void cut_value(mm_reply *r) {
-  if (r->streaming || !r->value.n) return;
-  mm_block_key(r);
-  mm_block_piece(r, r->value.p, r->value.n, true, false);
-  mm_block_send(r);
+  if (!r->streaming && r->value.n) mm_block_flow(r, r->value.p, r->value.n);
 }
 
 /* ---- The text of a block; each takes what it can of r->in, false: it waits for more ---- */
@@ -151,14 +133,10 @@ static tag_match take_header(const mm_reply *r, size_t at, header *out) {
   const size_t left = r->in.n - at, most = left < NAME_BYTES ? left : NAME_BYTES;
   const char *s = r->in.p + at, *end = memchr(s, '>', most);
   if (!end) return most == NAME_BYTES ? TAG_NO : TAG_PARTIAL;
-  size_t from = 0, to = (size_t)(end - s);
-  out->used = to + 1;
-  out->empty = to && s[to - 1] == '/';
-  to -= out->empty;
-  while (from < to && mm_is_space(s[from])) from++;
-  while (from < to && mm_is_space(s[to - 1])) to--;
-  if (to - from >= 2 && (s[from] == '"' || s[from] == '\'') && s[to - 1] == s[from]) from++, to--;
-  out->name = (mm_str){s + from, to - from};
+  const size_t n = (size_t)(end - s);
+  out->used = n + 1;
+  out->empty = n && s[n - 1] == '/';
+  out->name = mm_block_name(s, n - out->empty);
   return TAG_YES;
 }
 
@@ -172,7 +150,7 @@ static bool in_name(mm_reply *r) {
     mm_text_add(&r->name, h.name.p, h.name.n);
     mm_block_drop(r, h.used);
     begin_call(r);
-    if (h.empty) end_call(r);
+    if (h.empty) mm_block_end_call(r);
     return true;
   }
   mm_block_show(r);
@@ -204,7 +182,7 @@ static bool in_parameters(mm_reply *r) {
   mm_block_drop(r, strlen(tag));
   r->block = MM_BLOCK_KEY;
   if (strcmp(tag, PARAMETER) == 0) return true;
-  end_call(r);
+  mm_block_end_call(r);
   if (strcmp(tag, INVOKE) == 0) r->block = MM_BLOCK_NAME;
   return true;
 }
@@ -252,7 +230,7 @@ static bool is_whole(mm_reply *r, size_t at) {
   mm_text_clear(&r->fragment);
   mm_text_add(&r->fragment, r->value.p, r->value.n);
   mm_text_add(&r->fragment, r->in.p, at);
-  const bool whole = !r->fragment.failed && mm_json_strict(&a, in_str(&r->fragment));
+  const bool whole = !r->fragment.failed && mm_json_strict(&a, mm_text_str(&r->fragment));
   if (!r->fragment.failed) mm_text_clear(&r->fragment);
   mm_arena_close(&a);
   return whole;
@@ -284,7 +262,7 @@ static value_end ends_at(mm_reply *r, size_t at) {
   m = tag_at(r, at, PARAMETER);
   header h;
   if (m == TAG_YES) m = take_header(r, at + strlen(PARAMETER), &h);
-  if (m == TAG_YES && h.name.n && mm_tools_may_have(r->tools, in_str(&r->name), h.name) && !was_given(r, h.name)) return VALUE_MAYBE;
+  if (m == TAG_YES && h.name.n && mm_tools_may_have(r->tools, mm_text_str(&r->name), h.name) && !was_given(r, h.name)) return VALUE_MAYBE;
   return undecided || m == TAG_PARTIAL ? VALUE_UNDECIDED : VALUE_GOES_ON;
 }
 
@@ -338,7 +316,7 @@ static bool in_value(mm_reply *r) {
   return true;
 }
 
-void mm_block_m2_text(mm_reply *r) {
+static void block_text(mm_reply *r) {
   bool more = true;
   while (more && r->in.n) switch (r->block) {
       case MM_BLOCK_START:
@@ -358,7 +336,7 @@ void mm_block_m2_text(mm_reply *r) {
 static void end_in_value(mm_reply *r, mm_reply_finish finish) {
   while (r->block == MM_BLOCK_VALUE && r->maybe != NOWHERE) {
     end_unclosed(r, r->maybe);
-    mm_block_m2_text(r);
+    block_text(r);
   }
   if (r->block != MM_BLOCK_VALUE) return;
   const bool waits = r->scan < r->in.n, closed = waits && tag_at(r, r->scan, PARAMETER_END) == TAG_YES;
@@ -380,7 +358,7 @@ static bool begins_call(const mm_reply *r, mm_reply_finish finish) {
 }
 
 /* Ends the block: waiting text is taken for what it is so far. Of a call that was cut off before its name is whole nothing is shown. */
-void mm_block_m2_end(mm_reply *r, mm_reply_finish finish) {
+static void block_end(mm_reply *r, mm_reply_finish finish) {
   const bool whole = finish == MM_REPLY_WHOLE;
   if (r->block == MM_BLOCK_VALUE) end_in_value(r, finish);
   if (!whole && begins_call(r, finish)) {
@@ -392,10 +370,12 @@ void mm_block_m2_end(mm_reply *r, mm_reply_finish finish) {
   if (r->block == MM_BLOCK_NAME) mm_reply_emit(r, MM_REPLY_CONTENT, INVOKE, strlen(INVOKE));
   if (!r->open && r->in.n) mm_block_stray(r, r->in.n);
   mm_text_clear(&r->in);
-  if (r->open && whole) end_call(r);
+  if (r->open && whole) mm_block_end_call(r);
 }
 
-bool mm_block_m2_marker(const mm_reply *r, mm_marker m) {
+static bool is_text(const mm_reply *r, mm_marker m) {
   if (m == MM_MARK_CALLS_END) return false;
   return m != MM_MARK_CALLS || (r->block != MM_BLOCK_NEXT && r->block != MM_BLOCK_STRAY);
 }
+
+const mm_block_parser mm_block_m2 = {block_text, is_text, block_end};

@@ -217,6 +217,30 @@ void mm_block_send(mm_reply *r) {
   if (!r->fragment.failed) mm_text_clear(&r->fragment);
 }
 
+void mm_block_flow(mm_reply *r, const char *text, size_t n) {
+  r->streaming = true;
+  mm_block_key(r);
+  mm_block_piece(r, text, n, true, false);
+  mm_block_send(r);
+}
+
+void mm_block_end_call(mm_reply *r) {
+  mm_reply_emit(r, MM_REPLY_ARGUMENTS, r->begun ? "}" : "{}", r->begun ? 1 : 2);
+  mm_reply_emit(r, MM_REPLY_CALL_END, NULL, 0);
+  mm_text_clear(&r->shown);
+  mm_text_clear(&r->raw);
+  r->literal = r->open = false;
+  r->block = MM_BLOCK_NEXT;
+}
+
+mm_str mm_block_name(const char *s, size_t n) {
+  const char *end = s + n;
+  while (s < end && mm_is_space(*s)) s++;
+  while (s < end && mm_is_space(end[-1])) end--;
+  if (end - s >= 2 && (*s == '"' || *s == '\'') && end[-1] == *s) s++, end--;
+  return (mm_str){s, (size_t)(end - s)};
+}
+
 void mm_block_key(mm_reply *r) {
   mm_text_put(&r->fragment, r->begun ? ", " : "{");
   mm_text_quote(&r->fragment, r->key.p, r->key.n);
@@ -226,6 +250,12 @@ void mm_block_key(mm_reply *r) {
 
 /* ---- The way in ---- */
 
+static const mm_block_parser *parser_of(const mm_reply *r) {
+  static const mm_block_parser *const parser[] = {
+      [MM_CHAT_M1] = &mm_block_m1, [MM_CHAT_M1_RELEASED] = &mm_block_m1, [MM_CHAT_M2] = &mm_block_m2, [MM_CHAT_M3] = &mm_block_m3};
+  return parser[r->s.format->family];
+}
+
 /* In pieces, so that no step of a block parser moves much. */
 static void block_text(mm_reply *r, const char *text, size_t n) {
   for (size_t len; n && !r->in.failed; text += len, n -= len) {
@@ -233,11 +263,7 @@ static void block_text(mm_reply *r, const char *text, size_t n) {
     while (len < n && ((uint8_t)text[len] & 0xc0) == 0x80) len--;
     mm_text_add(&r->in, text, len);
     if (r->in.failed) return;
-    switch (r->s.format->family) {
-      case MM_CHAT_M2: mm_block_m2_text(r); break;
-      case MM_CHAT_M3: mm_block_m3_text(r); break;
-      default: mm_block_m1_text(r); break;
-    }
+    parser_of(r)->text(r);
   }
 }
 
@@ -249,17 +275,9 @@ static void give_text(mm_reply *r, const char *text, size_t n) {
     prose_text(r, text, n);
 }
 
-static void end_block(mm_reply *r, mm_reply_finish finish) {
-  switch (r->s.format->family) {
-    case MM_CHAT_M2: mm_block_m2_end(r, finish); break;
-    case MM_CHAT_M3: mm_block_m3_end(r, finish == MM_REPLY_WHOLE); break;
-    default: mm_block_m1_end(r, finish); break;
-  }
-}
-
 /* The closing tag, or an opening one once more. */
 static void leave_block(mm_reply *r, mm_marker m, const char *text, size_t n) {
-  end_block(r, MM_REPLY_WHOLE);
+  parser_of(r)->end(r, MM_REPLY_WHOLE);
   mm_text_clear(&r->in);
   mm_text_clear(&r->shown);
   if (m == MM_MARK_CALLS_END && r->literal) mm_reply_emit(r, MM_REPLY_CONTENT, text, n);
@@ -271,19 +289,11 @@ static void leave_block(mm_reply *r, mm_marker m, const char *text, size_t n) {
     prose_begins(r, false, 1);
 }
 
-static bool is_text(const mm_reply *r, mm_marker m) {
-  switch (r->s.format->family) {
-    case MM_CHAT_M2: return mm_block_m2_marker(r, m);
-    case MM_CHAT_M3: return mm_block_m3_marker(r, m);
-    default: return mm_block_m1_marker(r, m);
-  }
-}
-
 /* A marker, as n bytes of text have it. */
 static void give_marker(mm_reply *r, mm_marker m, const char *text, size_t n) {
   if (!r->block)
     prose_marker(r, m, text, n);
-  else if (is_text(r, m))
+  else if (parser_of(r)->marker(r, m))
     give_text(r, text, n);
   else
     leave_block(r, m, text, n);
@@ -404,7 +414,7 @@ bool mm_reply_push(mm_reply *r, int32_t id, const char *bytes, size_t n, mm_err 
 static bool is_live(const mm_reply *r, mm_marker m) {
   const mm_chat_tags *tags = r->s.format->tags;
   const bool first = r->fresh && r->silent;
-  if (r->block) return !is_text(r, m);
+  if (r->block) return !parser_of(r)->marker(r, m);
   switch (m) {
     case MM_MARK_THINK: return r->reasoning ? r->fresh : first && !r->s.as_written;
     case MM_MARK_THINK_END: return r->reasoning || (first && tags->bare_end);
@@ -445,7 +455,7 @@ bool mm_reply_end(mm_reply *r, mm_reply_finish finish, mm_err *err) {
   if (!r->block) {
     prose_ends(r, true);
   } else {
-    end_block(r, finish);
+    parser_of(r)->end(r, finish);
     mm_block_show(r);
   }
   return all_well(r, err);

@@ -8,6 +8,7 @@
 
 #include "formats/json.h"
 #include "formats/system/output.h"
+#include "runtime/chat/arguments.h"
 #include "runtime/chat/line_edit.h"
 #include "runtime/chat/reply.h"
 #include "runtime/chat/transcripts.h"
@@ -423,7 +424,5 @@ void mm_talk_forget(mm_talk *t) {
   cut(t, left ? left - 1 : 0);
 }
 
-static mm_str str_of(const mm_text *t) { return (mm_str){t->p ? t->p : "", t->n}; }
-
-mm_str mm_talk_content(const mm_talk *t) { return str_of(&t->message[t->count - 1].content); }
-mm_str mm_talk_reasoning(const mm_talk *t) { return str_of(&t->message[t->count - 1].reasoning); }
+mm_str mm_talk_content(const mm_talk *t) { return mm_text_str(&t->message[t->count - 1].content); }
+mm_str mm_talk_reasoning(const mm_talk *t) { return mm_text_str(&t->message[t->count - 1].reasoning); }

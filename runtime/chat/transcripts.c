@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/body.h"
 #include "formats/system/file.h"
+#include "runtime/chat/arguments.h"
 #include "runtime/chat/prompt.h"
 
 #define FILE_MAX (UINT64_C(1) << 30) /* bytes of the file */
@@ -19,7 +19,6 @@ typedef struct transcripts {
 } transcripts;
 
 static bool is_text(const mm_value *v) { return v && v->type == MM_VALUE_STRING; }
-static mm_str str_of(const mm_value *v) { return v && v->type == MM_VALUE_STRING ? (mm_str){v->text, v->n} : (mm_str){0}; }
 
 /* tool_calls as chat completions have them; NULL: none. The format says of what is no JSON object that it is none. */
 static bool read_calls(mm_arena *a, const mm_value *calls, mm_message *out, mm_err *err) {
@@ -31,8 +30,8 @@ static bool read_calls(mm_arena *a, const mm_value *calls, mm_message *out, mm_e
                    *arguments = mm_value_get(function, "arguments");
     if (!is_text(name) || !name->n) break;
     const bool object = arguments && arguments->type == MM_VALUE_OBJECT;
-    *call = (mm_chat_call){str_of(mm_value_get(v, "id")), str_of(name),
-                           object ? (mm_str){arguments->raw, arguments->raw_n} : str_of(arguments)};
+    *call = (mm_chat_call){mm_str_of(mm_value_get(v, "id")), mm_str_of(name),
+                           object ? (mm_str){arguments->raw, arguments->raw_n} : mm_str_of(arguments)};
     if (arguments && !object && !is_text(arguments)) break;
   }
   return (calls ? calls->type == MM_VALUE_ARRAY && out->call_count == calls->count : true) ||
@@ -54,9 +53,9 @@ static bool read_message(mm_arena *a, const mm_value *m, mm_message *out, mm_err
   if (mm_value_get(m, "reasoning_details") || mm_value_get(m, "function_call"))
     return mm_fail(err, MM_BAD_INPUT, "E_CHAT", mm_at(NULL, NULL),
                    "found reasoning_details or a function_call in a message, expected reasoning_content and tool_calls");
-  *part = (mm_chat_part){.text = str_of(content), .owner = MM_OWNER_USER};
+  *part = (mm_chat_part){.text = mm_str_of(content), .owner = MM_OWNER_USER};
   *out = (mm_message){.role = (mm_role)i, .part = part, .part_count = content != NULL};
-  if (i == MM_ROLE_TOOL) out->call_id = str_of(mm_value_get(m, "tool_call_id"));
+  if (i == MM_ROLE_TOOL) out->call_id = mm_str_of(mm_value_get(m, "tool_call_id"));
   if (i != MM_ROLE_ASSISTANT)
     return !calls || (calls->type == MM_VALUE_ARRAY && !calls->count) ||
            mm_fail(err, MM_BAD_INPUT, "E_CHAT", mm_at(NULL, NULL), "found tool_calls in a message of the role %s", word[i]);
@@ -64,7 +63,7 @@ static bool read_message(mm_arena *a, const mm_value *m, mm_message *out, mm_err
   if (thoughts && !is_text(thoughts))
     return mm_fail(err, MM_BAD_INPUT, "E_CHAT", mm_at(NULL, NULL), "found a reasoning that is %s, expected a text",
                    mm_value_word(thoughts));
-  out->reasoning = str_of(thoughts);
+  out->reasoning = mm_str_of(thoughts);
   return read_calls(a, calls, out, err);
 }
 

@@ -279,11 +279,6 @@ static void classify(builder *b) {
   for (uint32_t i = 0; i < b->calls; i++) b->example[b->classes++] = (uint16_t)(256 + i);
 }
 
-static int compare_nodes(const void *a, const void *b) {
-  const uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-  return (x > y) - (x < y);
-}
-
 static bool is_last(const builder *b, uint32_t n) {
   for (uint32_t i = 0; i < b->rules; i++)
     if (b->rule[i].last == n) return true;
@@ -366,7 +361,7 @@ static bool place_set(builder *b, uint16_t *place) {
   if (!spend(b, (uint64_t)b->listed * (b->rules + 1))) return false;
   if (!b->listed || is_dead(b, &complete)) return true;
   if (complete) b->list[0] = b->rule[0].last, b->listed = 1; /* nothing follows any of them */
-  qsort(b->list, b->listed, sizeof *b->list, compare_nodes);
+  qsort(b->list, b->listed, sizeof *b->list, mm_by_u32);
   if (2 * (size_t)b->sets >= b->bucket_count && !grow_buckets(b)) return false;
   size_t at = hash_of(b->list, b->listed) & (b->bucket_count - 1);
   for (; b->bucket[at]; at = (at + 1) & (b->bucket_count - 1)) {

@@ -1,8 +1,6 @@
 /* Numbers between bounds: magnitudes as whole numbers, in which a beginning stands for a range. */
 #include "runtime/constrain/decimal.h"
 
-#include <string.h>
-
 #define POWERS 20
 
 static const uint64_t power[POWERS] = {1,

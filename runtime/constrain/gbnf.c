@@ -1,7 +1,6 @@
 /* The parser of GBNF: recursive descent, with a limit on groups within groups. */
 #include "runtime/constrain/gbnf.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #define GROUPS_MAX  24

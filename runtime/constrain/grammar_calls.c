@@ -26,10 +26,7 @@ static mm_outcome step_calls(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t b
   if (!mm_literal_step(f, first, end, byte)) return MM_BAD;
   const int place = mm_literal_place(f, first, end);
   if (place < 0) return MM_TAKEN;
-  if ((uint32_t)place == calls) {
-    g->depth--;
-    return MM_TAKEN;
-  }
+  if ((uint32_t)place == calls) return mm_grammar_pop(g, MM_TAKEN);
   f->count += f->count < UINT32_MAX;
   f->phase = CALLS_AFTER;
   f->bytes = f->from = f->to = 0;
@@ -54,10 +51,7 @@ static mm_outcome step_tag(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byt
   if (!mm_literal_step(f, f->count, end, byte)) return MM_BAD;
   const int place = mm_literal_place(f, f->count, end);
   if (place < 0) return MM_TAKEN;
-  if ((uint32_t)place + 1 == f->form->count) {
-    g->depth--;
-    return MM_TAKEN;
-  }
+  if ((uint32_t)place + 1 == f->form->count) return mm_grammar_pop(g, MM_TAKEN);
   if (!f->form->any_names) return begin_element(g, f, (uint32_t)place);
   f->phase = ELEMENT_NAME;
   f->bytes = f->from = f->to = 0;
@@ -140,43 +134,17 @@ static mm_first word_first(int word) { return word == 0 ? MM_FIRST_NULL : word <
 
 static bool is_blank(uint8_t byte) { return byte == ' ' || byte == '\n' || byte == '\r' || byte == '\t'; }
 
-/* Phases of a number; after them it may be one, but too long. */
-enum {
-  NO_NUMBER,
-  NUMBER_START,
-  NUMBER_MINUS,
-  NUMBER_ZERO,
-  NUMBER_WHOLE,
-  NUMBER_POINT,
-  NUMBER_FRACTION,
-  NUMBER_E,
-  NUMBER_SIGN,
-  NUMBER_EXPONENT,
-  NUMBER_EXPONENT_2,
-  NUMBER_LONG
-};
+/* f->number: one more than the phase; after two digits of the exponent it may be a number, but too long. */
+#define NUMBER(phase) (1 + MM_NUMBER_##phase)
+enum { NO_NUMBER, NUMBER_EXPONENT_2 = NUMBER(EXPONENT) + 1, NUMBER_LONG };
 
 static uint8_t number_step(mm_grammar_frame *f, uint8_t byte) {
   const bool digit = byte >= '0' && byte <= '9', e = byte == 'e' || byte == 'E', sign = byte == '+' || byte == '-';
   if (digit && f->digits < UINT8_MAX) f->digits++;
   if (f->number == NUMBER_LONG) return digit || e || sign || byte == '.' ? NUMBER_LONG : NO_NUMBER;
-  if (digit && f->digits > MM_GRAMMAR_SIGNIFICANT && f->number != NUMBER_ZERO) return NUMBER_LONG;
-  switch (f->number) {
-    case NUMBER_START:
-      if (byte == '-') return NUMBER_MINUS; /* fall through */
-    case NUMBER_MINUS: return !digit ? NO_NUMBER : byte == '0' ? NUMBER_ZERO : NUMBER_WHOLE;
-    case NUMBER_WHOLE:
-      if (digit) return NUMBER_WHOLE; /* fall through */
-    case NUMBER_ZERO: return byte == '.' ? NUMBER_POINT : e ? NUMBER_E : NO_NUMBER;
-    case NUMBER_POINT: return digit ? NUMBER_FRACTION : NO_NUMBER;
-    case NUMBER_FRACTION: return digit ? NUMBER_FRACTION : e ? NUMBER_E : NO_NUMBER;
-    case NUMBER_E:
-      if (sign) return NUMBER_SIGN; /* fall through */
-    case NUMBER_SIGN: return digit ? NUMBER_EXPONENT : NO_NUMBER;
-    case NUMBER_EXPONENT: return digit ? NUMBER_EXPONENT_2 : NO_NUMBER;
-    case NUMBER_EXPONENT_2: return digit ? NUMBER_LONG : NO_NUMBER;
-    default: return NO_NUMBER;
-  }
+  if (digit && f->digits > MM_GRAMMAR_SIGNIFICANT && f->number != NUMBER(ZERO)) return NUMBER_LONG;
+  if (f->number >= NUMBER(EXPONENT)) return digit ? f->number + 1 : NO_NUMBER;
+  return (uint8_t)(1 + mm_number_next(f->number - 1, byte));
 }
 
 static void no_word(mm_grammar_frame *f) {
@@ -188,7 +156,7 @@ static void no_word(mm_grammar_frame *f) {
 /* A byte of the text, which is not a part of a tag any more. f->to: there are blanks behind what it may be. */
 static void word_step(mm_grammar_frame *f, uint8_t byte) {
   if (!f->from && !f->number) return;
-  const bool begun = f->bytes || f->number > NUMBER_START;
+  const bool begun = f->bytes || f->number > NUMBER(START);
   if (is_blank(byte)) {
     f->to = begun;
     return;
@@ -215,14 +183,14 @@ static void begin_word(mm_grammar_frame *f) {
   no_word(f);
   if (types & MM_TYPE_NULL) f->from |= 1;
   if (types & MM_TYPE_BOOLEAN) f->from |= ALL_WORDS - 1;
-  if (types & (MM_TYPE_NUMBER | MM_TYPE_INTEGER)) f->number = NUMBER_START;
+  if (types & (MM_TYPE_NUMBER | MM_TYPE_INTEGER)) f->number = NUMBER(START);
 }
 
 /* The text as it is would be taken for a value of another type: *allowed says whether the schema allows that. */
 static bool is_other(const mm_grammar_frame *f, bool *allowed) {
   const mm_form *s = f->form, *number = s->by_first[MM_FIRST_NUMBER];
-  const bool whole = f->number == NUMBER_ZERO || f->number == NUMBER_WHOLE,
-             real = f->number == NUMBER_FRACTION || f->number == NUMBER_EXPONENT || f->number == NUMBER_EXPONENT_2;
+  const bool whole = f->number == NUMBER(ZERO) || f->number == NUMBER(WHOLE),
+             real = f->number == NUMBER(FRACTION) || f->number == NUMBER(EXPONENT) || f->number == NUMBER_EXPONENT_2;
   *allowed = false;
   if (f->number == NUMBER_LONG) return true;
   if ((whole && s->types & (MM_TYPE_INTEGER | MM_TYPE_NUMBER)) || (real && s->types & MM_TYPE_NUMBER)) {
@@ -289,16 +257,9 @@ static mm_outcome step_text(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t by
     if (!f->tail) f->phase = VALUE_TEXT;
     return MM_TAKEN;
   }
-  if (f->form->marked && byte == MM_GRAMMAR_MARK) {
-    const bool ends = may_close(f);
-    g->depth--;
-    return ends ? MM_AGAIN : MM_BAD;
-  }
+  if (f->form->marked && byte == MM_GRAMMAR_MARK) return mm_grammar_pop(g, may_close(f) ? MM_AGAIN : MM_BAD);
   f->tag = f->form->marked ? 0 : tag_step(f->tag, byte);
-  if (f->tag == CLOSED) {
-    g->depth--;
-    return may_close(f) ? MM_TAKEN : MM_BAD;
-  }
+  if (f->tag == CLOSED) return mm_grammar_pop(g, may_close(f) ? MM_TAKEN : MM_BAD);
   if (tag_forbidden(f->tag) || is_tail(byte) || (byte < ' ' && !is_blank(byte)) || (byte >= 0x80 && !mm_character(f, byte))) return MM_BAD;
   if (byte >= 0x80 && f->tail) f->phase = VALUE_TAIL;
   const bool is_waiting = f->tag && f->tag <= CLOSED;
@@ -372,10 +333,7 @@ static mm_outcome step_value(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t b
   if (f->phase == VALUE_MARKED) return step_marked(g, f, byte);
   if (f->phase != VALUE_CLOSE) return step_text(g, f, byte);
   g->value = 0;
-  if (f->form->marked) {
-    g->depth--;
-    return byte == MM_GRAMMAR_MARK ? MM_AGAIN : MM_BAD;
-  }
+  if (f->form->marked) return mm_grammar_pop(g, byte == MM_GRAMMAR_MARK ? MM_AGAIN : MM_BAD);
   if (!text_step(f, PARAMETER_END, byte)) return MM_BAD;
   if (f->bytes == CLOSED) g->depth--;
   return MM_TAKEN;

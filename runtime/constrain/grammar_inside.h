@@ -12,6 +12,11 @@ typedef enum mm_outcome {
 } mm_outcome;
 
 bool mm_grammar_push(mm_grammar_stack *g, const mm_form *s);
+/* The top value of the stack has ended. */
+static inline mm_outcome mm_grammar_pop(mm_grammar_stack *g, mm_outcome outcome) {
+  g->depth--;
+  return outcome;
+}
 /* Another way to read the text from here on, which takes the byte at hand after all others. NULL: there are too many. */
 mm_grammar_stack *mm_grammar_fork(mm_grammar *all, const mm_grammar_stack *g);
 /* The byte for the top value of the stack, of any kind. */
@@ -34,6 +39,19 @@ bool mm_value_done(const mm_grammar_frame *f);
 
 /* By what the value begins whose first byte this is, an mm_first; -1: none begins so. */
 int mm_first_of(uint8_t byte);
+/* The phases of a number, and the one after a byte more; -1: the byte is none of the number's. */
+enum {
+  MM_NUMBER_START,
+  MM_NUMBER_MINUS,
+  MM_NUMBER_ZERO,
+  MM_NUMBER_WHOLE,
+  MM_NUMBER_POINT,
+  MM_NUMBER_FRACTION,
+  MM_NUMBER_E,
+  MM_NUMBER_SIGN,
+  MM_NUMBER_EXPONENT
+};
+int mm_number_next(int phase, uint8_t byte);
 /* One of the literals at places [first, end) goes on with this byte after the bytes of f. */
 bool mm_literal_step(mm_grammar_frame *f, uint32_t first, uint32_t end, uint8_t byte);
 /* One of the literals at places [first, end) is there whole; its place. -1: none. */

@@ -91,10 +91,27 @@ static mm_outcome step_literals(mm_grammar_stack *g, mm_grammar_frame *f, uint8_
 
 /* ---- Numbers ---- */
 
-enum { NUMBER_START, NUMBER_MINUS, NUMBER_ZERO, NUMBER_WHOLE, NUMBER_POINT, NUMBER_FRACTION, NUMBER_E, NUMBER_SIGN, NUMBER_EXPONENT };
+int mm_number_next(int phase, uint8_t byte) {
+  const bool digit = byte >= '0' && byte <= '9', e = byte == 'e' || byte == 'E';
+  switch (phase) {
+    case MM_NUMBER_START:
+    case MM_NUMBER_MINUS:
+      if (byte == '-' && phase == MM_NUMBER_START) return MM_NUMBER_MINUS;
+      return !digit ? -1 : byte == '0' ? MM_NUMBER_ZERO : MM_NUMBER_WHOLE;
+    case MM_NUMBER_ZERO:
+    case MM_NUMBER_WHOLE:
+      if (digit && phase == MM_NUMBER_WHOLE) return MM_NUMBER_WHOLE;
+      return byte == '.' ? MM_NUMBER_POINT : e ? MM_NUMBER_E : -1;
+    case MM_NUMBER_POINT:
+    case MM_NUMBER_FRACTION: return digit ? MM_NUMBER_FRACTION : e && phase == MM_NUMBER_FRACTION ? MM_NUMBER_E : -1;
+    default: /* MM_NUMBER_E, _SIGN, _EXPONENT */
+      if (phase == MM_NUMBER_E && (byte == '+' || byte == '-')) return MM_NUMBER_SIGN;
+      return digit ? MM_NUMBER_EXPONENT : -1;
+  }
+}
 
 static bool number_whole(const mm_grammar_frame *f) {
-  return f->phase == NUMBER_ZERO || f->phase == NUMBER_WHOLE || f->phase == NUMBER_FRACTION || f->phase == NUMBER_EXPONENT;
+  return f->phase == MM_NUMBER_ZERO || f->phase == MM_NUMBER_WHOLE || f->phase == MM_NUMBER_FRACTION || f->phase == MM_NUMBER_EXPONENT;
 }
 
 /* Whole numbers: no more than 64 bits. f->tail digits so far compare as f->lo with the largest. */
@@ -119,41 +136,16 @@ static bool real_digit(mm_grammar_frame *f, uint8_t digit, bool exponent) {
 
 static mm_outcome step_number(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byte) {
   const bool digit = byte >= '0' && byte <= '9', real = f->form->kind == MM_FORM_NUMBER;
-  uint8_t next = UINT8_MAX;
-  switch (f->phase) {
-    case NUMBER_START:
-      if (byte == '-') next = NUMBER_MINUS; /* fall through */
-    case NUMBER_MINUS:
-      if (digit) next = byte == '0' ? NUMBER_ZERO : NUMBER_WHOLE;
-      break;
-    case NUMBER_POINT:
-    case NUMBER_FRACTION:
-      if (digit) next = NUMBER_FRACTION;
-      break;
-    case NUMBER_E:
-      if (byte == '+' || byte == '-') next = NUMBER_SIGN; /* fall through */
-    case NUMBER_SIGN:
-    case NUMBER_EXPONENT:
-      if (digit) next = NUMBER_EXPONENT;
-      break;
-    case NUMBER_WHOLE:
-      if (digit) next = NUMBER_WHOLE;
-      break;
-    default: break;
-  }
-  const bool fits = f->digits + 4 <= MM_GRAMMAR_DIGITS; /* for what must follow */
-  if (real && fits && byte == '.' && f->tail < MM_GRAMMAR_SIGNIFICANT && (f->phase == NUMBER_ZERO || f->phase == NUMBER_WHOLE))
-    next = NUMBER_POINT;
-  if (real && fits && (byte == 'e' || byte == 'E') && number_whole(f) && f->phase != NUMBER_EXPONENT) next = NUMBER_E;
-  if (next != UINT8_MAX) {
+  const bool fits = real && f->digits + 4 <= MM_GRAMMAR_DIGITS; /* for what must follow */
+  int next = mm_number_next(f->phase, byte);
+  if ((next == MM_NUMBER_POINT && (!fits || f->tail >= MM_GRAMMAR_SIGNIFICANT)) || (next == MM_NUMBER_E && !fits)) next = -1;
+  if (next >= 0) {
     if (!real && byte == '-') f->hi = 1;
-    if (digit && !(real ? real_digit(f, byte, next == NUMBER_EXPONENT) : whole_digit(f, byte))) return MM_BAD;
-    f->phase = next;
+    if (digit && !(real ? real_digit(f, byte, next == MM_NUMBER_EXPONENT) : whole_digit(f, byte))) return MM_BAD;
+    f->phase = (uint8_t)next;
     return ++f->digits <= MM_GRAMMAR_DIGITS ? MM_TAKEN : MM_BAD;
   }
-  if (!number_whole(f)) return MM_BAD;
-  g->depth--;
-  return MM_AGAIN;
+  return number_whole(f) ? mm_grammar_pop(g, MM_AGAIN) : MM_BAD;
 }
 
 /* The part of a number that the frame holds. */
@@ -161,8 +153,8 @@ static mm_decimal_part part_of(const mm_grammar_frame *f) {
   return (mm_decimal_part){.digits = (uint64_t)f->count << 32 | (uint32_t)f->from << 16 | f->to,
                            .places = f->digits,
                            .negative = f->hi,
-                           .point = f->phase >= NUMBER_POINT,
-                           .begun = f->phase > NUMBER_MINUS};
+                           .point = f->phase >= MM_NUMBER_POINT,
+                           .begun = f->phase > MM_NUMBER_MINUS};
 }
 
 static bool decimal_whole(const mm_grammar_frame *f) {
@@ -173,11 +165,11 @@ static bool decimal_whole(const mm_grammar_frame *f) {
 static mm_outcome decimal_digit(mm_grammar_frame *f, uint8_t digit) {
   const mm_decimal *d = f->form->decimal;
   mm_decimal_part p = part_of(f);
-  if (f->phase == NUMBER_ZERO || (p.point && p.places == d->places) || p.digits > (UINT64_MAX - 9) / 10) return MM_BAD;
+  if (f->phase == MM_NUMBER_ZERO || (p.point && p.places == d->places) || p.digits > (UINT64_MAX - 9) / 10) return MM_BAD;
   p.digits = p.digits * 10 + digit;
   p.places += p.point;
   p.begun = true;
-  f->phase = p.point ? NUMBER_FRACTION : p.digits ? NUMBER_WHOLE : NUMBER_ZERO;
+  f->phase = p.point ? MM_NUMBER_FRACTION : p.digits ? MM_NUMBER_WHOLE : MM_NUMBER_ZERO;
   f->count = (uint32_t)(p.digits >> 32);
   f->from = (uint16_t)(p.digits >> 16);
   f->to = (uint16_t)p.digits;
@@ -188,15 +180,13 @@ static mm_outcome decimal_digit(mm_grammar_frame *f, uint8_t digit) {
 static mm_outcome step_decimal(mm_grammar_stack *g, mm_grammar_frame *f, uint8_t byte) {
   const mm_decimal *d = f->form->decimal;
   if (byte >= '0' && byte <= '9') return decimal_digit(f, (uint8_t)(byte - '0'));
-  if (byte == '-' && f->phase == NUMBER_START) {
+  if (byte == '-' && f->phase == MM_NUMBER_START) {
     f->hi = 1;
-    f->phase = NUMBER_MINUS;
-  } else if (byte == '.' && (f->phase == NUMBER_ZERO || f->phase == NUMBER_WHOLE) && d->places) {
-    f->phase = NUMBER_POINT;
+    f->phase = MM_NUMBER_MINUS;
+  } else if (byte == '.' && (f->phase == MM_NUMBER_ZERO || f->phase == MM_NUMBER_WHOLE) && d->places) {
+    f->phase = MM_NUMBER_POINT;
   } else {
-    if (!decimal_whole(f)) return MM_BAD;
-    g->depth--;
-    return MM_AGAIN;
+    return decimal_whole(f) ? mm_grammar_pop(g, MM_AGAIN) : MM_BAD;
   }
   const mm_decimal_part p = part_of(f);
   return mm_decimal_may_go_on(d, &p) ? MM_TAKEN : MM_BAD;
@@ -388,10 +378,7 @@ static mm_outcome step_container(mm_grammar *all, mm_grammar_stack *g, mm_gramma
     case OPENING: f->phase = FIRST; return byte == (array ? '[' : '{') && (may_close(f) || may_go_on(g, f)) ? MM_TAKEN : MM_BAD;
     case FIRST:
     case NEXT:
-      if (byte == (array ? ']' : '}')) {
-        g->depth--;
-        return may_close(f) ? MM_TAKEN : MM_BAD;
-      }
+      if (byte == (array ? ']' : '}')) return mm_grammar_pop(g, may_close(f) ? MM_TAKEN : MM_BAD);
       if (f->phase == FIRST) return begin_member(all, g, f, byte);
       if (byte != ',' || f->space || !may_go_on(g, f)) return MM_BAD;
       f->phase = AFTER_COMMA;

@@ -1,5 +1,4 @@
 /* Objects and lists among the values of enum and const. Members stand in the order of the schema. */
-#include <string.h>
 
 #include "runtime/constrain/schema_inside.h"
 

@@ -3,7 +3,6 @@
 #include "runtime/constrain/whole_text.h"
 
 #include <stdio.h>
-#include <string.h>
 
 #include "runtime/constrain/gbnf.h"
 

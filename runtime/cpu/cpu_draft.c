@@ -119,34 +119,37 @@ void mm_cpu_draft_store(mm_backend *b, uint32_t layer, mm_act kv, const mm_packe
   }
 }
 
-typedef struct block {
+/* Rows of a block or of a chain. */
+typedef struct block block;
+struct block {
   mm_backend *b;
-  uint32_t layer;
+  uint32_t layer, pass; /* pass: of a chain */
   mm_act o, qkv;
-} block;
+  /* Key or value p that the rows of a span read. */
+  const float *(*cell)(const block *j, const mm_span *s, uint32_t p, uint32_t head, bool value);
+};
 
-/* Key or value p of a row's sequence: of the cache, or of the block. */
-static const float *cell(const block *j, const mm_span *s, uint32_t p, uint32_t head, bool value) {
+/* Of the cache, or of the block. */
+static const float *block_cell(const block *j, const mm_span *s, uint32_t p, uint32_t head, bool value) {
   const mm_dflash_config *c = &j->b->c.draft->c;
   if (p >= s->pos) return mm_cpu_row(j->qkv, s->first + p - s->pos) + (size_t)(c->heads + head + (value ? c->kv_heads : 0)) * c->head_dim;
   const float *cache = value ? j->b->draft.v[j->layer] : j->b->draft.k[j->layer];
   return cache + cell_of(c, mm_cpu_page(j->b, (uint32_t)s->slot, p / MM_PAGE), head, p % MM_PAGE);
 }
 
-/* One head of one row: softmax over the positions that it sees. */
-static void attend(const block *j, const mm_span *s, uint32_t row, uint32_t head, float *score) {
+/* One head of one row: softmax over keys [first, end). */
+static void attend(const block *j, const mm_span *s, uint32_t row, uint32_t head, uint32_t first, uint32_t end, float *score) {
   const mm_dflash_config *c = &j->b->c.draft->c;
-  const uint32_t kv_head = head / (c->heads / c->kv_heads), pos = s->pos + row, window = c->window[j->layer];
-  const uint32_t first = window && pos + 1 > window ? pos + 1 - window : 0, end = c->causal[j->layer] ? pos + 1 : s->pos + s->count;
+  const uint32_t kv_head = head / (c->heads / c->kv_heads);
   const float *q = mm_cpu_row(j->qkv, s->first + row) + (size_t)head * c->head_dim, scale = 1.0f / sqrtf((float)c->head_dim);
   float *o = mm_cpu_row(j->o, s->first + row) + (size_t)head * c->head_dim, top = -INFINITY, sum = 0;
   for (uint32_t p = first; p < end; p++) {
-    score[p - first] = scale * mm_cpu_dot(q, cell(j, s, p, kv_head, false), c->head_dim);
+    score[p - first] = scale * mm_cpu_dot(q, j->cell(j, s, p, kv_head, false), c->head_dim);
     top = fmaxf(top, score[p - first]);
   }
   memset(o, 0, c->head_dim * sizeof *o);
   for (uint32_t p = first; p < end; p++) {
-    const float e = expf(score[p - first] - top), *v = cell(j, s, p, kv_head, true);
+    const float e = expf(score[p - first] - top), *v = j->cell(j, s, p, kv_head, true);
     sum += e;
     for (uint32_t i = 0; i < c->head_dim; i++) o[i] += e * v[i];
   }
@@ -158,14 +161,17 @@ static bool attend_rows(void *ctx, size_t item, unsigned worker, mm_err *err) {
   const block *j = ctx;
   const mm_dflash_config *c = &j->b->c.draft->c;
   const mm_span *s = &j->b->batch->span[item / c->heads];
-  for (uint32_t row = 0; row < s->count; row++)
-    attend(j, s, row, (uint32_t)(item % c->heads), j->b->draft.score + worker * j->b->draft.score_floats);
+  for (uint32_t row = 0; row < s->count; row++) {
+    const uint32_t pos = s->pos + row, window = c->window[j->layer];
+    const uint32_t first = window && pos + 1 > window ? pos + 1 - window : 0, end = c->causal[j->layer] ? pos + 1 : s->pos + s->count;
+    attend(j, s, row, (uint32_t)(item % c->heads), first, end, j->b->draft.score + worker * j->b->draft.score_floats);
+  }
   return true;
 }
 
 void mm_cpu_draft_attend(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm) {
   const mm_dflash_config *c = &b->c.draft->c;
-  block j = {b, layer, o, qkv};
+  block j = {.b = b, .layer = layer, .o = o, .qkv = qkv, .cell = block_cell};
   uint64_t seen = 0;
   if (!layer) turn_rows(b);
   const float *weight = mm_cpu_vector(b, q_norm);
@@ -203,20 +209,14 @@ void mm_cpu_eagle_before(mm_backend *b, mm_act y) {
   }
 }
 
-typedef struct chain {
-  mm_backend *b;
-  uint32_t pass;
-  mm_act o, qkv;
-} chain;
-
 /* Keys, then values, of row `pass` of a slot's chain. */
 static float *chain_row(const mm_backend *b, uint32_t slot, uint32_t pass) {
   const mm_dflash_config *c = &b->c.draft->c;
   return b->draft.chain + ((size_t)slot * MM_EAGLE_CHAIN + pass) * 2 * c->kv_heads * c->head_dim;
 }
 
-/* Key or value at place p of what a chain's row reads: cells from position 1 on, then rows of the chain. */
-static const float *chain_cell(const chain *j, const mm_span *s, uint32_t p, uint32_t head, bool value) {
+/* Cells from position 1 on, then rows of the chain. */
+static const float *chain_cell(const block *j, const mm_span *s, uint32_t p, uint32_t head, bool value) {
   const mm_dflash_config *c = &j->b->c.draft->c;
   const uint32_t cells = s->pos - j->pass - 1;
   if (p >= cells) return chain_row(j->b, (uint32_t)s->slot, p - cells) + (size_t)(head + (value ? c->kv_heads : 0)) * c->head_dim;
@@ -224,34 +224,19 @@ static const float *chain_cell(const chain *j, const mm_span *s, uint32_t p, uin
   return cache + cell_of(c, mm_cpu_page(j->b, (uint32_t)s->slot, (p + 1) / MM_PAGE), head, (p + 1) % MM_PAGE);
 }
 
-/* One head of one row. */
 static bool attend_chain(void *ctx, size_t item, unsigned worker, mm_err *err) {
   (void)err;
-  const chain *j = ctx;
-  const mm_dflash_config *c = &j->b->c.draft->c;
-  const mm_span *s = &j->b->batch->span[item / c->heads];
-  const uint32_t head = (uint32_t)(item % c->heads), kv_head = head / (c->heads / c->kv_heads);
-  const float *q = mm_cpu_row(j->qkv, s->first) + (size_t)head * c->head_dim, scale = 1.0f / sqrtf((float)c->head_dim);
-  float *o = mm_cpu_row(j->o, s->first) + (size_t)head * c->head_dim, top = -INFINITY, sum = 0;
-  float *score = j->b->draft.score + worker * j->b->draft.score_floats;
-  for (uint32_t p = 0; p < s->pos; p++) {
-    score[p] = scale * mm_cpu_dot(q, chain_cell(j, s, p, kv_head, false), c->head_dim);
-    top = fmaxf(top, score[p]);
-  }
-  memset(o, 0, c->head_dim * sizeof *o);
-  for (uint32_t p = 0; p < s->pos; p++) {
-    const float e = expf(score[p] - top), *v = chain_cell(j, s, p, kv_head, true);
-    sum += e;
-    for (uint32_t i = 0; i < c->head_dim; i++) o[i] += e * v[i];
-  }
-  for (uint32_t i = 0; i < c->head_dim; i++) o[i] /= sum;
+  const block *j = ctx;
+  const uint32_t heads = j->b->c.draft->c.heads;
+  const mm_span *s = &j->b->batch->span[item / heads];
+  attend(j, s, 0, (uint32_t)(item % heads), 0, s->pos, j->b->draft.score + worker * j->b->draft.score_floats);
   return true;
 }
 
 void mm_cpu_eagle_chain(mm_backend *b, uint32_t pass, mm_act o, mm_act qkv) {
   const mm_dflash_config *c = &b->c.draft->c;
   const size_t heads = (size_t)c->heads * c->head_dim, kv = (size_t)c->kv_heads * c->head_dim;
-  chain j = {b, pass, o, qkv};
+  block j = {.b = b, .pass = pass, .o = o, .qkv = qkv, .cell = chain_cell};
   uint64_t seen = 0;
   turn_rows(b);
   for (uint32_t i = 0; i < b->batch->span_count; i++) {

@@ -181,11 +181,9 @@ float mm_cpu_dot(const float *a, const float *b, uint32_t n);
 #define MM_ROLL _Pragma("GCC unroll 1")
 #endif
 
-/* The levels (quant/cpu.h). */
-mm_cpu_rows_fn mm_cpu_rows_plain, mm_cpu_rows_avx2, mm_cpu_rows_avx512, mm_cpu_rows_vbmi, mm_cpu_rows_bf16, mm_cpu_rows_vnni;
-/* Kinds with limbs, whose x[t] is a row of spans (cpu_codes.h). */
-mm_cpu_rows_fn mm_cpu_codes_plain, mm_cpu_codes_avx2, mm_cpu_codes_avx512, mm_cpu_codes_vnni;
-typedef float mm_cpu_dot_fn(const float *a, const float *b, uint32_t n);
-mm_cpu_dot_fn mm_cpu_dot_plain, mm_cpu_dot_avx2, mm_cpu_dot_avx512;
+/* Rows that some machines have in place of those of mm_cpu_vectors_here: of a kind NULL where they have none. */
+extern mm_cpu_rows_fn *const *const mm_cpu_rows_vbmi, *const *const mm_cpu_rows_bf16;
+extern mm_cpu_rows_fn *const mm_cpu_codes_vnni;
+mm_cpu_rows_fn mm_cpu_rows_vnni;
 
 #endif

@@ -10,8 +10,5 @@
 
 #include "runtime/cpu/cpu_rows_body.h"
 
-void mm_cpu_rows_bf16(const mm_cpu_view *v, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens, float *y, size_t stride,
-                      float *sums) {
-  rows_of[v->kind](v, first, rows, x, tokens, y, stride, sums);
-}
+mm_cpu_rows_fn *const *const mm_cpu_rows_bf16 = rows_of;
 #endif

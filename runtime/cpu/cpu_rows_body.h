@@ -492,7 +492,8 @@ LEVEL void all_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, ui
   if (kind == MM_KIND_BF16 && tokens - t == 1)
     one_in_pairs(v, first, rows, x[t] + mm_cpu_padded(v->w->k), to.y + t * to.stride);
   else if (t < tokens)
-    mm_cpu_rows_vbmi(v, first, rows, x + t, tokens - t, to.y + t * to.stride, to.stride, to.sums);
+    (mm_cpu_e4m3(kind) ? mm_cpu_rows_vbmi : mm_cpu_vectors_avx512.rows)[kind](v, first, rows, x + t, tokens - t, to.y + t * to.stride,
+                                                                              to.stride, to.sums);
 }
 #else
 LEVEL void all_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens,
@@ -514,50 +515,23 @@ LEVEL void all_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, ui
 }
 #endif
 
+/* The kinds of this level: functions, and where they are found. */
+#define E4M3_KINDS(of)   of(E4M3) of(E4M3_32) of(E4M3_GROUPS) of(MXFP8)
+#define PAIRED_KINDS(of) E4M3_KINDS(of) of(BF16) of(INT8) of(NVFP4) of(MXFP4) of(INT4) of(INT4_OFFSET)
+#ifdef MM_PAIRS
+#define KINDS(of) PAIRED_KINDS(of)
+#elif defined MM_VBMI
+#define KINDS(of) E4M3_KINDS(of)
+#else
+#define KINDS(of) PAIRED_KINDS(of) of(INT8_CODES) of(F32) of(F16)
+#endif
 #define KIND(name)                                                                                                                      \
   TARGET static void rows_##name(const mm_cpu_view *v, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens, float *y, \
                                  size_t stride, float *sums) {                                                                          \
     all_tokens(v, MM_KIND_##name, first, rows, x, tokens, (rows_out){y, stride, sums});                                                 \
   }
-KIND(E4M3)
-KIND(E4M3_32)
-KIND(E4M3_GROUPS)
-KIND(MXFP8)
-#if !defined MM_VBMI || defined MM_PAIRS
-KIND(BF16)
-KIND(INT8)
-#ifndef MM_PAIRS
-KIND(INT8_CODES)
-#endif
-KIND(NVFP4)
-KIND(MXFP4)
-KIND(INT4)
-KIND(INT4_OFFSET)
-#endif
-#ifndef MM_VBMI
-KIND(F32)
-KIND(F16)
-#endif
+KINDS(KIND)
 #undef KIND
-
-static mm_cpu_rows_fn *const rows_of[MM_KINDS] = {[MM_KIND_E4M3_GROUPS] = rows_E4M3_GROUPS,
-                                                  [MM_KIND_E4M3] = rows_E4M3,
-                                                  [MM_KIND_E4M3_32] = rows_E4M3_32,
-                                                  [MM_KIND_MXFP8] = rows_MXFP8,
-#if !defined MM_VBMI || defined MM_PAIRS
-                                                  [MM_KIND_BF16] = rows_BF16,
-                                                  [MM_KIND_INT8] = rows_INT8,
-#ifndef MM_PAIRS
-                                                  [MM_KIND_INT8_CODES] = rows_INT8_CODES,
-#endif
-
-                                                  [MM_KIND_NVFP4] = rows_NVFP4,
-                                                  [MM_KIND_MXFP4] = rows_MXFP4,
-                                                  [MM_KIND_INT4] = rows_INT4,
-                                                  [MM_KIND_INT4_OFFSET] = rows_INT4_OFFSET,
-#endif
-#ifndef MM_VBMI
-                                                  [MM_KIND_F32] = rows_F32,
-                                                  [MM_KIND_F16] = rows_F16
-#endif
-};
+#define KIND(name) [MM_KIND_##name] = rows_##name,
+static mm_cpu_rows_fn *const rows_of[MM_KINDS] = {KINDS(KIND)};
+#undef KIND

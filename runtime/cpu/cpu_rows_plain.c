@@ -20,14 +20,18 @@ LEVEL v16 v16_load(const float *p) {
   return a;
 }
 LEVEL void v16_store(float *p, v16 a) { memcpy(p, a.f, sizeof a.f); }
-LEVEL v16 v16_add(v16 a, v16 b) {
-  for (int i = 0; i < 16; i++) a.f[i] += b.f[i];
-  return a;
-}
-LEVEL v16 v16_mul(v16 a, v16 b) {
-  for (int i = 0; i < 16; i++) a.f[i] *= b.f[i];
-  return a;
-}
+/* A function of the lanes of `a` and others. */
+#define LANES(name, others, lane)               \
+  LEVEL v16 name(v16 a, others) {               \
+    for (int i = 0; i < 16; i++) a.f[i] = lane; \
+    return a;                                   \
+  }
+LANES(v16_add, v16 b, a.f[i] + b.f[i])
+LANES(v16_mul, v16 b, a.f[i] * b.f[i])
+LANES(v16_div, v16 b, a.f[i] / b.f[i])
+LANES(v16_max, v16 b, a.f[i] > b.f[i] ? a.f[i] : b.f[i])
+LANES(v16_min, v16 b, a.f[i] < b.f[i] ? a.f[i] : b.f[i])
+LANES(v16_scale2, v16 b, mm_f32_from_bits(mm_f32_bits(a.f[i]) + (mm_f32_bits(b.f[i]) << 23)))
 LEVEL v16 v16_fma(v16 a, v16 b, v16 c) {
   for (int i = 0; i < 16; i++) a.f[i] = fmaf(a.f[i], b.f[i], c.f[i]);
   return a;
@@ -43,22 +47,6 @@ LEVEL float v16_sum(v16 a) {
   return a.f[0];
 }
 LEVEL v16 v16_held(v16 a) { return a; }
-LEVEL v16 v16_div(v16 a, v16 b) {
-  for (int i = 0; i < 16; i++) a.f[i] /= b.f[i];
-  return a;
-}
-LEVEL v16 v16_max(v16 a, v16 b) {
-  for (int i = 0; i < 16; i++) a.f[i] = a.f[i] > b.f[i] ? a.f[i] : b.f[i];
-  return a;
-}
-LEVEL v16 v16_min(v16 a, v16 b) {
-  for (int i = 0; i < 16; i++) a.f[i] = a.f[i] < b.f[i] ? a.f[i] : b.f[i];
-  return a;
-}
-LEVEL v16 v16_scale2(v16 p, v16 t) {
-  for (int i = 0; i < 16; i++) p.f[i] = mm_f32_from_bits(mm_f32_bits(p.f[i]) + (mm_f32_bits(t.f[i]) << 23));
-  return p;
-}
 LEVEL v16 v16_scales(mm_cpu_kind kind, const uint8_t *p, uint32_t cell) {
   v16 a;
   for (uint32_t i = 0; i < 16; i++) {
@@ -159,13 +147,3 @@ LEVEL v16 words_f32(v64 total) {
 #include "runtime/cpu/cpu_vectors_body.h"
 
 const mm_cpu_vectors mm_cpu_vectors_plain = MM_VECTORS_HERE;
-
-void mm_cpu_rows_plain(const mm_cpu_view *v, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens, float *y, size_t stride,
-                       float *sums) {
-  rows_of[v->kind](v, first, rows, x, tokens, y, stride, sums);
-}
-void mm_cpu_codes_plain(const mm_cpu_view *v, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens, float *y,
-                        size_t stride, float *sums) {
-  rows_of_codes(v, first, rows, x, tokens, (rows_out){y, stride, sums});
-}
-float mm_cpu_dot_plain(const float *a, const float *b, uint32_t n) { return dot(a, b, n); }

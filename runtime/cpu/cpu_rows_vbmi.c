@@ -8,8 +8,5 @@
 
 #include "runtime/cpu/cpu_rows_body.h"
 
-void mm_cpu_rows_vbmi(const mm_cpu_view *v, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens, float *y, size_t stride,
-                      float *sums) {
-  (mm_cpu_e4m3(v->kind) ? rows_of[v->kind] : mm_cpu_rows_avx512)(v, first, rows, x, tokens, y, stride, sums);
-}
+mm_cpu_rows_fn *const *const mm_cpu_rows_vbmi = rows_of;
 #endif

@@ -121,8 +121,5 @@ void mm_cpu_rows_vnni(const mm_cpu_view *v, uint32_t first, uint32_t rows, const
   }
 }
 
-void mm_cpu_codes_vnni(const mm_cpu_view *v, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens, float *y, size_t stride,
-                       float *sums) {
-  rows_of_codes(v, first, rows, x, tokens, (rows_out){y, stride, sums});
-}
+mm_cpu_rows_fn *const mm_cpu_codes_vnni = rows_of_codes;
 #endif

@@ -38,7 +38,12 @@ typedef void mm_cpu_attend_fn(mm_cpu_query *query, uint32_t count, const float *
 /* One token of one head of lightning attention: S[d, d] = decay·S + k ⊗ v, then o[d] = qᵀ·S. */
 typedef void mm_cpu_state_fn(float *S, float *o, const float *q, const float *k, const float *v, uint32_t d, float decay);
 
+typedef float mm_cpu_dot_fn(const float *a, const float *b, uint32_t n);
+
 typedef struct mm_cpu_vectors {
+  mm_cpu_rows_fn *const *rows; /* [MM_KINDS], NULL for kinds with limbs, … */
+  mm_cpu_rows_fn *codes;       /* … whose x[t] is a row of spans (cpu_codes.h) */
+  mm_cpu_dot_fn *dot;
   mm_cpu_exp_fn *exp;
   mm_cpu_silu_fn *silu;
   mm_cpu_swiglu_fn *swiglu;

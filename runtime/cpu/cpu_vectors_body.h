@@ -251,4 +251,4 @@ TARGET static float dot(const float *a, const float *b, uint32_t n) {
 }
 
 #define MM_VECTORS_HERE \
-  { .exp = exp_of, .silu = silu_of, .swiglu = swiglu_of, .gate = gate_of, .attend = attend_of, .state = state_of }
+  { rows_of, rows_of_codes, dot, exp_of, silu_of, swiglu_of, gate_of, attend_of, state_of }

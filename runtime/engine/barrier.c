@@ -1,8 +1,6 @@
 /* Tensor-parallel ranks of a process group: barriers in shared memory, aborts, timeouts, and what is known of failed ranks. */
 #include <errno.h>
-#include <math.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "runtime/engine/comm_inside.h"
 
@@ -104,16 +102,6 @@ double mm_comm_timeout(mm_comm *c) {
   return timeout > 0 ? timeout + 0.5 : 0;
 }
 
-/* Seconds from now. */
-static struct timespec later(double seconds) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  const double whole = floor(seconds);
-  t.tv_sec += (time_t)whole, t.tv_nsec += (long)((seconds - whole) * 1e9);
-  if (t.tv_nsec >= 1000000000) t.tv_sec++, t.tv_nsec -= 1000000000;
-  return t;
-}
-
 /* Under the lock: until something has changed. False when the time is over. */
 static bool wait_until(mm_comm *c, const struct timespec *until) {
   return (until ? pthread_cond_clockwait(&c->turn, &c->lock, CLOCK_MONOTONIC, until) : pthread_cond_wait(&c->turn, &c->lock)) != ETIMEDOUT;
@@ -121,7 +109,7 @@ static bool wait_until(mm_comm *c, const struct timespec *until) {
 
 bool mm_comm_barrier(mm_comm *c, uint32_t rank, double timeout) {
   pthread_mutex_lock(&c->lock);
-  const struct timespec until = later(timeout);
+  const struct timespec until = mm_later(timeout);
   const uint64_t generation = c->generation;
   bool lost = false;
   c->arrived_at[rank] = generation + 1;

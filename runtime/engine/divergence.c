@@ -32,18 +32,13 @@ bool mm_divergence_add(mm_divergence *d, const float *reference, const float *me
   return true;
 }
 
-static int by_value(const void *a, const void *b) {
-  const double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
-}
-
 /* The least of the sorted divergences that p % of them do not exceed. */
 static double percentile(const mm_divergence *d, uint64_t p) { return d->kl[(d->tokens * p + 99) / 100 - 1]; }
 
 bool mm_divergence_print(const mm_divergence *d, const mm_divergence_of *of, bool json, mm_err *err) {
   char manifest[MM_HEX_LEN + 1];
   const double mean = d->sum / (double)d->tokens, agree = (double)d->agree / (double)d->tokens;
-  qsort(d->kl, d->tokens, sizeof *d->kl, by_value);
+  qsort(d->kl, d->tokens, sizeof *d->kl, mm_by_real);
   const double p50 = percentile(d, 50), p90 = percentile(d, 90), p99 = percentile(d, 99), most = percentile(d, 100);
   if (!json) {
     printf("KL %.6f nats a token (p50 %.6f, p90 %.6f, p99 %.6f, largest %.4f), same first choice at %.2f %% of %llu tokens in %llu %s\n",

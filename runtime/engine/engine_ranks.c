@@ -4,7 +4,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "formats/system/pool.h"
 #include "loader/random_weights.h"
@@ -179,10 +178,7 @@ static bool misses_one(const mm_engine *e) {
 /* Under the lock: until all ranks are back, or one that is missed is not back in time. */
 static void wait_for_ranks(mm_engine *e) {
   while (e->busy && !misses_one(e)) pthread_cond_wait(&e->changed, &e->lock);
-  struct timespec until;
-  clock_gettime(CLOCK_MONOTONIC, &until);
-  until.tv_nsec += (long)(MM_RETURN_S * 1e9);
-  if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
+  const struct timespec until = mm_later(MM_RETURN_S);
   int no = 0;
   while (e->busy && no != ETIMEDOUT) no = pthread_cond_clockwait(&e->changed, &e->lock, CLOCK_MONOTONIC, &until);
   e->returned = true;

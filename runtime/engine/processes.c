@@ -18,7 +18,6 @@ static bool has_others(void) {
 #include <mpi.h>
 #include <stdio.h>
 #include <time.h>
-#include <unistd.h>
 
 #define PIECE ((size_t)1 << 30) /* of a message: MPI counts in int */
 #define SPINS 20000             /* polls for a message before the thread yields the processor */
@@ -55,12 +54,6 @@ static uint32_t find_late(MPI_Request **r, const mm_transfer *p, uint32_t n) {
   return UINT32_MAX;
 }
 
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
 /* Aborts all processes: process `late` has timed out, and the others cannot go on without it. */
 static void end_all(const mm_process_group *w, uint32_t late, double waited_s) {
   fprintf(stderr, "%s: error: E_RANK: process %u waited %.1f s for process %u: timeout\n", program_invocation_short_name, w->process,
@@ -81,8 +74,8 @@ static void exchange(mm_process_group *w, uint32_t tag, const mm_transfer *out, 
   for (uint32_t i = 0; MPI_Testall((int)n, all, &done, MPI_STATUSES_IGNORE), !done; i++) {
     if (i <= SPINS) continue;
     nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
-    if (from == 0) from = now();
-    if (limit_s == 0 || now() - from < limit_s) continue;
+    if (from == 0) from = mm_now();
+    if (limit_s == 0 || mm_now() - from < limit_s) continue;
     next = all;
     const uint32_t late = find_late(&next, in, ins), other = late == UINT32_MAX ? find_late(&next, out, outs) : late;
     if (other != UINT32_MAX) end_all(w, other, limit_s);

@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "formats/hash.h"
@@ -135,10 +134,7 @@ bool mm_disk_store_move(mm_disk_store *d, const mm_disk_move *move, uint32_t cou
 
 /* Under the lock. */
 static void wait_for_any(mm_disk_store *d) {
-  struct timespec until;
-  clock_gettime(CLOCK_MONOTONIC, &until);
-  until.tv_nsec += (long)(MM_DISK_WAIT_S * 1e9);
-  if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
+  const struct timespec until = mm_later(MM_DISK_WAIT_S);
   for (int late = 0; !d->ends && !late;) late = pthread_cond_clockwait(&d->changed, &d->lock, CLOCK_MONOTONIC, &until);
 }
 

@@ -158,11 +158,6 @@ bool mm_prefix_cache_evict(mm_prefix_cache *c) {
 
 /* ---- fetching ---- */
 
-static int by_number(const void *a, const void *b) {
-  const uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-  return (x > y) - (x < y);
-}
-
 /* A page with a reference for the caller, of another entry if none is free: the copies are made in order. */
 static bool make_page(mm_prefix_cache *c, uint32_t *page) {
   if (mm_pages_take(c->pages, page)) return true;
@@ -179,7 +174,7 @@ static void fetch_path(mm_prefix_cache *c, node *const *path, uint32_t count) {
   for (uint32_t at = 0, made = 1; at < count && made; at += made) {
     const uint32_t most = (uint32_t)mm_min(count - at, mm_max(1, c->pool.free_count));
     for (made = 0; made < most && make_page(c, &page[made]);) made++;
-    qsort(page, made, sizeof *page, by_number);
+    qsort(page, made, sizeof *page, mm_by_u32);
     for (uint32_t i = 0; i < made; i++) {
       if (move_in(c, path[at + i], page[i])) continue;
       for (; i < made; i++) mm_pages_release(c->pages, page[i]);

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "runtime/schedule/scheduler_inside.h"
 
@@ -170,8 +169,8 @@ static void publish(mm_scheduler *s) {
   pthread_mutex_unlock(&s->lock);
 }
 
-#define WARM_AFTER 500000000 /* nanoseconds without a request after which one size is warmed */
-#define LOOK_AFTER 100000000 /* and after which it is looked whether copies to the disk have ended */
+#define WARM_AFTER 0.5 /* seconds without a request after which one size is warmed */
+#define LOOK_AFTER 0.1 /* and after which it is looked whether copies to the disk have ended */
 
 /* A size of 1, 2, 3, 4, 6, 8, 12 … rows, up to the slots, is not warmed yet. Before the first request none is: that would make it wait for
  * weights that it does not need yet. */
@@ -180,12 +179,8 @@ static bool may_warm(const mm_scheduler *s) { return s->c.warm && s->queued && s
 /* The lock is held. Waits for a change; returns true without one, after LOOK_AFTER or WARM_AFTER, where there is something to do then. */
 static bool wait_for_change(mm_scheduler *s, bool copying) {
   if (!copying && !may_warm(s)) return pthread_cond_wait(&s->changed, &s->lock), false;
-  struct timespec until;
-  clock_gettime(CLOCK_REALTIME, &until);
-  until.tv_nsec += copying ? LOOK_AFTER : WARM_AFTER;
-  until.tv_sec += until.tv_nsec / 1000000000;
-  until.tv_nsec %= 1000000000;
-  return pthread_cond_timedwait(&s->changed, &s->lock, &until) == ETIMEDOUT;
+  const struct timespec until = mm_later(copying ? LOOK_AFTER : WARM_AFTER);
+  return pthread_cond_clockwait(&s->changed, &s->lock, CLOCK_MONOTONIC, &until) == ETIMEDOUT;
 }
 
 /* The next size. One that fails is not tried again: a request's step says what is wrong. After it nobody knows what pages hold. */

@@ -1,6 +1,4 @@
 /* Anthropic's messages. */
-#include <stdlib.h>
-#include <string.h>
 
 #include "runtime/serve/anthropic_messages.h"
 #include "runtime/serve/apis.h"

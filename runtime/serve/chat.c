@@ -1,6 +1,4 @@
 /* OpenAI's chat completions. */
-#include <stdlib.h>
-#include <string.h>
 
 #include "runtime/serve/apis.h"
 #include "runtime/serve/content_fields.h"

@@ -1,5 +1,4 @@
 /* OpenAI's legacy completions: a text or token ids go on. */
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,8 +1,6 @@
 /* Fields of the content: one table of their names and kinds. */
 #include "runtime/serve/content_fields.h"
 
-#include <string.h>
-
 #include "runtime/serve/fields.h"
 
 typedef enum content_kind { SCHEMA, ANY_OBJECT, REGEX, GRAMMAR, CHOICE, SEVERAL } content_kind;

@@ -281,9 +281,7 @@ static const field fields[] = {
     KNOWN("xtc_threshold", "NNNN"),
 };
 
-static int compare(const void *name, const void *f) { return strcmp(name, ((const field *)f)->name); }
-
-static const field *find(const char *name) { return bsearch(name, fields, sizeof fields / sizeof *fields, sizeof *fields, compare); }
+static const field *find(const char *name) { return bsearch(&name, fields, sizeof fields / sizeof *fields, sizeof *fields, mm_by_text); }
 
 const char *mm_field_name(size_t i) { return i < sizeof fields / sizeof *fields ? fields[i].name : NULL; }
 

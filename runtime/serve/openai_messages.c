@@ -8,10 +8,6 @@
 #define MESSAGES_MAX 65536
 #define TOOLS_MAX    4096
 
-mm_str mm_str_of(const mm_value *string) {
-  return string && string->type == MM_VALUE_STRING ? (mm_str){string->text, string->n} : (mm_str){0};
-}
-
 bool mm_arguments_check(mm_call *c, const char *param, mm_str *text, mm_err *err) {
   mm_err wrong = {0};
   size_t blank = 0;

@@ -2,7 +2,7 @@
 #ifndef MM_RUNTIME_SERVE_OPENAI_MESSAGES_H
 #define MM_RUNTIME_SERVE_OPENAI_MESSAGES_H
 
-#include "runtime/chat/conversation.h"
+#include "runtime/chat/arguments.h"
 #include "runtime/serve/call.h"
 
 /* How tools may be called. */
@@ -23,7 +23,6 @@ void mm_thinking_set(mm_conversation *v, mm_thinking mode);
 MM_MUST_USE bool mm_openai_conversation(mm_call *c, mm_conversation *out, mm_tool_rules *rules, mm_err *err);
 
 /* Shared with the other APIs. */
-mm_str mm_str_of(const mm_value *string); /* absent for NULL */
 /* Checks that `text` is a JSON object, for arguments of a call; empty text is none. */
 MM_MUST_USE bool mm_arguments_check(mm_call *c, const char *param, mm_str *text, mm_err *err);
 /* Reads tools whose function fields stand next to `type`, as in responses and in Anthropic's messages. schema is the key of the

@@ -2,7 +2,6 @@
 #include "runtime/serve/reply_watch.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "formats/text.h"
 

@@ -1,5 +1,4 @@
 /* OpenAI's responses: text and function calls, nothing stored. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "runtime/serve/apis.h"

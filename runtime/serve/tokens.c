@@ -1,6 +1,5 @@
 /* Tokens of texts and of conversations, and texts of tokens. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "runtime/serve/anthropic_messages.h"
 #include "runtime/serve/apis.h"

@@ -1,22 +1,12 @@
 /* generation_config.json, and what stands in for it. */
 #include "runtime/text/ends.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "formats/json.h"
+#include "formats/system/file.h"
 
 #define COMPANION_MAX (UINT64_C(16) << 20)
-
-/* The path of a file that the converter copied into the parts' folder, NULL without an error when the source had none. free() it. */
-static bool companion_path(const mm_pack *p, const char *name, char **path, mm_err *err) {
-  *path = NULL;
-  for (size_t i = 0; i < p->file_count; i++) {
-    if (strcmp(p->file[i].name, name) != 0) continue;
-    return asprintf(path, "%s/%s", p->dir, name) >= 0 || mm_fail_memory(err, strlen(name));
-  }
-  return true;
-}
 
 static mm_json *load_object(const char *path, mm_err *err) {
   mm_json *root = mm_json_load(path, COMPANION_MAX, err);
@@ -29,10 +19,9 @@ static mm_json *load_object(const char *path, mm_err *err) {
 /* Marks the ids of eos_token_id, one or a list, if the file exists and has it. */
 static bool ends_from_file(const mm_pack *pack, const char *name, bool *is_end, bool *found, mm_err *err) {
   uint32_t vocab = pack->model.vocab;
-  char *path;
-  if (!companion_path(pack, name, &path, err)) return false;
-  if (!path) return true;
-  mm_json *root = load_object(path, err);
+  if (!mm_pack_find_file(pack, name)) return true; /* the source had none */
+  const mm_path path = mm_path_of(pack->dir, name);
+  mm_json *root = load_object(path.text, err);
   const mm_json *eos = mm_json_get(root, "eos_token_id");
   bool ok = root, list = mm_json_type_of(eos) == MM_JSON_ARR;
   size_t count = list ? mm_json_size(eos) : mm_json_type_of(eos) != MM_JSON_NULL;
@@ -42,11 +31,10 @@ static bool ends_from_file(const mm_pack *pack, const char *name, bool *is_end, 
     if (ok) is_end[mm_json_int(id)] = *found = true;
     char shown[MM_JSON_SHOWN];
     if (!ok)
-      mm_fail(err, MM_BAD_INPUT, "E_CFG_RANGE", mm_at(path, NULL), "eos_token_id: found %s, expected ids below %u",
+      mm_fail(err, MM_BAD_INPUT, "E_CFG_RANGE", mm_at(path.text, NULL), "eos_token_id: found %s, expected ids below %u",
               mm_json_shown(id, shown), vocab);
   }
   mm_json_free(root);
-  free(path);
   return ok;
 }
 
@@ -98,12 +86,10 @@ static bool read_defaults(const mm_json *root, const char *path, mm_sampling *ou
 }
 
 bool mm_ends_defaults(const mm_pack *pack, mm_sampling *out, mm_err *err) {
-  char *path;
-  if (!companion_path(pack, "generation_config.json", &path, err)) return false;
-  if (!path) return true;
-  mm_json *root = load_object(path, err);
-  const bool ok = root && read_defaults(root, path, out, err);
+  if (!mm_pack_find_file(pack, "generation_config.json")) return true; /* the source had none */
+  const mm_path path = mm_path_of(pack->dir, "generation_config.json");
+  mm_json *root = load_object(path.text, err);
+  const bool ok = root && read_defaults(root, path.text, out, err);
   mm_json_free(root);
-  free(path);
   return ok;
 }

@@ -1,7 +1,5 @@
 /* tokenizer.bin: the tables of a tokenizer, laid out as they are used, so that opening one is mapping it (formats/FORMAT.md,
  * "tokenizer.bin"). Reading and sorting the released tokenizer.json takes most of a second; this takes milliseconds. */
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "runtime/text/tokenizer.h"
@@ -198,43 +196,20 @@ mm_tokenizer *mm_tokenizer_map(const char *path, uint32_t vocab, const mm_digest
   return NULL;
 }
 
-/* The path of a companion of this name, after checking that it has the size that the manifest says; NULL with an error, or, where there is
- * none, without. free() it. */
-static char *companion_path(const mm_pack *p, const char *name, const mm_pack_file **out, mm_err *err) {
-  *out = NULL;
-  for (size_t i = 0; i < p->file_count; i++)
-    if (strcmp(p->file[i].name, name) == 0) *out = &p->file[i];
-  char *path = NULL;
+/* A companion has the size that the manifest says. */
+static bool has_size(const char *path, const mm_pack_file *file, mm_err *err) {
   mm_file f = MM_FILE_NONE;
-  if (!*out) return NULL;
-  if (asprintf(&path, "%s/%s", p->dir, name) < 0) {
-    mm_fail_memory(err, strlen(name));
-    return NULL;
-  }
-  bool ok = mm_file_open(&f, path, err);
-  if (ok && f.size != (*out)->size)
-    ok = mm_fail(err, MM_INTEGRITY, "E_SIZE", mm_at(path, NULL), "found %llu bytes, expected %llu", (unsigned long long)f.size,
-                 (unsigned long long)(*out)->size);
+  const bool ok = mm_file_open(&f, path, err) && mm_size_is(path, f.size, file->size, err);
   mm_file_close(&f);
-  if (ok) return path;
-  free(path);
-  return NULL;
+  return ok;
 }
 
 mm_tokenizer *mm_tokenizer_of(const mm_pack *p, mm_err *err) {
-  const mm_pack_file *file, *baked;
-  mm_tokenizer *t = NULL;
-  char *json = companion_path(p, "tokenizer.json", &file, err);
+  const mm_pack_file *file = mm_pack_find_file(p, "tokenizer.json"), *baked = mm_pack_find_file(p, MM_TOKENIZER_IMAGE);
+  const mm_path json = mm_path_of(p->dir, "tokenizer.json"), image = mm_path_of(p->dir, MM_TOKENIZER_IMAGE);
   if (!file && p->tensor_count == 0) return mm_tokenizer_of_ids(p->model.vocab, err);
   if (!file) mm_fail(err, MM_UNSUPPORTED, "E_TOKENIZER", mm_at(p->dir, NULL), "the checkpoint has no tokenizer.json");
-  if (!json) return NULL;
-  char *image = companion_path(p, MM_TOKENIZER_IMAGE, &baked, err);
-  if (image) {
-    t = mm_tokenizer_map(image, p->model.vocab, &file->sha256, err);
-  } else if (!baked) {
-    t = mm_tokenizer_open(json, p->model.vocab, err);
-  }
-  free(image);
-  free(json);
-  return t;
+  if (!file || !has_size(json.text, file, err) || (baked && !has_size(image.text, baked, err))) return NULL;
+  if (baked) return mm_tokenizer_map(image.text, p->model.vocab, &file->sha256, err);
+  return mm_tokenizer_open(json.text, p->model.vocab, err);
 }
