@@ -266,9 +266,9 @@ static void refuse_all(const mutation *m, size_t count, mm_status status, const 
 
 TEST(test_versions) {
   static const mutation bad[] = {
-      {"", "\"version\":1", "\"version\":5", "d/manifest.json: found format version 5, expected 1, 2, 3 or 4"},
-      {"", "\"version\":1", "\"version\":0", "found format version 0, expected 1, 2, 3 or 4"},
-      {"", "\"version\":1", "\"version\":-1,\"new\":[]", "found format version -1, expected 1, 2, 3 or 4"},
+      {"", "\"version\":1", "\"version\":6", "d/manifest.json: found format version 6, expected 1, 2, 3, 4 or 5"},
+      {"", "\"version\":1", "\"version\":0", "found format version 0, expected 1, 2, 3, 4 or 5"},
+      {"", "\"version\":1", "\"version\":-1,\"new\":[]", "found format version -1, expected 1, 2, 3, 4 or 5"},
       {"", "minimax-packed", "minimax-packed\\n2", "found format \"minimax-packed\\x0a2\", expected \"minimax-packed\""},
   };
   refuse_all(bad, COUNT(bad), MM_UNSUPPORTED, "E_VERSION");
