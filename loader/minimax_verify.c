@@ -338,6 +338,7 @@ static bool verify(mm_verify_args *a, mm_bar *bar, mm_err *err) {
 static bool run(void *args, mm_err *err) {
   mm_verify_args *a = args;
   if (!choose_level(a, err)) return false;
+  a->threads = mm_file_threads((unsigned)a->threads, 8, 0); /* two files of the source and of an unsharded checkpoint, each also direct */
   mm_bar *bar = mm_bar_open(a->quiet);
   const bool ok = verify(a, bar, err);
   mm_bar_close(bar);

@@ -119,13 +119,15 @@ static bool resumable(mm_status s) {
 bool mm_convert_run(mm_plan *p, const mm_writer_options *o, mm_convert_progress *progress, mm_digest *manifest, mm_err *err) {
   mm_writer out;
   mm_convert_job job = {.p = p, .out = &out, .progress = progress};
-  bool opened = mm_writer_open(&out, p, o, err);
+  mm_writer_options with = *o;
+  with.threads = mm_file_threads(o->threads, 4, 2 * p->pack.tp); /* two sources and a file of each rank, each also direct */
+  bool opened = mm_writer_open(&out, p, &with, err);
   if (opened && out.complete) { /* nothing is left to do */
     atomic_store(&progress->read_bytes, p->source_bytes);
     atomic_store(&progress->kept_bytes, p->source_bytes);
   }
   if (opened && out.complete && o->followed && !mm_followed_end(&out, err)) opened = false;
-  bool ok = opened && (out.complete ? manifest_digest(p, o->target, manifest, err) : run_all(&job, o->threads, manifest, err));
+  bool ok = opened && (out.complete ? manifest_digest(p, o->target, manifest, err) : run_all(&job, with.threads, manifest, err));
   if (!ok && err->status == MM_INTERRUPTED) {
     mm_err late = {0}; /* the interruption is reported; without this record more is done again, nothing else */
     mm_either_way(mm_writer_commit(&out, &late));

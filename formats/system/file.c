@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -234,6 +235,16 @@ bool mm_dir_next(DIR *d, const char *path, const char **name, mm_err *err) {
   } while (e && (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0));
   *name = e ? e->d_name : NULL;
   return e || errno == 0 || mm_fail_errno(err, mm_at(path, NULL), "list", errno);
+}
+
+unsigned mm_file_threads(unsigned n, unsigned each, unsigned shared) {
+  enum { OTHERS = 64 }; /* of the program, its libraries and whatever opened it */
+  struct rlimit l;
+  const rlim_t others = OTHERS + (rlim_t)shared, wanted = others + (rlim_t)n * each;
+  if (getrlimit(RLIMIT_NOFILE, &l) != 0 || l.rlim_cur >= wanted) return n;
+  const struct rlimit more = {.rlim_cur = mm_min(l.rlim_max, wanted), .rlim_max = l.rlim_max};
+  if (more.rlim_cur > l.rlim_cur && setrlimit(RLIMIT_NOFILE, &more) == 0) l = more;
+  return l.rlim_cur <= others + each ? 1 : (unsigned)mm_min(n, (l.rlim_cur - others) / each);
 }
 
 bool mm_fsync(int fd, const char *path, bool directory, mm_err *err) {

@@ -73,6 +73,9 @@ bool mm_map_find(const void *p, mm_mapped *out);
 /* From now on a mapped page that is not there ends the program with one line and MM_IO: E_CHANGED when the file was cut, else E_IO. */
 void mm_map_watch(void);
 
+/* Raises this process's soft limit of descriptors, often 1,024, as far as the hard one allows, so that n threads may have `each`
+ * descriptors and all of them `shared`. Returns for how many threads there is room, from 1 to n. */
+unsigned mm_file_threads(unsigned n, unsigned each, unsigned shared);
 /* Exact write at offset; MM_IO on failure. */
 MM_MUST_USE bool mm_pwrite(int fd, const char *path, const void *buf, size_t n, uint64_t offset, mm_err *err);
 /* Creates (O_EXCL|O_NOFOLLOW) dir/name below an open directory, mode 0644 & ~umask, read-write; -1 on failure. */

@@ -2,6 +2,7 @@
 """The same source and options give the same directory, byte for byte: whatever the number of threads, the journal's pace, the contents of
 fresh memory, and when it is made again. Large tensors are among them, so that whole 4 MiB blocks are assembled in memory."""
 import os
+import resource
 import shutil
 
 import convert_files as cf
@@ -14,6 +15,22 @@ SAN = os.environ.get("SAN") == "1"
 
 def convert(source, out, *args, env=None):
     cf.ok(CONVERT, "-q", source, "-o", out, *args, env={**os.environ, **(env or {})})
+
+
+def few_descriptors():
+    """More threads than there are descriptors for: the limit is raised, or fewer threads work. As on machines of 256 CPUs under a limit of 1,024."""
+    with Scratch() as root:
+        c = small(hidden=64, heads=2, kv=1, dim=32, experts=48, inter=64, layers=2, fp8=False)
+        c.file = {name: f"model-{i % 16:05}.safetensors" for i, name in enumerate(c.tensors)}
+        source = c.save(root + "/source")
+        convert(source, root + "/whole", "--quant", "int8", "--layout", "hf")
+        for hard in (4096, 40):
+            def limit(most=hard):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (40, most))
+            out = f"{root}/{hard}"
+            cf.ok(CONVERT, "-q", source, "-o", out, "-j", 64, "--quant", "int8", "--layout", "hf", preexec_fn=limit)
+            assert cf.same_files(root + "/whole", out)
+            cf.ok(shutil.which("minimax-verify"), "-q", out, "--source", source, "-j", 64, preexec_fn=limit)
 
 
 def large():
@@ -79,4 +96,4 @@ def uninitialised():
 
 
 if __name__ == "__main__":
-    cf.main([threads, again, fresh_memory, uninitialised])
+    cf.main([threads, few_descriptors, again, fresh_memory, uninitialised])
