@@ -42,7 +42,8 @@ typedef struct serve {
   mm_server server;
   mm_loaded loaded;
   pthread_t loader;
-  bool loading, failed; /* loader is to be joined; what it found is in err */
+  bool loading, failed; /* loader is to be joined; why it failed is in err */
+  bool loaded_well;     /* the loader's, until it is joined */
   bool out_of_time;     /* the process has used its CPU time */
   mm_err err;
   mm_task ready;
@@ -59,7 +60,7 @@ static void *load(void *user) {
   mm_loading_config c = s->a->load;
   c.reads = s->server.reads;
   c.scheduler.report = log_failure, c.scheduler.user = &s->server.log;
-  s->failed = !mm_loading_check(&s->loaded, &c, &s->err) || !mm_loading_finish(&s->loaded, &c, &s->err);
+  s->loaded_well = mm_loading_check(&s->loaded, &c, &s->err) && mm_loading_finish(&s->loaded, &c, &s->err);
   mm_http_post(s->server.http, &s->ready);
   return NULL;
 }
@@ -86,12 +87,18 @@ static uint32_t positions_of(const mm_loaded *l) {
   return stats.pages ? (uint32_t)mm_min(l->positions, (uint64_t)stats.pages * MM_PAGE) : l->positions;
 }
 
+static void join_loader(serve *s) {
+  if (!s->loading) return;
+  pthread_join(s->loader, NULL);
+  s->loading = false;
+  s->failed = !s->loaded_well;
+}
+
 static void on_loaded(void *user) {
   serve *s = user;
   mm_server *v = &s->server;
   if (!s->loading) return; /* the loop has ended */
-  pthread_join(s->loader, NULL);
-  s->loading = false;
+  join_loader(s);
   if (s->failed || s->signals) {
     mm_http_stop(v->http);
     return;
@@ -311,8 +318,7 @@ static bool serve_all(const serve_args *a, mm_err *err) {
        (s.server.reads = mm_read_log_open(err));
   ok = ok && open_http(&s, err) && start_loading(&s, err) && mm_http_run(s.server.http, err);
   catch_late_signals(s.server.log.json);
-  if (s.loading) pthread_join(s.loader, NULL);
-  s.loading = false;
+  join_loader(&s);
   if (s.failed) {
     *err = s.err;
     ok = false;
