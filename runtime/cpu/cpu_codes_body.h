@@ -238,7 +238,8 @@ LEVEL void all_tokens_words(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t fir
 
 TARGET static void rows_of_codes(const mm_cpu_view *v, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens, float *y,
                                  size_t stride, float *sums) {
-  const rows_out to = {y, stride, sums};
+  rows_out to;
+  to.y = y, to.stride = stride, to.sums = sums;
   switch (v->kind) {
     case MM_KIND_NVFP4_CODES: all_tokens_words(v, MM_KIND_NVFP4_CODES, first, rows, x, tokens, to); break;
     case MM_KIND_MXFP4_CODES: all_tokens_words(v, MM_KIND_MXFP4_CODES, first, rows, x, tokens, to); break;

@@ -57,6 +57,8 @@ LEVEL __m256i e4m3_f16(__m128i c) {
   const __m256i most = _mm256_set1_epi16(0x3f80), none = _mm256_cmpeq_epi16(_mm256_and_si256(f16, most), most);
   return _mm256_or_si256(f16, _mm256_and_si256(none, _mm256_set1_epi16(0x4000)));
 }
+/* Sixteen codes, a 256th of each. */
+LEVEL v16 v16_e4m3(const uint8_t *p) { return _mm512_cvtph_ps(e4m3_f16(_mm_loadu_si128((const __m128i *)(const void *)p))); }
 LEVEL v16 e8m0_f32(__m128i c) {
   const __m512i e = _mm512_cvtepu8_epi32(c), bits = _mm512_max_epi32(_mm512_slli_epi32(e, 23), _mm512_set1_epi32(0x00400000));
   return _mm512_castsi512_ps(_mm512_mask_mov_epi32(bits, _mm512_cmpeq_epi32_mask(e, _mm512_set1_epi32(255)),

@@ -47,6 +47,11 @@ LEVEL float v16_sum(v16 a) {
   return a.f[0];
 }
 LEVEL v16 v16_held(v16 a) { return a; }
+LEVEL v16 v16_e4m3(const uint8_t *p) {
+  v16 a;
+  for (int i = 0; i < 16; i++) a.f[i] = mm_e4m3_value[p[i]] * 0x1p-8f;
+  return a;
+}
 LEVEL v16 v16_scales(mm_cpu_kind kind, const uint8_t *p, uint32_t cell) {
   v16 a;
   for (uint32_t i = 0; i < 16; i++) {

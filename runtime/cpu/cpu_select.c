@@ -40,11 +40,10 @@ static void store_key(char *to, const float *x, uint32_t n) {
 }
 
 /* q·k of a key in e4m3: the product with its numbers, times its scale. */
-static float key_score(const float *q, const char *key, uint32_t n) {
-  float scale, value[MM_MAX_HEAD_DIM];
+static float key_score(const mm_backend *b, const float *q, const char *key) {
+  float scale;
   memcpy(&scale, key, sizeof scale);
-  for (uint32_t i = 0; i < n; i++) value[i] = mm_e4m3_value[(uint8_t)key[sizeof scale + i]];
-  return mm_cpu_dot(q, value, n) * scale;
+  return b->vectors->dot_e4m3(q, (const uint8_t *)key + sizeof scale, b->c.model->index_dim) * 256 * scale;
 }
 
 /* The largest q·k of positions [from, end), all of them before the row; a score that is no number counts as none. */
@@ -54,7 +53,7 @@ static float block_score(const selection *j, const mm_span *s, const float *q, u
   for (uint32_t at = from; at < end; at++) {
     const char *k = mm_cpu_index_key(b, j->cache, mm_cpu_page(b, (uint32_t)s->slot, at / MM_PAGE), at % MM_PAGE);
     const uint32_t n = b->c.model->index_dim;
-    const float score = b->c.options.index_fp8 ? key_score(q, k, n) : mm_cpu_dot(q, (const float *)(const void *)k, n);
+    const float score = b->c.options.index_fp8 ? key_score(b, q, k) : mm_cpu_dot(q, (const float *)(const void *)k, n);
     if (score > most) most = score;
   }
   return most;

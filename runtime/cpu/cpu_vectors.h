@@ -40,6 +40,9 @@ typedef void mm_cpu_state_fn(float *S, float *o, const float *q, const float *k,
 
 typedef float mm_cpu_dot_fn(const float *a, const float *b, uint32_t n);
 
+/* Σ q[i]·code[i] / 256 over E4M3 codes, in the order of mm_cpu_dot. */
+typedef float mm_cpu_dot_e4m3_fn(const float *q, const uint8_t *code, uint32_t n);
+
 typedef struct mm_cpu_vectors {
   mm_cpu_rows_fn *const *rows; /* [MM_KINDS], NULL for kinds with limbs, … */
   mm_cpu_rows_fn *codes;       /* … whose x[t] is a row of spans (cpu_codes.h) */
@@ -50,6 +53,7 @@ typedef struct mm_cpu_vectors {
   mm_cpu_gate_fn *gate;
   mm_cpu_attend_fn *attend;
   mm_cpu_state_fn *state;
+  mm_cpu_dot_e4m3_fn *dot_e4m3;
 } mm_cpu_vectors;
 /* The functions of this machine's level (quant/cpu.h). */
 const mm_cpu_vectors *mm_cpu_vectors_here(void);

@@ -1,7 +1,7 @@
 /* The loops of cpu_vectors.h over one level's vectors. Besides the definitions that cpu_rows_body.h needs, the file that includes this
  * defines v16_div, v16_max(a, b) = a > b ? a : b, v16_min likewise, and v16_scale2(p, t) = p·2^n where n is t's last bits, t being
- * near 1.5·2^23; how many queries and positions meet in registers, SCORE_QUERIES and SCORE_POSITIONS, and how many queries are mixed there,
- * MIX_QUERIES. */
+ * near 1.5·2^23; v16_e4m3(p), 16 codes over 256; how many queries and positions meet in registers, SCORE_QUERIES and SCORE_POSITIONS, and
+ * how many queries are mixed there, MIX_QUERIES. */
 
 LEVEL v16 exp_16(v16 x) {
   const v16 magic = v16_set1(0x1.8p23f);
@@ -250,5 +250,23 @@ TARGET static float dot(const float *a, const float *b, uint32_t n) {
   return v16_sum(sum);
 }
 
+TARGET static float dot_e4m3(const float *q, const uint8_t *code, uint32_t n) {
+  v16 sum = v16_zero();
+  for (uint32_t i = 0; i < n; i += MM_CHUNK) {
+    float rest[MM_CHUNK];
+    uint8_t codes[MM_CHUNK];
+    const bool whole = i + MM_CHUNK <= n;
+    if (!whole)
+      memset(rest, 0, sizeof rest), memset(codes, 0, sizeof codes), memcpy(rest, q + i, (n - i) * sizeof *q),
+          memcpy(codes, code + i, n - i);
+    const float *const x = whole ? q + i : rest;
+    const uint8_t *const c = whole ? code + i : codes;
+    v16 part = v16_mul(v16_load(x), v16_e4m3(c));
+    for (uint32_t j = 16; j < MM_CHUNK; j += 16) part = v16_fma(v16_load(x + j), v16_e4m3(c + j), part);
+    sum = v16_add(sum, part);
+  }
+  return v16_sum(sum);
+}
+
 #define MM_VECTORS_HERE \
-  { rows_of, rows_of_codes, dot, exp_of, silu_of, swiglu_of, gate_of, attend_of, state_of }
+  { rows_of, rows_of_codes, dot, exp_of, silu_of, swiglu_of, gate_of, attend_of, state_of, dot_e4m3 }

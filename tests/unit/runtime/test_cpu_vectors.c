@@ -18,6 +18,31 @@ static void same(const float *first, const float *got, size_t n, mm_cpu level) {
   if (level && memcmp(first, got, n * sizeof *got) != 0) fail_msg("level %d has other bits", (int)level);
 }
 
+/* Products with E4M3 codes are those with their numbers, bit for bit; a code that is no number gives none. */
+TEST(products_with_codes) {
+  static float q[MOST], number[MOST];
+  static uint8_t code[MOST];
+  for (int round = 0; round < 200; round++) {
+    const uint32_t n = 1 + draw() % MOST;
+    for (uint32_t i = 0; i < n; i++) {
+      code[i] = (uint8_t)draw();
+      if ((code[i] & 0x7f) == 0x7f) code[i] ^= 1;
+      q[i] = near(2), number[i] = mm_e4m3_value[code[i]];
+    }
+    const uint32_t none = draw() % n;
+    const uint8_t kept = code[none];
+    for (mm_cpu level = MM_CPU_PLAIN; level <= mm_cpu_best(); level++) {
+      mm_cpu_limit(level);
+      const mm_cpu_vectors *v = mm_cpu_vectors_here();
+      if (v->dot_e4m3(q, code, n) * 256 != v->dot(q, number, n)) fail_msg("level %d, %u codes: other bits", (int)level, n);
+      code[none] = kept | 0x7f;
+      assert_true(isnan(v->dot_e4m3(q, code, n)));
+      code[none] = kept;
+    }
+  }
+  mm_cpu_limit(MM_CPU_BEST);
+}
+
 TEST(exponentials) {
   static float x[MOST], plain[3][MOST], got[3][MOST], by[MOST], gate[MOST];
   for (int round = 0; round < 200; round++) {
