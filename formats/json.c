@@ -406,11 +406,7 @@ mm_json *mm_json_new_bytes(const char *s, size_t n) {
 
 mm_json *mm_json_new_str(const char *s) { return s ? mm_json_new_bytes(s, strlen(s)) : NULL; }
 
-mm_json *mm_json_new_digest(const mm_digest *d) {
-  char hex[MM_HEX_LEN + 1];
-  mm_digest_hex(d, hex);
-  return mm_json_new_str(hex);
-}
+mm_json *mm_json_new_digest(const mm_digest *d) { return mm_json_new_str(mm_digest_hex(d).text); }
 
 /* A part of what was read stays as it is: it is only ever had as const. */
 static bool may_change(const mm_json *j) { return j && j->home != PART; }

@@ -474,10 +474,9 @@ static bool read_manifest(reader *r, const mm_json *root) {
 
 /* The text ends with its own digest, found, of all before it: then no byte of it was changed by accident. */
 static bool check_ending(reader *r, const char *text, size_t n, const mm_digest *found) {
-  char hex[MM_HEX_LEN + 1], ending[ENDING_BYTES + 1];
+  char ending[ENDING_BYTES + 1];
   at_top(r);
-  mm_digest_hex(found, hex);
-  snprintf(ending, sizeof ending, MM_MANIFEST_ENDING, hex);
+  snprintf(ending, sizeof ending, MM_MANIFEST_ENDING, mm_digest_hex(found).text);
   return (n > ENDING_BYTES && memcmp(text + n - ENDING_BYTES, ending, ENDING_BYTES) == 0) ||
          MM_REFUSE(&r->ctx, r->err, "key \"sha256\": is not the digest of the text before it");
 }

@@ -27,14 +27,14 @@ static const char *metadata(const mm_st *st, const char *key) {
 
 /* A part says itself whose part it is and of which plan, so that files of two runs, ranks or places never mix. */
 static bool check_metadata(const opening *o, const mm_st *st, uint32_t part_index) {
-  char version[16], rank[16], tp[16], part[16], plan[MM_HEX_LEN + 1];
+  char version[16], rank[16], tp[16], part[16];
   snprintf(version, sizeof version, "%d", mm_pack_version(o->pack));
   snprintf(rank, sizeof rank, "%u", o->rank);
   snprintf(tp, sizeof tp, "%u", o->pack->tp);
   snprintf(part, sizeof part, "%u", part_index);
-  mm_digest_hex(&o->pack->plan, plan);
-  const char *const expected[][2] = {
-      {"format", MM_PACK_FORMAT}, {"version", version}, {"rank", rank}, {"tp", tp}, {"part", part}, {"plan", plan}};
+  const mm_hex plan = mm_digest_hex(&o->pack->plan);
+  const char *const expected[][2] = {{"format", MM_PACK_FORMAT}, {"version", version}, {"rank", rank}, {"tp", tp}, {"part", part},
+                                     {"plan", plan.text}};
   for (size_t i = 0; i < sizeof expected / sizeof *expected; i++) {
     const char *found = metadata(st, expected[i][0]);
     if (strcmp(found, expected[i][1]) == 0) continue;

@@ -345,7 +345,6 @@ static void tokenizer_info(mm_server *s, mm_exchange *x) {
 /* What minimax-convert --place reads: rows that chose each expert of each layer since the start. */
 static void expert_load(mm_server *s, mm_exchange *x) {
   mm_text t = {0};
-  char model[MM_HEX_LEN + 1] = "";
   mm_digest digest;
   const mm_model *m = s->engine ? mm_engine_model(s->engine) : NULL;
   uint64_t *load = m && s->scheduler ? calloc((size_t)m->layers * m->experts, sizeof *load) : NULL;
@@ -356,8 +355,7 @@ static void expert_load(mm_server *s, mm_exchange *x) {
     return;
   }
   mm_scheduler_expert_load(s->scheduler, load);
-  mm_digest_hex(&digest, model);
-  mm_text_printf(&t, "{\"format\":\"%s\",\"version\":1,\"model\":\"%s\",\"architecture\":", MM_LOAD_FORMAT, model);
+  mm_text_printf(&t, "{\"format\":\"%s\",\"version\":1,\"model\":\"%s\",\"architecture\":", MM_LOAD_FORMAT, mm_digest_hex(&digest).text);
   mm_text_quote_string(&t, m->architecture);
   mm_text_put(&t, ",\"load\":[");
   for (size_t i = 0; i < (size_t)m->layers * m->experts; i++)
