@@ -152,8 +152,7 @@ static bool read_number(reader *r, mm_json *j) {
   j->type = real ? MM_JSON_REAL : MM_JSON_INT;
   if (real ? real_of(r, s, &j->real) : integer_of(s, &j->integer)) return true;
   r->scan.pos -= s.n;
-  char found[MM_SCAN_FOUND];
-  return REFUSE(r, r->scan.pos, "E_NUMBER", "found %s, expected %s", mm_scan_found(&r->scan, found),
+  return REFUSE(r, r->scan.pos, "E_NUMBER", "found %s, expected %s", MM_FOUND(&r->scan),
                 real ? "a number of double precision" : "an integer of 64 bits");
 }
 
@@ -191,9 +190,8 @@ static bool keys_differ(const reader *r, const entry *e, size_t n) {
   mm_sort(m, n, sizeof *m, by_key);
   size_t i = 1;
   while (i < n && (m[i - 1].first != m[i].first || strcmp(m[i - 1].of->item.key, m[i].of->item.key) != 0)) i++;
-  char shown[256];
   const char *const key = i < n ? m[i].of->item.key : NULL;
-  if (key) REFUSE(r, m[i].of->at, "E_JSON", "found key \"%s\" twice", mm_escape(shown, sizeof shown, key, strlen(key)));
+  if (key) REFUSE(r, m[i].of->at, "E_JSON", "found key \"%s\" twice", MM_ESCAPED(256, key));
   free(m);
   return !key;
 }

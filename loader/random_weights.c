@@ -257,11 +257,9 @@ static bool read_options(mm_random_model *r, const mm_dummy *d, mm_err *err) {
                          .skew = (float)d->skew};
   r->linear = find_scheme("dummy-quant", quant, err);
   r->experts = r->linear ? find_scheme("dummy-expert-quant", experts, err) : NULL;
-  char shown[MM_REAL_SHOWN];
   return r->linear && r->experts &&
-         ((r->skew >= 0 && r->skew < 1) ||
-          mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--dummy-skew: found %s, expected 0 or more and below 1",
-                  mm_real_shown(d->skew, shown)));
+         ((r->skew >= 0 && r->skew < 1) || mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
+                                                   "--dummy-skew: found %s, expected 0 or more and below 1", MM_SHOWN_REAL(d->skew)));
 }
 
 /* Files that a tokenizer, a chat format and defaults are read from. */

@@ -38,9 +38,8 @@ static bool check_metadata(const opening *o, const mm_st *st, uint32_t part_inde
   for (size_t i = 0; i < sizeof expected / sizeof *expected; i++) {
     const char *found = metadata(st, expected[i][0]);
     if (strcmp(found, expected[i][1]) == 0) continue;
-    char shown[128];
     return mm_fail(o->err, MM_INTEGRITY, "E_PART", mm_at(st->path, NULL), "metadata \"%s\": found %s, expected %s", expected[i][0],
-                   mm_escape(shown, sizeof shown, found, strlen(found)), expected[i][1]);
+                   MM_ESCAPED(128, found), expected[i][1]);
   }
   return true;
 }
@@ -147,10 +146,8 @@ static bool cut_along_cells(const mm_pack *pack, const mm_pack_tensor *t, unsign
 /* Checks the properties that unpack takes for granted. */
 static bool check_scheme(const mm_pack *pack, const mm_pack_tensor *t, mm_err *err) {
   const mm_scheme *s = mm_scheme_find(t->scheme);
-  char shown[64];
   if (!s)
-    return mm_fail(err, MM_UNSUPPORTED, "E_SCHEME", mm_at(pack->dir, t->name), "found unknown scheme \"%s\"",
-                   mm_escape(shown, sizeof shown, t->scheme, strlen(t->scheme)));
+    return mm_fail(err, MM_UNSUPPORTED, "E_SCHEME", mm_at(pack->dir, t->name), "found unknown scheme \"%s\"", MM_ESCAPED(64, t->scheme));
   bool same = t->plane_count == s->plane_count;
   for (unsigned p = 0; same && p < t->plane_count; p++) {
     const mm_pack_plane *a = &t->plane[p];

@@ -169,11 +169,10 @@ static int32_t *read_ids(const char *path, uint32_t vocab, size_t *count, mm_err
   for (size_t i = 0; ok && i < *count; i++) {
     const mm_json *j = mm_json_at(root, i);
     ok = mm_json_type_of(j) == MM_JSON_INT && mm_json_int(j) >= 0 && mm_json_int(j) < vocab;
-    if (ok) id[i] = (int32_t)mm_json_int(j);
-    char found[MM_JSON_SHOWN];
-    if (!ok)
-      mm_fail(err, MM_BAD_INPUT, "E_IDS", mm_at(path, NULL), "entry %zu: found %s, expected an id below %u", i, mm_json_shown(j, found),
-              vocab);
+    if (ok)
+      id[i] = (int32_t)mm_json_int(j);
+    else
+      mm_fail(err, MM_BAD_INPUT, "E_IDS", mm_at(path, NULL), "entry %zu: found %s, expected an id below %u", i, MM_SHOWN_JSON(j), vocab);
   }
   mm_json_free(root);
   if (ok) return id;

@@ -114,10 +114,8 @@ static void on_loaded(void *user) {
     mm_log_say(&v->log, "--drafts: this model's lightning states cannot be rolled back, so that no tokens are proposed");
   say_cache(v);
   say_kernels(s);
-  char name[400];
   mm_log_say(&v->log, "ready after %.2f s: %s, %u positions, temperature %g, top_p %g, top_k %u", mm_now() - v->started,
-             mm_escape(name, sizeof name, v->name[0], strlen(v->name[0])), v->positions, v->defaults.temperature, v->defaults.top_p,
-             v->defaults.top_k);
+             MM_ESCAPED(400, v->name[0]), v->positions, v->defaults.temperature, v->defaults.top_p, v->defaults.top_k);
 }
 
 /* ---- Ending ---- */

@@ -61,10 +61,8 @@ static bool read_loads(const mm_json *root, const mm_model *m, const mm_json_ctx
       const mm_json *x = mm_json_at(row, e);
       const mm_json_type type = mm_json_type_of(x);
       const double v = mm_json_number(x);
-      char shown[MM_JSON_SHOWN];
       if ((type != MM_JSON_INT && type != MM_JSON_REAL) || !isfinite(v) || v < 0 || v > 1e18)
-        return MM_REFUSE(c, err, "key \"load\": layer %u: expert %u: found %s, expected a number from 0 to 1e18", l, e,
-                         mm_json_shown(x, shown));
+        return MM_REFUSE(c, err, "key \"load\": layer %u: expert %u: found %s, expected a number from 0 to 1e18", l, e, MM_SHOWN_JSON(x));
       load[(size_t)l * m->experts + e] = v, all += v;
     }
   }
