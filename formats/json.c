@@ -488,9 +488,8 @@ static void write_string(mm_text *t, const char *s, size_t n, bool ascii) {
 
 /* With a point or an exponent, so that it is read as a real number again; the exponent without plus and zeros. */
 static void write_real(mm_text *t, double v) {
-  char text[32];
   const locale_t own = uselocale(newlocale(LC_ALL_MASK, "C", (locale_t)0));
-  snprintf(text, sizeof text, "%.17g", v);
+  char *text = MM_FORMATTED(32, "%.17g", v);
   uselocale(own);
   char *e = strchr(text, 'e');
   if (e) *e++ = 0;

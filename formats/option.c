@@ -38,10 +38,8 @@ static bool parse_u64(const mm_option *o, const char *s, mm_err *err) {
     *(uint64_t *)o->target = v;
     return true;
   }
-  char expected[96];
   unsigned long long lo = o->lo, hi = o->hi ? o->hi : UINT64_MAX;
-  snprintf(expected, sizeof expected, "an integer from %llu to %llu", lo, hi);
-  return usage(err, o, s, expected);
+  return usage(err, o, s, MM_FORMATTED(96, "an integer from %llu to %llu", lo, hi));
 }
 
 bool mm_option_size(const char *text, uint64_t *bytes) {
@@ -62,9 +60,7 @@ bool mm_option_size(const char *text, uint64_t *bytes) {
 static bool parse_size(const mm_option *o, const char *s, mm_err *err) {
   uint64_t v;
   if (!mm_option_size(s, &v)) return usage(err, o, s, "bytes, as in 512M, 4GiB or 80GB");
-  char least[48];
-  snprintf(least, sizeof least, "bytes, at least %llu", (unsigned long long)o->lo);
-  if (v < o->lo) return usage(err, o, s, least);
+  if (v < o->lo) return usage(err, o, s, MM_FORMATTED(48, "bytes, at least %llu", (unsigned long long)o->lo));
   *(uint64_t *)o->target = v;
   return true;
 }

@@ -34,9 +34,7 @@ bool mm_scan_open(mm_scan *s, char bracket, mm_err *err) {
   if (mm_scan_peek(s) != bracket) return fail(s, "E_JSON", bracket == '{' ? "an object" : "an array", err);
   const unsigned depth = s->python ? MM_SCAN_DEPTH_PYTHON : MM_SCAN_DEPTH;
   if (s->depth == depth) {
-    char most[48];
-    snprintf(most, sizeof most, "at most %u levels of nesting", depth);
-    return fail(s, "E_JSON", most, err);
+    return fail(s, "E_JSON", MM_FORMATTED(48, "at most %u levels of nesting", depth), err);
   }
   s->depth++;
   s->pos++;

@@ -39,11 +39,10 @@ static progress begin_progress(bool quiet) { return (progress){.start = mm_now()
 /* `done` of `all` (windows, prompts), `tokens` so far. */
 static void say_progress(progress *p, const char *what, uint64_t done, uint64_t all, uint64_t tokens) {
   const double t = mm_now(), took = t - p->start, share = (double)done / (double)all;
-  char facts[120];
   if (p->quiet || t - p->said < (p->tty ? 0.5 : 5) || done == 0) return;
   p->said = t;
-  snprintf(facts, sizeof facts, "%llu of %llu %s, %.0f tokens/s", (unsigned long long)done, (unsigned long long)all, what,
-           (double)tokens / took);
+  const char *facts =
+      MM_FORMATTED(120, "%llu of %llu %s, %.0f tokens/s", (unsigned long long)done, (unsigned long long)all, what, (double)tokens / took);
   mm_bar_draw(&(mm_bar_line){"", share, facts, took / share - took, ""});
 }
 

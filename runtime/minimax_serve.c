@@ -160,12 +160,11 @@ static void tick(void *user) {
     mm_http_stop(s->server.http);
   }
   if (!s->failed && mm_read_bytes(&read) < read.wanted && mm_now() - s->load_logged_at >= REPORT_SECONDS) {
-    char text[MM_BAR_MAX], status[MM_BAR_MAX + sizeof "STATUS=loading "];
+    char text[MM_BAR_MAX];
     s->load_logged_at = mm_now();
     const char *bar = mm_load_bar_text(text, &read);
     mm_log_say(&s->server.log, "loading %s", bar);
-    snprintf(status, sizeof status, "STATUS=loading %s", bar);
-    mm_notify(status);
+    mm_notify(MM_FORMATTED(MM_BAR_MAX + sizeof "STATUS=loading ", "STATUS=loading %s", bar));
   }
   if (s->server.state == MM_SERVER_DRAINING && !s->loading && s->server.calls == 0 && !mm_http_busy(s->server.http))
     mm_http_stop(s->server.http);

@@ -266,11 +266,9 @@ static bool rope_object(mm_config c, const char *name, const mm_json *v, bool ne
   void *iter = NULL;
   while (mm_json_next(v, &iter, &key, &x)) {
     static const char *const known[] = {"rope_type", "type", "partial_rotary_factor", "rope_theta", NULL};
-    char path[96];
     const bool full = !nested && strcmp(key, "full_attention") == 0,
                idle = (!nested && strcmp(key, "linear_attention") == 0) || idle_factor(v, key);
-    snprintf(path, sizeof path, "%s.full_attention", name);
-    if (full && !rope_object(c, path, x, true, r, err)) return false;
+    if (full && !rope_object(c, MM_FORMATTED(96, "%s.full_attention", name), x, true, r, err)) return false;
     if (full || idle || listed(known, key) || mm_json_type_of(x) == MM_JSON_NULL) continue;
     const char *shown = MM_ESCAPED(64, key);
     if (mm_json_type_of(x) == MM_JSON_OBJ)

@@ -44,13 +44,10 @@ bool mm_hf_inside(const mm_hf *hf, const char *path, mm_err *err) {
 
 static bool missing_shard(const mm_hf *hf, const mm_hf_file *f, mm_err *err) {
   static const char *const partial[] = {".incomplete", ".part"};
-  char name[NAME_MAX + sizeof ".incomplete"];
-  for (size_t i = 0; i < 2; i++) {
-    snprintf(name, sizeof name, "%s%s", f->name, partial[i]);
-    if (exists(mm_path_of(hf->dir, name).text))
+  for (size_t i = 0; i < 2; i++)
+    if (exists(mm_path_of(hf->dir, MM_FORMATTED(NAME_MAX + sizeof ".incomplete", "%s%s", f->name, partial[i])).text))
       return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(f->path, NULL),
                      "found only %s%s, expected the file: its download seems unfinished", f->name, partial[i]);
-  }
   size_t missing = 0;
   for (size_t i = 0; i < hf->file_count; i++) missing += !exists(hf->file[i].path);
   char rest[NAME_MAX + 64];

@@ -169,8 +169,7 @@ static bool finish(mm_staging *s, mm_err *err) {
 }
 
 bool mm_staging_recover(mm_staging *s, mm_err *err) {
-  char path[PATH_MAX + 16];
-  snprintf(path, sizeof path, "%s.replaced", s->path);
+  char *path = MM_FORMATTED(PATH_MAX + 16, "%s.replaced", s->path);
   if (faccessat(s->parent, s->list, F_OK, AT_SYMLINK_NOFOLLOW) != 0)
     return errno == ENOENT || mm_fail_errno(err, mm_at(path, NULL), "look at", errno);
   if (!mm_staging_take(s, false, err)) return false;

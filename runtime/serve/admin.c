@@ -238,7 +238,6 @@ static void refuse_metrics(mm_exchange *x) {
 
 static void metrics(mm_server *s, mm_exchange *x) {
   mm_text t = {0}, out = {0};
-  char started[24];
   if (s->metric_names == MM_METRICS_NONE) {
     refuse_metrics(x);
     return;
@@ -263,8 +262,7 @@ static void metrics(mm_server *s, mm_exchange *x) {
   }
   if (s->metric_names == MM_METRICS_LLAMA) {
     put_llama(&out, s);
-    snprintf(started, sizeof started, "%lld", (long long)s->created);
-    mm_exchange_set(x, "Process-Start-Time-Unix", started);
+    mm_exchange_set(x, "Process-Start-Time-Unix", MM_FORMATTED(24, "%lld", (long long)s->created));
   }
   const bool failed = t.failed || out.failed;
   mm_exchange_reply(x, failed ? 503 : 200, "text/plain; version=0.0.4; charset=utf-8", failed ? "" : out.p, failed ? 0 : out.n);
