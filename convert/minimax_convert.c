@@ -107,16 +107,13 @@ typedef struct mm_calibration_files {
 /* The recipe names them by what they hold, so that a resumed run knows another file from the same; and it says whether numbers may be
  * lost. */
 static char *open_calibration(const mm_convert_args *a, mm_calibration_files *c, char *line, mm_arena *arena, mm_err *err) {
-  char hex[MM_HEX_LEN + 1];
   if (line && a->importance) {
     if (!mm_importance_open(&c->importance, a->importance, err)) return NULL;
-    mm_digest_hex(&c->importance.digest, hex);
-    line = mm_arena_printf(arena, err, "%s; importance=%s", line, hex);
+    line = mm_arena_printf(arena, err, "%s; importance=%s", line, mm_digest_hex(&c->importance.digest).text);
   }
   if (line && a->act_scales) {
     if (!mm_act_scales_open(&c->act_scales, a->act_scales, err)) return NULL;
-    mm_digest_hex(&c->act_scales.digest, hex);
-    line = mm_arena_printf(arena, err, "%s; act_scales=%s", line, hex);
+    line = mm_arena_printf(arena, err, "%s; act_scales=%s", line, mm_digest_hex(&c->act_scales.digest).text);
   }
   if (line && a->nonfinite) line = mm_arena_printf(arena, err, "%s; nonfinite=zero", line);
   return line;

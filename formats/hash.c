@@ -34,12 +34,13 @@ bool mm_digest_equal(const mm_digest *a, const mm_digest *b) { return memcmp(a->
 
 static const char hex_digit[] = "0123456789abcdef";
 
-void mm_digest_hex(const mm_digest *d, char out[MM_HEX_LEN + 1]) {
+mm_hex mm_digest_hex(const mm_digest *d) {
+  mm_hex out = {0};
   for (size_t i = 0; i < sizeof d->byte; i++) {
-    out[2 * i] = hex_digit[d->byte[i] >> 4];
-    out[2 * i + 1] = hex_digit[d->byte[i] & 15];
+    out.text[2 * i] = hex_digit[d->byte[i] >> 4];
+    out.text[2 * i + 1] = hex_digit[d->byte[i] & 15];
   }
-  out[MM_HEX_LEN] = 0;
+  return out;
 }
 
 typedef uint8_t bytes __attribute__((vector_size(16)));

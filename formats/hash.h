@@ -30,8 +30,11 @@ MM_MUST_USE mm_digest mm_hash_root(const mm_digest *blocks, size_t n);
 
 bool mm_digest_equal(const mm_digest *a, const mm_digest *b);
 #define MM_HEX_LEN 64
-void mm_digest_hex(const mm_digest *d, char out[MM_HEX_LEN + 1]); /* lower case */
-bool mm_digest_parse(const char *hex, size_t n, mm_digest *out);  /* exactly 64 lower-case hex digits */
+typedef struct mm_hex {
+  char text[MM_HEX_LEN + 1]; /* lower case */
+} mm_hex;
+MM_MUST_USE mm_hex mm_digest_hex(const mm_digest *d);
+bool mm_digest_parse(const char *hex, size_t n, mm_digest *out); /* exactly 64 lower-case hex digits */
 
 #ifdef __cplusplus
 }

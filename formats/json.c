@@ -152,8 +152,7 @@ static bool read_number(reader *r, mm_json *j) {
   j->type = real ? MM_JSON_REAL : MM_JSON_INT;
   if (real ? real_of(r, s, &j->real) : integer_of(s, &j->integer)) return true;
   r->scan.pos -= s.n;
-  char found[MM_SCAN_FOUND];
-  return REFUSE(r, r->scan.pos, "E_NUMBER", "found %s, expected %s", mm_scan_found(&r->scan, found),
+  return REFUSE(r, r->scan.pos, "E_NUMBER", "found %s, expected %s", MM_FOUND(&r->scan),
                 real ? "a number of double precision" : "an integer of 64 bits");
 }
 
@@ -191,9 +190,8 @@ static bool keys_differ(const reader *r, const entry *e, size_t n) {
   mm_sort(m, n, sizeof *m, by_key);
   size_t i = 1;
   while (i < n && (m[i - 1].first != m[i].first || strcmp(m[i - 1].of->item.key, m[i].of->item.key) != 0)) i++;
-  char shown[256];
   const char *const key = i < n ? m[i].of->item.key : NULL;
-  if (key) REFUSE(r, m[i].of->at, "E_JSON", "found key \"%s\" twice", mm_escape(shown, sizeof shown, key, strlen(key)));
+  if (key) REFUSE(r, m[i].of->at, "E_JSON", "found key \"%s\" twice", MM_ESCAPED(256, key));
   free(m);
   return !key;
 }
@@ -406,11 +404,7 @@ mm_json *mm_json_new_bytes(const char *s, size_t n) {
 
 mm_json *mm_json_new_str(const char *s) { return s ? mm_json_new_bytes(s, strlen(s)) : NULL; }
 
-mm_json *mm_json_new_digest(const mm_digest *d) {
-  char hex[MM_HEX_LEN + 1];
-  mm_digest_hex(d, hex);
-  return mm_json_new_str(hex);
-}
+mm_json *mm_json_new_digest(const mm_digest *d) { return mm_json_new_str(mm_digest_hex(d).text); }
 
 /* A part of what was read stays as it is: it is only ever had as const. */
 static bool may_change(const mm_json *j) { return j && j->home != PART; }
@@ -494,9 +488,8 @@ static void write_string(mm_text *t, const char *s, size_t n, bool ascii) {
 
 /* With a point or an exponent, so that it is read as a real number again; the exponent without plus and zeros. */
 static void write_real(mm_text *t, double v) {
-  char text[32];
   const locale_t own = uselocale(newlocale(LC_ALL_MASK, "C", (locale_t)0));
-  snprintf(text, sizeof text, "%.17g", v);
+  char *text = MM_FORMATTED(32, "%.17g", v);
   uselocale(own);
   char *e = strchr(text, 'e');
   if (e) *e++ = 0;

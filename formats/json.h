@@ -111,6 +111,7 @@ mm_json *mm_json_copy(const mm_json *j, mm_err *err); /* of an object or array, 
  * "nothing" for NULL. */
 #define MM_JSON_SHOWN 80
 const char *mm_json_shown(const mm_json *j, char out[MM_JSON_SHOWN]);
+#define MM_SHOWN_JSON(j) mm_json_shown(j, (char[MM_JSON_SHOWN]){0}) /* as long as the block that names it */
 
 #ifdef __cplusplus
 }

@@ -81,15 +81,12 @@ bool mm_json_only_keys(const mm_json *obj, const char *const *keys, const mm_jso
     while (*k && strcmp(*k, key) != 0) k++;
     next = *k ? k + 1 : keys;
     if (*k) continue;
-    char shown[256];
-    return mm_fail(err, c->status, c->code, mm_at(c->file, NULL), "found unknown key \"%s\"",
-                   mm_escape(shown, sizeof shown, key, strlen(key)));
+    return mm_fail(err, c->status, c->code, mm_at(c->file, NULL), "found unknown key \"%s\"", MM_ESCAPED(256, key));
   }
   return true;
 }
 
 mm_json *mm_json_new_path(const char *path) {
-  char shown[4 * 4096 + 1]; /* of PATH_MAX bytes, each as \xNN */
   mm_json *j = mm_json_new_str(path);
-  return j || !path ? j : mm_json_new_str(mm_escape(shown, sizeof shown, path, strlen(path)));
+  return j || !path ? j : mm_json_new_str(MM_ESCAPED(4 * 4096 + 1, path)); /* of PATH_MAX bytes, each as \xNN */
 }

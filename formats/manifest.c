@@ -108,9 +108,9 @@ static char *text(reader *r, const mm_json *obj, const char *key, size_t min) {
 
 /* A plain file name: the only thing of a manifest that ever becomes part of a path. */
 static char *base_name(reader *r, const mm_json *obj, const char *key) {
-  char *s = text(r, obj, key, 1), shown[300];
+  char *s = text(r, obj, key, 1);
   if (!s || mm_base_name_ok(s, strlen(s))) return s;
-  MM_REFUSE(&r->ctx, r->err, "key \"%s\": found \"%s\", expected a plain file name", key, mm_escape(shown, sizeof shown, s, strlen(s)));
+  MM_REFUSE(&r->ctx, r->err, "key \"%s\": found \"%s\", expected a plain file name", key, MM_ESCAPED(300, s));
   return NULL;
 }
 
@@ -127,9 +127,7 @@ static bool digest(reader *r, const mm_json *obj, const char *key, mm_digest *ou
 static bool unique(reader *r, const char **names, size_t count) {
   qsort(names, count, sizeof *names, mm_by_text);
   for (size_t i = 1; i < count; i++) {
-    char shown[512];
-    if (strcmp(names[i - 1], names[i]) == 0)
-      return MM_REFUSE(&r->ctx, r->err, "found \"%s\" twice", mm_escape(shown, sizeof shown, names[i], strlen(names[i])));
+    if (strcmp(names[i - 1], names[i]) == 0) return MM_REFUSE(&r->ctx, r->err, "found \"%s\" twice", MM_ESCAPED(512, names[i]));
   }
   return true;
 }
@@ -188,8 +186,7 @@ static bool read_plane(reader *r, const mm_json *j, mm_pack_plane *out) {
   uint32_t cell[2] = {0}, grid[2] = {0};
   if (!only(r, j, keys) || !(out->suffix = text(r, j, "suffix", 0)) || !mm_json_need_str(j, "dtype", &dtype, &r->ctx, r->err)) return false;
   if (!mm_dtype_parse(dtype, strlen(dtype), &out->dtype)) {
-    char shown[128];
-    return MM_REFUSE(&r->ctx, r->err, "found unknown dtype \"%s\"", mm_escape(shown, sizeof shown, dtype, strlen(dtype)));
+    return MM_REFUSE(&r->ctx, r->err, "found unknown dtype \"%s\"", MM_ESCAPED(128, dtype));
   }
   if (!u32_list(r, mm_json_get(j, "cell"), "cell", 2, cell)) return false;
   out->cell_n = cell[0];
@@ -441,10 +438,8 @@ static bool read_model(reader *r, const mm_json *root) {
 
 static bool read_align(reader *r, const mm_json *root) {
   const char *word = text(r, root, "tp_align", 1);
-  char shown[64];
   if (!word || mm_align_find(word, &r->p->tp_align)) return word;
-  return MM_REFUSE(&r->ctx, r->err, "key \"tp_align\": found \"%s\", expected split, pad or error",
-                   mm_escape(shown, sizeof shown, word, strlen(word)));
+  return MM_REFUSE(&r->ctx, r->err, "key \"tp_align\": found \"%s\", expected split, pad or error", MM_ESCAPED(64, word));
 }
 
 static bool right_version(reader *r, const mm_json *root, int64_t version) {
@@ -474,10 +469,9 @@ static bool read_manifest(reader *r, const mm_json *root) {
 
 /* The text ends with its own digest, found, of all before it: then no byte of it was changed by accident. */
 static bool check_ending(reader *r, const char *text, size_t n, const mm_digest *found) {
-  char hex[MM_HEX_LEN + 1], ending[ENDING_BYTES + 1];
+  char ending[ENDING_BYTES + 1];
   at_top(r);
-  mm_digest_hex(found, hex);
-  snprintf(ending, sizeof ending, MM_MANIFEST_ENDING, hex);
+  snprintf(ending, sizeof ending, MM_MANIFEST_ENDING, mm_digest_hex(found).text);
   return (n > ENDING_BYTES && memcmp(text + n - ENDING_BYTES, ending, ENDING_BYTES) == 0) ||
          MM_REFUSE(&r->ctx, r->err, "key \"sha256\": is not the digest of the text before it");
 }

@@ -7,11 +7,9 @@ bool mm_manifest_version(const mm_json *root, const char *wanted, int newest, in
   const char *format;
   if (mm_json_type_of(root) != MM_JSON_OBJ) return MM_REFUSE(c, err, "expected an object");
   if (!mm_json_need_str(root, "format", &format, c, err)) return false;
-  if (strcmp(format, wanted) != 0) {
-    char shown[128];
-    mm_escape(shown, sizeof shown, format, strlen(format));
-    return mm_fail(err, MM_UNSUPPORTED, "E_VERSION", mm_at(c->file, NULL), "found format \"%s\", expected \"%s\"", shown, wanted);
-  }
+  if (strcmp(format, wanted) != 0)
+    return mm_fail(err, MM_UNSUPPORTED, "E_VERSION", mm_at(c->file, NULL), "found format \"%s\", expected \"%s\"", MM_ESCAPED(128, format),
+                   wanted);
   if (!mm_json_need_int(root, "version", INT64_MIN, INT64_MAX, version, c, err)) return false;
   if (*version >= MM_PACK_VERSION && *version <= newest) return true;
   return mm_fail(err, MM_UNSUPPORTED, "E_VERSION", mm_at(c->file, NULL), "found format version %lld, expected %s", (long long)*version,

@@ -14,7 +14,6 @@ static bool is_command(const char *word) {
 }
 
 static bool unknown(const char *word, mm_err *err) {
-  char shown[256];
   const char *near = NULL;
   unsigned few = 0;
   for (size_t i = 0; i < mm_command_count; i++) {
@@ -22,7 +21,7 @@ static bool unknown(const char *word, mm_err *err) {
     const unsigned edits = mm_edits(word, strlen(word), name, strlen(name));
     if (mm_edits_few(edits, strlen(word)) && (!near || edits < few)) near = name, few = edits;
   }
-  mm_escape(shown, sizeof shown, word, strlen(word));
+  const char *shown = MM_ESCAPED(256, word);
   if (near) return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found \"%s\"; did you mean %s? See minimax --help", shown, near);
   return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found \"%s\", expected a program's word; see minimax --help", shown);
 }

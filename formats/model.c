@@ -147,9 +147,7 @@ static bool read_word(const mm_json *obj, const field *f, int *out, const mm_jso
     *out = i;
     return true;
   }
-  char shown[128];
-  return mm_fail(err, c->status, c->code, mm_at(c->file, NULL), "key \"%s\": found unknown word \"%s\"", f->key,
-                 mm_escape(shown, sizeof shown, s, strlen(s)));
+  return mm_fail(err, c->status, c->code, mm_at(c->file, NULL), "key \"%s\": found unknown word \"%s\"", f->key, MM_ESCAPED(128, s));
 }
 
 static bool read_deepnorm(const mm_json *obj, const char *key, mm_deepnorm *out, const mm_json_ctx *c, mm_err *err) {

@@ -19,9 +19,7 @@ static bool json_errors; /* --json was among the arguments */
 /* ---- values ---- */
 
 static bool usage(mm_err *err, const mm_option *o, const char *found, const char *expected) {
-  char shown[256];
-  return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--%s: found \"%s\", expected %s", o->name,
-                 mm_escape(shown, sizeof shown, found, strlen(found)), expected);
+  return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--%s: found \"%s\", expected %s", o->name, MM_ESCAPED(256, found), expected);
 }
 
 static bool parse_digits(const char **s, uint64_t *out) {
@@ -40,10 +38,8 @@ static bool parse_u64(const mm_option *o, const char *s, mm_err *err) {
     *(uint64_t *)o->target = v;
     return true;
   }
-  char expected[96];
   unsigned long long lo = o->lo, hi = o->hi ? o->hi : UINT64_MAX;
-  snprintf(expected, sizeof expected, "an integer from %llu to %llu", lo, hi);
-  return usage(err, o, s, expected);
+  return usage(err, o, s, MM_FORMATTED(96, "an integer from %llu to %llu", lo, hi));
 }
 
 bool mm_option_size(const char *text, uint64_t *bytes) {
@@ -64,9 +60,7 @@ bool mm_option_size(const char *text, uint64_t *bytes) {
 static bool parse_size(const mm_option *o, const char *s, mm_err *err) {
   uint64_t v;
   if (!mm_option_size(s, &v)) return usage(err, o, s, "bytes, as in 512M, 4GiB or 80GB");
-  char least[48];
-  snprintf(least, sizeof least, "bytes, at least %llu", (unsigned long long)o->lo);
-  if (v < o->lo) return usage(err, o, s, least);
+  if (v < o->lo) return usage(err, o, s, MM_FORMATTED(48, "bytes, at least %llu", (unsigned long long)o->lo));
   *(uint64_t *)o->target = v;
   return true;
 }
@@ -177,9 +171,8 @@ static bool parse_all(parser *a, const char **operands, size_t *count, bool *don
     const char *word = *a->next++;
     if (only_operands || word[0] != '-' || word[1] == '\0') {
       if (*count == a->p->max_operands) {
-        char shown[256];
         return mm_fail(a->err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found \"%s\", expected at most %u operands (%s)",
-                       mm_escape(shown, sizeof shown, word, strlen(word)), a->p->max_operands, a->p->operands);
+                       MM_ESCAPED(256, word), a->p->max_operands, a->p->operands);
       }
       operands[(*count)++] = word;
       continue;
@@ -205,10 +198,8 @@ static bool take_environment(parser *a) {
   for (size_t i = 0; jobs && *jobs && i < a->p->option_count; i++) {
     const mm_option *o = &a->p->options[i];
     if (a->seen[i] || !o->name || strcmp(o->name, "jobs") != 0 || set_value(o, jobs, MM_IGNORED)) continue;
-    char shown[256];
     return mm_fail(a->err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
-                   "MINIMAX_JOBS in the environment: found \"%s\", expected a value of --jobs",
-                   mm_escape(shown, sizeof shown, jobs, strlen(jobs)));
+                   "MINIMAX_JOBS in the environment: found \"%s\", expected a value of --jobs", MM_ESCAPED(256, jobs));
   }
   return true;
 }

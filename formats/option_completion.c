@@ -92,17 +92,9 @@ void mm_option_zsh(const mm_program *p, FILE *f) {
   const mm_option *o;
   fprintf(f, "#compdef %s\n_arguments -s \\\n", p->name);
   for (size_t i = 0; (o = mm_option_next(p, &i)); i++) {
-    char dashed[96];
-    snprintf(dashed, sizeof dashed, "--%s", o->name);
-    put_zsh(o, dashed, f);
-    if (o->alias) {
-      snprintf(dashed, sizeof dashed, "--%s", o->alias);
-      put_zsh(o, dashed, f);
-    }
-    if (o->letter) {
-      snprintf(dashed, sizeof dashed, "-%c", o->letter);
-      put_zsh(o, dashed, f);
-    }
+    put_zsh(o, MM_FORMATTED(96, "--%s", o->name), f);
+    if (o->alias) put_zsh(o, MM_FORMATTED(96, "--%s", o->alias), f);
+    if (o->letter) put_zsh(o, MM_FORMATTED(96, "-%c", o->letter), f);
   }
   put_commands(f, p, "  '1:program:(", " ", ")' \\\n", "");
   fputs("  '*:file:_files'\n", f);

@@ -86,7 +86,7 @@ static const char *nearest(const mm_program *p, const char *word, size_t n) {
 }
 
 bool mm_option_unknown(const mm_program *p, const char *word, mm_err *err) {
-  char shown[256], answer[256] = "; ";
+  char answer[256] = "; ";
   const char *name = word[1] == '-' ? word + 2 : "";
   const size_t n = strcspn(name, "="), capacity = sizeof answer - 2;
   const foreign *f = NULL;
@@ -101,6 +101,5 @@ bool mm_option_unknown(const mm_program *p, const char *word, mm_err *err) {
     snprintf(answer + 2, capacity, "did you mean --%s? See %s --help", near, p->name);
   else
     snprintf(answer + 2, capacity, "see %s --help", p->name);
-  return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "unknown option \"%s\"%s", mm_escape(shown, sizeof shown, word, strlen(word)),
-                 answer);
+  return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "unknown option \"%s\"%s", MM_ESCAPED(256, word), answer);
 }

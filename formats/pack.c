@@ -230,13 +230,11 @@ const mm_pack_file *mm_pack_find_file(const mm_pack *p, const char *name) {
 /* Takes root over. The last member is the digest of the text before it. NULL when there was no memory for it. */
 static char *text_with_digest(mm_json *root, mm_err *err) {
   mm_text t = {.failed = mm_json_failed(root)};
-  char hex[MM_HEX_LEN + 1];
   put_lines(&t, root);
   mm_json_free(root);
   if (t.failed) return mm_text_take(&t, err);
   const mm_digest d = mm_sha256(t.p, t.n);
-  mm_digest_hex(&d, hex);
-  mm_text_printf(&t, MM_MANIFEST_ENDING, hex);
+  mm_text_printf(&t, MM_MANIFEST_ENDING, mm_digest_hex(&d).text);
   return mm_text_take(&t, err);
 }
 

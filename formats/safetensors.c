@@ -106,9 +106,8 @@ static bool check_prefix(const char *head, size_t bytes, uint64_t file_size, con
   }
   if (n < 2) return mm_fail(err, status, "E_PREFIX", at, "found header length %" PRIu64 ", expected at least 2", n);
   if (!opens) {
-    char shown[8];
     return mm_fail(err, status, "E_JSON", mm_at_offset(path, NULL, PREFIX_BYTES), "found \"%s\", expected \"{\" as the header's first byte",
-                   mm_escape(shown, sizeof shown, head + PREFIX_BYTES, 1));
+                   MM_ESCAPED_BYTES(8, head + PREFIX_BYTES, 1));
   }
   return true;
 }
@@ -121,26 +120,22 @@ static const char *text_of(reader *r, mm_scan_str s, size_t *n) {
 }
 
 static bool expect(reader *r, char first, const char *code, const char *field, const char *expected) {
-  char found[MM_SCAN_FOUND];
   if (mm_scan_peek(&r->scan) == first) return true;
-  return REFUSE(r, code, "%s: found %s, expected %s", field, mm_scan_found(&r->scan, found), expected);
+  return REFUSE(r, code, "%s: found %s, expected %s", field, MM_FOUND(&r->scan), expected);
 }
 
 static bool read_dtype(reader *r, mm_st_tensor *t) {
   mm_scan_str s;
   size_t n;
   const char *name;
-  char shown[64];
   if (!expect(r, '"', "E_FIELD", "dtype", "a string") || !mm_scan_string(&r->scan, &s, r->err)) return false;
   if (!(name = text_of(r, s, &n))) return false;
   if (mm_dtype_parse(name, n, &t->dtype)) return true;
-  return REFUSE(r, "E_DTYPE", "found dtype \"%s\", expected a safetensors type such as BF16 or F8_E4M3",
-                mm_escape(shown, sizeof shown, name, n));
+  return REFUSE(r, "E_DTYPE", "found dtype \"%s\", expected a safetensors type such as BF16 or F8_E4M3", MM_ESCAPED_BYTES(64, name, n));
 }
 
 /* An array of at most max plain integers; more are E_SHAPE or E_OFFSETS like anything else that does not belong there. */
 static bool read_numbers(reader *r, const char *code, const char *field, uint64_t *out, uint32_t max, uint32_t *count) {
-  char found[MM_SCAN_FOUND];
   *count = 0;
   if (!expect(r, '[', "E_FIELD", field, "an array") || !mm_scan_open(&r->scan, '[', r->err)) return false;
   for (bool first = true, more;; first = false) {
@@ -148,7 +143,7 @@ static bool read_numbers(reader *r, const char *code, const char *field, uint64_
     if (!more) return true;
     if (*count == max) return REFUSE(r, code, "%s: expected at most %u numbers, found more", field, max);
     if (!mm_scan_u64(&r->scan, &out[*count], MM_IGNORED)) {
-      return REFUSE(r, code, "%s: found %s, expected a plain non-negative integer below 2^64", field, mm_scan_found(&r->scan, found));
+      return REFUSE(r, code, "%s: found %s, expected a plain non-negative integer below 2^64", field, MM_FOUND(&r->scan));
     }
     ++*count;
   }
@@ -200,11 +195,10 @@ static bool read_tensor(reader *r, mm_st_tensor *t) {
     mm_scan_str s;
     size_t n, f = 0;
     const char *key;
-    char shown[64];
     if (!mm_scan_key(&r->scan, &s, r->err) || !(key = text_of(r, s, &n))) return false;
     while (f < FIELDS && (field[f].n != n || memcmp(field[f].name, key, n) != 0)) f++;
     if (f == FIELDS) {
-      return REFUSE(r, "E_FIELD", "found key \"%s\", expected dtype, shape and data_offsets only", mm_escape(shown, sizeof shown, key, n));
+      return REFUSE(r, "E_FIELD", "found key \"%s\", expected dtype, shape and data_offsets only", MM_ESCAPED_BYTES(64, key, n));
     }
     if (seen[f]) return REFUSE(r, "E_DUP_KEY", "found \"%s\" twice", field[f].name);
     seen[f] = true;
@@ -253,8 +247,7 @@ static bool check_name(reader *r, const char *name, size_t n, bool escaped) {
   for (size_t i = 0; escaped && i < n; i++) control = control || (uint8_t)name[i] < 0x20;
   if (control && !fault) fault = "holds a control character";
   if (!fault) return true;
-  char shown[1000];
-  return REFUSE(r, "E_NAME", "the tensor name \"%s\" %s", mm_escape(shown, sizeof shown, name, n), fault);
+  return REFUSE(r, "E_NAME", "the tensor name \"%s\" %s", MM_ESCAPED_BYTES(1000, name, n), fault);
 }
 
 static bool read_entry(reader *r, const char *name, size_t n, bool escaped) {
@@ -301,7 +294,6 @@ static int by_range(const void *a, const void *b) {
 
 static bool sort_and_check_names(reader *r) {
   mm_st *st = r->st;
-  char shown[1000];
   mm_sort(st->tensor, st->count, sizeof *st->tensor, mm_by_text);
   for (size_t i = 1; i < st->count; i++) {
     if (strcmp(st->tensor[i - 1].name, st->tensor[i].name) == 0) {
@@ -313,7 +305,7 @@ static bool sort_and_check_names(reader *r) {
     const char *key = st->metadata[i].key;
     if (strcmp(st->metadata[i - 1].key, key) == 0) {
       return mm_fail(r->err, r->scan.status, "E_DUP_KEY", mm_at(st->path, NULL), "__metadata__: found key \"%s\" twice",
-                     mm_escape(shown, sizeof shown, key, strlen(key)));
+                     MM_ESCAPED(1000, key));
     }
   }
   return true;
@@ -332,11 +324,10 @@ static bool check_tiling(reader *r, mm_st_tensor *const *order, uint64_t data_by
                      end, t->offset - end);
     }
     if (t->offset < end) {
-      char other[256];
       const char *name = order[i - 1]->name;
       return mm_fail(r->err, r->scan.status, "E_OVERLAP", mm_at(st->path, t->name),
                      "begins at data byte %" PRIu64 ", expected %" PRIu64 ", where tensor \"%s\" ends", t->offset, end,
-                     mm_escape(other, sizeof other, name, strlen(name)));
+                     MM_ESCAPED(256, name));
     }
     end = t->offset + t->bytes;
     if (!cut && end > data_bytes) cut = t;

@@ -14,15 +14,12 @@ char *mm_scan_found(const mm_scan *s, char out[MM_SCAN_FOUND]) {
   const char *p = s->text + s->pos;
   size_t n = 1, max = (size_t)mm_min(s->len - s->pos, FOUND_BYTES);
   while (n < max && !memchr(" \t\r\n,:]}", p[n], 8)) n++;
-  char text[MM_SCAN_FOUND - 2];
-  snprintf(out, MM_SCAN_FOUND, "\"%s\"", mm_escape(text, sizeof text, p, n));
+  snprintf(out, MM_SCAN_FOUND, "\"%s\"", MM_ESCAPED_BYTES(MM_SCAN_FOUND - 2, p, n));
   return out;
 }
 
 static bool fail(const mm_scan *s, const char *code, const char *expected, mm_err *err) {
-  char found[MM_SCAN_FOUND];
-  return mm_fail(err, s->status, code, mm_at_offset(s->file, s->tensor, s->base + s->pos), "found %s, expected %s", mm_scan_found(s, found),
-                 expected);
+  return mm_fail(err, s->status, code, mm_at_offset(s->file, s->tensor, s->base + s->pos), "found %s, expected %s", MM_FOUND(s), expected);
 }
 
 char mm_scan_space(mm_scan *s) {
@@ -37,9 +34,7 @@ bool mm_scan_open(mm_scan *s, char bracket, mm_err *err) {
   if (mm_scan_peek(s) != bracket) return fail(s, "E_JSON", bracket == '{' ? "an object" : "an array", err);
   const unsigned depth = s->python ? MM_SCAN_DEPTH_PYTHON : MM_SCAN_DEPTH;
   if (s->depth == depth) {
-    char most[48];
-    snprintf(most, sizeof most, "at most %u levels of nesting", depth);
-    return fail(s, "E_JSON", most, err);
+    return fail(s, "E_JSON", MM_FORMATTED(48, "at most %u levels of nesting", depth), err);
   }
   s->depth++;
   s->pos++;

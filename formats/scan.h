@@ -55,6 +55,7 @@ static inline char mm_scan_peek(mm_scan *s) {
 /* Writes the text at the position, for messages: `"text"`, escaped and cut, or `the end`. Returns out. */
 #define MM_SCAN_FOUND 112
 char *mm_scan_found(const mm_scan *s, char out[MM_SCAN_FOUND]);
+#define MM_FOUND(s) mm_scan_found(s, (char[MM_SCAN_FOUND]){0}) /* as long as the block that names it */
 
 /* The unescaped value into out, which has room for s.n + 1 bytes; returns its length (it may hold NUL bytes from \u0000). */
 size_t mm_scan_copy(mm_scan_str s, char *out);

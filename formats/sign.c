@@ -40,12 +40,11 @@ static bool one_form(EVP_PKEY *k, mm_err *err) {
 
 /* A file that is no key of the wanted kind: where it is the other half of a pair, the line says how to get this one. */
 static bool other_half(const char *text, bool private_key, const char *path, mm_err *err) {
-  char shown[512];
   const bool holds_private = strstr(text, "PRIVATE KEY-----") != NULL, holds_public = strstr(text, "BEGIN PUBLIC KEY-----") != NULL;
-  mm_escape(shown, sizeof shown, path, strlen(path));
   if (!private_key && holds_private)
     return mm_fail(err, MM_BAD_INPUT, "E_KEY", mm_at(path, NULL),
-                   "found a private key, expected its public key, which this writes: openssl pkey -in %s -pubout -out public.pem", shown);
+                   "found a private key, expected its public key, which this writes: openssl pkey -in %s -pubout -out public.pem",
+                   MM_ESCAPED(512, path));
   if (private_key && holds_public && !holds_private)
     return mm_fail(err, MM_BAD_INPUT, "E_KEY", mm_at(path, NULL), "found a public key, expected the private key of the pair in PEM");
   return mm_fail(err, MM_BAD_INPUT, "E_KEY", mm_at(path, NULL), "expected a %s key in PEM",

@@ -22,6 +22,7 @@ void mm_text_quote_or_null(mm_text *t, const char *string);
 #define MM_REAL_SHOWN 32
 /* A number with as many digits as distinguish it from all others, for a message on its range: %g shows 1.0000001 as 1. */
 const char *mm_real_shown(double x, char to[MM_REAL_SHOWN]);
+#define MM_SHOWN_REAL(x) mm_real_shown(x, (char[MM_REAL_SHOWN]){0}) /* as long as the block that names it */
 /* Appends a JSON number with as many digits as distinguish it from all others, or null if it is not finite. */
 void mm_text_real(mm_text *t, double x);
 /* Its string, which the caller frees; NULL with MM_LIMIT E_MEMORY where it failed. */

@@ -111,8 +111,7 @@ static bool check_stage(const binding *b, const char *name, uint32_t stage) {
 
 /* The same inside layer l. */
 static bool bind_layer(const binding *b, uint32_t l, const char *name, form f, mm_packed *out) {
-  char full[128];
-  snprintf(full, sizeof full, "model.layers.%u.%s", l, name);
+  const char *full = MM_FORMATTED(128, "model.layers.%u.%s", l, name);
   return check_stage(b, full, b->layer_stage) && bind(b, full, f, out);
 }
 
@@ -157,20 +156,18 @@ static bool bind_attention(const binding *b, uint32_t l, mm_layer_weights *w) {
 
 /* `width` columns between up and down, cut by tp whatever ep is. */
 static bool bind_mlp(const binding *b, uint32_t l, const char *of, uint32_t width, mm_layer_weights *w) {
-  char up[64], down[64];
   const uint64_t each = width / b->s->pack.tp;
   const share cut = run_of(width, b->rank * each, each);
-  snprintf(up, sizeof up, "%s.gate_up_proj.weight", of), snprintf(down, sizeof down, "%s.down_proj.weight", of);
-  return bind_layer(b, l, up, (form){.pieces = 2, .rows = {cut, cut}, .cols = b->hidden}, &w->mlp_up) &&
-         bind_layer(b, l, down, matrix(b->hidden, cut), &w->mlp_down);
+  return bind_layer(b, l, MM_FORMATTED(64, "%s.gate_up_proj.weight", of), (form){.pieces = 2, .rows = {cut, cut}, .cols = b->hidden},
+                    &w->mlp_up) &&
+         bind_layer(b, l, MM_FORMATTED(64, "%s.down_proj.weight", of), matrix(b->hidden, cut), &w->mlp_down);
 }
 
 /* Both stacks have their experts in one order. */
 static bool bind_order(const binding *b, uint32_t l, mm_layer_weights *w) {
-  char up[64], down[64];
-  snprintf(up, sizeof up, "model.layers.%u.block_sparse_moe.experts.w13_weight", l);
-  snprintf(down, sizeof down, "model.layers.%u.block_sparse_moe.experts.w2_weight", l);
-  const uint32_t *x = find(b, up)->order.index, *y = find(b, down)->order.index;
+  const char *up = MM_FORMATTED(64, "model.layers.%u.block_sparse_moe.experts.w13_weight", l);
+  const uint32_t *x = find(b, up)->order.index,
+                 *y = find(b, MM_FORMATTED(64, "model.layers.%u.block_sparse_moe.experts.w2_weight", l))->order.index;
   w->expert_index = y;
   return x == y || (x && y && memcmp(x, y, b->m->experts * sizeof *x) == 0) ||
          mm_fail(b->err, MM_INTEGRITY, "E_SHAPE", mm_at(b->s->pack.dir, up), "found experts in another order than those of w2_weight");
@@ -212,8 +209,7 @@ static bool bind_vocab(const binding *b, mm_rank_weights *w) {
 /* Finds the stage of layer l by the layer's first tensor. The first layer is in stage 0, the last one in the last stage, any other in the
  * stage of the layer before or in the next one. Every stage therefore has layers. */
 static bool next_stage(binding *b, uint32_t l) {
-  char name[64];
-  snprintf(name, sizeof name, "model.layers.%u.input_layernorm.weight", l);
+  const char *name = MM_FORMATTED(64, "model.layers.%u.input_layernorm.weight", l);
   const mm_pack_tensor *t = find(b, name);
   const uint32_t last = b->s->pack.pp - 1, before = b->layer_stage;
   const uint32_t least = l + 1 == b->m->layers ? last : before, most = l == 0 ? 0 : (uint32_t)mm_min(before + 1, last);
@@ -265,11 +261,9 @@ static share vocab_share(const binding *b) {
 static share inter_share(const binding *b) {
   uint32_t ways = b->s->pack.tp / b->s->pack.ep, each = b->m->intermediate / ways;
   share x = run_of(b->m->intermediate, (uint64_t)(b->rank % ways) * each, each);
-  char name[64];
   uint32_t l = 0;
   while (l + 1 < b->m->layers && b->m->ffn[l] == MM_FFN_DENSE) l++;
-  snprintf(name, sizeof name, "model.layers.%u.block_sparse_moe.experts.w2_weight", l);
-  const mm_pack_tensor *t = find(b, name);
+  const mm_pack_tensor *t = find(b, MM_FORMATTED(64, "model.layers.%u.block_sparse_moe.experts.w2_weight", l));
   const mm_cut *c = t && t->piece_count ? &b->s->pack.cut[t->piece[0].cut] : NULL;
   if (!c || c->axis != MM_AXIS_COLS) return x;
   x.own.at = (uint32_t)mm_min(c->rank[b->rank].at, x.own.from);

@@ -51,27 +51,28 @@ bool mm_companion_sizes(const mm_pack *p, mm_err *err) {
 
 char *mm_manifest_again(const mm_pack *p, size_t *n, mm_err *err) {
   const mm_path path = mm_path_of(p->dir, p->target_format ? MM_DIGESTS : MM_MANIFEST);
-  char hex[MM_HEX_LEN + 1], ending[sizeof MM_MANIFEST_ENDING + MM_HEX_LEN];
+  const mm_hex hex = mm_digest_hex(&p->text_digest);
+  char ending[sizeof MM_MANIFEST_ENDING + MM_HEX_LEN];
   mm_err reason = {0};
   char *text = mm_file_slurp(path.text, MM_MANIFEST_MAX, n, &reason);
   if (!text) return mm_fail_damaged(err, &reason), NULL;
-  mm_digest_hex(&p->text_digest, hex);
-  const size_t tail = (size_t)snprintf(ending, sizeof ending, MM_MANIFEST_ENDING, hex);
+  const size_t tail = (size_t)snprintf(ending, sizeof ending, MM_MANIFEST_ENDING, hex.text);
   if (*n > tail && memcmp(text + *n - tail, ending, tail) == 0) {
     const mm_digest d = mm_sha256(text, *n - tail);
     if (mm_digest_equal(&d, &p->text_digest)) return text;
   }
   free(text);
-  mm_fail(err, MM_IO, "E_CHANGED", mm_at(path.text, NULL), "changed since it was opened: found another text than that of sha256 %s", hex);
+  mm_fail(err, MM_IO, "E_CHANGED", mm_at(path.text, NULL), "changed since it was opened: found another text than that of sha256 %s",
+          hex.text);
   return NULL;
 }
 
-bool mm_manifest_hex(const mm_pack *p, char hex[MM_HEX_LEN + 1], mm_err *err) {
+bool mm_manifest_hex(const mm_pack *p, mm_hex *hex, mm_err *err) {
   size_t n;
   char *text = mm_manifest_again(p, &n, err);
   if (!text) return false;
   const mm_digest d = mm_sha256(text, n);
-  mm_digest_hex(&d, hex);
+  *hex = mm_digest_hex(&d);
   free(text);
   return true;
 }

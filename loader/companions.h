@@ -19,7 +19,7 @@ MM_MUST_USE bool mm_nothing_else(const char *dir, bool (*listed)(const void *ctx
  * another one now, MM_IO E_CHANGED, or cannot be read. */
 char *mm_manifest_again(const mm_pack *p, size_t *n, mm_err *err);
 /* The SHA-256 of that text in hexadecimal: what a conversion's last words give. */
-MM_MUST_USE bool mm_manifest_hex(const mm_pack *p, char hex[MM_HEX_LEN + 1], mm_err *err);
+MM_MUST_USE bool mm_manifest_hex(const mm_pack *p, mm_hex *hex, mm_err *err);
 /* Reads a companion file, which has the manifest's size and digest (E_DIGEST): *text is malloc'ed, NULL on failure. */
 MM_MUST_USE bool mm_verify_companion(const mm_pack *p, const mm_pack_file *f, char **text, mm_err *err);
 /* All of them, and the listing. */

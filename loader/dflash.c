@@ -198,8 +198,7 @@ static void add(mm_dflash_tensor *list, uint32_t *n, const char *name, uint32_t 
 }
 
 static void add_of_layer(mm_dflash_tensor *list, uint32_t *n, uint32_t l, const mm_dflash_tensor *t) {
-  char name[sizeof t->name + 20];
-  snprintf(name, sizeof name, "layers.%u.%.60s", l, t->name);
+  const char *name = MM_FORMATTED(sizeof t->name + 20, "layers.%u.%.60s", l, t->name);
   add(list, n, name, t->rows, t->cols, offsetof(mm_dflash, layer) + l * sizeof(mm_dflash_layer) + t->at);
 }
 
@@ -224,9 +223,7 @@ static uint32_t list_tensors(const mm_dflash_config *c, mm_dflash_tensor list[MM
   if (eagle) add(list, &n, "lm_head.weight", c->draft_vocab, H, offsetof(mm_dflash, head));
   if (c->own_embed) add(list, &n, "embed_tokens.weight", c->vocab, H, offsetof(mm_dflash, embed));
   for (uint32_t i = 0; c->tap_norms && i < c->taps; i++) {
-    char name[32];
-    snprintf(name, sizeof name, "fc_norm.%u.weight", i);
-    add(list, &n, name, H, 0, offsetof(mm_dflash, tap_norm) + i * sizeof(mm_packed));
+    add(list, &n, MM_FORMATTED(32, "fc_norm.%u.weight", i), H, 0, offsetof(mm_dflash, tap_norm) + i * sizeof(mm_packed));
   }
   for (uint32_t l = 0; l < c->layers; l++)
     for (uint32_t k = 0; k < sizeof each / sizeof *each; k++)

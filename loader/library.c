@@ -32,7 +32,7 @@ typedef struct mm_public_rank {
 struct minimax_checkpoint {
   mm_shards shards;
   minimax_info info;
-  char plan[MM_HEX_LEN + 1];
+  mm_hex plan;
   mm_public_rank *rank; /* [info.ranks] */
   mm_arena arena;
 };
@@ -134,13 +134,10 @@ static bool describe(minimax_checkpoint *c, mm_err *err) {
   if (mm_pack_placed(p))
     return mm_fail(err, MM_UNSUPPORTED, "E_VERSION", mm_at(p->dir, NULL),
                    "found experts placed by --place, which first_matrix cannot say; expected a conversion without it");
-  mm_digest_hex(&p->plan, c->plan);
-  c->info = (minimax_info){OF(p, dir),          OF(p, tool),     OF(p, quant),
-                           OF(m, architecture), .plan = c->plan, OF(p, tp),
-                           OF(p, ep),           OF(p, pp),       .ranks = mm_pack_ranks(p),
-                           OF(m, layers),       OF(m, hidden),   OF(m, vocab),
-                           OF(m, experts),      OF(m, top_k),    OF(m, intermediate),
-                           OF(m, heads),        OF(m, kv_heads), OF(m, head_dim)};
+  c->plan = mm_digest_hex(&p->plan);
+  c->info = (minimax_info){OF(p, dir),     OF(p, tool),  .plan = c->plan.text,      OF(p, quant),  OF(m, architecture), OF(p, tp),
+                           OF(p, ep),      OF(p, pp),    .ranks = mm_pack_ranks(p), OF(m, layers), OF(m, hidden),       OF(m, vocab),
+                           OF(m, experts), OF(m, top_k), OF(m, intermediate),       OF(m, heads),  OF(m, kv_heads),     OF(m, head_dim)};
   c->rank = mm_calloc(c->info.ranks, sizeof *c->rank, err);
   for (uint32_t r = 0; c->rank && r < c->info.ranks; r++)
     if (!describe_rank(c, r, err)) return false;

@@ -90,9 +90,7 @@ static bool run(void *args, mm_err *err) {
   const char *verb = a->operand[0];
   bool pack = strcmp(verb, "pack") == 0, unpack = strcmp(verb, "unpack") == 0, signs = strcmp(verb, "sign") == 0;
   if (!pack && !unpack && !signs && strcmp(verb, "list") != 0) {
-    char shown[64];
-    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found \"%s\", expected pack, unpack, list or sign",
-                   mm_escape(shown, sizeof shown, verb, strlen(verb)));
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found \"%s\", expected pack, unpack, list or sign", MM_ESCAPED(64, verb));
   }
   if (!need(a, "output", a->output, pack || unpack, err) || !need(a, "key", a->key, signs, err)) return false;
   if (!pack && !need(a, "level", a->level, false, err)) return false;

@@ -111,16 +111,16 @@ static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *
                         .part_size = UINT64_MAX / 2};
   size_t n = s->pack.tensor_count;
   mm_tensor_error *e = mm_calloc(n, sizeof *e, err);
-  char manifest[MM_HEX_LEN + 1], planned[MM_HEX_LEN + 1];
+  const mm_hex planned = mm_digest_hex(&s->pack.plan);
+  mm_hex manifest;
   mm_error_report r = {.dir = a->dir,
                        .source = a->source,
                        .quant = s->pack.quant,
                        .row = mm_calloc(n, sizeof *r.row, err),
                        .tool = s->pack.tool,
-                       .manifest = manifest,
-                       .plan = planned};
-  mm_digest_hex(&s->pack.plan, planned);
-  bool ok = e && r.row && mm_manifest_hex(&s->pack, manifest, err) && mm_hf_open(&hf, a->source, &ho, err) &&
+                       .manifest = manifest.text,
+                       .plan = planned.text};
+  bool ok = e && r.row && mm_manifest_hex(&s->pack, &manifest, err) && mm_hf_open(&hf, a->source, &ho, err) &&
             mm_plan_build(&plan, &hf, &po, err) && mm_compare_plan(&plan, s, err) && mm_exact_words(&plan, &s->pack, err) &&
             mm_companions_same(&plan, &s->pack, bake_tokenizer, MM_TOKENIZER_IMAGE, err) && same_draft(a, &plan, &s->pack, err) &&
             mm_exact_weights(&plan, s, (unsigned)a->threads, err) && mm_compare(&plan, s, (unsigned)a->threads, e, err) &&
@@ -240,11 +240,11 @@ static bool unsharded_against_source(const mm_verify_args *a, const mm_pack *p, 
                         .layout = &mm_layout_hf,
                         .target_format = p->target_format,
                         .part_size = UINT64_MAX / 2};
-  char digests[MM_HEX_LEN + 1], planned[MM_HEX_LEN + 1];
+  const mm_hex laid = mm_digest_hex(&p->plan);
+  mm_hex self;
   mm_error_report r = {
-      .dir = a->dir, .source = a->source, .quant = p->quant, .tool = p->tool, .manifest = digests, .plan = planned, .unscaled = true};
-  mm_digest_hex(&p->plan, planned);
-  bool ok = mm_manifest_hex(p, digests, err) && mm_hf_open(&hf, a->source, &ho, err) && mm_hf_open(&made, a->dir, &mo, err) &&
+      .dir = a->dir, .source = a->source, .quant = p->quant, .tool = p->tool, .manifest = self.text, .plan = laid.text, .unscaled = true};
+  bool ok = mm_manifest_hex(p, &self, err) && mm_hf_open(&hf, a->source, &ho, err) && mm_hf_open(&made, a->dir, &mo, err) &&
             mm_plan_build(&plan, &hf, &po, err) && mm_exact_words(&plan, p, err) && mm_exact_inputs(&plan, &made, err) &&
             mm_exact_texts(&plan, &made, p, err) && mm_companions_same(&plan, p, NULL, MM_TOKENIZER_IMAGE, err) &&
             mm_exact_unsharded(&plan, &made, p, (unsigned)a->threads, err) &&

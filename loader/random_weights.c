@@ -257,11 +257,9 @@ static bool read_options(mm_random_model *r, const mm_dummy *d, mm_err *err) {
                          .skew = (float)d->skew};
   r->linear = find_scheme("dummy-quant", quant, err);
   r->experts = r->linear ? find_scheme("dummy-expert-quant", experts, err) : NULL;
-  char shown[MM_REAL_SHOWN];
   return r->linear && r->experts &&
-         ((r->skew >= 0 && r->skew < 1) ||
-          mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--dummy-skew: found %s, expected 0 or more and below 1",
-                  mm_real_shown(d->skew, shown)));
+         ((r->skew >= 0 && r->skew < 1) || mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
+                                                   "--dummy-skew: found %s, expected 0 or more and below 1", MM_SHOWN_REAL(d->skew)));
 }
 
 /* Files that a tokenizer, a chat format and defaults are read from. */
@@ -281,9 +279,9 @@ static bool find_companions(mm_pack *p, mm_err *err) {
 
 /* The digest of all that the weights follow from. */
 static bool write_digest(mm_pack *p, const mm_random_model *r, mm_err *err) {
-  char *text = mm_json_text(mm_model_to_json(&p->model), false, err), cut[160];
+  char *text = mm_json_text(mm_model_to_json(&p->model), false, err);
   if (!text) return false;
-  snprintf(cut, sizeof cut, "dummy %s %s %u %u %u %.9g", r->linear->name, r->experts->name, r->tp, r->ep, r->pp, (double)r->skew);
+  const char *cut = MM_FORMATTED(160, "dummy %s %s %u %u %u %.9g", r->linear->name, r->experts->name, r->tp, r->ep, r->pp, (double)r->skew);
   mm_sha256_state h;
   mm_sha256_begin(&h);
   mm_sha256_add(&h, cut, strlen(cut));
@@ -308,8 +306,7 @@ bool mm_shards_open_as(mm_shards *s, const char *dir, const mm_dummy *d, mm_err 
   mm_random_model r;
   if (!read_options(&r, d, err) || !d->read(dir, &p->model, err) || !mm_random_check(&r, &p->model, err)) return false;
   p->tp = r.tp, p->ep = r.ep, p->pp = r.pp;
-  char quant[80];
-  snprintf(quant, sizeof quant, "dummy %s, experts %s", r.linear->name, r.experts->name);
+  const char *quant = MM_FORMATTED(80, "dummy %s, experts %s", r.linear->name, r.experts->name);
   const bool ok = (p->dir = copy(p, dir, err)) && (p->quant = copy(p, quant, err)) && (p->tool = copy(p, "--load-format dummy", err)) &&
                   (p->rank = mm_arena_alloc(&p->arena, mm_pack_ranks(p) * sizeof *p->rank, err)) && find_companions(p, err) &&
                   write_digest(p, &r, err);

@@ -27,20 +27,18 @@ static const char *metadata(const mm_st *st, const char *key) {
 
 /* A part says itself whose part it is and of which plan, so that files of two runs, ranks or places never mix. */
 static bool check_metadata(const opening *o, const mm_st *st, uint32_t part_index) {
-  char version[16], rank[16], tp[16], part[16], plan[MM_HEX_LEN + 1];
-  snprintf(version, sizeof version, "%d", mm_pack_version(o->pack));
-  snprintf(rank, sizeof rank, "%u", o->rank);
-  snprintf(tp, sizeof tp, "%u", o->pack->tp);
-  snprintf(part, sizeof part, "%u", part_index);
-  mm_digest_hex(&o->pack->plan, plan);
-  const char *const expected[][2] = {
-      {"format", MM_PACK_FORMAT}, {"version", version}, {"rank", rank}, {"tp", tp}, {"part", part}, {"plan", plan}};
+  const mm_hex plan = mm_digest_hex(&o->pack->plan);
+  const char *const expected[][2] = {{"format", MM_PACK_FORMAT},
+                                     {"version", MM_FORMATTED(16, "%d", mm_pack_version(o->pack))},
+                                     {"rank", MM_FORMATTED(16, "%u", o->rank)},
+                                     {"tp", MM_FORMATTED(16, "%u", o->pack->tp)},
+                                     {"part", MM_FORMATTED(16, "%u", part_index)},
+                                     {"plan", plan.text}};
   for (size_t i = 0; i < sizeof expected / sizeof *expected; i++) {
     const char *found = metadata(st, expected[i][0]);
     if (strcmp(found, expected[i][1]) == 0) continue;
-    char shown[128];
     return mm_fail(o->err, MM_INTEGRITY, "E_PART", mm_at(st->path, NULL), "metadata \"%s\": found %s, expected %s", expected[i][0],
-                   mm_escape(shown, sizeof shown, found, strlen(found)), expected[i][1]);
+                   MM_ESCAPED(128, found), expected[i][1]);
   }
   return true;
 }
@@ -63,8 +61,8 @@ static bool open_part(opening *o, uint32_t i) {
 
 static bool place_plane(opening *o, const mm_pack_tensor *t, unsigned p, mm_shard_plane *out) {
   size_t parts = o->pack->rank[o->rank].part_count;
-  char name[512], found[128], expected[128];
-  snprintf(name, sizeof name, "%s%s", t->name, t->plane[p].suffix);
+  char found[128], expected[128];
+  const char *name = MM_FORMATTED(512, "%s%s", t->name, t->plane[p].suffix);
   uint32_t part = o->at;
   const mm_st_tensor *at = part < parts ? mm_st_find(&o->st[part], name) : NULL;
   for (uint32_t i = 0; !at && i < parts; i++) at = mm_st_find(&o->st[part = i], name);
@@ -147,10 +145,8 @@ static bool cut_along_cells(const mm_pack *pack, const mm_pack_tensor *t, unsign
 /* Checks the properties that unpack takes for granted. */
 static bool check_scheme(const mm_pack *pack, const mm_pack_tensor *t, mm_err *err) {
   const mm_scheme *s = mm_scheme_find(t->scheme);
-  char shown[64];
   if (!s)
-    return mm_fail(err, MM_UNSUPPORTED, "E_SCHEME", mm_at(pack->dir, t->name), "found unknown scheme \"%s\"",
-                   mm_escape(shown, sizeof shown, t->scheme, strlen(t->scheme)));
+    return mm_fail(err, MM_UNSUPPORTED, "E_SCHEME", mm_at(pack->dir, t->name), "found unknown scheme \"%s\"", MM_ESCAPED(64, t->scheme));
   bool same = t->plane_count == s->plane_count;
   for (unsigned p = 0; same && p < t->plane_count; p++) {
     const mm_pack_plane *a = &t->plane[p];

@@ -19,13 +19,11 @@ typedef struct mm_block_job {
 
 /* The names of the tensors that a block of a part touches. */
 static void tensors_in(const mm_shards *s, uint32_t rank, uint32_t part, uint64_t from, uint64_t end, mm_name_list *out) {
-  char name[1024];
   for (size_t i = 0; i < s->pack.tensor_count; i++)
     for (unsigned j = 0; j < s->pack.tensor[i].plane_count; j++) {
       const mm_shard_plane *x = &s->rank[rank].plane[i * MM_PACK_PLANES + j];
       if (x->part != part || x->offset >= end || x->offset + x->bytes <= from) continue;
-      snprintf(name, sizeof name, "%s%s", s->pack.tensor[i].name, s->pack.tensor[i].plane[j].suffix);
-      mm_name_list_add(out, name);
+      mm_name_list_add(out, MM_FORMATTED(1024, "%s%s", s->pack.tensor[i].name, s->pack.tensor[i].plane[j].suffix));
     }
   if (out->used == 0) mm_name_list_add(out, "header");
 }

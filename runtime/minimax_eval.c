@@ -39,11 +39,10 @@ static progress begin_progress(bool quiet) { return (progress){.start = mm_now()
 /* `done` of `all` (windows, prompts), `tokens` so far. */
 static void say_progress(progress *p, const char *what, uint64_t done, uint64_t all, uint64_t tokens) {
   const double t = mm_now(), took = t - p->start, share = (double)done / (double)all;
-  char facts[120];
   if (p->quiet || t - p->said < (p->tty ? 0.5 : 5) || done == 0) return;
   p->said = t;
-  snprintf(facts, sizeof facts, "%llu of %llu %s, %.0f tokens/s", (unsigned long long)done, (unsigned long long)all, what,
-           (double)tokens / took);
+  const char *facts =
+      MM_FORMATTED(120, "%llu of %llu %s, %.0f tokens/s", (unsigned long long)done, (unsigned long long)all, what, (double)tokens / took);
   mm_bar_draw(&(mm_bar_line){"", share, facts, took / share - took, ""});
 }
 
@@ -169,11 +168,10 @@ static int32_t *read_ids(const char *path, uint32_t vocab, size_t *count, mm_err
   for (size_t i = 0; ok && i < *count; i++) {
     const mm_json *j = mm_json_at(root, i);
     ok = mm_json_type_of(j) == MM_JSON_INT && mm_json_int(j) >= 0 && mm_json_int(j) < vocab;
-    if (ok) id[i] = (int32_t)mm_json_int(j);
-    char found[MM_JSON_SHOWN];
-    if (!ok)
-      mm_fail(err, MM_BAD_INPUT, "E_IDS", mm_at(path, NULL), "entry %zu: found %s, expected an id below %u", i, mm_json_shown(j, found),
-              vocab);
+    if (ok)
+      id[i] = (int32_t)mm_json_int(j);
+    else
+      mm_fail(err, MM_BAD_INPUT, "E_IDS", mm_at(path, NULL), "entry %zu: found %s, expected an id below %u", i, MM_SHOWN_JSON(j), vocab);
   }
   mm_json_free(root);
   if (ok) return id;

@@ -105,10 +105,9 @@ static bool open_all(holder *h, const sigset_t *signals, mm_err *err) {
 }
 
 static bool say_ready(const holder *h, mm_err *err) {
-  char text[160], line[320];
+  char text[160];
   const mm_read_stats s = mm_read_log_stats(h->log);
-  snprintf(line, sizeof line, "ready: %u rank(s), loaded %s", h->ranks, mm_read_text(text, sizeof text, &s));
-  report(line);
+  report(MM_FORMATTED(320, "ready: %u rank(s), loaded %s", h->ranks, mm_read_text(text, sizeof text, &s)));
   if (!h->a->json) return true;
   mm_json *o = MM_JSON_NEW({"socket", mm_json_new_path(h->a->operand[1])}, {"ranks", mm_json_new_int(h->ranks)},
                            {"bytes", mm_json_new_u64(mm_read_bytes(&s))});

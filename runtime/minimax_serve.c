@@ -121,10 +121,8 @@ static void on_loaded(void *user) {
     mm_log_say(&v->log, "--drafts: this model's lightning states cannot be rolled back, so that no tokens are proposed");
   say_cache(v);
   say_kernels(s);
-  char name[400];
   mm_log_say(&v->log, "ready after %.2f s: %s, %u positions, temperature %g, top_p %g, top_k %u", mm_now() - v->started,
-             mm_escape(name, sizeof name, v->name[0], strlen(v->name[0])), v->positions, v->defaults.temperature, v->defaults.top_p,
-             v->defaults.top_k);
+             MM_ESCAPED(400, v->name[0]), v->positions, v->defaults.temperature, v->defaults.top_p, v->defaults.top_k);
 }
 
 /* ---- Ending ---- */
@@ -169,12 +167,11 @@ static void tick(void *user) {
     mm_http_stop(s->server.http);
   }
   if (!s->failed && mm_read_bytes(&read) < read.wanted && mm_now() - s->load_logged_at >= REPORT_SECONDS) {
-    char text[MM_BAR_MAX], status[MM_BAR_MAX + sizeof "STATUS=loading "];
+    char text[MM_BAR_MAX];
     s->load_logged_at = mm_now();
     const char *bar = mm_load_bar_text(text, &read);
     mm_log_say(&s->server.log, "loading %s", bar);
-    snprintf(status, sizeof status, "STATUS=loading %s", bar);
-    mm_notify(status);
+    mm_notify(MM_FORMATTED(MM_BAR_MAX + sizeof "STATUS=loading ", "STATUS=loading %s", bar));
   }
   if (s->server.state == MM_SERVER_DRAINING && !s->loading && s->server.calls == 0 && !mm_http_busy(s->server.http))
     mm_http_stop(s->server.http);

@@ -79,13 +79,12 @@ static bool read_json(mm_act_scales *s, const uint8_t *data, uint64_t size, mm_e
   const char *name;
   const mm_json *v;
   while (ok && mm_json_next(j, &iter, &name, &v)) {
-    char found[MM_JSON_SHOWN];
     bool number = mm_json_type_of(v) == MM_JSON_INT || mm_json_type_of(v) == MM_JSON_REAL;
     ok = known(name) && number ? add(s, &cap, name, 0, mm_json_number(v), 0, err)
                                : mm_fail(err, MM_BAD_INPUT, "E_ACT_SCALES", mm_at(s->path, name),
                                          "found %s, expected a number under a name that ends in amax, activation_scale, input_scale or "
                                          "input_global_scale",
-                                         mm_json_shown(v, found));
+                                         MM_SHOWN_JSON(v));
   }
   mm_json_free(j);
   return ok;

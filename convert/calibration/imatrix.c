@@ -141,9 +141,8 @@ static bool pair_up(cursor *c, mm_importance *m, gguf_tensor *t, uint64_t count)
   for (uint64_t i = 0; i < count; i++) {
     size_t n = strlen(t[i].name) - strlen(".in_sum2");
     if (!mm_ends_with(t[i].name, ".in_sum2") || n == 0) continue;
-    char name[NAME_MOST + 16];
-    snprintf(name, sizeof name, "%.*s.counts", (int)n, t[i].name);
-    const gguf_tensor key = {.name = name}, *counts = bsearch(&key, t, (size_t)count, sizeof *t, mm_by_text);
+    const gguf_tensor key = {.name = MM_FORMATTED(NAME_MOST + 16, "%.*s.counts", (int)n, t[i].name)},
+                      *counts = bsearch(&key, t, (size_t)count, sizeof *t, mm_by_text);
     if (!counts) return bad(c, t[i].name, "found sums without their counts");
     mm_importance_entry *e = add(m, &cap, c->err);
     if (!e || !(e->name = mm_arena_strndup(&m->arena, t[i].name, n, c->err))) return false;

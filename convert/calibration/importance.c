@@ -26,9 +26,7 @@ static bool read_safetensors(mm_importance *m, uint64_t size, mm_err *err) {
     const mm_st_tensor *t = &st.tensor[i];
     size_t n = strlen(t->name), stem = n < sizeof end ? 0 : n - (sizeof end - 1);
     if (stem == 0 || strcmp(t->name + stem, end) != 0) continue;
-    char rows[600];
-    snprintf(rows, sizeof rows, "%.*s.rows", (int)mm_min(stem, 512), t->name);
-    const mm_st_tensor *r = mm_st_find(&st, rows);
+    const mm_st_tensor *r = mm_st_find(&st, MM_FORMATTED(600, "%.*s.rows", (int)mm_min(stem, 512), t->name));
     if (t->dtype != MM_F32 || !r || r->dtype != MM_I64) {
       ok = bad(m, t->name, t->offset, err, "found another type than F32, or no .rows of I64 with it");
       break;

@@ -61,10 +61,8 @@ static bool read_loads(const mm_json *root, const mm_model *m, const mm_json_ctx
       const mm_json *x = mm_json_at(row, e);
       const mm_json_type type = mm_json_type_of(x);
       const double v = mm_json_number(x);
-      char shown[MM_JSON_SHOWN];
       if ((type != MM_JSON_INT && type != MM_JSON_REAL) || !isfinite(v) || v < 0 || v > 1e18)
-        return MM_REFUSE(c, err, "key \"load\": layer %u: expert %u: found %s, expected a number from 0 to 1e18", l, e,
-                         mm_json_shown(x, shown));
+        return MM_REFUSE(c, err, "key \"load\": layer %u: expert %u: found %s, expected a number from 0 to 1e18", l, e, MM_SHOWN_JSON(x));
       load[(size_t)l * m->experts + e] = v, all += v;
     }
   }
@@ -74,7 +72,6 @@ static bool read_loads(const mm_json *root, const mm_model *m, const mm_json_ctx
 static bool read_file(const mm_json *root, const mm_model *m, const mm_json_ctx *c, double *load, mm_err *err) {
   static const char *const keys[] = {"format", "version", "model", "architecture", "load", NULL};
   const char *format, *model, *architecture;
-  char own[MM_HEX_LEN + 1];
   int64_t version;
   mm_digest digest;
   if (mm_json_type_of(root) != MM_JSON_OBJ) return MM_REFUSE(c, err, "expected an object");
@@ -83,10 +80,10 @@ static bool read_file(const mm_json *root, const mm_model *m, const mm_json_ctx 
   if (!mm_json_only_keys(root, keys, c, err) || !mm_json_need_str(root, "model", &model, c, err) ||
       !mm_json_need_str(root, "architecture", &architecture, c, err) || !mm_model_digest(m, &digest, err))
     return false;
-  mm_digest_hex(&digest, own);
-  if (strcmp(model, own) != 0)
+  const mm_hex own = mm_digest_hex(&digest);
+  if (strcmp(model, own.text) != 0)
     return MM_REFUSE(c, err, "found the load of another model (%.64s, %.12s…), expected that of this one (%s, %.12s…)", architecture, model,
-                     m->architecture, own);
+                     m->architecture, own.text);
   return read_loads(root, m, c, load, err);
 }
 

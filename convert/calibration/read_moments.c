@@ -35,9 +35,7 @@ static bool check_numbers(const mm_importance *m, const mm_importance_entry *e, 
 }
 
 bool mm_second_moments_read(const mm_importance *m, const mm_st *st, mm_importance_entry *e, mm_err *err) {
-  char name[600];
-  snprintf(name, sizeof name, "%.512s.moments", e->name);
-  const mm_st_tensor *t = mm_st_find(st, name);
+  const mm_st_tensor *t = mm_st_find(st, MM_FORMATTED(600, "%.512s.moments", e->name));
   if (!t) return true;
   const bool stacked = t->shape.rank == 3;
   const uint64_t *dim = t->shape.dim + stacked, matrices = stacked ? t->shape.dim[0] : 1;

@@ -72,11 +72,10 @@ static const mm_arch *find(const char *name, const char *type, const char *file,
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
     if (name ? listed(all[i]->names, name) : listed(all[i]->model_types, folded))
       return name && type && !same_family(all[i], name, type, folded, file, err) ? NULL : all[i];
-  char shown[128], known[512] = "";
-  mm_escape(shown, sizeof shown, name ? name : type, strlen(name ? name : type));
+  char known[512] = "";
   put_names(known, sizeof known);
-  mm_fail(err, MM_UNSUPPORTED, "E_ARCH", mm_at(file, NULL), "found %s \"%s\", expected %s", name ? "architecture" : "model_type", shown,
-          known);
+  mm_fail(err, MM_UNSUPPORTED, "E_ARCH", mm_at(file, NULL), "found %s \"%s\", expected %s", name ? "architecture" : "model_type",
+          MM_ESCAPED(128, name ? name : type), known);
   return NULL;
 }
 
@@ -132,8 +131,7 @@ static const mm_json *next_present(mm_config c, const char *const *keys, size_t 
   RANGE("key \"%s\": found " spec ", expected " spec " as in key \"%s\", which means the same", key, found, expected, other)
 
 static bool type_error(mm_config c, const char *key, const mm_json *v, const char *expected, mm_err *err) {
-  char found[MM_JSON_SHOWN];
-  return mm_fail(err, MM_BAD_INPUT, "E_CFG_TYPE", mm_at(c.file, NULL), "key \"%s\": found %s, expected %s", key, mm_json_shown(v, found),
+  return mm_fail(err, MM_BAD_INPUT, "E_CFG_TYPE", mm_at(c.file, NULL), "key \"%s\": found %s, expected %s", key, MM_SHOWN_JSON(v),
                  expected);
 }
 
@@ -268,13 +266,11 @@ static bool rope_object(mm_config c, const char *name, const mm_json *v, bool ne
   void *iter = NULL;
   while (mm_json_next(v, &iter, &key, &x)) {
     static const char *const known[] = {"rope_type", "type", "partial_rotary_factor", "rope_theta", NULL};
-    char path[96], shown[64];
     const bool full = !nested && strcmp(key, "full_attention") == 0,
                idle = (!nested && strcmp(key, "linear_attention") == 0) || idle_factor(v, key);
-    snprintf(path, sizeof path, "%s.full_attention", name);
-    if (full && !rope_object(c, path, x, true, r, err)) return false;
+    if (full && !rope_object(c, MM_FORMATTED(96, "%s.full_attention", name), x, true, r, err)) return false;
     if (full || idle || listed(known, key) || mm_json_type_of(x) == MM_JSON_NULL) continue;
-    mm_escape(shown, sizeof shown, key, strlen(key));
+    const char *shown = MM_ESCAPED(64, key);
     if (mm_json_type_of(x) == MM_JSON_OBJ)
       return FEATURE("key \"%s\": found parameters of \"%s\", only full_attention and linear_attention are supported", name, shown);
     return FEATURE("key \"%s\": found \"%s\", only rope_theta and partial_rotary_factor are supported", name, shown);

@@ -49,8 +49,7 @@ static const char *const left_out[] = {"model.dspark.", "model.mtp.", "multi_mod
 static bool must_be_zero(mm_config c, const char *key, mm_err *err) {
   const mm_json *v = mm_json_get(c.obj, key);
   if (mm_json_type_of(v) == MM_JSON_NULL || (mm_json_type_of(v) == MM_JSON_INT && mm_json_int(v) == 0)) return true;
-  char found[MM_JSON_SHOWN];
-  return FEATURE("key \"%s\": found %s, only 0 is supported", key, mm_json_shown(v, found));
+  return FEATURE("key \"%s\": found %s, only 0 is supported", key, MM_SHOWN_JSON(v));
 }
 
 /* transformers writes "silu" into its own form of the config and means swigluoai. */
@@ -59,10 +58,8 @@ static bool activation(mm_config c, mm_model *m, mm_err *err) {
   const bool own_form = mm_json_is(type, "minimax_m3_vl_text");
   if (mm_json_type_of(act) == MM_JSON_NULL)
     return mm_fail(err, MM_BAD_INPUT, "E_CFG_MISSING", mm_at(c.file, NULL), "key \"hidden_act\": found nothing, expected \"swigluoai\"");
-  if (!mm_json_is(act, "swigluoai") && !(own_form && mm_json_is(act, "silu"))) {
-    char found[MM_JSON_SHOWN];
-    return FEATURE("key \"hidden_act\": found %s, only \"swigluoai\" is supported", mm_json_shown(act, found));
-  }
+  if (!mm_json_is(act, "swigluoai") && !(own_form && mm_json_is(act, "silu")))
+    return FEATURE("key \"hidden_act\": found %s, only \"swigluoai\" is supported", MM_SHOWN_JSON(act));
   m->activation = MM_ACTIVATION_SWIGLUOAI;
   m->act_alpha = 1.702, m->act_limit = 7, m->act_beta = 1;
   return mm_config_number_or(c, KEYS("swiglu_alpha"), &m->act_alpha, err) &&

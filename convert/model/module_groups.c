@@ -30,11 +30,10 @@ struct mm_module_groups {
 };
 
 static bool bad(const char *path, const char *key, const char *found, mm_err *err) {
-  char shown[64];
   return mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_at(path, NULL),
                  "key \"%s\": found \"%s\", expected names or regular expressions of modules, since groups differ in \"symmetric\" or "
                  "\"actorder\"",
-                 key, mm_escape(shown, sizeof shown, found, strlen(found)));
+                 key, MM_ESCAPED(64, found));
 }
 
 /* Python's re.match begins at the start of a name, re.search anywhere. */

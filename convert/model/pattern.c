@@ -20,9 +20,7 @@ static void *arena_malloc(size_t n, void *arena) {
 static void arena_free(void *p, void *arena) { (void)p, (void)arena; }
 
 static bool refuse(const char *text, const char *what, mm_err *err) {
-  char shown[2 * MM_PATTERN_BYTES];
-  return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL), "found %s of pattern \"%s\"", what,
-                 mm_escape(shown, sizeof shown, text, strlen(text)));
+  return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL), "found %s of pattern \"%s\"", what, MM_ESCAPED(2 * MM_PATTERN_BYTES, text));
 }
 
 /* ---- globs ---- */
@@ -125,11 +123,10 @@ bool mm_pattern_match(const mm_pattern *p, const char *name, bool *hit, mm_err *
   }
   pcre2_match_data_free(data);
   pcre2_match_context_free(limits);
-  char shown[2 * MM_PATTERN_BYTES];
   *hit = rc >= 0;
   if (rc >= 0 || rc == PCRE2_ERROR_NOMATCH) return true;
   if (rc == PCRE2_ERROR_NOMEMORY) return mm_fail_memory(err, 0);
   return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, name),
                  "found pattern \"%s\", which takes more than %d steps (PCRE2 gave %d); expected a simpler one",
-                 mm_escape(shown, sizeof shown, p->text, strlen(p->text)), MM_PATTERN_STEPS, rc);
+                 MM_ESCAPED(2 * MM_PATTERN_BYTES, p->text), MM_PATTERN_STEPS, rc);
 }

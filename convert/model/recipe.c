@@ -103,13 +103,12 @@ char *mm_recipe_help_json(mm_err *err) {
 static const mm_json_ctx in_line = {NULL, MM_USAGE, "E_RECIPE"};
 
 static bool bad(const mm_json_ctx *c, const char *what, const char *text, mm_err *err) {
-  char shown[256];
-  return MM_REFUSE(c, err, "found %s \"%s\"", what, mm_escape(shown, sizeof shown, text, strlen(text)));
+  return MM_REFUSE(c, err, "found %s \"%s\"", what, MM_ESCAPED(256, text));
 }
 
 /* "fp8" is one thing in the released models and another in tools. */
 static bool unknown_scheme(const char *word, const mm_json_ctx *c, mm_err *err) {
-  char shown[256], *known = NULL;
+  char *known = NULL;
   size_t n = 0;
   if (strcasecmp(word, "fp8") == 0)
     return MM_REFUSE(c, err,
@@ -124,8 +123,7 @@ static bool unknown_scheme(const char *word, const mm_json_ctx *c, mm_err *err) 
   if (f) put_words(f, ", ");
   bool whole = f && mm_close_text(f, &known);
   if (whole)
-    MM_REFUSE(c, err, "found unknown scheme \"%s\", expected one of %s (--quant help says more)",
-              mm_escape(shown, sizeof shown, word, strlen(word)), known);
+    MM_REFUSE(c, err, "found unknown scheme \"%s\", expected one of %s (--quant help says more)", MM_ESCAPED(256, word), known);
   else
     mm_fail_memory(err, n);
   free(known);
@@ -158,7 +156,7 @@ static const char *const field_word[] = {"search", "method", "kv_scales", "nonfi
 static bool option_ok(const char *option, const char *text, bool rule, mm_err *err) {
   const char *left = text, *equals = rule ? strrchr(text, '=') : NULL;
   size_t n = equals ? (size_t)(equals - text) : strlen(text);
-  char word[16], shown[256];
+  char word[16];
   unsigned field;
   while (n > 0 && strchr(" \t", *left)) left++, n--;
   while (n > 0 && strchr(" \t", left[n - 1])) n--;
@@ -166,7 +164,7 @@ static bool option_ok(const char *option, const char *text, bool rule, mm_err *e
   if (!strchr(text, ';') && (n >= sizeof word || !one_of(field_word, word, &field))) return true;
   return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL),
                  "--%s: found \"%s\", expected one pattern without \";\" that is no name of a field; the option may be repeated", option,
-                 mm_escape(shown, sizeof shown, text, strlen(text)));
+                 MM_ESCAPED(256, text));
 }
 
 bool mm_recipe_options_ok(const char *option, const char *const *text, size_t count, bool rules, mm_err *err) {
@@ -322,13 +320,12 @@ bool mm_recipe_choose(mm_recipe *r, mm_kind kind, const char *const *names, cons
 }
 
 bool mm_recipe_all_hit(const mm_recipe *r, mm_err *err) {
-  char shown[2 * MM_PATTERN_BYTES];
   for (size_t i = 0; i < r->count; i++)
     if (!r->override[i].hit)
       return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL),
                      "found pattern \"%s\", which matches no tensor; expected one that does (minimax-inspect lists the names, "
                      "--allow-unmatched takes it)",
-                     mm_escape(shown, sizeof shown, r->override[i].text, strlen(r->override[i].text)));
+                     MM_ESCAPED(2 * MM_PATTERN_BYTES, r->override[i].text));
   return true;
 }
 

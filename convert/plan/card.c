@@ -129,7 +129,6 @@ bool mm_card_lacks(const mm_hf *hf, char *name, size_t cap) {
 }
 
 static void put_card(FILE *f, const mm_plan *p, const char *target_format) {
-  char hex[MM_HEX_LEN + 1];
   const mm_pack *k = &p->pack;
   fprintf(f, "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- minimax\n---\n\n# %s%s\n\n", k->model.architecture,
           target_format ? ", quantised" : "");
@@ -145,10 +144,9 @@ static void put_card(FILE *f, const mm_plan *p, const char *target_format) {
       "asks for it; `AutoModelForCausalLM.from_pretrained(\".\")` in transformers.\n\n## Source\n\nSHA-256 of the headers of its files, "
       "which name every tensor:\n\n",
       f);
-  for (size_t i = 0; i < k->source_count; i++) {
-    mm_digest_hex(&k->source[i].sha256, hex);
-    fprintf(f, "- `%s` (%llu bytes): `%s`\n", k->source[i].name, (unsigned long long)k->source[i].size, hex);
-  }
+  for (size_t i = 0; i < k->source_count; i++)
+    fprintf(f, "- `%s` (%llu bytes): `%s`\n", k->source[i].name, (unsigned long long)k->source[i].size,
+            mm_digest_hex(&k->source[i].sha256).text);
   fputs("\n`minimax-verify .` proves every byte by `" MM_DIGESTS "`; with `--source SRC` it measures the weights against the source.\n", f);
 }
 

@@ -150,10 +150,9 @@ bool mm_lay_out(mm_plan *p, uint64_t part_size, mm_err *err) {
   if (!fill_parts(p, err) || !name_parts(p, err) || !p->layout->digest(p, &p->pack.plan, err)) return false;
   for (uint32_t w = 0; w < mm_pack_ranks(&p->pack); w++)
     if (!p->wanted[w]) p->pack.rank[w].part_count = 0;
-  char plan[MM_HEX_LEN + 1];
-  mm_digest_hex(&p->pack.plan, plan);
+  const mm_hex plan = mm_digest_hex(&p->pack.plan);
   for (uint32_t i = 0; i < p->part_count; i++)
-    if (!lay_part(p, i, plan, err)) return false;
+    if (!lay_part(p, i, plan.text, err)) return false;
   return true;
 }
 

@@ -103,15 +103,13 @@ static bool put_stored(void *ctx, const mm_plan *p, uint32_t tensor, uint32_t pi
 }
 
 static char *index_of(const mm_plan *p, mm_err *err) {
-  char plan[MM_HEX_LEN + 1];
   uint64_t total = 0;
   for (size_t i = 0; i < p->pack.tensor_count; i++)
     for (unsigned j = 0; j < MM_PACK_PIECES; j++)
       for (unsigned k = 0; k < MM_PACK_PLANES; k++) total += p->tensor[i].place[j][k].bytes;
   mm_text t = {0};
-  mm_digest_hex(&p->pack.plan, plan);
   mm_text_printf(&t, "{\n \"metadata\": {\n  \"total_size\": %llu,\n  \"plan\": \"%s\"\n },\n \"weight_map\": {\n",
-                 (unsigned long long)total, plan);
+                 (unsigned long long)total, mm_digest_hex(&p->pack.plan).text);
   if (!each_stored(p, put_stored, &t, err)) return free(t.p), NULL;
   mm_text_put(&t, "\n }\n}\n");
   return mm_text_take(&t, err);

@@ -8,9 +8,7 @@ static mm_json *parse(const char *text, mm_err *err) { return mm_json_parse(text
 
 /* A matrix's module: its name without ".weight". */
 static void add_module(mm_json *list, const char *source) {
-  char name[256];
-  snprintf(name, sizeof name, "%.*s", (int)(strlen(source) - strlen(".weight")), source);
-  mm_json_append(list, mm_json_new_str(name));
+  mm_json_append(list, mm_json_new_str(MM_FORMATTED(256, "%.*s", (int)(strlen(source) - strlen(".weight")), source)));
 }
 
 /* "model.layers.0.self_attn.q_proj.weight", the first of several that engines fuse: the module's name in them; false for others. */
@@ -45,11 +43,10 @@ static bool is_expert(const mm_plan *p, size_t i, uint32_t layer) {
 static void add_experts(mm_json *list, const mm_plan *p, size_t i) {
   uint32_t layer = p->tensor[i].layer;
   const char *source = p->pack.tensor[i].piece[0].source;
-  char name[256];
   for (size_t j = i; j < p->pack.tensor_count && is_expert(p, j, layer); j++)
     if (p->tensor[j].naming) return;
   size_t n = (size_t)(strstr(source, ".experts.") + strlen(".experts") - source);
-  snprintf(name, sizeof name, "%.*s", (int)n, source);
+  char *name = MM_FORMATTED(256, "%.*s", (int)n, source);
   mm_json_append(list, mm_json_new_str(name));
   if (mlp_name(source, n, name)) mm_json_append(list, mm_json_new_str(name));
 }
@@ -309,8 +306,7 @@ static mm_json *integer_group(const variant *v, mm_err *err) {
 }
 
 static void add_group(mm_json *groups, const variant *v, mm_json *modules, mm_err *err) {
-  char name[32];
-  snprintf(name, sizeof name, "group_%zu", mm_json_size(groups));
+  const char *name = MM_FORMATTED(32, "group_%zu", mm_json_size(groups));
   mm_json *group = v->naming->form ? words_group(v, err) : v->naming->any_group ? integer_group(v, err) : parse(v->naming->config, err);
   mm_json_set(groups, name, MM_JSON_PUT(group, {"targets", modules}));
 }
@@ -365,11 +361,8 @@ mm_json *mm_target_ct_config(const mm_plan *p, mm_json *list, mm_err *err) {
 /* GPTQModel's rules for modules that are not quantised, then for those in groups of another size than `most`; takes the list over. */
 static mm_json *module_rules(const mm_plan *p, const variant *most, mm_json *list) {
   mm_json *rules = mm_json_failed(list) ? NULL : mm_json_new_obj();
-  char rule[512];
-  for (size_t i = 0; i < mm_json_size(list); i++) {
-    snprintf(rule, sizeof rule, "-:^%s$", mm_json_str(mm_json_at(list, i)));
-    mm_json_set(rules, rule, mm_json_new_obj());
-  }
+  for (size_t i = 0; i < mm_json_size(list); i++)
+    mm_json_set(rules, MM_FORMATTED(512, "-:^%s$", mm_json_str(mm_json_at(list, i))), mm_json_new_obj());
   mm_json_free(list);
   for (size_t i = 0; i < p->pack.tensor_count; i++) {
     const variant v = new_variant(p, i);
@@ -378,7 +371,7 @@ static mm_json *module_rules(const mm_plan *p, const variant *most, mm_json *lis
     for (size_t j = 0; j < mm_json_size(modules); j++) {
       const char *module = mm_json_str(mm_json_at(modules, j));
       const bool expression = strncmp(module, "re:", 3) == 0;
-      snprintf(rule, sizeof rule, expression ? "+:%s" : "+:^%s$", expression ? module + 3 : module);
+      const char *rule = MM_FORMATTED(512, expression ? "+:%s" : "+:^%s$", expression ? module + 3 : module);
       mm_json_set(rules, rule, MM_JSON_NEW({"group_size", group_size(&v)}));
     }
     mm_json_free(modules);

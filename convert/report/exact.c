@@ -11,18 +11,16 @@
 /* ---- words ---- */
 
 static bool check_sources(const mm_pack *want, const mm_pack *p, mm_err *err) {
-  char found[MM_HEX_LEN + 1], expected[MM_HEX_LEN + 1];
   if (p->source_count != want->source_count)
     return mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at(p->dir, NULL),
                    "found fingerprints of %zu source files, expected %zu from this source", p->source_count, want->source_count);
   for (size_t i = 0; i < p->source_count; i++) {
     const mm_pack_file *a = &p->source[i], *b = &want->source[i];
     if (strcmp(a->name, b->name) == 0 && a->size == b->size && mm_digest_equal(&a->sha256, &b->sha256)) continue;
-    mm_digest_hex(&a->sha256, found);
-    mm_digest_hex(&b->sha256, expected);
     return mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at(p->dir, NULL),
                    "found the fingerprint %s, %llu bytes, header %s, expected %s, %llu bytes, header %s of this source", a->name,
-                   (unsigned long long)a->size, found, b->name, (unsigned long long)b->size, expected);
+                   (unsigned long long)a->size, mm_digest_hex(&a->sha256).text, b->name, (unsigned long long)b->size,
+                   mm_digest_hex(&b->sha256).text);
   }
   return true;
 }

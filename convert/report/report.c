@@ -231,15 +231,14 @@ static mm_json *summary_json(const mm_plan *p, const mm_convert_outcome *o) {
 }
 
 bool mm_report_summary(FILE *f, const mm_plan *p, const mm_convert_outcome *o, mm_report_style style, mm_err *err) {
-  char hex[MM_HEX_LEN + 1];
   if (style == MM_REPORT_JSON) return print_json(summary_json(p, o), err);
-  mm_digest_hex(&o->manifest, hex);
   double fresh = (double)(p->source_bytes - o->kept) / 1e9, out = (double)p->output_bytes / 1e9;
   if (o->kept || o->resumed)
     fprintf(f, "kept of the run before: %.2f of %.2f GB (%.1f %%)\n", (double)o->kept / 1e9, (double)p->source_bytes / 1e9,
             100 * (double)o->kept / (double)p->source_bytes);
   fprintf(f, "done in %.2f s: %.2f GB read (%.2f GB/s), %.2f GB written (%.2f GB/s), peak RSS %.0f MiB\n%s sha256 %s\n", o->seconds, fresh,
-          fresh / o->seconds, out, out / o->seconds, (double)peak_rss() / (1 << 20), p->layout->last_kind, hex);
+          fresh / o->seconds, out, out / o->seconds, (double)peak_rss() / (1 << 20), p->layout->last_kind,
+          mm_digest_hex(&o->manifest).text);
   return written(f, err);
 }
 

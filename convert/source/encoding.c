@@ -387,7 +387,6 @@ static const mm_hf_tensor *weight_of(const mm_hf *hf, const mm_hf_tensor *t, siz
 
 const char *mm_encoding_leftover(const mm_hf *hf, const mm_hf_tensor *t, char what[512]) {
   const size_t cap = 512, length = strlen(t->name);
-  char shown[400];
   for (const mm_refused_suffix *r = mm_refused_suffixes; r->suffix; r++)
     if (mm_ends_with(t->name, r->suffix)) {
       snprintf(what, cap, "%s, which is not read", r->what);
@@ -399,11 +398,10 @@ const char *mm_encoding_leftover(const mm_hf *hf, const mm_hf_tensor *t, char wh
       if (!suffix || !mm_ends_with(t->name, suffix)) continue;
       const mm_hf_tensor *w = weight_of(hf, t, length - strlen(suffix));
       if (w && w->used)
-        snprintf(what, cap, "a tensor of a quantised weight, but \"%s\" is %s and is read without it",
-                 mm_escape(shown, sizeof shown, w->original, strlen(w->original)), mm_dtype_name(w->dtype));
+        snprintf(what, cap, "a tensor of a quantised weight, but \"%s\" is %s and is read without it", MM_ESCAPED(400, w->original),
+                 mm_dtype_name(w->dtype));
       else if (w)
-        snprintf(what, cap, "a tensor of \"%s\", a weight that this architecture does not have",
-                 mm_escape(shown, sizeof shown, w->original, strlen(w->original)));
+        snprintf(what, cap, "a tensor of \"%s\", a weight that this architecture does not have", MM_ESCAPED(400, w->original));
       else
         snprintf(what, cap, "a tensor of a quantised weight that is not there");
       return "E_Q_ORPHAN";

@@ -37,21 +37,17 @@ bool mm_hf_inside(const mm_hf *hf, const char *path, mm_err *err) {
     n = strlen(blobs);
     if (strncmp(real, blobs, n) == 0 && real[n] == '/') return true;
   }
-  char shown[512];
   return mm_fail(err, MM_BAD_INPUT, "E_FS_OUTSIDE", mm_at(path, NULL),
                  "found a link to %s, expected a file below the checkpoint or its Hub cache (--allow-outside-links)",
-                 mm_escape(shown, sizeof shown, real, strlen(real)));
+                 MM_ESCAPED(512, real));
 }
 
 static bool missing_shard(const mm_hf *hf, const mm_hf_file *f, mm_err *err) {
   static const char *const partial[] = {".incomplete", ".part"};
-  char name[NAME_MAX + sizeof ".incomplete"];
-  for (size_t i = 0; i < 2; i++) {
-    snprintf(name, sizeof name, "%s%s", f->name, partial[i]);
-    if (exists(mm_path_of(hf->dir, name).text))
+  for (size_t i = 0; i < 2; i++)
+    if (exists(mm_path_of(hf->dir, MM_FORMATTED(NAME_MAX + sizeof ".incomplete", "%s%s", f->name, partial[i])).text))
       return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(f->path, NULL),
                      "found only %s%s, expected the file: its download seems unfinished", f->name, partial[i]);
-  }
   size_t missing = 0;
   for (size_t i = 0; i < hf->file_count; i++) missing += !exists(hf->file[i].path);
   char rest[NAME_MAX + 64];
@@ -62,7 +58,7 @@ static bool missing_shard(const mm_hf *hf, const mm_hf_file *f, mm_err *err) {
 
 /* Neither an index nor the one file that needs none: says what weights lie there. */
 static bool no_weights(const mm_hf *hf, const char *index, mm_err *err) {
-  char first[NAME_MAX + 1] = "", shown[4 * NAME_MAX];
+  char first[NAME_MAX + 1] = "";
   size_t count = 0;
   bool shards = false, ok;
   DIR *d = opendir(hf->dir);
@@ -83,7 +79,7 @@ static bool no_weights(const mm_hf *hf, const char *index, mm_err *err) {
                    "found neither this index nor " MM_SINGLE_NAME " nor another weight file");
   return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(index, NULL),
                  "found no index and no " MM_SINGLE_NAME ", but %zu weight file%s, first %s: fetch the index, too", count,
-                 count == 1 ? "" : "s", mm_escape(shown, sizeof shown, first, strlen(first)));
+                 count == 1 ? "" : "s", MM_ESCAPED(4 * NAME_MAX, first));
 }
 
 static int by_original(const void *key, const void *t) { return strcmp(key, ((const mm_hf_tensor *)t)->original); }
@@ -206,9 +202,8 @@ static bool canonical_names(mm_hf *hf, mm_err *err) {
   for (size_t i = 0; i < hf->tensor_count; i++)
     if (!canonical_name(hf, arch, &hf->tensor[i], err)) return false;
   const mm_hf_tensor *twice = mm_hf_sort(hf);
-  char shown[256];
   return !twice || mm_fail(err, MM_BAD_INPUT, "E_DUP_TENSOR", mm_hf_at(hf, twice - 1), "found again as \"%s\" in %s",
-                           mm_escape(shown, sizeof shown, twice->original, strlen(twice->original)), hf->file[twice->file].name);
+                           MM_ESCAPED(256, twice->original), hf->file[twice->file].name);
 }
 
 static bool read_headers(mm_hf *hf, bool one_thread, mm_err *err) {

@@ -41,9 +41,8 @@ static bool note_file(mm_index_reader *r, mm_scan_str s, const char *tensor, uin
     char *name = text_of(r, s, &n);
     if (!name) return false;
     if (!mm_base_name_ok(name, n)) {
-      char shown[256];
       return mm_fail(r->err, MM_BAD_INPUT, "E_IDX_PATH", mm_at(r->path, tensor), "found file name \"%s\", expected a plain base name",
-                     mm_escape(shown, sizeof shown, name, n));
+                     MM_ESCAPED_BYTES(256, name, n));
     }
     if (!MM_GROW(r->noted, &r->noted_cap, r->noted_count + 1, r->err)) return false;
     r->noted[r->noted_count] = (mm_noted){name, (uint32_t)r->noted_count};

@@ -30,8 +30,7 @@ static bool main_revision(const char *dir, char out[REVISION_MAX], mm_err *err) 
   while (n > 0 && (text[n - 1] == '\n' || text[n - 1] == '\r')) n--; /* all of the file is the name, NUL bytes too */
   const bool named = n > 0 && strspn(text, "0123456789abcdef") == n;
   if (named) snprintf(out, REVISION_MAX, "%.*s", (int)n, text);
-  char shown[4 * REVISION_MAX];
-  mm_escape(shown, sizeof shown, text, n);
+  const char *shown = MM_ESCAPED_BYTES(4 * REVISION_MAX, text, n);
   free(text);
   if (named && mm_is_dir(mm_path_of(mm_path_of(dir, "snapshots").text, out).text)) return true;
   return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(path.text, NULL),

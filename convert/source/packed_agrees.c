@@ -58,14 +58,13 @@ static bool check_pieces(const mm_pack *p, const mm_arch *a, const mm_pack_tenso
 
 /* A key whose value is not that of config.json. */
 static bool other_value(const mm_pack *p, const mm_model *config, const char *key, mm_err *err) {
-  char found[MM_JSON_SHOWN], expected[MM_JSON_SHOWN];
   mm_json *a = mm_model_to_json(&p->model), *b = mm_model_to_json(config);
   if (mm_json_failed(a) || mm_json_failed(b))
     mm_fail_memory(err, sizeof *config);
   else
     mm_fail(err, MM_INTEGRITY, "E_CONFIG", mm_at(mm_path_of(p->dir, MM_MANIFEST).text, NULL),
-            "key \"%s\": found %s, expected %s from config.json", key, mm_json_shown(mm_json_get(a, key), found),
-            mm_json_shown(mm_json_get(b, key), expected));
+            "key \"%s\": found %s, expected %s from config.json", key, MM_SHOWN_JSON(mm_json_get(a, key)),
+            MM_SHOWN_JSON(mm_json_get(b, key)));
   mm_json_free(a);
   mm_json_free(b);
   return false;

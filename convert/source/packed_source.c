@@ -174,9 +174,7 @@ static bool settle(mm_hf *hf, mm_packed_entry *e, mm_err *err) {
 /* ---- matrices ---- */
 
 static mm_hf_tensor *part(const mm_hf *hf, const char *source, const char *suffix) {
-  char name[512];
-  snprintf(name, sizeof name, "%s%s", source, suffix);
-  return mm_hf_find(hf, name);
+  return mm_hf_find(hf, MM_FORMATTED(512, "%s%s", source, suffix));
 }
 
 static mm_source as_source(const mm_packed_entry *e, mm_hf_tensor *t) {

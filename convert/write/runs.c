@@ -43,10 +43,8 @@ typedef struct mm_shard_folder {
 /* "I-N", as open_own_folder writes it: N; 0 for any other name. */
 static unsigned shard_count_of(const char *name) {
   unsigned shard, shards;
-  char same[32];
   if (sscanf(name, "%9u-%9u", &shard, &shards) != 2) return 0;
-  snprintf(same, sizeof same, "%u-%u", shard, shards);
-  return strcmp(name, same) == 0 ? shards : 0;
+  return strcmp(name, MM_FORMATTED(32, "%u-%u", shard, shards)) == 0 ? shards : 0;
 }
 
 /* Calls fn for every shard's folder in the staging directory; stops when it returns false. */
@@ -112,8 +110,7 @@ static bool clear(mm_writer *w, mm_err *err) {
 
 /* Makes a shard's folder and takes it for this run alone. */
 static bool open_own_folder(mm_writer *w, mm_err *err) {
-  char name[32];
-  snprintf(name, sizeof name, "%u-%u", w->o.shard, w->o.shards);
+  const char *name = MM_FORMATTED(32, "%u-%u", w->o.shard, w->o.shards);
   w->staging = mm_arena_printf(&w->arena, err, "%s/%s", w->stage.path, name);
   if (!w->staging) return false;
   w->dir = -1; /* the staging directory's descriptor is w->stage's */
@@ -268,8 +265,7 @@ static bool discard_other(mm_writer *w, const char *name, mm_err *err) {
   mm_err reason = {0};
   if (strcmp(name, w->journal_name) == 0 || is_sibling(w, name) || journal_fits(w, name, &reason)) return true;
   if (reason.status != MM_USAGE) return *err = reason, false;
-  char folder[32];
-  snprintf(folder, sizeof folder, "%s", journal_shards(w, name) ? journal_end(w, name) + 1 : "");
+  char *folder = MM_FORMATTED(32, "%s", journal_shards(w, name) ? journal_end(w, name) + 1 : "");
   if (!*folder) mm_followed_forget(w);
   return (*folder ? each_folder(w, remove_folder, folder, err) : move_files(w, w->stage.dir, w->stage.path, mm_runs_writes, true, err)) &&
          remove_journal(w, name, err);

@@ -94,7 +94,7 @@ struct mm_bar {
 
 static void look(void *ctx, unsigned n) {
   mm_bar *b = ctx;
-  char name[sizeof b->watch.name], facts[64];
+  char name[sizeof b->watch.name];
   if (!n) mm_bar_clear();
   if (!n || (!b->tty && n % TICKS_LINE)) return;
   pthread_mutex_lock(&b->watch.lock);
@@ -105,8 +105,7 @@ static void look(void *ctx, unsigned n) {
   pthread_mutex_unlock(&b->watch.lock);
   if (!count || took < 1e-3 * TICK_MS) return;
   const double share = (double)done / (double)count;
-  snprintf(facts, sizeof facts, "%.0f %%", 100 * share);
-  const mm_bar_line line = {verb, share, facts, done ? took / share - took : (double)NAN, name};
+  const mm_bar_line line = {verb, share, MM_FORMATTED(64, "%.0f %%", 100 * share), done ? took / share - took : (double)NAN, name};
   mm_bar_draw(&line);
 }
 

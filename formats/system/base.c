@@ -103,6 +103,14 @@ static char *escape(char *out, size_t cap, const char *text, size_t n, bool quot
   return out;
 }
 
+char *mm_format(char *out, size_t cap, const char *fmt, ...) {
+  va_list args;
+  va_start(args, fmt);
+  vsnprintf(out, cap, fmt, args);
+  va_end(args);
+  return out;
+}
+
 char *mm_escape(char *out, size_t cap, const char *text, size_t n) { return escape(out, cap, text, n, true); }
 char *mm_show(char *out, size_t cap, const char *text) { return escape(out, cap, text, strlen(text), false); }
 

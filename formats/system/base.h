@@ -96,7 +96,12 @@ bool mm_fail_memory(mm_err *err, uint64_t bytes) MM_NEEDS(1);
  * seen or turn others round (zero-width, U+202E and its like), quotes, backslashes and invalid UTF-8 as \xNN; always NUL-terminated, cut
  * with "…" at cap. Returns out. */
 char *mm_escape(char *out, size_t cap, const char *text, size_t n);
-/* The same of a string that does not stand between quotes: quotes and backslashes stay. */
+/* The same in a buffer of cap bytes that lives as long as the block that names it; fmt's text in such a buffer. */
+#define MM_ESCAPED_BYTES(cap, text, n) mm_escape((char[cap]){0}, cap, text, n)
+#define MM_ESCAPED(cap, text)          MM_ESCAPED_BYTES(cap, text, strlen(text))
+#define MM_FORMATTED(cap, ...)         mm_format((char[cap]){0}, cap, __VA_ARGS__)
+char *mm_format(char *out, size_t cap, const char *fmt, ...) MM_PRINTF(3, 4);
+/* mm_escape of a string that does not stand between quotes: quotes and backslashes stay. */
 char *mm_show(char *out, size_t cap, const char *text);
 /* mm_show to a stream, whole. */
 void mm_show_to(FILE *f, const char *text);

@@ -64,7 +64,7 @@ static bool find_entry(const char *dir, const struct stat *st, char name[NAME_MA
 static bool no_input(const mm_output_place *p, const struct stat *st, mm_err *err) {
   for (size_t i = 0; i < p->inputs; i++) {
     struct stat in;
-    char name[NAME_MAX + 1] = "", shown[PATH_MAX];
+    char name[NAME_MAX + 1] = "";
     const char *input = p->input[i];
     if (!input || stat(input, &in) != 0) continue;
     if (S_ISDIR(in.st_mode) && !find_entry(input, st, name, err)) return false;
@@ -72,7 +72,7 @@ static bool no_input(const mm_output_place *p, const struct stat *st, mm_err *er
     const mm_path path = mm_path_of(input, name);
     const char *text = *name ? path.text : input;
     return mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(p->path, NULL), "found the file that is read as %s, expected another one to write",
-                   mm_escape(shown, sizeof shown, text, strlen(text)));
+                   MM_ESCAPED(PATH_MAX, text));
   }
   return true;
 }
@@ -181,7 +181,7 @@ bool mm_output_outside(const char *path, const char *input, mm_err *err) {
 
 /* Refuses a file whose place, behind all links, is in the directory. */
 static bool not_in(const char *dir, const char *file, mm_err *err) {
-  char real[PATH_MAX], shown[PATH_MAX];
+  char real[PATH_MAX];
   if (!realpath(file, real)) return true; /* whoever reads it says so */
   char *slash = strrchr(real, '/');
   *slash = 0;
@@ -190,7 +190,7 @@ static bool not_in(const char *dir, const char *file, mm_err *err) {
   if (parent >= 0) close(parent);
   if (inside < 0) return mm_fail_errno(err, mm_at(file, NULL), "look at the directories above", errno);
   return inside == 0 || mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(dir, NULL), "found %s in it, which is read, expected an output elsewhere",
-                                mm_escape(shown, sizeof shown, file, strlen(file)));
+                                MM_ESCAPED(PATH_MAX, file));
 }
 
 bool mm_output_dir_check(const char *dir, const char *const *input, size_t inputs, mm_err *err) {

@@ -72,7 +72,7 @@ static bool unchanged(const mm_staged_file *x, const struct stat *st) {
 
 /* Renames the old directory to `NAME.kept`, or `NAME.kept-I`, in the target's parent directory. */
 static bool keep(const mm_staging *s, const char *name, mm_err *err) {
-  char kept[NAME_MAX + 32], shown[4 * NAME_MAX], text[5 * NAME_MAX];
+  char kept[NAME_MAX + 32], text[5 * NAME_MAX];
   for (int i = 1; i < KEPT_MAX; i++) {
     snprintf(kept, sizeof kept, i == 1 ? "%s.kept" : "%s.kept-%d", s->new_name, i);
     int reason = renameat2(s->parent, name, s->parent, kept, RENAME_NOREPLACE) == 0 ? 0 : errno;
@@ -80,8 +80,7 @@ static bool keep(const mm_staging *s, const char *name, mm_err *err) {
       reason = renameat(s->parent, name, s->parent, kept) == 0 ? 0 : errno; /* replaces nothing but an empty directory */
     if (reason == EEXIST || reason == ENOTEMPTY || reason == ENOTDIR) continue;
     if (reason != 0) return mm_fail_errno(err, mm_at(s->target, NULL), "keep what was added to", reason);
-    snprintf(text, sizeof text, "what is not of the replaced checkpoint was kept, in \"%s\" next to it",
-             mm_escape(shown, sizeof shown, kept, strlen(kept)));
+    snprintf(text, sizeof text, "what is not of the replaced checkpoint was kept, in \"%s\" next to it", MM_ESCAPED(4 * NAME_MAX, kept));
     mm_staging_note(s->target, text);
     return true;
   }
@@ -170,8 +169,7 @@ static bool finish(mm_staging *s, mm_err *err) {
 }
 
 bool mm_staging_recover(mm_staging *s, mm_err *err) {
-  char path[PATH_MAX + 16];
-  snprintf(path, sizeof path, "%s.replaced", s->path);
+  char *path = MM_FORMATTED(PATH_MAX + 16, "%s.replaced", s->path);
   if (faccessat(s->parent, s->list, F_OK, AT_SYMLINK_NOFOLLOW) != 0)
     return errno == ENOENT || mm_fail_errno(err, mm_at(path, NULL), "look at", errno);
   if (!mm_staging_take(s, false, err)) return false;

@@ -20,9 +20,9 @@ static void (*listener)(const char *line);
 void mm_staging_notes(void (*reported)(const char *line)) { listener = reported; }
 
 void mm_staging_note(const char *path, const char *text) {
-  char shown[PATH_MAX], line[2 * PATH_MAX];
+  char line[2 * PATH_MAX];
   if (!listener) return;
-  snprintf(line, sizeof line, "%s: %s", mm_escape(shown, sizeof shown, path, strlen(path)), text);
+  snprintf(line, sizeof line, "%s: %s", MM_ESCAPED(PATH_MAX, path), text);
   listener(line);
 }
 

@@ -71,9 +71,8 @@ static bool read_table(mm_archive *a, const mm_json *root, const mm_json_ctx *c,
   if (!mm_json_need_str(root, "format", &format, c, err) || !mm_json_need_int(root, "version", INT64_MIN, INT64_MAX, &version, c, err))
     return false;
   if (strcmp(format, MM_ARCHIVE_FORMAT) != 0 || version != MM_ARCHIVE_VERSION) {
-    char shown[128];
     return mm_fail(err, MM_UNSUPPORTED, "E_VERSION", mm_at(c->file, NULL), "found \"%s\" %" PRId64 ", expected \"%s\" %d",
-                   mm_escape(shown, sizeof shown, format, strlen(format)), version, MM_ARCHIVE_FORMAT, MM_ARCHIVE_VERSION);
+                   MM_ESCAPED(128, format), version, MM_ARCHIVE_FORMAT, MM_ARCHIVE_VERSION);
   }
   const mm_json *parts = mm_json_need(root, "parts", MM_JSON_ARR, c, err);
   size_t count = part_count(&a->pack);

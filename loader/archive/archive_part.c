@@ -160,9 +160,7 @@ static bool unpack_block(void *ctx, size_t b, unsigned worker, mm_err *err) {
   const mm_archive_frame *f = &u->part->frame[b];
   mm_pool_at(p->file);
   uint64_t at = b * MM_HASH_BLOCK, n = mm_min(MM_HASH_BLOCK, p->size - at);
-  char place[sizeof(mm_path) + 32];
-  snprintf(place, sizeof place, "%s: block %zu", u->from.text, b);
-  mm_where where = mm_at_offset(place, NULL, f->at);
+  mm_where where = mm_at_offset(MM_FORMATTED(sizeof(mm_path) + 32, "%s: block %zu", u->from.text, b), NULL, f->at);
   if (!mm_file_read(&u->in, u->from.text, l->frame, f->bytes, f->at, err) ||
       !mm_frame_unpack(l->coder, l->frame, f->bytes, f->stride, l->block, n, where, err))
     return false;

@@ -198,10 +198,9 @@ bool mm_signature_make(const char *dir, const mm_key *key, const char *key_path,
 /* A string member that has one value only. */
 static bool is(const mm_json *o, const char *key, const char *expected, const mm_json_ctx *c, mm_err *err) {
   const char *found;
-  char shown[128];
   if (!mm_json_need_str(o, key, &found, c, err)) return false;
-  return strcmp(found, expected) == 0 || MM_REFUSE(c, err, "key \"%s\": found \"%s\", expected \"%s\"", key,
-                                                   mm_escape(shown, sizeof shown, found, strlen(found)), expected);
+  return strcmp(found, expected) == 0 ||
+         MM_REFUSE(c, err, "key \"%s\": found \"%s\", expected \"%s\"", key, MM_ESCAPED(128, found), expected);
 }
 
 static bool hex_member(const mm_json *o, const char *key, mm_digest *out, const mm_json_ctx *c, mm_err *err) {
@@ -254,8 +253,7 @@ static bool check_subject(const mm_json *statement, const resources *r, const mm
 }
 
 static bool not_same(const char *name, bool signed_one, const mm_json_ctx *c, mm_err *err) {
-  char shown[512];
-  mm_escape(shown, sizeof shown, name, strlen(name));
+  const char *shown = MM_ESCAPED(512, name);
   return signed_one ? MM_REFUSE(c, err, "signed, but not in the checkpoint: \"%s\"", shown)
                     : MM_REFUSE(c, err, "in the checkpoint, but not signed: \"%s\"", shown);
 }

@@ -263,9 +263,7 @@ static bool open_flight(const load *l, flight *f, mm_load_request *r, const char
 static void close_flight(flight *f) {
   mm_load_request *r = f->r;
   if (f->fd >= 0) close(f->fd);
-  char text[160];
-  snprintf(text, sizeof text, "status %d: %.*s", f->status, (int)mm_min(f->line.n, 120), f->line.p ? f->line.p : "");
-  if (f->status != 200) lose(f, text);
+  if (f->status != 200) lose(f, MM_FORMATTED(160, "status %d: %.*s", f->status, (int)mm_min(f->line.n, 120), f->line.p ? f->line.p : ""));
   if (!*r->reason && !f->finished) snprintf(r->reason, sizeof r->reason, "the stream has no [DONE]");
   if (!*r->reason && r->first <= 0) snprintf(r->reason, sizeof r->reason, "the reply has no text");
   if (!*r->reason) {

@@ -69,19 +69,12 @@ static bool gather(sums *x, const mm_load_goal *goal, const mm_load_request *r, 
 static void put_real(mm_json *o, const char *key, double v) { mm_json_set(o, key, mm_json_new_real(v)); }
 
 static void put_series(mm_json *o, const series *s) {
-  char key[48];
   const struct {
     const char *word;
     double v;
   } row[] = {{"mean", mean(s)}, {"median", percentile(s, 50)}, {"std", deviation(s)}};
-  for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
-    snprintf(key, sizeof key, "%s_%s_ms", row[i].word, s->name);
-    put_real(o, key, 1e3 * row[i].v);
-  }
-  for (size_t i = 0; i < SHOWN; i++) {
-    snprintf(key, sizeof key, "p%.0f_%s_ms", shown[i], s->name);
-    put_real(o, key, 1e3 * percentile(s, shown[i]));
-  }
+  for (size_t i = 0; i < sizeof row / sizeof *row; i++) put_real(o, MM_FORMATTED(48, "%s_%s_ms", row[i].word, s->name), 1e3 * row[i].v);
+  for (size_t i = 0; i < SHOWN; i++) put_real(o, MM_FORMATTED(48, "p%.0f_%s_ms", shown[i], s->name), 1e3 * percentile(s, shown[i]));
 }
 
 /* A value for each request, in the order of the requests; those of failed ones are 0, "" or empty. */

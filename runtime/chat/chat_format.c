@@ -80,10 +80,9 @@ static mm_digest digest_of(const char *text, size_t n, mm_str identity) {
 const mm_chat_format *mm_chat_format_of_template(const char *text, size_t n) {
   const mm_str identity = identity_of(text, n);
   const mm_digest d = digest_of(text, n, identity);
-  char hex[MM_HEX_LEN + 1];
-  mm_digest_hex(&d, hex);
+  const mm_hex hex = mm_digest_hex(&d);
   for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-    if (strcmp(known[i].digest, hex) != 0) continue;
+    if (strcmp(known[i].digest, hex.text) != 0) continue;
     for (size_t j = 0; j < sizeof formats / sizeof *formats; j++) {
       const mm_chat_format *f = &formats[j];
       const bool same = strlen(f->identity) == identity.n && memcmp(f->identity, identity.p ? identity.p : "", identity.n) == 0;
@@ -147,7 +146,6 @@ const mm_chat_format *mm_chat_format_of(const mm_pack *pack, const char *name, m
   size_t n = 0;
   mm_err own = {0};
   char *text = own_template(pack, &file, &n, &own);
-  char hex[MM_HEX_LEN + 1] = "";
   if (own.status != MM_OK) {
     mm_fail_as(err, &own);
   } else if (!text) {
@@ -155,9 +153,9 @@ const mm_chat_format *mm_chat_format_of(const mm_pack *pack, const char *name, m
             "the checkpoint has no chat template, expected one or a format by name: " MM_CHAT_FORMATS);
   } else if (!(f = mm_chat_format_of_template(text, n))) {
     const mm_digest d = mm_sha256(text, n);
-    mm_digest_hex(&d, hex);
     mm_fail(err, MM_UNSUPPORTED, "E_CHAT_FORMAT", mm_at(file, NULL),
-            "found a chat template of digest %s, which is not known, expected a known one or a format by name: " MM_CHAT_FORMATS, hex);
+            "found a chat template of digest %s, which is not known, expected a known one or a format by name: " MM_CHAT_FORMATS,
+            mm_digest_hex(&d).text);
   }
   free(text);
   return f;

@@ -248,11 +248,10 @@ static void show_system(const mm_talk *t) {
 /* Does what a line with a slash says. *on: whether more lines are read. Failures are shown, and the conversation goes on. */
 static void command(mm_talk *t, const char *line, size_t n, bool *on) {
   const char *rest;
-  char shown[256];
   mm_err err = {0};
   bool ok = true;
   if (memchr(line, 0, n))
-    fprintf(stderr, "a NUL character in the command %s\n", mm_escape(shown, sizeof shown, line, n));
+    fprintf(stderr, "a NUL character in the command %s\n", MM_ESCAPED_BYTES(256, line, n));
   else if (is_word(line, "/quit", &rest))
     *on = false;
   else if (is_word(line, "/help", &rest))
@@ -268,7 +267,7 @@ static void command(mm_talk *t, const char *line, size_t n, bool *on) {
   else if (is_word(line, "/load", &rest) && *rest)
     ok = load(t, rest, &err);
   else
-    fprintf(stderr, "unknown command %s; /help lists them\n", mm_escape(shown, sizeof shown, line, strlen(line)));
+    fprintf(stderr, "unknown command %s; /help lists them\n", MM_ESCAPED(256, line));
   if (!ok) fprintf(stderr, "%s\n", err.text);
 }
 

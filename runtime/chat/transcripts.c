@@ -146,9 +146,8 @@ int32_t *mm_transcripts_ids(const mm_pack *pack, const char *path, size_t *count
     line++;
     const size_t length = (size_t)((newline ? newline : end) - at);
     if (strspn(at, " \t\r") >= length) continue; /* up to its newline: what follows is another line's */
-    char place[600];
     mm_err reason = {0};
-    snprintf(place, sizeof place, "%s: line %zu", path, line);
+    const char *place = MM_FORMATTED(600, "%s: line %zu", path, line);
     mm_arena a = {0};
     const mm_value *root = mm_body_parse(&a, at, length, &reason);
     ok = (root && add_line(&x, &a, root, &reason)) ||

@@ -28,9 +28,7 @@ static void *refuse(parser *p, const char *what) {
 }
 
 static void *refuse_name(parser *p, const char *what, const char *name, size_t n) {
-  char text[160];
-  snprintf(text, sizeof text, "%s \"%.*s\"", what, (int)mm_min(n, 80), name);
-  return refuse(p, text);
+  return refuse(p, MM_FORMATTED(160, "%s \"%.*s\"", what, (int)mm_min(n, 80), name));
 }
 
 static bool at(const parser *p, char c) { return p->p < p->end && *p->p == c; }

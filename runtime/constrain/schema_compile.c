@@ -167,11 +167,10 @@ static bool listed(const char *const *list, const mm_value *member) {
 bool mm_schema_is_annotation(const mm_value *member) { return listed(mm_schema_annotations, member); }
 
 bool mm_schema_alone(mm_schema_compiler *p, const mm_value *schema, const char *keyword, const char *with) {
-  char reason[64], key[96];
+  char key[96];
   for (const mm_value *v = schema->first; v; v = v->next) {
     if (mm_schema_is_annotation(v) || mm_value_key_is(v, keyword) || (with && mm_value_key_is(v, with))) continue;
-    snprintf(reason, sizeof reason, " with %s", keyword);
-    return mm_schema_unserved(p, mm_value_key_shown(v, key), reason);
+    return mm_schema_unserved(p, mm_value_key_shown(v, key), MM_FORMATTED(64, " with %s", keyword));
   }
   return true;
 }

@@ -19,7 +19,6 @@ const mm_form *mm_whole_regex(mm_arena *a, const char *pattern, size_t n, const 
   mm_automaton_budget budget = MM_AUTOMATON_BUDGET;
   const mm_text_rule *rules = NULL;
   const char *reason;
-  char text[256];
   mm_form *form = mm_arena_alloc(a, sizeof *form, err);
   if (!form) return NULL;
   *form = (mm_form){.kind = MM_FORM_RULE, .exact = true};
@@ -28,8 +27,7 @@ const mm_form *mm_whole_regex(mm_arena *a, const char *pattern, size_t n, const 
     if (form->automaton) return form;
   }
   if (!reason) return NULL;
-  snprintf(text, sizeof text, "a pattern%s", reason);
-  unserved(where, text, err);
+  unserved(where, MM_FORMATTED(256, "a pattern%s", reason), err);
   return NULL;
 }
 
@@ -47,9 +45,7 @@ typedef struct compiler {
 } compiler;
 
 static bool refuse(compiler *c, const mm_gbnf_rule *r, const char *what) {
-  char text[256];
-  snprintf(text, sizeof text, "the rule \"%.*s\"%s", (int)mm_min(r->n, 80), r->name, what);
-  unserved(c->where, text, c->err);
+  unserved(c->where, MM_FORMATTED(256, "the rule \"%.*s\"%s", (int)mm_min(r->n, 80), r->name, what), c->err);
   return false;
 }
 

@@ -36,7 +36,7 @@ bool mm_divergence_add(mm_divergence *d, const float *reference, const float *me
 static double percentile(const mm_divergence *d, uint64_t p) { return d->kl[(d->tokens * p + 99) / 100 - 1]; }
 
 bool mm_divergence_print(const mm_divergence *d, const mm_divergence_of *of, bool json, mm_err *err) {
-  char manifest[MM_HEX_LEN + 1];
+  mm_hex manifest;
   const double mean = d->sum / (double)d->tokens, agree = (double)d->agree / (double)d->tokens;
   qsort(d->kl, d->tokens, sizeof *d->kl, mm_by_real);
   const double p50 = percentile(d, 50), p90 = percentile(d, 90), p99 = percentile(d, 99), most = percentile(d, 100);
@@ -45,9 +45,9 @@ bool mm_divergence_print(const mm_divergence *d, const mm_divergence_of *of, boo
            mean, p50, p90, p99, most, 100 * agree, (unsigned long long)d->tokens, (unsigned long long)of->count, of->unit);
     return true;
   }
-  if (of->pack && !mm_manifest_hex(of->pack, manifest, err)) return false;
+  if (of->pack && !mm_manifest_hex(of->pack, &manifest, err)) return false;
   mm_json *o = MM_JSON_NEW({"checkpoint", mm_json_new_path(of->checkpoint)}, {"reference", mm_json_new_path(of->reference)});
-  if (of->pack) mm_json_put_text(o, "manifest_sha256", manifest);
+  if (of->pack) mm_json_put_text(o, "manifest_sha256", manifest.text);
   MM_JSON_PUT(o, {"kl", mm_json_new_real(mean)}, {"kl_p50", mm_json_new_real(p50)}, {"kl_p90", mm_json_new_real(p90)},
               {"kl_p99", mm_json_new_real(p99)}, {"kl_most", mm_json_new_real(most)}, {"first_choice_share", mm_json_new_real(agree)},
               {"tokens", mm_json_new_u64(d->tokens)}, {of->unit, mm_json_new_u64(of->count)});

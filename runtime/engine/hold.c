@@ -120,9 +120,7 @@ static void accept_user(mm_hold *h, double now) {
 }
 
 static void remove_user(mm_hold *h, uint32_t i, void (*report)(const char *line)) {
-  char line[80];
-  snprintf(line, sizeof line, "process %ld detached", (long)h->user[i].pid);
-  if (h->user[i].attached) report(line);
+  if (h->user[i].attached) report(MM_FORMATTED(80, "process %ld detached", (long)h->user[i].pid));
   close(h->user[i].fd);
   h->user[i] = h->user[--h->users];
 }
@@ -141,8 +139,7 @@ static bool read_request(mm_hold *h, user *u, void (*report)(const char *line)) 
   for (uint32_t i = 0; i < h->count && !a.found; i++)
     if (mm_digest_equal(&h->held[i].key, &u->request.key)) a.held = h->held[i], a.found = 1;
   if (send(u->fd, &a, sizeof a, MSG_NOSIGNAL) != (ssize_t)sizeof a) return false;
-  char line[120];
-  snprintf(line, sizeof line, a.found ? "process %ld attached" : "process %ld asked for weights that are not held", (long)u->pid);
+  const char *line = MM_FORMATTED(120, a.found ? "process %ld attached" : "process %ld asked for weights that are not held", (long)u->pid);
   report(line);
   return u->attached = a.found;
 }
@@ -166,9 +163,7 @@ static bool stop_listening(mm_hold *h, int stop, unsigned *signals, void (*repor
   *h->path = 0;
   for (uint32_t i = h->users; i-- > 0;)
     if (!h->user[i].attached) remove_user(h, i, report);
-  char line[120];
-  snprintf(line, sizeof line, "ending when %u attached process(es) have left; a second signal ends at once", h->users);
-  if (h->users) report(line);
+  if (h->users) report(MM_FORMATTED(120, "ending when %u attached process(es) have left; a second signal ends at once", h->users));
   return false;
 }
 

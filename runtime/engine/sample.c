@@ -23,8 +23,7 @@ struct mm_sampler {
 #define HELD (UINT32_C(1) << 31)
 
 static bool out_of_range(mm_err *err, const char *what, double found, const char *expected) {
-  char shown[MM_REAL_SHOWN];
-  return mm_fail(err, MM_USAGE, "E_SAMPLING", mm_at(NULL, NULL), "%s: found %s, expected %s", what, mm_real_shown(found, shown), expected);
+  return mm_fail(err, MM_USAGE, "E_SAMPLING", mm_at(NULL, NULL), "%s: found %s, expected %s", what, MM_SHOWN_REAL(found), expected);
 }
 
 static bool check_bias(const mm_sampling *set, uint32_t vocab, mm_err *err) {

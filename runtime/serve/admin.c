@@ -238,7 +238,6 @@ static void refuse_metrics(mm_exchange *x) {
 
 static void metrics(mm_server *s, mm_exchange *x) {
   mm_text t = {0}, out = {0};
-  char started[24];
   if (s->metric_names == MM_METRICS_NONE) {
     refuse_metrics(x);
     return;
@@ -263,8 +262,7 @@ static void metrics(mm_server *s, mm_exchange *x) {
   }
   if (s->metric_names == MM_METRICS_LLAMA) {
     put_llama(&out, s);
-    snprintf(started, sizeof started, "%lld", (long long)s->created);
-    mm_exchange_set(x, "Process-Start-Time-Unix", started);
+    mm_exchange_set(x, "Process-Start-Time-Unix", MM_FORMATTED(24, "%lld", (long long)s->created));
   }
   const bool failed = t.failed || out.failed;
   mm_exchange_reply(x, failed ? 503 : 200, "text/plain; version=0.0.4; charset=utf-8", failed ? "" : out.p, failed ? 0 : out.n);
@@ -345,7 +343,6 @@ static void tokenizer_info(mm_server *s, mm_exchange *x) {
 /* What minimax-convert --place reads: rows that chose each expert of each layer since the start. */
 static void expert_load(mm_server *s, mm_exchange *x) {
   mm_text t = {0};
-  char model[MM_HEX_LEN + 1] = "";
   mm_digest digest;
   const mm_model *m = s->engine ? mm_engine_model(s->engine) : NULL;
   uint64_t *load = m && s->scheduler ? calloc((size_t)m->layers * m->experts, sizeof *load) : NULL;
@@ -356,8 +353,7 @@ static void expert_load(mm_server *s, mm_exchange *x) {
     return;
   }
   mm_scheduler_expert_load(s->scheduler, load);
-  mm_digest_hex(&digest, model);
-  mm_text_printf(&t, "{\"format\":\"%s\",\"version\":1,\"model\":\"%s\",\"architecture\":", MM_LOAD_FORMAT, model);
+  mm_text_printf(&t, "{\"format\":\"%s\",\"version\":1,\"model\":\"%s\",\"architecture\":", MM_LOAD_FORMAT, mm_digest_hex(&digest).text);
   mm_text_quote_string(&t, m->architecture);
   mm_text_put(&t, ",\"load\":[");
   for (size_t i = 0; i < (size_t)m->layers * m->experts; i++)

@@ -33,9 +33,8 @@ bool mm_field_real(mm_call *c, const mm_value *object, const char *key, double l
   if (!mm_field(c, object, key, MM_VALUE_NUMBER, &v)) return false;
   if (!v) return true;
   const double x = mm_value_real(v);
-  char shown[MM_REAL_SHOWN];
   if (!(x >= lo && x <= hi)) {
-    mm_refuse(c, 400, key, "%s: found %s, expected %g to %g", key, mm_real_shown(x, shown), lo, hi);
+    mm_refuse(c, 400, key, "%s: found %s, expected %g to %g", key, MM_SHOWN_REAL(x), lo, hi);
     return code_range(c, v, lo, hi);
   }
   *out = x;
@@ -74,10 +73,9 @@ static bool read_sampling(mm_call *c) {
       !mm_field_real(c, b, "repetition_penalty", 0, 1e3, &s->repetition) || !mm_field_real(c, b, "presence_penalty", -2, 2, &s->presence) ||
       !mm_field_real(c, b, "frequency_penalty", -2, 2, &s->frequency))
     return false;
-  char shown[MM_REAL_SHOWN];
   if (s->repetition > 0 && s->repetition < 1e-3) /* 0: none, as SGLang has it */
     return mm_refuse(c, 400, "repetition_penalty", "repetition_penalty: found %s, expected 0, or 0.001 to 1000",
-                     mm_real_shown(s->repetition, shown));
+                     MM_SHOWN_REAL(s->repetition));
   s->top_k = k < 0 ? 0 : (uint32_t)k; /* -1 is all, as vLLM has it */
   if (s->top_p == 0) s->top_p = 1, s->top_k = 1;
   const mm_value *seed = mm_value_get(b, "seed");

@@ -38,10 +38,9 @@ bool mm_bpe_index_tokens(mm_bpe *b, const char *file, mm_err *err) {
   qsort_r(b->by_text, b->text_count, sizeof *b->by_text, compare_tokens, b->token);
   for (size_t i = 1; i < b->text_count; i++) {
     mm_bpe_token token = b->token[b->by_text[i]];
-    char shown[200];
     if (compare_tokens(&b->by_text[i - 1], &b->by_text[i], b->token) == 0)
       return mm_fail(err, MM_BAD_INPUT, "E_TOKENIZER", mm_at(file, NULL), "token \"%s\" has the ids %u and %u",
-                     mm_escape(shown, sizeof shown, token.text, token.n), b->by_text[i - 1], b->by_text[i]);
+                     MM_ESCAPED_BYTES(200, token.text, token.n), b->by_text[i - 1], b->by_text[i]);
   }
   return true;
 }

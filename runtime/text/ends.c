@@ -29,10 +29,9 @@ static bool ends_from_file(const mm_pack *pack, const char *name, bool *is_end, 
     const mm_json *id = list ? mm_json_at(eos, i) : eos;
     ok = mm_json_type_of(id) == MM_JSON_INT && mm_json_int(id) >= 0 && mm_json_int(id) < vocab;
     if (ok) is_end[mm_json_int(id)] = *found = true;
-    char shown[MM_JSON_SHOWN];
     if (!ok)
-      mm_fail(err, MM_BAD_INPUT, "E_CFG_RANGE", mm_at(path.text, NULL), "eos_token_id: found %s, expected ids below %u",
-              mm_json_shown(id, shown), vocab);
+      mm_fail(err, MM_BAD_INPUT, "E_CFG_RANGE", mm_at(path.text, NULL), "eos_token_id: found %s, expected ids below %u", MM_SHOWN_JSON(id),
+              vocab);
   }
   mm_json_free(root);
   return ok;

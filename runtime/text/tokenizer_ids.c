@@ -46,8 +46,7 @@ static bool write_vocab(FILE *f, uint32_t vocab) {
 mm_tokenizer *mm_tokenizer_of_ids(uint32_t vocab, mm_err *err) {
   const int fd = memfd_create("tokenizer.json", MFD_CLOEXEC);
   FILE *f = fd >= 0 ? fdopen(fd, "w") : NULL;
-  char path[64];
-  snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+  const char *path = MM_FORMATTED(64, "/proc/self/fd/%d", fd);
   mm_tokenizer *t = NULL;
   if (!f || !write_vocab(f, vocab))
     mm_fail_errno(err, mm_at(NULL, NULL), "memfd_create", errno);

@@ -24,7 +24,7 @@ static const char head[] =
 static char *with_digest(const uint8_t *data, size_t size, size_t *n) {
   bool whole = size > 0 && data[0] == '{';
   *n = whole ? size : size + sizeof head + 1 + LINE;
-  char *text = malloc(*n + 1), hex[MM_HEX_LEN + 1];
+  char *text = malloc(*n + 1);
   if (!text) abort();
   if (!whole) text[0] = '{';
   if (size) memcpy(text + !whole, data, size);
@@ -32,8 +32,7 @@ static char *with_digest(const uint8_t *data, size_t size, size_t *n) {
   if (!whole) memcpy(text + 2 + size, head, sizeof head - 1);
   if (*n < LINE) return text;
   const mm_digest d = mm_sha256(text, *n - LINE);
-  mm_digest_hex(&d, hex);
-  snprintf(text + *n - LINE, LINE + 1, MM_MANIFEST_ENDING, hex);
+  snprintf(text + *n - LINE, LINE + 1, MM_MANIFEST_ENDING, mm_digest_hex(&d).text);
   return text;
 }
 

@@ -332,12 +332,12 @@ static bool put_part(made *m, uint32_t rank) {
   unsigned index[PLANES];
   size_t count, n;
   mm_arena names = {0};
-  char text[3][16], plan[MM_HEX_LEN + 1], name[64];
+  char text[3][16], name[64];
   snprintf(text[0], sizeof text[0], "%d", mm_pack_version(&m->pack)), snprintf(text[1], sizeof text[1], "%u", rank),
       snprintf(text[2], sizeof text[2], "%u", m->pack.tp);
-  mm_digest_hex(&m->pack.plan, plan);
-  const struct mm_st_meta meta[] = {
-      {"format", MM_PACK_FORMAT}, {"version", text[0]}, {"rank", text[1]}, {"tp", text[2]}, {"part", "0"}, {"plan", plan}};
+  const mm_hex plan = mm_digest_hex(&m->pack.plan);
+  const struct mm_st_meta meta[] = {{"format", MM_PACK_FORMAT}, {"version", text[0]}, {"rank", text[1]}, {"tp", text[2]}, {"part", "0"},
+                                    {"plan", plan.text}};
   bool ok = list_planes(m, rank, st, plane, index, &count, &names);
   uint8_t *header = ok ? mm_st_header(st, count, meta, 6, 4096, &n, MM_IGNORED) : NULL;
   if ((ok = header && n <= 1 << 16)) {
@@ -362,7 +362,7 @@ static bool put_part(made *m, uint32_t rank) {
 /* The changes that are bytes of the manifest; its seal is made again. */
 static bool put_manifest(made *m) {
   enum { DIGEST = sizeof MM_MANIFEST_ENDING - 3 + MM_HEX_LEN };
-  char *text = mm_pack_text(&m->pack, MM_IGNORED), hex[MM_HEX_LEN + 1];
+  char *text = mm_pack_text(&m->pack, MM_IGNORED);
   if (!text) return false; /* a number that JSON has not */
   size_t n = strlen(text);
   input in = m->changes;
@@ -373,8 +373,7 @@ static bool put_manifest(made *m) {
     if (what == TEXT && c) text[((size_t)a << 8 | b) % (n - DIGEST)] = (char)c;
   }
   const mm_digest d = mm_sha256(text, n - DIGEST);
-  mm_digest_hex(&d, hex);
-  snprintf(text + n - DIGEST, DIGEST + 1, MM_MANIFEST_ENDING, hex);
+  snprintf(text + n - DIGEST, DIGEST + 1, MM_MANIFEST_ENDING, mm_digest_hex(&d).text);
   put_file(MM_MANIFEST, text, n);
   free(text);
   return true;

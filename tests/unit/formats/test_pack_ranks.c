@@ -25,10 +25,8 @@ static void same_parts(const mm_rank_parts *a, const mm_rank_parts *b) {
 /* text with its seal, its last bytes, made right again. */
 static void write_digest(char *text) {
   const size_t n = strlen(text), before = n - (sizeof MM_MANIFEST_ENDING - 3 + MM_HEX_LEN);
-  char hex[MM_HEX_LEN + 1];
   const mm_digest d = mm_sha256(text, before);
-  mm_digest_hex(&d, hex);
-  snprintf(text + before, n - before + 1, MM_MANIFEST_ENDING, hex);
+  snprintf(text + before, n - before + 1, MM_MANIFEST_ENDING, mm_digest_hex(&d).text);
 }
 
 static bool open_text(mm_pack *p, const char *dir, const char *text, const uint32_t *rank, uint32_t count, mm_err *err) {

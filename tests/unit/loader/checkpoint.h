@@ -32,13 +32,13 @@ static void checkpoint_values(uint8_t *p, size_t n, size_t width, uint64_t *seed
 }
 
 static void checkpoint_part(const char *dir, uint32_t index, mm_st_tensor *t, size_t count, mm_part *out, uint64_t *seed) {
-  char number[8], zeros[MM_HEX_LEN + 1];
+  char number[8];
   const mm_digest plan = {{0x5a}};
-  mm_digest_hex(&plan, zeros);
+  const mm_hex hex = mm_digest_hex(&plan);
   snprintf(number, sizeof number, "%u", index);
   size_t n;
   uint64_t size;
-  uint8_t *header = small_header(t, count, "1", "0", "1", number, zeros, &n, &size), *bytes = malloc(size);
+  uint8_t *header = small_header(t, count, "1", "0", "1", number, hex.text, &n, &size), *bytes = malloc(size);
   memcpy(bytes, header, n);
   for (size_t i = 0; i < count; i++) checkpoint_values(bytes + t[i].offset, t[i].bytes, mm_dtype_size(t[i].dtype), seed);
   char name[64];

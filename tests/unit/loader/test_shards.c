@@ -65,7 +65,7 @@ static void describe_parts(checkpoint *c) {
       snprintf(p->rank, sizeof p->rank, "%u", r);
       snprintf(p->tp, sizeof p->tp, "2");
       snprintf(p->index, sizeof p->index, "%u", i);
-      mm_digest_hex(&c->pack.plan, p->plan);
+      memcpy(p->plan, mm_digest_hex(&c->pack.plan).text, sizeof p->plan);
     }
   for (unsigned r = 0; r < 2; r++) {
     part *p = c->part[r];
