@@ -26,7 +26,7 @@ bool mm_cut_feasible(const mm_model *m, const mm_plan_options *o, const char *fi
   char list[256] = "one of 1";
   size_t n = strlen(list);
   for (uint32_t t = 2; t <= m->heads && n + 8 < sizeof list; t++)
-    if (mm_model_cuts(m, t, 1)) n += (size_t)snprintf(list + n, sizeof list - n, ", %u", t);
+    if (mm_model_cuts(m, t, t, 1)) n += (size_t)snprintf(list + n, sizeof list - n, ", %u", t);
   const uint32_t tp = o->tp, ep = o->ep, kv = m->kv_heads, index = m->index_heads;
   const refusal of_tp = {file, "--tp", tp, list}, of_ep = {file, "--ep", ep, "a common divisor"},
                 of_pp = {file, "--pp", o->pp, "at most that"};

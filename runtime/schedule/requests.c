@@ -253,6 +253,9 @@ static bool check_config(const mm_engine *e, const mm_scheduler_config *c, mm_er
   const uint32_t most = mm_engine_limits(e)->max_tokens;
   if (!c->step_tokens || c->step_tokens > most)
     return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL), "found steps of %u tokens, expected 1 to %u", c->step_tokens, most);
+  if (mm_engine_groups(e) > 1)
+    return mm_fail(err, MM_UNSUPPORTED, "E_PARALLEL", mm_at(NULL, NULL),
+                   "found %u groups of attention (--attn-tp), expected a conversion without them", mm_engine_groups(e));
   if (c->drafts > MM_DRAFTS)
     return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL), "found %u tokens to draft, expected at most %u", c->drafts, MM_DRAFTS);
   return !c->batch_invariant || mm_engine_batch_invariant(e) ||
