@@ -137,7 +137,8 @@ bool mm_followed_finish(mm_writer *w, mm_err *err) {
 
 /* What the manifest says of its options is what this plan has. */
 static bool same_options(const mm_pack *a, const mm_pack *b) {
-  return a->tp == b->tp && a->ep == b->ep && a->pp == b->pp && a->tp_align == b->tp_align && strcmp(a->quant, b->quant) == 0;
+  return a->tp == b->tp && a->ep == b->ep && a->pp == b->pp && a->attn_tp == b->attn_tp && a->tp_align == b->tp_align &&
+         strcmp(a->quant, b->quant) == 0;
 }
 
 bool mm_followed_published(mm_writer *w, mm_digest *mine, mm_err *err) {
