@@ -410,7 +410,7 @@ mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--load-format dummy: random weights have no %s",
                    c->verify ? "digests that are to be checked" : "tensors to calibrate"),
            NULL;
-  if (!check_config(m, c, err) || !check_parallel(&shards->pack, c, err) || !mm_engine_check_groups(&shards->pack, c, err)) return NULL;
+  if (!check_config(m, c, err) || !mm_engine_check_groups(&shards->pack, c, err) || !check_parallel(&shards->pack, c, err)) return NULL;
   mm_engine_share_config(c);
   const uint32_t ranks = mm_pack_ranks(&shards->pack), here = ranks / (c->process_group ? c->process_group->processes : 1);
   mm_engine *e = mm_calloc(1, sizeof *e + here * sizeof e->rank[0], err);
