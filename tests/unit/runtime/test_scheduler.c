@@ -364,8 +364,9 @@ TEST(test_random) {
     narrow = cached, narrow.step_tokens = 3;
     run_random(k, 1, (mm_limits){.max_tokens = 64, .slots = 2, .pages = 8}, narrow, 1);
     serving_attn_tp = 1 + k;
+    cached.drafts = MM_DRAFTS;
     run_random(k, 2 + 2 * k, (mm_limits){.max_tokens = 64, .slots = 5, .pages = 14}, cached, 2);
-    serving_attn_tp = 0;
+    serving_attn_tp = 0, cached.drafts = 0;
   }
 }
 
