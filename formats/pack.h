@@ -158,6 +158,10 @@ static inline uint32_t mm_pack_ranks(const mm_pack *p) { return p->pp * p->tp; }
 /* Ranks of a group that has all of attention, and the number of these groups in a stage. */
 static inline uint32_t mm_pack_attn_tp(const mm_pack *p) { return p->attn_tp ? p->attn_tp : p->tp; }
 static inline uint32_t mm_pack_groups(const mm_pack *p) { return p->tp / mm_pack_attn_tp(p); }
+/* True if both are cut by the same options. */
+static inline bool mm_pack_same_cut(const mm_pack *a, const mm_pack *b) {
+  return a->tp == b->tp && a->ep == b->ep && a->pp == b->pp && a->attn_tp == b->attn_tp && a->tp_align == b->tp_align;
+}
 /* True if tensor t belongs to a rank. */
 static inline bool mm_pack_holds(const mm_pack *p, const mm_pack_tensor *t, uint32_t rank) { return rank / p->tp == t->stage; }
 /* The index of a rank's first expert in a stack: tp/ep ranks share the same experts and cut each among them. */

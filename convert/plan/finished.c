@@ -134,8 +134,7 @@ bool mm_finished_other(const mm_plan *p, const char *dir, mm_err *err) {
     other(dir, "--layout", err);
   else if (packed && mm_digest_equal(&is.plan, &own->plan))
     other(dir, "--compress", err);
-  else if (packed &&
-           (is.tp != own->tp || is.ep != own->ep || is.pp != own->pp || is.attn_tp != own->attn_tp || is.tp_align != own->tp_align))
+  else if (packed && !mm_pack_same_cut(&is, own))
     mm_fail(err, MM_USAGE, "E_RESUME", at,
             "found a finished conversion with --tp %u --attn-tp %u --ep %u --pp %u --tp-align %s, expected --tp %u --attn-tp %u --ep %u "
             "--pp %u --tp-align %s %s",
