@@ -17,12 +17,12 @@ typedef struct page_group {
 
 struct mm_pages {
   uint32_t pages, slots, per_slot;
-  uint32_t groups;
-  page_group *group; /* [groups] */
-  uint32_t *stack;   /* [pages]: each group's from its first page on */
-  uint32_t *refs;    /* [pages] */
-  uint32_t *table;   /* [slots, per_slot] */
-  uint32_t *held;    /* [slots] */
+  uint32_t groups, each; /* pages of each group */
+  page_group *group;     /* [groups] */
+  uint32_t *stack;       /* [pages]: each group's from its first page on */
+  uint32_t *refs;        /* [pages] */
+  uint32_t *table;       /* [slots, per_slot] */
+  uint32_t *held;        /* [slots] */
 };
 
 mm_pages *mm_pages_open(uint32_t pages, uint32_t slots, uint32_t positions, mm_err *err) {
@@ -39,14 +39,15 @@ mm_pages *mm_pages_open_groups(uint32_t groups, uint32_t pages, uint32_t slots, 
   p->pages = pages;
   p->slots = slots;
   p->groups = groups;
+  p->each = pages / (uint32_t)mm_max(groups, 1);
   p->per_slot = (uint32_t)mm_ceil_div(positions, MM_PAGE);
   p->stack = mm_calloc(pages, sizeof *p->stack, err);
   p->refs = mm_calloc(pages, sizeof *p->refs, err);
   p->table = mm_calloc((size_t)slots * p->per_slot, sizeof *p->table, err);
   p->held = mm_calloc(slots, sizeof *p->held, err);
   p->group = mm_calloc(groups, sizeof *p->group, err);
-  for (uint32_t g = 0, each = pages / groups; p->group && g < groups; g++)
-    p->group[g] = (page_group){.first = g * each, .end = (g + 1) * each, .fresh = g * each};
+  for (uint32_t g = 0; p->group && g < groups; g++)
+    p->group[g] = (page_group){.first = g * p->each, .end = (g + 1) * p->each, .fresh = g * p->each};
   if (p->stack && p->refs && p->table && p->held && p->group) return p;
   mm_pages_close(p);
   return NULL;
@@ -68,7 +69,7 @@ uint32_t mm_pages_free(const mm_pages *p) {
 }
 uint32_t mm_pages_free_in(const mm_pages *p, uint32_t group) { return free_of(&p->group[group]); }
 uint32_t mm_pages_groups(const mm_pages *p) { return p->groups; }
-uint32_t mm_pages_each(const mm_pages *p) { return p->pages / p->groups; }
+uint32_t mm_pages_each(const mm_pages *p) { return p->each; }
 uint32_t mm_pages_count(const mm_pages *p) { return p->pages; }
 uint32_t mm_pages_references(const mm_pages *p, uint32_t page) { return page < p->pages ? p->refs[page] : 0; }
 
@@ -102,7 +103,9 @@ static page_group *group_of(mm_pages *p, uint32_t slot) { return &p->group[slot 
 
 /* Gives up the references that the wants end, without freeing; pages that this leaves alone are ready to be taken in their group. */
 static void drop_ends(mm_pages *p, const mm_page_want *want, uint32_t wants) {
-  for (uint32_t g = 0; g < p->groups; g++) p->group[g].ready = free_of(&p->group[g]), p->group[g].taken = 0;
+  uint32_t g = 0;
+  do p->group[g].ready = free_of(&p->group[g]), p->group[g].taken = 0;
+  while (++g < p->groups);
   for (uint32_t i = 0; i < wants; i++)
     for (uint32_t at = end_of(&want[i]); at < p->held[want[i].slot]; at++)
       group_of(p, want[i].slot)->ready += --p->refs[table_of(p, want[i].slot)[at]] == 0;
